@@ -1,0 +1,201 @@
+"""Answer normalisation, scores and containment."""
+
+import collections
+import re
+import string
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from realm_jax.text import answers
+
+# Words from which random strings collide often enough to be interesting.
+PHRASES = st.lists(
+  st.sampled_from(
+    ["The", "a", "an", "cat", "CAT", "cat's", "U.S.", "1,000", "é"]
+  ),
+  max_size=6,
+).map(" ".join)
+
+
+@pytest.mark.parametrize(
+  ("text", "normalized"),
+  [
+    ("The  Beatles!", "beatles"),
+    ("An apple a day", "apple day"),
+    ("U.S.A.", "usa"),
+    ("1,000\tmiles", "1000 miles"),
+    # Punctuation goes first, so that an article may arise from it.
+    ("T.H.E. end", "end"),
+    # "theatre" only begins with an article.
+    ("theatre", "theatre"),
+    # NFD takes the accent apart; it is not dropped.
+    ("Café", "cafe\u0301"),
+    # Only ASCII punctuation is dropped.
+    ("“rock”—roll", "“rock”—roll"),
+    ("the", ""),
+  ],
+)
+def test_normalize_answer_by_hand(text, normalized):
+  assert answers.normalize_answer(text) == normalized
+
+
+def test_exact_match_ignores_form_but_not_words():
+  assert answers.exact_match("the U.S.", "us")
+  assert answers.exact_match("Café", "Cafe\u0301")
+  assert not answers.exact_match("Café", "Cafe")
+  assert not answers.exact_match("Bob Russell", "Russell")
+
+
+@pytest.mark.parametrize(
+  ("prediction", "reference", "score"),
+  [
+    # 2 shared of 3 predicted and 2 wanted: 2 * (2/3 * 1) / (2/3 + 1) = 0.8.
+    ("14 December 1972", "December 1972", 0.8),
+    # "to" is shared twice, of 4 and 3 words: 4 / 7.
+    ("to be to do", "to and to", 4 / 7),
+    ("the cat", "a cat", 1.0),
+    ("dog", "cat", 0.0),
+    ("the", "an", 1.0),
+    ("the", "cat", 0.0),
+  ],
+)
+def test_token_f1_by_hand(prediction, reference, score):
+  assert answers.token_f1(prediction, reference) == pytest.approx(score)
+  assert answers.token_f1(reference, prediction) == pytest.approx(score)
+
+
+def squad_normalize(text):
+  """The arithmetic of SQuAD v1.1's evaluation, written a second time."""
+  kept = [c for c in text.lower() if c not in set(string.punctuation)]
+  without_articles = re.sub(r"\b(?:the|an|a)\b", " ", "".join(kept))
+  return without_articles.split()
+
+
+def squad_f1(prediction, reference):
+  predicted, wanted = squad_normalize(prediction), squad_normalize(reference)
+  remaining = collections.Counter(wanted)
+  shared = 0
+  for word in predicted:
+    if remaining[word]:
+      remaining[word] -= 1
+      shared += 1
+  if not shared:
+    return 0.0
+  precision, recall = shared / len(predicted), shared / len(wanted)
+  return 2 * precision * recall / (precision + recall)
+
+
+@given(PHRASES, PHRASES)
+def test_scores_are_those_of_the_squad_evaluation(prediction, reference):
+  # SQuAD's script does not take accents apart: do so before it.
+  decomposed = [
+    unicodedata.normalize("NFD", t) for t in (prediction, reference)
+  ]
+  words = [squad_normalize(text) for text in decomposed]
+  assert answers.exact_match(prediction, reference) == (words[0] == words[1])
+  if any(words):  # Version 1.1 gives no credit to two empty answers.
+    assert answers.token_f1(prediction, reference) == pytest.approx(
+      squad_f1(*decomposed)
+    )
+
+
+@given(st.text(max_size=30))
+def test_normalizing_again_changes_nothing_visible(text):
+  once = answers.normalize_answer(text)
+  assert not set(string.punctuation) & set(once)
+  assert once == " ".join(once.split())
+
+
+@given(PHRASES, PHRASES)
+def test_an_exact_match_has_full_f1(prediction, reference):
+  if answers.exact_match(prediction, reference):
+    assert answers.token_f1(prediction, reference) == 1.0
+
+
+def test_the_best_reference_counts():
+  references = ["14 December 1972 UTC", "December 1972"]
+  assert answers.is_correct("december 1972", references)
+  assert answers.best_token_f1("14 December 1972", references) == pytest.approx(
+    6 / 7
+  )
+  assert not answers.is_correct("anything", [])
+  assert answers.best_token_f1("anything", []) == 0.0
+
+
+def test_a_regex_matches_from_the_start_of_the_raw_prediction():
+  pattern = r"20,?237\s*f(oo|ee)?t"
+  assert answers.regex_match("20,237 FEET above the sea", pattern)
+  assert not answers.regex_match("about 20,237 feet", pattern)
+  # MULTILINE moves no match to a later line.
+  assert not answers.regex_match("height:\n20237 ft", "^" + pattern)
+  # The prediction keeps its punctuation: it is not normalised.
+  assert not answers.regex_match("U.S.", "US")
+  assert answers.is_correct("China", ["Japan", "chin."], kind="regex")
+
+
+def test_a_bad_pattern_matches_nothing_and_is_reported():
+  assert not answers.regex_match("(", "(")
+  assert answers.is_correct("six", ["(", "six"], kind="regex")
+  assert not answers.contains_answer("a ( b", ["("], kind="regex")
+  reasons = answers.bad_patterns(["(", "six", "a{99999999999999999999}"])
+  assert list(reasons) == ["(", "a{99999999999999999999}"]
+  assert "unterminated subpattern" in reasons["("]
+
+
+@pytest.mark.parametrize(
+  ("text", "answer", "contained"),
+  [
+    ("He met Alice Smith.", "alice smith", True),
+    ("He met Alice Smith.", "Ali", False),
+    ("He met Alice, Smith said.", "Alice Smith", False),
+    ("the U.S. army", "U.S.", True),
+    ("the U. S. army", "U.S.", True),
+    ("the US army", "U.S.", False),
+    ("a Café here", "cafe\u0301", True),
+    ("a Café here", "cafe", False),
+    ("in 1972\u00a0and\u200blater", "1972 and later", True),
+    ("東京 is big", "東京", True),
+    ("anything", "", False),
+    ("any one", "  ", False),
+    ("ends with the end", "the end", True),
+  ],
+)
+def test_contains_answer_by_hand(text, answer, contained):
+  assert answers.contains_answer(text, [answer]) == contained
+  assert answers.contains_answer(text, ["\u2603", answer]) == contained
+
+
+def test_contains_answer_searches_patterns_anywhere():
+  text = "About\n20,237 feet, near the Café."
+  assert answers.contains_answer(text, [r"^20,?237 f(oo|ee)t"], kind="regex")
+  assert answers.contains_answer(text, ["cafe\u0301"], kind="regex")
+  assert not answers.contains_answer(text, [r"20,?073"], kind="regex")
+
+
+def words_one_by_one(text):
+  """DrQA's tokens by walking over the characters."""
+  words, open_word = [], False
+  for character in unicodedata.normalize("NFD", text):
+    category = unicodedata.category(character)[0]
+    if category in "LNM":
+      words[-1:] = (
+        [words[-1] + character] if open_word else words[-1:] + [character]
+      )
+      open_word = True
+    else:
+      open_word = False
+      if category not in "ZC":
+        words.append(character)
+  return [word.lower() for word in words]
+
+
+@given(st.text(max_size=20) | PHRASES, st.text(max_size=3) | PHRASES)
+def test_contains_answer_is_a_search_for_a_run_of_words(text, answer):
+  words, wanted = words_one_by_one(text), words_one_by_one(answer)
+  found = bool(wanted) and any(
+    words[start : start + len(wanted)] == wanted for start in range(len(words))
+  )
+  assert answers.contains_answer(text, [answer]) == found
