@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int
 
-TokenIds = Int[np.ndarray, "T"]
+TokenIds = Int[np.ndarray, " T"]
 
 
 class TokenSpans(NamedTuple):
@@ -24,9 +24,9 @@ class TokenSpans(NamedTuple):
   `start` and `width` count tokens; `start` is from the block's first token.
   """
 
-  block: Int[np.ndarray, "s"]
-  start: Int[np.ndarray, "s"]
-  width: Int[np.ndarray, "s"]
+  block: Int[np.ndarray, " s"]
+  start: Int[np.ndarray, " s"]
+  width: Int[np.ndarray, " s"]
 
 
 def _distinct(answers: Iterable[Sequence[int]]) -> list[tuple[int, ...]]:
@@ -39,8 +39,8 @@ def _occurrences(
   flat_tokens: TokenIds,
   answer: tuple[int, ...],
   *,
-  is_continuation: Bool[np.ndarray, "v"] | None,
-) -> Int[np.ndarray, "s"]:
+  is_continuation: Bool[np.ndarray, " v"] | None,
+) -> Int[np.ndarray, " s"]:
   """Positions at which the answer's tokens stand, block ends ignored."""
   num_starts = max(len(flat_tokens) - len(answer) + 1, 0)
   positions = np.flatnonzero(flat_tokens[:num_starts] == answer[0])
@@ -55,10 +55,10 @@ def _spans(
   flat_tokens: TokenIds,
   answers: Iterable[Sequence[int]],
   *,
-  offsets: Int[np.ndarray, "n+1"],
-  starts: Int[np.ndarray, "n"],
-  limits: Int[np.ndarray, "n"],
-  is_continuation: Bool[np.ndarray, "v"] | None,
+  offsets: Int[np.ndarray, " n+1"],
+  starts: Int[np.ndarray, " n"],
+  limits: Int[np.ndarray, " n"],
+  is_continuation: Bool[np.ndarray, " v"] | None,
 ) -> TokenSpans:
   """Spans within `starts[b] <= position < limits[b]` of each block b."""
   flat_tokens = np.asarray(flat_tokens)
@@ -84,10 +84,10 @@ def _spans(
 
 def find_token_spans(
   flat_tokens: TokenIds,
-  offsets: Int[np.ndarray, "n+1"],
+  offsets: Int[np.ndarray, " n+1"],
   answers: Iterable[Sequence[int]],
   *,
-  is_continuation: Bool[np.ndarray, "v"] | None = None,
+  is_continuation: Bool[np.ndarray, " v"] | None = None,
 ) -> TokenSpans:
   """Every span of the blocks that equals one of the answers.
 
@@ -112,11 +112,11 @@ def find_token_spans(
 
 def has_answer(
   flat_tokens: TokenIds,
-  offsets: Int[np.ndarray, "n+1"],
+  offsets: Int[np.ndarray, " n+1"],
   answers: Iterable[Sequence[int]],
   *,
-  is_continuation: Bool[np.ndarray, "v"] | None = None,
-) -> Bool[np.ndarray, "n"]:
+  is_continuation: Bool[np.ndarray, " v"] | None = None,
+) -> Bool[np.ndarray, " n"]:
   """Which blocks contain an answer; arguments as `find_token_spans`."""
   spans = find_token_spans(
     flat_tokens, offsets, answers, is_continuation=is_continuation
@@ -128,12 +128,12 @@ def has_answer(
 
 def answer_spans(
   token_ids: Int[np.ndarray, "k l"],
-  lengths: Int[np.ndarray, "k"],
+  lengths: Int[np.ndarray, " k"],
   answers: Iterable[Sequence[int]],
   *,
   max_width: int = 10,
-  starts: Int[np.ndarray, "k"] | None = None,
-  is_continuation: Bool[np.ndarray, "v"] | None = None,
+  starts: Int[np.ndarray, " k"] | None = None,
+  is_continuation: Bool[np.ndarray, " v"] | None = None,
 ) -> Bool[np.ndarray, "k l {max_width}"]:
   """Marks, in padded rows, the spans that equal an answer.
 
@@ -168,7 +168,7 @@ def answer_spans(
 
 
 def widen_to_words(
-  start: int, limit: int, continuation: Bool[np.ndarray, "l"]
+  start: int, limit: int, continuation: Bool[np.ndarray, " l"]
 ) -> tuple[int, int]:
   """The smallest span of whole words around tokens [start, limit).
 
