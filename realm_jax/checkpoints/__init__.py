@@ -1,0 +1,1 @@
+"""Checkpoints: orbax composites with named items."""

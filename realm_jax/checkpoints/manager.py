@@ -1,0 +1,203 @@
+"""Orbax checkpoints with named items, written by the trainer alone.
+
+    MODEL_DIR/checkpoints/<step>/{retriever,reader,optimizer,loop}
+
+Each item restores by itself: the index builder reads `retriever` and nothing
+else. A step's directory appears by one rename (or, on an object store, a
+commit file), so a killed trainer leaves no half checkpoint.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+from orbax.checkpoint import checkpoint_managers
+
+ITEMS = ("retriever", "reader", "optimizer", "loop")
+FOLDER = "checkpoints"
+
+
+class CheckpointError(ValueError):
+  """A checkpoint that is not there or does not fit."""
+
+
+class CheckpointStore:
+  """The checkpoints of one MODEL_DIR.
+
+  Args:
+    model_dir: the run's directory.
+    keep: how many of the latest checkpoints are kept, beside step 0, from
+      which the first generation is made.
+    read_only: for those who only read; they see new steps at each call.
+  """
+
+  def __init__(
+    self, model_dir: epath.PathLike, *, keep: int = 3, read_only: bool = True
+  ):
+    self.directory = epath.Path(model_dir) / FOLDER
+    self._read_only = read_only
+    self._manager: ocp.CheckpointManager | None = None
+    self._keep = keep
+    if not read_only:
+      self.directory.mkdir(parents=True, exist_ok=True)
+
+  def _open(self) -> ocp.CheckpointManager:
+    if self._manager is None:
+      policy = checkpoint_managers.AnyPreservationPolicy(
+        [
+          checkpoint_managers.LatestN(self._keep),
+          checkpoint_managers.CustomSteps([0]),
+        ]
+      )
+      self._manager = ocp.CheckpointManager(
+        self.directory,
+        item_names=ITEMS,
+        item_handlers={name: ocp.StandardCheckpointHandler() for name in ITEMS},
+        options=ocp.CheckpointManagerOptions(
+          read_only=self._read_only,
+          preservation_policy=policy,
+          save_decision_policy=checkpoint_managers.FixedIntervalPolicy(1),
+          enable_async_checkpointing=not self._read_only,
+        ),
+      )
+    return self._manager
+
+  def steps(self) -> list[int]:
+    """The committed steps, in order; empty where there is no directory yet."""
+    if not self.directory.exists():
+      return []
+    manager = self._open()
+    if self._read_only:
+      manager.reload()
+    return sorted(manager.all_steps())
+
+  def latest(self) -> int:
+    """The last committed step.
+
+    Raises:
+      CheckpointError: there is none.
+    """
+    steps = self.steps()
+    if not steps:
+      raise CheckpointError(
+        f"{self.directory} holds no checkpoint; want a MODEL_DIR that "
+        "`realm_jax.train` has written to"
+      )
+    return steps[-1]
+
+  def items(self, step: int) -> frozenset[str]:
+    """The names of a step's items."""
+    self._require(step)
+    folder = self._open()._get_read_step_directory(step, self.directory)
+    return frozenset(p.name for p in folder.iterdir() if p.name in ITEMS)
+
+  def _require(self, step: int) -> None:
+    steps = self.steps()
+    if step not in steps:
+      raise CheckpointError(
+        f"{self.directory} has no checkpoint of step {step}; it has "
+        f"{steps or 'none'}"
+      )
+
+  def save(self, step: int, items: Mapping[str, Any]) -> None:
+    """Copies the arrays off the devices, and writes them in the background.
+
+    Raises:
+      OSError: this save, or the one before, could not be written.
+    """
+    manager = self._open()
+    manager.wait_until_finished()
+    manager.save(
+      step,
+      args=ocp.args.Composite(
+        **{name: ocp.args.StandardSave(tree) for name, tree in items.items()}
+      ),
+    )
+
+  def restore(
+    self,
+    step: int,
+    *,
+    items: Sequence[str] = ITEMS,
+    like: Mapping[str, Any] | None = None,
+  ) -> dict[str, Any]:
+    """Restores named items.
+
+    Args:
+      step: a committed step.
+      items: which; they must be in the checkpoint.
+      like: for an item, the tree of abstract arrays (with shardings) that it
+        must fit; an item that is not in it restores as numpy arrays.
+
+    Raises:
+      CheckpointError: no such step or item, or another shape.
+    """
+    present = self.items(step)
+    if missing := set(items) - present:
+      raise CheckpointError(
+        f"checkpoint {step} of {self.directory} has no {sorted(missing)}; it "
+        f"has {sorted(present)}"
+      )
+    manager = self._open()
+    like = like or {}
+    metadata = manager.item_metadata(step)
+    targets = {}
+    for name in items:
+      stored = metadata[name].tree
+      if name in like:
+        _require_fit(name, stored, like[name], f"{self.directory}/{step}")
+        targets[name] = like[name]
+      else:
+        targets[name] = jax.tree.map(_as_numpy, stored)
+    restored = manager.restore(
+      step,
+      args=ocp.args.Composite(
+        **{name: ocp.args.StandardRestore(tree) for name, tree in targets.items()}
+      ),
+    )
+    return {name: restored[name] for name in items}
+
+  def wait(self) -> None:
+    """Blocks until the last save is committed."""
+    if self._manager is not None:
+      self._manager.wait_until_finished()
+
+  def close(self) -> None:
+    """Commits what is under way and ends the background threads."""
+    if self._manager is not None:
+      self._manager.close()
+      self._manager = None
+
+
+def _as_numpy(leaf: Any) -> Any:
+  return np.empty(leaf.shape, leaf.dtype)
+
+
+def _by_path(tree: Any) -> dict[str, tuple[int, ...]]:
+  leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+  return {
+    "/".join(
+      str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key))))
+      for key in path
+    ): tuple(leaf.shape)
+    for path, leaf in leaves
+  }
+
+
+def _require_fit(name: str, stored: Any, wanted: Any, where: str) -> None:
+  has, wants = _by_path(stored), _by_path(wanted)
+  problems = [
+    f"{path}: checkpoint has {has.get(path, 'nothing')}, model wants "
+    f"{wants.get(path, 'nothing')}"
+    for path in sorted(has.keys() | wants.keys())
+    if has.get(path) != wants.get(path)
+  ]
+  if problems:
+    shown = "\n  ".join(problems[:6])
+    raise CheckpointError(
+      f"{name} of {where} does not fit this model ({len(problems)} "
+      f"differences); use the gin model file it was trained with\n  {shown}"
+    )

@@ -1,0 +1,1 @@
+"""Flax modules: BERT, the retriever's towers and the reader."""

@@ -1,0 +1,151 @@
+"""The retriever: towers that embed queries and blocks, and their relevance."""
+
+
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float, Int
+
+from realm_jax.models import bert
+
+POOLINGS = ("pooler", "cls", "mean")
+
+
+class Tower(nn.Module):
+  """BERT, pooled to one vector, projected and normalised by LayerNorm.
+
+  REALM's released embedder pools with BERT's pooler (dense and tanh over
+  [CLS]); the paper's text says raw [CLS] (section 3.3).
+  """
+
+  bert: bert.BertConfig
+  pooling: str
+  projection_size: int | None
+  projection_norm_eps: float
+  projection_dropout_rate: float
+  normalize: bool
+
+  @nn.compact
+  def __call__(
+    self, token_ids: Int[Array, "*b l"], *, train: bool = False
+  ) -> Float[Array, "*b d"]:
+    hidden = bert.BertEncoder(self.bert, name="encoder")(token_ids, train=train)
+    if self.pooling == "mean":
+      is_token = (token_ids != bert.PAD_ID).astype(hidden.dtype)[..., None]
+      total = jnp.maximum(is_token.sum(axis=-2), 1)
+      pooled = (hidden * is_token).sum(axis=-2) / total
+    else:
+      pooled = hidden[..., 0, :]
+    if self.pooling == "pooler":
+      pooled = jnp.tanh(
+        bert.dense(
+          self.bert, self.bert.hidden_size, ("embed", "embed_out"), "pooler"
+        )(pooled)
+      )
+    if self.projection_size is not None:
+      pooled = bert.dense(
+        self.bert, self.projection_size, ("embed", "projection"), "projection"
+      )(pooled)
+      pooled = bert.layer_norm(
+        self.bert, "projection_norm", epsilon=self.projection_norm_eps
+      )(pooled)
+      pooled = nn.Dropout(
+        self.projection_dropout_rate, deterministic=not train
+      )(pooled)
+    pooled = pooled.astype(jnp.float32)
+    if self.normalize:
+      norm = jnp.sqrt(jnp.sum(pooled**2, axis=-1, keepdims=True))
+      pooled = pooled / jnp.maximum(norm, 1e-12)
+    return pooled
+
+
+class Retriever(nn.Module):
+  """Embeds queries and blocks so that f(x, z) is their inner product.
+
+  Attributes:
+    bert: the encoder's configuration.
+    shared_towers: whether queries and blocks share all parameters.
+    pooling: `pooler` (as released), `cls` (as in the paper) or `mean`.
+    projection_size: the vectors' dimension; None leaves out the projection
+      and its LayerNorm.
+    normalize: whether vectors have length 1; then raise `score_scale`.
+    score_scale: multiplies every inner product.
+  """
+
+  bert: bert.BertConfig
+  shared_towers: bool = True
+  pooling: str = "pooler"
+  projection_size: int | None = 128
+  projection_norm_eps: float = 1e-12
+  projection_dropout_rate: float = 0.1
+  normalize: bool = False
+  score_scale: float = 1.0
+
+  def setup(self):
+    if self.pooling not in POOLINGS:
+      raise ValueError(f"pooling={self.pooling!r}; want one of {POOLINGS}")
+
+    def tower(name):
+      return Tower(
+        self.bert,
+        pooling=self.pooling,
+        projection_size=self.projection_size,
+        projection_norm_eps=self.projection_norm_eps,
+        projection_dropout_rate=self.projection_dropout_rate,
+        normalize=self.normalize,
+        name=name,
+      )
+
+    if self.shared_towers:
+      self.query_tower = self.block_tower = tower("tower")
+    else:
+      self.query_tower = tower("query_tower")
+      self.block_tower = tower("block_tower")
+
+  @property
+  def vector_size(self) -> int:
+    """The dimension of the vectors."""
+    return self.projection_size or self.bert.hidden_size
+
+  def embed_queries(
+    self, token_ids: Int[Array, "*b l"], *, train: bool = False
+  ) -> Float[Array, "*b d"]:
+    """Embeds `[CLS] x [SEP]`."""
+    return self.query_tower(token_ids, train=train)
+
+  def embed_blocks(
+    self, token_ids: Int[Array, "*b l"], *, train: bool = False
+  ) -> Float[Array, "*b d"]:
+    """Embeds `[CLS] title [SEP] body [SEP]`."""
+    return self.block_tower(token_ids, train=train)
+
+  def __call__(self, query, block, *, train: bool = False):
+    """Embeds both sides, so that `init` makes every parameter."""
+    return (
+      self.embed_queries(query, train=train),
+      self.embed_blocks(block, train=train),
+    )
+
+  def for_vocabulary(self, *, vocab_size: int, separator_id: int):
+    """The same retriever over the vocabulary of a corpus."""
+    config = self.bert.for_vocabulary(
+      vocab_size=vocab_size, separator_id=separator_id
+    )
+    return self.clone(bert=config)
+
+
+def query_tower_parameters(retriever: Retriever, params: dict) -> dict:
+  """The part of the retriever's parameters that embeds queries."""
+  name = "tower" if retriever.shared_towers else "query_tower"
+  return {name: params[name]}
+
+
+def relevance(
+  query: Float[Array, "b d"],
+  blocks: Float[Array, "b k d"],
+  *,
+  score_scale: float = 1.0,
+) -> Float[Array, "b k"]:
+  """f(x, z) of the paper's section 3.2, for each query's own candidates."""
+  return score_scale * jnp.einsum(
+    "bd,bkd->bk", query, blocks, preferred_element_type=jnp.float32
+  )

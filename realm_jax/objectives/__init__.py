@@ -1,0 +1,1 @@
+"""Pure functions from scores to a loss and its metrics."""

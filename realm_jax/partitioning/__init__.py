@@ -1,0 +1,1 @@
+"""The mesh, the logical axes and the processes of a run."""

@@ -1,0 +1,58 @@
+"""One set of rules from logical axis names to axes of the mesh."""
+
+from typing import Any
+
+import jax
+import numpy as np
+from flax import linen as nn
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from realm_jax.partitioning.mesh import DATA_AXIS, MODEL_AXIS
+
+LOGICAL_AXIS_RULES = (
+  ("batch", DATA_AXIS),
+  ("vocab", MODEL_AXIS),
+  ("heads", MODEL_AXIS),
+  ("mlp", MODEL_AXIS),
+  ("embed", None),
+  ("embed_out", None),
+  ("projection", None),
+  ("span", None),
+  ("position", None),
+  ("type", None),
+  ("length", None),
+)
+
+
+def shardings(boxed: Any, mesh: Mesh) -> Any:
+  """Shardings of a tree whose leaves carry logical axis names.
+
+  Args:
+    boxed: arrays or abstract arrays, in flax's `LogicallyPartitioned` boxes
+      where they have names; others are replicated.
+    mesh: the mesh.
+  """
+  return nn.logical_to_mesh_sharding(
+    nn.get_partition_spec(boxed), mesh, LOGICAL_AXIS_RULES
+  )
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+  """Rows over the data axis: every array of a batch."""
+  return NamedSharding(mesh, PartitionSpec(DATA_AXIS))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+  """The same on every device."""
+  return NamedSharding(mesh, PartitionSpec())
+
+
+def to_devices(
+  batch: dict[str, np.ndarray], mesh: Mesh
+) -> dict[str, jax.Array]:
+  """Global arrays from each process's own rows."""
+  sharding = batch_sharding(mesh)
+  return {
+    name: jax.make_array_from_process_local_data(sharding, rows)
+    for name, rows in batch.items()
+  }

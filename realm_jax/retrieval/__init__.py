@@ -1,0 +1,1 @@
+"""Candidates for each query, found one step ahead of the device."""

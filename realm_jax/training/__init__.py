@@ -1,0 +1,1 @@
+"""State, step, loop and optimizer of the three stages of training."""

@@ -1,0 +1,312 @@
+"""Training: one loop for the three stages.
+
+A step s (the first is 0) goes like this:
+
+1. the batch of step s was searched for while step s − 1 ran;
+2. the batch of step s + 1 is read, and its queries are embedded and searched
+   with the generation of step s + 1;
+3. the jitted step s is dispatched, and its metrics are read two steps later;
+4. every `save_every_steps` the state after s + 1 steps is saved, with the
+   data position and what was found for the step after, so that a run that
+   is killed goes on exactly as if it had not been.
+"""
+
+import contextlib
+import functools
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+from absl import logging
+from etils import epath
+from flax import linen as nn
+from jax.sharding import Mesh
+
+from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.corpus.store import Corpus
+from realm_jax.generations.watcher import GenerationWatcher
+from realm_jax.inputs.batches import Batch, BatchStream
+from realm_jax.models.reader import Reader
+from realm_jax.models.retriever import Retriever, query_tower_parameters
+from realm_jax.partitioning import rules
+from realm_jax.partitioning.mesh import make_mesh
+from realm_jax.retrieval.pipeline import RetrievalPipeline
+from realm_jax.training.collapse import CollapseMonitor
+from realm_jax.training.initial import load_initial
+from realm_jax.training.metrics_log import MetricsLog, NonFiniteLossError
+from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
+from realm_jax.training.refresh import GenerationSchedule, RefreshConfig
+from realm_jax.training.resume import LoopState, restore, save
+from realm_jax.training.run_lock import run_lock
+from realm_jax.training.stages import Models, Stage
+from realm_jax.training.state import TrainState, create_state
+from realm_jax.training.step import train_step
+
+
+def train(
+  *,
+  model_dir: epath.PathLike,
+  corpus_dir: epath.PathLike,
+  task: str,
+  stage: Stage,
+  retriever: Retriever,
+  optimizer: OptimizerConfig,
+  num_steps: int,
+  batch_size: int,
+  query_length: int,
+  block_length: int,
+  reader: Reader | None = None,
+  question_files: Mapping[str, str] | None = None,
+  initial_checkpoint: epath.PathLike | None = None,
+  initial_reader: epath.PathLike | None = None,
+  refresh: RefreshConfig = RefreshConfig(),
+  save_every_steps: int = 500,
+  keep_checkpoints: int = 3,
+  seed: int = 0,
+  model_parallelism: int = 1,
+) -> dict[str, Any]:
+  """Trains one stage, from the last checkpoint of MODEL_DIR if it has one.
+
+  Args:
+    model_dir: where checkpoints, generations and metrics of this run live.
+    corpus_dir: what `build_corpus` wrote.
+    task: the name of a seqio task.
+    stage: `InverseCloze`, `Pretraining` or `OpenQa`.
+    retriever: the towers; their vocabulary is the corpus's.
+    optimizer: BERT's Adam.
+    num_steps: of the whole run; the learning rate ends at zero there.
+    batch_size: the global batch.
+    query_length: wordpieces of a query, with [CLS] and [SEP].
+    block_length: wordpieces of a block, with its title and the three specials.
+    reader: the reader, for the stages that have one.
+    question_files: JSON Lines of questions by split, for open QA.
+    initial_checkpoint: the stage before: a MODEL_DIR or one of its steps.
+    initial_reader: another checkpoint to take the reader from.
+    refresh: how the index builder is followed.
+    save_every_steps: the distance of checkpoints, and so of generations.
+    keep_checkpoints: how many of the latest are kept; step 0 always is.
+    seed: of initial values, data order, masks and dropout.
+    model_parallelism: devices that share one copy of the parameters.
+
+  Returns:
+    `step` (how many are done), `swaps` (generations swapped in) and `metrics`
+    (of the last step).
+
+  Raises:
+    RunLockError: MODEL_DIR has a trainer already.
+    CheckpointError: a checkpoint is missing or does not fit.
+    NonFiniteLossError: the loss is NaN; the last good checkpoint stays.
+  """
+  if batch_size % jax.process_count():
+    raise ValueError(
+      f"batch_size={batch_size} is not a multiple of the "
+      f"{jax.process_count()} processes"
+    )
+  corpus = Corpus.open(corpus_dir)
+  mesh = make_mesh(model_parallelism=model_parallelism)
+  vocabulary = {
+    "vocab_size": corpus.vocabulary.vocab_size,
+    "separator_id": corpus.vocabulary.sep_id,
+  }
+  models = Models(
+    retriever.for_vocabulary(**vocabulary),
+    None if reader is None else reader.for_vocabulary(**vocabulary),
+  )
+  with contextlib.ExitStack() as stack:
+    stack.enter_context(run_lock(model_dir))
+    store = CheckpointStore(model_dir, keep=keep_checkpoints, read_only=False)
+    stack.callback(store.close)
+    update = make_optimizer(optimizer, num_steps=num_steps)
+    lengths = {"query": query_length, "block": block_length}
+    state, shardings = create_state(
+      functools.partial(stage.init, models, lengths),
+      update,
+      seed=seed,
+      mesh=mesh,
+    )
+    if store.steps():
+      state, place = restore(store, state, seed=seed)
+    else:
+      sources = {
+        "retriever": initial_checkpoint,
+        "reader": initial_reader or initial_checkpoint,
+      }
+      state = state.replace(params=load_initial(state.params, sources))
+      place = LoopState(position=0)
+      # The first generation is made from step 0, and a run that fails early
+      # leaves something to go on from.
+      save(store, state, place, seed=seed)
+    start = int(state.step)
+    if start >= num_steps:
+      logging.info("%s is trained already: step %d", model_dir, start)
+      return {"step": start, "swaps": 0, "metrics": {}}
+
+    schedule = None
+    if stage.needs_index:
+      watcher = GenerationWatcher(epath.Path(model_dir) / "generations")
+      stack.callback(watcher.close)
+      schedule = GenerationSchedule(
+        watcher, refresh, save_every_steps=save_every_steps
+      )
+    pipeline = RetrievalPipeline(
+      functools.partial(_embed_queries, models.retriever), mesh=mesh
+    )
+    stack.callback(pipeline.close)
+    stream = BatchStream(
+      task,
+      split="train",
+      corpus_dir=corpus_dir,
+      question_files=question_files,
+      batch_size=batch_size,
+      query_length=query_length,
+      block_length=block_length,
+      seed=seed,
+      start_position=place.position,
+    )
+    stack.callback(stream.close)
+    log = MetricsLog(
+      model_dir,
+      start_step=start,
+      num_steps=num_steps,
+      examples_per_step=batch_size,
+      is_writer=jax.process_index() == 0,
+    )
+    stack.callback(log.close)
+    stop = stack.enter_context(_stop_on_sigterm())
+
+    def prepare(batch: Batch, generation: Any, found: Any = None):
+      if generation is None:
+        arrays, _ = stage.assemble(batch, None, None, block_length)
+        return pipeline.without_search(arrays)
+      assemble = functools.partial(
+        stage.assemble,
+        batch,
+        generation=generation,
+        block_length=block_length,
+      )
+      if found is not None:
+        return pipeline.resume(found, assemble)
+      return pipeline.search(
+        batch.arrays["query"],
+        query_params=(
+          query_tower_parameters(models.retriever, state.params["retriever"])
+          if stage.current_queries and generation.index.needs_vectors
+          else generation.query_params
+        ),
+        index=generation.index,
+        num_blocks=stage.num_searched(generation.index.num_blocks),
+        assemble=assemble,
+      )
+
+    batches = iter(stream)
+    generation = schedule and schedule.start(start, place.generation)
+    batch = next(batches)
+    pending = prepare(batch, generation, place.found)
+    steps = _compile_steps(
+      state,
+      pending.result().batch,
+      shardings=shardings,
+      loss=stage.loss(models),
+      optimizer=update,
+      seed=seed,
+      mesh=mesh,
+      hold=start < optimizer.hold_retriever_steps,
+      release=optimizer.hold_retriever_steps < num_steps,
+    )
+    monitor = CollapseMonitor()
+    for step in range(start, num_steps):
+      prepared = pending.result()
+      searched = generation
+      position = batch.next_position
+      if step + 1 < num_steps:
+        batch = next(batches)
+        generation = schedule and schedule.at(step + 1)
+        pending = prepare(batch, generation)
+      run_step = steps[step < optimizer.hold_retriever_steps]
+      state, metrics = run_step(state, prepared.batch)
+      host_metrics = dict(prepared.metrics)
+      if searched is not None:
+        host_metrics["staleness_steps"] = step - searched.step
+        host_metrics["generation"] = searched.step
+      try:
+        known = log.push(step + 1, metrics, host_metrics)
+        is_last = step + 1 == num_steps or stop.is_set()
+        if is_last or (step + 1) % save_every_steps == 0:
+          log.flush()
+          found = pending.result().found if step + 1 < num_steps else None
+          save(
+            store,
+            state,
+            LoopState(
+              position=position,
+              generation=generation and generation.step,
+              found=found,
+            ),
+            seed=seed,
+          )
+      except NonFiniteLossError as error:
+        store.wait()
+        raise NonFiniteLossError(
+          f"{error}; the last good checkpoint, step {store.latest()} of "
+          f"{store.directory}, is left as it is: go on from it with a lower "
+          "learning rate"
+        ) from None
+      if known and (warning := monitor.update(known)):
+        logging.warning("step %d: %s", step + 1, warning)
+      if stop.is_set():
+        logging.info("told to stop: saved step %d, and left", step + 1)
+        break
+    store.wait()
+    return {
+      "step": int(state.step),
+      "swaps": schedule.swaps if schedule else 0,
+      "metrics": log.last,
+    }
+
+
+def _embed_queries(retriever: Retriever, params: Any, token_ids: jax.Array):
+  return retriever.apply({"params": params}, token_ids, method="embed_queries")
+
+
+def _compile_steps(
+  state: TrainState,
+  batch: dict[str, jax.Array],
+  *,
+  shardings: Any,
+  hold: bool,
+  release: bool,
+  mesh: Mesh,
+  **settings: Any,
+) -> dict[bool, Callable]:
+  """The step with the retriever held still and without, as they are needed.
+
+  They are compiled before the first step, and can never recompile.
+  """
+  compiled = {}
+  for holds in (True, False):
+    if not (hold if holds else release):
+      continue
+    step = jax.jit(
+      functools.partial(train_step, hold_retriever=holds, **settings),
+      donate_argnums=0,
+      out_shardings=(shardings, rules.replicated(mesh)),
+    )
+    with mesh, nn.logical_axis_rules(rules.LOGICAL_AXIS_RULES):
+      compiled[holds] = step.lower(state, batch).compile()
+  return compiled
+
+
+@contextlib.contextmanager
+def _stop_on_sigterm() -> Iterator[threading.Event]:
+  """An event that SIGTERM sets, where signals can be handled."""
+  stop = threading.Event()
+  if threading.current_thread() is not threading.main_thread():
+    yield stop
+    return
+  before = signal.signal(signal.SIGTERM, lambda *_: stop.set())
+  try:
+    yield stop
+  finally:
+    signal.signal(signal.SIGTERM, before)

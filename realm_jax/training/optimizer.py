@@ -1,0 +1,137 @@
+"""BERT's Adam and its learning-rate schedule."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+  """BERT's optimizer, as in Google's TF1 code.
+
+  Attributes:
+    learning_rate: the peak.
+    warmup_steps: None gives min(10,000, max(100, num_steps / 10)).
+    weight_decay: decoupled; not on LayerNorm parameters and biases.
+    clip_norm: the largest global norm of the gradient.
+    retriever_rate_scale: multiplies the retriever's learning rate.
+    hold_retriever_steps: the retriever stands still for so many steps, so
+      that a reader that cannot read yet does not destroy it.
+  """
+
+  learning_rate: float
+  warmup_steps: int | None = None
+  weight_decay: float = 0.01
+  clip_norm: float = 1.0
+  b1: float = 0.9
+  b2: float = 0.999
+  epsilon: float = 1e-6
+  retriever_rate_scale: float = 1.0
+  hold_retriever_steps: int = 0
+
+
+class BertAdamState(NamedTuple):
+  mean: optax.Params
+  variance: optax.Params
+
+
+def scale_by_bert_adam(
+  *, b1: float = 0.9, b2: float = 0.999, epsilon: float = 1e-6
+) -> optax.GradientTransformation:
+  """Adam without bias correction: m / (√v + ε)."""
+
+  def init(params):
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    return BertAdamState(zeros, zeros)
+
+  def update(updates, state, params=None):
+    del params
+    mean = jax.tree.map(
+      lambda m, g: b1 * m + (1 - b1) * g, state.mean, updates
+    )
+    variance = jax.tree.map(
+      lambda v, g: b2 * v + (1 - b2) * jnp.square(g), state.variance, updates
+    )
+    updates = jax.tree.map(
+      lambda m, v: m / (jnp.sqrt(v) + epsilon), mean, variance
+    )
+    return updates, BertAdamState(mean, variance)
+
+  return optax.GradientTransformation(init, update)
+
+
+def learning_rate_schedule(
+  config: OptimizerConfig, *, num_steps: int
+) -> optax.Schedule:
+  """Linear decay to zero from step 0, with a linear warm-up on top."""
+  warmup = config.warmup_steps
+  if warmup is None:
+    warmup = min(10_000, max(100, num_steps // 10))
+
+  def schedule(step):
+    decayed = config.learning_rate * jnp.maximum(0.0, 1.0 - step / num_steps)
+    warming = config.learning_rate * step / max(warmup, 1)
+    return jnp.where(step < warmup, warming, decayed)
+
+  return schedule
+
+
+def _is_decayed(params):
+  def of_leaf(path, leaf):
+    del leaf
+    names = [getattr(key, "key", getattr(key, "name", "")) for key in path]
+    return not any(
+      name in ("bias", "scale") or "norm" in name for name in names
+    )
+
+  return jax.tree_util.tree_map_with_path(of_leaf, params)
+
+
+class ScaleByStepState(NamedTuple):
+  step: jax.Array
+
+
+def _scale_components(
+  config: OptimizerConfig, schedule: optax.Schedule
+) -> optax.GradientTransformation:
+  """Minus the learning rate; the retriever's has a factor of its own."""
+
+  def init(params):
+    del params
+    return ScaleByStepState(jnp.zeros((), jnp.int32))
+
+  def update(updates, state, params=None):
+    del params
+    rate = schedule(state.step)
+    moves = state.step >= config.hold_retriever_steps
+    retriever_rate = rate * config.retriever_rate_scale * moves
+    updates = {
+      component: jax.tree.map(
+        lambda u, r=retriever_rate if component == "retriever" else rate: (
+          -r * u
+        ),
+        tree,
+      )
+      for component, tree in updates.items()
+    }
+    return updates, ScaleByStepState(state.step + 1)
+
+  return optax.GradientTransformation(init, update)
+
+
+def make_optimizer(
+  config: OptimizerConfig, *, num_steps: int
+) -> optax.GradientTransformation:
+  """Clip, Adam, decoupled weight decay, learning rate.
+
+  Its parameters are a dict by component (`retriever`, `reader`).
+  """
+  return optax.chain(
+    optax.clip_by_global_norm(config.clip_norm),
+    scale_by_bert_adam(b1=config.b1, b2=config.b2, epsilon=config.epsilon),
+    optax.add_decayed_weights(config.weight_decay, mask=_is_decayed),
+    _scale_components(config, learning_rate_schedule(config, num_steps=num_steps)),
+  )

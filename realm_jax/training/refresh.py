@@ -1,0 +1,149 @@
+"""Which generation a step searches, and how stale that is."""
+
+import dataclasses
+import time
+from typing import Any
+
+from absl import logging
+
+_REMINDER_SECONDS = 30.0
+
+
+class StaleIndexError(ValueError):
+  """The generation in use is older than the run allows."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RefreshConfig:
+  """How the trainer follows the index builder.
+
+  Attributes:
+    refresh: whether later generations are swapped in at all; open QA stays
+      with its first.
+    wait: the generation of checkpoint c is used from exactly step
+      c + lag_steps, and the trainer waits for it, so that a run is
+      deterministic. Otherwise the newest that is loaded is used.
+    lag_steps: see `wait`; time for the builder to work in.
+    max_staleness_steps: the oldest generation that may be searched.
+    on_stale: `warn` or `fail`, beyond that.
+    timeout_seconds: how long to wait for a generation before giving up.
+  """
+
+  refresh: bool = True
+  wait: bool = False
+  lag_steps: int = 100
+  max_staleness_steps: int | None = None
+  on_stale: str = "warn"
+  timeout_seconds: float = 24 * 3600.0
+
+  def __post_init__(self):
+    if self.lag_steps < 1:
+      raise ValueError(
+        f"lag_steps={self.lag_steps}: a generation cannot be used before the "
+        "step after its checkpoint; want 1 or more"
+      )
+    if self.on_stale not in ("warn", "fail"):
+      raise ValueError(f"on_stale={self.on_stale!r}; want 'warn' or 'fail'")
+
+
+class GenerationSchedule:
+  """Chooses the generation of each step.
+
+  Args:
+    watcher: finds, verifies and loads generations in the background.
+    config: see `RefreshConfig`.
+    save_every_steps: the distance of checkpoints, and so of generations.
+  """
+
+  def __init__(
+    self, watcher: Any, config: RefreshConfig, *, save_every_steps: int
+  ):
+    self._watcher = watcher
+    self._config = config
+    self._every = save_every_steps
+    self._current: Any = None
+    self._warned_at: int | None = None
+    self.swaps = 0
+
+  def start(self, step: int, recorded: int | None) -> Any:
+    """The generation that a run begins, or goes on, with.
+
+    Args:
+      step: the next step.
+      recorded: the generation that the checkpoint names, if it names one.
+    """
+    if recorded is not None:
+      first = recorded
+    elif self._config.wait:
+      first = self._due(step)
+    else:
+      first = 0
+    self._current = self._wait_for(first)
+    return self._current
+
+  def at(self, step: int) -> Any:
+    """The generation of a step; steps must be asked for in order.
+
+    Raises:
+      StaleIndexError: it is too old, and the run is told to fail.
+      TimeoutError: it did not appear in time.
+    """
+    config = self._config
+    if config.refresh:
+      if config.wait:
+        due = self._due(step)
+        if due > self._current.step:
+          self._swap(self._wait_for(due), step)
+      else:
+        newest = self._watcher.newest()
+        if newest is not None and newest.step > self._current.step:
+          self._swap(newest, step)
+      self._check_staleness(step)
+    return self._current
+
+  def _due(self, step: int) -> int:
+    return max(0, (step - self._config.lag_steps) // self._every * self._every)
+
+  def _swap(self, generation: Any, step: int) -> None:
+    logging.info(
+      "generation %d replaces %d at step %d",
+      generation.step,
+      self._current.step,
+      step,
+    )
+    self._current = generation
+    self._watcher.in_use(generation.step)
+    self.swaps += 1
+
+  def _wait_for(self, step: int) -> Any:
+    deadline = time.monotonic() + self._config.timeout_seconds
+    while True:
+      try:
+        generation = self._watcher.wait_for(step, timeout=_REMINDER_SECONDS)
+        self._watcher.in_use(step)
+        return generation
+      except TimeoutError:
+        if time.monotonic() > deadline:
+          raise TimeoutError(
+            f"generation {step} did not appear within "
+            f"{self._config.timeout_seconds:.0f} s; is realm_jax.build_index "
+            "running on this MODEL_DIR?"
+          ) from None
+        logging.info(
+          "waiting for generation %d; realm_jax.build_index makes it", step
+        )
+
+  def _check_staleness(self, step: int) -> None:
+    limit = self._config.max_staleness_steps
+    staleness = step - self._current.step
+    if limit is None or staleness <= limit:
+      return
+    text = (
+      f"generation {self._current.step} is {staleness} steps old at step "
+      f"{step}, above max_staleness_steps={limit}; is the index builder alive?"
+    )
+    if self._config.on_stale == "fail":
+      raise StaleIndexError(text)
+    if self._warned_at is None or step - self._warned_at >= limit:
+      self._warned_at = step
+      logging.warning("%s", text)

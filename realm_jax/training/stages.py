@@ -1,0 +1,226 @@
+"""The three stages: what each searches for, and what its step is given.
+
+A stage says which components train, how many blocks a query wants, and how
+the blocks found become the arrays of its step.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from realm_jax.indexes.protocol import SearchResult
+from realm_jax.inputs.batches import Batch
+from realm_jax.models.reader import Reader
+from realm_jax.models.retriever import Retriever
+from realm_jax.retrieval import candidates
+from realm_jax.text.answer_spans import find_token_spans
+from realm_jax.training import step
+
+
+class Models(NamedTuple):
+  """The two modules of a run; inverse cloze has no reader."""
+
+  retriever: Retriever
+  reader: Reader | None
+
+
+class Stage(Protocol):
+  """What the loop asks of a stage."""
+
+  needs_index: bool
+  # Whether queries are embedded with today's parameters, or with the tower
+  # that the generation was published with.
+  current_queries: bool
+
+  def init(self, models: Models, lengths: dict[str, int], key: jax.Array) -> Any:
+    """Parameters by component, in flax's boxes."""
+
+  def loss(self, models: Models) -> step.Loss:
+    """The loss of the stage."""
+
+  def num_searched(self, num_blocks: int) -> int:
+    """How many blocks to search for, in a corpus of `num_blocks`."""
+
+  def assemble(
+    self, batch: Batch, found: SearchResult, generation: Any, block_length: int
+  ) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+    """The step's arrays, and metrics that only the host can tell."""
+
+
+def _tokens(*shape: int) -> jax.Array:
+  return jnp.ones(shape, jnp.int32)
+
+
+def _init_both(models: Models, lengths: dict[str, int], key: jax.Array) -> Any:
+  if models.reader is None:
+    raise ValueError("this stage trains a reader; bind train.reader")
+  retriever_key, reader_key = jax.random.split(key)
+  query = _tokens(1, lengths["query"])
+  block = _tokens(1, 1, lengths["block"])
+  return {
+    "retriever": models.retriever.init(retriever_key, query, block)["params"],
+    "reader": models.reader.init(reader_key, query, block, _tokens(1, 1))[
+      "params"
+    ],
+  }
+
+
+@dataclasses.dataclass(frozen=True)
+class InverseCloze:
+  """A sentence finds its block among the blocks of the global batch."""
+
+  needs_index = False
+  current_queries = True
+
+  def init(self, models, lengths, key):
+    query = _tokens(1, lengths["query"])
+    block = _tokens(1, lengths["block"])
+    return {"retriever": models.retriever.init(key, query, block)["params"]}
+
+  def loss(self, models):
+    return step.inverse_cloze(models.retriever)
+
+  def num_searched(self, num_blocks):
+    return 0
+
+  def assemble(self, batch, found, generation, block_length):
+    names = ("query", "block", "removed")
+    return {name: batch.arrays[name] for name in names}, {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Pretraining:
+  """A masked sentence, the null block and what the index finds.
+
+  Attributes:
+    num_candidates: with the null block.
+    form: of the marginal loss, `per_token` or `joint`.
+    current_queries: whether queries are embedded for the search with today's
+      parameters instead of the generation's own query tower (as released).
+  """
+
+  num_candidates: int = 8
+  form: str = "per_token"
+  current_queries: bool = False
+  needs_index = True
+
+  def init(self, models, lengths, key):
+    return _init_both(models, lengths, key)
+
+  def loss(self, models):
+    return step.pretraining(models.retriever, models.reader, form=self.form)
+
+  def num_searched(self, num_blocks):
+    # The null block takes one place, and the source, once dropped, another.
+    if self.num_candidates > num_blocks:
+      raise ValueError(
+        f"num_candidates={self.num_candidates} needs {self.num_candidates} "
+        f"blocks (the null block replaces the source's), but the corpus has "
+        f"{num_blocks}; lower NUM_CANDIDATES"
+      )
+    return self.num_candidates
+
+  def assemble(self, batch, found, generation, block_length):
+    corpus = generation.corpus
+    arrays = batch.arrays
+    rows, _ = candidates.without_source(
+      found.rows, found.scores, corpus.rows_of(arrays["source_id"])
+    )
+    gathered = corpus.gather(candidates.with_null(rows), block_length)
+    names = ("query", "mask_positions", "mask_targets", "mask_weights")
+    metrics = {"recall": _masked_recall(arrays, gathered[:, 1:])}
+    return {
+      **{name: arrays[name] for name in names},
+      "candidates": gathered,
+    }, metrics
+
+
+def _masked_recall(
+  arrays: dict[str, np.ndarray], blocks: np.ndarray
+) -> float:
+  """Share of queries whose masked words stand, in order, in a candidate."""
+  batch, num_blocks, length = blocks.shape
+  found = 0
+  offsets = np.arange(num_blocks + 1) * length
+  for row in range(batch):
+    size = int(arrays["mask_weights"][row].sum())
+    answer = arrays["mask_targets"][row, :size]
+    spans = find_token_spans(blocks[row].reshape(-1), offsets, [answer])
+    found += len(spans.block) > 0
+  return found / max(batch, 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenQa:
+  """A question, the best blocks of the index, and the spans of the first few.
+
+  The retriever learns from `num_searched_blocks`, against the generation's
+  own vectors, and the reader from the best `num_read`. No null block.
+
+  Attributes:
+    num_searched_blocks: the retriever's beam (or all, in a smaller corpus).
+    num_read: the reader's beam.
+    index_scores: for an index without vectors (BM25): the score of a block is
+      the index's, times a scale that is learnt.
+    initial_scale: of `index_scores`.
+  """
+
+  num_searched_blocks: int = 5000
+  num_read: int = 5
+  index_scores: bool = False
+  initial_scale: float = 0.1
+  current_queries: bool = True
+  needs_index = True
+
+  def init(self, models, lengths, key):
+    params = _init_both(models, lengths, key)
+    if self.index_scores:
+      params["retriever"] = {"scale": jnp.float32(self.initial_scale)}
+    return params
+
+  def loss(self, models):
+    return step.open_qa(models.retriever, models.reader)
+
+  def num_searched(self, num_blocks):
+    if self.num_read > num_blocks:
+      raise ValueError(
+        f"num_read={self.num_read} exceeds the corpus's {num_blocks} blocks; "
+        "lower NUM_READ"
+      )
+    return min(max(self.num_searched_blocks, self.num_read), num_blocks)
+
+  def assemble(self, batch, found, generation, block_length, *, max_width=10):
+    corpus = generation.corpus
+    num_queries, num_found = found.rows.shape
+    read = found.rows[:, : self.num_read]
+    has_answer = np.zeros((num_queries, num_found), bool)
+    is_answer = np.zeros(
+      (num_queries, self.num_read, block_length, max_width), bool
+    )
+    for query in range(num_queries):
+      flat, offsets = corpus.body_tokens_flat(found.rows[query])
+      spans = find_token_spans(flat, offsets, batch.answer_tokens[query])
+      has_answer[query, spans.block] = True
+      fits = (
+        (spans.block < self.num_read)
+        & (spans.start < block_length)
+        & (spans.width <= max_width)
+      )
+      is_answer[
+        query, spans.block[fits], spans.start[fits], spans.width[fits] - 1
+      ] = True
+    arrays = {
+      "query": batch.arrays["query"],
+      "candidates": corpus.gather(read, block_length),
+      "has_answer": has_answer,
+      "is_answer": is_answer,
+    }
+    if self.index_scores:
+      arrays["scores"] = found.scores
+    else:
+      arrays["vectors"] = generation.vectors(found.rows)
+    first_answer = has_answer[:, :5].any(axis=1)
+    return arrays, {"recall_at_5": float(first_answer.mean())}

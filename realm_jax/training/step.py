@@ -1,0 +1,168 @@
+"""One step of each stage, and the update that they share: the numeric core.
+
+A loss takes `(params, batch, dropout_key)` and returns the loss and its
+metrics. Batches are dicts of arrays with the global batch in front:
+
+| stage | arrays |
+| --- | --- |
+| inverse cloze | query [b q], block [b l], removed [b] |
+| pre-training | query [b q], candidates [b k l], mask_positions, mask_targets, mask_weights [b m] |
+| open QA | query [b q], candidates [b k l], vectors [b n d] or scores [b n], has_answer [b n], is_answer [b k l w] |
+"""  # noqa: E501
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from realm_jax.models.reader import Reader
+from realm_jax.models.retriever import Retriever, relevance
+from realm_jax.objectives.inverse_cloze import inverse_cloze_loss
+from realm_jax.objectives.masked_lm import marginal_masked_lm_loss
+from realm_jax.objectives.open_qa import open_qa_loss
+from realm_jax.training.state import TrainState
+
+Batch = dict[str, jax.Array]
+Loss = Callable[[dict[str, Any], Batch, jax.Array], tuple[jax.Array, dict]]
+
+
+def inverse_cloze(retriever: Retriever) -> Loss:
+  """The loss of inverse cloze; the negatives are the global batch."""
+
+  def loss(params, batch, dropout_key):
+    queries, blocks = retriever.apply(
+      {"params": params["retriever"]},
+      batch["query"],
+      batch["block"],
+      train=True,
+      rngs={"dropout": dropout_key},
+    )
+    return inverse_cloze_loss(
+      queries, blocks, batch["removed"], score_scale=retriever.score_scale
+    )
+
+  return loss
+
+
+def pretraining(
+  retriever: Retriever, reader: Reader, *, form: str = "per_token"
+) -> Loss:
+  """REALM's loss: query and candidates are embedded with today's parameters."""
+
+  def loss(params, batch, dropout_key):
+    retriever_key, reader_key = jax.random.split(dropout_key)
+    query_vectors, block_vectors = retriever.apply(
+      {"params": params["retriever"]},
+      batch["query"],
+      batch["candidates"],
+      train=True,
+      rngs={"dropout": retriever_key},
+    )
+    logits = reader.apply(
+      {"params": params["reader"]},
+      batch["query"],
+      batch["candidates"],
+      batch["mask_positions"],
+      train=True,
+      method="masked_lm",
+      rngs={"dropout": reader_key},
+    )
+    return marginal_masked_lm_loss(
+      relevance(
+        query_vectors, block_vectors, score_scale=retriever.score_scale
+      ),
+      logits,
+      batch["mask_targets"],
+      batch["mask_weights"],
+      form=form,
+    )
+
+  return loss
+
+
+def open_qa(retriever: Retriever, reader: Reader) -> Loss:
+  """ORQA's loss over stored block vectors, or calibrated scores of an index.
+
+  Where the batch has `vectors`, the query tower trains against them, and they
+  stay. Where it has `scores` (BM25 has no vectors), a block's score is
+  `scale` times the index's, and `scale` is the retriever's one parameter.
+  """
+
+  def loss(params, batch, dropout_key):
+    retriever_key, reader_key = jax.random.split(dropout_key)
+    if "vectors" in batch:
+      query_vectors = retriever.apply(
+        {"params": params["retriever"]},
+        batch["query"],
+        train=True,
+        method="embed_queries",
+        rngs={"dropout": retriever_key},
+      )
+      scores = relevance(
+        query_vectors, batch["vectors"], score_scale=retriever.score_scale
+      )
+    else:
+      scores = params["retriever"]["scale"] * batch["scores"]
+    spans = reader.apply(
+      {"params": params["reader"]},
+      batch["query"],
+      batch["candidates"],
+      train=True,
+      method="spans",
+      rngs={"dropout": reader_key},
+    )
+    return open_qa_loss(
+      scores,
+      batch["has_answer"],
+      spans.logits,
+      spans.is_span,
+      batch["is_answer"],
+    )
+
+  return loss
+
+
+def train_step(
+  state: TrainState,
+  batch: Batch,
+  *,
+  loss: Loss,
+  optimizer: optax.GradientTransformation,
+  seed: int,
+  hold_retriever: bool = False,
+) -> tuple[TrainState, dict[str, jax.Array]]:
+  """Differentiates, updates and counts one step.
+
+  Args:
+    state: donated by the loop.
+    batch: the stage's arrays.
+    loss: the stage's loss.
+    optimizer: over the parameters by component.
+    seed: of dropout; folded with the step.
+    hold_retriever: whether the retriever stands still in this step, so that
+      its gradient need not be computed.
+
+  Returns:
+    The next state and the metrics, with `gradient_norm` among them.
+  """
+  dropout_key = jax.random.fold_in(jax.random.key(seed), state.step)
+
+  def of_params(params):
+    if hold_retriever:
+      held = jax.lax.stop_gradient(params["retriever"])
+      params = {**params, "retriever": held}
+    return loss(params, batch, dropout_key)
+
+  gradient, metrics = jax.grad(of_params, has_aux=True)(state.params)
+  updates, optimizer_state = optimizer.update(
+    gradient, state.optimizer, state.params
+  )
+  metrics["gradient_norm"] = optax.global_norm(gradient)
+  state = TrainState(
+    step=state.step + jnp.ones_like(state.step),
+    params=optax.apply_updates(state.params, updates),
+    optimizer=optimizer_state,
+  )
+  return state, metrics
