@@ -1,0 +1,1 @@
+"""A generated, fictional encyclopedia with questions about it, for the demo."""
