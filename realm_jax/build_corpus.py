@@ -1,0 +1,85 @@
+"""Builds a corpus directory from JSON Lines of titles and texts.
+
+    python -m realm_jax.build_corpus --input='text/*.jsonl' \\
+      --output_dir=corpus --vocab=vocab.txt
+
+Each line is `{"title": …, "text": …}`, with optional `id` and `url`. The
+corpus appears complete or not at all; a summary counts what was cut or skipped.
+"""
+
+from collections.abc import Sequence
+
+from absl import flags, logging
+
+from realm_jax import configuration
+from realm_jax.corpus import build
+from realm_jax.text import salient_spans
+
+_INPUT = flags.DEFINE_multi_string(
+  "input", None, "A JSON Lines file or a quoted pattern of such; repeatable."
+)
+_OUTPUT_DIR = flags.DEFINE_string(
+  "output_dir", None, "The corpus directory to make."
+)
+_VOCAB = flags.DEFINE_string(
+  "vocab",
+  None,
+  "A BERT vocabulary file, or train:SIZE to learn one of at most SIZE pieces "
+  "from the input.",
+)
+_BLOCK_LENGTH = flags.DEFINE_integer(
+  "block_length", 288, "The most wordpieces of [CLS] title [SEP] body [SEP]."
+)
+_TAGGER = flags.DEFINE_string(
+  "tagger",
+  "rules",
+  "What finds salient spans: rules, none, or module.name of a callable "
+  "(text, title) -> [(start byte, limit byte, kind)].",
+)
+_DROP_TITLES = flags.DEFINE_multi_string(
+  "drop_title",
+  list(build.DROPPED_TITLES),
+  "Leave out documents whose title contains this; repeatable, and '' keeps "
+  "all.",
+)
+_UNESCAPE_HTML = flags.DEFINE_bool(
+  "unescape_html", True, "Read &amp; as & in titles and texts."
+)
+_SKIP_BAD_LINES = flags.DEFINE_bool(
+  "skip_bad_lines", False, "Count malformed lines and go on, not stop."
+)
+_OVERWRITE = flags.DEFINE_bool(
+  "overwrite", False, "Replace the corpus that is at --output_dir."
+)
+_BLOCKS_PER_SHARD = flags.DEFINE_integer(
+  "blocks_per_shard", 200_000, "A shard ends at about this many blocks."
+)
+_CORPUS_VERSION = flags.DEFINE_integer(
+  "corpus_version", 1, "The version to write; an update takes the next."
+)
+
+
+def main(argv: Sequence[str]) -> None:
+  """Builds the corpus and prints what happened."""
+  del argv
+  logging.set_verbosity(logging.INFO)
+  summary = build.build_corpus(
+    _INPUT.value,
+    _OUTPUT_DIR.value,
+    vocab=_VOCAB.value,
+    block_length=_BLOCK_LENGTH.value,
+    tagger=salient_spans.find_tagger(_TAGGER.value),
+    drop_titles=[title for title in _DROP_TITLES.value if title],
+    unescape_html=_UNESCAPE_HTML.value,
+    skip_bad_lines=_SKIP_BAD_LINES.value,
+    overwrite=_OVERWRITE.value,
+    blocks_per_shard=_BLOCKS_PER_SHARD.value,
+    version=_CORPUS_VERSION.value,
+  )
+  print(summary.table())
+  print(f"corpus: {_OUTPUT_DIR.value}")
+
+
+if __name__ == "__main__":
+  flags.mark_flags_as_required(["input", "output_dir", "vocab"])
+  configuration.run(main)

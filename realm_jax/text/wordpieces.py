@@ -1,0 +1,267 @@
+"""Wordpieces: the one file that knows TensorFlow Text.
+
+`WordpieceVocabulary` is a seqio vocabulary over TensorFlow Text's
+`FastBertTokenizer`: lower-cased, accents stripped, split at white space and
+punctuation, then cut into the longest known pieces, as BERT uncased does.
+
+Text is folded before it is cut, and folding changes lengths ('é' loses a byte,
+'ﬁ' becomes two letters), so every token carries the byte range of the
+*original* text that it came from; an answer is then shown as it was written.
+"""
+
+import collections
+import functools
+import hashlib
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import seqio
+import tensorflow as tf
+import tensorflow_text as tf_text
+from etils import epath
+from jaxtyping import Bool, Int
+from tensorflow_text.tools.wordpiece_vocab import (
+  wordpiece_tokenizer_learner_lib as learner,
+)
+
+PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
+SPECIAL_PIECES = (PAD, UNK, CLS, SEP, MASK)
+CONTINUATION = "##"
+
+# Texts that one call of the tokenizer takes while counting words: enough to
+# hide its fixed 20 ms, little enough to keep memory flat.
+_TEXTS_PER_CALL = 512
+
+
+class VocabularyError(ValueError):
+  """A vocabulary that cannot be used, and what to do about it."""
+
+
+class Tokens(NamedTuple):
+  """The tokens of n texts end to end; text i owns `row_offsets[i:i + 2]`.
+
+  `starts` and `limits` are byte offsets into each token's own text, UTF-8.
+  They never decrease along a text, and no range is empty: pieces that come
+  from one character ('½' gives `1 ##⁄ ##2`) share its range.
+  """
+
+  token_ids: Int[np.ndarray, " t"]
+  row_offsets: Int[np.ndarray, " n+1"]
+  starts: Int[np.ndarray, " t"]
+  limits: Int[np.ndarray, " t"]
+
+
+def check_pieces(pieces: Sequence[str], *, source: str) -> None:
+  """Raises `VocabularyError` where `pieces` cannot serve this project."""
+  missing = [piece for piece in SPECIAL_PIECES if piece not in pieces]
+  if missing:
+    raise VocabularyError(
+      f"{source} has no {', '.join(missing)}; a BERT vocabulary lists "
+      f"{' '.join(SPECIAL_PIECES)}, one piece a line"
+    )
+  if pieces[0] != PAD:
+    raise VocabularyError(
+      f"{source} has {pieces[0]!r} on its first line; {PAD} must be there, "
+      "because id 0 is padding everywhere"
+    )
+  line_of: dict[str, int] = {}
+  for line, piece in enumerate(pieces, start=1):
+    if not piece:
+      raise VocabularyError(f"{source}, line {line}, is empty; remove it")
+    if piece in line_of:
+      raise VocabularyError(
+        f"{source} has {piece!r} on line {line_of[piece]} and again on line "
+        f"{line}; remove one"
+      )
+    line_of[piece] = line
+
+
+def read_pieces(vocab_file: epath.PathLike) -> tuple[str, ...]:
+  """The pieces of a vocabulary file, one a line; line n has id n - 1."""
+  path = epath.Path(vocab_file)
+  if not path.is_file():
+    raise VocabularyError(
+      f"no vocabulary at {path}; give BERT's vocab.txt, or train one with "
+      "build_corpus --vocab=train:SIZE"
+    )
+  try:
+    text = path.read_bytes().decode("utf-8")
+  except UnicodeDecodeError as error:
+    raise VocabularyError(
+      f"{path} is not UTF-8 (byte {error.start}); a vocabulary is plain text"
+    ) from error
+  # Not splitlines(): a piece may be a character that Unicode calls a line end.
+  pieces = tuple(text.replace("\r\n", "\n").removesuffix("\n").split("\n"))
+  check_pieces(pieces, source=str(path))
+  return pieces
+
+
+class WordpieceVocabulary(seqio.Vocabulary):
+  """BERT's uncased wordpieces, with offsets into the original text."""
+
+  def __init__(self, vocab_file: epath.PathLike):
+    """Reads a vocabulary; raises `VocabularyError` where it is unusable."""
+    super().__init__()
+    self.pieces = read_pieces(vocab_file)
+    ids = {piece: index for index, piece in enumerate(self.pieces)}
+    self._unk_id = ids[UNK]
+    self.cls_id, self.sep_id, self.mask_id = ids[CLS], ids[SEP], ids[MASK]
+    self._tokenizer = tf_text.FastBertTokenizer(
+      vocab=self.pieces,
+      token_out_type=tf.int32,
+      unknown_token=UNK,
+      lower_case_nfd_strip_accents=True,
+    )
+
+  @functools.cached_property
+  def sha256(self) -> str:
+    """Hex digest of the pieces joined by line feeds: the hash of record."""
+    return hashlib.sha256("\n".join(self.pieces).encode()).hexdigest()
+
+  @functools.cached_property
+  def is_continuation(self) -> Bool[np.ndarray, " v"]:
+    """Which pieces continue a word."""
+    return np.array([p.startswith(CONTINUATION) for p in self.pieces])
+
+  def __eq__(self, other: object) -> bool:
+    return isinstance(other, type(self)) and self.pieces == other.pieces
+
+  def __hash__(self) -> int:
+    return hash(self.sha256)
+
+  @property
+  def eos_id(self) -> None:
+    """None: BERT has no end of sequence, and [SEP] also stands inside."""
+
+  @property
+  def unk_id(self) -> int:
+    return self._unk_id
+
+  @property
+  def _base_vocab_size(self) -> int:
+    return len(self.pieces)
+
+  def _encode(self, s: str) -> list[int]:
+    return self._encode_tf(tf.constant(s)).numpy().tolist()
+
+  def _encode_tf(self, s: tf.Tensor) -> tf.Tensor:
+    if s.shape.rank == 0:  # TensorFlow Text fails on a scalar.
+      return self._tokenizer.tokenize(s[tf.newaxis])[0]
+    return self._tokenizer.tokenize(s)
+
+  def _decode(self, ids: Sequence[int]) -> str:
+    words = " ".join(self.pieces[i] for i in ids if i != self.pad_id)
+    return words.replace(f" {CONTINUATION}", "")
+
+  def _decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
+    pieces = tf.gather(tf.constant(self.pieces), ids)
+    pieces = tf.where(ids == self.pad_id, "", pieces)
+    words = tf.strings.reduce_join(pieces, axis=-1, separator=" ")
+    words = tf.strings.regex_replace(words, " +", " ")
+    return tf.strings.strip(tf.strings.regex_replace(words, " ##", ""))
+
+  def tokenize_with_offsets(self, texts: Sequence[str]) -> Tokens:
+    """Tokenizes a batch: one call for many texts, since a call costs 20 ms.
+
+    Args:
+      texts: any number of texts, none of which holds a lone surrogate.
+    """
+    if not texts:
+      empty = np.zeros(0, np.int32)
+      return Tokens(empty, np.zeros(1, np.int64), empty, empty)
+    encoded = [text.encode("utf-8") for text in texts]
+    ids, starts, limits = self._tokenizer.tokenize_with_offsets(
+      tf.constant(encoded)
+    )
+    row_offsets = ids.row_splits.numpy()
+    starts = starts.flat_values.numpy().astype(np.int32)
+    limits = limits.flat_values.numpy().astype(np.int32)
+    # All but the last piece of one folded character come with an empty range.
+    empty = np.flatnonzero(limits <= starts)
+    if empty.size:
+      rows = np.searchsorted(row_offsets, empty, side="right") - 1
+      for row, token in zip(rows, empty, strict=True):
+        limits[token] = _character_limit(encoded[row], starts[token])
+    return Tokens(ids.flat_values.numpy(), row_offsets, starts, limits)
+
+
+def _character_limit(text: bytes, start: int) -> int:
+  """The byte after the UTF-8 character that begins at `start`."""
+  limit = start + 1
+  while limit < len(text) and text[limit] & 0xC0 == 0x80:
+    limit += 1
+  return limit
+
+
+def _count_words(texts: Iterable[str]) -> collections.Counter[str]:
+  """How often each folded word occurs, split as the tokenizer splits."""
+  normalizer = tf_text.FastBertNormalizer(lower_case_nfd_strip_accents=True)
+  # The capital is in no folded text and is there because a vocabulary may not
+  # be empty; so no word has pieces, and each comes out whole, as one [UNK].
+  splitter = tf_text.FastWordpieceTokenizer(
+    vocab=[UNK, "A"], unknown_token=UNK, token_out_type=tf.int32
+  )
+  counts: collections.Counter[bytes] = collections.Counter()
+  remaining = iter(texts)
+  while batch := list(itertools.islice(remaining, _TEXTS_PER_CALL)):
+    folded = normalizer.normalize(tf.constant(batch))
+    _, starts, limits = splitter.tokenize_with_offsets(folded)
+    for text, text_starts, text_limits in zip(
+      folded.numpy(), starts.to_list(), limits.to_list(), strict=True
+    ):
+      counts.update(map(text.__getitem__, map(slice, text_starts, text_limits)))
+  return collections.Counter(
+    {word.decode("utf-8"): count for word, count in counts.items()}
+  )
+
+
+def train_vocabulary(texts: Iterable[str], size: int) -> list[str]:
+  """Learns wordpieces from texts with TensorFlow Text's own learner.
+
+  The learner keeps every piece that occurs at least `threshold` times beyond
+  its occurrences in longer pieces that were kept, so every *word* that occurs
+  `threshold` times is one piece. We give the lowest threshold whose vocabulary
+  fits in `size`: with room for all, each word of the texts is one piece.
+
+  Args:
+    texts: read once, and not kept: only word counts are in memory.
+    size: the most pieces the vocabulary may have, specials included.
+
+  Raises:
+    VocabularyError: the texts hold no words, or their letters alone do not
+      fit in `size`.
+  """
+  counts = _count_words(texts)
+  for piece in SPECIAL_PIECES:
+    counts.pop(piece, None)
+  if not counts:
+    raise VocabularyError("the texts hold no words to learn wordpieces from")
+
+  @functools.cache
+  def learned(threshold: int) -> list[str]:
+    return learner.learn(
+      counts,
+      size,
+      list(SPECIAL_PIECES),
+      upper_thresh=threshold,
+      lower_thresh=threshold,
+    )
+
+  # Upwards in doubles, because low thresholds are the quick ones to learn.
+  too_low, fits = 0, 1
+  while len(learned(fits)) > size:
+    if fits > max(counts.values()):
+      raise VocabularyError(
+        f"a vocabulary of {size} pieces is too small: the texts' letters take "
+        f"{len(learned(fits))}; give at least that many"
+      )
+    too_low, fits = fits, 2 * fits
+  while fits - too_low > 1:
+    threshold = (too_low + fits) // 2
+    if len(learned(threshold)) <= size:
+      fits = threshold
+    else:
+      too_low = threshold
+  return learned(fits)
