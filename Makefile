@@ -1,0 +1,68 @@
+# `make demo` and `make test` set up all they need in a fresh clone.
+#
+#   make env        the environment in .venv, with the versions of constraints.txt
+#   make demo       the whole story on a generated encyclopedia, into out/demo
+#   make test       every check and every test
+#   make test-fast  the checks, and the tests that take seconds
+#   make lint       ruff and the type checker
+#   make t5x        adds t5x to the environment (optional)
+#
+# PYTHON=/path/to/python3.11 chooses the interpreter of the environment.
+
+SHELL := /bin/bash
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/installed
+# Stands while an installation runs: one that was killed starts afresh.
+UNFINISHED := $(VENV).unfinished
+EXTRAS := demo,dev,launch
+PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
+  $$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
+    2>/dev/null && command -v $$python && break; done)
+
+# The commits that were tried with these constraints.
+T5X := git+https://github.com/google-research/t5x@cc342d419ec3e3e9c4bf1df33c82330cafdc1e16
+AIRIO := git+https://github.com/google/airio@69897df7d9a427b947a9f7bb4164c7782b43e601
+JESTIMATOR := git+https://github.com/google-research/jestimator@326824a477feef6d92e6f44175000907a72899ca
+
+.PHONY: env demo test test-fast lint format t5x
+
+env: $(STAMP)
+
+$(STAMP): setup.py pyproject.toml constraints.txt
+	@if [ ! -e $(PY) ] || [ -e $(UNFINISHED) ]; then \
+	  '$(PYTHON)' -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null || { \
+	    echo "make: Python 3.11, 3.12 or 3.13 is needed; '$(PYTHON)' is not one of them:" \
+	      "$$('$(PYTHON)' --version 2>&1 || true)" >&2; \
+	    echo "make: install one, or say where it is: make PYTHON=/path/to/python3.11" >&2; \
+	    exit 1; }; \
+	  echo "Creating $(VENV) with $(PYTHON)"; \
+	  touch $(UNFINISHED) && rm -rf $(VENV) && '$(PYTHON)' -m venv $(VENV); \
+	fi
+	@touch $(UNFINISHED)
+	@echo "Installing the packages of constraints.txt (about two minutes the first time)"
+	$(PY) -m pip install --disable-pip-version-check \
+	  -c constraints.txt -e '.[$(EXTRAS)]'
+	@touch $(STAMP) && rm -f $(UNFINISHED)
+
+demo: env
+	$(PY) -m realm_jax.demo --output_dir=out/demo
+
+test: lint
+	$(PY) -m pytest
+
+test-fast: lint
+	$(PY) -m pytest -m 'not slow'
+
+lint: env
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/pyrefly check
+
+format: env
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+t5x: env
+	$(PY) -m pip install --disable-pip-version-check -c constraints.txt -e '.[t5x]'
+	$(PY) -m pip install --disable-pip-version-check --no-deps '$(T5X)' '$(AIRIO)' '$(JESTIMATOR)'

@@ -1,0 +1,56 @@
+"""Packaging: `pip install -c constraints.txt -e '.[demo,dev,launch]'`.
+
+Requirements carry no versions; constraints.txt pins the set that is tested
+together.
+"""
+
+from setuptools import find_packages, setup
+
+setup(
+  name="realm_jax",
+  version="0.1.0",
+  description=(
+    "Retrieval-augmented language model pre-training (REALM) in JAX, with the"
+    " search index rebuilt while the model trains."
+  ),
+  license="Apache-2.0",
+  packages=find_packages(
+    include=["realm_jax", "realm_jax.*", "tasks", "tasks.*", "launch"]
+  ),
+  python_requires=">=3.11",
+  install_requires=[
+    "absl-py",
+    "bm25s",
+    "clu",
+    "etils[epath]",
+    "flax",
+    "gin-config",
+    "jax",
+    "jaxtyping",
+    "numpy",
+    "optax",
+    "orbax-checkpoint",
+    "rich",
+    "safetensors",
+    "scann",
+    "sentencex",
+    "seqio",
+    "tensorflow",
+    "tensorflow-text",
+    "tqdm",
+  ],
+  extras_require={
+    "tpu": ["jax[tpu]"],
+    "gpu": ["jax[cuda13]"],
+    "gcs": ["etils[epath-gcs]"],
+    "beam": ["apache-beam"],
+    "demo": ["matplotlib"],
+    "launch": ["xmanager"],
+    # What t5x, airio and jestimator need beyond the core. The three
+    # themselves are in no registry, and ask for the heads of flax, optax,
+    # clu and seqio and for another TFDS, which nothing here could run with:
+    # `make t5x` adds them from their repositories without those demands.
+    "t5x": ["cached-property", "chex", "fiddle"],
+    "dev": ["hypothesis", "pyrefly", "pytest", "pytest-xdist", "ruff"],
+  },
+)
