@@ -1,0 +1,1 @@
+"""Published indexes: built by one process, followed by another."""

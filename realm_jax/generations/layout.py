@@ -1,0 +1,46 @@
+"""Where generations lie, and which of them are published.
+
+generations/00000500/manifest.json   a published generation
+generations/.tmp-00000500-…          one that is being built
+generations/.trash-…                 one that is being removed
+generations/leases/…                 who has which loaded
+"""
+
+import re
+
+from etils import epath
+
+FOLDER = "generations"
+MANIFEST = "manifest.json"
+LEASES = "leases"
+BUILDING = ".tmp-"
+REMOVING = ".trash-"
+
+_STEP = re.compile(r"[0-9]{8,}")
+
+
+def is_remote(path: epath.PathLike) -> bool:
+  """Whether the path lies on an object store, which cannot rename or map."""
+  return "://" in str(path)
+
+
+def path_of(generations_dir: epath.PathLike, step: int) -> epath.Path:
+  """The directory of a checkpoint step's generation."""
+  return epath.Path(generations_dir) / f"{step:08d}"
+
+
+def published_steps(generations_dir: epath.PathLike) -> list[int]:
+  """The steps that have a manifest, in order; whether it is valid is not asked.
+
+  A missing directory has none.
+  """
+  directory = epath.Path(generations_dir)
+  try:
+    names = [path.name for path in directory.iterdir()]
+  except (FileNotFoundError, NotADirectoryError):
+    return []
+  return sorted(
+    int(name)
+    for name in names
+    if _STEP.fullmatch(name) and (directory / name / MANIFEST).exists()
+  )

@@ -1,0 +1,187 @@
+"""A generation that is ready to be searched."""
+
+import dataclasses
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from absl import logging
+from etils import epath
+from jaxtyping import Float32, Int
+
+from realm_jax.corpus.store import Corpus
+from realm_jax.generations import layout, query_tower
+from realm_jax.generations import manifest as manifests
+from realm_jax.generations.embeddings import Embeddings
+from realm_jax.generations.manifest import GenerationError, Manifest
+from realm_jax.indexes.protocol import Blocks, Index, IndexConfig
+from realm_jax.indexes.registry import IndexKindError, config_from
+
+
+@dataclasses.dataclass(frozen=True)
+class Generation:
+  """A verified generation with its index in memory.
+
+  Attributes:
+    step: the checkpoint that its vectors were made with.
+    manifest: what it says of itself.
+    corpus: whose blocks it holds.
+    index: what searches them.
+    query_params: the tower that embeds queries for its vectors.
+    embeddings: the vectors, memory-mapped.
+  """
+
+  step: int
+  manifest: Manifest
+  corpus: Corpus
+  index: Index
+  query_params: Any
+  embeddings: Embeddings
+
+  @property
+  def num_blocks(self) -> int:
+    """How many blocks it holds."""
+    return self.manifest.num_blocks
+
+  def vectors(self, rows: Int[np.ndarray, "*b"]) -> Float32[np.ndarray, "*b d"]:
+    """The stored vectors of any rows."""
+    return self.embeddings.gather(rows)
+
+
+def blocks_of(corpus: Corpus, embeddings: Embeddings | None = None) -> Blocks:
+  """What an index is built over, from a corpus and its vectors."""
+  return Blocks(
+    num_blocks=corpus.num_blocks,
+    vectors=embeddings,
+    token_ids=corpus.token_ids,
+    vocab_size=corpus.vocab_size,
+  )
+
+
+def load_generation(
+  generations_dir: epath.PathLike,
+  step: int,
+  *,
+  corpus: Corpus,
+  mesh: Any = None,
+  place: Callable[[Any], Any] = lambda params: params,
+  index: IndexConfig | None = None,
+  cache_dir: epath.PathLike | None = None,
+  threads: int | None = None,
+) -> Generation:
+  """Verifies a generation down to its checksums, and loads it in full.
+
+  Args:
+    generations_dir: where generations lie.
+    step: which.
+    corpus: the corpus in use.
+    mesh: where an index that lives on devices goes.
+    place: puts the query tower's parameters on the devices.
+    index: another index to search the same blocks with; None takes the one
+      that the generation was built with.
+    cache_dir: where an object store's files are staged to be mapped.
+    threads: to read checksums with; None takes every core.
+
+  Raises:
+    GenerationError: it is missing, damaged, or of another corpus.
+  """
+  directory = layout.path_of(generations_dir, step)
+  manifest = manifests.read(directory)
+  _require_match(manifest, step, corpus, directory)
+  with _local(directory, manifest, cache_dir) as (local, files):
+    manifests.verify(local, manifest, threads=threads)
+    embeddings = Embeddings(files, manifest)
+    blocks = blocks_of(corpus, embeddings)
+    if index is None:
+      try:
+        config = config_from(manifest.index_kind, manifest.index_parameters)
+      except IndexKindError as error:
+        raise GenerationError(f"{directory}: {error}") from error
+      built = config.load(files / manifest.index_kind, blocks, mesh=mesh)
+    else:
+      built = index.build(blocks, mesh=mesh)
+    return Generation(
+      step=step,
+      manifest=manifest,
+      corpus=corpus,
+      index=built,
+      query_params=place(query_tower.load(files)),
+      embeddings=embeddings,
+    )
+
+
+def load_newest(
+  generations_dir: epath.PathLike, *, corpus: Corpus, **settings: Any
+) -> Generation:
+  """The newest generation that is valid and of this corpus.
+
+  Args:
+    generations_dir: where generations lie.
+    corpus: the corpus in use.
+    **settings: as for `load_generation`.
+
+  Raises:
+    GenerationError: there is none.
+  """
+  refused = []
+  for step in reversed(layout.published_steps(generations_dir)):
+    try:
+      return load_generation(generations_dir, step, corpus=corpus, **settings)
+    except GenerationError as error:
+      logging.warning("generation %d is not used: %s", step, error)
+      refused.append(error)
+  if refused:
+    raise refused[0]
+  raise GenerationError(
+    f"{generations_dir} has no generation; make one with "
+    "`python -m realm_jax.build_index --once`"
+  )
+
+
+def _require_match(
+  manifest: Manifest, step: int, corpus: Corpus, directory: epath.Path
+) -> None:
+  if manifest.step != step:
+    raise GenerationError(
+      f"{directory} holds the generation of step {manifest.step}; remove it"
+    )
+  if manifest.corpus_fingerprint != corpus.fingerprint:
+    raise GenerationError(
+      f"{directory} is of another corpus: fingerprint "
+      f"{manifest.corpus_fingerprint[:12]} with {manifest.num_blocks} blocks, "
+      f"and {corpus.directory} has {corpus.fingerprint[:12]} with "
+      f"{corpus.num_blocks}; give the corpus it was built on, or build a "
+      "generation of this one with `python -m realm_jax.build_index --once`"
+    )
+
+
+@contextmanager
+def _local(
+  directory: epath.Path,
+  manifest: Manifest,
+  cache_dir: epath.PathLike | None,
+) -> Iterator[tuple[Path, Path]]:
+  """The generation's directory and its files' folder on a local disk.
+
+  A staged copy is unlinked as soon as everything is loaded: what is mapped
+  stays readable, and a process that ends leaves nothing behind.
+  """
+  if not layout.is_remote(directory):
+    yield Path(directory), Path(directory) / manifest.folder
+    return
+  staged = Path(tempfile.mkdtemp(prefix="realm_generation_", dir=cache_dir))
+  try:
+    for file in manifest.files:
+      target = staged / manifest.folder / file.path
+      target.parent.mkdir(parents=True, exist_ok=True)
+      try:
+        (directory / manifest.folder / file.path).copy(target)
+      except FileNotFoundError:
+        continue  # The verification that follows says what is missing.
+    yield staged, staged / manifest.folder
+  finally:
+    shutil.rmtree(staged, ignore_errors=True)

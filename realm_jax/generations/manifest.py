@@ -1,0 +1,232 @@
+"""The manifest of a generation: what it is, and every byte it consists of."""
+
+import concurrent.futures
+import dataclasses
+import datetime
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from etils import epath
+
+from realm_jax.generations import layout
+
+FORMAT_VERSION = 1
+_CHUNK_BYTES = 1 << 22
+
+
+class GenerationError(ValueError):
+  """A generation that is missing, damaged or of something else."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FileRecord:
+  """One file; `path` is relative to the generation's directory."""
+
+  path: str
+  size: int
+  sha256: str
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbeddingsShard:
+  """Consecutive rows in one file."""
+
+  path: str
+  rows: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+  """What a generation says of itself.
+
+  Attributes:
+    step: the checkpoint that its vectors were made with.
+    corpus_fingerprint: of the corpus whose blocks they embed.
+    corpus_version: of that corpus.
+    num_blocks: how many there are.
+    dim: of the vectors.
+    dtype: of the stored vectors, `float32` or `bfloat16`.
+    index_kind: the search structure.
+    index_parameters: its settings, as plain values.
+    recall: recall@k against exact search on held-out queries, by k; empty
+      for an index that does not search vectors.
+    recall_queries: how many queries it was measured on.
+    embed_seconds: spent embedding the corpus.
+    build_seconds: spent building the search structure.
+    embeddings: the files of vectors, in row order.
+    files: every file but the manifest, relative to `folder`.
+    folder: where they lie below the generation's directory; a builder on an
+      object store writes to a folder of its own, so that two never mix.
+    created: when, in UTC.
+  """
+
+  step: int
+  corpus_fingerprint: str
+  corpus_version: int
+  num_blocks: int
+  dim: int
+  dtype: str
+  index_kind: str
+  index_parameters: dict[str, Any]
+  recall: dict[str, float]
+  recall_queries: int
+  embed_seconds: float
+  build_seconds: float
+  embeddings: tuple[EmbeddingsShard, ...]
+  files: tuple[FileRecord, ...] = ()
+  folder: str = "."
+  created: str = ""
+  format_version: int = FORMAT_VERSION
+
+  def to_json(self) -> str:
+    """The manifest as it lies on disk."""
+    return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+
+
+def from_json(text: str, *, where: str) -> Manifest:
+  """Reads a manifest's text; `where` is for the error.
+
+  Raises:
+    GenerationError: it is no manifest, or a newer program's.
+  """
+  try:
+    values = json.loads(text)
+    version = values["format_version"]
+  except (ValueError, KeyError, TypeError) as error:
+    raise GenerationError(
+      f"{where} is not a manifest ({error!r}); remove that generation and let "
+      "build_index make it again"
+    ) from error
+  if version != FORMAT_VERSION:
+    raise GenerationError(
+      f"{where} has format version {version}, and this program reads "
+      f"{FORMAT_VERSION}; use the realm_jax that wrote it, or build it again"
+    )
+  try:
+    manifest = Manifest(**values)
+    manifest = dataclasses.replace(
+      manifest,
+      embeddings=tuple(EmbeddingsShard(**s) for s in values["embeddings"]),
+      files=tuple(FileRecord(**f) for f in values["files"]),
+    )
+    _require_plausible(manifest)
+  except (TypeError, KeyError, ValueError) as error:
+    raise GenerationError(
+      f"{where} is not a whole manifest: {error}; remove that generation and "
+      "let build_index make it again"
+    ) from error
+  return manifest
+
+
+def _require_plausible(manifest: Manifest) -> None:
+  rows = sum(shard.rows for shard in manifest.embeddings)
+  if rows != manifest.num_blocks:
+    raise ValueError(
+      f"its embeddings have {rows} rows for {manifest.num_blocks} blocks"
+    )
+  for path in [file.path for file in manifest.files] + [manifest.folder]:
+    # A path that leads outside would make a reader touch what is not its own.
+    if path.startswith("/") or ".." in path.split("/"):
+      raise ValueError(f"path {path!r} leads outside the generation")
+  known = {file.path for file in manifest.files}
+  if missing := [s.path for s in manifest.embeddings if s.path not in known]:
+    raise ValueError(f"its files lack {missing[0]}")
+
+
+def read(directory: epath.PathLike) -> Manifest:
+  """The manifest of a generation's directory.
+
+  Raises:
+    GenerationError: there is none, or it is not valid.
+  """
+  path = epath.Path(directory) / layout.MANIFEST
+  try:
+    text = path.read_text()
+  except (FileNotFoundError, NotADirectoryError):
+    raise GenerationError(
+      f"{directory} has no {layout.MANIFEST}, so it is not a generation"
+    ) from None
+  except UnicodeDecodeError as error:
+    raise GenerationError(f"{path} is damaged: {error}") from error
+  return from_json(text, where=str(path))
+
+
+def now() -> str:
+  """The time, as a manifest writes it."""
+  return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def records_of(
+  root: epath.PathLike, paths: Sequence[str], *, threads: int | None = None
+) -> tuple[FileRecord, ...]:
+  """Sizes and checksums of files below `root`, in parallel."""
+  root = epath.Path(root)
+
+  def record(path: str) -> FileRecord:
+    return FileRecord(
+      path, root.joinpath(path).stat().length, _sha256(root / path)
+    )
+
+  with concurrent.futures.ThreadPoolExecutor(threads or os.cpu_count()) as pool:
+    return tuple(pool.map(record, paths))
+
+
+def verify(
+  directory: epath.PathLike,
+  manifest: Manifest,
+  *,
+  checksums: bool = True,
+  threads: int | None = None,
+) -> None:
+  """Holds every file against its size and, if asked, its checksum.
+
+  Args:
+    directory: the generation's.
+    manifest: what was read there.
+    checksums: whether to read the files; sizes are always compared.
+    threads: to read with; None takes every core.
+
+  Raises:
+    GenerationError: a file is missing, cut or changed.
+  """
+  root = epath.Path(directory) / manifest.folder
+  for file in manifest.files:
+    try:
+      size = root.joinpath(file.path).stat().length
+    except (FileNotFoundError, NotADirectoryError):
+      raise GenerationError(_damage(root, file.path, "is missing")) from None
+    if size != file.size:
+      raise GenerationError(
+        _damage(root, file.path, f"has {size} bytes and not {file.size}")
+      )
+  if not checksums:
+    return
+  found: Mapping[str, FileRecord] = {
+    record.path: record
+    for record in records_of(
+      root, [file.path for file in manifest.files], threads=threads
+    )
+  }
+  for file in manifest.files:
+    if found[file.path].sha256 != file.sha256:
+      raise GenerationError(
+        _damage(root, file.path, "does not match its checksum")
+      )
+
+
+def _damage(root: epath.Path, path: str, what: str) -> str:
+  return (
+    f"{root / path} {what}, so its generation is damaged; remove it and let "
+    "build_index make it again"
+  )
+
+
+def _sha256(path: epath.Path) -> str:
+  digest = hashlib.sha256()
+  with path.open("rb") as file:
+    while chunk := file.read(_CHUNK_BYTES):
+      digest.update(chunk)
+  return digest.hexdigest()

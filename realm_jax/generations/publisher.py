@@ -1,0 +1,249 @@
+"""Publication: a generation appears whole, or not at all.
+
+Locally it is written aside, made durable, and renamed. An object store has
+no rename; there it is written to a folder of its own and the manifest, which
+names that folder, is the commit.
+"""
+
+import contextlib
+import dataclasses
+import errno
+import fcntl
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+
+from absl import logging
+from etils import epath
+
+from realm_jax.generations import layout
+from realm_jax.generations import manifest as manifests
+from realm_jax.generations.leases import leased_steps
+from realm_jax.generations.manifest import GenerationError, Manifest
+
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# Younger leftovers may belong to a builder that has not locked them yet.
+_LEFTOVER_SECONDS = 60.0
+
+
+class DiskFullError(ValueError):
+  """A generation for which there is no room."""
+
+
+def publish(
+  generations_dir: epath.PathLike,
+  step: int,
+  write: Callable[[Path], Manifest],
+  *,
+  replaces: Callable[[Manifest], bool] = lambda manifest: False,
+  atomic_rename: bool | None = None,
+) -> bool:
+  """Publishes the generation of a checkpoint step.
+
+  Args:
+    generations_dir: where generations lie; local or on an object store.
+    step: the checkpoint's.
+    write: fills an empty local directory with everything but the manifest,
+      and returns the manifest without its `files`.
+    replaces: whether a valid generation of this step, published earlier or by
+      another builder meanwhile, should give way. A damaged one always does.
+    atomic_rename: whether the directory's file system can rename a folder;
+      None asks its path.
+
+  Returns:
+    False where another builder was first; this one's work is discarded.
+
+  Raises:
+    DiskFullError: there is no room; nothing has changed.
+  """
+  directory = epath.Path(generations_dir)
+  if atomic_rename is None:
+    atomic_rename = not layout.is_remote(directory)
+  try:
+    directory.mkdir(parents=True, exist_ok=True)
+    if not atomic_rename:
+      return _publish_by_manifest(directory, step, write, replaces)
+    remove_leftovers(directory)
+    with _building(Path(directory), step) as (built, lock):
+      _finish(built, write(built))
+      with _committing(Path(directory)):
+        return _commit(built, layout.path_of(directory, step), replaces)
+  except OSError as error:
+    if error.errno not in _DISK_FULL:
+      raise
+    raise DiskFullError(
+      f"no room for generation {step} in {directory} ({error.strerror}); free "
+      "some space or keep fewer generations. Those published are untouched"
+    ) from error
+
+
+def _finish(built: Path, manifest: Manifest) -> Manifest:
+  """Adds the manifest, and makes everything durable."""
+  paths = sorted(
+    str(path.relative_to(built)) for path in built.rglob("*") if path.is_file()
+  )
+  for path in paths:
+    _sync(built / path)
+  manifest = dataclasses.replace(
+    manifest,
+    files=manifests.records_of(built, paths),
+    created=manifests.now(),
+  )
+  (built / layout.MANIFEST).write_text(manifest.to_json())
+  _sync(built / layout.MANIFEST)
+  for path in (built, *built.rglob("*")):
+    if path.is_dir():
+      _sync(path)
+  return manifest
+
+
+def _commit(
+  built: Path, published: epath.Path, replaces: Callable[[Manifest], bool]
+) -> bool:
+  """Renames into place; the caller keeps other builders out."""
+  target = Path(published)
+  if target.exists():
+    if _stands(published, replaces):
+      return False
+    _remove(target)
+  os.rename(built, target)
+  _sync(target.parent)
+  return True
+
+
+def _stands(
+  published: epath.Path, replaces: Callable[[Manifest], bool]
+) -> bool:
+  """Whether what is published there is sound and should stay."""
+  try:
+    manifest = manifests.read(published)
+    manifests.verify(published, manifest, checksums=False)
+  except GenerationError as error:
+    logging.warning("%s; it is replaced", error)
+    return False
+  return not replaces(manifest)
+
+
+def _publish_by_manifest(
+  directory: epath.Path,
+  step: int,
+  write: Callable[[Path], Manifest],
+  replaces: Callable[[Manifest], bool],
+) -> bool:
+  published = layout.path_of(directory, step)
+  with tempfile.TemporaryDirectory(prefix=layout.BUILDING) as scratch:
+    built = Path(scratch)
+    manifest = _finish(built, write(built))
+    if (published / layout.MANIFEST).exists() and _stands(published, replaces):
+      return False
+    folder = f"build-{secrets.token_hex(6)}"
+    for file in manifest.files:
+      target = published / folder / file.path
+      target.parent.mkdir(parents=True, exist_ok=True)
+      epath.Path(built / file.path).copy(target)
+    manifest = dataclasses.replace(manifest, folder=folder)
+    (published / layout.MANIFEST).write_text(manifest.to_json())
+  return True
+
+
+@contextlib.contextmanager
+def _building(directory: Path, step: int) -> Iterator[tuple[Path, int]]:
+  """A directory of this process's own, locked for as long as it lives."""
+  name = f"{layout.BUILDING}{step:08d}-{os.getpid()}-{secrets.token_hex(4)}"
+  built = directory / name
+  built.mkdir()
+  lock = os.open(built, os.O_RDONLY)
+  try:
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    yield built, lock
+  finally:
+    shutil.rmtree(built, ignore_errors=True)
+    os.close(lock)
+
+
+@contextlib.contextmanager
+def _committing(directory: Path) -> Iterator[None]:
+  """Keeps other builders from committing; the lock dies with the process."""
+  lock = os.open(directory / ".commit.lock", os.O_RDWR | os.O_CREAT)
+  try:
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    yield
+  finally:
+    os.close(lock)
+
+
+def remove_leftovers(generations_dir: epath.PathLike) -> None:
+  """Removes what builders left that died while building or removing."""
+  directory = Path(generations_dir)
+  for path in directory.glob(f"{layout.REMOVING}*"):
+    shutil.rmtree(path, ignore_errors=True)
+  for path in directory.glob(f"{layout.BUILDING}*"):
+    try:
+      if time.time() - path.stat().st_mtime < _LEFTOVER_SECONDS:
+        continue
+      lock = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+      continue
+    try:
+      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      continue  # Its builder lives.
+    else:
+      logging.info("removing %s, whose builder is gone", path)
+      shutil.rmtree(path, ignore_errors=True)
+    finally:
+      os.close(lock)
+
+
+def prune(
+  generations_dir: epath.PathLike,
+  *,
+  keep: int,
+  pinned: Collection[int] = (),
+) -> list[int]:
+  """Removes old generations, but none that is leased or pinned.
+
+  Args:
+    generations_dir: where generations lie.
+    keep: how many of the latest stay, at least 1.
+    pinned: steps that stay whatever their age, such as those that retained
+      checkpoints name.
+
+  Returns:
+    The steps removed.
+  """
+  if keep < 1:
+    raise ValueError(f"keep={keep}; want at least the newest generation, 1")
+  old = layout.published_steps(generations_dir)[:-keep]
+  stay = set(pinned) | leased_steps(generations_dir) if old else set()
+  removed = [step for step in old if step not in stay]
+  for step in removed:
+    path = layout.path_of(generations_dir, step)
+    if layout.is_remote(path):
+      (path / layout.MANIFEST).unlink(missing_ok=True)
+      path.rmtree(missing_ok=True)
+    else:
+      _remove(Path(path))
+  return removed
+
+
+def _remove(path: Path) -> None:
+  """Removes a generation for readers at once, and from the disk after."""
+  trash = path.with_name(f"{layout.REMOVING}{path.name}-{secrets.token_hex(4)}")
+  try:
+    os.rename(path, trash)
+  except FileNotFoundError:
+    return  # Another builder removed it.
+  shutil.rmtree(trash, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+  descriptor = os.open(path, os.O_RDONLY)
+  try:
+    os.fsync(descriptor)
+  finally:
+    os.close(descriptor)

@@ -1,0 +1,148 @@
+"""What every index offers, whatever searches behind it."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Float32, Int, Int32
+
+PathLike = Any  # str, pathlib.Path or etils.epath.Path.
+
+
+class SearchError(ValueError):
+  """A search that the index cannot answer."""
+
+
+@dataclasses.dataclass(frozen=True)
+class QueryBatch:
+  """Queries in both forms; an index reads the one it needs.
+
+  Attributes:
+    token_ids: wordpieces with [CLS] and [SEP], padded.
+    vectors: the queries' vectors, for an index with `needs_vectors`.
+  """
+
+  token_ids: Int32[np.ndarray, "b q"]
+  vectors: Float32[np.ndarray, "b d"] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchResult:
+  """The best blocks of each query, best first; of equals, the lower row."""
+
+  rows: Int32[np.ndarray, "b k"]
+  scores: Float32[np.ndarray, "b k"]
+
+
+class Rows(Protocol):
+  """Vectors in row order that are read a slice at a time, as a memmap is."""
+
+  shape: tuple[int, int]
+  dtype: np.dtype
+
+  def __getitem__(self, rows: slice) -> np.ndarray: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+  """What an index is built over.
+
+  Attributes:
+    num_blocks: N.
+    vectors: [N, d]; None where nothing has been embedded.
+    token_ids: a row's wordpieces, title and body, without special ones.
+    vocab_size: of those wordpieces.
+  """
+
+  num_blocks: int
+  vectors: Rows | None = None
+  token_ids: Callable[[int], Int[np.ndarray, " l"]] | None = None
+  vocab_size: int = 0
+
+
+@runtime_checkable
+class Index(Protocol):
+  """Finds the blocks that score best for a query.
+
+  Attributes:
+    kind: the name that a manifest gives it.
+    num_blocks: how many blocks it searches.
+    needs_vectors: whether `search` reads the queries' vectors.
+  """
+
+  kind: str
+  num_blocks: int
+  needs_vectors: bool
+
+  def search(self, queries: QueryBatch, k: int) -> SearchResult:
+    """The k best blocks of each query.
+
+    Raises:
+      SearchError: k is not in 1 … num_blocks, or vectors are needed and
+        absent or of another dimension.
+    """
+    ...
+
+  def save(self, directory: PathLike) -> None:
+    """Writes what `IndexConfig.load` reads; nothing, where nothing is needed."""
+    ...
+
+
+class IndexConfig(Protocol):
+  """The settings of one kind of index: a frozen dataclass of plain values."""
+
+  kind: str
+
+  def build(self, blocks: Blocks, *, mesh: Any = None) -> Index:
+    """Builds the index; `mesh` is for those that live on devices."""
+    ...
+
+  def load(
+    self, directory: PathLike, blocks: Blocks, *, mesh: Any = None
+  ) -> Index:
+    """Reads what `Index.save` wrote for the same blocks."""
+    ...
+
+
+def check_k(k: int, num_blocks: int) -> None:
+  """Refuses a k that no search can answer.
+
+  Raises:
+    SearchError: k is not in 1 … num_blocks.
+  """
+  if k > num_blocks:
+    raise SearchError(
+      f"k={k} exceeds the corpus's {num_blocks} blocks; lower NUM_CANDIDATES"
+    )
+  if k < 1:
+    raise SearchError(f"k={k}; want at least 1")
+
+
+def check_vectors(queries: QueryBatch, dim: int) -> Float32[np.ndarray, "b d"]:
+  """The queries' vectors.
+
+  Raises:
+    SearchError: there are none, or they are of another dimension.
+  """
+  if queries.vectors is None:
+    raise SearchError(
+      "this index searches vectors and the queries have none; embed them first"
+    )
+  if queries.vectors.ndim != 2 or queries.vectors.shape[1] != dim:
+    raise SearchError(
+      f"queries of shape {queries.vectors.shape} for an index of dimension "
+      f"{dim}; want [queries, {dim}]: is the model the one that made the index?"
+    )
+  return np.ascontiguousarray(queries.vectors, np.float32)
+
+
+def in_order(
+  rows: Int[np.ndarray, "b k"], scores: Float32[np.ndarray, "b k"]
+) -> SearchResult:
+  """Sorts each query's blocks by falling score, equals by rising row."""
+  order = np.lexsort((rows, -scores), axis=-1)
+  return SearchResult(
+    rows=np.take_along_axis(rows, order, axis=1).astype(np.int32),
+    scores=np.take_along_axis(scores, order, axis=1).astype(np.float32),
+  )
