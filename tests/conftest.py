@@ -1,0 +1,78 @@
+"""What every test stands on; read before anything imports jax or TensorFlow."""
+
+import os
+import random
+from pathlib import Path
+
+PROJECT_DIR = Path(__file__).resolve().parent.parent
+# Public data beside the clone; tests that use it skip where it is absent.
+SHARED_DATA_DIR = PROJECT_DIR.parent / "shared" / "data"
+
+_MANY_DEVICES = "--xla_force_host_platform_device_count=8"
+os.environ["JAX_PLATFORMS"] = "cpu"
+_USERS_XLA_FLAGS = os.environ.get("XLA_FLAGS", "")
+os.environ["XLA_FLAGS"] = f"{_USERS_XLA_FLAGS} {_MANY_DEVICES}".strip()
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+# Compilations outlive a run of the tests, and the commands that tests start
+# find them too.
+os.environ.setdefault(
+  "JAX_COMPILATION_CACHE_DIR", str(PROJECT_DIR / ".cache" / "jax")
+)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
+
+import hypothesis  # noqa: E402
+import jax  # noqa: E402
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+
+# A silent broadcast of [b] against [b, k] has hidden many a wrong loss.
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# The same examples at every run, and no deadline on a machine that is shared.
+hypothesis.settings.register_profile(
+  "project", derandomize=True, deadline=None, database=None
+)
+hypothesis.settings.load_profile("project")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+  """Skips the tests that ask for `shared_data` where there is none."""
+  if SHARED_DATA_DIR.is_dir():
+    return
+  absent = pytest.mark.skip(reason="no ../shared/data beside this clone")
+  for item in items:
+    if "shared_data" in getattr(item, "fixturenames", ()):
+      item.add_marker(absent)
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+  """The global generators start alike, whichever tests ran before."""
+  random.seed(0)
+  np.random.seed(0)
+
+
+@pytest.fixture(scope="session")
+def project_dir() -> Path:
+  """The root of the clone: where commands run, and where gin/ is."""
+  return PROJECT_DIR
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+  """The folder of real questions and texts; absent, the test is skipped."""
+  return SHARED_DATA_DIR
+
+
+@pytest.fixture
+def command_environment() -> dict[str, str]:
+  """The environment of a command that a test starts as a user would.
+
+  It has one device, where the tests themselves have eight simulated ones.
+  """
+  environment = dict(os.environ, PYTHONPATH=str(PROJECT_DIR))
+  del environment["XLA_FLAGS"]
+  if _USERS_XLA_FLAGS:
+    environment["XLA_FLAGS"] = _USERS_XLA_FLAGS
+  return environment

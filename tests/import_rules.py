@@ -1,0 +1,179 @@
+"""Which folder may import what, and how the sources are read to check it."""
+
+import ast
+import dataclasses
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+PROJECT_DIR = Path(__file__).resolve().parent.parent
+PROJECT_PACKAGES = frozenset({"realm_jax", "tasks", "launch", "benchmarks"})
+
+# Folder: the folders of realm_jax it may import besides itself. The layers
+# of WORKSPACE.md; nobody imports an entry point (realm_jax/*.py).
+MAY_IMPORT = {
+  "realm_jax/models": (),
+  "realm_jax/objectives": (),
+  "realm_jax/partitioning": (),
+  "realm_jax/text": (),
+  "realm_jax/corpus": ("text",),
+  "realm_jax/demo_world": ("text",),
+  "realm_jax/checkpoints": ("models",),
+  "realm_jax/indexes": ("partitioning",),
+  "realm_jax/inputs": ("text", "corpus", "partitioning"),
+  "realm_jax/retrieval": ("indexes", "corpus", "partitioning"),
+  "realm_jax/generations": (
+    "indexes",
+    "corpus",
+    "models",
+    "checkpoints",
+    "partitioning",
+  ),
+  "realm_jax/training": (
+    "models",
+    "objectives",
+    "retrieval",
+    "indexes",
+    "inputs",
+    "corpus",
+    "text",
+    "partitioning",
+    "checkpoints",
+    "generations",
+  ),
+  "realm_jax/evaluation": (
+    "models",
+    "objectives",
+    "retrieval",
+    "indexes",
+    "inputs",
+    "corpus",
+    "text",
+    "partitioning",
+    "checkpoints",
+    "generations",
+    "training",
+  ),
+  "tasks": ("text", "corpus", "inputs"),
+  "launch": (),
+}
+
+# What runs where neither TensorFlow nor ScaNN is installed. A folder stands
+# for all its modules; what these import is held to the same.
+NUMERIC_CORE = (
+  "realm_jax/models",
+  "realm_jax/objectives",
+  "realm_jax/partitioning",
+  "realm_jax/training/step.py",
+  "realm_jax/retrieval/candidates.py",
+  "realm_jax/indexes/exact.py",
+)
+CORE_LIBRARIES = frozenset({"jax", "flax", "optax", "numpy", "jaxtyping"})
+
+# A library that may change under us meets the project in a single file.
+ONLY_IN = {
+  "apache_beam": "realm_jax/corpus/beam.py",
+  "bm25s": "realm_jax/indexes/bm25.py",
+  "clu": "realm_jax/training/metrics_log.py",
+  "gin": "realm_jax/configuration.py",
+  "matplotlib": "realm_jax/demo_world/plots.py",
+  "orbax": "realm_jax/checkpoints/manager.py",
+  "scann": "realm_jax/indexes/scann.py",
+  "sentencex": "realm_jax/text/sentences.py",
+  "tensorflow_text": "realm_jax/text/wordpieces.py",
+  "xmanager": "launch/xm_launch.py",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Import:
+  """One imported module, as it stands in a source file."""
+
+  file: str
+  line: int
+  module: str
+
+  @property
+  def library(self) -> str:
+    return self.module.partition(".")[0]
+
+  def __str__(self) -> str:
+    return f"{self.file}:{self.line} imports {self.module}"
+
+
+def sources(folder: str) -> list[str]:
+  """The Python files under a folder of the project, or the file itself."""
+  path = PROJECT_DIR / folder
+  found = [path] if path.is_file() else sorted(path.rglob("*.py"))
+  return [file.relative_to(PROJECT_DIR).as_posix() for file in found]
+
+
+def file_of(module: str) -> str | None:
+  """The source of a module of the project; None for any other module."""
+  stem = PROJECT_DIR / module.replace(".", "/")
+  for file in (stem.with_suffix(".py"), stem / "__init__.py"):
+    if module.partition(".")[0] in PROJECT_PACKAGES and file.is_file():
+      return file.relative_to(PROJECT_DIR).as_posix()
+  return None
+
+
+def imports(file: str) -> Iterator[Import]:
+  """All imports of a file, those inside functions included."""
+  tree = ast.parse((PROJECT_DIR / file).read_text(), file)
+  for node in ast.walk(tree):
+    if isinstance(node, ast.Import):
+      modules = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom) and node.level == 0:
+      # `from package import name` imports a module where name is one.
+      modules = [
+        f"{node.module}.{alias.name}"
+        if file_of(f"{node.module}.{alias.name}")
+        else str(node.module)
+        for alias in node.names
+      ]
+    elif isinstance(node, ast.ImportFrom):
+      modules = [f"a relative module ({'.' * node.level}{node.module or ''})"]
+    else:
+      continue
+    for module in dict.fromkeys(modules):
+      yield Import(file, node.lineno, module)
+
+
+def third_party(file: str) -> Iterator[Import]:
+  """The imports of a file that somebody must have installed."""
+  for found in imports(file):
+    if found.library not in PROJECT_PACKAGES | sys.stdlib_module_names:
+      yield found
+
+
+def with_packages(module: str) -> Iterator[str]:
+  """The files that importing a module of the project runs: its packages too."""
+  parts = module.split(".")
+  for end in range(1, len(parts) + 1):
+    file = file_of(".".join(parts[:end]))
+    if file is not None:
+      yield file
+
+
+def module_of(file: str) -> str:
+  """`realm_jax/models/bert.py` as `realm_jax.models.bert`."""
+  return file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def core_modules() -> list[str]:
+  """The modules of the numeric core, as they are imported."""
+  return [module_of(file) for part in NUMERIC_CORE for file in sources(part)]
+
+
+def core_closure() -> list[str]:
+  """The files that importing the numeric core runs."""
+  waiting = [f for m in core_modules() for f in with_packages(m)]
+  closure: dict[str, None] = {}
+  while waiting:
+    file = waiting.pop()
+    if file in closure:
+      continue
+    closure[file] = None
+    for found in imports(file):
+      waiting.extend(with_packages(found.module))
+  return sorted(closure)

@@ -1,0 +1,120 @@
+"""Imports and trains the numeric core where nothing else is installed.
+
+`python -m tests.numeric_core_child` is a process of its own, because this
+one has imported TensorFlow long before a test runs.
+"""
+
+import importlib
+import sys
+
+# Importing any of these fails, as where they are not installed.
+ABSENT = (
+  "apache_beam",
+  "bm25s",
+  "clu",
+  "gin",
+  "scann",
+  "sentencex",
+  "seqio",
+  "tensorflow",
+  "tensorflow_datasets",
+  "tensorflow_text",
+  "xmanager",
+)
+
+
+class _Absent:
+  """Answers for the libraries of ABSENT before any installed one does."""
+
+  def find_spec(self, name, path=None, target=None):
+    del path, target
+    if name.partition(".")[0] in ABSENT:
+      raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+def is_importable(name: str) -> bool:
+  """Whether `import name` works here."""
+  try:
+    importlib.import_module(name)
+  except ModuleNotFoundError:
+    return False
+  return True
+
+
+def train() -> list[float]:
+  """The losses of 20 steps of REALM pre-training on two examples."""
+  import jax
+  import numpy as np
+  import optax
+
+  from realm_jax.models import bert, reader, retriever
+  from realm_jax.partitioning import mesh
+  from realm_jax.training import state, step
+
+  config = bert.BertConfig(
+    vocab_size=11,
+    separator_id=3,
+    hidden_size=8,
+    num_layers=1,
+    num_heads=2,
+    intermediate_size=16,
+    max_positions=16,
+    dropout_rate=0.0,
+  )
+  towers = retriever.Retriever(
+    config, projection_size=4, projection_dropout_rate=0.0
+  )
+  reads = reader.Reader(
+    config, joint_length=12, span_size=4, max_answer_width=3
+  )
+  blocks = np.array([[2, 3, 3, 0, 0, 0], [2, 7, 3, 8, 9, 3]], np.int32)
+  batch = {
+    "query": np.array([[2, 5, 4, 3], [2, 6, 4, 3]], np.int32),
+    "candidates": np.stack([blocks, blocks]),
+    "mask_positions": np.full((2, 1), 2, np.int32),
+    "mask_targets": np.array([[8], [9]], np.int32),
+    "mask_weights": np.ones((2, 1), np.float32),
+  }
+
+  def init(key):
+    inputs = batch["query"], batch["candidates"]
+    return {
+      "retriever": towers.init(key, *inputs)["params"],
+      "reader": reads.init(key, *inputs, batch["mask_positions"])["params"],
+    }
+
+  optimizer = optax.sgd(0.3)
+  now, _ = state.create_state(
+    init, optimizer, seed=0, mesh=mesh.make_mesh(devices=jax.devices()[:1])
+  )
+  loss = step.pretraining(towers, reads)
+
+  @jax.jit
+  def update(now, batch):
+    return step.train_step(now, batch, loss=loss, optimizer=optimizer, seed=0)
+
+  losses = []
+  for _ in range(20):
+    now, metrics = update(now, batch)
+    losses.append(float(metrics["loss"]))
+  return losses
+
+
+def main() -> None:
+  sys.meta_path.insert(0, _Absent())
+  present = [name for name in ABSENT if is_importable(name)]
+  if present:
+    sys.exit(f"these should not be importable here: {present}")
+
+  from tests import import_rules
+
+  for module in import_rules.core_modules():
+    importlib.import_module(module)
+  losses = train()
+  if not losses[-1] < 0.5 * losses[0]:
+    sys.exit(f"twenty steps taught the core nothing: {losses}")
+  print("trained without", *ABSENT)
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,102 @@
+"""The layers hold: each folder imports only what it may."""
+
+import pytest
+
+from tests import import_rules as rules
+
+_FOLDERS = sorted(
+  {
+    file.rpartition("/")[0]
+    for package in ("realm_jax", "tasks", "launch")
+    for file in rules.sources(package)
+  }
+  - {"realm_jax"}
+)
+
+
+def _layer(folder: str) -> str:
+  """`realm_jax/models/deeper` belongs to `realm_jax/models`."""
+  parts = folder.split("/")
+  return "/".join(parts[: 2 if parts[0] == "realm_jax" else 1])
+
+
+@pytest.mark.parametrize("folder", _FOLDERS)
+def test_a_folder_imports_only_the_folders_below_it(folder: str):
+  layer = _layer(folder)
+  assert layer in rules.MAY_IMPORT, (
+    f"{layer} is new: say in tests/import_rules.py what it may import"
+  )
+  allowed = (layer, *(f"realm_jax/{name}" for name in rules.MAY_IMPORT[layer]))
+  wrong = [
+    f"{found} ({_layer(imported.rpartition('/')[0])})"
+    for file in rules.sources(folder)
+    for found in rules.imports(file)
+    if (imported := rules.file_of(found.module)) is not None
+    and _layer(imported.rpartition("/")[0]) not in allowed
+  ]
+  assert not wrong, f"{layer} may import {allowed} alone:\n" + "\n".join(wrong)
+
+
+def test_no_import_is_relative():
+  wrong = [
+    str(found)
+    for package in ("realm_jax", "tasks", "launch")
+    for file in rules.sources(package)
+    for found in rules.imports(file)
+    if found.module.startswith("a relative module")
+  ]
+  assert not wrong, "write out the whole path:\n" + "\n".join(wrong)
+
+
+def test_the_trainer_never_imports_the_builder():
+  wrong = [
+    str(found)
+    for file in rules.sources("realm_jax/training")
+    for found in rules.imports(file)
+    if found.module.startswith("realm_jax.generations.builder")
+  ]
+  assert not wrong, (
+    "trainer and builder share files and nothing else:\n" + "\n".join(wrong)
+  )
+
+
+def test_the_numeric_core_needs_jax_flax_optax_numpy_and_jaxtyping_alone():
+  wrong = [
+    str(found)
+    for file in rules.core_closure()
+    for found in rules.third_party(file)
+    if found.library not in rules.CORE_LIBRARIES
+  ]
+  assert not wrong, (
+    "the numeric core runs where only "
+    f"{sorted(rules.CORE_LIBRARIES)} are installed:\n" + "\n".join(wrong)
+  )
+
+
+@pytest.mark.parametrize("library", sorted(rules.ONLY_IN))
+def test_a_library_that_may_change_is_imported_in_one_file(library: str):
+  home = rules.ONLY_IN[library]
+  wrong = [
+    str(found)
+    for package in ("realm_jax", "tasks", "launch", "benchmarks")
+    for file in rules.sources(package)
+    for found in rules.third_party(file)
+    if found.library == library and file != home
+  ]
+  assert not wrong, f"{library} belongs in {home} alone:\n" + "\n".join(wrong)
+
+
+def test_the_library_knows_no_command_line():
+  wrong = [
+    str(found)
+    for folder in (*_FOLDERS,)
+    if folder != "launch"
+    for file in rules.sources(folder)
+    for found in rules.imports(file)
+    if found.module in ("argparse", "absl.app", "absl.flags")
+    or found.library == "gin"
+  ]
+  assert not wrong, (
+    "flags and gin are read by the entry points, realm_jax/*.py, and passed "
+    "on as plain arguments:\n" + "\n".join(wrong)
+  )
