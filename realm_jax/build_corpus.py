@@ -16,16 +16,20 @@ from realm_jax.corpus import build
 from realm_jax.text import salient_spans
 
 _INPUT = flags.DEFINE_multi_string(
-  "input", None, "A JSON Lines file or a quoted pattern of such; repeatable."
+  "input",
+  None,
+  "A JSON Lines file or a quoted pattern of such; repeatable.",
+  required=True,
 )
 _OUTPUT_DIR = flags.DEFINE_string(
-  "output_dir", None, "The corpus directory to make."
+  "output_dir", None, "The corpus directory to make.", required=True
 )
 _VOCAB = flags.DEFINE_string(
   "vocab",
   None,
   "A BERT vocabulary file, or train:SIZE to learn one of at most SIZE pieces "
   "from the input.",
+  required=True,
 )
 _BLOCK_LENGTH = flags.DEFINE_integer(
   "block_length", 288, "The most wordpieces of [CLS] title [SEP] body [SEP]."
@@ -81,5 +85,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-  flags.mark_flags_as_required(["input", "output_dir", "vocab"])
   configuration.run(main)

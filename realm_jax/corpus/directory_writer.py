@@ -7,6 +7,7 @@ store, which cannot rename, `corpus.json` is written last: without it a
 directory is no corpus.
 """
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -22,6 +23,8 @@ from etils import epath
 from realm_jax.corpus import shard_format
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.shard_writer import ShardWriter
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 def check_target(output_dir: epath.Path, *, overwrite: bool) -> None:
@@ -94,9 +97,14 @@ class CorpusDirectoryWriter:
     for path in leftovers:
       shutil.rmtree(path) if path.is_dir() else path.unlink()
 
-  def __exit__(self, *_: object) -> None:
+  def __exit__(self, _: object, error: object, __: object) -> None:
     shutil.rmtree(self._staging, ignore_errors=True)
     os.close(self._lock)
+    if isinstance(error, OSError) and error.errno in _NO_SPACE:
+      raise CorpusError(
+        f"the disk of {self._staging} is full; nothing was written to "
+        f"{self._target}: free some space, or name another --output_dir"
+      ) from error
 
   @property
   def shard(self) -> ShardWriter:

@@ -3,6 +3,7 @@
 import codecs
 import glob
 import hashlib
+import html
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -117,18 +118,26 @@ def _string(row: dict, key: str, *, place: str) -> str:
 class DocumentReader:
   """Reads documents in order, one line in memory at a time."""
 
-  def __init__(self, patterns: Sequence[str], *, skip_bad_lines: bool = False):
+  def __init__(
+    self,
+    patterns: Sequence[str],
+    *,
+    unescape_html: bool = True,
+    skip_bad_lines: bool = False,
+  ):
     """Finds the files.
 
     Args:
       patterns: files or glob patterns.
+      unescape_html: read `&amp;` as `&` in titles and texts.
       skip_bad_lines: count malformed lines and go on, instead of raising.
 
     Raises:
       InputError: a pattern matches no file.
     """
     self.files = input_files(patterns)
-    self.skip_bad_lines = skip_bad_lines
+    self._unescape_html = unescape_html
+    self._skip_bad_lines = skip_bad_lines
     self.total_bytes = sum(path.stat().length for path in self.files)
     self.bytes_read = 0
     self.bad_lines: Counter[str] = Counter()
@@ -149,6 +158,11 @@ class DocumentReader:
           except InputError as error:
             self.refuse(error, reason="malformed lines")
             continue
+          if self._unescape_html:
+            document = document._replace(
+              title=html.unescape(document.title),
+              text=html.unescape(document.text),
+            )
           yield document
 
   def place_of(self, position: int) -> str:
@@ -157,7 +171,7 @@ class DocumentReader:
 
   def refuse(self, error: InputError, *, reason: str) -> None:
     """Raises the error, or counts it where bad lines are to be skipped."""
-    if not self.skip_bad_lines:
+    if not self._skip_bad_lines:
       raise InputError(f"{error} (--skip_bad_lines goes on without such lines)")
     self.bad_lines[reason] += 1
     if len(self.first_errors) < _ERRORS_KEPT:

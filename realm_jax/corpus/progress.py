@@ -7,6 +7,7 @@ from absl import logging
 from tqdm import tqdm
 
 _SECONDS_BETWEEN_LINES = 10.0
+_SECONDS_BETWEEN_REDRAWS = 0.2
 
 
 class Progress:
@@ -15,7 +16,7 @@ class Progress:
   def __init__(self, label: str, total_bytes: int):
     self._label = label
     self._total_bytes = max(total_bytes, 1)
-    self._started = self._last_line = time.monotonic()
+    self._started = self._last_shown = time.monotonic()
     self._documents = 0
     self._bar = tqdm(
       total=total_bytes,
@@ -28,11 +29,14 @@ class Progress:
   def update(self, *, documents: int, bytes_read: int) -> None:
     """Tells how far the build is, in all."""
     self._documents = documents
-    self._bar.update(bytes_read - self._bar.n)
-    self._bar.set_postfix_str(f"{self._rate():,.0f} documents/s")
     now = time.monotonic()
-    if self._bar.disable and now - self._last_line > _SECONDS_BETWEEN_LINES:
-      self._last_line = now
+    if not self._bar.disable:
+      if now - self._last_shown > _SECONDS_BETWEEN_REDRAWS:
+        self._last_shown = now
+        self._bar.set_postfix_str(f"{self._rate():,.0f} documents/s", False)
+        self._bar.update(bytes_read - self._bar.n)
+    elif now - self._last_shown > _SECONDS_BETWEEN_LINES:
+      self._last_shown = now
       logging.info(
         "%s: %d%%, %d documents, %.0f documents/s",
         self._label,

@@ -6,8 +6,6 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int
 
-from realm_jax.corpus import shard_format
-
 
 def ragged_indices(
   starts: Int[np.ndarray, " n"], lengths: Int[np.ndarray, " n"]
@@ -60,7 +58,10 @@ class Shard:
     self, rows: Int[np.ndarray, " m"]
   ) -> tuple[Int[np.ndarray, " m"], Int[np.ndarray, " m"]]:
     """Where bodies start in `token_ids`, and their lengths."""
-    offsets, titles = self.array("token_ids_offsets"), self.array("title_lengths")
+    offsets, titles = (
+      self.array("token_ids_offsets"),
+      self.array("title_lengths"),
+    )
     starts = offsets[rows] + titles[rows]
     return starts, offsets[rows + 1] - starts
 

@@ -15,7 +15,7 @@ import numpy as np
 from etils import epath
 from jaxtyping import Int
 
-from realm_jax.corpus import shard_format
+from realm_jax.corpus import shard_format, staging
 from realm_jax.corpus.blocks import NUM_SPECIAL_TOKENS
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.shard import Shard, ragged_indices
@@ -56,7 +56,7 @@ class Corpus:
       CorpusError: there is no corpus here, or it is of another format, or a
         file is missing or cut short.
     """
-    directory = epath.Path(directory)
+    directory = staging.local_copy(directory)
     path = directory / shard_format.MANIFEST_NAME
     if not path.is_file():
       raise CorpusError(
@@ -125,7 +125,7 @@ class Corpus:
 
   @functools.cached_property
   def block_ids(self) -> Int[np.ndarray, " N"]:
-    """The stable id of each block: see `build.block_id`."""
+    """The stable id of each block: see `block_builder.block_id`."""
     return self._by_block("block_ids")
 
   @functools.cached_property

@@ -1,13 +1,241 @@
-"""Salient spans."""
+"""Salient spans by rules: dates, numbers and capitalised names.
 
+REALM masks named entities and dates (section 3.4 of the paper, found there by
+a tagger trained on CoNLL-2003 and a regular expression). These rules need no
+model. They want names in capitals, so they are for English and languages that
+write alike; plug in another `Tagger` for the rest.
+
+Most words in capitals at the start of a sentence are no names. One counts as
+a name where the text gives evidence: the word is capitalised elsewhere inside a
+sentence or in the title, or stands before another capitalised word; never where
+it is a function word, or where the text also has it in small letters.
+"""
+
+import importlib
+import re
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Protocol
+
+from realm_jax.text.sentences import byte_positions, sentence_characters
 
 
 class Span(NamedTuple):
+  """A stretch of text, in UTF-8 bytes, and what it is: date, number, name."""
+
   start: int
   limit: int
   kind: str
 
 
 class Tagger(Protocol):
-  def __call__(self, text: str, title: str) -> list[Span]: ...
+  """Finds the spans of a text that are worth masking."""
+
+  def __call__(self, text: str, title: str) -> list[Span]:
+    """Spans in order, none overlapping; (start, limit, kind) tuples will do.
+
+    Args:
+      text: a whole document, so that one sentence may explain another.
+      title: its title.
+    """
+    ...
+
+
+_MONTHS = (
+  "January February March April May June July August September October "
+  "November December"
+).split()
+_WEEKDAYS = ("Monday Tuesday Wednesday Thursday Friday Saturday Sunday").split()
+
+_MONTH = rf"(?:{'|'.join(_MONTHS)}|(?:{'|'.join(m[:3] for m in _MONTHS)})\.?)"
+_WEEKDAY = rf"(?:(?:{'|'.join(_WEEKDAYS)}) ?,? )?"
+_DAY = r"[0-3]?\d(?:st|nd|rd|th)?"
+_YEAR = r"(?:1\d{3}|20\d{2})"
+_ERA = r"(?:BCE|BC|CE|AD)"
+_DATE = re.compile(
+  r"(?<![\w.,$£€])(?:"
+  rf"{_WEEKDAY}{_DAY} (?:of )?{_MONTH}(?: ?,? {_YEAR}\b)?"
+  rf"|{_WEEKDAY}{_MONTH} {_DAY}(?!\w)(?: ?,? {_YEAR}\b)?"
+  rf"|{_MONTH} ?,? (?:of )?{_YEAR}"
+  rf"|\d{{4}}-\d\d-\d\d|\d\d?/\d\d?/(?:\d{{4}}|\d\d)"
+  rf"|\d{{1,2}}(?:st|nd|rd|th)[ -]century(?: {_ERA})?"
+  rf"|\d{{1,4}} {_ERA}|AD \d{{1,4}}"
+  rf"|(?:1\d|20)\d0s|{_YEAR}"
+  r")(?!\w|[.,]\d|%)"
+)
+_NUMBER = re.compile(
+  r"(?<![\w.])(?<!\d,)(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:st|nd|rd|th)?"
+  r"(?!\w|[.,]\d)(?: (?:hundred|thousand|million|billion|trillion)\b)?"
+)
+
+
+def _capitals() -> str:
+  """A regular expression's class of the letters that start a name."""
+  ranges, start = [], None
+  for code in range(0x10000):
+    if chr(code).isupper() or chr(code).istitle():
+      start = code if start is None else start
+    elif start is not None:
+      ranges.append(f"{chr(start)}-{chr(code - 1)}")
+      start = None
+  return f"[{''.join(ranges)}]"
+
+
+_CAPITAL = _capitals()
+# What is written with a period and a name behind it.
+_TITLE = r"(?:Mrs?|Ms|Dr|St|Ste|Prof|Sen|Rep|Gov|Gen|Col|Maj|Capt|Lt|Sgt|Mt|Ft)"
+_WORD = (
+  rf"(?:(?:{_CAPITAL}\.){{2,}}(?:{_CAPITAL}\b)?"  # U.S., J.R.R.
+  rf"|(?:{_TITLE}|{_CAPITAL})\.(?= {_CAPITAL})"  # St. Louis, J. Smith
+  rf"|{_CAPITAL}\w*(?:(?:[-‐‑&]|['’](?!s\b))\w+)*)"  # O'Brien, AT&T
+)
+# Between two capitalised words of one name: Isle of the Dead, Rio de la Plata.
+_JOINT = (
+  r"(?: (?:of the|of|de la|de los|de las|de|del|della|di|da|do|dos|du|des|"
+  r"van der|van den|van|von der|von|zu|bin|ibn|y|&))?"
+)
+_NAME = re.compile(rf"(?<!\w)(?<!\w[-'’.]){_WORD}(?:{_JOINT} {_WORD})*")
+_NAME_WORD = re.compile(_WORD)
+_ANY_WORD = re.compile(r"[^\W\d_]+")
+# After one of these, within a sentence, a capital says no more than at the
+# start of one.
+_OPENINGS = "\"'`“”‘«(:[*•–—"
+
+_FUNCTION_WORDS = frozenset(
+  # Articles, pronouns, determiners.
+  "a an the i me my mine we us our ours you your yours he him his she her hers "
+  "it its they them their theirs this that these those who whom whose which "
+  "what each every either neither both all any some none no many much most "
+  "more few fewer several such another other others one two three four five "
+  "six seven eight nine ten someone everyone nobody something nothing "
+  # Prepositions and conjunctions.
+  "about above across after against along alongside amid among around as at "
+  "because before behind below beneath beside besides between beyond but by "
+  "despite down during except following for from if in inside into like near "
+  "nor of off on onto or out outside over past per plus since so than though "
+  "although through throughout till to toward towards under underneath unless "
+  "unlike until unto up upon via when whenever where whereas wherever whether "
+  "while with within without yet and according due owing "
+  # Adverbs that open sentences.
+  "again ago also always afterwards afterward additionally apart currently "
+  "earlier early elsewhere especially eventually even ever finally first "
+  "firstly formerly further furthermore generally hence here however "
+  "historically how i.e e.g indeed initially instead just last late later "
+  "lastly likewise mainly meanwhile moreover mostly nevertheless never next "
+  "nonetheless not notably now nowadays often once only originally otherwise "
+  "overall particularly perhaps previously rather recently second secondly "
+  "similarly simply sometimes soon still subsequently then there thereafter "
+  "therefore third thus today together tomorrow too traditionally twice "
+  "typically usually very well why yesterday "
+  # Verbs and auxiliaries.
+  "am is are was were be been being do does did done has have had having can "
+  "could may might must shall should will would let born based built called "
+  "founded given known located made named see using yes "
+  # Nouns and adjectives that open sentences in encyclopedias.
+  "new old former people part parts half example examples critics fans "
+  "members scientists historians researchers".split()
+)
+
+
+class _Candidate(NamedTuple):
+  """A run of capitalised words, in characters."""
+
+  words: list[tuple[int, int]]
+  is_initial: bool
+
+
+def _candidates(text: str) -> Iterator[_Candidate]:
+  for start, limit in sentence_characters(text):
+    for match in _NAME.finditer(text, start, limit):
+      words = [word.span() for word in _NAME_WORD.finditer(text, *match.span())]
+      before = text[start : match.start()].rstrip()
+      is_initial = not before or before[-1] in _OPENINGS
+      yield _Candidate(words, is_initial)
+
+
+def _names(text: str, title: str) -> Iterator[tuple[int, int]]:
+  candidates = list(_candidates(text))
+  # What the text says of a word: that it has a capital where none is due, and
+  # that it is written small.
+  in_capitals = set(_NAME_WORD.findall(title))
+  for words, is_initial in candidates:
+    in_capitals.update(text[s:t] for s, t in words[is_initial:])
+  in_small = {word for word in _ANY_WORD.findall(text) if word.islower()}
+
+  for words, is_initial in candidates:
+    if is_initial:
+      first = text[slice(*words[0])]
+      small = first.lower()
+      if small in _FUNCTION_WORDS or (
+        small in in_small
+        if len(words) > 1
+        else first not in in_capitals or small in in_small
+      ):
+        words = words[1:]
+    while words and text[slice(*words[0])].lower() in _FUNCTION_WORDS:
+      # Within a sentence `The` may open a name (The Hague), others do not.
+      if len(words) > 1 and text[slice(*words[0])] == "The":
+        break
+      words = words[1:]
+    if words:
+      yield words[0][0], words[-1][1]
+
+
+def tag(text: str, title: str) -> list[Span]:
+  """The built-in tagger: dates, then names, then the numbers left over."""
+  found: list[Span] = [
+    Span(*match.span(), "date") for match in _DATE.finditer(text)
+  ]
+  bare_dates = frozenset(_MONTHS + _WEEKDAYS)
+  names = (
+    Span(start, limit, "date" if text[start:limit] in bare_dates else "name")
+    for start, limit in _names(text, title)
+  )
+  found = _with_more(found, names)
+  numbers = (Span(*m.span(), "number") for m in _NUMBER.finditer(text))
+  found = _with_more(found, numbers)
+  if text.isascii():
+    return found
+  positions = byte_positions(text)
+  return [
+    Span(int(positions[start]), int(positions[limit]), kind)
+    for start, limit, kind in found
+  ]
+
+
+def _with_more(found: list[Span], more: Iterable[Span]) -> list[Span]:
+  """Merges, in order; of `more`, what overlaps nothing that was found."""
+  merged: list[Span] = []
+  remaining = iter(found)
+  upcoming = next(remaining, None)
+  for span in more:
+    while upcoming and upcoming.limit <= span.start:
+      merged.append(upcoming)
+      upcoming = next(remaining, None)
+    if not upcoming or span.limit <= upcoming.start:
+      merged.append(span)
+  if upcoming:
+    merged += [upcoming, *remaining]
+  return merged
+
+
+def find_tagger(name: str) -> Tagger | None:
+  """The tagger of a name: `rules`, `none`, or `module.name` of a callable.
+
+  Raises:
+    ValueError: there is no such thing, or it cannot be called.
+  """
+  if name == "none":
+    return None
+  if name == "rules":
+    return tag
+  module_name, _, attribute = name.rpartition(".")
+  try:
+    tagger = getattr(importlib.import_module(module_name), attribute)
+  except (ImportError, AttributeError, ValueError) as error:
+    raise ValueError(
+      f"no tagger {name!r} ({error}); wanted rules, none, or module.name of "
+      "something that can be imported from here"
+    ) from error
+  if not callable(tagger):
+    raise ValueError(f"the tagger {name!r} is not callable")
+  return tagger

@@ -15,8 +15,10 @@ than a missed one.
 """
 
 import numpy as np
-import sentencex
 from jaxtyping import Int
+from sentencex import (  # type: ignore[missing-module-attribute]  Rust.
+  get_sentence_boundaries,
+)
 
 
 def byte_positions(text: str) -> Int[np.ndarray, " characters+1"]:
@@ -26,20 +28,24 @@ def byte_positions(text: str) -> Int[np.ndarray, " characters+1"]:
   return np.append(starts, len(encoded))
 
 
-def sentence_ranges(text: str) -> Int[np.ndarray, "s 2"]:
-  """Byte ranges of the sentences, in order, without the space around them.
+def sentence_characters(text: str) -> list[tuple[int, int]]:
+  """Character ranges of the sentences, in order, without the space around.
 
   What lies between two ranges is white space only. A blank line ends a
   sentence, a line end alone does not.
   """
-  characters: list[tuple[int, int]] = []
-  for boundary in sentencex.get_sentence_boundaries("en", text):
+  ranges = []
+  for boundary in get_sentence_boundaries("en", text):
     start, limit = boundary["start_index"], boundary["end_index"]
     sentence = text[start:limit]
     start += len(sentence) - len(sentence.lstrip())
     limit -= len(sentence) - len(sentence.rstrip())
     if start < limit:
-      characters.append((start, limit))
-  if not characters:
-    return np.zeros((0, 2), np.int64)
-  return byte_positions(text)[np.array(characters)]
+      ranges.append((start, limit))
+  return ranges
+
+
+def sentence_ranges(text: str) -> Int[np.ndarray, "s 2"]:
+  """Byte ranges of the sentences: see `sentence_characters`."""
+  ranges = np.array(sentence_characters(text), np.int64).reshape(-1, 2)
+  return ranges if text.isascii() else byte_positions(text)[ranges]

@@ -14,7 +14,7 @@ import functools
 import hashlib
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import seqio
@@ -146,7 +146,7 @@ class WordpieceVocabulary(seqio.Vocabulary):
   def _encode(self, s: str) -> list[int]:
     return self._encode_tf(tf.constant(s)).numpy().tolist()
 
-  def _encode_tf(self, s: tf.Tensor) -> tf.Tensor:
+  def _encode_tf(self, s: tf.Tensor) -> Any:  # A ragged tensor of a batch.
     if s.shape.rank == 0:  # TensorFlow Text fails on a scalar.
       return self._tokenizer.tokenize(s[tf.newaxis])[0]
     return self._tokenizer.tokenize(s)
@@ -175,16 +175,16 @@ class WordpieceVocabulary(seqio.Vocabulary):
     ids, starts, limits = self._tokenizer.tokenize_with_offsets(
       tf.constant(encoded)
     )
-    row_offsets = ids.row_splits.numpy()
-    starts = starts.flat_values.numpy().astype(np.int32)
-    limits = limits.flat_values.numpy().astype(np.int32)
+    row_offsets = np.asarray(ids.row_splits)
+    starts = np.array(starts.flat_values, np.int32)
+    limits = np.array(limits.flat_values, np.int32)
     # All but the last piece of one folded character come with an empty range.
     empty = np.flatnonzero(limits <= starts)
     if empty.size:
       rows = np.searchsorted(row_offsets, empty, side="right") - 1
       for row, token in zip(rows, empty, strict=True):
         limits[token] = _character_limit(encoded[row], starts[token])
-    return Tokens(ids.flat_values.numpy(), row_offsets, starts, limits)
+    return Tokens(np.asarray(ids.flat_values), row_offsets, starts, limits)
 
 
 def _character_limit(text: bytes, start: int) -> int:
