@@ -1,0 +1,76 @@
+"""The blocks of a corpus as a seqio source."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+import tensorflow as tf
+from etils import epath
+from jaxtyping import Int
+
+from realm_jax.corpus.store import Corpus
+from realm_jax.inputs.context import TaskError, current_context
+from realm_jax.inputs.sources import Column, RandomAccessSource
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockRecords:
+  """Blocks as records; `sentences` and `salient_spans` index `body_ids`."""
+
+  corpus: Corpus
+
+  @property
+  def spec(self) -> Mapping[str, tf.TensorSpec]:
+    return {
+      "block_id": tf.TensorSpec((), tf.int64),
+      "title_ids": tf.TensorSpec((None,), tf.int32),
+      "body_ids": tf.TensorSpec((None,), tf.int32),
+      "sentences": tf.TensorSpec((None, 2), tf.int32),
+      "salient_spans": tf.TensorSpec((None, 2), tf.int32),
+    }
+
+  def __len__(self) -> int:
+    return self.corpus.num_blocks
+
+  def lookup(self, indices: Int[np.ndarray, " n"]) -> Mapping[str, Column]:
+    rows = indices.tolist()
+    token_ids = [self.corpus.token_ids(row) for row in rows]
+    limits = [self.corpus.title_length(row) for row in rows]
+    tokens = list(zip(token_ids, limits, strict=True))
+    return {
+      "block_id": self.corpus.block_ids[indices],
+      "title_ids": [ids[:limit] for ids, limit in tokens],
+      "body_ids": [ids[limit:] for ids, limit in tokens],
+      "sentences": [self.corpus.sentences(row) for row in rows],
+      "salient_spans": [self.corpus.salient_spans(row) for row in rows],
+    }
+
+
+class CorpusSource(RandomAccessSource):
+  """The blocks of a corpus, all in one split, "train".
+
+  Args:
+    directory: a corpus whose sentences are learnt from while the run's own is
+      searched (as REALM did with CC-News); by default the run's. The two must
+      share a vocabulary.
+  """
+
+  def __init__(self, directory: epath.PathLike | None = None):
+    super().__init__(splits=("train",), caching_permitted=False)
+    self._directory = directory
+
+  def __str__(self) -> str:
+    return f"the corpus {self._directory or current_context().corpus_dir}"
+
+  def open(self, split: str) -> BlockRecords:
+    """The records; raises `TaskError` where no corpus is given."""
+    context = current_context()
+    if self._directory is None:
+      return BlockRecords(context.corpus)
+    own = dataclasses.replace(context, corpus_dir=self._directory).corpus
+    if own.vocab_sha256 != context.corpus.vocab_sha256:
+      raise TaskError(
+        f"{self._directory} has another vocabulary than {context.corpus_dir}; "
+        f"build it again with --vocab={context.corpus_dir}/vocab.txt"
+      )
+    return BlockRecords(own)

@@ -1,0 +1,172 @@
+"""The examples of a task, as a pure function of task, seed and position.
+
+However many processes read it and wherever it starts, the stream is the same:
+the order of records is computed, not drawn; each carries the seed of its
+position; and whatever preprocessors filter out, an example says at which
+position it was made.
+"""
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import seqio
+import tensorflow as tf
+
+from realm_jax.inputs.context import TaskContext, TaskError, task_context
+from realm_jax.inputs.registry import find_task
+from realm_jax.inputs.sequential import SequentialReader
+from realm_jax.inputs.sources import RandomAccessSource, RecordReader
+
+# Blocks none of which gives an example, before we say that none ever will.
+_FRUITLESS_EPOCHS = 2
+
+
+class _Prepared(seqio.DataSource):
+  """A source whose records are ordered, positioned and seeded already."""
+
+  def __init__(self, records: tf.data.Dataset, splits: Sequence[str]):
+    super().__init__(splits=splits)
+    self._records = records
+
+  @property
+  def supports_arbitrary_sharding(self) -> bool:
+    return False
+
+  def list_shards(self, split: str) -> Sequence[str]:
+    return [split]
+
+  def get_dataset(self, *unused: Any, **also_unused: Any) -> tf.data.Dataset:
+    return self._records
+
+
+class ExampleStream:
+  """The examples of a seqio task from a position on, in a fixed order.
+
+  Iterating gives dictionaries of numpy arrays, unpadded: the task's features
+  and "position". After an example the stream goes on at its position + 1.
+  """
+
+  def __init__(
+    self,
+    task: str,
+    *,
+    split: str,
+    context: TaskContext,
+    lengths: Mapping[str, int],
+    seed: int = 0,
+    start_position: int = 0,
+    shuffle: bool = True,
+    repeat: bool = True,
+    num_threads: int | None = None,
+    task_modules: Sequence[str] = ("tasks",),
+  ):
+    """Finds the task and opens its source.
+
+    Args:
+      task: the name of a seqio task.
+      split: of its source.
+      context: the run's files.
+      lengths: the most elements of each feature, in seqio's words its
+        `sequence_length`.
+      seed: of order and masks.
+      start_position: 0, or where an earlier stream stopped.
+      shuffle: False reads in the source's own order.
+      repeat: whether epochs follow each other without end, each in an order
+        of its own; otherwise the stream ends after one.
+      num_threads: that prepare examples; by default TensorFlow's own pool.
+      task_modules: modules that add tasks when imported.
+
+    Raises:
+      TaskError: there is no such task, or its source cannot be resumed.
+    """
+    self.task = find_task(task, task_modules)
+    self.lengths = dict(lengths)
+    self._context = context
+    self._split = split
+    self._seed = seed
+    self._start = start_position
+    self._repeat = repeat
+    self._num_threads = num_threads
+    with task_context(context):
+      self._reader = self._open(shuffle)
+
+  def _open(self, shuffle: bool) -> RecordReader | SequentialReader:
+    source = self.task.source
+    if self._split not in self.task.splits:
+      raise TaskError(
+        f"task {self.task.name!r} has no split {self._split!r}, only "
+        f"{', '.join(self.task.splits) or 'none'}"
+      )
+    if self.task.requires_caching:
+      raise TaskError(
+        f"task {self.task.name!r} requires seqio's offline cache, which is "
+        "not read here; give it a source of the cached examples"
+      )
+    if isinstance(source, RandomAccessSource):
+      return RecordReader(source, self._split, seed=self._seed, shuffle=shuffle)
+    return SequentialReader(
+      source,
+      self._split,
+      seed=self._seed,
+      shuffle_buffer_size=self.task.shuffle_buffer_size if shuffle else None,
+    )
+
+  def _examples(self, *, num_epochs: int | None) -> tf.data.Dataset:
+    records = self._reader.records(self._start, num_epochs=num_epochs)
+    ordered = self.task.replace(source=_Prepared(records, [self._split]))
+    with task_context(self._context):
+      examples = ordered.get_dataset(
+        sequence_length=self.lengths,
+        split=self._split,
+        shuffle=False,
+        seed=self._seed,
+        try_in_mem_cache=False,
+      )
+    if "position" not in examples.element_spec:
+      raise TaskError(
+        f"task {self.task.name!r} loses the position of its records, by which "
+        'a run is resumed: let its preprocessors return "position" as they '
+        f"got it (they returned {', '.join(sorted(examples.element_spec))})"
+      )
+    examples = examples.map(_without_seed)
+    options = tf.data.Options()
+    options.deterministic = True
+    if self._num_threads is not None:
+      options.threading.private_threadpool_size = self._num_threads
+    return examples.with_options(options)
+
+  @functools.cached_property
+  def dataset(self) -> tf.data.Dataset:
+    """The examples as tf.data, for batching.
+
+    Raises:
+      TaskError: the stream repeats, and no record ever gives an example.
+    """
+    if self._repeat:
+      first = self._examples(num_epochs=_FRUITLESS_EPOCHS).take(1)
+      if not list(self.guard(first.as_numpy_iterator())):
+        raise TaskError(
+          f"task {self.task.name!r} made no example of any record of "
+          f"{self.task.source} in {_FRUITLESS_EPOCHS} epochs; look at the "
+          "corpus (are its blocks of one sentence, without names?) and at "
+          f"lengths {self.lengths}"
+        )
+    return self._examples(num_epochs=None if self._repeat else 1)
+
+  def guard(self, elements: Iterator[Any]) -> Iterator[Any]:
+    """Hands on elements; a source's error comes as itself, not as tf.data's."""
+    try:
+      yield from elements
+    except tf.errors.OpError:
+      if self._reader.error is not None:
+        raise self._reader.error from None
+      raise
+
+  def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
+    return self.guard(self.dataset.as_numpy_iterator())
+
+
+def _without_seed(example: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+  return {name: value for name, value in example.items() if name != "seed"}

@@ -1,0 +1,81 @@
+"""Records of sources that are read from the front: lines, TFRecords, TFDS.
+
+A position is the epoch in its upper bits and the place in the epoch in its
+lower 40, so that resuming rereads at most one epoch, and before the
+preprocessors, which are what costs.
+"""
+
+import seqio
+import tensorflow as tf
+
+from realm_jax.inputs.context import TaskError
+from realm_jax.inputs.sources import record_seed
+
+_PLACE_BITS = 40
+
+
+class SequentialReader:
+  """Reads one split in the order of its files, shuffled through a buffer."""
+
+  # A lookup of ours cannot fail; see RecordReader.
+  error = None
+
+  def __init__(
+    self,
+    source: seqio.DataSource,
+    split: str,
+    *,
+    seed: int,
+    shuffle_buffer_size: int | None,
+  ):
+    """Prepares to read; raises `TaskError` where that cannot be resumed.
+
+    Args:
+      source: the same data, in the same order, whenever it is read.
+      split: of the source.
+      seed: of the order and of what preprocessors draw.
+      shuffle_buffer_size: None keeps the order of the files.
+    """
+    if isinstance(source, seqio.FunctionDataSource):
+      raise TaskError(
+        f"{source} cannot be resumed: nothing says that its function gives "
+        "the same records again; read files (seqio.TextLineDataSource, "
+        "TFExampleDataSource), or extend inputs.sources.RandomAccessSource"
+      )
+    self._records = source.get_dataset(split=split, shuffle=False)
+    self._seed = seed
+    self._buffer = shuffle_buffer_size
+
+  def records(self, start: int, *, num_epochs: int | None) -> tf.data.Dataset:
+    """The records from position `start` on, with "position" and "seed".
+
+    Args:
+      start: a position, 0 for the first.
+      num_epochs: how many to read, the one that holds `start` included; None
+        goes on for ever.
+    """
+    first_epoch, first_place = divmod(start, 1 << _PLACE_BITS)
+    last_epoch = (
+      tf.int64.max if num_epochs is None else first_epoch + num_epochs
+    )
+
+    def one_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
+      records = self._records
+      if self._buffer:
+        order = tf.random.fold_in([self._seed % 2**31, 0], epoch)[0]
+        records = records.shuffle(
+          self._buffer, seed=order, reshuffle_each_iteration=False
+        )
+      skipped = tf.where(epoch == first_epoch, first_place, 0)
+      return (
+        records.enumerate()
+        .skip(skipped)
+        .map(lambda place, record: (epoch << _PLACE_BITS | place, record))
+      )
+
+    def with_position(position, record):
+      seed = record_seed(self._seed, position)
+      return {**record, "position": position, "seed": seed}
+
+    epochs = tf.data.Dataset.range(first_epoch, last_epoch)
+    return epochs.flat_map(one_epoch).map(with_position)

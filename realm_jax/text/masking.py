@@ -1,0 +1,183 @@
+"""Which words of a sentence to mask: salient spans, tokens, random spans.
+
+Each function takes a block (a record of `inputs.blocks`) and a seed, picks one
+of its sentences, and says which of its tokens are masked. All of it is
+TensorFlow graph code whose draws are stateless: it runs in tf.data, and a
+record is masked in the same way whenever it is read.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+import tensorflow as tf
+from jaxtyping import Bool, Float, Int
+
+Block = Mapping[str, tf.Tensor]
+
+
+class MaskedSentence(NamedTuple):
+  """A sentence's token ids, and which of them are masked, perhaps none."""
+
+  token_ids: Int[tf.Tensor, " s"]
+  is_masked: Bool[tf.Tensor, " s"]
+
+
+class ChooseMasks(Protocol):
+  """Picks a sentence of a block and what to mask in it.
+
+  `is_continuation` says which ids of the vocabulary continue a word.
+  """
+
+  def __call__(
+    self,
+    block: Block,
+    seed: Int[tf.Tensor, " 2"],
+    *,
+    is_continuation: Bool[tf.Tensor, " v"],
+  ) -> MaskedSentence: ...
+
+
+def uniform_index(
+  size: Int[tf.Tensor, ""], draw: Float[tf.Tensor, "*n"]
+) -> Int[tf.Tensor, "*n"]:
+  """0 … size − 1 from draws in [0, 1); 0 where size is 0."""
+  index = tf.cast(draw * tf.cast(size, draw.dtype), tf.int32)
+  # The product may round up to size.
+  return tf.maximum(tf.minimum(index, size - 1), 0)
+
+
+def _item(
+  ranges: Int[tf.Tensor, "n 2"], index: Int[tf.Tensor, ""]
+) -> Int[tf.Tensor, " 2"]:
+  """One of the ranges; [0, 0) where there are none."""
+  return tf.pad(ranges, [[0, 1], [0, 0]])[index]
+
+
+def random_sentence(
+  block: Block, draw: Float[tf.Tensor, ""]
+) -> Int[tf.Tensor, " 2"]:
+  """The range, in the block's body, of one of its sentences."""
+  sentences = block["sentences"]
+  return _item(sentences, uniform_index(tf.shape(sentences)[0], draw))
+
+
+def salient_span(
+  block: Block,
+  seed: Int[tf.Tensor, " 2"],
+  *,
+  is_continuation: Bool[tf.Tensor, " v"],
+) -> MaskedSentence:
+  """Masks one of the block's salient spans (Guu et al. 2020, section 3.4).
+
+  The span is chosen uniformly, and the sentence is the one it lies in.
+  """
+  del is_continuation
+  spans, sentences = block["salient_spans"], block["sentences"]
+  draw = tf.random.stateless_uniform((), seed)
+  span = _item(spans, uniform_index(tf.shape(spans)[0], draw))
+  begun = tf.math.count_nonzero(sentences[:, 0] <= span[0], dtype=tf.int32)
+  sentence = _item(sentences, tf.maximum(begun - 1, 0))
+  places = tf.range(sentence[0], sentence[1])
+  return MaskedSentence(
+    block["body_ids"][sentence[0] : sentence[1]],
+    (span[0] <= places) & (places < span[1]),
+  )
+
+
+def _num_masks(length: Int[tf.Tensor, ""], rate: float) -> Int[tf.Tensor, ""]:
+  """`rate` of a sentence's tokens, rounded, and at least one if it has any."""
+  rounded = tf.cast(tf.round(tf.cast(length, tf.float32) * rate), tf.int32)
+  return tf.minimum(tf.maximum(rounded, 1), length)
+
+
+def random_tokens(
+  block: Block,
+  seed: Int[tf.Tensor, " 2"],
+  *,
+  is_continuation: Bool[tf.Tensor, " v"],
+  rate: float = 0.15,
+) -> MaskedSentence:
+  """Masks single tokens at random, "random uniform masks" of REALM's Table 2.
+
+  As many as in BERT (Devlin et al. 2019, section 3.1), all of them by
+  `[MASK]`: what REALM predicts must not stand in the query.
+  """
+  del is_continuation
+  draw = tf.random.stateless_uniform((), seed)
+  start, limit = tf.unstack(random_sentence(block, draw))
+  noise = tf.random.stateless_uniform(
+    [limit - start], tf.random.fold_in(seed, 1)
+  )
+  rank = tf.argsort(tf.argsort(noise))
+  return MaskedSentence(
+    block["body_ids"][start:limit], rank < _num_masks(limit - start, rate)
+  )
+
+
+def random_spans(
+  block: Block,
+  seed: Int[tf.Tensor, " 2"],
+  *,
+  is_continuation: Bool[tf.Tensor, " v"],
+  rate: float = 0.15,
+  stop_probability: float = 0.2,
+  max_words: int = 10,
+) -> MaskedSentence:
+  """Masks spans of whole words, "random span masks" of REALM's Table 2.
+
+  SpanBERT (Joshi et al. 2020, section 3.1): a span begins at a random word
+  that is not yet masked and has ℓ words, ℓ ~ Geo(`stop_probability`) cut at
+  `max_words`; spans are added until `rate` of the tokens are masked. The last
+  span ends with the word that reaches that number.
+  """
+  draw = tf.random.stateless_uniform((), seed)
+  start, limit = tf.unstack(random_sentence(block, draw))
+  token_ids = block["body_ids"][start:limit]
+  length = limit - start
+  begins_word = ~tf.gather(is_continuation, token_ids)
+  # A sentence cut out of an overlong one may begin inside a word.
+  begins_word |= tf.range(length) == 0
+  word = tf.cumsum(tf.cast(begins_word, tf.int32)) - 1
+  first_token = tf.gather(tf.cast(tf.where(begins_word)[:, 0], tf.int32), word)
+
+  # Span i starts at the word of token anchor[i] and has num_words[i] words.
+  # The anchors are the tokens in random order: the first that is not masked
+  # yet is a random one among all that are not.
+  draws = tf.random.stateless_uniform([2, length], tf.random.fold_in(seed, 1))
+  anchor = tf.argsort(draws[0])
+  num_words = _truncated_geometric(
+    draws[1], stop_probability=stop_probability, maximum=max_words
+  )
+  budget = _num_masks(length, rate)
+
+  def add_span(
+    index: tf.Tensor, is_masked: tf.Tensor
+  ) -> tuple[tf.Tensor, tf.Tensor]:
+    first = word[anchor[index]]
+    inside = (first <= word) & (word < first + num_words[index])
+    new = inside & ~is_masked & ~is_masked[anchor[index]]
+    masked_before = tf.cumsum(tf.cast(new, tf.int32), exclusive=True)
+    masked_before += tf.math.count_nonzero(is_masked, dtype=tf.int32)
+    fits = tf.gather(masked_before, first_token) < budget
+    return index + 1, is_masked | (new & fits)
+
+  _, is_masked = tf.while_loop(
+    lambda index, is_masked: (
+      tf.math.count_nonzero(is_masked, dtype=tf.int32) < budget
+    ),
+    add_span,
+    (0, tf.zeros([length], tf.bool)),
+  )
+  return MaskedSentence(token_ids, is_masked)
+
+
+def _truncated_geometric(
+  draws: Float[tf.Tensor, " n"], *, stop_probability: float, maximum: int
+) -> Int[tf.Tensor, " n"]:
+  """1 … maximum, ℓ with a probability proportional to p (1 − p)^(ℓ − 1)."""
+  weights = [(1.0 - stop_probability) ** i for i in range(maximum)]
+  total = sum(weights)
+  below = [sum(weights[: i + 1]) / total for i in range(maximum - 1)]
+  return 1 + tf.searchsorted(
+    tf.constant(below, tf.float32), draws, side="right"
+  )

@@ -1,0 +1,97 @@
+"""Masked sentences: what REALM pre-trains on, with three ways to mask.
+
+    masked_salient_spans   a name, date or number (REALM)
+    masked_random_tokens   single tokens (the paper's Table 2)
+    masked_random_spans    spans of words (Table 2, after SpanBERT)
+
+Other rates or rules are a task of one's own:
+
+    masked_sentences.add("half_masked", partial(random_tokens, rate=0.5))
+"""
+
+import functools
+from collections.abc import Mapping
+
+import seqio
+import tensorflow as tf
+
+from realm_jax.inputs.blocks import CorpusSource
+from realm_jax.inputs.features import (
+  feature_length,
+  plain_feature,
+  token_feature,
+)
+from realm_jax.text import masking
+
+
+def mask_sentence(
+  blocks: tf.data.Dataset,
+  *,
+  output_features: Mapping[str, seqio.Feature],
+  choose: masking.ChooseMasks,
+  sequence_length: Mapping[str, int] | None = None,
+) -> tf.data.Dataset:
+  """Makes `query`, a sentence of a block with masks, and what they hide.
+
+  The first masks, as many as `mask_targets` may be long, are scored; further
+  ones stay `[MASK]`. A sentence is skipped when nothing in it is masked, or
+  when its last mask does not fit into the query: as in Google's released
+  pre-training.
+  """
+  words = output_features["query"].vocabulary.wordpieces
+  is_continuation = tf.constant(words.is_continuation)
+  room = feature_length("query", sequence_length) - 2
+  max_masks = feature_length("mask_targets", sequence_length)
+
+  def to_example(block: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    token_ids, is_masked = choose(
+      block, block["seed"], is_continuation=is_continuation
+    )
+    places = tf.cast(tf.where(is_masked)[:, 0], tf.int32)
+    fits = tf.reduce_all(places < room)
+    scored = places[: tf.where(fits, max_masks, 0)]
+    masked = tf.where(is_masked, words.mask_id, token_ids)
+    return {
+      "position": block["position"],
+      "query": tf.concat([[words.cls_id], masked[:room], [words.sep_id]], 0),
+      "mask_positions": scored + 1,
+      "mask_targets": tf.gather(token_ids, scored),
+      "mask_weights": tf.ones_like(scored, tf.float32),
+      "source_id": block["block_id"],
+    }
+
+  return blocks.map(to_example, num_parallel_calls=tf.data.AUTOTUNE).filter(
+    lambda example: tf.size(example["mask_positions"]) > 0
+  )
+
+
+def add(
+  name: str,
+  choose: masking.ChooseMasks,
+  *,
+  source: seqio.DataSource | None = None,
+) -> seqio.Task:
+  """Adds a task of masked sentences to seqio's registry.
+
+  Args:
+    name: of the task.
+    choose: picks a sentence of a block and what to mask in it.
+    source: of blocks; by default the run's corpus.
+  """
+  return seqio.TaskRegistry.add(
+    name,
+    source=source or CorpusSource(),
+    preprocessors=[functools.partial(mask_sentence, choose=choose)],
+    output_features={
+      "query": token_feature(),
+      "mask_positions": plain_feature(tf.int32, rank=1),
+      "mask_targets": token_feature(),
+      "mask_weights": plain_feature(tf.float32, rank=1),
+      "source_id": plain_feature(tf.int64, rank=0),
+    },
+  )
+
+
+add("masked_salient_spans", masking.salient_span)
+add("masked_random_tokens", masking.random_tokens)
+add("masked_random_spans", masking.random_spans)

@@ -1,0 +1,81 @@
+"""Open questions: a question, and the answers any of which will do.
+
+    open_qa        answers are strings
+    open_qa_regex  answers are regular expressions (CuratedTREC)
+
+The questions are the run's files, one a split, in JSON Lines:
+
+    {"question": "who wrote it", "answer": ["Mary Shelley"], "id": "q1"}
+"""
+
+import functools
+from collections.abc import Mapping
+
+import seqio
+import tensorflow as tf
+
+from realm_jax.inputs.features import feature_length, token_feature
+from realm_jax.inputs.json_lines import JsonLinesSource
+from realm_jax.text.answers import AnswerKind
+
+# Questions that one call of the tokenizer takes, which hides its fixed cost.
+_QUESTIONS_PER_CALL = 64
+
+
+def ask(
+  questions: tf.data.Dataset,
+  *,
+  output_features: Mapping[str, seqio.Feature],
+  answer_kind: AnswerKind,
+  sequence_length: Mapping[str, int] | None = None,
+) -> tf.data.Dataset:
+  """Makes `query`, the question's tokens, and `answer_tokens`.
+
+  `answer_tokens` is int32[a, w], each answer's tokens padded with 0; a pattern
+  has none.
+  """
+  words = output_features["query"].vocabulary.wordpieces
+  room = feature_length("query", sequence_length) - 2
+
+  def to_example(record: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    token_ids = words.encode_tf(record["question"])[:room]
+    answers = record["answers"]
+    tokens = words.encode_tf(
+      answers if answer_kind == "string" else tf.zeros_like(answers)
+    )
+    return {
+      "position": record["position"],
+      "query": tf.concat([[words.cls_id], token_ids, [words.sep_id]], 0),
+      "question": record["question"],
+      "question_id": record["question_id"],
+      "answers": answers,
+      "answer_tokens": tokens.to_tensor(),
+    }
+
+  return questions.map(to_example, num_parallel_calls=tf.data.AUTOTUNE)
+
+
+def add(
+  name: str,
+  *,
+  answer_kind: AnswerKind = "string",
+  source: seqio.DataSource | None = None,
+) -> seqio.Task:
+  """Adds a task of questions to seqio's registry.
+
+  Args:
+    name: of the task.
+    answer_kind: whether answers are strings or regular expressions.
+    source: of records with `question`, `answers` and `question_id`; by
+      default the run's question files.
+  """
+  return seqio.TaskRegistry.add(
+    name,
+    source=source or JsonLinesSource(),
+    preprocessors=[functools.partial(ask, answer_kind=answer_kind)],
+    output_features={"query": token_feature()},
+  )
+
+
+add("open_qa")
+add("open_qa_regex", answer_kind="regex")
