@@ -15,7 +15,6 @@ from realm_jax.training import loop
 def main(argv: Sequence[str]) -> None:
   """Runs `training.loop.train` as gin configures it."""
   del argv
-  logging.set_verbosity(logging.INFO)
   result = configuration.call(loop.train)
   logging.info("done: step %d, %d swaps", result["step"], result["swaps"])
 

@@ -29,21 +29,21 @@ def locate(path: epath.PathLike) -> tuple[CheckpointStore, int]:
 
 def load_initial(
   params: dict[str, Any],
-  sources: dict[str, epath.PathLike],
+  sources: dict[str, epath.PathLike | None],
 ) -> dict[str, Any]:
   """Replaces components by those of earlier checkpoints.
 
   Args:
     params: freshly initialised parameters by component, on their devices.
-    sources: for each component to replace, its checkpoint. A component that
-      the checkpoint does not have keeps its fresh values, and a line says so.
+    sources: for each component its checkpoint, or None. A component that the
+      checkpoint does not have keeps its fresh values, and a line says so.
 
   Raises:
     CheckpointError: a path is no checkpoint, or has other shapes.
   """
   params = dict(params)
   for name, path in sources.items():
-    if name not in params:
+    if path is None or name not in params:
       continue
     store, step = locate(path)
     try:

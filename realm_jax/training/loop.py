@@ -26,6 +26,7 @@ from jax.sharding import Mesh
 
 from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.corpus.store import Corpus
+from realm_jax.generations.loaded import load_generation
 from realm_jax.generations.watcher import GenerationWatcher
 from realm_jax.inputs.batches import Batch, BatchStream
 from realm_jax.models.reader import Reader
@@ -145,7 +146,20 @@ def train(
 
     schedule = None
     if stage.needs_index:
-      watcher = GenerationWatcher(epath.Path(model_dir) / "generations")
+      generations_dir = epath.Path(model_dir) / "generations"
+      watcher = GenerationWatcher(
+        generations_dir,
+        functools.partial(
+          load_generation,
+          generations_dir,
+          corpus=corpus,
+          mesh=mesh,
+          place=functools.partial(
+            jax.device_put, device=rules.replicated(mesh)
+          ),
+        ),
+        follow=refresh.follow,
+      )
       stack.callback(watcher.close)
       schedule = GenerationSchedule(
         watcher, refresh, save_every_steps=save_every_steps
@@ -164,6 +178,8 @@ def train(
       block_length=block_length,
       seed=seed,
       start_position=place.position,
+      process_index=jax.process_index(),
+      process_count=jax.process_count(),
     )
     stack.callback(stream.close)
     log = MetricsLog(

@@ -45,6 +45,13 @@ class RefreshConfig:
     if self.on_stale not in ("warn", "fail"):
       raise ValueError(f"on_stale={self.on_stale!r}; want 'warn' or 'fail'")
 
+  @property
+  def follow(self) -> str:
+    """What the watcher loads before it is asked."""
+    if not self.refresh:
+      return "none"
+    return "next" if self.wait else "newest"
+
 
 class GenerationSchedule:
   """Chooses the generation of each step.
