@@ -8,6 +8,8 @@ decorated and nothing in it knows gin.
 import contextlib
 import difflib
 import importlib.util  # noqa: F401  gin reads it without importing it.
+import logging
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,6 +17,11 @@ from typing import Any
 
 import gin
 from absl import app, flags
+from absl import logging as absl_logging
+
+# TensorFlow reads text here and nothing else; without this it reports, at its
+# import, each accelerator library that it does not find.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 _GIN_FILES = flags.DEFINE_multi_string(
   "gin_file", [], "A gin file; repeatable, later files override earlier ones."
@@ -27,6 +34,7 @@ _GIN_BINDINGS = flags.DEFINE_multi_string(
 )
 
 _GIN_PREFIX = "--gin."
+_PACKAGE_DIR = str(Path(__file__).resolve().parent)
 # The clone's root, so that `gin/runs/…` is found from any working directory.
 _PROJECT_DIR = str(Path(__file__).resolve().parent.parent)
 
@@ -50,20 +58,31 @@ def expand_gin_flags(argv: Sequence[str]) -> list[str]:
   return expanded
 
 
-def _macros_in_use() -> set[str]:
-  """The names of macros that are bound, or referred to, so far."""
+def _macros() -> tuple[set[str], set[str]]:
+  """The names of the macros that have a value, and of all there are."""
   config = gin.config._CONFIG  # gin has no public way to list its macros.
-  bound = {scope for scope, selector in config if selector == "gin.macro"}
+  bound = {
+    name: values.get("value")
+    for (name, selector), values in config.items()
+    if selector == "gin.macro"
+  }
+  given = {name for name, value in bound.items() if not _is_required(value)}
   macro = gin.config.get_configurable("gin.macro")
   referred = {
     reference.scopes[-1]
     for reference in gin.config.iterate_references(config, to=macro)
   }
-  return bound | referred
+  return given, referred | bound.keys()
+
+
+def _is_required(value: Any) -> bool:
+  """Whether it is `%gin.REQUIRED`: to be given on the command line."""
+  selector = getattr(value, "scoped_selector", None)
+  return selector == "gin.REQUIRED/gin.constant"
 
 
 def _require_known_macros(bindings: Sequence[str]) -> None:
-  known = _macros_in_use()
+  _, known = _macros()
   for binding in bindings:
     name = binding.partition("=")[0].strip()
     if "." in name or name in known:
@@ -72,6 +91,18 @@ def _require_known_macros(bindings: Sequence[str]) -> None:
     raise ConfigurationError(
       f"--gin.{name} binds a name that no gin file uses; did you mean "
       f"{', '.join(near) or 'to pass a --gin_file'}?"
+    )
+
+
+def _require_given_macros() -> None:
+  """Names at once all that the files leave to the command line."""
+  given, known = _macros()
+  missing = sorted(known - given)
+  if missing:
+    raise ConfigurationError(
+      f"no value for {', '.join(missing)}; pass "
+      + " ".join(f"--gin.{name}=VALUE" for name in missing)
+      + " or a --gin_file that binds it"
     )
 
 
@@ -90,8 +121,8 @@ def parsed(
     search_paths: folders in which files and their includes are looked for.
 
   Raises:
-    ConfigurationError: a file is missing, a binding names nothing, or a
-      value cannot be read.
+    ConfigurationError: a file is missing, a binding names nothing, a value
+      cannot be read, or what must be given is not.
   """
   for path in (*search_paths, _PROJECT_DIR):
     gin.add_config_file_search_path(path)
@@ -102,6 +133,7 @@ def parsed(
       )
       _require_known_macros(bindings)
       gin.parse_config(bindings)
+      _require_given_macros()
       gin.finalize()
     except ConfigurationError:
       raise
@@ -133,6 +165,20 @@ def call(function: Callable[..., Any], **overrides: Any) -> Any:
     return configured(function)(**overrides)
 
 
+def show_our_lines() -> None:
+  """Logs this project's lines from INFO on, and other libraries' warnings.
+
+  Orbax alone writes some twenty lines for a checkpoint.
+  """
+
+  def is_shown(record: logging.LogRecord) -> bool:
+    ours = record.pathname.startswith(_PACKAGE_DIR)
+    return ours or record.levelno >= logging.WARNING
+
+  absl_logging.set_verbosity(absl_logging.INFO)
+  absl_logging.get_absl_handler().addFilter(is_shown)
+
+
 def run(main: Callable[[Sequence[str]], Any]) -> None:
   """Runs an entry point's `main(argv)`; errors of the user's end in a line.
 
@@ -142,6 +188,7 @@ def run(main: Callable[[Sequence[str]], Any]) -> None:
   """
 
   def guarded(argv: Sequence[str]) -> int:
+    show_our_lines()
     try:
       return main(argv) or 0
     except (ValueError, OSError) as error:

@@ -18,13 +18,15 @@ def marginal_log_likelihood(
   """
   correct = correct & allowed
   any_correct = jnp.any(correct, axis=-1)
-  # Where nothing is correct the gradient must be 0 and not NaN.
-  numerator_mask = jnp.where(any_correct[:, None], correct, allowed)
+  # Where nothing is correct, or allowed at all (no block has a body), the
+  # gradient must be 0 and not NaN.
+  denominator_mask = allowed | ~any_correct[:, None]
+  numerator_mask = jnp.where(any_correct[:, None], correct, denominator_mask)
 
   def log_sum(mask):
     return jax.nn.logsumexp(jnp.where(mask, scores, -jnp.inf), axis=-1)
 
-  log_likelihood = log_sum(numerator_mask) - log_sum(allowed)
+  log_likelihood = log_sum(numerator_mask) - log_sum(denominator_mask)
   found = any_correct.astype(jnp.float32)
   return log_likelihood * found, found
 

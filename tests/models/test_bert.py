@@ -1,0 +1,191 @@
+"""BERT against a second one in numpy, and what its users rely on."""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from realm_jax.models.bert import BertConfig, BertEncoder, segment_ids
+from tests.models import numpy_bert
+from tests.models.numpy_bert import CLS, SEP, padded
+
+CONFIG = BertConfig(
+  vocab_size=31,
+  separator_id=SEP,
+  hidden_size=12,
+  num_layers=2,
+  num_heads=3,
+  intermediate_size=20,
+  max_positions=16,
+)
+ROWS = [
+  [CLS, 7, 9, SEP],
+  [CLS, 8, SEP, 5, 6, 7, SEP],
+  [CLS, SEP, SEP],
+  [CLS, 30, 29, 28, 27, 26, SEP, 25, 24, 23, 22, SEP],
+]
+
+
+@pytest.fixture(scope="module")
+def params():
+  encoder = BertEncoder(CONFIG)
+  shapes = jax.eval_shape(
+    lambda: encoder.init(jax.random.key(0), jnp.ones((1, 4), jnp.int32))
+  )
+  return numpy_bert.random_parameters(nn.unbox(shapes["params"]))
+
+
+@functools.partial(jax.jit, static_argnames=("config", "train"))
+def _encode_jitted(params, token_ids, rngs, config, train):
+  return BertEncoder(config).apply(
+    {"params": params}, token_ids, train=train, rngs=rngs
+  )
+
+
+def _encode(params, token_ids, config=CONFIG, train=False, rngs=None):
+  return np.asarray(_encode_jitted(params, token_ids, rngs, config, train))
+
+
+def test_equals_a_bert_in_numpy(params):
+  hidden = _encode(params, padded(ROWS, 12))
+  for row, tokens in enumerate(ROWS):
+    np.testing.assert_allclose(
+      hidden[row, : len(tokens)],
+      numpy_bert.encode(tokens, params, CONFIG),
+      atol=1e-5,
+    )
+
+
+def test_padding_changes_nothing(params):
+  short = _encode(params, padded(ROWS[:2], 7))
+  long = _encode(params, padded(ROWS[:2], 16))
+  np.testing.assert_allclose(short[0, :4], long[0, :4], atol=1e-6)
+  np.testing.assert_allclose(short[1], long[1, :7], atol=1e-6)
+
+
+def test_any_number_of_batch_dimensions(params):
+  flat = padded(ROWS, 12)
+  whole = _encode(params, flat)
+  np.testing.assert_allclose(
+    _encode(params, flat.reshape(2, 2, 12)).reshape(4, 12, -1),
+    whole,
+    atol=1e-6,
+  )
+  np.testing.assert_allclose(_encode(params, flat[3]), whole[3], atol=1e-6)
+
+
+def test_segments_by_hand():
+  ids = jnp.array([[CLS, 9, SEP, 9, SEP, 0], [CLS, SEP, SEP, 0, 0, 0]])
+  expected = [[0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 1, 1]]
+  np.testing.assert_array_equal(segment_ids(ids, SEP), expected)
+
+
+def test_second_segment_has_the_second_type(params):
+  # Swapping the two type vectors changes what a sequence means.
+  swapped = dict(params, type_embeddings=params["type_embeddings"][::-1])
+  tokens = padded(ROWS[1:2], 7)
+  assert np.abs(_encode(params, tokens) - _encode(swapped, tokens)).max() > 0.01
+
+
+@pytest.mark.parametrize(
+  ("activation", "value"),
+  [
+    # Φ(1) = 0.8413447; the approximation gives 0.8411920.
+    ("gelu", 0.5 * (1 + math.erf(1 / math.sqrt(2)))),
+    ("gelu_tanh", float(numpy_bert.gelu(1.0))),
+  ],
+)
+def test_activation_is_the_configured_one(params, activation, value):
+  # One layer that copies 1 into `up`, and whose output is then all gelu(1).
+  config = dataclasses.replace(
+    CONFIG, num_layers=1, activation=activation, layer_norm_eps=1e6
+  )
+  tokens = padded(ROWS[:1], 4)
+  params = jax.tree.map(np.zeros_like, params)
+  layer = params["layer_0"]
+  layer["up"]["bias"] += 1.0
+  layer["down"]["kernel"][0, 0] = 1.0
+  layer["output_norm"]["scale"] += 1e3
+  hidden = _encode(params, tokens, config)
+  # LayerNorm of (g, 0, …, 0) with so large an epsilon is (g - g/12) / 1000.
+  np.testing.assert_allclose(hidden[0, 0, 0], value * 11 / 12, atol=1e-4)
+
+
+def test_bfloat16_stays_near_float32(params):
+  config = dataclasses.replace(CONFIG, dtype=jnp.bfloat16)
+  tokens = padded(ROWS, 12)
+  half = _encode(params, tokens, config)
+  assert half.dtype == jnp.bfloat16
+  whole = _encode(params, tokens)
+  is_token = tokens != 0
+  distance = np.abs(half.astype(np.float32) - whole)[is_token]
+  assert distance.mean() < 0.02
+
+
+def test_dropout_only_when_training(params):
+  tokens = padded(ROWS, 12)
+  calm = _encode(params, tokens)
+  np.testing.assert_array_equal(calm, _encode(params, tokens))
+  dropped = _encode(
+    params, tokens, train=True, rngs={"dropout": jax.random.key(1)}
+  )
+  assert np.abs(calm - dropped).max() > 0.1
+
+
+def test_a_sequence_that_is_too_long_is_refused(params):
+  with pytest.raises(ValueError, match=r"17 tokens.*max_positions=16"):
+    _encode(params, np.ones((1, 17), np.int32))
+
+
+def test_initial_values_are_berts():
+  config = dataclasses.replace(CONFIG, vocab_size=2000, num_layers=1)
+  init = jax.jit(BertEncoder(config).init)
+  params = init(jax.random.key(0), jnp.ones((1, 4), jnp.int32))["params"]
+  table = np.asarray(params["word_embeddings"].value)
+  # TF1's truncated_normal: cut at two deviations and not scaled up again, so
+  # that √(1 − 4φ(2) / (2Φ(2) − 1)) = 0.8796 of the deviation remains.
+  assert abs(table.std() - 0.8796 * 0.02) < 2e-4
+  assert np.abs(table).max() <= 0.04
+  assert not params["layer_0"]["up"]["bias"].value.any()
+
+
+def test_for_vocabulary_fills_in_what_is_unset():
+  config = BertConfig().for_vocabulary(vocab_size=50, separator_id=7)
+  assert (config.vocab_size, config.separator_id) == (50, 7)
+  assert config.for_vocabulary(vocab_size=50, separator_id=7) == config
+
+
+@pytest.mark.parametrize(
+  ("given", "message"),
+  [
+    ({"vocab_size": 30522}, r"vocab_size=30522.*vocabulary has 50"),
+    ({"separator_id": 102}, r"separator_id=102.*vocabulary has 7"),
+  ],
+)
+def test_another_vocabulary_is_refused(given, message):
+  with pytest.raises(ValueError, match=message):
+    BertConfig(**given).for_vocabulary(vocab_size=50, separator_id=7)
+
+
+@pytest.mark.parametrize(
+  ("given", "message"),
+  [
+    ({"hidden_size": 10, "num_heads": 4}, "hidden_size=10.*num_heads=4"),
+    ({"activation": "relu"}, "activation='relu'.*gelu_tanh"),
+  ],
+)
+def test_impossible_sizes_are_refused(given, message):
+  with pytest.raises(ValueError, match=message):
+    BertConfig(**given)
+
+
+def test_an_encoder_without_vocabulary_says_so():
+  with pytest.raises(ValueError, match="no vocabulary yet"):
+    BertEncoder(BertConfig()).init(
+      jax.random.key(0), jnp.ones((1, 4), jnp.int32)
+    )

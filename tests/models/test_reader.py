@@ -1,0 +1,152 @@
+"""The reader's heads against numpy, on inputs joined by hand."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from realm_jax.models.bert import BertConfig
+from realm_jax.models.reader import Reader
+from tests.models import numpy_bert
+from tests.models.numpy_bert import CLS, MASK, SEP, padded
+
+VOCABULARY = 29
+CONFIG = BertConfig(
+  vocab_size=VOCABULARY,
+  separator_id=SEP,
+  hidden_size=8,
+  num_layers=1,
+  num_heads=2,
+  intermediate_size=12,
+  max_positions=24,
+)
+MAX_WIDTH = 3
+READER = Reader(
+  CONFIG, joint_length=14, span_size=6, max_answer_width=MAX_WIDTH
+)
+QUERIES = [[CLS, 7, MASK, 9, SEP], [CLS, MASK, MASK, SEP]]
+NULL = [CLS, SEP, SEP]
+BLOCKS = [
+  [NULL, [CLS, 20, SEP, 11, 12, 13, 14, SEP], [CLS, SEP, 15, SEP]],
+  # The body of the second does not fit: 4 + 11 > 14.
+  [NULL, [CLS, SEP, *range(10, 21), SEP], [CLS, 21, 22, SEP, 23, 24, SEP]],
+]
+POSITIONS = np.array([[2, 0], [1, 2]], np.int32)
+
+
+@pytest.fixture(scope="module")
+def inputs():
+  return (
+    padded(QUERIES, 6),
+    np.stack([padded(row, 14) for row in BLOCKS]),
+  )
+
+
+@pytest.fixture(scope="module")
+def params(inputs):
+  shapes = jax.eval_shape(
+    lambda: READER.init(jax.random.key(0), *inputs, POSITIONS)
+  )
+  return numpy_bert.random_parameters(nn.unbox(shapes["params"]))
+
+
+@functools.partial(jax.jit, static_argnames="method")
+def _apply(params, *arguments, method):
+  return READER.apply({"params": params}, *arguments, method=method)
+
+
+def _read(params, query, block):
+  """Hidden states of the joint input, and the number of body tokens."""
+  body = block[block.index(SEP) + 1 : -1]
+  tokens = (query + body + [SEP])[: READER.joint_length]
+  hidden = numpy_bert.encode(tokens, params["encoder"], CONFIG)
+  return hidden, min(len(body), READER.joint_length - len(query))
+
+
+def test_masked_words_are_scored_where_they_stand(params, inputs):
+  logits = _apply(params, *inputs, POSITIONS, method="masked_lm")
+  assert logits.shape == (2, 3, 2, VOCABULARY)
+  head = numpy_bert.as_float64(params["masked_lm_head"])
+  table = np.asarray(params["encoder"]["word_embeddings"], np.float64)
+  for b, query in enumerate(QUERIES):
+    for k, block in enumerate(BLOCKS[b]):
+      hidden, _ = _read(params, query, block)
+      for m, position in enumerate(POSITIONS[b]):
+        x = numpy_bert.gelu(numpy_bert.dense(hidden[position], head["dense"]))
+        x = numpy_bert.layer_norm(x, head["norm"], CONFIG.layer_norm_eps)
+        np.testing.assert_allclose(
+          logits[b, k, m], x @ table.T + head["bias"], atol=2e-5
+        )
+
+
+def test_spans_are_scored_from_their_ends(params, inputs):
+  spans = _apply(params, *inputs, method="spans")
+  head = numpy_bert.as_float64(params["span_head"])
+  size = READER.span_size
+  for b, query in enumerate(QUERIES):
+    for k, block in enumerate(BLOCKS[b]):
+      hidden, body_length = _read(params, query, block)
+      projected = numpy_bert.dense(hidden, head["projection"])
+      inside = np.zeros(spans.is_span.shape[2:], bool)
+      for start in range(body_length):
+        for width in range(1, MAX_WIDTH + 1):
+          if start + width > body_length:
+            continue
+          inside[start, width - 1] = True
+          first = projected[len(query) + start, :size]
+          last = projected[len(query) + start + width - 1, size:]
+          x = numpy_bert.layer_norm(
+            np.maximum(first + last, 0), head["norm"], READER.span_norm_eps
+          )
+          np.testing.assert_allclose(
+            spans.logits[b, k, start, width - 1],
+            numpy_bert.dense(x, head["score"])[0],
+            atol=2e-5,
+          )
+      np.testing.assert_array_equal(spans.is_span[b, k], inside)
+
+
+def test_the_title_is_not_read(params, inputs):
+  queries, blocks = inputs
+  other = blocks.copy()
+  assert other[0, 1, 1] == 20
+  other[0, 1, 1] = 25
+  np.testing.assert_array_equal(
+    _apply(params, queries, blocks, POSITIONS, method="masked_lm"),
+    _apply(params, queries, other, POSITIONS, method="masked_lm"),
+  )
+
+
+def test_padding_changes_nothing(params, inputs):
+  queries, blocks = inputs
+  wider = np.pad(queries, ((0, 0), (0, 3)))
+  longer = np.pad(blocks, ((0, 0), (0, 0), (0, 2)))
+  few = _apply(params, queries, blocks, method="spans")
+  many = _apply(params, wider, longer, method="spans")
+  assert not many.is_span[:, :, 14:].any()
+  np.testing.assert_array_equal(few.is_span, many.is_span[:, :, :14])
+  np.testing.assert_allclose(
+    np.where(few.is_span, few.logits, 0),
+    np.where(few.is_span, many.logits[:, :, :14], 0),
+    atol=1e-6,
+  )
+
+
+def test_for_vocabulary_keeps_the_sizes():
+  reader = Reader(BertConfig(hidden_size=8, num_heads=2), joint_length=20)
+  whole = reader.for_vocabulary(vocab_size=40, separator_id=SEP)
+  assert whole.bert.vocab_size == 40
+  assert (whole.joint_length, whole.bert.hidden_size) == (20, 8)
+
+
+def test_scores_are_float32_in_mixed_precision(params, inputs):
+  # The losses are sums of their exponentials and logarithms.
+  half = READER.clone(bert=dataclasses.replace(CONFIG, dtype=jnp.bfloat16))
+  logits, spans = jax.eval_shape(
+    lambda: half.apply({"params": params}, *inputs, POSITIONS)
+  )
+  assert logits.dtype == spans.logits.dtype == jnp.float32

@@ -1,0 +1,194 @@
+"""The marginal masked-LM loss: by hand, in numpy, and what it teaches."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from realm_jax.objectives.masked_lm import FORMS, marginal_masked_lm_loss
+
+B, K, M, V = 3, 4, 3, 6
+
+
+def _log(*probabilities):
+  return np.log(np.array(probabilities, np.float32))
+
+
+def _example(seed, *, masks=M):
+  rng = np.random.default_rng(seed)
+  weights = (np.arange(M) < rng.integers(1, masks + 1, (B, 1))).astype(
+    np.float32
+  )
+  return (
+    rng.normal(0, 1.5, (B, K)).astype(np.float32),
+    rng.normal(0, 2.0, (B, K, M, V)).astype(np.float32),
+    rng.integers(0, V, (B, M)).astype(np.int32),
+    weights,
+  )
+
+
+def _softmax(x):
+  x = np.exp(x.astype(np.float64))
+  return x / x.sum(axis=-1, keepdims=True)
+
+
+def _by_hand(relevance, logits, targets, weights, form):
+  """The formulas, a candidate and a mask at a time."""
+  prior, words = _softmax(relevance), _softmax(logits)
+  token_terms, example_terms = [], []
+  for b in range(len(relevance)):
+    masks = [m for m in range(weights.shape[1]) if weights[b, m]]
+    of = [[words[b, z, m, targets[b, m]] for m in masks] for z in range(K)]
+    for j in range(len(masks)):
+      token_terms.append(np.log(sum(prior[b, z] * of[z][j] for z in range(K))))
+    if masks:
+      example_terms.append(
+        np.log(sum(prior[b, z] * np.prod(of[z]) for z in range(K)))
+      )
+  terms = token_terms if form == "per_token" else example_terms
+  return -np.mean(terms)
+
+
+# Two candidates with p(z|x) = 3/4 (null), 1/4; two masks, words of two.
+RELEVANCE = _log(0.75, 0.25)[None]
+LOGITS = np.stack([_log([0.2, 0.8], [0.5, 0.5]), _log([0.6, 0.4], [0.9, 0.1])])[
+  None
+]
+TARGETS = np.zeros((1, 2), np.int32)
+
+
+@pytest.mark.parametrize(
+  ("form", "likelihood"),
+  [
+    # 0.75 · 0.2 + 0.25 · 0.6 = 0.3; 0.75 · 0.5 + 0.25 · 0.9 = 0.6.
+    ("per_token", np.sqrt(0.3 * 0.6)),
+    # 0.75 · 0.2 · 0.5 + 0.25 · 0.6 · 0.9.
+    ("joint", 0.21),
+  ],
+)
+def test_two_candidates_by_hand(form, likelihood):
+  loss, metrics = marginal_masked_lm_loss(
+    RELEVANCE, LOGITS, TARGETS, np.ones((1, 2), np.float32), form=form
+  )
+  assert loss == pytest.approx(-np.log(likelihood), rel=1e-5)
+  assert metrics["loss"] == loss
+
+
+def test_metrics_by_hand():
+  _, metrics = marginal_masked_lm_loss(
+    RELEVANCE, LOGITS, TARGETS, np.ones((1, 2), np.float32)
+  )
+  expected = {
+    # log 0.3 / 0.2 and log 0.6 / 0.5.
+    "retrieval_utility": (np.log(1.5) + np.log(1.2)) / 2,
+    # The second candidate alone: log 0.6 / 0.2 and log 0.9 / 0.5.
+    "best_utility": (np.log(3.0) + np.log(1.8)) / 2,
+    "null_probability": 0.75,
+    "candidate_entropy": -(0.75 * np.log(0.75) + 0.25 * np.log(0.25)),
+    # The mixture says 0.3 and 0.6; the null block 0.2, and a tie at 0.5.
+    "masked_accuracy": 0.5,
+    "masked_accuracy_null": 0.5,
+  }
+  for name, value in expected.items():
+    assert metrics[name] == pytest.approx(value, rel=1e-5), name
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_equals_loops_in_numpy(form, seed):
+  example = _example(seed)
+  loss, _ = marginal_masked_lm_loss(*example, form=form)
+  assert loss == pytest.approx(_by_hand(*example, form), rel=1e-5)
+
+
+def test_forms_agree_where_examples_have_one_mask():
+  relevance, logits, targets, _ = _example(3)
+  weights = np.eye(1, M, dtype=np.float32).repeat(B, axis=0)
+  losses = [
+    marginal_masked_lm_loss(relevance, logits, targets, weights, form=form)[0]
+    for form in FORMS
+  ]
+  np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_stands_at_padding_does_not_matter(form):
+  relevance, logits, targets, weights = _example(4, masks=M - 1)
+  padding = weights == 0
+  other_targets = np.where(padding, (targets + 1) % V, targets)
+  other_logits = np.where(padding[:, None, :, None], 50.0 - logits, logits)
+  function = functools.partial(marginal_masked_lm_loss, form=form)
+  one = function(relevance, logits, targets, weights)
+  two = function(relevance, other_logits, other_targets, weights)
+  jax.tree.map(
+    functools.partial(np.testing.assert_allclose, rtol=1e-6), one, two
+  )
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_batch_without_masks_costs_nothing(form):
+  relevance, logits, targets, weights = _example(5)
+
+  def loss(relevance, logits):
+    return marginal_masked_lm_loss(
+      relevance, logits, targets, 0 * weights, form=form
+    )[0]
+
+  value, gradients = jax.value_and_grad(loss, argnums=(0, 1))(relevance, logits)
+  assert value == 0.0
+  assert not any(np.any(gradient) for gradient in gradients)
+
+
+@given(seed=st.integers(0, 10_000))
+@settings(max_examples=10)
+def test_what_the_retriever_learns(seed):
+  # Section 3.3 of the paper: ∇ log p(y|x) = Σ_z r(z) ∇ f(x, z), with
+  # r(z) = [p(y|z, x) / p(y|x) − 1] p(z|x).
+  relevance, logits, targets, _ = _example(seed)
+  weights = np.eye(1, M, dtype=np.float32).repeat(B, axis=0)
+
+  def loss(relevance):
+    return marginal_masked_lm_loss(
+      relevance, logits, targets, weights, form="joint"
+    )[0]
+
+  prior = _softmax(relevance)
+  rows = np.arange(B)
+  likelihood = _softmax(logits)[rows, :, 0, targets[:, 0]]
+  marginal = np.sum(prior * likelihood, axis=1, keepdims=True)
+  r = (likelihood / marginal - 1) * prior
+  # The loss is −log p(y|x), the mean over the examples.
+  np.testing.assert_allclose(jax.grad(loss)(relevance), -r / B, atol=1e-6)
+  # The same by finite differences in float64.
+  step = 1e-5
+  for b in range(B):
+    for z in range(K):
+      up = relevance.astype(np.float64)
+      down = up.copy()
+      up[b, z] += step
+      down[b, z] -= step
+      slope = (
+        _by_hand(up, logits, targets, weights, "joint")
+        - _by_hand(down, logits, targets, weights, "joint")
+      ) / (2 * step)
+      assert slope == pytest.approx(-r[b, z] / B, abs=1e-8)
+
+
+def test_metrics_carry_no_gradient_of_their_own():
+  relevance, logits, targets, weights = _example(6)
+
+  def entropy(relevance):
+    return marginal_masked_lm_loss(relevance, logits, targets, weights)[1][
+      "null_probability"
+    ]
+
+  assert not np.any(jax.grad(entropy)(jnp.asarray(relevance)))
+
+
+def test_an_unknown_form_is_refused():
+  with pytest.raises(ValueError, match=r"form='paper'.*per_token"):
+    marginal_masked_lm_loss(*_example(0), form="paper")

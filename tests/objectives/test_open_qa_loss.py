@@ -1,0 +1,161 @@
+"""ORQA's loss: by hand, in numpy, and where nothing is correct."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from realm_jax.objectives.open_qa import marginal_log_likelihood, open_qa_loss
+
+B, N, K, L, W = 4, 6, 2, 5, 3
+
+
+def _example(seed):
+  rng = np.random.default_rng(seed)
+  lengths = rng.integers(1, L + 1, (B, K))
+  last = np.arange(L)[:, None] + np.arange(W)
+  is_span = last[None, None] < lengths[:, :, None, None]
+  is_answer = rng.random((B, K, L, W)) < 0.15
+  has_answer = rng.random((B, N)) < 0.4
+  # The last question has no answer anywhere; the one before only in blocks
+  # that the reader does not see.
+  has_answer[-1] = is_answer[-1] = is_answer[-2] = False
+  has_answer[-2, -1] = True
+  return (
+    rng.normal(0, 2, (B, N)).astype(np.float32),
+    has_answer,
+    rng.normal(0, 2, (B, K, L, W)).astype(np.float32),
+    is_span,
+    is_answer,
+  )
+
+
+def _by_hand(scores, has_answer, span_logits, is_span, is_answer):
+  retriever = reader = 0.0
+  scores, span_logits = scores.astype(float), span_logits.astype(float)
+  for b in range(B):
+    all_blocks = sum(np.exp(scores[b]))
+    correct = sum(np.exp(scores[b, n]) for n in range(N) if has_answer[b, n])
+    retriever -= np.log(correct / all_blocks) if correct else 0.0
+    all_spans = correct = 0.0
+    for k, i, w in np.ndindex(K, L, W):
+      if is_span[b, k, i, w]:
+        value = np.exp(span_logits[b, k, i, w] + scores[b, k])
+        all_spans += value
+        correct += value * is_answer[b, k, i, w]
+    reader -= np.log(correct / all_spans) if correct else 0.0
+  return retriever / B, reader / B
+
+
+def test_log_likelihood_by_hand():
+  # exp of the scores are 1, 2, 3, 4; the last is not allowed.
+  scores = jnp.log(jnp.array([[1.0, 2.0, 3.0, 4.0]]))
+  allowed = jnp.array([[True, True, True, False]])
+  for correct, expected, found in [
+    ([True, False, False, False], np.log(1 / 6), 1.0),
+    ([False, True, True, True], np.log(5 / 6), 1.0),
+    ([False, False, False, True], 0.0, 0.0),
+  ]:
+    value, is_found = marginal_log_likelihood(
+      scores, jnp.array([correct]), allowed
+    )
+    assert value[0] == pytest.approx(expected, abs=1e-6)
+    assert is_found[0] == found
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_equals_loops_in_numpy(seed):
+  example = _example(seed)
+  loss, metrics = open_qa_loss(*example)
+  retriever, reader = _by_hand(*example)
+  assert metrics["retriever_loss"] == pytest.approx(retriever, rel=1e-5)
+  assert metrics["reader_loss"] == pytest.approx(reader, rel=1e-5)
+  assert loss == pytest.approx(retriever + reader, rel=1e-5)
+
+
+def test_metrics_by_hand():
+  # Question 0: right block found and read, best span right. Question 1: an
+  # answer among the searched blocks only, so that no span can be right.
+  scores = jnp.zeros((2, 3))
+  has_answer = jnp.array([[True, False, False], [False, False, True]])
+  logits = jnp.zeros((2, 1, 2, 1)).at[:, 0, 1, 0].set(5.0)
+  is_span = jnp.ones((2, 1, 2, 1), bool)
+  is_answer = jnp.zeros((2, 1, 2, 1), bool).at[0, 0, 1, 0].set(True)
+  _, metrics = open_qa_loss(scores, has_answer, logits, is_span, is_answer)
+  assert metrics["recall_searched"] == 1.0
+  assert metrics["recall_read"] == 0.5
+  assert metrics["span_accuracy"] == 0.5
+  assert metrics["retriever_loss"] == pytest.approx(np.log(3), rel=1e-6)
+  # The first reader term is -log σ(5), the second 0.
+  assert metrics["reader_loss"] == pytest.approx(0.0067153 / 2, rel=1e-3)
+
+
+def test_the_best_span_is_one_that_exists():
+  scores = jnp.zeros((1, 1))
+  logits = jnp.array([[[[9.0], [0.0], [1.0]]]])
+  is_span = jnp.array([[[[False], [True], [True]]]])
+  is_answer = jnp.array([[[[True], [False], [True]]]])
+  _, metrics = open_qa_loss(
+    scores, jnp.ones((1, 1), bool), logits, is_span, is_answer
+  )
+  assert metrics["span_accuracy"] == 1.0
+  assert metrics["reader_loss"] == pytest.approx(np.log1p(np.exp(-1)), rel=1e-5)
+
+
+def _gradients(example):
+  scores, has_answer, logits, is_span, is_answer = example
+
+  def loss(scores, logits):
+    return open_qa_loss(scores, has_answer, logits, is_span, is_answer)[0]
+
+  return jax.value_and_grad(loss, argnums=(0, 1))(scores, logits)
+
+
+def test_a_question_with_nothing_correct_teaches_nothing():
+  _, (to_scores, to_logits) = _gradients(_example(0))
+  assert np.isfinite(to_scores).all() and np.isfinite(to_logits).all()
+  assert not np.any(to_scores[-1])
+  assert not np.any(to_logits[-1])
+  # The question before has something for the retriever only.
+  assert np.any(to_scores[-2])
+  assert not np.any(to_logits[-2])
+
+
+@pytest.mark.parametrize("rows", [slice(None), slice(0, 1)])
+def test_blocks_without_any_span_are_not_a_nan(rows):
+  scores, has_answer, logits, is_span, is_answer = _example(1)
+  is_span = is_span.copy()
+  is_span[rows] = False
+  value, (to_scores, to_logits) = _gradients(
+    (scores, has_answer, logits, is_span, is_answer)
+  )
+  assert np.isfinite(value)
+  assert np.isfinite(to_scores).all() and np.isfinite(to_logits).all()
+  assert not np.any(to_logits[rows])
+
+
+def test_spans_outside_the_bodies_do_not_matter():
+  scores, has_answer, logits, is_span, is_answer = _example(2)
+  one = open_qa_loss(scores, has_answer, logits, is_span, is_answer)
+  two = open_qa_loss(
+    scores,
+    has_answer,
+    np.where(is_span, logits, 40.0),
+    is_span,
+    is_answer | ~is_span,
+  )
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y), one, two)
+
+
+def test_gradient_of_the_retriever_by_hand():
+  # p(z|x) − p(z|x, correct), for the retriever's part alone.
+  scores, has_answer, *_ = _example(0)
+  correct = jnp.asarray(has_answer[:1])
+  gradient = jax.grad(
+    lambda s: -marginal_log_likelihood(s, correct, jnp.ones((1, N), bool))[0][0]
+  )(jnp.asarray(scores[:1]))
+  weights = np.exp(scores[0].astype(np.float64))
+  among = weights * has_answer[0]
+  np.testing.assert_allclose(
+    gradient[0], weights / weights.sum() - among / among.sum(), atol=1e-6
+  )
