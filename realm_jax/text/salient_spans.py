@@ -46,7 +46,8 @@ _MONTHS = (
 ).split()
 _WEEKDAYS = ("Monday Tuesday Wednesday Thursday Friday Saturday Sunday").split()
 
-_MONTH = rf"(?:{'|'.join(_MONTHS)}|(?:{'|'.join(m[:3] for m in _MONTHS)})\.?)"
+_SHORT_MONTHS = "Jan Feb Mar Apr Jun Jul Aug Sept Sep Oct Nov Dec".split()
+_MONTH = rf"(?:{'|'.join(_MONTHS)}|(?:{'|'.join(_SHORT_MONTHS)})\.?)"
 _WEEKDAY = rf"(?:(?:{'|'.join(_WEEKDAYS)}) ?,? )?"
 _DAY = r"[0-3]?\d(?:st|nd|rd|th)?"
 _YEAR = r"(?:1\d{3}|20\d{2})"
@@ -130,9 +131,14 @@ _FUNCTION_WORDS = frozenset(
   "am is are was were be been being do does did done has have had having can "
   "could may might must shall should will would let born based built called "
   "founded given known located made named see using yes "
-  # Nouns and adjectives that open sentences in encyclopedias.
-  "new old former people part parts half example examples critics fans "
-  "members scientists historians researchers".split()
+  # Nouns that open sentences in encyclopedias.
+  "people part parts half example examples critics fans members scientists "
+  "historians researchers".split()
+)
+# Words that texts also have in small letters, and that open many a name.
+_NAME_OPENINGS = frozenset(
+  "new north south east west northern southern eastern western great saint "
+  "royal king queen prince princess lake mount port fort".split()
 )
 
 
@@ -152,31 +158,40 @@ def _candidates(text: str) -> Iterator[_Candidate]:
       yield _Candidate(words, is_initial)
 
 
+def _is_function_word(word: str) -> bool:
+  # I'm and It's are what I and It are.
+  return re.split("['’]", word.lower())[0] in _FUNCTION_WORDS
+
+
 def _names(text: str, title: str) -> Iterator[tuple[int, int]]:
   candidates = list(_candidates(text))
-  # What the text says of a word: that it has a capital where none is due, and
-  # that it is written small.
+  # What the text says of words: those with a capital where none is due, those
+  # that are also written small; and the names found where capitals count.
   in_capitals = set(_NAME_WORD.findall(title))
+  names = {name.group() for name in _NAME.finditer(title)}
   for words, is_initial in candidates:
     in_capitals.update(text[s:t] for s, t in words[is_initial:])
+    if not is_initial:
+      names.add(text[words[0][0] : words[-1][1]])
   in_small = {word for word in _ANY_WORD.findall(text) if word.islower()}
 
   for words, is_initial in candidates:
-    if is_initial:
-      first = text[slice(*words[0])]
-      small = first.lower()
-      if small in _FUNCTION_WORDS or (
-        small in in_small
-        if len(words) > 1
-        else first not in in_capitals or small in in_small
-      ):
-        words = words[1:]
-    while words and text[slice(*words[0])].lower() in _FUNCTION_WORDS:
-      # Within a sentence `The` may open a name (The Hague), others do not.
-      if len(words) > 1 and text[slice(*words[0])] == "The":
-        break
+    first = text[slice(*words[0])]
+    if len(words) == 1:
+      drop = _is_function_word(first) or (
+        is_initial and (first not in in_capitals or first.lower() in in_small)
+      )
+    elif text[words[0][0] : words[-1][1]] in names:
+      drop = False
+    else:
+      drop = is_initial and (
+        _is_function_word(first) or first.lower() in in_small - _NAME_OPENINGS
+      )
+    if drop:
       words = words[1:]
-    if words:
+    if len(words) > 1 or (
+      words and not _is_function_word(text[slice(*words[0])])
+    ):
       yield words[0][0], words[-1][1]
 
 

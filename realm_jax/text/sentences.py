@@ -16,9 +16,9 @@ than a missed one.
 
 import numpy as np
 from jaxtyping import Int
-from sentencex import (  # type: ignore[missing-module-attribute]  Rust.
-  get_sentence_boundaries,
-)
+
+# Compiled from Rust, so it comes without types.
+from sentencex import get_sentence_boundaries  # type: ignore
 
 
 def byte_positions(text: str) -> Int[np.ndarray, " characters+1"]:

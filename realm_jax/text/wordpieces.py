@@ -230,8 +230,8 @@ def train_vocabulary(texts: Iterable[str], size: int) -> list[str]:
     size: the most pieces the vocabulary may have, specials included.
 
   Raises:
-    VocabularyError: the texts hold no words, or their letters alone do not
-      fit in `size`.
+    VocabularyError: the texts hold no words, or their letters do not fit in
+      `size`.
   """
   counts = _count_words(texts)
   for piece in SPECIAL_PIECES:
@@ -249,15 +249,17 @@ def train_vocabulary(texts: Iterable[str], size: int) -> list[str]:
       lower_thresh=threshold,
     )
 
-  # Upwards in doubles, because low thresholds are the quick ones to learn.
+  # Upwards in doubles, because low thresholds are the quick ones to learn. The
+  # learner takes no threshold above the count of the commonest word.
+  highest = max(counts.values())
   too_low, fits = 0, 1
   while len(learned(fits)) > size:
-    if fits > max(counts.values()):
+    if fits == highest:
       raise VocabularyError(
-        f"a vocabulary of {size} pieces is too small: the texts' letters take "
-        f"{len(learned(fits))}; give at least that many"
+        f"a vocabulary of {size} pieces is too small: the texts' letters and "
+        f"commonest word take {len(learned(fits))}; give at least that many"
       )
-    too_low, fits = fits, 2 * fits
+    too_low, fits = fits, min(2 * fits, highest)
   while fits - too_low > 1:
     threshold = (too_low + fits) // 2
     if len(learned(threshold)) <= size:

@@ -1,0 +1,51 @@
+"""A vocabulary of letters and a few words, and corpora built with it."""
+
+import json
+import string
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+from realm_jax.corpus.build import build_corpus
+from realm_jax.corpus.store import Corpus
+from realm_jax.text.wordpieces import SPECIAL_PIECES
+
+WORDS = (
+  "the café of velt was built in 1987 by ada stone river . , - ( )"
+).replace("é", "e")
+PIECES = (
+  *SPECIAL_PIECES,
+  *WORDS.split(),
+  *(letter for letter in string.ascii_lowercase + string.digits),
+  *(f"##{letter}" for letter in string.ascii_lowercase + string.digits),
+)
+
+
+@pytest.fixture(scope="session")
+def vocab_file(tmp_path_factory) -> str:
+  path = tmp_path_factory.mktemp("vocabulary") / "vocab.txt"
+  path.write_text("\n".join(PIECES) + "\n", encoding="utf-8")
+  return str(path)
+
+
+def write_lines(path: Path, rows: Iterable[dict]) -> Path:
+  """Writes JSON Lines."""
+  lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+  path.write_text("".join(lines), encoding="utf-8")
+  return path
+
+
+@pytest.fixture
+def build(tmp_path, vocab_file) -> Callable[..., Corpus]:
+  """`build(rows, **arguments)` builds a corpus of these rows and opens it."""
+
+  def build_and_open(
+    rows: Iterable[dict], *, name: str = "corpus", **arguments
+  ) -> Corpus:
+    lines = write_lines(tmp_path / f"{name}.jsonl", rows)
+    arguments.setdefault("vocab", vocab_file)
+    build_corpus([str(lines)], tmp_path / name, **arguments)
+    return Corpus.open(tmp_path / name)
+
+  return build_and_open

@@ -1,0 +1,189 @@
+"""Dates, numbers and names, found by rules."""
+
+import json
+import time
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from realm_jax.text.salient_spans import find_tagger, tag
+
+
+def tagged(text: str, title: str = "") -> list[tuple[str, str]]:
+  encoded = text.encode()
+  return [(encoded[s:t].decode(), kind) for s, t, kind in tag(text, title)]
+
+
+def texts(kind: str, text: str, title: str = "") -> list[str]:
+  return [span for span, found in tagged(text, title) if found == kind]
+
+
+@pytest.mark.parametrize(
+  "date",
+  [
+    "12 March 1987",
+    "March 12, 1987",
+    "March 12 , 1987",
+    "Monday, 12 March 1987",
+    "12th of March 1987",
+    "March 12",
+    "12 March",
+    "March 1987",
+    "Sept. 1987",
+    "1987-03-12",
+    "3/12/1987",
+    "1987",
+    "the 1990s",
+    "44 BC",
+    "AD 70",
+    "19th century",
+    "October",
+    "Tuesday",
+  ],
+)
+def test_dates(date):
+  wanted = date.removeprefix("the ")
+  assert tagged(f"they met on {date} and left") == [(wanted, "date")]
+
+
+def test_ranges_of_years_are_two_dates():
+  assert texts("date", "the war of 1939–1945") == ["1939", "1945"]
+
+
+@pytest.mark.parametrize(
+  ("text", "numbers"),
+  [
+    ("it has 8,648 rooms and 12 doors", ["8,648", "12"]),
+    ("it cost $1.5 million or 98 %", ["1.5 million", "98"]),
+    ("the 42nd time, 3.25 km", ["42nd", "3.25"]),
+    ("the 802.11a standard of x86 v1.2.3", []),
+    ("the 802.11 standard", ["802.11"]),
+    ("a (24 in) rod", ["24"]),
+  ],
+)
+def test_numbers(text, numbers):
+  assert texts("number", text) == numbers
+
+
+@pytest.mark.parametrize(
+  ("text", "names"),
+  [
+    ("she moved to New York in spring", ["New York"]),
+    ("by J. R. R. Tolkien and George W. Bush", [
+      "J. R. R. Tolkien", "George W. Bush"
+    ]),
+    ("the Isle of the Dead, the Rio de la Plata", [
+      "Isle of the Dead", "Rio de la Plata"
+    ]),
+    ("between Paris and London, England", ["Paris", "London", "England"]),
+    ("of St. Louis and Dr. Smith", ["St. Louis", "Dr. Smith"]),
+    ("the U.S. Army and AT&T", ["U.S. Army", "AT&T"]),
+    ("in Newton's laws by O'Brien", ["Newton", "O'Brien"]),
+    ("the Anglo-Saxon, the anti-American and the non-U.S. kind", [
+      "Anglo-Saxon"
+    ]),
+    ("the Čapek family of Łódź and Ångström", ["Čapek", "Łódź", "Ångström"]),
+    ("and I said I'm here", []),
+    ("of The Hague", ["The Hague"]),
+    ("the river Vel.\nKar is near", ["Vel"]),
+  ],
+)  # fmt: skip
+def test_names_within_sentences(text, names):
+  assert texts("name", text) == names
+
+
+@pytest.mark.parametrize(
+  ("text", "title", "names"),
+  [
+    # A capital that every sentence has says nothing.
+    ("Penguins swim. Yesterday it rained.", "", []),
+    # Seen with a capital inside another sentence, or in the title.
+    ("Velt is far. They saw Velt.", "", ["Velt", "Velt"]),
+    ("Velt is far.", "Velt (city)", ["Velt"]),
+    # A title's first word has a capital too: small letters decide.
+    ("Penguins swim. All penguins do.", "Penguins", []),
+    # Followed by another name.
+    ("Maria Velt was born here.", "", ["Maria Velt"]),
+    # A function word is dropped from the front, and what follows stays.
+    ("In Velt it rained.", "", ["Velt"]),
+    ("The Royal Navy sailed.", "", ["Royal Navy"]),
+    ("Although the Navy sailed, it sank.", "", ["Navy"]),
+    ("The sea is deep.", "The Sea", []),
+    ("New York is new. In New York it rained.", "", ["New York", "New York"]),
+    ("In The Hague they met.", "", ["The Hague"]),
+    ("If Not now, when?", "", []),
+    ("I'm here. It's Velt.", "", ["Velt"]),
+    # A whole name that stands elsewhere, or is the title.
+    ("First Aid came. So did first Velt and First Aid.", "", [
+      "First Aid", "Velt", "First Aid"
+    ]),
+    # An ordinary word, as the text itself shows.
+    ("Former President Velt spoke. He is a former spy.", "", [
+      "President Velt"
+    ]),
+    # A quotation opens like a sentence.
+    ('They sang "Home is far" and "Under Velt".', "", ["Velt"]),
+  ],
+)  # fmt: skip
+def test_names_at_the_start_of_sentences(text, title, names):
+  assert texts("name", text, title) == names
+
+
+def test_offsets_are_bytes_and_kinds_do_not_overlap():
+  text = "Zoë Çelik was born in Kraków on 3 May 1901 — 98 miles from Łódź."
+  assert tagged(text) == [
+    ("Zoë Çelik", "name"),
+    ("Kraków", "name"),
+    ("3 May 1901", "date"),
+    ("98", "number"),
+    ("Łódź", "name"),
+  ]
+
+
+@hypothesis.given(
+  st.lists(
+    st.sampled_from("Velt the of . é Éa 1987 March , 北 3 St. I'm".split()),
+    max_size=20,
+  ).map(" ".join)
+  | st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+)  # fmt: skip
+def test_spans_are_whole_characters_in_order(text):
+  encoded = text.encode()
+  previous = 0
+  for start, limit, kind in tag(text, "Velt"):
+    assert previous <= start < limit <= len(encoded)
+    assert encoded[start:limit].decode().strip()
+    assert kind in ("date", "number", "name")
+    previous = limit
+
+
+def test_real_paragraphs_have_spans(shared_data):
+  """Natural Questions' answers are mostly what we would mask."""
+  num_answers = num_in_spans = 0
+  started = time.process_time()
+  with (shared_data / "qed" / "qed_dev_part.jsonl").open() as lines:
+    for line in lines:
+      row = json.loads(line)
+      text = row["paragraph_text"]
+      spans = tag(text, row["title_text"])
+      for annotation in row["original_nq_answers"]:
+        for answer in annotation[:1]:
+          start = len(text[: answer["start"]].encode())
+          limit = len(text[: answer["end"]].encode())
+          num_answers += 1
+          num_in_spans += any(s < limit and t > start for s, t, _ in spans)
+  assert num_in_spans / num_answers > 0.7
+  assert time.process_time() - started < 10
+
+
+def test_taggers_by_name():
+  assert find_tagger("none") is None
+  assert find_tagger("rules") is tag
+  assert find_tagger("realm_jax.text.salient_spans.tag") is tag
+  with pytest.raises(ValueError, match=r"no tagger 'nowhere\.tag'"):
+    find_tagger("nowhere.tag")
+  with pytest.raises(ValueError, match="no tagger 'roles'"):
+    find_tagger("roles")
+  with pytest.raises(ValueError, match=r"'math\.pi' is not callable"):
+    find_tagger("math.pi")

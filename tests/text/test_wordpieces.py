@@ -1,0 +1,213 @@
+"""Wordpieces: ids, offsets into the original bytes, training, refusals."""
+
+import hashlib
+
+import hypothesis
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import strategies as st
+
+from realm_jax.text.wordpieces import (
+  SPECIAL_PIECES,
+  VocabularyError,
+  WordpieceVocabulary,
+  train_vocabulary,
+)
+
+# [PAD] 0, [UNK] 1, [CLS] 2, [SEP] 3, [MASK] 4, then from 5.
+WORDS = (
+  "the cafe istanbul fine office play ##ing ##ground 北 京 1 2 ##2 ##⁄ . , - "
+  "t ##m ᄒ ##ᅡ ##ᆫ strasse a b e ##́"
+).split()
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory) -> WordpieceVocabulary:
+  path = tmp_path_factory.mktemp("vocabulary") / "vocab.txt"
+  path.write_text("\n".join([*SPECIAL_PIECES, *WORDS]) + "\n", encoding="utf-8")
+  return WordpieceVocabulary(path)
+
+
+def shown(vocabulary: WordpieceVocabulary, text: str) -> list[tuple[str, str]]:
+  """Each token's piece, and the original text that its bytes are."""
+  tokens = vocabulary.tokenize_with_offsets([text])
+  encoded = text.encode()
+  return [
+    (vocabulary.pieces[token], encoded[start:limit].decode())
+    for token, start, limit in zip(
+      tokens.token_ids, tokens.starts, tokens.limits, strict=True
+    )
+  ]
+
+
+def test_the_vocabulary_is_what_the_file_says(vocabulary):
+  assert vocabulary.vocab_size == len(SPECIAL_PIECES) + len(WORDS)
+  assert (vocabulary.pad_id, vocabulary.unk_id) == (0, 1)
+  assert (vocabulary.cls_id, vocabulary.sep_id, vocabulary.mask_id) == (2, 3, 4)
+  joined = "\n".join([*SPECIAL_PIECES, *WORDS])
+  assert vocabulary.sha256 == hashlib.sha256(joined.encode()).hexdigest()
+  continuations = [w for w in WORDS if w.startswith("##")]
+  assert vocabulary.is_continuation.sum() == len(continuations)
+
+
+def test_encode_takes_the_longest_pieces(vocabulary):
+  the, play, ing, ground = 5, 10, 11, 12
+  assert vocabulary.encode("The Playing playground xyz") == [
+    the, play, ing, play, ground, vocabulary.unk_id
+  ]  # fmt: skip
+
+
+def test_decode_joins_pieces_and_leaves_padding_out(vocabulary):
+  ids = [2, 5, 10, 11, 3, 0, 0]
+  assert vocabulary.decode(ids) == "[CLS] the playing [SEP]"
+
+
+def test_tensorflow_gives_the_same_as_python(vocabulary):
+  text = "The playground, Café - 12"
+  ids = vocabulary.encode(text)
+  np.testing.assert_array_equal(vocabulary.encode_tf(tf.constant(text)), ids)
+  batch = vocabulary.encode_tf(tf.constant([text, "", "the"]))
+  assert batch.to_list() == [ids, [], vocabulary.encode("the")]
+  padded = tf.constant([[*ids, 0, 0], [5] * (len(ids) + 2)])
+  decoded = [text.decode() for text in vocabulary.decode_tf(padded).numpy()]
+  assert decoded == [vocabulary.decode(row) for row in padded.numpy().tolist()]
+
+
+@pytest.mark.parametrize(
+  ("text", "expected"),
+  [
+    ("The café.", [("the", "The"), ("cafe", "café"), (".", ".")]),
+    # The accent as a code point of its own.
+    ("cafe\u0301 the", [("cafe", "cafe\u0301"), ("the", "the")]),
+    ("İstanbul the", [("istanbul", "İstanbul"), ("the", "the")]),
+    ("ﬁne ofﬁce", [("fine", "ﬁne"), ("office", "ofﬁce")]),
+    ("北京 the", [("北", "北"), ("京", "京"), ("the", "the")]),
+    ("the\x00the", [("the", "the"), ("the", "the")]),
+    ("p\u00adlaying", [("play", "p\u00adlay"), ("##ing", "ing")]),
+    (
+      "the 😀, the",
+      [("the", "the"), ("[UNK]", "😀"), (",", ","), ("the", "the")],
+    ),
+    ("the zebra2", [("the", "the"), ("[UNK]", "zebra2")]),
+    ("Straße", [("strasse", "Straße")]),
+    # Many pieces of one character: each shows the whole of it.
+    ("½ a", [("1", "½"), ("##⁄", "½"), ("##2", "½"), ("a", "a")]),
+    ("™", [("t", "™"), ("##m", "™")]),
+    ("한", [("ᄒ", "한"), ("##ᅡ", "한"), ("##ᆫ", "한")]),
+    (" \u2028\t", []),
+    ("", []),
+  ],
+)
+def test_offsets_are_into_the_text_as_written(vocabulary, text, expected):
+  assert shown(vocabulary, text) == expected
+
+
+def test_a_batch_is_its_texts_one_by_one(vocabulary):
+  texts = ["the café", "", "½ playing", "北京"]
+  batch = vocabulary.tokenize_with_offsets(texts)
+  assert batch.row_offsets.tolist() == [0, 2, 2, 7, 9]
+  for text, start, limit in zip(
+    texts, batch.row_offsets[:-1], batch.row_offsets[1:], strict=True
+  ):
+    alone = vocabulary.tokenize_with_offsets([text])
+    assert batch.token_ids[start:limit].tolist() == vocabulary.encode(text)
+    np.testing.assert_array_equal(batch.starts[start:limit], alone.starts)
+    np.testing.assert_array_equal(batch.limits[start:limit], alone.limits)
+
+
+def test_no_texts_give_no_tokens(vocabulary):
+  tokens = vocabulary.tokenize_with_offsets([])
+  assert tokens.token_ids.size == 0
+  assert tokens.row_offsets.tolist() == [0]
+
+
+UTF8_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
+
+
+@hypothesis.settings(max_examples=25)  # Of many texts each: a call is slow.
+@hypothesis.given(st.lists(UTF8_TEXT, max_size=20))
+def test_every_range_is_whole_characters_in_order(vocabulary, texts):
+  tokens = vocabulary.tokenize_with_offsets(texts)
+  for i, text in enumerate(texts):
+    encoded = text.encode()
+    row = slice(*tokens.row_offsets[i : i + 2])
+    starts, limits = tokens.starts[row], tokens.limits[row]
+    assert (starts < limits).all()
+    assert (np.diff(starts) >= 0).all()
+    assert (np.diff(limits) >= 0).all()
+    for start, limit in zip(starts, limits, strict=True):
+      assert encoded[start:limit].decode("utf-8").strip()
+
+
+def test_with_room_every_word_is_a_piece():
+  texts = ["Ada Lovelace met Charles Babbage.", "Babbage and Lovelace wrote."]
+  pieces = train_vocabulary(texts, size=10_000)
+  assert pieces[:5] == list(SPECIAL_PIECES)
+  words = "ada lovelace met charles babbage . and wrote".split()
+  assert set(words) <= set(pieces)
+
+
+def test_names_that_occur_often_are_single_pieces(tmp_path):
+  # 60 invented names, 6 times each, among words that each occur once.
+  names = [f"{a}{b}{c}" for a in "bdfgk" for b in "aeio" for c in "ldr"]
+  names = [f"{name}en{name[::-1]}" for name in names]
+  texts = [
+    f"{name} came in {'abcdefghij'[i]}{name[::-1]}{i}"
+    for i in range(6)
+    for name in names
+  ]
+  size = 300
+  pieces = train_vocabulary(texts, size)
+  assert len(pieces) <= size
+  path = tmp_path / "vocab.txt"
+  path.write_text("\n".join(pieces) + "\n", encoding="utf-8")
+  vocabulary = WordpieceVocabulary(path)
+  assert all(len(vocabulary.encode(name.title())) == 1 for name in names)
+  # Whatever the texts hold can be written in pieces.
+  for text in texts:
+    assert vocabulary.unk_id not in vocabulary.encode(text)
+
+
+def test_a_trained_vocabulary_folds_as_the_tokenizer_does(tmp_path):
+  pieces = train_vocabulary(["Élan ﬁne Straße İzmir 北京"] * 3, 10_000)
+  assert {"elan", "fine", "strasse", "izmir", "北", "京"} <= set(pieces)
+
+
+def test_training_refuses_what_cannot_be():
+  with pytest.raises(VocabularyError, match="no words"):
+    train_vocabulary(["", " \t"], 100)
+  with pytest.raises(VocabularyError, match=r"8 pieces is too small.*take 14"):
+    # Five specials, a b c d, ##a ##b ##c ##d, and ab.
+    train_vocabulary(["ab ab cd ad"] * 3, 8)
+
+
+@pytest.mark.parametrize(
+  ("content", "message"),
+  [
+    ("[PAD]\n[UNK]\n[CLS]\n[SEP]\nthe\n", r"has no \[MASK\]"),
+    ("the\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n[PAD]\n", r"'the' on its first line"),
+    ("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb\na\n", "line 6 and again .* 8"),
+    ("[PAD]\n[UNK]\n\n[CLS]\n[SEP]\n[MASK]\n", "line 3, is empty"),
+    ("", r"has no \[PAD\], \[UNK\]"),
+  ],
+)
+def test_a_vocabulary_that_cannot_serve_is_refused(tmp_path, content, message):
+  path = tmp_path / "vocab.txt"
+  path.write_text(content, encoding="utf-8")
+  with pytest.raises(VocabularyError, match=message):
+    WordpieceVocabulary(path)
+
+
+def test_a_missing_or_binary_vocabulary_is_refused(tmp_path):
+  with pytest.raises(VocabularyError, match=r"no vocabulary at .*absent"):
+    WordpieceVocabulary(tmp_path / "absent.txt")
+  (tmp_path / "binary.txt").write_bytes(b"[PAD]\n\xff\xfe")
+  with pytest.raises(VocabularyError, match=r"not UTF-8 \(byte 6\)"):
+    WordpieceVocabulary(tmp_path / "binary.txt")
+
+
+def test_windows_line_ends_are_no_part_of_pieces(tmp_path):
+  path = tmp_path / "vocab.txt"
+  path.write_bytes("\r\n".join([*SPECIAL_PIECES, "the", ""]).encode())
+  assert WordpieceVocabulary(path).pieces == (*SPECIAL_PIECES, "the")
