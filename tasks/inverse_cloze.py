@@ -10,6 +10,7 @@ from realm_jax.inputs.features import (
   feature_length,
   plain_feature,
   token_feature,
+  wordpieces,
 )
 from realm_jax.text.masking import random_sentence
 
@@ -17,7 +18,6 @@ from realm_jax.text.masking import random_sentence
 def inverse_cloze(
   blocks: tf.data.Dataset,
   *,
-  output_features: Mapping[str, seqio.Feature],
   sequence_length: Mapping[str, int] | None = None,
   removal_probability: float = 0.9,
 ) -> tf.data.Dataset:
@@ -27,7 +27,7 @@ def inverse_cloze(
   retriever also learns from words in common; a block of one sentence is
   dropped when that is removed (Lee et al. 2019, section 4). The title stays.
   """
-  words = output_features["query"].vocabulary.wordpieces
+  words = wordpieces()
   query_length = feature_length("query", sequence_length)
   block_length = feature_length("block", sequence_length)
   cls, sep = [words.cls_id], [words.sep_id]

@@ -20,6 +20,7 @@ from realm_jax.inputs.features import (
   feature_length,
   plain_feature,
   token_feature,
+  wordpieces,
 )
 from realm_jax.text import masking
 
@@ -27,7 +28,6 @@ from realm_jax.text import masking
 def mask_sentence(
   blocks: tf.data.Dataset,
   *,
-  output_features: Mapping[str, seqio.Feature],
   choose: masking.ChooseMasks,
   sequence_length: Mapping[str, int] | None = None,
 ) -> tf.data.Dataset:
@@ -38,7 +38,7 @@ def mask_sentence(
   when its last mask does not fit into the query: as in Google's released
   pre-training.
   """
-  words = output_features["query"].vocabulary.wordpieces
+  words = wordpieces()
   is_continuation = tf.constant(words.is_continuation)
   room = feature_length("query", sequence_length) - 2
   max_masks = feature_length("mask_targets", sequence_length)
@@ -69,7 +69,7 @@ def add(
   name: str,
   choose: masking.ChooseMasks,
   *,
-  source: seqio.DataSource | None = None,
+  source: seqio.DataSourceInterface | None = None,
 ) -> seqio.Task:
   """Adds a task of masked sentences to seqio's registry.
 

@@ -14,27 +14,27 @@ from collections.abc import Mapping
 import seqio
 import tensorflow as tf
 
-from realm_jax.inputs.features import feature_length, token_feature
+from realm_jax.inputs.features import (
+  feature_length,
+  token_feature,
+  wordpieces,
+)
 from realm_jax.inputs.json_lines import JsonLinesSource
 from realm_jax.text.answers import AnswerKind
-
-# Questions that one call of the tokenizer takes, which hides its fixed cost.
-_QUESTIONS_PER_CALL = 64
 
 
 def ask(
   questions: tf.data.Dataset,
   *,
-  output_features: Mapping[str, seqio.Feature],
   answer_kind: AnswerKind,
   sequence_length: Mapping[str, int] | None = None,
 ) -> tf.data.Dataset:
   """Makes `query`, the question's tokens, and `answer_tokens`.
 
   `answer_tokens` is int32[a, w], each answer's tokens padded with 0; a pattern
-  has none.
+  has none. The texts stay, and `answer_kind` says how to judge by them.
   """
-  words = output_features["query"].vocabulary.wordpieces
+  words = wordpieces()
   room = feature_length("query", sequence_length) - 2
 
   def to_example(record: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
@@ -50,6 +50,7 @@ def ask(
       "question_id": record["question_id"],
       "answers": answers,
       "answer_tokens": tokens.to_tensor(),
+      "answer_kind": tf.constant(answer_kind),
     }
 
   return questions.map(to_example, num_parallel_calls=tf.data.AUTOTUNE)
@@ -59,7 +60,7 @@ def add(
   name: str,
   *,
   answer_kind: AnswerKind = "string",
-  source: seqio.DataSource | None = None,
+  source: seqio.DataSourceInterface | None = None,
 ) -> seqio.Task:
   """Adds a task of questions to seqio's registry.
 

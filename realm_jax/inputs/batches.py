@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from etils import epath
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 
-from realm_jax.inputs.context import TaskContext
+from realm_jax.inputs.context import TaskContext, TaskError
 from realm_jax.inputs.examples import ExampleStream
 
 
@@ -138,6 +138,7 @@ class BatchStream:
     )
     self._elements: Iterator[dict[str, np.ndarray]] | None = None
     self._is_closed = False
+    self._last_position = start_position - 1
 
   @functools.cached_property
   def _padded_shapes(self) -> dict[str, tuple[int | None, ...]]:
@@ -169,6 +170,7 @@ class BatchStream:
 
   def _batch(self, padded: dict[str, np.ndarray]) -> Batch:
     positions = padded.pop("position")
+    self._check_increasing(positions)
     num_real = len(positions)
     if "query" in padded:
       longest = int(np.count_nonzero(padded["query"], axis=1).max())
@@ -191,6 +193,18 @@ class BatchStream:
       is_real=rows < num_real,
       next_position=int(positions[-1]) + 1,
     )
+
+  def _check_increasing(self, positions: Int[np.ndarray, " b"]) -> None:
+    """Raises `TaskError` where the stream could not resume after an example."""
+    steps = np.diff(positions, prepend=self._last_position)
+    if (steps <= 0).any():
+      position = int(positions[np.argmax(steps <= 0)])
+      raise TaskError(
+        f"the task gives position {position} twice or out of order; its "
+        "preprocessors may drop records, but not shuffle them nor make "
+        "several examples of one"
+      )
+    self._last_position = int(positions[-1])
 
   def close(self) -> None:
     """Stops the threads that run ahead; the stream then is at its end."""

@@ -23,11 +23,6 @@ class TaskError(ValueError):
   """A task that is missing, or cannot do what was asked of it."""
 
 
-@functools.lru_cache(maxsize=4)
-def _open_corpus(directory: str) -> Corpus:
-  return Corpus.open(directory)
-
-
 @dataclasses.dataclass(frozen=True)
 class TaskContext:
   """The run's files.
@@ -42,10 +37,10 @@ class TaskContext:
     default_factory=dict
   )
 
-  @property
+  @functools.cached_property
   def corpus(self) -> Corpus:
-    """The corpus, memory-mapped once a process."""
-    return _open_corpus(str(self.corpus_dir))
+    """The corpus of `corpus_dir`, memory-mapped."""
+    return Corpus.open(self.corpus_dir)
 
 
 _CURRENT: contextvars.ContextVar[TaskContext] = contextvars.ContextVar(

@@ -19,8 +19,8 @@ from realm_jax.inputs.registry import find_task
 from realm_jax.inputs.sequential import SequentialReader
 from realm_jax.inputs.sources import RandomAccessSource, RecordReader
 
-# Blocks none of which gives an example, before we say that none ever will.
-_FRUITLESS_EPOCHS = 2
+# Records none of which gives an example, before we say that none ever will.
+_FRUITLESS_RECORDS = 20_000
 
 
 class _Prepared(seqio.DataSource):
@@ -94,10 +94,10 @@ class ExampleStream:
 
   def _open(self, shuffle: bool) -> RecordReader | SequentialReader:
     source = self.task.source
-    if self._split not in self.task.splits:
+    if self._split not in source.splits:
       raise TaskError(
         f"task {self.task.name!r} has no split {self._split!r}, only "
-        f"{', '.join(self.task.splits) or 'none'}"
+        f"{', '.join(source.splits) or 'those of question_files: none'}"
       )
     if self.task.requires_caching:
       raise TaskError(
@@ -113,8 +113,7 @@ class ExampleStream:
       shuffle_buffer_size=self.task.shuffle_buffer_size if shuffle else None,
     )
 
-  def _examples(self, *, num_epochs: int | None) -> tf.data.Dataset:
-    records = self._reader.records(self._start, num_epochs=num_epochs)
+  def _examples(self, records: tf.data.Dataset) -> tf.data.Dataset:
     ordered = self.task.replace(source=_Prepared(records, [self._split]))
     with task_context(self._context):
       examples = ordered.get_dataset(
@@ -144,16 +143,17 @@ class ExampleStream:
     Raises:
       TaskError: the stream repeats, and no record ever gives an example.
     """
+    records = self._reader.records(self._start, repeat=self._repeat)
     if self._repeat:
-      first = self._examples(num_epochs=_FRUITLESS_EPOCHS).take(1)
-      if not list(self.guard(first.as_numpy_iterator())):
+      some = self._examples(records.take(_FRUITLESS_RECORDS)).take(1)
+      if not list(self.guard(some.as_numpy_iterator())):
         raise TaskError(
-          f"task {self.task.name!r} made no example of any record of "
-          f"{self.task.source} in {_FRUITLESS_EPOCHS} epochs; look at the "
-          "corpus (are its blocks of one sentence, without names?) and at "
-          f"lengths {self.lengths}"
+          f"task {self.task.name!r} keeps none of {_FRUITLESS_RECORDS:,} "
+          "records: masked sentences need salient spans (see the summary of "
+          "build_corpus), inverse cloze blocks of two sentences; or the "
+          f"lengths are too short: {self.lengths}"
         )
-    return self._examples(num_epochs=None if self._repeat else 1)
+    return self._examples(records)
 
   def guard(self, elements: Iterator[Any]) -> Iterator[Any]:
     """Hands on elements; a source's error comes as itself, not as tf.data's."""

@@ -12,13 +12,13 @@ from realm_jax.text.wordpieces import WordpieceVocabulary
 _UNLIMITED = 1 << 30
 
 
+def wordpieces() -> WordpieceVocabulary:
+  """The run's vocabulary; raises `TaskError` outside `task_context`."""
+  return current_context().corpus.vocabulary
+
+
 class CorpusVocabulary(seqio.Vocabulary):
   """The vocabulary of the run's corpus, looked up when it is first needed."""
-
-  @property
-  def wordpieces(self) -> WordpieceVocabulary:
-    """The vocabulary itself; raises `TaskError` outside `task_context`."""
-    return current_context().corpus.vocabulary
 
   def __eq__(self, other: object) -> bool:
     return isinstance(other, CorpusVocabulary)
@@ -28,27 +28,27 @@ class CorpusVocabulary(seqio.Vocabulary):
 
   @property
   def eos_id(self) -> int | None:
-    return self.wordpieces.eos_id
+    return wordpieces().eos_id
 
   @property
   def unk_id(self) -> int | None:
-    return self.wordpieces.unk_id
+    return wordpieces().unk_id
 
   @property
   def _base_vocab_size(self) -> int:
-    return self.wordpieces.vocab_size
+    return wordpieces().vocab_size
 
   def _encode(self, s: str) -> Sequence[int]:
-    return self.wordpieces.encode(s)
+    return wordpieces().encode(s)
 
   def _decode(self, ids: Sequence[int]) -> str:
-    return self.wordpieces.decode(ids)
+    return wordpieces().decode(ids)
 
   def _encode_tf(self, s: tf.Tensor) -> tf.Tensor:
-    return self.wordpieces.encode_tf(s)
+    return wordpieces().encode_tf(s)
 
   def _decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
-    return self.wordpieces.decode_tf(ids)
+    return wordpieces().decode_tf(ids)
 
 
 def token_feature() -> seqio.Feature:

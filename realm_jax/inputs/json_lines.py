@@ -1,8 +1,6 @@
 """Questions in JSON Lines as a seqio source."""
 
-import functools
 import json
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,7 +9,7 @@ import tensorflow as tf
 from etils import epath
 from jaxtyping import Int
 
-from realm_jax.inputs.context import TaskError, current_context
+from realm_jax.inputs.context import current_context
 from realm_jax.inputs.sources import Column, RandomAccessSource
 
 _WANTED = 'wanted {"question": "…", "answer": ["…"]} on every line'
@@ -26,7 +24,7 @@ class Question(NamedTuple):
 
   question: str
   answers: Sequence[str]
-  question_id: str | None = None
+  question_id: str = ""
 
 
 def read_question(fields: Mapping[str, Any]) -> Question:
@@ -48,7 +46,7 @@ def read_question(fields: Mapping[str, Any]) -> Question:
       raise ValueError(f"one answer is {answer!r}")
   question_id = fields.get("id")
   return Question(
-    question, answers, None if question_id is None else str(question_id)
+    question, answers, "" if question_id is None else str(question_id)
   )
 
 
@@ -67,15 +65,13 @@ class QuestionRecords:
     """
     self._path = path
     self._to_question = to_question
-    self._lock = threading.Lock()
-    try:
-      self._file = path.open("rb")
-    except OSError as error:
-      raise QuestionFileError(f"no questions at {path}: {error}") from error
+    if not path.is_file():
+      raise QuestionFileError(f"there is no file of questions at {path}")
     offsets = [0]
-    for line in self._file:
-      self._parse(line, len(offsets) - 1)
-      offsets.append(offsets[-1] + len(line))
+    with path.open("rb") as file:
+      for line in file:
+        self._parse(line, len(offsets) - 1)
+        offsets.append(offsets[-1] + len(line))
     self._offsets = np.array(offsets, np.int64)
     if len(offsets) == 1:
       raise QuestionFileError(f"{path} has no line; {_WANTED}")
@@ -102,18 +98,17 @@ class QuestionRecords:
       question = self._to_question(fields)
     except (ValueError, KeyError) as error:
       raise QuestionFileError(f"{place}: {error}; {_WANTED}") from error
-    if question.question_id is None:
+    if not question.question_id:
       question = question._replace(question_id=f"{self._path.stem}:{index + 1}")
     return question
 
-  def _line(self, index: int) -> bytes:
-    start, limit = self._offsets[index : index + 2].tolist()
-    with self._lock:
-      self._file.seek(start)
-      return self._file.read(limit - start)
-
   def lookup(self, indices: Int[np.ndarray, " n"]) -> Mapping[str, Column]:
-    questions = [self._parse(self._line(i), i) for i in indices.tolist()]
+    questions = []
+    with self._path.open("rb") as file:
+      for index in indices.tolist():
+        start, limit = self._offsets[index : index + 2].tolist()
+        file.seek(start)
+        questions.append(self._parse(file.read(limit - start), index))
     return {
       "question": [q.question.encode() for q in questions],
       "answers": [
@@ -122,9 +117,6 @@ class QuestionRecords:
       ],
       "question_id": [q.question_id.encode() for q in questions],
     }
-
-
-_open_questions = functools.lru_cache(maxsize=16)(QuestionRecords)
 
 
 class JsonLinesSource(RandomAccessSource):
@@ -151,11 +143,6 @@ class JsonLinesSource(RandomAccessSource):
     return tuple(current_context().question_files)
 
   def open(self, split: str) -> QuestionRecords:
-    """The questions of a split; raises `TaskError` where it has no file."""
-    files = current_context().question_files
-    if split not in files:
-      raise TaskError(
-        f"there is no file of questions for the split {split!r}, only for "
-        f"{sorted(files) or 'none'}; name one in question_files"
-      )
-    return _open_questions(epath.Path(files[split]), self._to_question)
+    """Reads the file; raises `QuestionFileError` where it is not one."""
+    path = current_context().question_files[split]
+    return QuestionRecords(epath.Path(path), self._to_question)

@@ -15,7 +15,8 @@ def _import_tasks(module_name: str) -> None:
   try:
     module = importlib.import_module(module_name)
   except ModuleNotFoundError as error:
-    if error.name and module_name.startswith(error.name):
+    # Not where a module that does exist lacks a library of its own.
+    if f"{module_name}.".startswith(f"{error.name}."):
       raise TaskError(
         f"no module {module_name!r} to find tasks in; is its folder on "
         "PYTHONPATH?"

@@ -11,7 +11,7 @@ import tensorflow as tf
 from realm_jax.inputs.context import TaskError
 from realm_jax.inputs.sources import record_seed
 
-_PLACE_BITS = 40
+_EPOCH_STRIDE = 1 << 40
 
 
 class SequentialReader:
@@ -43,21 +43,19 @@ class SequentialReader:
         "TFExampleDataSource), or extend inputs.sources.RandomAccessSource"
       )
     self._records = source.get_dataset(split=split, shuffle=False)
+    if not any(True for _ in self._records.take(1)):
+      raise TaskError(f"{source} has no record in split {split!r}")
     self._seed = seed
     self._buffer = shuffle_buffer_size
 
-  def records(self, start: int, *, num_epochs: int | None) -> tf.data.Dataset:
-    """The records from position `start` on, with "position" and "seed".
+  def records(self, start: int, *, repeat: bool) -> tf.data.Dataset:
+    """The records from position `start` on, to the end of the first epoch.
 
     Args:
       start: a position, 0 for the first.
-      num_epochs: how many to read, the one that holds `start` included; None
-        goes on for ever.
+      repeat: whether to go on with the epochs after it, without end.
     """
-    first_epoch, first_place = divmod(start, 1 << _PLACE_BITS)
-    last_epoch = (
-      tf.int64.max if num_epochs is None else first_epoch + num_epochs
-    )
+    first_epoch, first_place = divmod(start, _EPOCH_STRIDE)
 
     def one_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
       records = self._records
@@ -70,12 +68,12 @@ class SequentialReader:
       return (
         records.enumerate()
         .skip(skipped)
-        .map(lambda place, record: (epoch << _PLACE_BITS | place, record))
+        .map(lambda place, record: (epoch * _EPOCH_STRIDE + place, record))
       )
 
     def with_position(position, record):
       seed = record_seed(self._seed, position)
       return {**record, "position": position, "seed": seed}
 
-    epochs = tf.data.Dataset.range(first_epoch, last_epoch)
+    epochs = tf.data.Dataset.range(first_epoch, tf.int64.max if repeat else 1)
     return epochs.flat_map(one_epoch).map(with_position)

@@ -119,17 +119,14 @@ class RecordReader:
   def num_records(self) -> int:
     return len(self._records)
 
-  def records(self, start: int, *, num_epochs: int | None) -> tf.data.Dataset:
-    """The records from position `start` on.
+  def records(self, start: int, *, repeat: bool) -> tf.data.Dataset:
+    """The records from position `start` on, to the end of the first epoch.
 
     Args:
       start: a position, 0 for the first.
-      num_epochs: how many to read, the one that holds `start` included; None
-        goes on for ever.
+      repeat: whether to go on with the epochs after it, without end.
     """
-    limit = tf.int64.max
-    if num_epochs is not None:
-      limit = (start // self.num_records + num_epochs) * self.num_records
+    limit = tf.int64.max if repeat else self.num_records
     return self.records_at(tf.data.Dataset.range(start, limit))
 
   def records_at(self, positions: tf.data.Dataset) -> tf.data.Dataset:
