@@ -1,0 +1,47 @@
+"""Which blocks become candidates, against lists filtered in a loop."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from realm_jax.retrieval.candidates import with_null, without_source
+
+
+def test_the_source_is_dropped_by_hand():
+  rows = np.array([[4, 7, 2], [4, 7, 2], [4, 7, 2], [4, 7, 2]])
+  scores = np.array([[3.0, 2.0, 1.0]] * 4)
+  kept, kept_scores = without_source(rows, scores, np.array([4, 2, 9, -1]))
+  np.testing.assert_array_equal(kept, [[7, 2], [4, 7], [4, 7], [4, 7]])
+  np.testing.assert_array_equal(
+    kept_scores, [[2.0, 1.0], [3.0, 2.0], [3.0, 2.0], [3.0, 2.0]]
+  )
+
+
+@st.composite
+def _found(draw):
+  n = draw(st.integers(2, 6))
+  found = [
+    draw(st.lists(st.integers(0, 9), min_size=n, max_size=n, unique=True))
+    for _ in range(draw(st.integers(1, 5)))
+  ]
+  sources = [draw(st.integers(-1, 9)) for _ in found]
+  return np.array(found), np.array(sources)
+
+
+@given(_found())
+def test_it_never_stays_and_the_order_does(example):
+  rows, sources = example
+  scores = 100.0 - 10 * np.arange(rows.shape[1]) - rows / 100
+  kept, kept_scores = without_source(rows, scores, sources)
+  for b, source in enumerate(sources):
+    others = [row for row in rows[b] if row != source]
+    expected = others[: rows.shape[1] - 1]
+    np.testing.assert_array_equal(kept[b], expected)
+    where = [list(rows[b]).index(row) for row in expected]
+    np.testing.assert_array_equal(kept_scores[b], scores[b][where])
+
+
+def test_the_null_block_is_candidate_0():
+  np.testing.assert_array_equal(
+    with_null(np.array([[5, 6], [0, 1]])), [[-1, 5, 6], [-1, 0, 1]]
+  )

@@ -1,0 +1,140 @@
+"""Gin files and bindings: what they bind, and how their errors read."""
+
+import pytest
+
+from realm_jax import configuration
+from realm_jax.configuration import ConfigurationError
+from realm_jax.models.bert import BertConfig
+
+_SIZES = """
+from __gin__ import dynamic_registration
+from realm_jax.models import bert
+HIDDEN = 12
+HEADS = %gin.REQUIRED
+LAYERS = %gin.REQUIRED
+bert.BertConfig.hidden_size = %HIDDEN
+bert.BertConfig.num_heads = %HEADS
+bert.BertConfig.num_layers = %LAYERS
+"""
+_GIVEN = ("HEADS = 3", "LAYERS = 1")
+
+
+@pytest.fixture
+def sizes(tmp_path):
+  path = tmp_path / "sizes.gin"
+  path.write_text(_SIZES)
+  return str(path)
+
+
+def _build(files, bindings=(), **kwargs):
+  with configuration.parsed(files, bindings, **kwargs):
+    return configuration.configured(BertConfig)()
+
+
+def test_files_bind_and_bindings_override(sizes):
+  config = _build([sizes], _GIVEN)
+  assert (config.hidden_size, config.num_heads, config.num_layers) == (12, 3, 1)
+  assert _build([sizes], [*_GIVEN, "HIDDEN = 24"]).hidden_size == 24
+  # What no file binds keeps its default.
+  assert config.max_positions == 512
+
+
+def test_later_files_override_earlier_ones(sizes, tmp_path):
+  later = tmp_path / "later.gin"
+  later.write_text("HIDDEN = 36\nHEADS = 2\nLAYERS = 4\n")
+  assert _build([sizes, str(later)]).hidden_size == 36
+
+
+def test_files_are_found_on_the_search_paths(sizes, tmp_path):
+  config = _build(["sizes.gin"], _GIVEN, search_paths=[str(tmp_path)])
+  assert config.hidden_size == 12
+
+
+def test_a_parameter_can_be_bound_by_its_name(sizes):
+  bindings = [*_GIVEN, "bert.BertConfig.dropout_rate = 0.25"]
+  assert _build([sizes], bindings).dropout_rate == 0.25
+
+
+def test_nothing_is_left_after_the_block(sizes):
+  _build([sizes], _GIVEN)
+  with pytest.raises(ConfigurationError):
+    _build([sizes], [*_GIVEN, "HEDS = 1"])
+  assert _build([]).hidden_size == 768
+
+
+def _refused(files, bindings=()):
+  with pytest.raises(ConfigurationError) as error:
+    _build(files, bindings)
+  return str(error.value)
+
+
+def test_all_that_must_be_given_is_named_at_once(sizes):
+  text = _refused([sizes])
+  assert "no value for HEADS, LAYERS" in text
+  assert "--gin.HEADS=VALUE --gin.LAYERS=VALUE" in text
+  assert "no value for HEADS;" in _refused([sizes], ["LAYERS = 1"])
+
+
+def test_a_macro_that_no_file_binds_is_named(tmp_path):
+  path = tmp_path / "half.gin"
+  path.write_text(
+    "from __gin__ import dynamic_registration\n"
+    "from realm_jax.models import bert\n"
+    "bert.BertConfig.hidden_size = %HIDDEN\n"
+  )
+  assert "no value for HIDDEN" in _refused([str(path)])
+  assert _build([str(path)], ["HIDDEN = 24"]).hidden_size == 24
+
+
+def test_an_unknown_macro_is_answered_with_the_near_ones(sizes):
+  text = _refused([sizes], [*_GIVEN, "HIDEN = 24"])
+  assert "--gin.HIDEN" in text
+  assert "did you mean HIDDEN?" in text
+
+
+def test_an_unknown_parameter_is_named(sizes):
+  text = _refused([sizes], [*_GIVEN, "bert.BertConfig.width = 24"])
+  assert "bert.BertConfig" in text
+  assert "'width'" in text
+
+
+@pytest.mark.parametrize("value", ["", "a b", "'open"])
+def test_a_value_that_cannot_be_read_is_refused(sizes, value):
+  assert "the gin configuration is wrong" in _refused(
+    [sizes], [*_GIVEN, f"HIDDEN = {value}"]
+  )
+
+
+def test_a_missing_file_is_named(tmp_path):
+  assert "nowhere.gin" in _refused([str(tmp_path / "nowhere.gin")])
+
+
+def test_a_module_that_is_not_there_is_named(tmp_path):
+  path = tmp_path / "typo.gin"
+  path.write_text(
+    "from __gin__ import dynamic_registration\n"
+    "from realm_jax.models import brt\n"
+    "brt.BertConfig.hidden_size = 3\n"
+  )
+  assert "brt" in _refused([str(path)])
+
+
+def test_a_value_that_a_class_refuses_keeps_its_reason(sizes):
+  with pytest.raises(ValueError, match=r"hidden_size=12.*num_heads=5"):
+    _build([sizes], ["HEADS = 5", "LAYERS = 1"])
+
+
+def test_gin_flags_are_expanded():
+  assert configuration.expand_gin_flags(
+    ["train", "--gin_file=a.gin", "--gin.MODEL_DIR='x=y'", "--gin.A.b=1"]
+  ) == [
+    "train",
+    "--gin_file=a.gin",
+    "--gin_bindings=MODEL_DIR = 'x=y'",
+    "--gin_bindings=A.b = 1",
+  ]
+
+
+def test_a_gin_flag_without_value_is_refused():
+  with pytest.raises(ConfigurationError, match=r"write --gin\.SEED=VALUE"):
+    configuration.expand_gin_flags(["train", "--gin.SEED"])

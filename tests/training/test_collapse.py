@@ -1,0 +1,81 @@
+"""The monitor speaks in a collapse, and only then."""
+
+import numpy as np
+import pytest
+
+from realm_jax.training.collapse import CollapseMonitor
+
+
+def _feed(monitor, steps, utility, recall, entropy, seed=0):
+  """The warnings of so many steps; each argument is a function of the step."""
+  rng = np.random.default_rng(seed)
+  warnings = []
+  for step in range(steps):
+    warning = monitor.update(
+      {
+        "loss": 1.0,
+        "retrieval_utility": utility(step) + rng.normal(0, 0.02),
+        "recall": recall(step) + rng.normal(0, 0.03),
+        "candidate_entropy": entropy(step) + rng.normal(0, 0.03),
+      }
+    )
+    if warning:
+      warnings.append((step, warning))
+  return warnings
+
+
+def _steady(value):
+  return lambda step: value
+
+
+def _falling(high, low, over):
+  return lambda step: high + (low - high) * min(1.0, step / over)
+
+
+def test_a_healthy_run_is_left_in_peace():
+  assert not _feed(
+    CollapseMonitor(),
+    500,
+    utility=lambda step: min(1.0, step / 300),
+    recall=lambda step: 0.5 + min(0.4, step / 500),
+    entropy=lambda step: max(0.4, 1.9 - step / 200),
+  )
+
+
+def test_a_reader_that_is_still_learning_is_no_collapse():
+  assert not _feed(
+    CollapseMonitor(), 400, _steady(0.0), _steady(0.95), _steady(1.9)
+  )
+
+
+@pytest.mark.parametrize(
+  ("recall", "entropy", "named"),
+  [
+    (_falling(0.97, 0.03, 250), _steady(1.8), "recall fell from 0.9"),
+    (_steady(0.9), _falling(1.9, 0.05, 250), "candidate_entropy fell from 1."),
+  ],
+)
+def test_a_collapse_is_named_before_it_is_complete(recall, entropy, named):
+  warnings = _feed(CollapseMonitor(), 300, _steady(0.0), recall, entropy)
+  step, text = warnings[0]
+  assert 60 < step < 200
+  assert named in text
+  assert "HOLD_RETRIEVER_STEPS" in text
+
+
+def test_it_repeats_itself_only_after_its_patience():
+  warnings = _feed(
+    CollapseMonitor(patience_steps=40),
+    400,
+    _steady(0.0),
+    _falling(0.97, 0.03, 100),
+    _steady(1.8),
+  )
+  steps = [step for step, _ in warnings]
+  assert len(steps) > 2
+  assert min(np.diff(steps)) >= 40
+
+
+def test_stages_without_these_metrics_are_ignored():
+  monitor = CollapseMonitor(patience_steps=1)
+  assert monitor.update({"loss": 1.0, "accuracy": 0.1}) is None

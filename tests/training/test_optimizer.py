@@ -1,0 +1,210 @@
+"""BERT's Adam and schedule, against the published rules in float64."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from realm_jax.training.optimizer import (
+  OptimizerConfig,
+  learning_rate_schedule,
+  make_optimizer,
+)
+
+
+def _parameters():
+  rng = np.random.default_rng(0)
+
+  def draw(*shape):
+    return rng.normal(size=shape).astype(np.float32)
+
+  return {
+    component: {
+      "encoder": {
+        "word_embeddings": draw(5, 3),
+        "layer_0": {
+          "up": {"kernel": draw(3, 4), "bias": draw(4)},
+          "output_norm": {"scale": draw(3), "bias": draw(3)},
+        },
+        "embedding_norm": {"scale": draw(3), "bias": draw(3)},
+      }
+    }
+    for component in ("retriever", "reader")
+  }
+
+
+# What Google's code leaves undecayed: LayerNorm parameters and biases.
+_DECAYED = {"word_embeddings", "kernel"}
+
+
+def _by_name(tree):
+  flat = jax.tree_util.tree_flatten_with_path(tree)[0]
+  return {
+    tuple(key.key for key in path): np.asarray(leaf, np.float64)
+    for path, leaf in flat
+  }
+
+
+def _gradients(params, step):
+  rng = np.random.default_rng(step + 1)
+  # Now and then above the clip's norm, and now and then below.
+  size = 0.05 * (1 + step % 4)
+  return jax.tree.map(
+    lambda p: rng.normal(0, size, p.shape).astype(np.float32), params
+  )
+
+
+def _run(config, num_steps, *, total_steps=1000):
+  params = _parameters()
+  optimizer = make_optimizer(config, num_steps=total_steps)
+  state = optimizer.init(params)
+
+  @jax.jit
+  def update(gradient, state, params):
+    updates, state = optimizer.update(gradient, state, params)
+    return optax.apply_updates(params, updates), state
+
+  history = [params]
+  for step in range(num_steps):
+    params, state = update(_gradients(params, step), state, params)
+    history.append(params)
+  return history
+
+
+def _published(config, num_steps, *, total_steps, warmup):
+  """AdamWeightDecayOptimizer and create_optimizer of google-research/bert."""
+  params = _by_name(_parameters())
+  mean = {name: np.zeros_like(p) for name, p in params.items()}
+  variance = {name: np.zeros_like(p) for name, p in params.items()}
+  for step in range(num_steps):
+    gradient = _by_name(_gradients(_parameters(), step))
+    norm = np.sqrt(sum(np.sum(g**2) for g in gradient.values()))
+    factor = min(1.0, config.clip_norm / norm)
+    if step < warmup:
+      rate = config.learning_rate * step / warmup
+    else:
+      rate = config.learning_rate * (1 - step / total_steps)
+    for name, g in gradient.items():
+      g = g * factor
+      mean[name] = 0.9 * mean[name] + 0.1 * g
+      variance[name] = 0.999 * variance[name] + 0.001 * g**2
+      update = mean[name] / (np.sqrt(variance[name]) + 1e-6)
+      if name[-1] in _DECAYED:
+        update = update + config.weight_decay * params[name]
+      params[name] = params[name] - rate * update
+  return params
+
+
+@pytest.mark.parametrize("weight_decay", [0.01, 0.5])
+def test_equals_the_published_rule_over_fifty_steps(weight_decay):
+  config = OptimizerConfig(
+    learning_rate=1e-3, warmup_steps=10, weight_decay=weight_decay
+  )
+  ours = _by_name(_run(config, 50, total_steps=200)[-1])
+  theirs = _published(config, 50, total_steps=200, warmup=10)
+  for name, value in theirs.items():
+    np.testing.assert_allclose(ours[name], value, atol=1e-6, err_msg=str(name))
+
+
+def test_there_is_no_bias_correction():
+  # The first step of uncorrected Adam is 0.1 / √0.001 = 3.16 of the rate
+  # (a little less where ε tells), and of corrected Adam 1.
+  config = OptimizerConfig(
+    learning_rate=1e-3, warmup_steps=0, weight_decay=0.0, clip_norm=1e9
+  )
+  before, after = _run(config, 1)
+  moved = jax.tree.map(lambda a, b: np.abs(a - b), after, before)
+  for value in jax.tree.leaves(moved):
+    np.testing.assert_allclose(value, 3.1623e-3, rtol=0.1)
+
+
+def test_norms_and_biases_do_not_decay():
+  # With gradients of zero nothing but decay moves a parameter.
+  config = OptimizerConfig(learning_rate=0.1, warmup_steps=0, weight_decay=0.5)
+  params = _parameters()
+  optimizer = make_optimizer(config, num_steps=10)
+  updates, _ = optimizer.update(
+    jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params
+  )
+  before = _by_name(params)
+  for name, update in _by_name(updates).items():
+    expected = -0.1 * 0.5 * before[name] if name[-1] in _DECAYED else 0.0
+    np.testing.assert_allclose(update, expected, atol=1e-7, err_msg=str(name))
+
+
+@pytest.mark.parametrize(
+  ("step", "rate"),
+  [
+    (0, 0.0),
+    (50, 0.5),
+    (99, 0.99),
+    # Warm-up lies on top of a decay that is counted from step 0.
+    (100, 0.9),
+    (500, 0.5),
+    (999, 0.001),
+    (1000, 0.0),
+    (1200, 0.0),
+  ],
+)
+def test_schedule_by_hand(step, rate):
+  schedule = learning_rate_schedule(
+    OptimizerConfig(learning_rate=1.0, warmup_steps=100), num_steps=1000
+  )
+  assert float(schedule(step)) == pytest.approx(rate, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+  ("num_steps", "warmup"),
+  [(200_000, 10_000), (50_000, 5_000), (2_000, 200), (500, 100)],
+)
+def test_default_warm_up_is_a_tenth_within_bounds(num_steps, warmup):
+  schedule = learning_rate_schedule(
+    OptimizerConfig(learning_rate=1.0), num_steps=num_steps
+  )
+  rising = float(schedule(warmup - 1))
+  assert rising == pytest.approx((warmup - 1) / warmup)
+  assert float(schedule(warmup)) == pytest.approx(1 - warmup / num_steps)
+
+
+def test_no_warm_up_starts_at_the_peak():
+  schedule = learning_rate_schedule(
+    OptimizerConfig(learning_rate=2.0, warmup_steps=0), num_steps=10
+  )
+  assert float(schedule(0)) == 2.0
+
+
+def _moved(before, after, component):
+  leaves = zip(
+    jax.tree.leaves(before[component]),
+    jax.tree.leaves(after[component]),
+    strict=True,
+  )
+  return max(float(np.abs(a - b).max()) for a, b in leaves)
+
+
+def test_the_retriever_is_held_for_so_many_steps():
+  config = OptimizerConfig(
+    learning_rate=1e-3, warmup_steps=0, hold_retriever_steps=3
+  )
+  history = _run(config, 5)
+  for step, (before, after) in enumerate(itertools.pairwise(history)):
+    assert (_moved(before, after, "retriever") > 0) == (step >= 3)
+    assert _moved(before, after, "reader") > 0
+
+
+def test_the_retriever_has_a_rate_of_its_own():
+  slow, fast = (
+    _run(
+      OptimizerConfig(
+        learning_rate=1e-3, warmup_steps=0, retriever_rate_scale=scale
+      ),
+      1,
+    )
+    for scale in (0.25, 1.0)
+  )
+  whole = _moved(*fast, "retriever")
+  assert _moved(*slow, "retriever") == pytest.approx(whole / 4, rel=1e-3)
+  assert _moved(*slow, "reader") == pytest.approx(_moved(*fast, "reader"))

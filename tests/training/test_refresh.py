@@ -1,0 +1,169 @@
+"""Which generation each step searches."""
+
+import dataclasses
+import logging
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from realm_jax.training.refresh import (
+  GenerationSchedule,
+  RefreshConfig,
+  StaleIndexError,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+  """A generation of which only the step matters here."""
+
+  step: int
+
+
+class ShelfWatcher:
+  """A watcher over a set of steps instead of a directory."""
+
+  def __init__(self, steps=()):
+    self.steps = set(steps)
+    self.used = []
+
+  def newest(self):
+    return Loaded(max(self.steps)) if self.steps else None
+
+  def wait_for(self, step, *, timeout):
+    del timeout
+    if step not in self.steps:
+      raise TimeoutError(step)
+    return Loaded(step)
+
+  def in_use(self, step):
+    self.used.append(step)
+
+
+def _waiting(lag, every, *, available=range(2000)):
+  return GenerationSchedule(
+    ShelfWatcher(available),
+    RefreshConfig(wait=True, lag_steps=lag),
+    save_every_steps=every,
+  )
+
+
+def test_waiting_uses_checkpoint_c_from_exactly_c_plus_lag():
+  schedule = _waiting(lag=3, every=10)
+  used = [schedule.start(0, None).step]
+  used += [schedule.at(step).step for step in range(1, 30)]
+  # Checkpoint 10 from step 13 on, checkpoint 20 from step 23 on.
+  assert used == [0] * 13 + [10] * 10 + [20] * 7
+  assert schedule.swaps == 2
+
+
+@given(
+  lag=st.integers(1, 40), every=st.integers(1, 25), start=st.integers(0, 120)
+)
+def test_waiting_is_a_function_of_the_step_alone(lag, every, start):
+  # A run that is resumed anywhere uses what an unbroken run used.
+  whole = _waiting(lag, every)
+  used = [whole.start(0, None).step]
+  used += [whole.at(step).step for step in range(1, 150)]
+  resumed = _waiting(lag, every)
+  again = [resumed.start(start, used[start]).step]
+  again += [resumed.at(step).step for step in range(start + 1, 150)]
+  assert again == used[start:]
+  for step, generation in enumerate(used):
+    assert generation % every == 0
+    assert generation == 0 or generation + lag <= step
+    assert generation + every + lag > step
+
+
+def test_what_the_builder_has_ready_early_is_not_used_early():
+  schedule = _waiting(lag=5, every=10, available=[0, 10, 20, 30])
+  schedule.start(0, None)
+  assert [schedule.at(step).step for step in (10, 14, 15)] == [0, 0, 10]
+
+
+def test_a_resumed_run_begins_with_the_recorded_generation():
+  watcher = ShelfWatcher([0, 10, 20])
+  schedule = GenerationSchedule(watcher, RefreshConfig(), save_every_steps=10)
+  assert schedule.start(25, 10).step == 10
+  # And without waiting goes on with the newest at the next step.
+  assert schedule.at(26).step == 20
+  assert watcher.used == [10, 20]
+
+
+def test_the_newest_is_used_as_it_comes_and_never_an_older_one():
+  watcher = ShelfWatcher([0])
+  schedule = GenerationSchedule(watcher, RefreshConfig(), save_every_steps=10)
+  assert schedule.start(0, None).step == 0
+  assert schedule.at(1).step == 0
+  watcher.steps.add(20)
+  assert schedule.at(2).step == 20
+  watcher.steps = {10}
+  assert schedule.at(3).step == 20
+  assert schedule.swaps == 1
+
+
+def test_without_refresh_the_first_stays():
+  watcher = ShelfWatcher([0, 10])
+  schedule = GenerationSchedule(
+    watcher,
+    RefreshConfig(refresh=False, max_staleness_steps=5, on_stale="fail"),
+    save_every_steps=10,
+  )
+  schedule.start(0, None)
+  assert {schedule.at(step).step for step in range(1, 100)} == {0}
+
+
+def test_a_stale_index_fails_the_run_when_told_to():
+  schedule = GenerationSchedule(
+    ShelfWatcher([0]),
+    RefreshConfig(max_staleness_steps=30, on_stale="fail"),
+    save_every_steps=10,
+  )
+  schedule.start(0, None)
+  assert schedule.at(30).step == 0
+  with pytest.raises(
+    StaleIndexError, match=r"generation 0 is 31 steps old.*=30"
+  ):
+    schedule.at(31)
+
+
+def test_a_stale_index_warns_once_a_while(caplog):
+  schedule = GenerationSchedule(
+    ShelfWatcher([0]),
+    RefreshConfig(max_staleness_steps=10),
+    save_every_steps=10,
+  )
+  schedule.start(0, None)
+  with caplog.at_level(logging.WARNING, logger="absl"):
+    for step in range(1, 32):
+      schedule.at(step)
+  warned = [record.getMessage() for record in caplog.records]
+  # At step 11, when it is first too old, and at 21 and 31.
+  assert [text.split(" at step ")[1][:2] for text in warned] == [
+    "11",
+    "21",
+    "31",
+  ]
+
+
+def test_a_generation_that_never_comes_is_given_up():
+  schedule = GenerationSchedule(
+    ShelfWatcher(),
+    RefreshConfig(timeout_seconds=0.0),
+    save_every_steps=10,
+  )
+  with pytest.raises(TimeoutError, match=r"generation 0.*build_index"):
+    schedule.start(0, None)
+
+
+@pytest.mark.parametrize(
+  ("given", "message"),
+  [
+    ({"lag_steps": 0}, "lag_steps=0.*1 or more"),
+    ({"on_stale": "ignore"}, "on_stale='ignore'.*'warn' or 'fail'"),
+  ],
+)
+def test_impossible_settings_are_refused(given, message):
+  with pytest.raises(ValueError, match=message):
+    RefreshConfig(**given)
