@@ -1,5 +1,7 @@
 """One set of rules from logical axis names to axes of the mesh."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -22,6 +24,13 @@ LOGICAL_AXIS_RULES = (
   ("type", None),
   ("length", None),
 )
+
+
+@contextlib.contextmanager
+def in_effect(mesh: Mesh) -> Iterator[None]:
+  """Gives the axis names of activations their meaning while tracing."""
+  with jax.set_mesh(mesh), nn.logical_axis_rules(LOGICAL_AXIS_RULES):
+    yield
 
 
 def shardings(boxed: Any, mesh: Mesh) -> Any:

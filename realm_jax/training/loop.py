@@ -21,7 +21,6 @@ from typing import Any
 import jax
 from absl import logging
 from etils import epath
-from flax import linen as nn
 from jax.sharding import Mesh
 
 from realm_jax.checkpoints.manager import CheckpointStore
@@ -309,7 +308,7 @@ def _compile_steps(
       donate_argnums=0,
       out_shardings=(shardings, rules.replicated(mesh)),
     )
-    with mesh, nn.logical_axis_rules(rules.LOGICAL_AXIS_RULES):
+    with rules.in_effect(mesh):
       compiled[holds] = step.lower(state, batch).compile()
   return compiled
 

@@ -159,7 +159,7 @@ def train_step(
   updates, optimizer_state = optimizer.update(
     gradient, state.optimizer, state.params
   )
-  metrics["gradient_norm"] = optax.global_norm(gradient)
+  metrics["gradient_norm"] = optax.tree.norm(gradient)
   state = TrainState(
     step=state.step + jnp.ones_like(state.step),
     params=optax.apply_updates(state.params, updates),
