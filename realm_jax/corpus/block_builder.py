@@ -129,6 +129,7 @@ class BlockBuilder:
       capacity=capacity,
       is_continuation=self._vocabulary.is_continuation[token_ids],
       token_starts=starts,
+      token_limits=limits,
     )
     ranges = sentences.token_ranges
     tagged = self._salient_spans(document)

@@ -70,8 +70,12 @@ def cut_overlong_sentences(
   capacity: int,
   is_continuation: Bool[np.ndarray, " t"],
   token_starts: Int[np.ndarray, " t"],
+  token_limits: Int[np.ndarray, " t"],
 ) -> tuple[Sentences, int]:
   """Cuts what fits in no block; returns the pieces and how many were cut.
+
+  A cut is made at white space if there is any in the second half of what fits,
+  else between words (before a comma, say), else between the pieces of a word.
 
   Args:
     sentences: of the document `text`.
@@ -79,10 +83,14 @@ def cut_overlong_sentences(
     capacity: the most tokens a body can have; at least one.
     is_continuation: which of the document's tokens continue a word.
     token_starts: first byte of each token.
+    token_limits: the byte after each token.
   """
   sizes = np.diff(sentences.token_ranges, axis=1)[:, 0]
   if not (sizes > capacity).any():
     return sentences, 0
+  starts_word = ~is_continuation
+  after_space = starts_word.copy()
+  after_space[1:] &= token_starts[1:] > token_limits[:-1]
   token_ranges, byte_ranges = [], []
   for (start, limit), (byte_start, byte_limit) in zip(
     sentences.token_ranges.tolist(),
@@ -91,8 +99,10 @@ def cut_overlong_sentences(
   ):
     while limit - start > capacity:
       cut = start + capacity
-      words = np.flatnonzero(~is_continuation[start + 1 : cut + 1])
-      if words.size:
+      half = start + 1 + capacity // 2
+      if (spaces := np.flatnonzero(after_space[half : cut + 1])).size:
+        cut = half + int(spaces[-1])
+      elif (words := np.flatnonzero(starts_word[start + 1 : cut + 1])).size:
         cut = start + 1 + int(words[-1])
       cut_byte = int(token_starts[cut])
       piece = text[byte_start:cut_byte]

@@ -98,6 +98,8 @@ class CorpusDirectoryWriter:
       shutil.rmtree(path) if path.is_dir() else path.unlink()
 
   def __exit__(self, _: object, error: object, __: object) -> None:
+    if self._shard:
+      self._shard.abandon()
     shutil.rmtree(self._staging, ignore_errors=True)
     os.close(self._lock)
     if isinstance(error, OSError) and error.errno in _NO_SPACE:

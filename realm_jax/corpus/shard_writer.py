@@ -1,5 +1,6 @@
 """Writes one shard, array by array, with nothing but buffers in memory."""
 
+import contextlib
 import hashlib
 import os
 from pathlib import Path
@@ -52,6 +53,12 @@ class GrowingArray:
     self._file.flush()
     os.fsync(self._file.fileno())
     self._file.close()
+
+  def abandon(self) -> None:
+    """Lets go of a file that will be deleted."""
+    # What is still buffered may find the disk full again.
+    with contextlib.suppress(OSError):
+      self._file.close()
 
 
 def file_record(path: Path) -> dict[str, Any]:
@@ -119,6 +126,11 @@ class ShardWriter:
 
   def _end_item(self, name: str) -> None:
     self._arrays[f"{name}_offsets"].append(np.array([self._arrays[name].rows]))
+
+  def abandon(self) -> None:
+    """Lets go of the files, which are of no use; twice does no harm."""
+    for array in self._arrays.values():
+      array.abandon()
 
   def close(self) -> dict[str, Any]:
     """Completes the files; returns the shard's entry in the manifest."""

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 from absl import logging
@@ -41,8 +42,8 @@ def stage(directory: epath.Path, cache: Path) -> epath.Path:
   if target.is_dir():
     return epath.Path(target)
   logging.info("Copying the corpus of %s to %s", directory, target)
-  partial = cache / f".{name}.{os.getpid()}"
-  shutil.rmtree(partial, ignore_errors=True)
+  cache.mkdir(parents=True, exist_ok=True)
+  partial = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=cache))
   files = [shard_format.MANIFEST_NAME, shard_format.VOCABULARY_NAME]
   for shard in manifest["shards"]:
     files += [f"{shard['name']}/{name}" for name in shard["files"]]

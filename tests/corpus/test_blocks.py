@@ -82,11 +82,10 @@ def test_no_tokens_are_no_sentences():
 
 def cut(text: str, pieces: list[str], capacity: int):
   """Cuts one sentence made of `pieces`; gives the texts and token ranges."""
-  starts, position = [], 0
+  starts, limits = [], [0]
   for piece in pieces:
-    position = text.index(piece.removeprefix("##"), position)
-    starts.append(position)
-    position += len(piece.removeprefix("##"))
+    starts.append(text.index(piece.removeprefix("##"), limits[-1]))
+    limits.append(starts[-1] + len(piece.removeprefix("##")))
   sentence = Sentences(np.array([[0, len(pieces)]]), np.array([[0, len(text)]]))
   cut_sentences, num_cut = cut_overlong_sentences(
     sentence,
@@ -94,6 +93,7 @@ def cut(text: str, pieces: list[str], capacity: int):
     capacity=capacity,
     is_continuation=np.array([piece.startswith("##") for piece in pieces]),
     token_starts=np.array(starts),
+    token_limits=np.array(limits[1:]),
   )
   texts = [text[s:t] for s, t in cut_sentences.byte_ranges]
   return texts, cut_sentences.token_ranges.tolist(), num_cut
@@ -106,6 +106,14 @@ def test_an_overlong_sentence_is_cut_between_words():
   assert texts == ["aa", "bbcc", "dd ee"]
   assert tokens == [[0, 1], [1, 3], [3, 5]]
   assert num_cut == 1
+
+
+def test_punctuation_stays_with_its_word():
+  texts, _, _ = cut("aa bb cc, dd", ["aa", "bb", "cc", ",", "dd"], 3)
+  assert texts == ["aa bb", "cc, dd"]
+  # No space to cut at in the second half of what fits.
+  texts, _, _ = cut("a (b,c,d", ["a", "(", "b", ",", "c", ",", "d"], 5)
+  assert texts == ["a (b,c", ",d"]
 
 
 def test_an_overlong_word_is_cut_between_pieces():

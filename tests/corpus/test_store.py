@@ -1,0 +1,236 @@
+"""Reading a corpus: one block, many blocks, and corpora that are not."""
+
+import itertools
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from realm_jax.corpus.build import build_corpus
+from realm_jax.corpus.errors import CorpusError
+from realm_jax.corpus.store import NULL_ROW, Corpus
+from realm_jax.text.salient_spans import tag
+from tests.corpus.conftest import write_lines
+
+# Ids in PIECES of conftest.py.
+PAD, CLS, SEP = 0, 2, 3
+THE, CAFE, OF, VELT, WAS, BUILT, IN, YEAR, BY, ADA, STONE = range(5, 16)
+RIVER, PERIOD = 16, 17
+
+ROWS = [
+  {
+    "id": "velt",
+    "title": "Velt",
+    "text": "The Café of Velt was built in 1987. Ada Stone was in Velt.",
+    "url": "u:velt",
+  },
+  {"id": "ada", "title": "Ada Stone", "text": "Stone was the river."},
+  {"id": "é", "title": "", "text": "The river of cafés: Ada."},
+]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory, vocab_file) -> Corpus:
+  """Four blocks: two of Velt, one of each other."""
+  folder = tmp_path_factory.mktemp("store")
+  lines = write_lines(folder / "rows.jsonl", ROWS)
+  # 13 = 3 specials, 1 of the title, and 9: the first sentence's tokens.
+  build_corpus(
+    [str(lines)],
+    folder / "corpus",
+    vocab=vocab_file,
+    block_length=13,
+    tagger=tag,
+    blocks_per_shard=2,
+    version=3,
+  )
+  return Corpus.open(folder / "corpus")
+
+
+def test_the_first_block_by_hand(corpus):
+  assert corpus.title(0) == "Velt"
+  assert corpus.url(0) == "u:velt"
+  assert corpus.body(0) == "The Café of Velt was built in 1987."
+  body = [THE, CAFE, OF, VELT, WAS, BUILT, IN, YEAR, PERIOD]
+  assert corpus.token_ids(0).tolist() == [VELT, *body]
+  assert corpus.token_ids(0).dtype == np.int32
+  assert corpus.title_length(0) == 1
+  assert corpus.body_token_ids(0).tolist() == body
+  # é takes two bytes: "The " 0-3, "Café" 4-8, "of" 10-11, "Velt" 13-16 …
+  assert corpus.body_byte_ranges(0).tolist() == [
+    [0, 3], [4, 9], [10, 12], [13, 17], [18, 21], [22, 27], [28, 30],
+    [31, 35], [35, 36],
+  ]  # fmt: skip
+  assert corpus.sentences(0).tolist() == [[0, 9]]
+  # Café of Velt (The is a function word), and 1987.
+  assert corpus.salient_spans(0).tolist() == [[1, 4], [7, 8]]
+  assert corpus.lengths[0] == 13
+
+
+def test_the_second_block_counts_from_its_own_body(corpus):
+  assert corpus.body(1) == "Ada Stone was in Velt."
+  assert corpus.sentences(1).tolist() == [[0, 6]]
+  assert corpus.salient_spans(1).tolist() == [[0, 2], [4, 5]]
+  assert corpus.answer_text(1, 0, 2) == "Ada Stone"
+
+
+def test_answers_are_shown_as_written(corpus):
+  assert corpus.answer_text(0, 1, 4) == "Café of Velt"
+  assert corpus.answer_text(0, 1, 2) == "Café"
+  for start, limit in [(-1, 2), (2, 2), (0, 10)]:
+    with pytest.raises(IndexError, match="are not in the 9 of row 0"):
+      corpus.answer_text(0, start, limit)
+
+
+def test_identity(corpus):
+  assert corpus.num_blocks == 4
+  assert corpus.version == 3
+  names = ["velt:0", "velt:1", "ada:0", "é:0"]
+  assert [corpus.block_name(row) for row in range(4)] == names
+  assert [corpus.document_id(row) for row in range(4)][3] == "é"
+  assert [corpus.ordinal(row) for row in range(4)] == [0, 1, 0, 0]
+  assert corpus.block_ids.dtype == np.int64
+  assert (corpus.block_ids > 0).all()
+  assert len(set(corpus.block_ids.tolist())) == 4
+
+
+def test_rows_of_ids(corpus):
+  ids = corpus.block_ids
+  asked = np.array([[ids[2], ids[0]], [12345, ids[3]]])
+  rows = corpus.rows_of(asked)
+  assert rows.dtype == np.int32
+  assert rows.tolist() == [[2, 0], [NULL_ROW, 3]]
+  assert corpus.rows_of(np.zeros((0,), np.int64)).shape == (0,)
+
+
+def test_gather_joins_and_pads(corpus):
+  tokens = corpus.gather(np.array([[2, -1], [0, 3]]), 14)
+  assert tokens.dtype == np.int32
+  assert tokens.shape == (2, 2, 14)
+  river = [STONE, WAS, THE, RIVER, PERIOD]
+  assert tokens[0, 0].tolist() == [
+    CLS, ADA, STONE, SEP, *river, SEP, PAD, PAD, PAD, PAD
+  ]  # fmt: skip
+  assert tokens[0, 1].tolist() == [CLS, SEP, SEP] + [PAD] * 11
+  assert tokens[1, 0].tolist() == [
+    CLS, VELT, SEP, *corpus.body_token_ids(0), SEP, PAD
+  ]  # fmt: skip
+  assert tokens[1, 1, :3].tolist() == [CLS, SEP, THE]
+
+
+def test_gather_cuts_bodies_then_titles(corpus):
+  def gathered(length):
+    return corpus.gather(np.array([2]), length)[0].tolist()
+
+  assert gathered(8) == [CLS, ADA, STONE, SEP, STONE, WAS, THE, SEP]
+  assert gathered(6) == [CLS, ADA, STONE, SEP, STONE, SEP]
+  assert gathered(5) == [CLS, ADA, STONE, SEP, SEP]
+  assert gathered(4) == [CLS, ADA, SEP, SEP]
+  assert gathered(3) == [CLS, SEP, SEP]
+  with pytest.raises(ValueError, match="length=2 has no room"):
+    gathered(2)
+
+
+def test_gather_is_each_block_joined(corpus):
+  """Against a second, plain implementation, across shards and lengths."""
+
+  def joined(row, length):
+    title, body = [], []
+    if row != NULL_ROW:
+      split = corpus.title_length(row)
+      title = corpus.token_ids(row)[:split].tolist()[: length - 3]
+      body = corpus.body_token_ids(row).tolist()[: length - 3 - len(title)]
+    tokens = [CLS, *title, SEP, *body, SEP]
+    return tokens + [PAD] * (length - len(tokens))
+
+  rows = np.random.default_rng(0).integers(-1, 4, 50)
+  for length in range(3, 20):
+    expected = [joined(row, length) for row in rows.tolist()]
+    assert corpus.gather(rows, length).tolist() == expected
+  assert corpus.gather(np.zeros((2, 0), int), 7).shape == (2, 0, 7)
+
+
+def test_body_tokens_of_many_blocks(corpus):
+  rows = np.array([3, 0, -1, 0, 2])
+  tokens, offsets = corpus.body_tokens_flat(rows)
+  assert tokens.dtype == np.int32
+  bodies = [
+    [] if row == NULL_ROW else corpus.body_token_ids(row).tolist()
+    for row in rows.tolist()
+  ]
+  assert tokens.tolist() == list(itertools.chain(*bodies))
+  assert offsets.tolist() == np.cumsum([0, *map(len, bodies)]).tolist()
+  tokens, offsets = corpus.body_tokens_flat(np.zeros(0, int))
+  assert (tokens.size, offsets.tolist()) == (0, [0])
+
+
+def test_rows_that_are_not_there(corpus):
+  with pytest.raises(IndexError, match="row 4 is not in this corpus of 4"):
+    corpus.title(4)
+  with pytest.raises(IndexError, match="row -1 is not"):
+    corpus.body(-1)
+  with pytest.raises(IndexError, match="rows -2…1 are not"):
+    corpus.gather(np.array([1, -2]), 8)
+  with pytest.raises(IndexError, match="rows 0…4 are not"):
+    corpus.body_tokens_flat(np.array([0, 4]))
+
+
+def test_the_corpus_carries_its_vocabulary(corpus, vocab_file):
+  assert corpus.vocabulary.decode(corpus.token_ids(2)) == (
+    "ada stone stone was the river ."
+  )
+  assert corpus.vocabulary.sha256 == corpus.vocab_sha256
+  assert corpus.vocab_size == corpus.vocabulary.vocab_size
+
+
+def copy_of(corpus: Corpus, tmp_path):
+  return shutil.copytree(corpus.directory, tmp_path / "copy")
+
+
+def test_no_corpus_here(tmp_path):
+  with pytest.raises(CorpusError, match=r"no corpus in .*absent.*build_corpus"):
+    Corpus.open(tmp_path / "absent")
+
+
+def test_damage_is_found_before_it_is_read(corpus, tmp_path):
+  directory = copy_of(corpus, tmp_path)
+  tokens = directory / "shard-00001" / "token_ids.npy"
+  content = tokens.read_bytes()
+
+  tokens.write_bytes(content[:-1])
+  with pytest.raises(
+    CorpusError, match=r"token_ids\.npy has \d+ bytes and its"
+  ):
+    Corpus.open(directory)
+
+  tokens.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+  with pytest.raises(CorpusError, match="does not have the checksum"):
+    Corpus.open(directory).verify()
+
+  tokens.write_bytes(content)
+  Corpus.open(directory).verify()
+  tokens.unlink()
+  with pytest.raises(CorpusError, match=r"token_ids\.npy is missing"):
+    Corpus.open(directory)
+
+
+def test_a_damaged_or_newer_manifest(corpus, tmp_path):
+  path = copy_of(corpus, tmp_path) / "corpus.json"
+  manifest = json.loads(path.read_text())
+
+  path.write_text(path.read_text()[:50])
+  with pytest.raises(CorpusError, match=r"corpus\.json is damaged"):
+    Corpus.open(path.parent)
+
+  path.write_text(json.dumps(manifest | {"format_version": 99}))
+  with pytest.raises(CorpusError, match="format version 99, this program"):
+    Corpus.open(path.parent)
+
+
+def test_another_vocabulary_in_its_place(corpus, tmp_path):
+  directory = copy_of(corpus, tmp_path)
+  vocab = directory / "vocab.txt"
+  vocab.write_text(vocab.read_text() + "more\n")
+  with pytest.raises(CorpusError, match="not the vocabulary that the corpus"):
+    _ = Corpus.open(directory).vocabulary
