@@ -168,12 +168,15 @@ def call(function: Callable[..., Any], **overrides: Any) -> Any:
 def show_our_lines() -> None:
   """Logs this project's lines from INFO on, and other libraries' warnings.
 
-  Orbax alone writes some twenty lines for a checkpoint.
+  Orbax writes some twenty lines for a checkpoint, and warns at each opening
+  of one for reading that it will not write; of it only errors are shown.
   """
 
   def is_shown(record: logging.LogRecord) -> bool:
-    ours = record.pathname.startswith(_PACKAGE_DIR)
-    return ours or record.levelno >= logging.WARNING
+    if record.pathname.startswith(_PACKAGE_DIR):
+      return True
+    least = logging.ERROR if "orbax" in record.pathname else logging.WARNING
+    return record.levelno >= least
 
   absl_logging.set_verbosity(absl_logging.INFO)
   absl_logging.get_absl_handler().addFilter(is_shown)
