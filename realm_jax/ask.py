@@ -1,0 +1,116 @@
+"""Answers questions: `python -m realm_jax.ask --gin_file=… "who wrote …?"`.
+
+Prints the best answers, each with the block it stands in and how likely that
+block is, p(z|x). Without a question it asks for one, again and again; the
+model is loaded once.
+"""
+
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from absl import flags, logging
+
+from realm_jax import configuration
+from realm_jax.evaluation.answering import (
+  Answer,
+  Answered,
+  Answerer,
+  load_answerer,
+)
+
+_NUM_ANSWERS = flags.DEFINE_integer(
+  "num_answers", 3, "How many answers to print.", lower_bound=1
+)
+
+# Private-use characters: they mark the answer while lines are wrapped, which
+# must not count the bytes of an escape sequence.
+_OPEN, _CLOSE = "\ue000", "\ue001"
+_ON_TERMINAL = ("\x1b[1;32m", "\x1b[0m")
+_ELSEWHERE = ("«", "»")
+_WIDTH = 80
+
+
+def main(argv: Sequence[str]) -> None:
+  """Loads `evaluation.answering.load_answerer` as gin configures it."""
+  logging.set_verbosity(logging.WARNING)
+  answerer = configuration.call(load_answerer)
+  marks = _ON_TERMINAL if sys.stdout.isatty() else _ELSEWHERE
+  for question in [" ".join(argv[1:])] if argv[1:] else _questions():
+    answered = answerer.ask(question)
+    print(
+      shown(answerer, answered, num_answers=_NUM_ANSWERS.value, marks=marks)
+    )
+
+
+def _questions() -> Iterator[str]:
+  """Questions from the terminal, or lines of the standard input, to its end."""
+  is_terminal = sys.stdin.isatty()
+  while True:
+    try:
+      question = input("question (empty to leave): " if is_terminal else "")
+    except EOFError:
+      return
+    if question.strip():
+      if not is_terminal:
+        print(f"# {question}")
+      yield question
+    elif is_terminal:
+      return
+
+
+def shown(
+  answerer: Answerer,
+  answered: Answered,
+  *,
+  num_answers: int,
+  marks: tuple[str, str],
+) -> str:
+  """The best answers of a question with their evidence, as text.
+
+  Args:
+    answerer: what answered.
+    answered: what it found.
+    num_answers: how many answers to show.
+    marks: what goes before and after the answer in the text.
+  """
+  if not answered.answers:
+    return "no answer: the blocks read have no words"
+  parts = [
+    f"{rank}. {answer.text}  (probability {answer.probability:.3f})\n"
+    + _evidence(answerer, answered, answer, marks)
+    for rank, answer in enumerate(answered.answers[:num_answers], start=1)
+  ]
+  return "\n\n".join(parts) + "\n"
+
+
+def _evidence(
+  answerer: Answerer, answered: Answered, answer: Answer, marks: tuple[str, str]
+) -> str:
+  corpus, ranking = answerer.corpus, answered.ranking
+  place = ranking.rows.tolist().index(answer.row)
+  text = highlighted(
+    corpus.body(answer.row), answer.start_byte, answer.limit_byte
+  )
+  lines = textwrap.fill(
+    text, _WIDTH, initial_indent="   ", subsequent_indent="   "
+  )
+  for mark, wanted in zip((_OPEN, _CLOSE), marks, strict=True):
+    lines = lines.replace(mark, wanted)
+  return (
+    f"   {corpus.title(answer.row)}  [block {corpus.block_name(answer.row)}, "
+    f"found at {place + 1}, p(z|x) {ranking.probabilities[place]:.3f}]\n"
+    + lines
+  )
+
+
+def highlighted(body: str, start_byte: int, limit_byte: int) -> str:
+  """The text with marks around bytes `[start_byte, limit_byte)`."""
+  text = body.encode()
+  parts = text[:start_byte], text[start_byte:limit_byte], text[limit_byte:]
+  before, answer, after = (part.decode() for part in parts)
+  return f"{before}{_OPEN}{answer}{_CLOSE}{after}"
+
+
+if __name__ == "__main__":
+  configuration.run(main)
