@@ -128,7 +128,7 @@ class Embeddings:
     if stride != 1:
       raise IndexError(f"stride {stride}; want consecutive rows")
     parts = []
-    for first, shard in zip(self._starts, self._maps):
+    for first, shard in zip(self._starts, self._maps, strict=True):
       part = shard[max(0, start - first) : max(0, stop - first)]
       if len(part):
         parts.append(part)

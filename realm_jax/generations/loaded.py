@@ -18,7 +18,12 @@ from realm_jax.generations import layout, query_tower
 from realm_jax.generations import manifest as manifests
 from realm_jax.generations.embeddings import Embeddings
 from realm_jax.generations.manifest import GenerationError, Manifest
-from realm_jax.indexes.protocol import Blocks, Index, IndexConfig
+from realm_jax.indexes.protocol import (
+  Blocks,
+  Index,
+  IndexConfig,
+  IndexLoadError,
+)
 from realm_jax.indexes.registry import IndexKindError, config_from
 
 
@@ -99,9 +104,9 @@ def load_generation(
     if index is None:
       try:
         config = config_from(manifest.index_kind, manifest.index_parameters)
-      except IndexKindError as error:
+        built = config.load(files / manifest.index_kind, blocks, mesh=mesh)
+      except (IndexKindError, IndexLoadError) as error:
         raise GenerationError(f"{directory}: {error}") from error
-      built = config.load(files / manifest.index_kind, blocks, mesh=mesh)
     else:
       built = index.build(blocks, mesh=mesh)
     return Generation(

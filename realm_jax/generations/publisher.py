@@ -68,7 +68,7 @@ def publish(
     if not atomic_rename:
       return _publish_by_manifest(directory, step, write, replaces)
     remove_leftovers(directory)
-    with _building(Path(directory), step) as (built, lock):
+    with _building(Path(directory), step) as built:
       _finish(built, write(built))
       with _committing(Path(directory)):
         return _commit(built, layout.path_of(directory, step), replaces)
@@ -109,7 +109,7 @@ def _commit(
   if target.exists():
     if _stands(published, replaces):
       return False
-    _remove(target)
+    _remove(published)
   os.rename(built, target)
   _sync(target.parent)
   return True
@@ -151,7 +151,7 @@ def _publish_by_manifest(
 
 
 @contextlib.contextmanager
-def _building(directory: Path, step: int) -> Iterator[tuple[Path, int]]:
+def _building(directory: Path, step: int) -> Iterator[Path]:
   """A directory of this process's own, locked for as long as it lives."""
   name = f"{layout.BUILDING}{step:08d}-{os.getpid()}-{secrets.token_hex(4)}"
   built = directory / name
@@ -159,7 +159,7 @@ def _building(directory: Path, step: int) -> Iterator[tuple[Path, int]]:
   lock = os.open(built, os.O_RDONLY)
   try:
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    yield built, lock
+    yield built
   finally:
     shutil.rmtree(built, ignore_errors=True)
     os.close(lock)
@@ -199,6 +199,32 @@ def remove_leftovers(generations_dir: epath.PathLike) -> None:
       os.close(lock)
 
 
+def remove_damaged(generations_dir: epath.PathLike) -> list[int]:
+  """Removes generations whose files are not what their manifest says.
+
+  A builder calls it when it starts, so that starting again mends what a disk
+  or a hand has spoilt. It reads every byte.
+
+  Returns:
+    The steps removed.
+  """
+  removed = []
+  for step in layout.published_steps(generations_dir):
+    path = layout.path_of(generations_dir, step)
+    try:
+      manifest = manifests.read(path)
+    except GenerationError as error:
+      logging.warning("%s", error)  # It may be a newer program's.
+      continue
+    try:
+      manifests.verify(path, manifest)
+    except GenerationError as error:
+      logging.warning("%s: it is removed", error)
+      _remove(path)
+      removed.append(step)
+  return removed
+
+
 def prune(
   generations_dir: epath.PathLike,
   *,
@@ -222,18 +248,18 @@ def prune(
   stay = set(pinned) | leased_steps(generations_dir) if old else set()
   removed = [step for step in old if step not in stay]
   for step in removed:
-    path = layout.path_of(generations_dir, step)
-    if layout.is_remote(path):
-      (path / layout.MANIFEST).unlink(missing_ok=True)
-      path.rmtree(missing_ok=True)
-    else:
-      _remove(Path(path))
+    _remove(layout.path_of(generations_dir, step))
   return removed
 
 
-def _remove(path: Path) -> None:
+def _remove(path: epath.Path) -> None:
   """Removes a generation for readers at once, and from the disk after."""
-  trash = path.with_name(f"{layout.REMOVING}{path.name}-{secrets.token_hex(4)}")
+  if layout.is_remote(path):
+    (path / layout.MANIFEST).unlink(missing_ok=True)
+    path.rmtree(missing_ok=True)
+    return
+  name = f"{layout.REMOVING}{path.name}-{secrets.token_hex(4)}"
+  trash = Path(path).with_name(name)
   try:
     os.rename(path, trash)
   except FileNotFoundError:

@@ -19,8 +19,9 @@ FOLLOW = ("newest", "next", "none")
 class GenerationWatcher:
   """Keeps ready the generation that a run will search next.
 
-  Nothing is loaded before something is asked for. Whatever it hands out has been verified and loaded in full. What cannot be
-  used is named once in the log, and never searched.
+  Nothing is loaded before something is asked for. Whatever it hands out has
+  been verified and loaded in full. What cannot be used is named once in the
+  log, and never searched.
 
   Args:
     generations_dir: where generations lie; need not exist yet.
@@ -171,7 +172,7 @@ class GenerationWatcher:
     """Loads at most one generation, and lets go of what is not needed."""
     with self._changed:
       awaited, in_use = self._awaited, self._in_use
-      held = set(self._loaded) | {in_use} - {None}
+      held = self._held()
       following = self._following
     published = layout.published_steps(self._directory)
     if awaited is not None:
@@ -188,7 +189,7 @@ class GenerationWatcher:
         needed = {self._in_use, self._awaited, max(self._loaded)}
         for step in set(self._loaded) - needed:
           del self._loaded[step]
-      held = set(self._loaded) | {self._in_use} - {None}
+      held = self._held()
     self._hold(held)
 
   def _unasked(
@@ -232,6 +233,10 @@ class GenerationWatcher:
       self._loaded[step] = generation
       self._changed.notify_all()
     return True
+
+  def _held(self) -> set[int]:
+    in_use = set() if self._in_use is None else {self._in_use}
+    return in_use | set(self._loaded)
 
   def _hold(self, steps: set[int]) -> None:
     try:

@@ -117,7 +117,8 @@ class ExactIndex:
     else:
       self._sharding = NamedSharding(mesh, PartitionSpec(DATA_AXIS))
 
-    def part(index: tuple[slice, ...]) -> np.ndarray:
+    def part(index: tuple[slice, ...] | None) -> np.ndarray:
+      assert index is not None
       start, stop, _ = index[0].indices(capacity)
       padded = np.zeros((stop - start, self.dim), jnp.dtype(dtype))
       real = max(0, min(stop, self.num_blocks) - start)

@@ -14,6 +14,14 @@ class SearchError(ValueError):
   """A search that the index cannot answer."""
 
 
+class IndexLoadError(ValueError):
+  """A saved index that cannot be read, or is of other blocks."""
+
+
+class MissingLibraryError(ValueError):
+  """The library behind an index is not installed."""
+
+
 @dataclasses.dataclass(frozen=True)
 class QueryBatch:
   """Queries in both forms; an index reads the one it needs.
@@ -38,10 +46,13 @@ class SearchResult:
 class Rows(Protocol):
   """Vectors in row order that are read a slice at a time, as a memmap is."""
 
-  shape: tuple[int, int]
-  dtype: np.dtype
+  @property
+  def shape(self) -> tuple[int, ...]: ...
 
-  def __getitem__(self, rows: slice) -> np.ndarray: ...
+  @property
+  def dtype(self) -> np.dtype: ...
+
+  def __getitem__(self, rows: slice, /) -> np.ndarray: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +96,7 @@ class Index(Protocol):
     ...
 
   def save(self, directory: PathLike) -> None:
-    """Writes what `IndexConfig.load` reads; nothing, where nothing is needed."""
+    """Writes what `IndexConfig.load` reads, if it reads anything."""
     ...
 
 

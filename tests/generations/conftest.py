@@ -13,8 +13,9 @@ from realm_jax.generations.manifest import Manifest
 from realm_jax.generations.publisher import publish
 
 DIM = 8
-PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") + tuple(
-  f"w{i}" for i in range(59)
+PIECES = (
+  *("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
+  *(f"w{i}" for i in range(59)),
 )
 
 
@@ -28,10 +29,9 @@ def make_corpus(directory: Path, *, num_blocks: int, seed: int = 0) -> Corpus:
       words = rng.integers(5, len(PIECES), rng.integers(4, 41))
       starts = np.arange(0, len(words), 4)
       limits = np.minimum(starts + 4, len(words))
-      writer.shard.add_document(
-        document_id=f"d{i}", title="t", url="", num_blocks=1
-      )
-      writer.shard.add_block(
+      shard = writer.shard
+      shard.add_document(document_id=f"d{i}", title="t", url="", num_blocks=1)
+      shard.add_block(
         block_id=i,
         title_length=2,
         token_ids=np.concatenate([[5, 6], words]),

@@ -1,0 +1,32 @@
+"""Builds and publishes search indexes beside a training run.
+
+    python -m realm_jax.build_index --gin_file=gin/runs/build_index.gin …
+
+It follows the run's checkpoints until it is stopped; `--once` makes the
+generation of the newest and exits.
+"""
+
+from collections.abc import Sequence
+
+from absl import flags, logging
+
+from realm_jax import configuration
+from realm_jax.generations import builder
+
+_ONCE = flags.DEFINE_bool(
+  "once", False, "Make the newest checkpoint's generation and exit."
+)
+
+
+def main(argv: Sequence[str]) -> None:
+  """Runs `generations.builder.build_index` as gin configures it."""
+  del argv
+  logging.set_verbosity(logging.INFO)
+  # The flag can only turn it on, so that a gin file may too.
+  overrides = {"once": True} if _ONCE.value else {}
+  published = configuration.call(builder.build_index, **overrides)
+  logging.info("done: published %s", published or "nothing")
+
+
+if __name__ == "__main__":
+  configuration.run(main)

@@ -1,0 +1,267 @@
+"""The index builder: follows checkpoints and publishes generations.
+
+It shares files with the trainer and nothing else; either may die, start again
+or run elsewhere.
+"""
+
+import contextlib
+import functools
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from absl import logging
+from etils import epath
+
+from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.corpus.store import Corpus
+from realm_jax.generations import layout
+from realm_jax.generations import manifest as manifests
+from realm_jax.generations.making import EmbeddingConfig, GenerationMaker
+from realm_jax.generations.manifest import GenerationError, Manifest
+from realm_jax.generations.publisher import (
+  DiskFullError,
+  prune,
+  publish,
+  remove_damaged,
+)
+from realm_jax.indexes.protocol import IndexConfig
+from realm_jax.models.retriever import Retriever
+from realm_jax.partitioning.mesh import make_mesh
+
+MODES = ("newest", "every")
+_REMINDER_SECONDS = 30.0
+_RETRY_SECONDS = 30.0
+
+
+class _StoppedError(Exception):
+  """SIGTERM came; what is half done is dropped."""
+
+
+def build_index(
+  *,
+  model_dir: epath.PathLike,
+  corpus_dir: epath.PathLike,
+  retriever: Retriever,
+  index: IndexConfig,
+  config: EmbeddingConfig | None = None,
+  mode: str = "newest",
+  once: bool = False,
+  keep_generations: int = 3,
+  poll_seconds: float = 1.0,
+  generations_dir: epath.PathLike | None = None,
+) -> list[int]:
+  """Follows a run's checkpoints and publishes a generation for them.
+
+  Args:
+    model_dir: the run whose checkpoints to follow; they need not exist yet.
+    corpus_dir: what `build_corpus` wrote.
+    retriever: the towers.
+    index: the search structure.
+    config: how to embed.
+    mode: `newest` goes from the newest checkpoint to the newest; `every`
+      skips none, for a trainer that waits for them.
+    once: make one generation, of the newest checkpoint, and return.
+    keep_generations: how many of the latest stay; whatever is leased, or
+      named by a checkpoint that is kept, stays too.
+    poll_seconds: how often to look for checkpoints.
+    generations_dir: where they go; None is MODEL_DIR/generations.
+
+  Returns:
+    The steps published, when told to stop (SIGTERM) or after one.
+
+  Raises:
+    DiskFullError: with `once`, there is no room.
+    CheckpointError: a checkpoint does not fit this model.
+  """
+  if mode not in MODES:
+    raise ValueError(f"mode={mode!r}; want one of {', '.join(MODES)}")
+  corpus = Corpus.open(corpus_dir)
+  generations_dir = epath.Path(
+    generations_dir or epath.Path(model_dir) / layout.FOLDER
+  )
+  maker = GenerationMaker(
+    corpus, retriever, index=index, config=config, mesh=make_mesh()
+  )
+  store = CheckpointStore(model_dir)
+  named = _NamedGenerations(store)
+  published: list[int] = []
+  remove_damaged(generations_dir)
+  with _stop_on_sigterm() as stop, contextlib.closing(store):
+    waiting = _Waiting(store)
+    while not stop.is_set():
+      steps = store.steps()
+      step = next_step(
+        steps,
+        standing=_standing(generations_dir, maker.replaces),
+        needed=named.by(steps[-1:]),
+        every=mode == "every" and not once,
+      )
+      if step is None and not (once and steps):
+        waiting.say(bool(steps))
+        stop.wait(poll_seconds)
+        continue
+      if step is None:
+        logging.info("the generation of step %d stands already", steps[-1])
+        return published
+      try:
+        if _build_one(maker, store, generations_dir, step, stop=stop):
+          published.append(step)
+      except DiskFullError as error:
+        if once:
+          raise
+        logging.error("%s; trying again later", error)
+        stop.wait(_RETRY_SECONDS)
+      except _StoppedError:
+        break
+      pinned = named.by(store.steps())
+      if mode == "every":
+        # A run that resumes may wait for any of these.
+        pinned |= set(store.steps())
+      removed = prune(generations_dir, keep=keep_generations, pinned=pinned)
+      if removed:
+        logging.info("removed generations %s", removed)
+      if once:
+        return published
+    logging.info("told to stop; what is published stays")
+    return published
+
+
+def next_step(
+  checkpoints: Sequence[int],
+  *,
+  standing: set[int],
+  needed: set[int],
+  every: bool,
+) -> int | None:
+  """Which checkpoint to make a generation of; None where none is wanted.
+
+  Args:
+    checkpoints: the committed steps, in order.
+    standing: steps whose generation is published and as wanted.
+    needed: generations that a run resumed from its newest checkpoint uses.
+    every: whether to skip none.
+  """
+  candidates = list(checkpoints) if every else list(checkpoints[-1:])
+  lost = [step for step in checkpoints if step in needed]
+  for step in lost + candidates:
+    if step not in standing:
+      return step
+  return None
+
+
+def _build_one(
+  maker: GenerationMaker,
+  store: CheckpointStore,
+  generations_dir: epath.Path,
+  step: int,
+  *,
+  stop: threading.Event,
+) -> bool:
+  """Builds and publishes; False where there was nothing left to do."""
+
+  def check():
+    if stop.is_set():
+      raise _StoppedError
+
+  logging.info("building the generation of step %d", step)
+  try:
+    like = {"retriever": maker.abstract_params()}
+    params = store.restore(step, items=("retriever",), like=like)["retriever"]
+  except (ValueError, OSError) as error:
+    if step in store.steps():
+      raise
+    logging.warning("checkpoint %d was removed meanwhile (%s)", step, error)
+    return False
+  done = publish(
+    generations_dir,
+    step,
+    functools.partial(maker.write, step=step, params=params, check=check),
+    replaces=maker.replaces,
+  )
+  if not done:
+    logging.info("another builder published generation %d first", step)
+    return False
+  manifest = manifests.read(layout.path_of(generations_dir, step))
+  logging.info(
+    "published generation %d: %d blocks, embedded in %.1f s, %s built in "
+    "%.1f s, recall %s",
+    step,
+    manifest.num_blocks,
+    manifest.embed_seconds,
+    manifest.index_kind,
+    manifest.build_seconds,
+    ", ".join(f"@{k} {r:.3f}" for k, r in manifest.recall.items()) or "–",
+  )
+  return True
+
+
+def _standing(
+  generations_dir: epath.Path, replaces: Callable[[Manifest], bool]
+) -> set[int]:
+  standing = set()
+  for step in layout.published_steps(generations_dir):
+    directory = layout.path_of(generations_dir, step)
+    try:
+      manifest = manifests.read(directory)
+      manifests.verify(directory, manifest, checksums=False)
+    except GenerationError:
+      continue  # It is made again if its turn comes.
+    if not replaces(manifest):
+      standing.add(step)
+  return standing
+
+
+class _NamedGenerations:
+  """The generations that checkpoints name as in use."""
+
+  def __init__(self, store: CheckpointStore):
+    self._store = store
+    self._known: dict[int, int] = {}
+
+  def by(self, checkpoints: Sequence[int]) -> set[int]:
+    for step in checkpoints:
+      if step not in self._known:
+        try:
+          loop = self._store.restore(step, items=("loop",))["loop"]
+        except (ValueError, OSError):
+          continue  # Removed meanwhile, or of no trainer.
+        self._known[step] = int(loop["generation"])
+    return {self._known[s] for s in checkpoints if s in self._known} - {-1}
+
+
+class _Waiting:
+  """Says now and then what the builder waits for."""
+
+  def __init__(self, store: CheckpointStore):
+    self._store = store
+    self._said_at = 0.0
+    self._said_of: bool | None = None
+
+  def say(self, has_checkpoint: bool) -> None:
+    now = time.monotonic()
+    if has_checkpoint:
+      if self._said_of is not True:
+        logging.info("waiting for the next checkpoint")
+    elif self._said_of is None or now - self._said_at > _REMINDER_SECONDS:
+      logging.info(
+        "no checkpoint yet in %s; waiting for the first, which "
+        "`realm_jax.train` writes",
+        self._store.directory,
+      )
+      self._said_at = now
+    self._said_of = has_checkpoint
+
+
+@contextlib.contextmanager
+def _stop_on_sigterm() -> Iterator[threading.Event]:
+  stop = threading.Event()
+  if threading.current_thread() is not threading.main_thread():
+    yield stop
+    return
+  before = signal.signal(signal.SIGTERM, lambda *_: stop.set())
+  try:
+    yield stop
+  finally:
+    signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,120 @@
+"""BM25 over wordpieces, with the library bm25s (arXiv 2407.03618)."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from realm_jax.indexes.protocol import (
+  Blocks,
+  IndexLoadError,
+  MissingLibraryError,
+  PathLike,
+  QueryBatch,
+  SearchResult,
+  check_k,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Bm25Config:
+  """Lucene's BM25, with scores computed when the index is built.
+
+  Attributes:
+    k1: how soon a word's repetitions stop to count.
+    b: how much a block's length counts, from 0 to 1.
+  """
+
+  kind: ClassVar[str] = "bm25"
+  k1: float = 0.9
+  b: float = 0.4
+
+  def build(self, blocks: Blocks, *, mesh: Any = None) -> "Bm25Index":
+    """Counts the words of every block."""
+    del mesh
+    if blocks.token_ids is None:
+      raise ValueError("BM25 needs the blocks' wordpieces")
+    library = _library().BM25(
+      k1=self.k1, b=self.b, method="lucene", backend="numpy"
+    )
+    # The wordpieces are the vocabulary: text never comes in.
+    library.vocab_dict = {str(i): i for i in range(blocks.vocab_size)}
+    library.scores = library.build_index_from_ids(
+      range(blocks.vocab_size),
+      [blocks.token_ids(row).tolist() for row in range(blocks.num_blocks)],
+      show_progress=False,
+    )
+    return Bm25Index(library)
+
+  def load(
+    self, directory: PathLike, blocks: Blocks, *, mesh: Any = None
+  ) -> "Bm25Index":
+    """Reads what `save` wrote, memory-mapped.
+
+    Raises:
+      IndexLoadError: bm25s cannot read it, or it is of other blocks.
+    """
+    del mesh
+    try:
+      library = _library().BM25.load(
+        Path(directory), mmap=True, show_progress=False, load_vocab=False
+      )
+    except (ValueError, KeyError, TypeError, OSError) as error:
+      raise IndexLoadError(
+        f"bm25s cannot read {directory}: {error!r}; build it again"
+      ) from error
+    index = Bm25Index(library)
+    if index.num_blocks != blocks.num_blocks:
+      raise IndexLoadError(
+        f"{directory} indexes {index.num_blocks} blocks of "
+        f"{blocks.num_blocks}; build it again"
+      )
+    return index
+
+
+class Bm25Index:
+  """Scores blocks by the words they share with the query.
+
+  Special wordpieces occur in no block, so those of a query score nothing.
+  """
+
+  kind = "bm25"
+  needs_vectors = False
+
+  def __init__(self, library: Any):
+    self.num_blocks = int(library.scores["num_docs"])
+    self._library = library
+
+  def search(self, queries: QueryBatch, k: int) -> SearchResult:
+    """The k best blocks of each query; those without a common word score 0."""
+    check_k(k, self.num_blocks)
+    shape = (len(queries.token_ids), k)
+    rows = np.empty(shape, np.int32)
+    scores = np.empty(shape, np.float32)
+    for i, words in enumerate(queries.token_ids):
+      rows[i], scores[i] = _top_k(self._library.get_scores_from_ids(words), k)
+    return SearchResult(rows=rows, scores=scores)
+
+  def save(self, directory: PathLike) -> None:
+    """Writes the sparse matrix of scores as arrays, and the settings."""
+    self._library.save(Path(directory), show_progress=False)
+
+
+def _top_k(scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+  """The k largest; of equals, also at the edge, the lower row."""
+  worst = np.partition(scores, -k)[-k]
+  rows = np.flatnonzero(scores >= worst)
+  rows = rows[np.argsort(-scores[rows], kind="stable")][:k]
+  return rows, scores[rows]
+
+
+def _library() -> Any:
+  try:
+    import bm25s
+  except ImportError as error:
+    raise MissingLibraryError(
+      f"the index `bm25` needs the library bm25s, which cannot be imported "
+      f"here ({error}); `pip install bm25s`"
+    ) from error
+  return bm25s

@@ -1,0 +1,300 @@
+"""The index builder, from checkpoints to generations that a trainer loads."""
+
+import functools
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from realm_jax.checkpoints.manager import CheckpointError, CheckpointStore
+from realm_jax.generations import builder, layout
+from realm_jax.generations.loaded import load_generation, load_newest
+from realm_jax.generations.making import EmbeddingConfig
+from realm_jax.indexes.bm25 import Bm25Config
+from realm_jax.indexes.exact import ExactConfig
+from realm_jax.indexes.protocol import QueryBatch
+from realm_jax.indexes.random import RandomConfig
+from realm_jax.indexes.scann import ScannConfig
+from realm_jax.models.bert import BertConfig
+from realm_jax.models.retriever import Retriever
+from tests.generations.conftest import make_corpus
+
+_BERT = BertConfig(
+  hidden_size=16,
+  num_layers=1,
+  num_heads=2,
+  intermediate_size=32,
+  max_positions=64,
+)
+_RETRIEVER = Retriever(_BERT, projection_size=8, shared_towers=False)
+_CONFIG = EmbeddingConfig(
+  tokens_per_batch=2048,
+  query_length=16,
+  recall_queries=32,
+  recall_at=(1, 8, 1000),
+)
+
+
+def _retriever(corpus):
+  return _RETRIEVER.for_vocabulary(vocab_size=corpus.vocab_size, separator_id=3)
+
+
+@functools.cache
+def _initial(retriever):
+  """One initial value, compiled once; a step's parameters are drawn near."""
+  tokens = jnp.zeros((1, 4), jnp.int32)
+  boxed = jax.jit(retriever.init)(jax.random.key(0), tokens, tokens)["params"]
+  return jax.device_get(flax.linen.unbox(boxed))
+
+
+def _params(corpus, step):
+  rng = np.random.default_rng(step)
+  return jax.tree.map(
+    lambda x: x + 0.1 * rng.standard_normal(x.shape).astype(x.dtype),
+    _initial(_retriever(corpus)),
+  )
+
+
+def _embed(corpus, params, token_ids, method):
+  apply = jax.jit(_retriever(corpus).apply, static_argnames="method")
+  return np.asarray(apply({"params": params}, token_ids, method=method))
+
+
+def _save(model_dir, corpus, *steps, generation=-1, keep=100):
+  store = CheckpointStore(model_dir, keep=keep, read_only=False)
+  for step in steps:
+    store.save(
+      step,
+      {
+        "retriever": _params(corpus, step),
+        "loop": {"generation": np.int64(generation), "seed": np.int64(0)},
+      },
+    )
+  store.close()
+
+
+def _build(model_dir, corpus, **settings):
+  defaults = {"index": ExactConfig(), "config": _CONFIG, "once": True}
+  return builder.build_index(
+    model_dir=model_dir,
+    corpus_dir=corpus.directory,
+    retriever=_RETRIEVER,
+    poll_seconds=0.02,
+    **(defaults | settings),
+  )
+
+
+@pytest.mark.parametrize(
+  "index",
+  [
+    ExactConfig(),
+    ScannConfig(),
+    ScannConfig(brute_force_below=0, num_leaves_searched=4),
+    Bm25Config(),
+    RandomConfig(),
+  ],
+  ids=["exact", "scann", "scann tree", "bm25", "random"],
+)
+def test_one_generation_holds_the_vectors_of_its_checkpoint(
+  tmp_path, corpus, index
+):
+  _save(tmp_path, corpus, 0, 500)
+  assert _build(tmp_path, corpus, index=index) == [500]
+  generation = load_newest(tmp_path / "generations", corpus=corpus)
+  assert generation.step == 500
+  assert generation.index.kind == index.kind
+  params = _params(corpus, 500)
+  rows = np.array([0, 17, 149])
+  expected = _embed(corpus, params, corpus.gather(rows, 64), "embed_blocks")
+  np.testing.assert_allclose(generation.vectors(rows), expected, atol=1e-5)
+  # The query tower alone embeds queries; the block tower is not there.
+  assert set(generation.query_params) == {"query_tower"}
+  tokens = np.array([[2, 9, 10, 3, 0]], np.int32)
+  vectors = _embed(corpus, generation.query_params, tokens, "embed_queries")
+  np.testing.assert_array_equal(
+    vectors, _embed(corpus, params, tokens, "embed_queries")
+  )
+  found = generation.index.search(QueryBatch(tokens, vectors), 3)
+  assert found.rows.shape == (1, 3)
+  manifest = generation.manifest
+  assert manifest.corpus_fingerprint == corpus.fingerprint
+  assert manifest.embed_seconds > 0
+  if generation.index.needs_vectors:
+    assert set(manifest.recall) == {"1", "8"}
+    assert all(0.8 < recall <= 1 for recall in manifest.recall.values())
+  else:
+    assert manifest.recall == {}
+
+
+def test_the_same_checkpoint_makes_the_same_bytes(tmp_path, corpus):
+  _save(tmp_path, corpus, 500)
+  files = []
+  for name in ("a", "b"):
+    _build(
+      tmp_path,
+      corpus,
+      index=ScannConfig(brute_force_below=0),
+      generations_dir=tmp_path / name,
+    )
+    path = layout.path_of(tmp_path / name, 500) / layout.MANIFEST
+    files.append(json.loads(path.read_text())["files"])
+  assert files[0] == files[1]
+
+
+def test_what_stands_is_not_made_again(tmp_path, corpus):
+  _save(tmp_path, corpus, 500)
+  assert _build(tmp_path, corpus) == [500]
+  assert _build(tmp_path, corpus) == []
+
+
+def test_other_settings_or_another_corpus_replace_it(tmp_path, corpus):
+  _save(tmp_path, corpus, 500)
+  assert _build(tmp_path, corpus) == [500]
+  assert _build(tmp_path, corpus, index=ScannConfig()) == [500]
+  edited = make_corpus(tmp_path / "edited", num_blocks=151, seed=5)
+  assert _build(tmp_path, edited, index=ScannConfig()) == [500]
+  generations_dir = tmp_path / "generations"
+  assert load_generation(generations_dir, 500, corpus=edited).num_blocks == 151
+
+
+def test_damage_is_mended_by_starting_again(tmp_path, corpus):
+  _save(tmp_path, corpus, 500)
+  _build(tmp_path, corpus)
+  generations_dir = tmp_path / "generations"
+  path = generations_dir / "00000500" / "embeddings-00000-of-00001.npy"
+  data = bytearray(path.read_bytes())
+  data[-1] ^= 1
+  path.write_bytes(data)
+  assert _build(tmp_path, corpus) == [500]
+  assert load_generation(generations_dir, 500, corpus=corpus).step == 500
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path, corpus):
+  _save(tmp_path, corpus, 500)
+  with pytest.raises(CheckpointError, match="does not fit this model"):
+    builder.build_index(
+      model_dir=tmp_path,
+      corpus_dir=corpus.directory,
+      retriever=Retriever(_BERT, projection_size=12, shared_towers=False),
+      index=ExactConfig(),
+      config=_CONFIG,
+      once=True,
+    )
+  assert layout.published_steps(tmp_path / "generations") == []
+
+
+def test_an_unknown_mode_is_refused(tmp_path, corpus):
+  with pytest.raises(ValueError, match="mode='all'"):
+    _build(tmp_path, corpus, mode="all")
+
+
+@pytest.mark.parametrize(
+  "checkpoints, standing, needed, every, expected",
+  [
+    ([], set(), set(), False, None),
+    ([0], set(), set(), False, 0),
+    ([0, 500, 1000], {0}, set(), False, 1000),
+    ([0, 500, 1000], {0}, set(), True, 500),
+    ([0, 500, 1000], {0, 500, 1000}, set(), True, None),
+    ([0, 500, 1000], {1000}, set(), False, None),
+    # A run that resumes from 1000 searches generation 500 first.
+    ([0, 500, 1000], {1000}, {500}, False, 500),
+    ([0, 500, 1000], set(), {500}, False, 500),
+    # Its checkpoint is gone: nothing can be done for it.
+    ([0, 1000], {1000}, {500}, False, None),
+  ],
+)
+def test_which_checkpoint_comes_next(
+  checkpoints, standing, needed, every, expected
+):
+  step = builder.next_step(
+    checkpoints, standing=standing, needed=needed, every=every
+  )
+  assert step == expected
+
+
+def _until(condition, seconds=60):
+  deadline = time.monotonic() + seconds
+  while not condition():
+    assert time.monotonic() < deadline, "waited in vain"
+    time.sleep(0.02)
+
+
+_SIDECAR = """
+import sys
+from absl import logging
+from tests.generations import test_builder
+from realm_jax.corpus.store import Corpus
+logging.set_verbosity(logging.INFO)
+logging.use_absl_handler()
+published = test_builder._build(
+  sys.argv[1], Corpus.open(sys.argv[2]), once=False, mode=sys.argv[3],
+  keep_generations=1,
+)
+print("published", published, flush=True)
+"""
+
+
+def _start(model_dir, corpus, mode, environment):
+  return subprocess.Popen(
+    [sys.executable, "-c", _SIDECAR, model_dir, corpus.directory, mode],
+    cwd=Path(__file__).parents[2],
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    env=environment,
+    text=True,
+  )
+
+
+@pytest.mark.slow
+def test_a_sidecar_waits_follows_and_stops_when_told(
+  tmp_path, corpus, command_environment
+):
+  generations_dir = tmp_path / "generations"
+  process = _start(tmp_path, corpus, "every", command_environment)
+  lines = []
+  reader = threading.Thread(target=lambda: lines.extend(process.stderr))
+  reader.start()
+  try:
+    _until(lambda: any("no checkpoint yet" in line for line in lines))
+    _save(tmp_path, corpus, 0, 500, keep=1)
+    _until(lambda: layout.published_steps(generations_dir) == [0, 500])
+    _save(tmp_path, corpus, 1000, generation=500, keep=1)
+    # 500's checkpoint is gone, but 1000's names its generation.
+    _until(lambda: layout.published_steps(generations_dir) == [0, 500, 1000])
+    _save(tmp_path, corpus, 1500, generation=1000, keep=1)
+    _until(lambda: layout.published_steps(generations_dir) == [0, 1000, 1500])
+  finally:
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    reader.join()
+  assert process.returncode == 0
+  assert "published [0, 500, 1000, 1500]" in output
+  assert not list(generations_dir.glob(".tmp-*"))
+
+
+@pytest.mark.slow
+def test_a_killed_sidecar_leaves_what_it_published_and_its_successor_goes_on(
+  tmp_path, corpus, command_environment
+):
+  generations_dir = tmp_path / "generations"
+  _save(tmp_path, corpus, 0)
+  process = _start(tmp_path, corpus, "newest", command_environment)
+  _until(lambda: layout.published_steps(generations_dir) == [0])
+  _save(tmp_path, corpus, 500)
+  time.sleep(0.05)
+  process.kill()
+  process.communicate()
+  for step in layout.published_steps(generations_dir):
+    load_generation(generations_dir, step, corpus=corpus)
+  _build(tmp_path, corpus)
+  assert load_newest(generations_dir, corpus=corpus).step == 500

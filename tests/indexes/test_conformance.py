@@ -1,0 +1,149 @@
+"""What every index must do, whatever searches behind it."""
+
+import numpy as np
+import pytest
+
+from realm_jax.indexes.protocol import Blocks, Index, QueryBatch, SearchError
+from realm_jax.indexes.registry import (
+  IndexKindError,
+  config_from,
+  kinds,
+  parameters_of,
+)
+
+_VOCAB_SIZE = 300
+_DIM = 16
+
+
+def _blocks(num_blocks, seed=0):
+  rng = np.random.default_rng(seed)
+  tokens = [rng.integers(5, _VOCAB_SIZE, 30) for _ in range(num_blocks)]
+  vectors = rng.standard_normal((num_blocks, _DIM)).astype(np.float32)
+  return Blocks(
+    num_blocks=num_blocks,
+    vectors=vectors,
+    token_ids=lambda row: tokens[row],
+    vocab_size=_VOCAB_SIZE,
+  )
+
+
+def _queries(count, seed=1):
+  rng = np.random.default_rng(seed)
+  tokens = np.zeros((count, 12), np.int32)
+  tokens[:, 0], tokens[:, 9] = 2, 3
+  tokens[:, 1:9] = rng.integers(5, _VOCAB_SIZE, (count, 8))
+  vectors = rng.standard_normal((count, _DIM)).astype(np.float32)
+  return QueryBatch(token_ids=tokens, vectors=vectors)
+
+
+# ScaNN both as brute force and as a tree.
+_INDEXES = {
+  **{kind: (kind, {}) for kind in kinds()},
+  "scann tree": ("scann", {"brute_force_below": 0}),
+  "scann narrow tree": (
+    "scann",
+    {"brute_force_below": 0, "num_leaves_searched": 1, "num_reordered": 1},
+  ),
+  "exact in bfloat16": ("exact", {"dtype": "bfloat16"}),
+}
+
+
+@pytest.fixture(scope="module", params=_INDEXES)
+def config(request):
+  kind, parameters = _INDEXES[request.param]
+  return config_from(kind, parameters)
+
+
+@pytest.fixture(scope="module")
+def index(config) -> Index:
+  return config.build(_blocks(500))
+
+
+def test_it_says_what_it_is(config, index):
+  assert isinstance(index, Index)
+  assert index.kind == config.kind
+  assert index.num_blocks == 500
+
+
+@pytest.mark.parametrize("k", [1, 7, 400, 500])
+@pytest.mark.parametrize("count", [1, 9])
+def test_it_finds_k_different_blocks_best_first(index, k, count):
+  found = index.search(_queries(count), k)
+  assert found.rows.shape == found.scores.shape == (count, k)
+  assert found.rows.dtype == np.int32 and found.scores.dtype == np.float32
+  assert (found.rows >= 0).all() and (found.rows < 500).all()
+  assert all(len(set(rows)) == k for rows in found.rows.tolist())
+  assert np.isfinite(found.scores).all()
+  falls = np.diff(found.scores, axis=1)
+  assert (falls <= 0).all()
+  # Of equals, the lower row comes first.
+  assert (np.diff(found.rows, axis=1)[falls == 0] > 0).all()
+
+
+def test_a_query_is_answered_alike_in_any_batch(index):
+  queries = _queries(9)
+  together = index.search(queries, 5)
+  alone = index.search(
+    QueryBatch(queries.token_ids[4:5, :10], queries.vectors[4:5]), 5
+  )
+  np.testing.assert_array_equal(together.rows[4:5], alone.rows)
+  np.testing.assert_allclose(together.scores[4:5], alone.scores, rtol=1e-5)
+
+
+def test_the_same_search_finds_the_same(config, index):
+  again = config.build(_blocks(500)).search(_queries(9), 20)
+  found = index.search(_queries(9), 20)
+  np.testing.assert_array_equal(again.rows, found.rows)
+  np.testing.assert_array_equal(again.scores, found.scores)
+
+
+def test_what_is_saved_searches_as_before(config, index, tmp_path):
+  index.save(tmp_path / index.kind)
+  loaded = config_from(config.kind, parameters_of(config)).load(
+    tmp_path / index.kind, _blocks(500)
+  )
+  before = index.search(_queries(9), 20)
+  after = loaded.search(_queries(9), 20)
+  np.testing.assert_array_equal(before.rows, after.rows)
+  np.testing.assert_array_equal(before.scores, after.scores)
+
+
+@pytest.mark.parametrize("k", [0, -1, 501])
+def test_a_k_that_cannot_be_is_refused(index, k):
+  with pytest.raises(SearchError, match=f"k={k}"):
+    index.search(_queries(2), k)
+
+
+def test_k_above_the_corpus_says_what_to_lower(config):
+  index = config_from(config.kind, {}).build(_blocks(4))
+  with pytest.raises(
+    SearchError,
+    match="k=9 exceeds the corpus's 4 blocks; lower NUM_CANDIDATES",
+  ):
+    index.search(_queries(1), 9)
+
+
+@pytest.mark.parametrize("num_blocks", [1, 2, 17])
+def test_a_tiny_corpus_is_searched_in_full(config, num_blocks):
+  index = config_from(config.kind, {}).build(_blocks(num_blocks))
+  found = index.search(_queries(3), num_blocks)
+  expected = np.tile(np.arange(num_blocks), (3, 1))
+  np.testing.assert_array_equal(np.sort(found.rows, axis=1), expected)
+
+
+def test_queries_without_vectors_are_refused_where_they_are_needed(index):
+  tokens = _queries(2).token_ids
+  if not index.needs_vectors:
+    assert index.search(QueryBatch(tokens), 3).rows.shape == (2, 3)
+    return
+  with pytest.raises(SearchError, match="embed them first"):
+    index.search(QueryBatch(tokens), 3)
+  with pytest.raises(SearchError, match="dimension 16"):
+    index.search(QueryBatch(tokens, np.zeros((2, 5), np.float32)), 3)
+
+
+def test_an_unknown_kind_or_parameter_is_refused():
+  with pytest.raises(IndexKindError, match="want one of exact, scann"):
+    config_from("faith", {})
+  with pytest.raises(IndexKindError, match="no parameter depth; it has b, k1"):
+    config_from("bm25", {"depth": 3})
