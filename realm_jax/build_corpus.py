@@ -5,11 +5,15 @@
 
 Each line is `{"title": …, "text": …}`, with optional `id` and `url`. The
 corpus appears complete or not at all; a summary counts what was cut or skipped.
+
+A gin file may bind the arguments of `corpus.build.build_corpus` in place of the
+optional flags; what the command line says goes first.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
-from absl import flags, logging
+from absl import flags
 
 from realm_jax import configuration
 from realm_jax.corpus import build
@@ -63,23 +67,40 @@ _CORPUS_VERSION = flags.DEFINE_integer(
 )
 
 
+def _given_arguments() -> dict[str, Any]:
+  """What the command line says, which goes before what gin files say."""
+  arguments: dict[str, flags.FlagHolder[Any]] = {
+    "inputs": _INPUT,
+    "output_dir": _OUTPUT_DIR,
+    "vocab": _VOCAB,
+    "block_length": _BLOCK_LENGTH,
+    "tagger": _TAGGER,
+    "drop_titles": _DROP_TITLES,
+    "unescape_html": _UNESCAPE_HTML,
+    "skip_bad_lines": _SKIP_BAD_LINES,
+    "overwrite": _OVERWRITE,
+    "blocks_per_shard": _BLOCKS_PER_SHARD,
+    "version": _CORPUS_VERSION,
+  }
+  given: dict[str, Any] = {
+    name: flag.value for name, flag in arguments.items() if flag.present
+  }
+  if "tagger" in given:
+    given["tagger"] = salient_spans.find_tagger(given["tagger"])
+  if "drop_titles" in given:
+    given["drop_titles"] = [title for title in given["drop_titles"] if title]
+  return given
+
+
 def main(argv: Sequence[str]) -> None:
   """Builds the corpus and prints what happened."""
   del argv
-  logging.set_verbosity(logging.INFO)
-  summary = build.build_corpus(
-    _INPUT.value,
-    _OUTPUT_DIR.value,
-    vocab=_VOCAB.value,
-    block_length=_BLOCK_LENGTH.value,
-    tagger=salient_spans.find_tagger(_TAGGER.value),
-    drop_titles=[title for title in _DROP_TITLES.value if title],
-    unescape_html=_UNESCAPE_HTML.value,
-    skip_bad_lines=_SKIP_BAD_LINES.value,
-    overwrite=_OVERWRITE.value,
-    blocks_per_shard=_BLOCKS_PER_SHARD.value,
-    version=_CORPUS_VERSION.value,
-  )
+  configuration.show_our_lines()
+  given = _given_arguments()
+  if flags.FLAGS.gin_file or flags.FLAGS.gin_bindings:
+    summary = configuration.call(build.build_corpus, **given)
+  else:
+    summary = build.build_corpus(**given)
   print(summary.table())
   print(f"corpus: {_OUTPUT_DIR.value}")
 

@@ -19,7 +19,7 @@ from realm_jax.corpus.errors import CorpusError, InputError
 from realm_jax.corpus.known_ids import KnownIds
 from realm_jax.corpus.progress import Progress
 from realm_jax.corpus.summary import BuildSummary
-from realm_jax.text.salient_spans import Tagger
+from realm_jax.text.salient_spans import Tagger, tag
 from realm_jax.text.wordpieces import WordpieceVocabulary, train_vocabulary
 
 # Titles of pages that are lists of pages, which released REALM left out.
@@ -131,7 +131,7 @@ def build_corpus(
   *,
   vocab: str,
   block_length: int = 288,
-  tagger: Tagger | None = None,
+  tagger: Tagger | None = tag,
   drop_titles: Sequence[str] = DROPPED_TITLES,
   unescape_html: bool = True,
   skip_bad_lines: bool = False,
@@ -146,7 +146,7 @@ def build_corpus(
     output_dir: the corpus directory; appears complete or not at all.
     vocab: a vocabulary file, or `train:SIZE` to learn one from the input.
     block_length: the most tokens of `[CLS] title [SEP] body [SEP]`.
-    tagger: finds salient spans; without one there are none.
+    tagger: finds salient spans; with None there are none.
     drop_titles: documents whose title contains one of these are left out.
     unescape_html: read `&amp;` as `&` in titles and texts.
     skip_bad_lines: count lines that are malformed or repeat an id, and go on.

@@ -310,6 +310,13 @@ def test_the_command(tmp_path, vocab_file, command_environment):
     [{"title": "Velt", "text": "Ada Stone was in Velt. It rained in 1987."}],
   )
 
+  recipe = tmp_path / "corpus.gin"
+  recipe.write_text(
+    "from __gin__ import dynamic_registration\n"
+    "from realm_jax.corpus import build\n"
+    "build.build_corpus.block_length = 24\n"
+    "build.build_corpus.version = 5\n"
+  )
   done = subprocess.run(
     [
       *(sys.executable, "-m", "realm_jax.build_corpus"),
@@ -317,6 +324,7 @@ def test_the_command(tmp_path, vocab_file, command_environment):
       f"--output_dir={tmp_path}/corpus",
       f"--vocab={vocab_file}",
       "--block_length=32",
+      f"--gin_file={recipe}",
     ],
     capture_output=True,
     text=True,
@@ -326,7 +334,9 @@ def test_the_command(tmp_path, vocab_file, command_environment):
   assert done.returncode == 0, done.stderr
   assert "salient spans: name" in done.stdout
   corpus = Corpus.open(tmp_path / "corpus")
+  # The command line goes before the gin file.
   assert corpus.block_length == 32
+  assert corpus.version == 5
   # Ada Stone, Velt and 1987.
   assert len(corpus.salient_spans(0)) == 3
 
