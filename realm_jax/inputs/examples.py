@@ -21,6 +21,7 @@ from realm_jax.inputs.sources import RandomAccessSource, RecordReader
 
 # Records none of which gives an example, before we say that none ever will.
 _FRUITLESS_RECORDS = 20_000
+_FRUITLESS = "no record gives an example"
 
 
 class _Prepared(seqio.DataSource):
@@ -89,6 +90,7 @@ class ExampleStream:
     self._start = start_position
     self._repeat = repeat
     self._num_threads = num_threads
+    self._has_example = tf.Variable(False, trainable=False)
     with task_context(context):
       self._reader = self._open(shuffle)
 
@@ -113,7 +115,12 @@ class ExampleStream:
       shuffle_buffer_size=self.task.shuffle_buffer_size if shuffle else None,
     )
 
-  def _examples(self, records: tf.data.Dataset) -> tf.data.Dataset:
+  @functools.cached_property
+  def dataset(self) -> tf.data.Dataset:
+    """The examples as tf.data, for batching; read it through `guard`."""
+    records = self._reader.records(self._start, repeat=self._repeat)
+    if self._repeat:
+      records = records.enumerate().map(self._fail_if_fruitless)
     ordered = self.task.replace(source=_Prepared(records, [self._split]))
     with task_context(self._context):
       examples = ordered.get_dataset(
@@ -129,44 +136,48 @@ class ExampleStream:
         'a run is resumed: let its preprocessors return "position" as they '
         f"got it (they returned {', '.join(sorted(examples.element_spec))})"
       )
-    examples = examples.map(_without_seed)
+    examples = examples.map(self._seen)
     options = tf.data.Options()
     options.deterministic = True
     if self._num_threads is not None:
       options.threading.private_threadpool_size = self._num_threads
     return examples.with_options(options)
 
-  @functools.cached_property
-  def dataset(self) -> tf.data.Dataset:
-    """The examples as tf.data, for batching.
+  def _fail_if_fruitless(
+    self, count: tf.Tensor, record: dict[str, tf.Tensor]
+  ) -> dict[str, tf.Tensor]:
+    """Ends a stream that would look for its first example for ever."""
+    goes_on = (count < _FRUITLESS_RECORDS) | self._has_example
+    with tf.control_dependencies([tf.debugging.Assert(goes_on, [_FRUITLESS])]):
+      return {name: tf.identity(value) for name, value in record.items()}
+
+  def _seen(self, example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    with tf.control_dependencies([self._has_example.assign(True)]):
+      return {
+        name: tf.identity(value)
+        for name, value in example.items()
+        if name != "seed"
+      }
+
+  def guard(self, elements: Iterator[Any]) -> Iterator[Any]:
+    """Hands on elements; what went wrong comes as itself, not as tf.data's.
 
     Raises:
       TaskError: the stream repeats, and no record ever gives an example.
     """
-    records = self._reader.records(self._start, repeat=self._repeat)
-    if self._repeat:
-      some = self._examples(records.take(_FRUITLESS_RECORDS)).take(1)
-      if not list(self.guard(some.as_numpy_iterator())):
+    try:
+      yield from elements
+    except tf.errors.OpError as error:
+      if self._reader.error is not None:
+        raise self._reader.error from None
+      if _FRUITLESS in str(error):
         raise TaskError(
           f"task {self.task.name!r} keeps none of {_FRUITLESS_RECORDS:,} "
           "records: masked sentences need salient spans (see the summary of "
           "build_corpus), inverse cloze blocks of two sentences; or the "
           f"lengths are too short: {self.lengths}"
-        )
-    return self._examples(records)
-
-  def guard(self, elements: Iterator[Any]) -> Iterator[Any]:
-    """Hands on elements; a source's error comes as itself, not as tf.data's."""
-    try:
-      yield from elements
-    except tf.errors.OpError:
-      if self._reader.error is not None:
-        raise self._reader.error from None
+        ) from None
       raise
 
   def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
     return self.guard(self.dataset.as_numpy_iterator())
-
-
-def _without_seed(example: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-  return {name: value for name, value in example.items() if name != "seed"}

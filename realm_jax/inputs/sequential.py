@@ -5,6 +5,7 @@ lower 40, so that resuming rereads at most one epoch, and before the
 preprocessors, which are what costs.
 """
 
+import numpy as np
 import seqio
 import tensorflow as tf
 
@@ -60,11 +61,13 @@ class SequentialReader:
     def one_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
       records = self._records
       if self._buffer:
-        order = tf.random.fold_in([self._seed % 2**31, 0], epoch)[0]
+        order = tf.random.stateless_uniform(
+          (), [self._seed % 2**31, epoch], minval=None, maxval=None, dtype=tf.int64
+        )
         records = records.shuffle(
           self._buffer, seed=order, reshuffle_each_iteration=False
         )
-      skipped = tf.where(epoch == first_epoch, first_place, 0)
+      skipped = tf.where(epoch == first_epoch, np.int64(first_place), 0)
       return (
         records.enumerate()
         .skip(skipped)

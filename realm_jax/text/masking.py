@@ -145,7 +145,7 @@ def random_spans(
   # yet is a random one among all that are not.
   draws = tf.random.stateless_uniform([2, length], tf.random.fold_in(seed, 1))
   anchor = tf.argsort(draws[0])
-  num_words = _truncated_geometric(
+  num_words = truncated_geometric(
     draws[1], stop_probability=stop_probability, maximum=max_words
   )
   budget = _num_masks(length, rate)
@@ -171,7 +171,7 @@ def random_spans(
   return MaskedSentence(token_ids, is_masked)
 
 
-def _truncated_geometric(
+def truncated_geometric(
   draws: Float[tf.Tensor, " n"], *, stop_probability: float, maximum: int
 ) -> Int[tf.Tensor, " n"]:
   """1 … maximum, ℓ with a probability proportional to p (1 − p)^(ℓ − 1)."""

@@ -1,0 +1,54 @@
+"""Question files: what is wrong with one is said before a run starts."""
+
+import re
+
+import numpy as np
+import pytest
+from etils import epath
+
+from realm_jax.inputs.json_lines import QuestionFileError, QuestionRecords
+
+_GOOD = b'{"question": "who?", "answer": ["Ada", "Ada Lovelace"]}\n'
+
+
+@pytest.mark.parametrize(
+  ("line", "complaint"),
+  [
+    (b"\n", "line 2, is empty"),
+    (b'{"question": "who?"\n', "line 2: Expecting"),
+    (b'["who?", "Ada"]\n', "line 2: it is a list, not an object"),
+    (b'{"answer": ["Ada"]}\n', "line 2: the question is None"),
+    (b'{"question": " ", "answer": ["Ada"]}\n', "line 2: the question is ' '"),
+    (b'{"question": "who?"}\n', "line 2: the answer is None"),
+    (b'{"question": "who?", "answer": []}\n', r"line 2: the answer is \[\]"),
+    (b'{"question": "who?", "answer": [7]}\n', "line 2: one answer is 7"),
+    (b'{"question": "wh\xff?", "answer": ["Ada"]}\n', "line 2: .*utf-8"),
+  ],
+)
+def test_a_bad_line_is_named(tmp_path, line, complaint):
+  path = tmp_path / "q.jsonl"
+  path.write_bytes(_GOOD + line + _GOOD)
+  with pytest.raises(QuestionFileError, match=complaint) as caught:
+    QuestionRecords(epath.Path(path))
+  assert re.search('q.jsonl, line 2.*wanted {"question"', str(caught.value))
+
+
+def test_a_file_that_is_missing_or_empty(tmp_path):
+  with pytest.raises(QuestionFileError, match=r"no file .*nowhere.jsonl"):
+    QuestionRecords(epath.Path(tmp_path / "nowhere.jsonl"))
+  (tmp_path / "empty.jsonl").touch()
+  with pytest.raises(QuestionFileError, match=r"empty.jsonl has no line"):
+    QuestionRecords(epath.Path(tmp_path / "empty.jsonl"))
+
+
+def test_any_line_is_read_in_any_order(tmp_path):
+  path = tmp_path / "q.jsonl"
+  lines = [f'{{"question": "{"é" * i} ?", "answer": "a{i}"}}' for i in range(9)]
+  path.write_text("\n".join(lines), encoding="utf-8")
+  records = QuestionRecords(epath.Path(path))
+  assert len(records) == 9
+  found = records.lookup(np.array([8, 0, 8, 3]))
+  assert [q.decode() for q in found["question"]] == [
+    "é" * i + " ?" for i in (8, 0, 8, 3)
+  ]
+  assert found["question_id"] == [b"q:9", b"q:1", b"q:9", b"q:4"]

@@ -1,0 +1,55 @@
+"""A corpus small enough to work out by hand, and questions about it."""
+
+import json
+import re
+from pathlib import Path
+
+from realm_jax.corpus.build import build_corpus
+from realm_jax.inputs.context import TaskContext
+from realm_jax.text.salient_spans import Span
+from realm_jax.text.wordpieces import SPECIAL_PIECES
+
+# Two sentences, three, one, and four; names and years are salient.
+DOCUMENTS = (
+  ("alps", "the tall alps lie in Europe. snow falls there in winter."),
+  ("rhine", "it passes Basel. ships use it. fish swim in it since 1900."),
+  ("nile", "it flows in Africa."),
+  ("oslo", "a city in Norway. it is cold. it has ships. see also Bergen."),
+)
+_WORDS = (
+  "the tall alps lie in europe snow falls there winter it passes ##ses basel "
+  "ships use fish swim since 1900 flows africa a city norway is cold has see "
+  "also bergen who what when where nile rhine oslo . ? ,"
+)
+QUESTIONS = (
+  {"question": "where is the nile ?", "answer": ["Africa"]},
+  {"question": "when ?", "answers": ["1900", "since 1900"], "id": "w"},
+  {"question": "what passes basel ?", "answer": "Rhine"},
+)
+
+
+def tag(text: str, title: str) -> list[Span]:
+  """Words in capitals and years: the texts have no capitals elsewhere."""
+  del title
+  found = re.finditer(r"[A-Z]\w+|\d{4}", text)
+  return [Span(m.start(), m.end(), "name") for m in found]
+
+
+VOCABULARY = "\n".join([*SPECIAL_PIECES, *_WORDS.split()])
+
+
+def build(directory: Path, *, vocabulary: str = VOCABULARY) -> TaskContext:
+  """Writes the corpus and the questions; says where they are."""
+  (directory / "vocab.txt").write_text(vocabulary)
+  lines = [json.dumps({"title": t, "text": b}) for t, b in DOCUMENTS]
+  (directory / "text.jsonl").write_text("\n".join(lines))
+  build_corpus(
+    [str(directory / "text.jsonl")],
+    directory / "corpus",
+    vocab=str(directory / "vocab.txt"),
+    block_length=64,
+    tagger=tag,
+  )
+  questions = directory / "questions.jsonl"
+  questions.write_text("".join(json.dumps(q) + "\n" for q in QUESTIONS))
+  return TaskContext(directory / "corpus", {"train": questions})

@@ -1,0 +1,86 @@
+"""Masked sentences: what is hidden, what is scored, what is skipped."""
+
+import functools
+import itertools
+
+import numpy as np
+import pytest
+
+from realm_jax.inputs.examples import ExampleStream
+from realm_jax.text import masking
+from tasks import masked_sentences
+
+
+def _examples(context, *, num, task="masked_salient_spans", query=64, masks=10):
+  stream = ExampleStream(
+    task,
+    split="train",
+    context=context,
+    lengths={
+      "query": query,
+      "mask_positions": masks,
+      "mask_targets": masks,
+      "mask_weights": masks,
+    },
+  )
+  return list(itertools.islice(stream, num))
+
+
+def test_salient_spans_of_the_tiny_corpus(tiny):
+  words = tiny.corpus.vocabulary
+  found = {
+    (
+      words.decode(e["query"].tolist()),
+      words.decode(e["mask_targets"].tolist()),
+    )
+    for e in _examples(tiny, num=300)
+  }
+  assert found == {
+    ("[CLS] the tall alps lie in [MASK] . [SEP]", "europe"),
+    ("[CLS] it passes [MASK] . [SEP]", "basel"),
+    ("[CLS] fish swim in it since [MASK] . [SEP]", "1900"),
+    ("[CLS] it flows in [MASK] . [SEP]", "africa"),
+    ("[CLS] a city in [MASK] . [SEP]", "norway"),
+    ("[CLS] see also [MASK] . [SEP]", "bergen"),
+  }
+
+
+@pytest.mark.parametrize(
+  "task",
+  ["masked_salient_spans", "masked_random_tokens", "masked_random_spans"],
+)
+def test_filling_in_the_targets_gives_a_sentence_of_the_source(tiny, task):
+  corpus = tiny.corpus
+  for example in _examples(tiny, num=100, task=task):
+    row = corpus.rows_of(example["source_id"]).item()
+    body = corpus.body_token_ids(row).tolist()
+    query = example["query"].copy()
+    assert np.all(query[example["mask_positions"]] == corpus.vocabulary.mask_id)
+    assert np.all(example["mask_weights"] == 1.0)
+    query[example["mask_positions"]] = example["mask_targets"]
+    sentences = [body[start:limit] for start, limit in corpus.sentences(row)]
+    assert query[1:-1].tolist() in sentences
+
+
+@pytest.mark.usefixtures("new_tasks")
+def test_masks_past_the_scored_ones_stay_masked(tiny):
+  masked_sentences.add("all", functools.partial(masking.random_tokens, rate=1))
+  mask_id = tiny.corpus.vocabulary.mask_id
+  for example in _examples(tiny, num=20, task="all", masks=2):
+    np.testing.assert_array_equal(example["mask_positions"], [1, 2])
+    assert np.all(example["query"][1:-1] == mask_id)
+    assert len(example["query"]) > 4
+
+
+def test_a_sentence_whose_last_mask_does_not_fit_is_skipped(tiny):
+  # 8 leaves six tokens: "1900" is the sixth of its sentence and "europe" too,
+  # both just fit. 7 leaves five: neither does.
+  words = tiny.corpus.vocabulary
+
+  def targets(query):
+    examples = _examples(tiny, num=100, query=query)
+    assert all(len(e["query"]) <= query for e in examples)
+    return {words.decode(e["mask_targets"].tolist()) for e in examples}
+
+  assert targets(8) == {"europe", "basel", "1900", "africa", "norway", "bergen"}
+  assert targets(7) == {"basel", "africa", "norway", "bergen"}

@@ -1,0 +1,84 @@
+"""Questions: their tokens, their answers as texts and tokens."""
+
+import json
+
+import pytest
+
+from realm_jax.inputs.context import TaskContext
+from realm_jax.inputs.examples import ExampleStream
+from realm_jax.inputs.json_lines import JsonLinesSource, Question
+from tasks import open_qa
+
+
+def _examples(context, *, task="open_qa", query=64):
+  stream = ExampleStream(
+    task,
+    split="train",
+    context=context,
+    lengths={"query": query},
+    shuffle=False,
+    repeat=False,
+  )
+  return list(stream)
+
+
+def _texts(array):
+  return [text.decode() for text in array]
+
+
+def test_the_questions_of_the_tiny_file(tiny):
+  words = tiny.corpus.vocabulary
+  nile, when, basel = _examples(tiny)
+  assert (
+    words.decode(nile["query"].tolist()) == "[CLS] where is the nile ? [SEP]"
+  )
+  assert nile["question"] == b"where is the nile ?"
+  assert nile["question_id"] == b"questions:1"
+  assert when["question_id"] == b"w"
+  assert _texts(when["answers"]) == ["1900", "since 1900"]
+  year, since = words.pieces.index("1900"), words.pieces.index("since")
+  assert when["answer_tokens"].tolist() == [[year, 0], [since, year]]
+  assert when["answer_kind"] == b"string"
+  # One answer, not in a list, spelt "Rhine": folded as the blocks are.
+  assert _texts(basel["answers"]) == ["Rhine"]
+  assert basel["answer_tokens"].tolist() == [[words.pieces.index("rhine")]]
+
+
+def test_a_long_question_ends_with_a_separator(tiny):
+  words = tiny.corpus.vocabulary
+  queries = [
+    words.decode(e["query"].tolist()) for e in _examples(tiny, query=4)
+  ]
+  assert queries == [
+    "[CLS] where is [SEP]",
+    "[CLS] when ? [SEP]",
+    "[CLS] what passes [SEP]",
+  ]
+
+
+def test_patterns_have_no_tokens(tiny):
+  for example in _examples(tiny, task="open_qa_regex"):
+    assert example["answer_kind"] == b"regex"
+    assert example["answer_tokens"].shape == (len(example["answers"]), 0)
+
+
+@pytest.mark.usefixtures("new_tasks")
+def test_another_format_is_a_task_of_its_own(tiny, tmp_path):
+  def web_question(fields):
+    return Question(fields["qText"], fields["answers"], fields["qId"])
+
+  open_qa.add("web_questions", source=JsonLinesSource(web_question))
+  line = {"qId": "wqr1", "qText": "where is oslo ?", "answers": ["Norway"]}
+  (tmp_path / "wq.jsonl").write_text(json.dumps(line))
+  context = TaskContext(tiny.corpus_dir, {"train": tmp_path / "wq.jsonl"})
+  (example,) = _examples(context, task="web_questions")
+  assert example["question_id"] == b"wqr1"
+  assert _texts(example["answers"]) == ["Norway"]
+
+
+def test_every_question_of_nq_open_is_read(tiny, shared_data):
+  path = shared_data / "nq_open" / "NQ-open.dev.jsonl"
+  examples = _examples(TaskContext(tiny.corpus_dir, {"train": path}))
+  assert len(examples) == 3610
+  assert len({e["question_id"] for e in examples}) == 3610
+  assert all(len(e["answers"]) == len(e["answer_tokens"]) for e in examples)
