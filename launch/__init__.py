@@ -1,0 +1,1 @@
+"""Starting the jobs of a run together, on this machine or on a cluster."""
