@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float32, Int, Int32
@@ -103,7 +103,7 @@ class Index(Protocol):
 class IndexConfig(Protocol):
   """The settings of one kind of index: a frozen dataclass of plain values."""
 
-  kind: str
+  kind: ClassVar[str]
 
   def build(self, blocks: Blocks, *, mesh: Any = None) -> Index:
     """Builds the index; `mesh` is for those that live on devices."""
