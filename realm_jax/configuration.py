@@ -155,6 +155,11 @@ def configured(function: Callable[..., Any]) -> Callable[..., Any]:
     ) from error
 
 
+def given() -> tuple[list[str], list[str]]:
+  """The gin files and bindings of the command line."""
+  return list(_GIN_FILES.value), list(_GIN_BINDINGS.value)
+
+
 def call(function: Callable[..., Any], **overrides: Any) -> Any:
   """Calls `function` as the command line's gin flags configure it."""
   with parsed(

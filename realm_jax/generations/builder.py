@@ -51,6 +51,7 @@ def build_index(
   keep_generations: int = 3,
   poll_seconds: float = 1.0,
   generations_dir: epath.PathLike | None = None,
+  checkpoint_step: int | None = None,
 ) -> list[int]:
   """Follows a run's checkpoints and publishes a generation for them.
 
@@ -67,6 +68,7 @@ def build_index(
       named by a checkpoint that is kept, stays too.
     poll_seconds: how often to look for checkpoints.
     generations_dir: where they go; None is MODEL_DIR/generations.
+    checkpoint_step: with `once`, the checkpoint to take instead of the newest.
 
   Returns:
     The steps published, when told to stop (SIGTERM) or after one.
@@ -77,6 +79,11 @@ def build_index(
   """
   if mode not in MODES:
     raise ValueError(f"mode={mode!r}; want one of {', '.join(MODES)}")
+  if checkpoint_step is not None and not once:
+    raise ValueError(
+      f"checkpoint_step={checkpoint_step} is for making one generation; pass "
+      "--once"
+    )
   corpus = Corpus.open(corpus_dir)
   generations_dir = epath.Path(
     generations_dir or epath.Path(model_dir) / layout.FOLDER
@@ -91,7 +98,9 @@ def build_index(
   with _stop_on_sigterm() as stop, contextlib.closing(store):
     waiting = _Waiting(store)
     while not stop.is_set():
-      steps = store.steps()
+      steps = [
+        step for step in store.steps() if checkpoint_step in (None, step)
+      ]
       step = next_step(
         steps,
         standing=_standing(generations_dir, maker.replaces),

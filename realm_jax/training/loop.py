@@ -37,7 +37,11 @@ from realm_jax.training.collapse import CollapseMonitor
 from realm_jax.training.initial import load_initial
 from realm_jax.training.metrics_log import MetricsLog, NonFiniteLossError
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
-from realm_jax.training.refresh import GenerationSchedule, RefreshConfig
+from realm_jax.training.refresh import (
+  GenerationSchedule,
+  RefreshConfig,
+  StoppedWaiting,
+)
 from realm_jax.training.resume import LoopState, restore, save
 from realm_jax.training.run_lock import run_lock
 from realm_jax.training.stages import Models, Stage
@@ -116,6 +120,7 @@ def train(
   )
   with contextlib.ExitStack() as stack:
     stack.enter_context(run_lock(model_dir))
+    stop = stack.enter_context(_stop_on_sigterm())
     store = CheckpointStore(model_dir, keep=keep_checkpoints, read_only=False)
     stack.callback(store.close)
     update = make_optimizer(optimizer, num_steps=num_steps)
@@ -161,7 +166,10 @@ def train(
       )
       stack.callback(watcher.close)
       schedule = GenerationSchedule(
-        watcher, refresh, save_every_steps=save_every_steps
+        watcher,
+        refresh,
+        save_every_steps=save_every_steps,
+        is_stopping=stop.is_set,
       )
     pipeline = RetrievalPipeline(
       functools.partial(_embed_queries, models.retriever), mesh=mesh
@@ -189,8 +197,6 @@ def train(
       is_writer=jax.process_index() == 0,
     )
     stack.callback(log.close)
-    stop = stack.enter_context(_stop_on_sigterm())
-
     def prepare(batch: Batch, generation: Any, found: Any = None):
       if generation is None:
         arrays, _ = stage.assemble(batch, None, None, block_length)
@@ -215,8 +221,28 @@ def train(
         assemble=assemble,
       )
 
+    def checkpoint(position: int, generation: Any, found: Any) -> None:
+      try:
+        log.flush()
+      except NonFiniteLossError as error:
+        raise _with_last_good(error, store) from None
+      save(
+        store,
+        state,
+        LoopState(
+          position=position,
+          generation=generation and generation.step,
+          found=found,
+        ),
+        seed=seed,
+      )
+
     batches = iter(stream)
-    generation = schedule and schedule.start(start, place.generation)
+    try:
+      generation = schedule and schedule.start(start, place.generation)
+    except StoppedWaiting:
+      logging.info("told to stop: left at step %d", start)
+      return {"step": start, "swaps": 0, "metrics": {}}
     batch = next(batches)
     pending = prepare(batch, generation, place.found)
     steps = _compile_steps(
@@ -231,45 +257,39 @@ def train(
       release=optimizer.hold_retriever_steps < num_steps,
     )
     monitor = CollapseMonitor()
+    position, saved = place.position, start
     for step in range(start, num_steps):
-      prepared = pending.result()
-      searched = generation
-      position = batch.next_position
-      if step + 1 < num_steps:
+      prepared, searched = pending.result(), generation
+      next_position = batch.next_position
+      has_next = step + 1 < num_steps
+      if has_next:
         batch = next(batches)
-        generation = schedule and schedule.at(step + 1)
+        try:
+          generation = schedule and schedule.at(step + 1)
+        except StoppedWaiting:
+          if step > saved:
+            checkpoint(position, searched, prepared.found)
+          logging.info("told to stop: left at step %d", step)
+          break
         pending = prepare(batch, generation)
       run_step = steps[step < optimizer.hold_retriever_steps]
       state, metrics = run_step(state, prepared.batch)
+      position = next_position
       host_metrics = dict(prepared.metrics)
       if searched is not None:
         host_metrics["staleness_steps"] = step - searched.step
         host_metrics["generation"] = searched.step
       try:
         known = log.push(step + 1, metrics, host_metrics)
-        is_last = step + 1 == num_steps or stop.is_set()
-        if is_last or (step + 1) % save_every_steps == 0:
-          log.flush()
-          found = pending.result().found if step + 1 < num_steps else None
-          save(
-            store,
-            state,
-            LoopState(
-              position=position,
-              generation=generation and generation.step,
-              found=found,
-            ),
-            seed=seed,
-          )
       except NonFiniteLossError as error:
-        store.wait()
-        raise NonFiniteLossError(
-          f"{error}; the last good checkpoint, step {store.latest()} of "
-          f"{store.directory}, is left as it is: go on from it with a lower "
-          "learning rate"
-        ) from None
+        raise _with_last_good(error, store) from None
       if known and (warning := monitor.update(known)):
         logging.warning("step %d: %s", step + 1, warning)
+      is_last = not has_next or stop.is_set()
+      if is_last or (step + 1) % save_every_steps == 0:
+        found = pending.result().found if has_next else None
+        checkpoint(position, generation, found)
+        saved = step + 1
       if stop.is_set():
         logging.info("told to stop: saved step %d, and left", step + 1)
         break
@@ -279,6 +299,17 @@ def train(
       "swaps": schedule.swaps if schedule else 0,
       "metrics": log.last,
     }
+
+
+def _with_last_good(
+  error: NonFiniteLossError, store: CheckpointStore
+) -> NonFiniteLossError:
+  store.wait()
+  return NonFiniteLossError(
+    f"{error}; the last good checkpoint, step {store.latest()} of "
+    f"{store.directory}, is left as it is: go on from it with a lower "
+    "learning rate"
+  )
 
 
 def _embed_queries(retriever: Retriever, params: Any, token_ids: jax.Array):

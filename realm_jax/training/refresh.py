@@ -2,15 +2,21 @@
 
 import dataclasses
 import time
+from collections.abc import Callable
 from typing import Any
 
 from absl import logging
 
 _REMINDER_SECONDS = 30.0
+_LOOK_SECONDS = 1.0
 
 
 class StaleIndexError(ValueError):
   """The generation in use is older than the run allows."""
+
+
+class StoppedWaiting(Exception):  # noqa: N818  It is no error.
+  """The run was told to stop while it waited for a generation."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,12 +66,19 @@ class GenerationSchedule:
     watcher: finds, verifies and loads generations in the background.
     config: see `RefreshConfig`.
     save_every_steps: the distance of checkpoints, and so of generations.
+    is_stopping: whether the run was told to stop; asked while it waits.
   """
 
   def __init__(
-    self, watcher: Any, config: RefreshConfig, *, save_every_steps: int
+    self,
+    watcher: Any,
+    config: RefreshConfig,
+    *,
+    save_every_steps: int,
+    is_stopping: Callable[[], bool] = lambda: False,
   ):
     self._watcher = watcher
+    self._is_stopping = is_stopping
     self._config = config
     self._every = save_every_steps
     self._current: Any = None
@@ -92,6 +105,7 @@ class GenerationSchedule:
     """The generation of a step; steps must be asked for in order.
 
     Raises:
+      StoppedWaiting: the run was told to stop, and it is not there yet.
       StaleIndexError: it is too old, and the run is told to fail.
       TimeoutError: it did not appear in time.
     """
@@ -123,22 +137,27 @@ class GenerationSchedule:
     self.swaps += 1
 
   def _wait_for(self, step: int) -> Any:
-    deadline = time.monotonic() + self._config.timeout_seconds
-    while True:
+    began = time.monotonic()
+    remind_at = began + _REMINDER_SECONDS
+    while not self._is_stopping():
       try:
-        generation = self._watcher.wait_for(step, timeout=_REMINDER_SECONDS)
+        generation = self._watcher.wait_for(step, timeout=_LOOK_SECONDS)
         self._watcher.in_use(step)
         return generation
       except TimeoutError:
-        if time.monotonic() > deadline:
+        now = time.monotonic()
+        if now > began + self._config.timeout_seconds:
           raise TimeoutError(
             f"generation {step} did not appear within "
             f"{self._config.timeout_seconds:.0f} s; is realm_jax.build_index "
             "running on this MODEL_DIR?"
           ) from None
-        logging.info(
-          "waiting for generation %d; realm_jax.build_index makes it", step
-        )
+        if now > remind_at:
+          remind_at = now + _REMINDER_SECONDS
+          logging.info(
+            "waiting for generation %d; realm_jax.build_index makes it", step
+          )
+    raise StoppedWaiting
 
   def _check_staleness(self, step: int) -> None:
     limit = self._config.max_staleness_steps
