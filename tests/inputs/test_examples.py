@@ -52,7 +52,7 @@ def test_a_stream_that_resumes_after_any_example_goes_on_alike(task, tiny):
   whole = _some(task, tiny)
   positions = [int(e["position"]) for e in whole]
   assert positions == sorted(set(positions))
-  for cut in (0, 1, 7, 30):
+  for cut in (0, 23):
     rest = _some(
       task, tiny, len(whole) - cut - 1, start_position=positions[cut] + 1
     )

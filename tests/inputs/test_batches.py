@@ -1,0 +1,208 @@
+"""Batches: fixed shapes, and the same data on any number of processes."""
+
+import itertools
+
+import numpy as np
+import pytest
+import seqio
+import tensorflow as tf
+
+from realm_jax.inputs.batches import BatchStream
+from realm_jax.inputs.context import TaskContext, TaskError
+from realm_jax.inputs.features import token_feature
+
+
+def _stream(task, context, **settings):
+  settings = {
+    "split": "train",
+    "corpus_dir": context.corpus_dir,
+    "question_files": context.question_files,
+    "batch_size": 4,
+    "query_length": 16,
+    "block_length": 24,
+    "max_masks": 3,
+    **settings,
+  }
+  return BatchStream(task, **settings)
+
+
+def _some(task, context, num=6, **settings):
+  stream = _stream(task, context, **settings)
+  batches = list(itertools.islice(stream, num))
+  stream.close()
+  return batches
+
+
+def test_shapes_and_types(tiny):
+  (cloze,) = _some("inverse_cloze", tiny, 1)
+  assert {n: (a.shape, a.dtype.name) for n, a in cloze.arrays.items()} == {
+    "query": ((4, 16), "int32"),
+    "block": ((4, 24), "int32"),
+    "removed": ((4,), "bool"),
+    "source_id": ((4,), "int64"),
+  }
+  (masked,) = _some("masked_random_tokens", tiny, 1)
+  assert {n: (a.shape, a.dtype.name) for n, a in masked.arrays.items()} == {
+    "query": ((4, 16), "int32"),
+    "mask_positions": ((4, 3), "int32"),
+    "mask_targets": ((4, 3), "int32"),
+    "mask_weights": ((4, 3), "float32"),
+    "source_id": ((4,), "int64"),
+  }
+  (questions,) = _some("open_qa", tiny, 1)
+  assert set(questions.arrays) == {"query"}
+
+
+def test_padding_is_zero_and_weightless(tiny):
+  for batch in _some("masked_salient_spans", tiny):
+    masked = batch.arrays["query"] == tiny.corpus.vocabulary.mask_id
+    np.testing.assert_array_equal(masked.sum(1), [1, 1, 1, 1])
+    np.testing.assert_array_equal(batch.arrays["mask_weights"], [[1, 0, 0]] * 4)
+    assert np.all(batch.arrays["mask_targets"][:, 1:] == 0)
+    assert np.all(batch.is_real)
+
+
+@pytest.mark.parametrize(
+  ("task", "count"), [("masked_salient_spans", 4), ("open_qa", 2)]
+)
+def test_processes_share_the_rows_of_one_batch(task, count, tiny):
+  alone = _some(task, tiny)
+  parts = [
+    _some(task, tiny, process_index=i, process_count=count)
+    for i in range(count)
+  ]
+  for whole, *pieces in zip(alone, *parts, strict=True):
+    assert {p.next_position for p in pieces} == {whole.next_position}
+    for name, array in whole.arrays.items():
+      together = np.concatenate([p.arrays[name] for p in pieces])
+      np.testing.assert_array_equal(together, array)
+    if task == "open_qa":
+      together = itertools.chain(*(p.answers for p in pieces))
+      assert list(together) == whole.answers
+
+
+@pytest.mark.parametrize("task", ["inverse_cloze", "open_qa"])
+def test_a_stream_goes_on_at_the_next_position_of_any_batch(task, tiny):
+  whole = _some(task, tiny)
+  for cut in (0, 3):
+    start = whole[cut].next_position
+    rest = _some(task, tiny, 5 - cut, start_position=start)
+    for one, other in zip(rest, whole[cut + 1 :], strict=True):
+      assert one.next_position == other.next_position
+      for name, array in one.arrays.items():
+        np.testing.assert_array_equal(array, other.arrays[name])
+
+
+def test_questions_come_with_their_answers(tiny):
+  words = tiny.corpus.vocabulary.pieces.index
+  settings = {"shuffle": False, "repeat": False, "batch_size": 3}
+  (batch,) = _some("open_qa", tiny, 2, **settings)
+  assert batch.texts("question_id") == ["questions:1", "w", "questions:3"]
+  assert batch.answers == [["Africa"], ["1900", "since 1900"], ["Rhine"]]
+  assert batch.answer_tokens == [
+    [(words("africa"),)],
+    [(words("1900"),), (words("since"), words("1900"))],
+    [(words("rhine"),)],
+  ]
+  assert batch.texts("answer_kind") == ["string"] * 3
+
+
+def test_the_last_batch_of_an_epoch_is_filled_up(tiny):
+  settings = {"shuffle": False, "repeat": False, "batch_size": 2}
+  first, last = _some("open_qa", tiny, 5, **settings)
+  np.testing.assert_array_equal(first.is_real, [True, True])
+  np.testing.assert_array_equal(last.is_real, [True, False])
+  assert last.texts("question_id") == ["questions:3", "questions:3"]
+  np.testing.assert_array_equal(*last.arrays["query"])
+  assert last.next_position == 3
+  # The process whose rows are all past the end still has a batch to feed.
+  parts = [
+    _some("open_qa", tiny, 5, process_index=i, process_count=2, **settings)[1]
+    for i in range(2)
+  ]
+  assert [p.is_real.tolist() for p in parts] == [[True], [False]]
+
+
+def test_a_batch_takes_the_shortest_query_that_all_processes_fit_in(tiny):
+  # The questions have 7, 4 and 6 tokens with [CLS] and [SEP].
+  settings = {
+    "shuffle": False,
+    "repeat": False,
+    "batch_size": 2,
+    "query_length": [4, 6, 9],
+  }
+  widths = [
+    b.arrays["query"].shape[1] for b in _some("open_qa", tiny, **settings)
+  ]
+  assert widths == [9, 6]
+  shared = _some("open_qa", tiny, process_index=1, process_count=2, **settings)
+  assert [b.arrays["query"].shape[1] for b in shared] == [9, 6]
+
+
+def test_features_that_nobody_sized_stay_on_the_host(tiny, new_tasks):
+  seqio.TaskRegistry.add(
+    "bodies",
+    source=seqio.TaskRegistry.get("inverse_cloze").source,
+    preprocessors=[
+      seqio.map_over_dataset(
+        lambda r: {n: r[n] for n in ("position", "body_ids", "sentences")}
+      )
+    ],
+    output_features={"body_ids": token_feature()},
+  )
+  (batch,) = _some("bodies", tiny, 1, other_lengths={"body_ids": 20})
+  assert {n: a.shape for n, a in batch.arrays.items()} == {"body_ids": (4, 20)}
+  assert batch.host["sentences"].shape[::2] == (4, 2)
+
+
+def _twice(records):
+  def two(record):
+    example = {"position": record["position"], "query": record["body_ids"]}
+    return tf.data.Dataset.from_tensors(example).repeat(2)
+
+  return records.flat_map(two)
+
+
+def test_several_examples_of_one_record_are_refused(tiny, new_tasks):
+  seqio.TaskRegistry.add(
+    "twice",
+    source=seqio.TaskRegistry.get("inverse_cloze").source,
+    preprocessors=[_twice],
+    output_features={"query": token_feature()},
+  )
+  with pytest.raises(TaskError, match="position 0 twice or out of order"):
+    _some("twice", tiny, 1, shuffle=False)
+
+
+def test_a_batch_that_cannot_be_shared_is_refused(tiny):
+  with pytest.raises(
+    ValueError, match="batch_size=4 is not a multiple of the 3"
+  ):
+    _stream("inverse_cloze", tiny, process_count=3)
+
+
+def test_a_closed_stream_is_at_its_end(tiny):
+  stream = _stream("inverse_cloze", tiny)
+  next(stream)
+  stream.close()
+  assert list(stream) == []
+  stream.close()
+  _stream("inverse_cloze", tiny).close()
+
+
+def test_streams_close_while_they_run_ahead(tiny):
+  for _ in range(3):
+    stream = _stream("masked_random_spans", tiny, batches_ahead=50)
+    next(stream)
+    stream.close()
+
+
+def test_a_file_that_changes_under_a_run_is_reported(tiny, tmp_path):
+  path = tmp_path / "questions.jsonl"
+  path.write_text('{"question": "who?", "answer": "a"}\n' * 200)
+  context = TaskContext(tiny.corpus_dir, {"train": path})
+  stream = _stream("open_qa", context, batches_ahead=0)
+  path.write_text("gone")
+  with pytest.raises(ValueError, match=r"questions.jsonl, line \d+"):
+    list(itertools.islice(stream, 100))
+  stream.close()
