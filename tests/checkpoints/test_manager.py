@@ -1,0 +1,224 @@
+"""Checkpoints: item by item, bit for bit, into any layout."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from realm_jax.checkpoints.manager import CheckpointError, CheckpointStore
+from realm_jax.partitioning.mesh import make_mesh
+
+
+def _items(seed=0, width=8):
+  rng = np.random.default_rng(seed)
+
+  def draw(*shape):
+    return jnp.asarray(rng.normal(size=shape), jnp.float32)
+
+  return {
+    "retriever": {"tower": {"kernel": draw(4, width), "bias": draw(width)}},
+    "reader": {"kernel": draw(width, width)},
+    "optimizer": ({"mean": draw(4, width)}, {"step": jnp.int32(seed)}),
+    "loop": {
+      "position": np.int64(2**40 + seed),
+      "rows": rng.integers(0, 99, (3, 2)).astype(np.int32),
+    },
+  }
+
+
+def _assert_same_bits(one, two):
+  one, two = jax.tree.leaves(one), jax.tree.leaves(two)
+  assert len(one) == len(two)
+  for a, b in zip(one, two, strict=True):
+    a, b = np.asarray(a), np.asarray(b)
+    assert a.dtype == b.dtype
+    np.testing.assert_array_equal(a, b)
+
+
+@pytest.fixture
+def store(tmp_path):
+  store = CheckpointStore(tmp_path, read_only=False)
+  yield store
+  store.close()
+
+
+@pytest.fixture
+def reader(tmp_path):
+  reader = CheckpointStore(tmp_path)
+  yield reader
+  reader.close()
+
+
+def _save(store, step, items):
+  store.save(step, items)
+  store.wait()
+
+
+def test_every_item_comes_back_bit_for_bit(store):
+  items = _items()
+  _save(store, 3, items)
+  restored = store.restore(3)
+  for name in ("retriever", "reader", "loop"):
+    _assert_same_bits(restored[name], items[name])
+  assert restored["loop"]["position"] == 2**40
+
+
+def test_an_item_restores_alone(store, reader):
+  items = _items()
+  _save(store, 0, items)
+  restored = reader.restore(0, items=("retriever",))
+  assert set(restored) == {"retriever"}
+  assert isinstance(restored["retriever"]["tower"]["kernel"], np.ndarray)
+  _assert_same_bits(restored["retriever"], items["retriever"])
+
+
+def test_a_stage_without_reader_has_no_such_item(store, reader):
+  items = _items()
+  del items["reader"]
+  _save(store, 0, items)
+  assert reader.items(0) == {"retriever", "optimizer", "loop"}
+  with pytest.raises(CheckpointError, match=r"has no \['reader'\].*retriever"):
+    reader.restore(0, items=("retriever", "reader"))
+
+
+def _abstract(tree, mesh, spec):
+  sharding = NamedSharding(mesh, spec)
+  replicated = NamedSharding(mesh, PartitionSpec())
+  return jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(
+      x.shape, x.dtype, sharding=sharding if x.ndim == 2 else replicated
+    ),
+    tree,
+  )
+
+
+@pytest.mark.parametrize("model_parallelism", [1, 2, 8])
+def test_restores_into_another_layout(store, model_parallelism):
+  # Saved over four data by two model devices …
+  before = make_mesh(model_parallelism=2)
+  items = _items()
+  params = jax.device_put(
+    items["retriever"],
+    jax.tree.map(
+      lambda x: x.sharding,
+      _abstract(items["retriever"], before, PartitionSpec("data", "model")),
+    ),
+  )
+  _save(store, 1, {**items, "retriever": params})
+  # … and read over another mesh.
+  mesh = make_mesh(model_parallelism=model_parallelism)
+  like = _abstract(items["retriever"], mesh, PartitionSpec(None, "model"))
+  restored = store.restore(1, items=("retriever",), like={"retriever": like})
+  kernel = restored["retriever"]["tower"]["kernel"]
+  assert kernel.sharding == like["tower"]["kernel"].sharding
+  assert {shard.data.shape for shard in kernel.addressable_shards} == {
+    (4, 8 // model_parallelism)
+  }
+  _assert_same_bits(restored["retriever"], items["retriever"])
+
+
+def test_optimizer_state_keeps_its_structure(store):
+  items = _items()
+  _save(store, 1, items)
+  mesh = make_mesh()
+  like = _abstract(items["optimizer"], mesh, PartitionSpec())
+  restored = store.restore(1, items=("optimizer",), like={"optimizer": like})
+  assert jax.tree.structure(restored["optimizer"]) == jax.tree.structure(
+    items["optimizer"]
+  )
+  _assert_same_bits(restored["optimizer"], items["optimizer"])
+
+
+def test_the_latest_are_kept_and_step_0(tmp_path):
+  store = CheckpointStore(tmp_path, keep=2, read_only=False)
+  for step in (0, 5, 10, 15, 20):
+    _save(store, step, {"retriever": _items(step)["retriever"]})
+  store.close()
+  reader = CheckpointStore(tmp_path)
+  assert reader.steps() == [0, 15, 20]
+  assert reader.latest() == 20
+  for step in (0, 15, 20):
+    _assert_same_bits(
+      reader.restore(step, items=("retriever",))["retriever"],
+      _items(step)["retriever"],
+    )
+  reader.close()
+
+
+def test_a_reader_that_is_open_sees_new_steps(store, reader):
+  assert reader.steps() == []
+  for step in (0, 4, 8):
+    _save(store, step, _items(step))
+    assert reader.latest() == step
+    _assert_same_bits(
+      reader.restore(step, items=("reader",))["reader"], _items(step)["reader"]
+    )
+
+
+def test_a_save_is_a_copy_of_its_moment(store):
+  # The step's arrays are donated to the next step while the save is written.
+  kernel = jnp.ones((64, 64))
+  store.save(1, {"retriever": {"kernel": kernel}})
+  kernel.delete()
+  store.wait()
+  restored = store.restore(1, items=("retriever",))["retriever"]
+  np.testing.assert_array_equal(restored["kernel"], np.ones((64, 64)))
+
+
+def test_what_a_kill_left_half_written_does_not_exist(store, reader):
+  _save(store, 2, _items())
+  half = store.directory / "7.orbax-checkpoint-tmp-1"
+  (half / "retriever").mkdir(parents=True)
+  (half / "retriever" / "_METADATA").write_text("{")
+  assert reader.steps() == [2]
+  assert reader.latest() == 2
+  # The trainer's successor neither sees it nor stumbles over it.
+  successor = CheckpointStore(store.directory.parent, read_only=False)
+  assert successor.latest() == 2
+  _save(successor, 7, _items(7))
+  assert successor.steps() == [2, 7]
+  successor.close()
+
+
+def test_a_step_that_is_not_there_is_named_with_those_that_are(store, reader):
+  _save(store, 2, _items())
+  with pytest.raises(CheckpointError, match=r"no checkpoint of step 3.*\[2\]"):
+    reader.restore(3)
+
+
+@pytest.mark.parametrize("make", [False, True])
+def test_a_directory_without_checkpoints_says_what_is_wanted(tmp_path, make):
+  model_dir = tmp_path / "somewhere"
+  if make:
+    (model_dir / "checkpoints").mkdir(parents=True)
+  reader = CheckpointStore(model_dir)
+  with pytest.raises(
+    CheckpointError, match=r"somewhere.*holds no checkpoint.*MODEL_DIR"
+  ):
+    reader.latest()
+  reader.close()
+
+
+def test_another_shape_is_refused_with_both_shapes(store):
+  _save(store, 1, _items(width=8))
+  like = {
+    "retriever": _abstract(
+      _items(width=16)["retriever"], make_mesh(), PartitionSpec()
+    )
+  }
+  with pytest.raises(CheckpointError) as error:
+    store.restore(1, items=("retriever",), like=like)
+  text = str(error.value)
+  assert "tower/kernel: checkpoint has (4, 8), model wants (4, 16)" in text
+  assert "gin model file" in text
+
+
+def test_another_structure_is_refused_by_name(store):
+  _save(store, 1, _items())
+  tree = dict(_items()["retriever"], extra=jnp.zeros((2,)))
+  like = {"retriever": _abstract(tree, make_mesh(), PartitionSpec())}
+  with pytest.raises(
+    CheckpointError, match=r"extra: checkpoint has nothing, model wants \(2,\)"
+  ):
+    store.restore(1, items=("retriever",), like=like)
