@@ -167,7 +167,9 @@ class ExampleStream:
     """
     try:
       yield from elements
-    except tf.errors.OpError as error:
+    except Exception as error:  # Not GeneratorExit, at which TF may be gone.
+      if not isinstance(error, tf.errors.OpError):
+        raise
       if self._reader.error is not None:
         raise self._reader.error from None
       if _FRUITLESS in str(error):
