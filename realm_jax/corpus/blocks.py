@@ -75,7 +75,9 @@ def cut_overlong_sentences(
   """Cuts what fits in no block; returns the pieces and how many were cut.
 
   A cut is made at white space if there is any in the second half of what fits,
-  else between words (before a comma, say), else between the pieces of a word.
+  else between words (before a comma, say), else between the pieces of a word;
+  pieces of one character ('½' has three) are parted only where it alone has too
+  many, and then both sides show it.
 
   Args:
     sentences: of the document `text`.
@@ -88,9 +90,11 @@ def cut_overlong_sentences(
   sizes = np.diff(sentences.token_ranges, axis=1)[:, 0]
   if not (sizes > capacity).any():
     return sentences, 0
-  starts_word = ~is_continuation
-  after_space = starts_word.copy()
-  after_space[1:] &= token_starts[1:] > token_limits[:-1]
+  gaps = token_starts[1:] - token_limits[:-1]
+  # The kinds of tokens to cut before, the best first.
+  is_whole = np.append(True, gaps >= 0)
+  is_word = is_whole & ~is_continuation
+  is_spaced = is_word & np.append(True, gaps > 0)
   token_ranges, byte_ranges = [], []
   for (start, limit), (byte_start, byte_limit) in zip(
     sentences.token_ranges.tolist(),
@@ -98,17 +102,20 @@ def cut_overlong_sentences(
     strict=True,
   ):
     while limit - start > capacity:
-      cut = start + capacity
-      half = start + 1 + capacity // 2
-      if (spaces := np.flatnonzero(after_space[half : cut + 1])).size:
-        cut = half + int(spaces[-1])
-      elif (words := np.flatnonzero(starts_word[start + 1 : cut + 1])).size:
-        cut = start + 1 + int(words[-1])
-      cut_byte = int(token_starts[cut])
-      piece = text[byte_start:cut_byte]
+      cut = last = start + capacity
+      for is_kind, first in (
+        (is_spaced, start + 1 + capacity // 2),
+        (is_word, start + 1),
+        (is_whole, start + 1),
+      ):
+        if (places := np.flatnonzero(is_kind[first : last + 1])).size:
+          cut = first + int(places[-1])
+          break
+      piece = text[byte_start : token_starts[cut]].rstrip()
+      piece_limit = max(byte_start + len(piece), int(token_limits[cut - 1]))
       token_ranges.append((start, cut))
-      byte_ranges.append((byte_start, byte_start + len(piece.rstrip())))
-      start, byte_start = cut, cut_byte
+      byte_ranges.append((byte_start, piece_limit))
+      start, byte_start = cut, int(token_starts[cut])
     token_ranges.append((start, limit))
     byte_ranges.append((byte_start, byte_limit))
   pieces = Sentences(np.array(token_ranges), np.array(byte_ranges))

@@ -122,5 +122,26 @@ def test_an_overlong_word_is_cut_between_pieces():
   assert tokens == [[0, 3], [3, 5]]
 
 
+def test_a_character_of_many_tokens_stays_whole():
+  # Bytes: a 0, … 1-3 (three tokens), b 4. No word starts within the dots.
+  def cut_dots(capacity):
+    pieces, _ = cut_overlong_sentences(
+      Sentences(np.array([[0, 5]]), np.array([[0, 5]])),
+      text="a…b".encode(),
+      capacity=capacity,
+      is_continuation=np.zeros(5, bool),
+      token_starts=np.array([0, 1, 1, 1, 4]),
+      token_limits=np.array([1, 4, 4, 4, 5]),
+    )
+    return pieces.token_ranges.tolist(), pieces.byte_ranges.tolist()
+
+  assert cut_dots(3) == ([[0, 1], [1, 4], [4, 5]], [[0, 1], [1, 4], [4, 5]])
+  # Too many for a block: both blocks show the character.
+  assert cut_dots(2) == (
+    [[0, 1], [1, 3], [3, 5]],
+    [[0, 1], [1, 4], [1, 5]],
+  )
+
+
 def test_a_sentence_that_fits_is_left_alone():
   assert cut("aa bb", ["aa", "bb"], 2) == (["aa bb"], [[0, 2]], 0)

@@ -202,7 +202,9 @@ def test_a_vocabulary_trained_on_the_input(build):
 
 DOCUMENT_TEXT = st.lists(
   st.sampled_from(
-    "the café velt ada. River! 1987 (x) é 北 \n\n ½ ﬁ 😀 st. U.S. of".split(" ")
+    "the café velt ada. River! 1987 (x) é 北 \n\n ½ ﬁ 😀 st. U.S. … of".split(
+      " "
+    )
   ),
   min_size=1,
   max_size=60,
@@ -258,14 +260,14 @@ def test_blocks_are_the_text_cut(vocab_file, tmp_path_factory, texts, length):
 
 
 def test_memory_does_not_grow_with_the_input(vocab_file, tmp_path):
-  """Five times the documents, and nearly the same peak."""
+  """Three times the documents, and nearly the same peak."""
 
   def rows(count):
     text = "The café of Velt was built by Ada Stone in 1987. " * 3
     return ({"id": str(i), "title": "Velt", "text": text} for i in range(count))
 
   peaks = []
-  for count in (600, 3_000):
+  for count in (600, 1_800):
     lines = write_lines(tmp_path / f"{count}.jsonl", rows(count))
     tracemalloc.start()
     build_corpus(
@@ -278,7 +280,7 @@ def test_memory_does_not_grow_with_the_input(vocab_file, tmp_path):
     peaks.append(tracemalloc.get_traced_memory()[1])
     tracemalloc.stop()
   few, many = peaks
-  assert many < 1.25 * few
+  assert many < 1.2 * few
 
 
 def test_an_existing_directory_is_not_lost(build, tmp_path, vocab_file):

@@ -67,6 +67,8 @@ def test_tensorflow_gives_the_same_as_python(vocabulary):
   text = "The playground, Café - 12"
   ids = vocabulary.encode(text)
   np.testing.assert_array_equal(vocabulary.encode_tf(tf.constant(text)), ids)
+  mapped = tf.data.Dataset.from_tensors(text).map(vocabulary.encode_tf)
+  assert next(mapped.as_numpy_iterator()).tolist() == ids
   batch = vocabulary.encode_tf(tf.constant([text, "", "the"]))
   assert batch.to_list() == [ids, [], vocabulary.encode("the")]
   padded = tf.constant([[*ids, 0, 0], [5] * (len(ids) + 2)])
