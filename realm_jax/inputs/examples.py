@@ -90,7 +90,7 @@ class ExampleStream:
     self._start = start_position
     self._repeat = repeat
     self._num_threads = num_threads
-    self._has_example = tf.Variable(False, trainable=False)
+    self._has_example = tf.Variable(tf.constant(False), trainable=False)
     with task_context(context):
       self._reader = self._open(shuffle)
 

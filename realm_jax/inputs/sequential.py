@@ -62,7 +62,11 @@ class SequentialReader:
       records = self._records
       if self._buffer:
         order = tf.random.stateless_uniform(
-          (), [self._seed % 2**31, epoch], minval=None, maxval=None, dtype=tf.int64
+          (),
+          [self._seed % 2**31, epoch],
+          minval=None,
+          maxval=None,
+          dtype=tf.int64,
         )
         records = records.shuffle(
           self._buffer, seed=order, reshuffle_each_iteration=False
