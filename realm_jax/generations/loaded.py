@@ -4,7 +4,7 @@ import dataclasses
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,7 @@ def load_generation(
   mesh: Any = None,
   place: Callable[[Any], Any] = lambda params: params,
   index: IndexConfig | None = None,
+  stage: bool | None = None,
   cache_dir: epath.PathLike | None = None,
   threads: int | None = None,
 ) -> Generation:
@@ -88,7 +89,9 @@ def load_generation(
     place: puts the query tower's parameters on the devices.
     index: another index to search the same blocks with; None takes the one
       that the generation was built with.
-    cache_dir: where an object store's files are staged to be mapped.
+    stage: whether files are copied to a local disk to be mapped from there;
+      None does so for an object store.
+    cache_dir: where they are staged.
     threads: to read checksums with; None takes every core.
 
   Raises:
@@ -97,8 +100,16 @@ def load_generation(
   directory = layout.path_of(generations_dir, step)
   manifest = manifests.read(directory)
   _require_match(manifest, step, corpus, directory)
-  with _local(directory, manifest, cache_dir) as (local, files):
-    manifests.verify(local, manifest, threads=threads)
+  if stage is None:
+    stage = layout.is_remote(directory)
+  source = (
+    _staged(directory, manifest, cache_dir)
+    if stage
+    else nullcontext(Path(directory))
+  )
+  with source as local:
+    files = local / manifest.folder
+    manifests.verify(local, manifest, threads=threads, named=directory)
     embeddings = Embeddings(files, manifest)
     blocks = blocks_of(corpus, embeddings)
     if index is None:
@@ -165,28 +176,24 @@ def _require_match(
 
 
 @contextmanager
-def _local(
+def _staged(
   directory: epath.Path,
   manifest: Manifest,
   cache_dir: epath.PathLike | None,
-) -> Iterator[tuple[Path, Path]]:
-  """The generation's directory and its files' folder on a local disk.
+) -> Iterator[Path]:
+  """A copy of a generation's files on a local disk.
 
-  A staged copy is unlinked as soon as everything is loaded: what is mapped
-  stays readable, and a process that ends leaves nothing behind.
+  It is unlinked as soon as everything is loaded: what is mapped stays
+  readable, and a process that ends leaves nothing behind.
   """
-  if not layout.is_remote(directory):
-    yield Path(directory), Path(directory) / manifest.folder
-    return
   staged = Path(tempfile.mkdtemp(prefix="realm_generation_", dir=cache_dir))
   try:
     for file in manifest.files:
       target = staged / manifest.folder / file.path
       target.parent.mkdir(parents=True, exist_ok=True)
-      try:
+      # What is missing, the verification that follows says.
+      with suppress(FileNotFoundError):
         (directory / manifest.folder / file.path).copy(target)
-      except FileNotFoundError:
-        continue  # The verification that follows says what is missing.
-    yield staged, staged / manifest.folder
+    yield staged
   finally:
     shutil.rmtree(staged, ignore_errors=True)

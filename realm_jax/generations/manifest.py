@@ -15,6 +15,7 @@ from realm_jax.generations import layout
 
 FORMAT_VERSION = 1
 _CHUNK_BYTES = 1 << 22
+_SEAL = "manifest_sha256"
 
 
 class GenerationError(ValueError):
@@ -83,7 +84,18 @@ class Manifest:
 
   def to_json(self) -> str:
     """The manifest as it lies on disk."""
-    return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+    return sealed(dataclasses.asdict(self))
+
+
+def sealed(values: Mapping[str, Any]) -> str:
+  """A manifest's values as JSON, with a checksum of their own."""
+  values = {**values, _SEAL: _seal(values)}
+  return json.dumps(values, indent=2) + "\n"
+
+
+def _seal(values: Mapping[str, Any]) -> str:
+  rest = {name: value for name, value in values.items() if name != _SEAL}
+  return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def from_json(text: str, *, where: str) -> Manifest:
@@ -106,6 +118,8 @@ def from_json(text: str, *, where: str) -> Manifest:
       f"{FORMAT_VERSION}; use the realm_jax that wrote it, or build it again"
     )
   try:
+    if values.pop(_SEAL) != _seal(values):
+      raise ValueError("it does not match its own checksum")
     manifest = Manifest(**values)
     manifest = dataclasses.replace(
       manifest,
@@ -180,6 +194,7 @@ def verify(
   *,
   checksums: bool = True,
   threads: int | None = None,
+  named: epath.PathLike | None = None,
 ) -> None:
   """Holds every file against its size and, if asked, its checksum.
 
@@ -188,19 +203,21 @@ def verify(
     manifest: what was read there.
     checksums: whether to read the files; sizes are always compared.
     threads: to read with; None takes every core.
+    named: the directory that an error names; None is `directory`.
 
   Raises:
     GenerationError: a file is missing, cut or changed.
   """
   root = epath.Path(directory) / manifest.folder
+  shown = epath.Path(named or directory) / manifest.folder
   for file in manifest.files:
     try:
       size = root.joinpath(file.path).stat().length
     except (FileNotFoundError, NotADirectoryError):
-      raise GenerationError(_damage(root, file.path, "is missing")) from None
+      raise GenerationError(_damage(shown, file.path, "is missing")) from None
     if size != file.size:
       raise GenerationError(
-        _damage(root, file.path, f"has {size} bytes and not {file.size}")
+        _damage(shown, file.path, f"has {size} bytes and not {file.size}")
       )
   if not checksums:
     return
@@ -213,7 +230,7 @@ def verify(
   for file in manifest.files:
     if found[file.path].sha256 != file.sha256:
       raise GenerationError(
-        _damage(root, file.path, "does not match its checksum")
+        _damage(shown, file.path, "does not match its checksum")
       )
 
 

@@ -51,6 +51,33 @@ def test_another_index_may_search_the_same_blocks(generations_dir, corpus):
   assert generation.index.num_blocks == corpus.num_blocks
 
 
+def test_a_staged_generation_outlives_its_source_and_leaves_no_copy(
+  generations_dir, corpus, tmp_path
+):
+  publish_one(generations_dir, corpus, 500)
+  cache_dir = tmp_path / "cache"
+  cache_dir.mkdir()
+  generation = load_generation(
+    generations_dir, 500, corpus=corpus, stage=True, cache_dir=cache_dir
+  )
+  shutil.rmtree(generations_dir)
+  assert not list(cache_dir.iterdir())
+  np.testing.assert_array_equal(
+    generation.vectors(np.arange(150)), _vectors(corpus, 500)
+  )
+
+
+def test_staging_finds_damage_too(generations_dir, corpus):
+  publish_one(generations_dir, corpus, 500)
+  _flip(generations_dir / "00000500" / "embeddings-00001-of-00003.npy")
+  with pytest.raises(GenerationError, match="does not match its checksum"):
+    load_generation(generations_dir, 500, corpus=corpus, stage=True)
+  (generations_dir / "00000500" / query_tower.PATH).unlink()
+  # The error names what the user can mend, and not the copy.
+  with pytest.raises(GenerationError, match=f"{generations_dir}.* is missing"):
+    load_generation(generations_dir, 500, corpus=corpus, stage=True)
+
+
 def test_the_null_block_has_no_vector(generations_dir, corpus):
   publish_one(generations_dir, corpus, 0)
   generation = load_generation(generations_dir, 0, corpus=corpus)
@@ -102,7 +129,7 @@ def test_damage_is_named_and_never_loaded(generations_dir, corpus, damage):
 
 def _rewrite(generations_dir, **changes):
   path = generations_dir / "00000500" / layout.MANIFEST
-  path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+  path.write_text(manifests.sealed(json.loads(path.read_text()) | changes))
 
 
 @pytest.mark.parametrize(
@@ -125,6 +152,23 @@ def test_a_manifest_that_cannot_be_is_refused(
   _rewrite(generations_dir, **changes)
   with pytest.raises(GenerationError, match=message):
     load_generation(generations_dir, 500, corpus=corpus)
+
+
+def test_a_bit_flipped_anywhere_is_found(generations_dir, corpus):
+  publish_one(generations_dir, corpus, 500)
+  rng = np.random.default_rng(0)
+  files = [p for p in (generations_dir / "00000500").rglob("*") if p.is_file()]
+  assert len(files) == 5
+  for path in files:
+    whole = path.read_bytes()
+    for place in rng.integers(len(whole), size=30):
+      data = bytearray(whole)
+      data[place] ^= 1 << rng.integers(8)
+      path.write_bytes(data)
+      with pytest.raises(GenerationError):
+        load_generation(generations_dir, 500, corpus=corpus)
+    path.write_bytes(whole)
+  assert load_generation(generations_dir, 500, corpus=corpus).step == 500
 
 
 def test_a_wrong_checksum_in_the_manifest_is_refused(generations_dir, corpus):
