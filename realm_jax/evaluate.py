@@ -8,7 +8,7 @@ fills in masked words. The figures go to the terminal, to OUTPUT_DIR and, with
 
 from collections.abc import Sequence
 
-from absl import flags, logging
+from absl import flags
 
 from realm_jax import configuration
 from realm_jax.evaluation import outputs, run
@@ -21,7 +21,6 @@ _JSON = flags.DEFINE_string(
 def main(argv: Sequence[str]) -> None:
   """Runs `evaluation.run.evaluate` as gin configures it."""
   del argv
-  logging.set_verbosity(logging.INFO)
   result = configuration.call(run.evaluate)
   if _JSON.value:
     outputs.write_json(_JSON.value, result)

@@ -144,10 +144,17 @@ class Answerer:
       raise ValueError(f"the question {question!r} has no words")
     queries = np.zeros((whole_batch(1), self._query_length), np.int32)
     queries[:, : len(token_ids) + 2] = [words.cls_id, *token_ids, words.sep_id]
-    return self.answer(queries)[0]
+    return self.answer(queries, num_questions=1)[0]
 
-  def answer(self, token_ids: Int32[np.ndarray, "b q"]) -> list[Answered]:
-    """The answers of each question; b is a multiple of the devices."""
+  def answer(
+    self, token_ids: Int32[np.ndarray, "b q"], *, num_questions: int
+  ) -> list[Answered]:
+    """The answers of each question.
+
+    Args:
+      token_ids: of the questions; b is a multiple of the devices.
+      num_questions: how many rows are questions; the others only fill up.
+    """
     ranking = self._ranker.rank(token_ids)
     rows = ranking.rows[:, : self.num_read]
     batch = rules.to_devices(
@@ -163,7 +170,7 @@ class Answerer:
     )
     block, start, extra = np.unravel_index(places, self._spans_shape)
     answered = []
-    for i in range(len(token_ids)):
+    for i in range(num_questions):
       answers: dict[str, Answer] = {}
       for j in np.flatnonzero(np.isfinite(scores[i])).tolist():
         answer = locate_answer(

@@ -113,8 +113,10 @@ def evaluate_open_qa(
     )
     predictions, references, contains = [], [], []
     for batch in question_batches(stream, max_examples=max_examples):
-      answered = answerer.answer(batch.token_ids)
-      for question, found in zip(batch.questions, answered, strict=False):
+      answered = answerer.answer(
+        batch.token_ids, num_questions=len(batch.questions)
+      )
+      for question, found in zip(batch.questions, answered, strict=True):
         line = prediction_line(answerer, question, found, kind=answer_kind)
         write(line)
         predictions.append(found.prediction)

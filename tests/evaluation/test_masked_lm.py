@@ -1,0 +1,114 @@
+"""Masked words with and without retrieval."""
+
+import functools
+import json
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from realm_jax.evaluation.masked_lm import evaluate_masked_lm, masked_metrics
+from realm_jax.training.stages import Pretraining
+from tests import tiny_world
+
+
+@pytest.fixture(scope="module")
+def metrics(run, tmp_path_factory) -> dict:
+  output_dir = tmp_path_factory.mktemp("masked")
+  metrics = evaluate_masked_lm(
+    **run,
+    reader=tiny_world.READER,
+    stage=Pretraining(num_candidates=4),
+    num_batches=3,
+    batch_size=8,
+    output_dir=output_dir,
+  )
+  assert json.loads((output_dir / "metrics.json").read_text()) == metrics
+  return metrics
+
+
+def test_the_figures_are_in_their_bounds(metrics):
+  assert metrics["num_queries"] == 24
+  assert metrics["num_masks"] >= 24
+  assert metrics["loss"] > 0
+  assert 0 < metrics["null_probability"] < 1
+  assert 0 < metrics["candidate_entropy"] < math.log(4)
+  for name in ("recall", "masked_accuracy", "masked_accuracy_null"):
+    assert 0 <= metrics[name] <= 1
+  assert (metrics["checkpoint"], metrics["generation"]) == (0, 0)
+
+
+def test_batches_of_any_size_measure_the_same_words(run, metrics):
+  in_one_batch = evaluate_masked_lm(
+    **run,
+    reader=tiny_world.READER,
+    stage=Pretraining(num_candidates=4),
+    num_batches=1,
+    batch_size=24,
+  )
+  assert in_one_batch["num_masks"] == metrics["num_masks"]
+  for name in (
+    "loss",
+    "recall",
+    "masked_accuracy",
+    "masked_accuracy_null",
+    "retrieval_utility",
+    "null_probability",
+    "candidate_entropy",
+  ):
+    assert in_one_batch[name] == pytest.approx(metrics[name], abs=1e-4)
+
+
+def test_retrieval_counts_by_the_mixture_and_null_alone_by_itself(
+  world, params
+):
+  models = world.models()
+  query = np.array([[2, 6, 4, 3]], np.int32)  # [CLS] a word [MASK] [SEP]
+  candidates = np.zeros((1, 2, 8), np.int32)
+  candidates[0, 0, :3] = [2, 3, 3]
+  candidates[0, 1, :6] = [2, 7, 3, 9, 10, 3]
+  position = np.array([[2]], np.int32)
+  logits = jax.jit(functools.partial(models.reader.apply, method="masked_lm"))(
+    {"params": params["reader"]}, query, candidates, position
+  )
+  vectors = jax.jit(models.retriever.apply)(
+    {"params": params["retriever"]}, query, candidates
+  )
+  probabilities = np.asarray(jax.nn.softmax(logits[0, :, 0]))
+  prior = np.asarray(jax.nn.softmax(np.einsum("bd,bkd->bk", *vectors)[0]))
+  # The word that both candidates together find most likely is the target.
+  mixture = prior @ probabilities
+  target = int(mixture.argmax())
+  measured = jax.jit(functools.partial(masked_metrics, models, "per_token"))(
+    params,
+    {
+      "query": query,
+      "candidates": candidates,
+      "mask_positions": position,
+      "mask_targets": np.array([[target]], np.int32),
+      "mask_weights": np.ones((1, 1), np.float32),
+    },
+  )
+  assert measured["masked_accuracy"] == 1
+  assert measured["masked_accuracy_null"] == float(
+    probabilities[0].argmax() == target
+  )
+  assert measured["retrieval_utility"] == pytest.approx(
+    np.log(mixture[target]) - np.log(probabilities[0, target]), abs=1e-4
+  )
+  assert measured["null_probability"] == pytest.approx(prior[0])
+
+
+def test_more_candidates_than_blocks(run):
+  with pytest.raises(ValueError, match=r"num_candidates=29.*lower NUM_"):
+    evaluate_masked_lm(
+      **run, reader=tiny_world.READER, stage=Pretraining(num_candidates=29)
+    )
+
+
+def test_no_batches(run):
+  with pytest.raises(ValueError, match="num_batches=0"):
+    evaluate_masked_lm(
+      **run, reader=tiny_world.READER, stage=Pretraining(), num_batches=0
+    )

@@ -1,0 +1,267 @@
+"""Evaluation of open QA, against second implementations of its parts."""
+
+import functools
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from realm_jax.evaluation.answering import Answerer
+from realm_jax.indexes.bm25 import Bm25Config
+from realm_jax.indexes.protocol import Blocks, QueryBatch, SearchError
+from realm_jax.indexes.random import RandomIndex
+from realm_jax.inputs.json_lines import QuestionFileError
+from realm_jax.training.stages import OpenQa
+from tests import tiny_world
+from tests.evaluation.lines import read_lines
+
+
+def _query(world, question: str) -> np.ndarray:
+  words = world.corpus.vocabulary
+  ids = [words.cls_id, *words.encode(question), words.sep_id]
+  return np.pad(ids, (0, tiny_world.QUERY_LENGTH - len(ids)))[None]
+
+
+def _scores_of_all(world, params, question: str) -> np.ndarray:
+  """f(x, z) of every block of the corpus, embedded afresh."""
+  corpus, retriever = world.corpus, world.models().retriever
+  blocks = corpus.gather(np.arange(corpus.num_blocks), tiny_world.BLOCK_LENGTH)
+  query, vectors = jax.jit(retriever.apply)(
+    {"params": params["retriever"]}, _query(world, question), blocks
+  )
+  return np.asarray(vectors) @ np.asarray(query)[0]
+
+
+def test_every_question_gets_one_line_in_the_order_of_the_file(evaluated):
+  metrics, lines = evaluated
+  # Eleven questions in batches of eight: the last batch is not full.
+  assert [line["id"] for line in lines] == [f"q{i}" for i in range(11)]
+  assert metrics["num_questions"] == 11
+  wanted = [q["answer"] for q in tiny_world.questions()]
+  assert [line["references"] for line in lines] == wanted
+
+
+def test_the_answer_place_is_the_prediction_in_a_block_that_was_read(
+  world, evaluated
+):
+  corpus = world.corpus
+  rows = {corpus.block_name(r): r for r in range(corpus.num_blocks)}
+  for line in evaluated[1]:
+    place = line["answer"]
+    body = corpus.body(rows[place["block"]]).encode()
+    found = body[place["start_byte"] : place["limit_byte"]].decode()
+    assert found == line["prediction"]
+    read = [e["block"] for e in line["evidence"] if e["read"]]
+    assert len(read) == 5 and place["block"] in read
+    # Whole words: neither end lies inside a word.
+    before = body[: place["start_byte"]].decode()[-1:]
+    after = body[place["limit_byte"] :].decode()[:1]
+    assert not (before.isalnum() and found[0].isalnum())
+    assert not (found[-1].isalnum() and after.isalnum())
+
+
+@pytest.mark.parametrize("number", [0, 3, 10])
+def test_the_evidence_is_what_a_search_of_every_block_finds(
+  world, params, evaluated, number
+):
+  line = evaluated[1][number]
+  corpus = world.corpus
+  scores = _scores_of_all(world, params, line["question"])
+  best = np.argsort(-scores, kind="stable")[:20]
+  found = {e["block"]: e["score"] for e in line["evidence"]}
+  assert len(found) == 20
+  assert [e["score"] for e in line["evidence"]] == pytest.approx(
+    scores[best], abs=1e-4
+  )
+  for row in best:
+    name = corpus.block_name(row)
+    if name in found:  # The last ones may be ties.
+      assert found[name] == pytest.approx(scores[row], abs=1e-4)
+  weights = np.exp(scores[best] - scores[best].max())
+  assert [e["probability"] for e in line["evidence"]] == pytest.approx(
+    weights / weights.sum(), abs=1e-4
+  )
+
+
+@pytest.mark.parametrize("number", [0, 7])
+def test_the_prediction_is_the_best_span_of_all_blocks_read(
+  world, params, evaluated, number
+):
+  line = evaluated[1][number]
+  corpus, reader = world.corpus, world.models().reader
+  rows = {corpus.block_name(r): r for r in range(corpus.num_blocks)}
+  read = jax.jit(functools.partial(reader.apply, method="spans"))
+  query = _query(world, line["question"])
+  best = (-np.inf, "", -1, -1)
+  for evidence in line["evidence"][:5]:
+    row = rows[evidence["block"]]
+    block = corpus.gather(np.array([[row]]), tiny_world.BLOCK_LENGTH)
+    spans = read({"params": params["reader"]}, query, block)
+    logits = np.asarray(spans.logits)[0, 0]
+    # Here the body's own length says which spans there are.
+    length = len(corpus.body_token_ids(row))
+    for start in range(length):
+      for width in range(1, min(10, length - start) + 1):
+        score = evidence["score"] + logits[start, width - 1]
+        best = max(best, (score, evidence["block"], start, width))
+  score, block, start, width = best
+  assert line["answer"]["block"] == block
+  assert line["answer"]["score"] == pytest.approx(score, abs=1e-4)
+  text = corpus.answer_text(rows[block], start, start + width)
+  assert text in line["prediction"]
+
+
+def test_recall_counts_the_blocks_whose_body_has_the_answer(world, evaluated):
+  metrics, lines = evaluated
+  corpus = world.corpus
+  bodies = {
+    corpus.block_name(r): corpus.body(r) for r in range(corpus.num_blocks)
+  }
+  ranks = []
+  for line in lines:
+    holds = [
+      line["references"][0] in bodies[e["block"]] for e in line["evidence"]
+    ]
+    assert holds == [e["contains_answer"] for e in line["evidence"]]
+    ranks.append(holds.index(True) if any(holds) else 99)
+  for depth in (1, 5, 20):
+    share = sum(rank < depth for rank in ranks) / len(ranks)
+    assert metrics[f"recall_at_{depth}"] == pytest.approx(share)
+  assert metrics["mrr"] == pytest.approx(
+    sum(1 / (rank + 1) for rank in ranks if rank < 99) / len(ranks)
+  )
+
+
+def test_predictions_given_as_answers_are_all_correct(
+  evaluate, evaluated, tmp_path
+):
+  questions = tmp_path / "questions.jsonl"
+  with questions.open("w") as file:
+    for i, line in enumerate(evaluated[1]):
+      # The last three are asked for something else.
+      answer = f"The {line['prediction'].upper()}!" if i < 8 else "nothing"
+      row = {"question": line["question"], "answer": ["no", answer]}
+      file.write(json.dumps(row) + "\n")
+  metrics = evaluate(question_files={"test": questions}, output_dir=tmp_path)
+  assert metrics["exact_match"] == pytest.approx(8 / 11)
+  assert metrics["f1"] >= 8 / 11
+  lines = read_lines(tmp_path / "predictions.jsonl")
+  assert [line["correct"] for line in lines] == [True] * 8 + [False] * 3
+  assert [line["f1"] for line in lines[:8]] == [1.0] * 8
+
+
+def test_batches_do_not_change_the_answers(evaluate, evaluated, tmp_path):
+  evaluate(batch_size=16, output_dir=tmp_path)
+  other = read_lines(tmp_path / "predictions.jsonl")
+  for line, same in zip(evaluated[1], other, strict=True):
+    assert same["prediction"] == line["prediction"]
+    assert same["answer"]["score"] == pytest.approx(
+      line["answer"]["score"], abs=1e-4
+    )
+
+
+def test_the_control_reads_random_blocks_and_prefers_none(
+  world, evaluate, tmp_path
+):
+  metrics = evaluate(candidates="random", output_dir=tmp_path)
+  assert (metrics["candidates"], metrics["index"]) == ("random", "random")
+  corpus = world.corpus
+  for line in read_lines(tmp_path / "predictions.jsonl"):
+    drawn = RandomIndex(corpus.num_blocks).search(
+      QueryBatch(_query(world, line["question"])), 20
+    )
+    names = [corpus.block_name(row) for row in drawn.rows[0]]
+    assert [e["block"] for e in line["evidence"]] == names
+    assert [e["probability"] for e in line["evidence"]] == pytest.approx(
+      [1 / 20] * 20, abs=1e-4
+    )
+
+
+def test_an_index_without_vectors_scores_by_the_learnt_scale(
+  world, model_dir, evaluate, tmp_path
+):
+  world.build_generation(
+    model_dir, index=Bm25Config(), generations_dir=tmp_path / "bm25"
+  )
+  world.save_checkpoint(
+    tmp_path / "run",
+    generation=0,
+    stage=OpenQa(index_scores=True, initial_scale=0.25),
+  )
+  arguments = {
+    "model_dir": tmp_path / "run",
+    "index_scores": True,
+    "output_dir": tmp_path,
+  }
+  metrics = evaluate(generation=tmp_path / "bm25", **arguments)
+  assert metrics["index"] == "bm25"
+  corpus = world.corpus
+  index = Bm25Config().build(
+    Blocks(
+      num_blocks=corpus.num_blocks,
+      token_ids=corpus.token_ids,
+      vocab_size=corpus.vocabulary.vocab_size,
+    )
+  )
+  for line in read_lines(tmp_path / "predictions.jsonl"):
+    found = index.search(QueryBatch(_query(world, line["question"])), 20)
+    assert [e["score"] for e in line["evidence"]] == pytest.approx(
+      0.25 * found.scores[0], abs=1e-4
+    )
+  with pytest.raises(SearchError, match=r"without vectors.*'exact'"):
+    evaluate(generation=model_dir / "generations", **arguments)
+
+
+def test_it_stops_after_as_many_questions_as_asked_for(evaluate, evaluated):
+  assert evaluate(max_examples=3)["num_questions"] == 3
+
+
+def test_a_corpus_smaller_than_the_search_is_searched_whole(world, evaluate):
+  metrics = evaluate(num_searched=1000)
+  assert metrics["num_searched"] == world.corpus.num_blocks
+
+
+@pytest.mark.parametrize(
+  ("arguments", "message"),
+  [
+    ({"num_read": 29, "num_searched": 40}, "num_read=29.*28 blocks.*NUM_READ"),
+    ({"num_read": 5, "num_searched": 4}, "num_searched=4; raise NUM_SEARCHED"),
+    ({"num_searched": 0}, "num_searched=0; want at least 1"),
+  ],
+)
+def test_beams_that_cannot_be(evaluate, arguments, message):
+  with pytest.raises(SearchError, match=message):
+    evaluate(**arguments)
+
+
+def test_candidates_of_an_unknown_kind(evaluate):
+  with pytest.raises(ValueError, match="'gold'; want one of"):
+    evaluate(candidates="gold")
+
+
+def test_an_empty_question_file_is_known_before_anything_is_loaded(
+  evaluate, tmp_path
+):
+  (tmp_path / "empty.jsonl").touch()
+  with pytest.raises(QuestionFileError, match="has no line"):
+    evaluate(
+      question_files={"test": tmp_path / "empty.jsonl"},
+      model_dir=tmp_path / "nowhere",
+    )
+
+
+def test_what_fails_leaves_no_half_file(evaluate, monkeypatch, tmp_path):
+  answer = Answerer.answer
+  calls = []
+
+  def fail_at_the_second(self, token_ids, **arguments):
+    calls.append(1)
+    if len(calls) == 2:
+      raise OSError("no space left")
+    return answer(self, token_ids, **arguments)
+
+  monkeypatch.setattr(Answerer, "answer", fail_at_the_second)
+  with pytest.raises(OSError, match="no space left"):
+    evaluate(output_dir=tmp_path)
+  assert not list(tmp_path.iterdir())
