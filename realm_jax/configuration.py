@@ -202,7 +202,9 @@ def run(main: Callable[[Sequence[str]], Any]) -> None:
     except (ValueError, OSError) as error:
       if flags.FLAGS.debug_errors:
         raise
-      print(f"{Path(argv[0]).stem}: {error}", file=sys.stderr)
+      # gin adds where in the configuration a call stood; the message is ours.
+      message = str(error).partition("\n  In call to configurable")[0]
+      print(f"{Path(argv[0]).stem}: {message}", file=sys.stderr)
       return 2
 
   try:

@@ -15,7 +15,7 @@ import contextlib
 import functools
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -70,6 +70,7 @@ def train(
   keep_checkpoints: int = 3,
   seed: int = 0,
   model_parallelism: int = 1,
+  task_modules: Sequence[str] = ("tasks",),
 ) -> dict[str, Any]:
   """Trains one stage, from the last checkpoint of MODEL_DIR if it has one.
 
@@ -93,6 +94,7 @@ def train(
     keep_checkpoints: how many of the latest are kept; step 0 always is.
     seed: of initial values, data order, masks and dropout.
     model_parallelism: devices that share one copy of the parameters.
+    task_modules: modules that add seqio tasks when they are imported.
 
   Returns:
     `step` (how many are done), `swaps` (generations swapped in) and `metrics`
@@ -187,6 +189,7 @@ def train(
       start_position=place.position,
       process_index=jax.process_index(),
       process_count=jax.process_count(),
+      task_modules=task_modules,
     )
     stack.callback(stream.close)
     log = MetricsLog(
