@@ -53,6 +53,15 @@ class BertConfig:
         f"activation={self.activation!r}; want one of {sorted(_ACTIVATIONS)}"
       )
 
+  @property
+  def separator(self) -> int:
+    """The id of [SEP]; raises ValueError where no vocabulary is bound."""
+    if self.separator_id is None:
+      raise ValueError(
+        "the encoder has no vocabulary yet; call BertConfig.for_vocabulary"
+      )
+    return self.separator_id
+
   def for_vocabulary(self, *, vocab_size: int, separator_id: int):
     """The same configuration, for the vocabulary of a corpus.
 
@@ -221,7 +230,7 @@ class BertEncoder(nn.Module):
         f"max_positions={config.max_positions}; shorten the lengths"
       )
     token_ids = token_ids.reshape(-1, length)
-    segments = segment_ids(token_ids, config.separator_id)
+    segments = segment_ids(token_ids, config.separator)
     hidden = jnp.take(self.word_embeddings, token_ids, axis=0)
     hidden += self.position_embeddings[None, :length]
     # Two types: an interpolation needs no gather, and no scatter backward.

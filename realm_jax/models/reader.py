@@ -1,4 +1,4 @@
-"""The reader, or knowledge-augmented encoder: reads query and block together."""
+"""The reader (knowledge-augmented encoder): query and block together."""
 
 from typing import NamedTuple
 
@@ -43,9 +43,7 @@ class SpanHead(nn.Module):
     score = nn.Dense(1, dtype=self.config.dtype, name="score")
 
     def of_width(extra):
-      shifted = jnp.pad(
-        end[:, :, extra:], ((0, 0), (0, 0), (0, extra), (0, 0))
-      )
+      shifted = jnp.pad(end[:, :, extra:], ((0, 0), (0, 0), (0, extra), (0, 0)))
       return score(norm(jax.nn.relu(start + shifted)))[..., 0]
 
     logits = [of_width(extra) for extra in range(self.max_width)]
@@ -82,7 +80,7 @@ class Reader(nn.Module):
       query,
       candidates,
       joint_length=self.joint_length,
-      separator_id=self.bert.separator_id,
+      separator_id=self.bert.separator,
     )
     return inputs, self.encoder(inputs.token_ids, train=train)
 

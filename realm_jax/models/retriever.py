@@ -1,6 +1,5 @@
 """The retriever: towers that embed queries and blocks, and their relevance."""
 
-
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int

@@ -19,6 +19,9 @@ from realm_jax.indexes.protocol import QueryBatch, SearchResult
 from realm_jax.partitioning import rules
 
 Arrays = dict[str, np.ndarray]
+NOTHING_FOUND = SearchResult(
+  rows=np.zeros((0, 0), np.int32), scores=np.zeros((0, 0), np.float32)
+)
 # From what was found to the arrays of a step and metrics of the host's.
 Assemble = Callable[[SearchResult], tuple[Arrays, dict[str, float]]]
 
@@ -109,11 +112,8 @@ class RetrievalPipeline:
 
   def without_search(self, arrays: Arrays) -> Future[Prepared]:
     """A batch that needs no index: only the transfer to the devices."""
-    nothing = SearchResult(
-      rows=np.zeros((0, 0), np.int32), scores=np.zeros((0, 0), np.float32)
-    )
     return self._thread.submit(
-      lambda: Prepared(rules.to_devices(arrays, self._mesh), nothing, {})
+      lambda: Prepared(rules.to_devices(arrays, self._mesh), NOTHING_FOUND, {})
     )
 
   def _finish(

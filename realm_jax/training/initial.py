@@ -6,7 +6,11 @@ import jax
 from absl import logging
 from etils import epath
 
-from realm_jax.checkpoints.manager import FOLDER, CheckpointError, CheckpointStore
+from realm_jax.checkpoints.manager import (
+  FOLDER,
+  CheckpointError,
+  CheckpointStore,
+)
 
 
 def locate(path: epath.PathLike) -> tuple[CheckpointStore, int]:

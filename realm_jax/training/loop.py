@@ -12,10 +12,11 @@ A step s (the first is 0) goes like this:
 """
 
 import contextlib
+import dataclasses
 import functools
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -32,7 +33,7 @@ from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever, query_tower_parameters
 from realm_jax.partitioning import rules
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.retrieval.pipeline import RetrievalPipeline
+from realm_jax.retrieval.pipeline import NOTHING_FOUND, RetrievalPipeline
 from realm_jax.training.collapse import CollapseMonitor
 from realm_jax.training.initial import load_initial
 from realm_jax.training.metrics_log import MetricsLog, NonFiniteLossError
@@ -65,7 +66,7 @@ def train(
   question_files: Mapping[str, str] | None = None,
   initial_checkpoint: epath.PathLike | None = None,
   initial_reader: epath.PathLike | None = None,
-  refresh: RefreshConfig = RefreshConfig(),
+  refresh: RefreshConfig | None = None,
   save_every_steps: int = 500,
   keep_checkpoints: int = 3,
   seed: int = 0,
@@ -89,7 +90,7 @@ def train(
     question_files: JSON Lines of questions by split, for open QA.
     initial_checkpoint: the stage before: a MODEL_DIR or one of its steps.
     initial_reader: another checkpoint to take the reader from.
-    refresh: how the index builder is followed.
+    refresh: how the index builder is followed; None takes the newest.
     save_every_steps: the distance of checkpoints, and so of generations.
     keep_checkpoints: how many of the latest are kept; step 0 always is.
     seed: of initial values, data order, masks and dropout.
@@ -110,6 +111,7 @@ def train(
       f"batch_size={batch_size} is not a multiple of the "
       f"{jax.process_count()} processes"
     )
+  refresh = refresh or RefreshConfig()
   corpus = Corpus.open(corpus_dir)
   mesh = make_mesh(model_parallelism=model_parallelism)
   vocabulary = {
@@ -140,7 +142,9 @@ def train(
         "retriever": initial_checkpoint,
         "reader": initial_reader or initial_checkpoint,
       }
-      state = state.replace(params=load_initial(state.params, sources))
+      state = dataclasses.replace(
+        state, params=load_initial(state.params, sources)
+      )
       place = LoopState(position=0)
       # The first generation is made from step 0, and a run that fails early
       # leaves something to go on from.
@@ -150,7 +154,7 @@ def train(
       logging.info("%s is trained already: step %d", model_dir, start)
       return {"step": start, "swaps": 0, "metrics": {}}
 
-    schedule = None
+    schedule: GenerationSchedule | None = None
     if stage.needs_index:
       generations_dir = epath.Path(model_dir) / "generations"
       watcher = GenerationWatcher(
@@ -200,9 +204,10 @@ def train(
       is_writer=jax.process_index() == 0,
     )
     stack.callback(log.close)
+
     def prepare(batch: Batch, generation: Any, found: Any = None):
       if generation is None:
-        arrays, _ = stage.assemble(batch, None, None, block_length)
+        arrays, _ = stage.assemble(batch, NOTHING_FOUND, None, block_length)
         return pipeline.without_search(arrays)
       assemble = functools.partial(
         stage.assemble,
@@ -242,7 +247,9 @@ def train(
 
     batches = iter(stream)
     try:
-      generation = schedule and schedule.start(start, place.generation)
+      generation: Any = None
+      if schedule is not None:
+        generation = schedule.start(start, place.generation)
     except StoppedWaiting:
       logging.info("told to stop: left at step %d", start)
       return {"step": start, "swaps": 0, "metrics": {}}
@@ -268,7 +275,8 @@ def train(
       if has_next:
         batch = next(batches)
         try:
-          generation = schedule and schedule.at(step + 1)
+          if schedule is not None:
+            generation = schedule.at(step + 1)
         except StoppedWaiting:
           if step > saved:
             checkpoint(position, searched, prepared.found)
@@ -328,7 +336,7 @@ def _compile_steps(
   release: bool,
   mesh: Mesh,
   **settings: Any,
-) -> dict[bool, Callable]:
+) -> dict[bool, jax.stages.Compiled]:
   """The step with the retriever held still and without, as they are needed.
 
   They are compiled before the first step, and can never recompile.

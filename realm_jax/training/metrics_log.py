@@ -57,8 +57,10 @@ class MetricsLog:
     self._writer = self._file = self._bar = None
     if is_writer:
       path = epath.Path(model_dir) / "metrics.jsonl"
-      kept = _rows_until(path, start_step)
-      path.write_text(kept)
+      # A run that is killed here must not lose its earlier rows.
+      kept = path.with_name(".metrics.jsonl.kept")
+      kept.write_text(_rows_until(path, start_step))
+      kept.replace(path)
       self._file = path.open("a")
       self._writer = metric_writers.SummaryWriter(str(model_dir))
       if sys.stderr.isatty():
@@ -92,13 +94,13 @@ class MetricsLog:
     """Waits for the device and writes everything; raises as `push`."""
     while self._queue:
       self._write_oldest()
-    if self._file is not None:
+    if self._file is not None and self._writer is not None:
       self._file.flush()
       self._writer.flush()
 
   def close(self) -> None:
     """Closes the files; what is still queued is dropped."""
-    if self._file is not None:
+    if self._file is not None and self._writer is not None:
       self._file.close()
       self._writer.close()
     if self._bar is not None:
@@ -112,16 +114,14 @@ class MetricsLog:
         raise NonFiniteLossError(f"{name} is {metrics[name]} at step {step}")
     metrics |= host
     self.last = metrics
-    if self._file is not None:
+    if self._file is not None and self._writer is not None:
       self._file.write(json.dumps({"step": step, **metrics}) + "\n")
       self._writer.write_scalars(step, metrics)
       self._show(step, metrics)
     return metrics
 
   def _show(self, step: int, metrics: Mapping[str, float]) -> None:
-    shown = {
-      name: f"{metrics[name]:.3f}" for name in _SHOWN if name in metrics
-    }
+    shown = {name: f"{metrics[name]:.3f}" for name in _SHOWN if name in metrics}
     shown["examples/s"] = f"{metrics['examples_per_second']:.0f}"
     if "staleness_steps" in metrics:
       shown["staleness"] = f"{metrics['staleness_steps']:.0f}"

@@ -1,6 +1,7 @@
 """BERT's Adam and its learning-rate schedule."""
 
 import dataclasses
+import functools
 from typing import NamedTuple
 
 import jax
@@ -49,9 +50,7 @@ def scale_by_bert_adam(
 
   def update(updates, state, params=None):
     del params
-    mean = jax.tree.map(
-      lambda m, g: b1 * m + (1 - b1) * g, state.mean, updates
-    )
+    mean = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mean, updates)
     variance = jax.tree.map(
       lambda v, g: b2 * v + (1 - b2) * jnp.square(g), state.variance, updates
     )
@@ -107,13 +106,11 @@ def _scale_components(
     del params
     rate = schedule(state.step)
     moves = state.step >= config.hold_retriever_steps
-    retriever_rate = rate * config.retriever_rate_scale * moves
+    scale = config.retriever_rate_scale * moves
+    rates = {"retriever": rate * scale}
     updates = {
       component: jax.tree.map(
-        lambda u, r=retriever_rate if component == "retriever" else rate: (
-          -r * u
-        ),
-        tree,
+        functools.partial(jnp.multiply, -rates.get(component, rate)), tree
       )
       for component, tree in updates.items()
     }
@@ -133,5 +130,7 @@ def make_optimizer(
     optax.clip_by_global_norm(config.clip_norm),
     scale_by_bert_adam(b1=config.b1, b2=config.b2, epsilon=config.epsilon),
     optax.add_decayed_weights(config.weight_decay, mask=_is_decayed),
-    _scale_components(config, learning_rate_schedule(config, num_steps=num_steps)),
+    _scale_components(
+      config, learning_rate_schedule(config, num_steps=num_steps)
+    ),
   )

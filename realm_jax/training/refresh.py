@@ -15,7 +15,7 @@ class StaleIndexError(ValueError):
   """The generation in use is older than the run allows."""
 
 
-class StoppedWaiting(Exception):  # noqa: N818  It is no error.
+class StoppedWaiting(Exception):
   """The run was told to stop while it waited for a generation."""
 
 

@@ -32,7 +32,7 @@ def save(
 ) -> None:
   """Saves the state after `state.step` steps; returns when it is copied."""
   generation = loop.generation
-  place = {
+  place: dict[str, Any] = {
     "position": np.int64(loop.position),
     "generation": np.int64(
       _NO_GENERATION if generation is None else generation

@@ -30,12 +30,22 @@ class Models(NamedTuple):
 class Stage(Protocol):
   """What the loop asks of a stage."""
 
-  needs_index: bool
-  # Whether queries are embedded with today's parameters, or with the tower
-  # that the generation was published with.
-  current_queries: bool
+  @property
+  def needs_index(self) -> bool:
+    """Whether its step reads blocks that an index finds."""
+    ...
 
-  def init(self, models: Models, lengths: dict[str, int], key: jax.Array) -> Any:
+  @property
+  def current_queries(self) -> bool:
+    """Whether queries are embedded with today's parameters.
+
+    Otherwise with the tower that the generation was published with.
+    """
+    ...
+
+  def init(
+    self, models: Models, lengths: dict[str, int], key: jax.Array
+  ) -> Any:
     """Parameters by component, in flax's boxes."""
 
   def loss(self, models: Models) -> step.Loss:
@@ -138,9 +148,7 @@ class Pretraining:
     }, metrics
 
 
-def _masked_recall(
-  arrays: dict[str, np.ndarray], blocks: np.ndarray
-) -> float:
+def _masked_recall(arrays: dict[str, np.ndarray], blocks: np.ndarray) -> float:
   """Share of queries whose masked words stand, in order, in a candidate."""
   batch, num_blocks, length = blocks.shape
   found = 0
@@ -148,7 +156,9 @@ def _masked_recall(
   for row in range(batch):
     size = int(arrays["mask_weights"][row].sum())
     answer = arrays["mask_targets"][row, :size]
-    spans = find_token_spans(blocks[row].reshape(-1), offsets, [answer])
+    spans = find_token_spans(
+      blocks[row].reshape(-1), offsets, [answer.tolist()]
+    )
     found += len(spans.block) > 0
   return found / max(batch, 1)
 

@@ -1,9 +1,9 @@
 """What a step reads and writes."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import flax
 import jax
 import jax.numpy as jnp
 import optax
@@ -14,7 +14,8 @@ from jaxtyping import Array, Int
 from realm_jax.partitioning import rules
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class TrainState:
   """Parameters by component, optimizer state and the count of steps done."""
 

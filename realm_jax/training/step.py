@@ -160,9 +160,10 @@ def train_step(
     gradient, state.optimizer, state.params
   )
   metrics["gradient_norm"] = optax.tree.norm(gradient)
+  params: Any = optax.apply_updates(state.params, updates)
   state = TrainState(
     step=state.step + jnp.ones_like(state.step),
-    params=optax.apply_updates(state.params, updates),
+    params=params,
     optimizer=optimizer_state,
   )
   return state, metrics
