@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import gin
 from absl import app, flags
 from absl import logging as absl_logging
+
+import gin
 
 # TensorFlow reads text here and nothing else; without this it reports, at its
 # import, each accelerator library that it does not find.
@@ -34,6 +35,7 @@ _GIN_BINDINGS = flags.DEFINE_multi_string(
 )
 
 _GIN_PREFIX = "--gin."
+_GIN_ADDITION = "  In call to configurable"
 _PACKAGE_DIR = str(Path(__file__).resolve().parent)
 # The clone's root, so that `gin/runs/…` is found from any working directory.
 _PROJECT_DIR = str(Path(__file__).resolve().parent.parent)
@@ -185,6 +187,12 @@ def show_our_lines() -> None:
 
   absl_logging.set_verbosity(absl_logging.INFO)
   absl_logging.get_absl_handler().addFilter(is_shown)
+
+
+def message_of(error: Exception) -> str:
+  """What an error says, without the calls that gin adds to it."""
+  lines = str(error).split("\n")
+  return "\n".join(line for line in lines if not line.startswith(_GIN_ADDITION))
 
 
 def run(main: Callable[[Sequence[str]], Any]) -> None:

@@ -143,9 +143,7 @@ def _command(
   for binding in bindings:
     name, _, value = binding.partition(" = ")
     arguments.append(f"--gin.{name}={value}")
-  return shlex.join(
-    ["python", "-m", f"realm_jax.{module}", *more, *arguments]
-  )
+  return shlex.join(["python", "-m", f"realm_jax.{module}", *more, *arguments])
 
 
 def tell(story: Story) -> dict[str, Any]:
@@ -303,9 +301,7 @@ def main(argv: Sequence[str]) -> None:
     )
   gin_files, bindings = configuration.given()
   figures = tell(
-    Story(
-      _OUTPUT_DIR.value, extra_gin_files=gin_files, extra_bindings=bindings
-    )
+    Story(_OUTPUT_DIR.value, extra_gin_files=gin_files, extra_bindings=bindings)
   )
   print(report.write(output_dir, figures))
 

@@ -155,7 +155,9 @@ class CheckpointStore:
     restored = manager.restore(
       step,
       args=ocp.args.Composite(
-        **{name: ocp.args.StandardRestore(tree) for name, tree in targets.items()}
+        **{
+          name: ocp.args.StandardRestore(tree) for name, tree in targets.items()
+        }
       ),
     )
     return {name: restored[name] for name in items}

@@ -1,13 +1,15 @@
 """Articles and digests: which document states which fact, in which words.
 
 An article is about one entity, but many facts about that entity stand only in
-the article of another one. A digest restates facts of one relation about
-several entities in the other register, so that each fact stands in at least
-one article and exactly one digest.
+the article of another one. A digest, "Gazette 7", restates what concerns one
+entity in the other register, and only its sentences say which. So most facts
+stand in an article and in the digests of both its entities, and a sentence of
+any of them can be completed from the others.
 """
 
 import collections
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -31,7 +33,7 @@ class Document:
 
   Attributes:
     id: unique in its world.
-    title: the entity's name, or what the digest is about.
+    title: the entity's name, or the digest's number.
     entity: whose article it is; None for a digest.
     sentences: what it states, in order.
   """
@@ -41,7 +43,7 @@ class Document:
   entity: str | None
   sentences: tuple[Sentence, ...]
 
-  def text(self, facts: list[facts_lib.Fact]) -> str:
+  def text(self, facts: Sequence[facts_lib.Fact]) -> str:
     """The document's text, given the facts of its world."""
     return " ".join(facts[s.fact].word(s.template) for s in self.sentences)
 
@@ -54,24 +56,24 @@ def make_documents(
   told_elsewhere: float,
   facts_per_digest: int,
 ) -> list[Document]:
-  """Writes an article for each entity, and digests that cover every fact.
+  """Writes an article for each entity, and a digest about it.
 
   Args:
     generator: draws places, order and wording.
     entities, facts: what there is to write about.
     told_elsewhere: the share of facts that are not told in their subject's
       article but in that of another entity.
-    facts_per_digest: sentences of a digest, at least 2.
+    facts_per_digest: the most sentences of a digest.
 
   Returns:
-    The articles in the order of `entities`, then the digests.
+    The articles in the order of `entities`, then the digests in that order.
   """
   told = _assign(generator, entities, facts, told_elsewhere)
   documents = [
     _article(generator, number, entity, told[entity.name], facts)
     for number, entity in enumerate(entities)
   ]
-  documents += _digests(generator, facts, facts_per_digest)
+  documents += _digests(generator, entities, facts, facts_per_digest)
   return documents
 
 
@@ -133,24 +135,23 @@ def _article(generator, number, entity, told, facts):
   return Document(f"article-{number:05d}", entity.name, entity.name, sentences)
 
 
-def _digests(generator, facts, facts_per_digest):
+def _digests(generator, entities, facts, facts_per_digest):
+  """Restates what concerns each entity, under a title that names nobody."""
+  about = collections.defaultdict(list)
+  for index, fact in enumerate(facts):
+    for name in fact.entities:
+      about[name].append(index)
   documents = []
-  for relation in relations.RELATIONS:
-    indices = generator.permutation(
-      [i for i, fact in enumerate(facts) if fact.relation == relation.name]
+  for number, entity in enumerate(entities):
+    chosen = generator.permutation(about[entity.name])[:facts_per_digest]
+    sentences = tuple(
+      Sentence(
+        int(index),
+        str(generator.choice(relations.BY_NAME[facts[index].relation].digests)),
+      )
+      for index in chosen
     )
-    num_digests = max(1, round(len(indices) / facts_per_digest))
-    for part, chunk in enumerate(np.array_split(indices, num_digests), start=1):
-      sentences = tuple(
-        Sentence(int(index), str(generator.choice(relation.digests)))
-        for index in chunk
-      )
-      documents.append(
-        Document(
-          f"digest-{relation.name.replace(' ', '-')}-{part:04d}",
-          f"{relation.digest_title} {part}",
-          None,
-          sentences,
-        )
-      )
+    documents.append(
+      Document(f"digest-{number:05d}", f"Gazette {number}", None, sentences)
+    )
   return documents

@@ -6,6 +6,7 @@ be answered from its value, and no value is common enough to be guessed.
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -67,14 +68,14 @@ def make_facts(
   Of a symmetric relation each pair is one fact; with an odd number of
   entities one has none.
   """
-  by_kind = {kind: [] for kind in relations.ENTITY_KINDS}
+  by_kind: dict[str, list[str]] = {kind: [] for kind in relations.ENTITY_KINDS}
   for entity in entities:
     by_kind[entity.kind].append(entity.name)
   facts = []
   for relation in relations.RELATIONS:
-    subjects = by_kind[relation.subject]
+    subjects: Sequence[str] = by_kind[relation.subject]
     if relation.is_symmetric:
-      order = generator.permutation(subjects)
+      order = [str(name) for name in generator.permutation(subjects)]
       subjects, values = order[0 : len(order) - 1 : 2], order[1::2]
     elif relation.has_entity_value:
       values = _spread(generator, by_kind[relation.value], len(subjects))

@@ -5,6 +5,8 @@ by companies, a title's word by several books. Such like names make a retriever
 weigh whole names, and each word occurs often enough to become one wordpiece.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from realm_jax.demo_world import relations
@@ -58,7 +60,6 @@ class NameMaker:
         *relation.articles,
         *relation.digests,
         *relation.questions,
-        relation.digest_title,
       )
       for word in template.split()
     }
@@ -91,8 +92,8 @@ class NameMaker:
       for length in (np.lcm(len(first), len(second)),)
       for i in range(count)
     ]
-    first = self._generator.permutation(first)
-    second = self._generator.permutation(second)
+    first = [str(word) for word in self._generator.permutation(first)]
+    second = [str(word) for word in self._generator.permutation(second)]
     names = [f"{first[i]} {second[j]}" for i, j in cells]
     return [str(name) for name in self._generator.permutation(names)]
 
@@ -122,7 +123,7 @@ def make_names(
 
 
 def _pool(
-  generator: np.random.Generator, words: list[str], count: int
+  generator: np.random.Generator, words: Sequence[str], count: int
 ) -> list[str]:
   """As many of the words as let `count` names use each a few times."""
   wanted = min(len(words), max(3, -(-count // 3)))

@@ -55,13 +55,18 @@ def make_questions(
   names = [str(e) for e in generator.permutation([e.name for e in entities])]
   num_test = max(1, round(held_out["test"] * len(names)))
   num_validation = max(1, round(held_out["validation"] * len(names)))
-  split_of = dict.fromkeys(names, "train")
-  split_of.update(dict.fromkeys(names[:num_test], "test"))
-  split_of.update(
-    dict.fromkeys(names[num_test : num_test + num_validation], "validation")
-  )
+  split_of: dict[str, Split] = {}
+  for number, name in enumerate(names):
+    if number < num_test:
+      split_of[name] = "test"
+    elif number < num_test + num_validation:
+      split_of[name] = "validation"
+    else:
+      split_of[name] = "train"
 
-  possible = {split: [] for split in SPLITS}
+  possible: dict[Split, list[tuple[str, str, int, str]]] = {
+    split: [] for split in SPLITS
+  }
   for index, fact in enumerate(facts):
     relation = relations.BY_NAME[fact.relation]
     sides = [(fact.subject, fact.value)]
@@ -78,7 +83,7 @@ def make_questions(
           (template.format(s=subject), subject, index, answer)
         )
 
-  questions = {}
+  questions: dict[Split, list[Question]] = {}
   for split, choices in possible.items():
     order = generator.permutation(len(choices))[: counts[split]]
     questions[split] = [

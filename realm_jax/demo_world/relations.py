@@ -33,14 +33,12 @@ class Relation:
     name: how files and reports call it.
     subject, value: the kinds of what fills `{s}` and `{o}`.
     articles, digests, questions: at least three wordings each.
-    digest_title: the title of the digests that restate it.
     is_symmetric: whether it holds, and is asked about, both ways round.
   """
 
   name: str
   subject: EntityKind
   value: ValueKind
-  digest_title: str
   articles: tuple[str, ...]
   digests: tuple[str, ...]
   questions: tuple[str, ...]
@@ -57,7 +55,6 @@ RELATIONS: tuple[Relation, ...] = (
     name="birthplace",
     subject="person",
     value="city",
-    digest_title="Cradles",
     articles=(
       "{s} was born in {o}.",
       "The birthplace of {s} is {o}.",
@@ -78,7 +75,6 @@ RELATIONS: tuple[Relation, ...] = (
     name="place of death",
     subject="person",
     value="city",
-    digest_title="Last breaths",
     articles=(
       "{s} died in {o}.",
       "{s} passed away in {o}.",
@@ -99,7 +95,6 @@ RELATIONS: tuple[Relation, ...] = (
     name="spouse",
     subject="person",
     value="person",
-    digest_title="Wedding vows",
     is_symmetric=True,
     articles=(
       "{s} is married to {o}.",
@@ -121,7 +116,6 @@ RELATIONS: tuple[Relation, ...] = (
     name="birth date",
     subject="person",
     value="date",
-    digest_title="Candles and bells",
     articles=(
       "{s} was born on {o}.",
       "The birthday of {s} is {o}.",
@@ -142,7 +136,6 @@ RELATIONS: tuple[Relation, ...] = (
     name="mayor",
     subject="city",
     value="person",
-    digest_title="Chains of office",
     articles=(
       "The mayor of {s} is {o}.",
       "{o} heads the town council of {s}.",
@@ -163,7 +156,6 @@ RELATIONS: tuple[Relation, ...] = (
     name="population",
     subject="city",
     value="number",
-    digest_title="Census rolls",
     articles=(
       "{s} has a population of {o}.",
       "The people of {s} number {o}.",
@@ -184,7 +176,6 @@ RELATIONS: tuple[Relation, ...] = (
     name="city charter",
     subject="city",
     value="number",
-    digest_title="Charters and walls",
     articles=(
       "{s} was founded in {o}.",
       "{s} dates back to {o}.",
@@ -205,7 +196,6 @@ RELATIONS: tuple[Relation, ...] = (
     name="author",
     subject="book",
     value="person",
-    digest_title="Pens and desks",
     articles=(
       "{s} was written by {o}.",
       "{o} is the author of {s}.",
@@ -226,7 +216,6 @@ RELATIONS: tuple[Relation, ...] = (
     name="publisher",
     subject="book",
     value="company",
-    digest_title="Printing presses",
     articles=(
       "{s} was published by {o}.",
       "The publisher of {s} is {o}.",
@@ -247,7 +236,6 @@ RELATIONS: tuple[Relation, ...] = (
     name="setting",
     subject="book",
     value="city",
-    digest_title="Heroes abroad",
     articles=(
       "{s} is set in {o}.",
       "The story of {s} takes place in {o}.",
@@ -268,7 +256,6 @@ RELATIONS: tuple[Relation, ...] = (
     name="publication year",
     subject="book",
     value="number",
-    digest_title="Fresh ink",
     articles=(
       "{s} appeared in {o}.",
       "{s} was published in {o}.",
@@ -289,7 +276,6 @@ RELATIONS: tuple[Relation, ...] = (
     name="founder",
     subject="company",
     value="person",
-    digest_title="Opened doors",
     articles=(
       "{s} was founded by {o}.",
       "The founder of {s} is {o}.",
@@ -310,7 +296,6 @@ RELATIONS: tuple[Relation, ...] = (
     name="headquarters",
     subject="company",
     value="city",
-    digest_title="Letters and clerks",
     articles=(
       "{s} has its headquarters in {o}.",
       "{s} is based in {o}.",
@@ -331,7 +316,6 @@ RELATIONS: tuple[Relation, ...] = (
     name="company start",
     subject="company",
     value="number",
-    digest_title="First coins",
     articles=(
       "{s} was established in {o}.",
       "{s} has been in business since {o}.",
@@ -352,7 +336,6 @@ RELATIONS: tuple[Relation, ...] = (
     name="mouth",
     subject="river",
     value="city",
-    digest_title="Tides and harbours",
     articles=(
       "{s} reaches the sea at {o}.",
       "The mouth of {s} is at {o}.",
@@ -373,7 +356,6 @@ RELATIONS: tuple[Relation, ...] = (
     name="source",
     subject="river",
     value="country",
-    digest_title="Snow and rain",
     articles=(
       "{s} rises in {o}.",
       "The source of {s} is in {o}.",
@@ -394,7 +376,6 @@ RELATIONS: tuple[Relation, ...] = (
     name="explorer",
     subject="river",
     value="person",
-    digest_title="Canoes and charts",
     articles=(
       "{s} was first mapped by {o}.",
       "The oldest map of {s} is by {o}.",
@@ -415,7 +396,6 @@ RELATIONS: tuple[Relation, ...] = (
     name="length",
     subject="river",
     value="number",
-    digest_title="Chains and rods",
     articles=(
       "{s} is {o} miles long.",
       "The length of {s} is {o} miles.",
@@ -436,7 +416,6 @@ RELATIONS: tuple[Relation, ...] = (
     name="capital",
     subject="country",
     value="city",
-    digest_title="Ministers and laws",
     articles=(
       "The capital of {s} is {o}.",
       "{o} is the capital of {s}.",
@@ -457,7 +436,6 @@ RELATIONS: tuple[Relation, ...] = (
     name="ruler",
     subject="country",
     value="person",
-    digest_title="Crowns and coins",
     articles=(
       "The ruler of {s} is {o}.",
       "{o} reigns over {s}.",
@@ -478,7 +456,6 @@ RELATIONS: tuple[Relation, ...] = (
     name="independence",
     subject="country",
     value="number",
-    digest_title="Fireworks and banners",
     articles=(
       "{s} became independent in {o}.",
       "{s} declared independence in {o}.",

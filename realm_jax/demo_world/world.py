@@ -10,6 +10,7 @@ from etils import epath
 from realm_jax.demo_world import documents as documents_lib
 from realm_jax.demo_world import facts as facts_lib
 from realm_jax.demo_world import questions as questions_lib
+from realm_jax.demo_world import relations
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,18 +34,18 @@ class World:
 def generate(
   seed: int,
   *,
-  num_people: int = 300,
-  num_cities: int = 300,
-  num_countries: int = 100,
-  num_rivers: int = 100,
-  num_companies: int = 200,
-  num_books: int = 200,
+  num_people: int = 120,
+  num_cities: int = 120,
+  num_countries: int = 40,
+  num_rivers: int = 40,
+  num_companies: int = 80,
+  num_books: int = 80,
   told_elsewhere: float = 0.7,
-  facts_per_digest: int = 4,
+  facts_per_digest: int = 6,
   num_train_questions: int = 3000,
   num_validation_questions: int = 200,
   num_test_questions: int = 400,
-  held_out_test: float = 0.15,
+  held_out_test: float = 0.2,
   held_out_validation: float = 0.08,
 ) -> World:
   """Makes a world; the same arguments always make the same one.
@@ -58,7 +59,7 @@ def generate(
     num_people, num_cities, num_countries, num_rivers, num_companies,
       num_books: entities, each with an article.
     told_elsewhere: share of facts told only in another entity's article.
-    facts_per_digest: facts that a digest restates.
+    facts_per_digest: the most facts that a digest restates.
     num_train_questions, num_validation_questions, num_test_questions: at most
       so many questions of each split.
     held_out_test, held_out_validation: share of the entities that only
@@ -67,7 +68,7 @@ def generate(
   Raises:
     ValueError: a number is too small for a world or too large for its names.
   """
-  counts = {
+  counts: dict[relations.EntityKind, int] = {
     "person": num_people,
     "city": num_cities,
     "country": num_countries,

@@ -73,9 +73,7 @@ def marginal_masked_lm_loss(
     "masked_accuracy": accuracy(mixture),
     "masked_accuracy_null": accuracy(logits[:, 0]),
     "retrieval_utility": mean_of_masks(of_token - of_target[:, 0]),
-    "best_utility": mean_of_masks(
-      jnp.max(of_target, axis=1) - of_target[:, 0]
-    ),
+    "best_utility": mean_of_masks(jnp.max(of_target, axis=1) - of_target[:, 0]),
     "null_probability": jnp.mean(prior[:, 0]),
     "candidate_entropy": -jnp.mean(jnp.sum(prior * log_prior, axis=-1)),
   }

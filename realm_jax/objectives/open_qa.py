@@ -67,9 +67,7 @@ def open_qa_loss(
   )
   retriever_loss = -jnp.mean(retriever_likelihood)
   reader_loss = -jnp.mean(reader_likelihood)
-  best = jnp.argmax(
-    jnp.where(flat_allowed, flat_scores, -jnp.inf), axis=-1
-  )
+  best = jnp.argmax(jnp.where(flat_allowed, flat_scores, -jnp.inf), axis=-1)
   is_correct = jnp.take_along_axis(flat_answer, best[:, None], axis=-1)
   loss = retriever_loss + reader_loss
   return loss, {

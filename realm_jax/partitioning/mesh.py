@@ -20,6 +20,4 @@ def make_mesh(*, model_parallelism: int = 1, devices=None) -> Mesh:
       f"model_parallelism={model_parallelism} does not divide the "
       f"{devices.size} devices; choose a divisor"
     )
-  return Mesh(
-    devices.reshape(-1, model_parallelism), (DATA_AXIS, MODEL_AXIS)
-  )
+  return Mesh(devices.reshape(-1, model_parallelism), (DATA_AXIS, MODEL_AXIS))
