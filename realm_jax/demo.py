@@ -29,7 +29,7 @@ _OUTPUT_DIR = flags.DEFINE_string(
   "output_dir", "out/demo", "Where everything the demo makes is kept."
 )
 _NUM_EDITS = 20
-_BLOCK_LENGTH = 96
+_BLOCK_LENGTH = 72
 _VOCABULARY_SIZE = 8000
 _RECIPES = "gin/experiments/demo"
 

@@ -65,7 +65,7 @@ def shared_data() -> Path:
   return SHARED_DATA_DIR
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def command_environment() -> dict[str, str]:
   """The environment of a command that a test starts as a user would.
 

@@ -76,6 +76,7 @@ def test_the_numeric_core_needs_jax_flax_optax_numpy_and_jaxtyping_alone():
 @pytest.mark.parametrize("library", sorted(rules.ONLY_IN))
 def test_a_library_that_may_change_is_imported_in_one_file(library: str):
   home = rules.ONLY_IN[library]
+  assert library in {found.library for found in rules.third_party(home)}
   wrong = [
     str(found)
     for package in ("realm_jax", "tasks", "launch", "benchmarks")

@@ -108,12 +108,16 @@ class Pretraining:
   Attributes:
     num_candidates: with the null block.
     form: of the marginal loss, `per_token` or `joint`.
+    exclude_source: whether the block that a query came from is no candidate.
+      With it the answer is always there, which teaches a reader that starts
+      from nothing to copy; a retriever learns nothing of it (section 3.4).
     current_queries: whether queries are embedded for the search with today's
       parameters instead of the generation's own query tower (as released).
   """
 
   num_candidates: int = 8
   form: str = "per_token"
+  exclude_source: bool = True
   current_queries: bool = False
   needs_index = True
 
@@ -136,9 +140,10 @@ class Pretraining:
   def assemble(self, batch, found, generation, block_length):
     corpus = generation.corpus
     arrays = batch.arrays
-    rows, _ = candidates.without_source(
-      found.rows, found.scores, corpus.rows_of(arrays["source_id"])
-    )
+    sources = corpus.rows_of(arrays["source_id"])
+    if not self.exclude_source:
+      sources = np.full_like(sources, candidates.NULL_ROW)
+    rows, _ = candidates.without_source(found.rows, found.scores, sources)
     gathered = corpus.gather(candidates.with_null(rows), block_length)
     names = ("query", "mask_positions", "mask_targets", "mask_weights")
     metrics = {"recall": _masked_recall(arrays, gathered[:, 1:])}
