@@ -1,0 +1,219 @@
+"""The jitted step: layouts, dropout, compilation, and who is updated."""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from realm_jax.partitioning import rules
+from realm_jax.partitioning.mesh import make_mesh
+from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
+from realm_jax.training.step import train_step
+from tests.training import tiny
+
+OPTIMIZER = OptimizerConfig(learning_rate=1e-3, warmup_steps=0)
+# The clip is over both components' gradients, and decay moves all that there
+# is; without them a parameter moves by its own gradient alone.
+PLAIN = dataclasses.replace(OPTIMIZER, clip_norm=1e6, weight_decay=0.0)
+ONE = (1, 1)
+EIGHT = (8, 1)
+FOUR_BY_TWO = (8, 2)
+
+
+@functools.cache
+def _state(stage, layout, optimizer):
+  num_devices, model_parallelism = layout
+  mesh = make_mesh(
+    model_parallelism=model_parallelism, devices=jax.devices()[:num_devices]
+  )
+  update = make_optimizer(optimizer, num_steps=100)
+  state, shardings = tiny.state(stage, update, mesh)
+  return state, shardings, update, mesh
+
+
+@functools.cache
+def _prepare(
+  stage, layout=ONE, *, dropout_rate=0.0, optimizer=PLAIN, seed=0, hold=False
+):
+  """A state, the compiled step of a stage as the loop makes it, the mesh."""
+  state, shardings, update, mesh = _state(stage, layout, optimizer)
+  step = jax.jit(
+    functools.partial(
+      train_step,
+      loss=tiny.loss(stage, dropout_rate=dropout_rate),
+      optimizer=update,
+      seed=seed,
+      hold_retriever=hold,
+    ),
+    out_shardings=(shardings, rules.replicated(mesh)),
+  )
+  batch = rules.to_devices(tiny.batch(stage), mesh)
+  with rules.in_effect(mesh):
+    compiled = step.lower(state, batch).compile(tiny.QUICK)
+  return state, compiled, mesh
+
+
+def _first_step(stage, layout=ONE, **kwargs):
+  state, step, mesh = _prepare(stage, layout, **kwargs)
+  return step(state, rules.to_devices(tiny.batch(stage), mesh))
+
+
+def _curve(stage, layout, *, num_steps=10):
+  # Dropout too: its masks do not depend on the layout.
+  state, step, mesh = _prepare(
+    stage, layout, dropout_rate=0.1, optimizer=OPTIMIZER
+  )
+  losses = []
+  for number in range(num_steps):
+    batch = rules.to_devices(tiny.batch(stage, seed=number), mesh)
+    state, metrics = step(state, batch)
+    losses.append(float(metrics["loss"]))
+  return np.array(losses)
+
+
+@pytest.mark.parametrize("stage", tiny.STAGES)
+def test_the_same_curve_on_one_device_and_on_eight(stage):
+  one = _curve(stage, ONE)
+  assert np.ptp(one) > 0.01
+  for layout in (EIGHT, FOUR_BY_TWO):
+    np.testing.assert_allclose(_curve(stage, layout), one, rtol=2e-5)
+
+
+def test_inverse_cloze_takes_its_negatives_from_all_devices():
+  # The mean of eight losses over one row each would be 0.
+  _, metrics = _first_step(
+    "inverse_cloze", EIGHT, dropout_rate=0.1, optimizer=OPTIMIZER
+  )
+  assert float(metrics["loss"]) > 0.5
+
+
+def test_a_step_never_recompiles_on_its_own_output():
+  state, shardings, update, mesh = _state("inverse_cloze", EIGHT, OPTIMIZER)
+  loss = tiny.loss("inverse_cloze")
+  traces, compilations = [], []
+
+  def traced(*args):
+    traces.append(1)
+    return loss(*args)
+
+  def listen(event, *_, **__):
+    if event.endswith("backend_compile_duration"):
+      compilations.append(event)
+
+  jax.monitoring.register_event_duration_secs_listener(listen)
+  step = jax.jit(
+    functools.partial(train_step, loss=traced, optimizer=update, seed=0),
+    out_shardings=(shardings, rules.replicated(mesh)),
+    compiler_options=tiny.QUICK,
+  )
+  batches = [
+    rules.to_devices(tiny.batch("inverse_cloze", seed), mesh)
+    for seed in range(3)
+  ]
+  with rules.in_effect(mesh):
+    state, _ = step(state, batches[0])
+    before = len(compilations)
+    assert before >= 1
+    for batch in batches[1:]:
+      state, _ = step(state, batch)
+  assert len(compilations) == before
+  assert len(traces) == 1
+  assert int(state.step) == 3
+
+
+def test_dropout_differs_by_step_and_repeats_by_seed():
+  still = dataclasses.replace(PLAIN, learning_rate=0.0)
+
+  def losses(seed):
+    state, step, mesh = _prepare(
+      "inverse_cloze", dropout_rate=0.3, optimizer=still, seed=seed
+    )
+    batch = rules.to_devices(tiny.batch("inverse_cloze"), mesh)
+    found = []
+    for _ in range(3):
+      state, metrics = step(state, batch)
+      found.append(float(metrics["loss"]))
+    return found
+
+  first = losses(0)
+  assert len(set(first)) == 3
+  assert losses(0) == first
+  assert not set(losses(1)) & set(first)
+
+
+def _assert_trees_close(one, two, **tolerance):
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, **tolerance), one, two
+  )
+
+
+@pytest.mark.parametrize("stage", ["pretraining", "open_qa"])
+def test_a_held_retriever_stands_still_and_the_reader_learns_alike(stage):
+  held = dataclasses.replace(PLAIN, hold_retriever_steps=1)
+  start, *_ = _state(stage, ONE, PLAIN)
+  moved, moved_metrics = _first_step(stage)
+  still, still_metrics = _first_step(stage, optimizer=held, hold=True)
+  _assert_trees_close(
+    still.params["retriever"], start.params["retriever"], rtol=0
+  )
+  _assert_trees_close(still.params["reader"], moved.params["reader"], atol=1e-6)
+  assert float(still_metrics["loss"]) == pytest.approx(
+    float(moved_metrics["loss"]), rel=1e-6
+  )
+
+
+def _largest_move(tree, before):
+  return max(
+    jax.tree.leaves(
+      jax.tree.map(lambda a, b: float(np.abs(a - b).max()), tree, before)
+    )
+  )
+
+
+@pytest.mark.parametrize(
+  ("stage", "learns"),
+  [
+    ("pretraining", {"query_tower", "block_tower", "reader"}),
+    # The block vectors of open QA are the generation's own.
+    ("open_qa", {"query_tower", "reader"}),
+  ],
+)
+def test_what_each_stage_teaches(stage, learns):
+  start, *_ = _state(stage, ONE, PLAIN)
+  end, metrics = _first_step(stage)
+  assert float(metrics["gradient_norm"]) > 0
+  for name in ("query_tower", "block_tower", "reader"):
+    before, after = (
+      {**state.params["retriever"], "reader": state.params["reader"]}[name]
+      for state in (start, end)
+    )
+    assert (_largest_move(after, before) > 1e-4) == (name in learns), name
+
+
+def test_a_scale_makes_scores_of_an_index_without_vectors():
+  # With a scale of 0 all blocks score alike, and doubling scores while halving
+  # the scale changes nothing.
+  batch = tiny.batch("open_qa")
+  del batch["vectors"]
+  scores = np.random.default_rng(0).normal(size=(tiny.BATCH, tiny.SEARCHED))
+  params = _state("open_qa", ONE, PLAIN)[0].params
+  loss = jax.jit(tiny.loss("open_qa"), compiler_options=tiny.QUICK)
+
+  def value(scale, scores):
+    return loss(
+      {**params, "retriever": {"scale": np.float32(scale)}},
+      {**batch, "scores": scores.astype(np.float32)},
+      jax.random.key(0),
+    )[1]
+
+  np.testing.assert_allclose(
+    value(0.5, scores)["loss"], value(0.25, 2 * scores)["loss"], rtol=1e-6
+  )
+  share = [row.mean() for row in batch["has_answer"] if row.any()]
+  np.testing.assert_allclose(
+    value(0.0, scores)["retriever_loss"],
+    -np.sum(np.log(share)) / tiny.BATCH,
+    rtol=1e-5,
+  )

@@ -1,0 +1,141 @@
+"""Models and batches of each stage that compile in a second or two."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from realm_jax.models.bert import BertConfig
+from realm_jax.models.reader import Reader
+from realm_jax.models.retriever import Retriever
+from realm_jax.partitioning import rules
+from realm_jax.training import step
+from realm_jax.training.state import TrainState
+
+# LLVM's optimisations take most of a compilation and change no result.
+QUICK = {
+  "xla_backend_optimization_level": 0,
+  "xla_cpu_use_fusion_emitters": False,
+}
+
+SEP, CLS, MASK, VOCABULARY = 3, 2, 4, 40
+QUERY, BLOCK, JOINT, WIDTH = 6, 10, 14, 2
+BATCH, CANDIDATES, SEARCHED, MASKS = 8, 3, 5, 2
+STAGES = ("inverse_cloze", "pretraining", "open_qa")
+
+
+def models(*, dropout_rate=0.0):
+  """A retriever with separate towers, and a reader."""
+  bert = BertConfig(
+    vocab_size=VOCABULARY,
+    separator_id=SEP,
+    hidden_size=8,
+    num_layers=1,
+    num_heads=2,
+    intermediate_size=16,
+    max_positions=16,
+    dropout_rate=dropout_rate,
+  )
+  retriever = Retriever(
+    bert,
+    projection_size=4,
+    projection_dropout_rate=dropout_rate,
+    shared_towers=False,
+  )
+  reader = Reader(bert, joint_length=JOINT, span_size=4, max_answer_width=WIDTH)
+  return retriever, reader
+
+
+def init(stage, key):
+  """Parameters by component, in flax's boxes."""
+  retriever, reader = models()
+  first, second = jax.random.split(key)
+  query = np.ones((1, QUERY), np.int32)
+  block = np.ones((1, 1, BLOCK), np.int32)
+  params = {"retriever": retriever.init(first, query, block)["params"]}
+  if stage != "inverse_cloze":
+    positions = np.ones((1, 1), np.int32)
+    params["reader"] = reader.init(second, query, block, positions)["params"]
+  return params
+
+
+def state(stage, optimizer, mesh):
+  """A state with values drawn by numpy, on its devices, and its shardings.
+
+  `create_state` makes the same, but compiles for seconds.
+  """
+
+  def boxed():
+    params = init(stage, jax.random.key(0))
+    return TrainState(
+      step=jnp.zeros((), jnp.int32),
+      params=params,
+      optimizer=optimizer.init(params),
+    )
+
+  shapes = jax.eval_shape(boxed)
+  rng = np.random.default_rng(0)
+
+  def draw(path, leaf):
+    if path[0].name != "params":
+      return np.zeros(leaf.shape, leaf.dtype)
+    # Scales of LayerNorm lie around 1.
+    center = 1.0 if getattr(path[-1], "key", None) == "scale" else 0.0
+    return rng.normal(center, 0.3, leaf.shape).astype(np.float32)
+
+  values = jax.tree_util.tree_map_with_path(draw, nn.unbox(shapes))
+  shardings = rules.shardings(shapes, mesh)
+  return jax.device_put(values, shardings), shardings
+
+
+def loss(stage, *, dropout_rate=0.0):
+  """The loss of a stage."""
+  retriever, reader = models(dropout_rate=dropout_rate)
+  if stage == "inverse_cloze":
+    return step.inverse_cloze(retriever)
+  if stage == "pretraining":
+    return step.pretraining(retriever, reader)
+  return step.open_qa(retriever, reader)
+
+
+def batch(stage, seed=0):
+  """A global batch of numpy arrays; examples have different lengths."""
+  rng = np.random.default_rng(seed)
+
+  def texts(shape, length, segments):
+    flat = np.zeros((int(np.prod(shape)), length), np.int32)
+    for row in flat:
+      used = rng.integers(segments + 2, length + 1)
+      row[:used] = rng.integers(5, VOCABULARY, used)
+      row[0], row[used - 1] = CLS, SEP
+      if segments == 2:
+        row[rng.integers(1, used - 2)] = SEP
+    return flat.reshape(*shape, length)
+
+  query = texts((BATCH,), QUERY, 1)
+  candidates = functools.partial(texts, (BATCH, CANDIDATES), BLOCK, 2)
+  if stage == "inverse_cloze":
+    return {
+      "query": query,
+      "block": texts((BATCH,), BLOCK, 2),
+      "removed": rng.random(BATCH) < 0.7,
+    }
+  if stage == "pretraining":
+    return {
+      "query": query,
+      "candidates": candidates(),
+      "mask_positions": np.full((BATCH, MASKS), [1, 0], np.int32),
+      "mask_targets": rng.integers(5, VOCABULARY, (BATCH, MASKS)).astype(
+        np.int32
+      ),
+      "mask_weights": np.full((BATCH, MASKS), [1.0, 0.0], np.float32),
+    }
+  return {
+    "query": query,
+    "candidates": candidates(),
+    "vectors": rng.normal(size=(BATCH, SEARCHED, 4)).astype(np.float32),
+    "has_answer": rng.random((BATCH, SEARCHED)) < 0.4,
+    "is_answer": rng.random((BATCH, CANDIDATES, BLOCK, WIDTH)) < 0.2,
+  }
