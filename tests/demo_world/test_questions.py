@@ -1,0 +1,116 @@
+import collections
+import re
+
+import pytest
+
+from realm_jax.demo_world import relations
+from realm_jax.demo_world import world as world_lib
+
+
+def mentions(text, name):
+  return re.search(rf"\b{re.escape(name)}\b", text) is not None
+
+
+def test_the_demo_asks_enough_questions(demo_world):
+  count = {split: len(qs) for split, qs in demo_world.questions.items()}
+  assert count["train"] >= 1500
+  assert count["validation"] >= 100
+  assert count["test"] >= 300
+
+
+def test_counts_limit_the_questions(small_sizes):
+  world = world_lib.generate(
+    0,
+    **small_sizes,
+    num_train_questions=50,
+    num_validation_questions=3,
+    num_test_questions=20,
+  )
+  count = {split: len(qs) for split, qs in world.questions.items()}
+  assert count == {"train": 50, "validation": 3, "test": 20}
+
+
+@pytest.mark.parametrize("held_out", ["validation", "test"])
+def test_no_training_question_mentions_a_held_out_entity(demo_world, held_out):
+  subjects = {q.subject for q in demo_world.questions[held_out]}
+  trained = {q.subject for q in demo_world.questions["train"]}
+  trained |= {q.answer for q in demo_world.questions["train"]}
+  assert not subjects & trained
+  texts = " ".join(q.text for q in demo_world.questions["train"])
+  assert not any(mentions(texts, subject) for subject in subjects)
+
+
+def test_validation_and_test_are_about_different_entities(demo_world):
+  of = {
+    split: {q.subject for q in questions}
+    for split, questions in demo_world.questions.items()
+  }
+  assert not of["validation"] & of["test"]
+
+
+def test_a_held_out_fact_is_asked_once_of_each_side(demo_world):
+  for split in ("validation", "test"):
+    asked = [(q.fact, q.subject) for q in demo_world.questions[split]]
+    assert len(set(asked)) == len(asked)
+
+
+def test_the_fact_answers_the_question_and_nothing_else_does(demo_world):
+  values = collections.defaultdict(set)
+  for fact in demo_world.facts:
+    values[fact.relation, fact.subject].add(fact.value)
+    if relations.BY_NAME[fact.relation].is_symmetric:
+      values[fact.relation, fact.value].add(fact.subject)
+  for questions in demo_world.questions.values():
+    for question in questions:
+      relation = demo_world.facts[question.fact].relation
+      assert values[relation, question.subject] == {question.answer}
+      assert mentions(question.text, question.subject)
+      assert not mentions(question.text, question.answer)
+
+
+def test_every_wording_of_every_relation_is_trained_on(demo_world):
+  texts = {q.text for q in demo_world.questions["train"]}
+  asked = {
+    (demo_world.facts[q.fact].relation, template)
+    for q in demo_world.questions["train"]
+    for template in relations.BY_NAME[
+      demo_world.facts[q.fact].relation
+    ].questions
+    if template.format(s=q.subject) in texts
+  }
+  assert asked == {
+    (relation.name, template)
+    for relation in relations.RELATIONS
+    for template in relation.questions
+  }
+
+
+def test_questions_are_about_every_kind_of_entity(demo_world):
+  kind_of = {e.name: e.kind for e in demo_world.entities}
+  for questions in demo_world.questions.values():
+    kinds = {kind_of[q.subject] for q in questions}
+    assert kinds == set(relations.ENTITY_KINDS)
+
+
+def test_every_gold_document_names_subject_and_answer(small_world):
+  text_of = {d.id: d.text(small_world.facts) for d in small_world.documents}
+  for questions in small_world.questions.values():
+    for question in questions:
+      gold_ids = small_world.gold_ids(question.fact)
+      assert gold_ids
+      for gold in gold_ids:
+        assert mentions(text_of[gold], question.subject)
+        assert mentions(text_of[gold], question.answer)
+
+
+def test_no_answer_is_common_enough_to_be_guessed(demo_world):
+  answers = collections.Counter(q.answer for q in demo_world.questions["train"])
+  guess, _ = answers.most_common(1)[0]
+  test = demo_world.questions["test"]
+  assert sum(q.answer == guess for q in test) / len(test) <= 0.05
+  # Nor for one who knows what kind of value is wanted.
+  for relation in relations.RELATIONS:
+    values = collections.Counter(
+      f.value for f in demo_world.facts if f.relation == relation.name
+    )
+    assert max(values.values()) / values.total() <= 0.05

@@ -1,0 +1,217 @@
+import collections
+import json
+import re
+
+import pytest
+
+from realm_jax.demo_world import facts as facts_lib
+from realm_jax.demo_world import relations
+from realm_jax.demo_world import world as world_lib
+
+
+def words(text):
+  return re.findall(r"\w+", text.lower())
+
+
+def mentions(text, name):
+  return re.search(rf"\b{re.escape(name)}\b", text) is not None
+
+
+def articles(world):
+  return [d for d in world.documents if d.entity is not None]
+
+
+def read_lines(path):
+  return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_seed_makes_one_world_and_another_seed_another(
+  small_world, small_sizes
+):
+  assert world_lib.generate(3, **small_sizes) == small_world
+  assert world_lib.generate(4, **small_sizes) != small_world
+
+
+def test_each_kind_is_as_large_as_asked(small_world, small_sizes):
+  found = collections.Counter(e.kind for e in small_world.entities)
+  assert found == {
+    "person": small_sizes["num_people"],
+    "city": small_sizes["num_cities"],
+    "country": small_sizes["num_countries"],
+    "river": small_sizes["num_rivers"],
+    "company": small_sizes["num_companies"],
+    "book": small_sizes["num_books"],
+  }
+
+
+def test_names_are_unique_letters_and_foreign_to_the_wordings(demo_world):
+  names = [entity.name for entity in demo_world.entities]
+  assert len(set(map(str.lower, names))) == len(names)
+  templates = {
+    word
+    for relation in relations.RELATIONS
+    for register in (relation.articles, relation.digests, relation.questions)
+    for template in register
+    for word in words(template)
+  }
+  for name in names:
+    for word in name.split():
+      assert word.isalpha()
+      assert word.isascii()
+      assert word == word.capitalize()
+      assert word.lower() not in templates
+
+
+def test_several_entities_share_a_word_of_their_names(demo_world):
+  shared = collections.defaultdict(set)
+  for entity in demo_world.entities:
+    for word in entity.name.split():
+      shared[word].add(entity.name)
+  people = [e.name for e in demo_world.entities if e.kind == "person"]
+  for name in people:
+    given, surname = name.split()
+    assert len(shared[given]) > 1
+    assert len(shared[surname]) > 1
+
+
+def test_every_word_occurs_often_enough_to_be_one_wordpiece(demo_world):
+  counts = collections.Counter(
+    word
+    for d in demo_world.documents
+    for word in words(d.text(demo_world.facts))
+  )
+  name_words = {word for e in demo_world.entities for word in words(e.name)}
+  assert min(counts[word] for word in name_words) >= 6
+  assert len(counts) <= 3000
+
+
+def test_every_entity_has_an_article_of_4_to_8_sentences(
+  small_world, demo_world
+):
+  for world in (small_world, demo_world):
+    assert [d.entity for d in articles(world)] == [
+      entity.name for entity in world.entities
+    ]
+    for document in articles(world):
+      assert document.title == document.entity
+      # Every sentence ends in the text's only full stops.
+      text = document.text(world.facts)
+      assert text.count(".") == len(document.sentences)
+      assert 4 <= text.count(".") <= 8
+
+
+def test_every_article_names_its_entity_and_others(demo_world):
+  for document in articles(demo_world):
+    stated = [demo_world.facts[s.fact] for s in document.sentences]
+    assert any(document.entity in fact.entities for fact in stated)
+    named = {name for fact in stated for name in fact.entities}
+    assert named - {document.entity}
+
+
+def test_a_document_says_what_its_facts_say(small_world):
+  for document in small_world.documents:
+    sentences = document.text(small_world.facts).split(". ")
+    for text, sentence in zip(sentences, document.sentences, strict=True):
+      fact = small_world.facts[sentence.fact]
+      assert mentions(text, fact.subject)
+      assert mentions(text, fact.value)
+
+
+def test_a_document_states_no_fact_twice(demo_world):
+  for document in demo_world.documents:
+    stated = [sentence.fact for sentence in document.sentences]
+    assert len(set(stated)) == len(stated)
+
+
+def test_a_subject_has_one_value_of_a_relation_and_values_are_spread(
+  demo_world,
+):
+  for relation in relations.RELATIONS:
+    facts = [f for f in demo_world.facts if f.relation == relation.name]
+    subjects = [f.subject for f in facts]
+    if relation.is_symmetric:
+      subjects += [f.value for f in facts]
+    assert len(set(subjects)) == len(subjects)
+    assert sorted(subjects) == sorted(
+      e.name for e in demo_world.entities if e.kind == relation.subject
+    )
+    # One to one: a masked subject follows from the value.
+    assert len({f.value for f in facts}) == len(facts)
+    if relation.has_entity_value:
+      of_kind = {
+        e.name for e in demo_world.entities if e.kind == relation.value
+      }
+      assert {f.value for f in facts} <= of_kind
+
+
+def test_many_facts_stand_only_in_the_article_of_another_entity(demo_world):
+  own = collections.Counter()
+  told = set()
+  for document in articles(demo_world):
+    for sentence in document.sentences:
+      told.add(sentence.fact)
+      own[sentence.fact] += (
+        demo_world.facts[sentence.fact].subject == document.entity
+      )
+  assert told == set(range(len(demo_world.facts)))
+  elsewhere = sum(own[fact] == 0 for fact in told) / len(told)
+  assert 0.3 < elsewhere < 0.8
+
+
+def test_told_elsewhere_moves_facts_out_of_their_subjects_articles(small_sizes):
+  def share(told_elsewhere):
+    world = world_lib.generate(0, **small_sizes, told_elsewhere=told_elsewhere)
+    own = {
+      s.fact
+      for d in articles(world)
+      for s in d.sentences
+      if world.facts[s.fact].subject == d.entity
+    }
+    return len(own) / len(world.facts)
+
+  assert share(0.0) > 0.95
+  assert share(0.9) < share(0.5) < share(0.0)
+
+
+def test_dates_and_numbers_look_like_what_they_are(demo_world):
+  numbers = set(map(str, facts_lib.NUMBERS))
+  for fact in demo_world.facts:
+    kind = relations.BY_NAME[fact.relation].value
+    if kind == "number":
+      assert fact.value in numbers
+    if kind == "date":
+      assert re.fullmatch(
+        r"([1-9]|1\d|2[0-8]) [A-Z][a-z]+ 1[678]\d\d", fact.value
+      )
+
+
+def test_the_files_hold_the_world(small_world, tmp_path):
+  world_lib.write_world(tmp_path / "new" / "world", world=small_world)
+  directory = tmp_path / "new" / "world"
+  documents = read_lines(directory / "articles.jsonl")
+  assert [d["id"] for d in documents] == [d.id for d in small_world.documents]
+  assert len({d["id"] for d in documents}) == len(documents)
+  text_of = {d["id"]: d["text"] for d in documents}
+  for split, questions in small_world.questions.items():
+    records = read_lines(directory / f"questions-{split}.jsonl")
+    assert [r["id"] for r in records] == [q.id for q in questions]
+    for record in records:
+      (answer,) = record["answer"]
+      assert mentions(record["question"], record["subject"])
+      assert record["relation"] in relations.BY_NAME
+      for gold in record["gold_ids"]:
+        assert mentions(text_of[gold], record["subject"])
+        assert mentions(text_of[gold], answer)
+
+
+@pytest.mark.parametrize(
+  ("arguments", "message"),
+  [
+    ({"num_rivers": 1}, "1 of kind river; every kind needs at least 2"),
+    ({"facts_per_digest": 1}, "facts_per_digest=1; a digest needs at least 2"),
+    ({"num_books": 4000}, "4000 names asked of"),
+  ],
+)
+def test_sizes_that_make_no_world_are_refused(small_sizes, arguments, message):
+  with pytest.raises(ValueError, match=re.escape(message)):
+    world_lib.generate(0, **(small_sizes | arguments))
