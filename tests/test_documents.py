@@ -1,0 +1,163 @@
+"""What README.md and WORKSPACE.md say is true: files, commands and flags."""
+
+import ast
+import dataclasses
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from realm_jax import configuration
+
+PROJECT_DIR = Path(__file__).resolve().parent.parent
+DOCUMENTS = ("README.md", "WORKSPACE.md")
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+  """A `python -m` command as a document shows it."""
+
+  document: str
+  module: str
+  arguments: tuple[str, ...]
+
+  @property
+  def is_abridged(self) -> bool:
+    """Whether parts of it are left for the reader to fill in."""
+    return any(mark in a for a in self.arguments for mark in "…{[")
+
+  def values(self, flag: str) -> list[str]:
+    return [
+      argument.removeprefix(flag)
+      for argument in self.arguments
+      if argument.startswith(flag)
+    ]
+
+  def __str__(self) -> str:
+    return f"{self.document}: {shlex.join([self.module, *self.arguments])}"
+
+
+def _code(document: str) -> str:
+  """The lines of indented and fenced blocks, continued lines joined."""
+  lines, fenced = [], False
+  for line in (PROJECT_DIR / document).read_text().splitlines():
+    if line.lstrip().startswith("```"):
+      fenced = not fenced
+    elif fenced or line.startswith("    "):
+      lines.append(line.strip())
+  return "\n".join(lines).replace("\\\n", " ")
+
+
+def _commands() -> Iterator[Command]:
+  for document in DOCUMENTS:
+    for line in _code(document).splitlines():
+      found = re.match(r"\S*python3? -m (\S+) ?(.*)", line)
+      if found is None or found[1].partition(".")[0] in ("pip", "venv"):
+        continue
+      # A comment, a redirection or an ampersand ends the arguments.
+      arguments = re.split(r" [#>&](?: |$)", found[2])[0]
+      yield Command(document, found[1], tuple(shlex.split(arguments)))
+
+
+def _entry_points() -> list[str]:
+  return [
+    f"{path.parent.name}.{path.stem}"
+    for folder in ("realm_jax", "launch")
+    for path in sorted((PROJECT_DIR / folder).glob("*.py"))
+    if '__name__ == "__main__"' in path.read_text()
+  ]
+
+
+COMMANDS = list(_commands())
+MODULES = sorted({c.module for c in COMMANDS} | set(_entry_points()))
+
+
+@pytest.fixture(scope="module")
+def help_of(tmp_path_factory) -> dict[str, str]:
+  """What each command answers to --helpfull."""
+  directory = tmp_path_factory.mktemp("help")
+  subprocess.run(
+    [sys.executable, "-m", "tests.help_child", directory, *MODULES],
+    cwd=PROJECT_DIR,
+    check=True,
+    capture_output=True,
+    timeout=300,
+  )
+  return {module: (directory / module).read_text() for module in MODULES}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_the_files_it_names_exist(document: str):
+  text = (PROJECT_DIR / document).read_text()
+  named = set(re.findall(r"`([\w./-]+\.(?:py|gin|md|sh|toml|txt))`", text))
+  named |= set(re.findall(r"\]\(([\w./-]+)\)", text))
+  # Folders of the project, written with their slash or below gin/.
+  named |= set(re.findall(r"`((?:realm_jax|gin|tasks|tests)/[\w./-]*)`", text))
+  missing = [
+    name
+    for name in sorted(named)
+    if "/" in name
+    # A file of realm_jax goes by its place in there, too.
+    and not (PROJECT_DIR / name).exists()
+    and not (PROJECT_DIR / "realm_jax" / name).exists()
+    # What the commands write, and what a user brings.
+    and not name.startswith(("out/", "runs/"))
+  ]
+  assert not missing, f"{document} names what is not there: {missing}"
+
+
+def test_the_make_targets_exist():
+  targets = set(
+    re.findall(r"^([\w-]+):", (PROJECT_DIR / "Makefile").read_text(), re.M)
+  )
+  for document in DOCUMENTS:
+    for line in _code(document).splitlines():
+      if line.startswith("make "):
+        words = line.removeprefix("make ").partition("#")[0].split()
+        named = {word for word in words if re.fullmatch(r"[a-z][\w-]*", word)}
+        assert named <= targets, f"{document}: {line}"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_command_explains_itself(module: str, help_of: dict[str, str]):
+  text = help_of[module]
+  assert "Traceback" not in text, text
+  path = PROJECT_DIR / f"{module.replace('.', '/')}.py"
+  story = ast.get_docstring(ast.parse(path.read_text()))
+  assert story, f"{module} has no docstring for its help"
+  assert story.splitlines()[0] in text
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=str)
+def test_the_flags_of_a_command_exist(
+  command: Command, help_of: dict[str, str]
+):
+  flags = {
+    argument.partition("=")[0].lstrip("-")
+    for argument in command.arguments
+    if argument.startswith("--") and ".gin." not in argument
+  }
+  flags = {flag for flag in flags if not flag.startswith("gin.")} - {"help"}
+  known = set(
+    re.findall(
+      r"^\s+(?:-\w,)?--(?:\[no\])?(\w+)", help_of[command.module], re.M
+    )
+  )
+  assert flags <= known, f"{command} has flags that do not exist"
+
+
+@pytest.mark.parametrize(
+  "command",
+  [c for c in COMMANDS if c.values("--gin_file=") and not c.is_abridged],
+  ids=str,
+)
+def test_the_recipe_of_a_command_is_complete(command: Command):
+  bindings = [
+    binding.replace("=", " = ", 1) for binding in command.values("--gin.")
+  ]
+  with configuration.parsed(command.values("--gin_file="), bindings):
+    pass
