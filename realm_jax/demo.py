@@ -93,6 +93,7 @@ class Story:
     *,
     recipe: str = "build_index",
     once: bool = False,
+    log_dir: str | None = None,
     **bindings: Any,
   ) -> Iterator[None]:
     """The index builder as a second process beside the block.
@@ -106,7 +107,7 @@ class Story:
     )
     flag = ("--once",) if once else ()
     command = _command("build_index", files, given, *flag)
-    log = Path(model_dir) / "build_index.log"
+    log = Path(log_dir or model_dir) / "build_index.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     print(f"\n$ {command} &     # log: {log}", flush=True)
     with log.open("w") as output:
@@ -179,13 +180,24 @@ def tell(story: Story) -> dict[str, Any]:
   )
 
   def answering(name: str, *, retriever: str | None):
-    # BM25 brings scores of its own, and no retriever to start from.
-    bindings = {} if retriever else {"INDEX_SCORES": True}
     start = {"INITIAL_READER": story.path("realm")}
     if retriever:
+      bindings = {}
       start["INITIAL_CHECKPOINT"] = story.path(retriever)
-    builder = "build_index" if retriever else "build_index_bm25"
-    with story.index_builder(story.path(name), once=True, recipe=builder):
+      builder = story.index_builder(story.path(name), once=True)
+    else:
+      # BM25 brings scores of its own, so the run has no towers; those of a
+      # generation, which nothing then reads, are the pre-trained run's.
+      bindings = {"INDEX_SCORES": True}
+      builder = story.index_builder(
+        story.path("realm"),
+        once=True,
+        recipe="build_index_bm25",
+        log_dir=story.path(name),
+        GENERATIONS_DIR=story.path(f"{name}/generations"),
+        CHECKPOINT_STEP=0,
+      )
+    with builder:
       story.train(
         name,
         "open_qa",
