@@ -37,7 +37,10 @@ class CheckpointStore:
   def __init__(
     self, model_dir: epath.PathLike, *, keep: int = 3, read_only: bool = True
   ):
-    self.directory = epath.Path(model_dir) / FOLDER
+    directory = epath.Path(model_dir) / FOLDER
+    # Orbax takes no relative path.
+    is_remote = "://" in str(model_dir)
+    self.directory = directory if is_remote else directory.absolute()
     self._read_only = read_only
     self._manager: ocp.CheckpointManager | None = None
     self._keep = keep

@@ -30,15 +30,13 @@ def test_a_parallelism_that_does_not_divide_is_refused(model_parallelism):
     make_mesh(model_parallelism=model_parallelism)
 
 
+OPTIMIZER = make_optimizer(OptimizerConfig(learning_rate=1.0), num_steps=10)
+
+
 @pytest.fixture(scope="module")
 def state():
-  optimizer = make_optimizer(OptimizerConfig(learning_rate=1.0), num_steps=10)
-  return create_state(
-    functools.partial(tiny.init, "pretraining"),
-    optimizer,
-    seed=0,
-    mesh=make_mesh(model_parallelism=2),
-  )[0]
+  mesh = make_mesh(model_parallelism=2)
+  return tiny.state("pretraining", OPTIMIZER, mesh)[0]
 
 
 @pytest.mark.parametrize(
@@ -79,17 +77,27 @@ def test_every_axis_of_every_parameter_has_a_rule():
   assert used <= named
 
 
-def test_initial_values_do_not_depend_on_the_layout(state):
-  optimizer = make_optimizer(OptimizerConfig(learning_rate=1.0), num_steps=10)
-  alone, _ = create_state(
-    functools.partial(tiny.init, "pretraining"),
-    optimizer,
-    seed=0,
-    mesh=make_mesh(devices=jax.devices()[:1]),
+def test_initial_values_do_not_depend_on_the_layout():
+  alone, spread = (
+    create_state(
+      functools.partial(tiny.init, "inverse_cloze"),
+      OPTIMIZER,
+      seed=0,
+      mesh=mesh,
+    )
+    for mesh in (
+      make_mesh(devices=jax.devices()[:1]),
+      make_mesh(model_parallelism=2),
+    )
   )
+  state, shardings = spread
+  assert int(state.step) == 0
+  assert jax.tree.map(lambda leaf: leaf.sharding, state) == shardings
+  table = state.params["retriever"]["query_tower"]["encoder"]["word_embeddings"]
+  assert table.addressable_shards[0].data.shape == (tiny.VOCABULARY // 2, 8)
   jax.tree.map(
     np.testing.assert_array_equal,
-    jax.device_get(alone.params),
+    jax.device_get(alone[0].params),
     jax.device_get(state.params),
   )
 

@@ -1,5 +1,7 @@
 """Where answers occur in token arrays."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -17,7 +19,9 @@ IS_CONTINUATION = np.array([False, False, False, True])
 
 def flattened(blocks):
   offsets = np.cumsum([0] + [len(block) for block in blocks])
-  return np.array(sum(blocks, []), np.int32), offsets.astype(np.int64)
+  return np.array(list(itertools.chain(*blocks)), np.int32), offsets.astype(
+    np.int64
+  )
 
 
 def padded(blocks):

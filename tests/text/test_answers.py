@@ -182,7 +182,7 @@ def words_one_by_one(text):
     category = unicodedata.category(character)[0]
     if category in "LNM":
       words[-1:] = (
-        [words[-1] + character] if open_word else words[-1:] + [character]
+        [words[-1] + character] if open_word else [*words[-1:], character]
       )
       open_word = True
     else:
