@@ -1,0 +1,1 @@
+"""Speed and endurance; each module prints a table, and JSON with `--json`."""

@@ -1,0 +1,250 @@
+"""A trainer and its index builder as processes that can be killed."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+PROJECT_DIR = Path(__file__).resolve().parent.parent
+_POLL_SECONDS = 0.02
+_STOP_SECONDS = 120.0
+
+
+class JobError(ValueError):
+  """A job that ended, or went on, when it should not have."""
+
+
+class Macro(str):
+  """The name of a gin macro, as a binding's value."""
+
+  def __repr__(self) -> str:
+    return f"%{self}"
+
+
+def gin_command(
+  module: str, gin_files: Sequence[str], *flags: str, **bindings: Any
+) -> list[str]:
+  """`python -m realm_jax.MODULE` with gin files and bindings."""
+  return [
+    *(sys.executable, "-m", f"realm_jax.{module}", *flags),
+    *(f"--gin_file={file}" for file in gin_files),
+    *(f"--gin.{name}={as_gin(value)}" for name, value in bindings.items()),
+  ]
+
+
+def as_gin(value: Any) -> str:
+  """A value as gin reads it."""
+  return repr(str(value) if isinstance(value, Path) else value)
+
+
+class Job:
+  """One command as a process, started as often as needed; its log is kept.
+
+  Args:
+    name: for messages.
+    command: what to run.
+    log: the file that its output is added to.
+    environment: of the process; None is this one's.
+  """
+
+  def __init__(
+    self,
+    name: str,
+    command: list[str],
+    *,
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+  ):
+    self.name = name
+    self.log = log
+    self.starts = 0
+    self.started_at = 0.0
+    self.command = command
+    self._environment = environment
+    self._process: subprocess.Popen | None = None
+    self._output: IO[str] | None = None
+
+  def start(self) -> None:
+    """Starts it, for the first time or again."""
+    self.log.parent.mkdir(parents=True, exist_ok=True)
+    self._output = self.log.open("a")
+    self._output.write(f"--- start {self.starts}\n")
+    self._output.flush()
+    self._process = subprocess.Popen(
+      self.command,
+      cwd=PROJECT_DIR,
+      env=None if self._environment is None else dict(self._environment),
+      stdout=self._output,
+      stderr=subprocess.STDOUT,
+    )
+    self.starts += 1
+    self.started_at = time.monotonic()
+
+  def ended(self) -> bool:
+    """Whether it ended well by itself.
+
+    Raises:
+      JobError: it failed.
+    """
+    code = self._running().poll()
+    if code:
+      raise JobError(f"the {self.name} ended with {code}:\n{self.tail()}")
+    return code == 0
+
+  def kill(self) -> None:
+    """kill -9, which no process can prepare for."""
+    self._running().kill()
+    self._running().wait()
+    self._close()
+
+  def terminate(self) -> int:
+    """SIGTERM; returns the exit status."""
+    self._running().send_signal(signal.SIGTERM)
+    try:
+      code = self._running().wait(_STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+      self.kill()
+      raise JobError(
+        f"the {self.name} did not stop within {_STOP_SECONDS:.0f} s of "
+        f"SIGTERM:\n{self.tail()}"
+      ) from None
+    self._close()
+    return code
+
+  def stop(self) -> None:
+    """Kills it if it still runs."""
+    if self._process is not None:
+      self.kill()
+
+  def tail(self, characters: int = 2000) -> str:
+    """The end of its log."""
+    return self.log.read_text(errors="replace")[-characters:]
+
+  def _running(self) -> subprocess.Popen:
+    if self._process is None:
+      raise JobError(f"the {self.name} was not started")
+    return self._process
+
+  def _close(self) -> None:
+    self._process = None
+    if self._output is not None:
+      self._output.close()
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """A pre-training run that waits for each generation of an exact index.
+
+  Attributes:
+    directory: of MODEL_DIR and the logs.
+    corpus_dir: what `build_corpus` wrote.
+    model: a gin file with the model and its lengths.
+    num_steps: of the run.
+    save_every_steps: the distance of checkpoints, and so of generations; a
+      generation is used from so many steps after its checkpoint.
+    batch_size: of a step.
+    environment: of both processes; None is this one's.
+  """
+
+  directory: Path
+  corpus_dir: Path
+  model: str
+  num_steps: int
+  save_every_steps: int
+  batch_size: int = 8
+  environment: Mapping[str, str] | None = None
+
+  @property
+  def model_dir(self) -> Path:
+    return self.directory / "model"
+
+  def trainer(self) -> Job:
+    """The trainer, not yet started."""
+    return self._job(
+      "trainer",
+      "train",
+      "pretrain",
+      NUM_STEPS=self.num_steps,
+      SAVE_EVERY_STEPS=self.save_every_steps,
+      LAG_STEPS=self.save_every_steps,
+      BATCH_SIZE=self.batch_size,
+      NUM_CANDIDATES=4,
+      LEARNING_RATE=1e-3,
+      WARMUP_STEPS=2,
+      WAIT_FOR_GENERATIONS=True,
+    )
+
+  def builder(self) -> Job:
+    """The index builder, not yet started."""
+    return self._job(
+      "builder",
+      "build_index",
+      "build_index",
+      INDEX=Macro("EXACT"),
+      MODE="every",
+    )
+
+  def _job(self, name: str, module: str, recipe: str, **bindings: Any) -> Job:
+    return Job(
+      name,
+      gin_command(
+        module,
+        [f"gin/runs/{recipe}.gin", self.model],
+        MODEL_DIR=self.model_dir,
+        CORPUS_DIR=self.corpus_dir,
+        **bindings,
+      ),
+      log=self.directory / f"{name}.log",
+      environment=self.environment,
+    )
+
+  def last_checkpoint(self) -> int:
+    """The last committed step, −1 before the first."""
+    return max(_steps(self.model_dir / "checkpoints"), default=-1)
+
+  def last_generation(self) -> int:
+    """The last published generation, −1 before the first."""
+    return max(_steps(self.model_dir / "generations"), default=-1)
+
+  def half_written(self) -> list[str]:
+    """What lies there of a checkpoint or generation that is being written."""
+    return sorted(
+      path.name
+      for folder in ("checkpoints", "generations")
+      for path in (self.model_dir / folder).glob("*")
+      if path.name.startswith(".tmp-") or "checkpoint-tmp" in path.name
+    )
+
+
+def _steps(folder: Path) -> list[int]:
+  try:
+    return [int(name) for name in os.listdir(folder) if name.isdecimal()]
+  except FileNotFoundError:
+    return []
+
+
+def wait_until(
+  condition: Callable[[], bool],
+  *,
+  what: str,
+  jobs: tuple[Job, ...] = (),
+  timeout_seconds: float = 600.0,
+) -> None:
+  """Waits, and fails as soon as a job does.
+
+  Raises:
+    JobError: a job failed, or the time is up.
+  """
+  deadline = time.monotonic() + timeout_seconds
+  while not condition():
+    for job in jobs:
+      job.ended()
+    if time.monotonic() > deadline:
+      logs = "\n".join(f"{job.name}:\n{job.tail()}" for job in jobs)
+      raise JobError(f"no {what} within {timeout_seconds:.0f} s\n{logs}")
+    time.sleep(_POLL_SECONDS)

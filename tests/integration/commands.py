@@ -1,0 +1,60 @@
+"""What the commands call, in this process, as their gin files bind it."""
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.jobs import as_gin
+from realm_jax import configuration
+from realm_jax.training import loop
+from tests import tiny_world
+
+
+def call(function: Any, gin_files: Sequence[str], **bindings: Any) -> Any:
+  """Calls a function as gin files and bindings configure it."""
+  with configuration.parsed(
+    gin_files, [f"{name} = {as_gin(value)}" for name, value in bindings.items()]
+  ):
+    return configuration.configured(function)()
+
+
+class Commands:
+  """The commands over the recipes of gin/runs/, in the tiny world.
+
+  Args:
+    world: whose corpus and questions are used.
+    model_file: the gin file of its model.
+  """
+
+  def __init__(self, world: tiny_world.World, model_file: str):
+    self.world = world
+    self._model_file = model_file
+
+  def call(self, function: Any, recipe: str, **bindings: Any) -> Any:
+    """Calls a function as gin/runs/RECIPE.gin binds it."""
+    files = [f"gin/runs/{recipe}.gin", self._model_file]
+    bindings.setdefault("CORPUS_DIR", self.world.corpus_dir)
+    return call(function, files, **bindings)
+
+  def train(self, recipe: str, model_dir: Path, **bindings: Any) -> dict:
+    """Trains a stage: `realm_jax.train`."""
+    settings = {"BATCH_SIZE": 8, "LEARNING_RATE": 1e-3, "WARMUP_STEPS": 2}
+    if recipe == "open_qa":
+      settings["TRAIN_QUESTIONS"] = self.world.question_file
+      settings["NUM_READ"] = 3
+    if recipe == "pretrain":
+      settings["NUM_CANDIDATES"] = 4
+    settings |= bindings
+    return self.call(loop.train, recipe, MODEL_DIR=model_dir, **settings)
+
+  @contextlib.contextmanager
+  def index_builder(self, model_dir: Path) -> Iterator[None]:
+    """Makes the first generation beside the block, as soon as it can."""
+    thread = threading.Thread(
+      target=self.world.build_generation, args=(model_dir,)
+    )
+    thread.start()
+    yield
+    thread.join()

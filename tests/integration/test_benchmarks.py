@@ -1,0 +1,64 @@
+"""What the benchmarks make of their measurements."""
+
+import pytest
+
+from benchmarks import retrieval_overhead, soak
+
+
+def _rows(seconds, *, generations=None, searched=None):
+  count = len(seconds)
+  generations = generations or [0] * count
+  searched = searched or [True] * count
+  return [
+    {
+      "step": step + 1,
+      "step_seconds": seconds[step],
+      "generation": generations[step],
+      **({"search_ms": 1.0, "gather_ms": 2.0} if searched[step] else {}),
+    }
+    for step in range(count)
+  ]
+
+
+def test_overhead_compares_neighbouring_turns():
+  # Turns of ten steps, of which four are mixed. The machine slows down
+  # halfway: both kinds double, and the ratio stays.
+  seconds, searched = [], []
+  for turn, slow in enumerate([1, 1, 1, 1, 2, 2]):
+    is_searched = turn % 2 == 0
+    seconds += [9.0] * 4 + [slow * (0.105 if is_searched else 0.1)] * 6
+    searched += [is_searched] * 10
+  found = retrieval_overhead.overhead(_rows(seconds, searched=searched))
+  # The first turn of each kind is left out.
+  assert found["pairs_of_turns"] == 2
+  assert found["ratio"] == pytest.approx(1.05)
+  assert found["given_ms"] == pytest.approx(150)
+  assert (found["search_ms"], found["gather_ms"]) == (1.0, 2.0)
+
+
+def test_swaps_are_held_against_the_median_step():
+  seconds = [0.1] * 20
+  generations = [0] * 8 + [5] * 6 + [10] * 6
+  seconds[7] = 0.14  # The step that swaps, before the first search in it.
+  seconds[14] = 0.12
+  seconds[3] = 5.0  # No swap.
+  found = retrieval_overhead.swaps(_rows(seconds, generations=generations))
+  assert [swap["step"] for swap in found["swaps"]] == [9, 15]
+  assert [swap["ms"] for swap in found["swaps"]] == pytest.approx([140, 120])
+  assert found["swap_ratio"] == pytest.approx(1.4)
+
+
+def test_moments_are_random_and_repeat():
+  settings = {"num_steps": 100, "cycle_seconds": 3.0}
+  moments = soak.draw_moments(20, seed=0, **settings)
+  assert moments == soak.draw_moments(20, seed=0, **settings)
+  assert moments != soak.draw_moments(20, seed=1, **settings)
+  assert len(moments) == 20
+  assert {moment.victims for moment in moments} == {
+    ("trainer",),
+    ("builder",),
+    ("trainer", "builder"),
+  }
+  steps = [moment.checkpoint for moment in moments if moment.checkpoint >= 0]
+  assert steps == sorted(steps)
+  assert max(steps) < 90

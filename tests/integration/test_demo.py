@@ -1,0 +1,53 @@
+"""`python -m realm_jax.demo` with a few steps of everything."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+_SMALL = """
+from __gin__ import dynamic_registration
+from realm_jax.models import bert
+include "gin/experiments/demo/quick.gin"
+bert.BertConfig.hidden_size = 32
+bert.BertConfig.num_layers = 1
+bert.BertConfig.intermediate_size = 64
+"""
+_CONTENDERS = ("realm", "random_blocks", "bm25", "ict_only")
+
+
+def test_the_whole_story_in_small(tmp_path, project_dir, command_environment):
+  (tmp_path / "small.gin").write_text(_SMALL)
+  output_dir = tmp_path / "demo"
+  done = subprocess.run(
+    [
+      *(sys.executable, "-m", "realm_jax.demo"),
+      f"--gin_file={tmp_path / 'small.gin'}",
+      f"--output_dir={output_dir}",
+    ],
+    cwd=project_dir,
+    env=command_environment,
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert done.returncode == 0, done.stderr[-3000:]
+  report = json.loads((output_dir / "report.json").read_text())
+  for name in _CONTENDERS:
+    for figure in ("exact_match", "recall_at_5"):
+      assert 0 <= report[name][figure] <= 1
+  assert {"with_retrieval", "null_only"} <= report["masked_accuracy"].keys()
+  assert report["edited_facts"]["total"] == 20
+  assert 0 <= report["edited_facts"]["followed"] <= 20
+  assert report["generations_swapped"] >= 0
+  assert report["wall_seconds"] > 0
+  assert (output_dir / "report.md").stat().st_size > 0
+  plots = [path.read_bytes() for path in output_dir.glob("*.png")]
+  assert plots
+  assert all(plot.startswith(b"\x89PNG") for plot in plots)
+  # Each stage is a command that a reader can type.
+  for module in ("build_corpus", "train", "build_index", "evaluate"):
+    assert f"$ python -m realm_jax.{module} " in done.stdout

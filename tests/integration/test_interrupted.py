@@ -1,0 +1,145 @@
+"""Trainer and builder as processes: killed, stopped, and started again."""
+
+import dataclasses
+import subprocess
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks import soak
+from benchmarks.jobs import Run, wait_until
+from realm_jax.training.run_lock import run_lock
+
+pytestmark = pytest.mark.slow
+
+_STEPS, _SAVE_EVERY = 24, 4
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, world, model_file, command_environment):
+  """`run(name, **environment)`: the same run in another folder."""
+  directory = tmp_path_factory.mktemp("interrupted")
+
+  def make(name, **environment):
+    return Run(
+      directory=directory / name,
+      corpus_dir=world.corpus_dir,
+      model=model_file,
+      num_steps=_STEPS,
+      save_every_steps=_SAVE_EVERY,
+      environment={**command_environment, **environment},
+    )
+
+  return make
+
+
+@pytest.fixture(scope="module")
+def unbroken(run) -> Run:
+  """A run that nothing disturbs; it logs what it compiles."""
+  unbroken = run("unbroken", JAX_LOG_COMPILES="1")
+  soak.finish(unbroken)
+  return unbroken
+
+
+@dataclasses.dataclass
+class Broken:
+  """A run with three kills and two polite stops, and what was seen."""
+
+  run: Run
+  kills: list[soak.Kill | None]
+  stopped: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def broken(run) -> Broken:
+  run = run("broken")
+  seconds = np.random.default_rng(0).uniform(0, 2, 3)
+  moments = [
+    soak.Moment(("trainer",), _SAVE_EVERY, seconds[0]),
+    soak.Moment(("builder",), 2 * _SAVE_EVERY, seconds[1]),
+    soak.Moment(("trainer", "builder"), 2 * _SAVE_EVERY, seconds[2]),
+  ]
+  stopped = {}
+  with soak.started(run) as jobs:
+    trainer, builder = jobs["trainer"], jobs["builder"]
+    kills = [soak.kill_at(run, moment, jobs) for moment in moments]
+    # With the builder gone, the trainer soon waits for a generation.
+    wait_until(
+      lambda: run.last_generation() >= 2 * _SAVE_EVERY,
+      what="generation",
+      jobs=(trainer, builder),
+    )
+    stopped["builder"] = builder.terminate()
+    waits_before = run.last_generation() + 2 * _SAVE_EVERY
+    wait_until(
+      lambda: run.last_checkpoint() >= waits_before - _SAVE_EVERY,
+      what="checkpoint",
+      jobs=(trainer,),
+    )
+    stopped["trainer"] = trainer.terminate()
+    stopped["left_at"] = run.last_checkpoint()
+    stopped["due_at"] = waits_before
+    trainer.start()
+    builder.start()
+    soak.complete(jobs)
+  return Broken(run, kills, stopped)
+
+
+def test_three_kills_change_nothing(unbroken, broken):
+  assert None not in broken.kills
+  assert len(soak.curve(broken.run)) == _STEPS
+  assert soak.differences(unbroken, broken.run) == []
+
+
+def test_each_step_has_its_own_generation(unbroken):
+  # The generation of checkpoint c serves from step c + 4; rows count from 1.
+  expected = [max(0, step - 4) // 4 * 4 for step in range(_STEPS)]
+  rows = soak.curve(unbroken)
+  assert [row["generation"] for row in rows] == expected
+  assert [row["staleness_steps"] for row in rows] == [
+    step - generation for step, generation in enumerate(expected)
+  ]
+
+
+def test_no_half_generation_is_ever_seen(broken):
+  assert soak.refusals(broken.run) == []
+  assert soak.verify_generations(broken.run) >= 3
+  assert "damaged" not in broken.run.builder().log.read_text()
+
+
+def test_sigterm_saves_where_it_is_and_leaves_well(broken):
+  stopped = broken.stopped
+  assert (stopped["trainer"], stopped["builder"]) == (0, 0)
+  # It came while the trainer was waiting, or on its way there.
+  assert stopped["left_at"] <= stopped["due_at"]
+  log = broken.run.trainer().log.read_text()
+  assert "told to stop" in log
+  assert f"going on from checkpoint {stopped['left_at']} of" in log
+
+
+def test_a_swap_compiles_nothing(unbroken):
+  log = unbroken.trainer().log.read_text()
+  before, *after = log.split("replaces 0 at step")
+  assert "Finished XLA compilation of jit(train_step)" in before
+  assert after
+  assert after[0].count(" replaces ") == 3
+  assert "Finished XLA compilation" not in after[0]
+
+
+def test_a_second_trainer_is_refused_in_a_line(run):
+  other = run("locked")
+  trainer = other.trainer()
+  with run_lock(other.model_dir):
+    done = subprocess.run(
+      trainer.command,
+      env=other.environment,
+      capture_output=True,
+      text=True,
+      check=False,
+    )
+  assert done.returncode == 2
+  lines = done.stderr.splitlines()
+  assert lines[-1].startswith(f"train: {other.model_dir} already has a trainer")
+  assert "Traceback" not in done.stderr
+  assert not (other.model_dir / "metrics.jsonl").exists()

@@ -1,0 +1,136 @@
+"""Real paragraphs and questions through the recipes for one's own text."""
+
+import itertools
+import json
+
+import pytest
+
+from realm_jax.corpus.build import build_corpus
+from realm_jax.corpus.store import Corpus
+from realm_jax.evaluation import run as evaluation_run
+from realm_jax.generations import builder
+from realm_jax.training import loop
+from tests.integration.commands import call
+
+pytestmark = pytest.mark.slow
+
+_RECIPES = "gin/experiments/small_text"
+# The recipes' model in small.
+_SMALL = {
+  "bert.BertConfig.hidden_size": 32,
+  "bert.BertConfig.num_layers": 1,
+  "bert.BertConfig.num_heads": 2,
+  "bert.BertConfig.intermediate_size": 64,
+}
+_STEPS = 3
+
+
+def _lines(path, limit=None):
+  with path.open(encoding="utf-8") as lines:
+    return [json.loads(line) for line in itertools.islice(lines, limit)]
+
+
+def _write_lines(path, records):
+  lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
+  path.write_text("".join(lines), encoding="utf-8")
+  return str(path)
+
+
+@pytest.fixture(scope="module")
+def text(shared_data, tmp_path_factory):
+  """A folder with Wikipedia's paragraphs and the questions about them."""
+  folder = tmp_path_factory.mktemp("text")
+  paragraphs = _lines(shared_data / "qed" / "qed_dev_part.jsonl")
+  articles = _lines(shared_data / "wikitext2" / "articles.jsonl", limit=12)
+  documents = [
+    {"title": p["title_text"], "text": p["paragraph_text"]} for p in paragraphs
+  ]
+  documents += [
+    {"title": article["title"], "text": paragraph}
+    for article in articles
+    for paragraph in article["paragraphs"]
+  ]
+  questions = [
+    {
+      "question": p["question_text"],
+      "answer": [
+        part["string"] for answer in p["original_nq_answers"] for part in answer
+      ],
+    }
+    for p in paragraphs
+  ]
+  _write_lines(folder / "text.jsonl", documents)
+  _write_lines(folder / "train.jsonl", questions[:-32])
+  _write_lines(folder / "test.jsonl", questions[-32:])
+  summary = build_corpus(
+    [str(folder / "text.jsonl")],
+    folder / "corpus",
+    vocab="train:4000",
+    block_length=128,
+  )
+  assert summary.documents == len(documents)
+  return folder
+
+
+def _run(function, recipe, text, **bindings):
+  return call(
+    function,
+    [f"{_RECIPES}/{recipe}.gin"],
+    **_SMALL,
+    CORPUS_DIR=text / "corpus",
+    **bindings,
+  )
+
+
+def test_three_stages_and_an_evaluation(text, tmp_path):
+  stages = ("inverse_cloze", "pretrain", "open_qa")
+  folders = {stage: tmp_path / stage for stage in stages}
+
+  def train(stage, **bindings):
+    return _run(
+      loop.train,
+      stage,
+      text,
+      MODEL_DIR=folders[stage],
+      BATCH_SIZE=8,
+      **bindings,
+    )
+
+  assert train("inverse_cloze", NUM_STEPS=_STEPS)["step"] == _STEPS
+  more = {
+    "pretrain": {"INITIAL_CHECKPOINT": folders["inverse_cloze"]},
+    "open_qa": {
+      "INITIAL_CHECKPOINT": folders["pretrain"],
+      "TRAIN_QUESTIONS": text / "train.jsonl",
+      "NUM_SEARCHED": 50,
+    },
+  }
+  for stage, bindings in more.items():
+    # Checkpoint 0, of which the first generation is made.
+    train(stage, NUM_STEPS=0, **bindings)
+    published = _run(
+      builder.build_index,
+      "build_index",
+      text,
+      MODEL_DIR=folders[stage],
+      **{"builder.build_index.once": True},
+    )
+    assert published == [0]
+    done = train(stage, NUM_STEPS=_STEPS, **bindings)
+    assert done["step"] == _STEPS
+    assert 0 < done["metrics"]["loss"] < 100
+
+  figures = _run(
+    evaluation_run.evaluate,
+    "eval",
+    text,
+    MODEL_DIR=folders["open_qa"],
+    QUESTIONS=text / "test.jsonl",
+    OUTPUT_DIR=tmp_path / "figures",
+  )
+  assert figures["num_questions"] == 32
+  predictions = _lines(tmp_path / "figures" / "predictions.jsonl")
+  texts = Corpus.open(text / "corpus")
+  bodies = " ".join(texts.body(row) for row in range(texts.num_blocks))
+  # Answers are shown as they were written.
+  assert all(p["prediction"] in bodies for p in predictions)

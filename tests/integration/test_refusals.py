@@ -1,0 +1,194 @@
+"""What a user gets wrong answers in a line, and loses nothing."""
+
+import json
+import math
+import shutil
+
+import pytest
+
+from realm_jax import configuration
+from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.configuration import ConfigurationError
+from realm_jax.training.metrics_log import NonFiniteLossError
+from tests import tiny_world
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory, commands):
+  """A pre-training run of one step, with the generation of step 0."""
+  model_dir = tmp_path_factory.mktemp("begun") / "realm"
+  with commands.index_builder(model_dir):
+    commands.train("pretrain", model_dir, NUM_STEPS=1, SEED=0)
+  return model_dir
+
+
+@pytest.fixture
+def model_dir(begun, tmp_path):
+  """A copy of that run, to be spoilt."""
+  return shutil.copytree(begun, tmp_path / "realm")
+
+
+@pytest.fixture
+def refusal(commands):
+  """`refusal(recipe, model_dir, **bindings)`: the line that the error is."""
+
+  def refused(recipe, model_dir, **bindings):
+    with pytest.raises((ValueError, OSError)) as error:
+      commands.train(recipe, model_dir, **{"NUM_STEPS": 3, **bindings})
+    text = configuration.message_of(error.value)
+    assert "\n" not in text
+    return text
+
+  return refused
+
+
+def _latest(model_dir):
+  store = CheckpointStore(model_dir)
+  try:
+    return store.latest()
+  finally:
+    store.close()
+
+
+def test_a_binding_that_does_not_exist(commands, tmp_path):
+  with pytest.raises(ConfigurationError, match=r"did you mean.*NUM_STEPS"):
+    commands.train("pretrain", tmp_path / "new", NUM_STEP=3)
+  assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("content", [None, "text", "folder"])
+def test_an_initial_checkpoint_that_is_none(refusal, tmp_path, content):
+  source = tmp_path / "source"
+  if content == "text":
+    source.write_text("weights")
+  elif content == "folder":
+    source.mkdir()
+  text = refusal(
+    "pretrain", tmp_path / "new", INITIAL_CHECKPOINT=source, NUM_STEPS=3
+  )
+  assert f"{source} is not a checkpoint; want a MODEL_DIR" in text
+
+
+def test_a_corpus_that_is_none(refusal, tmp_path):
+  text = refusal("pretrain", tmp_path / "new", CORPUS_DIR=tmp_path / "nowhere")
+  assert f"no corpus in {tmp_path / 'nowhere'}" in text
+
+
+def test_a_task_that_does_not_exist(refusal, model_dir):
+  text = refusal("pretrain", model_dir, TASK="masked_salient_span")
+  assert "masked_salient_span" in text
+  assert "masked_salient_spans" in text
+
+
+def test_question_files_that_do_not_exist(refusal, tmp_path, world):
+  world.save_checkpoint(tmp_path / "qa")
+  world.build_generation(tmp_path / "qa")
+  text = refusal(
+    "open_qa", tmp_path / "qa", TRAIN_QUESTIONS=tmp_path / "none.jsonl"
+  )
+  assert str(tmp_path / "none.jsonl") in text
+
+
+def test_more_candidates_than_blocks(refusal, model_dir, world):
+  blocks = world.corpus.num_blocks
+  text = refusal("pretrain", model_dir, NUM_CANDIDATES=blocks + 1)
+  assert f"num_candidates={blocks + 1} needs {blocks + 1} blocks" in text
+  assert f"the corpus has {blocks}; lower NUM_CANDIDATES" in text
+
+
+def test_another_seed_than_the_run_began_with(refusal, model_dir):
+  text = refusal("pretrain", model_dir, SEED=1)
+  assert "was trained with SEED=0, not 1" in text
+
+
+def test_a_nan_stops_the_run_and_leaves_a_good_checkpoint(
+  commands, refusal, model_dir
+):
+  with pytest.raises(NonFiniteLossError, match=r"at step \d") as error:
+    commands.train(
+      "pretrain",
+      model_dir,
+      NUM_STEPS=12,
+      SAVE_EVERY_STEPS=1,
+      LEARNING_RATE=1e30,
+    )
+  last = _latest(model_dir)
+  assert f"the last good checkpoint, step {last} of" in str(error.value)
+  # It is good: the run goes on from it.
+  done = commands.train("pretrain", model_dir, NUM_STEPS=last + 2)
+  assert done["step"] == last + 2
+  assert math.isfinite(done["metrics"]["loss"])
+
+
+def _truncate(generation):
+  path = next(generation.glob("embeddings-*"))
+  path.write_bytes(path.read_bytes()[:-8])
+
+
+def _flip_a_byte(generation):
+  path = next(generation.glob("embeddings-*"))
+  content = bytearray(path.read_bytes())
+  content[-1] ^= 1
+  path.write_bytes(content)
+
+
+def _change_a_checksum(generation):
+  path = generation / "manifest.json"
+  manifest = json.loads(path.read_text())
+  manifest["files"][0]["sha256"] = "0" * 64
+  path.write_text(json.dumps(manifest))
+
+
+def _cut_the_manifest(generation):
+  path = generation / "manifest.json"
+  path.write_text(path.read_text()[:100])
+
+
+@pytest.mark.parametrize(
+  ("spoil", "said"),
+  [
+    (_truncate, "bytes and not"),
+    (_flip_a_byte, "does not match its checksum"),
+    (_change_a_checksum, "does not match its checksum"),
+    (_cut_the_manifest, "is not a manifest"),
+  ],
+)
+def test_a_damaged_generation_is_refused(refusal, model_dir, spoil, said):
+  generation = model_dir / "generations" / "00000000"
+  spoil(generation)
+  text = refusal("pretrain", model_dir)
+  assert str(generation) in text
+  assert said in text
+  assert "build_index" in text
+  assert _latest(model_dir) == 1
+
+
+def test_a_builder_that_starts_again_mends_the_run(commands, world, model_dir):
+  _truncate(model_dir / "generations" / "00000000")
+  assert world.build_generation(model_dir, checkpoint_step=0) == [0]
+  assert commands.train("pretrain", model_dir, NUM_STEPS=2)["step"] == 2
+
+
+def test_a_generation_of_another_corpus(
+  refusal, commands, model_dir, tmp_path, world
+):
+  documents = tiny_world.documents()[:-1]
+  (tmp_path / "text.jsonl").write_text(
+    "".join(json.dumps(document) + "\n" for document in documents)
+  )
+  tiny_world.build_corpus(
+    [str(tmp_path / "text.jsonl")],
+    tmp_path / "corpus",
+    vocab=str(world.corpus_dir / "vocab.txt"),
+    block_length=tiny_world.BLOCK_LENGTH,
+    tagger=tiny_world.tag,
+  )
+  text = refusal("pretrain", model_dir, CORPUS_DIR=tmp_path / "corpus")
+  assert "is of another corpus" in text
+  blocks = world.corpus.num_blocks
+  assert f"with {blocks} blocks" in text
+  assert f"with {blocks - 1};" in text
+  # With its own corpus nothing is lost.
+  assert commands.train("pretrain", model_dir, NUM_STEPS=2)["step"] == 2
