@@ -2,6 +2,10 @@
 
 import dataclasses
 
+# Below these there is nothing to fall from: with one candidate beside the null
+# block the entropy is near 0 all the time.
+_LEAST = {"recall": 0.02, "candidate_entropy": 0.1}
+
 
 @dataclasses.dataclass
 class CollapseMonitor:
@@ -47,7 +51,8 @@ class CollapseMonitor:
     if self._means["retrieval_utility"] >= self.useful:
       return None
     for name in ("recall", "candidate_entropy"):
-      if self._means[name] < self.fallen * self._best[name]:
+      best = self._best[name]
+      if best > _LEAST[name] and self._means[name] < self.fallen * best:
         self._quiet_until = self._seen + self.patience_steps
         return (
           f"the retriever is collapsing: retrieval utility is "

@@ -294,7 +294,8 @@ def train(
         known = log.push(step + 1, metrics, host_metrics)
       except NonFiniteLossError as error:
         raise _with_last_good(error, store) from None
-      if known and (warning := monitor.update(known)):
+      moves = step >= optimizer.hold_retriever_steps
+      if known and moves and (warning := monitor.update(known)):
         logging.warning("step %d: %s", step + 1, warning)
       is_last = not has_next or stop.is_set()
       if is_last or (step + 1) % save_every_steps == 0:

@@ -222,3 +222,11 @@ def test_another_structure_is_refused_by_name(store):
     CheckpointError, match=r"extra: checkpoint has nothing, model wants \(2,\)"
   ):
     store.restore(1, items=("retriever",), like=like)
+
+
+def test_a_relative_model_dir_will_do(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  store = CheckpointStore("run", read_only=False)
+  _save(store, 3, _items())
+  store.close()
+  assert CheckpointStore(tmp_path / "run").steps() == [3]
