@@ -61,9 +61,12 @@ class Story:
 
   def train(self, name: str, recipe: str, **bindings: Any) -> dict[str, Any]:
     """Trains a stage in its own folder."""
-    return self.run(
+    result = self.run(
       "train", loop.train, recipe, MODEL_DIR=self.path(name), **bindings
     )
+    if result["stopped"]:
+      raise ValueError(f"told to stop in {name}; what is made so far stays")
+    return result
 
   def evaluate(self, name: str, recipe: str, **bindings: Any) -> dict[str, Any]:
     """Measures a stage; figures go to a folder of `evaluations`."""

@@ -98,8 +98,8 @@ def train(
     task_modules: modules that add seqio tasks when they are imported.
 
   Returns:
-    `step` (how many are done), `swaps` (generations swapped in) and `metrics`
-    (of the last step).
+    `step` (how many are done), `swaps` (generations swapped in), `metrics` (of
+    the last step) and `stopped` (whether SIGTERM ended it early).
 
   Raises:
     RunLockError: MODEL_DIR has a trainer already.
@@ -152,7 +152,7 @@ def train(
     start = int(state.step)
     if start >= num_steps:
       logging.info("%s is trained already: step %d", model_dir, start)
-      return {"step": start, "swaps": 0, "metrics": {}}
+      return {"step": start, "swaps": 0, "metrics": {}, "stopped": False}
 
     schedule: GenerationSchedule | None = None
     if stage.needs_index:
@@ -252,7 +252,7 @@ def train(
         generation = schedule.start(start, place.generation)
     except StoppedWaiting:
       logging.info("told to stop: left at step %d", start)
-      return {"step": start, "swaps": 0, "metrics": {}}
+      return {"step": start, "swaps": 0, "metrics": {}, "stopped": True}
     batch = next(batches)
     pending = prepare(batch, generation, place.found)
     steps = _compile_steps(
@@ -310,6 +310,7 @@ def train(
       "step": int(state.step),
       "swaps": schedule.swaps if schedule else 0,
       "metrics": log.last,
+      "stopped": stop.is_set(),
     }
 
 
