@@ -205,7 +205,8 @@ def differences(expected: Run, got: Run) -> list[str]:
   found += [
     f"the last checkpoint's {path}"
     for path, value in parameters.items()
-    if not np.array_equal(value, other_parameters.get(path))
+    if path not in other_parameters
+    or not np.array_equal(value, other_parameters[path])
   ]
   return found
 
