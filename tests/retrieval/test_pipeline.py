@@ -1,0 +1,133 @@
+"""Retrieval ahead of the step: what is found, where it lies, and errors."""
+
+import jax
+import numpy as np
+import pytest
+
+from realm_jax.indexes.exact import ExactIndex
+from realm_jax.indexes.protocol import SearchResult
+from realm_jax.partitioning.mesh import make_mesh
+from realm_jax.retrieval.pipeline import RetrievalPipeline
+
+NUM_BLOCKS, DIM, K = 11, 4, 3
+TOKENS = np.arange(16, dtype=np.int32).reshape(8, 2) % 5
+
+
+def _embed(table, token_ids):
+  """A query's vector is the sum of its tokens' rows."""
+  return table[token_ids].sum(axis=1)
+
+
+@pytest.fixture(scope="module")
+def mesh():
+  return make_mesh()
+
+
+@pytest.fixture
+def pipeline(mesh):
+  pipeline = RetrievalPipeline(_embed, mesh=mesh)
+  yield pipeline
+  pipeline.close()
+
+
+def _world():
+  """Whole numbers, so that every sum is exact."""
+  rng = np.random.default_rng(0)
+  table = rng.integers(-3, 4, (5, DIM)).astype(np.float32)
+  vectors = rng.integers(-3, 4, (NUM_BLOCKS, DIM)).astype(np.float32)
+  return table, vectors
+
+
+def _best(table, vectors):
+  scores = np.stack([table[row].sum(axis=0) @ vectors.T for row in TOKENS])
+  rows = np.argsort(-scores, axis=1, kind="stable")[:, :K]
+  return rows, np.take_along_axis(scores, rows, axis=1)
+
+
+def _assemble(found):
+  return {"rows": found.rows}, {"recall": 0.5}
+
+
+class HostIndex:
+  """An index that searches on the host, by tokens or by vectors."""
+
+  num_blocks = NUM_BLOCKS
+
+  def __init__(self, vectors, *, needs_vectors):
+    self.vectors = vectors
+    self.needs_vectors = needs_vectors
+    self.queries = None
+
+  def search(self, queries, k):
+    self.queries = queries
+    b = len(queries.token_ids)
+    rows = np.tile(np.arange(k, dtype=np.int32), (b, 1))
+    return SearchResult(rows=rows, scores=-rows.astype(np.float32))
+
+
+def test_exact_search_finds_the_best_blocks(pipeline, mesh):
+  table, vectors = _world()
+  index = ExactIndex(vectors, mesh=mesh)
+  prepared = pipeline.search(
+    TOKENS,
+    query_params=table,
+    index=index,
+    num_blocks=K,
+    assemble=_assemble,
+  ).result()
+  rows, scores = _best(table, vectors)
+  np.testing.assert_array_equal(prepared.found.rows, rows)
+  np.testing.assert_array_equal(prepared.found.scores, scores)
+  # The step's arrays lie over the devices, a row on each.
+  np.testing.assert_array_equal(prepared.batch["rows"], rows)
+  assert len(prepared.batch["rows"].sharding.device_set) == 8
+  assert prepared.metrics["recall"] == 0.5
+  assert prepared.metrics["search_ms"] >= 0
+
+
+def test_an_index_on_the_host_gets_the_vectors(pipeline):
+  table, vectors = _world()
+  index = HostIndex(vectors, needs_vectors=True)
+  pipeline.search(
+    TOKENS, query_params=table, index=index, num_blocks=K, assemble=_assemble
+  ).result()
+  np.testing.assert_array_equal(index.queries.token_ids, TOKENS)
+  np.testing.assert_array_equal(
+    index.queries.vectors, np.stack([table[row].sum(axis=0) for row in TOKENS])
+  )
+
+
+def test_an_index_of_words_needs_no_model(pipeline):
+  _, vectors = _world()
+  index = HostIndex(vectors, needs_vectors=False)
+  prepared = pipeline.search(
+    TOKENS, query_params=None, index=index, num_blocks=K, assemble=_assemble
+  ).result()
+  assert index.queries.vectors is None
+  np.testing.assert_array_equal(prepared.found.rows[0], [0, 1, 2])
+
+
+def test_a_resumed_step_uses_what_was_found_before(pipeline):
+  found = SearchResult(
+    rows=np.arange(24, dtype=np.int32).reshape(8, 3),
+    scores=np.zeros((8, 3), np.float32),
+  )
+  prepared = pipeline.resume(found, _assemble).result()
+  np.testing.assert_array_equal(prepared.batch["rows"], found.rows)
+  assert prepared.found is found
+
+
+def test_a_stage_without_index_only_moves_its_arrays(pipeline):
+  prepared = pipeline.without_search({"query": TOKENS}).result()
+  assert isinstance(prepared.batch["query"], jax.Array)
+  np.testing.assert_array_equal(prepared.batch["query"], TOKENS)
+  assert prepared.found.rows.size == 0
+
+
+def test_an_error_in_the_background_reaches_the_loop(pipeline):
+  def fail(found):
+    raise OSError("disk gone")
+
+  found = SearchResult(rows=TOKENS, scores=TOKENS.astype(np.float32))
+  with pytest.raises(OSError, match="disk gone"):
+    pipeline.resume(found, fail).result()

@@ -1,0 +1,125 @@
+"""A run goes on from its last checkpoint exactly, and starts from others'."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from realm_jax.checkpoints.manager import CheckpointError, CheckpointStore
+from realm_jax.indexes.protocol import SearchResult
+from realm_jax.partitioning.mesh import make_mesh
+from realm_jax.training.initial import load_initial
+from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
+from realm_jax.training.resume import LoopState, restore, save
+from tests.training import tiny
+
+OPTIMIZER = make_optimizer(OptimizerConfig(learning_rate=1.0), num_steps=10)
+
+
+def _state(stage="pretraining", *, step=0, shift=0.0, model_parallelism=1):
+  """A state whose every value differs from that of another shift."""
+  mesh = make_mesh(model_parallelism=model_parallelism)
+  state, _ = tiny.state(stage, OPTIMIZER, mesh)
+  state = jax.tree.map(
+    lambda x: jax.device_put(np.asarray(x) + x.dtype.type(shift), x.sharding),
+    state,
+  )
+  return dataclasses.replace(
+    state, step=jax.device_put(np.int32(step), state.step.sharding)
+  )
+
+
+@pytest.fixture
+def store(tmp_path):
+  store = CheckpointStore(tmp_path, read_only=False)
+  yield store
+  store.close()
+
+
+def _assert_same(one, two):
+  jax.tree.map(
+    np.testing.assert_array_equal, jax.device_get(one), jax.device_get(two)
+  )
+
+
+def test_everything_comes_back_and_lies_where_it_should(store):
+  saved = _state(step=12, shift=2.0)
+  found = SearchResult(
+    rows=np.array([[4, 1], [0, 9]], np.int32),
+    scores=np.array([[0.5, 0.25], [3.0, -1.0]], np.float32),
+  )
+  save(store, saved, LoopState(96, generation=8, found=found), seed=5)
+  store.wait()
+  # The successor may be laid out otherwise.
+  fresh = _state(model_parallelism=2)
+  state, loop = restore(store, fresh, seed=5)
+  _assert_same(state, saved)
+  assert jax.tree.map(lambda x: x.sharding, state) == jax.tree.map(
+    lambda x: x.sharding, fresh
+  )
+  assert (loop.position, loop.generation) == (96, 8)
+  np.testing.assert_array_equal(loop.found.rows, found.rows)
+  np.testing.assert_array_equal(loop.found.scores, found.scores)
+
+
+def test_a_stage_without_an_index_has_no_generation(store):
+  save(store, _state("inverse_cloze", step=3), LoopState(24), seed=0)
+  store.wait()
+  state, loop = restore(store, _state("inverse_cloze"), seed=0)
+  assert int(state.step) == 3
+  assert loop == LoopState(24, generation=None, found=None)
+
+
+def test_the_last_checkpoint_is_the_one(store):
+  for step in (0, 5, 10):
+    save(store, _state(step=step, shift=step), LoopState(8 * step), seed=0)
+  store.wait()
+  state, loop = restore(store, _state(), seed=0)
+  assert (int(state.step), loop.position) == (10, 80)
+  _assert_same(state, _state(step=10, shift=10))
+
+
+def test_another_seed_is_refused(store):
+  save(store, _state(), LoopState(0), seed=1)
+  store.wait()
+  with pytest.raises(CheckpointError, match=r"SEED=1, not 2"):
+    restore(store, _state(), seed=2)
+
+
+def test_a_checkpoint_of_another_stage_is_refused(store):
+  save(store, _state("inverse_cloze"), LoopState(0), seed=0)
+  store.wait()
+  with pytest.raises(CheckpointError, match=r"has no \['reader'\]"):
+    restore(store, _state("pretraining"), seed=0)
+
+
+def test_a_stage_starts_from_the_one_before(store, tmp_path):
+  earlier = _state(step=4, shift=3.0)
+  save(store, earlier, LoopState(0), seed=0)
+  store.wait()
+  fresh = _state().params
+  for path in (tmp_path, tmp_path / "checkpoints" / "4"):
+    _assert_same(
+      load_initial(fresh, {"retriever": path, "reader": path}), earlier.params
+    )
+  # One component from there, the other fresh.
+  mixed = load_initial(fresh, {"retriever": tmp_path, "reader": None})
+  _assert_same(mixed["retriever"], earlier.params["retriever"])
+  _assert_same(mixed["reader"], fresh["reader"])
+
+
+def test_a_component_that_the_stage_before_lacks_starts_afresh(store, tmp_path):
+  earlier = _state("inverse_cloze", shift=3.0)
+  save(store, earlier, LoopState(0), seed=0)
+  store.wait()
+  fresh = _state().params
+  loaded = load_initial(fresh, {"retriever": tmp_path, "reader": tmp_path})
+  _assert_same(loaded["retriever"], earlier.params["retriever"])
+  _assert_same(loaded["reader"], fresh["reader"])
+
+
+@pytest.mark.parametrize("name", ["nowhere", "nowhere/checkpoints/7"])
+def test_a_path_that_is_no_checkpoint_is_refused(tmp_path, name):
+  with pytest.raises(CheckpointError, match="nowhere"):
+    load_initial(_state("inverse_cloze").params, {"retriever": tmp_path / name})
