@@ -16,6 +16,8 @@ STAMP := $(VENV)/installed
 # Stands while an installation runs: one that was killed starts afresh.
 UNFINISHED := $(VENV).unfinished
 EXTRAS := demo,dev,launch
+# A file's tests stay on one worker and share what they set up.
+PYTEST := $(PY) -m pytest -n 2 --dist loadfile
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
   $$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
     2>/dev/null && command -v $$python && break; done)
@@ -49,10 +51,10 @@ demo: env
 	$(PY) -m realm_jax.demo --output_dir=out/demo
 
 test: lint
-	$(PY) -m pytest
+	$(PYTEST)
 
 test-fast: lint
-	$(PY) -m pytest -m 'not slow'
+	$(PYTEST) -m 'not slow'
 
 lint: env
 	$(VENV)/bin/ruff check .

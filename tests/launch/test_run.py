@@ -1,0 +1,71 @@
+"""A whole run by the launcher: training, index building and evaluation."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import tiny_world
+
+pytestmark = pytest.mark.slow
+
+_MODEL = f"""
+include "gin/models/tiny.gin"
+JOINT_LENGTH = {tiny_world.JOINT_LENGTH}
+"""
+
+
+def test_one_command_trains_builds_the_index_and_evaluates(
+  tmp_path: Path, project_dir: Path, command_environment: dict[str, str]
+):
+  world = tiny_world.build(tmp_path)
+  model = tmp_path / "model.gin"
+  model.write_text(_MODEL)
+  run = tmp_path / "run"
+  done = subprocess.run(
+    [
+      *(sys.executable, "-m", "launch.xm_launch"),
+      f"--model_dir={run}",
+      f"--corpus_dir={world.corpus_dir}",
+      "--gin_file=gin/runs/pretrain.gin",
+      f"--gin_file={model}",
+      "--gin.NUM_STEPS=6",
+      "--gin.BATCH_SIZE=4",
+      "--gin.NUM_CANDIDATES=3",
+      "--gin.SAVE_EVERY_STEPS=2",
+      "--gin.LAG_STEPS=2",
+      "--gin.WAIT_FOR_GENERATIONS=True",
+      f"--gin.BLOCK_LENGTH={tiny_world.BLOCK_LENGTH}",
+      f"--gin.QUERY_LENGTH={tiny_world.QUERY_LENGTH}",
+      "--builder_gin_file=gin/runs/build_index.gin",
+      f"--builder_gin_file={model}",
+      "--builder.gin.INDEX=%EXACT",
+      "--builder.gin.MODE='every'",
+      f"--builder.gin.QUERY_LENGTH={tiny_world.QUERY_LENGTH}",
+      "--evaluator_gin_file=gin/runs/eval_masked.gin",
+      f"--evaluator_gin_file={model}",
+      f"--evaluator.gin.OUTPUT_DIR='{run}/eval'",
+      "--evaluator.gin.NUM_BATCHES=1",
+      "--evaluator.gin.BATCH_SIZE=4",
+      "--evaluator.gin.NUM_CANDIDATES=3",
+      f"--evaluator.gin.BLOCK_LENGTH={tiny_world.BLOCK_LENGTH}",
+      f"--evaluator.gin.QUERY_LENGTH={tiny_world.QUERY_LENGTH}",
+    ],
+    cwd=project_dir,
+    env={**command_environment, "HOME": str(tmp_path)},
+    capture_output=True,
+    text=True,
+    timeout=400,
+  )
+  assert done.returncode == 0, done.stdout + done.stderr
+  rows = [
+    json.loads(line)
+    for line in (run / "metrics.jsonl").read_text().splitlines()
+  ]
+  # The index of checkpoint 2 is used from step 4 on: it was made meanwhile.
+  assert {row["staleness_steps"] for row in rows} == {0.0, 1.0, 2.0, 3.0}
+  assert (run / "generations" / "00000002" / "manifest.json").exists()
+  metrics = json.loads((run / "eval" / "metrics.json").read_text())
+  assert 0.0 <= metrics["masked_accuracy"] <= 1.0
