@@ -18,8 +18,8 @@ UNFINISHED := $(VENV).unfinished
 EXTRAS := demo,dev,launch
 # A file's tests stay on one worker and share what they set up.
 PYTEST := $(PY) -m pytest -n 2 --dist loadfile
-PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
-  $$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
+PYTHON ?= $(shell for python in python3.11 python3.12 python3; do \
+  $$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' \
     2>/dev/null && command -v $$python && break; done)
 
 # The commits that were tried with these constraints.
@@ -33,8 +33,8 @@ env: $(STAMP)
 
 $(STAMP): setup.py pyproject.toml constraints.txt
 	@if [ ! -e $(PY) ] || [ -e $(UNFINISHED) ]; then \
-	  '$(PYTHON)' -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null || { \
-	    echo "make: Python 3.11, 3.12 or 3.13 is needed; '$(PYTHON)' is not one of them:" \
+	  '$(PYTHON)' -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null || { \
+	    echo "make: Python 3.11 or 3.12 is needed; '$(PYTHON)' is not one of them:" \
 	      "$$('$(PYTHON)' --version 2>&1 || true)" >&2; \
 	    echo "make: install one, or say where it is: make PYTHON=/path/to/python3.11" >&2; \
 	    exit 1; }; \
