@@ -20,11 +20,14 @@ from tqdm import tqdm
 
 _STEPS_LATE = 2
 _LOG_LINE_SECONDS = 30.0
+# The loss of a step says nothing of the parameters that it leaves; a
+# checkpoint of those would be lost to the next step.
+_FINITE = ("loss", "gradient_norm", "parameter_norm")
 _SHOWN = ("loss", "accuracy", "retrieval_utility", "recall", "span_accuracy")
 
 
 class NonFiniteLossError(ValueError):
-  """The loss, or its gradient, is not a number any more."""
+  """The loss, its gradient or the parameters are no numbers any more."""
 
 
 class MetricsLog:
@@ -77,7 +80,7 @@ class MetricsLog:
       The metrics of the step that is now known, or None.
 
     Raises:
-      NonFiniteLossError: that step's loss or gradient is not finite.
+      NonFiniteLossError: what that step made is not finite.
     """
     now = time.perf_counter()
     seconds, self._step_began = now - self._step_began, now
@@ -109,8 +112,8 @@ class MetricsLog:
   def _write_oldest(self) -> dict[str, float]:
     step, device, host = self._queue.popleft()
     metrics = {name: float(x) for name, x in jax.device_get(device).items()}
-    for name in ("loss", "gradient_norm"):
-      if not math.isfinite(metrics[name]):
+    for name in _FINITE:
+      if not math.isfinite(metrics.get(name, 0.0)):
         raise NonFiniteLossError(f"{name} is {metrics[name]} at step {step}")
     metrics |= host
     self.last = metrics

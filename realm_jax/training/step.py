@@ -145,7 +145,8 @@ def train_step(
       its gradient need not be computed.
 
   Returns:
-    The next state and the metrics, with `gradient_norm` among them.
+    The next state and the metrics, with `gradient_norm` and `parameter_norm`
+    (of the next state) among them.
   """
   dropout_key = jax.random.fold_in(jax.random.key(seed), state.step)
 
@@ -161,6 +162,7 @@ def train_step(
   )
   metrics["gradient_norm"] = optax.tree.norm(gradient)
   params: Any = optax.apply_updates(state.params, updates)
+  metrics["parameter_norm"] = optax.tree.norm(params)
   state = TrainState(
     step=state.step + jnp.ones_like(state.step),
     params=params,

@@ -1,8 +1,8 @@
 """What the commands call, in this process, as their gin files bind it."""
 
 import contextlib
-import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,10 @@ from benchmarks.jobs import as_gin
 from realm_jax import configuration
 from realm_jax.training import loop
 from tests import tiny_world
+
+# The gin file of the tiny world's model and lengths.
+MODEL_FILE = "tests/integration/tiny.gin"
+_PATIENCE_SECONDS = 300.0
 
 
 def call(function: Any, gin_files: Sequence[str], **bindings: Any) -> Any:
@@ -25,16 +29,14 @@ class Commands:
 
   Args:
     world: whose corpus and questions are used.
-    model_file: the gin file of its model.
   """
 
-  def __init__(self, world: tiny_world.World, model_file: str):
+  def __init__(self, world: tiny_world.World):
     self.world = world
-    self._model_file = model_file
 
   def call(self, function: Any, recipe: str, **bindings: Any) -> Any:
     """Calls a function as gin/runs/RECIPE.gin binds it."""
-    files = [f"gin/runs/{recipe}.gin", self._model_file]
+    files = [f"gin/runs/{recipe}.gin", MODEL_FILE]
     bindings.setdefault("CORPUS_DIR", self.world.corpus_dir)
     return call(function, files, **bindings)
 
@@ -46,15 +48,19 @@ class Commands:
       settings["NUM_READ"] = 3
     if recipe == "pretrain":
       settings["NUM_CANDIDATES"] = 4
+    if recipe != "inverse_cloze":
+      # A builder that failed must not be waited for all day.
+      name = "refresh.RefreshConfig.timeout_seconds"
+      settings[name] = _PATIENCE_SECONDS
     settings |= bindings
     return self.call(loop.train, recipe, MODEL_DIR=model_dir, **settings)
 
   @contextlib.contextmanager
   def index_builder(self, model_dir: Path) -> Iterator[None]:
     """Makes the first generation beside the block, as soon as it can."""
-    thread = threading.Thread(
-      target=self.world.build_generation, args=(model_dir,)
-    )
-    thread.start()
-    yield
-    thread.join()
+    with ThreadPoolExecutor(1) as thread:
+      making = thread.submit(self.world.build_generation, model_dir)
+      try:
+        yield
+      finally:
+        assert making.result(_PATIENCE_SECONDS) == [0]

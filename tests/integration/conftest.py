@@ -1,4 +1,4 @@
-"""A tiny world, the gin file of its model, and the commands over them."""
+"""A tiny world, and the commands over it."""
 
 import pytest
 
@@ -12,22 +12,5 @@ def world(tmp_path_factory) -> tiny_world.World:
 
 
 @pytest.fixture(scope="session")
-def model_file(tmp_path_factory) -> str:
-  """The gin file of the world's model and lengths."""
-  path = tmp_path_factory.mktemp("gin") / "model.gin"
-  lines = [
-    "from __gin__ import dynamic_registration",
-    "from realm_jax.models import bert",
-    "from realm_jax.models import reader",
-    "from realm_jax.models import retriever",
-    'include "gin/models/tiny.gin"',
-    *tiny_world.GIN_BINDINGS,
-    "bert.BertConfig.init_stddev = 0.2",
-  ]
-  path.write_text("\n".join(lines) + "\n")
-  return str(path)
-
-
-@pytest.fixture(scope="session")
-def commands(world, model_file) -> Commands:
-  return Commands(world, model_file)
+def commands(world) -> Commands:
+  return Commands(world)

@@ -13,8 +13,10 @@ from __gin__ import dynamic_registration
 from realm_jax.models import bert
 include "gin/experiments/demo/quick.gin"
 bert.BertConfig.hidden_size = 32
-bert.BertConfig.num_layers = 1
 bert.BertConfig.intermediate_size = 64
+reader/bert.BertConfig.hidden_size = 32
+reader/bert.BertConfig.intermediate_size = 64
+bert.BertConfig.num_layers = 1
 """
 _CONTENDERS = ("realm", "random_blocks", "bm25", "ict_only")
 

@@ -10,6 +10,7 @@ import pytest
 from benchmarks import soak
 from benchmarks.jobs import Run, wait_until
 from realm_jax.training.run_lock import run_lock
+from tests.integration.commands import MODEL_FILE
 
 pytestmark = pytest.mark.slow
 
@@ -17,7 +18,7 @@ _STEPS, _SAVE_EVERY = 24, 4
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory, world, model_file, command_environment):
+def run(tmp_path_factory, world, command_environment):
   """`run(name, **environment)`: the same run in another folder."""
   directory = tmp_path_factory.mktemp("interrupted")
 
@@ -25,7 +26,7 @@ def run(tmp_path_factory, world, model_file, command_environment):
     return Run(
       directory=directory / name,
       corpus_dir=world.corpus_dir,
-      model=model_file,
+      model=MODEL_FILE,
       num_steps=_STEPS,
       save_every_steps=_SAVE_EVERY,
       environment={**command_environment, **environment},

@@ -82,13 +82,11 @@ def test_a_task_that_does_not_exist(refusal, model_dir):
   assert "masked_salient_spans" in text
 
 
-def test_question_files_that_do_not_exist(refusal, tmp_path, world):
-  world.save_checkpoint(tmp_path / "qa")
-  world.build_generation(tmp_path / "qa")
-  text = refusal(
-    "open_qa", tmp_path / "qa", TRAIN_QUESTIONS=tmp_path / "none.jsonl"
-  )
-  assert str(tmp_path / "none.jsonl") in text
+def test_a_question_file_that_does_not_exist(refusal, begun, tmp_path):
+  model_dir = tmp_path / "qa"
+  shutil.copytree(begun / "generations", model_dir / "generations")
+  text = refusal("open_qa", model_dir, TRAIN_QUESTIONS=tmp_path / "no.jsonl")
+  assert str(tmp_path / "no.jsonl") in text
 
 
 def test_more_candidates_than_blocks(refusal, model_dir, world):
@@ -151,7 +149,7 @@ def _cut_the_manifest(generation):
   [
     (_truncate, "bytes and not"),
     (_flip_a_byte, "does not match its checksum"),
-    (_change_a_checksum, "does not match its checksum"),
+    (_change_a_checksum, "does not match its own checksum"),
     (_cut_the_manifest, "is not a manifest"),
   ],
 )

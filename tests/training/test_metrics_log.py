@@ -60,6 +60,10 @@ def test_rows_are_in_order_with_what_host_and_device_know(tmp_path):
   [
     (_metrics(float("nan")), "loss is nan at step 2"),
     (_metrics(1.0, float("inf")), "gradient_norm is inf at step 2"),
+    (
+      _metrics(1.0) | {"parameter_norm": jnp.float32("inf")},
+      "parameter_norm is inf at step 2",
+    ),
   ],
 )
 def test_a_nan_stops_the_run_within_two_steps(tmp_path, bad, message):
