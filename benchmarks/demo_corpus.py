@@ -1,39 +1,43 @@
 """A corpus of the demo's encyclopedia, in any size."""
 
+import inspect
 from pathlib import Path
 
+from realm_jax import configuration
 from realm_jax.corpus.build import build_corpus
 from realm_jax.demo_world import world
 
-# As gin/experiments/demo/model.gin and the demo have them.
-QUERY_LENGTH = 32
-BLOCK_LENGTH = 96
-JOINT_LENGTH = 120
+# As gin/experiments/demo/model.gin has it.
+BLOCK_LENGTH = 72
+
+_RECIPE = "gin/experiments/demo/world.gin"
+_ENTITIES = ("people", "cities", "countries", "rivers", "companies", "books")
 
 
-def make_corpus(directory: Path, *, scale: float = 1.0) -> Path:
+def make_corpus(
+  directory: Path, *, scale: float = 1.0, block_length: int = BLOCK_LENGTH
+) -> Path:
   """Writes articles and their corpus, and returns the corpus directory.
 
   Args:
     directory: an empty folder.
-    scale: 1 is the demo's encyclopedia, with about 2,200 blocks.
+    scale: of the numbers of entities; 1 is the demo's encyclopedia.
+    block_length: wordpieces of a block.
   """
-  sizes = {
-    "num_people": 300,
-    "num_cities": 300,
-    "num_countries": 100,
-    "num_rivers": 100,
-    "num_companies": 200,
-    "num_books": 200,
-  }
-  encyclopedia = world.generate(
-    0, **{name: max(4, round(scale * n)) for name, n in sizes.items()}
-  )
+  sizes = {}
+  if scale != 1:
+    parameters = inspect.signature(world.generate).parameters
+    sizes = {
+      f"num_{name}": max(4, round(scale * parameters[f"num_{name}"].default))
+      for name in _ENTITIES
+    }
+  with configuration.parsed([_RECIPE]):
+    encyclopedia = configuration.configured(world.generate)(**sizes)
   world.write_world(directory / "world", world=encyclopedia)
   build_corpus(
     [str(directory / "world" / "articles.jsonl")],
     directory / "corpus",
     vocab="train:8000",
-    block_length=BLOCK_LENGTH,
+    block_length=block_length,
   )
   return directory / "corpus"

@@ -244,7 +244,7 @@ def soak(
   directory: Path, *, kills: int, num_steps: int, seed: int
 ) -> dict[str, Any]:
   """The unbroken run, the broken one, and what they differ in."""
-  corpus_dir = demo_corpus.make_corpus(directory, scale=0.25)
+  corpus_dir = demo_corpus.make_corpus(directory, scale=0.5)
 
   def run(name: str) -> Run:
     return Run(
@@ -302,7 +302,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   )
   parser.add_argument("--kills", type=int, default=20)
   parser.add_argument("--seed", type=int, default=0, help="of the moments")
-  parser.add_argument("--steps", type=int, default=600)
+  parser.add_argument("--steps", type=int, default=300)
   parser.add_argument("--output_dir", help="keeps the runs and their logs")
   parser.add_argument("--json", help="a file to write the result to")
   given = parser.parse_args(argv)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import retrieval_overhead, soak
+from benchmarks import demo_corpus, retrieval_overhead, soak
 
 
 def _rows(seconds, *, generations=None, searched=None):
@@ -46,6 +46,12 @@ def test_swaps_are_held_against_the_median_step():
   assert [swap["step"] for swap in found["swaps"]] == [9, 15]
   assert [swap["ms"] for swap in found["swaps"]] == pytest.approx([140, 120])
   assert found["swap_ratio"] == pytest.approx(1.4)
+
+
+def test_blocks_are_as_long_as_the_demos(project_dir):
+  recipe = project_dir / "gin" / "experiments" / "demo" / "model.gin"
+  lines = recipe.read_text().splitlines()
+  assert f"BLOCK_LENGTH = {demo_corpus.BLOCK_LENGTH}" in lines
 
 
 def test_moments_are_random_and_repeat():

@@ -42,13 +42,16 @@ def text(shared_data, tmp_path_factory):
   folder = tmp_path_factory.mktemp("text")
   paragraphs = _lines(shared_data / "qed" / "qed_dev_part.jsonl")
   articles = _lines(shared_data / "wikitext2" / "articles.jsonl", limit=12)
-  documents = [
-    {"title": p["title_text"], "text": p["paragraph_text"]} for p in paragraphs
-  ]
-  documents += [
-    {"title": article["title"], "text": paragraph}
+  texts = [(p["title_text"], p["paragraph_text"]) for p in paragraphs]
+  texts += [
+    (article["title"], paragraph)
     for article in articles
     for paragraph in article["paragraphs"]
+  ]
+  # Some paragraphs answer several questions.
+  documents = [
+    {"title": title, "text": paragraph}
+    for title, paragraph in dict.fromkeys(texts)
   ]
   questions = [
     {
