@@ -10,7 +10,10 @@ SHARED_DATA_DIR = PROJECT_DIR.parent / "shared" / "data"
 
 _MANY_DEVICES = "--xla_force_host_platform_device_count=8"
 os.environ["JAX_PLATFORMS"] = "cpu"
-_USERS_XLA_FLAGS = os.environ.get("XLA_FLAGS", "")
+# pytest-xdist's workers start with what this file has set in their parent.
+_USERS_XLA_FLAGS = (
+  os.environ.get("XLA_FLAGS", "").replace(_MANY_DEVICES, "").strip()
+)
 os.environ["XLA_FLAGS"] = f"{_USERS_XLA_FLAGS} {_MANY_DEVICES}".strip()
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"

@@ -7,6 +7,7 @@ else. A step's directory appears by one rename (or, on an object store, a
 commit file), so a killed trainer leaves no half checkpoint.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,9 @@ from orbax.checkpoint import checkpoint_managers
 
 ITEMS = ("retriever", "reader", "optimizer", "loop")
 FOLDER = "checkpoints"
+
+_MAX_LISTINGS = 10
+_SECONDS_BETWEEN_LISTINGS = 0.2
 
 
 class CheckpointError(ValueError):
@@ -74,7 +78,7 @@ class CheckpointStore:
       return []
     manager = self._open()
     if self._read_only:
-      manager.reload()
+      _reload(manager)
     return sorted(manager.all_steps())
 
   def latest(self) -> int:
@@ -175,6 +179,16 @@ class CheckpointStore:
     if self._manager is not None:
       self._manager.close()
       self._manager = None
+
+
+def _reload(manager: ocp.CheckpointManager) -> None:
+  """Lists the steps anew, while the trainer may be removing one of them."""
+  for _ in range(_MAX_LISTINGS - 1):
+    try:
+      return manager.reload()
+    except FileNotFoundError:
+      time.sleep(_SECONDS_BETWEEN_LISTINGS)
+  return manager.reload()
 
 
 def _as_numpy(leaf: Any) -> Any:

@@ -33,6 +33,8 @@ from realm_jax.partitioning.mesh import make_mesh
 MODES = ("newest", "every")
 _REMINDER_SECONDS = 30.0
 _RETRY_SECONDS = 30.0
+# Longer than the files of a checkpoint take to go.
+_REMOVAL_SECONDS = 5.0
 
 
 class _StoppedError(Exception):
@@ -179,7 +181,7 @@ def _build_one(
     like = {"retriever": maker.abstract_params()}
     params = store.restore(step, items=("retriever",), like=like)["retriever"]
   except (ValueError, OSError) as error:
-    if step in store.steps():
+    if not _is_removed(store, step):
       raise
     logging.warning("checkpoint %d was removed meanwhile (%s)", step, error)
     return False
@@ -203,6 +205,19 @@ def _build_one(
     manifest.build_seconds,
     ", ".join(f"@{k} {r:.3f}" for k, r in manifest.recall.items()) or "–",
   )
+  return True
+
+
+def _is_removed(store: CheckpointStore, step: int) -> bool:
+  """Whether a checkpoint that did not restore is being removed.
+
+  Its folder goes last, so that it is listed for a moment after its files.
+  """
+  end = time.monotonic() + _REMOVAL_SECONDS
+  while step in store.steps():
+    if time.monotonic() > end:
+      return False
+    time.sleep(0.2)
   return True
 
 
