@@ -8,7 +8,7 @@ from realm_jax.corpus.build import build_corpus
 from realm_jax.demo_world import world
 
 # As gin/experiments/demo/model.gin has it.
-BLOCK_LENGTH = 72
+BLOCK_LENGTH = 56
 
 _RECIPE = "gin/experiments/demo/world.gin"
 _ENTITIES = ("people", "cities", "countries", "rivers", "companies", "books")

@@ -29,7 +29,7 @@ _OUTPUT_DIR = flags.DEFINE_string(
   "output_dir", "out/demo", "Where everything the demo makes is kept."
 )
 _NUM_EDITS = 20
-_BLOCK_LENGTH = 72
+_BLOCK_LENGTH = 56
 _VOCABULARY_SIZE = 8000
 _RECIPES = "gin/experiments/demo"
 
@@ -167,16 +167,16 @@ def tell(story: Story) -> dict[str, Any]:
   _say("Inverse cloze: the retriever learns to find a sentence's block")
   story.train("inverse_cloze", "inverse_cloze")
 
-  _say("Warm-up: the reader learns to read what that retriever finds")
-  with story.index_builder(story.path("warm_up"), once=True):
-    story.train(
-      "warm_up", "warm_up", INITIAL_CHECKPOINT=story.path("inverse_cloze")
-    )
+  _say("Reading: the reader learns to fill in words from a block")
+  story.train("reading", "reading")
 
   _say("REALM pre-training: both learn, and the index follows them")
   with story.index_builder(story.path("realm")):
     pretrained = story.train(
-      "realm", "pretrain", INITIAL_CHECKPOINT=story.path("warm_up")
+      "realm",
+      "pretrain",
+      INITIAL_CHECKPOINT=story.path("inverse_cloze"),
+      INITIAL_READER=story.path("reading"),
     )
   masked = story.evaluate(
     "masked", "eval_masked", MODEL_DIR=story.path("realm")

@@ -52,17 +52,19 @@ def make_questions(
   Returns:
     The questions of each split, in random order.
   """
-  names = [str(e) for e in generator.permutation([e.name for e in entities])]
-  num_test = max(1, round(held_out["test"] * len(names)))
-  num_validation = max(1, round(held_out["validation"] * len(names)))
+  # A name and the one that is like it ("Tavora", "New Tavora") stay together.
+  families = list(dict.fromkeys(_family(e.name) for e in entities))
+  families = [str(family) for family in generator.permutation(families)]
+  num_test = max(1, round(held_out["test"] * len(families)))
+  num_validation = max(1, round(held_out["validation"] * len(families)))
   split_of: dict[str, Split] = {}
-  for number, name in enumerate(names):
+  for number, family in enumerate(families):
     if number < num_test:
-      split_of[name] = "test"
+      split_of[family] = "test"
     elif number < num_test + num_validation:
-      split_of[name] = "validation"
+      split_of[family] = "validation"
     else:
-      split_of[name] = "train"
+      split_of[family] = "train"
 
   possible: dict[Split, list[tuple[str, str, int, str]]] = {
     split: [] for split in SPLITS
@@ -73,8 +75,8 @@ def make_questions(
     if relation.is_symmetric:
       sides.append((fact.value, fact.subject))
     for subject, answer in sides:
-      split = split_of[subject]
-      if split == "train" and split_of.get(answer, "train") != "train":
+      split = split_of[_family(subject)]
+      if split == "train" and split_of.get(_family(answer), split) != split:
         continue
       templates = [str(t) for t in generator.permutation(relation.questions)]
       # A held-out fact is asked once, so that the score counts facts.
@@ -91,3 +93,7 @@ def make_questions(
       for number, choice in enumerate(order)
     ]
   return questions
+
+
+def _family(name: str) -> str:
+  return name.split()[-1]

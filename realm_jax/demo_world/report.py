@@ -12,7 +12,7 @@ _PLOTS = (
     "Loss (nats)",
     (
       ("inverse_cloze", "loss"),
-      ("warm_up", "loss"),
+      ("reading", "loss"),
       ("realm", "loss"),
       ("open_qa", "loss"),
     ),
@@ -20,13 +20,12 @@ _PLOTS = (
   (
     "retrieval_utility.png",
     "Retrieval utility, log p(y|x) − log p(y|null, x) (nats)",
-    (("warm_up", "retrieval_utility"), ("realm", "retrieval_utility")),
+    (("realm", "retrieval_utility"),),
   ),
   (
     "recall.png",
     "Share of queries with the answer among what was retrieved",
     (
-      ("warm_up", "recall"),
       ("realm", "recall"),
       ("open_qa", "recall_at_5"),
       ("ict_only", "recall_at_5"),

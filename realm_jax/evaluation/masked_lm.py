@@ -115,7 +115,13 @@ def evaluate_masked_lm(
   with contextlib.closing(stream):
     for _, batch in zip(range(num_batches), stream, strict=False):
       found = ranker.search(batch.arrays["query"])
-      arrays, of_host = stage.assemble(batch, found, loaded, block_length)
+      arrays, of_host = stage.assemble(
+        batch,
+        found,
+        corpus=trained.corpus,
+        generation=loaded,
+        block_length=block_length,
+      )
       of_device = measure(
         trained.params, rules.to_devices(arrays, trained.mesh)
       )

@@ -75,11 +75,11 @@ class Reader(nn.Module):
       max_width=self.max_answer_width,
     )
 
-  def _read(self, query, candidates, train):
+  def _read(self, query, candidates, joint_length, train):
     inputs = joint.join(
       query,
       candidates,
-      joint_length=self.joint_length,
+      joint_length=joint_length,
       separator_id=self.bert.separator,
     )
     return inputs, self.encoder(inputs.token_ids, train=train)
@@ -90,17 +90,35 @@ class Reader(nn.Module):
     candidates: Int[Array, "b k l"],
     mask_positions: Int[Array, "b m"],
     *,
+    null_first: bool = True,
     train: bool = False,
   ) -> Float[Array, "b k m v"]:
     """Logits of the words behind the masks, for each candidate.
 
     The query opens the joint input, so a mask has the same position there.
+
+    Args:
+      query: `[CLS] x [SEP]`.
+      candidates: `[CLS] title [SEP] body [SEP]`.
+      mask_positions: of the masks in the query.
+      null_first: whether candidate 0 is the null block everywhere. It adds one
+        token to the query, and is read at that length.
+      train: whether to drop out.
     """
-    _, hidden = self._read(query, candidates, train)
-    at_masks = jnp.take_along_axis(
-      hidden, mask_positions[:, None, :, None], axis=2
-    )
-    return self.masked_lm_head(at_masks, self.encoder.word_embeddings)
+
+    def at_masks(some, joint_length):
+      _, hidden = self._read(query, some, joint_length, train)
+      return jnp.take_along_axis(
+        hidden, mask_positions[:, None, :, None], axis=2
+      )
+
+    null_length = min(query.shape[-1] + 1, self.joint_length)
+    parts = [at_masks(candidates[:, :1], null_length)] if null_first else []
+    others = candidates[:, int(null_first) :]
+    if others.shape[1]:
+      parts.append(at_masks(others, self.joint_length))
+    hidden = jnp.concatenate(parts, axis=1)
+    return self.masked_lm_head(hidden, self.encoder.word_embeddings)
 
   def spans(
     self,
@@ -110,7 +128,7 @@ class Reader(nn.Module):
     train: bool = False,
   ) -> Spans:
     """Scores every span of at most `max_answer_width` tokens of the bodies."""
-    inputs, hidden = self._read(query, candidates, train)
+    inputs, hidden = self._read(query, candidates, self.joint_length, train)
     index = jnp.arange(candidates.shape[-1])[None, None, :]
     position = inputs.body_start[..., None] + index
     position = jnp.minimum(position, self.joint_length - 1)

@@ -110,11 +110,15 @@ class RetrievalPipeline:
     """The batch of an earlier search, as a checkpoint kept it."""
     return self._thread.submit(self._finish, found, assemble, search_ms=0.0)
 
-  def without_search(self, arrays: Arrays) -> Future[Prepared]:
-    """A batch that needs no index: only the transfer to the devices."""
-    return self._thread.submit(
-      lambda: Prepared(rules.to_devices(arrays, self._mesh), NOTHING_FOUND, {})
-    )
+  def without_search(self, assemble: Assemble) -> Future[Prepared]:
+    """A batch that needs no index."""
+
+    def finish() -> Prepared:
+      arrays, metrics = assemble(NOTHING_FOUND)
+      batch = rules.to_devices(arrays, self._mesh)
+      return Prepared(batch, NOTHING_FOUND, metrics)
+
+    return self._thread.submit(finish)
 
   def _finish(
     self, found: SearchResult, assemble: Assemble, *, search_ms: float

@@ -1,4 +1,4 @@
-"""Training: one loop for the three stages.
+"""Training: one loop for all stages.
 
 A step s (the first is 0) goes like this:
 
@@ -33,7 +33,7 @@ from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever, query_tower_parameters
 from realm_jax.partitioning import rules
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.retrieval.pipeline import NOTHING_FOUND, RetrievalPipeline
+from realm_jax.retrieval.pipeline import RetrievalPipeline
 from realm_jax.training.collapse import CollapseMonitor
 from realm_jax.training.initial import load_initial
 from realm_jax.training.metrics_log import MetricsLog, NonFiniteLossError
@@ -79,7 +79,7 @@ def train(
     model_dir: where checkpoints, generations and metrics of this run live.
     corpus_dir: what `build_corpus` wrote.
     task: the name of a seqio task.
-    stage: `InverseCloze`, `Pretraining` or `OpenQa`.
+    stage: `InverseCloze`, `Reading`, `Pretraining` or `OpenQa`.
     retriever: the towers; their vocabulary is the corpus's.
     optimizer: BERT's Adam.
     num_steps: of the whole run; the learning rate ends at zero there.
@@ -206,15 +206,15 @@ def train(
     stack.callback(log.close)
 
     def prepare(batch: Batch, generation: Any, found: Any = None):
-      if generation is None:
-        arrays, _ = stage.assemble(batch, NOTHING_FOUND, None, block_length)
-        return pipeline.without_search(arrays)
       assemble = functools.partial(
         stage.assemble,
         batch,
+        corpus=corpus,
         generation=generation,
         block_length=block_length,
       )
+      if generation is None:
+        return pipeline.without_search(assemble)
       if found is not None:
         return pipeline.resume(found, assemble)
       return pipeline.search(

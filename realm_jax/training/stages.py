@@ -1,4 +1,4 @@
-"""The three stages: what each searches for, and what its step is given.
+"""The stages: what each searches for, and what its step is given.
 
 A stage says which components train, how many blocks a query wants, and how
 the blocks found become the arrays of its step.
@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from realm_jax.corpus.store import Corpus
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
 from realm_jax.models.reader import Reader
@@ -55,7 +56,13 @@ class Stage(Protocol):
     """How many blocks to search for, in a corpus of `num_blocks`."""
 
   def assemble(
-    self, batch: Batch, found: SearchResult, generation: Any, block_length: int
+    self,
+    batch: Batch,
+    found: SearchResult,
+    *,
+    corpus: Corpus,
+    generation: Any,
+    block_length: int,
   ) -> tuple[dict[str, np.ndarray], dict[str, float]]:
     """The step's arrays, and metrics that only the host can tell."""
 
@@ -64,17 +71,23 @@ def _tokens(*shape: int) -> jax.Array:
   return jnp.ones(shape, jnp.int32)
 
 
-def _init_both(models: Models, lengths: dict[str, int], key: jax.Array) -> Any:
+def _init_reader(
+  models: Models, lengths: dict[str, int], key: jax.Array
+) -> Any:
   if models.reader is None:
     raise ValueError("this stage trains a reader; bind train.reader")
+  query = _tokens(1, lengths["query"])
+  block = _tokens(1, 1, lengths["block"])
+  return models.reader.init(key, query, block, _tokens(1, 1))["params"]
+
+
+def _init_both(models: Models, lengths: dict[str, int], key: jax.Array) -> Any:
   retriever_key, reader_key = jax.random.split(key)
   query = _tokens(1, lengths["query"])
   block = _tokens(1, 1, lengths["block"])
   return {
     "retriever": models.retriever.init(retriever_key, query, block)["params"],
-    "reader": models.reader.init(reader_key, query, block, _tokens(1, 1))[
-      "params"
-    ],
+    "reader": _init_reader(models, lengths, reader_key),
   }
 
 
@@ -96,9 +109,35 @@ class InverseCloze:
   def num_searched(self, num_blocks):
     return 0
 
-  def assemble(self, batch, found, generation, block_length):
+  def assemble(self, batch, found, *, corpus, generation, block_length):
     names = ("query", "block", "removed")
     return {name: batch.arrays[name] for name in names}, {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+  """A masked sentence beside its own block: how a reader starts from nothing.
+
+  Where BERT's weights are at hand they are the better start. What is masked
+  stands in the block, so a retriever would learn nothing of it (section 3.4),
+  and none takes part; nor does the null block.
+  """
+
+  needs_index = False
+  current_queries = True
+
+  def init(self, models, lengths, key):
+    return {"reader": _init_reader(models, lengths, key)}
+
+  def loss(self, models):
+    return step.reading(models.reader)
+
+  def num_searched(self, num_blocks):
+    return 0
+
+  def assemble(self, batch, found, *, corpus, generation, block_length):
+    rows = corpus.rows_of(batch.arrays["source_id"])[:, None]
+    return _masked_with_blocks(batch, rows, corpus, block_length), {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,16 +147,12 @@ class Pretraining:
   Attributes:
     num_candidates: with the null block.
     form: of the marginal loss, `per_token` or `joint`.
-    exclude_source: whether the block that a query came from is no candidate.
-      With it the answer is always there, which teaches a reader that starts
-      from nothing to copy; a retriever learns nothing of it (section 3.4).
     current_queries: whether queries are embedded for the search with today's
       parameters instead of the generation's own query tower (as released).
   """
 
   num_candidates: int = 8
   form: str = "per_token"
-  exclude_source: bool = True
   current_queries: bool = False
   needs_index = True
 
@@ -137,20 +172,24 @@ class Pretraining:
       )
     return self.num_candidates
 
-  def assemble(self, batch, found, generation, block_length):
-    corpus = generation.corpus
-    arrays = batch.arrays
-    sources = corpus.rows_of(arrays["source_id"])
-    if not self.exclude_source:
-      sources = np.full_like(sources, candidates.NULL_ROW)
+  def assemble(self, batch, found, *, corpus, generation, block_length):
+    sources = corpus.rows_of(batch.arrays["source_id"])
     rows, _ = candidates.without_source(found.rows, found.scores, sources)
-    gathered = corpus.gather(candidates.with_null(rows), block_length)
-    names = ("query", "mask_positions", "mask_targets", "mask_weights")
-    metrics = {"recall": _masked_recall(arrays, gathered[:, 1:])}
-    return {
-      **{name: arrays[name] for name in names},
-      "candidates": gathered,
-    }, metrics
+    rows = candidates.with_null(rows)
+    arrays = _masked_with_blocks(batch, rows, corpus, block_length)
+    recall = _masked_recall(batch.arrays, arrays["candidates"][:, 1:])
+    return arrays, {"recall": recall}
+
+
+def _masked_with_blocks(
+  batch: Batch, rows: np.ndarray, corpus: Corpus, block_length: int
+) -> dict[str, np.ndarray]:
+  """Masked sentences and the blocks of `rows` as their candidates."""
+  names = ("query", "mask_positions", "mask_targets", "mask_weights")
+  return {
+    **{name: batch.arrays[name] for name in names},
+    "candidates": corpus.gather(rows, block_length),
+  }
 
 
 def _masked_recall(arrays: dict[str, np.ndarray], blocks: np.ndarray) -> float:
@@ -207,8 +246,9 @@ class OpenQa:
       )
     return min(max(self.num_searched_blocks, self.num_read), num_blocks)
 
-  def assemble(self, batch, found, generation, block_length, *, max_width=10):
-    corpus = generation.corpus
+  def assemble(
+    self, batch, found, *, corpus, generation, block_length, max_width=10
+  ):
     num_queries, num_found = found.rows.shape
     read = found.rows[:, : self.num_read]
     has_answer = np.zeros((num_queries, num_found), bool)

@@ -6,7 +6,7 @@ metrics. Batches are dicts of arrays with the global batch in front:
 | stage | arrays |
 | --- | --- |
 | inverse cloze | query [b q], block [b l], removed [b] |
-| pre-training | query [b q], candidates [b k l], mask_positions, mask_targets, mask_weights [b m] |
+| reading, pre-training | query [b q], candidates [b k l], mask_positions, mask_targets, mask_weights [b m] |
 | open QA | query [b q], candidates [b k l], vectors [b n d] or scores [b n], has_answer [b n], is_answer [b k l w] |
 """  # noqa: E501
 
@@ -78,6 +78,32 @@ def pretraining(
       batch["mask_weights"],
       form=form,
     )
+
+  return loss
+
+
+def reading(reader: Reader) -> Loss:
+  """The masked-LM loss of a given block: no retriever, no null block."""
+
+  def loss(params, batch, dropout_key):
+    logits = reader.apply(
+      {"params": params["reader"]},
+      batch["query"],
+      batch["candidates"],
+      batch["mask_positions"],
+      null_first=False,
+      train=True,
+      method="masked_lm",
+      rngs={"dropout": dropout_key},
+    )
+    value, metrics = marginal_masked_lm_loss(
+      jnp.zeros(logits.shape[:2]),
+      logits,
+      batch["mask_targets"],
+      batch["mask_weights"],
+    )
+    names = ("loss", "masked_accuracy")
+    return value, {name: metrics[name] for name in names}
 
   return loss
 

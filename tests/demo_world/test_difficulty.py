@@ -100,4 +100,5 @@ def test_the_built_in_tagger_finds_the_names_numbers_and_dates(demo_world):
     expected += len(wanted)
     right += len(tagged & wanted)
   assert right / found > 0.98
-  assert right / expected > 0.9
+  # A name that only opens sentences is none by the rules.
+  assert right / expected > 0.85

@@ -48,7 +48,7 @@ class Commands:
       settings["NUM_READ"] = 3
     if recipe == "pretrain":
       settings["NUM_CANDIDATES"] = 4
-    if recipe != "inverse_cloze":
+    if recipe not in ("inverse_cloze", "reading"):
       # A builder that failed must not be waited for all day.
       name = "refresh.RefreshConfig.timeout_seconds"
       settings[name] = _PATIENCE_SECONDS

@@ -85,8 +85,8 @@ def _run(function, recipe, text, **bindings):
   )
 
 
-def test_three_stages_and_an_evaluation(text, tmp_path):
-  stages = ("inverse_cloze", "pretrain", "open_qa")
+def test_every_stage_and_an_evaluation(text, tmp_path):
+  stages = ("inverse_cloze", "reading", "pretrain", "open_qa")
   folders = {stage: tmp_path / stage for stage in stages}
 
   def train(stage, **bindings):
@@ -99,9 +99,13 @@ def test_three_stages_and_an_evaluation(text, tmp_path):
       **bindings,
     )
 
-  assert train("inverse_cloze", NUM_STEPS=_STEPS)["step"] == _STEPS
+  for stage in ("inverse_cloze", "reading"):
+    assert train(stage, NUM_STEPS=_STEPS)["step"] == _STEPS
   more = {
-    "pretrain": {"INITIAL_CHECKPOINT": folders["inverse_cloze"]},
+    "pretrain": {
+      "INITIAL_CHECKPOINT": folders["inverse_cloze"],
+      "INITIAL_READER": folders["reading"],
+    },
     "open_qa": {
       "INITIAL_CHECKPOINT": folders["pretrain"],
       "TRAIN_QUESTIONS": text / "train.jsonl",

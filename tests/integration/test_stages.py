@@ -1,4 +1,4 @@
-"""The three stages, each after the other, on one device and on eight."""
+"""The stages, each after the other, on one device and on eight."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,8 @@ pytestmark = pytest.mark.slow
 
 _STEPS = 50
 _BEFORE = {"pretrain": "inverse_cloze", "open_qa": "pretrain"}
-_STAGES = ("inverse_cloze", "pretrain", "open_qa")
+_STAGES = ("inverse_cloze", "reading", "pretrain", "open_qa")
+_WITHOUT_INDEX = ("inverse_cloze", "reading")
 # Sums over devices come in another order, and 50 updates carry that on.
 _TOLERANCE = 2e-4
 
@@ -34,9 +35,10 @@ def train(commands):
     settings = {"NUM_STEPS": _STEPS, "SAVE_EVERY_STEPS": 25}
     if stage in _BEFORE:
       settings["INITIAL_CHECKPOINT"] = before / _BEFORE[stage]
-    if stage == "inverse_cloze":
+    if stage in _WITHOUT_INDEX:
       return commands.train(stage, folder / stage, **settings)
     if stage == "pretrain":
+      settings["INITIAL_READER"] = before / "reading"
       # Only the first generation is made.
       settings["LAG_STEPS"] = _STEPS
     with commands.index_builder(folder / stage):
@@ -47,7 +49,7 @@ def train(commands):
 
 @pytest.fixture(scope="module")
 def on_eight(train, tmp_path_factory):
-  """The folder of the three stages, on eight simulated devices."""
+  """The folder of the stages, on eight simulated devices."""
   assert jax.device_count() == 8
   folder = tmp_path_factory.mktemp("eight")
   for stage in _STAGES:
