@@ -1,10 +1,10 @@
 """Articles and digests: which document states which fact, in which words.
 
 An article is about one entity, but many facts about that entity stand only in
-the article of another one. A digest, "Gazette 7", restates what concerns one
-entity in the other register, and only its sentences say which. So most facts
-stand in an article and in the digests of both its entities, and a sentence of
-any of them can be completed from the others.
+the article of another one. Two digests, "Gazette 7" and "Chronicle 7", restate
+what concerns one entity in the other register, and only their sentences say
+which. So most facts stand in an article and in the digests of both their
+entities, and a sentence of any of them can be completed from the others.
 """
 
 import collections
@@ -17,6 +17,7 @@ from realm_jax.demo_world import facts as facts_lib
 from realm_jax.demo_world import relations
 
 MIN_SENTENCES, MAX_SENTENCES = 4, 8
+_DIGESTS = ("Gazette", "Chronicle")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +57,7 @@ def make_documents(
   told_elsewhere: float,
   facts_per_digest: int,
 ) -> list[Document]:
-  """Writes an article for each entity, and a digest about it.
+  """Writes an article for each entity, and two digests about it.
 
   Args:
     generator: draws places, order and wording.
@@ -66,7 +67,8 @@ def make_documents(
     facts_per_digest: the most sentences of a digest.
 
   Returns:
-    The articles in the order of `entities`, then the digests in that order.
+    The articles in the order of `entities`, then the digests in that order,
+    each pair together.
   """
   told = _assign(generator, entities, facts, told_elsewhere)
   documents = [
@@ -136,22 +138,28 @@ def _article(generator, number, entity, told, facts):
 
 
 def _digests(generator, entities, facts, facts_per_digest):
-  """Restates what concerns each entity, under a title that names nobody."""
+  """Restates what concerns each entity, under titles that name nobody."""
   about = collections.defaultdict(list)
   for index, fact in enumerate(facts):
     for name in fact.entities:
       about[name].append(index)
   documents = []
   for number, entity in enumerate(entities):
-    chosen = generator.permutation(about[entity.name])[:facts_per_digest]
-    sentences = tuple(
-      Sentence(
-        int(index),
-        str(generator.choice(relations.BY_NAME[facts[index].relation].digests)),
+    order = generator.permutation(about[entity.name])
+    # Where one does not hold all facts, the other begins with the rest.
+    for title, chosen in zip(_DIGESTS, (order, order[::-1]), strict=True):
+      sentences = tuple(
+        Sentence(
+          int(index),
+          str(
+            generator.choice(relations.BY_NAME[facts[index].relation].digests)
+          ),
+        )
+        for index in chosen[:facts_per_digest]
       )
-      for index in chosen
-    )
-    documents.append(
-      Document(f"digest-{number:05d}", f"Gazette {number}", None, sentences)
-    )
+      documents.append(
+        Document(
+          f"{title.lower()}-{number:05d}", f"{title} {number}", None, sentences
+        )
+      )
   return documents
