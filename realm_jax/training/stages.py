@@ -220,12 +220,14 @@ class OpenQa:
     index_scores: for an index without vectors (BM25): the score of a block is
       the index's, times a scale that is learnt.
     initial_scale: of `index_scores`.
+    max_answer_width: the widest answer, in tokens, as the reader has it.
   """
 
   num_searched_blocks: int = 5000
   num_read: int = 5
   index_scores: bool = False
   initial_scale: float = 0.1
+  max_answer_width: int = 10
   current_queries: bool = True
   needs_index = True
 
@@ -236,6 +238,12 @@ class OpenQa:
     return params
 
   def loss(self, models):
+    width = models.reader.max_answer_width
+    if width != self.max_answer_width:
+      raise ValueError(
+        f"Reader.max_answer_width={width}, but OpenQa.max_answer_width="
+        f"{self.max_answer_width}; bind both to the same"
+      )
     return step.open_qa(models.retriever, models.reader)
 
   def num_searched(self, num_blocks):
@@ -246,9 +254,8 @@ class OpenQa:
       )
     return min(max(self.num_searched_blocks, self.num_read), num_blocks)
 
-  def assemble(
-    self, batch, found, *, corpus, generation, block_length, max_width=10
-  ):
+  def assemble(self, batch, found, *, corpus, generation, block_length):
+    max_width = self.max_answer_width
     num_queries, num_found = found.rows.shape
     read = found.rows[:, : self.num_read]
     has_answer = np.zeros((num_queries, num_found), bool)
