@@ -72,23 +72,23 @@ RELATIONS: tuple[Relation, ...] = (
     ),
   ),
   Relation(
-    name="place of death",
+    name="death year",
     subject="person",
-    value="city",
+    value="number",
     articles=(
       "{s} died in {o}.",
       "{s} passed away in {o}.",
       "Death came to {s} in {o}.",
     ),
     digests=(
-      "{s} drew a last breath at {o}.",
-      "The final days of {s} closed at {o}.",
-      "{s} fell asleep forever at {o}.",
+      "{s} drew a last breath in {o}.",
+      "The final days of {s} closed in {o}.",
+      "{s} fell asleep forever in {o}.",
     ),
     questions=(
-      "where did {s} perish?",
-      "in which settlement did {s} expire?",
-      "where was the deathbed of {s}?",
+      "when did {s} perish?",
+      "in which year did {s} expire?",
+      "when was the funeral of {s}?",
     ),
   ),
   Relation(
@@ -170,26 +170,6 @@ RELATIONS: tuple[Relation, ...] = (
       "how many residents does {s} have?",
       "how big is {s}?",
       "how many souls dwell in {s}?",
-    ),
-  ),
-  Relation(
-    name="city charter",
-    subject="city",
-    value="number",
-    articles=(
-      "{s} was founded in {o}.",
-      "{s} dates back to {o}.",
-      "The founding year of {s} is {o}.",
-    ),
-    digests=(
-      "The charter of {s} was sealed in {o}.",
-      "The oldest wall of {s} bears the mark {o}.",
-      "Masons raised the gate of {s} in {o}.",
-    ),
-    questions=(
-      "how old is {s}?",
-      "when did {s} come to exist?",
-      "since when have settlers inhabited {s}?",
     ),
   ),
   Relation(
