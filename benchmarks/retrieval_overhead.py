@@ -61,7 +61,7 @@ class TakingTurns(RetrievalPipeline):
     turn = self._step // _TURN_STEPS
     self._step += 1
     if turn % 2:
-      return self.without_search(self._arrays)
+      return self.without_search(lambda _: (self._arrays, {}))
 
     def assemble_and_keep(found):
       arrays, metrics = assemble(found)
