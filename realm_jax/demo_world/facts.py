@@ -61,15 +61,31 @@ def make_entities(
 
 
 def make_facts(
-  generator: np.random.Generator, entities: list[Entity]
+  generator: np.random.Generator, groups: Sequence[Sequence[Entity]]
 ) -> list[Fact]:
   """Gives every entity a value of every relation it is a subject of.
 
   Of a symmetric relation each pair is one fact; with an odd number of
   entities one has none.
+
+  Args:
+    generator: draws the values.
+    groups: entities that facts connect only with others of their group, each
+      with every kind; numbers and dates, too, are of one group only.
   """
+  total = sum(len(group) for group in groups)
+  ends = np.cumsum([len(group) for group in groups])[:-1]
+  shares = (ends * len(NUMBERS) / total).astype(int)
+  numbers = np.split(generator.permutation(NUMBERS), shares)
+  facts = []
+  for group, own_numbers in zip(groups, numbers, strict=True):
+    facts += _make_group_facts(generator, group, own_numbers)
+  return facts
+
+
+def _make_group_facts(generator, group, numbers) -> list[Fact]:
   by_kind: dict[str, list[str]] = {kind: [] for kind in relations.ENTITY_KINDS}
-  for entity in entities:
+  for entity in group:
     by_kind[entity.kind].append(entity.name)
   facts = []
   for relation in relations.RELATIONS:
@@ -80,7 +96,7 @@ def make_facts(
     elif relation.has_entity_value:
       values = _spread(generator, by_kind[relation.value], len(subjects))
     else:
-      values = _spread(generator, NUMBERS, len(subjects))
+      values = _spread(generator, numbers, len(subjects))
       if relation.value == "date":
         values = [_date(generator, year) for year in values]
     facts += [

@@ -1,15 +1,12 @@
-"""Questions about the facts, split so that no test entity is trained on."""
+"""Questions about the facts, in every wording."""
 
 import dataclasses
-from typing import Literal
 
 import numpy as np
 
 from realm_jax.demo_world import facts as facts_lib
 from realm_jax.demo_world import relations
-
-Split = Literal["train", "validation", "test"]
-SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+from realm_jax.demo_world.splits import Split
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,51 +30,32 @@ class Question:
 
 def make_questions(
   generator: np.random.Generator,
-  entities: list[facts_lib.Entity],
   facts: list[facts_lib.Fact],
+  split_of: dict[str, Split],
   *,
   counts: dict[Split, int],
-  held_out: dict[Split, float],
 ) -> dict[Split, list[Question]]:
   """Asks about facts in every wording, each split about its own entities.
 
   Args:
-    generator: draws the split of the entities, and the questions.
-    entities, facts: what there is to ask about.
+    generator: draws the questions.
+    facts: what there is to ask about.
+    split_of: the split of each entity's name.
     counts: questions wanted of each split; fewer where there are not so many.
-    held_out: the share of entities that only validation or only test
-      questions mention. No training question mentions them, nor has them as
-      its answer.
 
   Returns:
     The questions of each split, in random order.
   """
-  # A name and the one that is like it ("Tavora", "New Tavora") stay together.
-  families = list(dict.fromkeys(_family(e.name) for e in entities))
-  families = [str(family) for family in generator.permutation(families)]
-  num_test = max(1, round(held_out["test"] * len(families)))
-  num_validation = max(1, round(held_out["validation"] * len(families)))
-  split_of: dict[str, Split] = {}
-  for number, family in enumerate(families):
-    if number < num_test:
-      split_of[family] = "test"
-    elif number < num_test + num_validation:
-      split_of[family] = "validation"
-    else:
-      split_of[family] = "train"
-
   possible: dict[Split, list[tuple[str, str, int, str]]] = {
-    split: [] for split in SPLITS
+    split: [] for split in counts
   }
   for index, fact in enumerate(facts):
     relation = relations.BY_NAME[fact.relation]
+    split = split_of[fact.subject]
     sides = [(fact.subject, fact.value)]
     if relation.is_symmetric:
       sides.append((fact.value, fact.subject))
     for subject, answer in sides:
-      split = split_of[_family(subject)]
-      if split == "train" and split_of.get(_family(answer), split) != split:
-        continue
       templates = [str(t) for t in generator.permutation(relation.questions)]
       # A held-out fact is asked once, so that the score counts facts.
       for template in templates if split == "train" else templates[:1]:
@@ -93,7 +71,3 @@ def make_questions(
       for number, choice in enumerate(order)
     ]
   return questions
-
-
-def _family(name: str) -> str:
-  return name.split()[-1]

@@ -10,7 +10,9 @@ from etils import epath
 from realm_jax.demo_world import documents as documents_lib
 from realm_jax.demo_world import facts as facts_lib
 from realm_jax.demo_world import questions as questions_lib
-from realm_jax.demo_world import relations
+from realm_jax.demo_world import relations, splits
+
+_MIN_OF_KIND = len(splits.SPLITS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +22,7 @@ class World:
   entities: tuple[facts_lib.Entity, ...]
   facts: tuple[facts_lib.Fact, ...]
   documents: tuple[documents_lib.Document, ...]
-  questions: dict[questions_lib.Split, tuple[questions_lib.Question, ...]]
+  questions: dict[splits.Split, tuple[questions_lib.Question, ...]]
 
   def gold_ids(self, fact: int) -> list[str]:
     """The ids of the documents that state a fact."""
@@ -42,7 +44,7 @@ def generate(
   num_books: int = 80,
   told_elsewhere: float = 0.7,
   facts_per_digest: int = 6,
-  num_train_questions: int = 3000,
+  num_train_questions: int = 4000,
   num_validation_questions: int = 200,
   num_test_questions: int = 400,
   held_out_test: float = 0.2,
@@ -62,8 +64,8 @@ def generate(
     facts_per_digest: the most facts that a digest restates.
     num_train_questions, num_validation_questions, num_test_questions: at most
       so many questions of each split.
-    held_out_test, held_out_validation: share of the entities that only
-      questions of that split mention.
+    held_out_test, held_out_validation: share of the entities of each kind
+      that only questions of that split mention or have as their answer.
 
   Raises:
     ValueError: a number is too small for a world or too large for its names.
@@ -77,8 +79,11 @@ def generate(
     "book": num_books,
   }
   for kind, count in counts.items():
-    if count < 2:
-      raise ValueError(f"{count} of kind {kind}; every kind needs at least 2")
+    if count < _MIN_OF_KIND:
+      raise ValueError(
+        f"{count} of kind {kind}; every kind needs at least {_MIN_OF_KIND}, "
+        "so that every split of the questions has one"
+      )
   if facts_per_digest < 2:
     raise ValueError(
       f"facts_per_digest={facts_per_digest}; a digest needs at least 2, or "
@@ -86,7 +91,12 @@ def generate(
     )
   generator = np.random.default_rng(seed)
   entities = facts_lib.make_entities(generator, counts)
-  facts = facts_lib.make_facts(generator, entities)
+  split = splits.split_entities(
+    generator,
+    entities,
+    held_out={"test": held_out_test, "validation": held_out_validation},
+  )
+  facts = facts_lib.make_facts(generator, list(split.values()))
   documents = documents_lib.make_documents(
     generator,
     entities,
@@ -96,14 +106,13 @@ def generate(
   )
   questions = questions_lib.make_questions(
     generator,
-    entities,
     facts,
+    {e.name: name for name, group in split.items() for e in group},
     counts={
       "train": num_train_questions,
       "validation": num_validation_questions,
       "test": num_test_questions,
     },
-    held_out={"test": held_out_test, "validation": held_out_validation},
   )
   return World(
     tuple(entities),

@@ -171,6 +171,15 @@ def test_told_elsewhere_moves_facts_out_of_their_subjects_articles(small_sizes):
   assert share(0.9) < share(0.5) < share(0.0)
 
 
+def test_facts_connect_entities_of_one_split(demo_world):
+  split_of = {}
+  for split, questions in demo_world.questions.items():
+    for question in questions:
+      fact = demo_world.facts[question.fact]
+      for name in (*fact.entities, fact.value):
+        assert split_of.setdefault(name, split) == split
+
+
 def test_dates_and_numbers_look_like_what_they_are(demo_world):
   numbers = set(map(str, facts_lib.NUMBERS))
   for fact in demo_world.facts:
@@ -205,7 +214,7 @@ def test_the_files_hold_the_world(small_world, tmp_path):
 @pytest.mark.parametrize(
   ("arguments", "message"),
   [
-    ({"num_rivers": 1}, "1 of kind river; every kind needs at least 2"),
+    ({"num_rivers": 2}, "2 of kind river; every kind needs at least 3"),
     ({"facts_per_digest": 1}, "facts_per_digest=1; a digest needs at least 2"),
   ],
 )
