@@ -52,8 +52,8 @@ def generate(
 ) -> World:
   """Makes a world; the same arguments always make the same one.
 
-  Where a relation has more subjects than values (more cities than people to
-  be their mayors), values are used again and masked subjects can no longer be
+  Where a relation has more subjects than values (more people than cities to
+  be born in), values are used again and masked subjects can no longer be
   told apart, so keep people and cities the most numerous.
 
   Args:
