@@ -17,7 +17,7 @@ setup(
   packages=find_packages(
     include=["realm_jax", "realm_jax.*", "tasks", "tasks.*", "launch"]
   ),
-  python_requires=">=3.11",
+  python_requires=">=3.11,<3.13",
   install_requires=[
     "absl-py",
     "bm25s",
@@ -43,7 +43,6 @@ setup(
     "tpu": ["jax[tpu]"],
     "gpu": ["jax[cuda13]"],
     "gcs": ["etils[epath-gcs]"],
-    "beam": ["apache-beam"],
     "demo": ["matplotlib"],
     "launch": ["xmanager"],
     # What t5x, airio and jestimator need beyond the core. The three

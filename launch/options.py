@@ -57,7 +57,7 @@ def define() -> None:
     "--env=builder.JAX_PLATFORMS=cpu where the trainer owns the accelerator.",
   )
   flags.DEFINE_string(
-    "tpu", None, "The trainer's slice on the cloud: v5litepod-64, v5p:4x4x8."
+    "tpu", None, "The trainer's slice on the cloud: v5litepod-8, v5p:2x2x1."
   )
   flags.DEFINE_string(
     "builder_tpu", None, "The index builder's slice; by default the trainer's."

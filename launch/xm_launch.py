@@ -14,9 +14,10 @@ command then goes on where they stopped.
 
 `--executor=cloud` packs the tracked files of this clone into an image and
 submits it to an XManager on Cloud deployment, where each job has its own TPU
-slice (`--tpu=v5litepod-64 --builder_tpu=v5litepod-16`) and all paths are
-gs://. That deployment's address and credentials come from the environment,
-as XManager documents.
+slice (`--tpu=v5litepod-8 --builder_tpu=v5litepod-8`; of one host, since
+training over several is not there yet) and all paths are gs://. That
+deployment's address and credentials come from the environment, as XManager
+documents.
 """
 
 import asyncio
@@ -139,9 +140,7 @@ def cloud_job_group(
   for job in jobs:
     tpu = tpus[job.name]
     if tpu is None:
-      raise LaunchError(
-        "--executor=cloud needs --tpu, as in --tpu=v5litepod-64"
-      )
+      raise LaunchError("--executor=cloud needs --tpu, as in --tpu=v5litepod-8")
     generation, topology = parse_tpu(tpu)
     dependency = None
     if job.name == "evaluator":

@@ -2,8 +2,8 @@
 
     python -m realm_jax.build_index --gin_file=gin/runs/build_index.gin …
 
-It follows the run's checkpoints until it is stopped; `--once` makes the
-generation of the newest and exits.
+It follows the run's checkpoints until it is stopped; `--once` makes one
+generation, the newest checkpoint's, and exits.
 """
 
 from collections.abc import Sequence

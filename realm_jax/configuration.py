@@ -35,7 +35,7 @@ _GIN_BINDINGS = flags.DEFINE_multi_string(
 )
 
 _GIN_PREFIX = "--gin."
-_GIN_ADDITION = "  In call to configurable"
+_GIN_ADDITION = "\n  In call to configurable"
 _PACKAGE_DIR = str(Path(__file__).resolve().parent)
 # The clone's root, so that `gin/runs/…` is found from any working directory.
 _PROJECT_DIR = str(Path(__file__).resolve().parent.parent)
@@ -190,9 +190,8 @@ def show_our_lines() -> None:
 
 
 def message_of(error: Exception) -> str:
-  """What an error says, without the calls that gin adds to it."""
-  lines = str(error).split("\n")
-  return "\n".join(line for line in lines if not line.startswith(_GIN_ADDITION))
+  """What an error says, without where gin says that the call stood."""
+  return str(error).partition(_GIN_ADDITION)[0]
 
 
 def run(main: Callable[[Sequence[str]], Any]) -> None:
@@ -210,9 +209,7 @@ def run(main: Callable[[Sequence[str]], Any]) -> None:
     except (ValueError, OSError) as error:
       if flags.FLAGS.debug_errors:
         raise
-      # gin adds where in the configuration a call stood; the message is ours.
-      message = str(error).partition("\n  In call to configurable")[0]
-      print(f"{Path(argv[0]).stem}: {message}", file=sys.stderr)
+      print(f"{Path(argv[0]).stem}: {message_of(error)}", file=sys.stderr)
       return 2
 
   try:

@@ -7,9 +7,12 @@ of its own. Everything is kept under --output_dir.
 
 import contextlib
 import json
+import os
 import shlex
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -18,6 +21,7 @@ from typing import Any
 from absl import flags
 
 from realm_jax import configuration
+from realm_jax.console.sigterm import stop_on_sigterm
 from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.documents import DocumentReader
 from realm_jax.demo_world import edits, report, world
@@ -40,7 +44,6 @@ class Story:
   Args:
     output_dir: where everything goes.
     extra_gin_files: applied after each stage's recipe.
-    extra_bindings: applied after those.
   """
 
   def __init__(
@@ -48,11 +51,9 @@ class Story:
     output_dir: str,
     *,
     extra_gin_files: Sequence[str] = (),
-    extra_bindings: Sequence[str] = (),
   ):
     self.output_dir = Path(output_dir)
     self._gin_files = list(extra_gin_files)
-    self._bindings = list(extra_bindings)
     self.corpus_dir = str(self.output_dir / "corpus")
 
   def path(self, name: str) -> str:
@@ -102,7 +103,10 @@ class Story:
     """The index builder as a second process beside the block.
 
     With `once` it is waited for; otherwise it follows the checkpoints until
-    the block ends.
+    the block ends. Should it fail, training in the block is told to stop.
+
+    Raises:
+      ValueError: it failed.
     """
     files, given = self._configuration(
       recipe,
@@ -120,20 +124,40 @@ class Story:
         stdout=output,
         stderr=subprocess.STDOUT,
       )
-    try:
-      yield
-      if once and process.wait() != 0:
-        raise ValueError(f"the index builder failed; see {log}")
-    finally:
-      process.terminate()
-      process.wait()
+    failed, over = threading.Event(), threading.Event()
+
+    def watch():
+      if process.wait() > 0:
+        failed.set()
+        # Again and again: training may not be listening yet.
+        while not over.wait(1.0):
+          os.kill(os.getpid(), signal.SIGTERM)
+
+    with stop_on_sigterm() as stop:
+      watching = threading.Thread(target=watch)
+      watching.start()
+      try:
+        yield
+        if once:
+          process.wait()
+      except ValueError:
+        if not failed.is_set():
+          raise
+      finally:
+        over.set()
+        process.terminate()
+        watching.join()
+    if failed.is_set():
+      raise ValueError(f"the index builder failed; see {log}")
+    if stop.is_set():
+      raise ValueError("told to stop; what is made so far stays")
 
   def _configuration(
     self, recipe: str, bindings: dict[str, Any]
   ) -> tuple[list[str], list[str]]:
     files = [f"{_RECIPES}/{recipe}.gin", *self._gin_files]
     given = [f"{name} = {_as_gin(value)}" for name, value in bindings.items()]
-    return files, given + self._bindings
+    return files, given
 
 
 def _as_gin(value: Any) -> str:
@@ -190,7 +214,7 @@ def tell(story: Story) -> dict[str, Any]:
       builder = story.index_builder(story.path(name), once=True)
     else:
       # BM25 brings scores of its own, so the run has no towers; those of a
-      # generation, which nothing then reads, are the pre-trained run's.
+      # generation, which nothing then reads, are the inverse-cloze ones.
       bindings = {"INDEX_SCORES": True}
       builder = story.index_builder(
         story.path("realm"),
@@ -318,9 +342,13 @@ def main(argv: Sequence[str]) -> None:
       f"{output_dir} is not empty; remove it, or choose another --output_dir"
     )
   gin_files, bindings = configuration.given()
-  figures = tell(
-    Story(_OUTPUT_DIR.value, extra_gin_files=gin_files, extra_bindings=bindings)
-  )
+  if bindings:
+    raise ValueError(
+      f"{bindings[0]!r}: each stage of the demo has other names to bind; put "
+      "bindings into a file, as in gin/experiments/demo/quick.gin, and give "
+      "--gin_file"
+    )
+  figures = tell(Story(_OUTPUT_DIR.value, extra_gin_files=gin_files))
   print(report.write(output_dir, figures))
 
 

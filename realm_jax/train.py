@@ -1,7 +1,7 @@
 """Trains one stage: `python -m realm_jax.train --gin_file=gin/runs/….gin`.
 
-Inverse cloze, REALM pre-training or open QA, chosen by the gin file; the
-files under gin/runs/ say what each needs.
+Inverse cloze, reading, REALM pre-training or open QA, chosen by the gin file;
+the files under gin/runs/ say what each needs.
 """
 
 from collections.abc import Sequence

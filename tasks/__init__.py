@@ -1,7 +1,7 @@
 """seqio tasks, a data set a file; `realm_jax.show_task` prints their examples.
 
 A task of yours is a file here, or a module anywhere that the binding
-`task_modules` names. It is plain seqio, and three things make it one that
+`TASK_MODULES` names. It is plain seqio, and three things make it one that
 resumes exactly and reads alike on any number of processes:
 
 * its source gives records in an order that can be repeated: a

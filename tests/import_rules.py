@@ -12,6 +12,7 @@ PROJECT_PACKAGES = frozenset({"realm_jax", "tasks", "launch", "benchmarks"})
 # Folder: the folders of realm_jax it may import besides itself. The layers
 # of WORKSPACE.md; nobody imports an entry point (realm_jax/*.py).
 MAY_IMPORT = {
+  "realm_jax/console": (),
   "realm_jax/models": (),
   "realm_jax/objectives": (),
   "realm_jax/partitioning": (),
@@ -23,6 +24,7 @@ MAY_IMPORT = {
   "realm_jax/inputs": ("text", "corpus", "partitioning"),
   "realm_jax/retrieval": ("indexes", "corpus", "partitioning"),
   "realm_jax/generations": (
+    "console",
     "indexes",
     "corpus",
     "models",
@@ -30,6 +32,7 @@ MAY_IMPORT = {
     "partitioning",
   ),
   "realm_jax/training": (
+    "console",
     "models",
     "objectives",
     "retrieval",
@@ -42,6 +45,7 @@ MAY_IMPORT = {
     "generations",
   ),
   "realm_jax/evaluation": (
+    "console",
     "models",
     "objectives",
     "retrieval",

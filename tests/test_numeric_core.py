@@ -4,9 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests import import_rules
 
 
+@pytest.mark.slow
 def test_the_core_imports_and_trains_without_the_other_libraries(
   project_dir: Path, command_environment: dict[str, str]
 ):

@@ -18,7 +18,7 @@ _DISTRIBUTIONS = {
   "gin": "gin-config",
   "orbax": "orbax-checkpoint",
 }
-_EXTRA_OF = {"matplotlib": "demo", "xmanager": "launch", "apache_beam": "beam"}
+_EXTRA_OF = {"matplotlib": "demo", "xmanager": "launch"}
 _INSTALLED_EXTRAS = ("demo", "dev", "launch")
 
 

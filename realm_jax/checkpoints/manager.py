@@ -153,6 +153,10 @@ class CheckpointStore:
     metadata = manager.item_metadata(step)
     targets = {}
     for name in items:
+      if metadata is None or metadata[name] is None:
+        raise CheckpointError(
+          f"{name} of {self.directory}/{step} is damaged or was removed"
+        )
       stored = metadata[name].tree
       if name in like:
         _require_fit(name, stored, like[name], f"{self.directory}/{step}")

@@ -104,6 +104,16 @@ class Corpus:
           "manifest; copy or build the corpus again"
         )
 
+  def require_whole_blocks(self, block_length: int) -> None:
+    """Raises `CorpusError` where so few wordpieces would cut a block."""
+    if block_length < self.block_length:
+      raise CorpusError(
+        f"block_length={block_length} would cut blocks of {self.directory}, "
+        f"which have up to {self.block_length} wordpieces; bind "
+        f"BLOCK_LENGTH={self.block_length}, or build the corpus with "
+        f"--block_length={block_length}"
+      )
+
   @functools.cached_property
   def vocabulary(self) -> "WordpieceVocabulary":
     """The vocabulary the corpus was built with."""

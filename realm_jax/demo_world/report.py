@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-# What is plotted of which run: file, title, {run: metric}, scale.
+# What is plotted: file, title, and of which run which metric.
 _PLOTS = (
   (
     "loss.png",

@@ -3,11 +3,13 @@
 import contextlib
 import functools
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 from etils import epath
 
+from realm_jax.console.counter import Counter
 from realm_jax.evaluation import outputs
 from realm_jax.evaluation.ranking import BlockRanker
 from realm_jax.evaluation.trained import (
@@ -36,6 +38,7 @@ def evaluate_masked_lm(
   stage: Pretraining,
   task: str = "masked_salient_spans",
   split: str = "train",
+  task_modules: Sequence[str] = ("tasks",),
   seed: int = 1_000_003,
   num_batches: int = 32,
   batch_size: int = 32,
@@ -60,6 +63,7 @@ def evaluate_masked_lm(
     stage: how candidates are found.
     task: the seqio task of masked sentences.
     split: of the task.
+    task_modules: modules that add seqio tasks when they are imported.
     seed: of which sentences and masks; not the training's.
     num_batches: how many batches.
     batch_size: sentences at once; rounded up to share among the devices.
@@ -105,6 +109,7 @@ def evaluate_masked_lm(
     query_length=query_length,
     block_length=block_length,
     seed=seed,
+    task_modules=task_modules,
   )
   measure = jax.jit(
     functools.partial(masked_metrics, trained.models, stage.form),
@@ -112,7 +117,7 @@ def evaluate_masked_lm(
   )
   totals: dict[str, float] = {}
   num_queries, num_masks = 0, 0
-  with contextlib.closing(stream):
+  with contextlib.closing(stream), Counter("sentences") as counter:
     for _, batch in zip(range(num_batches), stream, strict=False):
       found = ranker.search(batch.arrays["query"])
       arrays, of_host = stage.assemble(
@@ -132,6 +137,7 @@ def evaluate_masked_lm(
       for name, value in {**of_device, **of_host}.items():
         weight = queries if name in _OF_QUERIES else masks
         totals[name] = totals.get(name, 0.0) + weight * float(value)
+      counter.advance(queries)
   result = {
     name: total / (num_queries if name in _OF_QUERIES else num_masks)
     for name, total in totals.items()

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ def evaluate_open_qa(
   reader: Reader,
   question_files: Mapping[str, epath.PathLike],
   split: str = "test",
+  task_modules: Sequence[str] = ("tasks",),
   task: str = "open_qa",
   answer_kind: answers.AnswerKind = "string",
   generation: epath.PathLike | None = None,
@@ -56,6 +57,7 @@ def evaluate_open_qa(
     reader: its reader.
     question_files: JSON Lines of questions, by split.
     split: which of them.
+    task_modules: modules that add seqio tasks when they are imported.
     task: the seqio task that reads them.
     answer_kind: whether the task's answers are strings or patterns.
     generation: a generation, or a folder of them; None takes the one that
@@ -90,6 +92,7 @@ def evaluate_open_qa(
       block_length=block_length,
       shuffle=False,
       repeat=False,
+      task_modules=task_modules,
     )
     stack.callback(stream.close)
     answerer = load_answerer(

@@ -1,21 +1,17 @@
 """Questions in batches of one shape, and what a retrieved block is to them."""
 
 import sys
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from absl import logging
 from jaxtyping import Int32
-from tqdm import tqdm
 
+from realm_jax.console.counter import Counter
 from realm_jax.corpus.store import Corpus
 from realm_jax.evaluation.ranking import Ranking
 from realm_jax.inputs.batches import Batch
 from realm_jax.text import answers
-
-_LINE_SECONDS = 15.0
 
 
 class Question(NamedTuple):
@@ -43,7 +39,7 @@ def question_batches(
     max_examples: stop after so many questions.
   """
   left = sys.maxsize if max_examples is None else max_examples
-  with _Progress("questions") as progress:
+  with Counter("questions") as progress:
     for batch in batches:
       if left <= 0:
         break
@@ -100,28 +96,3 @@ def evidence_of(
       )
     )
   ]
-
-
-class _Progress:
-  """A bar on a terminal, else a line now and then."""
-
-  def __init__(self, label: str):
-    self._label = label
-    self._bar = tqdm(
-      desc=label, unit="", leave=False, disable=not sys.stderr.isatty()
-    )
-    self._done = 0
-    self._line_at = time.monotonic() + _LINE_SECONDS
-
-  def __enter__(self) -> "_Progress":
-    return self
-
-  def __exit__(self, *exception) -> None:
-    self._bar.close()
-
-  def advance(self, count: int) -> None:
-    self._done += count
-    self._bar.update(count)
-    if self._bar.disable and time.monotonic() > self._line_at:
-      self._line_at += _LINE_SECONDS
-      logging.info("%s: %d done", self._label, self._done)

@@ -1,7 +1,7 @@
 """The blocks found for queries, and how likely each of them is: p(z|x)."""
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -16,7 +16,7 @@ from realm_jax.indexes.protocol import (
   SearchResult,
   in_order,
 )
-from realm_jax.models.retriever import Retriever, query_tower_parameters
+from realm_jax.models.retriever import embed_queries, query_tower_parameters
 from realm_jax.partitioning import rules
 
 
@@ -68,7 +68,7 @@ class BlockRanker:
     else:
       self._params = generation.query_params
     self._embed = jax.jit(
-      functools.partial(_embed_queries, trained.models.retriever),
+      functools.partial(embed_queries, trained.models.retriever),
       out_shardings=rules.batch_sharding(trained.mesh),
     )
     if index_scores and generation.index.needs_vectors:
@@ -135,9 +135,3 @@ def _depth(num_searched: int, num_blocks: int) -> int:
   if num_searched > num_blocks:
     logging.info("the corpus has %d blocks: searching all", num_blocks)
   return min(num_searched, num_blocks)
-
-
-def _embed_queries(
-  retriever: Retriever, params: Any, token_ids: jax.Array
-) -> jax.Array:
-  return retriever.apply({"params": params}, token_ids, method="embed_queries")

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ def evaluate_retrieval(
   retriever: Retriever,
   question_files: Mapping[str, epath.PathLike],
   split: str = "test",
+  task_modules: Sequence[str] = ("tasks",),
   task: str = "open_qa",
   answer_kind: answers.AnswerKind = "string",
   generation: epath.PathLike | None = None,
@@ -53,6 +54,7 @@ def evaluate_retrieval(
     retriever: the towers of the run.
     question_files: JSON Lines of questions, by split.
     split: which of them.
+    task_modules: modules that add seqio tasks when they are imported.
     task: the seqio task that reads them.
     answer_kind: whether the task's answers are strings or patterns.
     generation: a generation, or a folder of them; None takes the one that
@@ -84,6 +86,7 @@ def evaluate_retrieval(
       block_length=block_length,
       shuffle=False,
       repeat=False,
+      task_modules=task_modules,
     )
     stack.callback(stream.close)
     trained = load_trained(

@@ -16,6 +16,7 @@ from realm_jax.checkpoints.manager import (
   CheckpointError,
   CheckpointStore,
 )
+from realm_jax.checkpoints.vocabulary import require_vocabulary
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations import layout
 from realm_jax.generations import manifest as manifests
@@ -90,7 +91,7 @@ def load_trained(
   Raises:
     CheckpointError: it is missing, lacks a component, or is of another model
       or vocabulary.
-    CorpusError: there is no corpus.
+    CorpusError: there is no corpus, or block_length would cut its blocks.
   """
   path = epath.Path(model_dir)
   if checkpoint_step is not None:
@@ -106,6 +107,8 @@ def load_trained(
         "open QA"
       )
     corpus = Corpus.open(corpus_dir)
+    corpus.require_whole_blocks(block_length)
+    require_vocabulary(store, step, corpus.vocab_sha256)
     vocabulary = {
       "vocab_size": corpus.vocabulary.vocab_size,
       "separator_id": corpus.vocabulary.sep_id,

@@ -6,15 +6,16 @@ or run elsewhere.
 
 import contextlib
 import functools
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from absl import logging
 from etils import epath
 
 from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.checkpoints.vocabulary import require_vocabulary
+from realm_jax.console.sigterm import stop_on_sigterm
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations import layout
 from realm_jax.generations import manifest as manifests
@@ -65,7 +66,8 @@ def build_index(
     config: how to embed.
     mode: `newest` goes from the newest checkpoint to the newest; `every`
       skips none, for a trainer that waits for them.
-    once: make one generation, of the newest checkpoint, and return.
+    once: make one generation and return: the newest checkpoint's, or first the
+      one that it names as in use, should that be gone.
     keep_generations: how many of the latest stay; whatever is leased, or
       named by a checkpoint that is kept, stays too.
     poll_seconds: how often to look for checkpoints.
@@ -81,6 +83,10 @@ def build_index(
   """
   if mode not in MODES:
     raise ValueError(f"mode={mode!r}; want one of {', '.join(MODES)}")
+  if keep_generations < 1:
+    raise ValueError(
+      f"keep_generations={keep_generations}; want at least the newest, 1"
+    )
   if checkpoint_step is not None and not once:
     raise ValueError(
       f"checkpoint_step={checkpoint_step} is for making one generation; pass "
@@ -97,7 +103,7 @@ def build_index(
   named = _NamedGenerations(store)
   published: list[int] = []
   remove_damaged(generations_dir)
-  with _stop_on_sigterm() as stop, contextlib.closing(store):
+  with stop_on_sigterm() as stop, contextlib.closing(store):
     waiting = _Waiting(store)
     while not stop.is_set():
       steps = [
@@ -179,6 +185,7 @@ def _build_one(
   logging.info("building the generation of step %d", step)
   try:
     like = {"retriever": maker.abstract_params()}
+    require_vocabulary(store, step, maker.vocabulary)
     params = store.restore(step, items=("retriever",), like=like)["retriever"]
   except (ValueError, OSError) as error:
     if not _is_removed(store, step):
@@ -276,16 +283,3 @@ class _Waiting:
       )
       self._said_at = now
     self._said_of = has_checkpoint
-
-
-@contextlib.contextmanager
-def _stop_on_sigterm() -> Iterator[threading.Event]:
-  stop = threading.Event()
-  if threading.current_thread() is not threading.main_thread():
-    yield stop
-    return
-  before = signal.signal(signal.SIGTERM, lambda *_: stop.set())
-  try:
-    yield stop
-  finally:
-    signal.signal(signal.SIGTERM, before)

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.generations import query_tower, recall
-from realm_jax.generations.embedding import CorpusEmbedder
+from realm_jax.generations.corpus_embedder import CorpusEmbedder
 from realm_jax.generations.embeddings import Embeddings, EmbeddingsWriter
 from realm_jax.generations.loaded import blocks_of
 from realm_jax.generations.manifest import Manifest
@@ -89,6 +89,11 @@ class GenerationMaker:
     self._queries = recall.held_out_queries(
       corpus, count=config.recall_queries, query_length=config.query_length
     )
+
+  @property
+  def vocabulary(self) -> str:
+    """The sha256 of the corpus's vocabulary."""
+    return self._corpus.vocab_sha256
 
   def abstract_params(self) -> Any:
     """What a checkpoint's `retriever` must be, with where it should go."""

@@ -19,8 +19,11 @@ def save(directory: Path, params: Mapping[str, Any]) -> None:
   flat = traverse_util.flatten_dict(params, sep="/")
   path = directory / PATH
   path.parent.mkdir()
-  safetensors.numpy.save_file(
-    {name: np.asarray(array, order="C") for name, array in flat.items()}, path
+  # `save_file` would not say that the disk is full with an `OSError`.
+  path.write_bytes(
+    safetensors.numpy.save(
+      {name: np.asarray(array, order="C") for name, array in flat.items()}
+    )
   )
 
 

@@ -24,6 +24,7 @@ from realm_jax.indexes.protocol import (
   check_k,
   check_vectors,
 )
+from realm_jax.partitioning import rules
 from realm_jax.partitioning.mesh import DATA_AXIS
 
 # The k best of a block lie in the k groups of consecutive rows with the
@@ -173,21 +174,13 @@ class ExactIndex:
       )
     scores, rows = self.search_on_device(on_device, k)
     return SearchResult(
-      rows=_local_rows(rows)[:count], scores=_local_rows(scores)[:count]
+      rows=rules.local_rows(rows)[:count],
+      scores=rules.local_rows(scores)[:count],
     )
 
   def save(self, directory: PathLike) -> None:
     """Nothing: a generation holds the vectors already."""
     del directory
-
-
-def _local_rows(array: jax.Array) -> np.ndarray:
-  by_start = {
-    shard.index[0].start or 0: shard.data for shard in array.addressable_shards
-  }
-  return np.concatenate(
-    [np.asarray(by_start[start]) for start in sorted(by_start)]
-  )
 
 
 @functools.partial(jax.jit, static_argnames=("k", "rows_per_step", "mesh"))

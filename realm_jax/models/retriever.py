@@ -132,6 +132,13 @@ class Retriever(nn.Module):
     return self.clone(bert=config)
 
 
+def embed_queries(
+  retriever: Retriever, params: dict, token_ids: Int[Array, "b q"]
+) -> Float[Array, "b d"]:
+  """The vectors of queries, by the query tower's parameters alone."""
+  return retriever.apply({"params": params}, token_ids, method="embed_queries")
+
+
 def query_tower_parameters(retriever: Retriever, params: dict) -> dict:
   """The part of the retriever's parameters that embeds queries."""
   name = "tower" if retriever.shared_towers else "query_tower"

@@ -65,3 +65,22 @@ def to_devices(
     name: jax.make_array_from_process_local_data(sharding, rows)
     for name, rows in batch.items()
   }
+
+
+def local_rows(array: jax.Array) -> np.ndarray:
+  """This process's rows of an array whose rows lie over the data axis."""
+  by_start = {
+    shard.index[0].start or 0: shard.data for shard in array.addressable_shards
+  }
+  return np.concatenate(
+    [np.asarray(by_start[start]) for start in sorted(by_start)]
+  )
+
+
+def own_rows(rows: np.ndarray, mesh: Mesh) -> np.ndarray:
+  """This process's rows of a batch that every process has in full."""
+  return local_rows(
+    jax.make_array_from_callback(
+      rows.shape, batch_sharding(mesh), lambda index: rows[index]
+    )
+  )

@@ -38,16 +38,6 @@ class Prepared(NamedTuple):
   metrics: dict[str, float]
 
 
-def local_rows(array: jax.Array) -> np.ndarray:
-  """This process's rows of an array whose rows lie over the data axis."""
-  by_start = {
-    shard.index[0].start or 0: shard.data for shard in array.addressable_shards
-  }
-  return np.concatenate(
-    [np.asarray(by_start[start]) for start in sorted(by_start)]
-  )
-
-
 class RetrievalPipeline:
   """Embeds queries, searches, and puts a step's arrays on the devices.
 
@@ -91,13 +81,13 @@ class RetrievalPipeline:
     def finish() -> Prepared:
       start = time.perf_counter()
       if on_device is not None:
-        scores, rows = map(local_rows, on_device)
+        scores, rows = map(rules.local_rows, on_device)
         found = SearchResult(rows=rows, scores=scores)
       else:
         found = index.search(
           QueryBatch(
             token_ids=token_ids,
-            vectors=None if vectors is None else local_rows(vectors),
+            vectors=None if vectors is None else rules.local_rows(vectors),
           ),
           num_blocks,
         )

@@ -1,8 +1,10 @@
 """Where a stage's first parameters come from: the stage before it."""
 
+from collections.abc import Container
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from absl import logging
 from etils import epath
 
@@ -11,6 +13,7 @@ from realm_jax.checkpoints.manager import (
   CheckpointError,
   CheckpointStore,
 )
+from realm_jax.checkpoints.vocabulary import require_vocabulary
 
 
 def locate(path: epath.PathLike) -> tuple[CheckpointStore, int]:
@@ -31,19 +34,50 @@ def locate(path: epath.PathLike) -> tuple[CheckpointStore, int]:
   return store, store.latest()
 
 
+def require_started_from(
+  params: dict[str, Any],
+  sources: dict[str, epath.PathLike | None],
+  *,
+  vocabulary: str,
+  model_dir: epath.PathLike,
+) -> None:
+  """Refuses sources that a run with only its checkpoint 0 did not start from.
+
+  Raises:
+    CheckpointError: they have other values than `params`.
+  """
+  wanted = load_initial(params, sources, vocabulary=vocabulary)
+  for name, path in sources.items():
+    if path is None or name not in params:
+      continue
+    same = jax.tree.map(jnp.array_equal, params[name], wanted[name])
+    if not all(jax.tree.leaves(same)):
+      raise CheckpointError(
+        f"{model_dir} was started before, with another {name} than that of "
+        f"{path}, and its first generation may stand; remove {model_dir}, or "
+        "choose another MODEL_DIR"
+      )
+
+
 def load_initial(
   params: dict[str, Any],
   sources: dict[str, epath.PathLike | None],
+  *,
+  vocabulary: str,
+  required: Container[str] = (),
 ) -> dict[str, Any]:
   """Replaces components by those of earlier checkpoints.
 
   Args:
     params: freshly initialised parameters by component, on their devices.
     sources: for each component its checkpoint, or None. A component that the
-      checkpoint does not have keeps its fresh values, and a line says so.
+      checkpoint does not have keeps its fresh values, and a line says so, …
+    vocabulary: the sha256 of the corpus's.
+    required: … unless it is one of these.
 
   Raises:
-    CheckpointError: a path is no checkpoint, or has other shapes.
+    CheckpointError: a path is no checkpoint, has other shapes or another
+      vocabulary, or lacks a component that is required.
   """
   params = dict(params)
   for name, path in sources.items():
@@ -51,7 +85,19 @@ def load_initial(
       continue
     store, step = locate(path)
     try:
-      if name not in store.items(step):
+      present = store.items(step)
+      if not present:
+        raise CheckpointError(
+          f"checkpoint {step} of {path} is empty; copy it again, or give "
+          "another"
+        )
+      require_vocabulary(store, step, vocabulary)
+      if name not in present and name in required:
+        raise CheckpointError(
+          f"checkpoint {step} of {path} has no {name}, only {sorted(present)}; "
+          f"give one that has, or leave INITIAL_{name.upper()} out"
+        )
+      if name not in present:
         logging.info(
           "%s starts afresh: checkpoint %d of %s has none", name, step, path
         )

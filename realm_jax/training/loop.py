@@ -14,9 +14,7 @@ A step s (the first is 0) goes like this:
 import contextlib
 import dataclasses
 import functools
-import signal
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -25,25 +23,31 @@ from etils import epath
 from jax.sharding import Mesh
 
 from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.console.sigterm import stop_on_sigterm
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.loaded import load_generation
 from realm_jax.generations.watcher import GenerationWatcher
 from realm_jax.inputs.batches import Batch, BatchStream
 from realm_jax.models.reader import Reader
-from realm_jax.models.retriever import Retriever, query_tower_parameters
+from realm_jax.models.retriever import (
+  Retriever,
+  embed_queries,
+  query_tower_parameters,
+)
 from realm_jax.partitioning import rules
-from realm_jax.partitioning.mesh import make_mesh
+from realm_jax.partitioning.mesh import DATA_AXIS, make_mesh
 from realm_jax.retrieval.pipeline import RetrievalPipeline
 from realm_jax.training.collapse import CollapseMonitor
-from realm_jax.training.initial import load_initial
+from realm_jax.training.initial import load_initial, require_started_from
 from realm_jax.training.metrics_log import MetricsLog, NonFiniteLossError
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
 from realm_jax.training.refresh import (
   GenerationSchedule,
   RefreshConfig,
+  StaleIndexError,
   StoppedWaiting,
 )
-from realm_jax.training.resume import LoopState, restore, save
+from realm_jax.training.resume import LoopState, RunIdentity, restore, save
 from realm_jax.training.run_lock import run_lock
 from realm_jax.training.stages import Models, Stage
 from realm_jax.training.state import TrainState, create_state
@@ -104,6 +108,7 @@ def train(
   Raises:
     RunLockError: MODEL_DIR has a trainer already.
     CheckpointError: a checkpoint is missing or does not fit.
+    CorpusError: there is no corpus, or block_length would cut its blocks.
     NonFiniteLossError: the loss is NaN; the last good checkpoint stays.
   """
   if batch_size % jax.process_count():
@@ -112,8 +117,37 @@ def train(
       f"{jax.process_count()} processes"
     )
   refresh = refresh or RefreshConfig()
+  waits = stage.needs_index and refresh.refresh and refresh.wait
+  if waits and refresh.lag_steps > keep_checkpoints * save_every_steps:
+    raise ValueError(
+      f"lag_steps={refresh.lag_steps} exceeds the {keep_checkpoints} "
+      f"checkpoints, {save_every_steps} steps apart, that are kept: one would "
+      "go before its generation is due; lower LAG_STEPS or raise "
+      "SAVE_EVERY_STEPS"
+    )
+  if waits and refresh.lag_steps >= num_steps:
+    logging.warning(
+      "no generation but the first will be used: the others are due "
+      "lag_steps=%d after their checkpoints, in a run of %d steps",
+      refresh.lag_steps,
+      num_steps,
+    )
   corpus = Corpus.open(corpus_dir)
+  corpus.require_whole_blocks(block_length)
+  identity = RunIdentity(
+    seed=seed,
+    batch_size=batch_size,
+    num_searched=stage.num_searched(corpus.num_blocks),
+    save_every_steps=save_every_steps if waits else 0,
+    lag_steps=refresh.lag_steps if waits else 0,
+    vocabulary=corpus.vocab_sha256,
+  )
   mesh = make_mesh(model_parallelism=model_parallelism)
+  if batch_size % mesh.shape[DATA_AXIS]:
+    raise ValueError(
+      f"batch_size={batch_size} is not a multiple of the "
+      f"{mesh.shape[DATA_AXIS]} devices of the data axis; change BATCH_SIZE"
+    )
   vocabulary = {
     "vocab_size": corpus.vocabulary.vocab_size,
     "separator_id": corpus.vocabulary.sep_id,
@@ -123,8 +157,9 @@ def train(
     None if reader is None else reader.for_vocabulary(**vocabulary),
   )
   with contextlib.ExitStack() as stack:
-    stack.enter_context(run_lock(model_dir))
-    stop = stack.enter_context(_stop_on_sigterm())
+    if jax.process_index() == 0:
+      stack.enter_context(run_lock(model_dir))
+    stop = stack.enter_context(stop_on_sigterm())
     store = CheckpointStore(model_dir, keep=keep_checkpoints, read_only=False)
     stack.callback(store.close)
     update = make_optimizer(optimizer, num_steps=num_steps)
@@ -135,25 +170,56 @@ def train(
       seed=seed,
       mesh=mesh,
     )
-    if store.steps():
-      state, place = restore(store, state, seed=seed)
+    sources = {
+      "retriever": initial_checkpoint,
+      "reader": initial_reader or initial_checkpoint,
+    }
+    is_new = not store.steps()
+    if not is_new:
+      state, place = restore(store, state, identity=identity)
+      if int(state.step) == 0:
+        require_started_from(
+          state.params,
+          sources,
+          vocabulary=corpus.vocab_sha256,
+          model_dir=model_dir,
+        )
     else:
-      sources = {
-        "retriever": initial_checkpoint,
-        "reader": initial_reader or initial_checkpoint,
-      }
       state = dataclasses.replace(
-        state, params=load_initial(state.params, sources)
+        state,
+        params=load_initial(
+          state.params,
+          sources,
+          vocabulary=corpus.vocab_sha256,
+          required=() if initial_reader is None else ("reader",),
+        ),
       )
       place = LoopState(position=0)
-      # The first generation is made from step 0, and a run that fails early
-      # leaves something to go on from.
-      save(store, state, place, seed=seed)
     start = int(state.step)
     if start >= num_steps:
       logging.info("%s is trained already: step %d", model_dir, start)
       return {"step": start, "swaps": 0, "metrics": {}, "stopped": False}
 
+    stream = BatchStream(
+      task,
+      split="train",
+      corpus_dir=corpus_dir,
+      question_files=question_files,
+      batch_size=batch_size,
+      query_length=query_length,
+      block_length=block_length,
+      seed=seed,
+      start_position=place.position,
+      process_index=jax.process_index(),
+      process_count=jax.process_count(),
+      task_modules=task_modules,
+    )
+    stack.callback(stream.close)
+    loss = stage.loss(models)
+    if is_new:
+      # The first generation is made from step 0, and a run that fails early
+      # leaves something to go on from.
+      save(store, state, place, identity=identity)
     schedule: GenerationSchedule | None = None
     if stage.needs_index:
       generations_dir = epath.Path(model_dir) / "generations"
@@ -178,24 +244,9 @@ def train(
         is_stopping=stop.is_set,
       )
     pipeline = RetrievalPipeline(
-      functools.partial(_embed_queries, models.retriever), mesh=mesh
+      functools.partial(embed_queries, models.retriever), mesh=mesh
     )
     stack.callback(pipeline.close)
-    stream = BatchStream(
-      task,
-      split="train",
-      corpus_dir=corpus_dir,
-      question_files=question_files,
-      batch_size=batch_size,
-      query_length=query_length,
-      block_length=block_length,
-      seed=seed,
-      start_position=place.position,
-      process_index=jax.process_index(),
-      process_count=jax.process_count(),
-      task_modules=task_modules,
-    )
-    stack.callback(stream.close)
     log = MetricsLog(
       model_dir,
       start_step=start,
@@ -242,7 +293,7 @@ def train(
           generation=generation and generation.step,
           found=found,
         ),
-        seed=seed,
+        identity=identity,
       )
 
     batches = iter(stream)
@@ -259,7 +310,7 @@ def train(
       state,
       pending.result().batch,
       shardings=shardings,
-      loss=stage.loss(models),
+      loss=loss,
       optimizer=update,
       seed=seed,
       mesh=mesh,
@@ -277,9 +328,11 @@ def train(
         try:
           if schedule is not None:
             generation = schedule.at(step + 1)
-        except StoppedWaiting:
+        except (StoppedWaiting, StaleIndexError, TimeoutError) as reason:
           if step > saved:
             checkpoint(position, searched, prepared.found)
+          if not isinstance(reason, StoppedWaiting):
+            raise
           logging.info("told to stop: left at step %d", step)
           break
         pending = prepare(batch, generation)
@@ -297,12 +350,12 @@ def train(
       moves = step >= optimizer.hold_retriever_steps
       if known and moves and (warning := monitor.update(known)):
         logging.warning("step %d: %s", step + 1, warning)
-      is_last = not has_next or stop.is_set()
-      if is_last or (step + 1) % save_every_steps == 0:
+      is_told = stop.is_set()
+      if is_told or not has_next or (step + 1) % save_every_steps == 0:
         found = pending.result().found if has_next else None
         checkpoint(position, generation, found)
         saved = step + 1
-      if stop.is_set():
+      if is_told and has_next:
         logging.info("told to stop: saved step %d, and left", step + 1)
         break
     store.wait()
@@ -310,7 +363,7 @@ def train(
       "step": int(state.step),
       "swaps": schedule.swaps if schedule else 0,
       "metrics": log.last,
-      "stopped": stop.is_set(),
+      "stopped": int(state.step) < num_steps,
     }
 
 
@@ -323,10 +376,6 @@ def _with_last_good(
     f"{store.directory}, is left as it is: go on from it with a lower "
     "learning rate"
   )
-
-
-def _embed_queries(retriever: Retriever, params: Any, token_ids: jax.Array):
-  return retriever.apply({"params": params}, token_ids, method="embed_queries")
 
 
 def _compile_steps(
@@ -355,17 +404,3 @@ def _compile_steps(
     with rules.in_effect(mesh):
       compiled[holds] = step.lower(state, batch).compile()
   return compiled
-
-
-@contextlib.contextmanager
-def _stop_on_sigterm() -> Iterator[threading.Event]:
-  """An event that SIGTERM sets, where signals can be handled."""
-  stop = threading.Event()
-  if threading.current_thread() is not threading.main_thread():
-    yield stop
-    return
-  before = signal.signal(signal.SIGTERM, lambda *_: stop.set())
-  try:
-    yield stop
-  finally:
-    signal.signal(signal.SIGTERM, before)

@@ -62,13 +62,17 @@ def scale_by_bert_adam(
   return optax.GradientTransformation(init, update)
 
 
+def _num_warmup_steps(config: OptimizerConfig, num_steps: int) -> int:
+  if config.warmup_steps is None:
+    return min(10_000, max(100, num_steps // 10))
+  return config.warmup_steps
+
+
 def learning_rate_schedule(
   config: OptimizerConfig, *, num_steps: int
 ) -> optax.Schedule:
   """Linear decay to zero from step 0, with a linear warm-up on top."""
-  warmup = config.warmup_steps
-  if warmup is None:
-    warmup = min(10_000, max(100, num_steps // 10))
+  warmup = _num_warmup_steps(config, num_steps)
 
   def schedule(step):
     decayed = config.learning_rate * jnp.maximum(0.0, 1.0 - step / num_steps)
@@ -94,9 +98,17 @@ class ScaleByStepState(NamedTuple):
 
 
 def _scale_components(
-  config: OptimizerConfig, schedule: optax.Schedule
+  config: OptimizerConfig, *, num_steps: int
 ) -> optax.GradientTransformation:
-  """Minus the learning rate; the retriever's has a factor of its own."""
+  """Minus the learning rate; the retriever's has a factor of its own.
+
+  A retriever that was held warms up once more: its moments are zero when it is
+  let go, and without bias correction the first updates would be several times
+  too long.
+  """
+  schedule = learning_rate_schedule(config, num_steps=num_steps)
+  hold = config.hold_retriever_steps
+  warmup = _num_warmup_steps(config, num_steps)
 
   def init(params):
     del params
@@ -105,9 +117,11 @@ def _scale_components(
   def update(updates, state, params=None):
     del params
     rate = schedule(state.step)
-    moves = state.step >= config.hold_retriever_steps
-    scale = config.retriever_rate_scale * moves
-    rates = {"retriever": rate * scale}
+    held_since = state.step - hold
+    warming = jnp.maximum(held_since, 0) / max(warmup, 1)
+    scale = jnp.where((hold > 0) & (held_since < warmup), warming, 1.0)
+    scale = jnp.where(held_since < 0, 0.0, scale)
+    rates = {"retriever": rate * config.retriever_rate_scale * scale}
     updates = {
       component: jax.tree.map(
         functools.partial(jnp.multiply, -rates.get(component, rate)), tree
@@ -130,7 +144,5 @@ def make_optimizer(
     optax.clip_by_global_norm(config.clip_norm),
     scale_by_bert_adam(b1=config.b1, b2=config.b2, epsilon=config.epsilon),
     optax.add_decayed_weights(config.weight_decay, mask=_is_decayed),
-    _scale_components(
-      config, learning_rate_schedule(config, num_steps=num_steps)
-    ),
+    _scale_components(config, num_steps=num_steps),
   )

@@ -9,6 +9,7 @@ from absl import logging
 
 _REMINDER_SECONDS = 30.0
 _LOOK_SECONDS = 1.0
+_FRESHER_SECONDS = 600.0
 
 
 class StaleIndexError(ValueError):
@@ -99,7 +100,21 @@ class GenerationSchedule:
     else:
       first = 0
     self._current = self._wait_for(first)
+    if self._config.on_stale == "fail" and not self._config.wait:
+      self._wait_for_fresher(step)
     return self._current
+
+  def _wait_for_fresher(self, step: int) -> None:
+    """Gives a run that stopped as stale the time to load what came since."""
+    until = time.monotonic() + _FRESHER_SECONDS
+    while self._is_stale(step) and time.monotonic() < until:
+      if self._is_stopping():
+        raise StoppedWaiting
+      newest = self._watcher.newest()
+      if newest is not None and newest.step > self._current.step:
+        self._swap(newest, step)
+      else:
+        time.sleep(_LOOK_SECONDS)
 
   def at(self, step: int) -> Any:
     """The generation of a step; steps must be asked for in order.
@@ -137,6 +152,7 @@ class GenerationSchedule:
     self.swaps += 1
 
   def _wait_for(self, step: int) -> Any:
+    config = self._config
     began = time.monotonic()
     remind_at = began + _REMINDER_SECONDS
     while not self._is_stopping():
@@ -155,15 +171,21 @@ class GenerationSchedule:
         if now > remind_at:
           remind_at = now + _REMINDER_SECONDS
           logging.info(
-            "waiting for generation %d; realm_jax.build_index makes it", step
+            "waiting for generation %d; realm_jax.build_index makes it%s",
+            step,
+            ' (with MODE="every", which skips none)' if config.wait else "",
           )
     raise StoppedWaiting
 
+  def _is_stale(self, step: int) -> bool:
+    limit = self._config.max_staleness_steps
+    return limit is not None and step - self._current.step > limit
+
   def _check_staleness(self, step: int) -> None:
     limit = self._config.max_staleness_steps
-    staleness = step - self._current.step
-    if limit is None or staleness <= limit:
+    if limit is None or not self._is_stale(step):
       return
+    staleness = step - self._current.step
     text = (
       f"generation {self._current.step} is {staleness} steps old at step "
       f"{step}, above max_staleness_steps={limit}; is the index builder alive?"

@@ -1,16 +1,54 @@
 """What a checkpoint holds beside parameters, so that a run goes on exactly."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from absl import logging
+from jax.sharding import Mesh, NamedSharding
 
 from realm_jax.checkpoints.manager import CheckpointError, CheckpointStore
+from realm_jax.checkpoints.vocabulary import (
+  VOCABULARY,
+  require_vocabulary,
+  vocabulary_digest,
+)
 from realm_jax.indexes.protocol import SearchResult
+from realm_jax.partitioning import rules
 from realm_jax.training.state import TrainState
 
 _NO_GENERATION = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class RunIdentity:
+  """What a run shares with the one that it goes on from.
+
+  Attributes:
+    seed: of data order, masks and dropout.
+    batch_size: the global batch.
+    num_searched: blocks that a query wants; 0 without an index.
+    save_every_steps: which checkpoints a waiting run uses generations of, …
+    lag_steps: … and how much later; 0 both for a run that does not wait.
+    vocabulary: the sha256 of the corpus's, in hexadecimal.
+  """
+
+  seed: int
+  batch_size: int
+  num_searched: int
+  save_every_steps: int
+  lag_steps: int
+  vocabulary: str
+
+
+_BINDINGS = {
+  "seed": "SEED",
+  "batch_size": "BATCH_SIZE",
+  "num_searched": "NUM_CANDIDATES or NUM_SEARCHED",
+  "save_every_steps": "SAVE_EVERY_STEPS and WAIT_FOR_GENERATIONS",
+  "lag_steps": "LAG_STEPS and WAIT_FOR_GENERATIONS",
+}
 
 
 class LoopState(NamedTuple):
@@ -19,7 +57,7 @@ class LoopState(NamedTuple):
   Attributes:
     position: in the data, of the first example of the next step.
     generation: the step of the generation in use; None without an index.
-    found: what was found for the next step's queries, by the whole batch.
+    found: what was found for the next step's queries of this process.
   """
 
   position: int
@@ -27,8 +65,19 @@ class LoopState(NamedTuple):
   found: SearchResult | None = None
 
 
+def _mesh_of(state: TrainState) -> Mesh:
+  sharding = state.step.sharding
+  assert isinstance(sharding, NamedSharding)
+  assert isinstance(sharding.mesh, Mesh)
+  return sharding.mesh
+
+
 def save(
-  store: CheckpointStore, state: TrainState, loop: LoopState, *, seed: int
+  store: CheckpointStore,
+  state: TrainState,
+  loop: LoopState,
+  *,
+  identity: RunIdentity,
 ) -> None:
   """Saves the state after `state.step` steps; returns when it is copied."""
   generation = loop.generation
@@ -37,11 +86,13 @@ def save(
     "generation": np.int64(
       _NO_GENERATION if generation is None else generation
     ),
-    "seed": np.int64(seed),
+    **{name: np.int64(getattr(identity, name)) for name in _BINDINGS},
+    VOCABULARY: vocabulary_digest(identity.vocabulary),
   }
   if loop.found is not None and loop.found.rows.size:
-    place["rows"] = loop.found.rows
-    place["scores"] = loop.found.scores
+    # Of the global batch: each process has its own rows.
+    found = {"rows": loop.found.rows, "scores": loop.found.scores}
+    place |= rules.to_devices(found, _mesh_of(state))
   store.save(
     int(state.step),
     {**state.params, "optimizer": state.optimizer, "loop": place},
@@ -49,14 +100,16 @@ def save(
 
 
 def restore(
-  store: CheckpointStore, state: TrainState, *, seed: int
+  store: CheckpointStore, state: TrainState, *, identity: RunIdentity
 ) -> tuple[TrainState, LoopState]:
   """The last checkpoint, in the shape and on the devices of `state`.
 
   Raises:
-    CheckpointError: it does not fit, or another seed made it.
+    CheckpointError: it does not fit, or was made with another vocabulary,
+      seed, batch size or number of blocks.
   """
   step = store.latest()
+  require_vocabulary(store, step, identity.vocabulary)
 
   def abstract(tree: Any) -> Any:
     return jax.tree.map(
@@ -68,16 +121,20 @@ def restore(
   restored = store.restore(step, items=(*like, "loop"), like=like)
   place = restored.pop("loop")
   optimizer = restored.pop("optimizer")
-  if int(place["seed"]) != seed:
-    raise CheckpointError(
-      f"{store.directory}/{step} was trained with SEED={int(place['seed'])}, "
-      f"not {seed}; the data order would differ: use that seed or another "
-      "MODEL_DIR"
-    )
+  for name, binding in _BINDINGS.items():
+    recorded, wanted = int(place[name]), getattr(identity, name)
+    if recorded != wanted:
+      raise CheckpointError(
+        f"{store.directory}/{step} was trained with {name}={recorded}, not "
+        f"{wanted}, and could not go on as it was: give {binding} as before, "
+        "or another MODEL_DIR"
+      )
   found = None
   if "rows" in place:
+    mesh = _mesh_of(state)
     found = SearchResult(
-      rows=np.asarray(place["rows"]), scores=np.asarray(place["scores"])
+      rows=rules.own_rows(place["rows"], mesh),
+      scores=rules.own_rows(place["scores"], mesh),
     )
   generation = int(place["generation"])
   logging.info("going on from checkpoint %d of %s", step, store.directory)

@@ -143,6 +143,7 @@ def _command(*arguments: str) -> list[str]:
   return [sys.executable, "-m", "launch.xm_launch", *arguments]
 
 
+@pytest.mark.slow
 def test_the_command_starts_the_trainer_with_its_flags(
   tmp_path, environment, project_dir
 ):

@@ -195,6 +195,20 @@ def test_the_retriever_is_held_for_so_many_steps():
     assert _moved(before, after, "reader") > 0
 
 
+def test_a_retriever_that_was_held_warms_up_once_more():
+  config = OptimizerConfig(
+    learning_rate=1e-3, warmup_steps=4, hold_retriever_steps=6
+  )
+  history = _run(config, 10)
+  moves = [
+    _moved(before, after, "retriever")
+    for before, after in itertools.pairwise(history)
+  ]
+  # As at the start of a run, the first step is of length zero.
+  assert moves[:7] == [0] * 7
+  assert 0 < moves[7] < moves[8] < moves[9]
+
+
 def test_the_retriever_has_a_rate_of_its_own():
   slow, fast = (
     _run(

@@ -9,11 +9,19 @@ import pytest
 from realm_jax.checkpoints.manager import CheckpointError, CheckpointStore
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.training.initial import load_initial
+from realm_jax.training.initial import load_initial, require_started_from
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
-from realm_jax.training.resume import LoopState, restore, save
+from realm_jax.training.resume import LoopState, RunIdentity, restore, save
 from tests.training import tiny
 
+IDENTITY = RunIdentity(
+  seed=5,
+  batch_size=8,
+  num_searched=2,
+  save_every_steps=10,
+  lag_steps=5,
+  vocabulary="ab" * 32,
+)
 OPTIMIZER = make_optimizer(OptimizerConfig(learning_rate=1.0), num_steps=10)
 
 
@@ -37,6 +45,12 @@ def store(tmp_path):
   store.close()
 
 
+def _load(params, sources, **settings):
+  return load_initial(
+    params, sources, vocabulary=IDENTITY.vocabulary, **settings
+  )
+
+
 def _assert_same(one, two):
   jax.tree.map(
     np.testing.assert_array_equal, jax.device_get(one), jax.device_get(two)
@@ -46,14 +60,16 @@ def _assert_same(one, two):
 def test_everything_comes_back_and_lies_where_it_should(store):
   saved = _state(step=12, shift=2.0)
   found = SearchResult(
-    rows=np.array([[4, 1], [0, 9]], np.int32),
-    scores=np.array([[0.5, 0.25], [3.0, -1.0]], np.float32),
+    rows=np.arange(16, dtype=np.int32).reshape(8, 2),
+    scores=np.linspace(-1, 3, 16, dtype=np.float32).reshape(8, 2),
   )
-  save(store, saved, LoopState(96, generation=8, found=found), seed=5)
+  save(
+    store, saved, LoopState(96, generation=8, found=found), identity=IDENTITY
+  )
   store.wait()
   # The successor may be laid out otherwise.
   fresh = _state(model_parallelism=2)
-  state, loop = restore(store, fresh, seed=5)
+  state, loop = restore(store, fresh, identity=IDENTITY)
   _assert_same(state, saved)
   assert jax.tree.map(lambda x: x.sharding, state) == jax.tree.map(
     lambda x: x.sharding, fresh
@@ -64,57 +80,71 @@ def test_everything_comes_back_and_lies_where_it_should(store):
 
 
 def test_a_stage_without_an_index_has_no_generation(store):
-  save(store, _state("inverse_cloze", step=3), LoopState(24), seed=0)
+  save(store, _state("inverse_cloze", step=3), LoopState(24), identity=IDENTITY)
   store.wait()
-  state, loop = restore(store, _state("inverse_cloze"), seed=0)
+  state, loop = restore(store, _state("inverse_cloze"), identity=IDENTITY)
   assert int(state.step) == 3
   assert loop == LoopState(24, generation=None, found=None)
 
 
 def test_the_last_checkpoint_is_the_one(store):
   for step in (0, 5, 10):
-    save(store, _state(step=step, shift=step), LoopState(8 * step), seed=0)
+    save(
+      store,
+      _state(step=step, shift=step),
+      LoopState(8 * step),
+      identity=IDENTITY,
+    )
   store.wait()
-  state, loop = restore(store, _state(), seed=0)
+  state, loop = restore(store, _state(), identity=IDENTITY)
   assert (int(state.step), loop.position) == (10, 80)
   _assert_same(state, _state(step=10, shift=10))
 
 
-def test_another_seed_is_refused(store):
-  save(store, _state(), LoopState(0), seed=1)
+def test_a_run_with_other_settings_is_refused(store):
+  save(store, _state(), LoopState(0), identity=IDENTITY)
   store.wait()
-  with pytest.raises(CheckpointError, match=r"SEED=1, not 2"):
-    restore(store, _state(), seed=2)
+  fresh = _state()
+  for other, message in (
+    ({"seed": 2}, "seed=5, not 2"),
+    ({"batch_size": 4}, "batch_size=8, not 4"),
+    ({"num_searched": 3}, "give NUM_CANDIDATES or NUM_SEARCHED as before"),
+    ({"save_every_steps": 20}, "save_every_steps=10, not 20"),
+    ({"lag_steps": 0}, "give LAG_STEPS and WAIT_FOR_GENERATIONS as before"),
+    ({"vocabulary": "cd" * 32}, "over another vocabulary"),
+  ):
+    with pytest.raises(CheckpointError, match=message):
+      restore(store, fresh, identity=dataclasses.replace(IDENTITY, **other))
 
 
 def test_a_checkpoint_of_another_stage_is_refused(store):
-  save(store, _state("inverse_cloze"), LoopState(0), seed=0)
+  save(store, _state("inverse_cloze"), LoopState(0), identity=IDENTITY)
   store.wait()
   with pytest.raises(CheckpointError, match=r"has no \['reader'\]"):
-    restore(store, _state("pretraining"), seed=0)
+    restore(store, _state("pretraining"), identity=IDENTITY)
 
 
 def test_a_stage_starts_from_the_one_before(store, tmp_path):
   earlier = _state(step=4, shift=3.0)
-  save(store, earlier, LoopState(0), seed=0)
+  save(store, earlier, LoopState(0), identity=IDENTITY)
   store.wait()
   fresh = _state().params
   for path in (tmp_path, tmp_path / "checkpoints" / "4"):
     _assert_same(
-      load_initial(fresh, {"retriever": path, "reader": path}), earlier.params
+      _load(fresh, {"retriever": path, "reader": path}), earlier.params
     )
   # One component from there, the other fresh.
-  mixed = load_initial(fresh, {"retriever": tmp_path, "reader": None})
+  mixed = _load(fresh, {"retriever": tmp_path, "reader": None})
   _assert_same(mixed["retriever"], earlier.params["retriever"])
   _assert_same(mixed["reader"], fresh["reader"])
 
 
 def test_a_component_that_the_stage_before_lacks_starts_afresh(store, tmp_path):
   earlier = _state("inverse_cloze", shift=3.0)
-  save(store, earlier, LoopState(0), seed=0)
+  save(store, earlier, LoopState(0), identity=IDENTITY)
   store.wait()
   fresh = _state().params
-  loaded = load_initial(fresh, {"retriever": tmp_path, "reader": tmp_path})
+  loaded = _load(fresh, {"retriever": tmp_path, "reader": tmp_path})
   _assert_same(loaded["retriever"], earlier.params["retriever"])
   _assert_same(loaded["reader"], fresh["reader"])
 
@@ -122,4 +152,36 @@ def test_a_component_that_the_stage_before_lacks_starts_afresh(store, tmp_path):
 @pytest.mark.parametrize("name", ["nowhere", "nowhere/checkpoints/7"])
 def test_a_path_that_is_no_checkpoint_is_refused(tmp_path, name):
   with pytest.raises(CheckpointError, match="nowhere"):
-    load_initial(_state("inverse_cloze").params, {"retriever": tmp_path / name})
+    _load(_state("inverse_cloze").params, {"retriever": tmp_path / name})
+
+
+def test_a_reader_that_was_asked_for_must_be_there(store, tmp_path):
+  save(store, _state("inverse_cloze"), LoopState(0), identity=IDENTITY)
+  store.wait()
+  with pytest.raises(CheckpointError, match="leave INITIAL_READER out"):
+    _load(_state().params, {"reader": tmp_path}, required=("reader",))
+
+
+def test_another_vocabulary_of_the_same_size_is_refused(store, tmp_path):
+  save(store, _state(), LoopState(0), identity=IDENTITY)
+  store.wait()
+  with pytest.raises(CheckpointError, match="over another vocabulary"):
+    load_initial(_state().params, {"retriever": tmp_path}, vocabulary="cd" * 32)
+
+
+def test_an_empty_checkpoint_is_refused(store, tmp_path):
+  save(store, _state(), LoopState(0), identity=IDENTITY)
+  store.wait()
+  (tmp_path / "checkpoints" / "7").mkdir()
+  with pytest.raises(CheckpointError, match=r"checkpoint 7 of .* is empty"):
+    _load(_state().params, {"retriever": tmp_path})
+
+
+def test_a_run_that_has_only_begun_is_held_to_its_start(store, tmp_path):
+  save(store, _state(shift=1.0), LoopState(0), identity=IDENTITY)
+  store.wait()
+  sources = {"retriever": tmp_path, "reader": None}
+  settings = {"vocabulary": IDENTITY.vocabulary, "model_dir": "runs/new"}
+  require_started_from(_state(shift=1.0).params, sources, **settings)
+  with pytest.raises(CheckpointError, match="remove runs/new"):
+    require_started_from(_state(shift=2.0).params, sources, **settings)

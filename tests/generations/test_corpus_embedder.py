@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realm_jax.corpus.store import NULL_ROW
-from realm_jax.generations.embedding import CorpusEmbedder, length_batches
+from realm_jax.generations.corpus_embedder import CorpusEmbedder, length_batches
 from realm_jax.generations.embeddings import EmbeddingsWriter
 from realm_jax.partitioning.mesh import make_mesh
 

@@ -1,18 +1,15 @@
 """Embeds every block of a corpus, with little padding and few shapes."""
 
 import collections
-import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
-from absl import logging
 from jax.sharding import Mesh
 from jaxtyping import Int
-from tqdm import tqdm
 
+from realm_jax.console.counter import Counter
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.generations.embeddings import EmbeddingsWriter
 from realm_jax.partitioning import rules
@@ -20,7 +17,6 @@ from realm_jax.partitioning.mesh import DATA_AXIS
 
 # Batches that the devices work on while the host writes an earlier one.
 _IN_FLIGHT = 2
-_LINE_SECONDS = 30.0
 
 
 def length_batches(
@@ -116,7 +112,7 @@ class CorpusEmbedder:
     """
     in_flight: collections.deque[tuple[np.ndarray, jax.Array]]
     in_flight = collections.deque()
-    with _Progress(self._corpus.num_blocks) as progress:
+    with Counter("blocks embedded", total=self._corpus.num_blocks) as progress:
 
       def write_oldest():
         rows, vectors = in_flight.popleft()
@@ -133,37 +129,3 @@ class CorpusEmbedder:
           write_oldest()
       while in_flight:
         write_oldest()
-
-
-class _Progress:
-  """A bar on a terminal, else a line now and then."""
-
-  def __init__(self, total: int):
-    self._bar = tqdm(
-      total=total,
-      desc="embedding",
-      unit="block",
-      unit_scale=True,
-      leave=False,
-      disable=not sys.stderr.isatty(),
-    )
-    self._done, self._total = 0, total
-    self._line_at = time.monotonic() + _LINE_SECONDS
-
-  def __enter__(self) -> "_Progress":
-    return self
-
-  def __exit__(self, *exception) -> None:
-    self._bar.close()
-
-  def advance(self, blocks: int) -> None:
-    self._done += blocks
-    self._bar.update(blocks)
-    if self._bar.disable and time.monotonic() > self._line_at:
-      self._line_at += _LINE_SECONDS
-      logging.info(
-        "embedded %d of %d blocks (%d%%)",
-        self._done,
-        self._total,
-        100 * self._done // self._total,
-      )
