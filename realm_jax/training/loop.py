@@ -195,10 +195,6 @@ def train(
         ),
       )
       place = LoopState(position=0)
-    start = int(state.step)
-    if start >= num_steps:
-      logging.info("%s is trained already: step %d", model_dir, start)
-      return {"step": start, "swaps": 0, "metrics": {}, "stopped": False}
 
     stream = BatchStream(
       task,
@@ -220,6 +216,11 @@ def train(
       # The first generation is made from step 0, and a run that fails early
       # leaves something to go on from.
       save(store, state, place, identity=identity)
+    start = int(state.step)
+    if start >= num_steps:
+      logging.info("%s is trained already: step %d", model_dir, start)
+      return {"step": start, "swaps": 0, "metrics": {}, "stopped": False}
+
     schedule: GenerationSchedule | None = None
     if stage.needs_index:
       generations_dir = epath.Path(model_dir) / "generations"

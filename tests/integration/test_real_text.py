@@ -125,7 +125,8 @@ def test_every_stage_and_an_evaluation(text, tmp_path):
     assert published == [0]
     done = train(stage, NUM_STEPS=_STEPS, **bindings)
     assert done["step"] == _STEPS
-    assert 0 < done["metrics"]["loss"] < 100
+    # Open QA has no loss on questions whose answer is not found.
+    assert 0 <= done["metrics"]["loss"] < 100
 
   figures = _run(
     evaluation_run.evaluate,

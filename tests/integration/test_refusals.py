@@ -98,7 +98,8 @@ def test_more_candidates_than_blocks(refusal, model_dir, world):
 
 def test_another_seed_than_the_run_began_with(refusal, model_dir):
   text = refusal("pretrain", model_dir, SEED=1)
-  assert "was trained with SEED=0, not 1" in text
+  assert "was trained with seed=0, not 1" in text
+  assert "give SEED as before" in text
 
 
 def test_a_nan_stops_the_run_and_leaves_a_good_checkpoint(
