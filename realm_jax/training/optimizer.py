@@ -117,10 +117,9 @@ def _scale_components(
   def update(updates, state, params=None):
     del params
     rate = schedule(state.step)
-    held_since = state.step - hold
-    warming = jnp.maximum(held_since, 0) / max(warmup, 1)
-    scale = jnp.where((hold > 0) & (held_since < warmup), warming, 1.0)
-    scale = jnp.where(held_since < 0, 0.0, scale)
+    since = state.step - hold
+    warms = (hold > 0) & (since < warmup)
+    scale = jnp.where(warms, since / max(warmup, 1), 1.0) * (since >= 0)
     rates = {"retriever": rate * config.retriever_rate_scale * scale}
     updates = {
       component: jax.tree.map(
