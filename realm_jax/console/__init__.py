@@ -1,0 +1,1 @@
+"""What a running command shows, and how it is told to stop."""

@@ -1,0 +1,1 @@
+"""Documents split into blocks, and the memory-mapped store of them."""

@@ -1,0 +1,1 @@
+"""Wordpieces with byte offsets, sentences, salient spans, masks, answers."""

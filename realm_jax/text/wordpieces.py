@@ -26,6 +26,10 @@ from tensorflow_text.tools.wordpiece_vocab import (
   wordpiece_tokenizer_learner_lib as learner,
 )
 
+# As in realm_jax.inputs: the devices belong to jax, also where a corpus is
+# built beside a trainer.
+tf.config.set_visible_devices([], "GPU")
+
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL_PIECES = (PAD, UNK, CLS, SEP, MASK)
 CONTINUATION = "##"
