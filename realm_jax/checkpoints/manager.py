@@ -140,7 +140,8 @@ class CheckpointStore:
         must fit; an item that is not in it restores as numpy arrays.
 
     Raises:
-      CheckpointError: no such step or item, or another shape.
+      CheckpointError: no such step or item, another shape, or files that
+        cannot be read.
     """
     present = self.items(step)
     if missing := set(items) - present:
@@ -148,8 +149,21 @@ class CheckpointStore:
         f"checkpoint {step} of {self.directory} has no {sorted(missing)}; it "
         f"has {sorted(present)}"
       )
+    try:
+      return self._restore(step, items, like or {})
+    except CheckpointError:
+      raise
+    except Exception as error:
+      # For an array that cannot be read, orbax raises a bare Exception.
+      raise CheckpointError(
+        f"{', '.join(items)} of {self.directory}/{step} cannot be read, "
+        f"damaged or removed meanwhile: {error.__cause__ or error}"
+      ) from error
+
+  def _restore(
+    self, step: int, items: Sequence[str], like: Mapping[str, Any]
+  ) -> dict[str, Any]:
     manager = self._open()
-    like = like or {}
     metadata = manager.item_metadata(step)
     targets = {}
     for name in items:

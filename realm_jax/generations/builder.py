@@ -139,7 +139,7 @@ def build_index(
       removed = prune(generations_dir, keep=keep_generations, pinned=pinned)
       if removed:
         logging.info("removed generations %s", removed)
-      if once:
+      if once and published:
         return published
     logging.info("told to stop; what is published stays")
     return published

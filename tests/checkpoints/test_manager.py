@@ -181,6 +181,18 @@ def test_what_a_kill_left_half_written_does_not_exist(store, reader):
   successor.close()
 
 
+def test_an_array_that_is_gone_is_a_checkpoint_error(store, reader):
+  # One array: orbax would leave the reads of others unfinished.
+  _save(store, 2, {"retriever": {"kernel": jnp.ones((4, 4))}})
+  folder = store.directory / "2" / "retriever"
+  for data in [*folder.glob("d/*"), *folder.glob("ocdbt.process_*/d/*")]:
+    data.unlink()
+  with pytest.raises(
+    CheckpointError, match=r"retriever of .*/2 cannot be read"
+  ):
+    reader.restore(2, items=("retriever",))
+
+
 def test_a_step_that_is_not_there_is_named_with_those_that_are(store, reader):
   _save(store, 2, _items())
   with pytest.raises(CheckpointError, match=r"no checkpoint of step 3.*\[2\]"):
