@@ -306,6 +306,7 @@ def test_an_existing_directory_is_not_lost(build, tmp_path, vocab_file):
     build_corpus([str(lines)], lines, vocab=vocab_file)
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path, vocab_file, command_environment):
   write_lines(
     tmp_path / "rows.jsonl",

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 
 from realm_jax.inputs.display import describe
 from realm_jax.inputs.features import plain_feature, token_feature
@@ -41,6 +42,7 @@ def test_masks_show_what_they_hide(tiny):
   ]
 
 
+@pytest.mark.slow
 def test_show_task_prints_real_masks(tiny, command_environment):
   """The command of the README, with no terminal and so no colour."""
   command = [sys.executable, "-m", "realm_jax.show_task", "--num=3"]
