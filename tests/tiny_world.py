@@ -10,7 +10,9 @@ import json
 import re
 import string
 import unicodedata
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -126,6 +128,13 @@ def tag(text: str, title: str) -> list[Span]:
   ]
 
 
+@functools.cache
+def _compiled_init(stage: Stage, models: Models) -> Callable[[int], Any]:
+  """Random parameters; operation by operation they would take 15 seconds."""
+  lengths = {"query": QUERY_LENGTH, "block": BLOCK_LENGTH}
+  return jax.jit(lambda seed: stage.init(models, lengths, jax.random.key(seed)))
+
+
 @dataclasses.dataclass(frozen=True)
 class World:
   """The files of a tiny world."""
@@ -164,10 +173,7 @@ class World:
   ) -> dict:
     """Random parameters in a checkpoint such as the trainer's."""
     stage = stage or OpenQa()
-    lengths = {"query": QUERY_LENGTH, "block": BLOCK_LENGTH}
-    init = functools.partial(stage.init, self.models(), lengths)
-    # Compiled at once: operation by operation it would take 15 seconds.
-    params = nn.unbox(jax.jit(init)(jax.random.key(seed)))
+    params = nn.unbox(_compiled_init(stage, self.models())(seed))
     place = {
       "position": np.int64(0),
       "generation": np.int64(generation),
