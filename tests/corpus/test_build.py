@@ -259,6 +259,7 @@ def test_blocks_are_the_text_cut(vocab_file, tmp_path_factory, texts, length):
     assert "".join(found.get(str(i), "").split()) == "".join(text.split())
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_input(vocab_file, tmp_path):
   """Three times the documents, and nearly the same peak."""
 
@@ -344,6 +345,7 @@ def test_the_command(tmp_path, vocab_file, command_environment):
   assert len(corpus.salient_spans(0)) == 3
 
 
+@pytest.mark.slow
 def test_real_text(shared_data, tmp_path):
   """The QED paragraphs, with a vocabulary of their own."""
   seen = {}

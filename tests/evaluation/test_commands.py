@@ -42,6 +42,7 @@ def _command(module: str, recipe: str, bindings: list[str], *more: str):
     ("eval_masked", (), "masked_accuracy_null"),
   ],
 )
+@pytest.mark.slow
 def test_a_recipe_chooses_what_is_measured(
   world, model_dir, tmp_path, recipe, more, figure
 ):

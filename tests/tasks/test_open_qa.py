@@ -76,6 +76,7 @@ def test_another_format_is_a_task_of_its_own(tiny, tmp_path):
   assert _texts(example["answers"]) == ["Norway"]
 
 
+@pytest.mark.slow
 def test_every_question_of_nq_open_is_read(tiny, shared_data):
   path = shared_data / "nq_open" / "NQ-open.dev.jsonl"
   examples = _examples(TaskContext(tiny.corpus_dir, {"train": path}))
