@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from absl import logging
 from etils import epath
 
-from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.checkpoints.manager import CheckpointError, CheckpointStore
 from realm_jax.checkpoints.vocabulary import require_vocabulary
 from realm_jax.console.sigterm import stop_on_sigterm
 from realm_jax.corpus.store import Corpus
@@ -79,7 +79,8 @@ def build_index(
 
   Raises:
     DiskFullError: with `once`, there is no room.
-    CheckpointError: a checkpoint does not fit this model.
+    CheckpointError: a checkpoint does not fit this model, or that of
+      `checkpoint_step` is gone.
   """
   if mode not in MODES:
     raise ValueError(f"mode={mode!r}; want one of {', '.join(MODES)}")
@@ -106,9 +107,9 @@ def build_index(
   with stop_on_sigterm() as stop, contextlib.closing(store):
     waiting = _Waiting(store)
     while not stop.is_set():
-      steps = [
-        step for step in store.steps() if checkpoint_step in (None, step)
-      ]
+      steps = store.steps()
+      if checkpoint_step is not None:
+        steps = _only(checkpoint_step, steps, store)
       step = next_step(
         steps,
         standing=_standing(generations_dir, maker.replaces),
@@ -166,6 +167,16 @@ def next_step(
     if step not in standing:
       return step
   return None
+
+
+def _only(step: int, steps: Sequence[int], store: CheckpointStore) -> list[int]:
+  """The one step wanted; empty where it may still come."""
+  if step not in steps and steps and steps[-1] > step:
+    raise CheckpointError(
+      f"{store.directory} has no checkpoint of step {step}, and its newest is "
+      f"later; it has {list(steps)}: choose one of them as CHECKPOINT_STEP"
+    )
+  return [step] if step in steps else []
 
 
 def _build_one(

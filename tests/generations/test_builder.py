@@ -2,6 +2,7 @@
 
 import functools
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -190,6 +191,25 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path, corpus):
       once=True,
     )
   assert layout.published_steps(tmp_path / "generations") == []
+
+
+def test_a_checkpoint_that_is_removed_while_it_is_read_is_passed_over(
+  tmp_path, corpus
+):
+  _save(tmp_path, corpus, 500, 1000)
+  newest = tmp_path / "checkpoints" / "1000"
+  # As a trainer removes it: the files first, the folder last.
+  shutil.rmtree(newest / "retriever")
+  removal = threading.Timer(0.5, shutil.rmtree, [newest])
+  removal.start()
+  assert _build(tmp_path, corpus) == [500]
+  removal.join()
+
+
+def test_a_checkpoint_that_will_not_come_is_refused(tmp_path, corpus):
+  _save(tmp_path, corpus, 500, 1000)
+  with pytest.raises(CheckpointError, match=r"step 700.*\[500, 1000\]"):
+    _build(tmp_path, corpus, checkpoint_step=700)
 
 
 def test_an_unknown_mode_is_refused(tmp_path, corpus):
