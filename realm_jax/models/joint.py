@@ -36,7 +36,7 @@ def join(
     query: `[CLS] x [SEP]`, padded.
     candidates: `[CLS] title [SEP] body [SEP]`, padded.
     joint_length: the length of the result; a body that does not fit loses
-      its end.
+      its end, and [SEP] follows what is left, as in Google's released code.
     separator_id: the id of [SEP].
 
   Returns:
@@ -54,6 +54,7 @@ def join(
   from_block = jnp.take_along_axis(
     candidates, jnp.clip(in_block, 0, block_length - 1), axis=-1
   )
+  from_block = jnp.where(position == joint_length - 1, separator_id, from_block)
   from_block = jnp.where(in_block < block_tokens, from_block, bert.PAD_ID)
   padded = jnp.pad(
     query[:, :joint_length],
@@ -62,7 +63,8 @@ def join(
   token_ids = jnp.where(position < query_tokens, padded[:, None], from_block)
 
   body_length = block_tokens - first - 1
-  body_length = jnp.clip(body_length, 0, joint_length - query_tokens)
+  room = jnp.maximum(joint_length - query_tokens - 1, 0)
+  body_length = jnp.clip(body_length, 0, room)
   shape = (batch, num_candidates)
   return JointInput(
     token_ids=token_ids,
