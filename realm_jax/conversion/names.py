@@ -44,6 +44,8 @@ class Dialect:
   # Of the encoder's layer number i: `layer.{i}` or `layer_{i}`.
   layer: str
   decoder_bias: tuple[str, ...]
+  # Where a second copy of the word embeddings may stand, below the head.
+  decoder: tuple[str, ...]
   transposes_kernels: bool
 
   def spell(self, name: str) -> str:
@@ -62,6 +64,7 @@ TORCH = Dialect(
   layer="layer/{}",
   # The same parameter twice, of which a file may keep either name.
   decoder_bias=("bias", "decoder.bias"),
+  decoder=("decoder.weight",),
   transposes_kernels=True,
 )
 TENSORFLOW = Dialect(
@@ -73,6 +76,7 @@ TENSORFLOW = Dialect(
   table="",
   layer="layer_{}",
   decoder_bias=("output_bias",),
+  decoder=(),
   transposes_kernels=False,
 )
 
@@ -165,12 +169,21 @@ def masked_lm_head(
   )
 
 
-def with_copy(
-  rules: tuple[Rule, ...], path: str, name: str
+def tied(
+  dialect: Dialect, rules: tuple[Rule, ...], *, encoder: str, head: str
 ) -> tuple[Rule, ...]:
-  """The rules, where the parameter of `path` may also be found as `name`."""
+  """The rules, where the decoder of a head is a copy of the word embeddings.
+
+  Args:
+    dialect: how the other system spells names.
+    rules: of an encoder, and of whatever else.
+    encoder: its path, ours.
+    head: the head's name there: `cls/predictions`.
+  """
+  path = f"{encoder}/word_embeddings"
+  copies = _named(dialect, head, dialect.decoder)
   return tuple(
-    dataclasses.replace(rule, names=(*rule.names, name))
+    dataclasses.replace(rule, names=rule.names + copies)
     if rule.path == path
     else rule
     for rule in rules
