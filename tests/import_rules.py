@@ -58,6 +58,15 @@ MAY_IMPORT = {
     "generations",
     "training",
   ),
+  "realm_jax/conversion": (
+    "models",
+    "checkpoints",
+    "corpus",
+    "generations",
+    "indexes",
+    "text",
+    "partitioning",
+  ),
   "tasks": ("text", "corpus", "inputs"),
   "launch": (),
 }
