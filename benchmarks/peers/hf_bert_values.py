@@ -21,10 +21,17 @@ from transformers import (
 )
 
 from benchmarks.peers.random_inputs import RandomInputs
-from benchmarks.peers.tensors import as_inputs, randomize, save_arrays
+from benchmarks.peers.tensors import (
+  EXPECTED,
+  as_inputs,
+  randomize,
+  save_arrays,
+)
 
 _QUERY_LENGTH, _BLOCK_LENGTH = 12, 30
 _COUNT = 4
+# In the joint input of each query and the body of its block.
+_POSITIONS = [1, 3]
 
 
 def make_all(
@@ -47,6 +54,9 @@ def make_all(
   blocks = [inputs.block(_BLOCK_LENGTH) for _ in range(_COUNT)]
   query = as_inputs(inputs, queries, _QUERY_LENGTH)
   block = as_inputs(inputs, blocks, _BLOCK_LENGTH)
+  length = _QUERY_LENGTH + _BLOCK_LENGTH
+  pairs = zip(queries, blocks, strict=True)
+  joint = as_inputs(inputs, [inputs.joint(*p, length) for p in pairs], length)
   for name, network in (
     ("with_pooler", BertModel(config)),
     ("without_pooler", BertModel(config, add_pooling_layer=False)),
@@ -64,5 +74,7 @@ def make_all(
         if output.pooler_output is not None:
           arrays[f"{side}_pooled"] = output.pooler_output
       if name == "masked_lm":
-        arrays["query_logits"] = network(**query).logits
-    save_arrays(output_dir / name, **arrays)
+        logits = network(**joint).logits
+        arrays["mask_positions"] = _POSITIONS
+        arrays["joint_logits"] = logits[:, _POSITIONS]
+    save_arrays(output_dir / name / EXPECTED, arrays)

@@ -10,7 +10,7 @@ from transformers import RealmConfig, RealmTokenizerFast
 from transformers.models.realm.modeling_realm import RealmPreTrainedModel
 
 from benchmarks.peers.random_inputs import RandomInputs, Tokens, padded
-from benchmarks.peers.tensors import as_inputs, save_arrays
+from benchmarks.peers.tensors import EXPECTED, as_inputs, save_arrays
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +124,7 @@ class RandomRealm:
 
   def expect(self, name: str, **arrays: Any) -> None:
     """Writes what a model was given and what it computed."""
-    save_arrays(self.folder(name), **arrays)
+    save_arrays(self.folder(name) / EXPECTED, arrays)
 
   def queries(self) -> list[Tokens]:
     """A batch of queries."""

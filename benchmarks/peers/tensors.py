@@ -1,6 +1,7 @@
 """Models and arrays on torch's side: at random, as inputs, saved."""
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +56,13 @@ def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
   }
 
 
-def save_arrays(folder: Path, **arrays: Any) -> None:
-  """Writes `expected.npz`; tensors and numbers become arrays."""
-  folder.mkdir(parents=True, exist_ok=True)
+def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+  """Writes an `.npz`; tensors and numbers become arrays."""
+  path.parent.mkdir(parents=True, exist_ok=True)
   plain: dict[str, Any] = {
     name: value.detach().numpy()
     if isinstance(value, torch.Tensor)
     else np.asarray(value)
     for name, value in arrays.items()
   }
-  np.savez_compressed(folder / EXPECTED, **plain)
+  np.savez_compressed(path, **plain)
