@@ -82,12 +82,15 @@ def gradient_cosines(
   Args:
     what: of which model.
     ours: by the parameter's path.
-    theirs: of the same parameters.
+    theirs: of the parameters that took part there.
+
+  Raises:
+    ValueError: a parameter that did not take part there did here.
   """
-  if ours.keys() != theirs.keys():
+  others = [path for path in ours.keys() - theirs.keys() if ours[path].any()]
+  if others:
     raise ValueError(
-      f"{what}: one system has gradients of {sorted(ours.keys() - theirs)}, "
-      f"the other of {sorted(theirs.keys() - ours)}"
+      f"{what}: the other system has no gradient of {', '.join(sorted(others))}"
     )
   smallest = _NO_GRADIENT * np.sqrt(sum(_norm(g) ** 2 for g in theirs.values()))
   cosines, num_zero = {}, 0

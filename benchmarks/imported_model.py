@@ -28,8 +28,6 @@ from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever, relevance
 from realm_jax.training import step
 
-Tokens = Int[np.ndarray, "*b l"]
-
 
 class Graded(NamedTuple):
   """A loss, its metrics, and its gradient by the parameter's path."""
@@ -43,17 +41,20 @@ class Graded(NamedTuple):
 class ImportedModel:
   """The modules, without dropout, and their parameters by component."""
 
-  plan: ImportPlan
   retriever: Retriever
   reader: Reader
   params: dict[str, Any]
 
-  def query_vectors(self, query: Tokens) -> np.ndarray:
-    """[b, d]"""
+  def query_vectors(
+    self, query: Int[np.ndarray, "*b q"]
+  ) -> Float[np.ndarray, "*b d"]:
+    """What the query tower gives."""
     return self._retrieve(query, method="embed_queries")
 
-  def block_vectors(self, block: Tokens) -> np.ndarray:
-    """[b, d]"""
+  def block_vectors(
+    self, block: Int[np.ndarray, "*b l"]
+  ) -> Float[np.ndarray, "*b d"]:
+    """What the block tower gives."""
     return self._retrieve(block, method="embed_blocks")
 
   def relevance(
@@ -133,7 +134,9 @@ class ImportedModel:
     loss = step.open_qa(self.retriever, self.reader)
     return self._graded(loss, batch, retriever={"scale": np.float32(1.0)})
 
-  def _retrieve(self, token_ids: Tokens, *, method: str) -> np.ndarray:
+  def _retrieve(
+    self, token_ids: Int[np.ndarray, "*b l"], *, method: str
+  ) -> Float[np.ndarray, "*b d"]:
     @jax.jit
     def embed(params, token_ids):
       return self.retriever.apply({"params": params}, token_ids, method=method)
@@ -148,9 +151,8 @@ class ImportedModel:
       for name, array in batch.items()
     }
     graded = jax.jit(jax.value_and_grad(loss, has_aux=True))
-    (value, metrics), gradient = graded(
-      {**self.params, **others}, arrays, jax.random.key(0)
-    )
+    params = {**self.params, **others}
+    (value, metrics), gradient = graded(params, arrays, jax.random.key(0))
     return Graded(
       float(value),
       {name: float(metric) for name, metric in metrics.items()},
@@ -158,7 +160,9 @@ class ImportedModel:
     )
 
 
-def load(plan: ImportPlan, *, allowance: Allowance | None = None):
+def load(
+  plan: ImportPlan, *, allowance: Allowance | None = None
+) -> ImportedModel:
   """Carries out an import, in memory.
 
   Raises:
@@ -181,7 +185,19 @@ def load(plan: ImportPlan, *, allowance: Allowance | None = None):
   parameters |= fresh_parameters(
     retriever, reader, (row.path for row in report.fresh), seed=0
   )
-  return ImportedModel(plan, retriever, reader, nested(parameters))
+  return ImportedModel(retriever, reader, nested(parameters))
+
+
+def joined(retrieving: ImportedModel, reading: ImportedModel) -> ImportedModel:
+  """The retriever of the one with the reader of the other."""
+  return ImportedModel(
+    retrieving.retriever,
+    reading.reader,
+    {
+      "retriever": retrieving.params["retriever"],
+      "reader": reading.params["reader"],
+    },
+  )
 
 
 def named_as_ours(

@@ -129,7 +129,13 @@ def make_open_qa(realm: RandomRealm) -> None:
       }
     )
   total.backward()
-  realm.expect("open_qa", loss=total, **_stacked(results), **gradients(model))
+  realm.expect(
+    "open_qa",
+    texts=texts,
+    loss=total,
+    **_stacked(results),
+    **gradients(model),
+  )
 
 
 @contextlib.contextmanager

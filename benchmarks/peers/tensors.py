@@ -65,4 +65,5 @@ def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
     else np.asarray(value)
     for name, value in arrays.items()
   }
-  np.savez_compressed(path, **plain)
+  # Not compressed: what is random stays as large, and takes minutes.
+  np.savez(path, **plain)
