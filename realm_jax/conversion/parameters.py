@@ -44,11 +44,16 @@ def fresh_parameters(
     return {}
   parts = sorted({path.partition("/")[0] for path in wanted})
   init = _init(retriever, reader, tuple(parts))
-  # Only these are computed, however large the model.
-  made = jax.jit(lambda key: {path: init(key)[path] for path in wanted})(
-    jax.random.key(seed)
-  )
-  fresh = {path: np.asarray(value) for path, value in made.items()}
+
+  def init_wanted(key: jax.Array) -> dict[str, jax.Array]:
+    everything = init(key)
+    return {path: everything[path] for path in wanted}
+
+  # Compiled, only these are computed, however large the model.
+  made = jax.jit(init_wanted)(jax.random.key(seed))
+  fresh: dict[str, np.ndarray] = {
+    path: np.asarray(value) for path, value in made.items()
+  }
   query, block = (f"retriever/{tower}/" for tower in SEPARATE_TOWERS)
   for path in wanted:
     twin = path.replace(block, query)
@@ -62,7 +67,7 @@ def nested(flat: Mapping[str, np.ndarray]) -> dict[str, Any]:
   return traverse_util.unflatten_dict(dict(flat), sep="/")
 
 
-def flattened(tree: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def flattened(tree: Mapping[str, Any]) -> dict[str, Any]:
   """Arrays by path, of a tree."""
   return traverse_util.flatten_dict(dict(tree), sep="/")
 
