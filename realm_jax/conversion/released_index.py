@@ -15,8 +15,10 @@ import jax
 from absl import logging
 from etils import epath
 
+from realm_jax.conversion.block_records import BlockRecords
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.released_corpus import write_released_corpus
+from realm_jax.conversion.tf_records import TfRecords
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations import layout
 from realm_jax.generations import manifest as manifests
@@ -67,6 +69,18 @@ class ReleasedIndex:
           f"{shape[0]} block vectors, and {len(texts)} {name}; want one for "
           "each, in the same order: are both of one release?"
         )
+
+
+def open_records(path: epath.PathLike) -> Iterable[bytes]:
+  """The records of a file: a numpy array of bytes (`.npy`), or TFRecords.
+
+  Raises:
+    ConversionError: it is neither, or not there.
+  """
+  path = epath.Path(path)
+  if not path.is_file():
+    raise ConversionError(f"no file of blocks at {path}")
+  return BlockRecords(path) if path.suffix == ".npy" else TfRecords(path)
 
 
 def import_index(

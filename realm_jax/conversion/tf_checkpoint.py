@@ -14,6 +14,8 @@ tf.config.set_visible_devices([], "GPU")
 
 INDEX = ".index"
 _ONLY_SHARD = ".data-00000-of-00001"
+# What TensorFlow's reader raises of damaged files.
+_UNREADABLE = (tf.errors.OpError, ValueError, RuntimeError, IndexError)
 _OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 
@@ -38,7 +40,7 @@ class TfCheckpoint:
     try:
       self._reader = tf.train.load_checkpoint(str(prefix))
       shapes = self._reader.get_variable_to_shape_map()
-    except (tf.errors.OpError, ValueError, RuntimeError) as error:
+    except _UNREADABLE as error:
       raise self._damaged(error) from error
     if _OBJECTS in shapes:
       raise ConversionError(
@@ -62,14 +64,14 @@ class TfCheckpoint:
     """One variable in its stored dtype (bfloat16 is that of ml_dtypes)."""
     try:
       return self._reader.get_tensor(name)
-    except (tf.errors.OpError, ValueError, RuntimeError) as error:
+    except _UNREADABLE as error:
       raise self._damaged(error) from error
 
   def rows(self, name: str) -> Rows:
     """One variable to be read in slices, from the disk where that can be.
 
     It can where the variable is alone, as `block_emb` is: then its one data
-    file is the array.
+    file is the array. Its checksum is not compared then.
 
     Raises:
       ConversionError: there is no such variable.

@@ -79,8 +79,14 @@ def run(released, tmp_path, vocabulary, params, *, index=None):
 
 @pytest.mark.parametrize(
   "index",
-  [ExactConfig(), ScannConfig(brute_force_below=0, num_leaves_searched=5)],
-  ids=["exact", "scann"],
+  [
+    pytest.param(ExactConfig(), id="exact"),
+    pytest.param(
+      ScannConfig(brute_force_below=0, num_leaves_searched=5),
+      id="scann",
+      marks=pytest.mark.slow,
+    ),
+  ],
 )
 def test_what_was_released_is_found_here(tmp_path, vocabulary, params, index):
   np.save(tmp_path / "block_records.npy", np.array(records(), object))
