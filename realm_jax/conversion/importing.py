@@ -5,8 +5,9 @@ MODEL_DIR/vocab.txt       for build_corpus --vocab
 MODEL_DIR/model.gin       for --gin_file
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from absl import logging
@@ -18,6 +19,7 @@ from realm_jax.conversion import gin_model
 from realm_jax.conversion.bert_models import TowerOptions
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.hf_bert import plan_hf_bert
+from realm_jax.conversion.hf_realm import plan_hf_realm
 from realm_jax.conversion.mapping import Allowance, Report, read_parameters
 from realm_jax.conversion.parameters import (
   fresh_parameters,
@@ -28,7 +30,7 @@ from realm_jax.conversion.plan import PARTS, ImportPlan
 from realm_jax.conversion.vocabulary import vocabulary_of, write_vocabulary
 from realm_jax.conversion.whole_directory import check_target, whole_directory
 
-KINDS = ("hf_bert",)
+KINDS = ("hf_bert", "hf_realm")
 
 _STEP = 0
 _NO_GENERATION = -1
@@ -40,7 +42,7 @@ def import_weights(
   output_dir: epath.PathLike,
   *,
   block_input: str | None = None,
-  parts: Sequence[str] = PARTS,
+  parts: Sequence[str] | None = None,
   pooling: str | None = None,
   projection_size: int | None = None,
   normalize: bool | None = None,
@@ -62,7 +64,7 @@ def import_weights(
     input_dir: the local directory to read.
     output_dir: the MODEL_DIR to make; appears complete or not at all.
     block_input: a second directory, for the block tower.
-    parts: `retriever`, `reader` or both.
+    parts: `retriever`, `reader` or both; None takes what the input has.
     pooling: `pooler`, `cls` or `mean`; None takes what the input says, …
     projection_size: … None adds no projection, …
     normalize: … None takes what the input says, …
@@ -87,27 +89,41 @@ def import_weights(
   if kind not in KINDS:
     raise ConversionError(f"--from={kind}; want one of {', '.join(KINDS)}")
   check_target(output_dir)
+  given_parts = None if parts is None else tuple(parts)
   allowance = Allowance(tuple(allow_left), tuple(allow_fresh))
-  options = TowerOptions(
-    pooling=pooling,
-    projection_size=projection_size,
-    normalize=normalize,
-    score_scale=score_scale,
-    query_prefix=query_prefix,
-    block_prefix=block_prefix,
-    title_separator=title_separator,
-    token_types=token_types,
-    separate_towers=separate_towers,
-  )
-  plan = plan_hf_bert(
-    Path(input_dir),
-    options,
-    block_input=None if block_input is None else Path(block_input),
-    parts=tuple(parts),
-    tensor_prefix=tensor_prefix,
-  )
+  choices = {
+    "pooling": pooling,
+    "projection_size": projection_size,
+    "normalize": normalize,
+    "query_prefix": query_prefix,
+    "block_prefix": block_prefix,
+    "title_separator": title_separator,
+    "token_types": token_types,
+  }
+  common = {"score_scale": score_scale, "separate_towers": separate_towers}
+  if kind == "hf_realm":
+    _refuse(kind, choices, block_input=block_input, tensor_prefix=tensor_prefix)
+    plan = plan_hf_realm(Path(input_dir), parts=given_parts, **common)
+  else:
+    plan = plan_hf_bert(
+      Path(input_dir),
+      TowerOptions(**choices, **common),
+      block_input=None if block_input is None else Path(block_input),
+      parts=given_parts or PARTS,
+      tensor_prefix=tensor_prefix,
+    )
   report = write_model_dir(plan, output_dir, allowance=allowance, seed=seed)
   return "\n".join([report.table(), *plan.notes])
+
+
+def _refuse(kind: str, *groups: Mapping[str, Any], **more: Any) -> None:
+  """Refuses options that the weights of a kind leave no room for."""
+  values = {name: v for group in (*groups, more) for name, v in group.items()}
+  given = [f"--{name}" for name, value in values.items() if value is not None]
+  if given:
+    raise ConversionError(
+      f"--from={kind} takes no {', '.join(given)}: its models fix that"
+    )
 
 
 def write_model_dir(
