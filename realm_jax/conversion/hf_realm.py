@@ -19,7 +19,6 @@ from realm_jax.conversion import (
   hf_directory,
   hf_realm_names,
   hf_tokenizer,
-  names,
 )
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.hf_config import (
@@ -37,7 +36,7 @@ from realm_jax.conversion.hf_realm_names import (
 )
 from realm_jax.conversion.input_form import InputForm
 from realm_jax.conversion.mapping import Feed
-from realm_jax.conversion.names import TORCH, Rule
+from realm_jax.conversion.names import Rule
 from realm_jax.conversion.plan import (
   SEPARATE_TOWERS,
   SHARED_TOWER,
@@ -232,12 +231,11 @@ def _are_equal(
 
 def _reader_rules(encoder: BertConfig, name: str) -> tuple[Rule, ...]:
   prefix = READER if name == "RealmForOpenQA" else ""
-  rules = hf_realm_names.masked_lm(encoder, theirs=prefix)
-  if name in _SPAN_READERS:
-    return rules + hf_realm_names.span_head(theirs=prefix)
-  return names.tied(
-    TORCH, rules, encoder="reader/encoder", head=hf_realm_names.HEAD
+  has_spans = name in _SPAN_READERS
+  rules = hf_realm_names.masked_lm(
+    encoder, is_tied=not has_spans, theirs=prefix
   )
+  return rules + hf_realm_names.span_head(theirs=prefix) if has_spans else rules
 
 
 def _reader_leftovers(name: str) -> dict[str, str]:

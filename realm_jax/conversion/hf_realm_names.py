@@ -37,13 +37,25 @@ def embedder(
   )
 
 
-def masked_lm(config: BertConfig, *, theirs: str = "") -> tuple[Rule, ...]:
-  """The rules of the encoder and the masked-LM head of a reader."""
+def masked_lm(
+  config: BertConfig, *, is_tied: bool, theirs: str = ""
+) -> tuple[Rule, ...]:
+  """The rules of the encoder and the masked-LM head of a reader.
+
+  Args:
+    config: the encoder.
+    is_tied: whether the decoder is a copy of the word embeddings there, as in
+      RealmKnowledgeAugEncoder; RealmReader has one that nothing uses.
+    theirs: what precedes its names: nothing, or `reader.`.
+  """
+  encoder, head = theirs + ENCODER, theirs + HEAD
+  if is_tied:
+    return names.masked_lm(
+      TORCH, config, ours="reader", theirs=encoder, head=head
+    )
   return names.encoder(
-    TORCH, config, ours="reader/encoder", theirs=theirs + ENCODER
-  ) + names.masked_lm_head(
-    TORCH, ours="reader/masked_lm_head", theirs=theirs + HEAD
-  )
+    TORCH, config, ours="reader/encoder", theirs=encoder
+  ) + names.masked_lm_head(TORCH, ours="reader/masked_lm_head", theirs=head)
 
 
 def span_head(*, theirs: str = "") -> tuple[Rule, ...]:
