@@ -23,6 +23,10 @@ sentence-transformers, vectors are made as that says; otherwise flags choose:
     DPR          --input=QUESTION_ENCODER --block_input=CONTEXT_ENCODER \\
                  --pooling=cls --parts=retriever
 
+--from=hf_realm: a directory of transformers' REALM; config.json names its
+class. RealmEmbedder and RealmScorer give a retriever, RealmKnowledgeAugEncoder
+and RealmReader a reader, RealmForOpenQA both.
+
 --from=tf_bert: a directory with Google's bert_config.json, bert_model.ckpt.*
 and vocab.txt, or a checkpoint's prefix in one.
 
@@ -70,7 +74,11 @@ _OUTPUT_DIR = flags.DEFINE_string(
 _BLOCK_INPUT = flags.DEFINE_string(
   "block_input", None, "A second directory, for a block tower of its own."
 )
-_PARTS = flags.DEFINE_list("parts", list(PARTS), "Which of them to import.")
+_PARTS = flags.DEFINE_list(
+  "parts",
+  None,
+  f"Which of {', '.join(PARTS)} to import; without it, what the input has.",
+)
 _POOLING = flags.DEFINE_enum(
   "pooling",
   None,

@@ -8,7 +8,7 @@ CORPUS_DIR                … and the corpus of these blocks
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from realm_jax.conversion import gin_model
 from realm_jax.conversion.bert_models import TowerOptions
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.hf_bert import plan_hf_bert
+from realm_jax.conversion.hf_realm import plan_hf_realm
 from realm_jax.conversion.mapping import (
   Allowance,
   Report,
@@ -48,7 +49,7 @@ from realm_jax.corpus.directory_writer import (
 )
 from realm_jax.indexes.registry import config_from
 
-KINDS = ("hf_bert", "tf_bert", "tf_realm")
+KINDS = ("hf_bert", "hf_realm", "tf_bert", "tf_realm")
 
 _STEP = 0
 _NO_GENERATION = -1
@@ -60,7 +61,7 @@ def import_weights(
   output_dir: epath.PathLike,
   *,
   block_input: str | None = None,
-  parts: Sequence[str] = PARTS,
+  parts: Sequence[str] | None = None,
   pooling: str | None = None,
   projection_size: int | None = None,
   normalize: bool | None = None,
@@ -89,7 +90,7 @@ def import_weights(
       checkpoint's prefix.
     output_dir: the MODEL_DIR to make; appears complete or not at all.
     block_input: a second directory, for the block tower.
-    parts: `retriever`, `reader` or both.
+    parts: `retriever`, `reader` or both; None takes what the input has.
     pooling: `pooler`, `cls` or `mean`; None takes what the input says, …
     projection_size: … None adds no projection, …
     normalize: … None takes what the input says, …
@@ -123,24 +124,25 @@ def import_weights(
   if kind not in KINDS:
     raise ConversionError(f"--from={kind}; want one of {', '.join(KINDS)}")
   check_target(output_dir)
+  given_parts = None if parts is None else tuple(parts)
   allowance = Allowance(tuple(allow_left), tuple(allow_fresh))
-  options = TowerOptions(
-    pooling=pooling,
-    projection_size=projection_size,
-    normalize=normalize,
-    score_scale=score_scale,
-    query_prefix=query_prefix,
-    block_prefix=block_prefix,
-    title_separator=title_separator,
-    token_types=token_types,
-    separate_towers=separate_towers,
-  )
+  choices = {
+    "pooling": pooling,
+    "projection_size": projection_size,
+    "normalize": normalize,
+    "query_prefix": query_prefix,
+    "block_prefix": block_prefix,
+    "title_separator": title_separator,
+    "token_types": token_types,
+  }
+  common = {"score_scale": score_scale, "separate_towers": separate_towers}
   plan = _plan(
     kind,
     Path(input_dir),
-    options,
+    choices,
+    common,
     block_input=None if block_input is None else Path(block_input),
-    parts=tuple(parts),
+    parts=given_parts,
     tensor_prefix=tensor_prefix,
     vocab=None if vocab is None else Path(vocab),
   )
@@ -195,30 +197,43 @@ def _released(
 def _plan(
   kind: str,
   input_path: Path,
-  options: TowerOptions,
+  choices: dict[str, Any],
+  common: dict[str, Any],
   *,
+  block_input: Path | None,
+  parts: tuple[str, ...] | None,
   tensor_prefix: str | None,
   vocab: Path | None,
-  **settings: Any,
 ) -> ImportPlan:
-  """The plan of a kind; flags that it has no use for are refused."""
-  if kind != "hf_bert" and tensor_prefix is not None:
-    raise ConversionError("--tensor_prefix is for --from=hf_bert alone")
-  if kind != "tf_realm" and vocab is not None:
-    raise ConversionError("--vocab is for --from=tf_realm alone")
-  if kind == "hf_bert":
-    return plan_hf_bert(
-      input_path, options, tensor_prefix=tensor_prefix, **settings
+  """The plan of a kind; options that it has no use for are refused."""
+  towers = {"block_input": block_input}
+  prefix = {"tensor_prefix": tensor_prefix}
+  vocabulary = {"vocab": vocab}
+  if kind == "hf_realm":
+    _refuse(kind, choices, towers, prefix, vocabulary)
+    return plan_hf_realm(input_path, parts=parts, **common)
+  if kind == "tf_realm":
+    _refuse(kind, choices, prefix)
+    return plan_tf_realm(
+      input_path, parts=parts, **towers, **vocabulary, **common
     )
+  options = TowerOptions(**choices, **common)
+  parts = parts or PARTS
   if kind == "tf_bert":
-    return plan_tf_bert(input_path, options, **settings)
-  if options != TowerOptions():
+    _refuse(kind, prefix, vocabulary)
+    return plan_tf_bert(input_path, options, parts=parts, **towers)
+  _refuse(kind, vocabulary)
+  return plan_hf_bert(input_path, options, parts=parts, **towers, **prefix)
+
+
+def _refuse(kind: str, *groups: Mapping[str, Any]) -> None:
+  """Refuses options that the weights of a kind leave no room for."""
+  values = {name: v for group in groups for name, v in group.items()}
+  given = [f"--{name}" for name, value in values.items() if value is not None]
+  if given:
     raise ConversionError(
-      "--pooling, --projection_size, --normalize, --score_scale, the prefixes, "
-      "--title_separator, --token_types and --separate_towers are for plain "
-      f"BERT; --from={kind} has a retriever made already"
+      f"--from={kind} takes no {', '.join(given)}: its models fix that"
     )
-  return plan_tf_realm(input_path, vocab=vocab, **settings)
 
 
 def write_model_dir(

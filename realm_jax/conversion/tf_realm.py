@@ -46,8 +46,10 @@ def plan_tf_realm(
   input_path: Path,
   *,
   block_input: Path | None = None,
-  parts: tuple[str, ...] = PARTS,
+  parts: tuple[str, ...] | None = None,
   vocab: Path | None = None,
+  separate_towers: bool = False,
+  score_scale: float = 1.0,
 ) -> ImportPlan:
   """The plan of importing a released retriever, reader, or both.
 
@@ -56,8 +58,10 @@ def plan_tf_realm(
       directory, or a checkpoint's prefix.
     block_input: the same, of the block tower, where it has its own: open QA
       trains the query tower, and its blocks stay those of the pre-trained one.
-    parts: which to import, of those that are there.
+    parts: which to import; None takes all that are there.
     vocab: the vocabulary file; None looks for the modules' own.
+    separate_towers: start two towers from weights that they share.
+    score_scale: multiplies inner products.
 
   Raises:
     ConversionError: there is nothing of REALM or ORQA, or it does not fit
@@ -71,11 +75,12 @@ def plan_tf_realm(
   places = [path for path in (input_path, block_input) if path is not None]
   pieces = _pieces(places, vocab)
   present = tuple(part for part in PARTS if _of(encoders, part))
-  require_parts(parts, PARTS)
-  wanted, parts = parts, tuple(part for part in present if part in parts)
-  require_parts(parts or wanted, present)
+  parts = present if parts is None else parts
+  require_parts(parts, present)
 
-  towers = _towers(encoders, others) if RETRIEVER in parts else {}
+  towers: dict[str, Encoder] = {}
+  if RETRIEVER in parts:
+    towers = _towers(encoders, others, separate=separate_towers)
   readers = _of(encoders, READER) if READER in parts else []
   used = [*towers.values(), *readers]
   _require_one_configuration(used, len(pieces))
@@ -93,14 +98,14 @@ def plan_tf_realm(
       fresh["reader/masked_lm_head/.*"] = NO_HEAD
   return ImportPlan(
     source=f"{input_path.resolve().name} (tf_realm)",
-    retriever=_retriever(config, towers),
+    retriever=_retriever(config, towers, score_scale=score_scale),
     reader=_reader(config, readers, settings),
     form=InputForm(),
     parts=parts,
     pieces=pieces,
     feeds=tuple(feeds),
     expected_fresh=fresh,
-    notes=tuple(_notes(used, parts, wanted)),
+    notes=tuple(_notes(used)),
     block_vectors=_block_vectors(places) if RETRIEVER in parts else None,
   )
 
@@ -110,7 +115,7 @@ def _of(encoders: Sequence[Encoder], role: str) -> list[Encoder]:
 
 
 def _towers(
-  encoders: Sequence[Encoder], others: Sequence[Encoder]
+  encoders: Sequence[Encoder], others: Sequence[Encoder], *, separate: bool
 ) -> dict[str, Encoder]:
   """The encoder of each tower, by its name."""
   own = _of(encoders, RETRIEVER)
@@ -124,7 +129,7 @@ def _towers(
         f"{len(found)} encoders could embed {name}s: {wheres}; give one of "
         "them as --input"
       )
-  if query == block:
+  if query == block and not separate:
     return dict.fromkeys(SHARED_TOWER, query[0])
   return dict(zip(SEPARATE_TOWERS, (query[0], block[0]), strict=True))
 
@@ -161,7 +166,9 @@ def _require_one_configuration(
     )
 
 
-def _retriever(config: BertConfig, towers: Mapping[str, Encoder]) -> Retriever:
+def _retriever(
+  config: BertConfig, towers: Mapping[str, Encoder], *, score_scale: float
+) -> Retriever:
   if not towers:
     return Retriever(config)
   tower = next(iter(towers.values()))
@@ -171,6 +178,7 @@ def _retriever(config: BertConfig, towers: Mapping[str, Encoder]) -> Retriever:
     pooling="pooler",
     projection_size=tower.width,
     projection_norm_eps=tower.norm_eps,
+    score_scale=score_scale,
   )
 
 
@@ -269,12 +277,7 @@ def _below(module: str) -> str:
   return re.escape(f"{module}/") + ".*"
 
 
-def _notes(
-  used: Sequence[Encoder], parts: tuple[str, ...], wanted: tuple[str, ...]
-) -> Iterator[str]:
-  for part in wanted:
-    if part not in parts:
-      yield f"{part}: the input has none"
+def _notes(used: Sequence[Encoder]) -> Iterator[str]:
   for encoder in used:
     if encoder.norm:
       yield (
