@@ -123,8 +123,8 @@ def compare_open_qa(folder: Path) -> list[Row]:
   """Relevance of stored vectors, span scores, and ORQA's loss."""
   plan, expected = _read(folder / "open_qa")
   model = imported_model.load(plan)
-  (feed,) = plan.feeds
-  stored = feed.source.read("block_emb")
+  assert plan.block_vectors is not None
+  stored = plan.block_vectors[:]
   rows = expected["rows"]
   query = expected["query"]
   relevance = np.einsum("bd,nd->bn", model.query_vectors(query), stored)

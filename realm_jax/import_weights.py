@@ -23,6 +23,27 @@ sentence-transformers, vectors are made as that says; otherwise flags choose:
     DPR          --input=QUESTION_ENCODER --block_input=CONTEXT_ENCODER \\
                  --pooling=cls --parts=retriever
 
+--from=hf_realm: a directory of transformers' REALM; config.json names its
+class. RealmEmbedder and RealmScorer give a retriever, RealmKnowledgeAugEncoder
+and RealmReader a reader, RealmForOpenQA both.
+
+--from=tf_bert: a directory with Google's bert_config.json, bert_model.ckpt.*
+and vocab.txt, or a checkpoint's prefix in one.
+
+--from=tf_realm: what Google released of REALM and ORQA: a TF-Hub module
+(`embedder`, `bert`, `ict`), a directory of such (`cc_news_pretrained`), or a
+fine-tuned model (`orqa_nq_model_from_realm`; its vocabulary and its block tower
+are the module's that it was trained from):
+
+    python -m realm_jax.import_weights --from=tf_realm \\
+      --input=orqa_nq_model_from_realm --output_dir=runs/realm_nq \\
+      --block_input=cc_news_pretrained/embedder \\
+      --corpus_dir=corpus --block_records=enwiki-20181220/blocks.tfr \\
+      --block_titles=enwiki-20181220/titles.tfr
+
+With --corpus_dir the released blocks become a corpus there, and their vectors
+generation 0 of the MODEL_DIR, so that nothing is embedded again.
+
 A gin file may bind the arguments of `conversion.importing.import_weights` in
 place of the optional flags; what the command line says goes first.
 """
@@ -41,7 +62,11 @@ _FROM = flags.DEFINE_enum(
   "from", None, importing.KINDS, "What the input is.", required=True
 )
 _INPUT = flags.DEFINE_string(
-  "input", None, "The directory to read, on this machine.", required=True
+  "input",
+  None,
+  "The directory to read (or a TensorFlow checkpoint's prefix), on this "
+  "machine.",
+  required=True,
 )
 _OUTPUT_DIR = flags.DEFINE_string(
   "output_dir", None, "The MODEL_DIR to make.", required=True
@@ -49,7 +74,11 @@ _OUTPUT_DIR = flags.DEFINE_string(
 _BLOCK_INPUT = flags.DEFINE_string(
   "block_input", None, "A second directory, for a block tower of its own."
 )
-_PARTS = flags.DEFINE_list("parts", list(PARTS), "Which of them to import.")
+_PARTS = flags.DEFINE_list(
+  "parts",
+  None,
+  f"Which of {', '.join(PARTS)} to import; without it, what the input has.",
+)
 _POOLING = flags.DEFINE_enum(
   "pooling",
   None,
@@ -95,6 +124,29 @@ _TENSOR_PREFIX = flags.DEFINE_string(
   "What precedes `embeddings.word_embeddings.weight`, where the input holds "
   "several encoders.",
 )
+_VOCAB = flags.DEFINE_string(
+  "vocab", None, "The vocabulary file, where a tf_realm input has none."
+)
+_CORPUS_DIR = flags.DEFINE_string(
+  "corpus_dir",
+  None,
+  "The corpus to make of the blocks that were released with the weights.",
+)
+_BLOCK_RECORDS = flags.DEFINE_string(
+  "block_records",
+  None,
+  "The texts of these blocks: block_records.npy, or TFRecords (blocks.tfr); "
+  "by default the input's own.",
+)
+_BLOCK_TITLES = flags.DEFINE_string(
+  "block_titles", None, "TFRecords of their titles (titles.tfr)."
+)
+_BLOCK_LENGTH = flags.DEFINE_integer(
+  "block_length", None, "The most wordpieces of a block; by default all fit."
+)
+_INDEX = flags.DEFINE_enum(
+  "index", "scann", ("exact", "scann"), "What searches their vectors."
+)
 _ALLOW_LEFT = flags.DEFINE_multi_string(
   "allow_left",
   [],
@@ -128,6 +180,12 @@ def _given_arguments() -> dict[str, Any]:
     "token_types": _TOKEN_TYPES,
     "separate_towers": _SEPARATE_TOWERS,
     "tensor_prefix": _TENSOR_PREFIX,
+    "vocab": _VOCAB,
+    "corpus_dir": _CORPUS_DIR,
+    "block_records": _BLOCK_RECORDS,
+    "block_titles": _BLOCK_TITLES,
+    "block_length": _BLOCK_LENGTH,
+    "index": _INDEX,
     "allow_left": _ALLOW_LEFT,
     "allow_fresh": _ALLOW_FRESH,
     "seed": _SEED,

@@ -59,6 +59,7 @@ MAY_IMPORT = {
     "training",
   ),
   "realm_jax/conversion": (
+    "console",
     "models",
     "checkpoints",
     "corpus",
@@ -93,6 +94,7 @@ ONLY_IN = {
   "scann": "realm_jax/indexes/scann.py",
   "sentencex": "realm_jax/text/sentences.py",
   "tensorflow_text": "realm_jax/text/wordpieces.py",
+  "torch": "realm_jax/conversion/torch_file.py",
   "xmanager": "launch/xm_launch.py",
 }
 

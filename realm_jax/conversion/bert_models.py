@@ -198,34 +198,30 @@ def tower_rules(
   weights: BertWeights, pooling: str, tower: str
 ) -> tuple[Rule, ...]:
   """The rules of a tower without projection."""
-  path = f"retriever/{tower}"
-  rules = names.encoder(
+  return names.bert_tower(
     weights.dialect,
     weights.config,
-    ours=f"{path}/encoder",
+    pooling=pooling,
+    ours=f"retriever/{tower}",
     theirs=weights.prefix,
   )
-  if pooling == "pooler":
-    rules += names.dense(
-      weights.dialect, f"{path}/pooler", f"{weights.pooler}/dense"
-    )
-  return rules
 
 
 def reader_rules(weights: BertWeights, *, has_head: bool) -> tuple[Rule, ...]:
   """The rules of a reader without span head."""
-  rules = names.encoder(
+  if has_head:
+    return names.masked_lm(
+      weights.dialect,
+      weights.config,
+      ours="reader",
+      theirs=weights.prefix,
+      head=weights.head,
+    )
+  return names.encoder(
     weights.dialect,
     weights.config,
     ours="reader/encoder",
     theirs=weights.prefix,
-  )
-  if not has_head:
-    return rules
-  return names.tied(
-    weights.dialect, rules, encoder="reader/encoder", head=weights.head
-  ) + names.masked_lm_head(
-    weights.dialect, ours="reader/masked_lm_head", theirs=weights.head
   )
 
 

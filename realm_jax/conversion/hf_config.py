@@ -59,10 +59,10 @@ def read_bert_config(
     )
   fields: dict[str, Any] = {}
   for field, key in _SIZES.items():
-    fields[field] = _number(config[key], key, where, int)
+    fields[field] = read_number(config[key], key, where, int)
   for field, key in _NUMBERS.items():
     if key in config:
-      fields[field] = _number(config[key], key, where, float)
+      fields[field] = read_number(config[key], key, where, float)
   activation = config.get("hidden_act", default_activation)
   if activation not in activations:
     raise ConversionError(
@@ -142,7 +142,12 @@ def dropout_note(config: Mapping[str, Any]) -> list[str]:
   ]
 
 
-def _number(value: Any, key: str, where: str, kind: type) -> Any:
+def read_number(value: Any, key: str, where: str, kind: type) -> Any:
+  """An entry of a config.json as an int or a float, of the given kind.
+
+  Raises:
+    ConversionError: it is none, or a size below 1.
+  """
   good = isinstance(value, int | float) and not isinstance(value, bool)
   if not good or (kind is int and (value != int(value) or value < 1)):
     raise ConversionError(f"{where} has {key}={value!r}; want a number")

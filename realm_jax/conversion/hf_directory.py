@@ -7,11 +7,13 @@ from typing import Any
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.safetensors_source import SafetensorsSource
 from realm_jax.conversion.tensors import TensorSource
+from realm_jax.conversion.torch_file import TorchFile
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _TORCH_WEIGHTS = "pytorch_model.bin"
+_TORCH_INDEX = "pytorch_model.bin.index.json"
 
 
 def require_directory(directory: Path) -> None:
@@ -53,6 +55,13 @@ def open_tensors(directory: Path) -> TensorSource:
   for name in (WEIGHTS, _INDEX):
     if (directory / name).exists():
       return SafetensorsSource(directory / name)
+  if (directory / _TORCH_WEIGHTS).exists():
+    return TorchFile(directory / _TORCH_WEIGHTS)
+  if (directory / _TORCH_INDEX).exists():
+    raise ConversionError(
+      f"{directory} holds a pytorch_model.bin in shards; load the model with "
+      "transformers and save it again, with safe_serialization=True"
+    )
   raise ConversionError(
     f"{directory} holds no {WEIGHTS} and no {_INDEX}; it has "
     f"{', '.join(sorted(p.name for p in directory.iterdir())) or 'no files'}"

@@ -1,6 +1,9 @@
 """How a tower's input is put together from wordpieces."""
 
 import dataclasses
+from typing import Any
+
+from realm_jax.models.retriever import Retriever
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,3 +29,12 @@ class InputForm:
       for field in dataclasses.fields(self)
       if getattr(self, field.name) != field.default
     }
+
+
+def form_of(retriever: Retriever) -> InputForm:
+  """What a retriever says of its towers' inputs."""
+  names = [field.name for field in dataclasses.fields(InputForm)]
+  said: dict[str, Any] = {
+    name: getattr(retriever, name) for name in names if hasattr(retriever, name)
+  }
+  return InputForm(**said)

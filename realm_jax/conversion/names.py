@@ -188,3 +188,44 @@ def tied(
     else rule
     for rule in rules
   )
+
+
+def bert_tower(
+  dialect: Dialect,
+  config: BertConfig,
+  *,
+  pooling: str,
+  ours: str,
+  theirs: str,
+) -> tuple[Rule, ...]:
+  """The rules of a tower without projection: an encoder, perhaps a pooler.
+
+  Args:
+    dialect: how the other system spells names.
+    config: the encoder.
+    pooling: of the tower.
+    ours: its path.
+    theirs: what precedes `embeddings/…` and `pooler/…` there.
+  """
+  rules = encoder(dialect, config, ours=f"{ours}/encoder", theirs=theirs)
+  if pooling == "pooler":
+    rules += dense(dialect, f"{ours}/pooler", f"{theirs}pooler/dense")
+  return rules
+
+
+def masked_lm(
+  dialect: Dialect, config: BertConfig, *, ours: str, theirs: str, head: str
+) -> tuple[Rule, ...]:
+  """The rules of a reader's encoder and masked-LM head, tied to each other.
+
+  Args:
+    dialect: how the other system spells names.
+    config: the encoder.
+    ours: the reader's path.
+    theirs: what precedes `embeddings/…` there.
+    head: the head's name there: `cls/predictions`.
+  """
+  rules = encoder(dialect, config, ours=f"{ours}/encoder", theirs=theirs)
+  return tied(
+    dialect, rules, encoder=f"{ours}/encoder", head=head
+  ) + masked_lm_head(dialect, ours=f"{ours}/masked_lm_head", theirs=head)

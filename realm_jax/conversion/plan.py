@@ -2,15 +2,17 @@
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.input_form import InputForm
 from realm_jax.conversion.mapping import Feed
+from realm_jax.indexes.protocol import Rows
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 
-PARTS = ("retriever", "reader")
+RETRIEVER, READER = PARTS = ("retriever", "reader")
 # The parameters of the towers, where both share them and where not.
 SHARED_TOWER = ("tower",)
 SEPARATE_TOWERS = ("query_tower", "block_tower")
@@ -34,6 +36,8 @@ class ImportPlan:
     expected_fresh: why some parameters start from random values: see
       `mapping.read_parameters`.
     notes: what was chosen, and why, in lines.
+    block_vectors: of the blocks that were released with the retriever.
+    block_records: the file of their texts, where it is of the input.
   """
 
   source: str
@@ -45,6 +49,8 @@ class ImportPlan:
   feeds: tuple[Feed, ...]
   expected_fresh: Mapping[str, str] = dataclasses.field(default_factory=dict)
   notes: tuple[str, ...] = ()
+  block_vectors: Rows | None = None
+  block_records: Path | None = None
 
 
 def require_parts(parts: tuple[str, ...], present: tuple[str, ...]) -> None:
