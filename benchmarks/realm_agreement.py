@@ -18,6 +18,7 @@ from benchmarks.agreement import (
 )
 from benchmarks.imported_model import Graded
 from realm_jax.conversion.hf_realm import plan_hf_realm
+from realm_jax.conversion.hf_realm_names import BLOCK_VECTORS
 from realm_jax.conversion.plan import ImportPlan
 from realm_jax.conversion.vocabulary import vocabulary_of
 
@@ -94,7 +95,7 @@ def compare_pretraining(folder: Path) -> list[Row]:
   return [
     differences("scorer: relevance", relevance, expected["relevance"]),
     differences("encoder: masked-LM logits", logits, expected["logits"]),
-    relative("pre-training: loss", graded.loss, expected["loss"]),
+    relative("pre-training: loss", graded.loss, float(expected["loss"])),
     _gradients("pre-training: retriever", graded, scorer_plan, of_scorer),
     _gradients("pre-training: reader", graded, encoder_plan, expected),
   ]
@@ -123,8 +124,8 @@ def compare_open_qa(folder: Path) -> list[Row]:
   """Relevance of stored vectors, span scores, and ORQA's loss."""
   plan, expected = _read(folder / "open_qa")
   model = imported_model.load(plan)
-  assert plan.block_vectors is not None
-  stored = plan.block_vectors[:]
+  (feed,) = plan.feeds
+  stored = feed.source.read(BLOCK_VECTORS)
   rows = expected["rows"]
   query = expected["query"]
   relevance = np.einsum("bd,nd->bn", model.query_vectors(query), stored)
@@ -219,7 +220,7 @@ def _losses(what: str, graded: Graded, expected: Arrays) -> list[Row]:
     relative(
       f"{what}: {name.replace('_', ' ')}",
       graded.metrics[name],
-      np.float64(expected[name]).mean(),
+      float(np.float64(expected[name]).mean()),
     )
     for name in ("retriever_loss", "reader_loss", "loss")
   ]
