@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, UInt32
 
 from realm_jax.models.sequences import NO_SEQUENCE, PAD_ID, Sequences
 
@@ -74,7 +74,11 @@ def _best_fit(
 
 
 def lay_out(
-  plan: PackingPlan, token_ids: Int[np.ndarray, "n l"], *, num_rows: int
+  plan: PackingPlan,
+  token_ids: Int[np.ndarray, "n l"],
+  *,
+  num_rows: int,
+  numbers: UInt32[np.ndarray, " n"],
 ) -> Sequences:
   """The sequences in `num_rows` rows a group, as the plan has them.
 
@@ -82,6 +86,7 @@ def lay_out(
     plan: of these sequences.
     token_ids: padded, in the order of the plan.
     num_rows: at least the plan's.
+    numbers: of the sequences, for dropout.
   """
   groups, size = plan.lengths.shape
   lengths = plan.lengths.reshape(-1)
@@ -105,4 +110,5 @@ def lay_out(
     sequence=scattered(owner % size, NO_SEQUENCE),
     position=scattered(place, 0),
     starts=starts.astype(np.int32),
+    numbers=numbers.reshape(groups, size).astype(np.uint32),
   )

@@ -53,9 +53,8 @@ class Tower(nn.Module):
       pooled = bert.layer_norm(
         self.bert, "projection_norm", epsilon=self.projection_norm_eps
       )(pooled)
-      number = jnp.arange(len(pooled), dtype=jnp.uint32)
       pooled = Dropout(self.projection_dropout_rate, name="projection_dropout")(
-        pooled, number, train=train
+        pooled, inputs.numbers.reshape(-1), train=train
       )
     pooled = pooled.astype(jnp.float32)
     if self.normalize:

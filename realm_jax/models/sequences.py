@@ -12,6 +12,9 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 PAD_ID = 0
 NO_SEQUENCE = -1
+# Odd and large, so that no small difference of two sequences' numbers is a
+# multiple of it by a small difference of two positions.
+_POSITION_FACTOR = 0x9E3779B1
 
 
 class Sequences(NamedTuple):
@@ -25,12 +28,14 @@ class Sequences(NamedTuple):
     sequence: which of its group's sequences a token belongs to, or −1.
     position: a token's place in its sequence, from 0.
     starts: where each sequence begins in its group's rows, flattened.
+    numbers: of the sequences, by which dropout knows them wherever they lie.
   """
 
   token_ids: Int[Array, "r l"]
   sequence: Int[Array, "r l"]
   position: Int[Array, "r l"]
   starts: Int[Array, "s m"]
+  numbers: UInt32[Array, "s m"]
 
   @property
   def is_token(self) -> Bool[Array, "r l"]:
@@ -40,12 +45,13 @@ class Sequences(NamedTuple):
   @property
   def dropout_keys(self) -> UInt32[Array, "r l"]:
     """A number for each token, wherever it lies."""
-    rows = len(self.token_ids)
-    groups, size = self.starts.shape
-    group = jnp.arange(rows) // (rows // groups)
-    sequence = self.sequence + (group * size)[:, None]
-    # No model has this many positions.
-    return (sequence * 65_536 + self.position).astype(jnp.uint32)
+    groups, size = self.numbers.shape
+    sequence = self.sequence.reshape(groups, -1)
+    number = jnp.take_along_axis(
+      self.numbers, jnp.clip(sequence, 0, size - 1), axis=1
+    )
+    position = self.position.astype(jnp.uint32) * jnp.uint32(_POSITION_FACTOR)
+    return number.reshape(self.sequence.shape) + position
 
 
 def padded(token_ids: Int[Array, "*b l"]) -> Sequences:
@@ -58,6 +64,7 @@ def padded(token_ids: Int[Array, "*b l"]) -> Sequences:
     sequence=jnp.where(is_token, 0, NO_SEQUENCE),
     position=jnp.broadcast_to(jnp.arange(length), token_ids.shape),
     starts=jnp.zeros((token_ids.shape[0], 1), jnp.int32),
+    numbers=jnp.arange(token_ids.shape[0], dtype=jnp.uint32)[:, None],
   )
 
 

@@ -8,12 +8,13 @@ so that each is compiled once.
 """
 
 import math
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, UInt32
 
 from realm_jax.corpus.store import Corpus
 from realm_jax.models.packing import PackingPlan, lay_out, plan_rows
@@ -68,7 +69,12 @@ class BatchPacker:
     # Only the last room of several processes is the same for all of them.
     room = fits[0] if jax.process_count() == 1 else self.rooms[-1]
     laid_out = {
-      name: lay_out(plan, texts[name], num_rows=room[name])
+      name: lay_out(
+        plan,
+        texts[name],
+        num_rows=room[name],
+        numbers=self._numbers(name, texts[name]),
+      )
       for name, plan in plans.items()
     }
     return rest | laid_out
@@ -86,6 +92,18 @@ class BatchPacker:
   def _plan(self, padded: Int[np.ndarray, "n l"]) -> PackingPlan:
     lengths = np.count_nonzero(padded != PAD_ID, axis=1)
     return plan_rows(lengths.reshape(self._groups, -1), padded.shape[1])
+
+  def _numbers(
+    self, name: str, text: Int[np.ndarray, "n l"]
+  ) -> UInt32[np.ndarray, " n"]:
+    """What is the same for a sequence on however many devices.
+
+    A block that is on several of them for several queries has one number.
+    """
+    if name == "blocks" and "joint" in self._parts:
+      return np.array([zlib.crc32(row.tobytes()) for row in text], np.uint32)
+    first = jax.process_index() * len(text)
+    return np.arange(first, first + len(text), dtype=np.uint32)
 
   def _texts(
     self, arrays: dict[str, np.ndarray]
@@ -212,7 +230,7 @@ def in_room(batch: dict[str, Any], room: Room) -> dict[str, Any]:
     shape = (groups * room[name], value.token_ids.shape[1])
     return Sequences(
       *(abstract(part, shape) for part in value[:3]),
-      starts=abstract(value.starts, value.starts.shape),
+      *(abstract(part, part.shape) for part in value[3:]),
     )
 
   return {name: resized(name, value) for name, value in batch.items()}

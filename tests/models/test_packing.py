@@ -24,7 +24,9 @@ def test_every_sequence_lies_whole_in_its_group(groups, lengths, spare):
     token_ids[number, :length] = 1 + 100 * number + np.arange(length)
   plan = plan_rows(all_lengths, ROW)
   num_rows = plan.num_rows + spare
-  packed = lay_out(plan, token_ids, num_rows=num_rows)
+  packed = lay_out(
+    plan, token_ids, num_rows=num_rows, numbers=np.arange(len(token_ids))
+  )
 
   assert packed.token_ids.shape == (groups * num_rows, ROW)
   assert np.count_nonzero(packed.token_ids) == all_lengths.sum()
