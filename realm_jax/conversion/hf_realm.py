@@ -45,6 +45,7 @@ from realm_jax.conversion.plan import (
   usual_reader,
 )
 from realm_jax.conversion.tensors import TensorSource
+from realm_jax.indexes.protocol import Rows
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
@@ -57,6 +58,8 @@ _CLASSES = {
   "RealmReader": ("reader",),
   "RealmForOpenQA": ("retriever", "reader"),
 }
+# The texts of the blocks, beside the weights.
+_BLOCK_RECORDS = "block_records.npy"
 _SPAN_READERS = ("RealmReader", "RealmForOpenQA")
 
 
@@ -129,7 +132,20 @@ def plan_hf_realm(
     feeds=(Feed(source, rules, leftovers, where=str(input_dir)),),
     expected_fresh=fresh,
     notes=(f"class: {name}", *dropout_note(config)),
+    block_vectors=_block_vectors(source) if "retriever" in parts else None,
+    block_records=_block_records(input_dir),
   )
+
+
+def _block_vectors(source: TensorSource) -> Rows | None:
+  if BLOCK_VECTORS not in source.shapes:
+    return None
+  return source.rows(BLOCK_VECTORS)
+
+
+def _block_records(directory: Path) -> Path | None:
+  path = directory / _BLOCK_RECORDS
+  return path if path.is_file() else None
 
 
 def _below(pattern: str, *prefixes: str) -> str:
