@@ -7,9 +7,6 @@ import pytest
 
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.importing import import_weights
-from realm_jax.corpus.store import Corpus
-from realm_jax.generations.loaded import load_newest
-from realm_jax.partitioning.mesh import make_mesh
 from tests.conversion import hf_bert_files
 from tests.conversion.imported import load
 
@@ -211,32 +208,11 @@ def test_a_reader_has_its_span_head(tmp_path):
   assert "initialised afresh (parameters): none" in report
 
 
-@pytest.fixture
-def open_qa(tmp_path, world):
-  """A directory of open QA over the texts of the tiny world."""
-  texts = [
-    f"{document['title']} {document['text']}".encode()
-    for document in map(
-      json.loads, (world.directory / "text.jsonl").read_text().splitlines()
-    )
-  ]
-  vectors = np.random.default_rng(9).normal(size=(len(texts), _PROJECTED))
+def test_open_qa_gives_both_parts_and_says_that_vectors_are_left(tmp_path):
   weights = _embedder("embedder.") | _reader("reader.")
-  weights["block_emb"] = vectors.astype(np.float32)
-  _write(tmp_path / "in", weights, "RealmForOpenQA")
-  np.save(
-    tmp_path / "in" / "block_records.npy",
-    np.array(texts, object),
-    allow_pickle=True,
-  )
-  return tmp_path / "in", weights
-
-
-def test_open_qa_gives_both_parts_and_says_that_vectors_are_left(
-  open_qa, tmp_path
-):
-  source, weights = open_qa
-  report = import_weights("hf_realm", str(source), tmp_path / "o")
+  weights["block_emb"] = np.ones((26, _PROJECTED), np.float32)
+  source = _write(tmp_path / "in", weights, "RealmForOpenQA")
+  report = import_weights("hf_realm", source, tmp_path / "o")
   model = load(tmp_path / "o")
   tower = model.params["retriever"]["tower"]
   _assert_tower(tower, _tower_of(weights, "embedder."))
@@ -247,30 +223,9 @@ def test_open_qa_gives_both_parts_and_says_that_vectors_are_left(
   assert "block_emb [26, 4]: vectors of blocks" in report
   assert "--corpus_dir imports them" in report
   report = import_weights(
-    "hf_realm", str(source), tmp_path / "half", parts=["reader"]
+    "hf_realm", source, tmp_path / "half", parts=["reader"]
   )
   assert "embedder.cls.dense.weight [4, 8]: the retriever's" in report
-
-
-def test_open_qa_becomes_a_corpus_and_a_generation(open_qa, tmp_path):
-  source, weights = open_qa
-  report = import_weights(
-    "hf_realm",
-    str(source),
-    tmp_path / "o",
-    corpus_dir=tmp_path / "corpus",
-    index="exact",
-  )
-  assert "block vectors [26, 4]: handed to the generation" in report
-  corpus = Corpus.open(tmp_path / "corpus")
-  generation = load_newest(
-    tmp_path / "o" / "generations",
-    corpus=corpus,
-    mesh=make_mesh(),
-    place=lambda tree: tree,
-  )
-  rows = np.arange(corpus.num_blocks)
-  np.testing.assert_array_equal(generation.vectors(rows), weights["block_emb"])
 
 
 @pytest.mark.parametrize(
