@@ -138,6 +138,11 @@ def plan_bert(
       f"pooling: {pooling} (the weights have "
       f"{'a' if pooling == 'pooler' else 'no'} pooler); --pooling chooses"
     )
+  if options.normalize and options.score_scale == 1.0:
+    notes.append(
+      "score_scale: 1, which orders blocks as at home; to train from vectors "
+      "of length 1, raise SCORE_SCALE (20 is usual)"
+    )
   retriever = Retriever(
     bert=weights.config,
     shared_towers=not separate,

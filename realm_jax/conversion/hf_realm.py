@@ -119,7 +119,7 @@ def plan_hf_realm(
     if part not in parts:
       leftovers[f"{prefix}.*"] = f"the {part}'s; see --parts"
   if name == "RealmForOpenQA":
-    leftovers[BLOCK_VECTORS] = "the vectors of its blocks: an index"
+    leftovers[BLOCK_VECTORS] = "vectors of blocks, which are no weights"
   return ImportPlan(
     source=f"{input_dir.resolve().name} (hf_realm, {name})",
     retriever=_retriever(
@@ -191,17 +191,14 @@ def _reader(
   def number(key: str, usual: Any, kind: type) -> Any:
     return read_number(config.get(key, usual), key, where, kind)
 
-  reader = dataclasses.replace(
-    usual_reader(encoder),
+  reader = usual_reader(encoder).clone(
     span_size=number("span_hidden_size", Reader.span_size, int),
     span_norm_eps=number("reader_layer_norm_eps", Reader.span_norm_eps, float),
     max_answer_width=number("max_span_width", Reader.max_answer_width, int),
   )
   if name in _SPAN_READERS:
     length = number("reader_seq_len", reader.joint_length, int)
-    reader = dataclasses.replace(
-      reader, joint_length=min(length, encoder.max_positions)
-    )
+    reader = reader.clone(joint_length=min(length, encoder.max_positions))
   return reader
 
 
