@@ -58,6 +58,16 @@ MAY_IMPORT = {
     "generations",
     "training",
   ),
+  "realm_jax/conversion": (
+    "console",
+    "models",
+    "checkpoints",
+    "corpus",
+    "generations",
+    "indexes",
+    "text",
+    "partitioning",
+  ),
   "tasks": ("text", "corpus", "inputs"),
   "launch": (),
 }
@@ -84,6 +94,7 @@ ONLY_IN = {
   "scann": "realm_jax/indexes/scann.py",
   "sentencex": "realm_jax/text/sentences.py",
   "tensorflow_text": "realm_jax/text/wordpieces.py",
+  "torch": "realm_jax/conversion/torch_file.py",
   "xmanager": "launch/xm_launch.py",
 }
 

@@ -1,19 +1,22 @@
 """The vectors of a generation: files of rows, memory-mapped."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 from jaxtyping import Float, Float32, Int
 
+from realm_jax.console.counter import Counter
 from realm_jax.generations.manifest import (
   EmbeddingsShard,
   GenerationError,
   Manifest,
 )
+from realm_jax.indexes.protocol import Rows
 
+_ROWS_PER_COPY = 1 << 16
 DTYPES = {
   "float32": np.dtype(np.float32),
   "bfloat16": np.dtype(ml_dtypes.bfloat16),
@@ -92,6 +95,37 @@ class EmbeddingsWriter:
     for shard in self._maps:
       shard.flush()
     self._maps = []
+
+
+def copy(
+  vectors: Rows,
+  writer: EmbeddingsWriter,
+  *,
+  check: Callable[[], None] = lambda: None,
+) -> None:
+  """Writes vectors that are known already, a slice in memory at a time.
+
+  Args:
+    vectors: in row order.
+    writer: takes as many, of the same dimension.
+    check: called at every slice; what it raises ends the work.
+
+  Raises:
+    GenerationError: there are more or fewer vectors, they are of another
+      dimension, or one is not finite.
+  """
+  if tuple(vectors.shape) != writer.shape:
+    raise GenerationError(
+      f"vectors of shape {list(vectors.shape)} for {writer.shape[0]} blocks "
+      f"and a retriever of {writer.shape[1]} dimensions; want one for each "
+      "block, of the retriever's dimension"
+    )
+  with Counter("vectors copied", total=vectors.shape[0]) as progress:
+    for start in range(0, vectors.shape[0], _ROWS_PER_COPY):
+      check()
+      part = vectors[start : start + _ROWS_PER_COPY]
+      writer.write(np.arange(start, start + len(part)), part)
+      progress.advance(len(part))
 
 
 def _claim(path: Path, size: int) -> None:

@@ -1,4 +1,4 @@
-"""Makes one generation: embed, build, measure."""
+"""Makes one generation: embed (or take vectors), build, measure."""
 
 import dataclasses
 import functools
@@ -14,12 +14,11 @@ from flax import linen as nn
 from jax.sharding import Mesh
 
 from realm_jax.corpus.store import NULL_ROW, Corpus
-from realm_jax.generations import query_tower, recall
+from realm_jax.generations import embeddings, query_tower, recall
 from realm_jax.generations.corpus_embedder import CorpusEmbedder
-from realm_jax.generations.embeddings import Embeddings, EmbeddingsWriter
 from realm_jax.generations.loaded import blocks_of
 from realm_jax.generations.manifest import Manifest
-from realm_jax.indexes.protocol import IndexConfig, QueryBatch
+from realm_jax.indexes.protocol import IndexConfig, QueryBatch, Rows
 from realm_jax.indexes.registry import parameters_of
 from realm_jax.models.retriever import Retriever, query_tower_parameters
 from realm_jax.partitioning import rules
@@ -129,6 +128,7 @@ class GenerationMaker:
     *,
     step: int,
     params: Any,
+    vectors: Rows | None = None,
     check: Callable[[], None] = lambda: None,
   ) -> Manifest:
     """Fills a directory with the generation of a checkpoint.
@@ -137,20 +137,29 @@ class GenerationMaker:
       directory: empty.
       step: the checkpoint's.
       params: its retriever, on the devices.
+      vectors: of the blocks, in row order, where they are known already; by
+        default the blocks are embedded.
       check: called now and then; what it raises ends the work.
 
     Returns:
       The manifest, but for its files.
+
+    Raises:
+      GenerationError: the vectors are too many, too few, of another dimension
+        than the retriever's, or not finite.
     """
     corpus, config = self._corpus, self._config
     start = time.monotonic()
-    writer = EmbeddingsWriter(
+    writer = embeddings.EmbeddingsWriter(
       directory,
       num_blocks=corpus.num_blocks,
       dim=self._retriever.vector_size,
       dtype=config.dtype,
     )
-    self._embedder.embed(params, writer, check=check)
+    if vectors is None:
+      self._embedder.embed(params, writer, check=check)
+    else:
+      embeddings.copy(vectors, writer, check=check)
     writer.close()
     embed_seconds = time.monotonic() - start
     query_tower.save(
@@ -173,17 +182,17 @@ class GenerationMaker:
       embeddings=writer.shards,
     )
     check()
-    embeddings = Embeddings(directory, manifest)
+    stored = embeddings.Embeddings(directory, manifest)
     start = time.monotonic()
-    index = self._index.build(blocks_of(corpus, embeddings))
+    index = self._index.build(blocks_of(corpus, stored))
     index.save(directory / self._index.kind)
     build_seconds = time.monotonic() - start
     check()
     found = {}
     if index.needs_vectors:
-      vectors = np.asarray(self._embed_queries(params, self._queries))
+      queries = np.asarray(self._embed_queries(params, self._queries))
       found = recall.measure_recall(
-        index, embeddings, QueryBatch(self._queries, vectors), config.recall_at
+        index, stored, QueryBatch(self._queries, queries), config.recall_at
       )
     return dataclasses.replace(
       manifest, recall=found, build_seconds=round(build_seconds, 3)

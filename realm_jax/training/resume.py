@@ -110,6 +110,11 @@ def restore(
   """
   step = store.latest()
   require_vocabulary(store, step, identity.vocabulary)
+  if "optimizer" not in store.items(step):
+    raise CheckpointError(
+      f"{store.directory}/{step} has weights alone, which no trainer wrote; "
+      "give it as INITIAL_CHECKPOINT, and this run another MODEL_DIR"
+    )
 
   def abstract(tree: Any) -> Any:
     return jax.tree.map(

@@ -187,3 +187,11 @@ def test_a_run_that_has_only_begun_is_held_to_its_start(store, tmp_path):
   require_started_from(_state(shift=1.0).params, sources, **settings)
   with pytest.raises(CheckpointError, match="remove runs/new"):
     require_started_from(_state(shift=2.0).params, sources, **settings)
+
+
+def test_weights_without_an_optimizer_are_no_run_to_go_on_from(store):
+  state = _state()
+  store.save(0, {"retriever": state.params["retriever"]})
+  store.wait()
+  with pytest.raises(CheckpointError, match="INITIAL_CHECKPOINT"):
+    restore(store, state, identity=IDENTITY)

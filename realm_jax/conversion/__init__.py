@@ -1,0 +1,1 @@
+"""Weights, blocks and indexes of other systems, in and out."""

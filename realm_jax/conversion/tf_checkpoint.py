@@ -1,0 +1,129 @@
+"""Variables of TensorFlow 1 checkpoints and TF-Hub modules."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from realm_jax.conversion.errors import ConversionError
+from realm_jax.indexes.protocol import Rows
+
+# The devices belong to jax.
+tf.config.set_visible_devices([], "GPU")
+
+INDEX = ".index"
+_ONLY_SHARD = ".data-00000-of-00001"
+# What TensorFlow's reader raises of damaged files.
+_UNREADABLE = (tf.errors.OpError, ValueError, RuntimeError, IndexError)
+_OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"
+
+
+class TfCheckpoint:
+  """Variables of one checkpoint, by name.
+
+  Args:
+    prefix: the path of the checkpoint's files without their ends, such as
+      `bert_model.ckpt` beside `bert_model.ckpt.index`.
+
+  Raises:
+    ConversionError: there is none, it is damaged, or TensorFlow 2 wrote it
+      by objects and not by names.
+  """
+
+  def __init__(self, prefix: Path):
+    self._prefix = prefix
+    if not prefix.with_name(prefix.name + INDEX).is_file():
+      raise ConversionError(
+        f"no TensorFlow checkpoint at {prefix}: it has no {prefix.name}{INDEX}"
+      )
+    try:
+      self._reader = tf.train.load_checkpoint(str(prefix))
+      shapes = self._reader.get_variable_to_shape_map()
+    except _UNREADABLE as error:
+      raise self._damaged(error) from error
+    if _OBJECTS in shapes:
+      raise ConversionError(
+        f"{prefix} is a TensorFlow 2 checkpoint, whose variables go by the "
+        "objects of a program; want one of TensorFlow 1, whose variables have "
+        "names such as bert/embeddings/word_embeddings"
+      )
+    self._shapes = {name: tuple(shapes[name]) for name in sorted(shapes)}
+
+  @property
+  def prefix(self) -> Path:
+    """Where it is."""
+    return self._prefix
+
+  @property
+  def shapes(self) -> Mapping[str, tuple[int, ...]]:
+    """The shape of every variable, by name."""
+    return self._shapes
+
+  def read(self, name: str) -> np.ndarray:
+    """One variable in its stored dtype (bfloat16 is that of ml_dtypes)."""
+    try:
+      return self._reader.get_tensor(name)
+    except _UNREADABLE as error:
+      raise self._damaged(error) from error
+
+  def rows(self, name: str) -> Rows:
+    """One variable to be read in slices, from the disk where that can be.
+
+    It can where the variable is alone, as `block_emb` is: then its one data
+    file is the array. Its checksum is not compared then.
+
+    Raises:
+      ConversionError: there is no such variable.
+    """
+    if name not in self._shapes:
+      raise ConversionError(
+        f"{self._prefix} has no variable {name}; it has "
+        f"{', '.join(list(self._shapes)[:5]) or 'none'}"
+      )
+    shape = self._shapes[name]
+    dtype = self._reader.get_variable_to_dtype_map()[name].as_numpy_dtype
+    data = self._prefix.with_name(self._prefix.name + _ONLY_SHARD)
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    is_alone = len(self._shapes) == 1 and data.is_file()
+    if is_alone and size and data.stat().st_size == size:
+      return np.memmap(data, dtype, mode="r", shape=shape)
+    return self.read(name)
+
+  def _damaged(self, error: Exception) -> ConversionError:
+    lines = str(error).splitlines() or [type(error).__name__]
+    return ConversionError(
+      f"the checkpoint {self._prefix} cannot be read ({lines[0]}); copy all of "
+      "its files again"
+    )
+
+
+def checkpoint_prefixes(directory: Path) -> list[Path]:
+  """The checkpoints that lie in a directory, by their prefixes."""
+  found = sorted(directory.glob(f"*{INDEX}"))
+  return [path.with_name(path.name.removesuffix(INDEX)) for path in found]
+
+
+def only_checkpoint(directory: Path, *, where: str) -> Path:
+  """The prefix of the one checkpoint of a directory.
+
+  Args:
+    directory: where it is looked for.
+    where: the input, for errors.
+
+  Raises:
+    ConversionError: there is none, or there are several.
+  """
+  prefixes = checkpoint_prefixes(directory)
+  if not prefixes:
+    raise ConversionError(
+      f"no TensorFlow checkpoint in {directory} (no file ends in {INDEX}); "
+      f"is {where} the right --input?"
+    )
+  if len(prefixes) > 1:
+    names = ", ".join(prefix.name for prefix in prefixes)
+    raise ConversionError(
+      f"{directory} has {len(prefixes)} checkpoints: {names}; choose one, as "
+      f"--input={prefixes[-1]}"
+    )
+  return prefixes[0]
