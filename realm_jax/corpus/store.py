@@ -271,6 +271,15 @@ class Corpus:
       tokens[places] = shard.gather(local, length, cls_id=cls_id, sep_id=sep_id)
     return tokens.reshape(*rows.shape, length)
 
+  def bodies_utf8(self, rows: Int[np.ndarray, " n"]) -> list[bytes]:
+    """The texts of many blocks' bodies, as they were written, in UTF-8."""
+    rows = np.asarray(rows)
+    bodies = [b""] * rows.size
+    for shard, places, local in self._by_shard(rows):
+      for place, row in zip(places.tolist(), local.tolist(), strict=True):
+        bodies[place] = shard.item("bodies", row).tobytes()
+    return bodies
+
   def body_tokens_flat(
     self, rows: Int[np.ndarray, " n"]
   ) -> tuple[Int[np.ndarray, " t"], Int[np.ndarray, " n+1"]]:

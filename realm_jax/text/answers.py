@@ -7,8 +7,9 @@ its place here:
   as by the SQuAD script and Google's released ORQA evaluation;
 * a **retrieved text** contains an answer when the answer's words occur in it
   in sequence (`contains_answer`), as counted by DrQA and DPR;
-* **training** marks the token spans equal to an answer's wordpieces: see
-  `answer_spans`.
+* **training** marks the token spans equal to an answer's wordpieces (see
+  `answer_spans`), and the blocks in whose text an answer's characters stand
+  (`contains_characters`), both as Google's released ORQA.
 
 A reference of kind "regex" is a pattern (CuratedTREC) instead of a string.
 """
@@ -145,8 +146,7 @@ def contains_answer(
   are words); patterns are searched anywhere, after NFD on both sides. As in
   DPR's `has_answer` (Karpukhin et al. 2020, arXiv 2004.04906), except that
   an answer without any word is never contained. Google's ORQA looks for the
-  answer's exact characters instead, which misses another case and finds
-  "Ali" in "Alice".
+  answer's exact characters instead: `contains_characters`.
   """
   if kind == "regex":
     text = unicodedata.normalize("NFD", text)
@@ -157,3 +157,16 @@ def contains_answer(
   words = _word_sequence(text)
   wanted = (_word_sequence(reference) for reference in references)
   return any(sequence.strip() and sequence in words for sequence in wanted)
+
+
+def contains_characters(text: bytes, references: Iterable[str]) -> bool:
+  """Whether one of the answers stands in a text, letter for letter.
+
+  As Google's released ORQA marks the blocks that its retriever should find
+  (`HasAnswer` of `orqa_ops.cc`): "Ali" stands in "Alice", and not in "ALI".
+
+  Args:
+    text: in UTF-8, as it was written.
+    references: the answers; an empty one stands in every text.
+  """
+  return any(reference.encode() in text for reference in references)

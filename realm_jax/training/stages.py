@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Bool
 
 from realm_jax.corpus.store import Corpus
 from realm_jax.indexes.protocol import SearchResult
@@ -17,8 +18,11 @@ from realm_jax.inputs.batches import Batch
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.retrieval import candidates
-from realm_jax.text.answer_spans import find_token_spans
+from realm_jax.text.answer_spans import TokenSpans, find_token_spans
+from realm_jax.text.answers import contains_characters
 from realm_jax.training import step
+
+ANSWERS_IN_BLOCKS = ("characters", "tokens")
 
 
 class Models(NamedTuple):
@@ -256,6 +260,11 @@ class OpenQa:
       the index's, times a scale that is learnt.
     initial_scale: of `index_scores`.
     max_answer_width: the widest answer, in tokens, as the reader has it.
+    answers_in_blocks: which blocks hold an answer, for the retriever's loss:
+      those in whose text its `characters` stand (Google's released code), or
+      its `tokens`, in what the reader is given of the block (Hugging Face's).
+      The reader learns from tokens in both.
+    joint_length: of query and body, as the reader has it; for `tokens`.
   """
 
   num_searched_blocks: int = 5000
@@ -263,8 +272,17 @@ class OpenQa:
   index_scores: bool = False
   initial_scale: float = 0.1
   max_answer_width: int = 10
+  answers_in_blocks: str = "characters"
+  joint_length: int | None = None
   current_queries: bool = True
   needs_index = True
+
+  def __post_init__(self):
+    if self.answers_in_blocks not in ANSWERS_IN_BLOCKS:
+      raise ValueError(
+        f"answers_in_blocks={self.answers_in_blocks!r}; want one of "
+        f"{ANSWERS_IN_BLOCKS}"
+      )
 
   def text_shapes(self, batch_size, query_length, block_length):
     return _shapes(batch_size, self.num_read, query_length, block_length)
@@ -281,12 +299,16 @@ class OpenQa:
     return params
 
   def loss(self, models):
-    width = models.reader.max_answer_width
-    if width != self.max_answer_width:
-      raise ValueError(
-        f"Reader.max_answer_width={width}, but OpenQa.max_answer_width="
-        f"{self.max_answer_width}; bind both to the same"
-      )
+    names = ["max_answer_width"]
+    if self.answers_in_blocks == "tokens":
+      names.append("joint_length")
+    for name in names:
+      ours, readers = getattr(self, name), getattr(models.reader, name)
+      if ours != readers:
+        raise ValueError(
+          f"Reader.{name}={readers}, but OpenQa.{name}={ours}; bind both to "
+          "the same"
+        )
     return step.open_qa(models.retriever, models.reader)
 
   def num_searched(self, num_blocks):
@@ -308,7 +330,7 @@ class OpenQa:
     for query in range(num_queries):
       flat, offsets = corpus.body_tokens_flat(found.rows[query])
       spans = find_token_spans(flat, offsets, batch.answer_tokens[query])
-      has_answer[query, spans.block] = True
+      has_answer[query] = self._has_answer(batch, query, found, spans, corpus)
       fits = (
         (spans.block < self.num_read)
         & (spans.start < block_length)
@@ -329,3 +351,27 @@ class OpenQa:
       arrays["vectors"] = generation.vectors(found.rows)
     first_answer = has_answer[:, :5].any(axis=1)
     return arrays, {"recall_at_5": float(first_answer.mean())}
+
+  def _has_answer(
+    self,
+    batch: Batch,
+    query: int,
+    found: SearchResult,
+    spans: TokenSpans,
+    corpus: Corpus,
+  ) -> Bool[np.ndarray, " n"]:
+    """Which of the blocks found for a query hold an answer of it."""
+    rows = found.rows[query]
+    if self.answers_in_blocks == "characters":
+      # Patterns have no tokens, and stand in no text as they are.
+      is_text = bool(batch.answer_tokens[query])
+      answers = batch.answers[query] if is_text else []
+      bodies = corpus.bodies_utf8(rows) if answers else [b""] * len(rows)
+      return np.array([contains_characters(b, answers) for b in bodies], bool)
+    assert self.joint_length is not None
+    # The joint input is `[CLS] x [SEP] body [SEP]`.
+    query_tokens = np.count_nonzero(batch.arrays["query"][query])
+    room = self.joint_length - query_tokens - 1
+    has_answer = np.zeros(len(rows), bool)
+    has_answer[spans.block[spans.start + spans.width <= room]] = True
+    return has_answer

@@ -165,6 +165,18 @@ def test_body_tokens_of_many_blocks(corpus):
   assert (tokens.size, offsets.tolist()) == (0, [0])
 
 
+def test_texts_of_many_blocks(corpus):
+  bodies = corpus.bodies_utf8(np.array([2, 0, NULL_ROW, 3, 0]))
+  assert [body.decode() for body in bodies] == [
+    "Stone was the river.",
+    "The Café of Velt was built in 1987.",
+    "",
+    "The river of cafés: Ada.",
+    "The Café of Velt was built in 1987.",
+  ]
+  assert corpus.bodies_utf8(np.zeros(0, int)) == []
+
+
 def test_rows_that_are_not_there(corpus):
   with pytest.raises(IndexError, match="row 4 is not in this corpus of 4"):
     corpus.title(4)

@@ -30,8 +30,8 @@ def _join(queries, blocks, joint_length):
 
 def _by_hand(query, block, joint_length):
   body = block[block.index(SEP) + 1 : -1]
-  joint = (query + body + [SEP])[:joint_length]
-  length = min(len(body), max(0, joint_length - len(query)))
+  length = min(len(body), max(0, joint_length - len(query) - 1))
+  joint = (query + body[:length] + [SEP])[:joint_length]
   return joint + [PAD] * (joint_length - len(joint)), len(query), length
 
 
@@ -56,13 +56,13 @@ def test_the_null_block_adds_a_separator_and_no_body():
   ("joint_length", "kept", "body_length"),
   [
     (8, [11, 12, 13, 14, SEP], 4),
-    (7, [11, 12, 13, 14], 4),
-    (6, [11, 12, 13], 3),
-    (4, [11], 1),
+    (7, [11, 12, 13, SEP], 3),
+    (6, [11, 12, SEP], 2),
+    (4, [SEP], 0),
     (3, [], 0),
   ],
 )
-def test_a_body_that_does_not_fit_loses_its_end(
+def test_a_body_that_does_not_fit_loses_its_end_and_no_separator(
   joint_length, kept, body_length
 ):
   query, block = [CLS, 9, SEP], [CLS, SEP, 11, 12, 13, 14, SEP]

@@ -62,9 +62,9 @@ def _apply(params, *arguments, method):
 def _read(params, query, block):
   """Hidden states of the joint input, and the number of body tokens."""
   body = block[block.index(SEP) + 1 : -1]
-  tokens = (query + body + [SEP])[: READER.joint_length]
-  hidden = numpy_bert.encode(tokens, params["encoder"], CONFIG)
-  return hidden, min(len(body), READER.joint_length - len(query))
+  body = body[: READER.joint_length - len(query) - 1]
+  tokens = [*query, *body, SEP]
+  return numpy_bert.encode(tokens, params["encoder"], CONFIG), len(body)
 
 
 def test_masked_words_are_scored_where_they_stand(params, inputs):

@@ -175,6 +175,25 @@ def test_contains_answer_searches_patterns_anywhere():
   assert not answers.contains_answer(text, [r"20,?073"], kind="regex")
 
 
+@pytest.mark.parametrize(
+  ("text", "answer", "contained"),
+  [
+    ("He met Alice Smith.", "Ali", True),
+    ("He met Alice Smith.", "alice smith", False),
+    ("He met Alice  Smith.", "Alice Smith", False),
+    ("in 1972.", "1972.", True),
+    ("a Café here", "Café", True),
+    # The same letter in two characters is other bytes.
+    ("a Café here", "Cafe\u0301", False),
+  ],
+)
+def test_contains_characters_by_hand(text, answer, contained):
+  encoded = text.encode()
+  assert answers.contains_characters(encoded, [answer]) == contained
+  assert answers.contains_characters(encoded, ["\u2603", answer]) == contained
+  assert not answers.contains_characters(encoded, [])
+
+
 def words_one_by_one(text):
   """DrQA's tokens by walking over the characters."""
   words, open_word = [], False

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 
+from benchmarks.rule_agreement import compare_adam
 from realm_jax.training.optimizer import (
   OptimizerConfig,
   learning_rate_schedule,
@@ -74,39 +75,10 @@ def _run(config, num_steps, *, total_steps=1000):
   return history
 
 
-def _published(config, num_steps, *, total_steps, warmup):
-  """AdamWeightDecayOptimizer and create_optimizer of google-research/bert."""
-  params = _by_name(_parameters())
-  mean = {name: np.zeros_like(p) for name, p in params.items()}
-  variance = {name: np.zeros_like(p) for name, p in params.items()}
-  for step in range(num_steps):
-    gradient = _by_name(_gradients(_parameters(), step))
-    norm = np.sqrt(sum(np.sum(g**2) for g in gradient.values()))
-    factor = min(1.0, config.clip_norm / norm)
-    if step < warmup:
-      rate = config.learning_rate * step / warmup
-    else:
-      rate = config.learning_rate * (1 - step / total_steps)
-    for name, g in gradient.items():
-      g = g * factor
-      mean[name] = 0.9 * mean[name] + 0.1 * g
-      variance[name] = 0.999 * variance[name] + 0.001 * g**2
-      update = mean[name] / (np.sqrt(variance[name]) + 1e-6)
-      if name[-1] in _DECAYED:
-        update = update + config.weight_decay * params[name]
-      params[name] = params[name] - rate * update
-  return params
-
-
 @pytest.mark.parametrize("weight_decay", [0.01, 0.5])
 def test_equals_the_published_rule_over_fifty_steps(weight_decay):
-  config = OptimizerConfig(
-    learning_rate=1e-3, warmup_steps=10, weight_decay=weight_decay
-  )
-  ours = _by_name(_run(config, 50, total_steps=200)[-1])
-  theirs = _published(config, 50, total_steps=200, warmup=10)
-  for name, value in theirs.items():
-    np.testing.assert_allclose(ours[name], value, atol=1e-6, err_msg=str(name))
+  row = compare_adam(weight_decay=weight_decay)
+  assert row.passed, row
 
 
 def test_there_is_no_bias_correction():

@@ -1,0 +1,1 @@
+"""Other systems: these modules run in the environment of `make peers`."""

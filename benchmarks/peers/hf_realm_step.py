@@ -1,0 +1,157 @@
+"""Hugging Face REALM's pre-training step: its time and its memory.
+
+    .venv-peers/bin/python benchmarks/peers/hf_realm_step.py --steps=3
+
+Runs in the environment of `make peers`, as a process of its own, so that its
+memory is its own too, and prints one line of JSON. The step is that of
+`realm_jax.training.step`: embed the queries and their candidates, read each
+query with each candidate, marginalise, differentiate, update all parameters.
+Hugging Face scores the words at every position of the joint input, and takes
+the null block for a candidate like the others. No input has padding.
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import sys
+import time
+
+import numpy as np
+import torch
+from transformers import RealmConfig
+from transformers.models.realm.modeling_realm import (
+  RealmKnowledgeAugEncoder,
+  RealmScorer,
+)
+
+# Rows, inner and columns: square ones, and those of a step.
+_PRODUCTS = (
+  (2048, 2048, 2048),
+  (4096, 4096, 4096),
+  (12288, 256, 1024),
+  (12288, 1024, 256),
+)
+_TIMES = 6
+_FIRST_WORD = 999  # Before it stand no words in BERT's vocabulary.
+
+
+def matmul_gflops_per_second() -> float:
+  """The machine's best rate of a float32 matrix product."""
+  best = 0.0
+  for rows, inner, columns in _PRODUCTS:
+    left, right = torch.randn(rows, inner), torch.randn(inner, columns)
+    torch.matmul(left, right)
+    for _ in range(_TIMES):
+      start = time.perf_counter()
+      torch.matmul(left, right)
+      seconds = time.perf_counter() - start
+      best = max(best, 2e-9 * rows * inner * columns / seconds)
+  return best
+
+
+def step_seconds(given: argparse.Namespace) -> list[float]:
+  """The time of each step but the first."""
+  config = RealmConfig(
+    vocab_size=given.vocab,
+    hidden_size=given.hidden,
+    num_hidden_layers=given.layers,
+    num_attention_heads=given.heads,
+    intermediate_size=given.inner,
+    num_candidates=given.candidates,
+    hidden_dropout_prob=given.dropout,
+    attention_probs_dropout_prob=given.dropout,
+  )
+  torch.manual_seed(0)
+  scorer = RealmScorer(config).train()
+  encoder = RealmKnowledgeAugEncoder(config).train()
+  optimizer = torch.optim.AdamW(
+    [*scorer.parameters(), *encoder.parameters()], lr=3e-5
+  )
+  rng = np.random.default_rng(0)
+
+  def words(*shape: int) -> torch.Tensor:
+    return torch.from_numpy(rng.integers(_FIRST_WORD, given.vocab, shape))
+
+  query = words(given.batch, given.query)
+  candidates = words(given.batch, given.candidates, given.block)
+  joint = words(given.batch, given.candidates, given.joint)
+  positions = np.linspace(1, given.query - 2, given.masks).astype(int)
+  is_mask = torch.zeros(given.batch, given.joint)
+  is_mask[:, positions] = 1
+  labels = torch.full((given.batch, given.joint), -100)
+  labels[:, positions] = words(given.batch, given.masks)
+
+  times = []
+  for _ in range(given.steps + 1):
+    start = time.perf_counter()
+    optimizer.zero_grad()
+    relevance = scorer(
+      input_ids=query,
+      attention_mask=torch.ones_like(query),
+      candidate_input_ids=candidates,
+      candidate_attention_mask=torch.ones_like(candidates),
+    ).relevance_score
+    loss = encoder(
+      input_ids=joint,
+      attention_mask=torch.ones_like(joint),
+      relevance_score=relevance,
+      labels=labels,
+      mlm_mask=is_mask,
+    ).loss
+    loss.backward()
+    optimizer.step()
+    times.append(time.perf_counter() - start)
+  return times[1:]
+
+
+def _peak_memory_bytes() -> int:
+  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  # Linux counts KiB, macOS bytes.
+  return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def main() -> None:
+  """Measures and prints."""
+  parser = argparse.ArgumentParser(
+    description=(__doc__ or "").partition("\n")[0],
+    formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+  )
+  for name, default, what in (
+    ("layers", 4, "of each encoder"),
+    ("hidden", 256, "its width"),
+    ("heads", 4, "of attention"),
+    ("inner", 1024, "width of the feed-forward layers"),
+    ("vocab", 30522, "wordpieces"),
+    ("batch", 8, "queries in a step"),
+    ("candidates", 8, "of a query, the null block among them"),
+    ("query", 64, "tokens of a query"),
+    ("block", 128, "tokens of a block"),
+    ("joint", 192, "tokens of a query and a block's body"),
+    ("masks", 3, "scored in a query"),
+    ("steps", 3, "to be timed, after one that is not"),
+    ("threads", 2, "of torch"),
+  ):
+    parser.add_argument(f"--{name}", type=int, default=default, help=what)
+  parser.add_argument("--dropout", type=float, default=0.1, help="rate")
+  given = parser.parse_args()
+  torch.set_num_threads(given.threads)
+  seconds = step_seconds(given)
+  # Before the products, which take memory of their own.
+  peak = _peak_memory_bytes()
+  median = statistics.median(seconds)
+  result = {
+    "seconds_per_step": median,
+    "step_seconds": seconds,
+    "examples_per_second": given.batch / median,
+    "peak_memory_gb": peak / 1e9,
+    "matmul_gflops_per_second": matmul_gflops_per_second(),
+    "torch": torch.__version__,
+    "threads": torch.get_num_threads(),
+    "sizes": vars(given),
+  }
+  print(json.dumps(result))
+
+
+if __name__ == "__main__":
+  main()

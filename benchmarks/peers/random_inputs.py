@@ -1,0 +1,87 @@
+"""Queries and blocks at random, ragged and padded, for models of any size."""
+
+import numpy as np
+
+PAD_ID = 0
+Tokens = list[int]
+
+
+class RandomInputs:
+  """Draws sequences of word ids, each from the same seed the same.
+
+  Args:
+    pieces: the vocabulary.
+    seed: of all that is drawn.
+  """
+
+  def __init__(self, pieces: list[str], *, seed: int):
+    self.pieces = pieces
+    self.cls_id = pieces.index("[CLS]")
+    self.sep_id = pieces.index("[SEP]")
+    self.mask_id = pieces.index("[MASK]")
+    self.rng = np.random.default_rng(seed)
+    self._words = [
+      i for i, piece in enumerate(pieces) if piece.isascii() and len(piece) > 2
+    ]
+    # Without specials and continuations.
+    self._words = [i for i in self._words if pieces[i].isalpha()]
+
+  def words(self, count: int) -> Tokens:
+    """Ids of whole words."""
+    return self.rng.choice(self._words, count).tolist()
+
+  def text(self, count: int) -> str:
+    """Words, of which one in eight is two written together."""
+    written = [self.pieces[i] for i in self.words(count)]
+    joined = self.rng.random(count) < 1 / 8
+    return "".join(
+      word + ("" if join else " ")
+      for word, join in zip(written, joined, strict=True)
+    ).strip()
+
+  def query(self, length: int) -> Tokens:
+    """`[CLS] x [SEP]` of at most `length` tokens."""
+    count = int(self.rng.integers(length // 2, length - 1))
+    return [self.cls_id, *self.words(count), self.sep_id]
+
+  def block(self, length: int) -> Tokens:
+    """`[CLS] title [SEP] body [SEP]` of at most `length` tokens."""
+    title = int(self.rng.integers(0, 4))
+    body = int(self.rng.integers(length // 3, length - 2 - title))
+    return [
+      self.cls_id,
+      *self.words(title),
+      self.sep_id,
+      *self.words(body),
+      self.sep_id,
+    ]
+
+  @property
+  def null_block(self) -> Tokens:
+    """`[CLS] [SEP] [SEP]`."""
+    return [self.cls_id, self.sep_id, self.sep_id]
+
+  def body(self, block: Tokens) -> Tokens:
+    """What follows the title, without the last [SEP]."""
+    return block[block.index(self.sep_id) + 1 : -1]
+
+  def joint(self, query: Tokens, block: Tokens, length: int) -> Tokens:
+    """`[CLS] x [SEP] body [SEP]`; a long body loses its end."""
+    return [
+      *query,
+      *self.body(block)[: length - len(query) - 1],
+      self.sep_id,
+    ]
+
+  def types(self, tokens: Tokens) -> Tokens:
+    """0 up to the first [SEP], 1 after it."""
+    first = tokens.index(self.sep_id)
+    return [int(position > first) for position in range(len(tokens))]
+
+
+def padded(rows: list[Tokens], length: int) -> np.ndarray:
+  """Rows of ids as one array, int64[n, length]."""
+  array = np.full((len(rows), length), PAD_ID, np.int64)
+  for row, tokens in zip(array, rows, strict=True):
+    row[: len(tokens)] = tokens
+  return array

@@ -1,0 +1,74 @@
+"""Rules as they were published, in numpy and float64: what ours must equal."""
+
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
+from jaxtyping import Float
+
+Named = dict[str, np.ndarray]
+
+
+def retriever_signal(
+  relevance: Float[np.ndarray, "b k"], likelihood: Float[np.ndarray, "b k"]
+) -> Float[np.ndarray, "b k"]:
+  """r(z) = [p(y|z, x) / p(y|x) − 1] p(z|x) of REALM's section 3.3.
+
+  ∇ log p(y|x) = Σ_z r(z) ∇ f(x, z), with p(z|x) the softmax of f(x, z).
+
+  Args:
+    relevance: f(x, z).
+    likelihood: p(y|z, x).
+  """
+  weights = np.exp(
+    np.float64(relevance) - np.max(relevance, axis=-1, keepdims=True)
+  )
+  prior = weights / weights.sum(axis=-1, keepdims=True)
+  marginal = np.sum(prior * likelihood, axis=-1, keepdims=True)
+  return (likelihood / marginal - 1) * prior
+
+
+def bert_adam(
+  params: Mapping[str, np.ndarray],
+  gradients: Iterable[Mapping[str, np.ndarray]],
+  *,
+  learning_rate: float,
+  warmup_steps: int,
+  num_steps: int,
+  weight_decay: float,
+  is_decayed: Callable[[str], bool],
+  clip_norm: float = 1.0,
+) -> Named:
+  """Parameters after some steps of `optimization.py` in google-research/bert.
+
+  Global-norm clip; Adam with β 0.9 / 0.999 and ε 1e-6, without bias
+  correction; decoupled weight decay; a rate that decays linearly to zero from
+  step 0, with a linear warm-up on top.
+
+  Args:
+    params: by name.
+    gradients: of each step, by the same names.
+    learning_rate: the peak.
+    warmup_steps: of the rate.
+    num_steps: after which the rate is zero.
+    weight_decay: of the parameters that decay.
+    is_decayed: whether a parameter is one of these, by name.
+    clip_norm: the largest norm of all gradients together.
+  """
+  params = {name: np.float64(p) for name, p in params.items()}
+  mean = {name: np.zeros_like(p) for name, p in params.items()}
+  variance = {name: np.zeros_like(p) for name, p in params.items()}
+  for step, gradient in enumerate(gradients):
+    norm = np.sqrt(sum(np.sum(np.float64(g) ** 2) for g in gradient.values()))
+    factor = min(1.0, clip_norm / norm)
+    rate = learning_rate * (1 - step / num_steps)
+    if step < warmup_steps:
+      rate = learning_rate * step / warmup_steps
+    for name, unclipped in gradient.items():
+      g = np.float64(unclipped) * factor
+      mean[name] = 0.9 * mean[name] + 0.1 * g
+      variance[name] = 0.999 * variance[name] + 0.001 * g**2
+      update = mean[name] / (np.sqrt(variance[name]) + 1e-6)
+      if is_decayed(name):
+        update = update + weight_decay * params[name]
+      params[name] = params[name] - rate * update
+  return params

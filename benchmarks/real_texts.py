@@ -1,0 +1,68 @@
+"""The real texts beside the clone, `../shared/data`, each with its origin."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+
+class NoTextsError(OSError):
+  """The folder of real texts is not there."""
+
+
+def read_texts(folder: Path) -> dict[str, list[str]]:
+  """All texts of the folder, by data set, in the order of the files.
+
+  Raises:
+    NoTextsError: there is no such folder.
+  """
+  if not folder.is_dir():
+    raise NoTextsError(
+      f"no texts in {folder}; the README there describes them, --texts_dir "
+      "names another place"
+    )
+  readers = {
+    "qed": _qed,
+    "wikitext2": _wikitext,
+    "nq_open": _nq_open,
+    "webquestions": _webquestions,
+    "curatedtrec": _curatedtrec,
+  }
+  return {name: list(read(folder / name)) for name, read in readers.items()}
+
+
+def _qed(folder: Path) -> Iterator[str]:
+  for row in _json_lines(folder / "qed_dev_part.jsonl"):
+    yield row["title_text"]
+    yield row["paragraph_text"]
+    yield row["question_text"]
+
+
+def _wikitext(folder: Path) -> Iterator[str]:
+  for row in _json_lines(folder / "articles.jsonl"):
+    yield row["title"]
+    yield from row["paragraphs"]
+
+
+def _nq_open(folder: Path) -> Iterator[str]:
+  for row in _json_lines(folder / "NQ-open.dev.jsonl"):
+    yield row["question"]
+    yield from row["answer"]
+
+
+def _webquestions(folder: Path) -> Iterator[str]:
+  for path in sorted(folder.glob("*.json")):
+    for row in json.loads(path.read_text(encoding="utf-8")):
+      yield row["qText"]
+      yield from row["answers"]
+
+
+def _curatedtrec(folder: Path) -> Iterator[str]:
+  for path in sorted(folder.glob("*.tsv")):
+    for line in path.read_text(encoding="utf-8").splitlines():
+      yield line.split("\t")[2]
+
+
+def _json_lines(path: Path) -> Iterator[dict]:
+  with path.open(encoding="utf-8") as lines:
+    for line in lines:
+      yield json.loads(line)

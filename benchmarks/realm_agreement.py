@@ -1,0 +1,226 @@
+"""Imported REALM models against Hugging Face's own values.
+
+What the other system was given and computed: `peers/hf_realm_values.py`.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks import imported_model
+from benchmarks.agreement import (
+  Row,
+  differences,
+  gradient_cosines,
+  relative,
+  unequal,
+)
+from benchmarks.imported_model import Graded
+from realm_jax.conversion.hf_realm import plan_hf_realm
+from realm_jax.conversion.hf_realm_names import BLOCK_VECTORS
+from realm_jax.conversion.plan import ImportPlan
+from realm_jax.conversion.vocabulary import vocabulary_of
+
+Arrays = Mapping[str, np.ndarray]
+
+_EXPECTED = "expected.npz"
+_GRADIENT = "gradient/"
+
+
+def compare_all(folder: Path) -> list[Row]:
+  """The rows of all models in the folder."""
+  return [
+    row
+    for compare in (
+      compare_embedder,
+      compare_two_towers,
+      compare_pretraining,
+      compare_reader,
+      compare_open_qa,
+    )
+    for row in compare(folder)
+  ]
+
+
+def compare_embedder(folder: Path) -> list[Row]:
+  """Projected vectors."""
+  plan, expected = _read(folder / "embedder")
+  model = imported_model.load(plan)
+  return [
+    differences(
+      "embedder: query vectors",
+      model.query_vectors(expected["query"]),
+      expected["query_vectors"],
+    ),
+    differences(
+      "embedder: block vectors",
+      model.block_vectors(expected["block"]),
+      expected["block_vectors"],
+    ),
+  ]
+
+
+def compare_two_towers(folder: Path) -> list[Row]:
+  """Relevance by a scorer with two towers."""
+  plan, expected = _read(folder / "two_towers")
+  found = imported_model.load(plan).relevance(
+    expected["query"], expected["candidates"]
+  )
+  return [
+    differences("scorer, two towers: relevance", found, expected["relevance"])
+  ]
+
+
+def compare_pretraining(folder: Path) -> list[Row]:
+  """Relevance, masked-LM logits, and REALM's loss with its gradient."""
+  scorer_plan, of_scorer = _read(folder / "scorer")
+  encoder_plan, expected = _read(folder / "encoder")
+  model = imported_model.joined(
+    imported_model.load(scorer_plan), imported_model.load(encoder_plan)
+  )
+  query, candidates = expected["query"], expected["candidates"]
+  logits = model.masked_lm_logits(
+    query, candidates, expected["mask_positions"], null_first=True
+  )
+  names = ("mask_positions", "mask_targets", "mask_weights")
+  graded = model.pretraining(
+    {
+      "query": query,
+      "candidates": candidates,
+      **{name: expected[name] for name in names},
+    }
+  )
+  relevance = model.relevance(query, candidates)
+  return [
+    differences("scorer: relevance", relevance, expected["relevance"]),
+    differences("encoder: masked-LM logits", logits, expected["logits"]),
+    relative("pre-training: loss", graded.loss, float(expected["loss"])),
+    _gradients("pre-training: retriever", graded, scorer_plan, of_scorer),
+    _gradients("pre-training: reader", graded, encoder_plan, expected),
+  ]
+
+
+def compare_reader(folder: Path) -> list[Row]:
+  """Span scores and ORQA's loss, where relevance is given."""
+  plan, expected = _read(folder / "reader")
+  model = imported_model.load(plan)
+  batch = {
+    "query": expected["query"],
+    "candidates": expected["candidates"],
+    "scores": expected["relevance"],
+    "has_answer": expected["has_answer"],
+    "is_answer": expected["is_answer"],
+  }
+  graded = model.reading_spans(batch)
+  return [
+    *_spans("reader", model, batch, expected, expected["relevance"]),
+    *_losses("reader", graded, expected),
+    _gradients("reader", graded, plan, expected),
+  ]
+
+
+def compare_open_qa(folder: Path) -> list[Row]:
+  """Relevance of stored vectors, span scores, and ORQA's loss."""
+  plan, expected = _read(folder / "open_qa")
+  model = imported_model.load(plan)
+  (feed,) = plan.feeds
+  stored = feed.source.read(BLOCK_VECTORS)
+  rows = expected["rows"]
+  query = expected["query"]
+  relevance = np.einsum("bd,nd->bn", model.query_vectors(query), stored)
+  best = np.argsort(-relevance, axis=-1)[:, : rows.shape[1]]
+  batch = {
+    "query": query,
+    "candidates": _blocks_read(plan, expected),
+    "vectors": stored[rows],
+    "has_answer": expected["has_answer"],
+    "is_answer": expected["is_answer"],
+  }
+  graded = model.open_qa(batch)
+  found = np.take_along_axis(relevance, rows, axis=-1)
+  num_read = batch["candidates"].shape[1]
+  chosen = model.chosen_spans(query, batch["candidates"], found[:, :num_read])
+  return [
+    differences("open QA: relevance", found, expected["relevance"]),
+    unequal("open QA: blocks found, in order", best, rows),
+    *_spans("open QA", model, batch, expected, found),
+    unequal(
+      "open QA: block of the answer",
+      rows[np.arange(len(rows)), chosen[:, 0]],
+      expected["predicted_row"],
+    ),
+    *_losses("open QA", graded, expected),
+    _gradients("open QA", graded, plan, expected),
+  ]
+
+
+def _blocks_read(plan: ImportPlan, expected: Arrays) -> np.ndarray:
+  """`[CLS] [SEP] body [SEP]` of the blocks that the reader is given, [b k l].
+
+  Hugging Face's blocks have no titles.
+  """
+  words = vocabulary_of(plan.pieces)
+  _, num_read, length, _ = expected["span_logits"].shape
+  rows = expected["rows"][:, :num_read]
+  blocks = np.zeros((*rows.shape, length), np.int32)
+  for place in np.ndindex(rows.shape):
+    body = words.encode(str(expected["texts"][rows[place]]))
+    tokens = [words.cls_id, words.sep_id, *body, words.sep_id]
+    blocks[place][: len(tokens)] = tokens
+  return blocks
+
+
+def _read(folder: Path) -> tuple[ImportPlan, Arrays]:
+  with np.load(folder / _EXPECTED, allow_pickle=False) as expected:
+    return plan_hf_realm(folder), dict(expected)
+
+
+def _gradients(
+  what: str, graded: Graded, plan: ImportPlan, expected: Arrays
+) -> Row:
+  """The gradient of the parts that the plan imports."""
+  theirs = {
+    name.removeprefix(_GRADIENT): array
+    for name, array in expected.items()
+    if name.startswith(_GRADIENT)
+  }
+  ours = {
+    path: array
+    for path, array in graded.gradient.items()
+    if path.partition("/")[0] in plan.parts
+  }
+  return gradient_cosines(
+    f"{what}: gradient", ours, imported_model.named_as_ours(plan, theirs)
+  )
+
+
+def _spans(
+  what: str,
+  model: imported_model.ImportedModel,
+  batch: Arrays,
+  expected: Arrays,
+  relevance: np.ndarray,
+) -> list[Row]:
+  query, candidates = batch["query"], batch["candidates"]
+  ours, theirs = model.span_logits(query, candidates), expected["span_logits"]
+  num_read = candidates.shape[1]
+  chosen = model.chosen_spans(query, candidates, relevance[:, :num_read])
+  return [
+    unequal(f"{what}: which spans there are", np.isnan(ours), np.isnan(theirs)),
+    differences(
+      f"{what}: span logits", np.nan_to_num(ours), np.nan_to_num(theirs)
+    ),
+    unequal(f"{what}: predicted span", chosen, expected["span"]),
+  ]
+
+
+def _losses(what: str, graded: Graded, expected: Arrays) -> list[Row]:
+  return [
+    relative(
+      f"{what}: {name.replace('_', ' ')}",
+      graded.metrics[name],
+      float(np.float64(expected[name]).mean()),
+    )
+    for name in ("retriever_loss", "reader_loss", "loss")
+  ]

@@ -1,0 +1,179 @@
+"""What trains the model against the rules as published, in float64."""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import numpy as np
+import optax
+
+from benchmarks import published_rules
+from benchmarks.agreement import Row, differences
+from realm_jax.conversion.parameters import (
+  flattened,
+  nested,
+  parameter_shapes,
+)
+from realm_jax.models.bert import BertConfig
+from realm_jax.models.reader import Reader
+from realm_jax.models.retriever import Retriever
+from realm_jax.objectives.masked_lm import FORMS, marginal_masked_lm_loss
+from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
+
+_MAX_SIGNAL_DIFFERENCE = 1e-5
+_MAX_UPDATE_DIFFERENCE = 1e-6
+_STEP = 1e-5  # Of finite differences.
+_NUM_UPDATES = 50
+_BERT = BertConfig(
+  vocab_size=20,
+  separator_id=3,
+  hidden_size=8,
+  num_layers=1,
+  num_heads=2,
+  intermediate_size=12,
+  max_positions=16,
+)
+
+
+def compare_all() -> list[Row]:
+  """The rows of both rules."""
+  return [row for form in FORMS for row in compare_signal(form)] + [
+    compare_adam()
+  ]
+
+
+def compare_signal(form: str, *, seed: int = 0) -> list[Row]:
+  """The loss's gradient by f(x, z) against r(z) of the paper's section 3.3.
+
+  Once by automatic differentiation in float32, and once by finite differences
+  of the same loss in float64.
+
+  Args:
+    form: of the loss.
+    seed: of relevance, logits, targets and of how many masks are scored.
+  """
+  batch, candidates, masks, words = 3, 5, 4, 7
+  rng = np.random.default_rng(seed)
+  relevance = rng.normal(0, 1.5, (batch, candidates))
+  logits = rng.normal(0, 2.0, (batch, candidates, masks, words))
+  targets = rng.integers(0, words, (batch, masks))
+  num_scored = rng.integers(1, masks + 1, (batch, 1))
+  weights = (np.arange(masks) < num_scored).astype(np.float64)
+
+  by_autodiff = _slope(
+    np.float32(relevance),
+    np.float32(logits),
+    targets,
+    np.float32(weights),
+    form=form,
+  )
+  with jax.enable_x64(True):
+    by_differences = _finite_differences(
+      lambda x: float(_loss(x, logits, targets, weights, form=form)), relevance
+    )
+
+  expected = _loss_gradient(relevance, logits, targets, weights, form)
+  compare = functools.partial(differences, limit=_MAX_SIGNAL_DIFFERENCE)
+  name = f"∂loss/∂f(x, z) and r(z), {form}"
+  return [
+    compare(f"{name}: autodiff", np.asarray(by_autodiff), expected),
+    compare(f"{name}: finite differences", by_differences, expected),
+  ]
+
+
+def compare_adam(*, weight_decay: float = 0.01) -> Row:
+  """Fifty updates of every parameter of a small model against BERT's Adam."""
+  config = OptimizerConfig(
+    learning_rate=1e-3, warmup_steps=10, weight_decay=weight_decay
+  )
+  num_steps = 4 * _NUM_UPDATES
+  rng = np.random.default_rng(0)
+  shapes = parameter_shapes(
+    Retriever(_BERT, projection_size=4),
+    Reader(_BERT, joint_length=_BERT.max_positions, span_size=4),
+    ("retriever", "reader"),
+  )
+
+  def draw(size: float) -> published_rules.Named:
+    return {
+      path: rng.normal(0, size, shape).astype(np.float32)
+      for path, shape in shapes.items()
+    }
+
+  params = draw(0.3)
+  # Now and then above the clip's norm, and now and then below.
+  gradients = [draw(0.01 * (1 + step % 4)) for step in range(_NUM_UPDATES)]
+  expected = published_rules.bert_adam(
+    params,
+    gradients,
+    learning_rate=config.learning_rate,
+    warmup_steps=10,
+    num_steps=num_steps,
+    weight_decay=weight_decay,
+    # Google's code leaves out LayerNorm parameters and biases.
+    is_decayed=lambda path: path.rpartition("/")[2] not in ("scale", "bias"),
+  )
+  optimizer = make_optimizer(config, num_steps=num_steps)
+  tree = nested(params)
+  state = optimizer.init(tree)
+
+  @jax.jit
+  def update(tree, gradient, state):
+    updates, state = optimizer.update(gradient, state, tree)
+    return optax.apply_updates(tree, updates), state
+
+  for gradient in gradients:
+    tree, state = update(tree, nested(gradient), state)
+  ours = flattened(tree)
+  return differences(
+    f"BERT's Adam, {_NUM_UPDATES} steps, weight decay {weight_decay}",
+    np.concatenate([np.ravel(ours[path]) for path in shapes]),
+    np.concatenate([np.ravel(expected[path]) for path in shapes]),
+    limit=_MAX_UPDATE_DIFFERENCE,
+  )
+
+
+@functools.partial(jax.jit, static_argnames="form")
+def _loss(relevance, logits, targets, weights, *, form):
+  return marginal_masked_lm_loss(
+    relevance, logits, targets, weights, form=form
+  )[0]
+
+
+_slope = jax.jit(jax.grad(_loss), static_argnames="form")
+
+
+def _loss_gradient(
+  relevance: np.ndarray,
+  logits: np.ndarray,
+  targets: np.ndarray,
+  weights: np.ndarray,
+  form: str,
+) -> np.ndarray:
+  """−Σ r(z) over what the loss is the mean of: masks, or examples."""
+  words = np.exp(logits - np.max(logits, axis=-1, keepdims=True))
+  words /= words.sum(axis=-1, keepdims=True)
+  # Of each mask's word, under each candidate: [b k m].
+  likelihood = np.take_along_axis(words, targets[:, None, :, None], axis=-1)
+  likelihood = likelihood[..., 0]
+  if form == "joint":
+    product = np.prod(np.where(weights[:, None] > 0, likelihood, 1), axis=-1)
+    signal = published_rules.retriever_signal(relevance, product)
+    return -signal / len(relevance)
+  total = np.zeros_like(relevance)
+  for mask in range(weights.shape[1]):
+    signal = published_rules.retriever_signal(relevance, likelihood[..., mask])
+    total += weights[:, mask, None] * signal
+  return -total / weights.sum()
+
+
+def _finite_differences(
+  function: Callable[[np.ndarray], float], x: np.ndarray
+) -> np.ndarray:
+  slopes = np.zeros_like(x)
+  for place in np.ndindex(x.shape):
+    up, down = x.copy(), x.copy()
+    up[place] += _STEP
+    down[place] -= _STEP
+    slopes[place] = (function(up) - function(down)) / (2 * _STEP)
+  return slopes

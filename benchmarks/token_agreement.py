@@ -1,0 +1,118 @@
+"""Our wordpieces against Hugging Face's, and why they differ where they do.
+
+TensorFlow Text folds text by NFKC and case folding before it is cut, as did
+Google's released open QA; BERT's own tokenizer, and so Hugging Face's, lowers
+letters and drops accents only. A difference counts as explained by one of
+these foldings when the other tokenizer gives our tokens for the text that was
+so folded, and not for the text itself.
+"""
+
+import functools
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from benchmarks.agreement import Row
+from realm_jax.text.wordpieces import WordpieceVocabulary
+
+Ids = list[list[int]]
+# Tokenizes texts with the other system's tokenizers, by their names.
+Tokenize = Callable[[Sequence[str]], dict[str, Ids]]
+
+
+class Folding(NamedTuple):
+  """What is done to a text before it is cut, and a name for it."""
+
+  reason: str
+  fold: Callable[[str], str]
+
+
+FOLDINGS = (
+  Folding(
+    "compatibility characters, such as ½ ″ ‑",
+    functools.partial(unicodedata.normalize, "NFKC"),
+  ),
+  Folding("letters that case folding replaces, such as ς ß", str.casefold),
+  Folding(
+    "both of these",
+    lambda text: unicodedata.normalize("NFKC", text).casefold(),
+  ),
+)
+
+
+def compare(
+  texts: dict[str, list[str]],
+  vocabulary: WordpieceVocabulary,
+  tokenize: Tokenize,
+) -> list[Row]:
+  """A row for each data set and tokenizer: texts whose tokens are unexplained.
+
+  Args:
+    texts: by data set.
+    vocabulary: ours.
+    tokenize: the other system's tokenizers, with the same vocabulary.
+  """
+  flat = [text for some in texts.values() for text in some]
+  ours = our_ids(vocabulary, flat)
+  theirs = tokenize(flat)
+  reasons = {
+    name: _reasons(flat, ours, ids, functools.partial(_by, tokenize, name))
+    for name, ids in theirs.items()
+  }
+  rows = []
+  start = 0
+  for data_set, some in texts.items():
+    limit = start + len(some)
+    num_tokens = sum(map(len, ours[start:limit]))
+    for name, found in reasons.items():
+      counts = Counter(found[i] for i in range(start, limit) if i in found)
+      unexplained = counts.pop("", 0)
+      note = f"of {len(some):,} texts, {num_tokens:,} tokens"
+      for reason, count in counts.items():
+        note += f"; explained: {count} by {reason}"
+      rows.append(
+        Row(
+          f"tokens of {data_set}, {name}",
+          "texts that differ, unexplained",
+          unexplained,
+          0,
+          note=note,
+        )
+      )
+    start = limit
+  return rows
+
+
+def our_ids(vocabulary: WordpieceVocabulary, texts: Sequence[str]) -> Ids:
+  """The ids of each text, without specials."""
+  tokens = vocabulary.tokenize_with_offsets(texts)
+  return [
+    row.tolist() for row in np.split(tokens.token_ids, tokens.row_offsets[1:-1])
+  ]
+
+
+def _by(tokenize: Tokenize, name: str, texts: Sequence[str]) -> Ids:
+  return tokenize(texts)[name]
+
+
+def _reasons(
+  texts: Sequence[str],
+  ours: Ids,
+  theirs: Ids,
+  tokenize: Callable[[Sequence[str]], Ids],
+) -> dict[int, str]:
+  """Why each text that differs does; empty where no folding explains it."""
+  differing = [i for i in range(len(texts)) if ours[i] != theirs[i]]
+  reasons = dict.fromkeys(differing, "")
+  for reason, fold in FOLDINGS:
+    open_still = [i for i in differing if not reasons[i]]
+    if not open_still:
+      break
+    folded = tokenize([fold(texts[i]) for i in open_still])
+    for i, ids in zip(open_still, folded, strict=True):
+      if ids == ours[i]:
+        reasons[i] = reason
+  return reasons
