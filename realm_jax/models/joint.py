@@ -58,26 +58,17 @@ def join(
   from_block = xp.take_along_axis(
     candidates, xp.clip(in_block, 0, block_length - 1), axis=-1
   )
-<<<<<<< HEAD
+  from_block = xp.where(position == joint_length - 1, separator_id, from_block)
   from_block = xp.where(in_block < block_tokens, from_block, PAD_ID)
   padded = xp.pad(
-=======
-  from_block = jnp.where(position == joint_length - 1, separator_id, from_block)
-  from_block = jnp.where(in_block < block_tokens, from_block, bert.PAD_ID)
-  padded = jnp.pad(
->>>>>>> parity
     query[:, :joint_length],
     ((0, 0), (0, max(0, joint_length - query.shape[1]))),
   )
   token_ids = xp.where(position < query_tokens, padded[:, None], from_block)
 
   body_length = block_tokens - first - 1
-<<<<<<< HEAD
-  body_length = xp.clip(body_length, 0, joint_length - query_tokens)
-=======
-  room = jnp.maximum(joint_length - query_tokens - 1, 0)
-  body_length = jnp.clip(body_length, 0, room)
->>>>>>> parity
+  room = xp.maximum(joint_length - query_tokens - 1, 0)
+  body_length = xp.clip(body_length, 0, room)
   shape = (batch, num_candidates)
   return JointInput(
     token_ids=token_ids,
