@@ -25,7 +25,8 @@ sentence-transformers, vectors are made as that says; otherwise flags choose:
 
 --from=hf_realm: a directory of transformers' REALM; config.json names its
 class. RealmEmbedder and RealmScorer give a retriever, RealmKnowledgeAugEncoder
-and RealmReader a reader, RealmForOpenQA both.
+and RealmReader a reader, RealmForOpenQA both, with the blocks' vectors (and
+their texts, where block_records.npy lies beside them).
 
 --from=tf_bert: a directory with Google's bert_config.json, bert_model.ckpt.*
 and vocab.txt, or a checkpoint's prefix in one.
@@ -54,12 +55,12 @@ from typing import Any
 from absl import flags
 
 from realm_jax import configuration
-from realm_jax.conversion import importing
+from realm_jax.conversion import importing, planning
 from realm_jax.conversion.plan import PARTS
 from realm_jax.models.retriever import POOLINGS
 
 _FROM = flags.DEFINE_enum(
-  "from", None, importing.KINDS, "What the input is.", required=True
+  "from", None, planning.KINDS, "What the input is.", required=True
 )
 _INPUT = flags.DEFINE_string(
   "input",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from realm_jax.conversion import names
 from realm_jax.conversion.errors import ConversionError
-from realm_jax.conversion.input_form import InputForm
+from realm_jax.conversion.input_form import InputForm, with_form
 from realm_jax.conversion.mapping import Feed
 from realm_jax.conversion.names import Dialect, Rule
 from realm_jax.conversion.plan import (
@@ -138,6 +138,11 @@ def plan_bert(
       f"pooling: {pooling} (the weights have "
       f"{'a' if pooling == 'pooler' else 'no'} pooler); --pooling chooses"
     )
+  if options.normalize and options.score_scale == 1.0:
+    notes.append(
+      "score_scale: 1, which orders blocks as at home; to train from vectors "
+      "of length 1, raise SCORE_SCALE (20 is usual)"
+    )
   retriever = Retriever(
     bert=weights.config,
     shared_towers=not separate,
@@ -146,6 +151,7 @@ def plan_bert(
     normalize=bool(options.normalize),
     score_scale=options.score_scale,
   )
+  form = _form(options, pieces)
   towers = SEPARATE_TOWERS if separate else SHARED_TOWER
   query_towers = SHARED_TOWER if not separate else SEPARATE_TOWERS[:1]
   own_towers = towers if block_weights is None else query_towers
@@ -183,9 +189,9 @@ def plan_bert(
     fresh["retriever/[^/]*/projection(_norm)?/.*"] = "--projection_size"
   return ImportPlan(
     source=source,
-    retriever=retriever,
+    retriever=with_form(retriever, form),
     reader=usual_reader(weights.config),
-    form=_form(options, pieces),
+    form=form,
     parts=parts,
     pieces=pieces,
     feeds=tuple(feeds),

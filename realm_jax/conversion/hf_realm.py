@@ -45,6 +45,7 @@ from realm_jax.conversion.plan import (
   usual_reader,
 )
 from realm_jax.conversion.tensors import TensorSource
+from realm_jax.indexes.protocol import Rows
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
@@ -57,6 +58,8 @@ _CLASSES = {
   "RealmReader": ("reader",),
   "RealmForOpenQA": ("retriever", "reader"),
 }
+# The texts of the blocks, beside the weights.
+_BLOCK_RECORDS = "block_records.npy"
 _SPAN_READERS = ("RealmReader", "RealmForOpenQA")
 
 
@@ -116,7 +119,7 @@ def plan_hf_realm(
     if part not in parts:
       leftovers[f"{prefix}.*"] = f"the {part}'s; see --parts"
   if name == "RealmForOpenQA":
-    leftovers[BLOCK_VECTORS] = "the vectors of its blocks: an index"
+    leftovers[BLOCK_VECTORS] = "vectors of blocks, which are no weights"
   return ImportPlan(
     source=f"{input_dir.resolve().name} (hf_realm, {name})",
     retriever=_retriever(
@@ -129,7 +132,20 @@ def plan_hf_realm(
     feeds=(Feed(source, rules, leftovers, where=str(input_dir)),),
     expected_fresh=fresh,
     notes=(f"class: {name}", *dropout_note(config)),
+    block_vectors=_block_vectors(source) if "retriever" in parts else None,
+    block_records=_block_records(input_dir),
   )
+
+
+def _block_vectors(source: TensorSource) -> Rows | None:
+  if BLOCK_VECTORS not in source.shapes:
+    return None
+  return source.rows(BLOCK_VECTORS)
+
+
+def _block_records(directory: Path) -> Path | None:
+  path = directory / _BLOCK_RECORDS
+  return path if path.is_file() else None
 
 
 def _below(pattern: str, *prefixes: str) -> str:
@@ -175,17 +191,14 @@ def _reader(
   def number(key: str, usual: Any, kind: type) -> Any:
     return read_number(config.get(key, usual), key, where, kind)
 
-  reader = dataclasses.replace(
-    usual_reader(encoder),
+  reader = usual_reader(encoder).clone(
     span_size=number("span_hidden_size", Reader.span_size, int),
     span_norm_eps=number("reader_layer_norm_eps", Reader.span_norm_eps, float),
     max_answer_width=number("max_span_width", Reader.max_answer_width, int),
   )
   if name in _SPAN_READERS:
     length = number("reader_seq_len", reader.joint_length, int)
-    reader = dataclasses.replace(
-      reader, joint_length=min(length, encoder.max_positions)
-    )
+    reader = reader.clone(joint_length=min(length, encoder.max_positions))
   return reader
 
 

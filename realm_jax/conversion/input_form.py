@@ -33,8 +33,19 @@ class InputForm:
 
 def form_of(retriever: Retriever) -> InputForm:
   """What a retriever says of its towers' inputs."""
-  names = [field.name for field in dataclasses.fields(InputForm)]
   said: dict[str, Any] = {
-    name: getattr(retriever, name) for name in names if hasattr(retriever, name)
+    name: getattr(retriever, name) for name in _fields_of(retriever)
   }
   return InputForm(**said)
+
+
+def with_form(retriever: Retriever, form: InputForm) -> Retriever:
+  """The retriever, over towers that read `form`."""
+  return retriever.clone(
+    **{name: getattr(form, name) for name in _fields_of(retriever)}
+  )
+
+
+def _fields_of(retriever: Retriever) -> list[str]:
+  names = [field.name for field in dataclasses.fields(InputForm)]
+  return [name for name in names if hasattr(retriever, name)]

@@ -139,6 +139,11 @@ def import_index(
     made.block_length,
     corpus_dir,
   )
+  if config is None:
+    longest = retriever.bert.max_positions
+    config = EmbeddingConfig(
+      query_length=min(EmbeddingConfig.query_length, longest)
+    )
   mesh = make_mesh()
   maker = GenerationMaker(
     Corpus.open(corpus_dir), retriever, index=index, config=config, mesh=mesh

@@ -3,11 +3,16 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 import safetensors
 
 from realm_jax.conversion.errors import ConversionError
+from realm_jax.indexes.protocol import Rows
+
+_DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 
 
 class SafetensorsSource:
@@ -54,6 +59,29 @@ class SafetensorsSource:
         f"{name} of {shard} holds {stored}, which numpy has not; want F32, F16 "
         "or BF16"
       ) from error
+
+  def rows(self, name: str) -> Rows:
+    """One tensor to be read in slices, each from the disk."""
+    return _Rows(self._files[name][0].get_slice(name), name=name)
+
+
+class _Rows:
+  """A tensor in its file, of which slices are read."""
+
+  def __init__(self, tensor: Any, *, name: str):
+    stored = tensor.get_dtype()
+    if stored not in _DTYPES:
+      raise ConversionError(
+        f"{name} holds {stored}; want one of {', '.join(_DTYPES)}"
+      )
+    self.shape = tuple(tensor.get_shape())
+    self.dtype = np.dtype(_DTYPES[stored])
+    self._tensor = tensor
+
+  def __getitem__(self, rows: slice) -> np.ndarray:
+    # The library does not take a slice that ends beyond the last row.
+    start, stop, _ = rows.indices(self.shape[0])
+    return self._tensor[start:stop]
 
 
 def _weight_map(index: Path) -> dict[str, str]:

@@ -5,6 +5,8 @@ from typing import Protocol
 
 import numpy as np
 
+from realm_jax.indexes.protocol import Rows
+
 
 class TensorSource(Protocol):
   """Named tensors of a foreign checkpoint, read one at a time."""
@@ -16,4 +18,11 @@ class TensorSource(Protocol):
 
   def read(self, name: str) -> np.ndarray:
     """One tensor in its stored dtype (bfloat16 is that of ml_dtypes)."""
+    ...
+
+  def rows(self, name: str) -> Rows:
+    """One tensor to be read in slices, as block vectors are.
+
+    It need not fit in memory, where the file allows it.
+    """
     ...

@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from realm_jax.conversion.errors import ConversionError
+from realm_jax.indexes.protocol import Rows
 
 # Before it, a file could get past the weights-only loader (CVE-2025-32434).
 _FIRST_SAFE_TORCH = (2, 6)
@@ -81,6 +82,10 @@ class TorchFile:
     if tensor.dtype == self._torch.bfloat16:
       return tensor.view(self._torch.int16).numpy().view(ml_dtypes.bfloat16)
     return tensor.numpy()
+
+  def rows(self, name: str) -> Rows:
+    """One tensor to be read in slices; the file is mapped where it can be."""
+    return self.read(name)
 
 
 def _torch(path: Path) -> Any:

@@ -17,3 +17,6 @@ class DictSource:
 
   def read(self, name: str) -> np.ndarray:
     return self._tensors[name]
+
+  def rows(self, name: str) -> np.ndarray:
+    return self._tensors[name]

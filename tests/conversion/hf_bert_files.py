@@ -103,10 +103,14 @@ def write(
 
 
 def write_sentence_modules(
-  directory: Path, *, mode: str = "mean_tokens", normalize: bool = True
+  directory: Path,
+  *,
+  mode: str = "mean_tokens",
+  normalize: bool = True,
+  folder: str = "",
 ) -> None:
-  """What sentence-transformers adds."""
-  kinds = [("Transformer", ""), ("Pooling", "1_Pooling")]
+  """What sentence-transformers adds; `folder` is where BERT is."""
+  kinds = [("Transformer", folder), ("Pooling", "1_Pooling")]
   kinds += [("Normalize", "2_Normalize")] if normalize else []
   write_json(
     directory / "modules.json",

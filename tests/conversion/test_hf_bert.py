@@ -12,6 +12,7 @@ import safetensors.numpy
 
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.importing import import_weights
+from realm_jax.text.wordpieces import VocabularyError
 from tests.conversion import hf_bert_files as files
 from tests.conversion.imported import load
 
@@ -75,11 +76,16 @@ def test_the_pooler_is_taken_where_there_is_one(tmp_path):
 
 
 @pytest.mark.parametrize(
-  "prefix", ["bert.", "0.auto_model.", "question_encoder.bert_model."]
+  ("prefix", "kind"),
+  [
+    ("bert.", "bert"),
+    ("0.auto_model.", "bert"),
+    ("question_encoder.bert_model.", "dpr"),
+  ],
 )
-def test_a_prefix_of_the_names_is_found(tmp_path, prefix):
+def test_a_prefix_of_the_names_is_found(tmp_path, prefix, kind):
   weights = files.tensors(prefix=prefix)
-  files.write(tmp_path / "bert", weights)
+  files.write(tmp_path / "bert", weights, model_type=kind)
   _import(tmp_path / "bert", tmp_path / "out", pooling="cls")
   wanted = [hidden[0] for hidden in _hidden(weights, prefix)]
   np.testing.assert_allclose(_vectors(tmp_path / "out"), wanted, atol=2e-5)
@@ -315,6 +321,7 @@ def test_the_model_file_says_what_the_weights_depend_on(tmp_path):
   ("changes", "said"),
   [
     ({"model_type": "roberta"}, "model_type='roberta'"),
+    ({"model_type": "dpr", "projection_dim": 4}, "projection_dim=4"),
     ({"hidden_act": "relu"}, "hidden_act='relu'"),
     ({"position_embedding_type": "relative_key"}, "relative_key"),
     ({"type_vocab_size": 1}, "type_vocab_size=1"),
@@ -429,3 +436,76 @@ def test_a_directory_without_weights_says_what_it_has(tmp_path):
     _import(tmp_path / "bert", tmp_path / "out")
   with pytest.raises(ConversionError, match="no local directory"):
     _import(tmp_path / "nowhere", tmp_path / "out")
+
+
+def test_a_pickle_is_not_read_without_torch(tmp_path):
+  files.write(tmp_path / "bert", files.tensors())
+  weights = tmp_path / "bert" / "model.safetensors"
+  weights.rename(tmp_path / "bert" / "pytorch_model.bin")
+  with pytest.raises(ConversionError, match=r"is a pickle.*model\.safetensors"):
+    _import(tmp_path / "bert", tmp_path / "out")
+
+
+def test_a_vocabulary_whose_padding_is_not_0_is_refused(tmp_path):
+  pieces = files.pieces()
+  pieces[0], pieces[1] = pieces[1], pieces[0]
+  files.write(tmp_path / "bert", files.tensors(), vocabulary=pieces)
+  with pytest.raises(VocabularyError, match=r"\[PAD\] must be there"):
+    _import(tmp_path / "bert", tmp_path / "out")
+
+
+def test_texts_before_queries_and_blocks_become_ids(tmp_path):
+  files.write(tmp_path / "bert", files.tensors())
+  files.write_sentence_modules(tmp_path / "bert")
+  files.write_json(
+    tmp_path / "bert" / "config_sentence_transformers.json",
+    {"prompts": {"query": "where was ", "passage": "the bridge "}},
+  )
+  pieces = files.pieces()
+  where, was, bridge = (pieces.index(w) for w in ("where", "was", "bridge"))
+  _import(tmp_path / "bert", tmp_path / "out", block_prefix="bridge")
+  text = (tmp_path / "out" / "model.gin").read_text()
+  assert f"retriever.Retriever.query_prefix = ({where}, {was})" in text
+  # The flag goes before the prompt.
+  assert f"retriever.Retriever.block_prefix = ({bridge},)" in text
+  with pytest.raises(ConversionError, match="--query_prefix='日本'"):
+    _import(tmp_path / "bert", tmp_path / "two", query_prefix="日本")
+
+
+def test_sentence_transformers_reads_no_separator_and_one_type(tmp_path):
+  files.write(tmp_path / "bert", files.tensors())
+  files.write_sentence_modules(tmp_path / "bert")
+  import_weights("hf_bert", str(tmp_path / "bert"), tmp_path / "out")
+  text = (tmp_path / "out" / "model.gin").read_text()
+  assert "retriever.Retriever.title_separator = False" in text
+  assert "retriever.Retriever.token_types = False" in text
+
+
+def test_the_weights_may_lie_in_a_folder_of_their_own(tmp_path):
+  weights = files.tensors()
+  files.write(tmp_path / "bert" / "0_Transformer", weights)
+  files.write_sentence_modules(tmp_path / "bert", folder="0_Transformer")
+  _import(tmp_path / "bert", tmp_path / "out", normalize=False)
+  wanted = [hidden.mean(0) for hidden in _hidden(weights)]
+  np.testing.assert_allclose(_vectors(tmp_path / "out"), wanted, atol=2e-5)
+
+
+def test_towers_that_do_not_go_together_are_refused(tmp_path):
+  files.write(tmp_path / "one", files.tensors())
+  pieces = files.pieces()
+  pieces[9], pieces[10] = pieces[10], pieces[9]
+  files.write(tmp_path / "words", files.tensors(), vocabulary=pieces)
+  files.write(tmp_path / "sizes", files.tensors(), layer_norm_eps=1e-5)
+  files.write(tmp_path / "means", files.tensors())
+  files.write_sentence_modules(tmp_path / "means")
+  for name, said in (
+    ("words", "different vocabularies"),
+    ("sizes", "different configuration"),
+    ("means", "different ways"),
+  ):
+    with pytest.raises(ConversionError, match=said):
+      _import(
+        tmp_path / "one",
+        tmp_path / "out",
+        block_input=str(tmp_path / name),
+      )

@@ -50,7 +50,6 @@ def test_a_retriever_module_embeds_as_it_was_trained(tmp_path, names, eps):
   variables = _module(tmp_path / "embedder", **names)
   report = _import(tmp_path / "embedder", tmp_path / "run")
   assert f"retriever: LayerNorm epsilon {eps:g}, as" in report
-  assert "reader: the input has none" in report
   assert "cls/predictions/output_bias" in report.partition("left unused")[2]
   model = load(tmp_path / "run")
   assert set(model.params) == {"retriever"}
@@ -342,10 +341,9 @@ def test_a_configuration_beside_a_module_says_the_heads(tmp_path):
 @pytest.mark.parametrize(
   ("options", "found"),
   [
-    ({"pooling": "mean"}, "has a retriever made already"),
-    ({"tensor_prefix": "bert."}, "--tensor_prefix is for --from=hf_bert"),
+    ({"pooling": "mean"}, "tf_realm takes no --pooling"),
+    ({"tensor_prefix": "bert."}, "tf_realm takes no --tensor_prefix"),
     ({"parts": ["reader"]}, "this input gives retriever"),
-    ({"parts": ["reeder"]}, "this input gives retriever, reader"),
   ],
 )
 def test_flags_of_no_use_are_refused(tmp_path, options, found):
