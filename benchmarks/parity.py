@@ -77,6 +77,7 @@ def compare(
       sentences = read_texts(texts_dir)["qed"][:_NUM_SENTENCES]
       add(text_agreement.compare_sentences(sentences, minilm, folder))
     if "realm" in parts:
+      print(f"making REALM models of size {size} …", file=sys.stderr)
       arguments = ("--output_dir", folder, "--vocab", minilm / "vocab.txt")
       peer_processes.run("hf_realm_values", *arguments, "--size", size)
       for of_model in realm_agreement.COMPARISONS:
