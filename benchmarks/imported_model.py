@@ -74,8 +74,6 @@ class ImportedModel:
     query: Int[np.ndarray, "b q"],
     candidates: Int[np.ndarray, "b k l"],
     mask_positions: Int[np.ndarray, "b m"],
-    *,
-    null_first: bool,
   ) -> Float[np.ndarray, "b k m v"]:
     """Scores of the words behind the masks."""
 
@@ -84,7 +82,6 @@ class ImportedModel:
       return self.reader.apply(
         {"params": params},
         *arguments,
-        null_first=null_first,
         method="masked_lm",
       )
 

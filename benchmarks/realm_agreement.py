@@ -80,9 +80,7 @@ def compare_pretraining(folder: Path) -> list[Row]:
     imported_model.load(scorer_plan), imported_model.load(encoder_plan)
   )
   query, candidates = expected["query"], expected["candidates"]
-  logits = model.masked_lm_logits(
-    query, candidates, expected["mask_positions"], null_first=True
-  )
+  logits = model.masked_lm_logits(query, candidates, expected["mask_positions"])
   names = ("mask_positions", "mask_targets", "mask_weights")
   graded = model.pretraining(
     {

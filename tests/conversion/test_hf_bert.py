@@ -125,9 +125,7 @@ def test_masked_words_are_predicted_as_at_home(tmp_path, decoder):
   model = load(tmp_path / "out")
   query = np.array([[2, 9, 4, 3]], np.int32)
   block = np.array([[[2, 10, 3, 7, 8, 3]]], np.int32)
-  read = functools.partial(
-    model.reader.apply, null_first=False, method="masked_lm"
-  )
+  read = functools.partial(model.reader.apply, method="masked_lm")
   logits = jax.jit(read)(
     {"params": model.params["reader"]},
     query,

@@ -58,7 +58,6 @@ def test_masked_words(golden):
     query,
     expected["block"][:, None],
     np.tile(expected["mask_positions"], (len(query), 1)),
-    null_first=False,
   )
   row = agreement.differences("logits", ours[:, 0], expected["joint_logits"])
   assert row.passed, row
