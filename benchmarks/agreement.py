@@ -9,9 +9,10 @@ import numpy as np
 MAX_DIFFERENCE = 1e-4
 MAX_RELATIVE_DIFFERENCE = 1e-5
 MIN_COSINE = 0.9999
-# Of a model's gradient: a parameter that has less has none. A key's bias adds
-# the same to all scores of a softmax, and rounding alone moves it.
-_NO_GRADIENT = 1e-7
+# Of a model's gradient: a parameter that has less has none. A key's bias, or
+# the last ones of the span head, add the same to all scores of a softmax, and
+# rounding alone moves them.
+_NO_GRADIENT = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)

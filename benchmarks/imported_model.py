@@ -26,7 +26,8 @@ from realm_jax.conversion.vocabulary import vocabulary_of
 from realm_jax.evaluation.answering import best_spans
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever, relevance
-from realm_jax.training import step
+from realm_jax.training import stages
+from realm_jax.training.packing import BatchPacker
 
 
 class Graded(NamedTuple):
@@ -80,9 +81,7 @@ class ImportedModel:
     @jax.jit
     def read(params, *arguments):
       return self.reader.apply(
-        {"params": params},
-        *arguments,
-        method="masked_lm",
+        {"params": params}, *arguments, method="masked_lm"
       )
 
     arguments = map(_as_int32, (query, candidates, mask_positions))
@@ -119,17 +118,21 @@ class ImportedModel:
     return np.stack(np.unravel_index(np.asarray(places)[:, 0], shape), axis=-1)
 
   def pretraining(self, batch: Mapping[str, np.ndarray]) -> Graded:
-    """REALM's loss; the batch is `training.step`'s."""
-    return self._graded(step.pretraining(self.retriever, self.reader), batch)
+    """REALM's loss; the batch is as its stage assembles it."""
+    return self._graded(stages.Pretraining(), self.params, batch)
 
   def open_qa(self, batch: Mapping[str, np.ndarray]) -> Graded:
-    """ORQA's loss; the batch is `training.step`'s."""
-    return self._graded(step.open_qa(self.retriever, self.reader), batch)
+    """ORQA's loss; the batch is as its stage assembles it."""
+    return self._graded(self._open_qa(), self.params, batch)
 
   def reading_spans(self, batch: Mapping[str, np.ndarray]) -> Graded:
     """ORQA's loss, where relevance is given as the batch's `scores`."""
-    loss = step.open_qa(self.retriever, self.reader)
-    return self._graded(loss, batch, retriever={"scale": np.float32(1.0)})
+    params = {**self.params, "retriever": {"scale": np.float32(1.0)}}
+    return self._graded(self._open_qa(index_scores=True), params, batch)
+
+  def _open_qa(self, **settings: Any) -> stages.OpenQa:
+    width = self.reader.max_answer_width
+    return stages.OpenQa(max_answer_width=width, **settings)
 
   def _retrieve(
     self, token_ids: Int[np.ndarray, "*b l"], *, method: str
@@ -141,15 +144,25 @@ class ImportedModel:
     return np.asarray(embed(self.params["retriever"], _as_int32(token_ids)))
 
   def _graded(
-    self, loss: step.Loss, batch: Mapping[str, np.ndarray], **others: Any
+    self,
+    stage: stages.Stage,
+    params: dict[str, Any],
+    batch: Mapping[str, np.ndarray],
   ) -> Graded:
+    """The loss as a step computes it, on sequences that share rows."""
     arrays = {
       name: _as_int32(array) if array.dtype.kind == "i" else array
       for name, array in batch.items()
     }
+    packer = BatchPacker(
+      stage.parts, retriever=self.retriever, reader=self.reader, groups=1
+    )
+    packer.rooms = [packer.needed(arrays)]
+    loss = stage.loss(stages.Models(self.retriever, self.reader))
     graded = jax.jit(jax.value_and_grad(loss, has_aux=True))
-    params = {**self.params, **others}
-    (value, metrics), gradient = graded(params, arrays, jax.random.key(0))
+    (value, metrics), gradient = graded(
+      params, packer(arrays), jax.random.key(0)
+    )
     return Graded(
       float(value),
       {name: float(metric) for name, metric in metrics.items()},

@@ -28,7 +28,7 @@ def retriever_signal(
 
 
 def bert_adam(
-  params: Mapping[str, np.ndarray],
+  initial: Mapping[str, np.ndarray],
   gradients: Iterable[Mapping[str, np.ndarray]],
   *,
   learning_rate: float,
@@ -45,7 +45,7 @@ def bert_adam(
   step 0, with a linear warm-up on top.
 
   Args:
-    params: by name.
+    initial: parameters by name.
     gradients: of each step, by the same names.
     learning_rate: the peak.
     warmup_steps: of the rate.
@@ -54,7 +54,7 @@ def bert_adam(
     is_decayed: whether a parameter is one of these, by name.
     clip_norm: the largest norm of all gradients together.
   """
-  params = {name: np.float64(p) for name, p in params.items()}
+  params = {name: p.astype(np.float64) for name, p in initial.items()}
   mean = {name: np.zeros_like(p) for name, p in params.items()}
   variance = {name: np.zeros_like(p) for name, p in params.items()}
   for step, gradient in enumerate(gradients):

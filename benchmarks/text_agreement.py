@@ -1,0 +1,93 @@
+"""Real texts: wordpieces, and sentence vectors by MiniLM's weights."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks import imported_model, peer_processes, token_agreement
+from benchmarks.agreement import Row
+from realm_jax.conversion.bert_models import TowerOptions
+from realm_jax.conversion.hf_bert import plan_hf_bert
+from realm_jax.text.wordpieces import WordpieceVocabulary
+
+_TOKENIZERS = ("fast", "slow")
+_MIN_SENTENCE_COSINE = 0.99999
+_MAX_TOKENS = 128
+_TEXTS_PER_CALL = 32
+
+
+def compare_tokens(
+  texts: dict[str, list[str]], vocab: Path, folder: Path
+) -> list[Row]:
+  """Tokens of all texts, against both of Hugging Face's tokenizers.
+
+  Args:
+    texts: by data set.
+    vocab: the vocabulary file, for both.
+    folder: for files between the processes.
+  """
+
+  def tokenize(texts: Sequence[str]) -> dict[str, token_agreement.Ids]:
+    found = peer_processes.run_on_texts(
+      "hf_tokens", texts, folder, "--vocab", vocab
+    )
+    return {
+      name: [
+        row.tolist()
+        for row in np.split(
+          found[f"{name}/ids"], found[f"{name}/offsets"][1:-1]
+        )
+      ]
+      for name in _TOKENIZERS
+    }
+
+  return token_agreement.compare(texts, WordpieceVocabulary(vocab), tokenize)
+
+
+def compare_sentences(
+  texts: Sequence[str], model_dir: Path, folder: Path
+) -> list[Row]:
+  """Sentence vectors, each system with its own tokenizer.
+
+  Args:
+    texts: sentences and paragraphs; long ones are cut.
+    model_dir: with BERT weights that sentence-transformers knows.
+    folder: for files between the processes.
+  """
+  theirs = peer_processes.run_on_texts(
+    "sentence_vectors",
+    texts,
+    folder,
+    "--model",
+    model_dir,
+    "--max_length",
+    str(_MAX_TOKENS),
+  )
+  model = imported_model.load(plan_hf_bert(model_dir, TowerOptions()))
+  words = WordpieceVocabulary(model_dir / "vocab.txt")
+  token_ids = np.zeros((len(texts), _MAX_TOKENS), np.int32)
+  for row, ids in zip(
+    token_ids, token_agreement.our_ids(words, texts), strict=True
+  ):
+    kept = [words.cls_id, *ids[: _MAX_TOKENS - 2], words.sep_id]
+    row[: len(kept)] = kept
+  ours = np.concatenate(
+    [
+      model.query_vectors(token_ids[start : start + _TEXTS_PER_CALL])
+      for start in range(0, len(texts), _TEXTS_PER_CALL)
+    ]
+  )
+  cosines = np.sum(np.float64(ours) * theirs["vectors"], axis=-1)
+  same = np.all(token_ids == theirs["token_ids"], axis=-1)
+  return [
+    Row(
+      "MiniLM's sentence vectors",
+      "cosine",
+      float(cosines[same].min()),
+      _MIN_SENTENCE_COSINE,
+      at_least=True,
+      note=f"the least of {same.sum()} texts; {np.sum(~same)} others have "
+      "other tokens, as explained above",
+    )
+  ]

@@ -1,0 +1,106 @@
+"""A RealmForOpenQA, imported with its blocks, answers as it did at home.
+
+Retrieval from the imported generation, the blocks and spans that training
+takes for right, and the answers, all against transformers' own: see
+`tests/golden/make_hf_realm.py`.
+"""
+
+import numpy as np
+import pytest
+
+from realm_jax.conversion.importing import import_weights
+from realm_jax.evaluation.answering import load_answerer
+from realm_jax.indexes.protocol import SearchResult
+from realm_jax.inputs.batches import Batch
+from realm_jax.training.stages import OpenQa
+from tests.conversion.imported import load
+
+# In its config.json: reader_beam_size.
+_NUM_READ = 4
+
+
+@pytest.fixture(scope="module")
+def golden(project_dir):
+  return project_dir / "tests" / "golden" / "hf_realm" / "open_qa"
+
+
+@pytest.fixture(scope="module")
+def expected(golden):
+  with np.load(golden / "expected.npz", allow_pickle=False) as arrays:
+    return dict(arrays)
+
+
+@pytest.fixture(scope="module")
+def answerer(golden, expected, tmp_path_factory):
+  folder = tmp_path_factory.mktemp("open_qa")
+  import_weights(
+    "hf_realm",
+    str(golden),
+    folder / "run",
+    corpus_dir=folder / "corpus",
+    index="exact",
+  )
+  imported = load(folder / "run")
+  return load_answerer(
+    model_dir=folder / "run",
+    corpus_dir=folder / "corpus",
+    retriever=imported.retriever,
+    reader=imported.reader,
+    num_searched=expected["rows"].shape[1],
+    num_read=_NUM_READ,
+    query_length=expected["query"].shape[1],
+    block_length=expected["span_logits"].shape[2],
+  )
+
+
+def test_blocks_are_found_in_the_same_order(answerer, expected):
+  for i, question in enumerate(expected["question"]):
+    ranking = answerer.ask(str(question)).ranking
+    assert ranking.rows.tolist() == expected["rows"][i].tolist()
+    np.testing.assert_allclose(
+      ranking.scores, expected["relevance"][i], atol=1e-4
+    )
+
+
+def test_answers_are_the_same(answerer, expected):
+  for i, question in enumerate(expected["question"]):
+    answer = answerer.ask(str(question)).answers[0]
+    assert answer.row == expected["predicted_row"][i]
+    # Theirs is wordpieces, and may begin or end inside a word.
+    pieces = str(expected["prediction"][i]).replace("##", "").replace(" ", "")
+    assert pieces in answer.text.lower().replace(" ", "")
+
+
+def test_blocks_and_spans_that_hold_the_answer_are_the_same(answerer, expected):
+  words = answerer.corpus.vocabulary
+  answers = [words.encode(str(answer)) for answer in expected["answer"]]
+  width = max(map(len, answers))
+  padded = [[[*row, *[0] * (width - len(row))]] for row in answers]
+  batch = Batch(
+    arrays={"query": expected["query"]},
+    host={
+      "answers": np.array([[a.encode()] for a in expected["answer"]], object),
+      "answer_tokens": np.array(padded),
+    },
+    is_real=np.ones(len(answers), bool),
+    next_position=0,
+  )
+  reader = answerer.trained.models.reader
+  stage = OpenQa(
+    num_read=_NUM_READ,
+    answers_in_blocks="tokens",
+    joint_length=reader.joint_length,
+  )
+  arrays, _ = stage.assemble(
+    batch,
+    SearchResult(expected["rows"].astype(np.int32), expected["relevance"]),
+    corpus=answerer.corpus,
+    generation=answerer.generation,
+    block_length=expected["span_logits"].shape[2],
+  )
+  np.testing.assert_array_equal(arrays["has_answer"], expected["has_answer"])
+  # The reader masks what it is not given.
+  is_span = ~np.isnan(expected["span_logits"])
+  np.testing.assert_array_equal(
+    arrays["is_answer"] & is_span, expected["is_answer"]
+  )
