@@ -188,13 +188,16 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
   compiled = run.lower(state, first).compile(host_memory.compiler_options(mesh))
   compile_seconds = time.perf_counter() - start
   host_memory.return_freed_memory()
-  seconds, tokens, flops = [], 0, 0.0
+  memory = compiled.memory_analysis()
+  assert memory is not None
+  seconds, tokens, flops, loss = [], 0, 0.0, 0.0
   for arrays in batches:
     batch = prepared(arrays)
     jax.block_until_ready(batch)
     start = time.perf_counter()
     state, metrics = jax.block_until_ready(compiled(state, batch))
     seconds.append(time.perf_counter() - start)
+    loss = float(metrics["loss"])
     of_tokens, of_flops = useful(given, models, arrays)
     tokens, flops = tokens + int(of_tokens), flops + float(of_flops)
   timed, total = seconds[1:], sum(seconds[1:])
@@ -208,9 +211,9 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     "useful_gflop_per_step": per_step / 1e9,
     "useful_gflops_per_second": per_step / median / 1e9,
     "peak_memory_gb": _peak_memory_bytes() / 1e9,
-    "temporaries_gb": compiled.memory_analysis().temp_size_in_bytes / 1e9,
+    "temporaries_gb": memory.temp_size_in_bytes / 1e9,
     "compile_seconds": compile_seconds,
-    "loss": float(metrics["loss"]),
+    "loss": loss,
     "device": jax.devices()[0].device_kind,
     "jax": jax.__version__,
   }

@@ -20,8 +20,9 @@ _POSITION_FACTOR = 0x9E3779B1
 class Sequences(NamedTuple):
   """n = s · m sequences in r rows, in s equal groups (one for each device).
 
-  The arrays are jax's, or numpy's while they are on the host. A group's sequences lie in the group's own rows, so that nothing that is
-  gathered crosses devices.
+  The arrays are jax's, or numpy's while they are on the host. A group's
+  sequences lie in the group's own rows, so that nothing that is gathered
+  crosses devices.
 
   Attributes:
     token_ids: the tokens.
