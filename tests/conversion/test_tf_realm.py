@@ -217,7 +217,7 @@ def test_released_blocks_and_vectors_are_searched_here(tmp_path, index):
     block_titles=str(tmp_path / "in" / "titles.tfr"),
     index=index,
   )
-  assert "block vectors" not in report
+  assert "block vectors [30, 8]: handed to the generation" in report
   corpus = Corpus.open(tmp_path / "corpus")
   assert [corpus.body(row).encode() for row in range(30)] == texts
   assert corpus.title(29) == "Velt"
