@@ -7,6 +7,7 @@ MODULE/assets/vocab.txt
 
 from pathlib import Path
 
+from google.protobuf.message import DecodeError
 from tensorflow.core.protobuf import saved_model_pb2
 
 from realm_jax.conversion.errors import ConversionError
@@ -47,7 +48,7 @@ def lower_cases(directory: Path) -> bool | None:
   saved = saved_model_pb2.SavedModel()
   try:
     saved.ParseFromString(path.read_bytes())
-  except Exception as error:  # Of a class that only protobuf's library has.
+  except DecodeError as error:
     raise ConversionError(
       f"{path} is no saved model ({error}); copy the module again"
     ) from error

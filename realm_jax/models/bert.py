@@ -1,20 +1,17 @@
 """BERT (Devlin et al. 2019): the encoder under every tower and the reader."""
 
 import dataclasses
-import functools
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
-PAD_ID = 0
-
-_ACTIVATIONS = {
-  "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
-  "gelu": functools.partial(jax.nn.gelu, approximate=False),
-}
+from realm_jax.models.activations import ACTIVATIONS, activate_and_project
+from realm_jax.models.attention import attend
+from realm_jax.models.dropout import Dropout, hashed
+from realm_jax.models.layer_norm import LayerNorm
+from realm_jax.models.sequences import Sequences, padded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,9 +45,9 @@ class BertConfig:
         f"hidden_size={self.hidden_size} is not a multiple of "
         f"num_heads={self.num_heads}"
       )
-    if self.activation not in _ACTIVATIONS:
+    if self.activation not in ACTIVATIONS:
       raise ValueError(
-        f"activation={self.activation!r}; want one of {sorted(_ACTIVATIONS)}"
+        f"activation={self.activation!r}; want one of {sorted(ACTIVATIONS)}"
       )
 
   @property
@@ -80,13 +77,13 @@ class BertConfig:
     return dataclasses.replace(self, **wanted)
 
 
-def segment_ids(
-  token_ids: Int[Array, "*b l"], separator_id: int
-) -> Int[Array, "*b l"]:
-  """0 up to and including the first [SEP], 1 after it."""
-  is_separator = (token_ids == separator_id).astype(jnp.int32)
-  separators_before = jnp.cumsum(is_separator, axis=-1) - is_separator
-  return jnp.minimum(separators_before, 1)
+def token_types(sequences: Sequences, separator_id: int) -> Int[Array, "r l"]:
+  """0 up to and including a sequence's first [SEP], 1 after it."""
+  is_separator = (sequences.token_ids == separator_id).astype(jnp.int32)
+  before = jnp.cumsum(is_separator, axis=-1) - is_separator
+  index = jnp.arange(before.shape[-1])[None, :]
+  first = jnp.maximum(index - sequences.position, 0)
+  return jnp.minimum(before - jnp.take_along_axis(before, first, axis=-1), 1)
 
 
 def dense(config: BertConfig, features: int, axes: tuple, name: str):
@@ -106,44 +103,70 @@ def dense(config: BertConfig, features: int, axes: tuple, name: str):
 
 def layer_norm(config: BertConfig, name: str, *, epsilon: float | None = None):
   """LayerNorm in float32, returned in the configuration's dtype."""
-  return nn.LayerNorm(
+  return LayerNorm(
     epsilon=config.layer_norm_eps if epsilon is None else epsilon,
     dtype=config.dtype,
-    scale_init=nn.with_logical_partitioning(
-      nn.initializers.ones_init(), ("embed",)
-    ),
-    bias_init=nn.with_logical_partitioning(
-      nn.initializers.zeros_init(), ("embed",)
-    ),
     name=name,
   )
 
 
+class ActivatedDense(nn.Module):
+  """The activation and a linear layer back to the hidden size."""
+
+  config: BertConfig
+
+  @nn.compact
+  def __call__(self, x: Float[Array, "n i"]) -> Float[Array, "n d"]:
+    config = self.config
+    kernel = self.param(
+      "kernel",
+      nn.with_logical_partitioning(
+        nn.initializers.truncated_normal(config.init_stddev), ("mlp", "embed")
+      ),
+      (x.shape[-1], config.hidden_size),
+    )
+    bias = self.param(
+      "bias",
+      nn.with_logical_partitioning(nn.initializers.zeros_init(), ("embed",)),
+      (config.hidden_size,),
+    )
+    dtype = config.dtype
+    return activate_and_project(
+      config.activation, x, kernel.astype(dtype), bias.astype(dtype)
+    )
+
+
 class SelfAttention(nn.Module):
+  """Each token attends to the tokens of its own sequence."""
+
   config: BertConfig
 
   @nn.compact
   def __call__(
-    self, hidden: Float[Array, "n d"], is_token: Bool[Array, "b l"], *, train
+    self, hidden: Float[Array, "n d"], sequences: Sequences, *, train
   ) -> Float[Array, "n d"]:
     config = self.config
-    batch, length = is_token.shape
+    rows, length = sequences.token_ids.shape
     heads = config.num_heads
     head_size = config.hidden_size // heads
 
     def project(name):
       out = dense(config, config.hidden_size, ("embed", "heads"), name)(hidden)
-      return out.reshape(batch, length, heads, head_size)
+      return out.reshape(rows, length, heads, head_size)
 
-    query, key, value = project("query"), project("key"), project("value")
-    scores = jnp.einsum("bqhd,bkhd->bhqk", query, key).astype(jnp.float32)
-    scores = scores / jnp.sqrt(head_size).astype(jnp.float32)
-    bias = jnp.where(is_token, 0.0, config.attention_mask_value)
-    weights = jax.nn.softmax(scores + bias[:, None, None, :], axis=-1)
-    weights = nn.Dropout(config.dropout_rate, deterministic=not train)(
-      weights.astype(config.dtype)
+    rate = config.dropout_rate if train else 0.0
+    tokens = sequences.dropout_keys[:, None, :, None]
+    head = jnp.arange(heads).reshape(1, heads, 1, 1) * config.max_positions
+    context = attend(
+      project("query") * jnp.asarray(head_size**-0.5, config.dtype),
+      project("key"),
+      project("value"),
+      sequences.sequence,
+      hashed(self, tokens) if rate else tokens,
+      (head + sequences.position[:, None, None, :]).astype(jnp.uint32),
+      config.attention_mask_value,
+      rate,
     )
-    context = jnp.einsum("bhqk,bkhd->bqhd", weights, value)
     context = context.reshape(-1, config.hidden_size)
     return dense(config, config.hidden_size, ("heads", "embed"), "output")(
       context
@@ -153,7 +176,7 @@ class SelfAttention(nn.Module):
 class BertLayer(nn.Module):
   """Attention and feed-forward, normalised after each (post-LN).
 
-  Hidden states come flat, n = b · l tokens: on CPUs XLA's element-wise code
+  Hidden states come flat, n = r · l tokens: on CPUs XLA's element-wise code
   over three dimensions took four times as long.
   """
 
@@ -161,23 +184,27 @@ class BertLayer(nn.Module):
 
   @nn.compact
   def __call__(
-    self, hidden: Float[Array, "n d"], is_token: Bool[Array, "b l"], *, train
+    self, hidden: Float[Array, "n d"], sequences: Sequences, *, train
   ) -> Float[Array, "n d"]:
     config = self.config
+    tokens = sequences.dropout_keys.reshape(-1)
 
-    def dropout(x):
-      return nn.Dropout(config.dropout_rate, deterministic=not train)(x)
+    def dropout(name, x):
+      return Dropout(config.dropout_rate, name=name)(x, tokens, train=train)
 
     attended = SelfAttention(config, name="attention")(
-      hidden, is_token, train=train
+      hidden, sequences, train=train
     )
-    hidden = layer_norm(config, "attention_norm")(hidden + dropout(attended))
+    hidden = layer_norm(config, "attention_norm")(
+      hidden + dropout("attention_dropout", attended)
+    )
     inner = dense(config, config.intermediate_size, ("embed", "mlp"), "up")(
       hidden
     )
-    inner = _ACTIVATIONS[config.activation](inner)
-    outer = dense(config, config.hidden_size, ("mlp", "embed"), "down")(inner)
-    hidden = layer_norm(config, "output_norm")(hidden + dropout(outer))
+    outer = ActivatedDense(config, name="down")(inner)
+    hidden = layer_norm(config, "output_norm")(
+      hidden + dropout("output_dropout", outer)
+    )
     return nn.with_logical_constraint(hidden, ("batch", "embed"))
 
 
@@ -209,42 +236,61 @@ class BertEncoder(nn.Module):
     )
     self.type_embeddings = table("type_embeddings", 2, ("type", "embed"))
     self.embedding_norm = layer_norm(config, "embedding_norm")
-    self.embedding_dropout = nn.Dropout(config.dropout_rate)
+    self.embedding_dropout = Dropout(config.dropout_rate)
     self.layers = [
       BertLayer(config, name=f"layer_{i}") for i in range(config.num_layers)
     ]
 
   def __call__(
-    self, token_ids: Int[Array, "*b l"], *, train: bool = False
+    self,
+    inputs: Int[Array, "*b l"] | Sequences,
+    *,
+    typed: bool = True,
+    train: bool = False,
   ) -> Float[Array, "*b l d"]:
-    """Hidden states of the last layer; 0 is padding and is not attended to.
+    """Hidden states of the last layer.
+
+    Args:
+      inputs: sequences in rows [r l], or token ids of one sequence a row,
+        padded with 0.
+      typed: whether tokens after a sequence's first [SEP] are of type 1;
+        otherwise all are of type 0.
+      train: whether to drop out.
 
     Raises:
-      ValueError: the sequences are longer than `max_positions`.
+      ValueError: the rows are longer than `max_positions`.
     """
     config = self.config
-    *batch, length = token_ids.shape
+    sequences = inputs if isinstance(inputs, Sequences) else padded(inputs)
+    rows, length = sequences.token_ids.shape
     if length > config.max_positions:
       raise ValueError(
         f"sequences of {length} tokens, but the model has "
         f"max_positions={config.max_positions}; shorten the lengths"
       )
-    token_ids = token_ids.reshape(-1, length)
-    segments = segment_ids(token_ids, config.separator)
-    hidden = jnp.take(self.word_embeddings, token_ids, axis=0)
-    hidden += self.position_embeddings[None, :length]
+    hidden = jnp.take(self.word_embeddings, sequences.token_ids, axis=0)
+    if isinstance(inputs, Sequences):
+      hidden += jnp.take(self.position_embeddings, sequences.position, axis=0)
+    else:
+      hidden += self.position_embeddings[None, :length]
     # Two types: an interpolation needs no gather, and no scatter backward.
     first, second = self.type_embeddings
-    weight = segments[..., None].astype(jnp.float32)
-    hidden += first[None, None] + weight * (second - first)[None, None]
+    hidden += first[None, None]
+    if typed:
+      types = token_types(sequences, config.separator)
+      weight = types[..., None].astype(jnp.float32)
+      hidden += weight * (second - first)[None, None]
     hidden = self.embedding_norm(hidden).astype(config.dtype)
-    hidden = self.embedding_dropout(hidden, deterministic=not train)
     hidden = hidden.reshape(-1, config.hidden_size)
+    hidden = self.embedding_dropout(
+      hidden, sequences.dropout_keys.reshape(-1), train=train
+    )
     hidden = nn.with_logical_constraint(hidden, ("batch", "embed"))
-    is_token = token_ids != PAD_ID
     for layer in self.layers:
-      hidden = layer(hidden, is_token, train=train)
-    return hidden.reshape(*batch, length, config.hidden_size)
+      hidden = layer(hidden, sequences, train=train)
+    if isinstance(inputs, Sequences):
+      return hidden.reshape(rows, length, -1)
+    return hidden.reshape(*inputs.shape, -1)
 
 
 class MaskedLmHead(nn.Module):
@@ -260,7 +306,7 @@ class MaskedLmHead(nn.Module):
     hidden = dense(config, config.hidden_size, ("embed", "embed_out"), "dense")(
       hidden
     )
-    hidden = _ACTIVATIONS[config.activation](hidden)
+    hidden = ACTIVATIONS[config.activation].function(hidden)
     hidden = layer_norm(config, "norm")(hidden)
     bias = self.param(
       "bias",

@@ -1,15 +1,16 @@
-"""The reader's input: `[CLS] x [SEP] body [SEP]`, put together on the device.
+"""What towers and reader read, put together from queries and blocks.
 
-Queries and blocks travel as they are (a block once for each candidate, without
-its query), and the reader reads the query and the block's **body** only.
+The functions work on numpy's arrays and on jax's alike: on the host where
+sequences are then packed, inside a jitted program where they stay padded.
+Queries are `[CLS] x [SEP]` and blocks `[CLS] title [SEP] body [SEP]`.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Int
 
-from realm_jax.models import bert
+from realm_jax.models.sequences import PAD_ID
 
 
 class JointInput(NamedTuple):
@@ -18,23 +19,25 @@ class JointInput(NamedTuple):
   A token of the body with index i has position `body_start + i`.
   """
 
-  token_ids: Int[Array, "b k j"]
-  body_start: Int[Array, "b k"]
-  body_length: Int[Array, "b k"]
+  token_ids: Int[Any, "b k j"]
+  body_start: Int[Any, "b k"]
+  body_length: Int[Any, "b k"]
 
 
 def join(
-  query: Int[Array, "b q"],
-  candidates: Int[Array, "b k l"],
+  query: Int[Any, "b q"],
+  candidates: Int[Any, "b k l"],
   *,
   joint_length: int,
   separator_id: int,
 ) -> JointInput:
-  """Joins each query with the body of each of its candidates.
+  """`[CLS] x [SEP] body [SEP]` of each query with each of its candidates.
+
+  The reader reads the block's **body** only (as released).
 
   Args:
-    query: `[CLS] x [SEP]`, padded.
-    candidates: `[CLS] title [SEP] body [SEP]`, padded.
+    query: padded.
+    candidates: padded.
     joint_length: the length of the result; a body that does not fit loses
       its end.
     separator_id: the id of [SEP].
@@ -43,29 +46,55 @@ def join(
     The joint tokens; `body_length` counts the body's tokens that fit, without
     the last [SEP].
   """
+  xp = query.__array_namespace__()
   batch, num_candidates, block_length = candidates.shape
-  query_tokens = jnp.sum(query != bert.PAD_ID, axis=-1)[:, None, None]
-  block_tokens = jnp.sum(candidates != bert.PAD_ID, axis=-1)[..., None]
-  title_end = jnp.argmax(candidates == separator_id, axis=-1)[..., None]
+  query_tokens = xp.sum(query != PAD_ID, axis=-1)[:, None, None]
+  block_tokens = xp.sum(candidates != PAD_ID, axis=-1)[..., None]
+  title_end = xp.argmax(candidates == separator_id, axis=-1)[..., None]
   first = title_end + 1
 
-  position = jnp.arange(joint_length)[None, None, :]
+  position = xp.arange(joint_length)[None, None, :]
   in_block = position - query_tokens + first
-  from_block = jnp.take_along_axis(
-    candidates, jnp.clip(in_block, 0, block_length - 1), axis=-1
+  from_block = xp.take_along_axis(
+    candidates, xp.clip(in_block, 0, block_length - 1), axis=-1
   )
-  from_block = jnp.where(in_block < block_tokens, from_block, bert.PAD_ID)
-  padded = jnp.pad(
+  from_block = xp.where(in_block < block_tokens, from_block, PAD_ID)
+  padded = xp.pad(
     query[:, :joint_length],
     ((0, 0), (0, max(0, joint_length - query.shape[1]))),
   )
-  token_ids = jnp.where(position < query_tokens, padded[:, None], from_block)
+  token_ids = xp.where(position < query_tokens, padded[:, None], from_block)
 
   body_length = block_tokens - first - 1
-  body_length = jnp.clip(body_length, 0, joint_length - query_tokens)
+  body_length = xp.clip(body_length, 0, joint_length - query_tokens)
   shape = (batch, num_candidates)
   return JointInput(
     token_ids=token_ids,
-    body_start=jnp.broadcast_to(query_tokens[..., 0], shape),
+    body_start=xp.broadcast_to(query_tokens[..., 0], shape),
     body_length=body_length[..., 0],
   )
+
+
+def with_prefix(
+  token_ids: Int[Any, "n l"], prefix: Sequence[int]
+) -> Int[Any, "n l+p"]:
+  """Puts tokens behind [CLS], such as E5's "query:"."""
+  if not prefix:
+    return token_ids
+  xp = token_ids.__array_namespace__()
+  inserted = xp.asarray(prefix, dtype=token_ids.dtype)[None, :]
+  inserted = xp.broadcast_to(inserted, (len(token_ids), len(prefix)))
+  return xp.concatenate([token_ids[:, :1], inserted, token_ids[:, 1:]], axis=1)
+
+
+def without_title_separator(
+  token_ids: Int[Any, "n l"], separator_id: int
+) -> Int[Any, "n l"]:
+  """`[CLS] title body [SEP]`: title and body as one text."""
+  xp = token_ids.__array_namespace__()
+  place = xp.argmax(token_ids == separator_id, axis=-1)[:, None]
+  length = token_ids.shape[-1]
+  index = xp.arange(length)[None, :]
+  index = index + (index >= place)
+  moved = xp.take_along_axis(token_ids, xp.clip(index, 0, length - 1), axis=-1)
+  return xp.where(index < length, moved, PAD_ID)

@@ -1,13 +1,14 @@
 """The reader (knowledge-augmented encoder): query and block together."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
-from realm_jax.models import bert, joint
+from realm_jax.models import bert, joint, sequences
+from realm_jax.models.sequences import Sequences
 
 
 class Spans(NamedTuple):
@@ -75,14 +76,16 @@ class Reader(nn.Module):
       max_width=self.max_answer_width,
     )
 
-  def _read(self, query, candidates, joint_length, train):
-    inputs = joint.join(
+  def join(
+    self, query: Int[Any, "b q"], candidates: Int[Any, "b k l"]
+  ) -> joint.JointInput:
+    """What the reader reads of queries and blocks; for numpy and jax."""
+    return joint.join(
       query,
       candidates,
-      joint_length=joint_length,
+      joint_length=self.joint_length,
       separator_id=self.bert.separator,
     )
-    return inputs, self.encoder(inputs.token_ids, train=train)
 
   def masked_lm(
     self,
@@ -90,34 +93,37 @@ class Reader(nn.Module):
     candidates: Int[Array, "b k l"],
     mask_positions: Int[Array, "b m"],
     *,
-    null_first: bool = True,
     train: bool = False,
   ) -> Float[Array, "b k m v"]:
     """Logits of the words behind the masks, for each candidate.
-
-    The query opens the joint input, so a mask has the same position there.
 
     Args:
       query: `[CLS] x [SEP]`.
       candidates: `[CLS] title [SEP] body [SEP]`.
       mask_positions: of the masks in the query.
-      null_first: whether candidate 0 is the null block everywhere. It adds one
-        token to the query, and is read at that length.
       train: whether to drop out.
     """
+    inputs = self.join(query, candidates).token_ids
+    inputs = sequences.padded(inputs)
+    return self.masked_lm_of(inputs, mask_positions, train=train)
 
-    def at_masks(some, joint_length):
-      _, hidden = self._read(query, some, joint_length, train)
-      return jnp.take_along_axis(
-        hidden, mask_positions[:, None, :, None], axis=2
-      )
+  def masked_lm_of(
+    self,
+    inputs: Sequences,
+    mask_positions: Int[Array, "b m"],
+    *,
+    train: bool = False,
+  ) -> Float[Array, "b k m v"]:
+    """The same of joint inputs, in the order of queries, then candidates.
 
-    null_length = min(query.shape[-1] + 1, self.joint_length)
-    parts = [at_masks(candidates[:, :1], null_length)] if null_first else []
-    others = candidates[:, int(null_first) :]
-    if others.shape[1]:
-      parts.append(at_masks(others, self.joint_length))
-    hidden = jnp.concatenate(parts, axis=1)
+    The query opens the joint input, so a mask has the same position there.
+    """
+    batch, num_masks = mask_positions.shape
+    num_candidates = inputs.starts.size // batch
+    hidden = self.encoder(inputs, train=train)
+    positions = jnp.repeat(mask_positions, num_candidates, axis=0)
+    hidden = sequences.gather(inputs, hidden, positions)
+    hidden = hidden.reshape(batch, num_candidates, num_masks, -1)
     return self.masked_lm_head(hidden, self.encoder.word_embeddings)
 
   def spans(
@@ -128,15 +134,45 @@ class Reader(nn.Module):
     train: bool = False,
   ) -> Spans:
     """Scores every span of at most `max_answer_width` tokens of the bodies."""
-    inputs, hidden = self._read(query, candidates, self.joint_length, train)
-    index = jnp.arange(candidates.shape[-1])[None, None, :]
-    position = inputs.body_start[..., None] + index
-    position = jnp.minimum(position, self.joint_length - 1)
-    body = jnp.take_along_axis(hidden, position[..., None], axis=2)
-    last = index[..., None] + jnp.arange(self.max_answer_width).reshape(
+    inputs = self.join(query, candidates)
+    return self.spans_of(
+      sequences.padded(inputs.token_ids),
+      inputs.body_start,
+      inputs.body_length,
+      num_starts=candidates.shape[-1],
+      train=train,
+    )
+
+  def spans_of(
+    self,
+    inputs: Sequences,
+    body_start: Int[Array, "b k"],
+    body_length: Int[Array, "b k"],
+    *,
+    num_starts: int,
+    train: bool = False,
+  ) -> Spans:
+    """The same of joint inputs, for spans that start at the first `num_starts`.
+
+    Args:
+      inputs: in the order of queries, then candidates.
+      body_start: where the body begins in each.
+      body_length: its tokens.
+      num_starts: how many tokens of a body a span may start at.
+      train: whether to drop out.
+    """
+    batch, num_candidates = body_start.shape
+    hidden = self.encoder(inputs, train=train)
+    index = jnp.arange(num_starts)[None, :]
+    positions = body_start.reshape(-1, 1) + jnp.minimum(
+      index, body_length.reshape(-1, 1)
+    )
+    body = sequences.gather(inputs, hidden, positions)
+    body = body.reshape(batch, num_candidates, num_starts, -1)
+    last = index[None, ..., None] + jnp.arange(self.max_answer_width).reshape(
       1, 1, 1, -1
     )
-    is_span = last < inputs.body_length[..., None, None]
+    is_span = last < body_length[..., None, None]
     return Spans(self.span_head(body), is_span)
 
   def __call__(self, query, candidates, mask_positions, *, train=False):

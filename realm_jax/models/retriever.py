@@ -1,10 +1,15 @@
 """The retriever: towers that embed queries and blocks, and their relevance."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
-from realm_jax.models import bert
+from realm_jax.models import bert, joint, sequences
+from realm_jax.models.dropout import Dropout
+from realm_jax.models.sequences import Sequences
 
 POOLINGS = ("pooler", "cls", "mean")
 
@@ -22,18 +27,19 @@ class Tower(nn.Module):
   projection_norm_eps: float
   projection_dropout_rate: float
   normalize: bool
+  token_types: bool
 
   @nn.compact
   def __call__(
-    self, token_ids: Int[Array, "*b l"], *, train: bool = False
-  ) -> Float[Array, "*b d"]:
-    hidden = bert.BertEncoder(self.bert, name="encoder")(token_ids, train=train)
+    self, inputs: Sequences, *, train: bool = False
+  ) -> Float[Array, "n d"]:
+    encoder = bert.BertEncoder(self.bert, name="encoder")
+    hidden = encoder(inputs, typed=self.token_types, train=train)
     if self.pooling == "mean":
-      is_token = (token_ids != bert.PAD_ID).astype(hidden.dtype)[..., None]
-      total = jnp.maximum(is_token.sum(axis=-2), 1)
-      pooled = (hidden * is_token).sum(axis=-2) / total
+      pooled = sequences.mean(inputs, hidden)
     else:
-      pooled = hidden[..., 0, :]
+      first = jnp.zeros((inputs.starts.size, 1), jnp.int32)
+      pooled = sequences.gather(inputs, hidden, first)[:, 0]
     if self.pooling == "pooler":
       pooled = jnp.tanh(
         bert.dense(
@@ -47,9 +53,9 @@ class Tower(nn.Module):
       pooled = bert.layer_norm(
         self.bert, "projection_norm", epsilon=self.projection_norm_eps
       )(pooled)
-      pooled = nn.Dropout(
-        self.projection_dropout_rate, deterministic=not train
-      )(pooled)
+      pooled = Dropout(self.projection_dropout_rate, name="projection_dropout")(
+        pooled, inputs.numbers.reshape(-1), train=train
+      )
     pooled = pooled.astype(jnp.float32)
     if self.normalize:
       norm = jnp.sqrt(jnp.sum(pooled**2, axis=-1, keepdims=True))
@@ -68,6 +74,10 @@ class Retriever(nn.Module):
       and its LayerNorm.
     normalize: whether vectors have length 1; then raise `score_scale`.
     score_scale: multiplies every inner product.
+    query_prefix: ids of tokens that stand between [CLS] and a query, …
+    block_prefix: … and a block, for retrievers that were trained so.
+    title_separator: whether [SEP] stands between title and body.
+    token_types: whether tokens after the first [SEP] are of type 1.
   """
 
   bert: bert.BertConfig
@@ -78,6 +88,10 @@ class Retriever(nn.Module):
   projection_dropout_rate: float = 0.1
   normalize: bool = False
   score_scale: float = 1.0
+  query_prefix: Sequence[int] = ()
+  block_prefix: Sequence[int] = ()
+  title_separator: bool = True
+  token_types: bool = True
 
   def setup(self):
     if self.pooling not in POOLINGS:
@@ -91,6 +105,7 @@ class Retriever(nn.Module):
         projection_norm_eps=self.projection_norm_eps,
         projection_dropout_rate=self.projection_dropout_rate,
         normalize=self.normalize,
+        token_types=self.token_types,
         name=name,
       )
 
@@ -105,17 +120,28 @@ class Retriever(nn.Module):
     """The dimension of the vectors."""
     return self.projection_size or self.bert.hidden_size
 
+  def query_input(self, token_ids: Int[Any, "n q"]) -> Int[Any, "n q+p"]:
+    """What the query tower reads of `[CLS] x [SEP]`; for numpy and jax."""
+    return joint.with_prefix(token_ids, self.query_prefix)
+
+  def block_input(self, token_ids: Int[Any, "n l"]) -> Int[Any, "n l+p"]:
+    """What the block tower reads of `[CLS] title [SEP] body [SEP]`."""
+    if not self.title_separator:
+      separator = self.bert.separator
+      token_ids = joint.without_title_separator(token_ids, separator)
+    return joint.with_prefix(token_ids, self.block_prefix)
+
   def embed_queries(
-    self, token_ids: Int[Array, "*b l"], *, train: bool = False
+    self, queries: Int[Array, "*b l"] | Sequences, *, train: bool = False
   ) -> Float[Array, "*b d"]:
-    """Embeds `[CLS] x [SEP]`."""
-    return self.query_tower(token_ids, train=train)
+    """Embeds `[CLS] x [SEP]`, or `query_input` of it, as sequences."""
+    return _embed(self.query_tower, queries, self.query_input, train)
 
   def embed_blocks(
-    self, token_ids: Int[Array, "*b l"], *, train: bool = False
+    self, blocks: Int[Array, "*b l"] | Sequences, *, train: bool = False
   ) -> Float[Array, "*b d"]:
-    """Embeds `[CLS] title [SEP] body [SEP]`."""
-    return self.block_tower(token_ids, train=train)
+    """Embeds `[CLS] title [SEP] body [SEP]`, or `block_input` of it."""
+    return _embed(self.block_tower, blocks, self.block_input, train)
 
   def __call__(self, query, block, *, train: bool = False):
     """Embeds both sides, so that `init` makes every parameter."""
@@ -130,6 +156,14 @@ class Retriever(nn.Module):
       vocab_size=vocab_size, separator_id=separator_id
     )
     return self.clone(bert=config)
+
+
+def _embed(tower, inputs, prepare, train):
+  if isinstance(inputs, Sequences):
+    return tower(inputs, train=train)
+  token_ids = prepare(inputs.reshape(-1, inputs.shape[-1]))
+  vectors = tower(sequences.padded(token_ids), train=train)
+  return vectors.reshape(*inputs.shape[:-1], -1)
 
 
 def embed_queries(

@@ -1,6 +1,7 @@
 """One set of rules from logical axis names to axes of the mesh."""
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -56,15 +57,12 @@ def replicated(mesh: Mesh) -> NamedSharding:
   return NamedSharding(mesh, PartitionSpec())
 
 
-def to_devices(
-  batch: dict[str, np.ndarray], mesh: Mesh
-) -> dict[str, jax.Array]:
+def to_devices(batch: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
   """Global arrays from each process's own rows."""
-  sharding = batch_sharding(mesh)
-  return {
-    name: jax.make_array_from_process_local_data(sharding, rows)
-    for name, rows in batch.items()
-  }
+  place = functools.partial(
+    jax.make_array_from_process_local_data, batch_sharding(mesh)
+  )
+  return jax.tree.map(place, batch)
 
 
 def local_rows(array: jax.Array) -> np.ndarray:

@@ -27,6 +27,7 @@ from realm_jax.console.sigterm import stop_on_sigterm
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.loaded import load_generation
 from realm_jax.generations.watcher import GenerationWatcher
+from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch, BatchStream
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import (
@@ -34,13 +35,19 @@ from realm_jax.models.retriever import (
   embed_queries,
   query_tower_parameters,
 )
-from realm_jax.partitioning import rules
+from realm_jax.partitioning import host_memory, rules
 from realm_jax.partitioning.mesh import DATA_AXIS, make_mesh
 from realm_jax.retrieval.pipeline import RetrievalPipeline
 from realm_jax.training.collapse import CollapseMonitor
 from realm_jax.training.initial import load_initial, require_started_from
 from realm_jax.training.metrics_log import MetricsLog, NonFiniteLossError
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
+from realm_jax.training.packing import (
+  BatchPacker,
+  choose_rooms,
+  in_room,
+  room_of,
+)
 from realm_jax.training.refresh import (
   GenerationSchedule,
   RefreshConfig,
@@ -75,6 +82,7 @@ def train(
   keep_checkpoints: int = 3,
   seed: int = 0,
   model_parallelism: int = 1,
+  pack: bool = True,
   task_modules: Sequence[str] = ("tasks",),
 ) -> dict[str, Any]:
   """Trains one stage, from the last checkpoint of MODEL_DIR if it has one.
@@ -99,6 +107,8 @@ def train(
     keep_checkpoints: how many of the latest are kept; step 0 always is.
     seed: of initial values, data order, masks and dropout.
     model_parallelism: devices that share one copy of the parameters.
+    pack: whether short sequences share rows; otherwise all are padded to the
+      longest there may be, and the padding is computed on, too.
     task_modules: modules that add seqio tasks when they are imported.
 
   Returns:
@@ -257,14 +267,30 @@ def train(
     )
     stack.callback(log.close)
 
-    def prepare(batch: Batch, generation: Any, found: Any = None):
-      assemble = functools.partial(
-        stage.assemble,
-        batch,
-        corpus=corpus,
-        generation=generation,
-        block_length=block_length,
+    packer: BatchPacker | None = None
+    if pack:
+      shapes = stage.text_shapes(
+        batch_size // jax.process_count(), query_length, block_length
       )
+      packer = BatchPacker(
+        stage.parts,
+        retriever=models.retriever,
+        reader=models.reader,
+        groups=mesh.shape[DATA_AXIS] // jax.process_count(),
+      )
+      packer.rooms = choose_rooms(packer, shapes, corpus=corpus)
+
+    def prepare(batch: Batch, generation: Any, found: Any = None):
+      def assemble(found: SearchResult):
+        arrays, metrics = stage.assemble(
+          batch,
+          found,
+          corpus=corpus,
+          generation=generation,
+          block_length=block_length,
+        )
+        return (packer(arrays) if packer else arrays), metrics
+
       if generation is None:
         return pipeline.without_search(assemble)
       if found is not None:
@@ -307,9 +333,10 @@ def train(
       return {"step": start, "swaps": 0, "metrics": {}, "stopped": True}
     batch = next(batches)
     pending = prepare(batch, generation, place.found)
+    first = pending.result().batch
     steps = _compile_steps(
       state,
-      pending.result().batch,
+      [in_room(first, room) for room in packer.rooms] if packer else [first],
       shardings=shardings,
       loss=loss,
       optimizer=update,
@@ -337,7 +364,8 @@ def train(
           logging.info("told to stop: left at step %d", step)
           break
         pending = prepare(batch, generation)
-      run_step = steps[step < optimizer.hold_retriever_steps]
+      holds = step < optimizer.hold_retriever_steps
+      run_step = steps[holds, room_of(prepared.batch)]
       state, metrics = run_step(state, prepared.batch)
       position = next_position
       host_metrics = dict(prepared.metrics)
@@ -381,17 +409,18 @@ def _with_last_good(
 
 def _compile_steps(
   state: TrainState,
-  batch: dict[str, jax.Array],
+  batches: Sequence[dict[str, Any]],
   *,
   shardings: Any,
   hold: bool,
   release: bool,
   mesh: Mesh,
   **settings: Any,
-) -> dict[bool, jax.stages.Compiled]:
+) -> dict[tuple[bool, tuple[int, ...]], jax.stages.Compiled]:
   """The step with the retriever held still and without, as they are needed.
 
-  They are compiled before the first step, and can never recompile.
+  They are compiled before the first step, for each of the batches' shapes, and
+  can never recompile.
   """
   compiled = {}
   for holds in (True, False):
@@ -402,6 +431,10 @@ def _compile_steps(
       donate_argnums=0,
       out_shardings=(shardings, rules.replicated(mesh)),
     )
-    with rules.in_effect(mesh):
-      compiled[holds] = step.lower(state, batch).compile()
+    for batch in batches:
+      with rules.in_effect(mesh):
+        compiled[holds, room_of(batch)] = step.lower(state, batch).compile(
+          host_memory.compiler_options(mesh)
+        )
+  host_memory.return_freed_memory()
   return compiled

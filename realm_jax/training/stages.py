@@ -44,6 +44,17 @@ class Stage(Protocol):
     """
     ...
 
+  @property
+  def parts(self) -> frozenset[str]:
+    """What its step reads: some of `queries`, `blocks` and `joint`."""
+    ...
+
+  def text_shapes(
+    self, batch_size: int, query_length: int, block_length: int
+  ) -> dict[str, tuple[int, ...]]:
+    """The shapes of the texts that `assemble` gives, padded."""
+    ...
+
   def init(
     self, models: Models, lengths: dict[str, int], key: jax.Array
   ) -> Any:
@@ -91,12 +102,28 @@ def _init_both(models: Models, lengths: dict[str, int], key: jax.Array) -> Any:
   }
 
 
+def _shapes(
+  batch_size: int, num_candidates: int, query_length: int, block_length: int
+) -> dict[str, tuple[int, ...]]:
+  return {
+    "query": (batch_size, query_length),
+    "candidates": (batch_size, num_candidates, block_length),
+  }
+
+
 @dataclasses.dataclass(frozen=True)
 class InverseCloze:
   """A sentence finds its block among the blocks of the global batch."""
 
   needs_index = False
   current_queries = True
+  parts = frozenset({"queries", "blocks"})
+
+  def text_shapes(self, batch_size, query_length, block_length):
+    return {
+      "query": (batch_size, query_length),
+      "block": (batch_size, block_length),
+    }
 
   def init(self, models, lengths, key):
     query = _tokens(1, lengths["query"])
@@ -125,6 +152,10 @@ class Reading:
 
   needs_index = False
   current_queries = True
+  parts = frozenset({"joint"})
+
+  def text_shapes(self, batch_size, query_length, block_length):
+    return _shapes(batch_size, 1, query_length, block_length)
 
   def init(self, models, lengths, key):
     return {"reader": _init_reader(models, lengths, key)}
@@ -155,6 +186,10 @@ class Pretraining:
   form: str = "per_token"
   current_queries: bool = False
   needs_index = True
+  parts = frozenset({"queries", "blocks", "joint"})
+
+  def text_shapes(self, batch_size, query_length, block_length):
+    return _shapes(batch_size, self.num_candidates, query_length, block_length)
 
   def init(self, models, lengths, key):
     return _init_both(models, lengths, key)
@@ -230,6 +265,14 @@ class OpenQa:
   max_answer_width: int = 10
   current_queries: bool = True
   needs_index = True
+
+  def text_shapes(self, batch_size, query_length, block_length):
+    return _shapes(batch_size, self.num_read, query_length, block_length)
+
+  @property
+  def parts(self):
+    towers = () if self.index_scores else ("queries",)
+    return frozenset({*towers, "joint"})
 
   def init(self, models, lengths, key):
     params = _init_both(models, lengths, key)

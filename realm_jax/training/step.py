@@ -8,24 +8,85 @@ metrics. Batches are dicts of arrays with the global batch in front:
 | inverse cloze | query [b q], block [b l], removed [b] |
 | reading, pre-training | query [b q], candidates [b k l], mask_positions, mask_targets, mask_weights [b m] |
 | open QA | query [b q], candidates [b k l], vectors [b n d] or scores [b n], has_answer [b n], is_answer [b k l w] |
+
+A packed batch (`realm_jax/training/packing.py`) has the texts as `Sequences`
+instead: queries (b), blocks (b, or the distinct candidates, with block_index
+[b k]) and joint (b · k, with body_start and body_length [b k]).
 """  # noqa: E501
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from jaxtyping import Array, Float
 
-from realm_jax.models.reader import Reader
+from realm_jax.models.reader import Reader, Spans
 from realm_jax.models.retriever import Retriever, relevance
 from realm_jax.objectives.inverse_cloze import inverse_cloze_loss
 from realm_jax.objectives.masked_lm import marginal_masked_lm_loss
 from realm_jax.objectives.open_qa import open_qa_loss
 from realm_jax.training.state import TrainState
 
-Batch = dict[str, jax.Array]
+Batch = dict[str, Any]
 Loss = Callable[[dict[str, Any], Batch, jax.Array], tuple[jax.Array, dict]]
+
+
+def _either(batch: Batch, packed: str, padded: str) -> Any:
+  return batch[packed] if packed in batch else batch[padded]
+
+
+def embed_candidates(
+  retriever: Retriever, params: Any, batch: Batch, **settings: Any
+) -> tuple[Float[Array, "b d"], Float[Array, "b k d"]]:
+  """The vectors of a batch's queries and of their candidates."""
+  queries, blocks = retriever.apply(
+    {"params": params},
+    _either(batch, "queries", "query"),
+    _either(batch, "blocks", "candidates"),
+    **settings,
+  )
+  if "blocks" not in batch:
+    return queries, blocks
+  # A group's candidates are among its own distinct blocks.
+  groups = len(batch["blocks"].starts)
+  index = batch["block_index"]
+  found = jnp.take_along_axis(
+    blocks.reshape(groups, -1, blocks.shape[-1]),
+    index.reshape(groups, -1, 1),
+    axis=1,
+  )
+  return queries, found.reshape(*index.shape, -1)
+
+
+def read_masks(
+  reader: Reader, params: Any, batch: Batch, **settings: Any
+) -> Float[Array, "b k m v"]:
+  """The reader's logits of a batch's masked words."""
+  apply = functools.partial(reader.apply, {"params": params}, **settings)
+  masks = batch["mask_positions"]
+  if "joint" in batch:
+    return apply(batch["joint"], masks, method="masked_lm_of")
+  query, candidates = batch["query"], batch["candidates"]
+  return apply(query, candidates, masks, method="masked_lm")
+
+
+def read_spans(
+  reader: Reader, params: Any, batch: Batch, **settings: Any
+) -> Spans:
+  """The reader's scores of the spans of a batch's candidates."""
+  apply = functools.partial(reader.apply, {"params": params}, **settings)
+  if "joint" not in batch:
+    return apply(batch["query"], batch["candidates"], method="spans")
+  return apply(
+    batch["joint"],
+    batch["body_start"],
+    batch["body_length"],
+    num_starts=batch["is_answer"].shape[2],
+    method="spans_of",
+  )
 
 
 def inverse_cloze(retriever: Retriever) -> Loss:
@@ -34,8 +95,8 @@ def inverse_cloze(retriever: Retriever) -> Loss:
   def loss(params, batch, dropout_key):
     queries, blocks = retriever.apply(
       {"params": params["retriever"]},
-      batch["query"],
-      batch["block"],
+      _either(batch, "queries", "query"),
+      _either(batch, "blocks", "block"),
       train=True,
       rngs={"dropout": dropout_key},
     )
@@ -53,20 +114,18 @@ def pretraining(
 
   def loss(params, batch, dropout_key):
     retriever_key, reader_key = jax.random.split(dropout_key)
-    query_vectors, block_vectors = retriever.apply(
-      {"params": params["retriever"]},
-      batch["query"],
-      batch["candidates"],
+    query_vectors, block_vectors = embed_candidates(
+      retriever,
+      params["retriever"],
+      batch,
       train=True,
       rngs={"dropout": retriever_key},
     )
-    logits = reader.apply(
-      {"params": params["reader"]},
-      batch["query"],
-      batch["candidates"],
-      batch["mask_positions"],
+    logits = read_masks(
+      reader,
+      params["reader"],
+      batch,
       train=True,
-      method="masked_lm",
       rngs={"dropout": reader_key},
     )
     return marginal_masked_lm_loss(
@@ -86,14 +145,11 @@ def reading(reader: Reader) -> Loss:
   """The masked-LM loss of a given block: no retriever, no null block."""
 
   def loss(params, batch, dropout_key):
-    logits = reader.apply(
-      {"params": params["reader"]},
-      batch["query"],
-      batch["candidates"],
-      batch["mask_positions"],
-      null_first=False,
+    logits = read_masks(
+      reader,
+      params["reader"],
+      batch,
       train=True,
-      method="masked_lm",
       rngs={"dropout": dropout_key},
     )
     value, metrics = marginal_masked_lm_loss(
@@ -121,7 +177,7 @@ def open_qa(retriever: Retriever, reader: Reader) -> Loss:
     if "vectors" in batch:
       query_vectors = retriever.apply(
         {"params": params["retriever"]},
-        batch["query"],
+        _either(batch, "queries", "query"),
         train=True,
         method="embed_queries",
         rngs={"dropout": retriever_key},
@@ -131,12 +187,11 @@ def open_qa(retriever: Retriever, reader: Reader) -> Loss:
       )
     else:
       scores = params["retriever"]["scale"] * batch["scores"]
-    spans = reader.apply(
-      {"params": params["reader"]},
-      batch["query"],
-      batch["candidates"],
+    spans = read_spans(
+      reader,
+      params["reader"],
+      batch,
       train=True,
-      method="spans",
       rngs={"dropout": reader_key},
     )
     return open_qa_loss(

@@ -4,8 +4,10 @@ import json
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from realm_jax.conversion.errors import ConversionError
+from realm_jax.conversion.exporting import export_weights
 from realm_jax.conversion.importing import import_weights
 from tests.conversion import hf_bert_files
 from tests.conversion.imported import load
@@ -226,6 +228,50 @@ def test_open_qa_gives_both_parts_and_says_that_vectors_are_left(tmp_path):
     "hf_realm", source, tmp_path / "half", parts=["reader"]
   )
   assert "embedder.cls.dense.weight [4, 8]: the retriever's" in report
+
+
+_DROPPED = {
+  "embedder": "cls.predictions.",
+  "scorer": "embedder.cls.predictions.",
+  "encoder": "realm.pooler.",
+  "reader": ("realm.pooler.", "cls.predictions.decoder."),
+}
+
+
+@pytest.mark.parametrize("model", _DROPPED)
+def test_an_import_is_exported_as_it_was(tmp_path, model):
+  weights, architecture = {
+    "embedder": (_embedder(), "RealmEmbedder"),
+    "scorer": (_embedder("embedder."), "RealmScorer"),
+    "encoder": (_encoder(), "RealmKnowledgeAugEncoder"),
+    "reader": (_reader(), "RealmReader"),
+  }[model]
+  source = _write(tmp_path / "in", weights, architecture)
+  import_weights("hf_realm", source, tmp_path / "run")
+  imported = load(tmp_path / "run")
+  export_weights(
+    to="hf_realm",
+    model=model,
+    model_dir=tmp_path / "run",
+    output_dir=tmp_path / "out",
+    retriever=imported.retriever,
+    reader=imported.reader,
+  )
+  out = safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors")
+  # All but what the class has and does not use.
+  wanted = {
+    name: array
+    for name, array in weights.items()
+    if not name.startswith(_DROPPED[model])
+  }
+  assert out.keys() == wanted.keys()
+  for name, array in wanted.items():
+    np.testing.assert_array_equal(out[name], array, err_msg=name)
+  config = json.loads((tmp_path / "out" / "config.json").read_text())
+  known = ("model_type", "hidden_act", "architectures")
+  of_reader = ("span_hidden_size", "max_span_width", "reader_layer_norm_eps")
+  for name in (*known, *(of_reader if model == "reader" else ())):
+    assert config[name] == {**_SIZES, "architectures": [architecture]}[name]
 
 
 @pytest.mark.parametrize(

@@ -82,9 +82,7 @@ def test_a_pre_trained_release_gives_retriever_and_reader(tmp_path):
   model = load(tmp_path / "run")
   assert set(model.params) == {"retriever", "reader"}
   assert (model.reader.joint_length, model.reader.span_size) == (64, 256)
-  read = functools.partial(
-    model.reader.apply, null_first=False, method="masked_lm"
-  )
+  read = functools.partial(model.reader.apply, method="masked_lm")
   logits = jax.jit(read)(
     {"params": model.params["reader"]},
     np.array([[2, 9, 4, 3]], np.int32),

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from realm_jax.models.bert import BertConfig, BertEncoder, segment_ids
+from realm_jax.models.bert import BertConfig, BertEncoder, token_types
+from realm_jax.models.sequences import padded as one_a_row
 from tests.models import numpy_bert
 from tests.models.numpy_bert import CLS, SEP, padded
 
@@ -82,7 +83,7 @@ def test_any_number_of_batch_dimensions(params):
 def test_segments_by_hand():
   ids = jnp.array([[CLS, 9, SEP, 9, SEP, 0], [CLS, SEP, SEP, 0, 0, 0]])
   expected = [[0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 1, 1]]
-  np.testing.assert_array_equal(segment_ids(ids, SEP), expected)
+  np.testing.assert_array_equal(token_types(one_a_row(ids), SEP), expected)
 
 
 def test_second_segment_has_the_second_type(params):

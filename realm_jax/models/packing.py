@@ -1,0 +1,114 @@
+"""Packs sequences into rows, on the host."""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int, UInt32
+
+from realm_jax.models.sequences import NO_SEQUENCE, PAD_ID, Sequences
+
+
+class PackingPlan(NamedTuple):
+  """Where each of n = s · m sequences goes.
+
+  Attributes:
+    lengths: tokens of each.
+    row: in its group.
+    offset: of its first token in that row.
+    row_length: tokens of a row.
+    num_rows: rows that the fullest group needs.
+  """
+
+  lengths: Int[np.ndarray, "s m"]
+  row: Int[np.ndarray, "s m"]
+  offset: Int[np.ndarray, "s m"]
+  row_length: int
+  num_rows: int
+
+
+def plan_rows(lengths: Int[np.ndarray, "s m"], row_length: int) -> PackingPlan:
+  """Packs each group by best fit, longest first.
+
+  Raises:
+    ValueError: a sequence is longer than a row.
+  """
+  if lengths.size and lengths.max() > row_length:
+    raise ValueError(
+      f"a sequence of {lengths.max()} tokens does not fit in a row of "
+      f"{row_length}"
+    )
+  row, offset = np.zeros_like(lengths), np.zeros_like(lengths)
+  num_rows = 1
+  for group, of_group in enumerate(lengths):
+    used = _best_fit(of_group, row_length, row[group], offset[group])
+    num_rows = max(num_rows, used)
+  return PackingPlan(lengths, row, offset, row_length, num_rows)
+
+
+def _best_fit(
+  lengths: Int[np.ndarray, " m"],
+  row_length: int,
+  row: Int[np.ndarray, " m"],
+  offset: Int[np.ndarray, " m"],
+) -> int:
+  """Fills `row` and `offset`; returns the number of rows."""
+  rows_with: list[list[int]] = [[] for _ in range(row_length + 1)]
+  # Bit s is set where a row has s tokens left.
+  spaces = 0
+  num_rows = 0
+  for index in np.argsort(-lengths, kind="stable").tolist():
+    length = int(lengths[index])
+    fitting = spaces >> length
+    if fitting:
+      space = length + (fitting & -fitting).bit_length() - 1
+      chosen = rows_with[space].pop()
+      if not rows_with[space]:
+        spaces &= ~(1 << space)
+    else:
+      space, chosen = row_length, num_rows
+      num_rows += 1
+    row[index], offset[index] = chosen, row_length - space
+    rows_with[space - length].append(chosen)
+    spaces |= 1 << (space - length)
+  return num_rows
+
+
+def lay_out(
+  plan: PackingPlan,
+  token_ids: Int[np.ndarray, "n l"],
+  *,
+  num_rows: int,
+  numbers: UInt32[np.ndarray, " n"],
+) -> Sequences:
+  """The sequences in `num_rows` rows a group, as the plan has them.
+
+  Args:
+    plan: of these sequences.
+    token_ids: padded, in the order of the plan.
+    num_rows: at least the plan's.
+    numbers: of the sequences, for dropout.
+  """
+  groups, size = plan.lengths.shape
+  lengths = plan.lengths.reshape(-1)
+  starts = plan.row * plan.row_length + plan.offset
+  first = starts + np.arange(groups)[:, None] * num_rows * plan.row_length
+  # For each token its sequence, and its place in that.
+  owner = np.repeat(np.arange(groups * size), lengths)
+  place = np.arange(lengths.sum()) - np.repeat(
+    np.cumsum(lengths) - lengths, lengths
+  )
+  target = first.reshape(-1)[owner] + place
+  shape = (groups * num_rows, plan.row_length)
+
+  def scattered(values, filler):
+    flat = np.full(shape[0] * shape[1], filler, np.int32)
+    flat[target] = values
+    return flat.reshape(shape)
+
+  return Sequences(
+    token_ids=scattered(token_ids[owner, place], PAD_ID),
+    sequence=scattered(owner % size, NO_SEQUENCE),
+    position=scattered(place, 0),
+    starts=starts.astype(np.int32),
+    numbers=numbers.reshape(groups, size).astype(np.uint32),
+  )
