@@ -275,13 +275,14 @@ def _below(module: str) -> str:
   return re.escape(f"{module}/") + ".*"
 
 
-def _notes(used: Sequence[Encoder]) -> Iterator[str]:
-  for encoder in used:
-    if encoder.norm:
-      yield (
-        f"{encoder.role}: LayerNorm epsilon {encoder.norm_eps:g}, as "
-        f"{encoder.norm.rpartition('/')[2]} is by its maker"
-      )
+def _notes(used: Sequence[Encoder]) -> list[str]:
+  notes = [
+    f"{encoder.role}: LayerNorm epsilon {encoder.norm_eps:g}, the default of "
+    f"the library that names it {encoder.norm.rpartition('/')[2]}"
+    for encoder in used
+    if encoder.norm
+  ]
+  return list(dict.fromkeys(notes))
 
 
 def _block_vectors(places: Sequence[Path]) -> Rows | None:

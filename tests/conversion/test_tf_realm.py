@@ -49,7 +49,7 @@ def _module(path, *, scope, norm, seed=0, **settings):
 def test_a_retriever_module_embeds_as_it_was_trained(tmp_path, names, eps):
   variables = _module(tmp_path / "embedder", **names)
   report = _import(tmp_path / "embedder", tmp_path / "run")
-  assert f"retriever: LayerNorm epsilon {eps:g}, as" in report
+  assert report.count(f"retriever: LayerNorm epsilon {eps:g}, the") == 1
   assert "cls/predictions/output_bias" in report.partition("left unused")[2]
   model = load(tmp_path / "run")
   assert set(model.params) == {"retriever"}
