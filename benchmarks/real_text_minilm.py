@@ -88,18 +88,17 @@ class Story:
       name, self._gin("train", name, MODEL_DIR=self.path(name), **bindings)
     )
 
-  def generation(self, of: str, *, kind: str = "EXACT") -> Path:
+  def generation(self, of: str) -> Path:
     """The newest checkpoint's own generation."""
-    folder = self.path(f"generations/{of}_{kind.lower()}")
+    folder = self.path(f"generations/{of}")
     self._timed(
-      f"generations/{of}_{kind.lower()}",
+      f"generations/{of}",
       self._gin(
         "build_index",
         "build_index",
         "--once",
         MODEL_DIR=self.path(of),
         GENERATIONS_DIR=folder,
-        INDEX=Macro(kind),
       ),
     )
     return folder
@@ -188,22 +187,23 @@ def tell(story: Story) -> list[dict[str, Any]]:
     rows.append({"after": what, "minutes": round(minutes, 1), **kept})
     print(json.dumps(rows[-1]), flush=True)
 
-  def retrieval(of: str, kind: str = "EXACT") -> dict[str, Any]:
+  def retrieval(of: str, what: str | None = None, **bindings: Any) -> dict:
     return story.evaluate(
-      f"{of}_{kind.lower()}",
+      what or of,
       of,
       "eval_retrieval",
-      GENERATION=story.generation(of, kind=kind),
+      GENERATION=story.generation(of),
+      **bindings,
     )
 
   story.prepare()
-  row("BM25, for comparison", retrieval("minilm", "BM25"), "corpus")
   row(
     "MiniLM as it comes",
     retrieval("minilm"),
-    *("minilm", "corpus", "generations/minilm_exact"),
-    "evaluations/minilm_exact",
+    *("minilm", "corpus", "generations/minilm", "evaluations/minilm"),
   )
+  bm25 = retrieval("minilm", "bm25", INDEX=Macro("BM25"))
+  row("BM25, for comparison", bm25, "evaluations/bm25")
   story.train("inverse_cloze", INITIAL_CHECKPOINT=story.path("minilm"))
   row("inverse cloze", retrieval("inverse_cloze"), "inverse_cloze")
   story.train("reading", INITIAL_CHECKPOINT=story.path("minilm"))
