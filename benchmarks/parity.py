@@ -37,9 +37,20 @@ PARTS = ("rules", "tokens", "sentences", "realm")
 
 
 def compare(
-  parts: Sequence[str], *, size: str, minilm: Path, texts_dir: Path
+  parts: Sequence[str],
+  *,
+  size: str,
+  minilm: Path | None = None,
+  texts_dir: Path = _TEXTS_DIR,
 ) -> list[Row]:
-  """The rows of some parts; each part is printed as it is done.
+  """The rows of some parts; each is printed as it is done.
+
+  Args:
+    parts: of `PARTS`.
+    size: of the REALM models, `tiny` or `base`.
+    minilm: a folder with MiniLM's weights and vocabulary; None takes the
+      package's.
+    texts_dir: of real texts.
 
   Raises:
     PeerError: the other systems are not installed, or failed.
@@ -51,10 +62,13 @@ def compare(
     print(agreement.table(found), flush=True)
     rows.extend(found)
 
+  if "rules" in parts:
+    add(rule_agreement.compare_all())
+  if set(parts) == {"rules"}:
+    return rows
+  minilm = minilm or peer_processes.minilm_dir()
   with tempfile.TemporaryDirectory(prefix="realm_parity_") as name:
     folder = Path(name)
-    if "rules" in parts:
-      add(rule_agreement.compare_all())
     if "tokens" in parts:
       texts = read_texts(texts_dir)
       vocab = minilm / "vocab.txt"
@@ -98,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows = compare(
       given.parts,
       size=given.size,
-      minilm=given.minilm or peer_processes.minilm_dir(),
+      minilm=given.minilm,
       texts_dir=given.texts_dir,
     )
   except (peer_processes.PeerError, NoTextsError) as error:

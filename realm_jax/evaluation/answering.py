@@ -204,6 +204,11 @@ def best_spans(
 ) -> tuple[Int[Array, "b n"], Float[Array, "b n"], Float[Array, "b n"]]:
   """The n best spans of k blocks together.
 
+  Google's and Hugging Face's readers choose the best span's block and its
+  place in the block apart. That is the same but where spans of two blocks
+  score alike to the last bit; the two may then be of different spans there,
+  and the first block's is taken here.
+
   Returns:
     Places in the flattened [k l w], scores (−∞ past the last span there is),
     and probabilities: the softmax over all spans.

@@ -11,9 +11,11 @@ from benchmarks import realm_agreement
 @pytest.mark.parametrize(
   "compare",
   [
-    pytest.param(compare, marks=pytest.mark.slow)
-    if compare is realm_agreement.compare_pretraining
-    else compare
+    # The gradients take their time to compile.
+    compare
+    if compare
+    in (realm_agreement.compare_embedder, realm_agreement.compare_two_towers)
+    else pytest.param(compare, marks=pytest.mark.slow)
     for compare in realm_agreement.COMPARISONS
   ],
   ids=lambda compare: compare.__name__,

@@ -15,6 +15,8 @@ from realm_jax.inputs.batches import Batch
 from realm_jax.training.stages import OpenQa
 from tests.conversion.imported import load
 
+pytestmark = pytest.mark.slow
+
 # In its config.json: reader_beam_size.
 _NUM_READ = 4
 

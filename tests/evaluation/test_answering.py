@@ -1,8 +1,16 @@
 """Answers to one question, and where they stand."""
 
+import functools
+
+import jax
+import numpy as np
 import pytest
 
-from realm_jax.evaluation.answering import load_answerer, locate_answer
+from realm_jax.evaluation.answering import (
+  best_spans,
+  load_answerer,
+  locate_answer,
+)
 from tests import tiny_world
 
 
@@ -42,6 +50,38 @@ def test_asking_agrees_with_evaluating(answerer, evaluated):
     )
     names = [answerer.corpus.block_name(row) for row in answered.ranking.rows]
     assert names[:5] == [e["block"] for e in line["evidence"]][:5]
+
+
+def test_the_best_span_is_that_of_googles_two_choices(answerer, evaluated):
+  # ORQA, and Hugging Face after it, choose the block of the best span and the
+  # place of the best span apart. Both are of one span, unless two are equal.
+  trained, words = answerer.trained, answerer.corpus.vocabulary
+  reader, params = trained.models.reader, trained.params["reader"]
+  read = jax.jit(
+    lambda params, *tokens: reader.apply(
+      {"params": params}, *tokens, method="spans"
+    )
+  )
+  best = jax.jit(functools.partial(best_spans, reader, 1))
+  for line in evaluated[1][:3]:
+    tokens = words.encode(line["question"])
+    query = np.zeros((1, tiny_world.QUERY_LENGTH), np.int32)
+    query[0, : len(tokens) + 2] = [words.cls_id, *tokens, words.sep_id]
+    ranking = answerer.ask(line["question"]).ranking
+    scores = ranking.scores[None, : answerer.num_read]
+    rows = ranking.rows[None, : answerer.num_read]
+    candidates = answerer.corpus.gather(rows, tiny_world.BLOCK_LENGTH)
+    spans = read(params, query, candidates)
+    totals = np.asarray(spans.logits + scores[:, :, None, None])[0]
+    totals = np.where(spans.is_span[0], totals, -np.inf)
+    block = totals.max(axis=(1, 2)).argmax()
+    # Theirs are in the order of widths, then starts.
+    by_width = totals.max(axis=0).T
+    width, start = np.unravel_index(by_width.argmax(), by_width.shape)
+    place, _, _ = best(params, query, candidates, scores)
+    assert int(place[0, 0]) == np.ravel_multi_index(
+      (block, start, width), totals.shape
+    )
 
 
 def test_a_question_that_is_too_long_loses_its_end(answerer):
