@@ -31,6 +31,7 @@ setup(
     "numpy",
     "optax",
     "orbax-checkpoint",
+    "protobuf",
     "safetensors",
     "scann",
     "sentencex",

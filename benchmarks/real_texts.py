@@ -15,11 +15,7 @@ def read_texts(folder: Path) -> dict[str, list[str]]:
   Raises:
     NoTextsError: there is no such folder.
   """
-  if not folder.is_dir():
-    raise NoTextsError(
-      f"no texts in {folder}; the README there describes them, --texts_dir "
-      "names another place"
-    )
+  _require(folder)
   readers = {
     "qed": _qed,
     "wikitext2": _wikitext,
@@ -28,6 +24,48 @@ def read_texts(folder: Path) -> dict[str, list[str]]:
     "curatedtrec": _curatedtrec,
   }
   return {name: list(read(folder / name)) for name, read in readers.items()}
+
+
+def titled_paragraphs(folder: Path) -> list[tuple[str, str]]:
+  """Titles and texts of QED's and WikiText-2's paragraphs, each once.
+
+  Raises:
+    NoTextsError: there is no such folder.
+  """
+  _require(folder)
+  paragraphs = [
+    (row["title_text"], row["paragraph_text"])
+    for row in _json_lines(folder / "qed" / "qed_dev_part.jsonl")
+  ]
+  for row in _json_lines(folder / "wikitext2" / "articles.jsonl"):
+    paragraphs += [(row["title"], text) for text in row["paragraphs"]]
+  return list(dict.fromkeys(paragraphs))
+
+
+def qed_questions(folder: Path) -> list[dict]:
+  """QED's questions, each with the answers that its paragraph holds.
+
+  Raises:
+    NoTextsError: there is no such folder.
+  """
+  _require(folder)
+  return [
+    {
+      "question": row["question_text"],
+      "answer": [
+        span["string"] for spans in row["original_nq_answers"] for span in spans
+      ],
+    }
+    for row in _json_lines(folder / "qed" / "qed_dev_part.jsonl")
+  ]
+
+
+def _require(folder: Path) -> None:
+  if not folder.is_dir():
+    raise NoTextsError(
+      f"no texts in {folder}; the README there describes them, --texts_dir "
+      "names another place"
+    )
 
 
 def _qed(folder: Path) -> Iterator[str]:

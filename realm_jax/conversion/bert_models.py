@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from realm_jax.conversion import names
 from realm_jax.conversion.errors import ConversionError
-from realm_jax.conversion.input_form import InputForm, with_form
 from realm_jax.conversion.mapping import Feed
 from realm_jax.conversion.names import Dialect, Rule
 from realm_jax.conversion.plan import (
@@ -150,8 +149,11 @@ def plan_bert(
     projection_size=options.projection_size,
     normalize=bool(options.normalize),
     score_scale=options.score_scale,
+    query_prefix=_ids(options.query_prefix, pieces, "--query_prefix"),
+    block_prefix=_ids(options.block_prefix, pieces, "--block_prefix"),
+    title_separator=options.title_separator is not False,
+    token_types=options.token_types is not False,
   )
-  form = _form(options, pieces)
   towers = SEPARATE_TOWERS if separate else SHARED_TOWER
   query_towers = SHARED_TOWER if not separate else SEPARATE_TOWERS[:1]
   own_towers = towers if block_weights is None else query_towers
@@ -189,9 +191,8 @@ def plan_bert(
     fresh["retriever/[^/]*/projection(_norm)?/.*"] = "--projection_size"
   return ImportPlan(
     source=source,
-    retriever=with_form(retriever, form),
+    retriever=retriever,
     reader=usual_reader(weights.config),
-    form=form,
     parts=parts,
     pieces=pieces,
     feeds=tuple(feeds),
@@ -244,15 +245,6 @@ def _feed(
     tuple(rules),
     {**weights.leftovers, **unused},
     where=weights.where,
-  )
-
-
-def _form(options: TowerOptions, pieces: tuple[str, ...]) -> InputForm:
-  return InputForm(
-    query_prefix=_ids(options.query_prefix, pieces, "--query_prefix"),
-    block_prefix=_ids(options.block_prefix, pieces, "--block_prefix"),
-    title_separator=options.title_separator is not False,
-    token_types=options.token_types is not False,
   )
 
 

@@ -4,7 +4,6 @@ import dataclasses
 from typing import Any, NamedTuple
 
 from realm_jax.conversion.errors import ConversionError
-from realm_jax.conversion.input_form import InputForm
 from realm_jax.conversion.names import Rule
 from realm_jax.conversion.plan import SEPARATE_TOWERS, SHARED_TOWER
 from realm_jax.models.bert import BertConfig
@@ -20,13 +19,11 @@ class Exported(NamedTuple):
 
   Attributes:
     retriever, reader: over the vocabulary.
-    form: what the towers read.
     vocabulary: of both.
   """
 
   retriever: Retriever
   reader: Reader
-  form: InputForm
   vocabulary: WordpieceVocabulary
 
 

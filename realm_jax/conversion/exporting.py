@@ -15,7 +15,6 @@ from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.export_plan import TOWERS, Exported, ExportPlan
 from realm_jax.conversion.hf_bert_export import plan_hf_bert_export
 from realm_jax.conversion.hf_realm_export import MODELS, plan_hf_realm_export
-from realm_jax.conversion.input_form import form_of
 from realm_jax.conversion.mapping import show_shape, write_tensors
 from realm_jax.conversion.parameters import (
   flattened,
@@ -78,7 +77,6 @@ def export_weights(
   exported = Exported(
     retriever.for_vocabulary(**settings),
     reader.for_vocabulary(**settings),
-    form_of(retriever),
     words,
   )
   if to == "hf_bert":

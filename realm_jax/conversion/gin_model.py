@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from realm_jax.conversion.input_form import InputForm
+from realm_jax.conversion.tower_inputs import unusual_inputs
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 
@@ -29,9 +29,7 @@ _RETRIEVER_FIELDS = (
 _READER_FIELDS = ("span_size", "span_norm_eps", "max_answer_width")
 
 
-def gin_model(
-  retriever: Retriever, reader: Reader, form: InputForm, *, source: str
-) -> str:
+def gin_model(retriever: Retriever, reader: Reader, *, source: str) -> str:
   """A gin file that binds RETRIEVER and READER to these modules.
 
   Sizes and numbers that weights depend on are all written out; the vocabulary
@@ -40,7 +38,6 @@ def gin_model(
   Args:
     retriever: the towers.
     reader: the reader; its encoder is the retriever's.
-    form: what the towers read.
     source: where the weights come from, for the header.
 
   Raises:
@@ -70,9 +67,8 @@ def gin_model(
     *_bindings("retriever.Retriever", retriever, _RETRIEVER_FIELDS),
     "retriever.Retriever.projection_dropout_rate = %DROPOUT_RATE",
     "retriever.Retriever.score_scale = %SCORE_SCALE",
-    *(
-      f"retriever.Retriever.{name} = {value!r}"
-      for name, value in form.unusual().items()
+    *_bindings(
+      "retriever.Retriever", retriever, tuple(unusual_inputs(retriever))
     ),
     "",
     "reader.Reader.bert = @bert.BertConfig()",

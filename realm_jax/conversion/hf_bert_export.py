@@ -114,11 +114,10 @@ def _retriever(model: Exported, tower: str | None) -> ExportPlan:
 
 def _why_not_sentences(model: Exported) -> list[str]:
   """What of the towers sentence-transformers could not say."""
-  form = model.form
   checks = {
     "pooling by BERT's pooler": model.retriever.pooling == "pooler",
-    "[SEP] between title and body": form.title_separator,
-    "second token type": form.token_types,
+    "[SEP] between title and body": model.retriever.title_separator,
+    "second token type": model.retriever.token_types,
   }
   return [name for name, is_so in checks.items() if is_so]
 
@@ -131,8 +130,8 @@ def _prompts(model: Exported) -> dict[str, str]:
   """
   texts = {}
   for name, ids in (
-    ("query", model.form.query_prefix),
-    ("document", model.form.block_prefix),
+    ("query", model.retriever.query_prefix),
+    ("document", model.retriever.block_prefix),
   ):
     text = model.vocabulary.decode(ids) if ids else ""
     if ids:

@@ -34,7 +34,6 @@ from realm_jax.conversion.hf_realm_names import (
   QUERY_EMBEDDER,
   READER,
 )
-from realm_jax.conversion.input_form import InputForm
 from realm_jax.conversion.mapping import Feed
 from realm_jax.conversion.names import Rule
 from realm_jax.conversion.plan import (
@@ -126,7 +125,6 @@ def plan_hf_realm(
       encoder, config, str(path), shared=shared, score_scale=score_scale
     ),
     reader=_reader(encoder, config, str(path), name),
-    form=InputForm(),
     parts=parts,
     pieces=pieces,
     feeds=(Feed(source, rules, leftovers, where=str(input_dir)),),

@@ -25,6 +25,7 @@ from realm_jax.conversion.hf_realm_names import (
 )
 from realm_jax.conversion.names import Rule
 from realm_jax.conversion.plan import SEPARATE_TOWERS, SHARED_TOWER
+from realm_jax.conversion.tower_inputs import unusual_inputs
 
 # The class of each model, and the parts of ours that it takes.
 _CLASSES = {
@@ -125,7 +126,7 @@ def _require_realm(model: Exported, name: str) -> None:
     f"projection_norm_eps={retriever.projection_norm_eps}": (
       retriever.projection_norm_eps != retriever.bert.layer_norm_eps
     ),
-    **{f"{key}={value}": True for key, value in model.form.unusual().items()},
+    **{f"{k}={value}": True for k, value in unusual_inputs(retriever).items()},
   }
   said = [what for what, is_so in wrong.items() if is_so]
   if said:

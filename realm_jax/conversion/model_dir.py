@@ -66,9 +66,7 @@ def write_model_dir(
     "generation": np.int64(_NO_GENERATION),
     VOCABULARY: vocabulary_digest(vocabulary.sha256),
   }
-  text = gin_model.gin_model(
-    plan.retriever, plan.reader, plan.form, source=plan.source
-  )
+  text = gin_model.gin_model(plan.retriever, plan.reader, source=plan.source)
   with whole_directory(output_dir) as directory:
     logging.info("writing checkpoint %d of %s", _STEP, output_dir)
     directory.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from realm_jax.conversion.errors import ConversionError
-from realm_jax.conversion.input_form import InputForm
 from realm_jax.conversion.mapping import Feed
 from realm_jax.indexes.protocol import Rows
 from realm_jax.models.bert import BertConfig
@@ -28,7 +27,6 @@ class ImportPlan:
     source: what is imported, in a few words, for people.
     retriever: the towers, without a vocabulary.
     reader: the reader, without a vocabulary.
-    form: what the towers read.
     parts: of `PARTS`, those that the checkpoint will hold.
     pieces: the vocabulary.
     feeds: the sources, with rules for all parameters that they hold, by the
@@ -43,7 +41,6 @@ class ImportPlan:
   source: str
   retriever: Retriever
   reader: Reader
-  form: InputForm
   parts: tuple[str, ...]
   pieces: tuple[str, ...]
   feeds: tuple[Feed, ...]

@@ -16,7 +16,6 @@ from realm_jax.conversion import hub_module, names, tf_bert
 from realm_jax.conversion.bert_models import NO_HEAD, reader_rules, tower_rules
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.hf_directory import read_json
-from realm_jax.conversion.input_form import InputForm
 from realm_jax.conversion.mapping import Feed
 from realm_jax.conversion.names import Rule
 from realm_jax.conversion.plan import (
@@ -100,7 +99,6 @@ def plan_tf_realm(
     source=f"{input_path.resolve().name} (tf_realm)",
     retriever=_retriever(config, towers, score_scale=score_scale),
     reader=_reader(config, readers, settings),
-    form=InputForm(),
     parts=parts,
     pieces=pieces,
     feeds=tuple(feeds),
@@ -277,13 +275,14 @@ def _below(module: str) -> str:
   return re.escape(f"{module}/") + ".*"
 
 
-def _notes(used: Sequence[Encoder]) -> Iterator[str]:
-  for encoder in used:
-    if encoder.norm:
-      yield (
-        f"{encoder.role}: LayerNorm epsilon {encoder.norm_eps:g}, as "
-        f"{encoder.norm.rpartition('/')[2]} is by its maker"
-      )
+def _notes(used: Sequence[Encoder]) -> list[str]:
+  notes = [
+    f"{encoder.role}: LayerNorm epsilon {encoder.norm_eps:g}, the default of "
+    f"the library that names it {encoder.norm.rpartition('/')[2]}"
+    for encoder in used
+    if encoder.norm
+  ]
+  return list(dict.fromkeys(notes))
 
 
 def _block_vectors(places: Sequence[Path]) -> Rows | None:

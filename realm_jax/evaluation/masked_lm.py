@@ -24,6 +24,7 @@ from realm_jax.models.retriever import Retriever, relevance
 from realm_jax.objectives.masked_lm import marginal_masked_lm_loss
 from realm_jax.partitioning import rules
 from realm_jax.training.stages import Models, Pretraining
+from realm_jax.training.step import embed_candidates, read_masks
 
 # Means over queries; the other metrics are means over masks.
 _OF_QUERIES = frozenset({"recall", "null_probability", "candidate_entropy"})
@@ -164,17 +165,11 @@ def masked_metrics(
 ) -> dict[str, jax.Array]:
   """The metrics of the pre-training loss, without dropout."""
   retriever, reader = models
-  query_vectors, block_vectors = retriever.apply(
-    {"params": params["retriever"]}, batch["query"], batch["candidates"]
-  )
   assert reader is not None
-  logits = reader.apply(
-    {"params": params["reader"]},
-    batch["query"],
-    batch["candidates"],
-    batch["mask_positions"],
-    method="masked_lm",
+  query_vectors, block_vectors = embed_candidates(
+    retriever, params["retriever"], batch
   )
+  logits = read_masks(reader, params["reader"], batch)
   _, metrics = marginal_masked_lm_loss(
     relevance(query_vectors, block_vectors, score_scale=retriever.score_scale),
     logits,

@@ -43,6 +43,7 @@ class BlockRanker:
       that was learnt (BM25), and not f(x, z).
     current_queries: whether the checkpoint's own tower embeds the queries,
       or the one that the generation was published with.
+    as_found: whether blocks stay in the index's own order, with its scores.
   """
 
   def __init__(
@@ -53,10 +54,15 @@ class BlockRanker:
     num_searched: int,
     index_scores: bool = False,
     current_queries: bool = True,
+    as_found: bool = False,
   ):
     self._mesh = trained.mesh
     self._generation = generation
     self._index_scores = index_scores
+    # Random blocks come with equal scores: nothing prefers any of them.
+    self._as_found = (
+      as_found or index_scores or generation.index.kind == "random"
+    )
     self._score_scale = trained.models.retriever.score_scale
     self.num_searched = _depth(num_searched, generation.index.num_blocks)
     if index_scores:
@@ -107,9 +113,8 @@ class BlockRanker:
     An index that approximates only chooses: f(x, z) is computed from the
     generation's stored vectors, as in training.
     """
-    if self._index_scores or self._generation.index.kind == "random":
-      # Random blocks come with equal scores: nothing prefers any of them.
-      found = self._search(token_ids, None)
+    if self._as_found:
+      found = self.search(token_ids)
       scale = self._score_scale if self._index_scores else 1.0
       found = in_order(found.rows, scale * found.scores)
     else:

@@ -17,6 +17,7 @@ from realm_jax.evaluation.trained import (
   open_generation,
   whole_batch,
 )
+from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.inputs.batches import BatchStream
 from realm_jax.models.retriever import Retriever
 from realm_jax.text import answers
@@ -36,6 +37,7 @@ def evaluate_retrieval(
   task: str = "open_qa",
   answer_kind: answers.AnswerKind = "string",
   generation: epath.PathLike | None = None,
+  index: IndexConfig | None = None,
   num_searched: int = 20,
   batch_size: int = 64,
   query_length: int = 64,
@@ -60,6 +62,8 @@ def evaluate_retrieval(
     generation: a generation, or a folder of them; None takes the one that
       was made from this checkpoint or, failing that, the one it was trained
       with.
+    index: another index over the generation's blocks, which ranks alone if
+      it needs no vectors, as BM25 does.
     num_searched: how many blocks to find; the reciprocal rank sees no more.
     batch_size: questions at once; rounded up to share among the devices.
     query_length: the longest question, with [CLS] and [SEP].
@@ -98,8 +102,13 @@ def evaluate_retrieval(
       block_length=block_length,
       checkpoint_step=checkpoint_step,
     )
-    loaded = open_generation(trained, generation, prefer_own=True)
-    ranker = BlockRanker(trained, loaded, num_searched=num_searched)
+    loaded = open_generation(trained, generation, prefer_own=True, index=index)
+    ranker = BlockRanker(
+      trained,
+      loaded,
+      num_searched=num_searched,
+      as_found=not loaded.index.needs_vectors,
+    )
     write = stack.enter_context(
       outputs.json_lines(output_dir and epath.Path(output_dir) / RETRIEVED)
     )

@@ -5,10 +5,10 @@ is computed on as if it were text. Packed, a row holds as many as fit, each
 attends only to itself, and hardly any padding is left.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Float, Int, UInt32
 
 PAD_ID = 0
 NO_SEQUENCE = -1
@@ -20,8 +20,9 @@ _POSITION_FACTOR = 0x9E3779B1
 class Sequences(NamedTuple):
   """n = s · m sequences in r rows, in s equal groups (one for each device).
 
-  A group's sequences lie in the group's own rows, so that nothing that is
-  gathered crosses devices.
+  The arrays are jax's, or numpy's while they are on the host. A group's
+  sequences lie in the group's own rows, so that nothing that is gathered
+  crosses devices.
 
   Attributes:
     token_ids: the tokens.
@@ -31,16 +32,11 @@ class Sequences(NamedTuple):
     numbers: of the sequences, by which dropout knows them wherever they lie.
   """
 
-  token_ids: Int[Array, "r l"]
-  sequence: Int[Array, "r l"]
-  position: Int[Array, "r l"]
-  starts: Int[Array, "s m"]
-  numbers: UInt32[Array, "s m"]
-
-  @property
-  def is_token(self) -> Bool[Array, "r l"]:
-    """False for padding."""
-    return self.sequence != NO_SEQUENCE
+  token_ids: Int[Any, "r l"]
+  sequence: Int[Any, "r l"]
+  position: Int[Any, "r l"]
+  starts: Int[Any, "s m"]
+  numbers: UInt32[Any, "s m"]
 
   @property
   def dropout_keys(self) -> UInt32[Array, "r l"]:

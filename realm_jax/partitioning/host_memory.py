@@ -38,7 +38,7 @@ def return_freed_memory() -> None:
     library.malloc_trim(0)
 
 
-def compiler_options(mesh: Mesh) -> dict[str, str]:
+def compiler_options(mesh: Mesh) -> dict[str, bool | str]:
   """For a step: on CPUs, the order of operations that needs least memory."""
   if mesh.devices.flat[0].platform != "cpu":
     return {}

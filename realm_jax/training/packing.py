@@ -29,7 +29,7 @@ Room = Mapping[str, int]
 _SAMPLES = 8
 # … and this much more: blocks that are retrieved may be longer than most.
 _MARGIN = 1.1
-# A smaller room must save this share of the rows, or it is not worth its
+# A smaller room must save this share of the tokens, or it is not worth its
 # compilation.
 _LEAST_SAVING = 0.15
 
@@ -88,6 +88,11 @@ class BatchPacker:
     """The rows that any batch of these shapes fits in: one a sequence."""
     texts, _ = self._texts(arrays)
     return {name: len(text) // self._groups for name, text in texts.items()}
+
+  def row_lengths(self, arrays: dict[str, np.ndarray]) -> dict[str, int]:
+    """Tokens of a row, by part."""
+    texts, _ = self._texts(arrays)
+    return {name: text.shape[1] for name, text in texts.items()}
 
   def _plan(self, padded: Int[np.ndarray, "n l"]) -> PackingPlan:
     lengths = np.count_nonzero(padded != PAD_ID, axis=1)
@@ -176,14 +181,17 @@ def choose_rooms(
   for _ in range(_SAMPLES):
     drawn = packer.needed(_random_texts(shapes, corpus, rng))
     usual = {name: max(n, usual.get(name, 0)) for name, n in drawn.items()}
-  most = packer.most(
-    {name: np.zeros(shape, np.int32) for name, shape in shapes.items()}
-  )
+  empty = {name: np.zeros(shape, np.int32) for name, shape in shapes.items()}
+  most, lengths = packer.most(empty), packer.row_lengths(empty)
   usual = {
     name: min(math.ceil(rows * _MARGIN), most[name])
     for name, rows in usual.items()
   }
-  saved = 1 - sum(usual.values()) / sum(most.values())
+  of_usual, of_most = (
+    sum(rows * lengths[name] for name, rows in room.items())
+    for room in (usual, most)
+  )
+  saved = 1 - of_usual / of_most
   return [usual, most] if saved >= _LEAST_SAVING else [most]
 
 
@@ -209,7 +217,9 @@ def _random_sentence(
   corpus: Corpus, row: int, length: int, rng: np.random.Generator
 ) -> Int[np.ndarray, " l"]:
   sentences = corpus.sentences(row)
-  start, limit = sentences[rng.integers(len(sentences))]
+  start, limit = (
+    sentences[rng.integers(len(sentences))] if len(sentences) else (0, 0)
+  )
   tokens = corpus.body_token_ids(row)[start:limit][: length - 2]
   words = corpus.vocabulary
   sentence = np.zeros(length, np.int32)

@@ -5,6 +5,7 @@ the blocks found become the arrays of its step.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -55,7 +56,7 @@ class Stage(Protocol):
 
   def text_shapes(
     self, batch_size: int, query_length: int, block_length: int
-  ) -> dict[str, tuple[int, ...]]:
+  ) -> Mapping[str, tuple[int, ...]]:
     """The shapes of the texts that `assemble` gives, padded."""
     ...
 

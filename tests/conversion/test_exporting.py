@@ -21,7 +21,6 @@ from realm_jax.conversion.exporting import export_weights
 from realm_jax.conversion.hf_bert_export import plan_hf_bert_export
 from realm_jax.conversion.hf_realm_export import plan_hf_realm_export
 from realm_jax.conversion.importing import import_weights
-from realm_jax.conversion.input_form import InputForm
 from realm_jax.conversion.sentence_transformers import read_sentence_model
 from realm_jax.conversion.vocabulary import vocabulary_of
 from realm_jax.models.bert import BertConfig
@@ -269,29 +268,29 @@ def test_a_realm_has_the_names_of_transformers(tmp_path):
 # ---- What cannot be said -----------------------------------------------------
 
 
-def _exported(retriever, form=None):
+def _exported(retriever):
   words = _vocabulary()
   settings = {"vocab_size": words.vocab_size, "separator_id": words.sep_id}
   return Exported(
     retriever.for_vocabulary(**settings),
     _READER.for_vocabulary(**settings),
-    form or InputForm(),
     words,
   )
 
 
 def test_sentence_transformers_is_told_where_it_can_be(tmp_path):
-  retriever = Retriever(
-    bert=_BERT, projection_size=None, pooling="mean", normalize=True
-  )
   words = _vocabulary()
   prefix = tuple(words.encode("where was"))
-  form = InputForm(
-    query_prefix=prefix, title_separator=False, token_types=False
+  retriever = Retriever(
+    bert=_BERT,
+    projection_size=None,
+    pooling="mean",
+    normalize=True,
+    query_prefix=prefix,
+    title_separator=False,
+    token_types=False,
   )
-  plan = plan_hf_bert_export(
-    _exported(retriever, form), part="retriever", tower=None
-  )
+  plan = plan_hf_bert_export(_exported(retriever), part="retriever", tower=None)
   for name, content in plan.files.items():
     if content is None:
       (tmp_path / name).mkdir()
@@ -305,24 +304,25 @@ def test_sentence_transformers_is_told_where_it_can_be(tmp_path):
   assert (tmp_path / "2_Normalize").is_dir()
 
   # With a [SEP] after the title, it would read something else.
-  plan = plan_hf_bert_export(_exported(retriever), part="retriever", tower=None)
+  other = _exported(retriever.clone(title_separator=True))
+  plan = plan_hf_bert_export(other, part="retriever", tower=None)
   assert "modules.json" not in plan.files
   assert any("no modules.json" in note for note in plan.notes)
 
 
 @pytest.mark.parametrize(
-  ("changes", "form", "said"),
+  ("changes", "said"),
   [
-    ({"pooling": "mean"}, {}, "pooling='mean'"),
-    ({"projection_size": None}, {}, "no projection"),
-    ({"normalize": True}, {}, "normalize=True"),
-    ({"score_scale": 2.0}, {}, "score_scale=2.0"),
-    ({"projection_norm_eps": 1e-3}, {}, "projection_norm_eps=0.001"),
-    ({}, {"token_types": False}, "token_types=False"),
+    ({"pooling": "mean"}, "pooling='mean'"),
+    ({"projection_size": None}, "no projection"),
+    ({"normalize": True}, "normalize=True"),
+    ({"score_scale": 2.0}, "score_scale=2.0"),
+    ({"projection_norm_eps": 1e-3}, "projection_norm_eps=0.001"),
+    ({"token_types": False}, "token_types=False"),
   ],
 )
-def test_what_transformers_realm_cannot_be_is_refused(changes, form, said):
-  model = _exported(_RETRIEVER.clone(**changes), InputForm(**form))
+def test_what_transformers_realm_cannot_be_is_refused(changes, said):
+  model = _exported(_RETRIEVER.clone(**changes))
   with pytest.raises(ConversionError, match=said):
     plan_hf_realm_export(model, name="scorer", tower=None)
 

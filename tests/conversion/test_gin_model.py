@@ -4,7 +4,6 @@ import pytest
 
 from realm_jax import configuration
 from realm_jax.conversion.gin_model import gin_model
-from realm_jax.conversion.input_form import InputForm
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
@@ -43,7 +42,7 @@ _READER = Reader(
 
 @pytest.fixture
 def model_file(tmp_path):
-  text = gin_model(_RETRIEVER, _READER, InputForm(), source="somewhere")
+  text = gin_model(_RETRIEVER, _READER, source="somewhere")
   (tmp_path / "model.gin").write_text(text)
   return str(tmp_path / "model.gin")
 
@@ -84,8 +83,8 @@ def test_it_goes_with_every_recipe_and_its_macros_may_change(
 
 
 def test_what_the_towers_read_is_written_where_it_is_not_realms():
-  form = InputForm(query_prefix=(7, 8), title_separator=False)
-  text = gin_model(_RETRIEVER, _READER, form, source="somewhere")
+  retriever = _RETRIEVER.clone(query_prefix=(7, 8), title_separator=False)
+  text = gin_model(retriever, _READER, source="somewhere")
   assert "retriever.Retriever.query_prefix = (7, 8)" in text
   assert "retriever.Retriever.title_separator = False" in text
   assert "block_prefix" not in text

@@ -29,10 +29,10 @@ def _import(directory, output_dir, **options):
   return import_weights("hf_bert", str(directory), output_dir, **options)
 
 
-def _vectors(model_dir, method="embed_queries"):
+def _vectors(model_dir, method="embed_queries", batch=_BATCH):
   model = load(model_dir)
   embed = jax.jit(functools.partial(model.retriever.apply, method=method))
-  return np.asarray(embed({"params": model.params["retriever"]}, _BATCH))
+  return np.asarray(embed({"params": model.params["retriever"]}, batch))
 
 
 def _types(token_ids):
@@ -125,9 +125,7 @@ def test_masked_words_are_predicted_as_at_home(tmp_path, decoder):
   model = load(tmp_path / "out")
   query = np.array([[2, 9, 4, 3]], np.int32)
   block = np.array([[[2, 10, 3, 7, 8, 3]]], np.int32)
-  read = functools.partial(
-    model.reader.apply, null_first=False, method="masked_lm"
-  )
+  read = functools.partial(model.reader.apply, method="masked_lm")
   logits = jax.jit(read)(
     {"params": model.params["reader"]},
     query,
@@ -472,13 +470,26 @@ def test_texts_before_queries_and_blocks_become_ids(tmp_path):
     _import(tmp_path / "bert", tmp_path / "two", query_prefix="日本")
 
 
-def test_sentence_transformers_reads_no_separator_and_one_type(tmp_path):
-  files.write(tmp_path / "bert", files.tensors())
-  files.write_sentence_modules(tmp_path / "bert")
-  import_weights("hf_bert", str(tmp_path / "bert"), tmp_path / "out")
-  text = (tmp_path / "out" / "model.gin").read_text()
-  assert "retriever.Retriever.title_separator = False" in text
-  assert "retriever.Retriever.token_types = False" in text
+def test_a_block_is_read_as_sentence_transformers_reads_its_text(tmp_path):
+  weights = files.tensors()
+  files.write(tmp_path / "bert", weights)
+  files.write_sentence_modules(tmp_path / "bert", normalize=False)
+  import_weights(
+    "hf_bert",
+    str(tmp_path / "bert"),
+    tmp_path / "out",
+    parts=["retriever"],
+    block_prefix="bridge",
+  )
+  prefix = files.pieces().index("bridge")
+  # Title and body are one text, of one type, after the prefix.
+  wanted = [
+    files.last_hidden(weights, ids, [0] * len(ids)).mean(0)
+    for ids in ([2, prefix, 9, 11, 7, 8, 21, 3], [2, prefix, 14, 3])
+  ]
+  blocks = np.array([_LONG, [2, 14, 3, 3] + [0] * 4], np.int32)
+  vectors = _vectors(tmp_path / "out", "embed_blocks", blocks)
+  np.testing.assert_allclose(vectors, wanted, atol=2e-5)
 
 
 def test_the_weights_may_lie_in_a_folder_of_their_own(tmp_path):

@@ -43,9 +43,7 @@ def test_vectors_and_masked_words_are_those_of_the_variables(tmp_path):
   ]
   np.testing.assert_allclose(vectors, wanted, atol=1e-5)
 
-  read = functools.partial(
-    model.reader.apply, null_first=False, method="masked_lm"
-  )
+  read = functools.partial(model.reader.apply, method="masked_lm")
   logits = jax.jit(read)(
     {"params": model.params["reader"]},
     np.array([[2, 9, 4, 3]], np.int32),

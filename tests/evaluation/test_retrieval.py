@@ -1,8 +1,11 @@
 """Retrieval alone agrees with the retrieval of open QA."""
 
+import numpy as np
 import pytest
 
 from realm_jax.evaluation.retrieval import evaluate_retrieval
+from realm_jax.indexes.bm25 import Bm25Config
+from realm_jax.indexes.protocol import Blocks, QueryBatch
 from realm_jax.training.stages import InverseCloze
 from tests.evaluation.lines import read_lines
 
@@ -38,3 +41,31 @@ def test_a_run_without_reader_searches_its_own_vectors(world, run, tmp_path):
   assert (metrics["checkpoint"], metrics["generation"]) == (7, 7)
   # Three are found, so recall at 5 is not known.
   assert {n for n in metrics if n.startswith("recall")} == {"recall_at_1"}
+
+
+def test_bm25_ranks_the_same_blocks_by_its_own_scores(world, run, tmp_path):
+  metrics = evaluate_retrieval(
+    **run,
+    question_files={"test": world.question_file},
+    index=Bm25Config(),
+    output_dir=tmp_path,
+  )
+  assert metrics["index"] == "bm25"
+  corpus = world.corpus
+  tokens = [corpus.token_ids(row) for row in range(corpus.num_blocks)]
+  index = Bm25Config().build(
+    Blocks(
+      num_blocks=corpus.num_blocks,
+      token_ids=tokens.__getitem__,
+      vocab_size=corpus.vocab_size,
+    )
+  )
+  for line in read_lines(tmp_path / "retrieved.jsonl"):
+    words = corpus.vocabulary.encode(line["question"])
+    found = index.search(QueryBatch(np.array([words], np.int32)), 20)
+    assert [e["score"] for e in line["evidence"]] == pytest.approx(
+      found.scores[0].tolist(), abs=1e-4
+    )
+    assert [e["block"] for e in line["evidence"]] == [
+      corpus.block_name(row) for row in found.rows[0].tolist()
+    ]

@@ -1,0 +1,287 @@
+"""Our pre-training step: its time, its memory and its useful arithmetic.
+
+    python -m benchmarks.own_step --steps=5
+
+A process of its own, so that its memory is its own too; prints one line of
+JSON. Needs no TensorFlow unless --corpus_dir is given. Sizes are those of
+`benchmarks/peers/hf_realm_step.py`.
+"""
+
+import argparse
+import functools
+import json
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from realm_jax.models.bert import BertConfig
+from realm_jax.models.reader import Reader
+from realm_jax.models.retriever import Retriever
+from realm_jax.partitioning import host_memory, rules
+from realm_jax.partitioning.mesh import make_mesh
+from realm_jax.training import optimizer, step
+from realm_jax.training.packing import BatchPacker
+from realm_jax.training.state import TrainState
+
+_CLS, _SEP, _FIRST_WORD = 101, 102, 999
+_PARTS = frozenset({"queries", "blocks", "joint"})
+
+Arrays = dict[str, np.ndarray]
+
+
+class Models(NamedTuple):
+  retriever: Retriever
+  reader: Reader
+
+
+def make_models(given: argparse.Namespace) -> Models:
+  """A retriever with shared towers, and a reader."""
+  bert = BertConfig(
+    vocab_size=given.vocab,
+    separator_id=_SEP,
+    hidden_size=given.hidden,
+    num_layers=given.layers,
+    num_heads=given.heads,
+    intermediate_size=given.inner,
+    dropout_rate=given.dropout,
+    dtype=jnp.dtype(given.dtype),
+  )
+  retriever = Retriever(bert, projection_dropout_rate=given.dropout)
+  return Models(retriever, Reader(bert, joint_length=given.joint))
+
+
+def random_batch(given: argparse.Namespace, rng: np.random.Generator) -> Arrays:
+  """Queries and blocks without padding; candidate 0 is the null block."""
+
+  def words(*shape: int) -> np.ndarray:
+    return rng.integers(_FIRST_WORD, given.vocab, shape).astype(np.int32)
+
+  query = words(given.batch, given.query)
+  query[:, 0], query[:, -1] = _CLS, _SEP
+  # An empty title: the reader's input is the query and the whole body.
+  candidates = words(given.batch, given.candidates, given.block)
+  candidates[..., 0], candidates[..., 1], candidates[..., -1] = _CLS, _SEP, _SEP
+  candidates[:, 0] = 0
+  candidates[:, 0, :3] = _CLS, _SEP, _SEP
+  return {"query": query, "candidates": candidates, **_masks(given, rng)}
+
+
+def _masks(given: argparse.Namespace, rng: np.random.Generator) -> Arrays:
+  shape = (given.batch, given.masks)
+  return {
+    "mask_positions": np.broadcast_to(
+      np.arange(1, 1 + given.masks, dtype=np.int32), shape
+    ),
+    "mask_targets": rng.integers(_FIRST_WORD, given.vocab, shape).astype(
+      np.int32
+    ),
+    "mask_weights": np.ones(shape, np.float32),
+  }
+
+
+def real_batches(
+  given: argparse.Namespace, rng: np.random.Generator
+) -> Iterator[Arrays]:
+  """Random sentences of a corpus with random blocks of it."""
+  from realm_jax.corpus.store import Corpus  # Reads text with TensorFlow.
+
+  corpus = Corpus.open(given.corpus_dir)
+  while True:
+    rows = rng.integers(corpus.num_blocks, size=(given.batch, given.candidates))
+    rows[:, 0] = -1
+    query = np.zeros((given.batch, given.query), np.int32)
+    for text in query:
+      row = int(rng.integers(corpus.num_blocks))
+      sentences = corpus.sentences(row)
+      start, limit = sentences[rng.integers(len(sentences))]
+      tokens = corpus.body_token_ids(row)[start:limit][: given.query - 2]
+      text[: len(tokens) + 2] = [_CLS, *tokens, _SEP]
+    candidates = corpus.gather(rows, given.block)
+    yield {"query": query, "candidates": candidates, **_masks(given, rng)}
+
+
+def sequence_flops(given: argparse.Namespace, length: np.ndarray) -> np.ndarray:
+  """Of the encoder's matrix products on sequences of so many tokens."""
+  width, inner = given.hidden, given.inner
+  linear = 2 * length * (4 * width * width + 2 * width * inner)
+  attention = 4 * length.astype(np.float64) ** 2 * width
+  return given.layers * (linear + attention)
+
+
+def useful(given: argparse.Namespace, models: Models, arrays: Arrays) -> Any:
+  """Tokens that are no padding, and three times the forward pass's products.
+
+  A block that several queries have, such as the null block, counts once in
+  the tower. Words are scored at the masks.
+  """
+  query, candidates = arrays["query"], arrays["candidates"]
+  flat = candidates.reshape(-1, candidates.shape[-1])
+  distinct = np.unique(flat, axis=0)
+  joint = models.reader.join(query, candidates).token_ids
+  lengths = [
+    np.count_nonzero(text, axis=-1).reshape(-1)
+    for text in (query, distinct, joint)
+  ]
+  width, projection = given.hidden, models.retriever.vector_size
+  pooled = 2 * (len(query) + len(distinct)) * width * (width + projection)
+  num_masks = given.batch * given.candidates * given.masks
+  head = 2 * num_masks * width * (width + given.vocab)
+  encoders = sum(sequence_flops(given, part).sum() for part in lengths)
+  return sum(part.sum() for part in lengths), 3 * (encoders + pooled + head)
+
+
+def measure(given: argparse.Namespace) -> dict[str, Any]:
+  """Compiles, runs and times the step."""
+  rng = np.random.default_rng(0)
+  models = make_models(given)
+  if given.corpus_dir:
+    source = real_batches(given, rng)
+    batches = [next(source) for _ in range(given.steps + 1)]
+  else:
+    batches = [random_batch(given, rng)] * (given.steps + 1)
+  pack = BatchPacker(
+    _PARTS, retriever=models.retriever, reader=models.reader, groups=1
+  )
+  if given.pack:
+    needed = [pack.needed(arrays) for arrays in batches]
+    room = {name: max(n[name] for n in needed) for name in needed[0]}
+    pack.rooms = [room]
+  mesh = make_mesh(devices=jax.devices()[:1])
+
+  def prepared(arrays: Arrays) -> dict[str, Any]:
+    return rules.to_devices(pack(arrays) if given.pack else arrays, mesh)
+
+  update = optimizer.make_optimizer(
+    optimizer.OptimizerConfig(learning_rate=3e-5), num_steps=10_000
+  )
+
+  @jax.jit
+  def init(key):
+    tokens = [jnp.ones((1, 16), jnp.int32), jnp.ones((1, 1, 16), jnp.int32)]
+    params = {
+      "retriever": models.retriever.init(key, *tokens)["params"],
+      "reader": models.reader.init(key, *tokens, tokens[0][:, :1])["params"],
+    }
+    params = nn.unbox(params)
+    return TrainState(jnp.int32(0), params, update.init(params))
+
+  state = init(jax.random.key(0))
+  run = jax.jit(
+    functools.partial(
+      step.train_step,
+      loss=step.pretraining(*models),
+      optimizer=update,
+      seed=0,
+    ),
+    donate_argnums=0,
+  )
+  first = prepared(batches[0])
+  start = time.perf_counter()
+  compiled = run.lower(state, first).compile(host_memory.compiler_options(mesh))
+  compile_seconds = time.perf_counter() - start
+  host_memory.return_freed_memory()
+  memory = compiled.memory_analysis()
+  assert memory is not None
+  seconds, tokens, flops, loss = [], 0, 0.0, 0.0
+  for arrays in batches:
+    batch = prepared(arrays)
+    jax.block_until_ready(batch)
+    start = time.perf_counter()
+    state, metrics = jax.block_until_ready(compiled(state, batch))
+    seconds.append(time.perf_counter() - start)
+    loss = float(metrics["loss"])
+    of_tokens, of_flops = useful(given, models, arrays)
+    tokens, flops = tokens + int(of_tokens), flops + float(of_flops)
+  timed, total = seconds[1:], sum(seconds[1:])
+  per_step = flops / len(batches)
+  median = statistics.median(timed)
+  return {
+    "seconds_per_step": median,
+    "step_seconds": timed,
+    "examples_per_second": given.batch / median,
+    "useful_tokens_per_second": tokens / len(batches) / (total / len(timed)),
+    "useful_gflop_per_step": per_step / 1e9,
+    "useful_gflops_per_second": per_step / median / 1e9,
+    "peak_memory_gb": _peak_memory_bytes() / 1e9,
+    "temporaries_gb": memory.temp_size_in_bytes / 1e9,
+    "compile_seconds": compile_seconds,
+    "loss": loss,
+    "device": jax.devices()[0].device_kind,
+    "jax": jax.__version__,
+  }
+
+
+def _peak_memory_bytes() -> int:
+  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  # Linux counts KiB, macOS bytes.
+  return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def matmul_gflops_per_second(dtype: str) -> float:
+  """The best rate of matrix products by jax, large ones and a step's."""
+  best = 0.0
+  product = jax.jit(jnp.dot)
+  large = 8192 if jax.default_backend() != "cpu" else 2048
+  for size in ((large,) * 3, (12288, 256, 1024), (12288, 1024, 256)):
+    rows, inner, columns = size
+    left = jnp.ones((rows, inner), dtype)
+    right = jnp.ones((inner, columns), dtype)
+    product(left, right).block_until_ready()
+    for _ in range(6):
+      start = time.perf_counter()
+      product(left, right).block_until_ready()
+      seconds = time.perf_counter() - start
+      best = max(best, 2e-9 * rows * inner * columns / seconds)
+  return best
+
+
+def main() -> None:
+  """Measures and prints."""
+  parser = argparse.ArgumentParser(
+    description=(__doc__ or "").partition("\n")[0],
+    formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+  )
+  for name, default, what in (
+    ("layers", 4, "of each encoder"),
+    ("hidden", 256, "its width"),
+    ("heads", 4, "of attention"),
+    ("inner", 1024, "width of the feed-forward layers"),
+    ("vocab", 30522, "wordpieces"),
+    ("batch", 8, "queries in a step"),
+    ("candidates", 8, "of a query, the null block among them"),
+    ("query", 64, "tokens of a query"),
+    ("block", 128, "tokens of a block"),
+    ("joint", 192, "tokens of a query and a block's body"),
+    ("masks", 3, "scored in a query"),
+    ("steps", 5, "to be timed, after one that is not"),
+  ):
+    parser.add_argument(f"--{name}", type=int, default=default, help=what)
+  parser.add_argument("--dropout", type=float, default=0.1, help="rate")
+  parser.add_argument("--dtype", default="float32", help="of activations")
+  parser.add_argument(
+    "--corpus_dir", help="take texts from it, instead of random full lengths"
+  )
+  parser.add_argument(
+    "--pack",
+    action=argparse.BooleanOptionalAction,
+    default=True,
+    help="let sequences share rows",
+  )
+  given = parser.parse_args()
+  host_memory.keep_freed_memory()
+  result = measure(given)
+  # After the step, whose peak of memory it must not raise.
+  result["matmul_gflops_per_second"] = matmul_gflops_per_second(given.dtype)
+  print(json.dumps(result))
+
+
+if __name__ == "__main__":
+  main()

