@@ -84,6 +84,10 @@ NUMERIC_CORE = (
 )
 CORE_LIBRARIES = frozenset({"jax", "flax", "optax", "numpy", "jaxtyping"})
 
+# Runs in the environment of `make peers`, where nothing of ours is installed.
+PEERS = "benchmarks/peers"
+PEER_LIBRARIES = frozenset({"numpy", "torch", "transformers"})
+
 # A library that may change under us meets the project in a single file.
 ONLY_IN = {
   "bm25s": "realm_jax/indexes/bm25.py",

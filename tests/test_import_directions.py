@@ -82,9 +82,30 @@ def test_a_library_that_may_change_is_imported_in_one_file(library: str):
     for package in ("realm_jax", "tasks", "launch", "benchmarks")
     for file in rules.sources(package)
     for found in rules.third_party(file)
-    if found.library == library and file != home
+    if found.library == library
+    and file != home
+    and not file.startswith(f"{rules.PEERS}/")
   ]
   assert not wrong, f"{library} belongs in {home} alone:\n" + "\n".join(wrong)
+
+
+def test_what_runs_other_systems_needs_nothing_of_ours():
+  files = rules.sources(rules.PEERS)
+  wrong = [
+    str(found)
+    for file in files
+    for found in rules.third_party(file)
+    if found.library not in rules.PEER_LIBRARIES
+  ] + [
+    str(found)
+    for file in files
+    for found in rules.imports(file)
+    if rules.file_of(found.module) not in (None, *files)
+  ]
+  assert not wrong, (
+    f"the environment of {rules.PEERS} has {sorted(rules.PEER_LIBRARIES)} and "
+    "nothing of the project's:\n" + "\n".join(wrong)
+  )
 
 
 def test_the_library_knows_no_command_line():
