@@ -8,8 +8,8 @@ of `make peers`, with their outputs, losses and gradients; they are imported,
 and what is computed here is held against theirs. Then the wordpieces of the
 real texts in ../shared/data against both of Hugging Face's BERT tokenizers,
 MiniLM's sentence vectors, and the rules of training against the published
-ones. Ends with status 1 where a row fails. All is in float32; about ten
-minutes on two cores, 6 GB of disk for the while, and 8 GB of memory.
+ones. Ends with status 1 where a row fails. All is in float32; six minutes of
+one core, 6 GB of disk for the while, and 8 GB of memory.
 """
 
 import argparse
