@@ -10,9 +10,7 @@ JSON. Needs no TensorFlow unless --corpus_dir is given. Sizes are those of
 import argparse
 import functools
 import json
-import resource
 import statistics
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -22,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from benchmarks.peers.step_process import peak_memory_bytes, sizes_parser
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
@@ -210,19 +209,13 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     "useful_tokens_per_second": tokens / len(batches) / (total / len(timed)),
     "useful_gflop_per_step": per_step / 1e9,
     "useful_gflops_per_second": per_step / median / 1e9,
-    "peak_memory_gb": _peak_memory_bytes() / 1e9,
+    "peak_memory_gb": peak_memory_bytes() / 1e9,
     "temporaries_gb": memory.temp_size_in_bytes / 1e9,
     "compile_seconds": compile_seconds,
     "loss": loss,
     "device": jax.devices()[0].device_kind,
     "jax": jax.__version__,
   }
-
-
-def _peak_memory_bytes() -> int:
-  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-  # Linux counts KiB, macOS bytes.
-  return peak if sys.platform == "darwin" else 1024 * peak
 
 
 def matmul_gflops_per_second(dtype: str) -> float:
@@ -245,26 +238,7 @@ def matmul_gflops_per_second(dtype: str) -> float:
 
 def main() -> None:
   """Measures and prints."""
-  parser = argparse.ArgumentParser(
-    description=(__doc__ or "").partition("\n")[0],
-    formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-  )
-  for name, default, what in (
-    ("layers", 4, "of each encoder"),
-    ("hidden", 256, "its width"),
-    ("heads", 4, "of attention"),
-    ("inner", 1024, "width of the feed-forward layers"),
-    ("vocab", 30522, "wordpieces"),
-    ("batch", 8, "queries in a step"),
-    ("candidates", 8, "of a query, the null block among them"),
-    ("query", 64, "tokens of a query"),
-    ("block", 128, "tokens of a block"),
-    ("joint", 192, "tokens of a query and a block's body"),
-    ("masks", 3, "scored in a query"),
-    ("steps", 5, "to be timed, after one that is not"),
-  ):
-    parser.add_argument(f"--{name}", type=int, default=default, help=what)
-  parser.add_argument("--dropout", type=float, default=0.1, help="rate")
+  parser = sizes_parser((__doc__ or "").partition("\n")[0])
   parser.add_argument("--dtype", default="float32", help="of activations")
   parser.add_argument(
     "--corpus_dir", help="take texts from it, instead of random full lengths"

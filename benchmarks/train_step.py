@@ -20,7 +20,7 @@ from benchmarks.jobs import PROJECT_DIR
 from realm_jax.evaluation import outputs
 
 _PEERS_PYTHON = PROJECT_DIR / ".venv-peers" / "bin" / "python"
-_HF_STEP = PROJECT_DIR / "benchmarks" / "peers" / "hf_realm_step.py"
+_HF_STEP = "benchmarks.peers.hf_realm_step"
 _KEPT = (
   "examples_per_second",
   "peak_memory_gb",
@@ -50,7 +50,7 @@ def own_step(*flags: str) -> dict[str, Any]:
 
 def hf_step(python: Path, steps: int) -> dict[str, Any]:
   """Hugging Face's step, in a process of its own."""
-  return _last_line([str(python), str(_HF_STEP), f"--steps={steps}"])
+  return _last_line([str(python), "-m", _HF_STEP, f"--steps={steps}"])
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Hugging Face REALM's pre-training step: its time and its memory.
 
-    .venv-peers/bin/python benchmarks/peers/hf_realm_step.py --steps=3
+    .venv-peers/bin/python -m benchmarks.peers.hf_realm_step --steps=3
 
 Runs in the environment of `make peers`, as a process of its own, so that its
 memory is its own too, and prints one line of JSON. The step is that of
@@ -12,9 +12,7 @@ the null block for a candidate like the others. No input has padding.
 
 import argparse
 import json
-import resource
 import statistics
-import sys
 import time
 
 import numpy as np
@@ -24,6 +22,8 @@ from transformers.models.realm.modeling_realm import (
   RealmKnowledgeAugEncoder,
   RealmScorer,
 )
+
+from benchmarks.peers.step_process import peak_memory_bytes, sizes_parser
 
 # Rows, inner and columns: square ones, and those of a step.
 _PRODUCTS = (
@@ -105,40 +105,15 @@ def step_seconds(given: argparse.Namespace) -> list[float]:
   return times[1:]
 
 
-def _peak_memory_bytes() -> int:
-  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-  # Linux counts KiB, macOS bytes.
-  return peak if sys.platform == "darwin" else 1024 * peak
-
-
 def main() -> None:
   """Measures and prints."""
-  parser = argparse.ArgumentParser(
-    description=(__doc__ or "").partition("\n")[0],
-    formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-  )
-  for name, default, what in (
-    ("layers", 4, "of each encoder"),
-    ("hidden", 256, "its width"),
-    ("heads", 4, "of attention"),
-    ("inner", 1024, "width of the feed-forward layers"),
-    ("vocab", 30522, "wordpieces"),
-    ("batch", 8, "queries in a step"),
-    ("candidates", 8, "of a query, the null block among them"),
-    ("query", 64, "tokens of a query"),
-    ("block", 128, "tokens of a block"),
-    ("joint", 192, "tokens of a query and a block's body"),
-    ("masks", 3, "scored in a query"),
-    ("steps", 3, "to be timed, after one that is not"),
-    ("threads", 2, "of torch"),
-  ):
-    parser.add_argument(f"--{name}", type=int, default=default, help=what)
-  parser.add_argument("--dropout", type=float, default=0.1, help="rate")
+  parser = sizes_parser((__doc__ or "").partition("\n")[0])
+  parser.add_argument("--threads", type=int, default=2, help="of torch")
   given = parser.parse_args()
   torch.set_num_threads(given.threads)
   seconds = step_seconds(given)
   # Before the products, which take memory of their own.
-  peak = _peak_memory_bytes()
+  peak = peak_memory_bytes()
   median = statistics.median(seconds)
   result = {
     "seconds_per_step": median,

@@ -132,7 +132,8 @@ class Malicious:
 
 
 class _Plain:
-  pass
+  def __repr__(self):
+    return "an object"
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
