@@ -44,7 +44,10 @@ class SpanHead(nn.Module):
     score = nn.Dense(1, dtype=self.config.dtype, name="score")
 
     def of_width(extra):
-      shifted = jnp.pad(end[:, :, extra:], ((0, 0), (0, 0), (0, extra), (0, 0)))
+      missing = min(extra, end.shape[2])
+      shifted = jnp.pad(
+        end[:, :, extra:], ((0, 0), (0, 0), (0, missing), (0, 0))
+      )
       return score(norm(jax.nn.relu(start + shifted)))[..., 0]
 
     logits = [of_width(extra) for extra in range(self.max_width)]
