@@ -18,11 +18,27 @@ class Spans(NamedTuple):
   is_span: Bool[Array, "b k l w"]
 
 
+class _Parameters(nn.Module):
+  """Parameters under a name of their own, by name, shape and initial values."""
+
+  shapes: dict[str, tuple[int, ...]]
+  init: dict[str, Any]
+
+  @nn.compact
+  def __call__(self) -> list[Array]:
+    return [
+      self.param(name, self.init[name], shape)
+      for name, shape in self.shapes.items()
+    ]
+
+
 class SpanHead(nn.Module):
   """Scores spans: start + end, ReLU, LayerNorm, dense to 1 (as released).
 
   The paper writes MLP([h_start; h_end]) (section 3.2); the released reader
-  projects to twice `size` and adds the halves.
+  projects to twice `size` and adds the halves. Three sums over a span's
+  features give its score, so that no array of spans by features, some
+  gigabytes for a batch, need ever be in memory.
   """
 
   config: bert.BertConfig
@@ -37,21 +53,35 @@ class SpanHead(nn.Module):
     projected = bert.dense(
       self.config, 2 * self.size, ("embed", "span"), "projection"
     )(hidden)
-    start, end = jnp.split(projected, 2, axis=-1)
-    norm = nn.LayerNorm(
-      epsilon=self.norm_eps, dtype=self.config.dtype, name="norm"
-    )
-    score = nn.Dense(1, dtype=self.config.dtype, name="score")
+    start, end = jnp.split(projected.astype(jnp.float32), 2, axis=-1)
+    scale, shift = _Parameters(
+      {"scale": (self.size,), "bias": (self.size,)},
+      {"scale": nn.initializers.ones, "bias": nn.initializers.zeros},
+      name="norm",
+    )()
+    kernel, bias = _Parameters(
+      {"kernel": (self.size, 1), "bias": (1,)},
+      {"kernel": nn.initializers.lecun_normal(), "bias": nn.initializers.zeros},
+      name="score",
+    )()
+    weights = (scale * kernel[:, 0]).reshape(1, 1, 1, -1)
+    constant = shift @ kernel[:, 0] + bias[0]
 
     def of_width(extra):
       missing = min(extra, end.shape[2])
       shifted = jnp.pad(
         end[:, :, extra:], ((0, 0), (0, 0), (0, missing), (0, 0))
       )
-      return score(norm(jax.nn.relu(start + shifted)))[..., 0]
+      features = jax.nn.relu(start + shifted)
+      mean = jnp.mean(features, axis=-1)
+      variance = jnp.mean(jnp.square(features), axis=-1) - jnp.square(mean)
+      variance = jnp.maximum(variance, 0.0)
+      weighted = jnp.sum(features * weights, axis=-1) - mean * jnp.sum(weights)
+      return weighted * jax.lax.rsqrt(variance + self.norm_eps) + constant
 
-    logits = [of_width(extra) for extra in range(self.max_width)]
-    return jnp.stack(logits, axis=-1).astype(jnp.float32)
+    return jnp.stack(
+      [of_width(extra) for extra in range(self.max_width)], axis=-1
+    )
 
 
 class Reader(nn.Module):
