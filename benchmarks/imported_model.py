@@ -28,6 +28,8 @@ from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever, relevance
 from realm_jax.training import stages
 from realm_jax.training.packing import BatchPacker
+from realm_jax.training.rooms import needed_room
+from realm_jax.training.step_texts import StepTexts
 
 
 class Graded(NamedTuple):
@@ -154,10 +156,10 @@ class ImportedModel:
       name: _as_int32(array) if array.dtype.kind == "i" else array
       for name, array in batch.items()
     }
-    packer = BatchPacker(
+    texts = StepTexts(
       stage.parts, retriever=self.retriever, reader=self.reader, groups=1
     )
-    packer.rooms = [packer.needed(arrays)]
+    packer = BatchPacker(texts, [needed_room(texts, arrays)])
     loss = stage.loss(stages.Models(self.retriever, self.reader))
     graded = jax.jit(jax.value_and_grad(loss, has_aux=True))
     (value, metrics), gradient = graded(

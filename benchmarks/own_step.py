@@ -28,7 +28,9 @@ from realm_jax.partitioning import host_memory, rules
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training import optimizer, step
 from realm_jax.training.packing import BatchPacker
+from realm_jax.training.rooms import needed_room
 from realm_jax.training.state import TrainState
+from realm_jax.training.step_texts import StepTexts
 
 _CLS, _SEP, _FIRST_WORD = 101, 102, 999
 _PARTS = frozenset({"queries", "blocks", "joint"})
@@ -137,6 +139,16 @@ def useful(given: argparse.Namespace, models: Models, arrays: Arrays) -> Any:
   return sum(part.sum() for part in lengths), 3 * (encoders + pooled + head)
 
 
+def packer_for(models: Models, batches: list[Arrays]) -> BatchPacker:
+  """Packs into the smallest room that holds all of the batches."""
+  texts = StepTexts(
+    _PARTS, retriever=models.retriever, reader=models.reader, groups=1
+  )
+  needed = [needed_room(texts, arrays) for arrays in batches]
+  room = {name: max(n[name] for n in needed) for name in needed[0]}
+  return BatchPacker(texts, [room])
+
+
 def measure(given: argparse.Namespace) -> dict[str, Any]:
   """Compiles, runs and times the step."""
   rng = np.random.default_rng(0)
@@ -146,17 +158,11 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     batches = [next(source) for _ in range(given.steps + 1)]
   else:
     batches = [random_batch(given, rng)] * (given.steps + 1)
-  pack = BatchPacker(
-    _PARTS, retriever=models.retriever, reader=models.reader, groups=1
-  )
-  if given.pack:
-    needed = [pack.needed(arrays) for arrays in batches]
-    room = {name: max(n[name] for n in needed) for name in needed[0]}
-    pack.rooms = [room]
+  pack = packer_for(models, batches) if given.pack else None
   mesh = make_mesh(devices=jax.devices()[:1])
 
   def prepared(arrays: Arrays) -> dict[str, Any]:
-    return rules.to_devices(pack(arrays) if given.pack else arrays, mesh)
+    return rules.to_devices(pack(arrays) if pack else arrays, mesh)
 
   update = optimizer.make_optimizer(
     optimizer.OptimizerConfig(learning_rate=3e-5), num_steps=10_000

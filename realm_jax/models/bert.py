@@ -11,7 +11,7 @@ from realm_jax.models.activations import ACTIVATIONS, activate_and_project
 from realm_jax.models.attention import attend
 from realm_jax.models.dropout import Dropout, hashed
 from realm_jax.models.layer_norm import LayerNorm
-from realm_jax.models.sequences import Sequences, padded
+from realm_jax.models.sequences import Sequences
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,16 +243,15 @@ class BertEncoder(nn.Module):
 
   def __call__(
     self,
-    inputs: Int[Array, "*b l"] | Sequences,
+    sequences: Sequences,
     *,
     typed: bool = True,
     train: bool = False,
-  ) -> Float[Array, "*b l d"]:
+  ) -> Float[Array, "r l d"]:
     """Hidden states of the last layer.
 
     Args:
-      inputs: sequences in rows [r l], or token ids of one sequence a row,
-        padded with 0.
+      sequences: in rows, one or several in each.
       typed: whether tokens after a sequence's first [SEP] are of type 1;
         otherwise all are of type 0.
       train: whether to drop out.
@@ -261,7 +260,6 @@ class BertEncoder(nn.Module):
       ValueError: the rows are longer than `max_positions`.
     """
     config = self.config
-    sequences = inputs if isinstance(inputs, Sequences) else padded(inputs)
     rows, length = sequences.token_ids.shape
     if length > config.max_positions:
       raise ValueError(
@@ -269,10 +267,7 @@ class BertEncoder(nn.Module):
         f"max_positions={config.max_positions}; shorten the lengths"
       )
     hidden = jnp.take(self.word_embeddings, sequences.token_ids, axis=0)
-    if isinstance(inputs, Sequences):
-      hidden += jnp.take(self.position_embeddings, sequences.position, axis=0)
-    else:
-      hidden += self.position_embeddings[None, :length]
+    hidden += jnp.take(self.position_embeddings, sequences.position, axis=0)
     # Two types: an interpolation needs no gather, and no scatter backward.
     first, second = self.type_embeddings
     hidden += first[None, None]
@@ -288,9 +283,7 @@ class BertEncoder(nn.Module):
     hidden = nn.with_logical_constraint(hidden, ("batch", "embed"))
     for layer in self.layers:
       hidden = layer(hidden, sequences, train=train)
-    if isinstance(inputs, Sequences):
-      return hidden.reshape(rows, length, -1)
-    return hidden.reshape(*inputs.shape, -1)
+    return hidden.reshape(rows, length, -1)
 
 
 class MaskedLmHead(nn.Module):

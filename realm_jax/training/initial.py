@@ -1,5 +1,6 @@
 """Where a stage's first parameters come from: the stage before it."""
 
+import dataclasses
 from collections.abc import Container
 from typing import Any
 
@@ -14,6 +15,8 @@ from realm_jax.checkpoints.manager import (
   CheckpointStore,
 )
 from realm_jax.checkpoints.vocabulary import require_vocabulary
+from realm_jax.training.resume import LoopState, RunIdentity, restore
+from realm_jax.training.state import TrainState
 
 
 def locate(path: epath.PathLike) -> tuple[CheckpointStore, int]:
@@ -32,6 +35,41 @@ def locate(path: epath.PathLike) -> tuple[CheckpointStore, int]:
     )
   store = CheckpointStore(path)
   return store, store.latest()
+
+
+def begin_or_go_on(
+  store: CheckpointStore,
+  state: TrainState,
+  sources: dict[str, epath.PathLike | None],
+  *,
+  identity: RunIdentity,
+  required: Container[str] = (),
+) -> tuple[TrainState, LoopState]:
+  """The state after a run's last checkpoint, or that of its beginning.
+
+  Args:
+    store: the run's own.
+    state: freshly initialised, on the devices.
+    sources: for each component the checkpoint that it begins with, or None.
+    identity: what the run must share with its checkpoint.
+    required: components that their source must have.
+
+  Raises:
+    CheckpointError: a checkpoint does not fit, or the run has only its first
+      and began with other sources.
+  """
+  vocabulary = identity.vocabulary
+  if not store.steps():
+    params = load_initial(
+      state.params, sources, vocabulary=vocabulary, required=required
+    )
+    return dataclasses.replace(state, params=params), LoopState(position=0)
+  state, place = restore(store, state, identity=identity)
+  if int(state.step) == 0:
+    require_started_from(
+      state.params, sources, vocabulary=vocabulary, model_dir=store.directory
+    )
+  return state, place
 
 
 def require_started_from(

@@ -12,7 +12,6 @@ A step s (the first is 0) goes like this:
 """
 
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,7 +19,6 @@ from typing import Any
 import jax
 from absl import logging
 from etils import epath
-from jax.sharding import Mesh
 
 from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.console.sigterm import stop_on_sigterm
@@ -35,30 +33,27 @@ from realm_jax.models.retriever import (
   embed_queries,
   query_tower_parameters,
 )
-from realm_jax.partitioning import host_memory, rules
+from realm_jax.partitioning import rules
 from realm_jax.partitioning.mesh import DATA_AXIS, make_mesh
 from realm_jax.retrieval.pipeline import RetrievalPipeline
 from realm_jax.training.collapse import CollapseMonitor
-from realm_jax.training.initial import load_initial, require_started_from
+from realm_jax.training.compiled_steps import compile_steps
+from realm_jax.training.initial import begin_or_go_on
 from realm_jax.training.metrics_log import MetricsLog, NonFiniteLossError
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
-from realm_jax.training.packing import (
-  BatchPacker,
-  choose_rooms,
-  in_room,
-  room_of,
-)
+from realm_jax.training.packing import BatchPacker
 from realm_jax.training.refresh import (
   GenerationSchedule,
   RefreshConfig,
   StaleIndexError,
   StoppedWaiting,
 )
-from realm_jax.training.resume import LoopState, RunIdentity, restore, save
+from realm_jax.training.resume import LoopState, RunIdentity, save
+from realm_jax.training.rooms import choose_rooms
 from realm_jax.training.run_lock import run_lock
 from realm_jax.training.stages import Models, Stage
-from realm_jax.training.state import TrainState, create_state
-from realm_jax.training.step import train_step
+from realm_jax.training.state import create_state
+from realm_jax.training.step_texts import StepTexts
 
 
 def train(
@@ -180,31 +175,17 @@ def train(
       seed=seed,
       mesh=mesh,
     )
-    sources = {
-      "retriever": initial_checkpoint,
-      "reader": initial_reader or initial_checkpoint,
-    }
     is_new = not store.steps()
-    if not is_new:
-      state, place = restore(store, state, identity=identity)
-      if int(state.step) == 0:
-        require_started_from(
-          state.params,
-          sources,
-          vocabulary=corpus.vocab_sha256,
-          model_dir=model_dir,
-        )
-    else:
-      state = dataclasses.replace(
-        state,
-        params=load_initial(
-          state.params,
-          sources,
-          vocabulary=corpus.vocab_sha256,
-          required=() if initial_reader is None else ("reader",),
-        ),
-      )
-      place = LoopState(position=0)
+    state, place = begin_or_go_on(
+      store,
+      state,
+      {
+        "retriever": initial_checkpoint,
+        "reader": initial_reader or initial_checkpoint,
+      },
+      identity=identity,
+      required=() if initial_reader is None else ("reader",),
+    )
 
     stream = BatchStream(
       task,
@@ -272,13 +253,13 @@ def train(
       shapes = stage.text_shapes(
         batch_size // jax.process_count(), query_length, block_length
       )
-      packer = BatchPacker(
+      texts = StepTexts(
         stage.parts,
         retriever=models.retriever,
         reader=models.reader,
         groups=mesh.shape[DATA_AXIS] // jax.process_count(),
       )
-      packer.rooms = choose_rooms(packer, shapes, corpus=corpus)
+      packer = BatchPacker(texts, choose_rooms(texts, shapes, corpus=corpus))
 
     def prepare(batch: Batch, generation: Any, found: Any = None):
       def assemble(found: SearchResult):
@@ -333,10 +314,10 @@ def train(
       return {"step": start, "swaps": 0, "metrics": {}, "stopped": True}
     batch = next(batches)
     pending = prepare(batch, generation, place.found)
-    first = pending.result().batch
-    steps = _compile_steps(
+    run_step = compile_steps(
       state,
-      [in_room(first, room) for room in packer.rooms] if packer else [first],
+      pending.result().batch,
+      packer.rooms if packer else None,
       shardings=shardings,
       loss=loss,
       optimizer=update,
@@ -365,8 +346,7 @@ def train(
           break
         pending = prepare(batch, generation)
       holds = step < optimizer.hold_retriever_steps
-      run_step = steps[holds, room_of(prepared.batch)]
-      state, metrics = run_step(state, prepared.batch)
+      state, metrics = run_step(state, prepared.batch, hold_retriever=holds)
       position = next_position
       host_metrics = dict(prepared.metrics)
       if searched is not None:
@@ -376,8 +356,7 @@ def train(
         known = log.push(step + 1, metrics, host_metrics)
       except NonFiniteLossError as error:
         raise _with_last_good(error, store) from None
-      moves = step >= optimizer.hold_retriever_steps
-      if known and moves and (warning := monitor.update(known)):
+      if known and not holds and (warning := monitor.update(known)):
         logging.warning("step %d: %s", step + 1, warning)
       is_told = stop.is_set()
       if is_told or not has_next or (step + 1) % save_every_steps == 0:
@@ -405,36 +384,3 @@ def _with_last_good(
     f"{store.directory}, is left as it is: go on from it with a lower "
     "learning rate"
   )
-
-
-def _compile_steps(
-  state: TrainState,
-  batches: Sequence[dict[str, Any]],
-  *,
-  shardings: Any,
-  hold: bool,
-  release: bool,
-  mesh: Mesh,
-  **settings: Any,
-) -> dict[tuple[bool, tuple[int, ...]], jax.stages.Compiled]:
-  """The step with the retriever held still and without, as they are needed.
-
-  They are compiled before the first step, for each of the batches' shapes, and
-  can never recompile.
-  """
-  compiled = {}
-  for holds in (True, False):
-    if not (hold if holds else release):
-      continue
-    step = jax.jit(
-      functools.partial(train_step, hold_retriever=holds, **settings),
-      donate_argnums=0,
-      out_shardings=(shardings, rules.replicated(mesh)),
-    )
-    for batch in batches:
-      with rules.in_effect(mesh):
-        compiled[holds, room_of(batch)] = step.lower(state, batch).compile(
-          host_memory.compiler_options(mesh)
-        )
-  host_memory.return_freed_memory()
-  return compiled
