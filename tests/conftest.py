@@ -9,12 +9,19 @@ PROJECT_DIR = Path(__file__).resolve().parent.parent
 SHARED_DATA_DIR = PROJECT_DIR.parent / "shared" / "data"
 
 _MANY_DEVICES = "--xla_force_host_platform_device_count=8"
+# LLVM's optimisations take most of a compilation, and change no result that
+# a tiny model could show.
+_QUICK = (
+  "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+)
 os.environ["JAX_PLATFORMS"] = "cpu"
 # pytest-xdist's workers start with what this file has set in their parent.
-_USERS_XLA_FLAGS = (
+_ONE_DEVICE_XLA_FLAGS = (
   os.environ.get("XLA_FLAGS", "").replace(_MANY_DEVICES, "").strip()
 )
-os.environ["XLA_FLAGS"] = f"{_USERS_XLA_FLAGS} {_MANY_DEVICES}".strip()
+if _QUICK not in _ONE_DEVICE_XLA_FLAGS:
+  _ONE_DEVICE_XLA_FLAGS = f"{_QUICK} {_ONE_DEVICE_XLA_FLAGS}".strip()
+os.environ["XLA_FLAGS"] = f"{_ONE_DEVICE_XLA_FLAGS} {_MANY_DEVICES}"
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 # Compilations outlive a run of the tests, and the commands that tests start
@@ -74,8 +81,6 @@ def command_environment() -> dict[str, str]:
 
   It has one device, where the tests themselves have eight simulated ones.
   """
-  environment = dict(os.environ, PYTHONPATH=str(PROJECT_DIR))
-  del environment["XLA_FLAGS"]
-  if _USERS_XLA_FLAGS:
-    environment["XLA_FLAGS"] = _USERS_XLA_FLAGS
-  return environment
+  return dict(
+    os.environ, PYTHONPATH=str(PROJECT_DIR), XLA_FLAGS=_ONE_DEVICE_XLA_FLAGS
+  )

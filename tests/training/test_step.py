@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from realm_jax.partitioning import rules
-from realm_jax.partitioning.mesh import make_mesh
+from realm_jax.partitioning.mesh import DATA_AXIS, make_mesh
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
 from realm_jax.training.step import train_step
 from tests.training import tiny
@@ -35,7 +35,14 @@ def _state(stage, layout, optimizer):
 
 @functools.cache
 def _prepare(
-  stage, layout=ONE, *, dropout_rate=0.0, optimizer=PLAIN, seed=0, hold=False
+  stage,
+  layout=ONE,
+  *,
+  dropout_rate=0.0,
+  optimizer=PLAIN,
+  seed=0,
+  hold=False,
+  pack=False,
 ):
   """A state, the compiled step of a stage as the loop makes it, the mesh."""
   state, shardings, update, mesh = _state(stage, layout, optimizer)
@@ -49,25 +56,32 @@ def _prepare(
     ),
     out_shardings=(shardings, rules.replicated(mesh)),
   )
-  batch = rules.to_devices(tiny.batch(stage), mesh)
+  batch = _batch(stage, mesh, pack=pack)
   with rules.in_effect(mesh):
-    compiled = step.lower(state, batch).compile(tiny.QUICK)
+    compiled = step.lower(state, batch).compile()
   return state, compiled, mesh
+
+
+def _batch(stage, mesh, *, seed=0, pack=False):
+  batch = tiny.batch(stage, seed=seed)
+  if pack:
+    batch = tiny.packed(stage, batch, groups=mesh.shape[DATA_AXIS])
+  return rules.to_devices(batch, mesh)
 
 
 def _first_step(stage, layout=ONE, **kwargs):
   state, step, mesh = _prepare(stage, layout, **kwargs)
-  return step(state, rules.to_devices(tiny.batch(stage), mesh))
+  return step(state, _batch(stage, mesh))
 
 
 def _curve(stage, layout, *, num_steps=10):
   # Dropout too: its masks do not depend on the layout.
   state, step, mesh = _prepare(
-    stage, layout, dropout_rate=0.1, optimizer=OPTIMIZER
+    stage, layout, dropout_rate=0.1, optimizer=OPTIMIZER, pack=True
   )
   losses = []
   for number in range(num_steps):
-    batch = rules.to_devices(tiny.batch(stage, seed=number), mesh)
+    batch = _batch(stage, mesh, seed=number, pack=True)
     state, metrics = step(state, batch)
     losses.append(float(metrics["loss"]))
   return np.array(losses)
@@ -112,7 +126,6 @@ def test_a_step_never_recompiles_on_its_own_output():
   step = jax.jit(
     functools.partial(train_step, loss=traced, optimizer=update, seed=0),
     out_shardings=(shardings, rules.replicated(mesh)),
-    compiler_options=tiny.QUICK,
   )
   batches = [
     rules.to_devices(tiny.batch("inverse_cloze", seed), mesh)
@@ -207,7 +220,7 @@ def test_a_scale_makes_scores_of_an_index_without_vectors():
   del batch["vectors"]
   scores = np.random.default_rng(0).normal(size=(tiny.BATCH, tiny.SEARCHED))
   params = _state("open_qa", ONE, PLAIN)[0].params
-  loss = jax.jit(tiny.loss("open_qa"), compiler_options=tiny.QUICK)
+  loss = jax.jit(tiny.loss("open_qa"))
 
   def value(scale, scores):
     return loss(

@@ -11,23 +11,25 @@ from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning import rules
-from realm_jax.training import step
+from realm_jax.training import stages, step
+from realm_jax.training.packing import BatchPacker
+from realm_jax.training.rooms import largest_room
 from realm_jax.training.state import TrainState
-
-# LLVM's optimisations take most of a compilation and change no result.
-QUICK = {
-  "xla_backend_optimization_level": 0,
-  "xla_cpu_use_fusion_emitters": False,
-}
+from realm_jax.training.step_texts import StepTexts
 
 SEP, CLS, MASK, VOCABULARY = 3, 2, 4, 40
 QUERY, BLOCK, JOINT, WIDTH = 6, 10, 14, 2
 BATCH, CANDIDATES, SEARCHED, MASKS = 8, 3, 5, 2
 STAGES = ("inverse_cloze", "pretraining", "open_qa")
+OF_STAGE = {
+  "inverse_cloze": stages.InverseCloze(),
+  "pretraining": stages.Pretraining(num_candidates=CANDIDATES),
+  "open_qa": stages.OpenQa(num_read=CANDIDATES),
+}
 
 
-def models(*, dropout_rate=0.0):
-  """A retriever with separate towers, and a reader."""
+def models(*, dropout_rate=0.0, **retriever_settings):
+  """A retriever with separate towers (unless told otherwise), and a reader."""
   bert = BertConfig(
     vocab_size=VOCABULARY,
     separator_id=SEP,
@@ -42,7 +44,7 @@ def models(*, dropout_rate=0.0):
     bert,
     projection_size=4,
     projection_dropout_rate=dropout_rate,
-    shared_towers=False,
+    **{"shared_towers": False, **retriever_settings},
   )
   reader = Reader(bert, joint_length=JOINT, span_size=4, max_answer_width=WIDTH)
   return retriever, reader
@@ -90,9 +92,9 @@ def state(stage, optimizer, mesh):
   return jax.device_put(values, shardings), shardings
 
 
-def loss(stage, *, dropout_rate=0.0):
+def loss(stage, *, dropout_rate=0.0, **retriever_settings):
   """The loss of a stage."""
-  retriever, reader = models(dropout_rate=dropout_rate)
+  retriever, reader = models(dropout_rate=dropout_rate, **retriever_settings)
   if stage == "inverse_cloze":
     return step.inverse_cloze(retriever)
   if stage == "pretraining":
@@ -139,3 +141,17 @@ def batch(stage, seed=0):
     "has_answer": rng.random((BATCH, SEARCHED)) < 0.4,
     "is_answer": rng.random((BATCH, CANDIDATES, BLOCK, WIDTH)) < 0.2,
   }
+
+
+def texts(stage, *, groups=1, **retriever_settings):
+  """What the step of a stage reads."""
+  retriever, reader = models(**retriever_settings)
+  return StepTexts(
+    OF_STAGE[stage].parts, retriever=retriever, reader=reader, groups=groups
+  )
+
+
+def packed(stage, arrays, *, groups=1):
+  """The batch in rows, as many as any batch of its shapes fits in."""
+  of_stage = texts(stage, groups=groups)
+  return BatchPacker(of_stage, [largest_room(of_stage, arrays)])(arrays)
