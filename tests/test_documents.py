@@ -1,4 +1,4 @@
-"""What README.md and WORKSPACE.md say is true: files, commands and flags."""
+"""What documents and recipes say is true: files, commands and flags."""
 
 import ast
 import dataclasses
@@ -14,7 +14,16 @@ import pytest
 from realm_jax import configuration
 
 PROJECT_DIR = Path(__file__).resolve().parent.parent
-DOCUMENTS = ("README.md", "WORKSPACE.md")
+DOCUMENTS = (
+  "README.md",
+  "WORKSPACE.md",
+  "benchmarks/README.md",
+  *(f"docs/{path.name}" for path in sorted((PROJECT_DIR / "docs").iterdir())),
+)
+RECIPES = tuple(
+  str(path.relative_to(PROJECT_DIR))
+  for path in sorted((PROJECT_DIR / "gin").rglob("*.gin"))
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +54,11 @@ def _code(document: str) -> str:
   """The lines of indented and fenced blocks, continued lines joined."""
   lines, fenced = [], False
   for line in (PROJECT_DIR / document).read_text().splitlines():
-    if line.lstrip().startswith("```"):
+    if document.endswith(".gin"):
+      # Its comments are the document.
+      if line.startswith("#   "):
+        lines.append(line.removeprefix("#").strip())
+    elif line.lstrip().startswith("```"):
       fenced = not fenced
     elif fenced or line.startswith("    "):
       lines.append(line.strip())
@@ -53,7 +66,7 @@ def _code(document: str) -> str:
 
 
 def _commands() -> Iterator[Command]:
-  for document in DOCUMENTS:
+  for document in (*DOCUMENTS, *RECIPES):
     for line in _code(document).splitlines():
       found = re.match(r"\S*python3? -m (\S+) ?(.*)", line)
       if found is None or found[1].partition(".")[0] in ("pip", "venv"):
@@ -66,7 +79,7 @@ def _commands() -> Iterator[Command]:
 def _entry_points() -> list[str]:
   return [
     f"{path.parent.name}.{path.stem}"
-    for folder in ("realm_jax", "launch")
+    for folder in ("realm_jax", "launch", "benchmarks")
     for path in sorted((PROJECT_DIR / folder).glob("*.py"))
     if '__name__ == "__main__"' in path.read_text()
   ]
@@ -78,7 +91,7 @@ MODULES = sorted({c.module for c in COMMANDS} | set(_entry_points()))
 
 @pytest.fixture(scope="module")
 def help_of(tmp_path_factory) -> dict[str, str]:
-  """What each command answers to --helpfull."""
+  """What each command answers to --helpfull, or to --help."""
   directory = tmp_path_factory.mktemp("help")
   subprocess.run(
     [sys.executable, "-m", "tests.help_child", directory, *MODULES],

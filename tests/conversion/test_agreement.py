@@ -43,11 +43,19 @@ def test_values_of_other_shapes_do_not_compare():
 
 def test_the_worst_cosine_is_told():
   theirs = {"a": np.array([1.0, 0.0]), "b": np.array([[0.0, 2.0]])}
-  ours = {"a": np.array([3.0, 0.0]), "b": np.array([[2.0, 2.0]])}
+  ours = {"a": np.array([1.0, 0.0]), "b": np.array([[1.2, 1.6]])}
   row = agreement.gradient_cosines("model", ours, theirs)
-  assert row.value == pytest.approx(np.sqrt(0.5))
+  assert row.value == pytest.approx(0.8)
   assert not row.passed
   assert row.note == "the worst of 2 parameters: b"
+
+
+def test_a_gradient_of_another_length():
+  theirs = {"a": np.array([1.0, 0.0]), "b": np.array([0.0, 2.0])}
+  ours = {**theirs, "b": np.array([0.0, 3.0])}
+  row = agreement.gradient_cosines("model", ours, theirs)
+  assert not row.passed
+  assert row.note == "b: 1.5000 times as long"
 
 
 def test_a_gradient_of_rounding_alone():

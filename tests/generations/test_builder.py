@@ -194,16 +194,22 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path, corpus):
 
 
 def test_a_checkpoint_that_is_removed_while_it_is_read_is_passed_over(
-  tmp_path, corpus
+  tmp_path, corpus, monkeypatch
 ):
   _save(tmp_path, corpus, 500, 1000)
   newest = tmp_path / "checkpoints" / "1000"
-  # As a trainer removes it: the files first, the folder last.
+  # As a trainer removes it: the files first, the folder last, while the
+  # builder waits for that.
   shutil.rmtree(newest / "retriever")
-  removal = threading.Timer(0.5, shutil.rmtree, [newest])
-  removal.start()
+  waits = []
+
+  def remove(seconds):
+    waits.append(seconds)
+    shutil.rmtree(newest)
+
+  monkeypatch.setattr(builder.time, "sleep", remove)
   assert _build(tmp_path, corpus) == [500]
-  removal.join()
+  assert len(waits) == 1
 
 
 def test_a_checkpoint_that_will_not_come_is_refused(tmp_path, corpus):

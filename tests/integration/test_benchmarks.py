@@ -2,7 +2,13 @@
 
 import pytest
 
-from benchmarks import demo_corpus, retrieval_overhead, soak
+from benchmarks import (
+  demo_corpus,
+  own_step,
+  real_text_minilm,
+  retrieval_overhead,
+  soak,
+)
 
 
 def _rows(seconds, *, generations=None, searched=None):
@@ -68,3 +74,29 @@ def test_moments_are_random_and_repeat():
   steps = [moment.checkpoint for moment in moments if moment.checkpoint >= 0]
   assert steps == sorted(steps)
   assert max(steps) < 90
+
+
+@pytest.mark.slow
+def test_the_step_is_timed_with_and_without_packing():
+  sizes = "--layers=1 --hidden=16 --heads=2 --inner=32 --vocab=1200 --batch=2"
+  texts = "--candidates=2 --query=8 --block=12 --joint=20 --masks=2 --steps=1"
+  found = {}
+  for flag in ("--pack", "--no-pack"):
+    given = own_step.make_parser().parse_args(
+      [*f"{sizes} {texts}".split(), flag]
+    )
+    found[flag] = own_step.measure(given)
+  packed, padded = found["--pack"], found["--no-pack"]
+  assert packed["loss"] == pytest.approx(padded["loss"], rel=1e-4)
+  name = "useful_gflop_per_step"
+  assert packed[name] == padded[name] > 0
+
+
+def test_a_table_of_what_each_stage_gave():
+  rows = [
+    {"after": "BM25", "minutes": 0.2, "recall_at_1": 0.5, "mrr": 0.25},
+    {"after": "open QA", "minutes": 12.0, "exact_match": 0.125},
+  ]
+  lines = real_text_minilm.markdown(rows).splitlines()
+  assert lines[2] == "| BM25 | 0.2 | 0.500 |  |  | 0.250 |  |  |"
+  assert lines[3] == "| open QA | 12.0 |  |  |  |  | 0.125 |  |"

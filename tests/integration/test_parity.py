@@ -6,17 +6,33 @@ import pytest
 
 from benchmarks import parity, peer_processes, real_texts
 
+_ROW = parity.Row("what agrees", "max abs difference", 1e-7, 1e-6)
+
 
 def test_the_rules_need_no_other_system(tmp_path, monkeypatch, capsys):
   monkeypatch.setattr(peer_processes, "PEERS_DIR", tmp_path / "none")
+  monkeypatch.setattr(parity.rule_agreement, "compare_all", lambda: [_ROW])
   parity.main(["--parts", "rules", "--json", str(tmp_path / "parity.json")])
   printed = capsys.readouterr().out
-  assert "5 of 5 agree" in printed
-  assert "BERT's Adam, 50 steps" in printed
+  assert "1 of 1 agree" in printed
+  assert _ROW.what in printed
   written = json.loads((tmp_path / "parity.json").read_text())
-  assert written["passed"]
-  assert [row["passed"] for row in written["rows"]] == [True] * 5
-  assert all(row["value"] <= row["limit"] for row in written["rows"])
+  assert written == {"passed": True, "rows": [parity.agreement.as_json(_ROW)]}
+
+
+def test_without_texts_the_other_parts_are_compared(
+  tmp_path, monkeypatch, capsys
+):
+  asked = []
+
+  def compare(parts, **_):
+    asked.extend(parts)
+    return [_ROW]
+
+  monkeypatch.setattr(parity, "compare", compare)
+  parity.main(["--texts_dir", str(tmp_path / "none")])
+  assert asked == ["rules", "realm"]
+  assert "without tokens and sentences" in capsys.readouterr().out
 
 
 def test_other_systems_that_are_not_there(tmp_path, monkeypatch, capsys):
@@ -49,6 +65,9 @@ def test_every_real_text_is_read(shared_data):
   assert len(texts["qed"]) == 3 * 1014
   assert len(texts["wikitext2"]) == 122 + 4024
   assert len(texts["curatedtrec"]) == 430 + 430 + 1704 + 766
+  # A question and its answers in each row.
+  assert len(texts["nq_open"]) > 2 * 3610
+  assert len(texts["webquestions"]) > 2 * 5810
   assert all(isinstance(t, str) for some in texts.values() for t in some)
 
 
