@@ -12,6 +12,8 @@ from realm_jax.models.dropout import Dropout
 from realm_jax.models.sequences import Sequences
 
 POOLINGS = ("pooler", "cls", "mean")
+# Vectors shorter than 1e-12 are not made longer than they are.
+_LEAST_SQUARE = 1e-24
 
 
 class Tower(nn.Module):
@@ -58,8 +60,10 @@ class Tower(nn.Module):
       )
     pooled = pooled.astype(jnp.float32)
     if self.normalize:
-      norm = jnp.sqrt(jnp.sum(pooled**2, axis=-1, keepdims=True))
-      pooled = pooled / jnp.maximum(norm, 1e-12)
+      # The bound lies inside the root, whose slope at 0 is infinite: the mean
+      # of a sequence without tokens is 0, and packed batches have such.
+      square = jnp.sum(pooled**2, axis=-1, keepdims=True)
+      pooled = pooled / jnp.sqrt(jnp.maximum(square, _LEAST_SQUARE))
     return pooled
 
 

@@ -47,7 +47,9 @@ class StepTexts:
       candidates = rest.pop("candidates")
       if "blocks" in self.parts:
         blocks, rest["block_index"] = _distinct(candidates, self.groups)
-        texts["blocks"] = self.retriever.block_input(blocks)
+        is_block = blocks.any(axis=1, keepdims=True)
+        # Without a prefix where there is no block.
+        texts["blocks"] = self.retriever.block_input(blocks) * is_block
       if "joint" in self.parts:
         assert self.reader is not None
         inputs = self.reader.join(query, candidates)

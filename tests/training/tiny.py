@@ -40,19 +40,16 @@ def models(*, dropout_rate=0.0, **retriever_settings):
     max_positions=16,
     dropout_rate=dropout_rate,
   )
-  retriever = Retriever(
-    bert,
-    projection_size=4,
-    projection_dropout_rate=dropout_rate,
-    **{"shared_towers": False, **retriever_settings},
-  )
+  settings = {"projection_size": 4, "shared_towers": False}
+  settings["projection_dropout_rate"] = dropout_rate
+  retriever = Retriever(bert, **settings | retriever_settings)
   reader = Reader(bert, joint_length=JOINT, span_size=4, max_answer_width=WIDTH)
   return retriever, reader
 
 
-def init(stage, key):
+def init(stage, key, **retriever_settings):
   """Parameters by component, in flax's boxes."""
-  retriever, reader = models()
+  retriever, reader = models(**retriever_settings)
   first, second = jax.random.split(key)
   query = np.ones((1, QUERY), np.int32)
   block = np.ones((1, 1, BLOCK), np.int32)
@@ -63,14 +60,14 @@ def init(stage, key):
   return params
 
 
-def state(stage, optimizer, mesh):
+def state(stage, optimizer, mesh, **retriever_settings):
   """A state with values drawn by numpy, on its devices, and its shardings.
 
   `create_state` makes the same, but compiles for seconds.
   """
 
   def boxed():
-    params = init(stage, jax.random.key(0))
+    params = init(stage, jax.random.key(0), **retriever_settings)
     return TrainState(
       step=jnp.zeros((), jnp.int32),
       params=params,
