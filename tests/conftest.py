@@ -3,6 +3,10 @@
 import os
 import random
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+  from tests import tiny_world
 
 PROJECT_DIR = Path(__file__).resolve().parent.parent
 # Public data beside the clone; tests that use it skip where it is absent.
@@ -73,6 +77,14 @@ def project_dir() -> Path:
 def shared_data() -> Path:
   """The folder of real questions and texts; absent, the test is skipped."""
   return SHARED_DATA_DIR
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> "tiny_world.World":
+  """A corpus of a few dozen blocks with questions; nobody changes it."""
+  from tests import tiny_world
+
+  return tiny_world.build(tmp_path_factory.mktemp("world"))
 
 
 @pytest.fixture(scope="session")

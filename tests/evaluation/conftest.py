@@ -12,11 +12,6 @@ from tests.evaluation.lines import read_lines
 
 
 @pytest.fixture(scope="session")
-def world(tmp_path_factory) -> tiny_world.World:
-  return tiny_world.build(tmp_path_factory.mktemp("world"))
-
-
-@pytest.fixture(scope="session")
 def params(world) -> dict:
   """The parameters of the checkpoint of `model_dir`."""
   params = world.save_checkpoint(world.directory / "run", generation=0)

@@ -1,15 +1,16 @@
 """Real paragraphs and questions through the recipes for one's own text."""
 
-import itertools
 import json
 
 import pytest
 
+from benchmarks import real_texts
 from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.store import Corpus
 from realm_jax.evaluation import run as evaluation_run
 from realm_jax.generations import builder
 from realm_jax.training import loop
+from tests.evaluation.lines import read_lines
 from tests.integration.commands import call
 
 pytestmark = pytest.mark.slow
@@ -23,11 +24,7 @@ _SMALL = {
   "bert.BertConfig.intermediate_size": 64,
 }
 _STEPS = 3
-
-
-def _lines(path, limit=None):
-  with path.open(encoding="utf-8") as lines:
-    return [json.loads(line) for line in itertools.islice(lines, limit)]
+_NUM_TEXTS = 1200
 
 
 def _write_lines(path, records):
@@ -40,28 +37,10 @@ def _write_lines(path, records):
 def text(shared_data, tmp_path_factory):
   """A folder with Wikipedia's paragraphs and the questions about them."""
   folder = tmp_path_factory.mktemp("text")
-  paragraphs = _lines(shared_data / "qed" / "qed_dev_part.jsonl")
-  articles = _lines(shared_data / "wikitext2" / "articles.jsonl", limit=12)
-  texts = [(p["title_text"], p["paragraph_text"]) for p in paragraphs]
-  texts += [
-    (article["title"], paragraph)
-    for article in articles
-    for paragraph in article["paragraphs"]
-  ]
-  # Some paragraphs answer several questions.
-  documents = [
-    {"title": title, "text": paragraph}
-    for title, paragraph in dict.fromkeys(texts)
-  ]
-  questions = [
-    {
-      "question": p["question_text"],
-      "answer": [
-        part["string"] for answer in p["original_nq_answers"] for part in answer
-      ],
-    }
-    for p in paragraphs
-  ]
+  # All of QED's, and then some of WikiText-2's.
+  texts = real_texts.titled_paragraphs(shared_data)[:_NUM_TEXTS]
+  documents = [{"title": title, "text": text} for title, text in texts]
+  questions = real_texts.qed_questions(shared_data)
   _write_lines(folder / "text.jsonl", documents)
   _write_lines(folder / "train.jsonl", questions[:-32])
   _write_lines(folder / "test.jsonl", questions[-32:])
@@ -137,7 +116,7 @@ def test_every_stage_and_an_evaluation(text, tmp_path):
     OUTPUT_DIR=tmp_path / "figures",
   )
   assert figures["num_questions"] == 32
-  predictions = _lines(tmp_path / "figures" / "predictions.jsonl")
+  predictions = read_lines(tmp_path / "figures" / "predictions.jsonl")
   texts = Corpus.open(text / "corpus")
   bodies = " ".join(texts.body(row) for row in range(texts.num_blocks))
   # Answers are shown as they were written.

@@ -42,7 +42,3 @@ def test_padding_that_scores_highest(
   )
   expected = 7.0 if attends_to_padding else 2.0
   np.testing.assert_allclose(context[0, :2, 0, 0], expected)
-
-
-def test_the_default_is_googles():
-  assert BertConfig.attention_mask_value == -10_000

@@ -1,4 +1,4 @@
-"""Backward passes that are written out, against automatic differentiation."""
+"""Backward passes that are written out, against automatic ones in float64."""
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +21,12 @@ def _assert_same_gradients(ours, plain, *inputs):
   argnums = tuple(range(len(inputs)))
   # A sum of squares gives each output a gradient of its own.
   got = jax.grad(lambda *x: (ours(*x) ** 2).sum(), argnums)(*inputs)
-  want = jax.grad(lambda *x: (plain(*x) ** 2).sum(), argnums)(*inputs)
-  np.testing.assert_allclose(ours(*inputs), plain(*inputs), atol=2e-6)
+  with jax.enable_x64(True):
+    exact = tuple(np.float64(x) for x in inputs)
+    want = jax.grad(lambda *x: (plain(*x) ** 2).sum(), argnums)(*exact)
+    expected = plain(*exact)
+  assert expected.dtype == np.float64
+  np.testing.assert_allclose(ours(*inputs), expected, atol=4e-6)
   for ours_, plain_ in zip(got, want, strict=True):
     np.testing.assert_allclose(ours_, plain_, rtol=2e-5, atol=1e-4)
 
