@@ -1,6 +1,7 @@
 """Writes a new MODEL_DIR as a plan says."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ def write_model_dir(
   *,
   allowance: Allowance | None = None,
   seed: int = 0,
-  publish: Callable[..., Any] | None = None,
+  publish: Callable[..., AbstractContextManager[Any]] | None = None,
 ) -> Report:
   """Carries out a plan.
 
@@ -39,7 +40,8 @@ def write_model_dir(
     output_dir: the MODEL_DIR; appears complete or not at all.
     allowance: what may be left, or start afresh.
     seed: of what starts afresh.
-    publish: adds a generation: `import_index` but for the model.
+    publish: adds a generation, and takes back what it wrote elsewhere where
+      leaving its context by an error: `import_index` but for the model.
 
   Raises:
     ConversionError: the weights do not fit, or `output_dir` is not empty.
@@ -67,22 +69,25 @@ def write_model_dir(
     VOCABULARY: vocabulary_digest(vocabulary.sha256),
   }
   text = gin_model.gin_model(plan.retriever, plan.reader, source=plan.source)
-  with whole_directory(output_dir) as directory:
-    logging.info("writing checkpoint %d of %s", _STEP, output_dir)
+  with ExitStack() as published, whole_directory(output_dir) as directory:
     directory.mkdir(parents=True, exist_ok=True)
     write_vocabulary(directory, plan.pieces)
     (directory / gin_model.NAME).write_text(text)
+    if publish is not None:
+      published.enter_context(
+        publish(
+          model_dir=directory,
+          retriever=retriever,
+          params=nested(parameters)[RETRIEVER],
+          vocabulary=vocabulary,
+        )
+      )
+    # Last: it is what makes a MODEL_DIR of the directory.
+    logging.info("writing checkpoint %d of %s", _STEP, output_dir)
     store = CheckpointStore(directory, read_only=False)
     try:
       store.save(_STEP, {**nested(parameters), "loop": loop})
       store.wait()
     finally:
       store.close()
-    if publish is not None:
-      publish(
-        model_dir=directory,
-        retriever=retriever,
-        params=nested(parameters)[RETRIEVER],
-        vocabulary=vocabulary,
-      )
   return report
