@@ -37,6 +37,7 @@ from realm_jax.conversion.hf_realm_names import (
 from realm_jax.conversion.mapping import Feed
 from realm_jax.conversion.names import Rule
 from realm_jax.conversion.plan import (
+  OPEN_QA_JOINT_LENGTH,
   SEPARATE_TOWERS,
   SHARED_TOWER,
   ImportPlan,
@@ -155,12 +156,13 @@ def _below(pattern: str, *prefixes: str) -> str:
 def _class_of(config: Mapping[str, Any], path: Path) -> str:
   kind = config.get("model_type")
   named = config.get("architectures") or ["nothing"]
-  if kind != "realm" or named[0] not in _CLASSES:
+  name = str(named[0]) if isinstance(named, list) else ""
+  if kind != "realm" or name not in _CLASSES:
     raise ConversionError(
       f"{path} has model_type={kind!r} and architectures={named}; "
       f"--from=hf_realm wants 'realm' and one of {', '.join(_CLASSES)}"
     )
-  return named[0]
+  return name
 
 
 def _retriever(
@@ -195,7 +197,7 @@ def _reader(
     max_answer_width=number("max_span_width", Reader.max_answer_width, int),
   )
   if name in _SPAN_READERS:
-    length = number("reader_seq_len", reader.joint_length, int)
+    length = number("reader_seq_len", OPEN_QA_JOINT_LENGTH, int)
     reader = reader.clone(joint_length=min(length, encoder.max_positions))
   return reader
 

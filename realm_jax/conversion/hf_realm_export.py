@@ -70,6 +70,12 @@ def plan_hf_realm_export(
       "block_emb is not written: set it, and num_block_records, from the "
       "embeddings of a generation"
     )
+  if name == "scorer" and not model.retriever.shared_towers:
+    notes.append(
+      "transformers reads the query tower only into an embedder that it is "
+      "given: RealmScorer.from_pretrained(dir, "
+      "query_embedder=RealmEmbedder(config))"
+    )
   rules = _rules(model, name, tower)
   return ExportPlan(
     parts=parts,

@@ -1,6 +1,7 @@
 """REALM directories: which class gives what, and what is left."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import safetensors.numpy
 
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.exporting import export_weights
+from realm_jax.conversion.hf_realm import plan_hf_realm
 from realm_jax.conversion.importing import import_weights
 from tests.conversion import hf_bert_files
 from tests.conversion.imported import load
@@ -145,11 +147,16 @@ def test_a_scorer_shares_its_embedder_or_has_two(tmp_path):
   # In a file, a shared embedder stands once, or under both its names.
   for folder, weights in (("once", one), ("twice", one | twin)):
     source = _write(tmp_path / folder, weights, "RealmScorer")
-    import_weights("hf_realm", source, tmp_path / f"{folder}_o")
+    report = import_weights("hf_realm", source, tmp_path / f"{folder}_o")
     model = load(tmp_path / f"{folder}_o")
     assert model.retriever.shared_towers
     tower = model.params["retriever"]["tower"]
     _assert_tower(tower, _tower_of(one, "embedder."))
+  # Every tensor is accounted for, the second of each pair too.
+  assert (
+    "query_embedder.cls.dense.weight [4, 8]: the same as "
+    "embedder.cls.dense.weight"
+  ) in report
   source = _write(tmp_path / "two", one | other, "RealmScorer")
   import_weights("hf_realm", source, tmp_path / "two_o")
   towers = load(tmp_path / "two_o").params["retriever"]
@@ -208,6 +215,17 @@ def test_a_reader_has_its_span_head(tmp_path):
   assert (reader.span_norm_eps, reader.joint_length) == (1e-3, 48)
   assert "cls.predictions.decoder.weight" in report.partition("left")[2]
   assert "initialised afresh (parameters): none" in report
+
+
+def test_a_reader_that_says_no_length_has_that_of_transformers(tmp_path):
+  source = _write(
+    tmp_path / "in", _reader(), "RealmReader", max_position_embeddings=512
+  )
+  path = tmp_path / "in" / "config.json"
+  config = json.loads(path.read_text())
+  del config["reader_seq_len"]
+  path.write_text(json.dumps(config))
+  assert plan_hf_realm(Path(source)).reader.joint_length == 288 + 32
 
 
 def test_open_qa_gives_both_parts_and_says_that_vectors_are_left(tmp_path):
@@ -295,6 +313,8 @@ def test_what_its_models_leave_no_room_for_is_refused(tmp_path, options, said):
   [
     ({"architectures": ["RealmBert"]}, "RealmBert"),
     ({"architectures": None}, "nothing"),
+    ({"architectures": [[]]}, r"architectures=\[\[\]\]"),
+    ({"architectures": 5}, "architectures=5"),
     ({"model_type": "bert"}, "model_type='bert'"),
     ({"retriever_proj_size": 5}, r"cls\.dense\.weight \[4, 8\]"),
   ],
