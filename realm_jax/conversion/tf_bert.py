@@ -27,6 +27,7 @@ from realm_jax.conversion.tf_checkpoint import (
   TfCheckpoint,
   only_checkpoint,
 )
+from realm_jax.conversion.vocabulary import require_uncased
 from realm_jax.models.bert import BertConfig
 from realm_jax.text import wordpieces
 
@@ -205,12 +206,5 @@ def read_uncased_pieces(path: Path) -> tuple[str, ...]:
     VocabularyError: the pieces cannot serve here, as where [PAD] is not 0.
   """
   pieces = wordpieces.read_pieces(path)
-  # Special pieces, and those left unused, are in brackets.
-  cased = [p for p in pieces if re.search(r"[A-Z]", p) and p[0] != "["]
-  if cased:
-    raise ConversionError(
-      f"{path} has {len(cased)} pieces with capitals, such as {cased[0]!r}: it "
-      "is a cased model's, and wordpieces here are uncased. Take the uncased "
-      "model"
-    )
+  require_uncased(pieces, where=str(path))
   return pieces
