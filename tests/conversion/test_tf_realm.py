@@ -207,8 +207,7 @@ def _release(path, *, num_blocks=30):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("index", ["exact", "scann"])
-def test_released_blocks_and_vectors_are_searched_here(tmp_path, index):
+def test_released_blocks_and_vectors_become_a_corpus_and_a_generation(tmp_path):
   vectors, texts = _release(tmp_path / "in")
   report = _import(
     tmp_path / "in",
@@ -216,7 +215,7 @@ def test_released_blocks_and_vectors_are_searched_here(tmp_path, index):
     corpus_dir=tmp_path / "corpus",
     block_records=str(tmp_path / "in" / "blocks.tfr"),
     block_titles=str(tmp_path / "in" / "titles.tfr"),
-    index=index,
+    index="exact",
   )
   assert "block vectors [30, 8]: handed to the generation" in report
   corpus = Corpus.open(tmp_path / "corpus")
@@ -224,7 +223,7 @@ def test_released_blocks_and_vectors_are_searched_here(tmp_path, index):
   assert corpus.title(29) == "Velt"
   model = load(tmp_path / "run")
   generation = load_newest(tmp_path / "run" / "generations", corpus=corpus)
-  assert generation.manifest.index_kind == index
+  assert generation.manifest.index_kind == "exact"
   np.testing.assert_array_equal(generation.vectors(np.arange(30)), vectors)
   # The generation's own query tower embeds queries as the model does.
   mine = _embed(model, _QUERIES)
