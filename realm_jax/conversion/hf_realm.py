@@ -31,6 +31,7 @@ from realm_jax.conversion.hf_realm_names import (
   BLOCK_VECTORS,
   EMBEDDER,
   ENCODER,
+  PARTS_OF,
   QUERY_EMBEDDER,
   READER,
 )
@@ -50,16 +51,9 @@ from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 
-# The parts that a class gives, and whether its reader scores spans.
-_CLASSES = {
-  "RealmEmbedder": ("retriever",),
-  "RealmScorer": ("retriever",),
-  "RealmKnowledgeAugEncoder": ("reader",),
-  "RealmReader": ("reader",),
-  "RealmForOpenQA": ("retriever", "reader"),
-}
 # The texts of the blocks, beside the weights.
 _BLOCK_RECORDS = "block_records.npy"
+# Those whose reader scores spans.
 _SPAN_READERS = ("RealmReader", "RealmForOpenQA")
 
 
@@ -86,8 +80,8 @@ def plan_hf_realm(
   path = input_dir / hf_directory.CONFIG
   config = hf_directory.read_json(path)
   name = _class_of(config, path)
-  parts = _CLASSES[name] if parts is None else parts
-  require_parts(parts, _CLASSES[name])
+  parts = PARTS_OF[name] if parts is None else parts
+  require_parts(parts, PARTS_OF[name])
   pieces = hf_tokenizer.read_vocabulary(input_dir)
   require_vocabulary_size(config, len(pieces), where=str(path))
   encoder = read_bert_config(
@@ -157,10 +151,10 @@ def _class_of(config: Mapping[str, Any], path: Path) -> str:
   kind = config.get("model_type")
   named = config.get("architectures") or ["nothing"]
   name = str(named[0]) if isinstance(named, list) else ""
-  if kind != "realm" or name not in _CLASSES:
+  if kind != "realm" or name not in PARTS_OF:
     raise ConversionError(
       f"{path} has model_type={kind!r} and architectures={named}; "
-      f"--from=hf_realm wants 'realm' and one of {', '.join(_CLASSES)}"
+      f"--from=hf_realm wants 'realm' and one of {', '.join(PARTS_OF)}"
     )
   return name
 

@@ -5,8 +5,7 @@ from typing import Any
 
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.hf_directory import read_json
-from realm_jax.conversion.vocabulary import NAME as VOCABULARY
-from realm_jax.conversion.vocabulary import require_uncased
+from realm_jax.conversion.vocabulary import VOCABULARY_FILE, require_uncased
 from realm_jax.text import wordpieces
 
 CONFIG = "tokenizer_config.json"
@@ -27,16 +26,16 @@ def read_vocabulary(directory: Path) -> tuple[str, ...]:
   says = _require_uncased(
     directory, normalizer if isinstance(normalizer, dict) else {}
   )
-  if (directory / VOCABULARY).exists():
-    source = directory / VOCABULARY
+  if (directory / VOCABULARY_FILE).exists():
+    source = directory / VOCABULARY_FILE
     pieces = wordpieces.read_pieces(source)
   elif described:
     source = fast
     pieces = _fast_pieces(described, fast)
   else:
     raise ConversionError(
-      f"{directory} has no {VOCABULARY} and no {_FAST}; copy the vocabulary of "
-      "the weights there"
+      f"{directory} has no {VOCABULARY_FILE} and no {_FAST}; copy the "
+      "vocabulary of the weights there"
     )
   if not says:
     require_uncased(pieces, where=str(source))

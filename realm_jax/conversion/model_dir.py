@@ -18,8 +18,9 @@ from realm_jax.conversion.parameters import (
   parameter_shapes,
 )
 from realm_jax.conversion.plan import RETRIEVER, ImportPlan
-from realm_jax.conversion.vocabulary import vocabulary_of, write_vocabulary
+from realm_jax.conversion.vocabulary import VOCABULARY_FILE
 from realm_jax.conversion.whole_directory import whole_directory
+from realm_jax.text.wordpieces import vocabulary_of, write_pieces
 
 _STEP = 0
 _NO_GENERATION = -1
@@ -71,7 +72,7 @@ def write_model_dir(
   text = gin_model.gin_model(plan.retriever, plan.reader, source=plan.source)
   with ExitStack() as published, whole_directory(output_dir) as directory:
     directory.mkdir(parents=True, exist_ok=True)
-    write_vocabulary(directory, plan.pieces)
+    write_pieces(directory / VOCABULARY_FILE, plan.pieces)
     (directory / gin_model.NAME).write_text(text)
     if publish is not None:
       published.enter_context(

@@ -27,12 +27,11 @@ from realm_jax.conversion.tf_checkpoint import (
   TfCheckpoint,
   only_checkpoint,
 )
-from realm_jax.conversion.vocabulary import require_uncased
+from realm_jax.conversion.vocabulary import VOCABULARY_FILE, require_uncased
 from realm_jax.models.bert import BertConfig
 from realm_jax.text import wordpieces
 
 CONFIG = "bert_config.json"
-VOCABULARY = "vocab.txt"
 # What training leaves beside the weights.
 LEFTOVERS = {
   r".*/adam_[mv](_\d+)?": "a moment of Adam",
@@ -95,11 +94,12 @@ def _read(path: Path) -> tuple[BertWeights, tuple[str, ...], list[str]]:
   config_path = prefix.with_name(CONFIG)
   if not config_path.is_file():
     raise ConversionError(
-      f"{config_path} is missing; --from=tf_bert wants {CONFIG}, {VOCABULARY} "
-      f"and the checkpoint (bert_model.ckpt{INDEX}, …) in one directory"
+      f"{config_path} is missing; --from=tf_bert wants {CONFIG}, "
+      f"{VOCABULARY_FILE} and the checkpoint (bert_model.ckpt{INDEX}, …) in "
+      "one directory"
     )
   described = read_json(config_path)
-  pieces = read_uncased_pieces(prefix.with_name(VOCABULARY))
+  pieces = read_uncased_pieces(prefix.with_name(VOCABULARY_FILE))
   require_vocabulary_size(described, len(pieces), where=str(config_path))
   roots = encoder_roots(checkpoint.shapes)
   if len(roots) != 1:

@@ -32,6 +32,7 @@ from realm_jax.conversion.plan import (
 )
 from realm_jax.conversion.tf_checkpoint import TfCheckpoint, checkpoint_prefixes
 from realm_jax.conversion.tf_encoders import Encoder, find_encoders, modules_in
+from realm_jax.conversion.vocabulary import VOCABULARY_FILE
 from realm_jax.indexes.protocol import Rows
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
@@ -327,7 +328,7 @@ def _vocabularies(places: Sequence[Path]) -> Iterator[Path]:
   for place in places:
     folder = place if place.is_dir() else place.parent
     for file in (
-      folder / tf_bert.VOCABULARY,
+      folder / VOCABULARY_FILE,
       *map(hub_module.vocabulary, (folder, *modules_in(folder))),
     ):
       if file.is_file():

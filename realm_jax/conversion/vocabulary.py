@@ -1,24 +1,11 @@
 """Vocabulary files beside weights."""
 
 import re
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
-
-from etils import epath
 
 from realm_jax.conversion.errors import ConversionError
-from realm_jax.text.wordpieces import WordpieceVocabulary
 
-NAME = "vocab.txt"
-
-
-def write_vocabulary(
-  directory: epath.PathLike, pieces: tuple[str, ...]
-) -> None:
-  """Writes vocab.txt: a piece a line, in the order of ids."""
-  path = epath.Path(directory) / NAME
-  path.write_bytes(("\n".join(pieces) + "\n").encode("utf-8"))
+VOCABULARY_FILE = "vocab.txt"
 
 
 def require_uncased(pieces: Sequence[str], *, where: str) -> None:
@@ -35,10 +22,3 @@ def require_uncased(pieces: Sequence[str], *, where: str) -> None:
       "it is a cased model's, and wordpieces here are uncased. Take the "
       "uncased model"
     )
-
-
-def vocabulary_of(pieces: tuple[str, ...]) -> WordpieceVocabulary:
-  """A vocabulary that stands in no file."""
-  with tempfile.TemporaryDirectory() as folder:
-    write_vocabulary(folder, pieces)
-    return WordpieceVocabulary(Path(folder, NAME))

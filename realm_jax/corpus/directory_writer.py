@@ -22,6 +22,7 @@ from etils import epath
 from realm_jax.corpus import shard_format, written_aside
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.shard_writer import ShardWriter
+from realm_jax.text.wordpieces import vocabulary_sha256, write_pieces
 
 
 def check_target(output_dir: epath.Path, *, overwrite: bool) -> None:
@@ -102,17 +103,14 @@ class CorpusDirectoryWriter:
   ) -> None:
     """Completes the shards, writes the manifest, puts all in place."""
     self._close_shard()
-    vocabulary = "\n".join(self._pieces)
-    (self._staging / shard_format.VOCABULARY_NAME).write_text(
-      vocabulary + "\n", encoding="utf-8", newline="\n"
-    )
+    write_pieces(self._staging / shard_format.VOCABULARY_NAME, self._pieces)
     ids = {piece: index for index, piece in enumerate(self._pieces)}
     manifest = {
       "format_version": shard_format.FORMAT_VERSION,
       "corpus_version": version,
       "block_length": block_length,
       "vocabulary": {
-        "sha256": hashlib.sha256(vocabulary.encode()).hexdigest(),
+        "sha256": vocabulary_sha256(self._pieces),
         "size": len(self._pieces),
         "special_ids": {
           name: ids[f"[{name.upper()}]"]

@@ -12,10 +12,10 @@ from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.checkpoints.vocabulary import VOCABULARY, vocabulary_digest
 from realm_jax.conversion.export_plan import Exported
 from realm_jax.conversion.exporting import export_weights
-from realm_jax.conversion.vocabulary import vocabulary_of
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
+from realm_jax.text.wordpieces import vocabulary_of
 from tests.conversion import hf_bert_files as files
 
 BERT = BertConfig(
