@@ -22,6 +22,7 @@ from realm_jax.conversion.released_corpus import write_released_corpus
 from realm_jax.conversion.tf_records import TfRecords
 from realm_jax.corpus import shard_format
 from realm_jax.corpus.store import Corpus
+from realm_jax.corpus.written_aside import real_path
 from realm_jax.generations import layout
 from realm_jax.generations import manifest as manifests
 from realm_jax.generations.making import EmbeddingConfig, GenerationMaker
@@ -168,11 +169,13 @@ def import_index(
     yield manifests.read(layout.path_of(generations_dir, _STEP))
   except BaseException:
     logging.info("removing %s, whose generation was not written", corpus_dir)
-    _remove_corpus(epath.Path(corpus_dir))
+    _remove_corpus(corpus_dir)
     raise
 
 
-def _remove_corpus(directory: epath.Path) -> None:
+def _remove_corpus(corpus_dir: epath.PathLike) -> None:
+  is_remote = layout.is_remote(corpus_dir)
+  directory = epath.Path(corpus_dir if is_remote else real_path(corpus_dir))
   # First what makes it a corpus, wherever removal may stop.
   (directory / shard_format.MANIFEST_NAME).unlink(missing_ok=True)
   directory.rmtree(missing_ok=True)

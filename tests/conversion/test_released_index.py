@@ -152,6 +152,8 @@ def test_vectors_of_another_model_are_refused(tmp_path, vocabulary, params):
 def test_a_vector_that_is_not_finite_is_not_published(
   tmp_path, vocabulary, params
 ):
+  (tmp_path / "disk").mkdir()
+  (tmp_path / "corpus").symlink_to(tmp_path / "disk")
   broken = vectors()
   broken[77, 3] = np.nan
   with pytest.raises(GenerationError, match="block 77 is not finite"):
