@@ -22,10 +22,10 @@ from realm_jax.conversion.parameters import (
   parameter_shapes,
 )
 from realm_jax.conversion.plan import ImportPlan
-from realm_jax.conversion.vocabulary import vocabulary_of
 from realm_jax.evaluation.answering import best_spans
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever, relevance
+from realm_jax.text.wordpieces import vocabulary_of
 from realm_jax.training import stages
 from realm_jax.training.packing import BatchPacker
 from realm_jax.training.rooms import needed_room

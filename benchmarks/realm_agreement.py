@@ -20,7 +20,7 @@ from benchmarks.imported_model import Graded
 from realm_jax.conversion.hf_realm import plan_hf_realm
 from realm_jax.conversion.hf_realm_names import BLOCK_VECTORS
 from realm_jax.conversion.plan import ImportPlan
-from realm_jax.conversion.vocabulary import vocabulary_of
+from realm_jax.text.wordpieces import vocabulary_of
 
 Arrays = Mapping[str, np.ndarray]
 

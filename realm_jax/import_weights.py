@@ -21,7 +21,11 @@ sentence-transformers, vectors are made as that says; otherwise flags choose:
     Contriever   --pooling=mean --notitle_separator --notoken_types
     E5           --query_prefix='query: ' --block_prefix='passage: '
     DPR          --input=QUESTION_ENCODER --block_input=CONTEXT_ENCODER \\
-                 --pooling=cls --parts=retriever
+                 --pooling=cls --parts=retriever --notoken_types
+
+An E5 or BGE directory with modules.json needs no more than the prefixes; a
+plain one also needs `--pooling=mean --normalize --notitle_separator
+--notoken_types` (BGE: --pooling=cls).
 
 --from=hf_realm: a directory of transformers' REALM; config.json names its
 class. RealmEmbedder and RealmScorer give a retriever, RealmKnowledgeAugEncoder
@@ -146,7 +150,10 @@ _BLOCK_LENGTH = flags.DEFINE_integer(
   "block_length", None, "The most wordpieces of a block; by default all fit."
 )
 _INDEX = flags.DEFINE_enum(
-  "index", "scann", ("exact", "scann"), "What searches their vectors."
+  "index",
+  None,
+  ("exact", "scann"),
+  "What searches their vectors; by default scann.",
 )
 _ALLOW_LEFT = flags.DEFINE_multi_string(
   "allow_left",

@@ -17,9 +17,9 @@ from realm_jax.conversion.plan import (
   usual_reader,
 )
 from realm_jax.conversion.tensors import TensorSource
-from realm_jax.conversion.vocabulary import vocabulary_of
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import POOLINGS, Retriever
+from realm_jax.text.wordpieces import vocabulary_of
 
 NO_HEAD = "the input has no masked-LM head"
 

@@ -58,8 +58,13 @@ def _read_header(file: IO[bytes], path: epath.Path) -> int:
     if version not in _HEADER_READERS:
       raise ValueError(f"its .npy version is {version}")
     shape, _, dtype = _HEADER_READERS[version](file)
-  except ValueError as error:
-    raise ConversionError(f"{path} is no .npy file: {error}") from error
+  except OSError:
+    raise
+  except Exception as error:  # Of a damaged header, whatever it leads to.
+    raise ConversionError(
+      f"{path} is no .npy file, or its header is damaged ({error}); copy "
+      "block_records.npy again"
+    ) from error
   if dtype != np.dtype(object) or len(shape) != 1 or shape[0] < 0:
     raise ConversionError(
       f"{path} is an array of {dtype} of shape {list(shape)}; {WANTED}, in one "

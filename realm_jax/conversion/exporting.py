@@ -10,7 +10,6 @@ from etils import epath
 from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.checkpoints.vocabulary import require_vocabulary
 from realm_jax.conversion import hf_directory
-from realm_jax.conversion import vocabulary as vocabularies
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.export_plan import TOWERS, Exported, ExportPlan
 from realm_jax.conversion.hf_bert_export import plan_hf_bert_export
@@ -22,10 +21,11 @@ from realm_jax.conversion.parameters import (
   parameter_shapes,
 )
 from realm_jax.conversion.plan import PARTS
+from realm_jax.conversion.vocabulary import VOCABULARY_FILE
 from realm_jax.conversion.whole_directory import check_target, whole_directory
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
-from realm_jax.text.wordpieces import WordpieceVocabulary
+from realm_jax.text.wordpieces import WordpieceVocabulary, write_pieces
 
 SYSTEMS = ("hf_bert", "hf_realm")
 
@@ -117,7 +117,7 @@ def _require_choice(
 def _vocabulary(
   model_dir: epath.PathLike, vocab: epath.PathLike | None
 ) -> WordpieceVocabulary:
-  path = epath.Path(vocab or epath.Path(model_dir) / vocabularies.NAME)
+  path = epath.Path(vocab or epath.Path(model_dir) / VOCABULARY_FILE)
   if vocab is None and not path.exists():
     raise ConversionError(
       f"{path} is not there: give VOCAB, the vocab.txt in the directory of the "
@@ -155,7 +155,7 @@ def _write(
   pieces: tuple[str, ...],
 ) -> None:
   directory.mkdir(parents=True, exist_ok=True)
-  vocabularies.write_vocabulary(directory, pieces)
+  write_pieces(directory / VOCABULARY_FILE, pieces)
   for name, content in plan.files.items():
     path = directory / name
     if content is None:

@@ -60,7 +60,10 @@ def plan_hf_bert(
     other = _read(block_input, tensor_prefix)
     _require_same_side(own, other)
   if own.sentence is not None:
-    options, added = _with_sentence_model(options, own.sentence)
+    of_blocks = None if other is None else other.sentence
+    options, added = _with_sentence_model(
+      options, own.sentence, of_blocks or own.sentence
+    )
     notes += added
   return plan_bert(
     own.weights,
@@ -169,14 +172,14 @@ def _require_same_side(one: _Directory, other: _Directory) -> None:
 
 
 def _with_sentence_model(
-  options: TowerOptions, sentence: SentenceModel
+  options: TowerOptions, sentence: SentenceModel, of_blocks: SentenceModel
 ) -> tuple[TowerOptions, list[str]]:
   """The options, where left open, as sentence-transformers would have them."""
   own: dict[str, Any] = {
     "pooling": sentence.pooling,
     "normalize": sentence.normalize,
     "query_prefix": sentence.query_prompt,
-    "block_prefix": sentence.block_prompt,
+    "block_prefix": of_blocks.block_prompt,
     # It reads `[CLS] text [SEP]`, of type 0 throughout.
     "title_separator": False,
     "token_types": False,

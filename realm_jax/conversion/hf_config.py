@@ -1,5 +1,6 @@
 """`config.json` of BERT and our configuration of the encoder, both ways."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -64,7 +65,7 @@ def read_bert_config(
     if key in config:
       fields[field] = read_number(config[key], key, where, float)
   activation = config.get("hidden_act", default_activation)
-  if activation not in activations:
+  if not isinstance(activation, str) or activation not in activations:
     raise ConversionError(
       f"{where} has hidden_act={activation!r}; the encoder here has "
       f"{', '.join(activations)}"
@@ -99,7 +100,9 @@ def require_vocabulary_size(
   Raises:
     ConversionError: `vocab_size` is another.
   """
-  size = config.get("vocab_size", num_pieces)
+  size = read_number(
+    config.get("vocab_size", num_pieces), "vocab_size", where, int
+  )
   if size > num_pieces:
     raise ConversionError(
       f"{where} has vocab_size={size}, but the vocabulary has {num_pieces} "
@@ -148,7 +151,15 @@ def read_number(value: Any, key: str, where: str, kind: type) -> Any:
   Raises:
     ConversionError: it is none, or a size below 1.
   """
-  good = isinstance(value, int | float) and not isinstance(value, bool)
+  good = (
+    isinstance(value, int | float)
+    and not isinstance(value, bool)
+    and math.isfinite(value)
+  )
   if not good or (kind is int and (value != int(value) or value < 1)):
-    raise ConversionError(f"{where} has {key}={value!r}; want a number")
+    wanted = "a whole number of 1 or more" if kind is int else "a number"
+    raise ConversionError(
+      f"{where} has {key}={value!r}; want {wanted}: is it the file of these "
+      "weights?"
+    )
   return kind(value)

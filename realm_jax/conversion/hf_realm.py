@@ -31,12 +31,14 @@ from realm_jax.conversion.hf_realm_names import (
   BLOCK_VECTORS,
   EMBEDDER,
   ENCODER,
+  PARTS_OF,
   QUERY_EMBEDDER,
   READER,
 )
 from realm_jax.conversion.mapping import Feed
 from realm_jax.conversion.names import Rule
 from realm_jax.conversion.plan import (
+  OPEN_QA_JOINT_LENGTH,
   SEPARATE_TOWERS,
   SHARED_TOWER,
   ImportPlan,
@@ -49,16 +51,9 @@ from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 
-# The parts that a class gives, and whether its reader scores spans.
-_CLASSES = {
-  "RealmEmbedder": ("retriever",),
-  "RealmScorer": ("retriever",),
-  "RealmKnowledgeAugEncoder": ("reader",),
-  "RealmReader": ("reader",),
-  "RealmForOpenQA": ("retriever", "reader"),
-}
 # The texts of the blocks, beside the weights.
 _BLOCK_RECORDS = "block_records.npy"
+# Those whose reader scores spans.
 _SPAN_READERS = ("RealmReader", "RealmForOpenQA")
 
 
@@ -85,8 +80,8 @@ def plan_hf_realm(
   path = input_dir / hf_directory.CONFIG
   config = hf_directory.read_json(path)
   name = _class_of(config, path)
-  parts = _CLASSES[name] if parts is None else parts
-  require_parts(parts, _CLASSES[name])
+  parts = PARTS_OF[name] if parts is None else parts
+  require_parts(parts, PARTS_OF[name])
   pieces = hf_tokenizer.read_vocabulary(input_dir)
   require_vocabulary_size(config, len(pieces), where=str(path))
   encoder = read_bert_config(
@@ -155,12 +150,13 @@ def _below(pattern: str, *prefixes: str) -> str:
 def _class_of(config: Mapping[str, Any], path: Path) -> str:
   kind = config.get("model_type")
   named = config.get("architectures") or ["nothing"]
-  if kind != "realm" or named[0] not in _CLASSES:
+  name = str(named[0]) if isinstance(named, list) else ""
+  if kind != "realm" or name not in PARTS_OF:
     raise ConversionError(
       f"{path} has model_type={kind!r} and architectures={named}; "
-      f"--from=hf_realm wants 'realm' and one of {', '.join(_CLASSES)}"
+      f"--from=hf_realm wants 'realm' and one of {', '.join(PARTS_OF)}"
     )
-  return named[0]
+  return name
 
 
 def _retriever(
@@ -195,7 +191,7 @@ def _reader(
     max_answer_width=number("max_span_width", Reader.max_answer_width, int),
   )
   if name in _SPAN_READERS:
-    length = number("reader_seq_len", reader.joint_length, int)
+    length = number("reader_seq_len", OPEN_QA_JOINT_LENGTH, int)
     reader = reader.clone(joint_length=min(length, encoder.max_positions))
   return reader
 

@@ -20,6 +20,7 @@ from realm_jax.conversion.hf_config import (
 )
 from realm_jax.conversion.hf_realm_names import (
   EMBEDDER,
+  PARTS_OF,
   QUERY_EMBEDDER,
   READER,
 )
@@ -27,13 +28,13 @@ from realm_jax.conversion.names import Rule
 from realm_jax.conversion.plan import SEPARATE_TOWERS, SHARED_TOWER
 from realm_jax.conversion.tower_inputs import unusual_inputs
 
-# The class of each model, and the parts of ours that it takes.
+# The class of each model.
 _CLASSES = {
-  "embedder": ("RealmEmbedder", ("retriever",)),
-  "scorer": ("RealmScorer", ("retriever",)),
-  "encoder": ("RealmKnowledgeAugEncoder", ("reader",)),
-  "reader": ("RealmReader", ("reader",)),
-  "open_qa": ("RealmForOpenQA", ("retriever", "reader")),
+  "embedder": "RealmEmbedder",
+  "scorer": "RealmScorer",
+  "encoder": "RealmKnowledgeAugEncoder",
+  "reader": "RealmReader",
+  "open_qa": "RealmForOpenQA",
 }
 MODELS = tuple(_CLASSES)
 
@@ -51,7 +52,8 @@ def plan_hf_realm_export(
   Raises:
     ConversionError: that class cannot be what the model is.
   """
-  architecture, parts = _CLASSES[name]
+  architecture = _CLASSES[name]
+  parts = PARTS_OF[architecture]
   if tower is not None and name != "embedder":
     raise ConversionError(
       f"--tower={tower} is for --model=embedder; {name} takes what it needs"
@@ -69,6 +71,12 @@ def plan_hf_realm_export(
     notes.append(
       "block_emb is not written: set it, and num_block_records, from the "
       "embeddings of a generation"
+    )
+  if name == "scorer" and not model.retriever.shared_towers:
+    notes.append(
+      "transformers reads the query tower only into an embedder that it is "
+      "given: RealmScorer.from_pretrained(dir, "
+      "query_embedder=RealmEmbedder(config))"
     )
   rules = _rules(model, name, tower)
   return ExportPlan(
@@ -138,7 +146,7 @@ def _require_realm(model: Exported, name: str) -> None:
 
 def _config(model: Exported, name: str, architecture: str) -> dict[str, Any]:
   retriever, reader = model.retriever, model.reader
-  _, parts = _CLASSES[name]
+  parts = PARTS_OF[architecture]
   encoder = (retriever if "retriever" in parts else reader).bert
   config = {
     "architectures": [architecture],
@@ -146,9 +154,6 @@ def _config(model: Exported, name: str, architecture: str) -> dict[str, Any]:
     "torch_dtype": "float32",
     **write_bert_config(encoder, vocab_size=model.vocabulary.vocab_size),
   }
-  # Activations have REALM's name there, which is the same function.
-  if encoder.activation == "gelu_tanh":
-    config["hidden_act"] = "gelu_new"
   if retriever.projection_size is not None:
     config["retriever_proj_size"] = retriever.projection_size
   if "reader" in parts:

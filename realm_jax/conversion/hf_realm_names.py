@@ -13,6 +13,14 @@ HEAD = "cls/predictions"
 # Of a scorer, and of the two parts of open QA.
 EMBEDDER, QUERY_EMBEDDER, READER = "embedder.", "query_embedder.", "reader."
 BLOCK_VECTORS = "block_emb"
+# The parts that a class gives, and takes.
+PARTS_OF = {
+  "RealmEmbedder": ("retriever",),
+  "RealmScorer": ("retriever",),
+  "RealmKnowledgeAugEncoder": ("reader",),
+  "RealmReader": ("reader",),
+  "RealmForOpenQA": ("retriever", "reader"),
+}
 
 
 def embedder(
@@ -26,10 +34,9 @@ def embedder(
     theirs: what precedes its names: nothing, or `embedder.`.
   """
   return (
-    *names.encoder(
-      TORCH, config, ours=f"{ours}/encoder", theirs=theirs + ENCODER
+    *names.bert_tower(
+      TORCH, config, pooling="pooler", ours=ours, theirs=theirs + ENCODER
     ),
-    *names.dense(TORCH, f"{ours}/pooler", f"{theirs}{ENCODER}pooler/dense"),
     *names.dense(TORCH, f"{ours}/projection", f"{theirs}cls/dense"),
     *names.layer_norm(
       TORCH, f"{ours}/projection_norm", f"{theirs}cls/LayerNorm"

@@ -12,6 +12,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.tf_checkpoint import INDEX
+from realm_jax.conversion.vocabulary import VOCABULARY_FILE
 
 _GRAPH = "saved_model.pb"
 _SIGNATURE = "tokenization_info"
@@ -25,7 +26,7 @@ def variables(directory: Path) -> Path:
 
 def vocabulary(directory: Path) -> Path:
   """A module's vocabulary, whether or not it is there."""
-  return directory / "assets" / "vocab.txt"
+  return directory / "assets" / VOCABULARY_FILE
 
 
 def is_module(directory: Path) -> bool:

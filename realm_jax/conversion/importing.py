@@ -9,7 +9,8 @@ CORPUS_DIR                … and the corpus of these blocks
 
 import functools
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePath, PurePosixPath
+from typing import Any
 
 from etils import epath
 
@@ -19,16 +20,22 @@ from realm_jax.conversion.mapping import Allowance, show_shape
 from realm_jax.conversion.model_dir import write_model_dir
 from realm_jax.conversion.plan import RETRIEVER, ImportPlan
 from realm_jax.conversion.planning import plan_import
+from realm_jax.conversion.released_corpus import require_block_length
 from realm_jax.conversion.released_index import (
   ReleasedIndex,
   import_index,
   open_records,
 )
 from realm_jax.conversion.whole_directory import check_target
+from realm_jax.corpus import shard_format
 from realm_jax.corpus.directory_writer import (
   check_target as check_corpus_target,
 )
+from realm_jax.corpus.written_aside import real_path
+from realm_jax.generations import layout
 from realm_jax.indexes.registry import config_from
+
+_INDEX = "scann"
 
 
 def import_weights(
@@ -53,7 +60,7 @@ def import_weights(
   block_records: str | None = None,
   block_titles: str | None = None,
   block_length: int | None = None,
-  index: str = "scann",
+  index: str | None = None,
   allow_left: Sequence[str] = (),
   allow_fresh: Sequence[str] = (),
   seed: int = 0,
@@ -84,7 +91,7 @@ def import_weights(
       takes the input's own.
     block_titles: TFRecords of the blocks' titles; None leaves them empty.
     block_length: the most wordpieces of a block; None fits all.
-    index: the kind of search structure for the generation.
+    index: the kind of search structure for the generation; None is `scann`.
     allow_left: regular expressions for tensors that may stay unused.
     allow_fresh: and for parameters that may start afresh.
     seed: of what starts afresh.
@@ -98,6 +105,16 @@ def import_weights(
     CorpusError: `corpus_dir` cannot be written.
   """
   check_target(output_dir)
+  if corpus_dir is None:
+    _refuse_without_corpus(
+      block_records=block_records,
+      block_titles=block_titles,
+      block_length=block_length,
+      index=index,
+    )
+  else:
+    _check_corpus_dir(corpus_dir, output_dir)
+    require_block_length(block_length)
   allowance = Allowance(tuple(allow_left), tuple(allow_fresh))
   options = TowerOptions(
     pooling=pooling,
@@ -123,12 +140,11 @@ def import_weights(
   if corpus_dir is not None:
     released = _released(plan, block_records, block_titles)
     released.check(plan.retriever)
-    check_corpus_target(epath.Path(corpus_dir), overwrite=False)
     publish = functools.partial(
       import_index,
       released,
       corpus_dir=corpus_dir,
-      index=config_from(index, {}),
+      index=config_from(index or _INDEX, {}),
       block_length=block_length,
     )
   report = write_model_dir(
@@ -144,6 +160,40 @@ def import_weights(
       "blocks"
     )
   return "\n".join(lines)
+
+
+def _refuse_without_corpus(**options: Any) -> None:
+  given = [f"--{name}" for name, value in options.items() if value is not None]
+  if given:
+    raise ConversionError(
+      f"{', '.join(given)} without --corpus_dir: the released blocks and their "
+      "vectors are imported where it says; give it, or leave these out"
+    )
+
+
+def _check_corpus_dir(
+  corpus_dir: epath.PathLike, output_dir: epath.PathLike
+) -> None:
+  """Refuses a place that the corpus cannot have."""
+  path = epath.Path(corpus_dir)
+  one, other = _real(path), _real(epath.Path(output_dir))
+  if one == other or one in other.parents or other in one.parents:
+    raise ConversionError(
+      f"--corpus_dir={path} and --output_dir={output_dir} are one directory, "
+      "or one is in the other; each appears whole, so name two side by side"
+    )
+  if (path / shard_format.MANIFEST_NAME).exists():
+    raise ConversionError(
+      f"--corpus_dir={path} holds a corpus already; name a new directory, or "
+      "remove it first"
+    )
+  check_corpus_target(path, overwrite=False)
+
+
+def _real(path: epath.Path) -> PurePath:
+  if layout.is_remote(path):
+    return PurePosixPath(str(path))
+  return real_path(path)
 
 
 def _released(

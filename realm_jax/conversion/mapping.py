@@ -141,10 +141,11 @@ def read_parameters(
   """
   allowance = allowance or Allowance()
   problems = _Problems(allowance)
-  found: dict[str, tuple[Feed, Rule, list[str]]] = {}
-  left: list[Left] = []
+  found: dict[str, tuple[int, Rule, list[str]]] = {}
+  # By feed and name: several rules may have one tensor.
+  left: dict[tuple[int, str], Left] = {}
   misshapen: dict[str, str] = {}
-  for feed in feeds:
+  for place, feed in enumerate(feeds):
     used: set[str] = set()
     for rule in feed.rules:
       present = [name for name in rule.names if name in feed.source.shapes]
@@ -153,15 +154,18 @@ def read_parameters(
       fitting = [n for n in present if feed.source.shapes[n] == wanted]
       for name in sorted(set(present) - set(fitting)):
         shape = feed.source.shapes[name]
-        if problems.misshapen(name, shape, rule.path, wanted):
-          left.append(Left(name, shape, _BY_FLAG))
+        reason = problems.misshapen(
+          name, shape, rule.path, wanted, is_copy=bool(fitting)
+        )
+        if reason:
+          left[place, name] = Left(name, shape, reason)
         misshapen[rule.path] = name
       if fitting:
-        found[rule.path] = (feed, rule, fitting)
+        found[rule.path] = (place, rule, fitting)
     for name, shape in feed.source.shapes.items():
       if name not in used:
         reason = _reason(feed.leftovers, name) or problems.left(name, shape)
-        left.append(Left(name, shape, reason))
+        left[place, name] = Left(name, shape, reason)
   fresh = [
     Fresh(
       path,
@@ -175,21 +179,24 @@ def read_parameters(
   problems.raise_any()
 
   parameters, mapped = {}, []
-  for path, (feed, rule, names) in found.items():
+  for path, (place, rule, names) in found.items():
+    feed = feeds[place]
     array = feed.source.read(names[0])
     for copy in names[1:]:
       # A tied decoder, most often.
+      reason = f"the same as {names[0]}"
       if not np.array_equal(array, feed.source.read(copy)):
-        if not _reason(dict.fromkeys(allowance.left, _BY_FLAG), copy):
-          raise ConversionError(
-            f"{copy} and {names[0]} are one parameter here, and differ in "
-            f"{feed.where}; pass --allow_left='{re.escape(copy)}' to leave "
-            "the former out"
-          )
-        left.append(Left(copy, feed.source.shapes[copy], _BY_FLAG))
+        reason = _reason(dict.fromkeys(allowance.left, _BY_FLAG), copy)
+      if not reason:
+        raise ConversionError(
+          f"{copy} and {names[0]} are one parameter here, and differ in "
+          f"{feed.where}; pass --allow_left='{re.escape(copy)}' to leave "
+          "the former out"
+        )
+      left[place, copy] = Left(copy, feed.source.shapes[copy], reason)
     parameters[path] = _as_parameter(array, rule, names[0], feed.where)
     mapped.append(Mapped(path, shapes[path], names[0], feed.where))
-  return parameters, Report(tuple(mapped), tuple(left), tuple(fresh))
+  return parameters, Report(tuple(mapped), tuple(left.values()), tuple(fresh))
 
 
 def write_tensors(
@@ -248,6 +255,7 @@ class _Problems:
     self._left: list[str] = []
     self._fresh: list[str] = []
     self._misshapen: list[str] = []
+    self._misshapen_copies: list[str] = []
 
   def left(self, name: str, shape: Shape) -> str:
     reason = _reason(self._left_allowed, name)
@@ -261,14 +269,18 @@ class _Problems:
       self._fresh.append(f"{path} {show_shape(shape)}")
     return reason
 
-  def misshapen(self, name: str, shape: Shape, path: str, wanted: Shape) -> str:
-    reason = _reason(self._left_allowed, name) and _reason(
-      self._fresh_allowed, path
-    )
+  def misshapen(
+    self, name: str, shape: Shape, path: str, wanted: Shape, *, is_copy: bool
+  ) -> str:
+    """Why it may stay unused; `is_copy` if another gives the parameter."""
+    reason = _reason(self._left_allowed, name)
+    if not is_copy:
+      reason = reason and _reason(self._fresh_allowed, path)
     if not reason:
-      self._misshapen.append(
+      line = (
         f"{name} {show_shape(shape)}, where {path} wants {show_shape(wanted)}"
       )
+      (self._misshapen_copies if is_copy else self._misshapen).append(line)
     return reason
 
   def raise_any(self) -> None:
@@ -290,6 +302,11 @@ class _Problems:
           "tensors have another shape; is config.json that of these weights? "
           "--allow_left=REGEX for the tensor together with "
           "--allow_fresh=REGEX for the parameter goes on without it",
+        ),
+        (
+          self._misshapen_copies,
+          "tensors have another shape than the one that they should be a copy "
+          "of; --allow_left=REGEX leaves them out",
         ),
       )
       if lines

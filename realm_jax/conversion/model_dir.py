@@ -1,6 +1,7 @@
 """Writes a new MODEL_DIR as a plan says."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,9 @@ from realm_jax.conversion.parameters import (
   parameter_shapes,
 )
 from realm_jax.conversion.plan import RETRIEVER, ImportPlan
-from realm_jax.conversion.vocabulary import vocabulary_of, write_vocabulary
+from realm_jax.conversion.vocabulary import VOCABULARY_FILE
 from realm_jax.conversion.whole_directory import whole_directory
+from realm_jax.text.wordpieces import vocabulary_of, write_pieces
 
 _STEP = 0
 _NO_GENERATION = -1
@@ -30,7 +32,7 @@ def write_model_dir(
   *,
   allowance: Allowance | None = None,
   seed: int = 0,
-  publish: Callable[..., Any] | None = None,
+  publish: Callable[..., AbstractContextManager[Any]] | None = None,
 ) -> Report:
   """Carries out a plan.
 
@@ -39,7 +41,8 @@ def write_model_dir(
     output_dir: the MODEL_DIR; appears complete or not at all.
     allowance: what may be left, or start afresh.
     seed: of what starts afresh.
-    publish: adds a generation: `import_index` but for the model.
+    publish: adds a generation, and takes back what it wrote elsewhere where
+      leaving its context by an error: `import_index` but for the model.
 
   Raises:
     ConversionError: the weights do not fit, or `output_dir` is not empty.
@@ -67,22 +70,25 @@ def write_model_dir(
     VOCABULARY: vocabulary_digest(vocabulary.sha256),
   }
   text = gin_model.gin_model(plan.retriever, plan.reader, source=plan.source)
-  with whole_directory(output_dir) as directory:
-    logging.info("writing checkpoint %d of %s", _STEP, output_dir)
+  with ExitStack() as published, whole_directory(output_dir) as directory:
     directory.mkdir(parents=True, exist_ok=True)
-    write_vocabulary(directory, plan.pieces)
+    write_pieces(directory / VOCABULARY_FILE, plan.pieces)
     (directory / gin_model.NAME).write_text(text)
+    if publish is not None:
+      published.enter_context(
+        publish(
+          model_dir=directory,
+          retriever=retriever,
+          params=nested(parameters)[RETRIEVER],
+          vocabulary=vocabulary,
+        )
+      )
+    # Last: it is what makes a MODEL_DIR of the directory.
+    logging.info("writing checkpoint %d of %s", _STEP, output_dir)
     store = CheckpointStore(directory, read_only=False)
     try:
       store.save(_STEP, {**nested(parameters), "loop": loop})
       store.wait()
     finally:
       store.close()
-    if publish is not None:
-      publish(
-        model_dir=directory,
-        retriever=retriever,
-        params=nested(parameters)[RETRIEVER],
-        vocabulary=vocabulary,
-      )
   return report

@@ -17,6 +17,8 @@ SHARED_TOWER = ("tower",)
 SEPARATE_TOWERS = ("query_tower", "block_tower")
 
 _USUAL_JOINT_LENGTH = 384
+# Of open QA as released: a block of 288, and 32 for the question.
+OPEN_QA_JOINT_LENGTH = 288 + 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +58,16 @@ def require_parts(parts: tuple[str, ...], present: tuple[str, ...]) -> None:
   if wrong or not parts:
     raise ConversionError(
       f"--parts={','.join(parts)}: this input gives {', '.join(present)}"
+    )
+
+
+def require_retriever(block_input: Path | None, parts: tuple[str, ...]) -> None:
+  """Raises `ConversionError` for a block tower that nothing would use."""
+  if block_input is not None and RETRIEVER not in parts:
+    raise ConversionError(
+      f"--block_input={block_input} is for a retriever, and the parts to "
+      f"import are {', '.join(parts)}; leave it out, or import the retriever "
+      "too"
     )
 
 

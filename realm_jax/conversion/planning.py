@@ -8,7 +8,7 @@ from realm_jax.conversion.bert_models import TowerOptions
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.hf_bert import plan_hf_bert
 from realm_jax.conversion.hf_realm import plan_hf_realm
-from realm_jax.conversion.plan import PARTS, ImportPlan
+from realm_jax.conversion.plan import PARTS, ImportPlan, require_retriever
 from realm_jax.conversion.tf_bert import plan_tf_bert
 from realm_jax.conversion.tf_realm import plan_tf_realm
 
@@ -50,6 +50,7 @@ def plan_import(
     _refuse(kind, tensor_prefix=tensor_prefix)
   if kind != "tf_realm":
     _refuse(kind, vocab=vocab)
+  require_retriever(block_input, parts or PARTS)
   if kind == "hf_bert":
     return plan_hf_bert(
       input_path,

@@ -46,7 +46,6 @@ def write_released_corpus(
   titles: Iterable[bytes] | None = None,
   block_length: int | None = None,
   tagger: Tagger | None = tag,
-  overwrite: bool = False,
   blocks_per_shard: int = 200_000,
 ) -> CorpusMade:
   """Writes a corpus directory with the records as its blocks, row by row.
@@ -63,7 +62,6 @@ def write_released_corpus(
     block_length: the most wordpieces of a block; longer ones lose the end of
       their tokens, never of their text, and are counted. None fits all.
     tagger: finds salient spans; with None there are none.
-    overwrite: replace the corpus that is at `output_dir`.
     blocks_per_shard: how many blocks a shard holds.
 
   Raises:
@@ -71,18 +69,13 @@ def write_released_corpus(
       UTF-8.
     CorpusError: `output_dir` cannot be written.
   """
-  if block_length is not None and block_length < _SHORTEST_BLOCK:
-    raise ConversionError(
-      f"block_length={block_length} has no room for a title and a body; give "
-      f"{_SHORTEST_BLOCK} or more (released REALM has 288)"
-    )
+  require_block_length(block_length)
   texts = _texts(records, titles, num_blocks=num_blocks)
   with (
     CorpusDirectoryWriter(
       output_dir,
       pieces=vocabulary.pieces,
       blocks_per_shard=blocks_per_shard,
-      overwrite=overwrite,
     ) as writer,
     Counter("blocks written", total=num_blocks) as progress,
   ):
@@ -97,6 +90,15 @@ def write_released_corpus(
       summary=made.summary.to_json(),
     )
   return made
+
+
+def require_block_length(block_length: int | None) -> None:
+  """Raises `ConversionError` for a length that no block fits in."""
+  if block_length is not None and block_length < _SHORTEST_BLOCK:
+    raise ConversionError(
+      f"--block_length={block_length} has no room for a title and a body; give "
+      f"{_SHORTEST_BLOCK} or more (released REALM has 288)"
+    )
 
 
 class _Text(NamedTuple):

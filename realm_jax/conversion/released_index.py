@@ -6,9 +6,10 @@ in `block_emb`. They become CORPUS_DIR and MODEL_DIR/generations/00000000, so
 that nothing is embedded again.
 """
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Iterator, Sized
 from typing import Any
 
 import jax
@@ -19,7 +20,9 @@ from realm_jax.conversion.block_records import BlockRecords
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.released_corpus import write_released_corpus
 from realm_jax.conversion.tf_records import TfRecords
+from realm_jax.corpus import shard_format
 from realm_jax.corpus.store import Corpus
+from realm_jax.corpus.written_aside import real_path
 from realm_jax.generations import layout
 from realm_jax.generations import manifest as manifests
 from realm_jax.generations.making import EmbeddingConfig, GenerationMaker
@@ -83,6 +86,7 @@ def open_records(path: epath.PathLike) -> Iterable[bytes]:
   return BlockRecords(path) if path.suffix == ".npy" else TfRecords(path)
 
 
+@contextlib.contextmanager
 def import_index(
   released: ReleasedIndex,
   *,
@@ -95,9 +99,11 @@ def import_index(
   config: EmbeddingConfig | None = None,
   block_length: int | None = None,
   tagger: Tagger | None = tag,
-  overwrite_corpus: bool = False,
-) -> Manifest:
+) -> Iterator[Manifest]:
   """Writes the corpus, and publishes the generation of checkpoint 0.
+
+  Where that fails, or the context is left by an error, the corpus is removed,
+  so that the same import can be run again.
 
   Args:
     released: what was published.
@@ -111,9 +117,8 @@ def import_index(
     block_length: of the corpus; None fits the longest block: see
       `write_released_corpus`.
     tagger: finds salient spans; with None there are none.
-    overwrite_corpus: replace the corpus that is at `corpus_dir`.
 
-  Returns:
+  Yields:
     The manifest of the generation.
 
   Raises:
@@ -131,7 +136,6 @@ def import_index(
     titles=released.titles,
     block_length=block_length,
     tagger=tagger,
-    overwrite=overwrite_corpus,
   )
   logging.info(
     "wrote %d blocks of at most %d wordpieces to %s",
@@ -139,26 +143,39 @@ def import_index(
     made.block_length,
     corpus_dir,
   )
-  if config is None:
-    longest = retriever.bert.max_positions
-    config = EmbeddingConfig(
-      query_length=min(EmbeddingConfig.query_length, longest)
+  try:
+    if config is None:
+      longest = retriever.bert.max_positions
+      config = EmbeddingConfig(
+        query_length=min(EmbeddingConfig.query_length, longest)
+      )
+    mesh = make_mesh()
+    maker = GenerationMaker(
+      Corpus.open(corpus_dir), retriever, index=index, config=config, mesh=mesh
     )
-  mesh = make_mesh()
-  maker = GenerationMaker(
-    Corpus.open(corpus_dir), retriever, index=index, config=config, mesh=mesh
-  )
-  generations_dir = epath.Path(model_dir) / layout.FOLDER
-  publish(
-    generations_dir,
-    _STEP,
-    functools.partial(
-      maker.write,
-      step=_STEP,
-      params=jax.device_put(params, rules.replicated(mesh)),
-      vectors=released.vectors,
-    ),
-    # Another's vectors may stand there.
-    replaces=lambda manifest: True,
-  )
-  return manifests.read(layout.path_of(generations_dir, _STEP))
+    generations_dir = epath.Path(model_dir) / layout.FOLDER
+    publish(
+      generations_dir,
+      _STEP,
+      functools.partial(
+        maker.write,
+        step=_STEP,
+        params=jax.device_put(params, rules.replicated(mesh)),
+        vectors=released.vectors,
+      ),
+      # Another's vectors may stand there.
+      replaces=lambda manifest: True,
+    )
+    yield manifests.read(layout.path_of(generations_dir, _STEP))
+  except BaseException:
+    logging.info("removing %s, whose generation was not written", corpus_dir)
+    _remove_corpus(corpus_dir)
+    raise
+
+
+def _remove_corpus(corpus_dir: epath.PathLike) -> None:
+  is_remote = layout.is_remote(corpus_dir)
+  directory = epath.Path(corpus_dir if is_remote else real_path(corpus_dir))
+  # First what makes it a corpus, wherever removal may stop.
+  (directory / shard_format.MANIFEST_NAME).unlink(missing_ok=True)
+  directory.rmtree(missing_ok=True)

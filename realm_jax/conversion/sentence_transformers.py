@@ -116,7 +116,15 @@ def _read_pooling(path: Path) -> str:
 def _read_prompts(path: Path) -> tuple[str, str]:
   config = read_json(path) if path.exists() else {}
   prompts = config.get("prompts") or {}
-  usual = prompts.get(config.get("default_prompt_name") or "", "")
+  if not isinstance(prompts, dict) or not all(
+    isinstance(text, str) for text in prompts.values()
+  ):
+    raise ConversionError(
+      f"{path} has prompts={prompts!r}; want texts by name, such as "
+      '{"query": "query: "}, or no prompts'
+    )
+  default = config.get("default_prompt_name")
+  usual = prompts.get(default, "") if isinstance(default, str) else ""
 
   def first(names: tuple[str, ...]) -> str:
     return next((prompts[n] for n in names if n in prompts), usual)

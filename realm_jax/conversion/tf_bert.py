@@ -27,11 +27,11 @@ from realm_jax.conversion.tf_checkpoint import (
   TfCheckpoint,
   only_checkpoint,
 )
+from realm_jax.conversion.vocabulary import VOCABULARY_FILE, require_uncased
 from realm_jax.models.bert import BertConfig
 from realm_jax.text import wordpieces
 
 CONFIG = "bert_config.json"
-VOCABULARY = "vocab.txt"
 # What training leaves beside the weights.
 LEFTOVERS = {
   r".*/adam_[mv](_\d+)?": "a moment of Adam",
@@ -94,11 +94,12 @@ def _read(path: Path) -> tuple[BertWeights, tuple[str, ...], list[str]]:
   config_path = prefix.with_name(CONFIG)
   if not config_path.is_file():
     raise ConversionError(
-      f"{config_path} is missing; --from=tf_bert wants {CONFIG}, {VOCABULARY} "
-      f"and the checkpoint (bert_model.ckpt{INDEX}, …) in one directory"
+      f"{config_path} is missing; --from=tf_bert wants {CONFIG}, "
+      f"{VOCABULARY_FILE} and the checkpoint (bert_model.ckpt{INDEX}, …) in "
+      "one directory"
     )
   described = read_json(config_path)
-  pieces = read_uncased_pieces(prefix.with_name(VOCABULARY))
+  pieces = read_uncased_pieces(prefix.with_name(VOCABULARY_FILE))
   require_vocabulary_size(described, len(pieces), where=str(config_path))
   roots = encoder_roots(checkpoint.shapes)
   if len(roots) != 1:
@@ -205,12 +206,5 @@ def read_uncased_pieces(path: Path) -> tuple[str, ...]:
     VocabularyError: the pieces cannot serve here, as where [PAD] is not 0.
   """
   pieces = wordpieces.read_pieces(path)
-  # Special pieces, and those left unused, are in brackets.
-  cased = [p for p in pieces if re.search(r"[A-Z]", p) and p[0] != "["]
-  if cased:
-    raise ConversionError(
-      f"{path} has {len(cased)} pieces with capitals, such as {cased[0]!r}: it "
-      "is a cased model's, and wordpieces here are uncased. Take the uncased "
-      "model"
-    )
+  require_uncased(pieces, where=str(path))
   return pieces

@@ -10,15 +10,16 @@ orqa_nq_model_from_realm                fine-tuned: both, in one checkpoint
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from realm_jax.conversion import hub_module, names, tf_bert
 from realm_jax.conversion.bert_models import NO_HEAD, reader_rules, tower_rules
 from realm_jax.conversion.errors import ConversionError
+from realm_jax.conversion.hf_config import read_number
 from realm_jax.conversion.hf_directory import read_json
 from realm_jax.conversion.mapping import Feed
 from realm_jax.conversion.names import Rule
 from realm_jax.conversion.plan import (
+  OPEN_QA_JOINT_LENGTH,
   PARTS,
   READER,
   RETRIEVER,
@@ -26,10 +27,12 @@ from realm_jax.conversion.plan import (
   SHARED_TOWER,
   ImportPlan,
   require_parts,
+  require_retriever,
   usual_reader,
 )
 from realm_jax.conversion.tf_checkpoint import TfCheckpoint, checkpoint_prefixes
 from realm_jax.conversion.tf_encoders import Encoder, find_encoders, modules_in
+from realm_jax.conversion.vocabulary import VOCABULARY_FILE
 from realm_jax.indexes.protocol import Rows
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
@@ -76,6 +79,7 @@ def plan_tf_realm(
   present = tuple(part for part in PARTS if _of(encoders, part))
   parts = present if parts is None else parts
   require_parts(parts, present)
+  require_retriever(block_input, parts)
 
   towers: dict[str, Encoder] = {}
   if RETRIEVER in parts:
@@ -84,7 +88,6 @@ def plan_tf_realm(
   used = [*towers.values(), *readers]
   _require_one_configuration(used, len(pieces))
   config = used[0].weights.config
-  settings = _settings(input_path)
   feeds = [
     _feed(checkpoint, towers, readers, [*encoders, *others])
     for checkpoint in _checkpoints(used)
@@ -98,13 +101,16 @@ def plan_tf_realm(
   return ImportPlan(
     source=f"{input_path.resolve().name} (tf_realm)",
     retriever=_retriever(config, towers, score_scale=score_scale),
-    reader=_reader(config, readers, settings),
+    reader=_reader(config, readers, input_path),
     parts=parts,
     pieces=pieces,
     feeds=tuple(feeds),
     expected_fresh=fresh,
     notes=tuple(_notes(used)),
-    block_vectors=_block_vectors(places) if RETRIEVER in parts else None,
+    # They are of the tower that embeds blocks.
+    block_vectors=_block_vectors(block_input or input_path)
+    if RETRIEVER in parts
+    else None,
   )
 
 
@@ -181,13 +187,13 @@ def _retriever(
 
 
 def _reader(
-  config: BertConfig, readers: Sequence[Encoder], settings: Mapping[str, Any]
+  config: BertConfig, readers: Sequence[Encoder], input_path: Path
 ) -> Reader:
   usual = usual_reader(config)
   if not readers or not readers[0].norm:
     return usual
-  joint_length = settings.get("reader_seq_len", usual.joint_length)
-  width = settings.get("max_span_width", usual.max_answer_width)
+  joint_length = _setting(input_path, "reader_seq_len", OPEN_QA_JOINT_LENGTH)
+  width = _setting(input_path, "max_span_width", usual.max_answer_width)
   return usual.clone(
     joint_length=min(joint_length, config.max_positions),
     span_size=readers[0].width // 2,
@@ -285,18 +291,19 @@ def _notes(used: Sequence[Encoder]) -> list[str]:
   return list(dict.fromkeys(notes))
 
 
-def _block_vectors(places: Sequence[Path]) -> Rows | None:
+def _block_vectors(place: Path) -> Rows | None:
   """The vectors that a retriever's module holds, where it does."""
-  for place in places:
-    for module in (place, *modules_in(place)):
-      for prefix in checkpoint_prefixes(module / _ENCODED):
-        return TfCheckpoint(prefix).rows(_BLOCK_VECTORS)
+  for module in (place, *modules_in(place)):
+    for prefix in checkpoint_prefixes(module / _ENCODED):
+      return TfCheckpoint(prefix).rows(_BLOCK_VECTORS)
   return None
 
 
-def _settings(path: Path) -> dict[str, Any]:
-  """The settings that a fine-tuned model was trained with, where they lie."""
-  return read_json(path / _PARAMS) if (path / _PARAMS).is_file() else {}
+def _setting(path: Path, name: str, usual: int) -> int:
+  """A number that a fine-tuned model was trained with, where it is known."""
+  file = path / _PARAMS
+  settings = read_json(file) if file.is_file() else {}
+  return read_number(settings.get(name, usual), name, str(file), int)
 
 
 def _pieces(places: Sequence[Path], vocab: Path | None) -> tuple[str, ...]:
@@ -321,7 +328,7 @@ def _vocabularies(places: Sequence[Path]) -> Iterator[Path]:
   for place in places:
     folder = place if place.is_dir() else place.parent
     for file in (
-      folder / tf_bert.VOCABULARY,
+      folder / VOCABULARY_FILE,
       *map(hub_module.vocabulary, (folder, *modules_in(folder))),
     ):
       if file.is_file():

@@ -2,9 +2,7 @@
 
 import functools
 import re
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 
 from absl import logging
 from etils import epath
@@ -20,7 +18,11 @@ from realm_jax.corpus.known_ids import KnownIds
 from realm_jax.corpus.progress import Progress
 from realm_jax.corpus.summary import BuildSummary
 from realm_jax.text.salient_spans import Tagger, tag
-from realm_jax.text.wordpieces import WordpieceVocabulary, train_vocabulary
+from realm_jax.text.wordpieces import (
+  WordpieceVocabulary,
+  train_vocabulary,
+  vocabulary_of,
+)
 
 # Titles of pages that are lists of pages, which released REALM left out.
 DROPPED_TITLES = ("List of", "Index of", "Outline of", "(disambiguation)")
@@ -46,11 +48,7 @@ def _vocabulary(vocab: str, texts: Iterable[str]) -> WordpieceVocabulary:
       "example --vocab=train:8192"
     )
   logging.info("Training a vocabulary of at most %s pieces", size)
-  pieces = train_vocabulary(texts, int(size))
-  with tempfile.TemporaryDirectory() as folder:
-    path = Path(folder, "vocab.txt")
-    path.write_text("\n".join(pieces) + "\n", encoding="utf-8", newline="\n")
-    return WordpieceVocabulary(path)
+  return vocabulary_of(train_vocabulary(texts, int(size)))
 
 
 def _chunks(documents: Iterable[Document]) -> Iterator[list[Document]]:

@@ -7,33 +7,28 @@ store, which cannot rename, `corpus.json` is written last: without it a
 directory is no corpus.
 """
 
-import errno
-import fcntl
+import contextlib
 import hashlib
 import json
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from absl import logging
 from etils import epath
 
-from realm_jax.corpus import shard_format
+from realm_jax.corpus import shard_format, written_aside
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.shard_writer import ShardWriter
-
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+from realm_jax.text.wordpieces import vocabulary_sha256, write_pieces
 
 
 def check_target(output_dir: epath.Path, *, overwrite: bool) -> None:
   """Raises `CorpusError` where a corpus must not be written."""
-  if not output_dir.exists():
-    return
-  if not output_dir.is_dir():
-    raise CorpusError(f"{output_dir} is a file; name a directory")
-  if not any(output_dir.iterdir()):
+  written_aside.check_place(output_dir, CorpusError)
+  if not output_dir.exists() or not any(output_dir.iterdir()):
     return
   if not (output_dir / shard_format.MANIFEST_NAME).exists():
     raise CorpusError(
@@ -69,44 +64,24 @@ class CorpusDirectoryWriter:
     self._is_local = "://" not in str(output_dir)
 
   def __enter__(self) -> "CorpusDirectoryWriter":
-    if self._is_local:
-      target = Path(os.path.abspath(self._target))
-      target.parent.mkdir(parents=True, exist_ok=True)
-      self._staging = target.parent / f".{target.name}.building"
-      self._claim_staging()
-    else:
-      self._staging = Path(tempfile.mkdtemp(prefix="realm_jax_corpus_"))
-      self._lock = os.open(self._staging, os.O_RDONLY)
+    with contextlib.ExitStack() as stack:
+      stack.enter_context(
+        written_aside.explained_full_disk(self._target, CorpusError)
+      )
+      self._staging = stack.enter_context(
+        written_aside.written_aside(
+          written_aside.real_path(self._target), CorpusError
+        )
+        if self._is_local
+        else _temporary_folder()
+      )
+      self._leaving = stack.pop_all()
     return self
 
-  def _claim_staging(self) -> None:
-    """Makes the hidden directory anew and holds a lock on it."""
-    self._staging.mkdir(exist_ok=True)
-    self._lock = os.open(self._staging, os.O_RDONLY)
-    try:
-      fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-      os.close(self._lock)
-      raise CorpusError(
-        f"another process is building {self._target} right now; wait for it, "
-        "or name another directory"
-      ) from None
-    leftovers = list(self._staging.iterdir())
-    if leftovers:
-      logging.info("Clearing what a killed build left in %s", self._staging)
-    for path in leftovers:
-      shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-  def __exit__(self, _: object, error: object, __: object) -> None:
+  def __exit__(self, *error: Any) -> None:
     if self._shard:
       self._shard.abandon()
-    shutil.rmtree(self._staging, ignore_errors=True)
-    os.close(self._lock)
-    if isinstance(error, OSError) and error.errno in _NO_SPACE:
-      raise CorpusError(
-        f"the disk of {self._staging} is full; nothing was written to "
-        f"{self._target}: free some space, or name another --output_dir"
-      ) from error
+    self._leaving.__exit__(*error)
 
   @property
   def shard(self) -> ShardWriter:
@@ -128,17 +103,14 @@ class CorpusDirectoryWriter:
   ) -> None:
     """Completes the shards, writes the manifest, puts all in place."""
     self._close_shard()
-    vocabulary = "\n".join(self._pieces)
-    (self._staging / shard_format.VOCABULARY_NAME).write_text(
-      vocabulary + "\n", encoding="utf-8", newline="\n"
-    )
+    write_pieces(self._staging / shard_format.VOCABULARY_NAME, self._pieces)
     ids = {piece: index for index, piece in enumerate(self._pieces)}
     manifest = {
       "format_version": shard_format.FORMAT_VERSION,
       "corpus_version": version,
       "block_length": block_length,
       "vocabulary": {
-        "sha256": hashlib.sha256(vocabulary.encode()).hexdigest(),
+        "sha256": vocabulary_sha256(self._pieces),
         "size": len(self._pieces),
         "special_ids": {
           name: ids[f"[{name.upper()}]"]
@@ -164,7 +136,7 @@ class CorpusDirectoryWriter:
       self._upload()
 
   def _rename(self) -> None:
-    target = Path(os.path.abspath(self._target))
+    target = written_aside.real_path(self._target)
     replaced = target.parent / f".{target.name}.replaced"
     shutil.rmtree(replaced, ignore_errors=True)
     if target.exists():
@@ -182,6 +154,12 @@ class CorpusDirectoryWriter:
         epath.Path(path).copy(target, overwrite=True)
     source = epath.Path(self._staging / shard_format.MANIFEST_NAME)
     source.copy(manifest, overwrite=True)
+
+
+@contextlib.contextmanager
+def _temporary_folder() -> Iterator[Path]:
+  with tempfile.TemporaryDirectory(prefix="realm_jax_corpus_") as folder:
+    yield Path(folder)
 
 
 def fingerprint(manifest: dict[str, Any]) -> str:

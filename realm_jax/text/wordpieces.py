@@ -13,7 +13,9 @@ import collections
 import functools
 import hashlib
 import itertools
+import tempfile
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -102,6 +104,25 @@ def read_pieces(vocab_file: epath.PathLike) -> tuple[str, ...]:
   return pieces
 
 
+def write_pieces(vocab_file: epath.PathLike, pieces: Iterable[str]) -> None:
+  """Writes what `read_pieces` reads: a piece a line, in the order of ids."""
+  text = "\n".join(pieces) + "\n"
+  epath.Path(vocab_file).write_bytes(text.encode("utf-8"))
+
+
+def vocabulary_sha256(pieces: Iterable[str]) -> str:
+  """Hex digest of the pieces joined by line feeds: the hash of record."""
+  return hashlib.sha256("\n".join(pieces).encode()).hexdigest()
+
+
+def vocabulary_of(pieces: Iterable[str]) -> "WordpieceVocabulary":
+  """A vocabulary that stands in no file."""
+  with tempfile.TemporaryDirectory() as folder:
+    file = Path(folder, "vocab.txt")
+    write_pieces(file, pieces)
+    return WordpieceVocabulary(file)
+
+
 class WordpieceVocabulary(seqio.Vocabulary):
   """BERT's uncased wordpieces, with offsets into the original text."""
 
@@ -121,8 +142,8 @@ class WordpieceVocabulary(seqio.Vocabulary):
 
   @functools.cached_property
   def sha256(self) -> str:
-    """Hex digest of the pieces joined by line feeds: the hash of record."""
-    return hashlib.sha256("\n".join(self.pieces).encode()).hexdigest()
+    """See `vocabulary_sha256`."""
+    return vocabulary_sha256(self.pieces)
 
   @functools.cached_property
   def is_continuation(self) -> Bool[np.ndarray, " v"]:

@@ -4,17 +4,24 @@ The names of the tensors are written out here once more, and what they compute
 is worked out from them in numpy, so that tests do not rest on our tables.
 """
 
+import functools
 import json
 import math
 from pathlib import Path
 
+import jax
 import numpy as np
 import safetensors.numpy
 
+from realm_jax.conversion.importing import import_weights
 from tests import tiny_world
+from tests.conversion import bert_at_home, imported
 
 HIDDEN, LAYERS, HEADS, INNER, POSITIONS = 8, 2, 2, 12, 64
-CLS, SEP = 2, 3
+# `[CLS] … [SEP] … [SEP]`, and a shorter one that is padded.
+LONG = [2, 9, 11, 3, 7, 8, 21, 3]
+SHORT = [2, 14, 3]
+BATCH = np.array([LONG, SHORT + [0] * 5], np.int32)
 
 
 def pieces() -> list[str]:
@@ -131,50 +138,70 @@ def write_sentence_modules(
   )
 
 
+# ---- What they compute -------------------------------------------------------
+
+
 def last_hidden(
   weights: dict[str, np.ndarray],
-  token_ids: list[int],
-  token_types: list[int],
+  tokens: list[int],
+  types: list[int] | None = None,
   *,
   prefix: str = "",
 ) -> np.ndarray:
-  """BertModel's last hidden state of one text, in float64."""
-  w = {
-    name.removeprefix(prefix): array.astype(np.float64)
+  """BertModel's last hidden states of one text."""
+  named = {
+    name.removeprefix(prefix): array
     for name, array in weights.items()
+    if name.startswith((f"{prefix}embeddings.", f"{prefix}encoder."))
   }
+  return bert_at_home.last_hidden(
+    dict(_in_googles_names(name, array) for name, array in named.items()),
+    tokens,
+    types=types,
+    heads=HEADS,
+    gelu=_gelu,
+  )
 
-  def linear(x, name):
-    return x @ w[f"{name}.weight"].T + w[f"{name}.bias"]
 
-  def norm(x, name):
-    x = x - x.mean(-1, keepdims=True)
-    x /= np.sqrt((x**2).mean(-1, keepdims=True) + 1e-12)
-    return x * w[f"{name}.weight"] + w[f"{name}.bias"]
+def _in_googles_names(name: str, array: np.ndarray) -> tuple[str, np.ndarray]:
+  name = name.replace("encoder.layer.", "encoder.layer_").replace(".", "/")
+  for ours, theirs in (
+    ("_embeddings/weight", "_embeddings"),
+    ("LayerNorm/weight", "LayerNorm/gamma"),
+    ("LayerNorm/bias", "LayerNorm/beta"),
+  ):
+    if name.endswith(ours):
+      return name.removesuffix(ours) + theirs, array
+  if name.endswith("/weight"):
+    return name.removesuffix("weight") + "kernel", array.T
+  return name, array
 
-  x = w["embeddings.word_embeddings.weight"][token_ids]
-  x = x + w["embeddings.token_type_embeddings.weight"][token_types]
-  x = x + w["embeddings.position_embeddings.weight"][: len(token_ids)]
-  x = norm(x, "embeddings.LayerNorm")
-  size = HIDDEN // HEADS
-  erf = np.vectorize(math.erf)
-  for i in range(LAYERS):
-    layer = f"encoder.layer.{i}"
-    q, k, v = (
-      linear(x, f"{layer}.attention.self.{name}").reshape(-1, HEADS, size)
-      for name in ("query", "key", "value")
-    )
-    scores = np.einsum("qhd,khd->hqk", q, k) / math.sqrt(size)
-    scores = np.exp(scores - scores.max(-1, keepdims=True))
-    scores /= scores.sum(-1, keepdims=True)
-    context = np.einsum("hqk,khd->qhd", scores, v).reshape(-1, HIDDEN)
-    x = norm(
-      x + linear(context, f"{layer}.attention.output.dense"),
-      f"{layer}.attention.output.LayerNorm",
-    )
-    inner = linear(x, f"{layer}.intermediate.dense")
-    inner = inner * 0.5 * (1 + erf(inner / math.sqrt(2)))
-    x = norm(
-      x + linear(inner, f"{layer}.output.dense"), f"{layer}.output.LayerNorm"
-    )
-  return x
+
+def _gelu(x: np.ndarray) -> np.ndarray:
+  return x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+
+
+def hidden(
+  weights: dict[str, np.ndarray], prefix: str = ""
+) -> list[np.ndarray]:
+  """The last hidden states of LONG and of SHORT."""
+  return [last_hidden(weights, row, prefix=prefix) for row in (LONG, SHORT)]
+
+
+# ---- What is made of them ----------------------------------------------------
+
+
+def import_bert(directory: Path, output_dir: Path, **options) -> str:
+  """Imports; without options, what REALM's towers read, and no reader."""
+  usual = {"title_separator": True, "token_types": True, "parts": ["retriever"]}
+  options = usual | options
+  return import_weights("hf_bert", str(directory), output_dir, **options)
+
+
+def vectors(
+  model_dir: Path, method: str = "embed_queries", batch: np.ndarray = BATCH
+) -> np.ndarray:
+  """What an imported retriever makes of LONG and SHORT, or of a batch."""
+  model = imported.load(model_dir)
+  embed = jax.jit(functools.partial(model.retriever.apply, method=method))
+  return np.asarray(embed({"params": model.params["retriever"]}, batch))

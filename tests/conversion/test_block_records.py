@@ -1,5 +1,6 @@
 """Byte strings come out of a numpy pickle, and nothing else does."""
 
+import contextlib
 import os
 import pickle
 import pickletools
@@ -107,8 +108,9 @@ def test_memory_stays_flat(tmp_path, protocol):
   size = 2_000
   records = [i.to_bytes(8, "big") * (size // 8) for i in range(20_000)]
   path = tmp_path / "a.npy"
-  np.save(path, as_array(records))
-  del records
+  pickled = pickle.dumps(as_array(records), protocol=protocol)
+  path.write_bytes(npy(pickled, (len(records),)))
+  del pickled, records
   tracemalloc.start()
   for i, record in enumerate(BlockRecords(path)):
     assert record[:8] == i.to_bytes(8, "big")
@@ -269,6 +271,27 @@ def test_any_bytes_at_all_give_the_error(scratch, program, protocol):
   for pickled in (program, bytes([0x80, protocol]) + program):
     with pytest.raises(ConversionError):
       list(write(scratch, pickled, 1))
+
+
+@given(at=st.integers(0, 127), byte=st.integers(0, 255))
+def test_a_changed_byte_of_the_header_gives_records_or_the_error(
+  scratch, at, byte
+):
+  content = bytearray(npy(pickle.dumps(as_array([b"a"])), (1,)))
+  content[at] = byte
+  scratch.write_bytes(content)
+  with contextlib.suppress(ConversionError):
+    assert list(BlockRecords(scratch)) == [b"a"]
+
+
+@pytest.mark.parametrize("header", ["{'descr': (", "{1: 2, 'a': 3}", "{[]: 1}"])
+def test_a_damaged_header_is_refused(tmp_path, header):
+  content = npy(pickle.dumps(as_array([b"a"])), (1,))
+  (tmp_path / "a.npy").write_bytes(
+    content[:10] + header.encode().ljust(118) + content[128:]
+  )
+  with pytest.raises(ConversionError, match=r"damaged \(.*copy"):
+    BlockRecords(tmp_path / "a.npy")
 
 
 def test_deep_nesting_is_refused(tmp_path):

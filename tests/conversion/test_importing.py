@@ -30,7 +30,8 @@ _TRAINING = {
   "TASK": "inverse_cloze",
   "BATCH_SIZE": 8,
   "WARMUP_STEPS": 1,
-  "NUM_STEPS": 1,
+  # Checkpoint 0 alone.
+  "NUM_STEPS": 0,
 }
 
 
@@ -101,14 +102,6 @@ def test_training_starts_from_it(model_dir, world, tmp_path):
   stores = [CheckpointStore(path) for path in (model_dir, tmp_path / "ict")]
   first = [s.restore(0, items=("retriever",))["retriever"] for s in stores]
   jax.tree.map(np.testing.assert_array_equal, *first)
-  with pytest.raises(CheckpointError, match="INITIAL_CHECKPOINT"):
-    call(
-      loop.train,
-      _files(model_dir, "inverse_cloze"),
-      MODEL_DIR=model_dir,
-      CORPUS_DIR=world.corpus_dir,
-      **_TRAINING,
-    )
 
 
 def test_a_corpus_of_another_vocabulary_is_refused(model_dir, world, tmp_path):
@@ -141,11 +134,53 @@ def test_a_directory_with_anything_in_it_is_refused(model_dir, tmp_path):
   assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-def test_an_empty_directory_is_filled(model_dir, tmp_path):
-  (tmp_path / "run").mkdir()
+def test_an_empty_directory_is_filled_and_a_link_to_it_stays(
+  model_dir, tmp_path
+):
+  (tmp_path / "disk").mkdir()
+  (tmp_path / "run").symlink_to(tmp_path / "disk")
   bert = str(model_dir.parent / "bert")
   import_weights("hf_bert", bert, tmp_path / "run", parts=["retriever"])
-  assert CheckpointStore(tmp_path / "run").items(0) == {"retriever", "loop"}
+  assert CheckpointStore(tmp_path / "disk").items(0) == {"retriever", "loop"}
+  assert (tmp_path / "run").is_symlink()
+
+
+@pytest.mark.parametrize(
+  ("options", "said"),
+  [
+    ({"output_dir": "/"}, "mounted.*name a new directory in it"),
+    ({"corpus_dir": "run"}, "one directory, or one is in the other"),
+    ({"corpus_dir": "run/corpus"}, "one directory, or one is in the other"),
+    (
+      {"output_dir": "corpus/run", "corpus_dir": "corpus"},
+      "one directory, or one is in the other",
+    ),
+    ({"corpus_dir": "old"}, "holds a corpus already; .* or remove it first$"),
+    ({"corpus_dir": "new", "block_length": 4}, "--block_length=4 has no room"),
+    (
+      {"block_records": "a.npy", "block_titles": "b.tfr"},
+      "--block_records, --block_titles without --corpus_dir",
+    ),
+    ({"block_length": 288}, "--block_length without --corpus_dir"),
+    ({"index": "exact"}, "--index without --corpus_dir"),
+    (
+      {"block_input": "bert", "parts": ["reader"]},
+      "--block_input=bert is for a retriever",
+    ),
+  ],
+)
+def test_what_cannot_go_together_is_refused_before_anything_is_read(
+  tmp_path, options, said
+):
+  (tmp_path / "old").mkdir()
+  (tmp_path / "old" / "corpus.json").write_text("{}")
+  options = {"output_dir": "run"} | options
+  for name in ("output_dir", "corpus_dir"):
+    if name in options:
+      options[name] = tmp_path / options[name]
+  with pytest.raises(ConversionError, match=said):
+    import_weights("hf_bert", str(tmp_path / "nothing"), **options)
+  assert [path.name for path in tmp_path.iterdir()] == ["old"]
 
 
 def test_a_write_that_fails_leaves_nothing(model_dir, tmp_path, monkeypatch):
@@ -223,4 +258,3 @@ def test_the_command_prints_what_it_did_and_one_line_of_what_it_refuses(
     "bert.encoder.layer.1.intermediate.dense.weight"
   ) in done.stdout
   assert "bert.pooler.dense.weight [8, 8]: " in done.stdout
-  assert command("--parts=retriever").returncode == 2

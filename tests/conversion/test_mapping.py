@@ -125,12 +125,31 @@ def test_copies_must_be_equal():
   same = {**_TENSORS, "norm.weight": np.ones(3, np.float32)}
   _, report = _read(same)
   assert report.mapped[1].name == "norm.weight"
+  assert [tuple(row) for row in report.left] == [
+    ("norm.gamma", (3,), "the same as norm.weight")
+  ]
   other = {**_TENSORS, "norm.weight": np.zeros(3, np.float32)}
   with pytest.raises(ConversionError, match=r"norm\.gamma and norm\.weight"):
     _read(other)
   parameters, report = _read(other, left=[r"norm\.gamma"])
   assert not parameters["norm/scale"].any()
   assert [row.name for row in report.left] == ["norm.gamma"]
+
+
+def test_a_copy_of_another_shape_may_be_left():
+  # As a decoder whose rows are padded to a multiple of 64.
+  padded = {**_TENSORS, "norm.weight": np.ones(3), "norm.gamma": np.ones(4)}
+  with pytest.raises(
+    ConversionError, match="should be a copy of; --allow_left"
+  ) as error:
+    _read(padded)
+  assert "norm.gamma [4], where norm/scale wants [3]" in str(error.value)
+  assert "--allow_fresh" not in str(error.value)
+  parameters, report = _read(padded, left=[r"norm\.gamma"])
+  assert parameters["norm/scale"].all()
+  assert [tuple(row) for row in report.left] == [
+    ("norm.gamma", (4,), "allowed by flag")
+  ]
 
 
 @pytest.mark.parametrize(

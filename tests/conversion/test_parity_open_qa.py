@@ -67,10 +67,19 @@ def test_blocks_are_found_in_the_same_order(answerer, expected):
 def test_answers_are_the_same(answerer, expected):
   for i, question in enumerate(expected["question"]):
     answer = answerer.ask(str(question)).answers[0]
-    assert answer.row == expected["predicted_row"][i]
-    # Theirs is wordpieces, and may begin or end inside a word.
+    row = expected["predicted_row"][i]
+    assert answer.row == row
+    _, first, width = expected["span"][i]
+    ranges = answerer.corpus.body_byte_ranges(row)[first : first + width + 1]
+    start, limit = ranges[0, 0], ranges[-1, 1]
+    body = answerer.corpus.body(row).encode()
     pieces = str(expected["prediction"][i]).replace("##", "").replace(" ", "")
-    assert pieces in answer.text.lower().replace(" ", "")
+    assert pieces
+    assert body[start:limit].decode().lower().replace(" ", "") == pieces
+    # Theirs may begin or end inside a word; ours has the whole of it.
+    start = body.rfind(b" ", 0, start) + 1
+    limit += len(body[limit:].partition(b" ")[0])
+    assert answer.text == body[start:limit].decode()
 
 
 def test_blocks_and_spans_that_hold_the_answer_are_the_same(answerer, expected):

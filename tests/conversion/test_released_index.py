@@ -65,7 +65,7 @@ def vectors() -> np.ndarray:
 
 
 def run(released, tmp_path, vocabulary, params, *, index=None):
-  return import_index(
+  with import_index(
     released,
     model_dir=tmp_path / "model",
     corpus_dir=tmp_path / "corpus",
@@ -74,7 +74,8 @@ def run(released, tmp_path, vocabulary, params, *, index=None):
     vocabulary=vocabulary,
     index=index or ExactConfig(),
     config=_CONFIG,
-  )
+  ) as manifest:
+    return manifest
 
 
 @pytest.mark.parametrize(
@@ -151,18 +152,23 @@ def test_vectors_of_another_model_are_refused(tmp_path, vocabulary, params):
 def test_a_vector_that_is_not_finite_is_not_published(
   tmp_path, vocabulary, params
 ):
+  (tmp_path / "disk").mkdir()
+  (tmp_path / "corpus").symlink_to(tmp_path / "disk")
   broken = vectors()
   broken[77, 3] = np.nan
   with pytest.raises(GenerationError, match="block 77 is not finite"):
     run(ReleasedIndex(records(), broken), tmp_path, vocabulary, params)
-  generations = list((tmp_path / "model" / "generations").glob("0*"))
-  assert generations == []
+  assert not list((tmp_path / "model" / "generations").glob("0*"))
+  # Nor does its corpus stand in the way of the next attempt.
+  assert not (tmp_path / "corpus").exists()
+  run(ReleasedIndex(records(), vectors()), tmp_path, vocabulary, params)
+  assert Corpus.open(tmp_path / "corpus").num_blocks == _NUM_BLOCKS
 
 
 def test_an_import_takes_the_place_of_another(tmp_path, vocabulary, params):
   run(ReleasedIndex(records(), vectors()), tmp_path / "a", vocabulary, params)
   released = ReleasedIndex(records(), -vectors())
-  import_index(
+  with import_index(
     released,
     model_dir=tmp_path / "a" / "model",
     corpus_dir=tmp_path / "b",
@@ -171,7 +177,8 @@ def test_an_import_takes_the_place_of_another(tmp_path, vocabulary, params):
     vocabulary=vocabulary,
     index=ExactConfig(),
     config=_CONFIG,
-  )
+  ):
+    pass
   generation = load_newest(
     tmp_path / "a" / "model" / "generations",
     corpus=Corpus.open(tmp_path / "b"),

@@ -9,6 +9,7 @@ import pytest
 
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.importing import import_weights
+from realm_jax.conversion.tf_realm import plan_tf_realm
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.loaded import load_newest
@@ -206,8 +207,7 @@ def _release(path, *, num_blocks=30):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("index", ["exact", "scann"])
-def test_released_blocks_and_vectors_are_searched_here(tmp_path, index):
+def test_released_blocks_and_vectors_become_a_corpus_and_a_generation(tmp_path):
   vectors, texts = _release(tmp_path / "in")
   report = _import(
     tmp_path / "in",
@@ -215,7 +215,7 @@ def test_released_blocks_and_vectors_are_searched_here(tmp_path, index):
     corpus_dir=tmp_path / "corpus",
     block_records=str(tmp_path / "in" / "blocks.tfr"),
     block_titles=str(tmp_path / "in" / "titles.tfr"),
-    index=index,
+    index="exact",
   )
   assert "block vectors [30, 8]: handed to the generation" in report
   corpus = Corpus.open(tmp_path / "corpus")
@@ -223,7 +223,7 @@ def test_released_blocks_and_vectors_are_searched_here(tmp_path, index):
   assert corpus.title(29) == "Velt"
   model = load(tmp_path / "run")
   generation = load_newest(tmp_path / "run" / "generations", corpus=corpus)
-  assert generation.manifest.index_kind == index
+  assert generation.manifest.index_kind == "exact"
   np.testing.assert_array_equal(generation.vectors(np.arange(30)), vectors)
   # The generation's own query tower embeds queries as the model does.
   mine = _embed(model, _QUERIES)
@@ -231,6 +231,20 @@ def test_released_blocks_and_vectors_are_searched_here(tmp_path, index):
     model._replace(params={"retriever": generation.query_params}), _QUERIES
   )
   np.testing.assert_array_equal(mine, theirs)
+
+
+def test_the_vectors_are_of_the_tower_that_embeds_blocks(tmp_path):
+  of_blocks, _ = _release(tmp_path / "pre_trained")
+  _module(tmp_path / "embedder", **_REALM, seed=3)
+
+  def vectors(*places):
+    plan = plan_tf_realm(places[0], block_input=(*places, None)[1])
+    return plan.block_vectors
+
+  both = tmp_path / "embedder", tmp_path / "pre_trained"
+  np.testing.assert_array_equal(vectors(*both)[:], of_blocks)
+  # Those of the query tower's home were embedded by another one.
+  assert vectors(*reversed(both)) is None
 
 
 def test_vectors_that_are_left_are_mentioned(tmp_path):
@@ -334,6 +348,34 @@ def test_a_configuration_beside_a_module_says_the_heads(tmp_path):
   )
   _import(tmp_path / "embedder", tmp_path / "run")
   assert load(tmp_path / "run").retriever.bert.num_heads == 4
+
+
+def test_an_open_qa_reader_has_room_for_block_and_question(tmp_path):
+  _fine_tuned(tmp_path / "nq", embedder_scope="module/")
+  checkpoint = tmp_path / "nq" / "export" / "best_default" / "checkpoint"
+  (checkpoint / "bert_config.json").write_text(
+    json.dumps(files.config(max_position_embeddings=512))
+  )
+  assert plan_tf_realm(tmp_path / "nq").reader.joint_length == 40
+  (tmp_path / "nq" / "params.json").unlink()
+  assert plan_tf_realm(tmp_path / "nq").reader.joint_length == 288 + 32
+
+
+@pytest.mark.parametrize("value", [None, "288", 0])
+def test_a_setting_that_is_no_number_is_refused(tmp_path, value):
+  _fine_tuned(tmp_path / "nq", embedder_scope="module/")
+  (tmp_path / "nq" / "params.json").write_text(
+    json.dumps({"reader_seq_len": value})
+  )
+  with pytest.raises(ConversionError, match=r"params\.json has reader_seq"):
+    _import(tmp_path / "nq", tmp_path / "run")
+
+
+def test_a_block_tower_without_a_query_tower_is_refused(tmp_path):
+  _module(tmp_path / "embedder", **_REALM)
+  files.write_module(tmp_path / "in" / "bert", files.bert())
+  with pytest.raises(ConversionError, match="is for a retriever"):
+    plan_tf_realm(tmp_path / "in", block_input=tmp_path / "embedder")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
 from tests import tiny_world
+from tests.conversion import bert_at_home
+from tests.conversion.bert_at_home import dense, norm
 from tests.models import numpy_bert
 
 # Heads of 64 dimensions, as in every released BERT.
@@ -190,45 +192,10 @@ def write_records(path: Path, records: list[bytes]) -> Path:
 # --- What they compute ----------------------------------------------------
 
 
-def dense(x: np.ndarray, v: Variables, name: str) -> np.ndarray:
-  return x @ v[f"{name}/kernel"].astype(np.float64) + v[f"{name}/bias"]
-
-
-def norm(x: np.ndarray, v: Variables, name: str, eps: float) -> np.ndarray:
-  parameters = {"scale": v[f"{name}/gamma"], "bias": v[f"{name}/beta"]}
-  return numpy_bert.layer_norm(x, parameters, eps)
-
-
 def last_hidden(v: Variables, tokens: list[int], scope: str = "") -> np.ndarray:
-  """BERT's last hidden states of one text, in float64.
-
-  Tokens after the first [SEP] are of type 1.
-  """
+  """BERT's last hidden states of one text."""
   v = {n.removeprefix(f"{scope}bert/"): a for n, a in v.items()}
-  x = (
-    v["embeddings/word_embeddings"][tokens].astype(np.float64)
-    + v["embeddings/position_embeddings"][: len(tokens)]
-    + v["embeddings/token_type_embeddings"][numpy_bert.segments(tokens)]
-  )
-  x = norm(x, v, "embeddings/LayerNorm", 1e-12)
-  for i in range(LAYERS):
-    layer = f"encoder/layer_{i}"
-    query, key, value = (
-      dense(x, v, f"{layer}/attention/self/{name}").reshape(
-        len(x), HEADS, HIDDEN // HEADS
-      )
-      for name in ("query", "key", "value")
-    )
-    scores = np.einsum("qhd,khd->hqk", query, key) / np.sqrt(HIDDEN // HEADS)
-    context = np.einsum("hqk,khd->qhd", numpy_bert.softmax(scores), value)
-    attended = dense(
-      context.reshape(len(x), HIDDEN), v, f"{layer}/attention/output/dense"
-    )
-    x = norm(x + attended, v, f"{layer}/attention/output/LayerNorm", 1e-12)
-    inner = numpy_bert.gelu(dense(x, v, f"{layer}/intermediate/dense"))
-    outer = dense(inner, v, f"{layer}/output/dense")
-    x = norm(x + outer, v, f"{layer}/output/LayerNorm", 1e-12)
-  return x
+  return bert_at_home.last_hidden(v, tokens, heads=HEADS, gelu=numpy_bert.gelu)
 
 
 def vector(

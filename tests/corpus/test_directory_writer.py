@@ -142,6 +142,21 @@ def test_replacing_keeps_readers_of_the_old_one(tmp_path):
   assert names(tmp_path) == ["corpus"]
 
 
+def test_a_link_to_the_directory_stays(tmp_path):
+  (tmp_path / "disk" / "empty").mkdir(parents=True)
+  link = tmp_path / "corpus"
+  link.symlink_to(tmp_path / "disk" / "empty")
+  write(link, 2)
+  assert write(link, 3, overwrite=True).num_blocks == 3
+  assert link.is_symlink()
+  assert names(tmp_path / "disk") == ["empty"]
+
+
+def test_the_place_of_a_mounted_disk_cannot_be_taken():
+  with pytest.raises(CorpusError, match="name a new directory in it"):
+    write(Path("/"), 2)
+
+
 def test_a_corpus_is_staged_once_and_whole(tmp_path):
   corpus = write(tmp_path / "far", 10)
   cache = tmp_path / "cache"

@@ -1,0 +1,109 @@
+"""A tiny model of this project's own, saved and exported."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import safetensors.numpy
+from flax import linen as nn
+
+from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.checkpoints.vocabulary import VOCABULARY, vocabulary_digest
+from realm_jax.conversion.export_plan import Exported
+from realm_jax.conversion.exporting import export_weights
+from realm_jax.models.bert import BertConfig
+from realm_jax.models.reader import Reader
+from realm_jax.models.retriever import Retriever
+from realm_jax.text.wordpieces import vocabulary_of
+from tests.conversion import hf_bert_files as files
+
+BERT = BertConfig(
+  hidden_size=8,
+  num_layers=2,
+  num_heads=2,
+  intermediate_size=12,
+  max_positions=64,
+)
+RETRIEVER = Retriever(bert=BERT, projection_size=4)
+READER = Reader(bert=BERT, joint_length=40, span_size=6, max_answer_width=4)
+
+
+def vocabulary():
+  """Of the tiny world."""
+  return vocabulary_of(tuple(files.pieces()))
+
+
+@functools.cache
+def _params(retriever, reader):
+  """Random parameters, none of them zero or one."""
+  words = vocabulary()
+  settings = {"vocab_size": words.vocab_size, "separator_id": words.sep_id}
+  tokens = jnp.ones((1, 4), jnp.int32)
+
+  def init(key):
+    return {
+      "retriever": retriever.for_vocabulary(**settings).init(
+        key, tokens, tokens
+      )["params"],
+      "reader": reader.for_vocabulary(**settings).init(
+        key, tokens, tokens[:, None], tokens[:, :1]
+      )["params"],
+    }
+
+  shapes = nn.unbox(jax.eval_shape(init, jax.random.key(0)))
+  rng = np.random.default_rng(3)
+  return jax.tree.map(
+    lambda x: rng.normal(0, 0.5, x.shape).astype(np.float32), shapes
+  )
+
+
+def save(model_dir, retriever=RETRIEVER, reader=READER):
+  """A run of this project's own, with the vocabulary beside it."""
+  params = _params(retriever, reader)
+  store = CheckpointStore(model_dir, read_only=False)
+  loop = {
+    "generation": np.int64(-1),
+    VOCABULARY: vocabulary_digest(vocabulary().sha256),
+  }
+  store.save(7, {**params, "loop": loop})
+  store.close()
+  lines = "\n".join(files.pieces()) + "\n"
+  (model_dir / "vocab.txt").write_text(lines, encoding="utf-8")
+  return params
+
+
+def export(
+  model_dir, output_dir, retriever=RETRIEVER, reader=READER, **choices
+):
+  return export_weights(
+    model_dir=model_dir,
+    output_dir=output_dir,
+    retriever=retriever,
+    reader=reader,
+    **choices,
+  )
+
+
+def assert_same_bits(one, two):
+  """Two trees have the same leaves, dtypes too."""
+  assert jax.tree.structure(one) == jax.tree.structure(two)
+  for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True):
+    assert a.dtype == b.dtype
+    np.testing.assert_array_equal(a, b)
+
+
+def tensors(directory):
+  """What an export wrote."""
+  return safetensors.numpy.load_file(directory / "model.safetensors")
+
+
+def model(retriever):
+  """A retriever, and READER, for the plan of an export."""
+  words = vocabulary()
+  settings = {"vocab_size": words.vocab_size, "separator_id": words.sep_id}
+  return Exported(
+    retriever.for_vocabulary(**settings),
+    READER.for_vocabulary(**settings),
+    words,
+  )
