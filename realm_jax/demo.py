@@ -26,7 +26,7 @@ from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.documents import DocumentReader
 from realm_jax.demo_world import edits, report, world
 from realm_jax.evaluation import run as evaluation
-from realm_jax.text.wordpieces import train_vocabulary
+from realm_jax.text.wordpieces import train_vocabulary, write_pieces
 from realm_jax.training import loop
 
 _OUTPUT_DIR = flags.DEFINE_string(
@@ -309,7 +309,7 @@ def _train_vocabulary(story: Story, questions: Sequence[str]) -> None:
   for document in DocumentReader([story.path("world/articles.jsonl")]):
     texts += [document.title, document.text]
   pieces = train_vocabulary(texts, _VOCABULARY_SIZE)
-  Path(story.path("vocab.txt")).write_text("\n".join(pieces) + "\n")
+  write_pieces(story.path("vocab.txt"), pieces)
 
 
 def _build_corpus(story: Story, folder: str, corpus_dir: str) -> None:
