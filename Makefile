@@ -23,7 +23,7 @@ PEERS := .venv-peers
 PEERS_PY := $(PEERS)/bin/python
 PEERS_STAMP := $(PEERS)/installed
 PEERS_UNFINISHED := $(PEERS).unfinished
-PEERS_PACKAGES := faiss-cpu numpy safetensors sentencepiece torch transformers
+PEERS_PACKAGES := numpy safetensors torch transformers
 EXTRAS := demo,dev,launch
 # A file's tests stay on one worker and share what they set up.
 # In the order of the files, or those with few and long tests would come last,
