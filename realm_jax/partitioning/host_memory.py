@@ -6,7 +6,9 @@ quarter of a step. Kept in the process they are used again.
 """
 
 import ctypes
+from typing import Any
 
+import jax
 from jax.sharding import Mesh
 
 # Of <malloc.h>.
@@ -40,6 +42,20 @@ def return_freed_memory() -> None:
 
 def compiler_options(mesh: Mesh) -> dict[str, bool | str]:
   """For a step: on CPUs, the order of operations that needs least memory."""
-  if mesh.devices.flat[0].platform != "cpu":
+  if not _is_of_cpus(mesh):
     return {}
   return {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+
+
+def wait_for_room(state: Any, mesh: Mesh) -> None:
+  """On CPUs, waits for the step that `state` comes from.
+
+  A step's temporaries are allocated when it is dispatched: two steps in flight
+  need twice the memory, and on CPUs take as long as one after the other.
+  """
+  if _is_of_cpus(mesh):
+    jax.block_until_ready(state)
+
+
+def _is_of_cpus(mesh: Mesh) -> bool:
+  return mesh.devices.flat[0].platform == "cpu"

@@ -60,6 +60,7 @@ def compile_steps(
   host_memory.return_freed_memory()
 
   def run_step(state: TrainState, batch: Batch, *, hold_retriever: bool):
+    host_memory.wait_for_room(state, mesh)
     return compiled[hold_retriever, room_of(batch)](state, batch)
 
   return run_step
