@@ -58,9 +58,14 @@ def compile_steps(
           host_memory.compiler_options(mesh)
         )
   host_memory.return_freed_memory()
+  temporaries = {
+    key: host_memory.temporary_bytes(step, mesh)
+    for key, step in compiled.items()
+  }
 
   def run_step(state: TrainState, batch: Batch, *, hold_retriever: bool):
-    host_memory.wait_for_room(state, mesh)
-    return compiled[hold_retriever, room_of(batch)](state, batch)
+    key = hold_retriever, room_of(batch)
+    host_memory.make_room(temporaries[key], after=state)
+    return compiled[key](state, batch)
 
   return run_step

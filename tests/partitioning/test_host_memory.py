@@ -10,6 +10,13 @@ _PROGRAM = """
 import ctypes, pathlib, sys
 from realm_jax.partitioning import host_memory
 
+SIZE = 200 << 20
+library = ctypes.CDLL(None)
+library.aligned_alloc.restype = library.malloc.restype = ctypes.c_void_p
+library.aligned_alloc.argtypes = [ctypes.c_size_t, ctypes.c_size_t]
+library.malloc.argtypes = [ctypes.c_size_t]
+library.free.argtypes = [ctypes.c_void_p]
+
 def resident():
   line = next(
     line for line in pathlib.Path("/proc/self/status").read_text().splitlines()
@@ -17,33 +24,59 @@ def resident():
   )
   return int(line.split()[1]) // 1024
 
+def touched(size):
+  piece = library.aligned_alloc(64, size)
+  ctypes.memset(piece, 1, size)
+  return piece
+
+"""
+_KEEP = """
 if sys.argv[1] == "keep":
   host_memory.keep_freed_memory()
-library = ctypes.CDLL(None)
-library.malloc.restype = ctypes.c_void_p
-library.free.argtypes = [ctypes.c_void_p]
 before = resident()
-piece = library.malloc(ctypes.c_size_t(200 << 20))
-ctypes.memset(piece, 1, 200 << 20)
-library.free(piece)
+library.free(touched(SIZE))
 freed = resident() - before
 host_memory.return_freed_memory()
 print(freed, resident() - before)
 """
+_STEPS = """
+host_memory.keep_freed_memory()
+before = resident()
+for step in range(4):
+  if sys.argv[1] == "with":
+    host_memory.make_room(SIZE, after=None)
+  temporaries = touched(SIZE)
+  library.malloc(2 << 20)
+  library.free(temporaries)
+  # Comes to lie in the place that was freed.
+  library.malloc(3 << 20)
+  print(resident() - before)
+"""
 
 
-@pytest.mark.skipif(
-  sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "mallopt"),
-  reason="needs the GNU C library",
-)
-@pytest.mark.parametrize(("mode", "kept"), [("keep", True), ("default", False)])
-def test_freed_memory_stays_until_it_is_returned(mode, kept):
+def _run(program, mode):
   done = subprocess.run(
-    [sys.executable, "-c", _PROGRAM, mode],
+    [sys.executable, "-c", _PROGRAM + program, mode],
     check=True,
     capture_output=True,
     text=True,
   )
-  freed, returned = map(int, done.stdout.split())
+  return [int(word) for word in done.stdout.split()]
+
+
+pytestmark = pytest.mark.skipif(
+  sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "mallopt"),
+  reason="needs the GNU C library",
+)
+
+
+@pytest.mark.parametrize(("mode", "kept"), [("keep", True), ("default", False)])
+def test_freed_memory_stays_until_it_is_returned(mode, kept):
+  freed, returned = _run(_KEEP, mode)
   assert (freed > 150) == kept
   assert returned < 50
+
+
+def test_steps_do_not_keep_the_places_of_all_before():
+  assert max(_run(_STEPS, "without")) > 350
+  assert max(_run(_STEPS, "with")) < 300
