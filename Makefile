@@ -28,7 +28,7 @@ EXTRAS := demo,dev,launch
 # A file's tests stay on one worker and share what they set up.
 # In the order of the files, or those with few and long tests would come last,
 # and the very last one run alone.
-PYTEST := $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST := $(PY) -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 PYTHON ?= $(shell for python in python3.11 python3.12 python3; do \
   $$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' \
     2>/dev/null && command -v $$python && break; done)

@@ -97,7 +97,9 @@ def _curve(stage, layout, *, num_steps=10):
 def test_the_same_curve_on_one_device_and_on_eight(stage):
   one = _curve(stage, ONE)
   assert np.ptp(one) > 0.01
-  for layout in (EIGHT, FOUR_BY_TWO):
+  # What layouts differ in is the same for all stages: one has them all.
+  layouts = [FOUR_BY_TWO, EIGHT] if stage == "inverse_cloze" else [FOUR_BY_TWO]
+  for layout in layouts:
     np.testing.assert_allclose(_curve(stage, layout), one, rtol=2e-5)
 
 
