@@ -8,6 +8,8 @@ import pytest
 
 from tests import import_rules
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.slow
 def test_the_core_imports_and_trains_without_the_other_libraries(

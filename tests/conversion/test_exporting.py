@@ -11,6 +11,8 @@ from realm_jax.conversion.importing import import_weights
 from tests.conversion import exported
 from tests.conversion import hf_bert_files as files
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
   ("choices", "said"),

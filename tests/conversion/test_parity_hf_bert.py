@@ -10,6 +10,8 @@ from benchmarks import agreement, imported_model
 from realm_jax.conversion.bert_models import TowerOptions
 from realm_jax.conversion.hf_bert import plan_hf_bert
 
+pytestmark = pytest.mark.slow
+
 
 def _pooled(expected, side, pooling):
   """The vector that transformers' own hidden states give, [b, d]."""

@@ -7,6 +7,8 @@ import pytest
 
 from benchmarks import realm_agreement
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
   "compare",

@@ -20,6 +20,8 @@ from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever
 from realm_jax.text.wordpieces import WordpieceVocabulary
 
+pytestmark = pytest.mark.slow
+
 _PIECES = "[PAD] [UNK] [CLS] [SEP] [MASK] ada velt was born in the .".split()
 _NUM_BLOCKS = 120
 _DIM = 8

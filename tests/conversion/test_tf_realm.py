@@ -22,6 +22,8 @@ from tests.conversion.tf_realm_files import (
   run_import,
 )
 
+pytestmark = pytest.mark.slow
+
 _QUERY, _OTHER = [2, 9, 11, 3], [2, 14, 3]
 _QUERIES = np.array([_QUERY, [*_OTHER, 0]], np.int32)
 _BLOCK = [2, 10, 3, 7, 8, 21, 12, 3]

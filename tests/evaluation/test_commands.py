@@ -10,6 +10,8 @@ from realm_jax import ask, configuration
 from realm_jax.evaluation import run as evaluation_run
 from tests import tiny_world
 
+pytestmark = pytest.mark.slow
+
 _MODEL = "gin/models/tiny.gin"
 
 

@@ -12,6 +12,8 @@ from realm_jax.evaluation.masked_lm import evaluate_masked_lm, masked_metrics
 from realm_jax.training.stages import Pretraining
 from tests import tiny_world
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def metrics(run, tmp_path_factory) -> dict:

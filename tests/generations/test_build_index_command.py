@@ -14,6 +14,8 @@ from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.generations.loaded import load_newest
 from realm_jax.models.retriever import Retriever
 
+pytestmark = pytest.mark.slow
+
 _FILES = ["gin/models/tiny.gin", "gin/runs/build_index.gin"]
 
 
