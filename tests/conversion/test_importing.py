@@ -199,7 +199,6 @@ import sys, time
 from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.conversion.importing import import_weights
 
-pytestmark = pytest.mark.slow
 def stick(self, step, items):
   print("writing", flush=True)
   time.sleep(600)
