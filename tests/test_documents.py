@@ -135,6 +135,7 @@ def test_the_make_targets_exist():
         assert named <= targets, f"{document}: {line}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", MODULES)
 def test_a_command_explains_itself(module: str, help_of: dict[str, str]):
   text = help_of[module]
@@ -145,6 +146,7 @@ def test_a_command_explains_itself(module: str, help_of: dict[str, str]):
   assert story.splitlines()[0] in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS, ids=str)
 def test_the_flags_of_a_command_exist(
   command: Command, help_of: dict[str, str]

@@ -112,6 +112,7 @@ with tests.CorpusDirectoryWriter(
 """
 
 
+@pytest.mark.slow
 def test_a_killed_build_leaves_no_half_corpus(tmp_path, command_environment):
   directory = tmp_path / "corpus"
   with subprocess.Popen(

@@ -13,6 +13,8 @@ from realm_jax.evaluation.answering import (
 )
 from tests import tiny_world
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def answerer(run):

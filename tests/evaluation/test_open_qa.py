@@ -16,6 +16,8 @@ from realm_jax.training.stages import OpenQa
 from tests import tiny_world
 from tests.evaluation.lines import read_lines
 
+pytestmark = pytest.mark.slow
+
 
 def _query(world, question: str) -> np.ndarray:
   words = world.corpus.vocabulary

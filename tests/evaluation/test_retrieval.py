@@ -9,6 +9,8 @@ from realm_jax.indexes.protocol import Blocks, QueryBatch
 from realm_jax.training.stages import InverseCloze
 from tests.evaluation.lines import read_lines
 
+pytestmark = pytest.mark.slow
+
 
 def test_it_finds_what_open_qa_finds(world, run, evaluated, tmp_path):
   metrics = evaluate_retrieval(

@@ -17,6 +17,8 @@ from realm_jax.generations.manifest import GenerationError
 from realm_jax.training.stages import InverseCloze, OpenQa
 from tests import tiny_world
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def load(run):

@@ -29,6 +29,8 @@ from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever
 from tests.generations.conftest import make_corpus
 
+pytestmark = pytest.mark.slow
+
 _BERT = BertConfig(
   hidden_size=16,
   num_layers=1,
@@ -281,7 +283,6 @@ def _start(model_dir, corpus, mode, environment):
   )
 
 
-@pytest.mark.slow
 def test_a_sidecar_waits_follows_and_stops_when_told(
   tmp_path, corpus, command_environment
 ):
@@ -308,7 +309,6 @@ def test_a_sidecar_waits_follows_and_stops_when_told(
   assert not list(generations_dir.glob(".tmp-*"))
 
 
-@pytest.mark.slow
 def test_a_killed_sidecar_leaves_what_it_published_and_its_successor_goes_on(
   tmp_path, corpus, command_environment
 ):

@@ -72,6 +72,7 @@ def _sound(generations_dir):
   return steps
 
 
+@pytest.mark.slow
 def test_a_builder_killed_at_any_call_publishes_nothing_or_everything(
   tmp_path, corpus
 ):
@@ -106,6 +107,7 @@ def test_an_error_while_writing_leaves_nothing(generations_dir, corpus):
   assert not list(generations_dir.glob(".tmp-*"))
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_said_and_harms_nothing(generations_dir, corpus):
   publish_one(generations_dir, corpus, 0)
   # The kernel refuses files above a size, as it refuses blocks on a full disk.

@@ -18,6 +18,8 @@ from xmanager.xm_local import executables
 from launch import image, xm_launch
 from launch.jobs import Job, LaunchError
 
+pytestmark = pytest.mark.slow
+
 _RUN = """
 import asyncio, json, sys
 from absl import flags
@@ -143,7 +145,6 @@ def _command(*arguments: str) -> list[str]:
   return [sys.executable, "-m", "launch.xm_launch", *arguments]
 
 
-@pytest.mark.slow
 def test_the_command_starts_the_trainer_with_its_flags(
   tmp_path, environment, project_dir
 ):

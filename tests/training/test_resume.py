@@ -14,6 +14,8 @@ from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
 from realm_jax.training.resume import LoopState, RunIdentity, restore, save
 from tests.training import tiny
 
+pytestmark = pytest.mark.slow
+
 IDENTITY = RunIdentity(
   seed=5,
   batch_size=8,
@@ -87,7 +89,6 @@ def test_a_stage_without_an_index_has_no_generation(store):
   assert loop == LoopState(24, generation=None, found=None)
 
 
-@pytest.mark.slow
 def test_the_last_checkpoint_is_the_one(store):
   for step in (0, 5, 10):
     save(
@@ -102,7 +103,6 @@ def test_the_last_checkpoint_is_the_one(store):
   _assert_same(state, _state(step=10, shift=10))
 
 
-@pytest.mark.slow
 def test_a_run_with_other_settings_is_refused(store):
   save(store, _state(), LoopState(0), identity=IDENTITY)
   store.wait()

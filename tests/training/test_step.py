@@ -172,6 +172,7 @@ def _assert_trees_close(one, two, **tolerance):
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["pretraining", "open_qa"])
 def test_a_held_retriever_stands_still_and_the_reader_learns_alike(stage):
   held = dataclasses.replace(PLAIN, hold_retriever_steps=1)
