@@ -3,23 +3,13 @@
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float32, Int32
+from jaxtyping import Int32
 
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.generations.embeddings import Embeddings
-from realm_jax.indexes.exact import ExactIndex
-from realm_jax.indexes.protocol import (
-  Index,
-  QueryBatch,
-  check_vectors,
-  in_order,
-)
-
-# Exact search holds this many rows at a time, beside the index it measures.
-_ROWS_AT_ONCE = 1 << 18
-# Scores this close, relative to the score, are equal: of blocks that say the
-# same, any will do.
-_TIE = 1e-5
+from realm_jax.indexes.protocol import Index, QueryBatch, check_vectors
+from realm_jax.indexes.truth import best_scores
+from realm_jax.indexes.tuning import TIE
 
 
 def held_out_queries(
@@ -58,26 +48,12 @@ def measure_recall(
   if not ks:
     return {}
   vectors = check_vectors(queries, embeddings.shape[1])
-  best = _exact_scores(embeddings, queries, max(ks))
+  best = best_scores(embeddings, queries, max(ks))
   recall = {}
   for k in ks:
     found = index.search(queries, k)
     found_vectors = embeddings.gather(found.rows)
     scores = np.einsum("bd,bkd->bk", vectors, found_vectors)
     worst = best[:, k - 1 : k]
-    recall[str(k)] = float(np.mean(scores >= worst - _TIE * abs(worst)))
+    recall[str(k)] = float(np.mean(scores >= worst - TIE * abs(worst)))
   return recall
-
-
-def _exact_scores(
-  embeddings: Embeddings, queries: QueryBatch, k: int
-) -> Float32[np.ndarray, "b k"]:
-  """The k best scores of each query, from a part of the corpus at a time."""
-  scores = np.zeros((len(queries.token_ids), 0), np.float32)
-  size = min(_ROWS_AT_ONCE, len(embeddings))
-  for start in range(0, len(embeddings), size):
-    part = ExactIndex(embeddings[start : start + size], capacity=size)
-    found = part.search(queries, min(k, part.num_blocks))
-    scores = np.concatenate([scores, found.scores], axis=1)
-    scores = in_order(np.zeros(scores.shape, np.int32), scores).scores[:, :k]
-  return scores

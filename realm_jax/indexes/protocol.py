@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, cast, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float32, Int, Int32
@@ -16,6 +16,10 @@ class SearchError(ValueError):
 
 class IndexLoadError(ValueError):
   """A saved index that cannot be read, or is of other blocks."""
+
+
+class RecallError(ValueError):
+  """An index that finds less than it should."""
 
 
 class MissingLibraryError(ValueError):
@@ -44,7 +48,10 @@ class SearchResult:
 
 
 class Rows(Protocol):
-  """Vectors in row order that are read a slice at a time, as a memmap is."""
+  """Vectors in row order that are read a slice at a time, as a memmap is.
+
+  What is no array has `gather(rows)` besides.
+  """
 
   @property
   def shape(self) -> tuple[int, ...]: ...
@@ -53,6 +60,15 @@ class Rows(Protocol):
   def dtype(self) -> np.dtype: ...
 
   def __getitem__(self, rows: slice, /) -> np.ndarray: ...
+
+
+def gather(
+  vectors: Rows, rows: Int[np.ndarray, "*b"]
+) -> Float32[np.ndarray, "*b d"]:
+  """The vectors of any rows."""
+  if isinstance(vectors, np.ndarray):
+    return vectors[rows].astype(np.float32)
+  return cast(Any, vectors).gather(rows)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,154 +2,231 @@
 
 import dataclasses
 import math
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from absl import logging
 from jaxtyping import Float32
 
+from realm_jax.indexes import scann_files, scann_tree, tuning
 from realm_jax.indexes.protocol import (
   Blocks,
   IndexLoadError,
-  MissingLibraryError,
   PathLike,
   QueryBatch,
+  RecallError,
+  Rows,
   SearchResult,
   check_k,
   check_vectors,
+  gather,
   in_order,
+)
+from realm_jax.indexes.scann_files import Structure, Tree
+from realm_jax.indexes.truth import best_scores
+
+# What stands in for queries where there are none: vectors of blocks.
+_STAND_INS = 256
+# The least that a tree is trained on, and for each leaf of it.
+_TRAINING_SAMPLE = 1 << 17
+_SAMPLED_PER_LEAF = 32
+# What is tried of what the configuration leaves open.
+_VARIANTS: tuple[dict[str, Any], ...] = (
+  {"spherical": True},
+  {"soar_lambda": 1.5},
+  {"avq_threshold": 0.2},
+  {"anisotropic_threshold": 0.2},
+  {"reordering": "int8"},
+  {"reordering": "float32"},
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class ScannConfig:
-  """A tree of leaves, quantized scores, and exact scores for the best.
+  """A tree of leaves, quantized scores, and better scores for the best.
+
+  What is None is chosen by measuring: how the tree is made once, on a sample
+  of the corpus, for the first generation, whose successors take it over; and
+  how much of it is searched anew for each generation. Times scatter, so where
+  runs must repeat bit for bit from the checkpoints alone, all of it is given.
 
   Attributes:
+    recall_target: the share of the `recall_k` best blocks to find.
+    recall_k: see there.
+    below_target: whether an index that stays below the target will do.
     brute_force_below: smaller corpora are searched in full, which is faster.
-    num_leaves: None is the square root of the number of blocks.
-    num_leaves_searched: None is a tenth of the leaves.
-    num_reordered: how many are scored exactly; at least k.
-    dims_per_code: dimensions that share one 4-bit code.
-    anisotropic_threshold: how much errors along the vector weigh.
+    num_leaves: partitions of the vectors.
+    num_leaves_searched: how many of them a query looks into.
+    num_reordered: how many of the best by code are scored again; at least k.
+    reordering: with `float32`, `bfloat16` or `int8` vectors.
     spherical: whether leaves are made by direction alone.
-    training_sample: how many vectors the leaves are trained on.
-    threads: for building and searching; None takes every core.
+    soar_lambda: λ of SOAR's second leaves; 0 is without.
+    avq_threshold: T of leaves that keep inner products; 0 is without.
+    anisotropic_threshold: T of codes that keep inner products; 0 is without.
+    dims_per_code: dimensions that share one 4-bit code.
+    training_sample: how many vectors a tree is trained on; None is 32 a leaf,
+      at least 131,072.
+    tuning_sample: how many vectors trees are tried on.
+    reuse: whether leaves and codebooks of the generation before are taken over
+      where they still meet the target.
+    seed: of samples and first leaves.
+    threads: for searching; None takes every core.
   """
 
   kind: ClassVar[str] = "scann"
+  recall_target: float = 0.95
+  recall_k: int = 8
+  below_target: bool = False
   brute_force_below: int = 10_000
   num_leaves: int | None = None
   num_leaves_searched: int | None = None
-  num_reordered: int = 400
+  num_reordered: int | None = None
+  reordering: str | None = None
+  spherical: bool | None = None
+  soar_lambda: float | None = None
+  avq_threshold: float | None = None
+  anisotropic_threshold: float | None = None
   dims_per_code: int = 2
-  anisotropic_threshold: float = 0.2
-  spherical: bool = True
-  training_sample: int = 100_000
+  training_sample: int | None = None
+  tuning_sample: int = 1 << 18
+  reuse: bool = True
+  seed: int = 0
   threads: int | None = None
 
-  def build(self, blocks: Blocks, *, mesh: Any = None) -> "ScannIndex":
-    """Builds in memory; the same vectors give the same index, bit for bit."""
+  def __post_init__(self):
+    if not 0 < self.recall_target <= 1:
+      raise ValueError(
+        f"recall_target={self.recall_target}; want a share, above 0 to 1"
+      )
+    if self.reordering not in (None, *scann_files.REORDERINGS):
+      raise ValueError(
+        f"reordering={self.reordering!r}; want one of "
+        f"{', '.join(scann_files.REORDERINGS)}, or None to choose"
+      )
+
+  def build(
+    self,
+    blocks: Blocks,
+    *,
+    directory: PathLike | None = None,
+    mesh: Any = None,
+    queries: QueryBatch | None = None,
+    previous: PathLike | None = None,
+    check: Callable[[], None] = lambda: None,
+  ) -> "ScannIndex":
+    """Makes the tree that meets the target fastest, and loads it.
+
+    Args:
+      blocks: with vectors.
+      directory: where ScaNN's files go; None is a temporary place.
+      mesh: unused; the work runs on jax's default device.
+      queries: a sample of real ones, to measure on; None takes vectors of
+        blocks in their place.
+      previous: the files of an earlier index, whose structure is taken over.
+      check: called now and then; what it raises ends the work.
+
+    Raises:
+      RecallError: the target is not met, and `below_target` does not allow it.
+      OSError: the disk is full.
+    """
     del mesh
-    if blocks.vectors is None:
-      raise ValueError("ScaNN needs the blocks' vectors; embed them first")
-    vectors = np.ascontiguousarray(
-      blocks.vectors[0 : blocks.num_blocks], np.float32
-    )
-    library = _library()
-    builder = library.builder(vectors, 10, "dot_product")
-    builder.set_n_training_threads(self.threads or 0)
+    vectors = _vectors_of(blocks)
+    if directory is None:
+      with tempfile.TemporaryDirectory(prefix="realm_scann_") as scratch:
+        return self.build(
+          blocks, directory=Path(scratch) / self.kind, queries=queries
+        )
+    directory = Path(directory)
     if blocks.num_blocks < self.brute_force_below:
-      builder.score_brute_force()
-    else:
-      builder.tree(
-        self._leaves(blocks.num_blocks),
-        self._leaves_searched(blocks.num_blocks),
-        training_sample_size=self.training_sample,
-        spherical=self.spherical,
-        # Its random start is seeded from nowhere; this one repeats.
-        random_init=False,
-      )
-      builder.score_ah(
-        self.dims_per_code,
-        anisotropic_quantization_threshold=self.anisotropic_threshold,
-        training_sample_size=self.training_sample,
-      )
-      builder.reorder(self.num_reordered)
-    return ScannIndex(builder.build(), blocks, config=self)
+      scann_files.write_brute_force(directory, vectors)
+      return self.load(directory, blocks)
+    work = _Work(self, vectors, blocks, queries, check)
+    return work.build(directory, None if previous is None else Path(previous))
 
   def load(
     self, directory: PathLike, blocks: Blocks, *, mesh: Any = None
   ) -> "ScannIndex":
-    """Reads what `save` wrote.
+    """Reads what `build` wrote.
 
     Raises:
-      IndexLoadError: ScaNN cannot read it.
+      IndexLoadError: ScaNN cannot read it, or it is of other blocks.
     """
     del mesh
     directory = Path(directory)
-    # Where this file is, the library unpickles it.
-    if (directory / "scann_docids.pkl").exists():
-      raise IndexLoadError(f"{directory} holds a pickle, which is never read")
-    try:
-      searcher = _library().load_searcher(
-        str(directory), assets_backcompat_shim=False
-      )
-    except (RuntimeError, ValueError, OSError) as error:
-      raise IndexLoadError(
-        f"ScaNN cannot read {directory}: {error}; build it again"
-      ) from error
-    return ScannIndex(searcher, blocks, config=self)
-
-  def _leaves(self, num_blocks: int) -> int:
-    return self.num_leaves or max(1, round(math.sqrt(num_blocks)))
-
-  def _leaves_searched(self, num_blocks: int) -> int:
-    leaves = self._leaves(num_blocks)
-    return min(leaves, self.num_leaves_searched or max(1, leaves // 10))
+    return ScannIndex(
+      scann_files.load(directory),
+      blocks,
+      tree=scann_files.read_tree(directory),
+      threads=self.threads,
+    )
 
 
 class ScannIndex:
-  """A ScaNN searcher; `ScannConfig` makes it."""
+  """A ScaNN searcher; `ScannConfig` makes it.
+
+  Attributes:
+    report: how it was made and what was measured, of one that was just built.
+  """
 
   kind = "scann"
   needs_vectors = True
 
-  def __init__(self, searcher: Any, blocks: Blocks, *, config: ScannConfig):
-    if blocks.vectors is None:
-      raise ValueError("ScaNN needs the blocks' vectors; embed them first")
-    self.num_blocks, self.dim = blocks.vectors.shape
+  def __init__(
+    self,
+    searcher: Any,
+    blocks: Blocks,
+    *,
+    tree: Tree | None,
+    threads: int | None = None,
+  ):
+    self.num_blocks, self.dim = _vectors_of(blocks).shape
     if searcher.size() != self.num_blocks:
       raise IndexLoadError(
         f"the ScaNN index holds {searcher.size()} blocks and the generation "
         f"{self.num_blocks}; build it again"
       )
+    self.report: dict[str, Any] = {}
     self._searcher = searcher
-    self._is_tree = self.num_blocks >= config.brute_force_below
-    self._leaves = config._leaves(self.num_blocks)
-    self._leaves_searched = config._leaves_searched(self.num_blocks)
-    self._num_reordered = config.num_reordered
-    if config.threads:
-      searcher.set_num_threads(config.threads)
+    self._tree = tree
+    if threads:
+      searcher.set_num_threads(threads)
+
+  def searching(self, tree: Tree) -> "ScannIndex":
+    """The same, and how much of it `search` looks at."""
+    self._tree = tree
+    return self
 
   def search(self, queries: QueryBatch, k: int) -> SearchResult:
     """About the k best blocks of each query; always k of them."""
     check_k(k, self.num_blocks)
-    vectors = check_vectors(queries, self.dim)
-    if not self._is_tree:
-      rows, scores = self._searcher.search_batched_parallel(vectors, k)
-      return in_order(rows, scores)
-    # Room for k whatever the leaves: twice as many as would do on average.
-    leaves = max(
-      self._leaves_searched, -(-2 * k * self._leaves // self.num_blocks)
+    if self._tree is None:
+      vectors = check_vectors(queries, self.dim)
+      return in_order(*self._searcher.search_batched_parallel(vectors, k))
+    return self.search_at(
+      queries, k, self._tree.leaves_searched, self._tree.num_reordered
     )
-    rows, scores = self._search(vectors, k, leaves, max(self._num_reordered, k))
+
+  def search_at(
+    self, queries: QueryBatch, k: int, leaves_searched: int, num_reordered: int
+  ) -> SearchResult:
+    """Searches so many leaves of the tree and reorders so many vectors."""
+    assert self._tree is not None
+    vectors = check_vectors(queries, self.dim)
+    leaves = self._tree.structure.num_leaves
+    # Room for k whatever the leaves: twice as many as would do on average.
+    searched = max(leaves_searched, -(-2 * k * leaves // self.num_blocks))
+    rows, scores = self._search(vectors, k, searched, max(num_reordered, k))
     # Where the leaves held fewer than k, it fills up with NaN.
     short = np.isnan(scores).any(axis=1)
     if short.any():
       rows, scores = rows.copy(), scores.copy()
       rows[short], scores[short] = self._search(
-        vectors[short], k, self._leaves, self.num_blocks
+        vectors[short], k, leaves, self.num_blocks
       )
     return in_order(rows, scores)
 
@@ -160,28 +237,225 @@ class ScannIndex:
     leaves: int,
     reordered: int,
   ) -> tuple[np.ndarray, np.ndarray]:
+    assert self._tree is not None
     return self._searcher.search_batched_parallel(
       vectors,
       k,
       pre_reorder_num_neighbors=min(reordered, self.num_blocks),
-      leaves_to_search=min(leaves, self._leaves),
+      leaves_to_search=min(leaves, self._tree.structure.num_leaves),
       # Half of the queries to each of two cores, rather than all to one.
       batch_size=max(1, min(256, len(vectors) // 2)),
     )
 
-  def save(self, directory: PathLike) -> None:
-    """Writes the tree, the codes and the vectors, with relative paths."""
-    directory = Path(directory)
-    directory.mkdir(parents=True)
-    self._searcher.serialize(str(directory), relative_path=True)
+
+class _Work:
+  """One build of a tree."""
+
+  def __init__(
+    self,
+    config: ScannConfig,
+    vectors: Rows,
+    blocks: Blocks,
+    queries: QueryBatch | None,
+    check: Callable[[], None],
+  ):
+    self._config, self._vectors, self._check = config, vectors, check
+    self._blocks = blocks
+    if queries is None or queries.vectors is None:
+      stand_ins = scann_tree.draw(vectors, _STAND_INS, seed=config.seed + 1)
+      queries = QueryBatch(np.zeros((len(stand_ins), 1), np.int32), stand_ins)
+    self._queries = queries
+    self._k = min(config.recall_k, blocks.num_blocks)
+
+  def build(self, directory: Path, previous: Path | None) -> ScannIndex:
+    config = self._config
+    start = time.perf_counter()
+    truth = self._truth(self._vectors)
+    known = self._known(previous)
+    report: dict[str, Any] = {
+      "recall_target": config.recall_target,
+      "recall_k": self._k,
+      "truth_seconds": time.perf_counter() - start,
+    }
+    if known is not None:
+      structure, trained = known
+      report["structure_of"] = "the generation before"
+      index = self._write(directory, structure, trained, truth, report)
+      if report["recall"] >= config.recall_target:
+        return index
+      logging.info(
+        "leaves and codebooks of the generation before reach recall@%d %.3f of "
+        "%.3f: they are trained again",
+        self._k,
+        report["recall"],
+        config.recall_target,
+      )
+      del index
+      shutil.rmtree(directory)
+    else:
+      start = time.perf_counter()
+      structure, tried = self._choose()
+      report["structure_of"] = "trials"
+      report["trials"] = [_plain(trial) for trial in tried]
+      report["trials_seconds"] = time.perf_counter() - start
+    start = time.perf_counter()
+    trained = self._train(self._vectors, structure)
+    report["train_seconds"] = time.perf_counter() - start
+    index = self._write(directory, structure, trained, truth, report)
+    if report["recall"] < config.recall_target and not config.below_target:
+      raise RecallError(
+        f"the index reaches recall@{self._k} {report['recall']:.3f} of "
+        f"{config.recall_target}; search more (num_leaves_searched, "
+        "num_reordered), lower recall_target, or bind "
+        "ScannConfig.below_target=True to publish it all the same"
+      )
+    return index
+
+  def _known(
+    self, previous: Path | None
+  ) -> tuple[Structure, scann_tree.Trained] | None:
+    """What the generation before offers, if it is as the settings want."""
+    config = self._config
+    if previous is None or not config.reuse:
+      return None
+    try:
+      tree = scann_files.read_tree(previous)
+      if tree is None:
+        return None
+      trained = scann_tree.Trained(*scann_files.read_trained(previous))
+    except IndexLoadError as error:
+      logging.warning("%s; the structure is chosen afresh", error)
+      return None
+    wanted = self._fixed()
+    is_wanted = all(
+      getattr(tree.structure, name) == value for name, value in wanted.items()
+    )
+    fits = trained.centres.shape[1] == self._vectors.shape[1]
+    return (tree.structure, trained) if is_wanted and fits else None
+
+  def _fixed(self) -> dict[str, Any]:
+    """The fields of a structure that the configuration gives."""
+    names = [field.name for field in dataclasses.fields(Structure)]
+    values = {name: getattr(self._config, name) for name in names}
+    return {name: v for name, v in values.items() if v is not None}
+
+  def _choose(self) -> tuple[Structure, list[tuning.Trial]]:
+    """Tries structures on a sample, unless nothing is left open."""
+    config, fixed = self._config, self._fixed()
+    num_blocks = self._blocks.num_blocks
+    start = dataclasses.replace(Structure(default_leaves(num_blocks)), **fixed)
+    variants = [v for v in _VARIANTS if not v.keys() & fixed.keys()]
+    if not variants and "num_leaves" in fixed:
+      return start, []
+    sample = scann_tree.draw(
+      self._vectors, config.tuning_sample, seed=config.seed
+    )
+    blocks = Blocks(num_blocks=len(sample), vectors=sample)
+    truth = self._truth(sample)
+
+    def measure(structure):
+      self._check()
+      trained = self._train(sample, structure)
+      with tempfile.TemporaryDirectory(prefix="realm_scann_") as scratch:
+        self._tree(Path(scratch), sample, structure, trained)
+        index = config.load(scratch, blocks)
+      return self._fastest(index, structure, truth)
+
+    return tuning.choose_structure(
+      start,
+      variants,
+      measure,
+      target=config.recall_target,
+      num_blocks=num_blocks,
+      sampled=len(sample),
+      may_vary_leaves="num_leaves" not in fixed,
+    )
+
+  def _write(
+    self,
+    directory: Path,
+    structure: Structure,
+    trained: scann_tree.Trained,
+    truth: tuning.Truth,
+    report: dict[str, Any],
+  ) -> ScannIndex:
+    """Writes and loads the tree, and sets how much of it is searched."""
+    start = time.perf_counter()
+    self._tree(directory, self._vectors, structure, trained)
+    report["write_seconds"] = time.perf_counter() - start
+    start = time.perf_counter()
+    index = self._config.load(directory, self._blocks)
+    report["load_seconds"] = time.perf_counter() - start
+    start = time.perf_counter()
+    point, points = self._fastest(index, structure, truth)
+    report["search_seconds"] = time.perf_counter() - start
+    report |= {
+      "structure": dataclasses.asdict(structure),
+      **dataclasses.asdict(point),
+      "curve": [dataclasses.asdict(p) for p in points],
+    }
+    tree = Tree(structure, point.leaves_searched, point.num_reordered)
+    scann_files.write_tree(directory, tree)
+    index.report = report
+    return index.searching(tree)
+
+  def _tree(
+    self,
+    directory: Path,
+    vectors: Rows,
+    structure: Structure,
+    trained: scann_tree.Trained,
+  ) -> None:
+    scann_tree.write(directory, vectors, structure, trained, check=self._check)
+    # Until something is measured.
+    scann_files.write_tree(directory, Tree(structure, 1, self._k))
+
+  def _train(self, vectors: Rows, structure: Structure) -> scann_tree.Trained:
+    size = self._config.training_sample or max(
+      _TRAINING_SAMPLE, _SAMPLED_PER_LEAF * structure.num_leaves
+    )
+    seed = self._config.seed
+    sample = scann_tree.draw(vectors, size, seed=seed)
+    return scann_tree.train(sample, structure, seed=seed)
+
+  def _truth(self, vectors: Rows) -> tuning.Truth:
+    found = best_scores(vectors, self._queries, self._k)
+    own = check_vectors(self._queries, vectors.shape[1])
+    return tuning.Truth(
+      queries=self._queries,
+      k=self._k,
+      worst=found[:, -1],
+      score=lambda rows: np.einsum("bd,bkd->bk", own, gather(vectors, rows)),
+    )
+
+  def _fastest(
+    self, index: ScannIndex, structure: Structure, truth: tuning.Truth
+  ) -> tuple[tuning.Point, list[tuning.Point]]:
+    return tuning.fastest_point(
+      index.search_at,
+      truth,
+      target=self._config.recall_target,
+      num_leaves=structure.num_leaves,
+      num_blocks=index.num_blocks,
+      leaves_searched=self._config.num_leaves_searched,
+      num_reordered=self._config.num_reordered,
+    )
 
 
-def _library() -> Any:
-  try:
-    from scann.scann_ops.py import scann_ops_pybind
-  except ImportError as error:
-    raise MissingLibraryError(
-      f"the index `scann` needs the library scann, which cannot be imported "
-      f"here ({error}); `pip install scann`, or choose the index `exact`"
-    ) from error
-  return scann_ops_pybind
+def default_leaves(num_blocks: int) -> int:
+  """The power of two nearest to the square root of the number of blocks."""
+  return 2 ** round(math.log2(max(1, num_blocks)) / 2)
+
+
+def _vectors_of(blocks: Blocks) -> Rows:
+  if blocks.vectors is None:
+    raise ValueError("ScaNN needs the blocks' vectors; embed them first")
+  return blocks.vectors
+
+
+def _plain(trial: tuning.Trial) -> dict[str, Any]:
+  return {
+    "structure": dataclasses.asdict(trial.structure),
+    **dataclasses.asdict(trial.point),
+    "predicted_queries_per_second": trial.predicted,
+  }

@@ -1,0 +1,262 @@
+"""Chooses how a tree is made and how much of it is searched, by measuring.
+
+A point is how many leaves are searched and how many vectors are scored again.
+Of a tree, the fastest point that meets the recall target is chosen; of several
+trees over a sample of the corpus, the one whose point would be fastest on all
+of it.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32
+
+from realm_jax.indexes.protocol import QueryBatch, SearchResult
+from realm_jax.indexes.scann_files import Structure
+
+# Scores this close, relative to the score, are equal: of blocks that say the
+# same, any will do.
+TIE = 1e-5
+_REPEATS = 3
+# Points whose first time is this much above the best are not timed again.
+_HOPELESS = 1.5
+_LEAVES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+_REORDERED = (16, 32, 50, 75, 100, 150, 200, 300, 400, 600, 800, 1200, 1600)
+
+# A search of a point: (queries, k, leaves searched, reordered) -> found.
+Search = Callable[[QueryBatch, int, int, int], SearchResult]
+
+
+@dataclasses.dataclass(frozen=True)
+class Truth:
+  """What exact search finds for a sample of queries.
+
+  Attributes:
+    queries: with vectors.
+    k: of recall@k.
+    worst: [b], the score of each query's k-th best block.
+    score: `(rows [b, k]) -> scores` of found blocks, in float32.
+  """
+
+  queries: QueryBatch
+  k: int
+  worst: Float32[np.ndarray, " b"]
+  score: Callable[[np.ndarray], Float32[np.ndarray, "b k"]]
+
+  def recall(self, found: SearchResult) -> float:
+    """The share of found blocks that score no worse than the k-th best."""
+    worst = self.worst[:, None]
+    scores = self.score(found.rows)
+    return float(np.mean(scores >= worst - TIE * abs(worst)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+  """A setting of the search, and what it gave.
+
+  Attributes:
+    leaves_searched: of the tree.
+    num_reordered: vectors scored again.
+    recall: at the target's k.
+    queries_per_second: of all queries in one batch; the best of a few times.
+  """
+
+  leaves_searched: int
+  num_reordered: int
+  recall: float
+  queries_per_second: float
+
+
+def fastest_point(
+  search: Search,
+  truth: Truth,
+  *,
+  target: float,
+  num_leaves: int,
+  num_blocks: int,
+  leaves_searched: int | None = None,
+  num_reordered: int | None = None,
+) -> tuple[Point, list[Point]]:
+  """The fastest point that meets the target, and all that were measured.
+
+  Where none does, the point of the best recall. For each number of leaves, the
+  fewest reordered vectors that do are found by bisection; more leaves are
+  tried until they cost more than they save.
+
+  Args:
+    search: of the tree.
+    truth: what to find.
+    target: of the recall.
+    num_leaves: of the tree.
+    num_blocks: N.
+    leaves_searched: fixes this; None chooses.
+    num_reordered: fixes this; None chooses.
+  """
+  k = truth.k
+  leaves = _grid(_LEAVES, 1, num_leaves, leaves_searched)
+  reordered = _grid(_REORDERED, k, num_blocks, num_reordered)
+  measured: dict[tuple[int, int], Point] = {}
+
+  def at(searched: int, again: int) -> Point:
+    place = searched, again
+    if place not in measured:
+      measured[place] = _measure(search, truth, *place)
+    return measured[place]
+
+  best: Point | None = None
+  for searched in leaves:
+    if at(searched, reordered[-1]).recall < target:
+      continue
+    low, high = 0, len(reordered) - 1
+    while low < high:
+      middle = (low + high) // 2
+      if at(searched, reordered[middle]).recall >= target:
+        high = middle
+      else:
+        low = middle + 1
+    point = at(searched, reordered[high])
+    if best is None or point.queries_per_second > best.queries_per_second:
+      best = point
+    elif point.queries_per_second * _HOPELESS < best.queries_per_second:
+      break
+  points = list(measured.values())
+  return best or max(points, key=lambda p: p.recall), points
+
+
+def _grid(
+  values: Sequence[int], least: int, most: int, fixed: int | None
+) -> list[int]:
+  if fixed is not None:
+    return [max(least, min(fixed, most))]
+  return sorted({max(least, min(v, most)) for v in values})
+
+
+def _measure(
+  search: Search, truth: Truth, leaves_searched: int, num_reordered: int
+) -> Point:
+  seconds = []
+  found = None
+  for _ in range(_REPEATS):
+    start = time.perf_counter()
+    found = search(truth.queries, truth.k, leaves_searched, num_reordered)
+    seconds.append(time.perf_counter() - start)
+  assert found is not None
+  return Point(
+    leaves_searched=leaves_searched,
+    num_reordered=num_reordered,
+    recall=truth.recall(found),
+    queries_per_second=len(truth.worst) / min(seconds),
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+  """A structure that was tried, and its chosen point on the sample.
+
+  Attributes:
+    structure: of the tree.
+    point: see `fastest_point`.
+    predicted: queries per second over the whole corpus; 0 below the target.
+  """
+
+  structure: Structure
+  point: Point
+  predicted: float
+
+
+# Another structure must be this much faster: times scatter.
+_GAIN = 1.05
+_MOST_LEAVES_PER_BLOCK = 1 / 16
+
+
+def choose_structure(
+  start: Structure,
+  variants: Iterable[dict[str, Any]],
+  measure: Callable[[Structure], tuple[Point, list[Point]]],
+  *,
+  target: float,
+  num_blocks: int,
+  sampled: int,
+  may_vary_leaves: bool = True,
+) -> tuple[Structure, list[Trial]]:
+  """Tries one change after another, and keeps those that are faster.
+
+  Args:
+    start: what to change.
+    variants: fields and the values to try, each on top of what was kept.
+    measure: makes a tree over a sample and measures it: `fastest_point`.
+    target: of the recall.
+    num_blocks: N, for which times are predicted.
+    sampled: how many blocks the trees of `measure` hold.
+    may_vary_leaves: whether to double or halve the leaves, first of all.
+
+  Returns:
+    The best structure, and what was tried.
+  """
+
+  def attempt(structure: Structure) -> Trial:
+    point, points = measure(structure)
+    speed = 0.0
+    if point.recall >= target:
+      speed = _predicted(point, points, structure, num_blocks, sampled)
+    return Trial(structure, point, speed)
+
+  best = attempt(start)
+  tried = [best]
+
+  def better(structure: Structure) -> bool:
+    nonlocal best
+    trial = attempt(structure)
+    tried.append(trial)
+    # Below the target, what comes nearer is better.
+    if best.predicted == 0:
+      is_better = trial.predicted > 0 or trial.point.recall > best.point.recall
+    else:
+      is_better = trial.predicted > _GAIN * best.predicted
+    best = trial if is_better else best
+    return is_better
+
+  if may_vary_leaves:
+    for factor in (2, 0.5):
+      while True:
+        leaves = int(best.structure.num_leaves * factor)
+        if not 1 <= leaves <= sampled * _MOST_LEAVES_PER_BLOCK:
+          break
+        if not better(dataclasses.replace(best.structure, num_leaves=leaves)):
+          break
+      if len(tried) > 2:
+        break  # Doubling helped, so halving does not.
+  for variant in variants:
+    better(dataclasses.replace(best.structure, **variant))
+  return best.structure, tried
+
+
+def _predicted(
+  point: Point,
+  points: Sequence[Point],
+  structure: Structure,
+  num_blocks: int,
+  sampled: int,
+) -> float:
+  """Queries per second over N blocks, from times over a sample.
+
+  A query's time is taken as a sum: a constant, so much for each vector in the
+  searched leaves, which grow with the corpus, and so much for each reordered.
+  """
+  if sampled == num_blocks:
+    return point.queries_per_second
+
+  def work(p: Point) -> list[float]:
+    rows = p.leaves_searched / structure.num_leaves * (1 + structure.spilled)
+    return [1.0, rows * sampled, float(p.num_reordered)]
+
+  seconds = [1 / p.queries_per_second for p in points]
+  terms = np.array([work(p) for p in points])
+  scale = terms.max(axis=0)
+  costs, *_ = np.linalg.lstsq(terms / scale, np.array(seconds), rcond=None)
+  per_row = max(0.0, costs[1] / scale[1])
+  more = work(point)[1] * (num_blocks / sampled - 1)
+  return 1 / (1 / point.queries_per_second + per_row * more)
