@@ -89,6 +89,7 @@ def assign(
   )
 
 
+@jax.jit
 def assign_spilled(
   vectors: Float[Array, "n d"],
   centres: Float[Array, "l d"],
@@ -114,8 +115,8 @@ def assign_spilled(
     residual = x - centres[first]
     residual /= jnp.linalg.norm(residual, axis=1, keepdims=True) + 1e-12
     along = (x * residual).sum(1, keepdims=True) - _products(residual, centres)
-    scores = _products(x, centres) - half - 0.5 * soar_lambda * along**2
-    own = jnp.arange(len(centres)) == first[:, None]
+    scores = _products(x, centres) - half[None] - soar_lambda / 2 * along**2
+    own = jnp.arange(len(centres))[None] == first[:, None]
     return _first_largest(jnp.where(own, -jnp.inf, scores))
 
   return _by_parts(one, (vectors, leaves), len(centres))
@@ -198,7 +199,7 @@ def _cheapest_merges(
 
   def one(row):
     mean, count, own = row
-    distances = jnp.square(means - mean).sum(axis=1)
+    distances = jnp.square(means - mean[None]).sum(axis=1)
     costs = count * counts / jnp.maximum(count + counts, 1) * distances
     is_other = (jnp.arange(len(means)) != own) & (counts > 0)
     costs = jnp.where(is_other, costs, jnp.inf)
@@ -243,7 +244,7 @@ def _best_columns(
   offsets: Float[Array, " l"],
 ) -> Int[Array, " n"]:
   def one(x):
-    return _first_largest(_products(x, centres) - offsets)
+    return _first_largest(_products(x, centres) - offsets[None])
 
   return _by_parts(one, vectors, len(centres))
 

@@ -93,7 +93,7 @@ def decode(
   codes: UInt8[Array, "n s"], codebooks: Float[Array, "s 16 w"]
 ) -> Float[Array, "n d"]:
   """The residuals that codes stand for."""
-  pieces = codebooks[jnp.arange(codes.shape[1]), codes.astype(jnp.int32)]
+  pieces = codebooks[jnp.arange(codes.shape[1])[None], codes.astype(jnp.int32)]
   return pieces.reshape(len(codes), -1)
 
 
@@ -106,7 +106,7 @@ def _closeness(
 ) -> Float[Array, "n 16"]:
   """Falls with the distance; alike but for what all centres share."""
   products = jnp.matmul(pieces, centres.T, precision=lax.Precision.HIGHEST)
-  return products - jnp.square(centres).sum(axis=1) / 2
+  return products - jnp.square(centres).sum(axis=1)[None] / 2
 
 
 def _nearest(
@@ -118,9 +118,9 @@ def _nearest(
   best = jnp.full(pieces.shape[:2], -jnp.inf)
   codes = jnp.zeros(pieces.shape[:2], jnp.uint8)
   for code in range(NUM_CODES):
-    scores = -half[:, code]
+    scores = -half[None, :, code]
     for j in range(pieces.shape[2]):
-      scores = scores + pieces[:, :, j] * codebooks[:, code, j]
+      scores = scores + pieces[:, :, j] * codebooks[None, :, code, j]
     codes = jnp.where(scores > best, jnp.uint8(code), codes)
     best = jnp.maximum(scores, best)
   return codes

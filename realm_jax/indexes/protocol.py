@@ -18,6 +18,10 @@ class IndexLoadError(ValueError):
   """A saved index that cannot be read, or is of other blocks."""
 
 
+class IndexCrashedError(RuntimeError):
+  """An index whose process is gone, or does not answer."""
+
+
 class RecallError(ValueError):
   """An index that finds less than it should."""
 

@@ -353,9 +353,20 @@ class _Work:
     blocks = Blocks(num_blocks=len(sample), vectors=sample)
     truth = self._truth(sample)
 
+    trainings: dict[Structure, scann_tree.Trained] = {}
+
     def measure(structure):
       self._check()
-      trained = self._train(sample, structure)
+      # What a tree is trained for, whatever its codes and second leaves.
+      learnt = dataclasses.replace(
+        structure,
+        soar_lambda=0.0,
+        anisotropic_threshold=0.0,
+        reordering=start.reordering,
+      )
+      if learnt not in trainings:
+        trainings[learnt] = self._train(sample, structure)
+      trained = trainings[learnt]
       with tempfile.TemporaryDirectory(prefix="realm_scann_") as scratch:
         self._tree(Path(scratch), sample, structure, trained)
         index = config.load(scratch, blocks)

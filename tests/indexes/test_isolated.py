@@ -1,0 +1,73 @@
+"""An index in a process of its own: the same answers, and a crash survived."""
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from realm_jax.indexes.isolated import IsolatedIndex
+from realm_jax.indexes.protocol import (
+  IndexCrashedError,
+  IndexLoadError,
+  SearchError,
+)
+from realm_jax.indexes.scann import ScannConfig
+from tests.indexes.clustered import blocks_of, clustered, queries_of
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+  directory = tmp_path_factory.mktemp("isolated") / "scann"
+  blocks = blocks_of(clustered(500, 1))
+  index = ScannConfig().build(blocks, directory=directory)
+  return index, directory, blocks
+
+
+def test_it_answers_alike_and_outlives_no_one(built):
+  index, directory, blocks = built
+  isolated = IsolatedIndex(ScannConfig(), directory, blocks)
+  for count, k in [(1, 1), (40, 8), (3, 500)]:
+    queries = queries_of(clustered(count, 2))
+    here, there = index.search(queries, k), isolated.search(queries, k)
+    np.testing.assert_array_equal(here.rows, there.rows)
+    np.testing.assert_array_equal(here.scores, there.scores)
+  with pytest.raises(SearchError, match="k=501"):
+    isolated.search(queries, 501)
+  child = isolated._process
+  del isolated
+  assert child.wait(timeout=10) is not None
+
+
+def test_a_crash_is_said_and_searches_fail_from_then_on(built):
+  _, directory, blocks = built
+  isolated = IsolatedIndex(ScannConfig(), directory, blocks)
+  os.kill(isolated._process.pid, signal.SIGSEGV)
+  queries = queries_of(clustered(3, 2))
+  for _ in range(2):
+    with pytest.raises(IndexCrashedError, match="scann ended by SIGSEGV"):
+      isolated.search(queries, 4)
+
+
+def test_a_process_that_hangs_is_ended(built):
+  _, directory, blocks = built
+  isolated = IsolatedIndex(
+    ScannConfig(), directory, blocks, timeout_seconds=0.5
+  )
+  os.kill(isolated._process.pid, signal.SIGSTOP)
+  start = time.monotonic()
+  with pytest.raises(IndexCrashedError, match="does not answer"):
+    isolated.search(queries_of(clustered(3, 2)), 4)
+  assert time.monotonic() - start < 30
+  assert isolated._process.poll() is not None
+
+
+def test_what_cannot_be_loaded_is_refused(built, tmp_path):
+  _, directory, blocks = built
+  with pytest.raises(IndexLoadError, match="not a directory"):
+    IsolatedIndex(ScannConfig(), tmp_path / "nothing", blocks)
+  with pytest.raises(IndexLoadError, match="500 blocks"):
+    IsolatedIndex(ScannConfig(), directory, blocks_of(clustered(501, 1)))

@@ -1,0 +1,152 @@
+"""The tuner: the fastest point and structure that meet a target."""
+
+import numpy as np
+import pytest
+
+from realm_jax.indexes import tuning
+from realm_jax.indexes.scann_files import Structure
+from realm_jax.indexes.tuning import (
+  Point,
+  Truth,
+  choose_structure,
+  fastest_point,
+)
+from tests.indexes.clustered import queries_of
+
+
+@pytest.fixture
+def machine(monkeypatch):
+  """A search whose recall and time follow from how much it searches."""
+  clock = [0.0]
+  monkeypatch.setattr(tuning.time, "perf_counter", lambda: clock[0])
+  truth = Truth(
+    queries=queries_of(np.zeros((4, 2), np.float32)),
+    k=5,
+    worst=np.ones(4, np.float32),
+    score=lambda found: found,
+  )
+
+  def search(queries, k, leaves, reordered):
+    clock[0] += 1e-3 * leaves + 1e-5 * reordered
+    recall = min(1, 0.3 * leaves) * min(1, reordered / 100)
+
+    class Found:
+      rows = (np.linspace(0, 1, 400).reshape(4, 100) < recall).astype(float)
+
+    return Found
+
+  return search, truth
+
+
+def _fastest(machine, target, **fixed):
+  search, truth = machine
+  return fastest_point(
+    search, truth, target=target, num_leaves=64, num_blocks=5_000, **fixed
+  )
+
+
+def test_the_least_search_that_meets_the_target_is_chosen(machine):
+  point, points = _fastest(machine, 0.88)
+  assert (point.leaves_searched, point.num_reordered) == (3, 100)
+  assert point.recall == pytest.approx(0.9, abs=0.01)
+  # 4 queries in 3 × 1 ms + 100 × 0.01 ms.
+  assert point.queries_per_second == pytest.approx(1e3)
+  assert point in points and len(points) < 40
+
+
+def test_what_is_given_is_kept(machine):
+  point, _ = _fastest(machine, 0.88, leaves_searched=8)
+  assert (point.leaves_searched, point.num_reordered) == (8, 100)
+  point, _ = _fastest(machine, 0.1, leaves_searched=8, num_reordered=1_200)
+  assert (point.leaves_searched, point.num_reordered) == (8, 1_200)
+
+
+def test_without_enough_the_best_recall_is_chosen(machine):
+  point, _ = _fastest(machine, 0.88, leaves_searched=2)
+  assert point.recall == pytest.approx(0.6, abs=0.01)
+
+
+def test_reordered_are_at_least_k_and_at_most_all(machine):
+  search, truth = machine
+  point, points = fastest_point(
+    search, truth, target=2, num_leaves=2, num_blocks=20
+  )
+  assert {p.num_reordered for p in points} == {20}
+  assert {p.leaves_searched for p in points} == {1, 2}
+  assert point.leaves_searched == 2
+
+
+def _chosen(speeds, *, target=0.5, **settings):
+  """Tries structures whose queries per second a function gives."""
+  seen = []
+
+  def measure(structure):
+    seen.append(structure)
+    recall, speed = speeds(structure)
+    point = Point(1, 10, recall, speed)
+    return point, [point]
+
+  structure, tried = choose_structure(
+    Structure(64),
+    settings.pop("variants", ()),
+    measure,
+    target=target,
+    num_blocks=100_000,
+    sampled=100_000,
+    **settings,
+  )
+  assert [trial.structure for trial in tried] == seen
+  return structure
+
+
+def test_leaves_are_doubled_or_halved_while_that_helps():
+  for best in (16, 64, 256):
+    chosen = _chosen(
+      lambda s: (1, 1e3 / max(s.num_leaves, best**2 / s.num_leaves))
+    )
+    assert chosen.num_leaves == best
+
+
+def test_changes_are_kept_one_on_top_of_the_other():
+  chosen = _chosen(
+    lambda s: (1, 100 + 50 * s.spherical + 50 * (s.reordering == "int8")),
+    variants=[
+      {"spherical": True},
+      {"soar_lambda": 1.5},
+      {"reordering": "int8"},
+    ],
+    may_vary_leaves=False,
+  )
+  assert chosen == Structure(64, spherical=True, reordering="int8")
+
+
+def test_below_the_target_recall_decides():
+  chosen = _chosen(
+    lambda s: (0.9 if s.spherical else 0.3, 1 if s.spherical else 100),
+    variants=[{"spherical": True}],
+    may_vary_leaves=False,
+  )
+  assert chosen.spherical
+
+
+def test_a_small_gain_is_scatter():
+  chosen = _chosen(
+    lambda s: (1, 102 if s.spherical else 100),
+    variants=[{"spherical": True}],
+    may_vary_leaves=False,
+  )
+  assert not chosen.spherical
+
+
+def test_times_are_predicted_by_the_vectors_in_the_leaves():
+  # Half of the time is for 1,000 vectors of a leaf: ten times the corpus has
+  # ten times as many.
+  points = [
+    Point(leaves, reordered, 1, 1 / (1 + leaves + reordered / 100))
+    for leaves in (1, 2, 4)
+    for reordered in (50, 100)
+  ]
+  predicted = tuning._predicted(
+    points[0], points, Structure(10), num_blocks=100_000, sampled=10_000
+  )
+  assert 1 / predicted == pytest.approx(1 + 10 + 0.5, rel=1e-6)
