@@ -24,13 +24,12 @@ import numpy as np
 from benchmarks.index_vectors import SyntheticVectors, recall
 from benchmarks.jobs import PROJECT_DIR
 from benchmarks.own_step import matmul_gflops_per_second
-from benchmarks.peers.step_process import peak_memory_bytes
 from realm_jax.indexes.protocol import Blocks, QueryBatch
 from realm_jax.indexes.registry import config_from
 
 Row = dict[str, Any]
 
-# Lists and vectors to train on, as in the figures that we hold ours against.
+# As in the figures that we hold ours against.
 _IVF_PQ = {1_000_000: "IVF1000,PQ64x4fs,RFlat"}
 _IVF_PQ_OF_MORE = "IVF3654,PQ64x4fs,RFlat"
 _SETTINGS = tuple(
@@ -108,7 +107,7 @@ def build(job: Job) -> Row:
   start = time.perf_counter()
   index = config.build(blocks)
   seconds = time.perf_counter() - start
-  peak = peak_memory_bytes()
+  peak = _peak_memory_bytes()
   index.save(job.saved)
   return {"build_seconds": seconds, "peak_memory_gb": peak / 1e9}
 
@@ -152,6 +151,14 @@ def _share_of_products(job: Job, queries_per_second: float) -> Row:
     "matmul_gflops_per_second": best,
     "share_of_matmul": rate / best,
   }
+
+
+def _peak_memory_bytes() -> int:
+  """Of this program; a child's `ru_maxrss` would start at its parent's."""
+  for line in Path("/proc/self/status").read_text().splitlines():
+    if line.startswith("VmHWM:"):
+      return 1024 * int(line.split()[1])
+  raise OSError("/proc/self/status has no VmHWM; measure on Linux")
 
 
 def _in_a_process(what: str, job: Job) -> Row:

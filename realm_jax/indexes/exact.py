@@ -5,8 +5,7 @@ new generation of the same capacity is searched without compiling anything.
 """
 
 import dataclasses
-import mmap
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from realm_jax.indexes import exact_search
+from realm_jax.indexes import exact_search, mapped
 from realm_jax.indexes.protocol import (
   Blocks,
   PathLike,
@@ -215,16 +214,6 @@ def _padded(
     rows = slice(start + i, start + min(i + _ROWS_PER_COPY, real))
     part = vectors[rows]
     padded[i : i + len(part)] = part
-    _unmap(part)
+    mapped.let_go(part)
   padded[real:] = 0
   return padded
-
-
-def _unmap(part: np.ndarray) -> None:
-  """Lets go of the pages of a file that were read; they can be read again."""
-  owner: Any = part
-  while isinstance(owner, np.ndarray):
-    owner = owner.base
-  # What is written in a private map would be lost.
-  if isinstance(owner, mmap.mmap) and not part.flags.writeable:
-    owner.madvise(mmap.MADV_DONTNEED)

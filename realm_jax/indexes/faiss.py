@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Float32
 
+from realm_jax.indexes import mapped
 from realm_jax.indexes.protocol import (
   Blocks,
   IndexLoadError,
@@ -75,7 +76,9 @@ class FaissConfig:
       index.train(_sample(blocks.vectors, self.training_sample))
       for start in range(0, blocks.num_blocks, _ROWS_PER_COPY):
         stop = min(start + _ROWS_PER_COPY, blocks.num_blocks)
-        index.add(_float32(blocks.vectors[start:stop]))
+        part = blocks.vectors[start:stop]
+        index.add(_float32(part))
+        mapped.let_go(part)
     except RuntimeError as error:
       raise ValueError(
         f"FAISS cannot make {described!r} of {blocks.num_blocks} vectors of "

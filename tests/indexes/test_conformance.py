@@ -44,10 +44,10 @@ _INDEXES = {
     "scann",
     {"brute_force_below": 0, "num_leaves_searched": 1, "num_reordered": 1},
   ),
-  "faiss lists": ("faiss", {"brute_force_below": 0}),
+  "faiss lists": ("faiss", {"brute_force_below": 0, "threads": 1}),
   "faiss narrow lists": (
     "faiss",
-    {"brute_force_below": 0, "nprobe": 1, "num_reordered": 1},
+    {"brute_force_below": 0, "threads": 1, "nprobe": 1, "num_reordered": 1},
   ),
   "exact in bfloat16": ("exact", {"dtype": "bfloat16"}),
 }
