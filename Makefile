@@ -24,7 +24,7 @@ PEERS_PY := $(PEERS)/bin/python
 PEERS_STAMP := $(PEERS)/installed
 PEERS_UNFINISHED := $(PEERS).unfinished
 PEERS_PACKAGES := numpy safetensors torch transformers
-EXTRAS := demo,dev,launch
+EXTRAS := demo,dev,faiss,launch
 # A file's tests stay on one worker and share what they set up.
 # In the order of the files, or those with few and long tests would come last,
 # and the very last one run alone.

@@ -1,4 +1,4 @@
-"""Packaging: `pip install -c constraints.txt -e '.[demo,dev,launch]'`.
+"""Packaging: `pip install -c constraints.txt -e '.[demo,dev,faiss,launch]'`.
 
 Requirements carry no versions; constraints.txt pins the set that is tested
 together.
@@ -45,6 +45,8 @@ setup(
     "gpu": ["jax[cuda13]"],
     "gcs": ["etils[epath-gcs]"],
     "demo": ["matplotlib"],
+    # A build for GPUs goes by another name, and serves as well.
+    "faiss": ["faiss-cpu"],
     "launch": ["xmanager"],
     # What t5x, airio and jestimator need beyond the core. The three
     # themselves are in no registry, and ask for the heads of flax, optax,

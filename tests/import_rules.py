@@ -92,6 +92,7 @@ PEER_LIBRARIES = frozenset({"numpy", "torch", "transformers"})
 ONLY_IN = {
   "bm25s": "realm_jax/indexes/bm25.py",
   "clu": "realm_jax/training/metrics_log.py",
+  "faiss": "realm_jax/indexes/faiss.py",
   "gin": "realm_jax/configuration.py",
   "matplotlib": "realm_jax/demo_world/report.py",
   "orbax": "realm_jax/checkpoints/manager.py",

@@ -12,6 +12,7 @@ ABSENT = (
   "apache_beam",
   "bm25s",
   "clu",
+  "faiss",
   "gin",
   "scann",
   "sentencex",

@@ -15,14 +15,15 @@ from tests import import_rules
 # Libraries whose distributions have other names.
 _DISTRIBUTIONS = {
   "absl": "absl-py",
+  "faiss": "faiss-cpu",
   "gin": "gin-config",
   "google": "protobuf",
   "orbax": "orbax-checkpoint",
 }
 # Used where somebody has it, and in no extra: it outweighs all the rest.
 _OPTIONAL = ("torch",)
-_EXTRA_OF = {"matplotlib": "demo", "xmanager": "launch"}
-_INSTALLED_EXTRAS = ("demo", "dev", "launch")
+_EXTRA_OF = {"faiss": "faiss", "matplotlib": "demo", "xmanager": "launch"}
+_INSTALLED_EXTRAS = ("demo", "dev", "faiss", "launch")
 
 
 def _canonical(name: str) -> str:

@@ -1,1 +1,1 @@
-"""Indexes behind one protocol: exact, ScaNN, BM25 and a random control."""
+"""Indexes behind one protocol: exact, ScaNN, FAISS, BM25, a random control."""

@@ -5,16 +5,15 @@ new generation of the same capacity is searched without compiling anything.
 """
 
 import dataclasses
-import functools
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
+from realm_jax.indexes import exact_search, mapped
 from realm_jax.indexes.protocol import (
   Blocks,
   PathLike,
@@ -27,9 +26,9 @@ from realm_jax.indexes.protocol import (
 from realm_jax.partitioning import rules
 from realm_jax.partitioning.mesh import DATA_AXIS
 
-# The k best of a block lie in the k groups of consecutive rows with the
-# largest maxima, and a maximum vectorises where a top-k does not.
-_GROUP = 32
+_ROWS_PER_COPY = 1 << 16
+# From such an address, in bytes, jax on CPUs takes an array without a copy.
+_ALIGNMENT = 64
 
 
 def capacity_for(num_blocks: int, *, devices: int = 1) -> int:
@@ -39,7 +38,7 @@ def capacity_for(num_blocks: int, *, devices: int = 1) -> int:
   at most an eighth more memory, and a handful of sizes per doubling.
   """
   share = max(1, -(-num_blocks // devices))
-  step = max(_GROUP, 2 ** max(0, share.bit_length() - 4))
+  step = max(exact_search.GROUP, 2 ** max(0, share.bit_length() - 4))
   return devices * (-(-share // step) * step)
 
 
@@ -50,14 +49,18 @@ class ExactConfig:
   Attributes:
     dtype: of the vectors on the devices, `float32` or `bfloat16`; products
       accumulate in float32 either way.
-    rows_per_step: rows that are scored at once; bounds the temporaries.
+    rows_per_step: rows that are scored at once; bounds the temporaries. None
+      chooses by k, the number of queries and the device.
     capacity: rows to allocate; None leaves room for a little growth.
+    recall_target: how many of the best to find on average, from 0 to 1, by
+      `lax.approx_max_k`: much faster on TPUs. None finds all of them.
   """
 
   kind: ClassVar[str] = "exact"
   dtype: str = "float32"
-  rows_per_step: int = 8192
+  rows_per_step: int | None = None
   capacity: int | None = None
+  recall_target: float | None = None
 
   def build(self, blocks: Blocks, *, mesh: Mesh | None = None) -> "ExactIndex":
     """Copies the vectors to the devices."""
@@ -69,6 +72,7 @@ class ExactConfig:
       dtype=self.dtype,
       rows_per_step=self.rows_per_step,
       capacity=self.capacity,
+      recall_target=self.recall_target,
     )
 
   def load(
@@ -86,8 +90,9 @@ class ExactIndex:
     vectors: [N, d] in row order; read once, a device's share at a time.
     mesh: rows are spread over its data axis; None uses one device.
     dtype: of the vectors on the devices.
-    rows_per_step: rows that are scored at once.
+    rows_per_step: rows that are scored at once; None chooses.
     capacity: rows to allocate over all devices; None is `capacity_for(N)`.
+    recall_target: of `lax.approx_max_k`; None finds exactly the best.
   """
 
   kind = "exact"
@@ -99,9 +104,15 @@ class ExactIndex:
     *,
     mesh: Mesh | None = None,
     dtype: str = "float32",
-    rows_per_step: int = 8192,
+    rows_per_step: int | None = None,
     capacity: int | None = None,
+    recall_target: float | None = None,
   ):
+    if recall_target is not None and not 0 < recall_target <= 1:
+      raise ValueError(
+        f"recall_target={recall_target}; want a share of the best above 0 and "
+        "up to 1, or None for all of them"
+      )
     self.num_blocks, self.dim = vectors.shape
     devices = 1 if mesh is None else mesh.shape[DATA_AXIS]
     capacity = capacity or capacity_for(self.num_blocks, devices=devices)
@@ -112,7 +123,9 @@ class ExactIndex:
       )
     self.capacity = capacity
     self._mesh = mesh
-    self._rows_per_step = min(rows_per_step, capacity // devices)
+    self._rows_per_step = rows_per_step
+    self._recall_target = recall_target
+    self._devices = devices
     if mesh is None:
       self._sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     else:
@@ -121,10 +134,7 @@ class ExactIndex:
     def part(index: tuple[slice, ...] | None) -> np.ndarray:
       assert index is not None
       start, stop, _ = index[0].indices(capacity)
-      padded = np.zeros((stop - start, self.dim), jnp.dtype(dtype))
-      real = max(0, min(stop, self.num_blocks) - start)
-      padded[:real] = vectors[start : start + real]
-      return padded
+      return _padded(vectors, start, stop, jnp.dtype(dtype))
 
     self._vectors = jax.make_array_from_callback(
       (capacity, self.dim), self._sharding, part
@@ -150,13 +160,16 @@ class ExactIndex:
       SearchError: k is not in 1 … num_blocks.
     """
     check_k(k, self.num_blocks)
-    return _search(
-      queries,
-      self._vectors,
-      self._count,
-      k=k,
+    plan = exact_search.make_plan(
+      k,
+      num_queries=len(queries),
+      num_rows=self.capacity // self._devices,
       rows_per_step=self._rows_per_step,
-      mesh=self._mesh,
+      recall_target=self._recall_target,
+      platform=next(iter(self._sharding.device_set)).platform,
+    )
+    return exact_search.search(
+      queries, self._vectors, self._count, plan=plan, mesh=self._mesh
     )
 
   def search(self, queries: QueryBatch, k: int) -> SearchResult:
@@ -183,110 +196,24 @@ class ExactIndex:
     del directory
 
 
-@functools.partial(jax.jit, static_argnames=("k", "rows_per_step", "mesh"))
-def _search(
-  queries: Float[Array, "b d"],
-  vectors: Float[Array, "n d"],
-  num_blocks: Int[Array, ""],
-  *,
-  k: int,
-  rows_per_step: int,
-  mesh: Mesh | None,
-) -> tuple[Float[Array, "b k"], Int[Array, "b k"]]:
-  local = functools.partial(_local_top_k, k=k, rows_per_step=rows_per_step)
-  if mesh is None:
-    return local(queries, vectors, num_blocks, first_row=0)
+def _padded(
+  vectors: Rows, start: int, stop: int, dtype: np.dtype
+) -> Float[np.ndarray, "n d"]:
+  """Rows start … stop, zeros where there are none, in memory of their own.
 
-  def on_each_device(queries, vectors, num_blocks):
-    # Every device scores all queries against its own rows; then each gathers
-    # from the others what they found for its own queries, and merges.
-    everyone = lax.all_gather(queries, DATA_AXIS, tiled=True)
-    first_row = lax.axis_index(DATA_AXIS) * len(vectors)
-    found = local(everyone, vectors, num_blocks, first_row=first_row)
-    scores, rows = (
-      _own_queries(part, lax.axis_size(DATA_AXIS)) for part in found
-    )
-    # Devices come in row order, so the lower row still wins a tie.
-    scores, places = lax.top_k(scores, k)
-    return scores, jnp.take_along_axis(rows, places, axis=1)
-
-  rows_of = PartitionSpec(DATA_AXIS)
-  return jax.shard_map(
-    on_each_device,
-    mesh=mesh,
-    in_specs=(rows_of, rows_of, PartitionSpec()),
-    out_specs=rows_of,
-    # The running top-k starts from constants, which the check would want
-    # marked as varying over an axis that exists with a mesh alone.
-    check_vma=False,
-  )(queries, vectors, num_blocks)
-
-
-def _own_queries(
-  found: Array,  # [devices * b, k]: this device's finds for all queries.
-  devices: int,
-) -> Array:  # [b, devices * k]: all devices' finds for this device's queries.
-  k = found.shape[-1]
-  found = found.reshape(devices, -1, k)
-  found = lax.all_to_all(found, DATA_AXIS, split_axis=0, concat_axis=0)
-  return found.transpose(1, 0, 2).reshape(-1, devices * k)
-
-
-def _local_top_k(
-  queries: Float[Array, "b d"],
-  vectors: Float[Array, "n d"],
-  num_blocks: Int[Array, ""],
-  *,
-  first_row: Any,
-  k: int,
-  rows_per_step: int,
-) -> tuple[Float[Array, "b k"], Int[Array, "b k"]]:
-  """A running top-k over steps of rows; a pad scores −∞."""
-  queries = queries.astype(vectors.dtype)
-  real = jnp.clip(num_blocks - first_row, 0, len(vectors))
-
-  def step(i, best):
-    # The last step starts early enough to be whole, and leaves out the rows
-    # that the step before it has seen.
-    start = jnp.minimum(i * rows_per_step, len(vectors) - rows_per_step)
-    part = lax.dynamic_slice_in_dim(vectors, start, rows_per_step)
-    scores = lax.dot_general(
-      queries,
-      part,
-      (((1,), (1,)), ((), ())),
-      precision=lax.Precision.HIGHEST,
-      preferred_element_type=jnp.float32,
-    )
-    rows = start + jnp.arange(rows_per_step)
-    is_new = (rows >= i * rows_per_step) & (rows < real)
-    scores, columns = _top_k(jnp.where(is_new, scores, -jnp.inf), k)
-    # What was found before comes first: its rows are lower.
-    scores = jnp.concatenate([best[0], scores], axis=1)
-    rows = jnp.concatenate([best[1], first_row + start + columns], axis=1)
-    scores, places = lax.top_k(scores, k)
-    return scores, jnp.take_along_axis(rows, places, axis=1)
-
-  shape = (len(queries), k)
-  best = jnp.full(shape, -jnp.inf), jnp.full(shape, -1)
-  return lax.fori_loop(0, -(-real // rows_per_step), step, best)
-
-
-def _top_k(
-  scores: Float[Array, "b r"], k: int
-) -> tuple[Float[Array, "b k2"], Int[Array, "b k2"]]:
-  """The min(k, r) largest; of equals, the lower column.
-
-  At most k − 1 groups can hold anything that comes before a member of the top
-  k: each such group's own maximum comes before it too. So the k groups with
-  the largest maxima (of equals, the lower) hold the whole top k.
+  jax on CPUs takes that memory as it is, so that the vectors are there once.
   """
-  b, r = scores.shape
-  if r % _GROUP or r <= 2 * k * _GROUP:
-    return lax.top_k(scores, min(k, r))
-  groups = scores.reshape(b, r // _GROUP, _GROUP)
-  _, chosen = lax.top_k(groups.max(axis=-1), k)
-  chosen = jnp.sort(chosen, axis=-1)
-  inside = jnp.take_along_axis(groups, chosen[..., None], axis=1)
-  scores, places = lax.top_k(inside.reshape(b, k * _GROUP), k)
-  group = jnp.take_along_axis(chosen, places // _GROUP, axis=1)
-  return scores, group * _GROUP + places % _GROUP
+  num_blocks, dim = vectors.shape
+  size = (stop - start) * dim * dtype.itemsize
+  memory = np.empty(size + _ALIGNMENT, np.uint8)
+  first = -memory.ctypes.data % _ALIGNMENT
+  padded = memory[first : first + size].view(dtype).reshape(-1, dim)
+  real = max(0, min(stop, num_blocks) - start)
+  # Slices of vectors from several files are copies: small ones.
+  for i in range(0, real, _ROWS_PER_COPY):
+    rows = slice(start + i, start + min(i + _ROWS_PER_COPY, real))
+    part = vectors[rows]
+    padded[i : i + len(part)] = part
+    mapped.let_go(part)
+  padded[real:] = 0
+  return padded

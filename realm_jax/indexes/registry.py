@@ -11,6 +11,7 @@ from realm_jax.indexes.protocol import IndexConfig
 _CONFIGS = {
   "exact": ("realm_jax.indexes.exact", "ExactConfig"),
   "scann": ("realm_jax.indexes.scann", "ScannConfig"),
+  "faiss": ("realm_jax.indexes.faiss", "FaissConfig"),
   "bm25": ("realm_jax.indexes.bm25", "Bm25Config"),
   "random": ("realm_jax.indexes.random", "RandomConfig"),
 }

@@ -36,13 +36,18 @@ def _queries(count, seed=1):
   return QueryBatch(token_ids=tokens, vectors=vectors)
 
 
-# ScaNN both as brute force and as a tree.
+# ScaNN both as brute force and as a tree, FAISS with lists and without.
 _INDEXES = {
   **{kind: (kind, {}) for kind in kinds()},
   "scann tree": ("scann", {"brute_force_below": 0}),
   "scann narrow tree": (
     "scann",
     {"brute_force_below": 0, "num_leaves_searched": 1, "num_reordered": 1},
+  ),
+  "faiss lists": ("faiss", {"brute_force_below": 0, "threads": 1}),
+  "faiss narrow lists": (
+    "faiss",
+    {"brute_force_below": 0, "threads": 1, "nprobe": 1, "num_reordered": 1},
   ),
   "exact in bfloat16": ("exact", {"dtype": "bfloat16"}),
 }
@@ -51,6 +56,8 @@ _INDEXES = {
 @pytest.fixture(scope="module", params=_INDEXES)
 def config(request):
   kind, parameters = _INDEXES[request.param]
+  if kind == "faiss":
+    pytest.importorskip("faiss", reason="the extra faiss is not installed")
   return config_from(kind, parameters)
 
 

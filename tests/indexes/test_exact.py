@@ -1,12 +1,19 @@
 """Exact search: right, deterministic, sharded, and compiled once."""
 
+import gc
+from pathlib import Path
+
 import jax
 import numpy as np
 import pytest
 
-from realm_jax.indexes import exact
+from realm_jax.indexes import exact, exact_search
 from realm_jax.indexes.protocol import QueryBatch
 from realm_jax.partitioning.mesh import make_mesh
+
+_ON_LINUX = pytest.mark.skipif(
+  not Path("/proc/self/clear_refs").exists(), reason="Linux tells the memory"
+)
 
 
 def _queries(vectors):
@@ -28,7 +35,7 @@ def _sorted_by_hand(queries, vectors, k):
 
 
 @pytest.mark.parametrize("num_blocks", [1, 7, 100, 1000, 5003])
-@pytest.mark.parametrize("rows_per_step", [64, 1000, 8192])
+@pytest.mark.parametrize("rows_per_step", [64, 1000, None])
 def test_equals_a_full_sort_with_ties_to_the_lower_row(
   num_blocks, rows_per_step
 ):
@@ -49,7 +56,8 @@ def test_eight_devices_find_what_one_finds(num_blocks, model_parallelism):
   queries = _whole_numbers((13, 6), seed=3)
   mesh = make_mesh(model_parallelism=model_parallelism)
   sharded = exact.ExactIndex(vectors, mesh=mesh, rows_per_step=128)
-  for k in {1, min(11, num_blocks)}:
+  # 600 are more than a device has.
+  for k in {1, min(11, num_blocks), min(600, num_blocks)}:
     found = sharded.search(_queries(queries), k)
     rows, scores = _sorted_by_hand(queries, vectors, k)
     np.testing.assert_array_equal(found.rows, rows)
@@ -73,9 +81,9 @@ def test_a_new_generation_of_the_same_capacity_compiles_nothing(devices):
     _whole_numbers((907, 5), seed=6), mesh=mesh, capacity=first.capacity
   )
   first.search(_queries(queries), 3)
-  compiled = exact._search._cache_size()
+  compiled = exact_search.search._cache_size()
   found = grown.search(_queries(queries), 3)
-  assert exact._search._cache_size() == compiled
+  assert exact_search.search._cache_size() == compiled
   rows, _ = _sorted_by_hand(queries, _whole_numbers((907, 5), seed=6), 3)
   np.testing.assert_array_equal(found.rows, rows)
 
@@ -105,16 +113,163 @@ def test_bfloat16_vectors_accumulate_in_float32():
   assert found.scores[0, 0] == 300
 
 
-def test_temporaries_do_not_grow_with_the_corpus():
-  def temporary_bytes(capacity):
-    compiled = exact._search.lower(
-      jax.ShapeDtypeStruct((16, 32), np.float32),
-      jax.ShapeDtypeStruct((capacity, 32), np.float32),
-      jax.ShapeDtypeStruct((), np.int32),
-      k=8,
-      rows_per_step=1024,
-      mesh=None,
-    ).compile()
-    return compiled.memory_analysis().temp_size_in_bytes
+def _compiled(plan, capacity, num_queries=16):
+  return exact_search.search.lower(
+    jax.ShapeDtypeStruct((num_queries, 32), np.float32),
+    jax.ShapeDtypeStruct((capacity, 32), np.float32),
+    jax.ShapeDtypeStruct((), np.int32),
+    plan=plan,
+    mesh=None,
+  ).compile()
 
-  assert temporary_bytes(64 * 1024) == temporary_bytes(4 * 1024)
+
+@pytest.mark.parametrize("k", [8, 300])
+@pytest.mark.parametrize("recall_target", [None, 0.9])
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+def test_temporaries_do_not_grow_with_the_corpus(k, recall_target, platform):
+  def temporary_bytes(capacity):
+    plan = exact_search.make_plan(
+      k,
+      num_queries=16,
+      num_rows=capacity,
+      rows_per_step=4096,
+      recall_target=recall_target,
+      platform=platform,
+    )
+    analysis = _compiled(plan, capacity).memory_analysis()
+    return analysis.temp_size_in_bytes
+
+  large = temporary_bytes(1 << 20)
+  assert large == temporary_bytes(1 << 14)
+  # Some copies of a step's scores, and far less than the vectors.
+  assert large < 10 * 4 * 16 * 4096
+
+
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+@pytest.mark.parametrize("k", [1, 8, 64, 700])
+def test_platforms_go_about_it_differently_and_find_the_same(platform, k):
+  vectors = _whole_numbers((4000, 6), seed=7)
+  queries = _whole_numbers((150, 6), seed=8)
+  plan = exact_search.make_plan(
+    k,
+    num_queries=len(queries),
+    num_rows=len(vectors),
+    rows_per_step=1024,
+    recall_target=None,
+    platform=platform,
+  )
+  scores, rows = exact_search.search(
+    queries, vectors, np.int32(3990), plan=plan, mesh=None
+  )
+  by_hand = _sorted_by_hand(queries, vectors[:3990], k)
+  np.testing.assert_array_equal(rows, by_hand[0])
+  np.testing.assert_array_equal(scores, by_hand[1])
+
+
+@pytest.mark.parametrize("num_queries", [1, 64, 65, 200])
+def test_queries_that_improve_late_are_not_forgotten(num_queries):
+  # Falling scores improve in the first step alone; rising ones in every step.
+  rng = np.random.default_rng(9)
+  vectors = np.linspace(-1, 1, 5000, dtype=np.float32)[:, None]
+  queries = rng.choice([-1.0, 1.0], (num_queries, 1)).astype(np.float32)
+  index = exact.ExactIndex(vectors, rows_per_step=512)
+  found = index.search(_queries(queries), 3)
+  expected = np.where(queries > 0, [[4999, 4998, 4997]], [[0, 1, 2]])
+  np.testing.assert_array_equal(found.rows, expected)
+
+
+def test_a_step_has_more_rows_for_few_queries_and_for_large_k():
+  def rows_per_step(k, num_queries, platform="cpu", num_rows=1 << 24):
+    return exact_search.make_plan(
+      k,
+      num_queries=num_queries,
+      num_rows=num_rows,
+      rows_per_step=None,
+      recall_target=None,
+      platform=platform,
+    ).rows_per_step
+
+  assert rows_per_step(8, 512) == 4096
+  assert rows_per_step(8, 16) == rows_per_step(8, 1) == 1 << 16
+  assert rows_per_step(8, 1 << 20) == 2048
+  assert rows_per_step(5000, 512) == 1 << 16
+  assert rows_per_step(8, 512, "tpu") == 1 << 16
+  assert rows_per_step(8, 512, num_rows=100) == 100
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_a_recall_target_is_met_and_order_kept(devices):
+  rng = np.random.default_rng(10)
+  vectors = rng.standard_normal((6001, 16)).astype(np.float32)
+  queries = rng.standard_normal((24, 16)).astype(np.float32)
+  index = exact.ExactConfig(recall_target=0.9, rows_per_step=512).build(
+    exact.Blocks(num_blocks=6001, vectors=vectors),
+    mesh=None if devices == 1 else make_mesh(),
+  )
+  found = index.search(_queries(queries), 20)
+  rows, _ = _sorted_by_hand(queries, vectors, 20)
+  hits = [len(set(a) & set(b)) for a, b in zip(found.rows, rows, strict=True)]
+  assert np.mean(hits) >= 0.9 * 20
+  assert all(len(set(row)) == 20 for row in found.rows.tolist())
+  assert (np.diff(found.scores, axis=1) <= 0).all()
+
+
+@pytest.mark.parametrize("target", [0, 1.5])
+def test_a_recall_target_that_cannot_be_is_refused(target):
+  with pytest.raises(ValueError, match="recall_target="):
+    exact.ExactIndex(np.zeros((5, 2), np.float32), recall_target=target)
+
+
+def test_a_query_that_is_not_a_number_still_gets_rows():
+  vectors = _whole_numbers((300, 4), seed=11)
+  queries = np.full((2, 4), np.nan, np.float32)
+  queries[1] = 1
+  found = exact.ExactIndex(vectors).search(_queries(queries), 5)
+  assert (found.rows >= 0).all() and (found.rows < 300).all()
+  rows, _ = _sorted_by_hand(queries[1:], vectors, 5)
+  np.testing.assert_array_equal(found.rows[1:], rows)
+
+
+class _Computed:
+  """Rows that take memory only while they are read."""
+
+  shape = (200_000, 128)
+  dtype = np.dtype(np.float32)
+
+  def __getitem__(self, rows):
+    count = len(range(*rows.indices(self.shape[0])))
+    return np.ones((count, self.shape[1]), np.float32)
+
+
+def _memory_bytes(name):
+  lines = Path("/proc/self/status").read_text().splitlines()
+  return 1024 * next(int(x.split()[1]) for x in lines if x.startswith(name))
+
+
+@_ON_LINUX
+@pytest.mark.parametrize("devices", [1, 8])
+def test_loading_holds_the_vectors_once(devices):
+  mesh = None if devices == 1 else make_mesh()
+  exact.ExactIndex(np.ones((8, 2), np.float32), mesh=mesh)
+  gc.collect()
+  # The peak starts anew from what is held now.
+  Path("/proc/self/clear_refs").write_text("5")
+  before = _memory_bytes("VmRSS")
+  index = exact.ExactIndex(_Computed(), mesh=mesh)
+  held = 4 * 128 * index.capacity
+  assert _memory_bytes("VmHWM") - before < held + 0.6 * held
+  found = index.search(_queries(np.ones((8, 128), np.float32)), 1)
+  assert (found.rows == 0).all() and (found.scores == 128).all()
+
+
+@_ON_LINUX
+def test_pages_of_a_file_are_let_go_once_they_are_read(tmp_path):
+  path = tmp_path / "vectors.npy"
+  np.save(path, np.ones((100_000, 64), np.float32))
+  mapped = np.load(path, mmap_mode="r")
+  before = _memory_bytes("RssFile")
+  index = exact.ExactIndex(mapped)
+  assert _memory_bytes("RssFile") - before < mapped.nbytes / 4
+  found = index.search(_queries(np.ones((1, 64), np.float32)), 2)
+  np.testing.assert_array_equal(found.rows, [[0, 1]])
+  assert (mapped[-1] == 1).all()

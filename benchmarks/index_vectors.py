@@ -1,0 +1,130 @@
+"""Synthetic vectors for the index's figures, and their true neighbours.
+
+Every vector is one of 4,096 Gaussian centres plus 0.7 times Gaussian noise,
+and so is every query. Files are made once and read again.
+"""
+
+import dataclasses
+import os
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float32, Int32
+
+_CENTRES = 4096
+_NOISE = 0.7
+_ROWS_PER_CHUNK = 1 << 16
+# Streams of random numbers: what is drawn with the seed beside it.
+_OF_CENTRES, _OF_VECTORS, _OF_QUERIES = 0, 1, 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Truth:
+  """The best blocks of each query, best first; of equals, the lower row."""
+
+  rows: Int32[np.ndarray, "b k"]
+  scores: Float32[np.ndarray, "b k"]
+
+
+@dataclasses.dataclass(frozen=True)
+class SyntheticVectors:
+  """Vectors and queries that follow from their sizes and a seed.
+
+  Attributes:
+    directory: where the files lie.
+    num_blocks: N.
+    dim: of vectors and queries.
+    num_queries: with known neighbours.
+    k: how many neighbours.
+    seed: another gives other vectors.
+  """
+
+  directory: Path
+  num_blocks: int
+  dim: int = 128
+  num_queries: int = 512
+  k: int = 8
+  seed: int = 0
+
+  @property
+  def path(self) -> Path:
+    """The file of vectors, float32 [N, d]."""
+    return self.directory / f"vectors-{self._name}.npy"
+
+  @property
+  def _name(self) -> str:
+    return f"{self.num_blocks}x{self.dim}-seed{self.seed}"
+
+  def vectors(self) -> np.memmap:
+    """[N, d], mapped from a file that is written where it is absent."""
+    if not self.path.exists():
+      self.directory.mkdir(parents=True, exist_ok=True)
+      # Under its name once it is whole.
+      unfinished = self.path.with_suffix(".unfinished")
+      self._write(unfinished)
+      os.replace(unfinished, self.path)
+    return np.load(self.path, mmap_mode="r", allow_pickle=False)
+
+  def queries(self) -> Float32[np.ndarray, "b d"]:
+    """Drawn as the vectors are."""
+    return self._draw(self.num_queries, _OF_QUERIES)
+
+  def truth(self) -> Truth:
+    """The k best blocks of each query, kept in a file beside the vectors."""
+    name = f"truth-{self._name}-{self.num_queries}x{self.k}.npz"
+    path = self.directory / name
+    if not path.exists():
+      found = true_neighbours(self.vectors(), self.queries(), self.k)
+      unfinished = path.with_suffix(".unfinished.npz")
+      np.savez(unfinished, rows=found.rows, scores=found.scores)
+      os.replace(unfinished, path)
+    with np.load(path, allow_pickle=False) as arrays:
+      return Truth(arrays["rows"], arrays["scores"])
+
+  def _write(self, path: Path) -> None:
+    vectors = np.lib.format.open_memmap(
+      path, mode="w+", dtype=np.float32, shape=(self.num_blocks, self.dim)
+    )
+    for start in range(0, self.num_blocks, _ROWS_PER_CHUNK):
+      part = vectors[start : start + _ROWS_PER_CHUNK]
+      part[:] = self._draw(len(part), _OF_VECTORS, start)
+    vectors.flush()
+
+  def _draw(self, count: int, *stream: int) -> Float32[np.ndarray, "n d"]:
+    centres = np.random.default_rng((self.seed, _OF_CENTRES)).standard_normal(
+      (_CENTRES, self.dim), np.float32
+    )
+    rng = np.random.default_rng((self.seed, *stream))
+    drawn = rng.standard_normal((count, self.dim), np.float32)
+    drawn *= np.float32(_NOISE)
+    drawn += centres[rng.integers(_CENTRES, size=count)]
+    return drawn
+
+
+def true_neighbours(
+  vectors: Float32[np.ndarray, "n d"],
+  queries: Float32[np.ndarray, "b d"],
+  k: int,
+) -> Truth:
+  """The k best by numpy's products, a chunk of the vectors at a time."""
+  best_scores = np.full((len(queries), k), -np.inf, np.float32)
+  best_rows = np.full((len(queries), k), -1, np.int32)
+  for start in range(0, len(vectors), _ROWS_PER_CHUNK):
+    scores = queries @ vectors[start : start + _ROWS_PER_CHUNK].T
+    worst = best_scores[:, -1]
+    for query in np.flatnonzero(scores.max(axis=1) > worst):
+      here = np.flatnonzero(scores[query] > worst[query])
+      # What was found before comes first: its rows are lower.
+      both = np.concatenate([best_scores[query], scores[query, here]])
+      rows = np.concatenate([best_rows[query], start + here])
+      order = np.argsort(-both, kind="stable")[:k]
+      best_scores[query], best_rows[query] = both[order], rows[order]
+  return Truth(best_rows, best_scores)
+
+
+def recall(
+  found: Int32[np.ndarray, "b k"], true: Int32[np.ndarray, "b k"]
+) -> float:
+  """The share of the true neighbours that were found."""
+  hits = (found[:, :, None] == true[:, None, :]).any(axis=1)
+  return float(hits.mean())

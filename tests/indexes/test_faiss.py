@@ -1,0 +1,138 @@
+"""FAISS: near exact search, any description that finds k, safe to load."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from realm_jax.indexes.faiss import FaissConfig
+from realm_jax.indexes.protocol import (
+  Blocks,
+  IndexLoadError,
+  MissingLibraryError,
+  QueryBatch,
+)
+
+
+@pytest.fixture
+def _library():
+  """Skips where the optional library is not installed."""
+  pytest.importorskip("faiss")
+
+
+needs_library = pytest.mark.usefixtures("_library")
+
+
+def _clustered(count, seed):
+  rng = np.random.default_rng(seed)
+  centres = np.random.default_rng(0).standard_normal((64, 32))
+  noise = 0.7 * rng.standard_normal((count, 32))
+  return (centres[rng.integers(64, size=count)] + noise).astype(np.float32)
+
+
+def _blocks(vectors):
+  return Blocks(num_blocks=len(vectors), vectors=vectors)
+
+
+def _queries(count):
+  return QueryBatch(np.zeros((count, 1), np.int32), _clustered(count, 2))
+
+
+@needs_library
+@pytest.mark.parametrize(
+  "factory", [None, "IVF64,Flat", "PCA24,IVF64,PQ12x4fs,RFlat"]
+)
+def test_it_finds_nearly_all_that_exact_search_finds(factory):
+  vectors, queries = _clustered(10_000, 1), _queries(200)
+  index = FaissConfig(factory=factory, nprobe=8, threads=1).build(
+    _blocks(vectors)
+  )
+  found = index.search(queries, 8)
+  scores = queries.vectors @ vectors.T
+  best = np.argsort(-scores, axis=1)[:, :8]
+  hits = [len(set(a) & set(b)) for a, b in zip(found.rows, best, strict=True)]
+  assert np.mean(hits) / 8 > 0.9
+  np.testing.assert_allclose(
+    found.scores, np.take_along_axis(scores, found.rows, axis=1), rtol=1e-4
+  )
+
+
+@needs_library
+def test_more_lists_and_more_exact_scores_find_more(tmp_path):
+  vectors, queries = _clustered(10_000, 1), _queries(200)
+  best = np.argsort(-(queries.vectors @ vectors.T), axis=1)[:, :8]
+  FaissConfig(threads=1).build(_blocks(vectors)).save(tmp_path / "faiss")
+
+  def recall(**settings):
+    config = FaissConfig(threads=1, **settings)
+    index = config.load(tmp_path / "faiss", _blocks(vectors))
+    found = index.search(queries, 8)
+    hits = [len(set(a) & set(b)) for a, b in zip(found.rows, best, strict=True)]
+    return np.mean(hits) / 8
+
+  least = recall(nprobe=1, num_reordered=8)
+  assert least < recall(nprobe=8, num_reordered=8) < recall(nprobe=8)
+  assert least < recall(nprobe=1) < recall(nprobe=8)
+  assert recall(nprobe=100, num_reordered=10_000) == 1
+
+
+@needs_library
+def test_vectors_in_bfloat16_are_taken_too():
+  import ml_dtypes
+
+  vectors = _clustered(300, 1).astype(ml_dtypes.bfloat16)
+  found = FaissConfig().build(_blocks(vectors)).search(_queries(5), 4)
+  scores = _queries(5).vectors @ vectors.astype(np.float32).T
+  np.testing.assert_array_equal(
+    found.rows, np.argsort(-scores, axis=1, kind="stable")[:, :4]
+  )
+
+
+@needs_library
+@pytest.mark.parametrize("damage", ["gone", "cut", "header", "other"])
+def test_what_cannot_be_loaded_is_refused(tmp_path, damage):
+  vectors = _clustered(400, 1)
+  config = FaissConfig(brute_force_below=0, threads=1)
+  config.build(_blocks(vectors)).save(tmp_path / "faiss")
+  file = tmp_path / "faiss" / "index.faiss"
+  content = file.read_bytes()
+  if damage == "gone":
+    file.unlink()
+  elif damage == "cut":
+    file.write_bytes(content[: len(content) // 2])
+  elif damage == "header":
+    file.write_bytes(b"XXXX" + content[4:])
+  else:
+    vectors = _clustered(401, 1)
+  with pytest.raises(IndexLoadError, match="build it again"):
+    config.load(tmp_path / "faiss", _blocks(vectors))
+
+
+@needs_library
+@pytest.mark.slow
+def test_threads_change_nothing_but_the_speed():
+  vectors, queries = _clustered(10_000, 1), _queries(64)
+  one = FaissConfig(threads=1).build(_blocks(vectors)).search(queries, 8)
+  two = FaissConfig(threads=2).build(_blocks(vectors)).search(queries, 8)
+  np.testing.assert_array_equal(one.rows, two.rows)
+
+
+@needs_library
+@pytest.mark.parametrize(
+  "factory, message",
+  [
+    ("HNSW8", "may find fewer than k"),
+    ("IVF4,Nonsense", "FAISS cannot make 'IVF4,Nonsense'"),
+    ("IVF500,Flat", "of 400 vectors of 32 dimensions"),
+  ],
+)
+def test_a_description_that_will_not_do_is_refused(factory, message):
+  config = FaissConfig(factory=factory, brute_force_below=0, threads=1)
+  with pytest.raises(ValueError, match=message):
+    config.build(_blocks(_clustered(400, 1)))
+
+
+def test_without_the_library_it_says_what_to_install(monkeypatch):
+  monkeypatch.setitem(sys.modules, "faiss", None)
+  with pytest.raises(MissingLibraryError, match=r"realm_jax\[faiss\]"):
+    FaissConfig().build(_blocks(_clustered(10, 1)))
