@@ -7,7 +7,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from realm_jax.indexes.protocol import (
+  PLAIN,
   Blocks,
+  BuildOptions,
   IndexLoadError,
   MissingLibraryError,
   PathLike,
@@ -30,9 +32,8 @@ class Bm25Config:
   k1: float = 0.9
   b: float = 0.4
 
-  def build(self, blocks: Blocks, *, mesh: Any = None) -> "Bm25Index":
-    """Counts the words of every block."""
-    del mesh
+  def build(self, blocks: Blocks, options: BuildOptions = PLAIN) -> "Bm25Index":
+    """Counts the words of every block; writes a sparse matrix of scores."""
     if blocks.token_ids is None:
       raise ValueError("BM25 needs the blocks' wordpieces")
     library = _library().BM25(
@@ -45,12 +46,14 @@ class Bm25Config:
       [blocks.token_ids(row).tolist() for row in range(blocks.num_blocks)],
       show_progress=False,
     )
+    if options.directory is not None:
+      library.save(options.directory, show_progress=False)
     return Bm25Index(library)
 
   def load(
     self, directory: PathLike, blocks: Blocks, *, mesh: Any = None
   ) -> "Bm25Index":
-    """Reads what `save` wrote, memory-mapped.
+    """Reads what `build` wrote, memory-mapped.
 
     Raises:
       IndexLoadError: bm25s cannot read it, or it is of other blocks.
@@ -84,6 +87,7 @@ class Bm25Index:
 
   def __init__(self, library: Any):
     self.num_blocks = int(library.scores["num_docs"])
+    self.report: dict[str, Any] = {}
     self._library = library
 
   def search(self, queries: QueryBatch, k: int) -> SearchResult:
@@ -95,10 +99,6 @@ class Bm25Index:
     for i, words in enumerate(queries.token_ids):
       rows[i], scores[i] = _top_k(self._library.get_scores_from_ids(words), k)
     return SearchResult(rows=rows, scores=scores)
-
-  def save(self, directory: PathLike) -> None:
-    """Writes the sparse matrix of scores as arrays, and the settings."""
-    self._library.save(Path(directory), show_progress=False)
 
 
 def _top_k(scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:

@@ -5,7 +5,7 @@ new generation of the same capacity is searched without compiling anything.
 """
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,9 @@ from jaxtyping import Array, Float, Int
 
 from realm_jax.indexes import exact_search, mapped
 from realm_jax.indexes.protocol import (
+  PLAIN,
   Blocks,
+  BuildOptions,
   PathLike,
   QueryBatch,
   Rows,
@@ -62,13 +64,15 @@ class ExactConfig:
   capacity: int | None = None
   recall_target: float | None = None
 
-  def build(self, blocks: Blocks, *, mesh: Mesh | None = None) -> "ExactIndex":
+  def build(
+    self, blocks: Blocks, options: BuildOptions = PLAIN
+  ) -> "ExactIndex":
     """Copies the vectors to the devices."""
     if blocks.vectors is None:
       raise ValueError("exact search needs the blocks' vectors; embed them")
     return ExactIndex(
       blocks.vectors,
-      mesh=mesh,
+      mesh=options.mesh,
       dtype=self.dtype,
       rows_per_step=self.rows_per_step,
       capacity=self.capacity,
@@ -80,7 +84,7 @@ class ExactConfig:
   ) -> "ExactIndex":
     """The same as `build`: the vectors are all there is."""
     del directory
-    return self.build(blocks, mesh=mesh)
+    return self.build(blocks, BuildOptions(mesh=mesh))
 
 
 class ExactIndex:
@@ -114,6 +118,7 @@ class ExactIndex:
         "up to 1, or None for all of them"
       )
     self.num_blocks, self.dim = vectors.shape
+    self.report: dict[str, Any] = {}
     devices = 1 if mesh is None else mesh.shape[DATA_AXIS]
     capacity = capacity or capacity_for(self.num_blocks, devices=devices)
     if capacity < self.num_blocks or capacity % devices:
@@ -190,10 +195,6 @@ class ExactIndex:
       rows=rules.local_rows(rows)[:count],
       scores=rules.local_rows(scores)[:count],
     )
-
-  def save(self, directory: PathLike) -> None:
-    """Nothing: a generation holds the vectors already."""
-    del directory
 
 
 def _padded(

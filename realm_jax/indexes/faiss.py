@@ -11,7 +11,9 @@ from jaxtyping import Float32
 
 from realm_jax.indexes import mapped
 from realm_jax.indexes.protocol import (
+  PLAIN,
   Blocks,
+  BuildOptions,
   IndexLoadError,
   MissingLibraryError,
   PathLike,
@@ -57,13 +59,14 @@ class FaissConfig:
   threads: int | None = None
   on_gpu: bool = False
 
-  def build(self, blocks: Blocks, *, mesh: Any = None) -> "FaissIndex":
+  def build(
+    self, blocks: Blocks, options: BuildOptions = PLAIN
+  ) -> "FaissIndex":
     """Builds in memory; the same vectors give the same index.
 
     Raises:
       ValueError: FAISS cannot make the described index of these vectors.
     """
-    del mesh
     if blocks.vectors is None:
       raise ValueError("FAISS needs the blocks' vectors; embed them first")
     library = _library()
@@ -76,6 +79,7 @@ class FaissConfig:
       index.train(_sample(blocks.vectors, self.training_sample))
       for start in range(0, blocks.num_blocks, _ROWS_PER_COPY):
         stop = min(start + _ROWS_PER_COPY, blocks.num_blocks)
+        options.check()
         part = blocks.vectors[start:stop]
         index.add(_float32(part))
         mapped.let_go(part)
@@ -85,12 +89,15 @@ class FaissConfig:
         f"{blocks.vectors.shape[1]} dimensions: {error}; choose another "
         "`factory`"
       ) from error
+    if options.directory is not None:
+      options.directory.mkdir(parents=True)
+      library.write_index(index, str(options.directory / _FILE))
     return FaissIndex(index, blocks, config=self)
 
   def load(
     self, directory: PathLike, blocks: Blocks, *, mesh: Any = None
   ) -> "FaissIndex":
-    """Reads what `save` wrote, memory-mapped where FAISS can.
+    """Reads what `build` wrote, memory-mapped where FAISS can.
 
     Raises:
       IndexLoadError: FAISS cannot read it, or it is of other blocks.
@@ -128,6 +135,7 @@ class FaissIndex:
         f"the FAISS index holds {index.ntotal} blocks of {index.d} dimensions "
         f"and the generation {self.num_blocks} of {self.dim}; build it again"
       )
+    self.report: dict[str, Any] = {}
     self._library = _library()
     self._config = config
     self._index = index
@@ -161,12 +169,6 @@ class FaissIndex:
         self._index, vectors[short], k, self._lists, self.num_blocks
       )
     return in_order(rows, scores)
-
-  def save(self, directory: PathLike) -> None:
-    """Writes lists, codes and vectors into one file."""
-    directory = Path(directory)
-    directory.mkdir(parents=True)
-    self._library.write_index(self._index, str(directory / _FILE))
 
   def _search(
     self,

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar, Protocol, cast, runtime_checkable
 
 import numpy as np
@@ -92,6 +93,30 @@ class Blocks:
   vocab_size: int = 0
 
 
+@dataclasses.dataclass(frozen=True)
+class BuildOptions:
+  """What the builder of an index may need besides blocks.
+
+  Attributes:
+    directory: where the index writes what `IndexConfig.load` reads; None where
+      it is not kept.
+    mesh: for an index that lives on devices.
+    queries: a sample of real ones, with vectors, to measure on.
+    previous: what an earlier index of the same settings wrote.
+    check: called now and then; what it raises ends the work.
+  """
+
+  directory: Path | None = None
+  mesh: Any = None
+  queries: QueryBatch | None = None
+  previous: Path | None = None
+  check: Callable[[], None] = lambda: None
+
+
+# Where nothing but blocks is needed.
+PLAIN = BuildOptions()
+
+
 @runtime_checkable
 class Index(Protocol):
   """Finds the blocks that score best for a query.
@@ -100,11 +125,14 @@ class Index(Protocol):
     kind: the name that a manifest gives it.
     num_blocks: how many blocks it searches.
     needs_vectors: whether `search` reads the queries' vectors.
+    report: what its building chose and measured, for the manifest; empty for
+      one that was loaded.
   """
 
   kind: str
   num_blocks: int
   needs_vectors: bool
+  report: dict[str, Any]
 
   def search(self, queries: QueryBatch, k: int) -> SearchResult:
     """The k best blocks of each query.
@@ -115,24 +143,25 @@ class Index(Protocol):
     """
     ...
 
-  def save(self, directory: PathLike) -> None:
-    """Writes what `IndexConfig.load` reads, if it reads anything."""
-    ...
-
 
 class IndexConfig(Protocol):
   """The settings of one kind of index: a frozen dataclass of plain values."""
 
   kind: ClassVar[str]
 
-  def build(self, blocks: Blocks, *, mesh: Any = None) -> Index:
-    """Builds the index; `mesh` is for those that live on devices."""
+  def build(self, blocks: Blocks, options: BuildOptions = PLAIN) -> Index:
+    """Builds the index, and writes it where the options say.
+
+    Raises:
+      RecallError: it finds less than its settings want.
+      OSError: the disk is full.
+    """
     ...
 
   def load(
     self, directory: PathLike, blocks: Blocks, *, mesh: Any = None
   ) -> Index:
-    """Reads what `Index.save` wrote for the same blocks."""
+    """Reads what `build` wrote for the same blocks."""
     ...
 
 

@@ -7,7 +7,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from realm_jax.indexes.protocol import (
+  PLAIN,
   Blocks,
+  BuildOptions,
   PathLike,
   QueryBatch,
   SearchResult,
@@ -26,17 +28,19 @@ class RandomConfig:
   kind: ClassVar[str] = "random"
   seed: int = 0
 
-  def build(self, blocks: Blocks, *, mesh: Any = None) -> "RandomIndex":
+  def build(
+    self, blocks: Blocks, options: BuildOptions = PLAIN
+  ) -> "RandomIndex":
     """Needs nothing but the number of blocks."""
-    del mesh
+    del options
     return RandomIndex(blocks.num_blocks, seed=self.seed)
 
   def load(
     self, directory: PathLike, blocks: Blocks, *, mesh: Any = None
   ) -> "RandomIndex":
     """The same as `build`."""
-    del directory
-    return self.build(blocks, mesh=mesh)
+    del directory, mesh
+    return self.build(blocks)
 
 
 class RandomIndex:
@@ -51,6 +55,7 @@ class RandomIndex:
 
   def __init__(self, num_blocks: int, *, seed: int = 0):
     self.num_blocks = num_blocks
+    self.report: dict[str, Any] = {}
     self._seed = seed
 
   def search(self, queries: QueryBatch, k: int) -> SearchResult:
@@ -67,7 +72,3 @@ class RandomIndex:
     digest = hashlib.blake2b(words, digest_size=8).digest()
     rng = np.random.default_rng([self._seed, int.from_bytes(digest, "little")])
     return rng.choice(self.num_blocks, k, replace=False)
-
-  def save(self, directory: PathLike) -> None:
-    """Nothing: a draw needs no structure."""
-    del directory

@@ -5,7 +5,6 @@ import math
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,7 +14,9 @@ from jaxtyping import Float32
 
 from realm_jax.indexes import scann_files, scann_tree, tuning
 from realm_jax.indexes.protocol import (
+  PLAIN,
   Blocks,
+  BuildOptions,
   IndexLoadError,
   PathLike,
   QueryBatch,
@@ -110,43 +111,27 @@ class ScannConfig:
       )
 
   def build(
-    self,
-    blocks: Blocks,
-    *,
-    directory: PathLike | None = None,
-    mesh: Any = None,
-    queries: QueryBatch | None = None,
-    previous: PathLike | None = None,
-    check: Callable[[], None] = lambda: None,
+    self, blocks: Blocks, options: BuildOptions = PLAIN
   ) -> "ScannIndex":
     """Makes the tree that meets the target fastest, and loads it.
 
-    Args:
-      blocks: with vectors.
-      directory: where ScaNN's files go; None is a temporary place.
-      mesh: unused; the work runs on jax's default device.
-      queries: a sample of real ones, to measure on; None takes vectors of
-        blocks in their place.
-      previous: the files of an earlier index, whose structure is taken over.
-      check: called now and then; what it raises ends the work.
+    Without queries, vectors of blocks stand in for them; without a directory,
+    the files go when they are loaded. The work runs on jax's default device.
 
     Raises:
       RecallError: the target is not met, and `below_target` does not allow it.
       OSError: the disk is full.
     """
-    del mesh
     vectors = _vectors_of(blocks)
-    if directory is None:
+    if options.directory is None:
       with tempfile.TemporaryDirectory(prefix="realm_scann_") as scratch:
-        return self.build(
-          blocks, directory=Path(scratch) / self.kind, queries=queries
-        )
-    directory = Path(directory)
+        directory = Path(scratch) / self.kind
+        kept = dataclasses.replace(options, directory=directory)
+        return self.build(blocks, kept)
     if blocks.num_blocks < self.brute_force_below:
-      scann_files.write_brute_force(directory, vectors)
-      return self.load(directory, blocks)
-    work = _Work(self, vectors, blocks, queries, check)
-    return work.build(directory, None if previous is None else Path(previous))
+      scann_files.write_brute_force(options.directory, vectors)
+      return self.load(options.directory, blocks)
+    return _Work(self, vectors, blocks, options).build(options.directory)
 
   def load(
     self, directory: PathLike, blocks: Blocks, *, mesh: Any = None
@@ -256,22 +241,22 @@ class _Work:
     config: ScannConfig,
     vectors: Rows,
     blocks: Blocks,
-    queries: QueryBatch | None,
-    check: Callable[[], None],
+    options: BuildOptions,
   ):
-    self._config, self._vectors, self._check = config, vectors, check
-    self._blocks = blocks
+    self._config, self._vectors, self._blocks = config, vectors, blocks
+    self._check, self._previous = options.check, options.previous
+    queries = options.queries
     if queries is None or queries.vectors is None:
       stand_ins = scann_tree.draw(vectors, _STAND_INS, seed=config.seed + 1)
       queries = QueryBatch(np.zeros((len(stand_ins), 1), np.int32), stand_ins)
     self._queries = queries
     self._k = min(config.recall_k, blocks.num_blocks)
 
-  def build(self, directory: Path, previous: Path | None) -> ScannIndex:
+  def build(self, directory: Path) -> ScannIndex:
     config = self._config
     start = time.perf_counter()
     truth = self._truth(self._vectors)
-    known = self._known(previous)
+    known = self._known()
     report: dict[str, Any] = {
       "recall_target": config.recall_target,
       "recall_k": self._k,
@@ -311,12 +296,10 @@ class _Work:
       )
     return index
 
-  def _known(
-    self, previous: Path | None
-  ) -> tuple[Structure, scann_tree.Trained] | None:
+  def _known(self) -> tuple[Structure, scann_tree.Trained] | None:
     """What the generation before offers, if it is as the settings want."""
-    config = self._config
-    if previous is None or not config.reuse:
+    previous = self._previous
+    if previous is None or not self._config.reuse:
       return None
     try:
       tree = scann_files.read_tree(previous)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float32
 
-from realm_jax.indexes import partitions, product_codes
+from realm_jax.indexes import mapped, partitions, product_codes
 from realm_jax.indexes.product_codes import anisotropic_weight
 from realm_jax.indexes.protocol import Rows
 from realm_jax.indexes.scann_files import Structure, TreeWriter
@@ -135,17 +135,18 @@ def write(
     leaves, codes = jax.device_get(found)
     writer.write(
       start,
-      part,
+      np.asarray(part, np.float32),
       [array[: len(part)] for array in leaves],
       [array[: len(part)] for array in codes],
     )
+    mapped.let_go(part)
 
   for start in range(0, num_blocks, _ROWS_AT_ONCE):
     check()
-    part = np.asarray(vectors[start : start + _ROWS_AT_ONCE], np.float32)
+    part = vectors[start : start + _ROWS_AT_ONCE]
     # Whole parts alone are compiled for; a small corpus is one part.
     rows = min(_ROWS_AT_ONCE, num_blocks)
-    padded = np.pad(part, ((0, rows - len(part)), (0, 0)))
+    padded = np.pad(part, ((0, rows - len(part)), (0, 0))).astype(np.float32)
     in_flight.append((start, part, placed(padded)))
     if len(in_flight) > _IN_FLIGHT:
       write_oldest()
@@ -183,6 +184,7 @@ def _scales(vectors: Rows) -> Float32[np.ndarray, " d"]:
   num_blocks, dim = vectors.shape
   largest = np.zeros(dim, np.float32)
   for start in range(0, num_blocks, _ROWS_AT_ONCE):
-    part = np.asarray(vectors[start : start + _ROWS_AT_ONCE], np.float32)
-    largest = np.maximum(largest, np.abs(part).max(axis=0))
+    part = vectors[start : start + _ROWS_AT_ONCE]
+    largest = np.maximum(largest, np.abs(part).max(axis=0).astype(np.float32))
+    mapped.let_go(part)
   return (127 / np.maximum(largest, 1e-12)).astype(np.float32)

@@ -6,19 +6,24 @@ import numpy as np
 import pytest
 
 from realm_jax.indexes.bm25 import Bm25Config
-from realm_jax.indexes.protocol import Blocks, IndexLoadError, QueryBatch
+from realm_jax.indexes.protocol import (
+  PLAIN,
+  Blocks,
+  BuildOptions,
+  IndexLoadError,
+  QueryBatch,
+)
 
 _BLOCKS = [[5, 6, 6, 7], [6, 8], [5, 5, 5, 9, 9, 10], [11]]
 
 
-def _index(tokens=_BLOCKS, **settings):
-  return Bm25Config(**settings).build(
-    Blocks(
-      num_blocks=len(tokens),
-      token_ids=lambda row: np.asarray(tokens[row]),
-      vocab_size=20,
-    )
+def _index(tokens=_BLOCKS, *, options=PLAIN, **settings):
+  blocks = Blocks(
+    num_blocks=len(tokens),
+    token_ids=lambda row: np.asarray(tokens[row]),
+    vocab_size=20,
   )
+  return Bm25Config(**settings).build(blocks, options)
 
 
 def _by_the_formula(query, k1, b):
@@ -58,6 +63,6 @@ def test_special_wordpieces_and_padding_score_nothing():
 
 
 def test_an_index_of_other_blocks_is_refused(tmp_path):
-  _index().save(tmp_path / "bm25")
+  _index(options=BuildOptions(directory=tmp_path / "bm25"))
   with pytest.raises(IndexLoadError, match="indexes 4 blocks of 5"):
     Bm25Config().load(tmp_path / "bm25", Blocks(num_blocks=5))

@@ -3,7 +3,13 @@
 import numpy as np
 import pytest
 
-from realm_jax.indexes.protocol import Blocks, Index, QueryBatch, SearchError
+from realm_jax.indexes.protocol import (
+  Blocks,
+  BuildOptions,
+  Index,
+  QueryBatch,
+  SearchError,
+)
 from realm_jax.indexes.registry import (
   IndexKindError,
   config_from,
@@ -36,13 +42,30 @@ def _queries(count, seed=1):
   return QueryBatch(token_ids=tokens, vectors=vectors)
 
 
+# Times would choose another tree for the same blocks.
+_TREE = {
+  "brute_force_below": 0,
+  "num_leaves": 16,
+  "num_leaves_searched": 12,
+  "num_reordered": 100,
+  "reordering": "bfloat16",
+  "spherical": False,
+  "soar_lambda": 0.0,
+  "avq_threshold": 0.0,
+  "anisotropic_threshold": 0.0,
+}
 # ScaNN both as brute force and as a tree, FAISS with lists and without.
 _INDEXES = {
   **{kind: (kind, {}) for kind in kinds()},
-  "scann tree": ("scann", {"brute_force_below": 0}),
+  "scann tree": ("scann", _TREE),
   "scann narrow tree": (
     "scann",
-    {"brute_force_below": 0, "num_leaves_searched": 1, "num_reordered": 1},
+    {
+      **_TREE,
+      "num_leaves_searched": 1,
+      "num_reordered": 1,
+      "below_target": True,
+    },
   ),
   "faiss lists": ("faiss", {"brute_force_below": 0, "threads": 1}),
   "faiss narrow lists": (
@@ -104,8 +127,9 @@ def test_the_same_search_finds_the_same(config, index):
   np.testing.assert_array_equal(again.scores, found.scores)
 
 
-def test_what_is_saved_searches_as_before(config, index, tmp_path):
-  index.save(tmp_path / index.kind)
+def test_what_is_saved_searches_as_before(config, tmp_path):
+  directory = tmp_path / config.kind
+  index = config.build(_blocks(500), BuildOptions(directory=directory))
   loaded = config_from(config.kind, parameters_of(config)).load(
     tmp_path / index.kind, _blocks(500)
   )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from realm_jax.indexes import exact, exact_search
-from realm_jax.indexes.protocol import QueryBatch
+from realm_jax.indexes.protocol import BuildOptions, QueryBatch
 from realm_jax.partitioning.mesh import make_mesh
 
 _ON_LINUX = pytest.mark.skipif(
@@ -204,7 +204,7 @@ def test_a_recall_target_is_met_and_order_kept(devices):
   queries = rng.standard_normal((24, 16)).astype(np.float32)
   index = exact.ExactConfig(recall_target=0.9, rows_per_step=512).build(
     exact.Blocks(num_blocks=6001, vectors=vectors),
-    mesh=None if devices == 1 else make_mesh(),
+    BuildOptions(mesh=None if devices == 1 else make_mesh()),
   )
   found = index.search(_queries(queries), 20)
   rows, _ = _sorted_by_hand(queries, vectors, 20)

@@ -7,11 +7,11 @@ import pytest
 
 from realm_jax.indexes.faiss import FaissConfig
 from realm_jax.indexes.protocol import (
-  Blocks,
+  BuildOptions,
   IndexLoadError,
   MissingLibraryError,
-  QueryBatch,
 )
+from tests.indexes.clustered import blocks_of, clustered, queries_of
 
 
 @pytest.fixture
@@ -23,19 +23,8 @@ def _library():
 needs_library = pytest.mark.usefixtures("_library")
 
 
-def _clustered(count, seed):
-  rng = np.random.default_rng(seed)
-  centres = np.random.default_rng(0).standard_normal((64, 32))
-  noise = 0.7 * rng.standard_normal((count, 32))
-  return (centres[rng.integers(64, size=count)] + noise).astype(np.float32)
-
-
-def _blocks(vectors):
-  return Blocks(num_blocks=len(vectors), vectors=vectors)
-
-
 def _queries(count):
-  return QueryBatch(np.zeros((count, 1), np.int32), _clustered(count, 2))
+  return queries_of(clustered(count, 2))
 
 
 @needs_library
@@ -43,9 +32,9 @@ def _queries(count):
   "factory", [None, "IVF64,Flat", "PCA24,IVF64,PQ12x4fs,RFlat"]
 )
 def test_it_finds_nearly_all_that_exact_search_finds(factory):
-  vectors, queries = _clustered(10_000, 1), _queries(200)
+  vectors, queries = clustered(10_000, 1), _queries(200)
   index = FaissConfig(factory=factory, nprobe=8, threads=1).build(
-    _blocks(vectors)
+    blocks_of(vectors)
   )
   found = index.search(queries, 8)
   scores = queries.vectors @ vectors.T
@@ -59,13 +48,14 @@ def test_it_finds_nearly_all_that_exact_search_finds(factory):
 
 @needs_library
 def test_more_lists_and_more_exact_scores_find_more(tmp_path):
-  vectors, queries = _clustered(10_000, 1), _queries(200)
+  vectors, queries = clustered(10_000, 1), _queries(200)
   best = np.argsort(-(queries.vectors @ vectors.T), axis=1)[:, :8]
-  FaissConfig(threads=1).build(_blocks(vectors)).save(tmp_path / "faiss")
+  kept = BuildOptions(directory=tmp_path / "faiss")
+  FaissConfig(threads=1).build(blocks_of(vectors), kept)
 
   def recall(**settings):
     config = FaissConfig(threads=1, **settings)
-    index = config.load(tmp_path / "faiss", _blocks(vectors))
+    index = config.load(tmp_path / "faiss", blocks_of(vectors))
     found = index.search(queries, 8)
     hits = [len(set(a) & set(b)) for a, b in zip(found.rows, best, strict=True)]
     return np.mean(hits) / 8
@@ -80,8 +70,8 @@ def test_more_lists_and_more_exact_scores_find_more(tmp_path):
 def test_vectors_in_bfloat16_are_taken_too():
   import ml_dtypes
 
-  vectors = _clustered(300, 1).astype(ml_dtypes.bfloat16)
-  found = FaissConfig().build(_blocks(vectors)).search(_queries(5), 4)
+  vectors = clustered(300, 1).astype(ml_dtypes.bfloat16)
+  found = FaissConfig().build(blocks_of(vectors)).search(_queries(5), 4)
   scores = _queries(5).vectors @ vectors.astype(np.float32).T
   np.testing.assert_array_equal(
     found.rows, np.argsort(-scores, axis=1, kind="stable")[:, :4]
@@ -91,9 +81,9 @@ def test_vectors_in_bfloat16_are_taken_too():
 @needs_library
 @pytest.mark.parametrize("damage", ["gone", "cut", "header", "other"])
 def test_what_cannot_be_loaded_is_refused(tmp_path, damage):
-  vectors = _clustered(400, 1)
+  vectors = clustered(400, 1)
   config = FaissConfig(brute_force_below=0, threads=1)
-  config.build(_blocks(vectors)).save(tmp_path / "faiss")
+  config.build(blocks_of(vectors), BuildOptions(directory=tmp_path / "faiss"))
   file = tmp_path / "faiss" / "index.faiss"
   content = file.read_bytes()
   if damage == "gone":
@@ -103,17 +93,17 @@ def test_what_cannot_be_loaded_is_refused(tmp_path, damage):
   elif damage == "header":
     file.write_bytes(b"XXXX" + content[4:])
   else:
-    vectors = _clustered(401, 1)
+    vectors = clustered(401, 1)
   with pytest.raises(IndexLoadError, match="build it again"):
-    config.load(tmp_path / "faiss", _blocks(vectors))
+    config.load(tmp_path / "faiss", blocks_of(vectors))
 
 
 @needs_library
 @pytest.mark.slow
 def test_threads_change_nothing_but_the_speed():
-  vectors, queries = _clustered(10_000, 1), _queries(64)
-  one = FaissConfig(threads=1).build(_blocks(vectors)).search(queries, 8)
-  two = FaissConfig(threads=2).build(_blocks(vectors)).search(queries, 8)
+  vectors, queries = clustered(10_000, 1), _queries(64)
+  one = FaissConfig(threads=1).build(blocks_of(vectors)).search(queries, 8)
+  two = FaissConfig(threads=2).build(blocks_of(vectors)).search(queries, 8)
   np.testing.assert_array_equal(one.rows, two.rows)
 
 
@@ -129,10 +119,10 @@ def test_threads_change_nothing_but_the_speed():
 def test_a_description_that_will_not_do_is_refused(factory, message):
   config = FaissConfig(factory=factory, brute_force_below=0, threads=1)
   with pytest.raises(ValueError, match=message):
-    config.build(_blocks(_clustered(400, 1)))
+    config.build(blocks_of(clustered(400, 1)))
 
 
 def test_without_the_library_it_says_what_to_install(monkeypatch):
   monkeypatch.setitem(sys.modules, "faiss", None)
   with pytest.raises(MissingLibraryError, match=r"realm_jax\[faiss\]"):
-    FaissConfig().build(_blocks(_clustered(10, 1)))
+    FaissConfig().build(blocks_of(clustered(10, 1)))

@@ -9,6 +9,7 @@ import pytest
 
 from realm_jax.indexes.isolated import IsolatedIndex
 from realm_jax.indexes.protocol import (
+  BuildOptions,
   IndexCrashedError,
   IndexLoadError,
   SearchError,
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.slow
 def built(tmp_path_factory):
   directory = tmp_path_factory.mktemp("isolated") / "scann"
   blocks = blocks_of(clustered(500, 1))
-  index = ScannConfig().build(blocks, directory=directory)
+  index = ScannConfig().build(blocks, BuildOptions(directory=directory))
   return index, directory, blocks
 
 

@@ -1,53 +1,229 @@
-"""ScaNN's tree: near exact search, and safe to load."""
+"""ScaNN over trees of ours: near exact search, tuned, reused, safe to load."""
+
+import dataclasses
+import json
 
 import numpy as np
 import pytest
 
-from realm_jax.indexes.protocol import Blocks, IndexLoadError, QueryBatch
-from realm_jax.indexes.scann import ScannConfig
+from realm_jax.indexes import scann_files
+from realm_jax.indexes.protocol import (
+  BuildOptions,
+  IndexLoadError,
+  RecallError,
+)
+from realm_jax.indexes.scann import ScannConfig, default_leaves
+from realm_jax.indexes.scann_files import Structure
+from tests.indexes.clustered import blocks_of, clustered, queries_of
+
+_NUM_BLOCKS = 3_000
+# Nothing is left to choose.
+_GIVEN = ScannConfig(
+  brute_force_below=0,
+  num_leaves=64,
+  num_leaves_searched=4,
+  num_reordered=50,
+  reordering="float32",
+  spherical=False,
+  soar_lambda=0.0,
+  avq_threshold=0.0,
+  anisotropic_threshold=0.0,
+)
+_QUERIES = queries_of(clustered(200, 2))
 
 
-def _clustered(count, seed):
-  rng = np.random.default_rng(seed)
-  centres = np.random.default_rng(0).standard_normal((64, 32))
-  noise = 0.7 * rng.standard_normal((count, 32))
-  return (centres[rng.integers(64, size=count)] + noise).astype(np.float32)
+def _vectors(seed=1):
+  return clustered(_NUM_BLOCKS, seed)
 
 
-def _blocks(vectors):
-  return Blocks(num_blocks=len(vectors), vectors=vectors)
-
-
-def test_a_tree_finds_nearly_all_that_exact_search_finds():
-  vectors, queries = _clustered(12_000, 1), _clustered(200, 2)
-  index = ScannConfig().build(_blocks(vectors))
-  found = index.search(QueryBatch(np.zeros((200, 1), np.int32), queries), 8)
-  scores = queries @ vectors.T
-  best = np.argsort(-scores, axis=1)[:, :8]
+def _recall(found, vectors, k=8):
+  scores = _QUERIES.vectors @ vectors.T
+  best = np.argsort(-scores, axis=1)[:, :k]
   hits = [len(set(a) & set(b)) for a, b in zip(found.rows, best, strict=True)]
-  assert np.mean(hits) / 8 > 0.9
+  return np.mean(hits) / k
+
+
+@pytest.mark.parametrize(
+  "change",
+  [
+    {},
+    {"spherical": True},
+    {"soar_lambda": 1.5},
+    {"avq_threshold": 0.2},
+    {"anisotropic_threshold": 0.2},
+    {"reordering": "bfloat16"},
+    {"reordering": "int8"},
+    {"dims_per_code": 4},
+  ],
+)
+def test_every_structure_finds_nearly_all_that_exact_search_finds(change):
+  vectors = _vectors()
+  index = dataclasses.replace(_GIVEN, **change).build(
+    blocks_of(vectors), BuildOptions(queries=_QUERIES)
+  )
+  assert index.report["structure"] == dataclasses.asdict(
+    Structure(**{"num_leaves": 64, "reordering": "float32", **change})
+  )
+  found = index.search(_QUERIES, 8)
+  assert _recall(found, vectors) > 0.95
+  scores = _QUERIES.vectors @ vectors.T
+  tolerance = {"int8": 3e-2, "bfloat16": 1e-2}.get(
+    change.get("reordering"), 1e-4
+  )
   np.testing.assert_allclose(
-    found.scores, np.take_along_axis(scores, found.rows, axis=1), rtol=1e-4
+    found.scores,
+    np.take_along_axis(scores, found.rows, axis=1),
+    rtol=tolerance,
+    atol=tolerance,
   )
 
 
-@pytest.mark.parametrize("damage", ["gone", "pickle", "other"])
+def test_codes_are_those_of_the_vectors():
+  # With as many reordered as there are blocks of the leaf, codes decide
+  # nothing; with k of them, they decide all.
+  vectors = _vectors()
+  config = dataclasses.replace(
+    _GIVEN, num_leaves_searched=64, num_reordered=8, below_target=True
+  )
+  index = config.build(blocks_of(vectors), BuildOptions(queries=_QUERIES))
+  assert 0.5 < _recall(index.search(_QUERIES, 8), vectors) < 0.95
+  again = index.search_at(_QUERIES, 8, 64, _NUM_BLOCKS)
+  assert _recall(again, vectors) == 1
+
+
+def test_what_is_open_is_chosen_by_measuring():
+  vectors = _vectors()
+  config = ScannConfig(brute_force_below=0, recall_target=0.97)
+  report = config.build(
+    blocks_of(vectors), BuildOptions(queries=_QUERIES)
+  ).report
+  assert report["recall"] >= 0.97
+  assert report["structure_of"] == "trials"
+  tried = [trial["structure"] for trial in report["trials"]]
+  assert report["structure"] in tried
+  assert {s["num_leaves"] for s in tried} > {default_leaves(_NUM_BLOCKS)}
+  assert any(s["spherical"] for s in tried)
+  assert any(s["soar_lambda"] for s in tried)
+  assert any(s["avq_threshold"] for s in tried)
+  assert any(s["anisotropic_threshold"] for s in tried)
+  assert {s["reordering"] for s in tried} == set(scann_files.REORDERINGS)
+  point = {key: report[key] for key in report["curve"][0]}
+  assert point in report["curve"] and len(report["curve"]) > 3
+  json.dumps(report)
+
+
+def test_what_is_given_is_kept():
+  index = _GIVEN.build(blocks_of(_vectors()), BuildOptions(queries=_QUERIES))
+  assert index.report["trials"] == []
+  assert index.report["leaves_searched"] == 4
+  assert index.report["num_reordered"] == 50
+
+
+def test_an_index_below_its_target_is_refused_unless_it_may_be():
+  config = dataclasses.replace(
+    _GIVEN, num_leaves_searched=1, num_reordered=8, recall_target=0.999
+  )
+  options = BuildOptions(queries=_QUERIES)
+  with pytest.raises(RecallError, match=r"reaches recall@8 0\.\d+ of 0.999"):
+    config.build(blocks_of(_vectors()), options)
+  allowed = dataclasses.replace(config, below_target=True)
+  report = allowed.build(blocks_of(_vectors()), options).report
+  assert report["recall"] < 0.999
+
+
+def _built(directory, vectors, config=_GIVEN, previous=None, queries=_QUERIES):
+  return config.build(
+    blocks_of(vectors),
+    BuildOptions(directory=directory, queries=queries, previous=previous),
+  )
+
+
+def test_leaves_and_codebooks_are_taken_over_while_they_do(tmp_path):
+  _built(tmp_path / "0", _vectors())
+  moved = (1.01 * _vectors()).astype(np.float32)
+  index = _built(tmp_path / "1", moved, previous=tmp_path / "0")
+  assert index.report["structure_of"] == "the generation before"
+  assert _recall(index.search(_QUERIES, 8), moved) > 0.95
+  before, after = (scann_files.read_trained(tmp_path / n) for n in "01")
+  for a, b in zip(before, after, strict=True):
+    np.testing.assert_array_equal(a, b)
+
+
+def test_they_are_trained_again_where_they_do_not(tmp_path):
+  _built(tmp_path / "0", _vectors())
+  # Other directions have other groups.
+  other = np.ascontiguousarray(_vectors()[:, ::-1])
+  queries = queries_of(np.ascontiguousarray(_QUERIES.vectors[:, ::-1]))
+  index = _built(
+    tmp_path / "1", other, previous=tmp_path / "0", queries=queries
+  )
+  assert index.report["structure_of"] == "trials"
+  assert _recall(index.search(queries, 8), _vectors()) > 0.95
+
+
+@pytest.mark.parametrize("why", ["damaged", "other settings", "not wanted"])
+def test_nothing_unfit_is_taken_over(tmp_path, why):
+  _built(tmp_path / "0", _vectors())
+  config = _GIVEN
+  if why == "damaged":
+    (tmp_path / "0" / "ah_codebook.pb").write_bytes(b"\xff\xff")
+  elif why == "other settings":
+    config = dataclasses.replace(_GIVEN, num_leaves=32)
+  else:
+    config = dataclasses.replace(_GIVEN, reuse=False)
+  index = _built(tmp_path / "1", _vectors(), config, tmp_path / "0")
+  assert index.report["structure_of"] == "trials"
+
+
+def test_the_same_vectors_give_the_same_files(tmp_path):
+  for name in "01":
+    _built(tmp_path / name, _vectors())
+  for path in sorted((tmp_path / "0").iterdir()):
+    assert path.read_bytes() == (tmp_path / "1" / path.name).read_bytes()
+
+
+@pytest.mark.parametrize("damage", ["gone", "pickle", "tree", "other"])
 def test_what_cannot_be_loaded_is_refused(tmp_path, damage):
-  vectors = _clustered(100, 1)
-  ScannConfig().build(_blocks(vectors)).save(tmp_path / "scann")
+  vectors = _vectors()
+  _built(tmp_path / "scann", vectors)
   if damage == "gone":
     (tmp_path / "scann" / "scann_assets.pbtxt").unlink()
   elif damage == "pickle":
     (tmp_path / "scann" / "scann_docids.pkl").write_bytes(b"cos\nsystem\n.")
+  elif damage == "tree":
+    (tmp_path / "scann" / "tree.json").write_text("{}")
   else:
-    vectors = _clustered(101, 1)
+    vectors = clustered(_NUM_BLOCKS + 1, 1)
   with pytest.raises(IndexLoadError):
-    ScannConfig().load(tmp_path / "scann", _blocks(vectors))
+    _GIVEN.load(tmp_path / "scann", blocks_of(vectors))
 
 
-def test_threads_change_nothing_but_the_speed(tmp_path):
-  vectors, queries = _clustered(12_000, 1), _clustered(64, 2)
-  batch = QueryBatch(np.zeros((64, 1), np.int32), queries)
-  one = ScannConfig(threads=1).build(_blocks(vectors)).search(batch, 8)
-  two = ScannConfig(threads=2).build(_blocks(vectors)).search(batch, 8)
-  np.testing.assert_array_equal(one.rows, two.rows)
+def test_threads_change_nothing_but_the_speed():
+  vectors = _vectors()
+  one, two = (
+    dataclasses.replace(_GIVEN, threads=n).build(
+      blocks_of(vectors), BuildOptions(queries=_QUERIES)
+    )
+    for n in (1, 2)
+  )
+  np.testing.assert_array_equal(
+    one.search(_QUERIES, 8).rows, two.search(_QUERIES, 8).rows
+  )
+
+
+def test_work_ends_when_it_is_told_to():
+  class Stop(Exception):
+    pass
+
+  def check():
+    raise Stop
+
+  with pytest.raises(Stop):
+    _GIVEN.build(blocks_of(_vectors()), BuildOptions(check=check))
+
+
+def test_settings_that_cannot_be_are_refused():
+  with pytest.raises(ValueError, match=r"recall_target=1\.2"):
+    ScannConfig(recall_target=1.2)
+  with pytest.raises(ValueError, match="reordering='float16'; want"):
+    ScannConfig(reordering="float16")

@@ -99,12 +99,13 @@ def _chosen(speeds, *, target=0.5, **settings):
   return structure
 
 
-def test_leaves_are_doubled_or_halved_while_that_helps():
-  for best in (16, 64, 256):
-    chosen = _chosen(
-      lambda s: (1, 1e3 / max(s.num_leaves, best**2 / s.num_leaves))
-    )
-    assert chosen.num_leaves == best
+@pytest.mark.parametrize("best", [16, 64, 256])
+def test_leaves_are_doubled_or_halved_while_that_helps(best):
+  def speeds(structure):
+    leaves = structure.num_leaves
+    return 1, 1e3 / max(leaves, best**2 / leaves)
+
+  assert _chosen(speeds).num_leaves == best
 
 
 def test_changes_are_kept_one_on_top_of_the_other():
