@@ -98,7 +98,7 @@ class CorpusDirectoryWriter:
     shards = self.shards.close()
     write_pieces(self._staging / shard_format.VOCABULARY_NAME, self._pieces)
     ids = {piece: index for index, piece in enumerate(self._pieces)}
-    manifest = {
+    manifest: dict[str, Any] = {
       "format_version": shard_format.FORMAT_VERSION,
       "corpus_version": version,
       "block_length": block_length,

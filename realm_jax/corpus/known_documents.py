@@ -13,7 +13,7 @@ from jaxtyping import Int
 
 from realm_jax.corpus.block_builder import block_id
 from realm_jax.corpus.documents import Document
-from realm_jax.corpus.store import Corpus
+from realm_jax.corpus.store import NULL_ROW, Corpus
 
 
 class Known(NamedTuple):
@@ -33,8 +33,8 @@ class KnownDocuments:
 
   def find(self, document_id: str) -> Known | None:
     """The document with this id, if the version has it."""
-    row = int(self._corpus.rows_of(np.int64(block_id(document_id, 0))))
-    if row < 0 or self._corpus.document_id(row) != document_id:
+    row = int(self._corpus.rows_of(np.array(block_id(document_id, 0))))
+    if row == NULL_ROW or self._corpus.document_id(row) != document_id:
       return None
     number, place = self._corpus.locate(row)
     return Known(number, self._corpus.shards[number].document(place))
@@ -71,11 +71,12 @@ def consists_of(text: str, bodies: Sequence[str]) -> bool:
   """
   place = 0
   for body in bodies:
-    while place < len(text) and text[place].isspace():
-      place += 1
-    if not text.startswith(body, place):
-      place = max(place - 1, 0)
-      if not text.startswith(body, place):
+    start = place
+    while start < len(text) and text[start].isspace():
+      start += 1
+    if not text.startswith(body, start):
+      start = max(place - 1, 0)
+      if not text.startswith(body, start):
         return False
-    place += len(body)
+    place = start + len(body)
   return not text[place:].strip()

@@ -185,7 +185,9 @@ def test_one_version_finds_another_and_opens_it_once(corpus, update):
   assert newest.at(1, corpus.fingerprint) is corpus
   assert newest.has_version(1, corpus.fingerprint)
   assert not newest.has_version(2, corpus.fingerprint)
-  with pytest.raises(CorpusError, match=r"no corpus version 3 .*versions \[1, "):
+  with pytest.raises(
+    CorpusError, match=r"no corpus version 3 .*versions \[1, "
+  ):
     newest.at(3, "0" * 64)
 
 
