@@ -22,6 +22,7 @@ from realm_jax.generations import layout
 from realm_jax.generations import manifest as manifests
 from realm_jax.generations.making import EmbeddingConfig, GenerationMaker
 from realm_jax.generations.manifest import GenerationError
+from realm_jax.generations.named import NamedGenerations
 from realm_jax.generations.publisher import (
   DiskFullError,
   prune,
@@ -115,7 +116,7 @@ def build_index(
   maker = new_maker(corpus)
   every = mode == "every" and not once
   store = CheckpointStore(model_dir)
-  named = _NamedGenerations(store)
+  named = NamedGenerations(store)
   published: list[int] = []
   remove_damaged(generations_dir)
   with stop_on_sigterm() as stop, contextlib.closing(store):
@@ -309,24 +310,6 @@ def _standing(
     if not maker.replaces(manifest, any_version=step not in renewed):
       standing.add(step)
   return standing
-
-
-class _NamedGenerations:
-  """The generations that checkpoints name as in use."""
-
-  def __init__(self, store: CheckpointStore):
-    self._store = store
-    self._known: dict[int, int] = {}
-
-  def by(self, checkpoints: Sequence[int]) -> set[int]:
-    for step in checkpoints:
-      if step not in self._known:
-        try:
-          loop = self._store.restore(step, items=("loop",))["loop"]
-        except (ValueError, OSError):
-          continue  # Removed meanwhile, or of no trainer.
-        self._known[step] = int(loop["generation"])
-    return {self._known[s] for s in checkpoints if s in self._known} - {-1}
 
 
 class _Waiting:

@@ -46,12 +46,7 @@ from realm_jax.training.refresh import (
   StaleIndexError,
   StoppedWaiting,
 )
-from realm_jax.training.resume import (
-  FoundBlocks,
-  LoopState,
-  RunIdentity,
-  save,
-)
+from realm_jax.training.resume import LoopState, RunIdentity, save
 from realm_jax.training.rooms import choose_rooms
 from realm_jax.training.run_lock import run_lock
 from realm_jax.training.stages import Models, Stage
@@ -301,13 +296,7 @@ def train(
       save(
         store,
         state,
-        LoopState(
-          position=position,
-          generation=generation and generation.step,
-          found=generation
-          and found
-          and FoundBlocks.of(found, generation.corpus),
-        ),
+        LoopState.at(position, generation, found),
         identity=identity,
       )
 

@@ -92,6 +92,16 @@ class LoopState(NamedTuple):
   generation: int | None = None
   found: FoundBlocks | None = None
 
+  @classmethod
+  def at(
+    cls, position: int, generation: Any, found: SearchResult | None
+  ) -> "LoopState":
+    """The place of a run that has searched a generation, if it has one."""
+    if generation is None:
+      return cls(position)
+    blocks = None if found is None else FoundBlocks.of(found, generation.corpus)
+    return cls(position, generation.step, blocks)
+
 
 def _mesh_of(state: TrainState) -> Mesh:
   sharding = state.step.sharding

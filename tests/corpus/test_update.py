@@ -1,4 +1,4 @@
-"""An update: what comes, goes and stays, in versions that stand side by side."""
+"""An update: what comes, goes and stays, version beside version."""
 
 import json
 import shutil
