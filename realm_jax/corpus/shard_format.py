@@ -65,15 +65,14 @@ def token_dtype(vocab_size: int) -> np.dtype:
   return np.dtype("<u2" if vocab_size <= 1 << 16 else "<i4")
 
 
-def shard_name(index: int, *, version: int | None = None) -> str:
-  """The folder of a shard of a whole build, or of the update to `version`."""
-  update = "" if version is None else f"v{version:08d}-"
-  return f"shard-{update}{index:05d}"
+def shard_name(index: int, *, update: str = "") -> str:
+  """The folder of a shard of a whole build, or of an update."""
+  return f"shard-{update}-{index:05d}" if update else f"shard-{index:05d}"
 
 
-def removed_path(shard: str, *, version: int) -> str:
-  """Where it stands which blocks of a shard are gone from `version` on."""
-  return str(PurePath(REMOVED, f"v{version:08d}-{shard}.npy"))
+def removed_path(shard: str, *, update: str) -> str:
+  """Where an update says which blocks of a shard are gone."""
+  return str(PurePath(REMOVED, f"{update}-{shard}.npy"))
 
 
 def manifest_path(version: int) -> str:

@@ -9,6 +9,7 @@ update removes.
 
 import contextlib
 import os
+import secrets
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,7 +42,7 @@ class VersionWriter:
 
   def __init__(self, output_dir: epath.PathLike, *, blocks_per_shard: int):
     self._source = epath.Path(output_dir)
-    self._is_local = "://" not in str(output_dir)
+    self._is_local = not _is_remote(self._source)
     self._blocks_per_shard = blocks_per_shard
     versions.read(self._source)  # Complains now, if there is none.
 
@@ -54,14 +55,19 @@ class VersionWriter:
       self._manifest = versions.read(self._source)
       self.corpus = Corpus.open(self._source)
       self.version: int = self.corpus.version + 1
+      self._update = f"v{self.version:08d}"
+      if self._is_local:
+        self._remove_unnamed()
+      else:
+        # Nobody can be kept out there, so that names must not be another's.
+        self._update += f"-{secrets.token_hex(4)}"
       self.known = KnownDocuments(self.corpus)
       self.shards = ShardSeries(
         self._staging,
-        lambda index: shard_format.shard_name(index, version=self.version),
+        lambda index: shard_format.shard_name(index, update=self._update),
         vocab_size=self.corpus.vocab_size,
         blocks_per_shard=self._blocks_per_shard,
       )
-      self._remove_unnamed()
       self._leaving = stack.pop_all()
     return self
 
@@ -128,7 +134,7 @@ class VersionWriter:
       )
       if starts[-1] == len(shard.removed) + len(gone):
         continue  # Nothing is left of it.
-      name = shard_format.removed_path(entry["name"], version=self.version)
+      name = shard_format.removed_path(entry["name"], update=self._update)
       path = self._staging / name
       path.parent.mkdir(exist_ok=True)
       with path.open("wb") as file:
@@ -185,31 +191,54 @@ class VersionWriter:
     # The newest is not among the earlier ones.
     earlier = versions.earlier_versions(self._source)
     gone = [v for v in earlier if v <= self.version - keep]
+    had: set[str] = set()
     for version in gone:
-      (self._source / shard_format.manifest_path(version)).unlink()
+      path = self._source / shard_format.manifest_path(version)
+      had |= _paths_of(versions.parse(path))
+      path.unlink()
     if gone:
       logging.info("versions %s of %s are gone", gone, self._source)
-      self._remove_unnamed()
+    self._remove(had - self._named())
 
-  def _remove_unnamed(self) -> None:
-    """Removes files of arrays that no manifest names."""
-    named = set(versions.files_of(versions.read(self._source)))
+  def _named(self) -> set[str]:
+    """The shards and files that any version names."""
+    named = _paths_of(versions.read(self._source))
     for version in versions.earlier_versions(self._source):
       path = self._source / shard_format.manifest_path(version)
-      named.update(versions.files_of(versions.parse(path)))
-    folders = {name.partition("/")[0] for name in named}
-    for path in self._source.glob("shard-*"):
-      if path.name not in folders:
+      named |= _paths_of(versions.parse(path))
+    return named
+
+  def _remove_unnamed(self) -> None:
+    """Removes what an update has left that was killed."""
+    there = {path.name for path in self._source.glob("shard-*")}
+    removed = self._source / shard_format.REMOVED
+    there |= {f"{removed.name}/{path.name}" for path in removed.glob("*")}
+    self._remove(there - self._named())
+
+  def _remove(self, paths: set[str]) -> None:
+    for name in sorted(paths):
+      path = self._source / name
+      if path.is_dir():
         path.rmtree()
-    for path in self._source.glob(f"{shard_format.REMOVED}/*"):
-      if f"{shard_format.REMOVED}/{path.name}" not in named:
-        path.unlink()
+      else:
+        path.unlink(missing_ok=True)
+
+
+def _paths_of(manifest: versions.Manifest) -> set[str]:
+  """The folders of a version's shards, and its files of what is removed."""
+  paths = {shard["name"] for shard in manifest["shards"]}
+  removed = (shard.get("removed") for shard in manifest["shards"])
+  return paths | {record["path"] for record in removed if record}
+
+
+def _is_remote(directory: epath.Path) -> bool:
+  return "://" in str(directory)
 
 
 @contextlib.contextmanager
 def _staging(directory: epath.Path) -> Iterator[Path]:
   """An empty folder, and locally the right to change the corpus."""
-  if "://" in str(directory):
+  if _is_remote(directory):
     with tempfile.TemporaryDirectory(prefix="realm_jax_update_") as folder:
       yield Path(folder)
     return

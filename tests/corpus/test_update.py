@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from realm_jax.corpus import versions
+from realm_jax.corpus import version_writer, versions
 from realm_jax.corpus.block_builder import block_id
 from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.errors import CorpusError, InputError
@@ -304,6 +304,27 @@ def test_a_second_update_at_once_is_refused(corpus, update):
   ):
     update([article("new", seed=1)])
   assert update([article("new", seed=1)]).version == 2
+
+
+def test_on_an_object_store_the_faster_update_stands(
+  corpus, update, tmp_path, monkeypatch
+):
+  """There nobody can be kept out, and nothing renamed."""
+  monkeypatch.setattr(version_writer, "_is_remote", lambda directory: True)
+  slower = VersionWriter(corpus.source, blocks_per_shard=5)
+  with slower:
+    slower.known.take(slower.known.find("d1"))
+    assert update([article("new", seed=1)]).version == 2
+    with pytest.raises(CorpusError, match="by another process meanwhile"):
+      slower.finish(summary={})
+  faster = corpus.newest()
+  require_consistent(faster)
+  assert faster.num_blocks == corpus.num_blocks + len(
+    [name for name in contents(faster).values() if name[0].startswith("new:")]
+  )
+  assert update([{"id": "d1", "remove": True}], keep_versions=1).version == 3
+  require_consistent(corpus.newest())
+  assert not list(tmp_path.glob(".corpus*"))
 
 
 def test_the_last_versions_stay_if_so_told(corpus, update):
