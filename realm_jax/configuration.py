@@ -195,6 +195,12 @@ def message_of(error: Exception) -> str:
   return str(error).partition(_GIN_ADDITION)[0]
 
 
+def _command(path: str) -> str:
+  """The name of an entry point: a module's, or a package's."""
+  is_package = Path(path).stem == "__main__"
+  return Path(path).parent.name if is_package else Path(path).stem
+
+
 def run(main: Callable[[Sequence[str]], Any]) -> None:
   """Runs an entry point's `main(argv)`; errors of the user's end in a line.
 
@@ -210,7 +216,7 @@ def run(main: Callable[[Sequence[str]], Any]) -> None:
     except (ValueError, OSError) as error:
       if flags.FLAGS.debug_errors:
         raise
-      print(f"{Path(argv[0]).stem}: {message_of(error)}", file=sys.stderr)
+      print(f"{_command(argv[0])}: {message_of(error)}", file=sys.stderr)
       return 2
 
   host_memory.keep_freed_memory()

@@ -127,6 +127,11 @@ def sources(folder: str) -> list[str]:
   return [file.relative_to(PROJECT_DIR).as_posix() for file in found]
 
 
+def library_sources(folder: str) -> list[str]:
+  """The same without the entry points of packages."""
+  return [f for f in sources(folder) if not f.endswith("/__main__.py")]
+
+
 def file_of(module: str) -> str | None:
   """The source of a module of the project; None for any other module."""
   stem = PROJECT_DIR / module.replace(".", "/")

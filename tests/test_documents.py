@@ -140,7 +140,8 @@ def test_the_make_targets_exist():
 def test_a_command_explains_itself(module: str, help_of: dict[str, str]):
   text = help_of[module]
   assert "Traceback" not in text, text
-  path = PROJECT_DIR / f"{module.replace('.', '/')}.py"
+  path = PROJECT_DIR / module.replace(".", "/")
+  path = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
   story = ast.get_docstring(ast.parse(path.read_text()))
   assert story, f"{module} has no docstring for its help"
   assert story.splitlines()[0] in text

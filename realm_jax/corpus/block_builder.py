@@ -12,9 +12,9 @@ from realm_jax.corpus.blocks import (
   cut_overlong_sentences,
   pack_sentences,
 )
-from realm_jax.corpus.directory_writer import CorpusDirectoryWriter
 from realm_jax.corpus.documents import Document
 from realm_jax.corpus.known_ids import hash63
+from realm_jax.corpus.shard_writer import ShardSeries
 from realm_jax.corpus.summary import BuildSummary
 from realm_jax.text.salient_spans import Tagger
 from realm_jax.text.sentences import sentence_ranges
@@ -57,13 +57,13 @@ def token_spans(
 
 
 class BlockBuilder:
-  """Cuts documents into blocks and hands them to the writer."""
+  """Cuts documents into blocks and hands them to the writer of shards."""
 
   def __init__(
     self,
     *,
     vocabulary: WordpieceVocabulary,
-    writer: CorpusDirectoryWriter,
+    writer: ShardSeries,
     block_length: int,
     tagger: Tagger | None,
     summary: BuildSummary,

@@ -1,8 +1,6 @@
 """From text to a corpus directory: one pass over the text, in flat memory."""
 
-import functools
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from absl import logging
 from etils import epath
@@ -12,10 +10,8 @@ from realm_jax.corpus.directory_writer import (
   CorpusDirectoryWriter,
   check_target,
 )
-from realm_jax.corpus.documents import Document, DocumentReader
 from realm_jax.corpus.errors import CorpusError, InputError
-from realm_jax.corpus.known_ids import KnownIds
-from realm_jax.corpus.progress import Progress
+from realm_jax.corpus.source import DROPPED_TITLES, DocumentSource, chunks
 from realm_jax.corpus.summary import BuildSummary
 from realm_jax.text.salient_spans import Tagger, tag
 from realm_jax.text.wordpieces import (
@@ -24,17 +20,10 @@ from realm_jax.text.wordpieces import (
   vocabulary_of,
 )
 
-# Titles of pages that are lists of pages, which released REALM left out.
-DROPPED_TITLES = ("List of", "Index of", "Outline of", "(disambiguation)")
-
 # [CLS] [SEP] [SEP], and a piece or more of the title and of the body.
 _SHORTEST_BLOCK = 8
 
 _TRAIN_PREFIX = "train:"
-# Documents tokenized in one call. A call costs 20 ms, and what it returns stays
-# in memory until its documents are written.
-_DOCUMENTS_PER_CHUNK = 512
-_CHARACTERS_PER_CHUNK = 4 << 20
 
 
 def _vocabulary(vocab: str, texts: Iterable[str]) -> WordpieceVocabulary:
@@ -49,78 +38,6 @@ def _vocabulary(vocab: str, texts: Iterable[str]) -> WordpieceVocabulary:
     )
   logging.info("Training a vocabulary of at most %s pieces", size)
   return vocabulary_of(train_vocabulary(texts, int(size)))
-
-
-def _chunks(documents: Iterable[Document]) -> Iterator[list[Document]]:
-  """Batches for the tokenizer, bounded in documents and in characters."""
-  chunk: list[Document] = []
-  characters = 0
-  for document in documents:
-    chunk.append(document)
-    characters += len(document.text)
-    if (
-      len(chunk) >= _DOCUMENTS_PER_CHUNK or characters >= _CHARACTERS_PER_CHUNK
-    ):
-      yield chunk
-      chunk, characters = [], 0
-  if chunk:
-    yield chunk
-
-
-class _Source:
-  """The documents of one build, to be read once or twice."""
-
-  def __init__(
-    self,
-    inputs: Sequence[str],
-    *,
-    drop_titles: Sequence[str],
-    unescape_html: bool,
-    skip_bad_lines: bool,
-  ):
-    self._new_reader = functools.partial(
-      DocumentReader,
-      inputs,
-      unescape_html=unescape_html,
-      skip_bad_lines=skip_bad_lines,
-    )
-    self._new_reader()  # Complains now, if a pattern matches no file.
-    # Without titles to drop, a pattern that matches nothing.
-    self._dropped = re.compile("|".join(map(re.escape, drop_titles)) or r"(?!)")
-
-  def documents(
-    self, summary: BuildSummary, *, label: str
-  ) -> Iterator[Document]:
-    """Documents with distinct ids and titles that are not dropped.
-
-    Args:
-      summary: what is skipped is counted here.
-      label: what to call the progress through them.
-    """
-    reader = self._new_reader()
-    progress = Progress(label, reader.total_bytes)
-    known = KnownIds()
-    for count, document in enumerate(reader):
-      progress.update(documents=count, bytes_read=reader.bytes_read)
-      earlier = known.add(document.id, reader.position)
-      dropped = self._dropped.search(document.title)
-      if earlier is not None:
-        reader.refuse(
-          InputError(
-            f"{document.place} has the same id {document.id!r} (title "
-            f"{document.title!r}) as {reader.place_of(earlier)}; give each "
-            "document an id of its own, or drop one (a document without an "
-            "id gets one from its contents)"
-          ),
-          reason="repeated ids",
-        )
-      elif dropped:
-        summary.skipped[f"title with {dropped[0]!r}"] += 1
-      else:
-        yield document
-    progress.close()
-    summary.skipped.update(reader.bad_lines)
-    summary.first_errors = reader.first_errors
 
 
 def build_corpus(
@@ -165,7 +82,7 @@ def build_corpus(
   if blocks_per_shard < 1:
     raise CorpusError(f"blocks_per_shard={blocks_per_shard}; give 1 or more")
   check_target(epath.Path(output_dir), overwrite=overwrite)
-  source = _Source(
+  source = DocumentSource(
     inputs,
     drop_titles=drop_titles,
     unescape_html=unescape_html,
@@ -186,12 +103,12 @@ def build_corpus(
   ) as writer:
     builder = BlockBuilder(
       vocabulary=vocabulary,
-      writer=writer,
+      writer=writer.shards,
       block_length=block_length,
       tagger=tagger,
       summary=summary,
     )
-    for chunk in _chunks(source.documents(summary, label="blocks")):
+    for chunk in chunks(source.documents(summary, label="blocks")):
       builder.add(chunk)
     if not summary.blocks:
       raise InputError(

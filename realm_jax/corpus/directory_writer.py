@@ -21,7 +21,7 @@ from etils import epath
 
 from realm_jax.corpus import shard_format, written_aside
 from realm_jax.corpus.errors import CorpusError
-from realm_jax.corpus.shard_writer import ShardWriter
+from realm_jax.corpus.shard_writer import ShardSeries, ShardWriter
 from realm_jax.text.wordpieces import vocabulary_sha256, write_pieces
 
 
@@ -59,8 +59,6 @@ class CorpusDirectoryWriter:
     check_target(self._target, overwrite=overwrite)
     self._pieces = pieces
     self._blocks_per_shard = blocks_per_shard
-    self._shard: ShardWriter | None = None
-    self._shards: list[dict[str, Any]] = []
     self._is_local = "://" not in str(output_dir)
 
   def __enter__(self) -> "CorpusDirectoryWriter":
@@ -76,36 +74,31 @@ class CorpusDirectoryWriter:
         else _temporary_folder()
       )
       self._leaving = stack.pop_all()
+    self.shards = ShardSeries(
+      self._staging,
+      shard_format.shard_name,
+      vocab_size=len(self._pieces),
+      blocks_per_shard=self._blocks_per_shard,
+    )
     return self
 
   def __exit__(self, *error: Any) -> None:
-    if self._shard:
-      self._shard.abandon()
+    self.shards.abandon()
     self._leaving.__exit__(*error)
 
   @property
   def shard(self) -> ShardWriter:
     """Where the next document goes."""
-    if self._shard and self._shard.num_blocks >= self._blocks_per_shard:
-      self._close_shard()
-    if self._shard is None:
-      directory = self._staging / shard_format.shard_name(len(self._shards))
-      self._shard = ShardWriter(directory, vocab_size=len(self._pieces))
-    return self._shard
-
-  def _close_shard(self) -> None:
-    if self._shard:
-      self._shards.append(self._shard.close())
-      self._shard = None
+    return self.shards.shard
 
   def finish(
     self, *, version: int, block_length: int, summary: dict[str, Any]
   ) -> None:
     """Completes the shards, writes the manifest, puts all in place."""
-    self._close_shard()
+    shards = self.shards.close()
     write_pieces(self._staging / shard_format.VOCABULARY_NAME, self._pieces)
     ids = {piece: index for index, piece in enumerate(self._pieces)}
-    manifest = {
+    manifest: dict[str, Any] = {
       "format_version": shard_format.FORMAT_VERSION,
       "corpus_version": version,
       "block_length": block_length,
@@ -117,17 +110,14 @@ class CorpusDirectoryWriter:
           for name in ("pad", "unk", "cls", "sep", "mask")
         },
       },
-      "num_blocks": sum(shard["num_blocks"] for shard in self._shards),
-      "num_documents": sum(shard["num_documents"] for shard in self._shards),
-      "num_tokens": sum(shard["num_tokens"] for shard in self._shards),
+      **totals(shards),
       "summary": summary,
-      "shards": self._shards,
+      "shards": shards,
     }
     manifest["fingerprint"] = fingerprint(manifest)
     path = self._staging / shard_format.MANIFEST_NAME
     with path.open("w", encoding="utf-8") as file:
-      json.dump(manifest, file, indent=2, ensure_ascii=False)
-      file.write("\n")
+      file.write(as_text(manifest))
       file.flush()
       os.fsync(file.fileno())
     if self._is_local:
@@ -162,18 +152,39 @@ def _temporary_folder() -> Iterator[Path]:
     yield Path(folder)
 
 
+def as_text(manifest: dict[str, Any]) -> str:
+  """A manifest as it lies on disk."""
+  return json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
+
+
+def totals(shards: list[dict[str, Any]]) -> dict[str, int]:
+  """What the shards hold together, without what an update removed."""
+  return {
+    name: sum(
+      shard[name] - shard.get("removed", {}).get(name, 0) for shard in shards
+    )
+    for name in ("num_blocks", "num_documents", "num_tokens")
+  }
+
+
 def fingerprint(manifest: dict[str, Any]) -> str:
   """A hash of all that a reader of the corpus sees, texts and arrays alike.
 
-  It does not depend on the corpus version: two versions with the same contents
-  have the same fingerprint.
+  It does not depend on the corpus version: the same documents, built with the
+  same settings, have the same fingerprint whatever the number.
   """
   identity = {
     "format_version": manifest["format_version"],
     "block_length": manifest["block_length"],
     "vocabulary": manifest["vocabulary"]["sha256"],
-    "files": [shard["files"] for shard in manifest["shards"]],
+    "files": [_files(shard) for shard in manifest["shards"]],
   }
   return hashlib.sha256(
     json.dumps(identity, sort_keys=True).encode()
   ).hexdigest()
+
+
+def _files(shard: dict[str, Any]) -> dict[str, Any]:
+  if "removed" not in shard:
+    return shard["files"]
+  return {**shard["files"], "removed": shard["removed"]["sha256"]}

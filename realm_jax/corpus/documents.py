@@ -1,4 +1,8 @@
-"""Documents from JSON Lines: one `{"title": …, "text": …}` a line."""
+"""Documents from JSON Lines: one `{"title": …, "text": …}` a line.
+
+A line of an update has an id, too; `{"id": …, "remove": true}` takes away the
+document that has it.
+"""
 
 import codecs
 import glob
@@ -6,8 +10,8 @@ import hashlib
 import html
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from etils import epath
 
@@ -17,6 +21,10 @@ from realm_jax.corpus.errors import InputError
 _ERRORS_KEPT = 10
 
 _WANTED = '{"title": …, "text": …} with optional "id" and "url"'
+_WANTED_OF_UPDATE = (
+  '{"id": …, "title": …, "text": …} with optional "url", or '
+  '{"id": …, "remove": true}'
+)
 
 
 class Document(NamedTuple):
@@ -27,6 +35,16 @@ class Document(NamedTuple):
   text: str
   url: str
   place: str
+
+
+class Removal(NamedTuple):
+  """The id of a document that goes; `place` is the line that says so."""
+
+  id: str
+  place: str
+
+
+_Line = TypeVar("_Line", Document, Document | Removal)
 
 
 def default_document_id(title: str, text: str) -> str:
@@ -68,6 +86,52 @@ def parse_line(line: bytes, *, place: str) -> Document:
   Raises:
     InputError: the line is not what is wanted; says what it is.
   """
+  return _document(_object(line, place=place, wanted=_WANTED), place=place)
+
+
+def parse_change(line: bytes, *, place: str) -> Document | Removal:
+  """One line of an update.
+
+  Raises:
+    InputError: the line is not what is wanted; says what it is.
+  """
+  wanted = _WANTED_OF_UPDATE
+  row = _object(line, place=place, wanted=wanted)
+  if not (document_id := _given_id(row, place=place)):
+    raise InputError(f"{place}: no 'id'; wanted {wanted}")
+  if row.get("remove", False) is False:
+    return _document(row, place=place, wanted=wanted)
+  if row["remove"] is not True or row.keys() - {"id", "remove"}:
+    keys = ", ".join(map(repr, row))
+    raise InputError(
+      f"{place}: 'remove' is {row['remove']!r} among {keys}; wanted {wanted}"
+    )
+  return Removal(document_id, place)
+
+
+def _given_id(row: dict[str, Any], *, place: str) -> str:
+  given = row.get("id")
+  if isinstance(given, int) and not isinstance(given, bool):
+    row["id"] = str(given)  # Wikipedia's page ids are numbers.
+  return _string(row, "id", place=place)
+
+
+def _document(
+  row: dict[str, Any], *, place: str, wanted: str = _WANTED
+) -> Document:
+  document_id = _given_id(row, place=place)
+  for key in ("title", "text"):
+    if key not in row:
+      keys = ", ".join(map(repr, row)) or "no keys"
+      raise InputError(f"{place}: no {key!r} among {keys}; wanted {wanted}")
+  fields = [_string(row, key, place=place) for key in ("title", "text", "url")]
+  title, text, url = fields
+  return Document(
+    document_id or default_document_id(title, text), title, text, url, place
+  )
+
+
+def _object(line: bytes, *, place: str, wanted: str) -> dict[str, Any]:
   try:
     row = json.loads(line.decode("utf-8"))
   except UnicodeDecodeError as error:
@@ -77,24 +141,12 @@ def parse_line(line: bytes, *, place: str) -> Document:
     ) from None
   except json.JSONDecodeError as error:
     got = "an empty line" if not line.strip() else f"not JSON ({error})"
-    raise InputError(f"{place}: {got}; wanted {_WANTED}") from None
+    raise InputError(f"{place}: {got}; wanted {wanted}") from None
   except RecursionError:
-    raise InputError(f"{place}: nested too deep; wanted {_WANTED}") from None
+    raise InputError(f"{place}: nested too deep; wanted {wanted}") from None
   if not isinstance(row, dict):
-    raise InputError(f"{place}: {type(row).__name__}; wanted {_WANTED}")
-  for key in ("title", "text"):
-    if key not in row:
-      keys = ", ".join(map(repr, row)) or "no keys"
-      raise InputError(f"{place}: no {key!r} among {keys}; wanted {_WANTED}")
-  fields = [_string(row, key, place=place) for key in ("title", "text", "url")]
-  title, text, url = fields
-  given_id = row.get("id")
-  if isinstance(given_id, int) and not isinstance(given_id, bool):
-    row["id"] = str(given_id)  # Wikipedia's page ids are numbers.
-  document_id = _string(row, "id", place=place)
-  return Document(
-    document_id or default_document_id(title, text), title, text, url, place
-  )
+    raise InputError(f"{place}: {type(row).__name__}; wanted {wanted}")
+  return row
 
 
 def _string(row: dict, key: str, *, place: str) -> str:
@@ -146,6 +198,13 @@ class DocumentReader:
     self.position = 0
 
   def __iter__(self) -> Iterator[Document]:
+    return self._parsed(parse_line)
+
+  def changes(self) -> Iterator[Document | Removal]:
+    """The lines as those of an update."""
+    return self._parsed(parse_change)
+
+  def _parsed(self, parse: Callable[..., _Line]) -> Iterator[_Line]:
     for file_number, path in enumerate(self.files):
       with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
@@ -154,11 +213,11 @@ class DocumentReader:
           if number == 1:
             line = line.removeprefix(codecs.BOM_UTF8)
           try:
-            document = parse_line(line, place=self.place_of(self.position))
+            document = parse(line, place=self.place_of(self.position))
           except InputError as error:
             self.refuse(error, reason="malformed lines")
             continue
-          if self._unescape_html:
+          if self._unescape_html and isinstance(document, Document):
             document = document._replace(
               title=html.unescape(document.title),
               text=html.unescape(document.text),

@@ -1,4 +1,9 @@
-"""Reads one shard; rows here count from the shard's first block."""
+"""Reads one shard; rows here count from the shard's first block.
+
+Blocks that an update removed keep their places in the arrays, since nothing
+in a shard ever changes. Those that are left have rows of their own in each
+version, which `Shard.places` turns into places.
+"""
 
 import functools
 from pathlib import Path
@@ -17,11 +22,41 @@ def ragged_indices(
 
 
 class Shard:
-  """The arrays of a shard, mapped into memory when first used."""
+  """The arrays of a shard, mapped into memory when first used.
 
-  def __init__(self, directory: Path):
+  Args:
+    directory: where they lie.
+    removed: the file of the places whose blocks are gone; None where none is.
+  """
+
+  def __init__(self, directory: Path, *, removed: Path | None = None):
     self.directory = directory
+    self._removed_path = removed
     self._arrays: dict[str, np.ndarray] = {}
+
+  @functools.cached_property
+  def removed(self) -> Int[np.ndarray, " r"]:
+    """The places of the blocks that are gone, in order."""
+    if self._removed_path is None:
+      return np.zeros(0, np.int64)
+    return np.load(self._removed_path, allow_pickle=False)
+
+  @functools.cached_property
+  def _rows_before_removed(self) -> Int[np.ndarray, " r"]:
+    return self.removed - np.arange(len(self.removed))
+
+  def places(self, rows: Int[np.ndarray, "*s"]) -> Int[np.ndarray, "*s"]:
+    """Where in the arrays the blocks of `rows` are, which skip what is gone."""
+    if self._removed_path is None:
+      return rows
+    before = self._rows_before_removed
+    return rows + np.searchsorted(before, rows, side="right")
+
+  def left_of(self, array: np.ndarray) -> np.ndarray:
+    """An array by block without the blocks that are gone."""
+    if self._removed_path is None:
+      return array
+    return np.delete(array, self.removed, axis=0)
 
   def array(self, name: str) -> np.ndarray:
     """The array `name` of `shard_format.ARRAYS`."""
@@ -44,6 +79,11 @@ class Shard:
     """The document, counted in the shard, that a block comes from."""
     starts = self.array("document_starts")
     return int(np.searchsorted(starts, row, side="right")) - 1
+
+  def document_places(self, document: int) -> tuple[int, int]:
+    """The place of a document's first block, and that after its last."""
+    first, limit = self.array("document_starts")[document : document + 2]
+    return int(first), int(limit)
 
   def ordinal(self, row: int) -> int:
     """A block's place among the blocks of its document."""

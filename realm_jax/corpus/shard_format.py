@@ -6,13 +6,28 @@
 
 Everything ragged is a flat array and its offsets: item i of `x.npy` is
 `x[x_offsets[i]:x_offsets[i + 1]]`. Documents are never split between shards.
+
+An update adds to it and changes no file but `corpus.json`, which is always of
+the newest version:
+
+    shard-v00000002-00000/*.npy     documents that came with version 2
+    removed/v00000002-shard-00000.npy
+                         which blocks of a shard are gone from version 2 on, in
+                         order, int64; their places are no rows any more
+    versions/00000001.json          the manifest of an earlier version
 """
+
+from pathlib import PurePath
 
 import numpy as np
 
 FORMAT_VERSION = 1
+# Of a version in which blocks of a shard are gone.
+FORMAT_WITH_REMOVED = 2
 MANIFEST_NAME = "corpus.json"
 VOCABULARY_NAME = "vocab.txt"
+REMOVED = "removed"
+VERSIONS = "versions"
 
 # Name: (dtype, trailing dimensions). `token_ids` is uint16 where the
 # vocabulary allows, which halves the largest array that training reads.
@@ -50,5 +65,16 @@ def token_dtype(vocab_size: int) -> np.dtype:
   return np.dtype("<u2" if vocab_size <= 1 << 16 else "<i4")
 
 
-def shard_name(index: int) -> str:
-  return f"shard-{index:05d}"
+def shard_name(index: int, *, update: str = "") -> str:
+  """The folder of a shard of a whole build, or of an update."""
+  return f"shard-{update}-{index:05d}" if update else f"shard-{index:05d}"
+
+
+def removed_path(shard: str, *, update: str) -> str:
+  """Where an update says which blocks of a shard are gone."""
+  return str(PurePath(REMOVED, f"{update}-{shard}.npy"))
+
+
+def manifest_path(version: int) -> str:
+  """Where the manifest of a version lies once there is a newer one."""
+  return str(PurePath(VERSIONS, f"{version:08d}.json"))

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -147,3 +148,51 @@ class ShardWriter:
         for path in sorted(self.directory.iterdir())
       },
     }
+
+
+class ShardSeries:
+  """New shards, one after the other.
+
+  Args:
+    directory: where their folders go.
+    name: of the shard of a number, from 0.
+    vocab_size: of the vocabulary.
+    blocks_per_shard: a shard ends with the document that reaches this.
+  """
+
+  def __init__(
+    self,
+    directory: Path,
+    name: Callable[[int], str],
+    *,
+    vocab_size: int,
+    blocks_per_shard: int,
+  ):
+    self._directory = directory
+    self._name = name
+    self._vocab_size = vocab_size
+    self._blocks_per_shard = blocks_per_shard
+    self._shard: ShardWriter | None = None
+    self._closed: list[dict[str, Any]] = []
+
+  @property
+  def shard(self) -> ShardWriter:
+    """Where the next document goes."""
+    if self._shard and self._shard.num_blocks >= self._blocks_per_shard:
+      self.close()
+    if self._shard is None:
+      directory = self._directory / self._name(len(self._closed))
+      self._shard = ShardWriter(directory, vocab_size=self._vocab_size)
+    return self._shard
+
+  def close(self) -> list[dict[str, Any]]:
+    """Completes all; returns their entries in the manifest."""
+    if self._shard:
+      self._closed.append(self._shard.close())
+      self._shard = None
+    return self._closed
+
+  def abandon(self) -> None:
+    """Lets go of a shard that is not complete."""
+    if self._shard:
+      self._shard.abandon()

@@ -9,7 +9,8 @@ from pathlib import Path
 from absl import logging
 from etils import epath
 
-from realm_jax.corpus import shard_format
+from realm_jax.corpus import shard_format, versions
+from realm_jax.corpus.errors import CorpusError
 
 # Names another place than the home directory for what is copied.
 CACHE_DIR_VARIABLE = "REALM_JAX_CACHE_DIR"
@@ -21,21 +22,24 @@ def cache_dir() -> Path:
   return Path(os.environ.get(CACHE_DIR_VARIABLE, default)) / "corpora"
 
 
-def local_copy(directory: epath.PathLike) -> epath.Path:
-  """The directory itself where it is local, else a copy of it that is."""
-  directory = epath.Path(directory)
-  manifest = directory / shard_format.MANIFEST_NAME
-  if "://" not in str(directory) or not manifest.is_file():
+def local_copy(
+  directory: epath.Path, manifest: versions.Manifest
+) -> epath.Path:
+  """The directory itself where it is local, else a copy of one version."""
+  if "://" not in str(directory):
     return directory
-  return stage(directory, cache_dir())
+  return stage(directory, manifest, cache_dir())
 
 
-def stage(directory: epath.Path, cache: Path) -> epath.Path:
-  """Copies a corpus into `cache`, named by its fingerprint, unless it is there.
+def stage(
+  directory: epath.Path, manifest: versions.Manifest, cache: Path
+) -> epath.Path:
+  """Copies a version into `cache`, by its fingerprint, unless it is there.
 
   The copy gets its name when it is complete, so processes may race for it.
+  What another copy has of the same files is linked, so that an update costs
+  what is new.
   """
-  manifest = json.loads((directory / shard_format.MANIFEST_NAME).read_text())
   # The version is not in the fingerprint, and is in the manifest.
   name = f"{manifest['fingerprint']}-{manifest['corpus_version']}"
   target = cache / name
@@ -44,13 +48,16 @@ def stage(directory: epath.Path, cache: Path) -> epath.Path:
   logging.info("Copying the corpus of %s to %s", directory, target)
   cache.mkdir(parents=True, exist_ok=True)
   partial = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=cache))
-  files = [shard_format.MANIFEST_NAME, shard_format.VOCABULARY_NAME]
-  for shard in manifest["shards"]:
-    files += [f"{shard['name']}/{name}" for name in shard["files"]]
-  for file in files:
-    copy = epath.Path(partial / file)
+  staged = _staged_files(cache)
+  records = versions.files_of(manifest)
+  for file in (shard_format.VOCABULARY_NAME, *records):
+    copy = partial / file
     copy.parent.mkdir(parents=True, exist_ok=True)
-    (directory / file).copy(copy)
+    record = records.get(file)
+    if record is None or not _link(staged.get(record["sha256"]), copy):
+      (directory / file).copy(epath.Path(copy))
+  text = json.dumps(manifest, ensure_ascii=False)
+  (partial / shard_format.MANIFEST_NAME).write_text(text, encoding="utf-8")
   try:
     partial.rename(target)
   except OSError:
@@ -58,3 +65,27 @@ def stage(directory: epath.Path, cache: Path) -> epath.Path:
       raise
     shutil.rmtree(partial)  # Another process was first.
   return epath.Path(target)
+
+
+def _staged_files(cache: Path) -> dict[str, Path]:
+  """The files of all copies, by checksum."""
+  files = {}
+  for path in cache.glob(f"*/{shard_format.MANIFEST_NAME}"):
+    try:
+      manifest = versions.parse(epath.Path(path))
+    except CorpusError:
+      continue  # Of another program, or being removed.
+    for name, record in versions.files_of(manifest).items():
+      files[record["sha256"]] = path.parent / name
+  return files
+
+
+def _link(source: Path | None, target: Path) -> bool:
+  """Whether a file could be had without copying it."""
+  if source is None:
+    return False
+  try:
+    os.link(source, target)
+  except OSError:
+    return False  # Removed meanwhile, or a disk without links.
+  return True

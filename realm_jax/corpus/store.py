@@ -7,7 +7,7 @@ row −1: it is stored nowhere and reads as `[CLS] [SEP] [SEP]`.
 
 import functools
 import hashlib
-import json
+import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ import numpy as np
 from etils import epath
 from jaxtyping import Int
 
-from realm_jax.corpus import shard_format, staging
+from realm_jax.corpus import shard_format, staging, versions
 from realm_jax.corpus.blocks import NUM_SPECIAL_TOKENS
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.shard import Shard, ragged_indices
@@ -27,10 +27,26 @@ NULL_ROW = -1
 
 
 class Corpus:
-  """All blocks of one corpus version; open one with `Corpus.open`."""
+  """All blocks of one corpus version; open one with `Corpus.open`.
 
-  def __init__(self, directory: epath.Path, manifest: dict[str, Any]):
+  Attributes:
+    source: the directory that was opened, local or not.
+    directory: where its files lie locally.
+    shards: in which blocks follow each other in the order of their rows.
+  """
+
+  def __init__(
+    self,
+    directory: epath.Path,
+    manifest: dict[str, Any],
+    *,
+    source: epath.Path,
+  ):
+    self.source = source
     self.directory = directory
+    # Those in use, by fingerprint, shared by all that were opened of one.
+    self._opened: weakref.WeakValueDictionary[str, Corpus]
+    self._opened = weakref.WeakValueDictionary()
     self.fingerprint: str = manifest["fingerprint"]
     self.version: int = manifest["corpus_version"]
     self.block_length: int = manifest["block_length"]
@@ -39,46 +55,78 @@ class Corpus:
     self.vocab_size: int = manifest["vocabulary"]["size"]
     self.summary: dict[str, Any] = manifest["summary"]
     self._special_ids: dict[str, int] = manifest["vocabulary"]["special_ids"]
-    self._shards = [Shard(directory / s["name"]) for s in manifest["shards"]]
-    sizes = [shard["num_blocks"] for shard in manifest["shards"]]
+    self.shards: list[Shard] = []
+    sizes = []
+    for shard in manifest["shards"]:
+      removed = shard.get("removed")
+      path = removed and directory / removed["path"]
+      self.shards.append(Shard(directory / shard["name"], removed=path))
+      gone = removed["num_blocks"] if removed else 0
+      sizes.append(shard["num_blocks"] - gone)
     self._first_rows = np.concatenate([[0], np.cumsum(sizes)])
-    self._files: dict[str, dict[str, Any]] = {
-      f"{shard['name']}/{name}": record
-      for shard in manifest["shards"]
-      for name, record in shard["files"].items()
-    }
+    self._files = versions.files_of(manifest)
 
   @classmethod
-  def open(cls, directory: epath.PathLike) -> "Corpus":
+  def open(
+    cls,
+    directory: epath.PathLike,
+    *,
+    version: int | None = None,
+    fingerprint: str | None = None,
+  ) -> "Corpus":
     """Opens a corpus directory; reads its manifest and no array.
 
+    Args:
+      directory: what `build_corpus` wrote.
+      version: which version; None takes the newest, …
+      fingerprint: … or the one that has this fingerprint.
+
     Raises:
-      CorpusError: there is no corpus here, or it is of another format, or a
-        file is missing or cut short.
+      CorpusError: there is no corpus here, or not this version of it, or it is
+        of another format, or a file is missing or cut short.
     """
-    directory = staging.local_copy(directory)
-    path = directory / shard_format.MANIFEST_NAME
-    if not path.is_file():
-      raise CorpusError(
-        f"no corpus in {directory}: it has no {path.name}; build one with "
-        f"python -m realm_jax.build_corpus --output_dir={directory}"
-      )
-    try:
-      manifest = json.loads(path.read_text())
-      format_version = manifest["format_version"]
-    except (ValueError, KeyError, TypeError) as error:
-      raise CorpusError(
-        f"{path} is damaged ({error!r}); build the corpus again"
-      ) from error
-    if format_version != shard_format.FORMAT_VERSION:
-      raise CorpusError(
-        f"{path} has format version {format_version}, this program reads "
-        f"{shard_format.FORMAT_VERSION}; build the corpus again, or use the "
-        "version of realm_jax that built it"
-      )
-    corpus = cls(directory, manifest)
+    source = epath.Path(directory)
+    manifest = versions.read(source, version=version, fingerprint=fingerprint)
+    local = staging.local_copy(source, manifest)
+    corpus = cls(local, manifest, source=source)
     corpus._check_sizes()
+    corpus._opened[corpus.fingerprint] = corpus
     return corpus
+
+  def newest(self) -> "Corpus":
+    """The newest version of this corpus; itself, if it is.
+
+    Raises:
+      CorpusError: the directory holds no corpus any more, or one of another
+        vocabulary or block length.
+    """
+    manifest = versions.read(self.source)
+    return self.at(manifest["corpus_version"], manifest["fingerprint"])
+
+  def at(self, version: int, fingerprint: str) -> "Corpus":
+    """Another version of this corpus; opened once while it is in use.
+
+    Raises:
+      CorpusError: it is not there, or has another vocabulary or block length.
+    """
+    known = self._opened.get(fingerprint)
+    if known is not None and known.version == version:
+      return known
+    other = Corpus.open(self.source, version=version, fingerprint=fingerprint)
+    ours = self.vocab_sha256, self.block_length
+    if (other.vocab_sha256, other.block_length) != ours:
+      raise CorpusError(
+        f"{self.source} was built anew, with another vocabulary or block "
+        f"length than the corpus in use (fingerprint {self.fingerprint[:12]}); "
+        "an update keeps both"
+      )
+    other._opened = self._opened
+    self._opened[fingerprint] = other
+    return other
+
+  def has_version(self, version: int, fingerprint: str) -> bool:
+    """Whether the directory still has this version."""
+    return versions.has(self.source, version, fingerprint)
 
   def _check_sizes(self) -> None:
     for name, record in self._files.items():
@@ -141,11 +189,11 @@ class Corpus:
   @functools.cached_property
   def lengths(self) -> Int[np.ndarray, " N"]:
     """Tokens of `[CLS] title [SEP] body [SEP]`, int32."""
-    lengths = np.concatenate([shard.lengths for shard in self._shards])
+    lengths = np.concatenate([s.left_of(s.lengths) for s in self.shards])
     return (lengths + NUM_SPECIAL_TOKENS).astype(np.int32)
 
   def _by_block(self, name: str) -> np.ndarray:
-    arrays = [shard.array(name) for shard in self._shards]
+    arrays = [shard.left_of(shard.array(name)) for shard in self.shards]
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
   @functools.cached_property
@@ -159,13 +207,22 @@ class Corpus:
     rows = self._id_order[np.minimum(place, self.num_blocks - 1)]
     return np.where(self.block_ids[rows] == ids, rows, np.int32(NULL_ROW))
 
-  def _locate(self, row: int) -> tuple[Shard, int]:
+  def locate(self, row: int) -> tuple[int, int]:
+    """The number of a block's shard in `shards`, and the block's place there.
+
+    Raises:
+      IndexError: there is no such row.
+    """
     if not 0 <= row < self.num_blocks:
       raise IndexError(
         f"row {row} is not in this corpus of {self.num_blocks} blocks"
       )
     index = int(np.searchsorted(self._first_rows, row, side="right")) - 1
-    return self._shards[index], int(row - self._first_rows[index])
+    return index, int(self.shards[index].places(row - self._first_rows[index]))
+
+  def _locate(self, row: int) -> tuple[Shard, int]:
+    number, place = self.locate(row)
+    return self.shards[number], place
 
   def document_id(self, row: int) -> str:
     shard, row = self._locate(row)
@@ -241,7 +298,7 @@ class Corpus:
   def _by_shard(
     self, rows: Int[np.ndarray, " n"]
   ) -> Iterator[tuple[Shard, Int[np.ndarray, " m"], Int[np.ndarray, " m"]]]:
-    """Yields shard, positions in `rows` that are its, and their local rows."""
+    """Yields shard, positions in `rows` that are its, and places in it."""
     if rows.size and not NULL_ROW <= rows.min() <= rows.max() < self.num_blocks:
       raise IndexError(
         f"rows {rows.min()}…{rows.max()} are not in this corpus of "
@@ -249,8 +306,9 @@ class Corpus:
       )
     owners = np.searchsorted(self._first_rows, rows, side="right") - 1
     for index in np.unique(owners[rows >= 0]).tolist():
-      places = np.flatnonzero(owners == index)
-      yield self._shards[index], places, rows[places] - self._first_rows[index]
+      positions = np.flatnonzero(owners == index)
+      shard, first = self.shards[index], self._first_rows[index]
+      yield shard, positions, shard.places(rows[positions] - first)
 
   def gather(
     self, rows: Int[np.ndarray, "*s"], length: int
@@ -267,17 +325,17 @@ class Corpus:
     cls_id, sep_id = self._special_ids["cls"], self._special_ids["sep"]
     tokens = np.zeros((flat_rows.size, length), np.int32)
     tokens[:, :NUM_SPECIAL_TOKENS] = cls_id, sep_id, sep_id
-    for shard, places, local in self._by_shard(flat_rows):
-      tokens[places] = shard.gather(local, length, cls_id=cls_id, sep_id=sep_id)
+    for shard, at, places in self._by_shard(flat_rows):
+      tokens[at] = shard.gather(places, length, cls_id=cls_id, sep_id=sep_id)
     return tokens.reshape(*rows.shape, length)
 
   def bodies_utf8(self, rows: Int[np.ndarray, " n"]) -> list[bytes]:
     """The texts of many blocks' bodies, as they were written, in UTF-8."""
     rows = np.asarray(rows)
     bodies = [b""] * rows.size
-    for shard, places, local in self._by_shard(rows):
-      for place, row in zip(places.tolist(), local.tolist(), strict=True):
-        bodies[place] = shard.item("bodies", row).tobytes()
+    for shard, positions, places in self._by_shard(rows):
+      for at, place in zip(positions.tolist(), places.tolist(), strict=True):
+        bodies[at] = shard.item("bodies", place).tobytes()
     return bodies
 
   def body_tokens_flat(
@@ -287,13 +345,13 @@ class Corpus:
     rows = np.asarray(rows)
     lengths = np.zeros(rows.size, np.int64)
     located = []
-    for shard, places, local in self._by_shard(rows):
-      starts, lengths[places] = shard.body_locations(local)
-      located.append((shard, places, starts))
+    for shard, at, places in self._by_shard(rows):
+      starts, lengths[at] = shard.body_locations(places)
+      located.append((shard, at, starts))
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     tokens = np.zeros(offsets[-1], np.int32)
-    for shard, places, starts in located:
-      source = ragged_indices(starts, lengths[places])
-      target = ragged_indices(offsets[places], lengths[places])
+    for shard, at, starts in located:
+      source = ragged_indices(starts, lengths[at])
+      target = ragged_indices(offsets[at], lengths[at])
       tokens[target] = shard.array("token_ids")[source]
     return tokens, offsets

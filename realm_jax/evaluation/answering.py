@@ -130,7 +130,7 @@ class Answerer:
   @property
   def corpus(self) -> Corpus:
     """Whose blocks are read."""
-    return self.trained.corpus
+    return self.generation.corpus
 
   def ask(self, question: str) -> Answered:
     """The answers of one question.

@@ -124,7 +124,7 @@ def evaluate_masked_lm(
       arrays, of_host = stage.assemble(
         batch,
         found,
-        corpus=trained.corpus,
+        corpus=loaded.corpus,
         generation=loaded,
         block_length=block_length,
       )

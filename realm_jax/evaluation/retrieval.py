@@ -117,7 +117,7 @@ def evaluate_retrieval(
       ranking = ranker.rank(batch.token_ids)
       for i, question in enumerate(batch.questions):
         evidence = evidence_of(
-          trained.corpus,
+          loaded.corpus,
           Ranking(*(part[i] for part in ranking)),
           question.references,
           kind=answer_kind,

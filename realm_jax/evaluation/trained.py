@@ -44,7 +44,7 @@ class Trained:
     step: the checkpoint's.
     generation_step: of the generation that the trainer had in use; None for
       a stage without an index.
-    corpus: whose blocks are searched.
+    corpus: the newest version; a generation may be of an earlier one.
     models: the modules, over the corpus's vocabulary.
     params: by component, on every device of `mesh`.
     mesh: this process's devices.
@@ -215,6 +215,14 @@ def open_generation(
     loaded.index.kind,
     loaded.num_blocks,
   )
+  if loaded.corpus.version < trained.corpus.version:
+    logging.warning(
+      "generation %d is of version %d of the corpus, which has version %d by "
+      "now; `python -m realm_jax.build_index --once` makes one of that",
+      loaded.step,
+      loaded.corpus.version,
+      trained.corpus.version,
+    )
   return loaded
 
 
@@ -226,8 +234,9 @@ def description(trained: Trained, generation: Generation) -> dict[str, Any]:
     "index": generation.index.kind,
     "num_blocks": generation.num_blocks,
     "model_dir": str(trained.model_dir),
-    "corpus_dir": str(trained.corpus.directory),
-    "corpus_fingerprint": trained.corpus.fingerprint,
+    "corpus_dir": str(trained.corpus.source),
+    "corpus_fingerprint": generation.corpus.fingerprint,
+    "corpus_version": generation.corpus.version,
   }
 
 

@@ -8,7 +8,7 @@ import contextlib
 import functools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from absl import logging
 from etils import epath
@@ -16,11 +16,13 @@ from etils import epath
 from realm_jax.checkpoints.manager import CheckpointError, CheckpointStore
 from realm_jax.checkpoints.vocabulary import require_vocabulary
 from realm_jax.console.sigterm import stop_on_sigterm
+from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations import layout
 from realm_jax.generations import manifest as manifests
 from realm_jax.generations.making import EmbeddingConfig, GenerationMaker
-from realm_jax.generations.manifest import GenerationError, Manifest
+from realm_jax.generations.manifest import GenerationError
+from realm_jax.generations.named import NamedGenerations
 from realm_jax.generations.publisher import (
   DiskFullError,
   prune,
@@ -58,9 +60,16 @@ def build_index(
 ) -> list[int]:
   """Follows a run's checkpoints and publishes a generation for them.
 
+  A generation is built on the newest version of the corpus that there is when
+  it begins. In the mode `newest`, and with `once`, that of the newest
+  checkpoint is made again when the corpus has a newer version, so that what
+  searches it (a run that is over, above all) finds what is new. In the mode
+  `every` one that stands stays on its version, since a run that resumes must
+  meet it again; the next checkpoint's has the newer.
+
   Args:
     model_dir: the run whose checkpoints to follow; they need not exist yet.
-    corpus_dir: what `build_corpus` wrote.
+    corpus_dir: what `build_corpus` wrote; it may be updated meanwhile.
     retriever: the towers.
     index: the search structure.
     config: how to embed.
@@ -97,24 +106,33 @@ def build_index(
   generations_dir = epath.Path(
     generations_dir or epath.Path(model_dir) / layout.FOLDER
   )
-  maker = GenerationMaker(
-    corpus, retriever, index=index, config=config, mesh=make_mesh()
+  new_maker = functools.partial(
+    GenerationMaker,
+    retriever=retriever,
+    index=index,
+    config=config,
+    mesh=make_mesh(),
   )
+  maker = new_maker(corpus)
+  every = mode == "every" and not once
   store = CheckpointStore(model_dir)
-  named = _NamedGenerations(store)
+  named = NamedGenerations(store)
   published: list[int] = []
   remove_damaged(generations_dir)
   with stop_on_sigterm() as stop, contextlib.closing(store):
     waiting = _Waiting(store)
     while not stop.is_set():
+      if (newest := _newest_version(maker.corpus)) is not maker.corpus:
+        maker = new_maker(newest)
       steps = store.steps()
       if checkpoint_step is not None:
         steps = _only(checkpoint_step, steps, store)
+      renewed = () if every else steps[-1:]
       step = next_step(
         steps,
-        standing=_standing(generations_dir, maker.replaces),
+        standing=_standing(generations_dir, maker, renewed),
         needed=named.by(steps[-1:]),
-        every=mode == "every" and not once,
+        every=every,
       )
       if step is None and not (once and steps):
         waiting.say(bool(steps))
@@ -124,7 +142,14 @@ def build_index(
         logging.info("the generation of step %d stands already", steps[-1])
         return published
       try:
-        if _build_one(maker, store, generations_dir, step, stop=stop):
+        if _build_one(
+          maker,
+          store,
+          generations_dir,
+          step,
+          is_renewed=step in renewed,
+          stop=stop,
+        ):
           published.append(step)
       except DiskFullError as error:
         if once:
@@ -185,6 +210,7 @@ def _build_one(
   generations_dir: epath.Path,
   step: int,
   *,
+  is_renewed: bool,
   stop: threading.Event,
 ) -> bool:
   """Builds and publishes; False where there was nothing left to do."""
@@ -193,7 +219,11 @@ def _build_one(
     if stop.is_set():
       raise _StoppedError
 
-  logging.info("building the generation of step %d", step)
+  logging.info(
+    "building the generation of step %d on version %d of the corpus",
+    step,
+    maker.corpus.version,
+  )
   try:
     like = {"retriever": maker.abstract_params()}
     require_vocabulary(store, step, maker.vocabulary)
@@ -207,7 +237,7 @@ def _build_one(
     generations_dir,
     step,
     functools.partial(maker.write, step=step, params=params, check=check),
-    replaces=maker.replaces,
+    replaces=functools.partial(maker.replaces, any_version=not is_renewed),
   )
   if not done:
     logging.info("another builder published generation %d first", step)
@@ -239,9 +269,36 @@ def _is_removed(store: CheckpointStore, step: int) -> bool:
   return True
 
 
+def _newest_version(corpus: Corpus) -> Corpus:
+  """The newest version of a corpus, or itself where none can be opened."""
+  try:
+    newest = corpus.newest()
+  except CorpusError as error:
+    logging.log_every_n_seconds(
+      logging.WARNING,
+      "going on with version %d of the corpus: %s",
+      _REMINDER_SECONDS,
+      corpus.version,
+      error,
+    )
+    return corpus
+  if newest is not corpus:
+    logging.info(
+      "the corpus has version %d now, of %d blocks",
+      newest.version,
+      newest.num_blocks,
+    )
+  return newest
+
+
 def _standing(
-  generations_dir: epath.Path, replaces: Callable[[Manifest], bool]
+  generations_dir: epath.Path, maker: GenerationMaker, renewed: Sequence[int]
 ) -> set[int]:
+  """The steps whose generation is as wanted.
+
+  Those of `renewed` must be of the newest version of the corpus, others of
+  any that there is.
+  """
   standing = set()
   for step in layout.published_steps(generations_dir):
     directory = layout.path_of(generations_dir, step)
@@ -250,27 +307,9 @@ def _standing(
       manifests.verify(directory, manifest, checksums=False)
     except GenerationError:
       continue  # It is made again if its turn comes.
-    if not replaces(manifest):
+    if not maker.replaces(manifest, any_version=step not in renewed):
       standing.add(step)
   return standing
-
-
-class _NamedGenerations:
-  """The generations that checkpoints name as in use."""
-
-  def __init__(self, store: CheckpointStore):
-    self._store = store
-    self._known: dict[int, int] = {}
-
-  def by(self, checkpoints: Sequence[int]) -> set[int]:
-    for step in checkpoints:
-      if step not in self._known:
-        try:
-          loop = self._store.restore(step, items=("loop",))["loop"]
-        except (ValueError, OSError):
-          continue  # Removed meanwhile, or of no trainer.
-        self._known[step] = int(loop["generation"])
-    return {self._known[s] for s in checkpoints if s in self._known} - {-1}
 
 
 class _Waiting:

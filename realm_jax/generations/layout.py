@@ -34,13 +34,17 @@ def published_steps(generations_dir: epath.PathLike) -> list[int]:
 
   A missing directory has none.
   """
-  directory = epath.Path(generations_dir)
+  return [
+    step
+    for step in all_steps(generations_dir)
+    if (path_of(generations_dir, step) / MANIFEST).exists()
+  ]
+
+
+def all_steps(generations_dir: epath.PathLike) -> list[int]:
+  """The steps that have a folder, in order, whatever is in it."""
   try:
-    names = [path.name for path in directory.iterdir()]
+    names = [path.name for path in epath.Path(generations_dir).iterdir()]
   except (FileNotFoundError, NotADirectoryError):
     return []
-  return sorted(
-    int(name)
-    for name in names
-    if _STEP.fullmatch(name) and (directory / name / MANIFEST).exists()
-  )
+  return sorted(int(name) for name in names if _STEP.fullmatch(name))

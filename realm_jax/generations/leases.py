@@ -5,7 +5,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from absl import logging
 from etils import epath
@@ -68,19 +68,37 @@ class Lease:
 
 def leased_steps(generations_dir: epath.PathLike) -> set[int]:
   """The steps that anyone holds; leases that ran out are removed."""
-  directory = epath.Path(generations_dir) / layout.LEASES
   steps: set[int] = set()
+  for path, held in _leases(generations_dir):
+    if held is None:
+      path.unlink(missing_ok=True)
+    else:
+      steps.update(held)
+  return steps
+
+
+def holders(generations_dir: epath.PathLike) -> dict[int, list[str]]:
+  """Who holds each step: the host, the process and a word of its own."""
+  owners: dict[int, list[str]] = {}
+  for path, held in _leases(generations_dir):
+    for step in held or ():
+      owners.setdefault(step, []).append(path.stem)
+  return {step: sorted(names) for step, names in owners.items()}
+
+
+def _leases(
+  generations_dir: epath.PathLike,
+) -> Iterator[tuple[epath.Path, list[int] | None]]:
+  """Each lease and the steps it holds; None for one that ran out."""
+  directory = epath.Path(generations_dir) / layout.LEASES
   if not directory.exists():
-    return steps
+    return
   for path in directory.glob("*.json"):
     try:
       lease = json.loads(path.read_text())
-      if lease["expires"] > time.time():
-        steps.update(lease["steps"])
-      else:
-        path.unlink(missing_ok=True)
+      is_held = lease["expires"] > time.time()
+      yield path, [int(step) for step in lease["steps"]] if is_held else None
     except FileNotFoundError:
       continue
     except (ValueError, KeyError, TypeError) as error:
       logging.warning("%s is no lease (%r) and holds nothing", path, error)
-  return steps

@@ -13,6 +13,7 @@ from absl import logging
 from etils import epath
 from jaxtyping import Float32, Int
 
+from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations import layout, query_tower
 from realm_jax.generations import manifest as manifests
@@ -34,7 +35,7 @@ class Generation:
   Attributes:
     step: the checkpoint that its vectors were made with.
     manifest: what it says of itself.
-    corpus: whose blocks it holds.
+    corpus: whose blocks it holds, in the version that it was built on.
     index: what searches them.
     query_params: the tower that embeds queries for its vectors.
     embeddings: the vectors, memory-mapped.
@@ -84,7 +85,7 @@ def load_generation(
   Args:
     generations_dir: where generations lie.
     step: which.
-    corpus: the corpus in use.
+    corpus: the corpus in use; the generation may be of another version.
     mesh: where an index that lives on devices goes.
     place: puts the query tower's parameters on the devices.
     index: another index to search the same blocks with; None takes the one
@@ -99,7 +100,11 @@ def load_generation(
   """
   directory = layout.path_of(generations_dir, step)
   manifest = manifests.read(directory)
-  _require_match(manifest, step, corpus, directory)
+  if manifest.step != step:
+    raise GenerationError(
+      f"{directory} holds the generation of step {manifest.step}; remove it"
+    )
+  corpus = _corpus_of(manifest, corpus, directory)
   if stage is None:
     stage = layout.is_remote(directory)
   source = (
@@ -133,11 +138,11 @@ def load_generation(
 def load_newest(
   generations_dir: epath.PathLike, *, corpus: Corpus, **settings: Any
 ) -> Generation:
-  """The newest generation that is valid and of this corpus.
+  """The newest generation that is valid and of this corpus, any version.
 
   Args:
     generations_dir: where generations lie.
-    corpus: the corpus in use.
+    corpus: the corpus in use; the generation may be of another version.
     **settings: as for `load_generation`.
 
   Raises:
@@ -158,21 +163,26 @@ def load_newest(
   )
 
 
-def _require_match(
-  manifest: Manifest, step: int, corpus: Corpus, directory: epath.Path
-) -> None:
-  if manifest.step != step:
-    raise GenerationError(
-      f"{directory} holds the generation of step {manifest.step}; remove it"
-    )
-  if manifest.corpus_fingerprint != corpus.fingerprint:
+def _corpus_of(
+  manifest: Manifest, corpus: Corpus, directory: epath.Path
+) -> Corpus:
+  """The version of the corpus that a generation was built on."""
+  if manifest.corpus_fingerprint == corpus.fingerprint:
+    return corpus
+  try:
+    other = corpus.at(manifest.corpus_version, manifest.corpus_fingerprint)
+  except CorpusError as error:
     raise GenerationError(
       f"{directory} is of another corpus: fingerprint "
       f"{manifest.corpus_fingerprint[:12]} with {manifest.num_blocks} blocks, "
-      f"and {corpus.directory} has {corpus.fingerprint[:12]} with "
-      f"{corpus.num_blocks}; give the corpus it was built on, or build a "
-      "generation of this one with `python -m realm_jax.build_index --once`"
-    )
+      f"and {corpus.source} has {corpus.fingerprint[:12]} with "
+      f"{corpus.num_blocks} ({error}); give the corpus it was built on, or "
+      "build a generation of this one with `python -m realm_jax.build_index "
+      "--once`"
+    ) from error
+  # The table of ids is made here, in the background, and not at a step.
+  other.rows_of(other.block_ids[:1])
+  return other
 
 
 @contextmanager

@@ -90,6 +90,11 @@ class GenerationMaker:
     )
 
   @property
+  def corpus(self) -> Corpus:
+    """Whose blocks it embeds."""
+    return self._corpus
+
+  @property
   def vocabulary(self) -> str:
     """The sha256 of the corpus's vocabulary."""
     return self._corpus.vocab_sha256
@@ -107,19 +112,28 @@ class GenerationMaker:
       nn.unbox(boxed["params"]),
     )
 
-  def replaces(self, manifest: Manifest) -> bool:
-    """Whether a published generation is not what this builder would make."""
+  def replaces(self, manifest: Manifest, *, any_version: bool = False) -> bool:
+    """Whether a published generation is not what this builder would make.
+
+    Args:
+      manifest: of the generation.
+      any_version: whether one of an earlier version of the corpus will do.
+    """
     wanted = (
-      self._corpus.fingerprint,
       self._index.kind,
       _as_json(parameters_of(self._index)),
       self._config.dtype,
     )
-    return wanted != (
-      manifest.corpus_fingerprint,
+    if wanted != (
       manifest.index_kind,
       _as_json(manifest.index_parameters),
       manifest.dtype,
+    ):
+      return True
+    if manifest.corpus_fingerprint == self._corpus.fingerprint:
+      return False
+    return not any_version or not self._corpus.has_version(
+      manifest.corpus_version, manifest.corpus_fingerprint
     )
 
   def write(

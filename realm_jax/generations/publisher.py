@@ -242,14 +242,26 @@ def prune(
   Returns:
     The steps removed.
   """
+  steps = to_prune(generations_dir, keep=keep, pinned=pinned)
+  remove(generations_dir, steps)
+  return steps
+
+
+def to_prune(
+  generations_dir: epath.PathLike, *, keep: int, pinned: Collection[int] = ()
+) -> list[int]:
+  """The steps that `prune` would remove."""
   if keep < 1:
     raise ValueError(f"keep={keep}; want at least the newest generation, 1")
   old = layout.published_steps(generations_dir)[:-keep]
   stay = set(pinned) | leased_steps(generations_dir) if old else set()
-  removed = [step for step in old if step not in stay]
-  for step in removed:
+  return [step for step in old if step not in stay]
+
+
+def remove(generations_dir: epath.PathLike, steps: Collection[int]) -> None:
+  """Removes the generations of these steps."""
+  for step in steps:
     _remove(layout.path_of(generations_dir, step))
-  return removed
 
 
 def _remove(path: epath.Path) -> None:

@@ -68,6 +68,7 @@ class BatchStream:
     max_masks: int = 10,
     other_lengths: Mapping[str, int] | None = None,
     question_files: Mapping[str, epath.PathLike] | None = None,
+    corpus_version: int | None = None,
     seed: int = 0,
     start_position: int = 0,
     shuffle: bool = True,
@@ -92,6 +93,7 @@ class BatchStream:
       other_lengths: padded lengths of further features, for tasks that have
         them; a feature without one stays on the host.
       question_files: JSON Lines of questions, by split.
+      corpus_version: of the corpus; None takes the newest.
       seed: of order and masks.
       start_position: 0, or the `next_position` of an earlier batch.
       shuffle: False reads in the source's own order.
@@ -120,7 +122,9 @@ class BatchStream:
     self._stream = ExampleStream(
       task,
       split=split,
-      context=TaskContext(corpus_dir, dict(question_files or {})),
+      context=TaskContext(
+        corpus_dir, dict(question_files or {}), corpus_version
+      ),
       lengths={
         "query": self._query_lengths[-1],
         "block": block_length,

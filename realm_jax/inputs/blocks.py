@@ -53,11 +53,20 @@ class CorpusSource(RandomAccessSource):
     directory: a corpus whose sentences are learnt from while the run's own is
       searched (as REALM did with CC-News); by default the run's. The two must
       share a vocabulary.
+    version: of that corpus; a run that is resumed reads on only in the version
+      that it began with, so name one where the corpus is updated. By default
+      the newest.
   """
 
-  def __init__(self, directory: epath.PathLike | None = None):
+  def __init__(
+    self,
+    directory: epath.PathLike | None = None,
+    *,
+    version: int | None = None,
+  ):
     super().__init__(splits=("train",), caching_permitted=False)
     self._directory = directory
+    self._version = version
 
   def __str__(self) -> str:
     return f"the corpus {self._directory or current_context().corpus_dir}"
@@ -67,7 +76,9 @@ class CorpusSource(RandomAccessSource):
     context = current_context()
     if self._directory is None:
       return BlockRecords(context.corpus)
-    own = dataclasses.replace(context, corpus_dir=self._directory).corpus
+    own = dataclasses.replace(
+      context, corpus_dir=self._directory, corpus_version=self._version
+    ).corpus
     if own.vocab_sha256 != context.corpus.vocab_sha256:
       raise TaskError(
         f"{self._directory} has another vocabulary than {context.corpus_dir}; "

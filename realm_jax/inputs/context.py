@@ -30,17 +30,20 @@ class TaskContext:
   Attributes:
     corpus_dir: what `build_corpus` wrote; its vocabulary is every task's.
     question_files: JSON Lines of questions, by split.
+    corpus_version: of the corpus, whose blocks a task may read; None takes the
+      newest.
   """
 
   corpus_dir: epath.PathLike
   question_files: Mapping[str, epath.PathLike] = dataclasses.field(
     default_factory=dict
   )
+  corpus_version: int | None = None
 
   @functools.cached_property
   def corpus(self) -> Corpus:
     """The corpus of `corpus_dir`, memory-mapped."""
-    return Corpus.open(self.corpus_dir)
+    return Corpus.open(self.corpus_dir, version=self.corpus_version)
 
 
 _CURRENT: contextvars.ContextVar[TaskContext] = contextvars.ContextVar(

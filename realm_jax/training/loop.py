@@ -22,8 +22,6 @@ from etils import epath
 
 from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.console.sigterm import stop_on_sigterm
-from realm_jax.corpus.store import Corpus
-from realm_jax.generations.loaded import load_generation
 from realm_jax.generations.watcher import GenerationWatcher
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch, BatchStream
@@ -33,11 +31,11 @@ from realm_jax.models.retriever import (
   embed_queries,
   query_tower_parameters,
 )
-from realm_jax.partitioning import rules
 from realm_jax.partitioning.mesh import DATA_AXIS, make_mesh
 from realm_jax.retrieval.pipeline import RetrievalPipeline
 from realm_jax.training.collapse import CollapseMonitor
 from realm_jax.training.compiled_steps import compile_steps
+from realm_jax.training.corpus_versions import corpus_of_run, load_for_run
 from realm_jax.training.initial import begin_or_go_on
 from realm_jax.training.metrics_log import MetricsLog, NonFiniteLossError
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
@@ -84,7 +82,8 @@ def train(
 
   Args:
     model_dir: where checkpoints, generations and metrics of this run live.
-    corpus_dir: what `build_corpus` wrote.
+    corpus_dir: what `build_corpus` wrote; examples come from the version that
+      the run began with, and each generation is searched in its own.
     task: the name of a seqio task.
     stage: `InverseCloze`, `Reading`, `Pretraining` or `OpenQa`.
     retriever: the towers; their vocabulary is the corpus's.
@@ -137,7 +136,7 @@ def train(
       refresh.lag_steps,
       num_steps,
     )
-  corpus = Corpus.open(corpus_dir)
+  corpus = corpus_of_run(model_dir, corpus_dir)
   corpus.require_whole_blocks(block_length)
   identity = RunIdentity(
     seed=seed,
@@ -146,6 +145,8 @@ def train(
     save_every_steps=save_every_steps if waits else 0,
     lag_steps=refresh.lag_steps if waits else 0,
     vocabulary=corpus.vocab_sha256,
+    corpus_version=corpus.version,
+    corpus_fingerprint=corpus.fingerprint,
   )
   mesh = make_mesh(model_parallelism=model_parallelism)
   if batch_size % mesh.shape[DATA_AXIS]:
@@ -192,6 +193,7 @@ def train(
       split="train",
       corpus_dir=corpus_dir,
       question_files=question_files,
+      corpus_version=corpus.version,
       batch_size=batch_size,
       query_length=query_length,
       block_length=block_length,
@@ -218,13 +220,11 @@ def train(
       watcher = GenerationWatcher(
         generations_dir,
         functools.partial(
-          load_generation,
+          load_for_run,
           generations_dir,
           corpus=corpus,
+          num_searched=identity.num_searched,
           mesh=mesh,
-          place=functools.partial(
-            jax.device_put, device=rules.replicated(mesh)
-          ),
         ),
         follow=refresh.follow,
       )
@@ -266,7 +266,7 @@ def train(
         arrays, metrics = stage.assemble(
           batch,
           found,
-          corpus=corpus,
+          corpus=corpus if generation is None else generation.corpus,
           generation=generation,
           block_length=block_length,
         )
@@ -284,7 +284,7 @@ def train(
           else generation.query_params
         ),
         index=generation.index,
-        num_blocks=stage.num_searched(generation.index.num_blocks),
+        num_blocks=identity.num_searched,
         assemble=assemble,
       )
 
@@ -296,11 +296,7 @@ def train(
       save(
         store,
         state,
-        LoopState(
-          position=position,
-          generation=generation and generation.step,
-          found=found,
-        ),
+        LoopState.at(position, generation, found),
         identity=identity,
       )
 
@@ -313,7 +309,13 @@ def train(
       logging.info("told to stop: left at step %d", start)
       return {"step": start, "swaps": 0, "metrics": {}, "stopped": True}
     batch = next(batches)
-    pending = prepare(batch, generation, place.found)
+    found = place.found and place.found.in_rows(generation.corpus)
+    if place.found and not found:
+      logging.warning(
+        "generation %d was made again, of other blocks: searching it anew",
+        generation.step,
+      )
+    pending = prepare(batch, generation, found)
     run_step = compile_steps(
       state,
       pending.result().batch,
@@ -352,6 +354,7 @@ def train(
       if searched is not None:
         host_metrics["staleness_steps"] = step - searched.step
         host_metrics["generation"] = searched.step
+        host_metrics["corpus_version"] = searched.corpus.version
       try:
         known = log.push(step + 1, metrics, host_metrics)
       except NonFiniteLossError as error:

@@ -1,6 +1,7 @@
 """A vocabulary of letters and a few words, and corpora built with it."""
 
 import json
+import shutil
 import string
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -9,7 +10,9 @@ import pytest
 
 from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.store import Corpus
+from realm_jax.corpus.update import update_corpus
 from realm_jax.text.wordpieces import SPECIAL_PIECES
+from tests.corpus import updated
 
 WORDS = (
   "the café of velt was built in 1987 by ada stone river . , - ( )"
@@ -49,3 +52,34 @@ def build(tmp_path, vocab_file) -> Callable[..., Corpus]:
     return Corpus.open(tmp_path / name)
 
   return build_and_open
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory, vocab_file) -> Path:
+  """Twelve documents in shards of about five blocks."""
+  folder = tmp_path_factory.mktemp("built")
+  build_corpus(
+    [str(write_lines(folder / "rows.jsonl", updated.ROWS))],
+    folder / "corpus",
+    vocab=vocab_file,
+    block_length=16,
+    blocks_per_shard=5,
+  )
+  return folder / "corpus"
+
+
+@pytest.fixture
+def corpus(built, tmp_path) -> Corpus:
+  """A copy of it to change."""
+  return Corpus.open(shutil.copytree(built, tmp_path / "corpus"))
+
+
+@pytest.fixture
+def update(tmp_path):
+  """`update(rows, **arguments)` updates `corpus`, and gives the summary."""
+
+  def run(rows, **arguments):
+    lines = write_lines(tmp_path / "changes.jsonl", rows)
+    return update_corpus([str(lines)], tmp_path / "corpus", **arguments)
+
+  return run

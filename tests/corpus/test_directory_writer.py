@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from realm_jax.corpus import versions
 from realm_jax.corpus.directory_writer import CorpusDirectoryWriter
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.shard_writer import GrowingArray
@@ -160,11 +161,12 @@ def test_the_place_of_a_mounted_disk_cannot_be_taken():
 
 def test_a_corpus_is_staged_once_and_whole(tmp_path):
   corpus = write(tmp_path / "far", 10)
+  manifest = versions.read(corpus.directory)
   cache = tmp_path / "cache"
   staged = []
 
   def copy():
-    staged.append(stage(corpus.directory, cache))
+    staged.append(stage(corpus.directory, manifest, cache))
 
   threads = [threading.Thread(target=copy) for _ in range(2)]
   for thread in threads:

@@ -7,11 +7,17 @@ import numpy as np
 import pytest
 
 from realm_jax.checkpoints.manager import CheckpointError, CheckpointStore
-from realm_jax.indexes.protocol import SearchResult
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training.initial import load_initial, require_started_from
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
-from realm_jax.training.resume import LoopState, RunIdentity, restore, save
+from realm_jax.training.resume import (
+  FoundBlocks,
+  LoopState,
+  RunIdentity,
+  recorded_corpus,
+  restore,
+  save,
+)
 from tests.training import tiny
 
 pytestmark = pytest.mark.slow
@@ -23,6 +29,8 @@ IDENTITY = RunIdentity(
   save_every_steps=10,
   lag_steps=5,
   vocabulary="ab" * 32,
+  corpus_version=3,
+  corpus_fingerprint="cd" * 32,
 )
 OPTIMIZER = make_optimizer(OptimizerConfig(learning_rate=1.0), num_steps=10)
 
@@ -61,8 +69,9 @@ def _assert_same(one, two):
 
 def test_everything_comes_back_and_lies_where_it_should(store):
   saved = _state(step=12, shift=2.0)
-  found = SearchResult(
-    rows=np.arange(16, dtype=np.int32).reshape(8, 2),
+  found = FoundBlocks(
+    # Of 63 bits, which devices do not have.
+    ids=(2**63 - 1 - np.arange(16)).reshape(8, 2),
     scores=np.linspace(-1, 3, 16, dtype=np.float32).reshape(8, 2),
   )
   save(
@@ -77,8 +86,21 @@ def test_everything_comes_back_and_lies_where_it_should(store):
     lambda x: x.sharding, fresh
   )
   assert (loop.position, loop.generation) == (96, 8)
-  np.testing.assert_array_equal(loop.found.rows, found.rows)
+  np.testing.assert_array_equal(loop.found.ids, found.ids)
   np.testing.assert_array_equal(loop.found.scores, found.scores)
+
+
+def test_the_version_of_the_examples_is_recorded(store):
+  save(store, _state(), LoopState(0), identity=IDENTITY)
+  store.wait()
+  assert recorded_corpus(store, 0) == (3, "cd" * 32)
+
+
+def test_a_checkpoint_that_says_nothing_of_it_cannot_go_on(store):
+  store.save(0, {"loop": {"generation": np.int64(-1)}})
+  store.wait()
+  with pytest.raises(CheckpointError, match="does not say which version"):
+    recorded_corpus(store, 0)
 
 
 def test_a_stage_without_an_index_has_no_generation(store):

@@ -1,0 +1,66 @@
+"""Documents to update a corpus of, and all that a corpus says of itself."""
+
+import numpy as np
+import pytest
+
+from realm_jax.corpus.block_builder import block_id
+from realm_jax.corpus.store import NULL_ROW, Corpus
+
+WORDS = "the cafe of velt was built in 1987 by ada stone river".split()
+
+
+def article(name: str, *, seed: int, sentences: int = 6) -> dict[str, str]:
+  """A document of several blocks of 16 wordpieces."""
+  rng = np.random.default_rng(seed)
+  text = [
+    " ".join(rng.choice(WORDS, rng.integers(3, 9))) + "."
+    for _ in range(sentences)
+  ]
+  text = [sentence[0].upper() + sentence[1:] for sentence in text]
+  return {"id": name, "title": f"Velt {name}", "text": " ".join(text)}
+
+
+ROWS = [article(f"d{i}", seed=i, sentences=1 + i % 5) for i in range(12)]
+
+
+def contents(corpus: Corpus) -> dict[int, tuple]:
+  """All that is known of each block, by its id."""
+  found = {}
+  for row, name in enumerate(corpus.block_ids.tolist()):
+    parts = (
+      *(corpus.block_name(row), corpus.title(row), corpus.url(row)),
+      corpus.body(row),
+      corpus.token_ids(row).tolist(),
+      corpus.title_length(row),
+      corpus.body_byte_ranges(row).tolist(),
+      corpus.sentences(row).tolist(),
+      corpus.salient_spans(row).tolist(),
+      int(corpus.lengths[row]),
+    )
+    found[name] = parts
+  return found
+
+
+def require_consistent(corpus: Corpus) -> None:
+  """One block at a time, and many at once, are the same."""
+  corpus.verify()
+  rows = np.arange(corpus.num_blocks)
+  ids = corpus.block_ids
+  assert len(np.unique(ids)) == len(ids) == corpus.num_blocks
+  assert corpus.rows_of(ids).tolist() == rows.tolist()
+  rng = np.random.default_rng(0)
+  rng.shuffle(rows)
+  gathered = corpus.gather(np.append(rows, NULL_ROW), corpus.block_length)
+  flat, offsets = corpus.body_tokens_flat(rows)
+  bodies = corpus.bodies_utf8(rows)
+  for i, row in enumerate(rows.tolist()):
+    tokens = corpus.token_ids(row)
+    assert np.count_nonzero(gathered[i]) == corpus.lengths[row]
+    assert set(tokens.tolist()) <= set(gathered[i].tolist())
+    body = flat[offsets[i] : offsets[i + 1]]
+    assert body.tolist() == corpus.body_token_ids(row).tolist()
+    assert bodies[i].decode() == corpus.body(row)
+    name, ordinal = corpus.block_name(row).split(":")
+    assert ids[row] == block_id(name, int(ordinal))
+  with pytest.raises(IndexError):
+    corpus.token_ids(corpus.num_blocks)
