@@ -45,6 +45,9 @@ _VARIANTS: tuple[dict[str, Any], ...] = (
   {"reordering": "int8"},
   {"reordering": "float32"},
 )
+# Where a report says that structure and training come from.
+_BEFORE, _THIS = "the generation before", "this generation"
+_TRIALS = "trials"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -264,7 +267,7 @@ class _Work:
     }
     if known is not None:
       structure, trained = known
-      report["structure_of"] = "the generation before"
+      report |= {"structure_of": _BEFORE, "trained_for": _BEFORE}
       index = self._write(directory, structure, trained, truth, report)
       if report["recall"] >= config.recall_target:
         return index
@@ -280,11 +283,12 @@ class _Work:
     else:
       start = time.perf_counter()
       structure, tried = self._choose()
-      report["structure_of"] = "trials"
+      report["structure_of"] = _TRIALS
       report["trials"] = [_plain(trial) for trial in tried]
       report["trials_seconds"] = time.perf_counter() - start
     start = time.perf_counter()
     trained = self._train(self._vectors, structure)
+    report["trained_for"] = _THIS
     report["train_seconds"] = time.perf_counter() - start
     index = self._write(directory, structure, trained, truth, report)
     if report["recall"] < config.recall_target and not config.below_target:

@@ -142,7 +142,7 @@ def test_leaves_and_codebooks_are_taken_over_while_they_do(tmp_path):
   _built(tmp_path / "0", _vectors())
   moved = (1.01 * _vectors()).astype(np.float32)
   index = _built(tmp_path / "1", moved, previous=tmp_path / "0")
-  assert index.report["structure_of"] == "the generation before"
+  assert index.report["trained_for"] == "the generation before"
   assert _recall(index.search(_QUERIES, 8), moved) > 0.95
   before, after = (scann_files.read_trained(tmp_path / n) for n in "01")
   for a, b in zip(before, after, strict=True):
@@ -156,7 +156,7 @@ def test_they_are_trained_again_where_they_do_not(tmp_path):
   config = dataclasses.replace(_GIVEN, below_target=True)
   _built(tmp_path / "0", other, config)
   index = _built(tmp_path / "1", _vectors(), config, tmp_path / "0")
-  assert index.report["structure_of"] == "trials"
+  assert index.report["trained_for"] == "this generation"
   assert _recall(index.search(_QUERIES, 8), _vectors()) > 0.95
 
 
@@ -171,7 +171,7 @@ def test_nothing_unfit_is_taken_over(tmp_path, why):
   else:
     config = dataclasses.replace(_GIVEN, reuse=False)
   index = _built(tmp_path / "1", _vectors(), config, tmp_path / "0")
-  assert index.report["structure_of"] == "trials"
+  assert index.report["trained_for"] == "this generation"
 
 
 def test_the_same_vectors_give_the_same_files(tmp_path):
