@@ -1,15 +1,16 @@
 """The index builder: follows checkpoints and publishes generations.
 
 It shares files with the trainer and nothing else; either may die, start again
-or run elsewhere.
+or run elsewhere. Several builders of one run share the work.
 """
 
 import contextlib
-import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import jax
 from absl import logging
 from etils import epath
 
@@ -19,12 +20,13 @@ from realm_jax.console.sigterm import stop_on_sigterm
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations import layout
 from realm_jax.generations import manifest as manifests
+from realm_jax.generations.building import GenerationBuilder
 from realm_jax.generations.making import EmbeddingConfig, GenerationMaker
 from realm_jax.generations.manifest import GenerationError, Manifest
+from realm_jax.generations.partial_refresh import PartialRefresh
 from realm_jax.generations.publisher import (
   DiskFullError,
   prune,
-  publish,
   remove_damaged,
 )
 from realm_jax.indexes.protocol import IndexConfig
@@ -49,6 +51,7 @@ def build_index(
   retriever: Retriever,
   index: IndexConfig,
   config: EmbeddingConfig | None = None,
+  partial: PartialRefresh | None = None,
   mode: str = "newest",
   once: bool = False,
   keep_generations: int = 3,
@@ -64,6 +67,7 @@ def build_index(
     retriever: the towers.
     index: the search structure.
     config: how to embed.
+    partial: how much to embed anew of each generation; None is everything.
     mode: `newest` goes from the newest checkpoint to the newest; `every`
       skips none, for a trainer that waits for them.
     once: make one generation and return: the newest checkpoint's, or first the
@@ -98,12 +102,34 @@ def build_index(
     generations_dir or epath.Path(model_dir) / layout.FOLDER
   )
   maker = GenerationMaker(
-    corpus, retriever, index=index, config=config, mesh=make_mesh()
+    corpus,
+    retriever,
+    index=index,
+    config=config,
+    mesh=make_mesh(devices=jax.local_devices()),
+  )
+  builder = GenerationBuilder(
+    maker,
+    corpus,
+    model_dir=model_dir,
+    generations_dir=generations_dir,
+    partial=partial,
   )
   store = CheckpointStore(model_dir)
   named = _NamedGenerations(store)
   published: list[int] = []
   remove_damaged(generations_dir)
+
+  def is_of_use(step: int) -> bool:
+    """Whether shards of a step may still become a generation."""
+    steps = store.steps()
+    wanted = {*steps[-1:], *named.by(steps[-1:])}
+    if mode == "every" or checkpoint_step is not None:
+      wanted.update(steps)
+    return step in wanted.intersection(steps) - _standing(
+      generations_dir, maker.replaces
+    )
+
   with stop_on_sigterm() as stop, contextlib.closing(store):
     waiting = _Waiting(store)
     while not stop.is_set():
@@ -124,7 +150,10 @@ def build_index(
         logging.info("the generation of step %d stands already", steps[-1])
         return published
       try:
-        if _build_one(maker, store, generations_dir, step, stop=stop):
+        params = _restored(maker, store, step)
+        if params is not None and _build_one(
+          builder, generations_dir, step, params, is_of_use, stop=stop
+        ):
           published.append(step)
       except DiskFullError as error:
         if once:
@@ -179,11 +208,25 @@ def _only(step: int, steps: Sequence[int], store: CheckpointStore) -> list[int]:
   return [step] if step in steps else []
 
 
+def _restored(maker: GenerationMaker, store: CheckpointStore, step: int) -> Any:
+  """The retriever of a checkpoint; None where that was removed meanwhile."""
+  try:
+    like = {"retriever": maker.abstract_params()}
+    require_vocabulary(store, step, maker.vocabulary)
+    return store.restore(step, items=("retriever",), like=like)["retriever"]
+  except (ValueError, OSError) as error:
+    if not _is_removed(store, step):
+      raise
+    logging.warning("checkpoint %d was removed meanwhile (%s)", step, error)
+    return None
+
+
 def _build_one(
-  maker: GenerationMaker,
-  store: CheckpointStore,
+  builder: GenerationBuilder,
   generations_dir: epath.Path,
   step: int,
+  params: Any,
+  is_of_use: Callable[[int], bool],
   *,
   stop: threading.Event,
 ) -> bool:
@@ -194,30 +237,18 @@ def _build_one(
       raise _StoppedError
 
   logging.info("building the generation of step %d", step)
-  try:
-    like = {"retriever": maker.abstract_params()}
-    require_vocabulary(store, step, maker.vocabulary)
-    params = store.restore(step, items=("retriever",), like=like)["retriever"]
-  except (ValueError, OSError) as error:
-    if not _is_removed(store, step):
-      raise
-    logging.warning("checkpoint %d was removed meanwhile (%s)", step, error)
-    return False
-  done = publish(
-    generations_dir,
-    step,
-    functools.partial(maker.write, step=step, params=params, check=check),
-    replaces=maker.replaces,
-  )
-  if not done:
-    logging.info("another builder published generation %d first", step)
+  if not builder.build(step, params, check=check, is_of_use=is_of_use):
+    logging.info("generation %d was published by another builder", step)
     return False
   manifest = manifests.read(layout.path_of(generations_dir, step))
   logging.info(
-    "published generation %d: %d blocks, embedded in %.1f s, %s built in "
-    "%.1f s, recall %s",
+    "published generation %d: %d blocks, %s in %.1f s, %s built in %.1f s, "
+    "recall %s",
     step,
     manifest.num_blocks,
+    "embedded"
+    if manifest.partial is None
+    else f"{manifest.partial.embedded_blocks} embedded anew",
     manifest.embed_seconds,
     manifest.index_kind,
     manifest.build_seconds,
