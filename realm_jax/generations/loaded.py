@@ -48,6 +48,11 @@ class Generation:
   embeddings: Embeddings
 
   @property
+  def oldest_step(self) -> int:
+    """The checkpoint that its oldest vector was embedded with."""
+    return self.manifest.oldest_step
+
+  @property
   def num_blocks(self) -> int:
     """How many blocks it holds."""
     return self.manifest.num_blocks

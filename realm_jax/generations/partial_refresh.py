@@ -20,7 +20,7 @@ class PartialRefresh:
   Attributes:
     fraction: of the tokens of the corpus, the sample's among them.
     max_age_steps: no vector is older, at the step of its generation; None is
-      twice what it takes to go through the corpus.
+      what it takes to go through the corpus once.
     full_every: each generation so many after the last full one embeds all;
       None never does.
     sample_fraction: blocks embedded first, to see what moved, of all; …
@@ -36,7 +36,7 @@ class PartialRefresh:
   fraction: float = 1 / 3
   max_age_steps: int | None = None
   full_every: int | None = None
-  sample_fraction: float = 0.05
+  sample_fraction: float = 0.1
   sample_blocks: int = 16_384
   by_retrieved: bool = True
   by_movement: bool = True
@@ -67,7 +67,7 @@ class PartialRefresh:
     """The oldest that a vector may be, where generations lie so far apart."""
     if self.max_age_steps is not None:
       return self.max_age_steps
-    return round(2 * interval / self.fraction)
+    return round(interval / self.fraction)
 
   def sample(self, num_blocks: int, *, seed: int) -> Int[np.ndarray, " s"]:
     """Rows drawn at random, rising."""
