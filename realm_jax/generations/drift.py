@@ -32,6 +32,7 @@ class Drift:
     stored_error: the mean squared distance of stored vectors from new ones …
     error: … and of those that this gives, on pairs left out of the fit.
     pairs: how many it was fitted on.
+    left: the distance of each of them, fitted without it, from where it is.
     is_used: whether it is better than the identity.
     normalize: whether what it gives is scaled to length 1.
   """
@@ -42,6 +43,7 @@ class Drift:
   stored_error: float
   error: float
   pairs: int
+  left: Float[np.ndarray, " n"]
   is_used: bool
   normalize: bool
 
@@ -76,7 +78,8 @@ def fit(
     allowed: whether anything but the identity may come of it.
   """
   dim = old.shape[1]
-  moved = float(np.mean(np.sum((new - old) ** 2, axis=1))) if len(old) else 0.0
+  squares = np.sum((new - old) ** 2, axis=1)
+  moved = float(squares.mean()) if len(old) else 0.0
   identity = Drift(
     center=np.zeros(dim, np.float32),
     weight=np.zeros((dim, dim), np.float32),
@@ -84,12 +87,13 @@ def fit(
     stored_error=moved,
     error=moved,
     pairs=len(old),
+    left=np.sqrt(squares),
     is_used=False,
     normalize=normalize,
   )
   if not allowed or len(old) < _FEWEST_PAIRS:
     return identity
-  errors = np.zeros(len(_RIDGES))
+  errors = np.zeros((len(_RIDGES), len(old)))
   fold = np.arange(len(old)) % _FOLDS
   for left_out in range(_FOLDS):
     inside, outside = fold != left_out, fold == left_out
@@ -99,10 +103,11 @@ def fit(
       candidate = dataclasses.replace(
         identity, center=center, weight=weight, shift=shift, is_used=True
       )
-      errors[i] += np.sum((candidate(old[outside]) - new[outside]) ** 2)
-  errors /= len(old)
-  best = int(np.argmin(errors))
-  if not errors[best] < _WORTHWHILE * moved:
+      gone = candidate(old[outside]) - new[outside]
+      errors[i, outside] = np.sum(gone**2, axis=1)
+  best = int(np.argmin(errors.mean(axis=1)))
+  error = float(errors[best].mean())
+  if not error < _WORTHWHILE * moved:
     return identity
   center, weight, shift = _maps(old, new)[best]
   return dataclasses.replace(
@@ -110,7 +115,8 @@ def fit(
     center=center.astype(np.float32),
     weight=weight.astype(np.float32),
     shift=shift.astype(np.float32),
-    error=float(errors[best]),
+    error=error,
+    left=np.sqrt(errors[best]),
     is_used=True,
   )
 

@@ -28,6 +28,7 @@ _LEAST_EXPLAINED = 0.5
 _FEWEST_TO_JUDGE = 8
 _MOST_AGES = 8
 _ROWS_AT_ONCE = 1 << 16
+_ARRAYS = ("center", "weight", "shift", "left")
 
 Embed = Callable[[np.ndarray], np.ndarray]
 
@@ -123,7 +124,7 @@ class RefreshPlan:
     info = []
     for i, (until, one) in enumerate(self.drifts):
       values = dataclasses.asdict(one)
-      for name in ("center", "weight", "shift"):
+      for name in _ARRAYS:
         drifts[f"{name}_{i}"] = values.pop(name)
       info.append({"until": until, **values})
     record = None if self.record is None else dataclasses.asdict(self.record)
@@ -145,9 +146,7 @@ class RefreshPlan:
       info = json.loads(str(values["info"]))
       drifts = []
       for i, one in enumerate(info["drifts"]):
-        arrays = {
-          name: values[f"{name}_{i}"] for name in ("center", "weight", "shift")
-        }
+        arrays = {name: values[f"{name}_{i}"] for name in _ARRAYS}
         drifts.append((one.pop("until"), Drift(**arrays, **one)))
       record = info["record"]
       return cls(
@@ -160,6 +159,13 @@ class RefreshPlan:
       )
 
 
+def group_of(
+  drifts: tuple[tuple[int, Drift], ...], steps: Int[np.ndarray, " n"]
+) -> Int[np.ndarray, " n"]:
+  """Which of the maps is of vectors of each step."""
+  return np.searchsorted([until for until, _ in drifts], steps)
+
+
 def drifted(
   drifts: tuple[tuple[int, Drift], ...],
   vectors: Float[np.ndarray, "n d"],
@@ -168,7 +174,7 @@ def drifted(
   """Stored vectors, each mapped as those of its age are."""
   if not drifts:
     return vectors
-  of = np.searchsorted([until for until, _ in drifts], steps)
+  of = group_of(drifts, steps)
   moved = np.empty_like(vectors)
   for i, (_, one) in enumerate(drifts):
     moved[of == i] = one(vectors[of == i])
@@ -222,30 +228,32 @@ def make_plan(
   pairs = sample[old]
   before = stored.gather(stored.rows[pairs])
   after = sample_vectors[old]
-  if len(pairs) >= _FEWEST_TO_JUDGE:
-    error = np.mean(np.sum((after - before) ** 2, axis=1))
-    spread = np.sum(np.var(after, axis=0))
-    if error > (1 - _LEAST_EXPLAINED) * spread:
-      logging.warning(
-        "generation %d embeds every block: the vectors of generation %d are "
-        "too far from this checkpoint's (mean squared distance %.3g, and the "
-        "new ones vary by %.3g)",
-        step,
-        stored.step,
-        error,
-        spread,
-      )
-      return everything
   steps = np.full(num_blocks, step)
   for rows in _parts(np.flatnonzero(~is_new)):
     steps[rows] = stored.steps(stored.rows[rows])
   drifts = _fit(config, before, after, steps[pairs], normalize)
+  left = np.zeros(len(pairs))
+  of = group_of(drifts, steps[pairs])
+  for i, (_, one) in enumerate(drifts):
+    left[of == i] = one.left
+  error, spread = np.mean(left**2), np.sum(np.var(after, axis=0))
+  if len(pairs) >= _FEWEST_TO_JUDGE and error > (1 - _LEAST_EXPLAINED) * spread:
+    logging.warning(
+      "generation %d embeds every block: the vectors of generation %d are too "
+      "far from this checkpoint's (mean squared distance %.3g, and new ones vary "
+      "by %.3g)",
+      step,
+      stored.step,
+      error,
+      spread,
+    )
+    return everything
   moved = np.zeros(num_blocks)
-  gone = drifted(drifts, before, steps[pairs])
-  movement = Movement(before, np.linalg.norm(after - gone, axis=1))
   if config.by_movement:
+    movement = Movement(before, step - steps[pairs], left)
     for rows in _parts(np.flatnonzero(~is_new)):
-      moved[rows] = movement(stored.gather(stored.rows[rows]))
+      vectors = stored.gather(stored.rows[rows])
+      moved[rows] = movement(vectors, step - steps[rows])
   must = is_new.copy()
   must[sample] = True
   choice = choose(

@@ -21,8 +21,8 @@ import pytest
 
 from realm_jax.checkpoints.manager import CheckpointError, CheckpointStore
 from realm_jax.generations import builder, layout
-from realm_jax.generations.loaded import load_generation, load_newest
 from realm_jax.generations import manifest as manifests
+from realm_jax.generations.loaded import load_generation, load_newest
 from realm_jax.generations.making import EmbeddingConfig
 from realm_jax.generations.partial_refresh import PartialRefresh
 from realm_jax.generations.retrieved import RetrievedBlocks
@@ -193,14 +193,15 @@ _PARTIAL = PartialRefresh(
 
 def _nearby(model_dir, corpus, *steps):
   """Checkpoints between which vectors move little."""
-  initial = _initial(_retriever(corpus))
+  # Of values that tell blocks apart, as a trained model's do.
+  initial = _params(corpus, 7)
   params = {}
   store = CheckpointStore(model_dir, keep=100, read_only=False)
   for step in steps:
     rng = np.random.default_rng(step)
     params[step] = jax.tree.map(
       lambda x, rng=rng: (
-        x + 0.003 * rng.standard_normal(x.shape).astype(x.dtype)
+        x + 0.0003 * rng.standard_normal(x.shape).astype(x.dtype)
       ),
       initial,
     )
@@ -364,7 +365,7 @@ def test_which_checkpoint_comes_next(
   assert step == expected
 
 
-def _until(condition, seconds=60):
+def _until(condition, seconds=120):
   deadline = time.monotonic() + seconds
   while not condition():
     assert time.monotonic() < deadline, "waited in vain"

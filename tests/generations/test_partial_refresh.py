@@ -29,7 +29,8 @@ def test_the_most_is_had_for_the_tokens():
   # A third of 230 tokens; row 10 gains more than any, and costs too much.
   costs = np.full(12, 10)
   costs[10] = 120
-  choice = _choose(gain=gain, costs=costs)
+  config = PartialRefresh(max_age_steps=100)
+  choice = _choose(config, gain=gain, costs=costs)
   assert np.flatnonzero(choice.rows).tolist() == [0, 1, 2, 3, 4, 5, 6]
   assert choice.due == 0
 
