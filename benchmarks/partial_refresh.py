@@ -16,6 +16,7 @@ generation in use.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import tempfile
@@ -34,8 +35,14 @@ from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.corpus.store import Corpus
 from realm_jax.evaluation import outputs
 from realm_jax.generations.making import EmbeddingConfig, GenerationMaker
+from realm_jax.generations.movement import Movement
 from realm_jax.generations.partial_refresh import PartialRefresh
-from realm_jax.generations.refresh_plan import Stored, make_plan
+from realm_jax.generations.refresh_plan import (
+  Stored,
+  drifted,
+  group_of,
+  make_plan,
+)
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.inputs.batches import BatchStream
 from realm_jax.models.retriever import Retriever, embed_queries
@@ -50,7 +57,7 @@ _TRAINING_SEED, _HELD_OUT_SEED = 0, 1_000_003
 _HELD_OUT_BATCHES = 32
 _FRACTION = 1 / 3
 
-# Each has what those above it have.
+# The first four have what those above them have; the fourth is the default.
 VARIANTS: Mapping[str, dict[str, Any]] = {
   "age": {
     "by_retrieved": False,
@@ -65,6 +72,9 @@ VARIANTS: Mapping[str, dict[str, Any]] = {
   },
   "+ moved": {"drift_correction": False},
   "+ drift correction": {},
+  # What each does without the others.
+  "moved alone": {"by_retrieved": False, "drift_correction": False},
+  "drift correction alone": {"by_retrieved": False, "by_movement": False},
 }
 
 
@@ -152,7 +162,7 @@ def embed_run(directory: Path) -> Run:
       block_length=demo_corpus.BLOCK_LENGTH,
       seed=seed,
     )
-    with stream_closed(stream):
+    with contextlib.closing(stream):
       pairs = zip(range(batches), stream, strict=False)
       return np.concatenate([batch.arrays["query"] for _, batch in pairs])
 
@@ -177,13 +187,6 @@ def embed_run(directory: Path) -> Run:
     costs=maker.embedder.costs(),
     normalize=retriever.normalize,
   )
-
-
-def stream_closed(stream: BatchStream) -> Any:
-  """Closes a stream after a `with` block."""
-  import contextlib
-
-  return contextlib.closing(stream)
 
 
 def _bound(directory: Path) -> list[str]:
@@ -219,6 +222,7 @@ class Builder:
     self.partials = 0
     self.shares: list[float] = []
     self.errors: list[tuple[float, float]] = []
+    self.told: list[float] = []
     self._counts = np.zeros(len(self.vectors))
 
   def train(self, start: int, stop: int) -> None:
@@ -258,13 +262,38 @@ class Builder:
     self.shares.append(plan.record.embedded_share if plan.record else 1.0)
     if plan.record:
       self.errors += [(d["stored"], d["corrected"]) for d in plan.record.drift]
+      self._judge(plan.drifts, plan.sample_rows, step)
     return plan.vectors(rows, embed=embed, stored=stored, step=step)
+
+  def _judge(self, drifts: Any, sample: np.ndarray, step: int) -> None:
+    """How well the sample tells the order of the others' movements."""
+    if not len(sample):
+      return
+    fresh = self._run.blocks[step]
+    left = np.linalg.norm(
+      fresh - drifted(drifts, self.vectors, self.ages), axis=1
+    )
+    known = np.zeros(len(sample))
+    of = group_of(drifts, self.ages[sample])
+    for i, (_, one) in enumerate(drifts):
+      known[of == i] = one.left
+    others = np.setdiff1d(np.arange(len(fresh)), sample)
+    ages = step - self.ages
+    predicted = Movement(self.vectors[sample], ages[sample], known)(
+      self.vectors[others], ages[others]
+    )
+    self.told.append(_rank_correlation(predicted, left[others]))
 
   def use(self, step: int, made: tuple[np.ndarray, np.ndarray]) -> None:
     """The generation of a checkpoint takes the place of the one before."""
     self.vectors, self.ages = made
     self.step = step
     self.partials += 1
+
+
+def _rank_correlation(one: np.ndarray, other: np.ndarray) -> float:
+  ranks = [np.argsort(np.argsort(x)) for x in (one, other)]
+  return float(np.corrcoef(*ranks)[0, 1])
 
 
 def follow(
@@ -279,7 +308,8 @@ def follow(
     begin: the first step that counts.
   """
   builder = Builder(run, config)
-  making, recalls, ages = None, [], []
+  making = None
+  recalls, ages = [], []
   for before, step in zip((0, *run.steps), run.steps, strict=False):
     builder.train(before, step)
     if step % cadence == 0:
@@ -303,7 +333,12 @@ def follow(
     "recall_at_8": float(np.mean(recalls)),
     "embedded_share": float(np.mean(builder.shares or [1.0])),
     "oldest_steps": int(np.max(ages)),
-    "drift_errors": [list(pair) for pair in builder.errors],
+    # What is left of the squared error after drift correction.
+    "drift_left": float(
+      np.mean([b / a for a, b in builder.errors or [(1, 1)]])
+    ),
+    # Rank correlation of the movements that are predicted.
+    "movement_told": float(np.mean(builder.told or [0.0])),
   }
 
 
@@ -353,11 +388,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     for cadence in (given.every, 2 * given.every)
     for row in measure(run, cadence)
   ]
-  print(f"{'T':>4} {'refresh':<20} {'recall@8':>8} {'share':>6} {'oldest':>6}")
+  print(
+    f"{'T':>4} {'refresh':<24} {'recall@8':>8} {'share':>6} {'oldest':>6} "
+    f"{'drift':>6} {'told':>6}"
+  )
   for row in rows:
     print(
-      f"{row['cadence']:4d} {row['refresh']:<20} {row['recall_at_8']:8.4f} "
-      f"{row['embedded_share']:6.3f} {row['oldest_steps']:6d}"
+      f"{row['cadence']:4d} {row['refresh']:<24} {row['recall_at_8']:8.4f} "
+      f"{row['embedded_share']:6.3f} {row['oldest_steps']:6d} "
+      f"{row['drift_left']:6.3f} {row['movement_told']:6.3f}"
     )
   if given.json:
     outputs.write_json(

@@ -148,6 +148,7 @@ class GenerationBuilder:
       stored: Stored | None = None
       plan = RefreshPlan.full(self._corpus.num_blocks, self._maker.layout.dim)
       if earlier is not None:
+        assert self._keys is not None
         with contextlib.suppress(GenerationError):
           # What is wrong with it the plan says.
           stored = stack.enter_context(

@@ -121,7 +121,9 @@ def fit(
   )
 
 
-def _maps(old: np.ndarray, new: np.ndarray) -> list[tuple[np.ndarray, ...]]:
+def _maps(
+  old: np.ndarray, new: np.ndarray
+) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
   """Center, weight and shift for each of the ridges."""
   old, change = old.astype(np.float64), (new - old).astype(np.float64)
   center, shift = old.mean(axis=0), change.mean(axis=0)

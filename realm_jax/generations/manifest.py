@@ -77,6 +77,14 @@ class PartialRecord:
   drift: tuple[dict[str, Any], ...] = ()
 
 
+def partial_from(values: dict[str, Any] | None) -> PartialRecord | None:
+  """The record as it was before it became JSON."""
+  if values is None:
+    return None
+  given: dict[str, Any] = {**values, "drift": tuple(values["drift"])}
+  return PartialRecord(**given)
+
+
 @dataclasses.dataclass(frozen=True)
 class Manifest:
   """What a generation says of itself.
@@ -188,7 +196,7 @@ def from_json(text: str, *, where: str) -> Manifest:
       manifest,
       embeddings=tuple(EmbeddingsShard(**s) for s in values["embeddings"]),
       files=tuple(FileRecord(**f) for f in values["files"]),
-      partial=_partial(values["partial"]),
+      partial=partial_from(values["partial"]),
     )
     _require_plausible(manifest)
   except (TypeError, KeyError, ValueError) as error:
@@ -197,12 +205,6 @@ def from_json(text: str, *, where: str) -> Manifest:
       "let build_index make it again"
     ) from error
   return manifest
-
-
-def _partial(values: dict[str, Any] | None) -> PartialRecord | None:
-  if values is None:
-    return None
-  return PartialRecord(**{**values, "drift": tuple(values["drift"])})
 
 
 def _require_plausible(manifest: Manifest) -> None:

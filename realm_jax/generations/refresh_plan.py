@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Float32, Int, Int32
 from realm_jax.corpus.store import NULL_ROW
 from realm_jax.generations import drift
 from realm_jax.generations.drift import Drift
-from realm_jax.generations.manifest import PartialRecord
+from realm_jax.generations.manifest import PartialRecord, partial_from
 from realm_jax.generations.movement import Movement
 from realm_jax.generations.partial_refresh import (
   PartialRefresh,
@@ -120,12 +120,12 @@ class RefreshPlan:
 
   def save(self, path: Path) -> None:
     """Writes the plan; the format holds no code."""
-    drifts: dict[str, np.ndarray] = {}
+    arrays: dict[str, Any] = {}
     info = []
     for i, (until, one) in enumerate(self.drifts):
-      values = dataclasses.asdict(one)
+      values: dict[str, Any] = dataclasses.asdict(one)
       for name in _ARRAYS:
-        drifts[f"{name}_{i}"] = values.pop(name)
+        arrays[f"{name}_{i}"] = values.pop(name)
       info.append({"until": until, **values})
     record = None if self.record is None else dataclasses.asdict(self.record)
     with path.open("wb") as file:
@@ -136,7 +136,7 @@ class RefreshPlan:
         sample_rows=self.sample_rows,
         sample_vectors=self.sample_vectors,
         info=np.array(json.dumps({"drifts": info, "record": record})),
-        **drifts,
+        **arrays,
       )
 
   @classmethod
@@ -148,14 +148,13 @@ class RefreshPlan:
       for i, one in enumerate(info["drifts"]):
         arrays = {name: values[f"{name}_{i}"] for name in _ARRAYS}
         drifts.append((one.pop("until"), Drift(**arrays, **one)))
-      record = info["record"]
       return cls(
         embed=values["embed"],
         base_rows=values["base_rows"],
         sample_rows=values["sample_rows"],
         sample_vectors=values["sample_vectors"],
         drifts=tuple(drifts),
-        record=None if record is None else PartialRecord(**record),
+        record=partial_from(info["record"]),
       )
 
 
@@ -240,7 +239,7 @@ def make_plan(
   if len(pairs) >= _FEWEST_TO_JUDGE and error > (1 - _LEAST_EXPLAINED) * spread:
     logging.warning(
       "generation %d embeds every block: the vectors of generation %d are too "
-      "far from this checkpoint's (mean squared distance %.3g, and new ones vary "
+      "far from this checkpoint's (mean squared distance %.3g, and these vary "
       "by %.3g)",
       step,
       stored.step,
