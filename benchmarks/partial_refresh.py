@@ -296,6 +296,11 @@ def _rank_correlation(one: np.ndarray, other: np.ndarray) -> float:
   return float(np.corrcoef(*ranks)[0, 1])
 
 
+def _share_left(errors: Sequence[tuple[float, float]]) -> float:
+  stored, corrected = np.sum(errors or [(0.0, 0.0)], axis=0)
+  return float(corrected / stored) if stored else 1.0
+
+
 def follow(
   run: Run, *, cadence: int, config: PartialRefresh | None, begin: int
 ) -> dict[str, Any]:
@@ -334,9 +339,7 @@ def follow(
     "embedded_share": float(np.mean(builder.shares or [1.0])),
     "oldest_steps": int(np.max(ages)),
     # What is left of the squared error after drift correction.
-    "drift_left": float(
-      np.mean([b / a for a, b in builder.errors or [(1, 1)]])
-    ),
+    "drift_left": _share_left(builder.errors),
     # Rank correlation of the movements that are predicted.
     "movement_told": float(np.mean(builder.told or [0.0])),
   }

@@ -142,11 +142,11 @@ def _due(
   rows = np.flatnonzero(waiting)
   rows = rows[np.argsort(-ages[rows], kind="stable")]
   later = np.maximum(bound - ages[rows], 0) // max(interval, 1) + 1
-  needed = np.cumsum(costs[rows]) - later * max(budget, 0.0)
-  most = min(needed.max(initial=0.0), budget)
-  if most <= 0:
-    return rows[:0]
-  return rows[: np.searchsorted(np.cumsum(costs[rows]), most) + 1]
+  total = np.cumsum(costs[rows])
+  needed = total - later * max(budget, 0.0)
+  most = needed.max(initial=0.0)
+  enough = np.searchsorted(total, most) + 1 if most > 0 else 0
+  return rows[: min(enough, np.searchsorted(total, budget, side="right"))]
 
 
 def gains(

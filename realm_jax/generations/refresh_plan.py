@@ -235,17 +235,7 @@ def make_plan(
   of = group_of(drifts, steps[pairs])
   for i, (_, one) in enumerate(drifts):
     left[of == i] = one.left
-  error, spread = np.mean(left**2), np.sum(np.var(after, axis=0))
-  if len(pairs) >= _FEWEST_TO_JUDGE and error > (1 - _LEAST_EXPLAINED) * spread:
-    logging.warning(
-      "generation %d embeds every block: the vectors of generation %d are too "
-      "far from this checkpoint's (mean squared distance %.3g, and these vary "
-      "by %.3g)",
-      step,
-      stored.step,
-      error,
-      spread,
-    )
+  if _is_of_another(stored, left, after, step):
     return everything
   moved = np.zeros(num_blocks)
   if config.by_movement:
@@ -282,6 +272,27 @@ def make_plan(
       drift=tuple(_told(until, one) for until, one in drifts),
     ),
   )
+
+
+def _is_of_another(
+  stored: Stored, left: np.ndarray, after: np.ndarray, step: int
+) -> bool:
+  """Whether the stored vectors say too little of the new ones."""
+  if len(left) < _FEWEST_TO_JUDGE:
+    return False
+  error, spread = np.mean(left**2), np.sum(np.var(after, axis=0))
+  if error <= (1 - _LEAST_EXPLAINED) * spread:
+    return False
+  logging.warning(
+    "generation %d embeds every block: the vectors of generation %d are too "
+    "far from this checkpoint's (mean squared distance %.3g, and these vary "
+    "by %.3g)",
+    step,
+    stored.step,
+    error,
+    spread,
+  )
+  return True
 
 
 def _parts(rows: np.ndarray) -> list[np.ndarray]:

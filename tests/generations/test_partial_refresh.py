@@ -90,7 +90,7 @@ def test_over_many_generations_none_grows_too_old_nor_any_takes_more(
     )
     ages[choice.rows] = 0
     assert ages.max() <= bound
-    # A row more than fits, at the end of those that are due.
+    # More by no more than a row that did not fit in the end before.
     assert costs[choice.rows].sum() <= fraction * costs.sum() + costs.max()
 
 

@@ -55,8 +55,7 @@ def test_rows_are_new_or_as_they_were_and_tell_their_steps():
   ]
   vectors, steps = map(np.concatenate, zip(*parts, strict=True))
   count = plan.record.embedded_blocks
-  # Of those that are due one more than fits.
-  assert plan.embed.sum() == count == _N // 3 + 1
+  assert plan.embed.sum() == count == _N // 3
   assert plan.record.embedded_share == count / _N
   np.testing.assert_array_equal(vectors[plan.embed], new[plan.embed])
   np.testing.assert_array_equal(vectors[~plan.embed], _OLD[~plan.embed])
