@@ -29,6 +29,8 @@ from realm_jax.generations.shared_work import sync
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Younger leftovers may belong to a builder that has not locked them yet.
 _LEFTOVER_SECONDS = 60.0
+# A file beside the directory: not every file system locks directories.
+_LOCK = ".lock"
 
 
 class DiskFullError(ValueError):
@@ -178,14 +180,15 @@ def _publish_by_manifest(
 def _building(directory: Path, step: int) -> Iterator[Path]:
   """A directory of this process's own, locked for as long as it lives."""
   name = f"{layout.BUILDING}{step:08d}-{os.getpid()}-{secrets.token_hex(4)}"
-  built = directory / name
-  built.mkdir()
-  lock = os.open(built, os.O_RDONLY)
+  built, locked = directory / name, directory / f"{name}{_LOCK}"
+  lock = os.open(locked, os.O_RDWR | os.O_CREAT, 0o666)
   try:
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    built.mkdir()
     yield built
   finally:
     shutil.rmtree(built, ignore_errors=True)
+    locked.unlink(missing_ok=True)
     os.close(lock)
 
 
@@ -206,19 +209,22 @@ def remove_leftovers(generations_dir: epath.PathLike) -> None:
   for path in directory.glob(f"{layout.REMOVING}*"):
     shutil.rmtree(path, ignore_errors=True)
   for path in directory.glob(f"{layout.BUILDING}*"):
+    built = directory / path.name.removesuffix(_LOCK)
+    locked = directory / f"{built.name}{_LOCK}"
     try:
       if time.time() - path.stat().st_mtime < _LEFTOVER_SECONDS:
         continue
-      lock = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
       continue
+    lock = os.open(locked, os.O_RDWR | os.O_CREAT, 0o666)
     try:
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
       continue  # Its builder lives.
     else:
-      logging.info("removing %s, whose builder is gone", path)
-      shutil.rmtree(path, ignore_errors=True)
+      logging.info("removing %s, whose builder is gone", built)
+      shutil.rmtree(built, ignore_errors=True)
+      locked.unlink(missing_ok=True)
     finally:
       os.close(lock)
 

@@ -1,6 +1,7 @@
 """The index builder, from checkpoints to generations that a trainer loads."""
 
 import dataclasses
+import errno
 import functools
 import json
 import logging
@@ -20,12 +21,14 @@ import numpy as np
 import pytest
 
 from realm_jax.checkpoints.manager import CheckpointError, CheckpointStore
-from realm_jax.generations import builder, layout
+from realm_jax.generations import builder, embeddings, layout
 from realm_jax.generations import manifest as manifests
 from realm_jax.generations.loaded import load_generation, load_newest
 from realm_jax.generations.making import EmbeddingConfig
 from realm_jax.generations.partial_refresh import PartialRefresh
+from realm_jax.generations.publisher import DiskFullError
 from realm_jax.generations.retrieved import RetrievedBlocks
+from realm_jax.generations.shared_work import SharedWork
 from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.protocol import QueryBatch
@@ -172,6 +175,66 @@ def test_other_settings_or_another_corpus_replace_it(tmp_path, corpus):
   assert _build(tmp_path, edited, index=ScannConfig()) == [500]
   generations_dir = tmp_path / "generations"
   assert load_generation(generations_dir, 500, corpus=edited).num_blocks == 151
+
+
+@pytest.mark.parametrize(
+  "settings, stays",
+  [({}, False), ({"checkpoint_step": 1000}, True), ({"mode": "every"}, True)],
+)
+def test_shards_stay_as_long_as_a_restart_may_use_them(
+  tmp_path, corpus, settings, stays
+):
+  _save(tmp_path, corpus, 500, 1000)
+  shards = tmp_path / "generations" / ".shards-00000500-0123456789abcdef"
+  gone = shards.with_name(".shards-00000300-0123456789abcdef")
+  for path in (shards, gone):
+    path.mkdir(parents=True)
+  assert _build(tmp_path, corpus, **settings) == [1000]
+  assert shards.exists() == stays
+  # Its checkpoint is not there any more.
+  assert not gone.exists()
+
+
+def test_a_full_disk_is_said_while_shards_are_written(tmp_path, corpus):
+  _save(tmp_path, corpus, 500)
+  full = OSError(errno.ENOSPC, "No space left on device")
+  with (
+    mock.patch.object(embeddings, "save_array", side_effect=full),
+    pytest.raises(DiskFullError, match="no room for generation 500"),
+  ):
+    _build(tmp_path, corpus)
+  assert _build(tmp_path, corpus) == [500]
+
+
+def test_a_shard_that_is_damaged_before_publication_is_embedded_again(
+  tmp_path, corpus
+):
+  _save(tmp_path, corpus, 500)
+  place, damaged = SharedWork.place, []
+
+  def place_and_damage(work, directory):
+    stored = place(work, directory)
+    if not damaged:
+      path = directory / stored.shards[1].path
+      data = bytearray(path.read_bytes())
+      data[-1] ^= 1
+      path.write_bytes(data)
+      damaged.append(path.name)
+    return stored
+
+  config = dataclasses.replace(_CONFIG, shard_blocks=50)
+  with mock.patch.object(SharedWork, "place", place_and_damage):
+    assert _build(tmp_path, corpus, config=config) == [500]
+  assert len(damaged) == 1
+  generation = load_newest(tmp_path / "generations", corpus=corpus)
+  rows = np.arange(150)
+  np.testing.assert_allclose(
+    generation.vectors(rows),
+    _embed(
+      corpus, _params(corpus, 500), corpus.gather(rows, 64), "embed_blocks"
+    ),
+    atol=1e-5,
+  )
 
 
 def test_damage_is_mended_by_starting_again(tmp_path, corpus):

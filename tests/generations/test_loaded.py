@@ -135,7 +135,7 @@ def _rewrite(generations_dir, **changes):
 @pytest.mark.parametrize(
   "changes, message",
   [
-    ({"format_version": 2}, "format version 2, and this program reads 1"),
+    ({"format_version": 1}, "format version 1, and this program reads 2"),
     ({"step": 499}, "generation of step 499"),
     ({"num_blocks": 151}, "150 rows for 151 blocks"),
     ({"colour": "red"}, "colour"),
