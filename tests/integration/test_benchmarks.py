@@ -7,8 +7,8 @@ import pytest
 
 from benchmarks import (
   demo_corpus,
+  followed_run,
   own_step,
-  partial_refresh,
   real_text_minilm,
   retrieval_overhead,
   soak,
@@ -67,7 +67,7 @@ def _run_that_turns(num_blocks=60, dim=16):
   def drawn(*shape):
     return {step: rng.standard_normal((*shape, dim)) for step in steps}
 
-  return partial_refresh.Run(
+  return followed_run.Run(
     steps=steps,
     blocks=drawn(num_blocks),
     held_out=drawn(200),
@@ -80,8 +80,8 @@ def _run_that_turns(num_blocks=60, dim=16):
 def test_a_generation_is_in_use_from_when_it_is_done():
   run = _run_that_turns()
   settings = {"config": None, "begin": 0}
-  quick = partial_refresh.follow(run, cadence=10, **settings)
-  slow = partial_refresh.follow(run, cadence=30, **settings)
+  quick = followed_run.follow(run, cadence=10, **settings)
+  slow = followed_run.follow(run, cadence=30, **settings)
   # Made of checkpoint 0 by step 10, and so on: always of the one before; in
   # three times that, of three to five before.
   assert quick["oldest_steps"] == 10
@@ -98,7 +98,7 @@ def test_a_partial_refresh_of_what_does_not_move_finds_all():
     held_out=dict.fromkeys(run.steps, run.held_out[0]),
   )
   config = PartialRefresh(fraction=1 / 3)
-  found = partial_refresh.follow(still, cadence=10, config=config, begin=0)
+  found = followed_run.follow(still, cadence=10, config=config, begin=0)
   assert found["recall_at_8"] == 1.0
   assert 0.3 < found["embedded_share"] < 0.36
 
