@@ -181,8 +181,13 @@ class Embeddings:
       for shard in manifest.embeddings
     ]
     self._starts = _starts(manifest.embeddings)
-    self._shards = manifest.embeddings
-    self._directory = directory
+    # Mapped now: what is staged has no name any more when it is read.
+    self._steps = [
+      _map(directory / shard.steps_path, (shard.rows,), np.dtype(np.int32))
+      if shard.steps_path
+      else np.broadcast_to(np.int32(shard.oldest_step), shard.rows)
+      for shard in manifest.embeddings
+    ]
 
   def __len__(self) -> int:
     return self.shape[0]
@@ -222,20 +227,12 @@ class Embeddings:
     return gathered.reshape(*rows.shape, self.shape[1])
 
   def steps(self, rows: Int[np.ndarray, " n"]) -> Int32[np.ndarray, " n"]:
-    """The checkpoints that the vectors of some rows were embedded with.
-
-    Raises:
-      GenerationError: a file is not what the manifest says.
-    """
+    """The checkpoints that the vectors of some rows were embedded with."""
     steps = np.empty(len(rows), np.int32)
     of = np.searchsorted(self._starts, rows, side="right") - 1
     for shard in np.unique(of):
-      here, record = of == shard, self._shards[shard]
-      steps[here] = record.oldest_step
-      if record.steps_path:
-        path = self._directory / record.steps_path
-        mapped = _map(path, (record.rows,), np.dtype(np.int32))
-        steps[here] = mapped[rows[here] - self._starts[shard]]
+      here = of == shard
+      steps[here] = self._steps[shard][rows[here] - self._starts[shard]]
     return steps
 
 

@@ -359,6 +359,28 @@ def test_another_version_of_the_corpus_embeds_what_is_new_in_it(
   assert (steps[150:] == 500).all() and (steps[:150] == 0).sum() > 60
 
 
+def test_without_rename_a_builder_works_in_a_scratch_of_its_own(
+  tmp_path, corpus
+):
+  params = _nearby(tmp_path, corpus, 0, 500)
+  generations_dir = tmp_path / "generations"
+  with mock.patch.object(layout, "is_remote", return_value=True):
+    for step in (0, 500):
+      _build(tmp_path, corpus, partial=_PARTIAL, checkpoint_step=step)
+    generation = load_newest(generations_dir, corpus=corpus)
+  assert not list(generations_dir.glob(".*"))
+  assert generation.manifest.folder.startswith("build-")
+  assert generation.manifest.partial.base == 0
+  rows = np.arange(150)
+  steps = generation.embeddings.steps(rows)
+  for step, its in params.items():
+    np.testing.assert_allclose(
+      generation.vectors(rows[steps == step]),
+      _embedded_with(corpus, its)[steps == step],
+      atol=1e-5,
+    )
+
+
 def test_a_checkpoint_of_another_model_is_refused(tmp_path, corpus):
   _save(tmp_path, corpus, 500)
   with pytest.raises(CheckpointError, match="does not fit this model"):
