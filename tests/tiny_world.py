@@ -196,7 +196,7 @@ class World:
       index=index or ExactConfig(),
       config=EmbeddingConfig(
         tokens_per_batch=512,
-        length_step=BLOCK_LENGTH,
+        num_lengths=1,
         query_length=QUERY_LENGTH,
         recall_queries=8,
         recall_at=(4,),

@@ -8,8 +8,8 @@ that nothing is embedded again.
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Iterable, Iterator, Sized
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -154,15 +154,16 @@ def import_index(
       Corpus.open(corpus_dir), retriever, index=index, config=config, mesh=mesh
     )
     generations_dir = epath.Path(model_dir) / layout.FOLDER
+    params = jax.device_put(params, rules.replicated(mesh))
+
+    def write(directory: Path) -> Manifest:
+      stored = maker.store(directory, released.vectors, step=_STEP)
+      return maker.write(directory, step=_STEP, params=params, stored=stored)
+
     publish(
       generations_dir,
       _STEP,
-      functools.partial(
-        maker.write,
-        step=_STEP,
-        params=jax.device_put(params, rules.replicated(mesh)),
-        vectors=released.vectors,
-      ),
+      write,
       # Another's vectors may stand there.
       replaces=lambda manifest: True,
     )

@@ -1,15 +1,17 @@
 """The index builder: follows checkpoints and publishes generations.
 
 It shares files with the trainer and nothing else; either may die, start again
-or run elsewhere.
+or run elsewhere. Several builders of one run share the work.
 """
 
 import contextlib
 import functools
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import jax
 from absl import logging
 from etils import epath
 
@@ -20,16 +22,17 @@ from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations import layout
 from realm_jax.generations import manifest as manifests
+from realm_jax.generations.building import GenerationBuilder
 from realm_jax.generations.making import EmbeddingConfig, GenerationMaker
 from realm_jax.generations.manifest import GenerationError
 from realm_jax.generations.named import NamedGenerations
+from realm_jax.generations.partial_refresh import PartialRefresh
 from realm_jax.generations.publisher import (
   DiskFullError,
   prune,
-  publish,
   remove_damaged,
 )
-from realm_jax.indexes.protocol import IndexConfig
+from realm_jax.indexes.protocol import IndexConfig, RecallError
 from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning.mesh import make_mesh
 
@@ -51,6 +54,7 @@ def build_index(
   retriever: Retriever,
   index: IndexConfig,
   config: EmbeddingConfig | None = None,
+  partial: PartialRefresh | None = None,
   mode: str = "newest",
   once: bool = False,
   keep_generations: int = 3,
@@ -73,6 +77,7 @@ def build_index(
     retriever: the towers.
     index: the search structure.
     config: how to embed.
+    partial: how much to embed anew of each generation; None is everything.
     mode: `newest` goes from the newest checkpoint to the newest; `every`
       skips none, for a trainer that waits for them.
     once: make one generation and return: the newest checkpoint's, or first the
@@ -90,6 +95,8 @@ def build_index(
     DiskFullError: with `once`, there is no room.
     CheckpointError: a checkpoint does not fit this model, or that of
       `checkpoint_step` is gone.
+    RecallError: with `once` or in the mode `every`, an index finds less than
+      its settings want; otherwise the next checkpoint is waited for.
   """
   if mode not in MODES:
     raise ValueError(f"mode={mode!r}; want one of {', '.join(MODES)}")
@@ -111,26 +118,46 @@ def build_index(
     retriever=retriever,
     index=index,
     config=config,
-    mesh=make_mesh(),
+    mesh=make_mesh(devices=jax.local_devices()),
+  )
+  new_builder = functools.partial(
+    GenerationBuilder,
+    model_dir=model_dir,
+    generations_dir=generations_dir,
+    partial=partial,
   )
   maker = new_maker(corpus)
+  builder = new_builder(maker)
   every = mode == "every" and not once
   store = CheckpointStore(model_dir)
   named = NamedGenerations(store)
   published: list[int] = []
+  below: set[int] = set()
   remove_damaged(generations_dir)
+
+  def is_of_use(step: int) -> bool:
+    """Whether shards of a step may still become a generation."""
+    steps = store.steps()
+    wanted = {*steps[-1:], *named.by(steps[-1:])}
+    if mode == "every" or checkpoint_step is not None:
+      wanted.update(steps)
+    return step in wanted.intersection(steps) - _standing(
+      generations_dir, maker, () if every else steps[-1:]
+    )
+
   with stop_on_sigterm() as stop, contextlib.closing(store):
     waiting = _Waiting(store)
     while not stop.is_set():
       if (newest := _newest_version(maker.corpus)) is not maker.corpus:
         maker = new_maker(newest)
+        builder = new_builder(maker)
       steps = store.steps()
       if checkpoint_step is not None:
         steps = _only(checkpoint_step, steps, store)
       renewed = () if every else steps[-1:]
       step = next_step(
         steps,
-        standing=_standing(generations_dir, maker, renewed),
+        standing=_standing(generations_dir, maker, renewed) | below,
         needed=named.by(steps[-1:]),
         every=every,
       )
@@ -142,15 +169,21 @@ def build_index(
         logging.info("the generation of step %d stands already", steps[-1])
         return published
       try:
-        if _build_one(
-          maker,
-          store,
-          generations_dir,
+        params = _restored(maker, store, step)
+        if params is not None and _build_one(
+          builder,
           step,
-          is_renewed=step in renewed,
+          params,
+          is_of_use,
+          any_version=step not in renewed,
           stop=stop,
         ):
           published.append(step)
+      except RecallError as error:
+        if once or every:
+          raise
+        below.add(step)
+        logging.error("generation %d is not published: %s", step, error)
       except DiskFullError as error:
         if once:
           raise
@@ -204,13 +237,26 @@ def _only(step: int, steps: Sequence[int], store: CheckpointStore) -> list[int]:
   return [step] if step in steps else []
 
 
+def _restored(maker: GenerationMaker, store: CheckpointStore, step: int) -> Any:
+  """The retriever of a checkpoint; None where that was removed meanwhile."""
+  try:
+    like = {"retriever": maker.abstract_params()}
+    require_vocabulary(store, step, maker.vocabulary)
+    return store.restore(step, items=("retriever",), like=like)["retriever"]
+  except (ValueError, OSError) as error:
+    if not _is_removed(store, step):
+      raise
+    logging.warning("checkpoint %d was removed meanwhile (%s)", step, error)
+    return None
+
+
 def _build_one(
-  maker: GenerationMaker,
-  store: CheckpointStore,
-  generations_dir: epath.Path,
+  builder: GenerationBuilder,
   step: int,
+  params: Any,
+  is_of_use: Callable[[int], bool],
   *,
-  is_renewed: bool,
+  any_version: bool,
   stop: threading.Event,
 ) -> bool:
   """Builds and publishes; False where there was nothing left to do."""
@@ -222,32 +268,22 @@ def _build_one(
   logging.info(
     "building the generation of step %d on version %d of the corpus",
     step,
-    maker.corpus.version,
+    builder.maker.corpus.version,
   )
-  try:
-    like = {"retriever": maker.abstract_params()}
-    require_vocabulary(store, step, maker.vocabulary)
-    params = store.restore(step, items=("retriever",), like=like)["retriever"]
-  except (ValueError, OSError) as error:
-    if not _is_removed(store, step):
-      raise
-    logging.warning("checkpoint %d was removed meanwhile (%s)", step, error)
+  if not builder.build(
+    step, params, check=check, is_of_use=is_of_use, any_version=any_version
+  ):
+    logging.info("generation %d was published by another builder", step)
     return False
-  done = publish(
-    generations_dir,
-    step,
-    functools.partial(maker.write, step=step, params=params, check=check),
-    replaces=functools.partial(maker.replaces, any_version=not is_renewed),
-  )
-  if not done:
-    logging.info("another builder published generation %d first", step)
-    return False
-  manifest = manifests.read(layout.path_of(generations_dir, step))
+  manifest = manifests.read(layout.path_of(builder.directory, step))
   logging.info(
-    "published generation %d: %d blocks, embedded in %.1f s, %s built in "
-    "%.1f s, recall %s",
+    "published generation %d: %d blocks, %s in %.1f s, %s built in %.1f s, "
+    "recall %s",
     step,
     manifest.num_blocks,
+    "embedded"
+    if manifest.partial is None
+    else f"{manifest.partial.embedded_blocks} embedded anew",
     manifest.embed_seconds,
     manifest.index_kind,
     manifest.build_seconds,

@@ -1,12 +1,12 @@
 """The vectors of a generation: files of rows, memory-mapped."""
 
-import os
+import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
-from jaxtyping import Float, Float32, Int
+from jaxtyping import Float, Float32, Int, Int32
 
 from realm_jax.console.counter import Counter
 from realm_jax.generations.manifest import (
@@ -16,121 +16,150 @@ from realm_jax.generations.manifest import (
 )
 from realm_jax.indexes.protocol import Rows
 
-_ROWS_PER_COPY = 1 << 16
 DTYPES = {
   "float32": np.dtype(np.float32),
   "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
+# A file's vectors are in memory while they are embedded.
+_MAX_SHARD_BYTES = 1 << 28
 
 
-class EmbeddingsWriter:
-  """New files of vectors, into which rows are written in any order.
+@dataclasses.dataclass(frozen=True)
+class ShardLayout:
+  """How vectors are cut into files of consecutive rows.
 
-  The disk space is claimed first: a memory-mapped write to a full disk would
-  end the process with a signal instead of an error.
-
-  Args:
-    directory: where the files go.
+  Attributes:
     num_blocks: rows of all files together.
     dim: of the vectors.
-    dtype: `float32` or `bfloat16`.
-    shard_bytes: files hold about this much.
-
-  Raises:
-    OSError: the disk is full.
+    dtype: of the stored vectors, `float32` or `bfloat16`.
+    rows_per_shard: of all files but the last.
   """
 
-  def __init__(
-    self,
-    directory: Path,
-    *,
-    num_blocks: int,
-    dim: int,
-    dtype: str = "float32",
-    shard_bytes: int = 1 << 30,
-  ):
-    if dtype not in DTYPES:
-      raise ValueError(f"dtype={dtype!r}; want one of {', '.join(DTYPES)}")
-    self.shape = (num_blocks, dim)
-    row_bytes = dim * DTYPES[dtype].itemsize
-    rows = max(1, shard_bytes // row_bytes)
-    count = max(1, -(-num_blocks // rows))
-    rows = -(-num_blocks // count)
-    self._rows_per_shard = rows
-    self._maps = []
-    shards = []
-    for i in range(count):
-      name = f"embeddings-{i:05d}-of-{count:05d}.npy"
-      here = min(rows, num_blocks - i * rows)
-      _claim(directory / name, here * row_bytes + 4096)
-      self._maps.append(
-        np.lib.format.open_memmap(
-          directory / name, mode="w+", dtype=DTYPES[dtype], shape=(here, dim)
-        )
-      )
-      shards.append(EmbeddingsShard(name, here))
-    self.shards = tuple(shards)
+  num_blocks: int
+  dim: int
+  dtype: str
+  rows_per_shard: int
 
-  def write(
-    self, rows: Int[np.ndarray, " n"], vectors: Float[np.ndarray, "n d"]
-  ) -> None:
-    """Puts vectors in their rows.
+  @classmethod
+  def of(
+    cls, num_blocks: int, dim: int, *, dtype: str, most_rows: int
+  ) -> "ShardLayout":
+    """Files of about the same size, none of more than `most_rows`.
 
     Raises:
-      GenerationError: a vector is not finite.
+      ValueError: an unknown dtype, or no row a file.
     """
-    if not np.isfinite(vectors).all():
-      bad = int(rows[~np.isfinite(vectors).all(axis=1)][0])
-      raise GenerationError(
-        f"the vector of block {bad} is not finite; the checkpoint is broken"
-      )
-    shards = rows // self._rows_per_shard
-    for shard in np.unique(shards):
-      here = shards == shard
-      local = rows[here] - shard * self._rows_per_shard
-      self._maps[shard][local] = vectors[here]
+    if dtype not in DTYPES:
+      raise ValueError(f"dtype={dtype!r}; want one of {', '.join(DTYPES)}")
+    if most_rows < 1:
+      raise ValueError(f"shard_blocks={most_rows}; want at least 1 a file")
+    row_bytes = dim * DTYPES[dtype].itemsize
+    most = max(1, min(most_rows, _MAX_SHARD_BYTES // row_bytes))
+    count = max(1, -(-num_blocks // most))
+    return cls(num_blocks, dim, dtype, max(1, -(-num_blocks // count)))
 
-  def close(self) -> None:
-    """Writes everything out; the caller makes it durable."""
-    for shard in self._maps:
-      shard.flush()
-    self._maps = []
+  def __len__(self) -> int:
+    return max(1, -(-self.num_blocks // self.rows_per_shard))
+
+  def rows(self, shard: int) -> Int[np.ndarray, " n"]:
+    """The rows of a file."""
+    start = shard * self.rows_per_shard
+    stop = min(start + self.rows_per_shard, self.num_blocks)
+    return np.arange(start, stop)
+
+  def name(self, shard: int) -> str:
+    """The name of a file of vectors."""
+    return f"embeddings-{shard:05d}-of-{len(self):05d}.npy"
+
+  def steps_name(self, shard: int) -> str:
+    """The name of the file of the steps that its vectors are of."""
+    return f"steps-{shard:05d}-of-{len(self):05d}.npy"
+
+
+def save_array(path: Path, array: np.ndarray) -> None:
+  """Writes a `.npy`; numpy's own would not say that the disk is full."""
+  header = np.lib.format.header_data_from_array_1_0(array)
+  with path.open("wb") as file:
+    np.lib.format.write_array_header_1_0(file, header)
+    file.write(np.ascontiguousarray(array).view(np.uint8).data)
+
+
+def write_shard(
+  directory: Path,
+  layout: ShardLayout,
+  shard: int,
+  vectors: Float[np.ndarray, "n d"],
+  steps: Int[np.ndarray, " n"],
+) -> EmbeddingsShard:
+  """Writes the files of one shard; the caller makes them durable.
+
+  Args:
+    directory: where they go.
+    layout: which rows they hold.
+    shard: which of its files.
+    vectors: of those rows.
+    steps: the checkpoints that these were embedded with.
+
+  Raises:
+    GenerationError: a vector is not finite.
+    OSError: the disk is full.
+  """
+  finite = np.isfinite(vectors).all(axis=1)
+  if not finite.all():
+    row = int(layout.rows(shard)[~finite][0])
+    raise GenerationError(
+      f"the vector of block {row} is not finite; the checkpoint is broken"
+    )
+  save_array(
+    directory / layout.name(shard), vectors.astype(DTYPES[layout.dtype])
+  )
+  oldest, newest = int(steps.min()), int(steps.max())
+  steps_path = ""
+  if oldest != newest:
+    steps_path = layout.steps_name(shard)
+    save_array(directory / steps_path, steps.astype(np.int32))
+  return EmbeddingsShard(
+    layout.name(shard), len(vectors), oldest, newest, steps_path
+  )
 
 
 def copy(
   vectors: Rows,
-  writer: EmbeddingsWriter,
+  directory: Path,
+  layout: ShardLayout,
   *,
+  step: int,
   check: Callable[[], None] = lambda: None,
-) -> None:
-  """Writes vectors that are known already, a slice in memory at a time.
+) -> tuple[EmbeddingsShard, ...]:
+  """Writes vectors that are known already, a file's in memory at a time.
 
   Args:
     vectors: in row order.
-    writer: takes as many, of the same dimension.
-    check: called at every slice; what it raises ends the work.
+    directory: where the files go.
+    layout: of as many, of the same dimension.
+    step: the checkpoint that they are of.
+    check: called at every file; what it raises ends the work.
 
   Raises:
     GenerationError: there are more or fewer vectors, they are of another
       dimension, or one is not finite.
   """
-  if tuple(vectors.shape) != writer.shape:
+  if tuple(vectors.shape) != (layout.num_blocks, layout.dim):
     raise GenerationError(
-      f"vectors of shape {list(vectors.shape)} for {writer.shape[0]} blocks "
-      f"and a retriever of {writer.shape[1]} dimensions; want one for each "
+      f"vectors of shape {list(vectors.shape)} for {layout.num_blocks} blocks "
+      f"and a retriever of {layout.dim} dimensions; want one for each "
       "block, of the retriever's dimension"
     )
-  with Counter("vectors copied", total=vectors.shape[0]) as progress:
-    for start in range(0, vectors.shape[0], _ROWS_PER_COPY):
+  shards = []
+  with Counter("vectors copied", total=layout.num_blocks) as progress:
+    for shard in range(len(layout)):
       check()
-      part = vectors[start : start + _ROWS_PER_COPY]
-      writer.write(np.arange(start, start + len(part)), part)
+      rows = layout.rows(shard)
+      part = np.asarray(vectors[int(rows[0]) : int(rows[-1]) + 1])
+      steps = np.full(len(part), step)
+      shards.append(write_shard(directory, layout, shard, part, steps))
       progress.advance(len(part))
-
-
-def _claim(path: Path, size: int) -> None:
-  with open(path, "xb") as file:
-    os.posix_fallocate(file.fileno(), 0, size)
+  return tuple(shards)
 
 
 class Embeddings:
@@ -152,6 +181,13 @@ class Embeddings:
       for shard in manifest.embeddings
     ]
     self._starts = _starts(manifest.embeddings)
+    # Mapped now: what is staged has no name any more when it is read.
+    self._steps = [
+      _map(directory / shard.steps_path, (shard.rows,), np.dtype(np.int32))
+      if shard.steps_path
+      else np.broadcast_to(np.int32(shard.oldest_step), shard.rows)
+      for shard in manifest.embeddings
+    ]
 
   def __len__(self) -> int:
     return self.shape[0]
@@ -190,18 +226,25 @@ class Embeddings:
       gathered[here] = self._maps[shard][flat[here] - self._starts[shard]]
     return gathered.reshape(*rows.shape, self.shape[1])
 
+  def steps(self, rows: Int[np.ndarray, " n"]) -> Int32[np.ndarray, " n"]:
+    """The checkpoints that the vectors of some rows were embedded with."""
+    steps = np.empty(len(rows), np.int32)
+    of = np.searchsorted(self._starts, rows, side="right") - 1
+    for shard in np.unique(of):
+      here = of == shard
+      steps[here] = self._steps[shard][rows[here] - self._starts[shard]]
+    return steps
+
 
 def _starts(shards: Sequence[EmbeddingsShard]) -> np.ndarray:
   return np.cumsum([0] + [shard.rows for shard in shards])[:-1]
 
 
-def _map(path: Path, shape: tuple[int, int], dtype: np.dtype) -> np.ndarray:
+def _map(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
   try:
     mapped = np.load(path, mmap_mode="r", allow_pickle=False)
   except (ValueError, EOFError, OSError) as error:
-    raise GenerationError(
-      f"{path} is not an array of vectors: {error}"
-    ) from error
+    raise GenerationError(f"{path} is not an array: {error}") from error
   if mapped.dtype != dtype and mapped.dtype.itemsize == dtype.itemsize:
     # The file format has no name for bfloat16: it comes back as plain bytes.
     mapped = mapped.view(dtype)

@@ -1,6 +1,7 @@
 """Where generations lie, and which of them are published.
 
 generations/00000500/manifest.json   a published generation
+generations/.shards-00000500-…       vectors that builders are at together
 generations/.tmp-00000500-…          one that is being built
 generations/.trash-…                 one that is being removed
 generations/leases/…                 who has which loaded
@@ -13,6 +14,7 @@ from etils import epath
 FOLDER = "generations"
 MANIFEST = "manifest.json"
 LEASES = "leases"
+SHARING = ".shards-"
 BUILDING = ".tmp-"
 REMOVING = ".trash-"
 

@@ -21,6 +21,7 @@ from realm_jax.generations.embeddings import Embeddings
 from realm_jax.generations.manifest import GenerationError, Manifest
 from realm_jax.indexes.protocol import (
   Blocks,
+  BuildOptions,
   Index,
   IndexConfig,
   IndexLoadError,
@@ -47,6 +48,11 @@ class Generation:
   index: Index
   query_params: Any
   embeddings: Embeddings
+
+  @property
+  def oldest_step(self) -> int:
+    """The checkpoint that its oldest vector was embedded with."""
+    return self.manifest.oldest_step
 
   @property
   def num_blocks(self) -> int:
@@ -124,7 +130,7 @@ def load_generation(
       except (IndexKindError, IndexLoadError) as error:
         raise GenerationError(f"{directory}: {error}") from error
     else:
-      built = index.build(blocks, mesh=mesh)
+      built = index.build(blocks, BuildOptions(mesh=mesh))
     return Generation(
       step=step,
       manifest=manifest,

@@ -13,7 +13,7 @@ from etils import epath
 
 from realm_jax.generations import layout
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _CHUNK_BYTES = 1 << 22
 _SEAL = "manifest_sha256"
 
@@ -33,10 +33,56 @@ class FileRecord:
 
 @dataclasses.dataclass(frozen=True)
 class EmbeddingsShard:
-  """Consecutive rows in one file."""
+  """Consecutive rows in one file.
+
+  Attributes:
+    path: of the vectors.
+    rows: how many there are.
+    oldest_step: the checkpoint that the oldest vector was embedded with, …
+    newest_step: … and the newest.
+    steps_path: each row's step, int32; empty where all are of one.
+  """
 
   path: str
   rows: int
+  oldest_step: int
+  newest_step: int
+  steps_path: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class PartialRecord:
+  """How a generation came from an earlier one that was not embedded anew.
+
+  Attributes:
+    base: the step of the generation that the other vectors were taken from.
+    partials: how many in a row were made like this, with this one.
+    embedded_blocks: how many blocks were embedded, the sample among them.
+    embedded_share: of the tokens of a full embedding.
+    new_blocks: those that the base did not have, or had with another text.
+    due_blocks: those embedded for their age.
+    sample_blocks: drawn to see what moved.
+    drift: for each age, the steps it spans, `pairs` fitted on, and the mean
+      squared error of the stored vectors on pairs left out of the fit, as
+      they were (`stored`) and `corrected`; `is_used` where that was better.
+  """
+
+  base: int
+  partials: int
+  embedded_blocks: int
+  embedded_share: float
+  new_blocks: int
+  due_blocks: int
+  sample_blocks: int
+  drift: tuple[dict[str, Any], ...] = ()
+
+
+def partial_from(values: dict[str, Any] | None) -> PartialRecord | None:
+  """The record as it was before it became JSON."""
+  if values is None:
+    return None
+  given: dict[str, Any] = {**values, "drift": tuple(values["drift"])}
+  return PartialRecord(**given)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +104,12 @@ class Manifest:
     embed_seconds: spent embedding the corpus.
     build_seconds: spent building the search structure.
     embeddings: the files of vectors, in row order.
+    model: a checksum of what the vectors are made with, but for the values of
+      parameters; empty where they came from elsewhere.
+    partial: where some vectors are an earlier generation's.
+    block_keys: a file of checksums of the blocks' tokens, by which the next
+      generation knows them in another version of the corpus; may be empty.
+    index_report: what the index's building chose and measured.
     files: every file but the manifest, relative to `folder`.
     folder: where they lie below the generation's directory; a builder on an
       object store writes to a folder of its own, so that two never mix.
@@ -77,10 +129,19 @@ class Manifest:
   embed_seconds: float
   build_seconds: float
   embeddings: tuple[EmbeddingsShard, ...]
+  model: str = ""
+  partial: PartialRecord | None = None
+  block_keys: str = ""
+  index_report: dict[str, Any] = dataclasses.field(default_factory=dict)
   files: tuple[FileRecord, ...] = ()
   folder: str = "."
   created: str = ""
   format_version: int = FORMAT_VERSION
+
+  @property
+  def oldest_step(self) -> int:
+    """The checkpoint that the oldest vector was embedded with."""
+    return min(shard.oldest_step for shard in self.embeddings)
 
   def to_json(self) -> str:
     """The manifest as it lies on disk."""
@@ -91,6 +152,18 @@ def sealed(values: Mapping[str, Any]) -> str:
   """A manifest's values as JSON, with a checksum of their own."""
   values = {**values, _SEAL: _seal(values)}
   return json.dumps(values, indent=2) + "\n"
+
+
+def unsealed(text: str) -> dict[str, Any]:
+  """The values that `sealed` wrote.
+
+  Raises:
+    ValueError, KeyError: the text is damaged.
+  """
+  values = json.loads(text)
+  if values.pop(_SEAL) != _seal(values):
+    raise ValueError("it does not match its own checksum")
+  return values
 
 
 def _seal(values: Mapping[str, Any]) -> str:
@@ -125,6 +198,7 @@ def from_json(text: str, *, where: str) -> Manifest:
       manifest,
       embeddings=tuple(EmbeddingsShard(**s) for s in values["embeddings"]),
       files=tuple(FileRecord(**f) for f in values["files"]),
+      partial=partial_from(values["partial"]),
     )
     _require_plausible(manifest)
   except (TypeError, KeyError, ValueError) as error:
@@ -146,8 +220,17 @@ def _require_plausible(manifest: Manifest) -> None:
     if path.startswith("/") or ".." in path.split("/"):
       raise ValueError(f"path {path!r} leads outside the generation")
   known = {file.path for file in manifest.files}
-  if missing := [s.path for s in manifest.embeddings if s.path not in known]:
+  named = [s.path for s in manifest.embeddings]
+  named += [s.steps_path for s in manifest.embeddings if s.steps_path]
+  named += [manifest.block_keys] if manifest.block_keys else []
+  if missing := [path for path in named if path not in known]:
     raise ValueError(f"its files lack {missing[0]}")
+  for shard in manifest.embeddings:
+    if not shard.oldest_step <= shard.newest_step <= manifest.step:
+      raise ValueError(
+        f"{shard.path} is of steps {shard.oldest_step} … {shard.newest_step} "
+        f"in a generation of step {manifest.step}"
+      )
 
 
 def read(directory: epath.PathLike) -> Manifest:

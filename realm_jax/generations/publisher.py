@@ -24,14 +24,43 @@ from realm_jax.generations import layout
 from realm_jax.generations import manifest as manifests
 from realm_jax.generations.leases import leased_steps
 from realm_jax.generations.manifest import GenerationError, Manifest
+from realm_jax.generations.shared_work import sync
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Younger leftovers may belong to a builder that has not locked them yet.
 _LEFTOVER_SECONDS = 60.0
+# A file beside the directory: not every file system locks directories.
+_LOCK = ".lock"
 
 
 class DiskFullError(ValueError):
   """A generation for which there is no room."""
+
+
+class DamagedFileError(GenerationError):
+  """A file that is not what it was when it was made; `path` is its name."""
+
+  def __init__(self, path: str):
+    super().__init__(f"{path} has changed since it was written")
+    self.path = path
+
+
+@contextlib.contextmanager
+def room_for(generations_dir: epath.PathLike, step: int) -> Iterator[None]:
+  """Says that the disk is full in the words of a person.
+
+  Raises:
+    DiskFullError: there is no room; nothing that is published has changed.
+  """
+  try:
+    yield
+  except OSError as error:
+    if error.errno not in _DISK_FULL:
+      raise
+    raise DiskFullError(
+      f"no room for generation {step} in {generations_dir} ({error.strerror}); "
+      "free some space or keep fewer generations. Those published are untouched"
+    ) from error
 
 
 def publish(
@@ -48,7 +77,8 @@ def publish(
     generations_dir: where generations lie; local or on an object store.
     step: the checkpoint's.
     write: fills an empty local directory with everything but the manifest,
-      and returns the manifest without its `files`.
+      and returns the manifest; `files` need not be there, and those that are
+      are held against what was written.
     replaces: whether a valid generation of this step, published earlier or by
       another builder meanwhile, should give way. A damaged one always does.
     atomic_rename: whether the directory's file system can rename a folder;
@@ -59,11 +89,12 @@ def publish(
 
   Raises:
     DiskFullError: there is no room; nothing has changed.
+    DamagedFileError: a file is not what `write` says.
   """
   directory = epath.Path(generations_dir)
   if atomic_rename is None:
     atomic_rename = not layout.is_remote(directory)
-  try:
+  with room_for(directory, step):
     directory.mkdir(parents=True, exist_ok=True)
     if not atomic_rename:
       return _publish_by_manifest(directory, step, write, replaces)
@@ -72,13 +103,6 @@ def publish(
       _finish(built, write(built))
       with _committing(Path(directory)):
         return _commit(built, layout.path_of(directory, step), replaces)
-  except OSError as error:
-    if error.errno not in _DISK_FULL:
-      raise
-    raise DiskFullError(
-      f"no room for generation {step} in {directory} ({error.strerror}); free "
-      "some space or keep fewer generations. Those published are untouched"
-    ) from error
 
 
 def _finish(built: Path, manifest: Manifest) -> Manifest:
@@ -87,17 +111,21 @@ def _finish(built: Path, manifest: Manifest) -> Manifest:
     str(path.relative_to(built)) for path in built.rglob("*") if path.is_file()
   )
   for path in paths:
-    _sync(built / path)
+    sync(built / path)
+  files = manifests.records_of(built, paths)
+  for file in manifest.files:
+    if file not in files:
+      raise DamagedFileError(file.path)
   manifest = dataclasses.replace(
     manifest,
-    files=manifests.records_of(built, paths),
+    files=files,
     created=manifests.now(),
   )
   (built / layout.MANIFEST).write_text(manifest.to_json())
-  _sync(built / layout.MANIFEST)
+  sync(built / layout.MANIFEST)
   for path in (built, *built.rglob("*")):
     if path.is_dir():
-      _sync(path)
+      sync(path)
   return manifest
 
 
@@ -107,17 +135,15 @@ def _commit(
   """Renames into place; the caller keeps other builders out."""
   target = Path(published)
   if target.exists():
-    if _stands(published, replaces):
+    if stands(published, replaces):
       return False
     _remove(published)
   os.rename(built, target)
-  _sync(target.parent)
+  sync(target.parent)
   return True
 
 
-def _stands(
-  published: epath.Path, replaces: Callable[[Manifest], bool]
-) -> bool:
+def stands(published: epath.Path, replaces: Callable[[Manifest], bool]) -> bool:
   """Whether what is published there is sound and should stay."""
   try:
     manifest = manifests.read(published)
@@ -138,7 +164,7 @@ def _publish_by_manifest(
   with tempfile.TemporaryDirectory(prefix=layout.BUILDING) as scratch:
     built = Path(scratch)
     manifest = _finish(built, write(built))
-    if (published / layout.MANIFEST).exists() and _stands(published, replaces):
+    if (published / layout.MANIFEST).exists() and stands(published, replaces):
       return False
     folder = f"build-{secrets.token_hex(6)}"
     for file in manifest.files:
@@ -154,14 +180,15 @@ def _publish_by_manifest(
 def _building(directory: Path, step: int) -> Iterator[Path]:
   """A directory of this process's own, locked for as long as it lives."""
   name = f"{layout.BUILDING}{step:08d}-{os.getpid()}-{secrets.token_hex(4)}"
-  built = directory / name
-  built.mkdir()
-  lock = os.open(built, os.O_RDONLY)
+  built, locked = directory / name, directory / f"{name}{_LOCK}"
+  lock = os.open(locked, os.O_RDWR | os.O_CREAT, 0o666)
   try:
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    built.mkdir()
     yield built
   finally:
     shutil.rmtree(built, ignore_errors=True)
+    locked.unlink(missing_ok=True)
     os.close(lock)
 
 
@@ -182,19 +209,22 @@ def remove_leftovers(generations_dir: epath.PathLike) -> None:
   for path in directory.glob(f"{layout.REMOVING}*"):
     shutil.rmtree(path, ignore_errors=True)
   for path in directory.glob(f"{layout.BUILDING}*"):
+    built = directory / path.name.removesuffix(_LOCK)
+    locked = directory / f"{built.name}{_LOCK}"
     try:
       if time.time() - path.stat().st_mtime < _LEFTOVER_SECONDS:
         continue
-      lock = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
       continue
+    lock = os.open(locked, os.O_RDWR | os.O_CREAT, 0o666)
     try:
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
       continue  # Its builder lives.
     else:
-      logging.info("removing %s, whose builder is gone", path)
-      shutil.rmtree(path, ignore_errors=True)
+      logging.info("removing %s, whose builder is gone", built)
+      shutil.rmtree(built, ignore_errors=True)
+      locked.unlink(missing_ok=True)
     finally:
       os.close(lock)
 
@@ -277,11 +307,3 @@ def _remove(path: epath.Path) -> None:
   except FileNotFoundError:
     return  # Another builder removed it.
   shutil.rmtree(trash, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-  descriptor = os.open(path, os.O_RDONLY)
-  try:
-    os.fsync(descriptor)
-  finally:
-    os.close(descriptor)

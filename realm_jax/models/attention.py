@@ -28,7 +28,8 @@ def attend(
   """softmax(query · key + mask), dropped out, times value.
 
   Args:
-    query: scaled by one over the square root of d already.
+    query: of each row's first q tokens; scaled by one over the square root
+      of d already.
     key: in the same rows.
     value: in the same rows.
     sequence: which sequence of its row a token belongs to; each attends to
@@ -49,7 +50,8 @@ def _forward(
   scores = jnp.einsum(
     "rqhd,rkhd->rhqk", query, key, preferred_element_type=jnp.float32
   )
-  attends = sequence[:, None, :, None] == sequence[:, None, None, :]
+  of_query = sequence[:, : query.shape[1]]
+  attends = of_query[:, None, :, None] == sequence[:, None, None, :]
   scores += jnp.where(attends, 0.0, mask_value)
   softmax = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
   weights = drop(softmax, rows, columns, dropout_rate)

@@ -137,30 +137,39 @@ class ActivatedDense(nn.Module):
 
 
 class SelfAttention(nn.Module):
-  """Each token attends to the tokens of its own sequence."""
+  """Each token attends to the tokens of its own sequence.
+
+  Queries are those of each row's first few tokens, or of all.
+  """
 
   config: BertConfig
 
   @nn.compact
   def __call__(
-    self, hidden: Float[Array, "n d"], sequences: Sequences, *, train
-  ) -> Float[Array, "n d"]:
+    self,
+    hidden: Float[Array, "n d"],
+    first: Float[Array, "m d"],
+    sequences: Sequences,
+    *,
+    train,
+  ) -> Float[Array, "m d"]:
     config = self.config
-    rows, length = sequences.token_ids.shape
+    rows = len(sequences.token_ids)
     heads = config.num_heads
     head_size = config.hidden_size // heads
 
-    def project(name):
-      out = dense(config, config.hidden_size, ("embed", "heads"), name)(hidden)
-      return out.reshape(rows, length, heads, head_size)
+    def project(name, x):
+      out = dense(config, config.hidden_size, ("embed", "heads"), name)(x)
+      return out.reshape(rows, -1, heads, head_size)
 
     rate = config.dropout_rate if train else 0.0
-    tokens = sequences.dropout_keys[:, None, :, None]
+    num_queries = len(first) // rows
+    tokens = sequences.dropout_keys[:, None, :num_queries, None]
     head = jnp.arange(heads).reshape(1, heads, 1, 1) * config.max_positions
     context = attend(
-      project("query") * jnp.asarray(head_size**-0.5, config.dtype),
-      project("key"),
-      project("value"),
+      project("query", first) * jnp.asarray(head_size**-0.5, config.dtype),
+      project("key", hidden),
+      project("value", hidden),
       sequences.sequence,
       hashed(self, tokens) if rate else tokens,
       (head + sequences.position[:, None, None, :]).astype(jnp.uint32),
@@ -184,19 +193,29 @@ class BertLayer(nn.Module):
 
   @nn.compact
   def __call__(
-    self, hidden: Float[Array, "n d"], sequences: Sequences, *, train
-  ) -> Float[Array, "n d"]:
+    self,
+    hidden: Float[Array, "n d"],
+    sequences: Sequences,
+    *,
+    train,
+    first_only: bool = False,
+  ) -> Float[Array, "m d"]:
+    """Hidden states of all tokens, or of each row's first alone."""
     config = self.config
-    tokens = sequences.dropout_keys.reshape(-1)
+    first, keys = hidden, sequences.dropout_keys
+    if first_only:
+      first = hidden.reshape(*keys.shape, -1)[:, 0]
+      keys = keys[:, :1]
+    tokens = keys.reshape(-1)
 
     def dropout(name, x):
       return Dropout(config.dropout_rate, name=name)(x, tokens, train=train)
 
     attended = SelfAttention(config, name="attention")(
-      hidden, sequences, train=train
+      hidden, first, sequences, train=train
     )
     hidden = layer_norm(config, "attention_norm")(
-      hidden + dropout("attention_dropout", attended)
+      first + dropout("attention_dropout", attended)
     )
     inner = dense(config, config.intermediate_size, ("embed", "mlp"), "up")(
       hidden
@@ -247,6 +266,7 @@ class BertEncoder(nn.Module):
     *,
     typed: bool = True,
     train: bool = False,
+    first_only: bool = False,
   ) -> Float[Array, "r l d"]:
     """Hidden states of the last layer.
 
@@ -255,6 +275,8 @@ class BertEncoder(nn.Module):
       typed: whether tokens after a sequence's first [SEP] are of type 1;
         otherwise all are of type 0.
       train: whether to drop out.
+      first_only: of each row's first token alone, r × 1 × d: the last layer
+        computes no others.
 
     Raises:
       ValueError: the rows are longer than `max_positions`.
@@ -281,9 +303,12 @@ class BertEncoder(nn.Module):
       hidden, sequences.dropout_keys.reshape(-1), train=train
     )
     hidden = nn.with_logical_constraint(hidden, ("batch", "embed"))
-    for layer in self.layers:
-      hidden = layer(hidden, sequences, train=train)
-    return hidden.reshape(rows, length, -1)
+    for i, layer in enumerate(self.layers, start=1):
+      last = i == config.num_layers
+      hidden = layer(
+        hidden, sequences, train=train, first_only=first_only and last
+      )
+    return hidden.reshape(rows, -1, config.hidden_size)
 
 
 class MaskedLmHead(nn.Module):

@@ -33,12 +33,25 @@ class Tower(nn.Module):
 
   @nn.compact
   def __call__(
-    self, inputs: Sequences, *, train: bool = False
+    self, inputs: Sequences, *, train: bool = False, one_a_row: bool = False
   ) -> Float[Array, "n d"]:
+    """The vectors of sequences.
+
+    Args:
+      inputs: the sequences.
+      train: whether to drop out.
+      one_a_row: whether each begins a row of its own: then nothing that
+        pooling does not read is computed.
+    """
     encoder = bert.BertEncoder(self.bert, name="encoder")
-    hidden = encoder(inputs, typed=self.token_types, train=train)
+    first_only = one_a_row and self.pooling != "mean"
+    hidden = encoder(
+      inputs, typed=self.token_types, train=train, first_only=first_only
+    )
     if self.pooling == "mean":
       pooled = sequences.mean(inputs, hidden)
+    elif first_only:
+      pooled = hidden[:, 0]
     else:
       first = jnp.zeros((inputs.starts.size, 1), jnp.int32)
       pooled = sequences.gather(inputs, hidden, first)[:, 0]
@@ -166,7 +179,8 @@ def _embed(tower, inputs, prepare, train):
   if isinstance(inputs, Sequences):
     return tower(inputs, train=train)
   token_ids = prepare(inputs.reshape(-1, inputs.shape[-1]))
-  vectors = tower(sequences.padded(token_ids), train=train)
+  rows = sequences.padded(token_ids)
+  vectors = tower(rows, train=train, one_a_row=True)
   return vectors.reshape(*inputs.shape[:-1], -1)
 
 

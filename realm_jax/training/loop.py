@@ -22,6 +22,7 @@ from etils import epath
 
 from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.console.sigterm import stop_on_sigterm
+from realm_jax.generations.retrieved import RetrievedBlocks
 from realm_jax.generations.watcher import GenerationWatcher
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch, BatchStream
@@ -215,7 +216,10 @@ def train(
       return {"step": start, "swaps": 0, "metrics": {}, "stopped": False}
 
     schedule: GenerationSchedule | None = None
+    retrieved: RetrievedBlocks | None = None
     if stage.needs_index:
+      if refresh.refresh:
+        retrieved = RetrievedBlocks(model_dir, process=jax.process_index())
       generations_dir = epath.Path(model_dir) / "generations"
       watcher = GenerationWatcher(
         generations_dir,
@@ -299,6 +303,8 @@ def train(
         LoopState.at(position, generation, found),
         identity=identity,
       )
+      if retrieved is not None:
+        retrieved.save(int(state.step), checkpoints=store.steps())
 
     batches = iter(stream)
     try:
@@ -352,9 +358,11 @@ def train(
       position = next_position
       host_metrics = dict(prepared.metrics)
       if searched is not None:
-        host_metrics["staleness_steps"] = step - searched.step
+        host_metrics["staleness_steps"] = step - searched.oldest_step
         host_metrics["generation"] = searched.step
         host_metrics["corpus_version"] = searched.corpus.version
+        if retrieved is not None:
+          retrieved.add(prepared.found.rows, searched.corpus)
       try:
         known = log.push(step + 1, metrics, host_metrics)
       except NonFiniteLossError as error:

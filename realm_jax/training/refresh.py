@@ -31,7 +31,7 @@ class RefreshConfig:
       c + lag_steps, and the trainer waits for it, so that a run is
       deterministic. Otherwise the newest that is loaded is used.
     lag_steps: see `wait`; time for the builder to work in.
-    max_staleness_steps: the oldest generation that may be searched.
+    max_staleness_steps: the oldest vector that may be searched.
     on_stale: `warn` or `fail`, beyond that.
     timeout_seconds: how long to wait for a generation before giving up.
   """
@@ -179,16 +179,17 @@ class GenerationSchedule:
 
   def _is_stale(self, step: int) -> bool:
     limit = self._config.max_staleness_steps
-    return limit is not None and step - self._current.step > limit
+    return limit is not None and step - self._current.oldest_step > limit
 
   def _check_staleness(self, step: int) -> None:
     limit = self._config.max_staleness_steps
     if limit is None or not self._is_stale(step):
       return
-    staleness = step - self._current.step
+    staleness = step - self._current.oldest_step
     text = (
-      f"generation {self._current.step} is {staleness} steps old at step "
-      f"{step}, above max_staleness_steps={limit}; is the index builder alive?"
+      f"the oldest vector of generation {self._current.step} is {staleness} "
+      f"steps old at step {step}, above max_staleness_steps={limit}; is the "
+      "index builder alive, and does it refresh every block in time?"
     )
     if self._config.on_stale == "fail":
       raise StaleIndexError(text)

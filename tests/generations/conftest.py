@@ -7,8 +7,7 @@ import pytest
 
 from realm_jax.corpus.directory_writer import CorpusDirectoryWriter
 from realm_jax.corpus.store import Corpus
-from realm_jax.generations import query_tower
-from realm_jax.generations.embeddings import EmbeddingsWriter
+from realm_jax.generations import embeddings, query_tower
 from realm_jax.generations.manifest import Manifest
 from realm_jax.generations.publisher import publish
 
@@ -48,14 +47,10 @@ def fill(directory: Path, corpus: Corpus, step: int, **changes) -> Manifest:
   """Writes a generation's files, with vectors drawn from its step."""
   rng = np.random.default_rng(step)
   vectors = rng.standard_normal((corpus.num_blocks, DIM)).astype(np.float32)
-  writer = EmbeddingsWriter(
-    directory,
-    num_blocks=corpus.num_blocks,
-    dim=DIM,
-    shard_bytes=corpus.num_blocks // 3 * DIM * 4,
+  shards = embeddings.ShardLayout.of(
+    corpus.num_blocks, DIM, dtype="float32", most_rows=corpus.num_blocks // 3
   )
-  writer.write(np.arange(corpus.num_blocks), vectors)
-  writer.close()
+  stored = embeddings.copy(vectors, directory, shards, step=step)
   query_tower.save(
     directory, {"tower": {"kernel": np.full((2, 3), step, np.float32)}}
   )
@@ -72,7 +67,7 @@ def fill(directory: Path, corpus: Corpus, step: int, **changes) -> Manifest:
     "recall_queries": 16,
     "embed_seconds": 1.0,
     "build_seconds": 0.5,
-    "embeddings": writer.shards,
+    "embeddings": stored,
   }
   return Manifest(**(settings | changes))
 

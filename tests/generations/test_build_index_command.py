@@ -63,8 +63,10 @@ def _save_checkpoint(model_dir, corpus):
 @pytest.mark.slow
 def test_once_publishes_a_generation_and_exits(build_index, tmp_path, corpus):
   _save_checkpoint(tmp_path, corpus)
-  done = build_index("--once", TOKENS_PER_BATCH=4096)
+  partial = "--gin.REFRESH=%PARTIAL"
+  done = build_index("--once", partial, TOKENS_PER_BATCH=4096)
   assert done.returncode == 0, done.stderr
+  assert "embeds every block: there is no earlier one" in done.stderr
   assert "published generation 0: 150 blocks" in done.stderr
   generation = load_newest(tmp_path / "generations", corpus=corpus)
   assert generation.index.kind == "scann"

@@ -1,8 +1,11 @@
 """The index builder, from checkpoints to generations that a trainer loads."""
 
 import contextlib
+import dataclasses
+import errno
 import functools
 import json
+import logging
 import shutil
 import signal
 import subprocess
@@ -10,6 +13,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from unittest import mock
 
 import flax
 import jax
@@ -22,10 +26,14 @@ from realm_jax.corpus.block_builder import block_id
 from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.store import Corpus
 from realm_jax.corpus.update import update_corpus
-from realm_jax.generations import builder, layout
+from realm_jax.generations import builder, embeddings, layout
 from realm_jax.generations import manifest as manifests
 from realm_jax.generations.loaded import load_generation, load_newest
 from realm_jax.generations.making import EmbeddingConfig
+from realm_jax.generations.partial_refresh import PartialRefresh
+from realm_jax.generations.publisher import DiskFullError
+from realm_jax.generations.retrieved import RetrievedBlocks
+from realm_jax.generations.shared_work import SharedWork
 from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.protocol import QueryBatch
@@ -96,9 +104,8 @@ def _build(model_dir, corpus, **settings):
   return builder.build_index(
     model_dir=model_dir,
     corpus_dir=corpus.directory,
-    retriever=_RETRIEVER,
     poll_seconds=0.02,
-    **(defaults | settings),
+    **({"retriever": _RETRIEVER} | defaults | settings),
   )
 
 
@@ -224,6 +231,66 @@ def test_a_generation_is_of_the_newest_version_of_the_corpus(tmp_path):
   )
 
 
+@pytest.mark.parametrize(
+  "settings, stays",
+  [({}, False), ({"checkpoint_step": 1000}, True), ({"mode": "every"}, True)],
+)
+def test_shards_stay_as_long_as_a_restart_may_use_them(
+  tmp_path, corpus, settings, stays
+):
+  _save(tmp_path, corpus, 500, 1000)
+  shards = tmp_path / "generations" / ".shards-00000500-0123456789abcdef"
+  gone = shards.with_name(".shards-00000300-0123456789abcdef")
+  for path in (shards, gone):
+    path.mkdir(parents=True)
+  assert _build(tmp_path, corpus, **settings) == [1000]
+  assert shards.exists() == stays
+  # Its checkpoint is not there any more.
+  assert not gone.exists()
+
+
+def test_a_full_disk_is_said_while_shards_are_written(tmp_path, corpus):
+  _save(tmp_path, corpus, 500)
+  full = OSError(errno.ENOSPC, "No space left on device")
+  with (
+    mock.patch.object(embeddings, "save_array", side_effect=full),
+    pytest.raises(DiskFullError, match="no room for generation 500"),
+  ):
+    _build(tmp_path, corpus)
+  assert _build(tmp_path, corpus) == [500]
+
+
+def test_a_shard_that_is_damaged_before_publication_is_embedded_again(
+  tmp_path, corpus
+):
+  _save(tmp_path, corpus, 500)
+  place, damaged = SharedWork.place, []
+
+  def place_and_damage(work, directory):
+    stored = place(work, directory)
+    if not damaged:
+      path = directory / stored.shards[1].path
+      data = bytearray(path.read_bytes())
+      data[-1] ^= 1
+      path.write_bytes(data)
+      damaged.append(path.name)
+    return stored
+
+  config = dataclasses.replace(_CONFIG, shard_blocks=50)
+  with mock.patch.object(SharedWork, "place", place_and_damage):
+    assert _build(tmp_path, corpus, config=config) == [500]
+  assert len(damaged) == 1
+  generation = load_newest(tmp_path / "generations", corpus=corpus)
+  rows = np.arange(150)
+  np.testing.assert_allclose(
+    generation.vectors(rows),
+    _embed(
+      corpus, _params(corpus, 500), corpus.gather(rows, 64), "embed_blocks"
+    ),
+    atol=1e-5,
+  )
+
+
 def test_a_generation_of_an_earlier_version_stays_where_none_is_skipped(
   tmp_path, monkeypatch
 ):
@@ -275,6 +342,138 @@ def test_damage_is_mended_by_starting_again(tmp_path, corpus):
   path.write_bytes(data)
   assert _build(tmp_path, corpus) == [500]
   assert load_generation(generations_dir, 500, corpus=corpus).step == 500
+
+
+_PARTIAL = PartialRefresh(
+  fraction=0.4, sample_fraction=0.1, drift_correction=False, full_every=3
+)
+
+
+def _nearby(model_dir, corpus, *steps):
+  """Checkpoints between which vectors move little."""
+  # Of values that tell blocks apart, as a trained model's do.
+  initial = _params(corpus, 7)
+  params = {}
+  store = CheckpointStore(model_dir, keep=100, read_only=False)
+  for step in steps:
+    rng = np.random.default_rng(step)
+    params[step] = jax.tree.map(
+      lambda x, rng=rng: (
+        x + 0.0003 * rng.standard_normal(x.shape).astype(x.dtype)
+      ),
+      initial,
+    )
+    loop = {"generation": np.int64(-1), "seed": np.int64(0)}
+    store.save(step, {"retriever": params[step], "loop": loop})
+  store.close()
+  return params
+
+
+def _embedded_with(corpus, params):
+  rows = np.arange(corpus.num_blocks)
+  return _embed(corpus, params, corpus.gather(rows, 64), "embed_blocks")
+
+
+def test_a_partial_refresh_embeds_a_part_and_takes_the_rest(tmp_path, corpus):
+  params = _nearby(tmp_path, corpus, 0, 500, 1000, 1500)
+  generations_dir = tmp_path / "generations"
+  counts = RetrievedBlocks(tmp_path)
+  # All but the sample go by how often they were retrieved.
+  counts.add(np.repeat(np.arange(30), 100)[None], corpus)
+  counts.save(500, checkpoints=[0])
+  by_step = {s: _embedded_with(corpus, p) for s, p in params.items()}
+  for step in (0, 500, 1000, 1500):
+    _build(tmp_path, corpus, partial=_PARTIAL, checkpoint_step=step)
+    generation = load_generation(generations_dir, step, corpus=corpus)
+    manifest = generation.manifest
+    rows = np.arange(150)
+    steps = generation.embeddings.steps(rows)
+    for old in np.unique(steps).tolist():
+      np.testing.assert_allclose(
+        generation.vectors(rows[steps == old]),
+        by_step[old][steps == old],
+        atol=1e-5,
+      )
+    assert manifest.oldest_step == generation.oldest_step == steps.min()
+    if step in (0, 1500):
+      # The first, and the third after it.
+      assert manifest.partial is None and set(steps) == {step}
+      continue
+    assert manifest.partial.base == step - 500
+    assert manifest.partial.partials == step // 500
+    fresh = steps == step
+    assert manifest.partial.embedded_blocks == fresh.sum()
+    tokens = corpus.lengths
+    assert 0.3 < tokens[fresh].sum() / tokens.sum() < 0.5
+    if step == 500:
+      assert fresh[:30].all()
+
+
+@pytest.mark.parametrize("case", ["damaged", "another model", "missing"])
+def test_without_a_sound_earlier_generation_all_are_embedded(
+  tmp_path, corpus, caplog, case
+):
+  _nearby(tmp_path, corpus, 0, 500)
+  generations_dir = tmp_path / "generations"
+  if case != "missing":
+    _build(tmp_path, corpus, partial=_PARTIAL, checkpoint_step=0)
+  path = generations_dir / "00000000" / "embeddings-00000-of-00001.npy"
+  other = {}
+  if case == "damaged":
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+  if case == "another model":
+    other = {"retriever": dataclasses.replace(_RETRIEVER, normalize=True)}
+  with caplog.at_level(logging.INFO, logger="absl"):
+    _build_without_mending(tmp_path, corpus, partial=_PARTIAL, **other)
+  generation = load_generation(generations_dir, 500, corpus=corpus)
+  assert generation.manifest.partial is None
+  assert generation.oldest_step == 500
+  assert "generation 500 embeds every block" in caplog.text
+
+
+def _build_without_mending(*args, **settings):
+  """As where the damage comes while the builder runs."""
+  with mock.patch.object(builder, "remove_damaged"):
+    return _build(*args, **settings)
+
+
+def test_another_version_of_the_corpus_embeds_what_is_new_in_it(
+  tmp_path, corpus
+):
+  _nearby(tmp_path, corpus, 0, 500)
+  _build(tmp_path, corpus, partial=_PARTIAL, checkpoint_step=0)
+  # The same blocks, and ten more.
+  longer = make_corpus(tmp_path / "longer", num_blocks=160)
+  np.testing.assert_array_equal(longer.token_ids(149), corpus.token_ids(149))
+  _build(tmp_path, longer, partial=_PARTIAL)
+  generation = load_newest(tmp_path / "generations", corpus=longer)
+  assert generation.manifest.partial.new_blocks == 10
+  steps = generation.embeddings.steps(np.arange(160))
+  assert (steps[150:] == 500).all() and (steps[:150] == 0).sum() > 60
+
+
+def test_without_rename_a_builder_works_in_a_scratch_of_its_own(
+  tmp_path, corpus
+):
+  params = _nearby(tmp_path, corpus, 0, 500)
+  generations_dir = tmp_path / "generations"
+  with mock.patch.object(layout, "is_remote", return_value=True):
+    for step in (0, 500):
+      _build(tmp_path, corpus, partial=_PARTIAL, checkpoint_step=step)
+    generation = load_newest(generations_dir, corpus=corpus)
+  assert not list(generations_dir.glob(".*"))
+  assert generation.manifest.folder.startswith("build-")
+  assert generation.manifest.partial.base == 0
+  rows = np.arange(150)
+  steps = generation.embeddings.steps(rows)
+  for step, its in params.items():
+    np.testing.assert_allclose(
+      generation.vectors(rows[steps == step]),
+      _embedded_with(corpus, its)[steps == step],
+      atol=1e-5,
+    )
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path, corpus):
@@ -346,7 +545,7 @@ def test_which_checkpoint_comes_next(
   assert step == expected
 
 
-def _until(condition, seconds=60):
+def _until(condition, seconds=120):
   deadline = time.monotonic() + seconds
   while not condition():
     assert time.monotonic() < deadline, "waited in vain"
@@ -354,6 +553,7 @@ def _until(condition, seconds=60):
 
 
 _SIDECAR = """
+import dataclasses
 import sys
 from absl import logging
 from tests.generations import test_builder
@@ -363,14 +563,18 @@ logging.use_absl_handler()
 published = test_builder._build(
   sys.argv[1], Corpus.open(sys.argv[2]), once=False, mode=sys.argv[3],
   keep_generations=1,
+  config=dataclasses.replace(
+    test_builder._CONFIG, shard_blocks=int(sys.argv[4])
+  ),
 )
 print("published", published, flush=True)
 """
 
 
-def _start(model_dir, corpus, mode, environment):
+def _start(model_dir, corpus, mode, environment, *, shard_blocks=1 << 18):
+  given = [model_dir, corpus.directory, mode, str(shard_blocks)]
   return subprocess.Popen(
-    [sys.executable, "-c", _SIDECAR, model_dir, corpus.directory, mode],
+    [sys.executable, "-c", _SIDECAR, *given],
     cwd=Path(__file__).parents[2],
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
@@ -403,6 +607,46 @@ def test_a_sidecar_waits_follows_and_stops_when_told(
   assert process.returncode == 0
   assert "published [0, 500, 1000, 1500]" in output
   assert not list(generations_dir.glob(".tmp-*"))
+
+
+def _files(generations_dir, step):
+  manifest = manifests.read(layout.path_of(generations_dir, step))
+  return manifest.files, manifest.embeddings
+
+
+def test_two_sidecars_share_a_generation_and_one_is_killed_at_it(
+  tmp_path, corpus, command_environment
+):
+  _save(tmp_path, corpus, 0)
+  generations_dir = tmp_path / "generations"
+  jobs = [
+    _start(tmp_path, corpus, "every", command_environment, shard_blocks=4)
+    for _ in range(2)
+  ]
+  try:
+    _until(lambda: layout.published_steps(generations_dir) == [0])
+    _save(tmp_path, corpus, 500)
+    _until(lambda: list(generations_dir.glob(".shards-00000500-*/*.json")))
+    jobs[0].kill()
+    _until(lambda: layout.published_steps(generations_dir) == [0, 500])
+    _until(lambda: not list(generations_dir.glob(".shards-*")))
+  finally:
+    for job in jobs:
+      job.kill()
+      job.communicate()
+  together = _files(generations_dir, 500)
+  assert len(together[1]) == 38
+  # One alone, of the same devices, makes the same bytes.
+  shutil.rmtree(generations_dir)
+  alone = _start(
+    tmp_path, corpus, "newest", command_environment, shard_blocks=4
+  )
+  try:
+    _until(lambda: layout.published_steps(generations_dir) == [500])
+  finally:
+    alone.kill()
+    alone.communicate()
+  assert _files(generations_dir, 500) == together
 
 
 def test_a_killed_sidecar_leaves_what_it_published_and_its_successor_goes_on(

@@ -10,6 +10,7 @@ import pytest
 from realm_jax.evaluation import answering
 from realm_jax.evaluation import run as evaluation_run
 from realm_jax.generations import builder
+from realm_jax.generations.retrieved import FOLDER, retrieved_counts
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training import loop
 
@@ -62,7 +63,8 @@ def on_eight(train, tmp_path_factory):
 def test_one_device_has_the_same_losses(
   stage, train, on_eight, tmp_path, monkeypatch
 ):
-  def one_device(*, model_parallelism=1):
+  def one_device(*, model_parallelism=1, devices=None):
+    del devices
     return make_mesh(
       model_parallelism=model_parallelism, devices=jax.devices()[:1]
     )
@@ -78,6 +80,19 @@ def test_one_device_has_the_same_losses(
     [row["loss"] for row in expected], rel=_TOLERANCE
   )
   assert min(losses) < losses[0]
+
+
+def test_what_pretraining_retrieves_is_counted(on_eight, commands):
+  corpus = commands.world.corpus
+  counted = [
+    retrieved_counts(on_eight / "pretrain", corpus, until=step, decay=1.0)
+    for step in (24, 25, 50)
+  ]
+  assert [counts.sum() > 0 for counts in counted] == [False, True, True]
+  # As many in each half of the run.
+  assert counted[2].sum() == 2 * counted[1].sum()
+  # Open QA stays with its generation.
+  assert not (on_eight / "open_qa" / FOLDER).exists()
 
 
 def test_what_was_trained_answers(on_eight, commands, tmp_path):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
+from realm_jax.models import bert, sequences
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import (
   Retriever,
@@ -81,6 +82,28 @@ def test_vectors_equal_those_of_numpy(choices):
     np.testing.assert_allclose(
       vector, _by_hand(tokens, params["tower"], retriever), atol=1e-5
     )
+
+
+@pytest.mark.parametrize("dropout_rate", [0.0, 0.5])
+def test_the_last_layer_at_the_first_token_alone_changes_nothing(dropout_rate):
+  config = dataclasses.replace(CONFIG, num_layers=2, dropout_rate=dropout_rate)
+  encoder = bert.BertEncoder(config)
+  inputs = sequences.padded(jnp.asarray(TOKENS))
+  params = nn.unbox(jax.jit(encoder.init)(jax.random.key(0), inputs))
+
+  @functools.partial(jax.jit, static_argnames="first_only")
+  def encode(first_only):
+    return encoder.apply(
+      params,
+      inputs,
+      train=True,
+      first_only=first_only,
+      rngs={"dropout": jax.random.key(1)},
+    )
+
+  first = encode(first_only=True)
+  assert first.shape == (3, 1, 8)
+  np.testing.assert_allclose(first, encode(first_only=False)[:, :1], atol=1e-5)
 
 
 @pytest.mark.parametrize("pooling", ["pooler", "mean"])

@@ -16,9 +16,14 @@ from realm_jax.training.refresh import (
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-  """A generation of which only the step matters here."""
+  """A generation of which only the steps matter here."""
 
   step: int
+  oldest: int | None = None
+
+  @property
+  def oldest_step(self):
+    return self.step if self.oldest is None else self.oldest
 
 
 class ShelfWatcher:
@@ -126,6 +131,20 @@ def test_a_stale_index_fails_the_run_when_told_to():
     StaleIndexError, match=r"generation 0 is 31 steps old.*=30"
   ):
     schedule.at(31)
+
+
+def test_staleness_counts_from_the_oldest_vector():
+  watcher = ShelfWatcher([0])
+  schedule = GenerationSchedule(
+    watcher,
+    RefreshConfig(max_staleness_steps=30, on_stale="fail"),
+    save_every_steps=10,
+  )
+  schedule.start(0, None)
+  watcher.newest = lambda: Loaded(40, oldest=15)
+  assert schedule.at(45).step == 40
+  with pytest.raises(StaleIndexError, match=r"generation 40 is 31 steps old"):
+    schedule.at(46)
 
 
 def test_a_stale_index_warns_once_a_while(caplog):

@@ -1,0 +1,239 @@
+"""What a partial refresh finds, beside a full one of the same arithmetic.
+
+    python -m benchmarks.partial_refresh --json=partial_refresh.json
+
+Pre-training by the demo's recipe keeps a checkpoint of every few steps. Then,
+offline, two builders with the same arithmetic follow that run: one embeds
+every block, and takes 3 T steps for it; the other embeds a third of the
+tokens, its sample among them, and takes T. A generation is in use from when it
+is done until the next one is. At each checkpoint the 8 blocks that score best
+with today's towers are looked for in the generation in use, with its own query
+tower, as training does: recall@8, averaged over the checkpoints.
+
+Held-out queries are sentences with other masks than training's; which blocks
+training would have retrieved is counted with its own queries, from the
+generation in use.
+"""
+
+import argparse
+import contextlib
+import functools
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Int
+
+from benchmarks import demo_corpus
+from benchmarks.followed_run import Run, follow
+from benchmarks.retrieval_overhead import index_builder
+from realm_jax import configuration
+from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.corpus.store import Corpus
+from realm_jax.evaluation import outputs
+from realm_jax.generations.making import EmbeddingConfig, GenerationMaker
+from realm_jax.generations.partial_refresh import PartialRefresh
+from realm_jax.indexes.exact import ExactConfig
+from realm_jax.inputs.batches import BatchStream
+from realm_jax.models.retriever import Retriever, embed_queries
+from realm_jax.partitioning.mesh import make_mesh
+from realm_jax.training import loop
+
+_RECIPES = "gin/experiments/demo"
+# As gin/experiments/demo has them.
+_BATCH_SIZE, _QUERY_LENGTH = 16, 16
+_TRAINING_SEED, _HELD_OUT_SEED = 0, 1_000_003
+_HELD_OUT_BATCHES = 32
+_FRACTION = 1 / 3
+
+# The first four have what those above them have; the fourth is the default.
+VARIANTS: Mapping[str, dict[str, Any]] = {
+  "age": {
+    "by_retrieved": False,
+    "by_movement": False,
+    "drift_correction": False,
+    "sample_fraction": 0.0,
+  },
+  "+ retrieved": {
+    "by_movement": False,
+    "drift_correction": False,
+    "sample_fraction": 0.0,
+  },
+  "+ moved": {"drift_correction": False},
+  "+ drift correction": {},
+  # What each does without the others.
+  "moved alone": {"by_retrieved": False, "drift_correction": False},
+  "drift correction alone": {"by_retrieved": False, "by_movement": False},
+}
+
+
+def train(directory: Path, *, steps: int, every: int, scale: float) -> None:
+  """The demo's stages up to pre-training; goes on with what is there."""
+  corpus = directory / "corpus"
+  if not corpus.exists():
+    demo_corpus.make_corpus(directory, scale=scale)
+
+  def stage(name: str, recipe: str, *more: str) -> None:
+    bindings = [
+      f'MODEL_DIR = "{directory / name}"',
+      f'CORPUS_DIR = "{corpus}"',
+      *more,
+    ]
+    with configuration.parsed([f"{_RECIPES}/{recipe}.gin"], bindings):
+      configuration.configured(loop.train)()
+
+  stage("inverse_cloze", "inverse_cloze")
+  stage("reading", "reading")
+  with index_builder(directory / "realm", corpus):
+    stage(
+      "realm",
+      "pretrain",
+      f'INITIAL_CHECKPOINT = "{directory / "inverse_cloze"}"',
+      f'INITIAL_READER = "{directory / "reading"}"',
+      f"NUM_STEPS = {steps}",
+      f"SAVE_EVERY_STEPS = {every}",
+      f"loop.train.keep_checkpoints = {steps}",
+    )
+
+
+def embed_run(directory: Path) -> Run:
+  """Embeds blocks and queries with every checkpoint."""
+  corpus = Corpus.open(directory / "corpus")
+  with configuration.parsed([f"{_RECIPES}/build_index.gin"], _bound(directory)):
+    retriever = configuration.configured(Retriever)()
+  maker = GenerationMaker(
+    corpus,
+    retriever,
+    index=ExactConfig(),
+    config=EmbeddingConfig(query_length=_QUERY_LENGTH, recall_queries=1),
+    mesh=make_mesh(),
+  )
+  store = CheckpointStore(directory / "realm")
+  steps = store.steps()
+  embed = jax.jit(
+    functools.partial(
+      embed_queries,
+      retriever.for_vocabulary(
+        vocab_size=corpus.vocab_size,
+        separator_id=corpus.vocabulary.sep_id,
+      ),
+    )
+  )
+
+  def queries(seed: int, batches: int) -> Int[np.ndarray, "n q"]:
+    stream = BatchStream(
+      "masked_salient_spans",
+      split="train",
+      corpus_dir=corpus.directory,
+      batch_size=_BATCH_SIZE,
+      query_length=_QUERY_LENGTH,
+      block_length=demo_corpus.BLOCK_LENGTH,
+      seed=seed,
+    )
+    with contextlib.closing(stream):
+      pairs = zip(range(batches), stream, strict=False)
+      return np.concatenate([batch.arrays["query"] for _, batch in pairs])
+
+  held_out = queries(_HELD_OUT_SEED, _HELD_OUT_BATCHES)
+  training = queries(_TRAINING_SEED, steps[-1])
+  blocks, found, trained = {}, {}, {}
+  for step in steps:
+    like = {"retriever": maker.abstract_params()}
+    params = store.restore(step, items=("retriever",), like=like)["retriever"]
+    rows = np.arange(corpus.num_blocks)
+    blocks[step] = maker.embedder.embed(params, rows)
+    found[step] = np.asarray(embed(params, held_out))
+    trained[step] = np.asarray(embed(params, training)).reshape(
+      steps[-1], _BATCH_SIZE, -1
+    )
+  store.close()
+  return Run(
+    steps=tuple(steps),
+    blocks=blocks,
+    held_out=found,
+    training=trained,
+    costs=maker.embedder.costs(),
+    normalize=retriever.normalize,
+  )
+
+
+def _bound(directory: Path) -> list[str]:
+  return [
+    f'MODEL_DIR = "{directory / "realm"}"',
+    f'CORPUS_DIR = "{directory / "corpus"}"',
+  ]
+
+
+def measure(run: Run, cadence: int) -> Iterator[dict[str, Any]]:
+  """The full refresh every 3 T, and each variant of the partial one every T."""
+  begin = 6 * cadence
+  yield {
+    "cadence": cadence,
+    "refresh": "full",
+    **follow(run, cadence=3 * cadence, config=None, begin=begin),
+  }
+  for name, settings in VARIANTS.items():
+    config = PartialRefresh(fraction=_FRACTION, **settings)
+    yield {
+      "cadence": cadence,
+      "refresh": name,
+      **follow(run, cadence=cadence, config=config, begin=begin),
+    }
+  yield {
+    "cadence": cadence,
+    "refresh": "full, as often",
+    **follow(run, cadence=cadence, config=None, begin=begin),
+  }
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+  """Trains, measures and prints."""
+  parser = argparse.ArgumentParser(
+    description=(__doc__ or "").partition("\n")[0]
+  )
+  parser.add_argument("--steps", type=int, default=400)
+  parser.add_argument("--every", type=int, default=10, help="of checkpoints")
+  parser.add_argument(
+    "--scale", type=float, default=1.0, help="of the demo's encyclopedia"
+  )
+  parser.add_argument(
+    "--directory", help="kept, and gone on with if it is there"
+  )
+  parser.add_argument("--json", help="a file to write the result to")
+  given = parser.parse_args(argv)
+  with tempfile.TemporaryDirectory(prefix="realm_partial_") as scratch:
+    directory = Path(given.directory or scratch).resolve()
+    train(directory, steps=given.steps, every=given.every, scale=given.scale)
+    run = embed_run(directory)
+  rows = [
+    row
+    for cadence in (given.every, 2 * given.every)
+    for row in measure(run, cadence)
+  ]
+  print(
+    f"{'T':>4} {'refresh':<24} {'recall@8':>8} {'share':>6} {'oldest':>6} "
+    f"{'drift':>6} {'told':>6}"
+  )
+  for row in rows:
+    print(
+      f"{row['cadence']:4d} {row['refresh']:<24} {row['recall_at_8']:8.4f} "
+      f"{row['embedded_share']:6.3f} {row['oldest_steps']:6d} "
+      f"{row['drift_left']:6.3f} {row['movement_told']:6.3f}"
+    )
+  if given.json:
+    outputs.write_json(
+      given.json,
+      {
+        "num_blocks": len(run.costs),
+        "steps": list(run.steps),
+        "fraction": _FRACTION,
+        "rows": rows,
+      },
+    )
+
+
+if __name__ == "__main__":
+  main()
