@@ -15,7 +15,7 @@ _CENTRES = 4096
 _NOISE = 0.7
 _ROWS_PER_CHUNK = 1 << 16
 # Streams of random numbers: what is drawn with the seed beside it.
-_OF_CENTRES, _OF_VECTORS, _OF_QUERIES = 0, 1, 2
+_OF_CENTRES, _OF_VECTORS, _OF_QUERIES, _OF_TUNING = 0, 1, 2, 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +68,10 @@ class SyntheticVectors:
   def queries(self) -> Float32[np.ndarray, "b d"]:
     """Drawn as the vectors are."""
     return self._draw(self.num_queries, _OF_QUERIES)
+
+  def tuning_queries(self) -> Float32[np.ndarray, "b d"]:
+    """Others of the same kind, for an index that measures while it is built."""
+    return self._draw(self.num_queries, _OF_TUNING)
 
   def truth(self) -> Truth:
     """The k best blocks of each query, kept in a file beside the vectors."""

@@ -19,6 +19,7 @@ from realm_jax.generations import layout, query_tower
 from realm_jax.generations import manifest as manifests
 from realm_jax.generations.embeddings import Embeddings
 from realm_jax.generations.manifest import GenerationError, Manifest
+from realm_jax.indexes.isolated import IsolatedIndex
 from realm_jax.indexes.protocol import (
   Blocks,
   BuildOptions,
@@ -85,6 +86,7 @@ def load_generation(
   stage: bool | None = None,
   cache_dir: epath.PathLike | None = None,
   threads: int | None = None,
+  isolate: bool = False,
 ) -> Generation:
   """Verifies a generation down to its checksums, and loads it in full.
 
@@ -100,6 +102,8 @@ def load_generation(
       None does so for an object store.
     cache_dir: where they are staged.
     threads: to read checksums with; None takes every core.
+    isolate: whether an index whose library may crash is searched in a process
+      of its own.
 
   Raises:
     GenerationError: it is missing, damaged, or of another corpus.
@@ -126,7 +130,11 @@ def load_generation(
     if index is None:
       try:
         config = config_from(manifest.index_kind, manifest.index_parameters)
-        built = config.load(files / manifest.index_kind, blocks, mesh=mesh)
+        saved = files / manifest.index_kind
+        if isolate and config.may_crash:
+          built = IsolatedIndex(config, saved, blocks)
+        else:
+          built = config.load(saved, blocks, mesh=mesh)
       except (IndexKindError, IndexLoadError) as error:
         raise GenerationError(f"{directory}: {error}") from error
     else:

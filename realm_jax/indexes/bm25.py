@@ -29,6 +29,7 @@ class Bm25Config:
   """
 
   kind: ClassVar[str] = "bm25"
+  may_crash: ClassVar[bool] = False
   k1: float = 0.9
   b: float = 0.4
 

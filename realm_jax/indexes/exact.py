@@ -59,6 +59,7 @@ class ExactConfig:
   """
 
   kind: ClassVar[str] = "exact"
+  may_crash: ClassVar[bool] = False
   dtype: str = "float32"
   rows_per_step: int | None = None
   capacity: int | None = None

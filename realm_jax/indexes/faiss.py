@@ -51,6 +51,7 @@ class FaissConfig:
   """
 
   kind: ClassVar[str] = "faiss"
+  may_crash: ClassVar[bool] = True
   brute_force_below: int = 10_000
   factory: str | None = None
   nprobe: int = 4

@@ -145,9 +145,16 @@ class Index(Protocol):
 
 
 class IndexConfig(Protocol):
-  """The settings of one kind of index: a frozen dataclass of plain values."""
+  """The settings of one kind of index: a frozen dataclass of plain values.
+
+  Attributes:
+    kind: the name that a manifest gives it.
+    may_crash: whether its library could take the process along, so that a
+      trainer searches it in another: `IsolatedIndex`.
+  """
 
   kind: ClassVar[str]
+  may_crash: ClassVar[bool]
 
   def build(self, blocks: Blocks, options: BuildOptions = PLAIN) -> Index:
     """Builds the index, and writes it where the options say.

@@ -26,6 +26,7 @@ class RandomConfig:
   """
 
   kind: ClassVar[str] = "random"
+  may_crash: ClassVar[bool] = False
   seed: int = 0
 
   def build(

@@ -83,6 +83,7 @@ class ScannConfig:
   """
 
   kind: ClassVar[str] = "scann"
+  may_crash: ClassVar[bool] = True
   recall_target: float = 0.95
   recall_k: int = 8
   below_target: bool = False

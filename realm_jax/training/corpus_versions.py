@@ -76,6 +76,7 @@ def load_for_run(
     corpus=corpus,
     mesh=mesh,
     place=functools.partial(jax.device_put, device=rules.replicated(mesh)),
+    isolate=True,
   )
   if generation.num_blocks < num_searched:
     raise GenerationError(

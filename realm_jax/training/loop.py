@@ -14,6 +14,7 @@ A step s (the first is 0) goes like this:
 import contextlib
 import functools
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import jax
@@ -23,8 +24,7 @@ from etils import epath
 from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.console.sigterm import stop_on_sigterm
 from realm_jax.generations.retrieved import RetrievedBlocks
-from realm_jax.generations.watcher import GenerationWatcher
-from realm_jax.indexes.protocol import SearchResult
+from realm_jax.indexes.protocol import IndexCrashedError, SearchResult
 from realm_jax.inputs.batches import Batch, BatchStream
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import (
@@ -33,10 +33,11 @@ from realm_jax.models.retriever import (
   query_tower_parameters,
 )
 from realm_jax.partitioning.mesh import DATA_AXIS, make_mesh
-from realm_jax.retrieval.pipeline import RetrievalPipeline
+from realm_jax.retrieval.pipeline import Prepared, RetrievalPipeline
 from realm_jax.training.collapse import CollapseMonitor
 from realm_jax.training.compiled_steps import compile_steps
-from realm_jax.training.corpus_versions import corpus_of_run, load_for_run
+from realm_jax.training.corpus_versions import corpus_of_run
+from realm_jax.training.following import follow_builder
 from realm_jax.training.initial import begin_or_go_on
 from realm_jax.training.metrics_log import MetricsLog, NonFiniteLossError
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
@@ -220,24 +221,15 @@ def train(
     if stage.needs_index:
       if refresh.refresh:
         retrieved = RetrievedBlocks(model_dir, process=jax.process_index())
-      generations_dir = epath.Path(model_dir) / "generations"
-      watcher = GenerationWatcher(
-        generations_dir,
-        functools.partial(
-          load_for_run,
-          generations_dir,
-          corpus=corpus,
-          num_searched=identity.num_searched,
-          mesh=mesh,
-        ),
-        follow=refresh.follow,
-      )
-      stack.callback(watcher.close)
-      schedule = GenerationSchedule(
-        watcher,
+      schedule = follow_builder(
+        model_dir,
         refresh,
+        corpus=corpus,
+        num_searched=identity.num_searched,
+        mesh=mesh,
         save_every_steps=save_every_steps,
         is_stopping=stop.is_set,
+        stack=stack,
       )
     pipeline = RetrievalPipeline(
       functools.partial(embed_queries, models.retriever), mesh=mesh
@@ -292,6 +284,15 @@ def train(
         assemble=assemble,
       )
 
+    def survive(pending: Future[Prepared], batch: Batch, generation: Any):
+      """Waits for a batch, from another index where its own has crashed."""
+      while isinstance(error := pending.exception(), IndexCrashedError):
+        if schedule is None:
+          raise error
+        generation = schedule.after_crash(error)
+        pending = prepare(batch, generation)
+      return pending, generation
+
     def checkpoint(position: int, generation: Any, found: Any) -> None:
       try:
         log.flush()
@@ -322,6 +323,7 @@ def train(
         generation.step,
       )
     pending = prepare(batch, generation, found)
+    pending, generation = survive(pending, batch, generation)
     run_step = compile_steps(
       state,
       pending.result().batch,
@@ -337,6 +339,7 @@ def train(
     monitor = CollapseMonitor()
     position, saved = place.position, start
     for step in range(start, num_steps):
+      pending, generation = survive(pending, batch, generation)
       prepared, searched = pending.result(), generation
       next_position = batch.next_position
       has_next = step + 1 < num_steps
@@ -371,7 +374,10 @@ def train(
         logging.warning("step %d: %s", step + 1, warning)
       is_told = stop.is_set()
       if is_told or not has_next or (step + 1) % save_every_steps == 0:
-        found = pending.result().found if has_next else None
+        found = None
+        if has_next:
+          pending, generation = survive(pending, batch, generation)
+          found = pending.result().found
         checkpoint(position, generation, found)
         saved = step + 1
       if is_told and has_next:

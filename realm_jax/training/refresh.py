@@ -7,6 +7,9 @@ from typing import Any
 
 from absl import logging
 
+from realm_jax.indexes.protocol import IndexCrashedError
+from realm_jax.training.crashed_index import ON_CRASH, CrashPolicy
+
 _REMINDER_SECONDS = 30.0
 _LOOK_SECONDS = 1.0
 _FRESHER_SECONDS = 600.0
@@ -33,6 +36,8 @@ class RefreshConfig:
     lag_steps: see `wait`; time for the builder to work in.
     max_staleness_steps: the oldest vector that may be searched.
     on_stale: `warn` or `fail`, beyond that.
+    on_crash: what to search when the index's process is gone: `exact`, by
+      exact search; `last`, the generation before; or `fail`.
     timeout_seconds: how long to wait for a generation before giving up.
   """
 
@@ -41,6 +46,7 @@ class RefreshConfig:
   lag_steps: int = 100
   max_staleness_steps: int | None = None
   on_stale: str = "warn"
+  on_crash: str = "exact"
   timeout_seconds: float = 24 * 3600.0
 
   def __post_init__(self):
@@ -51,6 +57,10 @@ class RefreshConfig:
       )
     if self.on_stale not in ("warn", "fail"):
       raise ValueError(f"on_stale={self.on_stale!r}; want 'warn' or 'fail'")
+    if self.on_crash not in ON_CRASH:
+      raise ValueError(
+        f"on_crash={self.on_crash!r}; want one of {', '.join(ON_CRASH)}"
+      )
 
   @property
   def follow(self) -> str:
@@ -67,6 +77,7 @@ class GenerationSchedule:
     watcher: finds, verifies and loads generations in the background.
     config: see `RefreshConfig`.
     save_every_steps: the distance of checkpoints, and so of generations.
+    crash_policy: says what to search in place of a crashed index.
     is_stopping: whether the run was told to stop; asked while it waits.
   """
 
@@ -76,13 +87,16 @@ class GenerationSchedule:
     config: RefreshConfig,
     *,
     save_every_steps: int,
+    crash_policy: CrashPolicy | None = None,
     is_stopping: Callable[[], bool] = lambda: False,
   ):
     self._watcher = watcher
     self._is_stopping = is_stopping
     self._config = config
     self._every = save_every_steps
+    self._crash_policy = crash_policy
     self._current: Any = None
+    self._crashed = -1
     self._warned_at: int | None = None
     self.swaps = 0
 
@@ -110,8 +124,7 @@ class GenerationSchedule:
     while self._is_stale(step) and time.monotonic() < until:
       if self._is_stopping():
         raise StoppedWaiting
-      newest = self._watcher.newest()
-      if newest is not None and newest.step > self._current.step:
+      if (newest := self._newest()) is not None:
         self._swap(newest, step)
       else:
         time.sleep(_LOOK_SECONDS)
@@ -128,14 +141,32 @@ class GenerationSchedule:
     if config.refresh:
       if config.wait:
         due = self._due(step)
-        if due > self._current.step:
+        if due > max(self._current.step, self._crashed):
           self._swap(self._wait_for(due), step)
       else:
-        newest = self._watcher.newest()
-        if newest is not None and newest.step > self._current.step:
+        if (newest := self._newest()) is not None:
           self._swap(newest, step)
       self._check_staleness(step)
     return self._current
+
+  def after_crash(self, error: IndexCrashedError) -> Any:
+    """What to search from now on in place of the current generation.
+
+    Raises:
+      IndexCrashedError: nothing.
+    """
+    if self._crash_policy is None:
+      raise error
+    self._crashed = max(self._crashed, self._current.step)
+    self._current = self._crash_policy.instead_of(self._current, error)
+    self._watcher.in_use(self._current.step)
+    return self._current
+
+  def _newest(self) -> Any:
+    """The newest that is loaded, later than the current and any crashed one."""
+    newest = self._watcher.newest()
+    least = max(self._current.step, self._crashed)
+    return newest if newest is not None and newest.step > least else None
 
   def _due(self, step: int) -> int:
     return max(0, (step - self._config.lag_steps) // self._every * self._every)
