@@ -158,7 +158,19 @@ def test_the_same_checkpoint_makes_the_same_bytes(tmp_path, corpus):
     _build(
       tmp_path,
       corpus,
-      index=ScannConfig(brute_force_below=0),
+      # What is left open would be chosen by times.
+      index=ScannConfig(
+        brute_force_below=0,
+        below_target=True,
+        num_leaves=8,
+        num_leaves_searched=4,
+        num_reordered=50,
+        reordering="bfloat16",
+        spherical=False,
+        soar_lambda=0.0,
+        avq_threshold=0.0,
+        anisotropic_threshold=0.0,
+      ),
       generations_dir=tmp_path / name,
     )
     path = layout.path_of(tmp_path / name, 500) / layout.MANIFEST

@@ -56,10 +56,10 @@ class Commands:
     return self.call(loop.train, recipe, MODEL_DIR=model_dir, **settings)
 
   @contextlib.contextmanager
-  def index_builder(self, model_dir: Path) -> Iterator[None]:
+  def index_builder(self, model_dir: Path, **settings: Any) -> Iterator[None]:
     """Makes the first generation beside the block, as soon as it can."""
     with ThreadPoolExecutor(1) as thread:
-      making = thread.submit(self.world.build_generation, model_dir)
+      making = thread.submit(self.world.build_generation, model_dir, **settings)
       try:
         yield
       finally:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from realm_jax.indexes.protocol import IndexCrashedError
 from realm_jax.training.refresh import (
   GenerationSchedule,
   RefreshConfig,
@@ -186,3 +187,38 @@ def test_a_generation_that_never_comes_is_given_up():
 def test_impossible_settings_are_refused(given, message):
   with pytest.raises(ValueError, match=message):
     RefreshConfig(**given)
+
+
+class _Earlier:
+  """Goes back by one step."""
+
+  def instead_of(self, generation, error):
+    return Loaded(generation.step - 1)
+
+
+def test_a_crashed_generation_is_not_taken_again():
+  watcher = ShelfWatcher({0, 5})
+  schedule = GenerationSchedule(
+    watcher, RefreshConfig(), save_every_steps=5, crash_policy=_Earlier()
+  )
+  schedule.start(0, None)
+  assert schedule.at(6).step == 5
+  assert schedule.after_crash(IndexCrashedError("gone")).step == 4
+  assert watcher.used[-1] == 4
+  assert schedule.at(7).step == 4
+  watcher.steps.add(10)
+  assert schedule.at(11).step == 10
+
+
+def test_without_a_policy_a_crash_ends_the_run():
+  schedule = GenerationSchedule(
+    ShelfWatcher({0}), RefreshConfig(), save_every_steps=5
+  )
+  schedule.start(0, None)
+  with pytest.raises(IndexCrashedError, match="gone"):
+    schedule.after_crash(IndexCrashedError("gone"))
+
+
+def test_an_unknown_answer_to_crashes_is_refused():
+  with pytest.raises(ValueError, match="on_crash='never'; want one of exact"):
+    RefreshConfig(on_crash="never")

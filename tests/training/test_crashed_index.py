@@ -1,0 +1,71 @@
+"""What is searched in place of a crashed index."""
+
+import functools
+import logging
+
+import numpy as np
+import pytest
+
+from realm_jax.generations import layout
+from realm_jax.generations.loaded import load_generation
+from realm_jax.indexes.protocol import IndexCrashedError, QueryBatch
+from realm_jax.partitioning.mesh import make_mesh
+from realm_jax.training.crashed_index import CrashPolicy
+from realm_jax.training.stages import InverseCloze
+
+pytestmark = pytest.mark.slow
+
+_ERROR = IndexCrashedError("the process that searches scann ended")
+
+
+@pytest.fixture(scope="module")
+def generations_dir(world, tmp_path_factory):
+  """Generations 0 and 10."""
+  model_dir = tmp_path_factory.mktemp("crashed")
+  for step in (0, 10):
+    world.save_checkpoint(model_dir, step=step, seed=step, stage=InverseCloze())
+    world.build_generation(model_dir)
+  return model_dir / layout.FOLDER
+
+
+def _policy(on_crash, generations_dir, world):
+  load = functools.partial(
+    load_generation, generations_dir, corpus=world.corpus
+  )
+  policy = CrashPolicy(
+    on_crash, generations_dir=generations_dir, load=load, mesh=make_mesh()
+  )
+  return policy, load
+
+
+def test_exact_search_finds_the_same_blocks(generations_dir, world):
+  policy, load = _policy("exact", generations_dir, world)
+  crashed = load(10)
+  instead = policy.instead_of(crashed, _ERROR)
+  assert (instead.step, instead.corpus) == (10, crashed.corpus)
+  vectors = crashed.vectors(np.arange(8))
+  queries = QueryBatch(np.zeros((8, 1), np.int32), vectors)
+  np.testing.assert_array_equal(
+    instead.index.search(queries, 5).rows, crashed.index.search(queries, 5).rows
+  )
+
+
+def test_the_generation_before_takes_its_place(generations_dir, world, caplog):
+  policy, load = _policy("last", generations_dir, world)
+  with caplog.at_level(logging.ERROR):
+    assert policy.instead_of(load(10), _ERROR).step == 0
+  assert "going on with generation 0 in place of 10" in caplog.text
+
+
+def test_without_one_before_exact_search_does(generations_dir, world):
+  policy, load = _policy("last", generations_dir, world)
+  instead = policy.instead_of(load(0), _ERROR)
+  assert (instead.step, instead.index.kind) == (0, "exact")
+
+
+def test_a_run_may_be_told_to_fail(generations_dir, world):
+  policy, load = _policy("fail", generations_dir, world)
+  with pytest.raises(
+    IndexCrashedError, match="generation 10 cannot be searched"
+  ):
+    policy.instead_of(load(10), _ERROR)
