@@ -20,8 +20,8 @@ from realm_jax.indexes.scann_files import Structure
 # Scores this close, relative to the score, are equal: of blocks that say the
 # same, any will do.
 TIE = 1e-5
-_REPEATS = 3
-# Points whose first time is this much above the best are not timed again.
+_REPEATS = 5
+# With a point this much slower than the best, no more leaves are tried.
 _HOPELESS = 1.5
 _LEAVES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _REORDERED = (16, 32, 50, 75, 100, 150, 200, 300, 400, 600, 800, 1200, 1600)
@@ -83,8 +83,8 @@ def fastest_point(
   """The fastest point that meets the target, and all that were measured.
 
   Where none does, the point of the best recall. For each number of leaves, the
-  fewest reordered vectors that do are found by bisection; more leaves are
-  tried until they cost more than they save.
+  fewest reordered vectors that do are found by bisection, if they are fewer
+  than with fewer leaves; until leaves cost more than they save.
 
   Args:
     search: of the tree.
@@ -108,16 +108,21 @@ def fastest_point(
 
   best: Point | None = None
   for searched in leaves:
-    if at(searched, reordered[-1]).recall < target:
+    # More leaves are worth it for fewer reordered alone.
+    most = best.num_reordered if best is not None else num_blocks + 1
+    fewer = [again for again in reordered if again < most]
+    if not fewer:
+      break
+    if at(searched, fewer[-1]).recall < target:
       continue
-    low, high = 0, len(reordered) - 1
+    low, high = 0, len(fewer) - 1
     while low < high:
       middle = (low + high) // 2
-      if at(searched, reordered[middle]).recall >= target:
+      if at(searched, fewer[middle]).recall >= target:
         high = middle
       else:
         low = middle + 1
-    point = at(searched, reordered[high])
+    point = at(searched, fewer[high])
     if best is None or point.queries_per_second > best.queries_per_second:
       best = point
     elif point.queries_per_second * _HOPELESS < best.queries_per_second:
