@@ -32,8 +32,7 @@ from realm_jax.indexes.registry import config_from
 Row = dict[str, Any]
 
 # As in the figures that we hold ours against.
-_IVF_PQ = {1_000_000: "IVF1000,PQ64x4fs,RFlat"}
-_IVF_PQ_OF_MORE = "IVF3654,PQ64x4fs,RFlat"
+_LISTS = {1_000_000: 1000, 13_353_718: 3654}
 _SETTINGS = tuple(
   {"nprobe": nprobe, "num_reordered": num_reordered}
   for nprobe in (2, 4, 8)
@@ -58,6 +57,8 @@ class Job:
     threads: of FAISS.
     repeats: of the search of all queries; the median counts.
     recall_target: that ScaNN is tuned for.
+    base: of `SyntheticVectors`.
+    base_queries: of the same.
   """
 
   index: str
@@ -66,11 +67,18 @@ class Job:
   threads: int = 2
   repeats: int = 5
   recall_target: float = 0.95
+  base: str | None = None
+  base_queries: str | None = None
 
   @property
   def data(self) -> SyntheticVectors:
     """The vectors, the queries and their true neighbours."""
-    return SyntheticVectors(Path(self.directory), self.num_blocks)
+    return SyntheticVectors(
+      Path(self.directory),
+      self.num_blocks,
+      base=Path(self.base) if self.base else None,
+      base_queries=Path(self.base_queries) if self.base_queries else None,
+    )
 
   @property
   def saved(self) -> Path:
@@ -87,7 +95,8 @@ class Job:
       return {"recall_target": target, "below_target": True}
     factory = "Flat"
     if self.index == "faiss_ivf_pq":
-      factory = _IVF_PQ.get(self.num_blocks, _IVF_PQ_OF_MORE)
+      lists = _LISTS.get(self.num_blocks, round(self.num_blocks**0.5))
+      factory = f"IVF{lists},PQ{self.data.dim // 2}x4fs,RFlat"
     return {"factory": factory, "threads": self.threads, "brute_force_below": 0}
 
   def blocks(self) -> Blocks:
@@ -278,6 +287,10 @@ def make_parser() -> argparse.ArgumentParser:
     default=0.95,
     help="recall@8 that ScaNN is tuned for and all are compared at",
   )
+  parser.add_argument(
+    "--base", help=".npy of a trained model's vectors to draw from"
+  )
+  parser.add_argument("--base_queries", help="the same of queries")
   parser.add_argument("--json", type=Path, help="write the figures here, too")
   parser.add_argument("--run", choices=["build", "search"], help="internal")
   parser.add_argument("--job", help="internal, with --run")
@@ -295,22 +308,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
   if not given.directory:
     parser.error("--directory: where should the vectors be?")
   # Processes run elsewhere, and a relative path would be another there.
-  directory = str(Path(given.directory).resolve())
+  directory, base, base_queries = (
+    path and str(Path(path).resolve())
+    for path in (given.directory, given.base, given.base_queries)
+  )
   measured: list[Row] = []
-  for index in given.index or _ROWS:
-    job = Job(
+  jobs = [
+    Job(
       index,
       directory,
       given.num_blocks,
       given.threads,
       given.repeats,
       given.recall_target,
+      base,
+      base_queries,
     )
+    for index in given.index or _ROWS
+  ]
+  for job in jobs:
     measured += rows(job)
-    print(f"{index} is measured", file=sys.stderr, flush=True)
+    print(f"{job.index} is measured", file=sys.stderr, flush=True)
   result = {
     "num_blocks": given.num_blocks,
-    "dim": SyntheticVectors(Path(directory), given.num_blocks).dim,
+    "dim": jobs[0].data.dim,
     "recall_target": given.recall_target,
     "rows": measured,
   }

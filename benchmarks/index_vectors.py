@@ -1,7 +1,9 @@
-"""Synthetic vectors for the index's figures, and their true neighbours.
+"""Vectors for the index's figures, and their true neighbours.
 
-Every vector is one of 4,096 Gaussian centres plus 0.7 times Gaussian noise,
-and so is every query. Files are made once and read again.
+Every synthetic vector is one of 4,096 Gaussian centres plus 0.7 times Gaussian
+noise, and so is every query. Others are those of a trained model, again and
+again, plus a tenth of their spread in noise. Files are made once and read
+again.
 """
 
 import dataclasses
@@ -13,6 +15,8 @@ from jaxtyping import Float32, Int32
 
 _CENTRES = 4096
 _NOISE = 0.7
+_DIM = 128
+_NOISE_OF_TRAINED = np.float32(0.1)
 _ROWS_PER_CHUNK = 1 << 16
 # Streams of random numbers: what is drawn with the seed beside it.
 _OF_CENTRES, _OF_VECTORS, _OF_QUERIES, _OF_TUNING = 0, 1, 2, 3
@@ -33,7 +37,9 @@ class SyntheticVectors:
   Attributes:
     directory: where the files lie.
     num_blocks: N.
-    dim: of vectors and queries.
+    base: a file of a trained model's vectors, .npy [m, d], to draw from; None
+      draws from the centres.
+    base_queries: the same of queries; None draws them as the vectors.
     num_queries: with known neighbours.
     k: how many neighbours.
     seed: another gives other vectors.
@@ -41,7 +47,8 @@ class SyntheticVectors:
 
   directory: Path
   num_blocks: int
-  dim: int = 128
+  base: Path | None = None
+  base_queries: Path | None = None
   num_queries: int = 512
   k: int = 8
   seed: int = 0
@@ -52,8 +59,17 @@ class SyntheticVectors:
     return self.directory / f"vectors-{self._name}.npy"
 
   @property
+  def dim(self) -> int:
+    """Of vectors and queries."""
+    return _DIM if self.base is None else self._read(self.base).shape[1]
+
+  @property
   def _name(self) -> str:
-    return f"{self.num_blocks}x{self.dim}-seed{self.seed}"
+    base = "" if self.base is None else f"{self.base.stem}-"
+    return f"{base}{self.num_blocks}x{self.dim}-seed{self.seed}"
+
+  def _read(self, path: Path) -> np.ndarray:
+    return np.load(path, mmap_mode="r", allow_pickle=False)
 
   def vectors(self) -> np.memmap:
     """[N, d], mapped from a file that is written where it is absent."""
@@ -95,14 +111,24 @@ class SyntheticVectors:
     vectors.flush()
 
   def _draw(self, count: int, *stream: int) -> Float32[np.ndarray, "n d"]:
-    centres = np.random.default_rng((self.seed, _OF_CENTRES)).standard_normal(
-      (_CENTRES, self.dim), np.float32
-    )
+    base, noise = self._base_and_noise(of_queries=stream[0] != _OF_VECTORS)
     rng = np.random.default_rng((self.seed, *stream))
-    drawn = rng.standard_normal((count, self.dim), np.float32)
-    drawn *= np.float32(_NOISE)
-    drawn += centres[rng.integers(_CENTRES, size=count)]
+    drawn = rng.standard_normal((count, base.shape[1]), np.float32)
+    drawn *= noise
+    drawn += base[rng.integers(len(base), size=count)]
     return drawn
+
+  def _base_and_noise(
+    self, *, of_queries: bool
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """What is drawn from, and the spread of the noise around it."""
+    path = self.base_queries if of_queries and self.base_queries else self.base
+    if path is not None:
+      base = np.asarray(self._read(path), np.float32)
+      return base, _NOISE_OF_TRAINED * base.std(axis=0)
+    rng = np.random.default_rng((self.seed, _OF_CENTRES))
+    centres = rng.standard_normal((_CENTRES, _DIM), np.float32)
+    return centres, np.full(_DIM, _NOISE, np.float32)
 
 
 def true_neighbours(

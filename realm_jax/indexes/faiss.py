@@ -145,15 +145,27 @@ class FaissIndex:
     if config.on_gpu and self._library.get_num_gpus() > 0:
       self._moved = self._library.index_cpu_to_all_gpus(index)
 
+  @property
+  def num_lists(self) -> int:
+    """How many inverted lists there are; 1 where all blocks are searched."""
+    return self._lists
+
   def search(self, queries: QueryBatch, k: int) -> SearchResult:
     """About the k best blocks of each query; always k of them."""
+    return self.search_at(
+      queries, k, self._config.nprobe, self._config.num_reordered
+    )
+
+  def search_at(
+    self, queries: QueryBatch, k: int, nprobe: int, num_reordered: int
+  ) -> SearchResult:
+    """Searches so many lists, and scores so many exactly."""
     check_k(k, self.num_blocks)
     vectors = check_vectors(queries, self.dim)
     _set_threads(self._library, self._config.threads)
     # Room for k whatever the lists: twice as many as would do on average.
     probed = min(
-      self._lists,
-      max(self._config.nprobe, -(-2 * k * self._lists // self.num_blocks)),
+      self._lists, max(nprobe, -(-2 * k * self._lists // self.num_blocks))
     )
     fits = max(k, probed) <= _GPU_LIMIT
     rows, scores = self._search(
@@ -161,7 +173,7 @@ class FaissIndex:
       vectors,
       k,
       probed,
-      max(self._config.num_reordered, k),
+      max(num_reordered, k),
     )
     # Where the lists held fewer than k, it fills up with −1.
     short = (rows < 0).any(axis=1)

@@ -112,6 +112,22 @@ def test_what_is_open_is_chosen_by_measuring():
   json.dumps(report)
 
 
+def test_the_report_says_how_faiss_compares():
+  pytest.importorskip("faiss")
+  config = dataclasses.replace(_GIVEN, reordering=None, threads=1)
+  report = config.build(
+    blocks_of(_vectors()), BuildOptions(queries=_QUERIES)
+  ).report
+  rival, ratio = report["faiss_on_the_sample"], report["times_as_fast_as_faiss"]
+  assert rival["recall"] >= 0.95 and rival["queries_per_second"] > 0
+  speeds = [trial["queries_per_second"] for trial in report["trials"]]
+  assert ratio * rival["queries_per_second"] == pytest.approx(
+    speeds[
+      [t["structure"] for t in report["trials"]].index(report["structure"])
+    ]
+  )
+
+
 def test_what_is_given_is_kept():
   index = _GIVEN.build(blocks_of(_vectors()), BuildOptions(queries=_QUERIES))
   assert index.report["trials"] == []

@@ -8,11 +8,13 @@ import pytest
 from benchmarks import (
   demo_corpus,
   followed_run,
+  index,
   own_step,
   real_text_minilm,
   retrieval_overhead,
   soak,
 )
+from benchmarks.index_vectors import SyntheticVectors
 from realm_jax.generations.partial_refresh import PartialRefresh
 
 
@@ -149,3 +151,52 @@ def test_a_table_of_what_each_stage_gave():
   lines = real_text_minilm.markdown(rows).splitlines()
   assert lines[2] == "| BM25 | 0.2 | 0.500 |  |  | 0.250 |  |  |"
   assert lines[3] == "| open QA | 12.0 |  |  |  |  | 0.125 |  |"
+
+
+@pytest.mark.slow
+def test_an_index_is_built_and_searched_in_processes_of_its_own(tmp_path):
+  rows = index.rows(index.Job("scann", str(tmp_path), 2_000, repeats=1))
+  (row,) = rows
+  assert row["recall_at_8"] == 1
+  wanted = ("queries_per_second", "build_seconds", "load_seconds")
+  assert all(row[name] > 0 for name in (*wanted, "peak_memory_gb"))
+  assert [path.suffix for path in sorted(tmp_path.iterdir())] == [
+    ".npz",
+    ".npy",
+  ]
+
+
+def test_indexes_are_compared_at_the_recall_that_is_wanted():
+  def row(name, recall, speed):
+    figures = {"build_seconds": 1.0, "load_seconds": 1.0, "peak_memory_gb": 1.0}
+    return {
+      "index": name,
+      "recall_at_8": recall,
+      "queries_per_second": speed,
+      **figures,
+    }
+
+  result = {
+    "num_blocks": 10,
+    "dim": 2,
+    "recall_target": 0.9,
+    "rows": [
+      row("scann", 0.95, 300.0),
+      row("faiss_ivf_pq", 0.8, 900.0),
+      row("faiss_ivf_pq", 0.91, 150.0),
+      row("faiss_ivf_pq", 0.99, 100.0),
+    ],
+  }
+  (ratio,) = index.ratios(result).values()
+  assert ratio == 2
+  assert index.table(result).count("faiss_ivf_pq ") == 1
+
+
+def test_vectors_of_a_model_are_drawn_from_with_a_little_noise(tmp_path):
+  base = np.random.default_rng(0).standard_normal((50, 6)).astype(np.float32)
+  np.save(tmp_path / "base.npy", base)
+  drawn = SyntheticVectors(tmp_path, 300, base=tmp_path / "base.npy")
+  vectors = drawn.vectors()
+  assert vectors.shape == (300, 6) and drawn.queries().shape == (512, 6)
+  away = np.linalg.norm(vectors[:, None] - base, axis=2).min(axis=1)
+  assert 0.1 < away.mean() < 0.4
