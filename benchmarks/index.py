@@ -57,6 +57,7 @@ class Job:
     threads: of FAISS.
     repeats: of the search of all queries; the median counts.
     recall_target: that ScaNN is tuned for.
+    scann: ScaNN's settings, in place of what it would choose.
     base: of `SyntheticVectors`.
     base_queries: of the same.
   """
@@ -67,6 +68,7 @@ class Job:
   threads: int = 2
   repeats: int = 5
   recall_target: float = 0.95
+  scann: dict[str, Any] = dataclasses.field(default_factory=dict)
   base: str | None = None
   base_queries: str | None = None
 
@@ -92,7 +94,7 @@ class Job:
     if self.index == "scann":
       # Other queries may fare a little worse than those it is tuned on.
       target = self.recall_target + (1 - self.recall_target) / 10
-      return {"recall_target": target, "below_target": True}
+      return {"recall_target": target, "below_target": True, **self.scann}
     factory = "Flat"
     if self.index == "faiss_ivf_pq":
       lists = _LISTS.get(self.num_blocks, round(self.num_blocks**0.5))
@@ -288,6 +290,12 @@ def make_parser() -> argparse.ArgumentParser:
     help="recall@8 that ScaNN is tuned for and all are compared at",
   )
   parser.add_argument(
+    "--scann",
+    type=json.loads,
+    default={},
+    help="settings of ScaNN as JSON, to do without the choice of a structure",
+  )
+  parser.add_argument(
     "--base", help=".npy of a trained model's vectors to draw from"
   )
   parser.add_argument("--base_queries", help="the same of queries")
@@ -321,6 +329,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
       given.threads,
       given.repeats,
       given.recall_target,
+      given.scann,
       base,
       base_queries,
     )

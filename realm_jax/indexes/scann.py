@@ -59,7 +59,7 @@ class ScannConfig:
   anisotropic_threshold: float | None = None
   dims_per_code: int = 2
   training_sample: int | None = None
-  tuning_sample: int = 1 << 18
+  tuning_sample: int = 1 << 17
   reuse: bool = True
   seed: int = 0
   threads: int | None = None
