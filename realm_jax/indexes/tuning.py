@@ -107,13 +107,17 @@ def fastest_point(
     return measured[place]
 
   best: Point | None = None
+  before = -1.0
   for searched in leaves:
     # More leaves are worth it for fewer reordered alone.
     most = best.num_reordered if best is not None else num_blocks + 1
     fewer = [again for again in reordered if again < most]
     if not fewer:
       break
-    if at(searched, fewer[-1]).recall < target:
+    if (recall := at(searched, fewer[-1]).recall) < target:
+      if best is not None and recall <= before:
+        break  # It is not for leaves that so few reordered do not do.
+      before = recall
       continue
     low, high = 0, len(fewer) - 1
     while low < high:
