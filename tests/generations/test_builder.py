@@ -26,7 +26,7 @@ from realm_jax.corpus.block_builder import block_id
 from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.store import Corpus
 from realm_jax.corpus.update import update_corpus
-from realm_jax.generations import builder, embeddings, layout
+from realm_jax.generations import builder, layout
 from realm_jax.generations import manifest as manifests
 from realm_jax.generations.loaded import load_generation, load_newest
 from realm_jax.generations.making import EmbeddingConfig
@@ -34,6 +34,7 @@ from realm_jax.generations.partial_refresh import PartialRefresh
 from realm_jax.generations.publisher import DiskFullError
 from realm_jax.generations.retrieved import RetrievedBlocks
 from realm_jax.generations.shared_work import SharedWork
+from realm_jax.indexes import npy
 from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.protocol import QueryBatch
@@ -265,7 +266,7 @@ def test_a_full_disk_is_said_while_shards_are_written(tmp_path, corpus):
   _save(tmp_path, corpus, 500)
   full = OSError(errno.ENOSPC, "No space left on device")
   with (
-    mock.patch.object(embeddings, "save_array", side_effect=full),
+    mock.patch.object(npy, "save", side_effect=full),
     pytest.raises(DiskFullError, match="no room for generation 500"),
   ):
     _build(tmp_path, corpus)
