@@ -104,9 +104,7 @@ def write_shard(
     raise GenerationError(
       f"the vector of block {row} is not finite; the checkpoint is broken"
     )
-  npy.save(
-    directory / layout.name(shard), vectors.astype(DTYPES[layout.dtype])
-  )
+  npy.save(directory / layout.name(shard), vectors.astype(DTYPES[layout.dtype]))
   oldest, newest = int(steps.min()), int(steps.max())
   steps_path = ""
   if oldest != newest:

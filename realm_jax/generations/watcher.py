@@ -227,8 +227,10 @@ class GenerationWatcher:
       return False  # Removed since it was listed.
     with self._changed:
       refusal = self._rejected.get(step)
-      again = step == self._awaited and refusal is not None and (
-        time.monotonic() - refusal.at > _AGAIN_SECONDS
+      again = (
+        step == self._awaited
+        and refusal is not None
+        and (time.monotonic() - refusal.at > _AGAIN_SECONDS)
       )
       if refusal is not None and refusal.seen == seen and not again:
         return False
