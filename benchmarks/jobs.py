@@ -1,5 +1,6 @@
 """A trainer and its index builder as processes that can be killed."""
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -8,11 +9,12 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 PROJECT_DIR = Path(__file__).resolve().parent.parent
 _POLL_SECONDS = 0.02
 _STOP_SECONDS = 120.0
+_OUTPUT_SECONDS = 10.0
 
 
 class JobError(ValueError):
@@ -67,23 +69,38 @@ class Job:
     self.command = command
     self._environment = environment
     self._process: subprocess.Popen | None = None
-    self._output: IO[str] | None = None
+    self._output: subprocess.Popen | None = None
 
   def start(self) -> None:
     """Starts it, for the first time or again."""
     self.log.parent.mkdir(parents=True, exist_ok=True)
-    self._output = self.log.open("a")
-    self._output.write(f"--- start {self.starts}\n")
-    self._output.flush()
+    with self.log.open("a") as log:
+      log.write(f"--- start {self.starts}\n")
+      log.flush()
+      # What limits the sizes of the job's files does not limit its log.
+      self._output = subprocess.Popen(
+        ["cat"], stdin=subprocess.PIPE, stdout=log
+      )
     self._process = subprocess.Popen(
       self.command,
       cwd=PROJECT_DIR,
       env=None if self._environment is None else dict(self._environment),
-      stdout=self._output,
+      stdout=self._output.stdin,
       stderr=subprocess.STDOUT,
     )
+    assert self._output.stdin is not None
+    self._output.stdin.close()
     self.starts += 1
     self.started_at = time.monotonic()
+
+  @property
+  def pid(self) -> int:
+    """Of its process."""
+    return self._running().pid
+
+  def exit_code(self) -> int | None:
+    """What it ended with; None while it runs."""
+    return self._running().poll()
 
   def ended(self) -> bool:
     """Whether it ended well by itself.
@@ -99,6 +116,10 @@ class Job:
   def kill(self) -> None:
     """kill -9, which no process can prepare for."""
     self._running().kill()
+    self.close()
+
+  def close(self) -> None:
+    """Waits for its end, and for the last of its output."""
     self._running().wait()
     self._close()
 
@@ -133,12 +154,14 @@ class Job:
   def _close(self) -> None:
     self._process = None
     if self._output is not None:
-      self._output.close()
+      # Its own children may have the other end for a moment longer.
+      with contextlib.suppress(subprocess.TimeoutExpired):
+        self._output.wait(_OUTPUT_SECONDS)
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """A pre-training run that waits for each generation of an exact index.
+  """A pre-training run that waits for each generation.
 
   Attributes:
     directory: of MODEL_DIR and the logs.
@@ -148,6 +171,7 @@ class Run:
     save_every_steps: the distance of checkpoints, and so of generations; a
       generation is used from so many steps after its checkpoint.
     batch_size: of a step.
+    index: the name of the index, as gin/runs/build_index.gin has it.
     environment: of both processes; None is this one's.
   """
 
@@ -157,6 +181,7 @@ class Run:
   num_steps: int
   save_every_steps: int
   batch_size: int = 8
+  index: str = "EXACT"
   environment: Mapping[str, str] | None = None
 
   @property
@@ -179,14 +204,18 @@ class Run:
       WAIT_FOR_GENERATIONS=True,
     )
 
-  def builder(self) -> Job:
-    """The index builder, not yet started."""
+  def builder(self, name: str = "builder") -> Job:
+    """An index builder, not yet started."""
     return self._job(
-      "builder",
+      name,
       "build_index",
       "build_index",
-      INDEX=Macro("EXACT"),
+      INDEX=Macro(self.index),
       MODE="every",
+      **{
+        "builder.build_index.poll_seconds": 0.2,
+        "builder.build_index.retry_seconds": 1.0,
+      },
     )
 
   def _job(self, name: str, module: str, recipe: str, **bindings: Any) -> Job:

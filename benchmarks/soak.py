@@ -1,11 +1,13 @@
-"""Kills trainer and index builder at random moments; nothing may change.
+"""Lets every fault come upon a run at random moments; nothing may change.
 
     python -m benchmarks.soak --json=soak.json
 
-A run in the waiting mode, with exact search, is done once in peace. Then the
-same run is done again while its processes are killed (`kill -9`) and started
-again, until it is through. Loss curve and last checkpoint must be those of
-the unbroken run bit for bit, and no half generation may ever be seen.
+A run in the waiting mode is done once in peace. Then the same run is done
+again while its processes are killed, its published files damaged or removed,
+its builder held up, doubled or left without room; whatever ends is started
+again, until the run is through. Once with exact search, where loss curve and
+last checkpoint must be those of the unbroken run bit for bit, and once with
+ScaNN, whose process is killed, too.
 """
 
 import argparse
@@ -13,167 +15,108 @@ import collections
 import contextlib
 import dataclasses
 import json
+import os
+import re
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from benchmarks import demo_corpus
-from benchmarks.jobs import Job, JobError, Run, wait_until
+from benchmarks import demo_corpus, faults
+from benchmarks.faults import Disturbed, Fault, Met
+from benchmarks.jobs import JobError, Run, wait_until
 from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.evaluation import outputs
-from realm_jax.generations import layout
-from realm_jax.generations import manifest as manifests
+from realm_jax.generations.inspection import Place
 
 # The clock's, not the run's.
 _TIMINGS = ("step_seconds", "examples_per_second", "search_ms", "gather_ms")
-# What the watcher logs of a generation that is damaged or not whole.
+# What the watcher logs of a generation that it has verified.
+_VERIFIED = re.compile(r"generation (\d+) is verified and loaded")
 _REFUSAL = "is not used"
-_SAVE_EVERY_STEPS = 10
+_SAVE_EVERY_STEPS = 5
+_KEPT_CHECKPOINTS = 3
+_FAULTS_PER_CHECKPOINT = 2
 _MODEL = "benchmarks/soak.gin"
+# Which share of the faults comes upon a run with which index.
+_SHARES = {"EXACT": 0.75, "SCANN": 0.25}
 
 
-@dataclasses.dataclass(frozen=True)
-class Moment:
-  """When to kill what.
-
-  Attributes:
-    victims: `trainer`, `builder` or both.
-    checkpoint: not before this step is saved; −1 is at once.
-    delay_seconds: after that.
-  """
-
-  victims: tuple[str, ...]
-  checkpoint: int
-  delay_seconds: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Kill:
-  """What a kill met.
-
-  Attributes:
-    victims: who was killed.
-    alive_seconds: how long the first of them had lived.
-    checkpoint: the last saved step.
-    generation: the last published generation.
-    half_written: the checkpoints and generations that were being written.
-  """
-
-  victims: tuple[str, ...]
-  alive_seconds: float
-  checkpoint: int
-  generation: int
-  half_written: tuple[str, ...]
-
-
-def draw_moments(
-  count: int, *, num_steps: int, cycle_seconds: float, seed: int
-) -> list[Moment]:
-  """Random moments, spread over a run.
+def draw_faults(
+  count: int,
+  *,
+  kinds: Sequence[str],
+  num_steps: int,
+  cycle_seconds: float,
+  seed: int,
+) -> list[Fault]:
+  """Random faults, as many of each kind, spread over a run.
 
   Three in four come some part of two cycles after a random checkpoint (a
-  cycle is save, embed, publish, load and so many steps), the others while a
-  process that was just killed is starting.
+  cycle is save, embed, publish, load and so many steps), the others soon
+  after the one before, while processes are starting.
   """
   rng = np.random.default_rng(seed)
-  steps = np.sort(rng.integers(0, round(0.9 * num_steps), count))
-  victims = [("trainer",), ("builder",), ("trainer", "builder")]
-  moments = []
-  for step in steps.tolist():
-    who = victims[rng.choice(3, p=[0.4, 0.4, 0.2])]
-    if moments and rng.random() < 0.25:
-      who = moments[-1].victims
-      moments.append(Moment(who, -1, rng.uniform(0, 10)))
-    else:
-      moments.append(Moment(who, step, rng.uniform(0, 2 * cycle_seconds)))
-  return moments
+  steps = np.sort(rng.integers(0, round(0.9 * num_steps), count)).tolist()
+  drawn_kinds = rng.permutation(np.resize(kinds, count)).tolist()
+  drawn = []
+  for step, kind in zip(steps, drawn_kinds, strict=True):
+    checkpoint, delay = step, rng.uniform(0, 2 * cycle_seconds)
+    if drawn and rng.random() < 0.25:
+      checkpoint, delay = -1, rng.uniform(0, 5)
+    drawn.append(Fault(kind, checkpoint, delay, int(rng.integers(1 << 31))))
+  return drawn
 
 
-@contextlib.contextmanager
-def started(run: Run) -> Iterator[dict[str, Job]]:
-  """Trainer and builder, which are dead when the block ends."""
-  jobs = {"trainer": run.trainer(), "builder": run.builder()}
-  try:
-    for job in jobs.values():
-      job.start()
-    yield jobs
-  finally:
-    for job in jobs.values():
-      job.stop()
-
-
-def kill_at(run: Run, moment: Moment, jobs: dict[str, Job]) -> Kill | None:
-  """Kills and starts again; None where the run ended first.
-
-  Raises:
-    GenerationError: the kill left a generation that is not whole.
-    JobError: a job failed by itself.
-  """
-  trainer = jobs["trainer"]
-  others = tuple(job for job in jobs.values() if job is not trainer)
-  wait_until(
-    lambda: trainer.ended() or run.last_checkpoint() >= moment.checkpoint,
-    what=f"checkpoint {moment.checkpoint}",
-    jobs=others,
-  )
-  deadline = time.monotonic() + moment.delay_seconds
-  wait_until(
-    lambda: trainer.ended() or time.monotonic() > deadline,
-    what="passing of time",
-    jobs=others,
-  )
-  if trainer.ended():
-    return None
-  victims = [jobs[name] for name in moment.victims]
-  alive_seconds = time.monotonic() - victims[0].started_at
-  for job in victims:
-    job.kill()
-  kill = Kill(
-    victims=moment.victims,
-    alive_seconds=round(alive_seconds, 1),
-    checkpoint=run.last_checkpoint(),
-    generation=run.last_generation(),
-    half_written=tuple(run.half_written()),
-  )
-  verify_generations(run)
-  for job in victims:
-    job.start()
-  return kill
-
-
-def complete(jobs: dict[str, Job]) -> None:
-  """Waits for the end of training, and tells the builder to stop.
+def complete(here: Disturbed) -> None:
+  """Waits for the end of training, and tells the builders to stop.
 
   Raises:
     JobError: a job failed.
   """
-  trainer, builder = jobs["trainer"], jobs["builder"]
-  wait_until(trainer.ended, what="end of training", jobs=(builder,))
-  if code := builder.terminate():
-    raise JobError(f"the builder ended with {code}:\n{builder.tail()}")
+  wait_until(here.is_over, what="end of training")
+  for name, job in here.jobs.items():
+    if name != "trainer" and (code := job.terminate()):
+      raise JobError(f"the {name} ended with {code}:\n{job.tail()}")
 
 
-def finish(run: Run, moments: Iterable[Moment] = ()) -> list[Kill]:
-  """Runs trainer and builder to the end, killing and restarting them.
+def finish(
+  run: Run, planned: Iterable[Fault] = ()
+) -> tuple[list[Met], list[str]]:
+  """Runs trainer and builder to the end, whatever comes upon them.
 
   Args:
     run: whose folder is empty.
-    moments: when to kill; those past the end of the run are left out.
+    planned: in order; those past the end of the run are left out.
 
   Returns:
-    The kills that were done.
+    The faults that were met, and the last lines of what stopped by itself.
   """
-  with started(run) as jobs:
-    kills = [kill_at(run, moment, jobs) for moment in moments]
-    complete(jobs)
-  return [kill for kill in kills if kill is not None]
+  done: list[Met] = []
+  with faults.disturbed(run) as here:
+    for fault in planned:
+      met = faults.inject(here, fault)
+      if done:
+        done[-1].observed = here.observed()
+      if met is None:
+        break
+      done.append(met)
+      print(f"{len(done):4} {fault.kind}: {met.what}", flush=True)
+    complete(here)
+    if done:
+      _add(done[-1].observed, here.observed())
+    return done, here.lines
+
+
+def _add(counts: dict[str, int], more: dict[str, int]) -> None:
+  for name, count in more.items():
+    counts[name] = counts.get(name, 0) + count
 
 
 def curve(run: Run) -> list[dict[str, float]]:
@@ -219,19 +162,10 @@ def _last_parameters(run: Run) -> dict[str, np.ndarray]:
   return {jax.tree_util.keystr(p): np.asarray(leaf) for p, leaf in leaves}
 
 
-def verify_generations(run: Run) -> int:
-  """Verifies every byte of every published generation; how many there are.
-
-  Raises:
-    GenerationError: one is not whole.
-  """
-  generations = run.model_dir / layout.FOLDER
-  steps = layout.published_steps(generations)
-  for step in steps:
-    directory = layout.path_of(generations, step)
-    with contextlib.suppress(FileNotFoundError):
-      manifests.verify(directory, manifests.read(directory))
-  return len(steps)
+def damaged_generations(run: Run) -> list[int]:
+  """The published generations that are not whole, to the last byte."""
+  found = Place.of(run.model_dir, None).look(checksums=True)
+  return [one.step for one in found if one.problem]
 
 
 def refusals(run: Run) -> list[str]:
@@ -240,40 +174,78 @@ def refusals(run: Run) -> list[str]:
   return [line for line in lines if _REFUSAL in line]
 
 
+def problems(run: Run) -> list[str]:
+  """What no fault may do to a run that is through; empty where all is well."""
+  found = []
+  rows = curve(run)
+  if [row["step"] for row in rows] != list(range(1, run.num_steps + 1)):
+    found.append(f"{len(rows)} rows of metrics for {run.num_steps} steps")
+  log = run.trainer().log.read_text(errors="replace")
+  verified = {int(step) for step in _VERIFIED.findall(log)}
+  for row in rows:
+    if row["generation"] not in verified:
+      found.append(f"step {row['step']} searched what was never verified")
+    if row["step"] - 1 - row["generation"] != row["staleness_steps"]:
+      found.append(f"step {row['step']} does not know how stale it is")
+  with contextlib.closing(CheckpointStore(run.model_dir)) as store:
+    steps = store.steps()
+  last = range(0, run.num_steps + 1, run.save_every_steps)
+  if wanted := {0, *last[-_KEPT_CHECKPOINTS:]} - set(steps):
+    found.append(f"checkpoints {sorted(wanted)} are lost")
+  marker = str(run.directory).encode()
+  if left := [p for p in faults.searching() if marker in _environment(p)]:
+    found.append(f"processes {left} still search for nobody")
+  return found
+
+
+def _environment(process: int) -> bytes:
+  with contextlib.suppress(OSError):
+    return Path(f"/proc/{process}/environ").read_bytes()
+  return b""
+
+
 def soak(
-  directory: Path, *, kills: int, num_steps: int, seed: int
+  directory: Path, index: str, *, count: int, seed: int
 ) -> dict[str, Any]:
   """The unbroken run, the broken one, and what they differ in."""
-  corpus_dir = demo_corpus.make_corpus(directory, scale=0.5)
+  num_steps = max(6, count // _FAULTS_PER_CHECKPOINT) * _SAVE_EVERY_STEPS
 
   def run(name: str) -> Run:
+    folder = directory / f"{name}_{index.lower()}"
     return Run(
-      directory=directory / name,
-      corpus_dir=corpus_dir,
+      directory=folder,
+      corpus_dir=directory / "corpus",
       model=_MODEL,
       num_steps=num_steps,
       save_every_steps=_SAVE_EVERY_STEPS,
+      index=index,
+      # By which its processes are known.
+      environment={**os.environ, "REALM_SOAK": str(folder)},
     )
 
   unbroken, broken = run("unbroken"), run("broken")
-  print("the unbroken run …", flush=True)
+  print(f"{index}: {num_steps} steps in peace …", flush=True)
   began = time.monotonic()
   finish(unbroken)
   unbroken_seconds = time.monotonic() - began
-  print(f"… took {unbroken_seconds:.0f} s; now with {kills} kills", flush=True)
-  moments = draw_moments(
-    kills,
+  print(f"… took {unbroken_seconds:.0f} s; now {count} faults", flush=True)
+  planned = draw_faults(
+    count,
+    kinds=[k for k in faults.KINDS if index == "SCANN" or k != "crash search"],
     num_steps=num_steps,
     cycle_seconds=unbroken_seconds * _SAVE_EVERY_STEPS / num_steps,
     seed=seed,
   )
   began = time.monotonic()
-  done = finish(broken, moments)
+  done, lines = finish(broken, planned)
   return {
-    "kills": [dataclasses.asdict(kill) for kill in done],
+    "index": index,
+    "faults": [dataclasses.asdict(met) for met in done],
+    "stopped_with": lines,
     "differences": differences(unbroken, broken),
+    "problems": problems(broken),
     "refused_generations": refusals(broken),
-    "generations_standing": verify_generations(broken),
+    "left_damaged": damaged_generations(broken),
     "steps": num_steps,
     "swaps": len({row["generation"] for row in curve(broken)}) - 1,
     "unbroken_seconds": round(unbroken_seconds, 1),
@@ -281,62 +253,93 @@ def soak(
   }
 
 
-def table(kills: Sequence[dict[str, Any]]) -> str:
-  """A line for each kill."""
-  lines = [
-    "kill  victims            alive s  checkpoint  generation  half-written"
-  ]
-  for number, kill in enumerate(kills, start=1):
+def by_kind(done: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:
+  """How many faults of each kind there were, and what was observed."""
+  kinds: dict[str, dict[str, int]] = {}
+  for met in done:
+    counts = kinds.setdefault(
+      met["fault"]["kind"], {"faults": 0, "mid-write": 0}
+    )
+    counts["faults"] += 1
+    counts["mid-write"] += bool(met["half_written"])
+    _add(counts, met["observed"])
+  return kinds
+
+
+def table(kinds: dict[str, dict[str, int]]) -> str:
+  """A line for each kind."""
+  lines = ["kind                faults  mid-write  observed"]
+  for kind, counts in sorted(kinds.items()):
+    seen = [
+      f"{name} {count}"
+      for name, count in sorted(counts.items())
+      if name not in ("faults", "mid-write")
+    ]
     lines.append(
-      f"{number:4}  {' + '.join(kill['victims']):<17}  "
-      f"{kill['alive_seconds']:7.1f}  {kill['checkpoint']:10}  "
-      f"{kill['generation']:10}  {', '.join(kill['half_written']) or '–'}"
+      f"{kind:<18}  {counts['faults']:6}  {counts['mid-write']:9}  "
+      f"{', '.join(seen) or '–'}"
     )
   return "\n".join(lines)
 
 
+def passed(result: dict[str, Any]) -> bool:
+  """Whether a run bore it all."""
+  is_same = result["index"] != "EXACT" or not result["differences"]
+  return is_same and not result["problems"]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-  """Runs the soak; 1 if anything differs."""
+  """Runs the soak; 1 if anything went wrong."""
   parser = argparse.ArgumentParser(
     description=(__doc__ or "").partition("\n")[0]
   )
-  parser.add_argument("--kills", type=int, default=20)
-  parser.add_argument("--seed", type=int, default=0, help="of the moments")
-  parser.add_argument("--steps", type=int, default=300)
+  parser.add_argument("--faults", type=int, default=200)
+  parser.add_argument("--seed", type=int, default=0, help="of the faults")
+  parser.add_argument(
+    "--indexes", nargs="+", choices=_SHARES, default=list(_SHARES)
+  )
   parser.add_argument("--output_dir", help="keeps the runs and their logs")
   parser.add_argument("--json", help="a file to write the result to")
   given = parser.parse_args(argv)
   # So that no process outlives this one.
   signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to stop"))
+  whole = sum(_SHARES[index] for index in given.indexes)
+  results = []
   with contextlib.ExitStack() as stack:
-    directory = given.output_dir or stack.enter_context(
-      tempfile.TemporaryDirectory(prefix="realm_soak_")
+    directory = Path(
+      given.output_dir
+      or stack.enter_context(tempfile.TemporaryDirectory(prefix="realm_soak_"))
     )
-    result = soak(
-      Path(directory),
-      kills=given.kills,
-      num_steps=given.steps,
-      seed=given.seed,
+    demo_corpus.make_corpus(directory, scale=0.25)
+    for index in given.indexes:
+      count = round(given.faults * _SHARES[index] / whole)
+      results.append(soak(directory, index, count=count, seed=given.seed))
+  for result in results:
+    print(f"\n{result['index']}")
+    print(table(by_kind(result["faults"])))
+    lines = collections.Counter(
+      re.sub(r"\S*/\S*|\d+", "…", line) for line in result["stopped_with"]
     )
-  print(table(result["kills"]))
-  by_victim = collections.Counter(
-    " + ".join(kill["victims"]) for kill in result["kills"]
-  )
-  passed = not (result["differences"] or result["refused_generations"])
-  summary = {
-    "kills": f"{len(result['kills'])} ({dict(by_victim)})",
-    "mid-write": sum(bool(kill["half_written"]) for kill in result["kills"]),
-    "swaps": result["swaps"],
-    "half generations seen": len(result["refused_generations"]),
-    "differences": "; ".join(result["differences"][:5]) or "none",
-    "seconds": f"{result['broken_seconds']} (unbroken "
-    f"{result['unbroken_seconds']})",
-    "passed": passed,
-  }
-  print(outputs.table(summary))
+    for line, count in lines.most_common():
+      print(f"{count:4} × {line}")
+    summary = {
+      "faults": len(result["faults"]),
+      "swaps": result["swaps"],
+      "damaged generations refused": len(result["refused_generations"]),
+      "problems": "; ".join(result["problems"][:5]) or "none",
+      "differences": "; ".join(result["differences"][:5]) or "none",
+      "seconds": f"{result['broken_seconds']} (unbroken "
+      f"{result['unbroken_seconds']})",
+      "passed": passed(result),
+    }
+    print(outputs.table(summary))
+  is_passed = all(map(passed, results))
   if given.json:
-    outputs.write_json(given.json, {**result, "passed": passed})
-  return 0 if passed else 1
+    kinds = by_kind([met for result in results for met in result["faults"]])
+    outputs.write_json(
+      given.json, {"runs": results, "by_kind": kinds, "passed": is_passed}
+    )
+  return 0 if is_passed else 1
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from realm_jax.checkpoints.vocabulary import require_vocabulary
 from realm_jax.console.sigterm import stop_on_sigterm
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.store import Corpus
-from realm_jax.generations import layout
+from realm_jax.generations import layout, refused
 from realm_jax.generations import manifest as manifests
 from realm_jax.generations.building import GenerationBuilder
 from realm_jax.generations.making import EmbeddingConfig, GenerationMaker
@@ -38,7 +38,6 @@ from realm_jax.partitioning.mesh import make_mesh
 
 MODES = ("newest", "every")
 _REMINDER_SECONDS = 30.0
-_RETRY_SECONDS = 30.0
 # Longer than the files of a checkpoint take to go.
 _REMOVAL_SECONDS = 5.0
 
@@ -59,6 +58,7 @@ def build_index(
   once: bool = False,
   keep_generations: int = 3,
   poll_seconds: float = 1.0,
+  retry_seconds: float = 30.0,
   generations_dir: epath.PathLike | None = None,
   checkpoint_step: int | None = None,
 ) -> list[int]:
@@ -85,6 +85,7 @@ def build_index(
     keep_generations: how many of the latest stay; whatever is leased, or
       named by a checkpoint that is kept, stays too.
     poll_seconds: how often to look for checkpoints.
+    retry_seconds: how long to wait for room on a full disk.
     generations_dir: where they go; None is MODEL_DIR/generations.
     checkpoint_step: with `once`, the checkpoint to take instead of the newest.
 
@@ -151,6 +152,8 @@ def build_index(
       if (newest := _newest_version(maker.corpus)) is not maker.corpus:
         maker = new_maker(newest)
         builder = new_builder(maker)
+      if told := refused.take(generations_dir):
+        remove_damaged(generations_dir, told)
       steps = store.steps()
       if checkpoint_step is not None:
         steps = _only(checkpoint_step, steps, store)
@@ -188,7 +191,7 @@ def build_index(
         if once:
           raise
         logging.error("%s; trying again later", error)
-        stop.wait(_RETRY_SECONDS)
+        stop.wait(retry_seconds)
       except _StoppedError:
         break
       pinned = named.by(store.steps())

@@ -95,8 +95,8 @@ class GenerationBuilder:
         if earlier is not None:
           lease.hold({earlier.manifest.step})
 
-      check_and_hold()
       stack.enter_context(room_for(self.directory, step))
+      check_and_hold()
       work = stack.enter_context(self._joined(step, params, earlier))
       if not layout.is_remote(self.directory):
         shared_work.remove_useless(

@@ -10,10 +10,12 @@ from jaxtyping import Float, Float32, Int, Int32
 
 from realm_jax.console.counter import Counter
 from realm_jax.generations.manifest import (
+  DamagedGenerationError,
   EmbeddingsShard,
   GenerationError,
   Manifest,
 )
+from realm_jax.indexes import npy
 from realm_jax.indexes.protocol import Rows
 
 DTYPES = {
@@ -76,14 +78,6 @@ class ShardLayout:
     return f"steps-{shard:05d}-of-{len(self):05d}.npy"
 
 
-def save_array(path: Path, array: np.ndarray) -> None:
-  """Writes a `.npy`; numpy's own would not say that the disk is full."""
-  header = np.lib.format.header_data_from_array_1_0(array)
-  with path.open("wb") as file:
-    np.lib.format.write_array_header_1_0(file, header)
-    file.write(np.ascontiguousarray(array).view(np.uint8).data)
-
-
 def write_shard(
   directory: Path,
   layout: ShardLayout,
@@ -110,14 +104,12 @@ def write_shard(
     raise GenerationError(
       f"the vector of block {row} is not finite; the checkpoint is broken"
     )
-  save_array(
-    directory / layout.name(shard), vectors.astype(DTYPES[layout.dtype])
-  )
+  npy.save(directory / layout.name(shard), vectors.astype(DTYPES[layout.dtype]))
   oldest, newest = int(steps.min()), int(steps.max())
   steps_path = ""
   if oldest != newest:
     steps_path = layout.steps_name(shard)
-    save_array(directory / steps_path, steps.astype(np.int32))
+    npy.save(directory / steps_path, steps.astype(np.int32))
   return EmbeddingsShard(
     layout.name(shard), len(vectors), oldest, newest, steps_path
   )
@@ -244,7 +236,7 @@ def _map(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
   try:
     mapped = np.load(path, mmap_mode="r", allow_pickle=False)
   except (ValueError, EOFError, OSError) as error:
-    raise GenerationError(f"{path} is not an array: {error}") from error
+    raise DamagedGenerationError(f"{path} is not an array: {error}") from error
   if mapped.dtype != dtype and mapped.dtype.itemsize == dtype.itemsize:
     # The file format has no name for bfloat16: it comes back as plain bytes.
     mapped = mapped.view(dtype)

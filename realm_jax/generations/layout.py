@@ -5,6 +5,7 @@ generations/.shards-00000500-…       vectors that builders are at together
 generations/.tmp-00000500-…          one that is being built
 generations/.trash-…                 one that is being removed
 generations/leases/…                 who has which loaded
+generations/refused/00000500         a reader found it damaged
 """
 
 import re
@@ -14,6 +15,7 @@ from etils import epath
 FOLDER = "generations"
 MANIFEST = "manifest.json"
 LEASES = "leases"
+REFUSED = "refused"
 SHARING = ".shards-"
 BUILDING = ".tmp-"
 REMOVING = ".trash-"

@@ -41,7 +41,10 @@ class Lease:
     """
     steps = frozenset(steps)
     age = time.monotonic() - self._renewed
-    if steps == self._steps and (not steps or age < self._lifetime_seconds / 4):
+    is_young = age < self._lifetime_seconds / 4
+    if steps == self._steps and (
+      not steps or (is_young and self._path.exists())
+    ):
       return
     self._path.parent.mkdir(parents=True, exist_ok=True)
     # A reader that meets half a lease would take it for none.

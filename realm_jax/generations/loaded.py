@@ -106,7 +106,8 @@ def load_generation(
       of its own.
 
   Raises:
-    GenerationError: it is missing, damaged, or of another corpus.
+    GenerationError: it is missing, or of another corpus.
+    DamagedGenerationError: it is not what was published.
   """
   directory = layout.path_of(generations_dir, step)
   manifest = manifests.read(directory)
@@ -136,6 +137,8 @@ def load_generation(
         else:
           built = config.load(saved, blocks, mesh=mesh)
       except (IndexKindError, IndexLoadError) as error:
+        # Where its files went meanwhile, it is that.
+        manifests.verify(local, manifest, checksums=False, named=directory)
         raise GenerationError(f"{directory}: {error}") from error
     else:
       built = index.build(blocks, BuildOptions(mesh=mesh))

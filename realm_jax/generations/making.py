@@ -22,6 +22,7 @@ from realm_jax.generations.corpus_embedder import CorpusEmbedder
 from realm_jax.generations.loaded import blocks_of
 from realm_jax.generations.manifest import Manifest, PartialRecord
 from realm_jax.generations.shared_work import StoredVectors, identity_digest
+from realm_jax.indexes import npy
 from realm_jax.indexes.protocol import (
   BuildOptions,
   IndexConfig,
@@ -240,7 +241,7 @@ class GenerationMaker:
     block_keys = ""
     if keys is not None:
       block_keys = "block_keys.npy"
-      embeddings.save_array(directory / block_keys, keys)
+      npy.save(directory / block_keys, keys)
     query_tower.save(
       directory,
       jax.device_get(query_tower_parameters(self._retriever, params)),

@@ -22,6 +22,10 @@ class GenerationError(ValueError):
   """A generation that is missing, damaged or of something else."""
 
 
+class DamagedGenerationError(GenerationError):
+  """A generation that is not what was published, and can be made again."""
+
+
 @dataclasses.dataclass(frozen=True)
 class FileRecord:
   """One file; `path` is relative to the generation's directory."""
@@ -175,13 +179,14 @@ def from_json(text: str, *, where: str) -> Manifest:
   """Reads a manifest's text; `where` is for the error.
 
   Raises:
-    GenerationError: it is no manifest, or a newer program's.
+    DamagedGenerationError: it is no manifest.
+    GenerationError: it is a newer program's.
   """
   try:
     values = json.loads(text)
     version = values["format_version"]
   except (ValueError, KeyError, TypeError) as error:
-    raise GenerationError(
+    raise DamagedGenerationError(
       f"{where} is not a manifest ({error!r}); remove that generation and let "
       "build_index make it again"
     ) from error
@@ -202,7 +207,7 @@ def from_json(text: str, *, where: str) -> Manifest:
     )
     _require_plausible(manifest)
   except (TypeError, KeyError, ValueError) as error:
-    raise GenerationError(
+    raise DamagedGenerationError(
       f"{where} is not a whole manifest: {error}; remove that generation and "
       "let build_index make it again"
     ) from error
@@ -237,7 +242,8 @@ def read(directory: epath.PathLike) -> Manifest:
   """The manifest of a generation's directory.
 
   Raises:
-    GenerationError: there is none, or it is not valid.
+    GenerationError: there is none, or a newer program's.
+    DamagedGenerationError: it is not valid.
   """
   path = epath.Path(directory) / layout.MANIFEST
   try:
@@ -247,7 +253,7 @@ def read(directory: epath.PathLike) -> Manifest:
       f"{directory} has no {layout.MANIFEST}, so it is not a generation"
     ) from None
   except UnicodeDecodeError as error:
-    raise GenerationError(f"{path} is damaged: {error}") from error
+    raise DamagedGenerationError(f"{path} is damaged: {error}") from error
   return from_json(text, where=str(path))
 
 
@@ -289,7 +295,7 @@ def verify(
     named: the directory that an error names; None is `directory`.
 
   Raises:
-    GenerationError: a file is missing, cut or changed.
+    DamagedGenerationError: a file is missing, cut or changed.
   """
   root = epath.Path(directory) / manifest.folder
   shown = epath.Path(named or directory) / manifest.folder
@@ -297,11 +303,10 @@ def verify(
     try:
       size = root.joinpath(file.path).stat().length
     except (FileNotFoundError, NotADirectoryError):
-      raise GenerationError(_damage(shown, file.path, "is missing")) from None
+      raise _damage(shown, file.path, "is missing") from None
     if size != file.size:
-      raise GenerationError(
-        _damage(shown, file.path, f"has {size} bytes and not {file.size}")
-      )
+      what = f"has {size} bytes and not {file.size}"
+      raise _damage(shown, file.path, what)
   if not checksums:
     return
   found: Mapping[str, FileRecord] = {
@@ -312,13 +317,11 @@ def verify(
   }
   for file in manifest.files:
     if found[file.path].sha256 != file.sha256:
-      raise GenerationError(
-        _damage(shown, file.path, "does not match its checksum")
-      )
+      raise _damage(shown, file.path, "does not match its checksum")
 
 
-def _damage(root: epath.Path, path: str, what: str) -> str:
-  return (
+def _damage(root: epath.Path, path: str, what: str) -> DamagedGenerationError:
+  return DamagedGenerationError(
     f"{root / path} {what}, so its generation is damaged; remove it and let "
     "build_index make it again"
   )

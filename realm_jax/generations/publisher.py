@@ -229,17 +229,25 @@ def remove_leftovers(generations_dir: epath.PathLike) -> None:
       os.close(lock)
 
 
-def remove_damaged(generations_dir: epath.PathLike) -> list[int]:
+def remove_damaged(
+  generations_dir: epath.PathLike, steps: Collection[int] | None = None
+) -> list[int]:
   """Removes generations whose files are not what their manifest says.
 
   A builder calls it when it starts, so that starting again mends what a disk
-  or a hand has spoilt. It reads every byte.
+  or a hand has spoilt, and for what readers refuse. It reads every byte.
+
+  Args:
+    generations_dir: where generations lie.
+    steps: which to look at; None is all.
 
   Returns:
     The steps removed.
   """
   removed = []
   for step in layout.published_steps(generations_dir):
+    if steps is not None and step not in steps:
+      continue
     path = layout.path_of(generations_dir, step)
     try:
       manifest = manifests.read(path)

@@ -9,7 +9,7 @@ import safetensors
 import safetensors.numpy
 from flax import traverse_util
 
-from realm_jax.generations.manifest import GenerationError
+from realm_jax.generations.manifest import DamagedGenerationError
 
 PATH = "query_tower/parameters.safetensors"
 
@@ -31,11 +31,11 @@ def load(directory: Path) -> dict[str, Any]:
   """The tree of numpy arrays that `save` wrote.
 
   Raises:
-    GenerationError: the file is missing or damaged.
+    DamagedGenerationError: the file is missing or damaged.
   """
   path = directory / PATH
   try:
     flat = safetensors.numpy.load_file(path)
   except (OSError, safetensors.SafetensorError) as error:
-    raise GenerationError(f"{path} cannot be read: {error}") from error
+    raise DamagedGenerationError(f"{path} cannot be read: {error}") from error
   return traverse_util.unflatten_dict(flat, sep="/")

@@ -4,16 +4,31 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from absl import logging
 from etils import epath
 
-from realm_jax.generations import layout
+from realm_jax.generations import layout, refused
 from realm_jax.generations.leases import Lease
 from realm_jax.generations.loaded import Generation
-from realm_jax.generations.manifest import GenerationError
+from realm_jax.generations.manifest import (
+  DamagedGenerationError,
+  GenerationError,
+)
 
 FOLLOW = ("newest", "next", "none")
+# After so long, what is awaited and was refused is read again: the fault may
+# have been the reader's.
+_AGAIN_SECONDS = 30.0
+
+
+class _Refusal(NamedTuple):
+  """Why a generation is not used: the manifest's checksum, and when."""
+
+  seen: str
+  error: GenerationError
+  at: float
 
 
 class GenerationWatcher:
@@ -54,7 +69,7 @@ class GenerationWatcher:
     self._loaded: dict[int, Generation] = {}
     self._awaited: int | None = None
     self._in_use: int | None = None
-    self._rejected: dict[int, tuple[str, GenerationError]] = {}
+    self._rejected: dict[int, _Refusal] = {}
     self._following = False
     self._looks = 0
     self._woken = False
@@ -84,6 +99,7 @@ class GenerationWatcher:
     Raises:
       TimeoutError: it did not appear in time.
       GenerationError: it is there and cannot be used.
+      DamagedGenerationError: a builder may make it again.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
     with self._changed:
@@ -95,7 +111,8 @@ class GenerationWatcher:
           self._raise_error()
           # A refusal of before may have been mended since.
           if step in self._rejected and self._looks > looks:
-            raise GenerationError(str(self._rejected[step][1]))
+            error = self._rejected[step].error
+            raise type(error)(str(error))
           left = None if deadline is None else deadline - time.monotonic()
           if left is not None and left <= 0:
             raise TimeoutError(
@@ -119,7 +136,7 @@ class GenerationWatcher:
   def rejected(self) -> dict[int, str]:
     """Why each generation that is published and cannot be used is not."""
     with self._changed:
-      return {step: str(why) for step, (_, why) in self._rejected.items()}
+      return {step: str(why.error) for step, why in self._rejected.items()}
 
   def close(self) -> None:
     """Ends the thread, after the load that it is at, and gives leases back."""
@@ -175,9 +192,9 @@ class GenerationWatcher:
       held = self._held()
       following = self._following
     published = layout.published_steps(self._directory)
-    if awaited is not None:
-      wanted = [awaited] if awaited in published else []
-    elif following:
+    if awaited in published:
+      wanted = [awaited]
+    elif following and (awaited is None or self._follow == "newest"):
       wanted = self._unasked(published, held, in_use)
     else:
       wanted = []
@@ -209,7 +226,13 @@ class GenerationWatcher:
     except FileNotFoundError:
       return False  # Removed since it was listed.
     with self._changed:
-      if step in self._rejected and self._rejected[step][0] == seen:
+      refusal = self._rejected.get(step)
+      again = (
+        step == self._awaited
+        and refusal is not None
+        and (time.monotonic() - refusal.at > _AGAIN_SECONDS)
+      )
+      if refusal is not None and refusal.seen == seen and not again:
         return False
     self._hold(held | {step})
     start = time.monotonic()
@@ -219,8 +242,10 @@ class GenerationWatcher:
       if not path.exists():
         return False
       logging.warning("generation %d is not used: %s", step, error)
+      if isinstance(error, DamagedGenerationError):
+        refused.tell(self._directory, step)
       with self._changed:
-        self._rejected[step] = (seen, error)
+        self._rejected[step] = _Refusal(seen, error, time.monotonic())
         self._changed.notify_all()
       return False
     logging.info(

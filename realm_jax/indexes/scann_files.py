@@ -9,7 +9,6 @@ an earlier generation where those still do.
 
 import dataclasses
 import json
-import os
 import types
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Float32
 
+from realm_jax.indexes import npy
 from realm_jax.indexes.protocol import IndexLoadError, MissingLibraryError
 
 REORDERINGS = ("float32", "bfloat16", "int8")
@@ -120,9 +120,7 @@ class TreeWriter:
     self._vectors = self._new(name, dtype, (num_blocks, dim))
 
   def _new(self, name: str, dtype: Any, shape: tuple[int, ...]) -> np.memmap:
-    path = self._directory / name
-    claim(path, int(np.prod(shape)) * np.dtype(dtype).itemsize + 4096)
-    return np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+    return npy.create_mapped(self._directory / name, dtype, shape)
 
   def write(
     self,
@@ -175,19 +173,23 @@ class TreeWriter:
     if structure.spilled:
       assets["AH_DATASET_SOAR_NPY"] = _SECOND_CODES
     if structure.reordering == "int8":
-      np.save(directory / _MULTIPLIERS, self._scales)
-      np.save(directory / _NORMS, np.zeros(0, np.float32))
+      npy.save(directory / _MULTIPLIERS, self._scales)
+      npy.save(directory / _NORMS, np.zeros(0, np.float32))
       assets["INT8_MULTIPLIERS_NPY"] = _MULTIPLIERS
       assets["INT8_NORMS_NPY"] = _NORMS
     _write_assets(directory, assets)
 
 
 def write_brute_force(directory: Path, vectors: Any) -> None:
-  """The files of a searcher that scores every vector."""
+  """The files of a searcher that scores every vector.
+
+  Raises:
+    OSError: the disk is full.
+  """
   directory.mkdir(parents=True, exist_ok=True)
   num_blocks, dim = vectors.shape
   name, dtype, vectors_type = _VECTORS["float32"]
-  np.save(directory / name, np.asarray(vectors[0:num_blocks], dtype))
+  npy.save(directory / name, np.asarray(vectors[0:num_blocks], dtype))
   builder = _builder(dim)
   builder.score_brute_force()
   _write_config(directory, builder)
@@ -279,19 +281,6 @@ def library() -> Any:
       f"here ({error}); `pip install scann`, or choose the index `exact`"
     ) from error
   return scann_ops_pybind
-
-
-def claim(path: Path, size: int) -> None:
-  """Takes a new file's room on the disk.
-
-  A memory-mapped write to a full disk would end the process with a signal
-  instead of an error.
-
-  Raises:
-    OSError: the disk is full.
-  """
-  with open(path, "xb") as file:
-    os.posix_fallocate(file.fileno(), 0, size)
 
 
 def _builder(dim: int) -> Any:

@@ -18,6 +18,7 @@ from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.loaded import Generation, load_generation
 from realm_jax.generations.manifest import GenerationError
+from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.partitioning import rules
 from realm_jax.training.resume import recorded_corpus
 
@@ -57,6 +58,7 @@ def load_for_run(
   corpus: Corpus,
   num_searched: int,
   mesh: Mesh,
+  index: IndexConfig | None = None,
 ) -> Generation:
   """Loads the generation of a step for a run.
 
@@ -66,6 +68,7 @@ def load_for_run(
     corpus: the run's; the generation's may be another version of it.
     num_searched: blocks that each query of the run wants.
     mesh: of the run.
+    index: another index to search it with; None takes its own.
 
   Raises:
     GenerationError: it is missing, damaged, of another corpus, or too small.
@@ -76,6 +79,7 @@ def load_for_run(
     corpus=corpus,
     mesh=mesh,
     place=functools.partial(jax.device_put, device=rules.replicated(mesh)),
+    index=index,
     isolate=True,
   )
   if generation.num_blocks < num_searched:

@@ -1,17 +1,15 @@
 """What a run searches when the process that searches its index is gone."""
 
-import dataclasses
 from collections.abc import Callable
 
 from absl import logging
 from etils import epath
-from jax.sharding import Mesh
 
 from realm_jax.generations import layout
-from realm_jax.generations.loaded import Generation, blocks_of
+from realm_jax.generations.loaded import Generation
 from realm_jax.generations.manifest import GenerationError
 from realm_jax.indexes.exact import ExactConfig
-from realm_jax.indexes.protocol import BuildOptions, IndexCrashedError
+from realm_jax.indexes.protocol import IndexCrashedError
 
 ON_CRASH = ("exact", "last", "fail")
 
@@ -20,13 +18,14 @@ class CrashPolicy:
   """Finds something to search instead of a crashed index.
 
   The same vectors by exact search (`exact`), or an earlier generation
-  (`last`), until the next generation comes; or nothing (`fail`).
+  (`last`), until the next generation comes; or nothing (`fail`). Where one is
+  not to be had, the other is tried. What is on the disk is verified afresh.
 
   Args:
     on_crash: which of `ON_CRASH`.
     generations_dir: where earlier ones lie.
-    load: loads a step's generation, or raises GenerationError.
-    mesh: where exact search runs.
+    load: loads a step's generation, with another `index` where one is given,
+      or raises GenerationError.
   """
 
   def __init__(
@@ -34,13 +33,11 @@ class CrashPolicy:
     on_crash: str,
     *,
     generations_dir: epath.PathLike,
-    load: Callable[[int], Generation],
-    mesh: Mesh,
+    load: Callable[..., Generation],
   ):
     self._on_crash = on_crash
     self._directory = generations_dir
     self._load = load
-    self._mesh = mesh
 
   def instead_of(
     self, generation: Generation, error: IndexCrashedError
@@ -48,7 +45,7 @@ class CrashPolicy:
     """What to search in place of a generation whose index crashed.
 
     Raises:
-      IndexCrashedError: the run is told to fail.
+      IndexCrashedError: the run is told to fail, or nothing is left.
     """
     step = generation.step
     if self._on_crash == "fail":
@@ -56,24 +53,22 @@ class CrashPolicy:
         f"{error}: generation {step} cannot be searched. Start again, or bind "
         "RefreshConfig.on_crash to 'exact' or 'last' to go on without"
       ) from error
-    if self._on_crash == "last":
-      for earlier in reversed(layout.published_steps(self._directory)):
-        if earlier >= step:
-          continue
-        try:
-          found = self._load(earlier)
-        except GenerationError as why:
-          logging.warning("generation %d is not used: %s", earlier, why)
-          continue
-        logging.error(
-          "%s: going on with generation %d in place of %d", error, earlier, step
-        )
-        return found
-    logging.error(
-      "%s: going on with exact search of generation %d", error, step
-    )
-    index = ExactConfig().build(
-      blocks_of(generation.corpus, generation.embeddings),
-      BuildOptions(mesh=self._mesh),
-    )
-    return dataclasses.replace(generation, index=index)
+    published = layout.published_steps(self._directory)
+    earlier = [other for other in reversed(published) if other < step]
+    order = [*earlier, step] if self._on_crash == "last" else [step, *earlier]
+    for other in order:
+      try:
+        # The index that crashed is not loaded again.
+        index = {"index": ExactConfig()} if other == step else {}
+        found = self._load(other, **index)
+      except GenerationError as why:
+        logging.warning("generation %d is not used: %s", other, why)
+        continue
+      how = "exact search of generation" if other == step else "generation"
+      instead = "" if other == step else f" in place of {step}"
+      logging.error("%s: going on with %s %d%s", error, how, other, instead)
+      return found
+    raise IndexCrashedError(
+      f"{error}: no generation is left to search in place of {step}. Start "
+      "again, with the index builder beside"
+    ) from error

@@ -53,7 +53,7 @@ def follow_builder(
     config,
     save_every_steps=save_every_steps,
     crash_policy=CrashPolicy(
-      config.on_crash, generations_dir=directory, load=load, mesh=mesh
+      config.on_crash, generations_dir=directory, load=load
     ),
     is_stopping=is_stopping,
   )

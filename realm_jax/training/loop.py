@@ -316,12 +316,14 @@ def train(
       logging.info("told to stop: left at step %d", start)
       return {"step": start, "swaps": 0, "metrics": {}, "stopped": True}
     batch = next(batches)
-    found = place.found and place.found.in_rows(generation.corpus)
-    if place.found and not found:
-      logging.warning(
-        "generation %d was made again, of other blocks: searching it anew",
-        generation.step,
-      )
+    found = None
+    if place.found and place.generation == generation.step:
+      found = place.found.in_rows(generation.corpus)
+      if not found:
+        logging.warning(
+          "generation %d was made again, of other blocks: searching it anew",
+          generation.step,
+        )
     pending = prepare(batch, generation, found)
     pending, generation = survive(pending, batch, generation)
     run_step = compile_steps(

@@ -7,6 +7,7 @@ from typing import Any
 
 from absl import logging
 
+from realm_jax.generations.manifest import DamagedGenerationError
 from realm_jax.indexes.protocol import IndexCrashedError
 from realm_jax.training.crashed_index import ON_CRASH, CrashPolicy
 
@@ -106,6 +107,11 @@ class GenerationSchedule:
     Args:
       step: the next step.
       recorded: the generation that the checkpoint names, if it names one.
+
+    Raises:
+      StoppedWaiting: the run was told to stop, and it is not there yet.
+      GenerationError: it is there, and damaged or of something else.
+      TimeoutError: it did not appear in time.
     """
     if recorded is not None:
       first = recorded
@@ -114,6 +120,7 @@ class GenerationSchedule:
     else:
       first = 0
     self._current = self._wait_for(first)
+    self._watcher.in_use(self._current.step)
     if self._config.on_stale == "fail" and not self._config.wait:
       self._wait_for_fresher(step)
     return self._current
@@ -134,6 +141,7 @@ class GenerationSchedule:
 
     Raises:
       StoppedWaiting: the run was told to stop, and it is not there yet.
+      GenerationError: it is there, and is none that this run can use.
       StaleIndexError: it is too old, and the run is told to fail.
       TimeoutError: it did not appear in time.
     """
@@ -188,25 +196,46 @@ class GenerationSchedule:
     remind_at = began + _REMINDER_SECONDS
     while not self._is_stopping():
       try:
-        generation = self._watcher.wait_for(step, timeout=_LOOK_SECONDS)
-        self._watcher.in_use(step)
-        return generation
+        return self._watcher.wait_for(step, timeout=_LOOK_SECONDS)
+      except DamagedGenerationError:
+        if self._current is None:
+          raise
+        # The watcher said so, to the builder too, which makes it again.
+        time.sleep(_LOOK_SECONDS)
       except TimeoutError:
-        now = time.monotonic()
-        if now > began + self._config.timeout_seconds:
-          raise TimeoutError(
-            f"generation {step} did not appear within "
-            f"{self._config.timeout_seconds:.0f} s; is realm_jax.build_index "
-            "running on this MODEL_DIR?"
-          ) from None
-        if now > remind_at:
-          remind_at = now + _REMINDER_SECONDS
-          logging.info(
-            "waiting for generation %d; realm_jax.build_index makes it%s",
-            step,
-            ' (with MODE="every", which skips none)' if config.wait else "",
-          )
+        if (later := self._in_place_of(step)) is not None:
+          return later
+      now = time.monotonic()
+      if now > began + config.timeout_seconds:
+        raise TimeoutError(
+          f"generation {step} did not appear within "
+          f"{config.timeout_seconds:.0f} s; is realm_jax.build_index "
+          "running on this MODEL_DIR?"
+        )
+      if now > remind_at:
+        remind_at = now + _REMINDER_SECONDS
+        logging.info(
+          "waiting for generation %d; realm_jax.build_index makes it%s",
+          step,
+          ' (with MODE="every", which skips none)' if config.wait else "",
+        )
     raise StoppedWaiting
+
+  def _in_place_of(self, step: int) -> Any:
+    """A later generation, where a run goes on and its own is gone.
+
+    Its checkpoint may be gone, too, so that nobody would make it again.
+    """
+    config = self._config
+    if self._current is not None or config.wait or not config.refresh:
+      return None
+    newest = self._watcher.newest()
+    if newest is None or newest.step <= step:
+      return None
+    logging.warning(
+      "generation %d is gone: going on with generation %d", step, newest.step
+    )
+    return newest
 
   def _is_stale(self, step: int) -> bool:
     limit = self._config.max_staleness_steps

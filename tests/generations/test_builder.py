@@ -6,6 +6,7 @@ import errno
 import functools
 import json
 import logging
+import resource
 import shutil
 import signal
 import subprocess
@@ -26,7 +27,7 @@ from realm_jax.corpus.block_builder import block_id
 from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.store import Corpus
 from realm_jax.corpus.update import update_corpus
-from realm_jax.generations import builder, embeddings, layout
+from realm_jax.generations import builder, layout
 from realm_jax.generations import manifest as manifests
 from realm_jax.generations.loaded import load_generation, load_newest
 from realm_jax.generations.making import EmbeddingConfig
@@ -34,6 +35,8 @@ from realm_jax.generations.partial_refresh import PartialRefresh
 from realm_jax.generations.publisher import DiskFullError
 from realm_jax.generations.retrieved import RetrievedBlocks
 from realm_jax.generations.shared_work import SharedWork
+from realm_jax.generations.watcher import GenerationWatcher
+from realm_jax.indexes import npy
 from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.protocol import QueryBatch
@@ -265,7 +268,7 @@ def test_a_full_disk_is_said_while_shards_are_written(tmp_path, corpus):
   _save(tmp_path, corpus, 500)
   full = OSError(errno.ENOSPC, "No space left on device")
   with (
-    mock.patch.object(embeddings, "save_array", side_effect=full),
+    mock.patch.object(npy, "save", side_effect=full),
     pytest.raises(DiskFullError, match="no room for generation 500"),
   ):
     _build(tmp_path, corpus)
@@ -564,6 +567,21 @@ def _until(condition, seconds=120):
     time.sleep(0.02)
 
 
+INDEXES = {
+  "exact": ExactConfig(),
+  "scann": ScannConfig(
+    brute_force_below=0,
+    recall_target=0.1,
+    num_leaves=8,
+    num_leaves_searched=8,
+    num_reordered=100,
+    reordering="float32",
+    spherical=True,
+    soar_lambda=0.0,
+    avq_threshold=0.0,
+    anisotropic_threshold=0.0,
+  ),
+}
 _SIDECAR = """
 import dataclasses
 import sys
@@ -575,6 +593,8 @@ logging.use_absl_handler()
 published = test_builder._build(
   sys.argv[1], Corpus.open(sys.argv[2]), once=False, mode=sys.argv[3],
   keep_generations=1,
+  retry_seconds=0.05,
+  index=test_builder.INDEXES[sys.argv[5]],
   config=dataclasses.replace(
     test_builder._CONFIG, shard_blocks=int(sys.argv[4])
   ),
@@ -583,8 +603,10 @@ print("published", published, flush=True)
 """
 
 
-def _start(model_dir, corpus, mode, environment, *, shard_blocks=1 << 18):
-  given = [model_dir, corpus.directory, mode, str(shard_blocks)]
+def _start(
+  model_dir, corpus, mode, environment, *, shard_blocks=1 << 18, index="exact"
+):
+  given = [model_dir, corpus.directory, mode, str(shard_blocks), index]
   return subprocess.Popen(
     [sys.executable, "-c", _SIDECAR, *given],
     cwd=Path(__file__).parents[2],
@@ -659,6 +681,58 @@ def test_two_sidecars_share_a_generation_and_one_is_killed_at_it(
     alone.kill()
     alone.communicate()
   assert _files(generations_dir, 500) == together
+
+
+def _flip(path):
+  data = bytearray(path.read_bytes())
+  data[-1] ^= 1
+  path.write_bytes(data)
+
+
+def test_a_disk_fills_up_at_any_file_and_has_room_again(
+  tmp_path, corpus, command_environment
+):
+  generations_dir = tmp_path / "generations"
+  _save(tmp_path, corpus, 0)
+  process = _start(
+    tmp_path, corpus, "every", command_environment, index="scann"
+  )
+  lines = []
+  reader = threading.Thread(target=lambda: lines.extend(process.stderr))
+  reader.start()
+
+  def limit(size):
+    # As from a full disk, the process gets an error at a file above it.
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size, -1))
+
+  try:
+    _until(lambda: layout.published_steps(generations_dir) == [0])
+    before, _ = _files(generations_dir, 0)
+    sizes = sorted({file.size for file in before})
+    limit(sizes[0] - 1)
+    _save(tmp_path, corpus, 500)
+    for size in sizes[:-1]:
+      limit(size)
+      del lines[:]
+      _until(lambda: any("no room for generation 500" in s for s in lines))
+      assert process.poll() is None
+    assert _files(generations_dir, 0)[0] == before
+    load_generation(generations_dir, 0, corpus=corpus)
+    limit(-1)
+    _until(lambda: layout.published_steps(generations_dir) == [0, 500])
+    load_generation(generations_dir, 500, corpus=corpus)
+    # What a reader finds damaged, of the size that it had, is made again.
+    _flip(generations_dir / "00000500" / "scann" / "dataset.npy")
+    load = functools.partial(load_generation, generations_dir, corpus=corpus)
+    with GenerationWatcher(generations_dir, load) as watcher:
+      _until(lambda: watcher.newest() is not None)
+      _until(lambda: watcher.newest().step == 500)
+  finally:
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    reader.join()
+  assert process.returncode == 0
+  assert not list(generations_dir.glob(".tmp-*"))
 
 
 def test_a_killed_sidecar_leaves_what_it_published_and_its_successor_goes_on(

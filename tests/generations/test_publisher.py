@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -261,6 +262,14 @@ def test_a_lease_runs_out_unless_it_is_renewed(generations_dir):
   time.sleep(0.5)
   assert leased_steps(generations_dir) == set()
   assert not list((generations_dir / "leases").glob("*.json"))
+
+
+def test_a_lease_that_was_removed_is_written_again(generations_dir):
+  lease = Lease(generations_dir)
+  lease.hold({500})
+  shutil.rmtree(generations_dir)
+  lease.hold({500})
+  assert leased_steps(generations_dir) == {500}
 
 
 def test_a_file_that_is_no_lease_holds_nothing(generations_dir):

@@ -2,7 +2,10 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -51,6 +54,41 @@ def test_a_crash_is_said_and_searches_fail_from_then_on(built):
   for _ in range(2):
     with pytest.raises(IndexCrashedError, match="scann ended by SIGSEGV"):
       isolated.search(queries, 4)
+
+
+_SEARCHES_UNTIL_KILLED = """
+import sys, time
+import numpy as np
+from realm_jax.indexes.isolated import IsolatedIndex
+from realm_jax.indexes.protocol import Blocks
+from realm_jax.indexes.scann import ScannConfig
+shape = [int(n) for n in sys.argv[2:]]
+blocks = Blocks(num_blocks=shape[0], vectors=np.zeros(shape, np.float32))
+index = IsolatedIndex(ScannConfig(), sys.argv[1], blocks)
+print(index._process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_no_process_searches_for_one_that_was_killed(built):
+  _, directory, blocks = built
+  shape = [str(n) for n in blocks.vectors.shape]
+  asking = subprocess.Popen(
+    [sys.executable, "-c", _SEARCHES_UNTIL_KILLED, directory, *shape],
+    cwd=Path(__file__).parents[2],
+    stdout=subprocess.PIPE,
+    text=True,
+  )
+  process = int(asking.stdout.readline())
+  path = Path(f"/proc/{process}/cmdline")
+  assert b"isolated" in path.read_bytes()
+  asking.kill()
+  asking.communicate()
+  deadline = time.monotonic() + 20
+  # Of one that has ended nothing is left, or an empty line until it is reaped.
+  while path.exists() and path.read_bytes():
+    assert time.monotonic() < deadline, "it searches on, for nobody"
+    time.sleep(0.05)
 
 
 def test_a_process_that_hangs_is_ended(built):

@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks import (
   demo_corpus,
+  faults,
   followed_run,
   index,
   own_step,
@@ -111,18 +112,14 @@ def test_blocks_are_as_long_as_the_demos(project_dir):
   assert f"BLOCK_LENGTH = {demo_corpus.BLOCK_LENGTH}" in lines
 
 
-def test_moments_are_random_and_repeat():
-  settings = {"num_steps": 100, "cycle_seconds": 3.0}
-  moments = soak.draw_moments(20, seed=0, **settings)
-  assert moments == soak.draw_moments(20, seed=0, **settings)
-  assert moments != soak.draw_moments(20, seed=1, **settings)
-  assert len(moments) == 20
-  assert {moment.victims for moment in moments} == {
-    ("trainer",),
-    ("builder",),
-    ("trainer", "builder"),
-  }
-  steps = [moment.checkpoint for moment in moments if moment.checkpoint >= 0]
+def test_faults_are_random_and_repeat():
+  kinds = list(faults.KINDS)
+  settings = {"kinds": kinds, "num_steps": 100, "cycle_seconds": 3.0}
+  drawn = soak.draw_faults(24, seed=0, **settings)
+  assert drawn == soak.draw_faults(24, seed=0, **settings)
+  assert drawn != soak.draw_faults(24, seed=1, **settings)
+  assert sorted(fault.kind for fault in drawn) == sorted(2 * kinds)
+  steps = [fault.checkpoint for fault in drawn if fault.checkpoint >= 0]
   assert steps == sorted(steps)
   assert max(steps) < 90
 

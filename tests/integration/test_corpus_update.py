@@ -199,7 +199,8 @@ def test_kills_across_an_update_change_nothing(
     builder.kill()
     for job in (trainer, builder):
       job.start()
-    soak.complete({"trainer": trainer, "builder": builder})
+    wait_until(trainer.ended, what="end of training", jobs=(builder,))
+    assert builder.terminate() == 0
   finally:
     trainer.stop()
     builder.stop()

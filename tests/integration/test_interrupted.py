@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import soak
+from benchmarks import faults, soak
+from benchmarks.faults import Fault, Met
 from benchmarks.jobs import Run, wait_until
 from realm_jax.training.run_lock import run_lock
 from tests.integration.commands import MODEL_FILE
@@ -48,7 +49,7 @@ class Broken:
   """A run with three kills and two polite stops, and what was seen."""
 
   run: Run
-  kills: list[soak.Kill | None]
+  kills: list[Met | None]
   stopped: dict[str, Any]
 
 
@@ -56,15 +57,15 @@ class Broken:
 def broken(run) -> Broken:
   run = run("broken")
   seconds = np.random.default_rng(0).uniform(0, 2, 3)
-  moments = [
-    soak.Moment(("trainer",), _SAVE_EVERY, seconds[0]),
-    soak.Moment(("builder",), 2 * _SAVE_EVERY, seconds[1]),
-    soak.Moment(("trainer", "builder"), 2 * _SAVE_EVERY, seconds[2]),
+  planned = [
+    Fault("kill trainer", _SAVE_EVERY, seconds[0], seed=0),
+    Fault("kill builder", 2 * _SAVE_EVERY, seconds[1], seed=1),
+    Fault("kill both", 2 * _SAVE_EVERY, seconds[2], seed=2),
   ]
   stopped = {}
-  with soak.started(run) as jobs:
-    trainer, builder = jobs["trainer"], jobs["builder"]
-    kills = [soak.kill_at(run, moment, jobs) for moment in moments]
+  with faults.disturbed(run) as here:
+    trainer, builder = here.jobs["trainer"], here.jobs["builder"]
+    kills = [faults.inject(here, fault) for fault in planned]
     # With the builder gone, the trainer soon waits for a generation.
     wait_until(
       lambda: run.last_generation() >= 2 * _SAVE_EVERY,
@@ -83,7 +84,7 @@ def broken(run) -> Broken:
     stopped["due_at"] = waits_before
     trainer.start()
     builder.start()
-    soak.complete(jobs)
+    soak.complete(here)
   return Broken(run, kills, stopped)
 
 
@@ -105,7 +106,9 @@ def test_each_step_has_its_own_generation(unbroken):
 
 def test_no_half_generation_is_ever_seen(broken):
   assert soak.refusals(broken.run) == []
-  assert soak.verify_generations(broken.run) >= 3
+  assert soak.damaged_generations(broken.run) == []
+  assert broken.run.last_generation() >= 2 * _SAVE_EVERY
+  assert soak.problems(broken.run) == []
   assert "damaged" not in broken.run.builder().log.read_text()
 
 

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import shutil
 
 import numpy as np
 import pytest
@@ -9,7 +10,6 @@ import pytest
 from realm_jax.generations import layout
 from realm_jax.generations.loaded import load_generation
 from realm_jax.indexes.protocol import IndexCrashedError, QueryBatch
-from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training.crashed_index import CrashPolicy
 from realm_jax.training.stages import InverseCloze
 
@@ -32,9 +32,7 @@ def _policy(on_crash, generations_dir, world):
   load = functools.partial(
     load_generation, generations_dir, corpus=world.corpus
   )
-  policy = CrashPolicy(
-    on_crash, generations_dir=generations_dir, load=load, mesh=make_mesh()
-  )
+  policy = CrashPolicy(on_crash, generations_dir=generations_dir, load=load)
   return policy, load
 
 
@@ -61,6 +59,22 @@ def test_without_one_before_exact_search_does(generations_dir, world):
   policy, load = _policy("last", generations_dir, world)
   instead = policy.instead_of(load(0), _ERROR)
   assert (instead.step, instead.index.kind) == (0, "exact")
+
+
+def test_what_was_damaged_meanwhile_is_not_searched(
+  generations_dir, world, tmp_path
+):
+  spoilt = shutil.copytree(generations_dir, tmp_path / layout.FOLDER)
+  policy, load = _policy("exact", spoilt, world)
+  crashed = load(10)
+  path = next(spoilt.glob("00000010/embeddings-*"))
+  data = bytearray(path.read_bytes())
+  data[-1] ^= 1
+  path.write_bytes(data)
+  assert policy.instead_of(crashed, _ERROR).step == 0
+  shutil.rmtree(spoilt)
+  with pytest.raises(IndexCrashedError, match="no generation is left"):
+    policy.instead_of(crashed, _ERROR)
 
 
 def test_a_run_may_be_told_to_fail(generations_dir, world):

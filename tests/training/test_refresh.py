@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from realm_jax.generations.manifest import DamagedGenerationError
 from realm_jax.indexes.protocol import IndexCrashedError
 from realm_jax.training.refresh import (
   GenerationSchedule,
@@ -175,6 +176,59 @@ def test_a_generation_that_never_comes_is_given_up():
   )
   with pytest.raises(TimeoutError, match=r"generation 0.*build_index"):
     schedule.start(0, None)
+
+
+class _DamagedWatcher(ShelfWatcher):
+  """Generation 10 is damaged until it was asked for twice."""
+
+  def __init__(self):
+    super().__init__([0])
+    self.refusals = 0
+
+  def wait_for(self, step, *, timeout):
+    if step == 10 and self.refusals < 2:
+      self.refusals += 1
+      raise DamagedGenerationError("generation 10 is damaged")
+    self.steps.add(step)
+    return super().wait_for(step, timeout=timeout)
+
+
+def test_a_run_waits_for_what_is_damaged_to_be_made_again(monkeypatch):
+  monkeypatch.setattr("realm_jax.training.refresh._LOOK_SECONDS", 0.0)
+  schedule = GenerationSchedule(
+    _DamagedWatcher(),
+    RefreshConfig(wait=True, lag_steps=5),
+    save_every_steps=10,
+  )
+  schedule.start(0, None)
+  assert schedule.at(15).step == 10
+
+
+def test_a_run_does_not_begin_with_what_is_damaged():
+  schedule = GenerationSchedule(
+    _DamagedWatcher(), RefreshConfig(), save_every_steps=10
+  )
+  with pytest.raises(DamagedGenerationError, match="10 is damaged"):
+    schedule.start(15, 10)
+
+
+def test_a_run_whose_generation_is_gone_goes_on_with_a_later_one(caplog):
+  schedule = GenerationSchedule(
+    ShelfWatcher([0, 40]), RefreshConfig(), save_every_steps=10
+  )
+  with caplog.at_level(logging.WARNING, logger="absl"):
+    assert schedule.start(25, 20).step == 40
+  assert "generation 20 is gone: going on with generation 40" in caplog.text
+
+
+@pytest.mark.parametrize("change", [{"wait": True}, {"refresh": False}])
+def test_a_run_that_wants_its_own_generation_waits_for_it(change):
+  config = RefreshConfig(timeout_seconds=0.0, **change)
+  schedule = GenerationSchedule(
+    ShelfWatcher([0, 40]), config, save_every_steps=10
+  )
+  with pytest.raises(TimeoutError, match="generation 20"):
+    schedule.start(25, 20)
 
 
 @pytest.mark.parametrize(

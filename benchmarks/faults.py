@@ -1,0 +1,357 @@
+"""What may happen to a run: kills, damage, a full disk, a builder that lags.
+
+Each kind of fault is done to a run whose trainer and builders are processes.
+Whatever ends by itself afterwards is started again, and nothing else is done.
+"""
+
+import contextlib
+import dataclasses
+import os
+import resource
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.jobs import JobError, Run, wait_until
+from realm_jax.generations import layout
+
+_SEARCHES = b"realm_jax.indexes.isolated"
+_TRACEBACK = "Traceback (most recent call last)"
+# What the logs say of a fault, and what that means.
+_SAYINGS = {
+  " is not used: ": "generation refused",
+  ": it is removed": "damaged generation removed",
+  "; it is replaced": "damaged generation replaced",
+  "no room for generation": "full disk said",
+  "going on with exact search": "exact search instead",
+  " in place of ": "earlier generation instead",
+  "was published by another builder": "other builder was first",
+  "waiting for generation": "trainer waited",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+  """What to do when.
+
+  Attributes:
+    kind: one of `KINDS`.
+    checkpoint: not before this step is saved; −1 is at once.
+    delay_seconds: after that.
+    seed: of what else is random: which file, which byte, how long.
+  """
+
+  kind: str
+  checkpoint: int
+  delay_seconds: float
+  seed: int
+
+
+@dataclasses.dataclass
+class Met:
+  """What a fault met, and what came of it.
+
+  Attributes:
+    fault: see there.
+    what: what was hit.
+    checkpoint: the last saved step.
+    generation: the last published generation.
+    half_written: the checkpoints and generations that were being written.
+    observed: what the processes said until the next fault, and how often.
+  """
+
+  fault: Fault
+  what: str
+  checkpoint: int
+  generation: int
+  half_written: tuple[str, ...]
+  observed: dict[str, int]
+
+
+class Disturbed:
+  """A run whose processes are started again whenever they end.
+
+  Args:
+    run: its folder is empty.
+
+  Attributes:
+    jobs: by name; `second builder` is there while there is one.
+    lines: the last line of each process that stopped by itself.
+  """
+
+  def __init__(self, run: Run):
+    self.run = run
+    self.jobs = {"trainer": run.trainer(), "builder": run.builder()}
+    self.lines: list[str] = []
+    self._endings: list[str] = []
+    self._second = run.builder("second builder")
+    self._read = {job.log: 0 for job in (*self.jobs.values(), self._second)}
+
+  def start(self) -> None:
+    """Starts trainer and builder."""
+    for job in self.jobs.values():
+      job.start()
+
+  def stop(self) -> None:
+    """Kills what runs."""
+    for job in self.jobs.values():
+      job.stop()
+
+  def is_over(self) -> bool:
+    """Whether the run is done; starts again whatever failed.
+
+    Raises:
+      JobError: a process ended without a line that explains it.
+    """
+    for name, job in list(self.jobs.items()):
+      code = job.exit_code()
+      if code is None:
+        continue
+      if name == "trainer" and code == 0:
+        return True
+      job.close()
+      tail = job.tail()
+      if code == -signal.SIGBUS:
+        # What it was reading was cut under its hands.
+        self._endings.append(f"{name} ended by SIGBUS")
+      elif code != 2 or _TRACEBACK in tail.rpartition("--- start")[2]:
+        raise JobError(f"the {name} ended with {code}:\n{tail}")
+      else:
+        self._endings.append(f"{name} stopped with a line")
+        self.lines.append(tail.strip().splitlines()[-1])
+      job.start()
+    return False
+
+  def wait(self, condition: Callable[[], bool], *, what: str) -> bool:
+    """Waits, and mends meanwhile; False where the run was over first."""
+    wait_until(lambda: self.is_over() or condition(), what=what)
+    return not self.is_over()
+
+  def wait_seconds(self, seconds: float) -> bool:
+    """The same for some time."""
+    end = time.monotonic() + seconds
+    return self.wait(lambda: time.monotonic() > end, what="passing of time")
+
+  def restart(self, *names: str) -> None:
+    """Kills processes all at once, and starts them again."""
+    for name in names:
+      self.jobs[name].kill()
+    for name in names:
+      self.jobs[name].start()
+
+  def toggle_second_builder(self) -> str:
+    """A second builder joins, or is killed."""
+    if self.jobs.pop(self._second.name, None) is not None:
+      self._second.kill()
+      return "killed"
+    self._second.start()
+    self.jobs[self._second.name] = self._second
+    return "joined"
+
+  def observed(self) -> dict[str, int]:
+    """What the logs say since this was asked last."""
+    counts: dict[str, int] = {}
+    for log, start in self._read.items():
+      if not log.exists():
+        continue
+      text = log.read_bytes()
+      self._read[log] = len(text)
+      new = text[start:].decode(errors="replace")
+      for words, meaning in _SAYINGS.items():
+        if count := new.count(words):
+          counts[meaning] = counts.get(meaning, 0) + count
+    for ending in self._endings:
+      counts[ending] = counts.get(ending, 0) + 1
+    self._endings.clear()
+    return counts
+
+
+@contextlib.contextmanager
+def disturbed(run: Run) -> Iterator[Disturbed]:
+  """A run that has begun; all of it is dead when the block ends."""
+  here = Disturbed(run)
+  try:
+    here.start()
+    yield here
+  finally:
+    here.stop()
+
+
+def searching(parent: int | None = None) -> dict[int, int]:
+  """Processes that search an index, and the parent of each.
+
+  Args:
+    parent: whose to list; None lists all of this user's.
+  """
+  found = {}
+  for path in Path("/proc").glob("[0-9]*"):
+    try:
+      stat = path.joinpath("stat").read_text().rpartition(")")[2].split()
+      command = path.joinpath("cmdline").read_bytes()
+    except OSError:
+      continue  # It ended meanwhile.
+    if _SEARCHES in command and parent in (None, int(stat[1])):
+      found[int(path.name)] = int(stat[1])
+  return found
+
+
+def _kill(*names: str) -> Callable[[Disturbed, np.random.Generator], str]:
+  def kill(here: Disturbed, rng: np.random.Generator) -> str:
+    del rng
+    alive = time.monotonic() - here.jobs[names[0]].started_at
+    here.restart(*names)
+    return f"{' and '.join(names)}, {alive:.1f} s old"
+
+  return kill
+
+
+def _crash_search(here: Disturbed, rng: np.random.Generator) -> str:
+  trainer = here.jobs["trainer"]
+  here.wait(lambda: bool(searching(trainer.pid)), what="process that searches")
+  for process in searching(trainer.pid):
+    kind = rng.choice([signal.SIGKILL, signal.SIGSEGV])
+    with contextlib.suppress(ProcessLookupError):
+      os.kill(process, kind)
+      return signal.Signals(kind).name
+  return "nothing"
+
+
+def _some_file(run: Run, rng: np.random.Generator) -> Path | None:
+  generations = run.model_dir / layout.FOLDER
+  steps = layout.published_steps(generations)
+  if not steps:
+    return None
+  directory = Path(layout.path_of(generations, int(rng.choice(steps))))
+  files = sorted(path for path in directory.rglob("*") if path.is_file())
+  return files[rng.integers(len(files))] if files else None
+
+
+def _damage(
+  harm: Callable[[Path, int, np.random.Generator], None],
+) -> Callable[[Disturbed, np.random.Generator], str]:
+  """Damages a file in place, whoever has it open or mapped."""
+
+  def damage(here: Disturbed, rng: np.random.Generator) -> str:
+    with contextlib.suppress(FileNotFoundError):
+      if (path := _some_file(here.run, rng)) is not None:
+        place = int(rng.integers(max(1, path.stat().st_size)))
+        harm(path, place, rng)
+        folder = here.run.model_dir / layout.FOLDER
+        return f"{path.relative_to(folder)} at {place}"
+    return "nothing"
+
+  return damage
+
+
+def _cut(path: Path, place: int, rng: np.random.Generator) -> None:
+  del rng
+  os.truncate(path, place)
+
+
+def _flip(path: Path, place: int, rng: np.random.Generator) -> None:
+  with path.open("r+b") as file:
+    file.seek(place)
+    byte = file.read(1)
+    if byte:
+      file.seek(place)
+      file.write(bytes([byte[0] ^ 1 << int(rng.integers(8))]))
+
+
+def _remove_one(here: Disturbed, rng: np.random.Generator) -> str:
+  generations = here.run.model_dir / layout.FOLDER
+  steps = layout.published_steps(generations)
+  if not steps:
+    return "nothing"
+  step = int(rng.choice(steps))
+  shutil.rmtree(layout.path_of(generations, step), ignore_errors=True)
+  return str(step)
+
+
+def _remove_all(here: Disturbed, rng: np.random.Generator) -> str:
+  del rng
+  generations = here.run.model_dir / layout.FOLDER
+  steps = layout.published_steps(generations)
+  shutil.rmtree(generations, ignore_errors=True)
+  return str(steps)
+
+
+def _second_builder(here: Disturbed, rng: np.random.Generator) -> str:
+  del rng
+  return here.toggle_second_builder()
+
+
+def _stop_builder(here: Disturbed, rng: np.random.Generator) -> str:
+  seconds = rng.uniform(1, 6)
+  builder = here.jobs["builder"]
+  os.kill(builder.pid, signal.SIGSTOP)
+  here.wait_seconds(seconds)
+  os.kill(builder.pid, signal.SIGCONT)
+  return f"{seconds:.1f} s"
+
+
+def _late_builder(here: Disturbed, rng: np.random.Generator) -> str:
+  seconds = rng.uniform(1, 6)
+  builder = here.jobs.pop("builder")
+  builder.kill()
+  here.wait_seconds(seconds)
+  builder.start()
+  here.jobs["builder"] = builder
+  return f"{seconds:.1f} s"
+
+
+def _full_disk(here: Disturbed, rng: np.random.Generator) -> str:
+  # The kernel refuses files above a size, as it refuses blocks on a full disk,
+  # and no rights are needed for it.
+  limit, seconds = int(10 ** rng.uniform(1, 5)), rng.uniform(0.5, 4)
+  builder = here.jobs["builder"]
+  process, kind = builder.pid, resource.RLIMIT_FSIZE
+  _, hard = resource.prlimit(process, kind)
+  resource.prlimit(process, kind, (limit, hard))
+  here.wait_seconds(seconds)
+  if builder.pid == process:
+    resource.prlimit(process, kind, (hard, hard))
+  return f"files above {limit} bytes, {seconds:.1f} s"
+
+
+KINDS: Mapping[str, Callable[[Disturbed, np.random.Generator], str]] = {
+  "kill trainer": _kill("trainer"),
+  "kill builder": _kill("builder"),
+  "kill both": _kill("trainer", "builder"),
+  "crash search": _crash_search,
+  "cut file": _damage(_cut),
+  "flip bit": _damage(_flip),
+  "remove generation": _remove_one,
+  "remove generations": _remove_all,
+  "second builder": _second_builder,
+  "stop builder": _stop_builder,
+  "late builder": _late_builder,
+  "full disk": _full_disk,
+}
+
+
+def inject(here: Disturbed, fault: Fault) -> Met | None:
+  """Does it when its time has come; None where the run was over first.
+
+  Raises:
+    JobError: a process ended without a line that explains it.
+  """
+  run = here.run
+  what = f"checkpoint {fault.checkpoint}"
+  if not here.wait(
+    lambda: run.last_checkpoint() >= fault.checkpoint, what=what
+  ) or not here.wait_seconds(fault.delay_seconds):
+    return None
+  met = Met(
+    fault,
+    what="",
+    checkpoint=run.last_checkpoint(),
+    generation=run.last_generation(),
+    half_written=tuple(run.half_written()),
+    observed={},
+  )
+  met.what = KINDS[fault.kind](here, np.random.default_rng(fault.seed))
+  return met
