@@ -1,7 +1,9 @@
 """Approximate search with ScaNN (Guo et al. 2020, arXiv 1908.10396)."""
 
 import dataclasses
+import functools
 import math
+import os
 import shutil
 import tempfile
 import time
@@ -181,10 +183,19 @@ class ScannIndex:
         f"{self.num_blocks}; build it again"
       )
     self.report: dict[str, Any] = {}
-    self._searcher = searcher
+    self._loaded = searcher
+    self._threads = threads or max(1, (os.cpu_count() or 1) - 1)
     self._tree = tree
-    if threads:
-      searcher.set_num_threads(threads)
+
+  @functools.cached_property
+  def _searcher(self) -> Any:
+    """The searcher, with threads of its own for searching.
+
+    Those that it came with have the priority of the thread that loaded it,
+    which may be low; these have that of the thread that searches first.
+    """
+    self._loaded.set_num_threads(self._threads)
+    return self._loaded
 
   def searching(self, tree: Tree) -> "ScannIndex":
     """The same, and how much of it `search` looks at."""
