@@ -78,8 +78,22 @@ def train(model_dir: Path, corpus_dir: Path, **bindings: Any) -> list[Row]:
     [_RECIPE], [f"{name} = {as_gin(value)}" for name, value in given.items()]
   ):
     configuration.configured(loop.train)()
+  return metrics_of(model_dir)
+
+
+def metrics_of(model_dir: Path) -> list[Row]:
+  """The rows of metrics of a run, one for each step."""
   lines = (model_dir / "metrics.jsonl").read_text().splitlines()
   return [json.loads(line) for line in lines]
+
+
+def machine() -> dict[str, Any]:
+  """What it was measured on, and what else that did."""
+  return {
+    "processor": platform.processor() or platform.machine(),
+    "cores": os.cpu_count(),
+    "load": os.getloadavg()[0],
+  }
 
 
 @contextlib.contextmanager
@@ -187,11 +201,7 @@ def measure(
     **overhead(taking_turns),
     **swaps(followed),
     "targets": _TARGETS,
-    "machine": {
-      "processor": platform.processor() or platform.machine(),
-      "cores": os.cpu_count(),
-      "load": os.getloadavg()[0],
-    },
+    "machine": machine(),
   }
 
 

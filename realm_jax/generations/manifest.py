@@ -12,6 +12,7 @@ from typing import Any
 from etils import epath
 
 from realm_jax.generations import layout
+from realm_jax.indexes.background import give_way
 
 FORMAT_VERSION = 2
 _CHUNK_BYTES = 1 << 22
@@ -265,7 +266,11 @@ def now() -> str:
 def records_of(
   root: epath.PathLike, paths: Sequence[str], *, threads: int | None = None
 ) -> tuple[FileRecord, ...]:
-  """Sizes and checksums of files below `root`, in parallel."""
+  """Sizes and checksums of files below `root`, in parallel.
+
+  The threads give way to whatever else the machine does: a run's steps go on
+  while a generation is verified or published.
+  """
   root = epath.Path(root)
 
   def record(path: str) -> FileRecord:
@@ -273,7 +278,9 @@ def records_of(
       path, root.joinpath(path).stat().length, _sha256(root / path)
     )
 
-  with concurrent.futures.ThreadPoolExecutor(threads or os.cpu_count()) as pool:
+  with concurrent.futures.ThreadPoolExecutor(
+    threads or os.cpu_count(), initializer=give_way
+  ) as pool:
     return tuple(pool.map(record, paths))
 
 

@@ -1,7 +1,8 @@
 """An index that searches in a process of its own.
 
 A library that crashes there ends a search, and not the run that asked. The two
-talk over a socket, in messages of a fixed head and plain arrays.
+talk over a socket, in messages of a fixed head and plain arrays. Loading gives
+way to the run's steps; searching does not.
 """
 
 import contextlib
@@ -18,8 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from realm_jax.indexes.background import in_background
 from realm_jax.indexes.protocol import (
   Blocks,
+  Index,
   IndexConfig,
   IndexCrashedError,
   IndexLoadError,
@@ -205,10 +208,15 @@ def _serve(connection: socket.socket) -> None:
   wanted = json.loads(_receive(connection, size))
   sys.path[:] = wanted["python_path"]
   num_blocks, dim = wanted["shape"]
-  try:
+
+  def load() -> Index:
     config = config_from(wanted["kind"], wanted["parameters"])
     blocks = Blocks(num_blocks=num_blocks, vectors=_Shape((num_blocks, dim)))
-    index = config.load(wanted["directory"], blocks)
+    return config.load(wanted["directory"], blocks)
+
+  try:
+    # The library's import, too, would take steps their cores.
+    index = in_background(load)
   except _ERRORS as error:
     body = f"{type(error).__name__}:{error}".encode()
     connection.sendall(_ANSWER.pack(1, len(body)) + body)

@@ -1,5 +1,7 @@
 """Searches with ScaNN what its builder wrote."""
 
+import functools
+import os
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +48,19 @@ class ScannIndex:
         f"{self.num_blocks}; build it again"
       )
     self.report: dict[str, Any] = {}
-    self._searcher = searcher
+    self._loaded = searcher
+    self._threads = threads or max(1, (os.cpu_count() or 1) - 1)
     self._tree = tree
-    if threads:
-      searcher.set_num_threads(threads)
+
+  @functools.cached_property
+  def _searcher(self) -> Any:
+    """The searcher, with threads of its own for searching.
+
+    Those that it came with have the priority of the thread that loaded it,
+    which may be low; these have that of the thread that searches first.
+    """
+    self._loaded.set_num_threads(self._threads)
+    return self._loaded
 
   def searching(self, tree: Tree) -> "ScannIndex":
     """The same, and how much of it `search` looks at."""

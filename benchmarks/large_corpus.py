@@ -1,0 +1,69 @@
+"""A corpus of as many blocks as are wanted, from few that are written again."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks import demo_corpus
+from realm_jax.corpus.block_builder import block_id
+from realm_jax.corpus.directory_writer import CorpusDirectoryWriter
+from realm_jax.corpus.store import Corpus
+
+# A document: its title, and the blocks' arrays as a shard is given them.
+_Document = tuple[str, list[dict[str, Any]]]
+
+
+def make_corpus(directory: Path, num_blocks: int, *, scale: float) -> Corpus:
+  """The demo's encyclopedia over and over, each time with other ids.
+
+  Args:
+    directory: where it is kept, and found again.
+    num_blocks: N.
+    scale: of the encyclopedia.
+  """
+  made = directory / f"corpus-{num_blocks}"
+  if not made.exists():
+    small = directory / f"corpus-of-{scale}"
+    if not small.exists():
+      demo_corpus.make_corpus(small, scale=scale)
+    _write(made, Corpus.open(small / "corpus"), num_blocks)
+  return Corpus.open(made)
+
+
+def _write(target: Path, source: Corpus, num_blocks: int) -> None:
+  documents = list(_documents(source))
+  with CorpusDirectoryWriter(
+    target, pieces=source.vocabulary.pieces, blocks_per_shard=200_000
+  ) as writer:
+    left, number = num_blocks, 0
+    while left:
+      title, blocks = documents[number % len(documents)]
+      blocks = blocks[:left]
+      name = f"d{number}"
+      shard = writer.shard
+      shard.add_document(
+        document_id=name, title=title, url="", num_blocks=len(blocks)
+      )
+      for ordinal, arrays in enumerate(blocks):
+        shard.add_block(block_id=block_id(name, ordinal), **arrays)
+      left, number = left - len(blocks), number + 1
+    writer.finish(version=1, block_length=source.block_length, summary={})
+
+
+def _documents(corpus: Corpus) -> Iterator[_Document]:
+  blocks: list[dict[str, Any]] = []
+  for row in range(corpus.num_blocks):
+    blocks.append(
+      {
+        "title_length": corpus.title_length(row),
+        "token_ids": corpus.token_ids(row),
+        "byte_ranges": corpus.body_byte_ranges(row),
+        "sentences": corpus.sentences(row),
+        "salient_spans": corpus.salient_spans(row),
+        "body": corpus.body(row).encode(),
+      }
+    )
+    last = row + 1 == corpus.num_blocks
+    if last or corpus.ordinal(row + 1) == 0:
+      yield corpus.title(row), blocks
+      blocks = []

@@ -1,0 +1,337 @@
+"""What loading and swapping in a large generation does to training steps.
+
+    python -m benchmarks.swap --directory=out/swap --json=swap.json
+
+A small model pre-trains beside ScaNN over a million blocks, which searches in
+a process of its own. Now and then a generation of the same size is published:
+it is verified, loaded and swapped in while the steps go on, and the longest
+step from its publication until after the swap is held against the median step
+before. Texts and vectors are generated, so that nothing is embedded; what was
+made is kept in --directory.
+"""
+
+import argparse
+import dataclasses
+import functools
+import os
+import shutil
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import jax
+import numpy as np
+
+from benchmarks import large_corpus
+from benchmarks.index_vectors import SyntheticVectors
+from benchmarks.random_towers import random_towers
+from benchmarks.retrieval_overhead import Row, machine, metrics_of
+from realm_jax.corpus.store import Corpus
+from realm_jax.evaluation import outputs
+from realm_jax.generations import layout
+from realm_jax.generations import manifest as manifests
+from realm_jax.generations.making import EmbeddingConfig, GenerationMaker
+from realm_jax.generations.manifest import Manifest
+from realm_jax.generations.publisher import publish
+from realm_jax.indexes.scann import ScannConfig
+from realm_jax.models.bert import BertConfig
+from realm_jax.models.reader import Reader
+from realm_jax.models.retriever import Retriever
+from realm_jax.partitioning import host_memory, rules
+from realm_jax.partitioning.mesh import make_mesh
+from realm_jax.training import following, loop
+from realm_jax.training.optimizer import OptimizerConfig
+from realm_jax.training.refresh import GenerationSchedule
+from realm_jax.training.stages import Pretraining
+
+_TARGET = 1.5
+_QUERY_LENGTH, _JOINT_LENGTH = 16, 68
+_BERT = BertConfig(
+  hidden_size=128,
+  num_layers=2,
+  num_heads=2,
+  intermediate_size=512,
+  max_positions=128,
+  dropout_rate=0.0,
+)
+_RETRIEVER = Retriever(_BERT, projection_dropout_rate=0.0)
+_READER = Reader(_BERT, joint_length=_JOINT_LENGTH)
+# Two, which take turns.
+_MADE = (0, 1)
+# So many steps before a publication are what its longest one is held against,
+# and the old index still goes within so many after the swap.
+_BEFORE, _AFTER = 30, 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Publications:
+  """What is published at which step of a run.
+
+  Attributes:
+    ready: whole generations beside those that the run sees, by step.
+    generations_dir: those that it sees.
+  """
+
+  ready: dict[int, Path]
+  generations_dir: Path
+
+  def at(self, step: int) -> None:
+    """Publishes what is due, as a builder does: by a rename."""
+    if step in self.ready:
+      target = layout.path_of(self.generations_dir, step)
+      os.rename(self.ready[step], target)
+
+
+class PublishingSchedule(GenerationSchedule):
+  """Has generations published at given steps of the run that asks it."""
+
+  def __init__(self, *args: Any, publications: Publications, **kwargs: Any):
+    super().__init__(*args, **kwargs)
+    self._publications = publications
+
+  def at(self, step: int) -> Any:
+    self._publications.at(step)
+    return super().at(step)
+
+
+def make_generations(
+  directory: Path, corpus: Corpus, *, num_leaves: int
+) -> list[Path]:
+  """Two generations of synthetic vectors; those that are there already stay.
+
+  Args:
+    directory: for vectors and generations.
+    corpus: of the blocks.
+    num_leaves: of ScaNN's tree, whose other settings are fixed, too.
+  """
+  made = directory / f"generations-{corpus.num_blocks}"
+  mesh = make_mesh()
+  retriever, values = random_towers(_RETRIEVER, corpus)
+  params = jax.device_put(values, rules.replicated(mesh))
+  maker = GenerationMaker(
+    corpus,
+    retriever,
+    index=ScannConfig(
+      num_leaves=num_leaves,
+      num_leaves_searched=8,
+      num_reordered=200,
+      reordering="bfloat16",
+      spherical=True,
+      soar_lambda=0.0,
+      avq_threshold=0.0,
+      anisotropic_threshold=0.0,
+      below_target=True,
+    ),
+    config=EmbeddingConfig(query_length=_QUERY_LENGTH, recall_queries=64),
+    mesh=mesh,
+  )
+  for step in _MADE:
+    if step in layout.published_steps(made):
+      continue
+    source = SyntheticVectors(directory, corpus.num_blocks, seed=step)
+    vectors = source.vectors()
+
+    def write(target: Path, vectors=vectors, step=step) -> Manifest:
+      stored = maker.store(target, vectors, step=step)
+      return maker.write(target, step=step, params=params, stored=stored)
+
+    publish(made, step, write)
+    del vectors
+    source.path.unlink()
+  return [Path(layout.path_of(made, step)) for step in _MADE]
+
+
+def linked(source: Path, target: Path, *, step: int) -> Path:
+  """A generation under another step: the same files by another name."""
+  manifest = manifests.read(source)
+  shutil.copytree(source, target, copy_function=os.link)
+  manifest = dataclasses.replace(manifest, step=step)
+  (target / layout.MANIFEST).unlink()
+  (target / layout.MANIFEST).write_text(manifest.to_json())
+  return target
+
+
+def train(
+  model_dir: Path,
+  corpus: Corpus,
+  made: Sequence[Path],
+  *,
+  publish_at: Sequence[int],
+  num_steps: int,
+  batch_size: int,
+) -> list[Row]:
+  """Pre-trains beside publications; returns the rows of metrics."""
+  generations_dir = model_dir / layout.FOLDER
+  generations_dir.mkdir(parents=True)
+  linked(made[0], Path(layout.path_of(generations_dir, 0)), step=0)
+  publications = Publications(
+    {
+      step: linked(made[i % len(made)], model_dir / f"ready-{step}", step=step)
+      for i, step in enumerate(publish_at, start=1)
+    },
+    generations_dir,
+  )
+  with mock.patch.object(
+    following,
+    "GenerationSchedule",
+    functools.partial(PublishingSchedule, publications=publications),
+  ):
+    loop.train(
+      model_dir=model_dir,
+      corpus_dir=corpus.source,
+      task="masked_salient_spans",
+      stage=Pretraining(),
+      retriever=_RETRIEVER,
+      reader=_READER,
+      optimizer=OptimizerConfig(learning_rate=2e-4),
+      num_steps=num_steps,
+      batch_size=batch_size,
+      query_length=_QUERY_LENGTH,
+      block_length=corpus.block_length,
+      save_every_steps=num_steps,
+    )
+  return metrics_of(model_dir)
+
+
+def loads(rows: Sequence[Row], publish_at: Sequence[int]) -> list[Row]:
+  """The steps from each publication until after its swap.
+
+  A generation that is never searched gives nothing. Rows are of steps 1, 2, …
+  """
+  found = []
+  seconds = np.array([row["step_seconds"] for row in rows])
+  for step in publish_at:
+    searched = [row["step"] for row in rows if row["generation"] == step]
+    if not searched:
+      continue
+    first, last = step - 1, int(searched[0]) - 1
+    median = float(np.median(seconds[max(0, first - _BEFORE) : first]))
+    during = seconds[first : last + 1 + _AFTER]
+    before = seconds[max(0, first - _BEFORE) : first]
+    found.append(
+      {
+        "published_at_step": step,
+        "searched_from_step": last + 1,
+        "seconds": float(seconds[first:last].sum()),
+        "median_before_ms": 1e3 * median,
+        "longest_before_ms": 1e3 * float(before.max()),
+        "median_during_ms": 1e3 * float(np.median(during)),
+        "longest_during_ms": 1e3 * float(during.max()),
+        "ratio": float(during.max()) / median,
+        "ratio_before": float(before.max()) / median,
+      }
+    )
+  return found
+
+
+def measure(
+  directory: Path,
+  *,
+  num_blocks: int,
+  num_leaves: int,
+  scale: float,
+  swaps: int,
+  steps_between: int,
+  batch_size: int,
+) -> dict[str, Any]:
+  """Makes what is missing, trains, and looks at the steps."""
+  directory.mkdir(parents=True, exist_ok=True)
+  corpus = large_corpus.make_corpus(directory, num_blocks, scale=scale)
+  made = make_generations(directory, corpus, num_leaves=num_leaves)
+  # The first steps of a run are like no others.
+  publish_at = [(i + 1) * steps_between for i in range(swaps)]
+  model_dir = directory / "model"
+  shutil.rmtree(model_dir, ignore_errors=True)
+  try:
+    rows = train(
+      model_dir,
+      corpus,
+      made,
+      publish_at=publish_at,
+      num_steps=(swaps + 1) * steps_between,
+      batch_size=batch_size,
+    )
+  finally:
+    shutil.rmtree(model_dir, ignore_errors=True)
+  found = loads(rows, publish_at)
+  return {
+    "num_blocks": num_blocks,
+    "dim": _RETRIEVER.vector_size,
+    "loads": found,
+    "swaps": len(found),
+    "median_step_ms": 1e3
+    * statistics.median(row["step_seconds"] for row in rows),
+    "longest_ratio": max((load["ratio"] for load in found), default=None),
+    "target": _TARGET,
+    "machine": machine(),
+  }
+
+
+def table(result: dict[str, Any]) -> str:
+  """The loads for people."""
+  lines = [
+    f"{result['num_blocks']:,} blocks of {result['dim']} dimensions",
+    f"{'load s':>7}{'median before, ms':>19}{'longest before':>16}"
+    f"{'median during':>15}{'longest during':>16}{'ratio':>7}",
+  ]
+  for load in result["loads"]:
+    lines.append(
+      f"{load['seconds']:>7.1f}{load['median_before_ms']:>19.0f}"
+      f"{load['longest_before_ms']:>16.0f}{load['median_during_ms']:>15.0f}"
+      f"{load['longest_during_ms']:>16.0f}{load['ratio']:>7.2f}"
+    )
+  if result["longest_ratio"] is None:
+    lines.append("nothing was swapped in: give --steps_between more")
+  else:
+    lines.append(
+      f"the longest against the median before: {result['longest_ratio']:.2f} "
+      f"(≤ {result['target']})"
+    )
+  return "\n".join(lines)
+
+
+def make_parser() -> argparse.ArgumentParser:
+  """The flags."""
+  parser = argparse.ArgumentParser(
+    description=(__doc__ or "").partition("\n")[0],
+    formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+  )
+  parser.add_argument(
+    "--directory", type=Path, required=True, help="of what is made, once"
+  )
+  parser.add_argument("--num_blocks", type=int, default=1_000_000, help="N")
+  parser.add_argument("--num_leaves", type=int, default=1024, help="of ScaNN")
+  parser.add_argument(
+    "--scale", type=float, default=1.0, help="of the encyclopedia"
+  )
+  parser.add_argument("--swaps", type=int, default=3, help="how many")
+  parser.add_argument(
+    "--steps_between", type=int, default=100, help="publications"
+  )
+  parser.add_argument("--batch_size", type=int, default=24, help="of a step")
+  parser.add_argument("--json", type=Path, help="write the figures here, too")
+  return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+  """Measures and prints."""
+  given = make_parser().parse_args(arguments)
+  host_memory.keep_freed_memory()
+  result = measure(
+    given.directory.absolute(),
+    num_blocks=given.num_blocks,
+    num_leaves=given.num_leaves,
+    scale=given.scale,
+    swaps=given.swaps,
+    steps_between=given.steps_between,
+    batch_size=given.batch_size,
+  )
+  print(table(result))
+  if given.json:
+    outputs.write_json(given.json, result)
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,28 @@
+"""Work that gives way to whatever else the machine does."""
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+_LOWEST = 19
+
+T = TypeVar("T")
+
+
+def give_way() -> None:
+  """Lowers the priority of this thread, and of all that it will start.
+
+  It cannot be raised again, so a thread of the work's own should call it. On
+  Linux alone: elsewhere priorities are of processes.
+  """
+  if sys.platform == "linux":
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST)
+
+
+def in_background(work: Callable[[], T]) -> T:
+  """Waits for work that gives way; returns, or raises, what it does."""
+  with ThreadPoolExecutor(1, initializer=give_way) as thread:
+    return thread.submit(work).result()
