@@ -35,6 +35,7 @@ from realm_jax.generations import manifest as manifests
 from realm_jax.generations.making import EmbeddingConfig, GenerationMaker
 from realm_jax.generations.manifest import Manifest
 from realm_jax.generations.publisher import publish
+from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.indexes.scann import ScannConfig
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
@@ -96,15 +97,30 @@ class PublishingSchedule(GenerationSchedule):
     return super().at(step)
 
 
+def scann(num_leaves: int) -> ScannConfig:
+  """ScaNN with nothing left to choose."""
+  return ScannConfig(
+    num_leaves=num_leaves,
+    num_leaves_searched=8,
+    num_reordered=200,
+    reordering="bfloat16",
+    spherical=True,
+    soar_lambda=0.0,
+    avq_threshold=0.0,
+    anisotropic_threshold=0.0,
+    below_target=True,
+  )
+
+
 def make_generations(
-  directory: Path, corpus: Corpus, *, num_leaves: int
+  directory: Path, corpus: Corpus, index: IndexConfig
 ) -> list[Path]:
   """Two generations of synthetic vectors; those that are there already stay.
 
   Args:
     directory: for vectors and generations.
     corpus: of the blocks.
-    num_leaves: of ScaNN's tree, whose other settings are fixed, too.
+    index: what to build; one with other settings wants another directory.
   """
   made = directory / f"generations-{corpus.num_blocks}"
   mesh = make_mesh()
@@ -113,17 +129,7 @@ def make_generations(
   maker = GenerationMaker(
     corpus,
     retriever,
-    index=ScannConfig(
-      num_leaves=num_leaves,
-      num_leaves_searched=8,
-      num_reordered=200,
-      reordering="bfloat16",
-      spherical=True,
-      soar_lambda=0.0,
-      avq_threshold=0.0,
-      anisotropic_threshold=0.0,
-      below_target=True,
-    ),
+    index=index,
     config=EmbeddingConfig(query_length=_QUERY_LENGTH, recall_queries=64),
     mesh=mesh,
   )
@@ -230,7 +236,7 @@ def measure(
   directory: Path,
   *,
   num_blocks: int,
-  num_leaves: int,
+  index: IndexConfig,
   scale: float,
   swaps: int,
   steps_between: int,
@@ -239,7 +245,7 @@ def measure(
   """Makes what is missing, trains, and looks at the steps."""
   directory.mkdir(parents=True, exist_ok=True)
   corpus = large_corpus.make_corpus(directory, num_blocks, scale=scale)
-  made = make_generations(directory, corpus, num_leaves=num_leaves)
+  made = make_generations(directory, corpus, index)
   # The first steps of a run are like no others.
   publish_at = [(i + 1) * steps_between for i in range(swaps)]
   model_dir = directory / "model"
@@ -322,7 +328,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
   result = measure(
     given.directory.absolute(),
     num_blocks=given.num_blocks,
-    num_leaves=given.num_leaves,
+    index=scann(given.num_leaves),
     scale=given.scale,
     swaps=given.swaps,
     steps_between=given.steps_between,

@@ -22,6 +22,7 @@ from benchmarks.index_vectors import SyntheticVectors
 from benchmarks.random_towers import random_towers
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.partial_refresh import PartialRefresh
+from realm_jax.indexes.exact import ExactConfig
 from tests import tiny_world
 
 
@@ -223,15 +224,16 @@ def test_generations_are_swapped_in_while_steps_are_timed(tmp_path):
   found = swap.measure(
     tmp_path,
     num_blocks=300,
-    num_leaves=8,
+    # Loaded at once; the run looks for it every second.
+    index=ExactConfig(),
     scale=0.1,
     swaps=1,
-    steps_between=400,
-    batch_size=2,
+    steps_between=120,
+    batch_size=8,
   )
   corpus = Corpus.open(tmp_path / "corpus-300")
   assert corpus.num_blocks == len(set(corpus.block_ids.tolist())) == 300
-  assert [load["published_at_step"] for load in found["loads"]] == [400]
+  assert [load["published_at_step"] for load in found["loads"]] == [120]
   assert found["longest_ratio"] == found["loads"][0]["ratio"] > 0
   assert "300 blocks of 128 dimensions" in swap.table(found)
 
