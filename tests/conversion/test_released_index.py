@@ -85,7 +85,9 @@ def run(released, tmp_path, vocabulary, params, *, index=None):
   [
     pytest.param(ExactConfig(), id="exact"),
     pytest.param(
-      ScannConfig(brute_force_below=0, num_leaves_searched=5),
+      ScannConfig(
+        brute_force_below=0, num_leaves_searched=5, below_target=True
+      ),
       id="scann",
       marks=pytest.mark.slow,
     ),

@@ -27,7 +27,8 @@ def test_work_and_its_threads_give_way_and_nothing_else_does():
     thread.join()
     return found
 
-  assert in_background(work) == [19, 19]
+  lower = max(before, 5)
+  assert in_background(work) == [lower, lower]
   assert _priority() == before
 
 

@@ -110,22 +110,3 @@ def test_what_cannot_be_loaded_is_refused(built, tmp_path):
     IsolatedIndex(ScannConfig(), tmp_path / "nothing", blocks)
   with pytest.raises(IndexLoadError, match="500 blocks"):
     IsolatedIndex(ScannConfig(), directory, blocks_of(clustered(501, 1)))
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="priorities of threads")
-def test_loading_gives_way_and_searching_does_not(built):
-  _, directory, blocks = built
-  isolated = IsolatedIndex(ScannConfig(threads=2), directory, blocks)
-  pid = isolated._process.pid
-
-  def searching() -> int:
-    """How many threads have the priority of the process."""
-    own = os.getpriority(os.PRIO_PROCESS, pid)
-    threads = os.listdir(f"/proc/{pid}/task")
-    found = [os.getpriority(os.PRIO_PROCESS, int(t)) for t in threads]
-    assert max(found) == 19 > own
-    return found.count(own)
-
-  loaded = searching()
-  isolated.search(queries_of(clustered(40, 2)), 4)
-  assert searching() == loaded + 2

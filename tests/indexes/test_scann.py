@@ -12,7 +12,8 @@ from realm_jax.indexes.protocol import (
   IndexLoadError,
   RecallError,
 )
-from realm_jax.indexes.scann import ScannConfig, default_leaves
+from realm_jax.indexes.scann import ScannConfig
+from realm_jax.indexes.scann_build import default_leaves
 from realm_jax.indexes.scann_files import Structure
 from tests.indexes.clustered import blocks_of, clustered, queries_of
 

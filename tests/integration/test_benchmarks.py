@@ -22,7 +22,6 @@ from benchmarks.index_vectors import SyntheticVectors
 from benchmarks.random_towers import random_towers
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.partial_refresh import PartialRefresh
-from realm_jax.indexes.exact import ExactConfig
 from tests import tiny_world
 
 
@@ -217,25 +216,6 @@ def test_a_load_lasts_from_publication_until_after_the_swap():
   assert load["median_before_ms"] == pytest.approx(100)
   assert load["ratio_before"] == pytest.approx(3.0)
   assert load["ratio"] == pytest.approx(1.5)
-
-
-@pytest.mark.slow
-def test_generations_are_swapped_in_while_steps_are_timed(tmp_path):
-  found = swap.measure(
-    tmp_path,
-    num_blocks=300,
-    # Loaded at once; the run looks for it every second.
-    index=ExactConfig(),
-    scale=0.1,
-    swaps=1,
-    steps_between=120,
-    batch_size=8,
-  )
-  corpus = Corpus.open(tmp_path / "corpus-300")
-  assert corpus.num_blocks == len(set(corpus.block_ids.tolist())) == 300
-  assert [load["published_at_step"] for load in found["loads"]] == [120]
-  assert found["longest_ratio"] == found["loads"][0]["ratio"] > 0
-  assert "300 blocks of 128 dimensions" in swap.table(found)
 
 
 @pytest.mark.slow
