@@ -105,3 +105,44 @@ class ScannConfig:
     """
     del mesh
     return scann_index.load(directory, blocks, threads=self.threads)
+
+
+def given_tree(
+  num_leaves: int,
+  *,
+  num_leaves_searched: int,
+  num_reordered: int,
+  reordering: str = "bfloat16",
+  spherical: bool = False,
+  soar_lambda: float = 0.0,
+  avq_threshold: float = 0.0,
+  anisotropic_threshold: float = 0.0,
+  **settings: Any,
+) -> ScannConfig:
+  """A tree of which nothing is tried, and that is taken for what it finds.
+
+  The same vectors make the same files, since no times are compared.
+
+  Args:
+    num_leaves: as all that follow, of `ScannConfig`.
+    num_leaves_searched: see there.
+    num_reordered: see there.
+    reordering: see there.
+    spherical: see there.
+    soar_lambda: see there.
+    avq_threshold: see there.
+    anisotropic_threshold: see there.
+    **settings: others.
+  """
+  taken: dict[str, Any] = {"brute_force_below": 0, "below_target": True}
+  return ScannConfig(
+    num_leaves=num_leaves,
+    num_leaves_searched=num_leaves_searched,
+    num_reordered=num_reordered,
+    reordering=reordering,
+    spherical=spherical,
+    soar_lambda=soar_lambda,
+    avq_threshold=avq_threshold,
+    anisotropic_threshold=anisotropic_threshold,
+    **(taken | settings),
+  )

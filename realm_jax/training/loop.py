@@ -124,19 +124,11 @@ def train(
     )
   refresh = refresh or RefreshConfig()
   waits = stage.needs_index and refresh.refresh and refresh.wait
-  if waits and refresh.lag_steps > keep_checkpoints * save_every_steps:
-    raise ValueError(
-      f"lag_steps={refresh.lag_steps} exceeds the {keep_checkpoints} "
-      f"checkpoints, {save_every_steps} steps apart, that are kept: one would "
-      "go before its generation is due; lower LAG_STEPS or raise "
-      "SAVE_EVERY_STEPS"
-    )
-  if waits and refresh.lag_steps >= num_steps:
-    logging.warning(
-      "no generation but the first will be used: the others are due "
-      "lag_steps=%d after their checkpoints, in a run of %d steps",
-      refresh.lag_steps,
-      num_steps,
+  if waits:
+    refresh.require_lag_fits(
+      keep_checkpoints=keep_checkpoints,
+      save_every_steps=save_every_steps,
+      num_steps=num_steps,
     )
   corpus = corpus_of_run(model_dir, corpus_dir)
   corpus.require_whole_blocks(block_length)

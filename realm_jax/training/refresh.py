@@ -63,6 +63,29 @@ class RefreshConfig:
         f"on_crash={self.on_crash!r}; want one of {', '.join(ON_CRASH)}"
       )
 
+  def require_lag_fits(
+    self, *, keep_checkpoints: int, save_every_steps: int, num_steps: int
+  ) -> None:
+    """Holds the lag of a waiting run against its checkpoints and its length.
+
+    Raises:
+      ValueError: a checkpoint would go before its generation is due.
+    """
+    if self.lag_steps > keep_checkpoints * save_every_steps:
+      raise ValueError(
+        f"lag_steps={self.lag_steps} exceeds the {keep_checkpoints} "
+        f"checkpoints, {save_every_steps} steps apart, that are kept: one "
+        "would go before its generation is due; lower LAG_STEPS or raise "
+        "SAVE_EVERY_STEPS"
+      )
+    if self.lag_steps >= num_steps:
+      logging.warning(
+        "no generation but the first will be used: the others are due "
+        "lag_steps=%d after their checkpoints, in a run of %d steps",
+        self.lag_steps,
+        num_steps,
+      )
+
   @property
   def follow(self) -> str:
     """What the watcher loads before it is asked."""

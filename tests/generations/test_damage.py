@@ -20,22 +20,18 @@ from realm_jax.generations.watcher import GenerationWatcher
 from realm_jax.indexes import npy
 from realm_jax.indexes.protocol import BuildOptions
 from realm_jax.indexes.registry import parameters_of
-from realm_jax.indexes.scann import ScannConfig
+from realm_jax.indexes.scann import ScannConfig, given_tree
 from tests.generations.conftest import DIM, fill, publish_one
 
 pytestmark = pytest.mark.slow
 
-_SCANN = ScannConfig(
-  brute_force_below=0,
-  recall_target=0.1,
-  num_leaves=8,
+_SCANN = given_tree(
+  8,
   num_leaves_searched=8,
   num_reordered=100,
   reordering="int8",
   spherical=True,
   soar_lambda=1.5,
-  avq_threshold=0.0,
-  anisotropic_threshold=0.0,
 )
 
 

@@ -16,6 +16,7 @@ from realm_jax.indexes.registry import (
   kinds,
   parameters_of,
 )
+from realm_jax.indexes.scann import given_tree
 
 _VOCAB_SIZE = 300
 _DIM = 16
@@ -43,29 +44,14 @@ def _queries(count, seed=1):
 
 
 # Times would choose another tree for the same blocks.
-_TREE = {
-  "brute_force_below": 0,
-  "num_leaves": 16,
-  "num_leaves_searched": 12,
-  "num_reordered": 100,
-  "reordering": "bfloat16",
-  "spherical": False,
-  "soar_lambda": 0.0,
-  "avq_threshold": 0.0,
-  "anisotropic_threshold": 0.0,
-}
+_TREE = parameters_of(given_tree(16, num_leaves_searched=12, num_reordered=100))
 # ScaNN both as brute force and as a tree, FAISS with lists and without.
 _INDEXES = {
   **{kind: (kind, {}) for kind in kinds()},
   "scann tree": ("scann", _TREE),
   "scann narrow tree": (
     "scann",
-    {
-      **_TREE,
-      "num_leaves_searched": 1,
-      "num_reordered": 1,
-      "below_target": True,
-    },
+    {**_TREE, "num_leaves_searched": 1, "num_reordered": 1},
   ),
   "faiss lists": ("faiss", {"brute_force_below": 0, "threads": 1}),
   "faiss narrow lists": (

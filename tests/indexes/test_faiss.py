@@ -91,7 +91,7 @@ def test_what_cannot_be_loaded_is_refused(tmp_path, damage):
   elif damage == "cut":
     file.write_bytes(content[: len(content) // 2])
   elif damage == "header":
-    file.write_bytes(b"XXXX" + content[4:])
+    file.write_bytes(bytes(4) + content[4:])
   else:
     vectors = clustered(401, 1)
   with pytest.raises(IndexLoadError, match="build it again"):

@@ -12,23 +12,18 @@ from realm_jax.indexes.protocol import (
   IndexLoadError,
   RecallError,
 )
-from realm_jax.indexes.scann import ScannConfig
+from realm_jax.indexes.scann import ScannConfig, given_tree
 from realm_jax.indexes.scann_build import default_leaves
 from realm_jax.indexes.scann_files import Structure
 from tests.indexes.clustered import blocks_of, clustered, queries_of
 
 _NUM_BLOCKS = 3_000
-# Nothing is left to choose.
-_GIVEN = ScannConfig(
-  brute_force_below=0,
-  num_leaves=64,
+_GIVEN = given_tree(
+  64,
   num_leaves_searched=4,
   num_reordered=50,
   reordering="float32",
-  spherical=False,
-  soar_lambda=0.0,
-  avq_threshold=0.0,
-  anisotropic_threshold=0.0,
+  below_target=False,
 )
 _QUERIES = queries_of(clustered(200, 2))
 

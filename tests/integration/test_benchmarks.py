@@ -207,7 +207,7 @@ def test_vectors_of_a_model_are_drawn_from_with_a_little_noise(tmp_path):
 
 def test_a_load_lasts_from_publication_until_after_the_swap():
   # Published at step 41, searched from step 46 on; the old index goes later.
-  rows = _rows([0.1] * 100, generations=[0] * 45 + [41] * 55)
+  rows = _rows([0.1] * 100, generations=[0] * 45 + [1] * 55)
   for step, seconds in ((20, 0.3), (43, 0.14), (48, 0.15), (60, 0.9)):
     rows[step - 1]["step_seconds"] = seconds
   (load,) = swap.loads(rows, [41, 90])
