@@ -17,6 +17,14 @@ def _distortion(vectors, centres):
   return np.square(vectors - centres[leaves]).sum(axis=1).mean()
 
 
+def _assert_about_best(scores, chosen, scale):
+  """The best columns, but for what bfloat16 cannot tell apart."""
+  scores, rows = np.asarray(scores), np.arange(len(scores))
+  short = scores.max(axis=1) - scores[rows, np.asarray(chosen)]
+  assert (short <= 2**-7 * scale).all()
+  assert np.mean(short > 0) < 0.05
+
+
 def test_every_group_gets_a_leaf_of_its_own():
   # From random starts, Lloyd's algorithm alone joins about a third of them.
   vectors = clustered(8_000, 1, groups=100)
@@ -46,7 +54,9 @@ def test_spherical_leaves_have_length_one_and_go_by_direction():
   centres = train_leaves(vectors.astype(np.float32), 30, spherical=True)
   np.testing.assert_allclose(np.linalg.norm(centres, axis=1), 1, rtol=1e-5)
   leaves = assign(vectors.astype(np.float32), centres, spherical=True)
-  np.testing.assert_array_equal(leaves, np.argmax(vectors @ centres.T, axis=1))
+  _assert_about_best(
+    vectors @ centres.T, leaves, np.linalg.norm(vectors, axis=1)
+  )
 
 
 @pytest.mark.parametrize("num_leaves", [1, 5, 64, 130])
@@ -54,7 +64,10 @@ def test_spherical_leaves_have_length_one_and_go_by_direction():
 def test_each_vector_goes_to_the_nearest_centre(count, num_leaves):
   vectors, centres = clustered(count, 1), clustered(num_leaves, 2)
   distances = np.square(vectors[:, None] - centres).sum(axis=2)
-  np.testing.assert_array_equal(assign(vectors, centres), distances.argmin(1))
+  lengths = (
+    np.linalg.norm(vectors, axis=1) * np.linalg.norm(centres, axis=1).max()
+  )
+  _assert_about_best(-distances, assign(vectors, centres), lengths)
 
 
 def test_of_equal_centres_the_first_is_taken():
@@ -74,7 +87,8 @@ def test_second_leaves_are_those_of_soars_loss():
   loss = np.square(away).sum(axis=2) + 1.5 * np.square(along)
   loss[np.arange(50), first] = np.inf
   second = assign_spilled(vectors, centres, first, 1.5)
-  np.testing.assert_array_equal(second, loss.argmin(axis=1))
+  lengths = np.square(np.linalg.norm(vectors, axis=1))
+  _assert_about_best(-loss, second, lengths)
 
 
 def test_anisotropic_centres_minimise_their_loss():
