@@ -9,20 +9,10 @@ import pytest
 
 from benchmarks.jobs import wait_until
 from realm_jax.indexes.scann import ScannConfig
-from tests.integration.commands import Commands
 
 pytestmark = pytest.mark.slow
 
 _STEPS = 30
-
-
-@pytest.fixture(scope="module")
-def started(world, tmp_path_factory):
-  """Commands, and a folder with what pre-training starts from."""
-  commands, folder = Commands(world), tmp_path_factory.mktemp("started")
-  for stage in ("inverse_cloze", "reading"):
-    commands.train(stage, folder / stage, NUM_STEPS=2)
-  return commands, folder
 
 
 def _index_processes() -> list[int]:
@@ -39,9 +29,8 @@ def _index_processes() -> list[int]:
   return found
 
 
-def _pretrain(started, model_dir, **bindings):
+def _pretrain(commands, model_dir):
   """Pre-trains with ScaNN, whose process is killed after some steps."""
-  commands, folder = started
   metrics = model_dir / "metrics.jsonl"
 
   def kill():
@@ -62,18 +51,15 @@ def _pretrain(started, model_dir, **bindings):
         model_dir,
         NUM_STEPS=_STEPS,
         SAVE_EVERY_STEPS=_STEPS,
-        INITIAL_CHECKPOINT=folder / "inverse_cloze",
-        INITIAL_READER=folder / "reading",
-        **bindings,
       )
   finally:
     killer.join()
 
 
 def test_exact_search_takes_the_place_of_a_crashed_index(
-  started, tmp_path, caplog
+  commands, tmp_path, caplog
 ):
-  result = _pretrain(started, tmp_path / "run")
+  result = _pretrain(commands, tmp_path / "run")
   assert result["step"] == _STEPS
   said = "scann ended by SIGSEGV: going on with exact search of generation 0"
   assert said in caplog.text
