@@ -92,9 +92,8 @@ class Job:
     if self.index == "exact":
       return {}
     if self.index == "scann":
-      # Other queries may fare a little worse than those it is tuned on.
-      target = self.recall_target + (1 - self.recall_target) / 10
-      return {"recall_target": target, "below_target": True, **self.scann}
+      target = {"recall_target": self.recall_target, "below_target": True}
+      return {**target, **self.scann}
     factory = "Flat"
     if self.index == "faiss_ivf_pq":
       lists = _LISTS.get(self.num_blocks, round(self.num_blocks**0.5))

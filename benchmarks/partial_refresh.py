@@ -108,7 +108,7 @@ def embed_run(directory: Path) -> Run:
     corpus,
     retriever,
     index=ExactConfig(),
-    config=EmbeddingConfig(query_length=_QUERY_LENGTH, recall_queries=1),
+    config=EmbeddingConfig(query_length=_QUERY_LENGTH, recall_queries=2),
     mesh=make_mesh(),
   )
   store = CheckpointStore(directory / "realm")

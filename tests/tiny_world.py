@@ -186,7 +186,12 @@ class World:
     return params
 
   def build_generation(
-    self, model_dir: Path, *, index: IndexConfig | None = None, **settings
+    self,
+    model_dir: Path,
+    *,
+    index: IndexConfig | None = None,
+    dtype: str = "float32",
+    **settings,
   ) -> list[int]:
     """What `realm_jax.build_index --once` does."""
     return build_index(
@@ -195,6 +200,7 @@ class World:
       retriever=RETRIEVER,
       index=index or ExactConfig(),
       config=EmbeddingConfig(
+        dtype=dtype,
         tokens_per_batch=512,
         num_lengths=1,
         query_length=QUERY_LENGTH,

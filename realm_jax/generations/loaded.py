@@ -25,6 +25,7 @@ from realm_jax.indexes.protocol import (
   BuildOptions,
   Index,
   IndexConfig,
+  IndexCrashedError,
   IndexLoadError,
 )
 from realm_jax.indexes.registry import IndexKindError, config_from
@@ -108,6 +109,7 @@ def load_generation(
   Raises:
     GenerationError: it is missing, or of another corpus.
     DamagedGenerationError: it is not what was published.
+    IndexCrashedError: the process of an isolated index crashed as it loaded.
   """
   directory = layout.path_of(generations_dir, step)
   manifest = manifests.read(directory)
@@ -136,9 +138,11 @@ def load_generation(
           built = IsolatedIndex(config, saved, blocks)
         else:
           built = config.load(saved, blocks, mesh=mesh)
-      except (IndexKindError, IndexLoadError) as error:
+      except (IndexKindError, IndexLoadError, IndexCrashedError) as error:
         # Where its files went meanwhile, it is that.
         manifests.verify(local, manifest, checksums=False, named=directory)
+        if isinstance(error, IndexCrashedError):
+          raise
         raise GenerationError(f"{directory}: {error}") from error
     else:
       built = index.build(blocks, BuildOptions(mesh=mesh))

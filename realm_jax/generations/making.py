@@ -59,6 +59,13 @@ class EmbeddingConfig:
   recall_queries: int = 512
   recall_at: Sequence[int] = (8, 100)
 
+  def __post_init__(self):
+    if self.recall_queries < 2:
+      raise ValueError(
+        f"recall_queries={self.recall_queries}; want at least 2: one to tune "
+        "an index on, and another to measure it on"
+      )
+
 
 class GenerationMaker:
   """Makes the generation of one checkpoint after another, compiling once.

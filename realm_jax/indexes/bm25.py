@@ -1,6 +1,7 @@
 """BM25 over wordpieces, with the library bm25s (arXiv 2407.03618)."""
 
 import dataclasses
+import errno
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -34,7 +35,11 @@ class Bm25Config:
   b: float = 0.4
 
   def build(self, blocks: Blocks, options: BuildOptions = PLAIN) -> "Bm25Index":
-    """Counts the words of every block; writes a sparse matrix of scores."""
+    """Counts the words of every block; writes a sparse matrix of scores.
+
+    Raises:
+      OSError: the disk is full.
+    """
     if blocks.token_ids is None:
       raise ValueError("BM25 needs the blocks' wordpieces")
     library = _library().BM25(
@@ -48,7 +53,15 @@ class Bm25Config:
       show_progress=False,
     )
     if options.directory is not None:
-      library.save(options.directory, show_progress=False)
+      try:
+        library.save(options.directory, show_progress=False)
+      except OSError as error:
+        # numpy does not say that the disk is full.
+        raise OSError(
+          error.errno or errno.ENOSPC,
+          f"cannot write BM25's scores: {error}",
+          str(options.directory),
+        ) from error
     return Bm25Index(library)
 
   def load(

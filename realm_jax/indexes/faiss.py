@@ -11,6 +11,7 @@ from jaxtyping import Float32
 
 from realm_jax.indexes import mapped
 from realm_jax.indexes.protocol import (
+  OF_HOST,
   PLAIN,
   Blocks,
   BuildOptions,
@@ -45,9 +46,10 @@ class FaissConfig:
     num_reordered: how many are scored exactly, where the description ends in
       `RFlat`; at least k.
     training_sample: how many vectors lists and codes are trained on.
-    threads: for building and searching; None takes every core.
-    on_gpu: whether to search on the GPUs, where FAISS sees any; it refuses
-      descriptions that it has no GPU code for.
+    threads: for building and searching, of this host, and so in no manifest;
+      None takes every core.
+    on_gpu: whether to search on a GPU, the first, where FAISS sees any;
+      descriptions that it has no GPU code for are refused.
   """
 
   kind: ClassVar[str] = "faiss"
@@ -57,7 +59,7 @@ class FaissConfig:
   nprobe: int = 4
   num_reordered: int = 400
   training_sample: int = 200_000
-  threads: int | None = None
+  threads: int | None = dataclasses.field(default=None, metadata=OF_HOST)
   on_gpu: bool = False
 
   def build(
@@ -67,6 +69,7 @@ class FaissConfig:
 
     Raises:
       ValueError: FAISS cannot make the described index of these vectors.
+      OSError: the disk is full.
     """
     if blocks.vectors is None:
       raise ValueError("FAISS needs the blocks' vectors; embed them first")
@@ -92,7 +95,10 @@ class FaissConfig:
       ) from error
     if options.directory is not None:
       options.directory.mkdir(parents=True)
-      library.write_index(index, str(options.directory / _FILE))
+      # By its own writer, what a full disk does not take may be lost without
+      # a word.
+      with (options.directory / _FILE).open("wb") as file:
+        library.write_index(index, library.PyCallbackIOWriter(file.write))
     return FaissIndex(index, blocks, config=self)
 
   def load(
@@ -143,7 +149,7 @@ class FaissIndex:
     self._lists = self._num_lists(index)
     self._moved = index
     if config.on_gpu and self._library.get_num_gpus() > 0:
-      self._moved = self._library.index_cpu_to_all_gpus(index)
+      self._moved = self._on_gpu(index)
 
   @property
   def num_lists(self) -> int:
@@ -198,6 +204,22 @@ class FaissIndex:
       )
     scores, rows = index.search(vectors, k, params=parameters)
     return rows, scores
+
+  def _on_gpu(self, index: Any) -> Any:
+    """A copy on the first GPU; of several, none takes a search's settings.
+
+    Raises:
+      IndexLoadError: FAISS has no GPU code for it.
+    """
+    self._gpu = self._library.StandardGpuResources()
+    try:
+      return self._library.index_cpu_to_gpu(self._gpu, 0, index)
+    except RuntimeError as error:
+      raise IndexLoadError(
+        f"FAISS cannot search the `factory` {self._config.factory!r} on a GPU: "
+        f"{error}; choose another, such as 'IVF1024,PQ32' or 'IVF1024,Flat', "
+        "or on_gpu=False"
+      ) from error
 
   def _parameters(self, index: Any, k: int, probed: int, reordered: int) -> Any:
     """The settings of a search, nested as the index is."""

@@ -56,9 +56,11 @@ class IsolatedIndex:
     directory: what it loads.
     blocks: with vectors, of which the process is told the shape alone.
     timeout_seconds: of a search; a process that takes longer hangs.
+    load_timeout_seconds: the same of loading.
 
   Raises:
-    IndexLoadError: the index cannot be loaded, or crashes while it is.
+    IndexLoadError: the index cannot be loaded.
+    IndexCrashedError: the process ended, or hangs, while it loaded.
     MissingLibraryError: its library is not installed.
   """
 
@@ -71,6 +73,7 @@ class IsolatedIndex:
     blocks: Blocks,
     *,
     timeout_seconds: float = 300.0,
+    load_timeout_seconds: float = 3600.0,
   ):
     assert blocks.vectors is not None
     self.kind = config.kind
@@ -89,19 +92,18 @@ class IsolatedIndex:
     self._close = weakref.finalize(self, _end, self._process, ours)
     wanted = {
       "kind": config.kind,
-      "parameters": parameters_of(config),
+      "parameters": parameters_of(config, of_host=True),
       "directory": str(directory),
       "shape": [self.num_blocks, self.dim],
       "python_path": sys.path,
     }
+    asked = json.dumps(wanted).encode()
+    ours.settimeout(load_timeout_seconds)
     try:
-      _send(ours, json.dumps(wanted).encode())
+      self._ask(_ANSWER.pack(0, len(asked)), asked)
       self._answer()
     except IndexCrashedError as error:
-      self.close()
-      raise IndexLoadError(
-        f"{directory} cannot be loaded: {error}; build it again"
-      ) from error
+      raise IndexCrashedError(f"{error} while it loaded {directory}") from error
     except _ERRORS:
       self.close()
       raise
@@ -118,11 +120,7 @@ class IsolatedIndex:
     check_k(k, self.num_blocks)
     vectors = check_vectors(queries, self.dim)
     with self._lock:
-      try:
-        self._socket.sendall(_QUERY.pack(len(vectors), k))
-        self._socket.sendall(vectors.data)
-      except OSError as error:
-        raise self._crash(error) from error
+      self._ask(_QUERY.pack(len(vectors), k), vectors.data)
       found = self._answer()
     rows, scores = np.split(np.frombuffer(found, np.int32), 2)
     shape = (len(vectors), k)
@@ -133,6 +131,14 @@ class IsolatedIndex:
   def close(self) -> None:
     """Ends the process, and gives its memory back."""
     self._close()
+    self._process.wait()
+
+  def _ask(self, head: bytes, body: bytes | memoryview) -> None:
+    try:
+      self._socket.sendall(head)
+      self._socket.sendall(body)
+    except OSError as error:
+      raise self._crash(error) from error
 
   def _answer(self) -> bytearray:
     try:
@@ -163,10 +169,20 @@ class IsolatedIndex:
     )
 
 
+# Processes that were told to end, until somebody asks what became of them.
+_ending: list[subprocess.Popen] = []
+
+
 def _end(process: subprocess.Popen, connection: socket.socket) -> None:
+  """Does not wait, as a step would: gigabytes take the system a while."""
   connection.close()
   process.kill()
-  process.wait()
+  _ending.append(process)
+  for other in list(_ending):
+    if other.poll() is not None:
+      # Another thread may be at it, too.
+      with contextlib.suppress(ValueError):
+        _ending.remove(other)
 
 
 def _send(connection: socket.socket, body: bytes) -> None:
@@ -233,8 +249,10 @@ def _serve(connection: socket.socket) -> None:
 
 def main(file_descriptor: str) -> None:
   """The process that searches; it ends when whoever asks is gone."""
-  # Both get a terminal's ^C, and this one is needed until the other is done.
-  signal.signal(signal.SIGINT, signal.SIG_IGN)
+  # Both get a terminal's ^C and a scheduler's SIGTERM, and this one is needed
+  # until the other is done.
+  for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.SIG_IGN)
   connection = socket.socket(fileno=int(file_descriptor))
   with contextlib.suppress(ConnectionError):
     _serve(connection)

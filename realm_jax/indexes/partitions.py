@@ -34,7 +34,6 @@ def train_leaves(
   spherical: bool = False,
   iterations: int = 10,
   seed: int = 0,
-  start: Float32[np.ndarray, "l d"] | None = None,
 ) -> Float32[np.ndarray, "l d"]:
   """Centres of k-means with moves of centres, the same for the same input.
 
@@ -45,7 +44,6 @@ def train_leaves(
     iterations: of Lloyd's algorithm, at most; centres are moved in all but the
       last two.
     seed: draws the first centres.
-    start: centres to start from, such as those of an earlier generation.
 
   Raises:
     ValueError: there are fewer vectors than leaves.
@@ -56,10 +54,7 @@ def train_leaves(
       "as many: lower num_leaves"
     )
   rng = np.random.default_rng(seed)
-  if start is None:
-    centres = sample[np.sort(rng.choice(len(sample), num_leaves, False))]
-  else:
-    centres = start
+  centres = sample[np.sort(rng.choice(len(sample), num_leaves, False))]
   centres = _unit(centres) if spherical else centres
   vectors = jnp.asarray(sample)
   before = np.full(len(sample), -1)

@@ -19,7 +19,7 @@ class IndexLoadError(ValueError):
   """A saved index that cannot be read, or is of other blocks."""
 
 
-class IndexCrashedError(RuntimeError):
+class IndexCrashedError(ValueError):
   """An index whose process is gone, or does not answer."""
 
 
@@ -102,7 +102,8 @@ class BuildOptions:
       it is not kept.
     mesh: for an index that lives on devices.
     queries: a sample of real ones, with vectors, to measure on.
-    previous: what an earlier index of the same settings wrote.
+    previous: what an earlier index of the same kind wrote, of which the
+      settings may have been others.
     check: called now and then; what it raises ends the work.
   """
 
@@ -112,6 +113,10 @@ class BuildOptions:
   previous: Path | None = None
   check: Callable[[], None] = lambda: None
 
+
+# Metadata of a setting that concerns the host at work and not the index: no
+# manifest holds it, and another value makes no other index.
+OF_HOST = {"of_host": True}
 
 # Where nothing but blocks is needed.
 PLAIN = BuildOptions()

@@ -5,7 +5,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from realm_jax.indexes.protocol import IndexConfig
+from realm_jax.indexes.protocol import OF_HOST, IndexConfig
 
 # Modules are imported when asked for: each needs a library of its own.
 _CONFIGS = {
@@ -47,6 +47,17 @@ def config_from(kind: str, parameters: Mapping[str, Any]) -> IndexConfig:
   return config(**parameters)
 
 
-def parameters_of(config: IndexConfig) -> dict[str, Any]:
-  """The settings as plain values, for a manifest."""
-  return dataclasses.asdict(config)  # type: ignore[call-overload]
+def parameters_of(
+  config: IndexConfig, *, of_host: bool = False
+) -> dict[str, Any]:
+  """The settings as plain values.
+
+  Args:
+    config: the settings.
+    of_host: whether those of the host are among them: not for a manifest.
+  """
+  return {
+    field.name: getattr(config, field.name)
+    for field in dataclasses.fields(config)  # type: ignore[arg-type]
+    if of_host or not field.metadata.keys() & OF_HOST.keys()
+  }

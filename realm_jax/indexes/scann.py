@@ -6,9 +6,27 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from realm_jax.indexes import scann_files, scann_index
-from realm_jax.indexes.protocol import PLAIN, Blocks, BuildOptions, PathLike
+from realm_jax.indexes.protocol import (
+  OF_HOST,
+  PLAIN,
+  Blocks,
+  BuildOptions,
+  PathLike,
+)
 from realm_jax.indexes.scann_build import TreeBuilder
+from realm_jax.indexes.scann_files import Structure
 from realm_jax.indexes.scann_index import ScannIndex, vectors_of
+
+_LEAST = {
+  "recall_k": 1,
+  "brute_force_below": 0,
+  "num_leaves_searched": 1,
+  "num_reordered": 1,
+  "training_sample": 1,
+  "tuning_sample": 1,
+  "seed": 0,
+  "threads": 1,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,12 +34,15 @@ class ScannConfig:
   """A tree of leaves, quantized scores, and better scores for the best.
 
   What is None is chosen by measuring: how the tree is made once, on a sample
-  of the corpus, for the first generation, whose successors take it over; and
-  how much of it is searched anew for each generation. Times scatter, so where
-  runs must repeat bit for bit from the checkpoints alone, all of it is given.
+  of the corpus, for the first generation, whose successors take it over while
+  they meet the target with it; and how much of it is searched anew for each
+  generation. Times scatter, so where runs must repeat bit for bit from the
+  checkpoints alone, all of it is given, and `reuse` is off.
 
   Attributes:
-    recall_target: the share of the `recall_k` best blocks to find.
+    recall_target: the share of the `recall_k` best blocks to find. What is
+      chosen aims at a tenth of the rest more, for queries that it is not tuned
+      on; what is published is held against the target itself.
     recall_k: see there.
     below_target: whether an index that stays below the target will do.
     brute_force_below: smaller corpora are searched in full, which is faster.
@@ -40,7 +61,8 @@ class ScannConfig:
     reuse: whether leaves and codebooks of the generation before are taken over
       where they still meet the target.
     seed: of samples and first leaves.
-    threads: for searching; None takes every core.
+    threads: for searching, of this host, and so in no manifest; None takes
+      every core.
   """
 
   kind: ClassVar[str] = "scann"
@@ -62,18 +84,23 @@ class ScannConfig:
   tuning_sample: int = 1 << 17
   reuse: bool = True
   seed: int = 0
-  threads: int | None = None
+  threads: int | None = dataclasses.field(default=None, metadata=OF_HOST)
 
   def __post_init__(self):
     if not 0 < self.recall_target <= 1:
       raise ValueError(
         f"recall_target={self.recall_target}; want a share, above 0 to 1"
       )
-    if self.reordering not in (None, *scann_files.REORDERINGS):
-      raise ValueError(
-        f"reordering={self.reordering!r}; want one of "
-        f"{', '.join(scann_files.REORDERINGS)}, or None to choose"
-      )
+    for name, least in _LEAST.items():
+      scann_files.at_least(self, name, least)
+    # What is given of a structure is held against what one can be.
+    Structure(**{"num_leaves": 1, **self.given()})
+
+  def given(self) -> dict[str, Any]:
+    """The fields of a `Structure` that are not left open."""
+    names = [field.name for field in dataclasses.fields(Structure)]
+    values = {name: getattr(self, name) for name in names}
+    return {name: v for name, v in values.items() if v is not None}
 
   def build(self, blocks: Blocks, options: BuildOptions = PLAIN) -> ScannIndex:
     """Makes the tree that meets the target fastest, and loads it.
@@ -121,7 +148,8 @@ def given_tree(
 ) -> ScannConfig:
   """A tree of which nothing is tried, and that is taken for what it finds.
 
-  The same vectors make the same files, since no times are compared.
+  The same vectors make the same files, since no times are compared and nothing
+  is taken over from the generation before.
 
   Args:
     num_leaves: as all that follow, of `ScannConfig`.
@@ -134,7 +162,11 @@ def given_tree(
     anisotropic_threshold: see there.
     **settings: others.
   """
-  taken: dict[str, Any] = {"brute_force_below": 0, "below_target": True}
+  taken: dict[str, Any] = {
+    "brute_force_below": 0,
+    "below_target": True,
+    "reuse": False,
+  }
   return ScannConfig(
     num_leaves=num_leaves,
     num_leaves_searched=num_leaves_searched,

@@ -41,6 +41,17 @@ _VECTORS = {
 }
 
 
+def at_least(settings: Any, name: str, least: int) -> None:
+  """Refuses a setting that is given and smaller.
+
+  Raises:
+    ValueError: it is.
+  """
+  value = getattr(settings, name)
+  if value is not None and value < least:
+    raise ValueError(f"{name}={value}; want at least {least}")
+
+
 @dataclasses.dataclass(frozen=True)
 class Structure:
   """What a tree is made like.
@@ -66,6 +77,21 @@ class Structure:
   dims_per_code: int = 2
   reordering: str = "bfloat16"
 
+  def __post_init__(self):
+    for name, least in (
+      ("num_leaves", 1),
+      ("soar_lambda", 0),
+      ("dims_per_code", 1),
+    ):
+      at_least(self, name, least)
+    for name in ("avq_threshold", "anisotropic_threshold"):
+      if not 0 <= (value := getattr(self, name)) < 1:
+        raise ValueError(f"{name}={value}; want 0 (without), or below 1")
+    if self.reordering not in REORDERINGS:
+      raise ValueError(
+        f"reordering={self.reordering!r}; want one of {', '.join(REORDERINGS)}"
+      )
+
   @property
   def spilled(self) -> bool:
     """Whether vectors have a second leaf."""
@@ -85,6 +111,10 @@ class Tree:
   structure: Structure
   leaves_searched: int
   num_reordered: int
+
+  def __post_init__(self):
+    at_least(self, "leaves_searched", 1)
+    at_least(self, "num_reordered", 1)
 
 
 class TreeWriter:

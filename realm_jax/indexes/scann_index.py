@@ -49,7 +49,7 @@ class ScannIndex:
       )
     self.report: dict[str, Any] = {}
     self._loaded = searcher
-    self._threads = threads or max(1, (os.cpu_count() or 1) - 1)
+    self._threads = threads or os.cpu_count() or 1
     self._tree = tree
 
   @functools.cached_property
@@ -57,9 +57,11 @@ class ScannIndex:
     """The searcher, with threads of its own for searching.
 
     Those that it came with have the priority of the thread that loaded it,
-    which may be low; these have that of the thread that searches first.
+    which may be low; these have that of the thread that searches first, which
+    works beside them.
     """
-    self._loaded.set_num_threads(self._threads)
+    if self._threads > 1:
+      self._loaded.set_num_threads(self._threads - 1)
     return self._loaded
 
   def searching(self, tree: Tree) -> "ScannIndex":
@@ -72,7 +74,7 @@ class ScannIndex:
     check_k(k, self.num_blocks)
     if self._tree is None:
       vectors = check_vectors(queries, self.dim)
-      return in_order(*self._searcher.search_batched_parallel(vectors, k))
+      return in_order(*self._search_batched(vectors, k))
     return self.search_at(
       queries, k, self._tree.leaves_searched, self._tree.num_reordered
     )
@@ -104,13 +106,23 @@ class ScannIndex:
     reordered: int,
   ) -> tuple[np.ndarray, np.ndarray]:
     assert self._tree is not None
-    return self._searcher.search_batched_parallel(
+    return self._search_batched(
       vectors,
       k,
       pre_reorder_num_neighbors=min(reordered, self.num_blocks),
       leaves_to_search=min(leaves, self._tree.structure.num_leaves),
-      # Half of the queries to each of two cores, rather than all to one.
-      batch_size=max(1, min(256, len(vectors) // 2)),
+    )
+
+  def _search_batched(
+    self, vectors: Float32[np.ndarray, "b d"], k: int, **settings: int
+  ) -> tuple[np.ndarray, np.ndarray]:
+    if self._threads == 1:
+      # A parallel search with no thread beside would end the process.
+      return self._loaded.search_batched(vectors, k, **settings)
+    # Half of the queries to each of two cores, rather than all to one.
+    size = max(1, min(256, len(vectors) // 2))
+    return self._searcher.search_batched_parallel(
+      vectors, k, batch_size=size, **settings
     )
 
 

@@ -39,6 +39,15 @@ class Trained(NamedTuple):
   centres: Float32[np.ndarray, "l d"]
   codebooks: Float32[np.ndarray, "s 16 w"]
 
+  def fits(self, structure: Structure, *, dim: int) -> bool:
+    """Whether it is for this structure, of vectors of so many dimensions."""
+    width = structure.dims_per_code
+    codebooks = (dim // width, product_codes.NUM_CODES, width)
+    return (
+      self.centres.shape == (structure.num_leaves, dim)
+      and self.codebooks.shape == codebooks
+    )
+
 
 def draw(
   vectors: Rows, count: int, *, seed: int = 0
@@ -49,7 +58,8 @@ def draw(
   if num_blocks <= count:
     sample = np.asarray(vectors[0:num_blocks], np.float32)
   else:
-    runs = rng.choice(num_blocks // _RUN, -(-count // _RUN), replace=False)
+    all_runs = num_blocks // _RUN
+    runs = rng.choice(all_runs, min(-(-count // _RUN), all_runs), replace=False)
     sample = np.concatenate(
       [vectors[r * _RUN : (r + 1) * _RUN] for r in np.sort(runs).tolist()]
     ).astype(np.float32)

@@ -128,7 +128,8 @@ def fastest_point(
         low = middle + 1
     point = at(searched, fewer[high])
     if best is None or point.queries_per_second > best.queries_per_second:
-      best = point
+      # So few reordered were tried with no fewer leaves.
+      best, before = point, -1.0
     elif point.queries_per_second * _HOPELESS < best.queries_per_second:
       break
   points = list(measured.values())

@@ -6,6 +6,7 @@ from absl import logging
 from etils import epath
 
 from realm_jax.generations import layout
+from realm_jax.generations import manifest as manifests
 from realm_jax.generations.loaded import Generation
 from realm_jax.generations.manifest import GenerationError
 from realm_jax.indexes.exact import ExactConfig
@@ -20,12 +21,13 @@ class CrashPolicy:
   The same vectors by exact search (`exact`), or an earlier generation
   (`last`), until the next generation comes; or nothing (`fail`). Where one is
   not to be had, the other is tried. What is on the disk is verified afresh.
+  An index that crashes as it is loaded gives way to exact search with either.
 
   Args:
     on_crash: which of `ON_CRASH`.
     generations_dir: where earlier ones lie.
     load: loads a step's generation, with another `index` where one is given,
-      or raises GenerationError.
+      or raises GenerationError or IndexCrashedError.
   """
 
   def __init__(
@@ -38,6 +40,29 @@ class CrashPolicy:
     self._on_crash = on_crash
     self._directory = generations_dir
     self._load = load
+
+  def load(self, step: int) -> Generation:
+    """A step's generation, by exact search where its index crashes.
+
+    Raises:
+      GenerationError: it cannot be used.
+      IndexCrashedError: its index crashed, and the run is told to fail.
+    """
+    try:
+      return self._load(step)
+    except IndexCrashedError as error:
+      if self._on_crash == "fail":
+        raise IndexCrashedError(
+          f"{error}: generation {step} cannot be searched. Start again, or "
+          "bind RefreshConfig.on_crash to 'exact' or 'last' to go on without"
+        ) from error
+      found = self._load_exact(step)
+      logging.error("%s: exact search takes its place", error)
+      return found
+
+  def _load_exact(self, step: int) -> Generation:
+    manifest = manifests.read(layout.path_of(self._directory, step))
+    return self._load(step, index=ExactConfig(dtype=manifest.dtype))
 
   def instead_of(
     self, generation: Generation, error: IndexCrashedError
@@ -59,8 +84,8 @@ class CrashPolicy:
     for other in order:
       try:
         # The index that crashed is not loaded again.
-        index = {"index": ExactConfig()} if other == step else {}
-        found = self._load(other, **index)
+        load = self._load_exact if other == step else self.load
+        found = load(other)
       except GenerationError as why:
         logging.warning("generation %d is not used: %s", other, why)
         continue

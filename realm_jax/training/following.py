@@ -46,14 +46,17 @@ def follow_builder(
     num_searched=num_searched,
     mesh=mesh,
   )
-  watcher = GenerationWatcher(directory, load, follow=config.follow)
+  crash_policy = CrashPolicy(
+    config.on_crash, generations_dir=directory, load=load
+  )
+  watcher = GenerationWatcher(
+    directory, crash_policy.load, follow=config.follow
+  )
   stack.callback(watcher.close)
   return GenerationSchedule(
     watcher,
     config,
     save_every_steps=save_every_steps,
-    crash_policy=CrashPolicy(
-      config.on_crash, generations_dir=directory, load=load
-    ),
+    crash_policy=crash_policy,
     is_stopping=is_stopping,
   )

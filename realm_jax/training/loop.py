@@ -43,9 +43,9 @@ from realm_jax.training.metrics_log import MetricsLog, NonFiniteLossError
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
 from realm_jax.training.packing import BatchPacker
 from realm_jax.training.refresh import (
+  NOTHING_TO_SEARCH,
   GenerationSchedule,
   RefreshConfig,
-  StaleIndexError,
   StoppedWaiting,
 )
 from realm_jax.training.resume import LoopState, RunIdentity, save
@@ -342,7 +342,7 @@ def train(
         try:
           if schedule is not None:
             generation = schedule.at(step + 1)
-        except (StoppedWaiting, StaleIndexError, TimeoutError) as reason:
+        except NOTHING_TO_SEARCH as reason:
           if step > saved:
             checkpoint(position, searched, prepared.found)
           if not isinstance(reason, StoppedWaiting):

@@ -24,6 +24,15 @@ class StoppedWaiting(Exception):
   """The run was told to stop while it waited for a generation."""
 
 
+# What `GenerationSchedule.at` raises where a run ends for now, and is saved.
+NOTHING_TO_SEARCH = (
+  StoppedWaiting,
+  StaleIndexError,
+  IndexCrashedError,
+  TimeoutError,
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class RefreshConfig:
   """How the trainer follows the index builder.
@@ -134,6 +143,7 @@ class GenerationSchedule:
     Raises:
       StoppedWaiting: the run was told to stop, and it is not there yet.
       GenerationError: it is there, and damaged or of something else.
+      IndexCrashedError: its index crashed, and the run is told to fail.
       TimeoutError: it did not appear in time.
     """
     if recorded is not None:
@@ -165,6 +175,7 @@ class GenerationSchedule:
     Raises:
       StoppedWaiting: the run was told to stop, and it is not there yet.
       GenerationError: it is there, and is none that this run can use.
+      IndexCrashedError: its index crashed, and the run is told to fail.
       StaleIndexError: it is too old, and the run is told to fail.
       TimeoutError: it did not appear in time.
     """
@@ -184,7 +195,7 @@ class GenerationSchedule:
     """What to search from now on in place of the current generation.
 
     Raises:
-      IndexCrashedError: nothing.
+      IndexCrashedError: the run is told to fail, or nothing is left.
     """
     if self._crash_policy is None:
       raise error

@@ -97,6 +97,12 @@ def test_what_stands_is_not_made_again(tmp_path, corpus):
   assert build(tmp_path, corpus) == []
 
 
+def test_settings_of_a_host_replace_nothing(tmp_path, corpus):
+  save(tmp_path, corpus, 500)
+  assert build(tmp_path, corpus, index=ScannConfig(threads=1)) == [500]
+  assert build(tmp_path, corpus, index=ScannConfig(threads=2)) == []
+
+
 def test_other_settings_or_another_corpus_replace_it(tmp_path, corpus):
   save(tmp_path, corpus, 500)
   assert build(tmp_path, corpus) == [500]

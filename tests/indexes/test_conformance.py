@@ -159,6 +159,13 @@ def test_queries_without_vectors_are_refused_where_they_are_needed(index):
     index.search(QueryBatch(tokens, np.zeros((2, 5), np.float32)), 3)
 
 
+@pytest.mark.parametrize("kind", ["scann", "faiss"])
+def test_settings_of_a_host_are_in_no_manifest(kind):
+  config = config_from(kind, {"threads": 3})
+  assert "threads" not in parameters_of(config)
+  assert config_from(kind, parameters_of(config, of_host=True)) == config
+
+
 def test_an_unknown_kind_or_parameter_is_refused():
   with pytest.raises(IndexKindError, match="want one of exact, scann"):
     config_from("faith", {})

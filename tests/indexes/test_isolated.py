@@ -2,14 +2,17 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 
+from realm_jax.indexes import isolated
 from realm_jax.indexes.isolated import IsolatedIndex
 from realm_jax.indexes.protocol import (
   BuildOptions,
@@ -23,6 +26,22 @@ from tests.indexes.clustered import blocks_of, clustered, queries_of
 pytestmark = pytest.mark.slow
 
 
+@pytest.fixture
+def send_on_start(monkeypatch):
+  """Has every process that starts get a signal at once."""
+  start = subprocess.Popen
+
+  def send(number):
+    def started(*args, **settings):
+      process = start(*args, **settings)
+      process.send_signal(number)
+      return process
+
+    monkeypatch.setattr(isolated.subprocess, "Popen", started)
+
+  return send
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
   directory = tmp_path_factory.mktemp("isolated") / "scann"
@@ -33,27 +52,30 @@ def built(tmp_path_factory):
 
 def test_it_answers_alike_and_outlives_no_one(built):
   index, directory, blocks = built
-  isolated = IsolatedIndex(ScannConfig(), directory, blocks)
+  searcher = IsolatedIndex(ScannConfig(), directory, blocks)
+  # A terminal and a scheduler send them to both, and the run ends by itself.
+  for number in (signal.SIGINT, signal.SIGTERM):
+    searcher._process.send_signal(number)
   for count, k in [(1, 1), (40, 8), (3, 500)]:
     queries = queries_of(clustered(count, 2))
-    here, there = index.search(queries, k), isolated.search(queries, k)
+    here, there = index.search(queries, k), searcher.search(queries, k)
     np.testing.assert_array_equal(here.rows, there.rows)
     np.testing.assert_array_equal(here.scores, there.scores)
   with pytest.raises(SearchError, match="k=501"):
-    isolated.search(queries, 501)
-  child = isolated._process
-  del isolated
+    searcher.search(queries, 501)
+  child = searcher._process
+  del searcher
   assert child.wait(timeout=10) is not None
 
 
 def test_a_crash_is_said_and_searches_fail_from_then_on(built):
   _, directory, blocks = built
-  isolated = IsolatedIndex(ScannConfig(), directory, blocks)
-  os.kill(isolated._process.pid, signal.SIGSEGV)
+  searcher = IsolatedIndex(ScannConfig(), directory, blocks)
+  os.kill(searcher._process.pid, signal.SIGSEGV)
   queries = queries_of(clustered(3, 2))
   for _ in range(2):
     with pytest.raises(IndexCrashedError, match="scann ended by SIGSEGV"):
-      isolated.search(queries, 4)
+      searcher.search(queries, 4)
 
 
 _SEARCHES_UNTIL_KILLED = """
@@ -93,15 +115,46 @@ def test_no_process_searches_for_one_that_was_killed(built):
 
 def test_a_process_that_hangs_is_ended(built):
   _, directory, blocks = built
-  isolated = IsolatedIndex(
+  searcher = IsolatedIndex(
     ScannConfig(), directory, blocks, timeout_seconds=0.5
   )
-  os.kill(isolated._process.pid, signal.SIGSTOP)
+  os.kill(searcher._process.pid, signal.SIGSTOP)
   start = time.monotonic()
   with pytest.raises(IndexCrashedError, match="does not answer"):
-    isolated.search(queries_of(clustered(3, 2)), 4)
+    searcher.search(queries_of(clustered(3, 2)), 4)
   assert time.monotonic() - start < 30
-  assert isolated._process.poll() is not None
+  assert searcher._process.poll() is not None
+
+
+def test_what_crashes_while_it_loads_says_so(built, send_on_start):
+  _, directory, blocks = built
+  send_on_start(signal.SIGKILL)
+  with pytest.raises(
+    IndexCrashedError, match=r"SIGKILL while it loaded .*scann"
+  ):
+    IsolatedIndex(ScannConfig(), directory, blocks)
+
+
+def test_loading_that_hangs_is_ended(built, send_on_start):
+  _, directory, blocks = built
+  send_on_start(signal.SIGSTOP)
+  with pytest.raises(IndexCrashedError, match="does not answer while it"):
+    IsolatedIndex(ScannConfig(), directory, blocks, load_timeout_seconds=0.2)
+
+
+def test_letting_go_does_not_wait_for_the_end():
+  sleeping = [
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    for _ in range(2)
+  ]
+  for process in sleeping:
+    ours, theirs = socket.socketpair()
+    with theirs, mock.patch.object(process, "wait") as wait:
+      isolated._end(process, ours)
+    wait.assert_not_called()
+    # The next end finds out that it has ended.
+    assert process.wait(timeout=10) == -signal.SIGKILL
+  assert sleeping[0] not in isolated._ending
 
 
 def test_what_cannot_be_loaded_is_refused(built, tmp_path):

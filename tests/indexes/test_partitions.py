@@ -42,13 +42,6 @@ def test_the_same_sample_gives_the_same_leaves():
   )
 
 
-def test_a_start_that_is_good_stays():
-  vectors = clustered(4_000, 1)
-  centres = train_leaves(vectors, 64)
-  again = train_leaves(clustered(4_000, 2), 64, start=centres)
-  assert np.abs(again - centres).max() < 1
-
-
 def test_spherical_leaves_have_length_one_and_go_by_direction():
   vectors = clustered(2_000, 1) * np.linspace(0.1, 10, 2_000)[:, None]
   centres = train_leaves(vectors.astype(np.float32), 30, spherical=True)

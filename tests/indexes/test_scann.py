@@ -2,11 +2,13 @@
 
 import dataclasses
 import json
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from realm_jax.indexes import scann_files
+from realm_jax.indexes import scann_files, scann_tree
 from realm_jax.indexes.protocol import (
   BuildOptions,
   IndexLoadError,
@@ -24,6 +26,7 @@ _GIVEN = given_tree(
   num_reordered=50,
   reordering="float32",
   below_target=False,
+  reuse=True,
 )
 _QUERIES = queries_of(clustered(200, 2))
 
@@ -172,11 +175,60 @@ def test_they_are_trained_again_where_they_do_not(tmp_path):
   assert _recall(index.search(_QUERIES, 8), _vectors()) > 0.95
 
 
-@pytest.mark.parametrize("why", ["damaged", "other settings", "not wanted"])
+@pytest.mark.slow
+def test_a_structure_that_will_not_do_is_chosen_afresh(tmp_path, monkeypatch):
+  # One leaf is looked into: of many leaves it does not hold enough.
+  many = dataclasses.replace(
+    _GIVEN, num_leaves=256, num_leaves_searched=1, below_target=True
+  )
+  _built(tmp_path / "0", _vectors(), many)
+  monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "not there"))
+  config = dataclasses.replace(many, num_leaves=None, below_target=False)
+  index = _built(tmp_path / "1", _vectors(), config, tmp_path / "0")
+  assert index.report["structure_of"] == "trials"
+  assert index.report["trained_for"] == "this generation"
+  assert index.report["structure"]["num_leaves"] < 256
+  assert _recall(index.search(_QUERIES, 8), _vectors()) > 0.9
+  # What was tried was beside it, where a build that is killed is cleared away.
+  assert {path.name for path in tmp_path.iterdir()} == {"0", "1"}
+  loaded = config.load(tmp_path / "1", blocks_of(_vectors()))
+  np.testing.assert_array_equal(
+    loaded.search(_QUERIES, 8).rows, index.search(_QUERIES, 8).rows
+  )
+  # Where that will do, or nothing is open, nothing is tried.
+  index = _built(tmp_path / "2", _vectors(), many, tmp_path / "0")
+  assert index.report["structure_of"] == "the generation before"
+
+
+def test_what_is_chosen_aims_above_the_target():
+  config = dataclasses.replace(_GIVEN, num_reordered=None, recall_target=0.5)
+
+  def report(config):
+    return config.build(
+      blocks_of(_vectors()), BuildOptions(queries=_QUERIES)
+    ).report
+
+  barely = report(config)
+  assert 0.5 < barely["recall"] < 0.99
+  target = barely["recall"]
+  chosen = report(dataclasses.replace(config, recall_target=target))
+  assert chosen["num_reordered"] > barely["num_reordered"]
+  assert chosen["recall"] >= target + (1 - target) / 10
+
+
+@pytest.mark.parametrize(
+  "why", ["damaged", "of another shape", "other settings", "not wanted"]
+)
 def test_nothing_unfit_is_taken_over(tmp_path, why):
   _built(tmp_path / "0", _vectors())
   config = _GIVEN
-  if why == "damaged":
+  if why == "of another shape":
+    tree = tmp_path / "0" / "tree.json"
+    values = json.loads(tree.read_text())
+    values["structure"]["num_leaves"] = 63
+    tree.write_text(json.dumps(values))
+    config = dataclasses.replace(_GIVEN, num_leaves=63)
+  elif why == "damaged":
     (tmp_path / "0" / "ah_codebook.pb").write_bytes(b"\xff\xff")
   elif why == "other settings":
     config = dataclasses.replace(_GIVEN, num_leaves=32)
@@ -193,7 +245,9 @@ def test_the_same_vectors_give_the_same_files(tmp_path):
     assert path.read_bytes() == (tmp_path / "1" / path.name).read_bytes()
 
 
-@pytest.mark.parametrize("damage", ["gone", "pickle", "tree", "other"])
+@pytest.mark.parametrize(
+  "damage", ["gone", "pickle", "tree", "reordering", "other"]
+)
 def test_what_cannot_be_loaded_is_refused(tmp_path, damage):
   vectors = _vectors()
   _built(tmp_path / "scann", vectors)
@@ -203,6 +257,9 @@ def test_what_cannot_be_loaded_is_refused(tmp_path, damage):
     (tmp_path / "scann" / "scann_docids.pkl").write_bytes(b"cos\nsystem\n.")
   elif damage == "tree":
     (tmp_path / "scann" / "tree.json").write_text("{}")
+  elif damage == "reordering":
+    tree = tmp_path / "scann" / "tree.json"
+    tree.write_text(tree.read_text().replace('"float32"', '"float16"'))
   else:
     vectors = clustered(_NUM_BLOCKS + 1, 1)
   with pytest.raises(IndexLoadError):
@@ -222,6 +279,22 @@ def test_threads_change_nothing_but_the_speed():
   )
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+@pytest.mark.parametrize("threads", [2, 5])
+def test_as_many_threads_search_as_are_wanted(tmp_path, threads):
+  _built(tmp_path / "scann", _vectors())
+  config = dataclasses.replace(_GIVEN, threads=threads)
+
+  def running():
+    return len(list(Path("/proc/self/task").iterdir()))
+
+  before = running()
+  index = config.load(tmp_path / "scann", blocks_of(_vectors()))
+  index.search(_QUERIES, 8)
+  # The one that asks is at it, too.
+  assert running() - before == threads - 1
+
+
 def test_work_ends_when_it_is_told_to():
   class Stop(Exception):
     pass
@@ -233,8 +306,34 @@ def test_work_ends_when_it_is_told_to():
     _GIVEN.build(blocks_of(_vectors()), BuildOptions(check=check))
 
 
-def test_settings_that_cannot_be_are_refused():
-  with pytest.raises(ValueError, match=r"recall_target=1\.2"):
-    ScannConfig(recall_target=1.2)
-  with pytest.raises(ValueError, match="reordering='float16'; want"):
-    ScannConfig(reordering="float16")
+@pytest.mark.parametrize(
+  "name, value",
+  [
+    ("recall_target", 1.2),
+    ("reordering", "float16"),
+    ("recall_k", 0),
+    ("brute_force_below", -1),
+    ("num_leaves", 0),
+    ("num_leaves_searched", 0),
+    ("num_reordered", 0),
+    ("soar_lambda", -0.5),
+    ("avq_threshold", 1.0),
+    ("anisotropic_threshold", -0.2),
+    ("dims_per_code", 0),
+    ("training_sample", 0),
+    ("tuning_sample", 0),
+    ("seed", -1),
+    ("threads", 0),
+  ],
+)
+def test_settings_that_cannot_be_are_refused(name, value):
+  with pytest.raises(ValueError, match=rf"^{name}={value!r}; want"):
+    ScannConfig(**{name: value})
+
+
+@pytest.mark.parametrize("count", [1, 16, 990, 999, 1001])
+def test_a_sample_has_about_as_many_as_are_wanted(count):
+  vectors = clustered(1_000, 1)
+  drawn = scann_tree.draw(vectors, count)
+  assert min(count, 992) <= len(drawn) <= min(count + 15, 1_000)
+  assert len(np.unique(drawn, axis=0)) == len(drawn)

@@ -15,8 +15,8 @@ from tests.indexes.clustered import queries_of
 
 
 @pytest.fixture
-def machine(monkeypatch):
-  """A search whose recall and time follow from how much it searches."""
+def simulate(monkeypatch):
+  """Makes a search whose recall and time follow from how much it searches."""
   clock = [0.0]
   monkeypatch.setattr(tuning.time, "perf_counter", lambda: clock[0])
   truth = Truth(
@@ -26,16 +26,28 @@ def machine(monkeypatch):
     score=lambda found: found,
   )
 
-  def search(queries, k, leaves, reordered):
-    clock[0] += 1e-3 * leaves + 1e-5 * reordered
-    recall = min(1, 0.3 * leaves) * min(1, reordered / 100)
+  def simulated(recall_of, seconds_of):
+    def search(queries, k, leaves, reordered):
+      clock[0] += seconds_of(leaves, reordered)
+      recall = recall_of(leaves, reordered)
 
-    class Found:
-      rows = (np.linspace(0, 1, 400).reshape(4, 100) < recall).astype(float)
+      class Found:
+        rows = (np.linspace(0, 1, 400).reshape(4, 100) < recall).astype(float)
 
-    return Found
+      return Found
 
-  return search, truth
+    return search, truth
+
+  return simulated
+
+
+@pytest.fixture
+def machine(simulate):
+  """More leaves and more reordered find more, and take longer."""
+  return simulate(
+    lambda leaves, again: min(1, 0.3 * leaves) * min(1, again / 100),
+    lambda leaves, again: 1e-3 * leaves + 1e-5 * again,
+  )
 
 
 def _fastest(machine, target, **fixed):
@@ -52,6 +64,18 @@ def test_the_least_search_that_meets_the_target_is_chosen(machine):
   # 4 queries in 3 × 1 ms + 100 × 0.01 ms.
   assert point.queries_per_second == pytest.approx(1e3)
   assert point in points and len(points) < 40
+
+
+def test_a_miss_with_more_reordered_says_nothing_of_one_with_fewer(simulate):
+  def recall_of(leaves, again):
+    # Of one leaf 0.85 at any depth; of two, enough at 400 alone; then ever
+    # more, and at six enough at any depth.
+    known = {1: 0.85, 2: 1.0 if again >= 400 else 0.7, 3: 0.75, 4: 0.8}
+    return known.get(leaves, 1.0)
+
+  machine = simulate(recall_of, lambda leaves, again: leaves + again)
+  point, _ = _fastest(machine, 0.9)
+  assert (point.leaves_searched, point.num_reordered) == (6, 16)
 
 
 def test_what_is_given_is_kept(machine):

@@ -1,16 +1,26 @@
 """What is searched in place of a crashed index."""
 
+import contextlib
 import functools
 import logging
 import shutil
+import subprocess
+import time
 
 import numpy as np
 import pytest
 
 from realm_jax.generations import layout
 from realm_jax.generations.loaded import load_generation
+from realm_jax.generations.watcher import GenerationWatcher
 from realm_jax.indexes.protocol import IndexCrashedError, QueryBatch
+from realm_jax.indexes.scann import ScannConfig
 from realm_jax.training.crashed_index import CrashPolicy
+from realm_jax.training.refresh import (
+  NOTHING_TO_SEARCH,
+  GenerationSchedule,
+  RefreshConfig,
+)
 from realm_jax.training.stages import InverseCloze
 
 pytestmark = pytest.mark.slow
@@ -28,9 +38,9 @@ def generations_dir(world, tmp_path_factory):
   return model_dir / layout.FOLDER
 
 
-def _policy(on_crash, generations_dir, world):
+def _policy(on_crash, generations_dir, world, **settings):
   load = functools.partial(
-    load_generation, generations_dir, corpus=world.corpus
+    load_generation, generations_dir, corpus=world.corpus, **settings
   )
   policy = CrashPolicy(on_crash, generations_dir=generations_dir, load=load)
   return policy, load
@@ -75,6 +85,64 @@ def test_what_was_damaged_meanwhile_is_not_searched(
   shutil.rmtree(spoilt)
   with pytest.raises(IndexCrashedError, match="no generation is left"):
     policy.instead_of(crashed, _ERROR)
+
+
+@pytest.fixture
+def follow(world, tmp_path_factory, monkeypatch):
+  """Follows generations of ScaNN's whose processes are killed as they load."""
+  model_dir = tmp_path_factory.mktemp("loading")
+  start = subprocess.Popen
+  watchers = contextlib.ExitStack()
+
+  def start_and_kill(*args, **settings):
+    process = start(*args, **settings)
+    process.kill()
+    return process
+
+  def build(step):
+    world.save_checkpoint(model_dir, step=step, seed=step, stage=InverseCloze())
+    world.build_generation(model_dir, index=ScannConfig(), dtype="bfloat16")
+
+  def follow(on_crash):
+    directory = model_dir / layout.FOLDER
+    policy, _ = _policy(on_crash, directory, world, isolate=True)
+    watcher = watchers.enter_context(
+      GenerationWatcher(directory, policy.load, poll_seconds=0.01)
+    )
+    config = RefreshConfig(on_crash=on_crash)
+    return GenerationSchedule(watcher, config, save_every_steps=10)
+
+  monkeypatch.setattr("subprocess.Popen", start_and_kill)
+  with watchers:
+    yield build, follow
+
+
+@pytest.mark.parametrize("on_crash", ["exact", "last"])
+def test_what_crashes_as_it_is_loaded_is_searched_exactly(
+  follow, on_crash, caplog
+):
+  build, follow = follow
+  build(0)
+  schedule = follow(on_crash)
+  first = schedule.start(0, None)
+  assert (first.step, first.index.kind) == (0, "exact")
+  # Held as it is stored: twice the memory might be too much.
+  assert first.manifest.dtype == first.index._vectors.dtype == "bfloat16"
+  said = "SIGKILL while it loaded"
+  assert said in caplog.text and "exact search takes its place" in caplog.text
+  build(10)
+  deadline = time.monotonic() + 20
+  while (newest := schedule.at(11)).step == 0:
+    assert time.monotonic() < deadline, "it is never used"
+    time.sleep(0.01)
+  assert (newest.step, newest.index.kind) == (10, "exact")
+
+
+def test_a_run_may_be_told_to_fail_as_it_loads(follow):
+  build, follow = follow
+  build(0)
+  with pytest.raises(NOTHING_TO_SEARCH, match=r"SIGKILL .* cannot be searched"):
+    follow("fail").start(0, None)
 
 
 def test_a_run_may_be_told_to_fail(generations_dir, world):
