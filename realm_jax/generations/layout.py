@@ -2,8 +2,11 @@
 
 generations/00000500/manifest.json   a published generation
 generations/.shards-00000500-…       vectors that builders are at together
-generations/.tmp-00000500-…          one that is being built
+generations/.tmp-00000500-…          one that is being built, …
+generations/.tmp-00000500-….lock     … locked by the process that does
+generations/.replaced-00000500-…     one whose successor is being put in place
 generations/.trash-…                 one that is being removed
+generations/.commit.lock             locked while one is put in place or removed
 generations/leases/…                 who has which loaded
 generations/refused/00000500         a reader found it damaged
 """
@@ -18,6 +21,7 @@ LEASES = "leases"
 REFUSED = "refused"
 SHARING = ".shards-"
 BUILDING = ".tmp-"
+REPLACING = ".replaced-"
 REMOVING = ".trash-"
 
 _STEP = re.compile(r"[0-9]{8,}")

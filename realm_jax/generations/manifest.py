@@ -6,8 +6,8 @@ import datetime
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from etils import epath
 
@@ -17,6 +17,9 @@ from realm_jax.indexes.background import give_way
 FORMAT_VERSION = 2
 _CHUNK_BYTES = 1 << 22
 _SEAL = "manifest_sha256"
+_MISSING = (FileNotFoundError, NotADirectoryError)
+_T = TypeVar("_T")
+_R = TypeVar("_R")
 
 
 class GenerationError(ValueError):
@@ -25,6 +28,14 @@ class GenerationError(ValueError):
 
 class DamagedGenerationError(GenerationError):
   """A generation that is not what was published, and can be made again."""
+
+
+class DamagedFileError(GenerationError):
+  """A file that is not what it was when it was made; `path` is its name."""
+
+  def __init__(self, path: str):
+    super().__init__(f"{path} has changed since it was written")
+    self.path = path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +72,8 @@ class PartialRecord:
 
   Attributes:
     base: the step of the generation that the other vectors were taken from.
-    partials: how many in a row were made like this, with this one.
+    partials: how many generations lie between a full one and the next, up to
+      this one; one that is made again for its corpus counts once.
     embedded_blocks: how many blocks were embedded, the sample among them.
     embedded_share: of the tokens of a full embedding.
     new_blocks: those that the base did not have, or had with another text.
@@ -186,6 +198,9 @@ def from_json(text: str, *, where: str) -> Manifest:
   try:
     values = json.loads(text)
     version = values["format_version"]
+    # Before the version is believed; every format that has one has this one.
+    if _SEAL in values and values[_SEAL] != _seal(values):
+      raise ValueError("it does not match its own checksum")
   except (ValueError, KeyError, TypeError) as error:
     raise DamagedGenerationError(
       f"{where} is not a manifest ({error!r}); remove that generation and let "
@@ -197,8 +212,7 @@ def from_json(text: str, *, where: str) -> Manifest:
       f"{FORMAT_VERSION}; use the realm_jax that wrote it, or build it again"
     )
   try:
-    if values.pop(_SEAL) != _seal(values):
-      raise ValueError("it does not match its own checksum")
+    del values[_SEAL]
     manifest = Manifest(**values)
     manifest = dataclasses.replace(
       manifest,
@@ -249,7 +263,7 @@ def read(directory: epath.PathLike) -> Manifest:
   path = epath.Path(directory) / layout.MANIFEST
   try:
     text = path.read_text()
-  except (FileNotFoundError, NotADirectoryError):
+  except _MISSING:
     raise GenerationError(
       f"{directory} has no {layout.MANIFEST}, so it is not a generation"
     ) from None
@@ -270,6 +284,9 @@ def records_of(
 
   The threads give way to whatever else the machine does: a run's steps go on
   while a generation is verified or published.
+
+  Raises:
+    FileNotFoundError: a file is missing.
   """
   root = epath.Path(root)
 
@@ -278,10 +295,16 @@ def records_of(
       path, root.joinpath(path).stat().length, _sha256(root / path)
     )
 
+  return tuple(_in_parallel(record, paths, threads))
+
+
+def _in_parallel(
+  function: Callable[[_T], _R], values: Iterable[_T], threads: int | None
+) -> list[_R]:
   with concurrent.futures.ThreadPoolExecutor(
     threads or os.cpu_count(), initializer=give_way
   ) as pool:
-    return tuple(pool.map(record, paths))
+    return list(pool.map(function, values))
 
 
 def verify(
@@ -309,22 +332,23 @@ def verify(
   for file in manifest.files:
     try:
       size = root.joinpath(file.path).stat().length
-    except (FileNotFoundError, NotADirectoryError):
+    except _MISSING:
       raise _damage(shown, file.path, "is missing") from None
     if size != file.size:
       what = f"has {size} bytes and not {file.size}"
       raise _damage(shown, file.path, what)
   if not checksums:
     return
-  found: Mapping[str, FileRecord] = {
-    record.path: record
-    for record in records_of(
-      root, [file.path for file in manifest.files], threads=threads
-    )
-  }
-  for file in manifest.files:
-    if found[file.path].sha256 != file.sha256:
+
+  def hold(file: FileRecord) -> None:
+    try:
+      is_whole = _sha256(root / file.path) == file.sha256
+    except _MISSING:  # Removed since its size was asked for.
+      raise _damage(shown, file.path, "is missing") from None
+    if not is_whole:
       raise _damage(shown, file.path, "does not match its checksum")
+
+  _in_parallel(hold, manifest.files, threads)
 
 
 def _damage(root: epath.Path, path: str, what: str) -> DamagedGenerationError:

@@ -23,7 +23,12 @@ from etils import epath
 from realm_jax.generations import layout
 from realm_jax.generations import manifest as manifests
 from realm_jax.generations.leases import leased_steps
-from realm_jax.generations.manifest import GenerationError, Manifest
+from realm_jax.generations.manifest import (
+  DamagedFileError,
+  DamagedGenerationError,
+  GenerationError,
+  Manifest,
+)
 from realm_jax.generations.shared_work import sync
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -35,14 +40,6 @@ _LOCK = ".lock"
 
 class DiskFullError(ValueError):
   """A generation for which there is no room."""
-
-
-class DamagedFileError(GenerationError):
-  """A file that is not what it was when it was made; `path` is its name."""
-
-  def __init__(self, path: str):
-    super().__init__(f"{path} has changed since it was written")
-    self.path = path
 
 
 @contextlib.contextmanager
@@ -101,8 +98,7 @@ def publish(
     remove_leftovers(directory)
     with _building(Path(directory), step) as built:
       _finish(built, write(built))
-      with _committing(Path(directory)):
-        return _commit(built, layout.path_of(directory, step), replaces)
+      return _commit(built, layout.path_of(directory, step), replaces)
 
 
 def _finish(built: Path, manifest: Manifest) -> Manifest:
@@ -132,14 +128,29 @@ def _finish(built: Path, manifest: Manifest) -> Manifest:
 def _commit(
   built: Path, published: epath.Path, replaces: Callable[[Manifest], bool]
 ) -> bool:
-  """Renames into place; the caller keeps other builders out."""
+  """Renames into place, and what was there before aside.
+
+  Between the two there is none for a moment; `remove_leftovers` puts back what
+  a builder that died then has set aside.
+  """
   target = Path(published)
-  if target.exists():
-    if stands(published, replaces):
-      return False
-    _remove(published)
-  os.rename(built, target)
-  sync(target.parent)
+  aside = target.with_name(
+    f"{layout.REPLACING}{target.name}-{secrets.token_hex(4)}"
+  )
+  with _committing(target.parent):
+    if replaced := target.exists():
+      if stands(published, replaces):
+        return False
+      os.rename(target, aside)
+    try:
+      os.rename(built, target)
+    except OSError:
+      if replaced:
+        os.rename(aside, target)
+      raise
+    sync(target.parent)
+    trash = _set_aside(aside) if replaced else None
+  _empty(trash)
   return True
 
 
@@ -204,8 +215,23 @@ def _committing(directory: Path) -> Iterator[None]:
 
 
 def remove_leftovers(generations_dir: epath.PathLike) -> None:
-  """Removes what builders left that died while building or removing."""
+  """Ends what builders left that died while building, replacing or removing.
+
+  On an object store nothing is: whether a folder there is being written cannot
+  be told.
+  """
+  if layout.is_remote(generations_dir):
+    return
   directory = Path(generations_dir)
+  if any(directory.glob(f"{layout.REPLACING}*")):
+    with _committing(directory):
+      for path in directory.glob(f"{layout.REPLACING}*"):
+        name = path.name.removeprefix(layout.REPLACING).partition("-")[0]
+        if (directory / name).exists():
+          _set_aside(path)
+        else:
+          logging.warning("putting generation %d back", int(name))
+          path.rename(directory / name)
   for path in directory.glob(f"{layout.REMOVING}*"):
     shutil.rmtree(path, ignore_errors=True)
   for path in directory.glob(f"{layout.BUILDING}*"):
@@ -235,7 +261,8 @@ def remove_damaged(
   """Removes generations whose files are not what their manifest says.
 
   A builder calls it when it starts, so that starting again mends what a disk
-  or a hand has spoilt, and for what readers refuse. It reads every byte.
+  or a hand has spoilt, and for what readers refuse. It reads every byte. What
+  another builder has made again meanwhile stays.
 
   Args:
     generations_dir: where generations lie.
@@ -249,17 +276,15 @@ def remove_damaged(
     if steps is not None and step not in steps:
       continue
     path = layout.path_of(generations_dir, step)
+    looked_at = _manifest_bytes(path)
     try:
-      manifest = manifests.read(path)
+      manifests.verify(path, manifests.read(path))
+    except DamagedGenerationError as error:
+      if _remove(path, if_still=looked_at):
+        logging.warning("%s: it is removed", error)
+        removed.append(step)
     except GenerationError as error:
       logging.warning("%s", error)  # It may be a newer program's.
-      continue
-    try:
-      manifests.verify(path, manifest)
-    except GenerationError as error:
-      logging.warning("%s: it is removed", error)
-      _remove(path)
-      removed.append(step)
   return removed
 
 
@@ -302,16 +327,49 @@ def remove(generations_dir: epath.PathLike, steps: Collection[int]) -> None:
     _remove(layout.path_of(generations_dir, step))
 
 
-def _remove(path: epath.Path) -> None:
-  """Removes a generation for readers at once, and from the disk after."""
+def _remove(path: epath.Path, *, if_still: bytes | None = None) -> bool:
+  """Removes a generation for readers at once, and from the disk after.
+
+  Args:
+    path: the generation's.
+    if_still: the manifest that it must have; None is any.
+
+  Returns:
+    Whether it was there, and was removed.
+  """
   if layout.is_remote(path):
+    if if_still is not None and _manifest_bytes(path) != if_still:
+      return False
     (path / layout.MANIFEST).unlink(missing_ok=True)
     path.rmtree(missing_ok=True)
-    return
-  name = f"{layout.REMOVING}{path.name}-{secrets.token_hex(4)}"
-  trash = Path(path).with_name(name)
+    return True
+  with _committing(Path(path).parent):
+    if if_still is not None and _manifest_bytes(path) != if_still:
+      return False
+    trash = _set_aside(Path(path))
+  _empty(trash)
+  return trash is not None
+
+
+def _manifest_bytes(path: epath.Path) -> bytes:
+  """A manifest as it lies there; nothing where there is none."""
   try:
-    os.rename(path, trash)
+    return (path / layout.MANIFEST).read_bytes()
+  except (FileNotFoundError, NotADirectoryError):
+    return b""
+
+
+def _set_aside(path: Path) -> Path | None:
+  """Takes a folder's name from it; None where there is no such folder."""
+  trash = path.with_name(
+    f"{layout.REMOVING}{path.name.lstrip('.')}-{secrets.token_hex(4)}"
+  )
+  try:
+    return path.rename(trash)
   except FileNotFoundError:
-    return  # Another builder removed it.
-  shutil.rmtree(trash, ignore_errors=True)
+    return None  # Another builder removed it.
+
+
+def _empty(trash: Path | None) -> None:
+  if trash is not None:
+    shutil.rmtree(trash, ignore_errors=True)

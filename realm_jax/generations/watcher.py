@@ -125,6 +125,12 @@ class GenerationWatcher:
       finally:
         self._awaited = None
 
+  def has_later(self, step: int) -> bool:
+    """Whether a later generation is there, and was not refused."""
+    published = layout.published_steps(self._directory)
+    with self._changed:
+      return any(s > step and s not in self._rejected for s in published)
+
   def in_use(self, step: int) -> None:
     """Says which generation is searched from now on; older ones are let go."""
     with self._changed:
@@ -192,12 +198,10 @@ class GenerationWatcher:
       held = self._held()
       following = self._following
     published = layout.published_steps(self._directory)
-    if awaited in published:
-      wanted = [awaited]
-    elif following and (awaited is None or self._follow == "newest"):
-      wanted = self._unasked(published, held, in_use)
-    else:
-      wanted = []
+    wanted = [awaited] if awaited in published else []
+    # What is awaited and refused keeps nobody from following the newest.
+    if following and (awaited is None or self._follow == "newest"):
+      wanted += self._unasked(published, held, in_use)
     for step in wanted:
       if step not in self._loaded and self._try_load(step, held=held):
         break

@@ -154,13 +154,22 @@ class GenerationSchedule:
       first = 0
     self._current = self._wait_for(first)
     self._watcher.in_use(self._current.step)
-    if self._config.on_stale == "fail" and not self._config.wait:
+    config = self._config
+    if config.on_stale == "fail" and config.refresh and not config.wait:
       self._wait_for_fresher(step)
     return self._current
 
   def _wait_for_fresher(self, step: int) -> None:
     """Gives a run that stopped as stale the time to load what came since."""
     until = time.monotonic() + _FRESHER_SECONDS
+    if self._is_stale(step):
+      logging.info(
+        "generation %d is too old for step %d: waiting up to %.0f s for a "
+        "later one",
+        self._current.step,
+        step,
+        _FRESHER_SECONDS,
+      )
     while self._is_stale(step) and time.monotonic() < until:
       if self._is_stopping():
         raise StoppedWaiting
@@ -232,12 +241,14 @@ class GenerationSchedule:
       try:
         return self._watcher.wait_for(step, timeout=_LOOK_SECONDS)
       except DamagedGenerationError:
-        if self._current is None:
+        if (later := self._in_place_of(step, "damaged")) is not None:
+          return later
+        if self._current is None and not self._may_go_on_without(step):
           raise
         # The watcher said so, to the builder too, which makes it again.
         time.sleep(_LOOK_SECONDS)
       except TimeoutError:
-        if (later := self._in_place_of(step)) is not None:
+        if (later := self._in_place_of(step, "gone")) is not None:
           return later
       now = time.monotonic()
       if now > began + config.timeout_seconds:
@@ -255,19 +266,30 @@ class GenerationSchedule:
         )
     raise StoppedWaiting
 
-  def _in_place_of(self, step: int) -> Any:
-    """A later generation, where a run goes on and its own is gone.
+  def _takes_any(self) -> bool:
+    """Whether a run that goes on may begin with a later generation."""
+    config = self._config
+    return self._current is None and config.refresh and not config.wait
+
+  def _may_go_on_without(self, step: int) -> bool:
+    """Whether a later generation can be had, that is not loaded yet."""
+    return self._takes_any() and self._watcher.has_later(step)
+
+  def _in_place_of(self, step: int, what: str) -> Any:
+    """A later generation, where a run goes on and its own is gone or damaged.
 
     Its checkpoint may be gone, too, so that nobody would make it again.
     """
-    config = self._config
-    if self._current is not None or config.wait or not config.refresh:
+    if not self._takes_any():
       return None
     newest = self._watcher.newest()
     if newest is None or newest.step <= step:
       return None
     logging.warning(
-      "generation %d is gone: going on with generation %d", step, newest.step
+      "generation %d is %s: going on with generation %d",
+      step,
+      what,
+      newest.step,
     )
     return newest
 

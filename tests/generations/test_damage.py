@@ -134,10 +134,32 @@ def test_a_bit_flipped_in_any_file_is_found(published, corpus):
       data = bytearray(content)
       data[place] ^= 1 << rng.integers(8)
       path.write_bytes(data)
-      # Of the manifest's, one may make it look like a newer program's.
-      with pytest.raises(manifests.GenerationError):
+      with pytest.raises(DamagedGenerationError):
         load_generation(published, 500, corpus=corpus)
     path.write_bytes(content)
+
+
+def test_a_flipped_format_version_is_damage_and_another_is_not(published):
+  path = published / "00000500" / layout.MANIFEST
+  text = path.read_text()
+  wanted = f'"format_version": {manifests.FORMAT_VERSION}'
+  path.write_text(text.replace(wanted, '"format_version": 6'))
+  with pytest.raises(DamagedGenerationError, match="its own checksum"):
+    manifests.read(path.parent)
+  values = manifests.unsealed(text)
+  path.write_text(manifests.sealed({**values, "format_version": 6}))
+  with pytest.raises(manifests.GenerationError, match="format version 6") as e:
+    manifests.read(path.parent)
+  assert not isinstance(e.value, DamagedGenerationError)
+  assert remove_damaged(published) == []
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff", b"[]"])
+def test_a_builder_removes_what_has_a_damaged_manifest(published, content):
+  path = published / "00000500" / layout.MANIFEST
+  path.write_bytes(content)
+  assert remove_damaged(published) == [500]
+  assert layout.published_steps(published) == [0]
 
 
 def _watch(generations_dir, corpus):

@@ -15,14 +15,20 @@ from realm_jax.generations import layout
 from realm_jax.generations import manifest as manifests
 from realm_jax.generations.leases import Lease, leased_steps
 from realm_jax.generations.loaded import load_generation
-from realm_jax.generations.publisher import prune, publish
+from realm_jax.generations.publisher import (
+  prune,
+  publish,
+  remove_damaged,
+  remove_leftovers,
+)
 from tests.generations.conftest import fill, make_corpus, publish_one
 
 _OLD = 1_000_000_000
 
-# Publishes step 500 beside a sound step 0, and kills itself with SIGKILL at
-# the n-th call into the file system, for n = 0, 1, … until one survives.
-# Each attempt is a fork, so that Python starts once.
+# Publishes step 500 beside a sound step 0, in place of another one if told to,
+# and kills itself with SIGKILL at the n-th call into the file system, for
+# n = 0, 1, … until one survives. Each attempt is a fork, so that Python starts
+# once.
 _KILLED_AT_EVERY_CALL = textwrap.dedent(
   """
   import os, sys, time
@@ -37,6 +43,8 @@ _KILLED_AT_EVERY_CALL = textwrap.dedent(
     calls = 0
     def audit(event, arguments):
       nonlocal calls
+      if replacing and not calls and event != "os.rename":
+        return  # It is written aside, as another is.
       if event in WATCHED:
         calls += 1
         if calls > n:
@@ -44,15 +52,19 @@ _KILLED_AT_EVERY_CALL = textwrap.dedent(
     def write(directory):
       sys.addaudithook(audit)
       return fill(directory, corpus, 500)
-    publisher.publish(root, 500, write)
+    publisher.publish(root, 500, write, replaces=lambda other: True)
     os._exit(0)
 
-  root, corpus_dir = sys.argv[1:]
+  root, corpus_dir, replacing = sys.argv[1:]
   corpus = Corpus.open(corpus_dir)
   n = 0
   while True:
     directory = Path(root) / f"killed-{n:03d}"
     publisher.publish(directory, 0, lambda d: fill(d, corpus, 0))
+    if replacing:
+      publisher.publish(
+        directory, 500, lambda d: fill(d, corpus, 500, embed_seconds=7.0)
+      )
     child = os.fork()
     if not child:
       attempt(directory, corpus, n)
@@ -73,17 +85,24 @@ def _sound(generations_dir):
   return steps
 
 
-@pytest.mark.slow
-def test_a_builder_killed_at_any_call_publishes_nothing_or_everything(
-  tmp_path, corpus
-):
+def _killed_at_every_call(tmp_path, corpus, *, replacing=""):
   subprocess.run(
-    [sys.executable, "-c", _KILLED_AT_EVERY_CALL, tmp_path, corpus.directory],
+    [
+      *(sys.executable, "-c", _KILLED_AT_EVERY_CALL),
+      *(tmp_path, corpus.directory, replacing),
+    ],
     check=True,
     cwd=Path(__file__).parents[2],
     timeout=120,
   )
-  attempts = sorted(tmp_path.glob("killed-*"))
+  return sorted(tmp_path.glob("killed-*"))
+
+
+@pytest.mark.slow
+def test_a_builder_killed_at_any_call_publishes_nothing_or_everything(
+  tmp_path, corpus
+):
+  attempts = _killed_at_every_call(tmp_path, corpus)
   assert len(attempts) > 20
   outcomes = {tuple(_sound(path)) for path in attempts}
   assert outcomes == {(0,), (0, 500)}
@@ -95,6 +114,91 @@ def test_a_builder_killed_at_any_call_publishes_nothing_or_everything(
     publish_one(path, corpus, 500)
     assert _sound(path) == [0, 500]
     assert not list(path.glob(".tmp-*")) and not list(path.glob(".trash-*"))
+
+
+@pytest.mark.slow
+def test_a_builder_killed_while_it_replaces_leaves_the_old_or_the_new(
+  tmp_path, corpus
+):
+  attempts = _killed_at_every_call(tmp_path, corpus, replacing="yes")
+  before = [_sound(path) for path in attempts]
+  # Between two calls there is none.
+  assert [steps for steps in before if steps != [0, 500]] == [[0]]
+  found = []
+  for path in attempts:
+    remove_leftovers(path)
+    assert _sound(path) == [0, 500]
+    found.append(manifests.read(path / "00000500").embed_seconds)
+    assert not list(path.glob(".replaced-*"))
+    assert not list(path.glob(".trash-*"))
+  assert sorted(found, reverse=True) == found and set(found) == {7.0, 1.0}
+
+
+def test_a_generation_that_cannot_be_put_in_place_leaves_the_old(
+  generations_dir, corpus, monkeypatch
+):
+  publish_one(generations_dir, corpus, 500)
+  rename = os.rename
+
+  def fail(source, target):
+    if str(source).startswith(str(generations_dir / ".tmp-")):
+      raise OSError(errno.EIO, "input/output error")
+    rename(source, target)
+
+  monkeypatch.setattr(os, "rename", fail)
+  with pytest.raises(OSError, match="input/output error"):
+    publish(
+      generations_dir,
+      500,
+      lambda directory: fill(directory, corpus, 500),
+      replaces=lambda other: True,
+    )
+  assert _sound(generations_dir) == [500]
+  assert not list(generations_dir.glob(".replaced-*"))
+
+
+def test_what_is_made_again_while_damage_is_looked_for_stays(
+  generations_dir, corpus, monkeypatch
+):
+  publish_one(generations_dir, corpus, 500, embed_seconds=7.0)
+  path = generations_dir / "00000500"
+  (path / "embeddings-00000-of-00003.npy").write_bytes(b"")
+  verify = manifests.verify
+
+  def verify_late(directory, manifest):
+    monkeypatch.setattr(manifests, "verify", verify)
+    try:
+      verify(directory, manifest)
+    finally:
+      # Another builder has seen the damage, too, and is done with it.
+      assert remove_damaged(generations_dir) == [500]
+      publish_one(generations_dir, corpus, 500)
+
+  monkeypatch.setattr(manifests, "verify", verify_late)
+  assert remove_damaged(generations_dir) == []
+  assert _sound(generations_dir) == [500]
+
+
+def test_what_goes_while_it_is_verified_is_called_damaged(
+  generations_dir, corpus, monkeypatch
+):
+  publish_one(generations_dir, corpus, 500)
+  path = generations_dir / "00000500"
+  manifest = manifests.read(path)
+  checksum = manifests._sha256
+
+  def remove_and_read(file):
+    shutil.rmtree(path, ignore_errors=True)
+    return checksum(file)
+
+  monkeypatch.setattr(manifests, "_sha256", remove_and_read)
+  with pytest.raises(manifests.DamagedGenerationError, match="is missing"):
+    manifests.verify(path, manifest)
+  monkeypatch.undo()
+  publish_one(generations_dir, corpus, 500)
+  monkeypatch.setattr(manifests, "_sha256", remove_and_read)
+  # Nothing is left for a builder to remove, and it goes on.
+  assert remove_damaged(generations_dir) == []
 
 
 def test_an_error_while_writing_leaves_nothing(generations_dir, corpus):

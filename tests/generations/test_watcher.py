@@ -115,6 +115,37 @@ def test_a_damaged_generation_is_refused_once_and_never_handed_out(
     watcher.wait_for(500, timeout=10)
 
 
+def test_the_newest_is_loaded_where_what_is_awaited_is_damaged(
+  watch, generations_dir, corpus
+):
+  publish_one(generations_dir, corpus, 0)
+  publish_one(generations_dir, corpus, 500)
+  _harm(generations_dir, 0)
+  watcher = watch()
+  assert watcher.newest() is None
+  assert watcher.has_later(0) and not watcher.has_later(500)
+  # Whoever asks for it again and again does not keep that from being loaded.
+  _until(lambda: _refused(watcher, 0) and _newest_is(watcher, 500))
+
+
+def test_a_later_generation_that_was_refused_is_none(
+  watch, generations_dir, corpus
+):
+  publish_one(generations_dir, corpus, 500)
+  _harm(generations_dir, 500)
+  watcher = watch()
+  assert watcher.has_later(0)
+  watcher.newest()
+  _until(lambda: watcher.rejected)
+  assert not watcher.has_later(0)
+
+
+def _refused(watcher, step):
+  with pytest.raises(GenerationError):
+    watcher.wait_for(step, timeout=10)
+  return True
+
+
 def test_a_damaged_generation_that_is_made_again_is_used(
   watch, generations_dir, corpus
 ):

@@ -44,6 +44,9 @@ class ShelfWatcher:
       raise TimeoutError(step)
     return Loaded(step)
 
+  def has_later(self, step):
+    return max(self.steps, default=-1) > step
+
   def in_use(self, step):
     self.used.append(step)
 
@@ -219,6 +222,60 @@ def test_a_run_whose_generation_is_gone_goes_on_with_a_later_one(caplog):
   with caplog.at_level(logging.WARNING, logger="absl"):
     assert schedule.start(25, 20).step == 40
   assert "generation 20 is gone: going on with generation 40" in caplog.text
+
+
+class _LaterWatcher(ShelfWatcher):
+  """Generation 20 is damaged; 40 is there, and loaded at the third look."""
+
+  def __init__(self):
+    super().__init__([20, 40])
+    self.looks = 0
+
+  def newest(self):
+    self.looks += 1
+    return Loaded(40) if self.looks > 2 else None
+
+  def wait_for(self, step, *, timeout):
+    if step == 20:
+      raise DamagedGenerationError("generation 20 is damaged")
+    return super().wait_for(step, timeout=timeout)
+
+
+def test_a_run_whose_generation_is_damaged_goes_on_with_a_later_one(
+  monkeypatch, caplog
+):
+  monkeypatch.setattr("realm_jax.training.refresh._LOOK_SECONDS", 0.0)
+  schedule = GenerationSchedule(
+    _LaterWatcher(), RefreshConfig(), save_every_steps=10
+  )
+  with caplog.at_level(logging.WARNING, logger="absl"):
+    assert schedule.start(25, 20).step == 40
+  assert "generation 20 is damaged: going on with generation 40" in caplog.text
+
+
+@pytest.mark.parametrize("change", [{"wait": True}, {"refresh": False}])
+def test_a_run_that_wants_its_own_does_not_begin_with_what_is_damaged(change):
+  schedule = GenerationSchedule(
+    _LaterWatcher(), RefreshConfig(**change), save_every_steps=10
+  )
+  with pytest.raises(DamagedGenerationError, match="20 is damaged"):
+    schedule.start(25, 20)
+
+
+@pytest.mark.parametrize("refresh", [True, False])
+def test_only_a_run_that_follows_waits_for_a_fresher_generation(
+  refresh, monkeypatch, caplog
+):
+  monkeypatch.setattr("realm_jax.training.refresh._FRESHER_SECONDS", 0.1)
+  monkeypatch.setattr("realm_jax.training.refresh._LOOK_SECONDS", 0.0)
+  config = RefreshConfig(
+    refresh=refresh, max_staleness_steps=5, on_stale="fail"
+  )
+  schedule = GenerationSchedule(ShelfWatcher([0]), config, save_every_steps=10)
+  with caplog.at_level(logging.INFO, logger="absl"):
+    schedule.start(100, 0)
+  waits = [r for r in caplog.records if "waiting up to" in r.getMessage()]
+  assert len(waits) == refresh
 
 
 @pytest.mark.parametrize("change", [{"wait": True}, {"refresh": False}])
