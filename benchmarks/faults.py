@@ -11,27 +11,20 @@ import resource
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.jobs import JobError, Run, wait_until
+from benchmarks.disturbed import CRASH, CUT, Disturbed
+from benchmarks.jobs import Run
 from realm_jax.generations import layout
 
+# What a fault met that found nothing to hit.
+NOTHING = "nothing"
 _SEARCHES = b"realm_jax.indexes.isolated"
-_TRACEBACK = "Traceback (most recent call last)"
-# What the logs say of a fault, and what that means.
-_SAYINGS = {
-  " is not used: ": "generation refused",
-  ": it is removed": "damaged generation removed",
-  "; it is replaced": "damaged generation replaced",
-  "no room for generation": "full disk said",
-  "going on with exact search": "exact search instead",
-  " in place of ": "earlier generation instead",
-  "was published by another builder": "other builder was first",
-  "waiting for generation": "trainer waited",
-}
+# No fault waits for more checkpoints than these after its own.
+_LATEST_CHECKPOINTS = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +33,8 @@ class Fault:
 
   Attributes:
     kind: one of `KINDS`.
-    checkpoint: not before this step is saved; −1 is at once.
-    delay_seconds: after that.
+    checkpoint: not before this step is saved.
+    delay_seconds: after that, unless the run is two checkpoints further first.
     seed: of what else is random: which file, which byte, how long.
   """
 
@@ -70,115 +63,6 @@ class Met:
   generation: int
   half_written: tuple[str, ...]
   observed: dict[str, int]
-
-
-class Disturbed:
-  """A run whose processes are started again whenever they end.
-
-  Args:
-    run: its folder is empty.
-
-  Attributes:
-    jobs: by name; `second builder` is there while there is one.
-    lines: the last line of each process that stopped by itself.
-  """
-
-  def __init__(self, run: Run):
-    self.run = run
-    self.jobs = {"trainer": run.trainer(), "builder": run.builder()}
-    self.lines: list[str] = []
-    self._endings: list[str] = []
-    self._second = run.builder("second builder")
-    self._read = {job.log: 0 for job in (*self.jobs.values(), self._second)}
-
-  def start(self) -> None:
-    """Starts trainer and builder."""
-    for job in self.jobs.values():
-      job.start()
-
-  def stop(self) -> None:
-    """Kills what runs."""
-    for job in self.jobs.values():
-      job.stop()
-
-  def is_over(self) -> bool:
-    """Whether the run is done; starts again whatever failed.
-
-    Raises:
-      JobError: a process ended without a line that explains it.
-    """
-    for name, job in list(self.jobs.items()):
-      code = job.exit_code()
-      if code is None:
-        continue
-      if name == "trainer" and code == 0:
-        return True
-      job.close()
-      tail = job.tail()
-      if code == -signal.SIGBUS:
-        # What it was reading was cut under its hands.
-        self._endings.append(f"{name} ended by SIGBUS")
-      elif code != 2 or _TRACEBACK in tail.rpartition("--- start")[2]:
-        raise JobError(f"the {name} ended with {code}:\n{tail}")
-      else:
-        self._endings.append(f"{name} stopped with a line")
-        self.lines.append(tail.strip().splitlines()[-1])
-      job.start()
-    return False
-
-  def wait(self, condition: Callable[[], bool], *, what: str) -> bool:
-    """Waits, and mends meanwhile; False where the run was over first."""
-    wait_until(lambda: self.is_over() or condition(), what=what)
-    return not self.is_over()
-
-  def wait_seconds(self, seconds: float) -> bool:
-    """The same for some time."""
-    end = time.monotonic() + seconds
-    return self.wait(lambda: time.monotonic() > end, what="passing of time")
-
-  def restart(self, *names: str) -> None:
-    """Kills processes all at once, and starts them again."""
-    for name in names:
-      self.jobs[name].kill()
-    for name in names:
-      self.jobs[name].start()
-
-  def toggle_second_builder(self) -> str:
-    """A second builder joins, or is killed."""
-    if self.jobs.pop(self._second.name, None) is not None:
-      self._second.kill()
-      return "killed"
-    self._second.start()
-    self.jobs[self._second.name] = self._second
-    return "joined"
-
-  def observed(self) -> dict[str, int]:
-    """What the logs say since this was asked last."""
-    counts: dict[str, int] = {}
-    for log, start in self._read.items():
-      if not log.exists():
-        continue
-      text = log.read_bytes()
-      self._read[log] = len(text)
-      new = text[start:].decode(errors="replace")
-      for words, meaning in _SAYINGS.items():
-        if count := new.count(words):
-          counts[meaning] = counts.get(meaning, 0) + count
-    for ending in self._endings:
-      counts[ending] = counts.get(ending, 0) + 1
-    self._endings.clear()
-    return counts
-
-
-@contextlib.contextmanager
-def disturbed(run: Run) -> Iterator[Disturbed]:
-  """A run that has begun; all of it is dead when the block ends."""
-  here = Disturbed(run)
-  try:
-    here.start()
-    yield here
-  finally:
-    here.stop()
 
 
 def searching(parent: int | None = None) -> dict[int, int]:
@@ -217,7 +101,7 @@ def _crash_search(here: Disturbed, rng: np.random.Generator) -> str:
     with contextlib.suppress(ProcessLookupError):
       os.kill(process, kind)
       return signal.Signals(kind).name
-  return "nothing"
+  return NOTHING
 
 
 def _some_file(run: Run, rng: np.random.Generator) -> Path | None:
@@ -242,7 +126,7 @@ def _damage(
         harm(path, place, rng)
         folder = here.run.model_dir / layout.FOLDER
         return f"{path.relative_to(folder)} at {place}"
-    return "nothing"
+    return NOTHING
 
   return damage
 
@@ -265,7 +149,7 @@ def _remove_one(here: Disturbed, rng: np.random.Generator) -> str:
   generations = here.run.model_dir / layout.FOLDER
   steps = layout.published_steps(generations)
   if not steps:
-    return "nothing"
+    return NOTHING
   step = int(rng.choice(steps))
   shutil.rmtree(layout.path_of(generations, step), ignore_errors=True)
   return str(step)
@@ -321,8 +205,8 @@ KINDS: Mapping[str, Callable[[Disturbed, np.random.Generator], str]] = {
   "kill trainer": _kill("trainer"),
   "kill builder": _kill("builder"),
   "kill both": _kill("trainer", "builder"),
-  "crash search": _crash_search,
-  "cut file": _damage(_cut),
+  CRASH: _crash_search,
+  CUT: _damage(_cut),
   "flip bit": _damage(_flip),
   "remove generation": _remove_one,
   "remove generations": _remove_all,
@@ -343,7 +227,15 @@ def inject(here: Disturbed, fault: Fault) -> Met | None:
   what = f"checkpoint {fault.checkpoint}"
   if not here.wait(
     lambda: run.last_checkpoint() >= fault.checkpoint, what=what
-  ) or not here.wait_seconds(fault.delay_seconds):
+  ):
+    return None
+  # A run that is faster than its faults would leave the last of them out.
+  end = time.monotonic() + fault.delay_seconds
+  latest = fault.checkpoint + _LATEST_CHECKPOINTS * run.save_every_steps
+  if not here.wait(
+    lambda: time.monotonic() > end or run.last_checkpoint() >= latest,
+    what="passing of time",
+  ):
     return None
   met = Met(
     fault,
@@ -353,5 +245,6 @@ def inject(here: Disturbed, fault: Fault) -> Met | None:
     half_written=tuple(run.half_written()),
     observed={},
   )
+  here.kinds.add(fault.kind)
   met.what = KINDS[fault.kind](here, np.random.default_rng(fault.seed))
   return met

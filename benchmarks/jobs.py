@@ -17,6 +17,9 @@ _STOP_SECONDS = 120.0
 _OUTPUT_SECONDS = 10.0
 
 
+_START = "--- start"
+
+
 class JobError(ValueError):
   """A job that ended, or went on, when it should not have."""
 
@@ -75,7 +78,7 @@ class Job:
     """Starts it, for the first time or again."""
     self.log.parent.mkdir(parents=True, exist_ok=True)
     with self.log.open("a") as log:
-      log.write(f"--- start {self.starts}\n")
+      log.write(f"{_START} {self.starts}\n")
       log.flush()
       # What limits the sizes of the job's files does not limit its log.
       self._output = subprocess.Popen(
@@ -146,6 +149,10 @@ class Job:
     """The end of its log."""
     return self.log.read_text(errors="replace")[-characters:]
 
+  def last_output(self) -> str:
+    """Its log since it was started last."""
+    return self.log.read_text(errors="replace").rpartition(_START)[2]
+
   def _running(self) -> subprocess.Popen:
     if self._process is None:
       raise JobError(f"the {self.name} was not started")
@@ -172,6 +179,7 @@ class Run:
       generation is used from so many steps after its checkpoint.
     batch_size: of a step.
     index: the name of the index, as gin/runs/build_index.gin has it.
+    index_settings: bindings of its configuration.
     environment: of both processes; None is this one's.
   """
 
@@ -182,6 +190,7 @@ class Run:
   save_every_steps: int
   batch_size: int = 8
   index: str = "EXACT"
+  index_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   environment: Mapping[str, str] | None = None
 
   @property
@@ -215,6 +224,7 @@ class Run:
       **{
         "builder.build_index.poll_seconds": 0.2,
         "builder.build_index.retry_seconds": 1.0,
+        **self.index_settings,
       },
     )
 

@@ -2,50 +2,54 @@
 
     python -m benchmarks.soak --json=soak.json
 
-A run in the waiting mode is done once in peace. Then the same run is done
-again while its processes are killed, its published files damaged or removed,
-its builder held up, doubled or left without room; whatever ends is started
-again, until the run is through. Once with exact search, where loss curve and
-last checkpoint must be those of the unbroken run bit for bit, and once with
-ScaNN, whose process is killed, too.
+A run in the waiting mode is done once in peace, with exact search. Then the
+same run is done again while its processes are killed, its published files
+damaged or removed, its builder held up, doubled or left without room; whatever
+ends is started again, until the run is through. Its loss curve and last
+checkpoint must be those of the unbroken run bit for bit. A third run searches
+a tree of ScaNN's, whose process is killed, too. A trainer that stops by itself
+where it could go on is a problem, and so is a fault for which a run was too
+short.
 """
 
 import argparse
 import collections
-import contextlib
 import dataclasses
-import json
 import os
 import re
+import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
-from benchmarks import demo_corpus, faults
-from benchmarks.faults import Disturbed, Fault, Met
+from benchmarks import demo_corpus, faults, verdict
+from benchmarks.disturbed import CRASH, Disturbed, disturbed
+from benchmarks.faults import Fault, Met
 from benchmarks.jobs import JobError, Run, wait_until
-from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.evaluation import outputs
-from realm_jax.generations.inspection import Place
+from realm_jax.indexes.scann import given_tree
 
-# The clock's, not the run's.
-_TIMINGS = ("step_seconds", "examples_per_second", "search_ms", "gather_ms")
-# What the watcher logs of a generation that it has verified.
-_VERIFIED = re.compile(r"generation (\d+) is verified and loaded")
-_REFUSAL = "is not used"
 _SAVE_EVERY_STEPS = 5
-_KEPT_CHECKPOINTS = 3
 _FAULTS_PER_CHECKPOINT = 2
+# At the end, so that the last faults still meet a run.
+_QUIET_CHECKPOINTS = 8
 _MODEL = "benchmarks/soak.gin"
 # Which share of the faults comes upon a run with which index.
 _SHARES = {"EXACT": 0.75, "SCANN": 0.25}
+# So few blocks would be searched without a tree, and none is worth choosing.
+_TREE = given_tree(
+  16,
+  num_leaves_searched=8,
+  num_reordered=64,
+  reordering="float32",
+  reuse=True,
+)
 
 
 def draw_faults(
@@ -60,16 +64,18 @@ def draw_faults(
 
   Three in four come some part of two cycles after a random checkpoint (a
   cycle is save, embed, publish, load and so many steps), the others soon
-  after the one before, while processes are starting.
+  after the one before, while processes are starting. The last checkpoints
+  are left out, so that none comes too late.
   """
   rng = np.random.default_rng(seed)
-  steps = np.sort(rng.integers(0, round(0.9 * num_steps), count)).tolist()
+  limit = num_steps - _QUIET_CHECKPOINTS * _SAVE_EVERY_STEPS
+  steps = np.sort(rng.integers(0, limit, count)).tolist()
   drawn_kinds = rng.permutation(np.resize(kinds, count)).tolist()
   drawn = []
   for step, kind in zip(steps, drawn_kinds, strict=True):
     checkpoint, delay = step, rng.uniform(0, 2 * cycle_seconds)
     if drawn and rng.random() < 0.25:
-      checkpoint, delay = -1, rng.uniform(0, 5)
+      checkpoint, delay = drawn[-1].checkpoint, rng.uniform(0, 5)
     drawn.append(Fault(kind, checkpoint, delay, int(rng.integers(1 << 31))))
   return drawn
 
@@ -82,36 +88,64 @@ def complete(here: Disturbed) -> None:
   """
   wait_until(here.is_over, what="end of training")
   for name, job in here.jobs.items():
-    if name != "trainer" and (code := job.terminate()):
-      raise JobError(f"the {name} ended with {code}:\n{job.tail()}")
+    # While it is still importing, SIGTERM ends it as it ends any process.
+    if name != "trainer" and (code := job.terminate()) not in (
+      0,
+      -signal.SIGTERM,
+    ):
+      here.note_end(name, code)
 
 
-def finish(
-  run: Run, planned: Iterable[Fault] = ()
-) -> tuple[list[Met], list[str]]:
+@dataclasses.dataclass
+class Account:
+  """What came of a run.
+
+  Attributes:
+    met: the faults, in order.
+    lines: how each process ended that ended by itself.
+    problems: what should not have happened; empty where all is well.
+    is_through: whether the run came to its end.
+  """
+
+  met: list[Met] = dataclasses.field(default_factory=list)
+  lines: list[str] = dataclasses.field(default_factory=list)
+  problems: list[str] = dataclasses.field(default_factory=list)
+  is_through: bool = False
+
+
+def finish(run: Run, planned: Sequence[Fault] = ()) -> Account:
   """Runs trainer and builder to the end, whatever comes upon them.
 
   Args:
     run: whose folder is empty.
-    planned: in order; those past the end of the run are left out.
-
-  Returns:
-    The faults that were met, and the last lines of what stopped by itself.
+    planned: in order; those past the end of the run are a problem.
   """
-  done: list[Met] = []
-  with faults.disturbed(run) as here:
-    for fault in planned:
-      met = faults.inject(here, fault)
-      if done:
-        done[-1].observed = here.observed()
-      if met is None:
-        break
-      done.append(met)
-      print(f"{len(done):4} {fault.kind}: {met.what}", flush=True)
-    complete(here)
-    if done:
-      _add(done[-1].observed, here.observed())
-    return done, here.lines
+  account = Account()
+  with disturbed(run) as here:
+    try:
+      for fault in planned:
+        met = faults.inject(here, fault)
+        if account.met:
+          account.met[-1].observed = here.observed()
+        if met is None:
+          break
+        account.met.append(met)
+        print(f"{len(account.met):4} {fault.kind}: {met.what}", flush=True)
+      complete(here)
+      account.is_through = True
+    except JobError as error:
+      account.problems.append(str(error))
+    if account.met:
+      _add(account.met[-1].observed, here.observed())
+    account.lines = here.lines
+    account.problems += here.problems
+  if account.is_through:
+    account.problems += verdict.problems(run)
+    if len(account.met) < len(planned):
+      account.problems.append(
+        f"{len(planned) - len(account.met)} faults would have come too late"
+      )
+  return account
 
 
 def _add(counts: dict[str, int], more: dict[str, int]) -> None:
@@ -119,138 +153,101 @@ def _add(counts: dict[str, int], more: dict[str, int]) -> None:
     counts[name] = counts.get(name, 0) + count
 
 
-def curve(run: Run) -> list[dict[str, float]]:
-  """The rows of metrics.jsonl, without what the clock says."""
-  lines = (run.model_dir / "metrics.jsonl").read_text().splitlines()
-  return [
-    {
-      name: value
-      for name, value in json.loads(line).items()
-      if name not in _TIMINGS
-    }
-    for line in lines
-  ]
-
-
-def differences(expected: Run, got: Run) -> list[str]:
-  """Where two runs are not the same, bit for bit; empty where they are."""
-  found = []
-  rows, other_rows = curve(expected), curve(got)
-  if len(rows) != len(other_rows):
-    found.append(f"{len(rows)} rows of metrics, and {len(other_rows)}")
-  for row, other in zip(rows, other_rows, strict=False):
-    if row != other:
-      names = sorted(n for n in row | other if row.get(n) != other.get(n))
-      found.append(f"metrics of step {row['step']}: {', '.join(names)}")
-  parameters, other_parameters = map(_last_parameters, (expected, got))
-  if parameters.keys() != other_parameters.keys():
-    found.append("the last checkpoints hold other arrays")
-  found += [
-    f"the last checkpoint's {path}"
-    for path, value in parameters.items()
-    if path not in other_parameters
-    or not np.array_equal(value, other_parameters[path])
-  ]
-  return found
-
-
-def _last_parameters(run: Run) -> dict[str, np.ndarray]:
-  with contextlib.closing(CheckpointStore(run.model_dir)) as store:
-    step = store.latest()
-    items = store.restore(step, items=("retriever", "reader", "optimizer"))
-  leaves, _ = jax.tree_util.tree_flatten_with_path({"step": step, **items})
-  return {jax.tree_util.keystr(p): np.asarray(leaf) for p, leaf in leaves}
-
-
-def damaged_generations(run: Run) -> list[int]:
-  """The published generations that are not whole, to the last byte."""
-  found = Place.of(run.model_dir, None).look(checksums=True)
-  return [one.step for one in found if one.problem]
-
-
-def refusals(run: Run) -> list[str]:
-  """The trainer's lines about generations that it could not use."""
-  lines = run.trainer().log.read_text(errors="replace").splitlines()
-  return [line for line in lines if _REFUSAL in line]
-
-
-def problems(run: Run) -> list[str]:
-  """What no fault may do to a run that is through; empty where all is well."""
-  found = []
-  rows = curve(run)
-  if [row["step"] for row in rows] != list(range(1, run.num_steps + 1)):
-    found.append(f"{len(rows)} rows of metrics for {run.num_steps} steps")
-  log = run.trainer().log.read_text(errors="replace")
-  verified = {int(step) for step in _VERIFIED.findall(log)}
-  for row in rows:
-    if row["generation"] not in verified:
-      found.append(f"step {row['step']} searched what was never verified")
-    if row["step"] - 1 - row["generation"] != row["staleness_steps"]:
-      found.append(f"step {row['step']} does not know how stale it is")
-  with contextlib.closing(CheckpointStore(run.model_dir)) as store:
-    steps = store.steps()
-  last = range(0, run.num_steps + 1, run.save_every_steps)
-  if wanted := {0, *last[-_KEPT_CHECKPOINTS:]} - set(steps):
-    found.append(f"checkpoints {sorted(wanted)} are lost")
-  marker = str(run.directory).encode()
-  if left := [p for p in faults.searching() if marker in _environment(p)]:
-    found.append(f"processes {left} still search for nobody")
-  return found
-
-
-def _environment(process: int) -> bytes:
-  with contextlib.suppress(OSError):
-    return Path(f"/proc/{process}/environ").read_bytes()
-  return b""
+def _run(directory: Path, name: str, index: str, *, num_steps: int) -> Run:
+  folder = directory / f"{name}_{index.lower()}"
+  tree = dataclasses.asdict(_TREE) if index == "SCANN" else {}
+  return Run(
+    directory=folder,
+    corpus_dir=directory / "corpus",
+    model=_MODEL,
+    num_steps=num_steps,
+    save_every_steps=_SAVE_EVERY_STEPS,
+    index=index,
+    index_settings={f"scann.ScannConfig.{n}": v for n, v in tree.items()},
+    environment={
+      # Or each start of a trainer would compile the same for ten seconds.
+      "JAX_COMPILATION_CACHE_DIR": str(directory / "compiled"),
+      "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
+      **os.environ,
+      # By which its processes are known.
+      "REALM_SOAK": str(folder),
+    },
+  )
 
 
 def soak(
-  directory: Path, index: str, *, count: int, seed: int
+  directory: Path, counts: dict[str, int], *, seed: int
 ) -> dict[str, Any]:
-  """The unbroken run, the broken one, and what they differ in."""
-  num_steps = max(6, count // _FAULTS_PER_CHECKPOINT) * _SAVE_EVERY_STEPS
+  """The unbroken run, and a broken one for each index.
 
-  def run(name: str) -> Run:
-    folder = directory / f"{name}_{index.lower()}"
-    return Run(
-      directory=folder,
-      corpus_dir=directory / "corpus",
-      model=_MODEL,
-      num_steps=num_steps,
-      save_every_steps=_SAVE_EVERY_STEPS,
-      index=index,
-      # By which its processes are known.
-      environment={**os.environ, "REALM_SOAK": str(folder)},
-    )
-
-  unbroken, broken = run("unbroken"), run("broken")
-  print(f"{index}: {num_steps} steps in peace …", flush=True)
+  Args:
+    directory: an empty folder.
+    counts: how many faults come upon the run with each index; that with exact
+      search comes first.
+    seed: of the faults.
+  """
+  demo_corpus.make_corpus(directory, scale=0.25)
+  num_steps = {index: _num_steps(count) for index, count in counts.items()}
+  peaceful_steps = next(iter(num_steps.values()))
+  unbroken = _run(directory, "unbroken", "EXACT", num_steps=peaceful_steps)
+  print(f"{peaceful_steps} steps in peace …", flush=True)
   began = time.monotonic()
-  finish(unbroken)
-  unbroken_seconds = time.monotonic() - began
-  print(f"… took {unbroken_seconds:.0f} s; now {count} faults", flush=True)
-  planned = draw_faults(
-    count,
-    kinds=[k for k in faults.KINDS if index == "SCANN" or k != "crash search"],
-    num_steps=num_steps,
-    cycle_seconds=unbroken_seconds * _SAVE_EVERY_STEPS / num_steps,
-    seed=seed,
-  )
-  began = time.monotonic()
-  done, lines = finish(broken, planned)
-  return {
-    "index": index,
-    "faults": [dataclasses.asdict(met) for met in done],
-    "stopped_with": lines,
-    "differences": differences(unbroken, broken),
-    "problems": problems(broken),
-    "refused_generations": refusals(broken),
-    "left_damaged": damaged_generations(broken),
-    "steps": num_steps,
-    "swaps": len({row["generation"] for row in curve(broken)}) - 1,
-    "unbroken_seconds": round(unbroken_seconds, 1),
-    "broken_seconds": round(time.monotonic() - began, 1),
+  peaceful = finish(unbroken)
+  seconds = time.monotonic() - began
+  result: dict[str, Any] = {
+    "unbroken": {
+      "steps": peaceful_steps,
+      "seconds": round(seconds, 1),
+      "problems": peaceful.problems,
+    },
+    "runs": [],
   }
+  if peaceful.problems:
+    return result
+  print(f"… took {seconds:.0f} s", flush=True)
+  for index, count in counts.items():
+    print(f"{index}: {count} faults", flush=True)
+    planned = draw_faults(
+      count,
+      kinds=[k for k in faults.KINDS if index == "SCANN" or k != CRASH],
+      num_steps=num_steps[index],
+      cycle_seconds=seconds * _SAVE_EVERY_STEPS / peaceful_steps,
+      seed=seed,
+    )
+    broken = _run(directory, "broken", index, num_steps=num_steps[index])
+    expected = unbroken if index == "EXACT" else None
+    result["runs"].append(_break(broken, planned, expected=expected))
+  return result
+
+
+def _num_steps(count: int) -> int:
+  checkpoints = max(6, count // _FAULTS_PER_CHECKPOINT) + _QUIET_CHECKPOINTS
+  return checkpoints * _SAVE_EVERY_STEPS
+
+
+def _break(
+  run: Run, planned: Sequence[Fault], *, expected: Run | None
+) -> dict[str, Any]:
+  """A run upon which faults come, against what it should have been, if any."""
+  began = time.monotonic()
+  account = finish(run, planned)
+  seconds = time.monotonic() - began
+  found = {
+    "index": run.index,
+    "planned": len(planned),
+    "faults": [dataclasses.asdict(met) for met in account.met],
+    "stopped_with": account.lines,
+    "problems": account.problems,
+    "refused_generations": verdict.refusals(run),
+    "steps": run.num_steps,
+    "seconds": round(seconds, 1),
+  }
+  if account.is_through:
+    found["left_damaged"] = verdict.damaged_generations(run)
+    found["swaps"] = len({row["generation"] for row in verdict.curve(run)}) - 1
+    if expected is not None:
+      found["differences"] = verdict.differences(expected, run)
+  return found
 
 
 def by_kind(done: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:
@@ -262,6 +259,8 @@ def by_kind(done: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:
     )
     counts["faults"] += 1
     counts["mid-write"] += bool(met["half_written"])
+    if met["what"] == faults.NOTHING:
+      _add(counts, {"nothing to hit": 1})
     _add(counts, met["observed"])
   return kinds
 
@@ -283,9 +282,41 @@ def table(kinds: dict[str, dict[str, int]]) -> str:
 
 
 def passed(result: dict[str, Any]) -> bool:
-  """Whether a run bore it all."""
-  is_same = result["index"] != "EXACT" or not result["differences"]
-  return is_same and not result["problems"]
+  """Whether the runs bore it all."""
+  judged = [result["unbroken"], *result["runs"]]
+  return bool(result["runs"]) and not any(
+    one["problems"] or one.get("differences") for one in judged
+  )
+
+
+def _first_lines(texts: Sequence[str]) -> str:
+  return "; ".join(text.partition("\n")[0] for text in texts[:5]) or "none"
+
+
+def report(result: dict[str, Any]) -> str:
+  """All of it for people."""
+  text = [f"unbroken: {result['unbroken']['seconds']} s"]
+  if result["unbroken"]["problems"]:
+    text.append(_first_lines(result["unbroken"]["problems"]))
+  for run in result["runs"]:
+    text += [f"\n{run['index']}", table(by_kind(run["faults"]))]
+    lines = collections.Counter(
+      re.sub(r"\S*/\S*|\d+", "…", line) for line in run["stopped_with"]
+    )
+    text += [f"{count:4} × {line}" for line, count in lines.most_common()]
+    differences = run.get("differences")
+    summary = {
+      "faults": f"{len(run['faults'])} of {run['planned']}",
+      "swaps": run.get("swaps", "–"),
+      "damaged generations refused": len(run["refused_generations"]),
+      "problems": _first_lines(run["problems"]),
+      "differences": "not compared"
+      if differences is None
+      else _first_lines(differences),
+      "seconds": run["seconds"],
+    }
+    text.append(outputs.table(summary))
+  return "\n".join([*text, f"\npassed: {passed(result)}"])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -298,47 +329,39 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser.add_argument(
     "--indexes", nargs="+", choices=_SHARES, default=list(_SHARES)
   )
-  parser.add_argument("--output_dir", help="keeps the runs and their logs")
+  parser.add_argument(
+    "--output_dir", type=Path, help="an empty folder that keeps runs and logs"
+  )
   parser.add_argument("--json", help="a file to write the result to")
   given = parser.parse_args(argv)
+  directory: Path | None = given.output_dir
+  if directory is not None and directory.exists() and any(directory.iterdir()):
+    parser.error(f"--output_dir={directory} is not empty; name another folder")
   # So that no process outlives this one.
   signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to stop"))
+  if directory is None:
+    directory = Path(tempfile.mkdtemp(prefix="realm_soak_"))
   whole = sum(_SHARES[index] for index in given.indexes)
-  results = []
-  with contextlib.ExitStack() as stack:
-    directory = Path(
-      given.output_dir
-      or stack.enter_context(tempfile.TemporaryDirectory(prefix="realm_soak_"))
-    )
-    demo_corpus.make_corpus(directory, scale=0.25)
-    for index in given.indexes:
-      count = round(given.faults * _SHARES[index] / whole)
-      results.append(soak(directory, index, count=count, seed=given.seed))
-  for result in results:
-    print(f"\n{result['index']}")
-    print(table(by_kind(result["faults"])))
-    lines = collections.Counter(
-      re.sub(r"\S*/\S*|\d+", "…", line) for line in result["stopped_with"]
-    )
-    for line, count in lines.most_common():
-      print(f"{count:4} × {line}")
-    summary = {
-      "faults": len(result["faults"]),
-      "swaps": result["swaps"],
-      "damaged generations refused": len(result["refused_generations"]),
-      "problems": "; ".join(result["problems"][:5]) or "none",
-      "differences": "; ".join(result["differences"][:5]) or "none",
-      "seconds": f"{result['broken_seconds']} (unbroken "
-      f"{result['unbroken_seconds']})",
-      "passed": passed(result),
-    }
-    print(outputs.table(summary))
-  is_passed = all(map(passed, results))
-  if given.json:
-    kinds = by_kind([met for result in results for met in result["faults"]])
-    outputs.write_json(
-      given.json, {"runs": results, "by_kind": kinds, "passed": is_passed}
-    )
+  counts = {
+    index: round(given.faults * share / whole)
+    for index, share in _SHARES.items()
+    if index in given.indexes
+  }
+  is_passed = False
+  try:
+    result = soak(directory, counts, seed=given.seed)
+    print(report(result))
+    is_passed = passed(result)
+    if given.json:
+      met = [met for run in result["runs"] for met in run["faults"]]
+      outputs.write_json(
+        given.json, {**result, "by_kind": by_kind(met), "passed": is_passed}
+      )
+  finally:
+    if is_passed and given.output_dir is None:
+      shutil.rmtree(directory)
+    else:
+      print(f"the runs and their logs: {directory}")
   return 0 if is_passed else 1
 
 

@@ -125,9 +125,10 @@ def test_faults_are_random_and_repeat():
   assert drawn == soak.draw_faults(24, seed=0, **settings)
   assert drawn != soak.draw_faults(24, seed=1, **settings)
   assert sorted(fault.kind for fault in drawn) == sorted(2 * kinds)
-  steps = [fault.checkpoint for fault in drawn if fault.checkpoint >= 0]
+  steps = [fault.checkpoint for fault in drawn]
   assert steps == sorted(steps)
-  assert max(steps) < 90
+  # The last of them still meet a run.
+  assert max(steps) < 60
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import soak
+from benchmarks import verdict
 from benchmarks.jobs import Run, wait_until
 from realm_jax.corpus.block_builder import block_id
 from realm_jax.corpus.store import Corpus
@@ -135,7 +135,7 @@ def test_each_step_searches_the_version_of_its_generation(watched):
   versions = [1 if generation == 0 else 2 for generation in generations]
   assert [step["generation"] for step in watched.steps] == generations
   assert [step["version"] for step in watched.steps] == versions
-  rows = soak.curve(watched.run)
+  rows = verdict.curve(watched.run)
   assert [row["corpus_version"] for row in rows] == versions
 
 
@@ -204,14 +204,14 @@ def test_kills_across_an_update_change_nothing(
   finally:
     trainer.stop()
     builder.stop()
-  rows, expected = soak.curve(run), soak.curve(watched.run)
+  rows, expected = verdict.curve(run), verdict.curve(watched.run)
   assert [row["step"] for row in rows] == list(range(1, _STEPS + 1))
   for name in ("generation", "corpus_version", "staleness_steps"):
     assert [r[name] for r in rows] == [r[name] for r in expected]
   assert [row["loss"] for row in rows] == pytest.approx(
     [row["loss"] for row in expected], rel=_TOLERANCE
   )
-  assert soak.refusals(run) == []
+  assert verdict.refusals(run) == []
 
 
 def test_who_asks_reads_the_version_of_the_generation(

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import faults, soak
+from benchmarks import faults, soak, verdict
+from benchmarks.disturbed import disturbed
 from benchmarks.faults import Fault, Met
 from benchmarks.jobs import Run, wait_until
 from realm_jax.training.run_lock import run_lock
@@ -40,7 +41,7 @@ def run(tmp_path_factory, world, command_environment):
 def unbroken(run) -> Run:
   """A run that nothing disturbs; it logs what it compiles."""
   unbroken = run("unbroken", JAX_LOG_COMPILES="1")
-  soak.finish(unbroken)
+  assert not soak.finish(unbroken).problems
   return unbroken
 
 
@@ -63,7 +64,7 @@ def broken(run) -> Broken:
     Fault("kill both", 2 * _SAVE_EVERY, seconds[2], seed=2),
   ]
   stopped = {}
-  with faults.disturbed(run) as here:
+  with disturbed(run) as here:
     trainer, builder = here.jobs["trainer"], here.jobs["builder"]
     kills = [faults.inject(here, fault) for fault in planned]
     # With the builder gone, the trainer soon waits for a generation.
@@ -90,14 +91,14 @@ def broken(run) -> Broken:
 
 def test_three_kills_change_nothing(unbroken, broken):
   assert None not in broken.kills
-  assert len(soak.curve(broken.run)) == _STEPS
-  assert soak.differences(unbroken, broken.run) == []
+  assert len(verdict.curve(broken.run)) == _STEPS
+  assert verdict.differences(unbroken, broken.run) == []
 
 
 def test_each_step_has_its_own_generation(unbroken):
   # The generation of checkpoint c serves from step c + 4; rows count from 1.
   expected = [max(0, step - 4) // 4 * 4 for step in range(_STEPS)]
-  rows = soak.curve(unbroken)
+  rows = verdict.curve(unbroken)
   assert [row["generation"] for row in rows] == expected
   assert [row["staleness_steps"] for row in rows] == [
     step - generation for step, generation in enumerate(expected)
@@ -105,10 +106,10 @@ def test_each_step_has_its_own_generation(unbroken):
 
 
 def test_no_half_generation_is_ever_seen(broken):
-  assert soak.refusals(broken.run) == []
-  assert soak.damaged_generations(broken.run) == []
+  assert verdict.refusals(broken.run) == []
+  assert verdict.damaged_generations(broken.run) == []
   assert broken.run.last_generation() >= 2 * _SAVE_EVERY
-  assert soak.problems(broken.run) == []
+  assert verdict.problems(broken.run) == []
   assert "damaged" not in broken.run.builder().log.read_text()
 
 

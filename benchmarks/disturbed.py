@@ -1,0 +1,171 @@
+"""A run whose processes are started again, and how each of them ended."""
+
+import contextlib
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+from benchmarks.jobs import JobError, Run, wait_until
+
+# Kinds of faults that may end a process.
+CRASH = "crash search"
+CUT = "cut file"
+_DAMAGE = frozenset(
+  {CUT, "flip bit", "remove generation", "remove generations"}
+)
+_TRACEBACK = "Traceback (most recent call last)"
+# How a command says why it stops; processes of its own may say more later.
+_LAST_WORDS = re.compile(r"^(?:train|build_index): .*", re.MULTILINE)
+# What may end a trainer: what its checkpoint names is damaged, and it has
+# loaded nothing yet; …
+_DAMAGED = re.compile(r"make it again|is damaged")
+_LOADED = "is verified and loaded"
+# … or its search has crashed, and what could be searched instead is damaged.
+_NOTHING_LEFT = "no generation is left"
+# What the logs say of a fault, and what that means.
+_SAYINGS = {
+  " is not used: ": "generation refused",
+  ": it is removed": "damaged generation removed",
+  "; it is replaced": "damaged generation replaced",
+  "no room for generation": "full disk said",
+  "going on with exact search": "exact search instead",
+  " in place of ": "earlier generation instead",
+  "was published by another builder": "other builder was first",
+  "waiting for generation": "trainer waited",
+}
+
+
+class Disturbed:
+  """A run whose processes are started again whenever they end.
+
+  Args:
+    run: its folder is empty.
+
+  Attributes:
+    jobs: by name; `second builder` is there while there is one.
+    kinds: of the faults that it has met.
+    lines: how each process ended that ended by itself, in its last line.
+    problems: those of them that no fault explains.
+  """
+
+  def __init__(self, run: Run):
+    self.run = run
+    self.jobs = {"trainer": run.trainer(), "builder": run.builder()}
+    self.kinds: set[str] = set()
+    self.lines: list[str] = []
+    self.problems: list[str] = []
+    self._endings: list[str] = []
+    self._second = run.builder("second builder")
+    self._read = {job.log: 0 for job in (*self.jobs.values(), self._second)}
+
+  def start(self) -> None:
+    """Starts trainer and builder."""
+    for job in self.jobs.values():
+      job.start()
+
+  def stop(self) -> None:
+    """Kills what runs."""
+    for job in self.jobs.values():
+      job.stop()
+
+  def is_over(self) -> bool:
+    """Whether the run is done; starts again whatever failed.
+
+    Raises:
+      JobError: a process ended without a line that explains it.
+    """
+    for name, job in list(self.jobs.items()):
+      code = job.exit_code()
+      if code is None:
+        continue
+      if name == "trainer" and code == 0:
+        return True
+      job.close()
+      self.note_end(name, code)
+      job.start()
+    return False
+
+  def note_end(self, name: str, code: int) -> None:
+    """Keeps how a process ended by itself, and judges it.
+
+    Raises:
+      JobError: it ended without a line that explains it.
+    """
+    output = self.jobs[name].last_output()
+    if code == -signal.SIGBUS:
+      # What it was reading was cut under its hands.
+      how, line = "ended by SIGBUS", "ended by SIGBUS"
+      is_explained = CUT in self.kinds
+    elif code == 2 and _TRACEBACK not in output:
+      words = _LAST_WORDS.findall(output) or output.strip().splitlines()
+      how, line = "stopped with a line", words[-1]
+      is_explained = name != "trainer" or self._may_stop(output, line)
+    else:
+      raise JobError(f"the {name} ended with {code}:\n{self.jobs[name].tail()}")
+    self._endings.append(f"{name} {how}")
+    self.lines.append(f"{name}: {line}")
+    if not is_explained:
+      self.problems.append(f"the {name} should have gone on: {line}")
+
+  def _may_stop(self, output: str, line: str) -> bool:
+    """Whether damage explains that a trainer stops."""
+    if not self.kinds & _DAMAGE:
+      return False
+    if CRASH in self.kinds and _NOTHING_LEFT in line:
+      return True
+    return bool(_DAMAGED.search(line)) and _LOADED not in output
+
+  def wait(self, condition: Callable[[], bool], *, what: str) -> bool:
+    """Waits, and mends meanwhile; False where the run was over first."""
+    wait_until(lambda: self.is_over() or condition(), what=what)
+    return not self.is_over()
+
+  def wait_seconds(self, seconds: float) -> bool:
+    """The same for some time."""
+    end = time.monotonic() + seconds
+    return self.wait(lambda: time.monotonic() > end, what="passing of time")
+
+  def restart(self, *names: str) -> None:
+    """Kills processes all at once, and starts them again."""
+    for name in names:
+      self.jobs[name].kill()
+    for name in names:
+      self.jobs[name].start()
+
+  def toggle_second_builder(self) -> str:
+    """A second builder joins, or is killed."""
+    if self.jobs.pop(self._second.name, None) is not None:
+      self._second.kill()
+      return "killed"
+    self._second.start()
+    self.jobs[self._second.name] = self._second
+    return "joined"
+
+  def observed(self) -> dict[str, int]:
+    """What the logs say since this was asked last."""
+    counts: dict[str, int] = {}
+    for log, start in self._read.items():
+      if not log.exists():
+        continue
+      text = log.read_bytes()
+      self._read[log] = len(text)
+      new = text[start:].decode(errors="replace")
+      for words, meaning in _SAYINGS.items():
+        if count := new.count(words):
+          counts[meaning] = counts.get(meaning, 0) + count
+    for ending in self._endings:
+      counts[ending] = counts.get(ending, 0) + 1
+    self._endings.clear()
+    return counts
+
+
+@contextlib.contextmanager
+def disturbed(run: Run) -> Iterator[Disturbed]:
+  """A run that has begun; all of it is dead when the block ends."""
+  here = Disturbed(run)
+  try:
+    here.start()
+    yield here
+  finally:
+    here.stop()
