@@ -1,6 +1,7 @@
 """A generation that is ready to be searched."""
 
 import dataclasses
+import functools
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -127,25 +128,34 @@ def load_generation(
   )
   with source as local:
     files = local / manifest.folder
-    manifests.verify(local, manifest, threads=threads, named=directory)
-    embeddings = Embeddings(files, manifest)
+    check = functools.partial(
+      manifests.verify, local, manifest, threads=threads, named=directory
+    )
+    check(checksums=False)
+    try:
+      embeddings = Embeddings(files, manifest)
+    except GenerationError:
+      check()
+      raise
     blocks = blocks_of(corpus, embeddings)
-    if index is None:
+    if index is not None:
+      check()
+      built = index.build(blocks, BuildOptions(mesh=mesh))
+    else:
       try:
         config = config_from(manifest.index_kind, manifest.index_parameters)
         saved = files / manifest.index_kind
         if isolate and config.may_crash:
-          built = IsolatedIndex(config, saved, blocks)
+          built = _isolated(config, saved, blocks, check)
         else:
+          check()
           built = config.load(saved, blocks, mesh=mesh)
       except (IndexKindError, IndexLoadError, IndexCrashedError) as error:
         # Where its files went meanwhile, it is that.
-        manifests.verify(local, manifest, checksums=False, named=directory)
+        check(checksums=False)
         if isinstance(error, IndexCrashedError):
           raise
         raise GenerationError(f"{directory}: {error}") from error
-    else:
-      built = index.build(blocks, BuildOptions(mesh=mesh))
     return Generation(
       step=step,
       manifest=manifest,
@@ -154,6 +164,20 @@ def load_generation(
       query_params=place(query_tower.load(files)),
       embeddings=embeddings,
     )
+
+
+def _isolated(
+  config: IndexConfig, saved: Path, blocks: Blocks, check: Callable[[], None]
+) -> IsolatedIndex:
+  """An index that another process loads while the files are verified here."""
+  index = IsolatedIndex(config, saved, blocks)
+  try:
+    check()
+    index.wait_until_loaded()
+  except BaseException:
+    index.close()
+    raise
+  return index
 
 
 def load_newest(

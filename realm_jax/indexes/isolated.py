@@ -49,7 +49,10 @@ _ERRORS = (IndexLoadError, IndexKindError, MissingLibraryError)
 
 
 class IsolatedIndex:
-  """A loaded index, searched in a process of its own until it is let go.
+  """An index that is loaded and searched in a process of its own.
+
+  The process begins to load at once, so that whoever asked can read checksums
+  meanwhile, and ends when this is let go.
 
   Args:
     config: whose `load` the process calls.
@@ -57,11 +60,6 @@ class IsolatedIndex:
     blocks: with vectors, of which the process is told the shape alone.
     timeout_seconds: of a search; a process that takes longer hangs.
     load_timeout_seconds: the same of loading.
-
-  Raises:
-    IndexLoadError: the index cannot be loaded.
-    IndexCrashedError: the process ended, or hangs, while it loaded.
-    MissingLibraryError: its library is not installed.
   """
 
   needs_vectors = True
@@ -86,7 +84,10 @@ class IsolatedIndex:
     with theirs:
       command = [sys.executable, "-m", __name__, str(theirs.fileno())]
       self._process = subprocess.Popen(
-        command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+        command,
+        pass_fds=[theirs.fileno()],
+        stdin=subprocess.DEVNULL,
+        env=_environment(),
       )
     self._socket = ours
     self._close = weakref.finalize(self, _end, self._process, ours)
@@ -98,16 +99,31 @@ class IsolatedIndex:
       "python_path": sys.path,
     }
     asked = json.dumps(wanted).encode()
+    self._directory = directory
+    self._search_seconds = timeout_seconds
     ours.settimeout(load_timeout_seconds)
+    # What becomes of it, `wait_until_loaded` says.
+    with contextlib.suppress(OSError):
+      ours.sendall(_ANSWER.pack(0, len(asked)) + asked)
+
+  def wait_until_loaded(self) -> None:
+    """Returns when it can be searched, and not before.
+
+    Raises:
+      IndexLoadError: the index cannot be loaded.
+      IndexCrashedError: the process ended, or hangs, while it loaded.
+      MissingLibraryError: its library is not installed.
+    """
     try:
-      self._ask(_ANSWER.pack(0, len(asked)), asked)
       self._answer()
     except IndexCrashedError as error:
-      raise IndexCrashedError(f"{error} while it loaded {directory}") from error
+      raise IndexCrashedError(
+        f"{error} while it loaded {self._directory}"
+      ) from error
     except _ERRORS:
       self.close()
       raise
-    ours.settimeout(timeout_seconds)
+    self._socket.settimeout(self._search_seconds)
 
   def search(self, queries: QueryBatch, k: int) -> SearchResult:
     """What the index in the other process finds.
@@ -167,6 +183,13 @@ class IsolatedIndex:
     return IndexCrashedError(
       f"the process {self._process.pid} that searches {self.kind} {how}"
     )
+
+
+def _environment() -> dict[str, str]:
+  """Of the process: with huge pages, gigabytes are loaded in half the time."""
+  others = os.environ.get("GLIBC_TUNABLES")
+  tunables = ":".join(filter(None, (others, "glibc.malloc.hugetlb=1")))
+  return {**os.environ, "GLIBC_TUNABLES": tunables}
 
 
 # Processes that were told to end, until somebody asks what became of them.

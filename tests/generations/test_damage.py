@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import os
 import shutil
 import threading
 import time
@@ -11,6 +12,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from benchmarks import faults
 from realm_jax.generations import embeddings, layout, query_tower, refused
 from realm_jax.generations import manifest as manifests
 from realm_jax.generations.loaded import blocks_of, load_generation
@@ -217,6 +219,16 @@ def _waited(watcher):
     return watcher.wait_for(500, timeout=0.1).step
   except (DamagedGenerationError, TimeoutError):
     return None
+
+
+def test_what_another_process_loads_is_verified_meanwhile(published, corpus):
+  path = published / "00000500" / "scann" / "hashed_dataset.npy"
+  content = bytearray(path.read_bytes())
+  content[-1] ^= 1
+  path.write_bytes(content)
+  with pytest.raises(DamagedGenerationError, match="hashed_dataset"):
+    load_generation(published, 500, corpus=corpus, isolate=True)
+  assert not faults.searching(os.getpid())
 
 
 def test_what_goes_while_its_index_is_loaded_is_called_damaged(

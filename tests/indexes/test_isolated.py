@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from realm_jax.indexes import isolated
+from realm_jax.indexes.faiss import FaissConfig
 from realm_jax.indexes.isolated import IsolatedIndex
 from realm_jax.indexes.protocol import (
   BuildOptions,
@@ -42,17 +43,27 @@ def send_on_start(monkeypatch):
   return send
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory):
-  directory = tmp_path_factory.mktemp("isolated") / "scann"
+def _built(config, directory):
   blocks = blocks_of(clustered(500, 1))
-  index = ScannConfig().build(blocks, BuildOptions(directory=directory))
+  index = config.build(blocks, BuildOptions(directory=directory))
   return index, directory, blocks
 
 
-def test_it_answers_alike_and_outlives_no_one(built):
-  index, directory, blocks = built
-  searcher = IsolatedIndex(ScannConfig(), directory, blocks)
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+  return _built(FaissConfig(), tmp_path_factory.mktemp("isolated") / "faiss")
+
+
+def _loaded(config, directory, blocks, **settings):
+  index = IsolatedIndex(config, directory, blocks, **settings)
+  index.wait_until_loaded()
+  return index
+
+
+@pytest.mark.parametrize("config", [ScannConfig(), FaissConfig()])
+def test_it_answers_alike_and_outlives_no_one(config, tmp_path):
+  index, directory, blocks = _built(config, tmp_path / "index")
+  searcher = _loaded(config, directory, blocks)
   # A terminal and a scheduler send them to both, and the run ends by itself.
   for number in (signal.SIGINT, signal.SIGTERM):
     searcher._process.send_signal(number)
@@ -70,11 +81,11 @@ def test_it_answers_alike_and_outlives_no_one(built):
 
 def test_a_crash_is_said_and_searches_fail_from_then_on(built):
   _, directory, blocks = built
-  searcher = IsolatedIndex(ScannConfig(), directory, blocks)
+  searcher = _loaded(FaissConfig(), directory, blocks)
   os.kill(searcher._process.pid, signal.SIGSEGV)
   queries = queries_of(clustered(3, 2))
   for _ in range(2):
-    with pytest.raises(IndexCrashedError, match="scann ended by SIGSEGV"):
+    with pytest.raises(IndexCrashedError, match="faiss ended by SIGSEGV"):
       searcher.search(queries, 4)
 
 
@@ -83,10 +94,11 @@ import sys, time
 import numpy as np
 from realm_jax.indexes.isolated import IsolatedIndex
 from realm_jax.indexes.protocol import Blocks
-from realm_jax.indexes.scann import ScannConfig
+from realm_jax.indexes.faiss import FaissConfig
 shape = [int(n) for n in sys.argv[2:]]
 blocks = Blocks(num_blocks=shape[0], vectors=np.zeros(shape, np.float32))
-index = IsolatedIndex(ScannConfig(), sys.argv[1], blocks)
+index = IsolatedIndex(FaissConfig(), sys.argv[1], blocks)
+index.wait_until_loaded()
 print(index._process.pid, flush=True)
 time.sleep(600)
 """
@@ -115,9 +127,7 @@ def test_no_process_searches_for_one_that_was_killed(built):
 
 def test_a_process_that_hangs_is_ended(built):
   _, directory, blocks = built
-  searcher = IsolatedIndex(
-    ScannConfig(), directory, blocks, timeout_seconds=0.5
-  )
+  searcher = _loaded(FaissConfig(), directory, blocks, timeout_seconds=0.5)
   os.kill(searcher._process.pid, signal.SIGSTOP)
   start = time.monotonic()
   with pytest.raises(IndexCrashedError, match="does not answer"):
@@ -130,16 +140,16 @@ def test_what_crashes_while_it_loads_says_so(built, send_on_start):
   _, directory, blocks = built
   send_on_start(signal.SIGKILL)
   with pytest.raises(
-    IndexCrashedError, match=r"SIGKILL while it loaded .*scann"
+    IndexCrashedError, match=r"SIGKILL while it loaded .*faiss"
   ):
-    IsolatedIndex(ScannConfig(), directory, blocks)
+    _loaded(FaissConfig(), directory, blocks)
 
 
 def test_loading_that_hangs_is_ended(built, send_on_start):
   _, directory, blocks = built
   send_on_start(signal.SIGSTOP)
   with pytest.raises(IndexCrashedError, match="does not answer while it"):
-    IsolatedIndex(ScannConfig(), directory, blocks, load_timeout_seconds=0.2)
+    _loaded(FaissConfig(), directory, blocks, load_timeout_seconds=0.2)
 
 
 def test_letting_go_does_not_wait_for_the_end():
@@ -159,7 +169,7 @@ def test_letting_go_does_not_wait_for_the_end():
 
 def test_what_cannot_be_loaded_is_refused(built, tmp_path):
   _, directory, blocks = built
-  with pytest.raises(IndexLoadError, match="not a directory"):
-    IsolatedIndex(ScannConfig(), tmp_path / "nothing", blocks)
+  with pytest.raises(IndexLoadError, match="FAISS cannot read"):
+    _loaded(FaissConfig(), tmp_path / "nothing", blocks)
   with pytest.raises(IndexLoadError, match="500 blocks"):
-    IsolatedIndex(ScannConfig(), directory, blocks_of(clustered(501, 1)))
+    _loaded(FaissConfig(), directory, blocks_of(clustered(501, 1)))
