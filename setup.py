@@ -29,6 +29,7 @@ setup(
     "jaxtyping",
     "ml_dtypes",
     "numpy",
+    "scipy",
     "optax",
     "orbax-checkpoint",
     "protobuf",

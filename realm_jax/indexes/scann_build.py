@@ -252,7 +252,17 @@ class TreeBuilder:
       ) as scratch:
         self._tree(Path(scratch), sample, structure, trained)
         index = scann_index.load(scratch, blocks, threads=config.threads)
-      return self._fastest(index, structure, truth)
+      point, points = self._fastest(index, structure, truth)
+      if len(sample) < num_blocks:
+        as_many = tuning.point_of_as_many(
+          index.search_at,
+          truth,
+          point,
+          num_leaves=structure.num_leaves,
+          growth=num_blocks / len(sample),
+        )
+        points = [*points, as_many]
+      return point, points
 
     structure, tried = tuning.choose_structure(
       start,

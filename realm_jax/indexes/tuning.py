@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import scipy.optimize
 from jaxtyping import Float32
 
 from realm_jax.indexes.protocol import QueryBatch, SearchResult
@@ -136,6 +137,27 @@ def fastest_point(
   return best or max(points, key=lambda p: p.recall), points
 
 
+def point_of_as_many(
+  search: Search,
+  truth: Truth,
+  point: Point,
+  *,
+  num_leaves: int,
+  growth: float,
+) -> Point:
+  """A point of a sample that looks at as many vectors as one of the corpus.
+
+  Args:
+    search: of the sample's tree.
+    truth: what to find.
+    point: of the corpus.
+    num_leaves: of the tree.
+    growth: how many times the sample the corpus is.
+  """
+  leaves = min(num_leaves, round(growth * point.leaves_searched))
+  return _measure(search, truth, 0.0, leaves, point.num_reordered)
+
+
 def _grid(
   values: Sequence[int], least: int, most: int, fixed: int | None
 ) -> list[int]:
@@ -215,12 +237,17 @@ def choose_structure(
     The best structure, and what was tried.
   """
 
+  costs = Costs(num_blocks=num_blocks, sampled=sampled)
+
   def attempt(structure: Structure) -> Trial:
     point, points = measure(structure)
-    speed = 0.0
-    if point.recall >= target:
-      speed = _predicted(point, points, structure, num_blocks, sampled)
-    return Trial(structure, point, speed)
+    costs.learn(structure, [p for p in points if p.recall >= target])
+    return Trial(structure, point, 0.0)
+
+  def speed(trial: Trial) -> float:
+    if trial.point.recall < target:
+      return 0.0
+    return costs.queries_per_second(trial.structure, trial.point)
 
   best = attempt(start)
   tried = [best]
@@ -230,10 +257,10 @@ def choose_structure(
     trial = attempt(structure)
     tried.append(trial)
     # Below the target, what comes nearer is better.
-    if best.predicted == 0:
-      is_better = trial.predicted > 0 or trial.point.recall > best.point.recall
+    if speed(best) == 0:
+      is_better = speed(trial) > 0 or trial.point.recall > best.point.recall
     else:
-      is_better = trial.predicted > gain * best.predicted
+      is_better = speed(trial) > gain * speed(best)
     best = trial if is_better else best
 
   if may_vary_leaves:
@@ -243,32 +270,54 @@ def choose_structure(
         consider(dataclasses.replace(start, num_leaves=leaves), GAIN)
   for change, gain in variants:
     consider(dataclasses.replace(best.structure, **change), gain)
-  return best.structure, tried
+  return best.structure, [
+    dataclasses.replace(trial, predicted=speed(trial)) for trial in tried
+  ]
 
 
-def _predicted(
-  point: Point,
-  points: Sequence[Point],
-  structure: Structure,
-  num_blocks: int,
-  sampled: int,
-) -> float:
-  """Queries per second over N blocks, from times over a sample.
+class Costs:
+  """What searching costs, learnt on a sample and foretold of all the corpus.
 
-  A query's time is taken as a sum: a constant, so much for each vector in the
-  searched leaves, which grow with the corpus, and so much for each reordered.
+  A query's time is taken as a sum: a constant, and so much for each leaf there
+  is, each that is searched, each vector in those, and each vector that is
+  scored again. Vectors in the leaves grow with the corpus.
+
+  Args:
+    num_blocks: N.
+    sampled: how many blocks the measured trees hold.
   """
-  if sampled == num_blocks:
-    return point.queries_per_second
 
-  def work(p: Point) -> list[float]:
-    rows = p.leaves_searched / structure.num_leaves * (1 + structure.spilled)
-    return [1.0, rows * sampled, float(p.num_reordered)]
+  def __init__(self, *, num_blocks: int, sampled: int):
+    self._num_blocks, self._sampled = num_blocks, sampled
+    self._terms: list[list[float]] = []
+    self._seconds: list[float] = []
 
-  seconds = [1 / p.queries_per_second for p in points]
-  terms = np.array([work(p) for p in points])
-  scale = terms.max(axis=0)
-  costs, *_ = np.linalg.lstsq(terms / scale, np.array(seconds), rcond=None)
-  per_row = max(0.0, costs[1] / scale[1])
-  more = work(point)[1] * (num_blocks / sampled - 1)
-  return 1 / (1 / point.queries_per_second + per_row * more)
+  def learn(self, structure: Structure, points: Iterable[Point]) -> None:
+    """Takes in what was measured on the sample."""
+    for point in points:
+      self._terms.append(self._work(structure, point, self._sampled))
+      self._seconds.append(1 / point.queries_per_second)
+
+  def queries_per_second(self, structure: Structure, point: Point) -> float:
+    """Of a point of the sample, on all of the corpus."""
+    if self._sampled == self._num_blocks:
+      return point.queries_per_second
+    terms, seconds = np.array(self._terms), np.array(self._seconds)
+    # Errors count by their share of the time, and nothing costs less than 0.
+    scale = terms.max(axis=0)
+    weighted = terms / scale / seconds[:, None]
+    costs, _ = scipy.optimize.nnls(weighted, np.ones(len(seconds)))
+    there, here = (
+      np.array(self._work(structure, point, count)) / scale @ costs
+      for count in (self._num_blocks, self._sampled)
+    )
+    return point.queries_per_second * float(here / there)
+
+  def _work(
+    self, structure: Structure, point: Point, num_blocks: int
+  ) -> list[float]:
+    searched = point.leaves_searched
+    rows = searched / structure.num_leaves * num_blocks
+    rows *= 1 + structure.spilled
+    leaves = structure.num_leaves
+    return [1.0, leaves, searched, rows, point.num_reordered]

@@ -163,15 +163,38 @@ def test_a_small_gain_is_scatter():
   assert not chosen.spherical
 
 
-def test_times_are_predicted_by_the_vectors_in_the_leaves():
+def test_the_vectors_in_the_leaves_grow_with_the_corpus():
   # Half of the time is for 1,000 vectors of a leaf: ten times the corpus has
   # ten times as many.
-  points = [
-    Point(leaves, reordered, 1, 1 / (1 + leaves + reordered / 100))
-    for leaves in (1, 2, 4)
-    for reordered in (50, 100)
-  ]
-  predicted = tuning._predicted(
-    points[0], points, Structure(10), num_blocks=100_000, sampled=10_000
-  )
+  costs = tuning.Costs(num_blocks=100_000, sampled=10_000)
+
+  def point(structure, leaves, reordered):
+    rows = 10_000 * leaves / structure.num_leaves
+    seconds = 1 + rows / 1_000 + reordered / 100
+    return Point(leaves, reordered, 1, 1 / seconds)
+
+  for num_leaves in (10, 20):
+    structure = Structure(num_leaves)
+    costs.learn(
+      structure,
+      [point(structure, i, n) for i in (1, 2, 4) for n in (50, 100)],
+    )
+  structure = Structure(10)
+  predicted = costs.queries_per_second(structure, point(structure, 1, 50))
   assert 1 / predicted == pytest.approx(1 + 10 + 0.5, rel=1e-6)
+  # Second leaves are as many again.
+  spilled = Structure(10, soar_lambda=1.0)
+  of_both = costs.queries_per_second(spilled, Point(1, 50, 1, 1 / 3.5))
+  assert 1 / of_both == pytest.approx(1 + 20 + 0.5, rel=1e-6)
+
+
+def test_as_many_vectors_are_looked_at_as_in_the_corpus(machine):
+  search, truth = machine
+  point = tuning.Point(2, 100, 0.9, 1.0)
+  many = tuning.point_of_as_many(search, truth, point, num_leaves=64, growth=10)
+  assert (many.leaves_searched, many.num_reordered) == (20, 100)
+  assert many.queries_per_second == pytest.approx(4 / (20e-3 + 1e-3))
+  all_of_them = tuning.point_of_as_many(
+    search, truth, point, num_leaves=64, growth=100
+  )
+  assert all_of_them.leaves_searched == 64
