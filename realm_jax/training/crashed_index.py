@@ -54,7 +54,7 @@ class CrashPolicy:
       self._require_going_on(step, error)
       found = self._load_exact(step)
       logging.error(
-        "%s: exact search of generation %d takes its place", error, step
+        "%s: going on with exact search of generation %d", error, step
       )
       return found
 
