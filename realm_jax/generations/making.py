@@ -46,8 +46,8 @@ class EmbeddingConfig:
     shard_blocks: the most rows of a file of vectors, which one process embeds
       at a time, and loses if it is killed.
     query_length: of the held-out queries.
-    recall_queries: how many there are; an index that tunes itself does so on
-      half of them, and recall is measured on the others.
+    recall_queries: how many there are, at least 2; an index that tunes itself
+      does so on half of them, and recall is measured on the others.
     recall_at: the k of recall@k; those above the corpus are left out.
   """
 

@@ -94,7 +94,8 @@ class ScannConfig:
     for name, least in _LEAST.items():
       scann_files.at_least(self, name, least)
     # What is given of a structure is held against what one can be.
-    Structure(**{"num_leaves": 1, **self.given()})
+    values: dict[str, Any] = {"num_leaves": 1, **self.given()}
+    Structure(**values)
 
   def given(self) -> dict[str, Any]:
     """The fields of a `Structure` that are not left open."""

@@ -51,14 +51,19 @@ class CrashPolicy:
     try:
       return self._load(step)
     except IndexCrashedError as error:
-      if self._on_crash == "fail":
-        raise IndexCrashedError(
-          f"{error}: generation {step} cannot be searched. Start again, or "
-          "bind RefreshConfig.on_crash to 'exact' or 'last' to go on without"
-        ) from error
+      self._require_going_on(step, error)
       found = self._load_exact(step)
-      logging.error("%s: exact search takes its place", error)
+      logging.error(
+        "%s: going on with exact search of generation %d", error, step
+      )
       return found
+
+  def _require_going_on(self, step: int, error: IndexCrashedError) -> None:
+    if self._on_crash == "fail":
+      raise IndexCrashedError(
+        f"{error}: generation {step} cannot be searched. Start again, or bind "
+        "RefreshConfig.on_crash to 'exact' or 'last' to go on without"
+      ) from error
 
   def _load_exact(self, step: int) -> Generation:
     manifest = manifests.read(layout.path_of(self._directory, step))
@@ -73,11 +78,7 @@ class CrashPolicy:
       IndexCrashedError: the run is told to fail, or nothing is left.
     """
     step = generation.step
-    if self._on_crash == "fail":
-      raise IndexCrashedError(
-        f"{error}: generation {step} cannot be searched. Start again, or bind "
-        "RefreshConfig.on_crash to 'exact' or 'last' to go on without"
-      ) from error
+    self._require_going_on(step, error)
     published = layout.published_steps(self._directory)
     earlier = [other for other in reversed(published) if other < step]
     order = [*earlier, step] if self._on_crash == "last" else [step, *earlier]

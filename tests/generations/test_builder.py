@@ -12,6 +12,7 @@ import pytest
 from realm_jax.checkpoints.manager import CheckpointError
 from realm_jax.generations import builder, layout
 from realm_jax.generations.loaded import load_generation, load_newest
+from realm_jax.generations.making import EmbeddingConfig
 from realm_jax.generations.publisher import DiskFullError
 from realm_jax.generations.shared_work import SharedWork
 from realm_jax.indexes import npy
@@ -95,6 +96,11 @@ def test_what_stands_is_not_made_again(tmp_path, corpus):
   save(tmp_path, corpus, 500)
   assert build(tmp_path, corpus) == [500]
   assert build(tmp_path, corpus) == []
+
+
+def test_a_query_to_tune_on_and_one_to_measure_are_wanted():
+  with pytest.raises(ValueError, match="recall_queries=1; want at least 2"):
+    EmbeddingConfig(recall_queries=1)
 
 
 def test_settings_of_a_host_replace_nothing(tmp_path, corpus):

@@ -233,7 +233,9 @@ def test_nothing_unfit_is_taken_over(tmp_path, why):
   elif why == "other settings":
     config = dataclasses.replace(_GIVEN, num_leaves=32)
   else:
-    config = dataclasses.replace(_GIVEN, reuse=False)
+    config = given_tree(
+      64, num_leaves_searched=4, num_reordered=50, reordering="float32"
+    )
   index = _built(tmp_path / "1", _vectors(), config, tmp_path / "0")
   assert index.report["trained_for"] == "this generation"
 
