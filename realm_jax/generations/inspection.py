@@ -136,7 +136,8 @@ class Place:
     """The steps that the index builder would remove.
 
     Raises:
-      GenerationError: it is not known which ones checkpoints need.
+      GenerationError: it is not known whose checkpoints need them.
+      UnknownNeedsError: the checkpoints do not say which they need.
     """
     named = self._named()
     if named is None:
