@@ -199,9 +199,8 @@ def build_index(
       except _StoppedError:
         break
       try:
-        removed = prune(
-          generations_dir, keep=keep_generations, pinned=named.pinned()
-        )
+        pinned = named.pinned(every=mode == "every")
+        removed = prune(generations_dir, keep=keep_generations, pinned=pinned)
         if removed:
           logging.info("removed generations %s", removed)
       except UnknownNeedsError as error:

@@ -40,10 +40,14 @@ class NamedGenerations:
     users.pop(-1, None)
     return users
 
-  def pinned(self) -> set[int]:
+  def pinned(self, *, every: bool = False) -> set[int]:
     """What the checkpoints that there are need, should a run go on from them.
 
     A run that waits for generations may want that of any of them.
+
+    Args:
+      every: whether all checkpoints are of such a run, as for a builder that
+        skips none, and would make again what is removed.
 
     Raises:
       UnknownNeedsError: there is no checkpoint, or one cannot be read.
@@ -59,7 +63,9 @@ class NamedGenerations:
       if step not in named:
         self._require_no_need(step)
     waiting = {step for step, one in named.items() if one.waits}
-    return self.by(list(named)) | waiting
+    if every:
+      waiting.update(steps)
+    return self.by(steps) | waiting
 
   def _require_no_need(self, step: int) -> None:
     """That a checkpoint that names nothing is of no trainer, or is going."""
