@@ -25,12 +25,17 @@ from realm_jax.generations import manifest as manifests
 from realm_jax.generations.building import GenerationBuilder
 from realm_jax.generations.making import EmbeddingConfig, GenerationMaker
 from realm_jax.generations.manifest import GenerationError
-from realm_jax.generations.named import NamedGenerations
+from realm_jax.generations.named import (
+  NamedGenerations,
+  UnknownNeedsError,
+  is_removed,
+)
 from realm_jax.generations.partial_refresh import PartialRefresh
 from realm_jax.generations.publisher import (
   DiskFullError,
   prune,
   remove_damaged,
+  remove_leftovers,
 )
 from realm_jax.indexes.protocol import IndexConfig, RecallError
 from realm_jax.models.retriever import Retriever
@@ -38,8 +43,6 @@ from realm_jax.partitioning.mesh import make_mesh
 
 MODES = ("newest", "every")
 _REMINDER_SECONDS = 30.0
-# Longer than the files of a checkpoint take to go.
-_REMOVAL_SECONDS = 5.0
 
 
 class _StoppedError(Exception):
@@ -134,6 +137,7 @@ def build_index(
   named = NamedGenerations(store)
   published: list[int] = []
   below: set[int] = set()
+  remove_leftovers(generations_dir)
   remove_damaged(generations_dir)
 
   def is_of_use(step: int) -> bool:
@@ -194,13 +198,13 @@ def build_index(
         stop.wait(retry_seconds)
       except _StoppedError:
         break
-      pinned = named.by(store.steps())
-      if mode == "every":
-        # A run that resumes may wait for any of these.
-        pinned |= set(store.steps())
-      removed = prune(generations_dir, keep=keep_generations, pinned=pinned)
-      if removed:
-        logging.info("removed generations %s", removed)
+      try:
+        pinned = named.pinned(every=mode == "every")
+        removed = prune(generations_dir, keep=keep_generations, pinned=pinned)
+        if removed:
+          logging.info("removed generations %s", removed)
+      except UnknownNeedsError as error:
+        logging.warning("no generation is removed this time: %s", error)
       if once and published:
         return published
     logging.info("told to stop; what is published stays")
@@ -247,7 +251,7 @@ def _restored(maker: GenerationMaker, store: CheckpointStore, step: int) -> Any:
     require_vocabulary(store, step, maker.vocabulary)
     return store.restore(step, items=("retriever",), like=like)["retriever"]
   except (ValueError, OSError) as error:
-    if not _is_removed(store, step):
+    if not is_removed(store, step):
       raise
     logging.warning("checkpoint %d was removed meanwhile (%s)", step, error)
     return None
@@ -276,7 +280,10 @@ def _build_one(
   if not builder.build(
     step, params, check=check, is_of_use=is_of_use, any_version=any_version
   ):
-    logging.info("generation %d was published by another builder", step)
+    if step in layout.published_steps(builder.directory):
+      logging.info("generation %d was published by another builder", step)
+    else:
+      logging.warning("the shards of generation %d were removed", step)
     return False
   manifest = manifests.read(layout.path_of(builder.directory, step))
   logging.info(
@@ -292,19 +299,6 @@ def _build_one(
     manifest.build_seconds,
     ", ".join(f"@{k} {r:.3f}" for k, r in manifest.recall.items()) or "–",
   )
-  return True
-
-
-def _is_removed(store: CheckpointStore, step: int) -> bool:
-  """Whether a checkpoint that did not restore is being removed.
-
-  Its folder goes last, so that it is listed for a moment after its files.
-  """
-  end = time.monotonic() + _REMOVAL_SECONDS
-  while step in store.steps():
-    if time.monotonic() > end:
-      return False
-    time.sleep(0.2)
   return True
 
 

@@ -15,14 +15,17 @@ from etils import epath
 
 from realm_jax.generations import earlier as earliers
 from realm_jax.generations import layout, refresh_plan, shared_work
-from realm_jax.generations import manifest as manifests
 from realm_jax.generations.earlier import Earlier
 from realm_jax.generations.leases import Lease
 from realm_jax.generations.making import GenerationMaker
-from realm_jax.generations.manifest import GenerationError, Manifest
+from realm_jax.generations.manifest import (
+  DamagedFileError,
+  GenerationError,
+  Manifest,
+)
 from realm_jax.generations.partial_refresh import PartialRefresh
 from realm_jax.generations.publisher import (
-  DamagedFileError,
+  DiskFullError,
   publish,
   room_for,
   stands,
@@ -82,7 +85,7 @@ class GenerationBuilder:
         that another builder published will do.
 
     Returns:
-      False where another builder published it.
+      False where another builder published it, or removed what there was.
     """
     earlier = self._earlier(step)
     replaces = functools.partial(self.maker.replaces, any_version=any_version)
@@ -131,7 +134,8 @@ class GenerationBuilder:
     with contextlib.ExitStack() as stack:
       parent = Path(self.directory)
       if layout.is_remote(self.directory):
-        # No locks there: one builder, with a scratch of its own.
+        # No locks there: one builder, with a scratch of its own. One that is
+        # killed begins its generation anew.
         parent = Path(stack.enter_context(tempfile.TemporaryDirectory()))
       yield stack.enter_context(
         shared_work.joined(
@@ -153,10 +157,15 @@ class GenerationBuilder:
       plan = RefreshPlan.full(self._corpus.num_blocks, self.maker.layout.dim)
       if earlier is not None:
         assert self._keys is not None
-        with contextlib.suppress(GenerationError):
-          # What is wrong with it the plan says.
+        try:
           stored = stack.enter_context(
             earliers.opened(earlier, self._keys, corpus=self._corpus)
+          )
+        except GenerationError as error:
+          logging.warning(
+            "nothing is taken from generation %d: %s",
+            earlier.manifest.step,
+            error,
           )
         plan = self._plan(work, step, params, earlier, stored, check)
       while not self._stands(step, replaces):
@@ -195,9 +204,9 @@ class GenerationBuilder:
 
     def make(path: Path) -> None:
       plan = RefreshPlan.full(self._corpus.num_blocks, maker.layout.dim)
-      try:
-        earliers.verify(earlier)
-        assert stored is not None
+      if stored is None:
+        logging.info("generation %d embeds every block", step)
+      else:
         plan = refresh_plan.make_plan(
           config,
           stored,
@@ -210,11 +219,9 @@ class GenerationBuilder:
           dim=maker.layout.dim,
           normalize=maker.normalize,
         )
-      except GenerationError as error:
-        logging.warning("generation %d embeds every block: %s", step, error)
       plan.save(path)
 
-    plan = RefreshPlan.load(work.once(refresh_plan.NAME, make, check=check))
+    plan = work.once(refresh_plan.NAME, make, RefreshPlan.load, check=check)
     if plan.record is not None and stored is None:
       raise GenerationError(
         f"generation {earlier.manifest.step} was damaged while generation "
@@ -260,7 +267,9 @@ class GenerationBuilder:
         stored=work.place(directory),
         partial=plan.record,
         keys=self._keys,
-        previous=self._index_before(step),
+        previous=earliers.index_before(
+          self.directory, step, kind=self.maker.index_kind
+        ),
         check=check,
       )
 
@@ -269,15 +278,12 @@ class GenerationBuilder:
     except DamagedFileError as error:
       work.discard(error.path)
       return None
-
-  def _index_before(self, step: int) -> Path | None:
-    """The index of the newest generation before, if it is of the same kind."""
-    if layout.is_remote(self.directory):
+    except (DiskFullError, WorkGoneError):
+      raise
+    except Exception as error:
+      check()  # It may be what was raised.
+      # Vectors that are damaged fail in any way, or are not found well.
+      if not work.discard_damaged():
+        raise
+      logging.warning("generation %d could not be written: %r", step, error)
       return None
-    before = [s for s in layout.published_steps(self.directory) if s < step]
-    for other in reversed(before):
-      path = layout.path_of(self.directory, other)
-      with contextlib.suppress(GenerationError):
-        kind = manifests.read(path).index_kind
-        return Path(path) / kind if kind == self.maker.index_kind else None
-    return None

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import hashlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,11 @@ from jaxtyping import Int, UInt64
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.generations import embeddings, layout
 from realm_jax.generations import manifest as manifests
-from realm_jax.generations.manifest import GenerationError, Manifest
+from realm_jax.generations.manifest import (
+  DamagedGenerationError,
+  GenerationError,
+  Manifest,
+)
 from realm_jax.generations.refresh_plan import Stored
 
 _ROWS_AT_ONCE = 1 << 14
@@ -42,7 +46,10 @@ def find_earlier(
   model: str,
   dtype: str,
 ) -> Earlier | None:
-  """The newest generation before a step that its vectors may be taken from.
+  """The newest generation that the vectors of a step's may be taken from.
+
+  That is one before the step, or that of the step itself on another version of
+  the corpus: where blocks were changed alone, those alone are embedded.
 
   Args:
     generations_dir: where generations lie.
@@ -56,15 +63,19 @@ def find_earlier(
   """
   why = "there is no earlier one"
   for there in reversed(layout.published_steps(generations_dir)):
-    if there >= step:
+    if there > step:
       continue
     directory = layout.path_of(generations_dir, there)
+    is_sound = False
     try:
       manifest = manifests.read(directory)
       manifests.verify(directory, manifest, checksums=False)
     except GenerationError as error:
       why = str(error)
     else:
+      is_sound = True
+      if there == step and manifest.corpus_fingerprint == corpus.fingerprint:
+        continue  # It is to be replaced.
       if (manifest.model, manifest.dtype) != (model, dtype):
         why = f"generation {there} is of another model or dtype"
       elif (
@@ -78,6 +89,8 @@ def find_earlier(
       else:
         return Earlier(directory, manifest)
     logging.warning("nothing is taken from generation %d: %s", there, why)
+    if there == step and is_sound:
+      break  # From an earlier one, most blocks would go back to older vectors.
   logging.info("generation %d embeds every block: %s", step, why)
   return None
 
@@ -88,13 +101,15 @@ def opened(
 ) -> Iterator[Stored]:
   """The vectors of an earlier generation, by the rows of this corpus.
 
+  Every byte that they are taken from is read first.
+
   Args:
     earlier: the generation; one on an object store is copied first.
     keys: of this corpus's blocks.
     corpus: this one.
 
   Raises:
-    GenerationError: a file is missing, or not of its size.
+    GenerationError: a file is missing or damaged.
   """
   manifest = earlier.manifest
   with contextlib.ExitStack() as stack:
@@ -104,12 +119,17 @@ def opened(
       for path in _paths(manifest):
         target = local / manifest.folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
-        (earlier.directory / manifest.folder / path).copy(target)
+        # What is missing, the verification that follows says.
+        with contextlib.suppress(FileNotFoundError):
+          (earlier.directory / manifest.folder / path).copy(target)
+    manifests.verify(
+      local, _only(manifest, _paths(manifest)), named=earlier.directory
+    )
     files = local / manifest.folder
     vectors = embeddings.Embeddings(files, manifest)
     rows = np.arange(manifest.num_blocks, dtype=np.int32)
     if manifest.corpus_fingerprint != corpus.fingerprint:
-      rows = _rows_by_key(keys, np.load(files / manifest.block_keys))
+      rows = _rows_by_key(keys, _keys_in(files / manifest.block_keys))
     yield Stored(
       step=manifest.step,
       partials=manifest.partial.partials if manifest.partial else 0,
@@ -119,18 +139,40 @@ def opened(
     )
 
 
-def verify(earlier: Earlier) -> None:
-  """Reads every byte that vectors are taken from.
-
-  Raises:
-    GenerationError: a file is missing or damaged.
-  """
-  manifest = earlier.manifest
-  paths = set(_paths(manifest))
+def _only(manifest: Manifest, paths: Collection[str]) -> Manifest:
+  """The manifest of these files alone."""
   files = tuple(file for file in manifest.files if file.path in paths)
-  manifests.verify(
-    earlier.directory, dataclasses.replace(manifest, files=files)
-  )
+  return dataclasses.replace(manifest, files=files)
+
+
+def index_before(
+  generations_dir: epath.PathLike, step: int, *, kind: str
+) -> Path | None:
+  """The index of the newest generation before a step, if it is of a kind.
+
+  What it is started from shapes the next, and every byte of it is read.
+  """
+  if layout.is_remote(generations_dir):
+    return None
+  before = [s for s in layout.published_steps(generations_dir) if s < step]
+  for other in reversed(before):
+    path = layout.path_of(generations_dir, other)
+    try:
+      manifest = manifests.read(path)
+    except GenerationError:
+      continue
+    if manifest.index_kind != kind:
+      return None
+    paths = [
+      file.path for file in manifest.files if file.path.startswith(f"{kind}/")
+    ]
+    try:
+      manifests.verify(path, _only(manifest, paths))
+    except GenerationError as error:
+      logging.warning("the index is made from nothing: %s", error)
+      return None
+    return Path(path) / manifest.folder / kind
+  return None
 
 
 def _paths(manifest: Manifest) -> list[str]:
@@ -157,6 +199,13 @@ def block_keys(corpus: Corpus) -> UInt64[np.ndarray, " N"]:
     keys[rows] = tokens @ (factors[:length] | np.uint64(1))
   # The low bits of a sum of products are the worst.
   return keys ^ (keys >> np.uint64(32))
+
+
+def _keys_in(path: Path) -> UInt64[np.ndarray, " M"]:
+  try:
+    return np.load(path, allow_pickle=False)
+  except (ValueError, EOFError, OSError) as error:
+    raise DamagedGenerationError(f"{path} is not an array: {error}") from error
 
 
 def _rows_by_key(

@@ -133,10 +133,14 @@ class Place:
     return found
 
   def to_prune(self, *, keep: int) -> list[int]:
-    """The steps that the index builder would remove.
+    """The steps that the index builder would remove, in its mode `newest`.
+
+    In the mode `every` it keeps those of all checkpoints: the trainer waits
+    for them, and where one has said so they stay here, too.
 
     Raises:
-      GenerationError: it is not known which ones checkpoints need.
+      GenerationError: it is not known whose checkpoints need them.
+      UnknownNeedsError: the checkpoints do not say which they need.
     """
     named = self._named()
     if named is None:

@@ -1,6 +1,7 @@
 """Where generations lie, and which of them are published.
 
 generations/00000500/manifest.json   a published generation
+generations/00000500/build-…         its files, on an object store
 generations/.shards-00000500-…       vectors that builders are at together
 generations/.tmp-00000500-…          one that is being built, …
 generations/.tmp-00000500-….lock     … locked by the process that does

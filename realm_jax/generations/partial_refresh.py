@@ -17,6 +17,10 @@ class PartialRefresh:
   are new, and those whose age would exceed the bound; then those of which most
   is to be had for their tokens: retrieved often, and moved far.
 
+  What is chosen depends on the generations and the counts of retrieved blocks
+  that there are at that moment, and so on when the builder comes to it: a run
+  that waits for its generations is not deterministic with this.
+
   Attributes:
     fraction: of the tokens of the corpus, the sample's among them.
     max_age_steps: no vector is older, at the step of its generation; None is
@@ -64,9 +68,14 @@ class PartialRefresh:
       )
 
   def bound(self, interval: int) -> int:
-    """The oldest that a vector may be, where generations lie so far apart."""
+    """The oldest that a vector may be, where generations lie so far apart.
+
+    Where one is made again, 0 apart, what was not too old then is not now.
+    """
     if self.max_age_steps is not None:
       return self.max_age_steps
+    if not interval:
+      return np.iinfo(np.int32).max
     return round(interval / self.fraction)
 
   def sample(self, num_blocks: int, *, seed: int) -> Int[np.ndarray, " s"]:
@@ -108,13 +117,16 @@ def choose(
     ages: of the stored vectors, in steps.
     must: rows that are embedded whatever it costs: new ones, the sample.
     gain: what embedding a row is good for.
-    interval: the steps between generations.
+    interval: the steps between generations; 0 where the corpus alone has
+      changed, so that only what must be and what is too old is embedded.
   """
   budget = config.fraction * costs.sum() - costs[must].sum()
   bound = config.bound(interval)
   rows = must.copy()
   overdue = ~rows & (ages > bound)
   rows |= overdue
+  if not interval:
+    return Choice(rows, int(overdue.sum()))
   budget -= costs[overdue].sum()
   due = _due(costs, ages, ~rows, bound, interval, budget)
   rows[due] = True
@@ -141,7 +153,7 @@ def _due(
   """
   rows = np.flatnonzero(waiting)
   rows = rows[np.argsort(-ages[rows], kind="stable")]
-  later = np.maximum(bound - ages[rows], 0) // max(interval, 1) + 1
+  later = np.maximum(bound - ages[rows], 0) // interval + 1
   total = np.cumsum(costs[rows])
   needed = total - later * max(budget, 0.0)
   most = needed.max(initial=0.0)

@@ -2,7 +2,9 @@
 
 Locally it is written aside, made durable, and renamed. An object store has
 no rename; there it is written to a folder of its own and the manifest, which
-names that folder, is the commit.
+names that folder, is the commit. Other such folders, of a builder that was
+killed or of what was replaced, stay until the generation is pruned: whether one
+is being written or read there cannot be told.
 """
 
 import contextlib

@@ -33,6 +33,10 @@ _ARRAYS = ("center", "weight", "shift", "left")
 Embed = Callable[[np.ndarray], np.ndarray]
 
 
+class DamagedPlanError(ValueError):
+  """A plan that is not what was written; it can be made again."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Stored:
   """The vectors of an earlier generation, by the rows of this corpus.
@@ -141,8 +145,23 @@ class RefreshPlan:
 
   @classmethod
   def load(cls, path: Path) -> "RefreshPlan":
-    """Reads what `save` wrote."""
-    with np.load(path, allow_pickle=False) as values:
+    """Reads what `save` wrote.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      DamagedPlanError: it has changed since.
+    """
+    try:
+      return cls._load(path)
+    except FileNotFoundError:
+      raise
+    except Exception as error:
+      # An archive that is damaged anywhere fails in a dozen ways.
+      raise DamagedPlanError(f"{path} is no plan ({error!r})") from error
+
+  @classmethod
+  def _load(cls, path: Path) -> "RefreshPlan":
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as values:
       info = json.loads(str(values["info"]))
       drifts = []
       for i, one in enumerate(info["drifts"]):
@@ -205,7 +224,9 @@ def make_plan(
   """
   num_blocks = len(stored.rows)
   everything = RefreshPlan.full(num_blocks, dim)
-  if config.full_every is not None and stored.partials + 1 >= config.full_every:
+  # One that is made again, of another corpus, is no further one.
+  partials = stored.partials + (stored.step < step)
+  if config.full_every is not None and partials >= config.full_every:
     logging.info(
       "generation %d embeds every block, as each %dth does",
       step,
@@ -263,7 +284,7 @@ def make_plan(
     drifts=drifts,
     record=PartialRecord(
       base=stored.step,
-      partials=stored.partials + 1,
+      partials=partials,
       embedded_blocks=int(choice.rows.sum()),
       embedded_share=round(float(costs[choice.rows].sum() / costs.sum()), 4),
       new_blocks=int(is_new.sum()),

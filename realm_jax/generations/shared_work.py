@@ -24,7 +24,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from absl import logging
@@ -33,9 +33,14 @@ from jaxtyping import Float, Int
 from realm_jax.generations import layout
 from realm_jax.generations import manifest as manifests
 from realm_jax.generations.embeddings import ShardLayout, write_shard
-from realm_jax.generations.manifest import EmbeddingsShard, FileRecord
+from realm_jax.generations.manifest import (
+  DamagedFileError,
+  EmbeddingsShard,
+  FileRecord,
+)
 
 _WRITING = ".writing-"
+_T = TypeVar("_T")
 _POLL_SECONDS = 0.2
 
 
@@ -142,29 +147,33 @@ class SharedWork:
     self,
     name: str,
     make: Callable[[Path], None],
+    read: Callable[[Path], _T],
     *,
     check: Callable[[], None] = lambda: None,
-  ) -> Path:
-    """A file that one process makes while the others wait.
+  ) -> _T:
+    """What is in a file that one process makes while the others wait.
 
     Args:
       name: of the file.
       make: writes it to the path that it is given.
+      read: reads it; where that raises ValueError it is made again.
       check: called while waiting; what it raises ends it.
     """
     path = self.directory / name
-    while not path.exists():
+    while (found := _whole(path, read)) is None:
       check()
       with self._locked(f"claim-{name}") as mine:
-        if mine and not path.exists():
+        # Whoever had it may have made it since.
+        if mine and _whole(path, read) is None:
           aside = self.directory / f"{_WRITING}{name}"
           make(aside)
           sync(aside)
           os.rename(aside, path)
           sync(self.directory)
+          return read(path)
       if not mine:
         time.sleep(_POLL_SECONDS)
-    return path
+    return found
 
   @contextlib.contextmanager
   def finishing(self) -> Iterator[bool]:
@@ -173,12 +182,17 @@ class SharedWork:
       yield mine and not self.missing()
 
   def place(self, directory: Path) -> StoredVectors:
-    """Puts the shards into a directory, without a copy where links exist."""
+    """Puts the shards into a directory, without a copy where links exist.
+
+    Raises:
+      DamagedFileError: a shard is not there any more, or was cut.
+    """
     shards, files, seconds = [], [], 0.0
     for i in range(len(self.layout)):
       record = self._record(i)
       if record is None:
-        raise WorkGoneError
+        self._require()
+        raise DamagedFileError(self.layout.name(i))
       shards.append(EmbeddingsShard(**record["shard"]))
       here = [FileRecord(**file) for file in record["files"]]
       with self._gone_is_said():
@@ -195,6 +209,23 @@ class SharedWork:
       if record and path in [file["path"] for file in record["files"]]:
         logging.warning("%s is damaged: embedding its rows again", path)
         self._record_path(i).unlink(missing_ok=True)
+
+  def discard_damaged(self) -> bool:
+    """Holds every shard against its checksums, and drops those that differ.
+
+    Returns:
+      Whether there is any to embed again.
+    """
+    for i in range(len(self.layout)):
+      record = self._record(i)
+      wanted = (
+        [FileRecord(**file) for file in record["files"]] if record else []
+      )
+      with self._gone_is_said():
+        found = manifests.records_of(self.directory, [f.path for f in wanted])
+      for file in set(wanted).difference(found):
+        self.discard(file.path)
+    return bool(self.missing())
 
   def remove(self) -> None:
     """Ends the work, for everybody."""
@@ -320,6 +351,17 @@ def sync(path: Path) -> None:
     os.close(descriptor)
 
 
+def _whole(path: Path, read: Callable[[Path], _T]) -> _T | None:
+  """What is in a file; None where there is none, or it is damaged."""
+  try:
+    return read(path)
+  except FileNotFoundError:
+    return None
+  except ValueError as error:
+    logging.warning("%s; it is made again", error)
+    return None
+
+
 def _try_lock(descriptor: int, kind: int) -> bool:
   try:
     fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
@@ -329,7 +371,11 @@ def _try_lock(descriptor: int, kind: int) -> bool:
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-  ours, there = os.fstat(descriptor), os.stat(path)
+  ours = os.fstat(descriptor)
+  try:
+    there = os.stat(path)
+  except FileNotFoundError:
+    return False
   return (ours.st_dev, ours.st_ino) == (there.st_dev, there.st_ino)
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import json
+import logging
 import shutil
 from unittest import mock
 
@@ -10,9 +11,9 @@ import numpy as np
 import pytest
 
 from realm_jax.checkpoints.manager import CheckpointError
-from realm_jax.generations import builder, layout
+from realm_jax.generations import builder, layout, named
 from realm_jax.generations.loaded import load_generation, load_newest
-from realm_jax.generations.making import EmbeddingConfig
+from realm_jax.generations.making import EmbeddingConfig, GenerationMaker
 from realm_jax.generations.publisher import DiskFullError
 from realm_jax.generations.shared_work import SharedWork
 from realm_jax.indexes import npy
@@ -179,6 +180,47 @@ def test_a_shard_that_is_damaged_before_publication_is_embedded_again(
   )
 
 
+@pytest.mark.parametrize("place", [10, 40, -1], ids=["header", "shape", "row"])
+def test_a_restart_embeds_shards_again_that_were_damaged_before(
+  tmp_path, corpus, place, monkeypatch
+):
+  save(tmp_path, corpus, 500)
+  config = dataclasses.replace(CONFIG, shard_blocks=50)
+  monkeypatch.setattr(GenerationMaker, "write", _killed)
+  with pytest.raises(_KilledError):
+    build(tmp_path, corpus, config=config)
+  monkeypatch.undo()
+  (path,) = (tmp_path / "generations").glob(".shards-*/embeddings-00001*.npy")
+  data = bytearray(path.read_bytes())
+  data[place] ^= 0x7F
+  path.write_bytes(data)
+  assert build(tmp_path, corpus, config=config) == [500]
+  generation = load_newest(tmp_path / "generations", corpus=corpus)
+  rows = np.arange(150)
+  np.testing.assert_allclose(
+    generation.vectors(rows),
+    embed(
+      corpus, params_of(corpus, 500), corpus.gather(rows, 64), "embed_blocks"
+    ),
+    atol=1e-5,
+  )
+
+
+class _KilledError(Exception):
+  """As a signal, for what lies on the disk."""
+
+
+def _killed(*args, **settings):
+  raise _KilledError
+
+
+def test_what_fails_with_sound_shards_is_raised(tmp_path, corpus, monkeypatch):
+  save(tmp_path, corpus, 500)
+  monkeypatch.setattr(ExactConfig, "build", _killed)
+  with pytest.raises(_KilledError):
+    build(tmp_path, corpus)
+
+
 def test_damage_is_mended_by_starting_again(tmp_path, corpus):
   save(tmp_path, corpus, 500)
   build(tmp_path, corpus)
@@ -189,6 +231,26 @@ def test_damage_is_mended_by_starting_again(tmp_path, corpus):
   path.write_bytes(data)
   assert build(tmp_path, corpus) == [500]
   assert load_generation(generations_dir, 500, corpus=corpus).step == 500
+
+
+def test_no_generation_is_removed_while_a_checkpoint_cannot_be_read(
+  tmp_path, corpus, monkeypatch, caplog
+):
+  monkeypatch.setattr(named, "_REMOVAL_SECONDS", 0.0)
+  save(tmp_path, corpus, 0, 500)
+  build(tmp_path, corpus, checkpoint_step=0)
+  loop = tmp_path / "checkpoints" / "0" / "loop"
+  away = loop.rename(tmp_path / "away")
+  loop.mkdir()
+  with caplog.at_level(logging.WARNING, logger="absl"):
+    assert build(tmp_path, corpus, keep_generations=1) == [500]
+  assert layout.published_steps(tmp_path / "generations") == [0, 500]
+  assert "no generation is removed this time: checkpoint 0" in caplog.text
+  loop.rmdir()
+  away.rename(loop)
+  save(tmp_path, corpus, 1000)
+  assert build(tmp_path, corpus, keep_generations=1) == [1000]
+  assert layout.published_steps(tmp_path / "generations") == [1000]
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path, corpus):

@@ -11,6 +11,7 @@ import pytest
 from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.generations import builder, layout
 from realm_jax.generations.loaded import load_generation, load_newest
+from realm_jax.generations.making import GenerationMaker
 from realm_jax.generations.partial_refresh import PartialRefresh
 from realm_jax.generations.retrieved import RetrievedBlocks
 from tests.generations.builds import (
@@ -132,6 +133,48 @@ def test_another_version_of_the_corpus_embeds_what_is_new_in_it(
   assert generation.manifest.partial.new_blocks == 10
   steps = generation.embeddings.steps(np.arange(160))
   assert (steps[150:] == 500).all() and (steps[:150] == 0).sum() > 60
+
+
+def test_a_corpus_that_changes_embeds_what_is_new_with_the_same_checkpoint(
+  tmp_path, corpus
+):
+  params = _nearby(tmp_path, corpus, 0, 500)
+  build(tmp_path, corpus, partial=_PARTIAL, checkpoint_step=0)
+  every = dataclasses.replace(_PARTIAL, full_every=1)
+  build(tmp_path, corpus, partial=every, checkpoint_step=500)
+  longer = make_corpus(tmp_path / "longer", num_blocks=160)
+  assert build(tmp_path, longer, partial=_PARTIAL) == [500]
+  generation = load_newest(tmp_path / "generations", corpus=longer)
+  partial = generation.manifest.partial
+  assert (partial.base, partial.partials) == (500, 0)
+  # The sample, and what is new; nothing goes back to what is older.
+  assert partial.new_blocks == 10
+  assert partial.embedded_blocks <= 10 + partial.sample_blocks
+  assert generation.oldest_step == 500
+  np.testing.assert_allclose(
+    generation.vectors(np.arange(160)),
+    _embedded_with(longer, params[500]),
+    atol=1e-5,
+  )
+  assert build(tmp_path, longer, partial=_PARTIAL) == []
+
+
+def test_a_plan_that_is_damaged_is_made_again(tmp_path, corpus, monkeypatch):
+  _nearby(tmp_path, corpus, 0, 500)
+  build(tmp_path, corpus, partial=_PARTIAL, checkpoint_step=0)
+
+  def stop(*args, **settings):
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(GenerationMaker, "write", stop)
+  with pytest.raises(KeyboardInterrupt):
+    build(tmp_path, corpus, partial=_PARTIAL)
+  monkeypatch.undo()
+  (path,) = (tmp_path / "generations").glob(".shards-00000500-*/plan.npz")
+  path.write_bytes(path.read_bytes()[:-100])
+  assert build(tmp_path, corpus, partial=_PARTIAL) == [500]
+  generation = load_newest(tmp_path / "generations", corpus=corpus)
+  assert generation.manifest.partial.base == 0
 
 
 def test_without_rename_a_builder_works_in_a_scratch_of_its_own(

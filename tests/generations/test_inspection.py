@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from realm_jax.checkpoints.manager import CheckpointStore
-from realm_jax.generations import layout
+from realm_jax.generations import layout, named
 from realm_jax.generations.inspection import Place, shown_bytes, table
 from realm_jax.generations.leases import Lease
 from realm_jax.generations.manifest import GenerationError
+from realm_jax.generations.named import UnknownNeedsError
 from tests.generations.conftest import publish_one
 
 
@@ -85,6 +86,35 @@ def test_what_is_needed_is_not_pruned(model_dir, tmp_path):
   _save(model_dir, 12, generation=8, lag_steps=4)
   assert place.to_prune(keep=1) == [0]
   assert layout.published_steps(model_dir / "generations")[:2] == [0, 4]
+
+
+def test_nothing_is_pruned_where_no_checkpoint_says_what_is_needed(
+  tmp_path, corpus
+):
+  for step in (0, 4, 8):
+    publish_one(tmp_path / "generations", corpus, step)
+  with pytest.raises(UnknownNeedsError, match="has no checkpoint"):
+    Place.of(tmp_path, None).to_prune(keep=1)
+
+
+def test_nothing_is_pruned_while_a_checkpoint_cannot_be_read(
+  model_dir, monkeypatch
+):
+  monkeypatch.setattr(named, "_REMOVAL_SECONDS", 0.0)
+  _save(model_dir, 12, generation=8)
+  loop = model_dir / "checkpoints" / "12" / "loop"
+  away = loop.rename(model_dir / "away")
+  loop.mkdir()
+  place = Place.of(model_dir, None)
+  with pytest.raises(UnknownNeedsError, match=r"checkpoint 12 of .* cannot be"):
+    place.to_prune(keep=1)
+  # People are shown the rest.
+  assert [one.step for one in place.look() if one.checkpoints] == [4]
+  loop.rmdir()
+  # It is no trainer's, and needs nothing.
+  assert place.to_prune(keep=1) == [0, 8, 12]
+  away.rename(loop)
+  assert place.to_prune(keep=1) == [0, 12]
 
 
 def test_a_place_must_be_known(tmp_path, corpus):

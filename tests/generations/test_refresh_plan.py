@@ -5,8 +5,14 @@ import logging
 import numpy as np
 import pytest
 
+from realm_jax.corpus.store import NULL_ROW
 from realm_jax.generations.partial_refresh import PartialRefresh
-from realm_jax.generations.refresh_plan import RefreshPlan, Stored, make_plan
+from realm_jax.generations.refresh_plan import (
+  DamagedPlanError,
+  RefreshPlan,
+  Stored,
+  make_plan,
+)
 
 _N, _D = 400, 8
 _OLD = np.random.default_rng(0).standard_normal((_N, _D)).astype(np.float32)
@@ -153,3 +159,50 @@ def test_all_are_embedded_where_nothing_is_gained_by_less(case, words, caplog):
     )
   assert plan.record is None and plan.embed.all()
   assert words in caplog.text
+
+
+def test_where_the_corpus_alone_has_changed_only_new_blocks_are_embedded():
+  rows = np.arange(_N)
+  rows[-3:] = NULL_ROW
+  steps = np.where(np.arange(_N) < 100, 5, 20)
+  stored = _stored(step=20, steps=steps, rows=rows, partials=2)
+  plan = _plan(_OLD, stored, full_every=3)
+  assert plan.record is not None
+  must = {*plan.sample_rows.tolist(), _N - 3, _N - 2, _N - 1}
+  assert set(np.flatnonzero(plan.embed)) == must
+  # It is the generation that it was, as to how many were partial.
+  assert plan.record.partials == 2
+  # What is older than is allowed now goes all the same.
+  strict = _plan(_OLD, stored, max_age_steps=10)
+  assert strict.embed[:100].all()
+  assert strict.embed.sum() == len({*must, *range(100)})
+
+
+def test_a_plan_that_is_damaged_anywhere_is_refused_or_the_same(tmp_path):
+  path = tmp_path / "plan.npz"
+  plan = _plan(_OLD + np.float32(0.1))
+  plan.save(path)
+  content = path.read_bytes()
+  rng = np.random.default_rng(0)
+  refused = 0
+  for place in rng.integers(len(content), size=100).tolist():
+    data = bytearray(content)
+    data[place] ^= 1 << rng.integers(8)
+    path.write_bytes(data)
+    try:
+      found = RefreshPlan.load(path)
+    except DamagedPlanError:
+      refused += 1
+      continue
+    # A bit of an archive's that means nothing to a reader.
+    np.testing.assert_array_equal(found.embed, plan.embed)
+    np.testing.assert_array_equal(found.base_rows, plan.base_rows)
+    np.testing.assert_array_equal(found.sample_vectors, plan.sample_vectors)
+    assert found.record == plan.record
+  assert refused > 80
+  path.write_bytes(content[:-100])
+  with pytest.raises(DamagedPlanError, match="is no plan"):
+    RefreshPlan.load(path)
+  path.unlink()
+  with pytest.raises(FileNotFoundError):
+    RefreshPlan.load(path)

@@ -13,6 +13,7 @@ import pytest
 
 from realm_jax.generations import shared_work
 from realm_jax.generations.embeddings import ShardLayout
+from realm_jax.generations.manifest import DamagedFileError
 from realm_jax.generations.shared_work import WorkGoneError, joined
 
 _LAYOUT = ShardLayout.of(40, 4, dtype="float32", most_rows=8)
@@ -122,9 +123,38 @@ def test_what_one_makes_for_all_is_made_once(tmp_path):
     path.write_text("plan")
 
   with _joined(tmp_path) as one, _joined(tmp_path) as two:
-    assert one.once("plan", make).read_text() == "plan"
-    assert two.once("plan", make).read_text() == "plan"
+    assert one.once("plan", make, Path.read_text) == "plan"
+    assert two.once("plan", make, Path.read_text) == "plan"
   assert len(made) == 1
+
+
+def test_what_is_made_for_all_is_made_again_where_it_is_damaged(tmp_path):
+  def read(path):
+    return int(path.read_text())
+
+  with _joined(tmp_path) as work:
+    path = work.directory / "plan"
+    path.write_text("7x")
+    assert work.once("plan", lambda path: path.write_text("7"), read) == 7
+    assert work.once("plan", lambda path: path.write_text("8"), read) == 7
+    with pytest.raises(ValueError, match="9y"):
+      path.unlink()
+      work.once("plan", lambda path: path.write_text("9y"), read)
+
+
+def test_shards_are_held_against_their_checksums(tmp_path):
+  do_all(tmp_path)
+  with _joined(tmp_path) as work:
+    assert not work.discard_damaged()
+    path = work.directory / _LAYOUT.name(3)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert work.missing() == []
+    assert work.discard_damaged()
+    assert work.missing() == [3]
+    with pytest.raises(DamagedFileError, match=_LAYOUT.name(3)):
+      work.place(tmp_path)
 
 
 def test_shards_stay_while_they_are_of_use_or_somebody_is_at_them(tmp_path):
