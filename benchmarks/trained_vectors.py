@@ -10,52 +10,19 @@ embedded as queries with that generation's own tower, base_queries.npy.
 """
 
 import argparse
-import functools
 from collections.abc import Sequence
 from pathlib import Path
 
-import jax
 import numpy as np
-from jaxtyping import Float32
 
-import gin
 from benchmarks.jobs import as_gin
+from benchmarks.query_vectors import query_vectors
 from realm_jax import configuration
 from realm_jax.corpus.store import Corpus
-from realm_jax.generations import builder, layout
-from realm_jax.generations.loaded import Generation, load_newest
-from realm_jax.generations.recall import held_out_queries
-from realm_jax.models.retriever import Retriever, embed_queries
+from realm_jax.generations import layout
+from realm_jax.generations.loaded import load_newest
 
-_BATCH = 256
-
-
-def query_vectors(
-  retriever: Retriever, generation: Generation, *, count: int, length: int
-) -> Float32[np.ndarray, "q d"]:
-  """Sentences of random blocks, as a generation's own tower embeds them.
-
-  Args:
-    retriever: the towers, for any vocabulary.
-    generation: whose tower embeds.
-    count: of the queries.
-    length: of a query, in wordpieces.
-  """
-  corpus = generation.corpus
-  towers = retriever.for_vocabulary(
-    vocab_size=corpus.vocab_size, separator_id=corpus.vocabulary.sep_id
-  )
-  queries = held_out_queries(corpus, count=count, query_length=length)
-  embed = jax.jit(functools.partial(embed_queries, towers))
-  return np.concatenate(
-    [
-      np.asarray(
-        embed(generation.query_params, queries[start : start + _BATCH]),
-        np.float32,
-      )
-      for start in range(0, count, _BATCH)
-    ]
-  )
+_RECIPE = "benchmarks/trained_vectors.gin"
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -89,17 +56,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     f"MODEL_DIR = {as_gin(given.model_dir)}",
     f"CORPUS_DIR = {as_gin(given.corpus_dir)}",
   ]
-  with configuration.parsed(given.gin_file, bindings):
-    bound = gin.get_bindings(builder.build_index)
-  directory = bound["generations_dir"] or given.model_dir / layout.FOLDER
-  generation = load_newest(directory, corpus=Corpus.open(given.corpus_dir))
-  vectors = generation.vectors(np.arange(generation.num_blocks))
-  queries = query_vectors(
-    bound["retriever"],
-    generation,
-    count=given.queries,
-    length=bound["config"].query_length,
+  generation = load_newest(
+    given.model_dir / layout.FOLDER, corpus=Corpus.open(given.corpus_dir)
   )
+  vectors = generation.vectors(np.arange(generation.num_blocks))
+  with configuration.parsed([*given.gin_file, _RECIPE], bindings):
+    queries = configuration.configured(query_vectors)(
+      generation=generation, count=given.queries
+    )
   given.output_dir.mkdir(parents=True, exist_ok=True)
   for name, array in (("base", vectors), ("base_queries", queries)):
     path = given.output_dir / f"{name}.npy"
