@@ -354,13 +354,13 @@ def main(argv: Sequence[str] | None = None) -> int:
   is_passed = False
   try:
     result = soak(directory, counts, seed=given.seed)
-    print(report(result))
     is_passed = passed(result)
     if given.json:
       met = [met for run in result["runs"] for met in run["faults"]]
       outputs.write_json(
         given.json, {**result, "by_kind": by_kind(met), "passed": is_passed}
       )
+    print(report(result))
   finally:
     if is_passed and given.output_dir is None:
       shutil.rmtree(directory)
