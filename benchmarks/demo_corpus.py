@@ -20,7 +20,7 @@ def make_corpus(
   """Writes articles and their corpus, and returns the corpus directory.
 
   Args:
-    directory: an empty folder.
+    directory: a folder without a corpus.
     scale: of the numbers of entities; 1 is the demo's encyclopedia.
     block_length: wordpieces of a block.
   """

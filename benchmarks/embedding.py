@@ -273,11 +273,12 @@ def models_and_corpus(
 ) -> tuple[list[Model], Corpus]:
   """What is measured: real where it is at hand and not refused."""
   corpus, models = None, []
+  wants_minilm = "minilm" in given.model
   if not given.random:
     try:
       weights = (given.minilm or peer_processes.minilm_dir()).absolute()
       corpus = real_corpus(directory, given.texts_dir, weights / "vocab.txt")
-      models.append(minilm(weights))
+      models += [minilm(weights)] if wants_minilm else []
     except (peer_processes.PeerError, NoTextsError) as error:
       print(f"a random model and generated texts, for: {error}")
   if corpus is None:
@@ -285,9 +286,11 @@ def models_and_corpus(
       directory, scale=given.scale, block_length=BLOCK_LENGTH
     )
     corpus = Corpus.open(made)
-    models.append(Model("minilm", *random_towers(_MINILM, corpus), None))
-  models.append(Model("realm", *random_towers(_REALM, corpus), None))
-  return [model for model in models if model.name in given.model], corpus
+    if wants_minilm:
+      models.append(Model("minilm", *random_towers(_MINILM, corpus), None))
+  if "realm" in given.model:
+    models.append(Model("realm", *random_towers(_REALM, corpus), None))
+  return models, corpus
 
 
 def make_parser() -> argparse.ArgumentParser:

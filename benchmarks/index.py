@@ -141,7 +141,11 @@ def build(job: Job) -> Row:
 
 
 def search(job: Job) -> Row:
-  """Verifies, loads, and searches at every setting, one after the other."""
+  """Verifies, loads, and searches at every setting, one after the other.
+
+  `load_seconds` is all that loading a generation does, until the first search
+  is done: checksums of the vectors and of the index, and loading it.
+  """
   kind, settings = _ROWS[job.index]
   blocks, truth = job.blocks(), job.data.truth()
   batch = _batch(job.data.queries())
@@ -180,12 +184,12 @@ def _batch(vectors: np.ndarray) -> QueryBatch:
 
 
 def _read_checksums(job: Job) -> None:
-  """What loading a generation does before anything else."""
+  """What loading a generation does first: it reads the vectors' files, too."""
+  paths = [job.data.path]
   if job.saved.exists():
-    names = sorted(path.name for path in job.saved.iterdir())
-    manifests.records_of(job.saved, names)
-  else:
-    manifests.records_of(job.data.path.parent, [job.data.path.name])
+    paths += sorted(job.saved.iterdir())
+  folder = job.data.path.parent
+  manifests.records_of(folder, [str(p.relative_to(folder)) for p in paths])
 
 
 def _share_of_products(job: Job, queries_per_second: float) -> Row:

@@ -7,6 +7,8 @@ again.
 """
 
 import dataclasses
+import functools
+import hashlib
 import os
 from pathlib import Path
 
@@ -56,17 +58,21 @@ class SyntheticVectors:
   @property
   def path(self) -> Path:
     """The file of vectors, float32 [N, d]."""
-    return self.directory / f"vectors-{self._name}.npy"
+    return self.directory / f"vectors-{self._name(self.base)}.npy"
 
   @property
   def dim(self) -> int:
     """Of vectors and queries."""
     return _DIM if self.base is None else self._read(self.base).shape[1]
 
-  @property
-  def _name(self) -> str:
-    base = "" if self.base is None else f"{self.base.stem}-"
-    return f"{base}{self.num_blocks}x{self.dim}-seed{self.seed}"
+  def _name(self, *bases: Path | None) -> str:
+    """Of what follows from the files of some bases, sizes and the seed."""
+    of_bases = "".join(
+      f"{base.stem}-{_digest(base, base.stat().st_mtime_ns)}-"
+      for base in bases
+      if base is not None
+    )
+    return f"{of_bases}{self.num_blocks}x{self.dim}-seed{self.seed}"
 
   def _read(self, path: Path) -> np.ndarray:
     return np.load(path, mmap_mode="r", allow_pickle=False)
@@ -91,8 +97,8 @@ class SyntheticVectors:
 
   def truth(self) -> Truth:
     """The k best blocks of each query, kept in a file beside the vectors."""
-    name = f"truth-{self._name}-{self.num_queries}x{self.k}.npz"
-    path = self.directory / name
+    name = self._name(self.base, self.base_queries)
+    path = self.directory / f"truth-{name}-{self.num_queries}x{self.k}.npz"
     if not path.exists():
       found = true_neighbours(self.vectors(), self.queries(), self.k)
       unfinished = path.with_suffix(".unfinished.npz")
@@ -129,6 +135,14 @@ class SyntheticVectors:
     rng = np.random.default_rng((self.seed, _OF_CENTRES))
     centres = rng.standard_normal((_CENTRES, _DIM), np.float32)
     return centres, np.full(_DIM, _NOISE, np.float32)
+
+
+@functools.cache
+def _digest(path: Path, changed: int) -> str:
+  """Of a file's bytes; `changed` is when they did last."""
+  del changed
+  with path.open("rb") as file:
+    return hashlib.file_digest(file, "sha256").hexdigest()[:8]
 
 
 def true_neighbours(

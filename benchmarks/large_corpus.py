@@ -24,7 +24,7 @@ def make_corpus(directory: Path, num_blocks: int, *, scale: float) -> Corpus:
   made = directory / f"corpus-{num_blocks}"
   if not made.exists():
     small = directory / f"corpus-of-{scale}"
-    if not small.exists():
+    if not (small / "corpus").exists():
       demo_corpus.make_corpus(small, scale=scale)
     _write(made, Corpus.open(small / "corpus"), num_blocks)
   return Corpus.open(made)

@@ -36,10 +36,12 @@ from realm_jax.evaluation import outputs
 from realm_jax.indexes.scann import given_tree
 
 _SAVE_EVERY_STEPS = 5
-_FAULTS_PER_CHECKPOINT = 2
+_FAULTS_PER_CHECKPOINT = 3
 # At the end, so that the last faults still meet a run.
 _QUIET_CHECKPOINTS = 8
 _MODEL = "benchmarks/soak.gin"
+# For what is left of a run after the last fault, on a machine that is busy.
+_PATIENCE_SECONDS = 1800.0
 # Which share of the faults comes upon a run with which index.
 _SHARES = {"EXACT": 0.75, "SCANN": 0.25}
 # So few blocks would be searched without a tree, and none is worth choosing.
@@ -86,7 +88,9 @@ def complete(here: Disturbed) -> None:
   Raises:
     JobError: a job failed.
   """
-  wait_until(here.is_over, what="end of training")
+  wait_until(
+    here.is_over, what="end of training", timeout_seconds=_PATIENCE_SECONDS
+  )
   for name, job in here.jobs.items():
     # While it is still importing, SIGTERM ends it as it ends any process.
     if name != "trainer" and (code := job.terminate()) not in (
@@ -232,7 +236,7 @@ def _break(
   began = time.monotonic()
   account = finish(run, planned)
   seconds = time.monotonic() - began
-  found = {
+  found: dict[str, Any] = {
     "index": run.index,
     "planned": len(planned),
     "faults": [dataclasses.asdict(met) for met in account.met],
@@ -350,13 +354,13 @@ def main(argv: Sequence[str] | None = None) -> int:
   is_passed = False
   try:
     result = soak(directory, counts, seed=given.seed)
-    print(report(result))
     is_passed = passed(result)
     if given.json:
       met = [met for run in result["runs"] for met in run["faults"]]
       outputs.write_json(
         given.json, {**result, "by_kind": by_kind(met), "passed": is_passed}
       )
+    print(report(result))
   finally:
     if is_passed and given.output_dir is None:
       shutil.rmtree(directory)

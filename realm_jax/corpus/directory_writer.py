@@ -137,6 +137,9 @@ class CorpusDirectoryWriter:
   def _upload(self) -> None:
     manifest = self._target / shard_format.MANIFEST_NAME
     manifest.unlink(missing_ok=True)
+    # An earlier corpus's, of which an update would find versions.
+    for folder in (shard_format.VERSIONS, shard_format.REMOVED):
+      (self._target / folder).rmtree(missing_ok=True)
     for path in sorted(self._staging.rglob("*")):
       if path.is_file() and path.name != shard_format.MANIFEST_NAME:
         target = self._target / path.relative_to(self._staging)

@@ -13,6 +13,7 @@ from jaxtyping import Int
 
 from realm_jax.corpus.block_builder import block_id
 from realm_jax.corpus.documents import Document
+from realm_jax.corpus.shard import Shard
 from realm_jax.corpus.store import NULL_ROW, Corpus
 
 
@@ -28,6 +29,7 @@ class KnownDocuments:
 
   def __init__(self, corpus: Corpus):
     self._corpus = corpus
+    self._continues = corpus.vocabulary.is_continuation
     self._taken: dict[int, list[int]] = collections.defaultdict(list)
     self.num_blocks_taken = 0
 
@@ -42,14 +44,26 @@ class KnownDocuments:
   def is_same(self, known: Known, document: Document) -> bool:
     """Whether its blocks would be the same, but for space between them."""
     shard = self._corpus.shards[known.shard]
-    first, limit = shard.document_places(known.document)
-    return (
-      shard.text("titles", known.document) == document.title
-      and shard.text("urls", known.document) == document.url
-      and consists_of(
-        document.text, [shard.text("bodies", p) for p in range(first, limit)]
-      )
-    )
+    places = range(*shard.document_places(known.document))
+    if (
+      shard.text("titles", known.document) != document.title
+      or shard.text("urls", known.document) != document.url
+    ):
+      return False
+    bodies = [shard.text("bodies", place) for place in places]
+    gaps = gaps_before(document.text, bodies)
+    if gaps is None:
+      return False
+    tokens = [self._body_token_ids(shard, place) for place in places]
+    if _is_clear(gaps, bodies, [self._continues[t[0]] for t in tokens]):
+      return True
+    # Where blocks touch, tokens tell on which side of a cut a character was.
+    read = self._corpus.vocabulary.tokenize_with_offsets([document.text])
+    return np.array_equal(read.token_ids, np.concatenate(tokens))
+
+  def _body_token_ids(self, shard: Shard, place: int) -> Int[np.ndarray, " b"]:
+    title_length = int(shard.array("title_lengths")[place])
+    return shard.item("token_ids", place)[title_length:]
 
   def take(self, known: Known) -> None:
     """Takes a document away; each at most once."""
@@ -64,12 +78,13 @@ class KnownDocuments:
     return np.sort(np.array(self._taken[shard], np.int64))
 
 
-def consists_of(text: str, bodies: Sequence[str]) -> bool:
-  """Whether a text is the bodies of its blocks, with white space between.
+def gaps_before(text: str, bodies: Sequence[str]) -> list[int] | None:
+  """How much white space a text has before each of the bodies of its blocks.
 
-  A character that is cut between two blocks is shown by both.
+  A character that is cut between two blocks is shown by both: −1. None where
+  the text is not these bodies.
   """
-  place = 0
+  place, gaps = 0, []
   for body in bodies:
     start = place
     while start < len(text) and text[start].isspace():
@@ -77,6 +92,23 @@ def consists_of(text: str, bodies: Sequence[str]) -> bool:
     if not text.startswith(body, start):
       start = max(place - 1, 0)
       if not text.startswith(body, start):
-        return False
+        return None
+    gaps.append(start - place)
     place = start + len(body)
-  return not text[place:].strip()
+  return None if text[place:].strip() else gaps
+
+
+def _is_clear(
+  gaps: Sequence[int], bodies: Sequence[str], continues: Sequence[bool]
+) -> bool:
+  """Whether all blocks are parted by white space, as they were when built.
+
+  A block that begins with the rest of a word, or with the character that the
+  one before ends with, may have touched it.
+  """
+  return all(
+    gap > 0 and not continued and before[-1:] != body[:1]
+    for gap, continued, before, body in zip(
+      gaps[1:], continues[1:], bodies[:-1], bodies[1:], strict=True
+    )
+  )

@@ -1,5 +1,6 @@
 """Corpora on object stores: copied here, since only files can be mapped."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ from etils import epath
 
 from realm_jax.corpus import shard_format, versions
 from realm_jax.corpus.errors import CorpusError
+from realm_jax.corpus.shard_writer import file_record
 
 # Names another place than the home directory for what is copied.
 CACHE_DIR_VARIABLE = "REALM_JAX_CACHE_DIR"
@@ -48,23 +50,53 @@ def stage(
   logging.info("Copying the corpus of %s to %s", directory, target)
   cache.mkdir(parents=True, exist_ok=True)
   partial = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=cache))
-  staged = _staged_files(cache)
-  records = versions.files_of(manifest)
-  for file in (shard_format.VOCABULARY_NAME, *records):
+  try:
+    _copy(directory, manifest, partial)
+    try:
+      partial.rename(target)
+    except OSError:
+      if not target.is_dir():
+        raise
+      # Another process was first.
+  finally:
+    shutil.rmtree(partial, ignore_errors=True)
+  return epath.Path(target)
+
+
+def _copy(
+  directory: epath.Path, manifest: versions.Manifest, partial: Path
+) -> None:
+  """Copies or links all files of a version, and holds them against it.
+
+  What is linked was held against its checksum when it was copied.
+  """
+  staged = _staged_files(partial.parent)
+  for file, record in versions.files_of(manifest).items():
     copy = partial / file
     copy.parent.mkdir(parents=True, exist_ok=True)
-    record = records.get(file)
-    if record is None or not _link(staged.get(record["sha256"]), copy):
-      (directory / file).copy(epath.Path(copy))
+    if _link(staged.get(record["sha256"]), copy):
+      if copy.stat().st_size == record["bytes"]:
+        continue
+      copy.unlink()
+    (directory / file).copy(epath.Path(copy))
+    if file_record(copy).items() - record.items():
+      raise _damaged(directory / file)
+  vocabulary = partial / shard_format.VOCABULARY_NAME
+  (directory / vocabulary.name).copy(epath.Path(vocabulary))
+  # As the pieces are hashed, of which each is a line.
+  pieces = vocabulary.read_bytes().removesuffix(b"\n")
+  digest = hashlib.sha256(pieces).hexdigest()
+  if digest != manifest["vocabulary"]["sha256"]:
+    raise _damaged(directory / vocabulary.name)
   text = json.dumps(manifest, ensure_ascii=False)
   (partial / shard_format.MANIFEST_NAME).write_text(text, encoding="utf-8")
-  try:
-    partial.rename(target)
-  except OSError:
-    if not target.is_dir():
-      raise
-    shutil.rmtree(partial)  # Another process was first.
-  return epath.Path(target)
+
+
+def _damaged(path: epath.Path) -> CorpusError:
+  return CorpusError(
+    f"{path} is not what its manifest says, or was not copied whole; try "
+    "again, and if it stays so, build the corpus again"
+  )
 
 
 def _staged_files(cache: Path) -> dict[str, Path]:

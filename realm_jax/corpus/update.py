@@ -37,7 +37,7 @@ def update_corpus(
 
   A line with an id that the corpus has replaces the document, with one that
   it does not have adds it, and `{"id": …, "remove": true}` removes it. Whoever
-  has the version before open goes on reading it.
+  has the version before open goes on reading it, for as long as that is kept.
 
   Args:
     inputs: files or glob patterns of changes.
@@ -54,7 +54,8 @@ def update_corpus(
     keep_versions: how many of the newest versions stay in the directory. None
       keeps all: a run that is resumed reads its data from the version that it
       began with, and an earlier version takes no more space than what has
-      gone since.
+      gone since. Whoever has a version open that goes reads on only in those
+      of its files that it has mapped.
 
   Returns:
     What changed; if nothing did, there is no new version.

@@ -5,6 +5,10 @@ the manifest of the version before is kept, and `corpus.json` replaced by one
 rename (on an object store, by one write). A process that is killed before
 that leaves the version before, and files that nothing names, which the next
 update removes.
+
+Locally a second update at once is refused. On an object store nobody can be
+kept out: there the slower of two usually finds that the other was faster, but
+between that look and its own write one of them can be lost.
 """
 
 import contextlib
@@ -45,11 +49,17 @@ class VersionWriter:
     self._is_local = not _is_remote(self._source)
     self._blocks_per_shard = blocks_per_shard
     versions.read(self._source)  # Complains now, if there is none.
+    if self._is_local:
+      written_aside.check_beside(
+        written_aside.real_path(self._source), CorpusError
+      )
 
   def __enter__(self) -> "VersionWriter":
     with contextlib.ExitStack() as stack:
       stack.enter_context(
-        written_aside.explained_full_disk(self._source, CorpusError)
+        written_aside.explained_full_disk(
+          self._source, CorpusError, advice="free some space"
+        )
       )
       self._staging = stack.enter_context(_staging(self._source))
       self._manifest = versions.read(self._source)

@@ -4,6 +4,7 @@
 `versions/<version>.json` before it replaces it.
 """
 
+import contextlib
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +16,10 @@ from realm_jax.corpus.errors import CorpusError
 
 Manifest = dict[str, Any]
 _READABLE = (shard_format.FORMAT_VERSION, shard_format.FORMAT_WITH_REMOVED)
+
+
+class RemovedVersionError(CorpusError):
+  """A version that was removed between being listed and being read."""
 
 
 def files_of(manifest: Manifest) -> dict[str, dict[str, Any]]:
@@ -78,7 +83,8 @@ def _newest_first(
   yield parse(directory / shard_format.MANIFEST_NAME)
   for earlier in reversed(earlier_versions(directory)):
     if version in (None, earlier):
-      yield parse(directory / shard_format.manifest_path(earlier))
+      with contextlib.suppress(RemovedVersionError):
+        yield parse(directory / shard_format.manifest_path(earlier))
 
 
 def _all_versions(directory: epath.Path, known: list[int]) -> list[int]:
@@ -99,14 +105,19 @@ def parse(path: epath.Path) -> Manifest:
 
   Raises:
     CorpusError: it is damaged, or of a format that this program cannot read.
+    RemovedVersionError: it is not there any more.
   """
+  is_earlier = path.parent.name == shard_format.VERSIONS
   try:
     manifest = json.loads(path.read_text())
     format_version = manifest["format_version"]
+  except FileNotFoundError as error:
+    raise RemovedVersionError(f"{path} was removed meanwhile") from error
   except (OSError, ValueError, KeyError, TypeError) as error:
-    raise CorpusError(
-      f"{path} is damaged ({error!r}); build the corpus again"
-    ) from error
+    advice = "build the corpus again"
+    if is_earlier:
+      advice = f"remove it: only version {path.stem} is lost with it"
+    raise CorpusError(f"{path} is damaged ({error!r}); {advice}") from error
   if format_version not in _READABLE:
     raise CorpusError(
       f"{path} has format version {format_version}, this program reads "

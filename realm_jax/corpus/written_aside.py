@@ -15,7 +15,7 @@ from pathlib import Path
 from absl import logging
 from etils import epath
 
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def check_place(path: epath.Path, error_type: type[Exception]) -> None:
@@ -26,6 +26,21 @@ def check_place(path: epath.Path, error_type: type[Exception]) -> None:
     raise error_type(
       f"{path} is where a disk is mounted, which nothing can take the place "
       f"of; name a new directory in it, such as {path / 'new'}"
+    )
+
+
+def check_beside(path: Path, error_type: type[Exception]) -> None:
+  """Raises an error where no file from beside the path can be moved into it.
+
+  Args:
+    path: a `real_path`, of a directory.
+    error_type: what is raised.
+  """
+  if os.path.ismount(path):
+    raise error_type(
+      f"{path} is where a disk is mounted, and what is written beside it, on "
+      f"another disk, cannot be moved into it; move what it holds to a new "
+      f"directory in it, such as {path / 'new'}, and name that"
     )
 
 
@@ -79,9 +94,12 @@ def _clear(staging: Path) -> None:
 
 @contextlib.contextmanager
 def explained_full_disk(
-  target: epath.PathLike, error_type: type[Exception]
+  target: epath.PathLike,
+  error_type: type[Exception],
+  *,
+  advice: str = "free some space, or name another --output_dir",
 ) -> Iterator[None]:
-  """Says of a full disk what it means for the target."""
+  """Says of a full disk what it means for the target, and what to do."""
   try:
     yield
   except OSError as error:
@@ -90,5 +108,5 @@ def explained_full_disk(
     # A temporary folder's disk, where the target is on an object store.
     raise error_type(
       f"the disk of {error.filename or target} is full; nothing was written "
-      f"to {target}: free some space, or name another --output_dir"
+      f"to {target}: {advice}"
     ) from error

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from etils import epath
 
 from realm_jax.corpus import versions
 from realm_jax.corpus.directory_writer import CorpusDirectoryWriter
@@ -180,3 +181,21 @@ def test_a_corpus_is_staged_once_and_whole(tmp_path):
   local.verify()
   assert local.fingerprint == corpus.fingerprint
   assert local.vocabulary.pieces == PIECES
+
+
+def test_on_an_object_store_earlier_versions_go_with_their_corpus(tmp_path):
+  target = epath.Path(tmp_path / "corpus")
+  write(Path(target), 9)
+  for folder in ("versions", "removed"):
+    (target / folder).mkdir()
+    (target / folder / "00000001.json").write_text("of another corpus")
+  writer = CorpusDirectoryWriter(
+    target, pieces=PIECES, blocks_per_shard=4, overwrite=True
+  )
+  writer._is_local = False
+  with writer:
+    add_documents(writer, 3)
+    writer.finish(version=1, block_length=8, summary={})
+  assert versions.earlier_versions(target) == []
+  assert not (target / "removed").exists()
+  Corpus.open(target).verify()

@@ -11,7 +11,7 @@ import pytest
 from realm_jax.corpus import versions
 from realm_jax.corpus.block_builder import block_id
 from realm_jax.corpus.errors import CorpusError, InputError
-from realm_jax.corpus.known_documents import consists_of
+from realm_jax.corpus.known_documents import gaps_before
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from tests.corpus.conftest import write_lines
 from tests.corpus.updated import ROWS, article, contents, require_consistent
@@ -84,20 +84,21 @@ def test_what_did_not_change_makes_no_version(corpus, update):
 @pytest.mark.parametrize(
   "text, bodies, expected",
   [
-    ("a b. c", ["a b.", "c"], True),
-    ("\u2003a b.\n\n c ", ["a b.", "c"], True),
-    ("a  b. c", ["a b.", "c"], False),
-    ("a b. c d", ["a b.", "c"], False),
-    ("a b.", ["a b.", "c"], False),
+    ("a b. c", ["a b.", "c"], [0, 1]),
+    ("\u2003a b.\n\n c ", ["a b.", "c"], [1, 3]),
+    ("a b.c", ["a b.", "c"], [0, 0]),
+    ("a  b. c", ["a b.", "c"], None),
+    ("a b. c d", ["a b.", "c"], None),
+    ("a b.", ["a b.", "c"], None),
     # A character of several wordpieces, cut between two blocks.
-    ("x½y", ["x½", "½y"], True),
-    ("", [], True),
+    ("x½y", ["x½", "½y"], [0, -1]),
+    ("", [], []),
   ],
 )
 def test_a_text_is_compared_without_the_space_between_blocks(
   text, bodies, expected
 ):
-  assert consists_of(text, bodies) is expected
+  assert gaps_before(text, bodies) == expected
 
 
 def test_a_character_that_two_blocks_show_is_no_change(build, update):
@@ -107,6 +108,30 @@ def test_a_character_that_two_blocks_show_is_no_change(build, update):
   shown = [corpus.body(row) for row in range(corpus.num_blocks)]
   assert sum("㏂" in body for body in shown) == 2
   assert update(rows).unchanged == 1
+  # Both blocks would show these two, too.
+  for text in ("Ada ㏂㏂ in Velt.", "Ada ㏂ ㏂ in Velt."):
+    assert update([{**rows[0], "text": text}]).replaced == 1
+    assert update(rows).replaced == 1
+
+
+@pytest.mark.parametrize(
+  "text, changed",
+  [
+    # A digit of both blocks, which no text has once; …
+    ("ada 1 2 2 3", "ada 1 2 3"),
+    # … numbers that were two, and a word that was one.
+    ("ada 1 2 3 4", "ada 1 23 4"),
+    ("ada in qxvelt", "ada in qxv elt"),
+  ],
+)
+def test_what_touches_where_blocks_end_is_a_change(
+  build, update, text, changed
+):
+  # Three wordpieces in a body.
+  row = {"id": "d", "title": "ada stone", "text": text}
+  assert build([row], block_length=8).num_blocks > 1
+  assert update([row]).unchanged == 1
+  assert update([{**row, "text": changed}]).replaced == 1
 
 
 def test_a_title_to_drop_takes_the_document_away(corpus, update):

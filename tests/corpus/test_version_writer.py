@@ -1,5 +1,6 @@
 """Versions stand side by side, and appear whole or not at all."""
 
+import errno
 import shutil
 import signal
 import subprocess
@@ -99,6 +100,59 @@ def test_the_last_versions_stay_if_so_told(corpus, update):
   named = set(versions.files_of(versions.read(corpus.source)))
   for path in (*corpus.source.glob("shard-*/*"), *corpus.source.glob("rem*/*")):
     assert str(path.relative_to(corpus.source)) in named
+
+
+def test_a_copy_that_is_not_what_it_should_be_is_not_staged(corpus, tmp_path):
+  cache = tmp_path / "cache"
+  manifest = versions.read(corpus.source)
+  for name in ("shard-00000/token_ids.npy", "vocab.txt"):
+    path = Path(corpus.source / name)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-2] ^ 1]))
+    with pytest.raises(CorpusError, match=f"{name} is not what its manifest"):
+      stage(corpus.source, manifest, cache)
+    assert not list(cache.iterdir())
+    path.write_bytes(whole)
+  Corpus.open(stage(corpus.source, manifest, cache)).verify()
+
+
+def test_a_damaged_manifest_of_before_says_to_remove_it(corpus, update):
+  update([article("new", seed=1)])
+  path = Path(corpus.source) / "versions" / "00000001.json"
+  path.write_text("{")
+  with pytest.raises(CorpusError, match="remove it: only version 00000001 is"):
+    update([article("newer", seed=2)])
+  path.unlink()
+  assert update([article("newer", seed=2)]).version == 3
+
+
+def test_a_version_that_goes_while_others_are_looked_for_is_no_damage(
+  corpus, update, monkeypatch
+):
+  update([article("new", seed=1)])
+  update([article("newer", seed=2)], keep_versions=1)
+  monkeypatch.setattr(versions, "earlier_versions", lambda directory: [1])
+  with pytest.raises(CorpusError, match="no corpus version 1: it was pruned"):
+    versions.read(corpus.source, version=1)
+
+
+def test_a_disk_s_own_folder_is_refused_before_any_work(
+  corpus, update, monkeypatch
+):
+  monkeypatch.setattr("os.path.ismount", lambda path: True)
+  with pytest.raises(CorpusError, match="cannot be moved into it"):
+    update([article("new", seed=1)])
+
+
+def test_a_full_disk_says_what_helps_an_update(corpus, update, monkeypatch):
+  def full(*args):
+    raise OSError(errno.EFBIG, "File too large")
+
+  monkeypatch.setattr(version_writer.os, "replace", full)
+  with pytest.raises(CorpusError, match=r"is full; .* free some space$"):
+    update([article("new", seed=1)])
+  monkeypatch.undo()
+  assert Corpus.open(corpus.source).version == 1
 
 
 def test_a_version_is_staged_and_shares_its_files(corpus, update, tmp_path):

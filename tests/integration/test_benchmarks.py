@@ -1,6 +1,9 @@
 """What the benchmarks make of their measurements."""
 
 import dataclasses
+import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -11,18 +14,23 @@ from benchmarks import (
   faults,
   followed_run,
   index,
+  large_corpus,
   own_step,
   peer_processes,
   real_text_minilm,
   retrieval_overhead,
   soak,
   swap,
+  trained_vectors,
 )
 from benchmarks.index_vectors import SyntheticVectors
 from benchmarks.random_towers import random_towers
 from realm_jax.corpus.store import Corpus
+from realm_jax.generations.loaded import load_newest
 from realm_jax.generations.partial_refresh import PartialRefresh
+from realm_jax.generations.recall import held_out_queries
 from tests import tiny_world
+from tests.integration.commands import MODEL_FILE
 
 
 def _rows(seconds, *, generations=None, searched=None):
@@ -204,6 +212,87 @@ def test_vectors_of_a_model_are_drawn_from_with_a_little_noise(tmp_path):
   assert vectors.shape == (300, 6) and drawn.queries().shape == (512, 6)
   away = np.linalg.norm(vectors[:, None] - base, axis=2).min(axis=1)
   assert 0.1 < away.mean() < 0.4
+
+
+def test_files_of_other_vectors_are_not_read_again(tmp_path):
+  rng = np.random.default_rng(0)
+  base, queries = tmp_path / "base.npy", tmp_path / "queries.npy"
+
+  def drawn(*changed):
+    for path in changed:
+      np.save(path, rng.standard_normal((50, 6)).astype(np.float32))
+    data = SyntheticVectors(tmp_path, 300, base=base, base_queries=queries)
+    return np.array(data.vectors()), data.truth().rows
+
+  vectors, rows = drawn(base, queries)
+  same_vectors, other_rows = drawn(queries)
+  np.testing.assert_array_equal(vectors, same_vectors)
+  assert (rows != other_rows).any()
+  other_vectors, _ = drawn(base)
+  assert (vectors != other_vectors).any()
+  # Those that follow from nothing but sizes and seed keep their names.
+  plain = SyntheticVectors(tmp_path, 1000)
+  assert plain.path.name == "vectors-1000x128-seed0.npy"
+
+
+@pytest.mark.slow
+def test_the_vectors_of_a_trained_model_are_written(world, tmp_path):
+  params = world.save_checkpoint(tmp_path / "run")
+  world.build_generation(tmp_path / "run")
+  trained_vectors.main(
+    [
+      f"--model_dir={tmp_path}/run",
+      f"--corpus_dir={world.corpus_dir}",
+      "--gin_file=gin/runs/build_index.gin",
+      f"--gin_file={MODEL_FILE}",
+      f"--output_dir={tmp_path}/vectors",
+      "--queries=300",
+    ]
+  )
+  generation = load_newest(tmp_path / "run/generations", corpus=world.corpus)
+  rows = np.arange(generation.num_blocks)
+  base = np.load(tmp_path / "vectors" / "base.npy")
+  np.testing.assert_array_equal(base, generation.vectors(rows))
+  queries = np.load(tmp_path / "vectors" / "base_queries.npy")
+  assert queries.shape == (300, base.shape[1])
+  tokens = held_out_queries(
+    world.corpus, count=300, query_length=tiny_world.QUERY_LENGTH
+  )
+  expected = world.models().retriever.apply(
+    {"params": params["retriever"]}, tokens, method="embed_queries"
+  )
+  np.testing.assert_allclose(queries, expected, atol=1e-5)
+
+
+def test_a_corpus_that_was_not_finished_is_made(tmp_path):
+  # As a kill leaves it.
+  (tmp_path / "corpus-of-0.05" / "world").mkdir(parents=True)
+  corpus = large_corpus.make_corpus(tmp_path, 100, scale=0.05)
+  assert corpus.num_blocks == 100
+
+
+@pytest.mark.slow
+def test_a_swap_is_measured(tmp_path, command_environment):
+  flags = "--num_blocks=300 --num_leaves=16 --scale=0.05 --batch_size=2"
+  flags += " --swaps=1 --steps_between=8"
+  done = subprocess.run(
+    [
+      *(sys.executable, "-m", "benchmarks.swap", *flags.split()),
+      *(f"--directory={tmp_path}", f"--json={tmp_path}/swap.json"),
+    ],
+    env=command_environment,
+    capture_output=True,
+    text=True,
+    check=True,
+    timeout=300,
+  )
+  assert "longest against the median" in done.stdout
+  found = json.loads((tmp_path / "swap.json").read_text())
+  assert (found["swaps"], found["num_blocks"]) == (1, 300)
+  (load,) = found["loads"]
+  assert load["searched_from_step"] > load["published_at_step"] >= 8
+  assert load["ratio"] > 0
+  assert not (tmp_path / "model").exists()
 
 
 def test_a_load_lasts_from_publication_until_after_the_swap():

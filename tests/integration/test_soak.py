@@ -116,6 +116,25 @@ def test_a_job_that_crashes_is_told_and_nothing_is_lost(shell_run):
   assert account.problems[0].startswith("the trainer ended with 1")
 
 
+def test_the_report_names_problems_and_counts_lines(shell_run):
+  planned = [Fault("second builder", -1, 0.0, seed=0)]
+  run = shell_run(train="echo oh; sleep 1; exit 1")
+  broken = soak._break(run, [*planned, *planned], expected=None)
+  broken["stopped_with"] = [
+    "builder: no room in /a/b",
+    "builder: no room in /c",
+  ]
+  result = {"unbroken": {"seconds": 2.0, "problems": []}, "runs": [broken]}
+  text = soak.report(result)
+  assert "second builder           2          0" in text
+  assert "   2 × builder: no room in …" in text
+  assert "the trainer ended with 1:" in text and "oh" not in text.split()
+  assert "2 of 2" in text and "not compared" in text
+  assert text.endswith("passed: False")
+  broken_down = {"unbroken": {"seconds": 2.0, "problems": ["bad"]}, "runs": []}
+  assert "bad" in soak.report(broken_down)
+
+
 def test_what_the_faults_left_decides():
   run = {"index": "EXACT", "problems": [], "differences": []}
   unbroken = {"problems": []}
