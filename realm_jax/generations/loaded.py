@@ -151,8 +151,8 @@ def load_generation(
           check()
           built = config.load(saved, blocks, mesh=mesh)
       except (IndexKindError, IndexLoadError, IndexCrashedError) as error:
-        # Where its files went meanwhile, it is that.
-        check(checksums=False)
+        # Where its files went or changed meanwhile, it is that.
+        check()
         if isinstance(error, IndexCrashedError):
           raise
         raise GenerationError(f"{directory}: {error}") from error

@@ -231,18 +231,30 @@ def test_what_another_process_loads_is_verified_meanwhile(published, corpus):
   assert not faults.searching(os.getpid())
 
 
+def _remove(generation):
+  shutil.rmtree(generation)
+
+
+def _spoil(generation):
+  path = generation / "scann" / "scann_config.pb"
+  content = bytearray(path.read_bytes())
+  content[39] ^= 8
+  path.write_bytes(content)
+
+
+@pytest.mark.parametrize("harm", [_remove, _spoil])
 def test_what_goes_while_its_index_is_loaded_is_called_damaged(
-  published, corpus
+  published, corpus, harm
 ):
   load = ScannConfig.load
 
-  def remove_and_load(config, directory, *arguments, **settings):
-    shutil.rmtree(published / "00000500")
+  def harm_and_load(config, directory, *arguments, **settings):
+    harm(published / "00000500")
     return load(config, directory, *arguments, **settings)
 
   with (
-    mock.patch.object(ScannConfig, "load", remove_and_load),
-    pytest.raises(DamagedGenerationError, match="is missing"),
+    mock.patch.object(ScannConfig, "load", harm_and_load),
+    pytest.raises(DamagedGenerationError, match="is missing|checksum"),
   ):
     load_generation(published, 500, corpus=corpus)
 
