@@ -254,7 +254,7 @@ def test_what_goes_while_its_index_is_loaded_is_called_damaged(
 
   with (
     mock.patch.object(ScannConfig, "load", harm_and_load),
-    pytest.raises(DamagedGenerationError, match="is missing|checksum"),
+    pytest.raises(DamagedGenerationError, match=r"is missing|checksum"),
   ):
     load_generation(published, 500, corpus=corpus)
 
