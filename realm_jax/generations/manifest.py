@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 from etils import epath
 
 from realm_jax.generations import layout
-from realm_jax.indexes.background import give_way
 
 FORMAT_VERSION = 2
 _CHUNK_BYTES = 1 << 22
@@ -282,9 +281,6 @@ def records_of(
 ) -> tuple[FileRecord, ...]:
   """Sizes and checksums of files below `root`, in parallel.
 
-  The threads give way to whatever else the machine does: a run's steps go on
-  while a generation is verified or published.
-
   Raises:
     FileNotFoundError: a file is missing.
   """
@@ -301,9 +297,7 @@ def records_of(
 def _in_parallel(
   function: Callable[[_T], _R], values: Iterable[_T], threads: int | None
 ) -> list[_R]:
-  with concurrent.futures.ThreadPoolExecutor(
-    threads or os.cpu_count(), initializer=give_way
-  ) as pool:
+  with concurrent.futures.ThreadPoolExecutor(threads or os.cpu_count()) as pool:
     return list(pool.map(function, values))
 
 
