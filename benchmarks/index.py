@@ -26,6 +26,7 @@ from benchmarks.jobs import PROJECT_DIR
 from benchmarks.own_step import matmul_gflops_per_second
 from realm_jax.evaluation import outputs
 from realm_jax.generations import manifest as manifests
+from realm_jax.indexes.isolated import IsolatedIndex
 from realm_jax.indexes.protocol import Blocks, BuildOptions, QueryBatch
 from realm_jax.indexes.registry import config_from
 
@@ -144,17 +145,27 @@ def search(job: Job) -> Row:
   """Verifies, loads, and searches at every setting, one after the other.
 
   `load_seconds` is all that loading a generation does, until the first search
-  is done: checksums of the vectors and of the index, and loading it.
+  is done: checksums of the vectors and of the index, and loading it; ScaNN's in
+  a process of its own meanwhile, as for a trainer.
   """
   kind, settings = _ROWS[job.index]
   blocks, truth = job.blocks(), job.data.truth()
   batch = _batch(job.data.queries())
   start = time.perf_counter()
-  _read_checksums(job)
   searches, load_seconds = [], None
+  process: int | None = None
   for setting in settings:
     parameters = {**job.parameters(), **setting}
-    index = config_from(kind, parameters).load(job.saved, blocks)
+    config = config_from(kind, parameters)
+    if job.index == "scann":
+      isolated = IsolatedIndex(config, job.saved, blocks)
+      _read_checksums(job)
+      isolated.wait_until_loaded()
+      index, process = isolated, isolated.pid
+    else:
+      if load_seconds is None:
+        _read_checksums(job)
+      index = config.load(job.saved, blocks)
     # A search reads what loading has only mapped, and compiles.
     found = index.search(batch, job.data.k)
     if load_seconds is None:
@@ -174,7 +185,7 @@ def search(job: Job) -> Row:
     searches.append(row)
   return {
     "load_seconds": load_seconds,
-    "searching_memory_gb": _peak_memory_bytes() / 1e9,
+    "searching_memory_gb": _peak_memory_bytes(process) / 1e9,
     "searches": searches,
   }
 
@@ -203,12 +214,16 @@ def _share_of_products(job: Job, queries_per_second: float) -> Row:
   }
 
 
-def _peak_memory_bytes() -> int:
-  """Of this program; a child's `ru_maxrss` would start at its parent's."""
-  for line in Path("/proc/self/status").read_text().splitlines():
+def _peak_memory_bytes(process: int | None = None) -> int:
+  """Of this program, or of another process.
+
+  A child's `ru_maxrss` would start at its parent's.
+  """
+  path = Path(f"/proc/{process or 'self'}/status")
+  for line in path.read_text().splitlines():
     if line.startswith("VmHWM:"):
       return 1024 * int(line.split()[1])
-  raise OSError("/proc/self/status has no VmHWM; measure on Linux")
+  raise OSError(f"{path} has no VmHWM; measure on Linux")
 
 
 def _in_a_process(what: str, job: Job) -> Row:

@@ -20,6 +20,8 @@ _NOISE = 0.7
 _DIM = 128
 _NOISE_OF_TRAINED = np.float32(0.1)
 _ROWS_PER_CHUNK = 1 << 16
+# As many as an index builder has for its index.
+_NUM_TUNING = 256
 # Streams of random numbers: what is drawn with the seed beside it.
 _OF_CENTRES, _OF_VECTORS, _OF_QUERIES, _OF_TUNING = 0, 1, 2, 3
 
@@ -93,7 +95,7 @@ class SyntheticVectors:
 
   def tuning_queries(self) -> Float32[np.ndarray, "b d"]:
     """Others of the same kind, for an index that measures while it is built."""
-    return self._draw(self.num_queries, _OF_TUNING)
+    return self._draw(_NUM_TUNING, _OF_TUNING)
 
   def truth(self) -> Truth:
     """The k best blocks of each query, kept in a file beside the vectors."""

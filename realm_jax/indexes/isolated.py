@@ -144,6 +144,11 @@ class IsolatedIndex:
       rows=rows.reshape(shape), scores=scores.view(np.float32).reshape(shape)
     )
 
+  @property
+  def pid(self) -> int:
+    """Of the process."""
+    return self._process.pid
+
   def close(self) -> None:
     """Ends the process, and gives its memory back."""
     self._close()
@@ -181,7 +186,7 @@ class IsolatedIndex:
       how = f"ended with exit code {code}"
     self.close()
     return IndexCrashedError(
-      f"the process {self._process.pid} that searches {self.kind} {how}"
+      f"the process {self.pid} that searches {self.kind} {how}"
     )
 
 

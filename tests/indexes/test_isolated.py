@@ -82,7 +82,7 @@ def test_it_answers_alike_and_outlives_no_one(config, tmp_path):
 def test_a_crash_is_said_and_searches_fail_from_then_on(built):
   _, directory, blocks = built
   searcher = _loaded(FaissConfig(), directory, blocks)
-  os.kill(searcher._process.pid, signal.SIGSEGV)
+  os.kill(searcher.pid, signal.SIGSEGV)
   queries = queries_of(clustered(3, 2))
   for _ in range(2):
     with pytest.raises(IndexCrashedError, match="faiss ended by SIGSEGV"):
@@ -99,7 +99,7 @@ shape = [int(n) for n in sys.argv[2:]]
 blocks = Blocks(num_blocks=shape[0], vectors=np.zeros(shape, np.float32))
 index = IsolatedIndex(FaissConfig(), sys.argv[1], blocks)
 index.wait_until_loaded()
-print(index._process.pid, flush=True)
+print(index.pid, flush=True)
 time.sleep(600)
 """
 
@@ -128,7 +128,7 @@ def test_no_process_searches_for_one_that_was_killed(built):
 def test_a_process_that_hangs_is_ended(built):
   _, directory, blocks = built
   searcher = _loaded(FaissConfig(), directory, blocks, timeout_seconds=0.5)
-  os.kill(searcher._process.pid, signal.SIGSTOP)
+  os.kill(searcher.pid, signal.SIGSTOP)
   start = time.monotonic()
   with pytest.raises(IndexCrashedError, match="does not answer"):
     searcher.search(queries_of(clustered(3, 2)), 4)
