@@ -88,6 +88,8 @@ class IsolatedIndex:
         pass_fds=[theirs.fileno()],
         stdin=subprocess.DEVNULL,
         env=_environment(),
+        # Signals to the group of whoever asks are not for it.
+        process_group=0,
       )
     self._socket = ours
     self._close = weakref.finalize(self, _end, self._process, ours)
@@ -277,8 +279,8 @@ def _serve(connection: socket.socket) -> None:
 
 def main(file_descriptor: str) -> None:
   """The process that searches; it ends when whoever asks is gone."""
-  # Both get a terminal's ^C and a scheduler's SIGTERM, and this one is needed
-  # until the other is done.
+  # A scheduler may signal every process of a job, and this one is needed until
+  # the other is done.
   for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, signal.SIG_IGN)
   connection = socket.socket(fileno=int(file_descriptor))
