@@ -28,6 +28,10 @@ class CheckpointError(ValueError):
   """A checkpoint that is not there or does not fit."""
 
 
+class UnreadableCheckpointError(CheckpointError):
+  """A checkpoint that is damaged, or of which a part was removed."""
+
+
 class CheckpointStore:
   """The checkpoints of one MODEL_DIR.
 
@@ -145,7 +149,7 @@ class CheckpointStore:
     """
     present = self.items(step)
     if missing := set(items) - present:
-      raise CheckpointError(
+      raise UnreadableCheckpointError(
         f"checkpoint {step} of {self.directory} has no {sorted(missing)}; it "
         f"has {sorted(present)}"
       )
@@ -155,7 +159,7 @@ class CheckpointStore:
       raise
     except Exception as error:
       # For an array that cannot be read, orbax raises a bare Exception.
-      raise CheckpointError(
+      raise UnreadableCheckpointError(
         f"{', '.join(items)} of {self.directory}/{step} cannot be read, "
         f"damaged or removed meanwhile: {error.__cause__ or error}"
       ) from error
@@ -168,7 +172,7 @@ class CheckpointStore:
     targets = {}
     for name in items:
       if metadata is None or metadata[name] is None:
-        raise CheckpointError(
+        raise UnreadableCheckpointError(
           f"{name} of {self.directory}/{step} is damaged or was removed"
         )
       stored = metadata[name].tree

@@ -15,7 +15,11 @@ import jax
 from absl import logging
 from etils import epath
 
-from realm_jax.checkpoints.manager import CheckpointError, CheckpointStore
+from realm_jax.checkpoints.manager import (
+  CheckpointError,
+  CheckpointStore,
+  UnreadableCheckpointError,
+)
 from realm_jax.checkpoints.vocabulary import require_vocabulary
 from realm_jax.console.sigterm import stop_on_sigterm
 from realm_jax.corpus.errors import CorpusError
@@ -98,7 +102,8 @@ def build_index(
   Raises:
     DiskFullError: with `once`, there is no room.
     CheckpointError: a checkpoint does not fit this model, or that of
-      `checkpoint_step` is gone.
+      `checkpoint_step` is gone, or the newest cannot be read. Others that
+      cannot are left out.
     RecallError: with `once` or in the mode `every`, an index finds less than
       its settings want; otherwise the next checkpoint is waited for.
   """
@@ -136,7 +141,7 @@ def build_index(
   store = CheckpointStore(model_dir)
   named = NamedGenerations(store)
   published: list[int] = []
-  below: set[int] = set()
+  given_up: set[int] = set()
   remove_leftovers(generations_dir)
   remove_damaged(generations_dir)
 
@@ -164,7 +169,7 @@ def build_index(
       renewed = () if every else steps[-1:]
       step = next_step(
         steps,
-        standing=_standing(generations_dir, maker, renewed) | below,
+        standing=_standing(generations_dir, maker, renewed) | given_up,
         needed=named.by(steps[-1:]),
         every=every,
       )
@@ -189,8 +194,14 @@ def build_index(
       except RecallError as error:
         if once or every:
           raise
-        below.add(step)
+        given_up.add(step)
         logging.error("generation %d is not published: %s", step, error)
+      except UnreadableCheckpointError as error:
+        # A trainer that was killed may have begun to remove an old one.
+        if once or step == steps[-1]:
+          raise
+        given_up.add(step)
+        logging.error("generation %d is not made: %s", step, error)
       except DiskFullError as error:
         if once:
           raise

@@ -1,6 +1,9 @@
 """Checkpoints of a tiny retriever, and generations that are built of them."""
 
+import contextlib
 import functools
+import threading
+from unittest import mock
 
 import flax
 import jax
@@ -81,3 +84,15 @@ def build(model_dir, corpus, **settings):
     poll_seconds=0.02,
     **({"retriever": RETRIEVER} | defaults | settings),
   )
+
+
+def build_until_idle(model_dir, corpus, **settings):
+  """A sidecar, which is stopped once it has nothing to do."""
+  idle = threading.Event()
+  with (
+    mock.patch.object(builder._Waiting, "say", lambda *_: idle.set()),
+    mock.patch.object(
+      builder, "stop_on_sigterm", lambda: contextlib.nullcontext(idle)
+    ),
+  ):
+    return build(model_dir, corpus, once=False, **settings)

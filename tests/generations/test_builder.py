@@ -26,6 +26,7 @@ from tests.generations.builds import (
   CONFIG,
   RETRIEVER,
   build,
+  build_until_idle,
   embed,
   params_of,
   save,
@@ -284,6 +285,22 @@ def test_a_checkpoint_that_is_removed_while_it_is_read_is_passed_over(
   monkeypatch.setattr(builder.time, "sleep", remove)
   assert build(tmp_path, corpus) == [500]
   assert len(waits) == 1
+
+
+def test_one_checkpoint_that_is_half_removed_stops_no_sidecar(
+  tmp_path, corpus, monkeypatch, caplog
+):
+  save(tmp_path, corpus, 500, 1000, 1500)
+  # As a trainer leaves it that was killed while it removed an old one.
+  shutil.rmtree(tmp_path / "checkpoints" / "1000" / "retriever")
+  monkeypatch.setattr(named, "_REMOVAL_SECONDS", 0.0)
+  built = build_until_idle(tmp_path, corpus, mode="every")
+  assert built == [500, 1500]
+  assert "generation 1000 is not made" in caplog.text
+  shutil.rmtree(tmp_path / "checkpoints" / "1500" / "retriever")
+  shutil.rmtree(tmp_path / "generations")
+  with pytest.raises(CheckpointError, match="checkpoint 1500"):
+    build_until_idle(tmp_path, corpus, mode="newest")
 
 
 def test_a_checkpoint_that_will_not_come_is_refused(tmp_path, corpus):

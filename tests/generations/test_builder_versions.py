@@ -1,8 +1,6 @@
 """The index builder, where the corpus changes."""
 
-import contextlib
 import json
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +15,7 @@ from realm_jax.generations import manifest as manifests
 from realm_jax.generations.loaded import load_generation
 from tests.generations.builds import (
   build,
+  build_until_idle,
   embed,
   params_of,
   save,
@@ -76,24 +75,14 @@ def test_a_generation_is_of_the_newest_version_of_the_corpus(tmp_path):
 
 
 def test_a_generation_of_an_earlier_version_stays_where_none_is_skipped(
-  tmp_path, monkeypatch
+  tmp_path,
 ):
   corpus = _small_corpus(tmp_path)
   save(tmp_path, corpus, 0)
   assert build(tmp_path, corpus) == [0]
   save(tmp_path, corpus, 500, generation=0)
   _update(corpus, [{"id": "d7", "remove": True}])
-  # It is stopped once it has nothing to do.
-  waiting = threading.Event()
-  monkeypatch.setattr(
-    builder._Waiting, "say", lambda self, has_checkpoint: waiting.set()
-  )
-  monkeypatch.setattr(
-    builder,
-    "stop_on_sigterm",
-    lambda: contextlib.nullcontext(waiting),
-  )
-  assert build(tmp_path, corpus, once=False, mode="every") == [500]
+  assert build_until_idle(tmp_path, corpus, mode="every") == [500]
   versions = [
     manifests.read(layout.path_of(tmp_path / "generations", step))
     for step in (0, 500)
