@@ -26,6 +26,7 @@ _IN_FLIGHT = 2
 # Neighbours on disk that a sample takes together.
 _RUN = 16
 _CODEBOOK_SAMPLE = 1 << 16
+_SCALED_SAMPLE = 1 << 17
 
 
 class Trained(NamedTuple):
@@ -190,11 +191,9 @@ def _placed(
 
 
 def _scales(vectors: Rows) -> Float32[np.ndarray, " d"]:
-  """What each dimension is multiplied by to fill 8 bits."""
-  num_blocks, dim = vectors.shape
-  largest = np.zeros(dim, np.float32)
-  for start in range(0, num_blocks, _ROWS_AT_ONCE):
-    part = vectors[start : start + _ROWS_AT_ONCE]
-    largest = np.maximum(largest, np.abs(part).max(axis=0).astype(np.float32))
-    mapped.let_go(part)
+  """What each dimension is multiplied by to fill 8 bits.
+
+  A sample tells the largest; the few that are larger are cut to it.
+  """
+  largest = np.abs(draw(vectors, _SCALED_SAMPLE)).max(axis=0)
   return (127 / np.maximum(largest, 1e-12)).astype(np.float32)
