@@ -9,7 +9,6 @@ an earlier generation where those still do.
 
 import dataclasses
 import json
-import types
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,8 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Float32
 
-from realm_jax.indexes import npy
-from realm_jax.indexes.protocol import IndexLoadError, MissingLibraryError
+from realm_jax.indexes import npy, scann_library
+from realm_jax.indexes.protocol import IndexLoadError
 
 REORDERINGS = ("float32", "bfloat16", "int8")
 
@@ -261,7 +260,7 @@ def read_trained(
   Raises:
     IndexLoadError: they cannot be read.
   """
-  protos = _protos()
+  protos = scann_library.messages()
   partitioner = _read(
     directory / _PARTITIONER, protos.partitioner.SerializedPartitioner()
   )
@@ -290,31 +289,19 @@ def load(directory: Path) -> Any:
   if (directory / "scann_docids.pkl").exists():
     raise IndexLoadError(f"{directory} holds a pickle, which is never read")
   try:
-    return library().load_searcher(str(directory), assets_backcompat_shim=False)
+    return scann_library.library().load_searcher(
+      str(directory), assets_backcompat_shim=False
+    )
   except (RuntimeError, ValueError, OSError) as error:
     raise IndexLoadError(
       f"ScaNN cannot read {directory}: {error}; build it again"
     ) from error
 
 
-def library() -> Any:
-  """ScaNN.
-
-  Raises:
-    MissingLibraryError: it is not installed.
-  """
-  try:
-    from scann.scann_ops.py import scann_ops_pybind
-  except ImportError as error:
-    raise MissingLibraryError(
-      f"the index `scann` needs the library scann, which cannot be imported "
-      f"here ({error}); `pip install scann`, or choose the index `exact`"
-    ) from error
-  return scann_ops_pybind
-
-
 def _builder(dim: int) -> Any:
-  return library().builder(np.zeros((1, dim), np.float32), 10, "dot_product")
+  return scann_library.library().builder(
+    np.zeros((1, dim), np.float32), 10, "dot_product"
+  )
 
 
 def _tree_builder(structure: Structure, dim: int) -> Any:
@@ -327,7 +314,7 @@ def _tree_builder(structure: Structure, dim: int) -> Any:
     soar_lambda=structure.soar_lambda if structure.spilled else None,
   )
   builder.score_ah(structure.dims_per_code)
-  reorderings = library().scann_builder.ReorderType
+  reorderings = scann_library.library().scann_builder.ReorderType
   builder.reorder(1, quantize=reorderings[structure.reordering.upper()])
   return builder
 
@@ -335,7 +322,7 @@ def _tree_builder(structure: Structure, dim: int) -> Any:
 def _write_config(directory: Path, builder: Any) -> None:
   from google.protobuf import text_format
 
-  config = _protos().scann.ScannConfig()
+  config = scann_library.messages().scann.ScannConfig()
   text_format.Parse(builder.create_config(), config)
   (directory / _CONFIG).write_bytes(config.SerializeToString())
 
@@ -349,7 +336,7 @@ def _write_assets(directory: Path, assets: dict[str, str]) -> None:
 
 
 def _partitioner(centres: Float32[np.ndarray, "l d"]) -> bytes:
-  message = _protos().partitioner.SerializedPartitioner(
+  message = scann_library.messages().partitioner.SerializedPartitioner(
     n_tokens=len(centres), uses_projection=False
   )
   root = message.kmeans.kmeans_tree.root
@@ -362,7 +349,7 @@ def _partitioner(centres: Float32[np.ndarray, "l d"]) -> bytes:
 
 
 def _codebooks(codebooks: Float32[np.ndarray, "s 16 w"]) -> bytes:
-  message = _protos().centers.CentersForAllSubspaces()
+  message = scann_library.messages().centers.CentersForAllSubspaces()
   for piece in codebooks:
     subspace = message.subspace_centers.add()
     for centre in piece:
@@ -370,17 +357,6 @@ def _codebooks(codebooks: Float32[np.ndarray, "s 16 w"]) -> bytes:
       vector.feature_type = vector.FLOAT
       vector.feature_value_float.extend(centre.tolist())
   return message.SerializeToString()
-
-
-def _protos() -> Any:
-  """ScaNN's messages, imported when asked for: they come with TensorFlow."""
-  library()
-  from scann.partitioning import partitioner_pb2
-  from scann.proto import centers_pb2, scann_pb2
-
-  return types.SimpleNamespace(
-    partitioner=partitioner_pb2, centers=centers_pb2, scann=scann_pb2
-  )
 
 
 def _read(path: Path, message: Any) -> Any:
