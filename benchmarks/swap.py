@@ -340,6 +340,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
   """Measures and prints."""
   given = make_parser().parse_args(arguments)
   host_memory.keep_freed_memory()
+  host_memory.run_in_turn()
   result = measure(
     given.directory.absolute(),
     num_blocks=given.num_blocks,

@@ -87,7 +87,7 @@ def load_generation(
   index: IndexConfig | None = None,
   stage: bool | None = None,
   cache_dir: epath.PathLike | None = None,
-  threads: int | None = None,
+  gives_way: bool = False,
   isolate: bool = False,
 ) -> Generation:
   """Verifies a generation down to its checksums, and loads it in full.
@@ -103,7 +103,7 @@ def load_generation(
     stage: whether files are copied to a local disk to be mapped from there;
       None does so for an object store.
     cache_dir: where they are staged.
-    threads: to read checksums with; None takes every core.
+    gives_way: whether checksums are read in the background, by one thread.
     isolate: whether an index whose library may crash is searched in a process
       of its own.
 
@@ -129,7 +129,7 @@ def load_generation(
   with source as local:
     files = local / manifest.folder
     check = functools.partial(
-      manifests.verify, local, manifest, threads=threads, named=directory
+      manifests.verify, local, manifest, gives_way=gives_way, named=directory
     )
     check(checksums=False)
     try:

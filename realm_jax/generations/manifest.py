@@ -5,20 +5,21 @@ import dataclasses
 import datetime
 import hashlib
 import json
+import mmap
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from etils import epath
 
 from realm_jax.generations import layout
+from realm_jax.indexes import background
 
 FORMAT_VERSION = 2
-_CHUNK_BYTES = 1 << 22
+# Between pieces a thread needs Python's lock: one that gives way should seldom.
+_PIECE_BYTES = 1 << 23
 _SEAL = "manifest_sha256"
 _MISSING = (FileNotFoundError, NotADirectoryError)
-_T = TypeVar("_T")
-_R = TypeVar("_R")
 
 
 class GenerationError(ValueError):
@@ -277,7 +278,7 @@ def now() -> str:
 
 
 def records_of(
-  root: epath.PathLike, paths: Sequence[str], *, threads: int | None = None
+  root: epath.PathLike, paths: Sequence[str]
 ) -> tuple[FileRecord, ...]:
   """Sizes and checksums of files below `root`, in parallel.
 
@@ -291,14 +292,8 @@ def records_of(
       path, root.joinpath(path).stat().length, _sha256(root / path)
     )
 
-  return tuple(_in_parallel(record, paths, threads))
-
-
-def _in_parallel(
-  function: Callable[[_T], _R], values: Iterable[_T], threads: int | None
-) -> list[_R]:
-  with concurrent.futures.ThreadPoolExecutor(threads or os.cpu_count()) as pool:
-    return list(pool.map(function, values))
+  with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    return tuple(pool.map(record, paths))
 
 
 def verify(
@@ -306,7 +301,7 @@ def verify(
   manifest: Manifest,
   *,
   checksums: bool = True,
-  threads: int | None = None,
+  gives_way: bool = False,
   named: epath.PathLike | None = None,
 ) -> None:
   """Holds every file against its size and, if asked, its checksum.
@@ -315,7 +310,8 @@ def verify(
     directory: the generation's.
     manifest: what was read there.
     checksums: whether to read the files; sizes are always compared.
-    threads: to read with; None takes every core.
+    gives_way: whether one thread reads, which gives way to others; otherwise
+      one for every core does.
     named: the directory that an error names; None is `directory`.
 
   Raises:
@@ -336,13 +332,18 @@ def verify(
 
   def hold(file: FileRecord) -> None:
     try:
-      is_whole = _sha256(root / file.path) == file.sha256
+      is_whole = _sha256(root / file.path, forget=True) == file.sha256
     except _MISSING:  # Removed since its size was asked for.
       raise _damage(shown, file.path, "is missing") from None
     if not is_whole:
       raise _damage(shown, file.path, "does not match its checksum")
 
-  _in_parallel(hold, manifest.files, threads)
+  with concurrent.futures.ThreadPoolExecutor(
+    1 if gives_way else os.cpu_count(),
+    initializer=background.give_way if gives_way else None,
+  ) as pool:
+    for _ in pool.map(hold, manifest.files):
+      pass
 
 
 def _damage(root: epath.Path, path: str, what: str) -> DamagedGenerationError:
@@ -352,9 +353,33 @@ def _damage(root: epath.Path, path: str, what: str) -> DamagedGenerationError:
   )
 
 
-def _sha256(path: epath.Path) -> str:
+def _sha256(path: epath.Path, *, forget: bool = False) -> str:
   digest = hashlib.sha256()
-  with path.open("rb") as file:
-    while chunk := file.read(_CHUNK_BYTES):
-      digest.update(chunk)
+  for piece in _pieces(path, forget=forget):
+    digest.update(piece)
   return digest.hexdigest()
+
+
+def _pieces(path: epath.Path, *, forget: bool) -> Iterator[bytes | memoryview]:
+  """What a file holds; each piece is gone when the next is asked for.
+
+  Args:
+    path: of the file.
+    forget: whether the system should not keep what was read for others: it
+      then reads gigabytes into the same few pages, and not into new ones.
+  """
+  if layout.is_remote(path):
+    with path.open("rb") as file:
+      while piece := file.read(_PIECE_BYTES):
+        yield piece
+    return
+  # In pages of its own, so that the memory of steps is left alone.
+  with (
+    open(path, "rb", buffering=0) as file,
+    mmap.mmap(-1, _PIECE_BYTES) as pages,
+  ):
+    while count := file.readinto(pages):
+      with memoryview(pages)[:count] as piece:
+        yield piece
+      if forget and hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(file.fileno(), 0, file.tell(), os.POSIX_FADV_DONTNEED)

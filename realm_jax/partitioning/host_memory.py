@@ -5,8 +5,9 @@ step and given back after it: the system clears them page by page, which took a
 quarter of a step. Kept in the process they are used again.
 """
 
+import contextlib
 import ctypes
-from typing import Any
+from collections.abc import Iterator
 
 import jax
 from jax.sharding import Mesh
@@ -14,8 +15,9 @@ from jax.sharding import Mesh
 # Of <malloc.h>.
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 _NEVER = 2**31 - 1
-# Of XLA's arrays on CPUs, in bytes.
-_ALIGNMENT = 64
+_IN_FLIGHT = "jax_cpu_enable_async_dispatch"
+# In bytes.
+_LEAST_TO_SPARE = 64 << 20
 
 
 def _c_library() -> ctypes.CDLL | None:
@@ -23,10 +25,9 @@ def _c_library() -> ctypes.CDLL | None:
   library = ctypes.CDLL(None)
   if not hasattr(library, "mallopt") or not hasattr(library, "malloc_trim"):
     return None
-  library.aligned_alloc.restype = library.sbrk.restype = ctypes.c_void_p
-  library.aligned_alloc.argtypes = [ctypes.c_size_t, ctypes.c_size_t]
+  library.malloc.restype = ctypes.c_void_p
+  library.malloc.argtypes = [ctypes.c_size_t]
   library.free.argtypes = [ctypes.c_void_p]
-  library.sbrk.argtypes = [ctypes.c_ssize_t]
   return library
 
 
@@ -39,6 +40,19 @@ def keep_freed_memory() -> None:
     library.mallopt(_M_MMAP_MAX, 0)
     library.mallopt(_M_TRIM_THRESHOLD, _NEVER)
     library.mallopt(_M_ARENA_MAX, 1)
+
+
+def run_in_turn() -> None:
+  """Has programs on CPUs done, and their memory freed, before they return.
+
+  Two steps in flight need twice the memory, and take as long as one after the
+  other: both want every core. To be called before jax looks for devices.
+  """
+  jax.config.update(_IN_FLIGHT, False)
+
+
+def _runs_in_turn() -> bool:
+  return not jax.config.values[_IN_FLIGHT]
 
 
 def return_freed_memory() -> None:
@@ -60,25 +74,50 @@ def temporary_bytes(step: jax.stages.Compiled, mesh: Mesh) -> int:
   return 0 if analysis is None else analysis.temp_size_in_bytes
 
 
-def make_room(num_bytes: int, *, after: Any) -> None:
-  """Lets a step's temporaries take the place of those of the step before.
+class PlaceOfTemporaries:
+  """Where a step's temporaries lie, which are to lie there at every step.
 
-  Two steps in flight would need twice the memory, and on CPUs take as long as
-  one after the other. And where something small has come to lie in the place
-  that was freed, another is needed, and the first would be kept for nothing.
+  Between steps the place is kept: nothing small can come to lie in it, so that
+  another would be needed, and no library that gives freed memory back
+  (protobuf's does, now and then) can have the system clear its pages anew.
+
+  Only for steps in turn: see `run_in_turn`.
 
   Args:
-    num_bytes: what the next step allocates at once; 0 does nothing.
-    after: the arrays of the step before.
+    num_bytes: what a step allocates at once, at most; for 0 there is no place.
   """
-  if not num_bytes:
-    return
-  jax.block_until_ready(after)
-  if library := _c_library():
-    end = library.sbrk(0)
-    library.free(library.aligned_alloc(_ALIGNMENT, num_bytes))
-    if library.sbrk(0) != end:
-      library.malloc_trim(0)
+
+  def __init__(self, num_bytes: int):
+    self._library = _c_library() if num_bytes and _runs_in_turn() else None
+    self._size = num_bytes
+    # What others ask for before a step comes to its place does not break it.
+    self._to_spare = max(num_bytes // 8, _LEAST_TO_SPARE)
+    self._start = 0
+    if self._library:
+      self._start = self._library.malloc(num_bytes + self._to_spare)
+
+  @contextlib.contextmanager
+  def lent(self) -> Iterator[None]:
+    """Lends the place to a step, which gives it back before it returns."""
+    if not (library := self._library):
+      yield
+      return
+    library.free(self._start)
+    try:
+      yield
+    finally:
+      self._start = self._take(library)
+
+  def _take(self, library: ctypes.CDLL) -> int:
+    """Takes as much of the place as is free, or else another."""
+    for part in (1, 1 / 2, 1 / 4, 1 / 8):
+      start = library.malloc(self._size + int(part * self._to_spare))
+      if abs((start or 0) - self._start) <= self._to_spare:
+        return start
+      library.free(start)
+    # The last one would be kept for nothing.
+    library.malloc_trim(0)
+    return library.malloc(self._size + self._to_spare)
 
 
 def _is_of_cpus(mesh: Mesh) -> bool:

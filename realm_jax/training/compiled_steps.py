@@ -58,14 +58,12 @@ def compile_steps(
           host_memory.compiler_options(mesh)
         )
   host_memory.return_freed_memory()
-  temporaries = {
-    key: host_memory.temporary_bytes(step, mesh)
-    for key, step in compiled.items()
-  }
+  place = host_memory.PlaceOfTemporaries(
+    max(host_memory.temporary_bytes(step, mesh) for step in compiled.values())
+  )
 
   def run_step(state: TrainState, batch: Batch, *, hold_retriever: bool):
-    key = hold_retriever, room_of(batch)
-    host_memory.make_room(temporaries[key], after=state)
-    return compiled[key](state, batch)
+    with place.lent():
+      return compiled[hold_retriever, room_of(batch)](state, batch)
 
   return run_step

@@ -80,9 +80,7 @@ def load_for_run(
     mesh=mesh,
     place=functools.partial(jax.device_put, device=rules.replicated(mesh)),
     index=index,
-    # A thread that gave way could not give Python's lock back, and would make
-    # steps wait for it; one at full priority takes little from them.
-    threads=1,
+    gives_way=True,
     isolate=True,
   )
   if generation.num_blocks < num_searched:

@@ -187,9 +187,9 @@ def test_what_goes_while_it_is_verified_is_called_damaged(
   manifest = manifests.read(path)
   checksum = manifests._sha256
 
-  def remove_and_read(file):
+  def remove_and_read(file, **settings):
     shutil.rmtree(path, ignore_errors=True)
-    return checksum(file)
+    return checksum(file, **settings)
 
   monkeypatch.setattr(manifests, "_sha256", remove_and_read)
   with pytest.raises(manifests.DamagedGenerationError, match="is missing"):
