@@ -26,6 +26,7 @@ from realm_jax.corpus.build import build_corpus
 from realm_jax.corpus.documents import DocumentReader
 from realm_jax.demo_world import edits, report, world
 from realm_jax.evaluation import run as evaluation
+from realm_jax.partitioning import host_memory
 from realm_jax.text.wordpieces import train_vocabulary, write_pieces
 from realm_jax.training import loop
 
@@ -336,6 +337,7 @@ def _say(title: str) -> None:
 def main(argv: Sequence[str]) -> None:
   """Tells the story and writes the report."""
   del argv
+  host_memory.run_in_turn()
   output_dir = Path(_OUTPUT_DIR.value)
   if output_dir.exists() and any(output_dir.iterdir()):
     raise ValueError(
