@@ -200,7 +200,8 @@ def _read_checksums(job: Job) -> None:
   if job.saved.exists():
     paths += sorted(job.saved.iterdir())
   folder = job.data.path.parent
-  manifests.records_of(folder, [str(p.relative_to(folder)) for p in paths])
+  names = [str(path.relative_to(folder)) for path in paths]
+  manifests.records_of(folder, names, forget=True)
 
 
 def _share_of_products(job: Job, queries_per_second: float) -> Row:

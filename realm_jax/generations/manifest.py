@@ -278,9 +278,15 @@ def now() -> str:
 
 
 def records_of(
-  root: epath.PathLike, paths: Sequence[str]
+  root: epath.PathLike, paths: Sequence[str], *, forget: bool = False
 ) -> tuple[FileRecord, ...]:
   """Sizes and checksums of files below `root`, in parallel.
+
+  Args:
+    root: of the paths.
+    paths: of the files.
+    forget: whether the system need not keep what was read for others, as where
+      they are verified.
 
   Raises:
     FileNotFoundError: a file is missing.
@@ -288,9 +294,8 @@ def records_of(
   root = epath.Path(root)
 
   def record(path: str) -> FileRecord:
-    return FileRecord(
-      path, root.joinpath(path).stat().length, _sha256(root / path)
-    )
+    length = root.joinpath(path).stat().length
+    return FileRecord(path, length, _sha256(root / path, forget=forget))
 
   with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
     return tuple(pool.map(record, paths))
