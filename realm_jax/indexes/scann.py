@@ -49,7 +49,9 @@ class ScannConfig:
     num_leaves: partitions of the vectors.
     num_leaves_searched: how many of them a query looks into.
     num_reordered: how many of the best by code are scored again; at least k.
-    reordering: with `float32`, `bfloat16` or `int8` vectors.
+    reordering: with `float32`, `bfloat16` or `int8` vectors; None is bfloat16,
+      unless the tuning sample is all there is and another type is a quarter
+      faster.
     spherical: whether leaves are made by direction alone.
     soar_lambda: λ of SOAR's second leaves; 0 is without.
     avq_threshold: T of leaves that keep inner products; 0 is without.
