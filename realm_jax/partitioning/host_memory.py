@@ -96,6 +96,10 @@ class PlaceOfTemporaries:
     if self._library:
       self._start = self._library.malloc(num_bytes + self._to_spare)
 
+  def __del__(self):
+    if self._library:
+      self._library.free(self._start)
+
   @contextlib.contextmanager
   def lent(self) -> Iterator[None]:
     """Lends the place to a step, which gives it back before it returns."""
