@@ -94,7 +94,7 @@ class PlaceOfTemporaries:
     self._to_spare = max(num_bytes // 8, _LEAST_TO_SPARE)
     self._start = 0
     if self._library:
-      self._start = self._library.malloc(num_bytes + self._to_spare)
+      self._start = self._library.malloc(num_bytes + self._to_spare) or 0
 
   def __del__(self):
     if self._library:
@@ -115,13 +115,13 @@ class PlaceOfTemporaries:
   def _take(self, library: ctypes.CDLL) -> int:
     """Takes as much of the place as is free, or else another."""
     for part in (1, 1 / 2, 1 / 4, 1 / 8):
-      start = library.malloc(self._size + int(part * self._to_spare))
-      if abs((start or 0) - self._start) <= self._to_spare:
+      start = library.malloc(self._size + int(part * self._to_spare)) or 0
+      if abs(start - self._start) <= self._to_spare:
         return start
       library.free(start)
     # The last one would be kept for nothing.
     library.malloc_trim(0)
-    return library.malloc(self._size + self._to_spare)
+    return library.malloc(self._size + self._to_spare) or 0
 
 
 def _is_of_cpus(mesh: Mesh) -> bool:

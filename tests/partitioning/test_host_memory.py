@@ -94,6 +94,7 @@ def test_freed_memory_stays_until_it_is_returned(mode, kept):
 
 def test_steps_have_one_place_whose_pages_are_cleared_once():
   cleared, resident, after = _figures("with")
+  # A small piece beside the place may cost it once, and never every time.
   assert cleared < 250
   assert 150 < resident < 250
   assert after < 50
