@@ -54,6 +54,13 @@ setup(
     # clu and seqio and for another TFDS, which nothing here could run with:
     # `make t5x` adds them from their repositories without those demands.
     "t5x": ["cached-property", "chex", "fiddle"],
-    "dev": ["hypothesis", "pyrefly", "pytest", "pytest-xdist", "ruff"],
+    "dev": [
+      "beartype",
+      "hypothesis",
+      "pyrefly",
+      "pytest",
+      "pytest-xdist",
+      "ruff",
+    ],
   },
 )

@@ -4,7 +4,7 @@ import inspect
 from pathlib import Path
 
 from realm_jax import configuration
-from realm_jax.corpus.build import build_corpus
+from realm_jax.corpus.build.corpus import build_corpus
 from realm_jax.demo_world import world
 
 # As gin/experiments/demo/model.gin has it.

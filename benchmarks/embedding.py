@@ -33,12 +33,12 @@ from benchmarks import demo_corpus, imported_model, peer_processes
 from benchmarks.random_towers import random_towers
 from benchmarks.real_texts import TEXTS_DIR, NoTextsError, titled_paragraphs
 from realm_jax.conversion.bert_models import TowerOptions
-from realm_jax.conversion.hf_config import write_bert_config
+from realm_jax.conversion.hugging_face.config import write_bert_config
 from realm_jax.conversion.planning import plan_import
-from realm_jax.corpus.build import build_corpus
+from realm_jax.corpus.build.corpus import build_corpus
 from realm_jax.corpus.store import Corpus
 from realm_jax.evaluation import outputs
-from realm_jax.generations.corpus_embedder import CorpusEmbedder
+from realm_jax.generations.build.corpus_embedder import CorpusEmbedder
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning import host_memory, rules

@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.disturbed import CRASH, CUT, Disturbed
 from benchmarks.jobs import Run
-from realm_jax.generations import layout
+from realm_jax.generations.store import layout
 
 # What a fault met that found nothing to hit.
 NOTHING = "nothing"

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from realm_jax.generations.movement import Movement
-from realm_jax.generations.partial_refresh import PartialRefresh
-from realm_jax.generations.refresh_plan import (
+from realm_jax.generations.build.movement import Movement
+from realm_jax.generations.build.partial_refresh import PartialRefresh
+from realm_jax.generations.build.refresh_plan import (
   Stored,
   drifted,
   group_of,

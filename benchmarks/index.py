@@ -25,7 +25,7 @@ from benchmarks.index_vectors import SyntheticVectors, recall
 from benchmarks.jobs import PROJECT_DIR
 from benchmarks.own_step import matmul_gflops_per_second
 from realm_jax.evaluation import outputs
-from realm_jax.generations import manifest as manifests
+from realm_jax.generations.store import manifest as manifests
 from realm_jax.indexes.isolated import IsolatedIndex
 from realm_jax.indexes.protocol import Blocks, BuildOptions, QueryBatch
 from realm_jax.indexes.registry import config_from

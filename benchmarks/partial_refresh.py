@@ -34,8 +34,11 @@ from realm_jax import configuration
 from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.corpus.store import Corpus
 from realm_jax.evaluation import outputs
-from realm_jax.generations.making import EmbeddingConfig, GenerationMaker
-from realm_jax.generations.partial_refresh import PartialRefresh
+from realm_jax.generations.build.artifacts import (
+  EmbeddingConfig,
+  GenerationMaker,
+)
+from realm_jax.generations.build.partial_refresh import PartialRefresh
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.inputs.batches import BatchStream
 from realm_jax.models.retriever import Retriever, embed_queries

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 from jaxtyping import Float32
 
-from realm_jax.generations.loaded import Generation
-from realm_jax.generations.recall import held_out_queries
+from realm_jax.generations.build.recall import held_out_queries
+from realm_jax.generations.follow.loading import Generation
 from realm_jax.models.retriever import Retriever, embed_queries
 
 _BATCH = 256

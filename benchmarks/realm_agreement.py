@@ -17,8 +17,8 @@ from benchmarks.agreement import (
   unequal,
 )
 from benchmarks.imported_model import Graded
-from realm_jax.conversion.hf_realm import plan_hf_realm
-from realm_jax.conversion.hf_realm_names import BLOCK_VECTORS
+from realm_jax.conversion.hugging_face.realm import plan_hf_realm
+from realm_jax.conversion.hugging_face.realm_names import BLOCK_VECTORS
 from realm_jax.conversion.plan import ImportPlan
 from realm_jax.text.wordpieces import vocabulary_of
 

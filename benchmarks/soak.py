@@ -33,7 +33,7 @@ from benchmarks.disturbed import CRASH, Disturbed, disturbed
 from benchmarks.faults import Fault, Met
 from benchmarks.jobs import JobError, Run, wait_until
 from realm_jax.evaluation import outputs
-from realm_jax.indexes.scann import given_tree
+from realm_jax.indexes.scann.config import given_tree
 
 _SAVE_EVERY_STEPS = 5
 _FAULTS_PER_CHECKPOINT = 3

@@ -30,13 +30,16 @@ from benchmarks.random_towers import random_towers
 from benchmarks.retrieval_overhead import Row, machine, metrics_of
 from realm_jax.corpus.store import Corpus
 from realm_jax.evaluation import outputs
-from realm_jax.generations import layout
-from realm_jax.generations import manifest as manifests
-from realm_jax.generations.making import EmbeddingConfig, GenerationMaker
-from realm_jax.generations.manifest import GenerationError, Manifest
-from realm_jax.generations.publisher import publish
+from realm_jax.generations.build.artifacts import (
+  EmbeddingConfig,
+  GenerationMaker,
+)
+from realm_jax.generations.store import layout
+from realm_jax.generations.store import manifest as manifests
+from realm_jax.generations.store.manifest import GenerationError, Manifest
+from realm_jax.generations.store.publisher import publish
 from realm_jax.indexes.protocol import IndexConfig
-from realm_jax.indexes.scann import given_tree
+from realm_jax.indexes.scann.config import given_tree
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever

@@ -8,7 +8,7 @@ import numpy as np
 from benchmarks import imported_model, peer_processes, token_agreement
 from benchmarks.agreement import Row
 from realm_jax.conversion.bert_models import TowerOptions
-from realm_jax.conversion.hf_bert import plan_hf_bert
+from realm_jax.conversion.hugging_face.bert import plan_hf_bert
 from realm_jax.text.wordpieces import WordpieceVocabulary
 
 _TOKENIZERS = ("fast", "slow")

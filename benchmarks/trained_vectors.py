@@ -19,8 +19,8 @@ from benchmarks.jobs import as_gin
 from benchmarks.query_vectors import query_vectors
 from realm_jax import configuration
 from realm_jax.corpus.store import Corpus
-from realm_jax.generations import layout
-from realm_jax.generations.loaded import load_newest
+from realm_jax.generations.follow.loading import load_newest
+from realm_jax.generations.store import layout
 
 _RECIPE = "benchmarks/trained_vectors.gin"
 

@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks import faults
 from benchmarks.jobs import Run
 from realm_jax.checkpoints.manager import CheckpointStore
-from realm_jax.generations.inspection import Place
+from realm_jax.generations.store.inspection import Place
 
 # The clock's, not the run's.
 _TIMINGS = ("step_seconds", "examples_per_second", "search_ms", "gather_ms")

@@ -26,9 +26,10 @@ from typing import Any
 from absl import flags
 
 from realm_jax import configuration
-from realm_jax.corpus import build, update
+from realm_jax.corpus.build import corpus as build
+from realm_jax.corpus.build import update
+from realm_jax.corpus.build.summary import BuildSummary, UpdateSummary
 from realm_jax.corpus.errors import CorpusError
-from realm_jax.corpus.summary import BuildSummary, UpdateSummary
 from realm_jax.text import salient_spans
 
 _INPUT = flags.DEFINE_multi_string(

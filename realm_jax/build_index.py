@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from absl import flags, logging
 
 from realm_jax import configuration
-from realm_jax.generations import builder
+from realm_jax.generations.build import sidecar as builder
 
 _ONCE = flags.DEFINE_bool(
   "once", False, "Make the newest checkpoint's generation and exit."

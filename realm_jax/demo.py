@@ -22,8 +22,8 @@ from absl import flags
 
 from realm_jax import configuration
 from realm_jax.console.sigterm import stop_on_sigterm
-from realm_jax.corpus.build import build_corpus
-from realm_jax.corpus.documents import DocumentReader
+from realm_jax.corpus.build.corpus import build_corpus
+from realm_jax.corpus.build.documents import DocumentReader
 from realm_jax.demo_world import edits, report, world
 from realm_jax.evaluation import run as evaluation
 from realm_jax.partitioning import host_memory

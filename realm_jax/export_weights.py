@@ -19,8 +19,9 @@ from collections.abc import Sequence
 from absl import flags
 
 from realm_jax import configuration
-from realm_jax.conversion import exporting, hf_realm_export
+from realm_jax.conversion import exporting
 from realm_jax.conversion.export_plan import TOWERS
+from realm_jax.conversion.hugging_face import realm_export as hf_realm_export
 from realm_jax.conversion.plan import PARTS
 
 _TO = flags.DEFINE_enum(

@@ -96,10 +96,10 @@ ONLY_IN = {
   "gin": "realm_jax/configuration.py",
   "matplotlib": "realm_jax/demo_world/report.py",
   "orbax": "realm_jax/checkpoints/manager.py",
-  "scann": "realm_jax/indexes/scann_library.py",
+  "scann": "realm_jax/indexes/scann/library.py",
   "sentencex": "realm_jax/text/sentences.py",
   "tensorflow_text": "realm_jax/text/wordpieces.py",
-  "torch": "realm_jax/conversion/torch_file.py",
+  "torch": "realm_jax/conversion/hugging_face/torch_file.py",
   "xmanager": "launch/xm_launch.py",
 }
 

@@ -19,10 +19,10 @@ import numpy as np
 from flax import linen as nn
 
 from realm_jax.checkpoints.manager import CheckpointStore
-from realm_jax.corpus.build import build_corpus
+from realm_jax.corpus.build.corpus import build_corpus
 from realm_jax.corpus.store import Corpus
-from realm_jax.generations.builder import build_index
-from realm_jax.generations.making import EmbeddingConfig
+from realm_jax.generations.build.artifacts import EmbeddingConfig
+from realm_jax.generations.build.sidecar import build_index
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.models.bert import BertConfig

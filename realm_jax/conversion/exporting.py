@@ -9,11 +9,14 @@ from etils import epath
 
 from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.checkpoints.vocabulary import require_vocabulary
-from realm_jax.conversion import hf_directory
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.export_plan import TOWERS, Exported, ExportPlan
-from realm_jax.conversion.hf_bert_export import plan_hf_bert_export
-from realm_jax.conversion.hf_realm_export import MODELS, plan_hf_realm_export
+from realm_jax.conversion.hugging_face import directory as hf_directory
+from realm_jax.conversion.hugging_face.bert_export import plan_hf_bert_export
+from realm_jax.conversion.hugging_face.realm_export import (
+  MODELS,
+  plan_hf_realm_export,
+)
 from realm_jax.conversion.mapping import show_shape, write_tensors
 from realm_jax.conversion.parameters import (
   flattened,

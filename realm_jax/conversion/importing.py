@@ -16,23 +16,23 @@ from etils import epath
 
 from realm_jax.conversion.bert_models import TowerOptions
 from realm_jax.conversion.errors import ConversionError
-from realm_jax.conversion.mapping import Allowance, show_shape
-from realm_jax.conversion.model_dir import write_model_dir
-from realm_jax.conversion.plan import RETRIEVER, ImportPlan
-from realm_jax.conversion.planning import plan_import
-from realm_jax.conversion.released_corpus import require_block_length
-from realm_jax.conversion.released_index import (
+from realm_jax.conversion.google.released_corpus import require_block_length
+from realm_jax.conversion.google.released_index import (
   ReleasedIndex,
   import_index,
   open_records,
 )
+from realm_jax.conversion.mapping import Allowance, show_shape
+from realm_jax.conversion.model_dir import write_model_dir
+from realm_jax.conversion.plan import RETRIEVER, ImportPlan
+from realm_jax.conversion.planning import plan_import
 from realm_jax.conversion.whole_directory import check_target
-from realm_jax.corpus import shard_format
-from realm_jax.corpus.directory_writer import (
+from realm_jax.corpus.build.directory_writer import (
   check_target as check_corpus_target,
 )
-from realm_jax.corpus.written_aside import real_path
-from realm_jax.generations import layout
+from realm_jax.corpus.build.written_aside import real_path
+from realm_jax.corpus.shards import format as shard_format
+from realm_jax.generations.store import layout
 from realm_jax.indexes.registry import config_from
 
 _INDEX = "scann"

@@ -6,11 +6,11 @@ from typing import Any
 
 from realm_jax.conversion.bert_models import TowerOptions
 from realm_jax.conversion.errors import ConversionError
-from realm_jax.conversion.hf_bert import plan_hf_bert
-from realm_jax.conversion.hf_realm import plan_hf_realm
+from realm_jax.conversion.google.bert import plan_tf_bert
+from realm_jax.conversion.google.realm import plan_tf_realm
+from realm_jax.conversion.hugging_face.bert import plan_hf_bert
+from realm_jax.conversion.hugging_face.realm import plan_hf_realm
 from realm_jax.conversion.plan import PARTS, ImportPlan, require_retriever
-from realm_jax.conversion.tf_bert import plan_tf_bert
-from realm_jax.conversion.tf_realm import plan_tf_realm
 
 KINDS = ("hf_bert", "hf_realm", "tf_bert", "tf_realm")
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from etils import epath
 
 from realm_jax.conversion.errors import ConversionError
-from realm_jax.corpus import written_aside
-from realm_jax.generations import layout
+from realm_jax.corpus.build import written_aside
+from realm_jax.generations.store import layout
 
 
 def check_target(output_dir: epath.PathLike) -> None:

@@ -10,9 +10,10 @@ from pathlib import Path
 from absl import logging
 from etils import epath
 
-from realm_jax.corpus import shard_format, versions
+from realm_jax.corpus import versions
 from realm_jax.corpus.errors import CorpusError
-from realm_jax.corpus.shard_writer import file_record
+from realm_jax.corpus.shards import format as shard_format
+from realm_jax.corpus.shards.writer import file_record
 
 # Names another place than the home directory for what is copied.
 CACHE_DIR_VARIABLE = "REALM_JAX_CACHE_DIR"

@@ -15,10 +15,11 @@ import numpy as np
 from etils import epath
 from jaxtyping import Int
 
-from realm_jax.corpus import shard_format, staging, versions
-from realm_jax.corpus.blocks import NUM_SPECIAL_TOKENS
+from realm_jax.corpus import staging, versions
+from realm_jax.corpus.build.splitting import NUM_SPECIAL_TOKENS
 from realm_jax.corpus.errors import CorpusError
-from realm_jax.corpus.shard import Shard, ragged_indices
+from realm_jax.corpus.shards import format as shard_format
+from realm_jax.corpus.shards.shard import Shard, ragged_indices
 
 if TYPE_CHECKING:
   from realm_jax.text.wordpieces import WordpieceVocabulary

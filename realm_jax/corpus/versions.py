@@ -11,8 +11,8 @@ from typing import Any
 
 from etils import epath
 
-from realm_jax.corpus import shard_format
 from realm_jax.corpus.errors import CorpusError
+from realm_jax.corpus.shards import format as shard_format
 
 Manifest = dict[str, Any]
 _READABLE = (shard_format.FORMAT_VERSION, shard_format.FORMAT_WITH_REMOVED)

@@ -19,7 +19,7 @@ from realm_jax.evaluation.trained import (
   open_generation,
   whole_batch,
 )
-from realm_jax.generations.loaded import Generation
+from realm_jax.generations.follow.loading import Generation
 from realm_jax.indexes.protocol import SearchError
 from realm_jax.indexes.random import RandomConfig
 from realm_jax.models.reader import Reader

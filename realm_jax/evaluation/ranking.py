@@ -9,7 +9,7 @@ from absl import logging
 from jaxtyping import Float, Float32, Int32
 
 from realm_jax.evaluation.trained import Trained
-from realm_jax.generations.loaded import Generation
+from realm_jax.generations.follow.loading import Generation
 from realm_jax.indexes.protocol import (
   QueryBatch,
   SearchError,

@@ -18,14 +18,14 @@ from realm_jax.checkpoints.manager import (
 )
 from realm_jax.checkpoints.vocabulary import require_vocabulary
 from realm_jax.corpus.store import Corpus
-from realm_jax.generations import layout
-from realm_jax.generations import manifest as manifests
-from realm_jax.generations.loaded import (
+from realm_jax.generations.follow.loading import (
   Generation,
   load_generation,
   load_newest,
 )
-from realm_jax.generations.manifest import GenerationError
+from realm_jax.generations.store import layout
+from realm_jax.generations.store import manifest as manifests
+from realm_jax.generations.store.manifest import GenerationError
 from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever

@@ -16,8 +16,13 @@ from absl import app, flags
 
 from realm_jax import configuration
 from realm_jax.evaluation import outputs
-from realm_jax.generations import publisher
-from realm_jax.generations.inspection import Found, Place, shown_bytes, table
+from realm_jax.generations.store import publisher
+from realm_jax.generations.store.inspection import (
+  Found,
+  Place,
+  shown_bytes,
+  table,
+)
 
 _MODEL_DIR = flags.DEFINE_string(
   "model_dir", None, "The run; its generations are in its generations folder."

@@ -10,7 +10,7 @@ from realm_jax.indexes.protocol import OF_HOST, IndexConfig
 # Modules are imported when asked for: each needs a library of its own.
 _CONFIGS = {
   "exact": ("realm_jax.indexes.exact", "ExactConfig"),
-  "scann": ("realm_jax.indexes.scann", "ScannConfig"),
+  "scann": ("realm_jax.indexes.scann.config", "ScannConfig"),
   "faiss": ("realm_jax.indexes.faiss", "FaissConfig"),
   "bm25": ("realm_jax.indexes.bm25", "Bm25Config"),
   "random": ("realm_jax.indexes.random", "RandomConfig"),

@@ -16,8 +16,8 @@ from realm_jax.checkpoints.manager import CheckpointError, CheckpointStore
 from realm_jax.checkpoints.vocabulary import require_vocabulary
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.store import Corpus
-from realm_jax.generations.loaded import Generation, load_generation
-from realm_jax.generations.manifest import GenerationError
+from realm_jax.generations.follow.loading import Generation, load_generation
+from realm_jax.generations.store.manifest import GenerationError
 from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.partitioning import rules
 from realm_jax.training.resume import recorded_corpus

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from absl import logging
 from etils import epath
 
-from realm_jax.generations import layout
-from realm_jax.generations import manifest as manifests
-from realm_jax.generations.loaded import Generation
-from realm_jax.generations.manifest import GenerationError
+from realm_jax.generations.follow.loading import Generation
+from realm_jax.generations.store import layout
+from realm_jax.generations.store import manifest as manifests
+from realm_jax.generations.store.manifest import GenerationError
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.protocol import IndexCrashedError
 

@@ -8,8 +8,8 @@ from etils import epath
 from jax.sharding import Mesh
 
 from realm_jax.corpus.store import Corpus
-from realm_jax.generations import layout
-from realm_jax.generations.watcher import GenerationWatcher
+from realm_jax.generations.follow.watcher import GenerationWatcher
+from realm_jax.generations.store import layout
 from realm_jax.training.corpus_versions import load_for_run
 from realm_jax.training.crashed_index import CrashPolicy
 from realm_jax.training.refresh import GenerationSchedule, RefreshConfig

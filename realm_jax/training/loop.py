@@ -23,7 +23,7 @@ from etils import epath
 
 from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.console.sigterm import stop_on_sigterm
-from realm_jax.generations.retrieved import RetrievedBlocks
+from realm_jax.generations.build.retrieved import RetrievedBlocks
 from realm_jax.indexes.protocol import IndexCrashedError, SearchResult
 from realm_jax.inputs.batches import Batch, BatchStream
 from realm_jax.models.reader import Reader

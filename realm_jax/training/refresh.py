@@ -7,7 +7,7 @@ from typing import Any
 
 from absl import logging
 
-from realm_jax.generations.manifest import DamagedGenerationError
+from realm_jax.generations.store.manifest import DamagedGenerationError
 from realm_jax.indexes.protocol import IndexCrashedError
 from realm_jax.training.crashed_index import ON_CRASH, CrashPolicy
 

@@ -16,7 +16,7 @@ from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.text.wordpieces import vocabulary_of
-from tests.conversion import hf_bert_files as files
+from tests.conversion.hugging_face import bert_files as files
 
 BERT = BertConfig(
   hidden_size=8,

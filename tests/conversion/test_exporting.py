@@ -9,7 +9,7 @@ from realm_jax.checkpoints.manager import CheckpointError
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.importing import import_weights
 from tests.conversion import exported
-from tests.conversion import hf_bert_files as files
+from tests.conversion.hugging_face import bert_files as files
 
 pytestmark = pytest.mark.slow
 

@@ -13,12 +13,12 @@ from benchmarks.jobs import Macro
 from realm_jax.checkpoints.manager import CheckpointError, CheckpointStore
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.importing import import_weights
-from realm_jax.corpus.build import build_corpus
+from realm_jax.corpus.build.corpus import build_corpus
 from realm_jax.evaluation import run
-from realm_jax.generations import builder
+from realm_jax.generations.build import sidecar as builder
 from realm_jax.training import loop
 from tests import tiny_world
-from tests.conversion import hf_bert_files as files
+from tests.conversion.hugging_face import bert_files as files
 from tests.integration.commands import call
 
 _LENGTHS = {

@@ -6,9 +6,9 @@ import pytest
 
 from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.conversion.bert_models import TowerOptions
-from realm_jax.conversion.hf_bert import plan_hf_bert
+from realm_jax.conversion.hugging_face.bert import plan_hf_bert
 from realm_jax.conversion.model_dir import write_model_dir
-from tests.conversion import hf_bert_files as files
+from tests.conversion.hugging_face import bert_files as files
 
 
 class Publication:

@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from realm_jax.checkpoints.manager import CheckpointError
-from realm_jax.corpus.build import build_corpus
+from realm_jax.corpus.build.corpus import build_corpus
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.evaluation.trained import (
   Trained,
@@ -13,7 +13,7 @@ from realm_jax.evaluation.trained import (
   open_generation,
   whole_batch,
 )
-from realm_jax.generations.manifest import GenerationError
+from realm_jax.generations.store.manifest import GenerationError
 from realm_jax.training.stages import InverseCloze, OpenQa
 from tests import tiny_world
 

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from realm_jax.checkpoints.manager import CheckpointStore
-from realm_jax.generations import builder
-from realm_jax.generations.making import EmbeddingConfig
+from realm_jax.generations.build import sidecar as builder
+from realm_jax.generations.build.artifacts import EmbeddingConfig
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever

@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from realm_jax.corpus.directory_writer import CorpusDirectoryWriter
+from realm_jax.corpus.build.directory_writer import CorpusDirectoryWriter
 from realm_jax.corpus.store import Corpus
-from realm_jax.generations import embeddings, query_tower
-from realm_jax.generations.manifest import Manifest
-from realm_jax.generations.publisher import publish
+from realm_jax.generations.store import embeddings, query_tower
+from realm_jax.generations.store.manifest import Manifest
+from realm_jax.generations.store.publisher import publish
 
 DIM = 8
 PIECES = (

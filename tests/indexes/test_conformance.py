@@ -16,7 +16,7 @@ from realm_jax.indexes.registry import (
   kinds,
   parameters_of,
 )
-from realm_jax.indexes.scann import given_tree
+from realm_jax.indexes.scann.config import given_tree
 
 _VOCAB_SIZE = 300
 _DIM = 16

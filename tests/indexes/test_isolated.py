@@ -21,7 +21,7 @@ from realm_jax.indexes.protocol import (
   IndexLoadError,
   SearchError,
 )
-from realm_jax.indexes.scann import ScannConfig
+from realm_jax.indexes.scann.config import ScannConfig
 from tests.indexes.clustered import blocks_of, clustered, queries_of
 
 pytestmark = pytest.mark.slow

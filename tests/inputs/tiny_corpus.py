@@ -4,7 +4,7 @@ import json
 import re
 from pathlib import Path
 
-from realm_jax.corpus.build import build_corpus
+from realm_jax.corpus.build.corpus import build_corpus
 from realm_jax.inputs.context import TaskContext
 from realm_jax.text.salient_spans import Span
 from realm_jax.text.wordpieces import SPECIAL_PIECES

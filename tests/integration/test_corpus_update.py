@@ -12,9 +12,9 @@ import pytest
 
 from benchmarks import verdict
 from benchmarks.jobs import Run, wait_until
-from realm_jax.corpus.block_builder import block_id
+from realm_jax.corpus.build.block_builder import block_id
+from realm_jax.corpus.build.update import update_corpus
 from realm_jax.corpus.store import Corpus
-from realm_jax.corpus.update import update_corpus
 from realm_jax.evaluation import answering
 from realm_jax.inputs.batches import BatchStream
 from realm_jax.training import stages

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.jobs import wait_until
-from realm_jax.indexes.scann import ScannConfig
+from realm_jax.indexes.scann.config import ScannConfig
 
 pytestmark = pytest.mark.slow
 

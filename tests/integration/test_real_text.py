@@ -5,10 +5,10 @@ import json
 import pytest
 
 from benchmarks import real_texts
-from realm_jax.corpus.build import build_corpus
+from realm_jax.corpus.build.corpus import build_corpus
 from realm_jax.corpus.store import Corpus
 from realm_jax.evaluation import run as evaluation_run
-from realm_jax.generations import builder
+from realm_jax.generations.build import sidecar as builder
 from realm_jax.training import loop
 from tests.evaluation.lines import read_lines
 from tests.integration.commands import call

@@ -9,8 +9,8 @@ import pytest
 
 from realm_jax.evaluation import answering
 from realm_jax.evaluation import run as evaluation_run
-from realm_jax.generations import builder
-from realm_jax.generations.retrieved import FOLDER, retrieved_counts
+from realm_jax.generations.build import sidecar as builder
+from realm_jax.generations.build.retrieved import FOLDER, retrieved_counts
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training import loop
 

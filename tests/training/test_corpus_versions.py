@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from realm_jax.checkpoints.manager import CheckpointError, CheckpointStore
-from realm_jax.corpus.block_builder import block_id
+from realm_jax.corpus.build.block_builder import block_id
+from realm_jax.corpus.build.update import update_corpus
 from realm_jax.corpus.store import Corpus
-from realm_jax.corpus.update import update_corpus
-from realm_jax.generations.manifest import GenerationError
+from realm_jax.generations.store.manifest import GenerationError
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training.corpus_versions import corpus_of_run, load_for_run

@@ -10,11 +10,11 @@ import time
 import numpy as np
 import pytest
 
-from realm_jax.generations import layout
-from realm_jax.generations.loaded import load_generation
-from realm_jax.generations.watcher import GenerationWatcher
+from realm_jax.generations.follow.loading import load_generation
+from realm_jax.generations.follow.watcher import GenerationWatcher
+from realm_jax.generations.store import layout
 from realm_jax.indexes.protocol import IndexCrashedError, QueryBatch
-from realm_jax.indexes.scann import ScannConfig
+from realm_jax.indexes.scann.config import ScannConfig
 from realm_jax.training.crashed_index import CrashPolicy
 from realm_jax.training.refresh import (
   NOTHING_TO_SEARCH,

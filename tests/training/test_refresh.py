@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realm_jax.generations.manifest import DamagedGenerationError
+from realm_jax.generations.store.manifest import DamagedGenerationError
 from realm_jax.indexes.protocol import IndexCrashedError
 from realm_jax.training.refresh import (
   GenerationSchedule,

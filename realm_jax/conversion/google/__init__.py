@@ -1,0 +1,1 @@
+"""Google's BERT, and the released REALM and ORQA."""

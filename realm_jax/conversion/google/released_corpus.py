@@ -1,0 +1,261 @@
+"""A corpus whose blocks another system has cut: one record is one block."""
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from etils import epath
+from jaxtyping import Int
+
+from realm_jax.console.counter import Counter
+from realm_jax.conversion.errors import ConversionError
+from realm_jax.corpus.build.block_builder import block_id, token_spans
+from realm_jax.corpus.build.directory_writer import CorpusDirectoryWriter
+from realm_jax.corpus.build.splitting import NUM_SPECIAL_TOKENS, align_sentences
+from realm_jax.corpus.build.summary import BuildSummary
+from realm_jax.corpus.shards.writer import ShardWriter
+from realm_jax.text.salient_spans import Tagger, tag
+from realm_jax.text.sentences import sentence_ranges
+from realm_jax.text.wordpieces import WordpieceVocabulary
+
+# Blocks tokenized in one call, whose fixed cost is 20 ms.
+_BLOCKS_PER_CHUNK = 512
+_SHORTEST_BLOCK = 8
+_VERSION = 1
+
+
+class CorpusMade(NamedTuple):
+  """What was written.
+
+  Attributes:
+    block_length: the most wordpieces of `[CLS] title [SEP] body [SEP]`.
+    summary: counts.
+  """
+
+  block_length: int
+  summary: BuildSummary
+
+
+def write_released_corpus(
+  records: Iterable[bytes],
+  output_dir: epath.PathLike,
+  *,
+  vocabulary: WordpieceVocabulary,
+  num_blocks: int,
+  titles: Iterable[bytes] | None = None,
+  block_length: int | None = None,
+  tagger: Tagger | None = tag,
+  blocks_per_shard: int = 200_000,
+) -> CorpusMade:
+  """Writes a corpus directory with the records as its blocks, row by row.
+
+  A block is a document of its own, named by its row, so that block ids hold
+  wherever the same records are imported.
+
+  Args:
+    records: texts, UTF-8.
+    output_dir: the corpus directory; appears complete or not at all.
+    vocabulary: of the model.
+    num_blocks: how many records there must be.
+    titles: one for each record; without them titles are empty.
+    block_length: the most wordpieces of a block; longer ones lose the end of
+      their tokens, never of their text, and are counted. None fits all.
+    tagger: finds salient spans; with None there are none.
+    blocks_per_shard: how many blocks a shard holds.
+
+  Raises:
+    ConversionError: there are more or fewer records, or titles; or one is not
+      UTF-8.
+    CorpusError: `output_dir` cannot be written.
+  """
+  require_block_length(block_length)
+  texts = _texts(records, titles, num_blocks=num_blocks)
+  with (
+    CorpusDirectoryWriter(
+      output_dir,
+      pieces=vocabulary.pieces,
+      blocks_per_shard=blocks_per_shard,
+    ) as writer,
+    Counter("blocks written", total=num_blocks) as progress,
+  ):
+    blocks = _BlockWriter(vocabulary, block_length=block_length, tagger=tagger)
+    while chunk := list(itertools.islice(texts, _BLOCKS_PER_CHUNK)):
+      blocks.add(chunk, writer)
+      progress.advance(len(chunk))
+    made = CorpusMade(block_length or blocks.longest, blocks.summary)
+    writer.finish(
+      version=_VERSION,
+      block_length=made.block_length,
+      summary=made.summary.to_json(),
+    )
+  return made
+
+
+def require_block_length(block_length: int | None) -> None:
+  """Raises `ConversionError` for a length that no block fits in."""
+  if block_length is not None and block_length < _SHORTEST_BLOCK:
+    raise ConversionError(
+      f"--block_length={block_length} has no room for a title and a body; give "
+      f"{_SHORTEST_BLOCK} or more (released REALM has 288)"
+    )
+
+
+class _Text(NamedTuple):
+  title: str
+  body: str
+
+
+def _texts(
+  records: Iterable[bytes],
+  titles: Iterable[bytes] | None,
+  *,
+  num_blocks: int,
+) -> Iterator[_Text]:
+  """Titles and bodies, exactly so many."""
+  pairs: Iterable[tuple[bytes | None, bytes | None]]
+  if titles is None:
+    pairs = zip(records, itertools.repeat(b""), strict=False)
+  else:
+    pairs = itertools.zip_longest(records, titles)
+  count = 0
+  for count, (body, title) in enumerate(pairs, start=1):
+    if body is None or title is None:
+      shorter = "records" if body is None else "titles"
+      raise ConversionError(
+        f"there are {count - 1} {shorter}, and more of the others; want one "
+        "title for each record"
+      )
+    if count > num_blocks:
+      raise _disagreement("more", num_blocks)
+    yield _Text(
+      _decoded(title, f"title {count - 1}"),
+      _decoded(body, f"record {count - 1}"),
+    )
+  if count < num_blocks:
+    raise _disagreement(str(count), num_blocks)
+
+
+def _disagreement(records: str, num_blocks: int) -> ConversionError:
+  return ConversionError(
+    f"{num_blocks} vectors, and {records} records; want a vector for each "
+    "record, in the same order: are both of one release?"
+  )
+
+
+def _decoded(record: bytes, name: str) -> str:
+  try:
+    return record.decode("utf-8")
+  except UnicodeDecodeError as error:
+    raise ConversionError(
+      f"{name} is not UTF-8 (byte {error.start} of {len(record)}); want texts"
+    ) from None
+
+
+class _BlockWriter:
+  """Tokenizes texts and appends each as one block."""
+
+  def __init__(
+    self,
+    vocabulary: WordpieceVocabulary,
+    *,
+    block_length: int | None,
+    tagger: Tagger | None,
+  ):
+    self._vocabulary = vocabulary
+    self._block_length = block_length
+    self._tagger = tagger
+    self.summary = BuildSummary()
+    self.longest = _SHORTEST_BLOCK
+
+  def add(self, chunk: Sequence[_Text], writer: CorpusDirectoryWriter) -> None:
+    """Appends texts, tokenized in one call."""
+    tokens = self._vocabulary.tokenize_with_offsets(
+      [text for pair in chunk for text in pair]
+    )
+    bounds = tokens.row_offsets.tolist()
+    for index, text in enumerate(chunk):
+      title_start, body_start, body_limit = bounds[2 * index : 2 * index + 3]
+      body = slice(body_start, body_limit)
+      starts, limits = tokens.starts[body], tokens.limits[body]
+      self._add(
+        text,
+        writer.shard,
+        title_ids=tokens.token_ids[title_start:body_start],
+        body_ids=tokens.token_ids[body],
+        byte_ranges=np.stack([starts, limits], axis=1),
+      )
+
+  def _add(
+    self,
+    text: _Text,
+    shard: ShardWriter,
+    *,
+    title_ids: Int[np.ndarray, " t"],
+    body_ids: Int[np.ndarray, " b"],
+    byte_ranges: Int[np.ndarray, "b 2"],
+  ) -> None:
+    summary = self.summary
+    starts, limits = byte_ranges.T
+    sentences = align_sentences(
+      sentence_ranges(text.body), starts, limits
+    ).token_ranges
+    spans = self._salient_spans(text, starts, limits, sentences)
+    if self._block_length is not None:
+      title_ids, body_ids = self._cut(title_ids, body_ids)
+    size = len(body_ids)
+    sentences = np.minimum(sentences[sentences[:, 0] < size], size)
+    if not len(sentences):
+      # Whoever draws a sentence of each block finds one, though empty.
+      sentences = np.zeros((1, 2), np.int64)
+    document_id = str(summary.blocks)
+    shard.add_document(
+      document_id=document_id, title=text.title, url="", num_blocks=1
+    )
+    shard.add_block(
+      block_id=block_id(document_id, 0),
+      title_length=len(title_ids),
+      token_ids=np.concatenate([title_ids, body_ids]),
+      byte_ranges=byte_ranges[:size],
+      sentences=sentences,
+      salient_spans=spans[spans[:, 1] <= size],
+      body=text.body.encode(),
+    )
+    length = NUM_SPECIAL_TOKENS + len(title_ids) + size
+    self.longest = max(self.longest, length)
+    summary.documents += 1
+    summary.blocks += 1
+    summary.tokens += size
+    summary.sentences += len(sentences)
+
+  def _cut(
+    self, title_ids: Int[np.ndarray, " t"], body_ids: Int[np.ndarray, " b"]
+  ) -> tuple[Int[np.ndarray, " t"], Int[np.ndarray, " b"]]:
+    """What fits of both; a title keeps at most half of the room."""
+    assert self._block_length is not None
+    room = self._block_length - NUM_SPECIAL_TOKENS
+    if len(title_ids) + len(body_ids) <= room:
+      return title_ids, body_ids
+    if len(title_ids) > room // 2:
+      self.summary.cut_titles += 1
+      title_ids = title_ids[: room // 2]
+    room -= len(title_ids)
+    if len(body_ids) > room:
+      self.summary.skipped["ends of blocks longer than the block length"] += 1
+    return title_ids, body_ids[:room]
+
+  def _salient_spans(
+    self,
+    text: _Text,
+    starts: Int[np.ndarray, " b"],
+    limits: Int[np.ndarray, " b"],
+    sentences: Int[np.ndarray, "s 2"],
+  ) -> Int[np.ndarray, "p 2"]:
+    if self._tagger is None or not len(starts):
+      return np.zeros((0, 2), np.int64)
+    found = sorted(self._tagger(text.body, text.title))
+    ranges = np.array([s[:2] for s in found], np.int64).reshape(-1, 2)
+    spans = token_spans(ranges, starts, limits, sentence_limits=sentences[:, 1])
+    self.summary.salient_spans.update(kind for _, _, kind in found)
+    self.summary.unaligned_spans += len(found) - len(spans)
+    return spans

@@ -1,0 +1,1 @@
+"""From documents to a corpus directory and its later versions."""

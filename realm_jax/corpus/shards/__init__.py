@@ -1,0 +1,1 @@
+"""The files of a corpus: one shard's arrays, written and mapped."""

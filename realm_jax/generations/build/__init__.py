@@ -1,0 +1,1 @@
+"""The sidecar: it embeds the corpus and publishes generations."""

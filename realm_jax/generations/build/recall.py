@@ -1,0 +1,59 @@
+"""How much of what exact search finds an index finds too."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Int32
+
+from realm_jax.corpus.store import NULL_ROW, Corpus
+from realm_jax.generations.store.embeddings import Embeddings
+from realm_jax.indexes.protocol import Index, QueryBatch, check_vectors
+from realm_jax.indexes.scann.tuning import TIE
+from realm_jax.indexes.truth import best_scores
+
+
+def held_out_queries(
+  corpus: Corpus, *, count: int, query_length: int, seed: int = 0
+) -> Int32[np.ndarray, "b q"]:
+  """Sentences of random blocks as queries: `[CLS] sentence [SEP]`, padded."""
+  rng = np.random.default_rng(seed)
+  rows = rng.choice(corpus.num_blocks, count, replace=count > corpus.num_blocks)
+  # The null block is [CLS] [SEP] [SEP] in any vocabulary.
+  cls_id, sep_id, _ = corpus.gather(np.array([NULL_ROW]), 3)[0]
+  queries = np.zeros((count, query_length), np.int32)
+  for query, row in zip(queries, rows.tolist(), strict=True):
+    start, limit = rng.choice(corpus.sentences(row))
+    words = corpus.body_token_ids(row)[start:limit][: query_length - 2]
+    query[: len(words) + 2] = [cls_id, *words, sep_id]
+  return queries
+
+
+def measure_recall(
+  index: Index,
+  embeddings: Embeddings,
+  queries: QueryBatch,
+  ks: Sequence[int],
+) -> dict[str, float]:
+  """Recall@k against exact search, by k as text.
+
+  A block found counts if it scores no worse than exact search's k-th.
+
+  Args:
+    index: what to measure.
+    embeddings: the vectors that it searches.
+    queries: with vectors.
+    ks: those above the number of blocks are left out.
+  """
+  ks = [k for k in ks if k <= index.num_blocks]
+  if not ks:
+    return {}
+  vectors = check_vectors(queries, embeddings.shape[1])
+  best = best_scores(embeddings, queries, max(ks))
+  recall = {}
+  for k in ks:
+    found = index.search(queries, k)
+    found_vectors = embeddings.gather(found.rows)
+    scores = np.einsum("bd,bkd->bk", vectors, found_vectors)
+    worst = best[:, k - 1 : k]
+    recall[str(k)] = float(np.mean(scores >= worst - TIE * abs(worst)))
+  return recall

@@ -1,0 +1,1 @@
+"""What stands on disk: manifests, vectors, publication and retention."""

@@ -1,0 +1,1 @@
+"""Approximate search with ScaNN, over trees that are trained here."""

@@ -1,0 +1,195 @@
+"""A released index becomes a corpus and a generation, embedding nothing."""
+
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from realm_jax.conversion.errors import ConversionError
+from realm_jax.conversion.google.block_records import BlockRecords
+from realm_jax.conversion.google.released_index import (
+  ReleasedIndex,
+  import_index,
+)
+from realm_jax.corpus.store import Corpus
+from realm_jax.generations.build.artifacts import EmbeddingConfig
+from realm_jax.generations.follow.loading import load_newest
+from realm_jax.generations.store.manifest import GenerationError
+from realm_jax.indexes.exact import ExactConfig
+from realm_jax.indexes.protocol import QueryBatch
+from realm_jax.indexes.scann.config import ScannConfig
+from realm_jax.models.bert import BertConfig
+from realm_jax.models.retriever import Retriever
+from realm_jax.text.wordpieces import WordpieceVocabulary
+
+pytestmark = pytest.mark.slow
+
+_PIECES = "[PAD] [UNK] [CLS] [SEP] [MASK] ada velt was born in the .".split()
+_NUM_BLOCKS = 120
+_DIM = 8
+_CONFIG = EmbeddingConfig(query_length=16, recall_queries=16, recall_at=(1, 8))
+_RETRIEVER = Retriever(
+  BertConfig(
+    vocab_size=len(_PIECES),
+    separator_id=3,
+    hidden_size=16,
+    num_layers=1,
+    num_heads=2,
+    intermediate_size=32,
+    max_positions=32,
+  ),
+  projection_size=_DIM,
+  shared_towers=False,
+)
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory) -> WordpieceVocabulary:
+  path = tmp_path_factory.mktemp("vocabulary") / "vocab.txt"
+  path.write_text("\n".join(_PIECES))
+  return WordpieceVocabulary(path)
+
+
+@pytest.fixture(scope="module")
+def params():
+  tokens = jnp.zeros((1, 4), jnp.int32)
+  boxed = jax.jit(_RETRIEVER.init)(jax.random.key(0), tokens, tokens)
+  return jax.device_get(flax.linen.unbox(boxed["params"]))
+
+
+def records() -> list[bytes]:
+  rng = np.random.default_rng(0)
+  words = rng.choice(_PIECES[5:], (_NUM_BLOCKS, 12))
+  return [" ".join(row).encode() for row in words[:-1]] + [b""]
+
+
+def vectors() -> np.ndarray:
+  rng = np.random.default_rng(1)
+  return rng.standard_normal((_NUM_BLOCKS, _DIM)).astype(np.float32)
+
+
+def run(released, tmp_path, vocabulary, params, *, index=None):
+  with import_index(
+    released,
+    model_dir=tmp_path / "model",
+    corpus_dir=tmp_path / "corpus",
+    retriever=_RETRIEVER,
+    params=params,
+    vocabulary=vocabulary,
+    index=index or ExactConfig(),
+    config=_CONFIG,
+  ) as manifest:
+    return manifest
+
+
+@pytest.mark.parametrize(
+  "index",
+  [
+    pytest.param(ExactConfig(), id="exact"),
+    pytest.param(
+      ScannConfig(
+        brute_force_below=0, num_leaves_searched=5, below_target=True
+      ),
+      id="scann",
+      marks=pytest.mark.slow,
+    ),
+  ],
+)
+def test_what_was_released_is_found_here(tmp_path, vocabulary, params, index):
+  np.save(tmp_path / "block_records.npy", np.array(records(), object))
+  # As a checkpoint's file is: mapped, not read.
+  np.save(tmp_path / "vectors.npy", vectors())
+  mapped = np.load(tmp_path / "vectors.npy", mmap_mode="r")
+  released = ReleasedIndex(BlockRecords(tmp_path / "block_records.npy"), mapped)
+  manifest = run(released, tmp_path, vocabulary, params, index=index)
+  assert manifest.step == 0
+  assert manifest.index_kind == index.kind
+  assert set(manifest.recall) == {"1", "8"}
+  assert all(0.8 < recall <= 1 for recall in manifest.recall.values())
+
+  corpus = Corpus.open(tmp_path / "corpus")
+  assert [corpus.body(r).encode() for r in range(_NUM_BLOCKS)] == records()
+  generation = load_newest(tmp_path / "model" / "generations", corpus=corpus)
+  assert generation.step == 0
+  rows = np.arange(_NUM_BLOCKS)
+  np.testing.assert_array_equal(generation.vectors(rows), vectors())
+
+  # Queries are embedded by the imported tower, and find what numpy finds.
+  tokens = np.array([[2, 5, 7, 3], [2, 6, 8, 3]], np.int32)
+  assert set(generation.query_params) == {"query_tower"}
+  queries, expected = (
+    np.asarray(
+      _RETRIEVER.apply({"params": tree}, tokens, method="embed_queries")
+    )
+    for tree in (generation.query_params, params)
+  )
+  np.testing.assert_array_equal(queries, expected)
+  found = generation.index.search(QueryBatch(tokens, queries), 3)
+  best = np.argsort(-(expected @ vectors().T), axis=1)[:, :3]
+  assert found.rows.tolist() == best.tolist()
+
+
+@pytest.mark.parametrize("count", [_NUM_BLOCKS - 1, _NUM_BLOCKS + 1])
+@pytest.mark.parametrize("is_sized", [True, False])
+def test_records_and_vectors_that_disagree_leave_nothing(
+  tmp_path, vocabulary, params, count, is_sized
+):
+  some = [*records(), b"one more"][:count]
+  released = ReleasedIndex(some if is_sized else iter(some), vectors())
+  with pytest.raises(ConversionError, match=r"120 .*vectors, and .* records"):
+    run(released, tmp_path, vocabulary, params)
+  assert list(tmp_path.iterdir()) == []
+
+
+def test_titles_must_be_as_many(tmp_path, vocabulary, params):
+  released = ReleasedIndex(records(), vectors(), titles=[b"ada"] * 119)
+  with pytest.raises(ConversionError, match="vectors, and 119 titles"):
+    run(released, tmp_path, vocabulary, params)
+  assert list(tmp_path.iterdir()) == []
+
+
+def test_vectors_of_another_model_are_refused(tmp_path, vocabulary, params):
+  released = ReleasedIndex(records(), vectors()[:, :4])
+  with pytest.raises(ConversionError, match="retriever of 8 dimensions"):
+    run(released, tmp_path, vocabulary, params)
+  assert list(tmp_path.iterdir()) == []
+
+
+def test_a_vector_that_is_not_finite_is_not_published(
+  tmp_path, vocabulary, params
+):
+  (tmp_path / "disk").mkdir()
+  (tmp_path / "corpus").symlink_to(tmp_path / "disk")
+  broken = vectors()
+  broken[77, 3] = np.nan
+  with pytest.raises(GenerationError, match="block 77 is not finite"):
+    run(ReleasedIndex(records(), broken), tmp_path, vocabulary, params)
+  assert not list((tmp_path / "model" / "generations").glob("0*"))
+  # Nor does its corpus stand in the way of the next attempt.
+  assert not (tmp_path / "corpus").exists()
+  run(ReleasedIndex(records(), vectors()), tmp_path, vocabulary, params)
+  assert Corpus.open(tmp_path / "corpus").num_blocks == _NUM_BLOCKS
+
+
+def test_an_import_takes_the_place_of_another(tmp_path, vocabulary, params):
+  run(ReleasedIndex(records(), vectors()), tmp_path / "a", vocabulary, params)
+  released = ReleasedIndex(records(), -vectors())
+  with import_index(
+    released,
+    model_dir=tmp_path / "a" / "model",
+    corpus_dir=tmp_path / "b",
+    retriever=_RETRIEVER,
+    params=params,
+    vocabulary=vocabulary,
+    index=ExactConfig(),
+    config=_CONFIG,
+  ):
+    pass
+  generation = load_newest(
+    tmp_path / "a" / "model" / "generations",
+    corpus=Corpus.open(tmp_path / "b"),
+  )
+  np.testing.assert_array_equal(
+    generation.vectors(np.arange(3)), -vectors()[:3]
+  )

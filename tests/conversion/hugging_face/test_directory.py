@@ -1,0 +1,62 @@
+"""The weights of a directory, whole or in shards."""
+
+import sys
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from realm_jax.conversion.errors import ConversionError
+from realm_jax.conversion.hugging_face.directory import (
+  open_tensors,
+  require_directory,
+)
+from tests.conversion.hugging_face import bert_files as files
+
+_WEIGHTS = {
+  "a": np.arange(6, dtype=np.float32).reshape(2, 3),
+  "b": np.ones(4, np.float32),
+}
+
+
+def test_the_shards_of_an_index_are_read_as_one_file(tmp_path):
+  index = {"a": "one.safetensors", "b": "two.safetensors"}
+  for name, file in index.items():
+    safetensors.numpy.save_file({name: _WEIGHTS[name]}, tmp_path / file)
+  files.write_json(
+    tmp_path / "model.safetensors.index.json", {"weight_map": index}
+  )
+  source = open_tensors(tmp_path)
+  assert source.shapes == {"a": (2, 3), "b": (4,)}
+  for name, array in _WEIGHTS.items():
+    np.testing.assert_array_equal(source.read(name), array)
+  (tmp_path / "two.safetensors").unlink()
+  with pytest.raises(ConversionError, match=r"two\.safetensors"):
+    open_tensors(tmp_path)
+
+
+def test_a_truncated_file_is_refused(tmp_path):
+  path = tmp_path / "model.safetensors"
+  safetensors.numpy.save_file(_WEIGHTS, path)
+  path.write_bytes(path.read_bytes()[:-10])
+  with pytest.raises(ConversionError, match="cannot be read"):
+    open_tensors(tmp_path)
+
+
+def test_a_directory_without_weights_says_what_it_has(tmp_path):
+  (tmp_path / "vocab.txt").write_text("")
+  with pytest.raises(ConversionError, match=r"no model\.safetensors.*vocab"):
+    open_tensors(tmp_path)
+  with pytest.raises(ConversionError, match="no local directory"):
+    require_directory(tmp_path / "nowhere")
+
+
+def test_pickles_are_for_torch_and_not_in_shards(tmp_path, monkeypatch):
+  monkeypatch.setitem(sys.modules, "torch", None)
+  (tmp_path / "pytorch_model.bin").write_bytes(b"")
+  with pytest.raises(ConversionError, match="is a pickle, which only torch"):
+    open_tensors(tmp_path)
+  (tmp_path / "pytorch_model.bin").unlink()
+  files.write_json(tmp_path / "pytorch_model.bin.index.json", {})
+  with pytest.raises(ConversionError, match=r"in shards; .*save it again"):
+    open_tensors(tmp_path)

@@ -1,0 +1,188 @@
+"""What sentence-transformers says beside BERT's weights is followed."""
+
+import json
+
+import numpy as np
+import pytest
+
+from realm_jax.conversion.bert_models import TowerOptions
+from realm_jax.conversion.errors import ConversionError
+from realm_jax.conversion.hugging_face.bert import plan_hf_bert
+from realm_jax.conversion.hugging_face.bert_export import plan_hf_bert_export
+from realm_jax.conversion.hugging_face.sentence_transformers import (
+  read_sentence_model,
+)
+from realm_jax.conversion.importing import import_weights
+from realm_jax.models.retriever import Retriever
+from tests.conversion import exported
+from tests.conversion.hugging_face import bert_files as files
+from tests.conversion.imported import load
+
+_SAID = {"query": "where", "block": "bridge"}
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_sentence_transformers_modules_are_followed(tmp_path, normalize):
+  weights = files.tensors()
+  files.write(tmp_path / "bert", weights)
+  files.write_sentence_modules(tmp_path / "bert", normalize=normalize)
+  files.write_json(
+    tmp_path / "bert" / "sentence_bert_config.json", {"max_seq_length": 32}
+  )
+  report = files.import_bert(
+    tmp_path / "bert", tmp_path / "out", score_scale=20.0
+  )
+  assert "the first 32 tokens" in report
+  retriever = load(tmp_path / "out").retriever
+  assert (retriever.pooling, retriever.normalize) == ("mean", normalize)
+  assert retriever.score_scale == 20.0
+  wanted = np.stack([hidden.mean(0) for hidden in files.hidden(weights)])
+  if normalize:
+    wanted /= np.linalg.norm(wanted, axis=1, keepdims=True)
+  np.testing.assert_allclose(files.vectors(tmp_path / "out"), wanted, atol=2e-5)
+
+
+def test_a_flag_goes_before_the_modules(tmp_path):
+  files.write(tmp_path / "bert", files.tensors())
+  files.write_sentence_modules(tmp_path / "bert", mode="cls_token")
+  files.import_bert(tmp_path / "bert", tmp_path / "one")
+  assert load(tmp_path / "one").retriever.pooling == "cls"
+  files.import_bert(
+    tmp_path / "bert", tmp_path / "two", pooling="mean", normalize=False
+  )
+  retriever = load(tmp_path / "two").retriever
+  assert (retriever.pooling, retriever.normalize) == ("mean", False)
+
+
+@pytest.mark.parametrize(
+  ("chain", "said"),
+  [
+    (["Transformer", "Pooling", "Dense"], "Dense"),
+    (["WordEmbeddings", "Pooling"], "WordEmbeddings"),
+  ],
+)
+def test_other_modules_are_refused(tmp_path, chain, said):
+  path = tmp_path / "modules.json"
+  folders = ["", "1_Pooling", "2_Dense"]
+  modules = [
+    {"type": f"sentence_transformers.models.{kind}", "path": folder}
+    for kind, folder in zip(chain, folders, strict=False)
+  ]
+  path.write_text(json.dumps(modules))
+  with pytest.raises(ConversionError, match=said):
+    read_sentence_model(tmp_path)
+
+
+def test_max_pooling_is_refused(tmp_path):
+  files.write_sentence_modules(tmp_path, mode="max_tokens")
+  with pytest.raises(ConversionError, match="pooling_mode_max_tokens"):
+    read_sentence_model(tmp_path)
+
+
+def test_texts_before_queries_and_blocks_become_ids(tmp_path):
+  files.write(tmp_path / "bert", files.tensors())
+  files.write_sentence_modules(tmp_path / "bert")
+  files.write_json(
+    tmp_path / "bert" / "config_sentence_transformers.json",
+    {"prompts": {"query": "where was ", "passage": "the bridge "}},
+  )
+  pieces = files.pieces()
+  where, was, bridge = (pieces.index(w) for w in ("where", "was", "bridge"))
+  files.import_bert(tmp_path / "bert", tmp_path / "out", block_prefix="bridge")
+  text = (tmp_path / "out" / "model.gin").read_text()
+  assert f"retriever.Retriever.query_prefix = ({where}, {was})" in text
+  # The flag goes before the prompt.
+  assert f"retriever.Retriever.block_prefix = ({bridge},)" in text
+  with pytest.raises(ConversionError, match="--query_prefix='日本'"):
+    files.import_bert(tmp_path / "bert", tmp_path / "two", query_prefix="日本")
+
+
+def test_each_tower_has_the_prompts_of_its_own_directory(tmp_path):
+  for name in ("query", "block"):
+    files.write(tmp_path / name, files.tensors())
+    files.write_sentence_modules(tmp_path / name)
+    files.write_json(
+      tmp_path / name / "config_sentence_transformers.json",
+      {"prompts": {"query": f"{_SAID[name]} ", "passage": f"{_SAID[name]} "}},
+    )
+  plan = plan_hf_bert(
+    tmp_path / "query", TowerOptions(), block_input=tmp_path / "block"
+  )
+  pieces = files.pieces()
+  assert plan.retriever.query_prefix == (pieces.index("where"),)
+  assert plan.retriever.block_prefix == (pieces.index("bridge"),)
+
+
+@pytest.mark.parametrize("prompts", [["query: "], {"query": 1}, "query: "])
+def test_prompts_that_are_no_texts_by_name_are_refused(tmp_path, prompts):
+  files.write_sentence_modules(tmp_path)
+  files.write_json(
+    tmp_path / "config_sentence_transformers.json", {"prompts": prompts}
+  )
+  with pytest.raises(ConversionError, match="want texts by name"):
+    read_sentence_model(tmp_path)
+
+
+def test_a_block_is_read_as_sentence_transformers_reads_its_text(tmp_path):
+  weights = files.tensors()
+  files.write(tmp_path / "bert", weights)
+  files.write_sentence_modules(tmp_path / "bert", normalize=False)
+  import_weights(
+    "hf_bert",
+    str(tmp_path / "bert"),
+    tmp_path / "out",
+    parts=["retriever"],
+    block_prefix="bridge",
+  )
+  prefix = files.pieces().index("bridge")
+  # Title and body are one text, of one type, after the prefix.
+  wanted = [
+    files.last_hidden(weights, ids, [0] * len(ids)).mean(0)
+    for ids in ([2, prefix, 9, 11, 7, 8, 21, 3], [2, prefix, 14, 3])
+  ]
+  blocks = np.array([files.LONG, [2, 14, 3, 3] + [0] * 4], np.int32)
+  vectors = files.vectors(tmp_path / "out", "embed_blocks", blocks)
+  np.testing.assert_allclose(vectors, wanted, atol=2e-5)
+
+
+def test_the_weights_may_lie_in_a_folder_of_their_own(tmp_path):
+  weights = files.tensors()
+  files.write(tmp_path / "bert" / "0_Transformer", weights)
+  files.write_sentence_modules(tmp_path / "bert", folder="0_Transformer")
+  files.import_bert(tmp_path / "bert", tmp_path / "out", normalize=False)
+  wanted = [hidden.mean(0) for hidden in files.hidden(weights)]
+  np.testing.assert_allclose(files.vectors(tmp_path / "out"), wanted, atol=2e-5)
+
+
+def test_sentence_transformers_is_told_where_it_can_be(tmp_path):
+  words = exported.vocabulary()
+  prefix = tuple(words.encode("where was"))
+  retriever = Retriever(
+    bert=exported.BERT,
+    projection_size=None,
+    pooling="mean",
+    normalize=True,
+    query_prefix=prefix,
+    title_separator=False,
+    token_types=False,
+  )
+  plan = plan_hf_bert_export(
+    exported.model(retriever), part="retriever", tower=None
+  )
+  for name, content in plan.files.items():
+    if content is None:
+      (tmp_path / name).mkdir()
+    else:
+      files.write_json(tmp_path / name, content)
+  sentence = read_sentence_model(tmp_path)
+  assert sentence is not None
+  assert (sentence.pooling, sentence.normalize) == ("mean", True)
+  assert tuple(words.encode(sentence.query_prompt)) == prefix
+  assert sentence.block_prompt == ""
+  assert (tmp_path / "2_Normalize").is_dir()
+
+  # With a [SEP] after the title, it would read something else.
+  other = exported.model(retriever.clone(title_separator=True))
+  plan = plan_hf_bert_export(other, part="retriever", tower=None)
+  assert "modules.json" not in plan.files
+  assert any("no modules.json" in note for note in plan.notes)

@@ -1,0 +1,81 @@
+"""`python -m realm_jax.build_index`, as a user types it."""
+
+import subprocess
+import sys
+
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from realm_jax import configuration
+from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.generations.follow.loading import load_newest
+from realm_jax.models.retriever import Retriever
+
+pytestmark = pytest.mark.slow
+
+_FILES = ["gin/models/tiny.gin", "gin/runs/build_index.gin"]
+
+
+@pytest.fixture
+def build_index(tmp_path, corpus, project_dir, command_environment):
+  """Runs the command with bindings of its own."""
+
+  def run(*flags, **bindings):
+    given = {
+      "MODEL_DIR": str(tmp_path),
+      "CORPUS_DIR": str(corpus.directory),
+      **bindings,
+    }
+    return subprocess.run(
+      [
+        *(sys.executable, "-m", "realm_jax.build_index", *flags),
+        *(f"--gin_file={file}" for file in _FILES),
+        *(f"--gin.{name}={value!r}" for name, value in given.items()),
+      ],
+      cwd=project_dir,
+      env=command_environment,
+      capture_output=True,
+      text=True,
+      timeout=180,
+    )
+
+  return run
+
+
+def _save_checkpoint(model_dir, corpus):
+  bindings = [f"MODEL_DIR = {str(model_dir)!r}", "CORPUS_DIR = ''"]
+  with configuration.parsed(_FILES, bindings):
+    retriever = configuration.configured(Retriever)()
+  retriever = retriever.for_vocabulary(
+    vocab_size=corpus.vocab_size, separator_id=3
+  )
+  tokens = jnp.zeros((1, 4), jnp.int32)
+  params = jax.jit(retriever.init)(jax.random.key(0), tokens, tokens)["params"]
+  store = CheckpointStore(model_dir, read_only=False)
+  loop = {"generation": np.int64(-1), "seed": np.int64(0)}
+  store.save(0, {"retriever": flax.linen.unbox(params), "loop": loop})
+  store.close()
+
+
+@pytest.mark.slow
+def test_once_publishes_a_generation_and_exits(build_index, tmp_path, corpus):
+  _save_checkpoint(tmp_path, corpus)
+  partial = "--gin.REFRESH=%PARTIAL"
+  done = build_index("--once", partial, TOKENS_PER_BATCH=4096)
+  assert done.returncode == 0, done.stderr
+  assert "embeds every block: there is no earlier one" in done.stderr
+  assert "published generation 0: 150 blocks" in done.stderr
+  generation = load_newest(tmp_path / "generations", corpus=corpus)
+  assert generation.index.kind == "scann"
+  assert generation.manifest.recall["8"] == 1.0
+
+
+@pytest.mark.slow
+def test_what_a_user_gets_wrong_is_one_line(build_index, tmp_path):
+  done = build_index("--once", CORPUS_DIR=str(tmp_path / "nowhere"))
+  assert done.returncode == 2
+  assert "build_index: no corpus in" in done.stderr
+  assert "Traceback" not in done.stderr

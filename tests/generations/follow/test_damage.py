@@ -1,0 +1,286 @@
+"""A generation with every kind of file, cut, flipped and removed anywhere."""
+
+import dataclasses
+import functools
+import os
+import shutil
+import threading
+import time
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from benchmarks import faults
+from realm_jax.generations.follow.loading import blocks_of, load_generation
+from realm_jax.generations.follow.watcher import GenerationWatcher
+from realm_jax.generations.store import damage_reports as refused
+from realm_jax.generations.store import embeddings, layout, query_tower
+from realm_jax.generations.store import manifest as manifests
+from realm_jax.generations.store.manifest import DamagedGenerationError
+from realm_jax.generations.store.publisher import publish, remove_damaged
+from realm_jax.indexes import npy
+from realm_jax.indexes.protocol import BuildOptions
+from realm_jax.indexes.registry import parameters_of
+from realm_jax.indexes.scann.config import ScannConfig, given_tree
+from tests.generations.conftest import DIM, fill, publish_one
+
+pytestmark = pytest.mark.slow
+
+_SCANN = given_tree(
+  8,
+  num_leaves_searched=8,
+  num_reordered=100,
+  reordering="int8",
+  spherical=True,
+  soar_lambda=1.5,
+)
+
+
+def _write(directory, corpus):
+  """All that a partial refresh with ScaNN publishes."""
+  manifest = fill(directory, corpus, 500)
+  rng = np.random.default_rng(500)
+  vectors = rng.standard_normal((corpus.num_blocks, DIM)).astype(np.float32)
+  shards = embeddings.ShardLayout.of(
+    corpus.num_blocks, DIM, dtype="float32", most_rows=corpus.num_blocks // 3
+  )
+  steps = np.arange(corpus.num_blocks) % 2 * 500
+  stored = tuple(
+    embeddings.write_shard(
+      directory, shards, i, vectors[shards.rows(i)], steps[shards.rows(i)]
+    )
+    for i in range(len(shards))
+  )
+  npy.save(directory / "block_keys.npy", np.arange(corpus.num_blocks))
+  manifest = dataclasses.replace(
+    manifest,
+    embeddings=stored,
+    block_keys="block_keys.npy",
+    index_kind="scann",
+    index_parameters=parameters_of(_SCANN),
+  )
+  _SCANN.build(
+    blocks_of(corpus, embeddings.Embeddings(directory, manifest)),
+    BuildOptions(directory=directory / "scann"),
+  )
+  return manifest
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, corpus) -> Path:
+  """Generation 0, and generation 500 with every kind of file."""
+  directory = tmp_path_factory.mktemp("damage") / "generations"
+  publish_one(directory, corpus, 0)
+  publish(directory, 500, lambda built: _write(built, corpus))
+  return directory
+
+
+@pytest.fixture
+def published(whole, tmp_path) -> Path:
+  """A copy, to be spoilt."""
+  return shutil.copytree(whole, tmp_path / "generations")
+
+
+def _files(generations_dir):
+  directory = generations_dir / "00000500"
+  return sorted(path for path in directory.rglob("*") if path.is_file())
+
+
+def _until(condition, seconds=20):
+  deadline = time.monotonic() + seconds
+  while not condition():
+    assert time.monotonic() < deadline, "waited in vain"
+    time.sleep(0.005)
+
+
+def test_every_kind_of_file_is_there(published, corpus):
+  names = {
+    str(path.relative_to(published / "00000500")) for path in _files(published)
+  }
+  assert names >= {
+    "block_keys.npy",
+    "embeddings-00000-of-00003.npy",
+    "manifest.json",
+    "scann/datapoint_to_token.npy",
+    "scann/hashed_dataset_soar.npy",
+    "scann/int8_dataset.npy",
+    "scann/serialized_partitioner.pb",
+    "scann/tree.json",
+    "steps-00002-of-00003.npy",
+    query_tower.PATH,
+  }
+  generation = load_generation(published, 500, corpus=corpus)
+  assert (generation.index.kind, generation.oldest_step) == ("scann", 0)
+
+
+def test_cut_at_any_byte_it_is_refused(published, corpus):
+  rng = np.random.default_rng(0)
+  for path in _files(published):
+    content = path.read_bytes()
+    # A manifest without its last newline is whole.
+    last = len(content) - (path.name == layout.MANIFEST)
+    for place in {0, 1, last - 1, *rng.integers(last, size=5).tolist()}:
+      path.write_bytes(content[:place])
+      with pytest.raises(DamagedGenerationError):
+        load_generation(published, 500, corpus=corpus)
+    path.write_bytes(content)
+  assert load_generation(published, 500, corpus=corpus).step == 500
+
+
+def test_a_bit_flipped_in_any_file_is_found(published, corpus):
+  rng = np.random.default_rng(0)
+  for path in _files(published):
+    content = path.read_bytes()
+    for place in rng.integers(len(content), size=5):
+      data = bytearray(content)
+      data[place] ^= 1 << rng.integers(8)
+      path.write_bytes(data)
+      with pytest.raises(DamagedGenerationError):
+        load_generation(published, 500, corpus=corpus)
+    path.write_bytes(content)
+
+
+def test_a_flipped_format_version_is_damage_and_another_is_not(published):
+  path = published / "00000500" / layout.MANIFEST
+  text = path.read_text()
+  wanted = f'"format_version": {manifests.FORMAT_VERSION}'
+  path.write_text(text.replace(wanted, '"format_version": 6'))
+  with pytest.raises(DamagedGenerationError, match="its own checksum"):
+    manifests.read(path.parent)
+  values = manifests.unsealed(text)
+  path.write_text(manifests.sealed({**values, "format_version": 6}))
+  with pytest.raises(manifests.GenerationError, match="format version 6") as e:
+    manifests.read(path.parent)
+  assert not isinstance(e.value, DamagedGenerationError)
+  assert remove_damaged(published) == []
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff", b"[]"])
+def test_a_builder_removes_what_has_a_damaged_manifest(published, content):
+  path = published / "00000500" / layout.MANIFEST
+  path.write_bytes(content)
+  assert remove_damaged(published) == [500]
+  assert layout.published_steps(published) == [0]
+
+
+def _watch(generations_dir, corpus):
+  load = functools.partial(load_generation, generations_dir, corpus=corpus)
+  return GenerationWatcher(generations_dir, load, poll_seconds=0.01)
+
+
+@pytest.mark.parametrize(
+  "name", [layout.MANIFEST, "scann/int8_dataset.npy", "block_keys.npy"]
+)
+def test_a_watcher_goes_on_with_the_one_before(published, corpus, name):
+  path = published / "00000500" / name
+  content = path.read_bytes()
+  path.write_bytes(content[: len(content) // 2])
+  with _watch(published, corpus) as watcher:
+    _until(lambda: watcher.newest() is not None)
+    assert watcher.newest().step == 0
+    assert list(watcher.rejected) == [500]
+  # A builder looks at what it is told of, and at nothing twice.
+  assert refused.take(published) == [500]
+  assert refused.take(published) == []
+
+
+def test_a_builder_removes_only_what_is_damaged(published):
+  refused.tell(published, 0)
+  refused.tell(published, 500)
+  path = published / "00000500" / query_tower.PATH
+  data = bytearray(path.read_bytes())
+  data[-1] ^= 1
+  path.write_bytes(data)
+  assert remove_damaged(published, refused.take(published)) == [500]
+  assert layout.published_steps(published) == [0]
+
+
+def test_a_wrong_refusal_is_looked_at_again(published, corpus, monkeypatch):
+  monkeypatch.setattr(
+    "realm_jax.generations.follow.watcher._AGAIN_SECONDS", 0.2
+  )
+  attempts = []
+
+  def load(step):
+    attempts.append(step)
+    if len(attempts) == 1:
+      raise DamagedGenerationError("read wrongly")
+    return load_generation(published, step, corpus=corpus)
+
+  with GenerationWatcher(published, load, poll_seconds=0.01) as watcher:
+    with pytest.raises(DamagedGenerationError, match="read wrongly"):
+      watcher.wait_for(500, timeout=20)
+    time.sleep(0.3)
+    _until(lambda: _waited(watcher) == 500)
+  assert attempts == [500, 500]
+
+
+def _waited(watcher):
+  try:
+    return watcher.wait_for(500, timeout=0.1).step
+  except (DamagedGenerationError, TimeoutError):
+    return None
+
+
+def test_what_another_process_loads_is_verified_meanwhile(published, corpus):
+  path = published / "00000500" / "scann" / "hashed_dataset.npy"
+  content = bytearray(path.read_bytes())
+  content[-1] ^= 1
+  path.write_bytes(content)
+  with pytest.raises(DamagedGenerationError, match="hashed_dataset"):
+    load_generation(published, 500, corpus=corpus, isolate=True)
+  assert not faults.searching(os.getpid())
+
+
+def _remove(generation):
+  shutil.rmtree(generation)
+
+
+def _spoil(generation):
+  path = generation / "scann" / "scann_config.pb"
+  content = bytearray(path.read_bytes())
+  content[39] ^= 8
+  path.write_bytes(content)
+
+
+@pytest.mark.parametrize("harm", [_remove, _spoil])
+def test_what_goes_while_its_index_is_loaded_is_called_damaged(
+  published, corpus, harm
+):
+  load = ScannConfig.load
+
+  def harm_and_load(config, directory, *arguments, **settings):
+    harm(published / "00000500")
+    return load(config, directory, *arguments, **settings)
+
+  with (
+    mock.patch.object(ScannConfig, "load", harm_and_load),
+    pytest.raises(DamagedGenerationError, match=r"is missing|checksum"),
+  ):
+    load_generation(published, 500, corpus=corpus)
+
+
+def test_a_directory_may_be_removed_at_any_moment(
+  published, whole, corpus, tmp_path
+):
+  rng = np.random.default_rng(0)
+  steps = set()
+  for i, delay in enumerate(rng.uniform(0, 0.05, 12)):
+    removing = threading.Timer(
+      delay, shutil.rmtree, (published / "00000500",), {"ignore_errors": True}
+    )
+    with _watch(published, corpus) as watcher:
+      watcher.newest()
+      removing.start()
+      _until(lambda watcher=watcher: watcher.newest() is not None)
+      removing.join()
+      newest = watcher.newest()
+      # What was loaded is whole, whatever became of its files.
+      assert np.isfinite(newest.vectors(np.arange(150))).all()
+      steps.add(newest.step)
+    aside = tmp_path / f"again-{i}"
+    shutil.copytree(whole / "00000500", aside)
+    aside.rename(published / "00000500")
+  assert steps <= {0, 500}

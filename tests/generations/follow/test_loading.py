@@ -1,0 +1,228 @@
+"""What a reader accepts, and what it refuses."""
+
+import dataclasses
+import json
+import shutil
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from realm_jax.generations.follow.loading import load_generation, load_newest
+from realm_jax.generations.store import layout, query_tower
+from realm_jax.generations.store import manifest as manifests
+from realm_jax.generations.store.embeddings import Embeddings, ShardLayout, copy
+from realm_jax.generations.store.manifest import GenerationError
+from realm_jax.generations.store.publisher import publish
+from realm_jax.indexes.protocol import QueryBatch
+from realm_jax.indexes.random import RandomConfig
+from tests.generations.conftest import DIM, fill, make_corpus, publish_one
+
+
+def _vectors(corpus, step):
+  rng = np.random.default_rng(step)
+  return rng.standard_normal((corpus.num_blocks, DIM)).astype(np.float32)
+
+
+def test_what_is_published_comes_back_whole(generations_dir, corpus):
+  assert publish_one(generations_dir, corpus, 500)
+  generation = load_generation(generations_dir, 500, corpus=corpus)
+  vectors = _vectors(corpus, 500)
+  rows = np.array([[0, 149, 7], [49, 50, 100]])
+  np.testing.assert_array_equal(generation.vectors(rows), vectors[rows])
+  np.testing.assert_array_equal(
+    generation.query_params["tower"]["kernel"], np.full((2, 3), 500)
+  )
+  found = generation.index.search(
+    QueryBatch(np.zeros((2, 4), np.int32), vectors[[3, 77]]), 1
+  )
+  scores = vectors[[3, 77]] @ vectors.T
+  np.testing.assert_array_equal(found.rows[:, 0], scores.argmax(axis=1))
+  files = {file.path for file in generation.manifest.files}
+  assert len([name for name in files if name.startswith("embeddings-")]) == 3
+
+
+def test_another_index_may_search_the_same_blocks(generations_dir, corpus):
+  publish_one(generations_dir, corpus, 500)
+  generation = load_generation(
+    generations_dir, 500, corpus=corpus, index=RandomConfig()
+  )
+  assert generation.index.kind == "random"
+  assert generation.index.num_blocks == corpus.num_blocks
+
+
+def test_a_staged_generation_outlives_its_source_and_leaves_no_copy(
+  generations_dir, corpus, tmp_path
+):
+  publish_one(generations_dir, corpus, 500)
+  cache_dir = tmp_path / "cache"
+  cache_dir.mkdir()
+  generation = load_generation(
+    generations_dir, 500, corpus=corpus, stage=True, cache_dir=cache_dir
+  )
+  shutil.rmtree(generations_dir)
+  assert not list(cache_dir.iterdir())
+  np.testing.assert_array_equal(
+    generation.vectors(np.arange(150)), _vectors(corpus, 500)
+  )
+
+
+def test_staging_finds_damage_too(generations_dir, corpus):
+  publish_one(generations_dir, corpus, 500)
+  _flip(generations_dir / "00000500" / "embeddings-00001-of-00003.npy")
+  with pytest.raises(GenerationError, match="does not match its checksum"):
+    load_generation(generations_dir, 500, corpus=corpus, stage=True)
+  (generations_dir / "00000500" / query_tower.PATH).unlink()
+  # The error names what the user can mend, and not the copy.
+  with pytest.raises(GenerationError, match=f"{generations_dir}.* is missing"):
+    load_generation(generations_dir, 500, corpus=corpus, stage=True)
+
+
+def test_the_null_block_has_no_vector(generations_dir, corpus):
+  publish_one(generations_dir, corpus, 0)
+  generation = load_generation(generations_dir, 0, corpus=corpus)
+  with pytest.raises(IndexError, match="null block"):
+    generation.vectors(np.array([3, -1]))
+
+
+def _cut(path):
+  with path.open("r+b") as file:
+    file.truncate(path.stat().st_size - 1)
+
+
+def _flip(path):
+  data = bytearray(path.read_bytes())
+  data[len(data) // 2] ^= 0x10
+  path.write_bytes(data)
+
+
+DAMAGE = {
+  "cut embeddings": ("embeddings-00001-of-00003.npy", _cut),
+  "flipped embeddings": ("embeddings-00002-of-00003.npy", _flip),
+  "missing embeddings": (
+    "embeddings-00000-of-00003.npy",
+    lambda path: path.unlink(),
+  ),
+  "cut query tower": (query_tower.PATH, _cut),
+  "flipped query tower": (query_tower.PATH, _flip),
+  "cut manifest": (layout.MANIFEST, _cut),
+  "empty manifest": (layout.MANIFEST, lambda path: path.write_text("")),
+  "binary manifest": (
+    layout.MANIFEST,
+    lambda path: path.write_bytes(bytes(range(256))),
+  ),
+  "no manifest": (layout.MANIFEST, lambda path: path.unlink()),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_is_named_and_never_loaded(generations_dir, corpus, damage):
+  publish_one(generations_dir, corpus, 500)
+  name, harm = DAMAGE[damage]
+  if damage == "cut manifest":
+    # A manifest without its last newline is whole; one without its end is not.
+    _cut(generations_dir / "00000500" / name)
+  harm(generations_dir / "00000500" / name)
+  with pytest.raises(GenerationError, match=name.replace("/", ".")):
+    load_generation(generations_dir, 500, corpus=corpus)
+
+
+def _rewrite(generations_dir, **changes):
+  path = generations_dir / "00000500" / layout.MANIFEST
+  path.write_text(manifests.sealed(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+  "changes, message",
+  [
+    ({"format_version": 1}, "format version 1, and this program reads 2"),
+    ({"step": 499}, "generation of step 499"),
+    ({"num_blocks": 151}, "150 rows for 151 blocks"),
+    ({"colour": "red"}, "colour"),
+    ({"folder": "../.."}, "leads outside"),
+    ({"index_kind": "psychic"}, "no index is called 'psychic'"),
+    ({"index_parameters": {"leaves": 3}}, "has no parameter leaves"),
+    ({"dim": DIM + 1}, "its manifest says"),
+  ],
+)
+def test_a_manifest_that_cannot_be_is_refused(
+  generations_dir, corpus, changes, message
+):
+  publish_one(generations_dir, corpus, 500)
+  _rewrite(generations_dir, **changes)
+  with pytest.raises(GenerationError, match=message):
+    load_generation(generations_dir, 500, corpus=corpus)
+
+
+def test_a_bit_flipped_anywhere_is_found(generations_dir, corpus):
+  publish_one(generations_dir, corpus, 500)
+  rng = np.random.default_rng(0)
+  files = [p for p in (generations_dir / "00000500").rglob("*") if p.is_file()]
+  assert len(files) == 5
+  for path in files:
+    whole = path.read_bytes()
+    for place in rng.integers(len(whole), size=30):
+      data = bytearray(whole)
+      data[place] ^= 1 << rng.integers(8)
+      path.write_bytes(data)
+      with pytest.raises(GenerationError):
+        load_generation(generations_dir, 500, corpus=corpus)
+    path.write_bytes(whole)
+  assert load_generation(generations_dir, 500, corpus=corpus).step == 500
+
+
+def test_a_wrong_checksum_in_the_manifest_is_refused(generations_dir, corpus):
+  publish_one(generations_dir, corpus, 500)
+  manifest = manifests.read(generations_dir / "00000500")
+  files = [dataclasses.asdict(file) for file in manifest.files]
+  files[0]["sha256"] = "0" * 64
+  _rewrite(generations_dir, files=files)
+  with pytest.raises(GenerationError, match="does not match its checksum"):
+    load_generation(generations_dir, 500, corpus=corpus)
+
+
+def test_a_generation_of_another_corpus_is_refused(
+  generations_dir, corpus, tmp_path
+):
+  other = make_corpus(tmp_path / "other", num_blocks=150, seed=1)
+  publish_one(generations_dir, other, 500)
+  with pytest.raises(GenerationError, match="of another corpus"):
+    load_generation(generations_dir, 500, corpus=corpus)
+
+
+def test_the_newest_that_is_sound_is_taken(generations_dir, corpus, tmp_path):
+  for step in (0, 500, 1000):
+    publish_one(generations_dir, corpus, step)
+  _cut(generations_dir / "00001000" / "embeddings-00001-of-00003.npy")
+  assert load_newest(generations_dir, corpus=corpus).step == 500
+  shutil.rmtree(generations_dir)
+  with pytest.raises(GenerationError, match="build_index --once"):
+    load_newest(generations_dir, corpus=corpus)
+
+
+def test_the_only_one_being_damaged_says_how(generations_dir, corpus):
+  publish_one(generations_dir, corpus, 500)
+  _cut(generations_dir / "00000500" / "embeddings-00001-of-00003.npy")
+  with pytest.raises(GenerationError, match="has 1727 bytes and not 1728"):
+    load_newest(generations_dir, corpus=corpus)
+
+
+def test_bfloat16_vectors_come_back_as_they_were_rounded(
+  generations_dir, corpus
+):
+  def write(directory):
+    manifest = fill(directory, corpus, 500)
+    for shard in manifest.embeddings:
+      (directory / shard.path).unlink()
+    shards = ShardLayout.of(150, DIM, dtype="bfloat16", most_rows=50)
+    stored = copy(_vectors(corpus, 500), directory, shards, step=500)
+    return dataclasses.replace(manifest, dtype="bfloat16", embeddings=stored)
+
+  publish(generations_dir, 500, write)
+  generation = load_generation(generations_dir, 500, corpus=corpus)
+  rounded = _vectors(corpus, 500).astype(ml_dtypes.bfloat16)
+  np.testing.assert_array_equal(
+    generation.vectors(np.arange(150)), rounded.astype(np.float32)
+  )
+  assert isinstance(generation.embeddings, Embeddings)
+  np.testing.assert_array_equal(generation.embeddings[45:120], rounded[45:120])

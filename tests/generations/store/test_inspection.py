@@ -1,0 +1,163 @@
+"""What lies in a folder of generations, as people are told."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.generations.store import layout
+from realm_jax.generations.store import retention as named
+from realm_jax.generations.store.inspection import Place, shown_bytes, table
+from realm_jax.generations.store.leases import Lease
+from realm_jax.generations.store.manifest import GenerationError
+from realm_jax.generations.store.retention import UnknownNeedsError
+from tests.generations.conftest import publish_one
+
+
+@pytest.fixture
+def model_dir(tmp_path, corpus):
+  """Five generations, of which checkpoint 8 uses 4."""
+  for step in (0, 4, 8, 12, 16):
+    publish_one(tmp_path / "generations", corpus, step)
+  _save(tmp_path, 8, generation=4)
+  return tmp_path
+
+
+def _save(model_dir, step, *, generation, lag_steps=0):
+  store = CheckpointStore(model_dir, read_only=False)
+  loop = {"generation": np.int64(generation), "lag_steps": np.int64(lag_steps)}
+  store.save(step, {"loop": loop})
+  store.close()
+
+
+def _damage(model_dir, step):
+  path = next(layout.path_of(model_dir / "generations", step).glob("emb*"))
+  data = bytearray(path.read_bytes())
+  data[-1] ^= 1
+  path.write_bytes(data)
+
+
+def test_each_generation_is_described(model_dir, corpus):
+  lease = Lease(model_dir / "generations")
+  lease.hold([8, 12])
+  (model_dir / "generations" / "00000020").mkdir()
+  (model_dir / "generations" / "00000016" / "manifest.json").write_text("{")
+  found = {one.step: one for one in Place.of(model_dir, None).look()}
+  lease.release()
+  assert list(found) == [0, 4, 8, 12, 16, 20]
+  files = (model_dir / "generations" / "00000004").rglob("*")
+  sizes = [path.stat().st_size for path in files if path.is_file()]
+  one = found[4].to_json()
+  assert one["bytes"] == sum(sizes)
+  assert (one["num_blocks"], one["corpus_version"]) == (150, 1)
+  assert (one["index"], one["recall"]) == ("exact", {"8": 1.0})
+  assert (one["checkpoints"], one["leased_by"]) == ([8], [])
+  assert one["problem"] is None
+  assert len(found[12].leased_by) == 1
+  assert "has no manifest.json" in found[20].problem
+  assert "is not a manifest" in found[16].problem
+  lines = table(list(found.values())).splitlines()
+  assert lines[0].split()[:4] == ["step", "blocks", "corpus", "index"]
+  assert lines[2].split()[:3] == ["4", "150", "v1"]
+  assert lines[5].split()[:3] == ["16", "!", "?"]
+  assert lines[-1].startswith("20: ")
+
+
+def test_damage_is_found_by_reading_every_byte(model_dir):
+  _damage(model_dir, 12)
+  place = Place.of(None, model_dir / "generations")
+  assert [one.step for one in place.look() if one.problem] == []
+  damaged = [one for one in place.look(checksums=True) if one.problem]
+  assert [one.step for one in damaged] == [12]
+  assert "does not match its checksum" in damaged[0].problem
+
+
+def test_what_is_needed_is_not_pruned(model_dir, tmp_path):
+  place = Place.of(model_dir, None)
+  assert place.to_prune(keep=2) == [0, 8]
+  assert place.to_prune(keep=4) == [0]
+  lease = Lease(model_dir / "generations")
+  lease.hold([0])
+  assert place.to_prune(keep=1) == [8, 12]
+  lease.release()
+  # A run that waits may go on from any of its checkpoints.
+  _save(model_dir, 12, generation=8, lag_steps=4)
+  assert place.to_prune(keep=1) == [0]
+  assert layout.published_steps(model_dir / "generations")[:2] == [0, 4]
+
+
+def test_nothing_is_pruned_where_no_checkpoint_says_what_is_needed(
+  tmp_path, corpus
+):
+  for step in (0, 4, 8):
+    publish_one(tmp_path / "generations", corpus, step)
+  with pytest.raises(UnknownNeedsError, match="has no checkpoint"):
+    Place.of(tmp_path, None).to_prune(keep=1)
+
+
+def test_nothing_is_pruned_while_a_checkpoint_cannot_be_read(
+  model_dir, monkeypatch
+):
+  monkeypatch.setattr(named, "_REMOVAL_SECONDS", 0.0)
+  _save(model_dir, 12, generation=8)
+  loop = model_dir / "checkpoints" / "12" / "loop"
+  away = loop.rename(model_dir / "away")
+  loop.mkdir()
+  place = Place.of(model_dir, None)
+  with pytest.raises(UnknownNeedsError, match=r"checkpoint 12 of .* cannot be"):
+    place.to_prune(keep=1)
+  # People are shown the rest.
+  assert [one.step for one in place.look() if one.checkpoints] == [4]
+  loop.rmdir()
+  # It is no trainer's, and needs nothing.
+  assert place.to_prune(keep=1) == [0, 8, 12]
+  away.rename(loop)
+  assert place.to_prune(keep=1) == [0, 12]
+
+
+def test_a_place_must_be_known(tmp_path, corpus):
+  with pytest.raises(GenerationError, match="give --model_dir"):
+    Place.of(None, None)
+  with pytest.raises(GenerationError, match="there is no folder"):
+    Place.of(tmp_path, None)
+  publish_one(tmp_path / "apart", corpus, 0)
+  place = Place.of(None, tmp_path / "apart")
+  assert [one.step for one in place.look()] == [0]
+  with pytest.raises(GenerationError, match="Give --model_dir, too"):
+    place.to_prune(keep=1)
+
+
+def test_sizes_are_shown_with_a_unit():
+  counts = (0, 999, 1000, 1_550_000, 7_700_000_000, 2_000_000_000_000_000)
+  assert [shown_bytes(count) for count in counts] == [
+    *("0 B", "999 B", "1.0 kB", "1.6 MB", "7.7 GB", "2000.0 TB")
+  ]
+
+
+@pytest.mark.slow
+def test_the_command(model_dir, tmp_path, project_dir, command_environment):
+  folder = f"--model_dir={model_dir}"
+
+  def run(*arguments):
+    return subprocess.run(
+      [sys.executable, "-m", "realm_jax.generations", *arguments],
+      cwd=project_dir,
+      env=command_environment,
+      capture_output=True,
+      text=True,
+      timeout=120,
+    )
+
+  _damage(model_dir, 12)
+  verified = run("verify", folder, f"--json={tmp_path}/found.json")
+  assert verified.returncode == 1, verified.stderr
+  assert "1 of 5 cannot be used: [12]" in verified.stdout
+  found = json.loads((tmp_path / "found.json").read_text())["generations"]
+  assert [one["step"] for one in found if one["problem"]] == [12]
+  pruned = run("prune", folder, "--keep=1")
+  assert pruned.returncode == 0, pruned.stderr
+  assert "removed 0, 8, 12" in pruned.stdout
+  assert layout.published_steps(model_dir / "generations") == [4, 16]

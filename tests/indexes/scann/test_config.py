@@ -1,0 +1,342 @@
+"""ScaNN over trees of ours: near exact search, tuned, reused, safe to load."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from realm_jax.indexes.protocol import (
+  BuildOptions,
+  IndexLoadError,
+  RecallError,
+)
+from realm_jax.indexes.scann import files as scann_files
+from realm_jax.indexes.scann import tree as scann_tree
+from realm_jax.indexes.scann.config import ScannConfig, given_tree
+from realm_jax.indexes.scann.files import Structure
+from realm_jax.indexes.scann.tree_builder import default_leaves
+from tests.indexes.clustered import blocks_of, clustered, queries_of
+
+_NUM_BLOCKS = 3_000
+_GIVEN = given_tree(
+  64,
+  num_leaves_searched=4,
+  num_reordered=50,
+  reordering="float32",
+  below_target=False,
+  reuse=True,
+)
+_QUERIES = queries_of(clustered(200, 2))
+
+
+def _vectors(seed=1):
+  return clustered(_NUM_BLOCKS, seed)
+
+
+def _recall(found, vectors, k=8):
+  scores = _QUERIES.vectors @ vectors.T
+  best = np.argsort(-scores, axis=1)[:, :k]
+  hits = [len(set(a) & set(b)) for a, b in zip(found.rows, best, strict=True)]
+  return np.mean(hits) / k
+
+
+@pytest.mark.parametrize(
+  "change",
+  [
+    {},
+    {"spherical": True},
+    {"soar_lambda": 1.5},
+    {"avq_threshold": 0.2},
+    {"anisotropic_threshold": 0.2},
+    {"reordering": "bfloat16"},
+    {"reordering": "int8"},
+    {"dims_per_code": 4},
+  ],
+)
+def test_every_structure_finds_nearly_all_that_exact_search_finds(change):
+  vectors = _vectors()
+  index = dataclasses.replace(_GIVEN, **change).build(
+    blocks_of(vectors), BuildOptions(queries=_QUERIES)
+  )
+  assert index.report["structure"] == dataclasses.asdict(
+    Structure(**{"num_leaves": 64, "reordering": "float32", **change})
+  )
+  found = index.search(_QUERIES, 8)
+  assert _recall(found, vectors) > 0.95
+  scores = _QUERIES.vectors @ vectors.T
+  tolerance = {"int8": 3e-2, "bfloat16": 1e-2}.get(
+    change.get("reordering"), 1e-4
+  )
+  np.testing.assert_allclose(
+    found.scores,
+    np.take_along_axis(scores, found.rows, axis=1),
+    rtol=tolerance,
+    atol=tolerance,
+  )
+
+
+def test_codes_are_those_of_the_vectors():
+  # With as many reordered as there are blocks of the leaf, codes decide
+  # nothing; with k of them, they decide all.
+  vectors = _vectors()
+  config = dataclasses.replace(
+    _GIVEN, num_leaves_searched=64, num_reordered=8, below_target=True
+  )
+  index = config.build(blocks_of(vectors), BuildOptions(queries=_QUERIES))
+  assert 0.5 < _recall(index.search(_QUERIES, 8), vectors) < 0.95
+  again = index.search_at(_QUERIES, 8, 64, _NUM_BLOCKS)
+  assert _recall(again, vectors) == 1
+
+
+def test_what_is_open_is_chosen_by_measuring():
+  vectors = _vectors()
+  config = ScannConfig(brute_force_below=0, recall_target=0.97)
+  report = config.build(
+    blocks_of(vectors), BuildOptions(queries=_QUERIES)
+  ).report
+  assert report["recall"] >= 0.97
+  assert report["structure_of"] == "trials"
+  tried = [trial["structure"] for trial in report["trials"]]
+  assert report["structure"] in tried
+  assert {s["num_leaves"] for s in tried} > {default_leaves(_NUM_BLOCKS)}
+  assert any(s["spherical"] for s in tried)
+  assert any(s["soar_lambda"] for s in tried)
+  assert any(s["avq_threshold"] for s in tried)
+  assert any(s["anisotropic_threshold"] for s in tried)
+  assert {s["reordering"] for s in tried} == set(scann_files.REORDERINGS)
+  point = {key: report[key] for key in report["curve"][0]}
+  assert point in report["curve"] and len(report["curve"]) > 3
+  json.dumps(report)
+
+
+def test_the_report_says_how_faiss_compares():
+  pytest.importorskip("faiss")
+  config = dataclasses.replace(_GIVEN, reordering=None, threads=1)
+  report = config.build(
+    blocks_of(_vectors()), BuildOptions(queries=_QUERIES)
+  ).report
+  rival, ratio = report["faiss_on_the_sample"], report["times_as_fast_as_faiss"]
+  assert rival["recall"] >= 0.95 and rival["queries_per_second"] > 0
+  speeds = [trial["queries_per_second"] for trial in report["trials"]]
+  assert ratio * rival["queries_per_second"] == pytest.approx(
+    speeds[
+      [t["structure"] for t in report["trials"]].index(report["structure"])
+    ]
+  )
+
+
+def test_what_is_given_is_kept():
+  index = _GIVEN.build(blocks_of(_vectors()), BuildOptions(queries=_QUERIES))
+  assert index.report["trials"] == []
+  assert index.report["leaves_searched"] == 4
+  assert index.report["num_reordered"] == 50
+
+
+def test_an_index_below_its_target_is_refused_unless_it_may_be():
+  config = dataclasses.replace(
+    _GIVEN, num_leaves_searched=1, num_reordered=8, recall_target=0.999
+  )
+  options = BuildOptions(queries=_QUERIES)
+  with pytest.raises(RecallError, match=r"reaches recall@8 0\.\d+ of 0.999"):
+    config.build(blocks_of(_vectors()), options)
+  allowed = dataclasses.replace(config, below_target=True)
+  report = allowed.build(blocks_of(_vectors()), options).report
+  assert report["recall"] < 0.999
+
+
+def _built(directory, vectors, config=_GIVEN, previous=None):
+  return config.build(
+    blocks_of(vectors),
+    BuildOptions(directory=directory, queries=_QUERIES, previous=previous),
+  )
+
+
+def test_leaves_and_codebooks_are_taken_over_while_they_do(tmp_path):
+  _built(tmp_path / "0", _vectors())
+  moved = (1.01 * _vectors()).astype(np.float32)
+  index = _built(tmp_path / "1", moved, previous=tmp_path / "0")
+  assert index.report["trained_for"] == "the generation before"
+  assert _recall(index.search(_QUERIES, 8), moved) > 0.95
+  before, after = (scann_files.read_trained(tmp_path / n) for n in "01")
+  for a, b in zip(before, after, strict=True):
+    np.testing.assert_array_equal(a, b)
+
+
+def test_they_are_trained_again_where_they_do_not(tmp_path):
+  # Leaves of another axis say nothing of these vectors.
+  other = np.zeros_like(_vectors())
+  other[:, 0] = np.linspace(-1, 1, _NUM_BLOCKS)
+  config = dataclasses.replace(_GIVEN, below_target=True)
+  _built(tmp_path / "0", other, config)
+  index = _built(tmp_path / "1", _vectors(), config, tmp_path / "0")
+  assert index.report["trained_for"] == "this generation"
+  assert _recall(index.search(_QUERIES, 8), _vectors()) > 0.95
+
+
+@pytest.mark.slow
+def test_a_structure_that_will_not_do_is_chosen_afresh(tmp_path, monkeypatch):
+  # One leaf is looked into: of many leaves it does not hold enough.
+  many = dataclasses.replace(
+    _GIVEN, num_leaves=256, num_leaves_searched=1, below_target=True
+  )
+  _built(tmp_path / "0", _vectors(), many)
+  monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "not there"))
+  config = dataclasses.replace(many, num_leaves=None, below_target=False)
+  index = _built(tmp_path / "1", _vectors(), config, tmp_path / "0")
+  assert index.report["structure_of"] == "trials"
+  assert index.report["trained_for"] == "this generation"
+  assert index.report["structure"]["num_leaves"] < 256
+  assert _recall(index.search(_QUERIES, 8), _vectors()) > 0.9
+  # What was tried was beside it, where a build that is killed is cleared away.
+  assert {path.name for path in tmp_path.iterdir()} == {"0", "1"}
+  loaded = config.load(tmp_path / "1", blocks_of(_vectors()))
+  np.testing.assert_array_equal(
+    loaded.search(_QUERIES, 8).rows, index.search(_QUERIES, 8).rows
+  )
+  # Where that will do, or nothing is open, nothing is tried.
+  index = _built(tmp_path / "2", _vectors(), many, tmp_path / "0")
+  assert index.report["structure_of"] == "the generation before"
+
+
+def test_what_is_chosen_aims_above_the_target():
+  config = dataclasses.replace(_GIVEN, num_reordered=None, recall_target=0.5)
+
+  def report(config):
+    return config.build(
+      blocks_of(_vectors()), BuildOptions(queries=_QUERIES)
+    ).report
+
+  barely = report(config)
+  assert 0.5 < barely["recall"] < 0.99
+  target = barely["recall"]
+  chosen = report(dataclasses.replace(config, recall_target=target))
+  assert chosen["num_reordered"] > barely["num_reordered"]
+  assert chosen["recall"] >= target + (1 - target) / 10
+
+
+@pytest.mark.parametrize(
+  "why", ["damaged", "of another shape", "other settings", "not wanted"]
+)
+def test_nothing_unfit_is_taken_over(tmp_path, why):
+  _built(tmp_path / "0", _vectors())
+  config = _GIVEN
+  if why == "of another shape":
+    tree = tmp_path / "0" / "tree.json"
+    values = json.loads(tree.read_text())
+    values["structure"]["num_leaves"] = 63
+    tree.write_text(json.dumps(values))
+    config = dataclasses.replace(_GIVEN, num_leaves=63)
+  elif why == "damaged":
+    (tmp_path / "0" / "ah_codebook.pb").write_bytes(b"\xff\xff")
+  elif why == "other settings":
+    config = dataclasses.replace(_GIVEN, num_leaves=32)
+  else:
+    config = given_tree(
+      64, num_leaves_searched=4, num_reordered=50, reordering="float32"
+    )
+  index = _built(tmp_path / "1", _vectors(), config, tmp_path / "0")
+  assert index.report["trained_for"] == "this generation"
+
+
+def test_the_same_vectors_give_the_same_files(tmp_path):
+  for name in "01":
+    _built(tmp_path / name, _vectors())
+  for path in sorted((tmp_path / "0").iterdir()):
+    assert path.read_bytes() == (tmp_path / "1" / path.name).read_bytes()
+
+
+@pytest.mark.parametrize(
+  "damage", ["gone", "pickle", "tree", "reordering", "other"]
+)
+def test_what_cannot_be_loaded_is_refused(tmp_path, damage):
+  vectors = _vectors()
+  _built(tmp_path / "scann", vectors)
+  if damage == "gone":
+    (tmp_path / "scann" / "scann_assets.pbtxt").unlink()
+  elif damage == "pickle":
+    (tmp_path / "scann" / "scann_docids.pkl").write_bytes(b"cos\nsystem\n.")
+  elif damage == "tree":
+    (tmp_path / "scann" / "tree.json").write_text("{}")
+  elif damage == "reordering":
+    tree = tmp_path / "scann" / "tree.json"
+    tree.write_text(tree.read_text().replace('"float32"', '"float16"'))
+  else:
+    vectors = clustered(_NUM_BLOCKS + 1, 1)
+  with pytest.raises(IndexLoadError):
+    _GIVEN.load(tmp_path / "scann", blocks_of(vectors))
+
+
+def test_threads_change_nothing_but_the_speed():
+  vectors = _vectors()
+  one, two = (
+    dataclasses.replace(_GIVEN, threads=n).build(
+      blocks_of(vectors), BuildOptions(queries=_QUERIES)
+    )
+    for n in (1, 2)
+  )
+  np.testing.assert_array_equal(
+    one.search(_QUERIES, 8).rows, two.search(_QUERIES, 8).rows
+  )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+@pytest.mark.parametrize("threads", [2, 5])
+def test_as_many_threads_search_as_are_wanted(tmp_path, threads):
+  _built(tmp_path / "scann", _vectors())
+  config = dataclasses.replace(_GIVEN, threads=threads)
+
+  def running():
+    return len(list(Path("/proc/self/task").iterdir()))
+
+  before = running()
+  index = config.load(tmp_path / "scann", blocks_of(_vectors()))
+  index.search(_QUERIES, 8)
+  # The one that asks is at it, too.
+  assert running() - before == threads - 1
+
+
+def test_work_ends_when_it_is_told_to():
+  class Stop(Exception):
+    pass
+
+  def check():
+    raise Stop
+
+  with pytest.raises(Stop):
+    _GIVEN.build(blocks_of(_vectors()), BuildOptions(check=check))
+
+
+@pytest.mark.parametrize(
+  "name, value",
+  [
+    ("recall_target", 1.2),
+    ("reordering", "float16"),
+    ("recall_k", 0),
+    ("brute_force_below", -1),
+    ("num_leaves", 0),
+    ("num_leaves_searched", 0),
+    ("num_reordered", 0),
+    ("soar_lambda", -0.5),
+    ("avq_threshold", 1.0),
+    ("anisotropic_threshold", -0.2),
+    ("dims_per_code", 0),
+    ("training_sample", 0),
+    ("tuning_sample", 0),
+    ("seed", -1),
+    ("threads", 0),
+  ],
+)
+def test_settings_that_cannot_be_are_refused(name, value):
+  with pytest.raises(ValueError, match=rf"^{name}={value!r}; want"):
+    ScannConfig(**{name: value})
+
+
+@pytest.mark.parametrize("count", [1, 16, 990, 999, 1001])
+def test_a_sample_has_about_as_many_as_are_wanted(count):
+  vectors = clustered(1_000, 1)
+  drawn = scann_tree.draw(vectors, count)
+  assert min(count, 992) <= len(drawn) <= min(count + 15, 1_000)
+  assert len(np.unique(drawn, axis=0)) == len(drawn)
