@@ -37,8 +37,13 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
 
 import hypothesis  # noqa: E402
 import jax  # noqa: E402
+import jaxtyping  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
+
+# Packages whose annotations, shapes included, are checked at run time.
+CHECKED_PACKAGES: list[str] = []
+jaxtyping.install_import_hook(CHECKED_PACKAGES, "beartype.beartype")
 
 # A silent broadcast of [b] against [b, k] has hidden many a wrong loss.
 jax.config.update("jax_numpy_rank_promotion", "raise")
