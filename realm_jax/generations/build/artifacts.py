@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 from jaxtyping import Int
 
 from realm_jax.corpus.store import NULL_ROW, Corpus
+from realm_jax.files import npy
 from realm_jax.generations.build import recall
 from realm_jax.generations.build.corpus_embedder import CorpusEmbedder
 from realm_jax.generations.build.shared_work import (
@@ -26,7 +27,6 @@ from realm_jax.generations.build.shared_work import (
 from realm_jax.generations.follow.loading import blocks_of
 from realm_jax.generations.store import embeddings, query_tower
 from realm_jax.generations.store.manifest import Manifest, PartialRecord
-from realm_jax.indexes import npy
 from realm_jax.indexes.protocol import (
   BuildOptions,
   IndexConfig,

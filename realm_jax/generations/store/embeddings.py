@@ -9,13 +9,13 @@ import numpy as np
 from jaxtyping import Float, Float32, Int, Int32
 
 from realm_jax.console.counter import Counter
+from realm_jax.files import npy
 from realm_jax.generations.store.manifest import (
   DamagedGenerationError,
   EmbeddingsShard,
   GenerationError,
   Manifest,
 )
-from realm_jax.indexes import npy
 from realm_jax.indexes.protocol import Rows
 
 DTYPES = {

@@ -13,7 +13,7 @@ from typing import Any
 from etils import epath
 
 from realm_jax.generations.store import layout
-from realm_jax.indexes import background
+from realm_jax.indexes.thread_priority import lower_thread_priority
 
 FORMAT_VERSION = 2
 # Between pieces a thread needs Python's lock: one that gives way should seldom.
@@ -345,7 +345,7 @@ def verify(
 
   with concurrent.futures.ThreadPoolExecutor(
     1 if gives_way else os.cpu_count(),
-    initializer=background.give_way if gives_way else None,
+    initializer=lower_thread_priority if gives_way else None,
   ) as pool:
     for _ in pool.map(hold, manifest.files):
       pass
