@@ -47,7 +47,7 @@ class ScannConfig(ScannSettings):
         kept = dataclasses.replace(options, directory=directory)
         return self.build(blocks, kept)
     if blocks.num_blocks < self.brute_force_below:
-      stock.write_brute_force(options.directory, vectors_of(blocks))
+      stock.write(options.directory, vectors_of(blocks), None)
       return self.load(options.directory, blocks)
     if self.builder == "own":
       compatibility.check_formats(self)

@@ -22,6 +22,8 @@ from realm_jax.indexes.protocol import IndexLoadError
 from realm_jax.indexes.scann import library as scann
 from realm_jax.indexes.scann.settings import Structure, check_minimums
 
+_PARTITIONER_PROTO = "partitioning.partitioner_pb2"
+_CENTERS_PROTO = "proto.centers_pb2"
 _PARTITIONER = "serialized_partitioner.pb"
 _CODEBOOKS = "ah_codebook.pb"
 _TREE = "tree.json"
@@ -135,7 +137,7 @@ class TreeWriter:
     directory, structure = self._directory, self._structure
     (directory / _PARTITIONER).write_bytes(_partitioner(centroids))
     (directory / _CODEBOOKS).write_bytes(_codebooks(codebooks))
-    _write_config(directory, _tree_builder(structure, centroids.shape[1]))
+    _write_config(directory, _config_of(structure, centroids.shape[1]))
     vectors, _, vectors_type = _VECTORS[structure.reordering]
     assets = {
       "PARTITIONER": _PARTITIONER,
@@ -189,8 +191,12 @@ def read_trained(
   Raises:
     IndexLoadError: The files cannot be read.
   """
-  partitioner = _read(directory / _PARTITIONER, _partitioner_message())
-  codebooks = _read(directory / _CODEBOOKS, _codebooks_message())
+  partitioner = _read(
+    directory / _PARTITIONER, _PARTITIONER_PROTO, "SerializedPartitioner"
+  )
+  codebooks = _read(
+    directory / _CODEBOOKS, _CENTERS_PROTO, "CentersForAllSubspaces"
+  )
   centroids = partitioner.kmeans.kmeans_tree.root.centers
   try:
     return (
@@ -228,8 +234,8 @@ def load(directory: Path) -> Any:
     ) from error
 
 
-def _tree_builder(structure: Structure, dim: int) -> Any:
-  """Returns a builder that makes a configuration and builds nothing."""
+def _config_of(structure: Structure, dim: int) -> str:
+  """Returns the configuration that ScaNN's builder makes, as text."""
   vectors = np.zeros((1, dim), np.float32)
   builder = scann.library().builder(vectors, 10, "dot_product")
   # Each search sets the number of leaves and of reordered vectors itself.
@@ -241,14 +247,14 @@ def _tree_builder(structure: Structure, dim: int) -> Any:
   )
   builder.score_ah(structure.dims_per_code)
   builder.reorder(1, quantize=scann.reorder_type(structure.reordering))
-  return builder
+  return builder.create_config()
 
 
-def _write_config(directory: Path, builder: Any) -> None:
+def _write_config(directory: Path, text: str) -> None:
   from google.protobuf import text_format
 
   config = scann.proto("proto.scann_pb2").ScannConfig()
-  text_format.Parse(builder.create_config(), config)
+  text_format.Parse(text, config)
   (directory / _CONFIG).write_bytes(config.SerializeToString())
 
 
@@ -260,18 +266,10 @@ def _write_assets(directory: Path, assets: Mapping[str, str]) -> None:
   (directory / _ASSETS).write_text(text)
 
 
-def _partitioner_message() -> Any:
-  module = scann.proto("partitioning.partitioner_pb2")
-  return module.SerializedPartitioner()
-
-
-def _codebooks_message() -> Any:
-  return scann.proto("proto.centers_pb2").CentersForAllSubspaces()
-
-
 def _partitioner(centroids: Float32[np.ndarray, "l d"]) -> bytes:
-  message = _partitioner_message()
-  message.n_tokens, message.uses_projection = len(centroids), False
+  message = scann.proto(_PARTITIONER_PROTO).SerializedPartitioner(
+    n_tokens=len(centroids), uses_projection=False
+  )
   root = message.kmeans.kmeans_tree.root
   root.learned_spilling_threshold = float("nan")
   root.leaf_id = -1
@@ -282,7 +280,7 @@ def _partitioner(centroids: Float32[np.ndarray, "l d"]) -> bytes:
 
 
 def _codebooks(codebooks: Float32[np.ndarray, "s 16 w"]) -> bytes:
-  message = _codebooks_message()
+  message = scann.proto(_CENTERS_PROTO).CentersForAllSubspaces()
   for piece in codebooks:
     subspace = message.subspace_centers.add()
     for centroid in piece:
@@ -292,9 +290,11 @@ def _codebooks(codebooks: Float32[np.ndarray, "s 16 w"]) -> bytes:
   return message.SerializeToString()
 
 
-def _read(path: Path, message: Any) -> Any:
+def _read(path: Path, module: str, name: str) -> Any:
+  """Returns the message of a type that a file holds."""
   from google.protobuf.message import DecodeError
 
+  message = getattr(scann.proto(module), name)()
   try:
     message.ParseFromString(path.read_bytes())
   except (OSError, DecodeError) as error:

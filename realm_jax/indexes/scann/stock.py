@@ -6,7 +6,6 @@ float32, and depends on no private format.
 
 import errno
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,66 +19,59 @@ def default_structure(num_leaves: int) -> Structure:
   return Structure(num_leaves, anisotropic_threshold=0.2, reordering="float32")
 
 
-def write_tree(
+def write(
   directory: Path,
   vectors: Rows,
-  structure: Structure,
+  structure: Structure | None,
   *,
   training_sample: int | None = None,
 ) -> None:
-  """Builds a searcher over a tree and serializes it.
+  """Builds a searcher and serializes it.
 
   Args:
     directory: Directory for the files, empty or new.
     vectors: Embeddings, [N, d], all of which are read into memory.
-    structure: Structure of the tree.
+    structure: Structure of the tree; None scores every vector instead.
     training_sample: Number of vectors to train on; None is ScaNN's default.
 
   Raises:
+    ValueError: ScaNN cannot build the structure over these vectors.
     OSError: The disk is full.
   """
-  builder = scann.library().builder(_in_memory(vectors), 10, "dot_product")
-  sample = {}
-  if training_sample is not None:
-    sample["training_sample_size"] = training_sample
-  # k-means++ from ScaNN's fixed seed repeats a build, and a random start does
-  # not. Each search sets the number of leaves and of reordered vectors itself.
-  builder.tree(
-    structure.num_leaves,
-    num_leaves_to_search=1,
-    random_init=False,
-    spherical=structure.spherical,
-    avq=structure.avq_threshold or None,
-    soar_lambda=structure.soar_lambda or None,
-    **sample,
-  )
-  builder.score_ah(
-    structure.dims_per_code,
-    anisotropic_quantization_threshold=(
-      structure.anisotropic_threshold or float("nan")
-    ),
-    **sample,
-  )
-  builder.reorder(1, quantize=scann.reorder_type(structure.reordering))
-  _serialize(builder.build(), directory)
-
-
-def write_brute_force(directory: Path, vectors: Rows) -> None:
-  """Builds a searcher that scores every vector and serializes it.
-
-  Raises:
-    OSError: The disk is full.
-  """
-  builder = scann.library().builder(_in_memory(vectors), 10, "dot_product")
-  builder.score_brute_force()
-  _serialize(builder.build(), directory)
-
-
-def _in_memory(vectors: Rows) -> np.ndarray:
-  return np.ascontiguousarray(vectors[0 : vectors.shape[0]], np.float32)
-
-
-def _serialize(searcher: Any, directory: Path) -> None:
+  everything = np.ascontiguousarray(vectors[0 : vectors.shape[0]], np.float32)
+  builder = scann.library().builder(everything, 10, "dot_product")
+  if structure is None:
+    builder.score_brute_force()
+  else:
+    sample = {}
+    if training_sample is not None:
+      sample["training_sample_size"] = training_sample
+    # k-means++ from ScaNN's fixed seed repeats a build, and a random start
+    # does not. Each search sets the number of leaves and of reordered vectors.
+    builder.tree(
+      structure.num_leaves,
+      num_leaves_to_search=1,
+      random_init=False,
+      spherical=structure.spherical,
+      avq=structure.avq_threshold or None,
+      soar_lambda=structure.soar_lambda or None,
+      **sample,
+    )
+    builder.score_ah(
+      structure.dims_per_code,
+      anisotropic_quantization_threshold=(
+        structure.anisotropic_threshold or float("nan")
+      ),
+      **sample,
+    )
+    builder.reorder(1, quantize=scann.reorder_type(structure.reordering))
+  try:
+    searcher = builder.build()
+  except RuntimeError as error:
+    raise ValueError(
+      f"ScaNN cannot build {structure} over {len(everything)} vectors of "
+      f"{everything.shape[1]} dimensions: {error}"
+    ) from error
   directory.mkdir(parents=True, exist_ok=True)
   try:
     searcher.serialize(str(directory), relative_path=True)

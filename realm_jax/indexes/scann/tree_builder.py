@@ -335,7 +335,7 @@ class TreeBuilder:
     """Writes a searcher's files; without `trained`, ScaNN's builder does."""
     if trained is None:
       sample = self._settings.training_sample
-      stock.write_tree(directory, vectors, structure, training_sample=sample)
+      stock.write(directory, vectors, structure, training_sample=sample)
     else:
       tree.write(directory, vectors, structure, trained, check=self._check)
     # A search of one leaf, until measurements choose.

@@ -35,7 +35,7 @@ def test_a_version_that_finds_something_else_is_refused(monkeypatch):
 
 
 def test_a_version_that_cannot_load_is_refused_and_stock_builds(monkeypatch):
-  monkeypatch.setattr(files, "_write_config", lambda directory, builder: None)
+  monkeypatch.setattr(files, "_write_config", lambda directory, text: None)
   with pytest.raises(UnsupportedLibraryError, match=_REFUSAL):
     ScannConfig(brute_force_below=0).build(_BLOCKS)
   stock = ScannConfig(builder="stock", brute_force_below=0)

@@ -59,6 +59,12 @@ def test_an_index_below_its_target_is_refused():
     config.build(blocks_of(_VECTORS), options)
 
 
+def test_a_structure_that_scann_cannot_build_is_refused():
+  config = dataclasses.replace(_STOCK, training_sample=10)
+  with pytest.raises(ValueError, match="ScaNN cannot build Structure"):
+    config.build(blocks_of(_VECTORS))
+
+
 def test_an_unknown_builder_is_refused():
   with pytest.raises(ValueError, match="want one of own, stock"):
     ScannConfig(builder="ours")
