@@ -45,6 +45,16 @@ def plan_rows(lengths: Int[np.ndarray, "s m"], row_length: int) -> PackingPlan:
   return PackingPlan(lengths, row, offset, row_length, num_rows)
 
 
+def one_per_row(
+  lengths: Int[np.ndarray, "s m"], row_length: int
+) -> PackingPlan:
+  """Gives each sequence a row of its own."""
+  row = np.broadcast_to(np.arange(lengths.shape[1]), lengths.shape)
+  return PackingPlan(
+    lengths, row, np.zeros_like(lengths), row_length, lengths.shape[1]
+  )
+
+
 def _best_fit(
   lengths: Int[np.ndarray, " m"],
   row_length: int,

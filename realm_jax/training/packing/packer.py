@@ -1,0 +1,125 @@
+"""Lays out the token sequences of a batch in rows.
+
+Packed, several sequences share a row, so that a step computes on hardly any
+padding. Padded, each sequence has a row of its own.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Int, UInt32
+
+from realm_jax.models.packing import (
+  PackingPlan,
+  lay_out,
+  one_per_row,
+  plan_rows,
+)
+from realm_jax.models.sequences import PAD_ID
+from realm_jax.training.batches import DeviceBatch, StepBatch
+
+
+class TokenRows(NamedTuple):
+  """Padded token sequences of one encoder input, on the host.
+
+  Attributes:
+    token_ids: Tokens, a sequence in each row.
+    numbers: Numbers of the sequences, which dropout masks are derived from.
+  """
+
+  token_ids: Int[np.ndarray, "n l"]
+  numbers: UInt32[np.ndarray, " n"]
+
+
+# A batch on the host, before its sequences are laid out.
+HostBatch = StepBatch[TokenRows]
+
+# The number of rows in each group, for each encoder input of a batch, in the
+# order of the batch's fields.
+ShapeBucket = tuple[int, ...]
+
+
+def is_token_rows(node: Any) -> bool:
+  """Whether a node of a batch is one encoder input."""
+  return isinstance(node, TokenRows)
+
+
+def encoder_inputs(batch: HostBatch) -> list[TokenRows]:
+  """Returns the encoder inputs of a batch, in the order of its fields."""
+  leaves = jax.tree.leaves(batch, is_leaf=is_token_rows)
+  return [leaf for leaf in leaves if is_token_rows(leaf)]
+
+
+class Packer:
+  """Lays out the batches of one stage.
+
+  Args:
+    buckets: Shape buckets from the smallest to one that holds any batch.
+    groups: Number of devices of this process on the data axis; each has rows
+      of its own.
+    pack: Whether sequences share rows.
+  """
+
+  def __init__(
+    self, buckets: Sequence[ShapeBucket], *, groups: int, pack: bool = True
+  ):
+    self.buckets = tuple(buckets)
+    self._groups = groups
+    self._pack = pack
+
+  def plan(self, batch: HostBatch) -> list[PackingPlan]:
+    """Plans the rows of each encoder input of a batch."""
+    return plan_batch(batch, groups=self._groups, pack=self._pack)
+
+  def smallest_bucket(self, plans: Sequence[PackingPlan]) -> int:
+    """Returns the number of the smallest bucket that holds planned rows."""
+    needed = bucket_of(plans)
+    return next(
+      number
+      for number, bucket in enumerate(self.buckets)
+      if all(
+        rows >= least for rows, least in zip(bucket, needed, strict=True)
+      )
+    )
+
+  def lay_out(
+    self, batch: HostBatch, plans: Sequence[PackingPlan], *, bucket: int
+  ) -> DeviceBatch:
+    """Replaces the encoder inputs by rows in the shapes of a bucket."""
+    remaining = iter(zip(plans, self.buckets[bucket], strict=True))
+
+    def rows_of(node: Any) -> Any:
+      if not is_token_rows(node):
+        return node
+      plan, num_rows = next(remaining)
+      return lay_out(
+        plan, node.token_ids, num_rows=num_rows, numbers=node.numbers
+      )
+
+    return jax.tree.map(rows_of, batch, is_leaf=is_token_rows)
+
+  def __call__(self, batch: HostBatch) -> DeviceBatch:
+    """Lays out a batch in the smallest bucket that holds it."""
+    plans = self.plan(batch)
+    return self.lay_out(batch, plans, bucket=self.smallest_bucket(plans))
+
+
+def plan_batch(
+  batch: HostBatch, *, groups: int, pack: bool
+) -> list[PackingPlan]:
+  """Plans the rows of each encoder input of a batch."""
+  plan = plan_rows if pack else one_per_row
+  return [
+    plan(
+      np.count_nonzero(rows.token_ids != PAD_ID, axis=1).reshape(groups, -1),
+      rows.token_ids.shape[1],
+    )
+    for rows in encoder_inputs(batch)
+  ]
+
+
+def bucket_of(plans: Sequence[PackingPlan]) -> ShapeBucket:
+  """Returns the smallest bucket that holds planned rows."""
+  return tuple(plan.num_rows for plan in plans)
