@@ -1,7 +1,7 @@
 """One step of each stage, and the update that they share: the numeric core.
 
-A loss takes `(params, batch, dropout_key)` and returns the loss and its
-metrics. Batches are dicts of arrays with the global batch in front:
+A loss takes `(params, batch, dropout_key)` and returns weighted sums, which
+micro-batches could add (`realm_jax/objectives/weighted.py`). Batches are dicts of arrays with the global batch in front:
 
 | stage | arrays |
 | --- | --- |
@@ -14,6 +14,7 @@ instead: queries (b), blocks (b, or the distinct candidates, with block_index
 [b k]) and joint (b · k, with body_start and body_length [b k]).
 """  # noqa: E501
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -23,15 +24,36 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
+from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader, Spans
 from realm_jax.models.retriever import Retriever, relevance
 from realm_jax.objectives.inverse_cloze import inverse_cloze_loss
 from realm_jax.objectives.masked_lm import marginal_masked_lm_loss
 from realm_jax.objectives.open_qa import open_qa_loss
+from realm_jax.objectives.weighted import WeightedLoss
 from realm_jax.training.state import TrainState
 
 Batch = dict[str, Any]
-Loss = Callable[[dict[str, Any], Batch, jax.Array], tuple[jax.Array, dict]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+  """The loss of a stage.
+
+  Attributes:
+    function: Loss of `(params, batch, dropout_key)`.
+    splittable: Whether the sums over the parts of a batch add up to those
+      over the batch, so that gradients may be accumulated.
+  """
+
+  function: Callable[[Params, Batch, jax.Array], WeightedLoss]
+  splittable: bool = True
+
+  def __call__(
+    self, params: Params, batch: Batch, dropout_key: jax.Array
+  ) -> WeightedLoss:
+    """Returns the loss and the metrics of a batch."""
+    return self.function(params, batch, dropout_key)
 
 
 def _either(batch: Batch, packed: str, padded: str) -> Any:
@@ -92,7 +114,9 @@ def read_spans(
 def inverse_cloze(retriever: Retriever) -> Loss:
   """The loss of inverse cloze; the negatives are the global batch."""
 
-  def loss(params, batch, dropout_key):
+  def loss(
+    params: Params, batch: Batch, dropout_key: jax.Array
+  ) -> WeightedLoss:
     queries, blocks = retriever.apply(
       {"params": params["retriever"]},
       _either(batch, "queries", "query"),
@@ -104,7 +128,7 @@ def inverse_cloze(retriever: Retriever) -> Loss:
       queries, blocks, batch["removed"], score_scale=retriever.score_scale
     )
 
-  return loss
+  return Loss(loss, splittable=False)
 
 
 def pretraining(
@@ -112,7 +136,9 @@ def pretraining(
 ) -> Loss:
   """REALM's loss: query and candidates are embedded with today's parameters."""
 
-  def loss(params, batch, dropout_key):
+  def loss(
+    params: Params, batch: Batch, dropout_key: jax.Array
+  ) -> WeightedLoss:
     retriever_key, reader_key = jax.random.split(dropout_key)
     query_vectors, block_vectors = embed_candidates(
       retriever,
@@ -138,13 +164,15 @@ def pretraining(
       form=form,
     )
 
-  return loss
+  return Loss(loss)
 
 
 def reading(reader: Reader) -> Loss:
   """The masked-LM loss of a given block: no retriever, no null block."""
 
-  def loss(params, batch, dropout_key):
+  def loss(
+    params: Params, batch: Batch, dropout_key: jax.Array
+  ) -> WeightedLoss:
     logits = read_masks(
       reader,
       params["reader"],
@@ -152,16 +180,17 @@ def reading(reader: Reader) -> Loss:
       train=True,
       rngs={"dropout": dropout_key},
     )
-    value, metrics = marginal_masked_lm_loss(
+    masked_lm = marginal_masked_lm_loss(
       jnp.zeros(logits.shape[:2]),
       logits,
       batch["mask_targets"],
       batch["mask_weights"],
     )
-    names = ("loss", "masked_accuracy")
-    return value, {name: metrics[name] for name in names}
+    names = ("masked_accuracy",)
+    metrics = {name: masked_lm.metrics[name] for name in names}
+    return masked_lm._replace(metrics=metrics)
 
-  return loss
+  return Loss(loss)
 
 
 def open_qa(retriever: Retriever, reader: Reader) -> Loss:
@@ -172,7 +201,9 @@ def open_qa(retriever: Retriever, reader: Reader) -> Loss:
   `scale` times the index's, and `scale` is the retriever's one parameter.
   """
 
-  def loss(params, batch, dropout_key):
+  def loss(
+    params: Params, batch: Batch, dropout_key: jax.Array
+  ) -> WeightedLoss:
     retriever_key, reader_key = jax.random.split(dropout_key)
     if "vectors" in batch:
       query_vectors = retriever.apply(
@@ -202,7 +233,7 @@ def open_qa(retriever: Retriever, reader: Reader) -> Loss:
       batch["is_answer"],
     )
 
-  return loss
+  return Loss(loss)
 
 
 def train_step(
@@ -231,11 +262,12 @@ def train_step(
   """
   dropout_key = jax.random.fold_in(jax.random.key(seed), state.step)
 
-  def of_params(params):
+  def of_params(params: Params) -> tuple[jax.Array, dict[str, jax.Array]]:
     if hold_retriever:
       held = jax.lax.stop_gradient(params["retriever"])
       params = {**params, "retriever": held}
-    return loss(params, batch, dropout_key)
+    weighted = loss(params, batch, dropout_key)
+    return weighted.loss.mean, weighted.means()
 
   gradient, metrics = jax.grad(of_params, has_aux=True)(state.params)
   updates, optimizer_state = optimizer.update(
