@@ -170,11 +170,11 @@ def masked_metrics(
     retriever, params["retriever"], batch
   )
   logits = read_masks(reader, params["reader"], batch)
-  _, metrics = marginal_masked_lm_loss(
+  loss = marginal_masked_lm_loss(
     relevance(query_vectors, block_vectors, score_scale=retriever.score_scale),
     logits,
     batch["mask_targets"],
     batch["mask_weights"],
     form=form,
   )
-  return metrics
+  return loss.means()

@@ -1,12 +1,12 @@
 """One step of each stage and the update that all share: the numeric core.
 
-A stage's loss maps `(parameters, batch, dropout key)` to a `WeightedLoss`: the
-sum over the batch, its weight, and the metrics. The step divides, so that
-micro-batches can be accumulated.
+A stage's loss returns weighted sums over the batch, which micro-batches can
+add (`realm_jax/objectives/weighted.py`). The step differentiates their mean.
 """
 
+import dataclasses
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from realm_jax.models.sequences import Sequences
 from realm_jax.objectives.inverse_cloze import inverse_cloze_loss
 from realm_jax.objectives.masked_lm import marginal_masked_lm_loss
 from realm_jax.objectives.open_qa import open_qa_loss
+from realm_jax.objectives.weighted import WeightedLoss
 from realm_jax.training.batches import (
   IndexScores,
   InverseClozeBatch,
@@ -31,8 +32,27 @@ from realm_jax.training.state import TrainState
 
 B = TypeVar("B")
 Metrics = dict[str, jax.Array]
-# (parameters by component, batch, dropout key) -> (loss, metrics)
-Loss = Callable[[Params, B, jax.Array], tuple[jax.Array, Metrics]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss(Generic[B]):
+  """The loss of a stage.
+
+  Attributes:
+    function: Function of the parameters by component, the batch and the key of
+      the dropout masks.
+    splittable: Whether the sums over the parts of a batch add up to those over
+      the batch, so that gradients may be accumulated.
+  """
+
+  function: Callable[[Params, B, jax.Array], WeightedLoss]
+  splittable: bool = True
+
+  def __call__(
+    self, params: Params, batch: B, dropout_key: jax.Array
+  ) -> WeightedLoss:
+    """Returns the loss and the metrics of a batch."""
+    return self.function(params, batch, dropout_key)
 
 
 def embed_candidates(
@@ -108,11 +128,15 @@ def _mode(dropout_key: jax.Array | None) -> dict[str, bool | dict]:
 
 
 def inverse_cloze(retriever: Retriever) -> Loss[InverseClozeBatch[Sequences]]:
-  """Returns the loss of inverse cloze; negatives are the global batch."""
+  """Returns the loss of inverse cloze.
+
+  Its negatives are all blocks of the global batch, so it cannot be split into
+  micro-batches.
+  """
 
   def loss(
     params: Params, batch: InverseClozeBatch[Sequences], dropout_key: jax.Array
-  ) -> tuple[jax.Array, Metrics]:
+  ) -> WeightedLoss:
     queries, blocks = retriever.apply(
       {"params": params["retriever"]},
       batch.queries,
@@ -123,7 +147,7 @@ def inverse_cloze(retriever: Retriever) -> Loss[InverseClozeBatch[Sequences]]:
       queries, blocks, batch.removed, score_scale=retriever.score_scale
     )
 
-  return loss
+  return Loss(loss, splittable=False)
 
 
 def pretraining(
@@ -136,7 +160,7 @@ def pretraining(
 
   def loss(
     params: Params, batch: PretrainingBatch[Sequences], dropout_key: jax.Array
-  ) -> tuple[jax.Array, Metrics]:
+  ) -> WeightedLoss:
     retriever_key, reader_key = jax.random.split(dropout_key)
     queries, candidates = embed_candidates(
       retriever, params["retriever"], batch, dropout_key=retriever_key
@@ -150,7 +174,7 @@ def pretraining(
       form=form,
     )
 
-  return loss
+  return Loss(loss)
 
 
 def reading(reader: Reader) -> Loss[ReadingBatch[Sequences]]:
@@ -158,20 +182,20 @@ def reading(reader: Reader) -> Loss[ReadingBatch[Sequences]]:
 
   def loss(
     params: Params, batch: ReadingBatch[Sequences], dropout_key: jax.Array
-  ) -> tuple[jax.Array, Metrics]:
+  ) -> WeightedLoss:
     logits = read_masks(
       reader, params["reader"], batch, dropout_key=dropout_key
     )
-    value, metrics = marginal_masked_lm_loss(
+    read = marginal_masked_lm_loss(
       jnp.zeros(logits.shape[:2]),
       logits,
       batch.masks.token_ids,
       batch.masks.weights,
     )
-    names = ("loss", "masked_accuracy")
-    return value, {name: metrics[name] for name in names}
+    name = "masked_accuracy"
+    return WeightedLoss(read.loss, {name: read.metrics[name]})
 
-  return loss
+  return Loss(loss)
 
 
 def open_qa(
@@ -202,7 +226,7 @@ def open_qa(
 
   def loss(
     params: Params, batch: OpenQaBatch[Sequences], dropout_key: jax.Array
-  ) -> tuple[jax.Array, Metrics]:
+  ) -> WeightedLoss:
     retriever_key, reader_key = jax.random.split(dropout_key)
     scores = scores_of(params["retriever"], batch, retriever_key)
     spans = read_spans(reader, params["reader"], batch, dropout_key=reader_key)
@@ -210,7 +234,7 @@ def open_qa(
       scores, batch.has_answer, spans.logits, spans.is_span, batch.is_answer
     )
 
-  return loss
+  return Loss(loss)
 
 
 def train_step(
@@ -243,7 +267,8 @@ def train_step(
     if freeze_retriever:
       frozen = jax.lax.stop_gradient(params["retriever"])
       params = {**params, "retriever": frozen}
-    return loss(params, batch, dropout_key)
+    weighted = loss(params, batch, dropout_key)
+    return weighted.loss.mean, weighted.means()
 
   gradient, metrics = jax.grad(loss_of, has_aux=True)(state.params)
   updates, optimizer_state = optimizer.update(
