@@ -43,11 +43,8 @@ import pytest  # noqa: E402
 
 # Packages whose annotations, shapes included, are checked at run time.
 CHECKED_PACKAGES: list[str] = [
-<<<<<<< HEAD
   "realm_jax.files",
-=======
   "realm_jax.objectives",
->>>>>>> 134f0f2
 ]
 jaxtyping.install_import_hook(CHECKED_PACKAGES, "beartype.beartype")
 

@@ -186,14 +186,14 @@ def reading(reader: Reader) -> Loss[ReadingBatch[Sequences]]:
     logits = read_masks(
       reader, params["reader"], batch, dropout_key=dropout_key
     )
-    read = marginal_masked_lm_loss(
+    masked_lm = marginal_masked_lm_loss(
       jnp.zeros(logits.shape[:2]),
       logits,
       batch.masks.token_ids,
       batch.masks.weights,
     )
-    name = "masked_accuracy"
-    return WeightedLoss(read.loss, {name: read.metrics[name]})
+    metrics = {"masked_accuracy": masked_lm.metrics["masked_accuracy"]}
+    return masked_lm._replace(metrics=metrics)
 
   return Loss(loss)
 
