@@ -26,6 +26,7 @@ from realm_jax.console.sigterm import stop_on_sigterm
 from realm_jax.generations.build.retrieved import RetrievedBlocks
 from realm_jax.indexes.protocol import IndexCrashedError, SearchResult
 from realm_jax.inputs.batches import Batch, BatchStream
+from realm_jax.inputs.config import DataConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import (
   Retriever,
@@ -182,20 +183,22 @@ def train(
       required=() if initial_reader is None else ("reader",),
     )
 
-    stream = BatchStream(
-      task,
-      split="train",
+    data = DataConfig(
+      task=task,
       corpus_dir=corpus_dir,
-      question_files=question_files,
       corpus_version=corpus.version,
+      question_files=question_files or {},
+      task_modules=task_modules,
       batch_size=batch_size,
       query_length=query_length,
       block_length=block_length,
       seed=seed,
+    )
+    stream = BatchStream(
+      data,
       start_position=place.position,
       process_index=jax.process_index(),
       process_count=jax.process_count(),
-      task_modules=task_modules,
     )
     stack.callback(stream.close)
     loss = stage.loss(models)
