@@ -41,6 +41,7 @@ from realm_jax.generations.build.artifacts import (
 from realm_jax.generations.build.partial_refresh import PartialRefresh
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.inputs.batches import BatchStream
+from realm_jax.inputs.config import DataConfig
 from realm_jax.models.retriever import Retriever, embed_queries
 from realm_jax.partitioning import host_memory
 from realm_jax.partitioning.mesh import make_mesh
@@ -129,13 +130,14 @@ def embed_run(directory: Path) -> Run:
 
   def queries(seed: int, batches: int) -> Int[np.ndarray, "n q"]:
     stream = BatchStream(
-      "masked_salient_spans",
-      split="train",
-      corpus_dir=corpus.directory,
-      batch_size=_BATCH_SIZE,
-      query_length=_QUERY_LENGTH,
-      block_length=demo_corpus.BLOCK_LENGTH,
-      seed=seed,
+      DataConfig(
+        task="masked_salient_spans",
+        corpus_dir=corpus.directory,
+        batch_size=_BATCH_SIZE,
+        query_length=_QUERY_LENGTH,
+        block_length=demo_corpus.BLOCK_LENGTH,
+        seed=seed,
+      )
     )
     with contextlib.closing(stream):
       pairs = zip(range(batches), stream, strict=False)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from realm_jax import configuration
-from realm_jax.inputs.context import TaskContext
+from realm_jax.inputs.config import DataConfig
 from realm_jax.inputs.display import describe
 from realm_jax.inputs.examples import ExampleStream
 
@@ -33,7 +33,7 @@ _QUESTION_FILE = flags.DEFINE_string(
   "question_file", None, "JSON Lines of questions, for open QA."
 )
 _SPLIT = flags.DEFINE_string("split", "train", "The split of the task.")
-_SEED = flags.DEFINE_integer("seed", 0, "Of the order and of masks.")
+_SEED = flags.DEFINE_integer("seed", 0, "Seed of the order and of the masks.")
 _QUERY_LENGTH = flags.DEFINE_integer(
   "query_length", 96, "Wordpieces of a query, [CLS] and [SEP] counted."
 )
@@ -55,31 +55,26 @@ def _coloured(text: str) -> str:
 def show_task() -> None:
   """Prints examples as the flags say."""
   questions = _QUESTION_FILE.value
-  context = TaskContext(
-    _CORPUS_DIR.value, {_SPLIT.value: questions} if questions else {}
-  )
-  stream = ExampleStream(
-    _TASK.value,
+  config = DataConfig(
+    task=_TASK.value,
     split=_SPLIT.value,
-    context=context,
-    lengths={
-      "query": _QUERY_LENGTH.value,
-      "block": _BLOCK_LENGTH.value,
-      "mask_positions": _MAX_MASKS.value,
-      "mask_targets": _MAX_MASKS.value,
-      "mask_weights": _MAX_MASKS.value,
-    },
-    seed=_SEED.value,
-    repeat=False,
+    corpus_dir=_CORPUS_DIR.value,
+    question_files={_SPLIT.value: questions} if questions else {},
     task_modules=_TASK_MODULES.value,
+    batch_size=1,
+    query_length=_QUERY_LENGTH.value,
+    block_length=_BLOCK_LENGTH.value,
+    max_masks=_MAX_MASKS.value,
+    seed=_SEED.value,
   )
+  stream = ExampleStream(config, repeat=False)
   in_colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
   num_shown = 0
   for example in itertools.islice(stream, _NUM.value):
     text = describe(
       example,
       features=stream.task.output_features,
-      corpus=context.corpus,
+      corpus=config.context.corpus,
       width=shutil.get_terminal_size().columns,
     )
     print(_coloured(text) if in_colour else text, end="\n\n")

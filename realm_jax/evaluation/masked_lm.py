@@ -19,6 +19,7 @@ from realm_jax.evaluation.trained import (
   whole_batch,
 )
 from realm_jax.inputs.batches import BatchStream
+from realm_jax.inputs.config import DataConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever, relevance
 from realm_jax.objectives.masked_lm import marginal_masked_lm_loss
@@ -103,14 +104,16 @@ def evaluate_masked_lm(
     current_queries=stage.current_queries,
   )
   stream = BatchStream(
-    task,
-    split=split,
-    corpus_dir=corpus_dir,
-    batch_size=whole_batch(batch_size),
-    query_length=query_length,
-    block_length=block_length,
-    seed=seed,
-    task_modules=task_modules,
+    DataConfig(
+      task=task,
+      split=split,
+      corpus_dir=corpus_dir,
+      task_modules=task_modules,
+      batch_size=whole_batch(batch_size),
+      query_length=query_length,
+      block_length=block_length,
+      seed=seed,
+    )
   )
   measure = jax.jit(
     functools.partial(masked_metrics, trained.models, stage.form),

@@ -17,6 +17,7 @@ from realm_jax.evaluation.questions import (
 )
 from realm_jax.evaluation.trained import description, whole_batch
 from realm_jax.inputs.batches import BatchStream
+from realm_jax.inputs.config import DataConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.text import answers
@@ -82,18 +83,17 @@ def evaluate_open_qa(
   start = time.monotonic()
   with contextlib.ExitStack() as stack:
     # Opened first: a bad line is known before anything large is loaded.
-    stream = BatchStream(
-      task,
+    data = DataConfig(
+      task=task,
       split=split,
       corpus_dir=corpus_dir,
       question_files=question_files,
+      task_modules=task_modules,
       batch_size=whole_batch(batch_size),
       query_length=query_length,
       block_length=block_length,
-      shuffle=False,
-      repeat=False,
-      task_modules=task_modules,
     )
+    stream = BatchStream(data, shuffle=False, repeat=False)
     stack.callback(stream.close)
     answerer = load_answerer(
       model_dir=model_dir,

@@ -19,6 +19,7 @@ from realm_jax.evaluation.trained import (
 )
 from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.inputs.batches import BatchStream
+from realm_jax.inputs.config import DataConfig
 from realm_jax.models.retriever import Retriever
 from realm_jax.text import answers
 from realm_jax.training.stages import InverseCloze
@@ -80,18 +81,17 @@ def evaluate_retrieval(
   """
   start = time.monotonic()
   with contextlib.ExitStack() as stack:
-    stream = BatchStream(
-      task,
+    data = DataConfig(
+      task=task,
       split=split,
       corpus_dir=corpus_dir,
       question_files=question_files,
+      task_modules=task_modules,
       batch_size=whole_batch(batch_size),
       query_length=query_length,
       block_length=block_length,
-      shuffle=False,
-      repeat=False,
-      task_modules=task_modules,
     )
+    stream = BatchStream(data, shuffle=False, repeat=False)
     stack.callback(stream.close)
     trained = load_trained(
       model_dir=model_dir,

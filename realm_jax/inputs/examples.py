@@ -7,14 +7,15 @@ position it was made.
 """
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import seqio
 import tensorflow as tf
 
-from realm_jax.inputs.context import TaskContext, TaskError, task_context
+from realm_jax.inputs.config import DataConfig
+from realm_jax.inputs.context import TaskError, task_context
 from realm_jax.inputs.registry import find_task
 from realm_jax.inputs.sequential import SequentialReader
 from realm_jax.inputs.sources import RandomAccessSource, RecordReader
@@ -45,60 +46,42 @@ class _Prepared(seqio.DataSource):
 class ExampleStream:
   """The examples of a seqio task from a position on, in a fixed order.
 
-  Iterating gives dictionaries of numpy arrays, unpadded: the task's features
-  and "position". After an example the stream goes on at its position + 1.
+  Iterating yields dictionaries of numpy arrays, unpadded: the task's features
+  and "position". A later stream resumes after an example at its position + 1.
+
+  Args:
+    config: Data of the run; its lengths are the largest that features have.
+    start_position: Stream position of the first example.
+    shuffle: Whether records are shuffled; otherwise they keep the order of
+      their source.
+    repeat: Whether epochs follow each other without end, each in an order of
+      its own; otherwise the stream ends after one.
+
+  Raises:
+    TaskError: There is no such task, or its source cannot be resumed.
   """
 
   def __init__(
     self,
-    task: str,
+    config: DataConfig,
     *,
-    split: str,
-    context: TaskContext,
-    lengths: Mapping[str, int],
-    seed: int = 0,
     start_position: int = 0,
     shuffle: bool = True,
     repeat: bool = True,
-    num_threads: int | None = None,
-    task_modules: Sequence[str] = ("tasks",),
   ):
-    """Finds the task and opens its source.
-
-    Args:
-      task: the name of a seqio task.
-      split: of its source.
-      context: the run's files.
-      lengths: the most elements of each feature, in seqio's words its
-        `sequence_length`.
-      seed: of order and masks.
-      start_position: 0, or where an earlier stream stopped.
-      shuffle: False reads in the source's own order.
-      repeat: whether epochs follow each other without end, each in an order
-        of its own; otherwise the stream ends after one.
-      num_threads: that prepare examples; by default TensorFlow's own pool.
-      task_modules: modules that add tasks when imported.
-
-    Raises:
-      TaskError: there is no such task, or its source cannot be resumed.
-    """
-    self.task = find_task(task, task_modules)
-    self.lengths = dict(lengths)
-    self._context = context
-    self._split = split
-    self._seed = seed
+    self.task = find_task(config.task, config.task_modules)
+    self._config = config
     self._start = start_position
     self._repeat = repeat
-    self._num_threads = num_threads
     self._has_example = tf.Variable(tf.constant(False), trainable=False)
-    with task_context(context):
+    with task_context(config.context):
       self._reader = self._open(shuffle)
 
   def _open(self, shuffle: bool) -> RecordReader | SequentialReader:
     source = self.task.source
-    if self._split not in source.splits:
+    if self._config.split not in source.splits:
       raise TaskError(
-        f"task {self.task.name!r} has no split {self._split!r}, only "
+        f"task {self.task.name!r} has no split {self._config.split!r}, only "
         f"{', '.join(source.splits) or 'those of question_files: none'}"
       )
     if self.task.requires_caching:
@@ -107,11 +90,13 @@ class ExampleStream:
         "not read here; give it a source of the cached examples"
       )
     if isinstance(source, RandomAccessSource):
-      return RecordReader(source, self._split, seed=self._seed, shuffle=shuffle)
+      return RecordReader(
+        source, self._config.split, seed=self._config.seed, shuffle=shuffle
+      )
     return SequentialReader(
       source,
-      self._split,
-      seed=self._seed,
+      self._config.split,
+      seed=self._config.seed,
       shuffle_buffer_size=self.task.shuffle_buffer_size if shuffle else None,
     )
 
@@ -121,13 +106,13 @@ class ExampleStream:
     records = self._reader.records(self._start, repeat=self._repeat)
     if self._repeat:
       records = records.enumerate().map(self._fail_if_fruitless)
-    ordered = self.task.replace(source=_Prepared(records, [self._split]))
-    with task_context(self._context):
+    ordered = self.task.replace(source=_Prepared(records, [self._config.split]))
+    with task_context(self._config.context):
       examples = ordered.get_dataset(
-        sequence_length=self.lengths,
-        split=self._split,
+        sequence_length=self._config.lengths,
+        split=self._config.split,
         shuffle=False,
-        seed=self._seed,
+        seed=self._config.seed,
         try_in_mem_cache=False,
       )
     if "position" not in examples.element_spec:
@@ -139,8 +124,6 @@ class ExampleStream:
     examples = examples.map(self._seen)
     options = tf.data.Options()
     options.deterministic = True
-    if self._num_threads is not None:
-      options.threading.private_threadpool_size = self._num_threads
     return examples.with_options(options)
 
   def _fail_if_fruitless(
@@ -177,7 +160,7 @@ class ExampleStream:
           f"task {self.task.name!r} keeps none of {_FRUITLESS_RECORDS:,} "
           "records: masked sentences need salient spans (see the summary of "
           "build_corpus), inverse cloze blocks of two sentences; or the "
-          f"lengths are too short: {self.lengths}"
+          f"lengths are too short: {self._config.lengths}"
         ) from None
       raise
 

@@ -17,6 +17,7 @@ from realm_jax.corpus.build.update import update_corpus
 from realm_jax.corpus.store import Corpus
 from realm_jax.evaluation import answering
 from realm_jax.inputs.batches import BatchStream
+from realm_jax.inputs.config import DataConfig
 from realm_jax.training import stages
 from tests import tiny_world
 from tests.integration.commands import MODEL_FILE
@@ -153,13 +154,14 @@ def test_what_is_removed_is_not_found_again_and_what_is_added_is(watched):
 
 def test_the_examples_stay_those_of_the_version_it_began_with(watched):
   stream = BatchStream(
-    "masked_salient_spans",
-    split="train",
-    corpus_dir=watched.run.corpus_dir,
-    corpus_version=1,
-    batch_size=_BATCH,
-    query_length=tiny_world.QUERY_LENGTH,
-    block_length=tiny_world.BLOCK_LENGTH,
+    DataConfig(
+      task="masked_salient_spans",
+      corpus_dir=watched.run.corpus_dir,
+      corpus_version=1,
+      batch_size=_BATCH,
+      query_length=tiny_world.QUERY_LENGTH,
+      block_length=tiny_world.BLOCK_LENGTH,
+    )
   )
   sources = []
   for step, batch in zip(watched.steps, stream, strict=False):
