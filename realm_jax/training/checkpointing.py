@@ -43,8 +43,6 @@ class Checkpointer:
   ) -> tuple[TrainState, LoopState]:
     """Returns the state of the last checkpoint, or that of a new run.
 
-    A new run saves checkpoint 0: the first generation is built from it.
-
     Args:
       state: Freshly initialized state, on the devices.
       sources: Checkpoints that the components of a new run start from.
@@ -68,10 +66,7 @@ class Checkpointer:
     params = load_initial(
       state.params, sources, vocabulary=vocabulary, required=required
     )
-    state = dataclasses.replace(state, params=params)
-    loop_state = LoopState(position=0)
-    self.save(state, loop_state)
-    return state, loop_state
+    return dataclasses.replace(state, params=params), LoopState(position=0)
 
   def _restore(self, state: TrainState) -> tuple[TrainState, LoopState]:
     """Returns the last checkpoint, with the shapes and devices of `state`.
@@ -105,6 +100,11 @@ class Checkpointer:
       ),
       LoopState.from_item(item, _mesh_of(state)),
     )
+
+  def save_if_new(self, state: TrainState, loop_state: LoopState) -> None:
+    """Saves the first checkpoint of a run that has none."""
+    if not self._store.steps():
+      self.save(state, loop_state)
 
   def save(self, state: TrainState, loop_state: LoopState) -> None:
     """Copies the state off the devices; it is written in the background.

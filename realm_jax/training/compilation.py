@@ -1,69 +1,82 @@
-"""A run's steps, compiled before the first of them."""
+"""The steps of a run, compiled before the first of them."""
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jax
+import optax
 from jax.sharding import Mesh
 
 from realm_jax.partitioning import host_memory, rules
-from realm_jax.training.rooms import Room, in_room, room_of
+from realm_jax.training.batches import DeviceBatch
+from realm_jax.training.packing.packer import ShapeBucket
+from realm_jax.training.packing.shape_buckets import shape_key
 from realm_jax.training.state import TrainState
-from realm_jax.training.step import Batch, train_step
-
-Metrics = dict[str, jax.Array]
+from realm_jax.training.step import Loss, Metrics, train_step
 
 
-def compile_steps(
-  state: TrainState,
-  batch: Batch,
-  rooms: Sequence[Room] | None,
-  *,
-  shardings: Any,
-  hold: bool,
-  release: bool,
-  mesh: Mesh,
-  **settings: Any,
-) -> Callable[..., tuple[TrainState, Metrics]]:
-  """Compiles `train_step` for all that a run will meet.
+class CompiledSteps:
+  """`train_step` compiled for every shape and mode that a run will need.
+
+  Nothing is compiled when a step is called: a batch of another shape is an
+  error.
 
   Args:
-    state: on the devices.
-    batch: one of the run's, on the devices.
-    rooms: in which its batches are packed; None where they are padded.
-    shardings: of the state.
-    hold: whether there are steps that hold the retriever still, …
-    release: … and steps that do not.
-    mesh: of the devices.
-    **settings: of `train_step`.
-
-  Returns:
-    `(state, batch, *, hold_retriever) -> (state, metrics)`, which can never
-    compile again.
+    state: State on the devices.
+    batches: Abstract batches, one for each shape bucket.
+    shardings: Shardings of the state.
+    loss: Loss of the stage.
+    optimizer: Optimizer of the run.
+    seed: Seed of the dropout masks.
+    mesh: Mesh of the run.
+    num_steps: Steps of the run.
+    freeze_retriever_steps: Number of first steps that do not train the
+      retriever.
   """
-  batches = [batch] if rooms is None else [in_room(batch, r) for r in rooms]
-  compiled = {}
-  for holds in (True, False):
-    if not (hold if holds else release):
-      continue
-    step = jax.jit(
-      functools.partial(train_step, hold_retriever=holds, **settings),
-      donate_argnums=0,
-      out_shardings=(shardings, rules.replicated(mesh)),
-    )
-    for shapes in batches:
-      with rules.in_effect(mesh):
-        compiled[holds, room_of(shapes)] = step.lower(state, shapes).compile(
+
+  def __init__(
+    self,
+    state: TrainState,
+    batches: Sequence[DeviceBatch],
+    *,
+    shardings: TrainState,
+    loss: Loss,
+    optimizer: optax.GradientTransformation,
+    seed: int,
+    mesh: Mesh,
+    num_steps: int,
+    freeze_retriever_steps: int,
+  ):
+    self._freeze_steps = freeze_retriever_steps
+    modes = []
+    if int(state.step) < freeze_retriever_steps:
+      modes.append(True)
+    if freeze_retriever_steps < num_steps:
+      modes.append(False)
+    self._compiled: dict[tuple[bool, ShapeBucket], jax.stages.Compiled] = {}
+    for frozen in modes:
+      step = jax.jit(
+        functools.partial(
+          train_step,
+          loss=loss,
+          optimizer=optimizer,
+          seed=seed,
+          freeze_retriever=frozen,
+        ),
+        donate_argnums=0,
+        out_shardings=(shardings, rules.replicated(mesh)),
+      )
+      for batch in batches:
+        with rules.in_effect(mesh):
+          lowered = step.lower(state, batch)
+        self._compiled[frozen, shape_key(batch)] = lowered.compile(
           host_memory.compiler_options(mesh)
         )
-  host_memory.return_freed_memory()
-  place = host_memory.PlaceOfTemporaries(
-    max(host_memory.temporary_bytes(step, mesh) for step in compiled.values())
-  )
+    host_memory.return_freed_memory()
 
-  def run_step(state: TrainState, batch: Batch, *, hold_retriever: bool):
-    with place.lent():
-      return compiled[hold_retriever, room_of(batch)](state, batch)
-
-  return run_step
+  def __call__(
+    self, state: TrainState, batch: DeviceBatch, *, step: int
+  ) -> tuple[TrainState, Metrics]:
+    """Runs one step; the state's buffers are donated."""
+    frozen = step < self._freeze_steps
+    return self._compiled[frozen, shape_key(batch)](state, batch)

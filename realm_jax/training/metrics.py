@@ -1,7 +1,7 @@
-"""A run's metrics: metrics.jsonl, TensorBoard, the progress bar, and NaNs.
+"""Metrics of a run: metrics.jsonl, TensorBoard, the progress bar, and NaNs.
 
 Metrics are fetched two steps late, so that the host never waits for the step
-that the device works on.
+that the devices compute.
 """
 
 import collections
@@ -10,7 +10,7 @@ import math
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import NamedTuple, TextIO
 
 import jax
 from absl import logging
@@ -18,28 +18,40 @@ from clu import metric_writers
 from etils import epath
 from tqdm import tqdm
 
+from realm_jax.training.collapse import CollapseMonitor
+
 _STEPS_LATE = 2
 _LOG_LINE_SECONDS = 30.0
-# The loss of a step says nothing of the parameters that it leaves; a
-# checkpoint of those would be lost to the next step.
+# The loss of a step says nothing about the parameters after it. A checkpoint
+# of parameters that are not finite would be useless.
 _FINITE = ("loss", "gradient_norm", "parameter_norm")
 _SHOWN = ("loss", "accuracy", "retrieval_utility", "recall", "span_accuracy")
 
 
 class NonFiniteLossError(ValueError):
-  """The loss, its gradient or the parameters are no numbers any more."""
+  """The loss, its gradient or the parameters are not finite."""
+
+
+class _Pending(NamedTuple):
+  """Metrics of a step that may still be computed."""
+
+  step: int
+  on_devices: Mapping[str, jax.Array]
+  on_host: Mapping[str, float]
 
 
 class MetricsLog:
-  """Writes the metrics of every step, in order, a little late.
+  """Writes the metrics of every step, in order, two steps late.
 
   Args:
-    model_dir: where metrics.jsonl and the events go.
-    start_step: rows of later steps are of a run that was killed after its
-      last checkpoint; they are removed, as those steps will be done again.
-    num_steps: of the run, for the progress bar.
-    examples_per_step: the global batch.
-    is_writer: whether this process writes; only one of a run does.
+    model_dir: Directory of metrics.jsonl and the TensorBoard events.
+    start_step: Number of steps that are done. Rows of later steps are removed:
+      they are from a run that was killed after its last checkpoint, and those
+      steps are repeated.
+    num_steps: Steps of the run, for the progress bar.
+    examples_per_step: Size of the global batch.
+    monitor: Monitor that warns when the retriever collapses.
+    is_writer: Whether this process writes; only one of a run does.
   """
 
   def __init__(
@@ -49,18 +61,20 @@ class MetricsLog:
     start_step: int,
     num_steps: int,
     examples_per_step: int,
+    monitor: CollapseMonitor | None = None,
     is_writer: bool = True,
   ):
-    self._queue: collections.deque[tuple[int, Any, dict[str, float]]] = (
-      collections.deque()
-    )
+    self._pending: collections.deque[_Pending] = collections.deque()
     self._examples_per_step = examples_per_step
+    self._monitor = monitor or CollapseMonitor()
     self._step_began = time.perf_counter()
     self._line_at = time.monotonic() + _LOG_LINE_SECONDS
-    self._writer = self._file = self._bar = None
+    self._file: TextIO | None = None
+    self._writer: metric_writers.SummaryWriter | None = None
+    self._bar: tqdm | None = None
     if is_writer:
       path = epath.Path(model_dir) / "metrics.jsonl"
-      # A run that is killed here must not lose its earlier rows.
+      # A run that is killed at this point must not lose its earlier rows.
       kept = path.with_name(".metrics.jsonl.kept")
       kept.write_text(_rows_until(path, start_step))
       kept.replace(path)
@@ -72,15 +86,15 @@ class MetricsLog:
     self.last: dict[str, float] = {}
 
   def push(
-    self, step: int, device: Mapping[str, jax.Array], host: Mapping[str, float]
-  ) -> dict[str, float] | None:
-    """Takes the metrics of step `step` (1 is the first).
-
-    Returns:
-      The metrics of the step that is now known, or None.
+    self,
+    step: int,
+    on_devices: Mapping[str, jax.Array],
+    on_host: Mapping[str, float],
+  ) -> None:
+    """Takes the metrics after `step` steps, and writes those of an earlier one.
 
     Raises:
-      NonFiniteLossError: what that step made is not finite.
+      NonFiniteLossError: The result of that earlier step is not finite.
     """
     now = time.perf_counter()
     seconds, self._step_began = now - self._step_began, now
@@ -88,40 +102,44 @@ class MetricsLog:
       "step_seconds": seconds,
       "examples_per_second": self._examples_per_step / seconds,
     }
-    self._queue.append((step, device, {**host, **timing}))
-    if len(self._queue) > _STEPS_LATE:
-      return self._write_oldest()
-    return None
+    self._pending.append(_Pending(step, on_devices, {**on_host, **timing}))
+    if len(self._pending) > _STEPS_LATE:
+      self._write_oldest()
 
   def flush(self) -> None:
-    """Waits for the device and writes everything; raises as `push`."""
-    while self._queue:
+    """Waits for the devices and writes everything.
+
+    Raises:
+      NonFiniteLossError: The result of a step is not finite.
+    """
+    while self._pending:
       self._write_oldest()
     if self._file is not None and self._writer is not None:
       self._file.flush()
       self._writer.flush()
 
   def close(self) -> None:
-    """Closes the files; what is still queued is dropped."""
+    """Closes the files; metrics that were not written are dropped."""
     if self._file is not None and self._writer is not None:
       self._file.close()
       self._writer.close()
     if self._bar is not None:
       self._bar.close()
 
-  def _write_oldest(self) -> dict[str, float]:
-    step, device, host = self._queue.popleft()
-    metrics = {name: float(x) for name, x in jax.device_get(device).items()}
+  def _write_oldest(self) -> None:
+    step, on_devices, on_host = self._pending.popleft()
+    metrics = {name: float(x) for name, x in jax.device_get(on_devices).items()}
     for name in _FINITE:
       if not math.isfinite(metrics.get(name, 0.0)):
         raise NonFiniteLossError(f"{name} is {metrics[name]} at step {step}")
-    metrics |= host
+    metrics |= on_host
     self.last = metrics
+    if warning := self._monitor.update(step, metrics):
+      logging.warning("step %d: %s", step, warning)
     if self._file is not None and self._writer is not None:
       self._file.write(json.dumps({"step": step, **metrics}) + "\n")
       self._writer.write_scalars(step, metrics)
       self._show(step, metrics)
-    return metrics
 
   def _show(self, step: int, metrics: Mapping[str, float]) -> None:
     shown = {name: f"{metrics[name]:.3f}" for name in _SHOWN if name in metrics}
@@ -138,7 +156,7 @@ class MetricsLog:
 
 
 def _rows_until(path: epath.Path, step: int) -> str:
-  """The whole rows of steps up to `step`; a row cut by a kill is dropped."""
+  """Returns the complete rows of steps up to `step`."""
   if not path.exists():
     return ""
   kept = []

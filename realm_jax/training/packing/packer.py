@@ -79,9 +79,7 @@ class Packer:
     return next(
       number
       for number, bucket in enumerate(self.buckets)
-      if all(
-        rows >= least for rows, least in zip(bucket, needed, strict=True)
-      )
+      if all(rows >= least for rows, least in zip(bucket, needed, strict=True))
     )
 
   def lay_out(

@@ -37,9 +37,7 @@ MakeBatch = Callable[[np.ndarray, np.ndarray], HostBatch]
 
 def largest_bucket(batch: HostBatch, *, groups: int) -> ShapeBucket:
   """Returns the bucket that holds any batch: a row for each sequence."""
-  return tuple(
-    len(rows.token_ids) // groups for rows in encoder_inputs(batch)
-  )
+  return tuple(len(rows.token_ids) // groups for rows in encoder_inputs(batch))
 
 
 def choose_shape_buckets(

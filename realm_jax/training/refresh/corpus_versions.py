@@ -1,8 +1,8 @@
-"""Which version of the corpus a run reads, and which it searches.
+"""Which corpus version a run reads, and which it searches.
 
-Its examples come from the version that it began with, for as long as it runs,
-so that their order stays. Each generation is searched in the version that it
-was built on. Ids of blocks, not rows, go from one to the other.
+Its examples come from the version that it began with, until it ends, so that
+their order stays the same. Each generation is searched in the version that it
+was built on. Block ids, not rows, identify blocks across versions.
 """
 
 import contextlib
@@ -20,18 +20,18 @@ from realm_jax.generations.follow.loading import Generation, load_generation
 from realm_jax.generations.store.manifest import GenerationError
 from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.partitioning import rules
-from realm_jax.training.resume import recorded_corpus
+from realm_jax.training.loop_state import recorded_corpus
 
 
 def corpus_of_run(
   model_dir: epath.PathLike, corpus_dir: epath.PathLike
 ) -> Corpus:
-  """The version that a run began with; the newest, for one that begins.
+  """Opens the version that a run began with, or the newest for a new run.
 
   Raises:
-    CorpusError: there is no corpus, or the version is gone.
-    CheckpointError: the run is of another vocabulary, or its checkpoint
-      cannot be read.
+    CorpusError: There is no corpus, or the version was removed.
+    CheckpointError: The run is of another vocabulary, or its checkpoint cannot
+      be read.
   """
   newest = Corpus.open(corpus_dir)
   with contextlib.closing(CheckpointStore(model_dir)) as store:
@@ -45,8 +45,8 @@ def corpus_of_run(
   except CorpusError as error:
     raise CheckpointError(
       f"{store.directory}/{steps[-1]} reads its examples from version "
-      f"{version} of the corpus, and could not go on as it was: {error}. Put "
-      "that version back, or give another MODEL_DIR and this one as "
+      f"{version} of the corpus, and cannot be continued exactly: {error}. "
+      "Restore that version, or give another MODEL_DIR and this one as "
       "INITIAL_CHECKPOINT"
     ) from error
 
@@ -63,15 +63,15 @@ def load_for_run(
   """Loads the generation of a step for a run.
 
   Args:
-    generations_dir: where generations lie.
-    step: which.
-    corpus: the run's; the generation's may be another version of it.
-    num_searched: blocks that each query of the run wants.
-    mesh: of the run.
-    index: another index to search it with; None takes its own.
+    generations_dir: Directory of the generations.
+    step: Checkpoint step of the generation.
+    corpus: Corpus of the run; the generation may be of another version.
+    num_searched: Number of blocks that the run retrieves for each query.
+    mesh: Mesh of the run.
+    index: Another index to search it with; None takes its own.
 
   Raises:
-    GenerationError: it is missing, damaged, of another corpus, or too small.
+    GenerationError: It is missing, damaged, of another corpus, or too small.
   """
   generation = load_generation(
     generations_dir,

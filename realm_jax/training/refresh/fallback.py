@@ -1,6 +1,6 @@
-"""What a run searches when the process that searches its index is gone."""
+"""What a run searches after the process of its index has crashed."""
 
-from collections.abc import Callable
+from typing import Protocol
 
 from absl import logging
 from etils import epath
@@ -10,24 +10,32 @@ from realm_jax.generations.store import layout
 from realm_jax.generations.store import manifest as manifests
 from realm_jax.generations.store.manifest import GenerationError
 from realm_jax.indexes.exact import ExactConfig
-from realm_jax.indexes.protocol import IndexCrashedError
-
-ON_CRASH = ("exact", "last", "fail")
+from realm_jax.indexes.protocol import IndexConfig, IndexCrashedError
 
 
-class CrashPolicy:
-  """Finds something to search instead of a crashed index.
+class LoadGeneration(Protocol):
+  """Loads the generation of a step, with another index where one is given.
 
-  The same vectors by exact search (`exact`), or an earlier generation
-  (`last`), until the next generation comes; or nothing (`fail`). Where one is
-  not to be had, the other is tried. What is on the disk is verified afresh.
-  An index that crashes as it is loaded gives way to exact search with either.
+  It raises `GenerationError` or `IndexCrashedError`.
+  """
+
+  def __call__(
+    self, step: int, *, index: IndexConfig | None = None
+  ) -> Generation: ...
+
+
+class CrashFallback:
+  """Replaces an index that has crashed, until the next generation is loaded.
+
+  Either by exact search of the same vectors (`exact`) or by an earlier
+  generation (`last`). Where one is not available, the other is tried. Files
+  are verified again. An index that crashes while it is loaded is replaced by
+  exact search in both cases. With `fail` nothing is replaced.
 
   Args:
-    on_crash: which of `ON_CRASH`.
-    generations_dir: where earlier ones lie.
-    load: loads a step's generation, with another `index` where one is given,
-      or raises GenerationError or IndexCrashedError.
+    on_crash: One of `realm_jax.training.config.ON_CRASH`.
+    generations_dir: Directory of the generations.
+    load: Loader of generations.
   """
 
   def __init__(
@@ -35,66 +43,71 @@ class CrashPolicy:
     on_crash: str,
     *,
     generations_dir: epath.PathLike,
-    load: Callable[..., Generation],
+    load: LoadGeneration,
   ):
     self._on_crash = on_crash
     self._directory = generations_dir
     self._load = load
 
   def load(self, step: int) -> Generation:
-    """A step's generation, by exact search where its index crashes.
+    """Loads a generation, with exact search if its index crashes.
 
     Raises:
-      GenerationError: it cannot be used.
-      IndexCrashedError: its index crashed, and the run is told to fail.
+      GenerationError: It cannot be used.
+      IndexCrashedError: Its index crashed, and the run is configured to fail.
     """
     try:
       return self._load(step)
     except IndexCrashedError as error:
-      self._require_going_on(step, error)
-      found = self._load_exact(step)
+      self._require_fallback(step, error)
+      generation = self._load_exact(step)
       logging.error(
-        "%s: going on with exact search of generation %d", error, step
+        "%s: falling back to exact search of generation %d", error, step
       )
-      return found
+      return generation
 
-  def _require_going_on(self, step: int, error: IndexCrashedError) -> None:
+  def _require_fallback(self, step: int, error: IndexCrashedError) -> None:
     if self._on_crash == "fail":
       raise IndexCrashedError(
-        f"{error}: generation {step} cannot be searched. Start again, or bind "
-        "RefreshConfig.on_crash to 'exact' or 'last' to go on without"
+        f"{error}: generation {step} cannot be searched. Start the run again, "
+        "or set ON_CRASH to 'exact' or 'last' to continue without it"
       ) from error
 
   def _load_exact(self, step: int) -> Generation:
     manifest = manifests.read(layout.path_of(self._directory, step))
     return self._load(step, index=ExactConfig(dtype=manifest.dtype))
 
-  def instead_of(
+  def replace(
     self, generation: Generation, error: IndexCrashedError
   ) -> Generation:
-    """What to search in place of a generation whose index crashed.
+    """Returns what to search instead of a generation whose index crashed.
 
     Raises:
-      IndexCrashedError: the run is told to fail, or nothing is left.
+      IndexCrashedError: The run is configured to fail, or nothing is left.
     """
     step = generation.step
-    self._require_going_on(step, error)
+    self._require_fallback(step, error)
     published = layout.published_steps(self._directory)
     earlier = [other for other in reversed(published) if other < step]
     order = [*earlier, step] if self._on_crash == "last" else [step, *earlier]
     for other in order:
       try:
-        # The index that crashed is not loaded again.
+        # The index that has crashed is not loaded again.
         load = self._load_exact if other == step else self.load
-        found = load(other)
-      except GenerationError as why:
-        logging.warning("generation %d is not used: %s", other, why)
+        replacement = load(other)
+      except GenerationError as reason:
+        logging.warning("generation %d is not used: %s", other, reason)
         continue
-      how = "exact search of generation" if other == step else "generation"
-      instead = "" if other == step else f" in place of {step}"
-      logging.error("%s: going on with %s %d%s", error, how, other, instead)
-      return found
+      if other == step:
+        logging.error(
+          "%s: falling back to exact search of generation %d", error, step
+        )
+      else:
+        logging.error(
+          "%s: falling back from generation %d to %d", error, step, other
+        )
+      return replacement
     raise IndexCrashedError(
-      f"{error}: no generation is left to search in place of {step}. Start "
-      "again, with the index builder beside"
+      f"{error}: no generation is left to search instead of {step}. Start the "
+      "run again, with the index builder beside it"
     ) from error
