@@ -90,7 +90,7 @@ def read_masks(
   apply = functools.partial(reader.apply, {"params": params}, **settings)
   masks = batch["mask_positions"]
   if "joint" in batch:
-    return apply(batch["joint"], masks, method="masked_lm_of")
+    return apply(batch["joint"], masks, method="masked_lm_packed")
   query, candidates = batch["query"], batch["candidates"]
   return apply(query, candidates, masks, method="masked_lm")
 
@@ -107,7 +107,7 @@ def read_spans(
     batch["body_start"],
     batch["body_length"],
     num_starts=batch["is_answer"].shape[2],
-    method="spans_of",
+    method="spans_packed",
   )
 
 
