@@ -161,7 +161,12 @@ class ImportedModel:
     )
     packer = BatchPacker(texts, [needed_room(texts, arrays)])
     loss = stage.loss(stages.Models(self.retriever, self.reader))
-    graded = jax.jit(jax.value_and_grad(loss, has_aux=True))
+
+    def mean_and_metrics(*inputs: Any) -> tuple[jax.Array, dict[str, Any]]:
+      weighted = loss(*inputs)
+      return weighted.loss.mean, weighted.means()
+
+    graded = jax.jit(jax.value_and_grad(mean_and_metrics, has_aux=True))
     (value, metrics), gradient = graded(
       params, packer(arrays), jax.random.key(0)
     )

@@ -25,7 +25,10 @@ def test_every_sequence_lies_whole_in_its_group(groups, lengths, spare):
   plan = plan_rows(all_lengths, ROW)
   num_rows = plan.num_rows + spare
   packed = lay_out(
-    plan, token_ids, num_rows=num_rows, numbers=np.arange(len(token_ids))
+    plan,
+    token_ids,
+    num_rows=num_rows,
+    numbers=np.arange(len(token_ids), dtype=np.uint32),
   )
 
   assert packed.token_ids.shape == (groups * num_rows, ROW)

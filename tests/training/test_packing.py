@@ -47,9 +47,13 @@ def _batch(stage):
 
 def _loss_and_gradient(batch, mesh, params, loss):
   batch = rules.to_devices(batch, mesh)
+
+  def mean_loss(*args):
+    return loss(*args).loss.mean
+
   with rules.in_effect(mesh):
-    step = jax.jit(jax.value_and_grad(loss, has_aux=True))
-    (value, _), gradient = step(params, batch, jax.random.key(0))
+    step = jax.jit(jax.value_and_grad(mean_loss))
+    value, gradient = step(params, batch, jax.random.key(0))
   return float(value), gradient
 
 
