@@ -48,7 +48,7 @@ from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training import following, loop
 from realm_jax.training.optimizer import OptimizerConfig
 from realm_jax.training.refresh import GenerationSchedule, StoppedWaiting
-from realm_jax.training.stages import Pretraining
+from realm_jax.training.stages.pretraining import Pretraining
 
 _TARGET = 1.5
 _QUERY_LENGTH, _JOINT_LENGTH = 16, 68

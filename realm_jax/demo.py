@@ -29,6 +29,7 @@ from realm_jax.evaluation import run as evaluation
 from realm_jax.partitioning import host_memory
 from realm_jax.text.wordpieces import train_vocabulary, write_pieces
 from realm_jax.training import loop
+from realm_jax.training.config import TrainConfig
 
 _OUTPUT_DIR = flags.DEFINE_string(
   "output_dir", "out/demo", "Where everything the demo makes is kept."
@@ -63,10 +64,11 @@ class Story:
 
   def train(self, name: str, recipe: str, **bindings: Any) -> dict[str, Any]:
     """Trains a stage in its own folder."""
-    result = self.run(
-      "train", loop.train, recipe, MODEL_DIR=self.path(name), **bindings
+    config = self.run(
+      "train", TrainConfig, recipe, MODEL_DIR=self.path(name), **bindings
     )
-    if result["stopped"]:
+    result = loop.train(config)
+    if result.preempted:
       raise ValueError(f"told to stop in {name}; what is made so far stays")
     return result
 

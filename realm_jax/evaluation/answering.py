@@ -27,7 +27,7 @@ from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning import rules
 from realm_jax.text.answer_spans import widen_to_words
 from realm_jax.text.answers import normalize_answer
-from realm_jax.training.stages import OpenQa
+from realm_jax.training.stages.open_qa import OpenQa
 
 CANDIDATES = ("index", "random")
 

@@ -24,7 +24,8 @@ from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever, relevance
 from realm_jax.objectives.masked_lm import marginal_masked_lm_loss
 from realm_jax.partitioning import rules
-from realm_jax.training.stages import Models, Pretraining
+from realm_jax.training.stages.model_inputs import Models
+from realm_jax.training.stages.pretraining import Pretraining
 from realm_jax.training.step import embed_candidates, read_masks
 
 # Means over queries; the other metrics are means over masks.

@@ -22,7 +22,7 @@ from realm_jax.inputs.batches import BatchStream
 from realm_jax.inputs.config import DataConfig
 from realm_jax.models.retriever import Retriever
 from realm_jax.text import answers
-from realm_jax.training.stages import InverseCloze
+from realm_jax.training.stages.inverse_cloze import InverseCloze
 
 RETRIEVED = "retrieved.jsonl"
 

@@ -31,8 +31,9 @@ from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning import rules
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.training.initial import locate
-from realm_jax.training.stages import Models, Stage
+from realm_jax.training.checkpointing import locate
+from realm_jax.training.stages.model_inputs import Models
+from realm_jax.training.stages.protocol import Stage
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,12 +16,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
-from realm_jax.indexes.protocol import (
-  DeviceIndex,
-  Index,
-  QueryBatch,
-  SearchResult,
-)
+from realm_jax.indexes.protocol import Index, QueryBatch, SearchResult
 from realm_jax.models.parameters import Params
 from realm_jax.partitioning import rules
 
@@ -103,7 +98,7 @@ class RetrievalPipeline:
       assemble: Function that makes the batch; it runs in the thread.
     """
     on_device: tuple[jax.Array, jax.Array] | None = None
-    if vectors is not None and isinstance(index, DeviceIndex):
+    if vectors is not None and hasattr(index, "search_on_device"):
       on_device = index.search_on_device(vectors, num_blocks)
 
     def finish() -> Prepared[B]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Container, Mapping
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -10,14 +11,18 @@ from absl import logging
 from etils import epath
 from jax.sharding import Mesh, NamedSharding
 
-from realm_jax.checkpoints.location import locate
-from realm_jax.checkpoints.manager import CheckpointError, CheckpointStore
+from realm_jax.checkpoints.manager import (
+  FOLDER,
+  CheckpointError,
+  CheckpointStore,
+)
 from realm_jax.checkpoints.vocabulary import require_vocabulary
 from realm_jax.models.parameters import Params
 from realm_jax.training.loop_state import LoopState, RunIdentity
 from realm_jax.training.metrics import NonFiniteLossError
 from realm_jax.training.state import TrainState
 
+T = TypeVar("T")
 # For each component, the MODEL_DIR or checkpoint that it starts from, or None.
 Sources = Mapping[str, epath.PathLike | None]
 
@@ -130,7 +135,25 @@ class Checkpointer:
     )
 
 
-def abstract(tree: Params) -> Params:
+def locate(path: epath.PathLike) -> tuple[CheckpointStore, int]:
+  """A MODEL_DIR's latest checkpoint, or MODEL_DIR/checkpoints/STEP itself.
+
+  Raises:
+    CheckpointError: neither.
+  """
+  path = epath.Path(path)
+  if path.parent.name == FOLDER and path.name.isdigit():
+    return CheckpointStore(path.parent.parent), int(path.name)
+  if not (path / FOLDER).exists():
+    raise CheckpointError(
+      f"{path} is not a checkpoint; want a MODEL_DIR with a {FOLDER} folder, "
+      f"or one of its steps, MODEL_DIR/{FOLDER}/STEP"
+    )
+  store = CheckpointStore(path)
+  return store, store.latest()
+
+
+def abstract(tree: T) -> T:
   """Returns abstract arrays with the shardings of a tree's arrays."""
   return jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import optax
@@ -40,7 +41,7 @@ class CompiledSteps:
     batches: Sequence[DeviceBatch],
     *,
     shardings: TrainState,
-    loss: Loss,
+    loss: Loss[Any],
     optimizer: optax.GradientTransformation,
     seed: int,
     mesh: Mesh,

@@ -15,6 +15,19 @@ ON_STALE = ("warn", "fail")
 ON_CRASH = ("exact", "last", "fail")
 
 
+def require_at_least(least: int, config: object, *names: str) -> None:
+  """Checks integer fields of a configuration.
+
+  Raises:
+    ValueError: A field is less than `least`.
+  """
+  for name in names:
+    if (value := getattr(config, name)) < least:
+      raise ValueError(
+        f"{name}={value}; want {least} or more: change {name.upper()}"
+      )
+
+
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
   """When a run saves checkpoints, and where its first parameters come from.
@@ -32,7 +45,7 @@ class CheckpointConfig:
   initial_checkpoint: epath.PathLike | None = None
   initial_reader: epath.PathLike | None = None
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     require_at_least(1, self, "save_every_steps", "keep")
 
   @property
@@ -78,7 +91,7 @@ class RefreshConfig:
   on_crash: str = "exact"
   timeout_seconds: float = 24 * 3600.0
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     if self.lag_steps < 1:
       raise ValueError(
         f"lag_steps={self.lag_steps}: a generation cannot be used before the "
@@ -129,7 +142,7 @@ class TrainConfig:
   model_parallelism: int = 1
   pack: bool = True
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     require_at_least(1, self, "num_steps", "model_parallelism")
     if self.waits:
       self._require_lag_fits()
@@ -160,17 +173,4 @@ class TrainConfig:
         "lag_steps=%d after their checkpoints, in a run of %d steps",
         lag,
         self.num_steps,
-      )
-
-
-def require_at_least(least: int, config: object, *names: str) -> None:
-  """Checks integer fields of a configuration.
-
-  Raises:
-    ValueError: A field is less than `least`.
-  """
-  for name in names:
-    if (value := getattr(config, name)) < least:
-      raise ValueError(
-        f"{name}={value}; want {least} or more: change {name.upper()}"
       )

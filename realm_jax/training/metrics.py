@@ -10,7 +10,7 @@ import math
 import sys
 import time
 from collections.abc import Mapping
-from typing import NamedTuple, TextIO
+from typing import IO, NamedTuple, NoReturn
 
 import jax
 from absl import logging
@@ -69,9 +69,9 @@ class MetricsLog:
     self._monitor = monitor or CollapseMonitor()
     self._step_began = time.perf_counter()
     self._line_at = time.monotonic() + _LOG_LINE_SECONDS
-    self._file: TextIO | None = None
+    self._file: IO[str] | None = None
     self._writer: metric_writers.SummaryWriter | None = None
-    self._bar: tqdm | None = None
+    self._bar: tqdm[NoReturn] | None = None
     if is_writer:
       path = epath.Path(model_dir) / "metrics.jsonl"
       # A run that is killed at this point must not lose its earlier rows.

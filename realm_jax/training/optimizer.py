@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -59,10 +59,11 @@ def scale_by_bert_adam(
 
   def update(
     updates: optax.Updates,
-    state: BertAdamState,
+    state: optax.OptState,
     params: optax.Params | None = None,
   ) -> tuple[optax.Updates, BertAdamState]:
     del params
+    assert isinstance(state, BertAdamState)
     mean = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mean, updates)
     variance = jax.tree.map(
       lambda v, g: b2 * v + (1 - b2) * jnp.square(g), state.variance, updates
@@ -88,6 +89,7 @@ def learning_rate_schedule(
   warmup = _num_warmup_steps(config, num_steps)
 
   def schedule(step: jax.typing.ArrayLike) -> jax.Array:
+    step = jnp.asarray(step)
     decayed = config.learning_rate * jnp.maximum(0.0, 1.0 - step / num_steps)
     warming = config.learning_rate * step / max(warmup, 1)
     return jnp.where(step < warmup, warming, decayed)
@@ -98,7 +100,7 @@ def learning_rate_schedule(
 def _decay_mask(params: Params) -> Params:
   """Returns whether each parameter has weight decay."""
 
-  def is_decayed(path: jax.tree_util.KeyPath, leaf: jax.Array) -> bool:
+  def is_decayed(path: tuple[Any, ...], leaf: jax.Array) -> bool:
     del leaf
     names = [getattr(key, "key", getattr(key, "name", "")) for key in path]
     return not any(
@@ -132,19 +134,24 @@ def _scale_components(
     return ScaleByStepState(jnp.zeros((), jnp.int32))
 
   def update(
-    updates: Params,
-    state: ScaleByStepState,
+    updates: optax.Updates,
+    state: optax.OptState,
     params: optax.Params | None = None,
-  ) -> tuple[Params, ScaleByStepState]:
+  ) -> tuple[optax.Updates, ScaleByStepState]:
     del params
-    rate = schedule(state.step)
+    assert isinstance(state, ScaleByStepState)
+    assert isinstance(updates, dict)
+    rate = jnp.asarray(schedule(state.step))
     since = state.step - frozen_steps
     warms = (frozen_steps > 0) & (since < warmup)
     scale = jnp.where(warms, since / max(warmup, 1), 1.0) * (since >= 0)
-    rates = {"retriever": rate * config.retriever_rate_scale * scale}
+    retriever_rate = rate * config.retriever_rate_scale * scale
     updates = {
       component: jax.tree.map(
-        functools.partial(jnp.multiply, -rates.get(component, rate)), tree
+        functools.partial(
+          jnp.multiply, -(retriever_rate if component == "retriever" else rate)
+        ),
+        tree,
       )
       for component, tree in updates.items()
     }

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -82,7 +83,7 @@ class _Setup:
   identity: RunIdentity
   mesh: Mesh
   inputs: ModelInputs
-  loss: Loss
+  loss: Loss[Any]
   optimizer: optax.GradientTransformation
 
 

@@ -6,7 +6,7 @@ add (`realm_jax/objectives/weighted.py`). The step differentiates their mean.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -96,7 +96,7 @@ def read_masks(
     {"params": params},
     batch.joint,
     batch.masks.positions,
-    method="masked_lm_of",
+    method="masked_lm_packed",
     **_mode(dropout_key),
   )
 
@@ -115,12 +115,14 @@ def read_spans(
     batch.body_start,
     batch.body_length,
     num_starts=batch.is_answer.shape[2],
-    method="spans_of",
+    method="spans_packed",
     **_mode(dropout_key),
   )
 
 
-def _mode(dropout_key: jax.Array | None) -> dict[str, bool | dict]:
+def _mode(
+  dropout_key: jax.Array | None,
+) -> dict[str, bool | dict[str, jax.Array]]:
   """Keyword arguments of `apply`, for training or not."""
   if dropout_key is None:
     return {"train": False}
@@ -275,7 +277,7 @@ def train_step(
     gradient, state.optimizer, state.params
   )
   metrics["gradient_norm"] = optax.tree.norm(gradient)
-  params: Params = optax.apply_updates(state.params, updates)
+  params = cast(Params, optax.apply_updates(state.params, updates))
   metrics["parameter_norm"] = optax.tree.norm(params)
   state = TrainState(
     step=state.step + jnp.ones_like(state.step),

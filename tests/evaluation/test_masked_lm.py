@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from realm_jax.evaluation.masked_lm import evaluate_masked_lm, masked_metrics
-from realm_jax.training.stages import Pretraining
+from realm_jax.training.stages.pretraining import Pretraining
 from tests import tiny_world
 
 pytestmark = pytest.mark.slow

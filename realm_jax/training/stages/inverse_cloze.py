@@ -11,6 +11,7 @@ from realm_jax.generations.follow.loading import Generation
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
 from realm_jax.models.parameters import Params
+from realm_jax.models.sequences import Sequences
 from realm_jax.training import step
 from realm_jax.training.batches import InverseClozeBatch
 from realm_jax.training.packing.packer import TokenRows
@@ -31,7 +32,7 @@ class InverseCloze:
     block = tokens(1, lengths["block"])
     return {"retriever": models.retriever.init(key, query, block)["params"]}
 
-  def loss(self, models: Models) -> step.Loss[InverseClozeBatch]:
+  def loss(self, models: Models) -> step.Loss[InverseClozeBatch[Sequences]]:
     return step.inverse_cloze(models.retriever)
 
   def num_searched(self, num_blocks: int) -> int:

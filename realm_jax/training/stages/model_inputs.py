@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Int
 
 from realm_jax.corpus.store import Corpus
+from realm_jax.models.arrays import AnyArray
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.training.packing.packer import TokenRows
@@ -91,7 +92,7 @@ class ModelInputs:
     blocks, index = _distinct(candidates, self.groups)
     is_block = blocks.any(axis=1, keepdims=True)
     # A block prefix must not turn padding into a sequence.
-    tokens = self.models.retriever.block_input(blocks) * is_block
+    tokens = np.asarray(self.models.retriever.block_input(blocks)) * is_block
     numbers = [zlib.crc32(row.tobytes()) for row in tokens]
     return TokenRows(tokens, np.array(numbers, np.uint32)), index
 
@@ -104,15 +105,14 @@ class ModelInputs:
     joint = self.models.require_reader().join(query, candidates)
     return JointRows(
       self._numbered(joint.token_ids.reshape(-1, joint.token_ids.shape[-1])),
-      joint.body_start.astype(np.int32),
-      joint.body_length.astype(np.int32),
+      np.asarray(joint.body_start, np.int32),
+      np.asarray(joint.body_length, np.int32),
     )
 
-  def _numbered(self, token_ids: Int[np.ndarray, "n l"]) -> TokenRows:
+  def _numbered(self, token_ids: Int[AnyArray, "n l"]) -> TokenRows:
     first = self.process_index * len(token_ids)
-    return TokenRows(
-      token_ids, np.arange(first, first + len(token_ids), dtype=np.uint32)
-    )
+    numbers = np.arange(first, first + len(token_ids), dtype=np.uint32)
+    return TokenRows(np.asarray(token_ids), numbers)
 
 
 def _distinct(

@@ -12,6 +12,7 @@ from realm_jax.generations.follow.loading import Generation
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
 from realm_jax.models.parameters import Params
+from realm_jax.models.sequences import Sequences
 from realm_jax.text.answer_spans import TokenSpans, find_token_spans
 from realm_jax.text.answers import contains_characters
 from realm_jax.training import step
@@ -57,7 +58,7 @@ class OpenQa:
   current_queries: bool = True
   needs_index = True
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     if self.answers_in_blocks not in ANSWERS_IN_BLOCKS:
       raise ValueError(
         f"answers_in_blocks={self.answers_in_blocks!r}; want one of "
@@ -74,7 +75,7 @@ class OpenQa:
       params["retriever"] = {"scale": jnp.float32(self.initial_scale)}
     return params
 
-  def loss(self, models: Models) -> step.Loss[OpenQaBatch]:
+  def loss(self, models: Models) -> step.Loss[OpenQaBatch[Sequences]]:
     reader = models.require_reader()
     names = ["max_answer_width"]
     if self.answers_in_blocks == "tokens":

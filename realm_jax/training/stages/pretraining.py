@@ -11,6 +11,7 @@ from realm_jax.generations.follow.loading import Generation
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
 from realm_jax.models.parameters import Params
+from realm_jax.models.sequences import Sequences
 from realm_jax.retrieval import candidates as choice
 from realm_jax.text.answer_spans import find_token_spans
 from realm_jax.training import step
@@ -45,7 +46,7 @@ class Pretraining:
   def init(self, models: Models, lengths: Lengths, key: jax.Array) -> Params:
     return init_both(models, lengths, key)
 
-  def loss(self, models: Models) -> step.Loss[PretrainingBatch]:
+  def loss(self, models: Models) -> step.Loss[PretrainingBatch[Sequences]]:
     return step.pretraining(
       models.retriever, models.require_reader(), form=self.form
     )

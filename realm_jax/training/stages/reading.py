@@ -11,6 +11,7 @@ from realm_jax.generations.follow.loading import Generation
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
 from realm_jax.models.parameters import Params
+from realm_jax.models.sequences import Sequences
 from realm_jax.training import step
 from realm_jax.training.batches import ReadingBatch
 from realm_jax.training.packing.packer import TokenRows
@@ -40,7 +41,7 @@ class Reading:
   def init(self, models: Models, lengths: Lengths, key: jax.Array) -> Params:
     return {"reader": init_reader(models, lengths, key)}
 
-  def loss(self, models: Models) -> step.Loss[ReadingBatch]:
+  def loss(self, models: Models) -> step.Loss[ReadingBatch[Sequences]]:
     return step.reading(models.require_reader())
 
   def num_searched(self, num_blocks: int) -> int:

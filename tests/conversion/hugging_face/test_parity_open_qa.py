@@ -12,7 +12,7 @@ from realm_jax.conversion.importing import import_weights
 from realm_jax.evaluation.answering import load_answerer
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
-from realm_jax.training.stages import OpenQa
+from realm_jax.training.stages.open_qa import OpenQa
 from tests.conversion.imported import load
 
 pytestmark = pytest.mark.slow

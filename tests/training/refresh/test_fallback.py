@@ -5,6 +5,7 @@ import functools
 import logging
 import shutil
 import subprocess
+import threading
 import time
 
 import numpy as np
@@ -15,13 +16,14 @@ from realm_jax.generations.follow.watcher import GenerationWatcher
 from realm_jax.generations.store import layout
 from realm_jax.indexes.protocol import IndexCrashedError, QueryBatch
 from realm_jax.indexes.scann.config import ScannConfig
-from realm_jax.training.crashed_index import CrashPolicy
-from realm_jax.training.refresh import (
-  NOTHING_TO_SEARCH,
+from realm_jax.training.config import RefreshConfig
+from realm_jax.training.decisions import LocalDecisions
+from realm_jax.training.refresh.fallback import CrashFallback
+from realm_jax.training.refresh.schedule import (
+  RETRIEVAL_UNAVAILABLE,
   GenerationSchedule,
-  RefreshConfig,
 )
-from realm_jax.training.stages import InverseCloze
+from realm_jax.training.stages.inverse_cloze import InverseCloze
 
 pytestmark = pytest.mark.slow
 
@@ -38,53 +40,53 @@ def generations_dir(world, tmp_path_factory):
   return model_dir / layout.FOLDER
 
 
-def _policy(on_crash, generations_dir, world, **settings):
+def _fallback(on_crash, generations_dir, world, **settings):
   load = functools.partial(
     load_generation, generations_dir, corpus=world.corpus, **settings
   )
-  policy = CrashPolicy(on_crash, generations_dir=generations_dir, load=load)
-  return policy, load
+  fallback = CrashFallback(on_crash, generations_dir=generations_dir, load=load)
+  return fallback, load
 
 
 def test_exact_search_finds_the_same_blocks(generations_dir, world):
-  policy, load = _policy("exact", generations_dir, world)
+  fallback, load = _fallback("exact", generations_dir, world)
   crashed = load(10)
-  instead = policy.instead_of(crashed, _ERROR)
-  assert (instead.step, instead.corpus) == (10, crashed.corpus)
+  replacement = fallback.replace(crashed, _ERROR)
+  assert (replacement.step, replacement.corpus) == (10, crashed.corpus)
   vectors = crashed.vectors(np.arange(8))
   queries = QueryBatch(np.zeros((8, 1), np.int32), vectors)
   np.testing.assert_array_equal(
-    instead.index.search(queries, 5).rows, crashed.index.search(queries, 5).rows
+    replacement.index.search(queries, 5).rows, crashed.index.search(queries, 5).rows
   )
 
 
 def test_the_generation_before_takes_its_place(generations_dir, world, caplog):
-  policy, load = _policy("last", generations_dir, world)
+  fallback, load = _fallback("last", generations_dir, world)
   with caplog.at_level(logging.ERROR):
-    assert policy.instead_of(load(10), _ERROR).step == 0
-  assert "going on with generation 0 in place of 10" in caplog.text
+    assert fallback.replace(load(10), _ERROR).step == 0
+  assert "falling back from generation 10 to 0" in caplog.text
 
 
 def test_without_one_before_exact_search_does(generations_dir, world):
-  policy, load = _policy("last", generations_dir, world)
-  instead = policy.instead_of(load(0), _ERROR)
-  assert (instead.step, instead.index.kind) == (0, "exact")
+  fallback, load = _fallback("last", generations_dir, world)
+  replacement = fallback.replace(load(0), _ERROR)
+  assert (replacement.step, replacement.index.kind) == (0, "exact")
 
 
 def test_what_was_damaged_meanwhile_is_not_searched(
   generations_dir, world, tmp_path
 ):
   spoilt = shutil.copytree(generations_dir, tmp_path / layout.FOLDER)
-  policy, load = _policy("exact", spoilt, world)
+  fallback, load = _fallback("exact", spoilt, world)
   crashed = load(10)
   path = next(spoilt.glob("00000010/embeddings-*"))
   data = bytearray(path.read_bytes())
   data[-1] ^= 1
   path.write_bytes(data)
-  assert policy.instead_of(crashed, _ERROR).step == 0
+  assert fallback.replace(crashed, _ERROR).step == 0
   shutil.rmtree(spoilt)
   with pytest.raises(IndexCrashedError, match="no generation is left"):
-    policy.instead_of(crashed, _ERROR)
+    fallback.replace(crashed, _ERROR)
 
 
 @pytest.fixture
@@ -105,12 +107,20 @@ def follow(world, tmp_path_factory, monkeypatch):
 
   def follow(on_crash):
     directory = model_dir / layout.FOLDER
-    policy, _ = _policy(on_crash, directory, world, isolate=True)
+    fallback, _ = _fallback(on_crash, directory, world, isolate=True)
     watcher = watchers.enter_context(
-      GenerationWatcher(directory, policy.load, poll_seconds=0.01)
+      GenerationWatcher(directory, fallback.load, poll_seconds=0.01)
     )
     config = RefreshConfig(on_crash=on_crash)
-    return GenerationSchedule(watcher, config, save_every_steps=10)
+    return GenerationSchedule(
+      watcher,
+      config,
+      save_every_steps=10,
+      decisions=LocalDecisions(
+        threading.Event(), num_steps=100, save_every_steps=10
+      ),
+      fallback=fallback,
+    )
 
   monkeypatch.setattr("subprocess.Popen", start_and_kill)
   with watchers:
@@ -129,7 +139,7 @@ def test_what_crashes_as_it_is_loaded_is_searched_exactly(
   # Held as it is stored: twice the memory might be too much.
   assert first.manifest.dtype == first.index._vectors.dtype == "bfloat16"
   assert "SIGKILL while it loaded" in caplog.text
-  assert "going on with exact search of generation 0" in caplog.text
+  assert "falling back to exact search of generation 0" in caplog.text
   build(10)
   deadline = time.monotonic() + 20
   while (newest := schedule.at(11)).step == 0:
@@ -141,13 +151,13 @@ def test_what_crashes_as_it_is_loaded_is_searched_exactly(
 def test_a_run_may_be_told_to_fail_as_it_loads(follow):
   build, follow = follow
   build(0)
-  with pytest.raises(NOTHING_TO_SEARCH, match=r"SIGKILL .* cannot be searched"):
+  with pytest.raises(RETRIEVAL_UNAVAILABLE, match=r"SIGKILL .* cannot be searched"):
     follow("fail").start(0, None)
 
 
 def test_a_run_may_be_told_to_fail(generations_dir, world):
-  policy, load = _policy("fail", generations_dir, world)
+  fallback, load = _fallback("fail", generations_dir, world)
   with pytest.raises(
     IndexCrashedError, match="generation 10 cannot be searched"
   ):
-    policy.instead_of(load(10), _ERROR)
+    fallback.replace(load(10), _ERROR)

@@ -1,11 +1,13 @@
 """Metrics are written late and in order, and a NaN is found."""
 
 import json
+import logging
 
 import jax.numpy as jnp
 import pytest
 
-from realm_jax.training.metrics_log import MetricsLog, NonFiniteLossError
+from realm_jax.training.collapse import CollapseMonitor
+from realm_jax.training.metrics import MetricsLog, NonFiniteLossError
 
 
 def _open(model_dir, start_step=0, **kwargs):
@@ -32,11 +34,26 @@ def _rows(model_dir):
 
 def test_a_step_is_known_two_steps_later(tmp_path):
   log = _open(tmp_path)
-  assert log.push(1, _metrics(3.0), {}) is None
-  assert log.push(2, _metrics(2.0), {}) is None
-  assert log.push(3, _metrics(1.0), {})["loss"] == 3.0
-  assert log.push(4, _metrics(0.5), {})["loss"] == 2.0
+  known = []
+  for step, loss in enumerate((3.0, 2.0, 1.0, 0.5), start=1):
+    log.push(step, _metrics(loss), {})
+    known.append(log.last.get("loss"))
   log.close()
+  assert known == [None, None, 3.0, 2.0]
+
+
+class _Monitor(CollapseMonitor):
+  def update(self, step, metrics):
+    return f"the loss is {metrics['loss']}" if step == 2 else None
+
+
+def test_what_the_monitor_says_of_a_step_is_logged(tmp_path, caplog):
+  log = _open(tmp_path, monitor=_Monitor())
+  with caplog.at_level(logging.WARNING):
+    for step in range(1, 5):
+      log.push(step, _metrics(step), {})
+  log.close()
+  assert "step 2: the loss is 2.0" in caplog.text
 
 
 def test_rows_are_in_order_with_what_host_and_device_know(tmp_path):
@@ -114,11 +131,11 @@ def test_a_row_that_a_kill_cut_is_dropped(tmp_path):
 
 def test_one_process_of_a_run_writes(tmp_path):
   log = _open(tmp_path, is_writer=False)
-  for step in (1, 2):
+  for step in (1, 2, 3):
     log.push(step, _metrics(1.0), {})
-  assert log.push(3, _metrics(1.0), {})["loss"] == 1.0
   log.flush()
   log.close()
+  assert log.last["loss"] == 1.0
   assert list(tmp_path.iterdir()) == []
 
 

@@ -14,8 +14,11 @@ from realm_jax.corpus.store import Corpus
 from realm_jax.generations.store.manifest import GenerationError
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.training.corpus_versions import corpus_of_run, load_for_run
-from realm_jax.training.resume import FoundBlocks
+from realm_jax.training.refresh.corpus_versions import (
+  corpus_of_run,
+  load_for_run,
+)
+from realm_jax.training.loop_state import RetrievedIds
 from tests import tiny_world
 
 
@@ -54,7 +57,7 @@ def test_what_was_found_keeps_its_blocks_in_another_version(corpus):
     np.array([[block_id("p1", 0), block_id("p9", 0)]], np.int64)
   )
   found = SearchResult(rows=rows, scores=np.array([[2, 1]], np.float32))
-  blocks = FoundBlocks.of(found, corpus)
+  blocks = RetrievedIds.of(found, corpus)
   again = blocks.in_rows(newest)
   assert (again.rows != rows).all()
   np.testing.assert_array_equal(
@@ -62,7 +65,7 @@ def test_what_was_found_keeps_its_blocks_in_another_version(corpus):
   )
   np.testing.assert_array_equal(again.scores, found.scores)
   # A block that is gone: all is to be searched anew.
-  gone = FoundBlocks(np.array([[block_id("p3", 0)]]), found.scores[:, :1])
+  gone = RetrievedIds(np.array([[block_id("p3", 0)]]), found.scores[:, :1])
   assert gone.in_rows(newest) is None
 
 
