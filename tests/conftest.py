@@ -46,6 +46,8 @@ CHECKED_PACKAGES: list[str] = [
   "realm_jax.files",
   "realm_jax.models",
   "realm_jax.objectives",
+  "realm_jax.retrieval",
+  "realm_jax.training",
 ]
 jaxtyping.install_import_hook(CHECKED_PACKAGES, "beartype.beartype")
 

@@ -6,10 +6,11 @@ same order. What only the host does (a search in ScaNN or BM25, the gathering
 of tokens) runs in one background thread while a step computes.
 """
 
+import dataclasses
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 import jax
 import numpy as np
@@ -29,7 +30,8 @@ NOTHING_RETRIEVED = SearchResult(
 Assemble = Callable[[SearchResult], tuple[B, dict[str, float]]]
 
 
-class Prepared(NamedTuple, Generic[B]):
+@dataclasses.dataclass(frozen=True)
+class Prepared(Generic[B]):
   """A step's batch on the devices, and how it was made.
 
   Attributes:

@@ -1,20 +1,20 @@
 """The batches that the steps of the stages read: typed pytrees.
 
-The type variable `S` says how token sequences are held. On the devices they
-are `Sequences`, rows that each hold one sequence (padded) or several (packed).
-On the host, before the rows are laid out, they are `TokenRows` of
-`realm_jax/training/packing/packer.py`. All arrays have the global batch, or
-the sequences of the global batch, in front.
+What an encoder reads is `TokenRows` while a batch is assembled on the host.
+The packer lays it out as `Sequences`: rows that each hold one sequence (padded)
+or several (packed). A step only ever sees `Sequences`. All arrays have the
+global batch, or the sequences of the global batch, in front.
 """
 
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from jaxtyping import Bool, Float, Int
 
 from realm_jax.models.arrays import AnyArray
+from realm_jax.models.packing import TokenRows
 from realm_jax.models.sequences import Sequences
 
-S = TypeVar("S")
+EncoderInput = Sequences | TokenRows
 
 
 class MaskTargets(NamedTuple):
@@ -31,7 +31,7 @@ class MaskTargets(NamedTuple):
   weights: Float[AnyArray, "b m"]
 
 
-class InverseClozeBatch(NamedTuple, Generic[S]):
+class InverseClozeBatch(NamedTuple):
   """Sentences and the blocks that they come from.
 
   Attributes:
@@ -40,12 +40,12 @@ class InverseClozeBatch(NamedTuple, Generic[S]):
     removed: Whether the sentence was removed from its block.
   """
 
-  queries: S
-  blocks: S
+  queries: EncoderInput
+  blocks: EncoderInput
   removed: Bool[AnyArray, " b"]
 
 
-class ReadingBatch(NamedTuple, Generic[S]):
+class ReadingBatch(NamedTuple):
   """Masked sentences, each joined with its own block.
 
   Attributes:
@@ -53,11 +53,11 @@ class ReadingBatch(NamedTuple, Generic[S]):
     masks: The masked tokens.
   """
 
-  joint: S
+  joint: EncoderInput
   masks: MaskTargets
 
 
-class PretrainingBatch(NamedTuple, Generic[S]):
+class PretrainingBatch(NamedTuple):
   """Masked sentences with the null block and the retrieved blocks.
 
   Attributes:
@@ -69,14 +69,14 @@ class PretrainingBatch(NamedTuple, Generic[S]):
     masks: The masked tokens.
   """
 
-  queries: S
-  blocks: S
+  queries: EncoderInput
+  blocks: EncoderInput
   block_index: Int[AnyArray, "b k"]
-  joint: S
+  joint: EncoderInput
   masks: MaskTargets
 
 
-class StoredVectors(NamedTuple, Generic[S]):
+class StoredVectors(NamedTuple):
   """What a trainable query tower is scored against in open QA.
 
   Attributes:
@@ -84,7 +84,7 @@ class StoredVectors(NamedTuple, Generic[S]):
     vectors: Vectors of the n retrieved blocks, as the generation stores them.
   """
 
-  queries: S
+  queries: EncoderInput
   vectors: Float[AnyArray, "b n d"]
 
 
@@ -98,7 +98,7 @@ class IndexScores(NamedTuple):
   scores: Float[AnyArray, "b n"]
 
 
-class OpenQaBatch(NamedTuple, Generic[S]):
+class OpenQaBatch(NamedTuple):
   """Questions, the retrieved blocks, and where the answers stand in them.
 
   Attributes:
@@ -110,16 +110,12 @@ class OpenQaBatch(NamedTuple, Generic[S]):
     is_answer: Whether the span of a start and a width is an answer.
   """
 
-  retrieved: StoredVectors[S] | IndexScores
-  joint: S
+  retrieved: StoredVectors | IndexScores
+  joint: EncoderInput
   body_start: Int[AnyArray, "b k"]
   body_length: Int[AnyArray, "b k"]
   has_answer: Bool[AnyArray, "b n"]
   is_answer: Bool[AnyArray, "b k l w"]
 
 
-StepBatch = (
-  InverseClozeBatch[S] | ReadingBatch[S] | PretrainingBatch[S] | OpenQaBatch[S]
-)
-# A batch on the devices.
-DeviceBatch = StepBatch[Sequences]
+StepBatch = InverseClozeBatch | ReadingBatch | PretrainingBatch | OpenQaBatch

@@ -19,7 +19,7 @@ from realm_jax.retrieval.pipeline import (
   Prepared,
   RetrievalPipeline,
 )
-from realm_jax.training.batches import DeviceBatch
+from realm_jax.training.batches import StepBatch
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.loop_state import LoopState, RetrievedIds
 from realm_jax.training.packing.packer import Packer
@@ -53,7 +53,7 @@ class CandidateStream(Protocol):
     """
     ...
 
-  def take(self, step: int) -> Prepared[DeviceBatch]:
+  def take(self, step: int) -> Prepared[StepBatch]:
     """Waits for the batch of a step that was prefetched.
 
     Raises:
@@ -86,7 +86,7 @@ class _InFlight:
   position: int
   generation: Generation | None
   vectors: jax.Array | None
-  pending: Future[Prepared[DeviceBatch]]
+  pending: Future[Prepared[StepBatch]]
 
 
 class HostCandidateStream:
@@ -181,7 +181,7 @@ class HostCandidateStream:
     generation: Generation | None,
     vectors: jax.Array | None,
     retrieved: SearchResult | None = None,
-  ) -> Future[Prepared[DeviceBatch]]:
+  ) -> Future[Prepared[StepBatch]]:
     assemble = self._assembler(step, examples, generation)
     if generation is None:
       return self._pipeline.without_search(assemble)
@@ -197,12 +197,12 @@ class HostCandidateStream:
 
   def _assembler(
     self, step: int, examples: Batch, generation: Generation | None
-  ) -> Assemble[DeviceBatch]:
+  ) -> Assemble[StepBatch]:
     """Returns the function that makes a step's batch of what was retrieved."""
 
     def assemble(
       retrieved: SearchResult,
-    ) -> tuple[DeviceBatch, dict[str, float]]:
+    ) -> tuple[StepBatch, dict[str, float]]:
       batch, metrics = self._stage.assemble(
         examples,
         retrieved,
@@ -223,11 +223,11 @@ class HostCandidateStream:
 
     return assemble
 
-  def take(self, step: int) -> Prepared[DeviceBatch]:
+  def take(self, step: int) -> Prepared[StepBatch]:
     self._in_flight.pop(step - 1, None)
     return self._await(step)
 
-  def _await(self, step: int) -> Prepared[DeviceBatch]:
+  def _await(self, step: int) -> Prepared[StepBatch]:
     """Waits for a batch, and falls back where its index has crashed."""
     entry = self._in_flight[step]
     while True:

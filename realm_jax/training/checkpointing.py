@@ -1,6 +1,5 @@
 """Checkpoints of a run: what it starts or continues from, and what it saves."""
 
-import dataclasses
 from collections.abc import Container, Mapping
 from typing import TypeVar
 
@@ -71,7 +70,7 @@ class Checkpointer:
     params = load_initial(
       state.params, sources, vocabulary=vocabulary, required=required
     )
-    return dataclasses.replace(state, params=params), LoopState(position=0)
+    return state._replace(params=params), LoopState(position=0)
 
   def _restore(self, state: TrainState) -> tuple[TrainState, LoopState]:
     """Returns the last checkpoint, with the shapes and devices of `state`.

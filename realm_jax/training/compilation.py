@@ -9,7 +9,7 @@ import optax
 from jax.sharding import Mesh
 
 from realm_jax.partitioning import host_memory, rules
-from realm_jax.training.batches import DeviceBatch
+from realm_jax.training.batches import StepBatch
 from realm_jax.training.packing.packer import ShapeBucket
 from realm_jax.training.packing.shape_buckets import shape_key
 from realm_jax.training.state import TrainState
@@ -38,7 +38,7 @@ class CompiledSteps:
   def __init__(
     self,
     state: TrainState,
-    batches: Sequence[DeviceBatch],
+    batches: Sequence[StepBatch],
     *,
     shardings: TrainState,
     loss: Loss[Any],
@@ -76,7 +76,7 @@ class CompiledSteps:
     host_memory.return_freed_memory()
 
   def __call__(
-    self, state: TrainState, batch: DeviceBatch, *, step: int
+    self, state: TrainState, batch: StepBatch, *, step: int
   ) -> tuple[TrainState, Metrics]:
     """Runs one step; the state's buffers are donated."""
     frozen = step < self._freeze_steps

@@ -18,11 +18,11 @@ a checkpoint.
 """
 
 import dataclasses
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from absl import logging
 
-from realm_jax.training.batches import DeviceBatch
+from realm_jax.training.batches import StepBatch
 from realm_jax.training.candidates import CandidateStream
 from realm_jax.training.checkpointing import Checkpointer
 from realm_jax.training.config import TrainConfig
@@ -54,11 +54,12 @@ class TrainResult:
   preempted: bool
 
 
+@runtime_checkable
 class StepFunction(Protocol):
   """The compiled training step."""
 
   def __call__(
-    self, state: TrainState, batch: DeviceBatch, *, step: int
+    self, state: TrainState, batch: StepBatch, *, step: int
   ) -> tuple[TrainState, Metrics]: ...
 
 

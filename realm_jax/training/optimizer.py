@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from realm_jax.models.arrays import AnyArray
 from realm_jax.models.parameters import Params
 
 
@@ -100,7 +101,7 @@ def learning_rate_schedule(
 def _decay_mask(params: Params) -> Params:
   """Returns whether each parameter has weight decay."""
 
-  def is_decayed(path: tuple[Any, ...], leaf: jax.Array) -> bool:
+  def is_decayed(path: tuple[Any, ...], leaf: AnyArray) -> bool:
     del leaf
     names = [getattr(key, "key", getattr(key, "name", "")) for key in path]
     return not any(

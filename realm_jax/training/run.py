@@ -19,7 +19,7 @@ from realm_jax.inputs.batches import BatchStream
 from realm_jax.models.retriever import embed_queries
 from realm_jax.partitioning.mesh import DATA_AXIS, make_mesh
 from realm_jax.retrieval.pipeline import RetrievalPipeline
-from realm_jax.training.batches import DeviceBatch
+from realm_jax.training.batches import StepBatch
 from realm_jax.training.candidates import CandidateStream, HostCandidateStream
 from realm_jax.training.checkpointing import Checkpointer
 from realm_jax.training.collapse import CollapseMonitor
@@ -211,7 +211,7 @@ def _open_state(
   return state, shardings, loop_state
 
 
-def _shape_buckets(setup: _Setup) -> tuple[Packer, list[DeviceBatch]]:
+def _shape_buckets(setup: _Setup) -> tuple[Packer, list[StepBatch]]:
   """Returns the packer, and an abstract batch for each shape bucket."""
   data, stage = setup.config.data, setup.config.stage
   query_shape = (data.batch_size, data.query_length)
@@ -248,7 +248,7 @@ def _compile(
   setup: _Setup,
   state: TrainState,
   shardings: TrainState,
-  batches: list[DeviceBatch],
+  batches: list[StepBatch],
 ) -> CompiledSteps:
   """Compiles the steps; none for a run that has no step left."""
   config = setup.config

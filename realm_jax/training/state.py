@@ -1,7 +1,7 @@
 """The state that a step reads and writes."""
 
-import dataclasses
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +14,7 @@ from realm_jax.models.parameters import Params
 from realm_jax.partitioning import rules
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class TrainState:
+class TrainState(NamedTuple):
   """Parameters, optimizer state and step count of a run.
 
   `create_state` also returns a `TrainState` of shardings.

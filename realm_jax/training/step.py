@@ -58,7 +58,7 @@ class Loss(Generic[B]):
 def embed_candidates(
   retriever: Retriever,
   params: Params,
-  batch: PretrainingBatch[Sequences],
+  batch: PretrainingBatch,
   *,
   dropout_key: jax.Array | None = None,
 ) -> tuple[Float[Array, "b d"], Float[Array, "b k d"]]:
@@ -73,6 +73,7 @@ def embed_candidates(
   queries, blocks = retriever.apply(
     {"params": params}, batch.queries, batch.blocks, **_mode(dropout_key)
   )
+  assert isinstance(batch.blocks, Sequences)
   # A group's candidates are among its own blocks.
   groups = len(batch.blocks.starts)
   index = batch.block_index
@@ -87,7 +88,7 @@ def embed_candidates(
 def read_masks(
   reader: Reader,
   params: Params,
-  batch: PretrainingBatch[Sequences] | ReadingBatch[Sequences],
+  batch: PretrainingBatch | ReadingBatch,
   *,
   dropout_key: jax.Array | None = None,
 ) -> Float[Array, "b k m v"]:
@@ -104,7 +105,7 @@ def read_masks(
 def read_spans(
   reader: Reader,
   params: Params,
-  batch: OpenQaBatch[Sequences],
+  batch: OpenQaBatch,
   *,
   dropout_key: jax.Array | None = None,
 ) -> Spans:
@@ -129,7 +130,7 @@ def _mode(
   return {"train": True, "rngs": {"dropout": dropout_key}}
 
 
-def inverse_cloze(retriever: Retriever) -> Loss[InverseClozeBatch[Sequences]]:
+def inverse_cloze(retriever: Retriever) -> Loss[InverseClozeBatch]:
   """Returns the loss of inverse cloze.
 
   Its negatives are all blocks of the global batch, so it cannot be split into
@@ -137,7 +138,7 @@ def inverse_cloze(retriever: Retriever) -> Loss[InverseClozeBatch[Sequences]]:
   """
 
   def loss(
-    params: Params, batch: InverseClozeBatch[Sequences], dropout_key: jax.Array
+    params: Params, batch: InverseClozeBatch, dropout_key: jax.Array
   ) -> WeightedLoss:
     queries, blocks = retriever.apply(
       {"params": params["retriever"]},
@@ -154,14 +155,14 @@ def inverse_cloze(retriever: Retriever) -> Loss[InverseClozeBatch[Sequences]]:
 
 def pretraining(
   retriever: Retriever, reader: Reader, *, form: str = "per_token"
-) -> Loss[PretrainingBatch[Sequences]]:
+) -> Loss[PretrainingBatch]:
   """Returns REALM's loss (section 3.1).
 
   Queries and candidates are embedded with the current parameters.
   """
 
   def loss(
-    params: Params, batch: PretrainingBatch[Sequences], dropout_key: jax.Array
+    params: Params, batch: PretrainingBatch, dropout_key: jax.Array
   ) -> WeightedLoss:
     retriever_key, reader_key = jax.random.split(dropout_key)
     queries, candidates = embed_candidates(
@@ -179,11 +180,11 @@ def pretraining(
   return Loss(loss)
 
 
-def reading(reader: Reader) -> Loss[ReadingBatch[Sequences]]:
+def reading(reader: Reader) -> Loss[ReadingBatch]:
   """Returns the masked-LM loss given one block; nothing is retrieved."""
 
   def loss(
-    params: Params, batch: ReadingBatch[Sequences], dropout_key: jax.Array
+    params: Params, batch: ReadingBatch, dropout_key: jax.Array
   ) -> WeightedLoss:
     logits = read_masks(
       reader, params["reader"], batch, dropout_key=dropout_key
@@ -200,9 +201,7 @@ def reading(reader: Reader) -> Loss[ReadingBatch[Sequences]]:
   return Loss(loss)
 
 
-def open_qa(
-  retriever: Retriever, reader: Reader
-) -> Loss[OpenQaBatch[Sequences]]:
+def open_qa(retriever: Retriever, reader: Reader) -> Loss[OpenQaBatch]:
   """Returns ORQA's loss, over stored vectors or over scores of an index.
 
   With `StoredVectors` the query tower is trained against vectors that stay
@@ -211,7 +210,7 @@ def open_qa(
   """
 
   def scores_of(
-    params: Params, batch: OpenQaBatch[Sequences], dropout_key: jax.Array
+    params: Params, batch: OpenQaBatch, dropout_key: jax.Array
   ) -> Float[Array, "b n"]:
     retrieved = batch.retrieved
     if isinstance(retrieved, IndexScores):
@@ -227,7 +226,7 @@ def open_qa(
     )
 
   def loss(
-    params: Params, batch: OpenQaBatch[Sequences], dropout_key: jax.Array
+    params: Params, batch: OpenQaBatch, dropout_key: jax.Array
   ) -> WeightedLoss:
     retriever_key, reader_key = jax.random.split(dropout_key)
     scores = scores_of(params["retriever"], batch, retriever_key)

@@ -46,8 +46,8 @@ def _state(stage="pretraining", *, step=0, shift=0.0, model_parallelism=1):
     lambda x: jax.device_put(np.asarray(x) + x.dtype.type(shift), x.sharding),
     state,
   )
-  return dataclasses.replace(
-    state, step=jax.device_put(np.int32(step), state.step.sharding)
+  return state._replace(
+    step=jax.device_put(np.int32(step), state.step.sharding)
   )
 
 
@@ -59,6 +59,18 @@ def store(tmp_path):
 
 
 def __save(store, state, loop_state):
+  Checkpointer(store, IDENTITY).save(state, loop_state)
+  store.wait()
+
+
+def _restore(store, state, *, sources=None, **changes):
+  identity = dataclasses.replace(IDENTITY, **changes)
+  return Checkpointer(store, identity).initialize_or_restore(
+    state, sources or {}
+  )
+
+
+def _save(store, state, loop_state):
   Checkpointer(store, IDENTITY).save(state, loop_state)
   store.wait()
 
@@ -89,8 +101,7 @@ def test_everything_comes_back_and_lies_where_it_should(store):
     ids=(2**63 - 1 - np.arange(16)).reshape(8, 2),
     scores=np.linspace(-1, 3, 16, dtype=np.float32).reshape(8, 2),
   )
-  save(
-    store, saved, LoopState(96, generation=8, retrieved=retrieved))
+  _save(store, saved, LoopState(96, generation=8, retrieved=retrieved))
   # The successor may be laid out otherwise.
   fresh = _state(model_parallelism=2)
   state, loop = _restore(store, fresh)
@@ -111,7 +122,9 @@ def test_the_version_of_the_examples_is_recorded(store):
 def test_a_checkpoint_that_says_nothing_of_it_cannot_go_on(store):
   store.save(0, {"loop": {"generation": np.int64(-1)}})
   store.wait()
-  with pytest.raises(CheckpointError, match="does not record the corpus version"):
+  with pytest.raises(
+    CheckpointError, match="does not record the corpus version"
+  ):
     recorded_corpus(store, 0)
 
 
@@ -124,8 +137,7 @@ def test_a_stage_without_an_index_has_no_generation(store):
 
 def test_the_last_checkpoint_is_the_one(store):
   for step in (0, 5, 10):
-    _save(store, _state(step=step, shift=step),
-      LoopState(8 * step))
+    _save(store, _state(step=step, shift=step), LoopState(8 * step))
   state, loop = _restore(store, _state())
   assert (int(state.step), loop.position) == (10, 80)
   _assert_same(state, _state(step=10, shift=10))

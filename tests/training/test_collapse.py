@@ -18,7 +18,7 @@ def _feed(monitor, steps, utility, recall, entropy, seed=0):
         "retrieval_utility": utility(step) + rng.normal(0, 0.02),
         "recall": recall(step) + rng.normal(0, 0.03),
         "candidate_entropy": entropy(step) + rng.normal(0, 0.03),
-      }
+      },
     )
     if warning:
       warnings.append((step, warning))

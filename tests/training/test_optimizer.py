@@ -157,7 +157,7 @@ def _moved(before, after, component):
   return max(float(np.abs(a - b).max()) for a, b in leaves)
 
 
-def test_the_retriever_is_held_for_so_many_steps():
+def test_the_retriever_is_frozen_for_so_many_steps():
   config = OptimizerConfig(
     learning_rate=1e-3, warmup_steps=0, freeze_retriever_steps=3
   )
@@ -167,7 +167,7 @@ def test_the_retriever_is_held_for_so_many_steps():
     assert _moved(before, after, "reader") > 0
 
 
-def test_a_retriever_that_was_held_warms_up_once_more():
+def test_a_retriever_that_was_frozen_has_a_warm_up_of_its_own():
   config = OptimizerConfig(
     learning_rate=1e-3, warmup_steps=4, freeze_retriever_steps=6
   )

@@ -5,36 +5,20 @@ padding. Padded, each sequence has a row of its own.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Int, UInt32
 
 from realm_jax.models.packing import (
   PackingPlan,
+  TokenRows,
   lay_out,
   one_per_row,
   plan_rows,
 )
 from realm_jax.models.sequences import PAD_ID
-from realm_jax.training.batches import DeviceBatch, StepBatch
-
-
-class TokenRows(NamedTuple):
-  """Padded token sequences of one encoder input, on the host.
-
-  Attributes:
-    token_ids: Tokens, a sequence in each row.
-    numbers: Numbers of the sequences, which dropout masks are derived from.
-  """
-
-  token_ids: Int[np.ndarray, "n l"]
-  numbers: UInt32[np.ndarray, " n"]
-
-
-# A batch on the host, before its sequences are laid out.
-HostBatch = StepBatch[TokenRows]
+from realm_jax.training.batches import StepBatch
 
 # The number of rows in each group, for each encoder input of a batch, in the
 # order of the batch's fields.
@@ -46,7 +30,7 @@ def is_token_rows(node: Any) -> bool:
   return isinstance(node, TokenRows)
 
 
-def encoder_inputs(batch: HostBatch) -> list[TokenRows]:
+def encoder_inputs(batch: StepBatch) -> list[TokenRows]:
   """Returns the encoder inputs of a batch, in the order of its fields."""
   leaves = jax.tree.leaves(batch, is_leaf=is_token_rows)
   return [leaf for leaf in leaves if is_token_rows(leaf)]
@@ -69,7 +53,7 @@ class Packer:
     self._groups = groups
     self._pack = pack
 
-  def plan(self, batch: HostBatch) -> list[PackingPlan]:
+  def plan(self, batch: StepBatch) -> list[PackingPlan]:
     """Plans the rows of each encoder input of a batch."""
     return plan_batch(batch, groups=self._groups, pack=self._pack)
 
@@ -83,8 +67,8 @@ class Packer:
     )
 
   def lay_out(
-    self, batch: HostBatch, plans: Sequence[PackingPlan], *, bucket: int
-  ) -> DeviceBatch:
+    self, batch: StepBatch, plans: Sequence[PackingPlan], *, bucket: int
+  ) -> StepBatch:
     """Replaces the encoder inputs by rows in the shapes of a bucket."""
     remaining = iter(zip(plans, self.buckets[bucket], strict=True))
 
@@ -92,20 +76,18 @@ class Packer:
       if not is_token_rows(node):
         return node
       plan, num_rows = next(remaining)
-      return lay_out(
-        plan, node.token_ids, num_rows=num_rows, numbers=node.numbers
-      )
+      return lay_out(plan, node, num_rows=num_rows)
 
     return jax.tree.map(rows_of, batch, is_leaf=is_token_rows)
 
-  def __call__(self, batch: HostBatch) -> DeviceBatch:
+  def __call__(self, batch: StepBatch) -> StepBatch:
     """Lays out a batch in the smallest bucket that holds it."""
     plans = self.plan(batch)
     return self.lay_out(batch, plans, bucket=self.smallest_bucket(plans))
 
 
 def plan_batch(
-  batch: HostBatch, *, groups: int, pack: bool
+  batch: StepBatch, *, groups: int, pack: bool
 ) -> list[PackingPlan]:
   """Plans the rows of each encoder input of a batch."""
   plan = plan_rows if pack else one_per_row

@@ -15,9 +15,8 @@ from jaxtyping import Int
 from realm_jax.corpus.store import Corpus
 from realm_jax.models.sequences import Sequences
 from realm_jax.partitioning import rules
-from realm_jax.training.batches import DeviceBatch
+from realm_jax.training.batches import StepBatch
 from realm_jax.training.packing.packer import (
-  HostBatch,
   ShapeBucket,
   bucket_of,
   encoder_inputs,
@@ -32,10 +31,10 @@ _MARGIN = 1.1
 _MIN_SAVING = 0.15
 
 # From queries int32[b, q] and candidates int32[b, k, l] to a batch.
-MakeBatch = Callable[[np.ndarray, np.ndarray], HostBatch]
+MakeBatch = Callable[[np.ndarray, np.ndarray], StepBatch]
 
 
-def largest_bucket(batch: HostBatch, *, groups: int) -> ShapeBucket:
+def largest_bucket(batch: StepBatch, *, groups: int) -> ShapeBucket:
   """Returns the bucket that holds any batch: a row for each sequence."""
   return tuple(len(rows.token_ids) // groups for rows in encoder_inputs(batch))
 
@@ -96,7 +95,7 @@ def _random_queries(
   return queries
 
 
-def abstract_batch(batch: DeviceBatch, mesh: Mesh) -> DeviceBatch:
+def abstract_batch(batch: StepBatch, mesh: Mesh) -> StepBatch:
   """Returns abstract arrays like those of a laid-out batch on the devices."""
   sharding = rules.batch_sharding(mesh)
 
@@ -111,7 +110,7 @@ def abstract_batch(batch: DeviceBatch, mesh: Mesh) -> DeviceBatch:
   return jax.tree.map(abstract, batch)
 
 
-def shape_key(batch: DeviceBatch) -> ShapeBucket:
+def shape_key(batch: StepBatch) -> ShapeBucket:
   """Returns the rows of a batch's inputs, which a compiled step is known by."""
 
   def is_sequences(node: object) -> bool:

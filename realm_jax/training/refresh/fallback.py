@@ -1,6 +1,6 @@
 """What a run searches after the process of its index has crashed."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from absl import logging
 from etils import epath
@@ -13,6 +13,7 @@ from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.protocol import IndexConfig, IndexCrashedError
 
 
+@runtime_checkable
 class LoadGeneration(Protocol):
   """Loads the generation of a step, with another index where one is given.
 

@@ -1,7 +1,7 @@
 """Which generation a step searches, and how stale it is."""
 
 import time
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from absl import logging
 
@@ -13,8 +13,6 @@ from realm_jax.training.decisions import Decisions
 from realm_jax.training.refresh.fallback import CrashFallback
 
 _REMINDER_SECONDS = 30.0
-_POLL_SECONDS = 1.0
-_FRESHER_SECONDS = 600.0
 
 
 class StaleIndexError(ValueError):
@@ -34,6 +32,7 @@ RETRIEVAL_UNAVAILABLE = (
 )
 
 
+@runtime_checkable
 class Watcher(Protocol):
   """The part of `GenerationWatcher` that a schedule uses."""
 
@@ -55,6 +54,9 @@ class GenerationSchedule:
     save_every_steps: Distance of checkpoints, and so of generations.
     decisions: Decisions that all processes take alike.
     fallback: Replacement of a crashed index; None lets the crash end the run.
+    poll_seconds: Seconds between two looks at the watcher.
+    fresher_seconds: Seconds that a run which stopped as stale waits for a
+      fresher generation when it is resumed.
   """
 
   def __init__(
@@ -65,12 +67,16 @@ class GenerationSchedule:
     save_every_steps: int,
     decisions: Decisions,
     fallback: CrashFallback | None = None,
+    poll_seconds: float = 1.0,
+    fresher_seconds: float = 600.0,
   ):
     self._watcher = watcher
     self._config = config
     self._every = save_every_steps
     self._decisions = decisions
     self._fallback = fallback
+    self._poll_seconds = poll_seconds
+    self._fresher_seconds = fresher_seconds
     self._current: Generation | None = None
     # Generations up to this step are not used again: one of them has crashed.
     self._crashed = -1
@@ -173,20 +179,20 @@ class GenerationSchedule:
 
   def _wait_for_fresher(self, step: int) -> None:
     """Waits for a generation that is not stale, for a run that stopped so."""
-    deadline = time.monotonic() + _FRESHER_SECONDS
+    deadline = time.monotonic() + self._fresher_seconds
     if self._is_stale(step):
       logging.info(
         "generation %d is too old for step %d: waiting up to %.0f s for a "
         "later one",
         self.current.step,
         step,
-        _FRESHER_SECONDS,
+        self._fresher_seconds,
       )
     while self._is_stale(step) and time.monotonic() < deadline:
       if self._decisions.stop_requested():
         raise WaitPreemptedError
       if not self._swap_to_newest(step):
-        time.sleep(_POLL_SECONDS)
+        time.sleep(self._poll_seconds)
 
   def _due(self, step: int) -> int:
     """Returns the generation that a waiting run searches at a step."""
@@ -198,7 +204,7 @@ class GenerationSchedule:
     remind_at = began + _REMINDER_SECONDS
     while not self._decisions.stop_requested():
       try:
-        return self._watcher.wait_for(step, timeout=_POLL_SECONDS)
+        return self._watcher.wait_for(step, timeout=self._poll_seconds)
       except DamagedGenerationError:
         if (later := self._later_than(step, "damaged")) is not None:
           return later
@@ -206,7 +212,7 @@ class GenerationSchedule:
         if self._current is None and not may_skip:
           raise
         # The watcher has reported it, so that the index builder rebuilds it.
-        time.sleep(_POLL_SECONDS)
+        time.sleep(self._poll_seconds)
       except TimeoutError:
         if (later := self._later_than(step, "gone")) is not None:
           return later

@@ -11,10 +11,8 @@ from realm_jax.generations.follow.loading import Generation
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
 from realm_jax.models.parameters import Params
-from realm_jax.models.sequences import Sequences
 from realm_jax.training import step
 from realm_jax.training.batches import InverseClozeBatch
-from realm_jax.training.packing.packer import TokenRows
 from realm_jax.training.stages.model_inputs import ModelInputs, Models
 from realm_jax.training.stages.protocol import Assembled, Lengths, tokens
 
@@ -32,7 +30,7 @@ class InverseCloze:
     block = tokens(1, lengths["block"])
     return {"retriever": models.retriever.init(key, query, block)["params"]}
 
-  def loss(self, models: Models) -> step.Loss[InverseClozeBatch[Sequences]]:
+  def loss(self, models: Models) -> step.Loss[InverseClozeBatch]:
     return step.inverse_cloze(models.retriever)
 
   def num_searched(self, num_blocks: int) -> int:
@@ -64,7 +62,7 @@ class InverseCloze:
     inputs: ModelInputs,
     num_searched: int,
     max_masks: int,
-  ) -> InverseClozeBatch[TokenRows]:
+  ) -> InverseClozeBatch:
     return InverseClozeBatch(
       queries=inputs.queries(query),
       blocks=inputs.blocks(candidates[:, 0]),

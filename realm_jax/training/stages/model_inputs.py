@@ -9,9 +9,9 @@ from jaxtyping import Int
 
 from realm_jax.corpus.store import Corpus
 from realm_jax.models.arrays import AnyArray
+from realm_jax.models.packing import TokenRows
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
-from realm_jax.training.packing.packer import TokenRows
 
 
 class Models(NamedTuple):

@@ -12,12 +12,10 @@ from realm_jax.generations.follow.loading import Generation
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
 from realm_jax.models.parameters import Params
-from realm_jax.models.sequences import Sequences
 from realm_jax.text.answer_spans import TokenSpans, find_token_spans
 from realm_jax.text.answers import contains_characters
 from realm_jax.training import step
 from realm_jax.training.batches import IndexScores, OpenQaBatch, StoredVectors
-from realm_jax.training.packing.packer import TokenRows
 from realm_jax.training.stages.model_inputs import ModelInputs, Models
 from realm_jax.training.stages.protocol import Assembled, Lengths, init_both
 
@@ -75,7 +73,7 @@ class OpenQa:
       params["retriever"] = {"scale": jnp.float32(self.initial_scale)}
     return params
 
-  def loss(self, models: Models) -> step.Loss[OpenQaBatch[Sequences]]:
+  def loss(self, models: Models) -> step.Loss[OpenQaBatch]:
     reader = models.require_reader()
     names = ["max_answer_width"]
     if self.answers_in_blocks == "tokens":
@@ -131,7 +129,7 @@ class OpenQa:
     inputs: ModelInputs,
     num_searched: int,
     max_masks: int,
-  ) -> OpenQaBatch[TokenRows]:
+  ) -> OpenQaBatch:
     batch, num_read, length = candidates.shape
     if self.index_scores:
       scored = IndexScores(np.zeros((batch, num_searched), np.float32))

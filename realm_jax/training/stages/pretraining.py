@@ -11,12 +11,10 @@ from realm_jax.generations.follow.loading import Generation
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
 from realm_jax.models.parameters import Params
-from realm_jax.models.sequences import Sequences
 from realm_jax.retrieval import candidates as choice
 from realm_jax.text.answer_spans import find_token_spans
 from realm_jax.training import step
 from realm_jax.training.batches import MaskTargets, PretrainingBatch
-from realm_jax.training.packing.packer import TokenRows
 from realm_jax.training.stages.model_inputs import ModelInputs, Models
 from realm_jax.training.stages.protocol import (
   Assembled,
@@ -46,7 +44,7 @@ class Pretraining:
   def init(self, models: Models, lengths: Lengths, key: jax.Array) -> Params:
     return init_both(models, lengths, key)
 
-  def loss(self, models: Models) -> step.Loss[PretrainingBatch[Sequences]]:
+  def loss(self, models: Models) -> step.Loss[PretrainingBatch]:
     return step.pretraining(
       models.retriever, models.require_reader(), form=self.form
     )
@@ -86,7 +84,7 @@ class Pretraining:
     inputs: ModelInputs,
     num_searched: int,
     max_masks: int,
-  ) -> PretrainingBatch[TokenRows]:
+  ) -> PretrainingBatch:
     masks = empty_mask_targets(len(query), max_masks)
     return _make(inputs, query, candidates, masks)
 
@@ -96,7 +94,7 @@ def _make(
   query: Int[np.ndarray, "b q"],
   candidates: Int[np.ndarray, "b k l"],
   masks: MaskTargets,
-) -> PretrainingBatch[TokenRows]:
+) -> PretrainingBatch:
   blocks, block_index = inputs.distinct_blocks(candidates)
   return PretrainingBatch(
     queries=inputs.queries(query),

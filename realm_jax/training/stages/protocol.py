@@ -13,8 +13,7 @@ from realm_jax.generations.follow.loading import Generation
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
 from realm_jax.models.parameters import Params
-from realm_jax.training.batches import MaskTargets
-from realm_jax.training.packing.packer import HostBatch
+from realm_jax.training.batches import MaskTargets, StepBatch
 from realm_jax.training.stages.model_inputs import ModelInputs, Models
 from realm_jax.training.step import Loss
 
@@ -25,7 +24,7 @@ Lengths = Mapping[str, int]
 class Assembled(NamedTuple):
   """A batch on the host, and metrics that only the host can compute."""
 
-  batch: HostBatch
+  batch: StepBatch
   metrics: dict[str, float]
 
 
@@ -96,7 +95,7 @@ class Stage(Protocol):
     inputs: ModelInputs,
     num_searched: int,
     max_masks: int,
-  ) -> HostBatch:
+  ) -> StepBatch:
     """Makes a batch of the same shapes and types, with empty targets.
 
     Args:

@@ -11,10 +11,8 @@ from realm_jax.generations.follow.loading import Generation
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
 from realm_jax.models.parameters import Params
-from realm_jax.models.sequences import Sequences
 from realm_jax.training import step
 from realm_jax.training.batches import ReadingBatch
-from realm_jax.training.packing.packer import TokenRows
 from realm_jax.training.stages.model_inputs import ModelInputs, Models
 from realm_jax.training.stages.protocol import (
   Assembled,
@@ -41,7 +39,7 @@ class Reading:
   def init(self, models: Models, lengths: Lengths, key: jax.Array) -> Params:
     return {"reader": init_reader(models, lengths, key)}
 
-  def loss(self, models: Models) -> step.Loss[ReadingBatch[Sequences]]:
+  def loss(self, models: Models) -> step.Loss[ReadingBatch]:
     return step.reading(models.require_reader())
 
   def num_searched(self, num_blocks: int) -> int:
@@ -71,6 +69,6 @@ class Reading:
     inputs: ModelInputs,
     num_searched: int,
     max_masks: int,
-  ) -> ReadingBatch[TokenRows]:
+  ) -> ReadingBatch:
     joint = inputs.joint(query, candidates)
     return ReadingBatch(joint.rows, empty_mask_targets(len(query), max_masks))

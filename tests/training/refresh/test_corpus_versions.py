@@ -14,11 +14,11 @@ from realm_jax.corpus.store import Corpus
 from realm_jax.generations.store.manifest import GenerationError
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.partitioning.mesh import make_mesh
+from realm_jax.training.loop_state import RetrievedIds
 from realm_jax.training.refresh.corpus_versions import (
   corpus_of_run,
   load_for_run,
 )
-from realm_jax.training.loop_state import RetrievedIds
 from tests import tiny_world
 
 

@@ -56,7 +56,8 @@ def test_exact_search_finds_the_same_blocks(generations_dir, world):
   vectors = crashed.vectors(np.arange(8))
   queries = QueryBatch(np.zeros((8, 1), np.int32), vectors)
   np.testing.assert_array_equal(
-    replacement.index.search(queries, 5).rows, crashed.index.search(queries, 5).rows
+    replacement.index.search(queries, 5).rows,
+    crashed.index.search(queries, 5).rows,
   )
 
 
@@ -151,7 +152,9 @@ def test_what_crashes_as_it_is_loaded_is_searched_exactly(
 def test_a_run_may_be_told_to_fail_as_it_loads(follow):
   build, follow = follow
   build(0)
-  with pytest.raises(RETRIEVAL_UNAVAILABLE, match=r"SIGKILL .* cannot be searched"):
+  with pytest.raises(
+    RETRIEVAL_UNAVAILABLE, match=r"SIGKILL .* cannot be searched"
+  ):
     follow("fail").start(0, None)
 
 

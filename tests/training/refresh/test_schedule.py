@@ -1,31 +1,35 @@
 """Which generation each step searches."""
 
-import dataclasses
 import logging
+import threading
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from realm_jax.generations.follow.loading import Generation
 from realm_jax.generations.store.manifest import DamagedGenerationError
 from realm_jax.indexes.protocol import IndexCrashedError
-from realm_jax.training.refresh import (
+from realm_jax.training.config import RefreshConfig
+from realm_jax.training.decisions import LocalDecisions
+from realm_jax.training.refresh.fallback import CrashFallback
+from realm_jax.training.refresh.schedule import (
   GenerationSchedule,
-  RefreshConfig,
   StaleIndexError,
+  WaitPreemptedError,
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Loaded:
+class Loaded(Generation):
   """A generation of which only the steps matter here."""
 
-  step: int
-  oldest: int | None = None
+  def __init__(self, step, oldest=None):
+    object.__setattr__(self, "step", step)
+    object.__setattr__(self, "_oldest", step if oldest is None else oldest)
 
   @property
   def oldest_step(self):
-    return self.step if self.oldest is None else self.oldest
+    return self._oldest
 
 
 class ShelfWatcher:
@@ -51,8 +55,18 @@ class ShelfWatcher:
     self.used.append(step)
 
 
+def _schedule(watcher, config, *, preempted=None, **settings):
+  settings = {"poll_seconds": 0.0, "fresher_seconds": 0.1, **settings}
+  decisions = LocalDecisions(
+    preempted or threading.Event(),
+    num_steps=2000,
+    save_every_steps=settings["save_every_steps"],
+  )
+  return GenerationSchedule(watcher, config, decisions=decisions, **settings)
+
+
 def _waiting(lag, every, *, available=range(2000)):
-  return GenerationSchedule(
+  return _schedule(
     ShelfWatcher(available),
     RefreshConfig(wait=True, lag_steps=lag),
     save_every_steps=every,
@@ -94,7 +108,7 @@ def test_what_the_builder_has_ready_early_is_not_used_early():
 
 def test_a_resumed_run_begins_with_the_recorded_generation():
   watcher = ShelfWatcher([0, 10, 20])
-  schedule = GenerationSchedule(watcher, RefreshConfig(), save_every_steps=10)
+  schedule = _schedule(watcher, RefreshConfig(), save_every_steps=10)
   assert schedule.start(25, 10).step == 10
   # And without waiting goes on with the newest at the next step.
   assert schedule.at(26).step == 20
@@ -103,7 +117,7 @@ def test_a_resumed_run_begins_with_the_recorded_generation():
 
 def test_the_newest_is_used_as_it_comes_and_never_an_older_one():
   watcher = ShelfWatcher([0])
-  schedule = GenerationSchedule(watcher, RefreshConfig(), save_every_steps=10)
+  schedule = _schedule(watcher, RefreshConfig(), save_every_steps=10)
   assert schedule.start(0, None).step == 0
   assert schedule.at(1).step == 0
   watcher.steps.add(20)
@@ -115,7 +129,7 @@ def test_the_newest_is_used_as_it_comes_and_never_an_older_one():
 
 def test_without_refresh_the_first_stays():
   watcher = ShelfWatcher([0, 10])
-  schedule = GenerationSchedule(
+  schedule = _schedule(
     watcher,
     RefreshConfig(refresh=False, max_staleness_steps=5, on_stale="fail"),
     save_every_steps=10,
@@ -125,7 +139,7 @@ def test_without_refresh_the_first_stays():
 
 
 def test_a_stale_index_fails_the_run_when_told_to():
-  schedule = GenerationSchedule(
+  schedule = _schedule(
     ShelfWatcher([0]),
     RefreshConfig(max_staleness_steps=30, on_stale="fail"),
     save_every_steps=10,
@@ -140,7 +154,7 @@ def test_a_stale_index_fails_the_run_when_told_to():
 
 def test_staleness_counts_from_the_oldest_vector():
   watcher = ShelfWatcher([0])
-  schedule = GenerationSchedule(
+  schedule = _schedule(
     watcher,
     RefreshConfig(max_staleness_steps=30, on_stale="fail"),
     save_every_steps=10,
@@ -153,7 +167,7 @@ def test_staleness_counts_from_the_oldest_vector():
 
 
 def test_a_stale_index_warns_once_a_while(caplog):
-  schedule = GenerationSchedule(
+  schedule = _schedule(
     ShelfWatcher([0]),
     RefreshConfig(max_staleness_steps=10),
     save_every_steps=10,
@@ -172,7 +186,7 @@ def test_a_stale_index_warns_once_a_while(caplog):
 
 
 def test_a_generation_that_never_comes_is_given_up():
-  schedule = GenerationSchedule(
+  schedule = _schedule(
     ShelfWatcher(),
     RefreshConfig(timeout_seconds=0.0),
     save_every_steps=10,
@@ -196,9 +210,8 @@ class _DamagedWatcher(ShelfWatcher):
     return super().wait_for(step, timeout=timeout)
 
 
-def test_a_run_waits_for_what_is_damaged_to_be_made_again(monkeypatch):
-  monkeypatch.setattr("realm_jax.training.refresh._LOOK_SECONDS", 0.0)
-  schedule = GenerationSchedule(
+def test_a_run_waits_for_what_is_damaged_to_be_made_again():
+  schedule = _schedule(
     _DamagedWatcher(),
     RefreshConfig(wait=True, lag_steps=5),
     save_every_steps=10,
@@ -208,20 +221,18 @@ def test_a_run_waits_for_what_is_damaged_to_be_made_again(monkeypatch):
 
 
 def test_a_run_does_not_begin_with_what_is_damaged():
-  schedule = GenerationSchedule(
-    _DamagedWatcher(), RefreshConfig(), save_every_steps=10
-  )
+  schedule = _schedule(_DamagedWatcher(), RefreshConfig(), save_every_steps=10)
   with pytest.raises(DamagedGenerationError, match="10 is damaged"):
     schedule.start(15, 10)
 
 
 def test_a_run_whose_generation_is_gone_goes_on_with_a_later_one(caplog):
-  schedule = GenerationSchedule(
+  schedule = _schedule(
     ShelfWatcher([0, 40]), RefreshConfig(), save_every_steps=10
   )
   with caplog.at_level(logging.WARNING, logger="absl"):
     assert schedule.start(25, 20).step == 40
-  assert "generation 20 is gone: going on with generation 40" in caplog.text
+  assert "generation 20 is gone: continuing with generation 40" in caplog.text
 
 
 class _LaterWatcher(ShelfWatcher):
@@ -244,18 +255,17 @@ class _LaterWatcher(ShelfWatcher):
 def test_a_run_whose_generation_is_damaged_goes_on_with_a_later_one(
   monkeypatch, caplog
 ):
-  monkeypatch.setattr("realm_jax.training.refresh._LOOK_SECONDS", 0.0)
-  schedule = GenerationSchedule(
-    _LaterWatcher(), RefreshConfig(), save_every_steps=10
-  )
+  schedule = _schedule(_LaterWatcher(), RefreshConfig(), save_every_steps=10)
   with caplog.at_level(logging.WARNING, logger="absl"):
     assert schedule.start(25, 20).step == 40
-  assert "generation 20 is damaged: going on with generation 40" in caplog.text
+  assert (
+    "generation 20 is damaged: continuing with generation 40" in caplog.text
+  )
 
 
 @pytest.mark.parametrize("change", [{"wait": True}, {"refresh": False}])
 def test_a_run_that_wants_its_own_does_not_begin_with_what_is_damaged(change):
-  schedule = GenerationSchedule(
+  schedule = _schedule(
     _LaterWatcher(), RefreshConfig(**change), save_every_steps=10
   )
   with pytest.raises(DamagedGenerationError, match="20 is damaged"):
@@ -264,14 +274,12 @@ def test_a_run_that_wants_its_own_does_not_begin_with_what_is_damaged(change):
 
 @pytest.mark.parametrize("refresh", [True, False])
 def test_only_a_run_that_follows_waits_for_a_fresher_generation(
-  refresh, monkeypatch, caplog
+  refresh, caplog
 ):
-  monkeypatch.setattr("realm_jax.training.refresh._FRESHER_SECONDS", 0.1)
-  monkeypatch.setattr("realm_jax.training.refresh._LOOK_SECONDS", 0.0)
   config = RefreshConfig(
     refresh=refresh, max_staleness_steps=5, on_stale="fail"
   )
-  schedule = GenerationSchedule(ShelfWatcher([0]), config, save_every_steps=10)
+  schedule = _schedule(ShelfWatcher([0]), config, save_every_steps=10)
   with caplog.at_level(logging.INFO, logger="absl"):
     schedule.start(100, 0)
   waits = [r for r in caplog.records if "waiting up to" in r.getMessage()]
@@ -281,9 +289,7 @@ def test_only_a_run_that_follows_waits_for_a_fresher_generation(
 @pytest.mark.parametrize("change", [{"wait": True}, {"refresh": False}])
 def test_a_run_that_wants_its_own_generation_waits_for_it(change):
   config = RefreshConfig(timeout_seconds=0.0, **change)
-  schedule = GenerationSchedule(
-    ShelfWatcher([0, 40]), config, save_every_steps=10
-  )
+  schedule = _schedule(ShelfWatcher([0, 40]), config, save_every_steps=10)
   with pytest.raises(TimeoutError, match="generation 20"):
     schedule.start(25, 20)
 
@@ -292,7 +298,7 @@ def test_a_run_that_wants_its_own_generation_waits_for_it(change):
   ("given", "message"),
   [
     ({"lag_steps": 0}, "lag_steps=0.*1 or more"),
-    ({"on_stale": "ignore"}, "on_stale='ignore'.*'warn' or 'fail'"),
+    ({"on_stale": "ignore"}, "on_stale='ignore'.*'warn', 'fail'"),
   ],
 )
 def test_impossible_settings_are_refused(given, message):
@@ -300,17 +306,20 @@ def test_impossible_settings_are_refused(given, message):
     RefreshConfig(**given)
 
 
-class _Earlier:
+class _Earlier(CrashFallback):
   """Goes back by one step."""
 
-  def instead_of(self, generation, error):
+  def __init__(self):
+    pass
+
+  def replace(self, generation, error):
     return Loaded(generation.step - 1)
 
 
 def test_a_crashed_generation_is_not_taken_again():
   watcher = ShelfWatcher({0, 5})
-  schedule = GenerationSchedule(
-    watcher, RefreshConfig(), save_every_steps=5, crash_policy=_Earlier()
+  schedule = _schedule(
+    watcher, RefreshConfig(), save_every_steps=5, fallback=_Earlier()
   )
   schedule.start(0, None)
   assert schedule.at(6).step == 5
@@ -322,14 +331,22 @@ def test_a_crashed_generation_is_not_taken_again():
 
 
 def test_without_a_policy_a_crash_ends_the_run():
-  schedule = GenerationSchedule(
-    ShelfWatcher({0}), RefreshConfig(), save_every_steps=5
-  )
+  schedule = _schedule(ShelfWatcher({0}), RefreshConfig(), save_every_steps=5)
   schedule.start(0, None)
   with pytest.raises(IndexCrashedError, match="gone"):
     schedule.after_crash(IndexCrashedError("gone"))
 
 
 def test_an_unknown_answer_to_crashes_is_refused():
-  with pytest.raises(ValueError, match="on_crash='never'; want one of exact"):
+  with pytest.raises(ValueError, match=r"on_crash='never'; want one of .*exact"):
     RefreshConfig(on_crash="never")
+
+
+def test_a_preempted_run_does_not_wait_for_a_generation():
+  preempted = threading.Event()
+  preempted.set()
+  schedule = _schedule(
+    ShelfWatcher(), RefreshConfig(), preempted=preempted, save_every_steps=5
+  )
+  with pytest.raises(WaitPreemptedError):
+    schedule.start(0, None)

@@ -7,12 +7,13 @@ import pytest
 
 from realm_jax.corpus.build.corpus import build_corpus
 from realm_jax.corpus.store import Corpus
+from realm_jax.generations.follow.loading import Generation
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
-from realm_jax.training.stages.model_inputs import Models
+from realm_jax.training.stages.model_inputs import ModelInputs, Models
 from realm_jax.training.stages.open_qa import OpenQa
 
 PIECES = "[PAD] [UNK] [CLS] [SEP] [MASK] . met ali ##ce the young poet who ?"
@@ -43,8 +44,11 @@ def corpus(tmp_path_factory) -> Corpus:
   return Corpus.open(folder / "corpus")
 
 
-class _Vectors:
-  """What the stage asks of a generation."""
+class _Vectors(Generation):
+  """A generation that has only vectors."""
+
+  def __init__(self):
+    pass
 
   def vectors(self, rows):
     return np.zeros((*rows.shape, 1), np.float32)
@@ -64,15 +68,21 @@ def _assemble(stage, corpus, answer):
     next_position=1,
   )
   rows = np.arange(len(TEXTS), dtype=np.int32)[None]
-  found = SearchResult(rows, np.zeros(rows.shape, np.float32))
-  arrays, _ = stage.assemble(
+  retrieved = SearchResult(rows, np.zeros(rows.shape, np.float32))
+  assembled = stage.assemble(
     batch,
-    found,
+    retrieved,
+    inputs=ModelInputs(_models().for_corpus(corpus)),
     corpus=corpus,
     generation=_Vectors(),
     block_length=BLOCK_LENGTH,
   )
-  return arrays
+  return assembled.batch
+
+
+def _models():
+  bert = BertConfig(hidden_size=4, num_heads=1)
+  return Models(Retriever(bert), Reader(bert, joint_length=JOINT_LENGTH))
 
 
 @pytest.mark.parametrize(
@@ -89,16 +99,16 @@ def _assemble(stage, corpus, answer):
 )
 def test_blocks_that_hold_an_answer(corpus, rule, answer, has_answer):
   stage = OpenQa(num_read=2, answers_in_blocks=rule, joint_length=JOINT_LENGTH)
-  arrays = _assemble(stage, corpus, answer)
-  assert arrays["has_answer"].tolist() == [has_answer]
+  batch = _assemble(stage, corpus, answer)
+  assert batch.has_answer.tolist() == [has_answer]
 
 
 @pytest.mark.parametrize("rule", ["characters", "tokens"])
 def test_spans_are_found_by_their_tokens_in_either_case(corpus, rule):
   stage = OpenQa(num_read=4, answers_in_blocks=rule, joint_length=JOINT_LENGTH)
-  arrays = _assemble(stage, corpus, "Ali")
+  batch = _assemble(stage, corpus, "Ali")
   # The reader masks the last one, which it is not given.
-  assert np.argwhere(arrays["is_answer"][0]).tolist() == [
+  assert np.argwhere(batch.is_answer[0]).tolist() == [
     [0, 4, 0],
     [1, 0, 0],
     [3, 7, 0],
@@ -106,8 +116,7 @@ def test_spans_are_found_by_their_tokens_in_either_case(corpus, rule):
 
 
 def test_the_stage_cuts_where_the_reader_does():
-  bert = BertConfig(hidden_size=4, num_heads=1)
-  models = Models(Retriever(bert), Reader(bert, joint_length=JOINT_LENGTH))
+  models = _models()
   with pytest.raises(ValueError, match=r"joint_length=12, but .*=None; bind"):
     OpenQa(answers_in_blocks="tokens").loss(models)
   OpenQa(answers_in_blocks="tokens", joint_length=JOINT_LENGTH).loss(models)
