@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from etils import epath
 
-from realm_jax.console.counter import Counter
+from realm_jax.console.progress import Progress
 from realm_jax.evaluation import outputs
 from realm_jax.evaluation.ranking import BlockRanker
 from realm_jax.evaluation.trained import (
@@ -121,7 +121,7 @@ def evaluate_masked_lm(
   )
   totals: dict[str, float] = {}
   num_queries, num_masks = 0, 0
-  with contextlib.closing(stream), Counter("sentences") as counter:
+  with contextlib.closing(stream), Progress("sentences") as counter:
     for _, batch in zip(range(num_batches), stream, strict=False):
       found = ranker.search(batch.arrays["query"])
       arrays, of_host = stage.assemble(

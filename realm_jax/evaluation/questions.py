@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int32
 
-from realm_jax.console.counter import Counter
+from realm_jax.console.progress import Progress
 from realm_jax.corpus.store import Corpus
 from realm_jax.evaluation.ranking import Ranking
 from realm_jax.inputs.batches import Batch
@@ -39,7 +39,7 @@ def question_batches(
     max_examples: stop after so many questions.
   """
   left = sys.maxsize if max_examples is None else max_examples
-  with Counter("questions") as progress:
+  with Progress("questions") as progress:
     for batch in batches:
       if left <= 0:
         break
