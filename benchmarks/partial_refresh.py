@@ -33,7 +33,7 @@ from benchmarks.retrieval_overhead import index_builder
 from realm_jax import configuration
 from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.corpus.store import Corpus
-from realm_jax.evaluation import outputs
+from realm_jax.files.json_file import write_json
 from realm_jax.generations.build.artifacts import (
   EmbeddingConfig,
   GenerationMaker,
@@ -232,7 +232,7 @@ def main(argv: Sequence[str] | None = None) -> None:
       f"{row['drift_left']:6.3f} {row['movement_told']:6.3f}"
     )
   if given.json:
-    outputs.write_json(
+    write_json(
       given.json,
       {
         "num_blocks": len(run.costs),

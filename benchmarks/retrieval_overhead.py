@@ -28,8 +28,9 @@ import numpy as np
 from benchmarks import demo_corpus
 from benchmarks.jobs import Job, as_gin, gin_command
 from realm_jax import configuration
+from realm_jax.console.table import figures_table
 from realm_jax.corpus.store import Corpus
-from realm_jax.evaluation import outputs
+from realm_jax.files.json_file import write_json
 from realm_jax.partitioning import host_memory
 from realm_jax.retrieval.pipeline import Assemble, Prepared, RetrievalPipeline
 from realm_jax.training import loop
@@ -235,9 +236,9 @@ def main(argv: Sequence[str] | None = None) -> None:
       save_every_steps=given.save_every_steps,
       scale=given.scale,
     )
-  print(outputs.table({**result, "swaps": len(result["swaps"])}))
+  print(figures_table({**result, "swaps": len(result["swaps"])}))
   if given.json:
-    outputs.write_json(given.json, result)
+    write_json(given.json, result)
 
 
 if __name__ == "__main__":

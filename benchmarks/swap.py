@@ -29,7 +29,7 @@ from benchmarks.index_vectors import SyntheticVectors
 from benchmarks.random_towers import random_towers
 from benchmarks.retrieval_overhead import Row, machine, metrics_of
 from realm_jax.corpus.store import Corpus
-from realm_jax.evaluation import outputs
+from realm_jax.files.json_file import write_json
 from realm_jax.generations.build.artifacts import (
   EmbeddingConfig,
   GenerationMaker,
@@ -357,7 +357,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
   )
   print(table(result))
   if given.json:
-    outputs.write_json(given.json, result)
+    write_json(given.json, result)
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ class Story:
     """A file or folder of the story."""
     return str(self.output_dir / name)
 
-  def train(self, name: str, recipe: str, **bindings: Any) -> dict[str, Any]:
+  def train(self, name: str, recipe: str, **bindings: Any) -> loop.TrainResult:
     """Trains a stage in its own folder."""
     config = self.run(
       "train", TrainConfig, recipe, MODEL_DIR=self.path(name), **bindings

@@ -29,11 +29,10 @@ from realm_jax.training.decisions import Decisions, LocalDecisions
 from realm_jax.training.loop_state import LoopState, RunIdentity
 from realm_jax.training.metrics import MetricsLog
 from realm_jax.training.optimizer import make_optimizer
-from realm_jax.training.packing.packer import Packer
+from realm_jax.training.packing.packer import Packer, largest_bucket
 from realm_jax.training.packing.shape_buckets import (
   abstract_batch,
   choose_shape_buckets,
-  largest_bucket,
 )
 from realm_jax.training.refresh.corpus_versions import corpus_of_run
 from realm_jax.training.refresh.following import follow_builder

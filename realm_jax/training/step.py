@@ -40,18 +40,24 @@ class Loss(Generic[B]):
 
   Attributes:
     function: Function of the parameters by component, the batch and the key of
-      the dropout masks.
+      the dropout masks, which is None without dropout.
     splittable: Whether the sums over the parts of a batch add up to those over
       the batch, so that gradients may be accumulated.
   """
 
-  function: Callable[[Params, B, jax.Array], WeightedLoss]
+  function: Callable[[Params, B, jax.Array | None], WeightedLoss]
   splittable: bool = True
 
   def __call__(
-    self, params: Params, batch: B, dropout_key: jax.Array
+    self, params: Params, batch: B, dropout_key: jax.Array | None = None
   ) -> WeightedLoss:
-    """Returns the loss and the metrics of a batch."""
+    """Returns the loss and the metrics of a batch.
+
+    Args:
+      params: Parameters by component.
+      batch: Batch of the stage.
+      dropout_key: Key of the dropout masks; None disables dropout.
+    """
     return self.function(params, batch, dropout_key)
 
 
@@ -130,6 +136,16 @@ def _mode(
   return {"train": True, "rngs": {"dropout": dropout_key}}
 
 
+def _split(
+  dropout_key: jax.Array | None,
+) -> tuple[jax.Array | None, jax.Array | None]:
+  """Returns keys for the retriever and for the reader."""
+  if dropout_key is None:
+    return None, None
+  retriever_key, reader_key = jax.random.split(dropout_key)
+  return retriever_key, reader_key
+
+
 def inverse_cloze(retriever: Retriever) -> Loss[InverseClozeBatch]:
   """Returns the loss of inverse cloze.
 
@@ -138,7 +154,7 @@ def inverse_cloze(retriever: Retriever) -> Loss[InverseClozeBatch]:
   """
 
   def loss(
-    params: Params, batch: InverseClozeBatch, dropout_key: jax.Array
+    params: Params, batch: InverseClozeBatch, dropout_key: jax.Array | None
   ) -> WeightedLoss:
     queries, blocks = retriever.apply(
       {"params": params["retriever"]},
@@ -162,9 +178,9 @@ def pretraining(
   """
 
   def loss(
-    params: Params, batch: PretrainingBatch, dropout_key: jax.Array
+    params: Params, batch: PretrainingBatch, dropout_key: jax.Array | None
   ) -> WeightedLoss:
-    retriever_key, reader_key = jax.random.split(dropout_key)
+    retriever_key, reader_key = _split(dropout_key)
     queries, candidates = embed_candidates(
       retriever, params["retriever"], batch, dropout_key=retriever_key
     )
@@ -184,7 +200,7 @@ def reading(reader: Reader) -> Loss[ReadingBatch]:
   """Returns the masked-LM loss given one block; nothing is retrieved."""
 
   def loss(
-    params: Params, batch: ReadingBatch, dropout_key: jax.Array
+    params: Params, batch: ReadingBatch, dropout_key: jax.Array | None
   ) -> WeightedLoss:
     logits = read_masks(
       reader, params["reader"], batch, dropout_key=dropout_key
@@ -210,7 +226,7 @@ def open_qa(retriever: Retriever, reader: Reader) -> Loss[OpenQaBatch]:
   """
 
   def scores_of(
-    params: Params, batch: OpenQaBatch, dropout_key: jax.Array
+    params: Params, batch: OpenQaBatch, dropout_key: jax.Array | None
   ) -> Float[Array, "b n"]:
     retrieved = batch.retrieved
     if isinstance(retrieved, IndexScores):
@@ -226,9 +242,9 @@ def open_qa(retriever: Retriever, reader: Reader) -> Loss[OpenQaBatch]:
     )
 
   def loss(
-    params: Params, batch: OpenQaBatch, dropout_key: jax.Array
+    params: Params, batch: OpenQaBatch, dropout_key: jax.Array | None
   ) -> WeightedLoss:
-    retriever_key, reader_key = jax.random.split(dropout_key)
+    retriever_key, reader_key = _split(dropout_key)
     scores = scores_of(params["retriever"], batch, retriever_key)
     spans = read_spans(reader, params["reader"], batch, dropout_key=reader_key)
     return open_qa_loss(

@@ -19,8 +19,7 @@ from realm_jax.training.batches import (
   PretrainingBatch,
   StoredVectors,
 )
-from realm_jax.training.packing.packer import Packer
-from realm_jax.training.packing.shape_buckets import largest_bucket
+from realm_jax.training.packing.packer import Packer, largest_bucket
 from realm_jax.training.stages.inverse_cloze import InverseCloze
 from realm_jax.training.stages.model_inputs import ModelInputs, Models
 from realm_jax.training.stages.open_qa import OpenQa

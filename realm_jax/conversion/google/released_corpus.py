@@ -8,7 +8,7 @@ import numpy as np
 from etils import epath
 from jaxtyping import Int
 
-from realm_jax.console.counter import Counter
+from realm_jax.console.progress import Progress
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.corpus.build.block_builder import block_id, token_spans
 from realm_jax.corpus.build.directory_writer import CorpusDirectoryWriter
@@ -77,7 +77,7 @@ def write_released_corpus(
       pieces=vocabulary.pieces,
       blocks_per_shard=blocks_per_shard,
     ) as writer,
-    Counter("blocks written", total=num_blocks) as progress,
+    Progress("blocks written", total=num_blocks) as progress,
   ):
     blocks = _BlockWriter(vocabulary, block_length=block_length, tagger=tagger)
     while chunk := list(itertools.islice(texts, _BLOCKS_PER_CHUNK)):

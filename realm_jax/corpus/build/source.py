@@ -5,9 +5,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
+from realm_jax.console.progress import Progress
 from realm_jax.corpus.build.documents import Document, DocumentReader, Removal
 from realm_jax.corpus.build.known_ids import KnownIds
-from realm_jax.corpus.build.progress import Progress
 from realm_jax.corpus.build.summary import BuildSummary
 from realm_jax.corpus.errors import InputError
 
@@ -104,23 +104,26 @@ class DocumentSource:
     label: str,
   ) -> Iterator[_Entry]:
     reader = self._reader = self._new_reader()
-    progress = Progress(label, reader.total_bytes)
     known = KnownIds()
-    for count, entry in enumerate(read(reader)):
-      progress.update(documents=count, bytes_read=reader.bytes_read)
-      earlier = known.add(entry.id, reader.position)
-      if earlier is None:
-        yield entry
-        continue
-      title = "" if isinstance(entry, Removal) else f" (title {entry.title!r})"
-      reader.refuse(
-        InputError(
-          f"{entry.place} has the same id {entry.id!r}{title} as "
-          f"{reader.place_of(earlier)}; give each document an id of its own, "
-          "or drop one (a document without an id gets one from its contents)"
-        ),
-        reason="repeated ids",
-      )
-    progress.close()
+    with Progress(
+      f"documents ({label})", total_bytes=reader.total_bytes
+    ) as progress:
+      for entry in read(reader):
+        progress.advance(bytes_read=reader.bytes_read)
+        earlier = known.add(entry.id, reader.position)
+        if earlier is None:
+          yield entry
+          continue
+        title = (
+          "" if isinstance(entry, Removal) else f" (title {entry.title!r})"
+        )
+        reader.refuse(
+          InputError(
+            f"{entry.place} has the same id {entry.id!r}{title} as "
+            f"{reader.place_of(earlier)}; give each document an id of its own, "
+            "or drop one (a document without an id gets one from its contents)"
+          ),
+          reason="repeated ids",
+        )
     summary.skipped.update(reader.bad_lines)
     summary.first_errors = reader.first_errors

@@ -103,3 +103,14 @@ def plan_batch(
 def bucket_of(plans: Sequence[PackingPlan]) -> ShapeBucket:
   """Returns the smallest bucket that holds planned rows."""
   return tuple(plan.num_rows for plan in plans)
+
+
+def largest_bucket(batch: StepBatch, *, groups: int) -> ShapeBucket:
+  """Returns the bucket that holds any batch: a row for each sequence."""
+  return tuple(len(rows.token_ids) // groups for rows in encoder_inputs(batch))
+
+
+def padded(batch: StepBatch, *, groups: int = 1) -> StepBatch:
+  """Lays out a batch with one sequence in each row."""
+  bucket = largest_bucket(batch, groups=groups)
+  return Packer([bucket], groups=groups, pack=False)(batch)

@@ -20,6 +20,7 @@ from realm_jax.training.packing.packer import (
   ShapeBucket,
   bucket_of,
   encoder_inputs,
+  largest_bucket,
   plan_batch,
 )
 
@@ -32,11 +33,6 @@ _MIN_SAVING = 0.15
 
 # From queries int32[b, q] and candidates int32[b, k, l] to a batch.
 MakeBatch = Callable[[np.ndarray, np.ndarray], StepBatch]
-
-
-def largest_bucket(batch: StepBatch, *, groups: int) -> ShapeBucket:
-  """Returns the bucket that holds any batch: a row for each sequence."""
-  return tuple(len(rows.token_ids) // groups for rows in encoder_inputs(batch))
 
 
 def choose_shape_buckets(

@@ -7,8 +7,12 @@ import pytest
 from realm_jax.partitioning import rules
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
-from realm_jax.training.packing.packer import Packer, bucket_of, plan_batch
-from realm_jax.training.packing.shape_buckets import largest_bucket
+from realm_jax.training.packing.packer import (
+  Packer,
+  bucket_of,
+  largest_bucket,
+  plan_batch,
+)
 from tests.training import tiny
 
 _STAGES = [

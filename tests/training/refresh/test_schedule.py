@@ -338,7 +338,9 @@ def test_without_a_policy_a_crash_ends_the_run():
 
 
 def test_an_unknown_answer_to_crashes_is_refused():
-  with pytest.raises(ValueError, match=r"on_crash='never'; want one of .*exact"):
+  with pytest.raises(
+    ValueError, match=r"on_crash='never'; want one of .*exact"
+  ):
     RefreshConfig(on_crash="never")
 
 

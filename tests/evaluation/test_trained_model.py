@@ -1,5 +1,6 @@
 """Which checkpoint and generation an evaluation takes, and what it refuses."""
 
+import dataclasses
 import shutil
 
 import pytest
@@ -7,10 +8,10 @@ import pytest
 from realm_jax.checkpoints.manager import CheckpointError
 from realm_jax.corpus.build.corpus import build_corpus
 from realm_jax.corpus.errors import CorpusError
-from realm_jax.evaluation.trained import (
-  Trained,
-  load_trained,
-  open_generation,
+from realm_jax.evaluation.generation import open_generation
+from realm_jax.evaluation.trained_model import (
+  TrainedModel,
+  load_model,
   whole_batch,
 )
 from realm_jax.generations.store.manifest import GenerationError
@@ -22,14 +23,15 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def load(run):
-  """`load(**arguments)` loads the run for open QA."""
-  common = {**run, "reader": tiny_world.READER, "stage": OpenQa()}
-  return lambda **arguments: load_trained(**(common | arguments))
+def load(source):
+  """`load(**changes)` loads the run for open QA."""
+  return lambda **changes: load_model(
+    dataclasses.replace(source, **changes), OpenQa()
+  )
 
 
 @pytest.fixture
-def two_steps(world, tmp_path, load) -> Trained:
+def two_steps(world, tmp_path, load) -> TrainedModel:
   """Checkpoint 20, trained with generation 10; both generations stand."""
   world.save_checkpoint(tmp_path, step=10, seed=1, generation=10)
   world.build_generation(tmp_path)
@@ -56,10 +58,13 @@ def test_an_earlier_checkpoint_by_number_or_by_path(two_steps, load):
     load(model_dir=model_dir, checkpoint_step=15)
 
 
-def test_a_generation_by_its_folder_or_the_newest_of_a_folder(two_steps):
+def test_a_generation_by_its_folder_or_the_newest_of_a_folder(two_steps, load):
   folder = two_steps.model_dir / "generations"
-  assert open_generation(two_steps, folder / "00000010").step == 10
-  assert open_generation(two_steps, folder).step == 20
+  model_dir = two_steps.model_dir
+  by_name = load(model_dir=model_dir, generation=folder / "00000010")
+  assert open_generation(by_name).step == 10
+  newest = load(model_dir=model_dir, generation=folder)
+  assert open_generation(newest).step == 20
 
 
 def test_the_generation_that_was_used_is_gone(two_steps):
@@ -70,11 +75,10 @@ def test_the_generation_that_was_used_is_gone(two_steps):
 
 
 def test_a_generation_that_is_not_there(load, tmp_path):
-  trained = load()
   with pytest.raises(GenerationError, match="does not exist"):
-    open_generation(trained, tmp_path / "nothing")
+    open_generation(load(generation=tmp_path / "nothing"))
   with pytest.raises(GenerationError, match="has no generation"):
-    open_generation(trained, tmp_path)
+    open_generation(load(generation=tmp_path))
 
 
 def test_a_generation_of_another_corpus(world, load, tmp_path):
@@ -85,9 +89,9 @@ def test_a_generation_of_another_corpus(world, load, tmp_path):
     vocab=str(world.directory / "vocab.txt"),
     block_length=tiny_world.BLOCK_LENGTH // 2,
   )
-  trained = load(corpus_dir=other)
+  model = load(corpus_dir=other)
   with pytest.raises(GenerationError, match="is of another corpus"):
-    open_generation(trained)
+    open_generation(model)
 
 
 def test_a_damaged_generation(model_dir, load, tmp_path):
@@ -95,7 +99,7 @@ def test_a_damaged_generation(model_dir, load, tmp_path):
   file = next((tmp_path / "generations" / "00000000").glob("embeddings*"))
   file.write_bytes(file.read_bytes()[:-4])
   with pytest.raises(GenerationError, match="bytes and not"):
-    open_generation(load(), tmp_path / "generations" / "00000000")
+    open_generation(load(generation=tmp_path / "generations" / "00000000"))
 
 
 def test_what_is_no_run(load, tmp_path):
