@@ -301,7 +301,7 @@ def tell(story: Story) -> dict[str, Any]:
       "followed": round(edited["exact_match"] * edited["num_questions"]),
       "total": edited["num_questions"],
     },
-    "generations_swapped": pretrained["swaps"],
+    "generations_swapped": pretrained.swaps,
     "wall_seconds": round(time.monotonic() - began, 1),
   }
 

@@ -79,7 +79,7 @@ def test_every_stage_and_an_evaluation(text, tmp_path):
     )
 
   for stage in ("inverse_cloze", "reading"):
-    assert train(stage, NUM_STEPS=_STEPS)["step"] == _STEPS
+    assert train(stage, NUM_STEPS=_STEPS).step == _STEPS
   more = {
     "pretrain": {
       "INITIAL_CHECKPOINT": folders["inverse_cloze"],
@@ -103,9 +103,9 @@ def test_every_stage_and_an_evaluation(text, tmp_path):
     )
     assert published == [0]
     done = train(stage, NUM_STEPS=_STEPS, **bindings)
-    assert done["step"] == _STEPS
+    assert done.step == _STEPS
     # Open QA has no loss on questions whose answer is not found.
-    assert 0 <= done["metrics"]["loss"] < 100
+    assert 0 <= done.metrics["loss"] < 100
 
   figures = _run(
     evaluation_run.evaluate,
