@@ -187,9 +187,6 @@ def open_generation(
   settings = {
     "corpus": trained.corpus,
     "mesh": trained.mesh,
-    "place": functools.partial(
-      jax.device_put, device=rules.replicated(trained.mesh)
-    ),
     "index": index,
   }
   if generation is not None:

@@ -6,9 +6,7 @@ was built on. Ids of blocks, not rows, go from one to the other.
 """
 
 import contextlib
-import functools
 
-import jax
 from etils import epath
 from jax.sharding import Mesh
 
@@ -19,7 +17,6 @@ from realm_jax.corpus.store import Corpus
 from realm_jax.generations.follow.loading import Generation, load_generation
 from realm_jax.generations.store.manifest import GenerationError
 from realm_jax.indexes.protocol import IndexConfig
-from realm_jax.partitioning import rules
 from realm_jax.training.resume import recorded_corpus
 
 
@@ -78,10 +75,9 @@ def load_for_run(
     step,
     corpus=corpus,
     mesh=mesh,
-    place=functools.partial(jax.device_put, device=rules.replicated(mesh)),
     index=index,
-    gives_way=True,
-    isolate=True,
+    low_priority=True,
+    separate_process=True,
   )
   if generation.num_blocks < num_searched:
     raise GenerationError(

@@ -23,7 +23,6 @@ from etils import epath
 
 from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.console.sigterm import stop_on_sigterm
-from realm_jax.generations.build.retrieved import RetrievedBlocks
 from realm_jax.indexes.protocol import IndexCrashedError, SearchResult
 from realm_jax.inputs.batches import Batch, BatchStream
 from realm_jax.models.reader import Reader
@@ -209,10 +208,7 @@ def train(
       return {"step": start, "swaps": 0, "metrics": {}, "stopped": False}
 
     schedule: GenerationSchedule | None = None
-    retrieved: RetrievedBlocks | None = None
     if stage.needs_index:
-      if refresh.refresh:
-        retrieved = RetrievedBlocks(model_dir, process=jax.process_index())
       schedule = follow_builder(
         model_dir,
         refresh,
@@ -296,8 +292,6 @@ def train(
         LoopState.at(position, generation, found),
         identity=identity,
       )
-      if retrieved is not None:
-        retrieved.save(int(state.step), checkpoints=store.steps())
 
     batches = iter(stream)
     try:
@@ -358,8 +352,6 @@ def train(
         host_metrics["staleness_steps"] = step - searched.oldest_step
         host_metrics["generation"] = searched.step
         host_metrics["corpus_version"] = searched.corpus.version
-        if retrieved is not None:
-          retrieved.add(prepared.found.rows, searched.corpus)
       try:
         known = log.push(step + 1, metrics, host_metrics)
       except NonFiniteLossError as error:

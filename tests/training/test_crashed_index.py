@@ -105,7 +105,7 @@ def follow(world, tmp_path_factory, monkeypatch):
 
   def follow(on_crash):
     directory = model_dir / layout.FOLDER
-    policy, _ = _policy(on_crash, directory, world, isolate=True)
+    policy, _ = _policy(on_crash, directory, world, separate_process=True)
     watcher = watchers.enter_context(
       GenerationWatcher(directory, policy.load, poll_seconds=0.01)
     )
