@@ -13,7 +13,7 @@ from etils import epath
 from jaxtyping import Int, UInt64
 
 from realm_jax.corpus.store import NULL_ROW, Corpus
-from realm_jax.files.remote import is_remote
+from realm_jax.files import remote
 from realm_jax.generations.build.refresh_plan import BaseVectors
 from realm_jax.generations.store import layout
 from realm_jax.generations.store import manifest as manifests
@@ -118,7 +118,7 @@ def open_base_vectors(
   paths = [path for path in paths if path]
   with contextlib.ExitStack() as stack:
     local = Path(base.directory)
-    if is_remote(base.directory):
+    if remote.is_remote(base.directory):
       local = Path(stack.enter_context(tempfile.TemporaryDirectory()))
       for path in paths:
         target = local / manifest.folder / path
@@ -150,7 +150,7 @@ def previous_index(
 
   The new index may start from it, so all of its bytes are verified.
   """
-  if is_remote(generations_dir):
+  if remote.is_remote(generations_dir):
     return None
   earlier = [s for s in layout.published_steps(generations_dir) if s < step]
   for other in reversed(earlier):

@@ -223,7 +223,7 @@ def test_processes_share_the_work_and_one_that_dies_loses_its_shard_alone(
   subprocess.run(
     [sys.executable, "-c", _TOGETHER, parent, log],
     check=True,
-    cwd=Path(__file__).parents[2],
+    cwd=Path(__file__).parents[3],
     timeout=120,
   )
   made = log.read_text().split()
@@ -275,7 +275,7 @@ def test_killed_at_any_call_it_goes_on_with_what_is_there(tmp_path):
   subprocess.run(
     [sys.executable, "-c", _KILLED_AT_EVERY_CALL, tmp_path],
     check=True,
-    cwd=Path(__file__).parents[2],
+    cwd=Path(__file__).parents[3],
     timeout=120,
   )
   do_all(tmp_path / "alone")

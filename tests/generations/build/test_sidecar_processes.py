@@ -73,7 +73,7 @@ def _start(
   given = [model_dir, corpus.directory, mode, str(shard_blocks), index]
   return subprocess.Popen(
     [sys.executable, "-c", _SIDECAR, *given],
-    cwd=Path(__file__).parents[2],
+    cwd=Path(__file__).parents[3],
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
     env=environment,

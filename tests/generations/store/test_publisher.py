@@ -92,7 +92,7 @@ def _killed_at_every_call(tmp_path, corpus, *, replacing=""):
       *(tmp_path, corpus.directory, replacing),
     ],
     check=True,
-    cwd=Path(__file__).parents[2],
+    cwd=Path(__file__).parents[3],
     timeout=120,
   )
   return sorted(tmp_path.glob("killed-*"))
@@ -232,7 +232,7 @@ def test_a_full_disk_is_said_and_harms_nothing(generations_dir, corpus):
   )
   done = subprocess.run(
     [sys.executable, "-c", program, generations_dir, corpus.directory],
-    cwd=Path(__file__).parents[2],
+    cwd=Path(__file__).parents[3],
     capture_output=True,
     text=True,
     timeout=60,
