@@ -44,6 +44,7 @@ import pytest  # noqa: E402
 # Packages whose annotations, shapes included, are checked at run time.
 CHECKED_PACKAGES: list[str] = [
   "realm_jax.files",
+  "realm_jax.generations",
 ]
 jaxtyping.install_import_hook(CHECKED_PACKAGES, "beartype.beartype")
 

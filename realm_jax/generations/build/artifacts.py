@@ -72,16 +72,14 @@ class EmbeddingConfig:
 
 
 class ArtifactWriter:
-  """Writes the artifacts of generations of one corpus version.
-
-  Functions are compiled once, for the generations of any number of checkpoints.
+  """Writes generations of one corpus version, and compiles once for all.
 
   Args:
     corpus: Corpus to embed.
     retriever: Towers, for any vocabulary.
     index: Settings of the index.
     config: Settings of embedding; None takes the defaults.
-    mesh: Mesh of this process's devices, on which blocks are embedded.
+    mesh: Mesh of this process's devices.
   """
 
   def __init__(
@@ -150,9 +148,7 @@ class ArtifactWriter:
   def replaces(self, manifest: Manifest, *, any_version: bool = False) -> bool:
     """Returns whether a published generation has other settings or blocks.
 
-    Args:
-      manifest: Manifest of the published generation.
-      any_version: Whether an earlier version of the corpus counts as the same.
+    With `any_version`, those of an earlier corpus version are the same.
     """
     wanted = (
       self._index.kind,
@@ -232,8 +228,7 @@ class ArtifactWriter:
       partial: Record of the partial refresh; None where all were embedded.
       keys: Keys of the blocks, for later partial refreshes; None writes none.
       previous: Files of an earlier index, from which the new one may start.
-      check: Function that is called regularly; an exception that it raises
-        stops the work.
+      check: Function called regularly; an exception stops the work.
 
     Returns:
       The manifest. Its `files` are those of the vectors, as they should be.

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import hashlib
-import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -53,15 +52,14 @@ def find_base_generation(
   It is of an earlier step, or of the same step on another version of the
   corpus: then only blocks that have changed are embedded.
 
+  If there is none, the reason is logged.
+
   Args:
     generations_dir: Directory of the generations.
     step: Checkpoint step of the new generation.
     corpus: Corpus of the new generation.
-    model: Checksum of the model, as `ArtifactWriter.model` returns it.
+    model: Checksum that `ArtifactWriter.model` returns.
     dtype: Type of the stored vectors.
-
-  Returns:
-    The base, or None, after a log line with the reason.
   """
   reason = "there is no earlier generation"
   for other in reversed(layout.published_steps(generations_dir)):
@@ -99,12 +97,10 @@ def find_base_generation(
 def open_base_vectors(
   base: BaseGeneration, keys: UInt64[np.ndarray, " N"], *, corpus: Corpus
 ) -> Iterator[BaseVectors]:
-  """Opens the vectors of the base by the rows of a corpus.
-
-  All bytes of the files that are read from are verified first.
+  """Verifies and opens the vectors of the base by the rows of a corpus.
 
   Args:
-    base: Base generation. One on an object store is copied to this machine.
+    base: Base generation.
     keys: Keys of the corpus's blocks, as `block_keys` returns them.
     corpus: Corpus of the new generation.
 
@@ -115,20 +111,9 @@ def open_base_vectors(
   paths = [manifest.block_keys]
   for shard in manifest.embeddings:
     paths += [shard.path, shard.steps_path]
-  paths = [path for path in paths if path]
-  with contextlib.ExitStack() as stack:
-    local = Path(base.directory)
-    if remote.is_remote(base.directory):
-      local = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-      for path in paths:
-        target = local / manifest.folder / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        # The verification below reports a missing file.
-        with contextlib.suppress(FileNotFoundError):
-          (base.directory / manifest.folder / path).copy(target)
-    manifests.verify(
-      local, _with_files(manifest, paths), shown_as=base.directory
-    )
+  needed = _with_files(manifest, paths)
+  with manifests.local_files(base.directory, needed) as local:
+    manifests.verify(local, needed, shown_as=base.directory)
     files = local / manifest.folder
     vectors = Embeddings(files, manifest)
     rows = np.arange(manifest.num_blocks, dtype=np.int32)

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 
 from realm_jax.console.counter import Counter
 from realm_jax.corpus.store import NULL_ROW, Corpus
-from realm_jax.generations.store.manifest import GenerationError
+from realm_jax.generations.store.embeddings import check_finite
 from realm_jax.models.parameters import Params
 from realm_jax.partitioning import rules
 from realm_jax.partitioning.mesh import DATA_AXIS
@@ -83,13 +83,9 @@ class CorpusEmbedder:
     *,
     check: Callable[[], None] = lambda: None,
   ) -> Float[np.ndarray, "n d"]:
-    """Returns the vectors of some blocks, in float32.
+    """Returns the vectors of rows, given in rising order, in float32.
 
-    Args:
-      params: Parameters on the devices.
-      rows: Rows in rising order.
-      check: Function that is called at every batch; an exception that it raises
-        stops the work.
+    The function `check` is called at every batch; an exception stops the work.
 
     Raises:
       GenerationError: A vector is not finite.
@@ -122,12 +118,7 @@ class CorpusEmbedder:
           store_oldest()
       while in_flight:
         store_oldest()
-    finite = np.isfinite(vectors).all(axis=1)
-    if not finite.all():
-      raise GenerationError(
-        f"the vector of block {int(rows[~finite][0])} is not finite; the "
-        "checkpoint is broken"
-      )
+    check_finite(vectors, rows)
     return vectors
 
 
@@ -138,18 +129,11 @@ def choose_lengths(
   max_lengths: int = 16,
   max_padding: float = 1.05,
 ) -> tuple[int, ...]:
-  """Chooses the batch lengths that leave the least padding.
+  """Chooses the batch lengths, in rising order, that leave the least padding.
 
-  Each length is compiled, so no more are chosen than `max_padding` needs.
-
-  Args:
-    lengths: Number of tokens of each row.
-    longest: Upper bound on the number of tokens of any row.
-    max_lengths: Upper bound on the number of batch lengths.
-    max_padding: Ratio of computed tokens to the rows' own that is low enough.
-
-  Returns:
-    The lengths in rising order.
+  Each is compiled, so there are no more than are needed for at most
+  `max_padding` computed tokens per token of the rows. Rows with more tokens
+  than `longest` are cut.
   """
   if max_lengths < 1:
     raise ValueError(
@@ -197,20 +181,17 @@ def length_batches(
   tokens_per_batch: int,
   multiple: int = 1,
 ) -> Iterator[tuple[int, Int[np.ndarray, " b"]]]:
-  """Yields batches of rows of similar length, shortest first.
+  """Yields the length and the rows of batches, shortest first.
 
-  Rows that do not fill a batch join the next longer ones, so that only the
-  last batch is padded with rows.
+  Rows that do not fill a batch join the next longer ones; only the last batch
+  is padded, with `NULL_ROW`.
 
   Args:
     rows: Rows to embed.
     lengths: Number of tokens of each row.
     batch_lengths: Lengths of batches, in rising order.
     tokens_per_batch: Approximate number of rows times length.
-    multiple: Number that divides the number of rows of each batch.
-
-  Yields:
-    The length and the rows of a batch. Rows of the last may be `NULL_ROW`.
+    multiple: Divisor of the number of rows of each batch.
   """
   rounded = round_up(lengths, batch_lengths)
   waiting = np.zeros(0, np.int64)

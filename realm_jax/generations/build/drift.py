@@ -86,12 +86,7 @@ class DriftCorrection:
   def __call__(
     self, vectors: Float[np.ndarray, "n d"], steps: Int[np.ndarray, " n"]
   ) -> Float[np.ndarray, "n d"]:
-    """Maps stored vectors.
-
-    Args:
-      vectors: Stored vectors.
-      steps: Checkpoint step that each was embedded with.
-    """
+    """Maps vectors by the checkpoint steps they were embedded with."""
     if not self.maps:
       return vectors
     group = np.searchsorted([last for last, _ in self.maps], steps)
@@ -111,12 +106,7 @@ def fit_by_age(
 ) -> DriftCorrection:
   """Fits a map for each age, or for neighbouring ages where pairs are few.
 
-  Args:
-    old: Stored vectors.
-    new: Re-embedded vectors of the same blocks.
-    steps: Checkpoint step that each stored vector was embedded with.
-    normalize: Whether vectors have length 1.
-    identity_only: Whether errors are measured without fitting maps.
+  The `steps` are those that the old vectors were embedded with; see `fit`.
   """
   if not len(steps):
     return DriftCorrection()
@@ -157,7 +147,7 @@ def fit(
     old: Stored vectors.
     new: Re-embedded vectors of the same blocks.
     normalize: Whether vectors have length 1.
-    identity_only: Whether the identity is returned whatever a fit would give.
+    identity_only: Whether errors are measured without fitting a map.
 
   Returns:
     The map of the ridge with the lowest cross-validated error, or the identity

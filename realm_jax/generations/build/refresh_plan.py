@@ -96,9 +96,9 @@ class RefreshPlan:
 
     Args:
       rows: Rows in rising order.
-      embed: Function that embeds rows, given in rising order.
+      embed: Function that embeds rows with the new checkpoint.
       base: Vectors to copy; None only where everything is embedded.
-      step: Checkpoint step of the new generation.
+      step: Step of the new checkpoint.
     """
     vectors = np.empty((len(rows), self.sample_vectors.shape[1]), np.float32)
     steps = np.full(len(rows), step)
@@ -200,19 +200,17 @@ def make_plan(
 ) -> RefreshPlan:
   """Embeds the sample, fits the drift correction and chooses the other rows.
 
+  Every row is embedded where a full generation is due, where new blocks exceed
+  the fraction, or where stored vectors say too little about the new ones.
+
   Args:
     config: Settings of the refresh.
     base: Vectors of the base generation.
-    step: Checkpoint step of the new generation.
-    embed: Function that embeds rows, given in rising order.
+    step: Step of the new checkpoint.
+    embed: Function that embeds rows, in rising order, with it.
     costs: Number of tokens that each row takes to embed.
     dim: Dimension of the vectors.
     normalize: Whether vectors have length 1.
-
-  Returns:
-    The plan. It embeds every row where a full generation is due, where new
-    blocks exceed the fraction, or where stored vectors say too little about
-    the new checkpoint's.
   """
   num_blocks = len(base.rows)
   # A generation that is replaced for a new corpus version does not count twice.

@@ -66,13 +66,7 @@ class StoredVectors:
 
 
 class SharedWork:
-  """The directory of one generation's shards; `join` returns one.
-
-  Args:
-    directory: Directory of the shards.
-    shards: Division of all vectors into shards.
-    identity: Checksum of everything that determines the vectors.
-  """
+  """The directory of one generation's shards; `join` returns one."""
 
   def __init__(self, directory: Path, shards: ShardLayout, identity: str):
     self.directory = directory
@@ -107,13 +101,7 @@ class SharedWork:
     *,
     seconds: float,
   ) -> None:
-    """Writes a claimed shard durably.
-
-    Args:
-      shard: Number of the shard.
-      vectors: Vectors of its rows.
-      steps: Checkpoint step that each was embedded with.
-      seconds: Time spent on them.
+    """Writes a claimed shard durably; `seconds` is the time spent on it.
 
     Raises:
       GenerationError: A vector is not finite.
@@ -160,11 +148,9 @@ class SharedWork:
 
     Args:
       name: Name of the file.
-      make: Function that writes the file to a path.
-      read: Function that reads the file. If it raises ValueError, the file is
-        made again.
-      check: Function that is called while this worker waits; an exception that
-        it raises stops the work.
+      make: Function that writes the file.
+      read: Function that reads it. If that raises ValueError, it is made again.
+      check: Function called while waiting; an exception stops the work.
     """
     path = self.directory / name
     while (contents := _try_read(path, read)) is None:
@@ -217,11 +203,7 @@ class SharedWork:
         self._record_path(i).unlink(missing_ok=True)
 
   def discard_damaged(self) -> bool:
-    """Verifies all checksums and drops damaged shards.
-
-    Returns:
-      Whether a shard is missing now.
-    """
+    """Verifies all checksums; returns whether shards are missing now."""
     for i in range(len(self.layout)):
       if (record := self._record(i)) is None:
         continue
@@ -290,13 +272,9 @@ def join(
   shards: ShardLayout,
   identity: Mapping[str, JsonValue],
 ) -> Iterator[SharedWork]:
-  """Joins the work on a generation, or begins it.
+  """Joins the work on a generation of a step, or begins it below `parent`.
 
-  Args:
-    parent: Parent of the directory of shards.
-    step: Checkpoint step of the generation.
-    shards: Division of all vectors into shards.
-    identity: Everything that determines the vectors, as plain values.
+  The `identity` is everything that determines the vectors, as plain values.
   """
   checksum = json_checksum({**identity, "shards": dataclasses.asdict(shards)})
   directory = parent / f"{layout.SHARED_SHARDS}{step:08d}-{checksum[:16]}"
@@ -332,10 +310,8 @@ def remove_obsolete(
 
   Args:
     generations_dir: Directory of the generations.
-    is_needed: Function that returns whether a generation of a step may still
-      be built.
-    current: Directory that replaces all others of the same step; None keeps
-      them.
+    is_needed: Function that returns whether a step may still be built.
+    current: Directory that replaces the others of its step, if there is one.
   """
   for path in generations_dir.glob(f"{layout.SHARED_SHARDS}*"):
     step = int(path.name.removeprefix(layout.SHARED_SHARDS).partition("-")[0])

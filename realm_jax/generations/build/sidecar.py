@@ -7,7 +7,6 @@ restarted or moved to another host. Several sidecars of one run share the work.
 import contextlib
 import dataclasses
 import threading
-import time
 from collections.abc import Callable, Sequence
 
 from absl import logging
@@ -143,14 +142,11 @@ class Sidecar:
 
   Args:
     config: Settings of the sidecar.
-    corpus: Corpus in any version; newer versions are followed.
+    corpus: Corpus, of which newer versions are followed.
     make_builder: Function that returns the builder for a version of the corpus.
     checkpoints: Checkpoints of the run.
     generations_dir: Directory of the generations.
     stop: Event that ends the loop, as SIGTERM does.
-
-  Raises:
-    ValueError: `checkpoint_step` is given without `once`.
   """
 
   def __init__(
@@ -178,8 +174,7 @@ class Sidecar:
     self._retained = RetainedGenerations(checkpoints)
     # Checkpoints from which no generation can be built.
     self._skipped: set[int] = set()
-    self._reminder_time = 0.0
-    self._was_waiting_for_next = False
+    self._last_message = ""
 
   def run(self) -> list[int]:
     """Follows the checkpoints; returns the steps that it published."""
@@ -207,7 +202,7 @@ class Sidecar:
         logging.info("generation %d is up to date", steps[-1])
         return published
       else:
-        self._log_waiting(has_checkpoint=bool(steps))
+        self._log_waiting(bool(steps))
         self._stop.wait(self._config.poll_seconds)
     logging.info("Preempted: %d generations published, exiting", len(published))
     return published
@@ -318,22 +313,17 @@ class Sidecar:
     except UnknownNeedsError as error:
       logging.warning("no generation is removed this time: %s", error)
 
-  def _log_waiting(self, *, has_checkpoint: bool) -> None:
-    """Logs what the sidecar waits for, without repeating it at each poll."""
-    if has_checkpoint:
-      if not self._was_waiting_for_next:
-        logging.info("waiting for the next checkpoint")
-      self._was_waiting_for_next = True
-      return
-    now = time.monotonic()
-    if self._was_waiting_for_next or now >= self._reminder_time:
-      logging.info(
-        "no checkpoint yet in %s; waiting for the first, which "
-        "`realm_jax.train` writes",
-        self._checkpoints.directory,
+  def _log_waiting(self, has_checkpoint: bool) -> None:
+    """Logs what the sidecar waits for, once until that changes."""
+    message = "waiting for the next checkpoint"
+    if not has_checkpoint:
+      message = (
+        f"no checkpoint yet in {self._checkpoints.directory}; waiting for the "
+        "first, which `realm_jax.train` writes"
       )
-      self._reminder_time = now + _REMINDER_SECONDS
-    self._was_waiting_for_next = False
+    if message != self._last_message:
+      logging.info("%s", message)
+    self._last_message = message
 
 
 def next_step(

@@ -1,10 +1,8 @@
 """Loading of generations: files are verified, and the index is ready."""
 
-import contextlib
 import dataclasses
 import functools
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -16,7 +14,6 @@ from jaxtyping import Float32, Int
 
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.store import Corpus
-from realm_jax.files import remote
 from realm_jax.generations.store import layout, query_tower
 from realm_jax.generations.store import manifest as manifests
 from realm_jax.generations.store.embeddings import Embeddings, index_blocks
@@ -82,12 +79,10 @@ def load_generation(
 ) -> Generation:
   """Verifies and loads the generation of a checkpoint step.
 
-  Files on an object store are copied to a local disk to be mapped from there.
-
   Args:
-    generations_dir: Directory of the generations.
+    generations_dir: Directory of the generations, local or on an object store.
     step: Checkpoint step of the generation.
-    corpus: Any version of its corpus.
+    corpus: Corpus of the generation, in any version.
     mesh: Mesh for the query tower's parameters and for an index that lives on
       devices. None leaves the parameters on the host.
     index: Settings of another index to search the same blocks; None loads the
@@ -108,7 +103,7 @@ def load_generation(
       f"{directory} holds the generation of step {manifest.step}; remove it"
     )
   corpus = _corpus_of(manifest, corpus, directory)
-  with _local_files(directory, manifest) as local:
+  with manifests.local_files(directory, manifest) as local:
     files = local / manifest.folder
     verify = functools.partial(
       manifests.verify,
@@ -200,13 +195,7 @@ def load_newest(
   mesh: Mesh | None = None,
   index: IndexConfig | None = None,
 ) -> Generation:
-  """Loads the newest valid generation of a corpus, in any of its versions.
-
-  Args:
-    generations_dir: Directory of the generations.
-    corpus: Any version of the corpus.
-    mesh: Mesh as in `load_generation`.
-    index: Settings of another index as in `load_generation`.
+  """Loads the newest valid generation; see `load_generation`.
 
   Raises:
     GenerationError: There is no valid generation of the corpus.
@@ -248,26 +237,3 @@ def _corpus_of(
   # Builds the table of ids now, so that no training step waits for it.
   other.rows_of(other.block_ids[:1])
   return other
-
-
-@contextlib.contextmanager
-def _local_files(directory: epath.Path, manifest: Manifest) -> Iterator[Path]:
-  """Copies a generation to a local disk, if it is on an object store.
-
-  The copy is unlinked when the block ends: what is mapped stays readable, and
-  a process that is killed later leaves no files.
-  """
-  if not remote.is_remote(directory):
-    yield Path(directory)
-    return
-  with tempfile.TemporaryDirectory(
-    prefix="realm_generation_", ignore_cleanup_errors=True
-  ) as folder:
-    local = Path(folder)
-    for file in manifest.files:
-      target = local / manifest.folder / file.path
-      target.parent.mkdir(parents=True, exist_ok=True)
-      # The verification that follows reports a missing file.
-      with contextlib.suppress(FileNotFoundError):
-        (directory / manifest.folder / file.path).copy(target)
-    yield local

@@ -79,6 +79,22 @@ class ShardLayout:
     return f"steps-{shard:05d}-of-{len(self):05d}.npy"
 
 
+def check_finite(
+  vectors: Float[np.ndarray, "n d"], rows: Int[np.ndarray, " n"]
+) -> None:
+  """Checks vectors of some rows.
+
+  Raises:
+    GenerationError: A vector is not finite.
+  """
+  finite = np.isfinite(vectors).all(axis=1)
+  if not finite.all():
+    raise GenerationError(
+      f"the vector of block {int(rows[~finite][0])} is not finite; the "
+      "checkpoint is broken"
+    )
+
+
 def write_shard(
   directory: Path,
   layout: ShardLayout,
@@ -88,23 +104,13 @@ def write_shard(
 ) -> EmbeddingsShard:
   """Writes the files of one shard; the caller makes them durable.
 
-  Args:
-    directory: Directory to write to.
-    layout: Division of all vectors into shards.
-    shard: Number of the shard.
-    vectors: Vectors of its rows.
-    steps: Checkpoint step that each was embedded with.
+  The `steps` are the checkpoint steps that the vectors were embedded with.
 
   Raises:
     GenerationError: A vector is not finite.
     OSError: The disk is full.
   """
-  finite = np.isfinite(vectors).all(axis=1)
-  if not finite.all():
-    row = int(layout.rows(shard)[~finite][0])
-    raise GenerationError(
-      f"the vector of block {row} is not finite; the checkpoint is broken"
-    )
+  check_finite(vectors, layout.rows(shard))
   npy.save(directory / layout.name(shard), vectors.astype(DTYPES[layout.dtype]))
   oldest, newest = int(steps.min()), int(steps.max())
   steps_path = ""
@@ -124,15 +130,9 @@ def copy_vectors(
   step: int,
   check: Callable[[], None] = lambda: None,
 ) -> tuple[EmbeddingsShard, ...]:
-  """Writes existing vectors, one file at a time.
+  """Writes existing vectors of a checkpoint step, one file at a time.
 
-  Args:
-    vectors: Vectors in row order.
-    directory: Directory to write to.
-    layout: Division of the vectors into shards.
-    step: Checkpoint step that they were embedded with.
-    check: Function that is called at every file; an exception that it raises
-      stops the work.
+  The function `check` is called at every file; an exception stops the work.
 
   Raises:
     GenerationError: The number or dimension of the vectors is not the
@@ -157,11 +157,7 @@ def copy_vectors(
 
 
 class Embeddings:
-  """The vectors of a generation, read from the disk on access.
-
-  Args:
-    directory: Local directory of the manifest's files.
-    manifest: Manifest of the generation.
+  """The vectors of a generation, read from local files on access.
 
   Raises:
     GenerationError: A file differs from what the manifest says.

@@ -1,16 +1,20 @@
 """The manifest of a generation: its description and the checksums of files."""
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import datetime
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from etils import epath
 
+from realm_jax.files import remote
 from realm_jax.files.checksum import sha256_of
 from realm_jax.files.json_file import JsonValue
 from realm_jax.generations.store import layout
@@ -39,13 +43,7 @@ class DamagedFileError(GenerationError):
 
 @dataclasses.dataclass(frozen=True)
 class FileRecord:
-  """Size and checksum of a file.
-
-  Attributes:
-    path: Path relative to the directory of the generation's files.
-    size: Size in bytes.
-    sha256: Checksum in hexadecimal.
-  """
+  """Path of a file in a generation, its size in bytes and its SHA-256."""
 
   path: str
   size: int
@@ -301,12 +299,9 @@ def now() -> str:
 def records_of(
   root: epath.PathLike, paths: Sequence[str], *, drop_pages: bool = False
 ) -> tuple[FileRecord, ...]:
-  """Returns sizes and checksums of files, read in parallel.
+  """Returns sizes and checksums of files below `root`, read in parallel.
 
-  Args:
-    root: Directory that the paths are relative to.
-    paths: Paths of the files.
-    drop_pages: Whether the system's page cache gives up what was read.
+  With `drop_pages` the system's page cache gives up what was read.
 
   Raises:
     FileNotFoundError: A file is missing.
@@ -320,6 +315,28 @@ def records_of(
 
   with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
     return tuple(pool.map(record, paths))
+
+
+@contextlib.contextmanager
+def local_files(directory: epath.Path, manifest: Manifest) -> Iterator[Path]:
+  """Yields a local directory with a generation's files, for `verify`.
+
+  Files on an object store are copied. The copy is unlinked when the block
+  ends: what is mapped stays readable, and no process leaves files behind.
+  """
+  if not remote.is_remote(directory):
+    yield Path(directory)
+    return
+  with tempfile.TemporaryDirectory(
+    prefix="realm_generation_", ignore_cleanup_errors=True
+  ) as folder:
+    for file in manifest.files:
+      target = Path(folder) / manifest.folder / file.path
+      target.parent.mkdir(parents=True, exist_ok=True)
+      # `verify` reports a missing file.
+      with contextlib.suppress(FileNotFoundError):
+        (directory / manifest.folder / file.path).copy(target)
+    yield Path(folder)
 
 
 def verify(
@@ -336,33 +353,39 @@ def verify(
     directory: Directory of the generation.
     manifest: Manifest of the generation.
     checksums: Whether to read the files; sizes are always compared.
-    low_priority: Whether one thread of low priority reads, as beside a training
-      step, instead of one thread for each core.
-    shown_as: Directory that errors name; None is `directory`.
+    low_priority: Whether one thread of low priority reads, as beside training,
+      instead of a thread for each core.
+    shown_as: Directory that errors name, if not `directory`.
 
   Raises:
     DamagedGenerationError: A file is missing, cut or changed.
   """
   root = epath.Path(directory) / manifest.folder
   shown = epath.Path(shown_as or directory) / manifest.folder
-  for file in manifest.files:
-    try:
-      size = root.joinpath(file.path).stat().length
-    except _MISSING:
-      raise _damage(shown, file.path, "is missing") from None
-    if size != file.size:
-      what = f"has {size} bytes and not {file.size}"
-      raise _damage(shown, file.path, what)
-  if not checksums:
-    return
+
+  def damage(file: FileRecord, what: str) -> DamagedGenerationError:
+    return DamagedGenerationError(
+      f"{shown / file.path} {what}, so its generation is damaged; remove it "
+      "and let build_index make it again"
+    )
 
   def verify_checksum(file: FileRecord) -> None:
     try:
       is_same = sha256_of(root / file.path, drop_pages=True) == file.sha256
     except _MISSING:  # Removed since its size was read.
-      raise _damage(shown, file.path, "is missing") from None
+      raise damage(file, "is missing") from None
     if not is_same:
-      raise _damage(shown, file.path, "does not match its checksum")
+      raise damage(file, "does not match its checksum")
+
+  for file in manifest.files:
+    try:
+      size = root.joinpath(file.path).stat().length
+    except _MISSING:
+      raise damage(file, "is missing") from None
+    if size != file.size:
+      raise damage(file, f"has {size} bytes and not {file.size}")
+  if not checksums:
+    return
 
   with concurrent.futures.ThreadPoolExecutor(
     1 if low_priority else os.cpu_count(),
@@ -370,10 +393,3 @@ def verify(
   ) as pool:
     for _ in pool.map(verify_checksum, manifest.files):
       pass
-
-
-def _damage(root: epath.Path, path: str, what: str) -> DamagedGenerationError:
-  return DamagedGenerationError(
-    f"{root / path} {what}, so its generation is damaged; remove it and let "
-    "build_index make it again"
-  )

@@ -64,12 +64,11 @@ def publish(
     generations_dir: Directory of the generations, local or on an object store.
     step: Checkpoint step of the generation.
     write: Function that writes all files but the manifest to an empty local
-      directory and returns the manifest. The files that the manifest lists are
-      compared with what was written; it need not list any.
+      directory and returns the manifest. Files that it lists are compared with
+      what was written.
     replaces: Function that decides whether a valid generation of this step,
-      published by another worker meanwhile, is replaced. A damaged one is.
-    atomic_rename: Whether the file system can rename a directory; None decides
-      by the path.
+      published meanwhile, is replaced. A damaged one is.
+    atomic_rename: Whether a directory can be renamed; None goes by the path.
 
   Returns:
     Whether it was published; False where another worker was first.
@@ -254,13 +253,9 @@ def remove_damaged(
 ) -> list[int]:
   """Removes generations whose files differ from their manifest.
 
-  It reads all bytes. A sidecar calls it when it starts, so that a restart
-  repairs any damage, and for damage that readers report. A generation that
-  another worker has published again meanwhile stays.
-
-  Args:
-    generations_dir: Directory of the generations.
-    steps: Steps to verify; None is all.
+  It reads all bytes of the given steps, or of all. A sidecar calls it when it
+  starts, so that a restart repairs any damage, and for damage that readers
+  report. A generation that was published again meanwhile stays.
 
   Returns:
     The steps that were removed.
@@ -292,12 +287,7 @@ def remove(generations_dir: epath.PathLike, steps: Collection[int]) -> None:
 def _remove(path: epath.Path, *, only_if: bytes | None = None) -> bool:
   """Hides a generation from readers at once, and then deletes its files.
 
-  Args:
-    path: Directory of the generation.
-    only_if: Text that its manifest must have; None is any.
-
-  Returns:
-    Whether it was there and was removed.
+  With `only_if`, its manifest must be that text. Returns whether it is removed.
   """
   if remote.is_remote(path):
     if only_if is not None and _manifest_bytes(path) != only_if:

@@ -19,23 +19,14 @@ class UnknownNeedsError(ValueError):
 
 
 class _Use(NamedTuple):
-  """The generation in use at a checkpoint.
-
-  Attributes:
-    generation: Its step; −1 where none was in use.
-    waits: Whether the run waits for its generations.
-  """
+  """The generation in use at a checkpoint (−1: none), and if its run waits."""
 
   generation: int
   waits: bool
 
 
 class RetainedGenerations:
-  """The generations that the checkpoints of a run need.
-
-  Args:
-    checkpoints: Checkpoints of the run.
-  """
+  """The generations that the checkpoints of a run need."""
 
   def __init__(self, checkpoints: CheckpointStore):
     self._checkpoints = checkpoints
@@ -57,10 +48,7 @@ class RetainedGenerations:
     """Returns the generations that a run resumed from any checkpoint needs.
 
     A run that waits for its generations needs those of all its checkpoints.
-
-    Args:
-      every: Whether all checkpoints are of such a run, as for a sidecar that
-        skips none and would build again what is removed.
+    With `every`, all checkpoints are taken to be of such a run.
 
     Raises:
       UnknownNeedsError: There is no checkpoint, or one cannot be read.
@@ -129,10 +117,7 @@ def prune(
 ) -> list[int]:
   """Removes old generations that are neither leased nor pinned.
 
-  Args:
-    generations_dir: Directory of the generations.
-    keep: Number of the newest generations that stay, at least 1.
-    pinned: Steps that stay whatever their age.
+  The newest `keep` generations, at least 1, stay as well.
 
   Returns:
     The steps that were removed.
