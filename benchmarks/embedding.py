@@ -141,7 +141,7 @@ class Ours:
       functools.partial(_embed_blocks, model.retriever),
       dim=model.retriever.vector_size,
       mesh=mesh,
-      rows_at_once=len(rows),
+      rows_per_call=len(rows),
       **settings,
     )
     self.computed_tokens = int(self._embedder.costs()[rows].sum())

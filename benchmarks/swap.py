@@ -31,8 +31,8 @@ from benchmarks.retrieval_overhead import Row, machine, metrics_of
 from realm_jax.corpus.store import Corpus
 from realm_jax.files.json_file import write_json
 from realm_jax.generations.build.artifacts import (
+  ArtifactWriter,
   EmbeddingConfig,
-  GenerationMaker,
 )
 from realm_jax.generations.store import layout
 from realm_jax.generations.store import manifest as manifests
@@ -137,7 +137,7 @@ def make_generations(
   mesh = make_mesh()
   retriever, values = random_towers(_RETRIEVER, corpus)
   params = jax.device_put(values, rules.replicated(mesh))
-  maker = GenerationMaker(
+  artifacts = ArtifactWriter(
     corpus,
     retriever,
     index=index,
@@ -151,8 +151,8 @@ def make_generations(
     vectors = source.vectors()
 
     def write(target: Path, vectors=vectors, step=step) -> Manifest:
-      stored = maker.store(target, vectors, step=step)
-      return maker.write(target, step=step, params=params, stored=stored)
+      stored = artifacts.store(target, vectors, step=step)
+      return artifacts.write(target, step=step, params=params, stored=stored)
 
     publish(made, step, write)
     del vectors

@@ -52,6 +52,7 @@ CHECKED_PACKAGES: list[str] = [
   "realm_jax.objectives",
   "realm_jax.retrieval",
   "realm_jax.training",
+  "realm_jax.generations",
 ]
 jaxtyping.install_import_hook(
   CHECKED_PACKAGES, f"{runtime_types.__name__}.checked"

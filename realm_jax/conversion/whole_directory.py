@@ -11,7 +11,7 @@ from etils import epath
 
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.corpus.build import written_aside
-from realm_jax.generations.store import layout
+from realm_jax.files.remote import is_remote
 
 
 def check_target(output_dir: epath.PathLike) -> None:
@@ -47,7 +47,7 @@ def whole_directory(output_dir: epath.PathLike) -> Iterator[epath.Path]:
       it, or the disk is full.
   """
   check_target(output_dir)
-  if layout.is_remote(output_dir):
+  if is_remote(output_dir):
     yield epath.Path(output_dir)
     return
   target = written_aside.real_path(output_dir)

@@ -15,7 +15,7 @@ from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.importing import import_weights
 from realm_jax.corpus.build.corpus import build_corpus
 from realm_jax.evaluation import run
-from realm_jax.generations.build import sidecar as builder
+from realm_jax.generations.build import sidecar
 from realm_jax.training import loop
 from tests import tiny_world
 from tests.conversion.hugging_face import bert_files as files
@@ -50,13 +50,13 @@ def model_dir(tmp_path_factory):
 def indexed(model_dir, world):
   """The MODEL_DIR with its generation 0."""
   published = call(
-    builder.build_index,
+    sidecar.build_index,
     _files(model_dir, "build_index"),
     MODEL_DIR=model_dir,
     CORPUS_DIR=world.corpus_dir,
     QUERY_LENGTH=tiny_world.QUERY_LENGTH,
     INDEX=Macro("EXACT"),
-    **{"builder.build_index.once": True},
+    **{"sidecar.SidecarConfig.once": True},
   )
   assert published == [0]
   return model_dir
@@ -116,11 +116,11 @@ def test_a_corpus_of_another_vocabulary_is_refused(model_dir, world, tmp_path):
   )
   with pytest.raises(CheckpointError, match="another vocabulary"):
     call(
-      builder.build_index,
+      sidecar.build_index,
       _files(model_dir, "build_index"),
       MODEL_DIR=model_dir,
       CORPUS_DIR=tmp_path / "corpus",
-      **{"builder.build_index.once": True},
+      **{"sidecar.SidecarConfig.once": True},
     )
 
 

@@ -8,7 +8,7 @@ from benchmarks import real_texts
 from realm_jax.corpus.build.corpus import build_corpus
 from realm_jax.corpus.store import Corpus
 from realm_jax.evaluation import run as evaluation_run
-from realm_jax.generations.build import sidecar as builder
+from realm_jax.generations.build import sidecar
 from realm_jax.training import loop
 from tests.evaluation.lines import read_lines
 from tests.integration.commands import call
@@ -95,11 +95,11 @@ def test_every_stage_and_an_evaluation(text, tmp_path):
     # Checkpoint 0, of which the first generation is made.
     train(stage, NUM_STEPS=0, **bindings)
     published = _run(
-      builder.build_index,
+      sidecar.build_index,
       "build_index",
       text,
       MODEL_DIR=folders[stage],
-      **{"builder.build_index.once": True},
+      **{"sidecar.SidecarConfig.once": True},
     )
     assert published == [0]
     done = train(stage, NUM_STEPS=_STEPS, **bindings)

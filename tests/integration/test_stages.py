@@ -9,8 +9,7 @@ import pytest
 
 from realm_jax.evaluation import answering
 from realm_jax.evaluation import run as evaluation_run
-from realm_jax.generations.build import sidecar as builder
-from realm_jax.generations.build.retrieved import FOLDER, retrieved_counts
+from realm_jax.generations.build import generation_builder
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training import loop
 from realm_jax.training import run as training_run
@@ -76,7 +75,7 @@ def test_one_device_has_the_same_losses(
     )
 
   monkeypatch.setattr(training_run, "make_mesh", one_device)
-  monkeypatch.setattr(builder, "make_mesh", one_device)
+  monkeypatch.setattr(generation_builder, "make_mesh", one_device)
   # One of them without packing: it computes on more, and no other numbers.
   train(stage, tmp_path, on_eight, PACK=stage != "reading")
   rows, expected = _rows(tmp_path / stage), _rows(on_eight / stage)
@@ -86,19 +85,6 @@ def test_one_device_has_the_same_losses(
     [row["loss"] for row in expected], rel=_TOLERANCE
   )
   assert min(losses) < losses[0]
-
-
-def test_what_pretraining_retrieves_is_counted(on_eight, commands):
-  corpus = commands.world.corpus
-  counted = [
-    retrieved_counts(on_eight / "pretrain", corpus, until=step, decay=1.0)
-    for step in (24, 25, 50)
-  ]
-  assert [counts.sum() > 0 for counts in counted] == [False, True, True]
-  # As many in each half of the run.
-  assert counted[2].sum() == 2 * counted[1].sum()
-  # Open QA stays with its generation.
-  assert not (on_eight / "open_qa" / FOLDER).exists()
 
 
 def test_what_was_trained_answers(on_eight, commands, tmp_path):

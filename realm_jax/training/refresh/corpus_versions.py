@@ -6,9 +6,7 @@ was built on. Block ids, not rows, identify blocks across versions.
 """
 
 import contextlib
-import functools
 
-import jax
 from etils import epath
 from jax.sharding import Mesh
 
@@ -78,10 +76,9 @@ def load_for_run(
     step,
     corpus=corpus,
     mesh=mesh,
-    place=functools.partial(jax.device_put, device=rules.replicated(mesh)),
     index=index,
-    gives_way=True,
-    isolate=True,
+    low_priority=True,
+    separate_process=True,
   )
   if generation.num_blocks < num_searched:
     raise GenerationError(

@@ -1,4 +1,4 @@
-"""The index builder, where the corpus changes."""
+"""`build_index` while the corpus is updated."""
 
 import json
 from pathlib import Path
@@ -6,18 +6,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.corpus.build.block_builder import block_id
 from realm_jax.corpus.build.corpus import build_corpus
 from realm_jax.corpus.build.update import update_corpus
 from realm_jax.corpus.store import Corpus
-from realm_jax.generations.build import sidecar as builder
+from realm_jax.generations.build.generation_builder import GenerationBuilder
+from realm_jax.generations.build.sidecar import Sidecar, SidecarConfig
 from realm_jax.generations.follow.loading import load_generation
 from realm_jax.generations.store import layout
 from realm_jax.generations.store import manifest as manifests
 from tests.generations.builds import (
+  StopAfterWaits,
   build,
   build_until_idle,
   embed,
+  generation_config,
   params_of,
   save,
 )
@@ -97,10 +101,32 @@ def test_a_generation_of_an_earlier_version_stays_where_none_is_skipped(
 
 def test_a_corpus_that_is_gone_for_a_while_stops_nobody(tmp_path):
   corpus = _small_corpus(tmp_path)
-  assert builder._newest_version(corpus) is corpus
   manifest = Path(corpus.source) / "corpus.json"
   away = manifest.rename(manifest.with_name("away"))
-  assert builder._newest_version(corpus) is corpus
-  away.rename(manifest)
-  _update(corpus, [{"id": "d7", "remove": True}])
-  assert builder._newest_version(corpus).version == 2
+  versions = []
+
+  def make_builder(version):
+    versions.append(version.version)
+    return GenerationBuilder(
+      generation_config(), version, generations_dir=tmp_path / "generations"
+    )
+
+  def put_back():
+    assert versions == [1]
+    away.rename(manifest)
+
+  Sidecar(
+    SidecarConfig(),
+    corpus,
+    make_builder,
+    checkpoints=CheckpointStore(tmp_path),
+    generations_dir=tmp_path / "generations",
+    stop=StopAfterWaits(
+      3,
+      actions=[
+        put_back,
+        lambda: _update(corpus, [{"id": "d7", "remove": True}]),
+      ],
+    ),
+  ).run()
+  assert versions == [1, 2]

@@ -1,4 +1,4 @@
-"""The index builder as processes: killed, without room, and sharing work."""
+"""Sidecars as processes: killed, with a full disk, and sharing the work."""
 
 import functools
 import resource
@@ -50,7 +50,7 @@ import dataclasses
 import sys
 from absl import logging
 from tests.generations import builds
-from tests.generations.build import test_sidecars
+from tests.generations.build import test_sidecar_processes
 from realm_jax.corpus.store import Corpus
 logging.set_verbosity(logging.INFO)
 logging.use_absl_handler()
@@ -58,7 +58,7 @@ published = builds.build(
   sys.argv[1], Corpus.open(sys.argv[2]), once=False, mode=sys.argv[3],
   keep_generations=1,
   retry_seconds=0.05,
-  index=test_sidecars.INDEXES[sys.argv[5]],
+  index=test_sidecar_processes.INDEXES[sys.argv[5]],
   config=dataclasses.replace(
     builds.CONFIG, shard_blocks=int(sys.argv[4])
   ),
@@ -73,7 +73,7 @@ def _start(
   given = [model_dir, corpus.directory, mode, str(shard_blocks), index]
   return subprocess.Popen(
     [sys.executable, "-c", _SIDECAR, *given],
-    cwd=Path(__file__).parents[2],
+    cwd=Path(__file__).parents[3],
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
     env=environment,
@@ -178,7 +178,7 @@ def test_a_disk_fills_up_at_any_file_and_has_room_again(
     for size in sizes[:-1]:
       limit(size)
       del lines[:]
-      _until(lambda: any("no room for generation 500" in s for s in lines))
+      _until(lambda: any("00000500 was not written" in s for s in lines))
       assert process.poll() is None
     assert _files(generations_dir, 0)[0] == before
     load_generation(generations_dir, 0, corpus=corpus)
