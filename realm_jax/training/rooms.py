@@ -132,7 +132,7 @@ def _random_sentence(
 def in_room(batch: dict[str, Any], room: Room) -> dict[str, Any]:
   """Abstract arrays like those of a packed batch on the devices."""
 
-  def abstract(leaf: jax.Array, shape: tuple[int, ...]) -> Any:
+  def abstract(leaf: Any, shape: tuple[int, ...]) -> Any:
     return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=leaf.sharding)
 
   def resized(name: str, value: Any) -> Any:

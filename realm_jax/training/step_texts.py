@@ -56,9 +56,9 @@ class StepTexts:
         texts["joint"] = inputs.token_ids.reshape(
           -1, inputs.token_ids.shape[-1]
         )
-        rest["body_start"] = inputs.body_start.astype(np.int32)
-        rest["body_length"] = inputs.body_length.astype(np.int32)
-    return texts, rest
+        rest["body_start"] = np.asarray(inputs.body_start, np.int32)
+        rest["body_length"] = np.asarray(inputs.body_length, np.int32)
+    return {name: np.asarray(array) for name, array in texts.items()}, rest
 
 
 def _distinct(
