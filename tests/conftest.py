@@ -43,6 +43,7 @@ import pytest  # noqa: E402
 
 # Packages whose annotations, shapes included, are checked at run time.
 CHECKED_PACKAGES: list[str] = [
+  "realm_jax.files",
   "realm_jax.models",
   "realm_jax.objectives",
 ]
