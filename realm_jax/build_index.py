@@ -12,6 +12,7 @@ from absl import flags, logging
 
 from realm_jax import configuration
 from realm_jax.generations.build import sidecar as builder
+from realm_jax.partitioning import cpu_tuning
 
 _ONCE = flags.DEFINE_bool(
   "once", False, "Make the newest checkpoint's generation and exit."
@@ -22,6 +23,7 @@ def main(argv: Sequence[str]) -> None:
   """Runs `generations.builder.build_index` as gin configures it."""
   del argv
   logging.set_verbosity(logging.INFO)
+  cpu_tuning.keep_freed_memory()
   # The flag can only turn it on, so that a gin file may too.
   overrides = {"once": True} if _ONCE.value else {}
   published = configuration.call(builder.build_index, **overrides)

@@ -19,7 +19,6 @@ from absl import app, flags
 from absl import logging as absl_logging
 
 import gin
-from realm_jax.partitioning import host_memory
 
 # TensorFlow reads text here and nothing else; without this it reports, at its
 # import, each accelerator library that it does not find.
@@ -219,7 +218,6 @@ def run(main: Callable[[Sequence[str]], Any]) -> None:
       print(f"{_command(argv[0])}: {message_of(error)}", file=sys.stderr)
       return 2
 
-  host_memory.keep_freed_memory()
   try:
     arguments = expand_gin_flags(sys.argv)
   except ConfigurationError as error:

@@ -12,6 +12,7 @@ from absl import flags
 
 from realm_jax import configuration
 from realm_jax.evaluation import outputs, run
+from realm_jax.partitioning import cpu_tuning
 
 _JSON = flags.DEFINE_string(
   "json", None, "A file to write the figures to as JSON, too."
@@ -21,6 +22,7 @@ _JSON = flags.DEFINE_string(
 def main(argv: Sequence[str]) -> None:
   """Runs `evaluation.run.evaluate` as gin configures it."""
   del argv
+  cpu_tuning.keep_freed_memory()
   result = configuration.call(run.evaluate)
   if _JSON.value:
     outputs.write_json(_JSON.value, result)

@@ -9,14 +9,15 @@ from collections.abc import Sequence
 from absl import logging
 
 from realm_jax import configuration
-from realm_jax.partitioning import host_memory
+from realm_jax.partitioning import cpu_tuning
 from realm_jax.training import loop
 
 
 def main(argv: Sequence[str]) -> None:
   """Runs `training.loop.train` as gin configures it."""
   del argv
-  host_memory.run_in_turn()
+  cpu_tuning.disable_async_dispatch()
+  cpu_tuning.keep_freed_memory()
   result = configuration.call(loop.train)
   logging.info("done: step %d, %d swaps", result["step"], result["swaps"])
 

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from realm_jax.partitioning import host_memory, rules
+from realm_jax.partitioning import cpu_tuning, rules
 from realm_jax.training.rooms import Room, in_room, room_of
 from realm_jax.training.state import TrainState
 from realm_jax.training.step import Batch, train_step
@@ -55,15 +55,11 @@ def compile_steps(
     for shapes in batches:
       with rules.in_effect(mesh):
         compiled[holds, room_of(shapes)] = step.lower(state, shapes).compile(
-          host_memory.compiler_options(mesh)
+          cpu_tuning.compiler_options(mesh)
         )
-  host_memory.return_freed_memory()
-  place = host_memory.PlaceOfTemporaries(
-    max(host_memory.temporary_bytes(step, mesh) for step in compiled.values())
-  )
+  cpu_tuning.return_freed_memory()
 
   def run_step(state: TrainState, batch: Batch, *, hold_retriever: bool):
-    with place.lent():
-      return compiled[hold_retriever, room_of(batch)](state, batch)
+    return compiled[hold_retriever, room_of(batch)](state, batch)
 
   return run_step
