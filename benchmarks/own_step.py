@@ -24,7 +24,7 @@ from benchmarks.peers.step_process import peak_memory_bytes, sizes_parser
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
-from realm_jax.partitioning import host_memory, rules
+from realm_jax.partitioning import cpu_tuning, rules
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training import optimizer, step
 from realm_jax.training.packing import BatchPacker
@@ -190,18 +190,16 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
   )
   first = prepared(batches[0])
   start = time.perf_counter()
-  compiled = run.lower(state, first).compile(host_memory.compiler_options(mesh))
+  compiled = run.lower(state, first).compile(cpu_tuning.compiler_options(mesh))
   compile_seconds = time.perf_counter() - start
-  host_memory.return_freed_memory()
-  temporaries = host_memory.temporary_bytes(compiled, mesh)
-  place = host_memory.PlaceOfTemporaries(temporaries)
+  cpu_tuning.return_freed_memory()
+  analysis = compiled.memory_analysis()
   seconds, tokens, flops, loss = [], 0, 0.0, 0.0
   for arrays in batches:
     batch = prepared(arrays)
     jax.block_until_ready(batch)
     start = time.perf_counter()
-    with place.lent():
-      state, metrics = jax.block_until_ready(compiled(state, batch))
+    state, metrics = jax.block_until_ready(compiled(state, batch))
     seconds.append(time.perf_counter() - start)
     loss = float(metrics["loss"])
     of_tokens, of_flops = useful(given, models, arrays)
@@ -217,7 +215,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     "useful_gflop_per_step": per_step / 1e9,
     "useful_gflops_per_second": per_step / median / 1e9,
     "peak_memory_gb": peak_memory_bytes() / 1e9,
-    "temporaries_gb": temporaries / 1e9,
+    "temporaries_gb": analysis and analysis.temp_size_in_bytes / 1e9,
     "compile_seconds": compile_seconds,
     "loss": loss,
     "device": jax.devices()[0].device_kind,
@@ -262,8 +260,8 @@ def make_parser() -> argparse.ArgumentParser:
 def main() -> None:
   """Measures and prints."""
   given = make_parser().parse_args()
-  host_memory.keep_freed_memory()
-  host_memory.run_in_turn()
+  cpu_tuning.disable_async_dispatch()
+  cpu_tuning.keep_freed_memory()
   result = measure(given)
   # After the step, whose peak of memory it must not raise.
   result["matmul_gflops_per_second"] = matmul_gflops_per_second(given.dtype)

@@ -40,7 +40,7 @@ from realm_jax.indexes.exact import ExactConfig
 from realm_jax.inputs.batches import BatchStream
 from realm_jax.inputs.config import DataConfig
 from realm_jax.models.retriever import Retriever, embed_queries
-from realm_jax.partitioning import host_memory
+from realm_jax.partitioning import cpu_tuning
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training import loop
 
@@ -189,8 +189,8 @@ def main(argv: Sequence[str] | None = None) -> None:
   )
   parser.add_argument("--json", help="a file to write the result to")
   given = parser.parse_args(argv)
-  host_memory.keep_freed_memory()
-  host_memory.run_in_turn()
+  cpu_tuning.disable_async_dispatch()
+  cpu_tuning.keep_freed_memory()
   with tempfile.TemporaryDirectory(prefix="realm_partial_") as scratch:
     directory = Path(given.directory or scratch).resolve()
     train(directory, steps=given.steps, every=given.every, scale=given.scale)

@@ -31,7 +31,7 @@ from realm_jax import configuration
 from realm_jax.console.table import figures_table
 from realm_jax.corpus.store import Corpus
 from realm_jax.files.json_file import write_json
-from realm_jax.partitioning import host_memory
+from realm_jax.partitioning import cpu_tuning
 from realm_jax.retrieval.pipeline import Assemble, Prepared, RetrievalPipeline
 from realm_jax.training import loop
 
@@ -226,8 +226,8 @@ def main(argv: Sequence[str] | None = None) -> None:
   )
   parser.add_argument("--json", help="a file to write the result to")
   given = parser.parse_args(argv)
-  host_memory.keep_freed_memory()
-  host_memory.run_in_turn()
+  cpu_tuning.disable_async_dispatch()
+  cpu_tuning.keep_freed_memory()
   with tempfile.TemporaryDirectory(prefix="realm_overhead_") as directory:
     result = measure(
       Path(directory),

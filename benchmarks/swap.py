@@ -43,7 +43,7 @@ from realm_jax.indexes.scann.config import given_tree
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
-from realm_jax.partitioning import host_memory, rules
+from realm_jax.partitioning import cpu_tuning, rules
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training import following, loop
 from realm_jax.training.optimizer import OptimizerConfig
@@ -342,8 +342,8 @@ def make_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> None:
   """Measures and prints."""
   given = make_parser().parse_args(arguments)
-  host_memory.keep_freed_memory()
-  host_memory.run_in_turn()
+  cpu_tuning.disable_async_dispatch()
+  cpu_tuning.keep_freed_memory()
   result = measure(
     given.directory.absolute(),
     num_blocks=given.num_blocks,

@@ -26,7 +26,7 @@ from realm_jax.corpus.build.corpus import build_corpus
 from realm_jax.corpus.build.documents import DocumentReader
 from realm_jax.demo_world import edits, report, world
 from realm_jax.evaluation import run as evaluation
-from realm_jax.partitioning import host_memory
+from realm_jax.partitioning import cpu_tuning
 from realm_jax.text.wordpieces import train_vocabulary, write_pieces
 from realm_jax.training import loop
 from realm_jax.training.config import TrainConfig
@@ -339,7 +339,8 @@ def _say(title: str) -> None:
 def main(argv: Sequence[str]) -> None:
   """Tells the story and writes the report."""
   del argv
-  host_memory.run_in_turn()
+  cpu_tuning.disable_async_dispatch()
+  cpu_tuning.keep_freed_memory()
   output_dir = Path(_OUTPUT_DIR.value)
   if output_dir.exists() and any(output_dir.iterdir()):
     raise ValueError(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from absl import logging
 
 from realm_jax import configuration
-from realm_jax.partitioning import host_memory
+from realm_jax.partitioning import cpu_tuning
 from realm_jax.training import loop
 from realm_jax.training.config import TrainConfig
 
@@ -17,7 +17,8 @@ from realm_jax.training.config import TrainConfig
 def main(argv: Sequence[str]) -> None:
   """Trains the run that gin configures."""
   del argv
-  host_memory.run_in_turn()
+  cpu_tuning.disable_async_dispatch()
+  cpu_tuning.keep_freed_memory()
   result = loop.train(configuration.call(TrainConfig))
   logging.info("done: step %d, %d swaps", result.step, result.swaps)
 

@@ -8,7 +8,7 @@ import jax
 import optax
 from jax.sharding import Mesh
 
-from realm_jax.partitioning import host_memory, rules
+from realm_jax.partitioning import cpu_tuning, rules
 from realm_jax.training.batches import StepBatch
 from realm_jax.training.packing.packer import ShapeBucket
 from realm_jax.training.packing.shape_buckets import shape_key
@@ -71,9 +71,9 @@ class CompiledSteps:
         with rules.in_effect(mesh):
           lowered = step.lower(state, batch)
         self._compiled[frozen, shape_key(batch)] = lowered.compile(
-          host_memory.compiler_options(mesh)
+          cpu_tuning.compiler_options(mesh)
         )
-    host_memory.return_freed_memory()
+    cpu_tuning.return_freed_memory()
 
   def __call__(
     self, state: TrainState, batch: StepBatch, *, step: int
