@@ -63,10 +63,12 @@ _TAGGER = flags.DEFINE_string(
   "(text, title) -> [(start byte, limit byte, kind)].",
 )
 _DROP_TITLES = flags.DEFINE_multi_string(
-  "drop_title",
-  list(build.DROPPED_TITLES),
-  "Leave out documents whose title contains this; repeatable, and '' keeps "
-  "all.",
+  "drop_titles",
+  None,
+  "Text in the titles of documents to leave out; repeatable. 'wikipedia' is "
+  "for its lists and disambiguation pages (List of, Index of, Outline of, "
+  "(disambiguation)), as in REALM. By default none; with --update, those of "
+  "the build, and '' is none.",
 )
 _UNESCAPE_HTML = flags.DEFINE_bool(
   "unescape_html", True, "Read &amp; as & in titles and texts."
@@ -130,8 +132,6 @@ def _given_arguments(*, is_update: bool) -> dict[str, Any]:
   }
   if "tagger" in given:
     given["tagger"] = salient_spans.find_tagger(given["tagger"])
-  if "drop_titles" in given:
-    given["drop_titles"] = [title for title in given["drop_titles"] if title]
   return given
 
 

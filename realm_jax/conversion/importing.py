@@ -30,8 +30,8 @@ from realm_jax.conversion.whole_directory import check_target
 from realm_jax.corpus.build.directory_writer import (
   check_target as check_corpus_target,
 )
-from realm_jax.corpus.build.written_aside import real_path
 from realm_jax.corpus.shards import format as shard_format
+from realm_jax.files.whole_directory import real_path
 from realm_jax.generations.store import layout
 from realm_jax.indexes.registry import config_from
 
