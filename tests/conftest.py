@@ -45,6 +45,10 @@ import pytest  # noqa: E402
 CHECKED_PACKAGES: list[str] = [
   "realm_jax.console",
   "realm_jax.files",
+  "realm_jax.corpus",
+  "realm_jax.text",
+  "realm_jax.inputs",
+  "tasks",
 ]
 jaxtyping.install_import_hook(CHECKED_PACKAGES, "beartype.beartype")
 

@@ -3,8 +3,8 @@
 import codecs
 import glob
 import re
-from collections.abc import Iterator, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from etils import epath
 
@@ -27,13 +27,7 @@ WIKIPEDIA_TITLES = ("List of", "Index of", "Outline of", "(disambiguation)")
 # The position of a line: the file's number in the bits above its own.
 _LINE_BITS = 40
 
-_Entry = TypeVar("_Entry", Document, Document | Removal, covariant=True)
-
-
-class _Parse(Protocol[_Entry]):
-  """Reads a line; raises `InputError` if it is malformed."""
-
-  def __call__(self, line: bytes, *, place: str) -> _Entry: ...
+_Entry = TypeVar("_Entry", Document, Document | Removal)
 
 
 def expand_titles(drop_titles: Sequence[str]) -> tuple[str, ...]:
@@ -114,7 +108,7 @@ class DocumentSource:
     summary.skip_bad_line(reason, str(error))
 
   def _read(
-    self, parse: _Parse[_Entry], summary: BuildSummary, label: str
+    self, parse: Callable[..., _Entry], summary: BuildSummary, label: str
   ) -> Iterator[_Entry]:
     """Yields the parsed lines that have distinct ids."""
     seen = SeenIds()

@@ -121,7 +121,7 @@ def cut_overlong_sentences(
 
 def pack_sentences(
   sizes: Int[np.ndarray, " s"], *, capacity: int
-) -> Int[np.ndarray, " b+1"]:
+) -> Int[np.ndarray, " bounds"]:
   """Packs sentences greedily: block i has `[packed[i], packed[i + 1])`.
 
   Args:
