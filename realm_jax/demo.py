@@ -23,7 +23,8 @@ from absl import flags
 from realm_jax import configuration
 from realm_jax.console.sigterm import stop_on_sigterm
 from realm_jax.corpus.build.corpus import build_corpus
-from realm_jax.corpus.build.documents import DocumentReader
+from realm_jax.corpus.build.document_source import DocumentSource
+from realm_jax.corpus.build.summary import BuildSummary
 from realm_jax.demo_world import edits, report, world
 from realm_jax.evaluation import run as evaluation
 from realm_jax.partitioning import cpu_tuning
@@ -309,7 +310,8 @@ def tell(story: Story) -> dict[str, Any]:
 def _train_vocabulary(story: Story, questions: Sequence[str]) -> None:
   """Wordpieces of the articles and the training questions together."""
   texts = list(questions)
-  for document in DocumentReader([story.path("world/articles.jsonl")]):
+  source = DocumentSource([story.path("world/articles.jsonl")])
+  for document in source.documents(BuildSummary()):
     texts += [document.title, document.text]
   pieces = train_vocabulary(texts, _VOCABULARY_SIZE)
   write_pieces(story.path("vocab.txt"), pieces)

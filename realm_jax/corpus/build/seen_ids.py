@@ -1,32 +1,33 @@
-"""Which document ids were seen, in 16 bytes a document."""
+"""Document ids that were seen, in 16 bytes a document."""
 
 import hashlib
 
 import numpy as np
+from jaxtyping import Int
 
 _RECENT = 1 << 16
 
 
 def hash63(text: str) -> int:
-  """A stable non-negative 63-bit hash."""
+  """Returns a stable non-negative 63-bit hash."""
   digest = hashlib.blake2b(text.encode("utf-8"), digest_size=8).digest()
   return int.from_bytes(digest, "little") >> 1
 
 
-class KnownIds:
-  """Remembers ids with the number they were added under.
+class SeenIds:
+  """A map from ids to the numbers under which they were first added.
 
-  A dictionary of five million ids takes a gigabyte; here they are sorted runs
-  of hashes, merged in doubles like a log-structured tree, behind a small
-  dictionary of the most recent.
+  A dictionary of five million ids takes a gigabyte. Instead, this keeps sorted
+  runs of hashes, merged in doubles like a log-structured merge tree, behind a
+  small dictionary of the most recent ones.
   """
 
   def __init__(self) -> None:
     self._recent: dict[int, int] = {}
-    self._runs: list[tuple[np.ndarray, np.ndarray]] = []
+    self._runs: list[tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]] = []
 
   def add(self, name: str, number: int) -> int | None:
-    """Adds an id; returns the number it has if it was there already."""
+    """Adds an id; returns the number of an earlier one that is equal."""
     key = hash63(name)
     earlier = self._find(key)
     if earlier is None:
@@ -39,9 +40,9 @@ class KnownIds:
     if key in self._recent:
       return self._recent[key]
     for keys, numbers in self._runs:
-      place = np.searchsorted(keys, key)
-      if place < len(keys) and keys[place] == key:
-        return int(numbers[place])
+      index = np.searchsorted(keys, key)
+      if index < len(keys) and keys[index] == key:
+        return int(numbers[index])
     return None
 
   def _store_recent(self) -> None:
