@@ -138,7 +138,6 @@ def _given_arguments(*, is_update: bool) -> dict[str, Any]:
 def main(argv: Sequence[str]) -> None:
   """Builds or updates the corpus and prints what happened."""
   del argv
-  configuration.show_our_lines()
   is_update = _UPDATE.value
   given = _given_arguments(is_update=is_update)
   function: Callable[..., Any]
