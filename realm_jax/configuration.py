@@ -8,7 +8,6 @@ decorated and nothing in it knows gin.
 import contextlib
 import difflib
 import importlib.util  # noqa: F401  gin reads it without importing it.
-import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,10 +20,10 @@ from typing import Any, TypeVar
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from absl import app, flags
-from absl import logging as absl_logging
 
 import gin
 from realm_jax.console import annotations
+from realm_jax.console.library_messages import hide_library_messages
 
 _Result = TypeVar("_Result")
 
@@ -40,7 +39,6 @@ _GIN_BINDINGS = flags.DEFINE_multi_string(
 
 _GIN_PREFIX = "--gin."
 _GIN_ADDITION = "\n  In call to configurable"
-_PACKAGE_DIR = str(Path(__file__).resolve().parent)
 _MACRO = "gin.macro"
 _CONFIG = gin.config._CONFIG  # gin has no public way to list its bindings.
 # The clone's root, so that `gin/runs/…` is found from any working directory.
@@ -219,23 +217,6 @@ def call(function: Callable[..., _Result], **overrides: Any) -> _Result:
     return configured(function)(**overrides)
 
 
-def show_our_lines() -> None:
-  """Logs this project's messages from INFO on, and other libraries' warnings.
-
-  Orbax logs some twenty lines for a checkpoint, and warns whenever one is
-  opened for reading that it will not write. Only its errors are shown.
-  """
-
-  def is_shown(record: logging.LogRecord) -> bool:
-    if record.pathname.startswith(_PACKAGE_DIR):
-      return True
-    least = logging.ERROR if "orbax" in record.pathname else logging.WARNING
-    return record.levelno >= least
-
-  absl_logging.set_verbosity(absl_logging.INFO)
-  absl_logging.get_absl_handler().addFilter(is_shown)
-
-
 def message_of(error: Exception) -> str:
   """Returns an error's message without gin's description of the call."""
   return str(error).partition(_GIN_ADDITION)[0]
@@ -256,7 +237,7 @@ def run(main: Callable[[Sequence[str]], int | None]) -> None:
   """
 
   def guarded(argv: Sequence[str]) -> int:
-    show_our_lines()
+    hide_library_messages()
     try:
       return main(argv) or 0
     except (ValueError, OSError) as error:
