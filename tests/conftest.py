@@ -42,7 +42,7 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
 # Packages whose annotations, shapes included, are checked at run time.
-CHECKED_PACKAGES: list[str] = []
+CHECKED_PACKAGES = ["realm_jax.conversion"]
 jaxtyping.install_import_hook(CHECKED_PACKAGES, "beartype.beartype")
 
 # A silent broadcast of [b] against [b, k] has hidden many a wrong loss.
