@@ -42,7 +42,10 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
 # Packages whose annotations, shapes included, are checked at run time.
-CHECKED_PACKAGES = ["realm_jax.conversion"]
+CHECKED_PACKAGES: list[str] = [
+  "realm_jax.conversion",
+  "realm_jax.files",
+]
 jaxtyping.install_import_hook(CHECKED_PACKAGES, "beartype.beartype")
 
 # A silent broadcast of [b] against [b, k] has hidden many a wrong loss.

@@ -12,6 +12,7 @@ PROJECT_PACKAGES = frozenset({"realm_jax", "tasks", "launch", "benchmarks"})
 # Folder: the folders of realm_jax it may import besides itself. The layers
 # of WORKSPACE.md; nobody imports an entry point (realm_jax/*.py).
 MAY_IMPORT = {
+  "realm_jax/files": (),
   "realm_jax/console": (),
   "realm_jax/models": (),
   "realm_jax/objectives": (),
@@ -102,6 +103,15 @@ ONLY_IN = {
   "torch": "realm_jax/conversion/hugging_face/torch_file.py",
   "xmanager": "launch/xm_launch.py",
 }
+
+
+def may_import(layer: str) -> tuple[str, ...]:
+  """The folders of realm_jax that a layer may import besides itself.
+
+  All may import `files` but the layers that are numeric core as a whole.
+  """
+  files = () if layer in (*NUMERIC_CORE, "realm_jax/files") else ("files",)
+  return (*MAY_IMPORT[layer], *files)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""File handling: whole files and directories, checksums and disk errors."""

@@ -1,0 +1,146 @@
+"""Directories that appear complete, or not at all.
+
+A local directory is prepared as a hidden sibling of its target and then
+renamed. A process that is killed leaves the hidden directory, which the next
+one that prepares the same target empties. For an object store, which cannot
+rename, it is prepared in a temporary folder and copied; the caller copies
+last what makes it valid.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from absl import logging
+from etils import epath
+
+from realm_jax.files.durable import sync, sync_tree
+from realm_jax.files.remote import is_remote
+
+
+class TargetError(ValueError):
+  """A path at which no directory can be written, or not now."""
+
+
+def check_target(path: epath.PathLike) -> None:
+  """Checks that a new directory can be renamed to `path`.
+
+  Raises:
+    TargetError: The path is a file, or a disk is mounted there.
+  """
+  target = epath.Path(path)
+  if target.exists() and not target.is_dir():
+    raise TargetError(f"{target} is a file; name a directory")
+  if os.path.ismount(target):
+    raise TargetError(
+      f"{target} is the mount point of a disk, which cannot be replaced; name "
+      f"a new directory in it, such as {target / 'new'}"
+    )
+
+
+def check_same_disk(path: epath.PathLike) -> None:
+  """Checks that files can be renamed from beside a directory into it.
+
+  Raises:
+    TargetError: A disk is mounted there, so its sibling is on another disk.
+  """
+  target = real_path(path)
+  if os.path.ismount(target):
+    raise TargetError(
+      f"{target} is the mount point of a disk, and new files are prepared "
+      "beside it, on another disk, from which they cannot be renamed; move "
+      f"its contents to a directory in it, such as {target / 'new'}, and name "
+      "that"
+    )
+
+
+def real_path(path: epath.PathLike) -> Path:
+  """Resolves symbolic links, so that a rename replaces what they point to."""
+  return Path(os.path.realpath(path))
+
+
+@contextlib.contextmanager
+def staging_directory(target: epath.PathLike) -> Iterator[Path]:
+  """Makes an empty directory in which to prepare the contents of `target`.
+
+  Locally it is a hidden sibling of the target, which one process at a time
+  holds. It is removed when the block ends, unless it was renamed.
+
+  Raises:
+    TargetError: Another process prepares the same target.
+  """
+  if is_remote(target):
+    with tempfile.TemporaryDirectory(prefix="realm_jax_") as folder:
+      yield Path(folder)
+    return
+  path = real_path(target)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  staging = path.parent / f".{path.name}.building"
+  staging.mkdir(exist_ok=True)
+  lock = os.open(staging, os.O_RDONLY)
+  try:
+    try:
+      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      raise TargetError(
+        f"another process is building {path} right now; wait for it, or name "
+        "another directory"
+      ) from None
+    try:
+      _empty(staging)
+      yield staging
+    finally:
+      # After a rename, another process may have made the next one.
+      if staging.exists() and os.path.samestat(
+        os.fstat(lock), os.stat(staging)
+      ):
+        shutil.rmtree(staging, ignore_errors=True)
+  finally:
+    os.close(lock)
+
+
+def rename_into_place(staging: Path, target: epath.PathLike) -> None:
+  """Makes a prepared local directory durable and renames it to `target`.
+
+  A directory that is there already is replaced; between two renames there is
+  none for a moment.
+  """
+  path = real_path(target)
+  sync_tree(staging)
+  replaced = path.parent / f".{path.name}.replaced"
+  shutil.rmtree(replaced, ignore_errors=True)
+  if path.exists():
+    path.rename(replaced)
+  staging.rename(path)
+  sync(path.parent)
+  shutil.rmtree(replaced, ignore_errors=True)
+
+
+def copy_files(
+  source: Path, target: epath.PathLike, *, last: str | None = None
+) -> None:
+  """Copies all files below a local directory, `last` after all others.
+
+  Args:
+    source: Local directory.
+    target: Directory to copy to, for example on an object store.
+    last: File whose presence makes the target valid, relative to `source`.
+  """
+  paths = sorted(path for path in source.rglob("*") if path.is_file())
+  paths.sort(key=lambda path: path.relative_to(source).as_posix() == last)
+  for path in paths:
+    copy = epath.Path(target) / path.relative_to(source)
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    epath.Path(path).copy(copy, overwrite=True)
+
+
+def _empty(staging: Path) -> None:
+  leftovers = list(staging.iterdir())
+  if leftovers:
+    logging.info("Removing what a killed process left in %s", staging)
+  for path in leftovers:
+    shutil.rmtree(path) if path.is_dir() else path.unlink()

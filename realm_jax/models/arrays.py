@@ -1,0 +1,7 @@
+"""The array types of pure functions."""
+
+import jax
+import numpy as np
+
+# For pure functions that run on the host and in compiled programs alike.
+AnyArray = jax.Array | np.ndarray

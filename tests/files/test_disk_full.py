@@ -1,0 +1,31 @@
+"""A full disk is named, with what to do; other errors pass."""
+
+import errno
+import os
+
+import pytest
+
+from realm_jax.files.disk_full import DiskFullError, explain_full_disk
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_and_a_full_quota_are_explained(code):
+  said = r"disk of /disk/run is full \(.*\), so /disk/run .*: keep fewer"
+  with (
+    pytest.raises(DiskFullError, match=said),
+    explain_full_disk("/disk/run", advice="keep fewer"),
+  ):
+    raise OSError(code, os.strerror(code))
+
+
+def test_the_file_that_found_the_disk_full_is_named():
+  with (
+    pytest.raises(DiskFullError, match=r"of /tmp/x is full.* so gs://b/c was"),
+    explain_full_disk("gs://b/c"),
+  ):
+    raise OSError(errno.ENOSPC, "No space left on device", "/tmp/x")
+
+
+def test_other_errors_pass():
+  with pytest.raises(PermissionError), explain_full_disk("/disk/run"):
+    raise PermissionError(errno.EACCES, "denied")

@@ -1,0 +1,117 @@
+"""A directory appears complete, and one process at a time prepares it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from realm_jax.files import whole_directory
+from realm_jax.files.whole_directory import TargetError
+
+
+def names(directory):
+  return sorted(path.name for path in directory.iterdir())
+
+
+def build(target: Path, text: str) -> None:
+  with whole_directory.staging_directory(target) as staging:
+    assert names(staging) == []
+    (staging / "sub").mkdir()
+    (staging / "sub" / "file").write_text(text)
+    whole_directory.rename_into_place(staging, target)
+
+
+def test_a_directory_is_made_and_replaced(tmp_path):
+  target = tmp_path / "new" / "target"
+  build(target, "first")
+  assert (target / "sub" / "file").read_text() == "first"
+  build(target, "second")
+  assert (target / "sub" / "file").read_text() == "second"
+  assert names(tmp_path / "new") == ["target"]
+
+
+def test_a_block_that_raises_leaves_nothing(tmp_path):
+  with (
+    pytest.raises(KeyboardInterrupt),
+    whole_directory.staging_directory(tmp_path / "target") as staging,
+  ):
+    (staging / "file").touch()
+    raise KeyboardInterrupt
+  assert names(tmp_path) == []
+
+
+def test_a_second_writer_of_the_same_target_is_refused(tmp_path):
+  target = tmp_path / "target"
+  with whole_directory.staging_directory(target):
+    with pytest.raises(TargetError, match="another process is building"):
+      build(target, "text")
+    build(tmp_path / "other", "text")
+  build(target, "text")
+
+
+_PREPARE_AND_DIE = """
+import os, pathlib, sys
+from realm_jax.files import whole_directory
+with whole_directory.staging_directory(pathlib.Path(sys.argv[1])) as staging:
+  (staging / "half").mkdir()
+  os.kill(os.getpid(), 9)
+"""
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path, command_environment):
+  target = tmp_path / "target"
+  subprocess.run(
+    [sys.executable, "-c", _PREPARE_AND_DIE, str(target)],
+    env=command_environment,
+    check=False,
+  )
+  assert names(tmp_path) == [".target.building"]
+  assert names(tmp_path / ".target.building") == ["half"]
+  build(target, "text")
+  assert names(tmp_path) == ["target"]
+  assert names(target) == ["sub"]
+
+
+def test_a_symbolic_link_to_the_target_stays(tmp_path):
+  (tmp_path / "disk").mkdir()
+  link = tmp_path / "link"
+  link.symlink_to(tmp_path / "disk")
+  build(link, "text")
+  assert link.is_symlink()
+  assert names(tmp_path / "disk") == ["sub"]
+
+
+def test_an_object_store_is_prepared_in_a_temporary_folder():
+  with whole_directory.staging_directory("gs://bucket/corpus") as staging:
+    assert staging.is_dir()
+  assert not staging.exists()
+
+
+def test_the_file_that_makes_a_target_valid_is_copied_last(tmp_path):
+  source, target = tmp_path / "source", tmp_path / "target"
+  (source / "sub").mkdir(parents=True)
+  for name in ("a.json", "b", "sub/c"):
+    (source / name).write_text(name)
+  # A directory in its way keeps one file from being copied.
+  (target / "sub" / "c").mkdir(parents=True)
+  with pytest.raises(OSError):
+    whole_directory.copy_files(source, target, last="a.json")
+  assert names(target) == ["b", "sub"]
+  (target / "sub" / "c").rmdir()
+  whole_directory.copy_files(source, target, last="a.json")
+  assert (target / "a.json").read_text() == "a.json"
+  assert (target / "sub" / "c").read_text() == "sub/c"
+
+
+def test_targets_that_cannot_be_replaced_are_refused(tmp_path):
+  whole_directory.check_target(tmp_path / "new")
+  whole_directory.check_target(tmp_path)
+  whole_directory.check_same_disk(tmp_path)
+  (tmp_path / "file").touch()
+  with pytest.raises(TargetError, match="is a file"):
+    whole_directory.check_target(tmp_path / "file")
+  with pytest.raises(TargetError, match="name a new directory in it"):
+    whole_directory.check_target("/")
+  with pytest.raises(TargetError, match="such as /new"):
+    whole_directory.check_same_disk("/")
