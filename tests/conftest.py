@@ -47,6 +47,7 @@ from tests import runtime_types  # noqa: E402
 CHECKED_PACKAGES: list[str] = [
   "realm_jax.console",
   "realm_jax.demo_world",
+  "realm_jax.conversion",
   "realm_jax.files",
   "realm_jax.models",
   "realm_jax.objectives",
