@@ -43,6 +43,7 @@ from realm_jax.models.retriever import Retriever, embed_queries
 from realm_jax.partitioning import cpu_tuning
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training import loop
+from realm_jax.training.config import TrainConfig
 
 _RECIPES = "gin/experiments/demo"
 # As gin/experiments/demo has them.
@@ -72,7 +73,8 @@ def train(directory: Path, *, steps: int, every: int, scale: float) -> None:
       *more,
     ]
     with configuration.parsed([f"{_RECIPES}/{recipe}.gin"], bindings):
-      configuration.configured(loop.train)()
+      config = configuration.configured(TrainConfig)()
+    loop.train(config)
 
   stage("inverse_cloze", "inverse_cloze")
   stage("reading", "reading")
@@ -84,7 +86,7 @@ def train(directory: Path, *, steps: int, every: int, scale: float) -> None:
       f'INITIAL_READER = "{directory / "reading"}"',
       f"NUM_STEPS = {steps}",
       f"SAVE_EVERY_STEPS = {every}",
-      f"loop.train.keep_checkpoints = {steps}",
+      f"KEEP_CHECKPOINTS = {steps}",
     )
 
 

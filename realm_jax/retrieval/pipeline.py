@@ -46,7 +46,7 @@ class Prepared(Generic[B]):
   metrics: dict[str, float]
 
 
-class RetrievalPipeline:
+class RetrievalPipeline(Generic[B]):
   """Embeds queries, searches, and puts a step's batch on the devices.
 
   Args:

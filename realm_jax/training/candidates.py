@@ -113,7 +113,7 @@ class HostCandidateStream:
     stage: Stage,
     inputs: ModelInputs,
     packer: Packer,
-    pipeline: RetrievalPipeline,
+    pipeline: RetrievalPipeline[StepBatch],
     schedule: GenerationSchedule | None,
     decisions: Decisions,
     corpus: Corpus,

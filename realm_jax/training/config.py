@@ -143,7 +143,8 @@ class TrainConfig:
   pack: bool = True
 
   def __post_init__(self) -> None:
-    require_at_least(1, self, "num_steps", "model_parallelism")
+    require_at_least(0, self, "num_steps")
+    require_at_least(1, self, "model_parallelism")
     if self.waits:
       self._require_lag_fits()
 

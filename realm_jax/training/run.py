@@ -291,7 +291,7 @@ def _open_candidates(
         )
       )
     retriever = setup.inputs.models.retriever
-    pipeline = RetrievalPipeline(
+    pipeline: RetrievalPipeline[StepBatch] = RetrievalPipeline(
       functools.partial(embed_queries, retriever), mesh=setup.mesh
     )
     stack.callback(pipeline.close)
