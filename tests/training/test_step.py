@@ -10,7 +10,7 @@ import pytest
 from realm_jax.partitioning import rules
 from realm_jax.partitioning.mesh import DATA_AXIS, make_mesh
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
-from realm_jax.training.step import train_step
+from realm_jax.training.step import Loss, train_step
 from tests.training import tiny
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-3, warmup_steps=0)
@@ -124,7 +124,7 @@ def test_a_step_never_recompiles_on_its_own_output():
 
   jax.monitoring.register_event_duration_secs_listener(listen)
   step = jax.jit(
-    functools.partial(train_step, loss=traced, optimizer=update, seed=0),
+    functools.partial(train_step, loss=Loss(traced), optimizer=update, seed=0),
     out_shardings=(shardings, rules.replicated(mesh)),
   )
   batches = [_batch("inverse_cloze", mesh, seed=seed) for seed in range(3)]
@@ -222,7 +222,7 @@ def test_a_scale_makes_scores_of_an_index_without_vectors():
   def value(scale, scores):
     return loss(
       {**params, "retriever": {"scale": np.float32(scale)}},
-      {**batch, "scores": scores.astype(np.float32)},
+      batch._replace(retrieved=IndexScores(scores.astype(np.float32))),
       jax.random.key(0),
     ).means()
 
