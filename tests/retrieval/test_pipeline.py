@@ -53,9 +53,9 @@ class HostIndex:
 
   kind = "host"
   num_blocks = NUM_BLOCKS
-  report = {}
 
   def __init__(self, vectors, *, needs_vectors):
+    self.report = {}
     self.vectors = vectors
     self.needs_vectors = needs_vectors
     self.queries = None

@@ -9,6 +9,7 @@ import pytest
 
 from realm_jax.partitioning import rules
 from realm_jax.partitioning.mesh import DATA_AXIS, make_mesh
+from realm_jax.training.batches import IndexScores
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
 from realm_jax.training.step import Loss, train_step
 from tests.training import tiny
