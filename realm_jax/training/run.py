@@ -149,14 +149,11 @@ def _shape_buckets(setup: RunSetup) -> tuple[Packer, list[StepBatch]]:
   empty = ExampleArrays(
     query, candidates, setup.identity.num_searched, data.max_masks
   )
+  example = stage.example(empty, setup.inputs)
+  buckets = [largest_bucket(example, groups=groups)]
   if setup.config.pack:
     buckets = choose_shape_buckets(stage, empty, setup.inputs, setup.corpus)
-  else:
-    buckets = [
-      largest_bucket(stage.example(empty, setup.inputs), groups=groups)
-    ]
   packer = Packer(buckets, groups=groups, pack=setup.config.pack)
-  example = stage.example(empty, setup.inputs)
   plans = packer.plan(example)
   return packer, [
     abstract_batch(packer.lay_out(example, plans, bucket=bucket), setup.mesh)
