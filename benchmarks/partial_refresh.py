@@ -30,7 +30,7 @@ from benchmarks.retrieval_overhead import index_builder
 from realm_jax import configuration
 from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.corpus.store import Corpus
-from realm_jax.evaluation import outputs
+from realm_jax.files.json_file import write_json
 from realm_jax.generations.build.artifacts import (
   ArtifactWriter,
   EmbeddingConfig,
@@ -38,10 +38,12 @@ from realm_jax.generations.build.artifacts import (
 from realm_jax.generations.build.partial_refresh import PartialRefresh
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.inputs.batches import BatchStream
+from realm_jax.inputs.config import DataConfig
 from realm_jax.models.retriever import Retriever, embed_queries
-from realm_jax.partitioning import host_memory
+from realm_jax.partitioning import cpu_tuning
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training import loop
+from realm_jax.training.config import TrainConfig
 
 _RECIPES = "gin/experiments/demo"
 # As gin/experiments/demo has them.
@@ -71,7 +73,8 @@ def train(directory: Path, *, steps: int, every: int, scale: float) -> None:
       *more,
     ]
     with configuration.parsed([f"{_RECIPES}/{recipe}.gin"], bindings):
-      configuration.configured(loop.train)()
+      config = configuration.configured(TrainConfig)()
+    loop.train(config)
 
   stage("inverse_cloze", "inverse_cloze")
   stage("reading", "reading")
@@ -83,7 +86,7 @@ def train(directory: Path, *, steps: int, every: int, scale: float) -> None:
       f'INITIAL_READER = "{directory / "reading"}"',
       f"NUM_STEPS = {steps}",
       f"SAVE_EVERY_STEPS = {every}",
-      f"loop.train.keep_checkpoints = {steps}",
+      f"KEEP_CHECKPOINTS = {steps}",
     )
 
 
@@ -131,13 +134,14 @@ def embed_run(directory: Path) -> Run:
 
 def _held_out_queries(corpus: Corpus) -> Int[np.ndarray, "n q"]:
   stream = BatchStream(
-    "masked_salient_spans",
-    split="train",
-    corpus_dir=corpus.directory,
-    batch_size=_BATCH_SIZE,
-    query_length=_QUERY_LENGTH,
-    block_length=demo_corpus.BLOCK_LENGTH,
-    seed=_HELD_OUT_SEED,
+    DataConfig(
+      task="masked_salient_spans",
+      corpus_dir=corpus.directory,
+      batch_size=_BATCH_SIZE,
+      query_length=_QUERY_LENGTH,
+      block_length=demo_corpus.BLOCK_LENGTH,
+      seed=_HELD_OUT_SEED,
+    )
   )
   with contextlib.closing(stream):
     pairs = zip(range(_HELD_OUT_BATCHES), stream, strict=False)
@@ -187,8 +191,8 @@ def main(argv: Sequence[str] | None = None) -> None:
   )
   parser.add_argument("--json", help="a file to write the result to")
   given = parser.parse_args(argv)
-  host_memory.keep_freed_memory()
-  host_memory.run_in_turn()
+  cpu_tuning.disable_async_dispatch()
+  cpu_tuning.keep_freed_memory()
   with tempfile.TemporaryDirectory(prefix="realm_partial_") as scratch:
     directory = Path(given.directory or scratch).resolve()
     train(directory, steps=given.steps, every=given.every, scale=given.scale)
@@ -209,7 +213,7 @@ def main(argv: Sequence[str] | None = None) -> None:
       f"{row['drift_left']:6.3f}"
     )
   if given.json:
-    outputs.write_json(
+    write_json(
       given.json,
       {
         "num_blocks": len(run.costs),

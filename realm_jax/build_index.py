@@ -12,6 +12,7 @@ from absl import flags, logging
 
 from realm_jax import configuration
 from realm_jax.generations.build import sidecar
+from realm_jax.partitioning import cpu_tuning
 
 _ONCE = flags.DEFINE_bool(
   "once", False, "Build the newest checkpoint's generation and exit."
@@ -21,6 +22,7 @@ _ONCE = flags.DEFINE_bool(
 def main(argv: Sequence[str]) -> None:
   """Runs `generations.build.sidecar.build_index` as gin configures it."""
   del argv
+  cpu_tuning.keep_freed_memory()
   published = configuration.call(sidecar.build_index, once=_ONCE.value)
   logging.info("done: published %s", published or "nothing")
 

@@ -20,10 +20,10 @@ from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.google.block_records import BlockRecords
 from realm_jax.conversion.google.released_corpus import write_released_corpus
 from realm_jax.conversion.google.tfrecords import TfRecords
-from realm_jax.corpus.build.written_aside import real_path
 from realm_jax.corpus.shards import format as shard_format
 from realm_jax.corpus.store import Corpus
 from realm_jax.files.remote import is_remote
+from realm_jax.files.whole_directory import real_path
 from realm_jax.generations.build.artifacts import (
   ArtifactWriter,
   EmbeddingConfig,

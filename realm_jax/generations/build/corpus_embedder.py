@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float, Int
 
-from realm_jax.console.counter import Counter
+from realm_jax.console.progress import Progress
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.generations.store.embeddings import check_finite
 from realm_jax.models.parameters import Params
@@ -100,7 +100,7 @@ class CorpusEmbedder:
       tokens_per_batch=self._tokens_per_batch,
       multiple=self._mesh.shape[DATA_AXIS],
     )
-    with Counter("blocks embedded", total=len(rows)) as progress:
+    with Progress("blocks embedded", total=len(rows)) as progress:
 
       def store_oldest() -> None:
         batch, embedded = in_flight.popleft()

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Float, Float32, Int, Int32
 
-from realm_jax.console.counter import Counter
+from realm_jax.console.progress import Progress
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.store.manifest import (
   DamagedGenerationError,
@@ -145,7 +145,7 @@ def copy_vectors(
       "block, of the retriever's dimension"
     )
   shards = []
-  with Counter("vectors copied", total=layout.num_blocks) as progress:
+  with Progress("vectors copied", total=layout.num_blocks) as progress:
     for shard in range(len(layout)):
       check()
       rows = layout.rows(shard)
