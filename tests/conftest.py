@@ -49,6 +49,7 @@ CHECKED_PACKAGES: list[str] = [
   "realm_jax.demo_world",
   "realm_jax.conversion",
   "realm_jax.files",
+  "realm_jax.indexes",
   "realm_jax.models",
   "realm_jax.objectives",
   "realm_jax.retrieval",

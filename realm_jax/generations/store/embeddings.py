@@ -10,13 +10,13 @@ from jaxtyping import Float, Float32, Int, Int32
 
 from realm_jax.console.progress import Progress
 from realm_jax.corpus.store import Corpus
+from realm_jax.files import npy
 from realm_jax.generations.store.manifest import (
   DamagedGenerationError,
   EmbeddingsShard,
   GenerationError,
   Manifest,
 )
-from realm_jax.indexes import npy
 from realm_jax.indexes.protocol import Blocks, Rows
 
 DTYPES = {

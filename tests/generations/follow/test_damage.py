@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks import faults
+from realm_jax.files import npy
 from realm_jax.generations.follow.loading import load_generation
 from realm_jax.generations.follow.watcher import GenerationWatcher
 from realm_jax.generations.store import embeddings, layout, query_tower
@@ -23,15 +24,14 @@ from realm_jax.generations.store.damage_reports import (
 )
 from realm_jax.generations.store.manifest import DamagedGenerationError
 from realm_jax.generations.store.publisher import publish, remove_damaged
-from realm_jax.indexes import npy
 from realm_jax.indexes.protocol import BuildOptions
 from realm_jax.indexes.registry import parameters_of
-from realm_jax.indexes.scann.config import ScannConfig, given_tree
+from realm_jax.indexes.scann.config import ScannConfig, fixed_tree
 from tests.generations.conftest import DIM, fill, publish_one
 
 pytestmark = pytest.mark.slow
 
-_SCANN = given_tree(
+_SCANN = fixed_tree(
   8,
   num_leaves_searched=8,
   num_reordered=100,
