@@ -43,9 +43,11 @@ import pytest  # noqa: E402
 
 # Packages whose annotations, shapes included, are checked at run time.
 CHECKED_PACKAGES: list[str] = [
+  "realm_jax.checkpoints",
   "realm_jax.files",
   "realm_jax.models",
   "realm_jax.objectives",
+  "realm_jax.partitioning",
 ]
 jaxtyping.install_import_hook(CHECKED_PACKAGES, "beartype.beartype")
 

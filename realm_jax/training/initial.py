@@ -10,31 +10,13 @@ from absl import logging
 from etils import epath
 
 from realm_jax.checkpoints.manager import (
-  FOLDER,
   CheckpointError,
   CheckpointStore,
+  locate,
 )
 from realm_jax.checkpoints.vocabulary import require_vocabulary
 from realm_jax.training.resume import LoopState, RunIdentity, restore
 from realm_jax.training.state import TrainState
-
-
-def locate(path: epath.PathLike) -> tuple[CheckpointStore, int]:
-  """A MODEL_DIR's latest checkpoint, or MODEL_DIR/checkpoints/STEP itself.
-
-  Raises:
-    CheckpointError: neither.
-  """
-  path = epath.Path(path)
-  if path.parent.name == FOLDER and path.name.isdigit():
-    return CheckpointStore(path.parent.parent), int(path.name)
-  if not (path / FOLDER).exists():
-    raise CheckpointError(
-      f"{path} is not a checkpoint; want a MODEL_DIR with a {FOLDER} folder, "
-      f"or one of its steps, MODEL_DIR/{FOLDER}/STEP"
-    )
-  store = CheckpointStore(path)
-  return store, store.latest()
 
 
 def begin_or_go_on(
