@@ -8,6 +8,18 @@ from jaxtyping import Int, Int32, UInt32
 from realm_jax.models.sequences import NO_SEQUENCE, PAD_ID, Sequences
 
 
+class TokenRows(NamedTuple):
+  """Padded token sequences that an encoder will read, on the host.
+
+  Attributes:
+    token_ids: Tokens, a sequence in each row.
+    numbers: Numbers of the sequences, which dropout masks are derived from.
+  """
+
+  token_ids: Int[np.ndarray, "n l"]
+  numbers: UInt32[np.ndarray, " n"]
+
+
 class PackingPlan(NamedTuple):
   """Assignment of n = s · m sequences to rows, in s groups.
 
@@ -45,6 +57,16 @@ def plan_rows(lengths: Int[np.ndarray, "s m"], row_length: int) -> PackingPlan:
   return PackingPlan(lengths, row, offset, row_length, num_rows)
 
 
+def one_per_row(
+  lengths: Int[np.ndarray, "s m"], row_length: int
+) -> PackingPlan:
+  """Gives each sequence a row of its own."""
+  row = np.broadcast_to(np.arange(lengths.shape[1]), lengths.shape)
+  return PackingPlan(
+    lengths, row, np.zeros_like(lengths), row_length, lengths.shape[1]
+  )
+
+
 def _best_fit(
   lengths: Int[np.ndarray, " m"],
   row_length: int,
@@ -75,18 +97,16 @@ def _best_fit(
 
 def lay_out(
   plan: PackingPlan,
-  token_ids: Int[np.ndarray, "n l"],
+  rows: TokenRows,
   *,
   num_rows: int,
-  numbers: UInt32[np.ndarray, " n"],
 ) -> Sequences:
   """Returns the sequences in the rows that a plan assigns.
 
   Args:
     plan: Plan for these sequences.
-    token_ids: Padded sequences, in the order of the plan.
+    rows: Padded sequences, in the order of the plan.
     num_rows: Number of rows of each group, at least the plan's.
-    numbers: Number of each sequence, for dropout.
   """
   groups, size = plan.lengths.shape
   lengths = plan.lengths.reshape(-1)
@@ -108,9 +128,9 @@ def lay_out(
     return flat.reshape(shape)
 
   return Sequences(
-    token_ids=scattered(token_ids[owner, position], PAD_ID),
+    token_ids=scattered(rows.token_ids[owner, position], PAD_ID),
     sequence=scattered(owner % size, NO_SEQUENCE),
     position=scattered(position, 0),
     starts=starts.astype(np.int32),
-    numbers=numbers.reshape(groups, size),
+    numbers=rows.numbers.reshape(groups, size),
   )

@@ -220,7 +220,7 @@ def query_tower_parameters(retriever: Retriever, params: Params) -> Params:
 
 def relevance(
   query: Float[Array, "b d"],
-  blocks: Float[Array, "b k d"],
+  blocks: Float[AnyArray, "b k d"],
   *,
   score_scale: float = 1.0,
 ) -> Float[Array, "b k"]:

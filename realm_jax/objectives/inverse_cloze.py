@@ -4,13 +4,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from realm_jax.models.arrays import AnyArray
 from realm_jax.objectives.weighted import Average, WeightedLoss
 
 
 def inverse_cloze_loss(
   queries: Float[Array, "n d"],
   blocks: Float[Array, "n d"],
-  removed: Bool[Array, " n"],
+  removed: Bool[AnyArray, " n"],
   *,
   score_scale: float = 1.0,
 ) -> WeightedLoss:

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from realm_jax.models.arrays import AnyArray
 from realm_jax.objectives.weighted import Average, WeightedLoss
 
 FORMS = ("per_token", "joint")
@@ -12,8 +13,8 @@ FORMS = ("per_token", "joint")
 def marginal_masked_lm_loss(
   relevance: Float[Array, "b k"],
   logits: Float[Array, "b k m v"],
-  targets: Int[Array, "b m"],
-  weights: Float[Array, "b m"],
+  targets: Int[AnyArray, "b m"],
+  weights: Float[AnyArray, "b m"],
   *,
   form: str = "per_token",
 ) -> WeightedLoss:

@@ -4,13 +4,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from realm_jax.models.arrays import AnyArray
 from realm_jax.objectives.weighted import Average, WeightedLoss
 
 
 def marginal_log_likelihood(
   scores: Float[Array, "b n"],
-  correct: Bool[Array, "b n"],
-  allowed: Bool[Array, "b n"],
+  correct: Bool[AnyArray, "b n"],
+  allowed: Bool[AnyArray, "b n"],
 ) -> tuple[Float[Array, " b"], Bool[Array, " b"]]:
   """Returns the log probability of the correct choices among the allowed.
 
@@ -24,7 +25,7 @@ def marginal_log_likelihood(
   denominator_mask = allowed | ~any_correct[:, None]
   numerator_mask = jnp.where(any_correct[:, None], correct, denominator_mask)
 
-  def log_sum(mask: Bool[Array, "b n"]) -> Float[Array, " b"]:
+  def log_sum(mask: Bool[AnyArray, "b n"]) -> Float[Array, " b"]:
     return jax.nn.logsumexp(jnp.where(mask, scores, -jnp.inf), axis=-1)
 
   log_likelihood = log_sum(numerator_mask) - log_sum(denominator_mask)
@@ -33,10 +34,10 @@ def marginal_log_likelihood(
 
 def open_qa_loss(
   retriever_scores: Float[Array, "b n"],
-  has_answer: Bool[Array, "b n"],
+  has_answer: Bool[AnyArray, "b n"],
   span_logits: Float[Array, "b k l w"],
   is_span: Bool[Array, "b k l w"],
-  is_answer: Bool[Array, "b k l w"],
+  is_answer: Bool[AnyArray, "b k l w"],
 ) -> WeightedLoss:
   """Returns the retriever's loss over n blocks plus the reader's over spans.
 

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from realm_jax.models.arrays import AnyArray
+
 
 class Average(NamedTuple):
   """A weighted mean, kept as a weighted sum and the sum of the weights."""
@@ -19,8 +21,8 @@ class Average(NamedTuple):
   @classmethod
   def of(
     cls,
-    values: Float[Array, "*s"] | Bool[Array, "*s"],
-    weights: Float[Array, "*s"] | Bool[Array, "*s"] | None = None,
+    values: Float[AnyArray, "*s"] | Bool[AnyArray, "*s"],
+    weights: Float[AnyArray, "*s"] | Bool[AnyArray, "*s"] | None = None,
   ) -> "Average":
     """Returns the mean of values, each of weight 1 unless weights are given."""
     if weights is None:

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 from collections.abc import Iterator
+from typing import TypeVar
 
 import jax
 import numpy as np
@@ -11,6 +12,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree, Shaped
 
 from realm_jax.partitioning.mesh import DATA_AXIS, MODEL_AXIS
+
+T = TypeVar("T")
 
 LOGICAL_AXIS_RULES = (
   ("batch", DATA_AXIS),
@@ -57,12 +60,17 @@ def replicated(mesh: Mesh) -> NamedSharding:
   return NamedSharding(mesh, PartitionSpec())
 
 
-def to_devices(batch: PyTree[np.ndarray], mesh: Mesh) -> PyTree[jax.Array]:
-  """Returns global arrays, of which each process gives its own rows."""
-  make_global = functools.partial(
+def to_devices(batch: T, mesh: Mesh) -> T:
+  """Returns global arrays made of each process's own rows.
+
+  Args:
+    batch: Tree of arrays on the host, with this process's rows in front.
+    mesh: Mesh of the run.
+  """
+  place = functools.partial(
     jax.make_array_from_process_local_data, batch_sharding(mesh)
   )
-  return jax.tree.map(make_global, batch)
+  return jax.tree.map(place, batch)
 
 
 def local_rows(
