@@ -58,7 +58,9 @@ class BlockReader:
   def _id_order(self) -> Int[np.ndarray, " N"]:
     return np.argsort(self.block_ids, kind="stable").astype(np.int32)
 
-  def rows_of(self, ids: Int[np.ndarray, "*s"]) -> Int[np.ndarray, "*s"]:
+  def rows_of(
+    self, ids: Int[np.ndarray, "*s"] | np.int64
+  ) -> Int[np.ndarray, "*s"]:
     """Returns the rows of block ids, int32; −1 for an id that is not there."""
     ids = np.asarray(ids, np.int64)
     index = np.searchsorted(self.block_ids, ids, sorter=self._id_order)
@@ -78,7 +80,7 @@ class BlockReader:
         f"row {row} is not in this corpus of {self.num_blocks} blocks"
       )
     number = int(np.searchsorted(self._first_rows, row, side="right")) - 1
-    shard_row = row - self._first_rows[number]
+    shard_row = np.asarray(row - self._first_rows[number])
     return number, int(self.shards[number].positions(shard_row))
 
   def _locate(self, row: int) -> tuple[Shard, int]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import seqio
 import tensorflow as tf
 
@@ -41,7 +42,7 @@ class CorpusVocabulary(seqio.Vocabulary):
   def _encode(self, s: str) -> Sequence[int]:
     return wordpieces().encode(s)
 
-  def _decode(self, ids: Sequence[int]) -> str:
+  def _decode(self, ids: Sequence[int | np.integer]) -> str:
     return wordpieces().decode(ids)
 
   def _encode_tf(self, s: tf.Tensor) -> tf.Tensor | tf.RaggedTensor:
