@@ -47,7 +47,9 @@ class Shard:
   def _rows_before_removed(self) -> Int[np.ndarray, " r"]:
     return self.removed - np.arange(len(self.removed))
 
-  def positions(self, rows: Int[np.ndarray, "*s"]) -> Int[np.ndarray, "*s"]:
+  def positions(
+    self, rows: Int[np.ndarray, "*s"] | np.integer
+  ) -> Int[np.ndarray, "*s"] | np.integer:
     """Returns the positions of rows, which skip removed blocks."""
     if self._removed_path is None:
       return rows
