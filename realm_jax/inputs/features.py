@@ -43,7 +43,7 @@ class CorpusVocabulary(seqio.Vocabulary):
     return wordpieces().encode(s)
 
   def _decode(self, ids: Sequence[int | np.integer]) -> str:
-    return wordpieces().decode(ids)
+    return wordpieces().decode([int(i) for i in ids])
 
   def _encode_tf(self, s: tf.Tensor) -> tf.Tensor | tf.RaggedTensor:
     return wordpieces().encode_tf(s)
