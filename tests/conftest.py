@@ -60,7 +60,6 @@ CHECKED_PACKAGES: list[str] = [
   "realm_jax.corpus",
   "realm_jax.text",
   "realm_jax.inputs",
-  "tasks",
 ]
 jaxtyping.install_import_hook(
   CHECKED_PACKAGES, f"{runtime_types.__name__}.checked"
