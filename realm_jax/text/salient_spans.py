@@ -14,7 +14,7 @@ it is a function word, or where the text also has it in small letters.
 import importlib
 import re
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from realm_jax.text.sentences import byte_positions, sentence_characters
 
@@ -27,6 +27,7 @@ class Span(NamedTuple):
   kind: str
 
 
+@runtime_checkable
 class Tagger(Protocol):
   """Finds the spans of a text that are worth masking."""
 

@@ -10,8 +10,8 @@ from flax import linen as nn
 
 from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.checkpoints.vocabulary import VOCABULARY, vocabulary_digest
+from realm_jax.conversion import exporting
 from realm_jax.conversion.export_plan import Exported
-from realm_jax.conversion.exporting import export_weights
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
@@ -74,14 +74,19 @@ def save(model_dir, retriever=RETRIEVER, reader=READER):
 
 
 def export(
-  model_dir, output_dir, retriever=RETRIEVER, reader=READER, **choices
+  model_dir,
+  output_dir,
+  retriever=RETRIEVER,
+  reader=READER,
+  *,
+  vocab=None,
+  **choices,
 ):
-  return export_weights(
-    model_dir=model_dir,
-    output_dir=output_dir,
-    retriever=retriever,
-    reader=reader,
-    **choices,
+  """Exports with choices that have the names of the command's flags."""
+  return exporting.export_weights(
+    exporting.TrainedModel(model_dir, retriever, reader, vocab=vocab),
+    exporting.ExportTarget(**choices),
+    output_dir,
   )
 
 

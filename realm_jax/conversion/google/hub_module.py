@@ -1,4 +1,4 @@
-"""TF-Hub modules of TensorFlow 1: where their variables and assets are.
+"""TF-Hub modules of TensorFlow 1: their variables and assets.
 
 MODULE/saved_model.pb
 MODULE/variables/variables.{index,data-…}
@@ -20,28 +20,28 @@ _OUTPUT = "do_lower_case"
 
 
 def variables(directory: Path) -> Path:
-  """The prefix of a module's checkpoint, whether or not it is there."""
+  """Returns the prefix of a module's checkpoint, which need not exist."""
   return directory / "variables" / "variables"
 
 
 def vocabulary(directory: Path) -> Path:
-  """A module's vocabulary, whether or not it is there."""
+  """Returns the path of a module's vocabulary, which need not exist."""
   return directory / "assets" / VOCABULARY_FILE
 
 
 def is_module(directory: Path) -> bool:
-  """Whether a directory has a module's variables."""
+  """Returns whether a directory has a module's variables."""
   prefix = variables(directory)
   return prefix.with_name(prefix.name + INDEX).is_file()
 
 
 def lower_cases(directory: Path) -> bool | None:
-  """Whether the module's tokenizer is uncased; None where it does not say.
+  """Returns whether the module is uncased; None if it does not say.
 
   It is a constant of the module's graph, which is read and not run.
 
   Raises:
-    ConversionError: the graph cannot be read.
+    ConversionError: If the graph cannot be read.
   """
   path = directory / _GRAPH
   if not path.is_file():
@@ -59,7 +59,7 @@ def lower_cases(directory: Path) -> bool | None:
       continue
     nodes = {node.name: node for node in graph.graph_def.node}
     name = signature.outputs[_OUTPUT].name
-    # A module around another passes the constant on.
+    # A module that wraps another passes the constant on.
     for _ in range(len(nodes)):
       node = nodes.get(name.removeprefix("^").partition(":")[0])
       if node is None:

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from realm_jax.conversion.errors import ConversionError
-from realm_jax.conversion.importing import import_weights
 from tests.conversion.google import checkpoint_files as files
-from tests.conversion.imported import load
+from tests.conversion.imported import import_weights, load
 
 # `[CLS] … [SEP] … [SEP]`, and a shorter one that is padded.
 _LONG = [2, 9, 11, 3, 7, 8, 21, 3]

@@ -109,7 +109,7 @@ def test_towers_of_their_own_have_a_module_of_their_own(tmp_path):
 def test_a_fine_tuned_model_reads_and_retrieves(tmp_path, scope, norm, eps):
   variables = fine_tuned(tmp_path / "nq", embedder_scope=scope, norm=norm)
   report = run_import(tmp_path / "nq", tmp_path / "run")
-  assert "initialised afresh (parameters): none" in report
+  assert "randomly initialized (parameters): none" in report
   model = load(tmp_path / "run")
   assert model.reader.span_size == files.SPAN
   assert model.reader.span_norm_eps == 1e-3

@@ -20,7 +20,7 @@ from tests.conversion.imported import load
 
 def test_a_cased_module_is_refused(tmp_path):
   module(tmp_path / "embedder", **REALM, lower_case=False)
-  with pytest.raises(ConversionError, match="is of a cased model"):
+  with pytest.raises(ConversionError, match="is a cased model"):
     run_import(tmp_path / "embedder", tmp_path / "run")
 
 

@@ -13,9 +13,9 @@ import jax
 import numpy as np
 import safetensors.numpy
 
-from realm_jax.conversion.importing import import_weights
 from tests import tiny_world
 from tests.conversion import bert_at_home, imported
+from tests.conversion.imported import import_weights
 
 HIDDEN, LAYERS, HEADS, INNER, POSITIONS = 8, 2, 2, 12, 64
 # `[CLS] … [SEP] … [SEP]`, and a shorter one that is padded.

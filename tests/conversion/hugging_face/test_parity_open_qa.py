@@ -8,12 +8,11 @@ takes for right, and the answers, all against transformers' own: see
 import numpy as np
 import pytest
 
-from realm_jax.conversion.importing import import_weights
 from realm_jax.evaluation.answering import load_answerer
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
 from realm_jax.training.stages import OpenQa
-from tests.conversion.imported import load
+from tests.conversion.imported import import_weights, load
 
 pytestmark = pytest.mark.slow
 

@@ -7,10 +7,9 @@ import pytest
 
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.hugging_face.realm_export import plan_hf_realm_export
-from realm_jax.conversion.importing import import_weights
 from tests.conversion import exported
 from tests.conversion.hugging_face import realm_files as files
-from tests.conversion.imported import load
+from tests.conversion.imported import import_weights, load
 
 
 @pytest.mark.parametrize(
