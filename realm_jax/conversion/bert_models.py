@@ -134,12 +134,8 @@ def plan_bert(
       one or both of retriever and reader.
   """
   require_parts(parts, PARTS)
-  if block_weights is not None and block_weights.config != weights.config:
-    raise ConversionError(
-      f"{block_weights.where} and {weights.where} have encoders of different "
-      f"configuration, but a retriever has only one:\n  {block_weights.config}"
-      f"\n  {weights.config}"
-    )
+  if block_weights is not None:
+    require_same_config(weights, block_weights)
   pooling, pooling_notes = _choose_pooling(weights, options)
   separate = options.separate_towers or block_weights is not None
   towers = SEPARATE_TOWERS if separate else SHARED_TOWER
@@ -179,6 +175,16 @@ def plan_bert(
     expected_fresh=fresh,
     notes=(*notes, *pooling_notes),
   )
+
+
+def require_same_config(one: BertWeights, other: BertWeights) -> None:
+  """Raises `ConversionError` for encoders of different configuration."""
+  if one.config != other.config:
+    raise ConversionError(
+      f"{one.where} and {other.where} have encoders of different "
+      "configuration, but a model has only one:"
+      f"\n  {one.config}\n  {other.config}"
+    )
 
 
 def tower_rules(

@@ -33,9 +33,10 @@ class ConfigFile:
     Raises:
       ConversionError: If it is not, or is missing without a default.
     """
-    value = self.number(key, default)
+    wanted = "a whole number of 1 or more"
+    value = self._number(key, default, wanted)
     if value != int(value) or value < 1:
-      raise self._error(key, "a whole number of 1 or more")
+      raise self._error(key, wanted)
     return int(value)
 
   def number(self, key: str, default: int | float | None = None) -> float:
@@ -44,13 +45,18 @@ class ConfigFile:
     Raises:
       ConversionError: If it is not, or is missing without a default.
     """
+    return self._number(key, default, "a number")
+
+  def _number(
+    self, key: str, default: int | float | None, wanted: str
+  ) -> float:
     value = self.get(key, default)
     if (
       not isinstance(value, int | float)
       or isinstance(value, bool)
       or not math.isfinite(value)
     ):
-      raise self._error(key, "a number")
+      raise self._error(key, wanted)
     return float(value)
 
   def _error(self, key: str, wanted: str) -> ConversionError:

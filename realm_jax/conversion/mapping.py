@@ -93,18 +93,10 @@ class Mapped(NamedTuple):
   where: str
 
 
-class Left(NamedTuple):
-  """A tensor that is not used, and the reason."""
+class Unmapped(NamedTuple):
+  """A tensor that is not used, or a random parameter, and the reason."""
 
   name: str
-  shape: Shape
-  reason: str
-
-
-class Fresh(NamedTuple):
-  """A parameter that starts from random values, and the reason."""
-
-  path: str
   shape: Shape
   reason: str
 
@@ -114,8 +106,8 @@ class Report:
   """What an import did with every tensor and every parameter."""
 
   mapped: tuple[Mapped, ...]
-  left: tuple[Left, ...]
-  fresh: tuple[Fresh, ...]
+  left: tuple[Unmapped, ...]
+  fresh: tuple[Unmapped, ...]
 
   def table(self) -> str:
     """Returns a line for each tensor and parameter, for people."""
@@ -263,7 +255,7 @@ class _Matching:
     self._allowance = allowance
     self.matches: dict[str, _Match] = {}
     # By feed and name: several rules may have one tensor.
-    self.left: dict[tuple[int, str], Left] = {}
+    self.left: dict[tuple[int, str], Unmapped] = {}
     self._misshapen: set[str] = set()
     self._misfits: dict[str, list[str]] = {
       _NO_PLACE: [],
@@ -295,7 +287,7 @@ class _Matching:
   def leave(self, feed: Feed, name: str, reason: str) -> None:
     """Notes a tensor that is not used."""
     shape = feed.source.shapes[name]
-    self.left[id(feed), name] = Left(name, shape, reason)
+    self.left[id(feed), name] = Unmapped(name, shape, reason)
 
   def _add_misshapen(
     self, feed: Feed, name: str, rule: Rule, *, is_copy: bool
@@ -314,7 +306,7 @@ class _Matching:
       f"{show_shape(wanted)}"
     )
 
-  def missing(self, expected: Mapping[str, str]) -> list[Fresh]:
+  def missing(self, expected: Mapping[str, str]) -> list[Unmapped]:
     """Returns the parameters that no feed has, with the reasons."""
     fresh = []
     for path, shape in self._shapes.items():
@@ -323,7 +315,7 @@ class _Matching:
       reason = _reason(expected, path) or self._allowance.reason_to_start(path)
       if not reason and path not in self._misshapen:
         self._misfits[_NO_TENSOR].append(f"{path} {show_shape(shape)}")
-      fresh.append(Fresh(path, shape, reason))
+      fresh.append(Unmapped(path, shape, reason))
     return fresh
 
   def raise_misfits(self) -> None:

@@ -86,7 +86,7 @@ def write_model_dir(
     allowance=allowance,
   )
   parameters |= fresh_parameters(
-    retriever, reader, (row.path for row in report.fresh), seed=seed
+    retriever, reader, (row.name for row in report.fresh), seed=seed
   )
   params = nested(parameters)
   text = gin_model.gin_model(plan.retriever, plan.reader, source=plan.source)

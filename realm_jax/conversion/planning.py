@@ -13,6 +13,7 @@ from realm_jax.conversion.google.realm import plan_tf_realm
 from realm_jax.conversion.hugging_face.bert import plan_hf_bert
 from realm_jax.conversion.hugging_face.realm import plan_hf_realm
 from realm_jax.conversion.plan import PARTS, ImportPlan, require_retriever
+from realm_jax.files.json_file import JsonValue
 
 KINDS = ("hf_bert", "hf_realm", "tf_bert", "tf_realm")
 
@@ -97,7 +98,7 @@ def plan_import(source: ImportSource, options: TowerOptions) -> ImportPlan:
   )
 
 
-def _refuse(kind: str, options: Mapping[str, object]) -> None:
+def _refuse(kind: str, options: Mapping[str, JsonValue | Path]) -> None:
   given = [f"--{name}" for name, value in options.items() if value is not None]
   if given:
     raise ConversionError(

@@ -64,7 +64,8 @@ class TfCheckpoint:
   def read(self, name: str) -> np.ndarray:
     """Returns a variable in its stored dtype; bfloat16 is ml_dtypes'."""
     try:
-      return self._reader.get_tensor(name)
+      # Of a scalar, the reader returns no array.
+      return np.asarray(self._reader.get_tensor(name))
     except _UNREADABLE as error:
       raise self._damaged(error) from error
 

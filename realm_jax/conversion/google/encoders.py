@@ -101,11 +101,6 @@ def _prefixes(path: Path) -> Iterator[tuple[Path, bool]]:
   modules = [path] if hub_module.is_module(path) else modules_in(path)
   if modules:
     for module in modules:
-      if hub_module.lower_cases(module) is False:
-        raise ConversionError(
-          f"the module {module} is a cased model, and wordpieces here are "
-          "uncased; use an uncased one"
-        )
       is_query = module != path and module.name == _QUERY_MODULE
       yield hub_module.variables(module), is_query
     return

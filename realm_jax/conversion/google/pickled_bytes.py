@@ -48,7 +48,7 @@ class Constant(NamedTuple):
     return f"{kind} {self.value[:40]!r}"
 
 
-# A constant, or the name of an operator or of one of `_NAMES`.
+# A string, a number, None, a bool, or a name: an operator's or one of `_NAMES`.
 Token: TypeAlias = Constant | str | int | None
 
 # _reconstruct(ndarray, (0,), b"b"), then the state (1, (length,), dtype, False,

@@ -10,7 +10,12 @@ orqa_nq_model_from_realm                fine-tuned: both, in one checkpoint
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from realm_jax.conversion.bert_models import NO_HEAD, reader_rules, tower_rules
+from realm_jax.conversion.bert_models import (
+  NO_HEAD,
+  reader_rules,
+  require_same_config,
+  tower_rules,
+)
 from realm_jax.conversion.config_file import read_optional
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.google import hub_module
@@ -149,15 +154,9 @@ def _require_one_configuration(
   used: Sequence[Encoder], num_pieces: int
 ) -> None:
   """Checks that one model of ours can hold all these encoders."""
-  first = used[0]
   for encoder in used:
     weights = encoder.weights
-    if weights.config != first.weights.config:
-      raise ConversionError(
-        f"{first.weights.where} and {weights.where} have encoders of different "
-        "configuration, but a model has only one:"
-        f"\n  {first.weights.config}\n  {weights.config}"
-      )
+    require_same_config(used[0].weights, weights)
     rows = weights.source.shapes[f"{weights.prefix}embeddings/word_embeddings"]
     if rows[0] != num_pieces:
       raise ConversionError(

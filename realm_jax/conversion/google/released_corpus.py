@@ -230,7 +230,7 @@ class _BlockWriter:
 
   def _cut(
     self, title_ids: Int[np.ndarray, " t"], body_ids: Int[np.ndarray, " b"]
-  ) -> tuple[Int[np.ndarray, " t"], Int[np.ndarray, " b"]]:
+  ) -> tuple[Int[np.ndarray, " kept_t"], Int[np.ndarray, " kept_b"]]:
     """Truncates both to the block length; a title keeps at most half of it."""
     assert self._block_length is not None
     limit = self._block_length - NUM_SPECIAL_TOKENS

@@ -1,4 +1,4 @@
-"""BERT directories: vectors are those of the weights at home."""
+"""BERT directories: vectors equal those of a reference implementation."""
 
 import jax
 import numpy as np
@@ -62,7 +62,7 @@ def test_a_tied_decoder_is_a_copy_of_the_words(tmp_path):
   report = files.import_bert(
     tmp_path / "bert", tmp_path / "out", parts=["retriever", "reader"]
   )
-  assert "cls.seq_relationship.weight [2, 8]: of the next-sentence" in report
+  assert "cls.seq_relationship.weight [2, 8]: a next-sentence head" in report
   for copy, original in (
     ("decoder.weight [109, 8]", "bert.embeddings.word_embeddings.weight"),
     ("decoder.bias [109]", "cls.predictions.bias"),

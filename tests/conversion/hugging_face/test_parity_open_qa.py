@@ -1,4 +1,4 @@
-"""A RealmForOpenQA, imported with its blocks, answers as it did at home.
+"""A RealmForOpenQA, imported with its blocks, answers as transformers does.
 
 Retrieval from the imported generation, the blocks and spans that training
 takes for right, and the answers, all against transformers' own: see
