@@ -30,7 +30,7 @@ READER = Reader(bert=BERT, joint_length=40, span_size=6, max_answer_width=4)
 
 
 def vocabulary():
-  """Of the tiny world."""
+  """Returns the vocabulary of the tiny world."""
   return vocabulary_of(tuple(files.pieces()))
 
 
@@ -59,7 +59,7 @@ def _params(retriever, reader):
 
 
 def save(model_dir, retriever=RETRIEVER, reader=READER):
-  """A run of this project's own, with the vocabulary beside it."""
+  """Writes a run of this project, with its vocabulary."""
   params = _params(retriever, reader)
   store = CheckpointStore(model_dir, read_only=False)
   loop = {
@@ -91,7 +91,7 @@ def export(
 
 
 def assert_same_bits(one, two):
-  """Two trees have the same leaves, dtypes too."""
+  """Checks that two trees have the same leaves, dtypes included."""
   assert jax.tree.structure(one) == jax.tree.structure(two)
   for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True):
     assert a.dtype == b.dtype
@@ -99,12 +99,12 @@ def assert_same_bits(one, two):
 
 
 def tensors(directory):
-  """What an export wrote."""
+  """Reads the tensors that an export wrote."""
   return safetensors.numpy.load_file(directory / "model.safetensors")
 
 
 def model(retriever):
-  """A retriever, and READER, for the plan of an export."""
+  """Returns a model of a retriever and READER for the plan of an export."""
   words = vocabulary()
   settings = {"vocab_size": words.vocab_size, "separator_id": words.sep_id}
   return Exported(

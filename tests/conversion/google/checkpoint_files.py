@@ -38,7 +38,7 @@ def pieces() -> list[str]:
 def bert(
   scope: str = "", *, head: bool = True, layers: int = LAYERS, seed: int = 0
 ) -> Variables:
-  """`bert/…` and `cls/predictions/…` below a scope."""
+  """Returns `bert/…` and `cls/predictions/…` below a scope."""
   shapes: dict[str, tuple[int, ...]] = {
     "bert/embeddings/word_embeddings": (len(pieces()), HIDDEN),
     "bert/embeddings/position_embeddings": (POSITIONS, HIDDEN),
