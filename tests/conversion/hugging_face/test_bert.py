@@ -123,7 +123,7 @@ def test_two_towers_start_from_one_directory_or_from_two(tmp_path):
     )
 
 
-def test_a_projection_starts_afresh_and_alike_in_both_towers(tmp_path):
+def test_a_projection_starts_with_equal_random_values_in_both_towers(tmp_path):
   files.write(tmp_path / "bert", files.tensors())
   report = files.import_bert(
     tmp_path / "bert",

@@ -52,7 +52,7 @@ def test_an_embedder_becomes_a_retriever(tmp_path):
   assert (retriever.pooling, retriever.projection_size) == ("pooler", 4)
   assert retriever.projection_norm_eps == retriever.bert.layer_norm_eps
   assert retriever.bert.activation == "gelu_tanh"
-  left = report.partition("left unused")[2].partition("afresh")[0]
+  left = report.partition("left unused")[2].partition("randomly")[0]
   assert left.count("a head that embedders have and do not use") == 6
   assert "randomly initialized (parameters): none" in report
 
