@@ -162,7 +162,9 @@ def test_blocks_keep_the_tower_that_embedded_them(tmp_path):
 def test_one_part_leaves_the_other(tmp_path):
   fine_tuned(tmp_path / "nq", embedder_scope="module/")
   report = run_import(tmp_path / "nq", tmp_path / "run", parts=["retriever"])
-  assert "reader/dense_1/kernel [6, 1]: of a reader that is not" in report
+  assert (
+    "reader/dense_1/kernel [6, 1]: a part of a reader that is not" in report
+  )
   assert set(load(tmp_path / "run").params) == {"retriever"}
   report = run_import(tmp_path / "nq", tmp_path / "reader", parts=["reader"])
   assert "module/dense/kernel [128, 8]: of a retriever that is not" in report
@@ -183,7 +185,7 @@ def test_released_blocks_and_vectors_become_a_corpus_and_a_generation(tmp_path):
     block_titles=str(tmp_path / "in" / "titles.tfr"),
     index="exact",
   )
-  assert "block vectors [30, 8]: handed to the generation" in report
+  assert "block vectors [30, 8]: published as generation 0" in report
   corpus = Corpus.open(tmp_path / "corpus")
   assert [corpus.body(row).encode() for row in range(30)] == texts
   assert corpus.title(29) == "Velt"
@@ -216,7 +218,7 @@ def test_the_vectors_are_of_the_tower_that_embeds_blocks(tmp_path):
 def test_vectors_that_are_left_are_mentioned(tmp_path):
   release(tmp_path / "in")
   report = run_import(tmp_path / "in", tmp_path / "run")
-  assert "block vectors [30, 8]: left; --corpus_dir imports" in report
+  assert "block vectors [30, 8]: left out; --corpus_dir imports" in report
   assert not (tmp_path / "run" / "generations").exists()
 
 
