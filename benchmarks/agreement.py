@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from realm_jax.files.json_file import JsonValue
+
 # Of values, of losses, and of gradients, in float32.
 MAX_DIFFERENCE = 1e-4
 MAX_RELATIVE_DIFFERENCE = 1e-5
@@ -138,7 +140,7 @@ def table(rows: Sequence[Row]) -> str:
   )
 
 
-def as_json(row: Row) -> dict[str, object]:
+def as_json(row: Row) -> dict[str, JsonValue]:
   """The row for machines."""
   return {**dataclasses.asdict(row), "passed": row.passed}
 

@@ -24,7 +24,7 @@ import numpy as np
 from benchmarks.index_vectors import SyntheticVectors, recall
 from benchmarks.jobs import PROJECT_DIR
 from benchmarks.own_step import matmul_gflops_per_second
-from realm_jax.evaluation import outputs
+from realm_jax.files.json_file import write_json
 from realm_jax.generations.store import manifest as manifests
 from realm_jax.indexes.isolated import IsolatedIndex
 from realm_jax.indexes.protocol import Blocks, BuildOptions, QueryBatch
@@ -201,7 +201,7 @@ def _read_checksums(job: Job) -> None:
     paths += sorted(job.saved.iterdir())
   folder = job.data.path.parent
   names = [str(path.relative_to(folder)) for path in paths]
-  manifests.records_of(folder, names, forget=True)
+  manifests.records_of(folder, names, drop_pages=True)
 
 
 def _share_of_products(job: Job, queries_per_second: float) -> Row:
@@ -365,7 +365,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
   }
   print(table(result))
   if given.json:
-    outputs.write_json(given.json, result)
+    write_json(given.json, result)
 
 
 if __name__ == "__main__":

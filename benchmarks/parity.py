@@ -30,7 +30,7 @@ from benchmarks import (
 )
 from benchmarks.agreement import Row
 from benchmarks.real_texts import TEXTS_DIR, NoTextsError, read_texts
-from realm_jax.evaluation import outputs
+from realm_jax.files.json_file import write_json
 
 _NUM_SENTENCES = 300
 PARTS = ("rules", "tokens", "sentences", "realm")
@@ -134,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> None:
       "passed": not failed,
       "rows": [agreement.as_json(row) for row in rows],
     }
-    outputs.write_json(given.json, result)
+    write_json(given.json, result)
   if failed:
     print(f"parity: FAILED: {', '.join(failed)}", file=sys.stderr)
     sys.exit(1)

@@ -28,6 +28,7 @@ from benchmarks.real_texts import (
   titled_paragraphs,
 )
 from realm_jax.evaluation import outputs
+from realm_jax.files.json_file import json_lines, write_json
 
 _RECIPE = "gin/experiments/real_text_minilm"
 _BLOCK_LENGTH = 128
@@ -61,7 +62,7 @@ class Story:
       ("train", questions[:first_held_out]),
       ("test", questions[first_held_out:]),
     ):
-      with outputs.json_lines(self.path(f"{name}.jsonl")) as write:
+      with json_lines(self.path(f"{name}.jsonl")) as write:
         for row in rows:
           write(row)
 
@@ -159,7 +160,7 @@ class Story:
       ).returncode
     if code:
       sys.exit(f"{name} ended with {code}; see {log}")
-    outputs.write_json(
+    write_json(
       self._mark(name), {"seconds": round(time.monotonic() - start, 1)}
     )
 
@@ -277,7 +278,7 @@ def main() -> None:
   rows = tell(story)
   print(markdown(rows))
   if given.json:
-    outputs.write_json(given.json, {"rows": rows})
+    write_json(given.json, {"rows": rows})
 
 
 if __name__ == "__main__":

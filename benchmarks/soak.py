@@ -32,7 +32,8 @@ from benchmarks import demo_corpus, faults, verdict
 from benchmarks.disturbed import CRASH, Disturbed, disturbed
 from benchmarks.faults import Fault, Met
 from benchmarks.jobs import JobError, Run, wait_until
-from realm_jax.evaluation import outputs
+from realm_jax.console.table import figures_table
+from realm_jax.files.json_file import write_json
 from realm_jax.indexes.scann.config import given_tree
 
 _SAVE_EVERY_STEPS = 5
@@ -319,7 +320,7 @@ def report(result: dict[str, Any]) -> str:
       else _first_lines(differences),
       "seconds": run["seconds"],
     }
-    text.append(outputs.table(summary))
+    text.append(figures_table(summary))
   return "\n".join([*text, f"\npassed: {passed(result)}"])
 
 
@@ -357,7 +358,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     is_passed = passed(result)
     if given.json:
       met = [met for run in result["runs"] for met in run["faults"]]
-      outputs.write_json(
+      write_json(
         given.json, {**result, "by_kind": by_kind(met), "passed": is_passed}
       )
     print(report(result))

@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks import peer_processes
 from benchmarks.jobs import PROJECT_DIR
-from realm_jax.evaluation import outputs
+from realm_jax.files.json_file import write_json
 
 _KEPT = (
   "examples_per_second",
@@ -112,7 +112,7 @@ def main() -> None:
   result = measure(given)
   print(table(result))
   if given.json:
-    outputs.write_json(given.json, result)
+    write_json(given.json, result)
 
 
 if __name__ == "__main__":

@@ -8,22 +8,24 @@ decorated and nothing in it knows gin.
 import contextlib
 import difflib
 import importlib.util  # noqa: F401  gin reads it without importing it.
-import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+# TensorFlow only reads text in this project. Without this it reports at its
+# import every accelerator library that it does not find. jax sets another
+# value when it is imported, so this comes before all other imports.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from absl import app, flags
-from absl import logging as absl_logging
 
 import gin
-from realm_jax.partitioning import host_memory
+from realm_jax.console import annotations
+from realm_jax.console.library_messages import hide_library_messages
 
-# TensorFlow reads text here and nothing else; without this it reports, at its
-# import, each accelerator library that it does not find.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+_Result = TypeVar("_Result")
 
 _GIN_FILES = flags.DEFINE_multi_string(
   "gin_file", [], "A gin file; repeatable, later files override earlier ones."
@@ -37,13 +39,14 @@ _GIN_BINDINGS = flags.DEFINE_multi_string(
 
 _GIN_PREFIX = "--gin."
 _GIN_ADDITION = "\n  In call to configurable"
-_PACKAGE_DIR = str(Path(__file__).resolve().parent)
+_MACRO = "gin.macro"
+_CONFIG = gin.config._CONFIG  # gin has no public way to list its bindings.
 # The clone's root, so that `gin/runs/…` is found from any working directory.
 _PROJECT_DIR = str(Path(__file__).resolve().parent.parent)
 
 
 class ConfigurationError(ValueError):
-  """A gin file or binding that cannot mean what its author wanted."""
+  """A gin file or binding that is wrong."""
 
 
 def expand_gin_flags(argv: Sequence[str]) -> list[str]:
@@ -61,31 +64,33 @@ def expand_gin_flags(argv: Sequence[str]) -> list[str]:
   return expanded
 
 
-def _macros() -> tuple[set[str], set[str]]:
-  """The names of the macros that have a value, and of all there are."""
-  config = gin.config._CONFIG  # gin has no public way to list its macros.
-  bound = {
+def _macros() -> dict[str, Any]:
+  """Returns the value of each macro that a binding sets."""
+  return {
     name: values.get("value")
-    for (name, selector), values in config.items()
-    if selector == "gin.macro"
+    for (name, selector), values in _CONFIG.items()
+    if selector == _MACRO
   }
-  given = {name for name, value in bound.items() if not _is_required(value)}
-  macro = gin.config.get_configurable("gin.macro")
-  referred = {
+
+
+def _known_macros() -> set[str]:
+  """Returns the names of the macros that are set or used."""
+  macro = gin.config.get_configurable(_MACRO)
+  used = {
     reference.scopes[-1]
-    for reference in gin.config.iterate_references(config, to=macro)
+    for reference in gin.config.iterate_references(_CONFIG, to=macro)
   }
-  return given, referred | bound.keys()
+  return used | _macros().keys()
 
 
 def _is_required(value: Any) -> bool:
-  """Whether it is `%gin.REQUIRED`: to be given on the command line."""
+  """Returns whether a value is `%gin.REQUIRED`, which has to be overridden."""
   selector = getattr(value, "scoped_selector", None)
   return selector == "gin.REQUIRED/gin.constant"
 
 
 def _require_known_macros(bindings: Sequence[str]) -> None:
-  _, known = _macros()
+  known = _known_macros()
   for binding in bindings:
     name = binding.partition("=")[0].strip()
     if "." in name or name in known:
@@ -98,15 +103,49 @@ def _require_known_macros(bindings: Sequence[str]) -> None:
 
 
 def _require_given_macros() -> None:
-  """Names at once all that the files leave to the command line."""
-  given, known = _macros()
-  missing = sorted(known - given)
+  """Reports all values that the gin files leave to the command line."""
+  given = {n for n, value in _macros().items() if not _is_required(value)}
+  missing = sorted(_known_macros() - given)
   if missing:
     raise ConfigurationError(
       f"no value for {', '.join(missing)}; pass "
       + " ".join(f"--gin.{name}=VALUE" for name in missing)
       + " or a --gin_file that binds it"
     )
+
+
+def _resolved(bound: Any, macros: Mapping[str, Any]) -> tuple[Any, str | None]:
+  """Returns a bound value without references, and the macro that holds it."""
+  if isinstance(bound, gin.config.ConfigurableReference):
+    if bound.selector != _MACRO:
+      return annotations.UNKNOWN, None
+    name = bound.scopes[-1]
+    value, inner_name = _resolved(macros[name], macros)
+    return value, inner_name or name
+  if isinstance(bound, list | tuple):
+    return [_resolved(item, macros)[0] for item in bound], None
+  if isinstance(bound, dict):
+    return {k: _resolved(item, macros)[0] for k, item in bound.items()}, None
+  return bound, None
+
+
+def _require_types() -> None:
+  """Checks bound values against the annotations of their parameters."""
+  macros = _macros()
+  for (_, selector), bindings in _CONFIG.items():
+    # gin has no public way to get at the function that it has wrapped.
+    configurable = gin.config._REGISTRY[selector].wrapped
+    types = annotations.parameter_types(configurable)
+    for parameter in bindings.keys() & types.keys():
+      value, macro = _resolved(bindings[parameter], macros)
+      if not annotations.accepts(types[parameter], value):
+        wanted = annotations.describe(types[parameter])
+        name = f"{configurable.__name__}.{parameter}"
+        raise ConfigurationError(
+          f"{macro}={value!r}: {name} wants {wanted}; pass --gin.{macro}=VALUE"
+          if macro
+          else f"{name}={value!r}: want {wanted}"
+        )
 
 
 @contextlib.contextmanager
@@ -116,16 +155,16 @@ def parsed(
   *,
   search_paths: Sequence[str] = (".",),
 ) -> Iterator[None]:
-  """Holds a gin configuration for the time of a `with` block.
+  """Sets gin's configuration during a `with` block.
 
   Args:
-    gin_files: gin files, the later override the earlier.
+    gin_files: Gin files, of which later ones override earlier ones.
     bindings: `NAME = VALUE` statements that override all files.
-    search_paths: folders in which files and their includes are looked for.
+    search_paths: Folders in which files and their includes are searched.
 
   Raises:
-    ConfigurationError: a file is missing, a binding names nothing, a value
-      cannot be read, or what must be given is not.
+    ConfigurationError: A file is missing, a binding names nothing, a value
+      cannot be read or has the wrong type, or a required value is not given.
   """
   for path in (*search_paths, _PROJECT_DIR):
     gin.add_config_file_search_path(path)
@@ -137,6 +176,7 @@ def parsed(
       _require_known_macros(bindings)
       gin.parse_config(bindings)
       _require_given_macros()
+      _require_types()
       gin.finalize()
     except ConfigurationError:
       raise
@@ -147,8 +187,12 @@ def parsed(
     gin.clear_config()
 
 
-def configured(function: Callable[..., Any]) -> Callable[..., Any]:
-  """The function with the arguments that the held configuration binds."""
+def configured(function: Callable[..., _Result]) -> Callable[..., _Result]:
+  """Returns a function with the arguments that the configuration binds.
+
+  Raises:
+    ConfigurationError: No gin file binds any.
+  """
   try:
     return gin.get_configurable(function)
   except ValueError as error:
@@ -159,11 +203,11 @@ def configured(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def given() -> tuple[list[str], list[str]]:
-  """The gin files and bindings of the command line."""
+  """Returns the gin files and bindings of the command line."""
   return list(_GIN_FILES.value), list(_GIN_BINDINGS.value)
 
 
-def call(function: Callable[..., Any], **overrides: Any) -> Any:
+def call(function: Callable[..., _Result], **overrides: Any) -> _Result:
   """Calls `function` as the command line's gin flags configure it."""
   with parsed(
     _GIN_FILES.value,
@@ -173,44 +217,27 @@ def call(function: Callable[..., Any], **overrides: Any) -> Any:
     return configured(function)(**overrides)
 
 
-def show_our_lines() -> None:
-  """Logs this project's lines from INFO on, and other libraries' warnings.
-
-  Orbax writes some twenty lines for a checkpoint, and warns at each opening
-  of one for reading that it will not write; of it only errors are shown.
-  """
-
-  def is_shown(record: logging.LogRecord) -> bool:
-    if record.pathname.startswith(_PACKAGE_DIR):
-      return True
-    least = logging.ERROR if "orbax" in record.pathname else logging.WARNING
-    return record.levelno >= least
-
-  absl_logging.set_verbosity(absl_logging.INFO)
-  absl_logging.get_absl_handler().addFilter(is_shown)
-
-
 def message_of(error: Exception) -> str:
-  """What an error says, without where gin says that the call stood."""
+  """Returns an error's message without gin's description of the call."""
   return str(error).partition(_GIN_ADDITION)[0]
 
 
 def _command(path: str) -> str:
-  """The name of an entry point: a module's, or a package's."""
+  """Returns the name of an entry point, which is a module or a package."""
   is_package = Path(path).stem == "__main__"
   return Path(path).parent.name if is_package else Path(path).stem
 
 
-def run(main: Callable[[Sequence[str]], Any]) -> None:
-  """Runs an entry point's `main(argv)`; errors of the user's end in a line.
+def run(main: Callable[[Sequence[str]], int | None]) -> None:
+  """Runs an entry point's `main(argv)`, and prints a user's error as a line.
 
-  Errors that explain themselves (`ValueError` and `OSError`, which all of
-  this project's error types extend) print as one line and exit with 2;
-  anything else keeps its traceback, because it is a bug.
+  Errors that explain themselves (`ValueError` and `OSError`, from which all
+  error types of this project derive) are printed and exit with 2. All others
+  are bugs and keep their traceback.
   """
 
   def guarded(argv: Sequence[str]) -> int:
-    show_our_lines()
+    hide_library_messages()
     try:
       return main(argv) or 0
     except (ValueError, OSError) as error:
@@ -219,7 +246,6 @@ def run(main: Callable[[Sequence[str]], Any]) -> None:
       print(f"{_command(argv[0])}: {message_of(error)}", file=sys.stderr)
       return 2
 
-  host_memory.keep_freed_memory()
   try:
     arguments = expand_gin_flags(sys.argv)
   except ConfigurationError as error:

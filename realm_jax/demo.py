@@ -23,12 +23,14 @@ from absl import flags
 from realm_jax import configuration
 from realm_jax.console.sigterm import stop_on_sigterm
 from realm_jax.corpus.build.corpus import build_corpus
-from realm_jax.corpus.build.documents import DocumentReader
+from realm_jax.corpus.build.document_source import DocumentSource
+from realm_jax.corpus.build.summary import BuildSummary
 from realm_jax.demo_world import edits, report, world
 from realm_jax.evaluation import run as evaluation
-from realm_jax.partitioning import host_memory
+from realm_jax.partitioning import cpu_tuning
 from realm_jax.text.wordpieces import train_vocabulary, write_pieces
 from realm_jax.training import loop
+from realm_jax.training.config import TrainConfig
 
 _OUTPUT_DIR = flags.DEFINE_string(
   "output_dir", "out/demo", "Where everything the demo makes is kept."
@@ -61,12 +63,13 @@ class Story:
     """A file or folder of the story."""
     return str(self.output_dir / name)
 
-  def train(self, name: str, recipe: str, **bindings: Any) -> dict[str, Any]:
+  def train(self, name: str, recipe: str, **bindings: Any) -> loop.TrainResult:
     """Trains a stage in its own folder."""
-    result = self.run(
-      "train", loop.train, recipe, MODEL_DIR=self.path(name), **bindings
+    config = self.run(
+      "train", TrainConfig, recipe, MODEL_DIR=self.path(name), **bindings
     )
-    if result["stopped"]:
+    result = loop.train(config)
+    if result.preempted:
       raise ValueError(f"told to stop in {name}; what is made so far stays")
     return result
 
@@ -299,7 +302,7 @@ def tell(story: Story) -> dict[str, Any]:
       "followed": round(edited["exact_match"] * edited["num_questions"]),
       "total": edited["num_questions"],
     },
-    "generations_swapped": pretrained["swaps"],
+    "generations_swapped": pretrained.swaps,
     "wall_seconds": round(time.monotonic() - began, 1),
   }
 
@@ -307,7 +310,8 @@ def tell(story: Story) -> dict[str, Any]:
 def _train_vocabulary(story: Story, questions: Sequence[str]) -> None:
   """Wordpieces of the articles and the training questions together."""
   texts = list(questions)
-  for document in DocumentReader([story.path("world/articles.jsonl")]):
+  source = DocumentSource([story.path("world/articles.jsonl")])
+  for document in source.documents(BuildSummary()):
     texts += [document.title, document.text]
   pieces = train_vocabulary(texts, _VOCABULARY_SIZE)
   write_pieces(story.path("vocab.txt"), pieces)
@@ -337,7 +341,8 @@ def _say(title: str) -> None:
 def main(argv: Sequence[str]) -> None:
   """Tells the story and writes the report."""
   del argv
-  host_memory.run_in_turn()
+  cpu_tuning.disable_async_dispatch()
+  cpu_tuning.keep_freed_memory()
   output_dir = Path(_OUTPUT_DIR.value)
   if output_dir.exists() and any(output_dir.iterdir()):
     raise ValueError(

@@ -1,4 +1,4 @@
-"""Prints a few examples of a task, decoded, with what its masks hide.
+"""Prints decoded examples of a task, with the words that masks hide.
 
     python -m realm_jax.show_task --task=masked_salient_spans \\
       --corpus_dir=corpus
@@ -16,33 +16,35 @@ from collections.abc import Sequence
 from absl import flags
 
 from realm_jax import configuration
-from realm_jax.inputs.context import TaskContext
+from realm_jax.inputs.config import DataConfig
 from realm_jax.inputs.display import describe
 from realm_jax.inputs.examples import ExampleStream
 
 _TASK = flags.DEFINE_string(
-  "task", None, "The name of a seqio task.", required=True
+  "task", None, "Name of a seqio task.", required=True
 )
 _CORPUS_DIR = flags.DEFINE_string(
-  "corpus_dir", None, "What build_corpus wrote.", required=True
+  "corpus_dir", None, "Corpus directory.", required=True
 )
 _NUM = flags.DEFINE_integer(
-  "num", 5, "How many examples to print.", lower_bound=1
+  "num", 5, "Number of examples to print.", lower_bound=1
 )
 _QUESTION_FILE = flags.DEFINE_string(
   "question_file", None, "JSON Lines of questions, for open QA."
 )
-_SPLIT = flags.DEFINE_string("split", "train", "The split of the task.")
-_SEED = flags.DEFINE_integer("seed", 0, "Of the order and of masks.")
+_SPLIT = flags.DEFINE_string("split", "train", "Split of the task.")
+_SEED = flags.DEFINE_integer("seed", 0, "Seed of the order and of the masks.")
 _QUERY_LENGTH = flags.DEFINE_integer(
-  "query_length", 96, "Wordpieces of a query, [CLS] and [SEP] counted."
+  "query_length", 96, "Wordpieces of a query, [CLS] and [SEP] included."
 )
 _BLOCK_LENGTH = flags.DEFINE_integer(
-  "block_length", 288, "Wordpieces of a block, title and specials counted."
+  "block_length", 288, "Wordpieces of a block, title and specials included."
 )
-_MAX_MASKS = flags.DEFINE_integer("max_masks", 10, "Masks that are scored.")
+_MAX_MASKS = flags.DEFINE_integer(
+  "max_masks", 10, "Number of masks that are scored."
+)
 _TASK_MODULES = flags.DEFINE_list(
-  "task_modules", ["tasks"], "Modules that add tasks when imported."
+  "task_modules", ["tasks"], "Modules that register tasks when imported."
 )
 
 _BOLD, _PLAIN = "\033[1;33m", "\033[0m"
@@ -53,33 +55,28 @@ def _coloured(text: str) -> str:
 
 
 def show_task() -> None:
-  """Prints examples as the flags say."""
+  """Prints examples of the task that the flags name."""
   questions = _QUESTION_FILE.value
-  context = TaskContext(
-    _CORPUS_DIR.value, {_SPLIT.value: questions} if questions else {}
-  )
-  stream = ExampleStream(
-    _TASK.value,
+  config = DataConfig(
+    task=_TASK.value,
     split=_SPLIT.value,
-    context=context,
-    lengths={
-      "query": _QUERY_LENGTH.value,
-      "block": _BLOCK_LENGTH.value,
-      "mask_positions": _MAX_MASKS.value,
-      "mask_targets": _MAX_MASKS.value,
-      "mask_weights": _MAX_MASKS.value,
-    },
-    seed=_SEED.value,
-    repeat=False,
+    corpus_dir=_CORPUS_DIR.value,
+    question_files={_SPLIT.value: questions} if questions else {},
     task_modules=_TASK_MODULES.value,
+    batch_size=1,
+    query_length=_QUERY_LENGTH.value,
+    block_length=_BLOCK_LENGTH.value,
+    max_masks=_MAX_MASKS.value,
+    seed=_SEED.value,
   )
+  stream = ExampleStream(config, repeat=False)
   in_colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
   num_shown = 0
   for example in itertools.islice(stream, _NUM.value):
     text = describe(
       example,
       features=stream.task.output_features,
-      corpus=context.corpus,
+      corpus=config.context.corpus,
       width=shutil.get_terminal_size().columns,
     )
     print(_coloured(text) if in_colour else text, end="\n\n")
@@ -89,7 +86,7 @@ def show_task() -> None:
 
 
 def main(argv: Sequence[str]) -> None:
-  """Shows the task that the flags name."""
+  """Runs the command."""
   del argv
   show_task()
 

@@ -18,7 +18,7 @@ MAY_IMPORT = {
   "realm_jax/objectives": (),
   "realm_jax/partitioning": (),
   "realm_jax/text": (),
-  "realm_jax/corpus": ("text",),
+  "realm_jax/corpus": ("console", "text"),
   "realm_jax/demo_world": ("text",),
   "realm_jax/checkpoints": ("models",),
   "realm_jax/indexes": ("partitioning",),

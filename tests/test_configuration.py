@@ -124,6 +124,35 @@ def test_a_value_that_a_class_refuses_keeps_its_reason(sizes):
     _build([sizes], ["HEADS = 5", "LAYERS = 1"])
 
 
+@pytest.mark.parametrize(
+  ("binding", "said"),
+  [
+    (
+      "HIDDEN = 'x'",
+      "HIDDEN='x': BertConfig.hidden_size wants an integer; pass "
+      "--gin.HIDDEN=VALUE",
+    ),
+    ("HIDDEN = 1.5", "HIDDEN=1.5: BertConfig.hidden_size wants an integer"),
+    ("HIDDEN = None", "HIDDEN=None: BertConfig.hidden_size wants an integer"),
+    ("HIDDEN = True", "HIDDEN=True: BertConfig.hidden_size wants an integer"),
+    ("HIDDEN = %NAME", "NAME='x': BertConfig.hidden_size wants an integer"),
+    (
+      "bert.BertConfig.dropout_rate = 'x'",
+      "BertConfig.dropout_rate='x': want a number",
+    ),
+  ],
+)
+def test_a_value_of_the_wrong_type_is_named(sizes, tmp_path, binding, said):
+  name = tmp_path / "name.gin"
+  name.write_text("NAME = 'x'\n")
+  assert said in _refused([sizes, str(name)], [*_GIVEN, binding])
+
+
+def test_an_integer_is_a_number(sizes):
+  bindings = [*_GIVEN, "bert.BertConfig.dropout_rate = 0"]
+  assert _build([sizes], bindings).dropout_rate == 0
+
+
 def test_gin_flags_are_expanded():
   assert configuration.expand_gin_flags(
     ["train", "--gin_file=a.gin", "--gin.MODEL_DIR='x=y'", "--gin.A.b=1"]

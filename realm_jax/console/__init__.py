@@ -1,1 +1,1 @@
-"""What a running command shows, and how it is told to stop."""
+"""Progress of running commands, and how SIGTERM stops them."""

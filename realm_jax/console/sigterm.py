@@ -1,4 +1,4 @@
-"""SIGTERM as a wish that a loop grants at its next safe place."""
+"""A SIGTERM flag that loops poll at step boundaries."""
 
 import contextlib
 import signal
@@ -8,7 +8,10 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def stop_on_sigterm() -> Iterator[threading.Event]:
-  """An event that SIGTERM sets, where signals can be handled."""
+  """Yields an event that SIGTERM sets during the `with` block.
+
+  Only the main thread can handle signals. In any other the event stays unset.
+  """
   stop = threading.Event()
   if threading.current_thread() is not threading.main_thread():
     yield stop

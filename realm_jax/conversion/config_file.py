@@ -39,7 +39,7 @@ class ConfigFile:
       raise self._error(key, wanted)
     return int(value)
 
-  def number(self, key: str, default: int | float | None = None) -> float:
+  def number(self, key: str, default: float | None = None) -> float:
     """Returns an entry that must be a number.
 
     Raises:
@@ -47,9 +47,7 @@ class ConfigFile:
     """
     return self._number(key, default, "a number")
 
-  def _number(
-    self, key: str, default: int | float | None, wanted: str
-  ) -> float:
+  def _number(self, key: str, default: float | None, wanted: str) -> float:
     value = self.get(key, default)
     if (
       not isinstance(value, int | float)

@@ -54,7 +54,9 @@ def new_directory(output_dir: epath.PathLike) -> Iterator[epath.Path]:
     yield epath.Path(output_dir)
     return
   with (
-    explain_full_disk(output_dir),
+    explain_full_disk(
+      output_dir, advice="free some space, or name another --output_dir"
+    ),
     whole_directory.staging_directory(output_dir) as staging,
   ):
     yield epath.Path(staging)

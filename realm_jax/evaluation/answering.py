@@ -1,48 +1,72 @@
-"""From a question to its answers in the text: retrieve, read, point."""
+"""Answers to questions: retrieve blocks, read them, find the best span."""
 
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from etils import epath
 from jaxtyping import Array, Float, Int, Int32
 
 from realm_jax.corpus.store import Corpus
+from realm_jax.evaluation.generation import open_generation
 from realm_jax.evaluation.ranking import BlockRanker, Ranking
-from realm_jax.evaluation.trained import (
-  Trained,
-  load_trained,
-  open_generation,
+from realm_jax.evaluation.trained_model import (
+  ModelSource,
+  TrainedModel,
+  load_model,
   whole_batch,
 )
 from realm_jax.generations.follow.loading import Generation
 from realm_jax.indexes.protocol import SearchError
 from realm_jax.indexes.random import RandomConfig
+from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader
-from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning import rules
 from realm_jax.text.answer_spans import widen_to_words
 from realm_jax.text.answers import normalize_answer
-from realm_jax.training.stages import OpenQa
+from realm_jax.training.stages.open_qa import OpenQa
 
 CANDIDATES = ("index", "random")
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
-  """An answer where it stands.
+class AnsweringConfig:
+  """Which blocks are retrieved for a question, and how many are read.
 
   Attributes:
-    text: as it was written.
-    row: of the block it stands in.
-    start_byte: where it begins in the block's body, in UTF-8 …
-    limit_byte: … and ends.
-    score: of its best span, the reader's plus the block's.
-    probability: of the spans that say the same, among all that were read.
+    candidates: "index", or "random" for the control that reads random blocks.
+    index_scores: Whether the run was trained on the index's own scores (BM25).
+    num_searched: Number of blocks retrieved, over which p(z|x) is normalized.
+    num_read: Number of the best blocks that the reader reads.
+    num_spans: Number of the best spans that are grouped into answers.
+  """
+
+  candidates: str = "index"
+  index_scores: bool = False
+  num_searched: int = 20
+  num_read: int = 5
+  num_spans: int = 1
+
+  def __post_init__(self) -> None:
+    if self.candidates not in CANDIDATES:
+      raise ValueError(
+        f"candidates={self.candidates!r}; want one of {CANDIDATES}"
+      )
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+  """An answer and its place in the corpus.
+
+  Attributes:
+    text: Answer as the block spells it.
+    row: Row of its block in the corpus.
+    start_byte: Offset of its first byte in the block's body, in UTF-8.
+    limit_byte: Offset after its last byte.
+    score: Score of its best span: the reader's plus the block's.
+    probability: Probability of all spans that give this answer.
   """
 
   text: str
@@ -55,12 +79,12 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True)
 class Answered:
-  """What one question gave.
+  """The answers of one question.
 
   Attributes:
-    answers: no two alike once normalised, in the order of their best spans;
-      empty where the blocks read have no span.
-    ranking: the blocks found, as arrays [k].
+    answers: Answers that differ once normalized, ordered by their best spans.
+      Empty if the blocks that were read contain no span.
+    ranking: Retrieved blocks, as arrays [k].
   """
 
   answers: Sequence[Answer]
@@ -68,164 +92,171 @@ class Answered:
 
   @property
   def prediction(self) -> str:
-    """The best answer's text; empty without one."""
+    """Text of the best answer; empty if there is none."""
     return self.answers[0].text if self.answers else ""
 
 
 class Answerer:
   """Answers questions with one checkpoint and one generation.
 
-  The span with the largest sum of reader score and block score is the best,
-  over all spans of all blocks read, as in Google's released ORQA.
+  The best answer is the span with the largest sum of reader score and block
+  score, over all spans of all blocks read, as in Google's released ORQA.
 
   Args:
-    trained: the checkpoint, with a reader.
-    generation: what is searched.
-    ranker: finds blocks in it.
-    num_read: how many of the best are read.
-    query_length: the longest question, with [CLS] and [SEP].
-    block_length: the longest block.
-    num_spans: how many of the best spans are looked at for answers.
+    model: Checkpoint with a reader.
+    generation: Generation to search.
+    config: Number of blocks to search and read.
+
+  Raises:
+    SearchError: More blocks are to be read than are retrieved.
   """
 
   def __init__(
-    self,
-    trained: Trained,
-    generation: Generation,
-    ranker: BlockRanker,
-    *,
-    num_read: int,
-    query_length: int,
-    block_length: int,
-    num_spans: int = 1,
+    self, model: TrainedModel, generation: Generation, config: AnsweringConfig
   ):
+    self._ranker = BlockRanker(
+      model,
+      generation,
+      num_searched=config.num_searched,
+      index_scores=config.index_scores,
+    )
+    self.num_searched = self._ranker.num_searched
     num_blocks = generation.index.num_blocks
-    if not 1 <= num_read <= num_blocks:
+    if not 1 <= config.num_read <= num_blocks:
       raise SearchError(
-        f"num_read={num_read} of the corpus's {num_blocks} blocks; choose "
-        f"NUM_READ from 1 to {num_blocks}"
+        f"num_read={config.num_read} of the corpus's {num_blocks} blocks; "
+        f"choose NUM_READ from 1 to {num_blocks}"
       )
-    if num_read > ranker.num_searched:
+    if config.num_read > self.num_searched:
       raise SearchError(
-        f"num_read={num_read} exceeds num_searched={ranker.num_searched}; "
-        "raise NUM_SEARCHED"
+        f"num_read={config.num_read} exceeds num_searched="
+        f"{self.num_searched}; raise NUM_SEARCHED"
       )
-    reader = trained.models.reader
+    reader = model.models.reader
     assert reader is not None
-    self.trained = trained
+    self.model = model
     self.generation = generation
-    self.num_read = num_read
-    self.num_searched = ranker.num_searched
-    self._ranker = ranker
-    self._query_length = query_length
-    self._block_length = block_length
-    self._spans_shape = (num_read, block_length, reader.max_answer_width)
+    self.config = config
+    self._spans_shape = (
+      config.num_read,
+      model.source.block_length,
+      reader.max_answer_width,
+    )
+    num_spans = min(config.num_spans, int(np.prod(self._spans_shape)))
     self._read = jax.jit(
-      functools.partial(
-        best_spans, reader, min(num_spans, int(np.prod(self._spans_shape)))
-      ),
-      out_shardings=rules.batch_sharding(trained.mesh),
+      functools.partial(best_spans, reader, num_spans),
+      out_shardings=rules.batch_sharding(model.mesh),
     )
 
   @property
   def corpus(self) -> Corpus:
-    """Whose blocks are read."""
+    """Corpus whose blocks are read."""
     return self.generation.corpus
 
   def ask(self, question: str) -> Answered:
-    """The answers of one question.
+    """Answers one question.
 
     Raises:
-      ValueError: the question has no words.
+      ValueError: The question has no words.
     """
+    query_length = self.model.source.query_length
     words = self.corpus.vocabulary
-    token_ids = words.encode(question)[: self._query_length - 2]
+    token_ids = words.encode(question)[: query_length - 2]
     if not token_ids:
       raise ValueError(f"the question {question!r} has no words")
-    queries = np.zeros((whole_batch(1), self._query_length), np.int32)
+    queries = np.zeros((whole_batch(1), query_length), np.int32)
     queries[:, : len(token_ids) + 2] = [words.cls_id, *token_ids, words.sep_id]
     return self.answer(queries, num_questions=1)[0]
 
   def answer(
     self, token_ids: Int32[np.ndarray, "b q"], *, num_questions: int
   ) -> list[Answered]:
-    """The answers of each question.
+    """Answers a batch of questions.
 
     Args:
-      token_ids: of the questions; b is a multiple of the devices.
-      num_questions: how many rows are questions; the others only fill up.
+      token_ids: Questions; b must be a multiple of the number of devices.
+      num_questions: Number of rows that are questions; the rest is padding.
     """
     ranking = self._ranker.rank(token_ids)
-    rows = ranking.rows[:, : self.num_read]
+    rows = ranking.rows[:, : self.config.num_read]
     batch = rules.to_devices(
       {
         "query": token_ids,
-        "candidates": self.corpus.gather(rows, self._block_length),
-        "scores": ranking.scores[:, : self.num_read],
+        "candidates": self.corpus.gather(rows, self.model.source.block_length),
+        "scores": ranking.scores[:, : self.config.num_read],
       },
-      self.trained.mesh,
+      self.model.mesh,
     )
-    places, scores, probabilities = map(
-      np.asarray, self._read(self.trained.params["reader"], **batch)
+    spans, scores, probabilities = map(
+      np.asarray, self._read(self.model.params["reader"], **batch)
     )
-    block, start, extra = np.unravel_index(places, self._spans_shape)
-    answered = []
-    for i in range(num_questions):
-      answers: dict[str, Answer] = {}
-      for j in np.flatnonzero(np.isfinite(scores[i])).tolist():
-        answer = locate_answer(
-          self.corpus,
-          int(rows[i, block[i, j]]),
-          start=int(start[i, j]),
-          width=int(extra[i, j]) + 1,
-        )
-        known = answers.setdefault(
-          normalize_answer(answer.text),
-          dataclasses.replace(answer, score=float(scores[i, j])),
-        )
-        answers[normalize_answer(answer.text)] = dataclasses.replace(
-          known, probability=known.probability + float(probabilities[i, j])
-        )
-      answered.append(
-        Answered(
-          list(answers.values()), Ranking(*(part[i] for part in ranking))
-        )
+    return [
+      Answered(
+        self._group(rows[i], spans[i], scores[i], probabilities[i]),
+        ranking.of_query(i),
       )
-    return answered
+      for i in range(num_questions)
+    ]
+
+  def _group(
+    self,
+    rows: Int32[np.ndarray, " k"],
+    spans: Int[np.ndarray, " n"],
+    scores: Float[np.ndarray, " n"],
+    probabilities: Float[np.ndarray, " n"],
+  ) -> list[Answer]:
+    """Groups a question's best spans by the answer that they give."""
+    block, start, extra_width = np.unravel_index(spans, self._spans_shape)
+    answers: dict[str, Answer] = {}
+    for j in np.flatnonzero(np.isfinite(scores)).tolist():
+      answer = locate_answer(
+        self.corpus,
+        int(rows[block[j]]),
+        start=int(start[j]),
+        width=int(extra_width[j]) + 1,
+      )
+      key = normalize_answer(answer.text)
+      best = answers.get(key) or dataclasses.replace(
+        answer, score=float(scores[j])
+      )
+      answers[key] = dataclasses.replace(
+        best, probability=best.probability + float(probabilities[j])
+      )
+    return list(answers.values())
 
 
 def best_spans(
   reader: Reader,
   num_spans: int,
-  params: Any,
+  params: Params,
   query: Int[Array, "b q"],
   candidates: Int[Array, "b k l"],
   scores: Float[Array, "b k"],
 ) -> tuple[Int[Array, "b n"], Float[Array, "b n"], Float[Array, "b n"]]:
-  """The n best spans of k blocks together.
+  """Finds the n best spans of k blocks together.
 
-  Google's and Hugging Face's readers choose the best span's block and its
-  place in the block apart. That is the same but where spans of two blocks
-  score alike to the last bit; the two may then be of different spans there,
-  and the first block's is taken here.
+  Google's and Hugging Face's readers choose the block of the best span and
+  its place in the block separately. The result is the same unless spans of
+  two blocks have exactly equal scores: their two choices may then belong to
+  different spans, and this function takes the span of the first block.
 
   Returns:
-    Places in the flattened [k l w], scores (−∞ past the last span there is),
-    and probabilities: the softmax over all spans.
+    Indices into the flattened [k l w], scores (−∞ where there are fewer than
+    n spans), and probabilities, which are the softmax over all spans.
   """
   spans = reader.apply({"params": params}, query, candidates, method="spans")
   totals = jnp.where(
     spans.is_span, spans.logits + scores[:, :, None, None], -jnp.inf
   ).reshape(len(query), -1)
-  best, places = jax.lax.top_k(totals, num_spans)
+  best, indices = jax.lax.top_k(totals, num_spans)
   log_total = jax.nn.logsumexp(totals, axis=-1, keepdims=True)
-  return places, best, jnp.exp(best - log_total)
+  return indices, best, jnp.exp(best - log_total)
 
 
 def locate_answer(
   corpus: Corpus, row: int, *, start: int, width: int
 ) -> Answer:
-  """The text of a span of body tokens, widened to whole words."""
+  """Returns the text of a span of body tokens, widened to whole words."""
   pieces = corpus.body_token_ids(row)
   start, limit = widen_to_words(
     start, start + width, corpus.vocabulary.is_continuation[pieces]
@@ -242,70 +273,20 @@ def locate_answer(
 
 
 def load_answerer(
-  *,
-  model_dir: epath.PathLike,
-  corpus_dir: epath.PathLike,
-  retriever: Retriever,
-  reader: Reader,
-  generation: epath.PathLike | None = None,
-  candidates: str = "index",
-  index_scores: bool = False,
-  num_searched: int = 20,
-  num_read: int = 5,
-  num_spans: int = 1,
-  query_length: int = 64,
-  block_length: int = 288,
-  checkpoint_step: int | None = None,
+  source: ModelSource, config: AnsweringConfig | None = None
 ) -> Answerer:
-  """Loads all that answers a question, once.
+  """Loads a checkpoint and its generation, to answer any number of questions.
 
   Args:
-    model_dir: of a run of open QA, or one of its checkpoints.
-    corpus_dir: what `build_corpus` wrote.
-    retriever: the towers of the run.
-    reader: its reader.
-    generation: a generation, or a folder of them; None takes the one that
-      the checkpoint says it was trained with.
-    candidates: `index`, or `random` for the control that reads random blocks.
-    index_scores: as the run was trained: True with BM25.
-    num_searched: over how many blocks p(z|x) goes.
-    num_read: how many of the best are read.
-    num_spans: how many of the best spans are looked at for answers.
-    query_length: the longest question, with [CLS] and [SEP].
-    block_length: the longest block.
-    checkpoint_step: which checkpoint; None takes the last.
+    source: Checkpoint of a run of open QA.
+    config: Number of blocks to search and read; None takes the defaults.
 
   Raises:
-    CheckpointError: the checkpoint is missing or does not fit.
-    GenerationError: the generation is missing, damaged or of another corpus.
-    SearchError: more blocks are to be read than there are.
+    CheckpointError: The checkpoint is missing or does not fit.
+    GenerationError: The generation is missing, damaged or of another corpus.
+    SearchError: More blocks are to be read than are retrieved.
   """
-  if candidates not in CANDIDATES:
-    raise ValueError(f"candidates={candidates!r}; want one of {CANDIDATES}")
-  trained = load_trained(
-    model_dir=model_dir,
-    corpus_dir=corpus_dir,
-    stage=OpenQa(index_scores=index_scores),
-    retriever=retriever,
-    reader=reader,
-    query_length=query_length,
-    block_length=block_length,
-    checkpoint_step=checkpoint_step,
-  )
-  loaded = open_generation(
-    trained,
-    generation,
-    index=RandomConfig() if candidates == "random" else None,
-  )
-  ranker = BlockRanker(
-    trained, loaded, num_searched=num_searched, index_scores=index_scores
-  )
-  return Answerer(
-    trained,
-    loaded,
-    ranker,
-    num_read=num_read,
-    query_length=query_length,
-    block_length=block_length,
-    num_spans=num_spans,
-  )
+  config = config or AnsweringConfig()
+  model = load_model(source, OpenQa(index_scores=config.index_scores))
+  index = RandomConfig() if config.candidates == "random" else None
+  return Answerer(model, open_generation(model, index=index), config)

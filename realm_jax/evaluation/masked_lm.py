@@ -1,180 +1,165 @@
-"""Masked words with and without retrieval: what pre-training has learnt."""
+"""Evaluation of pre-training: masked words with and without retrieval."""
 
+import collections
 import contextlib
-import functools
+import dataclasses
+import itertools
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 import jax
 from etils import epath
 
-from realm_jax.console.counter import Counter
+from realm_jax.console.progress import Progress
 from realm_jax.evaluation import outputs
+from realm_jax.evaluation.generation import open_generation
 from realm_jax.evaluation.ranking import BlockRanker
-from realm_jax.evaluation.trained import (
-  description,
-  load_trained,
-  open_generation,
+from realm_jax.evaluation.trained_model import (
+  ModelSource,
+  TrainedModel,
+  load_model,
   whole_batch,
 )
-from realm_jax.inputs.batches import BatchStream
-from realm_jax.models.reader import Reader
-from realm_jax.models.retriever import Retriever, relevance
-from realm_jax.objectives.masked_lm import marginal_masked_lm_loss
+from realm_jax.generations.follow.loading import Generation
+from realm_jax.inputs.batches import Batch, BatchStream
+from realm_jax.inputs.config import DataConfig
 from realm_jax.partitioning import rules
-from realm_jax.training.stages import Models, Pretraining
-from realm_jax.training.step import embed_candidates, read_masks
+from realm_jax.partitioning.mesh import DATA_AXIS
+from realm_jax.training.packing.packer import padded
+from realm_jax.training.stages.model_inputs import ModelInputs
+from realm_jax.training.stages.pretraining import Pretraining
 
 # Means over queries; the other metrics are means over masks.
-_OF_QUERIES = frozenset({"recall", "null_probability", "candidate_entropy"})
+_QUERY_METRICS = frozenset({"recall", "null_probability", "candidate_entropy"})
 
 
 def evaluate_masked_lm(
   *,
-  model_dir: epath.PathLike,
-  corpus_dir: epath.PathLike,
-  retriever: Retriever,
-  reader: Reader,
+  source: ModelSource,
+  data: DataConfig,
   stage: Pretraining,
-  task: str = "masked_salient_spans",
-  split: str = "train",
-  task_modules: Sequence[str] = ("tasks",),
-  seed: int = 1_000_003,
   num_batches: int = 32,
-  batch_size: int = 32,
-  query_length: int = 96,
-  block_length: int = 288,
-  generation: epath.PathLike | None = None,
-  checkpoint_step: int | None = None,
   output_dir: epath.PathLike | None = None,
-) -> dict[str, Any]:
-  """Fills in masked words from what is retrieved, and from the null block.
+) -> outputs.Figures:
+  """Fills in masked words from retrieved blocks, and from the null block.
 
-  Candidates are those of training: the null block and what the index finds,
-  without the sentence's own block. `masked_accuracy` is of the words most
-  likely under Σ_z p(z|x) p(y|z, x), `masked_accuracy_null` of those most
-  likely under p(y|null, x): the same reader without any text to look at.
+  The candidates are those of training: the null block and what the index
+  finds, without the sentence's own block. `masked_accuracy` counts the words
+  that are most likely under Σ_z p(z|x) p(y|z, x), and `masked_accuracy_null`
+  those most likely under p(y|null, x), which is the same reader without any
+  text to look at.
 
   Args:
-    model_dir: of a run of pre-training, or one of its checkpoints.
-    corpus_dir: what `build_corpus` wrote.
-    retriever: the towers of the run.
-    reader: its reader.
-    stage: how candidates are found.
-    task: the seqio task of masked sentences.
-    split: of the task.
-    task_modules: modules that add seqio tasks when they are imported.
-    seed: of which sentences and masks; not the training's.
-    num_batches: how many batches.
-    batch_size: sentences at once; rounded up to share among the devices.
-    query_length: the longest sentence, with [CLS] and [SEP].
-    block_length: the longest block.
-    generation: a generation, or a folder of them; None takes the one that
-      the trainer had in use at the checkpoint.
-    checkpoint_step: which checkpoint; None takes the last.
-    output_dir: where `metrics.json` goes, if anywhere.
+    source: Checkpoint of a run of pre-training, with its reader.
+    data: Task of masked sentences. Its seed should not be the training's, so
+      that other words are masked. The batch size is rounded up to a multiple
+      of the devices.
+    stage: Stage that says how candidates are retrieved.
+    num_batches: Number of batches.
+    output_dir: Directory of `metrics.json`; None writes nothing.
 
   Returns:
-    What `metrics.json` holds: the metrics of `marginal_masked_lm_loss`, and
-    `recall`, how often the masked words stand in a retrieved block.
+    Contents of `metrics.json`: the metrics of `marginal_masked_lm_loss`, and
+    `recall`, the share of queries whose masked words a retrieved block has.
 
   Raises:
-    ValueError: something is missing or does not fit; the message says what.
+    ValueError: A file is missing or does not fit; the message says which.
   """
   if num_batches < 1:
     raise ValueError(f"num_batches={num_batches}; want at least 1")
   start = time.monotonic()
-  trained = load_trained(
-    model_dir=model_dir,
-    corpus_dir=corpus_dir,
-    stage=stage,
-    retriever=retriever,
-    reader=reader,
-    query_length=query_length,
-    block_length=block_length,
-    checkpoint_step=checkpoint_step,
+  model = load_model(source, stage)
+  generation = open_generation(model)
+  stream = BatchStream(
+    dataclasses.replace(data, batch_size=whole_batch(data.batch_size))
   )
-  loaded = open_generation(trained, generation)
+  with contextlib.closing(stream):
+    batches = itertools.islice(stream, num_batches)
+    means = _mean_metrics(model, generation, stage, batches)
+  return outputs.report(
+    {
+      **means.values(),
+      "num_queries": means.num_queries,
+      "num_masks": means.num_masks,
+      "num_candidates": stage.num_candidates,
+      "split": data.split,
+      "task": data.task,
+      "seed": data.seed,
+    },
+    model,
+    generation,
+    start=start,
+    output_dir=output_dir,
+  )
+
+
+class _Means:
+  """Means of metrics over batches, weighted by their queries or masks."""
+
+  def __init__(self) -> None:
+    self.num_queries = 0
+    self.num_masks = 0
+    self._totals: dict[str, float] = collections.defaultdict(float)
+
+  def add(
+    self, metrics: Mapping[str, float], *, num_queries: int, num_masks: int
+  ) -> None:
+    self.num_queries += num_queries
+    self.num_masks += num_masks
+    for name, value in metrics.items():
+      weight = num_queries if name in _QUERY_METRICS else num_masks
+      self._totals[name] += weight * value
+
+  def values(self) -> dict[str, float]:
+    return {
+      name: total
+      / (self.num_queries if name in _QUERY_METRICS else self.num_masks)
+      for name, total in self._totals.items()
+    }
+
+
+def _mean_metrics(
+  model: TrainedModel,
+  generation: Generation,
+  stage: Pretraining,
+  batches: Iterable[Batch],
+) -> _Means:
   ranker = BlockRanker(
-    trained,
-    loaded,
-    num_searched=stage.num_searched(loaded.num_blocks),
+    model,
+    generation,
+    num_searched=stage.num_searched(generation.num_blocks),
     current_queries=stage.current_queries,
   )
-  stream = BatchStream(
-    task,
-    split=split,
-    corpus_dir=corpus_dir,
-    batch_size=whole_batch(batch_size),
-    query_length=query_length,
-    block_length=block_length,
-    seed=seed,
-    task_modules=task_modules,
-  )
+  loss = stage.loss(model.models)
   measure = jax.jit(
-    functools.partial(masked_metrics, trained.models, stage.form),
-    out_shardings=rules.replicated(trained.mesh),
+    lambda params, batch: loss(params, batch).means(),
+    out_shardings=rules.replicated(model.mesh),
   )
-  totals: dict[str, float] = {}
-  num_queries, num_masks = 0, 0
-  with contextlib.closing(stream), Counter("sentences") as counter:
-    for _, batch in zip(range(num_batches), stream, strict=False):
-      found = ranker.search(batch.arrays["query"])
-      arrays, of_host = stage.assemble(
+  groups = model.mesh.shape[DATA_AXIS]
+  inputs = ModelInputs(model.models, groups=groups)
+  means = _Means()
+  with Progress("sentences") as progress:
+    for batch in batches:
+      made, host_metrics = stage.assemble(
         batch,
-        found,
-        corpus=loaded.corpus,
-        generation=loaded,
-        block_length=block_length,
+        ranker.search(batch.arrays["query"]),
+        inputs=inputs,
+        corpus=generation.corpus,
+        generation=generation,
+        block_length=model.source.block_length,
       )
-      of_device = measure(
-        trained.params, rules.to_devices(arrays, trained.mesh)
+      device_metrics = measure(
+        model.params,
+        rules.to_devices(padded(made, groups=groups), model.mesh),
       )
-      queries = len(arrays["query"])
-      masks = int(arrays["mask_weights"].sum())
-      num_queries += queries
-      num_masks += masks
-      for name, value in {**of_device, **of_host}.items():
-        weight = queries if name in _OF_QUERIES else masks
-        totals[name] = totals.get(name, 0.0) + weight * float(value)
-      counter.advance(queries)
-  result = {
-    name: total / (num_queries if name in _OF_QUERIES else num_masks)
-    for name, total in totals.items()
-  } | {
-    "num_queries": num_queries,
-    "num_masks": num_masks,
-    "num_candidates": stage.num_candidates,
-    "split": split,
-    "task": task,
-    "seed": seed,
-    **description(trained, loaded),
-    "seconds": round(time.monotonic() - start, 3),
-  }
-  if output_dir is not None:
-    outputs.write_json(epath.Path(output_dir) / outputs.METRICS, result)
-  return result
-
-
-def masked_metrics(
-  models: Models,
-  form: str,
-  params: dict[str, Any],
-  batch: dict[str, jax.Array],
-) -> dict[str, jax.Array]:
-  """The metrics of the pre-training loss, without dropout."""
-  retriever, reader = models
-  assert reader is not None
-  query_vectors, block_vectors = embed_candidates(
-    retriever, params["retriever"], batch
-  )
-  logits = read_masks(reader, params["reader"], batch)
-  _, metrics = marginal_masked_lm_loss(
-    relevance(query_vectors, block_vectors, score_scale=retriever.score_scale),
-    logits,
-    batch["mask_targets"],
-    batch["mask_weights"],
-    form=form,
-  )
-  return metrics
+      num_queries = len(batch.arrays["query"])
+      means.add(
+        {
+          name: float(value)
+          for name, value in {**device_metrics, **host_metrics}.items()
+        },
+        num_queries=num_queries,
+        num_masks=int(batch.arrays["mask_weights"].sum()),
+      )
+      progress.advance(num_queries)
+  return means

@@ -1,58 +1,68 @@
-"""What an evaluation leaves: JSON that is whole or not there, and a table."""
+"""The files that an evaluation writes."""
 
 import contextlib
-import json
+import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 from etils import epath
 
+from realm_jax.evaluation.trained_model import TrainedModel
+from realm_jax.files.json_file import JsonValue, json_lines, write_json
+from realm_jax.generations.follow.loading import Generation
+
 METRICS = "metrics.json"
 PREDICTIONS = "predictions.jsonl"
+RETRIEVED = "retrieved.jsonl"
 
-Write = Callable[[Mapping[str, Any]], None]
-
-
-@contextlib.contextmanager
-def _replacing(path: epath.Path) -> Iterator[Any]:
-  """A file to write that takes its name once it is complete."""
-  path.parent.mkdir(parents=True, exist_ok=True)
-  partial = path.with_name(f".{path.name}.partial")
-  try:
-    with partial.open("w") as file:
-      yield file
-    partial.replace(path)
-  except BaseException:
-    partial.unlink(missing_ok=True)
-    raise
-
-
-def write_json(path: epath.PathLike, values: Mapping[str, Any]) -> None:
-  """Writes one JSON object."""
-  with _replacing(epath.Path(path)) as file:
-    file.write(json.dumps(values, indent=2, ensure_ascii=False) + "\n")
+# Metrics and a description of what was measured, by name.
+Figures = dict[str, JsonValue]
 
 
 @contextlib.contextmanager
-def json_lines(path: epath.PathLike | None) -> Iterator[Write]:
-  """A function that writes a line; with no path it writes nowhere.
+def lines(
+  output_dir: epath.PathLike | None, name: str
+) -> Iterator[Callable[[Mapping[str, JsonValue]], None]]:
+  """Yields a function that writes a line of JSON to a file of `output_dir`.
 
-  The file appears when the block ends, and only if it ends well.
+  The file appears when the block ends well. Without a directory nothing is
+  written.
   """
-  if path is None:
+  if output_dir is None:
     yield lambda line: None
     return
-  with _replacing(epath.Path(path)) as file:
-    yield lambda line: file.write(json.dumps(line, ensure_ascii=False) + "\n")
+  with json_lines(epath.Path(output_dir) / name) as write:
+    yield write
 
 
-def table(metrics: Mapping[str, Any]) -> str:
-  """The figures for people, a line each, in aligned columns."""
-  width = max(map(len, metrics))
-  return "\n".join(
-    f"{name:<{width}}  {_shown(value)}" for name, value in metrics.items()
-  )
+def report(
+  metrics: Mapping[str, JsonValue],
+  model: TrainedModel,
+  generation: Generation,
+  *,
+  start: float,
+  output_dir: epath.PathLike | None,
+) -> Figures:
+  """Adds what was measured to metrics, and writes both to `metrics.json`.
 
-
-def _shown(value: Any) -> str:
-  return f"{value:.4f}" if isinstance(value, float) else str(value)
+  Args:
+    metrics: Figures of the evaluation.
+    model: Evaluated model.
+    generation: Generation that was searched.
+    start: Value of `time.monotonic()` when the evaluation started.
+    output_dir: Directory of `metrics.json`; None writes nothing.
+  """
+  figures = {
+    **metrics,
+    "checkpoint": model.step,
+    "generation": generation.step,
+    "index": generation.index.kind,
+    "num_blocks": generation.num_blocks,
+    "model_dir": str(model.model_dir),
+    "corpus_dir": str(model.corpus.source),
+    "corpus_fingerprint": generation.corpus.fingerprint,
+    "corpus_version": generation.corpus.version,
+    "seconds": round(time.monotonic() - start, 3),
+  }
+  if output_dir is not None:
+    write_json(epath.Path(output_dir) / METRICS, figures)
+  return figures

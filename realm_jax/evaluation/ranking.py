@@ -1,4 +1,4 @@
-"""The blocks found for queries, and how likely each of them is: p(z|x)."""
+"""The blocks retrieved for queries, and their probabilities p(z|x)."""
 
 import functools
 from typing import NamedTuple
@@ -8,7 +8,7 @@ import numpy as np
 from absl import logging
 from jaxtyping import Float, Float32, Int32
 
-from realm_jax.evaluation.trained import Trained
+from realm_jax.evaluation.trained_model import TrainedModel
 from realm_jax.generations.follow.loading import Generation
 from realm_jax.indexes.protocol import (
   QueryBatch,
@@ -21,82 +21,113 @@ from realm_jax.partitioning import rules
 
 
 class Ranking(NamedTuple):
-  """Blocks of each query, the best first.
+  """Blocks retrieved for each query, best first.
 
-  `scores` are those that the reader's are added to, and `probabilities`
-  their softmax over the blocks found.
+  Attributes:
+    rows: Rows of the blocks in the corpus.
+    scores: Scores to which the reader's are added.
+    probabilities: Softmax of the scores over the retrieved blocks.
   """
 
-  rows: Int32[np.ndarray, "b k"]
-  scores: Float32[np.ndarray, "b k"]
-  probabilities: Float[np.ndarray, "b k"]
+  rows: Int32[np.ndarray, "*b k"]
+  scores: Float32[np.ndarray, "*b k"]
+  probabilities: Float[np.ndarray, "*b k"]
+
+  def of_query(self, i: int) -> "Ranking":
+    """Returns the blocks of one query, as arrays [k]."""
+    return Ranking(self.rows[i], self.scores[i], self.probabilities[i])
 
 
 class BlockRanker:
-  """Finds the best blocks of queries with a checkpoint's query tower.
+  """Retrieves the best blocks of a generation for queries.
 
   Args:
-    trained: the checkpoint.
-    generation: what is searched.
-    num_searched: how many blocks to find; in a smaller corpus, all.
-    index_scores: whether a block's score is the index's, times the scale
-      that was learnt (BM25), and not f(x, z).
-    current_queries: whether the checkpoint's own tower embeds the queries,
-      or the one that the generation was published with.
-    as_found: whether blocks stay in the index's own order, with its scores.
+    model: Checkpoint to evaluate.
+    generation: Generation to search.
+    num_searched: Number of blocks to retrieve; a smaller corpus is searched
+      whole.
+    index_scores: Whether the score of a block is the index's, times the scale
+      that training learned (BM25), and not f(x, z).
+    current_queries: Whether queries are embedded by the checkpoint's own query
+      tower; otherwise by the tower that the generation was published with.
+    by_index_order: Whether blocks keep the order and scores of the index.
+
+  Raises:
+    SearchError: num_searched is not positive, or `index_scores` is asked of an
+      index that searches vectors.
   """
 
   def __init__(
     self,
-    trained: Trained,
+    model: TrainedModel,
     generation: Generation,
     *,
     num_searched: int,
     index_scores: bool = False,
     current_queries: bool = True,
-    as_found: bool = False,
+    by_index_order: bool = False,
   ):
-    self._mesh = trained.mesh
-    self._generation = generation
-    self._index_scores = index_scores
-    # Random blocks come with equal scores: nothing prefers any of them.
-    self._as_found = (
-      as_found or index_scores or generation.index.kind == "random"
-    )
-    self._score_scale = trained.models.retriever.score_scale
-    self.num_searched = _depth(num_searched, generation.index.num_blocks)
-    if index_scores:
-      self._score_scale = float(trained.params["retriever"]["scale"])
-    elif current_queries:
-      self._params = query_tower_parameters(
-        trained.models.retriever, trained.params["retriever"]
-      )
-    else:
-      self._params = generation.query_params
-    self._embed = jax.jit(
-      functools.partial(embed_queries, trained.models.retriever),
-      out_shardings=rules.batch_sharding(trained.mesh),
-    )
     if index_scores and generation.index.needs_vectors:
       raise SearchError(
         f"INDEX_SCORES is for an index without vectors, and generation "
         f"{generation.step} is searched by {generation.index.kind!r}; give "
         "the generation of the index that the run was trained with"
       )
-
-  def embed(
-    self, token_ids: Int32[np.ndarray, "b q"]
-  ) -> Float32[np.ndarray, "b d"]:
-    """The queries' vectors; b is a multiple of the devices."""
-    queries = rules.to_devices({"query": token_ids}, self._mesh)["query"]
-    return np.asarray(self._embed(self._params, queries))
+    self.num_searched = _num_searched(num_searched, generation.index.num_blocks)
+    self._mesh = model.mesh
+    self._generation = generation
+    self._index_scores = index_scores
+    # Random blocks have equal scores, so that none of them is preferred.
+    self._by_index_order = (
+      by_index_order or index_scores or generation.index.kind == "random"
+    )
+    self._score_scale = model.models.retriever.score_scale
+    if index_scores:
+      self._score_scale = float(model.params["retriever"]["scale"])
+    elif current_queries:
+      self._query_params = query_tower_parameters(
+        model.models.retriever, model.params["retriever"]
+      )
+    else:
+      self._query_params = generation.query_params
+    self._embed = jax.jit(
+      functools.partial(embed_queries, model.models.retriever),
+      out_shardings=rules.batch_sharding(model.mesh),
+    )
 
   def search(self, token_ids: Int32[np.ndarray, "b q"]) -> SearchResult:
-    """What the index finds, with its own scores."""
+    """Searches the index, and returns the index's own scores."""
     needs_vectors = self._generation.index.needs_vectors
     return self._search(
-      token_ids, self.embed(token_ids) if needs_vectors else None
+      token_ids, self._vectors(token_ids) if needs_vectors else None
     )
+
+  def rank(self, token_ids: Int32[np.ndarray, "b q"]) -> Ranking:
+    """Retrieves blocks and sorts them by score.
+
+    An approximate index only chooses the blocks: f(x, z) is computed from the
+    generation's stored vectors, as in training.
+
+    Args:
+      token_ids: Queries; b must be a multiple of the number of devices.
+    """
+    if self._by_index_order:
+      found = self.search(token_ids)
+      scale = self._score_scale if self._index_scores else 1.0
+      found = in_order(found.rows, scale * found.scores)
+    else:
+      vectors = self._vectors(token_ids)
+      found = self._search(token_ids, vectors)
+      stored = self._generation.vectors(found.rows)
+      scores = np.einsum("bd,bkd->bk", vectors, stored)
+      found = in_order(found.rows, self._score_scale * scores)
+    return Ranking(found.rows, found.scores, softmax(found.scores))
+
+  def _vectors(
+    self, token_ids: Int32[np.ndarray, "b q"]
+  ) -> Float32[np.ndarray, "b d"]:
+    queries = rules.to_devices({"query": token_ids}, self._mesh)["query"]
+    return np.asarray(self._embed(self._query_params, queries))
 
   def _search(
     self,
@@ -107,36 +138,16 @@ class BlockRanker:
       QueryBatch(token_ids, vectors), self.num_searched
     )
 
-  def rank(self, token_ids: Int32[np.ndarray, "b q"]) -> Ranking:
-    """The blocks found, in the order of their scores.
 
-    An index that approximates only chooses: f(x, z) is computed from the
-    generation's stored vectors, as in training.
-    """
-    if self._as_found:
-      found = self.search(token_ids)
-      scale = self._score_scale if self._index_scores else 1.0
-      found = in_order(found.rows, scale * found.scores)
-    else:
-      vectors = self.embed(token_ids)
-      found = self._search(token_ids, vectors)
-      stored = self._generation.vectors(found.rows)
-      scores = np.einsum("bd,bkd->bk", vectors, stored)
-      found = in_order(found.rows, self._score_scale * scores)
-    return Ranking(found.rows, found.scores, softmax(found.scores))
-
-
-def softmax(
-  scores: Float[np.ndarray, "b k"],
-) -> Float[np.ndarray, "b k"]:
-  """exp(s) / Σ exp(s) over the last axis, in float64."""
+def softmax(scores: Float[np.ndarray, "b k"]) -> Float[np.ndarray, "b k"]:
+  """Returns exp(s) / Σ exp(s) over the last axis, in float64."""
   weights = np.exp(np.float64(scores) - np.max(scores, axis=-1, keepdims=True))
   return weights / weights.sum(axis=-1, keepdims=True)
 
 
-def _depth(num_searched: int, num_blocks: int) -> int:
-  if num_searched < 1:
-    raise SearchError(f"num_searched={num_searched}; want at least 1")
-  if num_searched > num_blocks:
-    logging.info("the corpus has %d blocks: searching all", num_blocks)
-  return min(num_searched, num_blocks)
+def _num_searched(wanted: int, num_blocks: int) -> int:
+  if wanted < 1:
+    raise SearchError(f"num_searched={wanted}; want at least 1")
+  if wanted > num_blocks:
+    logging.info("The corpus has %d blocks: searching all", num_blocks)
+  return min(wanted, num_blocks)

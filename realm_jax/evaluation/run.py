@@ -1,13 +1,15 @@
 """Runs the evaluation that a configuration chooses."""
 
 from collections.abc import Callable
-from typing import Any
+
+from realm_jax.evaluation.outputs import Figures
 
 
-def evaluate(*, evaluation: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-  """Calls `evaluation`: one of this package's, or another with its figures.
+def evaluate(*, evaluation: Callable[[], Figures]) -> Figures:
+  """Runs an evaluation and returns its figures.
 
   Args:
-    evaluation: takes no further arguments and returns figures by name.
+    evaluation: Function without arguments, such as one of this package with
+      its arguments bound, that returns figures by name.
   """
   return evaluation()

@@ -1,7 +1,8 @@
 """JSON files that appear complete, or not at all."""
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from etils import epath
@@ -31,3 +32,19 @@ def json_text(value: JsonValue) -> str:
 def write_json(path: epath.PathLike, value: JsonValue) -> None:
   """Replaces a file by one that holds `value` as indented JSON."""
   whole_file.write_text(path, json_text(value))
+
+
+@contextlib.contextmanager
+def json_lines(
+  path: epath.PathLike,
+) -> Iterator[Callable[[Mapping[str, JsonValue]], None]]:
+  """Yields a function that writes an object as a line of JSON.
+
+  The file replaces `path` when the block ends well.
+  """
+  with whole_file.whole_text_file(path) as file:
+
+    def write(line: Mapping[str, JsonValue]) -> None:
+      file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+    yield write

@@ -1,31 +1,34 @@
 """The examples of a task, as a pure function of task, seed and position.
 
-However many processes read it and wherever it starts, the stream is the same:
-the order of records is computed, not drawn; each carries the seed of its
-position; and whatever preprocessors filter out, an example says at which
-position it was made.
+The stream is the same however many processes read it and wherever they start:
+the order of records is computed from the seed, each record has the seed of its
+position, and an example names the position that it was made at, whatever
+preprocessors filter out.
 """
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import seqio
 import tensorflow as tf
 
-from realm_jax.inputs.context import TaskContext, TaskError, task_context
+from realm_jax.inputs.config import DataConfig
+from realm_jax.inputs.context import TaskError, task_context
 from realm_jax.inputs.registry import find_task
 from realm_jax.inputs.sequential import SequentialReader
 from realm_jax.inputs.sources import RandomAccessSource, RecordReader
 
-# Records none of which gives an example, before we say that none ever will.
+# Records that may give no example before an endless stream is an error.
 _FRUITLESS_RECORDS = 20_000
 _FRUITLESS = "no record gives an example"
 
+_T = TypeVar("_T")
 
-class _Prepared(seqio.DataSource):
-  """A source whose records are ordered, positioned and seeded already."""
+
+class _PreparedSource(seqio.DataSource):
+  """A source of records that already have an order, positions and seeds."""
 
   def __init__(self, records: tf.data.Dataset, splits: Sequence[str]):
     super().__init__(splits=splits)
@@ -38,67 +41,59 @@ class _Prepared(seqio.DataSource):
   def list_shards(self, split: str) -> Sequence[str]:
     return [split]
 
-  def get_dataset(self, *unused: Any, **also_unused: Any) -> tf.data.Dataset:
+  def get_dataset(
+    self,
+    split: str = "train",
+    shuffle: bool = True,
+    seed: int | None = None,
+    shard_info: seqio.ShardInfo | None = None,
+    *,
+    sequence_length: Mapping[str, int] | None = None,
+    use_cached: bool = False,
+    num_epochs: int | None = 1,
+  ) -> tf.data.Dataset:
     return self._records
 
 
 class ExampleStream:
   """The examples of a seqio task from a position on, in a fixed order.
 
-  Iterating gives dictionaries of numpy arrays, unpadded: the task's features
-  and "position". After an example the stream goes on at its position + 1.
+  Iterating yields dictionaries of numpy arrays, unpadded: the task's features
+  and "position". A later stream resumes after an example at its position + 1.
+
+  Args:
+    config: Data of the run; its lengths are the largest that features have.
+    start_position: Stream position of the first example.
+    shuffle: Whether records are shuffled; otherwise they keep the order of
+      their source.
+    repeat: Whether epochs follow each other without end, each in its own
+      order; otherwise the stream ends after one.
+
+  Raises:
+    TaskError: There is no such task, or its source cannot be resumed.
   """
 
   def __init__(
     self,
-    task: str,
+    config: DataConfig,
     *,
-    split: str,
-    context: TaskContext,
-    lengths: Mapping[str, int],
-    seed: int = 0,
     start_position: int = 0,
     shuffle: bool = True,
     repeat: bool = True,
-    num_threads: int | None = None,
-    task_modules: Sequence[str] = ("tasks",),
   ):
-    """Finds the task and opens its source.
-
-    Args:
-      task: the name of a seqio task.
-      split: of its source.
-      context: the run's files.
-      lengths: the most elements of each feature, in seqio's words its
-        `sequence_length`.
-      seed: of order and masks.
-      start_position: 0, or where an earlier stream stopped.
-      shuffle: False reads in the source's own order.
-      repeat: whether epochs follow each other without end, each in an order
-        of its own; otherwise the stream ends after one.
-      num_threads: that prepare examples; by default TensorFlow's own pool.
-      task_modules: modules that add tasks when imported.
-
-    Raises:
-      TaskError: there is no such task, or its source cannot be resumed.
-    """
-    self.task = find_task(task, task_modules)
-    self.lengths = dict(lengths)
-    self._context = context
-    self._split = split
-    self._seed = seed
+    self.task = find_task(config.task, config.task_modules)
+    self._config = config
     self._start = start_position
     self._repeat = repeat
-    self._num_threads = num_threads
     self._has_example = tf.Variable(tf.constant(False), trainable=False)
-    with task_context(context):
+    with task_context(config.context):
       self._reader = self._open(shuffle)
 
   def _open(self, shuffle: bool) -> RecordReader | SequentialReader:
-    source = self.task.source
-    if self._split not in source.splits:
+    source, split = self.task.source, self._config.split
+    if split not in source.splits:
       raise TaskError(
-        f"task {self.task.name!r} has no split {self._split!r}, only "
+        f"task {self.task.name!r} has no split {split!r}, only "
         f"{', '.join(source.splits) or 'those of question_files: none'}"
       )
     if self.task.requires_caching:
@@ -106,13 +101,12 @@ class ExampleStream:
         f"task {self.task.name!r} requires seqio's offline cache, which is "
         "not read here; give it a source of the cached examples"
       )
+    seed = self._config.seed
     if isinstance(source, RandomAccessSource):
-      return RecordReader(source, self._split, seed=self._seed, shuffle=shuffle)
+      return RecordReader(source, split, seed=seed, shuffle=shuffle)
+    buffer_size = self.task.shuffle_buffer_size if shuffle else None
     return SequentialReader(
-      source,
-      self._split,
-      seed=self._seed,
-      shuffle_buffer_size=self.task.shuffle_buffer_size if shuffle else None,
+      source, split, seed=seed, shuffle_buffer_size=buffer_size
     )
 
   @functools.cached_property
@@ -121,13 +115,14 @@ class ExampleStream:
     records = self._reader.records(self._start, repeat=self._repeat)
     if self._repeat:
       records = records.enumerate().map(self._fail_if_fruitless)
-    ordered = self.task.replace(source=_Prepared(records, [self._split]))
-    with task_context(self._context):
+    split = self._config.split
+    ordered = self.task.replace(source=_PreparedSource(records, [split]))
+    with task_context(self._config.context):
       examples = ordered.get_dataset(
-        sequence_length=self.lengths,
-        split=self._split,
+        sequence_length=self._config.lengths,
+        split=split,
         shuffle=False,
-        seed=self._seed,
+        seed=self._config.seed,
         try_in_mem_cache=False,
       )
     if "position" not in examples.element_spec:
@@ -136,22 +131,22 @@ class ExampleStream:
         'a run is resumed: let its preprocessors return "position" as they '
         f"got it (they returned {', '.join(sorted(examples.element_spec))})"
       )
-    examples = examples.map(self._seen)
     options = tf.data.Options()
     options.deterministic = True
-    if self._num_threads is not None:
-      options.threading.private_threadpool_size = self._num_threads
-    return examples.with_options(options)
+    return examples.map(self._note_example).with_options(options)
 
   def _fail_if_fruitless(
     self, count: tf.Tensor, record: dict[str, tf.Tensor]
   ) -> dict[str, tf.Tensor]:
-    """Ends a stream that would look for its first example for ever."""
-    goes_on = (count < _FRUITLESS_RECORDS) | self._has_example
-    with tf.control_dependencies([tf.debugging.Assert(goes_on, [_FRUITLESS])]):
+    """Fails if an endless stream has no example among many records."""
+    is_fine = (count < _FRUITLESS_RECORDS) | self._has_example
+    with tf.control_dependencies([tf.debugging.Assert(is_fine, [_FRUITLESS])]):
       return {name: tf.identity(value) for name, value in record.items()}
 
-  def _seen(self, example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+  def _note_example(
+    self, example: dict[str, tf.Tensor]
+  ) -> dict[str, tf.Tensor]:
+    """Notes that there is an example, and drops its seed."""
     with tf.control_dependencies([self._has_example.assign(True)]):
       return {
         name: tf.identity(value)
@@ -159,11 +154,11 @@ class ExampleStream:
         if name != "seed"
       }
 
-  def guard(self, elements: Iterator[Any]) -> Iterator[Any]:
-    """Hands on elements; what went wrong comes as itself, not as tf.data's.
+  def guard(self, elements: Iterator[_T]) -> Iterator[_T]:
+    """Yields elements; raises a reader's own error instead of tf.data's.
 
     Raises:
-      TaskError: the stream repeats, and no record ever gives an example.
+      TaskError: The stream repeats, and no record gives an example.
     """
     try:
       yield from elements
@@ -177,7 +172,7 @@ class ExampleStream:
           f"task {self.task.name!r} keeps none of {_FRUITLESS_RECORDS:,} "
           "records: masked sentences need salient spans (see the summary of "
           "build_corpus), inverse cloze blocks of two sentences; or the "
-          f"lengths are too short: {self.lengths}"
+          f"lengths are too short: {self._config.lengths}"
         ) from None
       raise
 

@@ -16,8 +16,9 @@ from realm_jax.corpus.build.corpus import build_corpus
 from realm_jax.evaluation import run
 from realm_jax.files.disk_full import DiskFullError
 from realm_jax.files.whole_directory import TargetError
-from realm_jax.generations.build import sidecar as builder
+from realm_jax.generations.build import sidecar
 from realm_jax.training import loop
+from realm_jax.training.config import TrainConfig
 from tests import tiny_world
 from tests.conversion.hugging_face import bert_files as files
 from tests.conversion.imported import import_weights
@@ -52,13 +53,13 @@ def model_dir(tmp_path_factory):
 def indexed(model_dir, world):
   """The MODEL_DIR with its generation 0."""
   published = call(
-    builder.build_index,
+    sidecar.build_index,
     _files(model_dir, "build_index"),
     MODEL_DIR=model_dir,
     CORPUS_DIR=world.corpus_dir,
     QUERY_LENGTH=tiny_world.QUERY_LENGTH,
     INDEX=Macro("EXACT"),
-    **{"builder.build_index.once": True},
+    **{"sidecar.SidecarConfig.once": True},
   )
   assert published == [0]
   return model_dir
@@ -93,14 +94,15 @@ def test_it_is_indexed_searched_and_read_with(indexed, world, tmp_path):
 
 @pytest.mark.slow
 def test_training_starts_from_it(model_dir, world, tmp_path):
-  call(
-    loop.train,
+  config = call(
+    TrainConfig,
     _files(model_dir, "inverse_cloze"),
     MODEL_DIR=tmp_path / "ict",
     CORPUS_DIR=world.corpus_dir,
     INITIAL_CHECKPOINT=model_dir,
     **_TRAINING,
   )
+  loop.train(config)
   stores = [CheckpointStore(path) for path in (model_dir, tmp_path / "ict")]
   first = [s.restore(0, items=("retriever",))["retriever"] for s in stores]
   jax.tree.map(np.testing.assert_array_equal, *first)
@@ -118,11 +120,11 @@ def test_a_corpus_of_another_vocabulary_is_refused(model_dir, world, tmp_path):
   )
   with pytest.raises(CheckpointError, match="another vocabulary"):
     call(
-      builder.build_index,
+      sidecar.build_index,
       _files(model_dir, "build_index"),
       MODEL_DIR=model_dir,
       CORPUS_DIR=tmp_path / "corpus",
-      **{"builder.build_index.once": True},
+      **{"sidecar.SidecarConfig.once": True},
     )
 
 

@@ -1,12 +1,16 @@
 """A checkpoint of a tiny world and its generation, for all these tests."""
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from realm_jax.evaluation.answering import AnsweringConfig
 from realm_jax.evaluation.open_qa import evaluate_open_qa
+from realm_jax.evaluation.trained_model import ModelSource
+from realm_jax.inputs.config import DataConfig
 from tests import tiny_world
 from tests.evaluation.lines import read_lines
 
@@ -26,34 +30,53 @@ def model_dir(world, params) -> Path:
 
 
 @pytest.fixture(scope="session")
-def lengths() -> dict[str, int]:
-  return {
-    "query_length": tiny_world.QUERY_LENGTH,
-    "block_length": tiny_world.BLOCK_LENGTH,
-  }
+def source(world, model_dir) -> ModelSource:
+  """The retriever and the reader of `model_dir`."""
+  return ModelSource(
+    model_dir=model_dir,
+    corpus_dir=world.corpus_dir,
+    retriever=tiny_world.RETRIEVER,
+    reader=tiny_world.READER,
+    query_length=tiny_world.QUERY_LENGTH,
+    block_length=tiny_world.BLOCK_LENGTH,
+  )
 
 
 @pytest.fixture(scope="session")
-def run(world, model_dir, lengths) -> dict:
-  """What the evaluations of `model_dir` have in common."""
-  return {
-    "model_dir": model_dir,
-    "corpus_dir": world.corpus_dir,
-    "retriever": tiny_world.RETRIEVER,
-    **lengths,
-  }
+def questions(world) -> DataConfig:
+  """The world's questions, eight in a batch."""
+  return DataConfig(
+    task="open_qa",
+    split="test",
+    corpus_dir=world.corpus_dir,
+    question_files={"test": world.question_file},
+    batch_size=8,
+    query_length=tiny_world.QUERY_LENGTH,
+    block_length=tiny_world.BLOCK_LENGTH,
+  )
 
 
 @pytest.fixture(scope="session")
-def evaluate(world, run) -> Callable[..., dict]:
-  """`evaluate(**arguments)` evaluates open QA on the world's questions."""
-  common = {
-    **run,
-    "reader": tiny_world.READER,
-    "question_files": {"test": world.question_file},
-    "batch_size": 8,
-  }
-  return lambda **arguments: evaluate_open_qa(**(common | arguments))
+def evaluate(source, questions) -> Callable[..., dict]:
+  """`evaluate(**changes)` evaluates open QA on the world's questions.
+
+  Each change is one of a field of the configurations, or an argument.
+  """
+
+  def call(**changes) -> dict:
+    def changed(config):
+      names = {field.name for field in dataclasses.fields(config)}
+      own = {n: changes.pop(n) for n in names & changes.keys()}
+      return dataclasses.replace(config, **own)
+
+    return evaluate_open_qa(
+      source=changed(source),
+      data=changed(questions),
+      answering=changed(AnsweringConfig()),
+      **changes,
+    )
+
+  return call
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from realm_jax.evaluation.answering import (
+  AnsweringConfig,
   best_spans,
   load_answerer,
   locate_answer,
@@ -17,8 +18,8 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def answerer(run):
-  return load_answerer(**run, reader=tiny_world.READER, num_spans=10_000)
+def answerer(source):
+  return load_answerer(source, AnsweringConfig(num_spans=10_000))
 
 
 def test_a_span_inside_a_word_answers_with_the_word(world):
@@ -57,8 +58,8 @@ def test_asking_agrees_with_evaluating(answerer, evaluated):
 def test_the_best_span_is_that_of_googles_two_choices(answerer, evaluated):
   # ORQA, and Hugging Face after it, choose the block of the best span and the
   # place of the best span apart. Both are of one span, unless two are equal.
-  trained, words = answerer.trained, answerer.corpus.vocabulary
-  reader, params = trained.models.reader, trained.params["reader"]
+  model, words = answerer.model, answerer.corpus.vocabulary
+  reader, params = model.models.reader, model.params["reader"]
   read = jax.jit(
     lambda params, *tokens: reader.apply(
       {"params": params}, *tokens, method="spans"
@@ -70,8 +71,8 @@ def test_the_best_span_is_that_of_googles_two_choices(answerer, evaluated):
     query = np.zeros((1, tiny_world.QUERY_LENGTH), np.int32)
     query[0, : len(tokens) + 2] = [words.cls_id, *tokens, words.sep_id]
     ranking = answerer.ask(line["question"]).ranking
-    scores = ranking.scores[None, : answerer.num_read]
-    rows = ranking.rows[None, : answerer.num_read]
+    scores = ranking.scores[None, : answerer.config.num_read]
+    rows = ranking.rows[None, : answerer.config.num_read]
     candidates = answerer.corpus.gather(rows, tiny_world.BLOCK_LENGTH)
     spans = read(params, query, candidates)
     totals = np.asarray(spans.logits + scores[:, :, None, None])[0]

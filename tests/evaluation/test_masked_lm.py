@@ -1,5 +1,6 @@
 """Masked words with and without retrieval."""
 
+import dataclasses
 import functools
 import json
 import math
@@ -9,21 +10,27 @@ import numpy as np
 import pytest
 
 from realm_jax.evaluation.masked_lm import evaluate_masked_lm, masked_metrics
-from realm_jax.training.stages import Pretraining
-from tests import tiny_world
+from realm_jax.inputs.config import DataConfig
+from realm_jax.training.stages.pretraining import Pretraining
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def metrics(run, tmp_path_factory) -> dict:
+def sentences(questions) -> DataConfig:
+  return dataclasses.replace(
+    questions, task="masked_salient_spans", split="train", seed=1_000_003
+  )
+
+
+@pytest.fixture(scope="module")
+def metrics(source, sentences, tmp_path_factory) -> dict:
   output_dir = tmp_path_factory.mktemp("masked")
   metrics = evaluate_masked_lm(
-    **run,
-    reader=tiny_world.READER,
+    source=source,
+    data=sentences,
     stage=Pretraining(num_candidates=4),
     num_batches=3,
-    batch_size=8,
     output_dir=output_dir,
   )
   assert json.loads((output_dir / "metrics.json").read_text()) == metrics
@@ -41,13 +48,12 @@ def test_the_figures_are_in_their_bounds(metrics):
   assert (metrics["checkpoint"], metrics["generation"]) == (0, 0)
 
 
-def test_batches_of_any_size_measure_the_same_words(run, metrics):
+def test_batches_of_any_size_measure_the_same_words(source, sentences, metrics):
   in_one_batch = evaluate_masked_lm(
-    **run,
-    reader=tiny_world.READER,
+    source=source,
+    data=dataclasses.replace(sentences, batch_size=24),
     stage=Pretraining(num_candidates=4),
     num_batches=1,
-    batch_size=24,
   )
   assert in_one_batch["num_masks"] == metrics["num_masks"]
   for name in (
@@ -102,15 +108,15 @@ def test_retrieval_counts_by_the_mixture_and_null_alone_by_itself(
   assert measured["null_probability"] == pytest.approx(prior[0])
 
 
-def test_more_candidates_than_blocks(run):
+def test_more_candidates_than_blocks(source, sentences):
   with pytest.raises(ValueError, match=r"num_candidates=29.*lower NUM_"):
     evaluate_masked_lm(
-      **run, reader=tiny_world.READER, stage=Pretraining(num_candidates=29)
+      source=source, data=sentences, stage=Pretraining(num_candidates=29)
     )
 
 
-def test_no_batches(run):
+def test_no_batches(source, sentences):
   with pytest.raises(ValueError, match="num_batches=0"):
     evaluate_masked_lm(
-      **run, reader=tiny_world.READER, stage=Pretraining(), num_batches=0
+      source=source, data=sentences, stage=Pretraining(), num_batches=0
     )

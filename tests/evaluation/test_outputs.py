@@ -1,46 +1,17 @@
-"""Files that are whole or not there."""
-
-import json
-
-import pytest
+"""The files of an evaluation."""
 
 from realm_jax.evaluation import outputs
 
 
-def test_json_replaces_what_was_there(tmp_path):
-  path = tmp_path / "deep" / "metrics.json"
-  outputs.write_json(path, {"a": 1})
-  outputs.write_json(path, {"a": 2, "name": "Zoë"})
-  assert json.loads(path.read_text()) == {"a": 2, "name": "Zoë"}
-  assert "Zoë" in path.read_text()
-  assert [p.name for p in path.parent.iterdir()] == ["metrics.json"]
-
-
-def test_lines_appear_when_all_are_written(tmp_path):
-  path = tmp_path / "lines.jsonl"
-  with outputs.json_lines(path) as write:
+def test_lines_go_to_a_file_of_the_output_directory(tmp_path):
+  with outputs.lines(tmp_path / "eval", outputs.PREDICTIONS) as write:
     write({"n": 1})
-    assert not path.exists()
-    write({"n": 2})
-  assert path.read_text() == '{"n": 1}\n{"n": 2}\n'
+  written = (tmp_path / "eval" / "predictions.jsonl").read_text()
+  assert written == '{"n": 1}\n'
 
 
-def test_lines_that_fail_leave_the_old_file(tmp_path):
-  path = tmp_path / "lines.jsonl"
-  path.write_text("old")
-  with pytest.raises(KeyError), outputs.json_lines(path) as write:
+def test_lines_without_a_directory_go_nowhere(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  with outputs.lines(None, outputs.PREDICTIONS) as write:
     write({"n": 1})
-    raise KeyError
-  assert path.read_text() == "old"
-  assert [p.name for p in tmp_path.iterdir()] == ["lines.jsonl"]
-
-
-def test_lines_without_a_path_go_nowhere():
-  with outputs.json_lines(None) as write:
-    write({"n": 1})
-
-
-def test_the_table_is_aligned():
-  assert outputs.table({"exact_match": 0.5, "n": 3, "mrr": 1 / 3}) == (
-    "exact_match  0.5000\nn            3\nmrr          0.3333"
-  )
+  assert list(tmp_path.iterdir()) == []

@@ -1,20 +1,22 @@
 """Retrieval alone agrees with the retrieval of open QA."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from realm_jax.evaluation.retrieval import evaluate_retrieval
 from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.protocol import Blocks, QueryBatch
-from realm_jax.training.stages import InverseCloze
+from realm_jax.training.stages.inverse_cloze import InverseCloze
 from tests.evaluation.lines import read_lines
 
 pytestmark = pytest.mark.slow
 
 
-def test_it_finds_what_open_qa_finds(world, run, evaluated, tmp_path):
+def test_it_finds_what_open_qa_finds(source, questions, evaluated, tmp_path):
   metrics = evaluate_retrieval(
-    **run, question_files={"test": world.question_file}, output_dir=tmp_path
+    source=source, data=questions, output_dir=tmp_path
   )
   of_open_qa, lines = evaluated
   for name in ("recall_at_1", "recall_at_5", "recall_at_20", "mrr"):
@@ -28,12 +30,13 @@ def test_it_finds_what_open_qa_finds(world, run, evaluated, tmp_path):
     )
 
 
-def test_a_run_without_reader_searches_its_own_vectors(world, run, tmp_path):
+def test_a_run_without_reader_searches_its_own_vectors(
+  world, source, questions, tmp_path
+):
   world.save_checkpoint(tmp_path, step=7, seed=1, stage=InverseCloze())
   arguments = {
-    **run,
-    "model_dir": tmp_path,
-    "question_files": {"test": world.question_file},
+    "source": dataclasses.replace(source, model_dir=tmp_path, reader=None),
+    "data": questions,
     "num_searched": 3,
   }
   with pytest.raises(ValueError, match=r"wants generation 7.*has none.*--once"):
@@ -45,10 +48,12 @@ def test_a_run_without_reader_searches_its_own_vectors(world, run, tmp_path):
   assert {n for n in metrics if n.startswith("recall")} == {"recall_at_1"}
 
 
-def test_bm25_ranks_the_same_blocks_by_its_own_scores(world, run, tmp_path):
+def test_bm25_ranks_the_same_blocks_by_its_own_scores(
+  world, source, questions, tmp_path
+):
   metrics = evaluate_retrieval(
-    **run,
-    question_files={"test": world.question_file},
+    source=source,
+    data=questions,
     index=Bm25Config(),
     output_dir=tmp_path,
   )

@@ -10,20 +10,14 @@ import tensorflow as tf
 from realm_jax.inputs.batches import BatchStream
 from realm_jax.inputs.context import TaskContext, TaskError
 from realm_jax.inputs.features import token_feature
+from tests.inputs import tiny_corpus
+
+_FIELDS = {"batch_size": 4, "block_length": 24, "max_masks": 3}
 
 
-def _stream(task, context, **settings):
-  settings = {
-    "split": "train",
-    "corpus_dir": context.corpus_dir,
-    "question_files": context.question_files,
-    "batch_size": 4,
-    "query_length": 16,
-    "block_length": 24,
-    "max_masks": 3,
-    **settings,
-  }
-  return BatchStream(task, **settings)
+def _stream(task, context, *, fields=None, **arguments):
+  config = tiny_corpus.config(task, context, **_FIELDS | (fields or {}))
+  return BatchStream(config, **arguments)
 
 
 def _some(task, context, num=6, **settings):
@@ -95,8 +89,8 @@ def test_a_stream_goes_on_at_the_next_position_of_any_batch(task, tiny):
 
 def test_questions_come_with_their_answers(tiny):
   words = tiny.corpus.vocabulary.pieces.index
-  settings = {"shuffle": False, "repeat": False, "batch_size": 3}
-  (batch,) = _some("open_qa", tiny, 2, **settings)
+  settings = {"shuffle": False, "repeat": False}
+  (batch,) = _some("open_qa", tiny, 2, fields={"batch_size": 3}, **settings)
   assert batch.texts("question_id") == ["questions:1", "w", "questions:3"]
   assert batch.answers == [["Africa"], ["1900", "since 1900"], ["Rhine"]]
   assert batch.answer_tokens == [
@@ -108,7 +102,7 @@ def test_questions_come_with_their_answers(tiny):
 
 
 def test_the_last_batch_of_an_epoch_is_filled_up(tiny):
-  settings = {"shuffle": False, "repeat": False, "batch_size": 2}
+  settings = {"shuffle": False, "repeat": False, "fields": {"batch_size": 2}}
   first, last = _some("open_qa", tiny, 5, **settings)
   np.testing.assert_array_equal(first.is_real, [True, True])
   np.testing.assert_array_equal(last.is_real, [True, False])
@@ -123,22 +117,6 @@ def test_the_last_batch_of_an_epoch_is_filled_up(tiny):
   assert [p.is_real.tolist() for p in parts] == [[True], [False]]
 
 
-def test_a_batch_takes_the_shortest_query_that_all_processes_fit_in(tiny):
-  # The questions have 7, 4 and 6 tokens with [CLS] and [SEP].
-  settings = {
-    "shuffle": False,
-    "repeat": False,
-    "batch_size": 2,
-    "query_length": [4, 6, 9],
-  }
-  widths = [
-    b.arrays["query"].shape[1] for b in _some("open_qa", tiny, **settings)
-  ]
-  assert widths == [9, 6]
-  shared = _some("open_qa", tiny, process_index=1, process_count=2, **settings)
-  assert [b.arrays["query"].shape[1] for b in shared] == [9, 6]
-
-
 def test_features_that_nobody_sized_stay_on_the_host(tiny, new_tasks):
   seqio.TaskRegistry.add(
     "bodies",
@@ -150,7 +128,9 @@ def test_features_that_nobody_sized_stay_on_the_host(tiny, new_tasks):
     ],
     output_features={"body_ids": token_feature()},
   )
-  (batch,) = _some("bodies", tiny, 1, other_lengths={"body_ids": 20})
+  (batch,) = _some(
+    "bodies", tiny, 1, fields={"other_lengths": {"body_ids": 20}}
+  )
   assert {n: a.shape for n, a in batch.arrays.items()} == {"body_ids": (4, 20)}
   assert batch.host["sentences"].shape[::2] == (4, 2)
 
@@ -192,7 +172,7 @@ def test_a_closed_stream_is_at_its_end(tiny):
 
 def test_streams_close_while_they_run_ahead(tiny):
   for _ in range(3):
-    stream = _stream("masked_random_spans", tiny, batches_ahead=50)
+    stream = _stream("masked_random_spans", tiny, fields={"batches_ahead": 50})
     next(stream)
     stream.close()
 
@@ -201,7 +181,7 @@ def test_a_file_that_changes_under_a_run_is_reported(tiny, tmp_path):
   path = tmp_path / "questions.jsonl"
   path.write_text('{"question": "who?", "answer": "a"}\n' * 200)
   context = TaskContext(tiny.corpus_dir, {"train": path})
-  stream = _stream("open_qa", context, batches_ahead=0)
+  stream = _stream("open_qa", context, fields={"batches_ahead": 0})
   path.write_text("gone")
   with pytest.raises(ValueError, match=r"questions.jsonl, line \d+"):
     list(itertools.islice(stream, 100))

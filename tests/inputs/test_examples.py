@@ -14,13 +14,6 @@ from realm_jax.inputs.features import plain_feature, token_feature
 from realm_jax.inputs.sources import RandomAccessSource
 from tests.inputs import tiny_corpus
 
-LENGTHS = {
-  "query": 16,
-  "block": 32,
-  "mask_positions": 4,
-  "mask_targets": 4,
-  "mask_weights": 4,
-}
 TASKS = (
   "inverse_cloze",
   "masked_salient_spans",
@@ -30,9 +23,9 @@ TASKS = (
 )
 
 
-def _stream(task, context, **settings):
-  settings = {"split": "train", "lengths": LENGTHS, **settings}
-  return ExampleStream(task, context=context, **settings)
+def _stream(task, context, *, seed=0, split="train", **arguments):
+  config = tiny_corpus.config(task, context, seed=seed, split=split)
+  return ExampleStream(config, **arguments)
 
 
 def _some(task, context, num=40, **settings):
@@ -101,7 +94,10 @@ def test_seqio_alone_reads_a_task_too(tiny):
   with task_context(tiny):
     task = seqio.get_mixture_or_task("masked_salient_spans")
     native = task.get_dataset(
-      sequence_length=LENGTHS, split="train", shuffle=False, seed=0
+      sequence_length=tiny_corpus.config(task.name, tiny).lengths,
+      split="train",
+      shuffle=False,
+      seed=0,
     )
     native = list(native.as_numpy_iterator())
   ours = list(

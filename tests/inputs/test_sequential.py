@@ -10,6 +10,7 @@ import tensorflow as tf
 from realm_jax.inputs.context import TaskError
 from realm_jax.inputs.examples import ExampleStream
 from realm_jax.inputs.features import plain_feature
+from tests.inputs import tiny_corpus
 
 
 @seqio.map_over_dataset
@@ -49,10 +50,8 @@ def lines(tmp_path, new_tasks):
   )
 
 
-def _stream(tiny, **settings):
-  return ExampleStream(
-    "lines", split="train", context=tiny, lengths={}, **settings
-  )
+def _stream(tiny, *, task="lines", **arguments):
+  return ExampleStream(tiny_corpus.config(task, tiny), **arguments)
 
 
 @pytest.mark.usefixtures("lines")
@@ -101,7 +100,7 @@ def test_python_functions_cannot_be_resumed(tiny, new_tasks):
     output_features={"number": plain_feature(tf.int64, rank=0)},
   )
   with pytest.raises(TaskError, match=r"cannot be resumed.*RandomAccessSource"):
-    ExampleStream("function", split="train", context=tiny, lengths={})
+    _stream(tiny, task="function")
 
 
 def test_an_empty_file_is_said_to_be_empty(tiny, tmp_path, new_tasks):
@@ -112,4 +111,4 @@ def test_an_empty_file_is_said_to_be_empty(tiny, tmp_path, new_tasks):
     output_features={},
   )
   with pytest.raises(TaskError, match="no record in split 'train'"):
-    ExampleStream("empty", split="train", context=tiny, lengths={})
+    _stream(tiny, task="empty")

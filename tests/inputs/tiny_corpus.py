@@ -3,8 +3,10 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 from realm_jax.corpus.build.corpus import build_corpus
+from realm_jax.inputs.config import DataConfig
 from realm_jax.inputs.context import TaskContext
 from realm_jax.text.salient_spans import Span
 from realm_jax.text.wordpieces import SPECIAL_PIECES
@@ -53,3 +55,20 @@ def build(directory: Path, *, vocabulary: str = VOCABULARY) -> TaskContext:
   questions = directory / "questions.jsonl"
   questions.write_text("".join(json.dumps(q) + "\n" for q in QUESTIONS))
   return TaskContext(directory / "corpus", {"train": questions})
+
+
+def config(task: str, context: TaskContext, **fields: Any) -> DataConfig:
+  """The data of a task on the context's files, with short lengths."""
+  return DataConfig(
+    **{
+      "task": task,
+      "corpus_dir": context.corpus_dir,
+      "corpus_version": context.corpus_version,
+      "question_files": context.question_files,
+      "batch_size": 1,
+      "query_length": 16,
+      "block_length": 32,
+      "max_masks": 4,
+      **fields,
+    }
+  )

@@ -17,7 +17,8 @@ from realm_jax.corpus.build.update import update_corpus
 from realm_jax.corpus.store import Corpus
 from realm_jax.evaluation import answering
 from realm_jax.inputs.batches import BatchStream
-from realm_jax.training import stages
+from realm_jax.inputs.config import DataConfig
+from realm_jax.training.stages.pretraining import Pretraining
 from tests import tiny_world
 from tests.integration.commands import MODEL_FILE
 
@@ -80,7 +81,7 @@ def watched(world, commands, tmp_path_factory) -> Watched:
   """A run that waits, in this process; it changes after step 4."""
   folder = _folder(world, tmp_path_factory, "watched")
   run, steps = _run(folder), []
-  assemble = stages.Pretraining.assemble
+  assemble = Pretraining.assemble
 
   def watch(self, batch, found, *, corpus, generation, block_length):
     steps.append(
@@ -111,7 +112,7 @@ def watched(world, commands, tmp_path_factory) -> Watched:
     assert world.build_generation(run.model_dir, **settings) == [step]
 
   with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(1) as thread:
-    patch.setattr(stages.Pretraining, "assemble", watch)
+    patch.setattr(Pretraining, "assemble", watch)
     wanted = range(0, _STEPS - _SAVE_EVERY, _SAVE_EVERY)
     building = [thread.submit(build, step) for step in wanted]
     commands.train(
@@ -153,13 +154,14 @@ def test_what_is_removed_is_not_found_again_and_what_is_added_is(watched):
 
 def test_the_examples_stay_those_of_the_version_it_began_with(watched):
   stream = BatchStream(
-    "masked_salient_spans",
-    split="train",
-    corpus_dir=watched.run.corpus_dir,
-    corpus_version=1,
-    batch_size=_BATCH,
-    query_length=tiny_world.QUERY_LENGTH,
-    block_length=tiny_world.BLOCK_LENGTH,
+    DataConfig(
+      task="masked_salient_spans",
+      corpus_dir=watched.run.corpus_dir,
+      corpus_version=1,
+      batch_size=_BATCH,
+      query_length=tiny_world.QUERY_LENGTH,
+      block_length=tiny_world.BLOCK_LENGTH,
+    )
   )
   sources = []
   for step, batch in zip(watched.steps, stream, strict=False):

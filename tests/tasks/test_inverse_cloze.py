@@ -6,16 +6,14 @@ import numpy as np
 import pytest
 
 from realm_jax.inputs.examples import ExampleStream
+from tests.inputs import tiny_corpus
 
 
 def _examples(tiny, *, num, query=64, block=64):
-  stream = ExampleStream(
-    "inverse_cloze",
-    split="train",
-    context=tiny,
-    lengths={"query": query, "block": block},
+  config = tiny_corpus.config(
+    "inverse_cloze", tiny, query_length=query, block_length=block
   )
-  return list(itertools.islice(stream, num))
+  return list(itertools.islice(ExampleStream(config), num))
 
 
 @pytest.fixture(scope="module")

@@ -9,21 +9,14 @@ import pytest
 from realm_jax.inputs.examples import ExampleStream
 from realm_jax.text import masking
 from tasks import masked_sentences
+from tests.inputs import tiny_corpus
 
 
 def _examples(context, *, num, task="masked_salient_spans", query=64, masks=10):
-  stream = ExampleStream(
-    task,
-    split="train",
-    context=context,
-    lengths={
-      "query": query,
-      "mask_positions": masks,
-      "mask_targets": masks,
-      "mask_weights": masks,
-    },
+  config = tiny_corpus.config(
+    task, context, query_length=query, max_masks=masks
   )
-  return list(itertools.islice(stream, num))
+  return list(itertools.islice(ExampleStream(config), num))
 
 
 def test_salient_spans_of_the_tiny_corpus(tiny):

@@ -8,18 +8,12 @@ from realm_jax.inputs.context import TaskContext
 from realm_jax.inputs.examples import ExampleStream
 from realm_jax.inputs.json_lines import JsonLinesSource, Question
 from tasks import open_qa
+from tests.inputs import tiny_corpus
 
 
 def _examples(context, *, task="open_qa", query=64):
-  stream = ExampleStream(
-    task,
-    split="train",
-    context=context,
-    lengths={"query": query},
-    shuffle=False,
-    repeat=False,
-  )
-  return list(stream)
+  config = tiny_corpus.config(task, context, query_length=query)
+  return list(ExampleStream(config, shuffle=False, repeat=False))
 
 
 def _texts(array):

@@ -10,6 +10,7 @@ from realm_jax.corpus.build.corpus import build_corpus
 from realm_jax.inputs.context import TaskContext
 from realm_jax.inputs.examples import ExampleStream
 from realm_jax.text import salient_spans
+from tests.inputs import tiny_corpus
 
 
 @pytest.fixture(scope="module")
@@ -36,15 +37,10 @@ def wikipedia(shared_data, tmp_path_factory):
 
 
 def _examples(context, task, *, num, query):
-  lengths = {
-    "query": query,
-    "block": 128,
-    "mask_positions": 10,
-    "mask_targets": 10,
-    "mask_weights": 10,
-  }
-  stream = ExampleStream(task, split="train", context=context, lengths=lengths)
-  return list(itertools.islice(stream, num))
+  config = tiny_corpus.config(
+    task, context, query_length=query, block_length=128, max_masks=10
+  )
+  return list(itertools.islice(ExampleStream(config), num))
 
 
 def test_query_and_rest_make_up_the_block(wikipedia):

@@ -8,12 +8,13 @@ import numpy as np
 from etils import epath
 from jaxtyping import Int
 
-from realm_jax.console.counter import Counter
+from realm_jax.console.progress import Progress
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.corpus.build.block_builder import block_id, token_spans
 from realm_jax.corpus.build.directory_writer import CorpusDirectoryWriter
-from realm_jax.corpus.build.splitting import NUM_SPECIAL_TOKENS, align_sentences
+from realm_jax.corpus.build.splitting import align_sentences
 from realm_jax.corpus.build.summary import BuildSummary
+from realm_jax.corpus.shards.format import NUM_SPECIAL_TOKENS
 from realm_jax.corpus.shards.writer import ShardWriter
 from realm_jax.text.salient_spans import Tagger, tag
 from realm_jax.text.sentences import sentence_ranges
@@ -77,7 +78,7 @@ def write_released_corpus(
       pieces=vocabulary.pieces,
       blocks_per_shard=blocks_per_shard,
     ) as writer,
-    Counter("blocks written", total=num_blocks) as progress,
+    Progress("blocks written", total=num_blocks) as progress,
   ):
     blocks = _BlockWriter(vocabulary, block_length=block_length, tagger=tagger)
     while chunk := list(itertools.islice(texts, _BLOCKS_PER_CHUNK)):

@@ -27,8 +27,8 @@ from realm_jax.corpus.store import Corpus
 from realm_jax.files.remote import is_remote
 from realm_jax.files.whole_directory import real_path
 from realm_jax.generations.build.artifacts import (
+  ArtifactWriter,
   EmbeddingConfig,
-  GenerationMaker,
 )
 from realm_jax.generations.store import layout
 from realm_jax.generations.store import manifest as manifests
@@ -185,7 +185,7 @@ def import_index(
   )
   try:
     mesh = make_mesh()
-    maker = GenerationMaker(
+    artifacts = ArtifactWriter(
       Corpus.open(corpus_dir),
       retriever,
       index=index,
@@ -193,7 +193,7 @@ def import_index(
       mesh=mesh,
     )
     yield _publish(
-      maker,
+      artifacts,
       released.vectors,
       jax.device_put(params, rules.replicated(mesh)),
       epath.Path(model_dir) / layout.FOLDER,
@@ -212,14 +212,14 @@ def _embedding_config(retriever: Retriever) -> EmbeddingConfig:
 
 
 def _publish(
-  maker: GenerationMaker,
+  artifacts: ArtifactWriter,
   vectors: Rows,
   params: Params,
   generations_dir: epath.Path,
 ) -> Manifest:
   def write(directory: Path) -> Manifest:
-    stored = maker.store(directory, vectors, step=_STEP)
-    return maker.write(directory, step=_STEP, params=params, stored=stored)
+    stored = artifacts.store(directory, vectors, step=_STEP)
+    return artifacts.write(directory, step=_STEP, params=params, stored=stored)
 
   # A generation that is there already may have other vectors.
   publish(generations_dir, _STEP, write, replaces=lambda manifest: True)

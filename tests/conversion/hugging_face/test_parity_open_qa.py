@@ -8,10 +8,11 @@ takes for right, and the answers, all against transformers' own: see
 import numpy as np
 import pytest
 
-from realm_jax.evaluation.answering import load_answerer
+from realm_jax.evaluation.answering import AnsweringConfig, load_answerer
+from realm_jax.evaluation.trained_model import ModelSource
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
-from realm_jax.training.stages import OpenQa
+from realm_jax.training.stages.open_qa import OpenQa
 from tests.conversion.imported import import_weights, load
 
 pytestmark = pytest.mark.slow
@@ -43,14 +44,15 @@ def answerer(golden, expected, tmp_path_factory):
   )
   imported = load(folder / "run")
   return load_answerer(
-    model_dir=folder / "run",
-    corpus_dir=folder / "corpus",
-    retriever=imported.retriever,
-    reader=imported.reader,
-    num_searched=expected["rows"].shape[1],
-    num_read=_NUM_READ,
-    query_length=expected["query"].shape[1],
-    block_length=expected["span_logits"].shape[2],
+    ModelSource(
+      model_dir=folder / "run",
+      corpus_dir=folder / "corpus",
+      retriever=imported.retriever,
+      reader=imported.reader,
+      query_length=expected["query"].shape[1],
+      block_length=expected["span_logits"].shape[2],
+    ),
+    AnsweringConfig(num_searched=expected["rows"].shape[1], num_read=_NUM_READ),
   )
 
 
@@ -95,7 +97,7 @@ def test_blocks_and_spans_that_hold_the_answer_are_the_same(answerer, expected):
     is_real=np.ones(len(answers), bool),
     next_position=0,
   )
-  reader = answerer.trained.models.reader
+  reader = answerer.model.models.reader
   stage = OpenQa(
     num_read=_NUM_READ,
     answers_in_blocks="tokens",

@@ -1,0 +1,146 @@
+"""Which checkpoint and generation an evaluation takes, and what it refuses."""
+
+import dataclasses
+import shutil
+
+import pytest
+
+from realm_jax.checkpoints.manager import CheckpointError
+from realm_jax.corpus.build.corpus import build_corpus
+from realm_jax.corpus.errors import CorpusError
+from realm_jax.evaluation.generation import open_generation
+from realm_jax.evaluation.trained_model import (
+  TrainedModel,
+  load_model,
+  whole_batch,
+)
+from realm_jax.generations.store.manifest import GenerationError
+from realm_jax.training.stages.inverse_cloze import InverseCloze
+from realm_jax.training.stages.open_qa import OpenQa
+from tests import tiny_world
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def load(source):
+  """`load(**changes)` loads the run for open QA."""
+  return lambda **changes: load_model(
+    dataclasses.replace(source, **changes), OpenQa()
+  )
+
+
+@pytest.fixture
+def two_steps(world, tmp_path, load) -> TrainedModel:
+  """Checkpoint 20, trained with generation 10; both generations stand."""
+  world.save_checkpoint(tmp_path, step=10, seed=1, generation=10)
+  world.build_generation(tmp_path)
+  world.save_checkpoint(tmp_path, step=20, seed=2, generation=10)
+  world.build_generation(tmp_path)
+  return load(model_dir=tmp_path)
+
+
+def test_the_last_checkpoint_and_the_generation_it_names(two_steps):
+  assert two_steps.step == 20
+  assert open_generation(two_steps).step == 10
+
+
+def test_a_retriever_is_judged_on_its_own_vectors(two_steps):
+  assert open_generation(two_steps, prefer_own=True).step == 20
+
+
+def test_an_earlier_checkpoint_by_number_or_by_path(two_steps, load):
+  model_dir = two_steps.model_dir
+  assert load(model_dir=model_dir, checkpoint_step=10).step == 10
+  by_path = load(model_dir=model_dir / "checkpoints" / "10")
+  assert (by_path.step, by_path.model_dir) == (10, model_dir)
+  with pytest.raises(CheckpointError, match=r"no .* step 15.*10, 20"):
+    load(model_dir=model_dir, checkpoint_step=15)
+
+
+def test_a_generation_by_its_folder_or_the_newest_of_a_folder(two_steps, load):
+  folder = two_steps.model_dir / "generations"
+  model_dir = two_steps.model_dir
+  by_name = load(model_dir=model_dir, generation=folder / "00000010")
+  assert open_generation(by_name).step == 10
+  newest = load(model_dir=model_dir, generation=folder)
+  assert open_generation(newest).step == 20
+
+
+def test_the_generation_that_was_used_is_gone(two_steps):
+  folder = two_steps.model_dir / "generations"
+  (folder / "00000010").rmtree()
+  with pytest.raises(GenerationError, match=r"wants generation 10.*\[20\]"):
+    open_generation(two_steps)
+
+
+def test_a_generation_that_is_not_there(load, tmp_path):
+  with pytest.raises(GenerationError, match="does not exist"):
+    open_generation(load(generation=tmp_path / "nothing"))
+  with pytest.raises(GenerationError, match="has no generation"):
+    open_generation(load(generation=tmp_path))
+
+
+def test_a_generation_of_another_corpus(world, load, tmp_path):
+  other = tmp_path / "other"
+  build_corpus(
+    [str(world.directory / "text.jsonl")],
+    other,
+    vocab=str(world.directory / "vocab.txt"),
+    block_length=tiny_world.BLOCK_LENGTH // 2,
+  )
+  model = load(corpus_dir=other)
+  with pytest.raises(GenerationError, match="is of another corpus"):
+    open_generation(model)
+
+
+def test_a_damaged_generation(model_dir, load, tmp_path):
+  shutil.copytree(model_dir / "generations", tmp_path / "generations")
+  file = next((tmp_path / "generations" / "00000000").glob("embeddings*"))
+  file.write_bytes(file.read_bytes()[:-4])
+  with pytest.raises(GenerationError, match="bytes and not"):
+    open_generation(load(generation=tmp_path / "generations" / "00000000"))
+
+
+def test_what_is_no_run(load, tmp_path):
+  with pytest.raises(CheckpointError, match="is not a checkpoint; want"):
+    load(model_dir=tmp_path / "nowhere")
+  with pytest.raises(CorpusError, match="no corpus in"):
+    load(corpus_dir=tmp_path)
+
+
+def test_a_run_that_has_no_reader(world, load, tmp_path):
+  world.save_checkpoint(tmp_path, stage=InverseCloze())
+  with pytest.raises(CheckpointError, match=r"has no reader.*eval_retrieval"):
+    load(model_dir=tmp_path)
+
+
+def test_a_vocabulary_of_another_size(world, load, tmp_path):
+  vocabulary = tmp_path / "vocab.txt"
+  vocabulary.write_text("\n".join([*tiny_world.pieces(), "more"]))
+  build_corpus(
+    [str(world.directory / "text.jsonl")],
+    tmp_path / "corpus",
+    vocab=str(vocabulary),
+    block_length=tiny_world.BLOCK_LENGTH,
+  )
+  size = len(tiny_world.pieces()) + 1
+  with pytest.raises(
+    CheckpointError, match=rf"(?s)does not fit.*vocabulary.*{size} wordpieces"
+  ):
+    load(corpus_dir=tmp_path / "corpus")
+
+
+def test_another_model(load):
+  with pytest.raises(CheckpointError, match="projection/kernel"):
+    load(retriever=tiny_world.RETRIEVER.clone(projection_size=4))
+
+
+def test_lengths_that_the_model_has_no_positions_for(load):
+  with pytest.raises(ValueError, match="max_positions=56"):
+    load(block_length=57)
+
+
+def test_batches_are_shared_by_the_devices():
+  # The tests have eight.
+  assert [whole_batch(n) for n in (1, 8, 9, 16)] == [8, 8, 16, 16]
