@@ -1,5 +1,7 @@
 """Recall against exact search, and the queries it is measured on."""
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 
@@ -25,6 +27,7 @@ class _Shifted:
 
   kind = "shifted"
   needs_vectors = True
+  report: ClassVar[dict] = {}
 
   def __init__(self, embeddings):
     self.report = {}

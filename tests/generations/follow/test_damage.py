@@ -214,7 +214,7 @@ def test_a_wrong_refusal_is_looked_at_again(published, corpus, monkeypatch):
 
   with GenerationWatcher(published, load, poll_seconds=0.01) as watcher:
     with pytest.raises(DamagedGenerationError, match="read wrongly"):
-      watcher.wait_for(500, timeout=20)
+      watcher.wait_for(500, timeout=20.0)
     time.sleep(0.3)
     _until(lambda: _waited(watcher) == 500)
   assert attempts == [500, 500]
