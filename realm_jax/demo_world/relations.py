@@ -1,12 +1,12 @@
-"""What can be said of whom in the demo world, and in which words.
+"""Relations of the demo world, and the sentences that express them.
 
 Every relation is worded in three registers that share no content word:
-articles, digests and questions. So a question never overlaps with the text
-that answers it beyond the names, and a sentence of an article never with the
-digest that restates it: what connects them has to be learned.
+articles, digests and questions. So a question shares only names with the text
+that answers it, and so does a sentence of an article with the digest that
+restates it. The connection has to be learned.
 
-`{s}` is the subject and `{o}` the value. Names stand alone, without an article
-or a noun beside them, so that no part of a masked name is given away.
+`{s}` is the subject and `{o}` the value. Names have no article or noun beside
+them, so that no part of a masked name is given away.
 """
 
 import dataclasses
@@ -27,13 +27,16 @@ ENTITY_KINDS: tuple[EntityKind, ...] = (
 
 @dataclasses.dataclass(frozen=True)
 class Relation:
-  """One thing that is true of each entity of a kind, with one value.
+  """A relation that gives each entity of one kind a value.
 
   Attributes:
-    name: how files and reports call it.
-    subject, value: the kinds of what fills `{s}` and `{o}`.
-    articles, digests, questions: at least three wordings each.
-    is_symmetric: whether it holds, and is asked about, both ways round.
+    name: Name in files and reports.
+    subject: Kind of the entity that replaces `{s}`.
+    value: Kind of the value that replaces `{o}`.
+    articles: Wordings in articles, at least three.
+    digests: Wordings in digests, at least three.
+    questions: Wordings of questions, at least three.
+    is_symmetric: Whether it holds, and is asked about, in both directions.
   """
 
   name: str
