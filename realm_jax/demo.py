@@ -41,7 +41,7 @@ _VOCABULARY_SIZE = 8000
 _RECIPES = "gin/experiments/demo"
 
 _Result = TypeVar("_Result")
-_Bindings = Mapping[str, str | int | bool]
+_Value = str | int | bool
 
 
 class DemoRun:
@@ -61,9 +61,7 @@ class DemoRun:
     """Returns the path of a file or folder of the demo."""
     return str(self._output_dir / name)
 
-  def train(
-    self, name: str, recipe: str, **bindings: str | int | bool
-  ) -> dict[str, Any]:
+  def train(self, name: str, recipe: str, **bindings: _Value) -> dict[str, Any]:
     """Trains a stage in a folder of its own.
 
     Raises:
@@ -76,9 +74,7 @@ class DemoRun:
       raise ValueError(f"stopped in stage {name}; its checkpoints are kept")
     return result
 
-  def evaluate(
-    self, name: str, recipe: str, **bindings: str | int | bool
-  ) -> Figures:
+  def evaluate(self, name: str, recipe: str, **bindings: _Value) -> Figures:
     """Evaluates a stage; the outputs go to a folder of `evaluations`."""
     return self._call(
       "evaluate",
@@ -92,7 +88,7 @@ class DemoRun:
     module: str,
     function: Callable[..., _Result],
     recipe: str,
-    bindings: _Bindings,
+    bindings: Mapping[str, _Value],
   ) -> _Result:
     """Calls the function that `python -m realm_jax.MODULE` calls."""
     gin_files, gin_bindings = self._configuration(recipe, bindings)
@@ -108,7 +104,7 @@ class DemoRun:
     recipe: str = "build_index",
     once: bool = False,
     log_dir: str | None = None,
-    **bindings: str | int | bool,
+    **bindings: _Value,
   ) -> Iterator[None]:
     """Runs the index builder as a second process during the `with` block.
 
@@ -133,7 +129,7 @@ class DemoRun:
         process.wait()
 
   def _configuration(
-    self, recipe: str, bindings: _Bindings
+    self, recipe: str, bindings: Mapping[str, _Value]
   ) -> tuple[list[str], list[str]]:
     """Returns the gin files and bindings of a stage."""
     return (
@@ -145,7 +141,7 @@ class DemoRun:
     )
 
 
-def _as_gin(value: str | int | bool) -> str:
+def _as_gin(value: _Value) -> str:
   return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
@@ -331,11 +327,9 @@ def _train_on_bm25(demo: DemoRun) -> Figures:
   )
 
 
-def _evaluate_open_qa(
-  demo: DemoRun, name: str, **bindings: str | int | bool
-) -> Figures:
+def _evaluate_open_qa(demo: DemoRun, name: str, **bindings: _Value) -> Figures:
   """Evaluates open QA, by default the run with the REALM retriever."""
-  defaults: _Bindings = {
+  defaults: Mapping[str, _Value] = {
     "MODEL_DIR": demo.path("open_qa"),
     "QUESTIONS": demo.path("world/questions-test.jsonl"),
   }
