@@ -28,10 +28,10 @@ _SAYINGS = {
   " is not used: ": "generation refused",
   ": it is removed": "damaged generation removed",
   "; it is replaced": "damaged generation replaced",
-  "no room for generation": "full disk said",
+  " is full (": "full disk reported",
   "going on with exact search": "exact search instead",
   " in place of ": "earlier generation instead",
-  "was published by another builder": "other builder was first",
+  "was published by another worker": "other worker was first",
   "waiting for generation": "trainer waited",
 }
 

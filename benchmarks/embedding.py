@@ -41,7 +41,7 @@ from realm_jax.files.json_file import json_lines, write_json
 from realm_jax.generations.build.corpus_embedder import CorpusEmbedder
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever
-from realm_jax.partitioning import host_memory, rules
+from realm_jax.partitioning import cpu_tuning, rules
 from realm_jax.partitioning.mesh import make_mesh
 
 BLOCK_LENGTH = 288
@@ -141,7 +141,7 @@ class Ours:
       functools.partial(_embed_blocks, model.retriever),
       dim=model.retriever.vector_size,
       mesh=mesh,
-      rows_at_once=len(rows),
+      rows_per_call=len(rows),
       **settings,
     )
     self.computed_tokens = int(self._embedder.costs()[rows].sum())
@@ -323,7 +323,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
   """Measures and prints."""
   given = make_parser().parse_args(arguments)
   given.model = given.model or ["minilm"]
-  host_memory.keep_freed_memory()
+  cpu_tuning.keep_freed_memory()
   if not peer_processes.installed():
     print("no other systems: `make peers` installs them; ours alone follows")
   measured: list[dict[str, Any]] = []

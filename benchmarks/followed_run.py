@@ -1,20 +1,14 @@
-"""A training run followed offline by builders of generations."""
+"""A training run followed offline by a sidecar that builds generations."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from realm_jax.generations.build.movement import Movement
 from realm_jax.generations.build.partial_refresh import PartialRefresh
-from realm_jax.generations.build.refresh_plan import (
-  Stored,
-  drifted,
-  group_of,
-  make_plan,
-)
+from realm_jax.generations.build.refresh_plan import BaseVectors, make_plan
 
 _K = 8
 
@@ -24,18 +18,16 @@ class Run:
   """Vectors of a run at each of its checkpoints.
 
   Attributes:
-    steps: of the checkpoints.
-    blocks: of all blocks, by checkpoint.
-    held_out: of the held-out queries, by checkpoint.
-    training: of the queries of each step, by checkpoint.
-    costs: the tokens that each block takes.
-    normalize: whether vectors have length 1.
+    steps: Steps of the checkpoints.
+    blocks: Vectors of all blocks, by checkpoint.
+    held_out: Vectors of the held-out queries, by checkpoint.
+    costs: Number of tokens that each block takes to embed.
+    normalize: Whether vectors have length 1.
   """
 
   steps: tuple[int, ...]
   blocks: Mapping[int, Float[np.ndarray, "N d"]]
   held_out: Mapping[int, Float[np.ndarray, "q d"]]
-  training: Mapping[int, Float[np.ndarray, "s b d"]]
   costs: Int[np.ndarray, " N"]
   normalize: bool
 
@@ -55,7 +47,7 @@ def recall(
 
 
 class Builder:
-  """Generations of a run, one after the other, and what training does."""
+  """Builds the generations of a run, one after the other."""
 
   def __init__(self, run: Run, config: PartialRefresh | None):
     self._run = run
@@ -66,78 +58,40 @@ class Builder:
     self.partials = 0
     self.shares: list[float] = []
     self.errors: list[tuple[float, float]] = []
-    self.told: list[float] = []
-    self._counts = np.zeros(len(self.vectors))
-
-  def train(self, start: int, stop: int) -> None:
-    """Counts what the steps retrieve from the generation in use."""
-    queries = self._run.training[self.step][start:stop]
-    rows = nearest(queries.reshape(-1, queries.shape[-1]), self.vectors)
-    decay = self._config.decay if self._config else 1.0
-    self._counts = decay * self._counts + np.bincount(
-      rows.reshape(-1), minlength=len(self._counts)
-    )
 
   def build(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-    """The vectors of the generation of a checkpoint, and their steps."""
+    """Returns the vectors of a checkpoint's generation, and their steps."""
     run = self._run
     fresh = run.blocks[step]
     if self._config is None:
       return fresh, np.full(len(fresh), step)
     rows = np.arange(len(fresh))
-    stored = Stored(
+    base = BaseVectors(
       step=self.step,
       partials=self.partials,
       rows=rows,
       gather=self.vectors.__getitem__,
       steps=self.ages.__getitem__,
     )
-    embed: Callable[[np.ndarray], np.ndarray] = fresh.__getitem__
     plan = make_plan(
       self._config,
-      stored,
+      base,
       step=step,
-      embed=embed,
+      embed=fresh.__getitem__,
       costs=run.costs,
-      retrieved=self._counts,
       dim=fresh.shape[1],
       normalize=run.normalize,
     )
     self.shares.append(plan.record.embedded_share if plan.record else 1.0)
     if plan.record:
-      self.errors += [(d["stored"], d["corrected"]) for d in plan.record.drift]
-      self._judge(plan.drifts, plan.sample_rows, step)
-    return plan.vectors(rows, embed=embed, stored=stored, step=step)
-
-  def _judge(self, drifts: Any, sample: np.ndarray, step: int) -> None:
-    """How well the sample tells the order of the others' movements."""
-    if not len(sample):
-      return
-    fresh = self._run.blocks[step]
-    left = np.linalg.norm(
-      fresh - drifted(drifts, self.vectors, self.ages), axis=1
-    )
-    known = np.zeros(len(sample))
-    of = group_of(drifts, self.ages[sample])
-    for i, (_, one) in enumerate(drifts):
-      known[of == i] = one.left
-    others = np.setdiff1d(np.arange(len(fresh)), sample)
-    ages = step - self.ages
-    predicted = Movement(self.vectors[sample], ages[sample], known)(
-      self.vectors[others], ages[others]
-    )
-    self.told.append(_rank_correlation(predicted, left[others]))
+      self.errors += [(d.stored, d.corrected) for d in plan.record.drift]
+    return plan.vectors(rows, embed=fresh.__getitem__, base=base, step=step)
 
   def use(self, step: int, made: tuple[np.ndarray, np.ndarray]) -> None:
     """The generation of a checkpoint takes the place of the one before."""
     self.vectors, self.ages = made
     self.step = step
     self.partials += 1
-
-
-def _rank_correlation(one: np.ndarray, other: np.ndarray) -> float:
-  ranks = [np.argsort(np.argsort(x)).astype(float) for x in (one, other)]
-  return float(np.corrcoef(np.stack(ranks))[0, 1])
 
 
 def _share_left(errors: Sequence[tuple[float, float]]) -> float:
@@ -159,8 +113,7 @@ def follow(
   builder = Builder(run, config)
   making = None
   recalls, ages = [], []
-  for before, step in zip((0, *run.steps), run.steps, strict=False):
-    builder.train(before, step)
+  for step in run.steps:
     if step % cadence == 0:
       if making is not None:
         builder.use(*making)
@@ -184,6 +137,4 @@ def follow(
     "oldest_steps": int(np.max(ages)),
     # What is left of the squared error after drift correction.
     "drift_left": _share_left(builder.errors),
-    # Rank correlation of the movements that are predicted.
-    "movement_told": float(np.mean(builder.told or [0.0])),
   }

@@ -23,13 +23,21 @@ from realm_jax.conversion.parameters import (
 )
 from realm_jax.conversion.plan import ImportPlan
 from realm_jax.evaluation.answering import best_spans
+from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever, relevance
 from realm_jax.text.wordpieces import vocabulary_of
-from realm_jax.training import stages
-from realm_jax.training.packing import BatchPacker
-from realm_jax.training.rooms import needed_room
-from realm_jax.training.step_texts import StepTexts
+from realm_jax.training import step
+from realm_jax.training.batches import (
+  IndexScores,
+  MaskTargets,
+  OpenQaBatch,
+  PretrainingBatch,
+  StepBatch,
+  StoredVectors,
+)
+from realm_jax.training.packing.packer import Packer, bucket_of, plan_batch
+from realm_jax.training.stages.model_inputs import ModelInputs, Models
 
 
 class Graded(NamedTuple):
@@ -119,22 +127,56 @@ class ImportedModel:
     shape = (*candidates.shape[1:], self.reader.max_answer_width)
     return np.stack(np.unravel_index(np.asarray(places)[:, 0], shape), axis=-1)
 
-  def pretraining(self, batch: Mapping[str, np.ndarray]) -> Graded:
-    """REALM's loss; the batch is as its stage assembles it."""
-    return self._graded(stages.Pretraining(), self.params, batch)
+  def pretraining(self, arrays: Mapping[str, np.ndarray]) -> Graded:
+    """REALM's loss of padded arrays."""
+    query, candidates = self._texts(arrays)
+    blocks, block_index = self._inputs.distinct_blocks(candidates)
+    batch = PretrainingBatch(
+      queries=self._inputs.queries(query),
+      blocks=blocks,
+      block_index=block_index,
+      joint=self._inputs.joint(query, candidates).rows,
+      masks=MaskTargets(
+        _as_int32(arrays["mask_positions"]),
+        _as_int32(arrays["mask_targets"]),
+        arrays["mask_weights"],
+      ),
+    )
+    loss = step.pretraining(self.retriever, self.reader)
+    return self._graded(loss, self.params, batch)
 
-  def open_qa(self, batch: Mapping[str, np.ndarray]) -> Graded:
-    """ORQA's loss; the batch is as its stage assembles it."""
-    return self._graded(self._open_qa(), self.params, batch)
+  def open_qa(self, arrays: Mapping[str, np.ndarray]) -> Graded:
+    """ORQA's loss of padded arrays."""
+    query, _ = self._texts(arrays)
+    vectors = StoredVectors(self._inputs.queries(query), arrays["vectors"])
+    return self._open_qa(self.params, arrays, vectors)
 
-  def reading_spans(self, batch: Mapping[str, np.ndarray]) -> Graded:
-    """ORQA's loss, where relevance is given as the batch's `scores`."""
+  def reading_spans(self, arrays: Mapping[str, np.ndarray]) -> Graded:
+    """ORQA's loss, where relevance is given as the array `scores`."""
     params = {**self.params, "retriever": {"scale": np.float32(1.0)}}
-    return self._graded(self._open_qa(index_scores=True), params, batch)
+    return self._open_qa(params, arrays, IndexScores(arrays["scores"]))
 
-  def _open_qa(self, **settings: Any) -> stages.OpenQa:
-    width = self.reader.max_answer_width
-    return stages.OpenQa(max_answer_width=width, **settings)
+  def _open_qa(
+    self,
+    params: Params,
+    arrays: Mapping[str, np.ndarray],
+    retrieved: StoredVectors | IndexScores,
+  ) -> Graded:
+    joint = self._inputs.joint(*self._texts(arrays))
+    answers = arrays["has_answer"], arrays["is_answer"]
+    batch = OpenQaBatch(retrieved, *joint, *answers)
+    return self._graded(
+      step.open_qa(self.retriever, self.reader), params, batch
+    )
+
+  @property
+  def _inputs(self) -> ModelInputs:
+    return ModelInputs(Models(self.retriever, self.reader))
+
+  def _texts(
+    self, arrays: Mapping[str, np.ndarray]
+  ) -> tuple[Int[np.ndarray, "b q"], Int[np.ndarray, "b k l"]]:
+    return _as_int32(arrays["query"]), _as_int32(arrays["candidates"])
 
   def _retrieve(
     self, token_ids: Int[np.ndarray, "*b l"], *, method: str
@@ -146,24 +188,18 @@ class ImportedModel:
     return np.asarray(embed(self.params["retriever"], _as_int32(token_ids)))
 
   def _graded(
-    self,
-    stage: stages.Stage,
-    params: dict[str, Any],
-    batch: Mapping[str, np.ndarray],
+    self, loss: step.Loss[Any], params: Params, batch: StepBatch
   ) -> Graded:
     """The loss as a step computes it, on sequences that share rows."""
-    arrays = {
-      name: _as_int32(array) if array.dtype.kind == "i" else array
-      for name, array in batch.items()
-    }
-    texts = StepTexts(
-      stage.parts, retriever=self.retriever, reader=self.reader, groups=1
-    )
-    packer = BatchPacker(texts, [needed_room(texts, arrays)])
-    loss = stage.loss(stages.Models(self.retriever, self.reader))
-    graded = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    needed = bucket_of(plan_batch(batch, groups=1, pack=True))
+
+    def mean_and_metrics(*inputs: Any) -> tuple[jax.Array, dict[str, Any]]:
+      weighted = loss(*inputs)
+      return weighted.loss.mean, weighted.means()
+
+    graded = jax.jit(jax.value_and_grad(mean_and_metrics, has_aux=True))
     (value, metrics), gradient = graded(
-      params, packer(arrays), jax.random.key(0)
+      params, Packer([needed], groups=1)(batch), jax.random.key(0)
     )
     return Graded(
       float(value),

@@ -201,7 +201,7 @@ def _read_checksums(job: Job) -> None:
     paths += sorted(job.saved.iterdir())
   folder = job.data.path.parent
   names = [str(path.relative_to(folder)) for path in paths]
-  manifests.records_of(folder, names, forget=True)
+  manifests.records_of(folder, names, drop_pages=True)
 
 
 def _share_of_products(job: Job, queries_per_second: float) -> Row:

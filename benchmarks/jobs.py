@@ -222,8 +222,8 @@ class Run:
       INDEX=Macro(self.index),
       MODE="every",
       **{
-        "builder.build_index.poll_seconds": 0.2,
-        "builder.build_index.retry_seconds": 1.0,
+        "sidecar.SidecarConfig.poll_seconds": 0.2,
+        "sidecar.SidecarConfig.retry_seconds": 1.0,
         **self.index_settings,
       },
     )

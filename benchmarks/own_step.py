@@ -13,7 +13,7 @@ import json
 import statistics
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,23 +24,25 @@ from benchmarks.peers.step_process import peak_memory_bytes, sizes_parser
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
-from realm_jax.partitioning import host_memory, rules
+from realm_jax.partitioning import cpu_tuning, rules
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training import optimizer, step
-from realm_jax.training.packing import BatchPacker
-from realm_jax.training.rooms import needed_room
+from realm_jax.training.batches import (
+  MaskTargets,
+  PretrainingBatch,
+  StepBatch,
+)
+from realm_jax.training.packing.packer import (
+  Packer,
+  bucket_of,
+  largest_bucket,
+  plan_batch,
+)
+from realm_jax.training.stages.model_inputs import ModelInputs, Models
 from realm_jax.training.state import TrainState
-from realm_jax.training.step_texts import StepTexts
 
 _CLS, _SEP, _FIRST_WORD = 101, 102, 999
-_PARTS = frozenset({"queries", "blocks", "joint"})
-
 Arrays = dict[str, np.ndarray]
-
-
-class Models(NamedTuple):
-  retriever: Retriever
-  reader: Reader
 
 
 def make_models(given: argparse.Namespace) -> Models:
@@ -126,7 +128,7 @@ def useful(given: argparse.Namespace, models: Models, arrays: Arrays) -> Any:
   query, candidates = arrays["query"], arrays["candidates"]
   flat = candidates.reshape(-1, candidates.shape[-1])
   distinct = np.unique(flat, axis=0)
-  joint = models.reader.join(query, candidates).token_ids
+  joint = models.require_reader().join(query, candidates).token_ids
   lengths = [
     np.count_nonzero(text, axis=-1).reshape(-1)
     for text in (query, distinct, joint)
@@ -139,14 +141,31 @@ def useful(given: argparse.Namespace, models: Models, arrays: Arrays) -> Any:
   return sum(part.sum() for part in lengths), 3 * (encoders + pooled + head)
 
 
-def packer_for(models: Models, batches: list[Arrays]) -> BatchPacker:
-  """Packs into the smallest room that holds all of the batches."""
-  texts = StepTexts(
-    _PARTS, retriever=models.retriever, reader=models.reader, groups=1
+def host_batch(models: Models, arrays: Arrays) -> PretrainingBatch:
+  """The batch of pre-training that padded arrays make."""
+  inputs = ModelInputs(models)
+  query, candidates = arrays["query"], arrays["candidates"]
+  blocks, block_index = inputs.distinct_blocks(candidates)
+  return PretrainingBatch(
+    queries=inputs.queries(query),
+    blocks=blocks,
+    block_index=block_index,
+    joint=inputs.joint(query, candidates).rows,
+    masks=MaskTargets(
+      arrays["mask_positions"], arrays["mask_targets"], arrays["mask_weights"]
+    ),
   )
-  needed = [needed_room(texts, arrays) for arrays in batches]
-  room = {name: max(n[name] for n in needed) for name in needed[0]}
-  return BatchPacker(texts, [room])
+
+
+def packer_for(batches: list[PretrainingBatch], *, pack: bool) -> Packer:
+  """Packs into the smallest shape bucket that holds all of the batches."""
+  if not pack:
+    bucket = largest_bucket(batches[0], groups=1)
+    return Packer([bucket], groups=1, pack=False)
+  needed = [
+    bucket_of(plan_batch(batch, groups=1, pack=True)) for batch in batches
+  ]
+  return Packer([tuple(map(max, zip(*needed, strict=True)))], groups=1)
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
@@ -158,22 +177,28 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     batches = [next(source) for _ in range(given.steps + 1)]
   else:
     batches = [random_batch(given, rng)] * (given.steps + 1)
-  pack = packer_for(models, batches) if given.pack else None
+  packer = packer_for(
+    [host_batch(models, arrays) for arrays in batches], pack=given.pack
+  )
   mesh = make_mesh(devices=jax.devices()[:1])
 
-  def prepared(arrays: Arrays) -> dict[str, Any]:
-    return rules.to_devices(pack(arrays) if pack else arrays, mesh)
+  def prepared(arrays: Arrays) -> StepBatch:
+    return rules.to_devices(packer(host_batch(models, arrays)), mesh)
 
   update = optimizer.make_optimizer(
     optimizer.OptimizerConfig(learning_rate=3e-5), num_steps=10_000
   )
+
+  reader = models.require_reader()
 
   @jax.jit
   def init(key):
     tokens = [jnp.ones((1, 16), jnp.int32), jnp.ones((1, 1, 16), jnp.int32)]
     params = {
       "retriever": models.retriever.init(key, *tokens)["params"],
-      "reader": models.reader.init(key, *tokens, tokens[0][:, :1])["params"],
+      "reader": models.require_reader().init(key, *tokens, tokens[0][:, :1])[
+        "params"
+      ],
     }
     params = nn.unbox(params)
     return TrainState(jnp.int32(0), params, update.init(params))
@@ -182,7 +207,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
   run = jax.jit(
     functools.partial(
       step.train_step,
-      loss=step.pretraining(*models),
+      loss=step.pretraining(models.retriever, reader),
       optimizer=update,
       seed=0,
     ),
@@ -190,18 +215,16 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
   )
   first = prepared(batches[0])
   start = time.perf_counter()
-  compiled = run.lower(state, first).compile(host_memory.compiler_options(mesh))
+  compiled = run.lower(state, first).compile(cpu_tuning.compiler_options(mesh))
   compile_seconds = time.perf_counter() - start
-  host_memory.return_freed_memory()
-  temporaries = host_memory.temporary_bytes(compiled, mesh)
-  place = host_memory.PlaceOfTemporaries(temporaries)
+  cpu_tuning.return_freed_memory()
+  analysis = compiled.memory_analysis()
   seconds, tokens, flops, loss = [], 0, 0.0, 0.0
   for arrays in batches:
     batch = prepared(arrays)
     jax.block_until_ready(batch)
     start = time.perf_counter()
-    with place.lent():
-      state, metrics = jax.block_until_ready(compiled(state, batch))
+    state, metrics = jax.block_until_ready(compiled(state, batch))
     seconds.append(time.perf_counter() - start)
     loss = float(metrics["loss"])
     of_tokens, of_flops = useful(given, models, arrays)
@@ -217,7 +240,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     "useful_gflop_per_step": per_step / 1e9,
     "useful_gflops_per_second": per_step / median / 1e9,
     "peak_memory_gb": peak_memory_bytes() / 1e9,
-    "temporaries_gb": temporaries / 1e9,
+    "temporaries_gb": analysis and analysis.temp_size_in_bytes / 1e9,
     "compile_seconds": compile_seconds,
     "loss": loss,
     "device": jax.devices()[0].device_kind,
@@ -262,8 +285,8 @@ def make_parser() -> argparse.ArgumentParser:
 def main() -> None:
   """Measures and prints."""
   given = make_parser().parse_args()
-  host_memory.keep_freed_memory()
-  host_memory.run_in_turn()
+  cpu_tuning.disable_async_dispatch()
+  cpu_tuning.keep_freed_memory()
   result = measure(given)
   # After the step, whose peak of memory it must not raise.
   result["matmul_gflops_per_second"] = matmul_gflops_per_second(given.dtype)

@@ -1,18 +1,15 @@
-"""What a partial refresh finds, beside a full one of the same arithmetic.
+"""Recall of partial refreshes against full ones of the same arithmetic.
 
     python -m benchmarks.partial_refresh --json=partial_refresh.json
 
-Pre-training by the demo's recipe keeps a checkpoint of every few steps. Then,
-offline, two builders with the same arithmetic follow that run: one embeds
+Pre-training by the demo's recipe keeps a checkpoint every few steps. Then,
+offline, two sidecars with the same arithmetic follow that run: one embeds
 every block, and takes 3 T steps for it; the other embeds a third of the
-tokens, its sample among them, and takes T. A generation is in use from when it
-is done until the next one is. At each checkpoint the 8 blocks that score best
-with today's towers are looked for in the generation in use, with its own query
-tower, as training does: recall@8, averaged over the checkpoints.
-
-Held-out queries are sentences with other masks than training's; which blocks
-training would have retrieved is counted with its own queries, from the
-generation in use.
+tokens, the sample included, and takes T. A generation is in use from its
+publication until the next one's. At each checkpoint the 8 blocks with the
+highest scores under the current parameters are looked for in the generation in
+use, with its own query tower, as training does: recall@8, averaged over the
+checkpoints. Held-out queries are sentences with other masks than training's.
 """
 
 import argparse
@@ -35,43 +32,31 @@ from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.corpus.store import Corpus
 from realm_jax.files.json_file import write_json
 from realm_jax.generations.build.artifacts import (
+  ArtifactWriter,
   EmbeddingConfig,
-  GenerationMaker,
 )
 from realm_jax.generations.build.partial_refresh import PartialRefresh
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.inputs.batches import BatchStream
 from realm_jax.inputs.config import DataConfig
 from realm_jax.models.retriever import Retriever, embed_queries
-from realm_jax.partitioning import host_memory
+from realm_jax.partitioning import cpu_tuning
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training import loop
+from realm_jax.training.config import TrainConfig
 
 _RECIPES = "gin/experiments/demo"
 # As gin/experiments/demo has them.
 _BATCH_SIZE, _QUERY_LENGTH = 16, 16
-_TRAINING_SEED, _HELD_OUT_SEED = 0, 1_000_003
+_HELD_OUT_SEED = 1_000_003
 _HELD_OUT_BATCHES = 32
 _FRACTION = 1 / 3
 
-# The first four have what those above them have; the fourth is the default.
-VARIANTS: Mapping[str, dict[str, Any]] = {
-  "age": {
-    "by_retrieved": False,
-    "by_movement": False,
-    "drift_correction": False,
-    "sample_fraction": 0.0,
-  },
-  "+ retrieved": {
-    "by_movement": False,
-    "drift_correction": False,
-    "sample_fraction": 0.0,
-  },
-  "+ moved": {"drift_correction": False},
-  "+ drift correction": {},
-  # What each does without the others.
-  "moved alone": {"by_retrieved": False, "drift_correction": False},
-  "drift correction alone": {"by_retrieved": False, "by_movement": False},
+VARIANTS: Mapping[str, PartialRefresh] = {
+  "oldest first": PartialRefresh(
+    fraction=_FRACTION, drift_correction=False, sample_fraction=0.0
+  ),
+  "with drift correction": PartialRefresh(fraction=_FRACTION),
 }
 
 
@@ -88,7 +73,8 @@ def train(directory: Path, *, steps: int, every: int, scale: float) -> None:
       *more,
     ]
     with configuration.parsed([f"{_RECIPES}/{recipe}.gin"], bindings):
-      configuration.configured(loop.train)()
+      config = configuration.configured(TrainConfig)()
+    loop.train(config)
 
   stage("inverse_cloze", "inverse_cloze")
   stage("reading", "reading")
@@ -100,16 +86,16 @@ def train(directory: Path, *, steps: int, every: int, scale: float) -> None:
       f'INITIAL_READER = "{directory / "reading"}"',
       f"NUM_STEPS = {steps}",
       f"SAVE_EVERY_STEPS = {every}",
-      f"loop.train.keep_checkpoints = {steps}",
+      f"KEEP_CHECKPOINTS = {steps}",
     )
 
 
 def embed_run(directory: Path) -> Run:
-  """Embeds blocks and queries with every checkpoint."""
+  """Embeds blocks and held-out queries with every checkpoint."""
   corpus = Corpus.open(directory / "corpus")
   with configuration.parsed([f"{_RECIPES}/build_index.gin"], _bound(directory)):
     retriever = configuration.configured(Retriever)()
-  maker = GenerationMaker(
+  artifacts = ArtifactWriter(
     corpus,
     retriever,
     index=ExactConfig(),
@@ -128,42 +114,38 @@ def embed_run(directory: Path) -> Run:
     )
   )
 
-  def queries(seed: int, batches: int) -> Int[np.ndarray, "n q"]:
-    stream = BatchStream(
-      DataConfig(
-        task="masked_salient_spans",
-        corpus_dir=corpus.directory,
-        batch_size=_BATCH_SIZE,
-        query_length=_QUERY_LENGTH,
-        block_length=demo_corpus.BLOCK_LENGTH,
-        seed=seed,
-      )
-    )
-    with contextlib.closing(stream):
-      pairs = zip(range(batches), stream, strict=False)
-      return np.concatenate([batch.arrays["query"] for _, batch in pairs])
-
-  held_out = queries(_HELD_OUT_SEED, _HELD_OUT_BATCHES)
-  training = queries(_TRAINING_SEED, steps[-1])
-  blocks, found, trained = {}, {}, {}
+  held_out = _held_out_queries(corpus)
+  blocks, queries = {}, {}
   for step in steps:
-    like = {"retriever": maker.abstract_params()}
+    like = {"retriever": artifacts.abstract_params()}
     params = store.restore(step, items=("retriever",), like=like)["retriever"]
     rows = np.arange(corpus.num_blocks)
-    blocks[step] = maker.embedder.embed(params, rows)
-    found[step] = np.asarray(embed(params, held_out))
-    trained[step] = np.asarray(embed(params, training)).reshape(
-      steps[-1], _BATCH_SIZE, -1
-    )
+    blocks[step] = artifacts.embedder.embed(params, rows)
+    queries[step] = np.asarray(embed(params, held_out))
   store.close()
   return Run(
     steps=tuple(steps),
     blocks=blocks,
-    held_out=found,
-    training=trained,
-    costs=maker.embedder.costs(),
+    held_out=queries,
+    costs=artifacts.embedder.costs(),
     normalize=retriever.normalize,
   )
+
+
+def _held_out_queries(corpus: Corpus) -> Int[np.ndarray, "n q"]:
+  stream = BatchStream(
+    DataConfig(
+      task="masked_salient_spans",
+      corpus_dir=corpus.directory,
+      batch_size=_BATCH_SIZE,
+      query_length=_QUERY_LENGTH,
+      block_length=demo_corpus.BLOCK_LENGTH,
+      seed=_HELD_OUT_SEED,
+    )
+  )
+  with contextlib.closing(stream):
+    pairs = zip(range(_HELD_OUT_BATCHES), stream, strict=False)
+    return np.concatenate([batch.arrays["query"] for _, batch in pairs])
 
 
 def _bound(directory: Path) -> list[str]:
@@ -181,8 +163,7 @@ def measure(run: Run, cadence: int) -> Iterator[dict[str, Any]]:
     "refresh": "full",
     **follow(run, cadence=3 * cadence, config=None, begin=begin),
   }
-  for name, settings in VARIANTS.items():
-    config = PartialRefresh(fraction=_FRACTION, **settings)
+  for name, config in VARIANTS.items():
     yield {
       "cadence": cadence,
       "refresh": name,
@@ -210,8 +191,8 @@ def main(argv: Sequence[str] | None = None) -> None:
   )
   parser.add_argument("--json", help="a file to write the result to")
   given = parser.parse_args(argv)
-  host_memory.keep_freed_memory()
-  host_memory.run_in_turn()
+  cpu_tuning.disable_async_dispatch()
+  cpu_tuning.keep_freed_memory()
   with tempfile.TemporaryDirectory(prefix="realm_partial_") as scratch:
     directory = Path(given.directory or scratch).resolve()
     train(directory, steps=given.steps, every=given.every, scale=given.scale)
@@ -223,13 +204,13 @@ def main(argv: Sequence[str] | None = None) -> None:
   ]
   print(
     f"{'T':>4} {'refresh':<24} {'recall@8':>8} {'share':>6} {'oldest':>6} "
-    f"{'drift':>6} {'told':>6}"
+    f"{'drift':>6}"
   )
   for row in rows:
     print(
       f"{row['cadence']:4d} {row['refresh']:<24} {row['recall_at_8']:8.4f} "
       f"{row['embedded_share']:6.3f} {row['oldest_steps']:6d} "
-      f"{row['drift_left']:6.3f} {row['movement_told']:6.3f}"
+      f"{row['drift_left']:6.3f}"
     )
   if given.json:
     write_json(

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import jax
 import numpy as np
 
 from benchmarks import demo_corpus
@@ -31,9 +32,13 @@ from realm_jax import configuration
 from realm_jax.console.table import figures_table
 from realm_jax.corpus.store import Corpus
 from realm_jax.files.json_file import write_json
-from realm_jax.partitioning import host_memory
+from realm_jax.indexes.protocol import Index, SearchResult
+from realm_jax.models.parameters import Params
+from realm_jax.partitioning import cpu_tuning
 from realm_jax.retrieval.pipeline import Assemble, Prepared, RetrievalPipeline
 from realm_jax.training import loop
+from realm_jax.training.batches import StepBatch
+from realm_jax.training.config import TrainConfig
 
 _RECIPE = "gin/experiments/demo/pretrain.gin"
 _BUILDER = ["gin/runs/build_index.gin", "gin/experiments/demo/model.gin"]
@@ -46,7 +51,7 @@ _TARGETS = {"ratio": 1.10, "swap_ratio": 1.5}
 Row = dict[str, float]
 
 
-class TakingTurns(RetrievalPipeline):
+class TakingTurns(RetrievalPipeline[StepBatch]):
   """Searches for some steps, then gives candidates found before, and so on.
 
   The rows of metrics of steps whose candidates are given have no `search_ms`.
@@ -55,22 +60,50 @@ class TakingTurns(RetrievalPipeline):
   def __init__(self, *args: Any, **kwargs: Any):
     super().__init__(*args, **kwargs)
     self._step = 0
-    self._arrays: dict[str, np.ndarray] = {}
+    self._vectors: jax.Array | None = None
+    self._batch: StepBatch | None = None
+
+  @property
+  def _gives(self) -> bool:
+    return self._step // _TURN_STEPS % 2 == 1
+
+  def embed(self, token_ids: np.ndarray, query_params: Params) -> jax.Array:
+    if self._vectors is None or not self._gives:
+      self._vectors = super().embed(token_ids, query_params)
+    return self._vectors
 
   def search(
-    self, token_ids: np.ndarray, *, assemble: Assemble, **settings: Any
-  ) -> Future[Prepared]:
-    turn = self._step // _TURN_STEPS
+    self,
+    token_ids: np.ndarray,
+    vectors: jax.Array | None,
+    *,
+    index: Index,
+    num_blocks: int,
+    assemble: Assemble[StepBatch],
+  ) -> Future[Prepared[StepBatch]]:
+    gives = self._gives
     self._step += 1
-    if turn % 2:
-      return self.without_search(lambda _: (self._arrays, {}))
 
-    def assemble_and_keep(found):
-      arrays, metrics = assemble(found)
-      self._arrays = arrays
-      return arrays, metrics
+    def assemble_and_keep(
+      retrieved: SearchResult,
+    ) -> tuple[StepBatch, dict[str, float]]:
+      batch, metrics = assemble(retrieved)
+      self._batch = batch
+      return batch, metrics
 
-    return super().search(token_ids, assemble=assemble_and_keep, **settings)
+    def keep(_: SearchResult) -> tuple[StepBatch, dict[str, float]]:
+      assert self._batch is not None
+      return self._batch, {}
+
+    if gives:
+      return self.without_search(keep)
+    return super().search(
+      token_ids,
+      vectors,
+      index=index,
+      num_blocks=num_blocks,
+      assemble=assemble_and_keep,
+    )
 
 
 def train(model_dir: Path, corpus_dir: Path, **bindings: Any) -> list[Row]:
@@ -79,7 +112,8 @@ def train(model_dir: Path, corpus_dir: Path, **bindings: Any) -> list[Row]:
   with configuration.parsed(
     [_RECIPE], [f"{name} = {as_gin(value)}" for name, value in given.items()]
   ):
-    configuration.configured(loop.train)()
+    config = configuration.configured(TrainConfig)()
+  loop.train(config)
   return metrics_of(model_dir)
 
 
@@ -226,8 +260,8 @@ def main(argv: Sequence[str] | None = None) -> None:
   )
   parser.add_argument("--json", help="a file to write the result to")
   given = parser.parse_args(argv)
-  host_memory.keep_freed_memory()
-  host_memory.run_in_turn()
+  cpu_tuning.disable_async_dispatch()
+  cpu_tuning.keep_freed_memory()
   with tempfile.TemporaryDirectory(prefix="realm_overhead_") as directory:
     result = measure(
       Path(directory),

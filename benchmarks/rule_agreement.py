@@ -147,7 +147,7 @@ def compare_adam(*, weight_decay: float = 0.01) -> Row:
 def _loss(relevance, logits, targets, weights, *, form):
   return marginal_masked_lm_loss(
     relevance, logits, targets, weights, form=form
-  )[0]
+  ).loss.mean
 
 
 _slope = jax.jit(jax.grad(_loss), static_argnames="form")

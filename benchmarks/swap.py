@@ -31,8 +31,8 @@ from benchmarks.retrieval_overhead import Row, machine, metrics_of
 from realm_jax.corpus.store import Corpus
 from realm_jax.files.json_file import write_json
 from realm_jax.generations.build.artifacts import (
+  ArtifactWriter,
   EmbeddingConfig,
-  GenerationMaker,
 )
 from realm_jax.generations.store import layout
 from realm_jax.generations.store import manifest as manifests
@@ -40,15 +40,21 @@ from realm_jax.generations.store.manifest import GenerationError, Manifest
 from realm_jax.generations.store.publisher import publish
 from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.indexes.scann.config import given_tree
+from realm_jax.inputs.config import DataConfig
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
-from realm_jax.partitioning import host_memory, rules
+from realm_jax.partitioning import cpu_tuning, rules
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.training import following, loop
+from realm_jax.training import loop
+from realm_jax.training.config import CheckpointConfig, TrainConfig
 from realm_jax.training.optimizer import OptimizerConfig
-from realm_jax.training.refresh import GenerationSchedule, StoppedWaiting
-from realm_jax.training.stages import Pretraining
+from realm_jax.training.refresh import following
+from realm_jax.training.refresh.schedule import (
+  GenerationSchedule,
+  WaitPreemptedError,
+)
+from realm_jax.training.stages.pretraining import Pretraining
 
 _TARGET = 1.5
 _QUERY_LENGTH, _JOINT_LENGTH = 16, 68
@@ -92,14 +98,14 @@ class Publications:
     """Publishes what is due, as a builder does: by a rename.
 
     Raises:
-      StoppedWaiting: all were swapped in; the run should end.
+      WaitPreemptedError: all were swapped in; the run should end.
     """
     published = len(self.published_at)
     if in_use < published:
       self._due = step + self._between
     elif step >= self._due:
       if published == len(self._ready):
-        raise StoppedWaiting
+        raise WaitPreemptedError
       target = layout.path_of(self._directory, published + 1)
       os.rename(self._ready[published], target)
       self.published_at.append(step)
@@ -137,7 +143,7 @@ def make_generations(
   mesh = make_mesh()
   retriever, values = random_towers(_RETRIEVER, corpus)
   params = jax.device_put(values, rules.replicated(mesh))
-  maker = GenerationMaker(
+  artifacts = ArtifactWriter(
     corpus,
     retriever,
     index=index,
@@ -151,8 +157,8 @@ def make_generations(
     vectors = source.vectors()
 
     def write(target: Path, vectors=vectors, step=step) -> Manifest:
-      stored = maker.store(target, vectors, step=step)
-      return maker.write(target, step=step, params=params, stored=stored)
+      stored = artifacts.store(target, vectors, step=step)
+      return artifacts.write(target, step=step, params=params, stored=stored)
 
     publish(made, step, write)
     del vectors
@@ -201,18 +207,22 @@ def train(
     functools.partial(PublishingSchedule, publications=publications),
   ):
     loop.train(
-      model_dir=model_dir,
-      corpus_dir=corpus.source,
-      task="masked_salient_spans",
-      stage=Pretraining(),
-      retriever=_RETRIEVER,
-      reader=_READER,
-      optimizer=OptimizerConfig(learning_rate=2e-4),
-      num_steps=_MOST_STEPS,
-      batch_size=batch_size,
-      query_length=_QUERY_LENGTH,
-      block_length=corpus.block_length,
-      save_every_steps=_MOST_STEPS,
+      TrainConfig(
+        model_dir=model_dir,
+        data=DataConfig(
+          task="masked_salient_spans",
+          corpus_dir=corpus.source,
+          batch_size=batch_size,
+          query_length=_QUERY_LENGTH,
+          block_length=corpus.block_length,
+        ),
+        stage=Pretraining(),
+        retriever=_RETRIEVER,
+        reader=_READER,
+        optimizer=OptimizerConfig(learning_rate=2e-4),
+        num_steps=_MOST_STEPS,
+        checkpoints=CheckpointConfig(save_every_steps=_MOST_STEPS),
+      )
     )
   return metrics_of(model_dir), publications.published_at
 
@@ -342,8 +352,8 @@ def make_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> None:
   """Measures and prints."""
   given = make_parser().parse_args(arguments)
-  host_memory.keep_freed_memory()
-  host_memory.run_in_turn()
+  cpu_tuning.disable_async_dispatch()
+  cpu_tuning.keep_freed_memory()
   result = measure(
     given.directory.absolute(),
     num_blocks=given.num_blocks,

@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks import faults
 from benchmarks.jobs import Run
 from realm_jax.checkpoints.manager import CheckpointStore
-from realm_jax.generations.store.inspection import Place
+from realm_jax.generations.store.inspection import RunGenerations
 
 # The clock's, not the run's.
 _TIMINGS = ("step_seconds", "examples_per_second", "search_ms", "gather_ms")
@@ -66,7 +66,7 @@ def _last_parameters(run: Run) -> dict[str, np.ndarray]:
 
 def damaged_generations(run: Run) -> list[int]:
   """The published generations that are not whole, to the last byte."""
-  found = Place.of(run.model_dir, None).look(checksums=True)
+  found = RunGenerations.find(run.model_dir, None).inspect(checksums=True)
   return [one.step for one in found if one.problem]
 
 

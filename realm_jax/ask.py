@@ -18,6 +18,7 @@ from realm_jax.evaluation.answering import (
   Answerer,
   load_answerer,
 )
+from realm_jax.partitioning import cpu_tuning
 
 _NUM_ANSWERS = flags.DEFINE_integer(
   "num_answers", 3, "Number of answers to print.", lower_bound=1
@@ -34,6 +35,7 @@ _WIDTH = 80
 def main(argv: Sequence[str]) -> None:
   """Calls `evaluation.answering.load_answerer` and answers questions."""
   logging.set_verbosity(logging.WARNING)
+  cpu_tuning.keep_freed_memory()
   answerer = configuration.call(load_answerer)
   marks = _ON_TERMINAL if sys.stdout.isatty() else _ELSEWHERE
   for question in [" ".join(argv[1:])] if argv[1:] else _questions():

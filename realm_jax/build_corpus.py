@@ -4,20 +4,20 @@
       --output_dir=corpus --vocab=vocab.txt
 
 Each line is `{"title": …, "text": …}`, with optional `id` and `url`. The
-corpus appears complete or not at all; a summary counts what was cut or skipped.
+corpus appears complete or not at all, and a summary counts what was cut or
+skipped.
 
     python -m realm_jax.build_corpus --update --input=changes.jsonl \\
       --output_dir=corpus
 
-makes a new version of the corpus in its directory: a line with an id that it
-has replaces that document, one with a new id adds a document, and
-`{"id": …, "remove": true}` removes one. Documents that are given as they were
-cost nothing, and whoever has the version before open goes on reading it. Give
-the flags of the build; vocabulary and block length are the corpus's.
+makes a new version of the corpus in its directory: a line with an id that the
+corpus has replaces that document, one with a new id adds a document, and
+`{"id": …, "remove": true}` removes one. Unchanged documents cost nothing, and
+readers of the version before continue to read it. Give the flags of the build;
+vocabulary, block length and dropped titles are those of the corpus.
 
-A gin file may bind the arguments of `corpus.build.build_corpus` (or of
-`corpus.update.update_corpus`) in place of the optional flags; what the command
-line says goes first.
+A gin file may bind the arguments of `build_corpus` (`corpus/build/corpus.py`)
+and `update_corpus` (`corpus/build/update.py`); flags take precedence.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,63 +35,68 @@ from realm_jax.text import salient_spans
 _INPUT = flags.DEFINE_multi_string(
   "input",
   None,
-  "A JSON Lines file or a quoted pattern of such; repeatable.",
+  "JSON Lines file or quoted pattern; repeatable.",
   required=True,
 )
 _OUTPUT_DIR = flags.DEFINE_string(
   "output_dir",
   None,
-  "The corpus directory to make, or to update.",
+  "Corpus directory to make, or to update.",
   required=True,
 )
 _UPDATE = flags.DEFINE_bool(
-  "update", False, "Change the corpus at --output_dir by document ids."
+  "update", False, "Update the corpus at --output_dir by document ids."
 )
 _VOCAB = flags.DEFINE_string(
   "vocab",
   None,
-  "A BERT vocabulary file, or train:SIZE to learn one of at most SIZE pieces "
-  "from the input; an update needs none.",
+  "BERT vocabulary file, or train:SIZE to learn at most SIZE pieces from the "
+  "input; an update needs none.",
 )
 _BLOCK_LENGTH = flags.DEFINE_integer(
-  "block_length", 288, "The most wordpieces of [CLS] title [SEP] body [SEP]."
+  "block_length",
+  288,
+  "Largest number of wordpieces of [CLS] title [SEP] body [SEP].",
 )
 _TAGGER = flags.DEFINE_string(
   "tagger",
   "rules",
-  "What finds salient spans: rules, none, or module.name of a callable "
+  "Tagger of salient spans: rules, none, or module.name of a callable "
   "(text, title) -> [(start byte, limit byte, kind)].",
 )
 _DROP_TITLES = flags.DEFINE_multi_string(
-  "drop_title",
-  list(build.DROPPED_TITLES),
-  "Leave out documents whose title contains this; repeatable, and '' keeps "
-  "all.",
+  "drop_titles",
+  None,
+  "Text in the titles of documents to leave out; repeatable. 'wikipedia' is "
+  "for its lists and disambiguation pages (List of, Index of, Outline of, "
+  "(disambiguation)), as in REALM. By default none; with --update, those of "
+  "the build, and '' is none.",
 )
 _UNESCAPE_HTML = flags.DEFINE_bool(
   "unescape_html", True, "Read &amp; as & in titles and texts."
 )
 _SKIP_BAD_LINES = flags.DEFINE_bool(
-  "skip_bad_lines", False, "Count malformed lines and go on, not stop."
+  "skip_bad_lines", False, "Count malformed lines instead of stopping."
 )
 _OVERWRITE = flags.DEFINE_bool(
   "overwrite", False, "Replace the corpus that is at --output_dir."
 )
 _BLOCKS_PER_SHARD = flags.DEFINE_integer(
-  "blocks_per_shard", 200_000, "A shard ends at about this many blocks."
+  "blocks_per_shard", 200_000, "Approximate number of blocks in a shard."
 )
 _CORPUS_VERSION = flags.DEFINE_integer(
-  "corpus_version", 1, "The version to write; an update takes the next."
+  "corpus_version", 1, "Version to write; an update writes the next."
 )
 _KEEP_VERSIONS = flags.DEFINE_integer(
   "keep_versions",
   None,
-  "With --update: how many of the newest versions stay in the directory; all "
-  "where it is not given. Runs need the version that they began with.",
+  "With --update: number of the newest versions to keep; by default all. Runs "
+  "need the version that they began with.",
 )
 
-# Argument: flag, of both functions and of one of them.
-_SHARED: dict[str, flags.FlagHolder[Any]] = {
+# Flags by argument, of both functions and of one of them.
+_Flags = dict[str, flags.FlagHolder[Any]]
+_SHARED: _Flags = {
   "inputs": _INPUT,
   "output_dir": _OUTPUT_DIR,
   "vocab": _VOCAB,
@@ -102,17 +107,12 @@ _SHARED: dict[str, flags.FlagHolder[Any]] = {
   "skip_bad_lines": _SKIP_BAD_LINES,
   "blocks_per_shard": _BLOCKS_PER_SHARD,
 }
-_OF_BUILD: dict[str, flags.FlagHolder[Any]] = {
-  "overwrite": _OVERWRITE,
-  "version": _CORPUS_VERSION,
-}
-_OF_UPDATE: dict[str, flags.FlagHolder[Any]] = {
-  "keep_versions": _KEEP_VERSIONS,
-}
+_OF_BUILD: _Flags = {"overwrite": _OVERWRITE, "version": _CORPUS_VERSION}
+_OF_UPDATE: _Flags = {"keep_versions": _KEEP_VERSIONS}
 
 
 def _given_arguments(*, is_update: bool) -> dict[str, Any]:
-  """What the command line says, which goes before what gin files say."""
+  """Returns the arguments that flags give."""
   own, others = (
     (_OF_UPDATE, _OF_BUILD) if is_update else (_OF_BUILD, _OF_UPDATE)
   )
@@ -123,24 +123,19 @@ def _given_arguments(*, is_update: bool) -> dict[str, Any]:
         if is_update
         else f"--{flag.name} is for an update; give --update, too"
       )
-  given: dict[str, Any] = {
-    name: flag.value
-    for name, flag in {**_SHARED, **own}.items()
-    if flag.present
-  }
+  all_flags = {**_SHARED, **own}
+  given = {name: flag.value for name, flag in all_flags.items() if flag.present}
   if "tagger" in given:
     given["tagger"] = salient_spans.find_tagger(given["tagger"])
-  if "drop_titles" in given:
-    given["drop_titles"] = [title for title in given["drop_titles"] if title]
   return given
 
 
 def main(argv: Sequence[str]) -> None:
-  """Builds or updates the corpus and prints what happened."""
+  """Builds or updates the corpus and prints a summary."""
   del argv
   is_update = _UPDATE.value
   given = _given_arguments(is_update=is_update)
-  function: Callable[..., Any]
+  function: Callable[..., BuildSummary | UpdateSummary]
   function = update.update_corpus if is_update else build.build_corpus
   if flags.FLAGS.gin_file or flags.FLAGS.gin_bindings:
     summary = configuration.call(function, **given)
@@ -158,7 +153,7 @@ def _of_version(summary: BuildSummary | UpdateSummary) -> str:
   if isinstance(summary, BuildSummary):
     return ""
   if not summary.changes_something:
-    return f", where nothing changes: it stays at version {summary.version}"
+    return f", unchanged: still version {summary.version}"
   return f", version {summary.version}"
 
 

@@ -2,7 +2,7 @@
 
     python -m realm_jax.build_index --gin_file=gin/runs/build_index.gin …
 
-It follows the run's checkpoints until it is stopped; `--once` makes one
+It follows the run's checkpoints until it is stopped; `--once` builds one
 generation, the newest checkpoint's, and exits.
 """
 
@@ -11,20 +11,19 @@ from collections.abc import Sequence
 from absl import flags, logging
 
 from realm_jax import configuration
-from realm_jax.generations.build import sidecar as builder
+from realm_jax.generations.build import sidecar
+from realm_jax.partitioning import cpu_tuning
 
 _ONCE = flags.DEFINE_bool(
-  "once", False, "Make the newest checkpoint's generation and exit."
+  "once", False, "Build the newest checkpoint's generation and exit."
 )
 
 
 def main(argv: Sequence[str]) -> None:
-  """Runs `generations.builder.build_index` as gin configures it."""
+  """Runs `generations.build.sidecar.build_index` as gin configures it."""
   del argv
-  logging.set_verbosity(logging.INFO)
-  # The flag can only turn it on, so that a gin file may too.
-  overrides = {"once": True} if _ONCE.value else {}
-  published = configuration.call(builder.build_index, **overrides)
+  cpu_tuning.keep_freed_memory()
+  published = configuration.call(sidecar.build_index, once=_ONCE.value)
   logging.info("done: published %s", published or "nothing")
 
 

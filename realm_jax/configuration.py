@@ -24,7 +24,6 @@ from absl import app, flags
 import gin
 from realm_jax.console import annotations
 from realm_jax.console.library_messages import hide_library_messages
-from realm_jax.partitioning import host_memory
 
 _Result = TypeVar("_Result")
 
@@ -247,7 +246,6 @@ def run(main: Callable[[Sequence[str]], int | None]) -> None:
       print(f"{_command(argv[0])}: {message_of(error)}", file=sys.stderr)
       return 2
 
-  host_memory.keep_freed_memory()
   try:
     arguments = expand_gin_flags(sys.argv)
   except ConfigurationError as error:

@@ -16,21 +16,23 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 from absl import flags
 
 from realm_jax import configuration
 from realm_jax.console.sigterm import stop_on_sigterm
 from realm_jax.corpus.build.corpus import build_corpus
-from realm_jax.corpus.build.documents import DocumentReader
+from realm_jax.corpus.build.document_source import DocumentSource
+from realm_jax.corpus.build.summary import BuildSummary
 from realm_jax.demo_world import edits, report
 from realm_jax.demo_world import world as world_lib
 from realm_jax.evaluation import run as evaluation
 from realm_jax.evaluation.outputs import Figures
-from realm_jax.partitioning import host_memory
+from realm_jax.partitioning import cpu_tuning
 from realm_jax.text.wordpieces import train_vocabulary, write_pieces
 from realm_jax.training import loop
+from realm_jax.training.config import TrainConfig
 
 _OUTPUT_DIR = flags.DEFINE_string(
   "output_dir", "out/demo", "Directory of everything that the demo writes."
@@ -61,16 +63,19 @@ class DemoRun:
     """Returns the path of a file or folder of the demo."""
     return str(self._output_dir / name)
 
-  def train(self, name: str, recipe: str, **bindings: _Value) -> dict[str, Any]:
+  def train(
+    self, name: str, recipe: str, **bindings: _Value
+  ) -> loop.TrainResult:
     """Trains a stage in a folder of its own.
 
     Raises:
       ValueError: SIGTERM stopped it.
     """
-    result = self._call(
-      "train", loop.train, recipe, {"MODEL_DIR": self.path(name), **bindings}
+    config = self._call(
+      "train", TrainConfig, recipe, {"MODEL_DIR": self.path(name), **bindings}
     )
-    if result["stopped"]:
+    result = loop.train(config)
+    if result.preempted:
       raise ValueError(f"stopped in stage {name}; its checkpoints are kept")
     return result
 
@@ -123,7 +128,7 @@ class DemoRun:
     )
     log = Path(log_dir or model_dir) / "build_index.log"
     print(f"\n$ {command} &     # log: {log}", flush=True)
-    with _stop_if_it_fails(_start(command, log), log) as process:
+    with _beside(command, log) as process:
       yield
       if once:
         process.wait()
@@ -158,28 +163,23 @@ def _command(
   return shlex.join(["python", "-m", f"realm_jax.{module}", *flags, *arguments])
 
 
-def _start(command: str, log: Path) -> subprocess.Popen[bytes]:
+@contextlib.contextmanager
+def _beside(command: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+  """Runs a command during the `with` block, which ends if the command fails.
+
+  The block is then stopped by SIGTERM. At its end the command is terminated.
+
+  Raises:
+    ValueError: The command failed, or SIGTERM came from elsewhere.
+  """
   log.parent.mkdir(parents=True, exist_ok=True)
   with log.open("w") as output:
-    return subprocess.Popen(
+    process = subprocess.Popen(
       # Training has priority; the builder takes the cores that are left.
       ["nice", "-n", "5", sys.executable, *shlex.split(command)[1:]],
       stdout=output,
       stderr=subprocess.STDOUT,
     )
-
-
-@contextlib.contextmanager
-def _stop_if_it_fails(
-  process: subprocess.Popen[bytes], log: Path
-) -> Iterator[subprocess.Popen[bytes]]:
-  """Stops the `with` block by SIGTERM if a process fails during it.
-
-  The process is terminated when the block ends.
-
-  Raises:
-    ValueError: The process failed, or SIGTERM came from elsewhere.
-  """
   failed, ended = threading.Event(), threading.Event()
 
   def watch() -> None:
@@ -250,7 +250,7 @@ def run_demo(demo: DemoRun) -> report.DemoFigures:
       ),
       "total": int(_number(edited, "num_questions")),
     },
-    "generations_swapped": pretrained["swaps"],
+    "generations_swapped": pretrained.swaps,
     "wall_seconds": round(time.monotonic() - start, 1),
   }
 
@@ -262,7 +262,8 @@ def _make_world(demo: DemoRun) -> world_lib.World:
   world_lib.write_world(demo.path("world"), world=world)
   # The vocabulary covers articles and training questions.
   texts = [question.text for question in world.questions["train"]]
-  for document in DocumentReader([demo.path("world/articles.jsonl")]):
+  source = DocumentSource([demo.path("world/articles.jsonl")])
+  for document in source.documents(BuildSummary()):
     texts += [document.title, document.text]
   pieces = train_vocabulary(texts, _VOCABULARY_SIZE)
   write_pieces(demo.path("vocab.txt"), pieces)
@@ -380,7 +381,8 @@ def _announce(title: str) -> None:
 def main(argv: Sequence[str]) -> None:
   """Runs the demo and writes its report."""
   del argv
-  host_memory.run_in_turn()
+  cpu_tuning.disable_async_dispatch()
+  cpu_tuning.keep_freed_memory()
   output_dir = Path(_OUTPUT_DIR.value)
   if output_dir.exists() and any(output_dir.iterdir()):
     raise ValueError(

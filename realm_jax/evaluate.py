@@ -14,6 +14,7 @@ from realm_jax import configuration
 from realm_jax.console.table import figures_table
 from realm_jax.evaluation import run
 from realm_jax.files.json_file import write_json
+from realm_jax.partitioning import cpu_tuning
 
 _JSON = flags.DEFINE_string(
   "json", None, "File to which the figures are written as JSON, too."
@@ -23,6 +24,7 @@ _JSON = flags.DEFINE_string(
 def main(argv: Sequence[str]) -> None:
   """Calls `evaluation.run.evaluate` as gin configures it."""
   del argv
+  cpu_tuning.keep_freed_memory()
   figures = configuration.call(run.evaluate)
   if _JSON.value:
     write_json(_JSON.value, figures)

@@ -1,4 +1,4 @@
-"""Prints a few examples of a task, decoded, with what its masks hide.
+"""Prints decoded examples of a task, with the words that masks hide.
 
     python -m realm_jax.show_task --task=masked_salient_spans \\
       --corpus_dir=corpus
@@ -21,28 +21,30 @@ from realm_jax.inputs.display import describe
 from realm_jax.inputs.examples import ExampleStream
 
 _TASK = flags.DEFINE_string(
-  "task", None, "The name of a seqio task.", required=True
+  "task", None, "Name of a seqio task.", required=True
 )
 _CORPUS_DIR = flags.DEFINE_string(
-  "corpus_dir", None, "What build_corpus wrote.", required=True
+  "corpus_dir", None, "Corpus directory.", required=True
 )
 _NUM = flags.DEFINE_integer(
-  "num", 5, "How many examples to print.", lower_bound=1
+  "num", 5, "Number of examples to print.", lower_bound=1
 )
 _QUESTION_FILE = flags.DEFINE_string(
   "question_file", None, "JSON Lines of questions, for open QA."
 )
-_SPLIT = flags.DEFINE_string("split", "train", "The split of the task.")
+_SPLIT = flags.DEFINE_string("split", "train", "Split of the task.")
 _SEED = flags.DEFINE_integer("seed", 0, "Seed of the order and of the masks.")
 _QUERY_LENGTH = flags.DEFINE_integer(
-  "query_length", 96, "Wordpieces of a query, [CLS] and [SEP] counted."
+  "query_length", 96, "Wordpieces of a query, [CLS] and [SEP] included."
 )
 _BLOCK_LENGTH = flags.DEFINE_integer(
-  "block_length", 288, "Wordpieces of a block, title and specials counted."
+  "block_length", 288, "Wordpieces of a block, title and specials included."
 )
-_MAX_MASKS = flags.DEFINE_integer("max_masks", 10, "Masks that are scored.")
+_MAX_MASKS = flags.DEFINE_integer(
+  "max_masks", 10, "Number of masks that are scored."
+)
 _TASK_MODULES = flags.DEFINE_list(
-  "task_modules", ["tasks"], "Modules that add tasks when imported."
+  "task_modules", ["tasks"], "Modules that register tasks when imported."
 )
 
 _BOLD, _PLAIN = "\033[1;33m", "\033[0m"
@@ -53,7 +55,7 @@ def _coloured(text: str) -> str:
 
 
 def show_task() -> None:
-  """Prints examples as the flags say."""
+  """Prints examples of the task that the flags name."""
   questions = _QUESTION_FILE.value
   config = DataConfig(
     task=_TASK.value,
@@ -84,7 +86,7 @@ def show_task() -> None:
 
 
 def main(argv: Sequence[str]) -> None:
-  """Shows the task that the flags name."""
+  """Runs the command."""
   del argv
   show_task()
 

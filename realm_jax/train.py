@@ -1,7 +1,7 @@
 """Trains one stage: `python -m realm_jax.train --gin_file=gin/runs/….gin`.
 
-Inverse cloze, reading, REALM pre-training or open QA, chosen by the gin file;
-the files under gin/runs/ say what each needs.
+The gin file chooses the stage: inverse cloze, reading, REALM pre-training or
+open QA. The files under gin/runs/ say what each needs.
 """
 
 from collections.abc import Sequence
@@ -9,16 +9,18 @@ from collections.abc import Sequence
 from absl import logging
 
 from realm_jax import configuration
-from realm_jax.partitioning import host_memory
+from realm_jax.partitioning import cpu_tuning
 from realm_jax.training import loop
+from realm_jax.training.config import TrainConfig
 
 
 def main(argv: Sequence[str]) -> None:
-  """Runs `training.loop.train` as gin configures it."""
+  """Trains the run that gin configures."""
   del argv
-  host_memory.run_in_turn()
-  result = configuration.call(loop.train)
-  logging.info("done: step %d, %d swaps", result["step"], result["swaps"])
+  cpu_tuning.disable_async_dispatch()
+  cpu_tuning.keep_freed_memory()
+  result = loop.train(configuration.call(TrainConfig))
+  logging.info("done: step %d, %d swaps", result.step, result.swaps)
 
 
 if __name__ == "__main__":

@@ -1,27 +1,27 @@
-"""seqio tasks, a data set a file; `realm_jax.show_task` prints their examples.
+"""seqio tasks, one file for each data set.
 
-A task of yours is a file here, or a module anywhere that the binding
-`TASK_MODULES` names. It is plain seqio, and three things make it one that
-resumes exactly and reads alike on any number of processes:
+`python -m realm_jax.show_task` prints their examples. Your own task is a file
+in this folder, or any module that the binding `TASK_MODULES` names. It is plain
+seqio, and resumes exactly on any number of processes if
 
-* its source gives records in an order that can be repeated: a
+* its source gives records in a repeatable order: a
   `realm_jax.inputs.sources.RandomAccessSource`, or files
-  (`seqio.TextLineDataSource`, `seqio.TFExampleDataSource`, TFDS); a Python
-  generator does not;
-* preprocessors hand on "position", which every record brings, and make at
-  most one example of a record, in the same order;
-* what is random is drawn by `tf.random.stateless_…` from "seed", int32[2],
-  which every record brings too; seqio's own `seed` arguments depend on where
-  a run started.
+  (`seqio.TextLineDataSource`, `seqio.TFExampleDataSource`, TFDS), but not a
+  Python generator;
+* its preprocessors return the "position" of every record, and make at most one
+  example of a record, in the same order;
+* its random numbers come from `tf.random.stateless_…` and the "seed", int32[2],
+  of every record; seqio's own `seed` arguments depend on where a run started.
 
-Questions in another format need only be read, as those of WebQuestions:
+Questions in another format need only a function that reads them, as for
+WebQuestions:
 
     def read(fields):
       return Question(fields["qText"], fields["answers"], fields["qId"])
 
     open_qa.add("web_questions", source=JsonLinesSource(read))
 
-and sentences masked in another way only a rule:
+Sentences masked in another way need only a rule:
 
     masked_sentences.add("half", functools.partial(random_tokens, rate=0.5))
 """

@@ -1,4 +1,4 @@
-"""Inverse cloze: a sentence, and the block it was taken from."""
+"""Inverse cloze: a sentence as the query for the block it comes from."""
 
 from collections.abc import Mapping
 
@@ -23,9 +23,9 @@ def inverse_cloze(
 ) -> tf.data.Dataset:
   """Makes `query`, a random sentence of a block, and `block`, the rest.
 
-  The sentence stays in the block with 1 − `removal_probability`, so that the
-  retriever also learns from words in common; a block of one sentence is
-  dropped when that is removed (Lee et al. 2019, section 4). The title stays.
+  The sentence remains in the block with probability 1 − `removal_probability`,
+  so that the retriever also learns from shared words. A block of one sentence
+  is dropped if that is removed (Lee et al. 2019, section 4). Titles remain.
   """
   words = wordpieces()
   query_length = feature_length("query", sequence_length)

@@ -1,10 +1,10 @@
-"""Masked sentences: what REALM pre-trains on, with three ways to mask.
+"""Masked sentences, on which REALM pre-trains, masked in three ways.
 
     masked_salient_spans   a name, date or number (REALM)
     masked_random_tokens   single tokens (the paper's Table 2)
     masked_random_spans    spans of words (Table 2, after SpanBERT)
 
-Other rates or rules are a task of one's own:
+For other rates or rules, add a task:
 
     masked_sentences.add("half_masked", partial(random_tokens, rate=0.5))
 """
@@ -31,29 +31,30 @@ def mask_sentence(
   choose: masking.ChooseMasks,
   sequence_length: Mapping[str, int] | None = None,
 ) -> tf.data.Dataset:
-  """Makes `query`, a sentence of a block with masks, and what they hide.
+  """Makes `query`, a masked sentence of a block, and its `mask_targets`.
 
-  The first masks, as many as `mask_targets` may be long, are scored; further
-  ones stay `[MASK]`. A sentence is skipped when nothing in it is masked, or
-  when its last mask does not fit into the query: as in Google's released
-  pre-training.
+  As many masks are scored as `mask_targets` may be long; further ones remain
+  `[MASK]`. As in Google's released pre-training, a sentence is skipped if it
+  has no mask, or if its last mask does not fit into the query.
   """
   words = wordpieces()
   is_continuation = tf.constant(words.is_continuation)
-  room = feature_length("query", sequence_length) - 2
+  num_words = feature_length("query", sequence_length) - 2
   max_masks = feature_length("mask_targets", sequence_length)
 
   def to_example(block: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     token_ids, is_masked = choose(
       block, block["seed"], is_continuation=is_continuation
     )
-    places = tf.cast(tf.where(is_masked)[:, 0], tf.int32)
-    fits = tf.reduce_all(places < room)
-    scored = places[: tf.where(fits, max_masks, 0)]
+    positions = tf.cast(tf.where(is_masked)[:, 0], tf.int32)
+    fits = tf.reduce_all(positions < num_words)
+    scored = positions[: tf.where(fits, max_masks, 0)]
     masked = tf.where(is_masked, words.mask_id, token_ids)
     return {
       "position": block["position"],
-      "query": tf.concat([[words.cls_id], masked[:room], [words.sep_id]], 0),
+      "query": tf.concat(
+        [[words.cls_id], masked[:num_words], [words.sep_id]], 0
+      ),
       "mask_positions": scored + 1,
       "mask_targets": tf.gather(token_ids, scored),
       "mask_weights": tf.ones_like(scored, tf.float32),
@@ -69,14 +70,14 @@ def add(
   name: str,
   choose: masking.ChooseMasks,
   *,
-  source: seqio.DataSourceInterface | None = None,
+  source: seqio.DataSource | None = None,
 ) -> seqio.Task:
-  """Adds a task of masked sentences to seqio's registry.
+  """Registers a task of masked sentences with seqio.
 
   Args:
-    name: of the task.
-    choose: picks a sentence of a block and what to mask in it.
-    source: of blocks; by default the run's corpus.
+    name: Name of the task.
+    choose: Function that picks a sentence of a block and its masks.
+    source: Source of blocks; by default the run's corpus.
   """
   return seqio.TaskRegistry.add(
     name,

@@ -1,9 +1,9 @@
-"""Open questions: a question, and the answers any of which will do.
+"""Open-domain questions with alternative answers.
 
     open_qa        answers are strings
     open_qa_regex  answers are regular expressions (CuratedTREC)
 
-The questions are the run's files, one a split, in JSON Lines:
+The questions are in the run's JSON Lines files, one for each split:
 
     {"question": "who wrote it", "answer": ["Mary Shelley"], "id": "q1"}
 """
@@ -32,13 +32,13 @@ def ask(
   """Makes `query`, the question's tokens, and `answer_tokens`.
 
   `answer_tokens` is int32[a, w], each answer's tokens padded with 0; a pattern
-  has none. The texts stay, and `answer_kind` says how to judge by them.
+  has none. The texts are kept, and `answer_kind` tells how to compare them.
   """
   words = wordpieces()
-  room = feature_length("query", sequence_length) - 2
+  num_words = feature_length("query", sequence_length) - 2
 
   def to_example(record: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    token_ids = words.encode_tf(record["question"])[:room]
+    token_ids = words.encode_tf(record["question"])[:num_words]
     answers = record["answers"]
     tokens = words.encode_tf(
       answers if answer_kind == "string" else tf.zeros_like(answers)
@@ -60,14 +60,14 @@ def add(
   name: str,
   *,
   answer_kind: AnswerKind = "string",
-  source: seqio.DataSourceInterface | None = None,
+  source: seqio.DataSource | None = None,
 ) -> seqio.Task:
-  """Adds a task of questions to seqio's registry.
+  """Registers a task of questions with seqio.
 
   Args:
-    name: of the task.
-    answer_kind: whether answers are strings or regular expressions.
-    source: of records with `question`, `answers` and `question_id`; by
+    name: Name of the task.
+    answer_kind: Whether answers are strings or regular expressions.
+    source: Source of records with `question`, `answers` and `question_id`; by
       default the run's question files.
   """
   return seqio.TaskRegistry.add(

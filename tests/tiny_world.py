@@ -22,7 +22,8 @@ from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.corpus.build.corpus import build_corpus
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.build.artifacts import EmbeddingConfig
-from realm_jax.generations.build.sidecar import build_index
+from realm_jax.generations.build.generation_builder import GenerationConfig
+from realm_jax.generations.build.sidecar import SidecarConfig, build_index
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.models.bert import BertConfig
@@ -30,7 +31,9 @@ from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.text.salient_spans import Span
 from realm_jax.text.wordpieces import SPECIAL_PIECES
-from realm_jax.training.stages import Models, OpenQa, Stage
+from realm_jax.training.stages.model_inputs import Models
+from realm_jax.training.stages.open_qa import OpenQa
+from realm_jax.training.stages.protocol import Stage
 
 QUERY_LENGTH = 16
 BLOCK_LENGTH = 40
@@ -191,24 +194,28 @@ class World:
     *,
     index: IndexConfig | None = None,
     dtype: str = "float32",
-    **settings,
+    corpus_dir: Path | None = None,
+    generations_dir: Path | None = None,
+    **settings: Any,
   ) -> list[int]:
     """What `realm_jax.build_index --once` does."""
     return build_index(
       model_dir=model_dir,
-      corpus_dir=settings.pop("corpus_dir", self.corpus_dir),
-      retriever=RETRIEVER,
-      index=index or ExactConfig(),
-      config=EmbeddingConfig(
-        dtype=dtype,
-        tokens_per_batch=512,
-        num_lengths=1,
-        query_length=QUERY_LENGTH,
-        recall_queries=8,
-        recall_at=(4,),
+      corpus_dir=corpus_dir or self.corpus_dir,
+      generations_dir=generations_dir,
+      generation=GenerationConfig(
+        retriever=RETRIEVER,
+        index=index or ExactConfig(),
+        embedding=EmbeddingConfig(
+          dtype=dtype,
+          tokens_per_batch=512,
+          num_lengths=1,
+          query_length=QUERY_LENGTH,
+          recall_queries=8,
+          recall_at=(4,),
+        ),
       ),
-      once=True,
-      **settings,
+      sidecar=SidecarConfig(once=True, **settings),
     )
 
 

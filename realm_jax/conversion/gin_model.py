@@ -58,7 +58,11 @@ def gin_model(retriever: Retriever, reader: Reader, *, source: str) -> str:
     "from realm_jax.models import bert",
     "from realm_jax.models import reader",
     "from realm_jax.models import retriever",
-    *([] if is_usual_width else ["from realm_jax.training import stages"]),
+    *(
+      []
+      if is_usual_width
+      else ["from realm_jax.training.stages import open_qa"]
+    ),
     "",
     *_bindings("bert.BertConfig", retriever.bert, _BERT_FIELDS),
     "bert.BertConfig.dropout_rate = %DROPOUT_RATE",
@@ -75,7 +79,7 @@ def gin_model(retriever: Retriever, reader: Reader, *, source: str) -> str:
     "reader.Reader.joint_length = %JOINT_LENGTH",
     *_bindings("reader.Reader", reader, _READER_FIELDS),
     # The stage labels spans of the reader's widths.
-    *([] if is_usual_width else [f"stages.OpenQa.max_answer_width = {width}"]),
+    *([] if is_usual_width else [f"open_qa.OpenQa.max_answer_width = {width}"]),
     "",
     f"DROPOUT_RATE = {retriever.bert.dropout_rate!r}",
     f"SCORE_SCALE = {retriever.score_scale!r}",

@@ -30,9 +30,9 @@ from realm_jax.conversion.whole_directory import check_target
 from realm_jax.corpus.build.directory_writer import (
   check_target as check_corpus_target,
 )
-from realm_jax.corpus.build.written_aside import real_path
 from realm_jax.corpus.shards import format as shard_format
-from realm_jax.generations.store import layout
+from realm_jax.files.remote import is_remote
+from realm_jax.files.whole_directory import real_path
 from realm_jax.indexes.registry import config_from
 
 _INDEX = "scann"
@@ -191,7 +191,7 @@ def _check_corpus_dir(
 
 
 def _real(path: epath.Path) -> PurePath:
-  if layout.is_remote(path):
+  if is_remote(path):
     return PurePosixPath(str(path))
   return real_path(path)
 

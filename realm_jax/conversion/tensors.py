@@ -1,13 +1,14 @@
 """Where the tensors of a foreign checkpoint come from."""
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from realm_jax.indexes.protocol import Rows
 
 
+@runtime_checkable
 class TensorSource(Protocol):
   """Named tensors of a foreign checkpoint, read one at a time."""
 

@@ -10,18 +10,20 @@ from collections.abc import Iterator
 from etils import epath
 
 from realm_jax.conversion.errors import ConversionError
-from realm_jax.corpus.build import written_aside
-from realm_jax.generations.store import layout
+from realm_jax.files import whole_directory as files
+from realm_jax.files.disk_full import explain_full_disk
+from realm_jax.files.remote import is_remote
 
 
 def check_target(output_dir: epath.PathLike) -> None:
   """Refuses a directory that has anything in it, or that cannot be renamed to.
 
   Raises:
-    ConversionError: it has, or is a file, or a disk is mounted there.
+    ConversionError: The directory has files.
+    TargetError: The path is a file, or a disk is mounted there.
   """
   path = epath.Path(output_dir)
-  written_aside.check_place(path, ConversionError)
+  files.check_target(path)
   if not path.exists():
     return
   if (path / "checkpoints").exists():
@@ -43,19 +45,20 @@ def whole_directory(output_dir: epath.PathLike) -> Iterator[epath.Path]:
   Leaving the context by an error removes it, but on an object store.
 
   Raises:
-    ConversionError: `output_dir` is not empty, or another process is filling
-      it, or the disk is full.
+    ConversionError: The directory has files.
+    TargetError: Another process prepares it, or no directory can be there.
+    DiskFullError: The disk is full.
   """
   check_target(output_dir)
-  if layout.is_remote(output_dir):
+  if is_remote(output_dir):
     yield epath.Path(output_dir)
     return
-  target = written_aside.real_path(output_dir)
   with (
-    written_aside.explained_full_disk(target, ConversionError),
-    written_aside.written_aside(target, ConversionError) as staging,
+    explain_full_disk(
+      output_dir, advice="free some space, or name another --output_dir"
+    ),
+    files.staging_directory(output_dir) as staging,
   ):
     yield epath.Path(staging)
-    check_target(target)
-    # An empty directory is replaced.
-    staging.rename(target)
+    check_target(output_dir)
+    files.rename_into_place(staging, output_dir)

@@ -1,1 +1,1 @@
-"""Documents split into blocks, and the memory-mapped store of them."""
+"""The corpus: documents split into blocks, stored memory-mapped."""

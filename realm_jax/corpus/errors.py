@@ -1,4 +1,4 @@
-"""What can be wrong with a corpus or its input."""
+"""Errors about a corpus and its input."""
 
 
 class CorpusError(ValueError):
@@ -6,4 +6,4 @@ class CorpusError(ValueError):
 
 
 class InputError(ValueError):
-  """Input text that cannot be read; names the file and the line."""
+  """Input text that cannot be read; the message names the file and line."""

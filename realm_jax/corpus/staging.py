@@ -1,7 +1,6 @@
-"""Corpora on object stores: copied here, since only files can be mapped."""
+"""Local copies of corpora on object stores, since only files can be mapped."""
 
 import hashlib
-import json
 import os
 import shutil
 import tempfile
@@ -12,38 +11,34 @@ from etils import epath
 
 from realm_jax.corpus import versions
 from realm_jax.corpus.errors import CorpusError
+from realm_jax.corpus.manifest import Manifest, files_of, write_manifest
 from realm_jax.corpus.shards import format as shard_format
-from realm_jax.corpus.shards.writer import file_record
+from realm_jax.files.checksum import sha256_of
+from realm_jax.files.remote import is_remote
 
-# Names another place than the home directory for what is copied.
+# Environment variable that names another cache than the one at home.
 CACHE_DIR_VARIABLE = "REALM_JAX_CACHE_DIR"
 
 
-def cache_dir() -> Path:
-  """Where corpora of object stores are kept."""
-  default = Path.home() / ".cache" / "realm_jax"
-  return Path(os.environ.get(CACHE_DIR_VARIABLE, default)) / "corpora"
-
-
-def local_copy(
-  directory: epath.Path, manifest: versions.Manifest
-) -> epath.Path:
-  """The directory itself where it is local, else a copy of one version."""
-  if "://" not in str(directory):
+def local_copy(directory: epath.Path, manifest: Manifest) -> epath.Path:
+  """Returns a local directory as it is, else that of a copy of one version."""
+  if not is_remote(directory):
     return directory
-  return stage(directory, manifest, cache_dir())
+  default = Path.home() / ".cache" / "realm_jax"
+  cache = Path(os.environ.get(CACHE_DIR_VARIABLE, default)) / "corpora"
+  return stage(directory, manifest, cache)
 
 
-def stage(
-  directory: epath.Path, manifest: versions.Manifest, cache: Path
-) -> epath.Path:
-  """Copies a version into `cache`, by its fingerprint, unless it is there.
+def stage(directory: epath.Path, manifest: Manifest, cache: Path) -> epath.Path:
+  """Copies a version into `cache`, unless it is there already.
 
-  The copy gets its name when it is complete, so processes may race for it.
-  What another copy has of the same files is linked, so that an update costs
-  what is new.
+  The copy is renamed when it is complete, so that processes may race for it.
+  Files that another copy has are linked, so that an update costs what is new.
+
+  Raises:
+    CorpusError: A file does not match the manifest.
   """
-  # The version is not in the fingerprint, and is in the manifest.
+  # The fingerprint does not include the version, which the manifest has.
   name = f"{manifest['fingerprint']}-{manifest['corpus_version']}"
   target = cache / name
   if target.is_dir():
@@ -64,61 +59,55 @@ def stage(
   return epath.Path(target)
 
 
-def _copy(
-  directory: epath.Path, manifest: versions.Manifest, partial: Path
-) -> None:
-  """Copies or links all files of a version, and holds them against it.
-
-  What is linked was held against its checksum when it was copied.
-  """
+def _copy(directory: epath.Path, manifest: Manifest, partial: Path) -> None:
+  """Copies or links all files of a version, and verifies what it copies."""
   staged = _staged_files(partial.parent)
-  for file, record in versions.files_of(manifest).items():
+  for file, record in files_of(manifest).items():
     copy = partial / file
     copy.parent.mkdir(parents=True, exist_ok=True)
+    # The checksum of a linked file was verified when it was copied.
     if _link(staged.get(record["sha256"]), copy):
       if copy.stat().st_size == record["bytes"]:
         continue
       copy.unlink()
     (directory / file).copy(epath.Path(copy))
-    if file_record(copy).items() - record.items():
+    if sha256_of(copy) != record["sha256"]:
       raise _damaged(directory / file)
   vocabulary = partial / shard_format.VOCABULARY_NAME
   (directory / vocabulary.name).copy(epath.Path(vocabulary))
-  # As the pieces are hashed, of which each is a line.
+  # The hash of record is that of the pieces, without the last line's end.
   pieces = vocabulary.read_bytes().removesuffix(b"\n")
-  digest = hashlib.sha256(pieces).hexdigest()
-  if digest != manifest["vocabulary"]["sha256"]:
+  if hashlib.sha256(pieces).hexdigest() != manifest["vocabulary"]["sha256"]:
     raise _damaged(directory / vocabulary.name)
-  text = json.dumps(manifest, ensure_ascii=False)
-  (partial / shard_format.MANIFEST_NAME).write_text(text, encoding="utf-8")
+  write_manifest(partial / shard_format.MANIFEST_NAME, manifest)
 
 
 def _damaged(path: epath.Path) -> CorpusError:
   return CorpusError(
-    f"{path} is not what its manifest says, or was not copied whole; try "
-    "again, and if it stays so, build the corpus again"
+    f"{path} does not match its manifest, or was not copied whole; try again, "
+    "and build the corpus again if that does not help"
   )
 
 
 def _staged_files(cache: Path) -> dict[str, Path]:
-  """The files of all copies, by checksum."""
-  files = {}
+  """Returns the files of all copies, by checksum."""
+  files: dict[str, Path] = {}
   for path in cache.glob(f"*/{shard_format.MANIFEST_NAME}"):
     try:
       manifest = versions.parse(epath.Path(path))
     except CorpusError:
-      continue  # Of another program, or being removed.
-    for name, record in versions.files_of(manifest).items():
+      continue  # Another program wrote it, or it is being removed.
+    for name, record in files_of(manifest).items():
       files[record["sha256"]] = path.parent / name
   return files
 
 
 def _link(source: Path | None, target: Path) -> bool:
-  """Whether a file could be had without copying it."""
+  """Links a file, if it can; returns whether it did."""
   if source is None:
     return False
   try:
     os.link(source, target)
   except OSError:
-    return False  # Removed meanwhile, or a disk without links.
+    return False  # It was removed, or the file system has no links.
   return True

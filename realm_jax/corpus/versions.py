@@ -1,36 +1,24 @@
-"""The manifests of a corpus directory: the newest version's, and earlier ones.
+"""The versions of a corpus in its directory.
 
-`corpus.json` is the newest version's; an update keeps what it was as
-`versions/<version>.json` before it replaces it.
+`corpus.json` is the manifest of the newest version. An update keeps the
+manifest before it as `versions/<version>.json`.
 """
 
 import contextlib
 import json
 from collections.abc import Iterator
-from typing import Any
 
 from etils import epath
 
 from realm_jax.corpus.errors import CorpusError
+from realm_jax.corpus.manifest import Manifest
 from realm_jax.corpus.shards import format as shard_format
 
-Manifest = dict[str, Any]
 _READABLE = (shard_format.FORMAT_VERSION, shard_format.FORMAT_WITH_REMOVED)
 
 
 class RemovedVersionError(CorpusError):
-  """A version that was removed between being listed and being read."""
-
-
-def files_of(manifest: Manifest) -> dict[str, dict[str, Any]]:
-  """Size and checksum of every file of arrays, by its path."""
-  files = {}
-  for shard in manifest["shards"]:
-    for name, record in shard["files"].items():
-      files[f"{shard['name']}/{name}"] = record
-    if removed := shard.get("removed"):
-      files[removed["path"]] = removed
-  return files
+  """A version that was removed after it had been listed."""
 
 
 def read(
@@ -39,11 +27,11 @@ def read(
   version: int | None = None,
   fingerprint: str | None = None,
 ) -> Manifest:
-  """The manifest of a version; the newest where nothing says which.
+  """Reads the manifest of a version; without arguments, of the newest.
 
   Raises:
-    CorpusError: there is no corpus here, not this version of it, or its
-      manifest is damaged or of another format.
+    CorpusError: There is no corpus, it has no such version, or the manifest
+      is damaged or has another format.
   """
   path = directory / shard_format.MANIFEST_NAME
   if not path.is_file():
@@ -51,9 +39,9 @@ def read(
       f"no corpus in {directory}: it has no {path.name}; build one with "
       f"python -m realm_jax.build_corpus --output_dir={directory}"
     )
-  known = []
+  known = set(earlier_versions(directory))
   for manifest in _newest_first(directory, version):
-    known.append(manifest["corpus_version"])
+    known.add(manifest["corpus_version"])
     if version in (None, manifest["corpus_version"]) and fingerprint in (
       None,
       manifest["fingerprint"],
@@ -63,12 +51,12 @@ def read(
   named = f" (fingerprint {fingerprint[:12]})" if fingerprint else ""
   raise CorpusError(
     f"{directory} has no corpus{wanted}{named}: it was pruned, or the corpus "
-    f"built anew; it has versions {_all_versions(directory, known)}"
+    f"was built again; it has versions {sorted(known)}"
   )
 
 
 def has(directory: epath.Path, version: int, fingerprint: str) -> bool:
-  """Whether the directory has this version."""
+  """Returns whether the directory has this version."""
   try:
     read(directory, version=version, fingerprint=fingerprint)
   except CorpusError:
@@ -79,7 +67,7 @@ def has(directory: epath.Path, version: int, fingerprint: str) -> bool:
 def _newest_first(
   directory: epath.Path, version: int | None
 ) -> Iterator[Manifest]:
-  """The newest version's manifest, then earlier ones (or only `version`'s)."""
+  """Yields the newest manifest, then earlier ones, or that of `version`."""
   yield parse(directory / shard_format.MANIFEST_NAME)
   for earlier in reversed(earlier_versions(directory)):
     if version in (None, earlier):
@@ -87,12 +75,8 @@ def _newest_first(
         yield parse(directory / shard_format.manifest_path(earlier))
 
 
-def _all_versions(directory: epath.Path, known: list[int]) -> list[int]:
-  return sorted({*known, *earlier_versions(directory)})
-
-
 def earlier_versions(directory: epath.Path) -> list[int]:
-  """The versions whose manifests were kept, in order."""
+  """Returns the versions before the newest, in order."""
   folder = directory / shard_format.VERSIONS
   if not folder.exists():
     return []
@@ -104,18 +88,17 @@ def parse(path: epath.Path) -> Manifest:
   """Reads a manifest.
 
   Raises:
-    CorpusError: it is damaged, or of a format that this program cannot read.
-    RemovedVersionError: it is not there any more.
+    CorpusError: It is damaged, or has a format that this program cannot read.
+    RemovedVersionError: The file has been removed.
   """
-  is_earlier = path.parent.name == shard_format.VERSIONS
   try:
-    manifest = json.loads(path.read_text())
+    manifest: Manifest = json.loads(path.read_text())
     format_version = manifest["format_version"]
   except FileNotFoundError as error:
-    raise RemovedVersionError(f"{path} was removed meanwhile") from error
+    raise RemovedVersionError(f"{path} has been removed") from error
   except (OSError, ValueError, KeyError, TypeError) as error:
     advice = "build the corpus again"
-    if is_earlier:
+    if path.parent.name == shard_format.VERSIONS:
       advice = f"remove it: only version {path.stem} is lost with it"
     raise CorpusError(f"{path} is damaged ({error!r}); {advice}") from error
   if format_version not in _READABLE:

@@ -26,7 +26,7 @@ from realm_jax.models.reader import Reader
 from realm_jax.partitioning import rules
 from realm_jax.text.answer_spans import widen_to_words
 from realm_jax.text.answers import normalize_answer
-from realm_jax.training.stages import OpenQa
+from realm_jax.training.stages.open_qa import OpenQa
 
 CANDIDATES = ("index", "random")
 

@@ -1,8 +1,5 @@
 """The generation that an evaluation searches."""
 
-import functools
-
-import jax
 from absl import logging
 from etils import epath
 
@@ -16,7 +13,6 @@ from realm_jax.generations.store import layout
 from realm_jax.generations.store import manifest as manifests
 from realm_jax.generations.store.manifest import GenerationError
 from realm_jax.indexes.protocol import IndexConfig
-from realm_jax.partitioning import rules
 
 
 def open_generation(
@@ -40,9 +36,6 @@ def open_generation(
   load_settings = {
     "corpus": model.corpus,
     "mesh": model.mesh,
-    "place": functools.partial(
-      jax.device_put, device=rules.replicated(model.mesh)
-    ),
     "index": index,
   }
   if model.source.generation is None:

@@ -3,7 +3,6 @@
 import collections
 import contextlib
 import dataclasses
-import functools
 import itertools
 import time
 from collections.abc import Iterable, Mapping
@@ -24,12 +23,11 @@ from realm_jax.evaluation.trained_model import (
 from realm_jax.generations.follow.loading import Generation
 from realm_jax.inputs.batches import Batch, BatchStream
 from realm_jax.inputs.config import DataConfig
-from realm_jax.models.parameters import Params
-from realm_jax.models.retriever import relevance
-from realm_jax.objectives.masked_lm import marginal_masked_lm_loss
 from realm_jax.partitioning import rules
-from realm_jax.training.stages import Models, Pretraining
-from realm_jax.training.step import embed_candidates, read_masks
+from realm_jax.partitioning.mesh import DATA_AXIS
+from realm_jax.training.packing.packer import padded
+from realm_jax.training.stages.model_inputs import ModelInputs
+from realm_jax.training.stages.pretraining import Pretraining
 
 # Means over queries; the other metrics are means over masks.
 _QUERY_METRICS = frozenset({"recall", "null_probability", "candidate_entropy"})
@@ -132,54 +130,36 @@ def _mean_metrics(
     num_searched=stage.num_searched(generation.num_blocks),
     current_queries=stage.current_queries,
   )
+  loss = stage.loss(model.models)
   measure = jax.jit(
-    functools.partial(masked_metrics, model.models, stage.form),
+    lambda params, batch: loss(params, batch).means(),
     out_shardings=rules.replicated(model.mesh),
   )
+  groups = model.mesh.shape[DATA_AXIS]
+  inputs = ModelInputs(model.models, groups=groups)
   means = _Means()
   with Progress("sentences") as progress:
     for batch in batches:
-      arrays, host_metrics = stage.assemble(
+      made, host_metrics = stage.assemble(
         batch,
         ranker.search(batch.arrays["query"]),
+        inputs=inputs,
         corpus=generation.corpus,
         generation=generation,
         block_length=model.source.block_length,
       )
       device_metrics = measure(
-        model.params, rules.to_devices(arrays, model.mesh)
+        model.params,
+        rules.to_devices(padded(made, groups=groups), model.mesh),
       )
-      num_queries = len(arrays["query"])
+      num_queries = len(batch.arrays["query"])
       means.add(
         {
           name: float(value)
           for name, value in {**device_metrics, **host_metrics}.items()
         },
         num_queries=num_queries,
-        num_masks=int(arrays["mask_weights"].sum()),
+        num_masks=int(batch.arrays["mask_weights"].sum()),
       )
       progress.advance(num_queries)
   return means
-
-
-def masked_metrics(
-  models: Models,
-  form: str,
-  params: Params,
-  batch: dict[str, jax.Array],
-) -> dict[str, jax.Array]:
-  """Computes the metrics of the pre-training loss, without dropout."""
-  retriever, reader = models
-  assert reader is not None
-  query_vectors, block_vectors = embed_candidates(
-    retriever, params["retriever"], batch
-  )
-  logits = read_masks(reader, params["reader"], batch)
-  _, metrics = marginal_masked_lm_loss(
-    relevance(query_vectors, block_vectors, score_scale=retriever.score_scale),
-    logits,
-    batch["mask_targets"],
-    batch["mask_weights"],
-    form=form,
-  )
-  return metrics

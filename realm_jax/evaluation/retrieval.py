@@ -18,7 +18,7 @@ from realm_jax.evaluation.trained_model import ModelSource, load_model
 from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.inputs.config import DataConfig
 from realm_jax.text.answers import AnswerKind
-from realm_jax.training.stages import InverseCloze
+from realm_jax.training.stages.inverse_cloze import InverseCloze
 
 
 @dataclasses.dataclass(frozen=True)

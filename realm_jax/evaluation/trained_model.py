@@ -21,8 +21,9 @@ from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning import rules
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.training.initial import locate
-from realm_jax.training.stages import Models, Stage
+from realm_jax.training.checkpointing import locate
+from realm_jax.training.stages.model_inputs import Models
+from realm_jax.training.stages.protocol import Stage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +111,7 @@ def load_model(source: ModelSource, stage: Stage) -> TrainedModel:
     corpus = Corpus.open(source.corpus_dir)
     corpus.require_whole_blocks(source.block_length)
     require_vocabulary(store, step, corpus.vocab_sha256)
-    models = _models(source, corpus)
+    models = Models(source.retriever, source.reader).for_corpus(corpus)
     mesh = make_mesh(devices=jax.local_devices())
     lengths = {"query": source.query_length, "block": source.block_length}
     abstract = jax.eval_shape(
@@ -126,18 +127,6 @@ def load_model(source: ModelSource, stage: Stage) -> TrainedModel:
       params=_restore(store, step, nn.unbox(abstract), corpus, mesh),
       mesh=mesh,
     )
-
-
-def _models(source: ModelSource, corpus: Corpus) -> Models:
-  vocabulary = {
-    "vocab_size": corpus.vocabulary.vocab_size,
-    "separator_id": corpus.vocabulary.sep_id,
-  }
-  reader = source.reader
-  return Models(
-    source.retriever.for_vocabulary(**vocabulary),
-    None if reader is None else reader.for_vocabulary(**vocabulary),
-  )
 
 
 def _generation_in_use(

@@ -4,10 +4,10 @@
     python -m realm_jax.generations verify --model_dir=runs/realm
     python -m realm_jax.generations prune --model_dir=runs/realm --keep=2
 
-`list` says what each generation is, who has it loaded, and which checkpoints
-have it in use; `verify` reads every byte, names what is damaged, and then ends
-with 1; `prune` removes all but the newest, and none that a process has loaded
-or a checkpoint needs.
+`list` describes each generation, and names the processes that have it loaded
+and the checkpoints at which it was in use. `verify` reads all bytes, names what
+is damaged, and then exits with 1. `prune` removes old generations, but none
+that a process has loaded or a checkpoint needs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,71 +15,73 @@ from collections.abc import Callable, Mapping, Sequence
 from absl import app, flags
 
 from realm_jax import configuration
-from realm_jax.evaluation import outputs
+from realm_jax.files.json_file import write_json
 from realm_jax.generations.store import publisher
 from realm_jax.generations.store.inspection import (
-  Found,
-  Place,
-  shown_bytes,
+  GenerationStatus,
+  RunGenerations,
+  bytes_text,
   table,
 )
 
 _MODEL_DIR = flags.DEFINE_string(
-  "model_dir", None, "The run; its generations are in its generations folder."
+  "model_dir", None, "Directory of the run, which has a generations folder."
 )
 _GENERATIONS_DIR = flags.DEFINE_string(
-  "generations_dir", None, "Where generations lie, if not in MODEL_DIR."
+  "generations_dir", None, "Directory of the generations, if not in MODEL_DIR."
 )
 _KEEP = flags.DEFINE_integer(
-  "keep", 3, "For prune: how many of the newest stay.", lower_bound=1
+  "keep", 3, "For prune: number of the newest that stay.", lower_bound=1
 )
 _DRY_RUN = flags.DEFINE_bool(
-  "dry_run", False, "For prune: say what would go, and remove nothing."
+  "dry_run", False, "For prune: print what would go, and remove nothing."
 )
 _JSON = flags.DEFINE_string(
-  "json", None, "For list and verify: a file to write the same to."
+  "json", None, "For list and verify: file to write the same to, as JSON."
 )
 
 
-def _write_json(place: Place, found: Sequence[Found]) -> None:
+def _write_json(
+  run: RunGenerations, statuses: Sequence[GenerationStatus]
+) -> None:
   if _JSON.value:
     values = {
-      "generations_dir": str(place.generations_dir),
-      "generations": [one.to_json() for one in found],
+      "generations_dir": str(run.generations_dir),
+      "generations": [one.to_json() for one in statuses],
     }
-    outputs.write_json(_JSON.value, values)
+    write_json(_JSON.value, values)
 
 
-def _list(place: Place) -> int:
-  found = place.look()
-  print(table(found))
-  _write_json(place, found)
+def _list(run: RunGenerations) -> int:
+  statuses = run.inspect()
+  print(table(statuses))
+  _write_json(run, statuses)
   return 0
 
 
-def _verify(place: Place) -> int:
-  found = place.look(checksums=True)
-  for one in found:
-    print(f"{one.step}: {one.problem or f'whole, {shown_bytes(one.bytes)}'}")
-  _write_json(place, found)
-  damaged = [one.step for one in found if one.problem]
+def _verify(run: RunGenerations) -> int:
+  statuses = run.inspect(checksums=True)
+  for one in statuses:
+    print(f"{one.step}: {one.problem or f'valid, {bytes_text(one.bytes)}'}")
+  _write_json(run, statuses)
+  damaged = [one.step for one in statuses if one.problem]
   if damaged:
-    print(f"{len(damaged)} of {len(found)} cannot be used: {damaged}")
+    print(f"{len(damaged)} of {len(statuses)} cannot be used: {damaged}")
   else:
-    print(f"all {len(found)} are whole" if found else "no generation")
+    print(f"all {len(statuses)} are valid" if statuses else "no generation")
   return 1 if damaged else 0
 
 
-def _prune(place: Place) -> int:
-  steps = place.to_prune(keep=_KEEP.value)
+def _prune(run: RunGenerations) -> int:
+  steps = run.to_prune(keep=_KEEP.value)
   if not _DRY_RUN.value:
-    publisher.remove(place.generations_dir, steps)
+    publisher.remove(run.generations_dir, steps)
   verb = "would remove" if _DRY_RUN.value else "removed"
   print(f"{verb} {', '.join(map(str, steps)) or 'nothing'}")
   return 0
 
 
-_COMMANDS: Mapping[str, Callable[[Place], int]] = {
+_COMMANDS: Mapping[str, Callable[[RunGenerations], int]] = {
   "list": _list,
   "verify": _verify,
   "prune": _prune,
@@ -87,11 +89,11 @@ _COMMANDS: Mapping[str, Callable[[Place], int]] = {
 
 
 def main(argv: Sequence[str]) -> int:
-  """Does what the first argument says; the exit status."""
+  """Runs the command that the first argument names; returns its exit status."""
   command = _COMMANDS.get(argv[1]) if len(argv) == 2 else None
   if command is None:
     raise app.UsageError(f"want one of {', '.join(_COMMANDS)}")
-  return command(Place.of(_MODEL_DIR.value, _GENERATIONS_DIR.value))
+  return command(RunGenerations.find(_MODEL_DIR.value, _GENERATIONS_DIR.value))
 
 
 if __name__ == "__main__":

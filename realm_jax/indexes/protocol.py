@@ -52,6 +52,7 @@ class SearchResult:
   scores: Float32[np.ndarray, "b k"]
 
 
+@runtime_checkable
 class Rows(Protocol):
   """Vectors in row order that are read a slice at a time, as a memmap is.
 
@@ -149,6 +150,7 @@ class Index(Protocol):
     ...
 
 
+@runtime_checkable
 class IndexConfig(Protocol):
   """The settings of one kind of index: a frozen dataclass of plain values.
 

@@ -1,7 +1,7 @@
-"""From a seqio task to the batches of a step: order, position, rows, shapes."""
+"""Inputs: from a seqio task to the batches of a step."""
 
 import tensorflow as tf
 
-# The devices belong to jax: TensorFlow only prepares data, and would otherwise
-# reserve a GPU's whole memory with its first tensor.
+# jax uses the devices. TensorFlow only prepares data, and would otherwise
+# reserve all memory of a GPU with its first tensor.
 tf.config.set_visible_devices([], "GPU")

@@ -21,6 +21,7 @@ class BlockRecords:
 
   @property
   def spec(self) -> Mapping[str, tf.TensorSpec]:
+    """The features of a block."""
     return {
       "block_id": tf.TensorSpec((), tf.int64),
       "title_ids": tf.TensorSpec((None,), tf.int32),
@@ -33,29 +34,29 @@ class BlockRecords:
     return self.corpus.num_blocks
 
   def lookup(self, indices: Int[np.ndarray, " n"]) -> Mapping[str, Column]:
+    """Reads blocks by row."""
     rows = indices.tolist()
-    token_ids = [self.corpus.token_ids(row) for row in rows]
-    limits = [self.corpus.title_length(row) for row in rows]
-    tokens = list(zip(token_ids, limits, strict=True))
+    tokens = [self.corpus.token_ids(row) for row in rows]
+    titles = [self.corpus.title_length(row) for row in rows]
+    pairs = list(zip(tokens, titles, strict=True))
     return {
       "block_id": self.corpus.block_ids[indices],
-      "title_ids": [ids[:limit] for ids, limit in tokens],
-      "body_ids": [ids[limit:] for ids, limit in tokens],
+      "title_ids": [ids[:limit] for ids, limit in pairs],
+      "body_ids": [ids[limit:] for ids, limit in pairs],
       "sentences": [self.corpus.sentences(row) for row in rows],
       "salient_spans": [self.corpus.salient_spans(row) for row in rows],
     }
 
 
 class CorpusSource(RandomAccessSource):
-  """The blocks of a corpus, all in one split, "train".
+  """The blocks of a corpus, all in the split "train".
 
   Args:
-    directory: a corpus whose sentences are learnt from while the run's own is
-      searched (as REALM did with CC-News); by default the run's. The two must
-      share a vocabulary.
-    version: of that corpus; a run that is resumed reads on only in the version
-      that it began with, so name one where the corpus is updated. By default
-      the newest.
+    directory: Corpus whose sentences are learnt from while the run's own is
+      searched, as REALM did with CC-News; both must have the same vocabulary.
+      None reads the run's corpus.
+    version: Version of that corpus; None opens the newest. A run resumes only
+      in the version that it began with, so name one if the corpus is updated.
   """
 
   def __init__(
@@ -72,13 +73,11 @@ class CorpusSource(RandomAccessSource):
     return f"the corpus {self._directory or current_context().corpus_dir}"
 
   def open(self, split: str) -> BlockRecords:
-    """The records; raises `TaskError` where no corpus is given."""
+    """Opens the corpus; raises `TaskError` if none is given."""
     context = current_context()
     if self._directory is None:
       return BlockRecords(context.corpus)
-    own = dataclasses.replace(
-      context, corpus_dir=self._directory, corpus_version=self._version
-    ).corpus
+    own = Corpus.open(self._directory, version=self._version)
     if own.vocab_sha256 != context.corpus.vocab_sha256:
       raise TaskError(
         f"{self._directory} has another vocabulary than {context.corpus_dir}; "

@@ -1,8 +1,7 @@
-"""What a task learns only at run time: the corpus, its words, the questions.
+"""The files of a run, which tasks read only when a data set is built.
 
-Tasks are registered when their module is imported, before anyone knows which
-corpus they will read. Their sources and vocabularies ask for the run's
-`TaskContext` when a data set is built:
+Tasks are registered when their module is imported, before the corpus of the
+run is known. Their sources and vocabularies ask for the `TaskContext`:
 
     with task_context(TaskContext("corpus")):
       dataset = seqio.get_mixture_or_task("inverse_cloze").get_dataset(...)
@@ -25,13 +24,12 @@ class TaskError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class TaskContext:
-  """The run's files.
+  """The files of a run.
 
   Attributes:
-    corpus_dir: what `build_corpus` wrote; its vocabulary is every task's.
+    corpus_dir: Corpus directory; every task uses its vocabulary.
     question_files: JSON Lines of questions, by split.
-    corpus_version: of the corpus, whose blocks a task may read; None takes the
-      newest.
+    corpus_version: Version of the corpus; None opens the newest.
   """
 
   corpus_dir: epath.PathLike
@@ -53,7 +51,7 @@ _CURRENT: contextvars.ContextVar[TaskContext] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def task_context(context: TaskContext) -> Iterator[TaskContext]:
-  """Makes `context` the one that tasks read, for the time of the block."""
+  """Makes `context` the one that tasks read inside the `with` block."""
   token = _CURRENT.set(context)
   try:
     yield context
@@ -62,7 +60,7 @@ def task_context(context: TaskContext) -> Iterator[TaskContext]:
 
 
 def current_context() -> TaskContext:
-  """The run's files; raises `TaskError` outside `task_context`."""
+  """Returns the run's files; raises `TaskError` outside `task_context`."""
   try:
     return _CURRENT.get()
   except LookupError:

@@ -1,8 +1,7 @@
-"""Examples as people read them: decoded, with what is masked shown."""
+"""Examples decoded for people, with the words that masks hide."""
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import seqio
@@ -12,8 +11,8 @@ from realm_jax.inputs.features import CorpusVocabulary
 from realm_jax.text.wordpieces import CONTINUATION, WordpieceVocabulary
 
 _LABEL_WIDTH = 16
-# What a mask hides is written into it, and the rest of these in their turn.
-_DERIVED = ("mask_positions", "mask_weights")
+# Features that the decoded query shows already.
+_SHOWN_IN_QUERY = ("mask_positions", "mask_weights")
 
 
 def _words(
@@ -22,12 +21,12 @@ def _words(
   *,
   hidden: Mapping[int, int],
 ) -> str:
-  """Token ids as words; where one is hidden, `[MASK=word]` or `[MASK=##ed]`."""
+  """Decodes token ids; a hidden one is `[MASK=word]` or `[MASK=##ed]`."""
   words: list[str] = []
-  for place, token_id in enumerate(token_ids):
+  for position, token_id in enumerate(token_ids):
     piece = vocabulary.pieces[token_id]
-    if place in hidden:
-      words.append(f"[MASK={vocabulary.pieces[hidden[place]]}]")
+    if position in hidden:
+      words.append(f"[MASK={vocabulary.pieces[hidden[position]]}]")
     elif piece.startswith(CONTINUATION) and words:
       words[-1] += piece.removeprefix(CONTINUATION)
     else:
@@ -35,8 +34,8 @@ def _words(
   return " ".join(words)
 
 
-def _plain(value: Any) -> str:
-  """Numbers, truth values and texts as they are, lists joined by ` | `."""
+def _plain(value: np.ndarray | np.generic | bytes | bool) -> str:
+  """Formats numbers, truth values and texts; lists are joined by ` | `."""
   if isinstance(value, np.ndarray) and value.ndim:
     return " | ".join(map(_plain, value))
   if isinstance(value, bytes):
@@ -60,7 +59,7 @@ def _lines(
   )
   for name, value in example.items():
     feature = features.get(name)
-    if name == "position" or name in _DERIVED:
+    if name == "position" or name in _SHOWN_IN_QUERY:
       continue
     if name == "source_id":
       row = int(corpus.rows_of(value))
@@ -86,14 +85,14 @@ def describe(
   corpus: Corpus,
   width: int = 80,
 ) -> str:
-  """One example of a task as a paragraph.
+  """Formats one example of a task as a paragraph.
 
   Args:
-    example: as an `ExampleStream` gives it.
-    features: the task's `output_features`; those over the corpus's vocabulary
+    example: Example of an `ExampleStream`.
+    features: Features that the task declares, its `output_features`; token ids
       are decoded.
-    corpus: whose vocabulary and titles are used.
-    width: of the lines.
+    corpus: Corpus with the vocabulary and the titles.
+    width: Width of the lines in characters.
   """
   indent = " " * (_LABEL_WIDTH + 2)
   paragraphs = [f"position {int(example['position'])}"]

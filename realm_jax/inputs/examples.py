@@ -1,14 +1,14 @@
 """The examples of a task, as a pure function of task, seed and position.
 
-However many processes read it and wherever it starts, the stream is the same:
-the order of records is computed, not drawn; each carries the seed of its
-position; and whatever preprocessors filter out, an example says at which
-position it was made.
+The stream is the same however many processes read it and wherever they start:
+the order of records is computed from the seed, each record has the seed of its
+position, and an example names the position that it was made at, whatever
+preprocessors filter out.
 """
 
 import functools
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 import seqio
@@ -20,13 +20,15 @@ from realm_jax.inputs.registry import find_task
 from realm_jax.inputs.sequential import SequentialReader
 from realm_jax.inputs.sources import RandomAccessSource, RecordReader
 
-# Records none of which gives an example, before we say that none ever will.
+# Records that may give no example before an endless stream is an error.
 _FRUITLESS_RECORDS = 20_000
 _FRUITLESS = "no record gives an example"
 
+_T = TypeVar("_T")
 
-class _Prepared(seqio.DataSource):
-  """A source whose records are ordered, positioned and seeded already."""
+
+class _PreparedSource(seqio.DataSource):
+  """A source of records that already have an order, positions and seeds."""
 
   def __init__(self, records: tf.data.Dataset, splits: Sequence[str]):
     super().__init__(splits=splits)
@@ -39,7 +41,17 @@ class _Prepared(seqio.DataSource):
   def list_shards(self, split: str) -> Sequence[str]:
     return [split]
 
-  def get_dataset(self, *unused: Any, **also_unused: Any) -> tf.data.Dataset:
+  def get_dataset(
+    self,
+    split: str = "train",
+    shuffle: bool = True,
+    seed: int | None = None,
+    shard_info: seqio.ShardInfo | None = None,
+    *,
+    sequence_length: Mapping[str, int] | None = None,
+    use_cached: bool = False,
+    num_epochs: int | None = 1,
+  ) -> tf.data.Dataset:
     return self._records
 
 
@@ -54,8 +66,8 @@ class ExampleStream:
     start_position: Stream position of the first example.
     shuffle: Whether records are shuffled; otherwise they keep the order of
       their source.
-    repeat: Whether epochs follow each other without end, each in an order of
-      its own; otherwise the stream ends after one.
+    repeat: Whether epochs follow each other without end, each in its own
+      order; otherwise the stream ends after one.
 
   Raises:
     TaskError: There is no such task, or its source cannot be resumed.
@@ -78,10 +90,10 @@ class ExampleStream:
       self._reader = self._open(shuffle)
 
   def _open(self, shuffle: bool) -> RecordReader | SequentialReader:
-    source = self.task.source
-    if self._config.split not in source.splits:
+    source, split = self.task.source, self._config.split
+    if split not in source.splits:
       raise TaskError(
-        f"task {self.task.name!r} has no split {self._config.split!r}, only "
+        f"task {self.task.name!r} has no split {split!r}, only "
         f"{', '.join(source.splits) or 'those of question_files: none'}"
       )
     if self.task.requires_caching:
@@ -89,15 +101,12 @@ class ExampleStream:
         f"task {self.task.name!r} requires seqio's offline cache, which is "
         "not read here; give it a source of the cached examples"
       )
+    seed = self._config.seed
     if isinstance(source, RandomAccessSource):
-      return RecordReader(
-        source, self._config.split, seed=self._config.seed, shuffle=shuffle
-      )
+      return RecordReader(source, split, seed=seed, shuffle=shuffle)
+    buffer_size = self.task.shuffle_buffer_size if shuffle else None
     return SequentialReader(
-      source,
-      self._config.split,
-      seed=self._config.seed,
-      shuffle_buffer_size=self.task.shuffle_buffer_size if shuffle else None,
+      source, split, seed=seed, shuffle_buffer_size=buffer_size
     )
 
   @functools.cached_property
@@ -106,11 +115,12 @@ class ExampleStream:
     records = self._reader.records(self._start, repeat=self._repeat)
     if self._repeat:
       records = records.enumerate().map(self._fail_if_fruitless)
-    ordered = self.task.replace(source=_Prepared(records, [self._config.split]))
+    split = self._config.split
+    ordered = self.task.replace(source=_PreparedSource(records, [split]))
     with task_context(self._config.context):
       examples = ordered.get_dataset(
         sequence_length=self._config.lengths,
-        split=self._config.split,
+        split=split,
         shuffle=False,
         seed=self._config.seed,
         try_in_mem_cache=False,
@@ -121,20 +131,22 @@ class ExampleStream:
         'a run is resumed: let its preprocessors return "position" as they '
         f"got it (they returned {', '.join(sorted(examples.element_spec))})"
       )
-    examples = examples.map(self._seen)
     options = tf.data.Options()
     options.deterministic = True
-    return examples.with_options(options)
+    return examples.map(self._note_example).with_options(options)
 
   def _fail_if_fruitless(
     self, count: tf.Tensor, record: dict[str, tf.Tensor]
   ) -> dict[str, tf.Tensor]:
-    """Ends a stream that would look for its first example for ever."""
-    goes_on = (count < _FRUITLESS_RECORDS) | self._has_example
-    with tf.control_dependencies([tf.debugging.Assert(goes_on, [_FRUITLESS])]):
+    """Fails if an endless stream has no example among many records."""
+    is_fine = (count < _FRUITLESS_RECORDS) | self._has_example
+    with tf.control_dependencies([tf.debugging.Assert(is_fine, [_FRUITLESS])]):
       return {name: tf.identity(value) for name, value in record.items()}
 
-  def _seen(self, example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+  def _note_example(
+    self, example: dict[str, tf.Tensor]
+  ) -> dict[str, tf.Tensor]:
+    """Notes that there is an example, and drops its seed."""
     with tf.control_dependencies([self._has_example.assign(True)]):
       return {
         name: tf.identity(value)
@@ -142,11 +154,11 @@ class ExampleStream:
         if name != "seed"
       }
 
-  def guard(self, elements: Iterator[Any]) -> Iterator[Any]:
-    """Hands on elements; what went wrong comes as itself, not as tf.data's.
+  def guard(self, elements: Iterator[_T]) -> Iterator[_T]:
+    """Yields elements; raises a reader's own error instead of tf.data's.
 
     Raises:
-      TaskError: the stream repeats, and no record ever gives an example.
+      TaskError: The stream repeats, and no record gives an example.
     """
     try:
       yield from elements

@@ -1,4 +1,4 @@
-"""What tasks declare: features over the run's vocabulary, and their lengths."""
+"""Features of tasks: token ids of the run's vocabulary, and plain numbers."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,17 +8,17 @@ import tensorflow as tf
 from realm_jax.inputs.context import current_context
 from realm_jax.text.wordpieces import WordpieceVocabulary
 
-# Where seqio is asked for examples without saying how long they may be.
+# Length of a feature if seqio is asked for examples without lengths.
 _UNLIMITED = 1 << 30
 
 
 def wordpieces() -> WordpieceVocabulary:
-  """The run's vocabulary; raises `TaskError` outside `task_context`."""
+  """Returns the run's vocabulary; raises `TaskError` without a context."""
   return current_context().corpus.vocabulary
 
 
 class CorpusVocabulary(seqio.Vocabulary):
-  """The vocabulary of the run's corpus, looked up when it is first needed."""
+  """The vocabulary of the run's corpus, opened when it is first needed."""
 
   def __eq__(self, other: object) -> bool:
     return isinstance(other, CorpusVocabulary)
@@ -44,7 +44,7 @@ class CorpusVocabulary(seqio.Vocabulary):
   def _decode(self, ids: Sequence[int]) -> str:
     return wordpieces().decode(ids)
 
-  def _encode_tf(self, s: tf.Tensor) -> tf.Tensor:
+  def _encode_tf(self, s: tf.Tensor) -> tf.Tensor | tf.RaggedTensor:
     return wordpieces().encode_tf(s)
 
   def _decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
@@ -52,18 +52,18 @@ class CorpusVocabulary(seqio.Vocabulary):
 
 
 def token_feature() -> seqio.Feature:
-  """A row of token ids of the run's corpus, without an end-of-sequence."""
+  """Returns a feature of token ids, to which seqio appends no end token."""
   return seqio.Feature(CorpusVocabulary(), add_eos=False)
 
 
 def plain_feature(dtype: tf.DType, *, rank: int) -> seqio.Feature:
-  """Numbers that are not token ids."""
+  """Returns a feature of numbers that are not token ids."""
   return seqio.Feature(
     seqio.PassThroughVocabulary(size=0), add_eos=False, dtype=dtype, rank=rank
   )
 
 
 def feature_length(name: str, sequence_length: Mapping[str, int] | None) -> int:
-  """How long a feature may be, by the `sequence_length` seqio hands on."""
+  """Returns a feature's largest length in seqio's `sequence_length`."""
   length = (sequence_length or {}).get(name)
   return _UNLIMITED if length is None else length

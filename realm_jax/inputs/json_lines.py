@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import tensorflow as tf
 from etils import epath
 from jaxtyping import Int
 
+from realm_jax.files.json_file import JsonValue
 from realm_jax.inputs.context import current_context
 from realm_jax.inputs.sources import Column, RandomAccessSource
 
@@ -16,22 +17,27 @@ _WANTED = 'wanted {"question": "…", "answer": ["…"]} on every line'
 
 
 class QuestionFileError(ValueError):
-  """A file of questions that cannot be read; names the file and line."""
+  """A question file that cannot be read; the message names file and line."""
 
 
 class Question(NamedTuple):
-  """A question, its answers (any of them will do), and an id if it has one."""
+  """A question, its alternative answers, and its id if it has one."""
 
   question: str
   answers: Sequence[str]
   question_id: str = ""
 
 
-def read_question(fields: Mapping[str, Any]) -> Question:
-  """Reads `{"question": …, "answer": […]}`; "answers" and "id" are known too.
+# Makes a question of a line's object; raises ValueError or KeyError if it is
+# none.
+ToQuestion: TypeAlias = Callable[[Mapping[str, JsonValue]], Question]
+
+
+def read_question(fields: Mapping[str, JsonValue]) -> Question:
+  """Reads `{"question": …, "answer": […]}`, or "answers", and "id" if given.
 
   Raises:
-    ValueError: a field is missing or is not text.
+    ValueError: A field is missing or is not text.
   """
   question = fields.get("question")
   if not isinstance(question, str) or not question.strip():
@@ -41,28 +47,31 @@ def read_question(fields: Mapping[str, Any]) -> Question:
     answers = [answers]
   if not isinstance(answers, list) or not answers:
     raise ValueError(f"the answer is {answers!r}")
+  texts: list[str] = []
   for answer in answers:
     if not isinstance(answer, str) or not answer.strip():
       raise ValueError(f"one answer is {answer!r}")
+    texts.append(answer)
   question_id = fields.get("id")
-  return Question(
-    question, answers, "" if question_id is None else str(question_id)
-  )
+  question_id = "" if question_id is None else str(question_id)
+  return Question(question, texts, question_id)
 
 
 class QuestionRecords:
-  """The questions of one file, found by the offsets of its lines."""
+  """The questions of one file, read by the offsets of its lines.
 
-  def __init__(
-    self,
-    path: epath.Path,
-    to_question: Callable[[Mapping[str, Any]], Question] = read_question,
-  ):
-    """Reads the file once, so that a bad line is known before a run starts.
+  The whole file is checked first, so that a bad line is reported before a run
+  starts.
 
-    Raises:
-      QuestionFileError: the file is missing, or a line is not a question.
-    """
+  Args:
+    path: JSON Lines file.
+    to_question: Function that reads a line's object.
+
+  Raises:
+    QuestionFileError: The file is missing, or a line is not a question.
+  """
+
+  def __init__(self, path: epath.Path, to_question: ToQuestion = read_question):
     self._path = path
     self._to_question = to_question
     if not path.is_file():
@@ -78,6 +87,7 @@ class QuestionRecords:
 
   @property
   def spec(self) -> Mapping[str, tf.TensorSpec]:
+    """The features of a question."""
     return {
       "question": tf.TensorSpec((), tf.string),
       "answers": tf.TensorSpec((None,), tf.string),
@@ -103,6 +113,7 @@ class QuestionRecords:
     return question
 
   def lookup(self, indices: Int[np.ndarray, " n"]) -> Mapping[str, Column]:
+    """Reads questions by line."""
     questions = []
     with self._path.open("rb") as file:
       for index in indices.tolist():
@@ -120,18 +131,14 @@ class QuestionRecords:
 
 
 class JsonLinesSource(RandomAccessSource):
-  """The questions of the run's files, one file a split.
+  """The questions of the run's files, of which each is a split.
 
   Args:
-    to_question: makes a `Question` of a line's object; another data set's
-      field names are read here. It raises `ValueError` or `KeyError` where
-      the object is no question.
+    to_question: Function that reads a line's object; give your own for a data
+      set with other field names.
   """
 
-  def __init__(
-    self,
-    to_question: Callable[[Mapping[str, Any]], Question] = read_question,
-  ):
+  def __init__(self, to_question: ToQuestion = read_question):
     super().__init__(splits=(), caching_permitted=False)
     self._to_question = to_question
 
@@ -143,6 +150,6 @@ class JsonLinesSource(RandomAccessSource):
     return tuple(current_context().question_files)
 
   def open(self, split: str) -> QuestionRecords:
-    """Reads the file; raises `QuestionFileError` where it is not one."""
+    """Opens the file; raises `QuestionFileError` if it has a bad line."""
     path = current_context().question_files[split]
     return QuestionRecords(epath.Path(path), self._to_question)

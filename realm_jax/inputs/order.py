@@ -1,21 +1,21 @@
 """The order of a random-access source, as a pure function of position.
 
-Position p of the stream holds record `permutation(seed, p // N)[p % N]`. The
+Position p of the stream is record `permutation(seed, p // N)[p % N]`. The
 permutation is a Feistel network with cycle walking (Black and Rogaway 2002,
-"Ciphers with arbitrary finite domains"): it needs no memory, so thirteen
-million blocks cost what four do, and a run resumes anywhere at once.
+"Ciphers with arbitrary finite domains"). It takes no memory, whatever N is,
+and a run resumes anywhere at once.
 """
 
 import numpy as np
 from jaxtyping import Int, UInt64
 
 _ROUNDS = 6
-# Halves of fewer bits give too few distinct permutations of tiny sources.
+# Fewer bits would give too few distinct permutations of tiny sources.
 _MIN_HALF_BITS = 3
 
 
 def _mix(words: UInt64[np.ndarray, "n"]) -> UInt64[np.ndarray, "n"]:
-  """The finaliser of splitmix64 (Steele et al. 2014): scatters all bits."""
+  """Scatters all bits, as the finaliser of splitmix64 (Steele et al. 2014)."""
   words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
   words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
   return words ^ (words >> np.uint64(31))
@@ -24,15 +24,15 @@ def _mix(words: UInt64[np.ndarray, "n"]) -> UInt64[np.ndarray, "n"]:
 def _permute(
   values: UInt64[np.ndarray, "n"], keys: UInt64[np.ndarray, "n"], size: int
 ) -> UInt64[np.ndarray, "n"]:
-  """Maps each value below `size` to its place in its key's permutation."""
+  """Maps each value below `size` by the permutation of its key."""
   half = np.uint64(
     max(_MIN_HALF_BITS, (max(size - 1, 1).bit_length() + 1) // 2)
   )
   mask = (np.uint64(1) << half) - np.uint64(1)
   values = values.copy()
   walking = np.arange(len(values))
-  # The network permutes 0 … 4^half − 1; a value that leaves 0 … size − 1 goes
-  # through it again until it is back, which keeps the map one to one.
+  # The network permutes 0 … 4^half − 1. A value that leaves 0 … size − 1 is
+  # mapped again until it is back, which keeps the map one to one.
   while len(walking):
     left, right = values[walking] >> half, values[walking] & mask
     for round_key in range(1, _ROUNDS + 1):
@@ -48,13 +48,13 @@ def _permute(
 def record_indices(
   positions: Int[np.ndarray, "n"], *, size: int, seed: int, shuffle: bool = True
 ) -> Int[np.ndarray, "n"]:
-  """The records that stand at the given positions of an endless stream.
+  """Returns the records at positions of an endless stream.
 
   Args:
-    positions: each at least 0; position p lies in epoch p // size.
-    size: how many records the source has, at least 1.
-    seed: of the order; every epoch has its own.
-    shuffle: False reads every epoch in the source's own order.
+    positions: Positions of at least 0; position p is in epoch p // size.
+    size: Number of records of the source, at least 1.
+    seed: Seed of the order; every epoch has its own order.
+    shuffle: Whether to shuffle; otherwise epochs keep the source's order.
   """
   epochs, within = np.divmod(np.asarray(positions, np.int64), size)
   if not shuffle:

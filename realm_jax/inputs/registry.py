@@ -1,4 +1,4 @@
-"""Finds a task by name among seqio's, once its module is imported."""
+"""Looks up seqio tasks by name, after importing their modules."""
 
 import difflib
 import importlib
@@ -11,11 +11,11 @@ from realm_jax.inputs.context import TaskError
 
 
 def _import_tasks(module_name: str) -> None:
-  """Imports a module, and where it is a package each module in it."""
+  """Imports a module, and each module in it if it is a package."""
   try:
     module = importlib.import_module(module_name)
   except ModuleNotFoundError as error:
-    # Not where a module that does exist lacks a library of its own.
+    # Not if a module that exists lacks a library of its own.
     if f"{module_name}.".startswith(f"{error.name}."):
       raise TaskError(
         f"no module {module_name!r} to find tasks in; is its folder on "
@@ -29,14 +29,14 @@ def _import_tasks(module_name: str) -> None:
 def find_task(
   name: str, task_modules: Sequence[str] = ("tasks",)
 ) -> seqio.Task:
-  """The seqio task called `name`.
+  """Returns a seqio task.
 
   Args:
-    name: as given to `seqio.TaskRegistry.add`.
-    task_modules: modules that add tasks when imported; of a package, all.
+    name: Name in `seqio.TaskRegistry`.
+    task_modules: Modules and packages that register tasks when imported.
 
   Raises:
-    TaskError: there is none; the message lists the near names.
+    TaskError: There is no such task; the message lists similar names.
   """
   for module_name in task_modules:
     _import_tasks(module_name)

@@ -1,8 +1,8 @@
-"""Records of sources that are read from the front: lines, TFRecords, TFDS.
+"""Records of sources without random access: lines, TFRecords, TFDS.
 
-A position is the epoch in its upper bits and the place in the epoch in its
-lower 40, so that resuming rereads at most one epoch, and before the
-preprocessors, which are what costs.
+A position has the epoch in its upper bits and the record's number in the epoch
+in its lower 40. Resuming reads at most one epoch again, before the
+preprocessors, which take most of the time.
 """
 
 import numpy as np
@@ -16,10 +16,20 @@ _EPOCH_STRIDE = 1 << 40
 
 
 class SequentialReader:
-  """Reads one split in the order of its files, shuffled through a buffer."""
+  """Reads one split in the order of its files, shuffled through a buffer.
 
-  # A lookup of ours cannot fail; see RecordReader.
-  error = None
+  Args:
+    source: Source that gives the same records in the same order at each read.
+    split: Split of the source.
+    seed: Seed of the order and of the records' own seeds.
+    shuffle_buffer_size: Size of the buffer; None keeps the order of the files.
+
+  Raises:
+    TaskError: The source cannot be resumed, or has no record.
+  """
+
+  # The exception of a lookup, as in RecordReader; tf.data reads these files.
+  error: Exception | None = None
 
   def __init__(
     self,
@@ -29,14 +39,6 @@ class SequentialReader:
     seed: int,
     shuffle_buffer_size: int | None,
   ):
-    """Prepares to read; raises `TaskError` where that cannot be resumed.
-
-    Args:
-      source: the same data, in the same order, whenever it is read.
-      split: of the source.
-      seed: of the order and of what preprocessors draw.
-      shuffle_buffer_size: None keeps the order of the files.
-    """
     if isinstance(source, seqio.FunctionDataSource):
       raise TaskError(
         f"{source} cannot be resumed: nothing says that its function gives "
@@ -50,13 +52,14 @@ class SequentialReader:
     self._buffer = shuffle_buffer_size
 
   def records(self, start: int, *, repeat: bool) -> tf.data.Dataset:
-    """The records from position `start` on, to the end of the first epoch.
+    """Returns the records from a position on.
 
     Args:
-      start: a position, 0 for the first.
-      repeat: whether to go on with the epochs after it, without end.
+      start: Position of the first record.
+      repeat: Whether epochs follow each other without end; otherwise the data
+        set ends with the first epoch.
     """
-    first_epoch, first_place = divmod(start, _EPOCH_STRIDE)
+    first_epoch, num_skipped = divmod(start, _EPOCH_STRIDE)
 
     def one_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
       records = self._records
@@ -71,14 +74,16 @@ class SequentialReader:
         records = records.shuffle(
           self._buffer, seed=order, reshuffle_each_iteration=False
         )
-      skipped = tf.where(epoch == first_epoch, np.int64(first_place), 0)
+      skipped = tf.where(epoch == first_epoch, np.int64(num_skipped), 0)
       return (
         records.enumerate()
         .skip(skipped)
-        .map(lambda place, record: (epoch * _EPOCH_STRIDE + place, record))
+        .map(lambda number, record: (epoch * _EPOCH_STRIDE + number, record))
       )
 
-    def with_position(position, record):
+    def with_position(
+      position: tf.Tensor, record: dict[str, tf.Tensor]
+    ) -> dict[str, tf.Tensor]:
       seed = record_seed(self._seed, position)
       return {**record, "position": position, "seed": seed}
 

@@ -1,15 +1,14 @@
-"""Sources that read any record at once, so that a run resumes anywhere.
+"""Sources with random access to records, from which a run resumes anywhere.
 
-A task that brings its own storage extends `RandomAccessSource`; blocks of a
-corpus come from `blocks.CorpusSource`, lines of JSON from
-`json_lines.JsonLinesSource`.
+A task with its own storage extends `RandomAccessSource`; `blocks.CorpusSource`
+reads blocks of a corpus, and `json_lines.JsonLinesSource` lines of JSON.
 """
 
 import abc
 import dataclasses
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import seqio
@@ -19,15 +18,18 @@ from jaxtyping import Int
 from realm_jax.inputs import order
 from realm_jax.inputs.context import TaskError
 
-# One value a record: scalars, or arrays of any length.
-Column = Sequence[Any] | np.ndarray
+# One value for each record: scalars, or arrays of any length.
+Column: TypeAlias = (
+  np.ndarray | Sequence[int | float | bool | bytes | np.ndarray]
+)
 
-# Records that one call into Python looks up, which hides the call's cost.
+# Records that one call into Python reads, which hides the cost of the call.
 _RECORDS_PER_LOOKUP = 64
 
 
+@runtime_checkable
 class Records(Protocol):
-  """The records of one split, opened."""
+  """The records of one split."""
 
   @property
   def spec(self) -> Mapping[str, tf.TensorSpec]:
@@ -37,23 +39,24 @@ class Records(Protocol):
   def __len__(self) -> int: ...
 
   def lookup(self, indices: Int[np.ndarray, " n"]) -> Mapping[str, Column]:
-    """Reads records: for each feature, its value in each of them."""
+    """Reads records; returns each feature's values in them."""
     ...
 
 
 class RandomAccessSource(seqio.DataSource):
-  """A seqio source that gives any record at once.
+  """A seqio source with random access to its records.
 
-  A subclass opens a split's records. Each record comes with two features
-  more: "position" int64, its place in the stream, and "seed" int32[2], for the
-  `tf.random.stateless_…` functions of preprocessors.
+  Each record gets two more features: "position" int64, its position in the
+  stream, and "seed" int32[2], for the `tf.random.stateless_…` functions of
+  preprocessors.
   """
 
   @abc.abstractmethod
   def open(self, split: str) -> Records:
-    """The records of a split; called where the task context is known."""
+    """Opens the records of a split; called inside the task context."""
 
   def num_input_examples(self, split: str) -> int:
+    """Returns the number of records of a split."""
     return len(self.open(split))
 
   @property
@@ -69,13 +72,17 @@ class RandomAccessSource(seqio.DataSource):
     shuffle: bool = True,
     seed: int | None = None,
     shard_info: seqio.ShardInfo | None = None,
-    **unused: Any,
+    *,
+    sequence_length: Mapping[str, int] | None = None,
+    use_cached: bool = False,
+    num_epochs: int | None = 1,
   ) -> tf.data.Dataset:
-    """One epoch, as seqio asks for it.
+    """Returns one epoch, for seqio.
 
-    seqio may repeat this epoch, and then its seeds too; `ExampleStream` gives
-    every epoch an order and seeds of its own.
+    seqio may repeat this epoch with the same seeds; `ExampleStream` gives
+    every epoch its own order and seeds.
     """
+    del sequence_length, use_cached, num_epochs
     if seed is None:
       seed = random.SystemRandom().getrandbits(31) if shuffle else 0
     shards = shard_info or seqio.ShardInfo(index=0, num_shards=1)
@@ -85,11 +92,13 @@ class RandomAccessSource(seqio.DataSource):
     )
 
 
-def record_seed(seed: int, position: tf.Tensor) -> tf.Tensor:
-  """The seed, int32[2], of the record at a position.
+def record_seed(
+  seed: int, position: Int[tf.Tensor, ""]
+) -> Int[tf.Tensor, " 2"]:
+  """Returns the seed, int32[2], of the record at a position.
 
-  It is the position's two words, the upper one mixed with the run's seed, so
-  that no two positions of a run share it.
+  It has the two words of the position, the upper one mixed with the run's
+  seed, so that all positions of a run have different seeds.
   """
   run = np.array([0, seed % 2**32], np.uint32).view(np.int32)
   return tf.bitwise.bitwise_xor(tf.bitcast(position, tf.int32), run)
@@ -100,7 +109,11 @@ class RecordReader:
   """Reads the records of one split at given positions of the stream.
 
   Attributes:
-    error: what a lookup raised, since tf.data keeps only its text.
+    source: Source of the records.
+    split: Split of the source.
+    seed: Seed of the order and of the records' own seeds.
+    shuffle: Whether each epoch has its own order.
+    error: Exception of a lookup, since tf.data keeps only its text.
   """
 
   source: RandomAccessSource
@@ -110,27 +123,29 @@ class RecordReader:
   shuffle: bool
   error: Exception | None = None
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     self._records = self.source.open(self.split)
     if not len(self._records):
       raise TaskError(f"{self.source} has no record in split {self.split!r}")
 
   @property
   def num_records(self) -> int:
+    """The number of records of the split."""
     return len(self._records)
 
   def records(self, start: int, *, repeat: bool) -> tf.data.Dataset:
-    """The records from position `start` on, to the end of the first epoch.
+    """Returns the records from a position on.
 
     Args:
-      start: a position, 0 for the first.
-      repeat: whether to go on with the epochs after it, without end.
+      start: Position of the first record.
+      repeat: Whether epochs follow each other without end; otherwise the data
+        set ends with the first epoch.
     """
     limit = tf.int64.max if repeat else self.num_records
     return self.records_at(tf.data.Dataset.range(start, limit))
 
   def records_at(self, positions: tf.data.Dataset) -> tf.data.Dataset:
-    """The records at positions (a data set of int64), in that order."""
+    """Returns the records at positions, a data set of int64, in that order."""
     spec = self._records.spec
     ragged = [name for name in spec if spec[name].shape.rank]
     types = [spec[name].dtype for name in spec] + [tf.int64] * len(ragged)
@@ -161,7 +176,7 @@ class RecordReader:
     return positions.batch(_RECORDS_PER_LOOKUP).flat_map(one_batch)
 
   def _lookup(self, positions: Int[np.ndarray, " n"]) -> list[np.ndarray]:
-    """Every column end to end, then the offsets of the ragged ones."""
+    """Returns each column end to end, then the offsets of the ragged ones."""
     try:
       indices = order.record_indices(
         positions, size=self.num_records, seed=self.seed, shuffle=self.shuffle
@@ -173,9 +188,9 @@ class RecordReader:
         if not spec.shape.rank:
           flat.append(np.asarray(columns[name], dtype))
           continue
-        lengths = [len(value) for value in columns[name]]
-        offsets.append(np.cumsum([0, *lengths], dtype=np.int64))
-        flat.append(np.concatenate(columns[name]).astype(dtype, copy=False))
+        values = [np.asarray(value) for value in columns[name]]
+        offsets.append(np.cumsum([0, *map(len, values)], dtype=np.int64))
+        flat.append(np.concatenate(values).astype(dtype, copy=False))
       return flat + offsets
     except Exception as error:
       self.error = error

@@ -1,9 +1,7 @@
 """Activations, and the linear layer behind one with a lean backward pass.
 
-Automatic differentiation would keep several arrays of the widest layer's size.
-Here the input of the activation is kept alone, and the rest computed again.
-That must be written in another form than in the forward pass: a compiler that
-saw the same expression twice would keep its value after all.
+The backward pass (see `realm_jax/models/__init__.py`) keeps the input of the
+activation alone.
 """
 
 import functools
@@ -15,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 _Function = Callable[[Float[Array, "*s"]], Float[Array, "*s"]]
+_Pair = tuple[Float[Array, "*s"], Float[Array, "*s"]]
 
 # gelu(x) ≈ x · sigmoid(2 √(2/π) (x + 0.044715 x³)), the same as the form with
 # the hyperbolic tangent (Hendrycks and Gimpel 2016).
@@ -25,20 +24,25 @@ _DENSITY_AT_0 = 0.3989422804014327
 
 
 class Activation(NamedTuple):
-  """A function, and its value and derivative computed in another way."""
+  """An activation function, in the forms of both passes.
+
+  Attributes:
+    function: Activation, as the forward pass computes it.
+    value_and_derivative: Activation and its derivative, in another form.
+  """
 
   function: _Function
-  again: Callable[[Float[Array, "*s"]], tuple[Array, Array]]
+  value_and_derivative: Callable[[Float[Array, "*s"]], _Pair]
 
 
-def _gelu_tanh_again(x):
+def _gelu_tanh_backward(x: Float[Array, "*s"]) -> _Pair:
   squared = x * x
   gate = jax.nn.sigmoid(x * (_LINEAR + _CUBIC * squared))
   value = x * gate
   return value, gate + value * (1 - gate) * (_LINEAR + 3 * _CUBIC * squared)
 
 
-def _gelu_again(x):
+def _gelu_backward(x: Float[Array, "*s"]) -> _Pair:
   cumulative = 0.5 * jax.lax.erfc(-x * _ROOT_HALF)
   density = _DENSITY_AT_0 * jnp.exp(-0.5 * x * x)
   return x * cumulative, cumulative + x * density
@@ -46,10 +50,10 @@ def _gelu_again(x):
 
 ACTIVATIONS = {
   "gelu_tanh": Activation(
-    functools.partial(jax.nn.gelu, approximate=True), _gelu_tanh_again
+    functools.partial(jax.nn.gelu, approximate=True), _gelu_tanh_backward
   ),
   "gelu": Activation(
-    functools.partial(jax.nn.gelu, approximate=False), _gelu_again
+    functools.partial(jax.nn.gelu, approximate=False), _gelu_backward
   ),
 }
 
@@ -61,18 +65,28 @@ def activate_and_project(
   kernel: Float[Array, "i o"],
   bias: Float[Array, " o"],
 ) -> Float[Array, "n o"]:
-  """activation(x) · kernel + bias."""
+  """Returns activation(x) · kernel + bias."""
   value = ACTIVATIONS[activation].function(x)
   return value @ kernel + bias[None, :]
 
 
-def _forward(activation, x, kernel, bias):
+_Residuals = tuple[Float[Array, "n i"], Float[Array, "i o"]]
+
+
+def _forward(
+  activation: str,
+  x: Float[Array, "n i"],
+  kernel: Float[Array, "i o"],
+  bias: Float[Array, " o"],
+) -> tuple[Float[Array, "n o"], _Residuals]:
   return activate_and_project(activation, x, kernel, bias), (x, kernel)
 
 
-def _backward(activation, residuals, gradient):
+def _backward(
+  activation: str, residuals: _Residuals, gradient: Float[Array, "n o"]
+) -> tuple[Float[Array, "n i"], Float[Array, "i o"], Float[Array, " o"]]:
   x, kernel = residuals
-  value, derivative = ACTIVATIONS[activation].again(x)
+  value, derivative = ACTIVATIONS[activation].value_and_derivative(x)
   return (
     (gradient @ kernel.T) * derivative,
     value.T @ gradient,

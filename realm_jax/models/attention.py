@@ -1,8 +1,8 @@
 """Attention within sequences that share rows.
 
-The backward pass is written out, so that only the softmax is kept for it, not
-also what dropout left of it, and that the softmax's own sum over keys becomes
-one over a head's few dimensions (Dao et al. 2022, section 3.1).
+The backward pass (see `realm_jax/models/__init__.py`) keeps the softmax, not
+also the weights after dropout, and sums over a head's few dimensions where
+the softmax's own would sum over keys (Dao et al. 2022, section 3.1).
 """
 
 import functools
@@ -21,37 +21,54 @@ def attend(
   value: Float[Array, "r k h d"],
   sequence: Int[Array, "r k"],
   rows: UInt32[Array, "r 1 q 1"],
-  columns: UInt32[Array, "r h 1 k"],
+  columns: UInt32[Array, "#r h 1 k"],
   mask_value: float,
   dropout_rate: float,
 ) -> Float[Array, "r q h d"]:
-  """softmax(query · key + mask), dropped out, times value.
+  """Returns softmax(query · key + mask), dropped out, times value.
 
   Args:
-    query: of each row's first q tokens; scaled by one over the square root
-      of d already.
-    key: in the same rows.
-    value: in the same rows.
-    sequence: which sequence of its row a token belongs to; each attends to
-      its own.
-    rows: for dropout, a hash of each query's token.
-    columns: for dropout, the number of each head's each key.
-    mask_value: added where a key belongs to another sequence.
-    dropout_rate: of the weights; 0 when not training.
+    query: Queries of each row's first q tokens, scaled by 1/√d already.
+    key: Keys of all tokens of the same rows.
+    value: Values of all tokens.
+    sequence: Number of the sequence in its row to which a token belongs;
+      each token attends to its own sequence.
+    rows: Hash of each query's token, for dropout.
+    columns: Number of each head's each key, for dropout.
+    mask_value: Score added where a key belongs to another sequence.
+    dropout_rate: Share of weights to drop; 0 when not training.
   """
   return _forward(
     query, key, value, sequence, rows, columns, mask_value, dropout_rate
   )[0]
 
 
+_Residuals = tuple[
+  Float[Array, "r q h d"],
+  Float[Array, "r k h d"],
+  Float[Array, "r k h d"],
+  UInt32[Array, "r 1 q 1"],
+  UInt32[Array, "#r h 1 k"],
+  Float[Array, "r h q k"],
+  Float[Array, "r q h d"],
+]
+
+
 def _forward(
-  query, key, value, sequence, rows, columns, mask_value, dropout_rate
-):
+  query: Float[Array, "r q h d"],
+  key: Float[Array, "r k h d"],
+  value: Float[Array, "r k h d"],
+  sequence: Int[Array, "r k"],
+  rows: UInt32[Array, "r 1 q 1"],
+  columns: UInt32[Array, "#r h 1 k"],
+  mask_value: float,
+  dropout_rate: float,
+) -> tuple[Float[Array, "r q h d"], _Residuals]:
   scores = jnp.einsum(
     "rqhd,rkhd->rhqk", query, key, preferred_element_type=jnp.float32
   )
-  of_query = sequence[:, : query.shape[1]]
-  attends = of_query[:, None, :, None] == sequence[:, None, None, :]
+  query_sequence = sequence[:, : query.shape[1]]
+  attends = query_sequence[:, None, :, None] == sequence[:, None, None, :]
   scores += jnp.where(attends, 0.0, mask_value)
   softmax = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
   weights = drop(softmax, rows, columns, dropout_rate)
@@ -59,21 +76,32 @@ def _forward(
   return context, (query, key, value, rows, columns, softmax, context)
 
 
-def _backward(mask_value, dropout_rate, residuals, gradient):
+def _backward(
+  mask_value: float,
+  dropout_rate: float,
+  residuals: _Residuals,
+  gradient: Float[Array, "r q h d"],
+) -> tuple[
+  Float[Array, "r q h d"],
+  Float[Array, "r k h d"],
+  Float[Array, "r k h d"],
+  None,
+  None,
+  None,
+]:
   del mask_value
   query, key, value, rows, columns, softmax, context = residuals
   # In another form than forward, or the compiler would keep those weights.
   kept = drop(jnp.ones((), softmax.dtype), rows, columns, dropout_rate)
-  of_value = jnp.einsum("rhqk,rqhd->rkhd", softmax * kept, gradient)
-  of_weights = jnp.einsum("rqhd,rkhd->rhqk", gradient, value)
-  of_softmax = of_weights * kept
+  d_value = jnp.einsum("rhqk,rqhd->rkhd", softmax * kept, gradient)
+  d_softmax = jnp.einsum("rqhd,rkhd->rhqk", gradient, value) * kept
   total = jnp.einsum(
     "rqhd,rqhd->rhq", gradient, context, preferred_element_type=jnp.float32
   )
-  of_scores = softmax * (of_softmax - total[..., None].astype(softmax.dtype))
-  of_query = jnp.einsum("rhqk,rkhd->rqhd", of_scores, key)
-  of_key = jnp.einsum("rhqk,rqhd->rkhd", of_scores, query)
-  return of_query, of_key, of_value, None, None, None
+  d_scores = softmax * (d_softmax - total[..., None].astype(softmax.dtype))
+  d_query = jnp.einsum("rhqk,rkhd->rqhd", d_scores, key)
+  d_key = jnp.einsum("rhqk,rqhd->rkhd", d_scores, query)
+  return d_query, d_key, d_value, None, None, None
 
 
 attend.defvjp(_forward, _backward)

@@ -1,15 +1,16 @@
 """BERT (Devlin et al. 2019): the encoder under every tower and the reader."""
 
 import dataclasses
-from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from realm_jax.models.activations import ACTIVATIONS, activate_and_project
+from realm_jax.models.arrays import AnyArray
 from realm_jax.models.attention import attend
-from realm_jax.models.dropout import Dropout, hashed
+from realm_jax.models.dropout import Dropout, hash_tokens
 from realm_jax.models.layer_norm import LayerNorm
 from realm_jax.models.sequences import Sequences
 
@@ -32,14 +33,14 @@ class BertConfig:
   layer_norm_eps: float = 1e-12
   dropout_rate: float = 0.1
   activation: str = "gelu_tanh"
-  # Added to the scores of padding; Google's TF1 code uses -10000, and Hugging
-  # Face the lowest float.
+  # Score added at padding. Google's TF1 code uses -10000, and Hugging Face the
+  # lowest float.
   attention_mask_value: float = -10000.0
   init_stddev: float = 0.02
   # The type of activations and matrix products; parameters stay float32.
-  dtype: Any = jnp.float32
+  dtype: jax.typing.DTypeLike = jnp.float32
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     if self.hidden_size % self.num_heads:
       raise ValueError(
         f"hidden_size={self.hidden_size} is not a multiple of "
@@ -52,18 +53,20 @@ class BertConfig:
 
   @property
   def separator(self) -> int:
-    """The id of [SEP]; raises ValueError where no vocabulary is bound."""
+    """Id of [SEP]; raises ValueError where no vocabulary is bound."""
     if self.separator_id is None:
       raise ValueError(
         "the encoder has no vocabulary yet; call BertConfig.for_vocabulary"
       )
     return self.separator_id
 
-  def for_vocabulary(self, *, vocab_size: int, separator_id: int):
-    """The same configuration, for the vocabulary of a corpus.
+  def for_vocabulary(
+    self, *, vocab_size: int, separator_id: int
+  ) -> "BertConfig":
+    """Returns this configuration for the vocabulary of a corpus.
 
     Raises:
-      ValueError: the configuration names another vocabulary size or [SEP].
+      ValueError: The configuration names another vocabulary size or [SEP].
     """
     wanted = {"vocab_size": vocab_size, "separator_id": separator_id}
     for name, value in wanted.items():
@@ -78,7 +81,7 @@ class BertConfig:
 
 
 def token_types(sequences: Sequences, separator_id: int) -> Int[Array, "r l"]:
-  """0 up to and including a sequence's first [SEP], 1 after it."""
+  """Returns 0 up to and with a sequence's first [SEP], 1 after it."""
   is_separator = (sequences.token_ids == separator_id).astype(jnp.int32)
   before = jnp.cumsum(is_separator, axis=-1) - is_separator
   index = jnp.arange(before.shape[-1])[None, :]
@@ -86,8 +89,10 @@ def token_types(sequences: Sequences, separator_id: int) -> Int[Array, "r l"]:
   return jnp.minimum(before - jnp.take_along_axis(before, first, axis=-1), 1)
 
 
-def dense(config: BertConfig, features: int, axes: tuple, name: str):
-  """A linear layer with logical axis names and BERT's initial values."""
+def dense(
+  config: BertConfig, features: int, axes: tuple[str, str], name: str
+) -> nn.Dense:
+  """Returns a linear layer with logical axes and BERT's initial values."""
   return nn.Dense(
     features,
     dtype=config.dtype,
@@ -101,8 +106,10 @@ def dense(config: BertConfig, features: int, axes: tuple, name: str):
   )
 
 
-def layer_norm(config: BertConfig, name: str, *, epsilon: float | None = None):
-  """LayerNorm in float32, returned in the configuration's dtype."""
+def layer_norm(
+  config: BertConfig, name: str, *, epsilon: float | None = None
+) -> LayerNorm:
+  """Returns a LayerNorm in float32 whose result has the encoder's dtype."""
   return LayerNorm(
     epsilon=config.layer_norm_eps if epsilon is None else epsilon,
     dtype=config.dtype,
@@ -111,7 +118,7 @@ def layer_norm(config: BertConfig, name: str, *, epsilon: float | None = None):
 
 
 class ActivatedDense(nn.Module):
-  """The activation and a linear layer back to the hidden size."""
+  """An activation and a linear layer back to the hidden size."""
 
   config: BertConfig
 
@@ -137,9 +144,9 @@ class ActivatedDense(nn.Module):
 
 
 class SelfAttention(nn.Module):
-  """Each token attends to the tokens of its own sequence.
+  """Attention of tokens to the tokens of their own sequence.
 
-  Queries are those of each row's first few tokens, or of all.
+  `first` holds the tokens that attend: each row's first few, or all.
   """
 
   config: BertConfig
@@ -151,14 +158,14 @@ class SelfAttention(nn.Module):
     first: Float[Array, "m d"],
     sequences: Sequences,
     *,
-    train,
+    train: bool,
   ) -> Float[Array, "m d"]:
     config = self.config
     rows = len(sequences.token_ids)
     heads = config.num_heads
     head_size = config.hidden_size // heads
 
-    def project(name, x):
+    def project(name: str, x: Float[Array, "t d"]) -> Float[Array, "r l h e"]:
       out = dense(config, config.hidden_size, ("embed", "heads"), name)(x)
       return out.reshape(rows, -1, heads, head_size)
 
@@ -171,7 +178,7 @@ class SelfAttention(nn.Module):
       project("key", hidden),
       project("value", hidden),
       sequences.sequence,
-      hashed(self, tokens) if rate else tokens,
+      hash_tokens(self, tokens) if rate else tokens,
       (head + sequences.position[:, None, None, :]).astype(jnp.uint32),
       config.attention_mask_value,
       rate,
@@ -197,10 +204,10 @@ class BertLayer(nn.Module):
     hidden: Float[Array, "n d"],
     sequences: Sequences,
     *,
-    train,
+    train: bool,
     first_only: bool = False,
   ) -> Float[Array, "m d"]:
-    """Hidden states of all tokens, or of each row's first alone."""
+    """Returns the hidden states of all tokens, or of each row's first."""
     config = self.config
     first, keys = hidden, sequences.dropout_keys
     if first_only:
@@ -208,7 +215,7 @@ class BertLayer(nn.Module):
       keys = keys[:, :1]
     tokens = keys.reshape(-1)
 
-    def dropout(name, x):
+    def dropout(name: str, x: Float[Array, "m d"]) -> Float[Array, "m d"]:
       return Dropout(config.dropout_rate, name=name)(x, tokens, train=train)
 
     attended = SelfAttention(config, name="attention")(
@@ -232,7 +239,7 @@ class BertEncoder(nn.Module):
 
   config: BertConfig
 
-  def setup(self):
+  def setup(self) -> None:
     config = self.config
     if config.vocab_size is None or config.separator_id is None:
       raise ValueError(
@@ -240,7 +247,9 @@ class BertEncoder(nn.Module):
       )
     init = nn.initializers.truncated_normal(config.init_stddev)
 
-    def table(name, rows, axes):
+    def table(
+      name: str, rows: int, axes: tuple[str, str]
+    ) -> Float[AnyArray, "v d"]:
       return self.param(
         name,
         nn.with_logical_partitioning(init, axes),
@@ -267,19 +276,19 @@ class BertEncoder(nn.Module):
     typed: bool = True,
     train: bool = False,
     first_only: bool = False,
-  ) -> Float[Array, "r l d"]:
-    """Hidden states of the last layer.
+  ) -> Float[Array, "r t d"]:
+    """Returns the hidden states of the last layer.
 
     Args:
-      sequences: in rows, one or several in each.
-      typed: whether tokens after a sequence's first [SEP] are of type 1;
+      sequences: Sequences in rows, one or several in each.
+      typed: Whether tokens after a sequence's first [SEP] are of type 1;
         otherwise all are of type 0.
-      train: whether to drop out.
-      first_only: of each row's first token alone, r × 1 × d: the last layer
-        computes no others.
+      train: Whether dropout is on.
+      first_only: Whether the last layer computes each row's first token
+        alone; the result is r × 1 × d then.
 
     Raises:
-      ValueError: the rows are longer than `max_positions`.
+      ValueError: The rows are longer than `max_positions`.
     """
     config = self.config
     rows, length = sequences.token_ids.shape
@@ -312,13 +321,13 @@ class BertEncoder(nn.Module):
 
 
 class MaskedLmHead(nn.Module):
-  """Dense, gelu, LayerNorm, then the tied decoder with a bias of its own."""
+  """Dense, activation, LayerNorm, and the tied decoder with its own bias."""
 
   config: BertConfig
 
   @nn.compact
   def __call__(
-    self, hidden: Float[Array, "*b d"], word_embeddings: Float[Array, "v d"]
+    self, hidden: Float[Array, "*b d"], word_embeddings: Float[AnyArray, "v d"]
   ) -> Float[Array, "*b v"]:
     config = self.config
     hidden = dense(config, config.hidden_size, ("embed", "embed_out"), "dense")(

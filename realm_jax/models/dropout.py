@@ -1,10 +1,10 @@
-"""Dropout whose random numbers are a hash of where an element stands.
+"""Dropout whose masks are hashes of the elements' positions.
 
-Each element's number is a hash of the step's key, its token (which sequence,
-which position in it) and its column. So it costs a few integer operations
-inside the loop that multiplies anyway, nothing is kept for the backward pass,
-which computes it again, and the masks do not depend on how sequences are laid
-out in rows or over devices.
+An element's random number is a hash of the step's key, its token (which
+sequence, which position in it) and its column. So it costs a few integer
+operations inside the loop that multiplies anyway, nothing is kept for the
+backward pass, which computes it again, and the masks do not depend on how
+sequences are laid out in rows or over devices.
 """
 
 import functools
@@ -12,13 +12,13 @@ import functools
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Float, UInt32
+from jaxtyping import Array, Bool, Float, UInt32
 
 _GOLDEN_RATIO = 0x9E3779B9
 
 
 def mix(bits: UInt32[Array, "*s"]) -> UInt32[Array, "*s"]:
-  """A bijection of 32 bits in which each input bit flips half the output.
+  """Returns a bijection of 32 bits, each of which flips half of the result.
 
   The multipliers are those of C. Wellons's search for the least bias,
   "Prospecting for hash functions" (2018).
@@ -30,7 +30,9 @@ def mix(bits: UInt32[Array, "*s"]) -> UInt32[Array, "*s"]:
   return bits ^ (bits >> 16)
 
 
-def _kept(rows, columns, rate: float):
+def _kept(
+  rows: UInt32[Array, "..."], columns: UInt32[Array, "..."], rate: float
+) -> Bool[Array, "..."]:
   bits = mix(rows + columns * jnp.uint32(_GOLDEN_RATIO))
   return bits >= jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
 
@@ -45,10 +47,10 @@ def drop(
   """Zeroes elements of `x` with probability `rate`, and scales the others up.
 
   Args:
-    x: anything.
-    rows: hashes of the elements' tokens; broadcasts against `x`.
-    columns: the elements' numbers in their tokens; broadcasts against `x`.
-    rate: from 0 to below 1.
+    x: Array to drop elements of.
+    rows: Hashes of the elements' tokens; broadcasts against `x`.
+    columns: Numbers of the elements in their tokens; broadcasts against `x`.
+    rate: Probability of being dropped, below 1.
   """
   if rate == 0.0:
     return x
@@ -58,22 +60,32 @@ def drop(
   )
 
 
-def _drop_forward(x, rows, columns, rate):
+_Residuals = tuple[UInt32[Array, "..."], UInt32[Array, "..."]]
+
+
+def _forward(
+  x: Float[Array, "..."],
+  rows: UInt32[Array, "..."],
+  columns: UInt32[Array, "..."],
+  rate: float,
+) -> tuple[Float[Array, "..."], _Residuals]:
   return drop(x, rows, columns, rate), (rows, columns)
 
 
-def _drop_backward(rate, residuals, gradient):
+def _backward(
+  rate: float, residuals: _Residuals, gradient: Float[Array, "..."]
+) -> tuple[Float[Array, "..."], None, None]:
   return drop(gradient, *residuals, rate), None, None
 
 
-drop.defvjp(_drop_forward, _drop_backward)
+drop.defvjp(_forward, _backward)
 
 
 class Dropout(nn.Module):
   """Zeroes elements with probability `rate` and scales the others up.
 
   Attributes:
-    rate: from 0 (nothing is dropped) to below 1.
+    rate: Probability of being dropped, below 1.
   """
 
   rate: float
@@ -86,22 +98,22 @@ class Dropout(nn.Module):
     *,
     train: bool,
   ) -> Float[Array, "n d"]:
-    """Drops elements of `x`.
+    """Drops elements of `x` when training.
 
     Args:
-      x: a row for each token.
-      tokens: the tokens' numbers.
-      train: whether to drop at all.
+      x: One row for each token.
+      tokens: Numbers of the tokens.
+      train: Whether to drop at all.
     """
     if not train or self.rate == 0.0:
       return x
-    rows = hashed(self, tokens)[:, None]
+    rows = hash_tokens(self, tokens)[:, None]
     columns = jnp.arange(x.shape[-1], dtype=jnp.uint32)[None, :]
     return drop(x, rows, columns, self.rate)
 
 
-def hashed(
+def hash_tokens(
   module: nn.Module, tokens: UInt32[Array, "*s"]
 ) -> UInt32[Array, "*s"]:
-  """Hashes of tokens that differ by module and by step."""
+  """Returns hashes of tokens that differ by module and by step."""
   return mix(tokens ^ jax.random.bits(module.make_rng("dropout")))

@@ -1,49 +1,53 @@
-"""What towers and reader read, put together from queries and blocks.
+"""Inputs of the towers and of the reader, made of queries and blocks.
 
-The functions work on numpy's arrays and on jax's alike: on the host where
-sequences are then packed, inside a jitted program where they stay padded.
-Queries are `[CLS] x [SEP]` and blocks `[CLS] title [SEP] body [SEP]`.
+The functions take numpy's arrays and jax's alike: on the host where sequences
+are then packed, inside a compiled program where they stay padded. Queries are
+`[CLS] x [SEP]` and blocks `[CLS] title [SEP] body [SEP]`.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jaxtyping import Int
 
+from realm_jax.models.arrays import AnyArray
 from realm_jax.models.sequences import PAD_ID
 
 
 class JointInput(NamedTuple):
-  """Tokens of query and body together, and where the body lies in them.
+  """Query and body as one sequence.
 
-  A token of the body with index i has position `body_start + i`.
+  Attributes:
+    token_ids: Tokens of query and body.
+    body_start: Position of the body's first token.
+    body_length: Number of the body's tokens.
   """
 
-  token_ids: Int[Any, "b k j"]
-  body_start: Int[Any, "b k"]
-  body_length: Int[Any, "b k"]
+  token_ids: Int[AnyArray, "b k j"]
+  body_start: Int[AnyArray, "b k"]
+  body_length: Int[AnyArray, "b k"]
 
 
 def join(
-  query: Int[Any, "b q"],
-  candidates: Int[Any, "b k l"],
+  query: Int[AnyArray, "b q"],
+  candidates: Int[AnyArray, "b k l"],
   *,
   joint_length: int,
   separator_id: int,
 ) -> JointInput:
-  """`[CLS] x [SEP] body [SEP]` of each query with each of its candidates.
+  """Returns `[CLS] x [SEP] body [SEP]` of each query with each candidate.
 
   The reader reads the block's **body** only (as released).
 
   Args:
-    query: padded.
-    candidates: padded.
-    joint_length: the length of the result; a body that does not fit loses
-      its end, and [SEP] follows what is left, as in Google's released code.
-    separator_id: the id of [SEP].
+    query: Padded queries.
+    candidates: Padded blocks.
+    joint_length: Length of the result. A body that does not fit loses its
+      end, and [SEP] follows what is left, as in Google's released code.
+    separator_id: Id of [SEP].
 
   Returns:
-    The joint tokens; `body_length` counts the body's tokens that fit, without
+    The joint input; `body_length` counts the body's tokens that fit, without
     the last [SEP].
   """
   xp = query.__array_namespace__()
@@ -67,8 +71,8 @@ def join(
   token_ids = xp.where(position < query_tokens, padded[:, None], from_block)
 
   body_length = block_tokens - first - 1
-  room = xp.maximum(joint_length - query_tokens - 1, 0)
-  body_length = xp.clip(body_length, 0, room)
+  max_body_length = xp.maximum(joint_length - query_tokens - 1, 0)
+  body_length = xp.clip(body_length, 0, max_body_length)
   shape = (batch, num_candidates)
   return JointInput(
     token_ids=token_ids,
@@ -78,9 +82,9 @@ def join(
 
 
 def with_prefix(
-  token_ids: Int[Any, "n l"], prefix: Sequence[int]
-) -> Int[Any, "n l+p"]:
-  """Puts tokens behind [CLS], such as E5's "query:"."""
+  token_ids: Int[AnyArray, "n l"], prefix: Sequence[int]
+) -> Int[AnyArray, "n l+{len(prefix)}"]:
+  """Inserts tokens after [CLS], such as E5's "query:"."""
   if not prefix:
     return token_ids
   xp = token_ids.__array_namespace__()
@@ -90,13 +94,13 @@ def with_prefix(
 
 
 def without_title_separator(
-  token_ids: Int[Any, "n l"], separator_id: int
-) -> Int[Any, "n l"]:
-  """`[CLS] title body [SEP]`: title and body as one text."""
+  token_ids: Int[AnyArray, "n l"], separator_id: int
+) -> Int[AnyArray, "n l"]:
+  """Returns `[CLS] title body [SEP]`: title and body as one text."""
   xp = token_ids.__array_namespace__()
-  place = xp.argmax(token_ids == separator_id, axis=-1)[:, None]
+  separator = xp.argmax(token_ids == separator_id, axis=-1)[:, None]
   length = token_ids.shape[-1]
   index = xp.arange(length)[None, :]
-  index = index + (index >= place)
+  index = index + (index >= separator)
   moved = xp.take_along_axis(token_ids, xp.clip(index, 0, length - 1), axis=-1)
   return xp.where(index < length, moved, PAD_ID)

@@ -1,4 +1,7 @@
-"""LayerNorm (Ba et al. 2016), with a backward pass that keeps little."""
+"""LayerNorm (Ba et al. 2016), with a backward pass that keeps little.
+
+See `realm_jax/models/__init__.py` for what that is good for.
+"""
 
 import functools
 
@@ -6,6 +9,15 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
+
+from realm_jax.models.arrays import AnyArray
+
+_Residuals = tuple[
+  Float[Array, "*n d"],
+  Float[Array, "*n 1"],
+  Float[Array, "*n 1"],
+  Float[Array, " d"],
+]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
@@ -15,11 +27,16 @@ def normalize(
   bias: Float[Array, " d"],
   epsilon: float,
 ) -> Float[Array, "*n d"]:
-  """(x − mean) / √(variance + ε) · scale + bias, in float32."""
+  """Returns (x − mean) / √(variance + ε) · scale + bias, in float32."""
   return _forward(x, scale, bias, epsilon)[0]
 
 
-def _forward(x, scale, bias, epsilon):
+def _forward(
+  x: Float[Array, "*n d"],
+  scale: Float[Array, " d"],
+  bias: Float[Array, " d"],
+  epsilon: float,
+) -> tuple[Float[Array, "*n d"], _Residuals]:
   x = x.astype(jnp.float32)
   mean = jnp.mean(x, axis=-1, keepdims=True)
   variance = jnp.mean(jnp.square(x - mean), axis=-1, keepdims=True)
@@ -29,21 +46,23 @@ def _forward(x, scale, bias, epsilon):
   return y, (x, mean, factor, scale)
 
 
-def _backward(epsilon, residuals, gradient):
+def _backward(
+  epsilon: float, residuals: _Residuals, gradient: Float[Array, "*n d"]
+) -> tuple[Float[Array, "*n d"], Float[Array, " d"], Float[Array, " d"]]:
   del epsilon
   x, mean, factor, scale = residuals
   gradient = gradient.astype(jnp.float32)
   row = (1,) * (x.ndim - 1) + (-1,)
   batch = tuple(range(x.ndim - 1))
   normal = (x - mean) * factor
-  of_normal = gradient * scale.reshape(row)
-  of_x = factor * (
-    of_normal
-    - jnp.mean(of_normal, axis=-1, keepdims=True)
-    - normal * jnp.mean(of_normal * normal, axis=-1, keepdims=True)
+  d_normal = gradient * scale.reshape(row)
+  d_x = factor * (
+    d_normal
+    - jnp.mean(d_normal, axis=-1, keepdims=True)
+    - normal * jnp.mean(d_normal * normal, axis=-1, keepdims=True)
   )
   return (
-    of_x,
+    d_x,
     jnp.sum(gradient * normal, axis=batch),
     jnp.sum(gradient, axis=batch),
   )
@@ -56,12 +75,14 @@ class LayerNorm(nn.Module):
   """`normalize` with parameters `scale` and `bias`; returns `dtype`."""
 
   epsilon: float
-  dtype: jnp.dtype
+  dtype: jax.typing.DTypeLike
   axis: str = "embed"
 
   @nn.compact
   def __call__(self, x: Float[Array, "*n d"]) -> Float[Array, "*n d"]:
-    def parameter(name, init):
+    def parameter(
+      name: str, init: nn.initializers.Initializer
+    ) -> Float[AnyArray, " d"]:
       boxed = nn.with_logical_partitioning(init, (self.axis,))
       return self.param(name, boxed, (x.shape[-1],))
 

@@ -1,22 +1,34 @@
-"""Packs sequences into rows, on the host."""
+"""Packing of sequences into rows, on the host."""
 
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int, UInt32
+from jaxtyping import Int, Int32, UInt32
 
 from realm_jax.models.sequences import NO_SEQUENCE, PAD_ID, Sequences
 
 
-class PackingPlan(NamedTuple):
-  """Where each of n = s · m sequences goes.
+class TokenRows(NamedTuple):
+  """Padded token sequences that an encoder will read, on the host.
 
   Attributes:
-    lengths: tokens of each.
-    row: in its group.
-    offset: of its first token in that row.
-    row_length: tokens of a row.
-    num_rows: rows that the fullest group needs.
+    token_ids: Tokens, a sequence in each row.
+    numbers: Numbers of the sequences, which dropout masks are derived from.
+  """
+
+  token_ids: Int[np.ndarray, "n l"]
+  numbers: UInt32[np.ndarray, " n"]
+
+
+class PackingPlan(NamedTuple):
+  """Assignment of n = s · m sequences to rows, in s groups.
+
+  Attributes:
+    lengths: Number of tokens of each sequence.
+    row: Row of its group to which each sequence is assigned.
+    offset: Index of its first token in that row.
+    row_length: Number of tokens of a row.
+    num_rows: Number of rows that the fullest group needs.
   """
 
   lengths: Int[np.ndarray, "s m"]
@@ -30,7 +42,7 @@ def plan_rows(lengths: Int[np.ndarray, "s m"], row_length: int) -> PackingPlan:
   """Packs each group by best fit, longest first.
 
   Raises:
-    ValueError: a sequence is longer than a row.
+    ValueError: A sequence is longer than a row.
   """
   if lengths.size and lengths.max() > row_length:
     raise ValueError(
@@ -39,10 +51,20 @@ def plan_rows(lengths: Int[np.ndarray, "s m"], row_length: int) -> PackingPlan:
     )
   row, offset = np.zeros_like(lengths), np.zeros_like(lengths)
   num_rows = 1
-  for group, of_group in enumerate(lengths):
-    used = _best_fit(of_group, row_length, row[group], offset[group])
+  for group, group_lengths in enumerate(lengths):
+    used = _best_fit(group_lengths, row_length, row[group], offset[group])
     num_rows = max(num_rows, used)
   return PackingPlan(lengths, row, offset, row_length, num_rows)
+
+
+def one_per_row(
+  lengths: Int[np.ndarray, "s m"], row_length: int
+) -> PackingPlan:
+  """Gives each sequence a row of its own."""
+  row = np.broadcast_to(np.arange(lengths.shape[1]), lengths.shape)
+  return PackingPlan(
+    lengths, row, np.zeros_like(lengths), row_length, lengths.shape[1]
+  )
 
 
 def _best_fit(
@@ -75,40 +97,40 @@ def _best_fit(
 
 def lay_out(
   plan: PackingPlan,
-  token_ids: Int[np.ndarray, "n l"],
+  rows: TokenRows,
   *,
   num_rows: int,
-  numbers: UInt32[np.ndarray, " n"],
 ) -> Sequences:
-  """The sequences in `num_rows` rows a group, as the plan has them.
+  """Returns the sequences in the rows that a plan assigns.
 
   Args:
-    plan: of these sequences.
-    token_ids: padded, in the order of the plan.
-    num_rows: at least the plan's.
-    numbers: of the sequences, for dropout.
+    plan: Plan for these sequences.
+    rows: Padded sequences, in the order of the plan.
+    num_rows: Number of rows of each group, at least the plan's.
   """
   groups, size = plan.lengths.shape
   lengths = plan.lengths.reshape(-1)
   starts = plan.row * plan.row_length + plan.offset
   first = starts + np.arange(groups)[:, None] * num_rows * plan.row_length
-  # For each token its sequence, and its place in that.
+  # For each token its sequence, and its position in that.
   owner = np.repeat(np.arange(groups * size), lengths)
-  place = np.arange(lengths.sum()) - np.repeat(
+  position = np.arange(lengths.sum()) - np.repeat(
     np.cumsum(lengths) - lengths, lengths
   )
-  target = first.reshape(-1)[owner] + place
+  target = first.reshape(-1)[owner] + position
   shape = (groups * num_rows, plan.row_length)
 
-  def scattered(values, filler):
+  def scattered(
+    values: Int[np.ndarray, " t"], filler: int
+  ) -> Int32[np.ndarray, "r l"]:
     flat = np.full(shape[0] * shape[1], filler, np.int32)
     flat[target] = values
     return flat.reshape(shape)
 
   return Sequences(
-    token_ids=scattered(token_ids[owner, place], PAD_ID),
+    token_ids=scattered(rows.token_ids[owner, position], PAD_ID),
     sequence=scattered(owner % size, NO_SEQUENCE),
-    position=scattered(place, 0),
+    position=scattered(position, 0),
     starts=starts.astype(np.int32),
-    numbers=numbers.reshape(groups, size).astype(np.uint32),
+    numbers=rows.numbers.reshape(groups, size),
   )

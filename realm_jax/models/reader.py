@@ -1,6 +1,6 @@
 """The reader (knowledge-augmented encoder): query and block together."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +8,7 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from realm_jax.models import bert, joint, sequences
+from realm_jax.models.arrays import AnyArray
 from realm_jax.models.sequences import Sequences
 
 
@@ -19,15 +20,15 @@ class Spans(NamedTuple):
 
 
 class _Parameters(nn.Module):
-  """Parameters under a name of their own, by name, shape and initial values."""
+  """Parameters by name, with their shapes and initializers."""
 
   shapes: dict[str, tuple[int, ...]]
-  init: dict[str, Any]
+  initializers: dict[str, nn.initializers.Initializer]
 
   @nn.compact
-  def __call__(self) -> list[Array]:
+  def __call__(self) -> list[AnyArray]:
     return [
-      self.param(name, self.init[name], shape)
+      self.param(name, self.initializers[name], shape)
       for name, shape in self.shapes.items()
     ]
 
@@ -38,7 +39,7 @@ class SpanHead(nn.Module):
   The paper writes MLP([h_start; h_end]) (section 3.2); the released reader
   projects to twice `size` and adds the halves. Three sums over a span's
   features give its score, so that no array of spans by features, some
-  gigabytes for a batch, need ever be in memory.
+  gigabytes for a batch, is ever in memory.
   """
 
   config: bert.BertConfig
@@ -67,7 +68,8 @@ class SpanHead(nn.Module):
     weights = (scale * kernel[:, 0]).reshape(1, 1, 1, -1)
     constant = shift @ kernel[:, 0] + bias[0]
 
-    def of_width(extra):
+    def score(extra: int) -> Float[Array, "b k l"]:
+      """Scores the spans of `extra` tokens after the first."""
       missing = min(extra, end.shape[2])
       shifted = jnp.pad(
         end[:, :, extra:], ((0, 0), (0, 0), (0, missing), (0, 0))
@@ -79,18 +81,18 @@ class SpanHead(nn.Module):
       weighted = jnp.sum(features * weights, axis=-1) - mean * jnp.sum(weights)
       return weighted * jax.lax.rsqrt(variance + self.norm_eps) + constant
 
-    return jnp.stack(
-      [of_width(extra) for extra in range(self.max_width)], axis=-1
-    )
+    return jnp.stack([score(extra) for extra in range(self.max_width)], axis=-1)
 
 
 class Reader(nn.Module):
   """BERT over `[CLS] x [SEP] body [SEP]` with a masked-LM and a span head.
 
   Attributes:
-    bert: the encoder's configuration.
-    joint_length: tokens of query and body together.
-    span_size, span_norm_eps, max_answer_width: the span head, as released.
+    bert: Configuration of the encoder.
+    joint_length: Number of tokens of query and body together.
+    span_size: Hidden size of the span head.
+    span_norm_eps: Epsilon of the span head's LayerNorm.
+    max_answer_width: Number of tokens of the longest span.
   """
 
   bert: bert.BertConfig
@@ -99,7 +101,7 @@ class Reader(nn.Module):
   span_norm_eps: float = 1e-3
   max_answer_width: int = 10
 
-  def setup(self):
+  def setup(self) -> None:
     self.encoder = bert.BertEncoder(self.bert)
     self.masked_lm_head = bert.MaskedLmHead(self.bert)
     self.span_head = SpanHead(
@@ -110,9 +112,9 @@ class Reader(nn.Module):
     )
 
   def join(
-    self, query: Int[Any, "b q"], candidates: Int[Any, "b k l"]
+    self, query: Int[AnyArray, "b q"], candidates: Int[AnyArray, "b k l"]
   ) -> joint.JointInput:
-    """What the reader reads of queries and blocks; for numpy and jax."""
+    """Returns the reader's input for queries and their candidates."""
     return joint.join(
       query,
       candidates,
@@ -122,32 +124,31 @@ class Reader(nn.Module):
 
   def masked_lm(
     self,
-    query: Int[Array, "b q"],
-    candidates: Int[Array, "b k l"],
-    mask_positions: Int[Array, "b m"],
+    query: Int[AnyArray, "b q"],
+    candidates: Int[AnyArray, "b k l"],
+    mask_positions: Int[AnyArray, "b m"],
     *,
     train: bool = False,
   ) -> Float[Array, "b k m v"]:
-    """Logits of the words behind the masks, for each candidate.
+    """Returns the logits of the words behind the masks, by candidate.
 
     Args:
-      query: `[CLS] x [SEP]`.
-      candidates: `[CLS] title [SEP] body [SEP]`.
-      mask_positions: of the masks in the query.
-      train: whether to drop out.
+      query: Queries `[CLS] x [SEP]`.
+      candidates: Blocks `[CLS] title [SEP] body [SEP]`.
+      mask_positions: Positions of the masks in the query.
+      train: Whether dropout is on.
     """
-    inputs = self.join(query, candidates).token_ids
-    inputs = sequences.padded(inputs)
-    return self.masked_lm_of(inputs, mask_positions, train=train)
+    inputs = sequences.padded(self.join(query, candidates).token_ids)
+    return self.masked_lm_packed(inputs, mask_positions, train=train)
 
-  def masked_lm_of(
+  def masked_lm_packed(
     self,
     inputs: Sequences,
-    mask_positions: Int[Array, "b m"],
+    mask_positions: Int[AnyArray, "b m"],
     *,
     train: bool = False,
   ) -> Float[Array, "b k m v"]:
-    """The same of joint inputs, in the order of queries, then candidates.
+    """Returns the same for joint inputs, ordered by query, then candidate.
 
     The query opens the joint input, so a mask has the same position there.
     """
@@ -161,14 +162,14 @@ class Reader(nn.Module):
 
   def spans(
     self,
-    query: Int[Array, "b q"],
-    candidates: Int[Array, "b k l"],
+    query: Int[AnyArray, "b q"],
+    candidates: Int[AnyArray, "b k l"],
     *,
     train: bool = False,
   ) -> Spans:
     """Scores every span of at most `max_answer_width` tokens of the bodies."""
     inputs = self.join(query, candidates)
-    return self.spans_of(
+    return self.spans_packed(
       sequences.padded(inputs.token_ids),
       inputs.body_start,
       inputs.body_length,
@@ -176,23 +177,23 @@ class Reader(nn.Module):
       train=train,
     )
 
-  def spans_of(
+  def spans_packed(
     self,
     inputs: Sequences,
-    body_start: Int[Array, "b k"],
-    body_length: Int[Array, "b k"],
+    body_start: Int[AnyArray, "b k"],
+    body_length: Int[AnyArray, "b k"],
     *,
     num_starts: int,
     train: bool = False,
   ) -> Spans:
-    """The same of joint inputs, for spans that start at the first `num_starts`.
+    """Scores the spans of joint inputs.
 
     Args:
-      inputs: in the order of queries, then candidates.
-      body_start: where the body begins in each.
-      body_length: its tokens.
-      num_starts: how many tokens of a body a span may start at.
-      train: whether to drop out.
+      inputs: Joint inputs, ordered by query, then candidate.
+      body_start: Position of the body's first token in each.
+      body_length: Number of its tokens.
+      num_starts: Number of tokens of a body at which a span may start.
+      train: Whether dropout is on.
     """
     batch, num_candidates = body_start.shape
     hidden = self.encoder(inputs, train=train)
@@ -208,15 +209,22 @@ class Reader(nn.Module):
     is_span = last < body_length[..., None, None]
     return Spans(self.span_head(body), is_span)
 
-  def __call__(self, query, candidates, mask_positions, *, train=False):
+  def __call__(
+    self,
+    query: Int[AnyArray, "b q"],
+    candidates: Int[AnyArray, "b k l"],
+    mask_positions: Int[AnyArray, "b m"],
+    *,
+    train: bool = False,
+  ) -> tuple[Float[Array, "b k m v"], Spans]:
     """Runs both heads, so that `init` makes every parameter."""
     return (
       self.masked_lm(query, candidates, mask_positions, train=train),
       self.spans(query, candidates, train=train),
     )
 
-  def for_vocabulary(self, *, vocab_size: int, separator_id: int):
-    """The same reader over the vocabulary of a corpus."""
+  def for_vocabulary(self, *, vocab_size: int, separator_id: int) -> "Reader":
+    """Returns this reader for the vocabulary of a corpus."""
     config = self.bert.for_vocabulary(
       vocab_size=vocab_size, separator_id=separator_id
     )

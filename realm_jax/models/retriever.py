@@ -1,23 +1,24 @@
-"""The retriever: towers that embed queries and blocks, and their relevance."""
+"""The retriever: towers that embed queries and blocks, and f(x, z)."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from realm_jax.models import bert, joint, sequences
+from realm_jax.models.arrays import AnyArray
 from realm_jax.models.dropout import Dropout
+from realm_jax.models.parameters import Params
 from realm_jax.models.sequences import Sequences
 
 POOLINGS = ("pooler", "cls", "mean")
-# Vectors shorter than 1e-12 are not made longer than they are.
-_LEAST_SQUARE = 1e-24
+# The square of the length below which vectors are not normalized.
+_MIN_SQUARE = 1e-24
 
 
 class Tower(nn.Module):
-  """BERT, pooled to one vector, projected and normalised by LayerNorm.
+  """Embeds sequences by BERT, a pooling, and a projection with LayerNorm.
 
   REALM's released embedder pools with BERT's pooler (dense and tanh over
   [CLS]); the paper's text says raw [CLS] (section 3.3).
@@ -35,13 +36,13 @@ class Tower(nn.Module):
   def __call__(
     self, inputs: Sequences, *, train: bool = False, one_a_row: bool = False
   ) -> Float[Array, "n d"]:
-    """The vectors of sequences.
+    """Returns the vectors of sequences.
 
     Args:
-      inputs: the sequences.
-      train: whether to drop out.
-      one_a_row: whether each begins a row of its own: then nothing that
-        pooling does not read is computed.
+      inputs: Sequences to embed.
+      train: Whether dropout is on.
+      one_a_row: Whether each sequence has a row of its own. Then the last
+        layer computes only what the pooling reads.
     """
     encoder = bert.BertEncoder(self.bert, name="encoder")
     first_only = one_a_row and self.pooling != "mean"
@@ -76,7 +77,7 @@ class Tower(nn.Module):
       # The bound lies inside the root, whose slope at 0 is infinite: the mean
       # of a sequence without tokens is 0, and packed batches have such.
       square = jnp.sum(pooled**2, axis=-1, keepdims=True)
-      pooled = pooled / jnp.sqrt(jnp.maximum(square, _LEAST_SQUARE))
+      pooled = pooled / jnp.sqrt(jnp.maximum(square, _MIN_SQUARE))
     return pooled
 
 
@@ -84,17 +85,20 @@ class Retriever(nn.Module):
   """Embeds queries and blocks so that f(x, z) is their inner product.
 
   Attributes:
-    bert: the encoder's configuration.
-    shared_towers: whether queries and blocks share all parameters.
+    bert: Configuration of the encoder.
+    shared_towers: Whether queries and blocks share all parameters.
     pooling: `pooler` (as released), `cls` (as in the paper) or `mean`.
-    projection_size: the vectors' dimension; None leaves out the projection
+    projection_size: Dimension of the vectors; None leaves out the projection
       and its LayerNorm.
-    normalize: whether vectors have length 1; then raise `score_scale`.
-    score_scale: multiplies every inner product.
-    query_prefix: ids of tokens that stand between [CLS] and a query, …
-    block_prefix: … and a block, for retrievers that were trained so.
-    title_separator: whether [SEP] stands between title and body.
-    token_types: whether tokens after the first [SEP] are of type 1.
+    projection_norm_eps: Epsilon of that LayerNorm.
+    projection_dropout_rate: Dropout rate of the vectors.
+    normalize: Whether vectors have length 1; then raise `score_scale`.
+    score_scale: Factor of every inner product.
+    query_prefix: Ids of tokens between [CLS] and a query, for retrievers that
+      were trained with them, such as E5.
+    block_prefix: Ids of tokens between [CLS] and a block, likewise.
+    title_separator: Whether [SEP] separates title and body.
+    token_types: Whether tokens after the first [SEP] are of type 1.
   """
 
   bert: bert.BertConfig
@@ -110,11 +114,11 @@ class Retriever(nn.Module):
   title_separator: bool = True
   token_types: bool = True
 
-  def setup(self):
+  def setup(self) -> None:
     if self.pooling not in POOLINGS:
       raise ValueError(f"pooling={self.pooling!r}; want one of {POOLINGS}")
 
-    def tower(name):
+    def tower(name: str) -> Tower:
       return Tower(
         self.bert,
         pooling=self.pooling,
@@ -134,48 +138,65 @@ class Retriever(nn.Module):
 
   @property
   def vector_size(self) -> int:
-    """The dimension of the vectors."""
+    """Dimension of the vectors."""
     return self.projection_size or self.bert.hidden_size
 
-  def query_input(self, token_ids: Int[Any, "n q"]) -> Int[Any, "n q+p"]:
-    """What the query tower reads of `[CLS] x [SEP]`; for numpy and jax."""
+  def query_input(
+    self, token_ids: Int[AnyArray, "n q"]
+  ) -> Int[AnyArray, "n p"]:
+    """Returns the query tower's input for `[CLS] x [SEP]`."""
     return joint.with_prefix(token_ids, self.query_prefix)
 
-  def block_input(self, token_ids: Int[Any, "n l"]) -> Int[Any, "n l+p"]:
-    """What the block tower reads of `[CLS] title [SEP] body [SEP]`."""
+  def block_input(
+    self, token_ids: Int[AnyArray, "n l"]
+  ) -> Int[AnyArray, "n p"]:
+    """Returns the block tower's input for `[CLS] title [SEP] body [SEP]`."""
     if not self.title_separator:
       separator = self.bert.separator
       token_ids = joint.without_title_separator(token_ids, separator)
     return joint.with_prefix(token_ids, self.block_prefix)
 
   def embed_queries(
-    self, queries: Int[Array, "*b l"] | Sequences, *, train: bool = False
-  ) -> Float[Array, "*b d"]:
-    """Embeds `[CLS] x [SEP]`, or `query_input` of it, as sequences."""
+    self, queries: Int[AnyArray, "*b l"] | Sequences, *, train: bool = False
+  ) -> Float[Array, "*n d"]:
+    """Embeds `[CLS] x [SEP]`, padded, or sequences made by `query_input`."""
     return _embed(self.query_tower, queries, self.query_input, train)
 
   def embed_blocks(
-    self, blocks: Int[Array, "*b l"] | Sequences, *, train: bool = False
-  ) -> Float[Array, "*b d"]:
-    """Embeds `[CLS] title [SEP] body [SEP]`, or `block_input` of it."""
+    self, blocks: Int[AnyArray, "*b l"] | Sequences, *, train: bool = False
+  ) -> Float[Array, "*n d"]:
+    """Embeds `[CLS] title [SEP] body [SEP]`, or what `block_input` makes."""
     return _embed(self.block_tower, blocks, self.block_input, train)
 
-  def __call__(self, query, block, *, train: bool = False):
+  def __call__(
+    self,
+    query: Int[AnyArray, "*b q"] | Sequences,
+    block: Int[AnyArray, "*c l"] | Sequences,
+    *,
+    train: bool = False,
+  ) -> tuple[Float[Array, "*n d"], Float[Array, "*m d"]]:
     """Embeds both sides, so that `init` makes every parameter."""
     return (
       self.embed_queries(query, train=train),
       self.embed_blocks(block, train=train),
     )
 
-  def for_vocabulary(self, *, vocab_size: int, separator_id: int):
-    """The same retriever over the vocabulary of a corpus."""
+  def for_vocabulary(
+    self, *, vocab_size: int, separator_id: int
+  ) -> "Retriever":
+    """Returns this retriever for the vocabulary of a corpus."""
     config = self.bert.for_vocabulary(
       vocab_size=vocab_size, separator_id=separator_id
     )
     return self.clone(bert=config)
 
 
-def _embed(tower, inputs, prepare, train):
+def _embed(
+  tower: Tower,
+  inputs: Int[AnyArray, "*b l"] | Sequences,
+  prepare: Callable[[Int[AnyArray, "n l"]], Int[AnyArray, "n p"]],
+  train: bool,
+) -> Float[Array, "*n d"]:
   if isinstance(inputs, Sequences):
     return tower(inputs, train=train)
   token_ids = prepare(inputs.reshape(-1, inputs.shape[-1]))
@@ -185,25 +206,25 @@ def _embed(tower, inputs, prepare, train):
 
 
 def embed_queries(
-  retriever: Retriever, params: dict, token_ids: Int[Array, "b q"]
+  retriever: Retriever, params: Params, token_ids: Int[AnyArray, "b q"]
 ) -> Float[Array, "b d"]:
-  """The vectors of queries, by the query tower's parameters alone."""
+  """Returns the vectors of queries; `params` may be the query tower's alone."""
   return retriever.apply({"params": params}, token_ids, method="embed_queries")
 
 
-def query_tower_parameters(retriever: Retriever, params: dict) -> dict:
-  """The part of the retriever's parameters that embeds queries."""
+def query_tower_parameters(retriever: Retriever, params: Params) -> Params:
+  """Returns the part of the retriever's parameters that embeds queries."""
   name = "tower" if retriever.shared_towers else "query_tower"
   return {name: params[name]}
 
 
 def relevance(
   query: Float[Array, "b d"],
-  blocks: Float[Array, "b k d"],
+  blocks: Float[AnyArray, "b k d"],
   *,
   score_scale: float = 1.0,
 ) -> Float[Array, "b k"]:
-  """f(x, z) of the paper's section 3.2, for each query's own candidates."""
+  """Returns f(x, z) (the paper's section 3.2) of each query's candidates."""
   return score_scale * jnp.einsum(
     "bd,bkd->bk", query, blocks, preferred_element_type=jnp.float32
   )

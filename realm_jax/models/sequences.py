@@ -1,46 +1,48 @@
-"""Token sequences as the encoder takes them: rows that hold one or several.
+"""Token sequences as the encoder takes them, one or several in a row.
 
-Where every row holds one sequence, shorter ones are padded, and the padding
-is computed on as if it were text. Packed, a row holds as many as fit, each
-attends only to itself, and hardly any padding is left.
+Where every row holds one sequence, shorter ones are padded, and the encoder
+computes on the padding as if it were text. Packed, a row holds as many
+sequences as fit, each of which attends only to itself, and hardly any padding
+is left.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt32
 
+from realm_jax.models.arrays import AnyArray
+
 PAD_ID = 0
 NO_SEQUENCE = -1
-# Odd and large, so that no small difference of two sequences' numbers is a
-# multiple of it by a small difference of two positions.
+# Odd and large, so that a small difference of two sequences' numbers is never
+# the product of this factor and a small difference of two positions.
 _POSITION_FACTOR = 0x9E3779B1
 
 
 class Sequences(NamedTuple):
   """n = s · m sequences in r rows, in s equal groups (one for each device).
 
-  The arrays are jax's, or numpy's while they are on the host. A group's
-  sequences lie in the group's own rows, so that nothing that is gathered
-  crosses devices.
+  The arrays are numpy's while they are on the host. A group's sequences lie
+  in the group's own rows, so that no gather crosses devices.
 
   Attributes:
-    token_ids: the tokens.
-    sequence: which of its group's sequences a token belongs to, or −1.
-    position: a token's place in its sequence, from 0.
-    starts: where each sequence begins in its group's rows, flattened.
-    numbers: of the sequences, by which dropout knows them wherever they lie.
+    token_ids: Tokens of all rows.
+    sequence: Number of a token's sequence in its group, or −1 for padding.
+    position: Position of a token in its sequence, from 0.
+    starts: Index of each sequence's first token in its group's flattened rows.
+    numbers: Number of each sequence, from which dropout makes its masks.
   """
 
-  token_ids: Int[Any, "r l"]
-  sequence: Int[Any, "r l"]
-  position: Int[Any, "r l"]
-  starts: Int[Any, "s m"]
-  numbers: UInt32[Any, "s m"]
+  token_ids: Int[AnyArray, "r l"]
+  sequence: Int[AnyArray, "r l"]
+  position: Int[AnyArray, "r l"]
+  starts: Int[AnyArray, "s m"]
+  numbers: UInt32[AnyArray, "s m"]
 
   @property
   def dropout_keys(self) -> UInt32[Array, "r l"]:
-    """A number for each token, wherever it lies."""
+    """A number for each token that does not depend on the rows' layout."""
     groups, size = self.numbers.shape
     sequence = self.sequence.reshape(groups, -1)
     number = jnp.take_along_axis(
@@ -50,8 +52,8 @@ class Sequences(NamedTuple):
     return number.reshape(self.sequence.shape) + position
 
 
-def padded(token_ids: Int[Array, "*b l"]) -> Sequences:
-  """One sequence a row, as many as there are rows."""
+def padded(token_ids: Int[AnyArray, "*b l"]) -> Sequences:
+  """Returns one sequence a row."""
   length = token_ids.shape[-1]
   token_ids = token_ids.reshape(-1, length)
   is_token = token_ids != PAD_ID
@@ -67,26 +69,26 @@ def padded(token_ids: Int[Array, "*b l"]) -> Sequences:
 def gather(
   sequences: Sequences,
   hidden: Float[Array, "r l d"],
-  offsets: Int[Array, "n o"],
+  offsets: Int[AnyArray, "n o"],
 ) -> Float[Array, "n o d"]:
-  """Hidden states of each sequence at some of its positions."""
+  """Returns hidden states of each sequence at some of its positions."""
   groups, size = sequences.starts.shape
   dim = hidden.shape[-1]
   flat = hidden.reshape(groups, -1, dim)
-  places = sequences.starts[..., None] + offsets.reshape(groups, size, -1)
-  places = jnp.minimum(places, flat.shape[1] - 1).reshape(groups, -1)
-  found = jnp.take_along_axis(flat, places[..., None], axis=1)
-  return found.reshape(groups * size, -1, dim)
+  index = sequences.starts[..., None] + offsets.reshape(groups, size, -1)
+  index = jnp.minimum(index, flat.shape[1] - 1).reshape(groups, -1)
+  states = jnp.take_along_axis(flat, index[..., None], axis=1)
+  return states.reshape(groups * size, -1, dim)
 
 
 def mean(
   sequences: Sequences, hidden: Float[Array, "r l d"]
 ) -> Float[Array, "n d"]:
-  """The mean hidden state of each sequence's tokens."""
+  """Returns the mean hidden state of each sequence's tokens."""
   groups, size = sequences.starts.shape
   dim = hidden.shape[-1]
-  of = sequences.sequence.reshape(groups, 1, -1)
-  belongs = (of == jnp.arange(size)[None, :, None]).astype(hidden.dtype)
+  sequence = sequences.sequence.reshape(groups, 1, -1)
+  belongs = (sequence == jnp.arange(size)[None, :, None]).astype(hidden.dtype)
   total = jnp.einsum("smt,std->smd", belongs, hidden.reshape(groups, -1, dim))
   count = jnp.maximum(belongs.sum(axis=-1, keepdims=True), 1)
   return (total / count).reshape(groups * size, dim)

@@ -4,17 +4,19 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from realm_jax.models.arrays import AnyArray
+from realm_jax.objectives.weighted import Average, WeightedLoss
+
 
 def marginal_log_likelihood(
   scores: Float[Array, "b n"],
-  correct: Bool[Array, "b n"],
-  allowed: Bool[Array, "b n"],
-) -> tuple[Float[Array, " b"], Float[Array, " b"]]:
-  """log of the probability of the correct among the allowed, and where it is.
+  correct: Bool[AnyArray, "b n"],
+  allowed: Bool[AnyArray, "b n"],
+) -> tuple[Float[Array, " b"], Bool[Array, " b"]]:
+  """Returns the log probability of the correct choices among the allowed.
 
   Returns:
-    The log likelihood, 0 where nothing is correct, and 1.0 where something
-    is.
+    The log likelihood, 0 where nothing is correct, and whether anything is.
   """
   correct = correct & allowed
   any_correct = jnp.any(correct, axis=-1)
@@ -23,36 +25,33 @@ def marginal_log_likelihood(
   denominator_mask = allowed | ~any_correct[:, None]
   numerator_mask = jnp.where(any_correct[:, None], correct, denominator_mask)
 
-  def log_sum(mask):
+  def log_sum(mask: Bool[AnyArray, "b n"]) -> Float[Array, " b"]:
     return jax.nn.logsumexp(jnp.where(mask, scores, -jnp.inf), axis=-1)
 
   log_likelihood = log_sum(numerator_mask) - log_sum(denominator_mask)
-  found = any_correct.astype(jnp.float32)
-  return log_likelihood * found, found
+  return log_likelihood * any_correct.astype(jnp.float32), any_correct
 
 
 def open_qa_loss(
   retriever_scores: Float[Array, "b n"],
-  has_answer: Bool[Array, "b n"],
+  has_answer: Bool[AnyArray, "b n"],
   span_logits: Float[Array, "b k l w"],
   is_span: Bool[Array, "b k l w"],
-  is_answer: Bool[Array, "b k l w"],
-) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
-  """Retriever loss over n blocks, reader loss over the spans of the first k.
+  is_answer: Bool[AnyArray, "b k l w"],
+) -> WeightedLoss:
+  """Returns the retriever's loss over n blocks plus the reader's over spans.
 
   L = −log Σ_{z with an answer} p(z|x) − log Σ_{spans that match} p(span|x),
-  where a span's score is its logit plus its block's retriever score and both
-  are 0 for an example with nothing correct.
+  where a span's score is its logit plus its block's retriever score, and both
+  terms are 0 for an example with nothing correct. The loss and all metrics
+  are means over the examples.
 
   Args:
-    retriever_scores: f(x, z) of the retrieved blocks, best first.
-    has_answer: whether a block's text contains an answer.
-    span_logits: of the spans of the first k of those blocks.
-    is_span: which spans exist.
-    is_answer: which spans match an answer.
-
-  Returns:
-    The loss and the metrics.
+    retriever_scores: Scores f(x, z) of the retrieved blocks, best first.
+    has_answer: Whether a block's text contains an answer.
+    span_logits: Scores of the spans of the first k of those blocks.
+    is_span: Whether a span exists.
+    is_answer: Whether a span matches an answer.
   """
   batch, num_read = span_logits.shape[:2]
   retriever_likelihood, retriever_found = marginal_log_likelihood(
@@ -65,16 +64,15 @@ def open_qa_loss(
   reader_likelihood, reader_found = marginal_log_likelihood(
     flat_scores, flat_answer, flat_allowed
   )
-  retriever_loss = -jnp.mean(retriever_likelihood)
-  reader_loss = -jnp.mean(reader_likelihood)
   best = jnp.argmax(jnp.where(flat_allowed, flat_scores, -jnp.inf), axis=-1)
-  is_correct = jnp.take_along_axis(flat_answer, best[:, None], axis=-1)
-  loss = retriever_loss + reader_loss
-  return loss, {
-    "loss": loss,
-    "retriever_loss": retriever_loss,
-    "reader_loss": reader_loss,
-    "recall_searched": jnp.mean(retriever_found),
-    "recall_read": jnp.mean(reader_found),
-    "span_accuracy": jnp.mean(is_correct),
-  }
+  is_correct = jnp.take_along_axis(flat_answer, best[:, None], axis=-1)[:, 0]
+  return WeightedLoss(
+    Average.of(-retriever_likelihood - reader_likelihood),
+    {
+      "retriever_loss": Average.of(-retriever_likelihood),
+      "reader_loss": Average.of(-reader_likelihood),
+      "recall_searched": Average.of(retriever_found),
+      "recall_read": Average.of(reader_found),
+      "span_accuracy": Average.of(is_correct),
+    },
+  )

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -11,6 +11,8 @@ from flax import linen as nn
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from realm_jax.partitioning.mesh import DATA_AXIS, MODEL_AXIS
+
+T = TypeVar("T")
 
 LOGICAL_AXIS_RULES = (
   ("batch", DATA_AXIS),
@@ -57,8 +59,13 @@ def replicated(mesh: Mesh) -> NamedSharding:
   return NamedSharding(mesh, PartitionSpec())
 
 
-def to_devices(batch: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
-  """Global arrays from each process's own rows."""
+def to_devices(batch: T, mesh: Mesh) -> T:
+  """Returns global arrays made of each process's own rows.
+
+  Args:
+    batch: Tree of arrays on the host, with this process's rows in front.
+    mesh: Mesh of the run.
+  """
   place = functools.partial(
     jax.make_array_from_process_local_data, batch_sharding(mesh)
   )

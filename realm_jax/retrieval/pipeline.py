@@ -1,124 +1,146 @@
-"""Retrieval one step ahead of the device.
+"""Retrieval one step ahead of the devices.
 
-Programs for the devices are dispatched by the caller's thread alone, always
-in the same order, since they hold collectives that all processes must reach
-in the same order; what only the host does (a search in ScaNN or BM25, the
-gathering of tokens) runs in one background thread while a step computes.
+Programs for the devices are dispatched by the caller's thread alone, always in
+the same order: they contain collectives, which all processes must reach in the
+same order. What only the host does (a search in ScaNN or BM25, the gathering
+of tokens) runs in one background thread while a step computes.
 """
 
+import dataclasses
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Generic, TypeVar
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
+from jaxtyping import Array, Float, Int
 
-from realm_jax.indexes.protocol import QueryBatch, SearchResult
+from realm_jax.indexes.protocol import Index, QueryBatch, SearchResult
+from realm_jax.models.parameters import Params
 from realm_jax.partitioning import rules
 
-Arrays = dict[str, np.ndarray]
-NOTHING_FOUND = SearchResult(
+B = TypeVar("B")
+
+NOTHING_RETRIEVED = SearchResult(
   rows=np.zeros((0, 0), np.int32), scores=np.zeros((0, 0), np.float32)
 )
-# From what was found to the arrays of a step and metrics of the host's.
-Assemble = Callable[[SearchResult], tuple[Arrays, dict[str, float]]]
+# From what was retrieved to a batch on the host and metrics of the host.
+Assemble = Callable[[SearchResult], tuple[B, dict[str, float]]]
 
 
-class Prepared(NamedTuple):
-  """A step's batch on the devices, and what made it.
+@dataclasses.dataclass(frozen=True)
+class Prepared(Generic[B]):
+  """A step's batch on the devices, and how it was made.
 
-  `found` is what a checkpoint keeps, so that a resumed run need not search
-  again with parameters that are gone.
+  Attributes:
+    batch: Batch on the devices.
+    retrieved: Blocks that were retrieved. A checkpoint keeps them, so that a
+      resumed run need not search with parameters that no longer exist.
+    metrics: Metrics that the host has computed.
   """
 
-  batch: dict[str, jax.Array]
-  found: SearchResult
+  batch: B
+  retrieved: SearchResult
   metrics: dict[str, float]
 
 
-class RetrievalPipeline:
-  """Embeds queries, searches, and puts a step's arrays on the devices.
+class RetrievalPipeline(Generic[B]):
+  """Embeds queries, searches, and puts a step's batch on the devices.
 
   Args:
-    embed_queries: `(query tower's parameters, token ids) -> vectors`.
-    mesh: the mesh of the run.
+    embed_queries: Function `(query tower's parameters, token ids) -> vectors`.
+    mesh: Mesh of the run.
   """
 
-  def __init__(self, embed_queries: Callable[..., jax.Array], *, mesh: Mesh):
+  def __init__(
+    self,
+    embed_queries: Callable[[Params, jax.Array], jax.Array],
+    *,
+    mesh: Mesh,
+  ):
     self._mesh = mesh
     self._embed = jax.jit(
       embed_queries, out_shardings=rules.batch_sharding(mesh)
     )
     self._thread = ThreadPoolExecutor(1, thread_name_prefix="retrieval")
 
-  def search(
-    self,
-    token_ids: np.ndarray,
-    *,
-    query_params: Any,
-    index: Any,
-    num_blocks: int,
-    assemble: Assemble,
-  ) -> Future[Prepared]:
-    """Dispatches the device's part now and leaves the rest to the thread.
+  def embed(
+    self, token_ids: Int[np.ndarray, "b q"], query_params: Params
+  ) -> Float[Array, "n d"]:
+    """Dispatches the embedding of queries.
 
     Args:
-      token_ids: this process's queries, int32 [b, q].
-      query_params: the query tower's parameters, on the devices.
-      index: the index to search.
-      num_blocks: how many blocks are wanted for each query.
-      assemble: makes the step's arrays of what is found; runs in the thread.
-    """
-    vectors = on_device = None
-    if index.needs_vectors:
-      queries = rules.to_devices({"query": token_ids}, self._mesh)["query"]
-      vectors = self._embed(query_params, queries)
-      if hasattr(index, "search_on_device"):
-        on_device = index.search_on_device(vectors, num_blocks)
+      token_ids: Queries of this process.
+      query_params: Parameters of the query tower, on the devices.
 
-    def finish() -> Prepared:
+    Returns:
+      Vectors of the queries of all processes.
+    """
+    queries = rules.to_devices({"query": token_ids}, self._mesh)["query"]
+    return self._embed(query_params, queries)
+
+  def search(
+    self,
+    token_ids: Int[np.ndarray, "b q"],
+    vectors: Float[Array, "n d"] | None,
+    *,
+    index: Index,
+    num_blocks: int,
+    assemble: Assemble[B],
+  ) -> Future[Prepared[B]]:
+    """Dispatches the devices' part and leaves the rest to the thread.
+
+    Args:
+      token_ids: Queries of this process.
+      vectors: Vectors of all queries, for an index that needs them.
+      index: Index to search.
+      num_blocks: Number of blocks to retrieve for each query.
+      assemble: Function that makes the batch; it runs in the thread.
+    """
+    on_device: tuple[jax.Array, jax.Array] | None = None
+    if vectors is not None and hasattr(index, "search_on_device"):
+      on_device = index.search_on_device(vectors, num_blocks)
+
+    def finish() -> Prepared[B]:
       start = time.perf_counter()
       if on_device is not None:
         scores, rows = map(rules.local_rows, on_device)
-        found = SearchResult(rows=rows, scores=scores)
+        retrieved = SearchResult(rows=rows, scores=scores)
       else:
-        found = index.search(
-          QueryBatch(
-            token_ids=token_ids,
-            vectors=None if vectors is None else rules.local_rows(vectors),
-          ),
-          num_blocks,
-        )
+        local = None if vectors is None else rules.local_rows(vectors)
+        retrieved = index.search(QueryBatch(token_ids, local), num_blocks)
       search_ms = 1e3 * (time.perf_counter() - start)
-      return self._finish(found, assemble, search_ms=search_ms)
+      return self._finish(retrieved, assemble, search_ms=search_ms)
 
     return self._thread.submit(finish)
 
-  def resume(self, found: SearchResult, assemble: Assemble) -> Future[Prepared]:
-    """The batch of an earlier search, as a checkpoint kept it."""
-    return self._thread.submit(self._finish, found, assemble, search_ms=0.0)
+  def reuse(
+    self, retrieved: SearchResult, assemble: Assemble[B]
+  ) -> Future[Prepared[B]]:
+    """Makes the batch of an earlier search, which a checkpoint has kept."""
+    return self._thread.submit(self._finish, retrieved, assemble, search_ms=0.0)
 
-  def without_search(self, assemble: Assemble) -> Future[Prepared]:
-    """A batch that needs no index."""
+  def without_search(self, assemble: Assemble[B]) -> Future[Prepared[B]]:
+    """Makes a batch that needs no index."""
 
-    def finish() -> Prepared:
-      arrays, metrics = assemble(NOTHING_FOUND)
-      batch = rules.to_devices(arrays, self._mesh)
-      return Prepared(batch, NOTHING_FOUND, metrics)
+    def finish() -> Prepared[B]:
+      batch, metrics = assemble(NOTHING_RETRIEVED)
+      placed = rules.to_devices(batch, self._mesh)
+      return Prepared(placed, NOTHING_RETRIEVED, metrics)
 
     return self._thread.submit(finish)
 
   def _finish(
-    self, found: SearchResult, assemble: Assemble, *, search_ms: float
-  ) -> Prepared:
+    self, retrieved: SearchResult, assemble: Assemble[B], *, search_ms: float
+  ) -> Prepared[B]:
     start = time.perf_counter()
-    arrays, metrics = assemble(found)
-    batch = rules.to_devices(arrays, self._mesh)
+    batch, metrics = assemble(retrieved)
+    placed = rules.to_devices(batch, self._mesh)
     metrics["search_ms"] = search_ms
     metrics["gather_ms"] = 1e3 * (time.perf_counter() - start)
-    return Prepared(batch, found, metrics)
+    return Prepared(placed, retrieved, metrics)
 
   def close(self) -> None:
     """Ends the background thread."""

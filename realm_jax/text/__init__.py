@@ -1,1 +1,1 @@
-"""Wordpieces with byte offsets, sentences, salient spans, masks, answers."""
+"""Text: wordpieces, sentences, salient spans, masks and answers."""

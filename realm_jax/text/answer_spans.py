@@ -1,12 +1,12 @@
-"""Answers as tokens: where they occur in blocks, for the training losses.
+"""Token spans of blocks that equal an answer, for the training losses.
 
-A span is correct when its token ids are those of an answer, as in Google's
+A span is correct if its token ids are those of an answer, as in Google's
 released ORQA reader (`orqa_ops.cc`, `ReaderInputs`): occurrences may overlap,
 and a match that stops inside a word counts (the answer `play` in `play
 ##ground`).
 
-This runs for every question over thousands of blocks, so it works on flat
-arrays and touches each token once per answer.
+The search runs for every question over thousands of blocks, so it works on
+flat arrays and reads each token once for each answer.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,9 +19,9 @@ TokenIds = Int[np.ndarray, " T"]
 
 
 class TokenSpans(NamedTuple):
-  """Spans in blocks, by block, then start, then width; no span twice.
+  """Distinct spans, sorted by block, then start, then width.
 
-  `start` and `width` count tokens; `start` is from the block's first token.
+  `start` and `width` count tokens; `start` begins at the block's first token.
   """
 
   block: Int[np.ndarray, " s"]
@@ -30,7 +30,7 @@ class TokenSpans(NamedTuple):
 
 
 def _distinct(answers: Iterable[Sequence[int]]) -> list[tuple[int, ...]]:
-  """The answers that have tokens, each once."""
+  """Returns the distinct answers that have tokens."""
   unique = {tuple(int(token) for token in answer) for answer in answers}
   return sorted(answer for answer in unique if answer)
 
@@ -38,7 +38,7 @@ def _distinct(answers: Iterable[Sequence[int]]) -> list[tuple[int, ...]]:
 def _occurrences(
   flat_tokens: TokenIds, answer: tuple[int, ...]
 ) -> Int[np.ndarray, " s"]:
-  """Positions at which the answer's tokens stand, block ends ignored."""
+  """Returns the positions of the answer's tokens, across block ends too."""
   num_starts = max(len(flat_tokens) - len(answer) + 1, 0)
   positions = np.flatnonzero(flat_tokens[:num_starts] == answer[0])
   for offset, token in enumerate(answer[1:], start=1):
@@ -48,16 +48,16 @@ def _occurrences(
 
 def find_token_spans(
   flat_tokens: TokenIds,
-  offsets: Int[np.ndarray, " n+1"],
+  offsets: Int[np.ndarray, " bounds"],
   answers: Iterable[Sequence[int]],
 ) -> TokenSpans:
-  """Every span of the blocks that equals one of the answers.
+  """Returns every span of the blocks that equals one of the answers.
 
   Args:
-    flat_tokens: the blocks' token ids end to end.
-    offsets: block b holds `flat_tokens[offsets[b]:offsets[b + 1]]`.
-    answers: token ids of each answer, without specials; an answer without
-      tokens is nowhere.
+    flat_tokens: Token ids of the blocks, end to end.
+    offsets: Block b has `flat_tokens[offsets[b]:offsets[b + 1]]`.
+    answers: Token ids of each answer, without specials. An answer without
+      tokens has no span.
   """
   flat_tokens = np.asarray(flat_tokens)
   offsets = np.asarray(offsets, np.int64)
@@ -80,15 +80,15 @@ def find_token_spans(
 def widen_to_words(
   start: int, limit: int, continuation: Bool[np.ndarray, " l"]
 ) -> tuple[int, int]:
-  """The smallest span of whole words around tokens [start, limit).
+  """Returns the smallest span of whole words around tokens [start, limit).
 
-  Google's evaluation maps a span's ends to the words they lie in before it
-  cuts the answer from the text, so that `##ington` answers "Washington".
+  Google's evaluation extends a span to whole words before it takes the answer
+  from the text, so that `##ington` answers "Washington".
 
   Args:
-    start: the first token.
-    limit: one past the last token.
-    continuation: whether each token of the block continues a word.
+    start: First token.
+    limit: Token after the last.
+    continuation: Whether each token of the block continues a word.
   """
   while start > 0 and continuation[start]:
     start -= 1

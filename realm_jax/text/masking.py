@@ -1,13 +1,13 @@
-"""Which words of a sentence to mask: salient spans, tokens, random spans.
+"""Masks of sentences: salient spans, random tokens, random spans.
 
 Each function takes a block (a record of `inputs.blocks`) and a seed, picks one
-of its sentences, and says which of its tokens are masked. All of it is
-TensorFlow graph code whose draws are stateless: it runs in tf.data, and a
-record is masked in the same way whenever it is read.
+of the block's sentences, and chooses the tokens to mask. The functions are
+TensorFlow graph code for tf.data with stateless draws, so that a record is
+masked in the same way whenever it is read.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import tensorflow as tf
 from jaxtyping import Bool, Float, Int
@@ -16,16 +16,17 @@ Block = Mapping[str, tf.Tensor]
 
 
 class MaskedSentence(NamedTuple):
-  """A sentence's token ids, and which of them are masked, perhaps none."""
+  """The token ids of a sentence, and which of them are masked, if any."""
 
   token_ids: Int[tf.Tensor, " s"]
   is_masked: Bool[tf.Tensor, " s"]
 
 
+@runtime_checkable
 class ChooseMasks(Protocol):
-  """Picks a sentence of a block and what to mask in it.
+  """Picks a sentence of a block and the tokens to mask in it.
 
-  `is_continuation` says which ids of the vocabulary continue a word.
+  `is_continuation` tells for each id of the vocabulary if it continues a word.
   """
 
   def __call__(
@@ -40,7 +41,7 @@ class ChooseMasks(Protocol):
 def uniform_index(
   size: Int[tf.Tensor, ""], draw: Float[tf.Tensor, "*n"]
 ) -> Int[tf.Tensor, "*n"]:
-  """0 … size − 1 from draws in [0, 1); 0 where size is 0."""
+  """Maps draws in [0, 1) to 0 … size − 1, or to 0 if size is 0."""
   index = tf.cast(draw * tf.cast(size, draw.dtype), tf.int32)
   # The product may round up to size.
   return tf.maximum(tf.minimum(index, size - 1), 0)
@@ -49,14 +50,14 @@ def uniform_index(
 def _item(
   ranges: Int[tf.Tensor, "n 2"], index: Int[tf.Tensor, ""]
 ) -> Int[tf.Tensor, " 2"]:
-  """One of the ranges; [0, 0) where there are none."""
+  """Returns one of the ranges; [0, 0) if there are none."""
   return tf.pad(ranges, [[0, 1], [0, 0]])[index]
 
 
 def random_sentence(
   block: Block, draw: Float[tf.Tensor, ""]
 ) -> Int[tf.Tensor, " 2"]:
-  """The range, in the block's body, of one of its sentences."""
+  """Returns the token range, in the block's body, of a random sentence."""
   sentences = block["sentences"]
   return _item(sentences, uniform_index(tf.shape(sentences)[0], draw))
 
@@ -69,7 +70,7 @@ def salient_span(
 ) -> MaskedSentence:
   """Masks one of the block's salient spans (Guu et al. 2020, section 3.4).
 
-  The span is chosen uniformly, and the sentence is the one it lies in.
+  The span is chosen uniformly, and the sentence is the one that contains it.
   """
   del is_continuation
   spans, sentences = block["salient_spans"], block["sentences"]
@@ -77,15 +78,15 @@ def salient_span(
   span = _item(spans, uniform_index(tf.shape(spans)[0], draw))
   begun = tf.math.count_nonzero(sentences[:, 0] <= span[0], dtype=tf.int32)
   sentence = _item(sentences, tf.maximum(begun - 1, 0))
-  places = tf.range(sentence[0], sentence[1])
+  positions = tf.range(sentence[0], sentence[1])
   return MaskedSentence(
     block["body_ids"][sentence[0] : sentence[1]],
-    (span[0] <= places) & (places < span[1]),
+    (span[0] <= positions) & (positions < span[1]),
   )
 
 
 def _num_masks(length: Int[tf.Tensor, ""], rate: float) -> Int[tf.Tensor, ""]:
-  """`rate` of a sentence's tokens, rounded, and at least one if it has any."""
+  """Returns `rate` of the length, rounded, but at least one if it has any."""
   rounded = tf.cast(tf.round(tf.cast(length, tf.float32) * rate), tf.int32)
   return tf.minimum(tf.maximum(rounded, 1), length)
 
@@ -99,8 +100,8 @@ def random_tokens(
 ) -> MaskedSentence:
   """Masks single tokens at random, "random uniform masks" of REALM's Table 2.
 
-  As many as in BERT (Devlin et al. 2019, section 3.1), all of them by
-  `[MASK]`: what REALM predicts must not stand in the query.
+  Their number is that of BERT (Devlin et al. 2019, section 3.1), but all become
+  `[MASK]`: what REALM predicts must not be in the query.
   """
   del is_continuation
   draw = tf.random.stateless_uniform((), seed)
@@ -125,24 +126,24 @@ def random_spans(
 ) -> MaskedSentence:
   """Masks spans of whole words, "random span masks" of REALM's Table 2.
 
-  SpanBERT (Joshi et al. 2020, section 3.1): a span begins at a random word
-  that is not yet masked and has ℓ words, ℓ ~ Geo(`stop_probability`) cut at
-  `max_words`; spans are added until `rate` of the tokens are masked. The last
-  span ends with the word that reaches that number.
+  As in SpanBERT (Joshi et al. 2020, section 3.1), a span begins at a random
+  unmasked word and has ℓ words, ℓ ~ Geo(`stop_probability`) of at most
+  `max_words`. Spans are added until `rate` of the tokens are masked; the last
+  one ends with the word that reaches that number.
   """
   draw = tf.random.stateless_uniform((), seed)
   start, limit = tf.unstack(random_sentence(block, draw))
   token_ids = block["body_ids"][start:limit]
   length = limit - start
   begins_word = ~tf.gather(is_continuation, token_ids)
-  # A sentence cut out of an overlong one may begin inside a word.
+  # A piece of an overlong sentence may begin inside a word.
   begins_word |= tf.range(length) == 0
   word = tf.cumsum(tf.cast(begins_word, tf.int32)) - 1
   first_token = tf.gather(tf.cast(tf.where(begins_word)[:, 0], tf.int32), word)
 
   # Span i starts at the word of token anchor[i] and has num_words[i] words.
-  # The anchors are the tokens in random order: the first that is not masked
-  # yet is a random one among all that are not.
+  # The anchors are the tokens in random order, so that the first unmasked one
+  # is random among all unmasked tokens.
   draws = tf.random.stateless_uniform([2, length], tf.random.fold_in(seed, 1))
   anchor = tf.argsort(draws[0])
   num_words = truncated_geometric(
@@ -174,7 +175,7 @@ def random_spans(
 def truncated_geometric(
   draws: Float[tf.Tensor, " n"], *, stop_probability: float, maximum: int
 ) -> Int[tf.Tensor, " n"]:
-  """1 … maximum, ℓ with a probability proportional to p (1 − p)^(ℓ − 1)."""
+  """Maps draws to 1 … maximum, ℓ with probability ∝ p (1 − p)^(ℓ − 1)."""
   weights = [(1.0 - stop_probability) ** i for i in range(maximum)]
   total = sum(weights)
   below = [sum(weights[: i + 1]) / total for i in range(maximum - 1)]

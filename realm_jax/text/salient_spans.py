@@ -1,41 +1,42 @@
-"""Salient spans by rules: dates, numbers and capitalised names.
+"""Salient spans by rules: dates, numbers and capitalized names.
 
-REALM masks named entities and dates (section 3.4 of the paper, found there by
-a tagger trained on CoNLL-2003 and a regular expression). These rules need no
-model. They want names in capitals, so they are for English and languages that
-write alike; plug in another `Tagger` for the rest.
+REALM masks named entities and dates (section 3.4 of the paper, which finds them
+with a tagger trained on CoNLL-2003 and a regular expression). These rules need
+no model. They rely on capitalized names, so they are for English and languages
+like it; use another `Tagger` for the rest.
 
-Most words in capitals at the start of a sentence are no names. One counts as
-a name where the text gives evidence: the word is capitalised elsewhere inside a
-sentence or in the title, or stands before another capitalised word; never where
-it is a function word, or where the text also has it in small letters.
+Most capitalized words at the start of a sentence are no names. One counts as a
+name if the text gives evidence: the word is capitalized elsewhere inside a
+sentence or in the title, or precedes another capitalized word. It never does
+if it is a function word, or if the text also has it in lower case.
 """
 
 import importlib
 import re
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from realm_jax.text.sentences import byte_positions, sentence_characters
 
 
 class Span(NamedTuple):
-  """A stretch of text, in UTF-8 bytes, and what it is: date, number, name."""
+  """A range of UTF-8 bytes and its kind: date, number or name."""
 
   start: int
   limit: int
   kind: str
 
 
+@runtime_checkable
 class Tagger(Protocol):
   """Finds the spans of a text that are worth masking."""
 
-  def __call__(self, text: str, title: str) -> list[Span]:
-    """Spans in order, none overlapping; (start, limit, kind) tuples will do.
+  def __call__(self, text: str, title: str) -> Sequence[tuple[int, int, str]]:
+    """Returns sorted spans (start, limit, kind) that do not overlap.
 
     Args:
-      text: a whole document, so that one sentence may explain another.
-      title: its title.
+      text: Whole document, so that one sentence may explain another.
+      title: Title of the document.
     """
     ...
 
@@ -70,7 +71,7 @@ _NUMBER = re.compile(
 
 
 def _capitals() -> str:
-  """A regular expression's class of the letters that start a name."""
+  """Returns the character class of capitals, for regular expressions."""
   ranges, start = [], None
   for code in range(0x10000):
     if chr(code).isupper() or chr(code).istitle():
@@ -82,14 +83,15 @@ def _capitals() -> str:
 
 
 _CAPITAL = _capitals()
-# What is written with a period and a name behind it.
+# Abbreviations that precede a name.
 _TITLE = r"(?:Mrs?|Ms|Dr|St|Ste|Prof|Sen|Rep|Gov|Gen|Col|Maj|Capt|Lt|Sgt|Mt|Ft)"
 _WORD = (
   rf"(?:(?:{_CAPITAL}\.){{2,}}(?:{_CAPITAL}\b)?"  # U.S., J.R.R.
   rf"|(?:{_TITLE}|{_CAPITAL})\.(?= {_CAPITAL})"  # St. Louis, J. Smith
   rf"|{_CAPITAL}\w*(?:(?:[-‐‑&]|['’](?!s\b))\w+)*)"  # O'Brien, AT&T
 )
-# Between two capitalised words of one name: Isle of the Dead, Rio de la Plata.
+# Words between two capitalized words of one name: Isle of the Dead, Rio de la
+# Plata.
 _JOINT = (
   r"(?: (?:of the|of|de la|de los|de las|de|del|della|di|da|do|dos|du|des|"
   r"van der|van den|van|von der|von|zu|bin|ibn|y|&))?"
@@ -97,8 +99,7 @@ _JOINT = (
 _NAME = re.compile(rf"(?<!\w)(?<!\w[-'’.]){_WORD}(?:{_JOINT} {_WORD})*")
 _NAME_WORD = re.compile(_WORD)
 _ANY_WORD = re.compile(r"[^\W\d_]+")
-# After one of these, within a sentence, a capital says no more than at the
-# start of one.
+# Characters after which a capital says no more than at a sentence's start.
 _OPENINGS = "\"'`“”‘«(:[*•–—"
 
 _FUNCTION_WORDS = frozenset(
@@ -135,7 +136,7 @@ _FUNCTION_WORDS = frozenset(
   "people part parts half example examples critics fans members scientists "
   "historians researchers".split()
 )
-# Words that texts also have in small letters, and that open many a name.
+# Words that begin many names although texts also have them in lower case.
 _NAME_OPENINGS = frozenset(
   "new north south east west northern southern eastern western great saint "
   "royal king queen prince princess lake mount port fort".split()
@@ -143,7 +144,7 @@ _NAME_OPENINGS = frozenset(
 
 
 class _Candidate(NamedTuple):
-  """A run of capitalised words, in characters."""
+  """A run of capitalized words, as character ranges."""
 
   words: list[tuple[int, int]]
   is_initial: bool
@@ -159,14 +160,14 @@ def _candidates(text: str) -> Iterator[_Candidate]:
 
 
 def _is_function_word(word: str) -> bool:
-  # I'm and It's are what I and It are.
+  # I'm and It's count as I and It.
   return re.split("['’]", word.lower())[0] in _FUNCTION_WORDS
 
 
 def _names(text: str, title: str) -> Iterator[tuple[int, int]]:
   candidates = list(_candidates(text))
-  # What the text says of words: those with a capital where none is due, those
-  # that are also written small; and the names found where capitals count.
+  # Evidence of the text: words with a capital inside a sentence, words that
+  # also occur in lower case, and names found inside sentences.
   in_capitals = set(_NAME_WORD.findall(title))
   names = {name.group() for name in _NAME.finditer(title)}
   for words, is_initial in candidates:
@@ -196,7 +197,7 @@ def _names(text: str, title: str) -> Iterator[tuple[int, int]]:
 
 
 def tag(text: str, title: str) -> list[Span]:
-  """The built-in tagger: dates, then names, then the numbers left over."""
+  """Finds dates, then names, then the remaining numbers: the default."""
   found: list[Span] = [
     Span(*match.span(), "date") for match in _DATE.finditer(text)
   ]
@@ -218,7 +219,7 @@ def tag(text: str, title: str) -> list[Span]:
 
 
 def _with_more(found: list[Span], more: Iterable[Span]) -> list[Span]:
-  """Merges, in order; of `more`, what overlaps nothing that was found."""
+  """Merges sorted spans; drops those of `more` that overlap others."""
   merged: list[Span] = []
   remaining = iter(found)
   upcoming = next(remaining, None)
@@ -234,10 +235,10 @@ def _with_more(found: list[Span], more: Iterable[Span]) -> list[Span]:
 
 
 def find_tagger(name: str) -> Tagger | None:
-  """The tagger of a name: `rules`, `none`, or `module.name` of a callable.
+  """Returns the tagger `rules`, `none`, or `module.name` of a callable.
 
   Raises:
-    ValueError: there is no such thing, or it cannot be called.
+    ValueError: There is no such name, or it cannot be called.
   """
   if name == "none":
     return None

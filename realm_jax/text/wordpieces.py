@@ -1,12 +1,12 @@
-"""Wordpieces: the one file that knows TensorFlow Text.
+"""Wordpieces, by TensorFlow Text.
 
 `WordpieceVocabulary` is a seqio vocabulary over TensorFlow Text's
-`FastBertTokenizer`: lower-cased, accents stripped, split at white space and
-punctuation, then cut into the longest known pieces, as BERT uncased does.
+`FastBertTokenizer`. It lower-cases text, strips accents, splits at white space
+and punctuation, and takes the longest known pieces, as BERT uncased does.
 
-Text is folded before it is cut, and folding changes lengths ('é' loses a byte,
-'ﬁ' becomes two letters), so every token carries the byte range of the
-*original* text that it came from; an answer is then shown as it was written.
+Normalization changes lengths ('é' loses a byte, 'ﬁ' becomes two letters), so
+every token has its byte range in the *original* text, and an answer can be
+shown as it was written.
 """
 
 import collections
@@ -16,7 +16,7 @@ import itertools
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import seqio
@@ -28,29 +28,29 @@ from tensorflow_text.tools.wordpiece_vocab import (
   wordpiece_tokenizer_learner_lib as learner,
 )
 
-# As in realm_jax.inputs: the devices belong to jax, also where a corpus is
-# built beside a trainer.
+# As in realm_jax.inputs, jax uses the devices, also if a corpus is built beside
+# a trainer.
 tf.config.set_visible_devices([], "GPU")
 
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL_PIECES = (PAD, UNK, CLS, SEP, MASK)
 CONTINUATION = "##"
 
-# Texts that one call of the tokenizer takes while counting words: enough to
-# hide its fixed 20 ms, little enough to keep memory flat.
+# Texts in one call of the tokenizer while counting words: enough to hide its
+# fixed 20 ms, and few enough to need little memory.
 _TEXTS_PER_CALL = 512
 
 
 class VocabularyError(ValueError):
-  """A vocabulary that cannot be used, and what to do about it."""
+  """A vocabulary that cannot be used; the message says what to do."""
 
 
 class Tokens(NamedTuple):
-  """The tokens of n texts end to end; text i owns `row_offsets[i:i + 2]`.
+  """The tokens of n texts end to end; text i has `row_offsets[i:i + 2]`.
 
   `starts` and `limits` are byte offsets into each token's own text, UTF-8.
-  They never decrease along a text, and no range is empty: pieces that come
-  from one character ('½' gives `1 ##⁄ ##2`) share its range.
+  They never decrease along a text, and no range is empty: the pieces of one
+  character ('½' gives `1 ##⁄ ##2`) share its range.
   """
 
   token_ids: Int[np.ndarray, " t"]
@@ -60,7 +60,7 @@ class Tokens(NamedTuple):
 
 
 def check_pieces(pieces: Sequence[str], *, source: str) -> None:
-  """Raises `VocabularyError` where `pieces` cannot serve this project."""
+  """Raises `VocabularyError` if `pieces` are no BERT vocabulary."""
   missing = [piece for piece in SPECIAL_PIECES if piece not in pieces]
   if missing:
     raise VocabularyError(
@@ -85,7 +85,7 @@ def check_pieces(pieces: Sequence[str], *, source: str) -> None:
 
 
 def read_pieces(vocab_file: epath.PathLike) -> tuple[str, ...]:
-  """The pieces of a vocabulary file, one a line; line n has id n - 1."""
+  """Reads a vocabulary file, one piece a line; line n has id n - 1."""
   path = epath.Path(vocab_file)
   if not path.is_file():
     raise VocabularyError(
@@ -98,25 +98,25 @@ def read_pieces(vocab_file: epath.PathLike) -> tuple[str, ...]:
     raise VocabularyError(
       f"{path} is not UTF-8 (byte {error.start}); a vocabulary is plain text"
     ) from error
-  # Not splitlines(): a piece may be a character that Unicode calls a line end.
+  # Not splitlines(): a piece may be one of Unicode's other line ends.
   pieces = tuple(text.replace("\r\n", "\n").removesuffix("\n").split("\n"))
   check_pieces(pieces, source=str(path))
   return pieces
 
 
 def write_pieces(vocab_file: epath.PathLike, pieces: Iterable[str]) -> None:
-  """Writes what `read_pieces` reads: a piece a line, in the order of ids."""
+  """Writes a vocabulary file for `read_pieces`, in the order of ids."""
   text = "\n".join(pieces) + "\n"
   epath.Path(vocab_file).write_bytes(text.encode("utf-8"))
 
 
 def vocabulary_sha256(pieces: Iterable[str]) -> str:
-  """Hex digest of the pieces joined by line feeds: the hash of record."""
+  """Returns the hash that identifies a vocabulary: of its joined lines."""
   return hashlib.sha256("\n".join(pieces).encode()).hexdigest()
 
 
 def vocabulary_of(pieces: Iterable[str]) -> "WordpieceVocabulary":
-  """A vocabulary that stands in no file."""
+  """Makes a vocabulary that has no file."""
   with tempfile.TemporaryDirectory() as folder:
     file = Path(folder, "vocab.txt")
     write_pieces(file, pieces)
@@ -127,7 +127,7 @@ class WordpieceVocabulary(seqio.Vocabulary):
   """BERT's uncased wordpieces, with offsets into the original text."""
 
   def __init__(self, vocab_file: epath.PathLike):
-    """Reads a vocabulary; raises `VocabularyError` where it is unusable."""
+    """Reads a vocabulary; raises `VocabularyError` if it is unusable."""
     super().__init__()
     self.pieces = read_pieces(vocab_file)
     ids = {piece: index for index, piece in enumerate(self.pieces)}
@@ -142,12 +142,12 @@ class WordpieceVocabulary(seqio.Vocabulary):
 
   @functools.cached_property
   def sha256(self) -> str:
-    """See `vocabulary_sha256`."""
+    """The hash of the pieces: see `vocabulary_sha256`."""
     return vocabulary_sha256(self.pieces)
 
   @functools.cached_property
   def is_continuation(self) -> Bool[np.ndarray, " v"]:
-    """Which pieces continue a word."""
+    """Whether each piece continues a word."""
     return np.array([p.startswith(CONTINUATION) for p in self.pieces])
 
   def __eq__(self, other: object) -> bool:
@@ -158,7 +158,7 @@ class WordpieceVocabulary(seqio.Vocabulary):
 
   @property
   def eos_id(self) -> None:
-    """None: BERT has no end of sequence, and [SEP] also stands inside."""
+    """None: BERT has no end token, and [SEP] also occurs inside a sequence."""
 
   @property
   def unk_id(self) -> int:
@@ -171,10 +171,10 @@ class WordpieceVocabulary(seqio.Vocabulary):
   def _encode(self, s: str) -> list[int]:
     return self._encode_tf(tf.constant(s)).numpy().tolist()
 
-  def _encode_tf(self, s: tf.Tensor) -> Any:  # A ragged tensor of a batch.
+  def _encode_tf(self, s: tf.Tensor) -> tf.Tensor | tf.RaggedTensor:
     if s.shape.rank == 0:  # TensorFlow Text fails on a scalar.
       return self._tokenizer.tokenize(s[tf.newaxis])[0]
-    return self._tokenizer.tokenize(s)
+    return cast(tf.RaggedTensor, self._tokenizer.tokenize(s))
 
   def _decode(self, ids: Sequence[int]) -> str:
     words = " ".join(self.pieces[i] for i in ids if i != self.pad_id)
@@ -188,10 +188,10 @@ class WordpieceVocabulary(seqio.Vocabulary):
     return tf.strings.strip(tf.strings.regex_replace(words, " ##", ""))
 
   def tokenize_with_offsets(self, texts: Sequence[str]) -> Tokens:
-    """Tokenizes a batch: one call for many texts, since a call costs 20 ms.
+    """Tokenizes many texts in one call, since a call costs 20 ms.
 
     Args:
-      texts: any number of texts, none of which holds a lone surrogate.
+      texts: Texts without lone surrogates.
     """
     if not texts:
       empty = np.zeros(0, np.int32)
@@ -203,17 +203,17 @@ class WordpieceVocabulary(seqio.Vocabulary):
     row_offsets = np.asarray(ids.row_splits)
     starts = np.array(starts.flat_values, np.int32)
     limits = np.array(limits.flat_values, np.int32)
-    # All but the last piece of one folded character come with an empty range.
+    # All but the last piece of a normalized character have an empty range.
     empty = np.flatnonzero(limits <= starts)
     if empty.size:
       rows = np.searchsorted(row_offsets, empty, side="right") - 1
       for row, token in zip(rows, empty, strict=True):
-        limits[token] = _character_limit(encoded[row], starts[token])
+        limits[token] = _character_limit(encoded[row], int(starts[token]))
     return Tokens(np.asarray(ids.flat_values), row_offsets, starts, limits)
 
 
 def _character_limit(text: bytes, start: int) -> int:
-  """The byte after the UTF-8 character that begins at `start`."""
+  """Returns the byte after the UTF-8 character that begins at `start`."""
   limit = start + 1
   while limit < len(text) and text[limit] & 0xC0 == 0x80:
     limit += 1
@@ -221,10 +221,10 @@ def _character_limit(text: bytes, start: int) -> int:
 
 
 def _count_words(texts: Iterable[str]) -> collections.Counter[str]:
-  """How often each folded word occurs, split as the tokenizer splits."""
+  """Counts normalized words, split as the tokenizer splits them."""
   normalizer = tf_text.FastBertNormalizer(lower_case_nfd_strip_accents=True)
-  # The capital is in no folded text and is there because a vocabulary may not
-  # be empty; so no word has pieces, and each comes out whole, as one [UNK].
+  # A vocabulary may not be empty, and no normalized text has this capital. So
+  # no word has pieces, and each becomes one [UNK].
   splitter = tf_text.FastWordpieceTokenizer(
     vocab=[UNK, "A"], unknown_token=UNK, token_out_type=tf.int32
   )
@@ -243,19 +243,19 @@ def _count_words(texts: Iterable[str]) -> collections.Counter[str]:
 
 
 def train_vocabulary(texts: Iterable[str], size: int) -> list[str]:
-  """Learns wordpieces from texts with TensorFlow Text's own learner.
+  """Learns wordpieces from texts with TensorFlow Text's learner.
 
   The learner keeps every piece that occurs at least `threshold` times beyond
   its occurrences in longer pieces that were kept, so every *word* that occurs
-  `threshold` times is one piece. We give the lowest threshold whose vocabulary
-  fits in `size`: with room for all, each word of the texts is one piece.
+  `threshold` times is one piece. This takes the lowest threshold whose
+  vocabulary fits in `size`; if all words fit, each is one piece.
 
   Args:
-    texts: read once, and not kept: only word counts are in memory.
-    size: the most pieces the vocabulary may have, specials included.
+    texts: Texts, which are read once; only word counts are in memory.
+    size: Largest number of pieces, special ones included.
 
   Raises:
-    VocabularyError: the texts hold no words, or their letters do not fit in
+    VocabularyError: The texts have no words, or their letters do not fit in
       `size`.
   """
   counts = _count_words(texts)
@@ -274,8 +274,8 @@ def train_vocabulary(texts: Iterable[str], size: int) -> list[str]:
       lower_thresh=threshold,
     )
 
-  # Upwards in doubles, because low thresholds are the quick ones to learn. The
-  # learner takes no threshold above the count of the commonest word.
+  # Thresholds are doubled, because low ones are quick to learn. The learner
+  # takes none above the count of the commonest word.
   highest = max(counts.values())
   too_low, fits = 0, 1
   while len(learned(fits)) > size:

@@ -2,11 +2,14 @@
 
 import dataclasses
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+
+from realm_jax.models.arrays import AnyArray
+from realm_jax.models.parameters import Params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,13 +17,18 @@ class OptimizerConfig:
   """BERT's optimizer, as in Google's TF1 code.
 
   Attributes:
-    learning_rate: the peak.
-    warmup_steps: None gives min(10,000, max(100, num_steps / 10)).
-    weight_decay: decoupled; not on LayerNorm parameters and biases.
-    clip_norm: the largest global norm of the gradient.
-    retriever_rate_scale: multiplies the retriever's learning rate.
-    hold_retriever_steps: the retriever stands still for so many steps, so
-      that a reader that cannot read yet does not destroy it.
+    learning_rate: Peak of the learning rate.
+    warmup_steps: Steps of linear warm-up; None gives
+      min(10,000, max(100, num_steps / 10)).
+    weight_decay: Decoupled weight decay, except on LayerNorm parameters and
+      biases.
+    clip_norm: Greatest global norm of the gradient.
+    b1: Decay rate of the first moment.
+    b2: Decay rate of the second moment.
+    epsilon: Term that is added to the root of the second moment.
+    retriever_rate_scale: Factor of the retriever's learning rate.
+    freeze_retriever_steps: Number of first steps that do not train the
+      retriever, so that a reader that cannot read yet does not destroy it.
   """
 
   learning_rate: float
@@ -31,10 +39,12 @@ class OptimizerConfig:
   b2: float = 0.999
   epsilon: float = 1e-6
   retriever_rate_scale: float = 1.0
-  hold_retriever_steps: int = 0
+  freeze_retriever_steps: int = 0
 
 
 class BertAdamState(NamedTuple):
+  """First and second moments of the gradient."""
+
   mean: optax.Params
   variance: optax.Params
 
@@ -42,14 +52,19 @@ class BertAdamState(NamedTuple):
 def scale_by_bert_adam(
   *, b1: float = 0.9, b2: float = 0.999, epsilon: float = 1e-6
 ) -> optax.GradientTransformation:
-  """Adam without bias correction: m / (√v + ε)."""
+  """Returns Adam without bias correction: m / (√v + ε)."""
 
-  def init(params):
+  def init(params: optax.Params) -> BertAdamState:
     zeros = jax.tree.map(jnp.zeros_like, params)
     return BertAdamState(zeros, zeros)
 
-  def update(updates, state, params=None):
+  def update(
+    updates: optax.Updates,
+    state: optax.OptState,
+    params: optax.Params | None = None,
+  ) -> tuple[optax.Updates, BertAdamState]:
     del params
+    assert isinstance(state, BertAdamState)
     mean = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mean, updates)
     variance = jax.tree.map(
       lambda v, g: b2 * v + (1 - b2) * jnp.square(g), state.variance, updates
@@ -71,10 +86,11 @@ def _num_warmup_steps(config: OptimizerConfig, num_steps: int) -> int:
 def learning_rate_schedule(
   config: OptimizerConfig, *, num_steps: int
 ) -> optax.Schedule:
-  """Linear decay to zero from step 0, with a linear warm-up on top."""
+  """Returns linear decay to zero from step 0, after a linear warm-up."""
   warmup = _num_warmup_steps(config, num_steps)
 
-  def schedule(step):
+  def schedule(step: jax.typing.ArrayLike) -> jax.Array:
+    step = jnp.asarray(step)
     decayed = config.learning_rate * jnp.maximum(0.0, 1.0 - step / num_steps)
     warming = config.learning_rate * step / max(warmup, 1)
     return jnp.where(step < warmup, warming, decayed)
@@ -82,48 +98,61 @@ def learning_rate_schedule(
   return schedule
 
 
-def _is_decayed(params):
-  def of_leaf(path, leaf):
+def _decay_mask(params: Params) -> Params:
+  """Returns whether each parameter has weight decay."""
+
+  def is_decayed(path: tuple[Any, ...], leaf: AnyArray) -> bool:
     del leaf
     names = [getattr(key, "key", getattr(key, "name", "")) for key in path]
     return not any(
       name in ("bias", "scale") or "norm" in name for name in names
     )
 
-  return jax.tree_util.tree_map_with_path(of_leaf, params)
+  return jax.tree_util.tree_map_with_path(is_decayed, params)
 
 
 class ScaleByStepState(NamedTuple):
+  """Number of updates done."""
+
   step: jax.Array
 
 
 def _scale_components(
   config: OptimizerConfig, *, num_steps: int
 ) -> optax.GradientTransformation:
-  """Minus the learning rate; the retriever's has a factor of its own.
+  """Multiplies updates by minus the learning rate of their component.
 
-  A retriever that was held warms up once more: its moments are zero when it is
-  let go, and without bias correction the first updates would be several times
-  too long.
+  A retriever that was frozen has a warm-up of its own. Its moments are zero
+  when its training begins, and without bias correction the first updates
+  would be several times too large.
   """
   schedule = learning_rate_schedule(config, num_steps=num_steps)
-  hold = config.hold_retriever_steps
+  frozen_steps = config.freeze_retriever_steps
   warmup = _num_warmup_steps(config, num_steps)
 
-  def init(params):
+  def init(params: optax.Params) -> ScaleByStepState:
     del params
     return ScaleByStepState(jnp.zeros((), jnp.int32))
 
-  def update(updates, state, params=None):
+  def update(
+    updates: optax.Updates,
+    state: optax.OptState,
+    params: optax.Params | None = None,
+  ) -> tuple[optax.Updates, ScaleByStepState]:
     del params
-    rate = schedule(state.step)
-    since = state.step - hold
-    warms = (hold > 0) & (since < warmup)
+    assert isinstance(state, ScaleByStepState)
+    assert isinstance(updates, dict)
+    rate = jnp.asarray(schedule(state.step))
+    since = state.step - frozen_steps
+    warms = (frozen_steps > 0) & (since < warmup)
     scale = jnp.where(warms, since / max(warmup, 1), 1.0) * (since >= 0)
-    rates = {"retriever": rate * config.retriever_rate_scale * scale}
+    retriever_rate = rate * config.retriever_rate_scale * scale
     updates = {
       component: jax.tree.map(
-        functools.partial(jnp.multiply, -rates.get(component, rate)), tree
+        functools.partial(
+          jnp.multiply, -(retriever_rate if component == "retriever" else rate)
+        ),
+        tree,
       )
       for component, tree in updates.items()
     }
@@ -135,13 +164,13 @@ def _scale_components(
 def make_optimizer(
   config: OptimizerConfig, *, num_steps: int
 ) -> optax.GradientTransformation:
-  """Clip, Adam, decoupled weight decay, learning rate.
+  """Returns BERT's optimizer: clip, Adam, weight decay, learning rate.
 
-  Its parameters are a dict by component (`retriever`, `reader`).
+  Its parameters are a dictionary by component (`retriever`, `reader`).
   """
   return optax.chain(
     optax.clip_by_global_norm(config.clip_norm),
     scale_by_bert_adam(b1=config.b1, b2=config.b2, epsilon=config.epsilon),
-    optax.add_decayed_weights(config.weight_decay, mask=_is_decayed),
+    optax.add_decayed_weights(config.weight_decay, mask=_decay_mask),
     _scale_components(config, num_steps=num_steps),
   )

@@ -1,4 +1,4 @@
-"""One trainer for a MODEL_DIR."""
+"""A lock that allows a MODEL_DIR one trainer."""
 
 import contextlib
 import fcntl
@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 from etils import epath
 
+from realm_jax.files.remote import is_remote
+
 
 class RunLockError(ValueError):
   """Another trainer writes to this MODEL_DIR."""
@@ -15,17 +17,17 @@ class RunLockError(ValueError):
 
 @contextlib.contextmanager
 def run_lock(model_dir: epath.PathLike) -> Iterator[None]:
-  """Holds MODEL_DIR for this process; the lock dies with the process.
+  """Locks MODEL_DIR for this process.
 
-  The kernel drops the lock however the process ends, so a killed trainer
-  never stands in the way of its successor. Object stores have no locks: there
-  the launcher must see to it that one trainer runs.
+  The kernel releases the lock however the process ends, so a killed trainer
+  never blocks its successor. Object stores have no locks: on them the launcher
+  must ensure that only one trainer runs.
 
   Raises:
-    RunLockError: another process holds it.
+    RunLockError: Another process holds the lock.
   """
   path = epath.Path(model_dir)
-  if "://" in str(model_dir):
+  if is_remote(model_dir):
     yield
     return
   path.mkdir(parents=True, exist_ok=True)

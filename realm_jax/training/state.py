@@ -1,8 +1,7 @@
-"""What a step reads and writes."""
+"""The state that a step reads and writes."""
 
-import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,36 +10,47 @@ from flax import linen as nn
 from jax.sharding import Mesh
 from jaxtyping import Array, Int
 
+from realm_jax.models.parameters import Params
 from realm_jax.partitioning import rules
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class TrainState:
-  """Parameters by component, optimizer state and the count of steps done."""
+class TrainState(NamedTuple):
+  """Parameters, optimizer state and step count of a run.
+
+  `create_state` also returns a `TrainState` of shardings.
+
+  Attributes:
+    step: Number of steps done.
+    params: Parameters by component, `retriever` and `reader`.
+    optimizer: State of the optimizer.
+  """
 
   step: Int[Array, ""]
-  params: dict[str, Any]
+  params: Params
   optimizer: optax.OptState
 
 
 def create_state(
-  init: Callable[[jax.Array], dict[str, Any]],
+  init: Callable[[jax.Array], Params],
   optimizer: optax.GradientTransformation,
   *,
   seed: int,
   mesh: Mesh,
-) -> tuple[TrainState, Any]:
-  """Initialises a state where it will live, and returns its shardings.
+) -> tuple[TrainState, TrainState]:
+  """Initializes a state, every array on its own devices.
 
   Args:
-    init: from a random key to parameters by component, in flax's boxes.
-    optimizer: the optimizer.
-    seed: of the initial values.
-    mesh: the mesh; every parameter is made on its own devices.
+    init: Function from a random key to the parameters by component, in flax's
+      boxes.
+    optimizer: Optimizer of the run.
+    seed: Seed of the initial values.
+    mesh: Mesh of the run.
+
+  Returns:
+    The state, and a state that has a sharding in place of each array.
   """
 
-  def boxed(key):
+  def boxed(key: jax.Array) -> TrainState:
     params = init(key)
     return TrainState(
       step=jnp.zeros((), jnp.int32),

@@ -1,248 +1,298 @@
-"""One step of each stage, and the update that they share: the numeric core.
+"""One step of each stage and the update that all share: the numeric core.
 
-A loss takes `(params, batch, dropout_key)` and returns the loss and its
-metrics. Batches are dicts of arrays with the global batch in front:
+A stage's loss returns weighted sums over the batch, which micro-batches can
+add (`realm_jax/objectives/weighted.py`). The step differentiates their mean.
+"""
 
-| stage | arrays |
-| --- | --- |
-| inverse cloze | query [b q], block [b l], removed [b] |
-| reading, pre-training | query [b q], candidates [b k l], mask_positions, mask_targets, mask_weights [b m] |
-| open QA | query [b q], candidates [b k l], vectors [b n d] or scores [b n], has_answer [b n], is_answer [b k l w] |
-
-A packed batch (`realm_jax/training/packing.py`) has the texts as `Sequences`
-instead: queries (b), blocks (b, or the distinct candidates, with block_index
-[b k]) and joint (b · k, with body_start and body_length [b k]).
-"""  # noqa: E501
-
-import functools
+import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Generic, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
+from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader, Spans
 from realm_jax.models.retriever import Retriever, relevance
+from realm_jax.models.sequences import Sequences
 from realm_jax.objectives.inverse_cloze import inverse_cloze_loss
 from realm_jax.objectives.masked_lm import marginal_masked_lm_loss
 from realm_jax.objectives.open_qa import open_qa_loss
+from realm_jax.objectives.weighted import WeightedLoss
+from realm_jax.training.batches import (
+  IndexScores,
+  InverseClozeBatch,
+  OpenQaBatch,
+  PretrainingBatch,
+  ReadingBatch,
+)
 from realm_jax.training.state import TrainState
 
-Batch = dict[str, Any]
-Loss = Callable[[dict[str, Any], Batch, jax.Array], tuple[jax.Array, dict]]
+B = TypeVar("B")
+Metrics = dict[str, jax.Array]
 
 
-def _either(batch: Batch, packed: str, padded: str) -> Any:
-  return batch[packed] if packed in batch else batch[padded]
+@dataclasses.dataclass(frozen=True)
+class Loss(Generic[B]):
+  """The loss of a stage.
+
+  Attributes:
+    function: Function of the parameters by component, the batch and the key of
+      the dropout masks, which is None without dropout.
+    splittable: Whether the sums over the parts of a batch add up to those over
+      the batch, so that gradients may be accumulated.
+  """
+
+  function: Callable[[Params, B, jax.Array | None], WeightedLoss]
+  splittable: bool = True
+
+  def __call__(
+    self, params: Params, batch: B, dropout_key: jax.Array | None = None
+  ) -> WeightedLoss:
+    """Returns the loss and the metrics of a batch.
+
+    Args:
+      params: Parameters by component.
+      batch: Batch of the stage.
+      dropout_key: Key of the dropout masks; None disables dropout.
+    """
+    return self.function(params, batch, dropout_key)
 
 
 def embed_candidates(
-  retriever: Retriever, params: Any, batch: Batch, **settings: Any
+  retriever: Retriever,
+  params: Params,
+  batch: PretrainingBatch,
+  *,
+  dropout_key: jax.Array | None = None,
 ) -> tuple[Float[Array, "b d"], Float[Array, "b k d"]]:
-  """The vectors of a batch's queries and of their candidates."""
+  """Embeds the queries of a batch and their candidates.
+
+  Args:
+    retriever: Towers.
+    params: Parameters of the retriever.
+    batch: Queries, distinct blocks, and which of them each candidate is.
+    dropout_key: Key of the dropout masks; None disables dropout.
+  """
   queries, blocks = retriever.apply(
-    {"params": params},
-    _either(batch, "queries", "query"),
-    _either(batch, "blocks", "candidates"),
-    **settings,
+    {"params": params}, batch.queries, batch.blocks, **_mode(dropout_key)
   )
-  if "blocks" not in batch:
-    return queries, blocks
-  # A group's candidates are among its own distinct blocks.
-  groups = len(batch["blocks"].starts)
-  index = batch["block_index"]
-  found = jnp.take_along_axis(
+  assert isinstance(batch.blocks, Sequences)
+  # A group's candidates are among its own blocks.
+  groups = len(batch.blocks.starts)
+  index = batch.block_index
+  candidates = jnp.take_along_axis(
     blocks.reshape(groups, -1, blocks.shape[-1]),
-    index.reshape(groups, -1, 1),
+    jnp.asarray(index).reshape(groups, -1, 1),
     axis=1,
   )
-  return queries, found.reshape(*index.shape, -1)
+  return queries, candidates.reshape(*index.shape, -1)
 
 
 def read_masks(
-  reader: Reader, params: Any, batch: Batch, **settings: Any
+  reader: Reader,
+  params: Params,
+  batch: PretrainingBatch | ReadingBatch,
+  *,
+  dropout_key: jax.Array | None = None,
 ) -> Float[Array, "b k m v"]:
-  """The reader's logits of a batch's masked words."""
-  apply = functools.partial(reader.apply, {"params": params}, **settings)
-  masks = batch["mask_positions"]
-  if "joint" in batch:
-    return apply(batch["joint"], masks, method="masked_lm_of")
-  query, candidates = batch["query"], batch["candidates"]
-  return apply(query, candidates, masks, method="masked_lm")
-
-
-def read_spans(
-  reader: Reader, params: Any, batch: Batch, **settings: Any
-) -> Spans:
-  """The reader's scores of the spans of a batch's candidates."""
-  apply = functools.partial(reader.apply, {"params": params}, **settings)
-  if "joint" not in batch:
-    return apply(batch["query"], batch["candidates"], method="spans")
-  return apply(
-    batch["joint"],
-    batch["body_start"],
-    batch["body_length"],
-    num_starts=batch["is_answer"].shape[2],
-    method="spans_of",
+  """Returns the reader's logits of the masked tokens, for each candidate."""
+  return reader.apply(
+    {"params": params},
+    batch.joint,
+    batch.masks.positions,
+    method="masked_lm_packed",
+    **_mode(dropout_key),
   )
 
 
-def inverse_cloze(retriever: Retriever) -> Loss:
-  """The loss of inverse cloze; the negatives are the global batch."""
+def read_spans(
+  reader: Reader,
+  params: Params,
+  batch: OpenQaBatch,
+  *,
+  dropout_key: jax.Array | None = None,
+) -> Spans:
+  """Returns the reader's scores of the spans in each candidate's body."""
+  return reader.apply(
+    {"params": params},
+    batch.joint,
+    batch.body_start,
+    batch.body_length,
+    num_starts=batch.is_answer.shape[2],
+    method="spans_packed",
+    **_mode(dropout_key),
+  )
 
-  def loss(params, batch, dropout_key):
+
+def _mode(
+  dropout_key: jax.Array | None,
+) -> dict[str, bool | dict[str, jax.Array]]:
+  """Keyword arguments of `apply`, for training or not."""
+  if dropout_key is None:
+    return {"train": False}
+  return {"train": True, "rngs": {"dropout": dropout_key}}
+
+
+def _split(
+  dropout_key: jax.Array | None,
+) -> tuple[jax.Array | None, jax.Array | None]:
+  """Returns keys for the retriever and for the reader."""
+  if dropout_key is None:
+    return None, None
+  retriever_key, reader_key = jax.random.split(dropout_key)
+  return retriever_key, reader_key
+
+
+def inverse_cloze(retriever: Retriever) -> Loss[InverseClozeBatch]:
+  """Returns the loss of inverse cloze.
+
+  Its negatives are all blocks of the global batch, so it cannot be split into
+  micro-batches.
+  """
+
+  def loss(
+    params: Params, batch: InverseClozeBatch, dropout_key: jax.Array | None
+  ) -> WeightedLoss:
     queries, blocks = retriever.apply(
       {"params": params["retriever"]},
-      _either(batch, "queries", "query"),
-      _either(batch, "blocks", "block"),
-      train=True,
-      rngs={"dropout": dropout_key},
+      batch.queries,
+      batch.blocks,
+      **_mode(dropout_key),
     )
     return inverse_cloze_loss(
-      queries, blocks, batch["removed"], score_scale=retriever.score_scale
+      queries, blocks, batch.removed, score_scale=retriever.score_scale
     )
 
-  return loss
+  return Loss(loss, splittable=False)
 
 
 def pretraining(
   retriever: Retriever, reader: Reader, *, form: str = "per_token"
-) -> Loss:
-  """REALM's loss: query and candidates are embedded with today's parameters."""
+) -> Loss[PretrainingBatch]:
+  """Returns REALM's loss (section 3.1).
 
-  def loss(params, batch, dropout_key):
-    retriever_key, reader_key = jax.random.split(dropout_key)
-    query_vectors, block_vectors = embed_candidates(
-      retriever,
-      params["retriever"],
-      batch,
-      train=True,
-      rngs={"dropout": retriever_key},
+  Queries and candidates are embedded with the current parameters.
+  """
+
+  def loss(
+    params: Params, batch: PretrainingBatch, dropout_key: jax.Array | None
+  ) -> WeightedLoss:
+    retriever_key, reader_key = _split(dropout_key)
+    queries, candidates = embed_candidates(
+      retriever, params["retriever"], batch, dropout_key=retriever_key
     )
-    logits = read_masks(
-      reader,
-      params["reader"],
-      batch,
-      train=True,
-      rngs={"dropout": reader_key},
-    )
+    logits = read_masks(reader, params["reader"], batch, dropout_key=reader_key)
     return marginal_masked_lm_loss(
-      relevance(
-        query_vectors, block_vectors, score_scale=retriever.score_scale
-      ),
+      relevance(queries, candidates, score_scale=retriever.score_scale),
       logits,
-      batch["mask_targets"],
-      batch["mask_weights"],
+      batch.masks.token_ids,
+      batch.masks.weights,
       form=form,
     )
 
-  return loss
+  return Loss(loss)
 
 
-def reading(reader: Reader) -> Loss:
-  """The masked-LM loss of a given block: no retriever, no null block."""
+def reading(reader: Reader) -> Loss[ReadingBatch]:
+  """Returns the masked-LM loss given one block; nothing is retrieved."""
 
-  def loss(params, batch, dropout_key):
+  def loss(
+    params: Params, batch: ReadingBatch, dropout_key: jax.Array | None
+  ) -> WeightedLoss:
     logits = read_masks(
-      reader,
-      params["reader"],
-      batch,
-      train=True,
-      rngs={"dropout": dropout_key},
+      reader, params["reader"], batch, dropout_key=dropout_key
     )
-    value, metrics = marginal_masked_lm_loss(
+    masked_lm = marginal_masked_lm_loss(
       jnp.zeros(logits.shape[:2]),
       logits,
-      batch["mask_targets"],
-      batch["mask_weights"],
+      batch.masks.token_ids,
+      batch.masks.weights,
     )
-    names = ("loss", "masked_accuracy")
-    return value, {name: metrics[name] for name in names}
+    metrics = {"masked_accuracy": masked_lm.metrics["masked_accuracy"]}
+    return masked_lm._replace(metrics=metrics)
 
-  return loss
+  return Loss(loss)
 
 
-def open_qa(retriever: Retriever, reader: Reader) -> Loss:
-  """ORQA's loss over stored block vectors, or calibrated scores of an index.
+def open_qa(retriever: Retriever, reader: Reader) -> Loss[OpenQaBatch]:
+  """Returns ORQA's loss, over stored vectors or over scores of an index.
 
-  Where the batch has `vectors`, the query tower trains against them, and they
-  stay. Where it has `scores` (BM25 has no vectors), a block's score is
-  `scale` times the index's, and `scale` is the retriever's one parameter.
+  With `StoredVectors` the query tower is trained against vectors that stay
+  fixed. With `IndexScores` (BM25 has no vectors) a block's score is `scale`
+  times the index's, and `scale` is the only parameter of the retriever.
   """
 
-  def loss(params, batch, dropout_key):
-    retriever_key, reader_key = jax.random.split(dropout_key)
-    if "vectors" in batch:
-      query_vectors = retriever.apply(
-        {"params": params["retriever"]},
-        _either(batch, "queries", "query"),
-        train=True,
-        method="embed_queries",
-        rngs={"dropout": retriever_key},
-      )
-      scores = relevance(
-        query_vectors, batch["vectors"], score_scale=retriever.score_scale
-      )
-    else:
-      scores = params["retriever"]["scale"] * batch["scores"]
-    spans = read_spans(
-      reader,
-      params["reader"],
-      batch,
-      train=True,
-      rngs={"dropout": reader_key},
+  def scores_of(
+    params: Params, batch: OpenQaBatch, dropout_key: jax.Array | None
+  ) -> Float[Array, "b n"]:
+    retrieved = batch.retrieved
+    if isinstance(retrieved, IndexScores):
+      return params["scale"] * retrieved.scores
+    queries = retriever.apply(
+      {"params": params},
+      retrieved.queries,
+      method="embed_queries",
+      **_mode(dropout_key),
     )
-    return open_qa_loss(
-      scores,
-      batch["has_answer"],
-      spans.logits,
-      spans.is_span,
-      batch["is_answer"],
+    return relevance(
+      queries, retrieved.vectors, score_scale=retriever.score_scale
     )
 
-  return loss
+  def loss(
+    params: Params, batch: OpenQaBatch, dropout_key: jax.Array | None
+  ) -> WeightedLoss:
+    retriever_key, reader_key = _split(dropout_key)
+    scores = scores_of(params["retriever"], batch, retriever_key)
+    spans = read_spans(reader, params["reader"], batch, dropout_key=reader_key)
+    return open_qa_loss(
+      scores, batch.has_answer, spans.logits, spans.is_span, batch.is_answer
+    )
+
+  return Loss(loss)
 
 
 def train_step(
   state: TrainState,
-  batch: Batch,
+  batch: B,
   *,
-  loss: Loss,
+  loss: Loss[B],
   optimizer: optax.GradientTransformation,
   seed: int,
-  hold_retriever: bool = False,
-) -> tuple[TrainState, dict[str, jax.Array]]:
-  """Differentiates, updates and counts one step.
+  freeze_retriever: bool = False,
+) -> tuple[TrainState, Metrics]:
+  """Computes the gradient of one batch and updates the parameters.
 
   Args:
-    state: donated by the loop.
-    batch: the stage's arrays.
-    loss: the stage's loss.
-    optimizer: over the parameters by component.
-    seed: of dropout; folded with the step.
-    hold_retriever: whether the retriever stands still in this step, so that
-      its gradient need not be computed.
+    state: State before the step; the loop donates it.
+    batch: Batch of the stage.
+    loss: Loss of the stage.
+    optimizer: Optimizer over the parameters by component.
+    seed: Seed of the dropout masks, folded with the step.
+    freeze_retriever: Whether the retriever is not trained in this step, so
+      that its gradient is not computed.
 
   Returns:
-    The next state and the metrics, with `gradient_norm` and `parameter_norm`
-    (of the next state) among them.
+    The next state and the metrics, among them `gradient_norm` and
+    `parameter_norm` (of the next state).
   """
   dropout_key = jax.random.fold_in(jax.random.key(seed), state.step)
 
-  def of_params(params):
-    if hold_retriever:
-      held = jax.lax.stop_gradient(params["retriever"])
-      params = {**params, "retriever": held}
-    return loss(params, batch, dropout_key)
+  def loss_of(params: Params) -> tuple[jax.Array, Metrics]:
+    if freeze_retriever:
+      frozen = jax.lax.stop_gradient(params["retriever"])
+      params = {**params, "retriever": frozen}
+    weighted = loss(params, batch, dropout_key)
+    return weighted.loss.mean, weighted.means()
 
-  gradient, metrics = jax.grad(of_params, has_aux=True)(state.params)
+  gradient, metrics = jax.grad(loss_of, has_aux=True)(state.params)
   updates, optimizer_state = optimizer.update(
     gradient, state.optimizer, state.params
   )
   metrics["gradient_norm"] = optax.tree.norm(gradient)
-  params: Any = optax.apply_updates(state.params, updates)
+  params = cast(Params, optax.apply_updates(state.params, updates))
   metrics["parameter_norm"] = optax.tree.norm(params)
   state = TrainState(
     step=state.step + jnp.ones_like(state.step),

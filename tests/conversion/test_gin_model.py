@@ -7,7 +7,7 @@ from realm_jax.conversion.gin_model import gin_model
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
-from realm_jax.training.stages import OpenQa
+from realm_jax.training.stages.open_qa import OpenQa
 
 _BERT = BertConfig(
   hidden_size=6,

@@ -15,8 +15,11 @@ from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.importing import import_weights
 from realm_jax.corpus.build.corpus import build_corpus
 from realm_jax.evaluation import run
-from realm_jax.generations.build import sidecar as builder
+from realm_jax.files.disk_full import DiskFullError
+from realm_jax.files.whole_directory import TargetError
+from realm_jax.generations.build import sidecar
 from realm_jax.training import loop
+from realm_jax.training.config import TrainConfig
 from tests import tiny_world
 from tests.conversion.hugging_face import bert_files as files
 from tests.integration.commands import call
@@ -50,13 +53,13 @@ def model_dir(tmp_path_factory):
 def indexed(model_dir, world):
   """The MODEL_DIR with its generation 0."""
   published = call(
-    builder.build_index,
+    sidecar.build_index,
     _files(model_dir, "build_index"),
     MODEL_DIR=model_dir,
     CORPUS_DIR=world.corpus_dir,
     QUERY_LENGTH=tiny_world.QUERY_LENGTH,
     INDEX=Macro("EXACT"),
-    **{"builder.build_index.once": True},
+    **{"sidecar.SidecarConfig.once": True},
   )
   assert published == [0]
   return model_dir
@@ -91,14 +94,15 @@ def test_it_is_indexed_searched_and_read_with(indexed, world, tmp_path):
 
 @pytest.mark.slow
 def test_training_starts_from_it(model_dir, world, tmp_path):
-  call(
-    loop.train,
+  config = call(
+    TrainConfig,
     _files(model_dir, "inverse_cloze"),
     MODEL_DIR=tmp_path / "ict",
     CORPUS_DIR=world.corpus_dir,
     INITIAL_CHECKPOINT=model_dir,
     **_TRAINING,
   )
+  loop.train(config)
   stores = [CheckpointStore(path) for path in (model_dir, tmp_path / "ict")]
   first = [s.restore(0, items=("retriever",))["retriever"] for s in stores]
   jax.tree.map(np.testing.assert_array_equal, *first)
@@ -116,11 +120,11 @@ def test_a_corpus_of_another_vocabulary_is_refused(model_dir, world, tmp_path):
   )
   with pytest.raises(CheckpointError, match="another vocabulary"):
     call(
-      builder.build_index,
+      sidecar.build_index,
       _files(model_dir, "build_index"),
       MODEL_DIR=model_dir,
       CORPUS_DIR=tmp_path / "corpus",
-      **{"builder.build_index.once": True},
+      **{"sidecar.SidecarConfig.once": True},
     )
 
 
@@ -148,7 +152,7 @@ def test_an_empty_directory_is_filled_and_a_link_to_it_stays(
 @pytest.mark.parametrize(
   ("options", "said"),
   [
-    ({"output_dir": "/"}, "mounted.*name a new directory in it"),
+    ({"output_dir": "/"}, "mount point.*name a new directory in it"),
     ({"corpus_dir": "run"}, "one directory, or one is in the other"),
     ({"corpus_dir": "run/corpus"}, "one directory, or one is in the other"),
     (
@@ -178,7 +182,7 @@ def test_what_cannot_go_together_is_refused_before_anything_is_read(
   for name in ("output_dir", "corpus_dir"):
     if name in options:
       options[name] = tmp_path / options[name]
-  with pytest.raises(ConversionError, match=said):
+  with pytest.raises((ConversionError, TargetError), match=said):
     import_weights("hf_bert", str(tmp_path / "nothing"), **options)
   assert [path.name for path in tmp_path.iterdir()] == ["old"]
 
@@ -189,7 +193,7 @@ def test_a_write_that_fails_leaves_nothing(model_dir, tmp_path, monkeypatch):
 
   monkeypatch.setattr(CheckpointStore, "save", fail)
   bert = str(model_dir.parent / "bert")
-  with pytest.raises(ConversionError, match=r"disk of .* is full"):
+  with pytest.raises(DiskFullError, match=r"disk of .* is full"):
     import_weights("hf_bert", bert, tmp_path / "run", parts=["retriever"])
   assert not list(tmp_path.iterdir())
 
@@ -219,7 +223,7 @@ def test_a_killed_import_leaves_no_model_and_is_cleared_away(
   )
   try:
     assert child.stdout.readline() == b"writing\n"
-    with pytest.raises(ConversionError, match="another process"):
+    with pytest.raises(TargetError, match="another process"):
       import_weights("hf_bert", bert, target, parts=["retriever"])
   finally:
     os.kill(child.pid, signal.SIGKILL)

@@ -128,7 +128,7 @@ def test_gather_cuts_bodies_then_titles(corpus):
   assert gathered(5) == [CLS, ADA, STONE, SEP, SEP]
   assert gathered(4) == [CLS, ADA, SEP, SEP]
   assert gathered(3) == [CLS, SEP, SEP]
-  with pytest.raises(ValueError, match="length=2 has no room"):
+  with pytest.raises(ValueError, match="length=2 cannot hold"):
     gathered(2)
 
 

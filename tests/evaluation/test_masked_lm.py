@@ -11,7 +11,7 @@ import pytest
 
 from realm_jax.evaluation.masked_lm import evaluate_masked_lm, masked_metrics
 from realm_jax.inputs.config import DataConfig
-from realm_jax.training.stages import Pretraining
+from realm_jax.training.stages.pretraining import Pretraining
 
 pytestmark = pytest.mark.slow
 

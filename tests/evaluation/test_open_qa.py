@@ -12,7 +12,7 @@ from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.protocol import Blocks, QueryBatch, SearchError
 from realm_jax.indexes.random import RandomIndex
 from realm_jax.inputs.json_lines import QuestionFileError
-from realm_jax.training.stages import OpenQa
+from realm_jax.training.stages.open_qa import OpenQa
 from tests import tiny_world
 from tests.evaluation.lines import read_lines
 

@@ -8,7 +8,7 @@ import pytest
 from realm_jax.evaluation.retrieval import evaluate_retrieval
 from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.protocol import Blocks, QueryBatch
-from realm_jax.training.stages import InverseCloze
+from realm_jax.training.stages.inverse_cloze import InverseCloze
 from tests.evaluation.lines import read_lines
 
 pytestmark = pytest.mark.slow

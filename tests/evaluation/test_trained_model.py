@@ -15,7 +15,8 @@ from realm_jax.evaluation.trained_model import (
   whole_batch,
 )
 from realm_jax.generations.store.manifest import GenerationError
-from realm_jax.training.stages import InverseCloze, OpenQa
+from realm_jax.training.stages.inverse_cloze import InverseCloze
+from realm_jax.training.stages.open_qa import OpenQa
 from tests import tiny_world
 
 pytestmark = pytest.mark.slow

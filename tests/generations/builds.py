@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import threading
-from unittest import mock
 
 import flax
 import jax
@@ -11,8 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from realm_jax.checkpoints.manager import CheckpointStore
-from realm_jax.generations.build import sidecar as builder
 from realm_jax.generations.build.artifacts import EmbeddingConfig
+from realm_jax.generations.build.generation_builder import (
+  GenerationBuilder,
+  GenerationConfig,
+)
+from realm_jax.generations.build.sidecar import (
+  Sidecar,
+  SidecarConfig,
+  build_index,
+)
+from realm_jax.generations.store import layout
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever
@@ -75,24 +83,62 @@ def save(model_dir, corpus, *steps, generation=-1, keep=100):
   store.close()
 
 
-def build(model_dir, corpus, **settings):
+def generation_config(
+  *, retriever=RETRIEVER, index=None, config=CONFIG, partial=None
+):
+  """Settings of generations of the tiny retriever."""
+  return GenerationConfig(retriever, index or ExactConfig(), config, partial)
+
+
+_OF_GENERATION = ("retriever", "index", "config", "partial")
+
+
+def build(model_dir, corpus, *, generations_dir=None, **settings):
   """What `realm_jax.build_index --once` does, unless told otherwise."""
-  defaults = {"index": ExactConfig(), "config": CONFIG, "once": True}
-  return builder.build_index(
+  of_generation = {k: settings.pop(k) for k in _OF_GENERATION if k in settings}
+  return build_index(
     model_dir=model_dir,
     corpus_dir=corpus.directory,
-    poll_seconds=0.02,
-    **({"retriever": RETRIEVER} | defaults | settings),
+    generation=generation_config(**of_generation),
+    generations_dir=generations_dir,
+    sidecar=SidecarConfig(**{"once": True, "poll_seconds": 0.02} | settings),
   )
 
 
-def build_until_idle(model_dir, corpus, **settings):
+class StopAfterWaits(threading.Event):
+  """A stop event that is set at the n-th wait for something.
+
+  Attributes:
+    timeouts: How long each wait was to last.
+    actions: Functions that waits call, one each.
+  """
+
+  def __init__(self, count=1, *, actions=()):
+    super().__init__()
+    self._count = count
+    self.timeouts = []
+    self._actions = list(actions)
+
+  def wait(self, timeout=None):
+    self.timeouts.append(timeout)
+    if self._actions:
+      self._actions.pop(0)()
+    if len(self.timeouts) >= self._count:
+      self.set()
+    return self.is_set()
+
+
+def build_until_idle(model_dir, corpus, *, mode):
   """A sidecar, which is stopped once it has nothing to do."""
-  idle = threading.Event()
-  with (
-    mock.patch.object(builder._Waiting, "say", lambda *_: idle.set()),
-    mock.patch.object(
-      builder, "stop_on_sigterm", lambda: contextlib.nullcontext(idle)
-    ),
-  ):
-    return build(model_dir, corpus, once=False, **settings)
+  directory = model_dir / layout.FOLDER
+  with contextlib.closing(CheckpointStore(model_dir)) as checkpoints:
+    return Sidecar(
+      SidecarConfig(mode=mode),
+      corpus,
+      lambda version: GenerationBuilder(
+        generation_config(), version, generations_dir=directory
+      ),
+      checkpoints=checkpoints,
+      generations_dir=directory,
+      stop=StopAfterWaits(),
+    ).run()

@@ -48,9 +48,9 @@ def fill(directory: Path, corpus: Corpus, step: int, **changes) -> Manifest:
   rng = np.random.default_rng(step)
   vectors = rng.standard_normal((corpus.num_blocks, DIM)).astype(np.float32)
   shards = embeddings.ShardLayout.of(
-    corpus.num_blocks, DIM, dtype="float32", most_rows=corpus.num_blocks // 3
+    corpus.num_blocks, DIM, dtype="float32", max_rows=corpus.num_blocks // 3
   )
-  stored = embeddings.copy(vectors, directory, shards, step=step)
+  stored = embeddings.copy_vectors(vectors, directory, shards, step=step)
   query_tower.save(
     directory, {"tower": {"kernel": np.full((2, 3), step, np.float32)}}
   )

@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.jobs import as_gin
 from realm_jax import configuration
 from realm_jax.training import loop
+from realm_jax.training.config import TrainConfig
 from tests import tiny_world
 
 # The gin file of the tiny world's model and lengths.
@@ -40,7 +41,9 @@ class Commands:
     bindings.setdefault("CORPUS_DIR", self.world.corpus_dir)
     return call(function, files, **bindings)
 
-  def train(self, recipe: str, model_dir: Path, **bindings: Any) -> dict:
+  def train(
+    self, recipe: str, model_dir: Path, **bindings: Any
+  ) -> loop.TrainResult:
     """Trains a stage: `realm_jax.train`."""
     settings = {"BATCH_SIZE": 8, "LEARNING_RATE": 1e-3, "WARMUP_STEPS": 2}
     if recipe == "open_qa":
@@ -50,10 +53,11 @@ class Commands:
       settings["NUM_CANDIDATES"] = 4
     if recipe not in ("inverse_cloze", "reading"):
       # A builder that failed must not be waited for all day.
-      name = "refresh.RefreshConfig.timeout_seconds"
+      name = "config.RefreshConfig.timeout_seconds"
       settings[name] = _PATIENCE_SECONDS
     settings |= bindings
-    return self.call(loop.train, recipe, MODEL_DIR=model_dir, **settings)
+    config = self.call(TrainConfig, recipe, MODEL_DIR=model_dir, **settings)
+    return loop.train(config)
 
   @contextlib.contextmanager
   def index_builder(self, model_dir: Path, **settings: Any) -> Iterator[None]:

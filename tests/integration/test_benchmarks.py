@@ -88,7 +88,6 @@ def _run_that_turns(num_blocks=60, dim=16):
     steps=steps,
     blocks=drawn(num_blocks),
     held_out=drawn(200),
-    training=drawn(120, 2),
     costs=np.full(num_blocks, 8),
     normalize=False,
   )

@@ -18,7 +18,7 @@ from realm_jax.corpus.store import Corpus
 from realm_jax.evaluation import answering
 from realm_jax.inputs.batches import BatchStream
 from realm_jax.inputs.config import DataConfig
-from realm_jax.training import stages
+from realm_jax.training.stages.pretraining import Pretraining
 from tests import tiny_world
 from tests.integration.commands import MODEL_FILE
 
@@ -81,7 +81,7 @@ def watched(world, commands, tmp_path_factory) -> Watched:
   """A run that waits, in this process; it changes after step 4."""
   folder = _folder(world, tmp_path_factory, "watched")
   run, steps = _run(folder), []
-  assemble = stages.Pretraining.assemble
+  assemble = Pretraining.assemble
 
   def watch(self, batch, found, *, corpus, generation, block_length):
     steps.append(
@@ -112,7 +112,7 @@ def watched(world, commands, tmp_path_factory) -> Watched:
     assert world.build_generation(run.model_dir, **settings) == [step]
 
   with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(1) as thread:
-    patch.setattr(stages.Pretraining, "assemble", watch)
+    patch.setattr(Pretraining, "assemble", watch)
     wanted = range(0, _STEPS - _SAVE_EVERY, _SAVE_EVERY)
     building = [thread.submit(build, step) for step in wanted]
     commands.train(

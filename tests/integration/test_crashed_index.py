@@ -60,7 +60,7 @@ def test_exact_search_takes_the_place_of_a_crashed_index(
   commands, tmp_path, caplog
 ):
   result = _pretrain(commands, tmp_path / "run")
-  assert result["step"] == _STEPS
+  assert result.step == _STEPS
   said = "scann ended by SIGSEGV: going on with exact search of generation 0"
   assert said in caplog.text
   assert not _index_processes()

@@ -8,8 +8,9 @@ from benchmarks import real_texts
 from realm_jax.corpus.build.corpus import build_corpus
 from realm_jax.corpus.store import Corpus
 from realm_jax.evaluation import run as evaluation_run
-from realm_jax.generations.build import sidecar as builder
+from realm_jax.generations.build import sidecar
 from realm_jax.training import loop
+from realm_jax.training.config import TrainConfig
 from tests.evaluation.lines import read_lines
 from tests.integration.commands import call
 
@@ -69,17 +70,18 @@ def test_every_stage_and_an_evaluation(text, tmp_path):
   folders = {stage: tmp_path / stage for stage in stages}
 
   def train(stage, **bindings):
-    return _run(
-      loop.train,
+    config = _run(
+      TrainConfig,
       stage,
       text,
       MODEL_DIR=folders[stage],
       BATCH_SIZE=8,
       **bindings,
     )
+    return loop.train(config)
 
   for stage in ("inverse_cloze", "reading"):
-    assert train(stage, NUM_STEPS=_STEPS)["step"] == _STEPS
+    assert train(stage, NUM_STEPS=_STEPS).step == _STEPS
   more = {
     "pretrain": {
       "INITIAL_CHECKPOINT": folders["inverse_cloze"],
@@ -95,17 +97,17 @@ def test_every_stage_and_an_evaluation(text, tmp_path):
     # Checkpoint 0, of which the first generation is made.
     train(stage, NUM_STEPS=0, **bindings)
     published = _run(
-      builder.build_index,
+      sidecar.build_index,
       "build_index",
       text,
       MODEL_DIR=folders[stage],
-      **{"builder.build_index.once": True},
+      **{"sidecar.SidecarConfig.once": True},
     )
     assert published == [0]
     done = train(stage, NUM_STEPS=_STEPS, **bindings)
-    assert done["step"] == _STEPS
+    assert done.step == _STEPS
     # Open QA has no loss on questions whose answer is not found.
-    assert 0 <= done["metrics"]["loss"] < 100
+    assert 0 <= done.metrics["loss"] < 100
 
   figures = _run(
     evaluation_run.evaluate,

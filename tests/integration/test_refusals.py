@@ -9,7 +9,7 @@ import pytest
 from realm_jax import configuration
 from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.configuration import ConfigurationError
-from realm_jax.training.metrics_log import NonFiniteLossError
+from realm_jax.training.metrics import NonFiniteLossError
 from tests import tiny_world
 
 pytestmark = pytest.mark.slow
@@ -117,8 +117,8 @@ def test_a_nan_stops_the_run_and_leaves_a_good_checkpoint(
   assert f"the last good checkpoint, step {last} of" in str(error.value)
   # It is good: the run goes on from it.
   done = commands.train("pretrain", model_dir, NUM_STEPS=last + 2)
-  assert done["step"] == last + 2
-  assert math.isfinite(done["metrics"]["loss"])
+  assert done.step == last + 2
+  assert math.isfinite(done.metrics["loss"])
 
 
 def _truncate(generation):
@@ -167,7 +167,7 @@ def test_a_damaged_generation_is_refused(refusal, model_dir, spoil, said):
 def test_a_builder_that_starts_again_mends_the_run(commands, world, model_dir):
   _truncate(model_dir / "generations" / "00000000")
   assert world.build_generation(model_dir, checkpoint_step=0) == [0]
-  assert commands.train("pretrain", model_dir, NUM_STEPS=2)["step"] == 2
+  assert commands.train("pretrain", model_dir, NUM_STEPS=2).step == 2
 
 
 def test_a_generation_of_another_corpus(
@@ -188,4 +188,4 @@ def test_a_generation_of_another_corpus(
   assert "reads its examples from version 1 of the corpus" in text
   assert "or the corpus built anew" in text
   # With its own corpus nothing is lost.
-  assert commands.train("pretrain", model_dir, NUM_STEPS=2)["step"] == 2
+  assert commands.train("pretrain", model_dir, NUM_STEPS=2).step == 2

@@ -14,7 +14,8 @@ ROWS, LENGTH, HEADS, SIZE = 3, 6, 2, 4
 
 
 def _draw(seed, *shape):
-  return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+  values = np.random.default_rng(seed).normal(size=shape)
+  return jnp.asarray(values, jnp.float32)
 
 
 def _assert_same_gradients(ours, plain, *inputs):
@@ -22,7 +23,7 @@ def _assert_same_gradients(ours, plain, *inputs):
   # A sum of squares gives each output a gradient of its own.
   got = jax.grad(lambda *x: (ours(*x) ** 2).sum(), argnums)(*inputs)
   with jax.enable_x64(True):
-    exact = tuple(np.float64(x) for x in inputs)
+    exact = tuple(jnp.asarray(np.float64(x)) for x in inputs)
     want = jax.grad(lambda *x: (plain(*x) ** 2).sum(), argnums)(*exact)
     expected = plain(*exact)
   assert expected.dtype == np.float64
@@ -48,9 +49,9 @@ def test_activation_and_projection(name):
 
 @pytest.mark.parametrize("name", sorted(ACTIVATIONS))
 def test_an_activation_computed_again_is_the_same_far_out(name):
-  x = np.linspace(-30, 30, 601, dtype=np.float32)
-  function, again = ACTIVATIONS[name]
-  value, derivative = again(x)
+  x = jnp.linspace(-30, 30, 601, dtype=jnp.float32)
+  function, value_and_derivative = ACTIVATIONS[name]
+  value, derivative = value_and_derivative(x)
   np.testing.assert_allclose(value, function(x), atol=2e-6)
   np.testing.assert_allclose(
     derivative, jax.vmap(jax.grad(function))(x), atol=1e-5
@@ -83,7 +84,7 @@ def test_layer_norm_of_many_dimensions():
 
 @pytest.mark.parametrize("rate", [0.0, 0.4])
 def test_attention(rate):
-  sequence = np.array([[0] * 6, [1, 1, 2, 2, 2, -1], [3, 3, 3, 3, -1, -1]])
+  sequence = jnp.array([[0] * 6, [1, 1, 2, 2, 2, -1], [3, 3, 3, 3, -1, -1]])
   rows = mix(jnp.arange(ROWS * LENGTH, dtype=jnp.uint32))
   rows = rows.reshape(ROWS, 1, LENGTH, 1)
   columns = jnp.arange(HEADS * LENGTH, dtype=jnp.uint32)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realm_jax.models.packing import lay_out, plan_rows
+from realm_jax.models.packing import TokenRows, lay_out, plan_rows
 from realm_jax.models.sequences import NO_SEQUENCE
 
 ROW = 12
@@ -25,7 +25,9 @@ def test_every_sequence_lies_whole_in_its_group(groups, lengths, spare):
   plan = plan_rows(all_lengths, ROW)
   num_rows = plan.num_rows + spare
   packed = lay_out(
-    plan, token_ids, num_rows=num_rows, numbers=np.arange(len(token_ids))
+    plan,
+    TokenRows(token_ids, np.arange(len(token_ids), dtype=np.uint32)),
+    num_rows=num_rows,
   )
 
   assert packed.token_ids.shape == (groups * num_rows, ROW)

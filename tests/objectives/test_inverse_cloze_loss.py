@@ -13,6 +13,13 @@ def _vectors(n, d, seed=0):
   return rng.normal(size=(2, n, d)).astype(np.float32)
 
 
+def _loss(queries, blocks, removed, **settings):
+  weighted = inverse_cloze_loss(
+    jnp.asarray(queries), jnp.asarray(blocks), jnp.asarray(removed), **settings
+  )
+  return weighted.loss.mean, weighted.means()
+
+
 def _by_hand(queries, blocks, scale=1.0):
   queries, blocks = queries.astype(np.float64), blocks.astype(np.float64)
   loss, hits = 0.0, []
@@ -26,9 +33,7 @@ def _by_hand(queries, blocks, scale=1.0):
 def test_two_pairs_by_hand():
   # Scores [[1, 0], [0, 2]]: -log σ(1) = 0.313262, -log σ(2) = 0.126928.
   queries = jnp.array([[1.0, 0.0], [0.0, 2.0]])
-  loss, metrics = inverse_cloze_loss(
-    queries, jnp.eye(2), jnp.array([True, False])
-  )
+  loss, metrics = _loss(queries, jnp.eye(2), jnp.array([True, False]))
   assert loss == pytest.approx((0.313262 + 0.126928) / 2, abs=1e-6)
   assert metrics["loss"] == loss
   assert metrics["accuracy"] == 1.0
@@ -38,9 +43,7 @@ def test_two_pairs_by_hand():
 def test_equals_a_loop_in_numpy(scale):
   queries, blocks = _vectors(9, 5)
   removed = np.arange(9) % 3 != 0
-  loss, metrics = inverse_cloze_loss(
-    queries, blocks, removed, score_scale=scale
-  )
+  loss, metrics = _loss(queries, blocks, removed, score_scale=scale)
   expected, hits = _by_hand(queries, blocks, scale)
   assert loss == pytest.approx(expected, rel=1e-5)
   assert metrics["accuracy"] == pytest.approx(hits.mean())
@@ -52,16 +55,14 @@ def test_accuracy_is_apart_for_removed_and_kept():
   # The first sentence finds its block, the second finds the first's.
   queries = jnp.array([[1.0, 0.0], [1.0, 0.0]])
   blocks = jnp.array([[2.0, 0.0], [0.0, 1.0]])
-  _, metrics = inverse_cloze_loss(queries, blocks, jnp.array([True, False]))
+  _, metrics = _loss(queries, blocks, jnp.array([True, False]))
   assert metrics["accuracy"] == 0.5
   assert metrics["accuracy_removed"] == 1.0
   assert metrics["accuracy_kept"] == 0.0
 
 
 def test_a_kind_that_the_batch_lacks_is_not_a_nan():
-  _, metrics = inverse_cloze_loss(
-    jnp.eye(2), jnp.eye(2), jnp.array([True, True])
-  )
+  _, metrics = _loss(jnp.eye(2), jnp.eye(2), jnp.array([True, True]))
   assert metrics["accuracy_kept"] == 0.0
 
 
@@ -70,8 +71,8 @@ def test_the_order_of_the_batch_does_not_matter():
   order = np.array([3, 1, 5, 0, 4, 2])
   removed = jnp.zeros(6, bool)
   np.testing.assert_allclose(
-    inverse_cloze_loss(queries, blocks, removed)[0],
-    inverse_cloze_loss(queries[order], blocks[order], removed)[0],
+    _loss(queries, blocks, removed)[0],
+    _loss(queries[order], blocks[order], removed)[0],
     rtol=1e-6,
   )
 
@@ -79,9 +80,9 @@ def test_the_order_of_the_batch_does_not_matter():
 def test_gradient_pulls_to_its_block_and_from_the_others():
   # d loss / d x_i = (Σ_j p_ij z_j − z_i) / n.
   queries, blocks = _vectors(5, 3)
-  gradient = jax.grad(
-    lambda q: inverse_cloze_loss(q, blocks, jnp.zeros(5, bool))[0]
-  )(jnp.asarray(queries))
+  gradient = jax.grad(lambda q: _loss(q, blocks, jnp.zeros(5, bool))[0])(
+    jnp.asarray(queries)
+  )
   scores = np.exp(queries.astype(np.float64) @ blocks.T)
   probabilities = scores / scores.sum(axis=1, keepdims=True)
   np.testing.assert_allclose(

@@ -32,6 +32,11 @@ def _example(seed, *, masks=M):
   )
 
 
+def _loss(*example, form="per_token"):
+  weighted = marginal_masked_lm_loss(*map(jnp.asarray, example), form=form)
+  return weighted.loss.mean, weighted.means()
+
+
 def _softmax(x):
   x = np.exp(x.astype(np.float64))
   return x / x.sum(axis=-1, keepdims=True)
@@ -72,7 +77,7 @@ TARGETS = np.zeros((1, 2), np.int32)
   ],
 )
 def test_two_candidates_by_hand(form, likelihood):
-  loss, metrics = marginal_masked_lm_loss(
+  loss, metrics = _loss(
     RELEVANCE, LOGITS, TARGETS, np.ones((1, 2), np.float32), form=form
   )
   assert loss == pytest.approx(-np.log(likelihood), rel=1e-5)
@@ -80,9 +85,7 @@ def test_two_candidates_by_hand(form, likelihood):
 
 
 def test_metrics_by_hand():
-  _, metrics = marginal_masked_lm_loss(
-    RELEVANCE, LOGITS, TARGETS, np.ones((1, 2), np.float32)
-  )
+  _, metrics = _loss(RELEVANCE, LOGITS, TARGETS, np.ones((1, 2), np.float32))
   expected = {
     # log 0.3 / 0.2 and log 0.6 / 0.5.
     "retrieval_utility": (np.log(1.5) + np.log(1.2)) / 2,
@@ -102,7 +105,7 @@ def test_metrics_by_hand():
 @pytest.mark.parametrize("seed", [0, 1])
 def test_equals_loops_in_numpy(form, seed):
   example = _example(seed)
-  loss, _ = marginal_masked_lm_loss(*example, form=form)
+  loss, _ = _loss(*example, form=form)
   assert loss == pytest.approx(_by_hand(*example, form), rel=1e-5)
 
 
@@ -110,8 +113,7 @@ def test_forms_agree_where_examples_have_one_mask():
   relevance, logits, targets, _ = _example(3)
   weights = np.eye(1, M, dtype=np.float32).repeat(B, axis=0)
   losses = [
-    marginal_masked_lm_loss(relevance, logits, targets, weights, form=form)[0]
-    for form in FORMS
+    _loss(relevance, logits, targets, weights, form=form)[0] for form in FORMS
   ]
   np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
 
@@ -122,7 +124,7 @@ def test_what_stands_at_padding_does_not_matter(form):
   padding = weights == 0
   other_targets = np.where(padding, (targets + 1) % V, targets)
   other_logits = np.where(padding[:, None, :, None], 50.0 - logits, logits)
-  function = functools.partial(marginal_masked_lm_loss, form=form)
+  function = functools.partial(_loss, form=form)
   one = function(relevance, logits, targets, weights)
   two = function(relevance, other_logits, other_targets, weights)
   jax.tree.map(
@@ -135,9 +137,7 @@ def test_a_batch_without_masks_costs_nothing(form):
   relevance, logits, targets, weights = _example(5)
 
   def loss(relevance, logits):
-    return marginal_masked_lm_loss(
-      relevance, logits, targets, 0 * weights, form=form
-    )[0]
+    return _loss(relevance, logits, targets, 0 * weights, form=form)[0]
 
   value, gradients = jax.value_and_grad(loss, argnums=(0, 1))(relevance, logits)
   assert value == 0.0
@@ -157,13 +157,11 @@ def test_metrics_carry_no_gradient_of_their_own():
   relevance, logits, targets, weights = _example(6)
 
   def entropy(relevance):
-    return marginal_masked_lm_loss(relevance, logits, targets, weights)[1][
-      "null_probability"
-    ]
+    return _loss(relevance, logits, targets, weights)[1]["null_probability"]
 
   assert not np.any(jax.grad(entropy)(jnp.asarray(relevance)))
 
 
 def test_an_unknown_form_is_refused():
   with pytest.raises(ValueError, match=r"form='paper'.*per_token"):
-    marginal_masked_lm_loss(*_example(0), form="paper")
+    _loss(*_example(0), form="paper")

@@ -30,6 +30,11 @@ def _example(seed):
   )
 
 
+def _loss(*example):
+  weighted = open_qa_loss(*map(jnp.asarray, example))
+  return weighted.loss.mean, weighted.means()
+
+
 def _by_hand(scores, has_answer, span_logits, is_span, is_answer):
   retriever = reader = 0.0
   scores, span_logits = scores.astype(float), span_logits.astype(float)
@@ -66,7 +71,7 @@ def test_log_likelihood_by_hand():
 @pytest.mark.parametrize("seed", range(3))
 def test_equals_loops_in_numpy(seed):
   example = _example(seed)
-  loss, metrics = open_qa_loss(*example)
+  loss, metrics = _loss(*example)
   retriever, reader = _by_hand(*example)
   assert metrics["retriever_loss"] == pytest.approx(retriever, rel=1e-5)
   assert metrics["reader_loss"] == pytest.approx(reader, rel=1e-5)
@@ -81,7 +86,7 @@ def test_metrics_by_hand():
   logits = jnp.zeros((2, 1, 2, 1)).at[:, 0, 1, 0].set(5.0)
   is_span = jnp.ones((2, 1, 2, 1), bool)
   is_answer = jnp.zeros((2, 1, 2, 1), bool).at[0, 0, 1, 0].set(True)
-  _, metrics = open_qa_loss(scores, has_answer, logits, is_span, is_answer)
+  _, metrics = _loss(scores, has_answer, logits, is_span, is_answer)
   assert metrics["recall_searched"] == 1.0
   assert metrics["recall_read"] == 0.5
   assert metrics["span_accuracy"] == 0.5
@@ -95,9 +100,7 @@ def test_the_best_span_is_one_that_exists():
   logits = jnp.array([[[[9.0], [0.0], [1.0]]]])
   is_span = jnp.array([[[[False], [True], [True]]]])
   is_answer = jnp.array([[[[True], [False], [True]]]])
-  _, metrics = open_qa_loss(
-    scores, jnp.ones((1, 1), bool), logits, is_span, is_answer
-  )
+  _, metrics = _loss(scores, jnp.ones((1, 1), bool), logits, is_span, is_answer)
   assert metrics["span_accuracy"] == 1.0
   assert metrics["reader_loss"] == pytest.approx(np.log1p(np.exp(-1)), rel=1e-5)
 
@@ -106,7 +109,7 @@ def _gradients(example):
   scores, has_answer, logits, is_span, is_answer = example
 
   def loss(scores, logits):
-    return open_qa_loss(scores, has_answer, logits, is_span, is_answer)[0]
+    return _loss(scores, has_answer, logits, is_span, is_answer)[0]
 
   return jax.value_and_grad(loss, argnums=(0, 1))(scores, logits)
 
@@ -136,8 +139,8 @@ def test_blocks_without_any_span_are_not_a_nan(rows):
 
 def test_spans_outside_the_bodies_do_not_matter():
   scores, has_answer, logits, is_span, is_answer = _example(2)
-  one = open_qa_loss(scores, has_answer, logits, is_span, is_answer)
-  two = open_qa_loss(
+  one = _loss(scores, has_answer, logits, is_span, is_answer)
+  two = _loss(
     scores,
     has_answer,
     np.where(is_span, logits, 40.0),

@@ -13,9 +13,9 @@ NUM_BLOCKS, DIM, K = 11, 4, 3
 TOKENS = np.arange(16, dtype=np.int32).reshape(8, 2) % 5
 
 
-def _embed(table, token_ids):
+def _embed(params, token_ids):
   """A query's vector is the sum of its tokens' rows."""
-  return table[token_ids].sum(axis=1)
+  return params["table"][token_ids].sum(axis=1)
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +51,11 @@ def _assemble(found):
 class HostIndex:
   """An index that searches on the host, by tokens or by vectors."""
 
+  kind = "host"
   num_blocks = NUM_BLOCKS
 
   def __init__(self, vectors, *, needs_vectors):
+    self.report = {}
     self.vectors = vectors
     self.needs_vectors = needs_vectors
     self.queries = None
@@ -70,14 +72,14 @@ def test_exact_search_finds_the_best_blocks(pipeline, mesh):
   index = ExactIndex(vectors, mesh=mesh)
   prepared = pipeline.search(
     TOKENS,
-    query_params=table,
+    pipeline.embed(TOKENS, {"table": table}),
     index=index,
     num_blocks=K,
     assemble=_assemble,
   ).result()
   rows, scores = _best(table, vectors)
-  np.testing.assert_array_equal(prepared.found.rows, rows)
-  np.testing.assert_array_equal(prepared.found.scores, scores)
+  np.testing.assert_array_equal(prepared.retrieved.rows, rows)
+  np.testing.assert_array_equal(prepared.retrieved.scores, scores)
   # The step's arrays lie over the devices, a row on each.
   np.testing.assert_array_equal(prepared.batch["rows"], rows)
   assert len(prepared.batch["rows"].sharding.device_set) == 8
@@ -88,8 +90,9 @@ def test_exact_search_finds_the_best_blocks(pipeline, mesh):
 def test_an_index_on_the_host_gets_the_vectors(pipeline):
   table, vectors = _world()
   index = HostIndex(vectors, needs_vectors=True)
+  queries = pipeline.embed(TOKENS, {"table": table})
   pipeline.search(
-    TOKENS, query_params=table, index=index, num_blocks=K, assemble=_assemble
+    TOKENS, queries, index=index, num_blocks=K, assemble=_assemble
   ).result()
   np.testing.assert_array_equal(index.queries.token_ids, TOKENS)
   np.testing.assert_array_equal(
@@ -101,10 +104,10 @@ def test_an_index_of_words_needs_no_model(pipeline):
   _, vectors = _world()
   index = HostIndex(vectors, needs_vectors=False)
   prepared = pipeline.search(
-    TOKENS, query_params=None, index=index, num_blocks=K, assemble=_assemble
+    TOKENS, None, index=index, num_blocks=K, assemble=_assemble
   ).result()
   assert index.queries.vectors is None
-  np.testing.assert_array_equal(prepared.found.rows[0], [0, 1, 2])
+  np.testing.assert_array_equal(prepared.retrieved.rows[0], [0, 1, 2])
 
 
 def test_a_resumed_step_uses_what_was_found_before(pipeline):
@@ -112,9 +115,9 @@ def test_a_resumed_step_uses_what_was_found_before(pipeline):
     rows=np.arange(24, dtype=np.int32).reshape(8, 3),
     scores=np.zeros((8, 3), np.float32),
   )
-  prepared = pipeline.resume(found, _assemble).result()
+  prepared = pipeline.reuse(found, _assemble).result()
   np.testing.assert_array_equal(prepared.batch["rows"], found.rows)
-  assert prepared.found is found
+  assert prepared.retrieved is found
 
 
 def test_a_stage_without_index_only_moves_its_arrays(pipeline):
@@ -123,7 +126,7 @@ def test_a_stage_without_index_only_moves_its_arrays(pipeline):
   ).result()
   assert isinstance(prepared.batch["query"], jax.Array)
   np.testing.assert_array_equal(prepared.batch["query"], TOKENS)
-  assert prepared.found.rows.size == 0
+  assert prepared.retrieved.rows.size == 0
   assert prepared.metrics == {"of_host": 1.0}
 
 
@@ -133,4 +136,4 @@ def test_an_error_in_the_background_reaches_the_loop(pipeline):
 
   found = SearchResult(rows=TOKENS, scores=TOKENS.astype(np.float32))
   with pytest.raises(OSError, match="disk gone"):
-    pipeline.resume(found, fail).result()
+    pipeline.reuse(found, fail).result()

@@ -12,12 +12,13 @@ def _feed(monitor, steps, utility, recall, entropy, seed=0):
   warnings = []
   for step in range(steps):
     warning = monitor.update(
+      step + 1,
       {
         "loss": 1.0,
         "retrieval_utility": utility(step) + rng.normal(0, 0.02),
         "recall": recall(step) + rng.normal(0, 0.03),
         "candidate_entropy": entropy(step) + rng.normal(0, 0.03),
-      }
+      },
     )
     if warning:
       warnings.append((step, warning))
@@ -60,7 +61,7 @@ def test_a_collapse_is_named_before_it_is_complete(recall, entropy, named):
   step, text = warnings[0]
   assert 60 < step < 200
   assert named in text
-  assert "HOLD_RETRIEVER_STEPS" in text
+  assert "FREEZE_RETRIEVER_STEPS" in text
 
 
 def test_it_repeats_itself_only_after_its_patience():
@@ -78,4 +79,11 @@ def test_it_repeats_itself_only_after_its_patience():
 
 def test_stages_without_these_metrics_are_ignored():
   monitor = CollapseMonitor(patience_steps=1)
-  assert monitor.update({"loss": 1.0, "accuracy": 0.1}) is None
+  assert monitor.update(1, {"loss": 1.0, "accuracy": 0.1}) is None
+
+
+def test_steps_that_freeze_the_retriever_are_ignored():
+  falling = _falling(0.97, 0.03, 250)
+  settings = _steady(0.0), falling, _steady(1.8)
+  assert _feed(CollapseMonitor(), 300, *settings)
+  assert not _feed(CollapseMonitor(freeze_retriever_steps=300), 300, *settings)

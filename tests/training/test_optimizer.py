@@ -157,9 +157,9 @@ def _moved(before, after, component):
   return max(float(np.abs(a - b).max()) for a, b in leaves)
 
 
-def test_the_retriever_is_held_for_so_many_steps():
+def test_the_retriever_is_frozen_for_so_many_steps():
   config = OptimizerConfig(
-    learning_rate=1e-3, warmup_steps=0, hold_retriever_steps=3
+    learning_rate=1e-3, warmup_steps=0, freeze_retriever_steps=3
   )
   history = _run(config, 5)
   for step, (before, after) in enumerate(itertools.pairwise(history)):
@@ -167,9 +167,9 @@ def test_the_retriever_is_held_for_so_many_steps():
     assert _moved(before, after, "reader") > 0
 
 
-def test_a_retriever_that_was_held_warms_up_once_more():
+def test_a_retriever_that_was_frozen_has_a_warm_up_of_its_own():
   config = OptimizerConfig(
-    learning_rate=1e-3, warmup_steps=4, hold_retriever_steps=6
+    learning_rate=1e-3, warmup_steps=4, freeze_retriever_steps=6
   )
   history = _run(config, 10)
   moves = [

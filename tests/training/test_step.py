@@ -9,8 +9,9 @@ import pytest
 
 from realm_jax.partitioning import rules
 from realm_jax.partitioning.mesh import DATA_AXIS, make_mesh
+from realm_jax.training.batches import IndexScores
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
-from realm_jax.training.step import train_step
+from realm_jax.training.step import Loss, train_step
 from tests.training import tiny
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-3, warmup_steps=0)
@@ -41,7 +42,7 @@ def _prepare(
   dropout_rate=0.0,
   optimizer=PLAIN,
   seed=0,
-  hold=False,
+  freeze=False,
   pack=False,
 ):
   """A state, the compiled step of a stage as the loop makes it, the mesh."""
@@ -52,7 +53,7 @@ def _prepare(
       loss=tiny.loss(stage, dropout_rate=dropout_rate),
       optimizer=update,
       seed=seed,
-      hold_retriever=hold,
+      freeze_retriever=freeze,
     ),
     out_shardings=(shardings, rules.replicated(mesh)),
   )
@@ -63,9 +64,7 @@ def _prepare(
 
 
 def _batch(stage, mesh, *, seed=0, pack=False):
-  batch = tiny.batch(stage, seed=seed)
-  if pack:
-    batch = tiny.packed(stage, batch, groups=mesh.shape[DATA_AXIS])
+  batch = tiny.batch(stage, seed, pack=pack, groups=mesh.shape[DATA_AXIS])
   return rules.to_devices(batch, mesh)
 
 
@@ -126,13 +125,10 @@ def test_a_step_never_recompiles_on_its_own_output():
 
   jax.monitoring.register_event_duration_secs_listener(listen)
   step = jax.jit(
-    functools.partial(train_step, loss=traced, optimizer=update, seed=0),
+    functools.partial(train_step, loss=Loss(traced), optimizer=update, seed=0),
     out_shardings=(shardings, rules.replicated(mesh)),
   )
-  batches = [
-    rules.to_devices(tiny.batch("inverse_cloze", seed), mesh)
-    for seed in range(3)
-  ]
+  batches = [_batch("inverse_cloze", mesh, seed=seed) for seed in range(3)]
   with rules.in_effect(mesh):
     state, _ = step(state, batches[0])
     before = len(compilations)
@@ -153,7 +149,7 @@ def test_dropout_differs_by_step_and_repeats_by_seed():
     state, step, mesh = _prepare(
       "inverse_cloze", dropout_rate=0.3, optimizer=still, seed=seed
     )
-    batch = rules.to_devices(tiny.batch("inverse_cloze"), mesh)
+    batch = _batch("inverse_cloze", mesh)
     found = []
     for _ in range(3):
       state, metrics = step(state, batch)
@@ -174,11 +170,11 @@ def _assert_trees_close(one, two, **tolerance):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["pretraining", "open_qa"])
-def test_a_held_retriever_stands_still_and_the_reader_learns_alike(stage):
-  held = dataclasses.replace(PLAIN, hold_retriever_steps=1)
+def test_a_frozen_retriever_does_not_change_and_the_reader_learns_alike(stage):
+  frozen = dataclasses.replace(PLAIN, freeze_retriever_steps=1)
   start, *_ = _state(stage, ONE, PLAIN)
   moved, moved_metrics = _first_step(stage)
-  still, still_metrics = _first_step(stage, optimizer=held, hold=True)
+  still, still_metrics = _first_step(stage, optimizer=frozen, freeze=True)
   _assert_trees_close(
     still.params["retriever"], start.params["retriever"], rtol=0
   )
@@ -220,7 +216,6 @@ def test_a_scale_makes_scores_of_an_index_without_vectors():
   # With a scale of 0 all blocks score alike, and doubling scores while halving
   # the scale changes nothing.
   batch = tiny.batch("open_qa")
-  del batch["vectors"]
   scores = np.random.default_rng(0).normal(size=(tiny.BATCH, tiny.SEARCHED))
   params = _state("open_qa", ONE, PLAIN)[0].params
   loss = jax.jit(tiny.loss("open_qa"))
@@ -228,14 +223,14 @@ def test_a_scale_makes_scores_of_an_index_without_vectors():
   def value(scale, scores):
     return loss(
       {**params, "retriever": {"scale": np.float32(scale)}},
-      {**batch, "scores": scores.astype(np.float32)},
+      batch._replace(retrieved=IndexScores(scores.astype(np.float32))),
       jax.random.key(0),
-    )[1]
+    ).means()
 
   np.testing.assert_allclose(
     value(0.5, scores)["loss"], value(0.25, 2 * scores)["loss"], rtol=1e-6
   )
-  share = [row.mean() for row in batch["has_answer"] if row.any()]
+  share = [row.mean() for row in batch.has_answer if row.any()]
   np.testing.assert_allclose(
     value(0.0, scores)["retriever_loss"],
     -np.sum(np.log(share)) / tiny.BATCH,

@@ -11,20 +11,29 @@ from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning import rules
-from realm_jax.training import stages, step
-from realm_jax.training.packing import BatchPacker
-from realm_jax.training.rooms import largest_room
+from realm_jax.training import step
+from realm_jax.training.batches import (
+  InverseClozeBatch,
+  MaskTargets,
+  OpenQaBatch,
+  PretrainingBatch,
+  StoredVectors,
+)
+from realm_jax.training.packing.packer import Packer, largest_bucket
+from realm_jax.training.stages.inverse_cloze import InverseCloze
+from realm_jax.training.stages.model_inputs import ModelInputs, Models
+from realm_jax.training.stages.open_qa import OpenQa
+from realm_jax.training.stages.pretraining import Pretraining
 from realm_jax.training.state import TrainState
-from realm_jax.training.step_texts import StepTexts
 
 SEP, CLS, MASK, VOCABULARY = 3, 2, 4, 40
 QUERY, BLOCK, JOINT, WIDTH = 6, 10, 14, 2
 BATCH, CANDIDATES, SEARCHED, MASKS = 8, 3, 5, 2
 STAGES = ("inverse_cloze", "pretraining", "open_qa")
 OF_STAGE = {
-  "inverse_cloze": stages.InverseCloze(),
-  "pretraining": stages.Pretraining(num_candidates=CANDIDATES),
-  "open_qa": stages.OpenQa(num_read=CANDIDATES),
+  "inverse_cloze": InverseCloze(),
+  "pretraining": Pretraining(num_candidates=CANDIDATES),
+  "open_qa": OpenQa(num_read=CANDIDATES),
 }
 
 
@@ -99,8 +108,8 @@ def loss(stage, *, dropout_rate=0.0, **retriever_settings):
   return step.open_qa(retriever, reader)
 
 
-def batch(stage, seed=0):
-  """A global batch of numpy arrays; examples have different lengths."""
+def arrays(stage, seed=0):
+  """Padded arrays of a global batch; examples have different lengths."""
   rng = np.random.default_rng(seed)
 
   def texts(shape, length, segments):
@@ -125,11 +134,11 @@ def batch(stage, seed=0):
     return {
       "query": query,
       "candidates": candidates(),
-      "mask_positions": np.full((BATCH, MASKS), [1, 0], np.int32),
-      "mask_targets": rng.integers(5, VOCABULARY, (BATCH, MASKS)).astype(
-        np.int32
+      "masks": MaskTargets(
+        np.full((BATCH, MASKS), [1, 0], np.int32),
+        rng.integers(5, VOCABULARY, (BATCH, MASKS)).astype(np.int32),
+        np.full((BATCH, MASKS), [1.0, 0.0], np.float32),
       ),
-      "mask_weights": np.full((BATCH, MASKS), [1.0, 0.0], np.float32),
     }
   return {
     "query": query,
@@ -140,15 +149,36 @@ def batch(stage, seed=0):
   }
 
 
-def texts(stage, *, groups=1, **retriever_settings):
-  """What the step of a stage reads."""
-  retriever, reader = models(**retriever_settings)
-  return StepTexts(
-    OF_STAGE[stage].parts, retriever=retriever, reader=reader, groups=groups
-  )
+def host_batch(stage, given, *, groups=1, **retriever_settings):
+  """The batch of a stage before its sequences are laid out in rows."""
+  inputs = ModelInputs(Models(*models(**retriever_settings)), groups=groups)
+  query = given["query"]
+  if stage == "inverse_cloze":
+    blocks = inputs.blocks(given["block"])
+    return InverseClozeBatch(inputs.queries(query), blocks, given["removed"])
+  joint = inputs.joint(query, given["candidates"])
+  if stage == "pretraining":
+    blocks, index = inputs.distinct_blocks(given["candidates"])
+    return PretrainingBatch(
+      inputs.queries(query), blocks, index, joint.rows, given["masks"]
+    )
+  vectors = StoredVectors(inputs.queries(query), given["vectors"])
+  answers = given["has_answer"], given["is_answer"]
+  return OpenQaBatch(vectors, *joint, *answers)
 
 
-def packed(stage, arrays, *, groups=1):
+def laid_out(stage, given, *, groups=1, pack=False, **retriever_settings):
   """The batch in rows, as many as any batch of its shapes fits in."""
-  of_stage = texts(stage, groups=groups)
-  return BatchPacker(of_stage, [largest_room(of_stage, arrays)])(arrays)
+  made = host_batch(stage, given, groups=groups, **retriever_settings)
+  buckets = [largest_bucket(made, groups=groups)]
+  return Packer(buckets, groups=groups, pack=pack)(made)
+
+
+def batch(stage, seed=0, **settings):
+  """A global batch of numpy arrays, one sequence in each row."""
+  return laid_out(stage, arrays(stage, seed), **settings)
+
+
+def packed(stage, given, *, groups=1):
+  """The batch with sequences that share rows."""
+  return laid_out(stage, given, groups=groups, pack=True)

@@ -1,31 +1,33 @@
 """Byte strings of a `block_records.npy`, read without unpickling."""
 
 from collections.abc import Callable, Iterator
-from typing import IO, Any
+from typing import IO, TypeAlias
 
 import numpy as np
 from etils import epath
 
 from realm_jax.conversion.errors import ConversionError
-from realm_jax.conversion.google.bytes_pickle import WANTED, BytesPickle
+from realm_jax.conversion.google.pickled_bytes import WANTED, BytesPickle
 
-_HEADER_READERS: dict[tuple[int, int], Callable[[Any], Any]] = {
+_Header: TypeAlias = tuple[tuple[int, ...], bool, np.dtype]
+_HEADER_READERS: dict[tuple[int, int], Callable[[IO[bytes]], _Header]] = {
   (1, 0): np.lib.format.read_array_header_1_0,
   (2, 0): np.lib.format.read_array_header_2_0,
 }
 
 
 class BlockRecords:
-  """The records of a `block_records.npy`: sized, and read anew at each pass.
+  """The records of a `block_records.npy`: sized, and iterable many times.
 
-  Memory stays flat, whatever the size of the file: one buffer, one record, and
-  eight bytes for each record seen.
+  Each pass reads the file again. Whatever its size, memory holds one buffer,
+  one record, and eight bytes for each record read so far. A pass over the
+  13,353,718 records of released REALM takes about a minute.
 
   Args:
-    path: local or on an object store.
+    path: Path of the file, local or on an object store.
 
   Raises:
-    ConversionError: the file is no array of objects in one dimension.
+    ConversionError: If the file is no array of objects in one dimension.
   """
 
   def __init__(self, path: epath.PathLike):
@@ -38,12 +40,11 @@ class BlockRecords:
     return self._count
 
   def __iter__(self) -> Iterator[bytes]:
-    """The records in order.
-
-    What follows the last one is checked too, before the iterator ends.
+    """Yields the records in order, and checks what follows the last one.
 
     Raises:
-      ConversionError: the file holds anything but byte strings, or is cut.
+      ConversionError: If the file holds anything but byte strings, or is cut
+        short.
     """
     with self._path.open("rb") as file:
       yield from BytesPickle(
@@ -52,7 +53,7 @@ class BlockRecords:
 
 
 def _read_header(file: IO[bytes], path: epath.Path) -> int:
-  """The number of records; the pickle follows in the file."""
+  """Reads the number of records, after which the pickle begins."""
   try:
     version = np.lib.format.read_magic(file)
     if version not in _HEADER_READERS:
@@ -60,7 +61,7 @@ def _read_header(file: IO[bytes], path: epath.Path) -> int:
     shape, _, dtype = _HEADER_READERS[version](file)
   except OSError:
     raise
-  except Exception as error:  # Of a damaged header, whatever it leads to.
+  except Exception as error:  # A damaged header can raise anything.
     raise ConversionError(
       f"{path} is no .npy file, or its header is damaged ({error}); copy "
       "block_records.npy again"

@@ -12,8 +12,9 @@ from realm_jax.console.progress import Progress
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.corpus.build.block_builder import block_id, token_spans
 from realm_jax.corpus.build.directory_writer import CorpusDirectoryWriter
-from realm_jax.corpus.build.splitting import NUM_SPECIAL_TOKENS, align_sentences
+from realm_jax.corpus.build.splitting import align_sentences
 from realm_jax.corpus.build.summary import BuildSummary
+from realm_jax.corpus.shards.format import NUM_SPECIAL_TOKENS
 from realm_jax.corpus.shards.writer import ShardWriter
 from realm_jax.text.salient_spans import Tagger, tag
 from realm_jax.text.sentences import sentence_ranges

@@ -20,12 +20,13 @@ from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.google.block_records import BlockRecords
 from realm_jax.conversion.google.released_corpus import write_released_corpus
 from realm_jax.conversion.google.tfrecords import TfRecords
-from realm_jax.corpus.build.written_aside import real_path
 from realm_jax.corpus.shards import format as shard_format
 from realm_jax.corpus.store import Corpus
+from realm_jax.files.remote import is_remote
+from realm_jax.files.whole_directory import real_path
 from realm_jax.generations.build.artifacts import (
+  ArtifactWriter,
   EmbeddingConfig,
-  GenerationMaker,
 )
 from realm_jax.generations.store import layout
 from realm_jax.generations.store import manifest as manifests
@@ -153,15 +154,17 @@ def import_index(
         query_length=min(EmbeddingConfig.query_length, longest)
       )
     mesh = make_mesh()
-    maker = GenerationMaker(
+    artifacts = ArtifactWriter(
       Corpus.open(corpus_dir), retriever, index=index, config=config, mesh=mesh
     )
     generations_dir = epath.Path(model_dir) / layout.FOLDER
     params = jax.device_put(params, rules.replicated(mesh))
 
     def write(directory: Path) -> Manifest:
-      stored = maker.store(directory, released.vectors, step=_STEP)
-      return maker.write(directory, step=_STEP, params=params, stored=stored)
+      stored = artifacts.store(directory, released.vectors, step=_STEP)
+      return artifacts.write(
+        directory, step=_STEP, params=params, stored=stored
+      )
 
     publish(
       generations_dir,
@@ -178,8 +181,9 @@ def import_index(
 
 
 def _remove_corpus(corpus_dir: epath.PathLike) -> None:
-  is_remote = layout.is_remote(corpus_dir)
-  directory = epath.Path(corpus_dir if is_remote else real_path(corpus_dir))
+  directory = epath.Path(
+    corpus_dir if is_remote(corpus_dir) else real_path(corpus_dir)
+  )
   # First what makes it a corpus, wherever removal may stop.
   (directory / shard_format.MANIFEST_NAME).unlink(missing_ok=True)
   directory.rmtree(missing_ok=True)

@@ -1,1 +1,1 @@
-"""From documents to a corpus directory and its later versions."""
+"""Building and updating: from documents to a corpus directory."""

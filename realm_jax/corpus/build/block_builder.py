@@ -1,28 +1,33 @@
-"""From documents to the blocks of a shard."""
+"""Blocks made of documents and written to shards."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from jaxtyping import Int
 
 from realm_jax.corpus.build.documents import Document
-from realm_jax.corpus.build.known_ids import hash63
+from realm_jax.corpus.build.seen_ids import hash63
 from realm_jax.corpus.build.splitting import (
-  NUM_SPECIAL_TOKENS,
   align_sentences,
   cut_overlong_sentences,
   pack_sentences,
 )
 from realm_jax.corpus.build.summary import BuildSummary
+from realm_jax.corpus.shards.format import NUM_SPECIAL_TOKENS
 from realm_jax.corpus.shards.writer import ShardSeries
 from realm_jax.text.salient_spans import Tagger
 from realm_jax.text.sentences import sentence_ranges
 from realm_jax.text.wordpieces import WordpieceVocabulary
 
+# Documents tokenized in one call. A call costs 20 ms, and its result stays in
+# memory until its documents are written.
+_DOCUMENTS_PER_CHUNK = 512
+_CHARACTERS_PER_CHUNK = 4 << 20
+
 
 def block_id(document_id: str, ordinal: int) -> int:
-  """The stable id of a document's block: 63 bits, never negative."""
+  """Returns the stable id of a document's block: 63 bits, never negative."""
   return hash63(f"{document_id}\0{ordinal}")
 
 
@@ -33,16 +38,16 @@ def token_spans(
   *,
   sentence_limits: Int[np.ndarray, " s"],
 ) -> Int[np.ndarray, "q 2"]:
-  """The byte ranges `spans` as token ranges that lie in one sentence.
+  """Converts byte ranges to token ranges that are inside one sentence.
 
   A span that begins or ends inside a token, or crosses the end of a sentence,
   is left out.
 
   Args:
-    spans: byte ranges, in order.
-    token_starts: first byte of each token.
-    token_limits: the byte after each token.
-    sentence_limits: the token after each sentence.
+    spans: Byte ranges, in order.
+    token_starts: First byte of each token.
+    token_limits: Byte after each token.
+    sentence_limits: Token after each sentence.
   """
   first = np.searchsorted(token_starts, spans[:, 0])
   limit = np.searchsorted(token_limits, spans[:, 1], side="right")
@@ -57,26 +62,37 @@ def token_spans(
 
 
 class BlockBuilder:
-  """Cuts documents into blocks and hands them to the writer of shards."""
+  """Splits documents into blocks and writes these to shards.
+
+  Args:
+    vocabulary: Vocabulary of the corpus.
+    shards: Shards that the blocks are written to.
+    block_length: Largest number of wordpieces in a block.
+    tagger: Function that finds salient spans; None finds none.
+    summary: Counts, to which this adds.
+  """
 
   def __init__(
     self,
     *,
     vocabulary: WordpieceVocabulary,
-    writer: ShardSeries,
+    shards: ShardSeries,
     block_length: int,
     tagger: Tagger | None,
     summary: BuildSummary,
   ):
-    """Builds with what is given; counts into `summary`."""
     self._vocabulary = vocabulary
-    self._writer = writer
-    self._room = block_length - NUM_SPECIAL_TOKENS
+    self._shards = shards
+    self._capacity = block_length - NUM_SPECIAL_TOKENS
     self._tagger = tagger
     self._summary = summary
 
-  def add(self, chunk: Sequence[Document]) -> None:
-    """Adds documents, tokenized in one call."""
+  def add_all(self, documents: Iterable[Document]) -> None:
+    """Adds documents, many of which are tokenized in one call."""
+    for chunk in _chunks(documents):
+      self._add_chunk(chunk)
+
+  def _add_chunk(self, chunk: Sequence[Document]) -> None:
     texts = [text for doc in chunk for text in (doc.title, doc.text)]
     tokens = self._vocabulary.tokenize_with_offsets(texts)
     bounds = tokens.row_offsets.tolist()
@@ -94,8 +110,8 @@ class BlockBuilder:
   def _cut_title(
     self, title_ids: Int[np.ndarray, " t"]
   ) -> Int[np.ndarray, " t"]:
-    """At most half a block, so that a body always has room."""
-    longest = self._room // 2
+    """Cuts a title to half a block, so that a body always fits."""
+    longest = self._capacity // 2
     self._summary.cut_titles += len(title_ids) > longest
     return title_ids[:longest]
 
@@ -121,7 +137,7 @@ class BlockBuilder:
       summary.skipped["no words in the text"] += 1
       return
     title_ids = self._cut_title(title_ids)
-    capacity = self._room - len(title_ids)
+    capacity = self._capacity - len(title_ids)
     text = document.text.encode()
     sentences, num_cut = cut_overlong_sentences(
       align_sentences(sentence_ranges(document.text), starts, limits),
@@ -135,7 +151,7 @@ class BlockBuilder:
     tagged = self._salient_spans(document)
     spans = token_spans(tagged, starts, limits, sentence_limits=ranges[:, 1])
     packed = pack_sentences(np.diff(ranges, axis=1)[:, 0], capacity=capacity)
-    shard = self._writer.shard
+    shard = self._shards.shard
     shard.add_document(
       document_id=document.id,
       title=document.title,
@@ -166,3 +182,19 @@ class BlockBuilder:
     summary.sentences += len(ranges)
     summary.cut_sentences += num_cut
     summary.unaligned_spans += len(tagged) - len(spans)
+
+
+def _chunks(documents: Iterable[Document]) -> Iterator[list[Document]]:
+  """Yields batches for the tokenizer, bounded in documents and characters."""
+  chunk: list[Document] = []
+  characters = 0
+  for document in documents:
+    chunk.append(document)
+    characters += len(document.text)
+    if (
+      len(chunk) >= _DOCUMENTS_PER_CHUNK or characters >= _CHARACTERS_PER_CHUNK
+    ):
+      yield chunk
+      chunk, characters = [], 0
+  if chunk:
+    yield chunk

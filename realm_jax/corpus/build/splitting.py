@@ -1,8 +1,8 @@
-"""Cutting a document into blocks: greedy whole sentences, as released REALM.
+"""Splits documents into blocks of whole sentences, as released REALM does.
 
-A block holds `[CLS] title [SEP] body [SEP]` in at most `block_length`
-wordpieces. Its body takes whole sentences while they fit. Only a sentence that
-fits in no block is cut, between wordpieces and, where possible, between words.
+A block is `[CLS] title [SEP] body [SEP]` of at most `block_length` wordpieces.
+Its body takes whole sentences while they fit. A sentence is cut only if it
+fits in no block: between wordpieces and, where possible, between words.
 """
 
 from typing import NamedTuple
@@ -10,15 +10,12 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int
 
-# [CLS], and [SEP] after the title and after the body.
-NUM_SPECIAL_TOKENS = 3
-
 
 class Sentences(NamedTuple):
-  """Sentences of one document: half-open ranges of its tokens and bytes.
+  """Half-open ranges of tokens and bytes, one for each sentence of a document.
 
-  Token ranges touch and cover all tokens; byte ranges leave out the white
-  space between sentences.
+  Token ranges are adjacent and cover all tokens; byte ranges leave out the
+  white space between sentences.
   """
 
   token_ranges: Int[np.ndarray, "s 2"]
@@ -30,15 +27,15 @@ def align_sentences(
   token_starts: Int[np.ndarray, " t"],
   token_limits: Int[np.ndarray, " t"],
 ) -> Sentences:
-  """Expresses sentences in tokens.
+  """Converts byte ranges of sentences to token ranges.
 
-  A sentence without tokens joins the one after it (the last, the one before),
-  and so do two sentences that one token straddles.
+  A sentence without tokens is joined to the next one (the last, to the one
+  before), and so are two sentences that share a token.
 
   Args:
-    sentences: byte ranges in order.
-    token_starts: first byte of each token, non-decreasing.
-    token_limits: the byte after each token.
+    sentences: Byte ranges in order.
+    token_starts: First byte of each token, non-decreasing.
+    token_limits: Byte after each token.
   """
   num_tokens = len(token_starts)
   if not num_tokens:
@@ -72,26 +69,26 @@ def cut_overlong_sentences(
   token_starts: Int[np.ndarray, " t"],
   token_limits: Int[np.ndarray, " t"],
 ) -> tuple[Sentences, int]:
-  """Cuts what fits in no block; returns the pieces and how many were cut.
+  """Cuts sentences that fit in no block; returns the pieces and a count.
 
   A cut is made at white space if there is any in the second half of what fits,
-  else between words (before a comma, say), else between the pieces of a word;
-  pieces of one character ('½' has three) are parted only where it alone has too
-  many, and then both sides show it.
+  else between words (for example before a comma), else between the pieces of a
+  word. The pieces of one character ('½' has three) are separated only if it
+  alone has too many; both blocks then show it.
 
   Args:
-    sentences: of the document `text`.
-    text: the document, UTF-8.
-    capacity: the most tokens a body can have; at least one.
-    is_continuation: which of the document's tokens continue a word.
-    token_starts: first byte of each token.
-    token_limits: the byte after each token.
+    sentences: Sentences of the document.
+    text: Document in UTF-8.
+    capacity: Largest number of tokens of a body, at least one.
+    is_continuation: Whether each of the document's tokens continues a word.
+    token_starts: First byte of each token.
+    token_limits: Byte after each token.
   """
   sizes = np.diff(sentences.token_ranges, axis=1)[:, 0]
   if not (sizes > capacity).any():
     return sentences, 0
   gaps = token_starts[1:] - token_limits[:-1]
-  # The kinds of tokens to cut before, the best first.
+  # Kinds of tokens before which to cut, best first.
   is_whole = np.append(True, gaps >= 0)
   is_word = is_whole & ~is_continuation
   is_spaced = is_word & np.append(True, gaps > 0)
@@ -108,8 +105,8 @@ def cut_overlong_sentences(
         (is_word, start + 1),
         (is_whole, start + 1),
       ):
-        if (places := np.flatnonzero(is_kind[first : last + 1])).size:
-          cut = first + int(places[-1])
+        if (candidates := np.flatnonzero(is_kind[first : last + 1])).size:
+          cut = first + int(candidates[-1])
           break
       piece = text[byte_start : token_starts[cut]].rstrip()
       piece_limit = max(byte_start + len(piece), int(token_limits[cut - 1]))
@@ -124,12 +121,12 @@ def cut_overlong_sentences(
 
 def pack_sentences(
   sizes: Int[np.ndarray, " s"], *, capacity: int
-) -> Int[np.ndarray, " b+1"]:
-  """Greedy packing: block i holds sentences `[packed[i], packed[i + 1])`.
+) -> Int[np.ndarray, " bounds"]:
+  """Packs sentences greedily: block i has `[packed[i], packed[i + 1])`.
 
   Args:
-    sizes: tokens of each sentence, none above `capacity`.
-    capacity: the most tokens a body can have.
+    sizes: Number of tokens of each sentence, at most `capacity`.
+    capacity: Largest number of tokens of a body.
   """
   starts, used = [0], 0
   for index, size in enumerate(sizes.tolist()):

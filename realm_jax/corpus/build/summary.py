@@ -1,13 +1,17 @@
-"""What a build or an update did, in numbers: nothing is left out."""
+"""Counts of what a build or an update did; nothing is left out silently."""
 
 import dataclasses
 from collections import Counter
-from typing import Any
+
+from realm_jax.files.json_file import JsonValue
+
+# Messages of skipped lines that a summary keeps; all lines are counted.
+_ERRORS_KEPT = 10
 
 
 @dataclasses.dataclass
 class BuildSummary:
-  """Counts of one build; `skipped` is by reason."""
+  """Counts of one build; `skipped` has what was left out, by reason."""
 
   documents: int = 0
   blocks: int = 0
@@ -20,15 +24,22 @@ class BuildSummary:
   skipped: Counter[str] = dataclasses.field(default_factory=Counter)
   first_errors: list[str] = dataclasses.field(default_factory=list)
 
-  def to_json(self) -> dict[str, Any]:
-    # Not `asdict`, which rebuilds a Counter from its pairs and counts those.
+  def skip_bad_line(self, reason: str, error: str) -> None:
+    """Counts a line that cannot be used, and keeps the first messages."""
+    self.skipped[reason] += 1
+    if len(self.first_errors) < _ERRORS_KEPT:
+      self.first_errors.append(error)
+
+  def to_json(self) -> dict[str, JsonValue]:
+    """Returns the counts as the manifest records them."""
+    # Not `asdict`, which would make a Counter of a Counter's pairs.
     return {
       name: dict(value) if isinstance(value, Counter) else value
       for name, value in vars(self).items()
     }
 
   def table(self) -> str:
-    """For people: a line a number, aligned."""
+    """Returns one line for each count, aligned."""
     rows = [
       ("documents", self.documents),
       ("blocks", self.blocks),
@@ -36,15 +47,9 @@ class BuildSummary:
       ("sentences", self.sentences),
       ("sentences cut (longer than a block)", self.cut_sentences),
       ("titles cut (longer than half a block)", self.cut_titles),
-    ]
-    rows += [
-      (f"salient spans: {kind}", count)
-      for kind, count in sorted(self.salient_spans.items())
-    ]
-    rows.append(("spans across sentences, left out", self.unaligned_spans))
-    rows += [
-      (f"skipped: {reason}", count)
-      for reason, count in sorted(self.skipped.items())
+      *_labelled("salient spans", self.salient_spans),
+      ("spans across sentences, left out", self.unaligned_spans),
+      *_labelled("skipped", self.skipped),
     ]
     return "\n".join(_aligned(rows) + self.first_errors)
 
@@ -54,13 +59,13 @@ class UpdateSummary:
   """Counts of one update.
 
   Attributes:
-    version: the newest version after it.
-    added: documents with new ids.
-    replaced: documents that took the place of another with their id.
-    removed: documents that are gone, those left out by their title among them.
-    unchanged: documents that were given as they were.
-    blocks_removed: of documents replaced and removed.
-    new: what the blocks of documents added and replaced were cut from.
+    version: Number of the newest version after the update.
+    added: Documents with new ids.
+    replaced: Documents that replaced one with their id.
+    removed: Documents that were removed, by a line or for their title.
+    unchanged: Documents that were given as they were.
+    blocks_removed: Blocks of documents that were replaced or removed.
+    new: Counts of the documents that were added or replaced others.
   """
 
   version: int
@@ -73,14 +78,15 @@ class UpdateSummary:
 
   @property
   def changes_something(self) -> bool:
-    """Whether blocks came or went."""
+    """Whether blocks were added or removed."""
     return bool(self.new.blocks or self.blocks_removed)
 
-  def to_json(self) -> dict[str, Any]:
+  def to_json(self) -> dict[str, JsonValue]:
+    """Returns the counts as the manifest records them."""
     return {**vars(self), "new": self.new.to_json()}
 
   def table(self) -> str:
-    """For people: a line a number, aligned."""
+    """Returns one line for each count, aligned."""
     rows = [
       ("documents added", self.added),
       ("documents replaced", self.replaced),
@@ -88,7 +94,12 @@ class UpdateSummary:
       ("documents unchanged", self.unchanged),
       ("blocks removed", self.blocks_removed),
     ]
-    return "\n".join([*_aligned(rows), "of what is new:", self.new.table()])
+    new = ["added and replacing documents:", self.new.table()]
+    return "\n".join(_aligned(rows) + new)
+
+
+def _labelled(label: str, counts: Counter[str]) -> list[tuple[str, int]]:
+  return [(f"{label}: {name}", count) for name, count in sorted(counts.items())]
 
 
 def _aligned(rows: list[tuple[str, int]]) -> list[str]:

@@ -1,1 +1,1 @@
-"""The files of a corpus: one shard's arrays, written and mapped."""
+"""Shards: the arrays of a corpus, written to files and mapped from them."""

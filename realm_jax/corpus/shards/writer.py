@@ -1,23 +1,24 @@
-"""Writes one shard, array by array, with nothing but buffers in memory."""
+"""Shards written array by array, with nothing but buffers in memory."""
 
 import contextlib
-import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from jaxtyping import Int
 
+from realm_jax.corpus.manifest import FileRecord, ShardRecord
 from realm_jax.corpus.shards import format as shard_format
+from realm_jax.files.checksum import sha256_of
 
-# NumPy aligns data to 64 bytes; the header is rewritten when the number of
-# rows is known, so its room is fixed: the longest one we write takes 100.
+# NumPy aligns data to 64 bytes. The header is rewritten when the number of
+# rows is known, so its size is fixed; the longest one takes 100 bytes.
 _HEADER_BYTES = 128
 
 
-def npy_header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
-  """The header of a version 1.0 .npy file, in `_HEADER_BYTES` bytes."""
+def _npy_header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
+  """Returns the header of a version 1.0 .npy file, of `_HEADER_BYTES`."""
   fields = {"descr": dtype.str, "fortran_order": False, "shape": shape}
   text = repr(fields).encode("latin1")
   magic = b"\x93NUMPY\x01\x00"
@@ -48,29 +49,27 @@ class GrowingArray:
     self.rows += len(values)
 
   def close(self) -> None:
-    """Writes the header and puts the file safely on disk."""
+    """Writes the header and syncs the file to the disk."""
     self._file.seek(0)
-    self._file.write(npy_header(self._dtype, (self.rows, *self._trailing)))
+    self._file.write(_npy_header(self._dtype, (self.rows, *self._trailing)))
     self._file.flush()
     os.fsync(self._file.fileno())
     self._file.close()
 
   def abandon(self) -> None:
-    """Lets go of a file that will be deleted."""
-    # What is still buffered may find the disk full again.
+    """Closes a file that will be deleted."""
+    # Buffered rows may find the disk full again.
     with contextlib.suppress(OSError):
       self._file.close()
 
 
-def file_record(path: Path) -> dict[str, Any]:
-  """Size and checksum of a file, as the manifest lists them."""
-  with path.open("rb") as file:
-    digest = hashlib.file_digest(file, "sha256").hexdigest()
-  return {"bytes": path.stat().st_size, "sha256": digest}
+def file_record(path: Path) -> FileRecord:
+  """Returns the size and checksum of a file, for the manifest."""
+  return FileRecord(bytes=path.stat().st_size, sha256=sha256_of(path))
 
 
 class ShardWriter:
-  """Appends whole documents to a new shard directory."""
+  """A new shard folder, to which whole documents are appended."""
 
   def __init__(self, directory: Path, *, vocab_size: int):
     directory.mkdir(parents=True)
@@ -88,7 +87,7 @@ class ShardWriter:
   def add_document(
     self, *, document_id: str, title: str, url: str, num_blocks: int
   ) -> None:
-    """Opens a document; its blocks follow."""
+    """Begins a document; calls of `add_block` follow."""
     self._arrays["document_starts"].append(np.array([self.num_blocks]))
     self._append_text("document_ids", document_id.encode())
     self._append_text("titles", title.encode())
@@ -101,13 +100,13 @@ class ShardWriter:
     *,
     block_id: int,
     title_length: int,
-    token_ids: np.ndarray,
-    byte_ranges: np.ndarray,
-    sentences: np.ndarray,
-    salient_spans: np.ndarray,
+    token_ids: Int[np.ndarray, " l"],
+    byte_ranges: Int[np.ndarray, "b 2"],
+    sentences: Int[np.ndarray, "s 2"],
+    salient_spans: Int[np.ndarray, "p 2"],
     body: bytes,
   ) -> None:
-    """Adds one block of the open document."""
+    """Adds one block of the current document."""
     self._arrays["block_ids"].append(np.array([block_id]))
     self._arrays["title_lengths"].append(np.array([title_length]))
     self._append_rows("token_ids", token_ids)
@@ -129,35 +128,36 @@ class ShardWriter:
     self._arrays[f"{name}_offsets"].append(np.array([self._arrays[name].rows]))
 
   def abandon(self) -> None:
-    """Lets go of the files, which are of no use; twice does no harm."""
+    """Closes the files, which will be deleted; may be called twice."""
     for array in self._arrays.values():
       array.abandon()
 
-  def close(self) -> dict[str, Any]:
-    """Completes the files; returns the shard's entry in the manifest."""
+  def close(self) -> ShardRecord:
+    """Completes the files; returns the shard's record for the manifest."""
     self._arrays["document_starts"].append(np.array([self.num_blocks]))
     for array in self._arrays.values():
       array.close()
-    return {
-      "name": self.directory.name,
-      "num_blocks": self.num_blocks,
-      "num_documents": self.num_documents,
-      "num_tokens": self.num_tokens,
-      "files": {
+    return ShardRecord(
+      name=self.directory.name,
+      num_blocks=self.num_blocks,
+      num_documents=self.num_documents,
+      num_tokens=self.num_tokens,
+      files={
         path.name: file_record(path)
         for path in sorted(self.directory.iterdir())
       },
-    }
+    )
 
 
 class ShardSeries:
-  """New shards, one after the other.
+  """New shards, written one after the other.
 
   Args:
-    directory: where their folders go.
-    name: of the shard of a number, from 0.
-    vocab_size: of the vocabulary.
-    blocks_per_shard: a shard ends with the document that reaches this.
+    directory: Directory of the shards' folders.
+    name: Function from a shard's number, from 0, to its folder's name.
+    vocab_size: Size of the vocabulary.
+    blocks_per_shard: Number of blocks at which a shard ends, once the current
+      document is complete.
   """
 
   def __init__(
@@ -173,11 +173,11 @@ class ShardSeries:
     self._vocab_size = vocab_size
     self._blocks_per_shard = blocks_per_shard
     self._shard: ShardWriter | None = None
-    self._closed: list[dict[str, Any]] = []
+    self._closed: list[ShardRecord] = []
 
   @property
   def shard(self) -> ShardWriter:
-    """Where the next document goes."""
+    """The shard to which the next document is added."""
     if self._shard and self._shard.num_blocks >= self._blocks_per_shard:
       self.close()
     if self._shard is None:
@@ -185,14 +185,14 @@ class ShardSeries:
       self._shard = ShardWriter(directory, vocab_size=self._vocab_size)
     return self._shard
 
-  def close(self) -> list[dict[str, Any]]:
-    """Completes all; returns their entries in the manifest."""
+  def close(self) -> list[ShardRecord]:
+    """Completes all shards; returns their records for the manifest."""
     if self._shard:
       self._closed.append(self._shard.close())
       self._shard = None
     return self._closed
 
   def abandon(self) -> None:
-    """Lets go of a shard that is not complete."""
+    """Closes a shard that is not complete."""
     if self._shard:
       self._shard.abandon()

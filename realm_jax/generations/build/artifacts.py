@@ -1,12 +1,11 @@
-"""Makes one generation of its vectors: build, measure, and say what it is."""
+"""The artifacts of a generation: vectors, index, query tower and manifest."""
 
 import dataclasses
 import functools
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,16 +13,13 @@ import numpy as np
 from flax import linen as nn
 from flax import traverse_util
 from jax.sharding import Mesh
-from jaxtyping import Int
+from jaxtyping import Float, Int, UInt64
 
 from realm_jax.corpus.store import NULL_ROW, Corpus
+from realm_jax.files.json_file import JsonValue
 from realm_jax.generations.build import recall
 from realm_jax.generations.build.corpus_embedder import CorpusEmbedder
-from realm_jax.generations.build.shared_work import (
-  StoredVectors,
-  identity_digest,
-)
-from realm_jax.generations.follow.loading import blocks_of
+from realm_jax.generations.build.shared_work import StoredVectors, json_checksum
 from realm_jax.generations.store import embeddings, query_tower
 from realm_jax.generations.store.manifest import Manifest, PartialRecord
 from realm_jax.indexes import npy
@@ -34,25 +30,29 @@ from realm_jax.indexes.protocol import (
   Rows,
 )
 from realm_jax.indexes.registry import parameters_of
+from realm_jax.models.parameters import Params
 from realm_jax.models.retriever import Retriever, query_tower_parameters
 from realm_jax.partitioning import rules
+
+_BLOCK_KEYS = "block_keys.npy"
 
 
 @dataclasses.dataclass(frozen=True)
 class EmbeddingConfig:
-  """How the corpus is embedded and what is measured.
+  """Settings of embedding and of measuring recall.
 
   Attributes:
-    dtype: of the stored vectors, `float32` or `bfloat16`.
-    tokens_per_batch: bounds the memory of activations.
-    num_lengths: the most lengths that batches of blocks have; each compiles
-      once, and fewer leave more padding.
-    shard_blocks: the most rows of a file of vectors, which one process embeds
-      at a time, and loses if it is killed.
-    query_length: of the held-out queries.
-    recall_queries: how many there are, at least 2; an index that tunes itself
-      does so on half of them, and recall is measured on the others.
-    recall_at: the k of recall@k; those above the corpus are left out.
+    dtype: Type of the stored vectors, `float32` or `bfloat16`.
+    tokens_per_batch: Upper bound on rows times length of a batch, which bounds
+      the memory of activations.
+    num_lengths: Upper bound on the number of batch lengths. More lengths mean
+      less padding and more compilations.
+    shard_blocks: Upper bound on the rows of a file of vectors. A worker embeds
+      one file at a time, and loses it if it is killed.
+    query_length: Length of the held-out queries.
+    recall_queries: Number of held-out queries, at least 2. An index that tunes
+      itself does so on half of them; recall is measured on the others.
+    recall_at: Values of k for recall@k; those above the corpus are skipped.
   """
 
   dtype: str = "float32"
@@ -63,7 +63,7 @@ class EmbeddingConfig:
   recall_queries: int = 512
   recall_at: Sequence[int] = (8, 100)
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     if self.recall_queries < 2:
       raise ValueError(
         f"recall_queries={self.recall_queries}; want at least 2: one to tune "
@@ -71,15 +71,15 @@ class EmbeddingConfig:
       )
 
 
-class GenerationMaker:
-  """Makes the generation of one checkpoint after another, compiling once.
+class ArtifactWriter:
+  """Writes generations of one corpus version, and compiles once for all.
 
   Args:
-    corpus: whose blocks to embed.
-    retriever: the towers, for any vocabulary.
-    index: the search structure to build.
-    config: see `EmbeddingConfig`.
-    mesh: where embedding runs, of this process's own devices.
+    corpus: Corpus to embed.
+    retriever: Towers, for any vocabulary.
+    index: Settings of the index.
+    config: Settings of embedding; None takes the defaults.
+    mesh: Mesh of this process's devices.
   """
 
   def __init__(
@@ -96,7 +96,7 @@ class GenerationMaker:
     self._retriever = retriever.for_vocabulary(
       vocab_size=corpus.vocab_size, separator_id=separator_id
     )
-    self._corpus = corpus
+    self.corpus = corpus
     self._index = index
     self._config = config = config or EmbeddingConfig()
     self._mesh = mesh
@@ -104,7 +104,7 @@ class GenerationMaker:
       corpus.num_blocks,
       self._retriever.vector_size,
       dtype=config.dtype,
-      most_rows=config.shard_blocks,
+      max_rows=config.shard_blocks,
     )
     self.embedder = CorpusEmbedder(
       corpus,
@@ -112,7 +112,7 @@ class GenerationMaker:
       dim=self._retriever.vector_size,
       mesh=mesh,
       tokens_per_batch=config.tokens_per_batch,
-      rows_at_once=self.layout.rows_per_shard,
+      rows_per_call=self.layout.rows_per_shard,
       num_lengths=config.num_lengths,
     )
     self._embed_queries = jax.jit(
@@ -123,13 +123,8 @@ class GenerationMaker:
     )
 
   @property
-  def corpus(self) -> Corpus:
-    """Whose blocks it embeds."""
-    return self._corpus
-
-  @property
   def index_kind(self) -> str:
-    """The kind of its search structures."""
+    """The kind of the index."""
     return self._index.kind
 
   @property
@@ -137,13 +132,8 @@ class GenerationMaker:
     """Whether vectors have length 1."""
     return self._retriever.normalize
 
-  @property
-  def vocabulary(self) -> str:
-    """The sha256 of the corpus's vocabulary."""
-    return self._corpus.vocab_sha256
-
-  def abstract_params(self) -> Any:
-    """What a checkpoint's `retriever` must be, with where it should go."""
+  def abstract_params(self) -> Params:
+    """Returns the shapes of the retriever's parameters, with shardings."""
     tokens = jnp.zeros((1, 3), jnp.int32)
     boxed = jax.eval_shape(
       self._retriever.init, jax.random.key(0), tokens, tokens
@@ -156,43 +146,42 @@ class GenerationMaker:
     )
 
   def replaces(self, manifest: Manifest, *, any_version: bool = False) -> bool:
-    """Whether a published generation is not what this builder would make.
+    """Returns whether a published generation has other settings or blocks.
 
-    Args:
-      manifest: of the generation.
-      any_version: whether one of an earlier version of the corpus will do.
+    With `any_version`, those of an earlier corpus version are the same.
     """
     wanted = (
       self._index.kind,
       _as_json(parameters_of(self._index)),
       self._config.dtype,
     )
-    if wanted != (
+    published = (
       manifest.index_kind,
       _as_json(manifest.index_parameters),
       manifest.dtype,
-    ):
+    )
+    if wanted != published:
       return True
-    if manifest.corpus_fingerprint == self._corpus.fingerprint:
+    if manifest.corpus_fingerprint == self.corpus.fingerprint:
       return False
-    return not any_version or not self._corpus.has_version(
+    return not any_version or not self.corpus.has_version(
       manifest.corpus_version, manifest.corpus_fingerprint
     )
 
   @functools.cached_property
   def model(self) -> str:
-    """A checksum of the retriever's settings, parameters' names and tokens."""
+    """The checksum of the retriever's settings, parameter shapes and pieces."""
     params = traverse_util.flatten_dict(self.abstract_params(), sep="/")
-    return identity_digest(
+    return json_checksum(
       {
         "retriever": repr(self._retriever),
         "parameters": {name: repr(x.shape) for name, x in params.items()},
-        "vocabulary": self.vocabulary,
+        "vocabulary": self.corpus.vocab_sha256,
       }
     )
 
-  def identity(self, params: Any) -> dict[str, Any]:
-    """All that the vectors of a full embedding follow from."""
+  def identity(self, params: Params) -> dict[str, JsonValue]:
+    """Returns everything that determines the vectors of a full embedding."""
     digest = hashlib.sha256()
     flat = traverse_util.flatten_dict(jax.device_get(params), sep="/")
     for name, array in sorted(flat.items()):
@@ -201,21 +190,20 @@ class GenerationMaker:
     return {
       "model": self.model,
       "parameters": digest.hexdigest(),
-      "corpus": self._corpus.fingerprint,
+      "corpus": self.corpus.fingerprint,
       "batches": [self._config.tokens_per_batch, *self.embedder.lengths],
     }
 
   def store(
     self, directory: Path, vectors: Rows, *, step: int
   ) -> StoredVectors:
-    """Writes vectors that are known already into a generation's directory.
+    """Writes existing vectors to a generation's directory.
 
     Raises:
-      GenerationError: they are too many, too few, of another dimension than
-        the retriever's, or not finite.
+      GenerationError: Their number or dimension is wrong, or one is not finite.
     """
     start = time.monotonic()
-    shards = embeddings.copy(vectors, directory, self.layout, step=step)
+    shards = embeddings.copy_vectors(vectors, directory, self.layout, step=step)
     return StoredVectors(shards, (), time.monotonic() - start)
 
   def write(
@@ -223,47 +211,44 @@ class GenerationMaker:
     directory: Path,
     *,
     step: int,
-    params: Any,
+    params: Params,
     stored: StoredVectors,
     partial: PartialRecord | None = None,
-    keys: Int[np.ndarray, " N"] | None = None,
+    keys: UInt64[np.ndarray, " N"] | None = None,
     previous: Path | None = None,
     check: Callable[[], None] = lambda: None,
   ) -> Manifest:
-    """Fills a directory that has vectors with the rest of a generation.
+    """Adds the other artifacts to a directory that holds the vectors.
 
     Args:
-      directory: of the generation.
-      step: the checkpoint's.
-      params: its retriever, on the devices.
-      stored: the vectors that are there.
-      partial: where some of them are an earlier generation's.
-      keys: of the blocks, for a builder that takes vectors from this one.
-      previous: the index of an earlier generation, to start from.
-      check: called now and then; what it raises ends the work.
+      directory: Directory of the generation.
+      step: Checkpoint step of the generation.
+      params: Parameters of the retriever, on the devices.
+      stored: Vectors in the directory.
+      partial: Record of the partial refresh; None where all were embedded.
+      keys: Keys of the blocks, for later partial refreshes; None writes none.
+      previous: Files of an earlier index, from which the new one may start.
+      check: Function called regularly; an exception stops the work.
 
     Returns:
-      The manifest; of its files, those of the vectors, as they should be.
+      The manifest. Its `files` are those of the vectors, as they should be.
 
     Raises:
-      RecallError: the index finds less than its settings want.
+      RecallError: The recall of the index is below what its settings want.
     """
-    corpus, config = self._corpus, self._config
-    block_keys = ""
     if keys is not None:
-      block_keys = "block_keys.npy"
-      npy.save(directory / block_keys, keys)
+      npy.save(directory / _BLOCK_KEYS, keys)
     query_tower.save(
       directory,
       jax.device_get(query_tower_parameters(self._retriever, params)),
     )
     manifest = Manifest(
       step=step,
-      corpus_fingerprint=corpus.fingerprint,
-      corpus_version=corpus.version,
-      num_blocks=corpus.num_blocks,
+      corpus_fingerprint=self.corpus.fingerprint,
+      corpus_version=self.corpus.version,
+      num_blocks=self.corpus.num_blocks,
       dim=self._retriever.vector_size,
-      dtype=config.dtype,
+      dtype=self._config.dtype,
       index_kind=self._index.kind,
       index_parameters=parameters_of(self._index),
       recall={},
@@ -273,19 +258,33 @@ class GenerationMaker:
       embeddings=stored.shards,
       model=self.model,
       partial=partial,
-      block_keys=block_keys,
+      block_keys="" if keys is None else _BLOCK_KEYS,
       files=stored.files,
     )
     check()
+    return self._build_index(
+      directory, manifest, params, previous=previous, check=check
+    )
+
+  def _build_index(
+    self,
+    directory: Path,
+    manifest: Manifest,
+    params: Params,
+    *,
+    previous: Path | None,
+    check: Callable[[], None],
+  ) -> Manifest:
+    """Builds the index, measures its recall and adds both to the manifest."""
     vectors = embeddings.Embeddings(directory, manifest)
-    # What an index is tuned on is not what it is measured on.
+    # Recall is measured on other queries than those the index is tuned on.
     queries = np.asarray(self._embed_queries(params, self._queries))
     for_tuning, for_recall = (
       QueryBatch(self._queries[half::2], queries[half::2]) for half in (0, 1)
     )
     start = time.monotonic()
     index = self._index.build(
-      blocks_of(corpus, vectors),
+      embeddings.index_blocks(self.corpus, vectors),
       BuildOptions(
         directory=directory / self._index.kind,
         queries=for_tuning,
@@ -295,14 +294,14 @@ class GenerationMaker:
     )
     build_seconds = time.monotonic() - start
     check()
-    found = {}
+    recall_at = {}
     if index.needs_vectors:
-      found = recall.measure_recall(
-        index, vectors, for_recall, config.recall_at
+      recall_at = recall.measure_recall(
+        index, vectors, for_recall, self._config.recall_at
       )
     return dataclasses.replace(
       manifest,
-      recall=found,
+      recall=recall_at,
       recall_queries=len(for_recall.token_ids),
       build_seconds=round(build_seconds, 3),
       index_report=index.report,
@@ -310,13 +309,16 @@ class GenerationMaker:
 
 
 def _apply(
-  retriever: Retriever, method: str, params: Any, token_ids: jax.Array
-) -> jax.Array:
+  retriever: Retriever,
+  method: str,
+  params: Params,
+  token_ids: Int[jax.Array, "b l"],
+) -> Float[jax.Array, "b d"]:
   return retriever.apply({"params": params}, token_ids, method=method)
 
 
-def _as_json(parameters: dict[str, Any]) -> dict[str, Any]:
-  """Parameters as a manifest gives them back: tuples are lists there."""
+def _as_json(parameters: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+  """Returns parameters as a manifest reads them: tuples become lists."""
   return {
     name: list(value) if isinstance(value, tuple) else value
     for name, value in parameters.items()

@@ -1,9 +1,8 @@
-"""The earlier generation that a partial refresh takes vectors from."""
+"""The base generation, from which a partial refresh copies vectors."""
 
 import contextlib
 import dataclasses
 import hashlib
-import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -13,124 +12,114 @@ from etils import epath
 from jaxtyping import Int, UInt64
 
 from realm_jax.corpus.store import NULL_ROW, Corpus
-from realm_jax.generations.build.refresh_plan import Stored
-from realm_jax.generations.store import embeddings, layout
+from realm_jax.files import remote
+from realm_jax.generations.build.refresh_plan import BaseVectors
+from realm_jax.generations.store import layout
 from realm_jax.generations.store import manifest as manifests
+from realm_jax.generations.store.embeddings import Embeddings
 from realm_jax.generations.store.manifest import (
   DamagedGenerationError,
   GenerationError,
   Manifest,
 )
 
-_ROWS_AT_ONCE = 1 << 14
+_ROWS_PER_READ = 1 << 14
 
 
 @dataclasses.dataclass(frozen=True)
-class Earlier:
-  """A generation whose manifest is sound."""
+class BaseGeneration:
+  """A published generation with a valid manifest."""
 
   directory: epath.Path
   manifest: Manifest
 
   @property
   def checksum(self) -> str:
-    """Of the manifest, and so of every file."""
+    """The checksum of the manifest, which has those of all files."""
     return hashlib.sha256(self.manifest.to_json().encode()).hexdigest()
 
 
-def find_earlier(
+def find_base_generation(
   generations_dir: epath.PathLike,
   step: int,
   *,
   corpus: Corpus,
   model: str,
   dtype: str,
-) -> Earlier | None:
-  """The newest generation that the vectors of a step's may be taken from.
+) -> BaseGeneration | None:
+  """Returns the newest generation from which vectors can be copied.
 
-  That is one before the step, or that of the step itself on another version of
-  the corpus: where blocks were changed alone, those alone are embedded.
+  It is of an earlier step, or of the same step on another version of the
+  corpus: then only blocks that have changed are embedded.
+
+  If there is none, the reason is logged.
 
   Args:
-    generations_dir: where generations lie.
-    step: of the generation that is made.
-    corpus: whose blocks it is of.
-    model: what `GenerationMaker.model` says.
-    dtype: of the stored vectors.
-
-  Returns:
-    None where there is none, after saying why.
+    generations_dir: Directory of the generations.
+    step: Checkpoint step of the new generation.
+    corpus: Corpus of the new generation.
+    model: Checksum that `ArtifactWriter.model` returns.
+    dtype: Type of the stored vectors.
   """
-  why = "there is no earlier one"
-  for there in reversed(layout.published_steps(generations_dir)):
-    if there > step:
+  reason = "there is no earlier generation"
+  for other in reversed(layout.published_steps(generations_dir)):
+    if other > step:
       continue
-    directory = layout.path_of(generations_dir, there)
-    is_sound = False
+    directory = layout.path_of(generations_dir, other)
+    is_valid = False
     try:
       manifest = manifests.read(directory)
       manifests.verify(directory, manifest, checksums=False)
     except GenerationError as error:
-      why = str(error)
+      reason = str(error)
     else:
-      is_sound = True
-      if there == step and manifest.corpus_fingerprint == corpus.fingerprint:
-        continue  # It is to be replaced.
+      is_valid = True
+      same_corpus = manifest.corpus_fingerprint == corpus.fingerprint
+      if other == step and same_corpus:
+        continue  # The new generation replaces it.
       if (manifest.model, manifest.dtype) != (model, dtype):
-        why = f"generation {there} is of another model or dtype"
-      elif (
-        manifest.corpus_fingerprint != corpus.fingerprint
-        and not manifest.block_keys
-      ):
-        why = (
-          f"generation {there} is of another corpus, and does not tell its "
-          "blocks"
+        reason = f"generation {other} is of another model or dtype"
+      elif not same_corpus and not manifest.block_keys:
+        reason = (
+          f"generation {other} is of another corpus and has no keys by which "
+          "to find its blocks"
         )
       else:
-        return Earlier(directory, manifest)
-    logging.warning("nothing is taken from generation %d: %s", there, why)
-    if there == step and is_sound:
-      break  # From an earlier one, most blocks would go back to older vectors.
-  logging.info("generation %d embeds every block: %s", step, why)
+        return BaseGeneration(directory, manifest)
+    logging.warning("generation %d is not used as base: %s", other, reason)
+    if other == step and is_valid:
+      break  # An earlier base would replace most vectors by older ones.
+  logging.info("generation %d embeds every block: %s", step, reason)
   return None
 
 
 @contextlib.contextmanager
-def opened(
-  earlier: Earlier, keys: UInt64[np.ndarray, " N"], *, corpus: Corpus
-) -> Iterator[Stored]:
-  """The vectors of an earlier generation, by the rows of this corpus.
-
-  Every byte that they are taken from is read first.
+def open_base_vectors(
+  base: BaseGeneration, keys: UInt64[np.ndarray, " N"], *, corpus: Corpus
+) -> Iterator[BaseVectors]:
+  """Verifies and opens the vectors of the base by the rows of a corpus.
 
   Args:
-    earlier: the generation; one on an object store is copied first.
-    keys: of this corpus's blocks.
-    corpus: this one.
+    base: Base generation.
+    keys: Keys of the corpus's blocks, as `block_keys` returns them.
+    corpus: Corpus of the new generation.
 
   Raises:
-    GenerationError: a file is missing or damaged.
+    GenerationError: A file is missing or damaged.
   """
-  manifest = earlier.manifest
-  with contextlib.ExitStack() as stack:
-    local = Path(earlier.directory)
-    if layout.is_remote(earlier.directory):
-      local = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-      for path in _paths(manifest):
-        target = local / manifest.folder / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        # What is missing, the verification that follows says.
-        with contextlib.suppress(FileNotFoundError):
-          (earlier.directory / manifest.folder / path).copy(target)
-    manifests.verify(
-      local, _only(manifest, _paths(manifest)), named=earlier.directory
-    )
+  manifest = base.manifest
+  paths = [manifest.block_keys]
+  for shard in manifest.embeddings:
+    paths += [shard.path, shard.steps_path]
+  needed = _with_files(manifest, paths)
+  with manifests.local_files(base.directory, needed) as local:
+    manifests.verify(local, needed, shown_as=base.directory)
     files = local / manifest.folder
-    vectors = embeddings.Embeddings(files, manifest)
+    vectors = Embeddings(files, manifest)
     rows = np.arange(manifest.num_blocks, dtype=np.int32)
     if manifest.corpus_fingerprint != corpus.fingerprint:
-      rows = _rows_by_key(keys, _keys_in(files / manifest.block_keys))
-    yield Stored(
+      rows = _rows_by_key(keys, _read_keys(files / manifest.block_keys))
+    yield BaseVectors(
       step=manifest.step,
       partials=manifest.partial.partials if manifest.partial else 0,
       rows=rows,
@@ -139,23 +128,17 @@ def opened(
     )
 
 
-def _only(manifest: Manifest, paths: Collection[str]) -> Manifest:
-  """The manifest of these files alone."""
-  files = tuple(file for file in manifest.files if file.path in paths)
-  return dataclasses.replace(manifest, files=files)
-
-
-def index_before(
+def previous_index(
   generations_dir: epath.PathLike, step: int, *, kind: str
 ) -> Path | None:
-  """The index of the newest generation before a step, if it is of a kind.
+  """Returns the files of the newest earlier index, if it is of the same kind.
 
-  What it is started from shapes the next, and every byte of it is read.
+  The new index may start from it, so all of its bytes are verified.
   """
-  if layout.is_remote(generations_dir):
+  if remote.is_remote(generations_dir):
     return None
-  before = [s for s in layout.published_steps(generations_dir) if s < step]
-  for other in reversed(before):
+  earlier = [s for s in layout.published_steps(generations_dir) if s < step]
+  for other in reversed(earlier):
     path = layout.path_of(generations_dir, other)
     try:
       manifest = manifests.read(path)
@@ -167,41 +150,39 @@ def index_before(
       file.path for file in manifest.files if file.path.startswith(f"{kind}/")
     ]
     try:
-      manifests.verify(path, _only(manifest, paths))
+      manifests.verify(path, _with_files(manifest, paths))
     except GenerationError as error:
-      logging.warning("the index is made from nothing: %s", error)
+      logging.warning("the index is built without an earlier one: %s", error)
       return None
     return Path(path) / manifest.folder / kind
   return None
 
 
-def _paths(manifest: Manifest) -> list[str]:
-  named = [manifest.block_keys]
-  for shard in manifest.embeddings:
-    named += [shard.path, shard.steps_path]
-  return [path for path in named if path]
+def _with_files(manifest: Manifest, paths: Collection[str]) -> Manifest:
+  files = tuple(file for file in manifest.files if file.path in paths)
+  return dataclasses.replace(manifest, files=files)
 
 
 def block_keys(corpus: Corpus) -> UInt64[np.ndarray, " N"]:
-  """A checksum of each block's tokens, by which any corpus knows it.
+  """Returns a checksum of each block's tokens, equal in any corpus version.
 
-  Vectors follow from tokens alone: a block whose text has changed is another,
-  and one that has moved is the same.
+  Vectors follow from tokens alone: a block with another text is another block,
+  and a block in another row is the same.
   """
   factors = np.random.default_rng(0).integers(
     1, np.iinfo(np.uint64).max, corpus.block_length, np.uint64
   )
   keys = np.empty(corpus.num_blocks, np.uint64)
-  for start in range(0, corpus.num_blocks, _ROWS_AT_ONCE):
-    rows = np.arange(start, min(start + _ROWS_AT_ONCE, corpus.num_blocks))
+  for start in range(0, corpus.num_blocks, _ROWS_PER_READ):
+    rows = np.arange(start, min(start + _ROWS_PER_READ, corpus.num_blocks))
     length = int(corpus.lengths[rows].max())
     tokens = corpus.gather(rows, length).astype(np.uint64)
     keys[rows] = tokens @ (factors[:length] | np.uint64(1))
-  # The low bits of a sum of products are the worst.
+  # The low bits of a sum of products are the least random ones.
   return keys ^ (keys >> np.uint64(32))
 
 
-def _keys_in(path: Path) -> UInt64[np.ndarray, " M"]:
+def _read_keys(path: Path) -> UInt64[np.ndarray, " M"]:
   try:
     return np.load(path, allow_pickle=False)
   except (ValueError, EOFError, OSError) as error:
@@ -209,10 +190,10 @@ def _keys_in(path: Path) -> UInt64[np.ndarray, " M"]:
 
 
 def _rows_by_key(
-  keys: UInt64[np.ndarray, " N"], there: UInt64[np.ndarray, " M"]
+  keys: UInt64[np.ndarray, " N"], base_keys: UInt64[np.ndarray, " M"]
 ) -> Int[np.ndarray, " N"]:
-  """The row there of each block here; `NULL_ROW` where it is not."""
-  order = np.argsort(there, kind="stable")
-  place = np.searchsorted(there, keys, sorter=order)
-  rows = order[np.minimum(place, len(there) - 1)]
-  return np.where(there[rows] == keys, rows, NULL_ROW).astype(np.int32)
+  """Returns the row of each block in the base; `NULL_ROW` for a new block."""
+  order = np.argsort(base_keys, kind="stable")
+  place = np.searchsorted(base_keys, keys, sorter=order)
+  rows = order[np.minimum(place, len(base_keys) - 1)]
+  return np.where(base_keys[rows] == keys, rows, NULL_ROW).astype(np.int32)

@@ -1,4 +1,4 @@
-"""How much of what exact search finds an index finds too."""
+"""Recall of an index against exact search, on sentences of the corpus."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ from realm_jax.indexes.truth import best_scores
 def held_out_queries(
   corpus: Corpus, *, count: int, query_length: int, seed: int = 0
 ) -> Int32[np.ndarray, "b q"]:
-  """Sentences of random blocks as queries: `[CLS] sentence [SEP]`, padded."""
+  """Draws sentences of random blocks as queries: `[CLS] sentence [SEP]`."""
   rng = np.random.default_rng(seed)
   rows = rng.choice(corpus.num_blocks, count, replace=count > corpus.num_blocks)
   # The null block is [CLS] [SEP] [SEP] in any vocabulary.
@@ -34,15 +34,18 @@ def measure_recall(
   queries: QueryBatch,
   ks: Sequence[int],
 ) -> dict[str, float]:
-  """Recall@k against exact search, by k as text.
+  """Measures recall@k against exact search.
 
-  A block found counts if it scores no worse than exact search's k-th.
+  A block counts as found if it scores no lower than exact search's k-th.
 
   Args:
-    index: what to measure.
-    embeddings: the vectors that it searches.
-    queries: with vectors.
-    ks: those above the number of blocks are left out.
+    index: Index to measure.
+    embeddings: Vectors that it searches.
+    queries: Queries with vectors.
+    ks: Numbers of blocks; those above the number of blocks are skipped.
+
+  Returns:
+    Recall by k, as text.
   """
   ks = [k for k in ks if k <= index.num_blocks]
   if not ks:
@@ -51,9 +54,9 @@ def measure_recall(
   best = best_scores(embeddings, queries, max(ks))
   recall = {}
   for k in ks:
-    found = index.search(queries, k)
-    found_vectors = embeddings.gather(found.rows)
-    scores = np.einsum("bd,bkd->bk", vectors, found_vectors)
+    result = index.search(queries, k)
+    found = embeddings.gather(result.rows)
+    scores = np.einsum("bd,bkd->bk", vectors, found)
     worst = best[:, k - 1 : k]
     recall[str(k)] = float(np.mean(scores >= worst - TIE * abs(worst)))
   return recall

@@ -1,10 +1,9 @@
-"""The plan of one partial refresh, made by one process and followed by all."""
+"""The plan of one partial refresh: one worker makes it, and all follow it."""
 
 import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from absl import logging
@@ -12,41 +11,38 @@ from jaxtyping import Bool, Float, Float32, Int, Int32
 
 from realm_jax.corpus.store import NULL_ROW
 from realm_jax.generations.build import drift
-from realm_jax.generations.build.drift import Drift
-from realm_jax.generations.build.movement import Movement
+from realm_jax.generations.build.drift import DriftCorrection, DriftMap
 from realm_jax.generations.build.partial_refresh import (
   PartialRefresh,
-  choose,
-  gains,
+  choose_rows,
 )
-from realm_jax.generations.store.manifest import PartialRecord, partial_from
+from realm_jax.generations.store.manifest import DriftRecord, PartialRecord
 
-NAME = "plan.npz"
-# Stored vectors of which the sample says that they explain less than this of
-# what the new ones are: nothing is gained by keeping them.
-_LEAST_EXPLAINED = 0.5
-_FEWEST_TO_JUDGE = 8
-_MOST_AGES = 8
-_ROWS_AT_ONCE = 1 << 16
-_ARRAYS = ("center", "weight", "shift", "left")
+FILE_NAME = "plan.npz"
+# Stored vectors that explain less than this share of the new vectors' variance
+# are not worth keeping.
+_MIN_EXPLAINED = 0.5
+_MIN_PAIRS_TO_JUDGE = 8
+_ROWS_PER_READ = 1 << 16
 
-Embed = Callable[[np.ndarray], np.ndarray]
+EmbedRows = Callable[[np.ndarray], np.ndarray]
 
 
 class DamagedPlanError(ValueError):
-  """A plan that is not what was written; it can be made again."""
+  """A plan file that has changed since it was written."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Stored:
-  """The vectors of an earlier generation, by the rows of this corpus.
+class BaseVectors:
+  """The vectors of the base generation, for the rows of a corpus.
 
   Attributes:
-    step: of the generation.
-    partials: how many partial ones in a row end with it.
-    rows: the row there of each row here; `NULL_ROW` for a new block.
-    gather: the vectors of rows there, float32.
-    steps: the checkpoints that these were embedded with.
+    step: Checkpoint step of the base.
+    partials: Number of partial generations in a row that end with the base.
+    rows: Row of each block in the base; `NULL_ROW` for a new block.
+    gather: Function that returns the vectors of rows of the base, in float32.
+    steps: Function that returns the checkpoint steps that they were embedded
+      with.
   """
 
   step: int
@@ -58,33 +54,33 @@ class Stored:
 
 @dataclasses.dataclass(frozen=True)
 class RefreshPlan:
-  """What is embedded, and how the other vectors are mapped.
+  """The rows to embed, and how the vectors of the others are corrected.
 
   Attributes:
-    embed: whether each row is embedded anew.
-    base_rows: the row of each in the base; `NULL_ROW` for a new block.
-    sample_rows: embedded already, …
-    sample_vectors: … to these.
-    drifts: the map of vectors up to each step, rising.
-    record: for the manifest; None where all rows are embedded.
+    embed: Whether each row is embedded.
+    base_rows: Row of each block in the base; `NULL_ROW` for a new block.
+    sample_rows: Rows that were embedded to make the plan.
+    sample_vectors: Vectors of those rows.
+    drift: Correction of the copied vectors.
+    record: Description for the manifest; None where all rows are embedded.
   """
 
   embed: Bool[np.ndarray, " N"]
   base_rows: Int32[np.ndarray, " N"]
   sample_rows: Int[np.ndarray, " s"]
   sample_vectors: Float32[np.ndarray, "s d"]
-  drifts: tuple[tuple[int, Drift], ...]
+  drift: DriftCorrection
   record: PartialRecord | None
 
   @classmethod
   def full(cls, num_blocks: int, dim: int) -> "RefreshPlan":
-    """Embeds everything."""
+    """Returns the plan that embeds every row."""
     return cls(
       embed=np.ones(num_blocks, bool),
       base_rows=np.full(num_blocks, NULL_ROW, np.int32),
       sample_rows=np.zeros(0, np.int64),
       sample_vectors=np.zeros((0, dim), np.float32),
-      drifts=(),
+      drift=DriftCorrection(),
       record=None,
     )
 
@@ -92,45 +88,48 @@ class RefreshPlan:
     self,
     rows: Int[np.ndarray, " n"],
     *,
-    embed: Embed,
-    stored: Stored | None,
+    embed: EmbedRows,
+    base: BaseVectors | None,
     step: int,
   ) -> tuple[Float[np.ndarray, "n d"], Int[np.ndarray, " n"]]:
-    """The vectors of some rows, and the steps that they were embedded with.
+    """Returns the vectors of some rows, and the steps they were embedded with.
 
     Args:
-      rows: rising.
-      embed: the vectors of rising rows, embedded anew.
-      stored: the base; None only where everything is embedded.
-      step: the checkpoint's.
+      rows: Rows in rising order.
+      embed: Function that embeds rows with the new checkpoint.
+      base: Vectors to copy; None only where everything is embedded.
+      step: Step of the new checkpoint.
     """
     vectors = np.empty((len(rows), self.sample_vectors.shape[1]), np.float32)
     steps = np.full(len(rows), step)
     fresh = self.embed[rows]
-    place = np.searchsorted(self.sample_rows, rows)
-    known = np.isin(rows, self.sample_rows)
-    vectors[known] = self.sample_vectors[place[known]]
-    missing = fresh & ~known
+    in_sample = np.isin(rows, self.sample_rows)
+    sampled = np.searchsorted(self.sample_rows, rows[in_sample])
+    vectors[in_sample] = self.sample_vectors[sampled]
+    missing = fresh & ~in_sample
     if missing.any():
       vectors[missing] = embed(rows[missing])
     if not fresh.all():
-      assert stored is not None
-      there = self.base_rows[rows[~fresh]]
-      steps[~fresh] = stored.steps(there)
-      vectors[~fresh] = drifted(
-        self.drifts, stored.gather(there), steps[~fresh]
-      )
+      assert base is not None
+      copied = self.base_rows[rows[~fresh]]
+      steps[~fresh] = base.steps(copied)
+      vectors[~fresh] = self.drift(base.gather(copied), steps[~fresh])
     return vectors, steps
 
   def save(self, path: Path) -> None:
-    """Writes the plan; the format holds no code."""
-    arrays: dict[str, Any] = {}
-    info = []
-    for i, (until, one) in enumerate(self.drifts):
-      values: dict[str, Any] = dataclasses.asdict(one)
-      for name in _ARRAYS:
-        arrays[f"{name}_{i}"] = values.pop(name)
-      info.append({"until": until, **values})
+    """Writes the plan as arrays and JSON; the format holds no code."""
+    maps = [one for _, one in self.drift.maps]
+    described = [
+      {
+        "last_step": last_step,
+        "pairs": one.pairs,
+        "stored_error": one.stored_error,
+        "error": one.error,
+        "is_used": one.is_used,
+        "normalize": one.normalize,
+      }
+      for last_step, one in self.drift.maps
+    ]
     record = None if self.record is None else dataclasses.asdict(self.record)
     with path.open("wb") as file:
       np.savez(
@@ -139,8 +138,10 @@ class RefreshPlan:
         base_rows=self.base_rows,
         sample_rows=self.sample_rows,
         sample_vectors=self.sample_vectors,
-        info=np.array(json.dumps({"drifts": info, "record": record})),
-        **arrays,
+        centers=np.array([one.center for one in maps], np.float32),
+        weights=np.array([one.weight for one in maps], np.float32),
+        shifts=np.array([one.shift for one in maps], np.float32),
+        json=np.array(json.dumps({"maps": described, "record": record})),
       )
 
   @classmethod
@@ -148,222 +149,156 @@ class RefreshPlan:
     """Reads what `save` wrote.
 
     Raises:
-      FileNotFoundError: there is no such file.
-      DamagedPlanError: it has changed since.
+      FileNotFoundError: There is no such file.
+      DamagedPlanError: The file has changed since it was written.
     """
     try:
       return cls._load(path)
     except FileNotFoundError:
       raise
     except Exception as error:
-      # An archive that is damaged anywhere fails in a dozen ways.
-      raise DamagedPlanError(f"{path} is no plan ({error!r})") from error
+      # A damaged archive raises many types of errors.
+      raise DamagedPlanError(
+        f"{path} is not a refresh plan ({error!r})"
+      ) from error
 
   @classmethod
   def _load(cls, path: Path) -> "RefreshPlan":
-    with path.open("rb") as file, np.load(file, allow_pickle=False) as values:
-      info = json.loads(str(values["info"]))
-      drifts = []
-      for i, one in enumerate(info["drifts"]):
-        arrays = {name: values[f"{name}_{i}"] for name in _ARRAYS}
-        drifts.append((one.pop("until"), Drift(**arrays, **one)))
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+      values = json.loads(str(arrays["json"]))
+      maps = []
+      for center, weight, shift, one in zip(
+        arrays["centers"],
+        arrays["weights"],
+        arrays["shifts"],
+        values["maps"],
+        strict=True,
+      ):
+        last_step = one.pop("last_step")
+        drift_map = DriftMap(center=center, weight=weight, shift=shift, **one)
+        maps.append((last_step, drift_map))
+      record = values["record"]
       return cls(
-        embed=values["embed"],
-        base_rows=values["base_rows"],
-        sample_rows=values["sample_rows"],
-        sample_vectors=values["sample_vectors"],
-        drifts=tuple(drifts),
-        record=partial_from(info["record"]),
+        embed=arrays["embed"],
+        base_rows=arrays["base_rows"],
+        sample_rows=arrays["sample_rows"],
+        sample_vectors=arrays["sample_vectors"],
+        drift=DriftCorrection(tuple(maps)),
+        record=None if record is None else PartialRecord.from_json(record),
       )
-
-
-def group_of(
-  drifts: tuple[tuple[int, Drift], ...], steps: Int[np.ndarray, " n"]
-) -> Int[np.ndarray, " n"]:
-  """Which of the maps is of vectors of each step."""
-  return np.searchsorted([until for until, _ in drifts], steps)
-
-
-def drifted(
-  drifts: tuple[tuple[int, Drift], ...],
-  vectors: Float[np.ndarray, "n d"],
-  steps: Int[np.ndarray, " n"],
-) -> Float[np.ndarray, "n d"]:
-  """Stored vectors, each mapped as those of its age are."""
-  if not drifts:
-    return vectors
-  of = group_of(drifts, steps)
-  moved = np.empty_like(vectors)
-  for i, (_, one) in enumerate(drifts):
-    moved[of == i] = one(vectors[of == i])
-  return moved
 
 
 def make_plan(
   config: PartialRefresh,
-  stored: Stored,
+  base: BaseVectors,
   *,
   step: int,
-  embed: Embed,
+  embed: EmbedRows,
   costs: Int[np.ndarray, " N"],
-  retrieved: Float[np.ndarray, " N"],
   dim: int,
   normalize: bool,
 ) -> RefreshPlan:
-  """Embeds the sample, and chooses what else is embedded.
+  """Embeds the sample, fits the drift correction and chooses the other rows.
+
+  Every row is embedded where a full generation is due, where new blocks exceed
+  the fraction, or where stored vectors say too little about the new ones.
 
   Args:
-    config: see `PartialRefresh`.
-    stored: the earlier generation.
-    step: the checkpoint's.
-    embed: the vectors of rising rows, embedded with it.
-    costs: the tokens that each row takes.
-    retrieved: how often each was, the latest counting most.
-    dim: of the vectors.
-    normalize: whether they have length 1.
+    config: Settings of the refresh.
+    base: Vectors of the base generation.
+    step: Step of the new checkpoint.
+    embed: Function that embeds rows, in rising order, with it.
+    costs: Number of tokens that each row takes to embed.
+    dim: Dimension of the vectors.
+    normalize: Whether vectors have length 1.
   """
-  num_blocks = len(stored.rows)
-  everything = RefreshPlan.full(num_blocks, dim)
-  # One that is made again, of another corpus, is no further one.
-  partials = stored.partials + (stored.step < step)
-  if config.full_every is not None and partials >= config.full_every:
-    logging.info(
-      "generation %d embeds every block, as each %dth does",
-      step,
-      config.full_every,
-    )
-    return everything
-  is_new = stored.rows == NULL_ROW
-  if costs[is_new].sum() > config.fraction * costs.sum():
-    logging.info(
-      "generation %d embeds every block: %d of %d are new",
-      step,
-      is_new.sum(),
-      num_blocks,
-    )
-    return everything
+  num_blocks = len(base.rows)
+  # A generation that is replaced for a new corpus version does not count twice.
+  partials = base.partials + (base.step < step)
+  is_new = base.rows == NULL_ROW
+  if reason := _reason_for_all(config, partials, costs, is_new):
+    logging.info("generation %d embeds every block: %s", step, reason)
+    return RefreshPlan.full(num_blocks, dim)
   sample = config.sample(num_blocks, seed=step)
   sample_vectors = embed(sample)
-  old = ~is_new[sample]
-  pairs = sample[old]
-  before = stored.gather(stored.rows[pairs])
-  after = sample_vectors[old]
+  has_base = ~is_new[sample]
+  pairs = sample[has_base]
   steps = np.full(num_blocks, step)
-  for rows in _parts(np.flatnonzero(~is_new)):
-    steps[rows] = stored.steps(stored.rows[rows])
-  drifts = _fit(config, before, after, steps[pairs], normalize)
-  left = np.zeros(len(pairs))
-  of = group_of(drifts, steps[pairs])
-  for i, (_, one) in enumerate(drifts):
-    left[of == i] = one.left
-  if _is_of_another(stored, left, after, step):
-    return everything
-  moved = np.zeros(num_blocks)
-  if config.by_movement:
-    movement = Movement(before, step - steps[pairs], left)
-    for rows in _parts(np.flatnonzero(~is_new)):
-      vectors = stored.gather(stored.rows[rows])
-      moved[rows] = movement(vectors, step - steps[rows])
-  must = is_new.copy()
-  must[sample] = True
-  choice = choose(
+  for start in range(0, num_blocks, _ROWS_PER_READ):
+    rows = np.flatnonzero(~is_new[start : start + _ROWS_PER_READ]) + start
+    steps[rows] = base.steps(base.rows[rows])
+  new_vectors = sample_vectors[has_base]
+  correction = drift.fit_by_age(
+    base.gather(base.rows[pairs]),
+    new_vectors,
+    steps[pairs],
+    normalize=normalize,
+    identity_only=not config.drift_correction,
+  )
+  variance = float(np.var(new_vectors, axis=0).sum()) if len(pairs) else 0.0
+  if _explains_too_little(correction, variance):
+    logging.warning(
+      "generation %d embeds every block: the vectors of generation %d are too "
+      "far from this checkpoint's (mean squared distance %.3g, variance %.3g)",
+      step,
+      base.step,
+      correction.error,
+      variance,
+    )
+    return RefreshPlan.full(num_blocks, dim)
+  required = is_new.copy()
+  required[sample] = True
+  chosen = choose_rows(
     config,
     costs=costs,
     ages=step - steps,
-    must=must,
-    gain=gains(
-      config, retrieved=retrieved, moved=moved, ages=step - steps, seed=step
-    ),
-    interval=step - stored.step,
+    required=required,
+    interval_steps=step - base.step,
+    seed=step,
   )
   return RefreshPlan(
-    embed=choice.rows,
-    base_rows=stored.rows.astype(np.int32),
+    embed=chosen,
+    base_rows=base.rows.astype(np.int32),
     sample_rows=sample,
     sample_vectors=sample_vectors,
-    drifts=drifts,
+    drift=correction,
     record=PartialRecord(
-      base=stored.step,
+      base=base.step,
       partials=partials,
-      embedded_blocks=int(choice.rows.sum()),
-      embedded_share=round(float(costs[choice.rows].sum() / costs.sum()), 4),
+      embedded_blocks=int(chosen.sum()),
+      embedded_share=round(float(costs[chosen].sum() / costs.sum()), 4),
       new_blocks=int(is_new.sum()),
-      due_blocks=choice.due,
       sample_blocks=len(sample),
-      drift=tuple(_told(until, one) for until, one in drifts),
+      drift=tuple(
+        DriftRecord(
+          until_step=last_step,
+          pairs=one.pairs,
+          stored=round(one.stored_error, 6),
+          corrected=round(one.error, 6),
+          is_used=one.is_used,
+        )
+        for last_step, one in correction.maps
+      ),
     ),
   )
 
 
-def _is_of_another(
-  stored: Stored, left: np.ndarray, after: np.ndarray, step: int
-) -> bool:
-  """Whether the stored vectors say too little of the new ones."""
-  if len(left) < _FEWEST_TO_JUDGE:
-    return False
-  error, spread = np.mean(left**2), np.sum(np.var(after, axis=0))
-  if error <= (1 - _LEAST_EXPLAINED) * spread:
-    return False
-  logging.warning(
-    "generation %d embeds every block: the vectors of generation %d are too "
-    "far from this checkpoint's (mean squared distance %.3g, and these vary "
-    "by %.3g)",
-    step,
-    stored.step,
-    error,
-    spread,
-  )
-  return True
-
-
-def _parts(rows: np.ndarray) -> list[np.ndarray]:
-  return [
-    rows[start : start + _ROWS_AT_ONCE]
-    for start in range(0, len(rows), _ROWS_AT_ONCE)
-  ]
-
-
-def _fit(
+def _reason_for_all(
   config: PartialRefresh,
-  before: np.ndarray,
-  after: np.ndarray,
-  steps: np.ndarray,
-  normalize: bool,
-) -> tuple[tuple[int, Drift], ...]:
-  """A map for each age, or for neighbouring ones where pairs are few."""
-  if not len(steps):
-    return ()
-  fewest = max(4 * before.shape[1], len(steps) // _MOST_AGES)
-  ages, counts = np.unique(steps, return_counts=True)
-  ends, waiting = [], 0
-  for age, count in zip(ages.tolist(), counts.tolist(), strict=True):
-    waiting += count
-    if waiting >= fewest:
-      ends.append(age)
-      waiting = 0
-  # Few that are left over go with the youngest, and so does what is younger
-  # than the sample.
-  last = np.iinfo(np.int32).max
-  ends = [*ends[:-1], last] if ends else [last]
-  drifts, begin = [], np.iinfo(np.int32).min
-  for end in ends:
-    here = (steps > begin) & (steps <= end)
-    one = drift.fit(
-      before[here],
-      after[here],
-      normalize=normalize,
-      allowed=config.drift_correction,
-    )
-    drifts.append((end, one))
-    begin = end
-  return tuple(drifts)
+  partials: int,
+  costs: Int[np.ndarray, " N"],
+  is_new: Bool[np.ndarray, " N"],
+) -> str:
+  """Returns why all rows are embedded without a look at vectors, or ""."""
+  if config.full_every is not None and partials >= config.full_every:
+    return f"full_every={config.full_every}"
+  if costs[is_new].sum() > config.fraction * costs.sum():
+    return f"{is_new.sum()} of {len(is_new)} are new"
+  return ""
 
 
-def _told(until: int, one: Drift) -> dict[str, Any]:
-  return {
-    "until_step": until,
-    "pairs": one.pairs,
-    "stored": round(one.stored_error, 6),
-    "corrected": round(one.error, 6),
-    "is_used": one.is_used,
-  }
+def _explains_too_little(correction: DriftCorrection, variance: float) -> bool:
+  """Returns whether corrected vectors are too far from re-embedded ones."""
+  if correction.pairs < _MIN_PAIRS_TO_JUDGE:
+    return False
+  return correction.error > (1 - _MIN_EXPLAINED) * variance

@@ -1,16 +1,16 @@
-"""Shards of vectors that several builders embed together, and whoever restarts.
+"""Shards of vectors that workers embed together and keep across restarts.
 
     generations/.shards-00000500-<identity>/
-      embeddings-00003-of-00048.npy   a shard that is done, with
+      embeddings-00003-of-00048.npy   a finished shard
       embeddings-00003-of-00048.json  its record, written last
-      claim-00003                     locked by the process that is at it
-      finish                          locked by the process that publishes
-      members                         share-locked by all that take part
+      claim-00003                     locked by the worker that embeds the shard
+      finish                          locked by the worker that publishes
+      members                         share-locked by all workers
 
-A lock dies with its process, so that a killed one loses the shard that it was
-at. The identity is a checksum of all that the vectors follow from: whoever
-joins finds what is of use to it, or an empty folder. The folder goes with the
-publication.
+A lock ends with its process, so a worker that is killed loses only the shard
+that it was embedding. The identity is a checksum of everything that determines
+the vectors: a worker that joins finds shards that it can use, or an empty
+directory. The directory is removed after publication.
 """
 
 import contextlib
@@ -24,12 +24,14 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from absl import logging
 from jaxtyping import Float, Int
 
+from realm_jax.files.durable import sync
+from realm_jax.files.json_file import JsonValue
 from realm_jax.generations.store import layout
 from realm_jax.generations.store import manifest as manifests
 from realm_jax.generations.store.embeddings import ShardLayout, write_shard
@@ -40,12 +42,12 @@ from realm_jax.generations.store.manifest import (
 )
 
 _WRITING = ".writing-"
-_T = TypeVar("_T")
 _POLL_SECONDS = 0.2
+_T = TypeVar("_T")
 
 
 class WorkGoneError(Exception):
-  """Another process has published and removed the folder."""
+  """Another worker has published the generation and removed the directory."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,9 +55,9 @@ class StoredVectors:
   """Vectors in a generation's directory.
 
   Attributes:
-    shards: in row order.
-    files: their sizes and checksums, where they are known.
-    seconds: that all processes together spent on them.
+    shards: Files of the vectors, in row order.
+    files: Sizes and checksums of the files, where they are known.
+    seconds: Time that all workers together spent on them.
   """
 
   shards: tuple[EmbeddingsShard, ...]
@@ -64,40 +66,34 @@ class StoredVectors:
 
 
 class SharedWork:
-  """The folder of one generation's shards; get one with `joined`.
-
-  Args:
-    directory: the folder.
-    shards: what it holds when all is done.
-    identity: the checksum of what they follow from.
-  """
+  """The directory of one generation's shards; `join` returns one."""
 
   def __init__(self, directory: Path, shards: ShardLayout, identity: str):
     self.directory = directory
     self.layout = shards
     self._identity = identity
-    # Processes begin at different shards, and seldom meet.
+    # Each worker begins at another shard, so that they rarely want the same.
     self._first = secrets.randbelow(len(shards))
 
   def missing(self) -> list[int]:
-    """The shards that are not done."""
-    self._require()
+    """Returns the shards that are not finished."""
+    self._check_exists()
     return [i for i in range(len(self.layout)) if self._record(i) is None]
 
   @contextlib.contextmanager
-  def claimed(self) -> Iterator[int | None]:
-    """A shard that nobody else is at; None where there is none."""
+  def claim_shard(self) -> Iterator[int | None]:
+    """Locks a missing shard that no other worker embeds; None without one."""
     missing = self.missing()
     missing.sort(key=lambda i: (i - self._first) % len(self.layout))
     for shard in missing:
-      with self._locked(f"claim-{shard:05d}") as mine:
-        # Whoever had it may have finished it since.
-        if mine and self._record(shard) is None:
+      with self._try_locked(f"claim-{shard:05d}") as locked:
+        # The worker that had the lock may have finished the shard.
+        if locked and self._record(shard) is None:
           yield shard
           return
     yield None
 
-  def put(
+  def add(
     self,
     shard: int,
     vectors: Float[np.ndarray, "n d"],
@@ -105,45 +101,42 @@ class SharedWork:
     *,
     seconds: float,
   ) -> None:
-    """Adds a shard that is claimed, durably.
-
-    Args:
-      shard: which.
-      vectors: of its rows.
-      steps: the checkpoints that these were embedded with.
-      seconds: spent on them.
+    """Writes a claimed shard durably; `seconds` is the time spent on it.
 
     Raises:
-      GenerationError: a vector is not finite.
-      OSError: the disk is full.
+      GenerationError: A vector is not finite.
+      OSError: The disk is full.
     """
     aside = self.directory / f"{_WRITING}{shard:05d}"
-    with self._gone_is_said():
-      # Of a process that was killed, at this shard.
+    with self._detect_removal():
+      # A worker that was killed may have left files of this shard.
       shutil.rmtree(aside, ignore_errors=True)
       aside.mkdir()
     try:
       written = write_shard(aside, self.layout, shard, vectors, steps)
-      names = [path.name for path in aside.iterdir()]
-      files = manifests.records_of(aside, sorted(names))
-      record = {
-        "of": self._identity,
-        "shard": dataclasses.asdict(written),
-        "files": [dataclasses.asdict(file) for file in files],
-        "seconds": round(seconds, 3),
-      }
-      name = self._record_path(shard).name
-      (aside / name).write_text(manifests.sealed(record))
-      with self._gone_is_said():
-        for file in (*names, name):
-          sync(aside / file)
-        for file in (*names, name):
-          os.rename(aside / file, self.directory / file)
+      names = sorted(path.name for path in aside.iterdir())
+      files = manifests.records_of(aside, names)
+      record_name = self._record_path(shard).name
+      (aside / record_name).write_text(
+        manifests.to_checked_json(
+          {
+            "of": self._identity,
+            "shard": dataclasses.asdict(written),
+            "files": [dataclasses.asdict(file) for file in files],
+            "seconds": round(seconds, 3),
+          }
+        )
+      )
+      with self._detect_removal():
+        for name in (*names, record_name):
+          sync(aside / name)
+        for name in (*names, record_name):
+          os.rename(aside / name, self.directory / name)
         sync(self.directory)
     finally:
       shutil.rmtree(aside, ignore_errors=True)
 
-  def once(
+  def make_once(
     self,
     name: str,
     make: Callable[[Path], None],
@@ -151,208 +144,196 @@ class SharedWork:
     *,
     check: Callable[[], None] = lambda: None,
   ) -> _T:
-    """What is in a file that one process makes while the others wait.
+    """Returns the contents of a file that one worker makes for all.
 
     Args:
-      name: of the file.
-      make: writes it to the path that it is given.
-      read: reads it; where that raises ValueError it is made again.
-      check: called while waiting; what it raises ends it.
+      name: Name of the file.
+      make: Function that writes the file.
+      read: Function that reads it. If that raises ValueError, it is made again.
+      check: Function called while waiting; an exception stops the work.
     """
     path = self.directory / name
-    while (found := _whole(path, read)) is None:
+    while (contents := _try_read(path, read)) is None:
       check()
-      with self._locked(f"claim-{name}") as mine:
-        # Whoever had it may have made it since.
-        if mine and _whole(path, read) is None:
+      with self._try_locked(f"claim-{name}") as locked:
+        # The worker that had the lock may have made the file.
+        if locked and _try_read(path, read) is None:
           aside = self.directory / f"{_WRITING}{name}"
           make(aside)
           sync(aside)
           os.rename(aside, path)
           sync(self.directory)
           return read(path)
-      if not mine:
+      if not locked:
         time.sleep(_POLL_SECONDS)
-    return found
+    return contents
 
   @contextlib.contextmanager
-  def finishing(self) -> Iterator[bool]:
-    """Whether all shards are there, and publishing them falls to us."""
-    with self._locked("finish") as mine:
-      yield mine and not self.missing()
+  def claim_publication(self) -> Iterator[bool]:
+    """Locks the publication; False if shards are missing or another has it."""
+    with self._try_locked("finish") as locked:
+      yield locked and not self.missing()
 
-  def place(self, directory: Path) -> StoredVectors:
-    """Puts the shards into a directory, without a copy where links exist.
+  def link_into(self, directory: Path) -> StoredVectors:
+    """Links the shards into a directory, or copies where links are missing.
 
     Raises:
-      DamagedFileError: a shard is not there any more, or was cut.
+      DamagedFileError: A shard was removed or cut.
     """
     shards, files, seconds = [], [], 0.0
     for i in range(len(self.layout)):
       record = self._record(i)
       if record is None:
-        self._require()
+        self._check_exists()
         raise DamagedFileError(self.layout.name(i))
-      shards.append(EmbeddingsShard(**record["shard"]))
-      here = [FileRecord(**file) for file in record["files"]]
-      with self._gone_is_said():
-        for file in here:
+      with self._detect_removal():
+        for file in record.files:
           _link(self.directory / file.path, directory / file.path)
-      files += here
-      seconds += record["seconds"]
+      shards += record.shards
+      files += record.files
+      seconds += record.seconds
     return StoredVectors(tuple(shards), tuple(files), seconds)
 
   def discard(self, path: str) -> None:
-    """Drops the shard of a file that is damaged; it will be embedded again."""
+    """Drops the shard of a damaged file, so that it is embedded again."""
     for i in range(len(self.layout)):
       record = self._record(i)
-      if record and path in [file["path"] for file in record["files"]]:
+      if record and path in [file.path for file in record.files]:
         logging.warning("%s is damaged: embedding its rows again", path)
         self._record_path(i).unlink(missing_ok=True)
 
   def discard_damaged(self) -> bool:
-    """Holds every shard against its checksums, and drops those that differ.
-
-    Returns:
-      Whether there is any to embed again.
-    """
+    """Verifies all checksums; returns whether shards are missing now."""
     for i in range(len(self.layout)):
-      record = self._record(i)
-      wanted = (
-        [FileRecord(**file) for file in record["files"]] if record else []
-      )
-      with self._gone_is_said():
-        found = manifests.records_of(self.directory, [f.path for f in wanted])
-      for file in set(wanted).difference(found):
+      if (record := self._record(i)) is None:
+        continue
+      with self._detect_removal():
+        found = manifests.records_of(
+          self.directory, [file.path for file in record.files]
+        )
+      for file in set(record.files).difference(found):
         self.discard(file.path)
     return bool(self.missing())
 
   def remove(self) -> None:
-    """Ends the work, for everybody."""
+    """Removes the directory; other workers get a `WorkGoneError`."""
     _remove(self.directory)
 
-  def _require(self) -> None:
+  def _check_exists(self) -> None:
     if not (self.directory / "members").exists():
       raise WorkGoneError
 
   @contextlib.contextmanager
-  def _gone_is_said(self) -> Iterator[None]:
+  def _detect_removal(self) -> Iterator[None]:
+    """Turns a missing file into `WorkGoneError` if the directory is gone."""
     try:
       yield
     except FileNotFoundError as error:
-      self._require()
+      self._check_exists()
       raise error
 
   @contextlib.contextmanager
-  def _locked(self, name: str) -> Iterator[bool]:
-    """Whether we got the lock; it dies with the process."""
-    self._require()
-    with self._gone_is_said():
+  def _try_locked(self, name: str) -> Iterator[bool]:
+    """Tries to lock a file of the directory; yields whether it did."""
+    self._check_exists()
+    with self._detect_removal():
       lock = os.open(self.directory / name, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-      yield _try_lock(lock, fcntl.LOCK_EX)
+      yield _try_lock(lock)
     finally:
       os.close(lock)
 
   def _record_path(self, shard: int) -> Path:
     return (self.directory / self.layout.name(shard)).with_suffix(".json")
 
-  def _record(self, shard: int) -> dict[str, Any] | None:
-    """A shard's record; None where the shard is not whole."""
+  def _record(self, shard: int) -> StoredVectors | None:
+    """Reads a shard's record; None where the shard is not complete."""
     try:
-      record = manifests.unsealed(self._record_path(shard).read_text())
-      whole = record["of"] == self._identity and all(
-        (self.directory / file["path"]).stat().st_size == file["size"]
-        for file in record["files"]
+      values = manifests.from_checked_json(self._record_path(shard).read_text())
+      record = StoredVectors(
+        (EmbeddingsShard(**values["shard"]),),
+        tuple(FileRecord(**file) for file in values["files"]),
+        values["seconds"],
+      )
+      is_complete = values["of"] == self._identity and all(
+        (self.directory / file.path).stat().st_size == file.size
+        for file in record.files
       )
     except (FileNotFoundError, ValueError, KeyError, TypeError):
       return None
-    return record if whole else None
+    return record if is_complete else None
 
 
 @contextlib.contextmanager
-def joined(
+def join(
   parent: Path,
   *,
   step: int,
   shards: ShardLayout,
-  identity: Mapping[str, Any],
+  identity: Mapping[str, JsonValue],
 ) -> Iterator[SharedWork]:
-  """Takes part in the work on a generation.
+  """Joins the work on a generation of a step, or begins it below `parent`.
 
-  Args:
-    parent: where the folder is, or will be.
-    step: the checkpoint's.
-    shards: how the vectors are cut into files.
-    identity: all that the vectors follow from, as plain values.
+  The `identity` is everything that determines the vectors, as plain values.
   """
-  of = identity_digest({**identity, "shards": dataclasses.asdict(shards)})
-  directory = parent / f"{layout.SHARING}{step:08d}-{of[:16]}"
+  checksum = json_checksum({**identity, "shards": dataclasses.asdict(shards)})
+  directory = parent / f"{layout.SHARED_SHARDS}{step:08d}-{checksum[:16]}"
   while True:
     directory.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileNotFoundError):
       members = directory / "members"
       lock = os.open(members, os.O_RDWR | os.O_CREAT, 0o666)
-      # Whoever removes the folder has it for itself, and we wait.
+      # Waits for a process that is removing the directory.
       fcntl.flock(lock, fcntl.LOCK_SH)
-      if _is_at(lock, members):
+      if _is_open_file(lock, members):
         break
       os.close(lock)
   try:
-    yield SharedWork(directory, shards, of)
+    yield SharedWork(directory, shards, checksum)
   finally:
     os.close(lock)
 
 
-def identity_digest(identity: Mapping[str, Any]) -> str:
-  """A checksum of plain values."""
-  text = json.dumps(identity, sort_keys=True)
+def json_checksum(values: Mapping[str, JsonValue]) -> str:
+  """Returns the SHA-256 checksum of plain values."""
+  text = json.dumps(values, sort_keys=True)
   return hashlib.sha256(text.encode()).hexdigest()
 
 
-def remove_useless(
+def remove_obsolete(
   generations_dir: Path,
-  is_of_use: Callable[[int], bool],
+  is_needed: Callable[[int], bool],
   *,
   current: Path | None = None,
 ) -> None:
-  """Removes shards that no restart would go on with, and nobody is at.
+  """Removes shards that no restart would use and no worker is at.
 
   Args:
-    generations_dir: where generations lie.
-    is_of_use: whether a generation of a step may still be made.
-    current: the one folder that is of use for its step; None keeps any.
+    generations_dir: Directory of the generations.
+    is_needed: Function that returns whether a step may still be built.
+    current: Directory that replaces the others of its step, if there is one.
   """
-  for path in generations_dir.glob(f"{layout.SHARING}*"):
-    step = int(path.name.removeprefix(layout.SHARING).partition("-")[0])
-    superseded = (
+  for path in generations_dir.glob(f"{layout.SHARED_SHARDS}*"):
+    step = int(path.name.removeprefix(layout.SHARED_SHARDS).partition("-")[0])
+    is_replaced = (
       current is not None
       and path != current
-      and current.name.startswith(f"{layout.SHARING}{step:08d}-")
+      and current.name.startswith(f"{layout.SHARED_SHARDS}{step:08d}-")
     )
-    if is_of_use(step) and not superseded:
+    if is_needed(step) and not is_replaced:
       continue
     with contextlib.suppress(FileNotFoundError):
       lock = os.open(path / "members", os.O_RDWR | os.O_CREAT, 0o666)
       try:
-        if _try_lock(lock, fcntl.LOCK_EX):
-          logging.info("removing %s, of no use to anybody", path)
+        if _try_lock(lock):
+          logging.info("removing obsolete shards %s", path)
           _remove(path)
       finally:
         os.close(lock)
 
 
-def sync(path: Path) -> None:
-  """Makes a file, or a folder's names, durable."""
-  descriptor = os.open(path, os.O_RDONLY)
-  try:
-    os.fsync(descriptor)
-  finally:
-    os.close(descriptor)
-
-
-def _whole(path: Path, read: Callable[[Path], _T]) -> _T | None:
-  """What is in a file; None where there is none, or it is damaged."""
+def _try_read(path: Path, read: Callable[[Path], _T]) -> _T | None:
+  """Reads a file; None where there is none, or it is damaged."""
   try:
     return read(path)
   except FileNotFoundError:
@@ -362,21 +343,20 @@ def _whole(path: Path, read: Callable[[Path], _T]) -> _T | None:
     return None
 
 
-def _try_lock(descriptor: int, kind: int) -> bool:
+def _try_lock(descriptor: int) -> bool:
   try:
-    fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except BlockingIOError:
     return False
   return True
 
 
-def _is_at(descriptor: int, path: Path) -> bool:
-  ours = os.fstat(descriptor)
+def _is_open_file(descriptor: int, path: Path) -> bool:
+  """Returns whether a descriptor is of the file that is at a path now."""
   try:
-    there = os.stat(path)
+    return os.path.samestat(os.fstat(descriptor), os.stat(path))
   except FileNotFoundError:
     return False
-  return (ours.st_dev, ours.st_ino) == (there.st_dev, there.st_ino)
 
 
 def _link(source: Path, target: Path) -> None:
@@ -390,8 +370,8 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _remove(directory: Path) -> None:
-  """For all at once, and from the disk after."""
-  name = f"{layout.REMOVING}{directory.name}-{secrets.token_hex(4)}"
+  """Hides a directory from all workers by a rename, and then deletes it."""
+  name = f"{layout.TRASH}{directory.name}-{secrets.token_hex(4)}"
   try:
     os.rename(directory, directory.with_name(name))
   except FileNotFoundError:

@@ -1,17 +1,14 @@
-"""The index builder: follows checkpoints and publishes generations.
+"""The sidecar: follows a run's checkpoints and publishes generations.
 
-It shares files with the trainer and nothing else; either may die, start again
-or run elsewhere. Several builders of one run share the work.
+It shares files with the trainer and nothing else; either may be killed,
+restarted or moved to another host. Several sidecars of one run share the work.
 """
 
 import contextlib
-import functools
+import dataclasses
 import threading
-import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
-import jax
 from absl import logging
 from etils import epath
 
@@ -20,364 +17,333 @@ from realm_jax.checkpoints.manager import (
   CheckpointStore,
   UnreadableCheckpointError,
 )
-from realm_jax.checkpoints.vocabulary import require_vocabulary
 from realm_jax.console.sigterm import stop_on_sigterm
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.store import Corpus
-from realm_jax.generations.build.artifacts import (
-  EmbeddingConfig,
-  GenerationMaker,
+from realm_jax.files.disk_full import DiskFullError
+from realm_jax.generations.build.generation_builder import (
+  GenerationBuilder,
+  GenerationConfig,
 )
-from realm_jax.generations.build.generation_builder import GenerationBuilder
-from realm_jax.generations.build.partial_refresh import PartialRefresh
-from realm_jax.generations.store import damage_reports as refused
 from realm_jax.generations.store import layout
-from realm_jax.generations.store import manifest as manifests
-from realm_jax.generations.store.manifest import GenerationError
+from realm_jax.generations.store.damage_reports import take_reports
 from realm_jax.generations.store.publisher import (
-  DiskFullError,
-  prune,
   remove_damaged,
   remove_leftovers,
 )
 from realm_jax.generations.store.retention import (
-  NamedGenerations,
+  RetainedGenerations,
   UnknownNeedsError,
-  is_removed,
+  prune,
 )
-from realm_jax.indexes.protocol import IndexConfig, RecallError
-from realm_jax.models.retriever import Retriever
-from realm_jax.partitioning.mesh import make_mesh
+from realm_jax.indexes.protocol import RecallError
 
 MODES = ("newest", "every")
 _REMINDER_SECONDS = 30.0
 
 
-class _StoppedError(Exception):
-  """SIGTERM came; what is half done is dropped."""
+@dataclasses.dataclass(frozen=True)
+class SidecarConfig:
+  """Settings of the sidecar.
+
+  A generation is built on the newest version of the corpus. In the mode
+  `newest`, and with `once`, the newest checkpoint's generation is built again
+  when the corpus gets a newer version. In the mode `every` a published
+  generation keeps its version, because a run that resumes must find the same
+  generation again.
+
+  Attributes:
+    mode: Checkpoints to build from: `newest` always takes the newest one;
+      `every` skips none, for a trainer that waits for its generations.
+    once: Whether to return after one generation: the newest checkpoint's, or
+      first the one that this checkpoint uses, if it is gone.
+    checkpoint_step: Checkpoint to take with `once` instead of the newest.
+    keep_generations: Number of the newest generations that stay. Leased ones
+      and those that checkpoints need stay as well.
+    poll_seconds: Time between two looks for checkpoints.
+    retry_seconds: Time to wait when the disk is full.
+  """
+
+  mode: str = "newest"
+  once: bool = False
+  checkpoint_step: int | None = None
+  keep_generations: int = 3
+  poll_seconds: float = 1.0
+  retry_seconds: float = 30.0
+
+  def __post_init__(self) -> None:
+    if self.mode not in MODES:
+      raise ValueError(f"mode={self.mode!r}; want one of {', '.join(MODES)}")
+    if self.keep_generations < 1:
+      raise ValueError(
+        f"keep_generations={self.keep_generations}; want at least the newest, 1"
+      )
 
 
 def build_index(
   *,
   model_dir: epath.PathLike,
   corpus_dir: epath.PathLike,
-  retriever: Retriever,
-  index: IndexConfig,
-  config: EmbeddingConfig | None = None,
-  partial: PartialRefresh | None = None,
-  mode: str = "newest",
-  once: bool = False,
-  keep_generations: int = 3,
-  poll_seconds: float = 1.0,
-  retry_seconds: float = 30.0,
+  generation: GenerationConfig,
+  sidecar: SidecarConfig | None = None,
   generations_dir: epath.PathLike | None = None,
-  checkpoint_step: int | None = None,
+  once: bool = False,
 ) -> list[int]:
-  """Follows a run's checkpoints and publishes a generation for them.
-
-  A generation is built on the newest version of the corpus that there is when
-  it begins. In the mode `newest`, and with `once`, that of the newest
-  checkpoint is made again when the corpus has a newer version, so that what
-  searches it (a run that is over, above all) finds what is new. In the mode
-  `every` one that stands stays on its version, since a run that resumes must
-  meet it again; the next checkpoint's has the newer.
+  """Runs a sidecar until SIGTERM, or for one generation.
 
   Args:
-    model_dir: the run whose checkpoints to follow; they need not exist yet.
-    corpus_dir: what `build_corpus` wrote; it may be updated meanwhile.
-    retriever: the towers.
-    index: the search structure.
-    config: how to embed.
-    partial: how much to embed anew of each generation; None is everything.
-    mode: `newest` goes from the newest checkpoint to the newest; `every`
-      skips none, for a trainer that waits for them.
-    once: make one generation and return: the newest checkpoint's, or first the
-      one that it names as in use, should that be gone.
-    keep_generations: how many of the latest stay; whatever is leased, or
-      named by a checkpoint that is kept, stays too.
-    poll_seconds: how often to look for checkpoints.
-    retry_seconds: how long to wait for room on a full disk.
-    generations_dir: where they go; None is MODEL_DIR/generations.
-    checkpoint_step: with `once`, the checkpoint to take instead of the newest.
+    model_dir: Directory of the run, which need not have checkpoints yet.
+    corpus_dir: Corpus, which may be updated meanwhile.
+    generation: Settings of the generations.
+    sidecar: Settings of the sidecar; None takes the defaults.
+    generations_dir: Directory of the generations; None is
+      MODEL_DIR/generations.
+    once: Whether to turn on `sidecar.once`, as the flag --once does.
 
   Returns:
-    The steps published, when told to stop (SIGTERM) or after one.
+    The steps of the generations that it published.
 
   Raises:
-    DiskFullError: with `once`, there is no room.
-    CheckpointError: a checkpoint does not fit this model, or that of
-      `checkpoint_step` is gone, or the newest cannot be read. Others that
-      cannot are left out.
-    RecallError: with `once` or in the mode `every`, an index finds less than
-      its settings want; otherwise the next checkpoint is waited for.
+    DiskFullError: The disk is full, with `once`; otherwise the sidecar waits.
+    CheckpointError: A checkpoint does not fit the model, the newest one cannot
+      be read, or that of `checkpoint_step` is gone. Other unreadable ones are
+      skipped.
+    RecallError: With `once` or in the mode `every`, the recall of an index is
+      below what its settings want; otherwise the checkpoint is skipped.
   """
-  if mode not in MODES:
-    raise ValueError(f"mode={mode!r}; want one of {', '.join(MODES)}")
-  if keep_generations < 1:
-    raise ValueError(
-      f"keep_generations={keep_generations}; want at least the newest, 1"
-    )
-  if checkpoint_step is not None and not once:
-    raise ValueError(
-      f"checkpoint_step={checkpoint_step} is for making one generation; pass "
-      "--once"
-    )
-  corpus = Corpus.open(corpus_dir)
-  generations_dir = epath.Path(
+  config = sidecar or SidecarConfig()
+  config = dataclasses.replace(config, once=config.once or once)
+  directory = epath.Path(
     generations_dir or epath.Path(model_dir) / layout.FOLDER
   )
-  new_maker = functools.partial(
-    GenerationMaker,
-    retriever=retriever,
-    index=index,
-    config=config,
-    mesh=make_mesh(devices=jax.local_devices()),
-  )
-  new_builder = functools.partial(
-    GenerationBuilder,
-    model_dir=model_dir,
-    generations_dir=generations_dir,
-    partial=partial,
-  )
-  maker = new_maker(corpus)
-  builder = new_builder(maker)
-  every = mode == "every" and not once
-  store = CheckpointStore(model_dir)
-  named = NamedGenerations(store)
-  published: list[int] = []
-  given_up: set[int] = set()
-  remove_leftovers(generations_dir)
-  remove_damaged(generations_dir)
+  corpus = Corpus.open(corpus_dir)
+  with (
+    stop_on_sigterm() as stop,
+    contextlib.closing(CheckpointStore(model_dir)) as checkpoints,
+  ):
+    return Sidecar(
+      config,
+      corpus,
+      lambda version: GenerationBuilder(
+        generation, version, generations_dir=directory
+      ),
+      checkpoints=checkpoints,
+      generations_dir=directory,
+      stop=stop,
+    ).run()
 
-  def is_of_use(step: int) -> bool:
-    """Whether shards of a step may still become a generation."""
-    steps = store.steps()
-    wanted = {*steps[-1:], *named.by(steps[-1:])}
-    if mode == "every" or checkpoint_step is not None:
-      wanted.update(steps)
-    return step in wanted.intersection(steps) - _standing(
-      generations_dir, maker, () if every else steps[-1:]
-    )
 
-  with stop_on_sigterm() as stop, contextlib.closing(store):
-    waiting = _Waiting(store)
-    while not stop.is_set():
-      if (newest := _newest_version(maker.corpus)) is not maker.corpus:
-        maker = new_maker(newest)
-        builder = new_builder(maker)
-      if told := refused.take(generations_dir):
-        remove_damaged(generations_dir, told)
-      steps = store.steps()
-      if checkpoint_step is not None:
-        steps = _only(checkpoint_step, steps, store)
-      renewed = () if every else steps[-1:]
+class _PreemptedError(Exception):
+  """SIGTERM came during a build."""
+
+
+class Sidecar:
+  """Chooses checkpoints, has generations built, and removes old ones.
+
+  Args:
+    config: Settings of the sidecar.
+    corpus: Corpus, of which newer versions are followed.
+    make_builder: Function that returns the builder for a version of the corpus.
+    checkpoints: Checkpoints of the run.
+    generations_dir: Directory of the generations.
+    stop: Event that ends the loop, as SIGTERM does.
+  """
+
+  def __init__(
+    self,
+    config: SidecarConfig,
+    corpus: Corpus,
+    make_builder: Callable[[Corpus], GenerationBuilder],
+    *,
+    checkpoints: CheckpointStore,
+    generations_dir: epath.PathLike,
+    stop: threading.Event,
+  ):
+    if config.checkpoint_step is not None and not config.once:
+      raise ValueError(
+        f"checkpoint_step={config.checkpoint_step} is for one generation; pass "
+        "--once"
+      )
+    self._config = config
+    self._make_builder = make_builder
+    self._builder = make_builder(corpus)
+    self._checkpoints = checkpoints
+    self._directory = epath.Path(generations_dir)
+    self._stop = stop
+    self._skips_none = config.mode == "every" and not config.once
+    self._retained = RetainedGenerations(checkpoints)
+    # Checkpoints from which no generation can be built.
+    self._skipped: set[int] = set()
+    self._last_message = ""
+
+  def run(self) -> list[int]:
+    """Follows the checkpoints; returns the steps that it published."""
+    remove_leftovers(self._directory)
+    remove_damaged(self._directory)
+    published: list[int] = []
+    while not self._stop.is_set():
+      self._follow_corpus()
+      if reported := take_reports(self._directory):
+        remove_damaged(self._directory, reported)
+      steps = self._candidate_steps()
       step = next_step(
         steps,
-        standing=_standing(generations_dir, maker, renewed) | given_up,
-        needed=named.by(steps[-1:]),
-        every=every,
+        up_to_date=self._up_to_date(steps) | self._skipped,
+        needed=self._retained.used_by(steps[-1:]),
+        every=self._skips_none,
       )
-      if step is None and not (once and steps):
-        waiting.say(bool(steps))
-        stop.wait(poll_seconds)
-        continue
-      if step is None:
-        logging.info("the generation of step %d stands already", steps[-1])
-        return published
-      try:
-        params = _restored(maker, store, step)
-        if params is not None and _build_one(
-          builder,
-          step,
-          params,
-          is_of_use,
-          any_version=step not in renewed,
-          stop=stop,
-        ):
+      if step is not None:
+        if self._try_to_build(step, newest=steps[-1]):
           published.append(step)
-      except RecallError as error:
-        if once or every:
-          raise
-        given_up.add(step)
-        logging.error("generation %d is not published: %s", step, error)
-      except UnreadableCheckpointError as error:
-        # A trainer that was killed may have begun to remove an old one.
-        if once or step == steps[-1]:
-          raise
-        given_up.add(step)
-        logging.error("generation %d is not made: %s", step, error)
-      except DiskFullError as error:
-        if once:
-          raise
-        logging.error("%s; trying again later", error)
-        stop.wait(retry_seconds)
-      except _StoppedError:
-        break
-      try:
-        pinned = named.pinned(every=mode == "every")
-        removed = prune(generations_dir, keep=keep_generations, pinned=pinned)
-        if removed:
-          logging.info("removed generations %s", removed)
-      except UnknownNeedsError as error:
-        logging.warning("no generation is removed this time: %s", error)
-      if once and published:
+        self._prune()
+        if self._config.once and published:
+          return published
+      elif self._config.once and steps:
+        logging.info("generation %d is up to date", steps[-1])
         return published
-    logging.info("told to stop; what is published stays")
+      else:
+        self._log_waiting(bool(steps))
+        self._stop.wait(self._config.poll_seconds)
+    logging.info("Preempted: %d generations published, exiting", len(published))
     return published
+
+  def _follow_corpus(self) -> None:
+    """Gets a new builder when the corpus has a newer version."""
+    corpus = self._builder.corpus
+    try:
+      newest = corpus.newest()
+    except CorpusError as error:
+      logging.log_every_n_seconds(
+        logging.WARNING,
+        "staying with version %d of the corpus: %s",
+        _REMINDER_SECONDS,
+        corpus.version,
+        error,
+      )
+      return
+    if newest is not corpus:
+      logging.info(
+        "the corpus has version %d now, with %d blocks",
+        newest.version,
+        newest.num_blocks,
+      )
+      self._builder = self._make_builder(newest)
+
+  def _candidate_steps(self) -> list[int]:
+    """Returns the checkpoints, or only `checkpoint_step` if it is given.
+
+    Raises:
+      CheckpointError: That checkpoint will not come any more.
+    """
+    steps = self._checkpoints.steps()
+    wanted = self._config.checkpoint_step
+    if wanted is None:
+      return steps
+    if wanted not in steps and steps and steps[-1] > wanted:
+      raise CheckpointError(
+        f"{self._checkpoints.directory} has no checkpoint of step {wanted}, "
+        f"and its newest is later; it has {list(steps)}: choose one of them as "
+        "CHECKPOINT_STEP"
+      )
+    return [wanted] if wanted in steps else []
+
+  def _up_to_date(self, steps: Sequence[int]) -> set[int]:
+    """Returns the steps that need no build, given the candidate steps."""
+    return self._builder.up_to_date(() if self._skips_none else steps[-1:])
+
+  def _try_to_build(self, step: int, *, newest: int) -> bool:
+    """Builds a generation; returns whether it was published.
+
+    Errors that another checkpoint, or free disk space, can end are logged.
+    """
+    try:
+      params = self._builder.restore(self._checkpoints, step)
+      return params is not None and self._builder.build(
+        step,
+        params,
+        check=self._check_preempted,
+        is_needed=self._is_needed,
+        any_version=self._skips_none or step != newest,
+      )
+    except RecallError as error:
+      if self._config.once or self._skips_none:
+        raise
+      self._skip(step, error)
+    except UnreadableCheckpointError as error:
+      # A trainer that was killed may have left an old one half removed.
+      if self._config.once or step == newest:
+        raise
+      self._skip(step, error)
+    except DiskFullError as error:
+      if self._config.once:
+        raise
+      logging.error("%s; trying again later", error)
+      self._stop.wait(self._config.retry_seconds)
+    except _PreemptedError:
+      pass
+    return False
+
+  def _check_preempted(self) -> None:
+    if self._stop.is_set():
+      raise _PreemptedError
+
+  def _skip(self, step: int, error: Exception) -> None:
+    self._skipped.add(step)
+    logging.error("generation %d is not built: %s", step, error)
+
+  def _is_needed(self, step: int) -> bool:
+    """Returns whether unfinished shards of a step may become a generation."""
+    steps = self._checkpoints.steps()
+    wanted = {*steps[-1:], *self._retained.used_by(steps[-1:])}
+    if self._config.mode == "every" or self._config.checkpoint_step is not None:
+      wanted.update(steps)
+    return step in wanted.intersection(steps) - self._up_to_date(steps)
+
+  def _prune(self) -> None:
+    if self._stop.is_set():
+      return
+    try:
+      removed = prune(
+        self._directory,
+        keep=self._config.keep_generations,
+        pinned=self._retained.pinned(every=self._config.mode == "every"),
+      )
+      if removed:
+        logging.info("removed generations %s", removed)
+    except UnknownNeedsError as error:
+      logging.warning("no generation is removed this time: %s", error)
+
+  def _log_waiting(self, has_checkpoint: bool) -> None:
+    """Logs what the sidecar waits for, once until that changes."""
+    message = "waiting for the next checkpoint"
+    if not has_checkpoint:
+      message = (
+        f"no checkpoint yet in {self._checkpoints.directory}; waiting for the "
+        "first, which `realm_jax.train` writes"
+      )
+    if message != self._last_message:
+      logging.info("%s", message)
+    self._last_message = message
 
 
 def next_step(
   checkpoints: Sequence[int],
   *,
-  standing: set[int],
+  up_to_date: set[int],
   needed: set[int],
   every: bool,
 ) -> int | None:
-  """Which checkpoint to make a generation of; None where none is wanted.
+  """Returns the checkpoint to build from next; None where none is wanted.
 
   Args:
-    checkpoints: the committed steps, in order.
-    standing: steps whose generation is published and as wanted.
-    needed: generations that a run resumed from its newest checkpoint uses.
-    every: whether to skip none.
+    checkpoints: Committed steps, in order.
+    up_to_date: Steps that need no build.
+    needed: Generations that a run resumed from the newest checkpoint uses.
+    every: Whether no checkpoint is skipped.
   """
   candidates = list(checkpoints) if every else list(checkpoints[-1:])
   lost = [step for step in checkpoints if step in needed]
   for step in lost + candidates:
-    if step not in standing:
+    if step not in up_to_date:
       return step
   return None
-
-
-def _only(step: int, steps: Sequence[int], store: CheckpointStore) -> list[int]:
-  """The one step wanted; empty where it may still come."""
-  if step not in steps and steps and steps[-1] > step:
-    raise CheckpointError(
-      f"{store.directory} has no checkpoint of step {step}, and its newest is "
-      f"later; it has {list(steps)}: choose one of them as CHECKPOINT_STEP"
-    )
-  return [step] if step in steps else []
-
-
-def _restored(maker: GenerationMaker, store: CheckpointStore, step: int) -> Any:
-  """The retriever of a checkpoint; None where that was removed meanwhile."""
-  try:
-    like = {"retriever": maker.abstract_params()}
-    require_vocabulary(store, step, maker.vocabulary)
-    return store.restore(step, items=("retriever",), like=like)["retriever"]
-  except (ValueError, OSError) as error:
-    if not is_removed(store, step):
-      raise
-    logging.warning("checkpoint %d was removed meanwhile (%s)", step, error)
-    return None
-
-
-def _build_one(
-  builder: GenerationBuilder,
-  step: int,
-  params: Any,
-  is_of_use: Callable[[int], bool],
-  *,
-  any_version: bool,
-  stop: threading.Event,
-) -> bool:
-  """Builds and publishes; False where there was nothing left to do."""
-
-  def check():
-    if stop.is_set():
-      raise _StoppedError
-
-  logging.info(
-    "building the generation of step %d on version %d of the corpus",
-    step,
-    builder.maker.corpus.version,
-  )
-  if not builder.build(
-    step, params, check=check, is_of_use=is_of_use, any_version=any_version
-  ):
-    if step in layout.published_steps(builder.directory):
-      logging.info("generation %d was published by another builder", step)
-    else:
-      logging.warning("the shards of generation %d were removed", step)
-    return False
-  manifest = manifests.read(layout.path_of(builder.directory, step))
-  logging.info(
-    "published generation %d: %d blocks, %s in %.1f s, %s built in %.1f s, "
-    "recall %s",
-    step,
-    manifest.num_blocks,
-    "embedded"
-    if manifest.partial is None
-    else f"{manifest.partial.embedded_blocks} embedded anew",
-    manifest.embed_seconds,
-    manifest.index_kind,
-    manifest.build_seconds,
-    ", ".join(f"@{k} {r:.3f}" for k, r in manifest.recall.items()) or "–",
-  )
-  return True
-
-
-def _newest_version(corpus: Corpus) -> Corpus:
-  """The newest version of a corpus, or itself where none can be opened."""
-  try:
-    newest = corpus.newest()
-  except CorpusError as error:
-    logging.log_every_n_seconds(
-      logging.WARNING,
-      "going on with version %d of the corpus: %s",
-      _REMINDER_SECONDS,
-      corpus.version,
-      error,
-    )
-    return corpus
-  if newest is not corpus:
-    logging.info(
-      "the corpus has version %d now, of %d blocks",
-      newest.version,
-      newest.num_blocks,
-    )
-  return newest
-
-
-def _standing(
-  generations_dir: epath.Path, maker: GenerationMaker, renewed: Sequence[int]
-) -> set[int]:
-  """The steps whose generation is as wanted.
-
-  Those of `renewed` must be of the newest version of the corpus, others of
-  any that there is.
-  """
-  standing = set()
-  for step in layout.published_steps(generations_dir):
-    directory = layout.path_of(generations_dir, step)
-    try:
-      manifest = manifests.read(directory)
-      manifests.verify(directory, manifest, checksums=False)
-    except GenerationError:
-      continue  # It is made again if its turn comes.
-    if not maker.replaces(manifest, any_version=step not in renewed):
-      standing.add(step)
-  return standing
-
-
-class _Waiting:
-  """Says now and then what the builder waits for."""
-
-  def __init__(self, store: CheckpointStore):
-    self._store = store
-    self._said_at = 0.0
-    self._said_of: bool | None = None
-
-  def say(self, has_checkpoint: bool) -> None:
-    now = time.monotonic()
-    if has_checkpoint:
-      if self._said_of is not True:
-        logging.info("waiting for the next checkpoint")
-    elif self._said_of is None or now - self._said_at > _REMINDER_SECONDS:
-      logging.info(
-        "no checkpoint yet in %s; waiting for the first, which "
-        "`realm_jax.train` writes",
-        self._store.directory,
-      )
-      self._said_at = now
-    self._said_of = has_checkpoint

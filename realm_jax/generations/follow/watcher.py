@@ -1,4 +1,4 @@
-"""Follows the index builder: finds, verifies and loads in the background."""
+"""The watcher: finds, verifies and loads generations in the background."""
 
 import hashlib
 import threading
@@ -10,8 +10,8 @@ from absl import logging
 from etils import epath
 
 from realm_jax.generations.follow.loading import Generation
-from realm_jax.generations.store import damage_reports as refused
 from realm_jax.generations.store import layout
+from realm_jax.generations.store.damage_reports import report_damage
 from realm_jax.generations.store.leases import Lease
 from realm_jax.generations.store.manifest import (
   DamagedGenerationError,
@@ -19,34 +19,40 @@ from realm_jax.generations.store.manifest import (
 )
 
 FOLLOW = ("newest", "next", "none")
-# After so long, what is awaited and was refused is read again: the fault may
-# have been the reader's.
-_AGAIN_SECONDS = 30.0
+# Time after which an awaited generation that was rejected is read again: the
+# fault may have been this machine's.
+_RETRY_SECONDS = 30.0
 
 
-class _Refusal(NamedTuple):
-  """Why a generation is not used: the manifest's checksum, and when."""
+class _Rejection(NamedTuple):
+  """A generation that cannot be used.
 
-  seen: str
+  Attributes:
+    checksum: Checksum of the manifest that was read.
+    error: Reason of the rejection.
+    time: Time of the rejection, on the monotonic clock.
+  """
+
+  checksum: str
   error: GenerationError
-  at: float
+  time: float
 
 
 class GenerationWatcher:
-  """Keeps ready the generation that a run will search next.
+  """Keeps loaded the generation that a run will search next.
 
-  Nothing is loaded before something is asked for. Whatever it hands out has
-  been verified and loaded in full. What cannot be used is named once in the
-  log, and never searched.
+  It loads nothing before the first request. All that it returns is verified
+  and completely loaded. A generation that cannot be used is logged once.
 
   Args:
-    generations_dir: where generations lie; need not exist yet.
-    load: verifies and loads a step's generation, or raises GenerationError.
-    follow: what to load unasked: the `newest`; the `next` after the one in
-      use, for a run that skips none; or `none`.
-    poll_seconds: how often to look.
-    lease_seconds: how long what is loaded is safe from removal after this
-      process dies.
+    generations_dir: Directory of the generations, which need not exist yet.
+    load: Function that verifies and loads the generation of a step, or raises
+      GenerationError.
+    follow: Generation to load without a request: the `newest`; the `next` after
+      the one in use, for a run that skips none; or `none`.
+    poll_seconds: Time between two looks at the directory.
+    lease_seconds: Time for which loaded generations are safe from removal
+      after this process is killed.
   """
 
   def __init__(
@@ -66,13 +72,13 @@ class GenerationWatcher:
     self._poll_seconds = poll_seconds
     self._lease = Lease(generations_dir, lifetime_seconds=lease_seconds)
     self._changed = threading.Condition()
-    # All below are read and written under `_changed`.
+    # `_changed` guards all attributes below.
     self._loaded: dict[int, Generation] = {}
     self._awaited: int | None = None
     self._in_use: int | None = None
-    self._rejected: dict[int, _Refusal] = {}
+    self._rejected: dict[int, _Rejection] = {}
     self._following = False
-    self._looks = 0
+    self._num_polls = 0
     self._woken = False
     self._error: BaseException | None = None
     self._closed = False
@@ -82,7 +88,7 @@ class GenerationWatcher:
     self._thread.start()
 
   def newest(self) -> Generation | None:
-    """The newest generation that is loaded, at once; None if there is none."""
+    """Returns the newest loaded generation without waiting, or None."""
     with self._changed:
       self._raise_error()
       if not self._following:
@@ -91,27 +97,27 @@ class GenerationWatcher:
       return self._loaded[max(self._loaded)] if self._loaded else None
 
   def wait_for(self, step: int, *, timeout: float | None = None) -> Generation:
-    """The generation of exactly this checkpoint step, as soon as it is loaded.
+    """Waits for the generation of exactly this checkpoint step.
 
     Args:
-      step: the checkpoint's.
-      timeout: seconds to wait; None waits for ever.
+      step: Checkpoint step of the generation.
+      timeout: Time to wait in seconds; None waits without limit.
 
     Raises:
-      TimeoutError: it did not appear in time.
-      GenerationError: it is there and cannot be used.
-      DamagedGenerationError: a builder may make it again.
+      TimeoutError: It did not appear in time.
+      GenerationError: It was published and cannot be used.
+      DamagedGenerationError: It is damaged; the sidecar may build it again.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
     with self._changed:
       self._awaited = step
       self._wake()
-      looks = self._looks
+      polls = self._num_polls
       try:
         while step not in self._loaded:
           self._raise_error()
-          # A refusal of before may have been mended since.
-          if step in self._rejected and self._looks > looks:
+          # An earlier rejection may be of files that were replaced since.
+          if step in self._rejected and self._num_polls > polls:
             error = self._rejected[step].error
             raise type(error)(str(error))
           left = None if deadline is None else deadline - time.monotonic()
@@ -127,13 +133,13 @@ class GenerationWatcher:
         self._awaited = None
 
   def has_later(self, step: int) -> bool:
-    """Whether a later generation is there, and was not refused."""
+    """Returns whether a later generation is published and not rejected."""
     published = layout.published_steps(self._directory)
     with self._changed:
       return any(s > step and s not in self._rejected for s in published)
 
   def in_use(self, step: int) -> None:
-    """Says which generation is searched from now on; older ones are let go."""
+    """Sets which generation the run searches; older ones are unloaded."""
     with self._changed:
       self._in_use = step
       self._following = True
@@ -141,12 +147,12 @@ class GenerationWatcher:
 
   @property
   def rejected(self) -> dict[int, str]:
-    """Why each generation that is published and cannot be used is not."""
+    """The reason of each rejection, by the generation's step."""
     with self._changed:
       return {step: str(why.error) for step, why in self._rejected.items()}
 
   def close(self) -> None:
-    """Ends the thread, after the load that it is at, and gives leases back."""
+    """Ends the thread, after a load in progress, and its lease."""
     with self._changed:
       self._closed = True
       self._wake()
@@ -155,7 +161,7 @@ class GenerationWatcher:
   def __enter__(self) -> "GenerationWatcher":
     return self
 
-  def __exit__(self, *exception) -> None:
+  def __exit__(self, *exception: object) -> None:
     self.close()
 
   def _raise_error(self) -> None:
@@ -169,19 +175,19 @@ class GenerationWatcher:
     self._changed.notify_all()
 
   def _run(self) -> None:
-    complaint = ""
+    last_warning = ""
     try:
       while not self._closed:
         try:
-          self._look()
-          complaint = ""
+          self._poll()
+          last_warning = ""
         except OSError as error:
           # A file system that fails for a while must not end a long run.
-          if str(error) != complaint:
+          if str(error) != last_warning:
             logging.warning("cannot follow %s: %s", self._directory, error)
-          complaint = str(error)
+          last_warning = str(error)
         with self._changed:
-          self._looks += 1
+          self._num_polls += 1
           self._changed.notify_all()
           self._changed.wait_for(lambda: self._woken, self._poll_seconds)
           self._woken = False
@@ -192,54 +198,52 @@ class GenerationWatcher:
     finally:
       self._lease.release()
 
-  def _look(self) -> None:
-    """Loads at most one generation, and lets go of what is not needed."""
+  def _poll(self) -> None:
+    """Loads at most one generation, and unloads those not needed."""
     with self._changed:
       awaited, in_use = self._awaited, self._in_use
-      held = self._held()
+      needed = self._needed()
       following = self._following
     published = layout.published_steps(self._directory)
     wanted = [awaited] if awaited in published else []
-    # What is awaited and refused keeps nobody from following the newest.
+    # A rejected generation that is awaited does not stop the newest.
     if following and (awaited is None or self._follow == "newest"):
-      wanted += self._unasked(published, held, in_use)
+      wanted += self._next_to_follow(published, needed, in_use)
     for step in wanted:
-      if step not in self._loaded and self._try_load(step, held=held):
+      if step not in self._loaded and self._try_load(step, needed=needed):
         break
     with self._changed:
       if self._in_use is not None and self._loaded:
-        needed = {self._in_use, self._awaited, max(self._loaded)}
-        for step in set(self._loaded) - needed:
+        stay = {self._in_use, self._awaited, max(self._loaded)}
+        for step in set(self._loaded) - stay:
           del self._loaded[step]
-      held = self._held()
-    self._hold(held)
+      needed = self._needed()
+    self._lease_steps(needed)
 
-  def _unasked(
-    self, published: list[int], held: set[int], in_use: int | None
+  def _next_to_follow(
+    self, published: list[int], needed: set[int], in_use: int | None
   ) -> list[int]:
-    """What to load before anyone asks; the first that is sound will do."""
+    """Returns what to load without a request; the first valid one suffices."""
     if self._follow == "newest":
-      return [s for s in published[::-1] if s > max(held, default=-1)]
+      return [s for s in published[::-1] if s > max(needed, default=-1)]
     if self._follow == "next" and in_use is not None:
       return [s for s in published if s > in_use][:1]
     return []
 
-  def _try_load(self, step: int, *, held: set[int]) -> bool:
+  def _try_load(self, step: int, *, needed: set[int]) -> bool:
+    """Loads a generation, unless the same files were rejected before."""
     path = layout.path_of(self._directory, step) / layout.MANIFEST
     try:
-      seen = hashlib.sha256(path.read_bytes()).hexdigest()
+      checksum = hashlib.sha256(path.read_bytes()).hexdigest()
     except FileNotFoundError:
       return False  # Removed since it was listed.
     with self._changed:
-      refusal = self._rejected.get(step)
-      again = (
-        step == self._awaited
-        and refusal is not None
-        and (time.monotonic() - refusal.at > _AGAIN_SECONDS)
-      )
-      if refusal is not None and refusal.seen == seen and not again:
-        return False
-    self._hold(held | {step})
+      rejection = self._rejected.get(step)
+      if rejection is not None and rejection.checksum == checksum:
+        age = time.monotonic() - rejection.time
+        if step != self._awaited or age <= _RETRY_SECONDS:
+          return False
+    self._lease_steps(needed | {step})
     start = time.monotonic()
     try:
       generation = self._load(step)
@@ -248,9 +252,10 @@ class GenerationWatcher:
         return False
       logging.warning("generation %d is not used: %s", step, error)
       if isinstance(error, DamagedGenerationError):
-        refused.tell(self._directory, step)
+        report_damage(self._directory, step)
       with self._changed:
-        self._rejected[step] = _Refusal(seen, error, time.monotonic())
+        now = time.monotonic()
+        self._rejected[step] = _Rejection(checksum, error, now)
         self._changed.notify_all()
       return False
     logging.info(
@@ -264,17 +269,18 @@ class GenerationWatcher:
       self._changed.notify_all()
     return True
 
-  def _held(self) -> set[int]:
+  def _needed(self) -> set[int]:
+    """Returns the steps that are in use or loaded."""
     in_use = set() if self._in_use is None else {self._in_use}
     return in_use | set(self._loaded)
 
-  def _hold(self, steps: set[int]) -> None:
+  def _lease_steps(self, steps: set[int]) -> None:
     try:
       self._lease.hold(steps)
     except OSError as error:
       logging.log_every_n_seconds(
         logging.WARNING,
-        "no lease on generations %s, which a builder may now remove: %s",
+        "generations %s could not be leased and may be removed: %s",
         60,
         sorted(steps),
         error,

@@ -1,8 +1,8 @@
-"""Which generations a reader found damaged, so that a builder looks again.
+"""Reports of damaged generations, from readers to the sidecar.
 
-A builder that runs compares sizes alone, since it cannot read every byte all
-the time. Whoever has read them tells it here; it then holds the files against
-their checksums itself.
+A running sidecar compares sizes alone, since it cannot read all bytes all the
+time. A reader has read them, and reports what is damaged; the sidecar then
+verifies the checksums itself.
 """
 
 from absl import logging
@@ -11,19 +11,21 @@ from etils import epath
 from realm_jax.generations.store import layout
 
 
-def tell(generations_dir: epath.PathLike, step: int) -> None:
-  """Says that a generation is damaged; what cannot be said is in the log."""
-  folder = epath.Path(generations_dir) / layout.REFUSED
+def report_damage(generations_dir: epath.PathLike, step: int) -> None:
+  """Reports that a generation is damaged; a failure to do so is logged."""
+  folder = epath.Path(generations_dir) / layout.DAMAGE_REPORTS
   try:
     folder.mkdir(parents=True, exist_ok=True)
     folder.joinpath(f"{step:08d}").write_text("")
   except OSError as error:
-    logging.warning("no builder learns of generation %d: %s", step, error)
+    logging.warning(
+      "the damage of generation %d could not be reported: %s", step, error
+    )
 
 
-def take(generations_dir: epath.PathLike) -> list[int]:
-  """The steps that were told since this was asked last."""
-  folder = epath.Path(generations_dir) / layout.REFUSED
+def take_reports(generations_dir: epath.PathLike) -> list[int]:
+  """Removes all reports and returns their steps, in order."""
+  folder = epath.Path(generations_dir) / layout.DAMAGE_REPORTS
   try:
     names = [path.name for path in folder.iterdir()]
   except (FileNotFoundError, NotADirectoryError):

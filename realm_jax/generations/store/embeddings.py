@@ -1,4 +1,4 @@
-"""The vectors of a generation: files of rows, memory-mapped."""
+"""The vectors of a generation: memory-mapped files of consecutive rows."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float, Float32, Int, Int32
 
 from realm_jax.console.progress import Progress
+from realm_jax.corpus.store import Corpus
 from realm_jax.generations.store.manifest import (
   DamagedGenerationError,
   EmbeddingsShard,
@@ -16,7 +17,7 @@ from realm_jax.generations.store.manifest import (
   Manifest,
 )
 from realm_jax.indexes import npy
-from realm_jax.indexes.protocol import Rows
+from realm_jax.indexes.protocol import Blocks, Rows
 
 DTYPES = {
   "float32": np.dtype(np.float32),
@@ -28,13 +29,13 @@ _MAX_SHARD_BYTES = 1 << 28
 
 @dataclasses.dataclass(frozen=True)
 class ShardLayout:
-  """How vectors are cut into files of consecutive rows.
+  """The division of vectors into files of consecutive rows.
 
   Attributes:
-    num_blocks: rows of all files together.
-    dim: of the vectors.
-    dtype: of the stored vectors, `float32` or `bfloat16`.
-    rows_per_shard: of all files but the last.
+    num_blocks: Number of rows in all files together.
+    dim: Dimension of the vectors.
+    dtype: Type of the stored vectors, `float32` or `bfloat16`.
+    rows_per_shard: Number of rows in each file but the last.
   """
 
   num_blocks: int
@@ -44,38 +45,54 @@ class ShardLayout:
 
   @classmethod
   def of(
-    cls, num_blocks: int, dim: int, *, dtype: str, most_rows: int
+    cls, num_blocks: int, dim: int, *, dtype: str, max_rows: int
   ) -> "ShardLayout":
-    """Files of about the same size, none of more than `most_rows`.
+    """Divides into files of about the same size, of at most `max_rows`.
 
     Raises:
-      ValueError: an unknown dtype, or no row a file.
+      ValueError: The dtype is unknown, or `max_rows` is below 1.
     """
     if dtype not in DTYPES:
       raise ValueError(f"dtype={dtype!r}; want one of {', '.join(DTYPES)}")
-    if most_rows < 1:
-      raise ValueError(f"shard_blocks={most_rows}; want at least 1 a file")
+    if max_rows < 1:
+      raise ValueError(f"shard_blocks={max_rows}; want at least 1 per file")
     row_bytes = dim * DTYPES[dtype].itemsize
-    most = max(1, min(most_rows, _MAX_SHARD_BYTES // row_bytes))
-    count = max(1, -(-num_blocks // most))
+    max_rows = max(1, min(max_rows, _MAX_SHARD_BYTES // row_bytes))
+    count = max(1, -(-num_blocks // max_rows))
     return cls(num_blocks, dim, dtype, max(1, -(-num_blocks // count)))
 
   def __len__(self) -> int:
     return max(1, -(-self.num_blocks // self.rows_per_shard))
 
   def rows(self, shard: int) -> Int[np.ndarray, " n"]:
-    """The rows of a file."""
+    """Returns the rows of a file."""
     start = shard * self.rows_per_shard
     stop = min(start + self.rows_per_shard, self.num_blocks)
     return np.arange(start, stop)
 
   def name(self, shard: int) -> str:
-    """The name of a file of vectors."""
+    """Returns the name of a file of vectors."""
     return f"embeddings-{shard:05d}-of-{len(self):05d}.npy"
 
   def steps_name(self, shard: int) -> str:
-    """The name of the file of the steps that its vectors are of."""
+    """Returns the name of the file with the steps of its vectors."""
     return f"steps-{shard:05d}-of-{len(self):05d}.npy"
+
+
+def check_finite(
+  vectors: Float[np.ndarray, "n d"], rows: Int[np.ndarray, " n"]
+) -> None:
+  """Checks vectors of some rows.
+
+  Raises:
+    GenerationError: A vector is not finite.
+  """
+  finite = np.isfinite(vectors).all(axis=1)
+  if not finite.all():
+    raise GenerationError(
+      f"the vector of block {int(rows[~finite][0])} is not finite; the "
+      "checkpoint is broken"
+    )
 
 
 def write_shard(
@@ -87,23 +104,13 @@ def write_shard(
 ) -> EmbeddingsShard:
   """Writes the files of one shard; the caller makes them durable.
 
-  Args:
-    directory: where they go.
-    layout: which rows they hold.
-    shard: which of its files.
-    vectors: of those rows.
-    steps: the checkpoints that these were embedded with.
+  The `steps` are the checkpoint steps that the vectors were embedded with.
 
   Raises:
-    GenerationError: a vector is not finite.
-    OSError: the disk is full.
+    GenerationError: A vector is not finite.
+    OSError: The disk is full.
   """
-  finite = np.isfinite(vectors).all(axis=1)
-  if not finite.all():
-    row = int(layout.rows(shard)[~finite][0])
-    raise GenerationError(
-      f"the vector of block {row} is not finite; the checkpoint is broken"
-    )
+  check_finite(vectors, layout.rows(shard))
   npy.save(directory / layout.name(shard), vectors.astype(DTYPES[layout.dtype]))
   oldest, newest = int(steps.min()), int(steps.max())
   steps_path = ""
@@ -115,7 +122,7 @@ def write_shard(
   )
 
 
-def copy(
+def copy_vectors(
   vectors: Rows,
   directory: Path,
   layout: ShardLayout,
@@ -123,18 +130,13 @@ def copy(
   step: int,
   check: Callable[[], None] = lambda: None,
 ) -> tuple[EmbeddingsShard, ...]:
-  """Writes vectors that are known already, a file's in memory at a time.
+  """Writes existing vectors of a checkpoint step, one file at a time.
 
-  Args:
-    vectors: in row order.
-    directory: where the files go.
-    layout: of as many, of the same dimension.
-    step: the checkpoint that they are of.
-    check: called at every file; what it raises ends the work.
+  The function `check` is called at every file; an exception stops the work.
 
   Raises:
-    GenerationError: there are more or fewer vectors, they are of another
-      dimension, or one is not finite.
+    GenerationError: The number or dimension of the vectors is not the
+      layout's, or one is not finite.
   """
   if tuple(vectors.shape) != (layout.num_blocks, layout.dim):
     raise GenerationError(
@@ -155,14 +157,10 @@ def copy(
 
 
 class Embeddings:
-  """The vectors of a generation, read from disk as they are asked for.
-
-  Args:
-    directory: where the manifest's files lie, locally.
-    manifest: of the generation.
+  """The vectors of a generation, read from local files on access.
 
   Raises:
-    GenerationError: a file is not what the manifest says.
+    GenerationError: A file differs from what the manifest says.
   """
 
   def __init__(self, directory: Path, manifest: Manifest):
@@ -173,7 +171,7 @@ class Embeddings:
       for shard in manifest.embeddings
     ]
     self._starts = _starts(manifest.embeddings)
-    # Mapped now: what is staged has no name any more when it is read.
+    # Mapped at once, because staged files are unlinked after loading.
     self._steps = [
       _map(directory / shard.steps_path, (shard.rows,), np.dtype(np.int32))
       if shard.steps_path
@@ -185,7 +183,7 @@ class Embeddings:
     return self.shape[0]
 
   def __getitem__(self, rows: slice) -> Float[np.ndarray, "n d"]:
-    """Consecutive rows; no copy where one file holds them all."""
+    """Returns consecutive rows, without a copy if one file holds them."""
     start, stop, stride = rows.indices(len(self))
     if stride != 1:
       raise IndexError(f"stride {stride}; want consecutive rows")
@@ -199,10 +197,10 @@ class Embeddings:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
   def gather(self, rows: Int[np.ndarray, "*b"]) -> Float32[np.ndarray, "*b d"]:
-    """The vectors of any rows.
+    """Returns the vectors of any rows.
 
     Raises:
-      IndexError: a row is not in 0 … N − 1; the null block has no vector.
+      IndexError: A row is not in 0 … N − 1; the null block has no vector.
     """
     rows = np.asarray(rows)
     flat = rows.reshape(-1)
@@ -219,13 +217,25 @@ class Embeddings:
     return gathered.reshape(*rows.shape, self.shape[1])
 
   def steps(self, rows: Int[np.ndarray, " n"]) -> Int32[np.ndarray, " n"]:
-    """The checkpoints that the vectors of some rows were embedded with."""
+    """Returns the checkpoint steps that rows were embedded with."""
     steps = np.empty(len(rows), np.int32)
-    of = np.searchsorted(self._starts, rows, side="right") - 1
-    for shard in np.unique(of):
-      here = of == shard
+    shards = np.searchsorted(self._starts, rows, side="right") - 1
+    for shard in np.unique(shards):
+      here = shards == shard
       steps[here] = self._steps[shard][rows[here] - self._starts[shard]]
     return steps
+
+
+def index_blocks(
+  corpus: Corpus, embeddings: Embeddings | None = None
+) -> Blocks:
+  """Returns what an index is built over: a corpus and its vectors."""
+  return Blocks(
+    num_blocks=corpus.num_blocks,
+    vectors=embeddings,
+    token_ids=corpus.token_ids,
+    vocab_size=corpus.vocab_size,
+  )
 
 
 def _starts(shards: Sequence[EmbeddingsShard]) -> np.ndarray:
@@ -238,7 +248,7 @@ def _map(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
   except (ValueError, EOFError, OSError) as error:
     raise DamagedGenerationError(f"{path} is not an array: {error}") from error
   if mapped.dtype != dtype and mapped.dtype.itemsize == dtype.itemsize:
-    # The file format has no name for bfloat16: it comes back as plain bytes.
+    # The file format has no name for bfloat16 and returns plain bytes.
     mapped = mapped.view(dtype)
   if mapped.shape != shape or mapped.dtype != dtype:
     raise GenerationError(

@@ -1,18 +1,18 @@
-"""What lies in a folder of generations, for people."""
+"""The state of all generations of a run, for people."""
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from etils import epath
 
 from realm_jax.checkpoints.manager import FOLDER, CheckpointStore
+from realm_jax.files.json_file import JsonValue
 from realm_jax.generations.store import layout
 from realm_jax.generations.store import manifest as manifests
 from realm_jax.generations.store.leases import holders
 from realm_jax.generations.store.manifest import GenerationError, Manifest
-from realm_jax.generations.store.publisher import to_prune
-from realm_jax.generations.store.retention import NamedGenerations
+from realm_jax.generations.store.retention import RetainedGenerations, to_prune
 
 _COLUMNS = (
   *("step", "blocks", "corpus", "index", "recall", "size"),
@@ -21,16 +21,16 @@ _COLUMNS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
-  """A generation as it was found.
+class GenerationStatus:
+  """The state of one generation.
 
   Attributes:
-    step: the checkpoint's.
-    manifest: what it says of itself, if that can be read.
-    bytes: on the disk.
-    leased_by: the processes that have it loaded.
-    checkpoints: those that name it as in use.
-    problem: why it cannot be used; empty where nothing is wrong.
+    step: Checkpoint step of the generation.
+    manifest: Manifest, if it can be read.
+    bytes: Size of all files.
+    leased_by: Processes that have it loaded.
+    checkpoints: Checkpoints at which it was in use.
+    problem: Reason why it cannot be used; empty for a valid generation.
   """
 
   step: int
@@ -40,18 +40,18 @@ class Found:
   checkpoints: Sequence[int]
   problem: str
 
-  def to_json(self) -> dict[str, Any]:
-    """Plain values, those of a manifest that cannot be read as None."""
-    manifest = self.manifest
+  def to_json(self) -> dict[str, JsonValue]:
+    """Returns plain values; None for those of an unreadable manifest."""
+    m = self.manifest
     return {
       "step": self.step,
-      "num_blocks": manifest and manifest.num_blocks,
-      "corpus_version": manifest and manifest.corpus_version,
-      "corpus_fingerprint": manifest and manifest.corpus_fingerprint,
-      "index": manifest and manifest.index_kind,
-      "recall": manifest and manifest.recall,
+      "num_blocks": None if m is None else m.num_blocks,
+      "corpus_version": None if m is None else m.corpus_version,
+      "corpus_fingerprint": None if m is None else m.corpus_fingerprint,
+      "index": None if m is None else m.index_kind,
+      "recall": None if m is None else m.recall,
       "bytes": self.bytes,
-      "created": manifest and manifest.created,
+      "created": None if m is None else m.created,
       "leased_by": list(self.leased_by),
       "checkpoints": list(self.checkpoints),
       "problem": self.problem or None,
@@ -59,27 +59,28 @@ class Found:
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
-  """A folder of generations, and the run whose checkpoints need them.
+class RunGenerations:
+  """The generations of a run.
 
   Attributes:
-    generations_dir: where generations lie.
-    model_dir: of the run; None where it is not known.
+    generations_dir: Directory of the generations.
+    model_dir: Directory of the run whose checkpoints need them; None where it
+      is not known.
   """
 
   generations_dir: epath.Path
   model_dir: epath.Path | None
 
   @classmethod
-  def of(
+  def find(
     cls,
     model_dir: epath.PathLike | None,
     generations_dir: epath.PathLike | None,
-  ) -> "Place":
-    """From one of the two or both.
+  ) -> "RunGenerations":
+    """Finds the directories from one of them or both.
 
     Raises:
-      GenerationError: neither is given, or there is no such folder.
+      GenerationError: Neither is given, or there is no such directory.
     """
     if model_dir is None and generations_dir is None:
       raise GenerationError("give --model_dir, --generations_dir, or both")
@@ -95,21 +96,24 @@ class Place:
       model_dir = folder.parent
     return cls(folder, None if model_dir is None else epath.Path(model_dir))
 
-  def _named(self) -> NamedGenerations | None:
+  @contextlib.contextmanager
+  def _retained(self) -> Iterator[RetainedGenerations | None]:
     if self.model_dir is None:
-      return None
-    return NamedGenerations(CheckpointStore(self.model_dir))
+      yield None
+      return
+    with contextlib.closing(CheckpointStore(self.model_dir)) as checkpoints:
+      yield RetainedGenerations(checkpoints)
 
-  def look(self, *, checksums: bool = False) -> list[Found]:
-    """All that is there, in order.
+  def inspect(self, *, checksums: bool = False) -> list[GenerationStatus]:
+    """Returns the status of every generation, in order of steps.
 
     Args:
-      checksums: whether every byte is read; sizes are always compared.
+      checksums: Whether all bytes are read; sizes are always compared.
     """
-    named = self._named()
-    users = named.users() if named else {}
+    with self._retained() as retained:
+      users = retained.users() if retained else {}
     leased = holders(self.generations_dir)
-    found = []
+    statuses = []
     for step in layout.all_steps(self.generations_dir):
       manifest, problem = None, ""
       path = layout.path_of(self.generations_dir, step)
@@ -120,8 +124,8 @@ class Place:
           raise GenerationError(f"{path} is of step {manifest.step}")
       except GenerationError as error:
         problem = str(error)
-      found.append(
-        Found(
+      statuses.append(
+        GenerationStatus(
           step=step,
           manifest=manifest,
           bytes=_size(path),
@@ -130,32 +134,33 @@ class Place:
           problem=problem,
         )
       )
-    return found
+    return statuses
 
   def to_prune(self, *, keep: int) -> list[int]:
-    """The steps that the index builder would remove, in its mode `newest`.
+    """Returns the steps that a sidecar in the mode `newest` would remove.
 
-    In the mode `every` it keeps those of all checkpoints: the trainer waits
-    for them, and where one has said so they stay here, too.
+    The generations of checkpoints whose run waits for them stay, as they do
+    in the mode `every`.
 
     Raises:
-      GenerationError: it is not known whose checkpoints need them.
-      UnknownNeedsError: the checkpoints do not say which they need.
+      GenerationError: The run of the generations is not known.
+      UnknownNeedsError: The checkpoints do not say which they need.
     """
-    named = self._named()
-    if named is None:
-      raise GenerationError(
-        f"whose checkpoints need what is in {self.generations_dir}? Give "
-        "--model_dir, too"
-      )
-    return to_prune(self.generations_dir, keep=keep, pinned=named.pinned())
+    with self._retained() as retained:
+      if retained is None:
+        raise GenerationError(
+          f"no run is known whose checkpoints need {self.generations_dir}. "
+          "Give --model_dir, too"
+        )
+      pinned = retained.pinned()
+    return to_prune(self.generations_dir, keep=keep, pinned=pinned)
 
 
-def table(found: Sequence[Found]) -> str:
-  """A line for each generation, and below them what is wrong with which."""
-  if not found:
+def table(statuses: Sequence[GenerationStatus]) -> str:
+  """Returns a line for each generation, and the problems below."""
+  if not statuses:
     return "no generation"
-  rows = [_COLUMNS, *map(_cells, found)]
+  rows = [_COLUMNS, *map(_cells, statuses)]
   widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
   lines = [
     "  ".join(
@@ -164,12 +169,12 @@ def table(found: Sequence[Found]) -> str:
     ).rstrip()
     for row in rows
   ]
-  broken = [f"{one.step}: {one.problem}" for one in found if one.problem]
+  broken = [f"{one.step}: {one.problem}" for one in statuses if one.problem]
   return "\n".join(lines + (["", "cannot be used:", *broken] if broken else []))
 
 
-def _cells(one: Found) -> tuple[str, ...]:
-  manifest = one.manifest
+def _cells(status: GenerationStatus) -> tuple[str, ...]:
+  manifest = status.manifest
   if manifest is None:
     described = ("?",) * 4
     created = "?"
@@ -183,17 +188,17 @@ def _cells(one: Found) -> tuple[str, ...]:
     )
     created = manifest.created
   return (
-    f"{one.step}{' !' if one.problem else ''}",
+    f"{status.step}{' !' if status.problem else ''}",
     *described,
-    shown_bytes(one.bytes),
+    bytes_text(status.bytes),
     created,
-    ", ".join(one.leased_by) or "–",
-    ", ".join(map(str, one.checkpoints)) or "–",
+    ", ".join(status.leased_by) or "–",
+    ", ".join(map(str, status.checkpoints)) or "–",
   )
 
 
-def shown_bytes(count: int) -> str:
-  """A number of bytes with a unit."""
+def bytes_text(count: int) -> str:
+  """Returns a number of bytes with a unit."""
   value, units = float(count), ["B", "kB", "MB", "GB", "TB"]
   while value >= 1000 and len(units) > 1:
     value /= 1000
@@ -202,7 +207,7 @@ def shown_bytes(count: int) -> str:
 
 
 def _size(path: epath.Path) -> int:
-  """The bytes of all files below a folder."""
+  """Returns the size of all files below a directory."""
   total = 0
   try:
     for child in path.iterdir():

@@ -1,15 +1,15 @@
-"""Where generations lie, and which of them are published.
+"""Paths in a directory of generations.
 
 generations/00000500/manifest.json   a published generation
 generations/00000500/build-…         its files, on an object store
-generations/.shards-00000500-…       vectors that builders are at together
-generations/.tmp-00000500-…          one that is being built, …
-generations/.tmp-00000500-….lock     … locked by the process that does
-generations/.replaced-00000500-…     one whose successor is being put in place
-generations/.trash-…                 one that is being removed
-generations/.commit.lock             locked while one is put in place or removed
-generations/leases/…                 who has which loaded
-generations/refused/00000500         a reader found it damaged
+generations/.shards-00000500-…       vectors that several workers embed together
+generations/.tmp-00000500-…          a generation that is being written
+generations/.tmp-00000500-….lock     locked by the process that writes it
+generations/.replaced-00000500-…     one whose successor is put in its place
+generations/.trash-…                 one that is being deleted
+generations/.commit.lock             locked while one is renamed
+generations/leases/…                 the generations that a process has loaded
+generations/refused/00000500         a reader's report that it is damaged
 """
 
 import re
@@ -19,30 +19,23 @@ from etils import epath
 FOLDER = "generations"
 MANIFEST = "manifest.json"
 LEASES = "leases"
-REFUSED = "refused"
-SHARING = ".shards-"
+DAMAGE_REPORTS = "refused"
+SHARED_SHARDS = ".shards-"
 BUILDING = ".tmp-"
-REPLACING = ".replaced-"
-REMOVING = ".trash-"
+REPLACED = ".replaced-"
+TRASH = ".trash-"
+COMMIT_LOCK = ".commit.lock"
 
 _STEP = re.compile(r"[0-9]{8,}")
 
 
-def is_remote(path: epath.PathLike) -> bool:
-  """Whether the path lies on an object store, which cannot rename or map."""
-  return "://" in str(path)
-
-
 def path_of(generations_dir: epath.PathLike, step: int) -> epath.Path:
-  """The directory of a checkpoint step's generation."""
+  """Returns the directory of a checkpoint step's generation."""
   return epath.Path(generations_dir) / f"{step:08d}"
 
 
 def published_steps(generations_dir: epath.PathLike) -> list[int]:
-  """The steps that have a manifest, in order; whether it is valid is not asked.
-
-  A missing directory has none.
-  """
+  """Returns the steps that have a manifest, valid or not, in order."""
   return [
     step
     for step in all_steps(generations_dir)
@@ -51,7 +44,7 @@ def published_steps(generations_dir: epath.PathLike) -> list[int]:
 
 
 def all_steps(generations_dir: epath.PathLike) -> list[int]:
-  """The steps that have a folder, in order, whatever is in it."""
+  """Returns the steps that have a directory, in order."""
   try:
     names = [path.name for path in epath.Path(generations_dir).iterdir()]
   except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""Who has which generation loaded, so that no builder removes it."""
+"""Leases: which process has which generations loaded, so that they stay."""
 
 import json
 import os
@@ -14,14 +14,13 @@ from realm_jax.generations.store import layout
 
 
 class Lease:
-  """One process's claim on the generations that it has loaded.
+  """One process's lease on the generations that it has loaded.
 
-  A lease that is not renewed runs out, so a killed process holds nothing for
-  long.
+  A lease expires unless it is renewed, so a killed process soon holds none.
 
   Args:
-    generations_dir: where generations lie.
-    lifetime_seconds: how long a lease lasts without being renewed.
+    generations_dir: Directory of the generations.
+    lifetime_seconds: Time after which a lease expires if it is not renewed.
   """
 
   def __init__(
@@ -34,10 +33,10 @@ class Lease:
     self._renewed = -lifetime_seconds
 
   def hold(self, steps: Collection[int]) -> None:
-    """Claims exactly these steps; writes only when it must.
+    """Leases exactly these steps, and renews the lease when it is old.
 
     Raises:
-      OSError: the lease cannot be written.
+      OSError: The lease cannot be written.
     """
     steps = frozenset(steps)
     age = time.monotonic() - self._renewed
@@ -47,7 +46,7 @@ class Lease:
     ):
       return
     self._path.parent.mkdir(parents=True, exist_ok=True)
-    # A reader that meets half a lease would take it for none.
+    # A reader would ignore a lease that is half written.
     new = self._path.with_name(f".{self._path.name}")
     new.write_text(
       json.dumps(
@@ -61,16 +60,16 @@ class Lease:
     self._steps, self._renewed = steps, time.monotonic()
 
   def release(self) -> None:
-    """Gives everything back."""
+    """Ends the lease."""
     try:
       self._path.unlink(missing_ok=True)
     except OSError as error:
-      logging.warning("%s stays until it runs out: %s", self._path, error)
+      logging.warning("%s stays until it expires: %s", self._path, error)
     self._steps = frozenset()
 
 
 def leased_steps(generations_dir: epath.PathLike) -> set[int]:
-  """The steps that anyone holds; leases that ran out are removed."""
+  """Returns the steps that are leased, and removes expired leases."""
   steps: set[int] = set()
   for path, held in _leases(generations_dir):
     if held is None:
@@ -81,7 +80,7 @@ def leased_steps(generations_dir: epath.PathLike) -> set[int]:
 
 
 def holders(generations_dir: epath.PathLike) -> dict[int, list[str]]:
-  """Who holds each step: the host, the process and a word of its own."""
+  """Returns the holders of each step, as `host-process-random`."""
   owners: dict[int, list[str]] = {}
   for path, held in _leases(generations_dir):
     for step in held or ():
@@ -92,7 +91,7 @@ def holders(generations_dir: epath.PathLike) -> dict[int, list[str]]:
 def _leases(
   generations_dir: epath.PathLike,
 ) -> Iterator[tuple[epath.Path, list[int] | None]]:
-  """Each lease and the steps it holds; None for one that ran out."""
+  """Yields each lease and its steps; None for an expired one."""
   directory = epath.Path(generations_dir) / layout.LEASES
   if not directory.exists():
     return
@@ -104,4 +103,4 @@ def _leases(
     except FileNotFoundError:
       continue
     except (ValueError, KeyError, TypeError) as error:
-      logging.warning("%s is no lease (%r) and holds nothing", path, error)
+      logging.warning("%s is not a lease (%r) and is ignored", path, error)

@@ -1,37 +1,40 @@
-"""The manifest of a generation: what it is, and every byte it consists of."""
+"""The manifest of a generation: its description and the checksums of files."""
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import datetime
 import hashlib
 import json
-import mmap
 import os
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from etils import epath
 
+from realm_jax.files import remote
+from realm_jax.files.checksum import sha256_of
+from realm_jax.files.json_file import JsonValue
 from realm_jax.generations.store import layout
 from realm_jax.indexes import background
 
 FORMAT_VERSION = 2
-# Between pieces a thread needs Python's lock: one that gives way should seldom.
-_PIECE_BYTES = 1 << 23
-_SEAL = "manifest_sha256"
+_CHECKSUM_KEY = "manifest_sha256"
 _MISSING = (FileNotFoundError, NotADirectoryError)
 
 
 class GenerationError(ValueError):
-  """A generation that is missing, damaged or of something else."""
+  """A generation that is missing, damaged or of another corpus or model."""
 
 
 class DamagedGenerationError(GenerationError):
-  """A generation that is not what was published, and can be made again."""
+  """A generation that differs from what was published; it can be rebuilt."""
 
 
 class DamagedFileError(GenerationError):
-  """A file that is not what it was when it was made; `path` is its name."""
+  """A file that has changed since it was written; `path` is its name."""
 
   def __init__(self, path: str):
     super().__init__(f"{path} has changed since it was written")
@@ -40,7 +43,7 @@ class DamagedFileError(GenerationError):
 
 @dataclasses.dataclass(frozen=True)
 class FileRecord:
-  """One file; `path` is relative to the generation's directory."""
+  """Path of a file in a generation, its size in bytes and its SHA-256."""
 
   path: str
   size: int
@@ -49,14 +52,14 @@ class FileRecord:
 
 @dataclasses.dataclass(frozen=True)
 class EmbeddingsShard:
-  """Consecutive rows in one file.
+  """Consecutive rows of the vectors, in one file.
 
   Attributes:
-    path: of the vectors.
-    rows: how many there are.
-    oldest_step: the checkpoint that the oldest vector was embedded with, …
-    newest_step: … and the newest.
-    steps_path: each row's step, int32; empty where all are of one.
+    path: File of the vectors.
+    rows: Number of rows.
+    oldest_step: Checkpoint step that the oldest vector was embedded with.
+    newest_step: Checkpoint step that the newest vector was embedded with.
+    steps_path: File with each row's step, int32; empty where all are equal.
   """
 
   path: str
@@ -67,21 +70,37 @@ class EmbeddingsShard:
 
 
 @dataclasses.dataclass(frozen=True)
-class PartialRecord:
-  """How a generation came from an earlier one that was not embedded anew.
+class DriftRecord:
+  """The drift correction of copied vectors of some ages.
 
   Attributes:
-    base: the step of the generation that the other vectors were taken from.
-    partials: how many generations lie between a full one and the next, up to
-      this one; one that is made again for its corpus counts once.
-    embedded_blocks: how many blocks were embedded, the sample among them.
-    embedded_share: of the tokens of a full embedding.
-    new_blocks: those that the base did not have, or had with another text.
-    due_blocks: those embedded for their age.
-    sample_blocks: drawn to see what moved.
-    drift: for each age, the steps it spans, `pairs` fitted on, and the mean
-      squared error of the stored vectors on pairs left out of the fit, as
-      they were (`stored`) and `corrected`; `is_used` where that was better.
+    until_step: Last checkpoint step of the vectors that it is for.
+    pairs: Number of pairs of stored and re-embedded vectors in the fit.
+    stored: Mean squared distance from stored to re-embedded vectors.
+    corrected: The same after the correction, on pairs left out of the fit.
+    is_used: Whether the correction was applied.
+  """
+
+  until_step: int
+  pairs: int
+  stored: float
+  corrected: float
+  is_used: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class PartialRecord:
+  """The partial refresh that made a generation from an earlier one.
+
+  Attributes:
+    base: Checkpoint step of the generation that vectors were copied from.
+    partials: Number of partial generations since the last full one, this one
+      included. One that is rebuilt for a new corpus version counts once.
+    embedded_blocks: Number of blocks embedded, the sample included.
+    embedded_share: Share of the tokens of a full embedding.
+    new_blocks: Number of blocks that the base lacks.
+    sample_blocks: Number of blocks in the random sample.
+    drift: Drift corrections, in rising order of steps.
   """
 
   base: int
@@ -89,48 +108,46 @@ class PartialRecord:
   embedded_blocks: int
   embedded_share: float
   new_blocks: int
-  due_blocks: int
   sample_blocks: int
-  drift: tuple[dict[str, Any], ...] = ()
+  drift: tuple[DriftRecord, ...] = ()
 
-
-def partial_from(values: dict[str, Any] | None) -> PartialRecord | None:
-  """The record as it was before it became JSON."""
-  if values is None:
-    return None
-  given: dict[str, Any] = {**values, "drift": tuple(values["drift"])}
-  return PartialRecord(**given)
+  @classmethod
+  def from_json(cls, values: Mapping[str, Any]) -> "PartialRecord":
+    """Reads a record; ignores `due_blocks`, which older manifests have."""
+    given = {name: values[name] for name in values if name != "due_blocks"}
+    given["drift"] = tuple(DriftRecord(**one) for one in values["drift"])
+    return cls(**given)
 
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-  """What a generation says of itself.
+  """The description of a generation.
 
   Attributes:
-    step: the checkpoint that its vectors were made with.
-    corpus_fingerprint: of the corpus whose blocks they embed.
-    corpus_version: of that corpus.
-    num_blocks: how many there are.
-    dim: of the vectors.
-    dtype: of the stored vectors, `float32` or `bfloat16`.
-    index_kind: the search structure.
-    index_parameters: its settings, as plain values.
-    recall: recall@k against exact search on held-out queries, by k; empty
-      for an index that does not search vectors.
-    recall_queries: how many queries it was measured on.
-    embed_seconds: spent embedding the corpus.
-    build_seconds: spent building the search structure.
-    embeddings: the files of vectors, in row order.
-    model: a checksum of what the vectors are made with, but for the values of
-      parameters; empty where they came from elsewhere.
-    partial: where some vectors are an earlier generation's.
-    block_keys: a file of checksums of the blocks' tokens, by which the next
-      generation knows them in another version of the corpus; may be empty.
-    index_report: what the index's building chose and measured.
-    files: every file but the manifest, relative to `folder`.
-    folder: where they lie below the generation's directory; a builder on an
-      object store writes to a folder of its own, so that two never mix.
-    created: when, in UTC.
+    step: Checkpoint step that the generation was built from.
+    corpus_fingerprint: Fingerprint of the corpus that was embedded.
+    corpus_version: Version of that corpus.
+    num_blocks: Number of blocks.
+    dim: Dimension of the vectors.
+    dtype: Type of the stored vectors, `float32` or `bfloat16`.
+    index_kind: Kind of the index.
+    index_parameters: Settings of the index.
+    recall: Recall@k against exact search on held-out queries, by k; empty for
+      an index that does not search vectors.
+    recall_queries: Number of queries that recall was measured on.
+    embed_seconds: Time spent on embedding the corpus.
+    build_seconds: Time spent on building the index.
+    embeddings: Files of the vectors, in row order.
+    model: Checksum of the model's settings and the names and shapes of its
+      parameters; empty for imported vectors.
+    partial: Record of the partial refresh; None where all were embedded.
+    block_keys: File of checksums of the blocks' tokens, by which a partial
+      refresh finds them in another corpus version; empty where there is none.
+    index_report: Choices and measurements of the index's build.
+    files: All files but the manifest, relative to `folder`.
+    folder: Directory of the files, relative to the generation's directory. On
+      an object store each build writes to a new one, so that two never mix.
+    created: Time of publication, in UTC.
   """
 
   step: int
@@ -140,7 +157,7 @@ class Manifest:
   dim: int
   dtype: str
   index_kind: str
-  index_parameters: dict[str, Any]
+  index_parameters: Mapping[str, JsonValue]
   recall: dict[str, float]
   recall_queries: int
   embed_seconds: float
@@ -149,7 +166,9 @@ class Manifest:
   model: str = ""
   partial: PartialRecord | None = None
   block_keys: str = ""
-  index_report: dict[str, Any] = dataclasses.field(default_factory=dict)
+  index_report: Mapping[str, JsonValue] = dataclasses.field(
+    default_factory=dict
+  )
   files: tuple[FileRecord, ...] = ()
   folder: str = "."
   created: str = ""
@@ -157,93 +176,93 @@ class Manifest:
 
   @property
   def oldest_step(self) -> int:
-    """The checkpoint that the oldest vector was embedded with."""
+    """The checkpoint step that the oldest vector was embedded with."""
     return min(shard.oldest_step for shard in self.embeddings)
 
   def to_json(self) -> str:
-    """The manifest as it lies on disk."""
-    return sealed(dataclasses.asdict(self))
+    """Returns the text of the manifest file."""
+    return to_checked_json(dataclasses.asdict(self))
 
 
-def sealed(values: Mapping[str, Any]) -> str:
-  """A manifest's values as JSON, with a checksum of their own."""
-  values = {**values, _SEAL: _seal(values)}
+def to_checked_json(values: Mapping[str, JsonValue]) -> str:
+  """Returns JSON text that holds a checksum of its own values."""
+  values = {**values, _CHECKSUM_KEY: _checksum(values)}
   return json.dumps(values, indent=2) + "\n"
 
 
-def unsealed(text: str) -> dict[str, Any]:
-  """The values that `sealed` wrote.
+def from_checked_json(text: str) -> dict[str, Any]:
+  """Reads what `to_checked_json` wrote.
 
   Raises:
-    ValueError, KeyError: the text is damaged.
+    ValueError, KeyError: The text is damaged.
   """
   values = json.loads(text)
-  if values.pop(_SEAL) != _seal(values):
+  if values.pop(_CHECKSUM_KEY) != _checksum(values):
     raise ValueError("it does not match its own checksum")
   return values
 
 
-def _seal(values: Mapping[str, Any]) -> str:
-  rest = {name: value for name, value in values.items() if name != _SEAL}
+def _checksum(values: Mapping[str, JsonValue]) -> str:
+  rest = {name: values[name] for name in values if name != _CHECKSUM_KEY}
   return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-def from_json(text: str, *, where: str) -> Manifest:
-  """Reads a manifest's text; `where` is for the error.
+def from_json(text: str, *, path: str) -> Manifest:
+  """Reads the text of a manifest file; `path` is for the error.
 
   Raises:
-    DamagedGenerationError: it is no manifest.
-    GenerationError: it is a newer program's.
+    DamagedGenerationError: The text is not a valid manifest.
+    GenerationError: Its format version is not the one of this program.
   """
   try:
     values = json.loads(text)
     version = values["format_version"]
-    # Before the version is believed; every format that has one has this one.
-    if _SEAL in values and values[_SEAL] != _seal(values):
+    # The version, too, is believed only if the checksum matches.
+    if _CHECKSUM_KEY in values and values[_CHECKSUM_KEY] != _checksum(values):
       raise ValueError("it does not match its own checksum")
   except (ValueError, KeyError, TypeError) as error:
     raise DamagedGenerationError(
-      f"{where} is not a manifest ({error!r}); remove that generation and let "
+      f"{path} is not a manifest ({error!r}); remove that generation and let "
       "build_index make it again"
     ) from error
   if version != FORMAT_VERSION:
     raise GenerationError(
-      f"{where} has format version {version}, and this program reads "
-      f"{FORMAT_VERSION}; use the realm_jax that wrote it, or build it again"
+      f"{path} has format version {version}, and this program reads "
+      f"{FORMAT_VERSION}; use the realm_jax that wrote it, or make it again"
     )
   try:
-    del values[_SEAL]
-    manifest = Manifest(**values)
-    manifest = dataclasses.replace(
-      manifest,
-      embeddings=tuple(EmbeddingsShard(**s) for s in values["embeddings"]),
-      files=tuple(FileRecord(**f) for f in values["files"]),
-      partial=partial_from(values["partial"]),
+    del values[_CHECKSUM_KEY]
+    partial = values.pop("partial")
+    manifest = Manifest(
+      embeddings=tuple(EmbeddingsShard(**s) for s in values.pop("embeddings")),
+      files=tuple(FileRecord(**f) for f in values.pop("files")),
+      partial=None if partial is None else PartialRecord.from_json(partial),
+      **values,
     )
-    _require_plausible(manifest)
+    _check_consistent(manifest)
   except (TypeError, KeyError, ValueError) as error:
     raise DamagedGenerationError(
-      f"{where} is not a whole manifest: {error}; remove that generation and "
+      f"{path} is not a complete manifest: {error}; remove that generation and "
       "let build_index make it again"
     ) from error
   return manifest
 
 
-def _require_plausible(manifest: Manifest) -> None:
+def _check_consistent(manifest: Manifest) -> None:
   rows = sum(shard.rows for shard in manifest.embeddings)
   if rows != manifest.num_blocks:
     raise ValueError(
       f"its embeddings have {rows} rows for {manifest.num_blocks} blocks"
     )
   for path in [file.path for file in manifest.files] + [manifest.folder]:
-    # A path that leads outside would make a reader touch what is not its own.
+    # A path that leads outside would let a manifest name any file to read.
     if path.startswith("/") or ".." in path.split("/"):
       raise ValueError(f"path {path!r} leads outside the generation")
   known = {file.path for file in manifest.files}
-  named = [s.path for s in manifest.embeddings]
-  named += [s.steps_path for s in manifest.embeddings if s.steps_path]
-  named += [manifest.block_keys] if manifest.block_keys else []
-  if missing := [path for path in named if path not in known]:
+  wanted = [s.path for s in manifest.embeddings]
+  wanted += [s.steps_path for s in manifest.embeddings if s.steps_path]
+  wanted += [manifest.block_keys] if manifest.block_keys else []
+  if missing := [path for path in wanted if path not in known]:
     raise ValueError(f"its files lack {missing[0]}")
   for shard in manifest.embeddings:
     if not shard.oldest_step <= shard.newest_step <= manifest.step:
@@ -254,11 +273,11 @@ def _require_plausible(manifest: Manifest) -> None:
 
 
 def read(directory: epath.PathLike) -> Manifest:
-  """The manifest of a generation's directory.
+  """Reads the manifest in a generation's directory.
 
   Raises:
-    GenerationError: there is none, or a newer program's.
-    DamagedGenerationError: it is not valid.
+    GenerationError: There is none, or it has another format version.
+    DamagedGenerationError: It is not valid.
   """
   path = epath.Path(directory) / layout.MANIFEST
   try:
@@ -269,36 +288,55 @@ def read(directory: epath.PathLike) -> Manifest:
     ) from None
   except UnicodeDecodeError as error:
     raise DamagedGenerationError(f"{path} is damaged: {error}") from error
-  return from_json(text, where=str(path))
+  return from_json(text, path=str(path))
 
 
 def now() -> str:
-  """The time, as a manifest writes it."""
+  """Returns the current time in the format of `Manifest.created`."""
   return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def records_of(
-  root: epath.PathLike, paths: Sequence[str], *, forget: bool = False
+  root: epath.PathLike, paths: Sequence[str], *, drop_pages: bool = False
 ) -> tuple[FileRecord, ...]:
-  """Sizes and checksums of files below `root`, in parallel.
+  """Returns sizes and checksums of files below `root`, read in parallel.
 
-  Args:
-    root: of the paths.
-    paths: of the files.
-    forget: whether the system need not keep what was read for others, as where
-      they are verified.
+  With `drop_pages` the system's page cache gives up what was read.
 
   Raises:
-    FileNotFoundError: a file is missing.
+    FileNotFoundError: A file is missing.
   """
   root = epath.Path(root)
 
   def record(path: str) -> FileRecord:
     length = root.joinpath(path).stat().length
-    return FileRecord(path, length, _sha256(root / path, forget=forget))
+    checksum = sha256_of(root / path, drop_pages=drop_pages)
+    return FileRecord(path, length, checksum)
 
   with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
     return tuple(pool.map(record, paths))
+
+
+@contextlib.contextmanager
+def local_files(directory: epath.Path, manifest: Manifest) -> Iterator[Path]:
+  """Yields a local directory with a generation's files, for `verify`.
+
+  Files on an object store are copied. The copy is unlinked when the block
+  ends: what is mapped stays readable, and no process leaves files behind.
+  """
+  if not remote.is_remote(directory):
+    yield Path(directory)
+    return
+  with tempfile.TemporaryDirectory(
+    prefix="realm_generation_", ignore_cleanup_errors=True
+  ) as folder:
+    for file in manifest.files:
+      target = Path(folder) / manifest.folder / file.path
+      target.parent.mkdir(parents=True, exist_ok=True)
+      # `verify` reports a missing file.
+      with contextlib.suppress(FileNotFoundError):
+        (directory / manifest.folder / file.path).copy(target)
+    yield Path(folder)
 
 
 def verify(
@@ -306,85 +344,52 @@ def verify(
   manifest: Manifest,
   *,
   checksums: bool = True,
-  gives_way: bool = False,
-  named: epath.PathLike | None = None,
+  low_priority: bool = False,
+  shown_as: epath.PathLike | None = None,
 ) -> None:
-  """Holds every file against its size and, if asked, its checksum.
+  """Compares every file with its size and, if asked, its checksum.
 
   Args:
-    directory: the generation's.
-    manifest: what was read there.
-    checksums: whether to read the files; sizes are always compared.
-    gives_way: whether one thread reads, which gives way to others; otherwise
-      one for every core does.
-    named: the directory that an error names; None is `directory`.
+    directory: Directory of the generation.
+    manifest: Manifest of the generation.
+    checksums: Whether to read the files; sizes are always compared.
+    low_priority: Whether one thread of low priority reads, as beside training,
+      instead of a thread for each core.
+    shown_as: Directory that errors name, if not `directory`.
 
   Raises:
-    DamagedGenerationError: a file is missing, cut or changed.
+    DamagedGenerationError: A file is missing, cut or changed.
   """
   root = epath.Path(directory) / manifest.folder
-  shown = epath.Path(named or directory) / manifest.folder
+  shown = epath.Path(shown_as or directory) / manifest.folder
+
+  def damage(file: FileRecord, what: str) -> DamagedGenerationError:
+    return DamagedGenerationError(
+      f"{shown / file.path} {what}, so its generation is damaged; remove it "
+      "and let build_index make it again"
+    )
+
+  def verify_checksum(file: FileRecord) -> None:
+    try:
+      is_same = sha256_of(root / file.path, drop_pages=True) == file.sha256
+    except _MISSING:  # Removed since its size was read.
+      raise damage(file, "is missing") from None
+    if not is_same:
+      raise damage(file, "does not match its checksum")
+
   for file in manifest.files:
     try:
       size = root.joinpath(file.path).stat().length
     except _MISSING:
-      raise _damage(shown, file.path, "is missing") from None
+      raise damage(file, "is missing") from None
     if size != file.size:
-      what = f"has {size} bytes and not {file.size}"
-      raise _damage(shown, file.path, what)
+      raise damage(file, f"has {size} bytes and not {file.size}")
   if not checksums:
     return
 
-  def hold(file: FileRecord) -> None:
-    try:
-      is_whole = _sha256(root / file.path, forget=True) == file.sha256
-    except _MISSING:  # Removed since its size was asked for.
-      raise _damage(shown, file.path, "is missing") from None
-    if not is_whole:
-      raise _damage(shown, file.path, "does not match its checksum")
-
   with concurrent.futures.ThreadPoolExecutor(
-    1 if gives_way else os.cpu_count(),
-    initializer=background.give_way if gives_way else None,
+    1 if low_priority else os.cpu_count(),
+    initializer=background.give_way if low_priority else None,
   ) as pool:
-    for _ in pool.map(hold, manifest.files):
+    for _ in pool.map(verify_checksum, manifest.files):
       pass
-
-
-def _damage(root: epath.Path, path: str, what: str) -> DamagedGenerationError:
-  return DamagedGenerationError(
-    f"{root / path} {what}, so its generation is damaged; remove it and let "
-    "build_index make it again"
-  )
-
-
-def _sha256(path: epath.Path, *, forget: bool = False) -> str:
-  digest = hashlib.sha256()
-  for piece in _pieces(path, forget=forget):
-    digest.update(piece)
-  return digest.hexdigest()
-
-
-def _pieces(path: epath.Path, *, forget: bool) -> Iterator[bytes | memoryview]:
-  """What a file holds; each piece is gone when the next is asked for.
-
-  Args:
-    path: of the file.
-    forget: whether the system should not keep what was read for others: it
-      then reads gigabytes into the same few pages, and not into new ones.
-  """
-  if layout.is_remote(path):
-    with path.open("rb") as file:
-      while piece := file.read(_PIECE_BYTES):
-        yield piece
-    return
-  # In pages of its own, so that the memory of steps is left alone.
-  with (
-    open(path, "rb", buffering=0) as file,
-    mmap.mmap(-1, _PIECE_BYTES) as pages,
-  ):
-    while count := file.readinto(pages):
-      with memoryview(pages)[:count] as piece:
-        yield piece
-      if forget and hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(file.fileno(), 0, file.tell(), os.POSIX_FADV_DONTNEED)

@@ -1,15 +1,14 @@
-"""Publication: a generation appears whole, or not at all.
+"""Publication: a generation appears complete, or not at all.
 
-Locally it is written aside, made durable, and renamed. An object store has
-no rename; there it is written to a folder of its own and the manifest, which
-names that folder, is the commit. Other such folders, of a builder that was
-killed or of what was replaced, stay until the generation is pruned: whether one
-is being written or read there cannot be told.
+Locally it is written to a hidden directory, made durable, and renamed. An
+object store has no rename: there the files go to a folder with a new name, and
+the manifest, which names that folder, is written last. Folders that no manifest
+names, of a killed or replaced build, stay until the generation is pruned,
+because nobody can tell whether one is being written or read.
 """
 
 import contextlib
 import dataclasses
-import errno
 import fcntl
 import os
 import secrets
@@ -22,10 +21,11 @@ from pathlib import Path
 from absl import logging
 from etils import epath
 
-from realm_jax.generations.build.shared_work import sync
+from realm_jax.files import remote
+from realm_jax.files.disk_full import explain_full_disk
+from realm_jax.files.durable import sync
 from realm_jax.generations.store import layout
 from realm_jax.generations.store import manifest as manifests
-from realm_jax.generations.store.leases import leased_steps
 from realm_jax.generations.store.manifest import (
   DamagedFileError,
   DamagedGenerationError,
@@ -33,33 +33,21 @@ from realm_jax.generations.store.manifest import (
   Manifest,
 )
 
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# Younger leftovers may belong to a builder that has not locked them yet.
-_LEFTOVER_SECONDS = 60.0
-# A file beside the directory: not every file system locks directories.
-_LOCK = ".lock"
+# A younger directory may belong to a process that has not locked it yet.
+_MIN_LEFTOVER_SECONDS = 60.0
+# Beside the directory, because not every file system locks directories.
+_LOCK_SUFFIX = ".lock"
 
 
-class DiskFullError(ValueError):
-  """A generation for which there is no room."""
-
-
-@contextlib.contextmanager
-def room_for(generations_dir: epath.PathLike, step: int) -> Iterator[None]:
-  """Says that the disk is full in the words of a person.
-
-  Raises:
-    DiskFullError: there is no room; nothing that is published has changed.
-  """
-  try:
-    yield
-  except OSError as error:
-    if error.errno not in _DISK_FULL:
-      raise
-    raise DiskFullError(
-      f"no room for generation {step} in {generations_dir} ({error.strerror}); "
-      "free some space or keep fewer generations. Those published are untouched"
-    ) from error
+def disk_full_explained(
+  generations_dir: epath.PathLike, step: int
+) -> contextlib.AbstractContextManager[None]:
+  """Turns the error of a full disk into a `DiskFullError` that says more."""
+  return explain_full_disk(
+    layout.path_of(generations_dir, step),
+    advice="free some space or lower KEEP_GENERATIONS. Published generations "
+    "are unchanged",
+  )
 
 
 def publish(
@@ -73,38 +61,37 @@ def publish(
   """Publishes the generation of a checkpoint step.
 
   Args:
-    generations_dir: where generations lie; local or on an object store.
-    step: the checkpoint's.
-    write: fills an empty local directory with everything but the manifest,
-      and returns the manifest; `files` need not be there, and those that are
-      are held against what was written.
-    replaces: whether a valid generation of this step, published earlier or by
-      another builder meanwhile, should give way. A damaged one always does.
-    atomic_rename: whether the directory's file system can rename a folder;
-      None asks its path.
+    generations_dir: Directory of the generations, local or on an object store.
+    step: Checkpoint step of the generation.
+    write: Function that writes all files but the manifest to an empty local
+      directory and returns the manifest. Files that it lists are compared with
+      what was written.
+    replaces: Function that decides whether a valid generation of this step,
+      published meanwhile, is replaced. A damaged one is.
+    atomic_rename: Whether a directory can be renamed; None goes by the path.
 
   Returns:
-    False where another builder was first; this one's work is discarded.
+    Whether it was published; False where another worker was first.
 
   Raises:
-    DiskFullError: there is no room; nothing has changed.
-    DamagedFileError: a file is not what `write` says.
+    DiskFullError: The disk is full; nothing published has changed.
+    DamagedFileError: A file differs from what the manifest lists.
   """
   directory = epath.Path(generations_dir)
   if atomic_rename is None:
-    atomic_rename = not layout.is_remote(directory)
-  with room_for(directory, step):
+    atomic_rename = not remote.is_remote(directory)
+  with disk_full_explained(directory, step):
     directory.mkdir(parents=True, exist_ok=True)
     if not atomic_rename:
       return _publish_by_manifest(directory, step, write, replaces)
     remove_leftovers(directory)
-    with _building(Path(directory), step) as built:
+    with _building_directory(Path(directory), step) as built:
       _finish(built, write(built))
       return _commit(built, layout.path_of(directory, step), replaces)
 
 
 def _finish(built: Path, manifest: Manifest) -> Manifest:
-  """Adds the manifest, and makes everything durable."""
+  """Adds the manifest, and makes all files durable."""
   paths = sorted(
     str(path.relative_to(built)) for path in built.rglob("*") if path.is_file()
   )
@@ -114,11 +101,7 @@ def _finish(built: Path, manifest: Manifest) -> Manifest:
   for file in manifest.files:
     if file not in files:
       raise DamagedFileError(file.path)
-  manifest = dataclasses.replace(
-    manifest,
-    files=files,
-    created=manifests.now(),
-  )
+  manifest = dataclasses.replace(manifest, files=files, created=manifests.now())
   (built / layout.MANIFEST).write_text(manifest.to_json())
   sync(built / layout.MANIFEST)
   for path in (built, *built.rglob("*")):
@@ -130,18 +113,18 @@ def _finish(built: Path, manifest: Manifest) -> Manifest:
 def _commit(
   built: Path, published: epath.Path, replaces: Callable[[Manifest], bool]
 ) -> bool:
-  """Renames into place, and what was there before aside.
+  """Renames a directory into place, and the one that was there aside.
 
-  Between the two there is none for a moment; `remove_leftovers` puts back what
-  a builder that died then has set aside.
+  Between the two renames there is none for a moment. If the process is killed
+  then, `remove_leftovers` puts the old one back.
   """
   target = Path(published)
   aside = target.with_name(
-    f"{layout.REPLACING}{target.name}-{secrets.token_hex(4)}"
+    f"{layout.REPLACED}{target.name}-{secrets.token_hex(4)}"
   )
-  with _committing(target.parent):
+  with _commit_lock(target.parent):
     if replaced := target.exists():
-      if stands(published, replaces):
+      if is_current(published, replaces):
         return False
       os.rename(target, aside)
     try:
@@ -151,13 +134,15 @@ def _commit(
         os.rename(aside, target)
       raise
     sync(target.parent)
-    trash = _set_aside(aside) if replaced else None
-  _empty(trash)
+    trash = _rename_to_trash(aside) if replaced else None
+  _delete(trash)
   return True
 
 
-def stands(published: epath.Path, replaces: Callable[[Manifest], bool]) -> bool:
-  """Whether what is published there is sound and should stay."""
+def is_current(
+  published: epath.Path, replaces: Callable[[Manifest], bool]
+) -> bool:
+  """Returns whether a published generation is valid and not to be replaced."""
   try:
     manifest = manifests.read(published)
     manifests.verify(published, manifest, checksums=False)
@@ -177,7 +162,9 @@ def _publish_by_manifest(
   with tempfile.TemporaryDirectory(prefix=layout.BUILDING) as scratch:
     built = Path(scratch)
     manifest = _finish(built, write(built))
-    if (published / layout.MANIFEST).exists() and stands(published, replaces):
+    if (published / layout.MANIFEST).exists() and is_current(
+      published, replaces
+    ):
       return False
     folder = f"build-{secrets.token_hex(6)}"
     for file in manifest.files:
@@ -190,10 +177,10 @@ def _publish_by_manifest(
 
 
 @contextlib.contextmanager
-def _building(directory: Path, step: int) -> Iterator[Path]:
-  """A directory of this process's own, locked for as long as it lives."""
+def _building_directory(directory: Path, step: int) -> Iterator[Path]:
+  """Makes a hidden directory that is locked while this process lives."""
   name = f"{layout.BUILDING}{step:08d}-{os.getpid()}-{secrets.token_hex(4)}"
-  built, locked = directory / name, directory / f"{name}{_LOCK}"
+  built, locked = directory / name, directory / f"{name}{_LOCK_SUFFIX}"
   lock = os.open(locked, os.O_RDWR | os.O_CREAT, 0o666)
   try:
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -206,9 +193,9 @@ def _building(directory: Path, step: int) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _committing(directory: Path) -> Iterator[None]:
-  """Keeps other builders from committing; the lock dies with the process."""
-  lock = os.open(directory / ".commit.lock", os.O_RDWR | os.O_CREAT)
+def _commit_lock(directory: Path) -> Iterator[None]:
+  """Lets one process at a time rename; the lock ends with the process."""
+  lock = os.open(directory / layout.COMMIT_LOCK, os.O_RDWR | os.O_CREAT)
   try:
     fcntl.flock(lock, fcntl.LOCK_EX)
     yield
@@ -217,110 +204,78 @@ def _committing(directory: Path) -> Iterator[None]:
 
 
 def remove_leftovers(generations_dir: epath.PathLike) -> None:
-  """Ends what builders left that died while building, replacing or removing.
+  """Completes what killed processes began: builds, replacements, deletions.
 
-  On an object store nothing is: whether a folder there is being written cannot
-  be told.
+  On an object store nothing is removed, because nobody can tell whether a
+  folder is being written.
   """
-  if layout.is_remote(generations_dir):
+  if remote.is_remote(generations_dir):
     return
   directory = Path(generations_dir)
-  if any(directory.glob(f"{layout.REPLACING}*")):
-    with _committing(directory):
-      for path in directory.glob(f"{layout.REPLACING}*"):
-        name = path.name.removeprefix(layout.REPLACING).partition("-")[0]
+  if any(directory.glob(f"{layout.REPLACED}*")):
+    with _commit_lock(directory):
+      for path in directory.glob(f"{layout.REPLACED}*"):
+        name = path.name.removeprefix(layout.REPLACED).partition("-")[0]
         if (directory / name).exists():
-          _set_aside(path)
+          _rename_to_trash(path)
         else:
           logging.warning("putting generation %d back", int(name))
           path.rename(directory / name)
-  for path in directory.glob(f"{layout.REMOVING}*"):
+  for path in directory.glob(f"{layout.TRASH}*"):
     shutil.rmtree(path, ignore_errors=True)
   for path in directory.glob(f"{layout.BUILDING}*"):
-    built = directory / path.name.removesuffix(_LOCK)
-    locked = directory / f"{built.name}{_LOCK}"
     try:
-      if time.time() - path.stat().st_mtime < _LEFTOVER_SECONDS:
-        continue
+      age = time.time() - path.stat().st_mtime
     except FileNotFoundError:
       continue
-    lock = os.open(locked, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-      continue  # Its builder lives.
-    else:
-      logging.info("removing %s, whose builder is gone", built)
-      shutil.rmtree(built, ignore_errors=True)
-      locked.unlink(missing_ok=True)
-    finally:
-      os.close(lock)
+    if age >= _MIN_LEFTOVER_SECONDS:
+      _remove_abandoned(directory / path.name.removesuffix(_LOCK_SUFFIX))
+
+
+def _remove_abandoned(built: Path) -> None:
+  """Removes a building directory if the process that locked it is gone."""
+  locked = built.with_name(f"{built.name}{_LOCK_SUFFIX}")
+  lock = os.open(locked, os.O_RDWR | os.O_CREAT, 0o666)
+  try:
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except BlockingIOError:
+    pass
+  else:
+    logging.info("removing %s, whose process is gone", built)
+    shutil.rmtree(built, ignore_errors=True)
+    locked.unlink(missing_ok=True)
+  finally:
+    os.close(lock)
 
 
 def remove_damaged(
   generations_dir: epath.PathLike, steps: Collection[int] | None = None
 ) -> list[int]:
-  """Removes generations whose files are not what their manifest says.
+  """Removes generations whose files differ from their manifest.
 
-  A builder calls it when it starts, so that starting again mends what a disk
-  or a hand has spoilt, and for what readers refuse. It reads every byte. What
-  another builder has made again meanwhile stays.
-
-  Args:
-    generations_dir: where generations lie.
-    steps: which to look at; None is all.
+  It reads all bytes of the given steps, or of all. A sidecar calls it when it
+  starts, so that a restart repairs any damage, and for damage that readers
+  report. A generation that was published again meanwhile stays.
 
   Returns:
-    The steps removed.
+    The steps that were removed.
   """
   removed = []
   for step in layout.published_steps(generations_dir):
     if steps is not None and step not in steps:
       continue
     path = layout.path_of(generations_dir, step)
-    looked_at = _manifest_bytes(path)
+    verified = _manifest_bytes(path)
     try:
       manifests.verify(path, manifests.read(path))
     except DamagedGenerationError as error:
-      if _remove(path, if_still=looked_at):
+      if _remove(path, only_if=verified):
         logging.warning("%s: it is removed", error)
         removed.append(step)
     except GenerationError as error:
-      logging.warning("%s", error)  # It may be a newer program's.
+      # A newer program may have written it.
+      logging.warning("%s", error)
   return removed
-
-
-def prune(
-  generations_dir: epath.PathLike,
-  *,
-  keep: int,
-  pinned: Collection[int] = (),
-) -> list[int]:
-  """Removes old generations, but none that is leased or pinned.
-
-  Args:
-    generations_dir: where generations lie.
-    keep: how many of the latest stay, at least 1.
-    pinned: steps that stay whatever their age, such as those that retained
-      checkpoints name.
-
-  Returns:
-    The steps removed.
-  """
-  steps = to_prune(generations_dir, keep=keep, pinned=pinned)
-  remove(generations_dir, steps)
-  return steps
-
-
-def to_prune(
-  generations_dir: epath.PathLike, *, keep: int, pinned: Collection[int] = ()
-) -> list[int]:
-  """The steps that `prune` would remove."""
-  if keep < 1:
-    raise ValueError(f"keep={keep}; want at least the newest generation, 1")
-  old = layout.published_steps(generations_dir)[:-keep]
-  stay = set(pinned) | leased_steps(generations_dir) if old else set()
-  return [step for step in old if step not in stay]
 
 
 def remove(generations_dir: epath.PathLike, steps: Collection[int]) -> None:
@@ -329,49 +284,44 @@ def remove(generations_dir: epath.PathLike, steps: Collection[int]) -> None:
     _remove(layout.path_of(generations_dir, step))
 
 
-def _remove(path: epath.Path, *, if_still: bytes | None = None) -> bool:
-  """Removes a generation for readers at once, and from the disk after.
+def _remove(path: epath.Path, *, only_if: bytes | None = None) -> bool:
+  """Hides a generation from readers at once, and then deletes its files.
 
-  Args:
-    path: the generation's.
-    if_still: the manifest that it must have; None is any.
-
-  Returns:
-    Whether it was there, and was removed.
+  With `only_if`, its manifest must be that text. Returns whether it is removed.
   """
-  if layout.is_remote(path):
-    if if_still is not None and _manifest_bytes(path) != if_still:
+  if remote.is_remote(path):
+    if only_if is not None and _manifest_bytes(path) != only_if:
       return False
     (path / layout.MANIFEST).unlink(missing_ok=True)
     path.rmtree(missing_ok=True)
     return True
-  with _committing(Path(path).parent):
-    if if_still is not None and _manifest_bytes(path) != if_still:
+  with _commit_lock(Path(path).parent):
+    if only_if is not None and _manifest_bytes(path) != only_if:
       return False
-    trash = _set_aside(Path(path))
-  _empty(trash)
+    trash = _rename_to_trash(Path(path))
+  _delete(trash)
   return trash is not None
 
 
 def _manifest_bytes(path: epath.Path) -> bytes:
-  """A manifest as it lies there; nothing where there is none."""
+  """Returns the bytes of a manifest; empty where there is none."""
   try:
     return (path / layout.MANIFEST).read_bytes()
   except (FileNotFoundError, NotADirectoryError):
     return b""
 
 
-def _set_aside(path: Path) -> Path | None:
-  """Takes a folder's name from it; None where there is no such folder."""
+def _rename_to_trash(path: Path) -> Path | None:
+  """Renames a directory for deletion; returns None if it was gone."""
   trash = path.with_name(
-    f"{layout.REMOVING}{path.name.lstrip('.')}-{secrets.token_hex(4)}"
+    f"{layout.TRASH}{path.name.lstrip('.')}-{secrets.token_hex(4)}"
   )
   try:
     return path.rename(trash)
   except FileNotFoundError:
-    return None  # Another builder removed it.
+    return None
 
 
-def _empty(trash: Path | None) -> None:
+def _delete(trash: Path | None) -> None:
   if trash is not None:
     shutil.rmtree(trash, ignore_errors=True)

@@ -1,8 +1,6 @@
-"""The parameters that embed queries for a generation's vectors."""
+"""The parameters of the query tower that belongs to a generation's vectors."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import safetensors
@@ -10,16 +8,17 @@ import safetensors.numpy
 from flax import traverse_util
 
 from realm_jax.generations.store.manifest import DamagedGenerationError
+from realm_jax.models.parameters import Params
 
 PATH = "query_tower/parameters.safetensors"
 
 
-def save(directory: Path, params: Mapping[str, Any]) -> None:
-  """Writes the tree's arrays by their path; the format holds no code."""
+def save(directory: Path, params: Params) -> None:
+  """Writes the arrays by their path in the tree; the format holds no code."""
   flat = traverse_util.flatten_dict(params, sep="/")
   path = directory / PATH
   path.parent.mkdir()
-  # `save_file` would not say that the disk is full with an `OSError`.
+  # `save_file` does not report a full disk as an `OSError`.
   path.write_bytes(
     safetensors.numpy.save(
       {name: np.asarray(array, order="C") for name, array in flat.items()}
@@ -27,11 +26,11 @@ def save(directory: Path, params: Mapping[str, Any]) -> None:
   )
 
 
-def load(directory: Path) -> dict[str, Any]:
-  """The tree of numpy arrays that `save` wrote.
+def load(directory: Path) -> Params:
+  """Reads the tree that `save` wrote, as numpy arrays.
 
   Raises:
-    DamagedGenerationError: the file is missing or damaged.
+    DamagedGenerationError: The file is missing or damaged.
   """
   path = directory / PATH
   try:

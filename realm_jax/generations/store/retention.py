@@ -1,106 +1,138 @@
-"""Which generations the checkpoints of a run need."""
+"""Retention: which generations the checkpoints of a run still need."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from realm_jax.checkpoints.manager import CheckpointStore
+from etils import epath
 
-# Longer than the files of a checkpoint take to go.
+from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.generations.store import layout, publisher
+from realm_jax.generations.store.leases import leased_steps
+
+# Longer than it takes to delete the files of a checkpoint.
 _REMOVAL_SECONDS = 5.0
 
 
 class UnknownNeedsError(ValueError):
-  """It cannot be told which generations a run needs."""
+  """A run whose checkpoints do not say which generations they need."""
 
 
-class _Named(NamedTuple):
-  """The generation in use at a checkpoint, and whether its run waits."""
+class _Use(NamedTuple):
+  """The generation in use at a checkpoint (−1: none), and if its run waits."""
 
   generation: int
   waits: bool
 
 
-class NamedGenerations:
-  """The generations that checkpoints name as in use."""
+class RetainedGenerations:
+  """The generations that the checkpoints of a run need."""
 
-  def __init__(self, store: CheckpointStore):
-    self._store = store
-    self._known: dict[int, _Named] = {}
+  def __init__(self, checkpoints: CheckpointStore):
+    self._checkpoints = checkpoints
+    self._uses: dict[int, _Use] = {}
 
-  def by(self, checkpoints: Sequence[int]) -> set[int]:
-    """The generations in use at these checkpoints, so far as they are read."""
-    return {named.generation for named in self._of(checkpoints).values()} - {-1}
+  def used_by(self, steps: Sequence[int]) -> set[int]:
+    """Returns the generations in use at checkpoints that can be read."""
+    return {use.generation for use in self._read(steps).values()} - {-1}
 
   def users(self) -> dict[int, list[int]]:
-    """The checkpoints that there are, by the generation that each uses."""
+    """Returns the checkpoints that use each generation."""
     users: dict[int, list[int]] = {}
-    for step, named in self._of(self._store.steps()).items():
-      users.setdefault(named.generation, []).append(step)
+    for step, use in self._read(self._checkpoints.steps()).items():
+      users.setdefault(use.generation, []).append(step)
     users.pop(-1, None)
     return users
 
   def pinned(self, *, every: bool = False) -> set[int]:
-    """What the checkpoints that there are need, should a run go on from them.
+    """Returns the generations that a run resumed from any checkpoint needs.
 
-    A run that waits for generations may want that of any of them.
-
-    Args:
-      every: whether all checkpoints are of such a run, as for a builder that
-        skips none, and would make again what is removed.
+    A run that waits for its generations needs those of all its checkpoints.
+    With `every`, all checkpoints are taken to be of such a run.
 
     Raises:
-      UnknownNeedsError: there is no checkpoint, or one cannot be read.
+      UnknownNeedsError: There is no checkpoint, or one cannot be read.
     """
-    steps = self._store.steps()
+    steps = self._checkpoints.steps()
     if not steps:
       raise UnknownNeedsError(
-        f"{self._store.directory} has no checkpoint that says which "
+        f"{self._checkpoints.directory} has no checkpoint that says which "
         "generations are needed; give the MODEL_DIR of the run"
       )
-    named = self._of(steps)
+    uses = self._read(steps)
     for step in steps:
-      if step not in named:
-        self._require_no_need(step)
-    waiting = {step for step, one in named.items() if one.waits}
+      if step not in uses:
+        self._check_needs_none(step)
+    waiting = {step for step, use in uses.items() if use.waits}
     if every:
       waiting.update(steps)
-    return self.by(steps) | waiting
+    return self.used_by(steps) | waiting
 
-  def _require_no_need(self, step: int) -> None:
-    """That a checkpoint that names nothing is of no trainer, or is going."""
+  def _check_needs_none(self, step: int) -> None:
+    """Checks that an unread checkpoint has no loop state, or is removed."""
     try:
-      if "loop" not in self._store.items(step):
+      if "loop" not in self._checkpoints.items(step):
         return
     except (ValueError, OSError):
-      pass  # What becomes of it is seen below.
-    if not is_removed(self._store, step):
+      pass
+    if not is_removed(self._checkpoints, step):
       raise UnknownNeedsError(
-        f"checkpoint {step} of {self._store.directory} does not say which "
-        "generation it needs, for it cannot be read; remove it, or try again"
+        f"checkpoint {step} of {self._checkpoints.directory} does not say "
+        "which generation it needs, for it cannot be read; remove it, or try "
+        "again"
       )
 
-  def _of(self, checkpoints: Sequence[int]) -> dict[int, _Named]:
-    for step in checkpoints:
-      if step not in self._known:
+  def _read(self, steps: Sequence[int]) -> dict[int, _Use]:
+    for step in steps:
+      if step not in self._uses:
         try:
-          loop = self._store.restore(step, items=("loop",))["loop"]
+          loop = self._checkpoints.restore(step, items=("loop",))["loop"]
         except (ValueError, OSError):
-          continue  # Removed meanwhile, of no trainer, or not readable.
-        self._known[step] = _Named(
+          continue  # Removed meanwhile, without loop state, or unreadable.
+        self._uses[step] = _Use(
           int(loop["generation"]), bool(loop.get("lag_steps", 0))
         )
-    return {s: self._known[s] for s in checkpoints if s in self._known}
+    return {step: self._uses[step] for step in steps if step in self._uses}
 
 
-def is_removed(store: CheckpointStore, step: int) -> bool:
-  """Whether a checkpoint that did not restore is being removed.
+def is_removed(checkpoints: CheckpointStore, step: int) -> bool:
+  """Returns whether a checkpoint that cannot be restored is being removed.
 
-  Its folder goes last, so that it is listed for a moment after its files.
+  Its directory is removed last, so it is listed for a moment after its files
+  are gone; this waits for that.
   """
   end = time.monotonic() + _REMOVAL_SECONDS
-  while step in store.steps():
+  while step in checkpoints.steps():
     if time.monotonic() > end:
       return False
     time.sleep(0.2)
   return True
+
+
+def prune(
+  generations_dir: epath.PathLike,
+  *,
+  keep: int,
+  pinned: Collection[int] = (),
+) -> list[int]:
+  """Removes old generations that are neither leased nor pinned.
+
+  The newest `keep` generations, at least 1, stay as well.
+
+  Returns:
+    The steps that were removed.
+  """
+  steps = to_prune(generations_dir, keep=keep, pinned=pinned)
+  publisher.remove(generations_dir, steps)
+  return steps
+
+
+def to_prune(
+  generations_dir: epath.PathLike, *, keep: int, pinned: Collection[int] = ()
+) -> list[int]:
+  """Returns the steps that `prune` would remove."""
+  if keep < 1:
+    raise ValueError(f"keep={keep}; want at least the newest generation, 1")
+  old = layout.published_steps(generations_dir)[:-keep]
+  stay = set(pinned) | leased_steps(generations_dir) if old else set()
+  return [step for step in old if step not in stay]

@@ -95,7 +95,7 @@ def test_numpy_1_names_its_module_otherwise(tmp_path, protocol):
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("count", [0, 1, 999, 1000, 1001, 5000])
+@pytest.mark.parametrize("count", [0, 1, 999, 1000, 1001, 2001])
 def test_every_size_of_the_last_batch(tmp_path, protocol, count):
   # The pickler writes 1,000 items at a time, and a last one by itself.
   records = [b"block %d" % i for i in range(count)]
@@ -105,8 +105,8 @@ def test_every_size_of_the_last_batch(tmp_path, protocol, count):
 
 @pytest.mark.parametrize("protocol", (3, 4))
 def test_memory_stays_flat(tmp_path, protocol):
-  size = 2_000
-  records = [i.to_bytes(8, "big") * (size // 8) for i in range(20_000)]
+  size = 10_000
+  records = [i.to_bytes(8, "big") * (size // 8) for i in range(4_000)]
   path = tmp_path / "a.npy"
   pickled = pickle.dumps(as_array(records), protocol=protocol)
   path.write_bytes(npy(pickled, (len(records),)))
@@ -229,7 +229,7 @@ def test_a_header_that_counts_otherwise_is_refused(tmp_path, protocol, count):
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_file_cut_anywhere_is_refused(tmp_path, protocol):
-  records = [b"a", b"long " * 60, b"", b"c"]
+  records = [b"a", b"long " * 52, b"", b"c"]
   whole = pickle.dumps(as_array(records), protocol=protocol)
   for size in range(len(whole)):
     with pytest.raises(ConversionError, match="is cut short"):
@@ -297,7 +297,7 @@ def test_a_damaged_header_is_refused(tmp_path, header):
 def test_deep_nesting_is_refused(tmp_path):
   for deep in (b")" + b"\x85" * 100_000, b"(" * 100_000, b"N" * 100_000):
     pickled = b"\x80\x04" + deep + b"R."
-    with pytest.raises(ConversionError, match=r"tuple|more on its stack"):
+    with pytest.raises(ConversionError, match=r"tuple|more values than"):
       list(write(tmp_path / "a.npy", pickled, 1))
 
 

@@ -13,7 +13,7 @@ from realm_jax.evaluation.answering import AnsweringConfig, load_answerer
 from realm_jax.evaluation.trained_model import ModelSource
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
-from realm_jax.training.stages import OpenQa
+from realm_jax.training.stages.open_qa import OpenQa
 from tests.conversion.imported import load
 
 pytestmark = pytest.mark.slow

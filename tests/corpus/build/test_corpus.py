@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from realm_jax.corpus.build.corpus import build_corpus
 from realm_jax.corpus.errors import CorpusError, InputError
 from realm_jax.corpus.store import Corpus
+from realm_jax.files.whole_directory import TargetError
 from realm_jax.text.salient_spans import tag
 from realm_jax.text.wordpieces import VocabularyError
 from tests.corpus.conftest import write_lines
@@ -67,7 +68,7 @@ def test_nothing_is_dropped_silently(build):
     {"title": "Ada", "text": " \n"},
     {"title": "A list of", "text": "Ada &lt; Velt."},
   ]
-  corpus = build(rows)
+  corpus = build(rows, drop_titles=["wikipedia"])
   assert corpus.summary["documents"] == corpus.summary["blocks"] == 1
   assert corpus.summary["skipped"] == {
     "title with 'List of'": 1,
@@ -77,9 +78,18 @@ def test_nothing_is_dropped_silently(build):
   }
   assert bodies(corpus) == ["Ada < Velt."]
 
-  corpus = build(rows, name="all", drop_titles=(), unescape_html=False)
+  corpus = build(rows, name="all", unescape_html=False)
   assert corpus.summary["documents"] == 4
+  assert corpus.summary["skipped"] == {"no words in the text": 1}
   assert bodies(corpus)[-1] == "Ada &lt; Velt."
+
+  rows.append({"title": "Velt", "text": "Velt."})
+  corpus = build(rows, name="own", drop_titles=["A list", "(disamb"])
+  assert corpus.summary["skipped"] == {
+    "title with 'A list'": 1,
+    "title with '(disamb'": 1,
+    "no words in the text": 1,
+  }
 
 
 def test_spans_are_inside_one_sentence_and_counted(build):
@@ -130,7 +140,7 @@ def test_bad_lines_are_skipped_only_when_asked(vocab_file, tmp_path):
 
 
 @pytest.mark.parametrize(
-  "content", ["", '{"title": "List of x", "text": "a"}\n']
+  "content", ["", '{"title": "List of x", "text": " "}\n']
 )
 def test_an_empty_corpus_is_refused(vocab_file, tmp_path, content):
   path = tmp_path / "rows.jsonl"
@@ -142,7 +152,7 @@ def test_an_empty_corpus_is_refused(vocab_file, tmp_path, content):
 
 def test_wrong_arguments(build, tmp_path):
   rows = [{"title": "Velt", "text": "Ada."}]
-  with pytest.raises(CorpusError, match="block_length=7 has no room"):
+  with pytest.raises(CorpusError, match="block_length=7 is too short"):
     build(rows, block_length=7)
   with pytest.raises(CorpusError, match="'many' is not a number of pieces"):
     build(rows, vocab="train:many")
@@ -303,7 +313,7 @@ def test_an_existing_directory_is_not_lost(build, tmp_path, vocab_file):
   with pytest.raises(CorpusError, match="is no corpus; name a new"):
     build_corpus([str(lines)], precious, vocab=vocab_file, overwrite=True)
   assert (precious / "thesis.txt").read_text() == "…"
-  with pytest.raises(CorpusError, match="is a file"):
+  with pytest.raises(TargetError, match="is a file"):
     build_corpus([str(lines)], lines, vocab=vocab_file)
 
 
@@ -363,11 +373,7 @@ def test_real_text(shared_data, tmp_path):
   assert summary.documents + sum(summary.skipped.values()) == len(seen)
   assert corpus.lengths.max() <= 288
   assert summary.salient_spans["name"] > 5_000
-  words = {
-    "".join(row["text"].split())
-    for row in seen.values()
-    if "List of" not in row["title"]
-  }
+  words = {"".join(row["text"].split()) for row in seen.values()}
   single = [
     row
     for row in range(corpus.num_blocks)

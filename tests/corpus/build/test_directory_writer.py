@@ -11,11 +11,14 @@ import pytest
 from etils import epath
 
 from realm_jax.corpus import versions
+from realm_jax.corpus.build import directory_writer
 from realm_jax.corpus.build.directory_writer import CorpusDirectoryWriter
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.shards.writer import GrowingArray
 from realm_jax.corpus.staging import stage
 from realm_jax.corpus.store import Corpus
+from realm_jax.files.disk_full import DiskFullError
+from realm_jax.files.whole_directory import TargetError
 
 PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "velt")
 
@@ -91,7 +94,7 @@ def test_nothing_is_left_of_a_build_that_fails(tmp_path):
 def test_a_full_disk_is_explained(tmp_path):
   with (
     pytest.raises(
-      CorpusError, match=r"disk of .* is full; nothing was written"
+      DiskFullError, match=r"disk of .* is full .* was not written: free some"
     ),
     CorpusDirectoryWriter(
       tmp_path / "corpus", pieces=PIECES, blocks_per_shard=4
@@ -126,7 +129,7 @@ def test_a_killed_build_leaves_no_half_corpus(tmp_path, command_environment):
     assert process.stdout is not None
     assert process.stdout.readline() == "written\n"
     # Meanwhile nobody else builds the same corpus, and nobody reads it.
-    with pytest.raises(CorpusError, match="another process is building"):
+    with pytest.raises(TargetError, match="another process is building"):
       write(directory, 3)
     with pytest.raises(CorpusError, match="no corpus in"):
       Corpus.open(directory)
@@ -155,8 +158,8 @@ def test_a_link_to_the_directory_stays(tmp_path):
   assert names(tmp_path / "disk") == ["empty"]
 
 
-def test_the_place_of_a_mounted_disk_cannot_be_taken():
-  with pytest.raises(CorpusError, match="name a new directory in it"):
+def test_a_mount_point_cannot_be_replaced():
+  with pytest.raises(TargetError, match="name a new directory in it"):
     write(Path("/"), 2)
 
 
@@ -183,7 +186,9 @@ def test_a_corpus_is_staged_once_and_whole(tmp_path):
   assert local.vocabulary.pieces == PIECES
 
 
-def test_on_an_object_store_earlier_versions_go_with_their_corpus(tmp_path):
+def test_on_an_object_store_earlier_versions_go_with_their_corpus(
+  tmp_path, monkeypatch
+):
   target = epath.Path(tmp_path / "corpus")
   write(Path(target), 9)
   for folder in ("versions", "removed"):
@@ -192,7 +197,7 @@ def test_on_an_object_store_earlier_versions_go_with_their_corpus(tmp_path):
   writer = CorpusDirectoryWriter(
     target, pieces=PIECES, blocks_per_shard=4, overwrite=True
   )
-  writer._is_local = False
+  monkeypatch.setattr(directory_writer, "is_remote", lambda path: True)
   with writer:
     add_documents(writer, 3)
     writer.finish(version=1, block_length=8, summary={})

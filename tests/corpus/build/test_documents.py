@@ -4,12 +4,15 @@ import json
 
 import pytest
 
-from realm_jax.corpus.build.documents import DocumentReader, default_document_id
+from realm_jax.corpus.build.document_source import DocumentSource
+from realm_jax.corpus.build.documents import default_document_id
+from realm_jax.corpus.build.summary import BuildSummary
 from realm_jax.corpus.errors import InputError
 
 
 def read(path, **arguments):
-  return list(DocumentReader([str(path)], **arguments))
+  source = DocumentSource([str(path)], **arguments)
+  return list(source.documents(BuildSummary()))
 
 
 def test_a_document_and_its_place(tmp_path):
@@ -59,15 +62,16 @@ def test_an_id_comes_from_the_contents(tmp_path):
 def test_a_malformed_line_is_named(tmp_path, line, message):
   path = tmp_path / "a.jsonl"
   good = b'{"title": "a", "text": "b"}\n'
-  path.write_bytes(good + line + b"\n" + good)
+  path.write_bytes(good + line + b"\n" + good.replace(b"a", b"c"))
   with pytest.raises(InputError, match=f"a.jsonl:2: .*{message}") as caught:
     read(path)
   assert "--skip_bad_lines" in str(caught.value)
 
-  reader = DocumentReader([str(path)], skip_bad_lines=True)
-  assert len(list(reader)) == 2
-  assert reader.bad_lines == {"malformed lines": 1}
-  assert f"{path}:2" in reader.first_errors[0]
+  summary = BuildSummary()
+  source = DocumentSource([str(path)], skip_bad_lines=True)
+  assert len(list(source.documents(summary))) == 2
+  assert summary.skipped == {"malformed lines": 1}
+  assert f"{path}:2" in summary.first_errors[0]
 
 
 def test_a_byte_order_mark_is_no_part_of_the_line(tmp_path):
@@ -82,8 +86,8 @@ def test_patterns(tmp_path):
     (tmp_path / name).write_text(f'{{"title": "{name}", "text": "x"}}\n')
 
   def titles(*patterns):
-    reader = DocumentReader([str(tmp_path / pattern) for pattern in patterns])
-    return [document.title for document in reader]
+    source = DocumentSource([str(tmp_path / pattern) for pattern in patterns])
+    return [document.title for document in source.documents(BuildSummary())]
 
   assert titles("*.jsonl") == ["a.jsonl", "b.jsonl"]
   assert titles("**/*.jsonl") == ["a.jsonl", "b.jsonl", "deep/d.jsonl"]

@@ -10,7 +10,7 @@ import pytest
 
 from realm_jax.corpus import versions
 from realm_jax.corpus.build.block_builder import block_id
-from realm_jax.corpus.build.known_documents import gaps_before
+from realm_jax.corpus.build.existing_documents import gaps_before
 from realm_jax.corpus.errors import CorpusError, InputError
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from tests.corpus.conftest import write_lines
@@ -134,11 +134,31 @@ def test_what_touches_where_blocks_end_is_a_change(
   assert update([{**row, "text": changed}]).replaced == 1
 
 
-def test_a_title_to_drop_takes_the_document_away(corpus, update):
-  summary = update([{**ROWS[3], "title": "List of Velt"}])
-  assert summary.removed == 1
+LISTED = {**ROWS[3], "title": "List of Velt"}
+
+
+def test_an_update_drops_the_titles_that_the_build_dropped(build, update):
+  corpus = build(ROWS, block_length=16, drop_titles=["wikipedia"])
+  assert update([LISTED]).removed == 1
   newest = Corpus.open(corpus.source)
   assert newest.rows_of(np.array([block_id("d3", 0)])) == NULL_ROW
+  summary = update([LISTED, article("new", seed=1)])
+  assert (summary.added, summary.new.skipped) == (
+    1,
+    {"title with 'List of'": 1},
+  )
+  # An update may change the setting, also for those after it.
+  assert update([LISTED], drop_titles=["Outline"]).added == 1
+  assert update([{**ROWS[4], "title": "List of Ada"}]).replaced == 1
+  assert update([{**ROWS[5], "title": "Outline of Ada"}]).removed == 1
+
+
+def test_a_manifest_that_records_no_titles_drops_none(corpus, update):
+  path = Path(corpus.source) / "corpus.json"
+  manifest = json.loads(path.read_text())
+  del manifest["drop_titles"]
+  path.write_text(json.dumps(manifest))
+  assert update([LISTED]).replaced == 1
 
 
 @pytest.mark.parametrize(

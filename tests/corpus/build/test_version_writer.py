@@ -16,8 +16,12 @@ from realm_jax.corpus.build.block_builder import block_id
 from realm_jax.corpus.build.update import update_corpus
 from realm_jax.corpus.build.version_writer import VersionWriter
 from realm_jax.corpus.errors import CorpusError
+from realm_jax.corpus.manifest import files_of
 from realm_jax.corpus.staging import stage
 from realm_jax.corpus.store import NULL_ROW, Corpus
+from realm_jax.files import whole_directory
+from realm_jax.files.disk_full import DiskFullError
+from realm_jax.files.whole_directory import TargetError
 from tests.corpus.conftest import write_lines
 from tests.corpus.updated import ROWS, article, contents, require_consistent
 
@@ -49,7 +53,7 @@ def test_one_version_finds_another_and_opens_it_once(corpus, update):
 
 def test_another_build_in_its_place_is_no_version(corpus, build):
   rebuilt = build(ROWS, block_length=24, overwrite=True)
-  with pytest.raises(CorpusError, match="was built anew, with another"):
+  with pytest.raises(CorpusError, match="was built again, with another"):
     corpus.at(rebuilt.version, rebuilt.fingerprint)
   with pytest.raises(CorpusError, match="it was pruned, or the corpus"):
     rebuilt.at(1, corpus.fingerprint)
@@ -58,7 +62,7 @@ def test_another_build_in_its_place_is_no_version(corpus, build):
 def test_a_second_update_at_once_is_refused(corpus, update):
   with (
     VersionWriter(corpus.source, blocks_per_shard=5),
-    pytest.raises(CorpusError, match="another process is building"),
+    pytest.raises(TargetError, match="another process is building"),
   ):
     update([article("new", seed=1)])
   assert update([article("new", seed=1)]).version == 2
@@ -68,12 +72,13 @@ def test_on_an_object_store_the_faster_update_stands(
   corpus, update, tmp_path, monkeypatch
 ):
   """There nobody can be kept out, and nothing renamed."""
-  monkeypatch.setattr(version_writer, "_is_remote", lambda directory: True)
+  for module in (version_writer, whole_directory):
+    monkeypatch.setattr(module, "is_remote", lambda path: True)
   slower = VersionWriter(corpus.source, blocks_per_shard=5)
   with slower:
-    slower.known.take(slower.known.find("d1"))
+    slower.existing.remove(slower.existing.find("d1"))
     assert update([article("new", seed=1)]).version == 2
-    with pytest.raises(CorpusError, match="by another process meanwhile"):
+    with pytest.raises(CorpusError, match="another process has updated"):
       slower.finish(summary={})
   faster = corpus.newest()
   require_consistent(faster)
@@ -98,7 +103,7 @@ def test_the_last_versions_stay_if_so_told(corpus, update):
     Corpus.open(corpus.source, version=4)
   # What only they had is gone from the disk, and its names are not reused.
   update([{"id": "n1", "remove": True}], keep_versions=1)
-  named = set(versions.files_of(versions.read(corpus.source)))
+  named = set(files_of(versions.read(corpus.source)))
   for path in (*corpus.source.glob("shard-*/*"), *corpus.source.glob("rem*/*")):
     assert str(path.relative_to(corpus.source)) in named
 
@@ -110,7 +115,9 @@ def test_a_copy_that_is_not_what_it_should_be_is_not_staged(corpus, tmp_path):
     path = Path(corpus.source / name)
     whole = path.read_bytes()
     path.write_bytes(whole[:-1] + bytes([whole[-2] ^ 1]))
-    with pytest.raises(CorpusError, match=f"{name} is not what its manifest"):
+    with pytest.raises(
+      CorpusError, match=f"{name} does not match its manifest"
+    ):
       stage(corpus.source, manifest, cache)
     assert not list(cache.iterdir())
     path.write_bytes(whole)
@@ -137,11 +144,9 @@ def test_a_version_that_goes_while_others_are_looked_for_is_no_damage(
     versions.read(corpus.source, version=1)
 
 
-def test_a_disk_s_own_folder_is_refused_before_any_work(
-  corpus, update, monkeypatch
-):
+def test_a_mount_point_is_refused_before_any_work(corpus, update, monkeypatch):
   monkeypatch.setattr("os.path.ismount", lambda path: True)
-  with pytest.raises(CorpusError, match="cannot be moved into it"):
+  with pytest.raises(TargetError, match="cannot be renamed"):
     update([article("new", seed=1)])
 
 
@@ -150,7 +155,7 @@ def test_a_full_disk_says_what_helps_an_update(corpus, update, monkeypatch):
     raise OSError(errno.EFBIG, "File too large")
 
   monkeypatch.setattr(version_writer.os, "replace", full)
-  with pytest.raises(CorpusError, match=r"is full; .* free some space$"):
+  with pytest.raises(DiskFullError, match=r"is full .*: free some space$"):
     update([article("new", seed=1)])
   monkeypatch.undo()
   assert Corpus.open(corpus.source).version == 1
@@ -173,7 +178,6 @@ def test_a_version_is_staged_and_shares_its_files(corpus, update, tmp_path):
 
 _UPDATE_AND_DIE = """
 import os, signal, sys
-from realm_jax.corpus.build import version_writer
 from realm_jax.corpus.build.update import update_corpus
 done = 0
 
@@ -186,13 +190,7 @@ def counted(function):
     return function(*args, **kwargs)
   return run
 
-class Os:
-  def __getattr__(self, name):
-    value = getattr(os, name)
-    return counted(value) if name in ("replace", "fsync") else value
-
-version_writer.os = Os()
-version_writer.Path.replace = counted(version_writer.Path.replace)
+os.replace, os.fsync = counted(os.replace), counted(os.fsync)
 changes, *copies = sys.argv[1:]
 last = None
 for number, copy in enumerate(copies):
@@ -240,7 +238,9 @@ def test_a_kill_leaves_the_version_before_or_the_new_one(
     assert after.rows_of(np.array([block_id("d3", 0)])) == NULL_ROW
     # Nothing that no version names is left by the next update.
     update_corpus([nothing], copy)
-    named = {name.partition("/")[0] for name in after._files}
+    named = {
+      name.partition("/")[0] for name in files_of(versions.read(after.source))
+    }
     assert {p.name for p in copy.glob("shard-*")} <= named
     assert not (tmp_path / f".{copy.name}.building").exists()
   total, *codes = [int(code) for code in done.stdout.split()]

@@ -6,12 +6,13 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from realm_jax.files import remote
 from realm_jax.generations.build.base_generation import (
-  Earlier,
+  BaseGeneration,
   block_keys,
-  find_earlier,
-  index_before,
-  opened,
+  find_base_generation,
+  open_base_vectors,
+  previous_index,
 )
 from realm_jax.generations.store import layout
 from realm_jax.generations.store import manifest as manifests
@@ -45,7 +46,7 @@ def _publish(generations_dir, corpus, step, *, kind="scann"):
 
   assert publish(generations_dir, step, write)
   path = layout.path_of(generations_dir, step)
-  return Earlier(path, manifests.read(path))
+  return BaseGeneration(path, manifests.read(path))
 
 
 def _flip(path, place=-1):
@@ -58,10 +59,10 @@ def test_that_of_the_step_itself_is_taken_where_the_corpus_has_changed(
   generations_dir, corpus, other
 ):
   def found(step, of):
-    earlier = find_earlier(
+    base = find_base_generation(
       generations_dir, step, corpus=of, model="model", dtype="float32"
     )
-    return earlier and earlier.manifest.step
+    return base and base.manifest.step
 
   for step in (0, 500):
     _publish(generations_dir, corpus, step)
@@ -76,11 +77,11 @@ def test_that_of_the_step_itself_is_taken_where_the_corpus_has_changed(
 
 @pytest.mark.parametrize("place", [3, 80, -1], ids=["magic", "header", "key"])
 def test_damaged_keys_are_refused(generations_dir, corpus, other, place):
-  earlier = _publish(generations_dir, corpus, 500)
+  base = _publish(generations_dir, corpus, 500)
   _flip(generations_dir / "00000500" / "block_keys.npy", place)
   with (
     pytest.raises(DamagedGenerationError, match=r"block_keys.npy does not"),
-    opened(earlier, block_keys(other), corpus=other),
+    open_base_vectors(base, block_keys(other), corpus=other),
   ):
     pass
 
@@ -88,9 +89,9 @@ def test_damaged_keys_are_refused(generations_dir, corpus, other, place):
 def test_what_is_copied_from_an_object_store_is_what_is_verified(
   generations_dir, corpus
 ):
-  earlier = _publish(generations_dir, corpus, 500)
+  base = _publish(generations_dir, corpus, 500)
   name = "embeddings-00001-of-00003.npy"
-  copy = type(earlier.directory).copy
+  copy = type(base.directory).copy
 
   def copy_and_flip(source, target, **settings):
     copied = copy(source, target, **settings)
@@ -99,15 +100,15 @@ def test_what_is_copied_from_an_object_store_is_what_is_verified(
     return copied
 
   with (
-    mock.patch.object(layout, "is_remote", return_value=True),
-    mock.patch.object(type(earlier.directory), "copy", copy_and_flip),
+    mock.patch.object(remote, "is_remote", return_value=True),
+    mock.patch.object(type(base.directory), "copy", copy_and_flip),
     pytest.raises(DamagedGenerationError, match=f"00000500/{name} does not"),
-    opened(earlier, block_keys(corpus), corpus=corpus),
+    open_base_vectors(base, block_keys(corpus), corpus=corpus),
   ):
     pass
   with (
-    mock.patch.object(layout, "is_remote", return_value=True),
-    opened(earlier, block_keys(corpus), corpus=corpus) as stored,
+    mock.patch.object(remote, "is_remote", return_value=True),
+    open_base_vectors(base, block_keys(corpus), corpus=corpus) as stored,
   ):
     assert stored.gather(np.arange(150)).shape == (150, 8)
 
@@ -118,13 +119,13 @@ def test_an_index_is_started_from_one_that_is_whole(
   publish_one(generations_dir, corpus, 0)
   _publish(generations_dir, corpus, 500)
   path = generations_dir / "00000500" / "scann"
-  assert index_before(generations_dir, 1000, kind="scann") == path
-  assert index_before(generations_dir, 1000, kind="exact") is None
-  assert index_before(generations_dir, 500, kind="scann") is None
+  assert previous_index(generations_dir, 1000, kind="scann") == path
+  assert previous_index(generations_dir, 1000, kind="exact") is None
+  assert previous_index(generations_dir, 500, kind="scann") is None
   # Of the vectors it takes nothing.
   _flip(generations_dir / "00000500" / "embeddings-00001-of-00003.npy")
-  assert index_before(generations_dir, 1000, kind="scann") == path
+  assert previous_index(generations_dir, 1000, kind="scann") == path
   _flip(path / "tree")
   with caplog.at_level(logging.WARNING, logger="absl"):
-    assert index_before(generations_dir, 1000, kind="scann") is None
+    assert previous_index(generations_dir, 1000, kind="scann") is None
   assert "tree does not match its checksum" in caplog.text

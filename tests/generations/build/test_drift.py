@@ -55,4 +55,4 @@ def test_unit_vectors_stay_so():
 
 
 def test_it_is_off_where_it_is_not_allowed():
-  assert not drift.fit(*_pairs(100, noise=0.0), allowed=False).is_used
+  assert not drift.fit(*_pairs(100, noise=0.0), identity_only=True).is_used

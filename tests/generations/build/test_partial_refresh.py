@@ -1,4 +1,4 @@
-"""Which blocks are embedded anew, and that none grows too old."""
+"""Which blocks are embedded again, and that no vector grows too old."""
 
 import numpy as np
 import pytest
@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from realm_jax.generations.build.partial_refresh import (
   PartialRefresh,
-  choose,
-  gains,
+  choose_rows,
 )
 
 
@@ -17,46 +16,45 @@ def _choose(config=None, **changes):
   values = {
     "costs": np.full(count, 10),
     "ages": np.full(count, 5),
-    "must": np.zeros(count, bool),
-    "gain": np.zeros(count),
-    "interval": 10,
-  }
-  return choose(config or PartialRefresh(), **(values | changes))
-
-
-def test_the_most_is_had_for_the_tokens():
-  gain = np.array([9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 20, 0])
-  # A third of 230 tokens; row 10 gains more than any, and costs too much.
-  costs = np.full(12, 10)
-  costs[10] = 120
-  config = PartialRefresh(max_age_steps=100)
-  choice = _choose(config, gain=gain, costs=costs)
-  assert np.flatnonzero(choice.rows).tolist() == [0, 1, 2, 3, 4, 5, 6]
-  assert choice.due == 0
-
-
-def test_what_must_be_is_whatever_it_costs():
-  must = np.arange(12) < 7
-  choice = _choose(must=must, gain=np.arange(12.0))
-  np.testing.assert_array_equal(choice.rows, must)
-  # Too old are those of more than 30 steps: of 12 rows 5, where 4 fit.
-  ages = np.where(np.arange(12) < 5, 61, 0)
-  choice = _choose(ages=ages, gain=np.arange(12.0))
-  np.testing.assert_array_equal(choice.rows, ages == 61)
-  assert choice.due == 5
-
-
-def test_who_is_retrieved_and_moved_comes_first():
-  retrieved, moved = np.array([0.0, 8.0, 8.0]), np.array([1.0, 1.0, 2.0])
-  settings = {
-    "retrieved": retrieved,
-    "moved": moved,
-    "ages": np.array([30, 0, 10]),
+    "required": np.zeros(count, bool),
+    "interval_steps": 10,
     "seed": 0,
   }
-  assert np.argsort(gains(PartialRefresh(), **settings)).tolist() == [0, 1, 2]
-  by_age = PartialRefresh(by_retrieved=False, by_movement=False)
-  assert np.argsort(gains(by_age, **settings)).tolist() == [1, 2, 0]
+  chosen = choose_rows(config or PartialRefresh(), **(values | changes))
+  return np.flatnonzero(chosen).tolist()
+
+
+def test_the_oldest_are_chosen_up_to_the_fraction_of_tokens():
+  ages = np.array([0, 5, 10, 15, 20, 25, 26, 27, 28, 29, 3, 4])
+  # A third of the 120 tokens.
+  assert _choose(ages=ages) == [6, 7, 8, 9]
+  # A third of 153: the oldest rows take 43, and the next does not fit.
+  costs = np.full(12, 10)
+  costs[9] = 43
+  assert _choose(ages=ages, costs=costs) == [9]
+
+
+def test_of_rows_of_one_age_a_random_part_is_chosen():
+  some, others = (_choose(seed=seed) for seed in (0, 1))
+  assert len(some) == len(others) == 4
+  assert some != others
+
+
+def test_required_and_overdue_rows_are_chosen_whatever_they_cost():
+  required = np.arange(12) < 7
+  assert _choose(required=required) == list(range(7))
+  # Five of 12 rows are older than 30 steps, and four would fit.
+  ages = np.where(np.arange(12) < 5, 61, 0)
+  assert _choose(ages=ages) == list(range(5))
+
+
+def test_where_only_the_corpus_has_changed_old_vectors_stay():
+  required = np.arange(12) < 1
+  ages = np.arange(12)
+  assert _choose(required=required, ages=ages, interval_steps=0) == [0]
+  config = PartialRefresh(max_age_steps=10)
+  rows = _choose(config, required=required, ages=ages, interval_steps=0)
+  assert rows == [0, 11]
 
 
 @given(
@@ -65,39 +63,38 @@ def test_who_is_retrieved_and_moved_comes_first():
   generations=st.floats(1.5, 4.0),
   seed=st.integers(0, 99),
 )
-def test_over_many_generations_none_grows_too_old_nor_any_takes_more(
+def test_over_many_generations_no_vector_grows_too_old_for_the_same_cost(
   num_blocks, fraction, generations, seed
 ):
   rng = np.random.default_rng(seed)
   interval = 10
   costs = rng.integers(8, 17, num_blocks)
-  # Whatever is gained, some rows are never worth it.
-  gain = rng.random(num_blocks) ** 4
   bound = round(generations / fraction * interval)
   config = PartialRefresh(
     fraction=fraction, sample_fraction=0.0, max_age_steps=bound
   )
   ages = np.zeros(num_blocks, int)
-  for _ in range(30):
+  for generation in range(30):
     ages += interval
-    choice = choose(
+    rows = choose_rows(
       config,
       costs=costs,
       ages=ages,
-      must=np.zeros(num_blocks, bool),
-      gain=gain,
-      interval=interval,
+      required=np.zeros(num_blocks, bool),
+      interval_steps=interval,
+      seed=generation,
     )
-    ages[choice.rows] = 0
+    ages[rows] = 0
     assert ages.max() <= bound
-    # More by no more than the rows that just did not fit, one a generation.
+    # Overdue rows exceed the budget by at most the rows that did not fit in the
+    # generations before, one in each.
     rounding = bound // interval * costs.max()
-    assert costs[choice.rows].sum() <= fraction * costs.sum() + rounding
+    assert costs[rows].sum() <= fraction * costs.sum() + rounding
 
 
 def test_without_a_bound_it_is_what_the_corpus_takes():
-  assert PartialRefresh(fraction=0.25).bound(10) == 40
-  assert PartialRefresh(fraction=0.25, max_age_steps=33).bound(10) == 33
+  assert PartialRefresh(fraction=0.25).age_limit(10) == 40
+  assert PartialRefresh(fraction=0.25, max_age_steps=33).age_limit(10) == 33
 
 
 def test_a_sample_is_of_its_size_and_another_each_time():

@@ -8,9 +8,9 @@ import pytest
 from realm_jax.corpus.store import NULL_ROW
 from realm_jax.generations.build.partial_refresh import PartialRefresh
 from realm_jax.generations.build.refresh_plan import (
+  BaseVectors,
   DamagedPlanError,
   RefreshPlan,
-  Stored,
   make_plan,
 )
 
@@ -18,10 +18,10 @@ _N, _D = 400, 8
 _OLD = np.random.default_rng(0).standard_normal((_N, _D)).astype(np.float32)
 
 
-def _stored(vectors=_OLD, *, step=10, steps=None, rows=None, partials=0):
+def _base(vectors=_OLD, *, step=10, steps=None, rows=None, partials=0):
   steps = np.full(len(vectors), step) if steps is None else steps
   rows = np.arange(len(vectors)) if rows is None else rows
-  return Stored(
+  return BaseVectors(
     step=step,
     partials=partials,
     rows=rows,
@@ -30,15 +30,14 @@ def _stored(vectors=_OLD, *, step=10, steps=None, rows=None, partials=0):
   )
 
 
-def _plan(new, stored=None, *, step=20, retrieved=None, **settings):
+def _plan(new, base=None, *, step=20, **settings):
   config = {"sample_fraction": 0.2, "drift_correction": False}
   return make_plan(
     PartialRefresh(**(config | settings)),
-    stored or _stored(),
+    base or _base(),
     step=step,
     embed=new.__getitem__,
     costs=np.full(len(new), 16),
-    retrieved=np.zeros(len(new)) if retrieved is None else retrieved,
     dim=_D,
     normalize=False,
   )
@@ -46,8 +45,8 @@ def _plan(new, stored=None, *, step=20, retrieved=None, **settings):
 
 def test_rows_are_new_or_as_they_were_and_tell_their_steps():
   new = _OLD + np.float32(0.1)
-  stored = _stored(steps=np.where(np.arange(_N) < 100, 5, 10))
-  plan = _plan(new, stored, max_age_steps=40)
+  base = _base(steps=np.where(np.arange(_N) < 100, 5, 10))
+  plan = _plan(new, base, max_age_steps=40)
   assert plan.record is not None
   asked = []
 
@@ -56,7 +55,7 @@ def test_rows_are_new_or_as_they_were_and_tell_their_steps():
     return new[rows]
 
   parts = [
-    plan.vectors(rows, embed=embed, stored=stored, step=20)
+    plan.vectors(rows, embed=embed, base=base, step=20)
     for rows in np.split(np.arange(_N), 4)
   ]
   vectors, steps = map(np.concatenate, zip(*parts, strict=True))
@@ -67,7 +66,7 @@ def test_rows_are_new_or_as_they_were_and_tell_their_steps():
   np.testing.assert_array_equal(vectors[~plan.embed], _OLD[~plan.embed])
   np.testing.assert_array_equal(steps[plan.embed], 20)
   np.testing.assert_array_equal(
-    steps[~plan.embed], stored.steps(np.flatnonzero(~plan.embed))
+    steps[~plan.embed], base.steps(np.flatnonzero(~plan.embed))
   )
   # The sample is not embedded a second time.
   again = set(plan.sample_rows.tolist()) | set(asked)
@@ -75,26 +74,20 @@ def test_rows_are_new_or_as_they_were_and_tell_their_steps():
   assert len(plan.sample_rows) + len(asked) == len(again) == count
 
 
-def test_rows_that_moved_and_are_retrieved_are_embedded():
-  # Those of one side of the space move.
-  moves = _OLD[:, 0] > 0.8
-  new = _OLD + np.where(moves, 1.0, 0.01)[:, None].astype(np.float32)
-  plan = _plan(new, max_age_steps=1000)
-  chosen = plan.embed.copy()
-  chosen[plan.sample_rows] = False
-  assert moves[chosen].mean() > 3 * moves.mean()
-  retrieved = np.where(np.arange(_N) % 5 == 0, 9.0, 0.0)
-  plan = _plan(new, by_movement=False, retrieved=retrieved, max_age_steps=1000)
-  others = np.flatnonzero(plan.embed)
-  others = np.setdiff1d(others, plan.sample_rows)
-  assert (others % 5 == 0).all()
+def _in_sample(plan):
+  return np.isin(np.arange(_N), plan.sample_rows)
 
 
-def test_the_oldest_go_when_their_time_has_come():
+def test_the_oldest_are_embedded_first():
   steps = np.where(np.arange(_N) < 100, 0, 10)
-  plan = _plan(_OLD, _stored(steps=steps), max_age_steps=15)
+  plan = _plan(_OLD, _base(steps=steps))
+  assert plan.embed[:100].sum() > 50
+  assert not plan.embed[100:][~_in_sample(plan)[100:]].any()
+  # Those that would be too old are embedded whatever they cost.
+  plan = _plan(_OLD, _base(steps=steps), max_age_steps=15)
   assert plan.embed[:100].all()
-  assert plan.record.due_blocks > 50
+  oldest = _plan(_OLD, _base(steps=np.full(_N, 0)), max_age_steps=15)
+  assert oldest.embed.all()
 
 
 @pytest.mark.parametrize("few", [False, True])
@@ -105,35 +98,35 @@ def test_what_is_not_embedded_goes_where_the_sample_says(few, tmp_path):
   motion = 0.3 * rng.standard_normal((_D, _D))
   far = np.where(steps == 0, 2.0, 1.0)[:, None]
   new = (_OLD + far * (0.5 + _OLD @ motion * 0.1)).astype(np.float32)
-  stored = _stored(steps=steps)
+  base = _base(steps=steps)
   fraction = 0.1 if few else 0.3
-  plan = _plan(new, stored, drift_correction=True, sample_fraction=fraction)
+  plan = _plan(new, base, drift_correction=True, sample_fraction=fraction)
   assert plan.record is not None
   # Of few pairs one map for both ages.
   assert len(plan.record.drift) == (1 if few else 2)
-  assert all(one["is_used"] for one in plan.record.drift)
+  assert all(one.is_used for one in plan.record.drift)
   plan.save(tmp_path / "plan.npz")
   plan = RefreshPlan.load(tmp_path / "plan.npz")
   vectors, _ = plan.vectors(
-    np.arange(_N), embed=new.__getitem__, stored=stored, step=20
+    np.arange(_N), embed=new.__getitem__, base=base, step=20
   )
   kept = ~plan.embed
   left = np.mean(np.sum((vectors - new)[kept] ** 2, axis=1))
   moved = np.mean(np.sum((_OLD - new)[kept] ** 2, axis=1))
   assert left < (0.5 if few else 0.1) * moved
-  told = plan.record.drift[0]
-  assert told["corrected"] < 0.9 * told["stored"]
+  first = plan.record.drift[0]
+  assert first.corrected < 0.9 * first.stored
 
 
 def test_new_blocks_are_always_embedded():
   rows = np.arange(_N) - 30
   rows[:30] = -1
-  stored = _stored(rows=rows)
+  base = _base(rows=rows)
   new = np.concatenate([np.ones((30, _D), np.float32), _OLD[:-30]])
-  plan = _plan(new, stored)
+  plan = _plan(new, base)
   assert plan.embed[:30].all() and plan.record.new_blocks == 30
   vectors, _ = plan.vectors(
-    np.arange(_N), embed=new.__getitem__, stored=stored, step=20
+    np.arange(_N), embed=new.__getitem__, base=base, step=20
   )
   np.testing.assert_array_equal(vectors, new)
 
@@ -143,7 +136,7 @@ def test_new_blocks_are_always_embedded():
   [
     ("unrelated", "too far from this checkpoint"),
     ("new", "200 of 400 are new"),
-    ("due", "as each 3th does"),
+    ("due", "full_every=3"),
   ],
 )
 def test_all_are_embedded_where_nothing_is_gained_by_less(case, words, caplog):
@@ -154,7 +147,7 @@ def test_all_are_embedded_where_nothing_is_gained_by_less(case, words, caplog):
   with caplog.at_level(logging.INFO, logger="absl"):
     plan = _plan(
       new,
-      _stored(rows=rows, partials=2),
+      _base(rows=rows, partials=2),
       full_every=3 if case == "due" else 4,
     )
   assert plan.record is None and plan.embed.all()
@@ -165,15 +158,15 @@ def test_where_the_corpus_alone_has_changed_only_new_blocks_are_embedded():
   rows = np.arange(_N)
   rows[-3:] = NULL_ROW
   steps = np.where(np.arange(_N) < 100, 5, 20)
-  stored = _stored(step=20, steps=steps, rows=rows, partials=2)
-  plan = _plan(_OLD, stored, full_every=3)
+  base = _base(step=20, steps=steps, rows=rows, partials=2)
+  plan = _plan(_OLD, base, full_every=3)
   assert plan.record is not None
   must = {*plan.sample_rows.tolist(), _N - 3, _N - 2, _N - 1}
   assert set(np.flatnonzero(plan.embed)) == must
   # It is the generation that it was, as to how many were partial.
   assert plan.record.partials == 2
   # What is older than is allowed now goes all the same.
-  strict = _plan(_OLD, stored, max_age_steps=10)
+  strict = _plan(_OLD, base, max_age_steps=10)
   assert strict.embed[:100].all()
   assert strict.embed.sum() == len({*must, *range(100)})
 
@@ -201,7 +194,7 @@ def test_a_plan_that_is_damaged_anywhere_is_refused_or_the_same(tmp_path):
     assert found.record == plan.record
   assert refused > 80
   path.write_bytes(content[:-100])
-  with pytest.raises(DamagedPlanError, match="is no plan"):
+  with pytest.raises(DamagedPlanError, match="is not a refresh plan"):
     RefreshPlan.load(path)
   path.unlink()
   with pytest.raises(FileNotFoundError):

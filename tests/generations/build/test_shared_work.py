@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 
 from realm_jax.generations.build import shared_work
-from realm_jax.generations.build.shared_work import WorkGoneError, joined
+from realm_jax.generations.build.shared_work import WorkGoneError, join
 from realm_jax.generations.store.embeddings import ShardLayout
 from realm_jax.generations.store.manifest import DamagedFileError
 
-_LAYOUT = ShardLayout.of(40, 4, dtype="float32", most_rows=8)
+_LAYOUT = ShardLayout.of(40, 4, dtype="float32", max_rows=8)
 _IDENTITY = {"parameters": "abc"}
 
 
 def _joined(parent, *, step=500, identity=_IDENTITY):
-  return joined(parent, step=step, shards=_LAYOUT, identity=identity)
+  return join(parent, step=step, shards=_LAYOUT, identity=identity)
 
 
 def _vectors(rows):
@@ -31,14 +31,14 @@ def _vectors(rows):
 def _put(work, shard, step=500):
   rows = work.layout.rows(shard)
   # Of two ages, so that a shard has a file of steps, too.
-  work.put(shard, _vectors(rows), step - rows % 2, seconds=1.0)
+  work.add(shard, _vectors(rows), step - rows % 2, seconds=1.0)
 
 
 def do_all(parent, log=None):
   """Embeds until nothing is missing; says which shards it made."""
   with _joined(parent) as work:
     while work.missing():
-      with work.claimed() as shard:
+      with work.claim_shard() as shard:
         if shard is not None:
           if log:
             with log.open("a") as file:
@@ -52,9 +52,9 @@ def do_all(parent, log=None):
 def _placed(parent, target):
   """The bytes of the vectors, by file."""
   target.mkdir()
-  with _joined(parent) as work, work.finishing() as ours:
+  with _joined(parent) as work, work.claim_publication() as ours:
     assert ours
-    stored = work.place(target)
+    stored = work.link_into(target)
   assert [shard.rows for shard in stored.shards] == [8] * 5
   assert stored.seconds == 5.0
   assert {file.path for file in stored.files} == set(os.listdir(target))
@@ -64,11 +64,11 @@ def _placed(parent, target):
 def test_shards_are_claimed_by_one_at_a_time_and_stay(tmp_path):
   with _joined(tmp_path) as one, _joined(tmp_path) as two:
     assert one.missing() == two.missing() == [0, 1, 2, 3, 4]
-    with one.claimed() as first, two.claimed() as second:
+    with one.claim_shard() as first, two.claim_shard() as second:
       assert first is not None and second is not None and first != second
       _put(one, first)
     assert sorted({*two.missing(), first}) == [0, 1, 2, 3, 4]
-    with one.finishing() as ours:
+    with one.claim_publication() as ours:
       assert not ours
   # Whoever comes again goes on with it.
   with _joined(tmp_path) as again:
@@ -80,20 +80,20 @@ def test_vectors_of_something_else_are_of_no_use(tmp_path):
   for identity in ({"parameters": "abd"}, {**_IDENTITY, "corpus": "x"}):
     with _joined(tmp_path, identity=identity) as work:
       assert len(work.missing()) == 5
-  other = ShardLayout.of(40, 4, dtype="bfloat16", most_rows=8)
-  with joined(tmp_path, step=500, shards=other, identity=_IDENTITY) as work:
+  other = ShardLayout.of(40, 4, dtype="bfloat16", max_rows=8)
+  with join(tmp_path, step=500, shards=other, identity=_IDENTITY) as work:
     assert len(work.missing()) == 5
 
 
 def test_only_one_finishes_and_the_others_learn_of_it(tmp_path):
   do_all(tmp_path)
   with _joined(tmp_path) as one, _joined(tmp_path) as two:
-    with one.finishing() as ours, two.finishing() as theirs:
+    with one.claim_publication() as ours, two.claim_publication() as theirs:
       assert (ours, theirs) == (True, False)
       one.remove()
     with pytest.raises(WorkGoneError):
       two.missing()
-    with pytest.raises(WorkGoneError), two.claimed():
+    with pytest.raises(WorkGoneError), two.claim_shard():
       pass
     with pytest.raises(WorkGoneError):
       _put(two, 0)
@@ -123,8 +123,8 @@ def test_what_one_makes_for_all_is_made_once(tmp_path):
     path.write_text("plan")
 
   with _joined(tmp_path) as one, _joined(tmp_path) as two:
-    assert one.once("plan", make, Path.read_text) == "plan"
-    assert two.once("plan", make, Path.read_text) == "plan"
+    assert one.make_once("plan", make, Path.read_text) == "plan"
+    assert two.make_once("plan", make, Path.read_text) == "plan"
   assert len(made) == 1
 
 
@@ -135,11 +135,11 @@ def test_what_is_made_for_all_is_made_again_where_it_is_damaged(tmp_path):
   with _joined(tmp_path) as work:
     path = work.directory / "plan"
     path.write_text("7x")
-    assert work.once("plan", lambda path: path.write_text("7"), read) == 7
-    assert work.once("plan", lambda path: path.write_text("8"), read) == 7
+    assert work.make_once("plan", lambda path: path.write_text("7"), read) == 7
+    assert work.make_once("plan", lambda path: path.write_text("8"), read) == 7
     with pytest.raises(ValueError, match="9y"):
       path.unlink()
-      work.once("plan", lambda path: path.write_text("9y"), read)
+      work.make_once("plan", lambda path: path.write_text("9y"), read)
 
 
 def test_shards_are_held_against_their_checksums(tmp_path):
@@ -154,7 +154,7 @@ def test_shards_are_held_against_their_checksums(tmp_path):
     assert work.discard_damaged()
     assert work.missing() == [3]
     with pytest.raises(DamagedFileError, match=_LAYOUT.name(3)):
-      work.place(tmp_path)
+      work.link_into(tmp_path)
 
 
 def test_shards_stay_while_they_are_of_use_or_somebody_is_at_them(tmp_path):
@@ -168,15 +168,15 @@ def test_shards_stay_while_they_are_of_use_or_somebody_is_at_them(tmp_path):
     return sorted(path.name[:16] for path in tmp_path.glob(".shards-*"))
 
   assert folders() == [".shards-00000400", *[".shards-00000500"] * 2]
-  shared_work.remove_useless(tmp_path, lambda step: True)
+  shared_work.remove_obsolete(tmp_path, lambda step: True)
   assert len(folders()) == 3
   with _joined(tmp_path) as work, _joined(tmp_path, step=400):
     # Of 500 another checkpoint's go; 400's are of no use, but in use.
-    shared_work.remove_useless(
+    shared_work.remove_obsolete(
       tmp_path, lambda step: step == 500, current=work.directory
     )
     assert folders() == [".shards-00000400", ".shards-00000500"]
-  shared_work.remove_useless(tmp_path, lambda step: step == 500)
+  shared_work.remove_obsolete(tmp_path, lambda step: step == 500)
   assert folders() == [".shards-00000500"]
 
 
@@ -208,9 +208,9 @@ _TOGETHER = textwrap.dedent(
 def die_at_the_second(parent):
   """Makes one shard, and ends by SIGKILL at the next."""
   with _joined(parent) as work:
-    with work.claimed() as shard:
+    with work.claim_shard() as shard:
       _put(work, shard)
-    with work.claimed() as shard:
+    with work.claim_shard() as shard:
       os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -223,7 +223,7 @@ def test_processes_share_the_work_and_one_that_dies_loses_its_shard_alone(
   subprocess.run(
     [sys.executable, "-c", _TOGETHER, parent, log],
     check=True,
-    cwd=Path(__file__).parents[2],
+    cwd=Path(__file__).parents[3],
     timeout=120,
   )
   made = log.read_text().split()
@@ -275,7 +275,7 @@ def test_killed_at_any_call_it_goes_on_with_what_is_there(tmp_path):
   subprocess.run(
     [sys.executable, "-c", _KILLED_AT_EVERY_CALL, tmp_path],
     check=True,
-    cwd=Path(__file__).parents[2],
+    cwd=Path(__file__).parents[3],
     timeout=120,
   )
   do_all(tmp_path / "alone")

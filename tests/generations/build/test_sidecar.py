@@ -1,326 +1,219 @@
-"""The index builder, from checkpoints to generations that a trainer loads."""
+"""The sidecar's loop, with a builder that only publishes."""
 
-import dataclasses
-import errno
-import json
+import contextlib
 import logging
-import shutil
-from unittest import mock
 
 import numpy as np
 import pytest
 
-from realm_jax.checkpoints.manager import CheckpointError
-from realm_jax.generations.build import sidecar as builder
-from realm_jax.generations.build.artifacts import (
-  EmbeddingConfig,
-  GenerationMaker,
+from realm_jax.checkpoints.manager import (
+  CheckpointError,
+  CheckpointStore,
+  UnreadableCheckpointError,
 )
-from realm_jax.generations.build.shared_work import SharedWork
-from realm_jax.generations.follow.loading import load_generation, load_newest
+from realm_jax.files.disk_full import DiskFullError
+from realm_jax.generations.build.sidecar import (
+  Sidecar,
+  SidecarConfig,
+  next_step,
+)
 from realm_jax.generations.store import layout
-from realm_jax.generations.store import retention as named
-from realm_jax.generations.store.publisher import DiskFullError
-from realm_jax.indexes import npy
-from realm_jax.indexes.bm25 import Bm25Config
-from realm_jax.indexes.exact import ExactConfig
-from realm_jax.indexes.protocol import QueryBatch
-from realm_jax.indexes.random import RandomConfig
-from realm_jax.indexes.scann.config import ScannConfig, given_tree
-from tests.generations.builds import (
-  CONFIG,
-  RETRIEVER,
-  build,
-  build_until_idle,
-  embed,
-  params_of,
-  save,
-)
-from tests.generations.conftest import make_corpus
+from realm_jax.generations.store.damage_reports import report_damage
+from realm_jax.indexes.protocol import RecallError
+from tests.generations.builds import StopAfterWaits
+from tests.generations.conftest import publish_one
 
-pytestmark = pytest.mark.slow
+
+def _save(model_dir, *steps, generation=-1):
+  with contextlib.closing(
+    CheckpointStore(model_dir, keep=100, read_only=False)
+  ) as store:
+    for step in steps:
+      store.save(step, {"loop": {"generation": np.int64(generation)}})
+
+
+class FakeBuilder:
+  """Publishes generations of random vectors.
+
+  Attributes:
+    built: Steps that were asked for.
+    errors: Errors that restoring or building a step raises, once each.
+  """
+
+  def __init__(self, corpus, generations_dir, *, errors=(), on_build=None):
+    self.corpus = corpus
+    self.built = []
+    self.errors = dict(errors)
+    self._directory = generations_dir
+    self._on_build = on_build
+
+  def restore(self, checkpoints, step):
+    if isinstance(self.errors.get(step), CheckpointError):
+      raise self.errors.pop(step)
+    return {}
+
+  def up_to_date(self, newest_version=()):
+    return set(layout.published_steps(self._directory))
+
+  def build(self, step, params, *, check, is_needed, any_version):
+    self.built.append(step)
+    if self._on_build:
+      self._on_build()
+    check()
+    if step in self.errors:
+      raise self.errors.pop(step)
+    return publish_one(self._directory, self.corpus, step)
+
+
+@pytest.fixture
+def run(tmp_path, corpus):
+  """Runs a sidecar until it waits; returns its builder and its generations."""
+
+  def run(*, stop=None, errors=(), on_build=None, **settings):
+    directory = tmp_path / "generations"
+    builder = FakeBuilder(corpus, directory, errors=errors, on_build=on_build)
+    with contextlib.closing(CheckpointStore(tmp_path)) as checkpoints:
+      published = Sidecar(
+        SidecarConfig(**settings),
+        corpus,
+        lambda version: builder,
+        checkpoints=checkpoints,
+        generations_dir=directory,
+        stop=StopAfterWaits() if stop is None else stop,
+      ).run()
+    return builder, published
+
+  return run
 
 
 @pytest.mark.parametrize(
-  "index",
+  "settings, published",
   [
-    ExactConfig(),
-    ScannConfig(),
-    ScannConfig(brute_force_below=0, num_leaves_searched=4),
-    Bm25Config(),
-    RandomConfig(),
+    ({"once": True}, [1000]),
+    ({"once": True, "checkpoint_step": 500}, [500]),
+    ({"mode": "newest"}, [1000]),
+    ({"mode": "every"}, [0, 500, 1000]),
   ],
-  ids=["exact", "scann", "scann tree", "bm25", "random"],
 )
-def test_one_generation_holds_the_vectors_of_its_checkpoint(
-  tmp_path, corpus, index
+def test_a_mode_says_which_checkpoints_are_built_from(
+  run, tmp_path, settings, published
 ):
-  save(tmp_path, corpus, 0, 500)
-  assert build(tmp_path, corpus, index=index) == [500]
-  generation = load_newest(tmp_path / "generations", corpus=corpus)
-  assert generation.step == 500
-  assert generation.index.kind == index.kind
-  params = params_of(corpus, 500)
-  rows = np.array([0, 17, 149])
-  expected = embed(corpus, params, corpus.gather(rows, 64), "embed_blocks")
-  np.testing.assert_allclose(generation.vectors(rows), expected, atol=1e-5)
-  # The query tower alone embeds queries; the block tower is not there.
-  assert set(generation.query_params) == {"query_tower"}
-  tokens = np.array([[2, 9, 10, 3, 0]], np.int32)
-  vectors = embed(corpus, generation.query_params, tokens, "embed_queries")
-  np.testing.assert_array_equal(
-    vectors, embed(corpus, params, tokens, "embed_queries")
+  _save(tmp_path, 0, 500, 1000)
+  assert run(**settings)[1] == published
+  # What is published is not built again.
+  assert run(**settings)[1] == []
+
+
+def test_the_generation_that_the_newest_checkpoint_uses_comes_first(
+  run, tmp_path
+):
+  _save(tmp_path, 0)
+  _save(tmp_path, 500, generation=0)
+  assert run(mode="newest")[1] == [0, 500]
+
+
+def test_it_waits_for_checkpoints_and_says_so(run, tmp_path, caplog):
+  stop = StopAfterWaits(3, actions=[lambda: _save(tmp_path, 0)])
+  with caplog.at_level(logging.INFO, logger="absl"):
+    _, published = run(stop=stop, poll_seconds=0.5)
+  assert published == [0]
+  assert stop.timeouts == [0.5] * 3
+  waits = [r for r in caplog.messages if "waiting for the" in r]
+  assert ["first" in waits[0], "next" in waits[1]] == [True, True]
+  assert len(waits) == 2
+
+
+def test_a_full_disk_is_waited_for_but_not_with_once(run, tmp_path):
+  _save(tmp_path, 0)
+  stop = StopAfterWaits(2)
+  builder, published = run(
+    stop=stop, errors={0: DiskFullError("full")}, retry_seconds=7.0
   )
-  found = generation.index.search(QueryBatch(tokens, vectors), 3)
-  assert found.rows.shape == (1, 3)
-  manifest = generation.manifest
-  assert manifest.corpus_fingerprint == corpus.fingerprint
-  assert manifest.embed_seconds > 0
-  if generation.index.needs_vectors:
-    assert set(manifest.recall) == {"1", "8"}
-    assert all(0.8 < recall <= 1 for recall in manifest.recall.values())
-  else:
-    assert manifest.recall == {}
+  assert (builder.built, published) == ([0, 0], [0])
+  assert stop.timeouts[0] == 7.0
+  _save(tmp_path, 500)
+  with pytest.raises(DiskFullError):
+    run(errors={500: DiskFullError("full")}, once=True)
 
 
-def test_the_same_checkpoint_makes_the_same_bytes(tmp_path, corpus):
-  save(tmp_path, corpus, 500)
-  files = []
-  for name in ("a", "b"):
-    build(
-      tmp_path,
-      corpus,
-      # What is left open would be chosen by times.
-      index=given_tree(8, num_leaves_searched=4, num_reordered=50),
-      generations_dir=tmp_path / name,
-    )
-    path = layout.path_of(tmp_path / name, 500) / layout.MANIFEST
-    files.append(json.loads(path.read_text())["files"])
-  assert files[0] == files[1]
+def test_a_poor_recall_skips_a_checkpoint_unless_a_trainer_waits_for_it(
+  run, tmp_path
+):
+  _save(tmp_path, 0)
+  errors = {0: RecallError("too low")}
+  stop = StopAfterWaits(2, actions=[lambda: _save(tmp_path, 500)])
+  builder, published = run(stop=stop, errors=errors)
+  assert (builder.built, published) == ([0, 500], [500])
+  _save(tmp_path, 1000)
+  for settings in ({"mode": "every"}, {"once": True}):
+    errors = {step: RecallError("too low") for step in (0, 1000)}
+    with pytest.raises(RecallError):
+      run(errors=errors, **settings)
 
 
-def test_what_stands_is_not_made_again(tmp_path, corpus):
-  save(tmp_path, corpus, 500)
-  assert build(tmp_path, corpus) == [500]
-  assert build(tmp_path, corpus) == []
+def test_an_unreadable_checkpoint_is_skipped_unless_it_is_the_newest(
+  run, tmp_path
+):
+  _save(tmp_path, 0, 500)
+  errors = {0: UnreadableCheckpointError("half removed")}
+  assert run(errors=errors, mode="every")[1] == [500]
+  _save(tmp_path, 1000)
+  errors = {1000: UnreadableCheckpointError("damaged")}
+  with pytest.raises(UnreadableCheckpointError):
+    run(errors=errors)
 
 
-def test_a_query_to_tune_on_and_one_to_measure_are_wanted():
-  with pytest.raises(ValueError, match="recall_queries=1; want at least 2"):
-    EmbeddingConfig(recall_queries=1)
+def test_a_signal_ends_it_in_the_midst_of_a_build(run, tmp_path):
+  _save(tmp_path, 0, 500)
+  stop = StopAfterWaits()
+  builder, published = run(mode="every", stop=stop, on_build=stop.set)
+  assert (builder.built, published) == ([0], [])
 
 
-def test_settings_of_a_host_replace_nothing(tmp_path, corpus):
-  save(tmp_path, corpus, 500)
-  assert build(tmp_path, corpus, index=ScannConfig(threads=1)) == [500]
-  assert build(tmp_path, corpus, index=ScannConfig(threads=2)) == []
+def test_old_generations_go_and_needed_ones_stay(run, tmp_path, corpus):
+  for step in (0, 200, 400):
+    publish_one(tmp_path / "generations", corpus, step)
+  _save(tmp_path, 500, generation=200)
+  assert run(keep_generations=2)[1] == [500]
+  assert layout.published_steps(tmp_path / "generations") == [200, 400, 500]
 
 
-def test_other_settings_or_another_corpus_replace_it(tmp_path, corpus):
-  save(tmp_path, corpus, 500)
-  assert build(tmp_path, corpus) == [500]
-  assert build(tmp_path, corpus, index=ScannConfig()) == [500]
-  edited = make_corpus(tmp_path / "edited", num_blocks=151, seed=5)
-  assert build(tmp_path, edited, index=ScannConfig()) == [500]
+def test_reported_damage_is_repaired(run, tmp_path):
+  _save(tmp_path, 0)
   generations_dir = tmp_path / "generations"
-  assert load_generation(generations_dir, 500, corpus=edited).num_blocks == 151
+
+  def damage():
+    path = next(generations_dir.glob("00000000/embeddings*"))
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    report_damage(generations_dir, 0)
+
+  builder, _ = run(stop=StopAfterWaits(2, actions=[damage]))
+  assert builder.built == [0, 0]
 
 
-@pytest.mark.parametrize(
-  "settings, stays",
-  [({}, False), ({"checkpoint_step": 1000}, True), ({"mode": "every"}, True)],
-)
-def test_shards_stay_as_long_as_a_restart_may_use_them(
-  tmp_path, corpus, settings, stays
-):
-  save(tmp_path, corpus, 500, 1000)
-  shards = tmp_path / "generations" / ".shards-00000500-0123456789abcdef"
-  gone = shards.with_name(".shards-00000300-0123456789abcdef")
-  for path in (shards, gone):
-    path.mkdir(parents=True)
-  assert build(tmp_path, corpus, **settings) == [1000]
-  assert shards.exists() == stays
-  # Its checkpoint is not there any more.
-  assert not gone.exists()
-
-
-def test_a_full_disk_is_said_while_shards_are_written(tmp_path, corpus):
-  save(tmp_path, corpus, 500)
-  full = OSError(errno.ENOSPC, "No space left on device")
-  with (
-    mock.patch.object(npy, "save", side_effect=full),
-    pytest.raises(DiskFullError, match="no room for generation 500"),
-  ):
-    build(tmp_path, corpus)
-  assert build(tmp_path, corpus) == [500]
-
-
-def test_a_shard_that_is_damaged_before_publication_is_embedded_again(
-  tmp_path, corpus
-):
-  save(tmp_path, corpus, 500)
-  place, damaged = SharedWork.place, []
-
-  def place_and_damage(work, directory):
-    stored = place(work, directory)
-    if not damaged:
-      path = directory / stored.shards[1].path
-      data = bytearray(path.read_bytes())
-      data[-1] ^= 1
-      path.write_bytes(data)
-      damaged.append(path.name)
-    return stored
-
-  config = dataclasses.replace(CONFIG, shard_blocks=50)
-  with mock.patch.object(SharedWork, "place", place_and_damage):
-    assert build(tmp_path, corpus, config=config) == [500]
-  assert len(damaged) == 1
-  generation = load_newest(tmp_path / "generations", corpus=corpus)
-  rows = np.arange(150)
-  np.testing.assert_allclose(
-    generation.vectors(rows),
-    embed(
-      corpus, params_of(corpus, 500), corpus.gather(rows, 64), "embed_blocks"
-    ),
-    atol=1e-5,
-  )
-
-
-@pytest.mark.parametrize("place", [10, 40, -1], ids=["header", "shape", "row"])
-def test_a_restart_embeds_shards_again_that_were_damaged_before(
-  tmp_path, corpus, place, monkeypatch
-):
-  save(tmp_path, corpus, 500)
-  config = dataclasses.replace(CONFIG, shard_blocks=50)
-  monkeypatch.setattr(GenerationMaker, "write", _killed)
-  with pytest.raises(_KilledError):
-    build(tmp_path, corpus, config=config)
-  monkeypatch.undo()
-  (path,) = (tmp_path / "generations").glob(".shards-*/embeddings-00001*.npy")
-  data = bytearray(path.read_bytes())
-  data[place] ^= 0x7F
-  path.write_bytes(data)
-  assert build(tmp_path, corpus, config=config) == [500]
-  generation = load_newest(tmp_path / "generations", corpus=corpus)
-  rows = np.arange(150)
-  np.testing.assert_allclose(
-    generation.vectors(rows),
-    embed(
-      corpus, params_of(corpus, 500), corpus.gather(rows, 64), "embed_blocks"
-    ),
-    atol=1e-5,
-  )
-
-
-class _KilledError(Exception):
-  """As a signal, for what lies on the disk."""
-
-
-def _killed(*args, **settings):
-  raise _KilledError
-
-
-def test_what_fails_with_sound_shards_is_raised(tmp_path, corpus, monkeypatch):
-  save(tmp_path, corpus, 500)
-  monkeypatch.setattr(ExactConfig, "build", _killed)
-  with pytest.raises(_KilledError):
-    build(tmp_path, corpus)
-
-
-def test_damage_is_mended_by_starting_again(tmp_path, corpus):
-  save(tmp_path, corpus, 500)
-  build(tmp_path, corpus)
-  generations_dir = tmp_path / "generations"
-  path = generations_dir / "00000500" / "embeddings-00000-of-00001.npy"
-  data = bytearray(path.read_bytes())
-  data[-1] ^= 1
-  path.write_bytes(data)
-  assert build(tmp_path, corpus) == [500]
-  assert load_generation(generations_dir, 500, corpus=corpus).step == 500
-
-
-def test_no_generation_is_removed_while_a_checkpoint_cannot_be_read(
-  tmp_path, corpus, monkeypatch, caplog
-):
-  monkeypatch.setattr(named, "_REMOVAL_SECONDS", 0.0)
-  save(tmp_path, corpus, 0, 500)
-  build(tmp_path, corpus, checkpoint_step=0)
-  loop = tmp_path / "checkpoints" / "0" / "loop"
-  away = loop.rename(tmp_path / "away")
-  loop.mkdir()
-  with caplog.at_level(logging.WARNING, logger="absl"):
-    assert build(tmp_path, corpus, keep_generations=1) == [500]
-  assert layout.published_steps(tmp_path / "generations") == [0, 500]
-  assert "no generation is removed this time: checkpoint 0" in caplog.text
-  loop.rmdir()
-  away.rename(loop)
-  save(tmp_path, corpus, 1000)
-  assert build(tmp_path, corpus, keep_generations=1) == [1000]
-  assert layout.published_steps(tmp_path / "generations") == [1000]
-
-
-def test_a_checkpoint_of_another_model_is_refused(tmp_path, corpus):
-  save(tmp_path, corpus, 500)
-  with pytest.raises(CheckpointError, match="does not fit this model"):
-    builder.build_index(
-      model_dir=tmp_path,
-      corpus_dir=corpus.directory,
-      retriever=dataclasses.replace(RETRIEVER, projection_size=12),
-      index=ExactConfig(),
-      config=CONFIG,
-      once=True,
-    )
-  assert layout.published_steps(tmp_path / "generations") == []
-
-
-def test_a_checkpoint_that_is_removed_while_it_is_read_is_passed_over(
-  tmp_path, corpus, monkeypatch
-):
-  save(tmp_path, corpus, 500, 1000)
-  newest = tmp_path / "checkpoints" / "1000"
-  # As a trainer removes it: the files first, the folder last, while the
-  # builder waits for that.
-  shutil.rmtree(newest / "retriever")
-  waits = []
-
-  def remove(seconds):
-    waits.append(seconds)
-    shutil.rmtree(newest)
-
-  monkeypatch.setattr(builder.time, "sleep", remove)
-  assert build(tmp_path, corpus) == [500]
-  assert len(waits) == 1
-
-
-def test_one_checkpoint_that_is_half_removed_stops_no_sidecar(
-  tmp_path, corpus, monkeypatch, caplog
-):
-  save(tmp_path, corpus, 500, 1000, 1500)
-  # As a trainer leaves it that was killed while it removed an old one.
-  shutil.rmtree(tmp_path / "checkpoints" / "1000" / "retriever")
-  monkeypatch.setattr(named, "_REMOVAL_SECONDS", 0.0)
-  built = build_until_idle(tmp_path, corpus, mode="every")
-  assert built == [500, 1500]
-  assert "generation 1000 is not made" in caplog.text
-  shutil.rmtree(tmp_path / "checkpoints" / "1500" / "retriever")
-  shutil.rmtree(tmp_path / "generations")
-  with pytest.raises(CheckpointError, match="checkpoint 1500"):
-    build_until_idle(tmp_path, corpus, mode="newest")
-
-
-def test_a_checkpoint_that_will_not_come_is_refused(tmp_path, corpus):
-  save(tmp_path, corpus, 500, 1000)
+def test_a_checkpoint_that_will_not_come_is_an_error(run, tmp_path):
+  _save(tmp_path, 500, 1000)
   with pytest.raises(CheckpointError, match=r"step 700.*\[500, 1000\]"):
-    build(tmp_path, corpus, checkpoint_step=700)
-
-
-def test_an_unknown_mode_is_refused(tmp_path, corpus):
-  with pytest.raises(ValueError, match="mode='all'"):
-    build(tmp_path, corpus, mode="all")
+    run(once=True, checkpoint_step=700)
 
 
 @pytest.mark.parametrize(
-  "checkpoints, standing, needed, every, expected",
+  "settings, message",
+  [
+    ({"mode": "all"}, "mode='all'"),
+    ({"keep_generations": 0}, "keep_generations=0"),
+    ({"checkpoint_step": 5}, "checkpoint_step=5 is for one generation"),
+  ],
+)
+def test_impossible_settings_are_errors(run, settings, message):
+  with pytest.raises(ValueError, match=message):
+    run(**settings)
+
+
+@pytest.mark.parametrize(
+  "checkpoints, up_to_date, needed, every, expected",
   [
     ([], set(), set(), False, None),
     ([0], set(), set(), False, 0),
@@ -331,14 +224,14 @@ def test_an_unknown_mode_is_refused(tmp_path, corpus):
     # A run that resumes from 1000 searches generation 500 first.
     ([0, 500, 1000], {1000}, {500}, False, 500),
     ([0, 500, 1000], set(), {500}, False, 500),
-    # Its checkpoint is gone: nothing can be done for it.
+    # Its checkpoint is gone, so it cannot be built.
     ([0, 1000], {1000}, {500}, False, None),
   ],
 )
 def test_which_checkpoint_comes_next(
-  checkpoints, standing, needed, every, expected
+  checkpoints, up_to_date, needed, every, expected
 ):
-  step = builder.next_step(
-    checkpoints, standing=standing, needed=needed, every=every
+  step = next_step(
+    checkpoints, up_to_date=up_to_date, needed=needed, every=every
   )
   assert step == expected

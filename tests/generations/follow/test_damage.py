@@ -13,11 +13,14 @@ import numpy as np
 import pytest
 
 from benchmarks import faults
-from realm_jax.generations.follow.loading import blocks_of, load_generation
+from realm_jax.generations.follow.loading import load_generation
 from realm_jax.generations.follow.watcher import GenerationWatcher
-from realm_jax.generations.store import damage_reports as refused
 from realm_jax.generations.store import embeddings, layout, query_tower
 from realm_jax.generations.store import manifest as manifests
+from realm_jax.generations.store.damage_reports import (
+  report_damage,
+  take_reports,
+)
 from realm_jax.generations.store.manifest import DamagedGenerationError
 from realm_jax.generations.store.publisher import publish, remove_damaged
 from realm_jax.indexes import npy
@@ -44,7 +47,7 @@ def _write(directory, corpus):
   rng = np.random.default_rng(500)
   vectors = rng.standard_normal((corpus.num_blocks, DIM)).astype(np.float32)
   shards = embeddings.ShardLayout.of(
-    corpus.num_blocks, DIM, dtype="float32", most_rows=corpus.num_blocks // 3
+    corpus.num_blocks, DIM, dtype="float32", max_rows=corpus.num_blocks // 3
   )
   steps = np.arange(corpus.num_blocks) % 2 * 500
   stored = tuple(
@@ -62,7 +65,7 @@ def _write(directory, corpus):
     index_parameters=parameters_of(_SCANN),
   )
   _SCANN.build(
-    blocks_of(corpus, embeddings.Embeddings(directory, manifest)),
+    embeddings.index_blocks(corpus, embeddings.Embeddings(directory, manifest)),
     BuildOptions(directory=directory / "scann"),
   )
   return manifest
@@ -149,8 +152,8 @@ def test_a_flipped_format_version_is_damage_and_another_is_not(published):
   path.write_text(text.replace(wanted, '"format_version": 6'))
   with pytest.raises(DamagedGenerationError, match="its own checksum"):
     manifests.read(path.parent)
-  values = manifests.unsealed(text)
-  path.write_text(manifests.sealed({**values, "format_version": 6}))
+  values = manifests.from_checked_json(text)
+  path.write_text(manifests.to_checked_json({**values, "format_version": 6}))
   with pytest.raises(manifests.GenerationError, match="format version 6") as e:
     manifests.read(path.parent)
   assert not isinstance(e.value, DamagedGenerationError)
@@ -182,24 +185,24 @@ def test_a_watcher_goes_on_with_the_one_before(published, corpus, name):
     assert watcher.newest().step == 0
     assert list(watcher.rejected) == [500]
   # A builder looks at what it is told of, and at nothing twice.
-  assert refused.take(published) == [500]
-  assert refused.take(published) == []
+  assert take_reports(published) == [500]
+  assert take_reports(published) == []
 
 
 def test_a_builder_removes_only_what_is_damaged(published):
-  refused.tell(published, 0)
-  refused.tell(published, 500)
+  report_damage(published, 0)
+  report_damage(published, 500)
   path = published / "00000500" / query_tower.PATH
   data = bytearray(path.read_bytes())
   data[-1] ^= 1
   path.write_bytes(data)
-  assert remove_damaged(published, refused.take(published)) == [500]
+  assert remove_damaged(published, take_reports(published)) == [500]
   assert layout.published_steps(published) == [0]
 
 
 def test_a_wrong_refusal_is_looked_at_again(published, corpus, monkeypatch):
   monkeypatch.setattr(
-    "realm_jax.generations.follow.watcher._AGAIN_SECONDS", 0.2
+    "realm_jax.generations.follow.watcher._RETRY_SECONDS", 0.2
   )
   attempts = []
 
@@ -230,7 +233,7 @@ def test_what_another_process_loads_is_verified_meanwhile(published, corpus):
   content[-1] ^= 1
   path.write_bytes(content)
   with pytest.raises(DamagedGenerationError, match="hashed_dataset"):
-    load_generation(published, 500, corpus=corpus, isolate=True)
+    load_generation(published, 500, corpus=corpus, separate_process=True)
   assert not faults.searching(os.getpid())
 
 

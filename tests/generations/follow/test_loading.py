@@ -3,15 +3,22 @@
 import dataclasses
 import json
 import shutil
+import tempfile
+from unittest import mock
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+from realm_jax.files import remote
 from realm_jax.generations.follow.loading import load_generation, load_newest
 from realm_jax.generations.store import layout, query_tower
 from realm_jax.generations.store import manifest as manifests
-from realm_jax.generations.store.embeddings import Embeddings, ShardLayout, copy
+from realm_jax.generations.store.embeddings import (
+  Embeddings,
+  ShardLayout,
+  copy_vectors,
+)
 from realm_jax.generations.store.manifest import GenerationError
 from realm_jax.generations.store.publisher import publish
 from realm_jax.indexes.protocol import QueryBatch
@@ -22,6 +29,11 @@ from tests.generations.conftest import DIM, fill, make_corpus, publish_one
 def _vectors(corpus, step):
   rng = np.random.default_rng(step)
   return rng.standard_normal((corpus.num_blocks, DIM)).astype(np.float32)
+
+
+def _as_object_store():
+  """Makes the loader copy files, as it does from an object store."""
+  return mock.patch.object(remote, "is_remote", return_value=True)
 
 
 def test_what_is_published_comes_back_whole(generations_dir, corpus):
@@ -52,16 +64,15 @@ def test_another_index_may_search_the_same_blocks(generations_dir, corpus):
 
 
 def test_a_staged_generation_outlives_its_source_and_leaves_no_copy(
-  generations_dir, corpus, tmp_path
+  generations_dir, corpus, tmp_path, monkeypatch
 ):
   publish_one(generations_dir, corpus, 500)
-  cache_dir = tmp_path / "cache"
-  cache_dir.mkdir()
-  generation = load_generation(
-    generations_dir, 500, corpus=corpus, stage=True, cache_dir=cache_dir
-  )
+  (tmp_path / "temporary").mkdir()
+  monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+  with _as_object_store():
+    generation = load_generation(generations_dir, 500, corpus=corpus)
   shutil.rmtree(generations_dir)
-  assert not list(cache_dir.iterdir())
+  assert not list((tmp_path / "temporary").iterdir())
   np.testing.assert_array_equal(
     generation.vectors(np.arange(150)), _vectors(corpus, 500)
   )
@@ -70,12 +81,18 @@ def test_a_staged_generation_outlives_its_source_and_leaves_no_copy(
 def test_staging_finds_damage_too(generations_dir, corpus):
   publish_one(generations_dir, corpus, 500)
   _flip(generations_dir / "00000500" / "embeddings-00001-of-00003.npy")
-  with pytest.raises(GenerationError, match="does not match its checksum"):
-    load_generation(generations_dir, 500, corpus=corpus, stage=True)
+  with (
+    _as_object_store(),
+    pytest.raises(GenerationError, match="does not match its checksum"),
+  ):
+    load_generation(generations_dir, 500, corpus=corpus)
   (generations_dir / "00000500" / query_tower.PATH).unlink()
-  # The error names what the user can mend, and not the copy.
-  with pytest.raises(GenerationError, match=f"{generations_dir}.* is missing"):
-    load_generation(generations_dir, 500, corpus=corpus, stage=True)
+  # The error names the file that the user can repair, and not the copy.
+  with (
+    _as_object_store(),
+    pytest.raises(GenerationError, match=f"{generations_dir}.* is missing"),
+  ):
+    load_generation(generations_dir, 500, corpus=corpus)
 
 
 def test_the_null_block_has_no_vector(generations_dir, corpus):
@@ -129,7 +146,9 @@ def test_damage_is_named_and_never_loaded(generations_dir, corpus, damage):
 
 def _rewrite(generations_dir, **changes):
   path = generations_dir / "00000500" / layout.MANIFEST
-  path.write_text(manifests.sealed(json.loads(path.read_text()) | changes))
+  path.write_text(
+    manifests.to_checked_json(json.loads(path.read_text()) | changes)
+  )
 
 
 @pytest.mark.parametrize(
@@ -214,8 +233,8 @@ def test_bfloat16_vectors_come_back_as_they_were_rounded(
     manifest = fill(directory, corpus, 500)
     for shard in manifest.embeddings:
       (directory / shard.path).unlink()
-    shards = ShardLayout.of(150, DIM, dtype="bfloat16", most_rows=50)
-    stored = copy(_vectors(corpus, 500), directory, shards, step=500)
+    shards = ShardLayout.of(150, DIM, dtype="bfloat16", max_rows=50)
+    stored = copy_vectors(_vectors(corpus, 500), directory, shards, step=500)
     return dataclasses.replace(manifest, dtype="bfloat16", embeddings=stored)
 
   publish(generations_dir, 500, write)

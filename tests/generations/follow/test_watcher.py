@@ -12,7 +12,8 @@ from realm_jax.generations.follow.watcher import GenerationWatcher
 from realm_jax.generations.store import layout
 from realm_jax.generations.store.leases import leased_steps
 from realm_jax.generations.store.manifest import GenerationError
-from realm_jax.generations.store.publisher import prune, publish
+from realm_jax.generations.store.publisher import publish
+from realm_jax.generations.store.retention import prune
 from tests.generations.conftest import fill, make_corpus, publish_one
 
 

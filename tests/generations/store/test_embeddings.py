@@ -28,8 +28,8 @@ class Watched:
     return part
 
 
-def _layout(rows=_ROWS, *, most_rows=1 << 18, dtype="float32"):
-  return ShardLayout.of(rows, _DIM, dtype=dtype, most_rows=most_rows)
+def _layout(rows=_ROWS, *, max_rows=1 << 18, dtype="float32"):
+  return ShardLayout.of(rows, _DIM, dtype=dtype, max_rows=max_rows)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -37,10 +37,10 @@ def test_all_arrive_in_order_and_few_at_a_time(tmp_path, dtype):
   known = np.arange(_ROWS * _DIM, dtype=np.float32).reshape(_ROWS, _DIM)
   vectors = Watched(known)
   checks = []
-  shards = embeddings.copy(
+  shards = embeddings.copy_vectors(
     vectors,
     tmp_path,
-    _layout(most_rows=600, dtype=dtype),
+    _layout(max_rows=600, dtype=dtype),
     step=7,
     check=lambda: checks.append(1),
   )
@@ -55,30 +55,32 @@ def test_all_arrive_in_order_and_few_at_a_time(tmp_path, dtype):
 @pytest.mark.parametrize("shape", [(9, _DIM), (11, _DIM), (10, 3), (10,)])
 def test_another_shape_is_refused(tmp_path, shape):
   with pytest.raises(GenerationError, match="10 blocks and a retriever of 4"):
-    embeddings.copy(np.zeros(shape, np.float32), tmp_path, _layout(10), step=0)
+    embeddings.copy_vectors(
+      np.zeros(shape, np.float32), tmp_path, _layout(10), step=0
+    )
 
 
 def test_a_vector_that_is_not_finite_is_refused(tmp_path):
   vectors = np.ones((_ROWS, _DIM), np.float32)
   vectors[1002, 1] = np.nan
   with pytest.raises(GenerationError, match="vector of block 1002"):
-    embeddings.copy(vectors, tmp_path, _layout(most_rows=600), step=0)
+    embeddings.copy_vectors(vectors, tmp_path, _layout(max_rows=600), step=0)
 
 
 def test_a_few_dozen_files_at_full_size_and_one_of_a_small_corpus():
-  full = ShardLayout.of(13_353_718, 128, dtype="float32", most_rows=1 << 18)
+  full = ShardLayout.of(13_353_718, 128, dtype="float32", max_rows=1 << 18)
   assert 36 <= len(full) <= 64
   rows = [full.rows(i) for i in (0, len(full) - 1)]
   assert rows[0][0] == 0 and rows[1][-1] == 13_353_717
   assert len(_layout()) == 1
   # One file is in memory while it is embedded.
-  wide = ShardLayout.of(10**6, 4096, dtype="float32", most_rows=1 << 18)
+  wide = ShardLayout.of(10**6, 4096, dtype="float32", max_rows=1 << 18)
   assert wide.rows_per_shard * 4096 * 4 <= 1 << 28
 
 
 @pytest.mark.parametrize(
   "changes, message",
-  [({"dtype": "int8"}, "dtype='int8'"), ({"most_rows": 0}, "shard_blocks=0")],
+  [({"dtype": "int8"}, "dtype='int8'"), ({"max_rows": 0}, "shard_blocks=0")],
 )
 def test_impossible_layouts_are_refused(changes, message):
   with pytest.raises(ValueError, match=message):
@@ -87,7 +89,7 @@ def test_impossible_layouts_are_refused(changes, message):
 
 def test_each_row_tells_its_step_and_each_shard_its_oldest(tmp_path, corpus):
   manifest = fill(tmp_path, corpus, 30)
-  shards = ShardLayout.of(150, DIM, dtype="float32", most_rows=50)
+  shards = ShardLayout.of(150, DIM, dtype="float32", max_rows=50)
   steps = np.full(150, 30)
   steps[60:70], steps[120:] = 10, 20
   written = [
@@ -112,7 +114,7 @@ def test_each_row_tells_its_step_and_each_shard_its_oldest(tmp_path, corpus):
   manifest = dataclasses.replace(
     manifest, files=manifests.records_of(tmp_path, sorted(names))
   )
-  manifest = manifests.from_json(manifest.to_json(), where="here")
+  manifest = manifests.from_json(manifest.to_json(), path="here")
   rows = np.array([149, 0, 65, 59, 60])
   stored = Embeddings(tmp_path, manifest)
   np.testing.assert_array_equal(stored.steps(rows), steps[rows])
@@ -127,4 +129,4 @@ def test_a_manifest_whose_vectors_are_of_its_future_is_refused(
     manifest, step=20, files=manifests.records_of(tmp_path, sorted(names))
   )
   with pytest.raises(GenerationError, match="of steps 30 … 30 in a generation"):
-    manifests.from_json(manifest.to_json(), where="here")
+    manifests.from_json(manifest.to_json(), path="here")

@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 
 from realm_jax.checkpoints.manager import CheckpointStore
-from realm_jax.generations.store import layout
-from realm_jax.generations.store import retention as named
-from realm_jax.generations.store.inspection import Place, shown_bytes, table
+from realm_jax.generations.store import layout, retention
+from realm_jax.generations.store.inspection import (
+  RunGenerations,
+  bytes_text,
+  table,
+)
 from realm_jax.generations.store.leases import Lease
 from realm_jax.generations.store.manifest import GenerationError
 from realm_jax.generations.store.retention import UnknownNeedsError
@@ -45,7 +48,9 @@ def test_each_generation_is_described(model_dir, corpus):
   lease.hold([8, 12])
   (model_dir / "generations" / "00000020").mkdir()
   (model_dir / "generations" / "00000016" / "manifest.json").write_text("{")
-  found = {one.step: one for one in Place.of(model_dir, None).look()}
+  found = {
+    one.step: one for one in RunGenerations.find(model_dir, None).inspect()
+  }
   lease.release()
   assert list(found) == [0, 4, 8, 12, 16, 20]
   files = (model_dir / "generations" / "00000004").rglob("*")
@@ -68,24 +73,24 @@ def test_each_generation_is_described(model_dir, corpus):
 
 def test_damage_is_found_by_reading_every_byte(model_dir):
   _damage(model_dir, 12)
-  place = Place.of(None, model_dir / "generations")
-  assert [one.step for one in place.look() if one.problem] == []
-  damaged = [one for one in place.look(checksums=True) if one.problem]
+  generations = RunGenerations.find(None, model_dir / "generations")
+  assert [one.step for one in generations.inspect() if one.problem] == []
+  damaged = [one for one in generations.inspect(checksums=True) if one.problem]
   assert [one.step for one in damaged] == [12]
   assert "does not match its checksum" in damaged[0].problem
 
 
 def test_what_is_needed_is_not_pruned(model_dir, tmp_path):
-  place = Place.of(model_dir, None)
-  assert place.to_prune(keep=2) == [0, 8]
-  assert place.to_prune(keep=4) == [0]
+  generations = RunGenerations.find(model_dir, None)
+  assert generations.to_prune(keep=2) == [0, 8]
+  assert generations.to_prune(keep=4) == [0]
   lease = Lease(model_dir / "generations")
   lease.hold([0])
-  assert place.to_prune(keep=1) == [8, 12]
+  assert generations.to_prune(keep=1) == [8, 12]
   lease.release()
   # A run that waits may go on from any of its checkpoints.
   _save(model_dir, 12, generation=8, lag_steps=4)
-  assert place.to_prune(keep=1) == [0]
+  assert generations.to_prune(keep=1) == [0]
   assert layout.published_steps(model_dir / "generations")[:2] == [0, 4]
 
 
@@ -95,44 +100,44 @@ def test_nothing_is_pruned_where_no_checkpoint_says_what_is_needed(
   for step in (0, 4, 8):
     publish_one(tmp_path / "generations", corpus, step)
   with pytest.raises(UnknownNeedsError, match="has no checkpoint"):
-    Place.of(tmp_path, None).to_prune(keep=1)
+    RunGenerations.find(tmp_path, None).to_prune(keep=1)
 
 
 def test_nothing_is_pruned_while_a_checkpoint_cannot_be_read(
   model_dir, monkeypatch
 ):
-  monkeypatch.setattr(named, "_REMOVAL_SECONDS", 0.0)
+  monkeypatch.setattr(retention, "_REMOVAL_SECONDS", 0.0)
   _save(model_dir, 12, generation=8)
   loop = model_dir / "checkpoints" / "12" / "loop"
   away = loop.rename(model_dir / "away")
   loop.mkdir()
-  place = Place.of(model_dir, None)
+  generations = RunGenerations.find(model_dir, None)
   with pytest.raises(UnknownNeedsError, match=r"checkpoint 12 of .* cannot be"):
-    place.to_prune(keep=1)
+    generations.to_prune(keep=1)
   # People are shown the rest.
-  assert [one.step for one in place.look() if one.checkpoints] == [4]
+  assert [one.step for one in generations.inspect() if one.checkpoints] == [4]
   loop.rmdir()
   # It is no trainer's, and needs nothing.
-  assert place.to_prune(keep=1) == [0, 8, 12]
+  assert generations.to_prune(keep=1) == [0, 8, 12]
   away.rename(loop)
-  assert place.to_prune(keep=1) == [0, 12]
+  assert generations.to_prune(keep=1) == [0, 12]
 
 
-def test_a_place_must_be_known(tmp_path, corpus):
+def test_a_generations_must_be_known(tmp_path, corpus):
   with pytest.raises(GenerationError, match="give --model_dir"):
-    Place.of(None, None)
+    RunGenerations.find(None, None)
   with pytest.raises(GenerationError, match="there is no folder"):
-    Place.of(tmp_path, None)
+    RunGenerations.find(tmp_path, None)
   publish_one(tmp_path / "apart", corpus, 0)
-  place = Place.of(None, tmp_path / "apart")
-  assert [one.step for one in place.look()] == [0]
+  generations = RunGenerations.find(None, tmp_path / "apart")
+  assert [one.step for one in generations.inspect()] == [0]
   with pytest.raises(GenerationError, match="Give --model_dir, too"):
-    place.to_prune(keep=1)
+    generations.to_prune(keep=1)
 
 
 def test_sizes_are_shown_with_a_unit():
   counts = (0, 999, 1000, 1_550_000, 7_700_000_000, 2_000_000_000_000_000)
-  assert [shown_bytes(count) for count in counts] == [
+  assert [bytes_text(count) for count in counts] == [
     *("0 B", "999 B", "1.0 kB", "1.6 MB", "7.7 GB", "2000.0 TB")
   ]
 

@@ -16,11 +16,11 @@ from realm_jax.generations.store import layout
 from realm_jax.generations.store import manifest as manifests
 from realm_jax.generations.store.leases import Lease, leased_steps
 from realm_jax.generations.store.publisher import (
-  prune,
   publish,
   remove_damaged,
   remove_leftovers,
 )
+from realm_jax.generations.store.retention import prune
 from tests.generations.conftest import fill, make_corpus, publish_one
 
 _OLD = 1_000_000_000
@@ -92,7 +92,7 @@ def _killed_at_every_call(tmp_path, corpus, *, replacing=""):
       *(tmp_path, corpus.directory, replacing),
     ],
     check=True,
-    cwd=Path(__file__).parents[2],
+    cwd=Path(__file__).parents[3],
     timeout=120,
   )
   return sorted(tmp_path.glob("killed-*"))
@@ -185,18 +185,18 @@ def test_what_goes_while_it_is_verified_is_called_damaged(
   publish_one(generations_dir, corpus, 500)
   path = generations_dir / "00000500"
   manifest = manifests.read(path)
-  checksum = manifests._sha256
+  checksum = manifests.sha256_of
 
   def remove_and_read(file, **settings):
     shutil.rmtree(path, ignore_errors=True)
     return checksum(file, **settings)
 
-  monkeypatch.setattr(manifests, "_sha256", remove_and_read)
+  monkeypatch.setattr(manifests, "sha256_of", remove_and_read)
   with pytest.raises(manifests.DamagedGenerationError, match="is missing"):
     manifests.verify(path, manifest)
   monkeypatch.undo()
   publish_one(generations_dir, corpus, 500)
-  monkeypatch.setattr(manifests, "_sha256", remove_and_read)
+  monkeypatch.setattr(manifests, "sha256_of", remove_and_read)
   # Nothing is left for a builder to remove, and it goes on.
   assert remove_damaged(generations_dir) == []
 
@@ -221,7 +221,7 @@ def test_a_full_disk_is_said_and_harms_nothing(generations_dir, corpus):
     import resource, sys
     from realm_jax.corpus.store import Corpus
     from tests.generations.conftest import publish_one
-    from realm_jax.generations.store.publisher import DiskFullError
+    from realm_jax.files.disk_full import DiskFullError
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
     try:
       publish_one(sys.argv[1], Corpus.open(sys.argv[2]), 500)
@@ -232,13 +232,13 @@ def test_a_full_disk_is_said_and_harms_nothing(generations_dir, corpus):
   )
   done = subprocess.run(
     [sys.executable, "-c", program, generations_dir, corpus.directory],
-    cwd=Path(__file__).parents[2],
+    cwd=Path(__file__).parents[3],
     capture_output=True,
     text=True,
     timeout=60,
   )
   assert done.returncode == 7, done.stderr
-  assert "no room for generation 500" in done.stderr
+  assert "00000500 was not written: free some space" in done.stderr
   assert _sound(generations_dir) == [0]
   assert not list(generations_dir.glob(".tmp-*"))
 

@@ -1,0 +1,144 @@
+"""The contents of `corpus.json`, which describes one version of a corpus."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import NotRequired, TypedDict, cast
+
+from etils import epath
+
+from realm_jax.corpus.shards import format as shard_format
+from realm_jax.files.json_file import JsonValue, write_json
+
+
+class FileRecord(TypedDict):
+  """Size and checksum of a file."""
+
+  bytes: int
+  sha256: str
+
+
+class Counts(TypedDict):
+  """Sizes of a shard or a corpus."""
+
+  num_blocks: int
+  num_documents: int
+  num_tokens: int
+
+
+class RemovedRecord(FileRecord, Counts):
+  """The file that lists a shard's removed blocks, and how many they are."""
+
+  path: str
+
+
+class ShardRecord(Counts):
+  """A shard: its folder and its files by name."""
+
+  name: str
+  files: dict[str, FileRecord]
+  removed: NotRequired[RemovedRecord]
+
+
+class VocabularyRecord(TypedDict):
+  """The vocabulary that a corpus was built with."""
+
+  sha256: str
+  size: int
+  special_ids: dict[str, int]
+
+
+class Manifest(Counts):
+  """One version of a corpus.
+
+  `drop_titles` has the patterns of titles that were left out; manifests of
+  earlier programs do not record it.
+  """
+
+  format_version: int
+  corpus_version: int
+  block_length: int
+  vocabulary: VocabularyRecord
+  summary: Mapping[str, JsonValue]
+  drop_titles: NotRequired[list[str]]
+  shards: list[ShardRecord]
+  fingerprint: str
+
+
+def make_manifest(
+  *,
+  version: int,
+  block_length: int,
+  vocabulary: VocabularyRecord,
+  shards: list[ShardRecord],
+  summary: Mapping[str, JsonValue],
+  drop_titles: Sequence[str],
+) -> Manifest:
+  """Makes the manifest of a version, with its totals and fingerprint."""
+  removed = [shard["removed"] for shard in shards if "removed" in shard]
+  manifest = Manifest(
+    format_version=shard_format.FORMAT_WITH_REMOVED
+    if removed
+    else shard_format.FORMAT_VERSION,
+    corpus_version=version,
+    block_length=block_length,
+    vocabulary=vocabulary,
+    num_blocks=sum(s["num_blocks"] for s in shards)
+    - sum(r["num_blocks"] for r in removed),
+    num_documents=sum(s["num_documents"] for s in shards)
+    - sum(r["num_documents"] for r in removed),
+    num_tokens=sum(s["num_tokens"] for s in shards)
+    - sum(r["num_tokens"] for r in removed),
+    summary=summary,
+    drop_titles=list(drop_titles),
+    shards=shards,
+    fingerprint="",
+  )
+  manifest["fingerprint"] = _fingerprint(manifest)
+  return manifest
+
+
+def write_manifest(path: epath.PathLike, manifest: Manifest) -> None:
+  """Replaces a manifest's file, which appears complete or not at all."""
+  write_json(path, cast(Mapping[str, JsonValue], manifest))
+
+
+def _fingerprint(manifest: Manifest) -> str:
+  """Hashes all that a reader of the corpus sees, texts and arrays alike.
+
+  The version is left out: the same documents, built with the same settings,
+  have the same fingerprint whatever the number.
+  """
+  files: list[dict[str, FileRecord | str]] = []
+  for shard in manifest["shards"]:
+    entry: dict[str, FileRecord | str] = {**shard["files"]}
+    if "removed" in shard:
+      entry["removed"] = shard["removed"]["sha256"]
+    files.append(entry)
+  identity = {
+    "format_version": manifest["format_version"],
+    "block_length": manifest["block_length"],
+    "vocabulary": manifest["vocabulary"]["sha256"],
+    "files": files,
+  }
+  return hashlib.sha256(
+    json.dumps(identity, sort_keys=True).encode()
+  ).hexdigest()
+
+
+def files_of(manifest: Manifest) -> dict[str, FileRecord]:
+  """Returns the record of every file of arrays, by its path."""
+  files: dict[str, FileRecord] = {}
+  for shard in manifest["shards"]:
+    for name, record in shard["files"].items():
+      files[f"{shard['name']}/{name}"] = record
+    if "removed" in shard:
+      files[shard["removed"]["path"]] = shard["removed"]
+  return files
+
+
+def paths_of(manifest: Manifest) -> set[str]:
+  """Returns the shards' folders and the files that list removed blocks."""
+  shards = manifest["shards"]
+  removed = {s["removed"]["path"] for s in shards if "removed" in s}
+  return {shard["name"] for shard in shards} | removed

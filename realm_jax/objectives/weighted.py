@@ -1,0 +1,53 @@
+"""Losses and metrics as weighted sums, which micro-batches can add.
+
+The sum of the `WeightedLoss`es of a batch's parts is that of the whole batch,
+and so is its gradient: `jax.tree.map(jnp.add, one, other)`.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from realm_jax.models.arrays import AnyArray
+
+
+class Average(NamedTuple):
+  """A weighted mean, kept as a weighted sum and the sum of the weights."""
+
+  total: Float[Array, ""]
+  weight: Float[Array, ""]
+
+  @classmethod
+  def of(
+    cls,
+    values: Float[AnyArray, "*s"] | Bool[AnyArray, "*s"],
+    weights: Float[AnyArray, "*s"] | Bool[AnyArray, "*s"] | None = None,
+  ) -> "Average":
+    """Returns the mean of values, each of weight 1 unless weights are given."""
+    if weights is None:
+      weights = jnp.ones(values.shape)
+    weights = weights.astype(jnp.float32)
+    return cls(jnp.sum(values * weights), jnp.sum(weights))
+
+  @property
+  def mean(self) -> Float[Array, ""]:
+    """The mean; 0 where nothing has weight. Weights count, so they reach 1."""
+    return self.total / jnp.maximum(self.weight, 1.0)
+
+
+class WeightedLoss(NamedTuple):
+  """A loss and its metrics.
+
+  Attributes:
+    loss: Loss to minimize, whose mean is differentiated.
+    metrics: Other metrics by name, each with its own weights.
+  """
+
+  loss: Average
+  metrics: dict[str, Average]
+
+  def means(self) -> dict[str, Float[Array, ""]]:
+    """Returns the mean of each metric, and of the loss as `loss`."""
+    averages = {"loss": self.loss, **self.metrics}
+    return {name: average.mean for name, average in averages.items()}

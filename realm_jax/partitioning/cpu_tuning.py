@@ -1,0 +1,64 @@
+"""Tuning of processes whose devices are CPUs, and of no others.
+
+There XLA takes a step's temporaries, gigabytes in one piece, from malloc. As
+glibc comes, it gives them back to the system after each step and gets them
+anew, page by page, for the next one, which took a quarter of a step. Tuned,
+malloc keeps freed memory. That has a price: memory never shrinks by itself,
+and all threads, tf.data's too, share one arena and its lock.
+
+On GPUs and TPUs temporaries lie on the devices, so a process that has such
+devices is left as it is.
+"""
+
+import ctypes
+
+import jax
+from jax.sharding import Mesh
+
+# Of <malloc.h>.
+_M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
+_NEVER = 2**31 - 1
+
+
+def _c_library() -> ctypes.CDLL | None:
+  """Returns the GNU C library, or None where there is another."""
+  library = ctypes.CDLL(None)
+  has_both = hasattr(library, "mallopt") and hasattr(library, "malloc_trim")
+  return library if has_both else None
+
+
+def disable_async_dispatch() -> None:
+  """Has a program on CPUs finish, and free its memory, before its call returns.
+
+  Two steps in flight take as long as one after the other, as both want every
+  core, but need twice the memory. jax's option concerns CPU devices alone. It
+  is read when jax looks for devices: call this before.
+  """
+  jax.config.update("jax_cpu_enable_async_dispatch", False)
+
+
+def keep_freed_memory() -> None:
+  """Keeps freed memory in this process if its devices are CPUs.
+
+  Has jax look for its devices, so call `disable_async_dispatch` and
+  `jax.distributed.initialize` before.
+  """
+  library = _c_library()
+  if jax.default_backend() != "cpu" or library is None:
+    return
+  library.mallopt(_M_MMAP_MAX, 0)
+  library.mallopt(_M_TRIM_THRESHOLD, _NEVER)
+  library.mallopt(_M_ARENA_MAX, 1)
+
+
+def return_freed_memory() -> None:
+  """Gives the memory that compilations have used back to the system, once."""
+  if jax.default_backend() == "cpu" and (library := _c_library()):
+    library.malloc_trim(0)
+
+
+def compiler_options(mesh: Mesh) -> dict[str, bool | str]:
+  """Returns a step's: on CPUs the order of operations of least memory."""
+  if mesh.devices.flat[0].platform != "cpu":
+    return {}
+  return {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}

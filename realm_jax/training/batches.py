@@ -1,0 +1,121 @@
+"""The batches that the steps of the stages read: typed pytrees.
+
+What an encoder reads is `TokenRows` while a batch is assembled on the host.
+The packer lays it out as `Sequences`: rows that each hold one sequence (padded)
+or several (packed). A step only ever sees `Sequences`. All arrays have the
+global batch, or the sequences of the global batch, in front.
+"""
+
+from typing import NamedTuple
+
+from jaxtyping import Bool, Float, Int
+
+from realm_jax.models.arrays import AnyArray
+from realm_jax.models.packing import TokenRows
+from realm_jax.models.sequences import Sequences
+
+EncoderInput = Sequences | TokenRows
+
+
+class MaskTargets(NamedTuple):
+  """The masked tokens that are scored.
+
+  Attributes:
+    positions: Positions of the masks in the query.
+    token_ids: Tokens that the masks hide.
+    weights: 1 for a mask, 0 for padding.
+  """
+
+  positions: Int[AnyArray, "b m"]
+  token_ids: Int[AnyArray, "b m"]
+  weights: Float[AnyArray, "b m"]
+
+
+class InverseClozeBatch(NamedTuple):
+  """Sentences and the blocks that they come from.
+
+  Attributes:
+    queries: The b sentences.
+    blocks: The b blocks, in the same order.
+    removed: Whether the sentence was removed from its block.
+  """
+
+  queries: EncoderInput
+  blocks: EncoderInput
+  removed: Bool[AnyArray, " b"]
+
+
+class ReadingBatch(NamedTuple):
+  """Masked sentences, each joined with its own block.
+
+  Attributes:
+    joint: The b joint inputs of the reader.
+    masks: The masked tokens.
+  """
+
+  joint: EncoderInput
+  masks: MaskTargets
+
+
+class PretrainingBatch(NamedTuple):
+  """Masked sentences with the null block and the retrieved blocks.
+
+  Attributes:
+    queries: The b masked sentences.
+    blocks: The distinct candidates of each group of rows (a group is the part
+      of one device of the data axis), padded with empty sequences to b · k.
+    block_index: Number of each candidate among the blocks of its group.
+    joint: The b · k joint inputs of the reader, ordered by query.
+    masks: The masked tokens.
+  """
+
+  queries: EncoderInput
+  blocks: EncoderInput
+  block_index: Int[AnyArray, "b k"]
+  joint: EncoderInput
+  masks: MaskTargets
+
+
+class StoredVectors(NamedTuple):
+  """What a trainable query tower is scored against in open QA.
+
+  Attributes:
+    queries: The b questions.
+    vectors: Vectors of the n retrieved blocks, as the generation stores them.
+  """
+
+  queries: EncoderInput
+  vectors: Float[AnyArray, "b n d"]
+
+
+class IndexScores(NamedTuple):
+  """Scores of an index that has no vectors, such as BM25.
+
+  Attributes:
+    scores: Scores of the n retrieved blocks.
+  """
+
+  scores: Float[AnyArray, "b n"]
+
+
+class OpenQaBatch(NamedTuple):
+  """Questions, the retrieved blocks, and where the answers stand in them.
+
+  Attributes:
+    retrieved: What the retriever's scores of the n blocks are computed from.
+    joint: The b · k joint inputs of the reader, ordered by question.
+    body_start: Position of the block's body in each joint input.
+    body_length: Number of body tokens in each joint input.
+    has_answer: Whether each of the n blocks contains an answer.
+    is_answer: Whether the span of a start and a width is an answer.
+  """
+
+  retrieved: StoredVectors | IndexScores
+  joint: EncoderInput
+  body_start: Int[AnyArray, "b k"]
+  body_length: Int[AnyArray, "b k"]
+  has_answer: Bool[AnyArray, "b n"]
+  is_answer: Bool[AnyArray, "b k l w"]
+
+
+StepBatch = InverseClozeBatch | ReadingBatch | PretrainingBatch | OpenQaBatch

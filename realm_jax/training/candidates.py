@@ -1,0 +1,279 @@
+"""The stream of a run's batches with their candidates, one step ahead."""
+
+import dataclasses
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Protocol, runtime_checkable
+
+import jax
+from absl import logging
+
+from realm_jax.corpus.store import Corpus
+from realm_jax.generations.follow.loading import Generation
+from realm_jax.indexes.protocol import IndexCrashedError, SearchResult
+from realm_jax.inputs.batches import Batch
+from realm_jax.models.parameters import Params
+from realm_jax.models.retriever import query_tower_parameters
+from realm_jax.retrieval.pipeline import (
+  Assemble,
+  Prepared,
+  RetrievalPipeline,
+)
+from realm_jax.training.batches import StepBatch
+from realm_jax.training.decisions import Decisions
+from realm_jax.training.loop_state import LoopState, RetrievedIds
+from realm_jax.training.packing.packer import Packer
+from realm_jax.training.refresh.schedule import GenerationSchedule
+from realm_jax.training.stages.model_inputs import ModelInputs
+from realm_jax.training.stages.protocol import Stage
+
+
+@runtime_checkable
+class CandidateStream(Protocol):
+  """Batches with their candidates, in the order of the steps.
+
+  Attributes:
+    swaps: Number of generations that were swapped in.
+  """
+
+  @property
+  def swaps(self) -> int: ...
+
+  def prefetch(self, step: int, params: Params) -> None:
+    """Starts to prepare the batch of a step.
+
+    Args:
+      step: Step after the one that was prefetched last.
+      params: Current parameters by component; they are read before this
+        returns from the dispatch, and may be donated afterwards.
+
+    Raises:
+      RETRIEVAL_UNAVAILABLE: There is nothing to search, for one of the reasons
+        in that tuple; the stream has not moved on.
+    """
+    ...
+
+  def take(self, step: int) -> Prepared[StepBatch]:
+    """Waits for the batch of a step that was prefetched.
+
+    Raises:
+      IndexCrashedError: Its index has crashed, and nothing replaces it.
+    """
+    ...
+
+  def state(self, step: int) -> LoopState:
+    """Returns the state with which a resumed stream begins at a step.
+
+    Args:
+      step: Step that was taken or prefetched last, or the end of the run.
+    """
+    ...
+
+
+@dataclasses.dataclass
+class _InFlight:
+  """A batch that is being prepared.
+
+  Attributes:
+    examples: Examples of the task.
+    position: Position in the data of the first of them.
+    generation: Generation that is searched, if one is.
+    vectors: Vectors of the queries, on the devices, if the index needs them.
+    pending: Batch to wait for.
+  """
+
+  examples: Batch
+  position: int
+  generation: Generation | None
+  vectors: jax.Array | None
+  pending: Future[Prepared[StepBatch]]
+
+
+class HostCandidateStream:
+  """Candidates that the host reads, searches, gathers and packs.
+
+  Args:
+    examples: Batches of the task, from the resumed position on.
+    stage: Stage of the run.
+    inputs: Maker of the encoder inputs.
+    packer: Packer of the batches.
+    pipeline: Retrieval pipeline.
+    schedule: Schedule of generations, for a stage that needs an index.
+    decisions: Decisions that all processes take alike.
+    corpus: Corpus version that the run reads.
+    num_searched: Number of blocks to retrieve for each query.
+    block_length: Padded length of a block.
+    resumed: State to begin with.
+  """
+
+  def __init__(
+    self,
+    examples: Iterator[Batch],
+    *,
+    stage: Stage,
+    inputs: ModelInputs,
+    packer: Packer,
+    pipeline: RetrievalPipeline[StepBatch],
+    schedule: GenerationSchedule | None,
+    decisions: Decisions,
+    corpus: Corpus,
+    num_searched: int,
+    block_length: int,
+    resumed: LoopState,
+  ):
+    self._examples = examples
+    self._stage = stage
+    self._inputs = inputs
+    self._packer = packer
+    self._pipeline = pipeline
+    self._schedule = schedule
+    self._decisions = decisions
+    self._corpus = corpus
+    self._num_searched = num_searched
+    self._block_length = block_length
+    self._resumed: LoopState | None = resumed
+    self._position = resumed.position
+    # The step that was taken last and the one that was prefetched.
+    self._in_flight: dict[int, _InFlight] = {}
+
+  @property
+  def swaps(self) -> int:
+    return self._schedule.swaps if self._schedule else 0
+
+  def prefetch(self, step: int, params: Params) -> None:
+    resumed, generation = self._resumed, None
+    if self._schedule is not None:
+      if resumed is not None:
+        generation = self._schedule.start(step, resumed.generation)
+      else:
+        generation = self._schedule.at(step)
+    self._resumed = None
+    examples = next(self._examples)
+    position, self._position = self._position, examples.next_position
+    retrieved = _still_valid(resumed, generation)
+    vectors = None
+    if generation is not None and retrieved is None:
+      vectors = self._embed(examples, generation, params)
+    self._in_flight[step] = _InFlight(
+      examples=examples,
+      position=position,
+      generation=generation,
+      vectors=vectors,
+      pending=self._prepare(step, examples, generation, vectors, retrieved),
+    )
+
+  def _embed(
+    self, examples: Batch, generation: Generation, params: Params | None
+  ) -> jax.Array | None:
+    """Dispatches the embedding of the queries, for an index that needs it."""
+    if not generation.index.needs_vectors:
+      return None
+    query_params = generation.query_params
+    if self._stage.current_queries and params is not None:
+      retriever = self._inputs.models.retriever
+      query_params = query_tower_parameters(retriever, params["retriever"])
+    return self._pipeline.embed(examples.arrays["query"], query_params)
+
+  def _prepare(
+    self,
+    step: int,
+    examples: Batch,
+    generation: Generation | None,
+    vectors: jax.Array | None,
+    retrieved: SearchResult | None = None,
+  ) -> Future[Prepared[StepBatch]]:
+    assemble = self._assembler(step, examples, generation)
+    if generation is None:
+      return self._pipeline.without_search(assemble)
+    if retrieved is not None:
+      return self._pipeline.reuse(retrieved, assemble)
+    return self._pipeline.search(
+      examples.arrays["query"],
+      vectors,
+      index=generation.index,
+      num_blocks=self._num_searched,
+      assemble=assemble,
+    )
+
+  def _assembler(
+    self, step: int, examples: Batch, generation: Generation | None
+  ) -> Assemble[StepBatch]:
+    """Returns the function that makes a step's batch of what was retrieved."""
+
+    def assemble(
+      retrieved: SearchResult,
+    ) -> tuple[StepBatch, dict[str, float]]:
+      batch, metrics = self._stage.assemble(
+        examples,
+        retrieved,
+        inputs=self._inputs,
+        corpus=self._corpus if generation is None else generation.corpus,
+        generation=generation,
+        block_length=self._block_length,
+      )
+      plans = self._packer.plan(batch)
+      bucket = self._decisions.shape_bucket(
+        step, self._packer.smallest_bucket(plans)
+      )
+      if generation is not None:
+        metrics["staleness_steps"] = step - generation.oldest_step
+        metrics["generation"] = generation.step
+        metrics["corpus_version"] = generation.corpus.version
+      return self._packer.lay_out(batch, plans, bucket=bucket), metrics
+
+    return assemble
+
+  def take(self, step: int) -> Prepared[StepBatch]:
+    self._in_flight.pop(step - 1, None)
+    return self._await(step)
+
+  def _await(self, step: int) -> Prepared[StepBatch]:
+    """Waits for a batch, and falls back where its index has crashed."""
+    entry = self._in_flight[step]
+    while True:
+      error = entry.pending.exception()
+      crashed = isinstance(error, IndexCrashedError)
+      if not self._decisions.index_crashed(step, crashed):
+        return entry.pending.result()
+      if self._schedule is None or not isinstance(error, IndexCrashedError):
+        return entry.pending.result()
+      entry.generation = self._schedule.after_crash(error)
+      if not (self._stage.current_queries and entry.vectors is not None):
+        entry.vectors = self._embed(entry.examples, entry.generation, None)
+      entry.pending = self._prepare(
+        step, entry.examples, entry.generation, entry.vectors
+      )
+
+  def state(self, step: int) -> LoopState:
+    entry = self._in_flight.get(step)
+    if entry is None:
+      current = self._schedule.current if self._schedule else None
+      return LoopState(
+        self._position, None if current is None else current.step
+      )
+    if entry.generation is None:
+      return LoopState(entry.position)
+    retrieved = None
+    try:
+      prepared = self._await(step)
+      retrieved = RetrievedIds.of(prepared.retrieved, entry.generation.corpus)
+    except IndexCrashedError as error:
+      logging.warning("a resumed run will search step %d: %s", step, error)
+    return LoopState(entry.position, entry.generation.step, retrieved)
+
+
+def _still_valid(
+  resumed: LoopState | None, generation: Generation | None
+) -> SearchResult | None:
+  """Returns what a checkpoint has retrieved, if it is of this generation."""
+  if resumed is None or resumed.retrieved is None or generation is None:
+    return None
+  if resumed.generation != generation.step:
+    return None
+  retrieved = resumed.retrieved.in_rows(generation.corpus)
+  if retrieved is None:
+    logging.warning(
+      "generation %d was rebuilt with other blocks: searching it again",
+      generation.step,
+    )
+  return retrieved

@@ -1,0 +1,177 @@
+"""What a training run is: frozen dataclasses, whose fields gin binds."""
+
+import dataclasses
+
+from absl import logging
+from etils import epath
+
+from realm_jax.inputs.config import DataConfig
+from realm_jax.models.reader import Reader
+from realm_jax.models.retriever import Retriever
+from realm_jax.training.optimizer import OptimizerConfig
+from realm_jax.training.stages.protocol import Stage
+
+ON_STALE = ("warn", "fail")
+ON_CRASH = ("exact", "last", "fail")
+
+
+def require_at_least(least: int, config: object, *names: str) -> None:
+  """Checks integer fields of a configuration.
+
+  Raises:
+    ValueError: A field is less than `least`.
+  """
+  for name in names:
+    if (value := getattr(config, name)) < least:
+      raise ValueError(
+        f"{name}={value}; want {least} or more: change {name.upper()}"
+      )
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointConfig:
+  """When a run saves checkpoints, and where its first parameters come from.
+
+  Attributes:
+    save_every_steps: Distance of checkpoints, and so of generations, in steps.
+    keep: Number of the latest checkpoints that are kept; step 0 always is.
+    initial_checkpoint: MODEL_DIR of the stage before, or one of its
+      checkpoints.
+    initial_reader: Another one to take the reader from.
+  """
+
+  save_every_steps: int = 500
+  keep: int = 3
+  initial_checkpoint: epath.PathLike | None = None
+  initial_reader: epath.PathLike | None = None
+
+  def __post_init__(self) -> None:
+    require_at_least(1, self, "save_every_steps", "keep")
+
+  @property
+  def sources(self) -> dict[str, epath.PathLike | None]:
+    """The checkpoint that each component starts from, if any."""
+    return {
+      "retriever": self.initial_checkpoint,
+      "reader": self.initial_reader or self.initial_checkpoint,
+    }
+
+  @property
+  def required(self) -> tuple[str, ...]:
+    """The components that their source must have."""
+    return () if self.initial_reader is None else ("reader",)
+
+
+@dataclasses.dataclass(frozen=True)
+class RefreshConfig:
+  """How a run follows the index builder.
+
+  Attributes:
+    refresh: Whether later generations are swapped in at all; open QA stays
+      with its first.
+    wait: Whether the generation of checkpoint c is used from exactly step
+      c + lag_steps, for which the trainer waits, so that a run is
+      deterministic. Otherwise the newest loaded generation is used.
+    lag_steps: Steps between a checkpoint and the use of its generation; with
+      `wait` only.
+    max_staleness_steps: Age of the oldest vector that may be searched, in
+      steps; None sets no limit.
+    on_stale: What to do beyond that limit, `warn` or `fail`.
+    on_crash: What to search when the process of the index has crashed: the
+      same generation by `exact` search, the `last` generation before, or
+      nothing (`fail`).
+    timeout_seconds: Seconds to wait for a generation before giving up.
+  """
+
+  refresh: bool = True
+  wait: bool = False
+  lag_steps: int = 100
+  max_staleness_steps: int | None = None
+  on_stale: str = "warn"
+  on_crash: str = "exact"
+  timeout_seconds: float = 24 * 3600.0
+
+  def __post_init__(self) -> None:
+    if self.lag_steps < 1:
+      raise ValueError(
+        f"lag_steps={self.lag_steps}: a generation cannot be used before the "
+        "step after its checkpoint; want 1 or more"
+      )
+    if self.on_stale not in ON_STALE:
+      raise ValueError(f"on_stale={self.on_stale!r}; want one of {ON_STALE}")
+    if self.on_crash not in ON_CRASH:
+      raise ValueError(f"on_crash={self.on_crash!r}; want one of {ON_CRASH}")
+
+  @property
+  def follow(self) -> str:
+    """What the watcher loads before it is asked for."""
+    if not self.refresh:
+      return "none"
+    return "next" if self.wait else "newest"
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+  """One training run of one stage.
+
+  Attributes:
+    model_dir: Directory of the run's checkpoints, generations and metrics.
+    data: Task, corpus, batch and lengths. Examples come from the corpus
+      version that the run began with.
+    stage: Stage that is trained.
+    retriever: Towers; they take the vocabulary of the corpus.
+    optimizer: BERT's Adam.
+    num_steps: Steps of the whole run; the learning rate ends at zero there.
+    reader: Reader, for the stages that have one.
+    checkpoints: Checkpoints of the run, and those that it starts from.
+    refresh: How the index builder is followed.
+    model_parallelism: Number of devices that share one copy of the parameters.
+    pack: Whether short sequences share rows. Otherwise all are padded to the
+      greatest length, and the step computes on the padding, too.
+  """
+
+  model_dir: epath.PathLike
+  data: DataConfig
+  stage: Stage
+  retriever: Retriever
+  optimizer: OptimizerConfig
+  num_steps: int
+  reader: Reader | None = None
+  checkpoints: CheckpointConfig = CheckpointConfig()
+  refresh: RefreshConfig = RefreshConfig()
+  model_parallelism: int = 1
+  pack: bool = True
+
+  def __post_init__(self) -> None:
+    require_at_least(0, self, "num_steps")
+    require_at_least(1, self, "model_parallelism")
+    if self.waits:
+      self._require_lag_fits()
+
+  @property
+  def waits(self) -> bool:
+    """Whether each step's generation follows from the step alone."""
+    refresh = self.refresh
+    return self.stage.needs_index and refresh.refresh and refresh.wait
+
+  def _require_lag_fits(self) -> None:
+    """Checks the lag of a waiting run against its checkpoints and its length.
+
+    Raises:
+      ValueError: A checkpoint would be removed before its generation is due.
+    """
+    lag, kept = self.refresh.lag_steps, self.checkpoints
+    if lag > kept.keep * kept.save_every_steps:
+      raise ValueError(
+        f"lag_steps={lag} exceeds the {kept.keep} checkpoints, "
+        f"{kept.save_every_steps} steps apart, that are kept: a checkpoint "
+        "would be removed before its generation is due; lower LAG_STEPS or "
+        "raise SAVE_EVERY_STEPS"
+      )
+    if lag >= self.num_steps:
+      logging.warning(
+        "only the first generation will be used: the others are due "
+        "lag_steps=%d after their checkpoints, in a run of %d steps",
+        lag,
+        self.num_steps,
+      )

@@ -1,0 +1,168 @@
+"""What a checkpoint holds beside parameters, so that a run continues exactly.
+
+It is the item `loop` of a checkpoint: a flat dictionary of arrays.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Float32, Int64
+
+from realm_jax.checkpoints.manager import CheckpointError, CheckpointStore
+from realm_jax.checkpoints.vocabulary import VOCABULARY, vocabulary_digest
+from realm_jax.corpus.store import NULL_ROW, Corpus
+from realm_jax.indexes.protocol import SearchResult
+from realm_jax.partitioning import rules
+
+_NO_GENERATION = -1
+_CORPUS_VERSION, _CORPUS_FINGERPRINT = "corpus_version", "corpus_fingerprint"
+# The settings that a checkpoint records, and the bindings that set them.
+_BINDINGS = {
+  "seed": "SEED",
+  "batch_size": "BATCH_SIZE",
+  "num_searched": "NUM_CANDIDATES or NUM_SEARCHED",
+  "save_every_steps": "SAVE_EVERY_STEPS and WAIT_FOR_GENERATIONS",
+  "lag_steps": "LAG_STEPS and WAIT_FOR_GENERATIONS",
+}
+
+# The item `loop`, as it is saved and restored.
+LoopItem = dict[str, np.ndarray | np.integer | jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class RunIdentity:
+  """What a run must share with the checkpoint that it continues from.
+
+  Attributes:
+    seed: Seed of data order, masks and dropout.
+    batch_size: Size of the global batch.
+    num_searched: Number of blocks retrieved for a query; 0 without an index.
+    save_every_steps: Distance of checkpoints in a run that waits for
+      generations; 0 in one that does not.
+    lag_steps: Lag of generations in a run that waits for them; otherwise 0.
+    vocabulary: SHA-256 of the corpus's vocabulary, in hexadecimal.
+    corpus_version: Corpus version that the run began with, whose blocks are
+      its examples until it ends.
+    corpus_fingerprint: Fingerprint of that version.
+  """
+
+  seed: int
+  batch_size: int
+  num_searched: int
+  save_every_steps: int
+  lag_steps: int
+  vocabulary: str
+  corpus_version: int
+  corpus_fingerprint: str
+
+  def to_item(self) -> LoopItem:
+    """Returns the identity as arrays."""
+    return {
+      **{name: np.int64(getattr(self, name)) for name in _BINDINGS},
+      VOCABULARY: vocabulary_digest(self.vocabulary),
+      _CORPUS_VERSION: np.int64(self.corpus_version),
+      _CORPUS_FINGERPRINT: vocabulary_digest(self.corpus_fingerprint),
+    }
+
+  def require_same(self, item: LoopItem, checkpoint: str) -> None:
+    """Checks what a checkpoint records against this run.
+
+    Raises:
+      CheckpointError: The checkpoint was made with other settings.
+    """
+    for name, binding in _BINDINGS.items():
+      recorded, wanted = int(item[name]), getattr(self, name)
+      if recorded != wanted:
+        raise CheckpointError(
+          f"{checkpoint} was trained with {name}={recorded}, not {wanted}, "
+          f"and cannot be continued exactly: give {binding} as before, or "
+          "another MODEL_DIR"
+        )
+
+
+def recorded_corpus(store: CheckpointStore, step: int) -> tuple[int, str]:
+  """Returns the corpus version that a run began with, and its fingerprint.
+
+  Raises:
+    CheckpointError: The checkpoint does not record it, or cannot be read.
+  """
+  item = store.restore(step, items=("loop",))["loop"]
+  if _CORPUS_VERSION not in item:
+    raise CheckpointError(
+      f"{store.directory}/{step} does not record the corpus version that its "
+      "run began with, so that it cannot be continued exactly; give it as "
+      "INITIAL_CHECKPOINT, and this run another MODEL_DIR"
+    )
+  fingerprint = np.asarray(item[_CORPUS_FINGERPRINT], np.uint8).tobytes()
+  return int(item[_CORPUS_VERSION]), fingerprint.hex()
+
+
+class RetrievedIds(NamedTuple):
+  """Retrieved blocks by their ids, which survive updates of the corpus."""
+
+  ids: Int64[np.ndarray, "b k"]
+  scores: Float32[np.ndarray, "b k"]
+
+  @classmethod
+  def of(cls, retrieved: SearchResult, corpus: Corpus) -> "RetrievedIds":
+    """Returns the ids of retrieved rows of a corpus version."""
+    return cls(corpus.block_ids[retrieved.rows], retrieved.scores)
+
+  def in_rows(self, corpus: Corpus) -> SearchResult | None:
+    """Returns the rows in a corpus version; None if one is not there."""
+    rows = corpus.rows_of(self.ids)
+    if (rows == NULL_ROW).any():
+      return None
+    return SearchResult(rows=rows, scores=self.scores)
+
+
+class LoopState(NamedTuple):
+  """State of the loop between two steps.
+
+  Attributes:
+    position: Position in the data of the next step's first example.
+    generation: Step of the generation in use; None without an index.
+    retrieved: Blocks that were retrieved for the next step's queries of this
+      process; None if they have to be searched.
+  """
+
+  position: int
+  generation: int | None = None
+  retrieved: RetrievedIds | None = None
+
+  def to_item(self, mesh: Mesh) -> LoopItem:
+    """Returns the state as arrays, those of the global batch on the devices."""
+    generation = self.generation
+    item: LoopItem = {
+      "position": np.int64(self.position),
+      "generation": np.int64(
+        _NO_GENERATION if generation is None else generation
+      ),
+    }
+    if self.retrieved is None or not self.retrieved.ids.size:
+      return item
+    # Each process has its own rows. Devices have no 64-bit integers.
+    ids = np.ascontiguousarray(self.retrieved.ids)
+    words = ids.view(np.int32).reshape(*ids.shape, 2)
+    arrays = {"ids": words, "scores": self.retrieved.scores}
+    return item | rules.to_devices(arrays, mesh)
+
+  @classmethod
+  def from_item(cls, item: LoopItem, mesh: Mesh) -> "LoopState":
+    """Returns the state that arrays hold, with this process's rows."""
+    retrieved = None
+    if "ids" in item:
+      words = rules.own_rows(np.asarray(item["ids"]), mesh)
+      retrieved = RetrievedIds(
+        ids=np.ascontiguousarray(words).view(np.int64)[..., 0],
+        scores=rules.own_rows(np.asarray(item["scores"]), mesh),
+      )
+    generation = int(item["generation"])
+    return cls(
+      position=int(item["position"]),
+      generation=None if generation == _NO_GENERATION else generation,
+      retrieved=retrieved,
+    )

@@ -1,0 +1,171 @@
+"""Metrics of a run: metrics.jsonl, TensorBoard, the progress bar, and NaNs.
+
+Metrics are fetched two steps late, so that the host never waits for the step
+that the devices compute.
+"""
+
+import collections
+import json
+import math
+import sys
+import time
+from collections.abc import Mapping
+from typing import IO, NamedTuple, NoReturn
+
+import jax
+from absl import logging
+from clu import metric_writers
+from etils import epath
+from tqdm import tqdm
+
+from realm_jax.training.collapse import CollapseMonitor
+
+_STEPS_LATE = 2
+_LOG_LINE_SECONDS = 30.0
+# The loss of a step says nothing about the parameters after it. A checkpoint
+# of parameters that are not finite would be useless.
+_FINITE = ("loss", "gradient_norm", "parameter_norm")
+_SHOWN = ("loss", "accuracy", "retrieval_utility", "recall", "span_accuracy")
+
+
+class NonFiniteLossError(ValueError):
+  """The loss, its gradient or the parameters are not finite."""
+
+
+class _Pending(NamedTuple):
+  """Metrics of a step that may still be computed."""
+
+  step: int
+  on_devices: Mapping[str, jax.Array]
+  on_host: Mapping[str, float]
+
+
+class MetricsLog:
+  """Writes the metrics of every step, in order, two steps late.
+
+  Args:
+    model_dir: Directory of metrics.jsonl and the TensorBoard events.
+    start_step: Number of steps that are done. Rows of later steps are removed:
+      they are from a run that was killed after its last checkpoint, and those
+      steps are repeated.
+    num_steps: Steps of the run, for the progress bar.
+    examples_per_step: Size of the global batch.
+    monitor: Monitor that warns when the retriever collapses.
+    is_writer: Whether this process writes; only one of a run does.
+  """
+
+  def __init__(
+    self,
+    model_dir: epath.PathLike,
+    *,
+    start_step: int,
+    num_steps: int,
+    examples_per_step: int,
+    monitor: CollapseMonitor | None = None,
+    is_writer: bool = True,
+  ):
+    self._pending: collections.deque[_Pending] = collections.deque()
+    self._examples_per_step = examples_per_step
+    self._monitor = monitor or CollapseMonitor()
+    self._step_began = time.perf_counter()
+    self._line_at = time.monotonic() + _LOG_LINE_SECONDS
+    self._file: IO[str] | None = None
+    self._writer: metric_writers.SummaryWriter | None = None
+    self._bar: tqdm[NoReturn] | None = None
+    if is_writer:
+      path = epath.Path(model_dir) / "metrics.jsonl"
+      # A run that is killed at this point must not lose its earlier rows.
+      kept = path.with_name(".metrics.jsonl.kept")
+      kept.write_text(_rows_until(path, start_step))
+      kept.replace(path)
+      self._file = path.open("a")
+      self._writer = metric_writers.SummaryWriter(str(model_dir))
+      if sys.stderr.isatty():
+        self._bar = tqdm(total=num_steps, initial=start_step, unit="step")
+    self._num_steps = num_steps
+    self.last: dict[str, float] = {}
+
+  def push(
+    self,
+    step: int,
+    on_devices: Mapping[str, jax.Array],
+    on_host: Mapping[str, float],
+  ) -> None:
+    """Takes the metrics after `step` steps, and writes those of an earlier one.
+
+    Raises:
+      NonFiniteLossError: The result of that earlier step is not finite.
+    """
+    now = time.perf_counter()
+    seconds, self._step_began = now - self._step_began, now
+    timing = {
+      "step_seconds": seconds,
+      "examples_per_second": self._examples_per_step / seconds,
+    }
+    self._pending.append(_Pending(step, on_devices, {**on_host, **timing}))
+    if len(self._pending) > _STEPS_LATE:
+      self._write_oldest()
+
+  def flush(self) -> None:
+    """Waits for the devices and writes everything.
+
+    Raises:
+      NonFiniteLossError: The result of a step is not finite.
+    """
+    while self._pending:
+      self._write_oldest()
+    if self._file is not None and self._writer is not None:
+      self._file.flush()
+      self._writer.flush()
+
+  def close(self) -> None:
+    """Closes the files; metrics that were not written are dropped."""
+    if self._file is not None and self._writer is not None:
+      self._file.close()
+      self._writer.close()
+    if self._bar is not None:
+      self._bar.close()
+
+  def _write_oldest(self) -> None:
+    step, on_devices, on_host = self._pending.popleft()
+    metrics = {name: float(x) for name, x in jax.device_get(on_devices).items()}
+    for name in _FINITE:
+      if not math.isfinite(metrics.get(name, 0.0)):
+        raise NonFiniteLossError(f"{name} is {metrics[name]} at step {step}")
+    metrics |= on_host
+    self.last = metrics
+    if warning := self._monitor.update(step, metrics):
+      logging.warning("step %d: %s", step, warning)
+    if self._file is not None and self._writer is not None:
+      self._file.write(json.dumps({"step": step, **metrics}) + "\n")
+      self._writer.write_scalars(step, metrics)
+      self._show(step, metrics)
+
+  def _show(self, step: int, metrics: Mapping[str, float]) -> None:
+    shown = {name: f"{metrics[name]:.3f}" for name in _SHOWN if name in metrics}
+    shown["examples/s"] = f"{metrics['examples_per_second']:.0f}"
+    if "staleness_steps" in metrics:
+      shown["staleness"] = f"{metrics['staleness_steps']:.0f}"
+    if self._bar is not None:
+      self._bar.update(step - self._bar.n)
+      self._bar.set_postfix(shown, refresh=False)
+    elif time.monotonic() >= self._line_at or step == self._num_steps:
+      self._line_at = time.monotonic() + _LOG_LINE_SECONDS
+      text = ", ".join(f"{name} {value}" for name, value in shown.items())
+      logging.info("step %d of %d: %s", step, self._num_steps, text)
+
+
+def _rows_until(path: epath.Path, step: int) -> str:
+  """Returns the complete rows of steps up to `step`."""
+  if not path.exists():
+    return ""
+  kept = []
+  for line in path.read_text().splitlines():
+    try:
+      row = json.loads(line)
+    except json.JSONDecodeError:
+      break
+    if row["step"] > step:
+      break
+    kept.append(line + "\n")
+  return "".join(kept)

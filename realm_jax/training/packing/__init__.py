@@ -1,0 +1,1 @@
+"""Token sequences laid out in rows, in a few shapes that are compiled."""

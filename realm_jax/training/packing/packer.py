@@ -1,0 +1,116 @@
+"""Lays out the token sequences of a batch in rows.
+
+Packed, several sequences share a row, so that a step computes on hardly any
+padding. Padded, each sequence has a row of its own.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from realm_jax.models.packing import (
+  PackingPlan,
+  TokenRows,
+  lay_out,
+  one_per_row,
+  plan_rows,
+)
+from realm_jax.models.sequences import PAD_ID
+from realm_jax.training.batches import StepBatch
+
+# The number of rows in each group, for each encoder input of a batch, in the
+# order of the batch's fields.
+ShapeBucket = tuple[int, ...]
+
+
+def is_token_rows(node: Any) -> bool:
+  """Whether a node of a batch is one encoder input."""
+  return isinstance(node, TokenRows)
+
+
+def encoder_inputs(batch: StepBatch) -> list[TokenRows]:
+  """Returns the encoder inputs of a batch, in the order of its fields."""
+  leaves = jax.tree.leaves(batch, is_leaf=is_token_rows)
+  return [leaf for leaf in leaves if is_token_rows(leaf)]
+
+
+class Packer:
+  """Lays out the batches of one stage.
+
+  Args:
+    buckets: Shape buckets from the smallest to one that holds any batch.
+    groups: Number of devices of this process on the data axis; each has rows
+      of its own.
+    pack: Whether sequences share rows.
+  """
+
+  def __init__(
+    self, buckets: Sequence[ShapeBucket], *, groups: int, pack: bool = True
+  ):
+    self.buckets = tuple(buckets)
+    self._groups = groups
+    self._pack = pack
+
+  def plan(self, batch: StepBatch) -> list[PackingPlan]:
+    """Plans the rows of each encoder input of a batch."""
+    return plan_batch(batch, groups=self._groups, pack=self._pack)
+
+  def smallest_bucket(self, plans: Sequence[PackingPlan]) -> int:
+    """Returns the number of the smallest bucket that holds planned rows."""
+    needed = bucket_of(plans)
+    return next(
+      number
+      for number, bucket in enumerate(self.buckets)
+      if all(rows >= least for rows, least in zip(bucket, needed, strict=True))
+    )
+
+  def lay_out(
+    self, batch: StepBatch, plans: Sequence[PackingPlan], *, bucket: int
+  ) -> StepBatch:
+    """Replaces the encoder inputs by rows in the shapes of a bucket."""
+    remaining = iter(zip(plans, self.buckets[bucket], strict=True))
+
+    def rows_of(node: Any) -> Any:
+      if not is_token_rows(node):
+        return node
+      plan, num_rows = next(remaining)
+      return lay_out(plan, node, num_rows=num_rows)
+
+    return jax.tree.map(rows_of, batch, is_leaf=is_token_rows)
+
+  def __call__(self, batch: StepBatch) -> StepBatch:
+    """Lays out a batch in the smallest bucket that holds it."""
+    plans = self.plan(batch)
+    return self.lay_out(batch, plans, bucket=self.smallest_bucket(plans))
+
+
+def plan_batch(
+  batch: StepBatch, *, groups: int, pack: bool
+) -> list[PackingPlan]:
+  """Plans the rows of each encoder input of a batch."""
+  plan = plan_rows if pack else one_per_row
+  return [
+    plan(
+      np.count_nonzero(rows.token_ids != PAD_ID, axis=1).reshape(groups, -1),
+      rows.token_ids.shape[1],
+    )
+    for rows in encoder_inputs(batch)
+  ]
+
+
+def bucket_of(plans: Sequence[PackingPlan]) -> ShapeBucket:
+  """Returns the smallest bucket that holds planned rows."""
+  return tuple(plan.num_rows for plan in plans)
+
+
+def largest_bucket(batch: StepBatch, *, groups: int) -> ShapeBucket:
+  """Returns the bucket that holds any batch: a row for each sequence."""
+  return tuple(len(rows.token_ids) // groups for rows in encoder_inputs(batch))
+
+
+def padded(batch: StepBatch, *, groups: int = 1) -> StepBatch:
+  """Lays out a batch with one sequence in each row."""
+  bucket = largest_bucket(batch, groups=groups)
+  return Packer([bucket], groups=groups, pack=False)(batch)

@@ -1,0 +1,118 @@
+"""Chooses the shape buckets: the row counts that a step is compiled for.
+
+They are chosen before the first step, so that each is compiled once: one that
+holds most batches, and one that holds any.
+"""
+
+import math
+from collections.abc import Callable
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Int
+
+from realm_jax.corpus.store import Corpus
+from realm_jax.models.sequences import Sequences
+from realm_jax.partitioning import rules
+from realm_jax.training.batches import StepBatch
+from realm_jax.training.packing.packer import (
+  ShapeBucket,
+  bucket_of,
+  encoder_inputs,
+  largest_bucket,
+  plan_batch,
+)
+
+# The rows that most batches need are estimated from this many random batches,
+_SAMPLES = 8
+# and increased by this factor: retrieved blocks may be longer than most.
+_MARGIN = 1.1
+# A smaller bucket must save this share of the tokens to be worth compiling.
+_MIN_SAVING = 0.15
+
+# From queries int32[b, q] and candidates int32[b, k, l] to a batch.
+MakeBatch = Callable[[np.ndarray, np.ndarray], StepBatch]
+
+
+def choose_shape_buckets(
+  make_batch: MakeBatch,
+  *,
+  query_shape: tuple[int, int],
+  candidates_shape: tuple[int, int, int],
+  groups: int,
+  corpus: Corpus,
+) -> list[ShapeBucket]:
+  """Chooses the bucket that most batches need, and the one that holds any.
+
+  They follow from the corpus and the shapes alone. A resumed run must have the
+  same buckets, or its sums would be rounded differently.
+
+  Args:
+    make_batch: Function that makes a batch from padded queries and candidates.
+    query_shape: Shape of the queries, [b, q].
+    candidates_shape: Shape of the candidates, [b, k, l].
+    groups: Number of devices of this process on the data axis.
+    corpus: Corpus whose sentences and blocks stand for queries and candidates.
+  """
+  rng = np.random.default_rng(0)
+  needed = []
+  for _ in range(_SAMPLES):
+    query = _random_queries(corpus, query_shape, rng)
+    *shape, block_length = candidates_shape
+    rows = rng.integers(corpus.num_blocks, size=shape)
+    batch = make_batch(query, corpus.gather(rows, block_length))
+    needed.append(bucket_of(plan_batch(batch, groups=groups, pack=True)))
+  largest = largest_bucket(batch, groups=groups)
+  usual = tuple(
+    min(math.ceil(max(rows) * _MARGIN), most)
+    for rows, most in zip(zip(*needed, strict=True), largest, strict=True)
+  )
+  lengths = [rows.token_ids.shape[1] for rows in encoder_inputs(batch)]
+  saving = 1 - np.dot(usual, lengths) / np.dot(largest, lengths)
+  return [usual, largest] if saving >= _MIN_SAVING else [largest]
+
+
+def _random_queries(
+  corpus: Corpus, shape: tuple[int, int], rng: np.random.Generator
+) -> Int[np.ndarray, "b q"]:
+  """Returns random sentences of the corpus as queries."""
+  num_queries, length = shape
+  words = corpus.vocabulary
+  queries = np.zeros(shape, np.int32)
+  rows = rng.integers(corpus.num_blocks, size=num_queries)
+  for query, row in zip(queries, rows.tolist(), strict=True):
+    sentences = corpus.sentences(row)
+    start, limit = (
+      sentences[rng.integers(len(sentences))] if len(sentences) else (0, 0)
+    )
+    tokens = corpus.body_token_ids(row)[start:limit][: length - 2]
+    query[: len(tokens) + 2] = [words.cls_id, *tokens, words.sep_id]
+  return queries
+
+
+def abstract_batch(batch: StepBatch, mesh: Mesh) -> StepBatch:
+  """Returns abstract arrays like those of a laid-out batch on the devices."""
+  sharding = rules.batch_sharding(mesh)
+
+  def abstract(leaf: np.ndarray) -> jax.ShapeDtypeStruct:
+    rows, *rest = leaf.shape
+    return jax.ShapeDtypeStruct(
+      (rows * jax.process_count(), *rest),
+      jax.dtypes.canonicalize_dtype(leaf.dtype),
+      sharding=sharding,
+    )
+
+  return jax.tree.map(abstract, batch)
+
+
+def shape_key(batch: StepBatch) -> ShapeBucket:
+  """Returns the rows of a batch's inputs, which a compiled step is known by."""
+
+  def is_sequences(node: object) -> bool:
+    return isinstance(node, Sequences)
+
+  nodes = jax.tree.leaves(batch, is_leaf=is_sequences)
+  return tuple(
+    len(node.token_ids) for node in nodes if isinstance(node, Sequences)
+  )

@@ -1,0 +1,1 @@
+"""Which generation a run searches, and when it swaps in another."""

@@ -1,0 +1,89 @@
+"""Which corpus version a run reads, and which it searches.
+
+Its examples come from the version that it began with, until it ends, so that
+their order stays the same. Each generation is searched in the version that it
+was built on. Block ids, not rows, identify blocks across versions.
+"""
+
+import contextlib
+
+from etils import epath
+from jax.sharding import Mesh
+
+from realm_jax.checkpoints.manager import CheckpointError, CheckpointStore
+from realm_jax.checkpoints.vocabulary import require_vocabulary
+from realm_jax.corpus.errors import CorpusError
+from realm_jax.corpus.store import Corpus
+from realm_jax.generations.follow.loading import Generation, load_generation
+from realm_jax.generations.store.manifest import GenerationError
+from realm_jax.indexes.protocol import IndexConfig
+from realm_jax.training.loop_state import recorded_corpus
+
+
+def corpus_of_run(
+  model_dir: epath.PathLike, corpus_dir: epath.PathLike
+) -> Corpus:
+  """Opens the version that a run began with, or the newest for a new run.
+
+  Raises:
+    CorpusError: There is no corpus, or the version was removed.
+    CheckpointError: The run is of another vocabulary, or its checkpoint cannot
+      be read.
+  """
+  newest = Corpus.open(corpus_dir)
+  with contextlib.closing(CheckpointStore(model_dir)) as store:
+    steps = store.steps()
+    if not steps or "loop" not in store.items(steps[-1]):
+      return newest
+    require_vocabulary(store, steps[-1], newest.vocab_sha256)
+    version, fingerprint = recorded_corpus(store, steps[-1])
+  try:
+    return newest.at(version, fingerprint)
+  except CorpusError as error:
+    raise CheckpointError(
+      f"{store.directory}/{steps[-1]} reads its examples from version "
+      f"{version} of the corpus, and cannot be continued exactly: {error}. "
+      "Restore that version, or give another MODEL_DIR and this one as "
+      "INITIAL_CHECKPOINT"
+    ) from error
+
+
+def load_for_run(
+  generations_dir: epath.PathLike,
+  step: int,
+  *,
+  corpus: Corpus,
+  num_searched: int,
+  mesh: Mesh,
+  index: IndexConfig | None = None,
+) -> Generation:
+  """Loads the generation of a step for a run.
+
+  Args:
+    generations_dir: Directory of the generations.
+    step: Checkpoint step of the generation.
+    corpus: Corpus of the run; the generation may be of another version.
+    num_searched: Number of blocks that the run retrieves for each query.
+    mesh: Mesh of the run.
+    index: Another index to search it with; None takes its own.
+
+  Raises:
+    GenerationError: It is missing, damaged, of another corpus, or too small.
+  """
+  generation = load_generation(
+    generations_dir,
+    step,
+    corpus=corpus,
+    mesh=mesh,
+    index=index,
+    low_priority=True,
+    separate_process=True,
+  )
+  if generation.num_blocks < num_searched:
+    raise GenerationError(
+      f"generation {step} has {generation.num_blocks} blocks since version "
+      f"{generation.corpus.version} of the corpus, and every query of this run "
+      f"searches for {num_searched}: add blocks, or start a run with fewer "
+      "(NUM_CANDIDATES or NUM_SEARCHED)"
+    )
+  return generation

@@ -1,0 +1,1 @@
+"""The stages of training: their candidates, their batches and their losses."""

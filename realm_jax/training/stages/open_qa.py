@@ -1,0 +1,203 @@
+"""Open QA: a question, the retrieved blocks, and the spans of the best few."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Float32, Int
+
+from realm_jax.corpus.store import Corpus
+from realm_jax.generations.follow.loading import Generation
+from realm_jax.indexes.protocol import SearchResult
+from realm_jax.inputs.batches import Batch
+from realm_jax.models.parameters import Params
+from realm_jax.text.answer_spans import TokenSpans, find_token_spans
+from realm_jax.text.answers import contains_characters
+from realm_jax.training import step
+from realm_jax.training.batches import IndexScores, OpenQaBatch, StoredVectors
+from realm_jax.training.stages.model_inputs import ModelInputs, Models
+from realm_jax.training.stages.protocol import Assembled, Lengths, init_both
+
+ANSWERS_IN_BLOCKS = ("characters", "tokens")
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenQa:
+  """Fine-tuning on questions, as in ORQA; there is no null block.
+
+  The retriever learns from `num_searched_blocks`, against the generation's
+  stored vectors, and the reader from the best `num_read`.
+
+  Attributes:
+    num_searched_blocks: Number of blocks that the retriever's loss is over, or
+      all blocks of a smaller corpus.
+    num_read: Number of the best blocks that the reader reads.
+    index_scores: Whether a block's score is the index's times a trainable
+      scale, for an index without vectors (BM25).
+    initial_scale: Initial value of that scale.
+    max_answer_width: Width of the widest answer, in tokens, as in the reader.
+    answers_in_blocks: How a block is found to contain an answer, for the
+      retriever's loss: `characters` looks for the answer's characters in the
+      text (Google's released code), `tokens` for its tokens in what the reader
+      is given of the block (Hugging Face's). The reader learns from tokens in
+      both.
+    joint_length: Length of query and body together, as in the reader; needed
+      for `tokens`.
+  """
+
+  num_searched_blocks: int = 5000
+  num_read: int = 5
+  index_scores: bool = False
+  initial_scale: float = 0.1
+  max_answer_width: int = 10
+  answers_in_blocks: str = "characters"
+  joint_length: int | None = None
+  current_queries: bool = True
+  needs_index = True
+
+  def __post_init__(self) -> None:
+    if self.answers_in_blocks not in ANSWERS_IN_BLOCKS:
+      raise ValueError(
+        f"answers_in_blocks={self.answers_in_blocks!r}; want one of "
+        f"{ANSWERS_IN_BLOCKS}"
+      )
+
+  @property
+  def num_candidates(self) -> int:
+    return self.num_read
+
+  def init(self, models: Models, lengths: Lengths, key: jax.Array) -> Params:
+    params = init_both(models, lengths, key)
+    if self.index_scores:
+      params["retriever"] = {"scale": jnp.float32(self.initial_scale)}
+    return params
+
+  def loss(self, models: Models) -> step.Loss[OpenQaBatch]:
+    reader = models.require_reader()
+    names = ["max_answer_width"]
+    if self.answers_in_blocks == "tokens":
+      names.append("joint_length")
+    for name in names:
+      here, there = getattr(self, name), getattr(reader, name)
+      if here != there:
+        raise ValueError(
+          f"Reader.{name}={there}, but OpenQa.{name}={here}; bind both to the "
+          "same"
+        )
+    return step.open_qa(models.retriever, reader)
+
+  def num_searched(self, num_blocks: int) -> int:
+    if self.num_read > num_blocks:
+      raise ValueError(
+        f"num_read={self.num_read} exceeds the corpus's {num_blocks} blocks; "
+        "lower NUM_READ"
+      )
+    return min(max(self.num_searched_blocks, self.num_read), num_blocks)
+
+  def assemble(
+    self,
+    batch: Batch,
+    retrieved: SearchResult,
+    *,
+    inputs: ModelInputs,
+    corpus: Corpus,
+    generation: Generation | None,
+    block_length: int,
+  ) -> Assembled:
+    has_answer, is_answer = self._answers(
+      batch, retrieved, corpus, block_length
+    )
+    query = batch.arrays["query"]
+    rows = retrieved.rows
+    if self.index_scores:
+      scored = IndexScores(retrieved.scores)
+    else:
+      assert generation is not None
+      scored = StoredVectors(inputs.queries(query), generation.vectors(rows))
+    candidates = corpus.gather(rows[:, : self.num_read], block_length)
+    joint = inputs.joint(query, candidates)
+    made = OpenQaBatch(scored, *joint, has_answer, is_answer)
+    recall = has_answer[:, :5].any(axis=1).mean()
+    return Assembled(made, {"recall_at_5": float(recall)})
+
+  def example(
+    self,
+    query: Int[np.ndarray, "b q"],
+    candidates: Int[np.ndarray, "b k l"],
+    *,
+    inputs: ModelInputs,
+    num_searched: int,
+    max_masks: int,
+  ) -> OpenQaBatch:
+    batch, num_read, length = candidates.shape
+    if self.index_scores:
+      scored = IndexScores(np.zeros((batch, num_searched), np.float32))
+    else:
+      size = inputs.models.retriever.vector_size
+      vectors: Float32[np.ndarray, "b n d"] = np.zeros(
+        (batch, num_searched, size), np.float32
+      )
+      scored = StoredVectors(inputs.queries(query), vectors)
+    return OpenQaBatch(
+      scored,
+      *inputs.joint(query, candidates),
+      has_answer=np.zeros((batch, num_searched), bool),
+      is_answer=np.zeros(
+        (batch, num_read, length, self.max_answer_width), bool
+      ),
+    )
+
+  def _answers(
+    self,
+    batch: Batch,
+    retrieved: SearchResult,
+    corpus: Corpus,
+    block_length: int,
+  ) -> tuple[Bool[np.ndarray, "b n"], Bool[np.ndarray, "b k l w"]]:
+    """Returns which blocks contain an answer, and which spans are answers."""
+    num_queries, num_retrieved = retrieved.rows.shape
+    width = self.max_answer_width
+    has_answer = np.zeros((num_queries, num_retrieved), bool)
+    is_answer = np.zeros(
+      (num_queries, self.num_read, block_length, width), bool
+    )
+    for query in range(num_queries):
+      flat, offsets = corpus.body_tokens_flat(retrieved.rows[query])
+      spans = find_token_spans(flat, offsets, batch.answer_tokens[query])
+      has_answer[query] = self._has_answer(
+        batch, query, retrieved, spans, corpus
+      )
+      fits = (
+        (spans.block < self.num_read)
+        & (spans.start < block_length)
+        & (spans.width <= width)
+      )
+      is_answer[
+        query, spans.block[fits], spans.start[fits], spans.width[fits] - 1
+      ] = True
+    return has_answer, is_answer
+
+  def _has_answer(
+    self,
+    batch: Batch,
+    query: int,
+    retrieved: SearchResult,
+    spans: TokenSpans,
+    corpus: Corpus,
+  ) -> Bool[np.ndarray, " n"]:
+    """Returns which of the blocks retrieved for a query contain an answer."""
+    rows = retrieved.rows[query]
+    if self.answers_in_blocks == "characters":
+      # Regular expressions have no tokens, and their text occurs in no block.
+      is_text = bool(batch.answer_tokens[query])
+      answers = batch.answers[query] if is_text else []
+      bodies = corpus.bodies_utf8(rows) if answers else [b""] * len(rows)
+      return np.array([contains_characters(b, answers) for b in bodies], bool)
+    assert self.joint_length is not None
+    # The joint input is `[CLS] x [SEP] body [SEP]`.
+    query_tokens = np.count_nonzero(batch.arrays["query"][query])
+    body_tokens = self.joint_length - query_tokens - 1
+    has_answer = np.zeros(len(rows), bool)
+    has_answer[spans.block[spans.start + spans.width <= body_tokens]] = True
+    return has_answer

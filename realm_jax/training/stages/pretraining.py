@@ -1,0 +1,123 @@
+"""REALM pre-training: masked words, the null block and retrieved blocks."""
+
+import dataclasses
+
+import jax
+import numpy as np
+from jaxtyping import Int
+
+from realm_jax.corpus.store import Corpus
+from realm_jax.generations.follow.loading import Generation
+from realm_jax.indexes.protocol import SearchResult
+from realm_jax.inputs.batches import Batch
+from realm_jax.models.parameters import Params
+from realm_jax.retrieval import candidates as choice
+from realm_jax.text.answer_spans import find_token_spans
+from realm_jax.training import step
+from realm_jax.training.batches import MaskTargets, PretrainingBatch
+from realm_jax.training.stages.model_inputs import ModelInputs, Models
+from realm_jax.training.stages.protocol import (
+  Assembled,
+  Lengths,
+  empty_mask_targets,
+  init_both,
+  mask_targets,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pretraining:
+  """A masked sentence, the null block and the blocks that the index retrieves.
+
+  Attributes:
+    num_candidates: Number of candidates, the null block included.
+    form: Form of the marginal loss, `per_token` or `joint`.
+    current_queries: Whether queries are embedded for the search with the
+      current parameters instead of the generation's query tower (as released).
+  """
+
+  num_candidates: int = 8
+  form: str = "per_token"
+  current_queries: bool = False
+  needs_index = True
+
+  def init(self, models: Models, lengths: Lengths, key: jax.Array) -> Params:
+    return init_both(models, lengths, key)
+
+  def loss(self, models: Models) -> step.Loss[PretrainingBatch]:
+    return step.pretraining(
+      models.retriever, models.require_reader(), form=self.form
+    )
+
+  def num_searched(self, num_blocks: int) -> int:
+    # The null block replaces one, and the source, once dropped, another.
+    if self.num_candidates > num_blocks:
+      raise ValueError(
+        f"num_candidates={self.num_candidates} needs {self.num_candidates} "
+        f"blocks (the null block replaces the source's), but the corpus has "
+        f"{num_blocks}; lower NUM_CANDIDATES"
+      )
+    return self.num_candidates
+
+  def assemble(
+    self,
+    batch: Batch,
+    retrieved: SearchResult,
+    *,
+    inputs: ModelInputs,
+    corpus: Corpus,
+    generation: Generation | None,
+    block_length: int,
+  ) -> Assembled:
+    sources = corpus.rows_of(batch.arrays["source_id"])
+    rows, _ = choice.without_source(retrieved.rows, retrieved.scores, sources)
+    candidates = corpus.gather(choice.with_null(rows), block_length)
+    masks = mask_targets(batch)
+    made = _make(inputs, batch.arrays["query"], candidates, masks)
+    return Assembled(made, {"recall": masked_recall(masks, candidates[:, 1:])})
+
+  def example(
+    self,
+    query: Int[np.ndarray, "b q"],
+    candidates: Int[np.ndarray, "b k l"],
+    *,
+    inputs: ModelInputs,
+    num_searched: int,
+    max_masks: int,
+  ) -> PretrainingBatch:
+    masks = empty_mask_targets(len(query), max_masks)
+    return _make(inputs, query, candidates, masks)
+
+
+def _make(
+  inputs: ModelInputs,
+  query: Int[np.ndarray, "b q"],
+  candidates: Int[np.ndarray, "b k l"],
+  masks: MaskTargets,
+) -> PretrainingBatch:
+  blocks, block_index = inputs.distinct_blocks(candidates)
+  return PretrainingBatch(
+    queries=inputs.queries(query),
+    blocks=blocks,
+    block_index=block_index,
+    joint=inputs.joint(query, candidates).rows,
+    masks=masks,
+  )
+
+
+def masked_recall(
+  masks: MaskTargets, blocks: Int[np.ndarray, "b n l"]
+) -> float:
+  """Returns the share of queries whose masked tokens occur in a block.
+
+  They count where they occur in the same order, one after the other.
+  """
+  batch, num_blocks, length = blocks.shape
+  offsets = np.arange(num_blocks + 1) * length
+  hits = 0
+  for row in range(batch):
+    size = int(masks.weights[row].sum())
+    answer = [masks.token_ids[row, :size].tolist()]
+    spans = find_token_spans(blocks[row].reshape(-1), offsets, answer)
+    hits += len(spans.block) > 0
+  return hits / max(batch, 1)

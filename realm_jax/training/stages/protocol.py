@@ -1,0 +1,148 @@
+"""The protocol of a stage, which the loop and the evaluations rely on."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Int
+
+from realm_jax.corpus.store import Corpus
+from realm_jax.generations.follow.loading import Generation
+from realm_jax.indexes.protocol import SearchResult
+from realm_jax.inputs.batches import Batch
+from realm_jax.models.parameters import Params
+from realm_jax.training.batches import MaskTargets, StepBatch
+from realm_jax.training.stages.model_inputs import ModelInputs, Models
+from realm_jax.training.step import Loss
+
+# Padded lengths of `query` and `block`, in tokens.
+Lengths = Mapping[str, int]
+
+
+class Assembled(NamedTuple):
+  """A batch on the host, and metrics that only the host can compute."""
+
+  batch: StepBatch
+  metrics: dict[str, float]
+
+
+@runtime_checkable
+class Stage(Protocol):
+  """One stage of training.
+
+  Attributes:
+    needs_index: Whether its step reads blocks that an index retrieves.
+    current_queries: Whether queries are embedded for the search with the
+      current parameters, instead of the tower that the generation was
+      published with.
+    num_candidates: Number of blocks that its step reads for each query.
+  """
+
+  @property
+  def needs_index(self) -> bool: ...
+
+  @property
+  def current_queries(self) -> bool: ...
+
+  @property
+  def num_candidates(self) -> int: ...
+
+  def init(self, models: Models, lengths: Lengths, key: jax.Array) -> Params:
+    """Initializes the parameters by component, in flax's boxes."""
+    ...
+
+  def loss(self, models: Models) -> Loss[Any]:
+    """Returns the loss, which takes this stage's batches."""
+    ...
+
+  def num_searched(self, num_blocks: int) -> int:
+    """Returns how many blocks to search for in a corpus of `num_blocks`.
+
+    Raises:
+      ValueError: The corpus has too few blocks.
+    """
+    ...
+
+  def assemble(
+    self,
+    batch: Batch,
+    retrieved: SearchResult,
+    *,
+    inputs: ModelInputs,
+    corpus: Corpus,
+    generation: Generation | None,
+    block_length: int,
+  ) -> Assembled:
+    """Makes the batch of a step.
+
+    Args:
+      batch: Examples of the task.
+      retrieved: Blocks that were found for their queries.
+      inputs: Maker of the encoder inputs.
+      corpus: Corpus version that rows of blocks refer to.
+      generation: Generation that was searched, if one was.
+      block_length: Padded length of a block.
+    """
+    ...
+
+  def example(
+    self,
+    query: Int[np.ndarray, "b q"],
+    candidates: Int[np.ndarray, "b k l"],
+    *,
+    inputs: ModelInputs,
+    num_searched: int,
+    max_masks: int,
+  ) -> StepBatch:
+    """Makes a batch of the same shapes and types, with empty targets.
+
+    Args:
+      query: Padded queries.
+      candidates: Padded blocks, `num_candidates` for each query.
+      inputs: Maker of the encoder inputs.
+      num_searched: Number of blocks that are searched for each query.
+      max_masks: Number of masks that are scored.
+    """
+    ...
+
+
+def tokens(*shape: int) -> jax.Array:
+  """Returns token ids to initialize a model with."""
+  return jnp.ones(shape, jnp.int32)
+
+
+def init_reader(models: Models, lengths: Lengths, key: jax.Array) -> Params:
+  """Initializes the parameters of the reader."""
+  query = tokens(1, lengths["query"])
+  block = tokens(1, 1, lengths["block"])
+  reader = models.require_reader()
+  return reader.init(key, query, block, tokens(1, 1))["params"]
+
+
+def init_both(models: Models, lengths: Lengths, key: jax.Array) -> Params:
+  """Initializes the parameters of the retriever and of the reader."""
+  retriever_key, reader_key = jax.random.split(key)
+  query = tokens(1, lengths["query"])
+  block = tokens(1, 1, lengths["block"])
+  return {
+    "retriever": models.retriever.init(retriever_key, query, block)["params"],
+    "reader": init_reader(models, lengths, reader_key),
+  }
+
+
+def mask_targets(batch: Batch) -> MaskTargets:
+  """Returns the masked tokens of a task's examples."""
+  names = ("mask_positions", "mask_targets", "mask_weights")
+  return MaskTargets(*(batch.arrays[name] for name in names))
+
+
+def empty_mask_targets(batch_size: int, max_masks: int) -> MaskTargets:
+  """Returns mask targets of the same shapes and types, all padding."""
+  shape = (batch_size, max_masks)
+  return MaskTargets(
+    np.zeros(shape, np.int32),
+    np.zeros(shape, np.int32),
+    np.zeros(shape, np.float32),
+  )

@@ -1,0 +1,108 @@
+"""Weighted sums: what micro-batches add up to."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from realm_jax.objectives.inverse_cloze import inverse_cloze_loss
+from realm_jax.objectives.masked_lm import marginal_masked_lm_loss
+from realm_jax.objectives.open_qa import open_qa_loss
+from realm_jax.objectives.weighted import Average
+
+EXAMPLES = 6
+# Unequal, so that a mean of means would differ from the mean.
+PARTS = (slice(0, 1), slice(1, 3), slice(3, 6))
+
+
+def _masked_lm():
+  rng = np.random.default_rng(0)
+  # The first example has no masks, as where its words could not be found.
+  weights = np.arange(3) < np.array([0, 3, 1, 2, 3, 1])[:, None]
+  return (
+    rng.normal(size=(EXAMPLES, 4)).astype(np.float32),
+    rng.normal(size=(EXAMPLES, 4, 3, 5)).astype(np.float32),
+    rng.integers(0, 5, (EXAMPLES, 3)).astype(np.int32),
+    weights.astype(np.float32),
+  )
+
+
+def _open_qa():
+  rng = np.random.default_rng(1)
+  spans = (EXAMPLES, 2, 4, 3)
+  return (
+    rng.normal(size=(EXAMPLES, 5)).astype(np.float32),
+    rng.random((EXAMPLES, 5)) < 0.3,
+    rng.normal(size=spans).astype(np.float32),
+    rng.random(spans) < 0.8,
+    rng.random(spans) < 0.1,
+  )
+
+
+def _inverse_cloze():
+  rng = np.random.default_rng(2)
+  vectors = rng.normal(size=(2, EXAMPLES, 3)).astype(np.float32)
+  return *vectors, rng.random(EXAMPLES) < 0.5
+
+
+def _whole_and_sum_of_parts(function, example):
+  def evaluate(rows):
+    inputs = [jnp.asarray(array[rows]) for array in example]
+
+    def total(first):
+      weighted = function(first, *inputs[1:])
+      return weighted.loss.total, weighted
+
+    gradient, weighted = jax.grad(total, has_aux=True)(inputs[0])
+    return gradient, weighted
+
+  gradient, whole = evaluate(slice(None))
+  parts = [evaluate(rows) for rows in PARTS]
+  added = functools.reduce(
+    lambda one, other: jax.tree.map(jnp.add, one, other),
+    [weighted for _, weighted in parts],
+  )
+  gradients = np.concatenate([gradient for gradient, _ in parts])
+  return (gradient / whole.loss.weight, whole.means()), (
+    gradients / added.loss.weight,
+    added.means(),
+  )
+
+
+@pytest.mark.parametrize(
+  ("function", "example"),
+  [
+    pytest.param(marginal_masked_lm_loss, _masked_lm(), id="per_token"),
+    pytest.param(
+      functools.partial(marginal_masked_lm_loss, form="joint"),
+      _masked_lm(),
+      id="joint",
+    ),
+    pytest.param(open_qa_loss, _open_qa(), id="open_qa"),
+  ],
+)
+def test_micro_batches_add_up_to_the_batch(function, example):
+  whole, added = _whole_and_sum_of_parts(function, example)
+  jax.tree.map(
+    functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6),
+    added,
+    whole,
+  )
+
+
+def test_inverse_cloze_has_fewer_negatives_in_a_part():
+  (_, whole), (_, added) = _whole_and_sum_of_parts(
+    inverse_cloze_loss, _inverse_cloze()
+  )
+  assert added["loss"] < whole["loss"] - 0.1
+
+
+def test_averages_by_hand():
+  values = jnp.array([1.0, 2.0, 6.0])
+  assert Average.of(values).mean == 3.0
+  average = Average.of(values, jnp.array([True, False, True]))
+  assert (average.total, average.weight, average.mean) == (7.0, 2.0, 3.5)
+  assert Average.of(values, jnp.zeros(3)).mean == 0.0
+  assert Average.of(jnp.array([True, True, False, False])).mean == 0.5

@@ -1,0 +1,81 @@
+"""Freed memory on CPUs and elsewhere, each in a process of its own."""
+
+import ctypes
+import subprocess
+import sys
+
+import pytest
+
+_PROGRAM = """
+import ctypes, pathlib, sys
+import jax
+from realm_jax.partitioning import cpu_tuning
+
+SIZE = 200 << 20
+library = ctypes.CDLL(None)
+library.aligned_alloc.restype = library.malloc.restype = ctypes.c_void_p
+library.aligned_alloc.argtypes = [ctypes.c_size_t, ctypes.c_size_t]
+library.malloc.argtypes = [ctypes.c_size_t]
+library.free.argtypes = [ctypes.c_void_p]
+
+def resident():
+  line = next(
+    line for line in pathlib.Path("/proc/self/status").read_text().splitlines()
+    if line.startswith("VmRSS")
+  )
+  return int(line.split()[1]) // 1024
+
+def touched(size):
+  piece = library.aligned_alloc(64, size)
+  ctypes.memset(piece, 1, size)
+  return piece
+
+"""
+_KEEP = """
+if sys.argv[1] == "accelerator":
+  jax.default_backend = lambda: "tpu"
+if sys.argv[1] != "default":
+  cpu_tuning.keep_freed_memory()
+before = resident()
+library.free(touched(SIZE))
+freed = resident() - before
+cpu_tuning.return_freed_memory()
+print(freed, resident() - before)
+"""
+_DISPATCH = """
+cpu_tuning.disable_async_dispatch()
+cpu_tuning.keep_freed_memory()
+step = jax.jit(lambda x: jax.lax.fori_loop(0, 200, lambda _, y: y @ y, x))
+x = jax.numpy.eye(600)
+compiled = step.lower(x).compile()
+print(int(compiled(x).is_ready()))
+"""
+
+
+def _run(program, mode):
+  done = subprocess.run(
+    [sys.executable, "-c", _PROGRAM + program, mode],
+    check=True,
+    capture_output=True,
+    text=True,
+  )
+  return [int(word) for word in done.stdout.split()]
+
+
+pytestmark = pytest.mark.skipif(
+  sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "mallopt"),
+  reason="needs the GNU C library",
+)
+
+
+@pytest.mark.parametrize(
+  ("mode", "kept"), [("cpu", True), ("accelerator", False), ("default", False)]
+)
+def test_freed_memory_stays_on_cpus_until_it_is_returned(mode, kept):
+  freed, returned = _run(_KEEP, mode)
+  assert (freed > 150) == kept
+  assert returned < 50
+
+
+def test_a_step_is_done_when_its_call_returns():
+  assert _run(_DISPATCH, "cpu") == [1]

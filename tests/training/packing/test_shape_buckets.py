@@ -1,0 +1,86 @@
+"""Steps are compiled for a few row counts, which follow from the corpus."""
+
+import functools
+
+import jax
+
+from realm_jax.partitioning import rules
+from realm_jax.partitioning.mesh import make_mesh
+from realm_jax.training.packing.packer import Packer
+from realm_jax.training.packing.shape_buckets import (
+  abstract_batch,
+  choose_shape_buckets,
+  shape_key,
+)
+from realm_jax.training.stages.model_inputs import ModelInputs, Models
+from tests.generations.conftest import make_corpus
+from tests.training import tiny
+
+
+def test_an_abstract_batch_is_what_a_real_one_becomes_on_the_devices():
+  mesh = make_mesh(devices=jax.devices()[:2])
+  for stage in tiny.STAGES:
+    batch = tiny.batch(stage, groups=2)
+    placed = rules.to_devices(batch, mesh)
+    abstract = abstract_batch(batch, mesh)
+    same = jax.tree.map(
+      lambda a, b: (
+        (a.shape, a.dtype, a.sharding) == (b.shape, b.dtype, b.sharding)
+      ),
+      abstract,
+      placed,
+    )
+    assert all(jax.tree.leaves(same)), stage
+    assert shape_key(abstract) == shape_key(placed)
+
+
+def test_every_stage_has_an_example_of_its_batches():
+  inputs = ModelInputs(Models(*tiny.models()))
+  for name, stage in tiny.OF_STAGE.items():
+    arrays = tiny.arrays(name)
+    real = tiny.batch(name)
+    blocks = arrays.get("candidates", arrays.get("block"))
+    example = Packer([shape_key(real)], groups=1, pack=False)(
+      stage.example(
+        arrays["query"],
+        blocks.reshape(tiny.BATCH, -1, tiny.BLOCK),
+        inputs=inputs,
+        num_searched=tiny.SEARCHED,
+        max_masks=tiny.MASKS,
+      )
+    )
+    assert jax.tree.structure(example) == jax.tree.structure(real)
+    mesh = make_mesh(devices=jax.devices()[:1])
+    shapes = [
+      jax.tree.map(lambda x: (x.shape, x.dtype), abstract_batch(batch, mesh))
+      for batch in (example, real)
+    ]
+    if name == "open_qa":
+      # The widest answer is the stage's own here.
+      shapes = [shape._replace(is_answer=None) for shape in shapes]
+    assert shapes[0] == shapes[1], name
+
+
+def test_buckets_follow_from_the_corpus(tmp_path):
+  # A quarter of a block's length is used.
+  corpus = make_corpus(tmp_path, num_blocks=40)
+  block_length = 4 * int(corpus.lengths.mean())
+  make_batch = functools.partial(
+    tiny.OF_STAGE["inverse_cloze"].example,
+    inputs=ModelInputs(Models(*tiny.models()), groups=2),
+    num_searched=0,
+    max_masks=0,
+  )
+  choose = functools.partial(
+    choose_shape_buckets,
+    make_batch,
+    query_shape=(16, 12),
+    candidates_shape=(16, 1, block_length),
+    groups=2,
+    corpus=corpus,
+  )
+  buckets = choose()
+  assert buckets == choose()
+  usual, largest = buckets
+  assert largest == (8, 8)
+  assert usual[1] < 8

@@ -1,0 +1,109 @@
+"""What a run reads and searches when its corpus has several versions."""
+
+import functools
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from realm_jax.checkpoints.manager import CheckpointError, CheckpointStore
+from realm_jax.corpus.build.block_builder import block_id
+from realm_jax.corpus.build.update import update_corpus
+from realm_jax.corpus.store import Corpus
+from realm_jax.generations.store.manifest import GenerationError
+from realm_jax.indexes.protocol import SearchResult
+from realm_jax.partitioning.mesh import make_mesh
+from realm_jax.training.loop_state import RetrievedIds
+from realm_jax.training.refresh.corpus_versions import (
+  corpus_of_run,
+  load_for_run,
+)
+from tests import tiny_world
+
+
+@pytest.fixture
+def corpus(world, tmp_path) -> Corpus:
+  """A copy of the tiny world's corpus, at version 1."""
+  return Corpus.open(shutil.copytree(world.corpus_dir, tmp_path / "corpus"))
+
+
+def _remove(corpus: Corpus, *names: str, **settings) -> Corpus:
+  """The version without some documents."""
+  lines = corpus.source.parent / "changes.jsonl"
+  changes = [json.dumps({"id": name, "remove": True}) for name in names]
+  lines.write_text("\n".join(changes))
+  update_corpus([str(lines)], corpus.source, **settings)
+  return corpus.newest()
+
+
+def _save(model_dir, corpus: Corpus, **changes) -> None:
+  place = {
+    "generation": np.int64(-1),
+    "corpus_version": np.int64(corpus.version),
+    "corpus_fingerprint": np.frombuffer(
+      bytes.fromhex(corpus.fingerprint), np.uint8
+    ),
+    **changes,
+  }
+  store = CheckpointStore(model_dir, read_only=False)
+  store.save(4, {"loop": place})
+  store.close()
+
+
+def test_what_was_found_keeps_its_blocks_in_another_version(corpus):
+  newest = _remove(corpus, "p0", "p3")
+  rows = corpus.rows_of(
+    np.array([[block_id("p1", 0), block_id("p9", 0)]], np.int64)
+  )
+  found = SearchResult(rows=rows, scores=np.array([[2, 1]], np.float32))
+  blocks = RetrievedIds.of(found, corpus)
+  again = blocks.in_rows(newest)
+  assert (again.rows != rows).all()
+  np.testing.assert_array_equal(
+    newest.gather(again.rows, 40), corpus.gather(rows, 40)
+  )
+  np.testing.assert_array_equal(again.scores, found.scores)
+  # A block that is gone: all is to be searched anew.
+  gone = RetrievedIds(np.array([[block_id("p3", 0)]]), found.scores[:, :1])
+  assert gone.in_rows(newest) is None
+
+
+@pytest.mark.slow
+def test_a_run_begins_with_the_newest_version_and_stays_with_it(
+  corpus, tmp_path
+):
+  model_dir = tmp_path / "run"
+  begun = corpus_of_run(model_dir, corpus.source)
+  assert begun.version == 1
+  assert not model_dir.exists()
+  _save(model_dir, begun)
+  _remove(corpus, "p0")
+  assert corpus_of_run(model_dir, corpus.source).fingerprint == (
+    begun.fingerprint
+  )
+  assert corpus_of_run(tmp_path / "another", corpus.source).version == 2
+  _remove(corpus, "p1", keep_versions=1)
+  with pytest.raises(CheckpointError, match=r"from version 1 .*\[3\].*INITIAL"):
+    corpus_of_run(model_dir, corpus.source)
+
+
+@pytest.mark.slow
+def test_a_generation_with_fewer_blocks_than_a_query_wants_is_not_used(
+  world, corpus, tmp_path
+):
+  world.save_checkpoint(tmp_path)
+  _remove(corpus, *(f"p{i}" for i in range(20)))
+  world.build_generation(tmp_path, corpus_dir=corpus.source)
+  load = functools.partial(
+    load_for_run,
+    tmp_path / "generations",
+    0,
+    corpus=corpus,
+    mesh=make_mesh(),
+  )
+  generation = load(num_searched=6)
+  assert generation.corpus.version == 2
+  assert generation.num_blocks == len(tiny_world.documents()) - 20
+  with pytest.raises(GenerationError, match="has 6 blocks since version 2"):
+    load(num_searched=7)

@@ -1,0 +1,128 @@
+"""Which blocks and spans open QA takes for right, by either system's rule."""
+
+import json
+
+import numpy as np
+import pytest
+
+from realm_jax.corpus.build.corpus import build_corpus
+from realm_jax.corpus.store import Corpus
+from realm_jax.generations.follow.loading import Generation
+from realm_jax.indexes.protocol import SearchResult
+from realm_jax.inputs.batches import Batch
+from realm_jax.models.bert import BertConfig
+from realm_jax.models.reader import Reader
+from realm_jax.models.retriever import Retriever
+from realm_jax.training.stages.model_inputs import ModelInputs, Models
+from realm_jax.training.stages.open_qa import OpenQa
+
+PIECES = "[PAD] [UNK] [CLS] [SEP] [MASK] . met ali ##ce the young poet who ?"
+BLOCK_LENGTH, JOINT_LENGTH = 12, 12
+TEXTS = (
+  # ali ##ce: the characters of "Ali", and its token.
+  "The young poet met Alice.",
+  # Its token alone: the answer is written otherwise.
+  "ALI met the poet.",
+  "The poet met the young.",
+  # Its characters; the token does not fit in the joint input.
+  "The young poet met the young poet Ali.",
+)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Corpus:
+  folder = tmp_path_factory.mktemp("answers")
+  (folder / "vocab.txt").write_text("\n".join(PIECES.split()))
+  lines = [json.dumps({"title": "", "text": text}) for text in TEXTS]
+  (folder / "text.jsonl").write_text("\n".join(lines))
+  build_corpus(
+    [str(folder / "text.jsonl")],
+    folder / "corpus",
+    vocab=str(folder / "vocab.txt"),
+    block_length=BLOCK_LENGTH,
+  )
+  return Corpus.open(folder / "corpus")
+
+
+class _Vectors(Generation):
+  """A generation that has only vectors."""
+
+  def __init__(self):
+    pass
+
+  def vectors(self, rows):
+    return np.zeros((*rows.shape, 1), np.float32)
+
+
+def _assemble(stage, corpus, answer):
+  words = corpus.vocabulary
+  question = [words.cls_id, *words.encode("who met"), words.sep_id]
+  tokens = [] if answer.startswith("^") else words.encode(answer)
+  batch = Batch(
+    arrays={"query": np.array([[*question, 0]], np.int32)},
+    host={
+      "answers": np.array([[answer.encode(), b""]], object),
+      "answer_tokens": np.array([[[*tokens, 0], [0] * (len(tokens) + 1)]]),
+    },
+    is_real=np.ones(1, bool),
+    next_position=1,
+  )
+  rows = np.arange(len(TEXTS), dtype=np.int32)[None]
+  retrieved = SearchResult(rows, np.zeros(rows.shape, np.float32))
+  assembled = stage.assemble(
+    batch,
+    retrieved,
+    inputs=ModelInputs(_models().for_corpus(corpus)),
+    corpus=corpus,
+    generation=_Vectors(),
+    block_length=BLOCK_LENGTH,
+  )
+  return assembled.batch
+
+
+def _models():
+  bert = BertConfig(hidden_size=4, num_heads=1)
+  return Models(Retriever(bert), Reader(bert, joint_length=JOINT_LENGTH))
+
+
+@pytest.mark.parametrize(
+  ("rule", "answer", "has_answer"),
+  [
+    ("characters", "Ali", [True, False, False, True]),
+    ("tokens", "Ali", [True, True, False, False]),
+    ("characters", "Al", [True, False, False, True]),
+    ("characters", "young poet", [True, False, False, True]),
+    ("tokens", "young poet", [True, False, False, True]),
+    # A pattern, which has no tokens, is no text either.
+    ("characters", "^The", [False] * 4),
+  ],
+)
+def test_blocks_that_hold_an_answer(corpus, rule, answer, has_answer):
+  stage = OpenQa(num_read=2, answers_in_blocks=rule, joint_length=JOINT_LENGTH)
+  batch = _assemble(stage, corpus, answer)
+  assert batch.has_answer.tolist() == [has_answer]
+
+
+@pytest.mark.parametrize("rule", ["characters", "tokens"])
+def test_spans_are_found_by_their_tokens_in_either_case(corpus, rule):
+  stage = OpenQa(num_read=4, answers_in_blocks=rule, joint_length=JOINT_LENGTH)
+  batch = _assemble(stage, corpus, "Ali")
+  # The reader masks the last one, which it is not given.
+  assert np.argwhere(batch.is_answer[0]).tolist() == [
+    [0, 4, 0],
+    [1, 0, 0],
+    [3, 7, 0],
+  ]
+
+
+def test_the_stage_cuts_where_the_reader_does():
+  models = _models()
+  with pytest.raises(ValueError, match=r"joint_length=12, but .*=None; bind"):
+    OpenQa(answers_in_blocks="tokens").loss(models)
+  OpenQa(answers_in_blocks="tokens", joint_length=JOINT_LENGTH).loss(models)
+  OpenQa().loss(models)
+
+
+def test_an_unknown_rule():
+  with pytest.raises(ValueError, match=r"='words'; want one of .*characters"):
+    OpenQa(answers_in_blocks="words")

@@ -1,0 +1,248 @@
+"""A run continues exactly from its last checkpoint, and starts from others."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from realm_jax.checkpoints.manager import CheckpointError, CheckpointStore
+from realm_jax.partitioning.mesh import make_mesh
+from realm_jax.training.checkpointing import (
+  Checkpointer,
+  load_initial,
+  require_started_from,
+)
+from realm_jax.training.loop_state import (
+  LoopState,
+  RetrievedIds,
+  RunIdentity,
+  recorded_corpus,
+)
+from realm_jax.training.metrics import NonFiniteLossError
+from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
+from tests.training import tiny
+
+pytestmark = pytest.mark.slow
+
+IDENTITY = RunIdentity(
+  seed=5,
+  batch_size=8,
+  num_searched=2,
+  save_every_steps=10,
+  lag_steps=5,
+  vocabulary="ab" * 32,
+  corpus_version=3,
+  corpus_fingerprint="cd" * 32,
+)
+OPTIMIZER = make_optimizer(OptimizerConfig(learning_rate=1.0), num_steps=10)
+
+
+def _state(stage="pretraining", *, step=0, shift=0.0, model_parallelism=1):
+  """A state whose every value differs from that of another shift."""
+  mesh = make_mesh(model_parallelism=model_parallelism)
+  state, _ = tiny.state(stage, OPTIMIZER, mesh)
+  state = jax.tree.map(
+    lambda x: jax.device_put(np.asarray(x) + x.dtype.type(shift), x.sharding),
+    state,
+  )
+  return state._replace(
+    step=jax.device_put(np.int32(step), state.step.sharding)
+  )
+
+
+@pytest.fixture
+def store(tmp_path):
+  store = CheckpointStore(tmp_path, read_only=False)
+  yield store
+  store.close()
+
+
+def __save(store, state, loop_state):
+  Checkpointer(store, IDENTITY).save(state, loop_state)
+  store.wait()
+
+
+def _restore(store, state, *, sources=None, **changes):
+  identity = dataclasses.replace(IDENTITY, **changes)
+  return Checkpointer(store, identity).initialize_or_restore(
+    state, sources or {}
+  )
+
+
+def _save(store, state, loop_state):
+  Checkpointer(store, IDENTITY).save(state, loop_state)
+  store.wait()
+
+
+def _restore(store, state, *, sources=None, **changes):
+  identity = dataclasses.replace(IDENTITY, **changes)
+  return Checkpointer(store, identity).initialize_or_restore(
+    state, sources or {}
+  )
+
+
+def _load(params, sources, **settings):
+  return load_initial(
+    params, sources, vocabulary=IDENTITY.vocabulary, **settings
+  )
+
+
+def _assert_same(one, two):
+  jax.tree.map(
+    np.testing.assert_array_equal, jax.device_get(one), jax.device_get(two)
+  )
+
+
+def test_everything_comes_back_and_lies_where_it_should(store):
+  saved = _state(step=12, shift=2.0)
+  retrieved = RetrievedIds(
+    # Of 63 bits, which devices do not have.
+    ids=(2**63 - 1 - np.arange(16)).reshape(8, 2),
+    scores=np.linspace(-1, 3, 16, dtype=np.float32).reshape(8, 2),
+  )
+  _save(store, saved, LoopState(96, generation=8, retrieved=retrieved))
+  # The successor may be laid out otherwise.
+  fresh = _state(model_parallelism=2)
+  state, loop = _restore(store, fresh)
+  _assert_same(state, saved)
+  assert jax.tree.map(lambda x: x.sharding, state) == jax.tree.map(
+    lambda x: x.sharding, fresh
+  )
+  assert (loop.position, loop.generation) == (96, 8)
+  np.testing.assert_array_equal(loop.retrieved.ids, retrieved.ids)
+  np.testing.assert_array_equal(loop.retrieved.scores, retrieved.scores)
+
+
+def test_the_version_of_the_examples_is_recorded(store):
+  _save(store, _state(), LoopState(0))
+  assert recorded_corpus(store, 0) == (3, "cd" * 32)
+
+
+def test_a_checkpoint_that_says_nothing_of_it_cannot_go_on(store):
+  store.save(0, {"loop": {"generation": np.int64(-1)}})
+  store.wait()
+  with pytest.raises(
+    CheckpointError, match="does not record the corpus version"
+  ):
+    recorded_corpus(store, 0)
+
+
+def test_a_stage_without_an_index_has_no_generation(store):
+  _save(store, _state("inverse_cloze", step=3), LoopState(24))
+  state, loop = _restore(store, _state("inverse_cloze"))
+  assert int(state.step) == 3
+  assert loop == LoopState(24, generation=None, retrieved=None)
+
+
+def test_the_last_checkpoint_is_the_one(store):
+  for step in (0, 5, 10):
+    _save(store, _state(step=step, shift=step), LoopState(8 * step))
+  state, loop = _restore(store, _state())
+  assert (int(state.step), loop.position) == (10, 80)
+  _assert_same(state, _state(step=10, shift=10))
+
+
+def test_a_run_with_other_settings_is_refused(store):
+  _save(store, _state(), LoopState(0))
+  fresh = _state()
+  for other, message in (
+    ({"seed": 2}, "seed=5, not 2"),
+    ({"batch_size": 4}, "batch_size=8, not 4"),
+    ({"num_searched": 3}, "give NUM_CANDIDATES or NUM_SEARCHED as before"),
+    ({"save_every_steps": 20}, "save_every_steps=10, not 20"),
+    ({"lag_steps": 0}, "give LAG_STEPS and WAIT_FOR_GENERATIONS as before"),
+    ({"vocabulary": "cd" * 32}, "over another vocabulary"),
+  ):
+    with pytest.raises(CheckpointError, match=message):
+      _restore(store, fresh, **other)
+
+
+def test_a_checkpoint_of_another_stage_is_refused(store):
+  _save(store, _state("inverse_cloze"), LoopState(0))
+  with pytest.raises(CheckpointError, match=r"has no \['reader'\]"):
+    _restore(store, _state("pretraining"))
+
+
+def test_a_stage_starts_from_the_one_before(store, tmp_path):
+  earlier = _state(step=4, shift=3.0)
+  _save(store, earlier, LoopState(0))
+  fresh = _state().params
+  for path in (tmp_path, tmp_path / "checkpoints" / "4"):
+    _assert_same(
+      _load(fresh, {"retriever": path, "reader": path}), earlier.params
+    )
+  # One component from there, the other fresh.
+  mixed = _load(fresh, {"retriever": tmp_path, "reader": None})
+  _assert_same(mixed["retriever"], earlier.params["retriever"])
+  _assert_same(mixed["reader"], fresh["reader"])
+
+
+def test_a_component_that_the_stage_before_lacks_starts_afresh(store, tmp_path):
+  earlier = _state("inverse_cloze", shift=3.0)
+  _save(store, earlier, LoopState(0))
+  fresh = _state().params
+  loaded = _load(fresh, {"retriever": tmp_path, "reader": tmp_path})
+  _assert_same(loaded["retriever"], earlier.params["retriever"])
+  _assert_same(loaded["reader"], fresh["reader"])
+
+
+@pytest.mark.parametrize("name", ["nowhere", "nowhere/checkpoints/7"])
+def test_a_path_that_is_no_checkpoint_is_refused(tmp_path, name):
+  with pytest.raises(CheckpointError, match="nowhere"):
+    _load(_state("inverse_cloze").params, {"retriever": tmp_path / name})
+
+
+def test_a_reader_that_was_asked_for_must_be_there(store, tmp_path):
+  _save(store, _state("inverse_cloze"), LoopState(0))
+  with pytest.raises(CheckpointError, match="do not bind INITIAL_READER"):
+    _load(_state().params, {"reader": tmp_path}, required=("reader",))
+
+
+def test_another_vocabulary_of_the_same_size_is_refused(store, tmp_path):
+  _save(store, _state(), LoopState(0))
+  with pytest.raises(CheckpointError, match="over another vocabulary"):
+    load_initial(_state().params, {"retriever": tmp_path}, vocabulary="cd" * 32)
+
+
+def test_an_empty_checkpoint_is_refused(store, tmp_path):
+  _save(store, _state(), LoopState(0))
+  (tmp_path / "checkpoints" / "7").mkdir()
+  with pytest.raises(CheckpointError, match=r"checkpoint 7 of .* is empty"):
+    _load(_state().params, {"retriever": tmp_path})
+
+
+def test_a_run_that_has_only_begun_is_held_to_its_start(store, tmp_path):
+  _save(store, _state(shift=1.0), LoopState(0))
+  sources = {"retriever": tmp_path, "reader": None}
+  settings = {"vocabulary": IDENTITY.vocabulary, "model_dir": "runs/new"}
+  require_started_from(_state(shift=1.0).params, sources, **settings)
+  with pytest.raises(CheckpointError, match="remove runs/new"):
+    require_started_from(_state(shift=2.0).params, sources, **settings)
+
+
+def test_weights_without_an_optimizer_are_no_run_to_go_on_from(store):
+  state = _state()
+  store.save(0, {"retriever": state.params["retriever"]})
+  store.wait()
+  with pytest.raises(CheckpointError, match="INITIAL_CHECKPOINT"):
+    _restore(store, state)
+
+
+def test_only_a_new_run_saves_its_first_state(store):
+  checkpoints = Checkpointer(store, IDENTITY)
+  state, loop_state = checkpoints.initialize_or_restore(_state(), {})
+  assert loop_state == LoopState(0)
+  checkpoints.save_if_new(state, loop_state)
+  checkpoints.wait()
+  assert store.steps() == [0]
+  checkpoints.save_if_new(_state(step=5), loop_state)
+  checkpoints.wait()
+  assert store.steps() == [0]
+
+
+def test_a_loss_that_is_not_finite_names_the_last_good_checkpoint(store):
+  checkpoints = Checkpointer(store, IDENTITY)
+  checkpoints.save(_state(step=7), LoopState(0))
+  error = checkpoints.with_last_good(NonFiniteLossError("loss is nan"))
+  assert "loss is nan; the last good checkpoint, step 7 of" in str(error)

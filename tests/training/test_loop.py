@@ -1,0 +1,218 @@
+"""The loop over fakes: what it asks of each part, and in which order."""
+
+import threading
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from realm_jax.indexes.protocol import IndexCrashedError
+from realm_jax.retrieval.pipeline import NOTHING_RETRIEVED, Prepared
+from realm_jax.training.batches import MaskTargets, ReadingBatch
+from realm_jax.training.checkpointing import Checkpointer
+from realm_jax.training.decisions import LocalDecisions
+from realm_jax.training.loop import run_steps
+from realm_jax.training.loop_state import LoopState
+from realm_jax.training.metrics import MetricsLog, NonFiniteLossError
+from realm_jax.training.refresh.schedule import (
+  StaleIndexError,
+  WaitPreemptedError,
+)
+from realm_jax.training.state import TrainState
+
+
+class Events(list):
+  """What the parts were asked for, in order."""
+
+
+class Candidates:
+  """A stream that has a batch for each step, and may run out of them."""
+
+  swaps = 3
+
+  def __init__(self, events, unavailable=None):
+    self.events = events
+    self.unavailable = unavailable or {}
+    self.received = []
+
+  def prefetch(self, step, params):
+    if step in self.unavailable:
+      raise self.unavailable[step]
+    self.events.append(("prefetch", step))
+    self.received.append(int(params["reader"]))
+
+  def take(self, step):
+    self.events.append(("take", step))
+    masks = MaskTargets(*[np.zeros((1, 1), np.float32)] * 3)
+    batch = ReadingBatch(np.full(1, step), masks)
+    return Prepared(batch, NOTHING_RETRIEVED, {"of_step": step})
+
+  def state(self, step):
+    return LoopState(position=10 * step)
+
+
+class Checkpoints(Checkpointer):
+  def __init__(self, events):
+    self.events = events
+
+  def save(self, state, loop_state):
+    self.events.append(("save", int(state.step), loop_state.position))
+
+  def wait(self):
+    self.events.append(("wait",))
+
+
+class Metrics(MetricsLog):
+  """Keeps what is pushed; the loss of one step may be bad."""
+
+  def __init__(self, events, bad_step=None):
+    self.events = events
+    self.bad_step = bad_step
+    self.last = {}
+
+  def push(self, step, on_devices, on_host):
+    self.last = {k: float(x) for k, x in {**on_devices, **on_host}.items()}
+    if step == self.bad_step:
+      raise NonFiniteLossError("loss is nan")
+
+  def flush(self):
+    self.events.append(("flush",))
+
+
+def _state(step=0):
+  return TrainState(jnp.int32(step), {"reader": jnp.float32(step)}, ())
+
+
+def _run(
+  *,
+  start=0,
+  num_steps=4,
+  every=2,
+  unavailable=None,
+  preempted_at=None,
+  bad_step=None,
+):
+  events = Events()
+  preempted = threading.Event()
+  candidates = Candidates(events, unavailable)
+
+  def step_function(state, batch, *, step):
+    assert int(batch.joint[0]) == step == int(state.step)
+    events.append(("step", step))
+    if step == preempted_at:
+      preempted.set()
+    return _state(step + 1), {"loss": jnp.float32(step)}
+
+  result, error = None, None
+  try:
+    result = run_steps(
+      _state(start),
+      num_steps=num_steps,
+      step_function=step_function,
+      candidates=candidates,
+      checkpoints=Checkpoints(events),
+      decisions=LocalDecisions(
+        preempted, num_steps=num_steps, save_every_steps=every
+      ),
+      metrics=Metrics(events, bad_step),
+    )
+  except Exception as raised:
+    error = raised
+  return events, candidates, result, error
+
+
+def _saved(events):
+  return [event for event in events if event[0] == "save"]
+
+
+def test_the_next_batch_is_prefetched_before_a_step_is_dispatched():
+  events, candidates, result, _ = _run(num_steps=3, every=10)
+  assert events == [
+    ("prefetch", 0),
+    ("take", 0),
+    ("prefetch", 1),
+    ("step", 0),
+    ("take", 1),
+    ("prefetch", 2),
+    ("step", 1),
+    ("take", 2),
+    ("step", 2),
+    ("flush",),
+    ("save", 3, 30),
+    ("wait",),
+  ]
+  # The parameters before the step that is dispatched next.
+  assert candidates.received == [0, 0, 1]
+  assert (result.step, result.swaps, result.preempted) == (3, 3, False)
+  assert result.metrics["of_step"] == 2
+
+
+def test_checkpoints_are_saved_when_due_and_at_the_end():
+  events, *_ = _run(num_steps=5, every=2)
+  assert _saved(events) == [("save", 2, 20), ("save", 4, 40), ("save", 5, 50)]
+  for place, event in enumerate(events):
+    if event[0] == "save":
+      # The steps before it are known to be finite.
+      assert events[place - 1] == ("flush",)
+
+
+def test_a_resumed_run_does_the_remaining_steps():
+  events, _, result, _ = _run(start=3, num_steps=5, every=100)
+  assert [event for event in events if event[0] == "step"] == [
+    ("step", 3),
+    ("step", 4),
+  ]
+  assert result.step == 5
+
+
+def test_a_finished_run_does_nothing():
+  events, _, result, _ = _run(start=4, num_steps=4)
+  assert events == [("wait",)]
+  assert (result.step, result.preempted) == (4, False)
+
+
+def test_a_preempted_run_saves_after_its_step_and_ends():
+  events, _, result, _ = _run(num_steps=9, every=100, preempted_at=2)
+  assert _saved(events) == [("save", 3, 30)]
+  assert (result.step, result.preempted) == (3, True)
+
+
+def test_preemption_in_the_last_step_is_no_preemption():
+  events, _, result, _ = _run(num_steps=3, every=100, preempted_at=2)
+  assert _saved(events) == [("save", 3, 30)]
+  assert not result.preempted
+
+
+@pytest.mark.parametrize(
+  "reason",
+  [StaleIndexError("too old"), IndexCrashedError("gone"), TimeoutError("late")],
+)
+def test_a_run_with_nothing_to_search_saves_and_fails(reason):
+  events, _, _, error = _run(num_steps=9, every=2, unavailable={4: reason})
+  assert error is reason
+  # Step 3 was prepared and not run.
+  assert events[-2:] == [("flush",), ("save", 3, 30)]
+
+
+def test_what_is_saved_already_is_not_saved_again():
+  reason = StaleIndexError("too old")
+  events, _, _, error = _run(num_steps=9, every=3, unavailable={4: reason})
+  assert error is reason
+  assert _saved(events) == [("save", 3, 30)]
+
+
+def test_a_run_that_is_preempted_while_it_waits_ends_in_peace():
+  events, _, result, error = _run(
+    num_steps=9, every=100, unavailable={3: WaitPreemptedError()}
+  )
+  assert error is None
+  assert _saved(events) == [("save", 2, 20)]
+  assert (result.step, result.preempted) == (2, True)
+  events, _, result, error = _run(unavailable={0: WaitPreemptedError()})
+  assert (error, _saved(events), result.preempted) == (None, [], True)
+
+
+def test_a_loss_that_is_not_finite_is_never_saved():
+  events, _, _, error = _run(num_steps=9, every=2, bad_step=4)
+  assert isinstance(error, NonFiniteLossError)
+  assert _saved(events) == [("save", 2, 20)]

@@ -1,0 +1,148 @@
+"""Metrics are written late and in order, and a NaN is found."""
+
+import json
+import logging
+
+import jax.numpy as jnp
+import pytest
+
+from realm_jax.training.collapse import CollapseMonitor
+from realm_jax.training.metrics import MetricsLog, NonFiniteLossError
+
+
+def _open(model_dir, start_step=0, **kwargs):
+  return MetricsLog(
+    model_dir,
+    start_step=start_step,
+    num_steps=10,
+    examples_per_step=8,
+    **kwargs,
+  )
+
+
+def _metrics(loss, gradient_norm=1.0):
+  return {
+    "loss": jnp.float32(loss),
+    "gradient_norm": jnp.float32(gradient_norm),
+  }
+
+
+def _rows(model_dir):
+  text = (model_dir / "metrics.jsonl").read_text()
+  return [json.loads(line) for line in text.splitlines()]
+
+
+def test_a_step_is_known_two_steps_later(tmp_path):
+  log = _open(tmp_path)
+  known = []
+  for step, loss in enumerate((3.0, 2.0, 1.0, 0.5), start=1):
+    log.push(step, _metrics(loss), {})
+    known.append(log.last.get("loss"))
+  log.close()
+  assert known == [None, None, 3.0, 2.0]
+
+
+class _Monitor(CollapseMonitor):
+  def update(self, step, metrics):
+    return f"the loss is {metrics['loss']}" if step == 2 else None
+
+
+def test_what_the_monitor_says_of_a_step_is_logged(tmp_path, caplog):
+  log = _open(tmp_path, monitor=_Monitor())
+  with caplog.at_level(logging.WARNING):
+    for step in range(1, 5):
+      log.push(step, _metrics(step), {})
+  log.close()
+  assert "step 2: the loss is 2.0" in caplog.text
+
+
+def test_rows_are_in_order_with_what_host_and_device_know(tmp_path):
+  log = _open(tmp_path)
+  for step in range(1, 6):
+    log.push(step, _metrics(10.0 / step), {"recall": step / 10})
+  log.flush()
+  log.close()
+  rows = _rows(tmp_path)
+  assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
+  assert [row["loss"] for row in rows] == pytest.approx([10, 5, 10 / 3, 2.5, 2])
+  assert [row["recall"] for row in rows] == [0.1, 0.2, 0.3, 0.4, 0.5]
+  for row in rows:
+    # Eight examples a step.
+    assert row["examples_per_second"] * row["step_seconds"] == pytest.approx(8)
+  assert log.last["loss"] == 2.0
+
+
+@pytest.mark.parametrize(
+  ("bad", "message"),
+  [
+    (_metrics(float("nan")), "loss is nan at step 2"),
+    (_metrics(1.0, float("inf")), "gradient_norm is inf at step 2"),
+    (
+      _metrics(1.0) | {"parameter_norm": jnp.float32("inf")},
+      "parameter_norm is inf at step 2",
+    ),
+  ],
+)
+def test_a_nan_stops_the_run_within_two_steps(tmp_path, bad, message):
+  log = _open(tmp_path)
+  log.push(1, _metrics(1.0), {})
+  log.push(2, bad, {})
+  log.push(3, _metrics(1.0), {})
+  with pytest.raises(NonFiniteLossError, match=message):
+    log.push(4, _metrics(1.0), {})
+  log.close()
+  # What came before stays, and nothing of the bad step is written.
+  assert [row["step"] for row in _rows(tmp_path)] == [1]
+
+
+def test_nothing_is_saved_before_its_steps_are_known(tmp_path):
+  # The loop flushes before it saves.
+  log = _open(tmp_path)
+  log.push(1, _metrics(float("nan")), {})
+  with pytest.raises(NonFiniteLossError, match="step 1"):
+    log.flush()
+  log.close()
+
+
+def test_rows_beyond_the_restored_step_are_removed(tmp_path):
+  first = _open(tmp_path)
+  for step in range(1, 7):
+    first.push(step, _metrics(step), {})
+  first.flush()
+  first.close()
+  second = _open(tmp_path, start_step=4)
+  second.push(5, _metrics(50.0), {})
+  second.flush()
+  second.close()
+  rows = _rows(tmp_path)
+  assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
+  assert rows[-1]["loss"] == 50.0
+
+
+def test_a_row_that_a_kill_cut_is_dropped(tmp_path):
+  path = tmp_path / "metrics.jsonl"
+  path.write_text('{"step": 1, "loss": 1.0}\n{"step": 2, "lo')
+  log = _open(tmp_path, start_step=2)
+  log.push(3, _metrics(3.0), {})
+  log.flush()
+  log.close()
+  assert [row["step"] for row in _rows(tmp_path)] == [1, 3]
+
+
+def test_one_process_of_a_run_writes(tmp_path):
+  log = _open(tmp_path, is_writer=False)
+  for step in (1, 2, 3):
+    log.push(step, _metrics(1.0), {})
+  log.flush()
+  log.close()
+  assert log.last["loss"] == 1.0
+  assert list(tmp_path.iterdir()) == []
+
+
+def test_tensorboard_events_are_written(tmp_path):
+  log = _open(tmp_path)
+  for step in (1, 2, 3):
+    log.push(step, _metrics(1.0), {})
+  log.flush()
+  log.close()
+  assert list(tmp_path.glob("events.out.tfevents.*"))
