@@ -28,6 +28,7 @@ from realm_jax.partitioning.mesh import DATA_AXIS
 from realm_jax.training.packing.packer import padded
 from realm_jax.training.stages.model_inputs import ModelInputs
 from realm_jax.training.stages.pretraining import Pretraining
+from realm_jax.training.stages.protocol import StageContext
 
 # Means over queries; the other metrics are means over masks.
 _QUERY_METRICS = frozenset({"recall", "null_probability", "candidate_entropy"})
@@ -136,17 +137,17 @@ def _mean_metrics(
     out_shardings=rules.replicated(model.mesh),
   )
   groups = model.mesh.shape[DATA_AXIS]
-  inputs = ModelInputs(model.models, groups=groups)
+  context = StageContext(
+    ModelInputs(model.models, groups=groups),
+    generation.corpus,
+    generation,
+    model.source.block_length,
+  )
   means = _Means()
   with Progress("sentences") as progress:
     for batch in batches:
       made, host_metrics = stage.assemble(
-        batch,
-        ranker.search(batch.arrays["query"]),
-        inputs=inputs,
-        corpus=generation.corpus,
-        generation=generation,
-        block_length=model.source.block_length,
+        batch, ranker.search(batch.arrays["query"]), context
       )
       device_metrics = measure(
         model.params,

@@ -8,7 +8,6 @@ from typing import Protocol, runtime_checkable
 import jax
 from absl import logging
 
-from realm_jax.corpus.store import Corpus
 from realm_jax.generations.follow.loading import Generation
 from realm_jax.indexes.protocol import IndexCrashedError, SearchResult
 from realm_jax.inputs.batches import Batch
@@ -24,8 +23,8 @@ from realm_jax.training.decisions import Decisions
 from realm_jax.training.loop_state import LoopState, RetrievedIds
 from realm_jax.training.packing.packer import Packer
 from realm_jax.training.refresh.schedule import GenerationSchedule
-from realm_jax.training.stages.model_inputs import ModelInputs
-from realm_jax.training.stages.protocol import Stage
+from realm_jax.training.setup import RunSetup
+from realm_jax.training.stages.protocol import StageContext
 
 
 @runtime_checkable
@@ -93,44 +92,33 @@ class HostCandidateStream:
   """Candidates that the host reads, searches, gathers and packs.
 
   Args:
+    setup: What the run is made of.
     examples: Batches of the task, from the resumed position on.
-    stage: Stage of the run.
-    inputs: Maker of the encoder inputs.
     packer: Packer of the batches.
     pipeline: Retrieval pipeline.
     schedule: Schedule of generations, for a stage that needs an index.
     decisions: Decisions that all processes take alike.
-    corpus: Corpus version that the run reads.
-    num_searched: Number of blocks to retrieve for each query.
-    block_length: Padded length of a block.
     resumed: State to begin with.
   """
 
   def __init__(
     self,
+    setup: RunSetup,
     examples: Iterator[Batch],
     *,
-    stage: Stage,
-    inputs: ModelInputs,
     packer: Packer,
     pipeline: RetrievalPipeline[StepBatch],
     schedule: GenerationSchedule | None,
     decisions: Decisions,
-    corpus: Corpus,
-    num_searched: int,
-    block_length: int,
     resumed: LoopState,
   ):
+    self._setup = setup
+    self._stage = setup.config.stage
     self._examples = examples
-    self._stage = stage
-    self._inputs = inputs
     self._packer = packer
     self._pipeline = pipeline
     self._schedule = schedule
     self._decisions = decisions
-    self._corpus = corpus
-    self._num_searched = num_searched
-    self._block_length = block_length
     self._resumed: LoopState | None = resumed
     self._position = resumed.position
     # The step that was taken last and the one that was prefetched.
@@ -170,7 +158,7 @@ class HostCandidateStream:
       return None
     query_params = generation.query_params
     if self._stage.current_queries and params is not None:
-      retriever = self._inputs.models.retriever
+      retriever = self._setup.inputs.models.retriever
       query_params = query_tower_parameters(retriever, params["retriever"])
     return self._pipeline.embed(examples.arrays["query"], query_params)
 
@@ -191,7 +179,7 @@ class HostCandidateStream:
       examples.arrays["query"],
       vectors,
       index=generation.index,
-      num_blocks=self._num_searched,
+      num_blocks=self._setup.identity.num_searched,
       assemble=assemble,
     )
 
@@ -199,18 +187,17 @@ class HostCandidateStream:
     self, step: int, examples: Batch, generation: Generation | None
   ) -> Assemble[StepBatch]:
     """Returns the function that makes a step's batch of what was retrieved."""
+    context = StageContext(
+      self._setup.inputs,
+      self._setup.corpus if generation is None else generation.corpus,
+      generation,
+      self._setup.config.data.block_length,
+    )
 
     def assemble(
       retrieved: SearchResult,
     ) -> tuple[StepBatch, dict[str, float]]:
-      batch, metrics = self._stage.assemble(
-        examples,
-        retrieved,
-        inputs=self._inputs,
-        corpus=self._corpus if generation is None else generation.corpus,
-        generation=generation,
-        block_length=self._block_length,
-      )
+      batch, metrics = self._stage.assemble(examples, retrieved, context)
       plans = self._packer.plan(batch)
       bucket = self._decisions.shape_bucket(
         step, self._packer.smallest_bucket(plans)

@@ -2,18 +2,16 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import jax
-import optax
-from jax.sharding import Mesh
 
 from realm_jax.partitioning import cpu_tuning, rules
 from realm_jax.training.batches import StepBatch
 from realm_jax.training.packing.packer import ShapeBucket
 from realm_jax.training.packing.shape_buckets import shape_key
+from realm_jax.training.setup import RunSetup
 from realm_jax.training.state import TrainState
-from realm_jax.training.step import Loss, Metrics, train_step
+from realm_jax.training.step import Metrics, train_step
 
 
 class CompiledSteps:
@@ -23,45 +21,34 @@ class CompiledSteps:
   error.
 
   Args:
-    state: State on the devices.
-    batches: Abstract batches, one for each shape bucket.
+    setup: What the run is made of.
+    state: State before the first step, on the devices.
     shardings: Shardings of the state.
-    loss: Loss of the stage.
-    optimizer: Optimizer of the run.
-    seed: Seed of the dropout masks.
-    mesh: Mesh of the run.
-    num_steps: Steps of the run.
-    freeze_retriever_steps: Number of first steps that do not train the
-      retriever.
+    batches: Abstract batches, one for each shape bucket.
   """
 
   def __init__(
     self,
+    setup: RunSetup,
     state: TrainState,
-    batches: Sequence[StepBatch],
-    *,
     shardings: TrainState,
-    loss: Loss[Any],
-    optimizer: optax.GradientTransformation,
-    seed: int,
-    mesh: Mesh,
-    num_steps: int,
-    freeze_retriever_steps: int,
+    batches: Sequence[StepBatch],
   ):
-    self._freeze_steps = freeze_retriever_steps
+    config, mesh = setup.config, setup.mesh
+    self._freeze_steps = config.optimizer.freeze_retriever_steps
     modes = []
-    if int(state.step) < freeze_retriever_steps:
+    if int(state.step) < self._freeze_steps:
       modes.append(True)
-    if freeze_retriever_steps < num_steps:
+    if self._freeze_steps < config.num_steps:
       modes.append(False)
     self._compiled: dict[tuple[bool, ShapeBucket], jax.stages.Compiled] = {}
     for frozen in modes:
       step = jax.jit(
         functools.partial(
           train_step,
-          loss=loss,
-          optimizer=optimizer,
-          seed=seed,
+          loss=setup.loss,
+          optimizer=setup.optimizer,
+          seed=config.data.seed,
           freeze_retriever=frozen,
         ),
         donate_argnums=0,

@@ -76,6 +76,15 @@ def _run(folder: Path, environment: Any = None) -> Run:
   )
 
 
+def _candidates(batch, groups):
+  """The tokens of each query's candidates."""
+  length = batch.blocks.token_ids.shape[1]
+  blocks = batch.blocks.token_ids.reshape(groups, -1, length)
+  index = batch.block_index.reshape(groups, -1)
+  candidates = np.stack([b[i] for b, i in zip(blocks, index, strict=True)])
+  return candidates.reshape(*batch.block_index.shape, length)
+
+
 @pytest.fixture(scope="module")
 def watched(world, commands, tmp_path_factory) -> Watched:
   """A run that waits, in this process; it changes after step 4."""
@@ -83,26 +92,25 @@ def watched(world, commands, tmp_path_factory) -> Watched:
   run, steps = _run(folder), []
   assemble = Pretraining.assemble
 
-  def watch(self, batch, found, *, corpus, generation, block_length):
+  def watch(self, batch, retrieved, context):
+    corpus = context.corpus
     steps.append(
       {
-        "generation": generation.step,
+        "generation": context.generation.step,
         "version": corpus.version,
-        "found": corpus.block_ids[found.rows],
+        "found": corpus.block_ids[retrieved.rows],
         "sources": batch.arrays["source_id"],
         "position": batch.next_position,
       }
     )
-    given = {"corpus": corpus, "generation": generation}
-    arrays, metrics = assemble(
-      self, batch, found, **given, block_length=block_length
-    )
+    assembled = assemble(self, batch, retrieved, context)
     # No candidate is the block of its own sentence, whatever its row is now.
     rows = corpus.rows_of(batch.arrays["source_id"])
-    for source, candidates in zip(rows, arrays["candidates"], strict=True):
-      own = corpus.gather(np.array(source), block_length)
+    candidates_of = _candidates(assembled.batch, context.inputs.groups)
+    for source, candidates in zip(rows, candidates_of, strict=True):
+      own = corpus.gather(np.array(source), context.block_length)
       assert source < 0 or not (candidates == own).all(axis=-1).any()
-    return arrays, metrics
+    return assembled
 
   def build(step: int) -> None:
     wait_until(lambda: run.last_checkpoint() >= step, what="checkpoint")

@@ -5,7 +5,6 @@ holds most batches, and one that holds any.
 """
 
 import math
-from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -23,6 +22,8 @@ from realm_jax.training.packing.packer import (
   largest_bucket,
   plan_batch,
 )
+from realm_jax.training.stages.model_inputs import ModelInputs
+from realm_jax.training.stages.protocol import ExampleArrays, Stage
 
 # The rows that most batches need are estimated from this many random batches,
 _SAMPLES = 8
@@ -31,17 +32,9 @@ _MARGIN = 1.1
 # A smaller bucket must save this share of the tokens to be worth compiling.
 _MIN_SAVING = 0.15
 
-# From queries int32[b, q] and candidates int32[b, k, l] to a batch.
-MakeBatch = Callable[[np.ndarray, np.ndarray], StepBatch]
-
 
 def choose_shape_buckets(
-  make_batch: MakeBatch,
-  *,
-  query_shape: tuple[int, int],
-  candidates_shape: tuple[int, int, int],
-  groups: int,
-  corpus: Corpus,
+  stage: Stage, shapes: ExampleArrays, inputs: ModelInputs, corpus: Corpus
 ) -> list[ShapeBucket]:
   """Chooses the bucket that most batches need, and the one that holds any.
 
@@ -49,21 +42,24 @@ def choose_shape_buckets(
   same buckets, or its sums would be rounded differently.
 
   Args:
-    make_batch: Function that makes a batch from padded queries and candidates.
-    query_shape: Shape of the queries, [b, q].
-    candidates_shape: Shape of the candidates, [b, k, l].
-    groups: Number of devices of this process on the data axis.
+    stage: Stage whose batches are laid out.
+    shapes: Arrays of the shapes of queries and candidates.
+    inputs: Maker of the encoder inputs.
     corpus: Corpus whose sentences and blocks stand for queries and candidates.
   """
   rng = np.random.default_rng(0)
+  *shape, block_length = shapes.candidates.shape
   needed = []
   for _ in range(_SAMPLES):
-    query = _random_queries(corpus, query_shape, rng)
-    *shape, block_length = candidates_shape
-    rows = rng.integers(corpus.num_blocks, size=shape)
-    batch = make_batch(query, corpus.gather(rows, block_length))
-    needed.append(bucket_of(plan_batch(batch, groups=groups, pack=True)))
-  largest = largest_bucket(batch, groups=groups)
+    query = _random_queries(corpus, shapes.query.shape, rng)
+    blocks = rng.integers(corpus.num_blocks, size=shape)
+    random = shapes._replace(
+      query=query, candidates=corpus.gather(blocks, block_length)
+    )
+    batch = stage.example(random, inputs)
+    plans = plan_batch(batch, groups=inputs.groups, pack=True)
+    needed.append(bucket_of(plans))
+  largest = largest_bucket(batch, groups=inputs.groups)
   usual = tuple(
     min(math.ceil(max(rows) * _MARGIN), most)
     for rows, most in zip(zip(*needed, strict=True), largest, strict=True)
@@ -74,7 +70,7 @@ def choose_shape_buckets(
 
 
 def _random_queries(
-  corpus: Corpus, shape: tuple[int, int], rng: np.random.Generator
+  corpus: Corpus, shape: tuple[int, ...], rng: np.random.Generator
 ) -> Int[np.ndarray, "b q"]:
   """Returns random sentences of the corpus as queries."""
   num_queries, length = shape

@@ -5,36 +5,22 @@ import functools
 from collections.abc import Iterator
 
 from etils import epath
-from jax.sharding import Mesh
 
-from realm_jax.corpus.store import Corpus
 from realm_jax.generations.follow.watcher import GenerationWatcher
 from realm_jax.generations.store import layout
-from realm_jax.training.config import TrainConfig
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.refresh.corpus_versions import load_for_run
 from realm_jax.training.refresh.fallback import CrashFallback
 from realm_jax.training.refresh.schedule import GenerationSchedule
+from realm_jax.training.setup import RunSetup
 
 
 @contextlib.contextmanager
 def follow_builder(
-  config: TrainConfig,
-  *,
-  corpus: Corpus,
-  num_searched: int,
-  mesh: Mesh,
-  decisions: Decisions,
+  setup: RunSetup, decisions: Decisions
 ) -> Iterator[GenerationSchedule]:
-  """Watches a run's generations while the context is open.
-
-  Args:
-    config: Configuration of the run.
-    corpus: Corpus version that the run reads.
-    num_searched: Number of blocks to retrieve for each query.
-    mesh: Mesh of the run.
-    decisions: Decisions that all processes take alike.
-  """
+  """Watches a run's generations while the context is open."""
+  config = setup.config
   directory = epath.Path(config.model_dir) / layout.FOLDER
   fallback = CrashFallback(
     config.refresh.on_crash,
@@ -42,9 +28,9 @@ def follow_builder(
     load=functools.partial(
       load_for_run,
       directory,
-      corpus=corpus,
-      num_searched=num_searched,
-      mesh=mesh,
+      corpus=setup.corpus,
+      num_searched=setup.identity.num_searched,
+      mesh=setup.mesh,
     ),
   )
   with GenerationWatcher(

@@ -4,17 +4,20 @@ import dataclasses
 
 import jax
 import numpy as np
-from jaxtyping import Int
 
-from realm_jax.corpus.store import Corpus
-from realm_jax.generations.follow.loading import Generation
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
 from realm_jax.models.parameters import Params
 from realm_jax.training import step
 from realm_jax.training.batches import InverseClozeBatch
 from realm_jax.training.stages.model_inputs import ModelInputs, Models
-from realm_jax.training.stages.protocol import Assembled, Lengths, tokens
+from realm_jax.training.stages.protocol import (
+  Assembled,
+  ExampleArrays,
+  Lengths,
+  StageContext,
+  tokens,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,34 +40,21 @@ class InverseCloze:
     return 0
 
   def assemble(
-    self,
-    batch: Batch,
-    retrieved: SearchResult,
-    *,
-    inputs: ModelInputs,
-    corpus: Corpus,
-    generation: Generation | None,
-    block_length: int,
+    self, batch: Batch, retrieved: SearchResult, context: StageContext
   ) -> Assembled:
     arrays = batch.arrays
     made = InverseClozeBatch(
-      queries=inputs.queries(arrays["query"]),
-      blocks=inputs.blocks(arrays["block"]),
+      queries=context.inputs.queries(arrays["query"]),
+      blocks=context.inputs.blocks(arrays["block"]),
       removed=arrays["removed"],
     )
     return Assembled(made, {})
 
   def example(
-    self,
-    query: Int[np.ndarray, "b q"],
-    candidates: Int[np.ndarray, "b k l"],
-    *,
-    inputs: ModelInputs,
-    num_searched: int,
-    max_masks: int,
+    self, shapes: ExampleArrays, inputs: ModelInputs
   ) -> InverseClozeBatch:
     return InverseClozeBatch(
-      queries=inputs.queries(query),
-      blocks=inputs.blocks(candidates[:, 0]),
-      removed=np.zeros(len(query), bool),
+      queries=inputs.queries(shapes.query),
+      blocks=inputs.blocks(shapes.candidates[:, 0]),
+      removed=np.zeros(len(shapes.query), bool),
     )

@@ -5,10 +5,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float32, Int
+from jaxtyping import Bool
 
 from realm_jax.corpus.store import Corpus
-from realm_jax.generations.follow.loading import Generation
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
 from realm_jax.models.parameters import Params
@@ -17,7 +16,13 @@ from realm_jax.text.answers import contains_characters
 from realm_jax.training import step
 from realm_jax.training.batches import IndexScores, OpenQaBatch, StoredVectors
 from realm_jax.training.stages.model_inputs import ModelInputs, Models
-from realm_jax.training.stages.protocol import Assembled, Lengths, init_both
+from realm_jax.training.stages.protocol import (
+  Assembled,
+  ExampleArrays,
+  Lengths,
+  StageContext,
+  init_both,
+)
 
 ANSWERS_IN_BLOCKS = ("characters", "tokens")
 
@@ -96,56 +101,38 @@ class OpenQa:
     return min(max(self.num_searched_blocks, self.num_read), num_blocks)
 
   def assemble(
-    self,
-    batch: Batch,
-    retrieved: SearchResult,
-    *,
-    inputs: ModelInputs,
-    corpus: Corpus,
-    generation: Generation | None,
-    block_length: int,
+    self, batch: Batch, retrieved: SearchResult, context: StageContext
   ) -> Assembled:
     has_answer, is_answer = self._answers(
-      batch, retrieved, corpus, block_length
+      batch, retrieved, context.corpus, context.block_length
     )
-    query = batch.arrays["query"]
-    rows = retrieved.rows
+    query, rows = batch.arrays["query"], retrieved.rows
     if self.index_scores:
       scored = IndexScores(retrieved.scores)
     else:
-      assert generation is not None
-      scored = StoredVectors(inputs.queries(query), generation.vectors(rows))
-    candidates = corpus.gather(rows[:, : self.num_read], block_length)
-    joint = inputs.joint(query, candidates)
+      assert context.generation is not None
+      vectors = context.generation.vectors(rows)
+      scored = StoredVectors(context.inputs.queries(query), vectors)
+    candidates = context.gather(rows[:, : self.num_read])
+    joint = context.inputs.joint(query, candidates)
     made = OpenQaBatch(scored, *joint, has_answer, is_answer)
     recall = has_answer[:, :5].any(axis=1).mean()
     return Assembled(made, {"recall_at_5": float(recall)})
 
-  def example(
-    self,
-    query: Int[np.ndarray, "b q"],
-    candidates: Int[np.ndarray, "b k l"],
-    *,
-    inputs: ModelInputs,
-    num_searched: int,
-    max_masks: int,
-  ) -> OpenQaBatch:
-    batch, num_read, length = candidates.shape
+  def example(self, shapes: ExampleArrays, inputs: ModelInputs) -> OpenQaBatch:
+    blocks = (len(shapes.query), shapes.num_searched)
     if self.index_scores:
-      scored = IndexScores(np.zeros((batch, num_searched), np.float32))
+      scored = IndexScores(np.zeros(blocks, np.float32))
     else:
       size = inputs.models.retriever.vector_size
-      vectors: Float32[np.ndarray, "b n d"] = np.zeros(
-        (batch, num_searched, size), np.float32
-      )
-      scored = StoredVectors(inputs.queries(query), vectors)
+      vectors = np.zeros((*blocks, size), np.float32)
+      scored = StoredVectors(inputs.queries(shapes.query), vectors)
+    spans = (*shapes.candidates.shape, self.max_answer_width)
     return OpenQaBatch(
       scored,
-      *inputs.joint(query, candidates),
-      has_answer=np.zeros((batch, num_searched), bool),
-      is_answer=np.zeros(
-        (batch, num_read, length, self.max_answer_width), bool
-      ),
+      *inputs.joint(shapes.query, shapes.candidates),
+      has_answer=np.zeros(blocks, bool),
+      is_answer=np.zeros(spans, bool),
     )
 
   def _answers(

@@ -6,8 +6,6 @@ import jax
 import numpy as np
 from jaxtyping import Int
 
-from realm_jax.corpus.store import Corpus
-from realm_jax.generations.follow.loading import Generation
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
 from realm_jax.models.parameters import Params
@@ -18,7 +16,9 @@ from realm_jax.training.batches import MaskTargets, PretrainingBatch
 from realm_jax.training.stages.model_inputs import ModelInputs, Models
 from realm_jax.training.stages.protocol import (
   Assembled,
+  ExampleArrays,
   Lengths,
+  StageContext,
   empty_mask_targets,
   init_both,
   mask_targets,
@@ -60,33 +60,20 @@ class Pretraining:
     return self.num_candidates
 
   def assemble(
-    self,
-    batch: Batch,
-    retrieved: SearchResult,
-    *,
-    inputs: ModelInputs,
-    corpus: Corpus,
-    generation: Generation | None,
-    block_length: int,
+    self, batch: Batch, retrieved: SearchResult, context: StageContext
   ) -> Assembled:
-    sources = corpus.rows_of(batch.arrays["source_id"])
+    sources = context.corpus.rows_of(batch.arrays["source_id"])
     rows, _ = choice.without_source(retrieved.rows, retrieved.scores, sources)
-    candidates = corpus.gather(choice.with_null(rows), block_length)
+    candidates = context.gather(choice.with_null(rows))
     masks = mask_targets(batch)
-    made = _make(inputs, batch.arrays["query"], candidates, masks)
+    made = _make(context.inputs, batch.arrays["query"], candidates, masks)
     return Assembled(made, {"recall": masked_recall(masks, candidates[:, 1:])})
 
   def example(
-    self,
-    query: Int[np.ndarray, "b q"],
-    candidates: Int[np.ndarray, "b k l"],
-    *,
-    inputs: ModelInputs,
-    num_searched: int,
-    max_masks: int,
+    self, shapes: ExampleArrays, inputs: ModelInputs
   ) -> PretrainingBatch:
-    masks = empty_mask_targets(len(query), max_masks)
-    return _make(inputs, query, candidates, masks)
+    masks = empty_mask_targets(shapes)
+    return _make(inputs, shapes.query, shapes.candidates, masks)
 
 
 def _make(

@@ -1,5 +1,6 @@
 """The protocol of a stage, which the loop and the evaluations rely on."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -26,6 +27,43 @@ class Assembled(NamedTuple):
 
   batch: StepBatch
   metrics: dict[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class StageContext:
+  """What a stage makes its batches with.
+
+  Attributes:
+    inputs: Maker of the encoder inputs.
+    corpus: Corpus version that rows of blocks refer to.
+    generation: Generation that was searched, if one was.
+    block_length: Padded length of a block.
+  """
+
+  inputs: ModelInputs
+  corpus: Corpus
+  generation: Generation | None
+  block_length: int
+
+  def gather(self, rows: Int[np.ndarray, "b k"]) -> Int[np.ndarray, "b k l"]:
+    """Returns the padded tokens of blocks."""
+    return self.corpus.gather(rows, self.block_length)
+
+
+class ExampleArrays(NamedTuple):
+  """Arrays and sizes from which a stage makes a batch of the right shapes.
+
+  Attributes:
+    query: Padded queries.
+    candidates: Padded blocks, `num_candidates` for each query.
+    num_searched: Number of blocks that are searched for each query.
+    max_masks: Number of masks that are scored.
+  """
+
+  query: Int[np.ndarray, "b q"]
+  candidates: Int[np.ndarray, "b k l"]
+  num_searched: int
+  max_masks: int
 
 
 @runtime_checkable
@@ -66,45 +104,13 @@ class Stage(Protocol):
     ...
 
   def assemble(
-    self,
-    batch: Batch,
-    retrieved: SearchResult,
-    *,
-    inputs: ModelInputs,
-    corpus: Corpus,
-    generation: Generation | None,
-    block_length: int,
+    self, batch: Batch, retrieved: SearchResult, context: StageContext
   ) -> Assembled:
-    """Makes the batch of a step.
-
-    Args:
-      batch: Examples of the task.
-      retrieved: Blocks that were found for their queries.
-      inputs: Maker of the encoder inputs.
-      corpus: Corpus version that rows of blocks refer to.
-      generation: Generation that was searched, if one was.
-      block_length: Padded length of a block.
-    """
+    """Makes the batch of a step from examples and the blocks retrieved."""
     ...
 
-  def example(
-    self,
-    query: Int[np.ndarray, "b q"],
-    candidates: Int[np.ndarray, "b k l"],
-    *,
-    inputs: ModelInputs,
-    num_searched: int,
-    max_masks: int,
-  ) -> StepBatch:
-    """Makes a batch of the same shapes and types, with empty targets.
-
-    Args:
-      query: Padded queries.
-      candidates: Padded blocks, `num_candidates` for each query.
-      inputs: Maker of the encoder inputs.
-      num_searched: Number of blocks that are searched for each query.
-      max_masks: Number of masks that are scored.
-    """
+  def example(self, shapes: ExampleArrays, inputs: ModelInputs) -> StepBatch:
+    """Makes a batch of the same shapes and types, with empty targets."""
     ...
 
 
@@ -138,9 +144,9 @@ def mask_targets(batch: Batch) -> MaskTargets:
   return MaskTargets(*(batch.arrays[name] for name in names))
 
 
-def empty_mask_targets(batch_size: int, max_masks: int) -> MaskTargets:
+def empty_mask_targets(shapes: ExampleArrays) -> MaskTargets:
   """Returns mask targets of the same shapes and types, all padding."""
-  shape = (batch_size, max_masks)
+  shape = (len(shapes.query), shapes.max_masks)
   return MaskTargets(
     np.zeros(shape, np.int32),
     np.zeros(shape, np.int32),

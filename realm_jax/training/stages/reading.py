@@ -3,11 +3,7 @@
 import dataclasses
 
 import jax
-import numpy as np
-from jaxtyping import Int
 
-from realm_jax.corpus.store import Corpus
-from realm_jax.generations.follow.loading import Generation
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
 from realm_jax.models.parameters import Params
@@ -16,7 +12,9 @@ from realm_jax.training.batches import ReadingBatch
 from realm_jax.training.stages.model_inputs import ModelInputs, Models
 from realm_jax.training.stages.protocol import (
   Assembled,
+  ExampleArrays,
   Lengths,
+  StageContext,
   empty_mask_targets,
   init_reader,
   mask_targets,
@@ -46,29 +44,12 @@ class Reading:
     return 0
 
   def assemble(
-    self,
-    batch: Batch,
-    retrieved: SearchResult,
-    *,
-    inputs: ModelInputs,
-    corpus: Corpus,
-    generation: Generation | None,
-    block_length: int,
+    self, batch: Batch, retrieved: SearchResult, context: StageContext
   ) -> Assembled:
-    rows = corpus.rows_of(batch.arrays["source_id"])[:, None]
-    joint = inputs.joint(
-      batch.arrays["query"], corpus.gather(rows, block_length)
-    )
+    rows = context.corpus.rows_of(batch.arrays["source_id"])[:, None]
+    joint = context.inputs.joint(batch.arrays["query"], context.gather(rows))
     return Assembled(ReadingBatch(joint.rows, mask_targets(batch)), {})
 
-  def example(
-    self,
-    query: Int[np.ndarray, "b q"],
-    candidates: Int[np.ndarray, "b k l"],
-    *,
-    inputs: ModelInputs,
-    num_searched: int,
-    max_masks: int,
-  ) -> ReadingBatch:
-    joint = inputs.joint(query, candidates)
-    return ReadingBatch(joint.rows, empty_mask_targets(len(query), max_masks))
+  def example(self, shapes: ExampleArrays, inputs: ModelInputs) -> ReadingBatch:
+    joint = inputs.joint(shapes.query, shapes.candidates)
+    return ReadingBatch(joint.rows, empty_mask_targets(shapes))

@@ -13,7 +13,9 @@ from realm_jax.evaluation.answering import AnsweringConfig, load_answerer
 from realm_jax.evaluation.trained_model import ModelSource
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
+from realm_jax.training.stages.model_inputs import ModelInputs
 from realm_jax.training.stages.open_qa import OpenQa
+from realm_jax.training.stages.protocol import StageContext
 from tests.conversion.imported import load
 
 pytestmark = pytest.mark.slow
@@ -104,16 +106,18 @@ def test_blocks_and_spans_that_hold_the_answer_are_the_same(answerer, expected):
     answers_in_blocks="tokens",
     joint_length=reader.joint_length,
   )
-  arrays, _ = stage.assemble(
+  assembled = stage.assemble(
     batch,
     SearchResult(expected["rows"].astype(np.int32), expected["relevance"]),
-    corpus=answerer.corpus,
-    generation=answerer.generation,
-    block_length=expected["span_logits"].shape[2],
+    StageContext(
+      ModelInputs(answerer.model.models),
+      answerer.corpus,
+      answerer.generation,
+      expected["span_logits"].shape[2],
+    ),
   )
-  np.testing.assert_array_equal(arrays["has_answer"], expected["has_answer"])
+  made = assembled.batch
+  np.testing.assert_array_equal(made.has_answer, expected["has_answer"])
   # The reader masks what it is not given.
   is_span = ~np.isnan(expected["span_logits"])
-  np.testing.assert_array_equal(
-    arrays["is_answer"] & is_span, expected["is_answer"]
-  )
+  np.testing.assert_array_equal(made.is_answer & is_span, expected["is_answer"])

@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import numpy as np
 
 from realm_jax.partitioning import rules
 from realm_jax.partitioning.mesh import make_mesh
@@ -13,6 +14,7 @@ from realm_jax.training.packing.shape_buckets import (
   shape_key,
 )
 from realm_jax.training.stages.model_inputs import ModelInputs, Models
+from realm_jax.training.stages.protocol import ExampleArrays
 from tests.generations.conftest import make_corpus
 from tests.training import tiny
 
@@ -42,11 +44,13 @@ def test_every_stage_has_an_example_of_its_batches():
     blocks = arrays.get("candidates", arrays.get("block"))
     example = Packer([shape_key(real)], groups=1, pack=False)(
       stage.example(
-        arrays["query"],
-        blocks.reshape(tiny.BATCH, -1, tiny.BLOCK),
-        inputs=inputs,
-        num_searched=tiny.SEARCHED,
-        max_masks=tiny.MASKS,
+        ExampleArrays(
+          arrays["query"],
+          blocks.reshape(tiny.BATCH, -1, tiny.BLOCK),
+          tiny.SEARCHED,
+          tiny.MASKS,
+        ),
+        inputs,
       )
     )
     assert jax.tree.structure(example) == jax.tree.structure(real)
@@ -65,19 +69,18 @@ def test_buckets_follow_from_the_corpus(tmp_path):
   # A quarter of a block's length is used.
   corpus = make_corpus(tmp_path, num_blocks=40)
   block_length = 4 * int(corpus.lengths.mean())
-  make_batch = functools.partial(
-    tiny.OF_STAGE["inverse_cloze"].example,
-    inputs=ModelInputs(Models(*tiny.models()), groups=2),
+  shapes = ExampleArrays(
+    np.zeros((16, 12), np.int32),
+    np.zeros((16, 1, block_length), np.int32),
     num_searched=0,
     max_masks=0,
   )
   choose = functools.partial(
     choose_shape_buckets,
-    make_batch,
-    query_shape=(16, 12),
-    candidates_shape=(16, 1, block_length),
-    groups=2,
-    corpus=corpus,
+    tiny.OF_STAGE["inverse_cloze"],
+    shapes,
+    ModelInputs(Models(*tiny.models()), groups=2),
+    corpus,
   )
   buckets = choose()
   assert buckets == choose()

@@ -15,6 +15,7 @@ from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.training.stages.model_inputs import ModelInputs, Models
 from realm_jax.training.stages.open_qa import OpenQa
+from realm_jax.training.stages.protocol import StageContext
 
 PIECES = "[PAD] [UNK] [CLS] [SEP] [MASK] . met ali ##ce the young poet who ?"
 BLOCK_LENGTH, JOINT_LENGTH = 12, 12
@@ -72,10 +73,12 @@ def _assemble(stage, corpus, answer):
   assembled = stage.assemble(
     batch,
     retrieved,
-    inputs=ModelInputs(_models().for_corpus(corpus)),
-    corpus=corpus,
-    generation=_Vectors(),
-    block_length=BLOCK_LENGTH,
+    StageContext(
+      ModelInputs(_models().for_corpus(corpus)),
+      corpus,
+      _Vectors(),
+      BLOCK_LENGTH,
+    ),
   )
   return assembled.batch
 

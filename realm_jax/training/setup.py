@@ -1,0 +1,89 @@
+"""What a run is made of before anything is opened for writing."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import optax
+from jax.sharding import Mesh
+
+from realm_jax.corpus.store import Corpus
+from realm_jax.partitioning.mesh import DATA_AXIS, make_mesh
+from realm_jax.training.config import TrainConfig
+from realm_jax.training.loop_state import RunIdentity
+from realm_jax.training.optimizer import make_optimizer
+from realm_jax.training.refresh.corpus_versions import corpus_of_run
+from realm_jax.training.stages.model_inputs import ModelInputs, Models
+from realm_jax.training.step import Loss
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSetup:
+  """What follows from the configuration, the corpus and the devices.
+
+  Attributes:
+    config: Configuration of the run.
+    corpus: Corpus version that the run reads.
+    identity: What the run must share with its checkpoints.
+    mesh: Mesh over all devices.
+    inputs: Maker of the encoder inputs, with the models.
+    loss: Loss of the stage.
+    optimizer: Optimizer of the run.
+  """
+
+  config: TrainConfig
+  corpus: Corpus
+  identity: RunIdentity
+  mesh: Mesh
+  inputs: ModelInputs
+  loss: Loss[Any]
+  optimizer: optax.GradientTransformation
+
+
+def set_up(config: TrainConfig) -> RunSetup:
+  """Opens the corpus, and checks the configuration against it.
+
+  Raises:
+    CorpusError: There is no corpus, or its blocks are longer than
+      `block_length`.
+    CheckpointError: The run's last checkpoint is of another vocabulary.
+    ValueError: The configuration does not fit the corpus or the devices.
+  """
+  if jax.process_count() > 1:
+    raise ValueError(
+      f"jax has {jax.process_count()} processes, and training supports one; "
+      "start it on a single host"
+    )
+  corpus = corpus_of_run(config.model_dir, config.data.corpus_dir)
+  corpus.require_whole_blocks(config.data.block_length)
+  mesh = make_mesh(model_parallelism=config.model_parallelism)
+  groups = mesh.shape[DATA_AXIS]
+  if config.data.batch_size % groups:
+    raise ValueError(
+      f"batch_size={config.data.batch_size} is not a multiple of the {groups} "
+      "devices of the data axis; change BATCH_SIZE"
+    )
+  models = Models(config.retriever, config.reader).for_corpus(corpus)
+  return RunSetup(
+    config=config,
+    corpus=corpus,
+    identity=_identity(config, corpus),
+    mesh=mesh,
+    inputs=ModelInputs(models, groups=groups),
+    loss=config.stage.loss(models),
+    optimizer=make_optimizer(config.optimizer, num_steps=config.num_steps),
+  )
+
+
+def _identity(config: TrainConfig, corpus: Corpus) -> RunIdentity:
+  waits = config.waits
+  return RunIdentity(
+    seed=config.data.seed,
+    batch_size=config.data.batch_size,
+    num_searched=config.stage.num_searched(corpus.num_blocks),
+    save_every_steps=config.checkpoints.save_every_steps if waits else 0,
+    lag_steps=config.refresh.lag_steps if waits else 0,
+    vocabulary=corpus.vocab_sha256,
+    corpus_version=corpus.version,
+    corpus_fingerprint=corpus.fingerprint,
+  )

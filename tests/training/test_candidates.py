@@ -1,0 +1,322 @@
+"""The stream of batches: what it reads, searches, replaces and remembers."""
+
+import contextlib
+import dataclasses
+import threading
+
+import jax
+import numpy as np
+import pytest
+
+from realm_jax.corpus.store import Corpus
+from realm_jax.generations.follow.loading import Generation
+from realm_jax.indexes.protocol import IndexCrashedError, SearchResult
+from realm_jax.inputs.batches import Batch
+from realm_jax.partitioning.mesh import make_mesh
+from realm_jax.retrieval.pipeline import RetrievalPipeline
+from realm_jax.training.batches import ReadingBatch
+from realm_jax.training.candidates import CandidateStream, HostCandidateStream
+from realm_jax.training.decisions import LocalDecisions
+from realm_jax.training.loop_state import LoopState, RetrievedIds
+from realm_jax.training.packing.packer import Packer
+from realm_jax.training.refresh.schedule import (
+  GenerationSchedule,
+  StaleIndexError,
+)
+from realm_jax.training.setup import RunSetup
+from realm_jax.training.stages.model_inputs import ModelInputs, Models
+from realm_jax.training.stages.protocol import (
+  Assembled,
+  ExampleArrays,
+  empty_mask_targets,
+)
+from tests.training import tiny
+
+BATCH, K = 8, 2
+
+
+class Words(Corpus):
+  """A corpus in which the id of a block is 100 more than its row."""
+
+  version = 1
+  block_ids = 100 + np.arange(20)
+
+  def __init__(self):
+    pass
+
+  def rows_of(self, ids):
+    return (np.asarray(ids) - 100).astype(np.int32)
+
+
+class HostIndex:
+  """Returns the rows after the first word of a query, or crashes."""
+
+  kind, num_blocks, needs_vectors = "host", 20, True
+
+  def __init__(self, crashes=False):
+    self.crashes, self.report = crashes, {}
+    self.vectors = []
+
+  def search(self, queries, k):
+    if self.crashes:
+      raise IndexCrashedError("the search process has ended")
+    self.vectors.append(queries.vectors)
+    rows = queries.token_ids[:, :1] + np.arange(k, dtype=np.int32)
+    return SearchResult(rows.astype(np.int32), np.ones(rows.shape, np.float32))
+
+
+def _generation(step, index, scale=1.0):
+  generation = object.__new__(_Generation)
+  fields = {
+    "step": step,
+    "corpus": Words(),
+    "index": index,
+    "query_params": {"scale": np.float32(scale)},
+  }
+  for name, value in fields.items():
+    object.__setattr__(generation, name, value)
+  return generation
+
+
+class _Generation(Generation):
+  oldest_step = 0
+
+
+class Schedule(GenerationSchedule):
+  """Generations by step, and one to fall back to."""
+
+  def __init__(self, generations, fallback=None):
+    self._generations, self._after = generations, fallback
+    self._current, self.swaps = None, 0
+    self.recorded = []
+
+  def start(self, step, recorded):
+    self.recorded.append(recorded)
+    return self.at(step)
+
+  def at(self, step):
+    chosen = self._generations(step)
+    if isinstance(chosen, Exception):
+      raise chosen
+    self._current = chosen
+    return chosen
+
+  def after_crash(self, error):
+    if self._after is None:
+      raise error
+    self._current = self._after
+    return self._current
+
+
+@dataclasses.dataclass(frozen=True)
+class RowsStage:
+  """A stage whose batch holds the retrieved rows as masked tokens."""
+
+  needs_index: bool = True
+  current_queries: bool = False
+  num_candidates: int = 1
+
+  def assemble(self, batch, retrieved, context):
+    inputs = context.inputs.queries(batch.arrays["query"])
+    masks = empty_mask_targets(
+      ExampleArrays(batch.arrays["query"], np.zeros((1, 1, 1), int), 0, K)
+    )
+    rows = retrieved.rows if retrieved.rows.size else masks.token_ids
+    made = ReadingBatch(inputs, masks._replace(token_ids=rows))
+    return Assembled(made, {"of_stage": 1.0})
+
+  def init(self, models, lengths, key):
+    raise AssertionError
+
+  loss = num_searched = example = init
+
+
+@dataclasses.dataclass(frozen=True)
+class Identity:
+  num_searched: int = K
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+  block_length: int = tiny.BLOCK
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """The part of a run's configuration that the stream reads."""
+
+  stage: RowsStage
+  data: Data
+
+
+def _examples(start=0):
+  for number in range(start, 100):
+    query = np.full((BATCH, tiny.QUERY), number + 1, np.int32)
+    yield Batch(
+      arrays={"query": query},
+      host={},
+      is_real=np.ones(BATCH, bool),
+      next_position=BATCH * (number + 1),
+    )
+
+
+def _embed(params, token_ids):
+  return params["scale"] * token_ids[:, :4].astype(np.float32)
+
+
+@pytest.fixture
+def open_stream(monkeypatch):
+  """Opens streams over fakes, and closes their threads."""
+  monkeypatch.setattr(
+    "realm_jax.training.candidates.query_tower_parameters",
+    lambda retriever, params: params,
+  )
+  mesh = make_mesh(devices=jax.devices()[:1])
+  stack = contextlib.ExitStack()
+
+  def open_stream(schedule, *, resumed=None, **stage):
+    resumed = resumed or LoopState(0)
+    setup = object.__new__(RunSetup)
+    fields = {
+      "config": Config(RowsStage(**stage), Data()),
+      "corpus": Words(),
+      "mesh": mesh,
+      "inputs": ModelInputs(Models(*tiny.models())),
+      "identity": Identity(),
+    }
+    for name, value in fields.items():
+      object.__setattr__(setup, name, value)
+    pipeline = RetrievalPipeline(_embed, mesh=mesh)
+    stack.callback(pipeline.close)
+    stream = HostCandidateStream(
+      setup,
+      _examples(resumed.position // BATCH),
+      packer=Packer([(1,), (BATCH,)], groups=1, pack=False),
+      pipeline=pipeline,
+      schedule=schedule,
+      decisions=LocalDecisions(
+        threading.Event(), num_steps=100, save_every_steps=10
+      ),
+      resumed=resumed,
+    )
+    assert isinstance(stream, CandidateStream)
+    return stream
+
+  with stack:
+    yield open_stream
+
+
+def _params(scale):
+  return {"retriever": {"scale": np.float32(scale)}}
+
+
+def _rows(prepared):
+  return np.asarray(prepared.batch.masks.token_ids)[0].tolist()
+
+
+def test_batches_come_in_order_with_what_their_generation_returned(open_stream):
+  index = HostIndex()
+  stream = open_stream(Schedule(lambda step: _generation(10 * step, index)))
+  found = []
+  for step in range(3):
+    stream.prefetch(step, _params(7.0))
+    prepared = stream.take(step)
+    found.append((_rows(prepared), prepared.metrics["generation"]))
+    assert prepared.metrics["staleness_steps"] == step
+    assert prepared.metrics["of_stage"] == 1.0
+  assert found == [([1, 2], 0), ([2, 3], 10), ([3, 4], 20)]
+  # Embedded by the generation's own query tower.
+  assert [vectors[0, 0] for vectors in index.vectors] == [1.0, 2.0, 3.0]
+
+
+def test_queries_may_be_embedded_with_the_current_parameters(open_stream):
+  index = HostIndex()
+  schedule = Schedule(lambda step: _generation(0, index))
+  stream = open_stream(schedule, current_queries=True)
+  stream.prefetch(0, {"retriever": {"scale": np.float32(7.0)}})
+  stream.take(0)
+  assert index.vectors[0][0, 0] == 7.0
+
+
+def test_the_state_is_that_of_the_next_step(open_stream):
+  stream = open_stream(Schedule(lambda step: _generation(5, HostIndex())))
+  stream.prefetch(0, _params(1.0))
+  stream.take(0)
+  stream.prefetch(1, _params(1.0))
+  for step, position, first in ((0, 0, 101), (1, BATCH, 102)):
+    state = stream.state(step)
+    assert (state.position, state.generation) == (position, 5)
+    assert state.retrieved.ids[0].tolist() == [first, first + 1]
+  stream.take(1)
+  # After the last step nothing is in flight.
+  assert stream.state(2) == LoopState(2 * BATCH, 5)
+
+
+def test_a_resumed_stream_repeats_no_search_of_the_same_generation(open_stream):
+  ids = np.tile(np.array([[107, 108]]), (BATCH, 1))
+  retrieved = RetrievedIds(ids, np.ones(ids.shape, np.float32))
+  resumed = LoopState(3 * BATCH, generation=5, retrieved=retrieved)
+  for step_of_generation, rows in ((5, [7, 8]), (6, [4, 5])):
+    index = HostIndex()
+    schedule = Schedule(
+      lambda step, s=step_of_generation, i=index: _generation(s, i)
+    )
+    stream = open_stream(schedule, resumed=resumed)
+    stream.prefetch(3, _params(1.0))
+    assert _rows(stream.take(3)) == rows
+    assert schedule.recorded == [5]
+    stream.prefetch(4, _params(1.0))
+    assert _rows(stream.take(4)) == [5, 6]
+
+
+@pytest.mark.parametrize("current_queries", [False, True])
+def test_a_crashed_index_is_replaced_and_searched_again(
+  open_stream, current_queries
+):
+  instead = HostIndex()
+  schedule = Schedule(
+    lambda step: _generation(9, HostIndex(crashes=True), scale=1.0),
+    fallback=_generation(4, instead, scale=3.0),
+  )
+  stream = open_stream(schedule, current_queries=current_queries)
+  stream.prefetch(0, _params(7.0))
+  prepared = stream.take(0)
+  assert _rows(prepared) == [1, 2]
+  assert prepared.metrics["generation"] == 4
+  assert stream.state(0).generation == 4
+  # The query tower is that of the generation, or the one at the prefetch.
+  assert instead.vectors[0][0, 0] == (7.0 if current_queries else 3.0)
+
+
+def test_a_crash_that_nothing_replaces_ends_the_run(open_stream):
+  schedule = Schedule(lambda step: _generation(9, HostIndex(crashes=True)))
+  stream = open_stream(schedule)
+  stream.prefetch(0, _params(1.0))
+  with pytest.raises(IndexCrashedError, match="has ended"):
+    stream.take(0)
+  # What was done so far can be saved; a resumed run searches again.
+  assert stream.state(0) == LoopState(0, generation=9, retrieved=None)
+
+
+def test_a_stream_with_nothing_to_search_has_not_moved_on(open_stream):
+  stale = StaleIndexError("too old")
+  schedule = Schedule(
+    lambda step: stale if step == 1 else _generation(5, HostIndex())
+  )
+  stream = open_stream(schedule)
+  stream.prefetch(0, _params(1.0))
+  stream.take(0)
+  with pytest.raises(StaleIndexError):
+    stream.prefetch(1, _params(1.0))
+  state = stream.state(0)
+  assert (state.position, state.retrieved.ids[0, 0]) == (0, 101)
+
+
+def test_a_stage_without_an_index_searches_nothing(open_stream):
+  stream = open_stream(None, needs_index=False)
+  stream.prefetch(0, _params(1.0))
+  prepared = stream.take(0)
+  assert "generation" not in prepared.metrics
+  assert stream.swaps == 0
+  assert stream.state(0) == LoopState(0)
+  assert stream.state(1) == LoopState(BATCH)

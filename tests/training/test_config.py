@@ -1,0 +1,82 @@
+"""What no run can be is refused before anything is opened."""
+
+import dataclasses
+
+import pytest
+
+from realm_jax.inputs.config import DataConfig
+from realm_jax.models.bert import BertConfig
+from realm_jax.models.retriever import Retriever
+from realm_jax.training.config import (
+  CheckpointConfig,
+  RefreshConfig,
+  TrainConfig,
+)
+from realm_jax.training.optimizer import OptimizerConfig
+from realm_jax.training.stages.inverse_cloze import InverseCloze
+from realm_jax.training.stages.pretraining import Pretraining
+
+
+def _config(**changes):
+  config = TrainConfig(
+    model_dir="runs/x",
+    data=DataConfig(
+      task="inverse_cloze",
+      corpus_dir="corpus",
+      batch_size=8,
+      query_length=16,
+      block_length=32,
+    ),
+    stage=Pretraining(),
+    retriever=Retriever(BertConfig()),
+    optimizer=OptimizerConfig(learning_rate=1e-3),
+    num_steps=100,
+  )
+  return dataclasses.replace(config, **changes)
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"num_steps": -1}, "num_steps=-1; want 0 or more: change NUM_STEPS"),
+    ({"model_parallelism": 0}, "model_parallelism=0; want 1 or more"),
+  ],
+)
+def test_impossible_numbers_are_refused(changes, message):
+  with pytest.raises(ValueError, match=message):
+    _config(**changes)
+
+
+def test_a_run_saves_checkpoints():
+  with pytest.raises(ValueError, match="save_every_steps=0; want 1 or more"):
+    CheckpointConfig(save_every_steps=0)
+  with pytest.raises(ValueError, match="keep=0; want 1 or more"):
+    CheckpointConfig(keep=0)
+
+
+def test_the_lag_of_a_waiting_run_fits_its_checkpoints():
+  waits = RefreshConfig(wait=True, lag_steps=30)
+  kept = CheckpointConfig(save_every_steps=10, keep=2)
+  with pytest.raises(ValueError, match="lag_steps=30 exceeds the 2 checkpoin"):
+    _config(refresh=waits, checkpoints=kept)
+  # A run that does not wait, or has no index, has no lag to fit.
+  _config(refresh=dataclasses.replace(waits, wait=False), checkpoints=kept)
+  _config(refresh=waits, checkpoints=kept, stage=InverseCloze())
+
+
+def test_only_a_stage_with_an_index_waits_for_generations():
+  waits = RefreshConfig(wait=True, lag_steps=30)
+  assert _config(refresh=waits).waits
+  assert not _config(refresh=waits, stage=InverseCloze()).waits
+  assert not _config(refresh=dataclasses.replace(waits, refresh=False)).waits
+
+
+def test_a_reader_of_its_own_must_be_there():
+  shared = CheckpointConfig(initial_checkpoint="runs/ict")
+  assert shared.sources == {"retriever": "runs/ict", "reader": "runs/ict"}
+  assert shared.required == ()
+  other = CheckpointConfig(
+    initial_checkpoint="runs/ict", initial_reader="runs/reading"
+  )
+  assert other.sources == {"retriever": "runs/ict", "reader": "runs/reading"}
+  assert other.required == ("reader",)
