@@ -33,8 +33,8 @@ from benchmarks import demo_corpus, imported_model, peer_processes
 from benchmarks.random_towers import random_towers
 from benchmarks.real_texts import TEXTS_DIR, NoTextsError, titled_paragraphs
 from realm_jax.conversion.bert_models import TowerOptions
+from realm_jax.conversion.hugging_face.bert import plan_hf_bert
 from realm_jax.conversion.hugging_face.config import write_bert_config
-from realm_jax.conversion.planning import plan_import
 from realm_jax.corpus.build.corpus import build_corpus
 from realm_jax.corpus.store import Corpus
 from realm_jax.files.json_file import json_lines, write_json
@@ -82,7 +82,7 @@ class Model(NamedTuple):
 
 def minilm(weights: Path) -> Model:
   """MiniLM of a folder."""
-  plan = plan_import("hf_bert", weights, TowerOptions(), parts=("retriever",))
+  plan = plan_hf_bert(weights, TowerOptions(), parts=("retriever",))
   loaded = imported_model.load(plan)
   return Model("minilm", loaded.retriever, loaded.params["retriever"], weights)
 

@@ -228,7 +228,7 @@ def load(plan: ImportPlan) -> ImportedModel:
     expected_fresh=plan.expected_fresh,
   )
   parameters |= fresh_parameters(
-    retriever, reader, (row.path for row in report.fresh), seed=0
+    retriever, reader, (row.name for row in report.fresh), seed=0
   )
   return ImportedModel(retriever, reader, nested(parameters))
 

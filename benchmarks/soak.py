@@ -34,7 +34,7 @@ from benchmarks.faults import Fault, Met
 from benchmarks.jobs import JobError, Run, wait_until
 from realm_jax.console.table import figures_table
 from realm_jax.files.json_file import write_json
-from realm_jax.indexes.scann.config import given_tree
+from realm_jax.indexes.scann.config import fixed_tree
 
 _SAVE_EVERY_STEPS = 5
 _FAULTS_PER_CHECKPOINT = 3
@@ -46,7 +46,7 @@ _PATIENCE_SECONDS = 1800.0
 # Which share of the faults comes upon a run with which index.
 _SHARES = {"EXACT": 0.75, "SCANN": 0.25}
 # So few blocks would be searched without a tree, and none is worth choosing.
-_TREE = given_tree(
+_TREE = fixed_tree(
   16,
   num_leaves_searched=8,
   num_reordered=64,

@@ -39,7 +39,7 @@ from realm_jax.generations.store import manifest as manifests
 from realm_jax.generations.store.manifest import GenerationError, Manifest
 from realm_jax.generations.store.publisher import publish
 from realm_jax.indexes.protocol import IndexConfig
-from realm_jax.indexes.scann.config import given_tree
+from realm_jax.indexes.scann.config import fixed_tree
 from realm_jax.inputs.config import DataConfig
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
@@ -357,7 +357,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
   result = measure(
     given.directory.absolute(),
     num_blocks=given.num_blocks,
-    index=given_tree(
+    index=fixed_tree(
       given.num_leaves, num_leaves_searched=8, num_reordered=200, spherical=True
     ),
     scale=given.scale,

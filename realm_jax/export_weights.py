@@ -10,8 +10,8 @@ of it) or the reader with its masked-LM head (BertForMaskedLM). --to=hf_realm
 writes one of transformers' REALM classes: embedder, scorer, encoder (the
 knowledge-augmented one), reader, or open_qa.
 
-What `import_weights` reads back is the same, bit for bit. It prints what was
-written, and which parameters have no place there.
+`import_weights` reads the same parameters back, bit for bit. The command prints
+what was written, and which parameters the other system has no tensors for.
 """
 
 from collections.abc import Sequence
@@ -21,34 +21,32 @@ from absl import flags
 from realm_jax import configuration
 from realm_jax.conversion import exporting
 from realm_jax.conversion.export_plan import TOWERS
-from realm_jax.conversion.hugging_face import realm_export as hf_realm_export
+from realm_jax.conversion.hugging_face.realm_export import MODELS
 from realm_jax.conversion.plan import PARTS
 
 _TO = flags.DEFINE_enum(
-  "to", None, exporting.SYSTEMS, "Which system.", required=True
+  "to", None, exporting.SYSTEMS, "System to export to.", required=True
 )
 _OUTPUT_DIR = flags.DEFINE_string(
-  "output_dir", None, "The directory to make.", required=True
+  "output_dir", None, "Directory to make.", required=True
 )
-_PART = flags.DEFINE_enum("part", None, PARTS, "For hf_bert: what to write.")
+_PART = flags.DEFINE_enum("part", None, PARTS, "Part to write for hf_bert.")
 _MODEL = flags.DEFINE_enum(
-  "model", None, hf_realm_export.MODELS, "For hf_realm: which class."
+  "model", None, MODELS, "Class to write for hf_realm."
 )
 _TOWER = flags.DEFINE_enum(
-  "tower", None, TOWERS, "Which, where the retriever has two."
+  "tower", None, TOWERS, "Tower to write, if the retriever has two."
 )
 
 
 def main(argv: Sequence[str]) -> None:
-  """Runs `conversion.exporting.export_weights` as gin configures it."""
+  """Exports the model that gin configures, and prints what was written."""
   del argv
+  target = exporting.ExportTarget(
+    _TO.value, part=_PART.value, model=_MODEL.value, tower=_TOWER.value
+  )
   report = configuration.call(
-    exporting.export_weights,
-    to=_TO.value,
-    output_dir=_OUTPUT_DIR.value,
-    part=_PART.value,
-    model=_MODEL.value,
-    tower=_TOWER.value,
+    exporting.export_weights, target=target, output_dir=_OUTPUT_DIR.value
   )
   print(report)
   print(f"written: {_OUTPUT_DIR.value}")

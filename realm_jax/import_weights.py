@@ -7,16 +7,16 @@ writes checkpoint 0, the vocabulary (`vocab.txt`, for `build_corpus --vocab`)
 and the model's gin file (`model.gin`, to give as --gin_file in place of
 gin/models/bert_base.gin), and prints which parameter came from which tensor,
 which tensors were left unused, and which parameters start from random values.
-A tensor without a place, a parameter without a tensor and a shape that does
-not fit are errors, unless --allow_left and --allow_fresh name them.
+A tensor without a parameter, a parameter without a tensor and a shape that
+does not fit are errors, unless --allow_left and --allow_fresh name them.
 
-The MODEL_DIR goes to build_index and evaluate as it is, and to train as
+build_index and evaluate take the MODEL_DIR as it is, and train as
 INITIAL_CHECKPOINT or INITIAL_READER.
 
 --from=hf_bert: a directory with BERT's config.json, its weights
 (model.safetensors, whole or in shards) and vocab.txt or tokenizer.json: BERT,
 MiniLM, Contriever, E5, BGE and the like. Where it has the modules.json of
-sentence-transformers, vectors are made as that says; otherwise flags choose:
+sentence-transformers, vectors are made as it says; otherwise flags choose:
 
     Contriever   --pooling=mean --notitle_separator --notoken_types
     E5           --query_prefix='query: ' --block_prefix='passage: '
@@ -36,9 +36,9 @@ their texts, where block_records.npy lies beside them).
 and vocab.txt, or a checkpoint's prefix in one.
 
 --from=tf_realm: what Google released of REALM and ORQA: a TF-Hub module
-(`embedder`, `bert`, `ict`), a directory of such (`cc_news_pretrained`), or a
-fine-tuned model (`orqa_nq_model_from_realm`; its vocabulary and its block tower
-are the module's that it was trained from):
+(`embedder`, `bert`, `ict`), a directory of modules (`cc_news_pretrained`), or a
+fine-tuned model (`orqa_nq_model_from_realm`, which needs the vocabulary and the
+block tower of the module that it was trained from):
 
     python -m realm_jax.import_weights --from=tf_realm \\
       --input=orqa_nq_model_from_realm --output_dir=runs/realm_nq \\
@@ -49,166 +49,134 @@ are the module's that it was trained from):
 With --corpus_dir the released blocks become a corpus there, and their vectors
 generation 0 of the MODEL_DIR, so that nothing is embedded again.
 
-A gin file may bind the arguments of `conversion.importing.import_weights` in
-place of the optional flags; what the command line says goes first.
+A gin file may bind the fields of `planning.ImportSource`,
+`bert_models.TowerOptions`, `released_index.BlockOptions` and
+`mapping.Allowance` in place of the optional flags of the same names. Flags
+override it.
 """
 
-from collections.abc import Sequence
-from typing import Any
+import inspect
+from collections.abc import Callable, Sequence
+from typing import ParamSpec, TypeVar
 
 from absl import flags
 
 from realm_jax import configuration
 from realm_jax.conversion import importing, planning
+from realm_jax.conversion.bert_models import TowerOptions
+from realm_jax.conversion.google.released_index import BlockOptions
+from realm_jax.conversion.mapping import Allowance
 from realm_jax.conversion.plan import PARTS
 from realm_jax.models.retriever import POOLINGS
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
 _FROM = flags.DEFINE_enum(
-  "from", None, planning.KINDS, "What the input is.", required=True
+  "from", None, planning.KINDS, "Format of the input.", required=True
 )
-_INPUT = flags.DEFINE_string(
+flags.DEFINE_string(
   "input",
   None,
-  "The directory to read (or a TensorFlow checkpoint's prefix), on this "
-  "machine.",
+  "Local directory to read, or the prefix of a TensorFlow checkpoint.",
   required=True,
 )
 _OUTPUT_DIR = flags.DEFINE_string(
-  "output_dir", None, "The MODEL_DIR to make.", required=True
+  "output_dir", None, "MODEL_DIR to make.", required=True
 )
-_BLOCK_INPUT = flags.DEFINE_string(
-  "block_input", None, "A second directory, for a block tower of its own."
-)
-_PARTS = flags.DEFINE_list(
+for _name, _help in {
+  "block_input": "Second input, for a separate block tower.",
+  "query_prefix": "Text that the model expects before a query.",
+  "block_prefix": "Text that the model expects before a block.",
+  "tensor_prefix": "Prefix of `embeddings.word_embeddings.weight`, if the "
+  "input holds several encoders.",
+  "vocab": "Vocabulary file, if a tf_realm input has none.",
+  "corpus_dir": "Corpus to make of the blocks that were released with the "
+  "weights.",
+  "block_records": "Texts of these blocks: block_records.npy, or TFRecords "
+  "(blocks.tfr); by default the input's own.",
+  "block_titles": "TFRecords of their titles (titles.tfr).",
+}.items():
+  flags.DEFINE_string(_name, None, _help)
+for _name, _help in {
+  "normalize": "Whether vectors have length 1.",
+  "title_separator": "Whether [SEP] separates title and body; by default yes, "
+  "as in REALM, except for sentence-transformers.",
+  "token_types": "Whether tokens after the first [SEP] are of type 1; by "
+  "default yes, as in REALM, except for sentence-transformers.",
+}.items():
+  flags.DEFINE_bool(_name, None, _help)
+for _name, _help in {
+  "allow_left": "Regular expression for whole names of tensors that may stay "
+  "unused; repeatable.",
+  "allow_fresh": "Regular expression for whole paths of parameters that may "
+  "start from random values; repeatable.",
+}.items():
+  flags.DEFINE_multi_string(_name, [], _help)
+flags.DEFINE_list(
   "parts",
   None,
-  f"Which of {', '.join(PARTS)} to import; without it, what the input has.",
+  f"Parts to import: {', '.join(PARTS)}; by default what the input has.",
 )
-_POOLING = flags.DEFINE_enum(
+flags.DEFINE_enum(
   "pooling",
   None,
   POOLINGS,
   "How hidden states become a vector; without modules.json, the pooler if the "
   "weights have one, or else cls.",
 )
-_PROJECTION_SIZE = flags.DEFINE_integer(
-  "projection_size", None, "Adds a projection, which starts afresh."
+flags.DEFINE_integer(
+  "projection_size", None, "Size of a randomly initialized projection to add."
 )
-_NORMALIZE = flags.DEFINE_bool(
-  "normalize", None, "Whether vectors have length 1."
-)
-_SCORE_SCALE = flags.DEFINE_float(
+flags.DEFINE_float(
   "score_scale",
   1.0,
-  "Multiplies inner products; training normalised vectors needs more than 1.",
+  "Factor of inner products; training normalized vectors needs more than 1.",
 )
-_QUERY_PREFIX = flags.DEFINE_string(
-  "query_prefix", None, "Text that the model wants before a query."
-)
-_BLOCK_PREFIX = flags.DEFINE_string(
-  "block_prefix", None, "Text that the model wants before a block."
-)
-_TITLE_SEPARATOR = flags.DEFINE_bool(
-  "title_separator",
-  None,
-  "Whether a [SEP] stands between title and body: yes, as in REALM, but for "
-  "sentence-transformers.",
-)
-_TOKEN_TYPES = flags.DEFINE_bool(
-  "token_types",
-  None,
-  "Whether tokens after the first [SEP] are of type 1: yes, as in REALM, but "
-  "for sentence-transformers.",
-)
-_SEPARATE_TOWERS = flags.DEFINE_bool(
+flags.DEFINE_bool(
   "separate_towers", False, "Start two towers from the same weights."
 )
-_TENSOR_PREFIX = flags.DEFINE_string(
-  "tensor_prefix",
-  None,
-  "What precedes `embeddings.word_embeddings.weight`, where the input holds "
-  "several encoders.",
+flags.DEFINE_integer(
+  "block_length", None, "Maximum wordpieces of a block; by default all fit."
 )
-_VOCAB = flags.DEFINE_string(
-  "vocab", None, "The vocabulary file, where a tf_realm input has none."
+flags.DEFINE_enum(
+  "index", None, ("exact", "scann"), "Index of the vectors; by default scann."
 )
-_CORPUS_DIR = flags.DEFINE_string(
-  "corpus_dir",
-  None,
-  "The corpus to make of the blocks that were released with the weights.",
+_SEED = flags.DEFINE_integer(
+  "seed", 0, "Seed of parameters that start from random values."
 )
-_BLOCK_RECORDS = flags.DEFINE_string(
-  "block_records",
-  None,
-  "The texts of these blocks: block_records.npy, or TFRecords (blocks.tfr); "
-  "by default the input's own.",
-)
-_BLOCK_TITLES = flags.DEFINE_string(
-  "block_titles", None, "TFRecords of their titles (titles.tfr)."
-)
-_BLOCK_LENGTH = flags.DEFINE_integer(
-  "block_length", None, "The most wordpieces of a block; by default all fit."
-)
-_INDEX = flags.DEFINE_enum(
-  "index",
-  None,
-  ("exact", "scann"),
-  "What searches their vectors; by default scann.",
-)
-_ALLOW_LEFT = flags.DEFINE_multi_string(
-  "allow_left",
-  [],
-  "A regular expression for whole names of tensors that may stay unused; "
-  "repeatable.",
-)
-_ALLOW_FRESH = flags.DEFINE_multi_string(
-  "allow_fresh",
-  [],
-  "A regular expression for whole paths of parameters that may start from "
-  "random values; repeatable.",
-)
-_SEED = flags.DEFINE_integer("seed", 0, "Of what starts afresh.")
 
 
-def _given_arguments() -> dict[str, Any]:
-  """What the command line says, which goes before what gin files say."""
-  arguments: dict[str, flags.FlagHolder[Any]] = {
-    "kind": _FROM,
-    "input_dir": _INPUT,
-    "output_dir": _OUTPUT_DIR,
-    "block_input": _BLOCK_INPUT,
-    "parts": _PARTS,
-    "pooling": _POOLING,
-    "projection_size": _PROJECTION_SIZE,
-    "normalize": _NORMALIZE,
-    "score_scale": _SCORE_SCALE,
-    "query_prefix": _QUERY_PREFIX,
-    "block_prefix": _BLOCK_PREFIX,
-    "title_separator": _TITLE_SEPARATOR,
-    "token_types": _TOKEN_TYPES,
-    "separate_towers": _SEPARATE_TOWERS,
-    "tensor_prefix": _TENSOR_PREFIX,
-    "vocab": _VOCAB,
-    "corpus_dir": _CORPUS_DIR,
-    "block_records": _BLOCK_RECORDS,
-    "block_titles": _BLOCK_TITLES,
-    "block_length": _BLOCK_LENGTH,
-    "index": _INDEX,
-    "allow_left": _ALLOW_LEFT,
-    "allow_fresh": _ALLOW_FRESH,
-    "seed": _SEED,
-  }
-  return {name: flag.value for name, flag in arguments.items() if flag.present}
+def _configured(function: Callable[_P, _T]) -> Callable[_P, _T]:
+  """Returns the function with gin's bindings, if a gin file has any."""
+  try:
+    return configuration.configured(function)
+  except configuration.ConfigurationError:
+    return function
+
+
+def _options(target: Callable[..., _T], prefix: str = "", **more: str) -> _T:
+  """Makes a dataclass of the flags that have the names of its fields."""
+  names = set(inspect.signature(target).parameters) - more.keys()
+  given = {name: flags.FLAGS[prefix + name] for name in names}
+  values = {name: flag.value for name, flag in given.items() if flag.present}
+  return _configured(target)(**values, **more)
 
 
 def main(argv: Sequence[str]) -> None:
-  """Imports, and prints what happened."""
+  """Imports weights, and prints what happened."""
   del argv
-  given = _given_arguments()
-  if flags.FLAGS.gin_file or flags.FLAGS.gin_bindings:
-    report = configuration.call(importing.import_weights, **given)
-  else:
-    report = importing.import_weights(**given)
+  with configuration.parsed(
+    *configuration.given(), search_paths=flags.FLAGS.gin_search_paths
+  ):
+    report = importing.import_weights(
+      _options(planning.ImportSource, kind=_FROM.value),
+      _OUTPUT_DIR.value,
+      towers=_options(TowerOptions),
+      blocks=_options(BlockOptions),
+      allowance=_options(Allowance, prefix="allow_"),
+      seed=_SEED.value,
+    )
   print(report)
   print(f"model: {_OUTPUT_DIR.value}")
 

@@ -70,7 +70,7 @@ def add(
   name: str,
   choose: masking.ChooseMasks,
   *,
-  source: seqio.DataSource | None = None,
+  source: seqio.DataSourceInterface | None = None,
 ) -> seqio.Task:
   """Registers a task of masked sentences with seqio.
 

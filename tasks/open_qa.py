@@ -60,7 +60,7 @@ def add(
   name: str,
   *,
   answer_kind: AnswerKind = "string",
-  source: seqio.DataSource | None = None,
+  source: seqio.DataSourceInterface | None = None,
 ) -> seqio.Task:
   """Registers a task of questions with seqio.
 

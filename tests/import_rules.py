@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import graphlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,6 +72,14 @@ MAY_IMPORT = {
   ),
   "tasks": ("text", "corpus", "inputs"),
   "launch": (),
+}
+
+# Folder inside a layer: the folders of the same layer that it may import
+# besides itself.
+MAY_IMPORT_INSIDE = {
+  "realm_jax/generations/store": (),
+  "realm_jax/generations/build": ("realm_jax/generations/store",),
+  "realm_jax/generations/follow": ("realm_jax/generations/store",),
 }
 
 # What runs where neither TensorFlow nor ScaNN is installed. A folder stands
@@ -171,6 +180,18 @@ def imports(file: str) -> Iterator[Import]:
       continue
     for module in dict.fromkeys(modules):
       yield Import(file, node.lineno, module)
+
+
+def circle() -> list[str]:
+  """Files of realm_jax that import each other in a circle, if there are any."""
+  sorter: graphlib.TopologicalSorter[str] = graphlib.TopologicalSorter()
+  for file in sources("realm_jax"):
+    sorter.add(file, *filter(None, (file_of(i.module) for i in imports(file))))
+  try:
+    sorter.prepare()
+  except graphlib.CycleError as error:
+    return error.args[1]
+  return []
 
 
 def third_party(file: str) -> Iterator[Import]:

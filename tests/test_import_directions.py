@@ -37,6 +37,39 @@ def test_a_folder_imports_only_the_folders_below_it(folder: str):
   assert not wrong, f"{layer} may import {allowed} alone:\n" + "\n".join(wrong)
 
 
+@pytest.mark.parametrize("folder", sorted(rules.MAY_IMPORT_INSIDE))
+def test_a_folder_inside_a_layer_imports_only_the_folders_below_it(folder: str):
+  allowed = (folder, *rules.MAY_IMPORT_INSIDE[folder])
+  wrong = [
+    str(found)
+    for file in rules.sources(folder)
+    for found in rules.imports(file)
+    if (imported := rules.file_of(found.module)) is not None
+    and _layer(imported.rpartition("/")[0]) == _layer(folder)
+    and not imported.startswith(tuple(f"{name}/" for name in allowed))
+  ]
+  assert not wrong, f"{folder} may import {allowed} alone:\n" + "\n".join(wrong)
+
+
+def test_commands_in_packages_import_only_the_layers_below_and_configuration():
+  wrong = [
+    str(found)
+    for file in rules.sources("realm_jax")
+    if file.endswith("/__main__.py")
+    for found in rules.imports(file)
+    if (imported := rules.file_of(found.module)) is not None
+    and imported != "realm_jax/configuration.py"
+    and (below := _layer(imported.rpartition("/")[0])) != _layer(file[:-12])
+    and below.removeprefix("realm_jax/")
+    not in rules.may_import(_layer(file[:-12]))
+  ]
+  assert not wrong, "these point upwards:\n" + "\n".join(wrong)
+
+
+def test_no_files_import_each_other_in_a_circle():
+  assert not (circle := rules.circle()), " → ".join(circle)
+
+
 def test_no_import_is_relative():
   wrong = [
     str(found)
@@ -48,15 +81,15 @@ def test_no_import_is_relative():
   assert not wrong, "write out the whole path:\n" + "\n".join(wrong)
 
 
-def test_the_trainer_never_imports_the_builder():
+def test_the_trainer_never_imports_the_sidecar():
   wrong = [
     str(found)
     for file in rules.sources("realm_jax/training")
     for found in rules.imports(file)
-    if found.module.startswith("realm_jax.generations.build.sidecar")
+    if found.module.startswith("realm_jax.generations.build")
   ]
   assert not wrong, (
-    "trainer and builder share files and nothing else:\n" + "\n".join(wrong)
+    "trainer and sidecar share files and nothing else:\n" + "\n".join(wrong)
   )
 
 

@@ -2,44 +2,48 @@
 
     MODEL_DIR/checkpoints/<step>/{retriever,reader,optimizer,loop}
 
-Each item restores by itself: the index builder reads `retriever` and nothing
-else. A step's directory appears by one rename (or, on an object store, a
-commit file), so a killed trainer leaves no half checkpoint.
+Each item can be restored by itself: the index builder reads `retriever` and
+nothing else. A step's directory appears by one rename (or, on an object store,
+by a commit file), so a trainer that is killed leaves no partial checkpoint.
 """
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
+from jaxtyping import PyTree
 from orbax.checkpoint import checkpoint_managers
+
+from realm_jax.files.remote import is_remote
 
 ITEMS = ("retriever", "reader", "optimizer", "loop")
 FOLDER = "checkpoints"
 
+_Leaf = jax.Array | np.ndarray | jax.ShapeDtypeStruct
 _MAX_LISTINGS = 10
 _SECONDS_BETWEEN_LISTINGS = 0.2
 
 
 class CheckpointError(ValueError):
-  """A checkpoint that is not there or does not fit."""
+  """A checkpoint that does not exist or does not fit."""
 
 
 class UnreadableCheckpointError(CheckpointError):
-  """A checkpoint that is damaged, or of which a part was removed."""
+  """A checkpoint that is damaged or partly removed."""
 
 
 class CheckpointStore:
   """The checkpoints of one MODEL_DIR.
 
   Args:
-    model_dir: the run's directory.
-    keep: how many of the latest checkpoints are kept, beside step 0, from
-      which the first generation is made.
-    read_only: for those who only read; they see new steps at each call.
+    model_dir: Directory of the run.
+    keep: Number of latest checkpoints to keep. Step 0, from which the first
+      generation is built, is kept as well.
+    read_only: Whether this process only reads. It sees steps that the trainer
+      adds meanwhile.
   """
 
   def __init__(
@@ -47,8 +51,7 @@ class CheckpointStore:
   ):
     directory = epath.Path(model_dir) / FOLDER
     # Orbax takes no relative path.
-    is_remote = "://" in str(model_dir)
-    self.directory = directory if is_remote else directory.absolute()
+    self.directory = directory if is_remote(model_dir) else directory.absolute()
     self._read_only = read_only
     self._manager: ocp.CheckpointManager | None = None
     self._keep = keep
@@ -77,7 +80,7 @@ class CheckpointStore:
     return self._manager
 
   def steps(self) -> list[int]:
-    """The committed steps, in order; empty where there is no directory yet."""
+    """Returns the committed steps, in order; none without a directory."""
     if not self.directory.exists():
       return []
     manager = self._open()
@@ -86,10 +89,10 @@ class CheckpointStore:
     return sorted(manager.all_steps())
 
   def latest(self) -> int:
-    """The last committed step.
+    """Returns the last committed step.
 
     Raises:
-      CheckpointError: there is none.
+      CheckpointError: There is none.
     """
     steps = self.steps()
     if not steps:
@@ -100,7 +103,7 @@ class CheckpointStore:
     return steps[-1]
 
   def items(self, step: int) -> frozenset[str]:
-    """The names of a step's items."""
+    """Returns the names of a step's items."""
     self._require(step)
     folder = self._open()._get_read_step_directory(step, self.directory)
     return frozenset(p.name for p in folder.iterdir() if p.name in ITEMS)
@@ -113,11 +116,11 @@ class CheckpointStore:
         f"{steps or 'none'}"
       )
 
-  def save(self, step: int, items: Mapping[str, Any]) -> None:
-    """Copies the arrays off the devices, and writes them in the background.
+  def save(self, step: int, items: Mapping[str, PyTree]) -> None:
+    """Copies trees of arrays off the devices; writes them in the background.
 
     Raises:
-      OSError: this save, or the one before, could not be written.
+      OSError: This save, or the one before, could not be written.
     """
     manager = self._open()
     manager.wait_until_finished()
@@ -133,19 +136,19 @@ class CheckpointStore:
     step: int,
     *,
     items: Sequence[str] = ITEMS,
-    like: Mapping[str, Any] | None = None,
-  ) -> dict[str, Any]:
+    like: Mapping[str, PyTree[_Leaf]] | None = None,
+  ) -> dict[str, PyTree]:
     """Restores named items.
 
     Args:
-      step: a committed step.
-      items: which; they must be in the checkpoint.
-      like: for an item, the tree of abstract arrays (with shardings) that it
-        must fit; an item that is not in it restores as numpy arrays.
+      step: Committed step to read.
+      items: Names of items that the checkpoint must have.
+      like: Tree of abstract arrays, with shardings, that an item must fit. An
+        item without one is restored as numpy arrays.
 
     Raises:
-      CheckpointError: no such step or item, another shape, or files that
-        cannot be read.
+      CheckpointError: There is no such step or item, a shape differs, or a
+        file cannot be read.
     """
     present = self.items(step)
     if missing := set(items) - present:
@@ -165,8 +168,8 @@ class CheckpointStore:
       ) from error
 
   def _restore(
-    self, step: int, items: Sequence[str], like: Mapping[str, Any]
-  ) -> dict[str, Any]:
+    self, step: int, items: Sequence[str], like: Mapping[str, PyTree[_Leaf]]
+  ) -> dict[str, PyTree]:
     manager = self._open()
     metadata = manager.item_metadata(step)
     targets = {}
@@ -180,7 +183,9 @@ class CheckpointStore:
         _require_fit(name, stored, like[name], f"{self.directory}/{step}")
         targets[name] = like[name]
       else:
-        targets[name] = jax.tree.map(_as_numpy, stored)
+        targets[name] = jax.tree.map(
+          lambda leaf: np.empty(leaf.shape, leaf.dtype), stored
+        )
     restored = manager.restore(
       step,
       args=ocp.args.Composite(
@@ -197,14 +202,32 @@ class CheckpointStore:
       self._manager.wait_until_finished()
 
   def close(self) -> None:
-    """Commits what is under way and ends the background threads."""
+    """Waits for the last save and ends the background threads."""
     if self._manager is not None:
       self._manager.close()
       self._manager = None
 
 
+def locate(path: epath.PathLike) -> tuple[CheckpointStore, int]:
+  """Opens a MODEL_DIR's latest checkpoint, or MODEL_DIR/checkpoints/STEP.
+
+  Raises:
+    CheckpointError: The path is neither.
+  """
+  path = epath.Path(path)
+  if path.parent.name == FOLDER and path.name.isdigit():
+    return CheckpointStore(path.parent.parent), int(path.name)
+  if not (path / FOLDER).exists():
+    raise CheckpointError(
+      f"{path} is not a checkpoint; want a MODEL_DIR with a {FOLDER} folder, "
+      f"or one of its steps, MODEL_DIR/{FOLDER}/STEP"
+    )
+  store = CheckpointStore(path)
+  return store, store.latest()
+
+
 def _reload(manager: ocp.CheckpointManager) -> None:
-  """Lists the steps anew, while the trainer may be removing one of them."""
+  """Lists the steps again; the trainer may be removing one meanwhile."""
   for _ in range(_MAX_LISTINGS - 1):
     try:
       return manager.reload()
@@ -213,11 +236,8 @@ def _reload(manager: ocp.CheckpointManager) -> None:
   return manager.reload()
 
 
-def _as_numpy(leaf: Any) -> Any:
-  return np.empty(leaf.shape, leaf.dtype)
-
-
-def _by_path(tree: Any) -> dict[str, tuple[int, ...]]:
+def _shapes(tree: PyTree) -> dict[str, tuple[int, ...]]:
+  """Returns the shapes of a tree's leaves by their paths."""
   leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
   return {
     "/".join(
@@ -228,8 +248,10 @@ def _by_path(tree: Any) -> dict[str, tuple[int, ...]]:
   }
 
 
-def _require_fit(name: str, stored: Any, wanted: Any, where: str) -> None:
-  has, wants = _by_path(stored), _by_path(wanted)
+def _require_fit(
+  name: str, stored: PyTree, wanted: PyTree[_Leaf], where: str
+) -> None:
+  has, wants = _shapes(stored), _shapes(wanted)
   problems = [
     f"{path}: checkpoint has {has.get(path, 'nothing')}, model wants "
     f"{wants.get(path, 'nothing')}"

@@ -1,7 +1,7 @@
-"""Which vocabulary a checkpoint's wordpieces are rows of.
+"""The digest of the vocabulary that a checkpoint was trained with.
 
-Another vocabulary of the same size has the same shapes, so the checkpoint
-keeps the digest of its own beside the trainer's place.
+Another vocabulary of the same size has the same shapes, so the item "loop" of
+a checkpoint keeps the digest.
 """
 
 import numpy as np
@@ -9,22 +9,22 @@ from jaxtyping import UInt8
 
 from realm_jax.checkpoints.manager import CheckpointError, CheckpointStore
 
-# Of the item "loop".
+# The name of the digest in the item "loop".
 VOCABULARY = "vocabulary"
 
 
 def vocabulary_digest(sha256: str) -> UInt8[np.ndarray, "32"]:
-  """A hexadecimal sha256 as a checkpoint keeps it."""
+  """Returns the bytes of a hexadecimal SHA-256."""
   return np.frombuffer(bytes.fromhex(sha256), np.uint8)
 
 
 def require_vocabulary(store: CheckpointStore, step: int, sha256: str) -> None:
-  """Refuses a checkpoint that was trained over another vocabulary.
+  """Refuses a checkpoint that was trained with another vocabulary.
 
-  One that no trainer wrote says nothing about it.
+  A checkpoint that no trainer wrote has no digest and is accepted.
 
   Raises:
-    CheckpointError: it was.
+    CheckpointError: The digests differ.
   """
   if "loop" not in store.items(step):
     return

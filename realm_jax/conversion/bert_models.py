@@ -1,4 +1,4 @@
-"""A retriever and a reader from plain BERT weights, of whatever system."""
+"""A retriever and a reader from the weights of a plain BERT of any system."""
 
 import dataclasses
 import re
@@ -10,6 +10,8 @@ from realm_jax.conversion.mapping import Feed
 from realm_jax.conversion.names import Dialect, Rule
 from realm_jax.conversion.plan import (
   PARTS,
+  READER,
+  RETRIEVER,
   SEPARATE_TOWERS,
   SHARED_TOWER,
   ImportPlan,
@@ -26,16 +28,16 @@ NO_HEAD = "the input has no masked-LM head"
 
 @dataclasses.dataclass(frozen=True)
 class BertWeights:
-  """One BERT elsewhere.
+  """The weights of one BERT in another system.
 
   Attributes:
-    source: its tensors.
-    dialect: how it spells names.
-    config: the encoder.
-    prefix: what precedes `embeddings/…` in its names: `bert/` or nothing.
-    head: the masked-LM head's name there.
-    leftovers: tensors of no use in any case: see `mapping.Feed`.
-    where: what to call it.
+    source: Tensors of the checkpoint.
+    dialect: Spelling of the tensors' names.
+    config: Configuration of the encoder.
+    prefix: Prefix of `embeddings/…` in the names: `bert/` or nothing.
+    head: Name of the masked-LM head.
+    leftovers: Reasons why some tensors are never of use: see `mapping.Feed`.
+    where: Name of the checkpoint in errors and reports.
   """
 
   source: TensorSource
@@ -46,15 +48,24 @@ class BertWeights:
   leftovers: dict[str, str]
   where: str
 
-  def has_module(self, name: str) -> bool:
-    """Whether any tensor is of the module, written with slashes."""
-    start = self.dialect.spell(f"{name}/")
-    return any(found.startswith(start) for found in self.source.shapes)
-
   @property
   def pooler(self) -> str:
     """The pooler's name, with slashes."""
     return f"{self.prefix}pooler"
+
+  @property
+  def has_head(self) -> bool:
+    """Whether there is a masked-LM head."""
+    return self.has_module(self.head)
+
+  def has_module(self, name: str) -> bool:
+    """Returns whether a module, named with slashes, has any tensor."""
+    start = self.dialect.spell(f"{name}/")
+    return any(tensor.startswith(start) for tensor in self.source.shapes)
+
+  def all_of(self, module: str) -> str:
+    """Returns a regular expression for the tensors of a module."""
+    return re.escape(self.dialect.spell(f"{module}/")) + ".*"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,14 +74,15 @@ class TowerOptions:
 
   Attributes:
     pooling: `pooler`, `cls` or `mean`.
-    projection_size: adds REALM's projection, which starts afresh.
-    normalize: whether vectors have length 1.
-    score_scale: multiplies inner products.
-    query_prefix: text before each query …
-    block_prefix: … and before each block.
-    title_separator: whether a [SEP] stands between title and body.
-    token_types: whether tokens after the first [SEP] are of type 1.
-    separate_towers: whether queries and blocks have towers of their own.
+    projection_size: Size of REALM's projection, which is added with random
+      values; None adds none.
+    normalize: Whether vectors have length 1.
+    score_scale: Factor of the inner products.
+    query_prefix: Text before each query.
+    block_prefix: Text before each block.
+    title_separator: Whether [SEP] separates title and body.
+    token_types: Whether tokens after the first [SEP] are of type 1.
+    separate_towers: Whether queries and blocks have separate towers.
   """
 
   pooling: str | None = None
@@ -83,7 +95,7 @@ class TowerOptions:
   token_types: bool | None = None
   separate_towers: bool = False
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     if self.pooling is not None and self.pooling not in POOLINGS:
       raise ConversionError(
         f"--pooling={self.pooling}; want one of {', '.join(POOLINGS)}"
@@ -105,145 +117,148 @@ def plan_bert(
   parts: tuple[str, ...] = PARTS,
   notes: Sequence[str] = (),
 ) -> ImportPlan:
-  """The plan of an import of plain BERT weights.
+  """Plans the import of plain BERT weights.
 
   Args:
-    weights: of the query tower, or of both, and of the reader.
-    options: how vectors are made; `pooling` None takes the pooler if there
-      is one.
-    source: what is imported, for people.
-    pieces: the vocabulary of the weights.
-    block_weights: of the block tower, where it has its own.
-    parts: which to import.
-    notes: lines for the report.
+    weights: Weights of the reader and of the query tower, or of both towers.
+    options: How vectors are made. Pooling None takes the pooler if there is
+      one.
+    source: Name of what is imported, for people.
+    pieces: Vocabulary of the weights.
+    block_weights: Weights of the block tower, if it has its own.
+    parts: Parts to import.
+    notes: Lines for the report.
 
   Raises:
-    ConversionError: the two towers are of different sizes, or `parts` is not
+    ConversionError: If the two towers have different sizes, or `parts` is not
       one or both of retriever and reader.
   """
   require_parts(parts, PARTS)
-  notes = list(notes)
+  if block_weights is not None:
+    require_same_config(weights, block_weights)
+  pooling, pooling_notes = _choose_pooling(weights, options)
   separate = options.separate_towers or block_weights is not None
-  if block_weights is not None and block_weights.config != weights.config:
-    raise ConversionError(
-      f"{block_weights.where} and {weights.where} have encoders of different "
-      f"configuration, where a retriever has one:\n  {block_weights.config}\n  "
-      f"{weights.config}"
-    )
-  pooling = options.pooling
-  if pooling is None:
-    pooling = "pooler" if weights.has_module(weights.pooler) else "cls"
-    notes.append(
-      f"pooling: {pooling} (the weights have "
-      f"{'a' if pooling == 'pooler' else 'no'} pooler); --pooling chooses"
-    )
-  if options.normalize and options.score_scale == 1.0:
-    notes.append(
-      "score_scale: 1, which orders blocks as at home; to train from vectors "
-      "of length 1, raise SCORE_SCALE (20 is usual)"
-    )
-  retriever = Retriever(
-    bert=weights.config,
-    shared_towers=not separate,
-    pooling=pooling,
-    projection_size=options.projection_size,
-    normalize=bool(options.normalize),
-    score_scale=options.score_scale,
-    query_prefix=_ids(options.query_prefix, pieces, "--query_prefix"),
-    block_prefix=_ids(options.block_prefix, pieces, "--block_prefix"),
-    title_separator=options.title_separator is not False,
-    token_types=options.token_types is not False,
-  )
   towers = SEPARATE_TOWERS if separate else SHARED_TOWER
-  query_towers = SHARED_TOWER if not separate else SEPARATE_TOWERS[:1]
-  own_towers = towers if block_weights is None else query_towers
-
-  has_head = weights.has_module(weights.head)
-  rules: list[Rule] = []
-  unused: dict[str, str] = {}
-  if "retriever" in parts:
-    for tower in own_towers:
-      rules += tower_rules(weights, pooling, tower)
-  if "retriever" not in parts or pooling != "pooler":
-    unused[_all_of(weights, weights.pooler)] = (
-      f"pooling {pooling!r} does not use the pooler"
-      if "retriever" in parts
-      else "readers have no pooler"
+  if RETRIEVER not in parts:
+    towers = ()
+  own_towers = towers if block_weights is None else towers[:1]
+  feeds = [
+    _feed(weights, own_towers, pooling=pooling, with_reader=READER in parts)
+  ]
+  if block_weights is not None and towers:
+    feeds.append(
+      _feed(block_weights, towers[1:], pooling=pooling, with_reader=False)
     )
-  if "reader" in parts:
-    rules += reader_rules(weights, has_head=has_head)
-  else:
-    unused[_all_of(weights, weights.head)] = "the reader's; see --parts"
-  feeds = [_feed(weights, rules, unused)]
-  if block_weights is not None and "retriever" in parts:
-    unused = {_all_of(block_weights, block_weights.head): "of no tower"}
-    if pooling != "pooler":
-      unused[_all_of(block_weights, block_weights.pooler)] = (
-        f"pooling {pooling!r} does not use the pooler"
-      )
-    block_rules = tower_rules(block_weights, pooling, SEPARATE_TOWERS[1])
-    feeds.append(_feed(block_weights, block_rules, unused))
-
   fresh = {"reader/span_head/.*": "BERT has no span head"}
-  if not has_head:
+  if not weights.has_head:
     fresh["reader/masked_lm_head/.*"] = NO_HEAD
   if options.projection_size is not None:
     fresh["retriever/[^/]*/projection(_norm)?/.*"] = "--projection_size"
   return ImportPlan(
     source=source,
-    retriever=retriever,
+    retriever=Retriever(
+      bert=weights.config,
+      shared_towers=not separate,
+      pooling=pooling,
+      projection_size=options.projection_size,
+      normalize=bool(options.normalize),
+      score_scale=options.score_scale,
+      query_prefix=_ids(options.query_prefix, pieces, "--query_prefix"),
+      block_prefix=_ids(options.block_prefix, pieces, "--block_prefix"),
+      title_separator=options.title_separator is not False,
+      token_types=options.token_types is not False,
+    ),
     reader=usual_reader(weights.config),
     parts=parts,
     pieces=pieces,
     feeds=tuple(feeds),
     expected_fresh=fresh,
-    notes=tuple(notes),
+    notes=(*notes, *pooling_notes),
   )
+
+
+def require_same_config(one: BertWeights, other: BertWeights) -> None:
+  """Raises `ConversionError` for encoders of different configuration."""
+  if one.config != other.config:
+    raise ConversionError(
+      f"{one.where} and {other.where} have encoders of different "
+      "configuration, but a model has only one:"
+      f"\n  {one.config}\n  {other.config}"
+    )
 
 
 def tower_rules(
   weights: BertWeights, pooling: str, tower: str
 ) -> tuple[Rule, ...]:
-  """The rules of a tower without projection."""
+  """Returns the rules of a tower without projection."""
   return names.bert_tower(
     weights.dialect,
     weights.config,
     pooling=pooling,
-    ours=f"retriever/{tower}",
+    ours=f"{RETRIEVER}/{tower}",
     theirs=weights.prefix,
   )
 
 
-def reader_rules(weights: BertWeights, *, has_head: bool) -> tuple[Rule, ...]:
-  """The rules of a reader without span head."""
-  if has_head:
+def reader_rules(weights: BertWeights) -> tuple[Rule, ...]:
+  """Returns the rules of a reader without span head."""
+  dialect, config, theirs = weights.dialect, weights.config, weights.prefix
+  if weights.has_head:
     return names.masked_lm(
-      weights.dialect,
-      weights.config,
-      ours="reader",
-      theirs=weights.prefix,
-      head=weights.head,
+      dialect, config, ours=READER, theirs=theirs, head=weights.head
     )
-  return names.encoder(
-    weights.dialect,
-    weights.config,
-    ours="reader/encoder",
-    theirs=weights.prefix,
-  )
+  return names.encoder(dialect, config, ours=f"{READER}/encoder", theirs=theirs)
 
 
-def _all_of(weights: BertWeights, module: str) -> str:
-  """A regular expression for the tensors of a module."""
-  return re.escape(weights.dialect.spell(f"{module}/")) + ".*"
+def _choose_pooling(
+  weights: BertWeights, options: TowerOptions
+) -> tuple[str, list[str]]:
+  """Returns the pooling, and notes on how vectors are made."""
+  notes = []
+  pooling = options.pooling
+  if pooling is None:
+    has_pooler = weights.has_module(weights.pooler)
+    pooling = "pooler" if has_pooler else "cls"
+    notes.append(
+      f"pooling: {pooling} (the weights have {'a' if has_pooler else 'no'} "
+      "pooler); --pooling chooses"
+    )
+  if options.normalize and options.score_scale == 1.0:
+    notes.append(
+      "score_scale: 1, which ranks blocks as the original model does; to train "
+      "from vectors of length 1, raise SCORE_SCALE (20 is usual)"
+    )
+  return pooling, notes
 
 
 def _feed(
-  weights: BertWeights, rules: Sequence[Rule], unused: dict[str, str]
+  weights: BertWeights,
+  towers: Sequence[str],
+  *,
+  pooling: str,
+  with_reader: bool,
 ) -> Feed:
+  """Returns what one checkpoint gives: towers, and perhaps the reader."""
+  rules: list[Rule] = []
+  unused = {}
+  for tower in towers:
+    rules += tower_rules(weights, pooling, tower)
+  if not towers:
+    unused[weights.all_of(weights.pooler)] = "readers have no pooler"
+  elif pooling != "pooler":
+    unused[weights.all_of(weights.pooler)] = (
+      f"pooling {pooling!r} does not use the pooler"
+    )
+  if with_reader:
+    rules += reader_rules(weights)
+  else:
+    unused[weights.all_of(weights.head)] = (
+      "a reader's, which is not imported from these weights; see --parts"
+    )
   return Feed(
     weights.source,
     tuple(rules),
-    {**weights.leftovers, **unused},
+    weights.leftovers | unused,
     where=weights.where,
   )
 

@@ -1,4 +1,4 @@
-"""What can be wrong with what another system left."""
+"""The error of a conversion that cannot be done."""
 
 
 class ConversionError(ValueError):

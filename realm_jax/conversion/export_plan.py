@@ -1,11 +1,13 @@
-"""What an export will write."""
+"""The plan of an export, complete before anything is written."""
 
 import dataclasses
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.names import Rule
 from realm_jax.conversion.plan import SEPARATE_TOWERS, SHARED_TOWER
+from realm_jax.files.json_file import JsonValue
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
@@ -15,12 +17,7 @@ TOWERS = ("query", "block")
 
 
 class Exported(NamedTuple):
-  """The model to export.
-
-  Attributes:
-    retriever, reader: over the vocabulary.
-    vocabulary: of both.
-  """
+  """The model to export: retriever and reader with their vocabulary."""
 
   retriever: Retriever
   reader: Reader
@@ -32,40 +29,41 @@ class ExportPlan:
   """The files of a directory for another system.
 
   Attributes:
-    parts: those whose parameters are written, wholly or not.
-    rules: of the tensors to write.
-    files: the contents of JSON files by their path; None makes a folder.
-    notes: what the directory does not say, in lines.
+    parts: Parts whose parameters are written, completely or not.
+    rules: Rules of the tensors to write.
+    files: Contents of JSON files by path; None makes a directory.
+    notes: Lines about what the directory cannot say.
   """
 
   parts: tuple[str, ...]
   rules: tuple[Rule, ...]
-  files: dict[str, Any]
+  files: Mapping[str, JsonValue]
   notes: tuple[str, ...]
 
 
 def choose_tower(retriever: Retriever, tower: str | None) -> str:
-  """The path of the tower that is meant.
+  """Returns the name of the tower that the user means.
 
   Raises:
-    ConversionError: there are two, and none was named; or the other way.
+    ConversionError: If there are two and none was named, or there is one and
+      one was named.
   """
   if retriever.shared_towers:
     if tower is not None:
       raise ConversionError(
         f"--tower={tower}: the towers of this model are one; leave it out"
       )
-    return f"retriever/{SHARED_TOWER[0]}"
+    return SHARED_TOWER[0]
   if tower is None:
     raise ConversionError(
       "this model has two towers; choose one with --tower=query or "
       "--tower=block"
     )
-  return f"retriever/{SEPARATE_TOWERS[TOWERS.index(tower)]}"
+  return SEPARATE_TOWERS[TOWERS.index(tower)]
 
 
 def mask_note(config: BertConfig, usual: float) -> list[str]:
-  """A line where padding is masked by another value than over there."""
+  """Returns a note if padding is masked by another value than the usual one."""
   if config.attention_mask_value == usual:
     return []
   return [

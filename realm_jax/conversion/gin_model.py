@@ -1,8 +1,9 @@
-"""The gin file of a model: in the shape of gin/models/bert_base.gin."""
+"""The gin file of an imported model, like gin/models/bert_base.gin."""
 
-from typing import Any
+from collections.abc import Iterable
 
 from realm_jax.conversion.tower_inputs import unusual_inputs
+from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 
@@ -30,29 +31,30 @@ _READER_FIELDS = ("span_size", "span_norm_eps", "max_answer_width")
 
 
 def gin_model(retriever: Retriever, reader: Reader, *, source: str) -> str:
-  """A gin file that binds RETRIEVER and READER to these modules.
+  """Returns a gin file that binds RETRIEVER and READER to these modules.
 
-  Sizes and numbers that weights depend on are all written out; the vocabulary
-  is the corpus's. What a run may change is a macro.
+  All sizes and numbers that the weights depend on are written out, except the
+  vocabulary's, which the corpus gives. Values that a run may change are macros.
 
   Args:
-    retriever: the towers.
-    reader: the reader; its encoder is the retriever's.
-    source: where the weights come from, for the header.
+    retriever: Towers.
+    reader: Reader with the same encoder as the towers.
+    source: Name of the weights' origin, for the header.
 
   Raises:
-    ValueError: the two have different encoders.
+    ValueError: If the two have different encoders.
   """
   if retriever.bert != reader.bert:
     raise ValueError(
-      f"one encoder for both is wanted, not {retriever.bert} and {reader.bert}"
+      "want one encoder for retriever and reader, not "
+      f"{retriever.bert} and {reader.bert}"
     )
   width = reader.max_answer_width
   is_usual_width = width == Reader.max_answer_width
   lines = [
     f"# The model of the weights imported from {source}.",
-    "# It takes the place of gin/models/bert_base.gin with every file of",
-    "# gin/runs. Sizes must stay; the macros may change.",
+    "# It replaces gin/models/bert_base.gin with every file of gin/runs.",
+    "# Sizes must stay; the macros may change.",
     "from __gin__ import dynamic_registration",
     "",
     "from realm_jax.models import bert",
@@ -71,14 +73,12 @@ def gin_model(retriever: Retriever, reader: Reader, *, source: str) -> str:
     *_bindings("retriever.Retriever", retriever, _RETRIEVER_FIELDS),
     "retriever.Retriever.projection_dropout_rate = %DROPOUT_RATE",
     "retriever.Retriever.score_scale = %SCORE_SCALE",
-    *_bindings(
-      "retriever.Retriever", retriever, tuple(unusual_inputs(retriever))
-    ),
+    *_bindings("retriever.Retriever", retriever, unusual_inputs(retriever)),
     "",
     "reader.Reader.bert = @bert.BertConfig()",
     "reader.Reader.joint_length = %JOINT_LENGTH",
     *_bindings("reader.Reader", reader, _READER_FIELDS),
-    # The stage labels spans of the reader's widths.
+    # The stage labels answers up to the reader's width.
     *([] if is_usual_width else [f"open_qa.OpenQa.max_answer_width = {width}"]),
     "",
     f"DROPOUT_RATE = {retriever.bert.dropout_rate!r}",
@@ -90,11 +90,8 @@ def gin_model(retriever: Retriever, reader: Reader, *, source: str) -> str:
   return "\n".join(lines) + "\n"
 
 
-def _bindings(name: str, values: Any, fields: tuple[str, ...]) -> list[str]:
-  return [
-    f"{name}.{field} = {_literal(getattr(values, field))}" for field in fields
-  ]
-
-
-def _literal(value: Any) -> str:
-  return f'"{value}"' if isinstance(value, str) else repr(value)
+def _bindings(
+  name: str, module: BertConfig | Retriever | Reader, fields: Iterable[str]
+) -> list[str]:
+  # gin reads both kinds of quotes.
+  return [f"{name}.{field} = {getattr(module, field)!r}" for field in fields]

@@ -1,6 +1,6 @@
-"""Applies rules: foreign tensors to parameters, and parameters to tensors.
+"""Foreign tensors to parameters, and parameters to foreign tensors.
 
-All is checked by name and shape before anything large is read.
+Names and shapes are checked completely before anything large is read.
 """
 
 import dataclasses
@@ -12,12 +12,27 @@ import numpy as np
 
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.names import Rule
-from realm_jax.conversion.tensors import TensorSource
-
-Shape = tuple[int, ...]
+from realm_jax.conversion.tensors import Shape, TensorSource
 
 _NAMES_IN_AN_ERROR = 20
 _BY_FLAG = "allowed by flag"
+_NO_PLACE = (
+  "tensors of the input have no place here; --allow_left=REGEX (for whole "
+  "names) leaves them out"
+)
+_NO_TENSOR = (
+  "parameters have no tensor in the input; --allow_fresh=REGEX (for whole "
+  "paths) starts them from random values"
+)
+_MISSHAPEN = (
+  "tensors have another shape; is config.json that of these weights? "
+  "--allow_left=REGEX for the tensor together with --allow_fresh=REGEX for the "
+  "parameter goes on without it"
+)
+_MISSHAPEN_COPY = (
+  "tensors have another shape than the one that they should be a copy of; "
+  "--allow_left=REGEX leaves them out"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,11 +40,11 @@ class Feed:
   """A foreign checkpoint, and what is taken from it.
 
   Attributes:
-    source: its tensors.
-    rules: of the parameters that it gives; several may name one tensor.
-    leftovers: why tensors that no rule names are of no use here, by a regular
-      expression for the whole name. Any other is an error.
-    where: what to call it; shown where there are several.
+    source: Tensors of the checkpoint.
+    rules: Rules of the parameters that it holds; several may name one tensor.
+    leftovers: Reasons why tensors that no rule names are of no use here, by a
+      regular expression for the whole name. Any other such tensor is an error.
+    where: Name of the checkpoint; the report shows it if there are several.
   """
 
   source: TensorSource
@@ -40,17 +55,17 @@ class Feed:
 
 @dataclasses.dataclass(frozen=True)
 class Allowance:
-  """What a user lets pass, by regular expressions for whole names.
+  """Misfits that the user accepts, by regular expressions for whole names.
 
   Attributes:
-    left: tensors that may stay unused.
-    fresh: parameters that may be initialised afresh.
+    left: Tensors that may stay unused.
+    fresh: Parameters that may start from random values.
   """
 
   left: Sequence[str] = ()
   fresh: Sequence[str] = ()
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     for flag, patterns in (("left", self.left), ("fresh", self.fresh)):
       for pattern in patterns:
         try:
@@ -60,9 +75,17 @@ class Allowance:
             f"--allow_{flag}={pattern} is no regular expression: {error}"
           ) from error
 
+  def reason_to_leave(self, name: str) -> str:
+    """Returns why a tensor may stay unused; empty if it may not."""
+    return _reason(dict.fromkeys(self.left, _BY_FLAG), name)
+
+  def reason_to_start(self, path: str) -> str:
+    """Returns why a parameter may be random; empty if it may not."""
+    return _reason(dict.fromkeys(self.fresh, _BY_FLAG), path)
+
 
 class Mapped(NamedTuple):
-  """A parameter, the tensor that it is, and where that was found."""
+  """A parameter, the name of its tensor, and the checkpoint that has it."""
 
   path: str
   shape: Shape
@@ -70,18 +93,10 @@ class Mapped(NamedTuple):
   where: str
 
 
-class Left(NamedTuple):
-  """A tensor that nothing here uses, and why that is no error."""
+class Unmapped(NamedTuple):
+  """A tensor that is not used, or a random parameter, and the reason."""
 
   name: str
-  shape: Shape
-  reason: str
-
-
-class Fresh(NamedTuple):
-  """A parameter that starts from random values, and why."""
-
-  path: str
   shape: Shape
   reason: str
 
@@ -91,19 +106,19 @@ class Report:
   """What an import did with every tensor and every parameter."""
 
   mapped: tuple[Mapped, ...]
-  left: tuple[Left, ...]
-  fresh: tuple[Fresh, ...]
+  left: tuple[Unmapped, ...]
+  fresh: tuple[Unmapped, ...]
 
   def table(self) -> str:
-    """One line for each tensor and parameter, for people."""
+    """Returns a line for each tensor and parameter, for people."""
     wheres = dict.fromkeys(m.where for m in self.mapped)
     lines = [f"mapped ({len(self.mapped)} parameters):"]
     for m in self.mapped:
-      place = f" ({m.where})" if len(wheres) > 1 else ""
-      lines.append(f"  {m.path} {show_shape(m.shape)} <- {m.name}{place}")
+      where = f" ({m.where})" if len(wheres) > 1 else ""
+      lines.append(f"  {m.path} {show_shape(m.shape)} <- {m.name}{where}")
     for title, rows in (
       ("left unused (tensors of the input)", self.left),
-      ("initialised afresh (parameters)", self.fresh),
+      ("randomly initialized (parameters)", self.fresh),
     ):
       lines.append(f"{title}: {len(rows) or 'none'}")
       lines += [f"  {name} {show_shape(s)}: {why}" for name, s, why in rows]
@@ -111,7 +126,7 @@ class Report:
 
 
 def show_shape(shape: Shape) -> str:
-  """`[30522, 768]`."""
+  """Returns a shape for people, such as `[30522, 768]`."""
   return str(list(shape))
 
 
@@ -125,88 +140,48 @@ def read_parameters(
   """Reads all parameters that the feeds hold, in float32.
 
   Args:
-    feeds: where they come from.
-    shapes: of all parameters that the model has, by path.
-    expected_fresh: why parameters that no feed has start afresh, by a regular
-      expression for the whole path. Any other is an error, …
-    allowance: … as any leftover is, unless the user allows it.
+    feeds: Foreign checkpoints.
+    shapes: Shapes of all parameters of the model, by path.
+    expected_fresh: Reasons why parameters that no feed has start from random
+      values, by a regular expression for the whole path. Any other missing
+      parameter is an error.
+    allowance: Misfits that the user accepts.
 
   Returns:
     The parameters found, by path, and the report. Those that the report calls
     fresh are not among them.
 
   Raises:
-    ConversionError: a tensor is left over, missing, of another shape, not of
-      floats, not finite, or differs from its copy.
+    ConversionError: If a tensor is left over, missing, of another shape, not
+      of floats, not finite, or differs from its copy.
   """
   allowance = allowance or Allowance()
-  problems = _Problems(allowance)
-  found: dict[str, tuple[int, Rule, list[str]]] = {}
-  # By feed and name: several rules may have one tensor.
-  left: dict[tuple[int, str], Left] = {}
-  misshapen: dict[str, str] = {}
-  for place, feed in enumerate(feeds):
-    used: set[str] = set()
-    for rule in feed.rules:
-      present = [name for name in rule.names if name in feed.source.shapes]
-      used.update(present)
-      wanted = _stored_shape(shapes[rule.path], rule)
-      fitting = [n for n in present if feed.source.shapes[n] == wanted]
-      for name in sorted(set(present) - set(fitting)):
-        shape = feed.source.shapes[name]
-        reason = problems.misshapen(
-          name, shape, rule.path, wanted, is_copy=bool(fitting)
-        )
-        if reason:
-          left[place, name] = Left(name, shape, reason)
-        misshapen[rule.path] = name
-      if fitting:
-        found[rule.path] = (place, rule, fitting)
-    for name, shape in feed.source.shapes.items():
-      if name not in used:
-        reason = _reason(feed.leftovers, name) or problems.left(name, shape)
-        left[place, name] = Left(name, shape, reason)
-  fresh = [
-    Fresh(
-      path,
-      shape,
-      _reason(expected_fresh, path)
-      or problems.fresh(path, shape, is_misshapen=path in misshapen),
-    )
-    for path, shape in shapes.items()
-    if path not in found
-  ]
-  problems.raise_any()
-
+  matching = _Matching(shapes, allowance)
+  for feed in feeds:
+    matching.add(feed)
+  fresh = matching.missing(expected_fresh)
+  matching.raise_misfits()
   parameters, mapped = {}, []
-  for path, (place, rule, names) in found.items():
-    feed = feeds[place]
-    array = feed.source.read(names[0])
-    for copy in names[1:]:
-      # A tied decoder, most often.
-      reason = f"the same as {names[0]}"
-      if not np.array_equal(array, feed.source.read(copy)):
-        reason = _reason(dict.fromkeys(allowance.left, _BY_FLAG), copy)
-      if not reason:
-        raise ConversionError(
-          f"{copy} and {names[0]} are one parameter here, and differ in "
-          f"{feed.where}; pass --allow_left='{re.escape(copy)}' to leave "
-          "the former out"
-        )
-      left[place, copy] = Left(copy, feed.source.shapes[copy], reason)
-    parameters[path] = _as_parameter(array, rule, names[0], feed.where)
-    mapped.append(Mapped(path, shapes[path], names[0], feed.where))
-  return parameters, Report(tuple(mapped), tuple(left.values()), tuple(fresh))
+  for path, match in matching.matches.items():
+    feed, name = match.feed, match.names[0]
+    array = feed.source.read(name)
+    for copy in match.names[1:]:
+      reason = _reason_to_leave_copy(array, match, copy, allowance)
+      matching.leave(feed, copy, reason)
+    parameters[path] = _as_parameter(array, match.rule, name, feed.where)
+    mapped.append(Mapped(path, shapes[path], name, feed.where))
+  left = tuple(matching.left.values())
+  return parameters, Report(tuple(mapped), left, tuple(fresh))
 
 
 def write_tensors(
   parameters: Mapping[str, np.ndarray], rules: Iterable[Rule]
 ) -> dict[str, np.ndarray]:
-  """The tensors of another system, by name.
+  """Returns the tensors of another system, by name.
 
   Args:
-    parameters: by path; those that no rule names are left out.
-    rules: of parameters that are all there.
+    parameters: Parameters by path; those that no rule names are left out.
+    rules: Rules of the tensors to write.
   """
   tensors = {}
   for rule in rules:
@@ -246,69 +221,108 @@ def _reason(reasons: Mapping[str, str], name: str) -> str:
   return ""
 
 
-class _Problems:
-  """Collects what does not fit, so that one error names it all."""
+class _Match(NamedTuple):
+  """The tensors of a feed that hold one parameter: one and its copies."""
 
-  def __init__(self, allowance: Allowance):
-    self._left_allowed = dict.fromkeys(allowance.left, _BY_FLAG)
-    self._fresh_allowed = dict.fromkeys(allowance.fresh, _BY_FLAG)
-    self._left: list[str] = []
-    self._fresh: list[str] = []
-    self._misshapen: list[str] = []
-    self._misshapen_copies: list[str] = []
+  feed: Feed
+  rule: Rule
+  names: list[str]
 
-  def left(self, name: str, shape: Shape) -> str:
-    reason = _reason(self._left_allowed, name)
-    if not reason:
-      self._left.append(f"{name} {show_shape(shape)}")
+
+def _reason_to_leave_copy(
+  array: np.ndarray, match: _Match, copy: str, allowance: Allowance
+) -> str:
+  """Compares a copy, most often a tied decoder's, with the tensor itself."""
+  name, feed = match.names[0], match.feed
+  if np.array_equal(array, feed.source.read(copy)):
+    return f"the same as {name}"
+  if reason := allowance.reason_to_leave(copy):
     return reason
+  raise ConversionError(
+    f"{copy} and {name} are one parameter here, and differ in {feed.where}; "
+    f"pass --allow_left='{re.escape(copy)}' to leave the former out"
+  )
 
-  def fresh(self, path: str, shape: Shape, *, is_misshapen: bool) -> str:
-    reason = _reason(self._fresh_allowed, path)
-    if not reason and not is_misshapen:
-      self._fresh.append(f"{path} {show_shape(shape)}")
-    return reason
 
-  def misshapen(
-    self, name: str, shape: Shape, path: str, wanted: Shape, *, is_copy: bool
-  ) -> str:
-    """Why it may stay unused; `is_copy` if another gives the parameter."""
-    reason = _reason(self._left_allowed, name)
+class _Matching:
+  """Matches tensors with parameters by name and shape.
+
+  Misfits are collected, so that one error can name them all.
+  """
+
+  def __init__(self, shapes: Mapping[str, Shape], allowance: Allowance):
+    self._shapes = shapes
+    self._allowance = allowance
+    self.matches: dict[str, _Match] = {}
+    # By feed and name: several rules may have one tensor.
+    self.left: dict[tuple[int, str], Unmapped] = {}
+    self._misshapen: set[str] = set()
+    self._misfits: dict[str, list[str]] = {
+      _NO_PLACE: [],
+      _NO_TENSOR: [],
+      _MISSHAPEN: [],
+      _MISSHAPEN_COPY: [],
+    }
+
+  def add(self, feed: Feed) -> None:
+    """Matches the tensors of a feed."""
+    used: set[str] = set()
+    for rule in feed.rules:
+      present = [name for name in rule.names if name in feed.source.shapes]
+      used.update(present)
+      wanted = _stored_shape(self._shapes[rule.path], rule)
+      fitting = [n for n in present if feed.source.shapes[n] == wanted]
+      for name in sorted(set(present) - set(fitting)):
+        self._add_misshapen(feed, name, rule, is_copy=bool(fitting))
+      if fitting:
+        self.matches[rule.path] = _Match(feed, rule, fitting)
+    for name, shape in feed.source.shapes.items():
+      if name not in used:
+        reason = _reason(feed.leftovers, name)
+        reason = reason or self._allowance.reason_to_leave(name)
+        if not reason:
+          self._misfits[_NO_PLACE].append(f"{name} {show_shape(shape)}")
+        self.leave(feed, name, reason)
+
+  def leave(self, feed: Feed, name: str, reason: str) -> None:
+    """Notes a tensor that is not used."""
+    shape = feed.source.shapes[name]
+    self.left[id(feed), name] = Unmapped(name, shape, reason)
+
+  def _add_misshapen(
+    self, feed: Feed, name: str, rule: Rule, *, is_copy: bool
+  ) -> None:
+    """Notes a tensor of another shape; `is_copy` if another one fits."""
+    self._misshapen.add(rule.path)
+    reason = self._allowance.reason_to_leave(name)
     if not is_copy:
-      reason = reason and _reason(self._fresh_allowed, path)
-    if not reason:
-      line = (
-        f"{name} {show_shape(shape)}, where {path} wants {show_shape(wanted)}"
-      )
-      (self._misshapen_copies if is_copy else self._misshapen).append(line)
-    return reason
+      reason = reason and self._allowance.reason_to_start(rule.path)
+    if reason:
+      self.leave(feed, name, reason)
+      return
+    wanted = _stored_shape(self._shapes[rule.path], rule)
+    self._misfits[_MISSHAPEN_COPY if is_copy else _MISSHAPEN].append(
+      f"{name} {show_shape(feed.source.shapes[name])}, where {rule.path} wants "
+      f"{show_shape(wanted)}"
+    )
 
-  def raise_any(self) -> None:
+  def missing(self, expected: Mapping[str, str]) -> list[Unmapped]:
+    """Returns the parameters that no feed has, with the reasons."""
+    fresh = []
+    for path, shape in self._shapes.items():
+      if path in self.matches:
+        continue
+      reason = _reason(expected, path) or self._allowance.reason_to_start(path)
+      if not reason and path not in self._misshapen:
+        self._misfits[_NO_TENSOR].append(f"{path} {show_shape(shape)}")
+      fresh.append(Unmapped(path, shape, reason))
+    return fresh
+
+  def raise_misfits(self) -> None:
+    """Raises `ConversionError` if any tensor or parameter does not fit."""
     parts = [
-      f"{len(lines)} {title}:\n" + _shown(lines)
-      for lines, title in (
-        (
-          self._left,
-          "tensors of the input have no place here; --allow_left=REGEX (for "
-          "whole names) leaves them out",
-        ),
-        (
-          self._fresh,
-          "parameters have no tensor in the input; --allow_fresh=REGEX (for "
-          "whole paths) starts them from random values",
-        ),
-        (
-          self._misshapen,
-          "tensors have another shape; is config.json that of these weights? "
-          "--allow_left=REGEX for the tensor together with "
-          "--allow_fresh=REGEX for the parameter goes on without it",
-        ),
-        (
-          self._misshapen_copies,
-          "tensors have another shape than the one that they should be a copy "
-          "of; --allow_left=REGEX leaves them out",
-        ),
-      )
+      f"{len(lines)} {title}:\n{_shown(lines)}"
+      for title, lines in self._misfits.items()
       if lines
     ]
     if parts:

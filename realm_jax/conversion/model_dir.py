@@ -1,8 +1,8 @@
-"""Writes a new MODEL_DIR as a plan says."""
+"""The MODEL_DIR that an import writes."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from absl import logging
@@ -12,6 +12,7 @@ from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.checkpoints.vocabulary import VOCABULARY, vocabulary_digest
 from realm_jax.conversion import gin_model
 from realm_jax.conversion.mapping import Allowance, Report, read_parameters
+from realm_jax.conversion.output_directory import new_directory
 from realm_jax.conversion.parameters import (
   fresh_parameters,
   nested,
@@ -19,11 +20,34 @@ from realm_jax.conversion.parameters import (
 )
 from realm_jax.conversion.plan import RETRIEVER, ImportPlan
 from realm_jax.conversion.vocabulary import VOCABULARY_FILE
-from realm_jax.conversion.whole_directory import whole_directory
-from realm_jax.text.wordpieces import vocabulary_of, write_pieces
+from realm_jax.models.parameters import Params
+from realm_jax.models.retriever import Retriever
+from realm_jax.text.wordpieces import (
+  WordpieceVocabulary,
+  vocabulary_of,
+  write_pieces,
+)
 
 _STEP = 0
 _NO_GENERATION = -1
+
+
+@runtime_checkable
+class Publish(Protocol):
+  """Adds a generation to a MODEL_DIR, as `import_index` does.
+
+  If the context that it returns is left by an error, it removes what it wrote
+  elsewhere.
+  """
+
+  def __call__(
+    self,
+    *,
+    model_dir: epath.PathLike,
+    retriever: Retriever,
+    params: Params,
+    vocabulary: WordpieceVocabulary,
+  ) -> AbstractContextManager[object]: ...
 
 
 def write_model_dir(
@@ -32,20 +56,20 @@ def write_model_dir(
   *,
   allowance: Allowance | None = None,
   seed: int = 0,
-  publish: Callable[..., AbstractContextManager[Any]] | None = None,
+  publish: Publish | None = None,
 ) -> Report:
-  """Carries out a plan.
+  """Writes the model of a plan, with its parameters in checkpoint 0.
 
   Args:
-    plan: what to do.
-    output_dir: the MODEL_DIR; appears complete or not at all.
-    allowance: what may be left, or start afresh.
-    seed: of what starts afresh.
-    publish: adds a generation, and takes back what it wrote elsewhere where
-      leaving its context by an error: `import_index` but for the model.
+    plan: Plan to carry out.
+    output_dir: MODEL_DIR to make; it appears complete or not at all.
+    allowance: Misfits that the user accepts.
+    seed: Seed of parameters that start from random values.
+    publish: Function that adds the generation of the released blocks.
 
   Raises:
-    ConversionError: the weights do not fit, or `output_dir` is not empty.
+    ConversionError: If the weights do not fit, or `output_dir` is not empty.
+    TargetError, DiskFullError: If `output_dir` cannot be written.
   """
   vocabulary = vocabulary_of(plan.pieces)
   settings = {
@@ -54,7 +78,7 @@ def write_model_dir(
   }
   retriever = plan.retriever.for_vocabulary(**settings)
   reader = plan.reader.for_vocabulary(**settings)
-  logging.info("reading %s", plan.source)
+  logging.info("Reading %s", plan.source)
   parameters, report = read_parameters(
     plan.feeds,
     parameter_shapes(retriever, reader, plan.parts),
@@ -62,15 +86,11 @@ def write_model_dir(
     allowance=allowance,
   )
   parameters |= fresh_parameters(
-    retriever, reader, (row.path for row in report.fresh), seed=seed
+    retriever, reader, (row.name for row in report.fresh), seed=seed
   )
-  # No trainer wrote it, so it names no place in the data.
-  loop = {
-    "generation": np.int64(_NO_GENERATION),
-    VOCABULARY: vocabulary_digest(vocabulary.sha256),
-  }
+  params = nested(parameters)
   text = gin_model.gin_model(plan.retriever, plan.reader, source=plan.source)
-  with ExitStack() as published, whole_directory(output_dir) as directory:
+  with ExitStack() as published, new_directory(output_dir) as directory:
     directory.mkdir(parents=True, exist_ok=True)
     write_pieces(directory / VOCABULARY_FILE, plan.pieces)
     (directory / gin_model.NAME).write_text(text)
@@ -79,16 +99,25 @@ def write_model_dir(
         publish(
           model_dir=directory,
           retriever=retriever,
-          params=nested(parameters)[RETRIEVER],
+          params=params[RETRIEVER],
           vocabulary=vocabulary,
         )
       )
-    # Last: it is what makes a MODEL_DIR of the directory.
-    logging.info("writing checkpoint %d of %s", _STEP, output_dir)
-    store = CheckpointStore(directory, read_only=False)
-    try:
-      store.save(_STEP, {**nested(parameters), "loop": loop})
-      store.wait()
-    finally:
-      store.close()
+    # The checkpoint is last: it makes the directory a MODEL_DIR.
+    logging.info("Writing checkpoint %d of %s", _STEP, output_dir)
+    # There is no position in the data, for no trainer wrote this checkpoint.
+    loop = {
+      "generation": np.int64(_NO_GENERATION),
+      VOCABULARY: vocabulary_digest(vocabulary.sha256),
+    }
+    _save(directory, {**params, "loop": loop})
   return report
+
+
+def _save(directory: epath.Path, items: Mapping[str, Params]) -> None:
+  store = CheckpointStore(directory, read_only=False)
+  try:
+    store.save(_STEP, items)
+    store.wait()
+  finally:
+    store.close()

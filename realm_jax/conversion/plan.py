@@ -1,4 +1,4 @@
-"""What an import will do, worked out before anything is written."""
+"""The plan of an import, complete before anything is written."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -12,32 +12,31 @@ from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 
 RETRIEVER, READER = PARTS = ("retriever", "reader")
-# The parameters of the towers, where both share them and where not.
+# The parameters of the towers, shared or separate.
 SHARED_TOWER = ("tower",)
 SEPARATE_TOWERS = ("query_tower", "block_tower")
 
 _USUAL_JOINT_LENGTH = 384
-# Of open QA as released: a block of 288, and 32 for the question.
+# Released open QA reads blocks of 288 tokens after 32 of the question.
 OPEN_QA_JOINT_LENGTH = 288 + 32
 
 
 @dataclasses.dataclass(frozen=True)
 class ImportPlan:
-  """Where every parameter comes from, and the model that they make.
+  """The model to write, and where each of its parameters comes from.
 
   Attributes:
-    source: what is imported, in a few words, for people.
-    retriever: the towers, without a vocabulary.
-    reader: the reader, without a vocabulary.
-    parts: of `PARTS`, those that the checkpoint will hold.
-    pieces: the vocabulary.
-    feeds: the sources, with rules for all parameters that they hold, by the
-      part's name and the path in it.
-    expected_fresh: why some parameters start from random values: see
+    source: Name of what is imported, for people.
+    retriever: Towers, without a vocabulary.
+    reader: Reader, without a vocabulary.
+    parts: Parts that the checkpoint will hold.
+    pieces: Vocabulary.
+    feeds: Foreign checkpoints, with the rules of the parameters they hold.
+    expected_fresh: Reasons for random initial values: see
       `mapping.read_parameters`.
-    notes: what was chosen, and why, in lines.
-    block_vectors: of the blocks that were released with the retriever.
-    block_records: the file of their texts, where it is of the input.
+    notes: Lines for the report that say what was chosen and why.
+    block_vectors: Vectors of the blocks that were released with the retriever.
+    block_records: File of their texts, if it is part of the input.
   """
 
   source: str
@@ -72,7 +71,7 @@ def require_retriever(block_input: Path | None, parts: tuple[str, ...]) -> None:
 
 
 def usual_reader(config: BertConfig) -> Reader:
-  """A reader over an encoder, with REALM's lengths as far as it reaches."""
+  """Returns a reader with REALM's joint length, or the encoder's if shorter."""
   return Reader(
     bert=config, joint_length=min(_USUAL_JOINT_LENGTH, config.max_positions)
   )

@@ -58,7 +58,9 @@ class BlockReader:
   def _id_order(self) -> Int[np.ndarray, " N"]:
     return np.argsort(self.block_ids, kind="stable").astype(np.int32)
 
-  def rows_of(self, ids: Int[np.ndarray, "*s"]) -> Int[np.ndarray, "*s"]:
+  def rows_of(
+    self, ids: Int[np.ndarray, "*s"] | np.int64
+  ) -> Int[np.ndarray, "*s"]:
     """Returns the rows of block ids, int32; −1 for an id that is not there."""
     ids = np.asarray(ids, np.int64)
     index = np.searchsorted(self.block_ids, ids, sorter=self._id_order)
@@ -78,12 +80,16 @@ class BlockReader:
         f"row {row} is not in this corpus of {self.num_blocks} blocks"
       )
     number = int(np.searchsorted(self._first_rows, row, side="right")) - 1
-    shard_row = row - self._first_rows[number]
+    shard_row = np.asarray(row - self._first_rows[number])
     return number, int(self.shards[number].positions(shard_row))
 
   def _locate(self, row: int) -> tuple[Shard, int]:
     number, position = self.locate(row)
     return self.shards[number], position
+
+  def _item(self, name: str, row: int) -> np.ndarray:
+    shard, position = self._locate(row)
+    return shard.item(name, position)
 
   def _document_text(self, name: str, row: int) -> str:
     shard, position = self._locate(row)
@@ -112,13 +118,11 @@ class BlockReader:
 
   def body(self, row: int) -> str:
     """Returns the block's text as it was written."""
-    shard, position = self._locate(row)
-    return shard.text("bodies", position)
+    return self._item("bodies", row).tobytes().decode("utf-8")
 
   def token_ids(self, row: int) -> Int[np.ndarray, " l"]:
     """Returns the tokens of title and body, int32, without specials."""
-    shard, position = self._locate(row)
-    return shard.item("token_ids", position).astype(np.int32)
+    return self._item("token_ids", row).astype(np.int32)
 
   def title_length(self, row: int) -> int:
     """Returns how many of `token_ids` belong to the title."""
@@ -131,18 +135,15 @@ class BlockReader:
 
   def body_byte_ranges(self, row: int) -> Int[np.ndarray, "b 2"]:
     """Returns each body token's (start, limit) in the UTF-8 of `body(row)`."""
-    shard, position = self._locate(row)
-    return shard.item("byte_ranges", position)
+    return self._item("byte_ranges", row)
 
   def sentences(self, row: int) -> Int[np.ndarray, "s 2"]:
     """Returns the token ranges of the body's sentences."""
-    shard, position = self._locate(row)
-    return shard.item("sentences", position)
+    return self._item("sentences", row)
 
   def salient_spans(self, row: int) -> Int[np.ndarray, "p 2"]:
     """Returns token ranges of the body, each inside one sentence."""
-    shard, position = self._locate(row)
-    return shard.item("salient_spans", position)
+    return self._item("salient_spans", row)
 
   def answer_text(self, row: int, start: int, limit: int) -> str:
     """Returns body tokens `[start, limit)` as they were written."""
@@ -151,10 +152,8 @@ class BlockReader:
       raise IndexError(
         f"tokens [{start}, {limit}) are not in the {len(ranges)} of row {row}"
       )
-    shard, position = self._locate(row)
-    body = shard.item("bodies", position)
-    text = body[ranges[start, 0] : ranges[limit - 1, 1]].tobytes()
-    return text.decode("utf-8")
+    text = self._item("bodies", row)[ranges[start, 0] : ranges[limit - 1, 1]]
+    return text.tobytes().decode("utf-8")
 
   # --- Many blocks ------------------------------------------------------
 

@@ -13,6 +13,7 @@ from realm_jax.checkpoints.manager import (
   FOLDER,
   CheckpointError,
   CheckpointStore,
+  locate,
 )
 from realm_jax.checkpoints.vocabulary import require_vocabulary
 from realm_jax.corpus.store import Corpus
@@ -21,7 +22,6 @@ from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning import rules
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.training.checkpointing import locate
 from realm_jax.training.stages.model_inputs import Models
 from realm_jax.training.stages.protocol import Stage
 

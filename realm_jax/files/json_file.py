@@ -2,26 +2,12 @@
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable, Iterator, Mapping
 
 from etils import epath
 
 from realm_jax.files import whole_file
-
-# A value that `json.dumps` writes and `json.loads` returns.
-if TYPE_CHECKING:
-  JsonValue: TypeAlias = (
-    Mapping[str, "JsonValue"]
-    | Sequence["JsonValue"]
-    | str
-    | float
-    | bool
-    | None
-  )
-else:
-  # The check of annotations at run time does not know recursive types.
-  JsonValue = Mapping | Sequence | str | int | float | bool | None
+from realm_jax.files.json_value import JsonValue
 
 
 def json_text(value: JsonValue) -> str:

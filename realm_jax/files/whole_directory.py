@@ -103,17 +103,25 @@ def staging_directory(target: epath.PathLike) -> Iterator[Path]:
     os.close(lock)
 
 
-def rename_into_place(staging: Path, target: epath.PathLike) -> None:
+def rename_into_place(
+  staging: Path, target: epath.PathLike, *, overwrite: bool = False
+) -> None:
   """Makes a prepared local directory durable and renames it to `target`.
 
-  A directory that is there already is replaced; between two renames there is
-  none for a moment.
+  Args:
+    staging: Prepared directory.
+    target: Path that the directory gets.
+    overwrite: Whether a directory with files is replaced; between two renames
+      there is none for a moment. An empty one always is.
+
+  Raises:
+    OSError: The target has files, and `overwrite` is False.
   """
   path = real_path(target)
   sync_tree(staging)
   replaced = path.parent / f".{path.name}.replaced"
   shutil.rmtree(replaced, ignore_errors=True)
-  if path.exists():
+  if overwrite and path.exists():
     path.rename(replaced)
   staging.rename(path)
   sync(path.parent)

@@ -1,1 +1,1 @@
-"""Published indexes: built by one process, followed by another."""
+"""Generations: indexes that a sidecar publishes and trainers follow."""

@@ -1,1 +1,1 @@
-"""Indexes behind one protocol: exact, ScaNN, FAISS, BM25, a random control."""
+"""Search indexes behind one protocol: exact, ScaNN, FAISS, BM25 and random."""

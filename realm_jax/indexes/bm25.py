@@ -3,12 +3,16 @@
 import dataclasses
 import errno
 from pathlib import Path
+from types import ModuleType
 from typing import Any, ClassVar
 
 import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Float32, Int
 
+from realm_jax.files.json_value import JsonValue
 from realm_jax.indexes.protocol import (
-  PLAIN,
+  DEFAULT_OPTIONS,
   Blocks,
   BuildOptions,
   IndexLoadError,
@@ -25,8 +29,9 @@ class Bm25Config:
   """Lucene's BM25, with scores computed when the index is built.
 
   Attributes:
-    k1: how soon a word's repetitions stop to count.
-    b: how much a block's length counts, from 0 to 1.
+    k1: Saturation of term frequency: repetitions of a word count less from
+      about this many on.
+    b: Strength of the normalization by a block's length, from 0 to 1.
   """
 
   kind: ClassVar[str] = "bm25"
@@ -34,18 +39,20 @@ class Bm25Config:
   k1: float = 0.9
   b: float = 0.4
 
-  def build(self, blocks: Blocks, options: BuildOptions = PLAIN) -> "Bm25Index":
-    """Counts the words of every block; writes a sparse matrix of scores.
+  def build(
+    self, blocks: Blocks, options: BuildOptions = DEFAULT_OPTIONS
+  ) -> "Bm25Index":
+    """Counts the words of every block and writes a sparse matrix of scores.
 
     Raises:
-      OSError: the disk is full.
+      OSError: The disk is full.
     """
     if blocks.token_ids is None:
       raise ValueError("BM25 needs the blocks' wordpieces")
     library = _library().BM25(
       k1=self.k1, b=self.b, method="lucene", backend="numpy"
     )
-    # The wordpieces are the vocabulary: text never comes in.
+    # The wordpieces' ids are the vocabulary, so no text is needed.
     library.vocab_dict = {str(i): i for i in range(blocks.vocab_size)}
     library.scores = library.build_index_from_ids(
       range(blocks.vocab_size),
@@ -56,7 +63,7 @@ class Bm25Config:
       try:
         library.save(options.directory, show_progress=False)
       except OSError as error:
-        # numpy does not say that the disk is full.
+        # numpy's error does not say that the disk is full.
         raise OSError(
           error.errno or errno.ENOSPC,
           f"cannot write BM25's scores: {error}",
@@ -65,12 +72,12 @@ class Bm25Config:
     return Bm25Index(library)
 
   def load(
-    self, directory: PathLike, blocks: Blocks, *, mesh: Any = None
+    self, directory: PathLike, blocks: Blocks, *, mesh: Mesh | None = None
   ) -> "Bm25Index":
-    """Reads what `build` wrote, memory-mapped.
+    """Loads what `build` wrote, memory-mapped.
 
     Raises:
-      IndexLoadError: bm25s cannot read it, or it is of other blocks.
+      IndexLoadError: bm25s cannot read it, or it was built over other blocks.
     """
     del mesh
     try:
@@ -91,7 +98,7 @@ class Bm25Config:
 
 
 class Bm25Index:
-  """Scores blocks by the words they share with the query.
+  """Scores blocks by the words that they share with the query.
 
   Special wordpieces occur in no block, so those of a query score nothing.
   """
@@ -101,11 +108,11 @@ class Bm25Index:
 
   def __init__(self, library: Any):
     self.num_blocks = int(library.scores["num_docs"])
-    self.report: dict[str, Any] = {}
+    self.report: dict[str, JsonValue] = {}
     self._library = library
 
   def search(self, queries: QueryBatch, k: int) -> SearchResult:
-    """The k best blocks of each query; those without a common word score 0."""
+    """Returns the k best blocks; those that share no word score 0."""
     check_k(k, self.num_blocks)
     shape = (len(queries.token_ids), k)
     rows = np.empty(shape, np.int32)
@@ -115,15 +122,17 @@ class Bm25Index:
     return SearchResult(rows=rows, scores=scores)
 
 
-def _top_k(scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-  """The k largest; of equals, also at the edge, the lower row."""
+def _top_k(
+  scores: Float32[np.ndarray, " n"], k: int
+) -> tuple[Int[np.ndarray, " k"], Float32[np.ndarray, " k"]]:
+  """Returns the k largest; ties, also for the last place, by rising row."""
   worst = np.partition(scores, -k)[-k]
   rows = np.flatnonzero(scores >= worst)
   rows = rows[np.argsort(-scores[rows], kind="stable")][:k]
   return rows, scores[rows]
 
 
-def _library() -> Any:
+def _library() -> ModuleType:
   try:
     import bm25s
   except ImportError as error:

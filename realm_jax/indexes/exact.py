@@ -1,11 +1,11 @@
-"""Exact search on the devices: the largest inner products, block by block.
+"""Exact search on the devices: the blocks with the largest inner products.
 
-The vectors are arguments of one compiled program, padded to a capacity, so a
+The vectors are an argument of one compiled program, padded to a capacity, so a
 new generation of the same capacity is searched without compiling anything.
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +13,11 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from realm_jax.indexes import exact_search, mapped
+from realm_jax.files import mapped_pages
+from realm_jax.files.json_value import JsonValue
+from realm_jax.indexes import exact_search
 from realm_jax.indexes.protocol import (
-  PLAIN,
+  DEFAULT_OPTIONS,
   Blocks,
   BuildOptions,
   PathLike,
@@ -29,15 +31,17 @@ from realm_jax.partitioning import rules
 from realm_jax.partitioning.mesh import DATA_AXIS
 
 _ROWS_PER_COPY = 1 << 16
-# From such an address, in bytes, jax on CPUs takes an array without a copy.
+# An array at a multiple of this address, in bytes, is used by jax on CPUs
+# without a copy.
 _ALIGNMENT = 64
 
 
 def capacity_for(num_blocks: int, *, devices: int = 1) -> int:
-  """Rows to allocate, so that a corpus may grow by a little in place.
+  """Returns how many rows to allocate, so that a corpus may grow a little.
 
-  Each device's share is rounded up to an eighth of the power of two below it:
-  at most an eighth more memory, and a handful of sizes per doubling.
+  Each device's share is rounded up to a multiple of an eighth of the power of
+  two below it. This takes at most an eighth more memory, and gives a handful
+  of sizes per doubling.
   """
   share = max(1, -(-num_blocks // devices))
   step = max(exact_search.GROUP, 2 ** max(0, share.bit_length() - 4))
@@ -49,13 +53,13 @@ class ExactConfig:
   """Exact search.
 
   Attributes:
-    dtype: of the vectors on the devices, `float32` or `bfloat16`; products
-      accumulate in float32 either way.
-    rows_per_step: rows that are scored at once; bounds the temporaries. None
-      chooses by k, the number of queries and the device.
-    capacity: rows to allocate; None leaves room for a little growth.
-    recall_target: how many of the best to find on average, from 0 to 1, by
-      `lax.approx_max_k`: much faster on TPUs. None finds all of them.
+    dtype: Type in which the devices hold the vectors, `float32` or `bfloat16`;
+      products accumulate in float32 either way.
+    rows_per_step: Rows that are scored at once, which bounds the temporaries.
+      None chooses by k, the number of queries and the device.
+    capacity: Rows to allocate over all devices; None is `capacity_for(N)`.
+    recall_target: Recall that `lax.approx_max_k` aims at, from 0 to 1, which
+      is much faster on TPUs. None finds exactly the best.
   """
 
   kind: ClassVar[str] = "exact"
@@ -65,39 +69,41 @@ class ExactConfig:
   capacity: int | None = None
   recall_target: float | None = None
 
+  def __post_init__(self) -> None:
+    target = self.recall_target
+    if target is not None and not 0 < target <= 1:
+      raise ValueError(
+        f"recall_target={target}; want a share of the best above 0 and up to "
+        "1, or None for all of them"
+      )
+
   def build(
-    self, blocks: Blocks, options: BuildOptions = PLAIN
+    self, blocks: Blocks, options: BuildOptions = DEFAULT_OPTIONS
   ) -> "ExactIndex":
     """Copies the vectors to the devices."""
     if blocks.vectors is None:
       raise ValueError("exact search needs the blocks' vectors; embed them")
-    return ExactIndex(
-      blocks.vectors,
-      mesh=options.mesh,
-      dtype=self.dtype,
-      rows_per_step=self.rows_per_step,
-      capacity=self.capacity,
-      recall_target=self.recall_target,
-    )
+    return ExactIndex(blocks.vectors, self, mesh=options.mesh)
 
   def load(
     self, directory: PathLike, blocks: Blocks, *, mesh: Mesh | None = None
   ) -> "ExactIndex":
-    """The same as `build`: the vectors are all there is."""
+    """Returns the same index as `build`, which stores nothing of its own."""
     del directory
     return self.build(blocks, BuildOptions(mesh=mesh))
 
 
+_DEFAULTS = ExactConfig()
+
+
 class ExactIndex:
-  """Inner products with every block.
+  """Searches the inner products with every block.
 
   Args:
-    vectors: [N, d] in row order; read once, a device's share at a time.
-    mesh: rows are spread over its data axis; None uses one device.
-    dtype: of the vectors on the devices.
-    rows_per_step: rows that are scored at once; None chooses.
-    capacity: rows to allocate over all devices; None is `capacity_for(N)`.
-    recall_target: of `lax.approx_max_k`; None finds exactly the best.
+    vectors: Embeddings, [N, d], in row order; they are read once, a device's
+      share at a time.
+    config: Settings.
+    mesh: Mesh over whose data axis the rows are spread; None uses one device.
   """
 
   kind = "exact"
@@ -106,22 +112,14 @@ class ExactIndex:
   def __init__(
     self,
     vectors: Rows,
+    config: ExactConfig = _DEFAULTS,
     *,
     mesh: Mesh | None = None,
-    dtype: str = "float32",
-    rows_per_step: int | None = None,
-    capacity: int | None = None,
-    recall_target: float | None = None,
   ):
-    if recall_target is not None and not 0 < recall_target <= 1:
-      raise ValueError(
-        f"recall_target={recall_target}; want a share of the best above 0 and "
-        "up to 1, or None for all of them"
-      )
     self.num_blocks, self.dim = vectors.shape
-    self.report: dict[str, Any] = {}
+    self.report: dict[str, JsonValue] = {}
     devices = 1 if mesh is None else mesh.shape[DATA_AXIS]
-    capacity = capacity or capacity_for(self.num_blocks, devices=devices)
+    capacity = config.capacity or capacity_for(self.num_blocks, devices=devices)
     if capacity < self.num_blocks or capacity % devices:
       raise ValueError(
         f"capacity={capacity} for {self.num_blocks} blocks on {devices} "
@@ -129,38 +127,35 @@ class ExactIndex:
       )
     self.capacity = capacity
     self._mesh = mesh
-    self._rows_per_step = rows_per_step
-    self._recall_target = recall_target
+    self._config = config
     self._devices = devices
     if mesh is None:
-      self._sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+      device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+      self._sharding, replicated = device, device
     else:
       self._sharding = NamedSharding(mesh, PartitionSpec(DATA_AXIS))
+      replicated = NamedSharding(mesh, PartitionSpec())
 
     def part(index: tuple[slice, ...] | None) -> np.ndarray:
       assert index is not None
       start, stop, _ = index[0].indices(capacity)
-      return _padded(vectors, start, stop, jnp.dtype(dtype))
+      return _padded(vectors, start, stop, jnp.dtype(config.dtype))
 
     self._vectors = jax.make_array_from_callback(
       (capacity, self.dim), self._sharding, part
     )
-    self._count = jnp.int32(self.num_blocks)
-    if mesh is not None:
-      everywhere = NamedSharding(mesh, PartitionSpec())
-      count = np.int32(self.num_blocks)
-      self._count = jax.make_array_from_callback(
-        (), everywhere, lambda _: count
-      )
+    count = np.asarray(self.num_blocks, np.int32)
+    self._count = jax.make_array_from_callback((), replicated, lambda _: count)
 
   def search_on_device(
-    self, queries: Float[Array, "b d"], k: int
+    self, vectors: Float[Array, "b d"], k: int
   ) -> tuple[Float[Array, "b k"], Int[Array, "b k"]]:
-    """Scores and rows, dispatched and not waited for.
+    """Dispatches a search and returns scores and rows without waiting.
 
     Args:
-      queries: with a mesh, over its data axis, which divides b.
-      k: how many blocks for each query.
+      vectors: Query vectors; with a mesh, sharded over its data axis, whose
+        size divides b.
+      k: Number of blocks for each query.
 
     Raises:
       SearchError: k is not in 1 … num_blocks.
@@ -168,18 +163,18 @@ class ExactIndex:
     check_k(k, self.num_blocks)
     plan = exact_search.make_plan(
       k,
-      num_queries=len(queries),
+      num_queries=len(vectors),
       num_rows=self.capacity // self._devices,
-      rows_per_step=self._rows_per_step,
-      recall_target=self._recall_target,
+      rows_per_step=self._config.rows_per_step,
+      recall_target=self._config.recall_target,
       platform=next(iter(self._sharding.device_set)).platform,
     )
     return exact_search.search(
-      queries, self._vectors, self._count, plan=plan, mesh=self._mesh
+      vectors, self._vectors, self._count, plan=plan, mesh=self._mesh
     )
 
   def search(self, queries: QueryBatch, k: int) -> SearchResult:
-    """The k best blocks of each of this process's queries."""
+    """Returns the k best blocks of each of this process's queries."""
     check_k(k, self.num_blocks)
     vectors = check_vectors(queries, self.dim)
     count = len(vectors)
@@ -201,9 +196,10 @@ class ExactIndex:
 def _padded(
   vectors: Rows, start: int, stop: int, dtype: np.dtype
 ) -> Float[np.ndarray, "n d"]:
-  """Rows start … stop, zeros where there are none, in memory of their own.
+  """Copies rows start … stop; zeros stand for rows past the last.
 
-  jax on CPUs takes that memory as it is, so that the vectors are there once.
+  The copy is aligned so that jax on CPUs uses it as it is: the vectors are in
+  memory once.
   """
   num_blocks, dim = vectors.shape
   size = (stop - start) * dim * dtype.itemsize
@@ -211,11 +207,11 @@ def _padded(
   first = -memory.ctypes.data % _ALIGNMENT
   padded = memory[first : first + size].view(dtype).reshape(-1, dim)
   real = max(0, min(stop, num_blocks) - start)
-  # Slices of vectors from several files are copies: small ones.
+  # A slice that crosses files is a copy, so slices are kept small.
   for i in range(0, real, _ROWS_PER_COPY):
     rows = slice(start + i, start + min(i + _ROWS_PER_COPY, real))
     part = vectors[rows]
     padded[i : i + len(part)] = part
-    mapped.let_go(part)
+    mapped_pages.drop_pages(part)
   padded[real:] = 0
   return padded

@@ -1,35 +1,35 @@
 """The compiled program of exact search: a running top-k over steps of rows.
 
 A step multiplies all queries with some rows and takes the maxima of groups of
-scores, which is all that most steps need: where no maximum of a query beats
-the worst of what it has, its scores are not looked at. The temporaries are a
-step's, however many rows there are.
+scores. Most steps need no more: where no maximum of a query exceeds the worst
+score of its running top-k, its scores are skipped. The temporaries are those
+of one step, however many rows there are.
 """
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from realm_jax.partitioning.mesh import DATA_AXIS
 
 # The k best of a step lie in the k groups of consecutive rows with the
-# largest maxima, and a maximum vectorises where a top-k does not.
+# largest maxima, and a maximum vectorizes where a top-k does not.
 GROUP = 32
-# On CPUs, the queries that a step improves are looked after so many at once:
-# few, for after the first steps a step improves few.
-_QUERIES_AT_ONCE = 64
+# On CPUs, the queries that a step improves are processed in batches of this
+# size. It is small because after the first steps a step improves few.
+_QUERIES_PER_BATCH = 64
 # Scores of a step. On CPUs they stay in the cache until their maxima are
-# taken; elsewhere a step is long against what it takes to start one.
+# taken; on other platforms a step should be long compared to its launch.
 _SCORES_ON_CPUS = 1 << 21
 _SCORES_ELSEWHERE = 1 << 25
 _MIN_ROWS, _MAX_ROWS = 2048, 1 << 16
-# Merging k at every step costs less in fewer steps.
+# Every step merges k candidates per query, so a larger k wants fewer steps.
 _ROWS_PER_K = 8
 
 Best = tuple[Float[Array, "b k"], Int[Array, "b k"]]
@@ -37,14 +37,15 @@ Best = tuple[Float[Array, "b k"], Int[Array, "b k"]]
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """What the program is compiled for, besides its shapes.
+  """Static settings of the program, besides its shapes.
 
   Attributes:
-    k: how many rows for each query.
-    rows_per_step: rows that are scored at once, of one device.
-    recall_target: of `lax.approx_max_k`; None finds exactly the best.
-    skips: whether to leave alone the queries that a step does not improve,
-      which elsewhere than on CPUs would cost more than it saves.
+    k: Number of rows for each query.
+    rows_per_step: Rows of one device that are scored at once.
+    recall_target: Recall that `lax.approx_max_k` aims at; None finds exactly
+      the best.
+    skips: Whether queries that a step does not improve are skipped, which
+      saves more than it costs on CPUs alone.
   """
 
   k: int
@@ -62,15 +63,16 @@ def make_plan(
   recall_target: float | None,
   platform: str,
 ) -> Plan:
-  """Chooses the rows of a step where nobody else has.
+  """Returns the plan of a search, with the rows of a step chosen.
 
   Args:
-    k: how many rows for each query.
-    num_queries: of all devices.
-    num_rows: of one device.
-    rows_per_step: None chooses by the number of queries, k and the platform.
-    recall_target: as in `Plan`.
-    platform: of the devices, such as `cpu`.
+    k: Number of rows for each query.
+    num_queries: Number of queries over all devices.
+    num_rows: Number of rows of one device.
+    rows_per_step: Rows that are scored at once; None chooses by the number of
+      queries, k and the platform.
+    recall_target: Recall, as in `Plan`.
+    platform: Platform of the devices, such as `cpu`.
   """
   if rows_per_step is None:
     scores = _SCORES_ON_CPUS if platform == "cpu" else _SCORES_ELSEWHERE
@@ -94,22 +96,26 @@ def search(
   plan: Plan,
   mesh: Mesh | None,
 ) -> Best:
-  """The k best rows of each query, best first; of equals, the lower row.
+  """Returns the k best rows of each query, best first, ties by rising row.
 
   Args:
-    queries: with a mesh, over its data axis, which divides b.
-    vectors: with a mesh, over its data axis; rows from num_blocks on pad.
-    num_blocks: at least k.
-    plan: from `make_plan`.
-    mesh: None is for one device.
+    queries: Query vectors; with a mesh, sharded over its data axis.
+    vectors: Embeddings, sharded likewise; rows from num_blocks on are padding.
+    num_blocks: Number of blocks, at least k.
+    plan: Settings from `make_plan`.
+    mesh: Mesh of the devices; None is for one device.
   """
   local = functools.partial(_local_top_k, plan=plan, all_rows=len(vectors))
   if mesh is None:
     return local(queries, vectors, num_blocks, first_row=0)
 
-  def on_each_device(queries, vectors, num_blocks):
-    # Every device scores all queries against its own rows; then each gathers
-    # from the others what they found for its own queries, and merges.
+  def on_each_device(
+    queries: Float[Array, "b d"],
+    vectors: Float[Array, "n d"],
+    num_blocks: Int[Array, ""],
+  ) -> Best:
+    # Every device scores all queries against its own rows. Then each collects
+    # the results of all devices for its own queries, and merges them.
     everyone = lax.all_gather(queries, DATA_AXIS, tiled=True)
     first_row = lax.axis_index(DATA_AXIS) * len(vectors)
     found = local(everyone, vectors, num_blocks, first_row=first_row)
@@ -119,22 +125,22 @@ def search(
     # Devices come in row order, so the lower row still wins a tie.
     return _best_of(scores, rows, plan.k)
 
-  rows_of = PartitionSpec(DATA_AXIS)
+  by_rows = PartitionSpec(DATA_AXIS)
   return jax.shard_map(
     on_each_device,
     mesh=mesh,
-    in_specs=(rows_of, rows_of, PartitionSpec()),
-    out_specs=rows_of,
-    # The running top-k starts from constants, which the check would want
-    # marked as varying over an axis that exists with a mesh alone.
+    in_specs=(by_rows, by_rows, PartitionSpec()),
+    out_specs=by_rows,
+    # The running top-k starts from constants. The check would require them to
+    # be marked as varying over an axis that exists only with a mesh.
     check_vma=False,
   )(queries, vectors, num_blocks)
 
 
 def _own_queries(
-  found: Array,  # [devices * b, k]: this device's finds for all queries.
-  devices: int,
-) -> Array:  # [b, devices * k]: all devices' finds for this device's queries.
+  found: Shaped[Array, "all_b k"], devices: int
+) -> Shaped[Array, "b c"]:
+  """Exchanges each device's results, so that each has all for its queries."""
   k = found.shape[-1]
   found = found.reshape(devices, -1, k)
   found = lax.all_to_all(found, DATA_AXIS, split_axis=0, concat_axis=0)
@@ -144,7 +150,7 @@ def _own_queries(
 def _best_of(
   scores: Float[Array, "b c"], rows: Int[Array, "b c"], k: int
 ) -> Best:
-  """The k best; of equals, those that come first."""
+  """Returns the k best; of equal scores, those that come first."""
   scores, places = lax.top_k(scores, k)
   return scores, jnp.take_along_axis(rows, places, axis=1)
 
@@ -153,10 +159,10 @@ class _Scored(NamedTuple):
   """A step's scores, by groups of consecutive rows.
 
   Attributes:
-    scores: of all queries, those of pads among them.
-    maxima: of each group's new rows.
-    is_new: rows that are no pads, and in no step before.
-    rows: over all devices.
+    scores: Scores of all queries, padding included.
+    maxima: Largest score among each group's new rows.
+    is_new: Whether a row is neither padding nor part of an earlier step.
+    rows: Row numbers over all devices.
   """
 
   scores: Float[Array, "b g s"]
@@ -170,19 +176,19 @@ def _local_top_k(
   vectors: Float[Array, "n d"],
   num_blocks: Int[Array, ""],
   *,
-  first_row: Any,
+  first_row: int | Int[Array, ""],
   all_rows: int,
   plan: Plan,
 ) -> Best:
-  """A running top-k over steps of rows; a pad is never found.
+  """Runs the top-k over steps of this device's rows, without padding.
 
   Args:
-    queries: all of them.
-    vectors: this device's.
-    num_blocks: of all devices.
-    first_row: of this device's vectors.
-    all_rows: of all devices, pads among them.
-    plan: of the program.
+    queries: Vectors of all queries.
+    vectors: Embeddings on this device.
+    num_blocks: Number of blocks over all devices.
+    first_row: Row number of this device's first vector.
+    all_rows: Number of rows over all devices, padding included.
+    plan: Settings of the program.
   """
   queries = queries.astype(vectors.dtype)
   real = jnp.clip(num_blocks - first_row, 0, len(vectors))
@@ -190,9 +196,9 @@ def _local_top_k(
   by_groups = plan.recall_target is None and size > 2 * plan.k * GROUP
   groups = size // GROUP if by_groups and size % GROUP == 0 else size
 
-  def step(i, best):
+  def step(i: Int[Array, ""], best: Best) -> Best:
     # The last step starts early enough to be whole, and leaves out the rows
-    # that the step before it has seen.
+    # that the step before it has scored.
     start = jnp.minimum(i * size, len(vectors) - size)
     part = lax.dynamic_slice_in_dim(vectors, start, size)
     scores = lax.dot_general(
@@ -223,24 +229,24 @@ def _local_top_k(
 def _improve_some(
   best: Best, scored: _Scored, plan: Plan, all_rows: int
 ) -> Best:
-  """Merges a step's rows into the best of the queries that they improve."""
-  at_once = min(len(scored.scores), _QUERIES_AT_ONCE)
-  # A NaN is no less than anything, and is let in.
+  """Merges a step's rows into the top-k of the queries that they improve."""
+  batch_size = min(len(scored.scores), _QUERIES_PER_BATCH)
+  # A NaN compares as not less or equal, so its query is not skipped.
   waits = ~(scored.maxima.max(axis=1) <= best[0][:, -1])
 
-  def improve(state):
+  def improve(state: tuple[Bool[Array, " b"], Best]) -> tuple[Array, Best]:
     waits, best = state
-    do_wait, chosen = lax.top_k(waits.astype(jnp.float32), at_once)
-    old = tuple(part[chosen] for part in best)
+    do_wait, chosen = lax.top_k(waits.astype(jnp.float32), batch_size)
+    old = best[0][chosen], best[1][chosen]
     new = _improve(old, scored, chosen, plan, all_rows)
-    # Those that have had their turn fill up the last lot.
-    best = tuple(
+    # Queries that are done already fill up the last batch, unchanged.
+    scores, rows = (
       part.at[chosen].set(
         jnp.where(do_wait[:, None] > 0, after, before), unique_indices=True
       )
       for part, before, after in zip(best, old, new, strict=True)
     )
-    return waits.at[chosen].set(False, unique_indices=True), best
+    return waits.at[chosen].set(False, unique_indices=True), (scores, rows)
 
   return lax.while_loop(lambda state: state[0].any(), improve, (waits, best))[1]
 
@@ -252,8 +258,8 @@ def _improve(
   plan: Plan,
   all_rows: int,
 ) -> Best:
-  """Merges a step's rows into the best of the chosen queries, None for all."""
-  # What was found before comes first: its rows are lower.
+  """Merges a step's rows into the top-k of chosen queries; None is all."""
+  # Earlier results come first because their rows are lower.
   found = _candidates(scored, chosen, plan, all_rows)
   scores, rows = (
     jnp.concatenate(parts, axis=1) for parts in zip(best, found, strict=True)
@@ -264,12 +270,12 @@ def _improve(
 def _candidates(
   scored: _Scored, chosen: Int[Array, " q"] | None, plan: Plan, all_rows: int
 ) -> Best:
-  """Rows of a step, the k best of the chosen queries among them, in order."""
-  # A gather of all would be a copy.
+  """Returns rows of a step that hold the k best of the chosen queries."""
+  # Gathering all queries would copy the array.
   maxima = scored.maxima if chosen is None else scored.maxima[chosen]
   groups, group = scored.rows.shape
   if plan.recall_target is not None:
-    # Groups of one row: their maxima are the scores.
+    # Groups have one row here, so their maxima are the scores.
     scores, places = lax.approx_max_k(
       maxima,
       min(plan.k, groups),
@@ -279,9 +285,9 @@ def _candidates(
     return scores, scored.rows[:, 0][places]
   if group == 1:
     return maxima, jnp.broadcast_to(scored.rows.T, maxima.shape)
-  # At most k − 1 groups can hold anything that comes before a member of the
-  # top k: each such group's own maximum comes before it too. So the k groups
-  # with the largest maxima (of equals, the lower) hold the whole top k.
+  # At most k − 1 groups hold a row that precedes a given member of the top k,
+  # since each such group's maximum precedes it too. So the k groups with the
+  # largest maxima (ties to the lower group) hold the whole top k.
   _, best = lax.top_k(maxima, plan.k)
   best = jnp.sort(best, axis=-1)
   queries = jnp.arange(len(maxima)) if chosen is None else chosen

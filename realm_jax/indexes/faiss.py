@@ -4,15 +4,18 @@ import dataclasses
 import math
 import os
 from pathlib import Path
-from typing import Any, ClassVar
+from types import ModuleType
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Float32
+from jax.sharding import Mesh
+from jaxtyping import Float, Float32, Int
 
-from realm_jax.indexes import mapped
+from realm_jax.files import mapped_pages
+from realm_jax.files.json_value import JsonValue
 from realm_jax.indexes.protocol import (
-  OF_HOST,
-  PLAIN,
+  DEFAULT_OPTIONS,
+  HOST_SETTING,
   Blocks,
   BuildOptions,
   IndexLoadError,
@@ -28,10 +31,22 @@ from realm_jax.indexes.protocol import (
 
 _FILE = "index.faiss"
 _ROWS_PER_COPY = 1 << 16
-# Training takes runs of consecutive rows from all over the corpus.
+# A training sample consists of runs of consecutive rows, which read faster.
 _ROWS_PER_RUN = 16
-# Of a search on GPUs, lists probed and blocks found.
+# Most lists to probe, and most results, of a search on GPUs.
 _GPU_LIMIT = 2048
+
+
+@runtime_checkable
+class _Native(Protocol):
+  """The part of FAISS's indexes that all of them share."""
+
+  ntotal: int
+  d: int
+
+  def search(
+    self, x: Float32[np.ndarray, "b d"], k: int, *, params: Any
+  ) -> tuple[Float32[np.ndarray, "b k"], Int[np.ndarray, "b k"]]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,17 +54,17 @@ class FaissConfig:
   """Inverted lists, quantized scores, and exact scores for the best.
 
   Attributes:
-    brute_force_below: smaller corpora are searched in full.
-    factory: FAISS's description of the index, of inverted lists or `Flat`.
-      None is `IVF<√N>,PQ<d/2>x4fs,RFlat`.
-    nprobe: lists that are searched.
-    num_reordered: how many are scored exactly, where the description ends in
-      `RFlat`; at least k.
-    training_sample: how many vectors lists and codes are trained on.
-    threads: for building and searching, of this host, and so in no manifest;
-      None takes every core.
-    on_gpu: whether to search on a GPU, the first, where FAISS sees any;
-      descriptions that it has no GPU code for are refused.
+    brute_force_below: Number of blocks below which all are searched.
+    factory: FAISS's description of the index, inverted lists or `Flat`. None
+      is `IVF<√N>,PQ<d/2>x4fs,RFlat`.
+    nprobe: Number of lists that a query searches.
+    num_reordered: Number of blocks that are scored exactly, at least k, if the
+      description ends in `RFlat`.
+    training_sample: Number of vectors that lists and codes are trained on.
+    threads: Threads for building and searching, a setting of the host that no
+      manifest stores; None uses every core.
+    on_gpu: Whether to search on the first GPU, if FAISS sees one. Descriptions
+      that FAISS has no GPU code for are refused.
   """
 
   kind: ClassVar[str] = "faiss"
@@ -59,17 +74,17 @@ class FaissConfig:
   nprobe: int = 4
   num_reordered: int = 400
   training_sample: int = 200_000
-  threads: int | None = dataclasses.field(default=None, metadata=OF_HOST)
+  threads: int | None = dataclasses.field(default=None, metadata=HOST_SETTING)
   on_gpu: bool = False
 
   def build(
-    self, blocks: Blocks, options: BuildOptions = PLAIN
+    self, blocks: Blocks, options: BuildOptions = DEFAULT_OPTIONS
   ) -> "FaissIndex":
     """Builds in memory; the same vectors give the same index.
 
     Raises:
-      ValueError: FAISS cannot make the described index of these vectors.
-      OSError: the disk is full.
+      ValueError: FAISS cannot build the described index over these vectors.
+      OSError: The disk is full.
     """
     if blocks.vectors is None:
       raise ValueError("FAISS needs the blocks' vectors; embed them first")
@@ -86,28 +101,27 @@ class FaissConfig:
         options.check()
         part = blocks.vectors[start:stop]
         index.add(_float32(part))
-        mapped.let_go(part)
+        mapped_pages.drop_pages(part)
     except RuntimeError as error:
       raise ValueError(
-        f"FAISS cannot make {described!r} of {blocks.num_blocks} vectors of "
+        f"FAISS cannot build {described!r} over {blocks.num_blocks} vectors of "
         f"{blocks.vectors.shape[1]} dimensions: {error}; choose another "
         "`factory`"
       ) from error
     if options.directory is not None:
       options.directory.mkdir(parents=True)
-      # By its own writer, what a full disk does not take may be lost without
-      # a word.
+      # FAISS's own writer may not report a full disk.
       with (options.directory / _FILE).open("wb") as file:
         library.write_index(index, library.PyCallbackIOWriter(file.write))
     return FaissIndex(index, blocks, config=self)
 
   def load(
-    self, directory: PathLike, blocks: Blocks, *, mesh: Any = None
+    self, directory: PathLike, blocks: Blocks, *, mesh: Mesh | None = None
   ) -> "FaissIndex":
-    """Reads what `build` wrote, memory-mapped where FAISS can.
+    """Loads what `build` wrote, memory-mapped where FAISS can do so.
 
     Raises:
-      IndexLoadError: FAISS cannot read it, or it is of other blocks.
+      IndexLoadError: FAISS cannot read it, or it was built over other blocks.
     """
     del mesh
     library = _library()
@@ -128,12 +142,12 @@ class FaissConfig:
 
 
 class FaissIndex:
-  """An index of FAISS; `FaissConfig` makes it."""
+  """An index of FAISS; `FaissConfig` builds and loads it."""
 
   kind = "faiss"
   needs_vectors = True
 
-  def __init__(self, index: Any, blocks: Blocks, *, config: FaissConfig):
+  def __init__(self, index: _Native, blocks: Blocks, *, config: FaissConfig):
     if blocks.vectors is None:
       raise ValueError("FAISS needs the blocks' vectors; embed them first")
     self.num_blocks, self.dim = blocks.vectors.shape
@@ -142,22 +156,18 @@ class FaissIndex:
         f"the FAISS index holds {index.ntotal} blocks of {index.d} dimensions "
         f"and the generation {self.num_blocks} of {self.dim}; build it again"
       )
-    self.report: dict[str, Any] = {}
+    self.report: dict[str, JsonValue] = {}
     self._library = _library()
     self._config = config
     self._index = index
-    self._lists = self._num_lists(index)
-    self._moved = index
+    # 1 where all blocks are searched.
+    self.num_lists = self._num_lists(index)
+    self._on_device = index
     if config.on_gpu and self._library.get_num_gpus() > 0:
-      self._moved = self._on_gpu(index)
-
-  @property
-  def num_lists(self) -> int:
-    """How many inverted lists there are; 1 where all blocks are searched."""
-    return self._lists
+      self._on_device = self._gpu_copy(index)
 
   def search(self, queries: QueryBatch, k: int) -> SearchResult:
-    """About the k best blocks of each query; always k of them."""
+    """Returns k blocks for each query, approximately the best."""
     return self.search_at(
       queries, k, self._config.nprobe, self._config.num_reordered
     )
@@ -165,51 +175,46 @@ class FaissIndex:
   def search_at(
     self, queries: QueryBatch, k: int, nprobe: int, num_reordered: int
   ) -> SearchResult:
-    """Searches so many lists, and scores so many exactly."""
+    """Searches `nprobe` lists and scores `num_reordered` blocks exactly."""
     check_k(k, self.num_blocks)
     vectors = check_vectors(queries, self.dim)
     _set_threads(self._library, self._config.threads)
-    # Room for k whatever the lists: twice as many as would do on average.
-    probed = min(
-      self._lists, max(nprobe, -(-2 * k * self._lists // self.num_blocks))
-    )
+    # Twice as many lists as hold k blocks on average: they may be uneven.
+    lists = self.num_lists
+    probed = min(lists, max(nprobe, -(-2 * k * lists // self.num_blocks)))
     fits = max(k, probed) <= _GPU_LIMIT
-    rows, scores = self._search(
-      self._moved if fits else self._index,
-      vectors,
-      k,
-      probed,
-      max(num_reordered, k),
-    )
-    # Where the lists held fewer than k, it fills up with −1.
+    index = self._on_device if fits else self._index
+    rows, scores = self._search(index, vectors, k, probed, num_reordered)
+    # Where the lists hold fewer than k blocks, FAISS returns −1.
     short = (rows < 0).any(axis=1)
     if short.any():
       rows[short], scores[short] = self._search(
-        self._index, vectors[short], k, self._lists, self.num_blocks
+        self._index, vectors[short], k, lists, self.num_blocks
       )
     return in_order(rows, scores)
 
   def _search(
     self,
-    index: Any,
+    index: _Native,
     vectors: Float32[np.ndarray, "b d"],
     k: int,
     probed: int,
     reordered: int,
-  ) -> tuple[np.ndarray, np.ndarray]:
+  ) -> tuple[Int[np.ndarray, "b k"], Float32[np.ndarray, "b k"]]:
     parameters = None
-    if self._lists > 1:
-      parameters = self._parameters(
-        self._index, k, probed, min(reordered, self.num_blocks)
-      )
+    if self.num_lists > 1:
+      reordered = min(max(reordered, k), self.num_blocks)
+      parameters = self._parameters(self._index, k, probed, reordered)
     scores, rows = index.search(vectors, k, params=parameters)
     return rows, scores
 
-  def _on_gpu(self, index: Any) -> Any:
-    """A copy on the first GPU; of several, none takes a search's settings.
+  def _gpu_copy(self, index: _Native) -> _Native:
+    """Copies the index to the first GPU.
+
+    A copy on several GPUs would not take the settings of a search.
 
     Raises:
-      IndexLoadError: FAISS has no GPU code for it.
+      IndexLoadError: FAISS has no GPU code for this index.
     """
     self._gpu = self._library.StandardGpuResources()
     try:
@@ -221,8 +226,10 @@ class FaissIndex:
         "or on_gpu=False"
       ) from error
 
-  def _parameters(self, index: Any, k: int, probed: int, reordered: int) -> Any:
-    """The settings of a search, nested as the index is."""
+  def _parameters(
+    self, index: _Native, k: int, probed: int, reordered: int
+  ) -> Any:
+    """Returns FAISS's settings of a search, nested as the index is."""
     library = self._library
     index = library.downcast_index(index)
     if isinstance(index, library.IndexRefine):
@@ -238,11 +245,11 @@ class FaissIndex:
       )
     return library.SearchParametersIVF(nprobe=probed)
 
-  def _num_lists(self, index: Any) -> int:
-    """How many inverted lists there are; 1 where all blocks are searched.
+  def _num_lists(self, index: _Native) -> int:
+    """Returns the number of inverted lists, 1 for an exhaustive search.
 
     Raises:
-      ValueError: it is an index that cannot be searched in full.
+      ValueError: The index cannot be searched exhaustively.
     """
     library = self._library
     index = library.downcast_index(index)
@@ -261,7 +268,7 @@ class FaissIndex:
 
 
 def _sample(vectors: Rows, count: int) -> Float32[np.ndarray, "n d"]:
-  """About so many vectors, in runs from all over the corpus."""
+  """Returns about `count` vectors, in runs from all over the corpus."""
   num_blocks = vectors.shape[0]
   if count >= num_blocks:
     return _float32(vectors[0:num_blocks])
@@ -272,16 +279,18 @@ def _sample(vectors: Rows, count: int) -> Float32[np.ndarray, "n d"]:
   )
 
 
-def _float32(vectors: np.ndarray) -> Float32[np.ndarray, "n d"]:
+def _float32(
+  vectors: Float[np.ndarray, "n d"],
+) -> Float32[np.ndarray, "n d"]:
   return np.ascontiguousarray(vectors, np.float32)
 
 
-def _set_threads(library: Any, threads: int | None) -> None:
-  """For this thread's calls alone: OpenMP keeps the number by thread."""
+def _set_threads(library: ModuleType, threads: int | None) -> None:
+  """Sets OpenMP's number of threads for calls from the current thread."""
   library.omp_set_num_threads(threads or os.cpu_count() or 1)
 
 
-def _library() -> Any:
+def _library() -> ModuleType:
   try:
     import faiss
   except ImportError as error:

@@ -1,12 +1,14 @@
 """An index that searches in a process of its own.
 
-A library that crashes there ends a search, and not the run that asked. The two
-talk over a socket, in messages of a fixed head and plain arrays. Loading gives
-way to the run's steps; searching does not.
+A library that crashes there fails a search instead of ending the run. The
+processes talk over a pipe of `multiprocessing.connection`: small objects as
+pickles, which is safe since both ends are ours and the pipe has no name, and
+arrays as plain bytes. The other process imports no TensorFlow, so it starts
+fast; it loads at a low priority beside the run's steps, and searches at a
+normal one.
 """
 
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -15,14 +17,15 @@ import subprocess
 import sys
 import threading
 import weakref
-from typing import Any
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
 
 import numpy as np
+from jaxtyping import Shaped
 
-from realm_jax.indexes.background import in_background
+from realm_jax.files.json_value import JsonValue
 from realm_jax.indexes.protocol import (
   Blocks,
-  Index,
   IndexConfig,
   IndexCrashedError,
   IndexLoadError,
@@ -33,33 +36,25 @@ from realm_jax.indexes.protocol import (
   check_k,
   check_vectors,
 )
-from realm_jax.indexes.registry import (
-  IndexKindError,
-  config_from,
-  parameters_of,
-)
+from realm_jax.indexes.thread_priority import run_at_low_priority
 
-# Most batches of queries go in one piece.
+# Socket buffer, large enough that most batches of queries are sent at once.
 _BUFFER_BYTES = 1 << 22
-# A query message: how many vectors, and k. An answer: whether it is an error,
-# and how many bytes follow.
-_QUERY = struct.Struct("<qq")
-_ANSWER = struct.Struct("<qq")
-_ERRORS = (IndexLoadError, IndexKindError, MissingLibraryError)
 
 
 class IsolatedIndex:
   """An index that is loaded and searched in a process of its own.
 
-  The process begins to load at once, so that whoever asked can read checksums
-  meanwhile, and ends when this is let go.
+  The process starts to load at once, so that the caller can verify checksums
+  meanwhile. It ends when this object is closed or garbage-collected.
 
   Args:
-    config: whose `load` the process calls.
-    directory: what it loads.
-    blocks: with vectors, of which the process is told the shape alone.
-    timeout_seconds: of a search; a process that takes longer hangs.
-    load_timeout_seconds: the same of loading.
+    config: Settings of the index; the process calls their `load`.
+    directory: Directory that the process loads.
+    blocks: Blocks with vectors, of which the process gets only the shape.
+    timeout_seconds: Longest time of a search before the process counts as
+      hanging and is killed.
+    load_timeout_seconds: Longest time of loading, likewise.
   """
 
   needs_vectors = True
@@ -76,216 +71,191 @@ class IsolatedIndex:
     assert blocks.vectors is not None
     self.kind = config.kind
     self.num_blocks, self.dim = blocks.vectors.shape
-    self.report: dict[str, Any] = {}
+    self.report: dict[str, JsonValue] = {}
+    self._directory = directory
+    self._search_seconds = timeout_seconds
+    self._load_seconds = load_timeout_seconds
     self._lock = threading.Lock()
     ours, theirs = socket.socketpair()
     for end in (ours, theirs):
       end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+    _set_timeout(ours, timeout_seconds)
     with theirs:
-      command = [sys.executable, "-m", __name__, str(theirs.fileno())]
       self._process = subprocess.Popen(
-        command,
+        [sys.executable, "-m", __name__, str(theirs.fileno())],
         pass_fds=[theirs.fileno()],
         stdin=subprocess.DEVNULL,
         env=_environment(),
-        # Signals to the group of whoever asks are not for it.
+        # Signals to the caller's process group should not reach it.
         process_group=0,
       )
-    self._socket = ours
-    self._close = weakref.finalize(self, _end, self._process, ours)
-    wanted = {
-      "kind": config.kind,
-      "parameters": parameters_of(config, of_host=True),
-      "directory": str(directory),
-      "shape": [self.num_blocks, self.dim],
-      "python_path": sys.path,
-    }
-    asked = json.dumps(wanted).encode()
-    self._directory = directory
-    self._search_seconds = timeout_seconds
-    ours.settimeout(load_timeout_seconds)
-    # What becomes of it, `wait_until_loaded` says.
+    self._connection = Connection(ours.detach())
+    self._close = weakref.finalize(self, _end, self._process, self._connection)
+    # If this fails, `wait_until_loaded` says why.
     with contextlib.suppress(OSError):
-      ours.sendall(_ANSWER.pack(0, len(asked)) + asked)
+      self._connection.send(sys.path)
+      self._connection.send((config, str(directory), blocks.vectors.shape))
 
   def wait_until_loaded(self) -> None:
-    """Returns when it can be searched, and not before.
+    """Waits until the index can be searched.
 
     Raises:
-      IndexLoadError: the index cannot be loaded.
-      IndexCrashedError: the process ended, or hangs, while it loaded.
-      MissingLibraryError: its library is not installed.
+      IndexLoadError: The index cannot be loaded.
+      IndexCrashedError: The process ended, or hangs, while it loaded.
+      MissingLibraryError: The library is not installed.
     """
-    try:
-      self._answer()
-    except IndexCrashedError as error:
-      raise IndexCrashedError(
-        f"{error} while it loaded {self._directory}"
-      ) from error
-    except _ERRORS:
+    with self._exchange(f" while it loaded {self._directory}"):
+      self._await_answer(self._load_seconds)
+      error = self._connection.recv()
+    if error is not None:
       self.close()
-      raise
-    self._socket.settimeout(self._search_seconds)
+      raise error
 
   def search(self, queries: QueryBatch, k: int) -> SearchResult:
-    """What the index in the other process finds.
+    """Searches in the other process.
 
     Raises:
-      SearchError: as of the index.
-      IndexCrashedError: the process ended, or hangs; so does every later
-        search.
+      SearchError: The index cannot answer, as in `Index.search`.
+      IndexCrashedError: The process ended, or hangs; later searches raise this
+        too.
     """
     check_k(k, self.num_blocks)
     vectors = check_vectors(queries, self.dim)
-    with self._lock:
-      self._ask(_QUERY.pack(len(vectors), k), vectors.data)
-      found = self._answer()
-    rows, scores = np.split(np.frombuffer(found, np.int32), 2)
     shape = (len(vectors), k)
-    return SearchResult(
-      rows=rows.reshape(shape), scores=scores.view(np.float32).reshape(shape)
-    )
+    with self._lock, self._exchange():
+      self._connection.send(shape)
+      _send(self._connection, vectors)
+      self._await_answer(self._search_seconds)
+      rows = _receive(self._connection, shape, np.int32)
+      scores = _receive(self._connection, shape, np.float32)
+    return SearchResult(rows=rows, scores=scores)
 
   @property
   def pid(self) -> int:
-    """Of the process."""
+    """Id of the process."""
     return self._process.pid
 
   def close(self) -> None:
-    """Ends the process, and gives its memory back."""
+    """Ends the process and waits until its memory is free."""
     self._close()
     self._process.wait()
 
-  def _ask(self, head: bytes, body: bytes | memoryview) -> None:
-    try:
-      self._socket.sendall(head)
-      self._socket.sendall(body)
-    except OSError as error:
-      raise self._crash(error) from error
+  def _await_answer(self, seconds: float) -> None:
+    if not self._connection.poll(seconds):
+      raise TimeoutError
 
-  def _answer(self) -> bytearray:
-    try:
-      is_error, size = _ANSWER.unpack(_receive(self._socket, _ANSWER.size))
-      body = _receive(self._socket, size)
-    except OSError as error:
-      raise self._crash(error) from error
-    if not is_error:
-      return body
-    name, _, text = body.decode().partition(":")
-    kinds = {kind.__name__: kind for kind in _ERRORS}
-    raise kinds.get(name, IndexCrashedError)(text)
+  @contextlib.contextmanager
+  def _exchange(self, when: str = "") -> Iterator[None]:
+    """Turns an error of the connection into one about the process.
 
-  def _crash(self, error: OSError) -> IndexCrashedError:
-    """What became of the process, which is ended if it has not."""
-    with contextlib.suppress(subprocess.TimeoutExpired):
-      self._process.wait(timeout=0.0 if isinstance(error, TimeoutError) else 5)
-    code = self._process.poll()
-    if code is None:
-      how = "does not answer"
-    elif code < 0:
-      how = f"ended by {signal.Signals(-code).name}"
-    else:
-      how = f"ended with exit code {code}"
-    self.close()
-    return IndexCrashedError(
-      f"the process {self.pid} that searches {self.kind} {how}"
-    )
+    Raises:
+      IndexCrashedError: The process ended, or was too slow and is killed.
+    """
+    try:
+      yield
+    except (EOFError, OSError) as error:
+      # A blocked read or write raises BlockingIOError at the socket's timeout.
+      hangs = isinstance(error, TimeoutError | BlockingIOError)
+      with contextlib.suppress(subprocess.TimeoutExpired):
+        self._process.wait(timeout=0 if hangs else 5)
+      code = self._process.returncode
+      self.close()
+      if code is None:
+        what = "does not answer"
+      elif code < 0:
+        what = f"ended by {signal.Signals(-code).name}"
+      else:
+        what = f"ended with exit code {code}"
+      raise IndexCrashedError(
+        f"the process {self.pid} that searches {self.kind} {what}{when}"
+      ) from error
+
+
+def _set_timeout(end: socket.socket, seconds: float) -> None:
+  """Limits how long a read or write may block, also within a message."""
+  timeval = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+  end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
+  end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
 
 
 def _environment() -> dict[str, str]:
-  """Of the process: with huge pages, gigabytes are loaded in half the time."""
+  """Returns the process's environment; huge pages halve the time to load."""
   others = os.environ.get("GLIBC_TUNABLES")
   tunables = ":".join(filter(None, (others, "glibc.malloc.hugetlb=1")))
   return {**os.environ, "GLIBC_TUNABLES": tunables}
 
 
-# Processes that were told to end, until somebody asks what became of them.
-_ending: list[subprocess.Popen] = []
+# Processes that were killed and are not reaped yet.
+_killed: list[subprocess.Popen[bytes]] = []
 
 
-def _end(process: subprocess.Popen, connection: socket.socket) -> None:
-  """Does not wait, as a step would: gigabytes take the system a while."""
+def _end(process: subprocess.Popen[bytes], connection: Connection) -> None:
+  """Kills without waiting: freeing gigabytes takes the system a while."""
   connection.close()
   process.kill()
-  _ending.append(process)
-  for other in list(_ending):
+  _killed.append(process)
+  for other in list(_killed):
     if other.poll() is not None:
-      # Another thread may be at it, too.
+      # Another thread may have removed it.
       with contextlib.suppress(ValueError):
-        _ending.remove(other)
+        _killed.remove(other)
 
 
-def _send(connection: socket.socket, body: bytes) -> None:
-  connection.sendall(_ANSWER.pack(0, len(body)))
-  connection.sendall(body)
+def _send(connection: Connection, array: Shaped[np.ndarray, "m n"]) -> None:
+  """Sends the bytes of an array, without a copy where it is contiguous."""
+  flat = np.ascontiguousarray(array).reshape(-1)
+  connection.send_bytes(flat.view(np.uint8).data)
 
 
-def _receive(connection: socket.socket, size: int) -> bytearray:
-  """Exactly so many bytes.
-
-  Raises:
-    OSError: the other side is gone, or took too long.
-  """
-  body = bytearray(size)
-  view = memoryview(body)
-  while view:
-    count = connection.recv_into(view)
-    if not count:
-      raise ConnectionError("the other side is gone")
-    view = view[count:]
-  return body
+def _receive(
+  connection: Connection, shape: tuple[int, int], dtype: type[np.generic]
+) -> Shaped[np.ndarray, "m n"]:
+  array = np.empty(shape, dtype)
+  connection.recv_bytes_into(array.reshape(-1).view(np.uint8))
+  return array
 
 
 class _Shape:
-  """Vectors of which nothing but the shape is known here."""
+  """Stands for vectors of which the process knows only the shape."""
 
   dtype = np.dtype(np.float32)
 
-  def __init__(self, shape: tuple[int, int]):
+  def __init__(self, shape: tuple[int, ...]):
     self.shape = shape
 
   def __getitem__(self, rows: slice) -> np.ndarray:
     raise IndexLoadError("this process has no vectors")
 
 
-def _serve(connection: socket.socket) -> None:
-  """Loads what is asked for, and answers searches until nobody asks."""
-  _, size = _ANSWER.unpack(_receive(connection, _ANSWER.size))
-  wanted = json.loads(_receive(connection, size))
-  sys.path[:] = wanted["python_path"]
-  num_blocks, dim = wanted["shape"]
-
-  def load() -> Index:
-    config = config_from(wanted["kind"], wanted["parameters"])
-    blocks = Blocks(num_blocks=num_blocks, vectors=_Shape((num_blocks, dim)))
-    return config.load(wanted["directory"], blocks)
-
+def _serve(connection: Connection) -> None:
+  """Loads the index and answers searches until the connection closes."""
+  sys.path[:] = connection.recv()
+  config, directory, (num_blocks, dim) = connection.recv()
+  blocks = Blocks(num_blocks=num_blocks, vectors=_Shape((num_blocks, dim)))
   try:
-    # The library's import, too, would take steps their cores.
-    index = in_background(load)
-  except _ERRORS as error:
-    body = f"{type(error).__name__}:{error}".encode()
-    connection.sendall(_ANSWER.pack(1, len(body)) + body)
+    # The library's import, too, would take cores from the run's steps.
+    index = run_at_low_priority(lambda: config.load(directory, blocks))
+  except (IndexLoadError, MissingLibraryError) as error:
+    connection.send(error)
     return
-  _send(connection, b"")
-  tokens = np.zeros((0, 1), np.int32)
+  connection.send(None)
   while True:
-    count, k = _QUERY.unpack(_receive(connection, _QUERY.size))
-    body = _receive(connection, 4 * count * dim)
-    vectors = np.frombuffer(body, np.float32).reshape(count, dim)
-    found = index.search(QueryBatch(token_ids=tokens, vectors=vectors), k)
-    _send(connection, found.rows.tobytes() + found.scores.tobytes())
+    count, k = connection.recv()
+    vectors = _receive(connection, (count, dim), np.float32)
+    queries = QueryBatch(np.zeros((count, 1), np.int32), vectors)
+    found = index.search(queries, k)
+    _send(connection, found.rows)
+    _send(connection, found.scores)
 
 
 def main(file_descriptor: str) -> None:
-  """The process that searches; it ends when whoever asks is gone."""
-  # A scheduler may signal every process of a job, and this one is needed until
-  # the other is done.
+  """Runs the process that searches, which ends when its caller does."""
+  # A scheduler may signal every process of a job, and the caller needs this
+  # one until it ends.
   for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, signal.SIG_IGN)
-  connection = socket.socket(fileno=int(file_descriptor))
-  with contextlib.suppress(ConnectionError):
-    _serve(connection)
+  with contextlib.suppress(EOFError, ConnectionError):
+    _serve(Connection(int(file_descriptor)))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,18 @@
-"""What every index offers, whatever searches behind it."""
+"""The protocols of indexes, and the types that flow through them."""
 
 import dataclasses
+import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, cast, runtime_checkable
+from typing import ClassVar, Protocol, TypeAlias, runtime_checkable
 
+import jax
 import numpy as np
-from jaxtyping import Float32, Int, Int32
+from jaxtyping import Float, Float32, Int, Int32, Integer
 
-PathLike = Any  # str, pathlib.Path or etils.epath.Path.
+from realm_jax.files.json_value import JsonValue
+
+PathLike: TypeAlias = str | os.PathLike[str]
 
 
 class SearchError(ValueError):
@@ -16,19 +20,23 @@ class SearchError(ValueError):
 
 
 class IndexLoadError(ValueError):
-  """A saved index that cannot be read, or is of other blocks."""
+  """A saved index that cannot be read, or was built over other blocks."""
 
 
 class IndexCrashedError(ValueError):
-  """An index whose process is gone, or does not answer."""
+  """An index whose process ended, or does not answer."""
 
 
 class RecallError(ValueError):
-  """An index that finds less than it should."""
+  """An index whose recall is below its target."""
 
 
 class MissingLibraryError(ValueError):
-  """The library behind an index is not installed."""
+  """An index whose library is not installed."""
+
+
+class UnsupportedLibraryError(ValueError):
+  """An index whose library has a version that it cannot work with."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,8 +44,8 @@ class QueryBatch:
   """Queries in both forms; an index reads the one it needs.
 
   Attributes:
-    token_ids: wordpieces with [CLS] and [SEP], padded.
-    vectors: the queries' vectors, for an index with `needs_vectors`.
+    token_ids: Wordpieces with [CLS] and [SEP], padded.
+    vectors: Query vectors, for an index with `needs_vectors`.
   """
 
   token_ids: Int32[np.ndarray, "b q"]
@@ -46,7 +54,7 @@ class QueryBatch:
 
 @dataclasses.dataclass(frozen=True)
 class SearchResult:
-  """The best blocks of each query, best first; of equals, the lower row."""
+  """The best blocks of each query, best first; ties go to the lower row."""
 
   rows: Int32[np.ndarray, "b k"]
   scores: Float32[np.ndarray, "b k"]
@@ -54,10 +62,7 @@ class SearchResult:
 
 @runtime_checkable
 class Rows(Protocol):
-  """Vectors in row order that are read a slice at a time, as a memmap is.
-
-  What is no array has `gather(rows)` besides.
-  """
+  """Vectors in row order that are read in slices, such as a memmap."""
 
   @property
   def shape(self) -> tuple[int, ...]: ...
@@ -68,24 +73,36 @@ class Rows(Protocol):
   def __getitem__(self, rows: slice, /) -> np.ndarray: ...
 
 
+@runtime_checkable
+class GatherableRows(Rows, Protocol):
+  """Rows that are no array and can still be read in any order."""
+
+  def gather(
+    self, rows: Int[np.ndarray, "*b"]
+  ) -> Float32[np.ndarray, "*b d"]: ...
+
+
 def gather(
   vectors: Rows, rows: Int[np.ndarray, "*b"]
 ) -> Float32[np.ndarray, "*b d"]:
-  """The vectors of any rows."""
+  """Returns the vectors of any rows, in float32."""
+  if isinstance(vectors, GatherableRows):
+    return vectors.gather(rows)
   if isinstance(vectors, np.ndarray):
     return vectors[rows].astype(np.float32)
-  return cast(Any, vectors).gather(rows)
+  raise TypeError(f"{type(vectors).__name__} has no method `gather`")
 
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-  """What an index is built over.
+  """The blocks that an index is built over.
 
   Attributes:
-    num_blocks: N.
-    vectors: [N, d]; None where nothing has been embedded.
-    token_ids: a row's wordpieces, title and body, without special ones.
-    vocab_size: of those wordpieces.
+    num_blocks: Number of blocks, N.
+    vectors: Embeddings, [N, d]; None if nothing has been embedded.
+    token_ids: Function from a row to its wordpieces, title and body, without
+      special ones.
+    vocab_size: Size of the vocabulary of those wordpieces.
   """
 
   num_blocks: int
@@ -96,31 +113,31 @@ class Blocks:
 
 @dataclasses.dataclass(frozen=True)
 class BuildOptions:
-  """What the builder of an index may need besides blocks.
+  """Inputs besides the blocks that building an index may use.
 
   Attributes:
-    directory: where the index writes what `IndexConfig.load` reads; None where
-      it is not kept.
-    mesh: for an index that lives on devices.
-    queries: a sample of real ones, with vectors, to measure on.
-    previous: what an earlier index of the same kind wrote, of which the
-      settings may have been others.
-    check: called now and then; what it raises ends the work.
+    directory: Directory in which the index writes what `IndexConfig.load`
+      reads; None if it is not kept.
+    mesh: Mesh of the devices, for an index that lives on them.
+    queries: Sample of real queries, with vectors, to measure recall on.
+    previous: Directory of an earlier index of the same kind, whose settings
+      may have been others.
+    check: Function that is called regularly; an exception it raises ends the
+      build.
   """
 
   directory: Path | None = None
-  mesh: Any = None
+  mesh: jax.sharding.Mesh | None = None
   queries: QueryBatch | None = None
   previous: Path | None = None
   check: Callable[[], None] = lambda: None
 
 
-# Metadata of a setting that concerns the host at work and not the index: no
-# manifest holds it, and another value makes no other index.
-OF_HOST = {"of_host": True}
+# Metadata of a configuration's field that says how the host runs the index,
+# such as its threads. No manifest stores it: it does not change the index.
+HOST_SETTING = {"host_setting": True}
 
-# Where nothing but blocks is needed.
-PLAIN = BuildOptions()
+DEFAULT_OPTIONS = BuildOptions()
 
 
 @runtime_checkable
@@ -128,24 +145,39 @@ class Index(Protocol):
   """Finds the blocks that score best for a query.
 
   Attributes:
-    kind: the name that a manifest gives it.
-    num_blocks: how many blocks it searches.
-    needs_vectors: whether `search` reads the queries' vectors.
-    report: what its building chose and measured, for the manifest; empty for
-      one that was loaded.
+    kind: Name of the kind of index, as a manifest stores it.
+    num_blocks: Number of blocks that it searches.
+    needs_vectors: Whether `search` reads the vectors of the queries.
+    report: Settings that the build chose and figures that it measured, for the
+      manifest; empty for an index that was loaded.
   """
 
   kind: str
   num_blocks: int
   needs_vectors: bool
-  report: dict[str, Any]
+  report: dict[str, JsonValue]
 
   def search(self, queries: QueryBatch, k: int) -> SearchResult:
-    """The k best blocks of each query.
+    """Returns the k best blocks of each query.
 
     Raises:
-      SearchError: k is not in 1 … num_blocks, or vectors are needed and
-        absent or of another dimension.
+      SearchError: k is not in 1 … num_blocks, or the index needs vectors that
+        are missing or have another dimension.
+    """
+    ...
+
+
+@runtime_checkable
+class DeviceIndex(Index, Protocol):
+  """An index whose search is a program on the devices."""
+
+  def search_on_device(
+    self, vectors: Float[jax.Array, "b d"], k: int
+  ) -> tuple[Float[jax.Array, "b k"], Int[jax.Array, "b k"]]:
+    """Dispatches a search and returns scores and rows without waiting.
+
+    Raises:
+      SearchError: k is not in 1 … num_blocks.
     """
     ...
 
@@ -155,32 +187,38 @@ class IndexConfig(Protocol):
   """The settings of one kind of index: a frozen dataclass of plain values.
 
   Attributes:
-    kind: the name that a manifest gives it.
-    may_crash: whether its library could take the process along, so that a
-      trainer searches it in another: `IsolatedIndex`.
+    kind: Name of the kind of index, as a manifest stores it.
+    may_crash: Whether the library could crash its process, so that a trainer
+      searches in another one, with `IsolatedIndex`.
   """
 
   kind: ClassVar[str]
   may_crash: ClassVar[bool]
 
-  def build(self, blocks: Blocks, options: BuildOptions = PLAIN) -> Index:
-    """Builds the index, and writes it where the options say.
+  def build(
+    self, blocks: Blocks, options: BuildOptions = DEFAULT_OPTIONS
+  ) -> Index:
+    """Builds the index, and writes it to the directory of the options.
 
     Raises:
-      RecallError: it finds less than its settings want.
-      OSError: the disk is full.
+      RecallError: The recall is below the target of the settings.
+      OSError: The disk is full.
     """
     ...
 
   def load(
-    self, directory: PathLike, blocks: Blocks, *, mesh: Any = None
+    self,
+    directory: PathLike,
+    blocks: Blocks,
+    *,
+    mesh: jax.sharding.Mesh | None = None,
   ) -> Index:
-    """Reads what `build` wrote for the same blocks."""
+    """Loads what `build` wrote for the same blocks."""
     ...
 
 
 def check_k(k: int, num_blocks: int) -> None:
-  """Refuses a k that no search can answer.
+  """Checks that a search can return k blocks.
 
   Raises:
     SearchError: k is not in 1 … num_blocks.
@@ -194,10 +232,10 @@ def check_k(k: int, num_blocks: int) -> None:
 
 
 def check_vectors(queries: QueryBatch, dim: int) -> Float32[np.ndarray, "b d"]:
-  """The queries' vectors.
+  """Returns the queries' vectors, contiguous in float32.
 
   Raises:
-    SearchError: there are none, or they are of another dimension.
+    SearchError: There are none, or they have another dimension.
   """
   if queries.vectors is None:
     raise SearchError(
@@ -212,9 +250,9 @@ def check_vectors(queries: QueryBatch, dim: int) -> Float32[np.ndarray, "b d"]:
 
 
 def in_order(
-  rows: Int[np.ndarray, "b k"], scores: Float32[np.ndarray, "b k"]
+  rows: Integer[np.ndarray, "b k"], scores: Float32[np.ndarray, "b k"]
 ) -> SearchResult:
-  """Sorts each query's blocks by falling score, equals by rising row."""
+  """Sorts each query's blocks by falling score, ties by rising row."""
   order = np.lexsort((rows, -scores), axis=-1)
   return SearchResult(
     rows=np.take_along_axis(rows, order, axis=1).astype(np.int32),

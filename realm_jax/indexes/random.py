@@ -1,13 +1,16 @@
-"""The control of every comparison: blocks that have nothing to do with it."""
+"""Random blocks: the control that other indexes are compared with."""
 
 import dataclasses
 import hashlib
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Int, Int32
 
+from realm_jax.files.json_value import JsonValue
 from realm_jax.indexes.protocol import (
-  PLAIN,
+  DEFAULT_OPTIONS,
   Blocks,
   BuildOptions,
   PathLike,
@@ -19,10 +22,10 @@ from realm_jax.indexes.protocol import (
 
 @dataclasses.dataclass(frozen=True)
 class RandomConfig:
-  """Random blocks, the same ones for the same query.
+  """Random blocks, the same ones whenever a query is the same.
 
   Attributes:
-    seed: another seed draws other blocks.
+    seed: Seed of the draws; another seed gives other blocks.
   """
 
   kind: ClassVar[str] = "random"
@@ -30,16 +33,16 @@ class RandomConfig:
   seed: int = 0
 
   def build(
-    self, blocks: Blocks, options: BuildOptions = PLAIN
+    self, blocks: Blocks, options: BuildOptions = DEFAULT_OPTIONS
   ) -> "RandomIndex":
-    """Needs nothing but the number of blocks."""
+    """Returns the index, which needs only the number of blocks."""
     del options
     return RandomIndex(blocks.num_blocks, seed=self.seed)
 
   def load(
-    self, directory: PathLike, blocks: Blocks, *, mesh: Any = None
+    self, directory: PathLike, blocks: Blocks, *, mesh: Mesh | None = None
   ) -> "RandomIndex":
-    """The same as `build`."""
+    """Returns the same index as `build`; nothing is stored."""
     del directory, mesh
     return self.build(blocks)
 
@@ -47,8 +50,8 @@ class RandomConfig:
 class RandomIndex:
   """Draws distinct rows by a hash of the query's wordpieces.
 
-  Scores fall by a millionth from one to the next: an order that every reader
-  of it agrees on, and no preference.
+  Scores fall by a millionth from one block to the next. This fixes their order
+  without preferring any of them.
   """
 
   kind = "random"
@@ -56,11 +59,11 @@ class RandomIndex:
 
   def __init__(self, num_blocks: int, *, seed: int = 0):
     self.num_blocks = num_blocks
-    self.report: dict[str, Any] = {}
+    self.report: dict[str, JsonValue] = {}
     self._seed = seed
 
   def search(self, queries: QueryBatch, k: int) -> SearchResult:
-    """k distinct blocks for each query, whatever the padding of the batch."""
+    """Returns k distinct blocks for each query; padding has no influence."""
     check_k(k, self.num_blocks)
     rows = [self._draw(query, k) for query in queries.token_ids]
     scores = np.tile(-1e-6 * np.arange(k, dtype=np.float32), (len(rows), 1))
@@ -68,7 +71,9 @@ class RandomIndex:
       rows=np.asarray(rows, np.int32).reshape(-1, k), scores=scores
     )
 
-  def _draw(self, token_ids: np.ndarray, k: int) -> np.ndarray:
+  def _draw(
+    self, token_ids: Int32[np.ndarray, " q"], k: int
+  ) -> Int[np.ndarray, " k"]:
     words = np.trim_zeros(token_ids, "b").astype("<i4").tobytes()
     digest = hashlib.blake2b(words, digest_size=8).digest()
     rng = np.random.default_rng([self._seed, int.from_bytes(digest, "little")])

@@ -1,13 +1,13 @@
-"""Kinds of index by the name that a manifest gives them."""
+"""Kinds of index by the name that a manifest stores."""
 
 import dataclasses
 import importlib
 from collections.abc import Mapping
-from typing import Any
 
-from realm_jax.indexes.protocol import OF_HOST, IndexConfig
+from realm_jax.files.json_value import JsonValue
+from realm_jax.indexes.protocol import HOST_SETTING, IndexConfig
 
-# Modules are imported when asked for: each needs a library of its own.
+# Each module needs a library of its own, so it is imported only when used.
 _CONFIGS = {
   "exact": ("realm_jax.indexes.exact", "ExactConfig"),
   "scann": ("realm_jax.indexes.scann.config", "ScannConfig"),
@@ -22,15 +22,15 @@ class IndexKindError(ValueError):
 
 
 def kinds() -> tuple[str, ...]:
-  """The names of all kinds."""
+  """Returns the names of all kinds."""
   return tuple(_CONFIGS)
 
 
-def config_from(kind: str, parameters: Mapping[str, Any]) -> IndexConfig:
-  """The settings that a manifest holds.
+def config_from(kind: str, parameters: Mapping[str, JsonValue]) -> IndexConfig:
+  """Returns the settings that a manifest stores.
 
   Raises:
-    IndexKindError: no such kind, or it has no such parameter.
+    IndexKindError: There is no such kind, or it has no such parameter.
   """
   if kind not in _CONFIGS:
     raise IndexKindError(
@@ -47,17 +47,10 @@ def config_from(kind: str, parameters: Mapping[str, Any]) -> IndexConfig:
   return config(**parameters)
 
 
-def parameters_of(
-  config: IndexConfig, *, of_host: bool = False
-) -> dict[str, Any]:
-  """The settings as plain values.
-
-  Args:
-    config: the settings.
-    of_host: whether those of the host are among them: not for a manifest.
-  """
+def parameters_of(config: IndexConfig) -> dict[str, JsonValue]:
+  """Returns the settings that a manifest stores: all but the host's."""
   return {
     field.name: getattr(config, field.name)
     for field in dataclasses.fields(config)  # type: ignore[arg-type]
-    if of_host or not field.metadata.keys() & OF_HOST.keys()
+    if not field.metadata.keys() & HOST_SETTING.keys()
   }

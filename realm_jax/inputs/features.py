@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import seqio
 import tensorflow as tf
 
@@ -41,8 +42,8 @@ class CorpusVocabulary(seqio.Vocabulary):
   def _encode(self, s: str) -> Sequence[int]:
     return wordpieces().encode(s)
 
-  def _decode(self, ids: Sequence[int]) -> str:
-    return wordpieces().decode(ids)
+  def _decode(self, ids: Sequence[int | np.integer]) -> str:
+    return wordpieces().decode([int(i) for i in ids])
 
   def _encode_tf(self, s: tf.Tensor) -> tf.Tensor | tf.RaggedTensor:
     return wordpieces().encode_tf(s)

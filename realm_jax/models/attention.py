@@ -28,7 +28,7 @@ def attend(
   """Returns softmax(query · key + mask), dropped out, times value.
 
   Args:
-    query: Queries of each row's first q tokens, scaled by 1/√d already.
+    query: Queries of each row's first q tokens, already scaled by 1/√d.
     key: Keys of all tokens of the same rows.
     value: Values of all tokens.
     sequence: Number of the sequence in its row to which a token belongs;
@@ -43,15 +43,7 @@ def attend(
   )[0]
 
 
-_Residuals = tuple[
-  Float[Array, "r q h d"],
-  Float[Array, "r k h d"],
-  Float[Array, "r k h d"],
-  UInt32[Array, "r 1 q 1"],
-  UInt32[Array, "#r h 1 k"],
-  Float[Array, "r h q k"],
-  Float[Array, "r q h d"],
-]
+_Residuals = tuple[Float[Array, "..."] | UInt32[Array, "..."], ...]
 
 
 def _forward(
@@ -81,14 +73,7 @@ def _backward(
   dropout_rate: float,
   residuals: _Residuals,
   gradient: Float[Array, "r q h d"],
-) -> tuple[
-  Float[Array, "r q h d"],
-  Float[Array, "r k h d"],
-  Float[Array, "r k h d"],
-  None,
-  None,
-  None,
-]:
+) -> tuple[Float[Array, "..."] | None, ...]:
   del mask_value
   query, key, value, rows, columns, softmax, context = residuals
   # In another form than forward, or the compiler would keep those weights.

@@ -12,13 +12,6 @@ from jaxtyping import Array, Float
 
 from realm_jax.models.arrays import AnyArray
 
-_Residuals = tuple[
-  Float[Array, "*n d"],
-  Float[Array, "*n 1"],
-  Float[Array, "*n 1"],
-  Float[Array, " d"],
-]
-
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def normalize(
@@ -36,7 +29,7 @@ def _forward(
   scale: Float[Array, " d"],
   bias: Float[Array, " d"],
   epsilon: float,
-) -> tuple[Float[Array, "*n d"], _Residuals]:
+) -> tuple[Float[Array, "*n d"], tuple[Float[Array, "..."], ...]]:
   x = x.astype(jnp.float32)
   mean = jnp.mean(x, axis=-1, keepdims=True)
   variance = jnp.mean(jnp.square(x - mean), axis=-1, keepdims=True)
@@ -47,7 +40,9 @@ def _forward(
 
 
 def _backward(
-  epsilon: float, residuals: _Residuals, gradient: Float[Array, "*n d"]
+  epsilon: float,
+  residuals: tuple[Float[Array, "..."], ...],
+  gradient: Float[Array, "*n d"],
 ) -> tuple[Float[Array, "*n d"], Float[Array, " d"], Float[Array, " d"]]:
   del epsilon
   x, mean, factor, scale = residuals

@@ -1,8 +1,8 @@
 """Tuning of processes whose devices are CPUs, and of no others.
 
 There XLA takes a step's temporaries, gigabytes in one piece, from malloc. As
-glibc comes, it gives them back to the system after each step and gets them
-anew, page by page, for the next one, which took a quarter of a step. Tuned,
+glibc comes, it gives them back to the system after each step and takes them
+again, page by page, for the next one, which took a quarter of a step. Tuned,
 malloc keeps freed memory. That has a price: memory never shrinks by itself,
 and all threads, tf.data's too, share one arena and its lock.
 
@@ -41,7 +41,8 @@ def keep_freed_memory() -> None:
   """Keeps freed memory in this process if its devices are CPUs.
 
   Has jax look for its devices, so call `disable_async_dispatch` and
-  `jax.distributed.initialize` before.
+  `jax.distributed.initialize` before. That jax has started threads by then
+  costs nothing: a step's temporaries lie in the main arena.
   """
   library = _c_library()
   if jax.default_backend() != "cpu" or library is None:

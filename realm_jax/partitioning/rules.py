@@ -1,14 +1,15 @@
-"""One set of rules from logical axis names to axes of the mesh."""
+"""Rules from logical axis names to axes of the mesh, and rows of a batch."""
 
 import contextlib
 import functools
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import numpy as np
 from flax import linen as nn
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import PyTree, Shaped
 
 from realm_jax.partitioning.mesh import DATA_AXIS, MODEL_AXIS
 
@@ -31,18 +32,18 @@ LOGICAL_AXIS_RULES = (
 
 @contextlib.contextmanager
 def in_effect(mesh: Mesh) -> Iterator[None]:
-  """Gives the axis names of activations their meaning while tracing."""
+  """Maps logical axis names to axes of the mesh while a program is traced."""
   with jax.set_mesh(mesh), nn.logical_axis_rules(LOGICAL_AXIS_RULES):
     yield
 
 
-def shardings(boxed: Any, mesh: Mesh) -> Any:
-  """Shardings of a tree whose leaves carry logical axis names.
+def shardings(boxed: PyTree, mesh: Mesh) -> PyTree[NamedSharding]:
+  """Returns the shardings of arrays with logical axis names.
 
   Args:
-    boxed: arrays or abstract arrays, in flax's `LogicallyPartitioned` boxes
-      where they have names; others are replicated.
-    mesh: the mesh.
+    boxed: Tree of arrays or abstract arrays, in flax's `LogicallyPartitioned`
+      boxes where they have names; the others are replicated.
+    mesh: Mesh over which they are sharded.
   """
   return nn.logical_to_mesh_sharding(
     nn.get_partition_spec(boxed), mesh, LOGICAL_AXIS_RULES
@@ -50,12 +51,12 @@ def shardings(boxed: Any, mesh: Mesh) -> Any:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-  """Rows over the data axis: every array of a batch."""
+  """Returns the sharding of a batch's arrays: rows over the data axis."""
   return NamedSharding(mesh, PartitionSpec(DATA_AXIS))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-  """The same on every device."""
+  """Returns the sharding of an array that every device has in full."""
   return NamedSharding(mesh, PartitionSpec())
 
 
@@ -72,8 +73,10 @@ def to_devices(batch: T, mesh: Mesh) -> T:
   return jax.tree.map(place, batch)
 
 
-def local_rows(array: jax.Array) -> np.ndarray:
-  """This process's rows of an array whose rows lie over the data axis."""
+def local_rows(
+  array: Shaped[jax.Array, "n *s"],
+) -> Shaped[np.ndarray, "local *s"]:
+  """Returns this process's rows of an array that is sharded by rows."""
   by_start = {
     shard.index[0].start or 0: shard.data for shard in array.addressable_shards
   }
@@ -82,8 +85,10 @@ def local_rows(array: jax.Array) -> np.ndarray:
   )
 
 
-def own_rows(rows: np.ndarray, mesh: Mesh) -> np.ndarray:
-  """This process's rows of a batch that every process has in full."""
+def own_rows(
+  rows: Shaped[np.ndarray, "n *s"], mesh: Mesh
+) -> Shaped[np.ndarray, "local *s"]:
+  """Returns this process's rows of an array that every process has in full."""
   return local_rows(
     jax.make_array_from_callback(
       rows.shape, batch_sharding(mesh), lambda index: rows[index]

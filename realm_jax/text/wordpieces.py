@@ -176,7 +176,7 @@ class WordpieceVocabulary(seqio.Vocabulary):
       return self._tokenizer.tokenize(s[tf.newaxis])[0]
     return cast(tf.RaggedTensor, self._tokenizer.tokenize(s))
 
-  def _decode(self, ids: Sequence[int]) -> str:
+  def _decode(self, ids: Sequence[int | np.integer]) -> str:
     words = " ".join(self.pieces[i] for i in ids if i != self.pad_id)
     return words.replace(f" {CONTINUATION}", "")
 

@@ -11,9 +11,9 @@ from etils import epath
 from jax.sharding import Mesh, NamedSharding
 
 from realm_jax.checkpoints.manager import (
-  FOLDER,
   CheckpointError,
   CheckpointStore,
+  locate,
 )
 from realm_jax.checkpoints.vocabulary import require_vocabulary
 from realm_jax.models.parameters import Params
@@ -132,24 +132,6 @@ class Checkpointer:
       f"{self._store.directory}, is intact: continue from it with a lower "
       "learning rate"
     )
-
-
-def locate(path: epath.PathLike) -> tuple[CheckpointStore, int]:
-  """A MODEL_DIR's latest checkpoint, or MODEL_DIR/checkpoints/STEP itself.
-
-  Raises:
-    CheckpointError: neither.
-  """
-  path = epath.Path(path)
-  if path.parent.name == FOLDER and path.name.isdigit():
-    return CheckpointStore(path.parent.parent), int(path.name)
-  if not (path / FOLDER).exists():
-    raise CheckpointError(
-      f"{path} is not a checkpoint; want a MODEL_DIR with a {FOLDER} folder, "
-      f"or one of its steps, MODEL_DIR/{FOLDER}/STEP"
-    )
-  store = CheckpointStore(path)
-  return store, store.latest()
 
 
 def abstract(tree: T) -> T:

@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from realm_jax.checkpoints.manager import CheckpointError, CheckpointStore
+from realm_jax.checkpoints.manager import (
+  CheckpointError,
+  CheckpointStore,
+  locate,
+)
 from realm_jax.partitioning.mesh import make_mesh
 
 
@@ -242,3 +246,14 @@ def test_a_relative_model_dir_will_do(tmp_path, monkeypatch):
   _save(store, 3, _items())
   store.close()
   assert CheckpointStore(tmp_path / "run").steps() == [3]
+
+
+def test_a_checkpoint_is_located_by_its_run_or_by_itself(store, tmp_path):
+  for step in (2, 5):
+    _save(store, step, {"retriever": {"bias": jnp.zeros(2)}})
+  for path, step in [(tmp_path, 5), (tmp_path / "checkpoints" / "2", 2)]:
+    located, found = locate(path)
+    assert (located.directory, found) == (store.directory, step)
+    located.close()
+  with pytest.raises(CheckpointError, match="is not a checkpoint; want"):
+    locate(tmp_path / "checkpoints")

@@ -10,8 +10,8 @@ from flax import linen as nn
 
 from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.checkpoints.vocabulary import VOCABULARY, vocabulary_digest
+from realm_jax.conversion import exporting
 from realm_jax.conversion.export_plan import Exported
-from realm_jax.conversion.exporting import export_weights
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
@@ -30,7 +30,7 @@ READER = Reader(bert=BERT, joint_length=40, span_size=6, max_answer_width=4)
 
 
 def vocabulary():
-  """Of the tiny world."""
+  """Returns the vocabulary of the tiny world."""
   return vocabulary_of(tuple(files.pieces()))
 
 
@@ -59,7 +59,7 @@ def _params(retriever, reader):
 
 
 def save(model_dir, retriever=RETRIEVER, reader=READER):
-  """A run of this project's own, with the vocabulary beside it."""
+  """Writes a run of this project, with its vocabulary."""
   params = _params(retriever, reader)
   store = CheckpointStore(model_dir, read_only=False)
   loop = {
@@ -74,19 +74,24 @@ def save(model_dir, retriever=RETRIEVER, reader=READER):
 
 
 def export(
-  model_dir, output_dir, retriever=RETRIEVER, reader=READER, **choices
+  model_dir,
+  output_dir,
+  retriever=RETRIEVER,
+  reader=READER,
+  *,
+  vocab=None,
+  **choices,
 ):
-  return export_weights(
-    model_dir=model_dir,
-    output_dir=output_dir,
-    retriever=retriever,
-    reader=reader,
-    **choices,
+  """Exports with choices that have the names of the command's flags."""
+  return exporting.export_weights(
+    exporting.TrainedModel(model_dir, retriever, reader, vocab=vocab),
+    exporting.ExportTarget(**choices),
+    output_dir,
   )
 
 
 def assert_same_bits(one, two):
-  """Two trees have the same leaves, dtypes too."""
+  """Checks that two trees have the same leaves, dtypes included."""
   assert jax.tree.structure(one) == jax.tree.structure(two)
   for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True):
     assert a.dtype == b.dtype
@@ -94,12 +99,12 @@ def assert_same_bits(one, two):
 
 
 def tensors(directory):
-  """What an export wrote."""
+  """Reads the tensors that an export wrote."""
   return safetensors.numpy.load_file(directory / "model.safetensors")
 
 
 def model(retriever):
-  """A retriever, and READER, for the plan of an export."""
+  """Returns a model of a retriever and READER for the plan of an export."""
   words = vocabulary()
   settings = {"vocab_size": words.vocab_size, "separator_id": words.sep_id}
   return Exported(

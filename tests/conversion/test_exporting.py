@@ -7,9 +7,9 @@ import pytest
 
 from realm_jax.checkpoints.manager import CheckpointError
 from realm_jax.conversion.errors import ConversionError
-from realm_jax.conversion.importing import import_weights
 from tests.conversion import exported
 from tests.conversion.hugging_face import bert_files as files
+from tests.conversion.imported import import_weights
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,6 @@ import pytest
 from benchmarks.jobs import Macro
 from realm_jax.checkpoints.manager import CheckpointError, CheckpointStore
 from realm_jax.conversion.errors import ConversionError
-from realm_jax.conversion.importing import import_weights
 from realm_jax.corpus.build.corpus import build_corpus
 from realm_jax.evaluation import run
 from realm_jax.files.disk_full import DiskFullError
@@ -22,6 +21,7 @@ from realm_jax.training import loop
 from realm_jax.training.config import TrainConfig
 from tests import tiny_world
 from tests.conversion.hugging_face import bert_files as files
+from tests.conversion.imported import import_weights
 from tests.integration.commands import call
 
 _LENGTHS = {
@@ -160,7 +160,7 @@ def test_an_empty_directory_is_filled_and_a_link_to_it_stays(
       "one directory, or one is in the other",
     ),
     ({"corpus_dir": "old"}, "holds a corpus already; .* or remove it first$"),
-    ({"corpus_dir": "new", "block_length": 4}, "--block_length=4 has no room"),
+    ({"corpus_dir": "new", "block_length": 4}, "--block_length=4 is too short"),
     (
       {"block_records": "a.npy", "block_titles": "b.tfr"},
       "--block_records, --block_titles without --corpus_dir",
@@ -201,7 +201,7 @@ def test_a_write_that_fails_leaves_nothing(model_dir, tmp_path, monkeypatch):
 _STUCK = """
 import sys, time
 from realm_jax.checkpoints.manager import CheckpointStore
-from realm_jax.conversion.importing import import_weights
+from tests.conversion.imported import import_weights
 
 def stick(self, step, items):
   print("writing", flush=True)
@@ -256,10 +256,16 @@ def test_the_command_prints_what_it_did_and_one_line_of_what_it_refuses(
   assert refused.returncode == 2
   assert "import_weights: --allow_left=(" in refused.stderr
   assert "Traceback" not in refused.stderr
-  done = command("--pooling=mean", "--parts=retriever")
+  recipe = tmp_path / "towers.gin"
+  recipe.write_text(
+    "from __gin__ import dynamic_registration\n"
+    "from realm_jax.conversion import bert_models\n"
+    'bert_models.TowerOptions.pooling = "mean"\n'
+  )
+  done = command(f"--gin_file={recipe}", "--parts=retriever")
   assert done.returncode == 0, done.stderr
   assert (
     "retriever/tower/encoder/layer_1/up/kernel [8, 12] <- "
     "bert.encoder.layer.1.intermediate.dense.weight"
   ) in done.stdout
-  assert "bert.pooler.dense.weight [8, 8]: " in done.stdout
+  assert "pooling 'mean' does not use the pooler" in done.stdout

@@ -118,7 +118,7 @@ def test_another_shape_is_refused_with_both_unless_both_are_allowed():
   )
   assert parameters.keys() == {"norm/scale"}
   assert [row.name for row in report.left] == ["dense.weight"]
-  assert [row.path for row in report.fresh] == ["dense/kernel"]
+  assert [row.name for row in report.fresh] == ["dense/kernel"]
 
 
 def test_copies_must_be_equal():

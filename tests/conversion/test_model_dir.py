@@ -1,4 +1,4 @@
-"""What makes a MODEL_DIR of a directory is written last."""
+"""The checkpoint, which makes a directory a MODEL_DIR, is written last."""
 
 import contextlib
 
@@ -12,7 +12,7 @@ from tests.conversion.hugging_face import bert_files as files
 
 
 class Publication:
-  """Notes what it finds, and how its context is left."""
+  """Records the files that it finds, and the error that leaves its context."""
 
   def __init__(self):
     self.found, self.left_by = None, None

@@ -22,7 +22,8 @@ pytestmark = pytest.mark.slow
 def _query(world, question: str) -> np.ndarray:
   words = world.corpus.vocabulary
   ids = [words.cls_id, *words.encode(question), words.sep_id]
-  return np.pad(ids, (0, tiny_world.QUERY_LENGTH - len(ids)))[None]
+  padded = np.pad(ids, (0, tiny_world.QUERY_LENGTH - len(ids)))
+  return padded[None].astype(np.int32)
 
 
 def _scores_of_all(world, params, question: str) -> np.ndarray:

@@ -14,19 +14,22 @@ def names(directory):
   return sorted(path.name for path in directory.iterdir())
 
 
-def build(target: Path, text: str) -> None:
+def build(target: Path, text: str, *, overwrite: bool = False) -> None:
   with whole_directory.staging_directory(target) as staging:
     assert names(staging) == []
     (staging / "sub").mkdir()
     (staging / "sub" / "file").write_text(text)
-    whole_directory.rename_into_place(staging, target)
+    whole_directory.rename_into_place(staging, target, overwrite=overwrite)
 
 
 def test_a_directory_is_made_and_replaced(tmp_path):
   target = tmp_path / "new" / "target"
   build(target, "first")
   assert (target / "sub" / "file").read_text() == "first"
-  build(target, "second")
+  with pytest.raises(OSError):
+    build(target, "second")
+  assert (target / "sub" / "file").read_text() == "first"
+  build(target, "second", overwrite=True)
   assert (target / "sub" / "file").read_text() == "second"
   assert names(tmp_path / "new") == ["target"]
 

@@ -11,7 +11,7 @@ import pytest
 
 from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.protocol import (
-  PLAIN,
+  DEFAULT_OPTIONS,
   Blocks,
   BuildOptions,
   IndexLoadError,
@@ -21,7 +21,7 @@ from realm_jax.indexes.protocol import (
 _BLOCKS = [[5, 6, 6, 7], [6, 8], [5, 5, 5, 9, 9, 10], [11]]
 
 
-def _index(tokens=_BLOCKS, *, options=PLAIN, **settings):
+def _index(tokens=_BLOCKS, *, options=DEFAULT_OPTIONS, **settings):
   blocks = Blocks(
     num_blocks=len(tokens),
     token_ids=lambda row: np.asarray(tokens[row]),

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from realm_jax.indexes import exact, exact_search
+from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.protocol import BuildOptions, QueryBatch
 from realm_jax.partitioning.mesh import make_mesh
 
 _ON_LINUX = pytest.mark.skipif(
-  not Path("/proc/self/clear_refs").exists(), reason="Linux tells the memory"
+  not Path("/proc/self/clear_refs").exists(), reason="reads /proc"
 )
 
 
@@ -41,7 +42,7 @@ def test_equals_a_full_sort_with_ties_to_the_lower_row(
 ):
   vectors = _whole_numbers((num_blocks, 6), seed=num_blocks)
   queries = _whole_numbers((5, 6), seed=1)
-  index = exact.ExactIndex(vectors, rows_per_step=rows_per_step)
+  index = exact.ExactIndex(vectors, ExactConfig(rows_per_step=rows_per_step))
   for k in {1, min(9, num_blocks), min(700, num_blocks)}:
     found = index.search(_queries(queries), k)
     rows, scores = _sorted_by_hand(queries, vectors, k)
@@ -55,7 +56,7 @@ def test_eight_devices_find_what_one_finds(num_blocks, model_parallelism):
   vectors = _whole_numbers((num_blocks, 6), seed=2)
   queries = _whole_numbers((13, 6), seed=3)
   mesh = make_mesh(model_parallelism=model_parallelism)
-  sharded = exact.ExactIndex(vectors, mesh=mesh, rows_per_step=128)
+  sharded = exact.ExactIndex(vectors, ExactConfig(rows_per_step=128), mesh=mesh)
   # 600 are more than a device has.
   for k in {1, min(11, num_blocks), min(600, num_blocks)}:
     found = sharded.search(_queries(queries), k)
@@ -66,7 +67,7 @@ def test_eight_devices_find_what_one_finds(num_blocks, model_parallelism):
 
 def test_rows_that_pad_are_never_found_even_when_all_scores_are_negative():
   vectors = -np.ones((10, 4), np.float32)
-  index = exact.ExactIndex(vectors, capacity=96)
+  index = exact.ExactIndex(vectors, ExactConfig(capacity=96))
   found = index.search(_queries(np.ones((2, 4), np.float32)), 10)
   np.testing.assert_array_equal(found.rows, [range(10)] * 2)
   np.testing.assert_array_equal(found.scores, np.full((2, 10), -4))
@@ -78,7 +79,9 @@ def test_a_new_generation_of_the_same_capacity_compiles_nothing(devices):
   queries = _whole_numbers((8, 5), seed=4)
   first = exact.ExactIndex(_whole_numbers((900, 5), seed=5), mesh=mesh)
   grown = exact.ExactIndex(
-    _whole_numbers((907, 5), seed=6), mesh=mesh, capacity=first.capacity
+    _whole_numbers((907, 5), seed=6),
+    ExactConfig(capacity=first.capacity),
+    mesh=mesh,
   )
   first.search(_queries(queries), 3)
   compiled = exact_search.search._cache_size()
@@ -100,13 +103,13 @@ def test_capacity_holds_every_block_and_wastes_little(devices):
 
 def test_capacity_too_small_is_refused():
   with pytest.raises(ValueError, match="capacity=4 for 5 blocks"):
-    exact.ExactIndex(np.zeros((5, 2), np.float32), capacity=4)
+    exact.ExactIndex(np.zeros((5, 2), np.float32), ExactConfig(capacity=4))
 
 
 def test_bfloat16_vectors_accumulate_in_float32():
   # 256 products of 1: a bfloat16 sum of 257 ones would stop at 256.
   vectors = np.ones((3, 300), np.float32)
-  index = exact.ExactConfig(dtype="bfloat16").build(
+  index = ExactConfig(dtype="bfloat16").build(
     exact.Blocks(num_blocks=3, vectors=vectors)
   )
   found = index.search(_queries(np.ones((1, 300), np.float32)), 1)
@@ -147,7 +150,7 @@ def test_temporaries_do_not_grow_with_the_corpus(k, recall_target, platform):
 
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
 @pytest.mark.parametrize("k", [1, 8, 64, 700])
-def test_platforms_go_about_it_differently_and_find_the_same(platform, k):
+def test_platforms_find_the_same_in_different_ways(platform, k):
   vectors = _whole_numbers((4000, 6), seed=7)
   queries = _whole_numbers((150, 6), seed=8)
   plan = exact_search.make_plan(
@@ -172,7 +175,7 @@ def test_queries_that_improve_late_are_not_forgotten(num_queries):
   rng = np.random.default_rng(9)
   vectors = np.linspace(-1, 1, 5000, dtype=np.float32)[:, None]
   queries = rng.choice([-1.0, 1.0], (num_queries, 1)).astype(np.float32)
-  index = exact.ExactIndex(vectors, rows_per_step=512)
+  index = exact.ExactIndex(vectors, ExactConfig(rows_per_step=512))
   found = index.search(_queries(queries), 3)
   expected = np.where(queries > 0, [[4999, 4998, 4997]], [[0, 1, 2]])
   np.testing.assert_array_equal(found.rows, expected)
@@ -202,7 +205,7 @@ def test_a_recall_target_is_met_and_order_kept(devices):
   rng = np.random.default_rng(10)
   vectors = rng.standard_normal((6001, 16)).astype(np.float32)
   queries = rng.standard_normal((24, 16)).astype(np.float32)
-  index = exact.ExactConfig(recall_target=0.9, rows_per_step=512).build(
+  index = ExactConfig(recall_target=0.9, rows_per_step=512).build(
     exact.Blocks(num_blocks=6001, vectors=vectors),
     BuildOptions(mesh=None if devices == 1 else make_mesh()),
   )
@@ -214,10 +217,10 @@ def test_a_recall_target_is_met_and_order_kept(devices):
   assert (np.diff(found.scores, axis=1) <= 0).all()
 
 
-@pytest.mark.parametrize("target", [0, 1.5])
+@pytest.mark.parametrize("target", [0.0, 1.5])
 def test_a_recall_target_that_cannot_be_is_refused(target):
   with pytest.raises(ValueError, match="recall_target="):
-    exact.ExactIndex(np.zeros((5, 2), np.float32), recall_target=target)
+    ExactConfig(recall_target=target)
 
 
 def test_a_query_that_is_not_a_number_still_gets_rows():
@@ -252,7 +255,7 @@ def test_loading_holds_the_vectors_once(devices):
   mesh = None if devices == 1 else make_mesh()
   exact.ExactIndex(np.ones((8, 2), np.float32), mesh=mesh)
   gc.collect()
-  # The peak starts anew from what is held now.
+  # Resets the peak to the current memory.
   Path("/proc/self/clear_refs").write_text("5")
   before = _memory_bytes("VmRSS")
   index = exact.ExactIndex(_Computed(), mesh=mesh)
@@ -263,7 +266,7 @@ def test_loading_holds_the_vectors_once(devices):
 
 
 @_ON_LINUX
-def test_pages_of_a_file_are_let_go_once_they_are_read(tmp_path):
+def test_pages_of_a_file_are_dropped_once_they_are_read(tmp_path):
   path = tmp_path / "vectors.npy"
   np.save(path, np.ones((100_000, 64), np.float32))
   mapped = np.load(path, mmap_mode="r")

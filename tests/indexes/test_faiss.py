@@ -149,8 +149,8 @@ def test_threads_change_nothing_but_the_speed():
   "factory, message",
   [
     ("HNSW8", "may find fewer than k"),
-    ("IVF4,Nonsense", "FAISS cannot make 'IVF4,Nonsense'"),
-    ("IVF500,Flat", "of 400 vectors of 32 dimensions"),
+    ("IVF4,Nonsense", "FAISS cannot build 'IVF4,Nonsense'"),
+    ("IVF500,Flat", "over 400 vectors of 32 dimensions"),
   ],
 )
 def test_a_description_that_will_not_do_is_refused(factory, message):

@@ -1,8 +1,8 @@
-"""An index in a process of its own: the same answers, and a crash survived."""
+"""An index in a process of its own: same results, and crashes are contained."""
 
+import multiprocessing
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def send_on_start(monkeypatch):
-  """Has every process that starts get a signal at once."""
+  """Sends a signal to every process as soon as it starts."""
   start = subprocess.Popen
 
   def send(number):
@@ -61,10 +61,10 @@ def _loaded(config, directory, blocks, **settings):
 
 
 @pytest.mark.parametrize("config", [ScannConfig(), FaissConfig()])
-def test_it_answers_alike_and_outlives_no_one(config, tmp_path):
+def test_it_answers_alike_and_ends_with_its_owner(config, tmp_path):
   index, directory, blocks = _built(config, tmp_path / "index")
   searcher = _loaded(config, directory, blocks)
-  # A terminal and a scheduler send them to both, and the run ends by itself.
+  # A terminal or scheduler signals both; the run ends by itself.
   for number in (signal.SIGINT, signal.SIGTERM):
     searcher._process.send_signal(number)
   for count, k in [(1, 1), (40, 8), (3, 500)]:
@@ -79,7 +79,7 @@ def test_it_answers_alike_and_outlives_no_one(config, tmp_path):
   assert child.wait(timeout=10) is not None
 
 
-def test_a_crash_is_said_and_searches_fail_from_then_on(built):
+def test_a_crash_is_reported_and_later_searches_fail(built):
   _, directory, blocks = built
   searcher = _loaded(FaissConfig(), directory, blocks)
   os.kill(searcher.pid, signal.SIGSEGV)
@@ -104,7 +104,7 @@ time.sleep(600)
 """
 
 
-def test_no_process_searches_for_one_that_was_killed(built):
+def test_the_process_ends_when_its_owner_is_killed(built):
   _, directory, blocks = built
   shape = [str(n) for n in blocks.vectors.shape]
   asking = subprocess.Popen(
@@ -119,19 +119,21 @@ def test_no_process_searches_for_one_that_was_killed(built):
   asking.kill()
   asking.communicate()
   deadline = time.monotonic() + 20
-  # Of one that has ended nothing is left, or an empty line until it is reaped.
+  # An ended process has no entry, or an empty one until it is reaped.
   while path.exists() and path.read_bytes():
-    assert time.monotonic() < deadline, "it searches on, for nobody"
+    assert time.monotonic() < deadline, "the process did not end"
     time.sleep(0.05)
 
 
-def test_a_process_that_hangs_is_ended(built):
+# The many queries do not fit into the buffers between the processes.
+@pytest.mark.parametrize("count", [3, 50_000])
+def test_a_process_that_hangs_is_ended(built, count):
   _, directory, blocks = built
   searcher = _loaded(FaissConfig(), directory, blocks, timeout_seconds=0.5)
   os.kill(searcher.pid, signal.SIGSTOP)
   start = time.monotonic()
   with pytest.raises(IndexCrashedError, match="does not answer"):
-    searcher.search(queries_of(clustered(3, 2)), 4)
+    searcher.search(queries_of(clustered(count, 2)), 4)
   assert time.monotonic() - start < 30
   assert searcher._process.poll() is not None
 
@@ -152,19 +154,19 @@ def test_loading_that_hangs_is_ended(built, send_on_start):
     _loaded(FaissConfig(), directory, blocks, load_timeout_seconds=0.2)
 
 
-def test_letting_go_does_not_wait_for_the_end():
+def test_ending_a_process_does_not_wait_for_it():
   sleeping = [
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     for _ in range(2)
   ]
   for process in sleeping:
-    ours, theirs = socket.socketpair()
+    ours, theirs = multiprocessing.Pipe()
     with theirs, mock.patch.object(process, "wait") as wait:
       isolated._end(process, ours)
     wait.assert_not_called()
-    # The next end finds out that it has ended.
+    # The next call of `_end` reaps it.
     assert process.wait(timeout=10) == -signal.SIGKILL
-  assert sleeping[0] not in isolated._ending
+  assert sleeping[0] not in isolated._killed
 
 
 def test_what_cannot_be_loaded_is_refused(built, tmp_path):

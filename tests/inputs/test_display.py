@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from realm_jax.inputs.display import describe
 from realm_jax.inputs.features import plain_feature, token_feature
@@ -27,7 +28,7 @@ def test_masks_show_what_they_hide(tiny):
     features={
       "query": token_feature(),
       "mask_targets": token_feature(),
-      "removed": plain_feature(bool, rank=0),
+      "removed": plain_feature(tf.bool, rank=0),
     },
     corpus=corpus,
   )

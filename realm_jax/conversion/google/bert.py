@@ -1,4 +1,4 @@
-"""BERT as Google's TensorFlow 1 code left it.
+"""BERT in the files of Google's TensorFlow 1 code.
 
 bert_config.json, vocab.txt, bert_model.ckpt.{index,data-…}
 """
@@ -6,13 +6,13 @@ bert_config.json, vocab.txt, bert_model.ckpt.{index,data-…}
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from realm_jax.conversion.bert_models import (
   BertWeights,
   TowerOptions,
   plan_bert,
 )
+from realm_jax.conversion.config_file import ConfigFile, read_config_file
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.google.checkpoint import (
   INDEX,
@@ -24,27 +24,27 @@ from realm_jax.conversion.hugging_face.config import (
   read_bert_config,
   require_vocabulary_size,
 )
-from realm_jax.conversion.hugging_face.directory import read_json
 from realm_jax.conversion.names import TENSORFLOW
 from realm_jax.conversion.plan import PARTS, ImportPlan
+from realm_jax.conversion.tensors import Shape
 from realm_jax.conversion.vocabulary import VOCABULARY_FILE, require_uncased
 from realm_jax.models.bert import BertConfig
 from realm_jax.text import wordpieces
 
 CONFIG = "bert_config.json"
-# What training leaves beside the weights.
+# Variables of the training itself, which checkpoints hold beside the weights.
 LEFTOVERS = {
   r".*/adam_[mv](_\d+)?": "a moment of Adam",
-  r"(.*/)?AdamWeightDecayOptimizer(_\d+)?/.*": "of the optimizer",
-  r"(.*/)?global_step": "counts the steps of another run",
-  r"(.*/)?cls/seq_relationship/.*": "of the next-sentence objective",
+  r"(.*/)?AdamWeightDecayOptimizer(_\d+)?/.*": "a variable of the optimizer",
+  r"(.*/)?global_step": "a step counter",
+  r"(.*/)?cls/seq_relationship/.*": "a next-sentence head",
 }
 
 _WORDS = "embeddings/word_embeddings"
 # Google's gelu is the approximation by tanh.
 _ACTIVATIONS = {"gelu": "gelu_tanh"}
 _ATTENTION_MASK_VALUE = -10000.0
-# Of every BERT that Google released.
+# Every BERT that Google released has heads of this size.
 _HEAD_SIZE = 64
 
 
@@ -55,18 +55,19 @@ def plan_tf_bert(
   block_input: Path | None = None,
   parts: tuple[str, ...] = PARTS,
 ) -> ImportPlan:
-  """The plan of importing a checkpoint, or two for two towers.
+  """Plans the import of a checkpoint, or of two for two towers.
 
   Args:
-    input_path: the directory of a checkpoint, or a checkpoint's prefix: of the
-      query tower, or of both, and of the reader.
-    options: how vectors are made.
-    block_input: of the block tower, where it has its own.
-    parts: which to import.
+    input_path: Directory or prefix of the checkpoint of the reader and of the
+      query tower, or of both towers.
+    options: How vectors are made.
+    block_input: Directory or prefix of the block tower's checkpoint, if it has
+      its own.
+    parts: Parts to import.
 
   Raises:
-    ConversionError: there is no BERT that the encoder here can be.
-    VocabularyError: its vocabulary cannot be used.
+    ConversionError: If there is no BERT that our encoder can express.
+    VocabularyError: If its vocabulary cannot be used.
   """
   weights, pieces, notes = _read(input_path)
   other = None
@@ -75,7 +76,7 @@ def plan_tf_bert(
     if other_pieces != pieces:
       raise ConversionError(
         f"{block_input} and {input_path} have different vocabularies; queries "
-        "and blocks share one here"
+        "and blocks must share one"
       )
   return plan_bert(
     weights,
@@ -98,34 +99,32 @@ def _read(path: Path) -> tuple[BertWeights, tuple[str, ...], list[str]]:
       f"{VOCABULARY_FILE} and the checkpoint (bert_model.ckpt{INDEX}, …) in "
       "one directory"
     )
-  described = read_json(config_path)
+  config = read_config_file(config_path)
   pieces = read_uncased_pieces(prefix.with_name(VOCABULARY_FILE))
-  require_vocabulary_size(described, len(pieces), where=str(config_path))
+  require_vocabulary_size(config, len(pieces))
   roots = encoder_roots(checkpoint.shapes)
   if len(roots) != 1:
     raise ConversionError(
       f"{prefix} holds {len(roots)} encoders ({', '.join(roots) or 'none'}); "
       "--from=tf_bert wants one, --from=tf_realm is for ORQA's and REALM's"
     )
-  weights = bert_weights(
-    checkpoint, roots[0], read_config(described, where=str(config_path))
-  )
-  return weights, pieces, dropout_note(described)
+  weights = bert_weights(checkpoint, roots[0], read_config(config))
+  return weights, pieces, dropout_note(config)
 
 
 def locate(path: Path) -> Path:
-  """A checkpoint's prefix: the path itself, or the only one in a directory.
+  """Returns a checkpoint's prefix, given itself or as the only in a directory.
 
   Raises:
-    ConversionError: there is none, or there are several.
+    ConversionError: If a directory has none, or several.
   """
   if path.is_dir():
     return only_checkpoint(path, where=str(path))
   return path.with_name(path.name.removesuffix(INDEX))
 
 
-def encoder_roots(shapes: Mapping[str, object]) -> list[str]:
-  """What precedes `bert/embeddings/…`, of every encoder of a checkpoint."""
+def encoder_roots(shapes: Mapping[str, Shape]) -> list[str]:
+  """Returns the prefix of `bert/embeddings/…` for every encoder."""
   words = f"bert/{_WORDS}"
   return [
     name.removesuffix(words)
@@ -137,7 +136,7 @@ def encoder_roots(shapes: Mapping[str, object]) -> list[str]:
 def bert_weights(
   checkpoint: TfCheckpoint, root: str, config: BertConfig
 ) -> BertWeights:
-  """One encoder of a checkpoint, with its head."""
+  """Returns one encoder of a checkpoint with its masked-LM head."""
   return BertWeights(
     source=checkpoint,
     dialect=TENSORFLOW,
@@ -149,30 +148,29 @@ def bert_weights(
   )
 
 
-def read_config(config: Mapping[str, Any], *, where: str) -> BertConfig:
-  """The encoder of a `bert_config.json`, with the numerics of Google's code.
+def read_config(config: ConfigFile) -> BertConfig:
+  """Reads a `bert_config.json`, with the numerics of Google's code.
 
   Raises:
-    ConversionError: it describes something that our encoder is not.
+    ConversionError: If our encoder cannot express it.
   """
   return read_bert_config(
     config,
-    where=where,
     activations=_ACTIVATIONS,
     attention_mask_value=_ATTENTION_MASK_VALUE,
   )
 
 
 def config_from_shapes(
-  shapes: Mapping[str, tuple[int, ...]], root: str, *, where: str
+  shapes: Mapping[str, Shape], root: str, *, where: str
 ) -> BertConfig:
-  """The encoder that variables show, where no `bert_config.json` does.
+  """Infers the configuration of an encoder from its variables.
 
   They do not show the number of heads, which have 64 dimensions in every BERT
   that Google released.
 
   Raises:
-    ConversionError: they are not of such a BERT.
+    ConversionError: If they are not of such a BERT.
   """
   prefix = f"{root}bert/"
   pattern = re.compile(rf"{re.escape(prefix)}encoder/layer_(\d+)/.*")
@@ -184,7 +182,7 @@ def config_from_shapes(
   if missing or hidden_size % _HEAD_SIZE:
     found = f"no {missing[0]}" if missing else f"hidden size {hidden_size}"
     raise ConversionError(
-      f"{where} has {found}, so its sizes cannot be read off its variables "
+      f"{where} has {found}, so its variables do not show its sizes "
       f"(heads of {_HEAD_SIZE} dimensions); put the model's {CONFIG} beside it"
     )
   return BertConfig(
@@ -199,11 +197,11 @@ def config_from_shapes(
 
 
 def read_uncased_pieces(path: Path) -> tuple[str, ...]:
-  """The pieces of a vocabulary file, if they are of an uncased model.
+  """Reads the vocabulary file of an uncased model.
 
   Raises:
-    ConversionError: a piece has a capital letter.
-    VocabularyError: the pieces cannot serve here, as where [PAD] is not 0.
+    ConversionError: If a piece has a capital letter.
+    VocabularyError: If the vocabulary is not BERT's, as if [PAD] is not 0.
   """
   pieces = wordpieces.read_pieces(path)
   require_uncased(pieces, where=str(path))

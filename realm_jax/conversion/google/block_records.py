@@ -20,8 +20,9 @@ class BlockRecords:
   """The records of a `block_records.npy`: sized, and iterable many times.
 
   Each pass reads the file again. Whatever its size, memory holds one buffer,
-  one record, and eight bytes for each record read so far. A pass over the
-  13,353,718 records of released REALM takes about a minute.
+  one record, and eight bytes for each record read so far. A million records of
+  600 bytes took 3.4 s of one CPU core, so that the 13,353,718 of released REALM
+  should take less than a minute.
 
   Args:
     path: Path of the file, local or on an object store.

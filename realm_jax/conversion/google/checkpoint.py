@@ -7,14 +7,15 @@ import numpy as np
 import tensorflow as tf
 
 from realm_jax.conversion.errors import ConversionError
+from realm_jax.conversion.tensors import Shape
 from realm_jax.indexes.protocol import Rows
 
-# The devices belong to jax.
+# TensorFlow must leave the GPUs to jax.
 tf.config.set_visible_devices([], "GPU")
 
 INDEX = ".index"
 _ONLY_SHARD = ".data-00000-of-00001"
-# What TensorFlow's reader raises of damaged files.
+# Errors of TensorFlow's reader for damaged files.
 _UNREADABLE = (tf.errors.OpError, ValueError, RuntimeError, IndexError)
 _OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
@@ -23,12 +24,12 @@ class TfCheckpoint:
   """Variables of one checkpoint, by name.
 
   Args:
-    prefix: the path of the checkpoint's files without their ends, such as
-      `bert_model.ckpt` beside `bert_model.ckpt.index`.
+    prefix: Path of the checkpoint's files without their suffixes, such as
+      `bert_model.ckpt` for `bert_model.ckpt.index`.
 
   Raises:
-    ConversionError: there is none, it is damaged, or TensorFlow 2 wrote it
-      by objects and not by names.
+    ConversionError: If there is no checkpoint, it is damaged, or TensorFlow 2
+      wrote it by objects and not by names.
   """
 
   def __init__(self, prefix: Path):
@@ -44,37 +45,38 @@ class TfCheckpoint:
       raise self._damaged(error) from error
     if _OBJECTS in shapes:
       raise ConversionError(
-        f"{prefix} is a TensorFlow 2 checkpoint, whose variables go by the "
-        "objects of a program; want one of TensorFlow 1, whose variables have "
+        f"{prefix} is a TensorFlow 2 checkpoint, whose variables are named by "
+        "a program's objects; want one of TensorFlow 1, whose variables have "
         "names such as bert/embeddings/word_embeddings"
       )
     self._shapes = {name: tuple(shapes[name]) for name in sorted(shapes)}
 
   @property
   def prefix(self) -> Path:
-    """Where it is."""
+    """Path of its files without their suffixes."""
     return self._prefix
 
   @property
-  def shapes(self) -> Mapping[str, tuple[int, ...]]:
+  def shapes(self) -> Mapping[str, Shape]:
     """The shape of every variable, by name."""
     return self._shapes
 
   def read(self, name: str) -> np.ndarray:
-    """One variable in its stored dtype (bfloat16 is that of ml_dtypes)."""
+    """Returns a variable in its stored dtype; bfloat16 is ml_dtypes'."""
     try:
-      return self._reader.get_tensor(name)
+      # Of a scalar, the reader returns no array.
+      return np.asarray(self._reader.get_tensor(name))
     except _UNREADABLE as error:
       raise self._damaged(error) from error
 
   def rows(self, name: str) -> Rows:
-    """One variable to be read in slices, from the disk where that can be.
+    """Returns a variable that is read in slices, from the disk if possible.
 
-    It can where the variable is alone, as `block_emb` is: then its one data
-    file is the array. Its checksum is not compared then.
+    It is possible for the only variable of a checkpoint, as `block_emb` is:
+    its one data file is the array. Its checksum is not verified then.
 
     Raises:
-      ConversionError: there is no such variable.
+      ConversionError: If there is no such variable.
     """
     if name not in self._shapes:
       raise ConversionError(
@@ -85,8 +87,8 @@ class TfCheckpoint:
     dtype = self._reader.get_variable_to_dtype_map()[name].as_numpy_dtype
     data = self._prefix.with_name(self._prefix.name + _ONLY_SHARD)
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    is_alone = len(self._shapes) == 1 and data.is_file()
-    if is_alone and size and data.stat().st_size == size:
+    is_only = len(self._shapes) == 1 and data.is_file()
+    if is_only and size and data.stat().st_size == size:
       return np.memmap(data, dtype, mode="r", shape=shape)
     return self.read(name)
 
@@ -99,20 +101,20 @@ class TfCheckpoint:
 
 
 def checkpoint_prefixes(directory: Path) -> list[Path]:
-  """The checkpoints that lie in a directory, by their prefixes."""
+  """Returns the prefixes of the checkpoints in a directory."""
   found = sorted(directory.glob(f"*{INDEX}"))
   return [path.with_name(path.name.removesuffix(INDEX)) for path in found]
 
 
 def only_checkpoint(directory: Path, *, where: str) -> Path:
-  """The prefix of the one checkpoint of a directory.
+  """Returns the prefix of the only checkpoint in a directory.
 
   Args:
-    directory: where it is looked for.
-    where: the input, for errors.
+    directory: Directory of the checkpoint.
+    where: Name of the input in errors.
 
   Raises:
-    ConversionError: there is none, or there are several.
+    ConversionError: If there is none, or there are several.
   """
   prefixes = checkpoint_prefixes(directory)
   if not prefixes:

@@ -1,10 +1,10 @@
-"""Encoders of released REALM and ORQA, and what stands around them.
+"""The encoders in checkpoints of released REALM and ORQA.
 
-A module that is used within another has its variables below `module/`, so
-there are as many of these as modules around it. What an encoder is for shows
-in what stands around it: a retriever's has a projection (`dense` and a
-LayerNorm), an open-QA reader's has a span head (`dense`, `dense_1` and a
-LayerNorm), and any other is the reader of pre-training.
+A module that another one wraps has its variables below `module/`, once for
+each wrapper. The layers beside an encoder show what it is for: a retriever has
+a projection (`dense` and a LayerNorm), an open-QA reader has a span head
+(`dense`, `dense_1` and a LayerNorm), and any other is the reader of
+pre-training.
 """
 
 import dataclasses
@@ -14,39 +14,39 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from realm_jax.conversion.bert_models import BertWeights
+from realm_jax.conversion.config_file import read_config_file
 from realm_jax.conversion.errors import ConversionError
-from realm_jax.conversion.google import bert as tf_bert
-from realm_jax.conversion.google import hub_module
+from realm_jax.conversion.google import bert, hub_module
 from realm_jax.conversion.google.checkpoint import (
   TfCheckpoint,
   checkpoint_prefixes,
   only_checkpoint,
 )
-from realm_jax.conversion.hugging_face.directory import read_json
 from realm_jax.conversion.plan import READER, RETRIEVER
+from realm_jax.conversion.tensors import Shape
 from realm_jax.models.bert import BertConfig
 
-# Modules by the names under which the released code exports them.
+# The names under which the released code exports modules.
 _MODULES = ("embedder", "query_embedder", "ict", "bert")
 _QUERY_MODULE = "query_embedder"
-# Of a fine-tuned model's directory.
+# The checkpoint in a fine-tuned model's directory.
 _BEST = Path("export", "best_default", "checkpoint")
-# Who made the layer shows in its name, and its epsilon in who made it.
+# The name of a LayerNorm shows the library that made it, and thus its epsilon.
 _CONTRIB_NORM, _CONTRIB_EPS = "LayerNorm", 1e-12
 _KERAS_NORM, _KERAS_EPS = r"layer_normalization(_\d+)?", 1e-3
 
 
 @dataclasses.dataclass(frozen=True)
 class Encoder:
-  """One encoder of a checkpoint, and the layers around it.
+  """One encoder of a checkpoint, and the layers beside it.
 
   Attributes:
-    weights: the encoder.
-    role: of `plan.PARTS`, what it is for.
-    scope: what precedes the names of the layers around it.
-    norm: the name of the LayerNorm among these, in full; empty without one.
-    norm_eps: its epsilon.
-    is_query: whether it embeds queries alone.
+    weights: Weights of the encoder.
+    role: Part that it belongs to: `retriever` or `reader`.
+    scope: Prefix of the names of the layers beside it.
+    norm: Full name of the LayerNorm among these; empty without one.
+    norm_eps: Epsilon of this LayerNorm.
+    is_query: Whether it embeds queries only.
   """
 
   weights: BertWeights
@@ -57,7 +57,7 @@ class Encoder:
   is_query: bool = False
 
   @property
-  def place(self) -> Path:
+  def prefix(self) -> Path:
     """The prefix of its checkpoint."""
     source = self.weights.source
     assert isinstance(source, TfCheckpoint)
@@ -65,25 +65,25 @@ class Encoder:
 
   @property
   def width(self) -> int:
-    """What the first layer around it projects to."""
+    """The output size of the first layer beside it."""
     return self.weights.source.shapes[f"{self.scope}dense/kernel"][-1]
 
 
 def find_encoders(path: Path) -> list[Encoder]:
-  """All encoders of an input.
+  """Finds all encoders of an input.
 
   Args:
-    path: a module, a directory of modules, a fine-tuned model's directory, or
-      a checkpoint's prefix.
+    path: Module, directory of modules, directory of a fine-tuned model, or
+      prefix of a checkpoint.
 
   Raises:
-    ConversionError: there are none, or they are not BERT's.
+    ConversionError: If there are none, or they are not BERT's.
   """
   found = [
     _encoder(checkpoint, root, path, is_query=is_query)
     for prefix, is_query in _prefixes(path)
     for checkpoint in [TfCheckpoint(prefix)]
-    for root in tf_bert.encoder_roots(checkpoint.shapes)
+    for root in bert.encoder_roots(checkpoint.shapes)
   ]
   if not found:
     raise ConversionError(
@@ -94,18 +94,13 @@ def find_encoders(path: Path) -> list[Encoder]:
 
 
 def _prefixes(path: Path) -> Iterator[tuple[Path, bool]]:
-  """The checkpoints of an input, and whether each embeds queries alone."""
+  """Yields checkpoints, and whether each embeds queries only."""
   if not path.is_dir():
-    yield tf_bert.locate(path), False
+    yield bert.locate(path), False
     return
   modules = [path] if hub_module.is_module(path) else modules_in(path)
   if modules:
     for module in modules:
-      if hub_module.lower_cases(module) is False:
-        raise ConversionError(
-          f"the module {module} is of a cased model, and wordpieces here are "
-          "uncased; take an uncased one"
-        )
       is_query = module != path and module.name == _QUERY_MODULE
       yield hub_module.variables(module), is_query
     return
@@ -115,7 +110,7 @@ def _prefixes(path: Path) -> Iterator[tuple[Path, bool]]:
 
 
 def modules_in(path: Path) -> list[Path]:
-  """The modules in a directory, under the names of the release."""
+  """Returns the modules in a directory that have the names of the release."""
   folders = [path / name for name in _MODULES]
   return [folder for folder in folders if hub_module.is_module(folder)]
 
@@ -124,8 +119,7 @@ def _encoder(
   checkpoint: TfCheckpoint, root: str, path: Path, *, is_query: bool
 ) -> Encoder:
   shapes = checkpoint.shapes
-  config = _config(checkpoint, root, path)
-  weights = tf_bert.bert_weights(checkpoint, root, config)
+  weights = bert.bert_weights(checkpoint, root, _config(checkpoint, root, path))
   scopes = ["", *itertools.accumulate(re.findall(r"[^/]*/", root))]
   for scope in reversed(scopes):
     if f"{scope}dense/kernel" not in shapes:
@@ -150,8 +144,8 @@ def _encoder(
   return Encoder(weights, READER)
 
 
-def _norms(shapes: Mapping[str, object], scope: str) -> dict[str, float]:
-  """The LayerNorms of a scope, and their epsilons."""
+def _norms(shapes: Mapping[str, Shape], scope: str) -> dict[str, float]:
+  """Returns the LayerNorms of a scope, and their epsilons."""
   kinds = ((_CONTRIB_NORM, _CONTRIB_EPS), (_KERAS_NORM, _KERAS_EPS))
   return {
     name.removesuffix("/gamma"): epsilon
@@ -163,9 +157,9 @@ def _norms(shapes: Mapping[str, object], scope: str) -> dict[str, float]:
 
 def _config(checkpoint: TfCheckpoint, root: str, path: Path) -> BertConfig:
   where = str(checkpoint.prefix)
-  # Beside a checkpoint; in a module, beside its folder `variables`.
+  # In a module, the file is beside the folder `variables`.
   for folder in (*checkpoint.prefix.parents[:2], path):
-    file = folder / tf_bert.CONFIG
+    file = folder / bert.CONFIG
     if file.is_file():
-      return tf_bert.read_config(read_json(file), where=str(file))
-  return tf_bert.config_from_shapes(checkpoint.shapes, root, where=where)
+      return bert.read_config(read_config_file(file))
+  return bert.config_from_shapes(checkpoint.shapes, root, where=where)

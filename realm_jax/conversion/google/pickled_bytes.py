@@ -2,12 +2,11 @@
 
 A pickle is a program that may call anything. `pickletools.genops` of the
 standard library splits it into opcodes and runs none of them. The filter in
-this file admits those that numpy writes for an array of byte strings (protocols
-2 to 5), keeps plain data alone on its stack, and compares names and calls with
-the few that such an array needs. It imports and calls nothing for the pickle.
+this file accepts an array of byte strings as numpy writes it (protocols 2 to
+5): known opcodes up to the list of the array's items, the items, and known
+opcodes after them. Names in the pickle are compared and never looked up.
 """
 
-import enum
 from array import array
 from collections.abc import Iterator
 from typing import IO, NamedTuple, TypeAlias
@@ -22,9 +21,20 @@ WANTED = (
 
 # A record that is referred to again is read by itself.
 _SMALL_CHUNK_BYTES = 1 << 12
-# An array takes about 40 values besides its records, and a record at most 5.
-# The limit bounds the stack, the depth of tuples and what the memo keeps.
-_MAX_PUSHED = 100
+_NAMES = {
+  "numpy.core.multiarray _reconstruct": "_reconstruct",
+  "numpy._core.multiarray _reconstruct": "_reconstruct",
+  "numpy ndarray": "ndarray",
+  "numpy dtype": "dtype",
+  "_codecs encode": "encode",
+  "__builtin__ bytes": "bytes",
+  "builtins bytes": "bytes",
+}
+_SINGLETONS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+_OPERATORS = frozenset(
+  "MARK EMPTY_TUPLE TUPLE1 TUPLE2 TUPLE3 TUPLE REDUCE BUILD STOP "
+  "EMPTY_LIST APPEND APPENDS".split()
+)
 
 
 class Constant(NamedTuple):
@@ -38,49 +48,24 @@ class Constant(NamedTuple):
     return f"{kind} {self.value[:40]!r}"
 
 
-class Symbol(enum.Enum):
-  """An object that the pickle would make; the value names it in errors."""
+# A string, a number, None, a bool, or a name: an operator's or one of `_NAMES`.
+Token: TypeAlias = Constant | str | int | None
 
-  MARK = "a mark"
-  LIST = "a list"
-  NEW_ARRAY = "an array without contents"
-  ARRAY = "an array"
-  NEW_DTYPE = "a dtype without a state"
-  OBJECT_DTYPE = "a dtype"
-  RECONSTRUCT = "numpy's _reconstruct"
-  NDARRAY = "numpy.ndarray"
-  DTYPE = "numpy.dtype"
-  ENCODE = "_codecs.encode"
-  BYTES = "bytes"
-  NOT_KEPT = "a value that is not kept"
-
-  def __repr__(self) -> str:
-    return self.value
-
-
-class Values(tuple["Value", ...]):
-  """A tuple of the pickle."""
-
-
-Value: TypeAlias = Constant | Symbol | int | Values | None
-
-_NAMES = {
-  "numpy.core.multiarray _reconstruct": Symbol.RECONSTRUCT,
-  "numpy._core.multiarray _reconstruct": Symbol.RECONSTRUCT,
-  "numpy ndarray": Symbol.NDARRAY,
-  "numpy dtype": Symbol.DTYPE,
-  "_codecs encode": Symbol.ENCODE,
-  "__builtin__ bytes": Symbol.BYTES,
-  "builtins bytes": Symbol.BYTES,
-}
-# The top of the stack while APPENDS's records are read, ...
-_BATCH = [Symbol.LIST, Symbol.MARK]
-# ... and a value above it which is no record yet: protocol 2 calls these.
-_BYTES_MAKERS = (Symbol.ENCODE, Symbol.BYTES)
-# The memo's entry for a value to which nothing may refer.
+# _reconstruct(ndarray, (0,), b"b"), then the state (1, (length,), dtype, False,
+# [item, …]), where dtype is dtype("O8", False, True) with a state of its own.
+# Strings are in tuples, to tell them from names.
+_LENGTH_INDEX = 9
+_HEAD = (
+  *("_reconstruct", "ndarray", 0, "TUPLE1", (b"b",), "TUPLE3", "REDUCE"),
+  *("MARK", 1, "length", "TUPLE1"),
+  *("dtype", ("O8",), False, True, "TUPLE3", "REDUCE"),
+  *("MARK", 3, ("|",), None, None, None, -1, -1, 63, "TUPLE", "BUILD"),
+  *(False, "EMPTY_LIST"),
+)
+_TAIL = ["TUPLE", "BUILD", "STOP"]
+_MAX_TOKENS = len(_HEAD) + 4
+# The memo's entry for a value to which no array refers.
 _NOT_KEPT = -1
-_SINGLETONS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
-_TUPLE_SIZES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
 class BytesPickle:
@@ -104,16 +89,16 @@ class BytesPickle:
     self._count = count
     self._offset = start  # Position of the current opcode.
     self._seen = 0
-    self._pushed = 0  # Values since the last record.
-    self._stack: list[Value] = []
-    # The value that a memo opcode names: the one pushed last.
-    self._latest: Value = None
-    self._has_list = self._in_list = False
+    # The opcodes before the list; then those of one record; then those after.
+    self._tokens: list[Token] = []
+    self._in_list = self._in_batch = False
     self._length: int | None = None
+    # The token that a memo opcode names.
+    self._latest: Token = None
     # By memo index: the position of a record's opcode, or −1 − an index into
     # `_kept`.
     self._memo = array("q")
-    self._kept: list[Value] = [Symbol.NOT_KEPT]
+    self._kept: list[Token] = [None]
 
   def records(self) -> Iterator[bytes]:
     """Yields the byte strings in order.
@@ -126,29 +111,25 @@ class BytesPickle:
       for name, argument, self._offset in reader.opcodes():
         if name in ("MEMOIZE", "BINPUT", "LONG_BINPUT"):
           self._memoize(argument)
-          continue
-        if isinstance(argument, bytes):
-          self._push(Constant(argument, self._offset))
-        else:
-          self._follow(name, argument)
-        record = self._take_record(name)
-        if record is not None:
-          yield record
+        elif name not in ("FRAME", "PROTO"):
+          self._add(self._token(name, argument))
+          record = self._take_record() if self._in_list else None
+          if record is not None:
+            yield record
+        elif name == "PROTO" and argument not in (2, 3, 4, 5):
+          raise self._error(f"a pickle of protocol {argument}")
     except ConversionError:
       raise
-    except ValueError as error:  # Of `genops`, which knows no such opcode.
+    except ValueError as error:  # `genops` knows no such opcode.
       self._offset = reader.tell()
       raise self._error(str(error)) from error
-    self._require_array()
-    if after := reader.size - reader.tell():
-      self._offset = reader.tell()
-      raise self._error(f"{after} bytes more behind the array")
-
-  def _require_array(self) -> None:
-    if self._stack != [Symbol.ARRAY]:
+    if self._in_list or self._tokens != _TAIL:
       raise self._error("an end before the array is complete")
     if not self._seen == self._count == self._length:
       raise self._error(f"{self._seen} records for an array of {self._length}")
+    if after := reader.size - reader.tell():
+      self._offset = reader.tell()
+      raise self._error(f"{after} bytes more behind the array")
 
   def _error(self, found: str) -> ConversionError:
     return ConversionError(
@@ -156,162 +137,136 @@ class BytesPickle:
       f"of {self._count} records; {WANTED}. Nothing of it was run"
     )
 
-  def _take_record(self, opcode: str) -> bytes | None:
-    """Takes a record off the stack, if the opcode has completed one."""
-    stack = self._stack
-    if opcode == "APPEND":
-      self._latest = None
-      if stack[-2:-1] != [Symbol.LIST]:
-        raise self._error("an append to something else than the array")
-    elif stack[-3:-1] != _BATCH or stack[-1] in _BYTES_MAKERS:
-      return None
-    value = stack.pop()
-    if not isinstance(value, Constant) or not isinstance(value.value, bytes):
-      raise self._error(f"{value!r} as a record")
-    self._pushed = 0
-    self._seen += 1
-    if self._seen > self._count:
-      raise self._error("more records than its header says")
-    return value.value
+  def _token(self, name: str, argument: Argument) -> Token:
+    """Returns the constant of an opcode, or the operator's name."""
+    match argument:
+      case bytes():
+        return Constant(argument, self._offset)
+      case str() if name in ("BINUNICODE", "SHORT_BINUNICODE"):
+        return Constant(argument, self._offset)
+      case str() if name == "GLOBAL":
+        return self._named(argument)
+      case int() if name in ("BINGET", "LONG_BINGET"):
+        return self._recall(argument)
+      case int() if name in ("BININT1", "BININT2", "BININT"):
+        return argument
+    if name == "STACK_GLOBAL":
+      module, attribute = [*self._tokens[-2:], None, None][:2]
+      del self._tokens[-2:]
+      match module, attribute:
+        case Constant(str() as one), Constant(str() as other):
+          return self._named(f"{one} {other}")
+        case _:
+          raise self._error("a name that is not text")
+    if name in _SINGLETONS:
+      return _SINGLETONS[name]
+    if name not in _OPERATORS:
+      raise self._error(f"the pickle opcode {name}")
+    return name
 
-  def _push(self, value: Value) -> None:
-    self._pushed += 1
-    if self._pushed > _MAX_PUSHED:
-      raise self._error("more values than an array needs")
-    self._stack.append(value)
-    self._latest = value
-
-  def _pop(self) -> Value:
-    if not self._stack:
-      raise self._error("an operation on nothing")
-    return self._stack.pop()
-
-  # --- Opcodes ----------------------------------------------------------
-
-  def _follow(self, name: str, argument: Argument) -> None:
-    """Follows any opcode but those of byte strings and of the memo."""
-    match name, argument:
-      case "BINGET" | "LONG_BINGET", int():
-        self._push(self._recall(argument))
-      case "BINUNICODE" | "SHORT_BINUNICODE", str():
-        self._push(Constant(argument, self._offset))
-      case "EMPTY_TUPLE" | "TUPLE1" | "TUPLE2" | "TUPLE3", _:
-        self._push_tuple([self._pop() for _ in range(_TUPLE_SIZES[name])])
-      case "TUPLE", _:
-        self._push_tuple(list(iter(self._pop, Symbol.MARK)))
-      case "REDUCE", _:
-        self._push(self._called(arguments=self._pop(), function=self._pop()))
-      case "BUILD", _:
-        self._push(self._built(state=self._pop(), target=self._pop()))
-      case "GLOBAL", str():
-        self._push(self._named(argument))
-      case "STACK_GLOBAL", _:
-        attribute, module = self._pop(), self._pop()
-        match module, attribute:
-          case Constant(str() as one), Constant(str() as other):
-            self._push(self._named(f"{one} {other}"))
-          case _:
-            raise self._error("a name that is not text")
-      case "BININT1" | "BININT2" | "BININT", int():
-        self._push(argument)
-      case "NONE" | "NEWTRUE" | "NEWFALSE", _:
-        self._push(_SINGLETONS[name])
-      case "MARK", _:
-        self._push(Symbol.MARK)
-      case "EMPTY_LIST", _:
-        if self._has_list:
-          raise self._error("a second list")
-        self._has_list = self._in_list = True
-        self._push(Symbol.LIST)
-      case "APPENDS", _ if self._stack[-2:] == _BATCH:
-        self._latest = None
-        self._pop()
-      case "PROTO", 2 | 3 | 4 | 5 if self._offset == self._start:
-        pass
-      case (("FRAME" | "APPEND" | "STOP"), _):
-        pass
-      case _:
-        said = "" if argument is None else f" {argument!r:.60}"
-        raise self._error(f"the pickle opcode {name}{said}")
-
-  def _push_tuple(self, items: list[Value]) -> None:
-    """Pushes the tuple of values that were popped."""
-    if Symbol.MARK in items:  # Its items were taken as records.
-      raise self._error("a tuple as a record")
-    if Symbol.LIST in items:
-      self._in_list = False
-    self._push(Values(reversed(items)))
-
-  def _named(self, name: str) -> Symbol:
+  def _named(self, name: str) -> str:
     if name not in _NAMES:
       raise self._error(f"the name {name.replace(' ', '.')}")
     return _NAMES[name]
 
-  def _called(self, *, function: Value, arguments: Value) -> Value:
-    """The result of a call, if it is one of the four that arrays need."""
-    match function, arguments:
-      case Symbol.ENCODE, (
-        Constant(str() as text, offset),
-        Constant("latin1"),
-      ):
-        return Constant(text.encode("latin1"), offset)
-      case Symbol.BYTES, ():
-        return Constant(b"", self._offset)
-      case Symbol.RECONSTRUCT, (Symbol.NDARRAY, (0,), Constant(b"b")):
-        return Symbol.NEW_ARRAY
-      case Symbol.DTYPE, (Constant("O8"), 0, 1):
-        return Symbol.NEW_DTYPE
-      case _:
-        raise self._error(f"a call of {function!r} with {arguments!r}")
+  def _add(self, token: Token) -> None:
+    """Adds a token, and begins the list where the array's items begin."""
+    tokens = self._tokens
+    tokens.append(token)
+    if len(tokens) > _MAX_TOKENS:
+      raise self._error("more values than an array needs")
+    if token == "REDUCE":
+      self._make_bytes()
+    self._latest = tokens[-1]
+    if token == "EMPTY_LIST" and not self._in_list:
+      self._length = self._read_head()
+      self._in_list = True
+      tokens.clear()
 
-  def _built(self, *, target: Value, state: Value) -> Value:
-    """The object with its state, if it is the dtype's or the array's."""
-    match target, state:
-      case (
-        Symbol.NEW_DTYPE,
-        (3, Constant("|"), None, None, None, -1, -1, 63),
-      ):
-        return Symbol.OBJECT_DTYPE
-      case (
-        Symbol.NEW_ARRAY,
-        (1, (int() as length,), Symbol.OBJECT_DTYPE, False, Symbol.LIST),
-      ):
-        self._length = length
-        return Symbol.ARRAY
-    raise self._error(f"a state for {target!r}: {state!r}")
+  def _read_head(self) -> int:
+    """Checks what precedes the list, and returns the array's length."""
+    head = [(t.value,) if isinstance(t, Constant) else t for t in self._tokens]
+    length = head[_LENGTH_INDEX] if len(head) == len(_HEAD) else None
+    if not isinstance(length, int) or head != [
+      length if expected == "length" else expected for expected in _HEAD
+    ]:
+      raise self._error("something else than an array of objects")
+    return length
+
+  def _make_bytes(self) -> None:
+    """Replaces a call that protocol 2 writes for bytes by the bytes."""
+    match self._tokens[-5:]:
+      case [
+        "encode",
+        Constant(str() as text, at),
+        Constant("latin1"),
+        "TUPLE2",
+        _,
+      ]:
+        self._tokens[-5:] = [Constant(text.encode("latin1"), at)]
+      case [*_, "bytes", "EMPTY_TUPLE", _]:
+        self._tokens[-3:] = [Constant(b"", self._offset)]
+
+  def _take_record(self) -> bytes | None:
+    """Takes a record that is complete; else follows the list's operators."""
+    tokens = self._tokens
+    match tokens:
+      case []:
+        return None
+      case [Constant(bytes() as record, _)] if self._in_batch:
+        pass
+      case [Constant(bytes() as record, _), "APPEND"] if not self._in_batch:
+        self._latest = None
+      case ["MARK"] if not self._in_batch:
+        self._in_batch = True
+        tokens.clear()
+        return None
+      case ["APPENDS"] if self._in_batch:
+        self._in_batch = False
+        tokens.clear()
+        return None
+      case ["TUPLE"] if not self._in_batch:
+        self._in_list = False
+        return None
+      case ["encode" | "bytes", *_] if len(tokens) < 5:
+        return None
+      case [Constant()] if not self._in_batch:
+        return None
+      case _:
+        raise self._error(f"{tokens[0]!r} as a record")
+    tokens.clear()
+    self._seen += 1
+    if self._seen > self._count:
+      raise self._error("more records than its header says")
+    return record
 
   # --- The memo ---------------------------------------------------------
 
   def _memoize(self, index: Argument) -> None:
-    """Remembers the value pushed last, even if it was taken as a record."""
+    """Remembers the latest token, even if it was taken as a record."""
     if index is not None and index != len(self._memo):
       raise self._error(f"memo {index} where {len(self._memo)} is due")
-    value, self._latest = self._latest, None
-    if value is None or len(self._kept) > _MAX_PUSHED:
+    token, self._latest = self._latest, None
+    if token is None or len(self._kept) > _MAX_TOKENS:
       raise self._error("more references than an array needs")
-    if isinstance(value, Constant) and self._in_list:
-      is_record = isinstance(value.value, bytes)
-      self._memo.append(value.offset if is_record else _NOT_KEPT)
-    elif isinstance(value, Constant | Symbol):
-      self._memo.append(-1 - len(self._kept))
-      self._kept.append(value)
-    else:  # Tuples, to which no array refers again.
+    if isinstance(token, Constant) and self._in_list:
+      is_record = isinstance(token.value, bytes)
+      self._memo.append(token.offset if is_record else _NOT_KEPT)
+    elif token in _OPERATORS:
       self._memo.append(_NOT_KEPT)
+    else:
+      self._memo.append(-1 - len(self._kept))
+      self._kept.append(token)
 
-  def _recall(self, index: int) -> Value:
-    """The value that was memoized."""
-    if index >= len(self._memo):
-      raise self._error(f"a reference to memo {index}, which is empty")
-    place = self._memo[index]
-    if place >= 0:
-      return self._read_again(place)
-    value = self._kept[-1 - place]
-    if value is Symbol.NOT_KEPT:
+  def _recall(self, index: int) -> Token:
+    """Returns the token that was memoized."""
+    place = self._memo[index] if index < len(self._memo) else _NOT_KEPT
+    if place == _NOT_KEPT:
       raise self._error(f"a reference to memo {index}, which no array has")
-    return value
+    return self._read_again(place) if place >= 0 else self._kept[-1 - place]
 
   def _read_again(self, offset: int) -> Constant:
-    """The record at a position."""
+    """Reads the record at a position."""
     resume = self._file.tell()
     reader = OpcodeReader(
       self._file,

@@ -1,4 +1,4 @@
-"""Released REALM and ORQA: TF-Hub modules and fine-tuned checkpoints.
+"""TF-Hub modules and fine-tuned checkpoints of released REALM and ORQA.
 
 cc_news_pretrained/{embedder,bert}      pre-trained: retriever, reader
 ict                                     ORQA's retriever
@@ -7,15 +7,19 @@ orqa_nq_model_from_realm                fine-tuned: both, in one checkpoint
   export/best_default/checkpoint/model.ckpt-…
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from realm_jax.conversion import names
-from realm_jax.conversion.bert_models import NO_HEAD, reader_rules, tower_rules
+from realm_jax.conversion.bert_models import (
+  NO_HEAD,
+  reader_rules,
+  require_same_config,
+  tower_rules,
+)
+from realm_jax.conversion.config_file import read_optional
 from realm_jax.conversion.errors import ConversionError
-from realm_jax.conversion.google import bert as tf_bert
 from realm_jax.conversion.google import hub_module
+from realm_jax.conversion.google.bert import read_uncased_pieces
 from realm_jax.conversion.google.checkpoint import (
   TfCheckpoint,
   checkpoint_prefixes,
@@ -25,8 +29,6 @@ from realm_jax.conversion.google.encoders import (
   find_encoders,
   modules_in,
 )
-from realm_jax.conversion.hugging_face.config import read_number
-from realm_jax.conversion.hugging_face.directory import read_json
 from realm_jax.conversion.mapping import Feed
 from realm_jax.conversion.names import Rule
 from realm_jax.conversion.plan import (
@@ -47,8 +49,9 @@ from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 
+# The hyperparameters of a fine-tuned model.
 _PARAMS = "params.json"
-# Of a retriever's module: the vectors of all blocks, in one checkpoint.
+# The checkpoint in a retriever's module that holds the vectors of all blocks.
 _ENCODED = "encoded"
 _BLOCK_VECTORS = "block_emb"
 
@@ -62,29 +65,30 @@ def plan_tf_realm(
   separate_towers: bool = False,
   score_scale: float = 1.0,
 ) -> ImportPlan:
-  """The plan of importing a released retriever, reader, or both.
+  """Plans the import of a released retriever, reader, or both.
 
   Args:
-    input_path: a module, a directory of modules, a fine-tuned model's
-      directory, or a checkpoint's prefix.
-    block_input: the same, of the block tower, where it has its own: open QA
-      trains the query tower, and its blocks stay those of the pre-trained one.
-    parts: which to import; None takes all that are there.
-    vocab: the vocabulary file; None looks for the modules' own.
-    separate_towers: start two towers from weights that they share.
-    score_scale: multiplies inner products.
+    input_path: Module, directory of modules, directory of a fine-tuned model,
+      or prefix of a checkpoint.
+    block_input: Input of the same kinds for the block tower, if it has its
+      own: open QA trains the query tower, and its blocks keep the vectors of
+      the pre-trained one.
+    parts: Parts to import; None takes all that the input has.
+    vocab: Vocabulary file; None looks for the modules' own.
+    separate_towers: Whether to start two towers from shared weights.
+    score_scale: Factor of inner products.
 
   Raises:
-    ConversionError: there is nothing of REALM or ORQA, or it does not fit
+    ConversionError: If there is nothing of REALM or ORQA, or it does not fit
       together.
-    VocabularyError: the vocabulary cannot be used.
+    VocabularyError: If the vocabulary cannot be used.
   """
   encoders = find_encoders(input_path)
   others = [] if block_input is None else find_encoders(block_input)
   if block_input is not None and not _of(others, RETRIEVER):
     raise ConversionError(f"--block_input={block_input} holds no retriever")
-  places = [path for path in (input_path, block_input) if path is not None]
-  pieces = _pieces(places, vocab)
+  inputs = [path for path in (input_path, block_input) if path is not None]
+  pieces = _pieces(inputs, vocab)
   present = tuple(part for part in PARTS if _of(encoders, part))
   parts = present if parts is None else parts
   require_parts(parts, present)
@@ -97,15 +101,11 @@ def plan_tf_realm(
   used = [*towers.values(), *readers]
   _require_one_configuration(used, len(pieces))
   config = used[0].weights.config
-  feeds = [
-    _feed(checkpoint, towers, readers, [*encoders, *others])
-    for checkpoint in _checkpoints(used)
-  ]
   fresh: dict[str, str] = {}
   for encoder in readers:
     if not encoder.norm:
       fresh["reader/span_head/.*"] = "the input has no span head"
-    if not _has_head(encoder):
+    if not encoder.weights.has_head:
       fresh["reader/masked_lm_head/.*"] = NO_HEAD
   return ImportPlan(
     source=f"{input_path.resolve().name} (tf_realm)",
@@ -113,10 +113,13 @@ def plan_tf_realm(
     reader=_reader(config, readers, input_path),
     parts=parts,
     pieces=pieces,
-    feeds=tuple(feeds),
+    feeds=tuple(
+      _feed(prefix, towers, readers, [*encoders, *others])
+      for prefix in dict.fromkeys(encoder.prefix for encoder in used)
+    ),
     expected_fresh=fresh,
     notes=tuple(_notes(used)),
-    # They are of the tower that embeds blocks.
+    # The tower that embeds blocks made them.
     block_vectors=_block_vectors(block_input or input_path)
     if RETRIEVER in parts
     else None,
@@ -130,7 +133,7 @@ def _of(encoders: Sequence[Encoder], role: str) -> list[Encoder]:
 def _towers(
   encoders: Sequence[Encoder], others: Sequence[Encoder], *, separate: bool
 ) -> dict[str, Encoder]:
-  """The encoder of each tower, by its name."""
+  """Chooses the encoder of each tower, by the tower's name."""
   own = _of(encoders, RETRIEVER)
   query = [e for e in own if e.is_query] or own
   block = _of(others, RETRIEVER) or own
@@ -150,16 +153,10 @@ def _towers(
 def _require_one_configuration(
   used: Sequence[Encoder], num_pieces: int
 ) -> None:
-  """Refuses encoders that a model here could not hold together."""
-  first = used[0]
+  """Checks that one model of ours can hold all these encoders."""
   for encoder in used:
     weights = encoder.weights
-    if weights.config != first.weights.config:
-      raise ConversionError(
-        f"{first.weights.where} and {weights.where} have encoders of different "
-        f"configuration, where a model has one:\n  {first.weights.config}\n  "
-        f"{weights.config}"
-      )
+    require_same_config(used[0].weights, weights)
     rows = weights.source.shapes[f"{weights.prefix}embeddings/word_embeddings"]
     if rows[0] != num_pieces:
       raise ConversionError(
@@ -201,8 +198,9 @@ def _reader(
   usual = usual_reader(config)
   if not readers or not readers[0].norm:
     return usual
-  joint_length = _setting(input_path, "reader_seq_len", OPEN_QA_JOINT_LENGTH)
-  width = _setting(input_path, "max_span_width", usual.max_answer_width)
+  params = read_optional(input_path / _PARAMS)
+  joint_length = params.size("reader_seq_len", OPEN_QA_JOINT_LENGTH)
+  width = params.size("max_span_width", usual.max_answer_width)
   return usual.clone(
     joint_length=min(joint_length, config.max_positions),
     span_size=readers[0].width // 2,
@@ -211,32 +209,34 @@ def _reader(
   )
 
 
-def _checkpoints(used: Sequence[Encoder]) -> list[Path]:
-  return list(dict.fromkeys(encoder.place for encoder in used))
-
-
 def _feed(
-  place: Path,
+  prefix: Path,
   towers: Mapping[str, Encoder],
   readers: Sequence[Encoder],
   all_encoders: Sequence[Encoder],
 ) -> Feed:
-  """The rules of all that one checkpoint gives."""
+  """Returns what is taken from one checkpoint."""
   rules: list[Rule] = []
   unused: dict[str, str] = {}
   for tower, encoder in towers.items():
-    if encoder.place == place:
+    if encoder.prefix == prefix:
       rules += _tower_rules(encoder, tower)
-      unused[_below(encoder.weights.head)] = "a retriever has no masked-LM head"
+      unused[encoder.weights.all_of(encoder.weights.head)] = (
+        "a retriever has no masked-LM head"
+      )
   for encoder in readers:
-    if encoder.place == place:
+    if encoder.prefix == prefix:
       rules += _reader_rules(encoder)
-      unused[_below(encoder.weights.pooler)] = "readers have no pooler"
-  here = [e for e in all_encoders if e.place == place]
+      unused[encoder.weights.all_of(encoder.weights.pooler)] = (
+        "readers have no pooler"
+      )
+  here = [e for e in all_encoders if e.prefix == prefix]
   for encoder in here:
     if encoder not in (*towers.values(), *readers):
       for module in _modules_of(encoder):
-        unused[_below(module)] = f"of a {encoder.role} that is not imported"
+        unused[encoder.weights.all_of(module)] = (
+          f"a part of a {encoder.role} that is not imported"
+        )
   weights = here[0].weights
   return Feed(
     weights.source,
@@ -247,47 +247,34 @@ def _feed(
 
 
 def _tower_rules(encoder: Encoder, tower: str) -> tuple[Rule, ...]:
-  weights, path = encoder.weights, f"retriever/{tower}"
+  dialect, path = encoder.weights.dialect, f"retriever/{tower}"
   return (
-    *tower_rules(weights, "pooler", tower),
-    *names.dense(
-      weights.dialect, f"{path}/projection", f"{encoder.scope}dense"
-    ),
-    *names.layer_norm(weights.dialect, f"{path}/projection_norm", encoder.norm),
+    *tower_rules(encoder.weights, "pooler", tower),
+    *dialect.dense(f"{path}/projection", f"{encoder.scope}dense"),
+    *dialect.layer_norm(f"{path}/projection_norm", encoder.norm),
   )
 
 
 def _reader_rules(encoder: Encoder) -> tuple[Rule, ...]:
-  weights, path = encoder.weights, "reader/span_head"
-  rules = reader_rules(weights, has_head=_has_head(encoder))
+  dialect, path = encoder.weights.dialect, "reader/span_head"
+  rules = reader_rules(encoder.weights)
   if not encoder.norm:
     return rules
   return (
     *rules,
-    *names.dense(
-      weights.dialect, f"{path}/projection", f"{encoder.scope}dense"
-    ),
-    *names.layer_norm(weights.dialect, f"{path}/norm", encoder.norm),
-    *names.dense(weights.dialect, f"{path}/score", f"{encoder.scope}dense_1"),
+    *dialect.dense(f"{path}/projection", f"{encoder.scope}dense"),
+    *dialect.layer_norm(f"{path}/norm", encoder.norm),
+    *dialect.dense(f"{path}/score", f"{encoder.scope}dense_1"),
   )
 
 
-def _has_head(encoder: Encoder) -> bool:
-  return encoder.weights.has_module(encoder.weights.head)
-
-
 def _modules_of(encoder: Encoder) -> list[str]:
-  """The modules of an encoder and of what stands around it, by name."""
+  """Returns the names of an encoder's modules and of the layers beside it."""
   own = [encoder.weights.prefix.removesuffix("/"), encoder.weights.head]
   if not encoder.norm:
     return own
   around = [f"{encoder.scope}dense", f"{encoder.scope}dense_1", encoder.norm]
   return own + around
-
-
-def _below(module: str) -> str:
-  """A regular expression for the variables of a module."""
-  return re.escape(f"{module}/") + ".*"
 
 
 def _notes(used: Sequence[Encoder]) -> list[str]:
@@ -300,31 +287,24 @@ def _notes(used: Sequence[Encoder]) -> list[str]:
   return list(dict.fromkeys(notes))
 
 
-def _block_vectors(place: Path) -> Rows | None:
-  """The vectors that a retriever's module holds, where it does."""
-  for module in (place, *modules_in(place)):
+def _block_vectors(path: Path) -> Rows | None:
+  """Returns the block vectors of a retriever's module, if it has any."""
+  for module in (path, *modules_in(path)):
     for prefix in checkpoint_prefixes(module / _ENCODED):
       return TfCheckpoint(prefix).rows(_BLOCK_VECTORS)
   return None
 
 
-def _setting(path: Path, name: str, usual: int) -> int:
-  """A number that a fine-tuned model was trained with, where it is known."""
-  file = path / _PARAMS
-  settings = read_json(file) if file.is_file() else {}
-  return read_number(settings.get(name, usual), name, str(file), int)
-
-
-def _pieces(places: Sequence[Path], vocab: Path | None) -> tuple[str, ...]:
-  """The vocabulary; all that are found must be the same."""
-  files = [vocab] if vocab is not None else list(_vocabularies(places))
+def _pieces(inputs: Sequence[Path], vocab: Path | None) -> tuple[str, ...]:
+  """Reads the vocabulary; if there are several files, they must be equal."""
+  files = [vocab] if vocab is not None else list(_vocabularies(inputs))
   if not files:
     raise ConversionError(
-      f"no vocabulary in {' or '.join(map(str, places))}: pass --vocab; in the "
+      f"no vocabulary in {' or '.join(map(str, inputs))}: pass --vocab; in the "
       "release it is assets/vocab.txt of every module, such as "
       "cc_news_pretrained/embedder/assets/vocab.txt"
     )
-  found = {file: tf_bert.read_uncased_pieces(file) for file in files}
+  found = {file: read_uncased_pieces(file) for file in files}
   if len(set(found.values())) > 1:
     raise ConversionError(
       f"{' and '.join(map(str, found))} are different vocabularies; choose one "
@@ -333,9 +313,9 @@ def _pieces(places: Sequence[Path], vocab: Path | None) -> tuple[str, ...]:
   return found[files[0]]
 
 
-def _vocabularies(places: Sequence[Path]) -> Iterator[Path]:
-  for place in places:
-    folder = place if place.is_dir() else place.parent
+def _vocabularies(inputs: Sequence[Path]) -> Iterator[Path]:
+  for path in inputs:
+    folder = path if path.is_dir() else path.parent
     for file in (
       folder / VOCABULARY_FILE,
       *map(hub_module.vocabulary, (folder, *modules_in(folder))),

@@ -1,4 +1,4 @@
-"""A corpus whose blocks another system has cut: one record is one block."""
+"""A corpus of blocks that another system has split: a record is a block."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,18 +20,18 @@ from realm_jax.text.salient_spans import Tagger, tag
 from realm_jax.text.sentences import sentence_ranges
 from realm_jax.text.wordpieces import WordpieceVocabulary
 
-# Blocks tokenized in one call, whose fixed cost is 20 ms.
+# Number of blocks that are tokenized in one call, which costs 20 ms at least.
 _BLOCKS_PER_CHUNK = 512
 _SHORTEST_BLOCK = 8
 _VERSION = 1
 
 
 class CorpusMade(NamedTuple):
-  """What was written.
+  """The corpus that was written.
 
   Attributes:
-    block_length: the most wordpieces of `[CLS] title [SEP] body [SEP]`.
-    summary: counts.
+    block_length: Maximum wordpieces of `[CLS] title [SEP] body [SEP]`.
+    summary: Counts of documents, blocks, tokens and so on.
   """
 
   block_length: int
@@ -49,26 +49,26 @@ def write_released_corpus(
   tagger: Tagger | None = tag,
   blocks_per_shard: int = 200_000,
 ) -> CorpusMade:
-  """Writes a corpus directory with the records as its blocks, row by row.
+  """Writes a corpus directory with the records as its blocks, in order.
 
-  A block is a document of its own, named by its row, so that block ids hold
-  wherever the same records are imported.
+  Each block is a document of its own and is named by its row, so that every
+  import of the same records gives the same block ids.
 
   Args:
-    records: texts, UTF-8.
-    output_dir: the corpus directory; appears complete or not at all.
-    vocabulary: of the model.
-    num_blocks: how many records there must be.
-    titles: one for each record; without them titles are empty.
-    block_length: the most wordpieces of a block; longer ones lose the end of
-      their tokens, never of their text, and are counted. None fits all.
-    tagger: finds salient spans; with None there are none.
-    blocks_per_shard: how many blocks a shard holds.
+    records: Texts in UTF-8.
+    output_dir: Corpus directory; it appears complete or not at all.
+    vocabulary: Vocabulary of the model.
+    num_blocks: Number of records that there must be.
+    titles: Title of each record; None leaves titles empty.
+    block_length: Maximum wordpieces of a block. Longer blocks lose their last
+      tokens, but no text, and are counted. None fits all.
+    tagger: Function that finds salient spans; None finds none.
+    blocks_per_shard: Number of blocks in a shard.
 
   Raises:
-    ConversionError: there are more or fewer records, or titles; or one is not
-      UTF-8.
-    CorpusError: `output_dir` cannot be written.
+    ConversionError: If there are more or fewer records or titles, or one is
+      not UTF-8.
+    CorpusError: If `output_dir` cannot be written.
   """
   require_block_length(block_length)
   texts = _texts(records, titles, num_blocks=num_blocks)
@@ -94,11 +94,11 @@ def write_released_corpus(
 
 
 def require_block_length(block_length: int | None) -> None:
-  """Raises `ConversionError` for a length that no block fits in."""
+  """Raises `ConversionError` for a length that fits no block."""
   if block_length is not None and block_length < _SHORTEST_BLOCK:
     raise ConversionError(
-      f"--block_length={block_length} has no room for a title and a body; give "
-      f"{_SHORTEST_BLOCK} or more (released REALM has 288)"
+      f"--block_length={block_length} is too short for a title and a body; "
+      f"give {_SHORTEST_BLOCK} or more (released REALM has 288)"
     )
 
 
@@ -113,7 +113,7 @@ def _texts(
   *,
   num_blocks: int,
 ) -> Iterator[_Text]:
-  """Titles and bodies, exactly so many."""
+  """Yields titles and bodies, and checks how many there are."""
   pairs: Iterable[tuple[bytes | None, bytes | None]]
   if titles is None:
     pairs = zip(records, itertools.repeat(b""), strict=False)
@@ -154,7 +154,7 @@ def _decoded(record: bytes, name: str) -> str:
 
 
 class _BlockWriter:
-  """Tokenizes texts and appends each as one block."""
+  """Tokenizes texts and appends each to the corpus as one block."""
 
   def __init__(
     self,
@@ -170,7 +170,7 @@ class _BlockWriter:
     self.longest = _SHORTEST_BLOCK
 
   def add(self, chunk: Sequence[_Text], writer: CorpusDirectoryWriter) -> None:
-    """Appends texts, tokenized in one call."""
+    """Appends texts, which are tokenized in one call."""
     tokens = self._vocabulary.tokenize_with_offsets(
       [text for pair in chunk for text in pair]
     )
@@ -207,7 +207,7 @@ class _BlockWriter:
     size = len(body_ids)
     sentences = np.minimum(sentences[sentences[:, 0] < size], size)
     if not len(sentences):
-      # Whoever draws a sentence of each block finds one, though empty.
+      # Inverse cloze draws a sentence of each block, which may be empty.
       sentences = np.zeros((1, 2), np.int64)
     document_id = str(summary.blocks)
     shard.add_document(
@@ -231,19 +231,19 @@ class _BlockWriter:
 
   def _cut(
     self, title_ids: Int[np.ndarray, " t"], body_ids: Int[np.ndarray, " b"]
-  ) -> tuple[Int[np.ndarray, " t"], Int[np.ndarray, " b"]]:
-    """What fits of both; a title keeps at most half of the room."""
+  ) -> tuple[Int[np.ndarray, " kept_t"], Int[np.ndarray, " kept_b"]]:
+    """Truncates both to the block length; a title keeps at most half of it."""
     assert self._block_length is not None
-    room = self._block_length - NUM_SPECIAL_TOKENS
-    if len(title_ids) + len(body_ids) <= room:
+    limit = self._block_length - NUM_SPECIAL_TOKENS
+    if len(title_ids) + len(body_ids) <= limit:
       return title_ids, body_ids
-    if len(title_ids) > room // 2:
+    if len(title_ids) > limit // 2:
       self.summary.cut_titles += 1
-      title_ids = title_ids[: room // 2]
-    room -= len(title_ids)
-    if len(body_ids) > room:
+      title_ids = title_ids[: limit // 2]
+    limit -= len(title_ids)
+    if len(body_ids) > limit:
       self.summary.skipped["ends of blocks longer than the block length"] += 1
-    return title_ids, body_ids[:room]
+    return title_ids, body_ids[:limit]
 
   def _salient_spans(
     self,
@@ -252,6 +252,7 @@ class _BlockWriter:
     limits: Int[np.ndarray, " b"],
     sentences: Int[np.ndarray, "s 2"],
   ) -> Int[np.ndarray, "p 2"]:
+    """Returns the token ranges of the salient spans within sentences."""
     if self._tagger is None or not len(starts):
       return np.zeros((0, 2), np.int64)
     found = sorted(self._tagger(text.body, text.title))

@@ -7,7 +7,7 @@ from etils import epath
 
 from realm_jax.conversion.errors import ConversionError
 
-# The devices belong to jax.
+# TensorFlow must leave the GPUs to jax.
 tf.config.set_visible_devices([], "GPU")
 
 _RECORDS_PER_STEP = 1024
@@ -15,13 +15,13 @@ _BUFFER_BYTES = 1 << 24
 
 
 class TfRecords:
-  """The raw records of a file, read anew at each pass in flat memory.
+  """The raw records of a file, read from it at each pass in flat memory.
 
   Args:
-    path: a TFRecord file; compressed where it ends in `.gz`.
+    path: TFRecord file; compressed if its name ends in `.gz`.
 
   Raises:
-    ConversionError: there is no such file.
+    ConversionError: If there is no such file.
   """
 
   def __init__(self, path: epath.PathLike):
@@ -30,10 +30,10 @@ class TfRecords:
       raise ConversionError(f"no TFRecord file at {path}")
 
   def __iter__(self) -> Iterator[bytes]:
-    """The records in order.
+    """Yields the records in order.
 
     Raises:
-      ConversionError: the file is no TFRecord file, cut or changed.
+      ConversionError: If the file is no TFRecord file, cut short or damaged.
     """
     dataset = tf.data.TFRecordDataset(
       str(self._path),

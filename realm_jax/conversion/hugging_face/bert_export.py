@@ -1,6 +1,4 @@
-"""A tower, or the reader, as a BERT directory of Hugging Face."""
-
-from typing import Any
+"""Exports a tower or the reader as a BERT directory of Hugging Face."""
 
 from realm_jax.conversion import names
 from realm_jax.conversion.errors import ConversionError
@@ -10,15 +8,15 @@ from realm_jax.conversion.export_plan import (
   choose_tower,
   mask_note,
 )
-from realm_jax.conversion.hugging_face import directory as hf_directory
-from realm_jax.conversion.hugging_face import sentence_transformers as sentences
-from realm_jax.conversion.hugging_face import tokenizer as hf_tokenizer
+from realm_jax.conversion.hugging_face import sentence_transformers, tokenizer
 from realm_jax.conversion.hugging_face.bert import HEAD
 from realm_jax.conversion.hugging_face.config import (
   HF_ATTENTION_MASK_VALUE,
   write_bert_config,
 )
+from realm_jax.conversion.hugging_face.directory import CONFIG
 from realm_jax.conversion.names import TORCH
+from realm_jax.files.json_file import JsonValue
 from realm_jax.models.bert import BertConfig
 
 _READER_PREFIX = "bert."
@@ -27,41 +25,21 @@ _READER_PREFIX = "bert."
 def plan_hf_bert_export(
   model: Exported, *, part: str, tower: str | None
 ) -> ExportPlan:
-  """The plan of exporting one part.
+  """Plans the export of one part.
 
   Args:
-    model: what to export.
+    model: Model to export.
     part: `retriever` (a BertModel) or `reader` (a BertForMaskedLM, without the
       span head).
-    tower: `query` or `block`, of a retriever with two.
+    tower: `query` or `block`, if the retriever has two.
 
   Raises:
-    ConversionError: BERT cannot be what the part is.
+    ConversionError: If BERT cannot express the part.
   """
-  if part == "reader":
-    if tower is not None:
-      raise ConversionError(f"--tower={tower}: a reader has none")
-    return _reader(model)
-  return _retriever(model, tower)
-
-
-def _files(
-  config: BertConfig, vocab_size: int, architecture: str
-) -> dict[str, Any]:
-  return {
-    hf_directory.CONFIG: {
-      "architectures": [architecture],
-      "model_type": "bert",
-      "torch_dtype": "float32",
-      **write_bert_config(config, vocab_size=vocab_size),
-    },
-    hf_tokenizer.CONFIG: hf_tokenizer.tokenizer_config(
-      max_length=config.max_positions
-    ),
-  }
-
-
-def _reader(model: Exported) -> ExportPlan:
+  if part == "retriever":
+    return _retriever(model, tower)
+  if tower is not None:
+    raise ConversionError(f"--tower={tower}: a reader has none")
   config = model.reader.bert
   return ExportPlan(
     parts=("reader",),
@@ -71,6 +49,22 @@ def _reader(model: Exported) -> ExportPlan:
     files=_files(config, model.vocabulary.vocab_size, "BertForMaskedLM"),
     notes=tuple(mask_note(config, HF_ATTENTION_MASK_VALUE)),
   )
+
+
+def _files(
+  config: BertConfig, vocab_size: int, architecture: str
+) -> dict[str, JsonValue]:
+  return {
+    CONFIG: {
+      "architectures": [architecture],
+      "model_type": "bert",
+      "torch_dtype": "float32",
+      **write_bert_config(config, vocab_size=vocab_size),
+    },
+    tokenizer.CONFIG: tokenizer.tokenizer_config(
+      max_length=config.max_positions
+    ),
+  }
 
 
 def _retriever(model: Exported, tower: str | None) -> ExportPlan:
@@ -84,14 +78,14 @@ def _retriever(model: Exported, tower: str | None) -> ExportPlan:
     )
   files = _files(config, model.vocabulary.vocab_size, "BertModel")
   notes = mask_note(config, HF_ATTENTION_MASK_VALUE)
-  reasons = _why_not_sentences(model)
+  reasons = _inexpressible(model)
   if reasons:
     notes.append(
-      f"no {sentences.MODULES}, for sentence-transformers has no "
+      f"no {sentence_transformers.MODULES}, for sentence-transformers has no "
       f"{', no '.join(reasons)}; make the vectors from config.json's BERT"
     )
   else:
-    files |= sentences.describe(
+    files |= sentence_transformers.describe(
       pooling=retriever.pooling,
       normalize=retriever.normalize,
       hidden_size=config.hidden_size,
@@ -100,13 +94,14 @@ def _retriever(model: Exported, tower: str | None) -> ExportPlan:
     )
   if retriever.score_scale != 1.0:
     notes.append(f"score_scale={retriever.score_scale} is not written")
+  path = choose_tower(retriever, tower)
   return ExportPlan(
     parts=("retriever",),
     rules=names.bert_tower(
       TORCH,
       config,
       pooling=retriever.pooling,
-      ours=choose_tower(retriever, tower),
+      ours=f"retriever/{path}",
       theirs="",
     ),
     files=files,
@@ -114,8 +109,8 @@ def _retriever(model: Exported, tower: str | None) -> ExportPlan:
   )
 
 
-def _why_not_sentences(model: Exported) -> list[str]:
-  """What of the towers sentence-transformers could not say."""
+def _inexpressible(model: Exported) -> list[str]:
+  """Returns the traits of the towers that sentence-transformers lacks."""
   checks = {
     "pooling by BERT's pooler": model.retriever.pooling == "pooler",
     "[SEP] between title and body": model.retriever.title_separator,
@@ -125,24 +120,22 @@ def _why_not_sentences(model: Exported) -> list[str]:
 
 
 def _prompts(model: Exported) -> dict[str, str]:
-  """The prefixes as texts that give the same tokens again.
+  """Returns the prefixes as texts that give the same tokens again.
 
   Raises:
-    ConversionError: there is no such text.
+    ConversionError: If there is no such text.
   """
   texts = {}
   for name, ids in (
     ("query", model.retriever.query_prefix),
     ("document", model.retriever.block_prefix),
   ):
-    text = model.vocabulary.decode(ids) if ids else ""
-    if ids:
-      # So that the first word that follows is one of its own.
-      text += " "
+    # The space separates the prompt from the word that follows.
+    text = f"{model.vocabulary.decode(ids)} " if ids else ""
     if tuple(model.vocabulary.encode(text) if text else ()) != tuple(ids):
       raise ConversionError(
-        f"the {name} prefix {ids} is no text that this vocabulary would cut "
-        "so; it cannot be a prompt of sentence-transformers"
+        f"the {name} prefix {ids} is not what this vocabulary makes of any "
+        "text; it cannot be a prompt of sentence-transformers"
       )
     texts[name] = text
   return texts

@@ -1,8 +1,6 @@
-"""A directory as Hugging Face's `save_pretrained` leaves it."""
+"""A model's directory as Hugging Face's `save_pretrained` writes it."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.hugging_face.safetensors_source import (
@@ -19,7 +17,7 @@ _TORCH_INDEX = "pytorch_model.bin.index.json"
 
 
 def require_directory(directory: Path) -> None:
-  """Raises `ConversionError` where there is no such directory."""
+  """Raises `ConversionError` if there is no such directory."""
   if not directory.is_dir():
     raise ConversionError(
       f"{directory} is no local directory; want one with {CONFIG}, {WEIGHTS} "
@@ -27,32 +25,11 @@ def require_directory(directory: Path) -> None:
     )
 
 
-def read_json(path: Path) -> dict[str, Any]:
-  """The object of a JSON file; raises `ConversionError` where it is none."""
-  found = read_any_json(path)
-  if not isinstance(found, dict):
-    raise ConversionError(f"{path} holds no JSON object")
-  return found
-
-
-def read_any_json(path: Path) -> Any:
-  """What a JSON file holds; raises `ConversionError` where it is none."""
-  try:
-    return json.loads(path.read_text(encoding="utf-8"))
-  except OSError as error:
-    raise ConversionError(
-      f"{path} cannot be read ({error.strerror}); want a directory that "
-      "`save_pretrained` wrote"
-    ) from error
-  except ValueError as error:
-    raise ConversionError(f"{path} is not JSON: {error}") from error
-
-
 def open_tensors(directory: Path) -> TensorSource:
-  """The weights of a directory.
+  """Opens the weights of a directory.
 
   Raises:
-    ConversionError: there are none, or they cannot be read safely.
+    ConversionError: If there are none, or they cannot be read safely.
   """
   for name in (WEIGHTS, _INDEX):
     if (directory / name).exists():

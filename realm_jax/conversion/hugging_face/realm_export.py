@@ -1,6 +1,4 @@
-"""A model as one of transformers' REALM classes."""
-
-from typing import Any
+"""Exports a model as one of transformers' REALM classes."""
 
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.export_plan import (
@@ -9,22 +7,22 @@ from realm_jax.conversion.export_plan import (
   choose_tower,
   mask_note,
 )
-from realm_jax.conversion.hugging_face import directory as hf_directory
-from realm_jax.conversion.hugging_face import realm_names as hf_realm_names
-from realm_jax.conversion.hugging_face import tokenizer as hf_tokenizer
+from realm_jax.conversion.hugging_face import realm_names, tokenizer
 from realm_jax.conversion.hugging_face.config import (
   HF_ATTENTION_MASK_VALUE,
   write_bert_config,
 )
+from realm_jax.conversion.hugging_face.directory import CONFIG
 from realm_jax.conversion.hugging_face.realm_names import (
   EMBEDDER,
   PARTS_OF,
   QUERY_EMBEDDER,
-  READER,
+  SPAN_READERS,
 )
 from realm_jax.conversion.names import Rule
 from realm_jax.conversion.plan import SEPARATE_TOWERS, SHARED_TOWER
 from realm_jax.conversion.tower_inputs import unusual_inputs
+from realm_jax.files.json_file import JsonValue
 
 # The class of each model.
 _CLASSES = {
@@ -40,31 +38,30 @@ MODELS = tuple(_CLASSES)
 def plan_hf_realm_export(
   model: Exported, *, name: str, tower: str | None
 ) -> ExportPlan:
-  """The plan of exporting one of `MODELS`.
+  """Plans the export of one of `MODELS`.
 
   Args:
-    model: what to export.
-    name: which class.
+    model: Model to export.
+    name: Name of the class: one of `MODELS`.
     tower: `query` or `block`, for an embedder of a retriever with two.
 
   Raises:
-    ConversionError: that class cannot be what the model is.
+    ConversionError: If that class cannot express the model.
   """
-  architecture = _CLASSES[name]
-  parts = PARTS_OF[architecture]
+  parts = PARTS_OF[_CLASSES[name]]
   if tower is not None and name != "embedder":
     raise ConversionError(
       f"--tower={tower} is for --model=embedder; {name} takes what it needs"
     )
   encoder = (model.retriever if "retriever" in parts else model.reader).bert
-  notes = mask_note(encoder, HF_ATTENTION_MASK_VALUE)
   if "retriever" in parts:
     _require_realm(model, name)
   if parts == ("retriever", "reader") and model.reader.bert != encoder:
     raise ConversionError(
-      "retriever and reader have different encoders, where a RealmForOpenQA "
-      "has one configuration; export --model=embedder and --model=reader"
+      "retriever and reader have different encoders, but a RealmForOpenQA has "
+      "only one configuration; export --model=embedder and --model=reader"
     )
+  notes = mask_note(encoder, HF_ATTENTION_MASK_VALUE)
   if name == "open_qa":
     notes.append(
       "block_emb is not written: set it, and num_block_records, from the "
@@ -76,14 +73,13 @@ def plan_hf_realm_export(
       "given: RealmScorer.from_pretrained(dir, "
       "query_embedder=RealmEmbedder(config))"
     )
-  rules = _rules(model, name, tower)
   return ExportPlan(
     parts=parts,
-    rules=rules,
+    rules=_rules(model, name, tower),
     files={
-      hf_directory.CONFIG: _config(model, name, architecture),
-      hf_tokenizer.CONFIG: {
-        **hf_tokenizer.tokenizer_config(max_length=encoder.max_positions),
+      CONFIG: _config(model, name),
+      tokenizer.CONFIG: {
+        **tokenizer.tokenizer_config(max_length=encoder.max_positions),
         "tokenizer_class": "RealmTokenizer",
       },
     },
@@ -92,40 +88,35 @@ def plan_hf_realm_export(
 
 
 def _rules(model: Exported, name: str, tower: str | None) -> tuple[Rule, ...]:
-  retriever, reader = model.retriever, model.reader
-
-  def embedder(ours: str, theirs: str) -> tuple[Rule, ...]:
-    return hf_realm_names.embedder(retriever.bert, ours=ours, theirs=theirs)
-
-  shared = f"retriever/{SHARED_TOWER[0]}"
-  query, block = (f"retriever/{tower}" for tower in SEPARATE_TOWERS)
+  retriever = model.retriever
+  # Open QA embeds questions only; its blocks are vectors already.
+  query, block = SEPARATE_TOWERS
   if name == "embedder":
-    return embedder(choose_tower(retriever, tower), "")
-  if name == "scorer" and not retriever.shared_towers:
-    return embedder(query, QUERY_EMBEDDER) + embedder(block, EMBEDDER)
-  if name == "scorer":
-    return embedder(shared, EMBEDDER)
-  if name == "encoder":
-    return hf_realm_names.masked_lm(reader.bert, is_tied=True)
-  theirs = READER if name == "open_qa" else ""
-  rules = hf_realm_names.masked_lm(
-    reader.bert, is_tied=False, theirs=theirs
-  ) + hf_realm_names.span_head(theirs=theirs)
-  if name == "open_qa":
-    # It embeds questions alone; its blocks are vectors already.
-    ours = shared if retriever.shared_towers else query
-    rules = embedder(ours, EMBEDDER) + rules
-  return rules
+    towers = {"": choose_tower(retriever, tower)}
+  elif name in ("encoder", "reader"):
+    towers = {}
+  elif retriever.shared_towers:
+    towers = {EMBEDDER: SHARED_TOWER[0]}
+  elif name == "scorer":
+    towers = {QUERY_EMBEDDER: query, EMBEDDER: block}
+  else:
+    towers = {EMBEDDER: query}
+  rules: list[Rule] = []
+  for theirs, ours in towers.items():
+    rules += realm_names.embedder(retriever.bert, tower=ours, theirs=theirs)
+  if "reader" in PARTS_OF[_CLASSES[name]]:
+    rules += realm_names.reader(model.reader.bert, _CLASSES[name])
+  return tuple(rules)
 
 
 def _require_realm(model: Exported, name: str) -> None:
-  """Refuses a retriever that is not REALM's."""
+  """Checks that the retriever is REALM's."""
   retriever = model.retriever
   wrong = {
     f"pooling={retriever.pooling!r}": retriever.pooling != "pooler",
     "no projection": retriever.projection_size is None,
     "normalize=True": retriever.normalize,
-    # An embedder's vectors know nothing of it.
+    # It does not change an embedder's vectors.
     f"score_scale={retriever.score_scale}": (
       retriever.score_scale != 1.0 and name != "embedder"
     ),
@@ -138,15 +129,16 @@ def _require_realm(model: Exported, name: str) -> None:
   if said:
     raise ConversionError(
       f"the retriever has {', '.join(said)}, which transformers' REALM cannot "
-      "be; without a projection, --to=hf_bert can"
+      "express; without a projection, --to=hf_bert can"
     )
 
 
-def _config(model: Exported, name: str, architecture: str) -> dict[str, Any]:
+def _config(model: Exported, name: str) -> dict[str, JsonValue]:
   retriever, reader = model.retriever, model.reader
+  architecture = _CLASSES[name]
   parts = PARTS_OF[architecture]
   encoder = (retriever if "retriever" in parts else reader).bert
-  config = {
+  config: dict[str, JsonValue] = {
     "architectures": [architecture],
     "model_type": "realm",
     "torch_dtype": "float32",
@@ -160,7 +152,7 @@ def _config(model: Exported, name: str, architecture: str) -> dict[str, Any]:
       "max_span_width": reader.max_answer_width,
       "reader_layer_norm_eps": reader.span_norm_eps,
     }
-  if name in ("reader", "open_qa"):
+  if architecture in SPAN_READERS:
     config["reader_seq_len"] = reader.joint_length
   if name == "open_qa":
     config["num_block_records"] = 0

@@ -1,7 +1,7 @@
-"""The names of REALM's parts in transformers, for import and for export.
+"""Names of REALM's modules in transformers, for import and for export.
 
-`realm.` is BERT; `cls.` is the projection of an embedder, and a masked-LM head
-elsewhere; `qa_outputs.` scores spans.
+`realm.` is BERT, `cls.` is the projection of an embedder or else a masked-LM
+head, and `qa_outputs.` scores spans.
 """
 
 from realm_jax.conversion import names
@@ -10,10 +10,10 @@ from realm_jax.models.bert import BertConfig
 
 ENCODER = "realm."
 HEAD = "cls/predictions"
-# Of a scorer, and of the two parts of open QA.
+# Prefixes in a scorer, and in the two parts of open QA.
 EMBEDDER, QUERY_EMBEDDER, READER = "embedder.", "query_embedder.", "reader."
 BLOCK_VECTORS = "block_emb"
-# The parts that a class gives, and takes.
+# The parts of a model that a class holds.
 PARTS_OF = {
   "RealmEmbedder": ("retriever",),
   "RealmScorer": ("retriever",),
@@ -21,59 +21,47 @@ PARTS_OF = {
   "RealmReader": ("reader",),
   "RealmForOpenQA": ("retriever", "reader"),
 }
+# The classes whose reader scores spans.
+SPAN_READERS = ("RealmReader", "RealmForOpenQA")
 
 
 def embedder(
-  config: BertConfig, *, ours: str, theirs: str = ""
+  config: BertConfig, *, tower: str, theirs: str = ""
 ) -> tuple[Rule, ...]:
-  """The rules of a RealmEmbedder.
+  """Returns the rules of a RealmEmbedder.
 
   Args:
-    config: the encoder.
-    ours: the tower's path: `retriever/tower`.
-    theirs: what precedes its names: nothing, or `embedder.`.
+    config: Configuration of the encoder.
+    tower: Name of the tower: one of `SHARED_TOWER` or `SEPARATE_TOWERS`.
+    theirs: Prefix of its names: nothing, or `embedder.`.
   """
+  ours = f"retriever/{tower}"
   return (
     *names.bert_tower(
       TORCH, config, pooling="pooler", ours=ours, theirs=theirs + ENCODER
     ),
-    *names.dense(TORCH, f"{ours}/projection", f"{theirs}cls/dense"),
-    *names.layer_norm(
-      TORCH, f"{ours}/projection_norm", f"{theirs}cls/LayerNorm"
-    ),
+    *TORCH.dense(f"{ours}/projection", f"{theirs}cls/dense"),
+    *TORCH.layer_norm(f"{ours}/projection_norm", f"{theirs}cls/LayerNorm"),
   )
 
 
-def masked_lm(
-  config: BertConfig, *, is_tied: bool, theirs: str = ""
-) -> tuple[Rule, ...]:
-  """The rules of the encoder and the masked-LM head of a reader.
+def reader(config: BertConfig, architecture: str) -> tuple[Rule, ...]:
+  """Returns the rules of the reader in a class.
 
-  Args:
-    config: the encoder.
-    is_tied: whether the decoder is a copy of the word embeddings there, as in
-      RealmKnowledgeAugEncoder; RealmReader has one that nothing uses.
-    theirs: what precedes its names: nothing, or `reader.`.
+  The decoder of RealmKnowledgeAugEncoder is a copy of the word embeddings.
+  Those of the classes that score spans are separate, and nothing uses them.
   """
+  theirs = READER if architecture == "RealmForOpenQA" else ""
   encoder, head = theirs + ENCODER, theirs + HEAD
-  if is_tied:
+  if architecture not in SPAN_READERS:
     return names.masked_lm(
       TORCH, config, ours="reader", theirs=encoder, head=head
     )
-  return names.encoder(
-    TORCH, config, ours="reader/encoder", theirs=encoder
-  ) + names.masked_lm_head(TORCH, ours="reader/masked_lm_head", theirs=head)
-
-
-def span_head(*, theirs: str = "") -> tuple[Rule, ...]:
-  """The rules of a reader's span head."""
-  outputs = f"{theirs}qa_outputs"
+  span_head, outputs = "reader/span_head", f"{theirs}qa_outputs"
   return (
-    *names.dense(
-      TORCH, "reader/span_head/projection", f"{outputs}/dense_intermediate"
-    ),
-    *names.layer_norm(
-      TORCH, "reader/span_head/norm", f"{outputs}/layer_normalization"
-    ),
-    *names.dense(TORCH, "reader/span_head/score", f"{outputs}/dense_output"),
+    *names.encoder(TORCH, config, ours="reader/encoder", theirs=encoder),
+    *names.masked_lm_head(TORCH, ours="reader/masked_lm_head", theirs=head),
+    *TORCH.dense(f"{span_head}/projection", f"{outputs}/dense_intermediate"),
+    *TORCH.layer_norm(f"{span_head}/norm", f"{outputs}/layer_normalization"),
+    *TORCH.dense(f"{span_head}/score", f"{outputs}/dense_output"),
   )

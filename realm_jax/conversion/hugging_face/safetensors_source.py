@@ -1,4 +1,4 @@
-"""Tensors of `.safetensors` files: whole, or in shards with an index."""
+"""Tensors of a `.safetensors` file, or of shards with an index."""
 
 import json
 from collections.abc import Mapping
@@ -10,6 +10,7 @@ import numpy as np
 import safetensors
 
 from realm_jax.conversion.errors import ConversionError
+from realm_jax.conversion.tensors import Shape
 from realm_jax.indexes.protocol import Rows
 
 _DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
@@ -19,21 +20,22 @@ class SafetensorsSource:
   """Named tensors of one or several files, mapped into memory.
 
   Args:
-    path: a `.safetensors` file, or the `.safetensors.index.json` of shards
-      that lie beside it.
+    path: `.safetensors` file, or the `.safetensors.index.json` of shards in
+      the same directory.
 
   Raises:
-    ConversionError: a file is missing, damaged, or lacks what the index says.
+    ConversionError: If a file is missing, damaged, or lacks tensors that the
+      index names.
   """
 
   def __init__(self, path: Path):
     shards = _shards(path) if path.name.endswith(".json") else [path]
     self._files = {}
-    self._shapes: dict[str, tuple[int, ...]] = {}
+    self._shapes: dict[str, Shape] = {}
     for shard in shards:
       try:
         file = safetensors.safe_open(shard, framework="numpy")
-        for name in file.keys():  # noqa: SIM118  It is no mapping.
+        for name in file.keys():  # noqa: SIM118
           self._files[name] = file, shard
           self._shapes[name] = tuple(file.get_slice(name).get_shape())
       except (OSError, safetensors.SafetensorError) as error:
@@ -44,29 +46,29 @@ class SafetensorsSource:
       _require_all(path, self._shapes)
 
   @property
-  def shapes(self) -> Mapping[str, tuple[int, ...]]:
+  def shapes(self) -> Mapping[str, Shape]:
     """The shape of every tensor, by name."""
     return self._shapes
 
   def read(self, name: str) -> np.ndarray:
-    """One tensor in its stored dtype (bfloat16 is that of ml_dtypes)."""
+    """Returns a tensor in its stored dtype; bfloat16 is that of ml_dtypes."""
     file, shard = self._files[name]
     try:
       return file.get_tensor(name)
     except (TypeError, AttributeError, KeyError) as error:
       stored = file.get_slice(name).get_dtype()
       raise ConversionError(
-        f"{name} of {shard} holds {stored}, which numpy has not; want F32, F16 "
-        "or BF16"
+        f"{name} of {shard} holds {stored}, which numpy does not have; want "
+        "F32, F16 or BF16"
       ) from error
 
   def rows(self, name: str) -> Rows:
-    """One tensor to be read in slices, each from the disk."""
+    """Returns a tensor whose slices are read from the disk."""
     return _Rows(self._files[name][0].get_slice(name), name=name)
 
 
 class _Rows:
-  """A tensor in its file, of which slices are read."""
+  """A tensor whose slices are read from its file."""
 
   def __init__(self, tensor: Any, *, name: str):
     stored = tensor.get_dtype()
@@ -79,7 +81,7 @@ class _Rows:
     self._tensor = tensor
 
   def __getitem__(self, rows: slice) -> np.ndarray:
-    # The library does not take a slice that ends beyond the last row.
+    # The library refuses a slice that ends beyond the last row.
     start, stop, _ = rows.indices(self.shape[0])
     return self._tensor[start:stop]
 
@@ -111,7 +113,7 @@ def _shards(index: Path) -> list[Path]:
   return paths
 
 
-def _require_all(index: Path, shapes: Mapping[str, object]) -> None:
+def _require_all(index: Path, shapes: Mapping[str, Shape]) -> None:
   missing = sorted(_weight_map(index).keys() - shapes.keys())
   if missing:
     raise ConversionError(

@@ -1,12 +1,18 @@
-"""What sentence-transformers adds to a BERT directory, both ways."""
+"""The files that sentence-transformers adds to a BERT directory."""
 
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from realm_jax.conversion.config_file import (
+  ConfigFile,
+  read_config_file,
+  read_json,
+  read_optional,
+)
 from realm_jax.conversion.errors import ConversionError
-from realm_jax.conversion.hugging_face.directory import read_any_json, read_json
+from realm_jax.files.json_file import JsonValue
 
 MODULES = "modules.json"
 _PROMPTS = "config_sentence_transformers.json"
@@ -18,7 +24,7 @@ _POOLING_KEYS = {
   "pooling_mode_cls_token": "cls",
   "pooling_mode_mean_tokens": "mean",
 }
-# By the names that these modules have had for the two sides.
+# The names that models have given to the prompts of queries and of blocks.
 _QUERY_PROMPTS = ("query",)
 _BLOCK_PROMPTS = ("document", "passage", "corpus")
 
@@ -28,12 +34,12 @@ class SentenceModel:
   """How sentence vectors are made of BERT's last layer.
 
   Attributes:
-    weights_dir: where config.json and the weights are.
+    weights_dir: Directory of config.json and the weights.
     pooling: `cls` or `mean`.
-    normalize: whether vectors have length 1.
-    query_prompt: text before each query.
-    block_prompt: text before each passage.
-    max_length: tokens of a text; None where it does not say.
+    normalize: Whether vectors have length 1.
+    query_prompt: Text before each query.
+    block_prompt: Text before each passage.
+    max_length: Maximum tokens of a text, if the files say it.
   """
 
   weights_dir: Path
@@ -45,77 +51,79 @@ class SentenceModel:
 
 
 def read_sentence_model(directory: Path) -> SentenceModel | None:
-  """What `modules.json` describes; None where there is none.
+  """Reads what `modules.json` describes, if there is one.
 
   Raises:
-    ConversionError: it describes something that a tower here is not.
+    ConversionError: If it describes something that our towers are not.
   """
   path = directory / MODULES
   if not path.exists():
     return None
-  modules = read_any_json(path)
-  try:
-    kinds = [module["type"].rpartition(".")[2] for module in modules]
-    folders = [directory / module["path"] for module in modules]
-  except (TypeError, KeyError, AttributeError) as error:
-    raise ConversionError(
-      f"{path} is no list of modules with type and path"
-    ) from error
+  kinds, folders = _read_modules(path)
   normalizes = kinds[2:] == [_NORMALIZE]
   if kinds[:2] != [_TRANSFORMER, _POOLING] or (kinds[2:] and not normalizes):
     raise ConversionError(
       f"{path} chains {', '.join(kinds)}; a tower here is {_TRANSFORMER}, "
-      f"{_POOLING} and perhaps {_NORMALIZE} (a Dense layer has no place: the "
-      "projection here is followed by a LayerNorm)"
+      f"{_POOLING} and perhaps {_NORMALIZE} (not a Dense layer: the projection "
+      "here is followed by a LayerNorm)"
     )
-  pooling = _read_pooling(folders[1] / "config.json")
-  prompts = _read_prompts(directory / _PROMPTS)
-  if (
-    any(prompts)
-    and pooling == "mean"
-    and read_json(folders[1] / "config.json").get("include_prompt") is False
-  ):
+  config = read_config_file(folders[1] / "config.json")
+  pooling = _pooling(config)
+  query_prompt, block_prompt = _read_prompts(directory / _PROMPTS)
+  has_prompt = bool(query_prompt or block_prompt)
+  if has_prompt and pooling == "mean" and config.get("include_prompt") is False:
     raise ConversionError(
       f"{folders[1]} leaves the prompt out of the mean "
       "(include_prompt=false); the mean here is over all tokens"
     )
-  lengths = directory / _LENGTHS
-  limits = read_json(lengths) if lengths.exists() else {}
+  lengths = read_optional(directory / _LENGTHS)
+  max_length = lengths.get("max_seq_length")
   return SentenceModel(
     weights_dir=folders[0],
     pooling=pooling,
     normalize=normalizes,
-    query_prompt=prompts[0],
-    block_prompt=prompts[1],
-    max_length=limits.get("max_seq_length"),
+    query_prompt=query_prompt,
+    block_prompt=block_prompt,
+    max_length=None if max_length is None else lengths.size("max_seq_length"),
   )
 
 
-def _read_pooling(path: Path) -> str:
-  config = read_json(path)
+def _read_modules(path: Path) -> tuple[list[str], list[Path]]:
+  """Reads the kinds and the folders of the modules."""
+  modules = read_json(path)
+  try:
+    kinds = [module["type"].rpartition(".")[2] for module in modules]
+    folders = [path.parent / module["path"] for module in modules]
+  except (TypeError, KeyError, AttributeError) as error:
+    raise ConversionError(
+      f"{path} is no list of modules with type and path"
+    ) from error
+  return kinds, folders
+
+
+def _pooling(config: ConfigFile) -> str:
   modes = [
     key
-    for key, value in config.items()
+    for key, value in config.entries.items()
     if key.startswith("pooling_mode_") and value
   ]
   # Later versions write one name instead.
-  if isinstance(config.get("pooling_mode"), str):
-    modes = [
-      key
-      for key, ours in _POOLING_KEYS.items()
-      if ours == config["pooling_mode"]
-    ] or [config["pooling_mode"]]
+  mode = config.get("pooling_mode")
+  if isinstance(mode, str):
+    keys = [key for key, ours in _POOLING_KEYS.items() if ours == mode]
+    modes = keys or [mode]
   if len(modes) != 1 or modes[0] not in _POOLING_KEYS:
     raise ConversionError(
-      f"{path} pools with {', '.join(modes) or 'nothing'}; want one of "
+      f"{config.where} pools with {', '.join(modes) or 'nothing'}; want one of "
       f"{', '.join(_POOLING_KEYS)}"
     )
   return _POOLING_KEYS[modes[0]]
 
 
 def _read_prompts(path: Path) -> tuple[str, str]:
-  config = read_json(path) if path.exists() else {}
-  prompts = config.get("prompts") or {}
+  """Reads the prompts of queries and of blocks."""
+  config = read_optional(path)
+  prompts: Any = config.get("prompts") or {}
   if not isinstance(prompts, dict) or not all(
     isinstance(text, str) for text in prompts.values()
   ):
@@ -139,15 +147,15 @@ def describe(
   hidden_size: int,
   max_length: int,
   prompts: Mapping[str, str],
-) -> dict[str, Any]:
-  """The files of such a directory beside BERT's: their contents by path.
+) -> dict[str, JsonValue]:
+  """Returns the contents of these files by path.
 
-  A folder without files has its path end in a slash.
+  The path of a folder without files ends in a slash.
   """
   kinds = {_TRANSFORMER: "", _POOLING: _POOLING_FOLDER}
   if normalize:
     kinds[_NORMALIZE] = _NORMALIZE_FOLDER
-  files: dict[str, Any] = {
+  files: dict[str, JsonValue] = {
     MODULES: [
       {"idx": i, "name": str(i), "path": folder, "type": _PACKAGE + kind}
       for i, (kind, folder) in enumerate(kinds.items())

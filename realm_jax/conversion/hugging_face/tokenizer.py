@@ -1,11 +1,13 @@
-"""The vocabulary of a Hugging Face directory, if it is uncased wordpieces."""
+"""The vocabulary of a Hugging Face directory, which must be uncased."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from realm_jax.conversion.config_file import ConfigFile, read_optional
 from realm_jax.conversion.errors import ConversionError
-from realm_jax.conversion.hugging_face.directory import read_json
 from realm_jax.conversion.vocabulary import VOCABULARY_FILE, require_uncased
+from realm_jax.files.json_file import JsonValue
 from realm_jax.text import wordpieces
 
 CONFIG = "tokenizer_config.json"
@@ -13,93 +15,97 @@ _FAST = "tokenizer.json"
 
 
 def read_vocabulary(directory: Path) -> tuple[str, ...]:
-  """The pieces in the order of their ids, from vocab.txt or tokenizer.json.
+  """Reads the pieces in the order of their ids.
+
+  They are in vocab.txt or else in tokenizer.json.
 
   Raises:
-    ConversionError: there is neither, or its tokens would not be ours: cased,
-      accents kept, or no wordpieces.
-    VocabularyError: the pieces cannot serve here, as where [PAD] is not 0.
+    ConversionError: If there is neither, or the tokenizer differs from ours:
+      cased, with accents, or without wordpieces.
+    VocabularyError: If the vocabulary is not BERT's, as if [PAD] is not 0.
   """
-  fast = directory / _FAST
-  described = read_json(fast) if fast.exists() else {}
-  normalizer = described.get("normalizer")
-  says = _require_uncased(
-    directory, normalizer if isinstance(normalizer, dict) else {}
-  )
-  if (directory / VOCABULARY_FILE).exists():
-    source = directory / VOCABULARY_FILE
+  fast = read_optional(directory / _FAST)
+  is_said = _require_uncased(directory, _object(fast.get("normalizer")))
+  source = directory / VOCABULARY_FILE
+  if source.exists():
     pieces = wordpieces.read_pieces(source)
-  elif described:
-    source = fast
-    pieces = _fast_pieces(described, fast)
+  elif fast.entries:
+    source = directory / _FAST
+    pieces = _fast_pieces(fast)
   else:
     raise ConversionError(
       f"{directory} has no {VOCABULARY_FILE} and no {_FAST}; copy the "
       "vocabulary of the weights there"
     )
-  if not says:
+  if not is_said:
     require_uncased(pieces, where=str(source))
   return pieces
 
 
-def _fast_pieces(described: dict[str, Any], path: Path) -> tuple[str, ...]:
-  model = described.get("model")
-  model = model if isinstance(model, dict) else {}
+def _object(value: JsonValue) -> Mapping[str, JsonValue]:
+  return value if isinstance(value, Mapping) else {}
+
+
+def _fast_pieces(fast: ConfigFile) -> tuple[str, ...]:
+  model = _object(fast.get("model"))
   prefix = model.get("continuing_subword_prefix", wordpieces.CONTINUATION)
   if model.get("type") != "WordPiece" or prefix != wordpieces.CONTINUATION:
     raise ConversionError(
-      f"{path} is a {model.get('type')} tokenizer with the prefix {prefix!r}; "
-      f"want BERT's WordPiece with {wordpieces.CONTINUATION!r}"
+      f"{fast.where} is a {model.get('type')} tokenizer with the prefix "
+      f"{prefix!r}; want BERT's WordPiece with {wordpieces.CONTINUATION!r}"
     )
-  ids = _ids(model.get("vocab"), described.get("added_tokens") or (), path)
+  ids = _ids(model.get("vocab"), fast.get("added_tokens") or (), fast.where)
   pieces = tuple(sorted(ids, key=ids.__getitem__))
   if sorted(ids.values()) != list(range(len(ids))):
     raise ConversionError(
-      f"{path} has {len(ids)} pieces with ids up to {max(ids.values())}, so "
-      "some ids stand for none or for two; want one piece for each id"
+      f"{fast.where} has {len(ids)} pieces with ids up to {max(ids.values())}, "
+      "so some ids have no piece or two; want one piece for each id"
     )
-  wordpieces.check_pieces(pieces, source=str(path))
+  wordpieces.check_pieces(pieces, source=fast.where)
   return pieces
 
 
-def _ids(vocab: Any, added: Any, path: Path) -> dict[str, int]:
-  """The pieces' ids, those of added tokens too."""
+def _ids(vocab: Any, added: Any, where: str) -> dict[str, int]:
+  """Returns the ids of pieces and of added tokens."""
   try:
     ids = dict(vocab) | {token["content"]: token["id"] for token in added}
   except (TypeError, KeyError, ValueError) as error:
     raise ConversionError(
-      f"{path} is damaged ({error!r}); want a model with its vocab, pieces "
+      f"{where} is damaged ({error!r}); want a model with its vocab, pieces "
       "with their ids, and added_tokens with content and id: copy it again"
     ) from error
   for piece, index in ids.items():
     if not isinstance(piece, str) or type(index) is not int:
       raise ConversionError(
-        f"{path} gives {piece!r} the id {index!r}; want a number for each "
+        f"{where} gives {piece!r} the id {index!r}; want a number for each "
         "piece: copy it again"
       )
   return ids
 
 
-def _require_uncased(directory: Path, normalizer: dict[str, Any]) -> bool:
-  """Refuses what our tokens, lower-cased and without accents, would not be.
+def _require_uncased(
+  directory: Path, normalizer: Mapping[str, JsonValue]
+) -> bool:
+  """Checks that the tokenizer lower-cases and strips accents, as ours does.
 
-  Returns whether any file says that the model is uncased.
+  tokenizer_config.json goes before the normalizer of tokenizer.json. (The
+  `do_lower_case` of sentence-transformers' own file only says whether the text
+  is lower-cased before.)
 
-  tokenizer_config.json decides where it says something. (The `do_lower_case`
-  of sentence-transformers' own file does not: it says what is done before.)
+  Returns:
+    Whether any file says that the model is uncased.
   """
-  path = directory / CONFIG
-  config = read_json(path) if path.exists() else {}
+  config = read_optional(directory / CONFIG)
 
-  def setting(name: str, in_normalizer: str, usual: Any) -> Any:
-    if config.get(name) is not None:
-      return config[name]
-    found = normalizer.get(in_normalizer)
-    return usual if found is None else found
+  def setting(name: str, in_normalizer: str, default: JsonValue) -> JsonValue:
+    for found in (config.get(name), normalizer.get(in_normalizer)):
+      if found is not None:
+        return found
+    return default
 
   said = setting("do_lower_case", "lowercase", None)
   lower = True if said is None else said
-  # Where nothing is said, accents go with the capitals.
+  # By default, accents are stripped where letters are lower-cased.
   strips = setting("strip_accents", "strip_accents", lower)
   splits = setting("tokenize_chinese_chars", "handle_chinese_chars", True)
   for good, found in (
@@ -110,14 +116,14 @@ def _require_uncased(directory: Path, normalizer: dict[str, Any]) -> bool:
     if not good:
       raise ConversionError(
         f"the tokenizer of {directory} {found}; wordpieces here are uncased "
-        "BERT's, and would give this model tokens that it never saw. Take an "
+        "BERT's, and would give this model tokens that it never saw. Use an "
         "uncased model"
       )
   return said is not None
 
 
-def tokenizer_config(*, max_length: int) -> dict[str, Any]:
-  """The `tokenizer_config.json` of our wordpieces."""
+def tokenizer_config(*, max_length: int) -> dict[str, JsonValue]:
+  """Returns the `tokenizer_config.json` of our wordpieces."""
   return {
     "tokenizer_class": "BertTokenizer",
     "do_lower_case": True,

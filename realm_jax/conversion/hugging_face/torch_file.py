@@ -1,6 +1,8 @@
 """Tensors of a `pytorch_model.bin`, which is a pickle.
 
-It is read by torch's weights-only loader or not at all.
+torch's weights-only loader reads it, if torch is installed. Its opcodes build
+tensors over storages in a zip file, so the filter for byte strings
+(`google.pickled_bytes`) does not serve here.
 """
 
 import re
@@ -8,50 +10,56 @@ import shlex
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import ml_dtypes
 import numpy as np
 
 from realm_jax.conversion.errors import ConversionError
+from realm_jax.conversion.tensors import Shape
 from realm_jax.indexes.protocol import Rows
 
-# Before it, a file could get past the weights-only loader (CVE-2025-32434).
+if TYPE_CHECKING:
+  import torch
+
+# In earlier versions, a file could trick the weights-only loader into running
+# its code (CVE-2025-32434).
 _FIRST_SAFE_TORCH = (2, 6)
 
 
 class TorchFile:
-  """Named tensors of one file, which torch maps into memory where it can.
+  """Named tensors of one file, which torch maps into memory if it can.
 
   Args:
-    path: a local `pytorch_model.bin`.
+    path: Local `pytorch_model.bin`.
 
   Raises:
-    ConversionError: torch is not installed, or the file holds anything but
+    ConversionError: If torch is not installed, or the file holds anything but
       named tensors.
   """
 
-  def __init__(self, path: str | Path):
-    self._path = Path(path)
-    self._torch = _torch(self._path)
+  def __init__(self, path: Path):
+    self._path = path
+    self._torch = _import_torch(path)
     self._tensors = self._load()
     self._shapes = {
       name: tuple(tensor.shape) for name, tensor in self._tensors.items()
     }
 
-  def _load(self) -> Mapping[str, Any]:
+  def _load(self) -> "Mapping[str, torch.Tensor]":
     torch, path = self._torch, self._path
     try:
       loaded = torch.load(
         path,
         weights_only=True,
         map_location="cpu",
-        # Files of before torch 1.6 are bare pickles, which cannot be mapped.
+        # Files of torch before 1.6 are bare pickles, which cannot be mapped.
         mmap=zipfile.is_zipfile(path),
       )
     except OSError:
       raise
-    except Exception as error:  # Of a damaged file, whatever its bytes lead to.
+    except Exception as error:  # A damaged file can raise anything.
       raise ConversionError(
         f"{path} is not read: torch's weights-only loader refuses it "
         f"({_reason(error)}); want a file that torch.save wrote of a model's "
@@ -72,24 +80,24 @@ class TorchFile:
     return loaded
 
   @property
-  def shapes(self) -> Mapping[str, tuple[int, ...]]:
+  def shapes(self) -> Mapping[str, Shape]:
     """The shape of every tensor, by name."""
     return self._shapes
 
   def read(self, name: str) -> np.ndarray:
-    """One tensor in its stored dtype (bfloat16 is that of ml_dtypes)."""
+    """Returns a tensor in its stored dtype; bfloat16 is that of ml_dtypes."""
     tensor = self._tensors[name].detach().contiguous()
     if tensor.dtype == self._torch.bfloat16:
       return tensor.view(self._torch.int16).numpy().view(ml_dtypes.bfloat16)
     return tensor.numpy()
 
   def rows(self, name: str) -> Rows:
-    """One tensor to be read in slices; the file is mapped where it can be."""
+    """Returns the tensor itself, which is mapped if the file can be."""
     return self.read(name)
 
 
-def _torch(path: Path) -> Any:
-  """The library, where it is installed and its loader can be trusted."""
+def _import_torch(path: Path) -> ModuleType:
+  """Imports torch, if it is installed and its loader can be trusted."""
   try:
     import torch
   except ImportError as error:
@@ -109,7 +117,7 @@ def _torch(path: Path) -> Any:
 
 
 def _commands(path: Path) -> str:
-  """What a user can paste to convert the file."""
+  """Returns shell commands that convert the file."""
   target = path.with_name("model.safetensors")
   program = (
     "import sys, torch, safetensors.torch; "
@@ -126,7 +134,7 @@ def _commands(path: Path) -> str:
 
 
 def _reason(error: Exception) -> str:
-  """What torch found; without its advice, which is to load unsafely."""
+  """Returns what torch found, without its advice to load unsafely."""
   found = re.search(r"^.*(?:unsupported|Unsupported) .*$", str(error), re.M)
   if found:
     return found[0].strip()

@@ -109,7 +109,7 @@ class BlockBuilder:
 
   def _cut_title(
     self, title_ids: Int[np.ndarray, " t"]
-  ) -> Int[np.ndarray, " t"]:
+  ) -> Int[np.ndarray, " cut"]:
     """Cuts a title to half a block, so that a body always fits."""
     longest = self._capacity // 2
     self._summary.cut_titles += len(title_ids) > longest

@@ -66,6 +66,7 @@ class CorpusDirectoryWriter:
     self._target = epath.Path(output_dir)
     self._pieces = pieces
     self._blocks_per_shard = blocks_per_shard
+    self._overwrite = overwrite
 
   def __enter__(self) -> "CorpusDirectoryWriter":
     with contextlib.ExitStack() as stack:
@@ -114,7 +115,7 @@ class CorpusDirectoryWriter:
       version: Number of the version.
       block_length: Largest number of wordpieces in a block.
       summary: Counts for the manifest.
-      drop_titles: Texts whose titles were left out, for later updates.
+      drop_titles: Texts of the title filter, which later updates apply.
     """
     shards = self.shards.close()
     write_pieces(self._staging / shard_format.VOCABULARY_NAME, self._pieces)
@@ -139,7 +140,9 @@ class CorpusDirectoryWriter:
     if is_remote(self._target):
       self._upload()
     else:
-      whole_directory.rename_into_place(self._staging, self._target)
+      whole_directory.rename_into_place(
+        self._staging, self._target, overwrite=self._overwrite
+      )
 
   def _upload(self) -> None:
     (self._target / shard_format.MANIFEST_NAME).unlink(missing_ok=True)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, Integer
 
 from realm_jax.corpus.build.block_builder import block_id
 from realm_jax.corpus.build.documents import Document
@@ -78,7 +78,7 @@ class ExistingDocuments:
     return np.sort(np.array(self._removed[shard], np.int64))
 
 
-def _body_token_ids(shard: Shard, position: int) -> Int[np.ndarray, " b"]:
+def _body_token_ids(shard: Shard, position: int) -> Integer[np.ndarray, " b"]:
   title_length = int(shard.array("title_lengths")[position])
   return shard.item("token_ids", position)[title_length:]
 

@@ -114,7 +114,7 @@ class VersionWriter:
 
     Args:
       summary: Counts for the manifest.
-      drop_titles: Texts whose titles were left out, for later updates.
+      drop_titles: Texts of the title filter, which later updates apply.
       keep_versions: Number of the newest versions to keep; None keeps all.
 
     Raises:

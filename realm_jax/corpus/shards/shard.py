@@ -54,7 +54,7 @@ class Shard:
     if self._removed_path is None:
       return rows
     before = self._rows_before_removed
-    return rows + np.searchsorted(before, rows, side="right")
+    return np.asarray(rows + np.searchsorted(before, rows, side="right"))
 
   def without_removed(self, array: np.ndarray) -> np.ndarray:
     """Returns an array of one row a block without the removed blocks."""

@@ -1,7 +1,6 @@
 """Shards written array by array, with nothing but buffers in memory."""
 
 import contextlib
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,22 +37,17 @@ class GrowingArray:
     self._trailing = trailing
     self.rows = 0
 
-  def append(self, values: np.ndarray) -> None:
-    """Appends rows; `values` is `[n, *trailing]` of any integer dtype."""
-    self._file.write(np.ascontiguousarray(values, self._dtype).tobytes())
+  def append(self, values: np.ndarray | bytes) -> None:
+    """Appends rows: `[n, *trailing]` of any integer dtype, or text."""
     self.rows += len(values)
-
-  def append_bytes(self, values: bytes) -> None:
-    """Appends text to a byte array."""
+    if not isinstance(values, bytes):
+      values = np.ascontiguousarray(values, self._dtype).tobytes()
     self._file.write(values)
-    self.rows += len(values)
 
   def close(self) -> None:
-    """Writes the header and syncs the file to the disk."""
+    """Completes the file; whoever moves it into place syncs it."""
     self._file.seek(0)
     self._file.write(_npy_header(self._dtype, (self.rows, *self._trailing)))
-    self._file.flush()
-    os.fsync(self._file.fileno())
     self._file.close()
 
   def abandon(self) -> None:
@@ -89,9 +83,9 @@ class ShardWriter:
   ) -> None:
     """Begins a document; calls of `add_block` follow."""
     self._arrays["document_starts"].append(np.array([self.num_blocks]))
-    self._append_text("document_ids", document_id.encode())
-    self._append_text("titles", title.encode())
-    self._append_text("urls", url.encode())
+    self._append_item("document_ids", document_id.encode())
+    self._append_item("titles", title.encode())
+    self._append_item("urls", url.encode())
     self.num_documents += 1
     self.num_blocks += num_blocks
 
@@ -109,22 +103,15 @@ class ShardWriter:
     """Adds one block of the current document."""
     self._arrays["block_ids"].append(np.array([block_id]))
     self._arrays["title_lengths"].append(np.array([title_length]))
-    self._append_rows("token_ids", token_ids)
-    self._append_rows("byte_ranges", byte_ranges)
-    self._append_rows("sentences", sentences)
-    self._append_rows("salient_spans", salient_spans)
-    self._append_text("bodies", body)
+    self._append_item("token_ids", token_ids)
+    self._append_item("byte_ranges", byte_ranges)
+    self._append_item("sentences", sentences)
+    self._append_item("salient_spans", salient_spans)
+    self._append_item("bodies", body)
     self.num_tokens += len(token_ids)
 
-  def _append_rows(self, name: str, rows: np.ndarray) -> None:
-    self._arrays[name].append(rows)
-    self._end_item(name)
-
-  def _append_text(self, name: str, text: bytes) -> None:
-    self._arrays[name].append_bytes(text)
-    self._end_item(name)
-
-  def _end_item(self, name: str) -> None:
+  def _append_item(self, name: str, values: np.ndarray | bytes) -> None:
+    self._arrays[name].append(values)
     self._arrays[f"{name}_offsets"].append(np.array([self._arrays[name].rows]))
 
   def abandon(self) -> None:

@@ -1,1 +1,1 @@
-"""The sidecar: it embeds the corpus and publishes generations."""
+"""The sidecar, which embeds the corpus and publishes generations."""

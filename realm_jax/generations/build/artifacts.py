@@ -16,13 +16,13 @@ from jax.sharding import Mesh
 from jaxtyping import Float, Int, UInt64
 
 from realm_jax.corpus.store import NULL_ROW, Corpus
+from realm_jax.files import npy
 from realm_jax.files.json_file import JsonValue
 from realm_jax.generations.build import recall
 from realm_jax.generations.build.corpus_embedder import CorpusEmbedder
 from realm_jax.generations.build.shared_work import StoredVectors, json_checksum
 from realm_jax.generations.store import embeddings, query_tower
 from realm_jax.generations.store.manifest import Manifest, PartialRecord
-from realm_jax.indexes import npy
 from realm_jax.indexes.protocol import (
   BuildOptions,
   IndexConfig,

@@ -3,23 +3,19 @@
 import contextlib
 import dataclasses
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import jax
-import numpy as np
 from absl import logging
 from etils import epath
 from jax.sharding import Mesh
-from jaxtyping import UInt64
 
 from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.checkpoints.vocabulary import require_vocabulary
 from realm_jax.corpus.store import Corpus
 from realm_jax.files import remote
-from realm_jax.files.disk_full import DiskFullError
-from realm_jax.generations.build import refresh_plan, shared_work
+from realm_jax.generations.build import shared_work
 from realm_jax.generations.build.artifacts import (
   ArtifactWriter,
   EmbeddingConfig,
@@ -28,32 +24,20 @@ from realm_jax.generations.build.base_generation import (
   BaseGeneration,
   block_keys,
   find_base_generation,
-  open_base_vectors,
-  previous_index,
 )
 from realm_jax.generations.build.partial_refresh import PartialRefresh
-from realm_jax.generations.build.refresh_plan import BaseVectors, RefreshPlan
 from realm_jax.generations.build.shared_work import SharedWork, WorkGoneError
+from realm_jax.generations.build.worker import Worker
 from realm_jax.generations.store import layout
 from realm_jax.generations.store import manifest as manifests
 from realm_jax.generations.store.leases import Lease
-from realm_jax.generations.store.manifest import (
-  DamagedFileError,
-  GenerationError,
-  Manifest,
-)
-from realm_jax.generations.store.publisher import (
-  disk_full_explained,
-  is_current,
-  publish,
-)
+from realm_jax.generations.store.manifest import GenerationError
+from realm_jax.generations.store.publisher import disk_full_explained
 from realm_jax.generations.store.retention import is_removed
 from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.models.parameters import Params
 from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning.mesh import make_mesh
-
-_POLL_SECONDS = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,7 +186,7 @@ class GenerationBuilder:
         shared_work.remove_obsolete(
           Path(self._directory), is_needed, current=work.directory
         )
-      build = _Build(
+      worker = Worker(
         artifacts=self._artifacts,
         directory=self._directory,
         step=step,
@@ -217,7 +201,7 @@ class GenerationBuilder:
         check=check_and_lease,
       )
       with contextlib.suppress(WorkGoneError):
-        is_published = build.run()
+        is_published = worker.run()
     self._log_result(step, is_published)
     return is_published
 
@@ -275,167 +259,3 @@ class GenerationBuilder:
       manifest.build_seconds,
       ", ".join(f"@{k} {r:.3f}" for k, r in manifest.recall.items()) or "–",
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Build:
-  """One generation that is being built.
-
-  Attributes:
-    artifacts: Writer of its files.
-    directory: Directory of all generations.
-    step: Checkpoint step of the generation.
-    params: Parameters of the retriever, on the devices.
-    work: Shards that are shared with other workers.
-    base: Generation to copy vectors from; None embeds every block.
-    partial: Settings of the partial refresh; None without one.
-    keys: Keys of the blocks; None without a partial refresh.
-    replaces: Function that decides whether a published generation of this step
-      is replaced.
-    check: Function that is called regularly; an exception stops the work.
-  """
-
-  artifacts: ArtifactWriter
-  directory: epath.Path
-  step: int
-  params: Params
-  work: SharedWork
-  base: BaseGeneration | None
-  partial: PartialRefresh | None
-  keys: UInt64[np.ndarray, " N"] | None
-  replaces: Callable[[Manifest], bool]
-  check: Callable[[], None]
-
-  def run(self) -> bool:
-    """Embeds shards until all are there, and publishes; False if another did.
-
-    Raises:
-      WorkGoneError: Another worker removed the shards.
-    """
-    with contextlib.ExitStack() as stack:
-      vectors = stack.enter_context(self._base_vectors())
-      plan = self._plan(vectors)
-      while not self._is_published():
-        self.check()
-        with self.work.claim_shard() as shard:
-          if shard is not None:
-            self._embed_shard(shard, plan, vectors)
-            continue
-        with self.work.claim_publication() as is_ours:
-          if is_ours:
-            published = self._publish(plan)
-            if published is not None:
-              self.work.remove()
-              return published
-            continue
-        time.sleep(_POLL_SECONDS)
-    return False
-
-  @contextlib.contextmanager
-  def _base_vectors(self) -> Iterator[BaseVectors | None]:
-    """Opens the vectors of the base; None without a base that is valid."""
-    with contextlib.ExitStack() as stack:
-      vectors = None
-      if self.base is not None:
-        assert self.keys is not None
-        try:
-          vectors = stack.enter_context(
-            open_base_vectors(
-              self.base, self.keys, corpus=self.artifacts.corpus
-            )
-          )
-        except GenerationError as error:
-          logging.warning(
-            "generation %d is not used as base: %s",
-            self.base.manifest.step,
-            error,
-          )
-      yield vectors
-
-  def _embed(self, rows: np.ndarray) -> np.ndarray:
-    return self.artifacts.embedder.embed(self.params, rows, check=self.check)
-
-  def _plan(self, vectors: BaseVectors | None) -> RefreshPlan:
-    """Returns the plan that the first worker makes and all follow."""
-    num_blocks, dim = (
-      self.artifacts.corpus.num_blocks,
-      self.artifacts.layout.dim,
-    )
-    config = self.partial
-    if self.base is None or config is None:
-      return RefreshPlan.full(num_blocks, dim)
-
-    def make(path: Path) -> None:
-      if vectors is None:
-        logging.info("generation %d embeds every block", self.step)
-        plan = RefreshPlan.full(num_blocks, dim)
-      else:
-        plan = refresh_plan.make_plan(
-          config,
-          vectors,
-          step=self.step,
-          embed=self._embed,
-          costs=self.artifacts.embedder.costs(),
-          dim=dim,
-          normalize=self.artifacts.normalize,
-        )
-      plan.save(path)
-
-    plan = self.work.make_once(
-      refresh_plan.FILE_NAME, make, RefreshPlan.load, check=self.check
-    )
-    if plan.record is not None and vectors is None:
-      raise GenerationError(
-        f"generation {self.base.manifest.step} was damaged while generation "
-        f"{self.step} was built from it; start build_index again"
-      )
-    return plan
-
-  def _is_published(self) -> bool:
-    published = layout.path_of(self.directory, self.step)
-    manifest = published / layout.MANIFEST
-    return manifest.exists() and is_current(published, self.replaces)
-
-  def _embed_shard(
-    self, shard: int, plan: RefreshPlan, base: BaseVectors | None
-  ) -> None:
-    start = time.monotonic()
-    vectors, steps = plan.vectors(
-      self.work.layout.rows(shard),
-      embed=self._embed,
-      base=base,
-      step=self.step,
-    )
-    self.work.add(shard, vectors, steps, seconds=time.monotonic() - start)
-
-  def _publish(self, plan: RefreshPlan) -> bool | None:
-    """Publishes; None where a damaged shard has to be embedded again."""
-
-    def write(directory: Path) -> Manifest:
-      return self.artifacts.write(
-        directory,
-        step=self.step,
-        params=self.params,
-        stored=self.work.link_into(directory),
-        partial=plan.record,
-        keys=self.keys,
-        previous=previous_index(
-          self.directory, self.step, kind=self.artifacts.index_kind
-        ),
-        check=self.check,
-      )
-
-    try:
-      return publish(self.directory, self.step, write, replaces=self.replaces)
-    except DamagedFileError as error:
-      self.work.discard(error.path)
-      return None
-    except (DiskFullError, WorkGoneError):
-      raise
-    except Exception as error:
-      self.check()  # It may have raised the error.
-      # Damaged vectors raise errors of any type, or lower the recall.
-      if not self.work.discard_damaged():
-        raise
-      logging.warning("generation %d was not written: %r", self.step, error)
-      return None

@@ -7,9 +7,9 @@ from jaxtyping import Int32
 
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.generations.store.embeddings import Embeddings
+from realm_jax.indexes.exact_neighbors import best_scores
 from realm_jax.indexes.protocol import Index, QueryBatch, check_vectors
 from realm_jax.indexes.scann.tuning import TIE
-from realm_jax.indexes.truth import best_scores
 
 
 def held_out_queries(

@@ -1,1 +1,1 @@
-"""Finding, verifying and loading what was published."""
+"""The trainer's side: finding, verifying and loading generations."""

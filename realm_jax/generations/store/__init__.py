@@ -1,1 +1,1 @@
-"""What stands on disk: manifests, vectors, publication and retention."""
+"""Generations on disk: manifests, vectors, publication and retention."""

@@ -10,13 +10,13 @@ from jaxtyping import Float, Float32, Int, Int32
 
 from realm_jax.console.progress import Progress
 from realm_jax.corpus.store import Corpus
+from realm_jax.files import npy
 from realm_jax.generations.store.manifest import (
   DamagedGenerationError,
   EmbeddingsShard,
   GenerationError,
   Manifest,
 )
-from realm_jax.indexes import npy
 from realm_jax.indexes.protocol import Blocks, Rows
 
 DTYPES = {
@@ -210,20 +210,22 @@ class Embeddings:
         "blocks; the null block is not stored"
       )
     gathered = np.empty((flat.size, self.shape[1]), np.float32)
-    shards = np.searchsorted(self._starts, flat, side="right") - 1
-    for shard in np.unique(shards):
-      here = shards == shard
-      gathered[here] = self._maps[shard][flat[here] - self._starts[shard]]
+    self._gather(self._maps, flat, gathered)
     return gathered.reshape(*rows.shape, self.shape[1])
 
   def steps(self, rows: Int[np.ndarray, " n"]) -> Int32[np.ndarray, " n"]:
     """Returns the checkpoint steps that rows were embedded with."""
     steps = np.empty(len(rows), np.int32)
+    self._gather(self._steps, rows, steps)
+    return steps
+
+  def _gather(
+    self, files: Sequence[np.ndarray], rows: np.ndarray, target: np.ndarray
+  ) -> None:
     shards = np.searchsorted(self._starts, rows, side="right") - 1
     for shard in np.unique(shards):
       here = shards == shard
-      steps[here] = self._steps[shard][rows[here] - self._starts[shard]]
-    return steps
+      target[here] = files[shard][rows[here] - self._starts[shard]]
 
 
 def index_blocks(

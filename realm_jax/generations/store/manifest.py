@@ -18,7 +18,7 @@ from realm_jax.files import remote
 from realm_jax.files.checksum import sha256_of
 from realm_jax.files.json_file import JsonValue
 from realm_jax.generations.store import layout
-from realm_jax.indexes import background
+from realm_jax.indexes.thread_priority import lower_thread_priority
 
 FORMAT_VERSION = 2
 _CHECKSUM_KEY = "manifest_sha256"
@@ -389,7 +389,7 @@ def verify(
 
   with concurrent.futures.ThreadPoolExecutor(
     1 if low_priority else os.cpu_count(),
-    initializer=background.give_way if low_priority else None,
+    initializer=lower_thread_priority if low_priority else None,
   ) as pool:
     for _ in pool.map(verify_checksum, manifest.files):
       pass

@@ -1,1 +1,42 @@
-"""Approximate search with ScaNN, over trees that are trained here."""
+"""Approximate search with ScaNN, over trees that we train and write ourselves.
+
+ScaNN (Guo et al. 2020, arXiv 1908.10396) searches a tree in three steps: it
+picks the leaves nearest to a query, scores their vectors by 4-bit codes, and
+scores the best of those again with the vectors themselves. Its own builder
+makes such a tree in one call. We do without it, by default, for these reasons:
+
+- Memory. ScaNN's builder needs all vectors at once, in float32. Ours reads the
+  corpus in parts and writes memory-mapped files: 13.4 million blocks of 128
+  dimensions took 5.2 GB at most.
+- Speed. Our k-means moves centroids to where a leaf is worth splitting, which
+  finds the natural groups of the vectors, so fewer leaves have to be searched:
+  1.8 times the queries per second of FAISS's inverted lists at a million
+  blocks, and 2.7 times at 13.4 million, at a recall@8 of 0.95 or more.
+  Assigning leaves and codes runs on the builder's accelerator.
+- Choices. Whether SOAR's second leaves, spherical or anisotropic leaves,
+  anisotropic codes and another type for reordering pay off is measured on a
+  sample of the corpus, and the next generations reuse what was learned.
+
+benchmarks/README.md has all figures and the commands that measure them.
+
+Reading order: `settings` (what a user can set), `config` (build and load),
+`tree_builder` (the decisions of a build, with `tuning`), `tree` (training and
+writing, with `partitions` and `product_codes`), `files`, and `index`.
+
+The price is that `files` depends on private formats, which were read from
+ScaNN 1.4.2: `scann_assets.pbtxt`, the list of files; `scann_config.pb`, a
+`ScannConfig`; `serialized_partitioner.pb`, a `SerializedPartitioner`;
+`ah_codebook.pb`, `CentersForAllSubspaces`; and the arrays
+`datapoint_to_token.npy`, `hashed_dataset.npy`, `hashed_dataset_soar.npy`,
+`dataset.npy`, `bfloat16_dataset.npy`, `int8_dataset.npy`,
+`int8_multipliers.npy` and `dp_norms.npy`. `tree.json` is our own.
+
+If another version of ScaNN is installed, `compatibility` lets it search small
+trees before each build. If it cannot, the build ends at once with an
+`UnsupportedLibraryError` that names both versions and what to do: install the
+supported version, or bind `ScannConfig.builder = "stock"`. The stock builder
+(`stock`) uses ScaNN's public interface alone: tree, asymmetric hashing and
+reordering as its documentation recommends, in memory, without trials and
+reuse. How much of its tree is searched is still chosen by measuring. A stored
+index that the installed version cannot read raises an `IndexLoadError`.
+"""

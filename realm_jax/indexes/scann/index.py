@@ -1,4 +1,4 @@
-"""Searches with ScaNN what its builder wrote."""
+"""A ScaNN searcher behind the `Index` protocol."""
 
 import functools
 import os
@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float32, Integer
 
+from realm_jax.files.json_value import JsonValue
 from realm_jax.indexes.protocol import (
   Blocks,
   IndexLoadError,
@@ -19,15 +20,23 @@ from realm_jax.indexes.protocol import (
   check_vectors,
   in_order,
 )
-from realm_jax.indexes.scann import files as scann_files
+from realm_jax.indexes.scann import files
 from realm_jax.indexes.scann.files import Tree
+
+_Found = tuple[Integer[np.ndarray, "b k"], Float32[np.ndarray, "b k"]]
 
 
 class ScannIndex:
-  """A ScaNN searcher; `load` and the builder make it.
+  """A ScaNN searcher; `load` and `ScannConfig` return it.
+
+  Args:
+    searcher: Searcher over the blocks' vectors.
+    blocks: Blocks that it should hold.
+    tree: Tree and how much of it is searched; None for brute force.
+    threads: Threads for searching; None uses every core.
 
   Attributes:
-    report: how it was made and what was measured, of one that was just built.
+    report: Settings and figures of the build, empty if the index was loaded.
   """
 
   kind = "scann"
@@ -47,79 +56,67 @@ class ScannIndex:
         f"the ScaNN index holds {searcher.size()} blocks and the generation "
         f"{self.num_blocks}; build it again"
       )
-    self.report: dict[str, Any] = {}
+    self.report: dict[str, JsonValue] = {}
+    self.tree = tree
     self._loaded = searcher
     self._threads = threads or os.cpu_count() or 1
-    self._tree = tree
 
   @functools.cached_property
   def _searcher(self) -> Any:
-    """The searcher, with threads of its own for searching.
+    """The searcher, with threads that search at the caller's priority.
 
-    Those that it came with have the priority of the thread that loaded it,
-    which may be low; these have that of the thread that searches first, which
-    works beside them.
+    Its first threads have the priority of the thread that loaded it, which may
+    be low. These get the priority of the thread that searches first, which
+    itself does a share of the work.
     """
     if self._threads > 1:
       self._loaded.set_num_threads(self._threads - 1)
     return self._loaded
 
-  def searching(self, tree: Tree) -> "ScannIndex":
-    """The same, and how much of it `search` looks at."""
-    self._tree = tree
-    return self
-
   def search(self, queries: QueryBatch, k: int) -> SearchResult:
-    """About the k best blocks of each query; always k of them."""
+    """Returns k blocks for each query, approximately the best."""
     check_k(k, self.num_blocks)
-    if self._tree is None:
+    if self.tree is None:
       vectors = check_vectors(queries, self.dim)
       return in_order(*self._search_batched(vectors, k))
     return self.search_at(
-      queries, k, self._tree.leaves_searched, self._tree.num_reordered
+      queries, k, self.tree.leaves_searched, self.tree.num_reordered
     )
 
   def search_at(
     self, queries: QueryBatch, k: int, leaves_searched: int, num_reordered: int
   ) -> SearchResult:
-    """Searches so many leaves of the tree and reorders so many vectors."""
-    assert self._tree is not None
+    """Searches `leaves_searched` leaves and reorders `num_reordered` blocks."""
+    assert self.tree is not None
     vectors = check_vectors(queries, self.dim)
-    leaves = self._tree.structure.num_leaves
-    # Room for k whatever the leaves: twice as many as would do on average.
+    leaves = self.tree.structure.num_leaves
+    # Twice as many leaves as hold k blocks on average: they may be uneven.
     searched = max(leaves_searched, -(-2 * k * leaves // self.num_blocks))
-    rows, scores = self._search(vectors, k, searched, max(num_reordered, k))
-    # Where the leaves held fewer than k, it fills up with NaN.
+    rows, scores = self._search_batched(
+      vectors,
+      k,
+      leaves_to_search=min(searched, leaves),
+      pre_reorder_num_neighbors=min(max(num_reordered, k), self.num_blocks),
+    )
+    # Where the leaves hold fewer than k blocks, ScaNN returns NaN.
     short = np.isnan(scores).any(axis=1)
     if short.any():
       rows, scores = rows.copy(), scores.copy()
-      rows[short], scores[short] = self._search(
-        vectors[short], k, leaves, self.num_blocks
+      rows[short], scores[short] = self._search_batched(
+        vectors[short],
+        k,
+        leaves_to_search=leaves,
+        pre_reorder_num_neighbors=self.num_blocks,
       )
     return in_order(rows, scores)
 
-  def _search(
-    self,
-    vectors: Float32[np.ndarray, "b d"],
-    k: int,
-    leaves: int,
-    reordered: int,
-  ) -> tuple[np.ndarray, np.ndarray]:
-    assert self._tree is not None
-    return self._search_batched(
-      vectors,
-      k,
-      pre_reorder_num_neighbors=min(reordered, self.num_blocks),
-      leaves_to_search=min(leaves, self._tree.structure.num_leaves),
-    )
-
   def _search_batched(
     self, vectors: Float32[np.ndarray, "b d"], k: int, **settings: int
-  ) -> tuple[np.ndarray, np.ndarray]:
+  ) -> _Found:
     if self._threads == 1:
-      # A parallel search with no thread beside would end the process.
+      # ScaNN's parallel search crashes without a second thread.
       return self._loaded.search_batched(vectors, k, **settings)
-    # Half of the queries to each of two cores, rather than all to one.
+    # Half of a small batch goes to each of two cores, not all of it to one.
     size = max(1, min(256, len(vectors) // 2))
     return self._searcher.search_batched_parallel(
       vectors, k, batch_size=size, **settings
@@ -129,22 +126,26 @@ class ScannIndex:
 def load(
   directory: PathLike, blocks: Blocks, *, threads: int | None = None
 ) -> ScannIndex:
-  """Reads the files of a searcher.
+  """Loads the files of a searcher.
 
   Raises:
     IndexLoadError: ScaNN cannot read them, or they are of other blocks.
   """
   directory = Path(directory)
   return ScannIndex(
-    scann_files.load(directory),
+    files.load(directory),
     blocks,
-    tree=scann_files.read_tree(directory),
+    tree=files.read_tree(directory),
     threads=threads,
   )
 
 
 def vectors_of(blocks: Blocks) -> Rows:
-  """The vectors of blocks that have been embedded."""
+  """Returns the vectors of blocks.
+
+  Raises:
+    ValueError: The blocks have not been embedded.
+  """
   if blocks.vectors is None:
     raise ValueError("ScaNN needs the blocks' vectors; embed them first")
   return blocks.vectors

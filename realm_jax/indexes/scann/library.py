@@ -1,21 +1,26 @@
-"""ScaNN itself, imported when it is asked for."""
+"""The library ScaNN, imported when it is used, and its version."""
 
 import contextlib
+import enum
+import importlib
 import importlib.abc
+import importlib.metadata
 import sys
 import threading
-import types
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from types import ModuleType
 
 from realm_jax.indexes.protocol import MissingLibraryError
 
+# The version whose private file formats `files.py` writes.
+FORMATS_VERSION = "1.4.2"
 
-def library() -> Any:
-  """ScaNN.
+
+def library() -> ModuleType:
+  """Returns ScaNN's Python module.
 
   Raises:
-    MissingLibraryError: it is not installed.
+    MissingLibraryError: It is not installed.
   """
   try:
     with _without_tensorflow():
@@ -28,23 +33,28 @@ def library() -> Any:
   return scann_ops_pybind
 
 
-def messages() -> Any:
-  """Its messages of protobuf: `partitioner`, `centers` and `scann`."""
+def proto(name: str) -> ModuleType:
+  """Returns a module of ScaNN's protocol buffers, as `proto.scann_pb2`."""
   library()
-  from scann.partitioning import partitioner_pb2
-  from scann.proto import centers_pb2, scann_pb2
+  return importlib.import_module(f"scann.{name}")
 
-  return types.SimpleNamespace(
-    partitioner=partitioner_pb2, centers=centers_pb2, scann=scann_pb2
-  )
+
+def reorder_type(name: str) -> enum.Enum:
+  """Returns ScaNN's constant for the type of reordered vectors."""
+  return library().scann_builder.ReorderType[name.upper()]
+
+
+def installed_version() -> str:
+  """Returns the version of ScaNN that is installed."""
+  return importlib.metadata.version("scann")
 
 
 @contextlib.contextmanager
 def _without_tensorflow() -> Iterator[None]:
-  """Has ScaNN do without TensorFlow, as it does where there is none.
+  """Makes imports of TensorFlow fail, as where it is not installed.
 
-  Its operations for TensorFlow are not used here, and all else of ScaNN is
-  imported in a twentieth of the time. What is imported already stays.
+  ScaNN's operations for TensorFlow are not used, and without them it is
+  imported in a twentieth of the time. Modules imported earlier stay.
   """
   absent = _Absent("tensorflow", thread=threading.get_ident())
   sys.meta_path.insert(0, absent)
@@ -55,11 +65,16 @@ def _without_tensorflow() -> Iterator[None]:
 
 
 class _Absent(importlib.abc.MetaPathFinder):
-  """Finds that a module is not there, for one thread."""
+  """Makes imports of one module fail, in one thread."""
 
   def __init__(self, name: str, *, thread: int):
     self._name, self._thread = name, thread
 
-  def find_spec(self, fullname: str, path: Any, target: Any = None) -> None:
+  def find_spec(
+    self,
+    fullname: str,
+    path: Iterable[str] | None,
+    target: ModuleType | None = None,
+  ) -> None:
     if fullname == self._name and threading.get_ident() == self._thread:
       raise ModuleNotFoundError(f"{fullname} is left out", name=fullname)

@@ -1,13 +1,14 @@
 """Partitions of the vectors: the leaves of an index's tree.
 
-Lloyd's k-means alone stays where it starts: of as many natural groups as
-centres, a third of random starts share a group, and as many centres lie
-between groups. Here centres that are hardly needed are moved, in the first
-rounds, to leaves that are worth splitting.
+Lloyd's k-means stays near its start: with as many natural groups as centroids,
+a third of random starts share a group, and as many centroids lie between
+groups. So in the first rounds, centroids that are hardly needed are moved to
+leaves that are worth splitting.
 """
 
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,16 +16,19 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Float32, Int
 
-# A maximum over groups of columns vectorises where an argmax does not.
+# A maximum over groups of columns vectorizes where an argmax does not.
 _GROUP = 64
-# Scores that are held at once: few enough for a CPU's cache.
+# Scores in memory at once; on CPUs few enough for the cache.
 _SCORES_ON_CPU = 1 << 20
 _SCORES_ELSEWHERE = 1 << 26
-# A split must promise this many times what the move costs: both are guesses.
+# A split must gain this many times the estimated cost of the move, because
+# both are estimates.
 _WORTH = 1.5
 _POWER_ITERATIONS = 3
-# The share of vectors that change their leaf when nothing is left to gain.
+# Training ends when a smaller share of the vectors changes its leaf.
 _SETTLED = 1e-3
+
+T = TypeVar("T")
 
 
 def train_leaves(
@@ -35,18 +39,18 @@ def train_leaves(
   iterations: int = 10,
   seed: int = 0,
 ) -> Float32[np.ndarray, "l d"]:
-  """Centres of k-means with moves of centres, the same for the same input.
+  """Returns centroids of k-means with moves; the same input gives the same.
 
   Args:
-    sample: vectors in any order, at least as many as leaves.
-    num_leaves: how many centres.
-    spherical: whether centres have length 1, so that directions alone count.
-    iterations: of Lloyd's algorithm, at most; centres are moved in all but the
-      last two.
-    seed: draws the first centres.
+    sample: Vectors in any order, at least as many as leaves.
+    num_leaves: Number of centroids.
+    spherical: Whether centroids have length 1, so that directions alone count.
+    iterations: Most rounds of Lloyd's algorithm. Centroids are moved in all
+      but the last two.
+    seed: Seed that draws the first centroids.
 
   Raises:
-    ValueError: there are fewer vectors than leaves.
+    ValueError: There are fewer vectors than leaves.
   """
   if len(sample) < num_leaves:
     raise ValueError(
@@ -54,87 +58,91 @@ def train_leaves(
       "as many: lower num_leaves"
     )
   rng = np.random.default_rng(seed)
-  centres = sample[np.sort(rng.choice(len(sample), num_leaves, False))]
-  centres = _unit(centres) if spherical else centres
+  centroids = sample[np.sort(rng.choice(len(sample), num_leaves, False))]
+  centroids = _unit(centroids) if spherical else centroids
   vectors = jnp.asarray(sample)
   before = np.full(len(sample), -1)
   for i in range(iterations):
-    leaves = assign(vectors, jnp.asarray(centres), spherical=spherical)
+    leaves = assign(vectors, jnp.asarray(centroids), spherical=spherical)
     if np.mean(np.asarray(leaves) != before) < _SETTLED:
       break
     before = np.asarray(leaves)
-    stats = _statistics(vectors, leaves, centres, jax.random.key(seed + i))
+    stats = _statistics(vectors, leaves, centroids, jax.random.key(seed + i))
     counts, means, spreads, axes = map(np.asarray, stats)
     may_move = i < iterations - 2
-    centres = _moved(counts, means, spreads, axes) if may_move else means
-    centres = _unit(centres) if spherical else centres
-  return np.asarray(centres, np.float32)
+    centroids = _moved(counts, means, spreads, axes) if may_move else means
+    centroids = _unit(centroids) if spherical else centroids
+  return np.asarray(centroids, np.float32)
 
 
 @functools.partial(jax.jit, static_argnames="spherical")
 def assign(
   vectors: Float[Array, "n d"],
-  centres: Float[Array, "l d"],
+  centroids: Float[Array, "l d"],
   *,
   spherical: bool = False,
 ) -> Int[Array, " n"]:
-  """The nearest centre of each vector; with `spherical`, by inner product."""
-  return _best_columns(
-    vectors, centres, jnp.zeros(len(centres)) if spherical else _half(centres)
-  )
+  """Returns each vector's nearest centroid; `spherical`, by inner product."""
+  offsets = jnp.zeros(len(centroids)) if spherical else _half(centroids)
+
+  def one(x: Float[Array, "b d"]) -> Int[Array, " b"]:
+    return _first_largest(_products(x, centroids) - offsets[None])
+
+  return _by_parts(one, vectors, len(centroids))
 
 
 @jax.jit
 def assign_spilled(
   vectors: Float[Array, "n d"],
-  centres: Float[Array, "l d"],
+  centroids: Float[Array, "l d"],
   leaves: Int[Array, " n"],
-  soar_lambda: float,
+  soar_lambda: float | Float[Array, ""],
 ) -> Int[Array, " n"]:
-  """A second leaf for each vector, by SOAR (Sun et al. 2023, arXiv 2404.00774).
+  """Returns a second leaf per vector, by SOAR (Sun et al. 2023, 2404.00774).
 
-  Among the other centres c it minimises |x − c|² + λ ((x − c)·r̂)², r̂ the
-  direction of the residual of the first: residuals that are orthogonal to it
-  are wrong for other queries.
+  Among the other centroids c it minimizes |x − c|² + λ ((x − c)·r̂)², where r̂
+  is the direction of the first leaf's residual: orthogonal residuals err for
+  different queries.
 
   Args:
-    vectors: x.
-    centres: of all leaves.
-    leaves: the first leaf of each vector.
-    soar_lambda: λ.
+    vectors: Vectors x.
+    centroids: Centroids of all leaves.
+    leaves: First leaf of each vector.
+    soar_lambda: Weight λ.
   """
-  half = _half(centres)
+  half = _half(centroids)
 
-  def one(part):
+  def one(part: tuple[Float[Array, "b d"], Int[Array, " b"]]) -> Array:
     x, first = part
-    residual = x - centres[first]
+    residual = x - centroids[first]
     residual /= jnp.linalg.norm(residual, axis=1, keepdims=True) + 1e-12
-    along = (x * residual).sum(1, keepdims=True) - _products(residual, centres)
-    scores = _products(x, centres) - half[None] - soar_lambda / 2 * along**2
-    own = jnp.arange(len(centres))[None] == first[:, None]
+    along = (x * residual).sum(1, keepdims=True)
+    along -= _products(residual, centroids)
+    scores = _products(x, centroids) - half[None] - soar_lambda / 2 * along**2
+    own = jnp.arange(len(centroids))[None] == first[:, None]
     return _first_largest(jnp.where(own, -jnp.inf, scores))
 
-  return _by_parts(one, (vectors, leaves), len(centres))
+  return _by_parts(one, (vectors, leaves), len(centroids))
 
 
 @jax.jit
 def _statistics(
   vectors: Float[Array, "n d"],
   leaves: Int[Array, " n"],
-  centres: Float[Array, "l d"],
+  centroids: Float[Array, "l d"],
   key: Array,
 ) -> tuple[Float[Array, " l"], Float[Array, "l d"], Float[Array, " l"], Array]:
-  """Of each leaf: how many, their mean, and the variance along its main axis.
+  """Returns each leaf's size, mean, variance along its main axis, and axis.
 
-  A leaf without members keeps its centre. The main axis is found by power
-  iterations, which need no matrix of covariances.
+  A leaf without members keeps its centroid. The main axis is found by power
+  iterations, which need no covariance matrix.
   """
-  num_leaves = len(centres)
+  num_leaves = len(centroids)
   total = functools.partial(jax.ops.segment_sum, num_segments=num_leaves)
   counts = total(jnp.ones(len(vectors)), leaves)
   divisor = jnp.maximum(counts, 1)[:, None]
   means = jnp.where(
-    counts[:, None] > 0, total(vectors, leaves) / divisor, centres
+    counts[:, None] > 0, total(vectors, leaves) / divisor, centroids
   )
   away = vectors - means[leaves]
   axes = jax.random.normal(key, means.shape)
@@ -154,13 +162,13 @@ def _moved(
   spreads: Float32[np.ndarray, " l"],
   axes: Float32[np.ndarray, "l d"],
 ) -> Float32[np.ndarray, "l d"]:
-  """Means, of which some are given up to split other leaves in two.
+  """Returns the means, with some moved to split other leaves in two.
 
-  Giving up a leaf costs what merging it with another does (Ward 1963); a split
-  along the main axis gains 2/π of the variance along it, were it normal. Each
-  leaf takes part in one move at most.
+  The cost of moving a leaf's centroid away is that of merging the leaf with
+  another (Ward 1963). A split along the main axis gains 2/π of the variance
+  along it, if it is normal. Each leaf takes part in at most one move.
   """
-  centres = means.copy()
+  centroids = means.copy()
   gains = counts * spreads * (2 / np.pi)
   partners, costs = map(np.asarray, _cheapest_merges(means, counts))
   wanted = iter(np.argsort(-gains, kind="stable").tolist())
@@ -177,22 +185,24 @@ def _moved(
     taken |= own | {split}
     if not is_empty:
       weights = counts[[leaf, partner]] / counts[[leaf, partner]].sum()
-      centres[partner] = weights @ means[[leaf, partner]]
+      centroids[partner] = weights @ means[[leaf, partner]]
     step = np.sqrt(2 / np.pi * spreads[split]) * axes[split]
-    centres[leaf], centres[split] = means[split] + step, means[split] - step
-  return centres
+    centroids[leaf], centroids[split] = means[split] + step, means[split] - step
+  return centroids
 
 
 @jax.jit
 def _cheapest_merges(
   means: Float[Array, "l d"], counts: Float[Array, " l"]
 ) -> tuple[Int[Array, " l"], Float[Array, " l"]]:
-  """The other leaf that each is merged with at least cost, and that cost.
+  """Returns each leaf's cheapest partner for a merge, and the cost.
 
-  Nobody's partner is empty; an empty leaf costs nothing.
+  A partner is never empty; an empty leaf costs nothing.
   """
 
-  def one(row):
+  def one(
+    row: tuple[Float[Array, " d"], Float[Array, ""], Int[Array, ""]],
+  ) -> tuple[Int[Array, ""], Float[Array, ""]]:
     mean, count, own = row
     distances = jnp.square(means - mean[None]).sum(axis=1)
     costs = count * counts / jnp.maximum(count + counts, 1) * distances
@@ -204,26 +214,26 @@ def _cheapest_merges(
   return lax.map(one, rows, batch_size=16)
 
 
-def anisotropic_centres(
+def anisotropic_centroids(
   sample: Float32[np.ndarray, "n d"],
   leaves: Int[np.ndarray, " n"],
-  centres: Float32[np.ndarray, "l d"],
+  centroids: Float32[np.ndarray, "l d"],
   weight: float,
 ) -> Float32[np.ndarray, "l d"]:
-  """Centres that keep inner products, instead of means.
+  """Returns centroids that preserve inner products, instead of means.
 
-  That of a leaf minimises Σ |x − c|² + (η − 1) (x̂·(x − c))² over its members
-  (Guo et al. 2020, section 3.3); an empty leaf keeps its own.
+  That of a leaf minimizes Σ |x − c|² + (η − 1) (x̂·(x − c))² over its members
+  (Guo et al. 2020, section 3.3). An empty leaf keeps its centroid.
 
   Args:
-    sample: x.
-    leaves: of each.
-    centres: what the leaves have now.
-    weight: η − 1.
+    sample: Vectors x.
+    leaves: Leaf of each vector.
+    centroids: Current centroids.
+    weight: Weight η − 1 of `product_codes.anisotropic_weight`.
   """
   order = np.argsort(leaves, kind="stable")
-  bounds = np.searchsorted(leaves[order], np.arange(len(centres) + 1))
-  found = centres.copy()
+  bounds = np.searchsorted(leaves[order], np.arange(len(centroids) + 1))
+  found = centroids.copy()
   for leaf in np.flatnonzero(np.diff(bounds)):
     members = sample[order[bounds[leaf] : bounds[leaf + 1]]]
     directions = _unit(members)
@@ -233,25 +243,16 @@ def anisotropic_centres(
   return found
 
 
-def _best_columns(
-  vectors: Float[Array, "n d"],
-  centres: Float[Array, "l d"],
-  offsets: Float[Array, " l"],
+def _by_parts(
+  function: Callable[[T], Int[Array, " b"]], arrays: T, num_centroids: int
 ) -> Int[Array, " n"]:
-  def one(x):
-    return _first_largest(_products(x, centres) - offsets[None])
-
-  return _by_parts(one, vectors, len(centres))
-
-
-def _by_parts(function, arrays: Any, num_centres: int) -> Int[Array, " n"]:
-  """Maps over parts of rows whose scores against all centres are held."""
+  """Maps a function over parts of rows, to bound the scores in memory."""
   on_cpu = jax.default_backend() == "cpu"
-  room = _SCORES_ON_CPU if on_cpu else _SCORES_ELSEWHERE
+  scores = _SCORES_ON_CPU if on_cpu else _SCORES_ELSEWHERE
   count = len(jax.tree.leaves(arrays)[0])
-  rows = min(count, max(8, room // num_centres))
+  rows = min(count, max(8, scores // num_centroids))
 
-  def parts(x):
+  def parts(x: Array) -> Array:
     x = jnp.pad(x, [(0, -count % rows)] + [(0, 0)] * (x.ndim - 1))
     return x.reshape(-1, rows, *x.shape[1:])
 
@@ -259,22 +260,22 @@ def _by_parts(function, arrays: Any, num_centres: int) -> Int[Array, " n"]:
 
 
 def _products(
-  x: Float[Array, "b d"], centres: Float[Array, "l d"]
+  x: Float[Array, "b d"], centroids: Float[Array, "l d"]
 ) -> Float[Array, "b l"]:
-  """Inner products, twice as fast in bfloat16.
+  """Returns inner products in bfloat16, which is twice as fast.
 
-  Centres that are as near as its 8 bits can tell serve equally well.
+  Centroids that its 8 bits cannot tell apart serve equally well.
   """
   return lax.dot_general(
     x.astype(jnp.bfloat16),
-    centres.astype(jnp.bfloat16),
+    centroids.astype(jnp.bfloat16),
     (((1,), (1,)), ((), ())),
     preferred_element_type=jnp.float32,
   )
 
 
 def _first_largest(scores: Float[Array, "b l"]) -> Int[Array, " b"]:
-  """The lowest column with the largest score."""
+  """Returns the lowest column with the largest score."""
   columns = scores.shape[1]
   scores = jnp.pad(
     scores, ((0, 0), (0, -columns % _GROUP)), constant_values=-jnp.inf
@@ -285,10 +286,10 @@ def _first_largest(scores: Float[Array, "b l"]) -> Int[Array, " b"]:
   return (group * _GROUP + jnp.argmax(inside, axis=1)).astype(jnp.int32)
 
 
-def _half(centres: Float[Array, "l d"]) -> Float[Array, " l"]:
-  return (centres * centres).sum(axis=1) / 2
+def _half(centroids: Float[Array, "l d"]) -> Float[Array, " l"]:
+  return (centroids * centroids).sum(axis=1) / 2
 
 
-def _unit(centres: Float32[np.ndarray, "l d"]) -> Float32[np.ndarray, "l d"]:
-  norms = np.linalg.norm(centres, axis=1, keepdims=True)
-  return (centres / np.maximum(norms, 1e-12)).astype(np.float32)
+def _unit(centroids: Float32[np.ndarray, "l d"]) -> Float32[np.ndarray, "l d"]:
+  norms = np.linalg.norm(centroids, axis=1, keepdims=True)
+  return (centroids / np.maximum(norms, 1e-12)).astype(np.float32)

@@ -1,8 +1,8 @@
-"""Product quantization: what is left of a vector in its leaf, in 4-bit codes.
+"""Product quantization: residuals of vectors in their leaves, in 4-bit codes.
 
-A residual is cut into pieces of a few dimensions, and each piece is replaced
-by the nearest of 16 centres (Jégou et al. 2011); or by those that keep the
-inner products that matter (Guo et al. 2020, arXiv 1908.10396).
+A residual is split into pieces of a few dimensions. Each piece is replaced by
+the nearest of 16 centroids (Jégou et al. 2011), or by one that preserves large
+inner products better (Guo et al. 2020, arXiv 1908.10396).
 """
 
 import functools
@@ -10,20 +10,20 @@ import functools
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, UInt8
+from jaxtyping import Array, Float, Int, UInt8
 
 NUM_CODES = 16
 _SWEEPS = 2
 
 
 def anisotropic_weight(threshold: float, dim: int) -> float:
-  """η − 1: how much more an error along the vector weighs than one across.
+  """Returns η − 1, the extra weight of an error along the vector.
 
-  η = (d − 1) T² / (1 − T²) for queries of an inner product above T times the
-  vector's length (Guo et al. 2020, theorem 3.3); 0 where T = 0 asks for none.
+  η = (d − 1) T² / (1 − T²) for queries whose inner product exceeds T times the
+  vector's length (Guo et al. 2020, theorem 3.3); T = 0 gives no extra weight.
 
   Raises:
-    ValueError: the threshold is not in 0 ≤ T < 1.
+    ValueError: The threshold is not in 0 ≤ T < 1.
   """
   if not 0 <= threshold < 1:
     raise ValueError(
@@ -38,29 +38,32 @@ def anisotropic_weight(threshold: float, dim: int) -> float:
 def train_codebooks(
   residuals: Float[Array, "n d"], *, dims_per_code: int, iterations: int = 10
 ) -> Float[Array, "s 16 w"]:
-  """The centres of each piece, by k-means on the pieces of a sample.
+  """Returns the centroids of each piece, by k-means on a sample.
 
   Args:
-    residuals: vectors less the centres of their leaves, in random order, 16 or
-      more.
-    dims_per_code: w, which divides d; there are s = d / w pieces.
-    iterations: of Lloyd's algorithm.
+    residuals: Vectors minus the centroids of their leaves, in random order, 16
+      or more.
+    dims_per_code: Dimensions of a piece, w, which divides d. There are
+      s = d / w pieces.
+    iterations: Number of rounds of Lloyd's algorithm.
   """
 
   def one(pieces: Float[Array, "n w"]) -> Float[Array, "16 w"]:
-    # Spread over the pieces by their first dimension: no two start together.
+    # The start is spread by the first dimension, so that it is distinct.
     order = jnp.argsort(pieces[:, 0])
     places = (jnp.arange(NUM_CODES) * 2 + 1) * len(pieces) // (2 * NUM_CODES)
 
-    def step(_, centres):
+    def step(
+      _: Int[Array, ""], centroids: Float[Array, "16 w"]
+    ) -> Float[Array, "16 w"]:
       chosen = jax.nn.one_hot(
-        jnp.argmax(_closeness(pieces, centres), axis=1), NUM_CODES
+        jnp.argmax(_closeness(pieces, centroids), axis=1), NUM_CODES
       )
       counts = chosen.sum(axis=0)[:, None]
       means = jnp.matmul(
         chosen.T, pieces, precision=lax.Precision.HIGHEST
       ) / jnp.maximum(counts, 1)
-      return jnp.where(counts > 0, means, centres)
+      return jnp.where(counts > 0, means, centroids)
 
     return lax.fori_loop(0, iterations, step, pieces[order[places]])
 
@@ -73,13 +76,13 @@ def encode(
   directions: Float[Array, "n d"] | None = None,
   weight: float = 0.0,
 ) -> UInt8[Array, "n s"]:
-  """The code of each piece.
+  """Returns the code of each piece.
 
   Args:
-    residuals: vectors less the centres of their leaves.
-    codebooks: the centres of each piece.
-    directions: the vectors themselves, of length 1; needed with a weight.
-    weight: η − 1, of `anisotropic_weight`; 0 takes the nearest centre.
+    residuals: Vectors minus the centroids of their leaves.
+    codebooks: Centroids of each piece.
+    directions: Vectors scaled to length 1; needed with a weight.
+    weight: Weight η − 1 of `anisotropic_weight`; 0 takes the nearest centroid.
   """
   pieces = _pieces(residuals, codebooks.shape[2])
   codes = _nearest(pieces, codebooks)
@@ -92,28 +95,30 @@ def encode(
 def decode(
   codes: UInt8[Array, "n s"], codebooks: Float[Array, "s 16 w"]
 ) -> Float[Array, "n d"]:
-  """The residuals that codes stand for."""
+  """Returns the residuals that codes represent."""
   pieces = codebooks[jnp.arange(codes.shape[1])[None], codes.astype(jnp.int32)]
   return pieces.reshape(len(codes), -1)
 
 
-def _pieces(x: Float[Array, "n d"], dims_per_code: int) -> Array:
+def _pieces(
+  x: Float[Array, "n d"], dims_per_code: int
+) -> Float[Array, "n s w"]:
   return x.reshape(len(x), -1, dims_per_code)
 
 
 def _closeness(
-  pieces: Float[Array, "n w"], centres: Float[Array, "16 w"]
+  pieces: Float[Array, "n w"], centroids: Float[Array, "16 w"]
 ) -> Float[Array, "n 16"]:
-  """Falls with the distance; alike but for what all centres share."""
-  products = jnp.matmul(pieces, centres.T, precision=lax.Precision.HIGHEST)
-  return products - jnp.square(centres).sum(axis=1)[None] / 2
+  """Returns scores that fall with distance, up to a constant per piece."""
+  products = jnp.matmul(pieces, centroids.T, precision=lax.Precision.HIGHEST)
+  return products - jnp.square(centroids).sum(axis=1)[None] / 2
 
 
 def _nearest(
   pieces: Float[Array, "n s w"], codebooks: Float[Array, "s 16 w"]
 ) -> UInt8[Array, "n s"]:
-  # One centre after the other over whole arrays: a CPU's vector units see no
-  # axis of 16.
+  # A loop over centroids, each over whole arrays: an axis of 16 does not
+  # vectorize on CPUs.
   half = jnp.square(codebooks).sum(axis=2) / 2
   best = jnp.full(pieces.shape[:2], -jnp.inf)
   codes = jnp.zeros(pieces.shape[:2], jnp.uint8)
@@ -133,22 +138,30 @@ def _improved(
   codes: UInt8[Array, "n s"],
   weight: float,
 ) -> UInt8[Array, "n s"]:
-  """Coordinate descent on |r − r̃|² + (η − 1) ((r − r̃)·x̂)²."""
+  """Improves codes by coordinate descent on |r − r̃|² + (η − 1) ((r − r̃)·x̂)²."""
   start = decode(codes, codebooks).reshape(pieces.shape)
   parallel = ((pieces - start) * along).sum(axis=(1, 2))
 
-  def one_piece(parallel, piece):
+  def one_piece(
+    parallel: Float[Array, " n"],
+    piece: tuple[
+      Float[Array, "w n"],
+      Float[Array, "16 w"],
+      Float[Array, "w n"],
+      UInt8[Array, " n"],
+    ],
+  ) -> tuple[Float[Array, " n"], UInt8[Array, " n"]]:
     # Whole columns of vectors, for the same reason as in `_nearest`.
-    residual, centres, direction, code = piece
+    residual, centroids, direction, code = piece
     w = len(residual)
-    current = centres[code.astype(jnp.int32)].T
+    current = centroids[code.astype(jnp.int32)].T
     others = parallel - sum(
       (residual[j] - current[j]) * direction[j] for j in range(w)
     )
     best = jnp.full(len(parallel), jnp.inf)
     chosen, kept = code, parallel
     for k in range(NUM_CODES):
-      away = [residual[j] - centres[k, j] for j in range(w)]
+      away = [residual[j] - centroids[k, j] for j in range(w)]
       total = others + sum(away[j] * direction[j] for j in range(w))
       loss = sum(jnp.square(a) for a in away) + weight * jnp.square(total)
       chosen = jnp.where(loss < best, jnp.uint8(k), chosen)

@@ -1,7 +1,7 @@
-"""Trains and writes a tree for ScaNN, a part of the corpus in memory at a time.
+"""Trains and writes a tree for ScaNN, with a part of the corpus in memory.
 
-The work is matrix products and runs where jax does: on the builder's
-accelerators, or its cores.
+The work consists of matrix products and runs on jax's default device: the
+index builder's accelerator, or its CPU cores.
 """
 
 import collections
@@ -15,38 +15,39 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float32
 
-from realm_jax.indexes import mapped
+from realm_jax.files import mapped_pages
 from realm_jax.indexes.protocol import Rows
 from realm_jax.indexes.scann import partitions, product_codes
-from realm_jax.indexes.scann.files import Structure, TreeWriter
+from realm_jax.indexes.scann.files import TreeWriter
 from realm_jax.indexes.scann.product_codes import anisotropic_weight
+from realm_jax.indexes.scann.settings import Structure
 
-_ROWS_AT_ONCE = 1 << 14
-# Parts that the devices work on while the host writes an earlier one.
+_ROWS_PER_PART = 1 << 14
+# Parts that the devices compute while the host writes an earlier one.
 _IN_FLIGHT = 2
-# Neighbours on disk that a sample takes together.
-_RUN = 16
+# Consecutive rows that a sample takes together, because they read faster.
+_ROWS_PER_RUN = 16
 _CODEBOOK_SAMPLE = 1 << 16
-_SCALED_SAMPLE = 1 << 17
+_SCALES_SAMPLE = 1 << 17
 
 
 class Trained(NamedTuple):
-  """What is learnt of a sample, and serves for all.
+  """What training learns from a sample.
 
   Attributes:
-    centres: of the leaves.
-    codebooks: of the residuals' pieces.
+    centroids: Centroids of the leaves.
+    codebooks: Centroids of the residuals' pieces.
   """
 
-  centres: Float32[np.ndarray, "l d"]
+  centroids: Float32[np.ndarray, "l d"]
   codebooks: Float32[np.ndarray, "s 16 w"]
 
   def fits(self, structure: Structure, *, dim: int) -> bool:
-    """Whether it is for this structure, of vectors of so many dimensions."""
+    """Returns whether the shapes fit a structure and vectors of dimension d."""
     width = structure.dims_per_code
     codebooks = (dim // width, product_codes.NUM_CODES, width)
     return (
-      self.centres.shape == (structure.num_leaves, dim)
+      self.centroids.shape == (structure.num_leaves, dim)
       and self.codebooks.shape == codebooks
     )
 
@@ -54,16 +55,16 @@ class Trained(NamedTuple):
 def draw(
   vectors: Rows, count: int, *, seed: int = 0
 ) -> Float32[np.ndarray, "n d"]:
-  """A random sample in random order; everything, if that is fewer."""
+  """Returns about `count` random vectors in random order, at most all."""
   rng = np.random.default_rng(seed)
   num_blocks, _ = vectors.shape
   if num_blocks <= count:
     sample = np.asarray(vectors[0:num_blocks], np.float32)
   else:
-    all_runs = num_blocks // _RUN
-    runs = rng.choice(all_runs, min(-(-count // _RUN), all_runs), replace=False)
+    size, num_runs = _ROWS_PER_RUN, num_blocks // _ROWS_PER_RUN
+    runs = rng.choice(num_runs, min(-(-count // size), num_runs), False)
     sample = np.concatenate(
-      [vectors[r * _RUN : (r + 1) * _RUN] for r in np.sort(runs).tolist()]
+      [vectors[run * size : (run + 1) * size] for run in np.sort(runs).tolist()]
     ).astype(np.float32)
   return sample[rng.permutation(len(sample))]
 
@@ -74,11 +75,11 @@ def train(
   *,
   seed: int = 0,
 ) -> Trained:
-  """Learns leaves and codebooks; the same of the same sample.
+  """Trains leaves and codebooks; the same sample gives the same.
 
   Raises:
-    ValueError: the sample has fewer vectors than there are leaves or codes, or
-      codes do not divide the dimensions.
+    ValueError: The sample has fewer vectors than there are leaves or codes, or
+      `dims_per_code` does not divide the dimensions.
   """
   dim = sample.shape[1]
   if dim % structure.dims_per_code or len(sample) < product_codes.NUM_CODES:
@@ -87,21 +88,24 @@ def train(
       f"{dim} dimensions; want a divisor, and at least "
       f"{product_codes.NUM_CODES} vectors"
     )
-  centres = partitions.train_leaves(
+  centroids = partitions.train_leaves(
     sample, structure.num_leaves, spherical=structure.spherical, seed=seed
   )
   leaves = np.asarray(
-    partitions.assign(sample, centres, spherical=structure.spherical)
+    partitions.assign(sample, centroids, spherical=structure.spherical)
   )
   if structure.avq_threshold:
-    centres = partitions.anisotropic_centres(
-      sample, leaves, centres, anisotropic_weight(structure.avq_threshold, dim)
+    centroids = partitions.anisotropic_centroids(
+      sample,
+      leaves,
+      centroids,
+      anisotropic_weight(structure.avq_threshold, dim),
     )
   some = sample[:_CODEBOOK_SAMPLE]
   codebooks = product_codes.train_codebooks(
-    some - centres[leaves[: len(some)]], dims_per_code=structure.dims_per_code
+    some - centroids[leaves[: len(some)]], dims_per_code=structure.dims_per_code
   )
-  return Trained(centres, np.asarray(codebooks))
+  return Trained(centroids, np.asarray(codebooks))
 
 
 def write(
@@ -112,17 +116,18 @@ def write(
   *,
   check: Callable[[], None] = lambda: None,
 ) -> None:
-  """Puts every vector into its leaf and codes, and writes ScaNN's files.
+  """Assigns leaves and codes to every vector, and writes ScaNN's files.
 
   Args:
-    directory: empty or new.
-    vectors: [N, d], read in order, a part at a time.
-    structure: of the tree.
-    trained: leaves and codebooks.
-    check: called at every part; what it raises ends the work.
+    directory: Directory for the files, empty or new.
+    vectors: Embeddings, [N, d], read in order and in parts.
+    structure: Structure of the tree.
+    trained: Centroids and codebooks.
+    check: Function that is called before each part; an exception it raises
+      ends the work.
 
   Raises:
-    OSError: the disk is full.
+    OSError: The disk is full.
   """
   num_blocks, dim = vectors.shape
   writer = TreeWriter(
@@ -134,67 +139,74 @@ def write(
     if structure.reordering == "int8"
     else np.ones(dim, np.float32),
   )
-  placed = functools.partial(
-    _placed,
-    centres=jnp.asarray(trained.centres),
-    codebooks=jnp.asarray(trained.codebooks),
-    structure=structure,
+  centroids = jnp.asarray(trained.centroids)
+  codebooks = jnp.asarray(trained.codebooks)
+  in_flight: collections.deque[tuple[int, np.ndarray, _Placed]] = (
+    collections.deque()
   )
-  in_flight: collections.deque = collections.deque()
 
-  def write_oldest():
-    start, part, found = in_flight.popleft()
-    leaves, codes = jax.device_get(found)
+  def write_oldest() -> None:
+    start, part, placed = in_flight.popleft()
+    leaves, codes = jax.device_get(placed)
     writer.write(
       start,
       np.asarray(part, np.float32),
       [array[: len(part)] for array in leaves],
       [array[: len(part)] for array in codes],
     )
-    mapped.let_go(part)
+    mapped_pages.drop_pages(part)
 
-  for start in range(0, num_blocks, _ROWS_AT_ONCE):
+  # Every part is padded to one size, for which alone the program is compiled.
+  size = min(_ROWS_PER_PART, num_blocks)
+  for start in range(0, num_blocks, size):
     check()
-    part = vectors[start : start + _ROWS_AT_ONCE]
-    # Whole parts alone are compiled for; a small corpus is one part.
-    rows = min(_ROWS_AT_ONCE, num_blocks)
-    padded = np.pad(part, ((0, rows - len(part)), (0, 0))).astype(np.float32)
-    in_flight.append((start, part, placed(padded)))
+    part = vectors[start : start + size]
+    padded = np.pad(part, ((0, size - len(part)), (0, 0))).astype(np.float32)
+    placed = _place(padded, centroids, codebooks, structure)
+    in_flight.append((start, part, placed))
     if len(in_flight) > _IN_FLIGHT:
       write_oldest()
   while in_flight:
     write_oldest()
-  writer.close(trained.centres, trained.codebooks)
+  writer.close(trained.centroids, trained.codebooks)
+
+
+# Each vector's leaves, and its codes in them.
+_Placed = tuple[list[Array], list[Array]]
 
 
 @functools.partial(jax.jit, static_argnames="structure")
-def _placed(
+def _place(
   vectors: Float[Array, "n d"],
-  centres: Float[Array, "l d"],
+  centroids: Float[Array, "l d"],
   codebooks: Float[Array, "s 16 w"],
   structure: Structure,
-) -> tuple[list[Array], list[Array]]:
-  """The leaves of each vector, and its codes in them."""
-  first = partitions.assign(vectors, centres, spherical=structure.spherical)
+) -> _Placed:
+  """Returns the leaves of each vector, and its codes in them."""
+  first = partitions.assign(vectors, centroids, spherical=structure.spherical)
   leaves: list[Array] = [first]
   if structure.spilled:
     leaves.append(
-      partitions.assign_spilled(vectors, centres, first, structure.soar_lambda)
+      partitions.assign_spilled(
+        vectors, centroids, first, structure.soar_lambda
+      )
     )
   weight = anisotropic_weight(structure.anisotropic_threshold, len(vectors[0]))
   norms = jnp.linalg.norm(vectors, axis=1, keepdims=True)
   directions = vectors / jnp.maximum(norms, 1e-12)
   codes = [
-    product_codes.encode(vectors - centres[leaf], codebooks, directions, weight)
+    product_codes.encode(
+      vectors - centroids[leaf], codebooks, directions, weight
+    )
     for leaf in leaves
   ]
   return leaves, codes
 
 
 def _scales(vectors: Rows) -> Float32[np.ndarray, " d"]:
-  """What each dimension is multiplied by to fill 8 bits.
+  """Returns the factors by which each dimension fills 8 bits.
 
-  A sample tells the largest; the few that are larger are cut to it.
+  The largest value is that of a sample; the few larger ones are clipped.
   """
-  largest = np.abs(draw(vectors, _SCALED_SAMPLE)).max(axis=0)
+  largest = np.abs(draw(vectors, _SCALES_SAMPLE)).max(axis=0)
   return (127 / np.maximum(largest, 1e-12)).astype(np.float32)

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.core.protobuf import saved_model_pb2
 
 from tests import tiny_world
-from tests.conversion import bert_at_home
-from tests.conversion.bert_at_home import dense, norm
+from tests.conversion import reference_bert
+from tests.conversion.reference_bert import dense, norm
 from tests.models import numpy_bert
 
 # Heads of 64 dimensions, as in every released BERT.
@@ -39,7 +38,7 @@ def pieces() -> list[str]:
 def bert(
   scope: str = "", *, head: bool = True, layers: int = LAYERS, seed: int = 0
 ) -> Variables:
-  """`bert/…` and `cls/predictions/…` below a scope."""
+  """Returns `bert/…` and `cls/predictions/…` below a scope."""
   shapes: dict[str, tuple[int, ...]] = {
     "bert/embeddings/word_embeddings": (len(pieces()), HIDDEN),
     "bert/embeddings/position_embeddings": (POSITIONS, HIDDEN),
@@ -162,23 +161,10 @@ def write_bert(directory: Path, variables: Variables, **changes) -> Path:
   return directory
 
 
-def write_module(
-  directory: Path, variables: Variables, *, lower_case: bool | None = True
-) -> Path:
-  """A TF-Hub module; its graph has nothing but the tokenizer's settings."""
+def write_module(directory: Path, variables: Variables) -> Path:
+  """A TF-Hub module: its variables and its vocabulary."""
   save(directory / "variables" / "variables", variables)
   write_pieces(directory / "assets" / "vocab.txt")
-  saved = saved_model_pb2.SavedModel()
-  if lower_case is not None:
-    with tf.Graph().as_default() as graph:
-      # As a module passes on the constant of the module that it uses.
-      constant = tf.constant(lower_case, name="module_apply/Const_1")
-      tf.identity(constant, name="checkpoint_initializer_1")
-    meta_graph = saved.meta_graphs.add()
-    meta_graph.graph_def.CopyFrom(graph.as_graph_def())
-    outputs = meta_graph.signature_def["tokenization_info"].outputs
-    outputs["do_lower_case"].name = "checkpoint_initializer_1:0"
-  (directory / "saved_model.pb").write_bytes(saved.SerializeToString())
   return directory
 
 
@@ -195,7 +181,9 @@ def write_records(path: Path, records: list[bytes]) -> Path:
 def last_hidden(v: Variables, tokens: list[int], scope: str = "") -> np.ndarray:
   """BERT's last hidden states of one text."""
   v = {n.removeprefix(f"{scope}bert/"): a for n, a in v.items()}
-  return bert_at_home.last_hidden(v, tokens, heads=HEADS, gelu=numpy_bert.gelu)
+  return reference_bert.last_hidden(
+    v, tokens, heads=HEADS, gelu=numpy_bert.gelu
+  )
 
 
 def vector(

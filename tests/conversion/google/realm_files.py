@@ -4,8 +4,8 @@ import json
 
 import numpy as np
 
-from realm_jax.conversion.importing import import_weights
 from tests.conversion.google import checkpoint_files as files
+from tests.conversion.imported import import_weights
 
 # The names that the released modules have, by how often each was wrapped.
 REALM = {"scope": "module/module/", "norm": "LayerNorm"}

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from realm_jax.conversion.errors import ConversionError
-from realm_jax.conversion.importing import import_weights
 from tests.conversion.google import checkpoint_files as files
-from tests.conversion.imported import load
+from tests.conversion.imported import import_weights, load
 
 # `[CLS] … [SEP] … [SEP]`, and a shorter one that is padded.
 _LONG = [2, 9, 11, 3, 7, 8, 21, 3]
@@ -25,7 +24,7 @@ def test_vectors_and_masked_words_are_those_of_the_variables(tmp_path):
   }
   files.write_bert(tmp_path / "bert", files.with_adam(variables | left))
   report = import_weights("tf_bert", str(tmp_path / "bert"), tmp_path / "run")
-  assert "cls/seq_relationship/output_bias [2]: of the next-sent" in report
+  assert "cls/seq_relationship/output_bias [2]: a next-sentence head" in report
   assert "bert/pooler/dense/bias/adam_v [128]: a moment of Adam" in report
   assert "global_step []: " in report
   assert "pooling: pooler" in report

@@ -71,7 +71,7 @@ def test_a_pre_trained_release_gives_retriever_and_reader(tmp_path):
   files.write_module(release / "bert", reader)
   report = run_import(release, tmp_path / "run")
   assert "bert/pooler/dense/kernel [128, 128]: readers have no pooler" in report
-  assert "reader/span_head/projection/kernel" in report.partition("afresh")[2]
+  assert "reader/span_head/projection/kernel" in report.partition("randomly")[2]
   model = load(tmp_path / "run")
   assert set(model.params) == {"retriever", "reader"}
   assert (model.reader.joint_length, model.reader.span_size) == (64, 256)
@@ -109,7 +109,7 @@ def test_towers_of_their_own_have_a_module_of_their_own(tmp_path):
 def test_a_fine_tuned_model_reads_and_retrieves(tmp_path, scope, norm, eps):
   variables = fine_tuned(tmp_path / "nq", embedder_scope=scope, norm=norm)
   report = run_import(tmp_path / "nq", tmp_path / "run")
-  assert "initialised afresh (parameters): none" in report
+  assert "randomly initialized (parameters): none" in report
   model = load(tmp_path / "run")
   assert model.reader.span_size == files.SPAN
   assert model.reader.span_norm_eps == 1e-3
@@ -162,7 +162,9 @@ def test_blocks_keep_the_tower_that_embedded_them(tmp_path):
 def test_one_part_leaves_the_other(tmp_path):
   fine_tuned(tmp_path / "nq", embedder_scope="module/")
   report = run_import(tmp_path / "nq", tmp_path / "run", parts=["retriever"])
-  assert "reader/dense_1/kernel [6, 1]: of a reader that is not" in report
+  assert (
+    "reader/dense_1/kernel [6, 1]: a part of a reader that is not" in report
+  )
   assert set(load(tmp_path / "run").params) == {"retriever"}
   report = run_import(tmp_path / "nq", tmp_path / "reader", parts=["reader"])
   assert "module/dense/kernel [128, 8]: of a retriever that is not" in report
@@ -183,7 +185,7 @@ def test_released_blocks_and_vectors_become_a_corpus_and_a_generation(tmp_path):
     block_titles=str(tmp_path / "in" / "titles.tfr"),
     index="exact",
   )
-  assert "block vectors [30, 8]: handed to the generation" in report
+  assert "block vectors [30, 8]: published as generation 0" in report
   corpus = Corpus.open(tmp_path / "corpus")
   assert [corpus.body(row).encode() for row in range(30)] == texts
   assert corpus.title(29) == "Velt"
@@ -216,7 +218,7 @@ def test_the_vectors_are_of_the_tower_that_embeds_blocks(tmp_path):
 def test_vectors_that_are_left_are_mentioned(tmp_path):
   release(tmp_path / "in")
   report = run_import(tmp_path / "in", tmp_path / "run")
-  assert "block vectors [30, 8]: left; --corpus_dir imports" in report
+  assert "block vectors [30, 8]: left out; --corpus_dir imports" in report
   assert not (tmp_path / "run" / "generations").exists()
 
 

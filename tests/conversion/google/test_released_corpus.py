@@ -141,7 +141,7 @@ def test_salient_spans_are_in_tokens(tmp_path, vocabulary):
     ({"titles": [*TITLES, b""]}, "there are 6 records, and more of the others"),
     ({"titles": [b"\xff", *TITLES[1:]]}, "title 0 is not UTF-8"),
     ({"records": [*RECORDS[:5], b"ok \xff"]}, r"record 5 .* \(byte 3 of 4\)"),
-    ({"block_length": 5}, "block_length=5 has no room"),
+    ({"block_length": 5}, "block_length=5 is too short"),
   ],
 )
 def test_what_does_not_agree_leaves_nothing(

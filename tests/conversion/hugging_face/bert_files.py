@@ -13,9 +13,9 @@ import jax
 import numpy as np
 import safetensors.numpy
 
-from realm_jax.conversion.importing import import_weights
 from tests import tiny_world
-from tests.conversion import bert_at_home, imported
+from tests.conversion import imported, reference_bert
+from tests.conversion.imported import import_weights
 
 HIDDEN, LAYERS, HEADS, INNER, POSITIONS = 8, 2, 2, 12, 64
 # `[CLS] … [SEP] … [SEP]`, and a shorter one that is padded.
@@ -154,7 +154,7 @@ def last_hidden(
     for name, array in weights.items()
     if name.startswith((f"{prefix}embeddings.", f"{prefix}encoder."))
   }
-  return bert_at_home.last_hidden(
+  return reference_bert.last_hidden(
     dict(_in_googles_names(name, array) for name, array in named.items()),
     tokens,
     types=types,

@@ -1,4 +1,4 @@
-"""BERT directories: vectors are those of the weights at home."""
+"""BERT directories: vectors equal those of a reference implementation."""
 
 import jax
 import numpy as np
@@ -62,13 +62,13 @@ def test_a_tied_decoder_is_a_copy_of_the_words(tmp_path):
   report = files.import_bert(
     tmp_path / "bert", tmp_path / "out", parts=["retriever", "reader"]
   )
-  assert "cls.seq_relationship.weight [2, 8]: of the next-sentence" in report
+  assert "cls.seq_relationship.weight [2, 8]: a next-sentence head" in report
   for copy, original in (
     ("decoder.weight [109, 8]", "bert.embeddings.word_embeddings.weight"),
     ("decoder.bias [109]", "cls.predictions.bias"),
   ):
     assert f"cls.predictions.{copy}: the same as {original}" in report
-  fresh = report.partition("afresh")[2]
+  _, _, fresh = report.partition("randomly initialized")
   assert "reader/span_head/projection/kernel [8, 512]" in fresh
   assert "reader/masked_lm_head" not in fresh
 
@@ -123,7 +123,7 @@ def test_two_towers_start_from_one_directory_or_from_two(tmp_path):
     )
 
 
-def test_a_projection_starts_afresh_and_alike_in_both_towers(tmp_path):
+def test_a_projection_starts_with_equal_random_values_in_both_towers(tmp_path):
   files.write(tmp_path / "bert", files.tensors())
   report = files.import_bert(
     tmp_path / "bert",

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 
 from realm_jax.conversion.errors import ConversionError
-from realm_jax.conversion.importing import import_weights
 from realm_jax.models.retriever import Retriever
 from tests.conversion import exported
 from tests.conversion.hugging_face import bert_files as files
-from tests.conversion.imported import load
+from tests.conversion.imported import import_weights, load
 
 
 @pytest.mark.parametrize("pooling", ["pooler", "cls", "mean"])

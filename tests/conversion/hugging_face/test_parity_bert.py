@@ -1,4 +1,4 @@
-"""An imported BERT computes what it computed at home.
+"""An imported BERT computes what transformers computes.
 
 The values are transformers': see `tests/golden/make_hf_bert.py`.
 """

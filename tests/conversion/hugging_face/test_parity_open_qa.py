@@ -1,4 +1,4 @@
-"""A RealmForOpenQA, imported with its blocks, answers as it did at home.
+"""A RealmForOpenQA, imported with its blocks, answers as transformers does.
 
 Retrieval from the imported generation, the blocks and spans that training
 takes for right, and the answers, all against transformers' own: see
@@ -8,7 +8,6 @@ takes for right, and the answers, all against transformers' own: see
 import numpy as np
 import pytest
 
-from realm_jax.conversion.importing import import_weights
 from realm_jax.evaluation.answering import AnsweringConfig, load_answerer
 from realm_jax.evaluation.trained_model import ModelSource
 from realm_jax.indexes.protocol import SearchResult
@@ -16,7 +15,7 @@ from realm_jax.inputs.batches import Batch
 from realm_jax.training.stages.model_inputs import ModelInputs
 from realm_jax.training.stages.open_qa import OpenQa
 from realm_jax.training.stages.protocol import StageContext
-from tests.conversion.imported import load
+from tests.conversion.imported import import_weights, load
 
 pytestmark = pytest.mark.slow
 

@@ -8,9 +8,8 @@ import pytest
 
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.hugging_face.realm import plan_hf_realm
-from realm_jax.conversion.importing import import_weights
 from tests.conversion.hugging_face import realm_files as files
-from tests.conversion.imported import load
+from tests.conversion.imported import import_weights, load
 
 
 def _tower_of(weights, prefix=""):
@@ -53,9 +52,9 @@ def test_an_embedder_becomes_a_retriever(tmp_path):
   assert (retriever.pooling, retriever.projection_size) == ("pooler", 4)
   assert retriever.projection_norm_eps == retriever.bert.layer_norm_eps
   assert retriever.bert.activation == "gelu_tanh"
-  left = report.partition("left unused")[2].partition("afresh")[0]
+  left = report.partition("left unused")[2].partition("randomly")[0]
   assert left.count("a head that embedders have and do not use") == 6
-  assert "initialised afresh (parameters): none" in report
+  assert "randomly initialized (parameters): none" in report
 
 
 def test_a_scorer_shares_its_embedder_or_has_two(tmp_path):
@@ -107,8 +106,10 @@ def test_a_knowledge_augmented_encoder_has_a_tied_decoder(tmp_path, decoder):
   np.testing.assert_array_equal(
     reader["masked_lm_head"]["bias"], weights["cls.predictions.bias"]
   )
-  assert "reader/span_head/score/kernel [6, 1]" in report.partition("afresh")[2]
-  assert "realm.pooler.dense.weight [8, 8]: readers do not pool" in report
+  assert (
+    "reader/span_head/score/kernel [6, 1]" in report.partition("randomly")[2]
+  )
+  assert "realm.pooler.dense.weight [8, 8]: readers have no pooler" in report
 
 
 def test_a_reader_has_its_span_head(tmp_path):
@@ -131,7 +132,7 @@ def test_a_reader_has_its_span_head(tmp_path):
   assert (reader.span_size, reader.max_answer_width) == (files.SPAN, 3)
   assert (reader.span_norm_eps, reader.joint_length) == (1e-3, 48)
   assert "cls.predictions.decoder.weight" in report.partition("left")[2]
-  assert "initialised afresh (parameters): none" in report
+  assert "randomly initialized (parameters): none" in report
 
 
 def test_a_reader_that_says_no_length_has_that_of_transformers(tmp_path):

@@ -7,10 +7,9 @@ import pytest
 
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.hugging_face.realm_export import plan_hf_realm_export
-from realm_jax.conversion.importing import import_weights
 from tests.conversion import exported
 from tests.conversion.hugging_face import realm_files as files
-from tests.conversion.imported import load
+from tests.conversion.imported import import_weights, load
 
 
 @pytest.mark.parametrize(
@@ -82,9 +81,9 @@ def test_an_import_is_exported_as_it_was(tmp_path, model):
   config = json.loads((tmp_path / "out" / "config.json").read_text())
   known = ("model_type", "hidden_act", "architectures")
   of_reader = ("span_hidden_size", "max_span_width", "reader_layer_norm_eps")
-  at_home = {**files.SIZES, "architectures": [architecture]}
+  original = {**files.SIZES, "architectures": [architecture]}
   for name in (*known, *(of_reader if model == "reader" else ())):
-    assert config[name] == at_home[name]
+    assert config[name] == original[name]
 
 
 def test_a_realm_has_the_names_of_transformers(tmp_path):

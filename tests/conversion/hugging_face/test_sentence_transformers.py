@@ -12,11 +12,10 @@ from realm_jax.conversion.hugging_face.bert_export import plan_hf_bert_export
 from realm_jax.conversion.hugging_face.sentence_transformers import (
   read_sentence_model,
 )
-from realm_jax.conversion.importing import import_weights
 from realm_jax.models.retriever import Retriever
 from tests.conversion import exported
 from tests.conversion.hugging_face import bert_files as files
-from tests.conversion.imported import load
+from tests.conversion.imported import import_weights, load
 
 _SAID = {"query": "where", "block": "bridge"}
 

@@ -76,7 +76,9 @@ def test_sentences_that_share_a_token_are_one():
 
 
 def test_no_tokens_are_no_sentences():
-  aligned = align_sentences(np.array([[0, 4]]), np.zeros(0), np.zeros(0))
+  aligned = align_sentences(
+    np.array([[0, 4]]), np.zeros(0, int), np.zeros(0, int)
+  )
   assert aligned.token_ranges.shape == (0, 2)
 
 

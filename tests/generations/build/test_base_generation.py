@@ -6,7 +6,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from realm_jax.files import remote
+from realm_jax.files import npy, remote
 from realm_jax.generations.build.base_generation import (
   BaseGeneration,
   block_keys,
@@ -18,7 +18,6 @@ from realm_jax.generations.store import layout
 from realm_jax.generations.store import manifest as manifests
 from realm_jax.generations.store.manifest import DamagedGenerationError
 from realm_jax.generations.store.publisher import publish
-from realm_jax.indexes import npy
 from tests.generations.conftest import fill, make_corpus, publish_one
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from realm_jax.checkpoints.manager import CheckpointError
+from realm_jax.files import npy
 from realm_jax.files.disk_full import DiskFullError
 from realm_jax.generations.build import generation_builder
 from realm_jax.generations.build.artifacts import (
@@ -20,12 +21,11 @@ from realm_jax.generations.build.artifacts import (
 from realm_jax.generations.build.shared_work import SharedWork
 from realm_jax.generations.follow.loading import load_generation, load_newest
 from realm_jax.generations.store import layout, retention
-from realm_jax.indexes import npy
 from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.protocol import QueryBatch
 from realm_jax.indexes.random import RandomConfig
-from realm_jax.indexes.scann.config import ScannConfig, given_tree
+from realm_jax.indexes.scann.config import ScannConfig, fixed_tree
 from tests.generations.builds import (
   CONFIG,
   RETRIEVER,
@@ -90,7 +90,7 @@ def test_the_same_checkpoint_makes_the_same_bytes(tmp_path, corpus):
       tmp_path,
       corpus,
       # What is left open would be chosen by times.
-      index=given_tree(8, num_leaves_searched=4, num_reordered=50),
+      index=fixed_tree(8, num_leaves_searched=4, num_reordered=50),
       generations_dir=tmp_path / name,
     )
     path = layout.path_of(tmp_path / name, 500) / layout.MANIFEST

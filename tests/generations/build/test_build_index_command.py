@@ -66,7 +66,7 @@ def test_once_publishes_a_generation_and_exits(build_index, tmp_path, corpus):
   partial = "--gin.REFRESH=%PARTIAL"
   done = build_index("--once", partial, TOKENS_PER_BATCH=4096)
   assert done.returncode == 0, done.stderr
-  assert "embeds every block: there is no earlier one" in done.stderr
+  assert "embeds every block: there is no earlier generation" in done.stderr
   assert "published generation 0: 150 blocks" in done.stderr
   generation = load_newest(tmp_path / "generations", corpus=corpus)
   assert generation.index.kind == "scann"

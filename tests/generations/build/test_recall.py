@@ -1,5 +1,7 @@
 """Recall against exact search, and the queries it is measured on."""
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 
@@ -25,6 +27,7 @@ class _Shifted:
 
   kind = "shifted"
   needs_vectors = True
+  report: ClassVar[dict] = {}
 
   def __init__(self, embeddings):
     self._exact = ExactIndex(embeddings)
@@ -55,7 +58,7 @@ def test_a_miss_in_k_costs_a_kth(embeddings):
 def test_parts_of_the_corpus_are_searched_one_after_the_other(
   embeddings, monkeypatch
 ):
-  monkeypatch.setattr("realm_jax.indexes.truth._ROWS_AT_ONCE", 40)
+  monkeypatch.setattr("realm_jax.indexes.exact_neighbors._ROWS_PER_PART", 40)
   recall = measure_recall(_Shifted(embeddings), embeddings, _queries(20), (50,))
   assert recall == {"50": 0.98}
 

@@ -17,7 +17,7 @@ from realm_jax.generations.follow.watcher import GenerationWatcher
 from realm_jax.generations.store import layout
 from realm_jax.generations.store import manifest as manifests
 from realm_jax.indexes.exact import ExactConfig
-from realm_jax.indexes.scann.config import given_tree
+from realm_jax.indexes.scann.config import fixed_tree
 from tests.generations.builds import (
   build,
   save,
@@ -35,7 +35,7 @@ def _until(condition, seconds=120):
 
 INDEXES = {
   "exact": ExactConfig(),
-  "scann": given_tree(
+  "scann": fixed_tree(
     8,
     num_leaves_searched=8,
     num_reordered=100,

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks import faults
+from realm_jax.files import npy
 from realm_jax.generations.follow.loading import load_generation
 from realm_jax.generations.follow.watcher import GenerationWatcher
 from realm_jax.generations.store import embeddings, layout, query_tower
@@ -23,15 +24,14 @@ from realm_jax.generations.store.damage_reports import (
 )
 from realm_jax.generations.store.manifest import DamagedGenerationError
 from realm_jax.generations.store.publisher import publish, remove_damaged
-from realm_jax.indexes import npy
 from realm_jax.indexes.protocol import BuildOptions
 from realm_jax.indexes.registry import parameters_of
-from realm_jax.indexes.scann.config import ScannConfig, given_tree
+from realm_jax.indexes.scann.config import ScannConfig, fixed_tree
 from tests.generations.conftest import DIM, fill, publish_one
 
 pytestmark = pytest.mark.slow
 
-_SCANN = given_tree(
+_SCANN = fixed_tree(
   8,
   num_leaves_searched=8,
   num_reordered=100,
@@ -214,7 +214,7 @@ def test_a_wrong_refusal_is_looked_at_again(published, corpus, monkeypatch):
 
   with GenerationWatcher(published, load, poll_seconds=0.01) as watcher:
     with pytest.raises(DamagedGenerationError, match="read wrongly"):
-      watcher.wait_for(500, timeout=20)
+      watcher.wait_for(500, timeout=20.0)
     time.sleep(0.3)
     _until(lambda: _waited(watcher) == 500)
   assert attempts == [500, 500]

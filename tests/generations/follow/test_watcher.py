@@ -5,6 +5,7 @@ import shutil
 import threading
 import time
 
+import numpy as np
 import pytest
 
 from realm_jax.generations.follow.loading import load_generation
@@ -65,9 +66,9 @@ def test_wait_for_hands_out_exactly_that_step(watch, generations_dir, corpus):
     watcher.wait_for(500, timeout=0.05)
   later = threading.Timer(0.1, publish_one, (generations_dir, corpus, 500))
   later.start()
-  assert watcher.wait_for(500, timeout=10).step == 500
+  assert watcher.wait_for(500, timeout=10.0).step == 500
   later.join()
-  assert watcher.wait_for(1000, timeout=10).step == 1000
+  assert watcher.wait_for(1000, timeout=10.0).step == 1000
 
 
 def test_newest_never_waits_for_a_load(watch, generations_dir, corpus):
@@ -113,7 +114,7 @@ def test_a_damaged_generation_is_refused_once_and_never_handed_out(
   refusals = [r for r in caplog.records if "500 is not used" in r.getMessage()]
   assert len(refusals) == 1
   with pytest.raises(GenerationError, match="checksum"):
-    watcher.wait_for(500, timeout=10)
+    watcher.wait_for(500, timeout=10.0)
 
 
 def test_the_newest_is_loaded_where_what_is_awaited_is_damaged(
@@ -143,7 +144,7 @@ def test_a_later_generation_that_was_refused_is_none(
 
 def _refused(watcher, step):
   with pytest.raises(GenerationError):
-    watcher.wait_for(step, timeout=10)
+    watcher.wait_for(step, timeout=10.0)
   return True
 
 
@@ -161,7 +162,7 @@ def test_a_damaged_generation_that_is_made_again_is_used(
     lambda d: fill(d, corpus, 500, embed_seconds=9.0),
     replaces=lambda old: True,
   )
-  assert watcher.wait_for(500, timeout=10).manifest.embed_seconds == 9.0
+  assert watcher.wait_for(500, timeout=10.0).manifest.embed_seconds == 9.0
   assert watcher.rejected == {}
 
 
@@ -169,7 +170,7 @@ def test_another_corpus_is_refused(watch, generations_dir, corpus, tmp_path):
   other = make_corpus(tmp_path / "other", num_blocks=150, seed=1)
   publish_one(generations_dir, other, 0)
   with pytest.raises(GenerationError, match="of another corpus"):
-    watch().wait_for(0, timeout=10)
+    watch().wait_for(0, timeout=10.0)
 
 
 def test_a_directory_without_manifest_does_not_exist(
@@ -195,12 +196,12 @@ def test_next_loads_the_one_after_the_one_in_use(
   for step in (0, 500, 1000):
     publish_one(generations_dir, corpus, step)
   watcher = watch(load, follow="next")
-  assert watcher.wait_for(0, timeout=10).step == 0
+  assert watcher.wait_for(0, timeout=10.0).step == 0
   watcher.in_use(0)
   _until(lambda: loaded == [0, 500])
   time.sleep(0.05)
   assert loaded == [0, 500]
-  assert watcher.wait_for(500, timeout=10).step == 500
+  assert watcher.wait_for(500, timeout=10.0).step == 500
   assert loaded == [0, 500]
 
 
@@ -208,7 +209,7 @@ def test_none_loads_only_what_is_asked_for(watch, generations_dir, corpus):
   for step in (0, 500):
     publish_one(generations_dir, corpus, step)
   watcher = watch(follow="none")
-  watcher.wait_for(0, timeout=10)
+  watcher.wait_for(0, timeout=10.0)
   watcher.in_use(0)
   time.sleep(0.1)
   assert watcher.newest().step == 0
@@ -219,7 +220,7 @@ def test_what_is_loaded_is_leased_and_what_is_left_behind_is_not(
 ):
   publish_one(generations_dir, corpus, 0)
   watcher = watch()
-  watcher.wait_for(0, timeout=10)
+  watcher.wait_for(0, timeout=10.0)
   watcher.in_use(0)
   for step in (500, 1000):
     publish_one(generations_dir, corpus, step)
@@ -241,7 +242,7 @@ def test_a_generation_that_vanishes_is_no_error(watch, generations_dir, corpus):
   shutil.rmtree(generations_dir, ignore_errors=True)
   time.sleep(0.05)
   # What is loaded stays usable: its files are mapped.
-  assert generation.vectors([3]).shape == (1, 8)
+  assert generation.vectors(np.array([3])).shape == (1, 8)
   publish_one(generations_dir, corpus, 500)
   _until(lambda: _newest_is(watcher, 500))
 
@@ -257,7 +258,7 @@ def test_a_bug_while_loading_reaches_the_trainer(
   watcher = watch(broken)
   with pytest.raises(ZeroDivisionError, match="a bug"):
     if ask == "wait_for":
-      watcher.wait_for(0, timeout=10)
+      watcher.wait_for(0, timeout=10.0)
     else:
       _until(watcher.newest)
 
@@ -274,7 +275,7 @@ def test_a_disk_that_fails_for_a_while_is_waited_for(
     return load_generation(generations_dir, step, corpus=corpus)
 
   publish_one(generations_dir, corpus, 0)
-  assert watch(flaky).wait_for(0, timeout=10).step == 0
+  assert watch(flaky).wait_for(0, timeout=10.0).step == 0
   assert attempts == [0, 0, 0]
 
 

@@ -1,4 +1,4 @@
-"""ScaNN over trees of ours: near exact search, tuned, reused, safe to load."""
+"""ScaNN over our own trees: near exact search, tuned, reused, safe to load."""
 
 import dataclasses
 import json
@@ -13,15 +13,15 @@ from realm_jax.indexes.protocol import (
   IndexLoadError,
   RecallError,
 )
-from realm_jax.indexes.scann import files as scann_files
-from realm_jax.indexes.scann import tree as scann_tree
-from realm_jax.indexes.scann.config import ScannConfig, given_tree
-from realm_jax.indexes.scann.files import Structure
+from realm_jax.indexes.scann import files
+from realm_jax.indexes.scann.config import ScannConfig, fixed_tree
+from realm_jax.indexes.scann.settings import REORDERINGS, Structure
+from realm_jax.indexes.scann.tree import draw
 from realm_jax.indexes.scann.tree_builder import default_leaves
 from tests.indexes.clustered import blocks_of, clustered, queries_of
 
 _NUM_BLOCKS = 3_000
-_GIVEN = given_tree(
+_FIXED = fixed_tree(
   64,
   num_leaves_searched=4,
   num_reordered=50,
@@ -58,7 +58,7 @@ def _recall(found, vectors, k=8):
 )
 def test_every_structure_finds_nearly_all_that_exact_search_finds(change):
   vectors = _vectors()
-  index = dataclasses.replace(_GIVEN, **change).build(
+  index = dataclasses.replace(_FIXED, **change).build(
     blocks_of(vectors), BuildOptions(queries=_QUERIES)
   )
   assert index.report["structure"] == dataclasses.asdict(
@@ -83,7 +83,7 @@ def test_codes_are_those_of_the_vectors():
   # nothing; with k of them, they decide all.
   vectors = _vectors()
   config = dataclasses.replace(
-    _GIVEN, num_leaves_searched=64, num_reordered=8, below_target=True
+    _FIXED, num_leaves_searched=64, num_reordered=8, below_target=True
   )
   index = config.build(blocks_of(vectors), BuildOptions(queries=_QUERIES))
   assert 0.5 < _recall(index.search(_QUERIES, 8), vectors) < 0.95
@@ -91,7 +91,7 @@ def test_codes_are_those_of_the_vectors():
   assert _recall(again, vectors) == 1
 
 
-def test_what_is_open_is_chosen_by_measuring():
+def test_open_settings_are_chosen_by_measuring():
   vectors = _vectors()
   config = ScannConfig(brute_force_below=0, recall_target=0.97)
   report = config.build(
@@ -106,7 +106,7 @@ def test_what_is_open_is_chosen_by_measuring():
   assert any(s["soar_lambda"] for s in tried)
   assert any(s["avq_threshold"] for s in tried)
   assert any(s["anisotropic_threshold"] for s in tried)
-  assert {s["reordering"] for s in tried} == set(scann_files.REORDERINGS)
+  assert {s["reordering"] for s in tried} == set(REORDERINGS)
   point = {key: report[key] for key in report["curve"][0]}
   assert point in report["curve"] and len(report["curve"]) > 3
   json.dumps(report)
@@ -114,7 +114,7 @@ def test_what_is_open_is_chosen_by_measuring():
 
 def test_the_report_says_how_faiss_compares():
   pytest.importorskip("faiss")
-  config = dataclasses.replace(_GIVEN, reordering=None, threads=1)
+  config = dataclasses.replace(_FIXED, reordering=None, threads=1)
   report = config.build(
     blocks_of(_vectors()), BuildOptions(queries=_QUERIES)
   ).report
@@ -128,8 +128,8 @@ def test_the_report_says_how_faiss_compares():
   )
 
 
-def test_what_is_given_is_kept():
-  index = _GIVEN.build(blocks_of(_vectors()), BuildOptions(queries=_QUERIES))
+def test_fixed_settings_are_kept():
+  index = _FIXED.build(blocks_of(_vectors()), BuildOptions(queries=_QUERIES))
   assert index.report["trials"] == []
   assert index.report["leaves_searched"] == 4
   assert index.report["num_reordered"] == 50
@@ -137,7 +137,7 @@ def test_what_is_given_is_kept():
 
 def test_an_index_below_its_target_is_refused_unless_it_may_be():
   config = dataclasses.replace(
-    _GIVEN, num_leaves_searched=1, num_reordered=8, recall_target=0.999
+    _FIXED, num_leaves_searched=1, num_reordered=8, recall_target=0.999
   )
   options = BuildOptions(queries=_QUERIES)
   with pytest.raises(RecallError, match=r"reaches recall@8 0\.\d+ of 0.999"):
@@ -147,29 +147,29 @@ def test_an_index_below_its_target_is_refused_unless_it_may_be():
   assert report["recall"] < 0.999
 
 
-def _built(directory, vectors, config=_GIVEN, previous=None):
+def _built(directory, vectors, config=_FIXED, previous=None):
   return config.build(
     blocks_of(vectors),
     BuildOptions(directory=directory, queries=_QUERIES, previous=previous),
   )
 
 
-def test_leaves_and_codebooks_are_taken_over_while_they_do(tmp_path):
+def test_leaves_and_codebooks_are_reused_while_they_meet_the_target(tmp_path):
   _built(tmp_path / "0", _vectors())
   moved = (1.01 * _vectors()).astype(np.float32)
   index = _built(tmp_path / "1", moved, previous=tmp_path / "0")
   assert index.report["trained_for"] == "the generation before"
   assert _recall(index.search(_QUERIES, 8), moved) > 0.95
-  before, after = (scann_files.read_trained(tmp_path / n) for n in "01")
+  before, after = (files.read_trained(tmp_path / n) for n in "01")
   for a, b in zip(before, after, strict=True):
     np.testing.assert_array_equal(a, b)
 
 
-def test_they_are_trained_again_where_they_do_not(tmp_path):
-  # Leaves of another axis say nothing of these vectors.
+def test_leaves_and_codebooks_below_the_target_are_trained_again(tmp_path):
+  # Leaves along one axis do not separate these vectors.
   other = np.zeros_like(_vectors())
   other[:, 0] = np.linspace(-1, 1, _NUM_BLOCKS)
-  config = dataclasses.replace(_GIVEN, below_target=True)
+  config = dataclasses.replace(_FIXED, below_target=True)
   _built(tmp_path / "0", other, config)
   index = _built(tmp_path / "1", _vectors(), config, tmp_path / "0")
   assert index.report["trained_for"] == "this generation"
@@ -177,10 +177,10 @@ def test_they_are_trained_again_where_they_do_not(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_structure_that_will_not_do_is_chosen_afresh(tmp_path, monkeypatch):
-  # One leaf is looked into: of many leaves it does not hold enough.
+def test_a_structure_below_the_target_is_replaced(tmp_path, monkeypatch):
+  # One leaf is searched, which holds too little if there are many leaves.
   many = dataclasses.replace(
-    _GIVEN, num_leaves=256, num_leaves_searched=1, below_target=True
+    _FIXED, num_leaves=256, num_leaves_searched=1, below_target=True
   )
   _built(tmp_path / "0", _vectors(), many)
   monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "not there"))
@@ -190,19 +190,19 @@ def test_a_structure_that_will_not_do_is_chosen_afresh(tmp_path, monkeypatch):
   assert index.report["trained_for"] == "this generation"
   assert index.report["structure"]["num_leaves"] < 256
   assert _recall(index.search(_QUERIES, 8), _vectors()) > 0.9
-  # What was tried was beside it, where a build that is killed is cleared away.
+  # Trials are written beside the index, where leftovers of a kill are removed.
   assert {path.name for path in tmp_path.iterdir()} == {"0", "1"}
   loaded = config.load(tmp_path / "1", blocks_of(_vectors()))
   np.testing.assert_array_equal(
     loaded.search(_QUERIES, 8).rows, index.search(_QUERIES, 8).rows
   )
-  # Where that will do, or nothing is open, nothing is tried.
+  # Without a target to meet, or with all settings fixed, nothing is tried.
   index = _built(tmp_path / "2", _vectors(), many, tmp_path / "0")
   assert index.report["structure_of"] == "the generation before"
 
 
 def test_what_is_chosen_aims_above_the_target():
-  config = dataclasses.replace(_GIVEN, num_reordered=None, recall_target=0.5)
+  config = dataclasses.replace(_FIXED, num_reordered=None, recall_target=0.5)
 
   def report(config):
     return config.build(
@@ -220,21 +220,21 @@ def test_what_is_chosen_aims_above_the_target():
 @pytest.mark.parametrize(
   "why", ["damaged", "of another shape", "other settings", "not wanted"]
 )
-def test_nothing_unfit_is_taken_over(tmp_path, why):
+def test_nothing_unfit_is_reused(tmp_path, why):
   _built(tmp_path / "0", _vectors())
-  config = _GIVEN
+  config = _FIXED
   if why == "of another shape":
     tree = tmp_path / "0" / "tree.json"
     values = json.loads(tree.read_text())
     values["structure"]["num_leaves"] = 63
     tree.write_text(json.dumps(values))
-    config = dataclasses.replace(_GIVEN, num_leaves=63)
+    config = dataclasses.replace(_FIXED, num_leaves=63)
   elif why == "damaged":
     (tmp_path / "0" / "ah_codebook.pb").write_bytes(b"\xff\xff")
   elif why == "other settings":
-    config = dataclasses.replace(_GIVEN, num_leaves=32)
+    config = dataclasses.replace(_FIXED, num_leaves=32)
   else:
-    config = given_tree(
+    config = fixed_tree(
       64, num_leaves_searched=4, num_reordered=50, reordering="float32"
     )
   index = _built(tmp_path / "1", _vectors(), config, tmp_path / "0")
@@ -266,13 +266,13 @@ def test_what_cannot_be_loaded_is_refused(tmp_path, damage):
   else:
     vectors = clustered(_NUM_BLOCKS + 1, 1)
   with pytest.raises(IndexLoadError):
-    _GIVEN.load(tmp_path / "scann", blocks_of(vectors))
+    _FIXED.load(tmp_path / "scann", blocks_of(vectors))
 
 
 def test_threads_change_nothing_but_the_speed():
   vectors = _vectors()
   one, two = (
-    dataclasses.replace(_GIVEN, threads=n).build(
+    dataclasses.replace(_FIXED, threads=n).build(
       blocks_of(vectors), BuildOptions(queries=_QUERIES)
     )
     for n in (1, 2)
@@ -286,7 +286,7 @@ def test_threads_change_nothing_but_the_speed():
 @pytest.mark.parametrize("threads", [2, 5])
 def test_as_many_threads_search_as_are_wanted(tmp_path, threads):
   _built(tmp_path / "scann", _vectors())
-  config = dataclasses.replace(_GIVEN, threads=threads)
+  config = dataclasses.replace(_FIXED, threads=threads)
 
   def running():
     return len(list(Path("/proc/self/task").iterdir()))
@@ -294,11 +294,11 @@ def test_as_many_threads_search_as_are_wanted(tmp_path, threads):
   before = running()
   index = config.load(tmp_path / "scann", blocks_of(_vectors()))
   index.search(_QUERIES, 8)
-  # The one that asks is at it, too.
+  # The calling thread searches, too.
   assert running() - before == threads - 1
 
 
-def test_work_ends_when_it_is_told_to():
+def test_an_exception_of_check_ends_the_build():
   class Stop(Exception):
     pass
 
@@ -306,7 +306,7 @@ def test_work_ends_when_it_is_told_to():
     raise Stop
 
   with pytest.raises(Stop):
-    _GIVEN.build(blocks_of(_vectors()), BuildOptions(check=check))
+    _FIXED.build(blocks_of(_vectors()), BuildOptions(check=check))
 
 
 @pytest.mark.parametrize(
@@ -329,7 +329,7 @@ def test_work_ends_when_it_is_told_to():
     ("threads", 0),
   ],
 )
-def test_settings_that_cannot_be_are_refused(name, value):
+def test_invalid_settings_are_refused(name, value):
   with pytest.raises(ValueError, match=rf"^{name}={value!r}; want"):
     ScannConfig(**{name: value})
 
@@ -337,6 +337,6 @@ def test_settings_that_cannot_be_are_refused(name, value):
 @pytest.mark.parametrize("count", [1, 16, 990, 999, 1001])
 def test_a_sample_has_about_as_many_as_are_wanted(count):
   vectors = clustered(1_000, 1)
-  drawn = scann_tree.draw(vectors, count)
+  drawn = draw(vectors, count)
   assert min(count, 992) <= len(drawn) <= min(count + 15, 1_000)
   assert len(np.unique(drawn, axis=0)) == len(drawn)

@@ -1,13 +1,13 @@
-"""ScaNN is imported alone: TensorFlow takes seconds, and serves it nothing."""
+"""ScaNN is imported without TensorFlow, which takes seconds."""
 
 import subprocess
 import sys
 
 _PROGRAM = """
 import importlib.util, sys
-from realm_jax.indexes.scann import library as scann_library
-library, messages = scann_library.library(), scann_library.messages()
-print(library.__name__, messages.scann.__name__)
+from realm_jax.indexes.scann import library as scann
+library, proto = scann.library(), scann.proto("proto.scann_pb2")
+print(library.__name__, proto.__name__)
 print("tensorflow" in sys.modules)
 print(importlib.util.find_spec("tensorflow") is not None)
 """

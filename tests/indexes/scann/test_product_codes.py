@@ -1,16 +1,28 @@
-"""Codes: the nearest centres, and those that keep inner products."""
+"""Codes: the nearest centroids, and those that keep inner products."""
 
 import itertools
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from realm_jax.indexes.scann import product_codes
 from realm_jax.indexes.scann.product_codes import (
   anisotropic_weight,
-  decode,
-  encode,
   train_codebooks,
 )
+
+
+def _on_device(*arrays):
+  return [jnp.asarray(array) for array in arrays]
+
+
+def encode(*arrays, **settings):
+  return product_codes.encode(*_on_device(*arrays), **settings)
+
+
+def decode(*arrays):
+  return product_codes.decode(*_on_device(*arrays))
 
 
 def _residuals(count=3_000, dim=8, seed=0):
@@ -18,7 +30,7 @@ def _residuals(count=3_000, dim=8, seed=0):
   return rng.standard_normal((count, dim)).astype(np.float32)
 
 
-def test_codes_are_the_nearest_centres():
+def test_codes_are_the_nearest_centroids():
   residuals = _residuals(500)
   codebooks = np.asarray(train_codebooks(residuals, dims_per_code=2))
   assert codebooks.shape == (4, 16, 2)
@@ -32,11 +44,11 @@ def test_codes_are_the_nearest_centres():
   )
 
 
-def test_codebooks_are_as_good_as_sixteen_centres_can_be():
+def test_codebooks_are_as_good_as_sixteen_centroids_can_be():
   residuals = _residuals()
   codebooks = train_codebooks(residuals, dims_per_code=2)
   error = residuals - decode(encode(residuals, codebooks), codebooks)
-  # The best 16 centres of a normal in the plane leave 0.11 of a dimension.
+  # The best 16 centroids of a normal in the plane leave 0.11 of a dimension.
   assert np.square(error).mean() < 0.125
 
 
@@ -55,7 +67,7 @@ def test_anisotropic_codes_keep_inner_products():
     )
 
   plain_along, plain = errors(encode(residuals, codebooks))
-  codes = encode(residuals, codebooks, unit, weight)
+  codes = encode(residuals, codebooks, unit, weight=weight)
   along, loss = errors(codes)
   assert along < 0.5 * plain_along
   assert (loss <= plain + 1e-4).all()
@@ -74,4 +86,4 @@ def test_the_weight_is_that_of_the_theorem():
   assert anisotropic_weight(0.0, 128) == 0
   assert anisotropic_weight(0.2, 128) == pytest.approx(127 * 0.04 / 0.96 - 1)
   with pytest.raises(ValueError, match="anisotropic_threshold=1"):
-    anisotropic_weight(1, 128)
+    anisotropic_weight(1.0, 128)

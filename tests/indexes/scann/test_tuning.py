@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
+from realm_jax.indexes.protocol import SearchResult
 from realm_jax.indexes.scann import tuning
-from realm_jax.indexes.scann.files import Structure
+from realm_jax.indexes.scann.settings import Structure
 from realm_jax.indexes.scann.tuning import (
+  GroundTruth,
   Point,
-  Truth,
   choose_structure,
   fastest_point,
 )
@@ -19,11 +20,11 @@ def simulate(monkeypatch):
   """Makes a search whose recall and time follow from how much it searches."""
   clock = [0.0]
   monkeypatch.setattr(tuning.time, "perf_counter", lambda: clock[0])
-  truth = Truth(
+  truth = GroundTruth(
     queries=queries_of(np.zeros((4, 2), np.float32)),
     k=5,
-    worst=np.ones(4, np.float32),
-    score=lambda found: found,
+    kth_score=np.ones(4, np.float32),
+    score=lambda rows: rows.astype(np.float32),
   )
 
   def simulated(recall_of, seconds_of):
@@ -31,10 +32,8 @@ def simulate(monkeypatch):
       clock[0] += seconds_of(leaves, reordered)
       recall = recall_of(leaves, reordered)
 
-      class Found:
-        rows = (np.linspace(0, 1, 400).reshape(4, 100) < recall).astype(float)
-
-      return Found
+      hits = np.linspace(0, 1, 400).reshape(4, 100) < recall
+      return SearchResult(hits.astype(np.int32), hits.astype(np.float32))
 
     return search, truth
 
@@ -93,7 +92,7 @@ def test_without_enough_the_best_recall_is_chosen(machine):
 def test_reordered_are_at_least_k_and_at_most_all(machine):
   search, truth = machine
   point, points = fastest_point(
-    search, truth, target=2, num_leaves=2, num_blocks=20
+    search, truth, target=2.0, num_leaves=2, num_blocks=20
   )
   assert {p.num_reordered for p in points} == {20}
   assert {p.leaves_searched for p in points} == {1, 2}
@@ -127,14 +126,14 @@ def _chosen(speeds, *, target=0.5, **settings):
 def test_the_best_number_of_leaves_may_lie_beyond_worse_ones(best):
   def speeds(structure):
     # Nothing between the first and the best is any better.
-    return 1, 1e3 if structure.num_leaves == best else 1e2
+    return 1.0, 1e3 if structure.num_leaves == best else 1e2
 
   assert _chosen(speeds).num_leaves == best
 
 
 def test_changes_are_kept_one_on_top_of_the_other():
   chosen = _chosen(
-    lambda s: (1, 100 + 50 * s.spherical + 50 * (s.reordering == "int8")),
+    lambda s: (1.0, 100.0 + 50 * s.spherical + 50 * (s.reordering == "int8")),
     variants=[
       ({"spherical": True}, 1.05),
       ({"soar_lambda": 1.5}, 1.05),
@@ -147,7 +146,7 @@ def test_changes_are_kept_one_on_top_of_the_other():
 
 def test_below_the_target_recall_decides():
   chosen = _chosen(
-    lambda s: (0.9 if s.spherical else 0.3, 1 if s.spherical else 100),
+    lambda s: (0.9 if s.spherical else 0.3, 1.0 if s.spherical else 100.0),
     variants=[({"spherical": True}, 1.05)],
     may_vary_leaves=False,
   )
@@ -156,7 +155,7 @@ def test_below_the_target_recall_decides():
 
 def test_a_small_gain_is_scatter():
   chosen = _chosen(
-    lambda s: (1, 102 if s.spherical else 100),
+    lambda s: (1.0, 102.0 if s.spherical else 100.0),
     variants=[({"spherical": True}, 1.05)],
     may_vary_leaves=False,
   )
@@ -171,7 +170,7 @@ def test_the_vectors_in_the_leaves_grow_with_the_corpus():
   def point(structure, leaves, reordered):
     rows = 10_000 * leaves / structure.num_leaves
     seconds = 1 + rows / 1_000 + reordered / 100
-    return Point(leaves, reordered, 1, 1 / seconds)
+    return Point(leaves, reordered, 1.0, 1 / seconds)
 
   for num_leaves in (10, 20):
     structure = Structure(num_leaves)
@@ -184,17 +183,19 @@ def test_the_vectors_in_the_leaves_grow_with_the_corpus():
   assert 1 / predicted == pytest.approx(1 + 10 + 0.5, rel=1e-6)
   # Second leaves are as many again.
   spilled = Structure(10, soar_lambda=1.0)
-  of_both = costs.queries_per_second(spilled, Point(1, 50, 1, 1 / 3.5))
+  of_both = costs.queries_per_second(spilled, Point(1, 50, 1.0, 1 / 3.5))
   assert 1 / of_both == pytest.approx(1 + 20 + 0.5, rel=1e-6)
 
 
 def test_as_many_vectors_are_looked_at_as_in_the_corpus(machine):
   search, truth = machine
   point = tuning.Point(2, 100, 0.9, 1.0)
-  many = tuning.point_of_as_many(search, truth, point, num_leaves=64, growth=10)
+  many = tuning.point_of_equal_work(
+    search, truth, point, num_leaves=64, growth=10.0
+  )
   assert (many.leaves_searched, many.num_reordered) == (20, 100)
   assert many.queries_per_second == pytest.approx(4 / (20e-3 + 1e-3))
-  all_of_them = tuning.point_of_as_many(
-    search, truth, point, num_leaves=64, growth=100
+  all_of_them = tuning.point_of_equal_work(
+    search, truth, point, num_leaves=64, growth=100.0
   )
   assert all_of_them.leaves_searched == 64

@@ -1,4 +1,4 @@
-"""Work that gives way: in threads of a lower priority, which stays theirs."""
+"""Background work gets a lower priority, and its caller keeps its own."""
 
 import os
 import sys
@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from realm_jax.indexes.background import in_background
+from realm_jax.indexes.thread_priority import run_at_low_priority
 
 pytestmark = pytest.mark.skipif(
   sys.platform != "linux", reason="threads have no priorities of their own"
@@ -17,7 +17,7 @@ def _priority() -> int:
   return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
 
-def test_work_and_its_threads_give_way_and_nothing_else_does():
+def test_work_and_its_threads_get_a_lower_priority_and_nothing_else():
   before = _priority()
 
   def work():
@@ -28,13 +28,13 @@ def test_work_and_its_threads_give_way_and_nothing_else_does():
     return found
 
   lower = max(before, 10)
-  assert in_background(work) == [lower, lower]
+  assert run_at_low_priority(work) == [lower, lower]
   assert _priority() == before
 
 
-def test_what_the_work_raises_is_raised():
+def test_an_exception_of_the_work_is_raised():
   def work():
     raise ValueError("no such file")
 
   with pytest.raises(ValueError, match="no such file"):
-    in_background(work)
+    run_at_low_priority(work)

@@ -1,17 +1,17 @@
-"""Arrays as `.npy` files, where the disk may be full."""
+"""Arrays as `.npy` files, on disks that may be full."""
 
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 
 def save(path: Path, array: np.ndarray) -> None:
-  """Writes an array; numpy's own would not say that the disk is full.
+  """Writes an array; unlike numpy's own function, it reports a full disk.
 
   Raises:
-    OSError: the disk is full.
+    OSError: The disk is full.
   """
   header = np.lib.format.header_data_from_array_1_0(array)
   with path.open("wb") as file:
@@ -19,16 +19,18 @@ def save(path: Path, array: np.ndarray) -> None:
     file.write(np.ascontiguousarray(array).view(np.uint8).data)
 
 
-def create_mapped(path: Path, dtype: Any, shape: tuple[int, ...]) -> np.memmap:
-  """A new array to write to, which has its room on the disk.
+def create_mapped(
+  path: Path, dtype: DTypeLike, shape: tuple[int, ...]
+) -> np.memmap:
+  """Creates a memory-mapped array to write to, with its disk space allocated.
 
-  A memory-mapped write to a full disk would end the process with a signal
+  Writing to a mapped file on a full disk would end the process with a signal
   instead of an error.
 
   Raises:
-    OSError: the disk is full.
+    OSError: The disk is full.
   """
-  # numpy makes the file anew, and all of it a hole.
+  # numpy creates the file as one hole, without disk space.
   array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
   with path.open("r+b") as file:
     os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)

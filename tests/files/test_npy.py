@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from realm_jax.indexes import npy
+from realm_jax.files import npy
 
 
 @pytest.mark.parametrize("shape", [(0,), (3,), (5, 4)])
@@ -18,7 +18,7 @@ def test_what_is_saved_is_what_numpy_reads(tmp_path, shape):
   np.testing.assert_array_equal(np.load(tmp_path / "a.npy"), array)
 
 
-def test_a_mapped_array_has_its_room_before_it_is_written(tmp_path):
+def test_a_mapped_array_has_disk_space_before_it_is_written(tmp_path):
   path = tmp_path / "a.npy"
   array = npy.create_mapped(path, np.float32, (1000, 500))
   # A hole would have no blocks, and writing to it might find none.
@@ -41,7 +41,7 @@ def test_a_full_disk_is_an_error_of_the_system(tmp_path, write):
     import errno, resource, sys
     from pathlib import Path
     import numpy as np
-    from realm_jax.indexes import npy
+    from realm_jax.files import npy
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
     path = Path(sys.argv[1])
     try:

@@ -1,9 +1,9 @@
-"""What is let go can be read again, and nothing written is lost."""
+"""Dropped pages can be read again, and nothing written is lost."""
 
 import numpy as np
 import pytest
 
-from realm_jax.indexes import mapped
+from realm_jax.files import mapped_pages
 
 
 @pytest.mark.parametrize("mode", ["r", "r+", "c"])
@@ -13,13 +13,13 @@ def test_a_mapped_file_reads_as_before(tmp_path, mode):
   expected = np.arange(4096)
   if mode != "r":
     array[3] = expected[3] = -1
-  mapped.let_go(array[:2048].view(np.int32).view(np.float32))
+  mapped_pages.drop_pages(array[:2048].view(np.int32).view(np.float32))
   np.testing.assert_array_equal(array, expected)
 
 
-def test_what_is_mapped_from_no_file_stays_as_it_is():
+def test_arrays_outside_mapped_files_are_left_alone():
   array = np.arange(10)
   array.flags.writeable = False
-  mapped.let_go(array[2:5])
-  mapped.let_go(np.frombuffer(b"12345678", np.uint8))
+  mapped_pages.drop_pages(array[2:5])
+  mapped_pages.drop_pages(np.frombuffer(b"12345678", np.uint8))
   np.testing.assert_array_equal(array, np.arange(10))

@@ -1,4 +1,4 @@
-"""What exact search finds, by which other indexes are measured."""
+"""Scores of the exact nearest neighbors, the ground truth of recall."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -6,17 +6,17 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from jaxtyping import Float32
 
-from realm_jax.indexes.exact import ExactIndex
+from realm_jax.indexes.exact import ExactConfig, ExactIndex
 from realm_jax.indexes.protocol import QueryBatch, Rows, in_order
 
-# Of a part, beside the index that is measured.
-_ROWS_AT_ONCE = 1 << 18
+# Rows in memory at once, beside the index whose recall is measured.
+_ROWS_PER_PART = 1 << 18
 
 
 def best_scores(
   vectors: Rows, queries: QueryBatch, k: int
 ) -> Float32[np.ndarray, "b k"]:
-  """The k largest scores of each query, from a part of the corpus at a time."""
+  """Returns the k largest scores of each query, reading the corpus in parts."""
   scores = np.zeros((len(queries.token_ids), 0), np.float32)
   for part in _parts(vectors):
     found = part.search(queries, min(k, part.num_blocks))
@@ -26,12 +26,12 @@ def best_scores(
 
 
 def _parts(vectors: Rows) -> Iterator[ExactIndex]:
-  """All rows, a part at a time; the next is read while one is searched."""
+  """Yields all rows in parts; reads the next while one is searched."""
   num_blocks, _ = vectors.shape
-  size = min(_ROWS_AT_ONCE, num_blocks)
+  size = min(_ROWS_PER_PART, num_blocks)
 
   def read(start: int) -> ExactIndex:
-    return ExactIndex(vectors[start : start + size], capacity=size)
+    return ExactIndex(vectors[start : start + size], ExactConfig(capacity=size))
 
   with ThreadPoolExecutor(1) as reader:
     coming = reader.submit(read, 0)

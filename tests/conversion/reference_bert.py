@@ -26,14 +26,15 @@ def last_hidden(
   heads: int,
   gelu: Callable[[np.ndarray], np.ndarray],
 ) -> np.ndarray:
-  """The last hidden states of one text, in float64.
+  """Returns the last hidden states of one text, in float64.
 
   Args:
-    v: names begin with `embeddings/` and `encoder/`; kernels are [in, out].
-    tokens: without padding.
-    types: of the tokens; by default 1 after the first [SEP].
-    heads: of attention.
-    gelu: the activation.
+    v: Variables by names that begin with `embeddings/` and `encoder/`; kernels
+      are [in, out].
+    tokens: Token ids without padding.
+    types: Token types; by default 1 after the first [SEP].
+    heads: Number of attention heads.
+    gelu: Activation function.
   """
   types = numpy_bert.segments(tokens) if types is None else types
   x = (

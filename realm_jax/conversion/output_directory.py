@@ -1,0 +1,64 @@
+"""The new directory that an import or an export writes.
+
+It appears complete or not at all. On an object store, which cannot rename, it
+is filled in place: what makes it valid must be written last.
+"""
+
+import contextlib
+from collections.abc import Iterator
+
+from etils import epath
+
+from realm_jax.conversion.errors import ConversionError
+from realm_jax.files import whole_directory
+from realm_jax.files.disk_full import explain_full_disk
+from realm_jax.files.remote import is_remote
+
+
+def check_new(output_dir: epath.PathLike) -> None:
+  """Checks that a directory is absent or empty, and can be written.
+
+  Raises:
+    ConversionError: If the directory has files in it.
+    TargetError: If the path is a file, or a disk is mounted there.
+  """
+  path = epath.Path(output_dir)
+  whole_directory.check_target(path)
+  if not path.exists():
+    return
+  if (path / "checkpoints").exists():
+    raise ConversionError(
+      f"{path} is a MODEL_DIR that has checkpoints already; name a new "
+      "directory for --output_dir"
+    )
+  if names := sorted(p.name for p in path.iterdir()):
+    raise ConversionError(
+      f"{path} has files in it ({', '.join(names[:3])}, …); name a new "
+      "directory for --output_dir"
+    )
+
+
+@contextlib.contextmanager
+def new_directory(output_dir: epath.PathLike) -> Iterator[epath.Path]:
+  """Makes a directory to fill, which becomes `output_dir` at the end.
+
+  If the block raises, the directory is removed, except on an object store.
+
+  Raises:
+    ConversionError: If `output_dir` is not empty.
+    TargetError: If another process is filling it.
+    DiskFullError: If the disk is full.
+  """
+  check_new(output_dir)
+  if is_remote(output_dir):
+    yield epath.Path(output_dir)
+    return
+  with (
+    explain_full_disk(
+      output_dir, advice="free some space, or name another --output_dir"
+    ),
+    whole_directory.staging_directory(output_dir) as staging,
+  ):
+    yield epath.Path(staging)
+    check_new(output_dir)
+    whole_directory.rename_into_place(staging, output_dir)

@@ -1,0 +1,42 @@
+"""Another version of ScaNN is tried early, and refused with advice."""
+
+import pytest
+
+from realm_jax.indexes.protocol import UnsupportedLibraryError
+from realm_jax.indexes.scann import files, library
+from realm_jax.indexes.scann.config import ScannConfig
+from tests.indexes.clustered import blocks_of, clustered
+
+_BLOCKS = blocks_of(clustered(500, 1))
+
+
+@pytest.fixture(autouse=True)
+def _another_version(monkeypatch):
+  monkeypatch.setattr(library, "installed_version", lambda: "9.8.7")
+
+
+@pytest.mark.slow
+def test_a_version_that_reads_our_files_is_accepted():
+  assert ScannConfig(brute_force_below=0).build(_BLOCKS).num_blocks == 500
+
+
+_REFUSAL = (
+  r"scann 9\.8\.7 does not read .* formats of scann 1\.4\.2.*builder='stock'"
+)
+
+
+@pytest.mark.slow
+def test_a_version_that_finds_something_else_is_refused(monkeypatch):
+  monkeypatch.setattr(
+    files.TreeWriter, "_quantized", lambda self, vectors: 0 * vectors
+  )
+  with pytest.raises(UnsupportedLibraryError, match=_REFUSAL):
+    ScannConfig(brute_force_below=0).build(_BLOCKS)
+
+
+def test_a_version_that_cannot_load_is_refused_and_stock_builds(monkeypatch):
+  monkeypatch.setattr(files, "_write_config", lambda directory, text: None)
+  with pytest.raises(UnsupportedLibraryError, match=_REFUSAL):
+    ScannConfig(brute_force_below=0).build(_BLOCKS)
+  stock = ScannConfig(builder="stock", brute_force_below=0)
+  assert stock.build(_BLOCKS).num_blocks == 500

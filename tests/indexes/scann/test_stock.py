@@ -1,0 +1,99 @@
+"""ScaNN's own builder: near exact search, measured like our own."""
+
+import dataclasses
+import errno
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from realm_jax.indexes.protocol import BuildOptions, RecallError
+from realm_jax.indexes.scann import compatibility, files
+from realm_jax.indexes.scann.config import ScannConfig
+from tests.indexes.clustered import blocks_of, clustered, queries_of
+
+_VECTORS = clustered(3_000, 1)
+_QUERIES = queries_of(clustered(200, 2))
+_STOCK = ScannConfig(builder="stock", brute_force_below=0)
+
+
+@pytest.fixture(autouse=True)
+def _no_private_formats(monkeypatch):
+  """Makes what our own builder needs fail."""
+  monkeypatch.setattr(compatibility, "check_formats", None)
+  monkeypatch.setattr(files, "TreeWriter", None)
+
+
+@pytest.mark.parametrize(
+  "change",
+  [
+    {},
+    {"soar_lambda": 1.5, "num_leaves": 40, "reordering": "bfloat16"},
+    {"spherical": True, "reordering": "int8", "dims_per_code": 3},
+  ],
+)
+def test_it_meets_the_target_and_loads_as_it_was_built(tmp_path, change):
+  config = dataclasses.replace(_STOCK, **change)
+  options = BuildOptions(directory=tmp_path / "scann", queries=_QUERIES)
+  index = config.build(blocks_of(_VECTORS), options)
+  assert index.report["structure_of"] == "the settings"
+  assert change.items() <= index.report["structure"].items()
+  found = index.search(_QUERIES, 8)
+  best = np.argsort(-(_QUERIES.vectors @ _VECTORS.T), axis=1)[:, :8]
+  hits = [len(set(a) & set(b)) for a, b in zip(found.rows, best, strict=True)]
+  assert np.mean(hits) / 8 > 0.95
+  # A generation is renamed when it is published.
+  moved = (tmp_path / "scann").rename(tmp_path / "published")
+  loaded = config.load(moved, blocks_of(_VECTORS)).search(_QUERIES, 8)
+  np.testing.assert_array_equal(loaded.rows, found.rows)
+
+
+def test_an_index_below_its_target_is_refused():
+  config = dataclasses.replace(
+    _STOCK, num_leaves_searched=1, num_reordered=8, recall_target=0.999
+  )
+  options = BuildOptions(queries=_QUERIES)
+  with pytest.raises(RecallError, match=r"reaches recall@8 0\.\d+ of 0.999"):
+    config.build(blocks_of(_VECTORS), options)
+
+
+def test_a_structure_that_scann_cannot_build_is_refused():
+  config = dataclasses.replace(_STOCK, training_sample=10)
+  with pytest.raises(ValueError, match="ScaNN cannot build Structure"):
+    config.build(blocks_of(_VECTORS))
+
+
+def test_an_unknown_builder_is_refused():
+  with pytest.raises(ValueError, match="want one of own, stock"):
+    ScannConfig(builder="ours")
+
+
+_WRITES_TO_A_FULL_DISK = """
+import resource, signal, sys
+from pathlib import Path
+import numpy as np
+from realm_jax.indexes.protocol import Blocks, BuildOptions
+from realm_jax.indexes.scann.config import ScannConfig
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))
+blocks = Blocks(num_blocks=500, vectors=np.ones((500, 32), np.float32))
+try:
+  ScannConfig().build(blocks, BuildOptions(directory=Path(sys.argv[1])))
+except OSError as error:
+  print(error.errno)
+"""
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_an_error_of_the_system(tmp_path):
+  done = subprocess.run(
+    [sys.executable, "-c", _WRITES_TO_A_FULL_DISK, tmp_path / "scann"],
+    cwd=Path(__file__).parents[3],
+    capture_output=True,
+    text=True,
+    check=True,
+    timeout=120,
+  )
+  assert done.stdout.split() == [str(errno.ENOSPC)]
