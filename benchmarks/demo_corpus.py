@@ -1,6 +1,5 @@
 """A corpus of the demo's encyclopedia, in any size."""
 
-import inspect
 from pathlib import Path
 
 from realm_jax import configuration
@@ -26,13 +25,14 @@ def make_corpus(
   """
   sizes = {}
   if scale != 1:
-    parameters = inspect.signature(world.generate).parameters
+    default = world.WorldConfig()
     sizes = {
-      f"num_{name}": max(4, round(scale * parameters[f"num_{name}"].default))
-      for name in _ENTITIES
+      name: max(4, round(scale * getattr(default, name)))
+      for name in (f"num_{entities}" for entities in _ENTITIES)
     }
   with configuration.parsed([_RECIPE]):
-    encyclopedia = configuration.configured(world.generate)(**sizes)
+    config = configuration.configured(world.WorldConfig)(**sizes)
+  encyclopedia = world.generate(config)
   world.write_world(directory / "world", world=encyclopedia)
   build_corpus(
     [str(directory / "world" / "articles.jsonl")],

@@ -1,1 +1,1 @@
-"""Starting the jobs of a run together, on this machine or on a cluster."""
+"""Starts the jobs of a run together, on this machine or on a cluster."""

@@ -1,4 +1,4 @@
-"""What goes into the container image of a job."""
+"""Contents of a job's container image."""
 
 import shutil
 import subprocess
@@ -11,10 +11,10 @@ _INSTALL = "pip install --no-cache-dir -c constraints.txt -e '.[tpu,gcs]'"
 def copy_clone(directory: Path) -> Path:
   """Copies the files that git tracks, as they are in the working tree.
 
-  The clone's environment and outputs stay behind: they are gigabytes.
+  The clone's environment and outputs, which are gigabytes, are left out.
 
   Returns:
-    The copy, a new folder in `directory`.
+    Path of the copy, a new folder in `directory`.
   """
   copy = directory / "realm_jax_clone"
   listed = subprocess.run(
@@ -30,7 +30,11 @@ def copy_clone(directory: Path) -> Path:
 
 
 def docker_instructions(clone: Path) -> list[str]:
-  """Installs the copied clone; the packages first, as they change less."""
+  """Returns instructions that install the copied clone.
+
+  Its dependencies come first, since they change less often and Docker caches
+  each instruction.
+  """
   packaging = ("setup.py", "pyproject.toml", "constraints.txt")
   files = " ".join(f"{clone.name}/{name}" for name in packaging)
   return [
@@ -38,6 +42,6 @@ def docker_instructions(clone: Path) -> list[str]:
     f"WORKDIR /{clone.name}",
     f"RUN {_INSTALL}",
     f"COPY --chown=1000:root {clone.name}/ /{clone.name}/",
-    # Now that they are there, the project's own packages.
+    # The project's own packages, now that their files are there.
     f"RUN {_INSTALL}",
   ]

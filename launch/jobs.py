@@ -1,4 +1,4 @@
-"""The jobs of one run, as the commands that one would type for them."""
+"""The jobs of one run, as commands."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ _GIN_PREFIX = "gin."
 
 
 class LaunchError(ValueError):
-  """A launch that cannot mean what its author wanted."""
+  """A launch whose flags are wrong or incomplete."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,9 +15,9 @@ class Job:
   """One process: `python ARGUMENTS`.
 
   Attributes:
-    name: `trainer`, `builder` or `evaluator`.
-    arguments: of the interpreter, from `-m` on.
-    environment: variables on top of what the process inherits.
+    name: Name of the job: `trainer`, `builder` or `evaluator`.
+    arguments: Arguments of the Python interpreter, from `-m` on.
+    environment: Variables that are added to the inherited environment.
   """
 
   name: str
@@ -35,13 +35,13 @@ MODULES = {
 def split_bindings(
   argv: Sequence[str],
 ) -> tuple[list[str], dict[str, list[str]]]:
-  """Takes `--gin.…`, `--builder.gin.…` and `--evaluator.gin.…` out.
+  """Separates `--gin.…`, `--builder.gin.…` and `--evaluator.gin.…`.
 
   Returns:
     The other arguments, and each job's `NAME=VALUE` bindings in order.
 
   Raises:
-    LaunchError: a binding has no value, or is of a job that does not exist.
+    LaunchError: A binding has no value, or names a job that does not exist.
   """
   others = []
   bindings: dict[str, list[str]] = {job: [] for job in MODULES}
@@ -65,10 +65,10 @@ def split_bindings(
 def split_environment(
   assignments: Sequence[str],
 ) -> dict[str, dict[str, str]]:
-  """Each job's variables, from `NAME=VALUE` and `JOB.NAME=VALUE`.
+  """Returns each job's variables, from `NAME=VALUE` and `JOB.NAME=VALUE`.
 
   Raises:
-    LaunchError: an assignment is neither.
+    LaunchError: An assignment has neither form.
   """
   environment: dict[str, dict[str, str]] = {job: {} for job in MODULES}
   for assignment in assignments:
@@ -92,17 +92,17 @@ def jobs_of_run(
   bindings: Mapping[str, Sequence[str]],
   environment: Mapping[str, Mapping[str, str]],
 ) -> list[Job]:
-  """The jobs that have gin files: the trainer, and what runs beside it.
+  """Returns the jobs that have gin files, of which one is the trainer.
 
   Args:
-    model_dir: bound as MODEL_DIR in every job.
-    corpus_dir: bound as CORPUS_DIR in every job.
-    gin_files: by job.
-    bindings: `NAME=VALUE` by job, over those of the files.
-    environment: by job.
+    model_dir: Value of MODEL_DIR in every job.
+    corpus_dir: Value of CORPUS_DIR in every job.
+    gin_files: Gin files of each job.
+    bindings: `NAME=VALUE` bindings of each job, which override its files.
+    environment: Environment variables of each job.
 
   Raises:
-    LaunchError: the trainer has no gin file, or a job that has none has
+    LaunchError: The trainer has no gin file, or a job without gin files has
       bindings.
   """
   if not gin_files["trainer"]:

@@ -1,4 +1,4 @@
-"""The flags of the launcher, defined when it runs and not when imported."""
+"""Flags of the launcher, which are defined when it runs, not on import."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ from absl import flags
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """What the command line says; dicts are by job."""
+  """Values of the flags; those of a single job are in dicts by job."""
 
   executor: str
   name: str
@@ -24,7 +24,7 @@ class Options:
 def define() -> None:
   """Defines the flags."""
   flags.DEFINE_enum(
-    "executor", "local", ["local", "cloud"], "Where the jobs run."
+    "executor", "local", ["local", "cloud"], "Place where the jobs run."
   )
   flags.DEFINE_string(
     "name", None, "The experiment's title; by default MODEL_DIR's last part."
@@ -75,7 +75,7 @@ def define() -> None:
 
 
 def read() -> Options:
-  """The flags' values, once they are parsed."""
+  """Returns the values of the parsed flags."""
   given = flags.FLAGS
   return Options(
     executor=given.executor,

@@ -1,35 +1,39 @@
-"""Which local job starts and stops when, whatever starts it."""
+"""The order in which local jobs start and stop."""
 
 import asyncio
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from launch.jobs import Job
 
 
+@runtime_checkable
 class Processes(Protocol):
-  """Starts jobs, and says and decides when they end."""
+  """Processes of jobs, by the name of the job."""
 
   async def start(self, job: Job) -> None:
-    """Starts a job and returns."""
+    """Starts a job, and returns at once."""
 
   async def ended(self, name: str) -> int:
-    """Waits for a job; its exit code, or minus the signal that ended it."""
+    """Waits for a job, and returns its exit code.
+
+    The code is negative if a signal ended the job.
+    """
 
   async def stop(self, name: str) -> None:
-    """Asks a job to end, and waits for it."""
+    """Sends SIGTERM to a job, and waits for it."""
 
 
 async def supervise(processes: Processes, jobs: Sequence[Job]) -> int:
   """Runs trainer and builder side by side, then the evaluator.
 
-  The builder is stopped when the trainer has ended, and the trainer when the
-  builder has failed: it would go on with an index that only grows older. A
-  builder that ends with 0 has made the one generation it was to make. When
-  this is cancelled, all that run are stopped first.
+  The builder is stopped when the trainer has ended. The trainer is stopped if
+  the builder fails, since its index would only grow older. A builder that ends
+  with 0 was configured to build one generation. If this coroutine is
+  cancelled, it first stops the jobs that run.
 
   Returns:
-    The exit code of the first job that failed, or 0.
+    Exit code of the first job that failed, or 0.
   """
   by_name = {job.name: job for job in jobs}
   running: dict[str, asyncio.Task[int]] = {}

@@ -1,4 +1,4 @@
-"""TPU slices, as one writes them: `v5litepod-64`, `v6e-8` or `v5p:4x4x8`."""
+"""Names of TPU slices: `v5litepod-64`, `v6e-8` or `v5p:4x4x8`."""
 
 import re
 
@@ -9,14 +9,14 @@ _FLAT = ("v5e", "v6e")
 
 
 def parse_tpu(text: str) -> tuple[str, str]:
-  """The generation and the topology of a slice.
+  """Returns the generation and the topology of a slice.
 
-  `GENERATION:TOPOLOGY` is taken as it stands. `GENERATION-CHIPS` is for v5e
-  and v6e, whose slices are two-dimensional: as square as the chips allow, as
-  in the cloud's own list (64 is 8x8 and 32 is 4x8).
+  `GENERATION:TOPOLOGY` names both. `GENERATION-CHIPS` is for v5e and v6e,
+  whose slices are two-dimensional and as square as the number of chips allows,
+  as in the cloud's own list (64 chips are 8x8, and 32 are 4x8).
 
   Raises:
-    LaunchError: it is neither.
+    LaunchError: The name has neither form.
   """
   name, is_topology, topology = text.partition(":")
   if is_topology and re.fullmatch(r"\d+(x\d+){1,2}", topology):

@@ -1,4 +1,4 @@
-"""Starts the jobs of a run with XManager: the trainer, and what runs beside it.
+"""Starts the jobs of a run with XManager: trainer, builder and evaluator.
 
     python -m launch.xm_launch --model_dir=runs/realm --corpus_dir=corpus \\
       --gin_file=gin/models/bert_base.gin \\
@@ -7,17 +7,17 @@
       --builder_gin_file=gin/runs/build_index.gin \\
       --gin.NUM_STEPS=10000 --builder.gin.KEEP_GENERATIONS=5
 
-`--executor=local` starts them as processes of this machine, with no
-container: when the trainer has ended the index builder is stopped, and the
-evaluator, where one is wanted, follows. Ctrl-C stops all of them; the same
-command then goes on where they stopped.
+`--executor=local` starts them as processes of this machine, without a
+container. When the trainer has ended, the index builder is stopped, and the
+evaluator, if it has gin files, runs. Ctrl-C stops all jobs, and the same
+command resumes them.
 
 `--executor=cloud` packs the tracked files of this clone into an image and
-submits it to an XManager on Cloud deployment, where each job has its own TPU
-slice (`--tpu=v5litepod-8 --builder_tpu=v5litepod-8`; of one host, since
-training over several is not there yet) and all paths are gs://. That
-deployment's address and credentials come from the environment, as XManager
-documents.
+submits it to an XManager on Cloud deployment. There each job has its own TPU
+slice (`--tpu=v5litepod-8 --builder_tpu=v5litepod-8`), which must be of one
+host, since training on several hosts is not implemented yet. All paths must be
+gs://. The deployment's address and credentials come from the environment, as
+XManager documents.
 """
 
 import asyncio
@@ -48,21 +48,21 @@ from launch.tpu import parse_tpu
 
 
 class LocalProcesses:
-  """The jobs of one run as processes of this machine."""
+  """Jobs of one run as processes of this machine."""
 
   def __init__(self, experiment: xm.Experiment):
     self._experiment = experiment
-    # XManager starts a binary through a shell, which would take a signal in
-    # the job's stead and leave it running; `exec` puts the job in its place.
+    # XManager starts a binary through a shell. A signal would end the shell
+    # and leave the job running, so `exec` replaces the shell by the job.
     self._python = executables.LocalBinary(
       "python", command="exec", args=xm.merge_args([sys.executable])
     )
     self._processes: dict[str, asyncio.subprocess.Process] = {}
 
   async def start(self, job: Job) -> None:
-    """Starts a job; its output is shown with its name in front."""
+    """Starts a job, whose output is shown with its name before each line."""
     print(f"[{job.name}] $ python {shlex.join(job.arguments)}", flush=True)
-    unit: Any = await self._experiment.add(
+    unit = await self._experiment.add(
       xm.Job(
         self._python,
         xm_local.Local(),
@@ -71,31 +71,40 @@ class LocalProcesses:
         env_vars=dict(job.environment),
       )
     )
-    # The processes are XManager's own affair, but its public `stop` is not
-    # implemented for them, and a unit's exit code is nowhere else.
-    [handle] = unit._local_execution_handles
-    self._processes[job.name] = handle.process
+    self._processes[job.name] = _process_of(unit)
 
   async def ended(self, name: str) -> int:
-    """Waits for a job; minus the signal's number where one ended it."""
+    """Waits for a job, and returns its exit code.
+
+    If a signal ended the job, this is minus the signal's number.
+    """
     code = await self._processes[name].wait()
     print(f"[{name}] ended with {code}", flush=True)
     return code
 
   async def stop(self, name: str) -> None:
-    """Asks a job to end (SIGTERM: the trainer saves first) and waits."""
+    """Sends SIGTERM, on which the trainer saves a checkpoint, and waits."""
     if self._processes[name].returncode is None:
       self._processes[name].terminate()
     await self.ended(name)
+
+
+def _process_of(unit: xm.ExperimentUnit) -> asyncio.subprocess.Process:
+  """Returns the process of a local unit with one job.
+
+  XManager keeps processes in a private attribute. Its public `stop` is not
+  implemented for them, and a unit's exit code is nowhere else.
+  """
+  [handle] = unit._local_execution_handles  # pyrefly: ignore
+  return handle.process
 
 
 async def run_locally(name: str, jobs: Sequence[Job]) -> NoReturn:
   """Runs the jobs as processes of this machine and waits for them.
 
   Raises:
-    SystemExit: always, with 0, with the exit code of the first job that
-      failed, or as a shell does with 128 more than the signal that ended it,
-      or this.
+    SystemExit: Always. The code is 0, or that of the first job that failed; if
+      a signal ended it or this process, 128 plus the signal, as in shells.
   """
   caught: list[int] = []
   async with xm_local.create_experiment(name) as experiment:
@@ -118,8 +127,8 @@ async def run_locally(name: str, jobs: Sequence[Job]) -> NoReturn:
       if not caught:
         raise
       code = -caught[0]
-    # By an exception, because XManager would otherwise wait for its units
-    # again and raise for those that were stopped.
+    # Without an exception, XManager would wait for its units again and raise
+    # for those that were stopped.
     raise SystemExit(128 - code if code < 0 else code)
 
 
@@ -129,10 +138,10 @@ def cloud_job_group(
   *,
   tpus: Mapping[str, str | None],
 ) -> xm.JobGroup:
-  """The jobs as XManager on Cloud runs them, each on its TPU slice.
+  """Returns the jobs for XManager on Cloud, each on its TPU slice.
 
   Raises:
-    LaunchError: a slice is missing or none.
+    LaunchError: A slice is missing, or its name is wrong.
   """
   from xmanager import xm_cloud
 
@@ -162,10 +171,11 @@ def cloud_job_group(
 def image_of(
   job: Job, clone: Path, *, registry: str, base_image: str
 ) -> xm.Packageable:
-  """The image that runs one job; its command is part of it.
+  """Returns the image that runs one job.
 
-  XManager on Cloud hands arguments over by name, so that a flag can be given
-  only once, and gin files are given several times.
+  The image contains the job's command: XManager on Cloud passes arguments by
+  name, so that a flag could be given only once, and there are several gin
+  files.
   """
   from xmanager import xm_cloud
 
@@ -184,7 +194,7 @@ def submit_to_cloud(jobs: Sequence[Job], given: options.Options) -> None:
   """Builds the images, submits the jobs and returns without waiting.
 
   Raises:
-    LaunchError: a flag that the cloud needs is missing or wrong.
+    LaunchError: A flag that the cloud needs is missing or wrong.
   """
   from xmanager import xm_cloud
 
@@ -193,13 +203,13 @@ def submit_to_cloud(jobs: Sequence[Job], given: options.Options) -> None:
   for path in (given.model_dir, given.corpus_dir):
     if not path.startswith("gs://"):
       raise LaunchError(
-        f"{path} is on this machine; the cloud's jobs share gs:// paths alone"
+        f"{path} is on this machine; jobs on the cloud share gs:// paths only"
       )
-  settings: dict[str, Any] = {}
+  settings = functools.partial(xm_cloud.WorkUnitSettings)
   if given.queue is not None:
     constraints = xm_cloud.SchedulingConstraints(queue_name=given.queue)
-    settings["scheduling_constraints"] = constraints
-  # What protobuf generates has no types.
+    settings = functools.partial(settings, scheduling_constraints=constraints)
+  # Modules that protobuf generates have no types.
   work_unit_proto: Any = xm_cloud.experiment.work_unit_pb2
   with tempfile.TemporaryDirectory() as directory:
     clone = copy_clone(Path(directory))
@@ -224,20 +234,18 @@ def submit_to_cloud(jobs: Sequence[Job], given: options.Options) -> None:
       others = [job for job in jobs if job.name != "builder"]
       experiment.add(
         cloud_job_group(others, images, tpus=given.tpus),
-        settings=xm_cloud.WorkUnitSettings(**settings),
+        settings=settings(),
       )
       if beside:
         experiment.add(
           cloud_job_group(beside, images, tpus=given.tpus),
-          settings=xm_cloud.WorkUnitSettings(
-            work_unit_type=work_unit_proto.WorkUnit.AUXILIARY, **settings
-          ),
+          settings=settings(work_unit_type=work_unit_proto.WorkUnit.AUXILIARY),
         )
   print(f"submitted {', '.join(images)} as {experiment.resource_name}")
 
 
 def main(argv: Sequence[str], *, bindings: Mapping[str, Sequence[str]]) -> None:
-  """Launches what the flags and the bindings of each job say."""
+  """Launches the jobs that the flags and bindings describe."""
   if len(argv) > 1:
     raise app.UsageError(f"unexpected: {shlex.join(argv[1:])}")
   logging.set_verbosity(logging.WARNING)
@@ -255,7 +263,7 @@ def main(argv: Sequence[str], *, bindings: Mapping[str, Sequence[str]]) -> None:
 
 
 def run() -> None:
-  """The command; an error of the user's ends in a line and code 2."""
+  """Runs the command. An error of the user is printed and exits with 2."""
 
   def guarded(argv: Sequence[str]) -> int:
     try:

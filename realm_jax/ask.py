@@ -1,8 +1,8 @@
 """Answers questions: `python -m realm_jax.ask --gin_file=… "who wrote …?"`.
 
-Prints the best answers, each with the block it stands in and how likely that
-block is, p(z|x). Without a question it asks for one, again and again; the
-model is loaded once.
+Prints the best answers, each with the block that contains it and that block's
+probability p(z|x). Without a question on the command line it reads questions
+from the terminal or from its standard input. The model is loaded once.
 """
 
 import sys
@@ -21,11 +21,11 @@ from realm_jax.evaluation.answering import (
 from realm_jax.partitioning import cpu_tuning
 
 _NUM_ANSWERS = flags.DEFINE_integer(
-  "num_answers", 3, "How many answers to print.", lower_bound=1
+  "num_answers", 3, "Number of answers to print.", lower_bound=1
 )
 
-# Private-use characters: they mark the answer while lines are wrapped, which
-# must not count the bytes of an escape sequence.
+# Private-use characters that mark the answer while lines are wrapped, since
+# wrapping would count the characters of an escape sequence.
 _OPEN, _CLOSE = "\ue000", "\ue001"
 _ON_TERMINAL = ("\x1b[1;32m", "\x1b[0m")
 _ELSEWHERE = ("«", "»")
@@ -33,7 +33,7 @@ _WIDTH = 80
 
 
 def main(argv: Sequence[str]) -> None:
-  """Loads `evaluation.answering.load_answerer` as gin configures it."""
+  """Calls `evaluation.answering.load_answerer` and answers questions."""
   logging.set_verbosity(logging.WARNING)
   cpu_tuning.keep_freed_memory()
   answerer = configuration.call(load_answerer)
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _questions() -> Iterator[str]:
-  """Questions from the terminal, or lines of the standard input, to its end."""
+  """Yields questions from the terminal, or lines of the standard input."""
   is_terminal = sys.stdin.isatty()
   while True:
     try:
@@ -68,16 +68,16 @@ def shown(
   num_answers: int,
   marks: tuple[str, str],
 ) -> str:
-  """The best answers of a question with their evidence, as text.
+  """Returns the best answers of a question with their evidence, as text.
 
   Args:
-    answerer: what answered.
-    answered: what it found.
-    num_answers: how many answers to show.
-    marks: what goes before and after the answer in the text.
+    answerer: Answerer of the question.
+    answered: Answers of the question.
+    num_answers: Maximum number of answers to show.
+    marks: Texts before and after the answer in its block.
   """
   if not answered.answers:
-    return "no answer: the blocks read have no words"
+    return "no answer: the blocks that were read have no words"
   parts = [
     f"{rank}. {answer.text}  (probability {answer.probability:.3f})\n"
     + _evidence(answerer, answered, answer, marks)
@@ -90,7 +90,7 @@ def _evidence(
   answerer: Answerer, answered: Answered, answer: Answer, marks: tuple[str, str]
 ) -> str:
   corpus, ranking = answerer.corpus, answered.ranking
-  place = ranking.rows.tolist().index(answer.row)
+  index = ranking.rows.tolist().index(answer.row)
   text = highlighted(
     corpus.body(answer.row), answer.start_byte, answer.limit_byte
   )
@@ -101,13 +101,12 @@ def _evidence(
     lines = lines.replace(mark, wanted)
   return (
     f"   {corpus.title(answer.row)}  [block {corpus.block_name(answer.row)}, "
-    f"found at {place + 1}, p(z|x) {ranking.probabilities[place]:.3f}]\n"
-    + lines
+    f"rank {index + 1}, p(z|x) {ranking.probabilities[index]:.3f}]\n" + lines
   )
 
 
 def highlighted(body: str, start_byte: int, limit_byte: int) -> str:
-  """The text with marks around bytes `[start_byte, limit_byte)`."""
+  """Returns a text with marks around bytes `[start_byte, limit_byte)`."""
   text = body.encode()
   parts = text[:start_byte], text[start_byte:limit_byte], text[limit_byte:]
   before, answer, after = (part.decode() for part in parts)

@@ -122,7 +122,7 @@ def _resolved(bound: Any, macros: Mapping[str, Any]) -> tuple[Any, str | None]:
     name = bound.scopes[-1]
     value, inner_name = _resolved(macros[name], macros)
     return value, inner_name or name
-  if isinstance(bound, list | tuple):
+  if isinstance(bound, (list, tuple)):
     return [_resolved(item, macros)[0] for item in bound], None
   if isinstance(bound, dict):
     return {k: _resolved(item, macros)[0] for k, item in bound.items()}, None

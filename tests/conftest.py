@@ -48,6 +48,7 @@ CHECKED_PACKAGES: list[str] = [
   "realm_jax.checkpoints",
   "realm_jax.console",
   "realm_jax.demo_world",
+  "realm_jax.evaluation",
   "realm_jax.conversion",
   "realm_jax.files",
   "realm_jax.indexes",

@@ -20,6 +20,7 @@ _NAMES = {
   os.PathLike: "a path",
   types.NoneType: "None",
 }
+_SEQUENCES = (list, tuple)
 _PLURALS = {(str,): "strings", (int,): "integers", (float,): "numbers"}
 
 
@@ -63,10 +64,9 @@ def accepts(annotation: Any, value: Any) -> bool:
   if expected is int:
     return isinstance(value, int) and not isinstance(value, bool)
   if expected in (list, tuple, collections.abc.Sequence):
-    items = (
-      arguments[:1] * len(value) if isinstance(value, list | tuple) else ()
+    return isinstance(value, _SEQUENCES) and all(
+      accepts(argument, item) for argument in arguments[:1] for item in value
     )
-    return isinstance(value, list | tuple) and all(map(accepts, items, value))
   if expected in (dict, collections.abc.Mapping):
     return isinstance(value, dict) and all(
       accepts(argument, item)

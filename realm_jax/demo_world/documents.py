@@ -1,15 +1,16 @@
-"""Articles and digests: which document states which fact, in which words.
+"""Articles and digests: which document tells which fact, and how.
 
-An article is about one entity, but many facts about that entity stand only in
-the article of another one. Two digests, "Gazette 7" and "Chronicle 7", restate
-what concerns one entity in the other register, and only their sentences say
-which. So most facts stand in an article and in the digests of both their
-entities, and a sentence of any of them can be completed from the others.
+An article is about one entity, but many facts about that entity are told only
+in the article of another one. Two digests, "Gazette 7" and "Chronicle 7",
+restate the facts about one entity in another register, and only their
+sentences name it. So most facts are told in an article and in the digests of
+both their entities, and a sentence of any of them can be completed from the
+others.
 """
 
 import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -22,7 +23,7 @@ _DIGESTS = ("Gazette", "Chronicle")
 
 @dataclasses.dataclass(frozen=True)
 class Sentence:
-  """A fact, by its index in the world, and the wording it is stated in."""
+  """A fact, by its index in the world, and the template that words it."""
 
   fact: int
   template: str
@@ -33,10 +34,10 @@ class Document:
   """An article or a digest.
 
   Attributes:
-    id: unique in its world.
-    title: the entity's name, or the digest's number.
-    entity: whose article it is; None for a digest.
-    sentences: what it states, in order.
+    id: Identifier, unique in its world.
+    title: Name of the entity, or number of the digest.
+    entity: Name of the entity; None for a digest.
+    sentences: Sentences of the text, in order.
   """
 
   id: str
@@ -45,7 +46,7 @@ class Document:
   sentences: tuple[Sentence, ...]
 
   def text(self, facts: Sequence[facts_lib.Fact]) -> str:
-    """The document's text, given the facts of its world."""
+    """Returns the document's text, given the facts of its world."""
     return " ".join(facts[s.fact].word(s.template) for s in self.sentences)
 
 
@@ -60,17 +61,18 @@ def make_documents(
   """Writes an article for each entity, and two digests about it.
 
   Args:
-    generator: draws places, order and wording.
-    entities, facts: what there is to write about.
-    told_elsewhere: the share of facts that are not told in their subject's
-      article but in that of another entity.
-    facts_per_digest: the most sentences of a digest.
+    generator: Random generator of articles, order and wording.
+    entities: Entities of the world.
+    facts: Facts of the world.
+    told_elsewhere: Share of facts that are told in another entity's article
+      instead of their subject's.
+    facts_per_digest: Maximum number of sentences of a digest.
 
   Returns:
-    The articles in the order of `entities`, then the digests in that order,
-    each pair together.
+    Articles in the order of `entities`, then each entity's two digests in the
+    same order.
   """
-  told = _assign(generator, entities, facts, told_elsewhere)
+  told = _assign_facts(generator, entities, facts, told_elsewhere)
   documents = [
     _article(generator, number, entity, told[entity.name], facts)
     for number, entity in enumerate(entities)
@@ -79,37 +81,59 @@ def make_documents(
   return documents
 
 
-def _assign(generator, entities, facts, told_elsewhere):
-  """Chooses the facts told in each entity's article: indices by name."""
-  about = collections.defaultdict(list)
-  neighbours = collections.defaultdict(list)
+def _facts_about(facts: Sequence[facts_lib.Fact]) -> dict[str, list[int]]:
+  """Returns the indices of the facts about each entity, by its name."""
+  about: dict[str, list[int]] = collections.defaultdict(list)
   for index, fact in enumerate(facts):
     for name in fact.entities:
       about[name].append(index)
+  return about
+
+
+def _assign_facts(
+  generator: np.random.Generator,
+  entities: Sequence[facts_lib.Entity],
+  facts: Sequence[facts_lib.Fact],
+  told_elsewhere: float,
+) -> dict[str, list[int]]:
+  """Chooses the facts told in each entity's article: indices by name."""
+  neighbours: dict[str, list[str]] = collections.defaultdict(list)
+  for fact in facts:
+    for name in fact.entities:
       neighbours[name] += [other for other in fact.entities if other != name]
 
-  told = {entity.name: [] for entity in entities}
+  told: dict[str, list[int]] = {entity.name: [] for entity in entities}
   for index, fact in enumerate(facts):
     elsewhere = list(fact.entities[1:]) or neighbours[fact.subject]
-    homes = [fact.subject]
+    articles = [fact.subject]
     if elsewhere and generator.random() < told_elsewhere:
-      homes = elsewhere
-    room = [h for h in homes if len(told[h]) < MAX_SENTENCES]
-    # Both ends and all neighbours full is rare; the emptiest then takes it.
-    room = room or [
+      articles = elsewhere
+    # If all are full, which is rare, the shortest takes one sentence more.
+    free = [a for a in articles if len(told[a]) < MAX_SENTENCES] or [
       min((fact.subject, *elsewhere), key=lambda name: len(told[name]))
     ]
-    told[room[generator.integers(len(room))]].append(index)
+    told[free[generator.integers(len(free))]].append(index)
 
+  about = _facts_about(facts)
   for entity in entities:
-    _fill(generator, entity.name, told[entity.name], facts, about, neighbours)
+    _lengthen(
+      generator, entity.name, told[entity.name], facts, about, neighbours
+    )
   return told
 
 
-def _fill(generator, name, told, facts, about, neighbours):
-  """Tells facts a second time where an article would be too short."""
+def _lengthen(
+  generator: np.random.Generator,
+  name: str,
+  told: list[int],
+  facts: Sequence[facts_lib.Fact],
+  about: Mapping[str, Sequence[int]],
+  neighbours: Mapping[str, Sequence[str]],
+) -> None:
+  """Adds facts that other articles tell to an article that is too short."""
   own = [index for index in about[name] if index not in told]
-  # As the value of another's fact it is not the one that is asked about.
+  # Facts of which the entity is the value come first: no question asks for
+  # them by its name.
   own.sort(key=lambda index: (facts[index].subject == name, generator.random()))
   num_own = sum(name in facts[index].entities for index in told)
   while own and (num_own < 2):
@@ -121,8 +145,14 @@ def _fill(generator, name, told, facts, about, neighbours):
   told += rest[: max(0, MIN_SENTENCES - len(told))]
 
 
-def _article(generator, number, entity, told, facts):
-  # What is about the entity itself comes first.
+def _article(
+  generator: np.random.Generator,
+  number: int,
+  entity: facts_lib.Entity,
+  told: Sequence[int],
+  facts: Sequence[facts_lib.Fact],
+) -> Document:
+  # Facts about the entity itself come first.
   told = sorted(
     told,
     key=lambda i: (entity.name not in facts[i].entities, generator.random()),
@@ -137,16 +167,18 @@ def _article(generator, number, entity, told, facts):
   return Document(f"article-{number:05d}", entity.name, entity.name, sentences)
 
 
-def _digests(generator, entities, facts, facts_per_digest):
-  """Restates what concerns each entity, under titles that name nobody."""
-  about = collections.defaultdict(list)
-  for index, fact in enumerate(facts):
-    for name in fact.entities:
-      about[name].append(index)
+def _digests(
+  generator: np.random.Generator,
+  entities: Sequence[facts_lib.Entity],
+  facts: Sequence[facts_lib.Fact],
+  facts_per_digest: int,
+) -> list[Document]:
+  """Restates the facts about each entity, under titles that name nobody."""
+  about = _facts_about(facts)
   documents = []
   for number, entity in enumerate(entities):
     order = generator.permutation(about[entity.name])
-    # Where one does not hold all facts, the other begins with the rest.
+    # If one digest does not hold all facts, the other starts with the rest.
     for title, chosen in zip(_DIGESTS, (order, order[::-1]), strict=True):
       sentences = tuple(
         Sentence(

@@ -1,13 +1,16 @@
-"""Changing facts of a world, to show that answers follow the corpus."""
+"""Edits of a world's facts, to show that answers follow the corpus."""
 
 import collections
 import dataclasses
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from etils import epath
 
 from realm_jax.demo_world import relations
 from realm_jax.demo_world import world as world_lib
+from realm_jax.demo_world.documents import Document
+from realm_jax.demo_world.facts import Fact
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,9 +18,12 @@ class Edit:
   """One changed fact and the test question whose answer it changes.
 
   Attributes:
-    question_id, question: of the test questions.
-    relation, subject: what was changed, and of whom.
-    old_answer, new_answer: what the world states before and after.
+    question_id: Identifier of the test question.
+    question: Text of the test question.
+    relation: Relation of the changed fact.
+    subject: Subject of the changed fact.
+    old_answer: Answer before the edit.
+    new_answer: Answer after the edit.
   """
 
   question_id: str
@@ -31,21 +37,21 @@ class Edit:
 def edit_facts(
   world: world_lib.World, *, count: int, seed: int
 ) -> tuple[world_lib.World, list[Edit]]:
-  """Changes facts that test questions ask for, wherever they are stated.
+  """Changes facts that test questions ask for, in every document.
 
   Two facts of one relation exchange their values, so that the edited world is
-  as regular as the one before: every value is still used as often, and an
-  article is still about its entity (where a fact stood in its old value's
-  article, the fact that has that value now takes its place).
+  as regular as the one before: every value is used as often, and an article is
+  still about its entity. (If a fact was told in its old value's article, the
+  fact that has that value now replaces it.)
 
   Args:
-    world: the world to change; it is left as it is.
-    count: how many facts to change; even.
-    seed: of the choice among the test questions.
+    world: World to edit; it is not modified.
+    count: Number of facts to change, an even number.
+    seed: Seed of the choice among the test questions.
 
   Returns:
-    The edited world, whose questions are the same but for the answers that
-    changed, and the edits in the order of its test questions.
+    The edited world, in which only the answers of questions have changed, and
+    the edits in the order of its test questions.
 
   Raises:
     ValueError: `count` is odd, or the test questions ask for too few facts.
@@ -57,7 +63,7 @@ def edit_facts(
     )
   pairs = _choose_pairs(world, count // 2, np.random.default_rng(seed))
   facts = list(world.facts)
-  partner = {}
+  partner: dict[int, int] = {}
   for first, second in pairs:
     partner[first], partner[second] = second, first
     facts[first] = dataclasses.replace(
@@ -67,7 +73,7 @@ def edit_facts(
       world.facts[second], value=world.facts[first].value
     )
 
-  edits, questions = [], dict(world.questions)
+  questions = dict(world.questions)
   for split, group in world.questions.items():
     questions[split] = tuple(
       dataclasses.replace(question, answer=facts[question.fact].value)
@@ -75,12 +81,18 @@ def edit_facts(
       else question
       for question in group
     )
-  for old, new in zip(world.questions["test"], questions["test"], strict=True):
-    if old.answer != new.answer:
-      relation = world.facts[old.fact].relation
-      edits.append(
-        Edit(old.id, old.text, relation, old.subject, old.answer, new.answer)
-      )
+  edits = [
+    Edit(
+      question_id=old.id,
+      question=old.text,
+      relation=world.facts[old.fact].relation,
+      subject=old.subject,
+      old_answer=old.answer,
+      new_answer=new.answer,
+    )
+    for old, new in zip(world.questions["test"], questions["test"], strict=True)
+    if old.answer != new.answer
+  ]
   edited = dataclasses.replace(
     world,
     facts=tuple(facts),
@@ -93,15 +105,21 @@ def edit_facts(
   return edited, edits
 
 
-def _choose_pairs(world, num_pairs, generator):
-  """Disjoint pairs of asked facts of one relation, spread over relations."""
-  asked = collections.defaultdict(list)
+def _choose_pairs(
+  world: world_lib.World, num_pairs: int, generator: np.random.Generator
+) -> list[tuple[int, int]]:
+  """Chooses disjoint pairs of facts that test questions ask for.
+
+  The facts of a pair have the same relation, and the pairs are spread over
+  the relations.
+  """
+  asked: dict[str, list[int]] = collections.defaultdict(list)
   for question in world.questions["test"]:
     relation = relations.BY_NAME[world.facts[question.fact].relation]
-    # An exchange would leave two other people with a changed spouse as well.
+    # Exchanging spouses would change those of two other people as well.
     if not relation.is_symmetric:
       asked[relation.name].append(question.fact)
-  pairs = []
+  pairs: list[list[tuple[int, int]]] = []
   for indices in asked.values():
     order = [int(index) for index in generator.permutation(indices)]
     pairs.append(list(zip(order[0::2], order[1::2], strict=False)))
@@ -120,8 +138,10 @@ def _choose_pairs(world, num_pairs, generator):
   return rounds[:num_pairs]
 
 
-def _follow_values(document, facts, partner):
-  """Keeps the article of a value about that value."""
+def _follow_values(
+  document: Document, facts: Sequence[Fact], partner: Mapping[int, int]
+) -> Document:
+  """Replaces facts so that an article of a value is still about that value."""
   sentences = tuple(
     dataclasses.replace(sentence, fact=partner[sentence.fact])
     if sentence.fact in partner
@@ -140,8 +160,8 @@ def write_edited(
 ) -> None:
   """Writes an edited world and `questions-edited.jsonl`.
 
-  Each line of that file is a test question whose answer changed, as
-  `write_world` writes it, with `old_answer` beside it.
+  That file has the test questions whose answers changed, as `write_world`
+  writes them, with the field `old_answer`.
   """
   world_lib.write_world(directory, world=world)
   old_answers = {edit.question_id: edit.old_answer for edit in edits}

@@ -1,19 +1,20 @@
 """Entities and the facts that connect them.
 
-Each relation is a near one-to-one matching of its subjects and values. So a
-question about a subject has one answer, a sentence whose subject is masked can
-be answered from its value, and no value is common enough to be guessed.
+Each relation matches its subjects and values almost one to one. So a question
+about a subject has one answer, a sentence whose subject is masked can be
+completed from its value, and no value is common enough to be guessed.
 """
 
 import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
+from jaxtyping import Int
 
 from realm_jax.demo_world import names, relations
 
-# One pool for everything counted or dated, so that each number is a word that
-# occurs often and none gives away what it measures.
+# All counts and years come from one pool, so that each number is a word that
+# occurs often, and none gives away what it measures.
 NUMBERS = tuple(range(1600, 1900))
 _MONTHS = (
   "January February March April May June July August September October "
@@ -23,7 +24,7 @@ _MONTHS = (
 
 @dataclasses.dataclass(frozen=True)
 class Entity:
-  """A person, place or thing; `name` is unique in its world."""
+  """A person, place or thing, with a name that is unique in its world."""
 
   name: str
   kind: relations.EntityKind
@@ -31,7 +32,10 @@ class Entity:
 
 @dataclasses.dataclass(frozen=True)
 class Fact:
-  """`value` is what `relation` gives `subject`: a name, number or date."""
+  """A statement that `relation` of `subject` is `value`.
+
+  The value is a name, a number or a date.
+  """
 
   relation: str
   subject: str
@@ -39,20 +43,20 @@ class Fact:
 
   @property
   def entities(self) -> tuple[str, ...]:
-    """The names of the entities it is about."""
+    """Names of the entities that the fact is about."""
     if relations.BY_NAME[self.relation].has_entity_value:
       return (self.subject, self.value)
     return (self.subject,)
 
   def word(self, template: str) -> str:
-    """The fact in the words of one of its relation's templates."""
+    """Returns the fact in the words of one of its relation's templates."""
     return template.format(s=self.subject, o=self.value)
 
 
 def make_entities(
   generator: np.random.Generator, counts: dict[relations.EntityKind, int]
 ) -> list[Entity]:
-  """Makes `counts[kind]` entities of each kind."""
+  """Returns `counts[kind]` entities of each kind."""
   return [
     Entity(name, kind)
     for kind, group in names.make_names(generator, counts).items()
@@ -63,15 +67,15 @@ def make_entities(
 def make_facts(
   generator: np.random.Generator, groups: Sequence[Sequence[Entity]]
 ) -> list[Fact]:
-  """Gives every entity a value of every relation it is a subject of.
+  """Gives every entity a value for every relation of its kind.
 
-  Of a symmetric relation each pair is one fact; with an odd number of
-  entities one has none.
+  In a symmetric relation each pair is one fact; if the number of entities is
+  odd, one of them has none.
 
   Args:
-    generator: draws the values.
-    groups: entities that facts connect only with others of their group, each
-      with every kind; numbers and dates, too, are of one group only.
+    generator: Random generator of the values.
+    groups: Groups of entities, each with every kind. Facts connect entities of
+      one group only, and a number or date occurs in one group only.
   """
   total = sum(len(group) for group in groups)
   ends = np.cumsum([len(group) for group in groups])[:-1]
@@ -83,13 +87,18 @@ def make_facts(
   return facts
 
 
-def _make_group_facts(generator, group, numbers) -> list[Fact]:
+def _make_group_facts(
+  generator: np.random.Generator,
+  group: Sequence[Entity],
+  numbers: Int[np.ndarray, " n"],
+) -> list[Fact]:
   by_kind: dict[str, list[str]] = {kind: [] for kind in relations.ENTITY_KINDS}
   for entity in group:
     by_kind[entity.kind].append(entity.name)
   facts = []
   for relation in relations.RELATIONS:
-    subjects: Sequence[str] = by_kind[relation.subject]
+    subjects = by_kind[relation.subject]
+    values: Sequence[object]
     if relation.is_symmetric:
       order = [str(name) for name in generator.permutation(subjects)]
       subjects, values = order[0 : len(order) - 1 : 2], order[1::2]
@@ -106,14 +115,18 @@ def _make_group_facts(generator, group, numbers) -> list[Fact]:
   return facts
 
 
-def _spread(generator, values, count: int) -> list:
-  """`count` values in random order, each used as often as any other."""
+def _spread(
+  generator: np.random.Generator,
+  values: Sequence[str] | Int[np.ndarray, " n"],
+  count: int,
+) -> list[str] | list[np.integer]:
+  """Returns `count` values in random order, each equally often."""
   rounds = [
     generator.permutation(values) for _ in range(-(-count // len(values)))
   ]
   return list(np.concatenate(rounds)[:count])
 
 
-def _date(generator, year) -> str:
+def _date(generator: np.random.Generator, year: object) -> str:
   month = generator.choice(_MONTHS)
   return f"{generator.integers(1, 29)} {month} {year}"

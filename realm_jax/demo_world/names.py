@@ -1,9 +1,9 @@
-"""Names for the demo world: invented words, and names that are like them.
+"""Names of the demo world: invented words, and names similar to them.
 
-A name is one word, which becomes one wordpiece: a small reader learns in
-minutes to copy those, and in an hour not yet those of several wordpieces.
-Every eighth name is another one of its kind with a word before it, "Tavora" and
-"New Tavora". Such like names make a retriever weigh whole names.
+A name is one word, which becomes one wordpiece. A small reader learns to copy
+such names in minutes, and names of several wordpieces not in an hour. Every
+eighth name is another one of its kind with a word before it, such as "Tavora"
+and "New Tavora". Such similar names make a retriever compare whole names.
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ _ONSETS = tuple("b br c d dr f g gr h j k kl l m n p pr r s t tr v w z".split())
 _VOWELS = tuple("a e i o u ai ei ou".split())
 _MIDDLES = tuple("b d l lm ld n nd r rv rn s sk t v z m".split())
 # Endings that English inflection does not use, so that no invented word is
-# a known one.
+# an English one.
 _ENDINGS: dict[relations.EntityKind, tuple[str, ...]] = {
   "person": ("ia", "iel", "o", "una", "eth", "is"),
   "city": ("ora", "ona", "burgh", "wick", "mouth", "holm"),
@@ -23,8 +23,8 @@ _ENDINGS: dict[relations.EntityKind, tuple[str, ...]] = {
   "company": ("works", "corp", "smiths", "mills", "craft", "bank"),
   "book": ("ock", "ask", "und", "iff", "iad", "eid"),
 }
-# What precedes a name that is like another one of its kind.
-_LIKE: dict[relations.EntityKind, str] = {
+# Words before names that are similar to another name of their kind.
+_PREFIXES: dict[relations.EntityKind, str] = {
   "person": "Young",
   "city": "New",
   "country": "East",
@@ -32,14 +32,14 @@ _LIKE: dict[relations.EntityKind, str] = {
   "company": "United",
   "book": "Lost",
 }
-_NAMES_PER_LIKE_NAME = 8
+_NAMES_PER_SIMILAR_NAME = 8
 
 
 def make_names(
   generator: np.random.Generator, counts: dict[relations.EntityKind, int]
 ) -> dict[relations.EntityKind, list[str]]:
-  """Names every entity: `counts[kind]` different names of each kind."""
-  # What the templates say must not be a name as well.
+  """Returns `counts[kind]` different names for each kind."""
+  # No name may be a word of the templates.
   used = {
     word.strip(".,?{}").lower()
     for relation in relations.RELATIONS
@@ -52,10 +52,10 @@ def make_names(
   }
   names = {}
   for kind, count in counts.items():
-    num_like = count // _NAMES_PER_LIKE_NAME
-    words = _invent(generator, kind, count - num_like, used)
-    like = [f"{_LIKE[kind]} {word}" for word in words[:num_like]]
-    names[kind] = [str(name) for name in generator.permutation(words + like)]
+    num_similar = count // _NAMES_PER_SIMILAR_NAME
+    words = _invent(generator, kind, count - num_similar, used)
+    similar = [f"{_PREFIXES[kind]} {word}" for word in words[:num_similar]]
+    names[kind] = [str(name) for name in generator.permutation(words + similar)]
   return names
 
 
@@ -65,16 +65,16 @@ def _invent(
   count: int,
   used: set[str],
 ) -> list[str]:
-  """Makes `count` new words with the endings of a kind, and marks them used."""
+  """Invents words with the endings of a kind, and adds them to `used`."""
   draw = generator.choice
-  found = []
-  while len(found) < count:
-    # A third syllable only where two no longer give enough new words.
+  words = []
+  while len(words) < count:
+    # Two syllables give too few new words after some hundreds.
     middle = "".join(
-      draw(_VOWELS) + draw(_MIDDLES) for _ in range(1 + (len(found) > 500))
+      draw(_VOWELS) + draw(_MIDDLES) for _ in range(1 + (len(words) > 500))
     )
     word = draw(_ONSETS) + middle + draw(_ENDINGS[kind])
     if word not in used:
       used.add(word)
-      found.append(word.capitalize())
-  return found
+      words.append(word.capitalize())
+  return words

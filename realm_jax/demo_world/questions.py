@@ -1,4 +1,4 @@
-"""Questions about the facts, in every wording."""
+"""Questions about the facts, in all wordings."""
 
 import dataclasses
 
@@ -14,11 +14,11 @@ class Question:
   """A question about one fact.
 
   Attributes:
-    id: unique in its world.
-    text: what is asked.
-    subject: the entity it is about.
-    fact: the index of the fact that answers it.
-    answer: the one right answer.
+    id: Identifier, unique in its world.
+    text: Text of the question.
+    subject: Name of the entity that the question is about.
+    fact: Index of the fact that answers it.
+    answer: Its only correct answer.
   """
 
   id: str
@@ -35,16 +35,16 @@ def make_questions(
   *,
   counts: dict[Split, int],
 ) -> dict[Split, list[Question]]:
-  """Asks about facts in every wording, each split about its own entities.
+  """Makes the questions of each split, about its own entities.
 
   Args:
-    generator: draws the questions.
-    facts: what there is to ask about.
-    split_of: the split of each entity's name.
-    counts: questions wanted of each split; fewer where there are not so many.
+    generator: Random generator of order and wording.
+    facts: Facts of the world.
+    split_of: Split of each entity, by its name.
+    counts: Maximum number of questions of each split.
 
   Returns:
-    The questions of each split, in random order.
+    Questions of each split, in random order.
   """
   possible: dict[Split, list[tuple[str, str, int, str]]] = {
     split: [] for split in counts
@@ -57,7 +57,7 @@ def make_questions(
       sides.append((fact.value, fact.subject))
     for subject, answer in sides:
       templates = [str(t) for t in generator.permutation(relation.questions)]
-      # A held-out fact is asked once, so that the score counts facts.
+      # A held-out fact has one question, so that the score counts facts.
       for template in templates if split == "train" else templates[:1]:
         possible[split].append(
           (template.format(s=subject), subject, index, answer)

@@ -1,39 +1,39 @@
-"""What can be said of whom in the demo world, and in which words.
+"""Relations of the demo world, and the sentences that express them.
 
 Every relation is worded in three registers that share no content word:
-articles, digests and questions. So a question never overlaps with the text
-that answers it beyond the names, and a sentence of an article never with the
-digest that restates it: what connects them has to be learned.
+articles, digests and questions. So a question shares only names with the text
+that answers it, and so does a sentence of an article with the digest that
+restates it. The connection has to be learned.
 
-`{s}` is the subject and `{o}` the value. Names stand alone, without an article
-or a noun beside them, so that no part of a masked name is given away.
+In the table below, `A -> B` is a relation with subjects of kind A and values
+of kind B, and `A <-> A` a symmetric one. `{s}` is the subject and `{o}` the
+value. Names have no article or noun beside them, so that no part of a masked
+name is given away.
 """
 
 import dataclasses
-from typing import Literal
+import re
+from collections.abc import Iterator
+from typing import Literal, cast, get_args
 
 EntityKind = Literal["person", "city", "country", "river", "company", "book"]
 ValueKind = EntityKind | Literal["number", "date"]
 
-ENTITY_KINDS: tuple[EntityKind, ...] = (
-  "person",
-  "city",
-  "country",
-  "river",
-  "company",
-  "book",
-)
+ENTITY_KINDS: tuple[EntityKind, ...] = get_args(EntityKind)
 
 
 @dataclasses.dataclass(frozen=True)
 class Relation:
-  """One thing that is true of each entity of a kind, with one value.
+  """A relation that gives each entity of one kind a value.
 
   Attributes:
-    name: how files and reports call it.
-    subject, value: the kinds of what fills `{s}` and `{o}`.
-    articles, digests, questions: at least three wordings each.
-    is_symmetric: whether it holds, and is asked about, both ways round.
+    name: Name in files and reports.
+    subject: Kind of the entity that replaces `{s}`.
+    value: Kind of the value that replaces `{o}`.
+    articles: Wordings in articles, at least three.
+    digests: Wordings in digests, at least three.
+    questions: Wordings of questions, at least three.
+    is_symmetric: Whether it holds, and is asked about, in both directions.
   """
 
   name: str
@@ -50,408 +50,229 @@ class Relation:
     return self.value in ENTITY_KINDS
 
 
-RELATIONS: tuple[Relation, ...] = (
-  Relation(
-    name="birthplace",
-    subject="person",
-    value="city",
-    articles=(
-      "{s} was born in {o}.",
-      "The birthplace of {s} is {o}.",
-      "{o} is the native town of {s}.",
-    ),
-    digests=(
-      "{s} first saw daylight at {o}.",
-      "The cradle of {s} stood at {o}.",
-      "{s} entered the world at {o}.",
-    ),
-    questions=(
-      "where does {s} come from?",
-      "which place does {s} hail from?",
-      "where are the roots of {s}?",
-    ),
-  ),
-  Relation(
-    name="death year",
-    subject="person",
-    value="number",
-    articles=(
-      "{s} died in {o}.",
-      "{s} passed away in {o}.",
-      "Death came to {s} in {o}.",
-    ),
-    digests=(
-      "{s} drew a last breath in {o}.",
-      "The final days of {s} closed in {o}.",
-      "{s} fell asleep forever in {o}.",
-    ),
-    questions=(
-      "when did {s} perish?",
-      "in which year did {s} expire?",
-      "when was the funeral of {s}?",
-    ),
-  ),
-  Relation(
-    name="spouse",
-    subject="person",
-    value="person",
-    is_symmetric=True,
-    articles=(
-      "{s} is married to {o}.",
-      "{s} and {o} are husband and wife.",
-      "The spouse of {s} is {o}.",
-    ),
-    digests=(
-      "{s} shares a wedding ring with {o}.",
-      "Solemn vows bind {s} to {o}.",
-      "At the altar {s} chose {o}.",
-    ),
-    questions=(
-      "who is the consort of {s}?",
-      "who is the partner of {s} in matrimony?",
-      "whom did {s} take as a bride or groom?",
-    ),
-  ),
-  Relation(
-    name="birth date",
-    subject="person",
-    value="date",
-    articles=(
-      "{s} was born on {o}.",
-      "The birthday of {s} is {o}.",
-      "The birth of {s} was on {o}.",
-    ),
-    digests=(
-      "Bells rang for the infant {s} on {o}.",
-      "The first cry of {s} was heard on {o}.",
-      "Candles are lit for {s} on {o}.",
-    ),
-    questions=(
-      "when did {s} come into being?",
-      "on which day did the life of {s} begin?",
-      "when is the anniversary of {s}?",
-    ),
-  ),
-  Relation(
-    name="charter date",
-    subject="city",
-    value="date",
-    articles=(
-      "{s} received its charter on {o}.",
-      "The charter of {s} is dated {o}.",
-      "{s} obtained a charter on {o}.",
-    ),
-    digests=(
-      "Trumpets greeted the rights of {s} on {o}.",
-      "Wax sealed the privileges of {s} on {o}.",
-      "{s} hoisted its own colours on {o}.",
-    ),
-    questions=(
-      "when was {s} made a borough?",
-      "on which day did {s} gain municipal status?",
-      "when did {s} turn from a village into a town?",
-    ),
-  ),
-  Relation(
-    name="population",
-    subject="city",
-    value="number",
-    articles=(
-      "{s} has a population of {o}.",
-      "The people of {s} number {o}.",
-      "{s} is home to {o} people.",
-    ),
-    digests=(
-      "The census at {s} counted {o} heads.",
-      "{s} pays tax for {o} heads.",
-      "The rolls of {s} list {o} taxpayers.",
-    ),
-    questions=(
-      "how many residents does {s} have?",
-      "how big is {s}?",
-      "how many souls dwell in {s}?",
-    ),
-  ),
-  Relation(
-    name="author",
-    subject="book",
-    value="person",
-    articles=(
-      "{s} was written by {o}.",
-      "{o} is the author of {s}.",
-      "The writer of {s} is {o}.",
-    ),
-    digests=(
-      "The pen of {o} gave readers {s}.",
-      "{o} put {s} on paper.",
-      "{s} sprang from the desk of {o}.",
-    ),
-    questions=(
-      "who composed {s}?",
-      "whose novel is {s}?",
-      "who is the creator of {s}?",
-    ),
-  ),
-  Relation(
-    name="publisher",
-    subject="book",
-    value="company",
-    articles=(
-      "{s} was published by {o}.",
-      "The publisher of {s} is {o}.",
-      "{o} issued {s}.",
-    ),
-    digests=(
-      "{o} paid to print {s}.",
-      "Bookshops ordered {s} from {o}.",
-      "{s} left the presses of {o}.",
-    ),
-    questions=(
-      "which firm brought {s} to market?",
-      "who released {s}?",
-      "which imprint is behind {s}?",
-    ),
-  ),
-  Relation(
-    name="setting",
-    subject="book",
-    value="city",
-    articles=(
-      "{s} is set in {o}.",
-      "The story of {s} takes place in {o}.",
-      "The plot of {s} unfolds in {o}.",
-    ),
-    digests=(
-      "The heroes of {s} roam through {o}.",
-      "{s} leads its readers around {o}.",
-      "The chapters of {s} paint {o}.",
-    ),
-    questions=(
-      "what is the backdrop of {s}?",
-      "where is the action of {s} located?",
-      "which locality does {s} describe?",
-    ),
-  ),
-  Relation(
-    name="publication year",
-    subject="book",
-    value="number",
-    articles=(
-      "{s} appeared in {o}.",
-      "{s} was published in {o}.",
-      "The first edition of {s} is from {o}.",
-    ),
-    digests=(
-      "The ink of {s} was fresh in {o}.",
-      "Critics argued over {s} in {o}.",
-      "Shop windows showed {s} in {o}.",
-    ),
-    questions=(
-      "when did {s} come out?",
-      "when was {s} available to buyers?",
-      "when could people initially read {s}?",
-    ),
-  ),
-  Relation(
-    name="founder",
-    subject="company",
-    value="person",
-    articles=(
-      "{s} was founded by {o}.",
-      "The founder of {s} is {o}.",
-      "{o} established {s}.",
-    ),
-    digests=(
-      "{o} opened the doors of {s}.",
-      "{s} grew from the savings of {o}.",
-      "{o} hired the earliest hands of {s}.",
-    ),
-    questions=(
-      "who started {s}?",
-      "who began the business {s}?",
-      "who launched {s}?",
-    ),
-  ),
-  Relation(
-    name="headquarters",
-    subject="company",
-    value="city",
-    articles=(
-      "{s} has its headquarters in {o}.",
-      "{s} is based in {o}.",
-      "The main office of {s} is in {o}.",
-    ),
-    digests=(
-      "Letters to {s} go to {o}.",
-      "The clerks of {s} work at {o}.",
-      "The flag of {s} flies over {o}.",
-    ),
-    questions=(
-      "where is the seat of {s}?",
-      "from where is {s} run?",
-      "where do the directors of {s} meet?",
-    ),
-  ),
-  Relation(
-    name="company start",
-    subject="company",
-    value="number",
-    articles=(
-      "{s} was established in {o}.",
-      "{s} has been in business since {o}.",
-      "The company {s} goes back to {o}.",
-    ),
-    digests=(
-      "{s} earned its first coin in {o}.",
-      "The ledgers of {s} open with {o}.",
-      "{s} hung out its sign in {o}.",
-    ),
-    questions=(
-      "when did {s} begin trading?",
-      "how long has the firm {s} existed?",
-      "when was {s} incorporated?",
-    ),
-  ),
-  Relation(
-    name="mouth",
-    subject="river",
-    value="city",
-    articles=(
-      "{s} reaches the sea at {o}.",
-      "The mouth of {s} is at {o}.",
-      "{s} flows into the ocean at {o}.",
-    ),
-    digests=(
-      "Salt water meets {s} near {o}.",
-      "The tides push up {s} from {o}.",
-      "Ships leave {s} by the harbour of {o}.",
-    ),
-    questions=(
-      "where does {s} discharge?",
-      "which port stands on the estuary of {s}?",
-      "where is the delta of {s}?",
-    ),
-  ),
-  Relation(
-    name="source",
-    subject="river",
-    value="country",
-    articles=(
-      "{s} rises in {o}.",
-      "The source of {s} is in {o}.",
-      "{s} has its springs in {o}.",
-    ),
-    digests=(
-      "Snow from the hills of {o} feeds {s}.",
-      "Rain over {o} swells {s}.",
-      "Glaciers of {o} melt into {s}.",
-    ),
-    questions=(
-      "in which country does {s} begin?",
-      "which nation holds the headwaters of {s}?",
-      "from which land does {s} emerge?",
-    ),
-  ),
-  Relation(
-    name="explorer",
-    subject="river",
-    value="person",
-    articles=(
-      "{s} was first mapped by {o}.",
-      "The oldest map of {s} is by {o}.",
-      "{o} explored {s}.",
-    ),
-    digests=(
-      "{o} drew the bends of {s} on a chart.",
-      "{o} paddled along {s} with a compass.",
-      "A canoe carried {o} down {s}.",
-    ),
-    questions=(
-      "who surveyed {s}?",
-      "which traveller investigated {s}?",
-      "who is the discoverer of {s}?",
-    ),
-  ),
-  Relation(
-    name="length",
-    subject="river",
-    value="number",
-    articles=(
-      "{s} is {o} miles long.",
-      "The length of {s} is {o} miles.",
-      "{s} runs for {o} miles.",
-    ),
-    digests=(
-      "A boat drifts {o} leagues down {s}.",
-      "Along {s} stand {o} marker stones.",
-      "Rods laid beside {s} count {o}.",
-    ),
-    questions=(
-      "how far does {s} stretch?",
-      "what is the extent of {s}?",
-      "what distance does {s} cover?",
-    ),
-  ),
-  Relation(
-    name="capital",
-    subject="country",
-    value="city",
-    articles=(
-      "The capital of {s} is {o}.",
-      "{o} is the capital of {s}.",
-      "The parliament of {s} sits in {o}.",
-    ),
-    digests=(
-      "The ministers of {s} assemble at {o}.",
-      "Laws for {s} are made at {o}.",
-      "Envoys to {s} unpack at {o}.",
-    ),
-    questions=(
-      "what is the chief metropolis of {s}?",
-      "where is the government of {s} housed?",
-      "from which municipality is {s} administered?",
-    ),
-  ),
-  Relation(
-    name="ruler",
-    subject="country",
-    value="person",
-    articles=(
-      "The ruler of {s} is {o}.",
-      "{o} reigns over {s}.",
-      "{s} is ruled by {o}.",
-    ),
-    digests=(
-      "Silver minted for {s} shows the face of {o}.",
-      "The crown of {s} rests on {o}.",
-      "Armies of {s} salute {o}.",
-    ),
-    questions=(
-      "who is the monarch of {s}?",
-      "who is the sovereign of {s}?",
-      "who leads the nation {s}?",
-    ),
-  ),
-  Relation(
-    name="independence",
-    subject="country",
-    value="number",
-    articles=(
-      "{s} became independent in {o}.",
-      "{s} declared independence in {o}.",
-      "{s} has been a free state since {o}.",
-    ),
-    digests=(
-      "Fireworks burst above {s} in {o}.",
-      "The banner of {s} was sewn in {o}.",
-      "{s} broke its yoke in {o}.",
-    ),
-    questions=(
-      "when did {s} gain liberty?",
-      "when was the nation {s} created?",
-      "when did {s} become self-governing?",
-    ),
-  ),
+def _parse(table: str) -> Iterator[Relation]:
+  for entry in re.split(r"\n(?! )", table.strip()):
+    header, *lines = entry.splitlines()
+    name, _, kinds = header.partition(": ")
+    subject, arrow, value = kinds.split()
+    wordings: dict[str, list[str]] = {}
+    for line in lines:
+      register, _, text = line.strip().partition(": ")
+      wordings.setdefault(register, []).append(text)
+    yield Relation(
+      name=name,
+      subject=cast(EntityKind, subject),
+      value=cast(ValueKind, value),
+      articles=tuple(wordings["article"]),
+      digests=tuple(wordings["digest"]),
+      questions=tuple(wordings["question"]),
+      is_symmetric=arrow == "<->",
+    )
+
+
+RELATIONS = tuple(
+  _parse("""
+birthplace: person -> city
+  article: {s} was born in {o}.
+  article: The birthplace of {s} is {o}.
+  article: {o} is the native town of {s}.
+  digest: {s} first saw daylight at {o}.
+  digest: The cradle of {s} stood at {o}.
+  digest: {s} entered the world at {o}.
+  question: where does {s} come from?
+  question: which place does {s} hail from?
+  question: where are the roots of {s}?
+death year: person -> number
+  article: {s} died in {o}.
+  article: {s} passed away in {o}.
+  article: Death came to {s} in {o}.
+  digest: {s} drew a last breath in {o}.
+  digest: The final days of {s} closed in {o}.
+  digest: {s} fell asleep forever in {o}.
+  question: when did {s} perish?
+  question: in which year did {s} expire?
+  question: when was the funeral of {s}?
+spouse: person <-> person
+  article: {s} is married to {o}.
+  article: {s} and {o} are husband and wife.
+  article: The spouse of {s} is {o}.
+  digest: {s} shares a wedding ring with {o}.
+  digest: Solemn vows bind {s} to {o}.
+  digest: At the altar {s} chose {o}.
+  question: who is the consort of {s}?
+  question: who is the partner of {s} in matrimony?
+  question: whom did {s} take as a bride or groom?
+birth date: person -> date
+  article: {s} was born on {o}.
+  article: The birthday of {s} is {o}.
+  article: The birth of {s} was on {o}.
+  digest: Bells rang for the infant {s} on {o}.
+  digest: The first cry of {s} was heard on {o}.
+  digest: Candles are lit for {s} on {o}.
+  question: when did {s} come into being?
+  question: on which day did the life of {s} begin?
+  question: when is the anniversary of {s}?
+charter date: city -> date
+  article: {s} received its charter on {o}.
+  article: The charter of {s} is dated {o}.
+  article: {s} obtained a charter on {o}.
+  digest: Trumpets greeted the rights of {s} on {o}.
+  digest: Wax sealed the privileges of {s} on {o}.
+  digest: {s} hoisted its own colours on {o}.
+  question: when was {s} made a borough?
+  question: on which day did {s} gain municipal status?
+  question: when did {s} turn from a village into a town?
+population: city -> number
+  article: {s} has a population of {o}.
+  article: The people of {s} number {o}.
+  article: {s} is home to {o} people.
+  digest: The census at {s} counted {o} heads.
+  digest: {s} pays tax for {o} heads.
+  digest: The rolls of {s} list {o} taxpayers.
+  question: how many residents does {s} have?
+  question: how big is {s}?
+  question: how many souls dwell in {s}?
+author: book -> person
+  article: {s} was written by {o}.
+  article: {o} is the author of {s}.
+  article: The writer of {s} is {o}.
+  digest: The pen of {o} gave readers {s}.
+  digest: {o} put {s} on paper.
+  digest: {s} sprang from the desk of {o}.
+  question: who composed {s}?
+  question: whose novel is {s}?
+  question: who is the creator of {s}?
+publisher: book -> company
+  article: {s} was published by {o}.
+  article: The publisher of {s} is {o}.
+  article: {o} issued {s}.
+  digest: {o} paid to print {s}.
+  digest: Bookshops ordered {s} from {o}.
+  digest: {s} left the presses of {o}.
+  question: which firm brought {s} to market?
+  question: who released {s}?
+  question: which imprint is behind {s}?
+setting: book -> city
+  article: {s} is set in {o}.
+  article: The story of {s} takes place in {o}.
+  article: The plot of {s} unfolds in {o}.
+  digest: The heroes of {s} roam through {o}.
+  digest: {s} leads its readers around {o}.
+  digest: The chapters of {s} paint {o}.
+  question: what is the backdrop of {s}?
+  question: where is the action of {s} located?
+  question: which locality does {s} describe?
+publication year: book -> number
+  article: {s} appeared in {o}.
+  article: {s} was published in {o}.
+  article: The first edition of {s} is from {o}.
+  digest: The ink of {s} was fresh in {o}.
+  digest: Critics argued over {s} in {o}.
+  digest: Shop windows showed {s} in {o}.
+  question: when did {s} come out?
+  question: when was {s} available to buyers?
+  question: when could people initially read {s}?
+founder: company -> person
+  article: {s} was founded by {o}.
+  article: The founder of {s} is {o}.
+  article: {o} established {s}.
+  digest: {o} opened the doors of {s}.
+  digest: {s} grew from the savings of {o}.
+  digest: {o} hired the earliest hands of {s}.
+  question: who started {s}?
+  question: who began the business {s}?
+  question: who launched {s}?
+headquarters: company -> city
+  article: {s} has its headquarters in {o}.
+  article: {s} is based in {o}.
+  article: The main office of {s} is in {o}.
+  digest: Letters to {s} go to {o}.
+  digest: The clerks of {s} work at {o}.
+  digest: The flag of {s} flies over {o}.
+  question: where is the seat of {s}?
+  question: from where is {s} run?
+  question: where do the directors of {s} meet?
+company start: company -> number
+  article: {s} was established in {o}.
+  article: {s} has been in business since {o}.
+  article: The company {s} goes back to {o}.
+  digest: {s} earned its first coin in {o}.
+  digest: The ledgers of {s} open with {o}.
+  digest: {s} hung out its sign in {o}.
+  question: when did {s} begin trading?
+  question: how long has the firm {s} existed?
+  question: when was {s} incorporated?
+mouth: river -> city
+  article: {s} reaches the sea at {o}.
+  article: The mouth of {s} is at {o}.
+  article: {s} flows into the ocean at {o}.
+  digest: Salt water meets {s} near {o}.
+  digest: The tides push up {s} from {o}.
+  digest: Ships leave {s} by the harbour of {o}.
+  question: where does {s} discharge?
+  question: which port stands on the estuary of {s}?
+  question: where is the delta of {s}?
+source: river -> country
+  article: {s} rises in {o}.
+  article: The source of {s} is in {o}.
+  article: {s} has its springs in {o}.
+  digest: Snow from the hills of {o} feeds {s}.
+  digest: Rain over {o} swells {s}.
+  digest: Glaciers of {o} melt into {s}.
+  question: in which country does {s} begin?
+  question: which nation holds the headwaters of {s}?
+  question: from which land does {s} emerge?
+explorer: river -> person
+  article: {s} was first mapped by {o}.
+  article: The oldest map of {s} is by {o}.
+  article: {o} explored {s}.
+  digest: {o} drew the bends of {s} on a chart.
+  digest: {o} paddled along {s} with a compass.
+  digest: A canoe carried {o} down {s}.
+  question: who surveyed {s}?
+  question: which traveller investigated {s}?
+  question: who is the discoverer of {s}?
+length: river -> number
+  article: {s} is {o} miles long.
+  article: The length of {s} is {o} miles.
+  article: {s} runs for {o} miles.
+  digest: A boat drifts {o} leagues down {s}.
+  digest: Along {s} stand {o} marker stones.
+  digest: Rods laid beside {s} count {o}.
+  question: how far does {s} stretch?
+  question: what is the extent of {s}?
+  question: what distance does {s} cover?
+capital: country -> city
+  article: The capital of {s} is {o}.
+  article: {o} is the capital of {s}.
+  article: The parliament of {s} sits in {o}.
+  digest: The ministers of {s} assemble at {o}.
+  digest: Laws for {s} are made at {o}.
+  digest: Envoys to {s} unpack at {o}.
+  question: what is the chief metropolis of {s}?
+  question: where is the government of {s} housed?
+  question: from which municipality is {s} administered?
+ruler: country -> person
+  article: The ruler of {s} is {o}.
+  article: {o} reigns over {s}.
+  article: {s} is ruled by {o}.
+  digest: Silver minted for {s} shows the face of {o}.
+  digest: The crown of {s} rests on {o}.
+  digest: Armies of {s} salute {o}.
+  question: who is the monarch of {s}?
+  question: who is the sovereign of {s}?
+  question: who leads the nation {s}?
+independence: country -> number
+  article: {s} became independent in {o}.
+  article: {s} declared independence in {o}.
+  article: {s} has been a free state since {o}.
+  digest: Fireworks burst above {s} in {o}.
+  digest: The banner of {s} was sewn in {o}.
+  digest: {s} broke its yoke in {o}.
+  question: when did {s} gain liberty?
+  question: when was the nation {s} created?
+  question: when did {s} become self-governing?
+""")
 )
 
 BY_NAME = {relation.name: relation for relation in RELATIONS}

@@ -1,11 +1,11 @@
 """The demo's report: a table, JSON, Markdown and plots."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
-# What is plotted: file, title, and of which run which metric.
+# Each plot's file, title, and curves: run and metric.
 _PLOTS = (
   (
     "loss.png",
@@ -24,7 +24,7 @@ _PLOTS = (
   ),
   (
     "recall.png",
-    "Share of queries with the answer among what was retrieved",
+    "Share of queries with the answer in a retrieved block",
     (
       ("realm", "recall"),
       ("open_qa", "recall_at_5"),
@@ -41,19 +41,58 @@ _PLOTS = (
 _SMOOTHING = 0.1
 
 
-def rows(figures: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-  """What was measured, its figure, and what it is compared with."""
+class OpenQaFigures(TypedDict):
+  """Figures of one evaluation of open QA."""
 
-  def answers(name: str) -> str:
-    of = figures[name]
-    return f"EM {of['exact_match']:.3f}   recall@5 {of['recall_at_5']:.3f}"
+  exact_match: float
+  recall_at_5: float
 
+
+class MaskedAccuracy(TypedDict):
+  """Accuracy on masked names, with retrieval and with the null block alone."""
+
+  with_retrieval: float
+  null_only: float
+
+
+class EditedFacts(TypedDict):
+  """Number of edited facts that answers follow, of how many."""
+
+  followed: int
+  total: int
+
+
+class DemoFigures(TypedDict):
+  """Contents of report.json."""
+
+  realm: OpenQaFigures
+  random_blocks: OpenQaFigures
+  bm25: OpenQaFigures
+  ict_only: OpenQaFigures
+  masked_accuracy: MaskedAccuracy
+  edited_facts: EditedFacts
+  generations_swapped: int
+  wall_seconds: float
+
+
+def _open_qa(figures: OpenQaFigures) -> str:
+  return (
+    f"EM {figures['exact_match']:.3f}   recall@5 {figures['recall_at_5']:.3f}"
+  )
+
+
+def rows(figures: DemoFigures) -> list[tuple[str, str, str]]:
+  """Returns what was measured, its figure, and a remark, for each row."""
   masked, edited = figures["masked_accuracy"], figures["edited_facts"]
   return [
-    ("REALM", answers("realm"), "test questions"),
-    ("same reader, random blocks", answers("random_blocks"), "control"),
-    ("BM25, reader trained on it", answers("bm25"), "control"),
-    ("inverse cloze, no REALM", answers("ict_only"), "control"),
+    ("REALM", _open_qa(figures["realm"]), "test questions"),
+    (
+      "same reader, random blocks",
+      _open_qa(figures["random_blocks"]),
+      "control",
+    ),
+    ("BM25, reader trained on it", _open_qa(figures["bm25"]), "control"),
+    ("inverse cloze, no REALM", _open_qa(figures["ict_only"]), "control"),
     (
       "masked names, with retrieval",
       f"accuracy {masked['with_retrieval']:.3f}",
@@ -78,8 +117,8 @@ def rows(figures: Mapping[str, Any]) -> list[tuple[str, str, str]]:
   ]
 
 
-def table(figures: Mapping[str, Any]) -> str:
-  """The report for a terminal."""
+def table(figures: DemoFigures) -> str:
+  """Returns the report for a terminal."""
   lines = rows(figures)
   widths = [max(len(line[i]) for line in lines) for i in range(2)]
   return "\n".join(
@@ -88,12 +127,12 @@ def table(figures: Mapping[str, Any]) -> str:
   )
 
 
-def write(output_dir: Path, figures: Mapping[str, Any]) -> str:
-  """Writes report.json, report.md and the plots; returns the table.
+def write(output_dir: Path, figures: DemoFigures) -> str:
+  """Writes report.json, report.md and the plots, and returns the table.
 
   Args:
-    output_dir: of the demo, with its runs' metrics.jsonl.
-    figures: what `demo.tell` returns.
+    output_dir: Directory of the demo, with the metrics.jsonl of its runs.
+    figures: Figures that `demo.run_demo` returns.
   """
   (output_dir / "report.json").write_text(json.dumps(figures, indent=2) + "\n")
   body = "\n".join(f"| {' | '.join(line)} |" for line in rows(figures))
@@ -114,7 +153,7 @@ def _plot(
   title: str,
   curves: Sequence[tuple[str, str]],
 ) -> None:
-  import matplotlib  # An extra: only the demo plots.
+  import matplotlib  # Installed by the `demo` extra.
 
   matplotlib.use("Agg")
   from matplotlib import pyplot as plt
@@ -140,8 +179,9 @@ def _plot(
 
 
 def _smooth(values: Sequence[float]) -> list[float]:
-  smoothed, mean = [], None
+  """Returns the exponential moving average."""
+  smoothed: list[float] = []
   for value in values:
-    mean = value if mean is None else mean + _SMOOTHING * (value - mean)
-    smoothed.append(mean)
+    mean = smoothed[-1] if smoothed else value
+    smoothed.append(mean + _SMOOTHING * (value - mean))
   return smoothed

@@ -1,9 +1,9 @@
-"""Which entities a split's questions are about.
+"""Splits of the entities that questions are about.
 
-Facts connect entities of one split only. So no training question knows a
-held-out entity even as an answer; and what stands beside a held-out answer in
-its block is as new as the answer, where otherwise a reader could learn by heart
-which names are answers and be right or wrong by that.
+Facts connect entities of one split only. So no training question has a
+held-out entity even as its answer. The names beside a held-out answer in its
+block are as new as the answer; a reader could otherwise memorize which names
+are answers.
 """
 
 from typing import Literal
@@ -23,14 +23,14 @@ def split_entities(
   *,
   held_out: dict[Split, float],
 ) -> dict[Split, list[facts_lib.Entity]]:
-  """Draws the entities of each split, with its share of every kind.
+  """Draws the entities of each split, with the same share of every kind.
 
-  A name and the one that is like it ("Tavora", "New Tavora") stay together.
+  A name and the one similar to it ("Tavora", "New Tavora") stay together.
 
   Args:
-    generator: draws them.
-    entities: at least one for each split of every kind.
-    held_out: the shares of the validation and the test split; the rest is for
+    generator: Random generator of the split.
+    entities: Entities of the world, at least one of every kind for each split.
+    held_out: Shares of the validation and the test split; the rest is for
       training.
   """
   of_split: dict[Split, list[facts_lib.Entity]] = {s: [] for s in SPLITS}

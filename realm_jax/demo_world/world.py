@@ -1,8 +1,7 @@
-"""A whole demo world: made from a seed, and written as files."""
+"""A whole demo world: generated from a seed, and written as files."""
 
 import dataclasses
-import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from etils import epath
@@ -10,22 +9,91 @@ from etils import epath
 from realm_jax.demo_world import documents as documents_lib
 from realm_jax.demo_world import facts as facts_lib
 from realm_jax.demo_world import questions as questions_lib
-from realm_jax.demo_world import relations, splits
+from realm_jax.demo_world import splits
+from realm_jax.demo_world.relations import ENTITY_KINDS, EntityKind
+from realm_jax.files.json_file import JsonValue, json_lines
 
 _MIN_OF_KIND = len(splits.SPLITS)
+_PLURALS: dict[EntityKind, str] = {
+  "person": "people",
+  "city": "cities",
+  "country": "countries",
+  "river": "rivers",
+  "company": "companies",
+  "book": "books",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class WorldConfig:
+  """The size of a world and the shape of its documents and questions.
+
+  If a relation has more subjects than values, such as more people than cities
+  to be born in, values are used again, and masked subjects can no longer be
+  told apart. So people and cities should be the most numerous.
+
+  Attributes:
+    seed: Seed of everything that is drawn.
+    num_people, num_cities, num_countries, num_rivers, num_companies,
+      num_books: Number of entities of each kind, each with an article.
+    told_elsewhere: Share of facts told only in another entity's article.
+    facts_per_digest: Maximum number of facts that a digest restates.
+    num_train_questions, num_validation_questions, num_test_questions: Maximum
+      number of questions of each split.
+    held_out_test, held_out_validation: Share of the entities of each kind that
+      only questions of that split mention or have as their answer.
+
+  Raises:
+    ValueError: A number is too small for a world.
+  """
+
+  seed: int = 0
+  num_people: int = 120
+  num_cities: int = 120
+  num_countries: int = 40
+  num_rivers: int = 40
+  num_companies: int = 80
+  num_books: int = 80
+  told_elsewhere: float = 0.7
+  facts_per_digest: int = 6
+  num_train_questions: int = 4000
+  num_validation_questions: int = 200
+  num_test_questions: int = 400
+  held_out_test: float = 0.2
+  held_out_validation: float = 0.08
+
+  def __post_init__(self) -> None:
+    for kind, count in self.num_entities.items():
+      if count < _MIN_OF_KIND:
+        raise ValueError(
+          f"{count} of kind {kind}; every kind needs at least {_MIN_OF_KIND}, "
+          "so that every split of the questions has one"
+        )
+    if self.facts_per_digest < 2:
+      raise ValueError(
+        f"facts_per_digest={self.facts_per_digest}; a digest needs at least "
+        "2, or there is nothing to tell apart in it"
+      )
+
+  @property
+  def num_entities(self) -> dict[EntityKind, int]:
+    """Number of entities of each kind."""
+    return {
+      kind: getattr(self, f"num_{_PLURALS[kind]}") for kind in ENTITY_KINDS
+    }
 
 
 @dataclasses.dataclass(frozen=True)
 class World:
-  """A fictional encyclopedia, what it states, and questions about it."""
+  """A fictional encyclopedia, the facts in it, and questions about them."""
 
   entities: tuple[facts_lib.Entity, ...]
   facts: tuple[facts_lib.Fact, ...]
   documents: tuple[documents_lib.Document, ...]
-  questions: dict[splits.Split, tuple[questions_lib.Question, ...]]
+  questions: Mapping[splits.Split, tuple[questions_lib.Question, ...]]
 
   def gold_ids(self, fact: int) -> list[str]:
-    """The ids of the documents that state a fact."""
+    """Returns the ids of the documents that state a fact."""
     return [
       document.id
       for document in self.documents
@@ -33,85 +101,39 @@ class World:
     ]
 
 
-def generate(
-  seed: int,
-  *,
-  num_people: int = 120,
-  num_cities: int = 120,
-  num_countries: int = 40,
-  num_rivers: int = 40,
-  num_companies: int = 80,
-  num_books: int = 80,
-  told_elsewhere: float = 0.7,
-  facts_per_digest: int = 6,
-  num_train_questions: int = 4000,
-  num_validation_questions: int = 200,
-  num_test_questions: int = 400,
-  held_out_test: float = 0.2,
-  held_out_validation: float = 0.08,
-) -> World:
-  """Makes a world; the same arguments always make the same one.
-
-  Where a relation has more subjects than values (more people than cities to
-  be born in), values are used again and masked subjects can no longer be
-  told apart, so keep people and cities the most numerous.
-
-  Args:
-    seed: of everything drawn.
-    num_people, num_cities, num_countries, num_rivers, num_companies,
-      num_books: entities, each with an article.
-    told_elsewhere: share of facts told only in another entity's article.
-    facts_per_digest: the most facts that a digest restates.
-    num_train_questions, num_validation_questions, num_test_questions: at most
-      so many questions of each split.
-    held_out_test, held_out_validation: share of the entities of each kind
-      that only questions of that split mention or have as their answer.
+def generate(config: WorldConfig | None = None) -> World:
+  """Generates a world, which is always the same for the same configuration.
 
   Raises:
-    ValueError: a number is too small for a world or too large for its names.
+    ValueError: A number is too large for the names that there are.
   """
-  counts: dict[relations.EntityKind, int] = {
-    "person": num_people,
-    "city": num_cities,
-    "country": num_countries,
-    "river": num_rivers,
-    "company": num_companies,
-    "book": num_books,
-  }
-  for kind, count in counts.items():
-    if count < _MIN_OF_KIND:
-      raise ValueError(
-        f"{count} of kind {kind}; every kind needs at least {_MIN_OF_KIND}, "
-        "so that every split of the questions has one"
-      )
-  if facts_per_digest < 2:
-    raise ValueError(
-      f"facts_per_digest={facts_per_digest}; a digest needs at least 2, or "
-      "there is nothing to tell apart in it"
-    )
-  generator = np.random.default_rng(seed)
-  entities = facts_lib.make_entities(generator, counts)
+  config = config or WorldConfig()
+  generator = np.random.default_rng(config.seed)
+  entities = facts_lib.make_entities(generator, config.num_entities)
   split = splits.split_entities(
     generator,
     entities,
-    held_out={"test": held_out_test, "validation": held_out_validation},
+    held_out={
+      "test": config.held_out_test,
+      "validation": config.held_out_validation,
+    },
   )
   facts = facts_lib.make_facts(generator, list(split.values()))
   documents = documents_lib.make_documents(
     generator,
     entities,
     facts,
-    told_elsewhere=told_elsewhere,
-    facts_per_digest=facts_per_digest,
+    told_elsewhere=config.told_elsewhere,
+    facts_per_digest=config.facts_per_digest,
   )
   questions = questions_lib.make_questions(
     generator,
     facts,
     {e.name: name for name, group in split.items() for e in group},
     counts={
-      "train": num_train_questions,
-      "validation": num_validation_questions,
-      "test": num_test_questions,
+      "train": config.num_train_questions,
+      "validation": config.num_validation_questions,
+      "test": config.num_test_questions,
     },
   )
   return World(
@@ -125,7 +147,6 @@ def generate(
 def write_world(directory: epath.PathLike, *, world: World) -> None:
   """Writes `articles.jsonl` and `questions-<split>.jsonl` to a directory."""
   directory = epath.Path(directory)
-  directory.mkdir(parents=True, exist_ok=True)
   write_lines(
     directory / "articles.jsonl",
     (
@@ -146,8 +167,8 @@ def write_world(directory: epath.PathLike, *, world: World) -> None:
 
 def question_record(
   world: World, question: questions_lib.Question
-) -> dict[str, object]:
-  """A question as its line of JSON, with what a diagnosis needs."""
+) -> dict[str, JsonValue]:
+  """Returns a question as its line of JSON, with what a diagnosis needs."""
   return {
     "id": question.id,
     "question": question.text,
@@ -158,6 +179,10 @@ def question_record(
   }
 
 
-def write_lines(path: epath.Path, records: Iterable[dict]) -> None:
-  lines = [json.dumps(record) + "\n" for record in records]
-  path.write_text("".join(lines))
+def write_lines(
+  path: epath.PathLike, records: Iterable[Mapping[str, JsonValue]]
+) -> None:
+  """Writes records as JSON Lines."""
+  with json_lines(path) as write:
+    for record in records:
+      write(record)

@@ -1,8 +1,8 @@
-"""The figures of open-domain question answering, from per-question results.
+"""Metrics of open-domain question answering.
 
-Published exact match, in percent, to compare with (test sets; Guu et al.
-2020, arXiv 2002.08909, Table 1; the last row is a re-run of the released
-checkpoint with exact search):
+Published exact match on test sets, in percent (Guu et al. 2020, arXiv
+2002.08909, Table 1; the last row is the released checkpoint, evaluated again
+with exact search):
 
 | system                    |   NQ  |   WQ  |  CT  |
 | ORQA (Lee et al. 2019)    | 33.3  | 36.4  | 30.1 |
@@ -33,17 +33,17 @@ def answer_metrics(
   """Scores predicted answers, each against the best of its references.
 
   Args:
-    predictions: one answer per question, as it stands in the text.
-    references: the accepted answers of each question.
-    kind: whether references are strings or regular expressions.
+    predictions: Answer to each question, as its block spells it.
+    references: Accepted answers of each question.
+    kind: Whether references are strings or regular expressions.
 
   Returns:
-    `exact_match` and, for strings, `f1` (SQuAD's over words): means over
-    the questions, in [0, 1]. For regular expressions `bad_patterns`, how
-    many references could not be compiled and so matched nothing.
+    `exact_match` and, for strings, `f1` (SQuAD's, over words), which are means
+    over the questions, in [0, 1]. For regular expressions, `bad_patterns` is
+    the number of references that could not be compiled and matched nothing.
 
   Raises:
-    ValueError: there are no questions, or the two differ in number.
+    ValueError: There are no questions, or not one prediction for each.
   """
   if len(predictions) != len(references) or not references:
     raise ValueError(
@@ -63,14 +63,15 @@ def answer_metrics(
 
 
 def recall_at(contains: Bool[np.ndarray, "n k"], depth: int) -> float:
-  """The share of questions with an answer in the best `depth` blocks.
+  """Returns the share of questions with an answer in the best `depth` blocks.
 
   Args:
-    contains: whether each retrieved block, best first, contains an answer.
-    depth: how many blocks count.
+    contains: Whether each retrieved block, best first, contains an answer.
+    depth: Number of blocks that count.
 
   Raises:
-    ValueError: fewer than `depth` blocks were retrieved, or none asked.
+    ValueError: Fewer than `depth` blocks were retrieved, or there are no
+      questions.
   """
   num_questions, num_retrieved = contains.shape
   if not 1 <= depth <= num_retrieved or not num_questions:
@@ -82,10 +83,10 @@ def recall_at(contains: Bool[np.ndarray, "n k"], depth: int) -> float:
 
 
 def mean_reciprocal_rank(contains: Bool[np.ndarray, "n k"]) -> float:
-  """The mean of 1 / rank of the first block that contains an answer.
+  """Returns the mean of 1 / rank of the first block that contains an answer.
 
-  A question without such a block among the retrieved contributes 0, as in
-  TREC's evaluation (Voorhees 1999): the figure is MRR@k and grows with k.
+  A question without such a block among the retrieved ones contributes 0, as in
+  TREC's evaluation (Voorhees 1999). So this is MRR@k, which grows with k.
   """
   reciprocal_ranks = np.where(
     contains.any(axis=1), 1.0 / (1.0 + contains.argmax(axis=1)), 0.0
@@ -98,12 +99,13 @@ def retrieval_metrics(
   *,
   depths: Sequence[int] = RECALL_DEPTHS,
 ) -> dict[str, float]:
-  """Recall at each depth that was retrieved, and the reciprocal rank.
+  """Returns recall at each depth that was retrieved, and the reciprocal rank.
 
   Args:
-    contains: whether each retrieved block, best first, contains an answer
+    contains: Whether each retrieved block, best first, contains an answer
       (`text.answers.contains_answer`).
-    depths: the k of recall@k; those above the number retrieved are left out.
+    depths: Values of k of recall@k. Those above the number of retrieved blocks
+      are left out.
 
   Returns:
     `recall_at_<k>` for each k, and `mrr`, all in [0, 1].

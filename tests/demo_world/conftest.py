@@ -15,17 +15,17 @@ SMALL = {
 
 @pytest.fixture(scope="session")
 def small_sizes():
-  """The arguments of `small_world`, which are `generate`'s."""
+  """The numbers of entities of `small_world`."""
   return dict(SMALL)
 
 
 @pytest.fixture(scope="session")
 def small_world():
   """A world of some 200 documents."""
-  return world_lib.generate(3, **SMALL)
+  return world_lib.generate(world_lib.WorldConfig(seed=3, **SMALL))
 
 
 @pytest.fixture(scope="session")
 def demo_world():
   """The world that the demo trains on; a second to make."""
-  return world_lib.generate(0)
+  return world_lib.generate()

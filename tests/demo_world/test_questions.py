@@ -20,11 +20,12 @@ def test_the_demo_asks_enough_questions(demo_world):
 
 def test_counts_limit_the_questions(small_sizes):
   world = world_lib.generate(
-    0,
-    **small_sizes,
-    num_train_questions=50,
-    num_validation_questions=3,
-    num_test_questions=20,
+    world_lib.WorldConfig(
+      **small_sizes,
+      num_train_questions=50,
+      num_validation_questions=3,
+      num_test_questions=20,
+    )
   )
   count = {split: len(qs) for split, qs in world.questions.items()}
   assert count == {"train": 50, "validation": 3, "test": 20}

@@ -28,8 +28,12 @@ def read_lines(path):
 def test_a_seed_makes_one_world_and_another_seed_another(
   small_world, small_sizes
 ):
-  assert world_lib.generate(3, **small_sizes) == small_world
-  assert world_lib.generate(4, **small_sizes) != small_world
+  same, other = (
+    world_lib.generate(world_lib.WorldConfig(seed=seed, **small_sizes))
+    for seed in (3, 4)
+  )
+  assert same == small_world
+  assert other != small_world
 
 
 def test_each_kind_is_as_large_as_asked(small_world, small_sizes):
@@ -158,7 +162,9 @@ def test_many_facts_stand_only_in_the_article_of_another_entity(demo_world):
 
 def test_told_elsewhere_moves_facts_out_of_their_subjects_articles(small_sizes):
   def share(told_elsewhere):
-    world = world_lib.generate(0, **small_sizes, told_elsewhere=told_elsewhere)
+    world = world_lib.generate(
+      world_lib.WorldConfig(**small_sizes, told_elsewhere=told_elsewhere)
+    )
     own = {
       s.fact
       for d in articles(world)
@@ -220,4 +226,4 @@ def test_the_files_hold_the_world(small_world, tmp_path):
 )
 def test_sizes_that_make_no_world_are_refused(small_sizes, arguments, message):
   with pytest.raises(ValueError, match=re.escape(message)):
-    world_lib.generate(0, **(small_sizes | arguments))
+    world_lib.generate(world_lib.WorldConfig(**(small_sizes | arguments)))

@@ -51,7 +51,9 @@ def test_asking_agrees_with_evaluating(answerer, evaluated):
     assert answered.answers[0].score == pytest.approx(
       line["answer"]["score"], abs=1e-4
     )
-    names = [answerer.corpus.block_name(row) for row in answered.ranking.rows]
+    names = [
+      answerer.corpus.block_name(row) for row in answered.ranking.rows.tolist()
+    ]
     assert names[:5] == [e["block"] for e in line["evidence"]][:5]
 
 

@@ -107,7 +107,7 @@ def test_ask_answers_each_line_of_its_input(
   for line in lines:
     assert f"1. {line['prediction']}" in done.stdout
     assert f"«{line['prediction']}»" in " ".join(done.stdout.split())
-    assert f"[block {line['answer']['block']}, found at" in done.stdout
+    assert f"[block {line['answer']['block']}, rank " in done.stdout
   assert done.stderr == ""
 
 

@@ -9,8 +9,11 @@ import jax
 import numpy as np
 import pytest
 
-from realm_jax.evaluation.masked_lm import evaluate_masked_lm, masked_metrics
+from realm_jax.evaluation.masked_lm import evaluate_masked_lm
 from realm_jax.inputs.config import DataConfig
+from realm_jax.training.batches import MaskTargets, PretrainingBatch
+from realm_jax.training.packing.packer import padded
+from realm_jax.training.stages.model_inputs import ModelInputs
 from realm_jax.training.stages.pretraining import Pretraining
 
 pytestmark = pytest.mark.slow
@@ -88,15 +91,22 @@ def test_retrieval_counts_by_the_mixture_and_null_alone_by_itself(
   # The word that both candidates together find most likely is the target.
   mixture = prior @ probabilities
   target = int(mixture.argmax())
-  measured = jax.jit(functools.partial(masked_metrics, models, "per_token"))(
-    params,
-    {
-      "query": query,
-      "candidates": candidates,
-      "mask_positions": position,
-      "mask_targets": np.array([[target]], np.int32),
-      "mask_weights": np.ones((1, 1), np.float32),
-    },
+  inputs = ModelInputs(models, groups=1)
+  blocks, block_index = inputs.distinct_blocks(candidates)
+  batch = PretrainingBatch(
+    queries=inputs.queries(query),
+    blocks=blocks,
+    block_index=block_index,
+    joint=inputs.joint(query, candidates).rows,
+    masks=MaskTargets(
+      positions=position,
+      token_ids=np.array([[target]], np.int32),
+      weights=np.ones((1, 1), np.float32),
+    ),
+  )
+  loss = Pretraining(num_candidates=2).loss(models)
+  measured = jax.jit(lambda params, batch: loss(params, batch).means())(
+    params, padded(batch, groups=1)
   )
   assert measured["masked_accuracy"] == 1
   assert measured["masked_accuracy_null"] == float(

@@ -77,7 +77,7 @@ def test_the_evidence_is_what_a_search_of_every_block_finds(
   assert [e["score"] for e in line["evidence"]] == pytest.approx(
     scores[best], abs=1e-4
   )
-  for row in best:
+  for row in best.tolist():
     name = corpus.block_name(row)
     if name in found:  # The last ones may be ties.
       assert found[name] == pytest.approx(scores[row], abs=1e-4)
@@ -174,7 +174,7 @@ def test_the_control_reads_random_blocks_and_prefers_none(
     drawn = RandomIndex(corpus.num_blocks).search(
       QueryBatch(_query(world, line["question"])), 20
     )
-    names = [corpus.block_name(row) for row in drawn.rows[0]]
+    names = [corpus.block_name(row) for row in drawn.rows[0].tolist()]
     assert [e["block"] for e in line["evidence"]] == names
     assert [e["probability"] for e in line["evidence"]] == pytest.approx(
       [1 / 20] * 20, abs=1e-4

@@ -10,9 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from xmanager import xm_cloud
-from xmanager.cloud import build_image
-from xmanager.xm_cloud import experiment as xm_cloud_experiment
+from xmanager import xm, xm_cloud
 from xmanager.xm_local import executables
 
 from launch import image, xm_launch
@@ -176,14 +174,12 @@ def test_the_command_explains_what_is_missing(environment, project_dir):
   assert done.stderr.strip().startswith("xm_launch: nothing says what to train")
 
 
-def _cloud_messages(jobs: list[Job], tpus: dict[str, str | None]):
+def _cloud_jobs(jobs: list[Job], tpus: dict[str, str | None]):
   images = {
     job.name: executables.GoogleContainerRegistryImage(job.name, "r/i:t")
     for job in jobs
   }
-  group = xm_launch.cloud_job_group(jobs, images, tpus=tpus)
-  # What XManager would send to its server.
-  return xm_cloud_experiment._convert_job_group_to_ess_job_set(group, {})
+  return xm_launch.cloud_job_group(jobs, images, tpus=tpus).jobs
 
 
 def test_on_the_cloud_each_job_has_its_slice():
@@ -192,22 +188,26 @@ def test_on_the_cloud_each_job_has_its_slice():
     Job("builder", ("-m", "realm_jax.build_index"), {}),
     Job("evaluator", ("-m", "realm_jax.evaluate"), {}),
   ]
-  trainer, builder, evaluator = _cloud_messages(
+  group = _cloud_jobs(
     jobs,
     {"trainer": "v5e:8x8", "builder": "v5p:2x2x4", "evaluator": "v6e-8"},
   )
-  assert trainer.spec.resources.tpu_resources.type == "tpu-v5-lite-podslice"
-  assert trainer.spec.resources.tpu_resources.topology == "8x8"
-  assert dict(trainer.spec.env_vars) == {"A": "1"}
-  assert builder.spec.resources.tpu_resources.type == "tpu-v5p-slice"
-  assert builder.spec.resources.tpu_resources.topology == "2x2x4"
-  assert evaluator.spec.resources.tpu_resources.topology == "2x4"
-  assert evaluator.dependency_order.job_name == "trainer"
+  requirements = {n: job.executor.requirements for n, job in group.items()}
+  slices = {
+    n: (r.accelerator, r.topology.name) for n, r in requirements.items()
+  }
+  assert slices == {
+    "trainer": (xm.ResourceType.TPU_V5E, "8x8"),
+    "builder": (xm.ResourceType.TPU_V5P, "2x2x4"),
+    "evaluator": (xm.ResourceType.TPU_V6E, "2x4"),
+  }
+  assert group["trainer"].env_vars == {"A": "1"}
+  assert group["evaluator"].executor.dependency.job_name == "trainer"
 
 
 def test_on_the_cloud_a_slice_must_be_named():
   with pytest.raises(LaunchError, match="needs --tpu"):
-    _cloud_messages([Job("trainer", (), {})], {"trainer": None})
+    _cloud_jobs([Job("trainer", (), {})], {"trainer": None})
 
 
 def test_the_image_holds_the_tracked_files_and_runs_the_command(
@@ -228,9 +228,9 @@ def test_the_image_holds_the_tracked_files_and_runs_the_command(
   assert isinstance(
     packageable.executor_spec, xm_cloud.KubernetesJobExecutor.Spec
   )
-  entrypoint = build_image._create_entrypoint(packageable.executable_spec)
+  (command,) = packageable.executable_spec.entrypoint.commands
   done = subprocess.run(
-    ["bash", entrypoint],
+    ["bash", "-c", command],
     env={"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
     capture_output=True,
     text=True,
