@@ -1,13 +1,13 @@
 """Evaluation of pre-training: masked words with and without retrieval."""
 
-import collections
 import contextlib
 import dataclasses
 import itertools
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import jax
+import jax.numpy as jnp
 from etils import epath
 
 from realm_jax.console.progress import Progress
@@ -23,15 +23,13 @@ from realm_jax.evaluation.trained_model import (
 from realm_jax.generations.follow.loading import Generation
 from realm_jax.inputs.batches import Batch, BatchStream
 from realm_jax.inputs.config import DataConfig
+from realm_jax.objectives.weighted import Average, WeightedLoss
 from realm_jax.partitioning import rules
 from realm_jax.partitioning.mesh import DATA_AXIS
 from realm_jax.training.packing.packer import padded
 from realm_jax.training.stages.model_inputs import ModelInputs
 from realm_jax.training.stages.pretraining import Pretraining
 from realm_jax.training.stages.protocol import StageContext
-
-# Means over queries; the other metrics are means over masks.
-_QUERY_METRICS = frozenset({"recall", "null_probability", "candidate_entropy"})
 
 
 def evaluate_masked_lm(
@@ -76,12 +74,12 @@ def evaluate_masked_lm(
   )
   with contextlib.closing(stream):
     batches = itertools.islice(stream, num_batches)
-    means = _mean_metrics(model, generation, stage, batches)
+    sums = _evaluate_batches(model, generation, stage, batches)
   return outputs.report(
     {
-      **means.values(),
-      "num_queries": means.num_queries,
-      "num_masks": means.num_masks,
+      **{name: float(mean) for name, mean in sums.means().items()},
+      "num_queries": int(sums.metrics["recall"].weight),
+      "num_masks": int(sums.metrics["masked_accuracy"].weight),
       "num_candidates": stage.num_candidates,
       "split": data.split,
       "task": data.task,
@@ -94,47 +92,21 @@ def evaluate_masked_lm(
   )
 
 
-class _Means:
-  """Means of metrics over batches, weighted by their queries or masks."""
-
-  def __init__(self) -> None:
-    self.num_queries = 0
-    self.num_masks = 0
-    self._totals: dict[str, float] = collections.defaultdict(float)
-
-  def add(
-    self, metrics: Mapping[str, float], *, num_queries: int, num_masks: int
-  ) -> None:
-    self.num_queries += num_queries
-    self.num_masks += num_masks
-    for name, value in metrics.items():
-      weight = num_queries if name in _QUERY_METRICS else num_masks
-      self._totals[name] += weight * value
-
-  def values(self) -> dict[str, float]:
-    return {
-      name: total
-      / (self.num_queries if name in _QUERY_METRICS else self.num_masks)
-      for name, total in self._totals.items()
-    }
-
-
-def _mean_metrics(
+def _evaluate_batches(
   model: TrainedModel,
   generation: Generation,
   stage: Pretraining,
   batches: Iterable[Batch],
-) -> _Means:
+) -> WeightedLoss:
+  """Returns the weighted sums over all batches, `recall` among the metrics."""
   ranker = BlockRanker(
     model,
     generation,
     num_searched=stage.num_searched(generation.num_blocks),
     current_queries=stage.current_queries,
   )
-  loss = stage.loss(model.models)
   measure = jax.jit(
-    lambda params, batch: loss(params, batch).means(),
-    out_shardings=rules.replicated(model.mesh),
+    stage.loss(model.models), out_shardings=rules.replicated(model.mesh)
   )
   groups = model.mesh.shape[DATA_AXIS]
   context = StageContext(
@@ -143,24 +115,17 @@ def _mean_metrics(
     generation,
     model.source.block_length,
   )
-  means = _Means()
+  sums: list[WeightedLoss] = []
   with Progress("sentences") as progress:
     for batch in batches:
       made, host_metrics = stage.assemble(
         batch, ranker.search(batch.arrays["query"]), context
       )
-      device_metrics = measure(
-        model.params,
-        rules.to_devices(padded(made, groups=groups), model.mesh),
-      )
+      placed = rules.to_devices(padded(made, groups=groups), model.mesh)
+      weighted = jax.device_get(measure(model.params, placed))
       num_queries = len(batch.arrays["query"])
-      means.add(
-        {
-          name: float(value)
-          for name, value in {**device_metrics, **host_metrics}.items()
-        },
-        num_queries=num_queries,
-        num_masks=int(batch.arrays["mask_weights"].sum()),
-      )
+      recall = jnp.full(num_queries, host_metrics["recall"])
+      weighted.metrics["recall"] = jax.device_get(Average.of(recall))
+      sums.append(weighted)
       progress.advance(num_queries)
-  return means
+  return jax.tree.map(lambda *parts: sum(parts), *sums)
