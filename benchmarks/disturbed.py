@@ -29,8 +29,8 @@ _SAYINGS = {
   ": it is removed": "damaged generation removed",
   "; it is replaced": "damaged generation replaced",
   " is full (": "full disk reported",
-  "going on with exact search": "exact search instead",
-  " in place of ": "earlier generation instead",
+  "falling back to exact search": "exact search instead",
+  "falling back from generation": "earlier generation instead",
   "was published by another worker": "other worker was first",
   "waiting for generation": "trainer waited",
 }

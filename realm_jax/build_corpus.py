@@ -16,8 +16,8 @@ corpus has replaces that document, one with a new id adds a document, and
 readers of the version before continue to read it. Give the flags of the build;
 vocabulary, block length and dropped titles are those of the corpus.
 
-A gin file may bind the arguments of `build_corpus` (`corpus/build/corpus.py`)
-and `update_corpus` (`corpus/build/update.py`); flags take precedence.
+A gin file may bind the arguments of `corpus.build_corpus` and
+`update.update_corpus` of `realm_jax.corpus.build`; flags take precedence.
 """
 
 from collections.abc import Callable, Sequence

@@ -48,9 +48,9 @@ def train() -> list[float]:
   import numpy as np
   import optax
 
-  from realm_jax.models import bert, reader, retriever
+  from realm_jax.models import bert, reader, retriever, sequences
   from realm_jax.partitioning import mesh
-  from realm_jax.training import state, step
+  from realm_jax.training import batches, state, step
 
   config = bert.BertConfig(
     vocab_size=11,
@@ -69,19 +69,25 @@ def train() -> list[float]:
     config, joint_length=12, span_size=4, max_answer_width=3
   )
   blocks = np.array([[2, 3, 3, 0, 0, 0], [2, 7, 3, 8, 9, 3]], np.int32)
-  batch = {
-    "query": np.array([[2, 5, 4, 3], [2, 6, 4, 3]], np.int32),
-    "candidates": np.stack([blocks, blocks]),
-    "mask_positions": np.full((2, 1), 2, np.int32),
-    "mask_targets": np.array([[8], [9]], np.int32),
-    "mask_weights": np.ones((2, 1), np.float32),
-  }
+  inputs = np.array([[2, 5, 4, 3], [2, 6, 4, 3]]), np.stack([blocks, blocks])
+  masks = batches.MaskTargets(
+    positions=np.full((2, 1), 2),
+    token_ids=np.array([[8], [9]]),
+    weights=np.ones((2, 1), np.float32),
+  )
+  batch = batches.PretrainingBatch(
+    queries=sequences.padded(inputs[0]),
+    blocks=sequences.padded(inputs[1]),
+    # Each padded sequence is a group of its own.
+    block_index=np.zeros((2, 2), np.int32),
+    joint=sequences.padded(reads.join(*inputs).token_ids),
+    masks=masks,
+  )
 
   def init(key):
-    inputs = batch["query"], batch["candidates"]
     return {
       "retriever": towers.init(key, *inputs)["params"],
-      "reader": reads.init(key, *inputs, batch["mask_positions"])["params"],
+      "reader": reads.init(key, *inputs, masks.positions)["params"],
     }
 
   optimizer = optax.sgd(0.3)

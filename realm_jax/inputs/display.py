@@ -34,15 +34,16 @@ def _words(
   return " ".join(words)
 
 
-def _plain(value: np.ndarray | np.generic | bytes | bool) -> str:
+def _plain(value: np.ndarray) -> str:
   """Formats numbers, truth values and texts; lists are joined by ` | `."""
-  if isinstance(value, np.ndarray) and value.ndim:
-    return " | ".join(map(_plain, value))
-  if isinstance(value, bytes):
-    return value.decode("utf-8")
-  if isinstance(value, (bool, np.bool_)):
-    return "yes" if value else "no"
-  return str(value)
+  if value.ndim:
+    return " | ".join(_plain(np.asarray(item)) for item in value)
+  scalar = value[()]
+  if isinstance(scalar, bytes):
+    return scalar.decode("utf-8")
+  if isinstance(scalar, (bool, np.bool_)):
+    return "yes" if scalar else "no"
+  return str(scalar)
 
 
 def _lines(
@@ -79,7 +80,7 @@ def _lines(
 
 
 def describe(
-  example: Mapping[str, np.ndarray],
+  example: Mapping[str, np.ndarray | np.generic | bytes],
   *,
   features: Mapping[str, seqio.Feature],
   corpus: Corpus,
@@ -94,9 +95,10 @@ def describe(
     corpus: Corpus with the vocabulary and the titles.
     width: Width of the lines in characters.
   """
+  arrays = {name: np.asarray(value) for name, value in example.items()}
   indent = " " * (_LABEL_WIDTH + 2)
-  paragraphs = [f"position {int(example['position'])}"]
-  for label, text in _lines(example, features, corpus):
+  paragraphs = [f"position {arrays['position']}"]
+  for label, text in _lines(arrays, features, corpus):
     paragraphs.append(
       textwrap.fill(
         text or "(empty)",

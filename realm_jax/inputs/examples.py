@@ -8,7 +8,7 @@ preprocessors filter out.
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import seqio
@@ -23,6 +23,9 @@ from realm_jax.inputs.sources import RandomAccessSource, RecordReader
 # Records that may give no example before an endless stream is an error.
 _FRUITLESS_RECORDS = 20_000
 _FRUITLESS = "no record gives an example"
+
+# An example's features by name: arrays, and numpy's scalars and texts.
+Example: TypeAlias = dict[str, np.ndarray | np.generic | bytes]
 
 _T = TypeVar("_T")
 
@@ -176,5 +179,5 @@ class ExampleStream:
         ) from None
       raise
 
-  def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
+  def __iter__(self) -> Iterator[Example]:
     return self.guard(self.dataset.as_numpy_iterator())

@@ -125,8 +125,7 @@ def run_steps(
         metrics.flush()
         checkpoints.save(state, candidates.state(step))
         saved = step
-      if decision.stop and step < num_steps:
-        logging.info("Preempted: checkpoint saved at step %d, exiting.", step)
+      if decision.stop:
         break
   except RETRIEVAL_UNAVAILABLE as reason:
     if step > saved:
@@ -134,7 +133,8 @@ def run_steps(
       checkpoints.save(state, candidates.state(step))
     if not isinstance(reason, WaitPreemptedError):
       raise
-    logging.info("Preempted: no generation to wait for, exiting at %d.", step)
+  if step < num_steps:
+    logging.info("Preempted: checkpoint saved at step %d, exiting.", step)
   checkpoints.wait()
   return TrainResult(
     step=step,

@@ -61,6 +61,6 @@ def test_exact_search_takes_the_place_of_a_crashed_index(
 ):
   result = _pretrain(commands, tmp_path / "run")
   assert result.step == _STEPS
-  said = "scann ended by SIGSEGV: going on with exact search of generation 0"
+  said = "scann ended by SIGSEGV: falling back to exact search of generation 0"
   assert said in caplog.text
   assert not _index_processes()

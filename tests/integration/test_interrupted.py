@@ -119,8 +119,8 @@ def test_sigterm_saves_where_it_is_and_leaves_well(broken):
   # It came while the trainer was waiting, or on its way there.
   assert stopped["left_at"] <= stopped["due_at"]
   log = broken.run.trainer().log.read_text()
-  assert "told to stop" in log
-  assert f"going on from checkpoint {stopped['left_at']} of" in log
+  assert "Preempted: checkpoint saved at step" in log
+  assert f"continuing from checkpoint {stopped['left_at']} of" in log
 
 
 def test_a_swap_compiles_nothing(unbroken):

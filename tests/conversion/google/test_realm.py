@@ -167,7 +167,9 @@ def test_one_part_leaves_the_other(tmp_path):
   )
   assert set(load(tmp_path / "run").params) == {"retriever"}
   report = run_import(tmp_path / "nq", tmp_path / "reader", parts=["reader"])
-  assert "module/dense/kernel [128, 8]: of a retriever that is not" in report
+  assert (
+    "module/dense/kernel [128, 8]: a part of a retriever that is not" in report
+  )
   assert set(load(tmp_path / "reader").params) == {"reader"}
 
 

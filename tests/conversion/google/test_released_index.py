@@ -120,7 +120,11 @@ def test_what_was_released_is_found_here(tmp_path, vocabulary, params, index):
   assert set(generation.query_params) == {"query_tower"}
   queries, expected = (
     np.asarray(
-      _RETRIEVER.apply({"params": tree}, tokens, method="embed_queries")
+      _RETRIEVER.apply(
+        {"params": jax.tree.map(jnp.asarray, tree)},
+        tokens,
+        method="embed_queries",
+      )
     )
     for tree in (generation.query_params, params)
   )

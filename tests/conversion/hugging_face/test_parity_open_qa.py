@@ -70,7 +70,7 @@ def test_blocks_are_found_in_the_same_order(answerer, expected):
 def test_answers_are_the_same(answerer, expected):
   for i, question in enumerate(expected["question"]):
     answer = answerer.ask(str(question)).answers[0]
-    row = expected["predicted_row"][i]
+    row = int(expected["predicted_row"][i])
     assert answer.row == row
     _, first, width = expected["span"][i]
     ranges = answerer.corpus.body_byte_ranges(row)[first : first + width + 1]

@@ -327,9 +327,9 @@ def test_the_command(tmp_path, vocab_file, command_environment):
   recipe = tmp_path / "corpus.gin"
   recipe.write_text(
     "from __gin__ import dynamic_registration\n"
-    "from realm_jax.corpus import build\n"
-    "build.build_corpus.block_length = 24\n"
-    "build.build_corpus.version = 5\n"
+    "from realm_jax.corpus.build import corpus\n"
+    "corpus.build_corpus.block_length = 24\n"
+    "corpus.build_corpus.version = 5\n"
   )
   done = subprocess.run(
     [

@@ -30,15 +30,13 @@ class _Shifted:
   report: ClassVar[dict] = {}
 
   def __init__(self, embeddings):
+    self.report = {}
     self._exact = ExactIndex(embeddings)
     self.num_blocks = self._exact.num_blocks
 
   def search(self, queries, k):
     found = self._exact.search(queries, k + 1)
     return SearchResult(found.rows[:, 1:], found.scores[:, 1:])
-
-  def save(self, directory):
-    pass
 
 
 def test_exact_search_recalls_all(embeddings):
