@@ -39,9 +39,8 @@ def test_each_vector_lands_in_its_row(corpus, devices):
     num_lengths=3,
   )
   rows = np.arange(3, 150, 2)
-  for row, vector in zip(
-    rows, embedder.embed({"table": table}, rows), strict=True
-  ):
+  vectors = embedder.embed({"table": table}, rows)
+  for row, vector in zip(rows.tolist(), vectors, strict=True):
     # The two [SEP] and the [CLS] are embedded too.
     expected = table[corpus.token_ids(row)].sum(axis=0)
     expected = expected + table[2] + 2 * table[3]
