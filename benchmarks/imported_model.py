@@ -24,7 +24,7 @@ from realm_jax.conversion.parameters import (
 from realm_jax.conversion.plan import ImportPlan
 from realm_jax.evaluation.answering import best_spans
 from realm_jax.models.parameters import Params
-from realm_jax.models.reader import Reader
+from realm_jax.models.reader import Reader, Spans
 from realm_jax.models.retriever import Retriever, relevance
 from realm_jax.text.wordpieces import vocabulary_of
 from realm_jax.training import step
@@ -89,7 +89,7 @@ class ImportedModel:
     """Scores of the words behind the masks."""
 
     @jax.jit
-    def read(params, *arguments):
+    def read(params: Params, *arguments: jax.Array) -> jax.Array:
       return self.reader.apply(
         {"params": params}, *arguments, method="masked_lm"
       )
@@ -103,7 +103,7 @@ class ImportedModel:
     """Scores of spans, NaN where there is no such span."""
 
     @jax.jit
-    def read(params, *arguments):
+    def read(params: Params, *arguments: jax.Array) -> Spans:
       return self.reader.apply({"params": params}, *arguments, method="spans")
 
     arguments = map(_as_int32, (query, candidates))
@@ -182,7 +182,7 @@ class ImportedModel:
     self, token_ids: Int[np.ndarray, "*b l"], *, method: str
   ) -> Float[np.ndarray, "*b d"]:
     @jax.jit
-    def embed(params, token_ids):
+    def embed(params: Params, token_ids: jax.Array) -> jax.Array:
       return self.retriever.apply({"params": params}, token_ids, method=method)
 
     return np.asarray(embed(self.params["retriever"], _as_int32(token_ids)))

@@ -71,8 +71,8 @@ class Job:
     self.started_at = 0.0
     self.command = command
     self._environment = environment
-    self._process: subprocess.Popen | None = None
-    self._output: subprocess.Popen | None = None
+    self._process: subprocess.Popen[bytes] | None = None
+    self._output: subprocess.Popen[bytes] | None = None
 
   def start(self) -> None:
     """Starts it, for the first time or again."""
@@ -153,7 +153,7 @@ class Job:
     """Its log since it was started last."""
     return self.log.read_text(errors="replace").rpartition(_START)[2]
 
-  def _running(self) -> subprocess.Popen:
+  def _running(self) -> subprocess.Popen[bytes]:
     if self._process is None:
       raise JobError(f"the {self.name} was not started")
     return self._process

@@ -192,13 +192,11 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
   reader = models.require_reader()
 
   @jax.jit
-  def init(key):
+  def init(key: jax.Array) -> TrainState:
     tokens = [jnp.ones((1, 16), jnp.int32), jnp.ones((1, 1, 16), jnp.int32)]
     params = {
       "retriever": models.retriever.init(key, *tokens)["params"],
-      "reader": models.require_reader().init(key, *tokens, tokens[0][:, :1])[
-        "params"
-      ],
+      "reader": reader.init(key, *tokens, tokens[0][:, :1])["params"],
     }
     params = nn.unbox(params)
     return TrainState(jnp.int32(0), params, update.init(params))

@@ -126,7 +126,9 @@ class Story:
     finally:
       job.stop()
 
-  def evaluate(self, what: str, of: str, recipe: str, **bindings: Any) -> dict:
+  def evaluate(
+    self, what: str, of: str, recipe: str, **bindings: Any
+  ) -> dict[str, Any]:
     """The figures of a checkpoint."""
     folder = self.path(f"evaluations/{what}")
     self._timed(
@@ -196,7 +198,9 @@ def tell(story: Story) -> list[dict[str, Any]]:
     rows.append({"after": what, "minutes": round(minutes, 1), **kept})
     print(json.dumps(rows[-1]), flush=True)
 
-  def retrieval(of: str, what: str | None = None, **bindings: Any) -> dict:
+  def retrieval(
+    of: str, what: str | None = None, **bindings: Any
+  ) -> dict[str, Any]:
     return story.evaluate(
       what or of,
       of,

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from benchmarks.jobs import PROJECT_DIR
 
@@ -47,7 +48,7 @@ def titled_paragraphs(folder: Path) -> list[tuple[str, str]]:
   return list(dict.fromkeys(paragraphs))
 
 
-def qed_questions(folder: Path) -> list[dict]:
+def qed_questions(folder: Path) -> list[dict[str, Any]]:
   """QED's questions, each with the answers that its paragraph holds.
 
   Raises:
@@ -105,7 +106,7 @@ def _curatedtrec(folder: Path) -> Iterator[str]:
       yield line.split("\t")[2]
 
 
-def _json_lines(path: Path) -> Iterator[dict]:
+def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
   with path.open(encoding="utf-8") as lines:
     for line in lines:
       yield json.loads(line)

@@ -128,7 +128,9 @@ def compare_adam(*, weight_decay: float = 0.01) -> Row:
   state = optimizer.init(tree)
 
   @jax.jit
-  def update(tree, gradient, state):
+  def update(
+    tree: optax.Params, gradient: optax.Updates, state: optax.OptState
+  ) -> tuple[optax.Params, optax.OptState]:
     updates, state = optimizer.update(gradient, state, tree)
     return optax.apply_updates(tree, updates), state
 
@@ -144,7 +146,14 @@ def compare_adam(*, weight_decay: float = 0.01) -> Row:
 
 
 @functools.partial(jax.jit, static_argnames="form")
-def _loss(relevance, logits, targets, weights, *, form):
+def _loss(
+  relevance: jax.Array,
+  logits: jax.Array,
+  targets: jax.Array,
+  weights: jax.Array,
+  *,
+  form: str,
+) -> jax.Array:
   return marginal_masked_lm_loss(
     relevance, logits, targets, weights, form=form
   ).loss.mean

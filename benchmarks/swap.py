@@ -156,7 +156,9 @@ def make_generations(
     source = SyntheticVectors(directory, corpus.num_blocks, seed=step)
     vectors = source.vectors()
 
-    def write(target: Path, vectors=vectors, step=step) -> Manifest:
+    def write(
+      target: Path, vectors: np.ndarray = vectors, step: int = step
+    ) -> Manifest:
       stored = artifacts.store(target, vectors, step=step)
       return artifacts.write(target, step=step, params=params, stored=stored)
 

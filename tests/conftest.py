@@ -43,28 +43,8 @@ import pytest  # noqa: E402
 
 from tests import runtime_types  # noqa: E402
 
-# Packages whose annotations, shapes included, are checked at run time.
-CHECKED_PACKAGES: list[str] = [
-  "realm_jax.checkpoints",
-  "realm_jax.console",
-  "realm_jax.demo_world",
-  "realm_jax.evaluation",
-  "realm_jax.conversion",
-  "realm_jax.files",
-  "realm_jax.indexes",
-  "realm_jax.models",
-  "realm_jax.objectives",
-  "realm_jax.partitioning",
-  "realm_jax.retrieval",
-  "realm_jax.training",
-  "realm_jax.generations",
-  "realm_jax.corpus",
-  "realm_jax.text",
-  "realm_jax.inputs",
-]
-jaxtyping.install_import_hook(
-  CHECKED_PACKAGES, f"{runtime_types.__name__}.checked"
-)
+# Annotations, shapes included, are checked at run time in every module.
+jaxtyping.install_import_hook("realm_jax", f"{runtime_types.__name__}.checked")
 
 # A silent broadcast of [b] against [b, k] has hidden many a wrong loss.
 jax.config.update("jax_numpy_rank_promotion", "raise")

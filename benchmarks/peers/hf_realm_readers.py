@@ -146,7 +146,11 @@ def _span_logits(reader: RealmReader) -> Iterator[list[Any]]:
   """
   kept: list[Any] = []
 
-  def keep(module, arguments, output):
+  def keep(
+    module: torch.nn.Module,
+    arguments: tuple[torch.Tensor, ...],
+    output: tuple[torch.Tensor, ...],
+  ) -> None:
     del module, arguments
     kept.extend(tensor.detach().clone() for tensor in output)
 
