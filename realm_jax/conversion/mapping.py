@@ -27,7 +27,7 @@ _NO_TENSOR = (
 _MISSHAPEN = (
   "tensors have another shape; is config.json that of these weights? "
   "--allow_left=REGEX for the tensor together with --allow_fresh=REGEX for the "
-  "parameter goes on without it"
+  "parameter leaves it out and starts the parameter from random values"
 )
 _MISSHAPEN_COPY = (
   "tensors have another shape than the one that they should be a copy of; "

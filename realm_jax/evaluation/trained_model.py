@@ -145,12 +145,7 @@ def _restore(
   corpus: Corpus,
   mesh: Mesh,
 ) -> Params:
-  like = jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(
-      x.shape, x.dtype, sharding=rules.replicated(mesh)
-    ),
-    abstract,
-  )
+  like = rules.abstract_replicated(abstract, mesh)
   try:
     return store.restore(step, items=tuple(like), like=like)
   except CheckpointError as error:

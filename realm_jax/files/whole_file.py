@@ -8,7 +8,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, BinaryIO, TextIO, cast
+from typing import IO
 
 from etils import epath
 
@@ -17,7 +17,7 @@ from realm_jax.files.remote import is_remote
 
 
 @contextlib.contextmanager
-def whole_text_file(path: epath.PathLike) -> Iterator[TextIO]:
+def whole_text_file(path: epath.PathLike) -> Iterator[IO[str]]:
   """Opens a UTF-8 file that replaces `path` when the block ends well.
 
   Its directory is created. If the block raises, `path` stays as it was.
@@ -25,33 +25,13 @@ def whole_text_file(path: epath.PathLike) -> Iterator[TextIO]:
   Raises:
     OSError: The disk is full, or the directory cannot be written to.
   """
-  with _whole_file(path, "w") as file:
-    yield cast(TextIO, file)
-
-
-@contextlib.contextmanager
-def whole_binary_file(path: epath.PathLike) -> Iterator[BinaryIO]:
-  """Opens a binary file like `whole_text_file`."""
-  with _whole_file(path, "wb") as file:
-    yield cast(BinaryIO, file)
-
-
-def write_text(path: epath.PathLike, text: str) -> None:
-  """Replaces a file by one that holds `text`, as UTF-8."""
-  with whole_text_file(path) as file:
-    file.write(text)
-
-
-@contextlib.contextmanager
-def _whole_file(path: epath.PathLike, mode: str) -> Iterator[IO[str | bytes]]:
   target = epath.Path(path)
   target.parent.mkdir(parents=True, exist_ok=True)
   partial = target.with_name(f".{target.name}.partial")
   try:
     # epath would write a local file in the encoding of the user's locale.
     opener = partial if is_remote(target) else Path(partial)
-    encoding = None if "b" in mode else "utf-8"
-    with opener.open(mode, encoding=encoding) as file:
+    with opener.open("w", encoding="utf-8") as file:
       yield file
       if not is_remote(target):
         file.flush()
@@ -62,3 +42,9 @@ def _whole_file(path: epath.PathLike, mode: str) -> Iterator[IO[str | bytes]]:
     raise
   if not is_remote(target):
     sync(Path(target.parent))
+
+
+def write_text(path: epath.PathLike, text: str) -> None:
+  """Replaces a file by one that holds `text`, as UTF-8."""
+  with whole_text_file(path) as file:
+    file.write(text)

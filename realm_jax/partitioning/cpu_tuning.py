@@ -1,10 +1,10 @@
 """Tuning of processes whose devices are CPUs, and of no others.
 
-There XLA takes a step's temporaries, gigabytes in one piece, from malloc. As
-glibc comes, it gives them back to the system after each step and takes them
-again, page by page, for the next one, which took a quarter of a step. Tuned,
-malloc keeps freed memory. That has a price: memory never shrinks by itself,
-and all threads, tf.data's too, share one arena and its lock.
+There XLA allocates a step's temporaries, gigabytes in one piece, with malloc.
+By default, glibc returns them to the system after each step and takes them
+again, page by page, for the next one, which took a quarter of a step. Here
+malloc keeps freed memory. The cost is that memory never shrinks by
+itself, and that all threads, tf.data's too, share one arena and its lock.
 
 On GPUs and TPUs temporaries lie on the devices, so a process that has such
 devices is left as it is.
@@ -15,7 +15,7 @@ import ctypes
 import jax
 from jax.sharding import Mesh
 
-# Of <malloc.h>.
+# Constants of <malloc.h>.
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 _NEVER = 2**31 - 1
 
@@ -28,7 +28,7 @@ def _c_library() -> ctypes.CDLL | None:
 
 
 def disable_async_dispatch() -> None:
-  """Has a program on CPUs finish, and free its memory, before its call returns.
+  """Makes a call of a program on CPUs return only when the program is done.
 
   Two steps in flight take as long as one after the other, as both want every
   core, but need twice the memory. jax's option concerns CPU devices alone. It
@@ -59,7 +59,7 @@ def return_freed_memory() -> None:
 
 
 def compiler_options(mesh: Mesh) -> dict[str, bool | str]:
-  """Returns a step's: on CPUs the order of operations of least memory."""
+  """Returns XLA's options for a step: on CPUs, the schedule of least memory."""
   if mesh.devices.flat[0].platform != "cpu":
     return {}
   return {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}

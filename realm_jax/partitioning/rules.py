@@ -60,6 +60,14 @@ def replicated(mesh: Mesh) -> NamedSharding:
   return NamedSharding(mesh, PartitionSpec())
 
 
+def abstract_replicated(tree: T, mesh: Mesh) -> T:
+  """Returns abstract arrays like a tree's, which every device has in full."""
+  return jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated(mesh)),
+    tree,
+  )
+
+
 def to_devices(batch: T, mesh: Mesh) -> T:
   """Returns global arrays made of each process's own rows.
 

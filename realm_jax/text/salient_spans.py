@@ -99,7 +99,8 @@ _JOINT = (
 _NAME = re.compile(rf"(?<!\w)(?<!\w[-'’.]){_WORD}(?:{_JOINT} {_WORD})*")
 _NAME_WORD = re.compile(_WORD)
 _ANY_WORD = re.compile(r"[^\W\d_]+")
-# Characters after which a capital says no more than at a sentence's start.
+# After these characters, as at a sentence's start, a capital is no sign of a
+# name.
 _OPENINGS = "\"'`“”‘«(:[*•–—"
 
 _FUNCTION_WORDS = frozenset(

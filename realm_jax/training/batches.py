@@ -99,7 +99,7 @@ class IndexScores(NamedTuple):
 
 
 class OpenQaBatch(NamedTuple):
-  """Questions, the retrieved blocks, and where the answers stand in them.
+  """Questions, the retrieved blocks, and where the answers are in them.
 
   Attributes:
     retrieved: What the retriever's scores of the n blocks are computed from.

@@ -153,7 +153,10 @@ class HostCandidateStream:
   def _embed(
     self, examples: Batch, generation: Generation, params: Params | None
   ) -> jax.Array | None:
-    """Dispatches the embedding of the queries, for an index that needs it."""
+    """Dispatches the embedding of the queries, for an index that needs it.
+
+    Without parameters, the generation's own query tower embeds them.
+    """
     if not generation.index.needs_vectors:
       return None
     query_params = generation.query_params
@@ -234,9 +237,9 @@ class HostCandidateStream:
   def state(self, step: int) -> LoopState:
     entry = self._in_flight.get(step)
     if entry is None:
-      current = self._schedule.current if self._schedule else None
+      schedule = self._schedule
       return LoopState(
-        self._position, None if current is None else current.step
+        self._position, None if schedule is None else schedule.current.step
       )
     if entry.generation is None:
       return LoopState(entry.position)

@@ -7,7 +7,6 @@ import jax
 
 from realm_jax.partitioning import cpu_tuning, rules
 from realm_jax.training.batches import StepBatch
-from realm_jax.training.packing.packer import ShapeBucket
 from realm_jax.training.packing.shape_buckets import shape_key
 from realm_jax.training.setup import RunSetup
 from realm_jax.training.state import TrainState
@@ -17,8 +16,8 @@ from realm_jax.training.step import Metrics, train_step
 class CompiledSteps:
   """`train_step` compiled for every shape and mode that a run will need.
 
-  Nothing is compiled when a step is called: a batch of another shape is an
-  error.
+  Nothing is compiled when a step is called: a batch of another shape raises a
+  KeyError.
 
   Args:
     setup: What the run is made of.
@@ -41,7 +40,8 @@ class CompiledSteps:
       modes.append(True)
     if self._freeze_steps < config.num_steps:
       modes.append(False)
-    self._compiled: dict[tuple[bool, ShapeBucket], jax.stages.Compiled] = {}
+    # By whether the retriever is frozen, and by `shape_key`.
+    self._compiled: dict[tuple[bool, tuple[int, ...]], jax.stages.Compiled] = {}
     for frozen in modes:
       step = jax.jit(
         functools.partial(

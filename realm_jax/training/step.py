@@ -130,7 +130,7 @@ def read_spans(
 def _mode(
   dropout_key: jax.Array | None,
 ) -> dict[str, bool | dict[str, jax.Array]]:
-  """Keyword arguments of `apply`, for training or not."""
+  """Returns the arguments of `apply` that turn dropout on or off."""
   if dropout_key is None:
     return {"train": False}
   return {"train": True, "rngs": {"dropout": dropout_key}}

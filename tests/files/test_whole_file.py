@@ -20,12 +20,12 @@ def test_text_is_written_as_utf_8_and_directories_are_made(tmp_path):
 
 def test_readers_see_the_old_file_until_the_block_ends(tmp_path):
   path = tmp_path / "name"
-  path.write_bytes(b"old")
-  with whole_file.whole_binary_file(path) as file:
-    file.write(b"new")
+  path.write_text("old")
+  with whole_file.whole_text_file(path) as file:
+    file.write("new")
     file.flush()
-    assert path.read_bytes() == b"old"
-  assert path.read_bytes() == b"new"
+    assert path.read_text() == "old"
+  assert path.read_text() == "new"
 
 
 def test_a_block_that_raises_leaves_the_old_file(tmp_path):

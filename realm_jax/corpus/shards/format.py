@@ -41,9 +41,9 @@ ARRAYS: dict[str, tuple[np.dtype, tuple[int, ...]]] = {
   "sentences_offsets": (np.dtype("<i8"), ()),
   "salient_spans_offsets": (np.dtype("<i8"), ()),
   "bodies_offsets": (np.dtype("<i8"), ()),
-  # One row for each token of title and body, …
+  # One row for each token of title and body.
   "token_ids": (np.dtype("<i4"), ()),
-  # … and for each token of the body.
+  # One row for each token of the body: its bytes in `bodies`.
   "byte_ranges": (np.dtype("<i4"), (2,)),
   # Ranges of the body's tokens.
   "sentences": (np.dtype("<i4"), (2,)),

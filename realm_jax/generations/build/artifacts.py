@@ -138,12 +138,7 @@ class ArtifactWriter:
     boxed = jax.eval_shape(
       self._retriever.init, jax.random.key(0), tokens, tokens
     )
-    return jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct(
-        x.shape, x.dtype, sharding=rules.replicated(self._mesh)
-      ),
-      nn.unbox(boxed["params"]),
-    )
+    return rules.abstract_replicated(nn.unbox(boxed["params"]), self._mesh)
 
   def replaces(self, manifest: Manifest, *, any_version: bool = False) -> bool:
     """Returns whether a published generation has other settings or blocks.

@@ -51,8 +51,6 @@ class GenerationWatcher:
     follow: Generation to load without a request: the `newest`; the `next` after
       the one in use, for a run that skips none; or `none`.
     poll_seconds: Time between two looks at the directory.
-    lease_seconds: Time for which loaded generations are safe from removal
-      after this process is killed.
   """
 
   def __init__(
@@ -62,7 +60,6 @@ class GenerationWatcher:
     *,
     follow: str = "newest",
     poll_seconds: float = 1.0,
-    lease_seconds: float = 600.0,
   ):
     if follow not in FOLLOW:
       raise ValueError(f"follow={follow!r}; want one of {', '.join(FOLLOW)}")
@@ -70,7 +67,7 @@ class GenerationWatcher:
     self._load = load
     self._follow = follow
     self._poll_seconds = poll_seconds
-    self._lease = Lease(generations_dir, lifetime_seconds=lease_seconds)
+    self._lease = Lease(generations_dir)
     self._changed = threading.Condition()
     # `_changed` guards all attributes below.
     self._loaded: dict[int, Generation] = {}

@@ -1,7 +1,7 @@
 """The vectors of a generation: memory-mapped files of consecutive rows."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import ml_dtypes
@@ -128,11 +128,8 @@ def copy_vectors(
   layout: ShardLayout,
   *,
   step: int,
-  check: Callable[[], None] = lambda: None,
 ) -> tuple[EmbeddingsShard, ...]:
   """Writes existing vectors of a checkpoint step, one file at a time.
-
-  The function `check` is called at every file; an exception stops the work.
 
   Raises:
     GenerationError: The number or dimension of the vectors is not the
@@ -147,7 +144,6 @@ def copy_vectors(
   shards = []
   with Progress("vectors copied", total=layout.num_blocks) as progress:
     for shard in range(len(layout)):
-      check()
       rows = layout.rows(shard)
       part = np.asarray(vectors[int(rows[0]) : int(rows[-1]) + 1])
       steps = np.full(len(part), step)

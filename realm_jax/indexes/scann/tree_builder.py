@@ -1,4 +1,4 @@
-"""Builds ScaNN's tree: reuses the previous one, or tunes and trains anew."""
+"""Builds ScaNN's tree: reuses the previous one, or tunes and trains another."""
 
 import contextlib
 import dataclasses

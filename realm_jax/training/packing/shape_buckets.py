@@ -25,9 +25,9 @@ from realm_jax.training.packing.packer import (
 from realm_jax.training.stages.model_inputs import ModelInputs
 from realm_jax.training.stages.protocol import ExampleArrays, Stage
 
-# The rows that most batches need are estimated from this many random batches,
+# Random batches from which the rows that most batches need are estimated.
 _SAMPLES = 8
-# and increased by this factor: retrieved blocks may be longer than most.
+# Factor of that estimate: retrieved blocks may be longer than random ones.
 _MARGIN = 1.1
 # A smaller bucket must save this share of the tokens to be worth compiling.
 _MIN_SAVING = 0.15
@@ -45,7 +45,8 @@ def choose_shape_buckets(
     stage: Stage whose batches are laid out.
     shapes: Arrays of the shapes of queries and candidates.
     inputs: Maker of the encoder inputs.
-    corpus: Corpus whose sentences and blocks stand for queries and candidates.
+    corpus: Corpus that gives random sentences as queries, and random blocks as
+      candidates.
   """
   rng = np.random.default_rng(0)
   *shape, block_length = shapes.candidates.shape
@@ -102,13 +103,12 @@ def abstract_batch(batch: StepBatch, mesh: Mesh) -> StepBatch:
   return jax.tree.map(abstract, batch)
 
 
-def shape_key(batch: StepBatch) -> ShapeBucket:
-  """Returns the rows of a batch's inputs, which a compiled step is known by."""
+def shape_key(batch: StepBatch) -> tuple[int, ...]:
+  """Returns the rows of all groups together, by encoder input.
 
-  def is_sequences(node: object) -> bool:
-    return isinstance(node, Sequences)
-
-  nodes = jax.tree.leaves(batch, is_leaf=is_sequences)
+  They tell the compiled steps of a run apart.
+  """
+  nodes = jax.tree.leaves(batch, is_leaf=lambda x: isinstance(x, Sequences))
   return tuple(
     len(node.token_ids) for node in nodes if isinstance(node, Sequences)
   )

@@ -49,6 +49,8 @@ class OpenQa:
       both.
     joint_length: Length of query and body together, as in the reader; needed
       for `tokens`.
+    current_queries: Whether questions are embedded for the search with the
+      current parameters instead of the generation's query tower.
   """
 
   num_searched_blocks: int = 5000

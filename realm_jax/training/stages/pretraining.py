@@ -9,7 +9,7 @@ from jaxtyping import Int
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
 from realm_jax.models.parameters import Params
-from realm_jax.retrieval import candidates as choice
+from realm_jax.retrieval.candidates import with_null, without_source
 from realm_jax.text.answer_spans import find_token_spans
 from realm_jax.training import step
 from realm_jax.training.batches import MaskTargets, PretrainingBatch
@@ -63,8 +63,8 @@ class Pretraining:
     self, batch: Batch, retrieved: SearchResult, context: StageContext
   ) -> Assembled:
     sources = context.corpus.rows_of(batch.arrays["source_id"])
-    rows, _ = choice.without_source(retrieved.rows, retrieved.scores, sources)
-    candidates = context.gather(choice.with_null(rows))
+    rows = with_null(without_source(retrieved.rows, sources))
+    candidates = context.gather(rows)
     masks = mask_targets(batch)
     made = _make(context.inputs, batch.arrays["query"], candidates, masks)
     return Assembled(made, {"recall": masked_recall(masks, candidates[:, 1:])})

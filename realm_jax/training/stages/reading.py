@@ -26,7 +26,7 @@ class Reading:
   """A masked sentence is read beside the block that it was taken from.
 
   BERT's weights are the better start where they are available. The masked
-  words stand in the block, so a retriever would learn nothing from it (section
+  words are in the block, so a retriever would learn nothing from it (section
   3.4); neither the retriever nor the null block takes part.
   """
 
