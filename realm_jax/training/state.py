@@ -48,6 +48,9 @@ def create_state(
 
   Returns:
     The state, and a state that has a sharding in place of each array.
+
+  Raises:
+    ValueError: The mesh does not divide a parameter.
   """
 
   def boxed(key: jax.Array) -> TrainState:
@@ -59,6 +62,29 @@ def create_state(
     )
 
   key = jax.random.key(seed)
-  shardings = rules.shardings(jax.eval_shape(boxed, key), mesh)
+  shapes = jax.eval_shape(boxed, key)
+  shardings = rules.shardings(shapes, mesh)
+  _require_divisible(nn.unbox(shapes).params, shardings.params, mesh)
   make = jax.jit(lambda key: nn.unbox(boxed(key)), out_shardings=shardings)
   return make(key), shardings
+
+
+def _require_divisible(params: Params, shardings: Params, mesh: Mesh) -> None:
+  """Checks that the mesh divides every parameter.
+
+  Raises:
+    ValueError: It does not divide one, such as the embeddings of an odd number
+      of wordpieces over two devices.
+  """
+  leaves = jax.tree_util.tree_leaves_with_path(params)
+  for (path, leaf), sharding in zip(
+    leaves, jax.tree.leaves(shardings), strict=True
+  ):
+    for size, axis in zip(leaf.shape, sharding.spec, strict=False):
+      if axis is not None and size % mesh.shape[axis]:
+        raise ValueError(
+          f"the parameter {jax.tree_util.keystr(path)} of shape {leaf.shape} "
+          f"cannot be divided over the {mesh.shape[axis]} devices of the "
+          f"{axis} axis; choose another MODEL_PARALLELISM, or a vocabulary, "
+          "heads and layers that it divides"
+        )

@@ -132,7 +132,7 @@ def watched(world, commands, tmp_path_factory) -> Watched:
       LAG_STEPS=_SAVE_EVERY,
       BATCH_SIZE=_BATCH,
       WAIT_FOR_GENERATIONS=True,
-      **{"refresh.RefreshConfig.timeout_seconds": 90.0},
+      **{"config.RefreshConfig.timeout_seconds": 90.0},
     )
     for one in building:
       one.result()

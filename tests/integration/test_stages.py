@@ -57,10 +57,7 @@ def on_eight(train, tmp_path_factory):
   assert jax.device_count() == 8
   folder = tmp_path_factory.mktemp("eight")
   for stage in _STAGES:
-    # The heads and feed-forward layers of one stage are split, too.
-    devices = 2 if stage == "pretrain" else 1
-    result = train(stage, folder, folder, MODEL_PARALLELISM=devices)
-    assert result.step == _STEPS
+    assert train(stage, folder, folder).step == _STEPS
   return folder
 
 
@@ -101,10 +98,10 @@ def test_what_was_trained_answers(on_eight, commands, tmp_path):
     BATCH_SIZE=8,
     **common,
   )
+  assert figures["num_questions"] == 11
   # Trained on these very questions for 50 steps: better than the one in 26
   # that a block drawn at random would hold.
-  assert figures["num_questions"] == 11
-  assert figures["recall_at_20"] >= figures["recall_at_1"] >= 0
+  assert figures["recall_at_1"] > 1 / 26
   answerer = commands.call(answering.load_answerer, "ask", **common)
   answered = answerer.ask("where was Ada born?")
   best = answered.answers[0]

@@ -84,7 +84,7 @@ def test_exact_search_finds_the_best_blocks(pipeline, mesh):
   np.testing.assert_array_equal(prepared.batch["rows"], rows)
   assert len(prepared.batch["rows"].sharding.device_set) == 8
   assert prepared.metrics["recall"] == 0.5
-  assert prepared.metrics["search_ms"] >= 0
+  assert {"search_ms", "gather_ms"} < prepared.metrics.keys()
 
 
 def test_an_index_on_the_host_gets_the_vectors(pipeline):
