@@ -110,7 +110,7 @@ def real_corpus(directory: Path, texts_dir: Path, vocab: Path) -> Corpus:
 def sample_of(
   corpus: Corpus, count: int | None, *, seed: int = 0
 ) -> Int[np.ndarray, " n"]:
-  """Returns random rows in the corpus's order; all rows if there are too few."""
+  """Returns random rows in the corpus's order, or all if there are fewer."""
   if count is None or count >= corpus.num_blocks:
     return np.arange(corpus.num_blocks)
   rng = np.random.default_rng(seed)
