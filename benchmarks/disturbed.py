@@ -24,7 +24,7 @@ _LOADED = "is verified and loaded"
 # … or if its search crashed and every generation it could use is damaged.
 _NOTHING_LEFT = "no generation is left"
 # Texts that the logs contain after a fault, and their meaning.
-_SAYINGS = {
+_EVENTS = {
   " is not used: ": "generation refused",
   ": it is removed": "damaged generation removed",
   "; it is replaced": "damaged generation replaced",
@@ -151,7 +151,7 @@ class Disturbed:
       text = log.read_bytes()
       self._read[log] = len(text)
       new = text[start:].decode(errors="replace")
-      for words, meaning in _SAYINGS.items():
+      for words, meaning in _EVENTS.items():
         if count := new.count(words):
           counts[meaning] = counts.get(meaning, 0) + count
     for ending in self._endings:

@@ -46,7 +46,7 @@ class Fault:
 
 
 @dataclasses.dataclass
-class Met:
+class InjectedFault:
   """An injected fault, and its consequences.
 
   Attributes:
@@ -218,7 +218,7 @@ KINDS: Mapping[str, Callable[[Disturbed, np.random.Generator], str]] = {
 }
 
 
-def inject(here: Disturbed, fault: Fault) -> Met | None:
+def inject(here: Disturbed, fault: Fault) -> InjectedFault | None:
   """Waits for a fault's time and injects it; None if the run ended first.
 
   Raises:
@@ -238,7 +238,7 @@ def inject(here: Disturbed, fault: Fault) -> Met | None:
     what="passing of time",
   ):
     return None
-  met = Met(
+  met = InjectedFault(
     fault,
     what="",
     checkpoint=run.last_checkpoint(),

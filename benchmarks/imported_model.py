@@ -40,7 +40,7 @@ from realm_jax.training.packing.packer import Packer, bucket_of, plan_batch
 from realm_jax.training.stages.model_inputs import ModelInputs, Models
 
 
-class Graded(NamedTuple):
+class LossAndGradient(NamedTuple):
   """A loss, its metrics, and its gradient by path of the parameter."""
 
   loss: float
@@ -127,7 +127,7 @@ class ImportedModel:
     shape = (*candidates.shape[1:], self.reader.max_answer_width)
     return np.stack(np.unravel_index(np.asarray(places)[:, 0], shape), axis=-1)
 
-  def pretraining(self, arrays: Mapping[str, np.ndarray]) -> Graded:
+  def pretraining(self, arrays: Mapping[str, np.ndarray]) -> LossAndGradient:
     """Computes REALM's loss and its gradient for padded arrays."""
     query, candidates = self._texts(arrays)
     blocks, block_index = self._inputs.distinct_blocks(candidates)
@@ -145,13 +145,13 @@ class ImportedModel:
     loss = step.pretraining(self.retriever, self.reader)
     return self._graded(loss, self.params, batch)
 
-  def open_qa(self, arrays: Mapping[str, np.ndarray]) -> Graded:
+  def open_qa(self, arrays: Mapping[str, np.ndarray]) -> LossAndGradient:
     """Computes ORQA's loss and its gradient for padded arrays."""
     query, _ = self._texts(arrays)
     vectors = StoredVectors(self._inputs.queries(query), arrays["vectors"])
     return self._open_qa(self.params, arrays, vectors)
 
-  def reading_spans(self, arrays: Mapping[str, np.ndarray]) -> Graded:
+  def reading_spans(self, arrays: Mapping[str, np.ndarray]) -> LossAndGradient:
     """Computes ORQA's loss with the relevance that `scores` gives."""
     params = {**self.params, "retriever": {"scale": np.float32(1.0)}}
     return self._open_qa(params, arrays, IndexScores(arrays["scores"]))
@@ -161,7 +161,7 @@ class ImportedModel:
     params: Params,
     arrays: Mapping[str, np.ndarray],
     retrieved: StoredVectors | IndexScores,
-  ) -> Graded:
+  ) -> LossAndGradient:
     joint = self._inputs.joint(*self._texts(arrays))
     answers = arrays["has_answer"], arrays["is_answer"]
     batch = OpenQaBatch(retrieved, *joint, *answers)
@@ -189,7 +189,7 @@ class ImportedModel:
 
   def _graded(
     self, loss: step.Loss[Any], params: Params, batch: StepBatch
-  ) -> Graded:
+  ) -> LossAndGradient:
     """Computes the loss as a training step does, on packed sequences."""
     needed = bucket_of(plan_batch(batch, groups=1, pack=True))
 
@@ -201,7 +201,7 @@ class ImportedModel:
     (value, metrics), gradient = graded(
       params, Packer([needed], groups=1)(batch), jax.random.key(0)
     )
-    return Graded(
+    return LossAndGradient(
       float(value),
       {name: float(metric) for name, metric in metrics.items()},
       {path: np.asarray(g) for path, g in flattened(gradient).items()},

@@ -16,7 +16,7 @@ from benchmarks.agreement import (
   relative,
   unequal,
 )
-from benchmarks.imported_model import Graded
+from benchmarks.imported_model import LossAndGradient
 from realm_jax.conversion.hugging_face.realm import plan_hf_realm
 from realm_jax.conversion.hugging_face.realm_names import BLOCK_VECTORS
 from realm_jax.conversion.plan import ImportPlan
@@ -176,7 +176,7 @@ COMPARISONS = (
 
 
 def _gradients(
-  what: str, graded: Graded, plan: ImportPlan, expected: Arrays
+  what: str, graded: LossAndGradient, plan: ImportPlan, expected: Arrays
 ) -> Row:
   """Compares the gradients of the parts that the plan imports."""
   theirs = {
@@ -217,7 +217,7 @@ def _spans(
   ]
 
 
-def _losses(what: str, graded: Graded, expected: Arrays) -> list[Row]:
+def _losses(what: str, graded: LossAndGradient, expected: Arrays) -> list[Row]:
   return [
     relative(
       f"{what}: {name.replace('_', ' ')}",

@@ -52,7 +52,7 @@ _TARGETS = {"ratio": 1.10, "swap_ratio": 1.5}
 Row = dict[str, float]
 
 
-class TakingTurns(RetrievalPipeline[StepBatch]):
+class AlternatingPipeline(RetrievalPipeline[StepBatch]):
   """Alternates between series of steps with search and with given candidates.
 
   Metrics of steps with given candidates have no `search_ms`.
@@ -220,10 +220,10 @@ def measure(
   # The first pair of series is not measured.
   steps = 2 * (turns + 1) * _TURN_STEPS
   with (
-    mock.patch.object(loop, "RetrievalPipeline", TakingTurns),
+    mock.patch.object(loop, "RetrievalPipeline", AlternatingPipeline),
     index_builder(first, corpus_dir, "--once"),
   ):
-    taking_turns = train(
+    alternating = train(
       first, corpus_dir, NUM_STEPS=steps, SAVE_EVERY_STEPS=steps
     )
   with index_builder(second, corpus_dir):
@@ -235,7 +235,7 @@ def measure(
     )
   return {
     "blocks": Corpus.open(corpus_dir).num_blocks,
-    **overhead(taking_turns),
+    **overhead(alternating),
     **swaps(followed),
     "targets": _TARGETS,
     "machine": machine(),

@@ -30,7 +30,7 @@ import numpy as np
 
 from benchmarks import demo_corpus, faults, verdict
 from benchmarks.disturbed import CRASH, Disturbed, disturbed
-from benchmarks.faults import Fault, Met
+from benchmarks.faults import Fault, InjectedFault
 from benchmarks.jobs import JobError, Run, wait_until
 from realm_jax.console.table import figures_table
 from realm_jax.files.json_file import write_json
@@ -42,7 +42,7 @@ _FAULTS_PER_CHECKPOINT = 3
 _QUIET_CHECKPOINTS = 8
 _MODEL = "benchmarks/soak.gin"
 # Time limit for the rest of a run after the last fault, on a busy machine.
-_PATIENCE_SECONDS = 1800.0
+_COMPLETION_TIMEOUT_SECONDS = 1800.0
 # Share of the faults for each index.
 _SHARES = {"EXACT": 0.75, "SCANN": 0.25}
 # A given tree, because so few blocks would otherwise be searched without one.
@@ -91,7 +91,9 @@ def complete(here: Disturbed) -> None:
     JobError: A job failed.
   """
   wait_until(
-    here.is_over, what="end of training", timeout_seconds=_PATIENCE_SECONDS
+    here.is_over,
+    what="end of training",
+    timeout_seconds=_COMPLETION_TIMEOUT_SECONDS,
   )
   for name, job in here.jobs.items():
     # A builder that is still importing does not handle SIGTERM yet.
@@ -103,7 +105,7 @@ def complete(here: Disturbed) -> None:
 
 
 @dataclasses.dataclass
-class Account:
+class Outcome:
   """Result of a run.
 
   Attributes:
@@ -113,45 +115,45 @@ class Account:
     is_through: Whether the run was completed.
   """
 
-  met: list[Met] = dataclasses.field(default_factory=list)
+  met: list[InjectedFault] = dataclasses.field(default_factory=list)
   lines: list[str] = dataclasses.field(default_factory=list)
   problems: list[str] = dataclasses.field(default_factory=list)
   is_through: bool = False
 
 
-def finish(run: Run, planned: Sequence[Fault] = ()) -> Account:
+def finish(run: Run, planned: Sequence[Fault] = ()) -> Outcome:
   """Runs trainer and builder to the end while faults are injected.
 
   Args:
     run: Run with an empty folder.
     planned: Faults in order; it is a problem if the run ends before the last.
   """
-  account = Account()
+  outcome = Outcome()
   with disturbed(run) as here:
     try:
       for fault in planned:
         met = faults.inject(here, fault)
-        if account.met:
-          account.met[-1].observed = here.observed()
+        if outcome.met:
+          outcome.met[-1].observed = here.observed()
         if met is None:
           break
-        account.met.append(met)
-        print(f"{len(account.met):4} {fault.kind}: {met.what}", flush=True)
+        outcome.met.append(met)
+        print(f"{len(outcome.met):4} {fault.kind}: {met.what}", flush=True)
       complete(here)
-      account.is_through = True
+      outcome.is_through = True
     except JobError as error:
-      account.problems.append(str(error))
-    if account.met:
-      _add(account.met[-1].observed, here.observed())
-    account.lines = here.lines
-    account.problems += here.problems
-  if account.is_through:
-    account.problems += verdict.problems(run)
-    if len(account.met) < len(planned):
-      account.problems.append(
-        f"the run ended before {len(planned) - len(account.met)} faults"
+      outcome.problems.append(str(error))
+    if outcome.met:
+      _add(outcome.met[-1].observed, here.observed())
+    outcome.lines = here.lines
+    outcome.problems += here.problems
+  if outcome.is_through:
+    outcome.problems += verdict.problems(run)
+    if len(outcome.met) < len(planned):
+      outcome.problems.append(
+        f"the run ended before {len(planned) - len(outcome.met)} faults"
       )
-  return account
+  return outcome
 
 
 def _add(counts: dict[str, int], more: dict[str, int]) -> None:
@@ -235,19 +237,19 @@ def _break(
 ) -> dict[str, Any]:
   """Runs with faults, and compares the result with the expected run, if any."""
   began = time.monotonic()
-  account = finish(run, planned)
+  outcome = finish(run, planned)
   seconds = time.monotonic() - began
   found: dict[str, Any] = {
     "index": run.index,
     "planned": len(planned),
-    "faults": [dataclasses.asdict(met) for met in account.met],
-    "stopped_with": account.lines,
-    "problems": account.problems,
+    "faults": [dataclasses.asdict(met) for met in outcome.met],
+    "stopped_with": outcome.lines,
+    "problems": outcome.problems,
     "refused_generations": verdict.refusals(run),
     "steps": run.num_steps,
     "seconds": round(seconds, 1),
   }
-  if account.is_through:
+  if outcome.is_through:
     found["left_damaged"] = verdict.damaged_generations(run)
     found["swaps"] = len({row["generation"] for row in verdict.curve(run)}) - 1
     if expected is not None:

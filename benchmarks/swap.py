@@ -74,7 +74,7 @@ _MADE = (0, 1)
 # steps after a swap in which the old index is still being freed.
 _BEFORE, _AFTER = 30, 3
 # A run ends when all generations are swapped in.
-_MOST_STEPS = 1_000_000
+_MAX_STEPS = 1_000_000
 
 
 class Publications:
@@ -223,8 +223,8 @@ def train(
         retriever=_RETRIEVER,
         reader=_READER,
         optimizer=OptimizerConfig(learning_rate=2e-4),
-        num_steps=_MOST_STEPS,
-        checkpoints=CheckpointConfig(save_every_steps=_MOST_STEPS),
+        num_steps=_MAX_STEPS,
+        checkpoints=CheckpointConfig(save_every_steps=_MAX_STEPS),
       )
     )
   return metrics_of(model_dir), publications.published_at
