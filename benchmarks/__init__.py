@@ -1,1 +1,1 @@
-"""Speed and endurance; each module prints a table, and JSON with `--json`."""
+"""Benchmarks of speed, robustness and parity with other systems."""

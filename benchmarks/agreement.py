@@ -1,4 +1,4 @@
-"""Rows that say how well two systems agree, and whether that is enough."""
+"""Comparisons of values that two systems compute, with limits."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -7,26 +7,26 @@ import numpy as np
 
 from realm_jax.files.json_file import JsonValue
 
-# Of values, of losses, and of gradients, in float32.
+# Limits for values, losses and gradients in float32.
 MAX_DIFFERENCE = 1e-4
 MAX_RELATIVE_DIFFERENCE = 1e-5
 MIN_COSINE = 0.9999
 _MAX_LENGTH_DIFFERENCE = 1e-3
-# Of a model's gradient: what rounding alone makes of none.
+# Share of a gradient's norm that rounding alone can give to a zero gradient.
 _ROUNDING = 2e-7
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-  """One comparison.
+  """Result of one comparison.
 
   Attributes:
-    what: was compared.
-    measure: how, with its unit.
-    value: found.
-    limit: the worst value that passes.
-    at_least: whether a higher value is better.
-    note: what else there is to say.
+    what: Description of what was compared.
+    measure: Name of the measure.
+    value: Measured value.
+    limit: Worst value that passes.
+    at_least: Whether a higher value is better.
+    note: Further remarks.
   """
 
   what: str
@@ -38,7 +38,7 @@ class Row:
 
   @property
   def passed(self) -> bool:
-    """Whether the value is within the limit; NaN never is."""
+    """Whether the value is within the limit. NaN never is."""
     return bool(
       self.value >= self.limit if self.at_least else self.value <= self.limit
     )
@@ -51,20 +51,20 @@ def differences(
   *,
   limit: float = MAX_DIFFERENCE,
 ) -> Row:
-  """The largest absolute difference of two arrays of one shape."""
+  """Compares two arrays of one shape by their largest absolute difference."""
   _require_shape(what, ours, theirs)
   found = np.abs(np.float64(ours) - np.float64(theirs)).max()
   return Row(what, "max abs difference", float(found), limit)
 
 
 def relative(what: str, ours: float, theirs: float) -> Row:
-  """The difference of two losses, in units of the second."""
+  """Compares two losses by their difference relative to the second."""
   found = abs(float(ours) - float(theirs)) / abs(float(theirs))
   return Row(what, "relative difference", found, MAX_RELATIVE_DIFFERENCE)
 
 
 def unequal(what: str, ours: np.ndarray, theirs: np.ndarray) -> Row:
-  """How many elements of two arrays of one shape are not the same."""
+  """Counts the elements in which two arrays of one shape differ."""
   _require_shape(what, ours, theirs)
   count = int(np.sum(np.asarray(ours) != np.asarray(theirs)))
   note = f"of {np.size(theirs)}"
@@ -78,19 +78,20 @@ def gradient_cosines(
   *,
   without: tuple[str, ...] = (),
 ) -> Row:
-  """The worst cosine between two gradients of the same parameters.
+  """Compares two gradients of the same parameters by the worst cosine.
 
   Args:
-    what: of which model.
-    ours: by the parameter's path.
-    theirs: of the parameters that took part there.
-    without: ends of the paths of parameters that add the same to all scores of
-      a softmax. Rounding alone gives them a gradient, which has no direction
-      to compare.
+    what: Description of the model.
+    ours: Our gradient, by path of the parameter.
+    theirs: The other system's gradient, for the parameters that it uses.
+    without: Ends of the paths of parameters that add the same value to all
+      scores of a softmax. Their gradient is rounding alone, which has no
+      direction to compare.
 
   Returns:
-    The row; 0 where a gradient is longer or shorter, or a parameter has one
-    that should have none, or did not take part in the other system.
+    The row. Its value is 0 if the norms of two gradients differ, if a parameter
+    has a gradient that should have none, or if the other system does not use
+    it.
   """
   others = [path for path in ours.keys() - theirs.keys() if ours[path].any()]
   unexpected = dict.fromkeys(others, "the other system has none")
@@ -119,7 +120,7 @@ def gradient_cosines(
 
 
 def table(rows: Sequence[Row]) -> str:
-  """The rows for people, in aligned columns."""
+  """Formats rows as a table with aligned columns."""
   cells = [
     (
       "ok" if row.passed else "FAILED",
@@ -141,7 +142,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def as_json(row: Row) -> dict[str, JsonValue]:
-  """The row for machines."""
+  """Returns the row as JSON."""
   return {**dataclasses.asdict(row), "passed": row.passed}
 
 

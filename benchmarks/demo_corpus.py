@@ -1,4 +1,4 @@
-"""A corpus of the demo's encyclopedia, in any size."""
+"""A corpus of the demo's encyclopedia, of any size."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from realm_jax import configuration
 from realm_jax.corpus.build.corpus import build_corpus
 from realm_jax.demo_world import world
 
-# As gin/experiments/demo/model.gin has it.
+# Same value as in gin/experiments/demo/model.gin.
 BLOCK_LENGTH = 56
 
 _RECIPE = "gin/experiments/demo/world.gin"
@@ -19,9 +19,9 @@ def make_corpus(
   """Writes articles and their corpus, and returns the corpus directory.
 
   Args:
-    directory: a folder without a corpus.
-    scale: of the numbers of entities; 1 is the demo's encyclopedia.
-    block_length: wordpieces of a block.
+    directory: Folder without a corpus.
+    scale: Factor for the numbers of entities; 1 gives the demo's encyclopedia.
+    block_length: Wordpieces in a block.
   """
   sizes = {}
   if scale != 1:

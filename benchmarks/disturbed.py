@@ -1,4 +1,4 @@
-"""A run whose processes are started again, and how each of them ended."""
+"""A run whose processes are restarted, and how each of them ended."""
 
 import contextlib
 import re
@@ -15,16 +15,16 @@ _DAMAGE = frozenset(
   {CUT, "flip bit", "remove generation", "remove generations"}
 )
 _TRACEBACK = "Traceback (most recent call last)"
-# How a command says why it stops; processes of its own may say more later.
+# Line in which a command says why it stops. Its children may log more later.
 _LAST_WORDS = re.compile(r"^(?:train|build_index): .*", re.MULTILINE)
-# What may end a trainer: what its checkpoint names is damaged, and it has
-# loaded nothing yet; …
+# A trainer may exit if the generation of its checkpoint is damaged and it has
+# loaded none yet, …
 _DAMAGED = re.compile(r"make it again|is damaged")
 _LOADED = "is verified and loaded"
-# … or its search has crashed, and what could be searched instead is damaged.
+# … or if its search crashed and every generation it could use is damaged.
 _NOTHING_LEFT = "no generation is left"
-# What the logs say of a fault, and what that means.
-_SAYINGS = {
+# Texts that the logs contain after a fault, and their meaning.
+_EVENTS = {
   " is not used: ": "generation refused",
   ": it is removed": "damaged generation removed",
   "; it is replaced": "damaged generation replaced",
@@ -37,16 +37,16 @@ _SAYINGS = {
 
 
 class Disturbed:
-  """A run whose processes are started again whenever they end.
+  """A run whose processes are restarted whenever they end.
 
   Args:
-    run: its folder is empty.
+    run: Run with an empty folder.
 
   Attributes:
-    jobs: by name; `second builder` is there while there is one.
-    kinds: of the faults that it has met.
-    lines: how each process ended that ended by itself, in its last line.
-    problems: those of them that no fault explains.
+    jobs: Processes by name; `second builder` only while there is one.
+    kinds: Kinds of the faults injected so far.
+    lines: Last line of each process that ended by itself.
+    problems: Ends of processes that no fault explains.
   """
 
   def __init__(self, run: Run):
@@ -60,20 +60,20 @@ class Disturbed:
     self._read = {job.log: 0 for job in (*self.jobs.values(), self._second)}
 
   def start(self) -> None:
-    """Starts trainer and builder."""
+    """Starts the trainer and the builder."""
     for job in self.jobs.values():
       job.start()
 
   def stop(self) -> None:
-    """Kills what runs."""
+    """Kills all processes."""
     for job in self.jobs.values():
       job.stop()
 
   def is_over(self) -> bool:
-    """Whether the run is done; starts again whatever failed.
+    """Restarts processes that failed; returns whether the trainer is done.
 
     Raises:
-      JobError: a process ended without a line that explains it.
+      JobError: A process ended without a line that explains it.
     """
     for name, job in list(self.jobs.items()):
       code = job.exit_code()
@@ -87,14 +87,14 @@ class Disturbed:
     return False
 
   def note_end(self, name: str, code: int) -> None:
-    """Keeps how a process ended by itself, and judges it.
+    """Records a process that ended by itself, and whether a fault explains it.
 
     Raises:
-      JobError: it ended without a line that explains it.
+      JobError: It ended without a line that explains it.
     """
     output = self.jobs[name].last_output()
     if code == -signal.SIGBUS:
-      # What it was reading was cut under its hands.
+      # A file that it had mapped was truncated.
       how, line = "ended by SIGBUS", "ended by SIGBUS"
       is_explained = CUT in self.kinds
     elif code == 2 and _TRACEBACK not in output:
@@ -106,10 +106,10 @@ class Disturbed:
     self._endings.append(f"{name} {how}")
     self.lines.append(f"{name}: {line}")
     if not is_explained:
-      self.problems.append(f"the {name} should have gone on: {line}")
+      self.problems.append(f"the {name} should not have stopped: {line}")
 
   def _may_stop(self, output: str, line: str) -> bool:
-    """Whether damage explains that a trainer stops."""
+    """Whether damage explains that a trainer stopped."""
     if not self.kinds & _DAMAGE:
       return False
     if CRASH in self.kinds and _NOTHING_LEFT in line:
@@ -117,24 +117,24 @@ class Disturbed:
     return bool(_DAMAGED.search(line)) and _LOADED not in output
 
   def wait(self, condition: Callable[[], bool], *, what: str) -> bool:
-    """Waits, and mends meanwhile; False where the run was over first."""
+    """Waits, restarting processes; returns False if the run ended first."""
     wait_until(lambda: self.is_over() or condition(), what=what)
     return not self.is_over()
 
   def wait_seconds(self, seconds: float) -> bool:
-    """The same for some time."""
+    """Waits for some time; returns False if the run ended first."""
     end = time.monotonic() + seconds
     return self.wait(lambda: time.monotonic() > end, what="passing of time")
 
   def restart(self, *names: str) -> None:
-    """Kills processes all at once, and starts them again."""
+    """Kills all named processes, then restarts them."""
     for name in names:
       self.jobs[name].kill()
     for name in names:
       self.jobs[name].start()
 
   def toggle_second_builder(self) -> str:
-    """A second builder joins, or is killed."""
+    """Starts a second builder, or kills it if there is one."""
     if self.jobs.pop(self._second.name, None) is not None:
       self._second.kill()
       return "killed"
@@ -143,7 +143,7 @@ class Disturbed:
     return "joined"
 
   def observed(self) -> dict[str, int]:
-    """What the logs say since this was asked last."""
+    """Counts the events that were logged since the last call."""
     counts: dict[str, int] = {}
     for log, start in self._read.items():
       if not log.exists():
@@ -151,7 +151,7 @@ class Disturbed:
       text = log.read_bytes()
       self._read[log] = len(text)
       new = text[start:].decode(errors="replace")
-      for words, meaning in _SAYINGS.items():
+      for words, meaning in _EVENTS.items():
         if count := new.count(words):
           counts[meaning] = counts.get(meaning, 0) + count
     for ending in self._endings:
@@ -162,7 +162,7 @@ class Disturbed:
 
 @contextlib.contextmanager
 def disturbed(run: Run) -> Iterator[Disturbed]:
-  """A run that has begun; all of it is dead when the block ends."""
+  """Starts a run, and kills all of its processes when the block ends."""
   here = Disturbed(run)
   try:
     here.start()

@@ -1,18 +1,19 @@
-"""How fast a corpus is embedded: in length buckets, padded, by Hugging Face.
+"""Measures how fast a corpus is embedded, ours against Hugging Face's.
 
     python -m benchmarks.embedding --json=embedding.json
 
-The blocks are a sample of the real corpus (QED's and WikiText-2's paragraphs,
-up to 288 wordpieces) in its order, and the model is MiniLM, which `make peers`
-installs. Without either, or with --random, a random BERT of MiniLM's size
-embeds the demo's encyclopedia. --model=realm has random towers of REALM's
-size, pooled by [CLS]. Three systems take turns, and the medians count:
+The blocks are a sample of a real corpus (QED's and WikiText-2's paragraphs, up
+to 288 wordpieces) in its order, and the model is MiniLM, which `make peers`
+installs. If either is missing, or with --random, a random BERT of MiniLM's size
+embeds the demo's encyclopedia. --model=realm uses random towers of REALM's
+size, pooled by [CLS]. Three systems embed the blocks alternately, and their
+medians are reported:
 
-- ours: as the index builder embeds, in length buckets;
-- padded: the same, with every block padded to the longest;
-- hf: Hugging Face's BertModel with the same weights (random ones where ours
-  are), in batches of 32 that are padded to their longest block, in the
-  environment of `make peers`.
+- ours: the index builder's embedder, in length buckets;
+- padded: the same embedder, with every block padded to the longest;
+- hf: Hugging Face's BertModel with the same weights (random if ours are), in
+  batches of 32 that are padded to their longest block, in the environment of
+  `make peers`.
 """
 
 import argparse
@@ -58,7 +59,7 @@ _MINILM = Retriever(
   token_types=False,
 )
 _REALM = Retriever(BertConfig(), pooling="cls")
-# Of the blocks, for a model that takes ten times as long.
+# Share of the blocks, for this model takes ten times as long.
 _REALM_SHARE = 0.25
 
 System = Callable[[], float]
@@ -68,10 +69,10 @@ class Model(NamedTuple):
   """A retriever over the corpus's vocabulary.
 
   Attributes:
-    name: of `MODELS`.
-    retriever: the towers.
-    params: their values.
-    weights: Hugging Face's folder of them; None where they are random.
+    name: One of `MODELS`.
+    retriever: Towers.
+    params: Parameters of the towers.
+    weights: Hugging Face's folder of weights; None if they are random.
   """
 
   name: str
@@ -81,17 +82,17 @@ class Model(NamedTuple):
 
 
 def minilm(weights: Path) -> Model:
-  """MiniLM of a folder."""
+  """Loads MiniLM from a folder."""
   plan = plan_hf_bert(weights, TowerOptions(), parts=("retriever",))
   loaded = imported_model.load(plan)
   return Model("minilm", loaded.retriever, loaded.params["retriever"], weights)
 
 
 def real_corpus(directory: Path, texts_dir: Path, vocab: Path) -> Corpus:
-  """QED's and WikiText-2's paragraphs, in MiniLM's wordpieces.
+  """Builds the corpus of QED's and WikiText-2's paragraphs.
 
   Raises:
-    NoTextsError: there is no such folder of texts.
+    NoTextsError: There is no such folder of texts.
   """
   paragraphs = titled_paragraphs(texts_dir)
   with json_lines(directory / "text.jsonl") as write:
@@ -109,7 +110,7 @@ def real_corpus(directory: Path, texts_dir: Path, vocab: Path) -> Corpus:
 def sample_of(
   corpus: Corpus, count: int | None, *, seed: int = 0
 ) -> Int[np.ndarray, " n"]:
-  """Random rows in the corpus's order; all, where so many are wanted."""
+  """Returns random rows in the corpus's order, or all if there are fewer."""
   if count is None or count >= corpus.num_blocks:
     return np.arange(corpus.num_blocks)
   rng = np.random.default_rng(seed)
@@ -117,13 +118,13 @@ def sample_of(
 
 
 class Ours:
-  """Our embedder on some rows, compiled before the first pass that counts.
+  """Our embedder on some rows, compiled before the first measured pass.
 
   Args:
-    model: the towers.
-    corpus: of the rows.
-    rows: what a pass embeds.
-    settings: of `CorpusEmbedder`.
+    model: Towers.
+    corpus: Corpus of the rows.
+    rows: Rows that one pass embeds.
+    settings: Settings of `CorpusEmbedder`.
   """
 
   def __init__(
@@ -163,7 +164,7 @@ def _embed_blocks(
 
 
 class Theirs:
-  """Hugging Face's model on the tokens that ours reads, in a process a pass."""
+  """Hugging Face's model on the same tokens, in a new process for each pass."""
 
   def __init__(
     self, model: Model, token_ids: Int[np.ndarray, "n l"], directory: Path
@@ -185,7 +186,7 @@ class Theirs:
     return json.loads(printed.splitlines()[-1])["seconds"]
 
   def vectors(self) -> Float[np.ndarray, "n d"]:
-    """What the last pass found."""
+    """Returns the vectors of the last pass."""
     with np.load(self._output, allow_pickle=False) as arrays:
       return arrays["vectors"]
 
@@ -198,14 +199,14 @@ def measure(
   *,
   rounds: int,
 ) -> list[dict[str, Any]]:
-  """A row for each system; they take turns.
+  """Measures the systems alternately; returns a row for each.
 
   Args:
-    model: the towers.
-    corpus: of the blocks.
-    rows: those to embed.
-    directory: for what the other system reads and writes.
-    rounds: how often each embeds all of the rows.
+    model: Towers.
+    corpus: Corpus of the blocks.
+    rows: Rows to embed.
+    directory: Folder for the files of the other system.
+    rounds: Number of times that each system embeds all rows.
   """
   padded_ids = corpus.gather(rows, corpus.block_length)
   token_ids = np.asarray(model.retriever.block_input(padded_ids))
@@ -233,7 +234,7 @@ def measure(
       "seconds": of_rounds,
     }
     if name != "ours":
-      # In each round, so that what else the machine did cancels out.
+      # Compared within each round, so that the machine's other load cancels.
       pairs = zip(of_rounds, seconds["ours"], strict=True)
       found[name]["ours_is_faster"] = statistics.median(b / a for b, a in pairs)
   for name, system in (("ours", ours), ("padded", padded)):
@@ -251,7 +252,7 @@ def _least_cosine(
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-  """The rows for people."""
+  """Formats the rows as a table."""
   lines = [
     f"{'model':<8}{'system':<8}{'blocks/s':>10}{'tokens/s':>10}"
     f"{'ours is faster':>16}"
@@ -271,7 +272,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 def models_and_corpus(
   given: argparse.Namespace, directory: Path
 ) -> tuple[list[Model], Corpus]:
-  """What is measured: real where it is at hand and not refused."""
+  """Returns real models and texts if available, unless --random is given."""
   corpus, models = None, []
   wants_minilm = "minilm" in given.model
   if not given.random:
@@ -280,7 +281,7 @@ def models_and_corpus(
       corpus = real_corpus(directory, given.texts_dir, weights / "vocab.txt")
       models += [minilm(weights)] if wants_minilm else []
     except (peer_processes.PeerError, NoTextsError) as error:
-      print(f"a random model and generated texts, for: {error}")
+      print(f"using a random model and generated texts, because: {error}")
   if corpus is None:
     made = demo_corpus.make_corpus(
       directory, scale=given.scale, block_length=BLOCK_LENGTH
@@ -294,28 +295,40 @@ def models_and_corpus(
 
 
 def make_parser() -> argparse.ArgumentParser:
-  """The flags."""
+  """Returns the parser of the flags."""
   parser = argparse.ArgumentParser(
     description=(__doc__ or "").partition("\n")[0]
   )
   parser.add_argument(
-    "--model", action="append", choices=MODELS, help="minilm, if none is given"
+    "--model",
+    action="append",
+    choices=MODELS,
+    help="model to measure, repeatable; minilm by default",
   )
   parser.add_argument(
-    "--blocks", type=int, default=1024, help="how many are embedded at a time"
-  )
-  parser.add_argument("--rounds", type=int, default=3, help="of each system")
-  parser.add_argument(
-    "--random", action="store_true", help="a random model, generated texts"
+    "--blocks", type=int, default=1024, help="number of blocks in the sample"
   )
   parser.add_argument(
-    "--scale", type=float, default=1.0, help="of generated texts"
+    "--rounds", type=int, default=3, help="passes of each system"
   )
-  parser.add_argument("--minilm", type=Path, help="instead of the package's")
   parser.add_argument(
-    "--texts_dir", type=Path, default=TEXTS_DIR, help="of real texts"
+    "--random",
+    action="store_true",
+    help="use a random model and generated texts",
   )
-  parser.add_argument("--json", type=Path, help="write the rows here, too")
+  parser.add_argument(
+    "--scale",
+    type=float,
+    default=1.0,
+    help="size of the generated text; 1 is the demo's",
+  )
+  parser.add_argument(
+    "--minilm", type=Path, help="folder of MiniLM, instead of the package's"
+  )
+  parser.add_argument(
+    "--texts_dir", type=Path, default=TEXTS_DIR, help="folder of real texts"
+  )
+  parser.add_argument("--json", type=Path, help="file to write the rows to")
   return parser
 
 
@@ -325,7 +338,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
   given.model = given.model or ["minilm"]
   cpu_tuning.keep_freed_memory()
   if not peer_processes.installed():
-    print("no other systems: `make peers` installs them; ours alone follows")
+    print(
+      "Hugging Face is not installed (run `make peers`); measuring ours only"
+    )
   measured: list[dict[str, Any]] = []
   with tempfile.TemporaryDirectory(prefix="realm_embedding_") as scratch:
     models, corpus = models_and_corpus(given, Path(scratch))

@@ -1,7 +1,7 @@
-"""What may happen to a run: kills, damage, a full disk, a builder that lags.
+"""Faults to inject into a run: kills, damage, a full disk, a late builder.
 
-Each kind of fault is done to a run whose trainer and builders are processes.
-Whatever ends by itself afterwards is started again, and nothing else is done.
+Faults are injected into a run whose trainer and builders are processes. A
+process that ends afterwards is restarted, and nothing else is repaired.
 """
 
 import contextlib
@@ -20,22 +20,23 @@ from benchmarks.disturbed import CRASH, CUT, Disturbed
 from benchmarks.jobs import Run
 from realm_jax.generations.store import layout
 
-# What a fault met that found nothing to hit.
+# Target of a fault that found nothing to damage.
 NOTHING = "nothing"
 _SEARCHES = b"realm_jax.indexes.isolated"
-# No fault waits for more checkpoints than these after its own.
+# A fault is injected at most this many checkpoints after its own.
 _LATEST_CHECKPOINTS = 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-  """What to do when.
+  """A planned fault.
 
   Attributes:
-    kind: one of `KINDS`.
-    checkpoint: not before this step is saved.
-    delay_seconds: after that, unless the run is two checkpoints further first.
-    seed: of what else is random: which file, which byte, how long.
+    kind: One of `KINDS`.
+    checkpoint: Step whose checkpoint must be saved first.
+    delay_seconds: Delay after that checkpoint; shorter if the run saves two
+      more checkpoints first.
+    seed: Seed of the other choices: which file, which byte, how long.
   """
 
   kind: str
@@ -45,16 +46,16 @@ class Fault:
 
 
 @dataclasses.dataclass
-class Met:
-  """What a fault met, and what came of it.
+class InjectedFault:
+  """An injected fault, and its consequences.
 
   Attributes:
-    fault: see there.
-    what: what was hit.
-    checkpoint: the last saved step.
-    generation: the last published generation.
-    half_written: the checkpoints and generations that were being written.
-    observed: what the processes said until the next fault, and how often.
+    fault: The planned fault.
+    what: Target of the fault.
+    checkpoint: Step of the last checkpoint.
+    generation: Step of the last published generation.
+    half_written: Checkpoints and generations that were being written.
+    observed: Events logged until the next fault, with their counts.
   """
 
   fault: Fault
@@ -66,10 +67,10 @@ class Met:
 
 
 def searching(parent: int | None = None) -> dict[int, int]:
-  """Processes that search an index, and the parent of each.
+  """Returns the processes that search an index, with their parents.
 
   Args:
-    parent: whose to list; None lists all of this user's.
+    parent: Process whose children to list; None lists all processes.
   """
   found = {}
   for path in Path("/proc").glob("[0-9]*"):
@@ -117,7 +118,7 @@ def _some_file(run: Run, rng: np.random.Generator) -> Path | None:
 def _damage(
   harm: Callable[[Path, int, np.random.Generator], None],
 ) -> Callable[[Disturbed, np.random.Generator], str]:
-  """Damages a file in place, whoever has it open or mapped."""
+  """Returns a fault that damages a file in place, even if it is mapped."""
 
   def damage(here: Disturbed, rng: np.random.Generator) -> str:
     with contextlib.suppress(FileNotFoundError):
@@ -188,8 +189,8 @@ def _late_builder(here: Disturbed, rng: np.random.Generator) -> str:
 
 
 def _full_disk(here: Disturbed, rng: np.random.Generator) -> str:
-  # The kernel refuses files above a size, as it refuses blocks on a full disk,
-  # and no rights are needed for it.
+  # A limit on the size of files makes writes fail, as on a full disk, and needs
+  # no privileges.
   limit, seconds = int(10 ** rng.uniform(1, 5)), rng.uniform(0.5, 4)
   builder = here.jobs["builder"]
   process, kind = builder.pid, resource.RLIMIT_FSIZE
@@ -217,11 +218,11 @@ KINDS: Mapping[str, Callable[[Disturbed, np.random.Generator], str]] = {
 }
 
 
-def inject(here: Disturbed, fault: Fault) -> Met | None:
-  """Does it when its time has come; None where the run was over first.
+def inject(here: Disturbed, fault: Fault) -> InjectedFault | None:
+  """Waits for a fault's time and injects it; None if the run ended first.
 
   Raises:
-    JobError: a process ended without a line that explains it.
+    JobError: A process ended without a line that explains it.
   """
   run = here.run
   what = f"checkpoint {fault.checkpoint}"
@@ -229,7 +230,7 @@ def inject(here: Disturbed, fault: Fault) -> Met | None:
     lambda: run.last_checkpoint() >= fault.checkpoint, what=what
   ):
     return None
-  # A run that is faster than its faults would leave the last of them out.
+  # Otherwise a fast run would end before the last faults.
   end = time.monotonic() + fault.delay_seconds
   latest = fault.checkpoint + _LATEST_CHECKPOINTS * run.save_every_steps
   if not here.wait(
@@ -237,7 +238,7 @@ def inject(here: Disturbed, fault: Fault) -> Met | None:
     what="passing of time",
   ):
     return None
-  met = Met(
+  met = InjectedFault(
     fault,
     what="",
     checkpoint=run.last_checkpoint(),

@@ -35,14 +35,14 @@ class Run:
 def nearest(
   queries: Float[np.ndarray, "q d"], blocks: Float[np.ndarray, "N d"]
 ) -> Int[np.ndarray, "q k"]:
-  """The blocks that score best for each query."""
+  """Returns the best-scoring blocks of each query, in any order."""
   return np.argpartition(-(queries @ blocks.T), _K, axis=1)[:, :_K]
 
 
 def recall(
   found: Int[np.ndarray, "q k"], wanted: Int[np.ndarray, "q k"]
 ) -> float:
-  """How many of the wanted are among the found."""
+  """Returns the share of the wanted blocks that were found."""
   return float((found[:, :, None] == wanted[:, None, :]).any(axis=1).mean())
 
 
@@ -88,7 +88,7 @@ class Builder:
     return plan.vectors(rows, embed=fresh.__getitem__, base=base, step=step)
 
   def use(self, step: int, made: tuple[np.ndarray, np.ndarray]) -> None:
-    """The generation of a checkpoint takes the place of the one before."""
+    """Makes the generation of a checkpoint the base of the next one."""
     self.vectors, self.ages = made
     self.step = step
     self.partials += 1
@@ -102,13 +102,16 @@ def _share_left(errors: Sequence[tuple[float, float]]) -> float:
 def follow(
   run: Run, *, cadence: int, config: PartialRefresh | None, begin: int
 ) -> dict[str, Any]:
-  """Builds every `cadence` steps, each taking as long; averages recall.
+  """Builds a generation every `cadence` steps; returns the average recall.
+
+  A build takes `cadence` steps, so the generation of one checkpoint is in use
+  from the checkpoint at which the next build begins.
 
   Args:
-    run: what is followed.
-    cadence: a multiple of the distance of checkpoints.
-    config: of a partial refresh; None embeds every block.
-    begin: the first step that counts.
+    run: Run to follow.
+    cadence: Steps of a build, a multiple of the distance of checkpoints.
+    config: Configuration of a partial refresh; None embeds every block.
+    begin: First step at which recall is measured.
   """
   builder = Builder(run, config)
   making = None
@@ -135,6 +138,6 @@ def follow(
     "recall_at_8": float(np.mean(recalls)),
     "embedded_share": float(np.mean(builder.shares or [1.0])),
     "oldest_steps": int(np.max(ages)),
-    # What is left of the squared error after drift correction.
+    # Share of the squared error that remains after drift correction.
     "drift_left": _share_left(builder.errors),
   }

@@ -1,7 +1,7 @@
-"""A model imported from another system, in memory, and what it computes.
+"""A model imported from another system into memory, and what it computes.
 
-What the stages and models are called with stands here alone, one method for
-each kind of value that two systems are compared by.
+There is one method for each kind of value that is compared, so that the
+comparisons do not depend on the signatures of stages and models.
 """
 
 import dataclasses
@@ -40,8 +40,8 @@ from realm_jax.training.packing.packer import Packer, bucket_of, plan_batch
 from realm_jax.training.stages.model_inputs import ModelInputs, Models
 
 
-class Graded(NamedTuple):
-  """A loss, its metrics, and its gradient by the parameter's path."""
+class LossAndGradient(NamedTuple):
+  """A loss, its metrics, and its gradient by path of the parameter."""
 
   loss: float
   metrics: dict[str, float]
@@ -50,7 +50,7 @@ class Graded(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ImportedModel:
-  """The modules, without dropout, and their parameters by component."""
+  """Modules without dropout, and their parameters by component."""
 
   retriever: Retriever
   reader: Reader
@@ -59,19 +59,19 @@ class ImportedModel:
   def query_vectors(
     self, query: Int[np.ndarray, "*b q"]
   ) -> Float[np.ndarray, "*b d"]:
-    """What the query tower gives."""
+    """Embeds queries."""
     return self._retrieve(query, method="embed_queries")
 
   def block_vectors(
     self, block: Int[np.ndarray, "*b l"]
   ) -> Float[np.ndarray, "*b d"]:
-    """What the block tower gives."""
+    """Embeds blocks."""
     return self._retrieve(block, method="embed_blocks")
 
   def relevance(
     self, query: Int[np.ndarray, "b q"], candidates: Int[np.ndarray, "b k l"]
   ) -> Float[np.ndarray, "b k"]:
-    """f(x, z)"""
+    """Computes the relevance f(x, z)."""
     return np.asarray(
       relevance(
         jnp.asarray(self.query_vectors(query)),
@@ -86,7 +86,7 @@ class ImportedModel:
     candidates: Int[np.ndarray, "b k l"],
     mask_positions: Int[np.ndarray, "b m"],
   ) -> Float[np.ndarray, "b k m v"]:
-    """Scores of the words behind the masks."""
+    """Computes the scores of all words at the masks."""
 
     @jax.jit
     def read(params: Params, *arguments: jax.Array) -> jax.Array:
@@ -100,7 +100,7 @@ class ImportedModel:
   def span_logits(
     self, query: Int[np.ndarray, "b q"], candidates: Int[np.ndarray, "b k l"]
   ) -> Float[np.ndarray, "b k l w"]:
-    """Scores of spans, NaN where there is no such span."""
+    """Computes the scores of spans, with NaN for spans that are not valid."""
 
     @jax.jit
     def read(params: Params, *arguments: jax.Array) -> Spans:
@@ -116,7 +116,7 @@ class ImportedModel:
     candidates: Int[np.ndarray, "b k l"],
     relevance: Float[np.ndarray, "b k"],
   ) -> Int[np.ndarray, "b 3"]:
-    """Block, first token and width less one of the best span."""
+    """Returns block, first token and width less one of the best span."""
     read = jax.jit(functools.partial(best_spans, self.reader, 1))
     places, _, _ = read(
       self.params["reader"],
@@ -127,8 +127,8 @@ class ImportedModel:
     shape = (*candidates.shape[1:], self.reader.max_answer_width)
     return np.stack(np.unravel_index(np.asarray(places)[:, 0], shape), axis=-1)
 
-  def pretraining(self, arrays: Mapping[str, np.ndarray]) -> Graded:
-    """REALM's loss of padded arrays."""
+  def pretraining(self, arrays: Mapping[str, np.ndarray]) -> LossAndGradient:
+    """Computes REALM's loss and its gradient for padded arrays."""
     query, candidates = self._texts(arrays)
     blocks, block_index = self._inputs.distinct_blocks(candidates)
     batch = PretrainingBatch(
@@ -145,14 +145,14 @@ class ImportedModel:
     loss = step.pretraining(self.retriever, self.reader)
     return self._graded(loss, self.params, batch)
 
-  def open_qa(self, arrays: Mapping[str, np.ndarray]) -> Graded:
-    """ORQA's loss of padded arrays."""
+  def open_qa(self, arrays: Mapping[str, np.ndarray]) -> LossAndGradient:
+    """Computes ORQA's loss and its gradient for padded arrays."""
     query, _ = self._texts(arrays)
     vectors = StoredVectors(self._inputs.queries(query), arrays["vectors"])
     return self._open_qa(self.params, arrays, vectors)
 
-  def reading_spans(self, arrays: Mapping[str, np.ndarray]) -> Graded:
-    """ORQA's loss, where relevance is given as the array `scores`."""
+  def reading_spans(self, arrays: Mapping[str, np.ndarray]) -> LossAndGradient:
+    """Computes ORQA's loss with the relevance that `scores` gives."""
     params = {**self.params, "retriever": {"scale": np.float32(1.0)}}
     return self._open_qa(params, arrays, IndexScores(arrays["scores"]))
 
@@ -161,7 +161,7 @@ class ImportedModel:
     params: Params,
     arrays: Mapping[str, np.ndarray],
     retrieved: StoredVectors | IndexScores,
-  ) -> Graded:
+  ) -> LossAndGradient:
     joint = self._inputs.joint(*self._texts(arrays))
     answers = arrays["has_answer"], arrays["is_answer"]
     batch = OpenQaBatch(retrieved, *joint, *answers)
@@ -189,8 +189,8 @@ class ImportedModel:
 
   def _graded(
     self, loss: step.Loss[Any], params: Params, batch: StepBatch
-  ) -> Graded:
-    """The loss as a step computes it, on sequences that share rows."""
+  ) -> LossAndGradient:
+    """Computes the loss as a training step does, on packed sequences."""
     needed = bucket_of(plan_batch(batch, groups=1, pack=True))
 
     def mean_and_metrics(*inputs: Any) -> tuple[jax.Array, dict[str, Any]]:
@@ -201,7 +201,7 @@ class ImportedModel:
     (value, metrics), gradient = graded(
       params, Packer([needed], groups=1)(batch), jax.random.key(0)
     )
-    return Graded(
+    return LossAndGradient(
       float(value),
       {name: float(metric) for name, metric in metrics.items()},
       {path: np.asarray(g) for path, g in flattened(gradient).items()},
@@ -209,10 +209,10 @@ class ImportedModel:
 
 
 def load(plan: ImportPlan) -> ImportedModel:
-  """Carries out an import, in memory.
+  """Imports a model into memory.
 
   Raises:
-    ConversionError: the weights do not fit.
+    ConversionError: The weights do not fit.
   """
   words = vocabulary_of(plan.pieces)
   vocabulary = {"vocab_size": words.vocab_size, "separator_id": words.sep_id}
@@ -234,7 +234,7 @@ def load(plan: ImportPlan) -> ImportedModel:
 
 
 def joined(retrieving: ImportedModel, reading: ImportedModel) -> ImportedModel:
-  """The retriever of the one with the reader of the other."""
+  """Combines the retriever of one model with the reader of another."""
   return ImportedModel(
     retrieving.retriever,
     reading.reader,
@@ -248,11 +248,11 @@ def joined(retrieving: ImportedModel, reading: ImportedModel) -> ImportedModel:
 def named_as_ours(
   plan: ImportPlan, tensors: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-  """Tensors that are shaped and named as the parameters they belong to.
+  """Renames and transposes tensors to match our parameters.
 
   Args:
-    plan: whose rules say which parameter a tensor's name stands for.
-    tensors: of the other system, such as gradients.
+    plan: Plan whose rules map names of tensors to parameters.
+    tensors: Tensors of the other system, such as gradients.
   """
   named = {}
   for feed in plan.feeds:

@@ -1,10 +1,10 @@
-"""The indexes on the same vectors: how fast, how exact, how large.
+"""Compares the speed, recall and memory of the indexes on the same vectors.
 
     python -m benchmarks.index --directory=out/index --num_blocks=1000000
 
-Each index is built, loaded and searched in processes of their own, so that
-memory is its own too: ScaNN over our trees and our exact search, beside
-FAISS's inverted lists and its exact search.
+The indexes are ScaNN with our trees and our exact search, and FAISS's inverted
+lists and its exact search. Each of them is built in one process and searched in
+another, so that its memory is measured alone.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from realm_jax.indexes.registry import config_from
 
 Row = dict[str, Any]
 
-# As in the figures that we hold ours against.
+# Numbers of FAISS's inverted lists, by number of blocks.
 _LISTS = {1_000_000: 1000, 13_353_718: 3654}
 _SETTINGS = tuple(
   {"nprobe": nprobe, "num_reordered": num_reordered}
@@ -49,18 +49,18 @@ _ROWS = {
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-  """What one index is measured on, as it is given to its processes.
+  """Measurement of one index, as its processes receive it.
 
   Attributes:
-    index: of `_ROWS`.
-    directory: of the vectors, and for the index.
-    num_blocks: N.
-    threads: of FAISS.
-    repeats: of the search of all queries; the median counts.
-    recall_target: that ScaNN is tuned for.
-    scann: ScaNN's settings, in place of what it would choose.
-    base: of `SyntheticVectors`.
-    base_queries: of the same.
+    index: One of `_ROWS`.
+    directory: Folder of the vectors and of the index.
+    num_blocks: Number of blocks N.
+    threads: Number of FAISS's threads.
+    repeats: Repetitions of the search of all queries; the median is reported.
+    recall_target: Recall that ScaNN is tuned for.
+    scann: Settings of ScaNN that are given instead of tuned.
+    base: Argument of `SyntheticVectors`.
+    base_queries: Argument of `SyntheticVectors`.
   """
 
   index: str
@@ -75,7 +75,7 @@ class Job:
 
   @property
   def data(self) -> SyntheticVectors:
-    """The vectors, the queries and their true neighbours."""
+    """Vectors, queries and their true neighbours."""
     return SyntheticVectors(
       Path(self.directory),
       self.num_blocks,
@@ -85,11 +85,11 @@ class Job:
 
   @property
   def saved(self) -> Path:
-    """Where the built index lies between the processes."""
+    """Folder of the built index."""
     return Path(self.directory) / f"{self.index}-{self.num_blocks}"
 
   def parameters(self) -> dict[str, Any]:
-    """What the index is built with."""
+    """Returns the configuration that the index is built with."""
     if self.index == "exact":
       return {}
     if self.index == "scann":
@@ -102,12 +102,12 @@ class Job:
     return {"factory": factory, "threads": self.threads, "brute_force_below": 0}
 
   def blocks(self) -> Blocks:
-    """The vectors as an index is given them."""
+    """Returns the vectors as the argument of an index."""
     return Blocks(num_blocks=self.num_blocks, vectors=self.data.vectors())
 
 
 def rows(job: Job) -> list[Row]:
-  """Builds the index in one process, loads and searches it in another."""
+  """Builds the index in one process, then loads and searches it in another."""
   job.data.truth()
   shutil.rmtree(job.saved, ignore_errors=True)
   built = _in_a_process("build", job)
@@ -120,10 +120,10 @@ def rows(job: Job) -> list[Row]:
 
 
 def build(job: Job) -> Row:
-  """Builds, and writes what is loaded.
+  """Builds the index and writes it to files.
 
-  The time is without what is done for the first generation alone, the choice
-  of a structure, which `trials_seconds` gives.
+  `build_seconds` excludes the choice of a structure, which is made only for the
+  first generation; `trials_seconds` is the time of that choice.
   """
   kind, _ = _ROWS[job.index]
   config = config_from(kind, job.parameters())
@@ -142,11 +142,11 @@ def build(job: Job) -> Row:
 
 
 def search(job: Job) -> Row:
-  """Verifies, loads, and searches at every setting, one after the other.
+  """Verifies and loads the index, and searches it with every setting.
 
-  `load_seconds` is all that loading a generation does, until the first search
-  is done: checksums of the vectors and of the index, and loading it; ScaNN's in
-  a process of its own meanwhile, as for a trainer.
+  `load_seconds` is the time to load a generation until its first search is
+  done. It includes the checksums of the vectors and of the index. As in a
+  trainer, ScaNN loads in a process of its own while checksums are computed.
   """
   kind, settings = _ROWS[job.index]
   blocks, truth = job.blocks(), job.data.truth()
@@ -166,7 +166,7 @@ def search(job: Job) -> Row:
       if load_seconds is None:
         _read_checksums(job)
       index = config.load(job.saved, blocks)
-    # A search reads what loading has only mapped, and compiles.
+    # The first search reads the mapped files and compiles.
     found = index.search(batch, job.data.k)
     if load_seconds is None:
       load_seconds = time.perf_counter() - start
@@ -195,7 +195,7 @@ def _batch(vectors: np.ndarray) -> QueryBatch:
 
 
 def _read_checksums(job: Job) -> None:
-  """What loading a generation does first: it reads the vectors' files, too."""
+  """Computes the checksums that loading a generation verifies."""
   paths = [job.data.path]
   if job.saved.exists():
     paths += sorted(job.saved.iterdir())
@@ -205,7 +205,7 @@ def _read_checksums(job: Job) -> None:
 
 
 def _share_of_products(job: Job, queries_per_second: float) -> Row:
-  """What exact search computes against the rate of matrix products."""
+  """Compares exact search with the best rate of matrix products."""
   best = matmul_gflops_per_second("float32")
   rate = 2e-9 * job.num_blocks * job.data.dim * queries_per_second
   return {
@@ -216,9 +216,9 @@ def _share_of_products(job: Job, queries_per_second: float) -> Row:
 
 
 def _peak_memory_bytes(process: int | None = None) -> int:
-  """Of this program, or of another process.
+  """Returns the peak memory of this process, or of another one.
 
-  A child's `ru_maxrss` would start at its parent's.
+  `ru_maxrss` is not used, because a child inherits its parent's value.
   """
   path = Path(f"/proc/{process or 'self'}/status")
   for line in path.read_text().splitlines():
@@ -239,7 +239,7 @@ def _in_a_process(what: str, job: Job) -> Row:
 def best(
   rows: Sequence[Row], index: str, *, recall_target: float
 ) -> Row | None:
-  """The fastest row of an index that reaches a recall; None if none does."""
+  """Returns the fastest row of an index that reaches the recall, if any."""
   good = [
     row
     for row in rows
@@ -249,7 +249,7 @@ def best(
 
 
 def table(result: dict[str, Any]) -> str:
-  """The rows for people: of FAISS's lists the best, and the ratios."""
+  """Formats the best row of each index, and the ratios, as a table."""
   rows, target = result["rows"], result["recall_target"]
   lines = [
     f"{result['num_blocks']:,} blocks of {result['dim']} dimensions",
@@ -272,7 +272,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 def ratios(result: dict[str, Any]) -> dict[str, float]:
-  """Ours against FAISS's, as far as both were measured."""
+  """Returns the ratios of our speed to FAISS's, if both were measured."""
   rows, target = result["rows"], result["recall_target"]
   found = {}
   for ours, theirs in (("scann", "faiss_ivf_pq"), ("exact", "faiss_flat")):
@@ -290,42 +290,55 @@ def ratios(result: dict[str, Any]) -> dict[str, float]:
 
 
 def make_parser() -> argparse.ArgumentParser:
-  """The flags."""
+  """Returns the parser of the flags."""
   parser = argparse.ArgumentParser(
     description=(__doc__ or "").partition("\n")[0],
     formatter_class=argparse.ArgumentDefaultsHelpFormatter,
   )
-  parser.add_argument("--directory", help="of vectors, made where absent")
-  parser.add_argument("--num_blocks", type=int, default=1_000_000, help="N")
   parser.add_argument(
-    "--index", action="append", choices=list(_ROWS), help="all, if none given"
+    "--directory", help="folder of the vectors, which are generated if absent"
   )
-  parser.add_argument("--threads", type=int, default=2, help="of FAISS")
-  parser.add_argument("--repeats", type=int, default=5, help="of a search")
+  parser.add_argument(
+    "--num_blocks", type=int, default=1_000_000, help="number of blocks"
+  )
+  parser.add_argument(
+    "--index",
+    action="append",
+    choices=list(_ROWS),
+    help="index to measure, repeatable; by default all",
+  )
+  parser.add_argument("--threads", type=int, default=2, help="threads of FAISS")
+  parser.add_argument(
+    "--repeats", type=int, default=5, help="repetitions of a search"
+  )
   parser.add_argument(
     "--recall_target",
     type=float,
     default=0.95,
-    help="recall@8 that ScaNN is tuned for and all are compared at",
+    help="recall@8 that ScaNN is tuned for, and at which indexes are compared",
   )
   parser.add_argument(
     "--scann",
     type=json.loads,
     default={},
-    help="settings of ScaNN as JSON, to do without the choice of a structure",
+    help="settings of ScaNN as JSON, which are then not tuned",
   )
   parser.add_argument(
-    "--base", help=".npy of a trained model's vectors to draw from"
+    "--base", help=".npy file of a trained model's block vectors to resample"
   )
-  parser.add_argument("--base_queries", help="the same of queries")
-  parser.add_argument("--json", type=Path, help="write the figures here, too")
-  parser.add_argument("--run", choices=["build", "search"], help="internal")
-  parser.add_argument("--job", help="internal, with --run")
+  parser.add_argument(
+    "--base_queries", help=".npy file of its query vectors to resample"
+  )
+  parser.add_argument("--json", type=Path, help="file to write the figures to")
+  parser.add_argument(
+    "--run", choices=["build", "search"], help="internal flag"
+  )
+  parser.add_argument("--job", help="internal flag, with --run")
   return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-  """Measures and prints."""
+  """Runs the benchmark."""
   parser = make_parser()
   given = parser.parse_args(arguments)
   if given.run:
@@ -333,8 +346,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(json.dumps({"build": build, "search": search}[given.run](job)))
     return
   if not given.directory:
-    parser.error("--directory: where should the vectors be?")
-  # Processes run elsewhere, and a relative path would be another there.
+    parser.error("--directory is required; name a folder for the vectors")
+  # The processes run in another folder, so paths must be absolute.
   directory, base, base_queries = (
     path and str(Path(path).resolve())
     for path in (given.directory, given.base, given.base_queries)
@@ -356,7 +369,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
   ]
   for job in jobs:
     measured += rows(job)
-    print(f"{job.index} is measured", file=sys.stderr, flush=True)
+    print(f"{job.index} has been measured", file=sys.stderr, flush=True)
   result = {
     "num_blocks": given.num_blocks,
     "dim": jobs[0].data.dim,

@@ -1,9 +1,8 @@
-"""Vectors for the index's figures, and their true neighbours.
+"""Vectors for the benchmark of indexes, and their true neighbours.
 
-Every synthetic vector is one of 4,096 Gaussian centres plus 0.7 times Gaussian
-noise, and so is every query. Others are those of a trained model, again and
-again, plus a tenth of their spread in noise. Files are made once and read
-again.
+Every synthetic vector or query is one of 4,096 Gaussian centres plus 0.7 times
+Gaussian noise. With a trained model, its vectors are resampled, with noise of a
+tenth of their spread. Files are written once and reused.
 """
 
 import dataclasses
@@ -20,15 +19,15 @@ _NOISE = 0.7
 _DIM = 128
 _NOISE_OF_TRAINED = np.float32(0.1)
 _ROWS_PER_CHUNK = 1 << 16
-# As many as an index builder has for its index.
+# Number of tuning queries that an index builder has.
 _NUM_TUNING = 256
-# Streams of random numbers: what is drawn with the seed beside it.
+# Streams of random numbers: each is combined with the seed.
 _OF_CENTRES, _OF_VECTORS, _OF_QUERIES, _OF_TUNING = 0, 1, 2, 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Truth:
-  """The best blocks of each query, best first; of equals, the lower row."""
+  """The best blocks of each query, best first; ties go to the lower row."""
 
   rows: Int32[np.ndarray, "b k"]
   scores: Float32[np.ndarray, "b k"]
@@ -36,17 +35,17 @@ class Truth:
 
 @dataclasses.dataclass(frozen=True)
 class SyntheticVectors:
-  """Vectors and queries that follow from their sizes and a seed.
+  """Vectors and queries that are determined by their sizes and a seed.
 
   Attributes:
-    directory: where the files lie.
-    num_blocks: N.
-    base: a file of a trained model's vectors, .npy [m, d], to draw from; None
-      draws from the centres.
-    base_queries: the same of queries; None draws them as the vectors.
-    num_queries: with known neighbours.
-    k: how many neighbours.
-    seed: another gives other vectors.
+    directory: Folder of the files.
+    num_blocks: Number of blocks N.
+    base: File of a trained model's block vectors, .npy [m, d], to resample;
+      None uses the Gaussian centres.
+    base_queries: File of its query vectors; None draws queries like blocks.
+    num_queries: Number of queries with known neighbours.
+    k: Number of neighbours.
+    seed: Seed of all random numbers.
   """
 
   directory: Path
@@ -59,16 +58,16 @@ class SyntheticVectors:
 
   @property
   def path(self) -> Path:
-    """The file of vectors, float32 [N, d]."""
+    """File of the vectors, float32 [N, d]."""
     return self.directory / f"vectors-{self._name(self.base)}.npy"
 
   @property
   def dim(self) -> int:
-    """Of vectors and queries."""
+    """Dimension of vectors and queries."""
     return _DIM if self.base is None else self._read(self.base).shape[1]
 
   def _name(self, *bases: Path | None) -> str:
-    """Of what follows from the files of some bases, sizes and the seed."""
+    """Returns a name that identifies the bases, sizes and seed."""
     of_bases = "".join(
       f"{base.stem}-{_digest(base, base.stat().st_mtime_ns)}-"
       for base in bases
@@ -80,25 +79,25 @@ class SyntheticVectors:
     return np.load(path, mmap_mode="r", allow_pickle=False)
 
   def vectors(self) -> np.memmap:
-    """[N, d], mapped from a file that is written where it is absent."""
+    """Maps the vectors [N, d] from their file, which is written if absent."""
     if not self.path.exists():
       self.directory.mkdir(parents=True, exist_ok=True)
-      # Under its name once it is whole.
+      # The file gets its name when it is complete.
       unfinished = self.path.with_suffix(".unfinished")
       self._write(unfinished)
       os.replace(unfinished, self.path)
     return np.load(self.path, mmap_mode="r", allow_pickle=False)
 
   def queries(self) -> Float32[np.ndarray, "b d"]:
-    """Drawn as the vectors are."""
+    """Returns the queries, which are drawn like the vectors."""
     return self._draw(self.num_queries, _OF_QUERIES)
 
   def tuning_queries(self) -> Float32[np.ndarray, "b d"]:
-    """Others of the same kind, for an index that measures while it is built."""
+    """Returns other queries of the same kind, for tuning an index."""
     return self._draw(_NUM_TUNING, _OF_TUNING)
 
   def truth(self) -> Truth:
-    """The k best blocks of each query, kept in a file beside the vectors."""
+    """Returns the k best blocks of each query, and caches them in a file."""
     name = self._name(self.base, self.base_queries)
     path = self.directory / f"truth-{name}-{self.num_queries}x{self.k}.npz"
     if not path.exists():
@@ -129,7 +128,7 @@ class SyntheticVectors:
   def _base_and_noise(
     self, *, of_queries: bool
   ) -> tuple[np.ndarray, np.ndarray]:
-    """What is drawn from, and the spread of the noise around it."""
+    """Returns the vectors to resample, and the spread of the noise."""
     path = self.base_queries if of_queries and self.base_queries else self.base
     if path is not None:
       base = np.asarray(self._read(path), np.float32)
@@ -141,7 +140,7 @@ class SyntheticVectors:
 
 @functools.cache
 def _digest(path: Path, changed: int) -> str:
-  """Of a file's bytes; `changed` is when they did last."""
+  """Hashes a file; `changed`, its time of change, is a key of the cache."""
   del changed
   with path.open("rb") as file:
     return hashlib.file_digest(file, "sha256").hexdigest()[:8]
@@ -152,7 +151,7 @@ def true_neighbours(
   queries: Float32[np.ndarray, "b d"],
   k: int,
 ) -> Truth:
-  """The k best by numpy's products, a chunk of the vectors at a time."""
+  """Finds the k best blocks exactly, one chunk of the vectors at a time."""
   best_scores = np.full((len(queries), k), -np.inf, np.float32)
   best_rows = np.full((len(queries), k), -1, np.int32)
   for start in range(0, len(vectors), _ROWS_PER_CHUNK):
@@ -160,7 +159,7 @@ def true_neighbours(
     worst = best_scores[:, -1]
     for query in np.flatnonzero(scores.max(axis=1) > worst):
       here = np.flatnonzero(scores[query] > worst[query])
-      # What was found before comes first: its rows are lower.
+      # Earlier results come first, because their rows are lower.
       both = np.concatenate([best_scores[query], scores[query, here]])
       rows = np.concatenate([best_rows[query], start + here])
       order = np.argsort(-both, kind="stable")[:k]
@@ -171,6 +170,6 @@ def true_neighbours(
 def recall(
   found: Int32[np.ndarray, "b k"], true: Int32[np.ndarray, "b k"]
 ) -> float:
-  """The share of the true neighbours that were found."""
+  """Returns the share of the true neighbours that were found."""
   hits = (found[:, :, None] == true[:, None, :]).any(axis=1)
   return float(hits.mean())

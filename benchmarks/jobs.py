@@ -21,11 +21,11 @@ _START = "--- start"
 
 
 class JobError(ValueError):
-  """A job that ended, or went on, when it should not have."""
+  """A job that failed, or did not end in time."""
 
 
 class Macro(str):
-  """The name of a gin macro, as a binding's value."""
+  """The name of a gin macro, as the value of a binding."""
 
   def __repr__(self) -> str:
     return f"%{self}"
@@ -34,7 +34,7 @@ class Macro(str):
 def gin_command(
   module: str, gin_files: Sequence[str], *flags: str, **bindings: Any
 ) -> list[str]:
-  """`python -m realm_jax.MODULE` with gin files and bindings."""
+  """Returns the command `python -m realm_jax.MODULE` with gin bindings."""
   return [
     *(sys.executable, "-m", f"realm_jax.{module}", *flags),
     *(f"--gin_file={file}" for file in gin_files),
@@ -43,18 +43,18 @@ def gin_command(
 
 
 def as_gin(value: Any) -> str:
-  """A value as gin reads it."""
+  """Formats a value as gin reads it."""
   return repr(str(value) if isinstance(value, Path) else value)
 
 
 class Job:
-  """One command as a process, started as often as needed; its log is kept.
+  """A command that runs as a process, can be restarted, and appends to a log.
 
   Args:
-    name: for messages.
-    command: what to run.
-    log: the file that its output is added to.
-    environment: of the process; None is this one's.
+    name: Name for messages.
+    command: Command to run.
+    log: File that its output is appended to.
+    environment: Environment of the process; None passes on this process's.
   """
 
   def __init__(
@@ -75,12 +75,12 @@ class Job:
     self._output: subprocess.Popen[bytes] | None = None
 
   def start(self) -> None:
-    """Starts it, for the first time or again."""
+    """Starts or restarts the process."""
     self.log.parent.mkdir(parents=True, exist_ok=True)
     with self.log.open("a") as log:
       log.write(f"{_START} {self.starts}\n")
       log.flush()
-      # What limits the sizes of the job's files does not limit its log.
+      # A limit on the sizes of the job's files must not limit its log.
       self._output = subprocess.Popen(
         ["cat"], stdin=subprocess.PIPE, stdout=log
       )
@@ -98,18 +98,18 @@ class Job:
 
   @property
   def pid(self) -> int:
-    """Of its process."""
+    """Id of the process."""
     return self._running().pid
 
   def exit_code(self) -> int | None:
-    """What it ended with; None while it runs."""
+    """Returns the exit status; None while the process runs."""
     return self._running().poll()
 
   def ended(self) -> bool:
-    """Whether it ended well by itself.
+    """Returns whether the process has ended successfully.
 
     Raises:
-      JobError: it failed.
+      JobError: It failed.
     """
     code = self._running().poll()
     if code:
@@ -117,17 +117,17 @@ class Job:
     return code == 0
 
   def kill(self) -> None:
-    """kill -9, which no process can prepare for."""
+    """Sends SIGKILL, which no process can handle, and waits."""
     self._running().kill()
     self.close()
 
   def close(self) -> None:
-    """Waits for its end, and for the last of its output."""
+    """Waits for the process to end, and for its last output."""
     self._running().wait()
     self._close()
 
   def terminate(self) -> int:
-    """SIGTERM; returns the exit status."""
+    """Sends SIGTERM, waits, and returns the exit status."""
     self._running().send_signal(signal.SIGTERM)
     try:
       code = self._running().wait(_STOP_SECONDS)
@@ -141,16 +141,16 @@ class Job:
     return code
 
   def stop(self) -> None:
-    """Kills it if it still runs."""
+    """Kills the process if it still runs."""
     if self._process is not None:
       self.kill()
 
   def tail(self, characters: int = 2000) -> str:
-    """The end of its log."""
+    """Returns the end of the log."""
     return self.log.read_text(errors="replace")[-characters:]
 
   def last_output(self) -> str:
-    """Its log since it was started last."""
+    """Returns the log since the last start."""
     return self.log.read_text(errors="replace").rpartition(_START)[2]
 
   def _running(self) -> subprocess.Popen[bytes]:
@@ -161,7 +161,7 @@ class Job:
   def _close(self) -> None:
     self._process = None
     if self._output is not None:
-      # Its own children may have the other end for a moment longer.
+      # Children of the process may hold the pipe open a moment longer.
       with contextlib.suppress(subprocess.TimeoutExpired):
         self._output.wait(_OUTPUT_SECONDS)
 
@@ -171,16 +171,16 @@ class Run:
   """A pre-training run that waits for each generation.
 
   Attributes:
-    directory: of MODEL_DIR and the logs.
-    corpus_dir: what `build_corpus` wrote.
-    model: a gin file with the model and its lengths.
-    num_steps: of the run.
-    save_every_steps: the distance of checkpoints, and so of generations; a
-      generation is used from so many steps after its checkpoint.
-    batch_size: of a step.
-    index: the name of the index, as gin/runs/build_index.gin has it.
-    index_settings: bindings of its configuration.
-    environment: of both processes; None is this one's.
+    directory: Folder of MODEL_DIR and the logs.
+    corpus_dir: Corpus that `build_corpus` wrote.
+    model: Gin file of the model and its lengths.
+    num_steps: Number of training steps.
+    save_every_steps: Distance of checkpoints, and so of generations. It is also
+      the lag with which a generation is used after its checkpoint.
+    batch_size: Batch size of a step.
+    index: Macro of the index in gin/runs/build_index.gin.
+    index_settings: Bindings of the index's configuration.
+    environment: Environment of both processes; None passes on this process's.
   """
 
   directory: Path
@@ -198,7 +198,7 @@ class Run:
     return self.directory / "model"
 
   def trainer(self) -> Job:
-    """The trainer, not yet started."""
+    """Returns the trainer, not yet started."""
     return self._job(
       "trainer",
       "train",
@@ -214,7 +214,7 @@ class Run:
     )
 
   def builder(self, name: str = "builder") -> Job:
-    """An index builder, not yet started."""
+    """Returns an index builder, not yet started."""
     return self._job(
       name,
       "build_index",
@@ -243,15 +243,15 @@ class Run:
     )
 
   def last_checkpoint(self) -> int:
-    """The last committed step, −1 before the first."""
+    """Returns the step of the last checkpoint, −1 before the first."""
     return max(_steps(self.model_dir / "checkpoints"), default=-1)
 
   def last_generation(self) -> int:
-    """The last published generation, −1 before the first."""
+    """Returns the step of the last generation, −1 before the first."""
     return max(_steps(self.model_dir / "generations"), default=-1)
 
   def half_written(self) -> list[str]:
-    """What lies there of a checkpoint or generation that is being written."""
+    """Returns the temporary folders of checkpoints and generations."""
     return sorted(
       path.name
       for folder in ("checkpoints", "generations")
@@ -274,10 +274,10 @@ def wait_until(
   jobs: tuple[Job, ...] = (),
   timeout_seconds: float = 600.0,
 ) -> None:
-  """Waits, and fails as soon as a job does.
+  """Waits for a condition, and fails as soon as a job fails.
 
   Raises:
-    JobError: a job failed, or the time is up.
+    JobError: A job failed, or the time is up.
   """
   deadline = time.monotonic() + timeout_seconds
   while not condition():

@@ -1,4 +1,4 @@
-"""A corpus of as many blocks as are wanted, from few that are written again."""
+"""A corpus of any number of blocks, which repeats those of a small one."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,17 +9,17 @@ from realm_jax.corpus.build.block_builder import block_id
 from realm_jax.corpus.build.directory_writer import CorpusDirectoryWriter
 from realm_jax.corpus.store import Corpus
 
-# A document: its title, and the blocks' arrays as a shard is given them.
+# A document: its title, and the arrays of its blocks.
 _Document = tuple[str, list[dict[str, Any]]]
 
 
 def make_corpus(directory: Path, num_blocks: int, *, scale: float) -> Corpus:
-  """The demo's encyclopedia over and over, each time with other ids.
+  """Repeats the demo's encyclopedia, each time with new document ids.
 
   Args:
-    directory: where it is kept, and found again.
-    num_blocks: N.
-    scale: of the encyclopedia.
+    directory: Folder that caches the corpus.
+    num_blocks: Number of blocks N.
+    scale: Size of the encyclopedia; 1 is the demo's.
   """
   made = directory / f"corpus-{num_blocks}"
   if not made.exists():

@@ -1,10 +1,10 @@
-"""Our pre-training step: its time, its memory and its useful arithmetic.
+"""Measures our pre-training step: time, memory and useful arithmetic.
 
     python -m benchmarks.own_step --steps=5
 
-A process of its own, so that its memory is its own too; prints one line of
-JSON. Needs no TensorFlow unless --corpus_dir is given. Sizes are those of
-`benchmarks/peers/hf_realm_step.py`.
+It runs as a process of its own, so that its memory is measured alone, and
+prints one line of JSON. It needs TensorFlow only with --corpus_dir. Sizes are
+those of `benchmarks/peers/hf_realm_step.py`.
 """
 
 import argparse
@@ -46,7 +46,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def make_models(given: argparse.Namespace) -> Models:
-  """A retriever with shared towers, and a reader."""
+  """Returns a retriever with shared towers, and a reader."""
   bert = BertConfig(
     vocab_size=given.vocab,
     separator_id=_SEP,
@@ -62,14 +62,14 @@ def make_models(given: argparse.Namespace) -> Models:
 
 
 def random_batch(given: argparse.Namespace, rng: np.random.Generator) -> Arrays:
-  """Queries and blocks without padding; candidate 0 is the null block."""
+  """Draws queries and blocks without padding; candidate 0 is the null block."""
 
   def words(*shape: int) -> np.ndarray:
     return rng.integers(_FIRST_WORD, given.vocab, shape).astype(np.int32)
 
   query = words(given.batch, given.query)
   query[:, 0], query[:, -1] = _CLS, _SEP
-  # An empty title: the reader's input is the query and the whole body.
+  # The title is empty, so the reader's input is the query and the whole body.
   candidates = words(given.batch, given.candidates, given.block)
   candidates[..., 0], candidates[..., 1], candidates[..., -1] = _CLS, _SEP, _SEP
   candidates[:, 0] = 0
@@ -93,7 +93,7 @@ def _masks(given: argparse.Namespace, rng: np.random.Generator) -> Arrays:
 def real_batches(
   given: argparse.Namespace, rng: np.random.Generator
 ) -> Iterator[Arrays]:
-  """Random sentences of a corpus with random blocks of it."""
+  """Yields random sentences of a corpus with random blocks as candidates."""
   from realm_jax.corpus.store import Corpus  # Reads text with TensorFlow.
 
   corpus = Corpus.open(given.corpus_dir)
@@ -112,7 +112,7 @@ def real_batches(
 
 
 def sequence_flops(given: argparse.Namespace, length: np.ndarray) -> np.ndarray:
-  """Of the encoder's matrix products on sequences of so many tokens."""
+  """Returns the FLOPs of the encoder's matrix products, by sequence length."""
   width, inner = given.hidden, given.inner
   linear = 2 * length * (4 * width * width + 2 * width * inner)
   attention = 4 * length.astype(np.float64) ** 2 * width
@@ -120,10 +120,12 @@ def sequence_flops(given: argparse.Namespace, length: np.ndarray) -> np.ndarray:
 
 
 def useful(given: argparse.Namespace, models: Models, arrays: Arrays) -> Any:
-  """Tokens that are no padding, and three times the forward pass's products.
+  """Returns the useful tokens and FLOPs of a step.
 
-  A block that several queries have, such as the null block, counts once in
-  the tower. Words are scored at the masks.
+  Useful tokens are those that are not padding. The FLOPs are three times those
+  of the forward pass's matrix products on them. A block that several queries
+  share, such as the null block, counts once in the tower. Words are scored only
+  at the masks.
   """
   query, candidates = arrays["query"], arrays["candidates"]
   flat = candidates.reshape(-1, candidates.shape[-1])
@@ -142,7 +144,7 @@ def useful(given: argparse.Namespace, models: Models, arrays: Arrays) -> Any:
 
 
 def host_batch(models: Models, arrays: Arrays) -> PretrainingBatch:
-  """The batch of pre-training that padded arrays make."""
+  """Returns the pre-training batch of padded arrays."""
   inputs = ModelInputs(models)
   query, candidates = arrays["query"], arrays["candidates"]
   blocks, block_index = inputs.distinct_blocks(candidates)
@@ -158,7 +160,7 @@ def host_batch(models: Models, arrays: Arrays) -> PretrainingBatch:
 
 
 def packer_for(batches: list[PretrainingBatch], *, pack: bool) -> Packer:
-  """Packs into the smallest shape bucket that holds all of the batches."""
+  """Returns a packer for the smallest shape bucket that fits all batches."""
   if not pack:
     bucket = largest_bucket(batches[0], groups=1)
     return Packer([bucket], groups=1, pack=False)
@@ -247,7 +249,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def matmul_gflops_per_second(dtype: str) -> float:
-  """The best rate of matrix products by jax, large ones and a step's."""
+  """Measures jax's best rate of matrix products, of large and step shapes."""
   best = 0.0
   product = jax.jit(jnp.dot)
   large = 8192 if jax.default_backend() != "cpu" else 2048
@@ -265,28 +267,29 @@ def matmul_gflops_per_second(dtype: str) -> float:
 
 
 def make_parser() -> argparse.ArgumentParser:
-  """The flags: sizes, and what is read."""
+  """Returns the parser of the flags."""
   parser = sizes_parser((__doc__ or "").partition("\n")[0])
-  parser.add_argument("--dtype", default="float32", help="of activations")
+  parser.add_argument("--dtype", default="float32", help="activation type")
   parser.add_argument(
-    "--corpus_dir", help="take texts from it, instead of random full lengths"
+    "--corpus_dir",
+    help="corpus to take texts from; by default texts are random and full",
   )
   parser.add_argument(
     "--pack",
     action=argparse.BooleanOptionalAction,
     default=True,
-    help="let sequences share rows",
+    help="whether sequences share rows",
   )
   return parser
 
 
 def main() -> None:
-  """Measures and prints."""
+  """Runs the benchmark."""
   given = make_parser().parse_args()
   cpu_tuning.disable_async_dispatch()
   cpu_tuning.keep_freed_memory()
   result = measure(given)
-  # After the step, whose peak of memory it must not raise.
+  # After the step, so that it does not raise the step's peak memory.
   result["matmul_gflops_per_second"] = matmul_gflops_per_second(given.dtype)
   print(json.dumps(result))
 

@@ -1,16 +1,17 @@
-"""Compares what we compute with what the systems we take weights from compute.
+"""Compares our values with those of the systems that we import weights from.
 
     make parity
     python -m benchmarks.parity --json=parity.json
 
 Random Hugging Face REALM models of BERT-base size are made in the environment
-of `make peers`, with their outputs, losses and gradients; they are imported,
-and what is computed here is held against theirs. So are the wordpieces of real
-texts against both of Hugging Face's BERT tokenizers, MiniLM's sentence vectors,
-and the rules of training against the published ones. Where there are no real
-texts (`benchmarks/README.md` says which), the two parts that need them are left
-out. Ends with status 1 where a row fails. All is in float32; six minutes of one
-core, 6 GB of disk for the while, and 8 GB of memory.
+of `make peers`, with their outputs, losses and gradients. They are imported,
+and our values are compared with theirs. The wordpieces of real texts are
+compared with both of Hugging Face's BERT tokenizers, sentence vectors with
+MiniLM's, and the loss and optimizer with the published rules. Without real
+texts (`benchmarks/README.md` lists them), the two parts that need them are
+skipped. The exit status is 1 if a comparison fails. Everything is computed in
+float32. It takes six minutes of one core, 6 GB of temporary disk space and 8 GB
+of memory.
 """
 
 import argparse
@@ -44,18 +45,18 @@ def compare(
   minilm: Path | None = None,
   texts_dir: Path = TEXTS_DIR,
 ) -> list[Row]:
-  """The rows of some parts; each is printed as it is done.
+  """Makes the comparisons of some parts, and prints each when it is done.
 
   Args:
-    parts: of `PARTS`.
-    size: of the REALM models, `tiny` or `base`.
-    minilm: a folder with MiniLM's weights and vocabulary; None takes the
+    parts: Some of `PARTS`.
+    size: Size of the REALM models, `tiny` or `base`.
+    minilm: Folder with MiniLM's weights and vocabulary; None takes the
       package's.
-    texts_dir: of real texts.
+    texts_dir: Folder of real texts.
 
   Raises:
-    PeerError: the other systems are not installed, or failed.
-    NoTextsError: there are no real texts, and a part wants some.
+    PeerError: The other systems are not installed, or failed.
+    NoTextsError: There are no real texts, and a part needs them.
   """
   rows: list[Row] = []
 
@@ -78,7 +79,7 @@ def compare(
       sentences = read_texts(texts_dir)["qed"][:_NUM_SENTENCES]
       add(text_agreement.compare_sentences(sentences, minilm, folder))
     if "realm" in parts:
-      print(f"making REALM models of size {size} …", file=sys.stderr)
+      print(f"creating REALM models of size {size} …", file=sys.stderr)
       arguments = ("--output_dir", folder, "--vocab", minilm / "vocab.txt")
       peer_processes.run("hf_realm_values", *arguments, "--size", size)
       for of_model in realm_agreement.COMPARISONS:
@@ -87,7 +88,7 @@ def compare(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-  """Compares and prints."""
+  """Runs the comparisons."""
   parser = argparse.ArgumentParser(
     description=(__doc__ or "").partition("\n")[0]
   )
@@ -95,27 +96,31 @@ def main(argv: Sequence[str] | None = None) -> None:
     "--parts",
     nargs="+",
     choices=PARTS,
-    help="what to compare; by default all that there are texts for",
+    help="parts to compare; by default all, if there are real texts",
   )
   parser.add_argument(
-    "--size", choices=("tiny", "base"), default="base", help="of REALM models"
+    "--size",
+    choices=("tiny", "base"),
+    default="base",
+    help="size of the REALM models",
   )
   parser.add_argument(
     "--minilm",
     type=Path,
-    help="a folder with MiniLM's weights and vocabulary, instead of the "
+    help="folder with MiniLM's weights and vocabulary, instead of the "
     "package's in .venv-peers",
   )
   parser.add_argument(
-    "--texts_dir", type=Path, default=TEXTS_DIR, help="of real texts"
+    "--texts_dir", type=Path, default=TEXTS_DIR, help="folder of real texts"
   )
-  parser.add_argument("--json", help="a file to write the result to")
+  parser.add_argument("--json", help="file to write the result to")
   given = parser.parse_args(argv)
   parts = given.parts or PARTS
   if not given.parts and not given.texts_dir.is_dir():
-    print(f"no texts in {given.texts_dir}: without {' and '.join(_OF_TEXTS)}")
+    skipped = " and ".join(_OF_TEXTS)
+    print(f"no texts in {given.texts_dir}: skipping {skipped}")
     parts = [part for part in PARTS if part not in _OF_TEXTS]
-  # On GPUs and TPUs float32 products are rounded to fewer bits otherwise.
+  # By default GPUs and TPUs round float32 products to fewer bits.
   jax.config.update("jax_default_matmul_precision", "highest")
   try:
     rows = compare(

@@ -1,15 +1,16 @@
-"""Recall of partial refreshes against full ones of the same arithmetic.
+"""Compares the recall of partial refreshes with that of full refreshes.
 
     python -m benchmarks.partial_refresh --json=partial_refresh.json
 
-Pre-training by the demo's recipe keeps a checkpoint every few steps. Then,
-offline, two sidecars with the same arithmetic follow that run: one embeds
-every block, and takes 3 T steps for it; the other embeds a third of the
-tokens, the sample included, and takes T. A generation is in use from its
-publication until the next one's. At each checkpoint the 8 blocks with the
-highest scores under the current parameters are looked for in the generation in
-use, with its own query tower, as training does: recall@8, averaged over the
-checkpoints. Held-out queries are sentences with other masks than training's.
+Pre-training with the demo's recipe keeps a checkpoint every few steps. Then two
+sidecars with the same arithmetic follow that run offline: one embeds every
+block, which takes 3 T steps; the other embeds a third of the tokens, including
+the sample for drift correction, which takes T. A generation is in use from its
+publication until that of the next one. At each checkpoint, recall@8 is the
+share of the 8 blocks with the highest scores under the current parameters that
+the generation in use returns, with its own query tower, as in training. It is
+averaged over the checkpoints. The queries are held out: sentences with other
+masks than in training.
 """
 
 import argparse
@@ -46,7 +47,7 @@ from realm_jax.training import loop
 from realm_jax.training.config import TrainConfig
 
 _RECIPES = "gin/experiments/demo"
-# As gin/experiments/demo has them.
+# Same values as in gin/experiments/demo.
 _BATCH_SIZE, _QUERY_LENGTH = 16, 16
 _HELD_OUT_SEED = 1_000_003
 _HELD_OUT_BATCHES = 32
@@ -61,7 +62,7 @@ VARIANTS: Mapping[str, PartialRefresh] = {
 
 
 def train(directory: Path, *, steps: int, every: int, scale: float) -> None:
-  """The demo's stages up to pre-training; goes on with what is there."""
+  """Runs the demo's stages up to pre-training, resuming an earlier run."""
   corpus = directory / "corpus"
   if not corpus.exists():
     demo_corpus.make_corpus(directory, scale=scale)
@@ -156,7 +157,7 @@ def _bound(directory: Path) -> list[str]:
 
 
 def measure(run: Run, cadence: int) -> Iterator[dict[str, Any]]:
-  """The full refresh every 3 T, and each variant of the partial one every T."""
+  """Yields rows of full refreshes every 3 T, and of partial ones every T."""
   begin = 6 * cadence
   yield {
     "cadence": cadence,
@@ -177,19 +178,24 @@ def measure(run: Run, cadence: int) -> Iterator[dict[str, Any]]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-  """Trains, measures and prints."""
+  """Runs the benchmark."""
   parser = argparse.ArgumentParser(
     description=(__doc__ or "").partition("\n")[0]
   )
-  parser.add_argument("--steps", type=int, default=400)
-  parser.add_argument("--every", type=int, default=10, help="of checkpoints")
+  parser.add_argument("--steps", type=int, default=400, help="training steps")
   parser.add_argument(
-    "--scale", type=float, default=1.0, help="of the demo's encyclopedia"
+    "--every", type=int, default=10, help="steps between checkpoints"
   )
   parser.add_argument(
-    "--directory", help="kept, and gone on with if it is there"
+    "--scale",
+    type=float,
+    default=1.0,
+    help="size of the encyclopedia; 1 is the demo's",
   )
-  parser.add_argument("--json", help="a file to write the result to")
+  parser.add_argument(
+    "--directory", help="folder to keep; an earlier run in it is resumed"
+  )
+  parser.add_argument("--json", help="file to write the result to")
   given = parser.parse_args(argv)
   cpu_tuning.disable_async_dispatch()
   cpu_tuning.keep_freed_memory()

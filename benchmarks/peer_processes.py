@@ -1,4 +1,4 @@
-"""Runs what lives in the environment of `make peers`, as processes."""
+"""Runs modules of the environment of `make peers` as processes."""
 
 import json
 import subprocess
@@ -18,19 +18,23 @@ class PeerError(OSError):
 
 
 def installed() -> bool:
-  """Whether `make peers` has installed them."""
+  """Returns whether `make peers` has installed the other systems."""
   return (PEERS_DIR / "installed").exists()
 
 
 def python() -> Path:
-  """Their interpreter; raises `PeerError` where there is none."""
+  """Returns their interpreter.
+
+  Raises:
+    PeerError: The other systems are not installed.
+  """
   if not installed():
-    raise PeerError(f"no other systems in {PEERS_DIR}; run make peers")
+    raise PeerError(f"nothing is installed in {PEERS_DIR}; run make peers")
   return PEERS_DIR / "bin" / "python"
 
 
 def minilm_dir() -> Path:
-  """The folder of MiniLM's weights in their environment."""
+  """Returns the folder of MiniLM's weights in their environment."""
   found = sorted(PEERS_DIR.glob(f"lib/python*/site-packages/{_MINILM}/model"))
   if not found:
     raise PeerError(f"no {_MINILM} in {PEERS_DIR}; run make peers")
@@ -38,10 +42,10 @@ def minilm_dir() -> Path:
 
 
 def run(module: str, *arguments: str | Path) -> str:
-  """Runs `benchmarks.peers.MODULE`; returns what it printed.
+  """Runs `benchmarks.peers.MODULE` and returns its output.
 
   Raises:
-    PeerError: it failed; the end of what it said is in the message.
+    PeerError: It failed; the message has the end of its error output.
   """
   done = subprocess.run(
     [python(), "-m", f"benchmarks.peers.{module}", *map(str, arguments)],
@@ -60,13 +64,13 @@ def run(module: str, *arguments: str | Path) -> str:
 def run_on_texts(
   module: str, texts: Sequence[str], folder: Path, *arguments: str | Path
 ) -> dict[str, np.ndarray]:
-  """Runs a module that reads texts and writes arrays.
+  """Runs a module that reads texts, and returns the arrays that it writes.
 
   Args:
-    module: of `benchmarks.peers`.
-    texts: what it reads.
-    folder: for the two files.
-    arguments: further ones.
+    module: Module of `benchmarks.peers`.
+    texts: Texts to read.
+    folder: Folder for the two files.
+    arguments: Further arguments.
   """
   given, output = folder / f"{module}.json", folder / f"{module}.npz"
   given.write_text(json.dumps(list(texts)), encoding="utf-8")

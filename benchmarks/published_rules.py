@@ -1,4 +1,4 @@
-"""Rules as they were published, in numpy and float64: what ours must equal."""
+"""Published rules in numpy and float64, as references for ours."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -11,13 +11,13 @@ Named = dict[str, np.ndarray]
 def retriever_signal(
   relevance: Float[np.ndarray, "b k"], likelihood: Float[np.ndarray, "b k"]
 ) -> Float[np.ndarray, "b k"]:
-  """r(z) = [p(y|z, x) / p(y|x) − 1] p(z|x) of REALM's section 3.3.
+  """Computes r(z) = [p(y|z, x) / p(y|x) − 1] p(z|x) of REALM's section 3.3.
 
   ∇ log p(y|x) = Σ_z r(z) ∇ f(x, z), with p(z|x) the softmax of f(x, z).
 
   Args:
-    relevance: f(x, z).
-    likelihood: p(y|z, x).
+    relevance: Scores f(x, z).
+    likelihood: Probabilities p(y|z, x).
   """
   weights = np.exp(
     np.float64(relevance) - np.max(relevance, axis=-1, keepdims=True)
@@ -38,21 +38,24 @@ def bert_adam(
   is_decayed: Callable[[str], bool],
   clip_norm: float = 1.0,
 ) -> Named:
-  """Parameters after some steps of `optimization.py` in google-research/bert.
+  """Computes some steps of `optimization.py` in google-research/bert.
 
   Global-norm clip; Adam with β 0.9 / 0.999 and ε 1e-6, without bias
   correction; decoupled weight decay; a rate that decays linearly to zero from
   step 0, with a linear warm-up on top.
 
   Args:
-    initial: parameters by name.
-    gradients: of each step, by the same names.
-    learning_rate: the peak.
-    warmup_steps: of the rate.
-    num_steps: after which the rate is zero.
-    weight_decay: of the parameters that decay.
-    is_decayed: whether a parameter is one of these, by name.
-    clip_norm: the largest norm of all gradients together.
+    initial: Initial parameters by name.
+    gradients: Gradients of each step, by the same names.
+    learning_rate: Peak of the learning rate.
+    warmup_steps: Steps of warm-up.
+    num_steps: Step at which the learning rate reaches zero.
+    weight_decay: Rate of weight decay.
+    is_decayed: Function that says whether a parameter decays, by name.
+    clip_norm: Limit for the global norm of the gradients.
+
+  Returns:
+    The parameters after these steps.
   """
   params = {name: p.astype(np.float64) for name, p in initial.items()}
   mean = {name: np.zeros_like(p) for name, p in params.items()}

@@ -1,4 +1,4 @@
-"""Queries as a generation's own tower embeds them."""
+"""Query vectors of a generation's own tower."""
 
 import functools
 
@@ -16,13 +16,13 @@ _BATCH = 256
 def query_vectors(
   *, retriever: Retriever, generation: Generation, count: int, length: int
 ) -> Float32[np.ndarray, "q d"]:
-  """Sentences of random blocks, as a generation's own tower embeds them.
+  """Embeds sentences of random blocks with a generation's own query tower.
 
   Args:
-    retriever: the towers, for any vocabulary.
-    generation: whose tower embeds.
-    count: of the queries.
-    length: of a query, in wordpieces.
+    retriever: Towers, for any vocabulary.
+    generation: Generation whose tower embeds.
+    count: Number of queries.
+    length: Length of a query in wordpieces.
   """
   corpus = generation.corpus
   towers = retriever.for_vocabulary(

@@ -1,4 +1,4 @@
-"""Towers with random values, over the vocabulary of a corpus."""
+"""Towers with random parameters, for the vocabulary of a corpus."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from realm_jax.models.retriever import Retriever
 def random_towers(
   retriever: Retriever, corpus: Corpus, *, seed: int = 0
 ) -> tuple[Retriever, Any]:
-  """The retriever for the corpus's blocks, and its parameters."""
+  """Returns the retriever for the corpus's vocabulary, and its parameters."""
   separator_id = int(corpus.gather(np.array([NULL_ROW]), 3)[0, 1])
   retriever = retriever.for_vocabulary(
     vocab_size=corpus.vocab_size, separator_id=separator_id

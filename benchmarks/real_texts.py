@@ -1,4 +1,4 @@
-"""Real texts: five public data sets, as `benchmarks/README.md` lists them."""
+"""Readers of five public data sets, which `benchmarks/README.md` lists."""
 
 import json
 from collections.abc import Iterator
@@ -7,19 +7,19 @@ from typing import Any
 
 from benchmarks.jobs import PROJECT_DIR
 
-# Beside the clone, unless --texts_dir says otherwise.
+# Default of --texts_dir, next to the clone.
 TEXTS_DIR = PROJECT_DIR.parent / "shared" / "data"
 
 
 class NoTextsError(OSError):
-  """The folder of real texts is not there."""
+  """There is no folder of real texts."""
 
 
 def read_texts(folder: Path) -> dict[str, list[str]]:
-  """All texts of the folder, by data set, in the order of the files.
+  """Reads all texts of the folder, by data set, in the order of the files.
 
   Raises:
-    NoTextsError: there is no such folder.
+    NoTextsError: There is no such folder.
   """
   _require(folder)
   readers = {
@@ -33,10 +33,10 @@ def read_texts(folder: Path) -> dict[str, list[str]]:
 
 
 def titled_paragraphs(folder: Path) -> list[tuple[str, str]]:
-  """Titles and texts of QED's and WikiText-2's paragraphs, each once.
+  """Reads titles and texts of QED's and WikiText-2's distinct paragraphs.
 
   Raises:
-    NoTextsError: there is no such folder.
+    NoTextsError: There is no such folder.
   """
   _require(folder)
   paragraphs = [
@@ -49,10 +49,10 @@ def titled_paragraphs(folder: Path) -> list[tuple[str, str]]:
 
 
 def qed_questions(folder: Path) -> list[dict[str, Any]]:
-  """QED's questions, each with the answers that its paragraph holds.
+  """Reads QED's questions, each with its answers.
 
   Raises:
-    NoTextsError: there is no such folder.
+    NoTextsError: There is no such folder.
   """
   _require(folder)
   return [
@@ -70,7 +70,7 @@ def _require(folder: Path) -> None:
   if not folder.is_dir():
     raise NoTextsError(
       f"no texts in {folder}; benchmarks/README.md lists the files, and "
-      "--texts_dir names another place"
+      "--texts_dir names another folder"
     )
 
 

@@ -1,6 +1,6 @@
-"""Imported REALM models against Hugging Face's own values.
+"""Compares imported REALM models with Hugging Face's own values.
 
-What the other system was given and computed: `peers/hf_realm_values.py`.
+`peers/hf_realm_values.py` makes the models, their inputs and these values.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from benchmarks.agreement import (
   relative,
   unequal,
 )
-from benchmarks.imported_model import Graded
+from benchmarks.imported_model import LossAndGradient
 from realm_jax.conversion.hugging_face.realm import plan_hf_realm
 from realm_jax.conversion.hugging_face.realm_names import BLOCK_VECTORS
 from realm_jax.conversion.plan import ImportPlan
@@ -26,7 +26,7 @@ Arrays = Mapping[str, np.ndarray]
 
 _EXPECTED = "expected.npz"
 _GRADIENT = "gradient/"
-# They add the same to all scores of a softmax: of keys, and of spans.
+# Biases that add the same value to all scores of a softmax.
 _WITHOUT_GRADIENT = (
   "attention/key/bias",
   "span_head/norm/bias",
@@ -35,7 +35,7 @@ _WITHOUT_GRADIENT = (
 
 
 def compare_embedder(folder: Path) -> list[Row]:
-  """Projected vectors."""
+  """Compares projected vectors."""
   plan, expected = _read(folder / "embedder")
   model = imported_model.load(plan)
   return [
@@ -53,7 +53,7 @@ def compare_embedder(folder: Path) -> list[Row]:
 
 
 def compare_two_towers(folder: Path) -> list[Row]:
-  """Relevance by a scorer with two towers."""
+  """Compares the relevance of a scorer with two towers."""
   plan, expected = _read(folder / "two_towers")
   found = imported_model.load(plan).relevance(
     expected["query"], expected["candidates"]
@@ -64,7 +64,7 @@ def compare_two_towers(folder: Path) -> list[Row]:
 
 
 def compare_pretraining(folder: Path) -> list[Row]:
-  """Relevance, masked-LM logits, and REALM's loss with its gradient."""
+  """Compares relevance, masked-LM logits, and REALM's loss and gradient."""
   scorer_plan, of_scorer = _read(folder / "scorer")
   encoder_plan, expected = _read(folder / "encoder")
   model = imported_model.joined(
@@ -91,7 +91,7 @@ def compare_pretraining(folder: Path) -> list[Row]:
 
 
 def compare_reader(folder: Path) -> list[Row]:
-  """Span scores and ORQA's loss, where relevance is given."""
+  """Compares span scores and ORQA's loss, with given relevance."""
   plan, expected = _read(folder / "reader")
   model = imported_model.load(plan)
   batch = {
@@ -110,7 +110,7 @@ def compare_reader(folder: Path) -> list[Row]:
 
 
 def compare_open_qa(folder: Path) -> list[Row]:
-  """Relevance of stored vectors, span scores, and ORQA's loss."""
+  """Compares relevance of stored vectors, span scores, and ORQA's loss."""
   plan, expected = _read(folder / "open_qa")
   model = imported_model.load(plan)
   (feed,) = plan.feeds
@@ -132,7 +132,7 @@ def compare_open_qa(folder: Path) -> list[Row]:
   chosen = model.chosen_spans(query, batch["candidates"], found[:, :num_read])
   return [
     differences("open QA: relevance", found, expected["relevance"]),
-    unequal("open QA: blocks found, in order", best, rows),
+    unequal("open QA: retrieved blocks and their order", best, rows),
     *_spans("open QA", model, batch, expected, found),
     unequal(
       "open QA: block of the answer",
@@ -145,9 +145,10 @@ def compare_open_qa(folder: Path) -> list[Row]:
 
 
 def _blocks_read(plan: ImportPlan, expected: Arrays) -> np.ndarray:
-  """`[CLS] [SEP] body [SEP]` of the blocks that the reader is given, [b k l].
+  """Returns the blocks that the reader is given, [b k l].
 
-  Hugging Face's blocks have no titles.
+  They are `[CLS] [SEP] body [SEP]`, because Hugging Face's blocks have no
+  titles.
   """
   words = vocabulary_of(plan.pieces)
   _, num_read, length, _ = expected["span_logits"].shape
@@ -175,9 +176,9 @@ COMPARISONS = (
 
 
 def _gradients(
-  what: str, graded: Graded, plan: ImportPlan, expected: Arrays
+  what: str, graded: LossAndGradient, plan: ImportPlan, expected: Arrays
 ) -> Row:
-  """The gradient of the parts that the plan imports."""
+  """Compares the gradients of the parts that the plan imports."""
   theirs = {
     name.removeprefix(_GRADIENT): array
     for name, array in expected.items()
@@ -208,7 +209,7 @@ def _spans(
   num_read = candidates.shape[1]
   chosen = model.chosen_spans(query, candidates, relevance[:, :num_read])
   return [
-    unequal(f"{what}: which spans there are", np.isnan(ours), np.isnan(theirs)),
+    unequal(f"{what}: valid spans", np.isnan(ours), np.isnan(theirs)),
     differences(
       f"{what}: span logits", np.nan_to_num(ours), np.nan_to_num(theirs)
     ),
@@ -216,7 +217,7 @@ def _spans(
   ]
 
 
-def _losses(what: str, graded: Graded, expected: Arrays) -> list[Row]:
+def _losses(what: str, graded: LossAndGradient, expected: Arrays) -> list[Row]:
   return [
     relative(
       f"{what}: {name.replace('_', ' ')}",

@@ -1,12 +1,13 @@
-"""What retrieval adds to a training step, and what a swap does to one.
+"""Measures the time that retrieval and swaps add to training steps.
 
     python -m benchmarks.retrieval_overhead --json=retrieval_overhead.json
 
-Pre-training by the demo's recipe (model, batch, candidates, lengths, blocks),
-with ScaNN. In the first run retrieval and steps whose candidates are given
-take turns of a few steps, since a machine's other work comes and goes. In the
-second a second process rebuilds the index, as in the demo, and the steps that
-swap a generation in are held against the median step.
+The run is pre-training with the demo's recipe (model, batch, candidates,
+lengths, blocks) and ScaNN. The first run alternates between series of steps
+with retrieval and series of steps with given candidates, because the machine's
+other load varies. In the second run, a second process rebuilds the index, as in
+the demo, and the steps that swap a generation in are compared with the median
+step.
 """
 
 import argparse
@@ -43,18 +44,18 @@ from realm_jax.training.config import TrainConfig
 _RECIPE = "gin/experiments/demo/pretrain.gin"
 _BUILDER = ["gin/runs/build_index.gin", "gin/experiments/demo/model.gin"]
 _TURN_STEPS = 10
-# Batches are prepared a step ahead and metrics fetched two late, so the first
-# steps of a turn still belong to the one before.
+# Batches are prepared one step ahead and metrics are fetched two steps late, so
+# the first steps of a series still belong to the previous one.
 _MIXED_STEPS = 4
 _TARGETS = {"ratio": 1.10, "swap_ratio": 1.5}
 
 Row = dict[str, float]
 
 
-class TakingTurns(RetrievalPipeline[StepBatch]):
-  """Searches for some steps, then gives candidates found before, and so on.
+class AlternatingPipeline(RetrievalPipeline[StepBatch]):
+  """Alternates between series of steps with search and with given candidates.
 
-  The rows of metrics of steps whose candidates are given have no `search_ms`.
+  Metrics of steps with given candidates have no `search_ms`.
   """
 
   def __init__(self, *args: Any, **kwargs: Any):
@@ -107,7 +108,7 @@ class TakingTurns(RetrievalPipeline[StepBatch]):
 
 
 def train(model_dir: Path, corpus_dir: Path, **bindings: Any) -> list[Row]:
-  """Pre-trains by the demo's recipe; returns the rows of metrics."""
+  """Pre-trains with the demo's recipe; returns the rows of metrics."""
   given = {"MODEL_DIR": model_dir, "CORPUS_DIR": corpus_dir, **bindings}
   with configuration.parsed(
     [_RECIPE], [f"{name} = {as_gin(value)}" for name, value in given.items()]
@@ -118,13 +119,13 @@ def train(model_dir: Path, corpus_dir: Path, **bindings: Any) -> list[Row]:
 
 
 def metrics_of(model_dir: Path) -> list[Row]:
-  """The rows of metrics of a run, one for each step."""
+  """Reads the metrics of a run, one row for each step."""
   lines = (model_dir / "metrics.jsonl").read_text().splitlines()
   return [json.loads(line) for line in lines]
 
 
 def machine() -> dict[str, Any]:
-  """What it was measured on, and what else that did."""
+  """Describes the machine and its load."""
   return {
     "processor": platform.processor() or platform.machine(),
     "cores": os.cpu_count(),
@@ -136,7 +137,7 @@ def machine() -> dict[str, Any]:
 def index_builder(
   model_dir: Path, corpus_dir: Path, *flags: str
 ) -> Iterator[None]:
-  """The index builder beside the block, as the demo starts it."""
+  """Runs the index builder beside the block, as the demo does."""
   command = gin_command(
     "build_index", _BUILDER, *flags, MODEL_DIR=model_dir, CORPUS_DIR=corpus_dir
   )
@@ -153,7 +154,7 @@ def index_builder(
 
 
 def overhead(rows: Sequence[Row]) -> dict[str, float]:
-  """Step times with retrieval and with candidates given, turn by turn."""
+  """Compares step times with retrieval and with given candidates."""
   turns = [
     list(turn)
     for _, turn in itertools.groupby(rows, key=lambda row: "search_ms" in row)
@@ -163,7 +164,7 @@ def overhead(rows: Sequence[Row]) -> dict[str, float]:
     for turn in turns
     if len(turn) == _TURN_STEPS
   ]
-  # The first turn holds the first steps of all, which are like no others.
+  # The first series is left out, because the first steps of a run differ.
   searched, given = medians[2::2], medians[3::2]
   pairs = min(len(searched), len(given))
   found = [row for row in rows if "search_ms" in row]
@@ -180,10 +181,10 @@ def overhead(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def swaps(rows: Sequence[Row]) -> dict[str, Any]:
-  """The steps that swap a generation in, beside the median step.
+  """Compares the steps that swap a generation in with the median step.
 
-  The swap falls into the step before the one that first searches the new
-  generation; the longer of the two counts.
+  The swap happens in the step before the first one that searches the new
+  generation; the longer of the two is reported.
   """
   seconds = [row["step_seconds"] for row in rows]
   median = statistics.median(seconds)
@@ -213,16 +214,16 @@ def measure(
   save_every_steps: int,
   scale: float,
 ) -> dict[str, Any]:
-  """Both runs."""
+  """Does both runs and returns the figures."""
   corpus_dir = demo_corpus.make_corpus(directory, scale=scale)
   first, second = directory / "first", directory / "second"
-  # One turn more, which is not counted.
+  # The first pair of series is not measured.
   steps = 2 * (turns + 1) * _TURN_STEPS
   with (
-    mock.patch.object(loop, "RetrievalPipeline", TakingTurns),
+    mock.patch.object(loop, "RetrievalPipeline", AlternatingPipeline),
     index_builder(first, corpus_dir, "--once"),
   ):
-    taking_turns = train(
+    alternating = train(
       first, corpus_dir, NUM_STEPS=steps, SAVE_EVERY_STEPS=steps
     )
   with index_builder(second, corpus_dir):
@@ -234,7 +235,7 @@ def measure(
     )
   return {
     "blocks": Corpus.open(corpus_dir).num_blocks,
-    **overhead(taking_turns),
+    **overhead(alternating),
     **swaps(followed),
     "targets": _TARGETS,
     "machine": machine(),
@@ -242,23 +243,29 @@ def measure(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-  """Measures and prints."""
+  """Runs the benchmark."""
   parser = argparse.ArgumentParser(
     description=(__doc__ or "").partition("\n")[0]
   )
   parser.add_argument(
-    "--turns", type=int, default=24, help="of each kind, in the first run"
+    "--turns", type=int, default=24, help="series of each kind in the first run"
   )
   parser.add_argument(
-    "--steps", type=int, default=300, help="of the second run"
+    "--steps", type=int, default=300, help="steps of the second run"
   )
   parser.add_argument(
-    "--save_every_steps", type=int, default=60, help="in the second run"
+    "--save_every_steps",
+    type=int,
+    default=60,
+    help="steps between checkpoints in the second run",
   )
   parser.add_argument(
-    "--scale", type=float, default=1.0, help="of the demo's encyclopedia"
+    "--scale",
+    type=float,
+    default=1.0,
+    help="size of the encyclopedia; 1 is the demo's",
   )
-  parser.add_argument("--json", help="a file to write the result to")
+  parser.add_argument("--json", help="file to write the result to")
   given = parser.parse_args(argv)
   cpu_tuning.disable_async_dispatch()
   cpu_tuning.keep_freed_memory()

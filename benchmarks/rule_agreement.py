@@ -1,4 +1,4 @@
-"""What trains the model against the rules as published, in float64."""
+"""Compares loss and optimizer with the published rules in float64."""
 
 import functools
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
 _MAX_SIGNAL_DIFFERENCE = 1e-6  # In float32, …
 _MAX_FINITE_DIFFERENCE = 1e-8  # … and in float64.
 _MAX_UPDATE_DIFFERENCE = 1e-6
-_STEP = 1e-5  # Of finite differences.
+_STEP = 1e-5  # Step of finite differences.
 _NUM_UPDATES = 50
 _BERT = BertConfig(
   vocab_size=20,
@@ -37,21 +37,21 @@ _BERT = BertConfig(
 
 
 def compare_all() -> list[Row]:
-  """The rows of both rules."""
+  """Makes all comparisons."""
   return [row for form in FORMS for row in compare_signal(form)] + [
     compare_adam()
   ]
 
 
 def compare_signal(form: str, *, seed: int = 0) -> list[Row]:
-  """The loss's gradient by f(x, z) against r(z) of the paper's section 3.3.
+  """Compares ∂loss/∂f(x, z) with r(z) of section 3.3 of REALM's paper.
 
-  Once by automatic differentiation in float32, and once by finite differences
-  of the same loss in float64.
+  The derivative is computed by automatic differentiation in float32, and by
+  finite differences of the same loss in float64.
 
   Args:
-    form: of the loss.
-    seed: of relevance, logits, targets and of how many masks are scored.
+    form: Form of the loss.
+    seed: Seed of relevance, logits, targets and numbers of masks.
   """
   batch, candidates, masks, words = 3, 5, 4, 7
   rng = np.random.default_rng(seed)
@@ -92,7 +92,7 @@ def compare_signal(form: str, *, seed: int = 0) -> list[Row]:
 
 
 def compare_adam(*, weight_decay: float = 0.01) -> Row:
-  """Fifty updates of every parameter of a small model against BERT's Adam."""
+  """Compares fifty updates of a small model with BERT's Adam."""
   config = OptimizerConfig(
     learning_rate=1e-3, warmup_steps=10, weight_decay=weight_decay
   )
@@ -111,7 +111,7 @@ def compare_adam(*, weight_decay: float = 0.01) -> Row:
     }
 
   params = draw(0.3)
-  # Now and then above the clip's norm, and now and then below.
+  # Some of the gradients are clipped, and some are not.
   gradients = [draw(0.01 * (1 + step % 4)) for step in range(_NUM_UPDATES)]
   expected = published_rules.bert_adam(
     params,
@@ -169,10 +169,10 @@ def _loss_gradient(
   weights: np.ndarray,
   form: str,
 ) -> np.ndarray:
-  """−Σ r(z) over what the loss is the mean of: masks, or examples."""
+  """Returns −Σ r(z), averaged like the loss over masks or examples."""
   words = np.exp(logits - np.max(logits, axis=-1, keepdims=True))
   words /= words.sum(axis=-1, keepdims=True)
-  # Of each mask's word, under each candidate: [b k m].
+  # Likelihood of each mask's word under each candidate, [b k m].
   likelihood = np.take_along_axis(words, targets[:, None, :, None], axis=-1)
   likelihood = likelihood[..., 0]
   if form == "joint":

@@ -1,15 +1,15 @@
-"""Lets every fault come upon a run at random moments; nothing may change.
+"""Injects faults into a run at random moments and checks its result.
 
     python -m benchmarks.soak --json=soak.json
 
-A run in the waiting mode is done once in peace, with exact search. Then the
-same run is done again while its processes are killed, its published files
-damaged or removed, its builder held up, doubled or left without room; whatever
-ends is started again, until the run is through. Its loss curve and last
-checkpoint must be those of the unbroken run bit for bit. A third run searches
-a tree of ScaNN's, whose process is killed, too. A trainer that stops by itself
-where it could go on is a problem, and so is a fault for which a run was too
-short.
+A run with WAIT_FOR_GENERATIONS and exact search is done once undisturbed. Then
+the same run is repeated while its processes are killed, its published files are
+damaged or removed, and its builder is suspended, run twice or meets a full
+disk. Every process that ends is restarted, until the run is complete. Its loss
+curve and last checkpoint must equal those of the undisturbed run bit for bit. A
+third run searches ScaNN, whose process is killed as well. It is a problem if a
+trainer exits that could have continued, or if a run is too short for its
+faults.
 """
 
 import argparse
@@ -30,7 +30,7 @@ import numpy as np
 
 from benchmarks import demo_corpus, faults, verdict
 from benchmarks.disturbed import CRASH, Disturbed, disturbed
-from benchmarks.faults import Fault, Met
+from benchmarks.faults import Fault, InjectedFault
 from benchmarks.jobs import JobError, Run, wait_until
 from realm_jax.console.table import figures_table
 from realm_jax.files.json_file import write_json
@@ -38,14 +38,14 @@ from realm_jax.indexes.scann.config import fixed_tree
 
 _SAVE_EVERY_STEPS = 5
 _FAULTS_PER_CHECKPOINT = 3
-# At the end, so that the last faults still meet a run.
+# Checkpoints at the end without faults, so that no fault comes too late.
 _QUIET_CHECKPOINTS = 8
 _MODEL = "benchmarks/soak.gin"
-# For what is left of a run after the last fault, on a machine that is busy.
-_PATIENCE_SECONDS = 1800.0
-# Which share of the faults comes upon a run with which index.
+# Time limit for the rest of a run after the last fault, on a busy machine.
+_COMPLETION_TIMEOUT_SECONDS = 1800.0
+# Share of the faults for each index.
 _SHARES = {"EXACT": 0.75, "SCANN": 0.25}
-# So few blocks would be searched without a tree, and none is worth choosing.
+# A given tree, because so few blocks would otherwise be searched without one.
 _TREE = fixed_tree(
   16,
   num_leaves_searched=8,
@@ -63,12 +63,13 @@ def draw_faults(
   cycle_seconds: float,
   seed: int,
 ) -> list[Fault]:
-  """Random faults, as many of each kind, spread over a run.
+  """Draws random faults, equally many of each kind, spread over a run.
 
-  Three in four come some part of two cycles after a random checkpoint (a
-  cycle is save, embed, publish, load and so many steps), the others soon
-  after the one before, while processes are starting. The last checkpoints
-  are left out, so that none comes too late.
+  Three in four come at a random time within two cycles after a random
+  checkpoint (a cycle is save, embed, publish, load and the steps between
+  checkpoints). The others come soon after the previous fault, while processes
+  are starting. The last checkpoints have no faults, so that none comes too
+  late.
   """
   rng = np.random.default_rng(seed)
   limit = num_steps - _QUIET_CHECKPOINTS * _SAVE_EVERY_STEPS
@@ -84,16 +85,18 @@ def draw_faults(
 
 
 def complete(here: Disturbed) -> None:
-  """Waits for the end of training, and tells the builders to stop.
+  """Waits for the end of training, and terminates the builders.
 
   Raises:
-    JobError: a job failed.
+    JobError: A job failed.
   """
   wait_until(
-    here.is_over, what="end of training", timeout_seconds=_PATIENCE_SECONDS
+    here.is_over,
+    what="end of training",
+    timeout_seconds=_COMPLETION_TIMEOUT_SECONDS,
   )
   for name, job in here.jobs.items():
-    # While it is still importing, SIGTERM ends it as it ends any process.
+    # A builder that is still importing does not handle SIGTERM yet.
     if name != "trainer" and (code := job.terminate()) not in (
       0,
       -signal.SIGTERM,
@@ -102,55 +105,55 @@ def complete(here: Disturbed) -> None:
 
 
 @dataclasses.dataclass
-class Account:
-  """What came of a run.
+class Outcome:
+  """Result of a run.
 
   Attributes:
-    met: the faults, in order.
-    lines: how each process ended that ended by itself.
-    problems: what should not have happened; empty where all is well.
-    is_through: whether the run came to its end.
+    met: Injected faults, in order.
+    lines: Last line of each process that ended by itself.
+    problems: Events that should not have happened.
+    is_through: Whether the run was completed.
   """
 
-  met: list[Met] = dataclasses.field(default_factory=list)
+  met: list[InjectedFault] = dataclasses.field(default_factory=list)
   lines: list[str] = dataclasses.field(default_factory=list)
   problems: list[str] = dataclasses.field(default_factory=list)
   is_through: bool = False
 
 
-def finish(run: Run, planned: Sequence[Fault] = ()) -> Account:
-  """Runs trainer and builder to the end, whatever comes upon them.
+def finish(run: Run, planned: Sequence[Fault] = ()) -> Outcome:
+  """Runs trainer and builder to the end while faults are injected.
 
   Args:
-    run: whose folder is empty.
-    planned: in order; those past the end of the run are a problem.
+    run: Run with an empty folder.
+    planned: Faults in order; it is a problem if the run ends before the last.
   """
-  account = Account()
+  outcome = Outcome()
   with disturbed(run) as here:
     try:
       for fault in planned:
         met = faults.inject(here, fault)
-        if account.met:
-          account.met[-1].observed = here.observed()
+        if outcome.met:
+          outcome.met[-1].observed = here.observed()
         if met is None:
           break
-        account.met.append(met)
-        print(f"{len(account.met):4} {fault.kind}: {met.what}", flush=True)
+        outcome.met.append(met)
+        print(f"{len(outcome.met):4} {fault.kind}: {met.what}", flush=True)
       complete(here)
-      account.is_through = True
+      outcome.is_through = True
     except JobError as error:
-      account.problems.append(str(error))
-    if account.met:
-      _add(account.met[-1].observed, here.observed())
-    account.lines = here.lines
-    account.problems += here.problems
-  if account.is_through:
-    account.problems += verdict.problems(run)
-    if len(account.met) < len(planned):
-      account.problems.append(
-        f"{len(planned) - len(account.met)} faults would have come too late"
+      outcome.problems.append(str(error))
+    if outcome.met:
+      _add(outcome.met[-1].observed, here.observed())
+    outcome.lines = here.lines
+    outcome.problems += here.problems
+  if outcome.is_through:
+    outcome.problems += verdict.problems(run)
+    if len(outcome.met) < len(planned):
+      outcome.problems.append(
+        f"the run ended before {len(planned) - len(outcome.met)} faults"
       )
-  return account
+  return outcome
 
 
 def _add(counts: dict[str, int], more: dict[str, int]) -> None:
@@ -170,11 +173,11 @@ def _run(directory: Path, name: str, index: str, *, num_steps: int) -> Run:
     index=index,
     index_settings={f"scann.ScannConfig.{n}": v for n, v in tree.items()},
     environment={
-      # Or each start of a trainer would compile the same for ten seconds.
+      # Otherwise each start of a trainer would compile for ten seconds.
       "JAX_COMPILATION_CACHE_DIR": str(directory / "compiled"),
       "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
       **os.environ,
-      # By which its processes are known.
+      # This variable identifies the processes of the run.
       "REALM_SOAK": str(folder),
     },
   )
@@ -183,31 +186,30 @@ def _run(directory: Path, name: str, index: str, *, num_steps: int) -> Run:
 def soak(
   directory: Path, counts: dict[str, int], *, seed: int
 ) -> dict[str, Any]:
-  """The unbroken run, and a broken one for each index.
+  """Does the undisturbed run, and a disturbed one for each index.
 
   Args:
-    directory: an empty folder.
-    counts: how many faults come upon the run with each index; that with exact
-      search comes first.
-    seed: of the faults.
+    directory: Empty folder.
+    counts: Number of faults by index, exact search first.
+    seed: Seed of the faults.
   """
   demo_corpus.make_corpus(directory, scale=0.25)
   num_steps = {index: _num_steps(count) for index, count in counts.items()}
-  peaceful_steps = next(iter(num_steps.values()))
-  unbroken = _run(directory, "unbroken", "EXACT", num_steps=peaceful_steps)
-  print(f"{peaceful_steps} steps in peace …", flush=True)
+  undisturbed_steps = next(iter(num_steps.values()))
+  unbroken = _run(directory, "unbroken", "EXACT", num_steps=undisturbed_steps)
+  print(f"{undisturbed_steps} undisturbed steps …", flush=True)
   began = time.monotonic()
-  peaceful = finish(unbroken)
+  undisturbed = finish(unbroken)
   seconds = time.monotonic() - began
   result: dict[str, Any] = {
     "unbroken": {
-      "steps": peaceful_steps,
+      "steps": undisturbed_steps,
       "seconds": round(seconds, 1),
-      "problems": peaceful.problems,
+      "problems": undisturbed.problems,
     },
     "runs": [],
   }
-  if peaceful.problems:
+  if undisturbed.problems:
     return result
   print(f"… took {seconds:.0f} s", flush=True)
   for index, count in counts.items():
@@ -216,7 +218,7 @@ def soak(
       count,
       kinds=[k for k in faults.KINDS if index == "SCANN" or k != CRASH],
       num_steps=num_steps[index],
-      cycle_seconds=seconds * _SAVE_EVERY_STEPS / peaceful_steps,
+      cycle_seconds=seconds * _SAVE_EVERY_STEPS / undisturbed_steps,
       seed=seed,
     )
     broken = _run(directory, "broken", index, num_steps=num_steps[index])
@@ -233,21 +235,21 @@ def _num_steps(count: int) -> int:
 def _break(
   run: Run, planned: Sequence[Fault], *, expected: Run | None
 ) -> dict[str, Any]:
-  """A run upon which faults come, against what it should have been, if any."""
+  """Runs with faults, and compares the result with the expected run, if any."""
   began = time.monotonic()
-  account = finish(run, planned)
+  outcome = finish(run, planned)
   seconds = time.monotonic() - began
   found: dict[str, Any] = {
     "index": run.index,
     "planned": len(planned),
-    "faults": [dataclasses.asdict(met) for met in account.met],
-    "stopped_with": account.lines,
-    "problems": account.problems,
+    "faults": [dataclasses.asdict(met) for met in outcome.met],
+    "stopped_with": outcome.lines,
+    "problems": outcome.problems,
     "refused_generations": verdict.refusals(run),
     "steps": run.num_steps,
     "seconds": round(seconds, 1),
   }
-  if account.is_through:
+  if outcome.is_through:
     found["left_damaged"] = verdict.damaged_generations(run)
     found["swaps"] = len({row["generation"] for row in verdict.curve(run)}) - 1
     if expected is not None:
@@ -256,7 +258,7 @@ def _break(
 
 
 def by_kind(done: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:
-  """How many faults of each kind there were, and what was observed."""
+  """Counts the faults of each kind, and what was observed after them."""
   kinds: dict[str, dict[str, int]] = {}
   for met in done:
     counts = kinds.setdefault(
@@ -271,7 +273,7 @@ def by_kind(done: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:
 
 
 def table(kinds: dict[str, dict[str, int]]) -> str:
-  """A line for each kind."""
+  """Formats a table with a line for each kind of fault."""
   lines = ["kind                faults  mid-write  observed"]
   for kind, counts in sorted(kinds.items()):
     seen = [
@@ -287,7 +289,7 @@ def table(kinds: dict[str, dict[str, int]]) -> str:
 
 
 def passed(result: dict[str, Any]) -> bool:
-  """Whether the runs bore it all."""
+  """Returns whether no run had a problem or a difference."""
   judged = [result["unbroken"], *result["runs"]]
   return bool(result["runs"]) and not any(
     one["problems"] or one.get("differences") for one in judged
@@ -299,7 +301,7 @@ def _first_lines(texts: Sequence[str]) -> str:
 
 
 def report(result: dict[str, Any]) -> str:
-  """All of it for people."""
+  """Formats the result as text."""
   text = [f"unbroken: {result['unbroken']['seconds']} s"]
   if result["unbroken"]["problems"]:
     text.append(_first_lines(result["unbroken"]["problems"]))
@@ -325,25 +327,33 @@ def report(result: dict[str, Any]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Runs the soak; 1 if anything went wrong."""
+  """Runs the soak test; returns 1 if anything went wrong."""
   parser = argparse.ArgumentParser(
     description=(__doc__ or "").partition("\n")[0]
   )
-  parser.add_argument("--faults", type=int, default=200)
-  parser.add_argument("--seed", type=int, default=0, help="of the faults")
   parser.add_argument(
-    "--indexes", nargs="+", choices=_SHARES, default=list(_SHARES)
+    "--faults", type=int, default=200, help="number of faults"
+  )
+  parser.add_argument("--seed", type=int, default=0, help="seed of the faults")
+  parser.add_argument(
+    "--indexes",
+    nargs="+",
+    choices=_SHARES,
+    default=list(_SHARES),
+    help="indexes to run with; by default all",
   )
   parser.add_argument(
-    "--output_dir", type=Path, help="an empty folder that keeps runs and logs"
+    "--output_dir",
+    type=Path,
+    help="empty folder for runs and logs, which are kept",
   )
-  parser.add_argument("--json", help="a file to write the result to")
+  parser.add_argument("--json", help="file to write the result to")
   given = parser.parse_args(argv)
   directory: Path | None = given.output_dir
   if directory is not None and directory.exists() and any(directory.iterdir()):
     parser.error(f"--output_dir={directory} is not empty; name another folder")
-  # So that no process outlives this one.
-  signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to stop"))
+  # On SIGTERM, kill the processes of the run as well.
+  signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated by SIGTERM"))
   if directory is None:
     directory = Path(tempfile.mkdtemp(prefix="realm_soak_"))
   whole = sum(_SHARES[index] for index in given.indexes)
@@ -366,7 +376,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if is_passed and given.output_dir is None:
       shutil.rmtree(directory)
     else:
-      print(f"the runs and their logs: {directory}")
+      print(f"runs and logs are kept in {directory}")
   return 0 if is_passed else 1
 
 

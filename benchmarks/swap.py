@@ -1,13 +1,13 @@
-"""What loading and swapping in a large generation does to training steps.
+"""Measures the training steps while a large generation is swapped in.
 
     python -m benchmarks.swap --directory=out/swap --json=swap.json
 
-A small model pre-trains beside ScaNN over a million blocks, which searches in
-a process of its own. Now and then a generation of the same size is published:
-it is verified, loaded and swapped in while the steps go on, and the longest
-step from its publication until after the swap is held against the median step
-before. Texts and vectors are generated, so that nothing is embedded; what was
-made is kept in --directory.
+A small model is pre-trained with ScaNN over a million blocks, which searches in
+a process of its own. Generations of the same size are published during the run.
+Each is verified, loaded and swapped in while training continues. The longest
+step from its publication until after the swap is compared with the median step
+before it. Texts and vectors are generated, so that nothing has to be embedded,
+and are kept in --directory.
 """
 
 import argparse
@@ -68,22 +68,23 @@ _BERT = BertConfig(
 )
 _RETRIEVER = Retriever(_BERT, projection_dropout_rate=0.0)
 _READER = Reader(_BERT, joint_length=_JOINT_LENGTH)
-# Two, which take turns.
+# Two generations, which are published alternately.
 _MADE = (0, 1)
-# So many steps before a publication are what its longest one is held against,
-# and the old index still goes within so many after the swap.
+# Numbers of steps before a publication whose median is the reference, and of
+# steps after a swap in which the old index is still being freed.
 _BEFORE, _AFTER = 30, 3
-# A run ends when all are swapped in.
-_MOST_STEPS = 1_000_000
+# A run ends when all generations are swapped in.
+_MAX_STEPS = 1_000_000
 
 
 class Publications:
   """Publishes generations to a run, each some steps after the last swap.
 
   Args:
-    ready: whole generations beside those that the run sees, of steps 1, 2, …
-    generations_dir: those that it sees.
-    steps_between: a swap and the next publication, or the end of the run.
+    ready: Complete generations of steps 1, 2, … that are not published yet.
+    generations_dir: Folder of the published generations.
+    steps_between: Steps from a swap to the next publication, or to the end of
+      the run.
   """
 
   def __init__(
@@ -95,10 +96,10 @@ class Publications:
     self.published_at: list[int] = []
 
   def at(self, step: int, *, in_use: int) -> None:
-    """Publishes what is due, as a builder does: by a rename.
+    """Publishes a generation if it is due, by a rename as a builder does.
 
     Raises:
-      WaitPreemptedError: all were swapped in; the run should end.
+      WaitPreemptedError: All were swapped in, and the run should end.
     """
     published = len(self.published_at)
     if in_use < published:
@@ -113,7 +114,7 @@ class Publications:
 
 
 class PublishingSchedule(GenerationSchedule):
-  """Has generations published to the run that asks it."""
+  """Schedule that publishes generations as the run reaches their steps."""
 
   def __init__(
     self, watcher: Any, *args: Any, publications: Publications, **kwargs: Any
@@ -132,12 +133,12 @@ class PublishingSchedule(GenerationSchedule):
 def make_generations(
   directory: Path, corpus: Corpus, index: IndexConfig
 ) -> list[Path]:
-  """Two generations of synthetic vectors; those that are there already stay.
+  """Makes two generations of synthetic vectors, unless they exist already.
 
   Args:
-    directory: for vectors and generations.
-    corpus: of the blocks.
-    index: what to build; one with other settings wants another directory.
+    directory: Folder of vectors and generations.
+    corpus: Corpus of the blocks.
+    index: Index to build; use another directory for other settings.
   """
   made = directory / f"generations-{corpus.num_blocks}"
   mesh = make_mesh()
@@ -169,7 +170,7 @@ def make_generations(
 
 
 def linked(source: Path, target: Path, *, step: int) -> Path:
-  """A generation under another step: the same files by another name."""
+  """Links the files of a generation under another step."""
   manifest = manifests.read(source)
   shutil.copytree(source, target, copy_function=os.link)
   manifest = dataclasses.replace(manifest, step=step)
@@ -187,10 +188,10 @@ def train(
   steps_between: int,
   batch_size: int,
 ) -> tuple[list[Row], list[int]]:
-  """Pre-trains beside publications.
+  """Pre-trains while generations are published.
 
   Returns:
-    The rows of metrics, and at which step each generation was published.
+    The rows of metrics, and the step at which each generation was published.
   """
   generations_dir = model_dir / layout.FOLDER
   generations_dir.mkdir(parents=True)
@@ -222,21 +223,21 @@ def train(
         retriever=_RETRIEVER,
         reader=_READER,
         optimizer=OptimizerConfig(learning_rate=2e-4),
-        num_steps=_MOST_STEPS,
-        checkpoints=CheckpointConfig(save_every_steps=_MOST_STEPS),
+        num_steps=_MAX_STEPS,
+        checkpoints=CheckpointConfig(save_every_steps=_MAX_STEPS),
       )
     )
   return metrics_of(model_dir), publications.published_at
 
 
 def loads(rows: Sequence[Row], published_at: Sequence[int]) -> list[Row]:
-  """The steps from each publication until after its swap.
+  """Summarizes the steps from each publication until after its swap.
 
-  A generation that is never searched gives nothing.
+  Generations that were never searched are left out.
 
   Args:
-    rows: of metrics, of steps 1, 2, …
-    published_at: the steps at which generations 1, 2, … were published.
+    rows: Metrics of steps 1, 2, …
+    published_at: Steps at which generations 1, 2, … were published.
   """
   found = []
   seconds = np.array([row["step_seconds"] for row in rows])
@@ -274,7 +275,7 @@ def measure(
   steps_between: int,
   batch_size: int,
 ) -> dict[str, Any]:
-  """Makes what is missing, trains, and looks at the steps."""
+  """Makes the missing files, trains, and measures the steps."""
   directory.mkdir(parents=True, exist_ok=True)
   corpus = large_corpus.make_corpus(directory, num_blocks, scale=scale)
   made = make_generations(directory, corpus, index)
@@ -306,7 +307,7 @@ def measure(
 
 
 def table(result: dict[str, Any]) -> str:
-  """The loads for people."""
+  """Formats the loads as a table."""
   lines = [
     f"{result['num_blocks']:,} blocks of {result['dim']} dimensions",
     f"{'load s':>7}{'median before, ms':>19}{'longest before':>16}"
@@ -319,40 +320,52 @@ def table(result: dict[str, Any]) -> str:
       f"{load['longest_during_ms']:>16.0f}{load['ratio']:>7.2f}"
     )
   lines.append(
-    f"the longest against the median before: {result['longest_ratio']:.2f} "
+    f"the longest against the median before it: {result['longest_ratio']:.2f} "
     f"(≤ {result['target']})"
   )
   return "\n".join(lines)
 
 
 def make_parser() -> argparse.ArgumentParser:
-  """The flags."""
+  """Returns the parser of the flags."""
   parser = argparse.ArgumentParser(
     description=(__doc__ or "").partition("\n")[0],
     formatter_class=argparse.ArgumentDefaultsHelpFormatter,
   )
   parser.add_argument(
-    "--directory", type=Path, required=True, help="of what is made, once"
+    "--directory",
+    type=Path,
+    required=True,
+    help="folder of generated files, which are reused",
   )
-  parser.add_argument("--num_blocks", type=int, default=1_000_000, help="N")
-  parser.add_argument("--num_leaves", type=int, default=1024, help="of ScaNN")
   parser.add_argument(
-    "--scale", type=float, default=1.0, help="of the encyclopedia"
+    "--num_blocks", type=int, default=1_000_000, help="number of blocks"
   )
-  parser.add_argument("--swaps", type=int, default=3, help="how many")
+  parser.add_argument(
+    "--num_leaves", type=int, default=1024, help="leaves of ScaNN"
+  )
+  parser.add_argument(
+    "--scale",
+    type=float,
+    default=1.0,
+    help="size of the encyclopedia; 1 is the demo's",
+  )
+  parser.add_argument("--swaps", type=int, default=3, help="number of swaps")
   parser.add_argument(
     "--steps_between",
     type=int,
     default=60,
-    help="from a swap to the next publication",
+    help="steps from a swap to the next publication",
   )
-  parser.add_argument("--batch_size", type=int, default=24, help="of a step")
-  parser.add_argument("--json", type=Path, help="write the figures here, too")
+  parser.add_argument(
+    "--batch_size", type=int, default=24, help="batch size of a step"
+  )
+  parser.add_argument("--json", type=Path, help="file to write the figures to")
   return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-  """Measures and prints."""
+  """Runs the benchmark."""
   given = make_parser().parse_args(arguments)
   cpu_tuning.disable_async_dispatch()
   cpu_tuning.keep_freed_memory()

@@ -1,4 +1,4 @@
-"""Real texts: wordpieces, and sentence vectors by MiniLM's weights."""
+"""Compares wordpieces and MiniLM's sentence vectors of real texts."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,12 +20,12 @@ _TEXTS_PER_CALL = 32
 def compare_tokens(
   texts: dict[str, list[str]], vocab: Path, folder: Path
 ) -> list[Row]:
-  """Tokens of all texts, against both of Hugging Face's tokenizers.
+  """Compares the tokens of all texts with both of Hugging Face's tokenizers.
 
   Args:
-    texts: by data set.
-    vocab: the vocabulary file, for both.
-    folder: for files between the processes.
+    texts: Texts by data set.
+    vocab: Vocabulary file of all tokenizers.
+    folder: Folder for files between the processes.
   """
 
   def tokenize(texts: Sequence[str]) -> dict[str, token_agreement.Ids]:
@@ -48,12 +48,12 @@ def compare_tokens(
 def compare_sentences(
   texts: Sequence[str], model_dir: Path, folder: Path
 ) -> list[Row]:
-  """Sentence vectors, each system with its own tokenizer.
+  """Compares sentence vectors, for which each system uses its own tokenizer.
 
   Args:
-    texts: sentences and paragraphs; long ones are cut.
-    model_dir: with BERT weights that sentence-transformers knows.
-    folder: for files between the processes.
+    texts: Sentences and paragraphs; long ones are truncated.
+    model_dir: Folder with BERT weights that sentence-transformers knows.
+    folder: Folder for files between the processes.
   """
   theirs = peer_processes.run_on_texts(
     "sentence_vectors",

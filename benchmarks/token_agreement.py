@@ -1,10 +1,10 @@
-"""Our wordpieces against Hugging Face's, and why they differ where they do.
+"""Compares our wordpieces with Hugging Face's, and explains differences.
 
-TensorFlow Text folds text by NFKC and case folding before it is cut, as did
-Google's released open QA; BERT's own tokenizer, and so Hugging Face's, lowers
-letters and drops accents only. A difference counts as explained by one of
-these foldings when the other tokenizer gives our tokens for the text that was
-so folded, and not for the text itself.
+TensorFlow Text normalizes text by NFKC and case folding before it is split into
+wordpieces, as did Google's released open QA. BERT's own tokenizer, and so
+Hugging Face's, only lower-cases letters and drops accents. A difference counts
+as explained by one of these normalizations if the other tokenizer gives our
+tokens for the normalized text, but not for the text itself.
 """
 
 import functools
@@ -19,12 +19,12 @@ from benchmarks.agreement import Row
 from realm_jax.text.wordpieces import WordpieceVocabulary
 
 Ids = list[list[int]]
-# Tokenizes texts with the other system's tokenizers, by their names.
+# Function that tokenizes texts with each of the other system's tokenizers.
 Tokenize = Callable[[Sequence[str]], dict[str, Ids]]
 
 
 class Folding(NamedTuple):
-  """What is done to a text before it is cut, and a name for it."""
+  """A normalization of text before it is split, and its description."""
 
   reason: str
   fold: Callable[[str], str]
@@ -48,12 +48,12 @@ def compare(
   vocabulary: WordpieceVocabulary,
   tokenize: Tokenize,
 ) -> list[Row]:
-  """A row for each data set and tokenizer: texts whose tokens are unexplained.
+  """Counts the texts with unexplained differences, by data set and tokenizer.
 
   Args:
-    texts: by data set.
-    vocabulary: ours.
-    tokenize: the other system's tokenizers, with the same vocabulary.
+    texts: Texts by data set.
+    vocabulary: Our vocabulary.
+    tokenize: The other system's tokenizers, with the same vocabulary.
   """
   flat = [text for some in texts.values() for text in some]
   ours = our_ids(vocabulary, flat)
@@ -87,7 +87,7 @@ def compare(
 
 
 def our_ids(vocabulary: WordpieceVocabulary, texts: Sequence[str]) -> Ids:
-  """The ids of each text, without specials."""
+  """Returns the ids of each text, without special tokens."""
   tokens = vocabulary.tokenize_with_offsets(texts)
   return [
     row.tolist() for row in np.split(tokens.token_ids, tokens.row_offsets[1:-1])
@@ -104,7 +104,7 @@ def _reasons(
   theirs: Ids,
   tokenize: Callable[[Sequence[str]], Ids],
 ) -> dict[int, str]:
-  """Why each text that differs does; empty where no folding explains it."""
+  """Returns the reason for each text that differs; empty if unexplained."""
   differing = [i for i in range(len(texts)) if ours[i] != theirs[i]]
   reasons = dict.fromkeys(differing, "")
   for reason, fold in FOLDINGS:

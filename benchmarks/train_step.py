@@ -1,12 +1,13 @@
-"""Our pre-training step, Hugging Face REALM's, and what the machine can do.
+"""Compares our pre-training step with that of Hugging Face's REALM.
 
     python -m benchmarks.train_step --json=train_step.json
 
-Each is measured in a process of its own, one after the other: our step
-(`benchmarks.own_step`), the same on real text packed and padded where
---corpus_dir is given (a corpus with BERT's vocabulary and
---block_length=288), and Hugging Face's in the environment of `make peers`. The
-ceiling is the best rate of a float32 matrix product that jax or torch reaches.
+Each step is measured in a process of its own, one after the other: ours
+(`benchmarks.own_step`), and Hugging Face's in the environment of `make peers`.
+With --corpus_dir (a corpus with BERT's vocabulary and --block_length=288), our
+step is also measured on real text, packed and padded. Both are compared with
+the machine's peak rate: the best rate of a float32 matrix product that jax or
+torch reaches.
 """
 
 import argparse
@@ -36,7 +37,7 @@ _TARGETS = {
 
 
 def own_step(*flags: str) -> dict[str, Any]:
-  """Our step, in a process of its own."""
+  """Measures our step in a process of its own."""
   command = [sys.executable, "-m", "benchmarks.own_step", *flags]
   done = subprocess.run(command, cwd=PROJECT_DIR, stdout=subprocess.PIPE)
   if done.returncode:
@@ -45,20 +46,20 @@ def own_step(*flags: str) -> dict[str, Any]:
 
 
 def hf_step(steps: int) -> dict[str, Any]:
-  """Hugging Face's step, in a process of its own."""
+  """Measures Hugging Face's step in a process of its own."""
   printed = peer_processes.run("hf_realm_step", f"--steps={steps}")
   return json.loads(printed.splitlines()[-1])
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
-  """All figures."""
+  """Measures all steps and returns the figures."""
   ours = own_step(f"--steps={given.steps}")
   ceiling = ours["matmul_gflops_per_second"]
   result: dict[str, Any] = {"ours": {name: ours[name] for name in _KEPT}}
   if peer_processes.installed():
     theirs = hf_step(given.hf_steps)
     ceiling = max(ceiling, theirs["matmul_gflops_per_second"])
-    # The same useful work, in their time.
+    # Their step does the same useful arithmetic.
     useful = ours["useful_gflop_per_step"] / theirs["seconds_per_step"]
     theirs["useful_gflops_per_second"] = useful
     result["hf"] = {name: theirs[name] for name in _KEPT}
@@ -79,7 +80,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> str:
-  """The figures for people, with the targets."""
+  """Formats the figures and targets as a table."""
   lines = []
   for system in ("ours", "hf"):
     for name, value in result.get(system, {}).items():
@@ -98,17 +99,23 @@ def table(result: dict[str, Any]) -> str:
 
 
 def main() -> None:
-  """Measures, prints and writes."""
+  """Runs the benchmark."""
   parser = argparse.ArgumentParser(
     description=(__doc__ or "").partition("\n")[0]
   )
-  parser.add_argument("--steps", type=int, default=7, help="of ours")
-  parser.add_argument("--hf_steps", type=int, default=3, help="of theirs")
-  parser.add_argument("--corpus_dir", type=Path, help="for the real text")
-  parser.add_argument("--json", type=Path, help="write the figures here, too")
+  parser.add_argument(
+    "--steps", type=int, default=7, help="measured steps of ours"
+  )
+  parser.add_argument(
+    "--hf_steps", type=int, default=3, help="measured steps of theirs"
+  )
+  parser.add_argument("--corpus_dir", type=Path, help="corpus of the real text")
+  parser.add_argument("--json", type=Path, help="file to write the figures to")
   given = parser.parse_args()
   if not peer_processes.installed():
-    print("no other systems: `make peers` installs them; ours alone follows")
+    print(
+      "Hugging Face is not installed (run `make peers`); measuring ours only"
+    )
   result = measure(given)
   print(table(result))
   if given.json:

@@ -1,12 +1,13 @@
-"""Writes the vectors of a trained model, for `benchmarks.index --base`.
+"""Writes the vectors of a trained model for `benchmarks.index --base`.
 
     python -m benchmarks.trained_vectors --model_dir=runs/minilm \\
       --corpus_dir=corpus --gin_file=runs/minilm/model.gin \\
       --gin_file=gin/runs/build_index.gin --output_dir=out/minilm_vectors
 
-The gin files are those that the run's index builder was given. The newest
-generation's vectors become base.npy, and those of sentences of random blocks,
-embedded as queries with that generation's own tower, base_queries.npy.
+The gin files are those of the run's index builder. The block vectors of the
+newest generation are written to base.npy. Sentences of random blocks are
+embedded as queries with that generation's own tower and written to
+base_queries.npy.
 """
 
 import argparse
@@ -26,25 +27,30 @@ _RECIPE = "benchmarks/trained_vectors.gin"
 
 
 def make_parser() -> argparse.ArgumentParser:
-  """The flags."""
+  """Returns the parser of the flags."""
   parser = argparse.ArgumentParser(
     description=(__doc__ or "").partition("\n")[0]
   )
-  parser.add_argument("--model_dir", type=Path, required=True, help="a run's")
   parser.add_argument(
-    "--corpus_dir", type=Path, required=True, help="the corpus that it searches"
+    "--model_dir", type=Path, required=True, help="folder of a run"
+  )
+  parser.add_argument(
+    "--corpus_dir",
+    type=Path,
+    required=True,
+    help="corpus that the run searches",
   )
   parser.add_argument(
     "--gin_file",
     action="append",
     required=True,
-    help="of its index builder; repeatable",
+    help="gin file of the run's index builder, repeatable",
   )
   parser.add_argument(
-    "--output_dir", type=Path, required=True, help="for the two files"
+    "--output_dir", type=Path, required=True, help="folder for the two files"
   )
   parser.add_argument(
-    "--queries", type=int, default=4096, help="how many to embed"
+    "--queries", type=int, default=4096, help="number of queries to embed"
   )
   return parser
 

@@ -1,4 +1,4 @@
-"""What a run that is through must show, and how two of them differ."""
+"""Checks of a completed run, and differences between two runs."""
 
 import contextlib
 import json
@@ -13,16 +13,16 @@ from benchmarks.jobs import Run
 from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.generations.store.inspection import RunGenerations
 
-# The clock's, not the run's.
+# Metrics that depend on the clock.
 _TIMINGS = ("step_seconds", "examples_per_second", "search_ms", "gather_ms")
-# What the watcher logs of a generation that it has verified.
+# Message of the watcher about a verified generation.
 _VERIFIED = re.compile(r"generation (\d+) is verified and loaded")
 _REFUSAL = "is not used"
 _KEPT_CHECKPOINTS = 3
 
 
 def curve(run: Run) -> list[dict[str, float]]:
-  """The rows of metrics.jsonl, without what the clock says."""
+  """Reads metrics.jsonl, without the metrics that depend on the clock."""
   lines = (run.model_dir / "metrics.jsonl").read_text().splitlines()
   return [
     {
@@ -35,7 +35,7 @@ def curve(run: Run) -> list[dict[str, float]]:
 
 
 def differences(expected: Run, got: Run) -> list[str]:
-  """Where two runs are not the same, bit for bit; empty where they are."""
+  """Lists the differences of two runs, which are compared bit for bit."""
   found = []
   rows, other_rows = curve(expected), curve(got)
   if len(rows) != len(other_rows):
@@ -46,7 +46,7 @@ def differences(expected: Run, got: Run) -> list[str]:
       found.append(f"metrics of step {row['step']}: {', '.join(names)}")
   parameters, other_parameters = map(_last_parameters, (expected, got))
   if parameters.keys() != other_parameters.keys():
-    found.append("the last checkpoints hold other arrays")
+    found.append("the last checkpoints hold different arrays")
   found += [
     f"the last checkpoint's {path}"
     for path, value in parameters.items()
@@ -65,19 +65,19 @@ def _last_parameters(run: Run) -> dict[str, np.ndarray]:
 
 
 def damaged_generations(run: Run) -> list[int]:
-  """The published generations that are not whole, to the last byte."""
+  """Lists the published generations whose checksums do not match."""
   found = RunGenerations.find(run.model_dir, None).inspect(checksums=True)
   return [one.step for one in found if one.problem]
 
 
 def refusals(run: Run) -> list[str]:
-  """The trainer's lines about generations that it could not use."""
+  """Lists the trainer's messages about generations that it could not use."""
   lines = run.trainer().log.read_text(errors="replace").splitlines()
   return [line for line in lines if _REFUSAL in line]
 
 
 def problems(run: Run) -> list[str]:
-  """What no fault may do to a run that is through; empty where all is well."""
+  """Lists what should not have happened in a completed run."""
   found = []
   rows = curve(run)
   if [row["step"] for row in rows] != list(range(1, run.num_steps + 1)):
@@ -86,9 +86,9 @@ def problems(run: Run) -> list[str]:
   verified = {int(step) for step in _VERIFIED.findall(log)}
   for row in rows:
     if row["generation"] not in verified:
-      found.append(f"step {row['step']} searched what was never verified")
+      found.append(f"step {row['step']} searched an unverified generation")
     if row["step"] - 1 - row["generation"] != row["staleness_steps"]:
-      found.append(f"step {row['step']} does not know how stale it is")
+      found.append(f"step {row['step']} logged a wrong staleness")
   with contextlib.closing(CheckpointStore(run.model_dir)) as store:
     steps = store.steps()
   last = range(0, run.num_steps + 1, run.save_every_steps)
@@ -96,7 +96,7 @@ def problems(run: Run) -> list[str]:
     found.append(f"checkpoints {sorted(wanted)} are lost")
   marker = str(run.directory).encode()
   if left := [p for p in faults.searching() if marker in _environment(p)]:
-    found.append(f"processes {left} still search for nobody")
+    found.append(f"processes {left} still search after the run")
   return found
 
 

@@ -1,1 +1,1 @@
-"""Other systems: these modules run in the environment of `make peers`."""
+"""Programs that run other systems, in the environment of `make peers`."""

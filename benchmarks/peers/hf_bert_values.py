@@ -1,7 +1,7 @@
-"""Random Hugging Face BERTs, and what they compute: values to agree on.
+"""Makes random Hugging Face BERTs, and the values that they compute.
 
-Each model is a folder as `save_pretrained` leaves it, and `expected.npz` in it
-has the tokens that it was given and what came out.
+Each model is a folder written by `save_pretrained`. `expected.npz` in it has
+the input tokens and the outputs.
 
 | folder | parameters |
 | --- | --- |
@@ -30,7 +30,7 @@ from benchmarks.peers.tensors import (
 
 _QUERY_LENGTH, _BLOCK_LENGTH = 12, 30
 _COUNT = 4
-# In the joint input of each query and the body of its block.
+# Positions in the joint input of each query and the body of its block.
 _POSITIONS = [1, 3]
 
 
@@ -40,10 +40,10 @@ def make_all(
   """Makes all models.
 
   Args:
-    output_dir: where their folders go.
-    vocab: a vocabulary, one piece a line.
-    model: what BertConfig takes; the others are those of BERT-base.
-    seed: of everything.
+    output_dir: Folder for the models' folders.
+    vocab: Vocabulary file, one piece per line.
+    model: Arguments of BertConfig; by default they are those of BERT-base.
+    seed: Seed of all random numbers.
   """
   pieces = vocab.read_text(encoding="utf-8").rstrip("\n").split("\n")
   inputs = RandomInputs(pieces, seed=seed)

@@ -1,11 +1,12 @@
-"""Blocks embedded by Hugging Face's BertModel: the vectors and the time.
+"""Embeds blocks with Hugging Face's BertModel, and measures the time.
 
     .venv-peers/bin/python -m benchmarks.peers.hf_embedder \
       --model=DIR --blocks=blocks.npz --output=vectors.npz
 
-As a plain user embeds a corpus: batches in its order, each padded to its
-longest block. Reads `token_ids` [n, l], padded with 0; prints one line of
-JSON. Reading the model is not timed, and nothing is tokenized.
+The blocks are embedded in the usual way: in batches in the order of the corpus,
+each padded to its longest block. The input is `token_ids` [n, l], padded with
+0, so nothing is tokenized. The time does not include loading the model. The
+output is one line of JSON.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from benchmarks.peers.tensors import save_arrays
 
 
 def load(given: argparse.Namespace) -> BertModel:
-  """The model of a directory, or one of some sizes with random weights."""
+  """Loads a model, or makes one with random weights."""
   if given.model:
     return BertModel.from_pretrained(given.model).eval()
   torch.manual_seed(0)
@@ -31,7 +32,7 @@ def load(given: argparse.Namespace) -> BertModel:
 def vectors(
   model: BertModel, token_ids: np.ndarray, *, batch: int, pooling: str
 ) -> np.ndarray:
-  """The vectors of blocks, by the mean of tokens or by the first one."""
+  """Embeds blocks, pooled by the mean of the tokens or by [CLS]."""
   lengths = np.count_nonzero(token_ids, axis=1)
   found = []
   for start in range(0, len(token_ids), batch):
@@ -50,17 +51,23 @@ def vectors(
 
 
 def main() -> None:
-  """Embeds and measures."""
+  """Embeds the blocks and prints the time."""
   parser = argparse.ArgumentParser(
     description=(__doc__ or "").partition("\n")[0]
   )
-  parser.add_argument("--model", type=Path, help="a directory with weights")
-  parser.add_argument("--sizes", help="of a random model, for BertConfig: JSON")
-  parser.add_argument("--blocks", type=Path, required=True)
-  parser.add_argument("--output", type=Path, required=True)
-  parser.add_argument("--pooling", choices=["mean", "cls"], default="mean")
-  parser.add_argument("--batch", type=int, default=32, help="blocks at a time")
-  parser.add_argument("--threads", type=int, default=2, help="of torch")
+  parser.add_argument("--model", type=Path, help="folder of the weights")
+  parser.add_argument("--sizes", help="BertConfig of a random model, as JSON")
+  parser.add_argument(
+    "--blocks", type=Path, required=True, help="file of token_ids"
+  )
+  parser.add_argument(
+    "--output", type=Path, required=True, help="file for vectors"
+  )
+  parser.add_argument(
+    "--pooling", choices=["mean", "cls"], default="mean", help="pooling"
+  )
+  parser.add_argument("--batch", type=int, default=32, help="blocks in a batch")
+  parser.add_argument("--threads", type=int, default=2, help="threads of torch")
   given = parser.parse_args()
   torch.set_num_threads(given.threads)
   model = load(given)

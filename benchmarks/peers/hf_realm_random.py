@@ -1,4 +1,4 @@
-"""Random Hugging Face REALM models, their inputs and their folders."""
+"""Common parts of random Hugging Face REALM models: inputs and folders."""
 
 import dataclasses
 from pathlib import Path
@@ -15,16 +15,16 @@ from benchmarks.peers.tensors import EXPECTED, as_inputs, save_arrays
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-  """Of models and inputs.
+  """Sizes of models and inputs.
 
   Attributes:
-    model: what RealmConfig takes; the others are those of BERT-base.
-    batch: queries.
-    candidates: of a query, the null block among them.
-    query: the longest, with [CLS] and [SEP].
-    block: the longest.
-    masks: scored in a query.
-    num_blocks: of the corpus.
+    model: Arguments of RealmConfig; by default they are those of BERT-base.
+    batch: Number of queries.
+    candidates: Number of candidates of a query, including the null block.
+    query: Greatest length of a query, with [CLS] and [SEP].
+    block: Greatest length of a block.
+    masks: Number of masks that are scored in a query.
+    num_blocks: Number of blocks of the corpus.
   """
 
   model: dict[str, int]
@@ -74,13 +74,13 @@ SIZES = {
 
 
 class RandomRealm:
-  """What the models have in common: sizes, vocabulary, inputs, a folder each.
+  """Sizes, vocabulary, inputs and folders that the models share.
 
   Args:
-    output_dir: where the folders go.
-    vocab: a vocabulary, one piece a line.
-    sizes: of models and inputs.
-    seed: of everything.
+    output_dir: Folder for the models' folders.
+    vocab: Vocabulary file, one piece per line.
+    sizes: Sizes of models and inputs.
+    seed: Seed of all random numbers.
   """
 
   def __init__(self, output_dir: Path, vocab: Path, sizes: Sizes, *, seed: int):
@@ -99,7 +99,7 @@ class RandomRealm:
     torch.manual_seed(seed)
 
   def folder(self, name: str) -> Path:
-    """A model's folder."""
+    """Returns the folder of a model."""
     return self._output_dir / name
 
   def save(
@@ -112,45 +112,44 @@ class RandomRealm:
     """Writes a model and its vocabulary.
 
     Args:
-      name: of the folder.
-      model: what to write.
-      same: parameters that are others under a second name, by regular
-        expressions; transformers does not know of them and refuses to write
-        one twice.
+      name: Name of the folder.
+      model: Model to write.
+      same: Regular expressions of parameters that are shared under a second
+        name. Without them transformers refuses to write shared parameters.
     """
     model._tied_weights_keys = [*(model._tied_weights_keys or ()), *same]
     model.save_pretrained(self.folder(name))
     self.tokenizer.save_pretrained(self.folder(name))
 
   def expect(self, name: str, **arrays: Any) -> None:
-    """Writes what a model was given and what it computed."""
+    """Writes the inputs and the outputs of a model."""
     save_arrays(self.folder(name) / EXPECTED, arrays)
 
   def queries(self) -> list[Tokens]:
-    """A batch of queries."""
+    """Draws a batch of queries."""
     return [
       self.inputs.query(self.sizes.query) for _ in range(self.sizes.batch)
     ]
 
   def blocks(self, count: int) -> list[Tokens]:
-    """Some blocks."""
+    """Draws some blocks."""
     return [self.inputs.block(self.sizes.block) for _ in range(count)]
 
   def candidates(self) -> list[list[Tokens]]:
-    """The null block and others, for each query of a batch."""
+    """Draws candidates for each query of a batch, the null block first."""
     return [
       [self.inputs.null_block, *self.blocks(self.sizes.candidates - 1)]
       for _ in range(self.sizes.batch)
     ]
 
   def padded_queries(self, queries: list[Tokens]) -> np.ndarray:
-    """[b, q]"""
+    """Pads queries to [b, q]."""
     return padded(queries, self.sizes.query)
 
   def padded_candidates(self, candidates: list[list[Tokens]]) -> np.ndarray:
-    """[b, k, l]"""
+    """Pads candidates to [b, k, l]."""
     return np.stack([padded(blocks, self.sizes.block) for blocks in candidates])
 
   def bert_inputs(self, rows: list[Tokens]) -> dict[str, torch.Tensor]:
-    """Ids, mask and types, padded to the longest of the rows."""
+    """Returns ids, mask and types, padded to the longest row."""
     return as_inputs(self.inputs, rows, max(map(len, rows)))

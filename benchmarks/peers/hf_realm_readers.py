@@ -1,8 +1,8 @@
-"""What Hugging Face's reader and open-QA model give.
+"""Values of Hugging Face's reader and open-QA model.
 
-A span is placed by its block (in the order of retrieval), its first token,
-counted in the block's body, and its width less one: `span_logits` [b k l w]
-has NaN where there is no such span.
+A span is identified by its block (in the order of retrieval), its first token
+in the block's body, and its width less one. `span_logits` [b k l w] has NaN for
+spans that are not valid.
 """
 
 import contextlib
@@ -22,9 +22,9 @@ _NO_ANSWER = -1
 
 
 def make_reader(realm: RandomRealm) -> None:
-  """Span scores, losses and choices for given blocks and relevance.
+  """Computes span scores, losses and predictions for given blocks.
 
-  Every third example has no right block and no right span.
+  Every third example has no correct block and no correct span.
   """
   config = realm.config
   model = randomize(RealmReader(config))
@@ -77,10 +77,10 @@ def make_reader(realm: RandomRealm) -> None:
 
 
 def make_open_qa(realm: RandomRealm) -> None:
-  """Questions and answers in words, over stored vectors and texts.
+  """Computes values for questions and answers, over stored vectors and texts.
 
-  The losses are those of training, and the spans chosen those of evaluation,
-  where no more blocks are searched than are read.
+  The losses are those of training. The predicted spans are those of evaluation,
+  where the number of blocks searched is the number of blocks read.
   """
   config, rng = realm.config, realm.inputs.rng
   # A word is at least one token, and no body may be longer than a block.
@@ -101,11 +101,11 @@ def make_open_qa(realm: RandomRealm) -> None:
     with torch.no_grad():
       vector = model.embedder(**encoded).projected_score[0]
     found = torch.topk(model.block_emb @ vector, config.searcher_beam_size)
-    # Words of the first block; of one that is not read; no block's.
+    # The answer is in the first block, in one that is not read, or in none.
     source = [texts[found.indices[0]], texts[found.indices[-1]], "? ! ?"][i % 3]
     answer = " ".join(source.split()[1:3])
     answer_ids = realm.tokenizer([answer], add_special_tokens=False).input_ids
-    model.training = True  # Of this module alone: no dropout.
+    model.training = True  # Only for this module, so there is no dropout.
     with _span_logits(model.reader) as logits:
       output = model(**encoded, answer_ids=answer_ids).reader_output
     total = total + output.loss / realm.sizes.batch
@@ -140,9 +140,9 @@ def make_open_qa(realm: RandomRealm) -> None:
 
 @contextlib.contextmanager
 def _span_logits(reader: RealmReader) -> Iterator[list[Any]]:
-  """Keeps what the span head gives: scores, starts and ends.
+  """Collects the outputs of the span head: scores, starts and ends.
 
-  The reader adds the relevance to the scores in place.
+  They are copied, because the reader adds the relevance to the scores in place.
   """
   kept: list[Any] = []
 
@@ -164,7 +164,7 @@ def _span_logits(reader: RealmReader) -> Iterator[list[Any]]:
 def _result(
   realm: RandomRealm, output: Any, logits: list[Any], *, body_start: int
 ) -> dict[str, Any]:
-  """One example's values, with spans placed in the bodies."""
+  """Returns one example's values, with spans by position in the bodies."""
   scores, starts, ends = (part.numpy() for part in logits)
   shape = (len(scores), realm.sizes.block, realm.config.max_span_width)
   placed = np.full(shape, np.nan, np.float32)
@@ -186,9 +186,10 @@ def _result(
 def _random_answers(
   realm: RandomRealm, body_start: int, body: list[int], is_right: bool
 ) -> tuple[list[list[int]], list[list[int]]]:
-  """Two answers of each block: first and last places, in the joint input.
+  """Draws two answers per block: first and last positions in the joint input.
 
-  Those of the first block are one word, and too wide to be a span at all.
+  In the first block, one answer is a single word and one is too wide for a
+  span.
   """
   starts, ends = [], []
   for block, length in enumerate(body):

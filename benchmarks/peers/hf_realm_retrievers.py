@@ -1,4 +1,4 @@
-"""What Hugging Face's embedder, scorer and knowledge-augmented encoder give."""
+"""Values of Hugging Face's embedder, scorer and knowledge-augmented encoder."""
 
 import numpy as np
 import torch
@@ -12,11 +12,11 @@ from benchmarks.peers.hf_realm_random import RandomRealm
 from benchmarks.peers.random_inputs import Tokens
 from benchmarks.peers.tensors import as_inputs, gradients, randomize
 
-_NOT_SCORED = -100  # A label that torch's cross entropy passes over.
+_NOT_SCORED = -100  # A label that torch's cross entropy ignores.
 
 
 def make_embedder(realm: RandomRealm) -> None:
-  """Vectors of queries and blocks."""
+  """Computes vectors of queries and blocks."""
   model = randomize(RealmEmbedder(realm.config))
   realm.save("embedder", model)
   queries = realm.queries()
@@ -34,7 +34,7 @@ def make_embedder(realm: RandomRealm) -> None:
 
 
 def make_two_towers(realm: RandomRealm) -> None:
-  """Relevance where queries have an embedder of their own."""
+  """Computes relevance with a separate embedder for queries."""
   model = RealmScorer(realm.config, RealmEmbedder(realm.config))
   randomize(model)
   realm.save("two_towers", model)
@@ -50,9 +50,9 @@ def make_two_towers(realm: RandomRealm) -> None:
 
 
 def make_scorer_and_encoder(realm: RandomRealm) -> None:
-  """REALM's loss, and the gradient of every parameter that it has.
+  """Computes REALM's loss, and the gradient of every parameter.
 
-  The last mask of the last query is not scored, as where a sentence has fewer
+  The last mask of the last query is not scored, as in a sentence with fewer
   masks than others.
   """
   scorer = randomize(RealmScorer(realm.config))
@@ -97,7 +97,7 @@ def make_scorer_and_encoder(realm: RandomRealm) -> None:
 def _mask(
   realm: RandomRealm, queries: list[Tokens]
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Puts masks into queries; returns where, and what stood there, [b, m]."""
+  """Masks queries; returns the masks' positions and targets, [b, m]."""
   positions = np.stack(
     [
       np.sort(
@@ -118,7 +118,7 @@ def _mask(
 def _joint_inputs(
   realm: RandomRealm, queries: list[Tokens], candidates: list[list[Tokens]]
 ) -> dict[str, torch.Tensor]:
-  """Each query with the body of each of its candidates, [b, k, j]."""
+  """Joins each query with the body of each of its candidates, [b, k, j]."""
   length = realm.sizes.query + realm.sizes.block
   joints = [
     realm.inputs.joint(query, block, length)

@@ -1,13 +1,13 @@
-"""Hugging Face REALM's pre-training step: its time and its memory.
+"""Measures time and memory of Hugging Face REALM's pre-training step.
 
     .venv-peers/bin/python -m benchmarks.peers.hf_realm_step --steps=3
 
-Runs in the environment of `make peers`, as a process of its own, so that its
-memory is its own too, and prints one line of JSON. The step is that of
+It runs in the environment of `make peers`, as a process of its own, so that its
+memory is measured alone, and prints one line of JSON. The step is that of
 `realm_jax.training.step`: embed the queries and their candidates, read each
-query with each candidate, marginalise, differentiate, update all parameters.
-Hugging Face scores the words at every position of the joint input, and takes
-the null block for a candidate like the others. No input has padding.
+query with each candidate, marginalize, differentiate, and update all
+parameters. Hugging Face scores words at every position of the joint input, and
+treats the null block like any other candidate. No input has padding.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from transformers.models.realm.modeling_realm import (
 
 from benchmarks.peers.step_process import peak_memory_bytes, sizes_parser
 
-# Rows, inner and columns: square ones, and those of a step.
+# Rows, inner size and columns of products: square ones, and those of a step.
 _PRODUCTS = (
   (2048, 2048, 2048),
   (4096, 4096, 4096),
@@ -33,11 +33,11 @@ _PRODUCTS = (
   (12288, 1024, 256),
 )
 _TIMES = 6
-_FIRST_WORD = 999  # Before it stand no words in BERT's vocabulary.
+_FIRST_WORD = 999  # The ids below are no words in BERT's vocabulary.
 
 
 def matmul_gflops_per_second() -> float:
-  """The machine's best rate of a float32 matrix product."""
+  """Measures torch's best rate of a float32 matrix product."""
   best = 0.0
   for rows, inner, columns in _PRODUCTS:
     left, right = torch.randn(rows, inner), torch.randn(inner, columns)
@@ -51,7 +51,7 @@ def matmul_gflops_per_second() -> float:
 
 
 def step_seconds(given: argparse.Namespace) -> list[float]:
-  """The time of each step but the first."""
+  """Returns the time of each step except the first."""
   config = RealmConfig(
     vocab_size=given.vocab,
     hidden_size=given.hidden,
@@ -106,13 +106,13 @@ def step_seconds(given: argparse.Namespace) -> list[float]:
 
 
 def main() -> None:
-  """Measures and prints."""
+  """Runs the benchmark."""
   parser = sizes_parser((__doc__ or "").partition("\n")[0])
-  parser.add_argument("--threads", type=int, default=2, help="of torch")
+  parser.add_argument("--threads", type=int, default=2, help="threads of torch")
   given = parser.parse_args()
   torch.set_num_threads(given.threads)
   seconds = step_seconds(given)
-  # Before the products, which take memory of their own.
+  # Before the matrix products, which use more memory.
   peak = peak_memory_bytes()
   median = statistics.median(seconds)
   result = {

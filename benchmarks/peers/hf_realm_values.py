@@ -1,13 +1,13 @@
-"""Random Hugging Face REALM models, and what they compute: values to agree on.
+"""Makes random Hugging Face REALM models, and the values that they compute.
 
     .venv-peers/bin/python -m benchmarks.peers.hf_realm_values \
       --output_dir=out/hf_realm --vocab=vocab.txt --size=base
 
-Each model is a folder as `save_pretrained` leaves it, and `expected.npz` in it
-has the inputs that it was given and what came out. A gradient is called
-`gradient/` and the parameter's name. Everything is drawn from one seed.
+Each model is a folder written by `save_pretrained`. `expected.npz` in it has
+the inputs and the outputs. The name of a gradient is `gradient/` and the
+parameter's name. Everything is drawn from one seed.
 
-| folder | in its `expected.npz` |
+| folder | contents of `expected.npz` |
 | --- | --- |
 | `embedder` | vectors of queries and blocks |
 | `two_towers` | relevance by a scorer with a query tower of its own |
@@ -31,7 +31,7 @@ from benchmarks.peers.hf_realm_retrievers import (
 def make_all(
   output_dir: Path, vocab: Path, *, size: str, seed: int = 0
 ) -> None:
-  """Makes all models, one of `SIZES`."""
+  """Makes all models in one of `SIZES`."""
   realm = RandomRealm(output_dir, vocab, SIZES[size], seed=seed)
   make_embedder(realm)
   make_two_towers(realm)
@@ -45,10 +45,18 @@ def main() -> None:
   parser = argparse.ArgumentParser(
     description=(__doc__ or "").partition("\n")[0]
   )
-  parser.add_argument("--output_dir", type=Path, required=True)
-  parser.add_argument("--vocab", type=Path, required=True)
-  parser.add_argument("--size", choices=SIZES, default="base")
-  parser.add_argument("--seed", type=int, default=0)
+  parser.add_argument(
+    "--output_dir", type=Path, required=True, help="folder of models"
+  )
+  parser.add_argument(
+    "--vocab", type=Path, required=True, help="vocabulary file"
+  )
+  parser.add_argument(
+    "--size", choices=SIZES, default="base", help="size of models"
+  )
+  parser.add_argument(
+    "--seed", type=int, default=0, help="seed of all random numbers"
+  )
   given = parser.parse_args()
   make_all(given.output_dir, given.vocab, size=given.size, seed=given.seed)
 

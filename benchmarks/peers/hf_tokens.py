@@ -1,11 +1,12 @@
-"""What Hugging Face's BERT tokenizers make of texts.
+"""Tokenizes texts with Hugging Face's BERT tokenizers.
 
     .venv-peers/bin/python -m benchmarks.peers.hf_tokens \
       --vocab=vocab.txt --texts=texts.json --output=tokens.npz
 
 `texts.json` is a list of texts. For each of `BertTokenizerFast` (`fast`) and
-`BertTokenizer` (`slow`) the file has `ids`, of all texts end to end, and
-`offsets`: text i owns `ids[offsets[i]:offsets[i + 1]]`, without specials.
+`BertTokenizer` (`slow`), the output has the concatenated `ids` of all texts,
+and `offsets`: those of text i are `ids[offsets[i]:offsets[i + 1]]`, without
+special tokens.
 """
 
 import argparse
@@ -21,18 +22,20 @@ _TOKENIZERS = {"fast": BertTokenizerFast, "slow": BertTokenizer}
 
 
 def main() -> None:
-  """Tokenizes."""
+  """Tokenizes the texts and writes the ids."""
   parser = argparse.ArgumentParser(
     description=(__doc__ or "").partition("\n")[0]
   )
-  parser.add_argument("--vocab", required=True)
-  parser.add_argument("--texts", type=Path, required=True)
-  parser.add_argument("--output", type=Path, required=True)
+  parser.add_argument("--vocab", required=True, help="vocabulary file")
+  parser.add_argument("--texts", type=Path, required=True, help="list of texts")
+  parser.add_argument(
+    "--output", type=Path, required=True, help="file for the ids"
+  )
   given = parser.parse_args()
   texts = json.loads(given.texts.read_text(encoding="utf-8"))
   arrays = {}
   for name, tokenizer in _TOKENIZERS.items():
-    # No limit: otherwise each long text is warned of.
+    # Without a limit, because each longer text would log a warning.
     made = tokenizer(vocab_file=given.vocab, model_max_length=10**9)
     rows = made(texts, add_special_tokens=False).input_ids
     arrays[f"{name}/ids"] = np.array([i for row in rows for i in row], np.int32)

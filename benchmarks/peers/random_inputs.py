@@ -1,4 +1,4 @@
-"""Queries and blocks at random, ragged and padded, for models of any size."""
+"""Random queries and blocks of different lengths, for models of any size."""
 
 import numpy as np
 
@@ -7,11 +7,11 @@ Tokens = list[int]
 
 
 class RandomInputs:
-  """Draws sequences of word ids, each from the same seed the same.
+  """Draws sequences of word ids, which are determined by the seed.
 
   Args:
-    pieces: the vocabulary.
-    seed: of all that is drawn.
+    pieces: Vocabulary.
+    seed: Seed of all random numbers.
   """
 
   def __init__(self, pieces: list[str], *, seed: int):
@@ -23,15 +23,15 @@ class RandomInputs:
     self._words = [
       i for i, piece in enumerate(pieces) if piece.isascii() and len(piece) > 2
     ]
-    # Without specials and continuations.
+    # Without special tokens and continuations.
     self._words = [i for i in self._words if pieces[i].isalpha()]
 
   def words(self, count: int) -> Tokens:
-    """Ids of whole words."""
+    """Draws ids of whole words."""
     return self.rng.choice(self._words, count).tolist()
 
   def text(self, count: int) -> str:
-    """Words, of which one in eight is two written together."""
+    """Draws words; one in eight is joined to the next one."""
     written = [self.pieces[i] for i in self.words(count)]
     joined = self.rng.random(count) < 1 / 8
     return "".join(
@@ -40,12 +40,12 @@ class RandomInputs:
     ).strip()
 
   def query(self, length: int) -> Tokens:
-    """`[CLS] x [SEP]` of at most `length` tokens."""
+    """Draws `[CLS] x [SEP]` of at most `length` tokens."""
     count = int(self.rng.integers(length // 2, length - 1))
     return [self.cls_id, *self.words(count), self.sep_id]
 
   def block(self, length: int) -> Tokens:
-    """`[CLS] title [SEP] body [SEP]` of at most `length` tokens."""
+    """Draws `[CLS] title [SEP] body [SEP]` of at most `length` tokens."""
     title = int(self.rng.integers(0, 4))
     body = int(self.rng.integers(length // 3, length - 2 - title))
     return [
@@ -58,15 +58,15 @@ class RandomInputs:
 
   @property
   def null_block(self) -> Tokens:
-    """`[CLS] [SEP] [SEP]`."""
+    """The block `[CLS] [SEP] [SEP]`."""
     return [self.cls_id, self.sep_id, self.sep_id]
 
   def body(self, block: Tokens) -> Tokens:
-    """What follows the title, without the last [SEP]."""
+    """Returns the tokens after the title, without the last [SEP]."""
     return block[block.index(self.sep_id) + 1 : -1]
 
   def joint(self, query: Tokens, block: Tokens, length: int) -> Tokens:
-    """`[CLS] x [SEP] body [SEP]`; a long body loses its end."""
+    """Returns `[CLS] x [SEP] body [SEP]`; a long body is truncated."""
     return [
       *query,
       *self.body(block)[: length - len(query) - 1],
@@ -74,13 +74,13 @@ class RandomInputs:
     ]
 
   def types(self, tokens: Tokens) -> Tokens:
-    """0 up to the first [SEP], 1 after it."""
+    """Returns token types: 0 up to the first [SEP], 1 after it."""
     first = tokens.index(self.sep_id)
     return [int(position > first) for position in range(len(tokens))]
 
 
 def padded(rows: list[Tokens], length: int) -> np.ndarray:
-  """Rows of ids as one array, int64[n, length]."""
+  """Pads rows of ids to one array, int64[n, length]."""
   array = np.full((len(rows), length), PAD_ID, np.int64)
   for row, tokens in zip(array, rows, strict=True):
     row[: len(tokens)] = tokens

@@ -1,11 +1,12 @@
-"""Sentence vectors as sentence-transformers computes them.
+"""Computes sentence vectors as sentence-transformers does.
 
     .venv-peers/bin/python -m benchmarks.peers.sentence_vectors \
       --model=DIR --texts=texts.json --output=vectors.npz
 
-A BERT's hidden states, their mean over the tokens that are not padding, length
-one: what the `modules.json` of all-MiniLM-L6-v2 asks for. `vectors` [n, d] are
-in the order of the texts, `token_ids` [n, l] what was read, padded with 0.
+A vector is the mean of BERT's hidden states over the tokens that are not
+padding, scaled to length one, as the `modules.json` of all-MiniLM-L6-v2
+specifies. The output has `vectors` [n, d] in the order of the texts, and the
+input `token_ids` [n, l], padded with 0.
 """
 
 import argparse
@@ -24,7 +25,7 @@ _TEXTS_PER_CALL = 32
 def vectors(
   model_dir: Path, texts: list[str], *, max_length: int
 ) -> dict[str, np.ndarray]:
-  """The output's arrays; a text is cut to `max_length` tokens."""
+  """Returns the output arrays; texts are truncated to `max_length` tokens."""
   tokenizer = AutoTokenizer.from_pretrained(model_dir)
   model = BertModel.from_pretrained(model_dir).eval()
   found = []
@@ -48,16 +49,20 @@ def vectors(
 
 
 def main() -> None:
-  """Embeds texts."""
+  """Embeds the texts and writes the vectors."""
   parser = argparse.ArgumentParser(
     description=(__doc__ or "").partition("\n")[0]
   )
   parser.add_argument(
-    "--model", type=Path, required=True, help="a directory with weights"
+    "--model", type=Path, required=True, help="folder of the weights"
   )
-  parser.add_argument("--texts", type=Path, required=True)
-  parser.add_argument("--output", type=Path, required=True)
-  parser.add_argument("--max_length", type=int, default=256)
+  parser.add_argument("--texts", type=Path, required=True, help="list of texts")
+  parser.add_argument(
+    "--output", type=Path, required=True, help="file for vectors"
+  )
+  parser.add_argument(
+    "--max_length", type=int, default=256, help="tokens of a text"
+  )
   given = parser.parse_args()
   texts = json.loads(given.texts.read_text(encoding="utf-8"))
   save_arrays(

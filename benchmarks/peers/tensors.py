@@ -1,4 +1,4 @@
-"""Models and arrays on torch's side: at random, as inputs, saved."""
+"""Random parameters, inputs, gradients and files of torch's models."""
 
 import math
 from collections.abc import Mapping
@@ -14,18 +14,18 @@ EXPECTED = "expected.npz"
 
 
 def randomize(model: torch.nn.Module) -> Any:
-  """Draws every parameter, biases and norms included, so that each counts.
+  """Draws every parameter, so that biases and norms also affect the outputs.
 
-  Products keep the size of what they multiply, whatever the width. Returns
-  the model, without dropout.
+  Matrix products keep the scale of their inputs at any width. Returns the model
+  without dropout.
   """
   with torch.no_grad():
     for name, parameter in model.named_parameters():
       if "norm" in name.lower() and name.endswith("weight"):
         parameter.normal_(1.0, 0.1)
         if name.endswith("cls.LayerNorm.weight"):
-          # Of a projection. Products of its vectors then differ by about one
-          # from block to block, and each block has a share of the gradient.
+          # Norm of a projection. With this scale, scores differ by about one
+          # between blocks, so that each block has a share of the gradient.
           parameter *= math.sqrt(16 / len(parameter))
       elif parameter.ndim == 1:
         parameter.normal_(0.0, 0.1)
@@ -37,7 +37,7 @@ def randomize(model: torch.nn.Module) -> Any:
 def as_inputs(
   inputs: RandomInputs, rows: list[Tokens], length: int
 ) -> dict[str, torch.Tensor]:
-  """Rows of ids as BERT takes them: ids, mask and token types, [n, length]."""
+  """Returns BERT's inputs for rows of ids: ids, mask and types, [n, length]."""
   ids = padded(rows, length)
   types = padded([inputs.types(tokens) for tokens in rows], length)
   return {
@@ -48,7 +48,7 @@ def as_inputs(
 
 
 def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-  """The gradient of each parameter that took part, by its name in the file."""
+  """Returns the gradients of all used parameters, by name in the file."""
   return {
     f"gradient/{name}": parameter.grad
     for name, parameter in model.named_parameters()
@@ -57,7 +57,7 @@ def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
-  """Writes an `.npz`; tensors and numbers become arrays."""
+  """Writes tensors, arrays and numbers to an `.npz` file."""
   path.parent.mkdir(parents=True, exist_ok=True)
   plain: dict[str, Any] = {
     name: value.detach().numpy()
@@ -65,5 +65,5 @@ def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
     else np.asarray(value)
     for name, value in arrays.items()
   }
-  # Not compressed: what is random stays as large, and takes minutes.
+  # Uncompressed, because random data does not shrink and would take minutes.
   np.savez(path, **plain)

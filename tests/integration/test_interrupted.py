@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import faults, soak, verdict
 from benchmarks.disturbed import disturbed
-from benchmarks.faults import Fault, Met
+from benchmarks.faults import Fault, InjectedFault
 from benchmarks.jobs import Run, wait_until
 from realm_jax.training.run_lock import run_lock
 from tests.integration.commands import MODEL_FILE
@@ -50,7 +50,7 @@ class Broken:
   """A run with three kills and two polite stops, and what was seen."""
 
   run: Run
-  kills: list[Met | None]
+  kills: list[InjectedFault | None]
   stopped: dict[str, Any]
 
 

@@ -76,7 +76,9 @@ def test_a_builder_that_fails_when_it_is_told_to_stop_is_a_problem(shell_run):
 def test_a_trainer_that_stops_is_a_problem(shell_run, tmp_path):
   here = _ended(shell_run(train=_once(tmp_path, "train: no room", code=2)), CUT)
   assert here.lines == ["trainer: train: no room"]
-  assert here.problems == ["the trainer should have gone on: train: no room"]
+  assert here.problems == [
+    "the trainer should not have stopped: train: no room"
+  ]
 
 
 def test_a_trainer_may_stop_where_all_that_it_could_search_is_damaged(
