@@ -1,4 +1,4 @@
-"""What a training run is: frozen dataclasses, whose fields gin binds."""
+"""The configuration of a run: frozen dataclasses, whose fields gin binds."""
 
 import dataclasses
 

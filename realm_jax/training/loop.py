@@ -39,7 +39,7 @@ from realm_jax.training.step import Metrics
 
 @dataclasses.dataclass(frozen=True)
 class TrainResult:
-  """What a run has done.
+  """The result of a run.
 
   Attributes:
     step: Number of steps done.

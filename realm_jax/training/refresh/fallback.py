@@ -1,4 +1,4 @@
-"""What a run searches after the process of its index has crashed."""
+"""Fallback of a run whose index process has crashed."""
 
 from typing import Protocol, runtime_checkable
 
