@@ -133,9 +133,9 @@ def run_steps(
       checkpoints.save(state, candidates.state(step))
     if not isinstance(reason, WaitPreemptedError):
       raise
+  checkpoints.wait()
   if step < num_steps:
     logging.info("Preempted: checkpoint saved at step %d, exiting.", step)
-  checkpoints.wait()
   return TrainResult(
     step=step,
     swaps=candidates.swaps,
