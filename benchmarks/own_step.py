@@ -39,6 +39,7 @@ from realm_jax.training.packing.packer import (
   plan_batch,
 )
 from realm_jax.training.stages.model_inputs import ModelInputs, Models
+from realm_jax.training.stages.pretraining import make_batch
 from realm_jax.training.state import TrainState
 
 _CLS, _SEP, _FIRST_WORD = 101, 102, 999
@@ -145,17 +146,11 @@ def useful(given: argparse.Namespace, models: Models, arrays: Arrays) -> Any:
 
 def host_batch(models: Models, arrays: Arrays) -> PretrainingBatch:
   """Returns the pre-training batch of padded arrays."""
-  inputs = ModelInputs(models)
-  query, candidates = arrays["query"], arrays["candidates"]
-  blocks, block_index = inputs.distinct_blocks(candidates)
-  return PretrainingBatch(
-    queries=inputs.queries(query),
-    blocks=blocks,
-    block_index=block_index,
-    joint=inputs.joint(query, candidates).rows,
-    masks=MaskTargets(
-      arrays["mask_positions"], arrays["mask_targets"], arrays["mask_weights"]
-    ),
+  masks = MaskTargets(
+    arrays["mask_positions"], arrays["mask_targets"], arrays["mask_weights"]
+  )
+  return make_batch(
+    ModelInputs(models), arrays["query"], arrays["candidates"], masks
   )
 
 

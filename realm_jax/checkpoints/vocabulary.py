@@ -13,7 +13,7 @@ from realm_jax.checkpoints.manager import CheckpointError, CheckpointStore
 VOCABULARY = "vocabulary"
 
 
-def vocabulary_digest(sha256: str) -> UInt8[np.ndarray, "32"]:
+def digest_bytes(sha256: str) -> UInt8[np.ndarray, "32"]:
   """Returns the bytes of a hexadecimal SHA-256."""
   return np.frombuffer(bytes.fromhex(sha256), np.uint8)
 
@@ -31,7 +31,7 @@ def require_vocabulary(store: CheckpointStore, step: int, sha256: str) -> None:
   own = store.restore(step, items=("loop",))["loop"].get(VOCABULARY)
   if own is None:
     return
-  if not np.array_equal(own, vocabulary_digest(sha256)):
+  if not np.array_equal(own, digest_bytes(sha256)):
     raise CheckpointError(
       f"checkpoint {step} of {store.directory} was trained over another "
       "vocabulary than this corpus has; build the corpus with --vocab=VOCAB of "

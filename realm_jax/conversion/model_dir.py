@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
 from typing import Protocol, runtime_checkable
 
-import numpy as np
 from absl import logging
 from etils import epath
 
+from realm_jax.checkpoints.loop_item import generation_record
 from realm_jax.checkpoints.manager import CheckpointStore
-from realm_jax.checkpoints.vocabulary import VOCABULARY, vocabulary_digest
+from realm_jax.checkpoints.vocabulary import VOCABULARY, digest_bytes
 from realm_jax.conversion import gin_model
 from realm_jax.conversion.mapping import Allowance, Report, read_parameters
 from realm_jax.conversion.output_directory import new_directory
@@ -29,7 +29,6 @@ from realm_jax.text.wordpieces import (
 )
 
 _STEP = 0
-_NO_GENERATION = -1
 
 
 @runtime_checkable
@@ -107,8 +106,8 @@ def write_model_dir(
     logging.info("Writing checkpoint %d of %s", _STEP, output_dir)
     # There is no position in the data, for no trainer wrote this checkpoint.
     loop = {
-      "generation": np.int64(_NO_GENERATION),
-      VOCABULARY: vocabulary_digest(vocabulary.sha256),
+      **generation_record(None),
+      VOCABULARY: digest_bytes(vocabulary.sha256),
     }
     _save(directory, {**params, "loop": loop})
   return report

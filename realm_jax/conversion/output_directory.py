@@ -1,7 +1,7 @@
 """The new directory that an import or an export writes.
 
 It appears complete or not at all. On an object store, which cannot rename, it
-is filled in place: what makes it valid must be written last.
+is filled in place: the file that makes it valid must be written last.
 """
 
 import contextlib

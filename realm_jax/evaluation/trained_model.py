@@ -9,6 +9,7 @@ from etils import epath
 from flax import linen as nn
 from jax.sharding import Mesh
 
+from realm_jax.checkpoints.loop_item import recorded_generation
 from realm_jax.checkpoints.manager import (
   FOLDER,
   CheckpointError,
@@ -134,8 +135,7 @@ def _generation_in_use(
 ) -> int | None:
   if "loop" not in present:
     return None
-  recorded = int(store.restore(step, items=("loop",))["loop"]["generation"])
-  return recorded if recorded >= 0 else None
+  return recorded_generation(store.restore(step, items=("loop",))["loop"])
 
 
 def _restore(

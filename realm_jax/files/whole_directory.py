@@ -3,8 +3,8 @@
 A local directory is prepared as a hidden sibling of its target and then
 renamed. A process that is killed leaves the hidden directory, which the next
 one that prepares the same target empties. For an object store, which cannot
-rename, it is prepared in a temporary folder and copied; the caller copies
-last what makes it valid.
+rename, it is prepared in a temporary folder and copied; the caller copies last
+the file that makes it valid.
 """
 
 import contextlib

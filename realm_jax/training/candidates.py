@@ -223,9 +223,8 @@ class HostCandidateStream:
     while True:
       error = entry.pending.exception()
       crashed = isinstance(error, IndexCrashedError)
-      if not self._decisions.index_crashed(step, crashed):
-        return entry.pending.result()
-      if self._schedule is None or not isinstance(error, IndexCrashedError):
+      falls_back = self._decisions.index_crashed(step, crashed)
+      if not (falls_back and self._schedule is not None and crashed):
         return entry.pending.result()
       entry.generation = self._schedule.after_crash(error)
       if not (self._stage.current_queries and entry.vectors is not None):

@@ -1,4 +1,4 @@
-"""What a training run is: frozen dataclasses, whose fields gin binds."""
+"""The configuration of a run: frozen dataclasses, whose fields gin binds."""
 
 import dataclasses
 
@@ -145,6 +145,11 @@ class TrainConfig:
   def __post_init__(self) -> None:
     require_at_least(0, self, "num_steps")
     require_at_least(1, self, "model_parallelism")
+    if self.data.corpus_version is not None:
+      raise ValueError(
+        f"corpus_version={self.data.corpus_version}; a run reads the version "
+        "that it began with: leave DataConfig.corpus_version out"
+      )
     if self.waits:
       self._require_lag_fits()
 

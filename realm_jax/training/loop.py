@@ -39,7 +39,7 @@ from realm_jax.training.step import Metrics
 
 @dataclasses.dataclass(frozen=True)
 class TrainResult:
-  """What a run has done.
+  """The result of a run.
 
   Attributes:
     step: Number of steps done.
@@ -133,9 +133,9 @@ def run_steps(
       checkpoints.save(state, candidates.state(step))
     if not isinstance(reason, WaitPreemptedError):
       raise
+  checkpoints.wait()
   if step < num_steps:
     logging.info("Preempted: checkpoint saved at step %d, exiting.", step)
-  checkpoints.wait()
   return TrainResult(
     step=step,
     swaps=candidates.swaps,

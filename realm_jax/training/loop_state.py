@@ -11,13 +11,16 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float32, Int64
 
+from realm_jax.checkpoints.loop_item import (
+  generation_record,
+  recorded_generation,
+)
 from realm_jax.checkpoints.manager import CheckpointError, CheckpointStore
-from realm_jax.checkpoints.vocabulary import VOCABULARY, vocabulary_digest
+from realm_jax.checkpoints.vocabulary import VOCABULARY, digest_bytes
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.partitioning import rules
 
-_NO_GENERATION = -1
 _CORPUS_VERSION, _CORPUS_FINGERPRINT = "corpus_version", "corpus_fingerprint"
 # The settings that a checkpoint records, and the bindings that set them.
 _BINDINGS = {
@@ -62,9 +65,9 @@ class RunIdentity:
     """Returns the identity as arrays."""
     return {
       **{name: np.int64(getattr(self, name)) for name in _BINDINGS},
-      VOCABULARY: vocabulary_digest(self.vocabulary),
+      VOCABULARY: digest_bytes(self.vocabulary),
       _CORPUS_VERSION: np.int64(self.corpus_version),
-      _CORPUS_FINGERPRINT: vocabulary_digest(self.corpus_fingerprint),
+      _CORPUS_FINGERPRINT: digest_bytes(self.corpus_fingerprint),
     }
 
   def require_same(self, item: LoopItem, checkpoint: str) -> None:
@@ -135,12 +138,9 @@ class LoopState(NamedTuple):
 
   def to_item(self, mesh: Mesh) -> LoopItem:
     """Returns the state as arrays, those of the global batch on the devices."""
-    generation = self.generation
     item: LoopItem = {
       "position": np.int64(self.position),
-      "generation": np.int64(
-        _NO_GENERATION if generation is None else generation
-      ),
+      **generation_record(self.generation),
     }
     if self.retrieved is None or not self.retrieved.ids.size:
       return item
@@ -160,9 +160,8 @@ class LoopState(NamedTuple):
         ids=np.ascontiguousarray(words).view(np.int64)[..., 0],
         scores=rules.own_rows(np.asarray(item["scores"]), mesh),
       )
-    generation = int(item["generation"])
     return cls(
       position=int(item["position"]),
-      generation=None if generation == _NO_GENERATION else generation,
+      generation=recorded_generation(item),
       retrieved=retrieved,
     )

@@ -1,4 +1,4 @@
-"""Opens what a run needs, and closes all of it, whatever happens."""
+"""Opens the parts of a run, and closes all of them, whatever happens."""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,4 @@
-"""What a run is made of before anything is opened for writing."""
+"""The parts of a run that exist before anything is opened for writing."""
 
 import dataclasses
 from typing import Any
@@ -19,7 +19,7 @@ from realm_jax.training.step import Loss
 
 @dataclasses.dataclass(frozen=True)
 class RunSetup:
-  """What follows from the configuration, the corpus and the devices.
+  """The parts that follow from configuration, corpus and devices alone.
 
   Attributes:
     config: Configuration of the run.

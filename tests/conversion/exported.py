@@ -9,7 +9,7 @@ import safetensors.numpy
 from flax import linen as nn
 
 from realm_jax.checkpoints.manager import CheckpointStore
-from realm_jax.checkpoints.vocabulary import VOCABULARY, vocabulary_digest
+from realm_jax.checkpoints.vocabulary import VOCABULARY, digest_bytes
 from realm_jax.conversion import exporting
 from realm_jax.conversion.export_plan import Exported
 from realm_jax.models.bert import BertConfig
@@ -64,7 +64,7 @@ def save(model_dir, retriever=RETRIEVER, reader=READER):
   store = CheckpointStore(model_dir, read_only=False)
   loop = {
     "generation": np.int64(-1),
-    VOCABULARY: vocabulary_digest(vocabulary().sha256),
+    VOCABULARY: digest_bytes(vocabulary().sha256),
   }
   store.save(7, {**params, "loop": loop})
   store.close()

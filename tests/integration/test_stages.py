@@ -12,7 +12,7 @@ from realm_jax.evaluation import run as evaluation_run
 from realm_jax.generations.build import generation_builder
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training import loop
-from realm_jax.training import run as training_run
+from realm_jax.training import setup as training_setup
 
 pytestmark = pytest.mark.slow
 
@@ -71,7 +71,7 @@ def test_one_device_has_the_same_losses(
       model_parallelism=model_parallelism, devices=jax.devices()[:1]
     )
 
-  monkeypatch.setattr(training_run, "make_mesh", one_device)
+  monkeypatch.setattr(training_setup, "make_mesh", one_device)
   monkeypatch.setattr(generation_builder, "make_mesh", one_device)
   # One of them without packing: it computes on more, and no other numbers.
   train(stage, tmp_path, on_eight, PACK=stage != "reading")

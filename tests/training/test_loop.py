@@ -15,6 +15,7 @@ from realm_jax.training.loop import run_steps
 from realm_jax.training.loop_state import LoopState
 from realm_jax.training.metrics import MetricsLog, NonFiniteLossError
 from realm_jax.training.refresh.schedule import (
+  GenerationTimeoutError,
   StaleIndexError,
   WaitPreemptedError,
 )
@@ -185,7 +186,11 @@ def test_preemption_in_the_last_step_is_no_preemption():
 
 @pytest.mark.parametrize(
   "reason",
-  [StaleIndexError("too old"), IndexCrashedError("gone"), TimeoutError("late")],
+  [
+    StaleIndexError("too old"),
+    IndexCrashedError("gone"),
+    GenerationTimeoutError("late"),
+  ],
 )
 def test_a_run_with_nothing_to_search_saves_and_fails(reason):
   events, _, _, error = _run(num_steps=9, every=2, unavailable={4: reason})

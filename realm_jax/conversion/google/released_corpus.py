@@ -14,7 +14,10 @@ from realm_jax.corpus.build.block_builder import block_id, token_spans
 from realm_jax.corpus.build.directory_writer import CorpusDirectoryWriter
 from realm_jax.corpus.build.splitting import align_sentences
 from realm_jax.corpus.build.summary import BuildSummary
-from realm_jax.corpus.shards.format import NUM_SPECIAL_TOKENS
+from realm_jax.corpus.shards.format import (
+  MIN_BLOCK_LENGTH,
+  NUM_SPECIAL_TOKENS,
+)
 from realm_jax.corpus.shards.writer import ShardWriter
 from realm_jax.text.salient_spans import Tagger, tag
 from realm_jax.text.sentences import sentence_ranges
@@ -22,7 +25,6 @@ from realm_jax.text.wordpieces import WordpieceVocabulary
 
 # Number of blocks that are tokenized in one call, which costs 20 ms at least.
 _BLOCKS_PER_CHUNK = 512
-_SHORTEST_BLOCK = 8
 _VERSION = 1
 
 
@@ -95,10 +97,10 @@ def write_released_corpus(
 
 def require_block_length(block_length: int | None) -> None:
   """Raises `ConversionError` for a length that fits no block."""
-  if block_length is not None and block_length < _SHORTEST_BLOCK:
+  if block_length is not None and block_length < MIN_BLOCK_LENGTH:
     raise ConversionError(
       f"--block_length={block_length} is too short for a title and a body; "
-      f"give {_SHORTEST_BLOCK} or more (released REALM has 288)"
+      f"give {MIN_BLOCK_LENGTH} or more (released REALM has 288)"
     )
 
 
@@ -167,7 +169,7 @@ class _BlockWriter:
     self._block_length = block_length
     self._tagger = tagger
     self.summary = BuildSummary()
-    self.longest = _SHORTEST_BLOCK
+    self.longest = MIN_BLOCK_LENGTH
 
   def add(self, chunk: Sequence[_Text], writer: CorpusDirectoryWriter) -> None:
     """Appends texts, which are tokenized in one call."""

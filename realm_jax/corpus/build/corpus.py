@@ -13,15 +13,13 @@ from realm_jax.corpus.build.directory_writer import (
 from realm_jax.corpus.build.document_source import DocumentSource
 from realm_jax.corpus.build.summary import BuildSummary
 from realm_jax.corpus.errors import CorpusError, InputError
+from realm_jax.corpus.shards.format import MIN_BLOCK_LENGTH
 from realm_jax.text.salient_spans import Tagger, tag
 from realm_jax.text.wordpieces import (
   WordpieceVocabulary,
   train_vocabulary,
   vocabulary_of,
 )
-
-# [CLS] [SEP] [SEP], and at least one piece of the title and of the body.
-_SHORTEST_BLOCK = 8
 
 _TRAIN_PREFIX = "train:"
 
@@ -64,10 +62,10 @@ def build_corpus(
     TargetError, DiskFullError: `output_dir` cannot be written.
     VocabularyError: The vocabulary cannot be used.
   """
-  if block_length < _SHORTEST_BLOCK:
+  if block_length < MIN_BLOCK_LENGTH:
     raise CorpusError(
       f"block_length={block_length} is too short for a title and a body; give "
-      f"{_SHORTEST_BLOCK} or more (released REALM has 288)"
+      f"{MIN_BLOCK_LENGTH} or more (released REALM has 288)"
     )
   require_shard_size(blocks_per_shard)
   check_target(output_dir, overwrite=overwrite)

@@ -29,6 +29,8 @@ REMOVED = "removed"
 VERSIONS = "versions"
 # [CLS], and [SEP] after the title and after the body of a block.
 NUM_SPECIAL_TOKENS = 3
+# These, and at least one piece of the title and of the body.
+MIN_BLOCK_LENGTH = 8
 
 # Name: (dtype, trailing dimensions). `token_ids` is uint16 where the
 # vocabulary allows, which halves the largest array that training reads.

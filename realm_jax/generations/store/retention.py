@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from etils import epath
 
+from realm_jax.checkpoints.loop_item import recorded_generation
 from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.generations.store import layout, publisher
 from realm_jax.generations.store.leases import leased_steps
@@ -19,9 +20,9 @@ class UnknownNeedsError(ValueError):
 
 
 class _Use(NamedTuple):
-  """The generation in use at a checkpoint (−1: none), and if its run waits."""
+  """The generation in use at a checkpoint, and whether its run waits."""
 
-  generation: int
+  generation: int | None
   waits: bool
 
 
@@ -34,14 +35,15 @@ class RetainedGenerations:
 
   def used_by(self, steps: Sequence[int]) -> set[int]:
     """Returns the generations in use at checkpoints that can be read."""
-    return {use.generation for use in self._read(steps).values()} - {-1}
+    used = {use.generation for use in self._read(steps).values()}
+    return {step for step in used if step is not None}
 
   def users(self) -> dict[int, list[int]]:
     """Returns the checkpoints that use each generation."""
     users: dict[int, list[int]] = {}
     for step, use in self._read(self._checkpoints.steps()).items():
-      users.setdefault(use.generation, []).append(step)
-    users.pop(-1, None)
+      if use.generation is not None:
+        users.setdefault(use.generation, []).append(step)
     return users
 
   def pinned(self, *, every: bool = False) -> set[int]:
@@ -90,7 +92,7 @@ class RetainedGenerations:
         except (ValueError, OSError):
           continue  # Removed meanwhile, without loop state, or unreadable.
         self._uses[step] = _Use(
-          int(loop["generation"]), bool(loop.get("lag_steps", 0))
+          recorded_generation(loop), bool(loop.get("lag_steps", 0))
         )
     return {step: self._uses[step] for step in steps if step in self._uses}
 

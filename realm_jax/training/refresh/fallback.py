@@ -1,4 +1,4 @@
-"""What a run searches after the process of its index has crashed."""
+"""Fallback of a run whose index process has crashed."""
 
 from typing import Protocol, runtime_checkable
 
@@ -71,7 +71,7 @@ class CrashFallback:
     if self._on_crash == "fail":
       raise IndexCrashedError(
         f"{error}: generation {step} cannot be searched. Start the run again, "
-        "or set ON_CRASH to 'exact' or 'last' to continue without it"
+        "or bind RefreshConfig.on_crash to 'exact' or 'last'"
       ) from error
 
   def _load_exact(self, step: int) -> Generation:

@@ -19,6 +19,10 @@ class StaleIndexError(ValueError):
   """The generation in use is older than the run allows."""
 
 
+class GenerationTimeoutError(TimeoutError):
+  """A generation was not published in time."""
+
+
 class WaitPreemptedError(Exception):
   """The run was preempted while it waited for a generation."""
 
@@ -28,7 +32,7 @@ RETRIEVAL_UNAVAILABLE = (
   WaitPreemptedError,
   StaleIndexError,
   IndexCrashedError,
-  TimeoutError,
+  GenerationTimeoutError,
 )
 
 
@@ -100,7 +104,7 @@ class GenerationSchedule:
       WaitPreemptedError: The run was preempted before it was published.
       GenerationError: It is damaged, or of another corpus.
       IndexCrashedError: Its index crashed, and the run is configured to fail.
-      TimeoutError: It was not published in time.
+      GenerationTimeoutError: It was not published in time.
     """
     config = self._config
     if recorded is not None:
@@ -120,7 +124,7 @@ class GenerationSchedule:
       GenerationError: It cannot be used in this run.
       IndexCrashedError: Its index crashed, and the run is configured to fail.
       StaleIndexError: It is too old, and the run is configured to fail.
-      TimeoutError: It was not published in time.
+      GenerationTimeoutError: It was not published in time.
     """
     config = self._config
     if config.refresh:
@@ -218,7 +222,7 @@ class GenerationSchedule:
           return later
       now = time.monotonic()
       if now > began + config.timeout_seconds:
-        raise TimeoutError(
+        raise GenerationTimeoutError(
           f"generation {step} was not published within "
           f"{config.timeout_seconds:.0f} s; is realm_jax.build_index running "
           "on this MODEL_DIR?"

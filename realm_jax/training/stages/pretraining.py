@@ -66,22 +66,23 @@ class Pretraining:
     rows = with_null(without_source(retrieved.rows, sources))
     candidates = context.gather(rows)
     masks = mask_targets(batch)
-    made = _make(context.inputs, batch.arrays["query"], candidates, masks)
+    made = make_batch(context.inputs, batch.arrays["query"], candidates, masks)
     return Assembled(made, {"recall": masked_recall(masks, candidates[:, 1:])})
 
   def example(
     self, shapes: ExampleArrays, inputs: ModelInputs
   ) -> PretrainingBatch:
     masks = empty_mask_targets(shapes)
-    return _make(inputs, shapes.query, shapes.candidates, masks)
+    return make_batch(inputs, shapes.query, shapes.candidates, masks)
 
 
-def _make(
+def make_batch(
   inputs: ModelInputs,
   query: Int[np.ndarray, "b q"],
   candidates: Int[np.ndarray, "b k l"],
   masks: MaskTargets,
 ) -> PretrainingBatch:
+  """Makes the batch of padded queries and their candidates."""
   blocks, block_index = inputs.distinct_blocks(candidates)
   return PretrainingBatch(
     queries=inputs.queries(query),

@@ -31,7 +31,7 @@ class Assembled(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class StageContext:
-  """What a stage makes its batches with.
+  """The parts of a run from which a stage makes its batches.
 
   Attributes:
     inputs: Maker of the encoder inputs.
