@@ -38,6 +38,7 @@ from realm_jax.models.parameters import Params
 from realm_jax.partitioning import cpu_tuning
 from realm_jax.retrieval.pipeline import Assemble, Prepared, RetrievalPipeline
 from realm_jax.training import loop
+from realm_jax.training import run as training_run
 from realm_jax.training.batches import StepBatch
 from realm_jax.training.config import TrainConfig
 
@@ -220,7 +221,7 @@ def measure(
   # The first pair of series is not measured.
   steps = 2 * (turns + 1) * _TURN_STEPS
   with (
-    mock.patch.object(loop, "RetrievalPipeline", AlternatingPipeline),
+    mock.patch.object(training_run, "RetrievalPipeline", AlternatingPipeline),
     index_builder(first, corpus_dir, "--once"),
   ):
     alternating = train(
