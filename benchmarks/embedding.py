@@ -36,10 +36,10 @@ from benchmarks.real_texts import TEXTS_DIR, NoTextsError, titled_paragraphs
 from realm_jax.conversion.bert_models import TowerOptions
 from realm_jax.conversion.hugging_face.bert import plan_hf_bert
 from realm_jax.conversion.hugging_face.config import write_bert_config
-from realm_jax.corpus.build.corpus import build_corpus
+from realm_jax.corpus.building.corpus import build_corpus
 from realm_jax.corpus.store import Corpus
 from realm_jax.files.json_file import json_lines, write_json
-from realm_jax.generations.build.corpus_embedder import CorpusEmbedder
+from realm_jax.generations.building.corpus_embedder import CorpusEmbedder
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning import cpu_tuning, rules

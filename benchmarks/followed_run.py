@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from realm_jax.generations.build.partial_refresh import PartialRefresh
-from realm_jax.generations.build.refresh_plan import BaseVectors, make_plan
+from realm_jax.generations.building.partial_refresh import PartialRefresh
+from realm_jax.generations.building.refresh_plan import BaseVectors, make_plan
 
 _K = 8
 

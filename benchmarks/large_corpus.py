@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import demo_corpus
-from realm_jax.corpus.build.block_builder import block_id
-from realm_jax.corpus.build.directory_writer import CorpusDirectoryWriter
+from realm_jax.corpus.building.block_builder import block_id
+from realm_jax.corpus.building.directory_writer import CorpusDirectoryWriter
 from realm_jax.corpus.store import Corpus
 
 # A document: its title, and the arrays of its blocks.

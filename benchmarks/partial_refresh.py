@@ -32,11 +32,11 @@ from realm_jax import configuration
 from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.corpus.store import Corpus
 from realm_jax.files.json_file import write_json
-from realm_jax.generations.build.artifacts import (
+from realm_jax.generations.building.artifacts import (
   ArtifactWriter,
   EmbeddingConfig,
 )
-from realm_jax.generations.build.partial_refresh import PartialRefresh
+from realm_jax.generations.building.partial_refresh import PartialRefresh
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.inputs.batches import BatchStream
 from realm_jax.inputs.config import DataConfig

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from jaxtyping import Float32
 
-from realm_jax.generations.build.recall import held_out_queries
+from realm_jax.generations.building.recall import held_out_queries
 from realm_jax.generations.follow.loading import Generation
 from realm_jax.models.retriever import Retriever, embed_queries
 

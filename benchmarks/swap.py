@@ -30,7 +30,7 @@ from benchmarks.random_towers import random_towers
 from benchmarks.retrieval_overhead import Row, machine, metrics_of
 from realm_jax.corpus.store import Corpus
 from realm_jax.files.json_file import write_json
-from realm_jax.generations.build.artifacts import (
+from realm_jax.generations.building.artifacts import (
   ArtifactWriter,
   EmbeddingConfig,
 )

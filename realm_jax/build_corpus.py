@@ -17,7 +17,7 @@ readers of the version before continue to read it. Give the flags of the build;
 vocabulary, block length and dropped titles are those of the corpus.
 
 A gin file may bind the arguments of `corpus.build_corpus` and
-`update.update_corpus` of `realm_jax.corpus.build`; flags take precedence.
+`update.update_corpus` of `realm_jax.corpus.building`; flags take precedence.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,9 +26,9 @@ from typing import Any
 from absl import flags
 
 from realm_jax import configuration
-from realm_jax.corpus.build import corpus as build
-from realm_jax.corpus.build import update
-from realm_jax.corpus.build.summary import BuildSummary, UpdateSummary
+from realm_jax.corpus.building import corpus as build
+from realm_jax.corpus.building import update
+from realm_jax.corpus.building.summary import BuildSummary, UpdateSummary
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.text import salient_spans
 

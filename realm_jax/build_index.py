@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from absl import flags, logging
 
 from realm_jax import configuration
-from realm_jax.generations.build import sidecar
+from realm_jax.generations.building import sidecar
 from realm_jax.partitioning import cpu_tuning
 
 _ONCE = flags.DEFINE_bool(
@@ -20,7 +20,7 @@ _ONCE = flags.DEFINE_bool(
 
 
 def main(argv: Sequence[str]) -> None:
-  """Runs `generations.build.sidecar.build_index` as gin configures it."""
+  """Runs `generations.building.sidecar.build_index` as gin configures it."""
   del argv
   cpu_tuning.keep_freed_memory()
   published = configuration.call(sidecar.build_index, once=_ONCE.value)

@@ -22,9 +22,9 @@ from absl import flags
 
 from realm_jax import configuration
 from realm_jax.console.sigterm import stop_on_sigterm
-from realm_jax.corpus.build.corpus import build_corpus
-from realm_jax.corpus.build.document_source import DocumentSource
-from realm_jax.corpus.build.summary import BuildSummary
+from realm_jax.corpus.building.corpus import build_corpus
+from realm_jax.corpus.building.document_source import DocumentSource
+from realm_jax.corpus.building.summary import BuildSummary
 from realm_jax.demo_world import edits, report
 from realm_jax.demo_world import world as world_lib
 from realm_jax.evaluation import run as evaluation

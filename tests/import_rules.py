@@ -78,7 +78,7 @@ MAY_IMPORT = {
 # besides itself.
 MAY_IMPORT_INSIDE = {
   "realm_jax/generations/store": (),
-  "realm_jax/generations/build": ("realm_jax/generations/store",),
+  "realm_jax/generations/building": ("realm_jax/generations/store",),
   "realm_jax/generations/follow": ("realm_jax/generations/store",),
 }
 

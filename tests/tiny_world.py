@@ -19,11 +19,11 @@ import numpy as np
 from flax import linen as nn
 
 from realm_jax.checkpoints.manager import CheckpointStore
-from realm_jax.corpus.build.corpus import build_corpus
+from realm_jax.corpus.building.corpus import build_corpus
 from realm_jax.corpus.store import Corpus
-from realm_jax.generations.build.artifacts import EmbeddingConfig
-from realm_jax.generations.build.generation_builder import GenerationConfig
-from realm_jax.generations.build.sidecar import SidecarConfig, build_index
+from realm_jax.generations.building.artifacts import EmbeddingConfig
+from realm_jax.generations.building.generation_builder import GenerationConfig
+from realm_jax.generations.building.sidecar import SidecarConfig, build_index
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.models.bert import BertConfig

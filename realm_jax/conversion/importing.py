@@ -25,7 +25,7 @@ from realm_jax.conversion.model_dir import Publish, write_model_dir
 from realm_jax.conversion.output_directory import check_new
 from realm_jax.conversion.plan import RETRIEVER, ImportPlan
 from realm_jax.conversion.planning import ImportSource, plan_import
-from realm_jax.corpus.build.directory_writer import (
+from realm_jax.corpus.building.directory_writer import (
   check_target as check_corpus_target,
 )
 from realm_jax.corpus.shards import format as shard_format

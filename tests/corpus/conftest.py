@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from realm_jax.corpus.build.corpus import build_corpus
-from realm_jax.corpus.build.update import update_corpus
+from realm_jax.corpus.building.corpus import build_corpus
+from realm_jax.corpus.building.update import update_corpus
 from realm_jax.corpus.store import Corpus
 from realm_jax.text.wordpieces import SPECIAL_PIECES
 from tests.corpus import updated

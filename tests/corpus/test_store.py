@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
-from realm_jax.corpus.build.corpus import build_corpus
+from realm_jax.corpus.building.corpus import build_corpus
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.text.salient_spans import tag

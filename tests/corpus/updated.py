@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from realm_jax.corpus.build.block_builder import block_id
+from realm_jax.corpus.building.block_builder import block_id
 from realm_jax.corpus.store import NULL_ROW, Corpus
 
 WORDS = "the cafe of velt was built in 1987 by ada stone river".split()

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from realm_jax.checkpoints.manager import CheckpointError
-from realm_jax.corpus.build.corpus import build_corpus
+from realm_jax.corpus.building.corpus import build_corpus
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.evaluation.generation import open_generation
 from realm_jax.evaluation.trained_model import (

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from realm_jax.checkpoints.manager import CheckpointStore
-from realm_jax.generations.build.artifacts import EmbeddingConfig
-from realm_jax.generations.build.generation_builder import (
+from realm_jax.generations.building.artifacts import EmbeddingConfig
+from realm_jax.generations.building.generation_builder import (
   GenerationBuilder,
   GenerationConfig,
 )
-from realm_jax.generations.build.sidecar import (
+from realm_jax.generations.building.sidecar import (
   Sidecar,
   SidecarConfig,
   build_index,

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from realm_jax.corpus.build.directory_writer import CorpusDirectoryWriter
+from realm_jax.corpus.building.directory_writer import CorpusDirectoryWriter
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.store import embeddings, query_tower
 from realm_jax.generations.store.manifest import Manifest

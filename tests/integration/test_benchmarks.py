@@ -26,8 +26,8 @@ from benchmarks import (
 from benchmarks.index_vectors import SyntheticVectors
 from benchmarks.random_towers import random_towers
 from realm_jax.corpus.store import Corpus
-from realm_jax.generations.build.partial_refresh import PartialRefresh
-from realm_jax.generations.build.recall import held_out_queries
+from realm_jax.generations.building.partial_refresh import PartialRefresh
+from realm_jax.generations.building.recall import held_out_queries
 from realm_jax.generations.follow.loading import load_newest
 from tests import tiny_world
 from tests.integration.commands import MODEL_FILE

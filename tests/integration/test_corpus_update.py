@@ -12,8 +12,8 @@ import pytest
 
 from benchmarks import verdict
 from benchmarks.jobs import Run, wait_until
-from realm_jax.corpus.build.block_builder import block_id
-from realm_jax.corpus.build.update import update_corpus
+from realm_jax.corpus.building.block_builder import block_id
+from realm_jax.corpus.building.update import update_corpus
 from realm_jax.corpus.store import Corpus
 from realm_jax.evaluation import answering
 from realm_jax.inputs.batches import BatchStream

@@ -5,10 +5,10 @@ import json
 import pytest
 
 from benchmarks import real_texts
-from realm_jax.corpus.build.corpus import build_corpus
+from realm_jax.corpus.building.corpus import build_corpus
 from realm_jax.corpus.store import Corpus
 from realm_jax.evaluation import run as evaluation_run
-from realm_jax.generations.build import sidecar
+from realm_jax.generations.building import sidecar
 from realm_jax.training import loop
 from realm_jax.training.config import TrainConfig
 from tests.evaluation.lines import read_lines

@@ -9,7 +9,7 @@ import pytest
 
 from realm_jax.evaluation import answering
 from realm_jax.evaluation import run as evaluation_run
-from realm_jax.generations.build import generation_builder
+from realm_jax.generations.building import generation_builder
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training import loop
 from realm_jax.training import setup as training_setup

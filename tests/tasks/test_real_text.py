@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from realm_jax.corpus.build.corpus import build_corpus
+from realm_jax.corpus.building.corpus import build_corpus
 from realm_jax.inputs.context import TaskContext
 from realm_jax.inputs.examples import ExampleStream
 from realm_jax.text import salient_spans

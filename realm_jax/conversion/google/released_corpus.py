@@ -10,10 +10,10 @@ from jaxtyping import Int
 
 from realm_jax.console.progress import Progress
 from realm_jax.conversion.errors import ConversionError
-from realm_jax.corpus.build.block_builder import block_id, token_spans
-from realm_jax.corpus.build.directory_writer import CorpusDirectoryWriter
-from realm_jax.corpus.build.splitting import align_sentences
-from realm_jax.corpus.build.summary import BuildSummary
+from realm_jax.corpus.building.block_builder import block_id, token_spans
+from realm_jax.corpus.building.directory_writer import CorpusDirectoryWriter
+from realm_jax.corpus.building.splitting import align_sentences
+from realm_jax.corpus.building.summary import BuildSummary
 from realm_jax.corpus.shards.format import (
   MIN_BLOCK_LENGTH,
   NUM_SPECIAL_TOKENS,

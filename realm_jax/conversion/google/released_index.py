@@ -26,7 +26,7 @@ from realm_jax.corpus.shards import format as shard_format
 from realm_jax.corpus.store import Corpus
 from realm_jax.files.remote import is_remote
 from realm_jax.files.whole_directory import real_path
-from realm_jax.generations.build.artifacts import (
+from realm_jax.generations.building.artifacts import (
   ArtifactWriter,
   EmbeddingConfig,
 )

@@ -13,7 +13,7 @@ from realm_jax.conversion.google.released_index import (
   import_index,
 )
 from realm_jax.corpus.store import Corpus
-from realm_jax.generations.build.artifacts import EmbeddingConfig
+from realm_jax.generations.building.artifacts import EmbeddingConfig
 from realm_jax.generations.follow.loading import load_newest
 from realm_jax.generations.store.manifest import GenerationError
 from realm_jax.indexes.exact import ExactConfig

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from realm_jax.checkpoints.manager import CheckpointError, CheckpointStore
-from realm_jax.corpus.build.block_builder import block_id
-from realm_jax.corpus.build.update import update_corpus
+from realm_jax.corpus.building.block_builder import block_id
+from realm_jax.corpus.building.update import update_corpus
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.store.manifest import GenerationError
 from realm_jax.indexes.protocol import SearchResult

@@ -1,0 +1,179 @@
+"""Documents read from files, each id once, in order."""
+
+import codecs
+import glob
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from etils import epath
+
+from realm_jax.console.progress import Progress
+from realm_jax.corpus.building.documents import (
+  Document,
+  Removal,
+  parse_change,
+  parse_line,
+)
+from realm_jax.corpus.building.seen_ids import SeenIds
+from realm_jax.corpus.building.summary import BuildSummary
+from realm_jax.corpus.errors import InputError
+from realm_jax.files.remote import is_remote
+
+# Titles of pages that only list other pages, which released REALM left out.
+# `drop_titles` calls them "wikipedia".
+WIKIPEDIA_TITLES = ("List of", "Index of", "Outline of", "(disambiguation)")
+
+# The position of a line: the file's number in the bits above its own.
+_LINE_BITS = 40
+
+_Entry = TypeVar("_Entry", Document, Document | Removal)
+
+
+def expand_titles(drop_titles: Sequence[str]) -> tuple[str, ...]:
+  """Returns the texts to look for in titles, "wikipedia" expanded."""
+  expanded: list[str] = []
+  for text in drop_titles:
+    expanded += WIKIPEDIA_TITLES if text == "wikipedia" else (text,)
+  return tuple(text for text in expanded if text)
+
+
+class DocumentSource:
+  """The documents of JSON Lines files, of which one line is in memory.
+
+  Args:
+    inputs: Files or glob patterns.
+    drop_titles: Texts, or "wikipedia" for those of `WIKIPEDIA_TITLES`;
+      documents whose titles contain one are left out.
+    unescape_html: Whether `&amp;` is read as `&` in titles and texts.
+    skip_bad_lines: Whether lines that cannot be used are counted instead of
+      raising an error.
+
+  Raises:
+    InputError: A pattern matches no file.
+  """
+
+  def __init__(
+    self,
+    inputs: Sequence[str],
+    *,
+    drop_titles: Sequence[str] = (),
+    unescape_html: bool = True,
+    skip_bad_lines: bool = False,
+  ):
+    self._files = _input_files(inputs)
+    self.drop_titles = expand_titles(drop_titles)
+    # If no titles are dropped, a pattern that matches nothing.
+    self._dropped = re.compile(
+      "|".join(map(re.escape, self.drop_titles)) or r"(?!)"
+    )
+    self._unescape_html = unescape_html
+    self._skip_bad_lines = skip_bad_lines
+
+  def documents(
+    self, summary: BuildSummary, *, label: str = "documents"
+  ) -> Iterator[Document]:
+    """Yields the documents, without those whose titles are dropped.
+
+    Args:
+      summary: Counts of what is skipped, to which this adds.
+      label: Name of the pass for progress lines.
+
+    Raises:
+      InputError: A line is malformed or repeats an id.
+    """
+    for document in self._read(parse_line, summary, label):
+      if not self.is_dropped(document, summary):
+        yield document
+
+  def changes(self, summary: BuildSummary) -> Iterator[Document | Removal]:
+    """Yields the lines of an update, those with dropped titles included."""
+    return self._read(parse_change, summary, "documents (changes)")
+
+  def is_dropped(self, document: Document, summary: BuildSummary) -> bool:
+    """Returns whether a document's title is dropped, and counts it."""
+    dropped = self._dropped.search(document.title)
+    if dropped:
+      summary.skipped[f"title with {dropped[0]!r}"] += 1
+    return dropped is not None
+
+  def refuse(
+    self, error: InputError, *, reason: str, summary: BuildSummary
+  ) -> None:
+    """Raises the error, or counts it if bad lines are skipped."""
+    if not self._skip_bad_lines:
+      raise InputError(
+        f"{error} (--skip_bad_lines continues without such lines)"
+      )
+    summary.skip_bad_line(reason, str(error))
+
+  def _read(
+    self, parse: Callable[..., _Entry], summary: BuildSummary, label: str
+  ) -> Iterator[_Entry]:
+    """Yields the parsed lines that have distinct ids."""
+    seen = SeenIds()
+    for position, line in self._lines(label):
+      try:
+        entry = parse(line, place=self._place(position))
+      except InputError as error:
+        self.refuse(error, reason="malformed lines", summary=summary)
+        continue
+      earlier = seen.add(entry.id, position)
+      if earlier is not None:
+        error = _repeated_id(entry, self._place(earlier))
+        self.refuse(error, reason="repeated ids", summary=summary)
+      elif self._unescape_html and isinstance(entry, Document):
+        yield entry.unescaped()
+      else:
+        yield entry
+
+  def _lines(self, label: str) -> Iterator[tuple[int, bytes]]:
+    """Yields lines with their positions, and reports progress."""
+    total_bytes = sum(path.stat().length for path in self._files)
+    bytes_read = 0
+    with Progress(label, total_bytes=total_bytes) as progress:
+      for file_number, path in enumerate(self._files):
+        with path.open("rb") as lines:
+          for number, line in enumerate(lines, start=1):
+            bytes_read += len(line)
+            progress.advance(bytes_read=bytes_read)
+            if number == 1:
+              line = line.removeprefix(codecs.BOM_UTF8)
+            yield (file_number << _LINE_BITS) + number, line
+
+  def _place(self, position: int) -> str:
+    """Returns `file:line`."""
+    number = position & ((1 << _LINE_BITS) - 1)
+    return f"{self._files[position >> _LINE_BITS]}:{number}"
+
+
+def _repeated_id(entry: Document | Removal, earlier: str) -> InputError:
+  title = "" if isinstance(entry, Removal) else f" (title {entry.title!r})"
+  return InputError(
+    f"{entry.place} has the same id {entry.id!r}{title} as {earlier}; give "
+    "each document an id of its own, or drop one (a document without an id "
+    "gets one from its contents)"
+  )
+
+
+def _input_files(patterns: Sequence[str]) -> list[epath.Path]:
+  """Returns the files that match the patterns, sorted, each once."""
+  files: dict[str, epath.Path] = {}
+  for pattern in patterns:
+    found = [path for path in _matches(pattern) if path.is_file()]
+    if not found:
+      raise InputError(
+        f"no file matches --input={pattern}; quote patterns so that the shell "
+        "leaves them alone, and give JSON Lines files"
+      )
+    files |= {str(path): path for path in found}
+  return [files[name] for name in sorted(files)]
+
+
+def _matches(pattern: str) -> list[epath.Path]:
+  if not is_remote(pattern):
+    return [epath.Path(name) for name in glob.glob(pattern, recursive=True)]
+  path = epath.Path(pattern)
+  if glob.has_magic(path.name):
+    return list(path.parent.glob(path.name))
+  return [path]

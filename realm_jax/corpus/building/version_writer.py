@@ -1,0 +1,232 @@
+"""A new version of a corpus directory, which appears complete or not at all.
+
+New files are written to a staging directory and moved to names that no
+version uses yet. Then the manifest of the version before is kept, and
+`corpus.json` is replaced. A process that is killed before that leaves the
+version before, and files that no manifest names, which the next update
+removes.
+
+Locally a second concurrent update is refused. Object stores have no locks:
+the slower of two updates usually finds that the other was faster, but one of
+them can be lost between that check and its own write.
+"""
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+from absl import logging
+from etils import epath
+
+from realm_jax.corpus import versions
+from realm_jax.corpus.building.existing_documents import ExistingDocuments
+from realm_jax.corpus.errors import CorpusError
+from realm_jax.corpus.manifest import (
+  RemovedRecord,
+  ShardRecord,
+  make_manifest,
+  paths_of,
+  write_manifest,
+)
+from realm_jax.corpus.shards import format as shard_format
+from realm_jax.corpus.shards.writer import (
+  GrowingArray,
+  ShardSeries,
+  file_record,
+)
+from realm_jax.corpus.store import Corpus
+from realm_jax.files import whole_directory
+from realm_jax.files.disk_full import explain_full_disk
+from realm_jax.files.durable import sync, sync_tree
+from realm_jax.files.json_file import JsonValue
+from realm_jax.files.remote import is_remote
+
+
+class VersionWriter:
+  """Writes the next version of a corpus; a context manager around an update.
+
+  If the context ends without `finish`, the corpus stays as it was.
+
+  Attributes:
+    corpus: Version that is updated.
+    version: Number of the new version.
+    existing: Documents of `corpus`, without those that the new version lacks.
+    shards: Shards of new documents.
+  """
+
+  def __init__(self, output_dir: epath.PathLike, *, blocks_per_shard: int):
+    self._source = epath.Path(output_dir)
+    self._is_local = not is_remote(self._source)
+    self._blocks_per_shard = blocks_per_shard
+    versions.read(self._source)  # Raises an error if there is none.
+    if self._is_local:
+      whole_directory.check_same_disk(self._source)
+
+  def __enter__(self) -> "VersionWriter":
+    with contextlib.ExitStack() as stack:
+      stack.enter_context(
+        explain_full_disk(self._source, advice="free some space")
+      )
+      # Locally, this also keeps other updates out.
+      self._staging = stack.enter_context(
+        whole_directory.staging_directory(self._source)
+      )
+      self._manifest = versions.read(self._source)
+      self.corpus = Corpus.open(self._source)
+      self.version: int = self.corpus.version + 1
+      self._update = f"v{self.version:08d}"
+      if self._is_local:
+        self._remove_unnamed()
+      else:
+        # A concurrent update must not use the same names.
+        self._update += f"-{secrets.token_hex(4)}"
+      self.existing = ExistingDocuments(self.corpus)
+      self.shards = ShardSeries(
+        self._staging,
+        lambda index: shard_format.shard_name(index, update=self._update),
+        vocab_size=self.corpus.vocab_size,
+        blocks_per_shard=self._blocks_per_shard,
+      )
+      stack.callback(self.shards.abandon)
+      self._exit_stack = stack.pop_all()
+    return self
+
+  def __exit__(
+    self,
+    exception_type: type[BaseException] | None,
+    exception: BaseException | None,
+    traceback: TracebackType | None,
+  ) -> None:
+    self._exit_stack.__exit__(exception_type, exception, traceback)
+
+  def finish(
+    self,
+    *,
+    summary: Mapping[str, JsonValue],
+    drop_titles: Sequence[str] = (),
+    keep_versions: int | None = None,
+  ) -> None:
+    """Completes the shards and makes the version the newest.
+
+    Args:
+      summary: Counts for the manifest.
+      drop_titles: Texts of the title filter, which later updates apply.
+      keep_versions: Number of the newest versions to keep; None keeps all.
+
+    Raises:
+      CorpusError: It would have no block, or another update was faster.
+    """
+    manifest = make_manifest(
+      version=self.version,
+      block_length=self.corpus.block_length,
+      vocabulary=self._manifest["vocabulary"],
+      shards=[*self._old_shards(), *self.shards.close()],
+      summary=summary,
+      drop_titles=drop_titles,
+    )
+    if not manifest["num_blocks"]:
+      raise CorpusError(
+        f"{self._source} would have no block left; a corpus needs at least one"
+      )
+    self._move_files()
+    if versions.read(self._source) != self._manifest:
+      # Possible on an object store, which has no locks.
+      raise CorpusError(
+        f"another process has updated {self._source} meanwhile; update it again"
+      )
+    kept = shard_format.manifest_path(self.corpus.version)
+    write_manifest(self._source / kept, self._manifest)
+    write_manifest(self._source / shard_format.MANIFEST_NAME, manifest)
+    if keep_versions is not None:
+      self._prune(keep_versions)
+
+  def _old_shards(self) -> Iterator[ShardRecord]:
+    """Yields the records of earlier shards, with all that was removed."""
+    for number, record in enumerate(self._manifest["shards"]):
+      removed = self.existing.removed(number)
+      if not len(removed):
+        yield record
+        continue
+      shard = self.corpus.shards[number]
+      positions = np.concatenate(
+        [np.arange(*shard.document_range(n)) for n in removed.tolist()]
+      )
+      if len(shard.lengths) == len(shard.removed) + len(positions):
+        continue  # No block is left.
+      name = shard_format.removed_path(record["name"], update=self._update)
+      path = self._staging / name
+      path.parent.mkdir(exist_ok=True)
+      array = GrowingArray(path, np.dtype("<i8"), ())
+      array.append(np.sort(np.concatenate([shard.removed, positions])))
+      array.close()
+      before = record.get("removed", {})
+      yield {
+        **record,
+        "removed": RemovedRecord(
+          path=name,
+          num_blocks=before.get("num_blocks", 0) + len(positions),
+          num_documents=before.get("num_documents", 0) + len(removed),
+          num_tokens=before.get("num_tokens", 0)
+          + int(shard.lengths[positions].sum()),
+          **file_record(path),
+        ),
+      }
+
+  def _move_files(self) -> None:
+    """Puts new files where the manifest will name them."""
+    if not self._is_local:
+      whole_directory.copy_files(self._staging, self._source)
+      return
+    sync_tree(self._staging)
+    directory = Path(self._source)
+    for path in sorted(self._staging.rglob("*")):
+      target = directory / path.relative_to(self._staging)
+      if path.is_dir():
+        target.mkdir(exist_ok=True)
+      else:
+        os.replace(path, target)
+    for path in self._staging.iterdir():
+      sync(directory / path.name)
+    sync(directory)
+
+  def _prune(self, keep: int) -> None:
+    paths: set[str] = set()
+    pruned = [
+      version
+      for version in versions.earlier_versions(self._source)
+      if version <= self.version - keep
+    ]
+    for version in pruned:
+      path = self._source / shard_format.manifest_path(version)
+      paths |= paths_of(versions.parse(path))
+      path.unlink()
+    if pruned:
+      logging.info("Removed versions %s of %s", pruned, self._source)
+    self._remove(paths - self._named())
+
+  def _named(self) -> set[str]:
+    """Returns the shards and files that any version names."""
+    named = paths_of(versions.read(self._source))
+    for version in versions.earlier_versions(self._source):
+      path = self._source / shard_format.manifest_path(version)
+      named |= paths_of(versions.parse(path))
+    return named
+
+  def _remove_unnamed(self) -> None:
+    """Removes what a killed update left."""
+    found = {path.name for path in self._source.glob("shard-*")}
+    removed = self._source / shard_format.REMOVED
+    found |= {f"{removed.name}/{path.name}" for path in removed.glob("*")}
+    self._remove(found - self._named())
+
+  def _remove(self, paths: set[str]) -> None:
+    for name in sorted(paths):
+      path = self._source / name
+      if path.is_dir():
+        path.rmtree()
+      else:
+        path.unlink(missing_ok=True)

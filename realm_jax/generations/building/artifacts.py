@@ -1,0 +1,323 @@
+"""The artifacts of a generation: vectors, index, query tower and manifest."""
+
+import dataclasses
+import functools
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from flax import traverse_util
+from jax.sharding import Mesh
+from jaxtyping import Float, Int, UInt64
+
+from realm_jax.corpus.store import NULL_ROW, Corpus
+from realm_jax.files import npy
+from realm_jax.files.json_file import JsonValue
+from realm_jax.generations.building import recall
+from realm_jax.generations.building.corpus_embedder import CorpusEmbedder
+from realm_jax.generations.building.shared_work import (
+  StoredVectors,
+  json_checksum,
+)
+from realm_jax.generations.store import embeddings, query_tower
+from realm_jax.generations.store.manifest import Manifest, PartialRecord
+from realm_jax.indexes.protocol import (
+  BuildOptions,
+  IndexConfig,
+  QueryBatch,
+  Rows,
+)
+from realm_jax.indexes.registry import parameters_of
+from realm_jax.models.parameters import Params
+from realm_jax.models.retriever import Retriever, query_tower_parameters
+from realm_jax.partitioning import rules
+
+_BLOCK_KEYS = "block_keys.npy"
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbeddingConfig:
+  """Settings of embedding and of measuring recall.
+
+  Attributes:
+    dtype: Type of the stored vectors, `float32` or `bfloat16`.
+    tokens_per_batch: Upper bound on rows times length of a batch, which bounds
+      the memory of activations.
+    num_lengths: Upper bound on the number of batch lengths. More lengths mean
+      less padding and more compilations.
+    shard_blocks: Upper bound on the rows of a file of vectors. A worker embeds
+      one file at a time, and loses it if it is killed.
+    query_length: Length of the held-out queries.
+    recall_queries: Number of held-out queries, at least 2. An index that tunes
+      itself does so on half of them; recall is measured on the others.
+    recall_at: Values of k for recall@k; those above the corpus are skipped.
+  """
+
+  dtype: str = "float32"
+  tokens_per_batch: int = 16_384
+  num_lengths: int = 16
+  shard_blocks: int = 1 << 18
+  query_length: int = 64
+  recall_queries: int = 512
+  recall_at: Sequence[int] = (8, 100)
+
+  def __post_init__(self) -> None:
+    if self.recall_queries < 2:
+      raise ValueError(
+        f"recall_queries={self.recall_queries}; want at least 2: one to tune "
+        "an index on, and another to measure it on"
+      )
+
+
+class ArtifactWriter:
+  """Writes generations of one corpus version, and compiles once for all.
+
+  Args:
+    corpus: Corpus to embed.
+    retriever: Towers, for any vocabulary.
+    index: Settings of the index.
+    config: Settings of embedding; None takes the defaults.
+    mesh: Mesh of this process's devices.
+  """
+
+  def __init__(
+    self,
+    corpus: Corpus,
+    retriever: Retriever,
+    *,
+    index: IndexConfig,
+    config: EmbeddingConfig | None = None,
+    mesh: Mesh,
+  ):
+    # The null block is [CLS] [SEP] [SEP] in any vocabulary.
+    separator_id = int(corpus.gather(np.array([NULL_ROW]), 3)[0, 1])
+    self._retriever = retriever.for_vocabulary(
+      vocab_size=corpus.vocab_size, separator_id=separator_id
+    )
+    self.corpus = corpus
+    self._index = index
+    self._config = config = config or EmbeddingConfig()
+    self._mesh = mesh
+    self.layout = embeddings.ShardLayout.of(
+      corpus.num_blocks,
+      self._retriever.vector_size,
+      dtype=config.dtype,
+      max_rows=config.shard_blocks,
+    )
+    self.embedder = CorpusEmbedder(
+      corpus,
+      functools.partial(_apply, self._retriever, "embed_blocks"),
+      dim=self._retriever.vector_size,
+      mesh=mesh,
+      tokens_per_batch=config.tokens_per_batch,
+      rows_per_call=self.layout.rows_per_shard,
+      num_lengths=config.num_lengths,
+    )
+    self._embed_queries = jax.jit(
+      functools.partial(_apply, self._retriever, "embed_queries")
+    )
+    self._queries = recall.held_out_queries(
+      corpus, count=config.recall_queries, query_length=config.query_length
+    )
+
+  @property
+  def index_kind(self) -> str:
+    """The kind of the index."""
+    return self._index.kind
+
+  @property
+  def normalize(self) -> bool:
+    """Whether vectors have length 1."""
+    return self._retriever.normalize
+
+  def abstract_params(self) -> Params:
+    """Returns the shapes of the retriever's parameters, with shardings."""
+    tokens = jnp.zeros((1, 3), jnp.int32)
+    boxed = jax.eval_shape(
+      self._retriever.init, jax.random.key(0), tokens, tokens
+    )
+    return rules.abstract_replicated(nn.unbox(boxed["params"]), self._mesh)
+
+  def replaces(self, manifest: Manifest, *, any_version: bool = False) -> bool:
+    """Returns whether a published generation has other settings or blocks.
+
+    With `any_version`, those of an earlier corpus version are the same.
+    """
+    wanted = (
+      self._index.kind,
+      _as_json(parameters_of(self._index)),
+      self._config.dtype,
+    )
+    published = (
+      manifest.index_kind,
+      _as_json(manifest.index_parameters),
+      manifest.dtype,
+    )
+    if wanted != published:
+      return True
+    if manifest.corpus_fingerprint == self.corpus.fingerprint:
+      return False
+    return not any_version or not self.corpus.has_version(
+      manifest.corpus_version, manifest.corpus_fingerprint
+    )
+
+  @functools.cached_property
+  def model(self) -> str:
+    """The checksum of the retriever's settings, parameter shapes and pieces."""
+    params = traverse_util.flatten_dict(self.abstract_params(), sep="/")
+    return json_checksum(
+      {
+        "retriever": repr(self._retriever),
+        "parameters": {name: repr(x.shape) for name, x in params.items()},
+        "vocabulary": self.corpus.vocab_sha256,
+      }
+    )
+
+  def identity(self, params: Params) -> dict[str, JsonValue]:
+    """Returns everything that determines the vectors of a full embedding."""
+    digest = hashlib.sha256()
+    flat = traverse_util.flatten_dict(jax.device_get(params), sep="/")
+    for name, array in sorted(flat.items()):
+      digest.update(f"{name} {array.dtype} {array.shape}".encode())
+      digest.update(np.ascontiguousarray(array).view(np.uint8).data)
+    return {
+      "model": self.model,
+      "parameters": digest.hexdigest(),
+      "corpus": self.corpus.fingerprint,
+      "batches": [self._config.tokens_per_batch, *self.embedder.lengths],
+    }
+
+  def store(
+    self, directory: Path, vectors: Rows, *, step: int
+  ) -> StoredVectors:
+    """Writes existing vectors to a generation's directory.
+
+    Raises:
+      GenerationError: Their number or dimension is wrong, or one is not finite.
+    """
+    start = time.monotonic()
+    shards = embeddings.copy_vectors(vectors, directory, self.layout, step=step)
+    return StoredVectors(shards, (), time.monotonic() - start)
+
+  def write(
+    self,
+    directory: Path,
+    *,
+    step: int,
+    params: Params,
+    stored: StoredVectors,
+    partial: PartialRecord | None = None,
+    keys: UInt64[np.ndarray, " N"] | None = None,
+    previous: Path | None = None,
+    check: Callable[[], None] = lambda: None,
+  ) -> Manifest:
+    """Adds the other artifacts to a directory that holds the vectors.
+
+    Args:
+      directory: Directory of the generation.
+      step: Checkpoint step of the generation.
+      params: Parameters of the retriever, on the devices.
+      stored: Vectors in the directory.
+      partial: Record of the partial refresh; None where all were embedded.
+      keys: Keys of the blocks, for later partial refreshes; None writes none.
+      previous: Files of an earlier index, from which the new one may start.
+      check: Function called regularly; an exception stops the work.
+
+    Returns:
+      The manifest. Its `files` are those of the vectors, as they should be.
+
+    Raises:
+      RecallError: The recall of the index is below what its settings want.
+    """
+    if keys is not None:
+      npy.save(directory / _BLOCK_KEYS, keys)
+    query_tower.save(
+      directory,
+      jax.device_get(query_tower_parameters(self._retriever, params)),
+    )
+    manifest = Manifest(
+      step=step,
+      corpus_fingerprint=self.corpus.fingerprint,
+      corpus_version=self.corpus.version,
+      num_blocks=self.corpus.num_blocks,
+      dim=self._retriever.vector_size,
+      dtype=self._config.dtype,
+      index_kind=self._index.kind,
+      index_parameters=parameters_of(self._index),
+      recall={},
+      recall_queries=0,
+      embed_seconds=round(stored.seconds, 3),
+      build_seconds=0.0,
+      embeddings=stored.shards,
+      model=self.model,
+      partial=partial,
+      block_keys="" if keys is None else _BLOCK_KEYS,
+      files=stored.files,
+    )
+    check()
+    return self._build_index(
+      directory, manifest, params, previous=previous, check=check
+    )
+
+  def _build_index(
+    self,
+    directory: Path,
+    manifest: Manifest,
+    params: Params,
+    *,
+    previous: Path | None,
+    check: Callable[[], None],
+  ) -> Manifest:
+    """Builds the index, measures its recall and adds both to the manifest."""
+    vectors = embeddings.Embeddings(directory, manifest)
+    # Recall is measured on other queries than those the index is tuned on.
+    queries = np.asarray(self._embed_queries(params, self._queries))
+    for_tuning, for_recall = (
+      QueryBatch(self._queries[half::2], queries[half::2]) for half in (0, 1)
+    )
+    start = time.monotonic()
+    index = self._index.build(
+      embeddings.index_blocks(self.corpus, vectors),
+      BuildOptions(
+        directory=directory / self._index.kind,
+        queries=for_tuning,
+        previous=previous,
+        check=check,
+      ),
+    )
+    build_seconds = time.monotonic() - start
+    check()
+    recall_at = {}
+    if index.needs_vectors:
+      recall_at = recall.measure_recall(
+        index, vectors, for_recall, self._config.recall_at
+      )
+    return dataclasses.replace(
+      manifest,
+      recall=recall_at,
+      recall_queries=len(for_recall.token_ids),
+      build_seconds=round(build_seconds, 3),
+      index_report=index.report,
+    )
+
+
+def _apply(
+  retriever: Retriever,
+  method: str,
+  params: Params,
+  token_ids: Int[jax.Array, "b l"],
+) -> Float[jax.Array, "b d"]:
+  return retriever.apply({"params": params}, token_ids, method=method)
+
+
+def _as_json(parameters: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+  """Returns parameters as a manifest reads them: tuples become lists."""
+  return {
+    name: list(value) if isinstance(value, tuple) else value
+    for name, value in parameters.items()
+  }

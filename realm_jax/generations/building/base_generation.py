@@ -1,0 +1,199 @@
+"""The base generation, from which a partial refresh copies vectors."""
+
+import contextlib
+import dataclasses
+import hashlib
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+import numpy as np
+from absl import logging
+from etils import epath
+from jaxtyping import Int, UInt64
+
+from realm_jax.corpus.store import NULL_ROW, Corpus
+from realm_jax.files import remote
+from realm_jax.generations.building.refresh_plan import BaseVectors
+from realm_jax.generations.store import layout
+from realm_jax.generations.store import manifest as manifests
+from realm_jax.generations.store.embeddings import Embeddings
+from realm_jax.generations.store.manifest import (
+  DamagedGenerationError,
+  GenerationError,
+  Manifest,
+)
+
+_ROWS_PER_READ = 1 << 14
+
+
+@dataclasses.dataclass(frozen=True)
+class BaseGeneration:
+  """A published generation with a valid manifest."""
+
+  directory: epath.Path
+  manifest: Manifest
+
+  @property
+  def checksum(self) -> str:
+    """The checksum of the manifest, which has those of all files."""
+    return hashlib.sha256(self.manifest.to_json().encode()).hexdigest()
+
+
+def find_base_generation(
+  generations_dir: epath.PathLike,
+  step: int,
+  *,
+  corpus: Corpus,
+  model: str,
+  dtype: str,
+) -> BaseGeneration | None:
+  """Returns the newest generation from which vectors can be copied.
+
+  It is of an earlier step, or of the same step on another version of the
+  corpus: then only blocks that have changed are embedded.
+
+  If there is none, the reason is logged.
+
+  Args:
+    generations_dir: Directory of the generations.
+    step: Checkpoint step of the new generation.
+    corpus: Corpus of the new generation.
+    model: Checksum that `ArtifactWriter.model` returns.
+    dtype: Type of the stored vectors.
+  """
+  reason = "there is no earlier generation"
+  for other in reversed(layout.published_steps(generations_dir)):
+    if other > step:
+      continue
+    directory = layout.path_of(generations_dir, other)
+    is_valid = False
+    try:
+      manifest = manifests.read(directory)
+      manifests.verify(directory, manifest, checksums=False)
+    except GenerationError as error:
+      reason = str(error)
+    else:
+      is_valid = True
+      same_corpus = manifest.corpus_fingerprint == corpus.fingerprint
+      if other == step and same_corpus:
+        continue  # The new generation replaces it.
+      if (manifest.model, manifest.dtype) != (model, dtype):
+        reason = f"generation {other} is of another model or dtype"
+      elif not same_corpus and not manifest.block_keys:
+        reason = (
+          f"generation {other} is of another corpus and has no keys by which "
+          "to find its blocks"
+        )
+      else:
+        return BaseGeneration(directory, manifest)
+    logging.warning("generation %d is not used as base: %s", other, reason)
+    if other == step and is_valid:
+      break  # An earlier base would replace most vectors by older ones.
+  logging.info("generation %d embeds every block: %s", step, reason)
+  return None
+
+
+@contextlib.contextmanager
+def open_base_vectors(
+  base: BaseGeneration, keys: UInt64[np.ndarray, " N"], *, corpus: Corpus
+) -> Iterator[BaseVectors]:
+  """Verifies and opens the vectors of the base by the rows of a corpus.
+
+  Args:
+    base: Base generation.
+    keys: Keys of the corpus's blocks, as `block_keys` returns them.
+    corpus: Corpus of the new generation.
+
+  Raises:
+    GenerationError: A file is missing or damaged.
+  """
+  manifest = base.manifest
+  paths = [manifest.block_keys]
+  for shard in manifest.embeddings:
+    paths += [shard.path, shard.steps_path]
+  needed = _with_files(manifest, paths)
+  with manifests.local_files(base.directory, needed) as local:
+    manifests.verify(local, needed, shown_as=base.directory)
+    files = local / manifest.folder
+    vectors = Embeddings(files, manifest)
+    rows = np.arange(manifest.num_blocks, dtype=np.int32)
+    if manifest.corpus_fingerprint != corpus.fingerprint:
+      rows = _rows_by_key(keys, _read_keys(files / manifest.block_keys))
+    yield BaseVectors(
+      step=manifest.step,
+      partials=manifest.partial.partials if manifest.partial else 0,
+      rows=rows,
+      gather=vectors.gather,
+      steps=vectors.steps,
+    )
+
+
+def previous_index(
+  generations_dir: epath.PathLike, step: int, *, kind: str
+) -> Path | None:
+  """Returns the files of the newest earlier index, if it is of the same kind.
+
+  The new index may start from it, so all of its bytes are verified.
+  """
+  if remote.is_remote(generations_dir):
+    return None
+  earlier = [s for s in layout.published_steps(generations_dir) if s < step]
+  for other in reversed(earlier):
+    path = layout.path_of(generations_dir, other)
+    try:
+      manifest = manifests.read(path)
+    except GenerationError:
+      continue
+    if manifest.index_kind != kind:
+      return None
+    paths = [
+      file.path for file in manifest.files if file.path.startswith(f"{kind}/")
+    ]
+    try:
+      manifests.verify(path, _with_files(manifest, paths))
+    except GenerationError as error:
+      logging.warning("the index is built without an earlier one: %s", error)
+      return None
+    return Path(path) / manifest.folder / kind
+  return None
+
+
+def _with_files(manifest: Manifest, paths: Collection[str]) -> Manifest:
+  files = tuple(file for file in manifest.files if file.path in paths)
+  return dataclasses.replace(manifest, files=files)
+
+
+def block_keys(corpus: Corpus) -> UInt64[np.ndarray, " N"]:
+  """Returns a checksum of each block's tokens, equal in any corpus version.
+
+  Vectors follow from tokens alone: a block with another text is another block,
+  and a block in another row is the same.
+  """
+  factors = np.random.default_rng(0).integers(
+    1, np.iinfo(np.uint64).max, corpus.block_length, np.uint64
+  )
+  keys = np.empty(corpus.num_blocks, np.uint64)
+  for start in range(0, corpus.num_blocks, _ROWS_PER_READ):
+    rows = np.arange(start, min(start + _ROWS_PER_READ, corpus.num_blocks))
+    length = int(corpus.lengths[rows].max())
+    tokens = corpus.gather(rows, length).astype(np.uint64)
+    keys[rows] = tokens @ (factors[:length] | np.uint64(1))
+  # The low bits of a sum of products are the least random ones.
+  return keys ^ (keys >> np.uint64(32))
+
+
+def _read_keys(path: Path) -> UInt64[np.ndarray, " M"]:
+  try:
+    return np.load(path, allow_pickle=False)
+  except (ValueError, EOFError, OSError) as error:
+    raise DamagedGenerationError(f"{path} is not an array: {error}") from error
+
+
+def _rows_by_key(
+  keys: UInt64[np.ndarray, " N"], base_keys: UInt64[np.ndarray, " M"]
+) -> Int[np.ndarray, " N"]:
+  """Returns the row of each block in the base; `NULL_ROW` for a new block."""
+  order = np.argsort(base_keys, kind="stable")
+  place = np.searchsorted(base_keys, keys, sorter=order)
+  rows = order[np.minimum(place, len(base_keys) - 1)]
+  return np.where(base_keys[rows] == keys, rows, NULL_ROW).astype(np.int32)

@@ -1,0 +1,349 @@
+"""The sidecar: follows a run's checkpoints and publishes generations.
+
+It shares files with the trainer and nothing else; either may be killed,
+restarted or moved to another host. Several sidecars of one run share the work.
+"""
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Callable, Sequence
+
+from absl import logging
+from etils import epath
+
+from realm_jax.checkpoints.manager import (
+  CheckpointError,
+  CheckpointStore,
+  UnreadableCheckpointError,
+)
+from realm_jax.console.sigterm import stop_on_sigterm
+from realm_jax.corpus.errors import CorpusError
+from realm_jax.corpus.store import Corpus
+from realm_jax.files.disk_full import DiskFullError
+from realm_jax.generations.building.generation_builder import (
+  GenerationBuilder,
+  GenerationConfig,
+)
+from realm_jax.generations.store import layout
+from realm_jax.generations.store.damage_reports import take_reports
+from realm_jax.generations.store.publisher import (
+  remove_damaged,
+  remove_leftovers,
+)
+from realm_jax.generations.store.retention import (
+  RetainedGenerations,
+  UnknownNeedsError,
+  prune,
+)
+from realm_jax.indexes.protocol import RecallError
+
+MODES = ("newest", "every")
+_REMINDER_SECONDS = 30.0
+
+
+@dataclasses.dataclass(frozen=True)
+class SidecarConfig:
+  """Settings of the sidecar.
+
+  A generation is built on the newest version of the corpus. In the mode
+  `newest`, and with `once`, the newest checkpoint's generation is built again
+  when the corpus gets a newer version. In the mode `every` a published
+  generation keeps its version, because a run that resumes must find the same
+  generation again.
+
+  Attributes:
+    mode: Checkpoints to build from: `newest` always takes the newest one;
+      `every` skips none, for a trainer that waits for its generations.
+    once: Whether to return after one generation: the newest checkpoint's, or
+      first the one that this checkpoint uses, if it is gone.
+    checkpoint_step: Checkpoint to take with `once` instead of the newest.
+    keep_generations: Number of the newest generations that stay. Leased ones
+      and those that checkpoints need stay as well.
+    poll_seconds: Time between two looks for checkpoints.
+    retry_seconds: Time to wait when the disk is full.
+  """
+
+  mode: str = "newest"
+  once: bool = False
+  checkpoint_step: int | None = None
+  keep_generations: int = 3
+  poll_seconds: float = 1.0
+  retry_seconds: float = 30.0
+
+  def __post_init__(self) -> None:
+    if self.mode not in MODES:
+      raise ValueError(f"mode={self.mode!r}; want one of {', '.join(MODES)}")
+    if self.keep_generations < 1:
+      raise ValueError(
+        f"keep_generations={self.keep_generations}; want at least the newest, 1"
+      )
+
+
+def build_index(
+  *,
+  model_dir: epath.PathLike,
+  corpus_dir: epath.PathLike,
+  generation: GenerationConfig,
+  sidecar: SidecarConfig | None = None,
+  generations_dir: epath.PathLike | None = None,
+  once: bool = False,
+) -> list[int]:
+  """Runs a sidecar until SIGTERM, or for one generation.
+
+  Args:
+    model_dir: Directory of the run, which need not have checkpoints yet.
+    corpus_dir: Corpus, which may be updated meanwhile.
+    generation: Settings of the generations.
+    sidecar: Settings of the sidecar; None takes the defaults.
+    generations_dir: Directory of the generations; None is
+      MODEL_DIR/generations.
+    once: Whether to turn on `sidecar.once`, as the flag --once does.
+
+  Returns:
+    The steps of the generations that it published.
+
+  Raises:
+    DiskFullError: The disk is full, with `once`; otherwise the sidecar waits.
+    CheckpointError: A checkpoint does not fit the model, the newest one cannot
+      be read, or that of `checkpoint_step` is gone. Other unreadable ones are
+      skipped.
+    RecallError: With `once` or in the mode `every`, the recall of an index is
+      below what its settings want; otherwise the checkpoint is skipped.
+  """
+  config = sidecar or SidecarConfig()
+  config = dataclasses.replace(config, once=config.once or once)
+  directory = epath.Path(
+    generations_dir or epath.Path(model_dir) / layout.FOLDER
+  )
+  corpus = Corpus.open(corpus_dir)
+  with (
+    stop_on_sigterm() as stop,
+    contextlib.closing(CheckpointStore(model_dir)) as checkpoints,
+  ):
+    return Sidecar(
+      config,
+      corpus,
+      lambda version: GenerationBuilder(
+        generation, version, generations_dir=directory
+      ),
+      checkpoints=checkpoints,
+      generations_dir=directory,
+      stop=stop,
+    ).run()
+
+
+class _PreemptedError(Exception):
+  """SIGTERM came during a build."""
+
+
+class Sidecar:
+  """Chooses checkpoints, has generations built, and removes old ones.
+
+  Args:
+    config: Settings of the sidecar.
+    corpus: Corpus, of which newer versions are followed.
+    make_builder: Function that returns the builder for a version of the corpus.
+    checkpoints: Checkpoints of the run.
+    generations_dir: Directory of the generations.
+    stop: Event that ends the loop, as SIGTERM does.
+  """
+
+  def __init__(
+    self,
+    config: SidecarConfig,
+    corpus: Corpus,
+    make_builder: Callable[[Corpus], GenerationBuilder],
+    *,
+    checkpoints: CheckpointStore,
+    generations_dir: epath.PathLike,
+    stop: threading.Event,
+  ):
+    if config.checkpoint_step is not None and not config.once:
+      raise ValueError(
+        f"checkpoint_step={config.checkpoint_step} is for one generation; pass "
+        "--once"
+      )
+    self._config = config
+    self._make_builder = make_builder
+    self._builder = make_builder(corpus)
+    self._checkpoints = checkpoints
+    self._directory = epath.Path(generations_dir)
+    self._stop = stop
+    self._skips_none = config.mode == "every" and not config.once
+    self._retained = RetainedGenerations(checkpoints)
+    # Checkpoints from which no generation can be built.
+    self._skipped: set[int] = set()
+    self._last_message = ""
+
+  def run(self) -> list[int]:
+    """Follows the checkpoints; returns the steps that it published."""
+    remove_leftovers(self._directory)
+    remove_damaged(self._directory)
+    published: list[int] = []
+    while not self._stop.is_set():
+      self._follow_corpus()
+      if reported := take_reports(self._directory):
+        remove_damaged(self._directory, reported)
+      steps = self._candidate_steps()
+      step = next_step(
+        steps,
+        up_to_date=self._up_to_date(steps) | self._skipped,
+        needed=self._retained.used_by(steps[-1:]),
+        every=self._skips_none,
+      )
+      if step is not None:
+        if self._try_to_build(step, newest=steps[-1]):
+          published.append(step)
+        self._prune()
+        if self._config.once and published:
+          return published
+      elif self._config.once and steps:
+        logging.info("generation %d is up to date", steps[-1])
+        return published
+      else:
+        self._log_waiting(bool(steps))
+        self._stop.wait(self._config.poll_seconds)
+    logging.info("Preempted: %d generations published, exiting", len(published))
+    return published
+
+  def _follow_corpus(self) -> None:
+    """Gets a new builder when the corpus has a newer version."""
+    corpus = self._builder.corpus
+    try:
+      newest = corpus.newest()
+    except CorpusError as error:
+      logging.log_every_n_seconds(
+        logging.WARNING,
+        "staying with version %d of the corpus: %s",
+        _REMINDER_SECONDS,
+        corpus.version,
+        error,
+      )
+      return
+    if newest is not corpus:
+      logging.info(
+        "the corpus has version %d now, with %d blocks",
+        newest.version,
+        newest.num_blocks,
+      )
+      self._builder = self._make_builder(newest)
+
+  def _candidate_steps(self) -> list[int]:
+    """Returns the checkpoints, or only `checkpoint_step` if it is given.
+
+    Raises:
+      CheckpointError: That checkpoint will not come any more.
+    """
+    steps = self._checkpoints.steps()
+    wanted = self._config.checkpoint_step
+    if wanted is None:
+      return steps
+    if wanted not in steps and steps and steps[-1] > wanted:
+      raise CheckpointError(
+        f"{self._checkpoints.directory} has no checkpoint of step {wanted}, "
+        f"and its newest is later; it has {list(steps)}: choose one of them as "
+        "CHECKPOINT_STEP"
+      )
+    return [wanted] if wanted in steps else []
+
+  def _up_to_date(self, steps: Sequence[int]) -> set[int]:
+    """Returns the steps that need no build, given the candidate steps."""
+    return self._builder.up_to_date(() if self._skips_none else steps[-1:])
+
+  def _try_to_build(self, step: int, *, newest: int) -> bool:
+    """Builds a generation; returns whether it was published.
+
+    Errors that another checkpoint, or free disk space, can end are logged.
+    """
+    try:
+      params = self._builder.restore(self._checkpoints, step)
+      return params is not None and self._builder.build(
+        step,
+        params,
+        check=self._check_preempted,
+        is_needed=self._is_needed,
+        any_version=self._skips_none or step != newest,
+      )
+    except RecallError as error:
+      if self._config.once or self._skips_none:
+        raise
+      self._skip(step, error)
+    except UnreadableCheckpointError as error:
+      # A trainer that was killed may have left an old one half removed.
+      if self._config.once or step == newest:
+        raise
+      self._skip(step, error)
+    except DiskFullError as error:
+      if self._config.once:
+        raise
+      logging.error("%s; trying again later", error)
+      self._stop.wait(self._config.retry_seconds)
+    except _PreemptedError:
+      pass
+    return False
+
+  def _check_preempted(self) -> None:
+    if self._stop.is_set():
+      raise _PreemptedError
+
+  def _skip(self, step: int, error: Exception) -> None:
+    self._skipped.add(step)
+    logging.error("generation %d is not built: %s", step, error)
+
+  def _is_needed(self, step: int) -> bool:
+    """Returns whether unfinished shards of a step may become a generation."""
+    steps = self._checkpoints.steps()
+    wanted = {*steps[-1:], *self._retained.used_by(steps[-1:])}
+    if self._config.mode == "every" or self._config.checkpoint_step is not None:
+      wanted.update(steps)
+    return step in wanted.intersection(steps) - self._up_to_date(steps)
+
+  def _prune(self) -> None:
+    if self._stop.is_set():
+      return
+    try:
+      removed = prune(
+        self._directory,
+        keep=self._config.keep_generations,
+        pinned=self._retained.pinned(every=self._config.mode == "every"),
+      )
+      if removed:
+        logging.info("removed generations %s", removed)
+    except UnknownNeedsError as error:
+      logging.warning("no generation is removed this time: %s", error)
+
+  def _log_waiting(self, has_checkpoint: bool) -> None:
+    """Logs what the sidecar waits for, once until that changes."""
+    message = "waiting for the next checkpoint"
+    if not has_checkpoint:
+      message = (
+        f"no checkpoint yet in {self._checkpoints.directory}; waiting for the "
+        "first, which `realm_jax.train` writes"
+      )
+    if message != self._last_message:
+      logging.info("%s", message)
+    self._last_message = message
+
+
+def next_step(
+  checkpoints: Sequence[int],
+  *,
+  up_to_date: set[int],
+  needed: set[int],
+  every: bool,
+) -> int | None:
+  """Returns the checkpoint to build from next; None where none is wanted.
+
+  Args:
+    checkpoints: Committed steps, in order.
+    up_to_date: Steps that need no build.
+    needed: Generations that a run resumed from the newest checkpoint uses.
+    every: Whether no checkpoint is skipped.
+  """
+  candidates = list(checkpoints) if every else list(checkpoints[-1:])
+  lost = [step for step in checkpoints if step in needed]
+  for step in lost + candidates:
+    if step not in up_to_date:
+      return step
+  return None

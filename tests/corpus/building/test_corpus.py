@@ -1,0 +1,382 @@
+"""Building: what becomes of every document, and of builds that fail."""
+
+import hashlib
+import json
+import subprocess
+import sys
+import tracemalloc
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from realm_jax.corpus.building.corpus import build_corpus
+from realm_jax.corpus.errors import CorpusError, InputError
+from realm_jax.corpus.store import Corpus
+from realm_jax.files.whole_directory import TargetError
+from realm_jax.text.salient_spans import tag
+from realm_jax.text.wordpieces import VocabularyError
+from tests.corpus.conftest import write_lines
+
+
+def bodies(corpus: Corpus) -> list[str]:
+  return [corpus.body(row) for row in range(corpus.num_blocks)]
+
+
+def test_whole_sentences_while_they_fit(build):
+  # 4, 5 and 2 tokens; 12 leaves 8 for the body after 3 specials and a title.
+  text = "The café was built. Ada was the stone. Velt, in."
+  corpus = build([{"title": "Velt", "text": text}], block_length=13)
+  assert bodies(corpus) == [
+    "The café was built.",
+    "Ada was the stone. Velt, in.",
+  ]
+  assert corpus.sentences(1).tolist() == [[0, 5], [5, 9]]
+  assert corpus.lengths.tolist() == [3 + 1 + 5, 3 + 1 + 9]
+  assert corpus.summary["cut_sentences"] == 0
+
+
+def test_an_overlong_sentence_is_cut_and_counted(build):
+  text = "The river was the river of the café of Velt by the river. Ada."
+  corpus = build([{"title": "Velt", "text": text}], block_length=10)
+  assert bodies(corpus) == [
+    "The river was the river of",
+    "the café of Velt by the",
+    "river. Ada.",
+  ]
+  assert corpus.sentences(2).tolist() == [[0, 2], [2, 4]]
+  assert corpus.summary["cut_sentences"] == 1
+
+
+def test_a_very_long_title_leaves_half_for_the_body(build):
+  title = "The river of the café of Velt"
+  corpus = build(
+    [{"title": title, "text": "Ada was in Velt."}], block_length=10
+  )
+  assert corpus.title(0) == title
+  assert corpus.title_length(0) == 3
+  assert bodies(corpus) == ["Ada was in", "Velt."]
+  assert corpus.summary["cut_titles"] == 1
+
+
+def test_nothing_is_dropped_silently(build):
+  rows = [
+    {"title": "List of rivers", "text": "Velt."},
+    {"title": "Velt (disambiguation)", "text": "Velt."},
+    {"title": "Index of Velt", "text": "Velt."},
+    {"title": "Ada", "text": " \n"},
+    {"title": "A list of", "text": "Ada &lt; Velt."},
+  ]
+  corpus = build(rows, drop_titles=["wikipedia"])
+  assert corpus.summary["documents"] == corpus.summary["blocks"] == 1
+  assert corpus.summary["skipped"] == {
+    "title with 'List of'": 1,
+    "title with '(disambiguation)'": 1,
+    "title with 'Index of'": 1,
+    "no words in the text": 1,
+  }
+  assert bodies(corpus) == ["Ada < Velt."]
+
+  corpus = build(rows, name="all", unescape_html=False)
+  assert corpus.summary["documents"] == 4
+  assert corpus.summary["skipped"] == {"no words in the text": 1}
+  assert bodies(corpus)[-1] == "Ada &lt; Velt."
+
+  rows.append({"title": "Velt", "text": "Velt."})
+  corpus = build(rows, name="own", drop_titles=["A list", "(disamb"])
+  assert corpus.summary["skipped"] == {
+    "title with 'A list'": 1,
+    "title with '(disamb'": 1,
+    "no words in the text": 1,
+  }
+
+
+def test_spans_are_inside_one_sentence_and_counted(build):
+  def tagger(text, title):
+    assert title == "Velt"
+    # From the end of one sentence into the next; half a word; a whole one.
+    return [(0, 3, "word"), (4, 15, "across"), (16, 18, "half")]
+
+  text = "Ada was in. Velt was by."
+  corpus = build([{"title": "Velt", "text": text}], tagger=tagger)
+  assert corpus.salient_spans(0).tolist() == [[0, 1]]
+  assert corpus.summary["salient_spans"] == {"word": 1, "across": 1, "half": 1}
+  assert corpus.summary["unaligned_spans"] == 2
+
+
+def test_repeated_ids_are_named_with_both_lines(build, tmp_path):
+  rows = [
+    {"id": "a", "title": "Velt", "text": "Ada."},
+    {"id": "b", "title": "Velt", "text": "Ada."},
+    {"id": "a", "title": "Ada", "text": "Velt."},
+  ]
+  with pytest.raises(
+    InputError, match=r"jsonl:3 has the same id 'a'.*jsonl:1;"
+  ):
+    build(rows)
+  corpus = build(rows, skip_bad_lines=True)
+  assert corpus.num_blocks == 2
+  assert corpus.summary["skipped"] == {"repeated ids": 1}
+  with pytest.raises(InputError, match="from its contents"):
+    build([{"title": "Velt", "text": "Ada."}] * 2, name="same")
+
+
+def test_bad_lines_are_skipped_only_when_asked(vocab_file, tmp_path):
+  path = tmp_path / "rows.jsonl"
+  path.write_bytes(b'{"title": "Velt", "text": "Ada."}\n\n\xff\xfe\n')
+  arguments = {"vocab": vocab_file, "block_length": 16}
+  with pytest.raises(InputError, match=r"rows\.jsonl:2: an empty line"):
+    build_corpus([str(path)], tmp_path / "out", **arguments)
+  assert [p.name for p in tmp_path.iterdir()] == ["rows.jsonl"]
+
+  summary = build_corpus(
+    [str(path)], tmp_path / "out", **arguments, skip_bad_lines=True
+  )
+  assert summary.skipped == {"malformed lines": 2}
+  assert "malformed lines" in summary.table()
+  assert "rows.jsonl:3" in summary.table()
+  assert Corpus.open(tmp_path / "out").summary == summary.to_json()
+
+
+@pytest.mark.parametrize(
+  "content", ["", '{"title": "List of x", "text": " "}\n']
+)
+def test_an_empty_corpus_is_refused(vocab_file, tmp_path, content):
+  path = tmp_path / "rows.jsonl"
+  path.write_text(content)
+  with pytest.raises(InputError, match="gave a block"):
+    build_corpus([str(path)], tmp_path / "out", vocab=vocab_file)
+  assert not (tmp_path / "out").exists()
+
+
+def test_wrong_arguments(build, tmp_path):
+  rows = [{"title": "Velt", "text": "Ada."}]
+  with pytest.raises(CorpusError, match="block_length=7 is too short"):
+    build(rows, block_length=7)
+  with pytest.raises(CorpusError, match="'many' is not a number of pieces"):
+    build(rows, vocab="train:many")
+  with pytest.raises(CorpusError, match="blocks_per_shard=0"):
+    build(rows, blocks_per_shard=0)
+  with pytest.raises(VocabularyError, match="no vocabulary at"):
+    build(rows, vocab=str(tmp_path / "absent"))
+  with pytest.raises(InputError, match="no file matches"):
+    build_corpus(["absent*"], tmp_path / "out", vocab="train:100")
+
+
+def test_block_ids_survive_a_rebuild_in_another_order(build):
+  rows = [
+    {"id": name, "title": "Velt", "text": "Ada was in. Velt was by." * 2}
+    for name in "abc"
+  ]
+  before = build(rows, block_length=12)
+  rows[1]["text"] = "The river was in Velt."
+  after = build(rows[::-1], name="after", block_length=12, blocks_per_shard=1)
+  rows_before = after.rows_of(before.block_ids)
+  for row in range(before.num_blocks):
+    found = rows_before[row]
+    expected = before.block_name(row)
+    if found == -1:
+      assert expected.startswith("b:")
+    else:
+      assert after.block_name(int(found)) == expected
+  # A block's id is the first 8 bytes of BLAKE2b of "document id\0ordinal".
+  digest = hashlib.blake2b(b"a\x000", digest_size=8).digest()
+  assert before.block_ids[0] == int.from_bytes(digest, "little") // 2
+
+
+def test_the_fingerprint_is_of_the_contents(build):
+  rows = [{"title": "Velt", "text": "Ada was in. Velt was by."}]
+  first = build(rows, block_length=16)
+  assert build(rows, name="b", block_length=16, version=2).fingerprint == (
+    first.fingerprint
+  )
+  assert build(rows, name="c", block_length=20).fingerprint != first.fingerprint
+  rows[0]["text"] = "Ada was in. Velt was of."
+  assert build(rows, name="d", block_length=16).fingerprint != first.fingerprint
+
+
+def test_a_vocabulary_trained_on_the_input(build):
+  rows = [
+    {"id": str(i), "title": name, "text": f"{name} lives near {other}."}
+    for i, (name, other) in enumerate(
+      [("Quorlan", "Vimbeth"), ("Vimbeth", "Quorlan")] * 3
+    )
+  ]
+  corpus = build(rows, vocab="train:200")
+  assert corpus.token_ids(0).size == 1 + 5
+  assert corpus.vocabulary.decode(corpus.body_token_ids(0)) == (
+    "quorlan lives near vimbeth ."
+  )
+
+
+DOCUMENT_TEXT = st.lists(
+  st.sampled_from(
+    "the café velt ada. River! 1987 (x) é 北 \n\n ½ ﬁ 😀 st. U.S. … of".split(
+      " "
+    )
+  ),
+  min_size=1,
+  max_size=60,
+).map(" ".join)
+
+
+@hypothesis.settings(max_examples=12)  # Of many documents each.
+@hypothesis.given(
+  st.lists(DOCUMENT_TEXT, min_size=1, max_size=15), st.integers(8, 40)
+)
+def test_blocks_are_the_text_cut(vocab_file, tmp_path_factory, texts, length):
+  folder = tmp_path_factory.mktemp("property")
+  # One document surely has words.
+  lines = write_lines(
+    folder / "rows.jsonl",
+    (
+      {"id": str(i), "title": "Velt", "text": text}
+      for i, text in enumerate([*texts, "Ada."])
+    ),
+  )
+  build_corpus(
+    [str(lines)],
+    folder / "corpus",
+    vocab=vocab_file,
+    block_length=length,
+    tagger=tag,
+    blocks_per_shard=7,
+  )
+  corpus = Corpus.open(folder / "corpus")
+  assert corpus.lengths.max() <= length
+  found: dict[str, str] = {}
+  for row in range(corpus.num_blocks):
+    body, ranges = corpus.body(row), corpus.body_byte_ranges(row)
+    assert body == body.strip()
+    encoded = body.encode()
+    assert ranges.min() >= 0
+    assert ranges.max() <= len(encoded)
+    # Every token's bytes are whole characters of the body.
+    for start, limit in ranges.tolist():
+      assert encoded[start:limit].decode()
+    sentences = corpus.sentences(row)
+    assert sentences[0, 0] == 0
+    assert sentences[-1, 1] == len(ranges)
+    np.testing.assert_array_equal(sentences[1:, 0], sentences[:-1, 1])
+    for start, limit in corpus.salient_spans(row):
+      assert any(s <= start < limit <= t for s, t in sentences)
+    name = corpus.document_id(row)
+    assert corpus.ordinal(row) == 0 or name in found
+    found[name] = found.get(name, "") + body
+  for i, text in enumerate(texts):
+    # Cutting loses white space and nothing else.
+    assert "".join(found.get(str(i), "").split()) == "".join(text.split())
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_input(vocab_file, tmp_path):
+  """Three times the documents, and nearly the same peak."""
+
+  def rows(count):
+    text = "The café of Velt was built by Ada Stone in 1987. " * 3
+    return ({"id": str(i), "title": "Velt", "text": text} for i in range(count))
+
+  peaks = []
+  for count in (600, 1_800):
+    lines = write_lines(tmp_path / f"{count}.jsonl", rows(count))
+    tracemalloc.start()
+    build_corpus(
+      [str(lines)],
+      tmp_path / str(count),
+      vocab=vocab_file,
+      block_length=32,
+      blocks_per_shard=500,
+    )
+    peaks.append(tracemalloc.get_traced_memory()[1])
+    tracemalloc.stop()
+  few, many = peaks
+  assert many < 1.2 * few
+
+
+def test_an_existing_directory_is_not_lost(build, tmp_path, vocab_file):
+  rows = [{"title": "Velt", "text": "Ada was in."}]
+  before = build(rows)
+  with pytest.raises(CorpusError, match=r"holds a corpus.*--overwrite"):
+    build(rows)
+  # A failed build leaves the old one in place.
+  with pytest.raises(InputError, match="no 'title'"):
+    build([*rows, {}], overwrite=True)
+  assert Corpus.open(before.directory).fingerprint == before.fingerprint
+  rows[0]["text"] = "Ada was by."
+  assert bodies(build(rows, overwrite=True)) == ["Ada was by."]
+
+  precious = tmp_path / "precious"
+  precious.mkdir()
+  (precious / "thesis.txt").write_text("…")
+  lines = write_lines(tmp_path / "rows.jsonl", rows)
+  with pytest.raises(CorpusError, match="is no corpus; name a new"):
+    build_corpus([str(lines)], precious, vocab=vocab_file, overwrite=True)
+  assert (precious / "thesis.txt").read_text() == "…"
+  with pytest.raises(TargetError, match="is a file"):
+    build_corpus([str(lines)], lines, vocab=vocab_file)
+
+
+@pytest.mark.slow
+def test_the_command(tmp_path, vocab_file, command_environment):
+  write_lines(
+    tmp_path / "rows.jsonl",
+    [{"title": "Velt", "text": "Ada Stone was in Velt. It rained in 1987."}],
+  )
+
+  recipe = tmp_path / "corpus.gin"
+  recipe.write_text(
+    "from __gin__ import dynamic_registration\n"
+    "from realm_jax.corpus.building import corpus\n"
+    "corpus.build_corpus.block_length = 24\n"
+    "corpus.build_corpus.version = 5\n"
+  )
+  done = subprocess.run(
+    [
+      *(sys.executable, "-m", "realm_jax.build_corpus"),
+      f"--input={tmp_path}/*.jsonl",
+      f"--output_dir={tmp_path}/corpus",
+      f"--vocab={vocab_file}",
+      "--block_length=32",
+      f"--gin_file={recipe}",
+    ],
+    capture_output=True,
+    text=True,
+    env=command_environment,
+    timeout=120,
+  )
+  assert done.returncode == 0, done.stderr
+  assert "salient spans: name" in done.stdout
+  corpus = Corpus.open(tmp_path / "corpus")
+  # The command line goes before the gin file.
+  assert corpus.block_length == 32
+  assert corpus.version == 5
+  # Ada Stone, Velt and 1987.
+  assert len(corpus.salient_spans(0)) == 3
+
+
+@pytest.mark.slow
+def test_real_text(shared_data, tmp_path):
+  """The QED paragraphs, with a vocabulary of their own."""
+  seen = {}
+  with (shared_data / "qed" / "qed_dev_part.jsonl").open() as lines:
+    for line in lines:
+      row = json.loads(line)
+      document = {"title": row["title_text"], "text": row["paragraph_text"]}
+      seen[row["title_text"], row["paragraph_text"]] = document
+  lines = write_lines(tmp_path / "qed.jsonl", seen.values())
+  summary = build_corpus(
+    [str(lines)], tmp_path / "corpus", vocab="train:12000", tagger=tag
+  )
+  corpus = Corpus.open(tmp_path / "corpus")
+  corpus.verify()
+  assert summary.documents + sum(summary.skipped.values()) == len(seen)
+  assert corpus.lengths.max() <= 288
+  assert summary.salient_spans["name"] > 5_000
+  words = {"".join(row["text"].split()) for row in seen.values()}
+  single = [
+    row
+    for row in range(corpus.num_blocks)
+    if "".join(corpus.body(row).split()) in words
+  ]
+  assert len(single) > 0.9 * len(words)

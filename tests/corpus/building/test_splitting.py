@@ -1,0 +1,149 @@
+"""Cutting into blocks, on numbers worked out by hand."""
+
+import itertools
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from realm_jax.corpus.building.splitting import (
+  Sentences,
+  align_sentences,
+  cut_overlong_sentences,
+  pack_sentences,
+)
+
+
+@pytest.mark.parametrize(
+  ("sizes", "capacity", "bounds"),
+  [
+    ([3, 4, 3, 5, 1], 7, [0, 2, 3, 5]),
+    ([7, 7], 7, [0, 1, 2]),
+    ([1], 7, [0, 1]),
+    ([2, 2, 2, 2], 8, [0, 4]),
+    # Greedy: the last sentence would fit the first block, and stays in place.
+    ([5, 6, 1], 7, [0, 1, 3]),
+  ],
+)
+def test_packing_is_greedy(sizes, capacity, bounds):
+  packed = pack_sentences(np.array(sizes), capacity=capacity)
+  assert packed.tolist() == bounds
+
+
+@hypothesis.given(
+  st.lists(st.integers(1, 10), min_size=1, max_size=30), st.integers(10, 30)
+)
+def test_packing_fills_and_never_overflows(sizes, capacity):
+  bounds = pack_sentences(np.array(sizes), capacity=capacity)
+  blocks = [sizes[a:b] for a, b in itertools.pairwise(bounds)]
+  assert [size for block in blocks for size in block] == sizes
+  assert all(0 < sum(block) <= capacity for block in blocks)
+  for block, following in itertools.pairwise(blocks):
+    assert sum(block) + following[0] > capacity
+
+
+def test_sentences_in_tokens():
+  # "Aa bb. Cc." with tokens Aa, bb, ., Cc, .
+  aligned = align_sentences(
+    np.array([[0, 6], [7, 10]]),
+    np.array([0, 3, 5, 7, 9]),
+    np.array([2, 5, 6, 9, 10]),
+  )
+  assert aligned.token_ranges.tolist() == [[0, 3], [3, 5]]
+  assert aligned.byte_ranges.tolist() == [[0, 6], [7, 10]]
+
+
+def test_a_sentence_without_tokens_joins_its_neighbour():
+  # Bytes 3…5 have no token; nor has the end, 9…10.
+  aligned = align_sentences(
+    np.array([[0, 2], [3, 5], [6, 8], [9, 10]]),
+    np.array([0, 6]),
+    np.array([2, 8]),
+  )
+  assert aligned.token_ranges.tolist() == [[0, 1], [1, 2]]
+  assert aligned.byte_ranges.tolist() == [[0, 2], [3, 10]]
+
+
+def test_sentences_that_share_a_token_are_one():
+  aligned = align_sentences(
+    np.array([[0, 4], [5, 9], [10, 12]]),
+    np.array([0, 3, 7, 10]),
+    np.array([2, 6, 9, 12]),
+  )
+  assert aligned.token_ranges.tolist() == [[0, 3], [3, 4]]
+  assert aligned.byte_ranges.tolist() == [[0, 9], [10, 12]]
+
+
+def test_no_tokens_are_no_sentences():
+  aligned = align_sentences(
+    np.array([[0, 4]]), np.zeros(0, int), np.zeros(0, int)
+  )
+  assert aligned.token_ranges.shape == (0, 2)
+
+
+def cut(text: str, pieces: list[str], capacity: int):
+  """Cuts one sentence made of `pieces`; gives the texts and token ranges."""
+  starts, limits = [], [0]
+  for piece in pieces:
+    starts.append(text.index(piece.removeprefix("##"), limits[-1]))
+    limits.append(starts[-1] + len(piece.removeprefix("##")))
+  sentence = Sentences(np.array([[0, len(pieces)]]), np.array([[0, len(text)]]))
+  cut_sentences, num_cut = cut_overlong_sentences(
+    sentence,
+    text=text.encode(),
+    capacity=capacity,
+    is_continuation=np.array([piece.startswith("##") for piece in pieces]),
+    token_starts=np.array(starts),
+    token_limits=np.array(limits[1:]),
+  )
+  texts = [text[s:t] for s, t in cut_sentences.byte_ranges]
+  return texts, cut_sentences.token_ranges.tolist(), num_cut
+
+
+def test_an_overlong_sentence_is_cut_between_words():
+  texts, tokens, num_cut = cut(
+    "aa bbcc dd ee", ["aa", "bb", "##cc", "dd", "ee"], 2
+  )
+  assert texts == ["aa", "bbcc", "dd ee"]
+  assert tokens == [[0, 1], [1, 3], [3, 5]]
+  assert num_cut == 1
+
+
+def test_punctuation_stays_with_its_word():
+  texts, _, _ = cut("aa bb cc, dd", ["aa", "bb", "cc", ",", "dd"], 3)
+  assert texts == ["aa bb", "cc, dd"]
+  # No space to cut at in the second half of what fits.
+  texts, _, _ = cut("a (b,c,d", ["a", "(", "b", ",", "c", ",", "d"], 5)
+  assert texts == ["a (b,c", ",d"]
+
+
+def test_an_overlong_word_is_cut_between_pieces():
+  texts, tokens, _ = cut("aabbccdd e", ["aa", "##bb", "##cc", "##dd", "e"], 3)
+  assert texts == ["aabbcc", "dd e"]
+  assert tokens == [[0, 3], [3, 5]]
+
+
+def test_a_character_of_many_tokens_stays_whole():
+  # Bytes: a 0, … 1-3 (three tokens), b 4. No word starts within the dots.
+  def cut_dots(capacity):
+    pieces, _ = cut_overlong_sentences(
+      Sentences(np.array([[0, 5]]), np.array([[0, 5]])),
+      text="a…b".encode(),
+      capacity=capacity,
+      is_continuation=np.zeros(5, bool),
+      token_starts=np.array([0, 1, 1, 1, 4]),
+      token_limits=np.array([1, 4, 4, 4, 5]),
+    )
+    return pieces.token_ranges.tolist(), pieces.byte_ranges.tolist()
+
+  assert cut_dots(3) == ([[0, 1], [1, 4], [4, 5]], [[0, 1], [1, 4], [4, 5]])
+  # Too many for a block: both blocks show the character.
+  assert cut_dots(2) == (
+    [[0, 1], [1, 3], [3, 5]],
+    [[0, 1], [1, 4], [1, 5]],
+  )
+
+
+def test_a_sentence_that_fits_is_left_alone():
+  assert cut("aa bb", ["aa", "bb"], 2) == (["aa bb"], [[0, 2]], 0)

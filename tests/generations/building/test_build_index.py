@@ -1,0 +1,301 @@
+"""`build_index`, from checkpoints to generations that a trainer loads."""
+
+import dataclasses
+import errno
+import json
+import logging
+import shutil
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from realm_jax.checkpoints.manager import CheckpointError
+from realm_jax.files import npy
+from realm_jax.files.disk_full import DiskFullError
+from realm_jax.generations.building import generation_builder
+from realm_jax.generations.building.artifacts import (
+  ArtifactWriter,
+  EmbeddingConfig,
+)
+from realm_jax.generations.building.shared_work import SharedWork
+from realm_jax.generations.follow.loading import load_generation, load_newest
+from realm_jax.generations.store import layout, retention
+from realm_jax.indexes.bm25 import Bm25Config
+from realm_jax.indexes.exact import ExactConfig
+from realm_jax.indexes.protocol import QueryBatch
+from realm_jax.indexes.random import RandomConfig
+from realm_jax.indexes.scann.config import ScannConfig, fixed_tree
+from tests.generations.builds import (
+  CONFIG,
+  RETRIEVER,
+  build,
+  build_until_idle,
+  embed,
+  params_of,
+  save,
+)
+from tests.generations.conftest import make_corpus
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+  "index",
+  [
+    ExactConfig(),
+    ScannConfig(),
+    ScannConfig(brute_force_below=0, num_leaves_searched=4),
+    Bm25Config(),
+    RandomConfig(),
+  ],
+  ids=["exact", "scann", "scann tree", "bm25", "random"],
+)
+def test_one_generation_holds_the_vectors_of_its_checkpoint(
+  tmp_path, corpus, index
+):
+  save(tmp_path, corpus, 0, 500)
+  assert build(tmp_path, corpus, index=index) == [500]
+  generation = load_newest(tmp_path / "generations", corpus=corpus)
+  assert generation.step == 500
+  assert generation.index.kind == index.kind
+  params = params_of(corpus, 500)
+  rows = np.array([0, 17, 149])
+  expected = embed(corpus, params, corpus.gather(rows, 64), "embed_blocks")
+  np.testing.assert_allclose(generation.vectors(rows), expected, atol=1e-5)
+  # The query tower alone embeds queries; the block tower is not there.
+  assert set(generation.query_params) == {"query_tower"}
+  tokens = np.array([[2, 9, 10, 3, 0]], np.int32)
+  vectors = embed(corpus, generation.query_params, tokens, "embed_queries")
+  np.testing.assert_array_equal(
+    vectors, embed(corpus, params, tokens, "embed_queries")
+  )
+  found = generation.index.search(QueryBatch(tokens, vectors), 3)
+  assert found.rows.shape == (1, 3)
+  manifest = generation.manifest
+  assert manifest.corpus_fingerprint == corpus.fingerprint
+  assert manifest.embed_seconds > 0
+  if generation.index.needs_vectors:
+    assert set(manifest.recall) == {"1", "8"}
+    assert all(0.8 < recall <= 1 for recall in manifest.recall.values())
+  else:
+    assert manifest.recall == {}
+
+
+def test_the_same_checkpoint_makes_the_same_bytes(tmp_path, corpus):
+  save(tmp_path, corpus, 500)
+  files = []
+  for name in ("a", "b"):
+    build(
+      tmp_path,
+      corpus,
+      # What is left open would be chosen by times.
+      index=fixed_tree(8, num_leaves_searched=4, num_reordered=50),
+      generations_dir=tmp_path / name,
+    )
+    path = layout.path_of(tmp_path / name, 500) / layout.MANIFEST
+    files.append(json.loads(path.read_text())["files"])
+  assert files[0] == files[1]
+
+
+def test_what_stands_is_not_made_again(tmp_path, corpus):
+  save(tmp_path, corpus, 500)
+  assert build(tmp_path, corpus) == [500]
+  assert build(tmp_path, corpus) == []
+
+
+def test_a_query_to_tune_on_and_one_to_measure_are_wanted():
+  with pytest.raises(ValueError, match="recall_queries=1; want at least 2"):
+    EmbeddingConfig(recall_queries=1)
+
+
+def test_settings_of_a_host_replace_nothing(tmp_path, corpus):
+  save(tmp_path, corpus, 500)
+  assert build(tmp_path, corpus, index=ScannConfig(threads=1)) == [500]
+  assert build(tmp_path, corpus, index=ScannConfig(threads=2)) == []
+
+
+def test_other_settings_or_another_corpus_replace_it(tmp_path, corpus):
+  save(tmp_path, corpus, 500)
+  assert build(tmp_path, corpus) == [500]
+  assert build(tmp_path, corpus, index=ScannConfig()) == [500]
+  edited = make_corpus(tmp_path / "edited", num_blocks=151, seed=5)
+  assert build(tmp_path, edited, index=ScannConfig()) == [500]
+  generations_dir = tmp_path / "generations"
+  assert load_generation(generations_dir, 500, corpus=edited).num_blocks == 151
+
+
+@pytest.mark.parametrize(
+  "settings, stays",
+  [({}, False), ({"checkpoint_step": 1000}, True), ({"mode": "every"}, True)],
+)
+def test_shards_stay_as_long_as_a_restart_may_use_them(
+  tmp_path, corpus, settings, stays
+):
+  save(tmp_path, corpus, 500, 1000)
+  shards = tmp_path / "generations" / ".shards-00000500-0123456789abcdef"
+  gone = shards.with_name(".shards-00000300-0123456789abcdef")
+  for path in (shards, gone):
+    path.mkdir(parents=True)
+  assert build(tmp_path, corpus, **settings) == [1000]
+  assert shards.exists() == stays
+  # Its checkpoint is not there any more.
+  assert not gone.exists()
+
+
+def test_a_full_disk_is_said_while_shards_are_written(tmp_path, corpus):
+  save(tmp_path, corpus, 500)
+  full = OSError(errno.ENOSPC, "No space left on device")
+  with (
+    mock.patch.object(npy, "save", side_effect=full),
+    pytest.raises(DiskFullError, match="00000500 was not written: free some"),
+  ):
+    build(tmp_path, corpus)
+  assert build(tmp_path, corpus) == [500]
+
+
+def test_a_shard_that_is_damaged_before_publication_is_embedded_again(
+  tmp_path, corpus
+):
+  save(tmp_path, corpus, 500)
+  link_into, damaged = SharedWork.link_into, []
+
+  def link_and_damage(work, directory):
+    stored = link_into(work, directory)
+    if not damaged:
+      path = directory / stored.shards[1].path
+      data = bytearray(path.read_bytes())
+      data[-1] ^= 1
+      path.write_bytes(data)
+      damaged.append(path.name)
+    return stored
+
+  config = dataclasses.replace(CONFIG, shard_blocks=50)
+  with mock.patch.object(SharedWork, "link_into", link_and_damage):
+    assert build(tmp_path, corpus, config=config) == [500]
+  assert len(damaged) == 1
+  generation = load_newest(tmp_path / "generations", corpus=corpus)
+  rows = np.arange(150)
+  np.testing.assert_allclose(
+    generation.vectors(rows),
+    embed(
+      corpus, params_of(corpus, 500), corpus.gather(rows, 64), "embed_blocks"
+    ),
+    atol=1e-5,
+  )
+
+
+@pytest.mark.parametrize("place", [10, 40, -1], ids=["header", "shape", "row"])
+def test_a_restart_embeds_shards_again_that_were_damaged_before(
+  tmp_path, corpus, place, monkeypatch
+):
+  save(tmp_path, corpus, 500)
+  config = dataclasses.replace(CONFIG, shard_blocks=50)
+  monkeypatch.setattr(ArtifactWriter, "write", _killed)
+  with pytest.raises(_KilledError):
+    build(tmp_path, corpus, config=config)
+  monkeypatch.undo()
+  (path,) = (tmp_path / "generations").glob(".shards-*/embeddings-00001*.npy")
+  data = bytearray(path.read_bytes())
+  data[place] ^= 0x7F
+  path.write_bytes(data)
+  assert build(tmp_path, corpus, config=config) == [500]
+  generation = load_newest(tmp_path / "generations", corpus=corpus)
+  rows = np.arange(150)
+  np.testing.assert_allclose(
+    generation.vectors(rows),
+    embed(
+      corpus, params_of(corpus, 500), corpus.gather(rows, 64), "embed_blocks"
+    ),
+    atol=1e-5,
+  )
+
+
+class _KilledError(Exception):
+  """As a signal, for what lies on the disk."""
+
+
+def _killed(*args, **settings):
+  raise _KilledError
+
+
+def test_what_fails_with_sound_shards_is_raised(tmp_path, corpus, monkeypatch):
+  save(tmp_path, corpus, 500)
+  monkeypatch.setattr(ExactConfig, "build", _killed)
+  with pytest.raises(_KilledError):
+    build(tmp_path, corpus)
+
+
+def test_damage_is_mended_by_starting_again(tmp_path, corpus):
+  save(tmp_path, corpus, 500)
+  build(tmp_path, corpus)
+  generations_dir = tmp_path / "generations"
+  path = generations_dir / "00000500" / "embeddings-00000-of-00001.npy"
+  data = bytearray(path.read_bytes())
+  data[-1] ^= 1
+  path.write_bytes(data)
+  assert build(tmp_path, corpus) == [500]
+  assert load_generation(generations_dir, 500, corpus=corpus).step == 500
+
+
+def test_no_generation_is_removed_while_a_checkpoint_cannot_be_read(
+  tmp_path, corpus, monkeypatch, caplog
+):
+  monkeypatch.setattr(retention, "_REMOVAL_SECONDS", 0.0)
+  save(tmp_path, corpus, 0, 500)
+  build(tmp_path, corpus, checkpoint_step=0)
+  loop = tmp_path / "checkpoints" / "0" / "loop"
+  away = loop.rename(tmp_path / "away")
+  loop.mkdir()
+  with caplog.at_level(logging.WARNING, logger="absl"):
+    assert build(tmp_path, corpus, keep_generations=1) == [500]
+  assert layout.published_steps(tmp_path / "generations") == [0, 500]
+  assert "no generation is removed this time: checkpoint 0" in caplog.text
+  loop.rmdir()
+  away.rename(loop)
+  save(tmp_path, corpus, 1000)
+  assert build(tmp_path, corpus, keep_generations=1) == [1000]
+  assert layout.published_steps(tmp_path / "generations") == [1000]
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path, corpus):
+  save(tmp_path, corpus, 500)
+  with pytest.raises(CheckpointError, match="does not fit this model"):
+    other = dataclasses.replace(RETRIEVER, projection_size=12)
+    build(tmp_path, corpus, retriever=other)
+  assert layout.published_steps(tmp_path / "generations") == []
+
+
+def test_a_checkpoint_that_is_removed_while_it_is_read_is_passed_over(
+  tmp_path, corpus, monkeypatch
+):
+  save(tmp_path, corpus, 500, 1000)
+  newest = tmp_path / "checkpoints" / "1000"
+  # A trainer removes the files first and the directory last.
+  shutil.rmtree(newest / "retriever")
+  asked = []
+
+  def is_removed(checkpoints, step):
+    asked.append(step)
+    shutil.rmtree(newest)
+    return retention.is_removed(checkpoints, step)
+
+  monkeypatch.setattr(generation_builder, "is_removed", is_removed)
+  assert build(tmp_path, corpus) == [500]
+  assert asked == [1000]
+
+
+def test_one_checkpoint_that_is_half_removed_stops_no_sidecar(
+  tmp_path, corpus, monkeypatch, caplog
+):
+  save(tmp_path, corpus, 500, 1000, 1500)
+  # As a trainer leaves it that was killed while it removed an old one.
+  shutil.rmtree(tmp_path / "checkpoints" / "1000" / "retriever")
+  monkeypatch.setattr(retention, "_REMOVAL_SECONDS", 0.0)
+  built = build_until_idle(tmp_path, corpus, mode="every")
+  assert built == [500, 1500]
+  assert "generation 1000 is not built" in caplog.text
+  shutil.rmtree(tmp_path / "checkpoints" / "1500" / "retriever")
+  shutil.rmtree(tmp_path / "generations")
+  with pytest.raises(CheckpointError, match="checkpoint 1500"):
+    build_until_idle(tmp_path, corpus, mode="newest")

@@ -1,0 +1,237 @@
+"""The sidecar's loop, with a builder that only publishes."""
+
+import contextlib
+import logging
+
+import numpy as np
+import pytest
+
+from realm_jax.checkpoints.manager import (
+  CheckpointError,
+  CheckpointStore,
+  UnreadableCheckpointError,
+)
+from realm_jax.files.disk_full import DiskFullError
+from realm_jax.generations.building.sidecar import (
+  Sidecar,
+  SidecarConfig,
+  next_step,
+)
+from realm_jax.generations.store import layout
+from realm_jax.generations.store.damage_reports import report_damage
+from realm_jax.indexes.protocol import RecallError
+from tests.generations.builds import StopAfterWaits
+from tests.generations.conftest import publish_one
+
+
+def _save(model_dir, *steps, generation=-1):
+  with contextlib.closing(
+    CheckpointStore(model_dir, keep=100, read_only=False)
+  ) as store:
+    for step in steps:
+      store.save(step, {"loop": {"generation": np.int64(generation)}})
+
+
+class FakeBuilder:
+  """Publishes generations of random vectors.
+
+  Attributes:
+    built: Steps that were asked for.
+    errors: Errors that restoring or building a step raises, once each.
+  """
+
+  def __init__(self, corpus, generations_dir, *, errors=(), on_build=None):
+    self.corpus = corpus
+    self.built = []
+    self.errors = dict(errors)
+    self._directory = generations_dir
+    self._on_build = on_build
+
+  def restore(self, checkpoints, step):
+    if isinstance(self.errors.get(step), CheckpointError):
+      raise self.errors.pop(step)
+    return {}
+
+  def up_to_date(self, newest_version=()):
+    return set(layout.published_steps(self._directory))
+
+  def build(self, step, params, *, check, is_needed, any_version):
+    self.built.append(step)
+    if self._on_build:
+      self._on_build()
+    check()
+    if step in self.errors:
+      raise self.errors.pop(step)
+    return publish_one(self._directory, self.corpus, step)
+
+
+@pytest.fixture
+def run(tmp_path, corpus):
+  """Runs a sidecar until it waits; returns its builder and its generations."""
+
+  def run(*, stop=None, errors=(), on_build=None, **settings):
+    directory = tmp_path / "generations"
+    builder = FakeBuilder(corpus, directory, errors=errors, on_build=on_build)
+    with contextlib.closing(CheckpointStore(tmp_path)) as checkpoints:
+      published = Sidecar(
+        SidecarConfig(**settings),
+        corpus,
+        lambda version: builder,
+        checkpoints=checkpoints,
+        generations_dir=directory,
+        stop=StopAfterWaits() if stop is None else stop,
+      ).run()
+    return builder, published
+
+  return run
+
+
+@pytest.mark.parametrize(
+  "settings, published",
+  [
+    ({"once": True}, [1000]),
+    ({"once": True, "checkpoint_step": 500}, [500]),
+    ({"mode": "newest"}, [1000]),
+    ({"mode": "every"}, [0, 500, 1000]),
+  ],
+)
+def test_a_mode_says_which_checkpoints_are_built_from(
+  run, tmp_path, settings, published
+):
+  _save(tmp_path, 0, 500, 1000)
+  assert run(**settings)[1] == published
+  # What is published is not built again.
+  assert run(**settings)[1] == []
+
+
+def test_the_generation_that_the_newest_checkpoint_uses_comes_first(
+  run, tmp_path
+):
+  _save(tmp_path, 0)
+  _save(tmp_path, 500, generation=0)
+  assert run(mode="newest")[1] == [0, 500]
+
+
+def test_it_waits_for_checkpoints_and_says_so(run, tmp_path, caplog):
+  stop = StopAfterWaits(3, actions=[lambda: _save(tmp_path, 0)])
+  with caplog.at_level(logging.INFO, logger="absl"):
+    _, published = run(stop=stop, poll_seconds=0.5)
+  assert published == [0]
+  assert stop.timeouts == [0.5] * 3
+  waits = [r for r in caplog.messages if "waiting for the" in r]
+  assert ["first" in waits[0], "next" in waits[1]] == [True, True]
+  assert len(waits) == 2
+
+
+def test_a_full_disk_is_waited_for_but_not_with_once(run, tmp_path):
+  _save(tmp_path, 0)
+  stop = StopAfterWaits(2)
+  builder, published = run(
+    stop=stop, errors={0: DiskFullError("full")}, retry_seconds=7.0
+  )
+  assert (builder.built, published) == ([0, 0], [0])
+  assert stop.timeouts[0] == 7.0
+  _save(tmp_path, 500)
+  with pytest.raises(DiskFullError):
+    run(errors={500: DiskFullError("full")}, once=True)
+
+
+def test_a_poor_recall_skips_a_checkpoint_unless_a_trainer_waits_for_it(
+  run, tmp_path
+):
+  _save(tmp_path, 0)
+  errors = {0: RecallError("too low")}
+  stop = StopAfterWaits(2, actions=[lambda: _save(tmp_path, 500)])
+  builder, published = run(stop=stop, errors=errors)
+  assert (builder.built, published) == ([0, 500], [500])
+  _save(tmp_path, 1000)
+  for settings in ({"mode": "every"}, {"once": True}):
+    errors = {step: RecallError("too low") for step in (0, 1000)}
+    with pytest.raises(RecallError):
+      run(errors=errors, **settings)
+
+
+def test_an_unreadable_checkpoint_is_skipped_unless_it_is_the_newest(
+  run, tmp_path
+):
+  _save(tmp_path, 0, 500)
+  errors = {0: UnreadableCheckpointError("half removed")}
+  assert run(errors=errors, mode="every")[1] == [500]
+  _save(tmp_path, 1000)
+  errors = {1000: UnreadableCheckpointError("damaged")}
+  with pytest.raises(UnreadableCheckpointError):
+    run(errors=errors)
+
+
+def test_a_signal_ends_it_in_the_midst_of_a_build(run, tmp_path):
+  _save(tmp_path, 0, 500)
+  stop = StopAfterWaits()
+  builder, published = run(mode="every", stop=stop, on_build=stop.set)
+  assert (builder.built, published) == ([0], [])
+
+
+def test_old_generations_go_and_needed_ones_stay(run, tmp_path, corpus):
+  for step in (0, 200, 400):
+    publish_one(tmp_path / "generations", corpus, step)
+  _save(tmp_path, 500, generation=200)
+  assert run(keep_generations=2)[1] == [500]
+  assert layout.published_steps(tmp_path / "generations") == [200, 400, 500]
+
+
+def test_reported_damage_is_repaired(run, tmp_path):
+  _save(tmp_path, 0)
+  generations_dir = tmp_path / "generations"
+
+  def damage():
+    path = next(generations_dir.glob("00000000/embeddings*"))
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    report_damage(generations_dir, 0)
+
+  builder, _ = run(stop=StopAfterWaits(2, actions=[damage]))
+  assert builder.built == [0, 0]
+
+
+def test_a_checkpoint_that_will_not_come_is_an_error(run, tmp_path):
+  _save(tmp_path, 500, 1000)
+  with pytest.raises(CheckpointError, match=r"step 700.*\[500, 1000\]"):
+    run(once=True, checkpoint_step=700)
+
+
+@pytest.mark.parametrize(
+  "settings, message",
+  [
+    ({"mode": "all"}, "mode='all'"),
+    ({"keep_generations": 0}, "keep_generations=0"),
+    ({"checkpoint_step": 5}, "checkpoint_step=5 is for one generation"),
+  ],
+)
+def test_impossible_settings_are_errors(run, settings, message):
+  with pytest.raises(ValueError, match=message):
+    run(**settings)
+
+
+@pytest.mark.parametrize(
+  "checkpoints, up_to_date, needed, every, expected",
+  [
+    ([], set(), set(), False, None),
+    ([0], set(), set(), False, 0),
+    ([0, 500, 1000], {0}, set(), False, 1000),
+    ([0, 500, 1000], {0}, set(), True, 500),
+    ([0, 500, 1000], {0, 500, 1000}, set(), True, None),
+    ([0, 500, 1000], {1000}, set(), False, None),
+    # A run that resumes from 1000 searches generation 500 first.
+    ([0, 500, 1000], {1000}, {500}, False, 500),
+    ([0, 500, 1000], set(), {500}, False, 500),
+    # Its checkpoint is gone, so it cannot be built.
+    ([0, 1000], {1000}, {500}, False, None),
+  ],
+)
+def test_which_checkpoint_comes_next(
+  checkpoints, up_to_date, needed, every, expected
+):
+  step = next_step(
+    checkpoints, up_to_date=up_to_date, needed=needed, every=every
+  )
+  assert step == expected

@@ -1,0 +1,216 @@
+"""Sidecars as processes: killed, with a full disk, and sharing the work."""
+
+import functools
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from realm_jax.generations.follow.loading import load_generation, load_newest
+from realm_jax.generations.follow.watcher import GenerationWatcher
+from realm_jax.generations.store import layout
+from realm_jax.generations.store import manifest as manifests
+from realm_jax.indexes.exact import ExactConfig
+from realm_jax.indexes.scann.config import fixed_tree
+from tests.generations.builds import (
+  build,
+  save,
+)
+
+pytestmark = pytest.mark.slow
+
+
+def _until(condition, seconds=120):
+  deadline = time.monotonic() + seconds
+  while not condition():
+    assert time.monotonic() < deadline, "waited in vain"
+    time.sleep(0.02)
+
+
+INDEXES = {
+  "exact": ExactConfig(),
+  "scann": fixed_tree(
+    8,
+    num_leaves_searched=8,
+    num_reordered=100,
+    reordering="float32",
+    spherical=True,
+  ),
+}
+
+
+_SIDECAR = """
+import dataclasses
+import sys
+from absl import logging
+from tests.generations import builds
+from tests.generations.building import test_sidecar_processes
+from realm_jax.corpus.store import Corpus
+logging.set_verbosity(logging.INFO)
+logging.use_absl_handler()
+published = builds.build(
+  sys.argv[1], Corpus.open(sys.argv[2]), once=False, mode=sys.argv[3],
+  keep_generations=1,
+  retry_seconds=0.05,
+  index=test_sidecar_processes.INDEXES[sys.argv[5]],
+  config=dataclasses.replace(
+    builds.CONFIG, shard_blocks=int(sys.argv[4])
+  ),
+)
+print("published", published, flush=True)
+"""
+
+
+def _start(
+  model_dir, corpus, mode, environment, *, shard_blocks=1 << 18, index="exact"
+):
+  given = [model_dir, corpus.directory, mode, str(shard_blocks), index]
+  return subprocess.Popen(
+    [sys.executable, "-c", _SIDECAR, *given],
+    cwd=Path(__file__).parents[3],
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    env=environment,
+    text=True,
+  )
+
+
+def test_a_sidecar_waits_follows_and_stops_when_told(
+  tmp_path, corpus, command_environment
+):
+  generations_dir = tmp_path / "generations"
+  process = _start(tmp_path, corpus, "every", command_environment)
+  lines = []
+  reader = threading.Thread(target=lambda: lines.extend(process.stderr))
+  reader.start()
+  try:
+    _until(lambda: any("no checkpoint yet" in line for line in lines))
+    save(tmp_path, corpus, 0, 500, keep=1)
+    _until(lambda: layout.published_steps(generations_dir) == [0, 500])
+    save(tmp_path, corpus, 1000, generation=500, keep=1)
+    # 500's checkpoint is gone, but 1000's names its generation.
+    _until(lambda: layout.published_steps(generations_dir) == [0, 500, 1000])
+    save(tmp_path, corpus, 1500, generation=1000, keep=1)
+    _until(lambda: layout.published_steps(generations_dir) == [0, 1000, 1500])
+  finally:
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    reader.join()
+  assert process.returncode == 0
+  assert "published [0, 500, 1000, 1500]" in output
+  assert not list(generations_dir.glob(".tmp-*"))
+
+
+def _files(generations_dir, step):
+  manifest = manifests.read(layout.path_of(generations_dir, step))
+  return manifest.files, manifest.embeddings
+
+
+def test_two_sidecars_share_a_generation_and_one_is_killed_at_it(
+  tmp_path, corpus, command_environment
+):
+  save(tmp_path, corpus, 0)
+  generations_dir = tmp_path / "generations"
+  jobs = [
+    _start(tmp_path, corpus, "every", command_environment, shard_blocks=4)
+    for _ in range(2)
+  ]
+  try:
+    _until(lambda: layout.published_steps(generations_dir) == [0])
+    save(tmp_path, corpus, 500)
+    _until(lambda: list(generations_dir.glob(".shards-00000500-*/*.json")))
+    jobs[0].kill()
+    _until(lambda: layout.published_steps(generations_dir) == [0, 500])
+    _until(lambda: not list(generations_dir.glob(".shards-*")))
+  finally:
+    for job in jobs:
+      job.kill()
+      job.communicate()
+  together = _files(generations_dir, 500)
+  assert len(together[1]) == 38
+  # One alone, of the same devices, makes the same bytes.
+  shutil.rmtree(generations_dir)
+  alone = _start(
+    tmp_path, corpus, "newest", command_environment, shard_blocks=4
+  )
+  try:
+    _until(lambda: layout.published_steps(generations_dir) == [500])
+  finally:
+    alone.kill()
+    alone.communicate()
+  assert _files(generations_dir, 500) == together
+
+
+def _flip(path):
+  data = bytearray(path.read_bytes())
+  data[-1] ^= 1
+  path.write_bytes(data)
+
+
+def test_a_disk_fills_up_at_any_file_and_has_room_again(
+  tmp_path, corpus, command_environment
+):
+  generations_dir = tmp_path / "generations"
+  save(tmp_path, corpus, 0)
+  process = _start(
+    tmp_path, corpus, "every", command_environment, index="scann"
+  )
+  lines = []
+  reader = threading.Thread(target=lambda: lines.extend(process.stderr))
+  reader.start()
+
+  def limit(size):
+    # As from a full disk, the process gets an error at a file above it.
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size, -1))
+
+  try:
+    _until(lambda: layout.published_steps(generations_dir) == [0])
+    before, _ = _files(generations_dir, 0)
+    sizes = sorted({file.size for file in before})
+    limit(sizes[0] - 1)
+    save(tmp_path, corpus, 500)
+    for size in sizes[:-1]:
+      limit(size)
+      del lines[:]
+      _until(lambda: any("00000500 was not written" in s for s in lines))
+      assert process.poll() is None
+    assert _files(generations_dir, 0)[0] == before
+    load_generation(generations_dir, 0, corpus=corpus)
+    limit(-1)
+    _until(lambda: layout.published_steps(generations_dir) == [0, 500])
+    load_generation(generations_dir, 500, corpus=corpus)
+    # What a reader finds damaged, of the size that it had, is made again.
+    _flip(generations_dir / "00000500" / "scann" / "dataset.npy")
+    load = functools.partial(load_generation, generations_dir, corpus=corpus)
+    with GenerationWatcher(generations_dir, load) as watcher:
+      _until(lambda: watcher.newest() is not None)
+      _until(lambda: watcher.newest().step == 500)
+  finally:
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    reader.join()
+  assert process.returncode == 0
+  assert not list(generations_dir.glob(".tmp-*"))
+
+
+def test_a_killed_sidecar_leaves_what_it_published_and_its_successor_goes_on(
+  tmp_path, corpus, command_environment
+):
+  generations_dir = tmp_path / "generations"
+  save(tmp_path, corpus, 0)
+  process = _start(tmp_path, corpus, "newest", command_environment)
+  _until(lambda: layout.published_steps(generations_dir) == [0])
+  save(tmp_path, corpus, 500)
+  time.sleep(0.05)
+  process.kill()
+  process.communicate()
+  for step in layout.published_steps(generations_dir):
+    load_generation(generations_dir, step, corpus=corpus)
+  build(tmp_path, corpus)
+  assert load_newest(generations_dir, corpus=corpus).step == 500
