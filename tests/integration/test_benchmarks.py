@@ -82,7 +82,8 @@ def _run_that_turns(num_blocks=60, dim=16):
   steps = tuple(range(0, 130, 10))
 
   def drawn(*shape):
-    return {step: rng.standard_normal((*shape, dim)) for step in steps}
+    vectors = rng.standard_normal((len(steps), *shape, dim), np.float32)
+    return dict(zip(steps, vectors, strict=True))
 
   return followed_run.Run(
     steps=steps,

@@ -186,6 +186,6 @@ def test_a_generation_of_another_corpus(
   )
   text = refusal("pretrain", model_dir, CORPUS_DIR=tmp_path / "corpus")
   assert "reads its examples from version 1 of the corpus" in text
-  assert "or the corpus built anew" in text
+  assert "or the corpus was built again" in text
   # With its own corpus nothing is lost.
   assert commands.train("pretrain", model_dir, NUM_STEPS=2).step == 2
