@@ -39,7 +39,6 @@ from realm_jax.training.packing.packer import (
   plan_batch,
 )
 from realm_jax.training.stages.model_inputs import ModelInputs, Models
-from realm_jax.training.stages.pretraining import make_batch
 from realm_jax.training.state import TrainState
 
 _CLS, _SEP, _FIRST_WORD = 101, 102, 999
@@ -149,8 +148,8 @@ def host_batch(models: Models, arrays: Arrays) -> PretrainingBatch:
   masks = MaskTargets(
     arrays["mask_positions"], arrays["mask_targets"], arrays["mask_weights"]
   )
-  return make_batch(
-    ModelInputs(models), arrays["query"], arrays["candidates"], masks
+  return ModelInputs(models).pretraining(
+    arrays["query"], arrays["candidates"], masks
   )
 
 

@@ -34,18 +34,17 @@ class Tower(nn.Module):
 
   @nn.compact
   def __call__(
-    self, inputs: Sequences, *, train: bool = False, one_a_row: bool = False
+    self, inputs: Sequences, *, train: bool = False
   ) -> Float[Array, "n d"]:
     """Returns the vectors of sequences.
 
     Args:
       inputs: Sequences to embed.
       train: Whether dropout is on.
-      one_a_row: Whether each sequence has a row of its own. Then the last
-        layer computes only what the pooling reads.
     """
     encoder = bert.BertEncoder(self.bert, name="encoder")
-    first_only = one_a_row and self.pooling != "mean"
+    is_padded = isinstance(inputs, sequences.PaddedSequences)
+    first_only = is_padded and self.pooling != "mean"
     hidden = encoder(
       inputs, typed=self.token_types, train=train, first_only=first_only
     )
@@ -200,8 +199,7 @@ def _embed(
   if isinstance(inputs, Sequences):
     return tower(inputs, train=train)
   token_ids = prepare(inputs.reshape(-1, inputs.shape[-1]))
-  rows = sequences.padded(token_ids)
-  vectors = tower(rows, train=train, one_a_row=True)
+  vectors = tower(sequences.padded(token_ids), train=train)
   return vectors.reshape(*inputs.shape[:-1], -1)
 
 

@@ -52,12 +52,22 @@ class Sequences(NamedTuple):
     return number.reshape(self.sequence.shape) + position
 
 
-def padded(token_ids: Int[AnyArray, "*b l"]) -> Sequences:
+class PaddedSequences(Sequences):
+  """Sequences of which each has a row of its own, in the order of the rows.
+
+  The type tells a tower, when it is traced, to compute in its last layer only
+  what the pooling reads.
+  """
+
+  __slots__ = ()
+
+
+def padded(token_ids: Int[AnyArray, "*b l"]) -> PaddedSequences:
   """Returns one sequence a row."""
   length = token_ids.shape[-1]
   token_ids = token_ids.reshape(-1, length)
   is_token = token_ids != PAD_ID
-  return Sequences(
+  return PaddedSequences(
     token_ids=token_ids,
     sequence=jnp.where(is_token, 0, NO_SEQUENCE),
     position=jnp.broadcast_to(jnp.arange(length), token_ids.shape),

@@ -17,7 +17,7 @@ from realm_jax.models.packing import (
   one_per_row,
   plan_rows,
 )
-from realm_jax.models.sequences import PAD_ID
+from realm_jax.models.sequences import PAD_ID, PaddedSequences
 from realm_jax.training.batches import StepBatch
 
 # The number of rows in each group, for each encoder input of a batch, in the
@@ -76,7 +76,8 @@ class Packer:
       if not is_token_rows(node):
         return node
       plan, num_rows = next(remaining)
-      return lay_out(plan, node, num_rows=num_rows)
+      rows = lay_out(plan, node, num_rows=num_rows)
+      return rows if self._pack else PaddedSequences(*rows)
 
     return jax.tree.map(rows_of, batch, is_leaf=is_token_rows)
 

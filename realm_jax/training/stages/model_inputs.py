@@ -12,6 +12,7 @@ from realm_jax.models.arrays import AnyArray
 from realm_jax.models.packing import TokenRows
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
+from realm_jax.training.batches import MaskTargets, PretrainingBatch
 
 
 class Models(NamedTuple):
@@ -107,6 +108,22 @@ class ModelInputs:
       self._numbered(joint.token_ids.reshape(-1, joint.token_ids.shape[-1])),
       np.asarray(joint.body_start, np.int32),
       np.asarray(joint.body_length, np.int32),
+    )
+
+  def pretraining(
+    self,
+    query: Int[np.ndarray, "b q"],
+    candidates: Int[np.ndarray, "b k l"],
+    masks: MaskTargets,
+  ) -> PretrainingBatch:
+    """Returns a batch of pre-training."""
+    blocks, block_index = self.distinct_blocks(candidates)
+    return PretrainingBatch(
+      queries=self.queries(query),
+      blocks=blocks,
+      block_index=block_index,
+      joint=self.joint(query, candidates).rows,
+      masks=masks,
     )
 
   def _numbered(self, token_ids: Int[AnyArray, "n l"]) -> TokenRows:

@@ -66,31 +66,14 @@ class Pretraining:
     rows = with_null(without_source(retrieved.rows, sources))
     candidates = context.gather(rows)
     masks = mask_targets(batch)
-    made = make_batch(context.inputs, batch.arrays["query"], candidates, masks)
+    made = context.inputs.pretraining(batch.arrays["query"], candidates, masks)
     return Assembled(made, {"recall": masked_recall(masks, candidates[:, 1:])})
 
   def example(
     self, shapes: ExampleArrays, inputs: ModelInputs
   ) -> PretrainingBatch:
     masks = empty_mask_targets(shapes)
-    return make_batch(inputs, shapes.query, shapes.candidates, masks)
-
-
-def make_batch(
-  inputs: ModelInputs,
-  query: Int[np.ndarray, "b q"],
-  candidates: Int[np.ndarray, "b k l"],
-  masks: MaskTargets,
-) -> PretrainingBatch:
-  """Makes the batch of padded queries and their candidates."""
-  blocks, block_index = inputs.distinct_blocks(candidates)
-  return PretrainingBatch(
-    queries=inputs.queries(query),
-    blocks=blocks,
-    block_index=block_index,
-    joint=inputs.joint(query, candidates).rows,
-    masks=masks,
-  )
+    return inputs.pretraining(shapes.query, shapes.candidates, masks)
 
 
 def masked_recall(
