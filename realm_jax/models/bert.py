@@ -165,18 +165,20 @@ class SelfAttention(nn.Module):
     heads = config.num_heads
     head_size = config.hidden_size // heads
 
-    def project(name: str, x: Float[Array, "t d"]) -> Float[Array, "r l h e"]:
-      out = dense(config, config.hidden_size, ("embed", "heads"), name)(x)
-      return out.reshape(rows, -1, heads, head_size)
-
+    query, key, value = (
+      dense(config, config.hidden_size, ("embed", "heads"), name)(x).reshape(
+        rows, -1, heads, head_size
+      )
+      for name, x in (("query", first), ("key", hidden), ("value", hidden))
+    )
     rate = config.dropout_rate if train else 0.0
     num_queries = len(first) // rows
     tokens = sequences.dropout_keys[:, None, :num_queries, None]
     head = jnp.arange(heads).reshape(1, heads, 1, 1) * config.max_positions
     context = attend(
-      project("query", first) * jnp.asarray(head_size**-0.5, config.dtype),
-      project("key", hidden),
-      project("value", hidden),
+      query * jnp.asarray(head_size**-0.5, config.dtype),
+      key,
+      value,
       sequences.sequence,
       hash_tokens(self, tokens) if rate else tokens,
       (head + sequences.position[:, None, None, :]).astype(jnp.uint32),
@@ -215,22 +217,21 @@ class BertLayer(nn.Module):
       keys = keys[:, :1]
     tokens = keys.reshape(-1)
 
-    def dropout(name: str, x: Float[Array, "m d"]) -> Float[Array, "m d"]:
-      return Dropout(config.dropout_rate, name=name)(x, tokens, train=train)
-
     attended = SelfAttention(config, name="attention")(
       hidden, first, sequences, train=train
     )
-    hidden = layer_norm(config, "attention_norm")(
-      first + dropout("attention_dropout", attended)
+    attended = Dropout(config.dropout_rate, name="attention_dropout")(
+      attended, tokens, train=train
     )
+    hidden = layer_norm(config, "attention_norm")(first + attended)
     inner = dense(config, config.intermediate_size, ("embed", "mlp"), "up")(
       hidden
     )
     outer = ActivatedDense(config, name="down")(inner)
-    hidden = layer_norm(config, "output_norm")(
-      hidden + dropout("output_dropout", outer)
+    outer = Dropout(config.dropout_rate, name="output_dropout")(
+      outer, tokens, train=train
     )
+    hidden = layer_norm(config, "output_norm")(hidden + outer)
     return nn.with_logical_constraint(hidden, ("batch", "embed"))
 
 
@@ -246,23 +247,18 @@ class BertEncoder(nn.Module):
         "the encoder has no vocabulary yet; call BertConfig.for_vocabulary"
       )
     init = nn.initializers.truncated_normal(config.init_stddev)
-
-    def table(
-      name: str, rows: int, axes: tuple[str, str]
-    ) -> Float[AnyArray, "v d"]:
-      return self.param(
-        name,
-        nn.with_logical_partitioning(init, axes),
+    self.word_embeddings, self.position_embeddings, self.type_embeddings = (
+      self.param(
+        f"{name}_embeddings",
+        nn.with_logical_partitioning(init, (axis, "embed")),
         (rows, config.hidden_size),
       )
-
-    self.word_embeddings = table(
-      "word_embeddings", config.vocab_size, ("vocab", "embed")
+      for name, axis, rows in (
+        ("word", "vocab", config.vocab_size),
+        ("position", "position", config.max_positions),
+        ("type", "type", 2),
+      )
     )
-    self.position_embeddings = table(
-      "position_embeddings", config.max_positions, ("position", "embed")
-    )
-    self.type_embeddings = table("type_embeddings", 2, ("type", "embed"))
     self.embedding_norm = layer_norm(config, "embedding_norm")
     self.embedding_dropout = Dropout(config.dropout_rate)
     self.layers = [

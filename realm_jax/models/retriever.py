@@ -1,5 +1,6 @@
 """The retriever: towers that embed queries and blocks, and f(x, z)."""
 
+import functools
 from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
@@ -117,23 +118,21 @@ class Retriever(nn.Module):
     if self.pooling not in POOLINGS:
       raise ValueError(f"pooling={self.pooling!r}; want one of {POOLINGS}")
 
-    def tower(name: str) -> Tower:
-      return Tower(
-        self.bert,
-        pooling=self.pooling,
-        projection_size=self.projection_size,
-        projection_norm_eps=self.projection_norm_eps,
-        projection_dropout_rate=self.projection_dropout_rate,
-        normalize=self.normalize,
-        token_types=self.token_types,
-        name=name,
-      )
-
+    tower = functools.partial(
+      Tower,
+      self.bert,
+      pooling=self.pooling,
+      projection_size=self.projection_size,
+      projection_norm_eps=self.projection_norm_eps,
+      projection_dropout_rate=self.projection_dropout_rate,
+      normalize=self.normalize,
+      token_types=self.token_types,
+    )
     if self.shared_towers:
-      self.query_tower = self.block_tower = tower("tower")
+      self.query_tower = self.block_tower = tower(name="tower")
     else:
-      self.query_tower = tower("query_tower")
-      self.block_tower = tower("block_tower")
+      self.query_tower = tower(name="query_tower")
+      self.block_tower = tower(name="block_tower")
 
   @property
   def vector_size(self) -> int:

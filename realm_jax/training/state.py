@@ -65,8 +65,10 @@ def create_state(
   shapes = jax.eval_shape(boxed, key)
   shardings = rules.shardings(shapes, mesh)
   _require_divisible(nn.unbox(shapes).params, shardings.params, mesh)
-  make = jax.jit(lambda key: nn.unbox(boxed(key)), out_shardings=shardings)
-  return make(key), shardings
+  # The same function again: it is traced once for both. A sharding is a pytree
+  # prefix of the box that stands in its place.
+  make = jax.jit(boxed, out_shardings=shardings)
+  return nn.unbox(make(key)), shardings
 
 
 def _require_divisible(params: Params, shardings: Params, mesh: Mesh) -> None:
