@@ -51,6 +51,7 @@ def _pretrain(commands, model_dir):
         model_dir,
         NUM_STEPS=_STEPS,
         SAVE_EVERY_STEPS=_STEPS,
+        PACK=False,
       )
   finally:
     killer.join()

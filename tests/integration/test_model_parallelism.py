@@ -28,6 +28,7 @@ def test_two_devices_share_the_parameters_and_compute_the_same(
       tmp_path / str(devices),
       NUM_STEPS=_STEPS,
       MODEL_PARALLELISM=devices,
+      PACK=False,
     )
     assert result.step == _STEPS
     losses[devices] = result.metrics["loss"]

@@ -25,7 +25,7 @@ _SMALL = {
   "bert.BertConfig.intermediate_size": 64,
 }
 _STEPS = 3
-_NUM_TEXTS = 1200
+_NUM_TEXTS = 300
 
 
 def _write_lines(path, records):
@@ -38,17 +38,16 @@ def _write_lines(path, records):
 def text(shared_data, tmp_path_factory):
   """A folder with Wikipedia's paragraphs and the questions about them."""
   folder = tmp_path_factory.mktemp("text")
-  # All of QED's, and then some of WikiText-2's.
   texts = real_texts.titled_paragraphs(shared_data)[:_NUM_TEXTS]
   documents = [{"title": title, "text": text} for title, text in texts]
-  questions = real_texts.qed_questions(shared_data)
+  questions = real_texts.qed_questions(shared_data)[:_NUM_TEXTS]
   _write_lines(folder / "text.jsonl", documents)
   _write_lines(folder / "train.jsonl", questions[:-32])
   _write_lines(folder / "test.jsonl", questions[-32:])
   summary = build_corpus(
     [str(folder / "text.jsonl")],
     folder / "corpus",
-    vocab="train:4000",
+    vocab="train:1500",
     block_length=128,
   )
   assert summary.documents + summary.skipped.total() == len(documents)

@@ -14,13 +14,16 @@ from tests import tiny_world
 
 pytestmark = pytest.mark.slow
 
+# Steps without packing are compiled for a single shape.
+_ONE_SHAPE = {"PACK": False}
+
 
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory, commands):
   """A pre-training run of one step, with the generation of step 0."""
   model_dir = tmp_path_factory.mktemp("begun") / "realm"
   with commands.index_builder(model_dir):
-    commands.train("pretrain", model_dir, NUM_STEPS=1, SEED=0)
+    commands.train("pretrain", model_dir, NUM_STEPS=1, SEED=0, **_ONE_SHAPE)
   return model_dir
 
 
@@ -36,7 +39,9 @@ def refusal(commands):
 
   def refused(recipe, model_dir, **bindings):
     with pytest.raises((ValueError, OSError)) as error:
-      commands.train(recipe, model_dir, **{"NUM_STEPS": 3, **bindings})
+      commands.train(
+        recipe, model_dir, **{"NUM_STEPS": 3, **_ONE_SHAPE, **bindings}
+      )
     text = configuration.message_of(error.value)
     assert "\n" not in text
     return text
@@ -112,11 +117,12 @@ def test_a_nan_stops_the_run_and_leaves_a_good_checkpoint(
       NUM_STEPS=12,
       SAVE_EVERY_STEPS=1,
       LEARNING_RATE=1e30,
+      **_ONE_SHAPE,
     )
   last = _latest(model_dir)
   assert f"the last good checkpoint, step {last} of" in str(error.value)
   # It is good: the run goes on from it.
-  done = commands.train("pretrain", model_dir, NUM_STEPS=last + 2)
+  done = commands.train("pretrain", model_dir, NUM_STEPS=last + 2, **_ONE_SHAPE)
   assert done.step == last + 2
   assert math.isfinite(done.metrics["loss"])
 
@@ -167,7 +173,8 @@ def test_a_damaged_generation_is_refused(refusal, model_dir, spoil, said):
 def test_a_builder_that_starts_again_mends_the_run(commands, world, model_dir):
   _truncate(model_dir / "generations" / "00000000")
   assert world.build_generation(model_dir, checkpoint_step=0) == [0]
-  assert commands.train("pretrain", model_dir, NUM_STEPS=2).step == 2
+  done = commands.train("pretrain", model_dir, NUM_STEPS=2, **_ONE_SHAPE)
+  assert done.step == 2
 
 
 def test_a_generation_of_another_corpus(
@@ -188,4 +195,5 @@ def test_a_generation_of_another_corpus(
   assert "reads its examples from version 1 of the corpus" in text
   assert "or the corpus was built again" in text
   # With its own corpus nothing is lost.
-  assert commands.train("pretrain", model_dir, NUM_STEPS=2).step == 2
+  done = commands.train("pretrain", model_dir, NUM_STEPS=2, **_ONE_SHAPE)
+  assert done.step == 2
