@@ -70,11 +70,7 @@ def shown(
 ) -> str:
   """Returns the best answers of a question with their evidence, as text.
 
-  Args:
-    answerer: Answerer of the question.
-    answered: Answers of the question.
-    num_answers: Maximum number of answers to show.
-    marks: Texts before and after the answer in its block.
+  Each answer stands between the two `marks` in its block.
   """
   if not answered.answers:
     return "no answer: the blocks that were read have no words"
@@ -89,19 +85,17 @@ def shown(
 def _evidence(
   answerer: Answerer, answered: Answered, answer: Answer, marks: tuple[str, str]
 ) -> str:
-  corpus, ranking = answerer.corpus, answered.ranking
-  index = ranking.rows.tolist().index(answer.row)
-  text = highlighted(
-    corpus.body(answer.row), answer.start_byte, answer.limit_byte
-  )
+  corpus, ranking, row = answerer.corpus, answered.ranking, answer.row
+  index = ranking.rows.tolist().index(row)
+  text = highlighted(corpus.body(row), answer.start_byte, answer.limit_byte)
+  indent = "   "
   lines = textwrap.fill(
-    text, _WIDTH, initial_indent="   ", subsequent_indent="   "
+    text, _WIDTH, initial_indent=indent, subsequent_indent=indent
   )
-  for mark, wanted in zip((_OPEN, _CLOSE), marks, strict=True):
-    lines = lines.replace(mark, wanted)
+  lines = lines.replace(_OPEN, marks[0]).replace(_CLOSE, marks[1])
   return (
-    f"   {corpus.title(answer.row)}  [block {corpus.block_name(answer.row)}, "
-    f"rank {index + 1}, p(z|x) {ranking.probabilities[index]:.3f}]\n" + lines
+    f"{indent}{corpus.title(row)}  [block {corpus.block_name(row)}, "
+    f"rank {index + 1}, p(z|x) {ranking.probabilities[index]:.3f}]\n{lines}"
   )
 
 

@@ -16,19 +16,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar
 
 from absl import flags
 
 from realm_jax import configuration
 from realm_jax.console.sigterm import stop_on_sigterm
 from realm_jax.corpus.building.corpus import build_corpus
-from realm_jax.corpus.building.document_source import DocumentSource
-from realm_jax.corpus.building.summary import BuildSummary
 from realm_jax.demo_world import edits, report
 from realm_jax.demo_world import world as world_lib
 from realm_jax.evaluation import run as evaluation
-from realm_jax.evaluation.outputs import Figures
 from realm_jax.partitioning import cpu_tuning
 from realm_jax.text.wordpieces import train_vocabulary, write_pieces
 from realm_jax.training import loop
@@ -44,20 +41,21 @@ _RECIPES = "gin/experiments/demo"
 
 _Result = TypeVar("_Result")
 _Value = str | int | bool
+# Figures of an evaluation, by name.
+_Figures = Mapping[str, Any]
 
 
 class DemoRun:
-  """The demo's stages over one output directory.
+  """The commands of the demo, over one output directory.
 
   Args:
     output_dir: Directory of everything that the demo writes.
     extra_gin_files: Gin files applied after each stage's recipe.
   """
 
-  def __init__(self, output_dir: str, *, extra_gin_files: Sequence[str] = ()):
-    self._output_dir = Path(output_dir)
-    self._extra_gin_files = list(extra_gin_files)
-    self.corpus_dir = self.path("corpus")
+  def __init__(self, output_dir: Path, extra_gin_files: Sequence[str]):
+    self._output_dir = output_dir
+    self._extra_gin_files = extra_gin_files
 
   def path(self, name: str) -> str:
     """Returns the path of a file or folder of the demo."""
@@ -79,14 +77,54 @@ class DemoRun:
       raise ValueError(f"stopped in stage {name}; its checkpoints are kept")
     return result
 
-  def evaluate(self, name: str, recipe: str, **bindings: _Value) -> Figures:
+  def evaluate(self, name: str, recipe: str, **bindings: _Value) -> _Figures:
     """Evaluates a stage; the outputs go to a folder of `evaluations`."""
+    output_dir = self.path(f"evaluations/{name}")
     return self._call(
       "evaluate",
       evaluation.evaluate,
       recipe,
-      {"OUTPUT_DIR": self.path(f"evaluations/{name}"), **bindings},
+      {"OUTPUT_DIR": output_dir, **bindings},
     )
+
+  def index_builder(
+    self,
+    name: str,
+    *,
+    recipe: str = "build_index",
+    once: bool = False,
+    **bindings: _Value,
+  ) -> contextlib.AbstractContextManager[None]:
+    """Returns a context in which the index builder runs as a second process.
+
+    It follows the checkpoints of a stage until the `with` block ends. With
+    `once` it builds one generation, for which the end of the block waits. If
+    it fails, the training in the block is stopped by SIGTERM, and the context
+    raises a ValueError.
+    """
+    gin_files, values = self._configuration(
+      recipe, {"MODEL_DIR": self.path(name), **bindings}
+    )
+    flags = ["--once"] if once else []
+    command = _command("build_index", gin_files, values, *flags)
+    log = self._output_dir / name / "build_index.log"
+    print(f"\n$ {command} &     # log: {log}", flush=True)
+    return _beside(command, log, wait=once)
+
+  def build_corpus(self, folder: str, corpus: str) -> None:
+    """Builds a corpus of the articles of a world."""
+    articles = self.path(f"{folder}/articles.jsonl")
+    corpus_dir, vocab = self.path(corpus), self.path("vocab.txt")
+    print(
+      f"\n$ python -m realm_jax.build_corpus --input={articles} "
+      f"--output_dir={corpus_dir} --vocab={vocab} "
+      f"--block_length={_BLOCK_LENGTH}",
+      flush=True,
+    )
+    summary = build_corpus(
+      [articles], corpus_dir, vocab=vocab, block_length=_BLOCK_LENGTH
+    )
+    print(summary.table())
 
   def _call(
     self,
@@ -96,78 +134,42 @@ class DemoRun:
     bindings: Mapping[str, _Value],
   ) -> _Result:
     """Calls the function that `python -m realm_jax.MODULE` calls."""
-    gin_files, gin_bindings = self._configuration(recipe, bindings)
-    print(f"\n$ {_command(module, gin_files, gin_bindings)}", flush=True)
-    with configuration.parsed(gin_files, gin_bindings):
+    gin_files, values = self._configuration(recipe, bindings)
+    print(f"\n$ {_command(module, gin_files, values)}", flush=True)
+    with configuration.parsed(
+      gin_files, [f"{name} = {value}" for name, value in values.items()]
+    ):
       return configuration.configured(function)()
-
-  @contextlib.contextmanager
-  def index_builder(
-    self,
-    model_dir: str,
-    *,
-    recipe: str = "build_index",
-    once: bool = False,
-    log_dir: str | None = None,
-    **bindings: _Value,
-  ) -> Iterator[None]:
-    """Runs the index builder as a second process during the `with` block.
-
-    With `once` the end of the block waits for its one generation. Otherwise it
-    follows the checkpoints until the block ends. If it fails, the training in
-    the block is stopped by SIGTERM.
-
-    Raises:
-      ValueError: It failed.
-    """
-    gin_files, gin_bindings = self._configuration(
-      recipe, {"MODEL_DIR": model_dir, **bindings}
-    )
-    command = _command(
-      "build_index", gin_files, gin_bindings, *(["--once"] if once else [])
-    )
-    log = Path(log_dir or model_dir) / "build_index.log"
-    print(f"\n$ {command} &     # log: {log}", flush=True)
-    with _beside(command, log) as process:
-      yield
-      if once:
-        process.wait()
 
   def _configuration(
     self, recipe: str, bindings: Mapping[str, _Value]
-  ) -> tuple[list[str], list[str]]:
-    """Returns the gin files and bindings of a stage."""
-    return (
-      [f"{_RECIPES}/{recipe}.gin", *self._extra_gin_files],
-      [
-        f"{name} = {_as_gin(value)}"
-        for name, value in {"CORPUS_DIR": self.corpus_dir, **bindings}.items()
-      ],
-    )
-
-
-def _as_gin(value: _Value) -> str:
-  return json.dumps(value) if isinstance(value, str) else repr(value)
+  ) -> tuple[list[str], dict[str, str]]:
+    """Returns the gin files of a stage, and what is bound besides, as gin."""
+    bindings = {"CORPUS_DIR": self.path("corpus"), **bindings}
+    values = {
+      name: json.dumps(value) if isinstance(value, str) else repr(value)
+      for name, value in bindings.items()
+    }
+    return [f"{_RECIPES}/{recipe}.gin", *self._extra_gin_files], values
 
 
 def _command(
   module: str,
   gin_files: Sequence[str],
-  gin_bindings: Sequence[str],
+  values: Mapping[str, str],
   *flags: str,
 ) -> str:
   arguments = [f"--gin_file={file}" for file in gin_files]
-  for binding in gin_bindings:
-    name, _, value = binding.partition(" = ")
-    arguments.append(f"--gin.{name}={value}")
+  arguments += [f"--gin.{name}={value}" for name, value in values.items()]
   return shlex.join(["python", "-m", f"realm_jax.{module}", *flags, *arguments])
 
 
 @contextlib.contextmanager
-def _beside(command: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def _beside(command: str, log: Path, *, wait: bool) -> Iterator[None]:
   """Runs a command during the `with` block, which ends if the command fails.
 
-  The block is then stopped by SIGTERM. At its end the command is terminated.
+  The block is then stopped by SIGTERM. At its end the command is terminated,
+  or waited for.
 
   Raises:
     ValueError: The command failed, or SIGTERM came from elsewhere.
@@ -193,7 +195,9 @@ def _beside(command: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
   with stop_on_sigterm() as stop:
     watcher.start()
     try:
-      yield process
+      yield
+      if wait:
+        process.wait()
     except ValueError:
       if not failed.is_set():
         raise
@@ -207,8 +211,8 @@ def _beside(command: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     raise ValueError("stopped by SIGTERM; the outputs so far are kept")
 
 
-def run_demo(demo: DemoRun) -> report.DemoFigures:
-  """Runs every stage and control, and returns the figures of the report."""
+def run_demo(demo: DemoRun) -> dict[str, Any]:
+  """Runs every stage and control, and returns the contents of report.json."""
   start = time.monotonic()
   _announce("A fictional encyclopedia, its corpus and its wordpieces")
   world = _make_world(demo)
@@ -217,7 +221,7 @@ def run_demo(demo: DemoRun) -> report.DemoFigures:
   _announce("Reading: the reader learns to fill in words from a block")
   demo.train("reading", "reading")
   _announce("REALM pre-training: both learn, and the index is refreshed")
-  with demo.index_builder(demo.path("realm")):
+  with demo.index_builder("realm"):
     pretrained = demo.train(
       "realm",
       "pretrain",
@@ -235,20 +239,24 @@ def run_demo(demo: DemoRun) -> report.DemoFigures:
   bm25 = _train_on_bm25(demo)
   _announce(f"{_NUM_EDITS} facts change in the corpus; nothing is trained")
   edited = _evaluate_edited_world(demo, world)
+  open_qa = {
+    "realm": realm,
+    "random_blocks": random_blocks,
+    "bm25": bm25,
+    "ict_only": ict_only,
+  }
   return {
-    "realm": _open_qa_figures(realm),
-    "random_blocks": _open_qa_figures(random_blocks),
-    "bm25": _open_qa_figures(bm25),
-    "ict_only": _open_qa_figures(ict_only),
+    **{
+      name: {key: figures[key] for key in ("exact_match", "recall_at_5")}
+      for name, figures in open_qa.items()
+    },
     "masked_accuracy": {
-      "with_retrieval": _number(masked, "masked_accuracy"),
-      "null_only": _number(masked, "masked_accuracy_null"),
+      "with_retrieval": masked["masked_accuracy"],
+      "null_only": masked["masked_accuracy_null"],
     },
     "edited_facts": {
-      "followed": round(
-        _number(edited, "exact_match") * _number(edited, "num_questions")
-      ),
-      "total": int(_number(edited, "num_questions")),
+      "followed": round(edited["exact_match"] * edited["num_questions"]),
+      "total": edited["num_questions"],
     },
     "generations_swapped": pretrained.swaps,
     "wall_seconds": round(time.monotonic() - start, 1),
@@ -262,35 +270,17 @@ def _make_world(demo: DemoRun) -> world_lib.World:
   world_lib.write_world(demo.path("world"), world=world)
   # The vocabulary covers articles and training questions.
   texts = [question.text for question in world.questions["train"]]
-  source = DocumentSource([demo.path("world/articles.jsonl")])
-  for document in source.documents(BuildSummary()):
-    texts += [document.title, document.text]
+  for document in world.documents:
+    texts += [document.title, document.text(world.facts)]
   pieces = train_vocabulary(texts, _VOCABULARY_SIZE)
   write_pieces(demo.path("vocab.txt"), pieces)
-  _build_corpus(demo, "world", demo.corpus_dir)
+  demo.build_corpus("world", "corpus")
   return world
 
 
-def _build_corpus(demo: DemoRun, folder: str, corpus_dir: str) -> None:
-  articles, vocab = demo.path(f"{folder}/articles.jsonl"), "vocab.txt"
-  print(
-    f"\n$ python -m realm_jax.build_corpus --input={articles} "
-    f"--output_dir={corpus_dir} --vocab={demo.path(vocab)} "
-    f"--block_length={_BLOCK_LENGTH}",
-    flush=True,
-  )
-  summary = build_corpus(
-    [articles],
-    corpus_dir,
-    vocab=demo.path(vocab),
-    block_length=_BLOCK_LENGTH,
-  )
-  print(summary.table())
-
-
-def _train_open_qa(demo: DemoRun, name: str, *, retriever: str) -> Figures:
+def _train_open_qa(demo: DemoRun, name: str, *, retriever: str) -> _Figures:
   """Trains open QA from a stage's retriever, and evaluates it."""
-  with demo.index_builder(demo.path(name), once=True):
+  with demo.index_builder(name, once=True):
     demo.train(
       name,
       "open_qa",
@@ -301,7 +291,7 @@ def _train_open_qa(demo: DemoRun, name: str, *, retriever: str) -> Figures:
   return _evaluate_open_qa(demo, name, MODEL_DIR=demo.path(name))
 
 
-def _train_on_bm25(demo: DemoRun) -> Figures:
+def _train_on_bm25(demo: DemoRun) -> _Figures:
   """Trains open QA on BM25's blocks, and evaluates it.
 
   BM25 brings its own scores, so that the run has no towers. The generation
@@ -309,10 +299,10 @@ def _train_on_bm25(demo: DemoRun) -> Figures:
   """
   name = "bm25"
   with demo.index_builder(
-    demo.path("realm"),
+    name,
     once=True,
     recipe="build_index_bm25",
-    log_dir=demo.path(name),
+    MODEL_DIR=demo.path("realm"),
     GENERATIONS_DIR=demo.path(f"{name}/generations"),
     CHECKPOINT_STEP=0,
   ):
@@ -328,26 +318,24 @@ def _train_on_bm25(demo: DemoRun) -> Figures:
   )
 
 
-def _evaluate_open_qa(demo: DemoRun, name: str, **bindings: _Value) -> Figures:
+def _evaluate_open_qa(demo: DemoRun, name: str, **bindings: _Value) -> _Figures:
   """Evaluates open QA, by default the run with the REALM retriever."""
-  defaults: Mapping[str, _Value] = {
+  defaults: dict[str, _Value] = {
     "MODEL_DIR": demo.path("open_qa"),
     "QUESTIONS": demo.path("world/questions-test.jsonl"),
   }
-  return demo.evaluate(name, "eval", **{**defaults, **bindings})
+  return demo.evaluate(name, "eval", **(defaults | bindings))
 
 
-def _evaluate_edited_world(demo: DemoRun, world: world_lib.World) -> Figures:
+def _evaluate_edited_world(demo: DemoRun, world: world_lib.World) -> _Figures:
   """Edits facts, rebuilds corpus and index, and asks about the facts."""
-  edited_world, changes = edits.edit_facts(world, count=_NUM_EDITS, seed=0)
-  edits.write_edited(
-    demo.path("edited_world"), world=edited_world, edits=changes
-  )
+  edited = edits.edit_facts(world, count=_NUM_EDITS, seed=0)
+  edits.write_edited(demo.path("edited_world"), before=world, after=edited)
+  demo.build_corpus("edited_world", "edited_corpus")
   corpus_dir = demo.path("edited_corpus")
-  _build_corpus(demo, "edited_world", corpus_dir)
   generations = demo.path("edited_generations")
   with demo.index_builder(
-    demo.path("open_qa"),
+    "open_qa",
     once=True,
     CORPUS_DIR=corpus_dir,
     GENERATIONS_DIR=generations,
@@ -361,17 +349,6 @@ def _evaluate_edited_world(demo: DemoRun, world: world_lib.World) -> Figures:
     GENERATION=generations,
     QUESTIONS=demo.path("edited_world/questions-edited.jsonl"),
   )
-
-
-def _open_qa_figures(figures: Figures) -> report.OpenQaFigures:
-  return {
-    "exact_match": _number(figures, "exact_match"),
-    "recall_at_5": _number(figures, "recall_at_5"),
-  }
-
-
-def _number(figures: Figures, name: str) -> float:
-  return cast(float, figures[name])
 
 
 def _announce(title: str) -> None:
@@ -395,8 +372,7 @@ def main(argv: Sequence[str]) -> None:
       "bindings into a file, as in gin/experiments/demo/quick.gin, and give "
       "--gin_file"
     )
-  figures = run_demo(DemoRun(_OUTPUT_DIR.value, extra_gin_files=gin_files))
-  print(report.write(output_dir, figures))
+  print(report.write(output_dir, run_demo(DemoRun(output_dir, gin_files))))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ others.
 
 import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -50,148 +50,117 @@ class Document:
     return " ".join(facts[s.fact].word(s.template) for s in self.sentences)
 
 
-def make_documents(
-  generator: np.random.Generator,
-  entities: list[facts_lib.Entity],
-  facts: list[facts_lib.Fact],
-  *,
-  told_elsewhere: float,
-  facts_per_digest: int,
-) -> list[Document]:
-  """Writes an article for each entity, and two digests about it.
+class Writer:
+  """Writes the articles and digests of a world's facts.
 
   Args:
     generator: Random generator of articles, order and wording.
     entities: Entities of the world.
     facts: Facts of the world.
-    told_elsewhere: Share of facts that are told in another entity's article
-      instead of their subject's.
-    facts_per_digest: Maximum number of sentences of a digest.
-
-  Returns:
-    Articles in the order of `entities`, then each entity's two digests in the
-    same order.
   """
-  told = _assign_facts(generator, entities, facts, told_elsewhere)
-  documents = [
-    _article(generator, number, entity, told[entity.name], facts)
-    for number, entity in enumerate(entities)
-  ]
-  documents += _digests(generator, entities, facts, facts_per_digest)
-  return documents
 
+  def __init__(
+    self,
+    generator: np.random.Generator,
+    entities: Sequence[facts_lib.Entity],
+    facts: Sequence[facts_lib.Fact],
+  ):
+    self._generator = generator
+    self._entities = entities
+    self._facts = facts
+    # By the name of an entity: the facts about it, and the other entities in
+    # them.
+    self._about: dict[str, list[int]] = collections.defaultdict(list)
+    self._neighbours: dict[str, list[str]] = collections.defaultdict(list)
+    for index, fact in enumerate(facts):
+      for name in fact.entities:
+        self._about[name].append(index)
+        self._neighbours[name] += [n for n in fact.entities if n != name]
 
-def _facts_about(facts: Sequence[facts_lib.Fact]) -> dict[str, list[int]]:
-  """Returns the indices of the facts about each entity, by its name."""
-  about: dict[str, list[int]] = collections.defaultdict(list)
-  for index, fact in enumerate(facts):
-    for name in fact.entities:
-      about[name].append(index)
-  return about
+  def articles(self, *, told_elsewhere: float) -> list[Document]:
+    """Writes an article for each entity, in their order.
 
-
-def _assign_facts(
-  generator: np.random.Generator,
-  entities: Sequence[facts_lib.Entity],
-  facts: Sequence[facts_lib.Fact],
-  told_elsewhere: float,
-) -> dict[str, list[int]]:
-  """Chooses the facts told in each entity's article: indices by name."""
-  neighbours: dict[str, list[str]] = collections.defaultdict(list)
-  for fact in facts:
-    for name in fact.entities:
-      neighbours[name] += [other for other in fact.entities if other != name]
-
-  told: dict[str, list[int]] = {entity.name: [] for entity in entities}
-  for index, fact in enumerate(facts):
-    elsewhere = list(fact.entities[1:]) or neighbours[fact.subject]
-    articles = [fact.subject]
-    if elsewhere and generator.random() < told_elsewhere:
-      articles = elsewhere
-    # If all are full, which is rare, the shortest takes one sentence more.
-    free = [a for a in articles if len(told[a]) < MAX_SENTENCES] or [
-      min((fact.subject, *elsewhere), key=lambda name: len(told[name]))
-    ]
-    told[free[generator.integers(len(free))]].append(index)
-
-  about = _facts_about(facts)
-  for entity in entities:
-    _lengthen(
-      generator, entity.name, told[entity.name], facts, about, neighbours
-    )
-  return told
-
-
-def _lengthen(
-  generator: np.random.Generator,
-  name: str,
-  told: list[int],
-  facts: Sequence[facts_lib.Fact],
-  about: Mapping[str, Sequence[int]],
-  neighbours: Mapping[str, Sequence[str]],
-) -> None:
-  """Adds facts that other articles tell to an article that is too short."""
-  own = [index for index in about[name] if index not in told]
-  # Facts of which the entity is the value come first: no question asks for
-  # them by its name.
-  own.sort(key=lambda index: (facts[index].subject == name, generator.random()))
-  num_own = sum(name in facts[index].entities for index in told)
-  while own and (num_own < 2):
-    told.append(own.pop(0))
-    num_own += 1
-  nearby = [i for n in neighbours[name] for i in about[n] if i not in told]
-  nearby = [i for i in dict.fromkeys(nearby) if facts[i].subject != name]
-  rest = [int(i) for i in generator.permutation(nearby)] + own
-  told += rest[: max(0, MIN_SENTENCES - len(told))]
-
-
-def _article(
-  generator: np.random.Generator,
-  number: int,
-  entity: facts_lib.Entity,
-  told: Sequence[int],
-  facts: Sequence[facts_lib.Fact],
-) -> Document:
-  # Facts about the entity itself come first.
-  told = sorted(
-    told,
-    key=lambda i: (entity.name not in facts[i].entities, generator.random()),
-  )
-  sentences = tuple(
-    Sentence(
-      index,
-      str(generator.choice(relations.BY_NAME[facts[index].relation].articles)),
-    )
-    for index in told
-  )
-  return Document(f"article-{number:05d}", entity.name, entity.name, sentences)
-
-
-def _digests(
-  generator: np.random.Generator,
-  entities: Sequence[facts_lib.Entity],
-  facts: Sequence[facts_lib.Fact],
-  facts_per_digest: int,
-) -> list[Document]:
-  """Restates the facts about each entity, under titles that name nobody."""
-  about = _facts_about(facts)
-  documents = []
-  for number, entity in enumerate(entities):
-    order = generator.permutation(about[entity.name])
-    # If one digest does not hold all facts, the other starts with the rest.
-    for title, chosen in zip(_DIGESTS, (order, order[::-1]), strict=True):
+    Args:
+      told_elsewhere: Share of facts that are told in another entity's article
+        instead of their subject's.
+    """
+    told = self._assign_facts(told_elsewhere)
+    for entity in self._entities:
+      self._lengthen(entity.name, told[entity.name])
+    documents = []
+    for number, entity in enumerate(self._entities):
+      name = entity.name
+      # Facts about the entity itself come first.
+      order = sorted(
+        told[name],
+        key=lambda i: (not self._is_about(i, name), self._generator.random()),
+      )
       sentences = tuple(
-        Sentence(
-          int(index),
-          str(
-            generator.choice(relations.BY_NAME[facts[index].relation].digests)
-          ),
-        )
-        for index in chosen[:facts_per_digest]
+        self._word(index, self._relation(index).articles) for index in order
       )
-      documents.append(
-        Document(
-          f"{title.lower()}-{number:05d}", f"{title} {number}", None, sentences
+      documents.append(Document(f"article-{number:05d}", name, name, sentences))
+    return documents
+
+  def digests(self, *, num_facts: int) -> list[Document]:
+    """Restates the facts about each entity, under titles that name nobody.
+
+    Args:
+      num_facts: Maximum number of sentences of a digest.
+    """
+    documents = []
+    for number, entity in enumerate(self._entities):
+      order = self._generator.permutation(self._about[entity.name]).tolist()
+      # If one digest does not hold all facts, the other starts with the rest.
+      for title, chosen in zip(_DIGESTS, (order, order[::-1]), strict=True):
+        sentences = tuple(
+          self._word(index, self._relation(index).digests)
+          for index in chosen[:num_facts]
         )
-      )
-  return documents
+        document_id = f"{title.lower()}-{number:05d}"
+        documents.append(
+          Document(document_id, f"{title} {number}", None, sentences)
+        )
+    return documents
+
+  def _relation(self, index: int) -> relations.Relation:
+    return relations.BY_NAME[self._facts[index].relation]
+
+  def _is_about(self, index: int, name: str) -> bool:
+    return name in self._facts[index].entities
+
+  def _word(self, index: int, templates: Sequence[str]) -> Sentence:
+    return Sentence(index, str(self._generator.choice(templates)))
+
+  def _assign_facts(self, told_elsewhere: float) -> dict[str, list[int]]:
+    """Chooses the facts told in each entity's article: indices by name."""
+    told: dict[str, list[int]] = {entity.name: [] for entity in self._entities}
+    for index, fact in enumerate(self._facts):
+      elsewhere = list(fact.entities[1:]) or self._neighbours[fact.subject]
+      articles = [fact.subject]
+      if elsewhere and self._generator.random() < told_elsewhere:
+        articles = elsewhere
+      # If all are full, which is rare, the shortest takes one sentence more.
+      free = [a for a in articles if len(told[a]) < MAX_SENTENCES] or [
+        min((fact.subject, *elsewhere), key=lambda name: len(told[name]))
+      ]
+      told[free[self._generator.integers(len(free))]].append(index)
+    return told
+
+  def _lengthen(self, name: str, told: list[int]) -> None:
+    """Adds facts that other articles tell to an article that is too short."""
+    facts, generator = self._facts, self._generator
+    own = [index for index in self._about[name] if index not in told]
+    # Facts of which the entity is the value come first: no question asks for
+    # them by its name.
+    own.sort(key=lambda i: (facts[i].subject == name, generator.random()))
+    num_missing = max(0, 2 - sum(self._is_about(i, name) for i in told))
+    told += own[:num_missing]
+    nearby = [
+      index
+      for neighbour in self._neighbours[name]
+      for index in self._about[neighbour]
+      if index not in told and facts[index].subject != name
+    ]
+    rest = generator.permutation(list(dict.fromkeys(nearby))).tolist()
+    rest += own[num_missing:]
+    told += rest[: max(0, MIN_SENTENCES - len(told))]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int
 
-from realm_jax.demo_world import names, relations
+from realm_jax.demo_world import relations
 
 # All counts and years come from one pool, so that each number is a word that
 # occurs often, and none gives away what it measures.
@@ -53,33 +53,21 @@ class Fact:
     return template.format(s=self.subject, o=self.value)
 
 
-def make_entities(
-  generator: np.random.Generator, counts: dict[relations.EntityKind, int]
-) -> list[Entity]:
-  """Returns `counts[kind]` entities of each kind."""
-  return [
-    Entity(name, kind)
-    for kind, group in names.make_names(generator, counts).items()
-    for name in group
-  ]
-
-
 def make_facts(
   generator: np.random.Generator, groups: Sequence[Sequence[Entity]]
 ) -> list[Fact]:
   """Gives every entity a value for every relation of its kind.
 
-  In a symmetric relation each pair is one fact; if the number of entities is
-  odd, one of them has none.
+  Facts connect entities of one group only, and a number or date occurs in one
+  group only. In a symmetric relation each pair is one fact; if the number of
+  entities is odd, one of them has none.
 
   Args:
     generator: Random generator of the values.
-    groups: Groups of entities, each with every kind. Facts connect entities of
-      one group only, and a number or date occurs in one group only.
+    groups: Groups of entities, each with every kind.
   """
-  total = sum(len(group) for group in groups)
-  ends = np.cumsum([len(group) for group in groups])[:-1]
-  shares = (ends * len(NUMBERS) / total).astype(int)
+  ends = np.cumsum([len(group) for group in groups])
+  shares = (ends[:-1] * len(NUMBERS) / ends[-1]).astype(int)
   numbers = np.split(generator.permutation(NUMBERS), shares)
   facts = []
   for group, own_numbers in zip(groups, numbers, strict=True):

@@ -9,6 +9,7 @@ and "New Tavora". Such similar names make a retriever compare whole names.
 import numpy as np
 
 from realm_jax.demo_world import relations
+from realm_jax.demo_world.facts import Entity
 
 _ONSETS = tuple("b br c d dr f g gr h j k kl l m n p pr r s t tr v w z".split())
 _VOWELS = tuple("a e i o u ai ei ou".split())
@@ -35,28 +36,25 @@ _PREFIXES: dict[relations.EntityKind, str] = {
 _NAMES_PER_SIMILAR_NAME = 8
 
 
-def make_names(
+def make_entities(
   generator: np.random.Generator, counts: dict[relations.EntityKind, int]
-) -> dict[relations.EntityKind, list[str]]:
-  """Returns `counts[kind]` different names for each kind."""
+) -> list[Entity]:
+  """Returns `counts[kind]` entities of each kind, with different names."""
   # No name may be a word of the templates.
   used = {
     word.strip(".,?{}").lower()
     for relation in relations.RELATIONS
-    for template in (
-      *relation.articles,
-      *relation.digests,
-      *relation.questions,
-    )
+    for template in relation.articles + relation.digests + relation.questions
     for word in template.split()
   }
-  names = {}
+  entities = []
   for kind, count in counts.items():
     num_similar = count // _NAMES_PER_SIMILAR_NAME
     words = _invent(generator, kind, count - num_similar, used)
     similar = [f"{_PREFIXES[kind]} {word}" for word in words[:num_similar]]
-    names[kind] = [str(name) for name in generator.permutation(words + similar)]
-  return names
+    names = generator.permutation(words + similar)
+    entities += [Entity(str(name), kind) for name in names]
+  return entities
 
 
 def _invent(

@@ -41,10 +41,8 @@ def make_questions(
     generator: Random generator of order and wording.
     facts: Facts of the world.
     split_of: Split of each entity, by its name.
-    counts: Maximum number of questions of each split.
-
-  Returns:
-    Questions of each split, in random order.
+    counts: Maximum number of questions of each split, which are in random
+      order.
   """
   possible: dict[Split, list[tuple[str, str, int, str]]] = {
     split: [] for split in counts

@@ -1,133 +1,39 @@
 """The demo's report: a table, JSON, Markdown and plots."""
 
+import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypedDict
+from typing import Any
 
-# Each plot's file, title, and curves: run and metric.
-_PLOTS = (
-  (
-    "loss.png",
+# Each plot's file: its title, and its curves as RUN/METRIC.
+_PLOTS = {
+  "loss.png": (
     "Loss (nats)",
-    (
-      ("inverse_cloze", "loss"),
-      ("reading", "loss"),
-      ("realm", "loss"),
-      ("open_qa", "loss"),
-    ),
+    ["inverse_cloze/loss", "reading/loss", "realm/loss", "open_qa/loss"],
   ),
-  (
-    "retrieval_utility.png",
+  "retrieval_utility.png": (
     "Retrieval utility, log p(y|x) − log p(y|null, x) (nats)",
-    (("realm", "retrieval_utility"),),
+    ["realm/retrieval_utility"],
   ),
-  (
-    "recall.png",
+  "recall.png": (
     "Share of queries with the answer in a retrieved block",
-    (
-      ("realm", "recall"),
-      ("open_qa", "recall_at_5"),
-      ("ict_only", "recall_at_5"),
-      ("bm25", "recall_at_5"),
-    ),
+    [
+      "realm/recall",
+      "open_qa/recall_at_5",
+      "ict_only/recall_at_5",
+      "bm25/recall_at_5",
+    ],
   ),
-  (
-    "staleness.png",
+  "staleness.png": (
     "Staleness of the index (steps)",
-    (("realm", "staleness_steps"),),
+    ["realm/staleness_steps"],
   ),
-)
+}
 _SMOOTHING = 0.1
 
 
-class OpenQaFigures(TypedDict):
-  """Figures of one evaluation of open QA."""
-
-  exact_match: float
-  recall_at_5: float
-
-
-class MaskedAccuracy(TypedDict):
-  """Accuracy on masked names, with retrieval and with the null block alone."""
-
-  with_retrieval: float
-  null_only: float
-
-
-class EditedFacts(TypedDict):
-  """Number of edited facts that answers follow, of how many."""
-
-  followed: int
-  total: int
-
-
-class DemoFigures(TypedDict):
-  """Contents of report.json."""
-
-  realm: OpenQaFigures
-  random_blocks: OpenQaFigures
-  bm25: OpenQaFigures
-  ict_only: OpenQaFigures
-  masked_accuracy: MaskedAccuracy
-  edited_facts: EditedFacts
-  generations_swapped: int
-  wall_seconds: float
-
-
-def _open_qa(figures: OpenQaFigures) -> str:
-  return (
-    f"EM {figures['exact_match']:.3f}   recall@5 {figures['recall_at_5']:.3f}"
-  )
-
-
-def rows(figures: DemoFigures) -> list[tuple[str, str, str]]:
-  """Returns what was measured, its figure, and a remark, for each row."""
-  masked, edited = figures["masked_accuracy"], figures["edited_facts"]
-  return [
-    ("REALM", _open_qa(figures["realm"]), "test questions"),
-    (
-      "same reader, random blocks",
-      _open_qa(figures["random_blocks"]),
-      "control",
-    ),
-    ("BM25, reader trained on it", _open_qa(figures["bm25"]), "control"),
-    ("inverse cloze, no REALM", _open_qa(figures["ict_only"]), "control"),
-    (
-      "masked names, with retrieval",
-      f"accuracy {masked['with_retrieval']:.3f}",
-      "pre-training",
-    ),
-    (
-      "masked names, null block alone",
-      f"accuracy {masked['null_only']:.3f}",
-      "control",
-    ),
-    (
-      "facts edited in the corpus",
-      f"{edited['followed']} of {edited['total']} answers follow",
-      "nothing trained",
-    ),
-    (
-      "generations swapped in",
-      str(figures["generations_swapped"]),
-      "pre-training",
-    ),
-    ("wall time", f"{figures['wall_seconds']:.0f} s", ""),
-  ]
-
-
-def table(figures: DemoFigures) -> str:
-  """Returns the report for a terminal."""
-  lines = rows(figures)
-  widths = [max(len(line[i]) for line in lines) for i in range(2)]
-  return "\n".join(
-    f"{name:<{widths[0]}}   {figure:<{widths[1]}}   {remark}".rstrip()
-    for name, figure, remark in lines
-  )
-
-
-def write(output_dir: Path, figures: DemoFigures) -> str:
+def write(output_dir: Path, figures: Mapping[str, Any]) -> str:
   """Writes report.json, report.md and the plots, and returns the table.
 
   Args:
@@ -135,23 +41,54 @@ def write(output_dir: Path, figures: DemoFigures) -> str:
     figures: Figures that `demo.run_demo` returns.
   """
   (output_dir / "report.json").write_text(json.dumps(figures, indent=2) + "\n")
-  body = "\n".join(f"| {' | '.join(line)} |" for line in rows(figures))
-  plots = "\n\n".join(f"![{title}]({name})" for name, title, _ in _PLOTS)
+  rows = _rows(figures)
+  body = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+  plots = "\n\n".join(
+    f"![{title}]({name})" for name, (title, _) in _PLOTS.items()
+  )
   (output_dir / "report.md").write_text(
     "# The demo's report\n\n| what | figure | |\n| --- | --- | --- |\n"
     f"{body}\n\n{plots}\n"
   )
-  for name, title, curves in _PLOTS:
+  for name, (title, curves) in _PLOTS.items():
     _plot(output_dir, name=name, title=title, curves=curves)
-  return f"\n{table(figures)}\n\nreport: {output_dir / 'report.md'}"
+  widths = [max(len(row[i]) for row in rows) for i in range(2)]
+  table = "\n".join(
+    f"{name:<{widths[0]}}   {figure:<{widths[1]}}   {remark}".rstrip()
+    for name, figure, remark in rows
+  )
+  return f"\n{table}\n\nreport: {output_dir / 'report.md'}"
+
+
+def _rows(figures: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+  """Returns what was measured, its figure, and a remark, for each row."""
+
+  def open_qa(name: str) -> str:
+    of_run = figures[name]
+    return (
+      f"EM {of_run['exact_match']:.3f}   recall@5 {of_run['recall_at_5']:.3f}"
+    )
+
+  masked, edited = figures["masked_accuracy"], figures["edited_facts"]
+  with_retrieval = f"accuracy {masked['with_retrieval']:.3f}"
+  null_only = f"accuracy {masked['null_only']:.3f}"
+  followed = f"{edited['followed']} of {edited['total']} answers follow"
+  swapped = str(figures["generations_swapped"])
+  return [
+    ("REALM", open_qa("realm"), "test questions"),
+    ("same reader, random blocks", open_qa("random_blocks"), "control"),
+    ("BM25, reader trained on it", open_qa("bm25"), "control"),
+    ("inverse cloze, no REALM", open_qa("ict_only"), "control"),
+    ("masked names, with retrieval", with_retrieval, "pre-training"),
+    ("masked names, null block alone", null_only, "control"),
+    ("facts edited in the corpus", followed, "nothing trained"),
+    ("generations swapped in", swapped, "pre-training"),
+    ("wall time", f"{figures['wall_seconds']:.0f} s", ""),
+  ]
 
 
 def _plot(
-  output_dir: Path,
-  *,
-  name: str,
-  title: str,
-  curves: Sequence[tuple[str, str]],
+  output_dir: Path, *, name: str, title: str, curves: Sequence[str]
 ) -> None:
   import matplotlib  # Installed by the `demo` extra.
 
@@ -159,11 +96,12 @@ def _plot(
   from matplotlib import pyplot as plt
 
   figure, axes = plt.subplots(figsize=(8, 4.5))
-  for run, metric in curves:
+  for curve in curves:
+    run, metric = curve.split("/")
     lines = (output_dir / run / "metrics.jsonl").read_text().splitlines()
-    points = [json.loads(line) for line in lines]
-    steps = [point["step"] for point in points if metric in point]
-    values = [point[metric] for point in points if metric in point]
+    points = [point for point in map(json.loads, lines) if metric in point]
+    steps = [point["step"] for point in points]
+    values = [point[metric] for point in points]
     if metric == "staleness_steps":
       axes.plot(steps, values, label=run)
       continue
@@ -180,8 +118,8 @@ def _plot(
 
 def _smooth(values: Sequence[float]) -> list[float]:
   """Returns the exponential moving average."""
-  smoothed: list[float] = []
-  for value in values:
-    mean = smoothed[-1] if smoothed else value
-    smoothed.append(mean + _SMOOTHING * (value - mean))
-  return smoothed
+  return list(
+    itertools.accumulate(
+      values, lambda mean, value: mean + _SMOOTHING * (value - mean)
+    )
+  )

@@ -29,9 +29,8 @@ def split_entities(
 
   Args:
     generator: Random generator of the split.
-    entities: Entities of the world, at least one of every kind for each split.
-    held_out: Shares of the validation and the test split; the rest is for
-      training.
+    entities: Entities, at least one of every kind for each split.
+    held_out: Shares of all splits but that for training, which has the rest.
   """
   of_split: dict[Split, list[facts_lib.Entity]] = {s: [] for s in SPLITS}
   for kind in relations.ENTITY_KINDS:

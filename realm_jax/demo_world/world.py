@@ -1,27 +1,19 @@
 """A whole demo world: generated from a seed, and written as files."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from etils import epath
 
 from realm_jax.demo_world import documents as documents_lib
 from realm_jax.demo_world import facts as facts_lib
+from realm_jax.demo_world import names, splits
 from realm_jax.demo_world import questions as questions_lib
-from realm_jax.demo_world import splits
-from realm_jax.demo_world.relations import ENTITY_KINDS, EntityKind
+from realm_jax.demo_world.relations import EntityKind
 from realm_jax.files.json_file import JsonValue, json_lines
 
 _MIN_OF_KIND = len(splits.SPLITS)
-_PLURALS: dict[EntityKind, str] = {
-  "person": "people",
-  "city": "cities",
-  "country": "countries",
-  "river": "rivers",
-  "company": "companies",
-  "book": "books",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +71,12 @@ class WorldConfig:
   def num_entities(self) -> dict[EntityKind, int]:
     """Number of entities of each kind."""
     return {
-      kind: getattr(self, f"num_{_PLURALS[kind]}") for kind in ENTITY_KINDS
+      "person": self.num_people,
+      "city": self.num_cities,
+      "country": self.num_countries,
+      "river": self.num_rivers,
+      "company": self.num_companies,
+      "book": self.num_books,
     }
 
 
@@ -87,10 +84,10 @@ class WorldConfig:
 class World:
   """A fictional encyclopedia, the facts in it, and questions about them."""
 
-  entities: tuple[facts_lib.Entity, ...]
-  facts: tuple[facts_lib.Fact, ...]
-  documents: tuple[documents_lib.Document, ...]
-  questions: Mapping[splits.Split, tuple[questions_lib.Question, ...]]
+  entities: Sequence[facts_lib.Entity]
+  facts: Sequence[facts_lib.Fact]
+  documents: Sequence[documents_lib.Document]
+  questions: Mapping[splits.Split, Sequence[questions_lib.Question]]
 
   def gold_ids(self, fact: int) -> list[str]:
     """Returns the ids of the documents that state a fact."""
@@ -102,14 +99,10 @@ class World:
 
 
 def generate(config: WorldConfig | None = None) -> World:
-  """Generates a world, which is always the same for the same configuration.
-
-  Raises:
-    ValueError: A number is too large for the names that there are.
-  """
+  """Generates a world, which is always the same for the same configuration."""
   config = config or WorldConfig()
   generator = np.random.default_rng(config.seed)
-  entities = facts_lib.make_entities(generator, config.num_entities)
+  entities = names.make_entities(generator, config.num_entities)
   split = splits.split_entities(
     generator,
     entities,
@@ -119,13 +112,9 @@ def generate(config: WorldConfig | None = None) -> World:
     },
   )
   facts = facts_lib.make_facts(generator, list(split.values()))
-  documents = documents_lib.make_documents(
-    generator,
-    entities,
-    facts,
-    told_elsewhere=config.told_elsewhere,
-    facts_per_digest=config.facts_per_digest,
-  )
+  writer = documents_lib.Writer(generator, entities, facts)
+  documents = writer.articles(told_elsewhere=config.told_elsewhere)
+  documents += writer.digests(num_facts=config.facts_per_digest)
   questions = questions_lib.make_questions(
     generator,
     facts,
@@ -136,33 +125,20 @@ def generate(config: WorldConfig | None = None) -> World:
       "test": config.num_test_questions,
     },
   )
-  return World(
-    tuple(entities),
-    tuple(facts),
-    tuple(documents),
-    {split: tuple(group) for split, group in questions.items()},
-  )
+  return World(entities, facts, documents, questions)
 
 
 def write_world(directory: epath.PathLike, *, world: World) -> None:
   """Writes `articles.jsonl` and `questions-<split>.jsonl` to a directory."""
   directory = epath.Path(directory)
-  write_lines(
-    directory / "articles.jsonl",
-    (
-      {
-        "id": document.id,
-        "title": document.title,
-        "text": document.text(world.facts),
-      }
-      for document in world.documents
-    ),
-  )
+  with json_lines(directory / "articles.jsonl") as write:
+    for document in world.documents:
+      text = document.text(world.facts)
+      write({"id": document.id, "title": document.title, "text": text})
   for split, questions in world.questions.items():
-    write_lines(
-      directory / f"questions-{split}.jsonl",
-      (question_record(world, question) for question in questions),
-    )
+    with json_lines(directory / f"questions-{split}.jsonl") as write:
+      for question in questions:
+        write(question_record(world, question))
 
 
 def question_record(
@@ -177,12 +153,3 @@ def question_record(
     "relation": world.facts[question.fact].relation,
     "gold_ids": world.gold_ids(question.fact),
   }
-
-
-def write_lines(
-  path: epath.PathLike, records: Iterable[Mapping[str, JsonValue]]
-) -> None:
-  """Writes records as JSON Lines."""
-  with json_lines(path) as write:
-    for record in records:
-      write(record)

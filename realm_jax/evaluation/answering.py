@@ -28,8 +28,6 @@ from realm_jax.text.answer_spans import widen_to_words
 from realm_jax.text.answers import normalize_answer
 from realm_jax.training.stages.open_qa import OpenQa
 
-CANDIDATES = ("index", "random")
-
 
 @dataclasses.dataclass(frozen=True)
 class AnsweringConfig:
@@ -50,10 +48,9 @@ class AnsweringConfig:
   num_spans: int = 1
 
   def __post_init__(self) -> None:
-    if self.candidates not in CANDIDATES:
-      raise ValueError(
-        f"candidates={self.candidates!r}; want one of {CANDIDATES}"
-      )
+    known = ("index", "random")
+    if self.candidates not in known:
+      raise ValueError(f"candidates={self.candidates!r}; want one of {known}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +111,10 @@ class Answerer:
   def __init__(
     self, model: TrainedModel, generation: Generation, config: AnsweringConfig
   ):
+    self.model = model
+    self.generation = generation
+    self.corpus = generation.corpus
+    self.config = config
     self._ranker = BlockRanker(
       model,
       generation,
@@ -121,22 +122,13 @@ class Answerer:
       index_scores=config.index_scores,
     )
     self.num_searched = self._ranker.num_searched
-    num_blocks = generation.index.num_blocks
-    if not 1 <= config.num_read <= num_blocks:
+    if not 1 <= config.num_read <= self.num_searched:
       raise SearchError(
-        f"num_read={config.num_read} of the corpus's {num_blocks} blocks; "
-        f"choose NUM_READ from 1 to {num_blocks}"
+        f"num_read={config.num_read} of num_searched={self.num_searched} "
+        f"blocks; choose NUM_READ from 1 to {self.num_searched}, or raise "
+        f"NUM_SEARCHED (the corpus has {generation.num_blocks} blocks)"
       )
-    if config.num_read > self.num_searched:
-      raise SearchError(
-        f"num_read={config.num_read} exceeds num_searched="
-        f"{self.num_searched}; raise NUM_SEARCHED"
-      )
-    reader = model.models.reader
-    assert reader is not None
-    self.model = model
-    self.generation = generation
-    self.config = config
+    reader = model.models.require_reader()
     self._spans_shape = (
       config.num_read,
       model.source.block_length,
@@ -147,11 +139,6 @@ class Answerer:
       functools.partial(best_spans, reader, num_spans),
       out_shardings=rules.batch_sharding(model.mesh),
     )
-
-  @property
-  def corpus(self) -> Corpus:
-    """Corpus whose blocks are read."""
-    return self.generation.corpus
 
   def ask(self, question: str) -> Answered:
     """Answers one question.
@@ -214,14 +201,14 @@ class Answerer:
         int(rows[block[j]]),
         start=int(start[j]),
         width=int(extra_width[j]) + 1,
+        score=float(scores[j]),
+        probability=float(probabilities[j]),
       )
       key = normalize_answer(answer.text)
-      best = answers.get(key) or dataclasses.replace(
-        answer, score=float(scores[j])
-      )
-      answers[key] = dataclasses.replace(
-        best, probability=best.probability + float(probabilities[j])
-      )
+      if key in answers:
+        total = answers[key].probability + answer.probability
+        answer = dataclasses.replace(answers[key], probability=total)
+      answers[key] = answer
     return list(answers.values())
 
 
@@ -254,9 +241,15 @@ def best_spans(
 
 
 def locate_answer(
-  corpus: Corpus, row: int, *, start: int, width: int
+  corpus: Corpus,
+  row: int,
+  *,
+  start: int,
+  width: int,
+  score: float,
+  probability: float,
 ) -> Answer:
-  """Returns the text of a span of body tokens, widened to whole words."""
+  """Returns the answer of a span of body tokens, widened to whole words."""
   pieces = corpus.body_token_ids(row)
   start, limit = widen_to_words(
     start, start + width, corpus.vocabulary.is_continuation[pieces]
@@ -267,26 +260,19 @@ def locate_answer(
     row=row,
     start_byte=int(ranges[start, 0]),
     limit_byte=int(ranges[limit - 1, 1]),
-    score=0.0,
-    probability=0.0,
+    score=score,
+    probability=probability,
   )
 
 
-def load_answerer(
-  source: ModelSource, config: AnsweringConfig | None = None
-) -> Answerer:
+def load_answerer(source: ModelSource, config: AnsweringConfig) -> Answerer:
   """Loads a checkpoint and its generation, to answer any number of questions.
-
-  Args:
-    source: Checkpoint of a run of open QA.
-    config: Number of blocks to search and read; None takes the defaults.
 
   Raises:
     CheckpointError: The checkpoint is missing or does not fit.
     GenerationError: The generation is missing, damaged or of another corpus.
     SearchError: More blocks are to be read than are retrieved.
   """
-  config = config or AnsweringConfig()
   model = load_model(source, OpenQa(index_scores=config.index_scores))
   index = RandomConfig() if config.candidates == "random" else None
   return Answerer(model, open_generation(model, index=index), config)

@@ -33,29 +33,40 @@ def open_generation(
   Raises:
     GenerationError: The generation is missing, damaged, or of another corpus.
   """
-  load_settings = {
-    "corpus": model.corpus,
-    "mesh": model.mesh,
-    "index": index,
-  }
+  settings = {"corpus": model.corpus, "mesh": model.mesh, "index": index}
   if model.source.generation is None:
     generations_dir = model.model_dir / layout.FOLDER
     step = _default_step(model, generations_dir, prefer_own=prefer_own)
-    loaded = load_generation(generations_dir, step, **load_settings)
+    generation = load_generation(generations_dir, step, **settings)
   else:
     path = epath.Path(model.source.generation)
     if (path / layout.MANIFEST).exists():
       step = manifests.read(path).step
-      loaded = load_generation(path.parent, step, **load_settings)
+      generation = load_generation(path.parent, step, **settings)
     elif path.exists():
-      loaded = load_newest(path, **load_settings)
+      generation = load_newest(path, **settings)
     else:
       raise GenerationError(
         f"{path} does not exist; want a generation, or a folder of them such "
         f"as MODEL_DIR/{layout.FOLDER}"
       )
-  _log_what_is_searched(model, loaded)
-  return loaded
+  logging.info(
+    "Checkpoint %d searches generation %d (%s over %d blocks)",
+    model.step,
+    generation.step,
+    generation.index.kind,
+    generation.num_blocks,
+  )
+  if generation.corpus.version < model.corpus.version:
+    logging.warning(
+      "Generation %d is of version %d of the corpus, which has version %d by "
+      "now; `python -m realm_jax.build_index --once` builds one of that "
+      "version",
+      generation.step,
+      generation.corpus.version,
+      model.corpus.version,
+    )
+  return generation
 
 
 def _default_step(
@@ -73,22 +84,3 @@ def _default_step(
       "one with GENERATION"
     )
   return wanted
-
-
-def _log_what_is_searched(model: TrainedModel, generation: Generation) -> None:
-  logging.info(
-    "Checkpoint %d searches generation %d (%s over %d blocks)",
-    model.step,
-    generation.step,
-    generation.index.kind,
-    generation.num_blocks,
-  )
-  if generation.corpus.version < model.corpus.version:
-    logging.warning(
-      "Generation %d is of version %d of the corpus, which has version %d by "
-      "now; `python -m realm_jax.build_index --once` builds one of that "
-      "version",
-      generation.step,
-      generation.corpus.version,
-      model.corpus.version,
-    )

@@ -21,7 +21,7 @@ from jaxtyping import Bool
 
 from realm_jax.text import answers
 
-RECALL_DEPTHS = (1, 5, 20)
+_RECALL_DEPTHS = (1, 5, 20)
 
 
 def answer_metrics(
@@ -30,26 +30,18 @@ def answer_metrics(
   *,
   kind: answers.AnswerKind = "string",
 ) -> dict[str, float]:
-  """Scores predicted answers, each against the best of its references.
+  """Scores the predicted answers of at least one question.
 
   Args:
     predictions: Answer to each question, as its block spells it.
-    references: Accepted answers of each question.
+    references: Accepted answers of each question, of which the best counts.
     kind: Whether references are strings or regular expressions.
 
   Returns:
     `exact_match` and, for strings, `f1` (SQuAD's, over words), which are means
     over the questions, in [0, 1]. For regular expressions, `bad_patterns` is
     the number of references that could not be compiled and matched nothing.
-
-  Raises:
-    ValueError: There are no questions, or not one prediction for each.
   """
-  if len(predictions) != len(references) or not references:
-    raise ValueError(
-      f"{len(predictions)} predictions for {len(references)} questions; one "
-      "prediction for each of at least one question is needed"
-    )
   pairs = list(zip(predictions, references, strict=True))
   correct = [answers.is_correct(p, r, kind=kind) for p, r in pairs]
   metrics = {"exact_match": float(np.mean(correct))}
@@ -62,58 +54,28 @@ def answer_metrics(
   return metrics
 
 
-def recall_at(contains: Bool[np.ndarray, "n k"], depth: int) -> float:
-  """Returns the share of questions with an answer in the best `depth` blocks.
+def retrieval_metrics(contains: Bool[np.ndarray, "n k"]) -> dict[str, float]:
+  """Scores the k blocks retrieved for each of n questions.
 
-  Args:
-    contains: Whether each retrieved block, best first, contains an answer.
-    depth: Number of blocks that count.
-
-  Raises:
-    ValueError: Fewer than `depth` blocks were retrieved, or there are no
-      questions.
-  """
-  num_questions, num_retrieved = contains.shape
-  if not 1 <= depth <= num_retrieved or not num_questions:
-    raise ValueError(
-      f"recall@{depth} of {num_questions} questions with {num_retrieved} "
-      "retrieved blocks each; retrieve at least as many as are counted"
-    )
-  return float(contains[:, :depth].any(axis=1).mean())
-
-
-def mean_reciprocal_rank(contains: Bool[np.ndarray, "n k"]) -> float:
-  """Returns the mean of 1 / rank of the first block that contains an answer.
-
-  A question without such a block among the retrieved ones contributes 0, as in
-  TREC's evaluation (Voorhees 1999). So this is MRR@k, which grows with k.
-  """
-  reciprocal_ranks = np.where(
-    contains.any(axis=1), 1.0 / (1.0 + contains.argmax(axis=1)), 0.0
-  )
-  return float(reciprocal_ranks.mean())
-
-
-def retrieval_metrics(
-  contains: Bool[np.ndarray, "n k"],
-  *,
-  depths: Sequence[int] = RECALL_DEPTHS,
-) -> dict[str, float]:
-  """Returns recall at each depth that was retrieved, and the reciprocal rank.
+  The reciprocal rank of a question is 1 / rank of the first block that
+  contains an answer, and 0 if none does, as in TREC's evaluation (Voorhees
+  1999). So its mean is MRR@k, which grows with k.
 
   Args:
     contains: Whether each retrieved block, best first, contains an answer
       (`text.answers.contains_answer`).
-    depths: Values of k of recall@k. Those above the number of retrieved blocks
-      are left out.
 
   Returns:
-    `recall_at_<k>` for each k, and `mrr`, all in [0, 1].
+    `recall_at_1`, `recall_at_5` and `recall_at_20`, but for those above k: the
+    share of questions with an answer in so many blocks; and `mrr`. All are in
+    [0, 1].
   """
-  num_retrieved = contains.shape[1]
   metrics = {
-    f"recall_at_{depth}": recall_at(contains, depth)
-    for depth in depths
-    if depth <= num_retrieved
+    f"recall_at_{depth}": float(contains[:, :depth].any(axis=1).mean())
+    for depth in _RECALL_DEPTHS
+    if depth <= contains.shape[1]
   }
-  return metrics | {"mrr": mean_reciprocal_rank(contains)}
+  reciprocal_ranks = np.where(
+    contains.any(axis=1), 1.0 / (1.0 + contains.argmax(axis=1)), 0.0
+  )
+  return metrics | {"mrr": float(reciprocal_ranks.mean())}

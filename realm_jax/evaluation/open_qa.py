@@ -1,6 +1,5 @@
 """Evaluation of open QA: exact match, F1, recall and reciprocal rank."""
 
-import dataclasses
 import time
 
 import numpy as np
@@ -14,7 +13,6 @@ from realm_jax.evaluation.answering import (
   load_answerer,
 )
 from realm_jax.evaluation.questions import (
-  Evidence,
   Question,
   evidence_of,
   open_questions,
@@ -24,47 +22,11 @@ from realm_jax.inputs.config import DataConfig
 from realm_jax.text import answers
 
 
-@dataclasses.dataclass(frozen=True)
-class AnswerPlace:
-  """Where the predicted answer was found, and how likely it is."""
-
-  block: str
-  start_byte: int
-  limit_byte: int
-  score: float
-  probability: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Prediction:
-  """One line of `predictions.jsonl`.
-
-  Attributes:
-    id: Identifier of the question.
-    question: Text of the question.
-    prediction: Predicted answer; empty if the blocks that were read have none.
-    references: Accepted answers.
-    correct: Whether the prediction is an accepted answer.
-    f1: Token F1 against the best reference; None for regular expressions.
-    answer: Place of the prediction; None if there is none.
-    evidence: Retrieved blocks, best first.
-  """
-
-  id: str
-  question: str
-  prediction: str
-  references: list[str]
-  correct: bool
-  f1: float | None
-  answer: AnswerPlace | None
-  evidence: list[Evidence]
-
-
 def evaluate_open_qa(
   *,
   source: ModelSource,
   data: DataConfig,
-  answering: AnsweringConfig | None = None,
+  answering: AnsweringConfig,
   answer_kind: answers.AnswerKind = "string",
   max_examples: int | None = None,
   output_dir: epath.PathLike | None = None,
@@ -77,7 +39,7 @@ def evaluate_open_qa(
   Args:
     source: Checkpoint to evaluate, with a reader.
     data: Open-QA task with its question file.
-    answering: Number of blocks to search and read; None takes the defaults.
+    answering: Number of blocks to search and read.
     answer_kind: Whether the task's answers are strings or regular expressions.
     max_examples: Maximum number of questions; None takes all.
     output_dir: Directory of `metrics.json` and `predictions.jsonl`; None
@@ -90,25 +52,27 @@ def evaluate_open_qa(
     ValueError: A file is missing or does not fit; the message says which.
   """
   start = time.monotonic()
-  answering = answering or AnsweringConfig()
   with (
     open_questions(data, max_examples=max_examples) as batches,
-    outputs.lines(output_dir, outputs.PREDICTIONS) as write,
+    outputs.lines(output_dir, "predictions.jsonl") as write,
   ):
     answerer = load_answerer(source, answering)
     predictions, references, contains_answer = [], [], []
-    for batch in batches:
-      answered = answerer.answer(
-        batch.token_ids, num_questions=len(batch.questions)
-      )
-      for question, answers_found in zip(
-        batch.questions, answered, strict=True
-      ):
-        line = _prediction(answerer, question, answers_found, answer_kind)
-        write(dataclasses.asdict(line))
-        predictions.append(line.prediction)
-        references.append(line.references)
-        contains_answer.append([e.contains_answer for e in line.evidence])
+    for token_ids, questions in batches:
+      answered = answerer.answer(token_ids, num_questions=len(questions))
+      for question, found in zip(questions, answered, strict=True):
+        evidence = evidence_of(
+          answerer.corpus,
+          found.ranking,
+          question.references,
+          kind=answer_kind,
+          num_read=answering.num_read,
+        )
+        line = _prediction(answerer, question, found, answer_kind)
+        write(line | {"evidence": evidence})
+        predictions.append(found.prediction)
+        references.append(question.references)
+        contains_answer.append([block["contains_answer"] for block in evidence])
   return outputs.report(
     {
       **metrics.answer_metrics(predictions, references, kind=answer_kind),
@@ -132,31 +96,29 @@ def _prediction(
   question: Question,
   answered: Answered,
   kind: answers.AnswerKind,
-) -> Prediction:
-  place = None
+) -> outputs.Figures:
+  """Returns a line of `predictions.jsonl`, but for the evidence.
+
+  Without an answer, its `prediction` is empty and its `answer` None. Regular
+  expressions have no `f1`.
+  """
+  place: outputs.Figures | None = None
   if answered.answers:
     best = answered.answers[0]
-    place = AnswerPlace(
-      block=answerer.corpus.block_name(best.row),
-      start_byte=best.start_byte,
-      limit_byte=best.limit_byte,
-      score=round(best.score, 6),
-      probability=round(best.probability, 6),
-    )
+    place = {
+      "block": answerer.corpus.block_name(best.row),
+      "start_byte": best.start_byte,
+      "limit_byte": best.limit_byte,
+      "score": round(best.score, 6),
+      "probability": round(best.probability, 6),
+    }
   text, references = answered.prediction, question.references
-  return Prediction(
-    id=question.question_id,
-    question=question.text,
-    prediction=text,
-    references=references,
-    correct=answers.is_correct(text, references, kind=kind),
-    f1=answers.best_token_f1(text, references) if kind == "string" else None,
-    answer=place,
-    evidence=evidence_of(
-      answerer.corpus,
-      answered.ranking,
-      references,
-      kind=kind,
-      num_read=answerer.config.num_read,
-    ),
-  )
+  return {
+    "id": question.id,
+    "question": question.text,
+    "prediction": text,
+    "references": references,
+    "correct": answers.is_correct(text, references, kind=kind),
+    "f1": answers.best_token_f1(text, references) if kind == "string" else None,
+    "answer": place,
+  }

@@ -11,8 +11,6 @@ from realm_jax.files.json_file import JsonValue, json_lines, write_json
 from realm_jax.generations.follow.loading import Generation
 
 METRICS = "metrics.json"
-PREDICTIONS = "predictions.jsonl"
-RETRIEVED = "retrieved.jsonl"
 
 # Metrics and a description of what was measured, by name.
 Figures = dict[str, JsonValue]
@@ -35,7 +33,7 @@ def lines(
 
 
 def report(
-  metrics: Mapping[str, JsonValue],
+  metrics: Figures,
   model: TrainedModel,
   generation: Generation,
   *,
@@ -51,8 +49,7 @@ def report(
     start: Value of `time.monotonic()` when the evaluation started.
     output_dir: Directory of `metrics.json`; None writes nothing.
   """
-  figures = {
-    **metrics,
+  figures = metrics | {
     "checkpoint": model.step,
     "generation": generation.step,
     "index": generation.index.kind,

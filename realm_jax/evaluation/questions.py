@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import sys
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from jaxtyping import Int32
 
 from realm_jax.console.progress import Progress
 from realm_jax.corpus.store import Corpus
+from realm_jax.evaluation.outputs import Figures
 from realm_jax.evaluation.ranking import Ranking
 from realm_jax.evaluation.trained_model import whole_batch
 from realm_jax.inputs.batches import BatchStream
@@ -21,37 +23,13 @@ from realm_jax.text import answers
 class Question(NamedTuple):
   """A question and its accepted answers."""
 
+  id: str
   text: str
-  question_id: str
   references: list[str]
 
 
-class QuestionBatch(NamedTuple):
-  """Questions and their token ids; rows past the last question are padding."""
-
-  token_ids: Int32[np.ndarray, "b q"]
-  questions: list[Question]
-
-
-@dataclasses.dataclass(frozen=True)
-class Evidence:
-  """One block retrieved for a question, as output files show it.
-
-  Attributes:
-    block: Name of the block.
-    title: Title of its document.
-    probability: p(z|x) over the retrieved blocks.
-    score: Score of the block.
-    contains_answer: Whether its body contains an accepted answer.
-    read: Whether the reader has read it.
-  """
-
-  block: str
-  title: str
-  probability: float
-  score: float
-  contains_answer: bool
-  read: bool
+# Token ids, whose rows past the last question are padding, and the questions.
+QuestionBatch = tuple[Int32[np.ndarray, "b q"], list[Question]]
 
 
 @contextlib.contextmanager
@@ -67,38 +45,42 @@ def open_questions(
     data: Open-QA task. The batch size is rounded up to a multiple of the
       devices.
     max_examples: Maximum number of questions; None takes all.
+
+  Raises:
+    ValueError: There are no questions.
   """
+  if max_examples is not None and max_examples < 1:
+    raise ValueError(f"max_examples={max_examples}; want at least 1")
   stream = BatchStream(
     dataclasses.replace(data, batch_size=whole_batch(data.batch_size)),
     shuffle=False,
     repeat=False,
   )
   with contextlib.closing(stream):
-    yield _question_batches(stream, max_examples=max_examples)
+    yield _question_batches(stream, max_examples or sys.maxsize)
 
 
 def _question_batches(
-  stream: BatchStream, *, max_examples: int | None
+  stream: BatchStream, max_examples: int
 ) -> Iterator[QuestionBatch]:
-  remaining = sys.maxsize if max_examples is None else max_examples
+  count = 0
   with Progress("questions") as progress:
     for batch in stream:
-      if remaining <= 0:
-        break
+      size = min(int(batch.is_real.sum()), max_examples - count)
       rows = zip(
-        batch.texts("question"),
         batch.texts("question_id"),
+        batch.texts("question"),
         batch.answers,
         strict=True,
       )
-      questions = [
-        Question(*row)
-        for row, is_real in zip(rows, batch.is_real, strict=True)
-        if is_real
-      ][:remaining]
-      remaining -= len(questions)
-      yield QuestionBatch(batch.arrays["query"], questions)
-      progress.advance(len(questions))
+      questions = [Question(*row) for row in itertools.islice(rows, size)]
+      yield batch.arrays["query"], questions
+      progress.advance(size)
+      count += size
+      if count == max_examples:
+        break
+  if not count:
+    raise ValueError("the task gives no questions")
 
 
 def evidence_of(
@@ -108,8 +90,8 @@ def evidence_of(
   *,
   kind: answers.AnswerKind,
   num_read: int = 0,
-) -> list[Evidence]:
-  """Describes the blocks retrieved for one question, best first.
+) -> list[Figures]:
+  """Describes the blocks retrieved for one question, best first, as JSON.
 
   Args:
     corpus: Corpus of the blocks.
@@ -119,16 +101,16 @@ def evidence_of(
     num_read: Number of blocks that the reader has read.
   """
   return [
-    Evidence(
-      block=corpus.block_name(row),
-      title=corpus.title(row),
-      probability=round(probability, 6),
-      score=round(score, 6),
-      contains_answer=answers.contains_answer(
+    {
+      "block": corpus.block_name(row),
+      "title": corpus.title(row),
+      "probability": round(probability, 6),
+      "score": round(score, 6),
+      "contains_answer": answers.contains_answer(
         corpus.body(row), references, kind=kind
       ),
-      read=rank < num_read,
-    )
+      "read": rank < num_read,
+    }
     for rank, (row, score, probability) in enumerate(
       zip(*(part.tolist() for part in ranking), strict=True)
     )

@@ -73,7 +73,12 @@ class BlockRanker:
         f"{generation.step} is searched by {generation.index.kind!r}; give "
         "the generation of the index that the run was trained with"
       )
-    self.num_searched = _num_searched(num_searched, generation.index.num_blocks)
+    num_blocks = generation.index.num_blocks
+    if num_searched < 1:
+      raise SearchError(f"num_searched={num_searched}; want at least 1")
+    if num_searched > num_blocks:
+      logging.info("The corpus has %d blocks: searching all", num_blocks)
+    self.num_searched = min(num_searched, num_blocks)
     self._mesh = model.mesh
     self._generation = generation
     self._index_scores = index_scores
@@ -98,9 +103,8 @@ class BlockRanker:
   def search(self, token_ids: Int32[np.ndarray, "b q"]) -> SearchResult:
     """Searches the index, and returns the index's own scores."""
     needs_vectors = self._generation.index.needs_vectors
-    return self._search(
-      token_ids, self._vectors(token_ids) if needs_vectors else None
-    )
+    vectors = self._vectors(token_ids) if needs_vectors else None
+    return self._search(token_ids, vectors)
 
   def rank(self, token_ids: Int32[np.ndarray, "b q"]) -> Ranking:
     """Retrieves blocks and sorts them by score.
@@ -143,11 +147,3 @@ def softmax(scores: Float[np.ndarray, "b k"]) -> Float[np.ndarray, "b k"]:
   """Returns exp(s) / Σ exp(s) over the last axis, in float64."""
   weights = np.exp(np.float64(scores) - np.max(scores, axis=-1, keepdims=True))
   return weights / weights.sum(axis=-1, keepdims=True)
-
-
-def _num_searched(wanted: int, num_blocks: int) -> int:
-  if wanted < 1:
-    raise SearchError(f"num_searched={wanted}; want at least 1")
-  if wanted > num_blocks:
-    logging.info("The corpus has %d blocks: searching all", num_blocks)
-  return min(wanted, num_blocks)

@@ -1,6 +1,5 @@
 """Evaluation of a retriever without a reader: recall@k, reciprocal rank."""
 
-import dataclasses
 import time
 
 import numpy as np
@@ -8,27 +7,13 @@ from etils import epath
 
 from realm_jax.evaluation import metrics, outputs
 from realm_jax.evaluation.generation import open_generation
-from realm_jax.evaluation.questions import (
-  Evidence,
-  evidence_of,
-  open_questions,
-)
+from realm_jax.evaluation.questions import evidence_of, open_questions
 from realm_jax.evaluation.ranking import BlockRanker
 from realm_jax.evaluation.trained_model import ModelSource, load_model
 from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.inputs.config import DataConfig
 from realm_jax.text.answers import AnswerKind
 from realm_jax.training.stages.inverse_cloze import InverseCloze
-
-
-@dataclasses.dataclass(frozen=True)
-class RetrievedLine:
-  """One line of `retrieved.jsonl`."""
-
-  id: str
-  question: str
-  references: list[str]
-  evidence: list[Evidence]
 
 
 def evaluate_retrieval(
@@ -44,30 +29,22 @@ def evaluate_retrieval(
   """Retrieves blocks for questions with a retriever of any stage.
 
   After pre-training this gives the zero-shot recall@5 of the paper's Table 2.
+  Arguments that are not listed are those of `evaluate_open_qa`.
 
   Args:
     source: Checkpoint to evaluate. If it names no generation, the one built
       from this checkpoint is preferred to the one it was trained with.
-    data: Open-QA task with its question file.
-    answer_kind: Whether the task's answers are strings or regular expressions.
-    max_examples: Maximum number of questions; None takes all.
     index: Index to build over the generation's blocks instead of its own. One
       that needs no vectors, such as BM25, ranks by its own scores.
     num_searched: Number of blocks to retrieve. The reciprocal rank counts a
       block beyond them as missing.
     output_dir: Directory of `metrics.json` and `retrieved.jsonl`; None writes
       nothing.
-
-  Returns:
-    Contents of `metrics.json`.
-
-  Raises:
-    ValueError: A file is missing or does not fit; the message says which.
   """
   start = time.monotonic()
   with (
     open_questions(data, max_examples=max_examples) as batches,
-    outputs.lines(output_dir, outputs.RETRIEVED) as write,
+    outputs.lines(output_dir, "retrieved.jsonl") as write,
   ):
     model = load_model(source, InverseCloze())
     generation = open_generation(model, prefer_own=True, index=index)
@@ -78,22 +55,21 @@ def evaluate_retrieval(
       by_index_order=not generation.index.needs_vectors,
     )
     contains_answer = []
-    for batch in batches:
-      ranking = ranker.rank(batch.token_ids)
-      for i, question in enumerate(batch.questions):
-        line = RetrievedLine(
-          id=question.question_id,
-          question=question.text,
-          references=question.references,
-          evidence=evidence_of(
-            generation.corpus,
-            ranking.of_query(i),
-            question.references,
-            kind=answer_kind,
-          ),
+    for token_ids, questions in batches:
+      ranking = ranker.rank(token_ids)
+      for i, (question_id, text, references) in enumerate(questions):
+        evidence = evidence_of(
+          generation.corpus, ranking.of_query(i), references, kind=answer_kind
         )
-        write(dataclasses.asdict(line))
-        contains_answer.append([e.contains_answer for e in line.evidence])
+        write(
+          {
+            "id": question_id,
+            "question": text,
+            "references": references,
+            "evidence": evidence,
+          }
+        )
+        contains_answer.append([block["contains_answer"] for block in evidence])
   return outputs.report(
     {
       **metrics.retrieval_metrics(np.array(contains_answer)),

@@ -6,10 +6,5 @@ from realm_jax.evaluation.outputs import Figures
 
 
 def evaluate(*, evaluation: Callable[[], Figures]) -> Figures:
-  """Runs an evaluation and returns its figures.
-
-  Args:
-    evaluation: Function without arguments, such as one of this package with
-      its arguments bound, that returns figures by name.
-  """
+  """Runs one of this package's evaluations, whose arguments gin has bound."""
   return evaluation()

@@ -10,12 +10,7 @@ from flax import linen as nn
 from jax.sharding import Mesh
 
 from realm_jax.checkpoints.loop_item import recorded_generation
-from realm_jax.checkpoints.manager import (
-  FOLDER,
-  CheckpointError,
-  CheckpointStore,
-  locate,
-)
+from realm_jax.checkpoints.manager import FOLDER, CheckpointError, locate
 from realm_jax.checkpoints.vocabulary import require_vocabulary
 from realm_jax.corpus.store import Corpus
 from realm_jax.models.parameters import Params
@@ -86,11 +81,7 @@ def whole_batch(batch_size: int) -> int:
 
 
 def load_model(source: ModelSource, stage: Stage) -> TrainedModel:
-  """Restores the components that a stage's evaluation applies.
-
-  Args:
-    source: Checkpoint and corpus.
-    stage: Stage whose components and shapes the checkpoint must have.
+  """Restores the components that the evaluation of a stage applies.
 
   Raises:
     CheckpointError: The checkpoint is missing, lacks a component, or belongs
@@ -118,39 +109,26 @@ def load_model(source: ModelSource, stage: Stage) -> TrainedModel:
     abstract = jax.eval_shape(
       functools.partial(stage.init, models, lengths), jax.random.key(0)
     )
+    like = rules.abstract_replicated(nn.unbox(abstract), mesh)
+    try:
+      params = store.restore(step, items=tuple(like), like=like)
+    except CheckpointError as error:
+      raise CheckpointError(
+        f"{error}\n  (the vocabulary is that of {corpus.directory}, "
+        f"{corpus.vocab_size} wordpieces: was the checkpoint trained on this "
+        "corpus, or on one with the same vocabulary?)"
+      ) from error
+    generation_step = None
+    if "loop" in present:
+      loop_item = store.restore(step, items=("loop",))["loop"]
+      generation_step = recorded_generation(loop_item)
     return TrainedModel(
       source=source,
       model_dir=store.directory.parent,
       step=step,
-      generation_step=_generation_in_use(store, step, present),
+      generation_step=generation_step,
       corpus=corpus,
       models=models,
-      params=_restore(store, step, nn.unbox(abstract), corpus, mesh),
+      params=params,
       mesh=mesh,
     )
-
-
-def _generation_in_use(
-  store: CheckpointStore, step: int, present: frozenset[str]
-) -> int | None:
-  if "loop" not in present:
-    return None
-  return recorded_generation(store.restore(step, items=("loop",))["loop"])
-
-
-def _restore(
-  store: CheckpointStore,
-  step: int,
-  abstract: Params,
-  corpus: Corpus,
-  mesh: Mesh,
-) -> Params:
-  like = rules.abstract_replicated(abstract, mesh)
-  try:
-    return store.restore(step, items=tuple(like), like=like)
-  except CheckpointError as error:
-    raise CheckpointError(
-      f"{error}\n  (the vocabulary is that of {corpus.directory}, "
-      f"{corpus.vocab_size} wordpieces: was the checkpoint trained on this "
-      "corpus, or on one with the same vocabulary?)"
-    ) from error
