@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from realm_jax.evaluation.answering import AnsweringConfig
+from realm_jax.evaluation.answering import (
+  Answerer,
+  AnsweringConfig,
+  load_answerer,
+)
 from realm_jax.evaluation.open_qa import evaluate_open_qa
 from realm_jax.evaluation.trained_model import ModelSource
 from realm_jax.inputs.config import DataConfig
@@ -40,6 +44,12 @@ def source(world, model_dir) -> ModelSource:
     query_length=tiny_world.QUERY_LENGTH,
     block_length=tiny_world.BLOCK_LENGTH,
   )
+
+
+@pytest.fixture(scope="session")
+def answerer(source) -> Answerer:
+  """An answerer that groups all spans of the blocks read."""
+  return load_answerer(source, AnsweringConfig(num_spans=10_000))
 
 
 @pytest.fixture(scope="session")

@@ -6,20 +6,10 @@ import jax
 import numpy as np
 import pytest
 
-from realm_jax.evaluation.answering import (
-  AnsweringConfig,
-  best_spans,
-  load_answerer,
-  locate_answer,
-)
+from realm_jax.evaluation.answering import best_spans, locate_answer
 from tests import tiny_world
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def answerer(source):
-  return load_answerer(source, AnsweringConfig(num_spans=10_000))
 
 
 def test_a_span_inside_a_word_answers_with_the_word(world):
@@ -28,7 +18,9 @@ def test_a_span_inside_a_word_answers_with_the_word(world):
     r for r in range(corpus.num_blocks) if corpus.body(r).startswith("Chloë")
   )
   # c ##h ##l ##o ##e: the span is ##l alone. "ë" has two bytes.
-  answer = locate_answer(corpus, row, start=2, width=1)
+  answer = locate_answer(
+    corpus, row, start=2, width=1, score=0.0, probability=0.0
+  )
   assert answer.text == "Chloë"
   assert (answer.start_byte, answer.limit_byte) == (0, 6)
 

@@ -39,12 +39,10 @@ def _command(module: str, recipe: str, bindings: list[str], *more: str):
 @pytest.mark.parametrize(
   ("recipe", "more", "figure"),
   [
-    ("eval", ("QUESTIONS",), "exact_match"),
     ("eval_retrieval", ("QUESTIONS",), "recall_at_5"),
     ("eval_masked", (), "masked_accuracy_null"),
   ],
 )
-@pytest.mark.slow
 def test_a_recipe_chooses_what_is_measured(
   world, model_dir, tmp_path, recipe, more, figure
 ):
@@ -59,7 +57,6 @@ def test_a_recipe_chooses_what_is_measured(
   assert json.loads((tmp_path / "metrics.json").read_text()) == result
 
 
-@pytest.mark.slow
 def test_evaluate_prints_a_table_and_writes_json(
   world, model_dir, evaluated, tmp_path, project_dir, command_environment
 ):
@@ -89,7 +86,6 @@ def test_evaluate_prints_a_table_and_writes_json(
   assert printed.keys() == figures.keys()
 
 
-@pytest.mark.slow
 def test_ask_answers_each_line_of_its_input(
   world, model_dir, evaluated, project_dir, command_environment
 ):
@@ -109,24 +105,6 @@ def test_ask_answers_each_line_of_its_input(
     assert f"«{line['prediction']}»" in " ".join(done.stdout.split())
     assert f"[block {line['answer']['block']}, rank " in done.stdout
   assert done.stderr == ""
-
-
-@pytest.mark.slow
-def test_ask_says_in_one_line_what_is_wrong(
-  world, tmp_path, project_dir, command_environment
-):
-  command = _command("ask", "ask", _bindings(world, tmp_path), "who?")
-  done = subprocess.run(
-    command,
-    cwd=project_dir,
-    env=command_environment,
-    capture_output=True,
-    text=True,
-    check=False,
-  )
-  assert done.returncode == 2
-  assert done.stderr.startswith(f"ask: {tmp_path} is not a checkpoint")
-  assert "Traceback" not in done.stderr
 
 
 def test_the_answer_is_marked_where_it_stands():

@@ -7,9 +7,9 @@ import jax
 import numpy as np
 import pytest
 
-from realm_jax.evaluation.answering import Answerer
+from realm_jax.evaluation.answering import Answerer, AnsweringConfig
 from realm_jax.indexes.bm25 import Bm25Config
-from realm_jax.indexes.protocol import Blocks, QueryBatch, SearchError
+from realm_jax.indexes.protocol import Blocks, QueryBatch
 from realm_jax.indexes.random import RandomIndex
 from realm_jax.inputs.json_lines import QuestionFileError
 from realm_jax.training.stages.open_qa import OpenQa
@@ -154,8 +154,12 @@ def test_predictions_given_as_answers_are_all_correct(
   assert [line["f1"] for line in lines[:8]] == [1.0] * 8
 
 
-def test_batches_do_not_change_the_answers(evaluate, evaluated, tmp_path):
-  evaluate(batch_size=16, output_dir=tmp_path)
+def test_neither_batches_nor_blocks_that_are_not_read_change_the_answers(
+  world, evaluate, evaluated, tmp_path
+):
+  metrics = evaluate(batch_size=16, num_searched=1000, output_dir=tmp_path)
+  # A corpus smaller than the search is searched whole.
+  assert metrics["num_searched"] == world.corpus.num_blocks
   other = read_lines(tmp_path / "predictions.jsonl")
   for line, same in zip(evaluated[1], other, strict=True):
     assert same["prediction"] == line["prediction"]
@@ -167,10 +171,13 @@ def test_batches_do_not_change_the_answers(evaluate, evaluated, tmp_path):
 def test_the_control_reads_random_blocks_and_prefers_none(
   world, evaluate, tmp_path
 ):
-  metrics = evaluate(candidates="random", output_dir=tmp_path)
+  metrics = evaluate(candidates="random", max_examples=3, output_dir=tmp_path)
   assert (metrics["candidates"], metrics["index"]) == ("random", "random")
+  assert metrics["num_questions"] == 3
   corpus = world.corpus
-  for line in read_lines(tmp_path / "predictions.jsonl"):
+  lines = read_lines(tmp_path / "predictions.jsonl")
+  assert [line["id"] for line in lines] == ["q0", "q1", "q2"]
+  for line in lines:
     drawn = RandomIndex(corpus.num_blocks).search(
       QueryBatch(_query(world, line["question"])), 20
     )
@@ -192,12 +199,12 @@ def test_an_index_without_vectors_scores_by_the_learnt_scale(
     generation=0,
     stage=OpenQa(index_scores=True, initial_scale=0.25),
   )
-  arguments = {
-    "model_dir": tmp_path / "run",
-    "index_scores": True,
-    "output_dir": tmp_path,
-  }
-  metrics = evaluate(generation=tmp_path / "bm25", **arguments)
+  metrics = evaluate(
+    model_dir=tmp_path / "run",
+    generation=tmp_path / "bm25",
+    index_scores=True,
+    output_dir=tmp_path,
+  )
   assert metrics["index"] == "bm25"
   corpus = world.corpus
   index = Bm25Config().build(
@@ -212,38 +219,24 @@ def test_an_index_without_vectors_scores_by_the_learnt_scale(
     assert [e["score"] for e in line["evidence"]] == pytest.approx(
       0.25 * found.scores[0], abs=1e-4
     )
-  with pytest.raises(SearchError, match=r"without vectors.*'exact'"):
-    evaluate(generation=model_dir / "generations", **arguments)
-
-
-def test_it_stops_after_as_many_questions_as_asked_for(evaluate, evaluated):
-  assert evaluate(max_examples=3)["num_questions"] == 3
-
-
-def test_a_corpus_smaller_than_the_search_is_searched_whole(world, evaluate):
-  metrics = evaluate(num_searched=1000)
-  assert metrics["num_searched"] == world.corpus.num_blocks
 
 
 @pytest.mark.parametrize(
   ("arguments", "message"),
   [
-    ({"num_read": 29, "num_searched": 40}, "num_read=29.*28 blocks.*NUM_READ"),
-    ({"num_read": 5, "num_searched": 4}, "num_searched=4; raise NUM_SEARCHED"),
+    ({"num_read": 29, "num_searched": 40}, "num_read=29.*NUM_READ.*28 blocks"),
+    ({"num_read": 5, "num_searched": 4}, "num_searched=4.*raise NUM_SEARCHED"),
     ({"num_searched": 0}, "num_searched=0; want at least 1"),
+    ({"index_scores": True}, "without vectors.*'exact'"),
+    ({"candidates": "gold"}, "'gold'; want one of"),
   ],
 )
-def test_beams_that_cannot_be(evaluate, arguments, message):
-  with pytest.raises(SearchError, match=message):
-    evaluate(**arguments)
+def test_what_cannot_be_asked(answerer, arguments, message):
+  with pytest.raises(ValueError, match=message):
+    Answerer(answerer.model, answerer.generation, AnsweringConfig(**arguments))
 
 
-def test_candidates_of_an_unknown_kind(evaluate):
-  with pytest.raises(ValueError, match="'gold'; want one of"):
-    evaluate(candidates="gold")
-
-
-def test_an_empty_question_file_is_known_before_anything_is_loaded(
+def test_that_there_are_no_questions_is_known_before_anything_is_loaded(
   evaluate, tmp_path
 ):
   (tmp_path / "empty.jsonl").touch()
@@ -252,6 +245,8 @@ def test_an_empty_question_file_is_known_before_anything_is_loaded(
       question_files={"test": tmp_path / "empty.jsonl"},
       model_dir=tmp_path / "nowhere",
     )
+  with pytest.raises(ValueError, match="max_examples=0; want at least 1"):
+    evaluate(max_examples=0, model_dir=tmp_path / "nowhere")
 
 
 def test_what_fails_leaves_no_half_file(evaluate, monkeypatch, tmp_path):

@@ -4,6 +4,7 @@ import dataclasses
 import shutil
 
 import pytest
+from etils import epath
 
 from realm_jax.checkpoints.manager import CheckpointError
 from realm_jax.corpus.building.corpus import build_corpus
@@ -30,14 +31,15 @@ def load(source):
   )
 
 
-@pytest.fixture
-def two_steps(world, tmp_path, load) -> TrainedModel:
+@pytest.fixture(scope="module")
+def two_steps(world, tmp_path_factory, load) -> TrainedModel:
   """Checkpoint 20, trained with generation 10; both generations stand."""
-  world.save_checkpoint(tmp_path, step=10, seed=1, generation=10)
-  world.build_generation(tmp_path)
-  world.save_checkpoint(tmp_path, step=20, seed=2, generation=10)
-  world.build_generation(tmp_path)
-  return load(model_dir=tmp_path)
+  model_dir = tmp_path_factory.mktemp("two_steps")
+  world.save_checkpoint(model_dir, step=10, seed=1, generation=10)
+  world.build_generation(model_dir)
+  world.save_checkpoint(model_dir, step=20, seed=2, generation=10)
+  world.build_generation(model_dir)
+  return load(model_dir=model_dir)
 
 
 def test_the_last_checkpoint_and_the_generation_it_names(two_steps):
@@ -67,11 +69,14 @@ def test_a_generation_by_its_folder_or_the_newest_of_a_folder(two_steps, load):
   assert open_generation(newest).step == 20
 
 
-def test_the_generation_that_was_used_is_gone(two_steps):
-  folder = two_steps.model_dir / "generations"
-  (folder / "00000010").rmtree()
+def test_the_generation_that_was_used_is_gone(two_steps, tmp_path):
+  shutil.copytree(
+    two_steps.model_dir / "generations" / "00000020",
+    tmp_path / "generations" / "00000020",
+  )
+  model = dataclasses.replace(two_steps, model_dir=epath.Path(tmp_path))
   with pytest.raises(GenerationError, match=r"wants generation 10.*\[20\]"):
-    open_generation(two_steps)
+    open_generation(model)
 
 
 def test_a_generation_that_is_not_there(load, tmp_path):
