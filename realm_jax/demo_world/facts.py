@@ -107,12 +107,11 @@ def _spread(
   generator: np.random.Generator,
   values: Sequence[str] | Int[np.ndarray, " n"],
   count: int,
-) -> list[str] | list[np.integer]:
+) -> list[str] | list[int]:
   """Returns `count` values in random order, each equally often."""
-  rounds = [
-    generator.permutation(values) for _ in range(-(-count // len(values)))
-  ]
-  return list(np.concatenate(rounds)[:count])
+  num_rounds = -(-count // len(values))
+  rounds = [generator.permutation(values) for _ in range(num_rounds)]
+  return np.concatenate(rounds)[:count].tolist()
 
 
 def _date(generator: np.random.Generator, year: object) -> str:

@@ -1,6 +1,8 @@
 """A whole demo world: generated from a seed, and written as files."""
 
+import collections
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -89,13 +91,14 @@ class World:
   documents: Sequence[documents_lib.Document]
   questions: Mapping[splits.Split, Sequence[questions_lib.Question]]
 
-  def gold_ids(self, fact: int) -> list[str]:
-    """Returns the ids of the documents that state a fact."""
-    return [
-      document.id
-      for document in self.documents
-      if any(sentence.fact == fact for sentence in document.sentences)
-    ]
+  @functools.cached_property
+  def gold_ids(self) -> Mapping[int, Sequence[str]]:
+    """Ids of the documents that state each fact."""
+    ids: dict[int, list[str]] = collections.defaultdict(list)
+    for document in self.documents:
+      for fact in {sentence.fact for sentence in document.sentences}:
+        ids[fact].append(document.id)
+    return ids
 
 
 def generate(config: WorldConfig | None = None) -> World:
@@ -151,5 +154,5 @@ def question_record(
     "answer": [question.answer],
     "subject": question.subject,
     "relation": world.facts[question.fact].relation,
-    "gold_ids": world.gold_ids(question.fact),
+    "gold_ids": world.gold_ids[question.fact],
   }

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 
 from etils import epath
 
@@ -16,20 +16,17 @@ METRICS = "metrics.json"
 Figures = dict[str, JsonValue]
 
 
-@contextlib.contextmanager
 def lines(
   output_dir: epath.PathLike | None, name: str
-) -> Iterator[Callable[[Mapping[str, JsonValue]], None]]:
-  """Yields a function that writes a line of JSON to a file of `output_dir`.
+) -> contextlib.AbstractContextManager[Callable[[Figures], None]]:
+  """Opens a file of `output_dir` with a function that writes lines of JSON.
 
-  The file appears when the block ends well. Without a directory nothing is
-  written.
+  The file appears when the `with` block ends well. Without a directory nothing
+  is written.
   """
   if output_dir is None:
-    yield lambda line: None
-    return
-  with json_lines(epath.Path(output_dir) / name) as write:
-    yield write
+    return contextlib.nullcontext(lambda line: None)
+  return json_lines(epath.Path(output_dir) / name)
 
 
 def report(

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from absl import logging
 from jaxtyping import Float, Float32, Int32
+from scipy.special import softmax
 
 from realm_jax.evaluation.trained_model import TrainedModel
 from realm_jax.generations.follow.loading import Generation
@@ -125,7 +126,8 @@ class BlockRanker:
       stored = self._generation.vectors(found.rows)
       scores = np.einsum("bd,bkd->bk", vectors, stored)
       found = in_order(found.rows, self._score_scale * scores)
-    return Ranking(found.rows, found.scores, softmax(found.scores))
+    probabilities = softmax(np.float64(found.scores), axis=-1)
+    return Ranking(found.rows, found.scores, probabilities)
 
   def _vectors(
     self, token_ids: Int32[np.ndarray, "b q"]
@@ -141,9 +143,3 @@ class BlockRanker:
     return self._generation.index.search(
       QueryBatch(token_ids, vectors), self.num_searched
     )
-
-
-def softmax(scores: Float[np.ndarray, "b k"]) -> Float[np.ndarray, "b k"]:
-  """Returns exp(s) / Σ exp(s) over the last axis, in float64."""
-  weights = np.exp(np.float64(scores) - np.max(scores, axis=-1, keepdims=True))
-  return weights / weights.sum(axis=-1, keepdims=True)

@@ -57,7 +57,7 @@ def test_every_document_states_the_new_value_and_none_the_old(edited, changed):
   }
   for old, new in changed:
     relation = relations.BY_NAME[edited.facts[new.fact].relation]
-    gold_ids = set(edited.gold_ids(new.fact))
+    gold_ids = set(edited.gold_ids[new.fact])
     assert gold_ids
     for document in edited.documents:
       if document.id in gold_ids:

@@ -97,7 +97,7 @@ def test_every_gold_document_names_subject_and_answer(small_world):
   text_of = {d.id: d.text(small_world.facts) for d in small_world.documents}
   for questions in small_world.questions.values():
     for question in questions:
-      gold_ids = small_world.gold_ids(question.fact)
+      gold_ids = small_world.gold_ids[question.fact]
       assert gold_ids
       for gold in gold_ids:
         assert mentions(text_of[gold], question.subject)
