@@ -1,13 +1,14 @@
-"""The commands, as a user types them: evaluate and ask."""
+"""The commands evaluate and ask."""
 
 import json
 import subprocess
 import sys
+import types
 
 import pytest
 
-from realm_jax import ask, configuration
-from realm_jax.evaluation import run as evaluation_run
+from realm_jax import ask, configuration, evaluate
+from realm_jax.partitioning import cpu_tuning
 from tests import tiny_world
 
 pytestmark = pytest.mark.slow
@@ -27,62 +28,39 @@ def _bindings(world, model_dir, **more) -> list[str]:
   ]
 
 
-def _command(module: str, recipe: str, bindings: list[str], *more: str):
-  flags = [
-    f"--gin.{name}={value}"
-    for name, _, value in (binding.partition(" = ") for binding in bindings)
-  ]
-  files = [f"--gin_file={_MODEL}", f"--gin_file=gin/runs/{recipe}.gin"]
-  return [sys.executable, "-m", f"realm_jax.{module}", *files, *flags, *more]
-
-
 @pytest.mark.parametrize(
-  ("recipe", "more", "figure"),
+  ("recipe", "bindings", "figure"),
   [
+    ("eval", ("QUESTIONS",), "exact_match"),
     ("eval_retrieval", ("QUESTIONS",), "recall_at_5"),
     ("eval_masked", (), "masked_accuracy_null"),
   ],
 )
-def test_a_recipe_chooses_what_is_measured(
-  world, model_dir, tmp_path, recipe, more, figure
+def test_a_recipe_chooses_what_is_measured_printed_and_written(
+  world, model_dir, tmp_path, monkeypatch, capsys, recipe, bindings, figure
 ):
   given = {"OUTPUT_DIR": str(tmp_path), "BATCH_SIZE": 8}
-  given |= {name: str(world.question_file) for name in more}
+  given |= {name: str(world.question_file) for name in bindings}
   if recipe == "eval_masked":
     given["NUM_BATCHES"] = 1
-  files = [_MODEL, f"gin/runs/{recipe}.gin"]
-  with configuration.parsed(files, _bindings(world, model_dir, **given)):
-    result = configuration.configured(evaluation_run.evaluate)()
-  assert 0 <= result[figure] <= 1
-  assert json.loads((tmp_path / "metrics.json").read_text()) == result
 
+  def call(function):
+    files = [_MODEL, f"gin/runs/{recipe}.gin"]
+    with configuration.parsed(files, _bindings(world, model_dir, **given)):
+      return configuration.configured(function)()
 
-def test_evaluate_prints_a_table_and_writes_json(
-  world, model_dir, evaluated, tmp_path, project_dir, command_environment
-):
-  bindings = _bindings(
-    world,
-    model_dir,
-    QUESTIONS=str(world.question_file),
-    OUTPUT_DIR=str(tmp_path / "out"),
-  )
-  command = _command("evaluate", "eval", bindings)
-  done = subprocess.run(
-    [*command, f"--json={tmp_path / 'figures.json'}"],
-    cwd=project_dir,
-    env=command_environment,
-    capture_output=True,
-    text=True,
-    check=True,
-  )
+  # As if the command line had given them.
+  monkeypatch.setattr(configuration, "call", call)
+  json_file = types.SimpleNamespace(value=tmp_path / "figures.json")
+  monkeypatch.setattr(evaluate, "_JSON", json_file)
+  monkeypatch.setattr(cpu_tuning, "keep_freed_memory", lambda: None)
+  evaluate.main(["evaluate"])
   figures = json.loads((tmp_path / "figures.json").read_text())
-  written = json.loads((tmp_path / "out" / "metrics.json").read_text())
-  assert figures == written
-  # One device finds what eight did.
-  for name in ("exact_match", "f1", "recall_at_1", "mrr"):
-    assert figures[name] == pytest.approx(evaluated[0][name])
-  printed = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
-  assert printed["recall_at_5"] == f"{figures['recall_at_5']:.4f}"
+  assert figures == json.loads((tmp_path / "metrics.json").read_text())
+  assert 0 <= figures[figure] <= 1
+  lines = capsys.readouterr().out.splitlines()
+  printed = dict(line.split(maxsplit=1) for line in lines)
+  assert printed[figure] == f"{figures[figure]:.4f}"
   assert printed.keys() == figures.keys()
 
 
@@ -90,9 +68,15 @@ def test_ask_answers_each_line_of_its_input(
   world, model_dir, evaluated, project_dir, command_environment
 ):
   lines = evaluated[1][:2]
-  command = _command("ask", "ask", _bindings(world, model_dir))
+  bindings = (
+    binding.partition(" = ") for binding in _bindings(world, model_dir)
+  )
   done = subprocess.run(
-    command,
+    [
+      *(sys.executable, "-m", "realm_jax.ask"),
+      *(f"--gin_file={file}" for file in (_MODEL, "gin/runs/ask.gin")),
+      *(f"--gin.{name}={value}" for name, _, value in bindings),
+    ],
     cwd=project_dir,
     env=command_environment,
     input="".join(line["question"] + "\n" for line in lines),
