@@ -12,11 +12,7 @@ from realm_jax.evaluation.answering import (
   AnsweringConfig,
   load_answerer,
 )
-from realm_jax.evaluation.questions import (
-  Question,
-  evidence_of,
-  open_questions,
-)
+from realm_jax.evaluation.questions import Question, evidence_of, open_questions
 from realm_jax.evaluation.trained_model import ModelSource
 from realm_jax.inputs.config import DataConfig
 from realm_jax.text import answers
