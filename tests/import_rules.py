@@ -89,7 +89,7 @@ NUMERIC_CORE = (
   "realm_jax/objectives",
   "realm_jax/partitioning",
   "realm_jax/training/step.py",
-  "realm_jax/retrieval/candidates.py",
+  "realm_jax/retrieval/candidate_rows.py",
   "realm_jax/indexes/exact.py",
 )
 CORE_LIBRARIES = frozenset({"jax", "flax", "optax", "numpy", "jaxtyping"})

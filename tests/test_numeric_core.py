@@ -33,7 +33,7 @@ def test_the_core_is_what_the_design_names():
     "realm_jax.models.bert",
     "realm_jax.objectives.masked_lm",
     "realm_jax.training.step",
-    "realm_jax.retrieval.candidates",
+    "realm_jax.retrieval.candidate_rows",
     "realm_jax.indexes.exact",
     "realm_jax.partitioning.mesh",
   } <= set(modules)

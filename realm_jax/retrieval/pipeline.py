@@ -43,7 +43,7 @@ class Prepared(Generic[B]):
     batch: Batch on the devices.
     retrieved: Blocks that were retrieved. A checkpoint keeps them, so that a
       resumed run need not search with parameters that no longer exist.
-    metrics: Metrics that the host has computed.
+    metrics: Metrics of the host.
   """
 
   batch: B
@@ -76,12 +76,8 @@ class RetrievalPipeline(Generic[B]):
   ) -> Float[Array, "n d"]:
     """Dispatches the embedding of queries.
 
-    Args:
-      token_ids: Queries of this process.
-      query_params: Parameters of the query tower, on the devices.
-
-    Returns:
-      Vectors of the queries of all processes.
+    Takes the queries of this process, and parameters on the devices; returns
+    the vectors of the queries of all processes.
     """
     queries = rules.to_devices({"query": token_ids}, self._mesh)["query"]
     return self._embed(query_params, queries)
@@ -117,7 +113,7 @@ class RetrievalPipeline(Generic[B]):
         local = None if vectors is None else rules.local_rows(vectors)
         retrieved = index.search(QueryBatch(token_ids, local), num_blocks)
       search_ms = 1e3 * (time.perf_counter() - start)
-      return self._finish(retrieved, assemble, search_ms=search_ms)
+      return self._finish(retrieved, assemble, search_ms)
 
     return self._thread.submit(finish)
 
@@ -125,26 +121,24 @@ class RetrievalPipeline(Generic[B]):
     self, retrieved: SearchResult, assemble: Assemble[B]
   ) -> Future[Prepared[B]]:
     """Makes the batch of an earlier search, which a checkpoint has kept."""
-    return self._thread.submit(self._finish, retrieved, assemble, search_ms=0.0)
+    return self._thread.submit(self._finish, retrieved, assemble, 0.0)
 
   def without_search(self, assemble: Assemble[B]) -> Future[Prepared[B]]:
-    """Makes a batch that needs no index."""
-
-    def finish() -> Prepared[B]:
-      batch, metrics = assemble(NOTHING_RETRIEVED)
-      placed = rules.to_devices(batch, self._mesh)
-      return Prepared(placed, NOTHING_RETRIEVED, metrics)
-
-    return self._thread.submit(finish)
+    """Makes a batch that needs no index; its metrics have no search times."""
+    return self._thread.submit(self._finish, NOTHING_RETRIEVED, assemble, None)
 
   def _finish(
-    self, retrieved: SearchResult, assemble: Assemble[B], *, search_ms: float
+    self,
+    retrieved: SearchResult,
+    assemble: Assemble[B],
+    search_ms: float | None,
   ) -> Prepared[B]:
     start = time.perf_counter()
     batch, metrics = assemble(retrieved)
     placed = rules.to_devices(batch, self._mesh)
-    metrics["search_ms"] = search_ms
-    metrics["gather_ms"] = 1e3 * (time.perf_counter() - start)
+    if search_ms is not None:
+      metrics["search_ms"] = search_ms
+      metrics["gather_ms"] = 1e3 * (time.perf_counter() - start)
     return Prepared(placed, retrieved, metrics)
 
   def close(self) -> None:

@@ -9,7 +9,7 @@ from jaxtyping import Int
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
 from realm_jax.models.parameters import Params
-from realm_jax.retrieval.candidates import with_null, without_source
+from realm_jax.retrieval.candidate_rows import with_null, without_source
 from realm_jax.text.answer_spans import find_token_spans
 from realm_jax.training import step
 from realm_jax.training.batches import MaskTargets, PretrainingBatch

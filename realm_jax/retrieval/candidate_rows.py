@@ -12,11 +12,8 @@ def without_source(
   """Drops from each row the block that its query came from (section 3.4).
 
   Retrieval of the source would be trivial, since it contains the masked words.
-  A row without its source drops its last block instead.
-
-  Args:
-    rows: Retrieved blocks, best first.
-    source_rows: Row of each query's own block; −1 where it has none.
+  A query without a source among its blocks, or with −1 for none, drops its
+  last block instead.
   """
   is_dropped = rows == source_rows[:, None]
   is_dropped[~is_dropped.any(axis=1), -1] = True
