@@ -16,7 +16,7 @@ from realm_jax.indexes.protocol import (
   Blocks,
   BuildOptions,
   IndexLoadError,
-  MissingLibraryError,
+  LibraryError,
   PathLike,
   QueryBatch,
   SearchResult,
@@ -42,11 +42,7 @@ class Bm25Config:
   def build(
     self, blocks: Blocks, options: BuildOptions = DEFAULT_OPTIONS
   ) -> "Bm25Index":
-    """Counts the words of every block and writes a sparse matrix of scores.
-
-    Raises:
-      OSError: The disk is full.
-    """
+    """Counts the words of every block and writes a sparse matrix of scores."""
     if blocks.token_ids is None:
       raise ValueError("BM25 needs the blocks' wordpieces")
     library = _library().BM25(
@@ -74,11 +70,7 @@ class Bm25Config:
   def load(
     self, directory: PathLike, blocks: Blocks, *, mesh: Mesh | None = None
   ) -> "Bm25Index":
-    """Loads what `build` wrote, memory-mapped.
-
-    Raises:
-      IndexLoadError: bm25s cannot read it, or it was built over other blocks.
-    """
+    """Loads what `build` wrote, memory-mapped."""
     del mesh
     try:
       library = _library().BM25.load(
@@ -136,7 +128,7 @@ def _library() -> ModuleType:
   try:
     import bm25s
   except ImportError as error:
-    raise MissingLibraryError(
+    raise LibraryError(
       f"the index `bm25` needs the library bm25s, which cannot be imported "
       f"here ({error}); `pip install bm25s`"
     ) from error

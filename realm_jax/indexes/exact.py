@@ -81,9 +81,7 @@ class ExactConfig:
     self, blocks: Blocks, options: BuildOptions = DEFAULT_OPTIONS
   ) -> "ExactIndex":
     """Copies the vectors to the devices."""
-    if blocks.vectors is None:
-      raise ValueError("exact search needs the blocks' vectors; embed them")
-    return ExactIndex(blocks.vectors, self, mesh=options.mesh)
+    return ExactIndex(blocks.embedded(), self, mesh=options.mesh)
 
   def load(
     self, directory: PathLike, blocks: Blocks, *, mesh: Mesh | None = None
@@ -100,8 +98,7 @@ class ExactIndex:
   """Searches the inner products with every block.
 
   Args:
-    vectors: Embeddings, [N, d], in row order; they are read once, a device's
-      share at a time.
+    vectors: Embeddings, [N, d]; they are read once, a device's share at a time.
     config: Settings.
     mesh: Mesh over whose data axis the rows are spread; None uses one device.
   """
@@ -131,7 +128,7 @@ class ExactIndex:
     self._devices = devices
     if mesh is None:
       device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-      self._sharding, replicated = device, device
+      self._sharding = replicated = device
     else:
       self._sharding = NamedSharding(mesh, PartitionSpec(DATA_AXIS))
       replicated = NamedSharding(mesh, PartitionSpec())
@@ -152,22 +149,19 @@ class ExactIndex:
   ) -> tuple[Float[Array, "b k"], Int[Array, "b k"]]:
     """Dispatches a search and returns scores and rows without waiting.
 
-    Args:
-      vectors: Query vectors; with a mesh, sharded over its data axis, whose
-        size divides b.
-      k: Number of blocks for each query.
-
-    Raises:
-      SearchError: k is not in 1 … num_blocks.
+    With a mesh, the size of its data axis divides the number of queries.
     """
     check_k(k, self.num_blocks)
-    plan = exact_search.make_plan(
-      k,
-      num_queries=len(vectors),
-      num_rows=self.capacity // self._devices,
-      rows_per_step=self._config.rows_per_step,
+    platform = next(iter(self._sharding.device_set)).platform
+    rows = self._config.rows_per_step or exact_search.rows_per_step(
+      k, num_queries=len(vectors), platform=platform
+    )
+    plan = exact_search.Plan(
+      k=k,
+      num_rows=self.capacity,
+      rows_per_step=min(rows, self.capacity // self._devices),
       recall_target=self._config.recall_target,
-      platform=next(iter(self._sharding.device_set)).platform,
+      skips=platform == "cpu",
     )
     return exact_search.search(
       vectors, self._vectors, self._count, plan=plan, mesh=self._mesh
@@ -181,7 +175,7 @@ class ExactIndex:
     if self._mesh is None:
       on_device = jax.device_put(vectors, self._sharding)
     else:
-      share = max(1, self._mesh.shape[DATA_AXIS] // jax.process_count())
+      share = max(1, self._devices // jax.process_count())
       padding = -count % share
       on_device = jax.make_array_from_process_local_data(
         self._sharding, np.pad(vectors, ((0, padding), (0, 0)))

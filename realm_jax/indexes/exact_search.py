@@ -37,11 +37,12 @@ Best = tuple[Float[Array, "b k"], Int[Array, "b k"]]
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """Static settings of the program, besides its shapes.
+  """Static settings of the program.
 
   Attributes:
     k: Number of rows for each query.
-    rows_per_step: Rows of one device that are scored at once.
+    num_rows: Number of rows over all devices, padding included.
+    rows_per_step: Rows that are scored at once, at most those of a device.
     recall_target: Recall that `lax.approx_max_k` aims at; None finds exactly
       the best.
     skips: Whether queries that a step does not improve are skipped, which
@@ -49,42 +50,18 @@ class Plan:
   """
 
   k: int
+  num_rows: int
   rows_per_step: int
   recall_target: float | None
   skips: bool
 
 
-def make_plan(
-  k: int,
-  *,
-  num_queries: int,
-  num_rows: int,
-  rows_per_step: int | None,
-  recall_target: float | None,
-  platform: str,
-) -> Plan:
-  """Returns the plan of a search, with the rows of a step chosen.
-
-  Args:
-    k: Number of rows for each query.
-    num_queries: Number of queries over all devices.
-    num_rows: Number of rows of one device.
-    rows_per_step: Rows that are scored at once; None chooses by the number of
-      queries, k and the platform.
-    recall_target: Recall, as in `Plan`.
-    platform: Platform of the devices, such as `cpu`.
-  """
-  if rows_per_step is None:
-    scores = _SCORES_ON_CPUS if platform == "cpu" else _SCORES_ELSEWHERE
-    fits = 1 << (max(1, scores // max(1, num_queries)).bit_length() - 1)
-    wanted = 1 << (_ROWS_PER_K * k - 1).bit_length()
-    rows_per_step = max(min(max(fits, _MIN_ROWS), _MAX_ROWS), wanted)
-  return Plan(
-    k=k,
-    rows_per_step=min(rows_per_step, num_rows),
-    recall_target=recall_target,
-    skips=platform == "cpu",
-  )
+def rows_per_step(k: int, *, num_queries: int, platform: str) -> int:
+  """Returns how many rows of a device a step should score."""
+  scores = _SCORES_ON_CPUS if platform == "cpu" else _SCORES_ELSEWHERE
+  fits = 1 << (max(1, scores // max(1, num_queries)).bit_length() - 1)
+  wanted = 1 << (_ROWS_PER_K * k - 1).bit_length()
+  return max(min(max(fits, _MIN_ROWS), _MAX_ROWS), wanted)
 
 
 @functools.partial(jax.jit, static_argnames=("plan", "mesh"))
@@ -102,12 +79,11 @@ def search(
     queries: Query vectors; with a mesh, sharded over its data axis.
     vectors: Embeddings, sharded likewise; rows from num_blocks on are padding.
     num_blocks: Number of blocks, at least k.
-    plan: Settings from `make_plan`.
+    plan: Settings of the search.
     mesh: Mesh of the devices; None is for one device.
   """
-  local = functools.partial(_local_top_k, plan=plan, all_rows=len(vectors))
   if mesh is None:
-    return local(queries, vectors, num_blocks, first_row=0)
+    return _local_top_k(queries, vectors, num_blocks, 0, plan)
 
   def on_each_device(
     queries: Float[Array, "b d"],
@@ -118,7 +94,7 @@ def search(
     # the results of all devices for its own queries, and merges them.
     everyone = lax.all_gather(queries, DATA_AXIS, tiled=True)
     first_row = lax.axis_index(DATA_AXIS) * len(vectors)
-    found = local(everyone, vectors, num_blocks, first_row=first_row)
+    found = _local_top_k(everyone, vectors, num_blocks, first_row, plan)
     scores, rows = (
       _own_queries(part, lax.axis_size(DATA_AXIS)) for part in found
     )
@@ -156,18 +132,15 @@ def _best_of(
 
 
 class _Scored(NamedTuple):
-  """A step's scores, by groups of consecutive rows.
+  """A step's scores, by groups of consecutive rows."""
 
-  Attributes:
-    scores: Scores of all queries, padding included.
-    maxima: Largest score among each group's new rows.
-    is_new: Whether a row is neither padding nor part of an earlier step.
-    rows: Row numbers over all devices.
-  """
-
+  # Padding has scores, too.
   scores: Float[Array, "b g s"]
+  # The largest score among each group's new rows.
   maxima: Float[Array, "b g"]
+  # Whether a row is neither padding nor part of an earlier step.
   is_new: Bool[Array, "g s"]
+  # Row numbers over all devices.
   rows: Int[Array, "g s"]
 
 
@@ -175,21 +148,10 @@ def _local_top_k(
   queries: Float[Array, "b d"],
   vectors: Float[Array, "n d"],
   num_blocks: Int[Array, ""],
-  *,
   first_row: int | Int[Array, ""],
-  all_rows: int,
   plan: Plan,
 ) -> Best:
-  """Runs the top-k over steps of this device's rows, without padding.
-
-  Args:
-    queries: Vectors of all queries.
-    vectors: Embeddings on this device.
-    num_blocks: Number of blocks over all devices.
-    first_row: Row number of this device's first vector.
-    all_rows: Number of rows over all devices, padding included.
-    plan: Settings of the program.
-  """
+  """Runs the top-k over steps of this device's rows, from `first_row` on."""
   queries = queries.astype(vectors.dtype)
   real = jnp.clip(num_blocks - first_row, 0, len(vectors))
   size = plan.rows_per_step
@@ -218,17 +180,15 @@ def _local_top_k(
       rows=(first_row + rows).reshape(groups, -1),
     )
     if plan.skips:
-      return _improve_some(best, scored, plan, all_rows)
-    return _improve(best, scored, None, plan, all_rows)
+      return _improve_some(best, scored, plan)
+    return _improve(best, scored, None, plan)
 
   shape = (len(queries), plan.k)
   best = jnp.full(shape, -jnp.inf), jnp.full(shape, -1)
   return lax.fori_loop(0, -(-real // size), step, best)
 
 
-def _improve_some(
-  best: Best, scored: _Scored, plan: Plan, all_rows: int
-) -> Best:
+def _improve_some(best: Best, scored: _Scored, plan: Plan) -> Best:
   """Merges a step's rows into the top-k of the queries that they improve."""
   batch_size = min(len(scored.scores), _QUERIES_PER_BATCH)
   # A NaN compares as not less or equal, so its query is not skipped.
@@ -238,7 +198,7 @@ def _improve_some(
     waits, best = state
     do_wait, chosen = lax.top_k(waits.astype(jnp.float32), batch_size)
     old = best[0][chosen], best[1][chosen]
-    new = _improve(old, scored, chosen, plan, all_rows)
+    new = _improve(old, scored, chosen, plan)
     # Queries that are done already fill up the last batch, unchanged.
     scores, rows = (
       part.at[chosen].set(
@@ -252,15 +212,11 @@ def _improve_some(
 
 
 def _improve(
-  best: Best,
-  scored: _Scored,
-  chosen: Int[Array, " q"] | None,
-  plan: Plan,
-  all_rows: int,
+  best: Best, scored: _Scored, chosen: Int[Array, " q"] | None, plan: Plan
 ) -> Best:
   """Merges a step's rows into the top-k of chosen queries; None is all."""
   # Earlier results come first because their rows are lower.
-  found = _candidates(scored, chosen, plan, all_rows)
+  found = _candidates(scored, chosen, plan)
   scores, rows = (
     jnp.concatenate(parts, axis=1) for parts in zip(best, found, strict=True)
   )
@@ -268,7 +224,7 @@ def _improve(
 
 
 def _candidates(
-  scored: _Scored, chosen: Int[Array, " q"] | None, plan: Plan, all_rows: int
+  scored: _Scored, chosen: Int[Array, " q"] | None, plan: Plan
 ) -> Best:
   """Returns rows of a step that hold the k best of the chosen queries."""
   # Gathering all queries would copy the array.
@@ -280,7 +236,7 @@ def _candidates(
       maxima,
       min(plan.k, groups),
       recall_target=plan.recall_target,
-      reduction_input_size_override=all_rows,
+      reduction_input_size_override=plan.num_rows,
     )
     return scores, scored.rows[:, 0][places]
   if group == 1:

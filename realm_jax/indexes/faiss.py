@@ -5,11 +5,11 @@ import math
 import os
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Float, Float32, Int
+from jaxtyping import Float32, Int
 
 from realm_jax.files import mapped_pages
 from realm_jax.files.json_value import JsonValue
@@ -19,7 +19,7 @@ from realm_jax.indexes.protocol import (
   Blocks,
   BuildOptions,
   IndexLoadError,
-  MissingLibraryError,
+  LibraryError,
   PathLike,
   QueryBatch,
   Rows,
@@ -35,18 +35,6 @@ _ROWS_PER_COPY = 1 << 16
 _ROWS_PER_RUN = 16
 # Most lists to probe, and most results, of a search on GPUs.
 _GPU_LIMIT = 2048
-
-
-@runtime_checkable
-class _Native(Protocol):
-  """The part of FAISS's indexes that all of them share."""
-
-  ntotal: int
-  d: int
-
-  def search(
-    self, x: Float32[np.ndarray, "b d"], k: int, *, params: Any
-  ) -> tuple[Float32[np.ndarray, "b k"], Int[np.ndarray, "b k"]]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,33 +68,26 @@ class FaissConfig:
   def build(
     self, blocks: Blocks, options: BuildOptions = DEFAULT_OPTIONS
   ) -> "FaissIndex":
-    """Builds in memory; the same vectors give the same index.
-
-    Raises:
-      ValueError: FAISS cannot build the described index over these vectors.
-      OSError: The disk is full.
-    """
-    if blocks.vectors is None:
-      raise ValueError("FAISS needs the blocks' vectors; embed them first")
+    """Builds in memory; the same vectors give the same index."""
+    vectors = blocks.embedded()
+    num_blocks, dim = vectors.shape
     library = _library()
     _set_threads(library, self.threads)
-    described = self._described(*blocks.vectors.shape)
+    described = self._described(num_blocks, dim)
     try:
       index = library.index_factory(
-        blocks.vectors.shape[1], described, library.METRIC_INNER_PRODUCT
+        dim, described, library.METRIC_INNER_PRODUCT
       )
-      index.train(_sample(blocks.vectors, self.training_sample))
-      for start in range(0, blocks.num_blocks, _ROWS_PER_COPY):
-        stop = min(start + _ROWS_PER_COPY, blocks.num_blocks)
+      index.train(_sample(vectors, self.training_sample))
+      for start in range(0, num_blocks, _ROWS_PER_COPY):
         options.check()
-        part = blocks.vectors[start:stop]
-        index.add(_float32(part))
+        part = vectors[start : min(start + _ROWS_PER_COPY, num_blocks)]
+        index.add(np.ascontiguousarray(part, np.float32))
         mapped_pages.drop_pages(part)
     except RuntimeError as error:
       raise ValueError(
-        f"FAISS cannot build {described!r} over {blocks.num_blocks} vectors of "
-        f"{blocks.vectors.shape[1]} dimensions: {error}; choose another "
-        "`factory`"
+        f"FAISS cannot build {described!r} over {num_blocks} vectors of {dim} "
+        f"dimensions: {error}; choose another `factory`"
       ) from error
     if options.directory is not None:
       options.directory.mkdir(parents=True)
@@ -118,11 +99,7 @@ class FaissConfig:
   def load(
     self, directory: PathLike, blocks: Blocks, *, mesh: Mesh | None = None
   ) -> "FaissIndex":
-    """Loads what `build` wrote, memory-mapped where FAISS can do so.
-
-    Raises:
-      IndexLoadError: FAISS cannot read it, or it was built over other blocks.
-    """
+    """Loads what `build` wrote, memory-mapped where FAISS can do so."""
     del mesh
     library = _library()
     path = Path(directory) / _FILE
@@ -147,10 +124,8 @@ class FaissIndex:
   kind = "faiss"
   needs_vectors = True
 
-  def __init__(self, index: _Native, blocks: Blocks, *, config: FaissConfig):
-    if blocks.vectors is None:
-      raise ValueError("FAISS needs the blocks' vectors; embed them first")
-    self.num_blocks, self.dim = blocks.vectors.shape
+  def __init__(self, index: Any, blocks: Blocks, *, config: FaissConfig):
+    self.num_blocks, self.dim = blocks.embedded().shape
     if (index.ntotal, index.d) != (self.num_blocks, self.dim):
       raise IndexLoadError(
         f"the FAISS index holds {index.ntotal} blocks of {index.d} dimensions "
@@ -161,30 +136,23 @@ class FaissIndex:
     self._config = config
     self._index = index
     # 1 where all blocks are searched.
-    self.num_lists = self._num_lists(index)
+    self._num_lists = self._count_lists(index)
     self._on_device = index
     if config.on_gpu and self._library.get_num_gpus() > 0:
       self._on_device = self._gpu_copy(index)
 
   def search(self, queries: QueryBatch, k: int) -> SearchResult:
     """Returns k blocks for each query, approximately the best."""
-    return self.search_at(
-      queries, k, self._config.nprobe, self._config.num_reordered
-    )
-
-  def search_at(
-    self, queries: QueryBatch, k: int, nprobe: int, num_reordered: int
-  ) -> SearchResult:
-    """Searches `nprobe` lists and scores `num_reordered` blocks exactly."""
     check_k(k, self.num_blocks)
     vectors = check_vectors(queries, self.dim)
-    _set_threads(self._library, self._config.threads)
+    config, lists = self._config, self._num_lists
+    _set_threads(self._library, config.threads)
     # Twice as many lists as hold k blocks on average: they may be uneven.
-    lists = self.num_lists
-    probed = min(lists, max(nprobe, -(-2 * k * lists // self.num_blocks)))
-    fits = max(k, probed) <= _GPU_LIMIT
-    index = self._on_device if fits else self._index
-    rows, scores = self._search(index, vectors, k, probed, num_reordered)
+    nprobe = min(
+      lists, max(config.nprobe, -(-2 * k * lists // self.num_blocks))
+    )
+    index = self._on_device if max(k, nprobe) <= _GPU_LIMIT else self._index
+    rows, scores = self._search(index, vectors, k, nprobe, config.num_reordered)
     # Where the lists hold fewer than k blocks, FAISS returns −1.
     short = (rows < 0).any(axis=1)
     if short.any():
@@ -195,20 +163,58 @@ class FaissIndex:
 
   def _search(
     self,
-    index: _Native,
+    index: Any,
     vectors: Float32[np.ndarray, "b d"],
     k: int,
-    probed: int,
-    reordered: int,
+    nprobe: int,
+    num_reordered: int,
   ) -> tuple[Int[np.ndarray, "b k"], Float32[np.ndarray, "b k"]]:
     parameters = None
-    if self.num_lists > 1:
-      reordered = min(max(reordered, k), self.num_blocks)
-      parameters = self._parameters(self._index, k, probed, reordered)
+    if self._num_lists > 1:
+      # FAISS's settings of a search are nested as the index is.
+      library = self._library
+      parameters = library.SearchParametersIVF(nprobe=nprobe)
+      for layer in reversed(self._layers(self._index)[:-1]):
+        if isinstance(layer, library.IndexRefine):
+          reordered = min(max(num_reordered, k), self.num_blocks)
+          parameters = library.IndexRefineSearchParameters(
+            k_factor=reordered / k, base_index_params=parameters
+          )
+        else:
+          parameters = library.SearchParametersPreTransform(
+            index_params=parameters
+          )
     scores, rows = index.search(vectors, k, params=parameters)
     return rows, scores
 
-  def _gpu_copy(self, index: _Native) -> _Native:
+  def _layers(self, index: Any) -> list[Any]:
+    """Returns an index and those that it wraps, the innermost last."""
+    library = self._library
+    index = library.downcast_index(index)
+    if isinstance(index, library.IndexRefine):
+      return [index, *self._layers(index.base_index)]
+    if isinstance(index, library.IndexPreTransform):
+      return [index, *self._layers(index.index)]
+    return [index]
+
+  def _count_lists(self, index: Any) -> int:
+    """Returns the number of inverted lists, 1 for an exhaustive search.
+
+    Raises:
+      ValueError: The index cannot be searched exhaustively.
+    """
+    innermost = self._layers(index)[-1]
+    if isinstance(innermost, self._library.IndexIVF):
+      return innermost.nlist
+    if isinstance(innermost, self._library.IndexFlat):
+      return 1
+    raise ValueError(
+      f"the `factory` {self._config.factory!r} makes an "
+      f"{type(innermost).__name__}, which may find fewer than k; want inverted "
+      "lists (`IVF…`) or `Flat`"
+    )
+
+  def _gpu_copy(self, index: Any) -> Any:
     """Copies the index to the first GPU.
 
     A copy on several GPUs would not take the settings of a search.
@@ -226,63 +232,18 @@ class FaissIndex:
         "or on_gpu=False"
       ) from error
 
-  def _parameters(
-    self, index: _Native, k: int, probed: int, reordered: int
-  ) -> Any:
-    """Returns FAISS's settings of a search, nested as the index is."""
-    library = self._library
-    index = library.downcast_index(index)
-    if isinstance(index, library.IndexRefine):
-      return library.IndexRefineSearchParameters(
-        k_factor=reordered / k,
-        base_index_params=self._parameters(
-          index.base_index, k, probed, reordered
-        ),
-      )
-    if isinstance(index, library.IndexPreTransform):
-      return library.SearchParametersPreTransform(
-        index_params=self._parameters(index.index, k, probed, reordered)
-      )
-    return library.SearchParametersIVF(nprobe=probed)
-
-  def _num_lists(self, index: _Native) -> int:
-    """Returns the number of inverted lists, 1 for an exhaustive search.
-
-    Raises:
-      ValueError: The index cannot be searched exhaustively.
-    """
-    library = self._library
-    index = library.downcast_index(index)
-    if isinstance(index, library.IndexRefine):
-      return self._num_lists(index.base_index)
-    if isinstance(index, library.IndexPreTransform):
-      return self._num_lists(index.index)
-    if isinstance(index, library.IndexIVF):
-      return index.nlist
-    if isinstance(index, library.IndexFlat):
-      return 1
-    raise ValueError(
-      f"the `factory` {self._config.factory!r} makes an {type(index).__name__}"
-      ", which may find fewer than k; want inverted lists (`IVF…`) or `Flat`"
-    )
-
 
 def _sample(vectors: Rows, count: int) -> Float32[np.ndarray, "n d"]:
   """Returns about `count` vectors, in runs from all over the corpus."""
   num_blocks = vectors.shape[0]
   if count >= num_blocks:
-    return _float32(vectors[0:num_blocks])
-  runs = max(1, count // _ROWS_PER_RUN)
-  starts = np.linspace(0, num_blocks - _ROWS_PER_RUN, runs).astype(int)
-  return _float32(
-    np.concatenate([vectors[i : i + _ROWS_PER_RUN] for i in starts.tolist()])
-  )
-
-
-def _float32(
-  vectors: Float[np.ndarray, "n d"],
-) -> Float32[np.ndarray, "n d"]:
-  return np.ascontiguousarray(vectors, np.float32)
+    sample = vectors[0:num_blocks]
+  else:
+    runs = max(1, count // _ROWS_PER_RUN)
+    starts = np.linspace(0, num_blocks - _ROWS_PER_RUN, runs).astype(int)
+    parts = [vectors[i : i + _ROWS_PER_RUN] for i in starts.tolist()]
+    sample = np.concatenate(parts)
+  return np.ascontiguousarray(sample, np.float32)
 
 
 def _set_threads(library: ModuleType, threads: int | None) -> None:
@@ -294,7 +255,7 @@ def _library() -> ModuleType:
   try:
     import faiss
   except ImportError as error:
-    raise MissingLibraryError(
+    raise LibraryError(
       f"the index `faiss` needs the library faiss, which cannot be imported "
       f"here ({error}); `pip install 'realm_jax[faiss]'`, or choose the index "
       "`scann`"

@@ -18,6 +18,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 
 import numpy as np
@@ -29,17 +30,20 @@ from realm_jax.indexes.protocol import (
   IndexConfig,
   IndexCrashedError,
   IndexLoadError,
-  MissingLibraryError,
+  LibraryError,
   PathLike,
   QueryBatch,
   SearchResult,
   check_k,
   check_vectors,
 )
-from realm_jax.indexes.thread_priority import run_at_low_priority
+from realm_jax.indexes.thread_priority import lower_thread_priority
 
 # Socket buffer, large enough that most batches of queries are sent at once.
 _BUFFER_BYTES = 1 << 22
+# A process that takes longer counts as hanging and is killed.
+_SEARCH_SECONDS = 300.0
+_LOAD_SECONDS = 3600.0
 
 
 class IsolatedIndex:
@@ -52,34 +56,20 @@ class IsolatedIndex:
     config: Settings of the index; the process calls their `load`.
     directory: Directory that the process loads.
     blocks: Blocks with vectors, of which the process gets only the shape.
-    timeout_seconds: Longest time of a search before the process counts as
-      hanging and is killed.
-    load_timeout_seconds: Longest time of loading, likewise.
   """
 
   needs_vectors = True
 
-  def __init__(
-    self,
-    config: IndexConfig,
-    directory: PathLike,
-    blocks: Blocks,
-    *,
-    timeout_seconds: float = 300.0,
-    load_timeout_seconds: float = 3600.0,
-  ):
-    assert blocks.vectors is not None
+  def __init__(self, config: IndexConfig, directory: PathLike, blocks: Blocks):
     self.kind = config.kind
-    self.num_blocks, self.dim = blocks.vectors.shape
+    shape = self.num_blocks, self.dim = blocks.embedded().shape
     self.report: dict[str, JsonValue] = {}
     self._directory = directory
-    self._search_seconds = timeout_seconds
-    self._load_seconds = load_timeout_seconds
     self._lock = threading.Lock()
     ours, theirs = socket.socketpair()
     for end in (ours, theirs):
       end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
-    _set_timeout(ours, timeout_seconds)
+    _set_timeout(ours, _SEARCH_SECONDS)
     with theirs:
       self._process = subprocess.Popen(
         [sys.executable, "-m", __name__, str(theirs.fileno())],
@@ -94,18 +84,17 @@ class IsolatedIndex:
     # If this fails, `wait_until_loaded` says why.
     with contextlib.suppress(OSError):
       self._connection.send(sys.path)
-      self._connection.send((config, str(directory), blocks.vectors.shape))
+      self._connection.send((config, str(directory), shape))
 
   def wait_until_loaded(self) -> None:
     """Waits until the index can be searched.
 
     Raises:
-      IndexLoadError: The index cannot be loaded.
       IndexCrashedError: The process ended, or hangs, while it loaded.
-      MissingLibraryError: The library is not installed.
+      IndexLoadError, LibraryError: As `IndexConfig.load`.
     """
     with self._exchange(f" while it loaded {self._directory}"):
-      self._await_answer(self._load_seconds)
+      self._await_answer(_LOAD_SECONDS)
       error = self._connection.recv()
     if error is not None:
       self.close()
@@ -115,9 +104,8 @@ class IsolatedIndex:
     """Searches in the other process.
 
     Raises:
-      SearchError: The index cannot answer, as in `Index.search`.
-      IndexCrashedError: The process ended, or hangs; later searches raise this
-        too.
+      SearchError: As in `Index.search`.
+      IndexCrashedError: The process ended, or hangs; so do later searches.
     """
     check_k(k, self.num_blocks)
     vectors = check_vectors(queries, self.dim)
@@ -125,7 +113,7 @@ class IsolatedIndex:
     with self._lock, self._exchange():
       self._connection.send(shape)
       _send(self._connection, vectors)
-      self._await_answer(self._search_seconds)
+      self._await_answer(_SEARCH_SECONDS)
       rows = _receive(self._connection, shape, np.int32)
       scores = _receive(self._connection, shape, np.float32)
     return SearchResult(rows=rows, scores=scores)
@@ -146,11 +134,7 @@ class IsolatedIndex:
 
   @contextlib.contextmanager
   def _exchange(self, when: str = "") -> Iterator[None]:
-    """Turns an error of the connection into one about the process.
-
-    Raises:
-      IndexCrashedError: The process ended, or was too slow and is killed.
-    """
+    """Turns an error of the connection into an `IndexCrashedError`."""
     try:
       yield
     except (EOFError, OSError) as error:
@@ -215,35 +199,25 @@ def _receive(
   return array
 
 
-class _Shape:
-  """Stands for vectors of which the process knows only the shape."""
-
-  dtype = np.dtype(np.float32)
-
-  def __init__(self, shape: tuple[int, ...]):
-    self.shape = shape
-
-  def __getitem__(self, rows: slice) -> np.ndarray:
-    raise IndexLoadError("this process has no vectors")
-
-
 def _serve(connection: Connection) -> None:
   """Loads the index and answers searches until the connection closes."""
   sys.path[:] = connection.recv()
   config, directory, (num_blocks, dim) = connection.recv()
-  blocks = Blocks(num_blocks=num_blocks, vectors=_Shape((num_blocks, dim)))
+  # Of the vectors only the shape is known here: this array takes 4 bytes.
+  vectors = np.broadcast_to(np.float32(np.nan), (num_blocks, dim))
+  blocks = Blocks(num_blocks, vectors)
   try:
     # The library's import, too, would take cores from the run's steps.
-    index = run_at_low_priority(lambda: config.load(directory, blocks))
-  except (IndexLoadError, MissingLibraryError) as error:
+    with ThreadPoolExecutor(1, initializer=lower_thread_priority) as thread:
+      index = thread.submit(config.load, directory, blocks).result()
+  except (IndexLoadError, LibraryError) as error:
     connection.send(error)
     return
   connection.send(None)
   while True:
     count, k = connection.recv()
-    vectors = _receive(connection, (count, dim), np.float32)
-    queries = QueryBatch(np.zeros((count, 1), np.int32), vectors)
-    found = index.search(queries, k)
+    queries = _receive(connection, (count, dim), np.float32)
+    found = index.search(QueryBatch.of_vectors(queries), k)
     _send(connection, found.rows)
     _send(connection, found.scores)
 

@@ -31,12 +31,8 @@ class RecallError(ValueError):
   """An index whose recall is below its target."""
 
 
-class MissingLibraryError(ValueError):
-  """An index whose library is not installed."""
-
-
-class UnsupportedLibraryError(ValueError):
-  """An index whose library has a version that it cannot work with."""
+class LibraryError(ValueError):
+  """An index whose library is missing, or has a version that does not fit."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +46,11 @@ class QueryBatch:
 
   token_ids: Int32[np.ndarray, "b q"]
   vectors: Float32[np.ndarray, "b d"] | None = None
+
+  @classmethod
+  def of_vectors(cls, vectors: Float32[np.ndarray, "b d"]) -> "QueryBatch":
+    """Returns queries that have no words."""
+    return cls(np.zeros((len(vectors), 1), np.int32), vectors)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,26 +74,6 @@ class Rows(Protocol):
   def __getitem__(self, rows: slice, /) -> np.ndarray: ...
 
 
-@runtime_checkable
-class GatherableRows(Rows, Protocol):
-  """Rows that are no array and can still be read in any order."""
-
-  def gather(
-    self, rows: Int[np.ndarray, "*b"]
-  ) -> Float32[np.ndarray, "*b d"]: ...
-
-
-def gather(
-  vectors: Rows, rows: Int[np.ndarray, "*b"]
-) -> Float32[np.ndarray, "*b d"]:
-  """Returns the vectors of any rows, in float32."""
-  if isinstance(vectors, GatherableRows):
-    return vectors.gather(rows)
-  if isinstance(vectors, np.ndarray):
-    return vectors[rows].astype(np.float32)
-  raise TypeError(f"{type(vectors).__name__} has no method `gather`")
-
-
 @dataclasses.dataclass(frozen=True)
 class Blocks:
   """The blocks that an index is built over.
@@ -110,20 +91,28 @@ class Blocks:
   token_ids: Callable[[int], Int[np.ndarray, " l"]] | None = None
   vocab_size: int = 0
 
+  def embedded(self) -> Rows:
+    """Returns the vectors.
+
+    Raises:
+      ValueError: The blocks have not been embedded.
+    """
+    if self.vectors is None:
+      raise ValueError("this index needs the blocks' vectors; embed them first")
+    return self.vectors
+
 
 @dataclasses.dataclass(frozen=True)
 class BuildOptions:
   """Inputs besides the blocks that building an index may use.
 
   Attributes:
-    directory: Directory in which the index writes what `IndexConfig.load`
-      reads; None if it is not kept.
+    directory: Where to write what `IndexConfig.load` reads; None keeps nothing.
     mesh: Mesh of the devices, for an index that lives on them.
     queries: Sample of real queries, with vectors, to measure recall on.
     previous: Directory of an earlier index of the same kind, whose settings
       may have been others.
-    check: Function that is called regularly; an exception it raises ends the
-      build.
+    check: Function called regularly; an exception it raises ends the build.
   """
 
   directory: Path | None = None
@@ -148,8 +137,8 @@ class Index(Protocol):
     kind: Name of the kind of index, as a manifest stores it.
     num_blocks: Number of blocks that it searches.
     needs_vectors: Whether `search` reads the vectors of the queries.
-    report: Settings that the build chose and figures that it measured, for the
-      manifest; empty for an index that was loaded.
+    report: What the build chose and measured, for the manifest; empty for an
+      index that was loaded.
   """
 
   kind: str
@@ -176,6 +165,8 @@ class DeviceIndex(Index, Protocol):
   ) -> tuple[Float[jax.Array, "b k"], Int[jax.Array, "b k"]]:
     """Dispatches a search and returns scores and rows without waiting.
 
+    With a mesh, the vectors are sharded over its data axis.
+
     Raises:
       SearchError: k is not in 1 … num_blocks.
     """
@@ -189,7 +180,7 @@ class IndexConfig(Protocol):
   Attributes:
     kind: Name of the kind of index, as a manifest stores it.
     may_crash: Whether the library could crash its process, so that a trainer
-      searches in another one, with `IsolatedIndex`.
+      searches in an `IsolatedIndex`.
   """
 
   kind: ClassVar[str]
@@ -201,7 +192,10 @@ class IndexConfig(Protocol):
     """Builds the index, and writes it to the directory of the options.
 
     Raises:
+      ValueError: The blocks lack what the index needs, or the library refuses
+        to build it.
       RecallError: The recall is below the target of the settings.
+      LibraryError: The library is missing, or has a version that does not fit.
       OSError: The disk is full.
     """
     ...
@@ -213,16 +207,17 @@ class IndexConfig(Protocol):
     *,
     mesh: jax.sharding.Mesh | None = None,
   ) -> Index:
-    """Loads what `build` wrote for the same blocks."""
+    """Loads what `build` wrote for the same blocks.
+
+    Raises:
+      IndexLoadError: It cannot be read, or was built over other blocks.
+      LibraryError: The library is missing.
+    """
     ...
 
 
 def check_k(k: int, num_blocks: int) -> None:
-  """Checks that a search can return k blocks.
-
-  Raises:
-    SearchError: k is not in 1 … num_blocks.
-  """
+  """Raises a `SearchError` unless k is in 1 … num_blocks."""
   if k > num_blocks:
     raise SearchError(
       f"k={k} exceeds the corpus's {num_blocks} blocks; lower NUM_CANDIDATES"

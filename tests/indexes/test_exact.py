@@ -131,13 +131,8 @@ def _compiled(plan, capacity, num_queries=16):
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
 def test_temporaries_do_not_grow_with_the_corpus(k, recall_target, platform):
   def temporary_bytes(capacity):
-    plan = exact_search.make_plan(
-      k,
-      num_queries=16,
-      num_rows=capacity,
-      rows_per_step=4096,
-      recall_target=recall_target,
-      platform=platform,
+    plan = exact_search.Plan(
+      k, capacity, 4096, recall_target, skips=platform == "cpu"
     )
     analysis = _compiled(plan, capacity).memory_analysis()
     return analysis.temp_size_in_bytes
@@ -153,13 +148,8 @@ def test_temporaries_do_not_grow_with_the_corpus(k, recall_target, platform):
 def test_platforms_find_the_same_in_different_ways(platform, k):
   vectors = _whole_numbers((4000, 6), seed=7)
   queries = _whole_numbers((150, 6), seed=8)
-  plan = exact_search.make_plan(
-    k,
-    num_queries=len(queries),
-    num_rows=len(vectors),
-    rows_per_step=1024,
-    recall_target=None,
-    platform=platform,
+  plan = exact_search.Plan(
+    k, len(vectors), 1024, recall_target=None, skips=platform == "cpu"
   )
   scores, rows = exact_search.search(
     queries, vectors, np.int32(3990), plan=plan, mesh=None
@@ -182,22 +172,16 @@ def test_queries_that_improve_late_are_not_forgotten(num_queries):
 
 
 def test_a_step_has_more_rows_for_few_queries_and_for_large_k():
-  def rows_per_step(k, num_queries, platform="cpu", num_rows=1 << 24):
-    return exact_search.make_plan(
-      k,
-      num_queries=num_queries,
-      num_rows=num_rows,
-      rows_per_step=None,
-      recall_target=None,
-      platform=platform,
-    ).rows_per_step
+  def rows_per_step(k, num_queries, platform="cpu"):
+    return exact_search.rows_per_step(
+      k, num_queries=num_queries, platform=platform
+    )
 
   assert rows_per_step(8, 512) == 4096
   assert rows_per_step(8, 16) == rows_per_step(8, 1) == 1 << 16
   assert rows_per_step(8, 1 << 20) == 2048
   assert rows_per_step(5000, 512) == 1 << 16
   assert rows_per_step(8, 512, "tpu") == 1 << 16
-  assert rows_per_step(8, 512, num_rows=100) == 100
 
 
 @pytest.mark.parametrize("devices", [1, 8])

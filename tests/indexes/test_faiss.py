@@ -12,7 +12,7 @@ from realm_jax.indexes.faiss import FaissConfig
 from realm_jax.indexes.protocol import (
   BuildOptions,
   IndexLoadError,
-  MissingLibraryError,
+  LibraryError,
 )
 from tests.indexes.clustered import blocks_of, clustered, queries_of
 
@@ -161,5 +161,5 @@ def test_a_description_that_will_not_do_is_refused(factory, message):
 
 def test_without_the_library_it_says_what_to_install(monkeypatch):
   monkeypatch.setitem(sys.modules, "faiss", None)
-  with pytest.raises(MissingLibraryError, match=r"realm_jax\[faiss\]"):
+  with pytest.raises(LibraryError, match=r"realm_jax\[faiss\]"):
     FaissConfig().build(blocks_of(clustered(10, 1)))

@@ -54,8 +54,8 @@ def built(tmp_path_factory):
   return _built(FaissConfig(), tmp_path_factory.mktemp("isolated") / "faiss")
 
 
-def _loaded(config, directory, blocks, **settings):
-  index = IsolatedIndex(config, directory, blocks, **settings)
+def _loaded(config, directory, blocks):
+  index = IsolatedIndex(config, directory, blocks)
   index.wait_until_loaded()
   return index
 
@@ -127,9 +127,10 @@ def test_the_process_ends_when_its_owner_is_killed(built):
 
 # The many queries do not fit into the buffers between the processes.
 @pytest.mark.parametrize("count", [3, 50_000])
-def test_a_process_that_hangs_is_ended(built, count):
+def test_a_process_that_hangs_is_ended(built, count, monkeypatch):
   _, directory, blocks = built
-  searcher = _loaded(FaissConfig(), directory, blocks, timeout_seconds=0.5)
+  monkeypatch.setattr(isolated, "_SEARCH_SECONDS", 0.5)
+  searcher = _loaded(FaissConfig(), directory, blocks)
   os.kill(searcher.pid, signal.SIGSTOP)
   start = time.monotonic()
   with pytest.raises(IndexCrashedError, match="does not answer"):
@@ -147,11 +148,12 @@ def test_what_crashes_while_it_loads_says_so(built, send_on_start):
     _loaded(FaissConfig(), directory, blocks)
 
 
-def test_loading_that_hangs_is_ended(built, send_on_start):
+def test_loading_that_hangs_is_ended(built, send_on_start, monkeypatch):
   _, directory, blocks = built
+  monkeypatch.setattr(isolated, "_LOAD_SECONDS", 0.2)
   send_on_start(signal.SIGSTOP)
   with pytest.raises(IndexCrashedError, match="does not answer while it"):
-    _loaded(FaissConfig(), directory, blocks, load_timeout_seconds=0.2)
+    _loaded(FaissConfig(), directory, blocks)
 
 
 def test_ending_a_process_does_not_wait_for_it():

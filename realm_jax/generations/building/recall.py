@@ -7,9 +7,8 @@ from jaxtyping import Int32
 
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.generations.store.embeddings import Embeddings
-from realm_jax.indexes.exact_neighbors import best_scores
-from realm_jax.indexes.protocol import Index, QueryBatch, check_vectors
-from realm_jax.indexes.scann.tuning import TIE
+from realm_jax.indexes.ground_truth import ground_truth
+from realm_jax.indexes.protocol import Index, QueryBatch
 
 
 def held_out_queries(
@@ -50,13 +49,5 @@ def measure_recall(
   ks = [k for k in ks if k <= index.num_blocks]
   if not ks:
     return {}
-  vectors = check_vectors(queries, embeddings.shape[1])
-  best = best_scores(embeddings, queries, max(ks))
-  recall = {}
-  for k in ks:
-    result = index.search(queries, k)
-    found = embeddings.gather(result.rows)
-    scores = np.einsum("bd,bkd->bk", vectors, found)
-    worst = best[:, k - 1 : k]
-    recall[str(k)] = float(np.mean(scores >= worst - TIE * abs(worst)))
-  return recall
+  truth = ground_truth(embeddings, queries, max(ks))
+  return {str(k): truth.recall(index.search(queries, k)) for k in ks}

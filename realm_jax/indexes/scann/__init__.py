@@ -33,7 +33,7 @@ ScaNN 1.4.2: `scann_assets.pbtxt`, the list of files; `scann_config.pb`, a
 
 If another version of ScaNN is installed, `compatibility` lets it search small
 trees before each build. If it cannot, the build ends at once with an
-`UnsupportedLibraryError` that names both versions and what to do: install the
+`LibraryError` that names both versions and what to do: install the
 supported version, or bind `ScannConfig.builder = "stock"`. The stock builder
 (`stock`) uses ScaNN's public interface alone: tree, asymmetric hashing and
 reordering as its documentation recommends, in memory, without trials and

@@ -1,5 +1,6 @@
 """Checks that the installed ScaNN reads the files of our own builder."""
 
+import contextlib
 import tempfile
 from pathlib import Path
 
@@ -9,8 +10,8 @@ from realm_jax.indexes.isolated import IsolatedIndex
 from realm_jax.indexes.protocol import (
   Blocks,
   IndexConfig,
+  LibraryError,
   QueryBatch,
-  UnsupportedLibraryError,
 )
 from realm_jax.indexes.scann import files, tree
 from realm_jax.indexes.scann import library as scann
@@ -23,11 +24,8 @@ def check_formats(config: IndexConfig) -> None:
   The version that the formats were read from does. Any other version searches
   small trees first, in a process of its own since it might crash.
 
-  Args:
-    config: Settings that load an index.
-
   Raises:
-    UnsupportedLibraryError: The installed version reads other formats.
+    LibraryError: The installed version reads other formats.
   """
   scann.library()
   installed = scann.installed_version()
@@ -40,7 +38,7 @@ def check_formats(config: IndexConfig) -> None:
         structure = Structure(4, soar_lambda=spilled, reordering=reordering)
         _check(config, Path(scratch) / reordering, structure)
     except Exception as error:  # Anything may have changed.
-      raise UnsupportedLibraryError(
+      raise LibraryError(
         f"scann {installed} does not read the files of our own builder "
         f"({type(error).__name__}: {error}), which writes the formats of scann "
         f"{scann.FORMATS_VERSION}; `pip install scann=={scann.FORMATS_VERSION}`"
@@ -50,22 +48,15 @@ def check_formats(config: IndexConfig) -> None:
 
 
 def _check(config: IndexConfig, directory: Path, structure: Structure) -> None:
-  """Writes and searches a tree of a few random vectors.
-
-  Raises:
-    ValueError: The search misses the nearest neighbors.
-  """
+  """Writes and searches a tree; raises if the nearest neighbors are missed."""
   rng = np.random.default_rng(0)
   vectors = rng.standard_normal((256, 8)).astype(np.float32)
   tree.write(directory, vectors, structure, tree.train(vectors, structure))
   files.write_tree(directory, files.Tree(structure, structure.num_leaves, 64))
   index = IsolatedIndex(config, directory, Blocks(len(vectors), vectors))
-  try:
+  with contextlib.closing(index):
     index.wait_until_loaded()
-    tokens = np.zeros((len(vectors), 1), np.int32)
-    found = index.search(QueryBatch(tokens, vectors), 1)
-  finally:
-    index.close()
+    found = index.search(QueryBatch.of_vectors(vectors), 1)
   best = (vectors @ vectors.T).max(axis=1)
   scores = np.sum(vectors * vectors[found.rows[:, 0]], axis=1)
   if np.mean(scores > 0.95 * best) < 0.9 or not np.allclose(

@@ -13,9 +13,9 @@ from realm_jax.indexes.protocol import (
   BuildOptions,
   PathLike,
 )
-from realm_jax.indexes.scann import compatibility, stock
-from realm_jax.indexes.scann.index import ScannIndex, load, vectors_of
-from realm_jax.indexes.scann.settings import ScannSettings
+from realm_jax.indexes.scann import compatibility, files, stock
+from realm_jax.indexes.scann.index import ScannIndex
+from realm_jax.indexes.scann.settings import ScannSettings, Structure
 from realm_jax.indexes.scann.tree_builder import TreeBuilder
 
 
@@ -37,9 +37,8 @@ class ScannConfig(ScannSettings):
 
     Raises:
       RecallError: The target is not met, and `below_target` is off.
-      UnsupportedLibraryError: The installed version of ScaNN does not read the
+      LibraryError: The installed version of ScaNN does not read the
         files of our own builder.
-      OSError: The disk is full.
     """
     if options.directory is None:
       with tempfile.TemporaryDirectory(prefix="realm_scann_") as scratch:
@@ -47,34 +46,19 @@ class ScannConfig(ScannSettings):
         kept = dataclasses.replace(options, directory=directory)
         return self.build(blocks, kept)
     if blocks.num_blocks < self.brute_force_below:
-      stock.write(options.directory, vectors_of(blocks), None)
+      stock.write(options.directory, blocks.embedded(), None)
       return self.load(options.directory, blocks)
     if self.builder == "own":
       compatibility.check_formats(self)
-    return TreeBuilder(self, blocks, options).build(options.directory)
+    return TreeBuilder(self, blocks, options, options.directory).build()
 
   def load(
     self, directory: PathLike, blocks: Blocks, *, mesh: Mesh | None = None
   ) -> ScannIndex:
-    """Loads what `build` wrote.
-
-    Raises:
-      IndexLoadError: ScaNN cannot read it, or it was built over other blocks.
-    """
+    """Loads what `build` wrote."""
     del mesh
-    return load(directory, blocks, threads=self.threads)
-
-
-_FIXED = ScannConfig(
-  brute_force_below=0,
-  below_target=True,
-  reuse=False,
-  reordering="bfloat16",
-  spherical=False,
-  soar_lambda=0.0,
-  avq_threshold=0.0,
-  anisotropic_threshold=0.0,
-)
+    tree = files.read_tree(Path(directory))
+    return ScannIndex(Path(directory), blocks, tree=tree, threads=self.threads)
 
 
 def fixed_tree(num_leaves: int, **settings: Any) -> ScannConfig:
@@ -84,4 +68,6 @@ def fixed_tree(num_leaves: int, **settings: Any) -> ScannConfig:
   are measured and the previous generation is not used, so the same vectors
   give the same files.
   """
-  return dataclasses.replace(_FIXED, num_leaves=num_leaves, **settings)
+  values: dict[str, Any] = dataclasses.asdict(Structure(num_leaves))
+  values |= {"brute_force_below": 0, "below_target": True, "reuse": False}
+  return ScannConfig(**(values | settings))

@@ -1,25 +1,24 @@
 """The files that ScaNN loads a searcher from, written by us.
 
-ScaNN's own builder trains and encodes in one call, in memory, on CPUs. A
-loaded searcher depends only on files: centroids, codebooks, each vector's leaf
-and codes, and the vectors for reordering. So we write these files, a part of
-the corpus at a time, and with centroids and codebooks of an earlier generation
-where those still serve.
+They hold centroids, codebooks, each vector's leaf and codes, and the vectors
+for reordering. We write them a part of the corpus at a time.
 """
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import ml_dtypes
 import numpy as np
-from jaxtyping import Float, Float32, Int, Integer
+from jaxtyping import Float, Float32, Int, UInt8
+from numpy.typing import DTypeLike
 
 from realm_jax.files import npy
 from realm_jax.indexes.protocol import IndexLoadError
 from realm_jax.indexes.scann import library as scann
+from realm_jax.indexes.scann.product_codes import NUM_CODES
 from realm_jax.indexes.scann.settings import Structure, check_minimums
 
 _PARTITIONER_PROTO = "partitioning.partitioner_pb2"
@@ -41,6 +40,13 @@ _VECTORS = {
   "int8": ("int8_dataset.npy", np.int8, "INT8_DATASET_NPY"),
 }
 
+# Vectors of consecutive rows, their one or two leaves, and their codes there.
+Part: TypeAlias = tuple[
+  Float[np.ndarray, "n d"],
+  list[Int[np.ndarray, " n"]],
+  list[UInt8[np.ndarray, "n s"]],
+]
+
 
 @dataclasses.dataclass(frozen=True)
 class Tree:
@@ -57,103 +63,100 @@ class Tree:
   num_reordered: int
 
   def __post_init__(self) -> None:
-    check_minimums(self, {"leaves_searched": 1, "num_reordered": 1})
+    check_minimums(self, leaves_searched=1, num_reordered=1)
 
 
-class TreeWriter:
-  """The arrays of a tree, memory-mapped and filled in parts.
+class Trained(NamedTuple):
+  """What training learns from a sample.
+
+  Attributes:
+    centroids: Centroids of the leaves.
+    codebooks: Centroids of the residuals' pieces.
+  """
+
+  centroids: Float32[np.ndarray, "l d"]
+  codebooks: Float32[np.ndarray, "s 16 w"]
+
+
+def write(
+  directory: Path,
+  structure: Structure,
+  trained: Trained,
+  parts: Iterable[Part],
+  *,
+  num_blocks: int,
+  scales: Float32[np.ndarray, " d"],
+) -> None:
+  """Writes the files of a tree, except `write_tree`'s.
 
   Args:
     directory: Directory for the files, empty or new.
     structure: Structure of the tree.
+    trained: Centroids and codebooks.
+    parts: All rows in order.
     num_blocks: Number of blocks, N.
-    dim: Number of dimensions, d.
     scales: Factor of each dimension that makes int8 vectors; unused for other
       types.
+
+  Raises:
+    OSError: The disk is full.
   """
+  directory.mkdir(parents=True, exist_ok=True)
 
-  def __init__(
-    self,
-    directory: Path,
-    structure: Structure,
-    *,
-    num_blocks: int,
-    dim: int,
-    scales: Float32[np.ndarray, " d"],
-  ):
-    directory.mkdir(parents=True, exist_ok=True)
-    self._directory, self._structure = directory, structure
-    self._scales = scales
-    codes = (num_blocks, dim // structure.dims_per_code)
-    names = [_CODES, _SECOND_CODES][: 1 + structure.spilled]
-    name, dtype, _ = _VECTORS[structure.reordering]
-    # ScaNN reads leaves as one flat array.
-    self._flat_leaves = self._new(_LEAVES, np.int32, (num_blocks * len(names),))
-    self._leaves = self._flat_leaves.reshape(num_blocks, len(names))
-    self._codes = [self._new(name, np.uint8, codes) for name in names]
-    self._vectors = self._new(name, dtype, (num_blocks, dim))
+  def create(name: str, dtype: DTypeLike, *shape: int) -> np.memmap:
+    return npy.create_mapped(directory / name, dtype, shape)
 
-  def _new(
-    self, name: str, dtype: type[np.generic], shape: tuple[int, ...]
-  ) -> np.memmap:
-    return npy.create_mapped(self._directory / name, dtype, shape)
+  dim, per_vector = trained.centroids.shape[1], 1 + structure.spilled
+  code_names = [_CODES, _SECOND_CODES][:per_vector]
+  code_size = dim // structure.dims_per_code
+  # ScaNN reads leaves as one flat array.
+  leaves = create(_LEAVES, np.int32, num_blocks * per_vector)
+  codes = [create(n, np.uint8, num_blocks, code_size) for n in code_names]
+  name, dtype, asset_type = _VECTORS[structure.reordering]
+  vectors = create(name, dtype, num_blocks, dim)
+  start = 0
+  for part, part_leaves, part_codes in parts:
+    rows = slice(start, start + len(part))
+    leaves.reshape(num_blocks, per_vector)[rows] = np.stack(part_leaves, axis=1)
+    for array, new in zip(codes, part_codes, strict=True):
+      array[rows] = new
+    vectors[rows] = _quantized(part, structure.reordering, scales)
+    start = rows.stop
+  for array in (leaves, *codes, vectors):
+    array.flush()
+  (directory / _PARTITIONER).write_bytes(_partitioner(trained.centroids))
+  (directory / _CODEBOOKS).write_bytes(_codebooks(trained.codebooks))
+  (directory / _CONFIG).write_bytes(_config(structure, dim))
+  assets = {
+    "PARTITIONER": _PARTITIONER,
+    "AH_CENTERS": _CODEBOOKS,
+    "TOKENIZATION_NPY": _LEAVES,
+    "AH_DATASET_NPY": _CODES,
+    asset_type: name,
+  }
+  if structure.spilled:
+    assets["AH_DATASET_SOAR_NPY"] = _SECOND_CODES
+  if structure.reordering == "int8":
+    npy.save(directory / _MULTIPLIERS, scales)
+    npy.save(directory / _NORMS, np.zeros(0, np.float32))
+    assets |= {"INT8_MULTIPLIERS_NPY": _MULTIPLIERS, "INT8_NORMS_NPY": _NORMS}
+  text = "".join(
+    f'assets {{\n  asset_type: {kind}\n  asset_path: "{name}"\n}}\n'
+    for kind, name in assets.items()
+  )
+  (directory / _ASSETS).write_text(text)
 
-  def write(
-    self,
-    start: int,
-    vectors: Float[np.ndarray, "n d"],
-    leaves: Sequence[Int[np.ndarray, " n"]],
-    codes: Sequence[Integer[np.ndarray, "n s"]],
-  ) -> None:
-    """Writes consecutive rows.
 
-    Args:
-      start: First row.
-      vectors: Embeddings of the rows.
-      leaves: First leaf and, where there is one, second leaf of each vector.
-      codes: Codes of each vector in those leaves.
-    """
-    rows = slice(start, start + len(vectors))
-    self._leaves[rows] = np.stack(leaves, axis=1)
-    for array, part in zip(self._codes, codes, strict=True):
-      array[rows] = part
-    self._vectors[rows] = self._quantized(vectors)
-
-  def _quantized(self, vectors: Float[np.ndarray, "n d"]) -> np.ndarray:
-    if self._structure.reordering == "bfloat16":
-      return vectors.astype(ml_dtypes.bfloat16).view(np.int16)
-    if self._structure.reordering == "int8":
-      return np.rint(vectors * self._scales).clip(-127, 127).astype(np.int8)
-    return vectors
-
-  def close(
-    self,
-    centroids: Float32[np.ndarray, "l d"],
-    codebooks: Float32[np.ndarray, "s 16 w"],
-  ) -> None:
-    """Writes the small files, except `write_tree`'s, and flushes the arrays."""
-    for array in (self._flat_leaves, *self._codes, self._vectors):
-      array.flush()
-    directory, structure = self._directory, self._structure
-    (directory / _PARTITIONER).write_bytes(_partitioner(centroids))
-    (directory / _CODEBOOKS).write_bytes(_codebooks(codebooks))
-    _write_config(directory, _config_of(structure, centroids.shape[1]))
-    vectors, _, vectors_type = _VECTORS[structure.reordering]
-    assets = {
-      "PARTITIONER": _PARTITIONER,
-      "AH_CENTERS": _CODEBOOKS,
-      "TOKENIZATION_NPY": _LEAVES,
-      "AH_DATASET_NPY": _CODES,
-      vectors_type: vectors,
-    }
-    if structure.spilled:
-      assets["AH_DATASET_SOAR_NPY"] = _SECOND_CODES
-    if structure.reordering == "int8":
-      npy.save(directory / _MULTIPLIERS, self._scales)
-      npy.save(directory / _NORMS, np.zeros(0, np.float32))
-      assets["INT8_MULTIPLIERS_NPY"] = _MULTIPLIERS
-      assets["INT8_NORMS_NPY"] = _NORMS
-    _write_assets(directory, assets)
+def _quantized(
+  vectors: Float[np.ndarray, "n d"],
+  reordering: str,
+  scales: Float32[np.ndarray, " d"],
+) -> np.ndarray:
+  if reordering == "bfloat16":
+    return vectors.astype(ml_dtypes.bfloat16).view(np.int16)
+  if reordering == "int8":
+    return np.rint(vectors * scales).clip(-127, 127).astype(np.int8)
+  return vectors
 
 
 def write_tree(directory: Path, tree: Tree) -> None:
@@ -183,13 +186,11 @@ def read_tree(directory: Path) -> Tree | None:
     ) from error
 
 
-def read_trained(
-  directory: Path,
-) -> tuple[Float32[np.ndarray, "l d"], Float32[np.ndarray, "s 16 w"]]:
-  """Reads the centroids of the leaves and the codebooks of a tree.
+def read_trained(directory: Path, structure: Structure, dim: int) -> Trained:
+  """Reads the centroids and codebooks of a tree over vectors of dimension d.
 
   Raises:
-    IndexLoadError: The files cannot be read.
+    IndexLoadError: The files cannot be read, or do not fit the structure.
   """
   partitioner = _read(
     directory / _PARTITIONER, _PARTITIONER_PROTO, "SerializedPartitioner"
@@ -197,25 +198,28 @@ def read_trained(
   codebooks = _read(
     directory / _CODEBOOKS, _CENTERS_PROTO, "CentersForAllSubspaces"
   )
-  centroids = partitioner.kmeans.kmeans_tree.root.centers
+  leaves = partitioner.kmeans.kmeans_tree.root.centers
+  pieces = codebooks.subspace_centers
+  width = structure.dims_per_code
+  wanted = [(structure.num_leaves, dim), (dim // width, NUM_CODES, width)]
   try:
-    return (
-      np.array([c.dimension for c in centroids], np.float32),
+    trained = Trained(
+      np.array([c.dimension for c in leaves], np.float32),
       np.array(
-        [
-          [c.feature_value_float for c in piece.center]
-          for piece in codebooks.subspace_centers
-        ],
-        np.float32,
+        [[c.feature_value_float for c in p.center] for p in pieces], np.float32
       ),
     )
+    if (shapes := [array.shape for array in trained]) != wanted:
+      raise ValueError(f"they have the shapes {shapes}")
+    return trained
   except ValueError as error:
     raise IndexLoadError(
-      f"the codebooks of {directory} have different sizes ({error})"
+      f"the centroids and codebooks of {directory} do not fit {structure} and "
+      f"vectors of dimension {dim} ({error})"
     ) from error
 
 
-def load(directory: Path) -> Any:
+def load_searcher(directory: Path) -> Any:
   """Loads ScaNN's searcher over the files of a directory.
 
   Raises:
@@ -234,8 +238,10 @@ def load(directory: Path) -> Any:
     ) from error
 
 
-def _config_of(structure: Structure, dim: int) -> str:
-  """Returns the configuration that ScaNN's builder makes, as text."""
+def _config(structure: Structure, dim: int) -> bytes:
+  """Returns the configuration that ScaNN's builder makes."""
+  from google.protobuf import text_format
+
   vectors = np.zeros((1, dim), np.float32)
   builder = scann.library().builder(vectors, 10, "dot_product")
   # Each search sets the number of leaves and of reordered vectors itself.
@@ -247,23 +253,9 @@ def _config_of(structure: Structure, dim: int) -> str:
   )
   builder.score_ah(structure.dims_per_code)
   builder.reorder(1, quantize=scann.reorder_type(structure.reordering))
-  return builder.create_config()
-
-
-def _write_config(directory: Path, text: str) -> None:
-  from google.protobuf import text_format
-
   config = scann.proto("proto.scann_pb2").ScannConfig()
-  text_format.Parse(text, config)
-  (directory / _CONFIG).write_bytes(config.SerializeToString())
-
-
-def _write_assets(directory: Path, assets: Mapping[str, str]) -> None:
-  text = "".join(
-    f'assets {{\n  asset_type: {kind}\n  asset_path: "{name}"\n}}\n'
-    for kind, name in assets.items()
-  )
-  (directory / _ASSETS).write_text(text)
+  text_format.Parse(builder.create_config(), config)
+  return config.SerializeToString()
 
 
 def _partitioner(centroids: Float32[np.ndarray, "l d"]) -> bytes:

@@ -12,9 +12,7 @@ from realm_jax.files.json_value import JsonValue
 from realm_jax.indexes.protocol import (
   Blocks,
   IndexLoadError,
-  PathLike,
   QueryBatch,
-  Rows,
   SearchResult,
   check_k,
   check_vectors,
@@ -27,16 +25,16 @@ _Found = tuple[Integer[np.ndarray, "b k"], Float32[np.ndarray, "b k"]]
 
 
 class ScannIndex:
-  """A ScaNN searcher; `load` and `ScannConfig` return it.
+  """A ScaNN searcher over files; `ScannConfig` builds and loads it.
 
   Args:
-    searcher: Searcher over the blocks' vectors.
+    directory: Files of the searcher.
     blocks: Blocks that it should hold.
     tree: Tree and how much of it is searched; None for brute force.
     threads: Threads for searching; None uses every core.
 
-  Attributes:
-    report: Settings and figures of the build, empty if the index was loaded.
+  Raises:
+    IndexLoadError: ScaNN cannot read the files, or they are of other blocks.
   """
 
   kind = "scann"
@@ -44,21 +42,21 @@ class ScannIndex:
 
   def __init__(
     self,
-    searcher: Any,
+    directory: Path,
     blocks: Blocks,
     *,
     tree: Tree | None,
     threads: int | None = None,
   ):
-    self.num_blocks, self.dim = vectors_of(blocks).shape
-    if searcher.size() != self.num_blocks:
+    self.num_blocks, self.dim = blocks.embedded().shape
+    self._loaded = files.load_searcher(directory)
+    if self._loaded.size() != self.num_blocks:
       raise IndexLoadError(
-        f"the ScaNN index holds {searcher.size()} blocks and the generation "
-        f"{self.num_blocks}; build it again"
+        f"the ScaNN index holds {self._loaded.size()} blocks and the "
+        f"generation {self.num_blocks}; build it again"
       )
     self.report: dict[str, JsonValue] = {}
     self.tree = tree
-    self._loaded = searcher
     self._threads = threads or os.cpu_count() or 1
 
   @functools.cached_property
@@ -121,31 +119,3 @@ class ScannIndex:
     return self._searcher.search_batched_parallel(
       vectors, k, batch_size=size, **settings
     )
-
-
-def load(
-  directory: PathLike, blocks: Blocks, *, threads: int | None = None
-) -> ScannIndex:
-  """Loads the files of a searcher.
-
-  Raises:
-    IndexLoadError: ScaNN cannot read them, or they are of other blocks.
-  """
-  directory = Path(directory)
-  return ScannIndex(
-    files.load(directory),
-    blocks,
-    tree=files.read_tree(directory),
-    threads=threads,
-  )
-
-
-def vectors_of(blocks: Blocks) -> Rows:
-  """Returns the vectors of blocks.
-
-  Raises:
-    ValueError: The blocks have not been embedded.
-  """
-  if blocks.vectors is None:
-    raise ValueError("ScaNN needs the blocks' vectors; embed them first")
-  return blocks.vectors

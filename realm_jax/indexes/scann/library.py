@@ -1,16 +1,15 @@
 """The library ScaNN, imported when it is used, and its version."""
 
-import contextlib
 import enum
 import importlib
 import importlib.abc
 import importlib.metadata
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from types import ModuleType
 
-from realm_jax.indexes.protocol import MissingLibraryError
+from realm_jax.indexes.protocol import LibraryError
 
 # The version whose private file formats `files.py` writes.
 FORMATS_VERSION = "1.4.2"
@@ -20,13 +19,13 @@ def library() -> ModuleType:
   """Returns ScaNN's Python module.
 
   Raises:
-    MissingLibraryError: It is not installed.
+    LibraryError: It is not installed.
   """
   try:
-    with _without_tensorflow():
+    with _WithoutTensorFlow():
       from scann.scann_ops.py import scann_ops_pybind
   except ImportError as error:
-    raise MissingLibraryError(
+    raise LibraryError(
       f"the index `scann` needs the library scann, which cannot be imported "
       f"here ({error}); `pip install scann`, or choose the index `exact`"
     ) from error
@@ -49,26 +48,19 @@ def installed_version() -> str:
   return importlib.metadata.version("scann")
 
 
-@contextlib.contextmanager
-def _without_tensorflow() -> Iterator[None]:
-  """Makes imports of TensorFlow fail, as where it is not installed.
+class _WithoutTensorFlow(importlib.abc.MetaPathFinder):
+  """Makes imports of TensorFlow fail in this thread, as if it were missing.
 
   ScaNN's operations for TensorFlow are not used, and without them it is
   imported in a twentieth of the time. Modules imported earlier stay.
   """
-  absent = _Absent("tensorflow", thread=threading.get_ident())
-  sys.meta_path.insert(0, absent)
-  try:
-    yield
-  finally:
-    sys.meta_path.remove(absent)
 
+  def __enter__(self) -> None:
+    self._thread = threading.get_ident()
+    sys.meta_path.insert(0, self)
 
-class _Absent(importlib.abc.MetaPathFinder):
-  """Makes imports of one module fail, in one thread."""
-
-  def __init__(self, name: str, *, thread: int):
-    self._name, self._thread = name, thread
+  def __exit__(self, *error: object) -> None:
+    sys.meta_path.remove(self)
 
   def find_spec(
     self,
@@ -76,5 +68,5 @@ class _Absent(importlib.abc.MetaPathFinder):
     path: Iterable[str] | None,
     target: ModuleType | None = None,
   ) -> None:
-    if fullname == self._name and threading.get_ident() == self._thread:
+    if fullname == "tensorflow" and threading.get_ident() == self._thread:
       raise ModuleNotFoundError(f"{fullname} is left out", name=fullname)

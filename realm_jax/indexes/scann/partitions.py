@@ -25,6 +25,8 @@ _SCORES_ELSEWHERE = 1 << 26
 # both are estimates.
 _WORTH = 1.5
 _POWER_ITERATIONS = 3
+# Most rounds of Lloyd's algorithm.
+_ITERATIONS = 10
 # Training ends when a smaller share of the vectors changes its leaf.
 _SETTLED = 1e-3
 
@@ -36,18 +38,11 @@ def train_leaves(
   num_leaves: int,
   *,
   spherical: bool = False,
-  iterations: int = 10,
   seed: int = 0,
 ) -> Float32[np.ndarray, "l d"]:
   """Returns centroids of k-means with moves; the same input gives the same.
 
-  Args:
-    sample: Vectors in any order, at least as many as leaves.
-    num_leaves: Number of centroids.
-    spherical: Whether centroids have length 1, so that directions alone count.
-    iterations: Most rounds of Lloyd's algorithm. Centroids are moved in all
-      but the last two.
-    seed: Seed that draws the first centroids.
+  `spherical` centroids have length 1, so that directions alone count.
 
   Raises:
     ValueError: There are fewer vectors than leaves.
@@ -62,14 +57,15 @@ def train_leaves(
   centroids = _unit(centroids) if spherical else centroids
   vectors = jnp.asarray(sample)
   before = np.full(len(sample), -1)
-  for i in range(iterations):
+  for i in range(_ITERATIONS):
     leaves = assign(vectors, jnp.asarray(centroids), spherical=spherical)
     if np.mean(np.asarray(leaves) != before) < _SETTLED:
       break
     before = np.asarray(leaves)
     stats = _statistics(vectors, leaves, centroids, jax.random.key(seed + i))
     counts, means, spreads, axes = map(np.asarray, stats)
-    may_move = i < iterations - 2
+    # The last two rounds settle what the moves have changed.
+    may_move = i < _ITERATIONS - 2
     centroids = _moved(counts, means, spreads, axes) if may_move else means
     centroids = _unit(centroids) if spherical else centroids
   return np.asarray(centroids, np.float32)
@@ -103,12 +99,6 @@ def assign_spilled(
   Among the other centroids c it minimizes |x − c|² + λ ((x − c)·r̂)², where r̂
   is the direction of the first leaf's residual: orthogonal residuals err for
   different queries.
-
-  Args:
-    vectors: Vectors x.
-    centroids: Centroids of all leaves.
-    leaves: First leaf of each vector.
-    soar_lambda: Weight λ.
   """
   half = _half(centroids)
 
@@ -132,18 +122,16 @@ def _statistics(
   centroids: Float[Array, "l d"],
   key: Array,
 ) -> tuple[Float[Array, " l"], Float[Array, "l d"], Float[Array, " l"], Array]:
-  """Returns each leaf's size, mean, variance along its main axis, and axis.
-
-  A leaf without members keeps its centroid. The main axis is found by power
-  iterations, which need no covariance matrix.
-  """
+  """Returns each leaf's size, mean, variance along its main axis, and axis."""
   num_leaves = len(centroids)
   total = functools.partial(jax.ops.segment_sum, num_segments=num_leaves)
   counts = total(jnp.ones(len(vectors)), leaves)
   divisor = jnp.maximum(counts, 1)[:, None]
+  # A leaf without members keeps its centroid.
   means = jnp.where(
     counts[:, None] > 0, total(vectors, leaves) / divisor, centroids
   )
+  # Power iterations find the main axis without a covariance matrix.
   away = vectors - means[leaves]
   axes = jax.random.normal(key, means.shape)
   axes /= jnp.linalg.norm(axes, axis=1, keepdims=True)
@@ -195,10 +183,7 @@ def _moved(
 def _cheapest_merges(
   means: Float[Array, "l d"], counts: Float[Array, " l"]
 ) -> tuple[Int[Array, " l"], Float[Array, " l"]]:
-  """Returns each leaf's cheapest partner for a merge, and the cost.
-
-  A partner is never empty; an empty leaf costs nothing.
-  """
+  """Returns each leaf's cheapest partner that is not empty, and the cost."""
 
   def one(
     row: tuple[Float[Array, " d"], Float[Array, ""], Int[Array, ""]],
@@ -223,13 +208,8 @@ def anisotropic_centroids(
   """Returns centroids that preserve inner products, instead of means.
 
   That of a leaf minimizes Σ |x − c|² + (η − 1) (x̂·(x − c))² over its members
-  (Guo et al. 2020, section 3.3). An empty leaf keeps its centroid.
-
-  Args:
-    sample: Vectors x.
-    leaves: Leaf of each vector.
-    centroids: Current centroids.
-    weight: Weight η − 1 of `product_codes.anisotropic_weight`.
+  (Guo et al. 2020, section 3.3), where the weight η − 1 is that of
+  `product_codes.anisotropic_weight`. An empty leaf keeps its centroid.
   """
   order = np.argsort(leaves, kind="stable")
   bounds = np.searchsorted(leaves[order], np.arange(len(centroids) + 1))

@@ -13,6 +13,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int, UInt8
 
 NUM_CODES = 16
+_ITERATIONS = 10
 _SWEEPS = 2
 
 
@@ -20,32 +21,19 @@ def anisotropic_weight(threshold: float, dim: int) -> float:
   """Returns η − 1, the extra weight of an error along the vector.
 
   η = (d − 1) T² / (1 − T²) for queries whose inner product exceeds T times the
-  vector's length (Guo et al. 2020, theorem 3.3); T = 0 gives no extra weight.
-
-  Raises:
-    ValueError: The threshold is not in 0 ≤ T < 1.
+  vector's length (Guo et al. 2020, theorem 3.3). T < 1; 0 gives no weight.
   """
-  if not 0 <= threshold < 1:
-    raise ValueError(
-      f"anisotropic_threshold={threshold}; want 0 (none) or more, below 1"
-    )
-  if threshold == 0:
-    return 0.0
   return max(0.0, (dim - 1) * threshold**2 / (1 - threshold**2) - 1)
 
 
-@functools.partial(jax.jit, static_argnames=("dims_per_code", "iterations"))
+@functools.partial(jax.jit, static_argnames="dims_per_code")
 def train_codebooks(
-  residuals: Float[Array, "n d"], *, dims_per_code: int, iterations: int = 10
+  residuals: Float[Array, "n d"], *, dims_per_code: int
 ) -> Float[Array, "s 16 w"]:
-  """Returns the centroids of each piece, by k-means on a sample.
+  """Returns the centroids of each piece, by Lloyd's k-means on a sample.
 
-  Args:
-    residuals: Vectors minus the centroids of their leaves, in random order, 16
-      or more.
-    dims_per_code: Dimensions of a piece, w, which divides d. There are
-      s = d / w pieces.
-    iterations: Number of rounds of Lloyd's algorithm.
+  The sample is 16 or more vectors minus the centroids of their leaves, in
+  random order. A piece has w = `dims_per_code` dimensions, which divides d.
   """
 
   def one(pieces: Float[Array, "n w"]) -> Float[Array, "16 w"]:
@@ -65,7 +53,7 @@ def train_codebooks(
       ) / jnp.maximum(counts, 1)
       return jnp.where(counts > 0, means, centroids)
 
-    return lax.fori_loop(0, iterations, step, pieces[order[places]])
+    return lax.fori_loop(0, _ITERATIONS, step, pieces[order[places]])
 
   return lax.map(one, _pieces(residuals, dims_per_code).transpose(1, 0, 2))
 
@@ -76,13 +64,10 @@ def encode(
   directions: Float[Array, "n d"] | None = None,
   weight: float = 0.0,
 ) -> UInt8[Array, "n s"]:
-  """Returns the code of each piece.
+  """Returns the code of each piece of vectors minus their leaves' centroids.
 
-  Args:
-    residuals: Vectors minus the centroids of their leaves.
-    codebooks: Centroids of each piece.
-    directions: Vectors scaled to length 1; needed with a weight.
-    weight: Weight η − 1 of `anisotropic_weight`; 0 takes the nearest centroid.
+  Without a weight η − 1 of `anisotropic_weight`, it is the nearest centroid's.
+  With one, the directions are needed: the vectors, scaled to length 1.
   """
   pieces = _pieces(residuals, codebooks.shape[2])
   codes = _nearest(pieces, codebooks)

@@ -1,7 +1,6 @@
 """The settings of a ScaNN index, and the structure of its tree."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 from realm_jax.indexes.protocol import HOST_SETTING
@@ -10,22 +9,13 @@ REORDERINGS = ("float32", "bfloat16", "int8")
 BUILDERS = ("own", "stock")
 
 
-def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-  """Checks that a setting is one of several.
-
-  Raises:
-    ValueError: It is not.
-  """
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
   if value not in choices:
     raise ValueError(f"{name}={value!r}; want one of {', '.join(choices)}")
 
 
-def check_minimums(settings: object, minimums: Mapping[str, int]) -> None:
-  """Checks that the named attributes are None, or not below their minimum.
-
-  Raises:
-    ValueError: One is below.
-  """
+def check_minimums(settings: object, **minimums: int) -> None:
+  """Raises a ValueError if an attribute is below its minimum, and not None."""
   for name, minimum in minimums.items():
     value = getattr(settings, name)
     if value is not None and value < minimum:
@@ -48,13 +38,11 @@ class Structure:
   reordering: str = "bfloat16"
 
   def __post_init__(self) -> None:
-    check_minimums(
-      self, {"num_leaves": 1, "soar_lambda": 0, "dims_per_code": 1}
-    )
+    check_minimums(self, num_leaves=1, soar_lambda=0, dims_per_code=1)
     for name in ("avq_threshold", "anisotropic_threshold"):
       if not 0 <= (value := getattr(self, name)) < 1:
         raise ValueError(f"{name}={value}; want 0 (without), or below 1")
-    check_choice("reordering", self.reordering, REORDERINGS)
+    _check_choice("reordering", self.reordering, REORDERINGS)
 
   @property
   def spilled(self) -> bool:
@@ -86,7 +74,7 @@ class ScannSettings:
       faster for so few.
     num_leaves: Number of partitions of the vectors.
     num_leaves_searched: Number of leaves that a query searches.
-    num_reordered: Number of the best by code that are scored again; at least
+    num_reordered: Number of the best by code that are scored again, at least
       k.
     reordering: Type of the vectors that are scored again, `float32`,
       `bfloat16` or `int8`. None is bfloat16, unless the tuning sample is the
@@ -132,15 +120,10 @@ class ScannSettings:
       raise ValueError(
         f"recall_target={self.recall_target}; want a share, above 0 to 1"
       )
-    check_choice("builder", self.builder, BUILDERS)
-    positive = (
-      "recall_k num_leaves_searched num_reordered training_sample "
-      "tuning_sample threads"
-    )
-    check_minimums(
-      self,
-      {**dict.fromkeys(positive.split(), 1), "brute_force_below": 0, "seed": 0},
-    )
+    _check_choice("builder", self.builder, BUILDERS)
+    check_minimums(self, recall_k=1, training_sample=1, tuning_sample=1)
+    check_minimums(self, num_leaves_searched=1, num_reordered=1)
+    check_minimums(self, brute_force_below=0, seed=0, threads=1)
     self.structure(Structure(num_leaves=1))
 
   def fixed(self) -> dict[str, Any]:
@@ -150,9 +133,5 @@ class ScannSettings:
     return {name: v for name, v in values.items() if v is not None}
 
   def structure(self, default: Structure) -> Structure:
-    """Returns a structure with the fields that are set.
-
-    Raises:
-      ValueError: A field has a value that no structure can have.
-    """
+    """Returns a structure with the fields that are set."""
     return dataclasses.replace(default, **self.fixed())

@@ -6,9 +6,8 @@ index builder's accelerator, or its CPU cores.
 
 import collections
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +16,9 @@ from jaxtyping import Array, Float, Float32
 
 from realm_jax.files import mapped_pages
 from realm_jax.indexes.protocol import Rows
-from realm_jax.indexes.scann import partitions, product_codes
-from realm_jax.indexes.scann.files import TreeWriter
-from realm_jax.indexes.scann.product_codes import anisotropic_weight
+from realm_jax.indexes.scann import files, partitions, product_codes
+from realm_jax.indexes.scann.files import Part, Trained
+from realm_jax.indexes.scann.product_codes import NUM_CODES, anisotropic_weight
 from realm_jax.indexes.scann.settings import Structure
 
 _ROWS_PER_PART = 1 << 14
@@ -31,25 +30,8 @@ _CODEBOOK_SAMPLE = 1 << 16
 _SCALES_SAMPLE = 1 << 17
 
 
-class Trained(NamedTuple):
-  """What training learns from a sample.
-
-  Attributes:
-    centroids: Centroids of the leaves.
-    codebooks: Centroids of the residuals' pieces.
-  """
-
-  centroids: Float32[np.ndarray, "l d"]
-  codebooks: Float32[np.ndarray, "s 16 w"]
-
-  def fits(self, structure: Structure, *, dim: int) -> bool:
-    """Returns whether the shapes fit a structure and vectors of dimension d."""
-    width = structure.dims_per_code
-    codebooks = (dim // width, product_codes.NUM_CODES, width)
-    return (
-      self.centroids.shape == (structure.num_leaves, dim)
-      and self.codebooks.shape == codebooks
-    )
+# Each vector's leaves, and its codes in them.
+_Placed = tuple[list[Array], list[Array]]
 
 
 def draw(
@@ -82,11 +64,10 @@ def train(
       `dims_per_code` does not divide the dimensions.
   """
   dim = sample.shape[1]
-  if dim % structure.dims_per_code or len(sample) < product_codes.NUM_CODES:
+  if dim % structure.dims_per_code or len(sample) < NUM_CODES:
     raise ValueError(
       f"dims_per_code={structure.dims_per_code} for {len(sample)} vectors of "
-      f"{dim} dimensions; want a divisor, and at least "
-      f"{product_codes.NUM_CODES} vectors"
+      f"{dim} dimensions; want a divisor, and at least {NUM_CODES} vectors"
     )
   centroids = partitions.train_leaves(
     sample, structure.num_leaves, spherical=structure.spherical, seed=seed
@@ -95,11 +76,9 @@ def train(
     partitions.assign(sample, centroids, spherical=structure.spherical)
   )
   if structure.avq_threshold:
+    weight = anisotropic_weight(structure.avq_threshold, dim)
     centroids = partitions.anisotropic_centroids(
-      sample,
-      leaves,
-      centroids,
-      anisotropic_weight(structure.avq_threshold, dim),
+      sample, leaves, centroids, weight
     )
   some = sample[:_CODEBOOK_SAMPLE]
   codebooks = product_codes.train_codebooks(
@@ -123,56 +102,51 @@ def write(
     vectors: Embeddings, [N, d], read in order and in parts.
     structure: Structure of the tree.
     trained: Centroids and codebooks.
-    check: Function that is called before each part; an exception it raises
-      ends the work.
+    check: Function called before each part; its exceptions end the work.
 
   Raises:
     OSError: The disk is full.
   """
   num_blocks, dim = vectors.shape
-  writer = TreeWriter(
-    directory,
-    structure,
-    num_blocks=num_blocks,
-    dim=dim,
-    scales=_scales(vectors)
-    if structure.reordering == "int8"
-    else np.ones(dim, np.float32),
-  )
-  centroids = jnp.asarray(trained.centroids)
-  codebooks = jnp.asarray(trained.codebooks)
-  in_flight: collections.deque[tuple[int, np.ndarray, _Placed]] = (
-    collections.deque()
+  scales = np.ones(dim, np.float32)
+  if structure.reordering == "int8":
+    scales = _scales(vectors)
+  parts = _placed(vectors, structure, trained, check)
+  files.write(
+    directory, structure, trained, parts, num_blocks=num_blocks, scales=scales
   )
 
-  def write_oldest() -> None:
-    start, part, placed = in_flight.popleft()
-    leaves, codes = jax.device_get(placed)
-    writer.write(
-      start,
-      np.asarray(part, np.float32),
-      [array[: len(part)] for array in leaves],
-      [array[: len(part)] for array in codes],
+
+def _placed(
+  vectors: Rows,
+  structure: Structure,
+  trained: Trained,
+  check: Callable[[], None],
+) -> Iterator[Part]:
+  """Yields the rows in parts, while the devices compute the next ones."""
+  centroids, codebooks = map(jnp.asarray, trained)
+  in_flight: collections.deque[tuple[np.ndarray, _Placed]] = collections.deque()
+
+  def finish_oldest() -> Iterator[Part]:
+    part, placed = in_flight.popleft()
+    leaves, codes = jax.tree.map(
+      lambda array: array[: len(part)], jax.device_get(placed)
     )
+    yield np.asarray(part, np.float32), leaves, codes
     mapped_pages.drop_pages(part)
 
   # Every part is padded to one size, for which alone the program is compiled.
+  num_blocks, _ = vectors.shape
   size = min(_ROWS_PER_PART, num_blocks)
   for start in range(0, num_blocks, size):
     check()
     part = vectors[start : start + size]
     padded = np.pad(part, ((0, size - len(part)), (0, 0))).astype(np.float32)
-    placed = _place(padded, centroids, codebooks, structure)
-    in_flight.append((start, part, placed))
+    in_flight.append((part, _place(padded, centroids, codebooks, structure)))
     if len(in_flight) > _IN_FLIGHT:
-      write_oldest()
+      yield from finish_oldest()
   while in_flight:
-    write_oldest()
-  writer.close(trained.centroids, trained.codebooks)
-
-
-# Each vector's leaves, and its codes in them.
-_Placed = tuple[list[Array], list[Array]]
+    yield from finish_oldest()
 
 
 @functools.partial(jax.jit, static_argnames="structure")
@@ -182,7 +156,6 @@ def _place(
   codebooks: Float[Array, "s 16 w"],
   structure: Structure,
 ) -> _Placed:
-  """Returns the leaves of each vector, and its codes in them."""
   first = partitions.assign(vectors, centroids, spherical=structure.spherical)
   leaves: list[Array] = [first]
   if structure.spilled:
@@ -204,9 +177,7 @@ def _place(
 
 
 def _scales(vectors: Rows) -> Float32[np.ndarray, " d"]:
-  """Returns the factors by which each dimension fills 8 bits.
-
-  The largest value is that of a sample; the few larger ones are clipped.
-  """
+  """Returns the factors by which each dimension fills 8 bits."""
+  # The few values above the sample's largest will be clipped.
   largest = np.abs(draw(vectors, _SCALES_SAMPLE)).max(axis=0)
   return (127 / np.maximum(largest, 1e-12)).astype(np.float32)

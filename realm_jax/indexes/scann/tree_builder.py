@@ -15,23 +15,20 @@ from absl import logging
 from jaxtyping import Float32
 
 from realm_jax.files.json_value import JsonValue
-from realm_jax.indexes.exact_neighbors import best_scores
-from realm_jax.indexes.faiss import FaissConfig
+from realm_jax.indexes.ground_truth import GroundTruth, ground_truth
 from realm_jax.indexes.protocol import (
   Blocks,
   BuildOptions,
   IndexLoadError,
-  MissingLibraryError,
   QueryBatch,
   RecallError,
   Rows,
-  check_vectors,
-  gather,
 )
 from realm_jax.indexes.scann import files, stock, tree, tuning
-from realm_jax.indexes.scann.index import ScannIndex, load, vectors_of
+from realm_jax.indexes.scann.files import Trained, Tree
+from realm_jax.indexes.scann.index import ScannIndex
 from realm_jax.indexes.scann.settings import ScannSettings, Structure
-from realm_jax.indexes.scann.tuning import GroundTruth, Point, Variant
+from realm_jax.indexes.scann.tuning import Point, Variant
 
 # Vectors of blocks that replace queries where there are none.
 _NUM_STAND_INS = 256
@@ -46,9 +43,8 @@ _VARIANTS: tuple[Variant, ...] = (
   ({"avq_threshold": 0.2}, tuning.GAIN),
   ({"anisotropic_threshold": 0.2}, tuning.GAIN),
 )
-# bfloat16 halves the memory and the time to load. A sample cannot tell what the
-# other types gain or cost, because its vectors fit in the processor's caches.
-_REORDERING = "bfloat16"
+# A part of the corpus cannot tell what these gain or cost, because its vectors
+# fit in the processor's caches.
 _OTHER_REORDERINGS: tuple[Variant, ...] = (
   ({"reordering": "float32"}, 1.25),
   ({"reordering": "int8"}, 1.25),
@@ -57,72 +53,70 @@ _OTHER_REORDERINGS: tuple[Variant, ...] = (
 _PREVIOUS, _THIS = "the generation before", "this generation"
 _TRIALS, _SETTINGS = "trials", "the settings"
 
-Report = dict[str, JsonValue]
-
 
 class TreeBuilder:
-  """Builds one tree by its settings.
-
-  Args:
-    settings: Settings of the index.
-    blocks: Blocks with vectors.
-    options: Options of the build.
-  """
+  """Builds one tree by its settings, in a new directory."""
 
   def __init__(
-    self, settings: ScannSettings, blocks: Blocks, options: BuildOptions
+    self,
+    settings: ScannSettings,
+    blocks: Blocks,
+    options: BuildOptions,
+    directory: Path,
   ):
     self._settings, self._blocks = settings, blocks
-    vectors = self._vectors = vectors_of(blocks)
-    self._check, self._previous = options.check, options.previous
+    self._options, self._directory = options, directory
+    vectors = self._vectors = blocks.embedded()
     queries = options.queries
     if queries is None or queries.vectors is None:
-      stand_ins = tree.draw(vectors, _NUM_STAND_INS, seed=settings.seed + 1)
-      queries = QueryBatch(np.zeros((len(stand_ins), 1), np.int32), stand_ins)
+      queries = QueryBatch.of_vectors(
+        tree.draw(vectors, _NUM_STAND_INS, seed=settings.seed + 1)
+      )
     self._queries = queries
     self._k = min(settings.recall_k, blocks.num_blocks)
-    self._first_leaves = default_leaves(blocks.num_blocks)
     # Recall is a little lower for queries that the tree is not tuned on.
     self._aim = settings.recall_target + (1 - settings.recall_target) / 10
+    self._report: dict[str, JsonValue] = {
+      "recall_target": settings.recall_target,
+      "recall_k": self._k,
+    }
+    with self._timed("truth_seconds"):
+      self._truth = ground_truth(vectors, queries, self._k)
 
-  def build(self, directory: Path) -> ScannIndex:
+  def build(self) -> ScannIndex:
     """Writes, loads and measures the tree.
 
     Raises:
       RecallError: The target is not met, and `below_target` is off.
       OSError: The disk is full.
     """
-    settings = self._settings
-    target = settings.recall_target
-    report: Report = {"recall_target": target, "recall_k": self._k}
-    with _timed(report, "truth_seconds"):
-      truth = self._ground_truth(self._vectors)
+    settings, report = self._settings, self._report
+    default = default_leaves(self._blocks.num_blocks)
     if settings.builder == "stock":
       report |= {"structure_of": _SETTINGS, "trained_for": _THIS}
-      default = stock.default_structure(self._first_leaves)
-      structure = settings.structure(default)
-      return self._accept(
-        *self._write(directory, structure, None, truth, report)
-      )
-    reusable = self._previous_tree()
-    if reusable is not None:
-      structure, trained = reusable
+      structure = settings.structure(stock.default_structure(default))
+      return self._accept(*self._write(structure, None))
+    previous = self._previous_tree()
+    if previous is not None:
+      structure, trained = previous
       report |= {"structure_of": _PREVIOUS, "trained_for": _PREVIOUS}
-      index, point = self._write(directory, structure, trained, truth, report)
-      if point.recall >= target:
+      index, point = self._write(structure, trained)
+      if point.recall >= settings.recall_target:
         return index
       del index
-      self._discard(directory, report, "training again")
-      index, point = self._train_and_write(directory, structure, truth, report)
-      if point.recall >= target or settings.below_target or not self._is_open():
+      self._discard("training again")
+      index, point = self._train_and_write(structure)
+      is_good = point.recall >= settings.recall_target
+      if is_good or settings.below_target or not self._is_open():
         return self._accept(index, point)
       del index
-      self._discard(directory, report, "choosing another structure")
-    with _timed(report, "trials_seconds"):
-      structure = self._choose_structure(directory.parent, report)
-    return self._accept(
-      *self._train_and_write(directory, structure, truth, report)
-    )
+      self._discard("choosing another structure")
+    structure = settings.structure(Structure(default))
+    report |= {"structure_of": _TRIALS, "trials": []}
+    with self._timed("trials_seconds"):
+      if self._is_open():
+        structure = self._choose_structure(structure)
+    return self._accept(*self._train_and_write(structure))
 
   def _accept(self, index: ScannIndex, point: Point) -> ScannIndex:
     settings = self._settings
@@ -135,7 +129,8 @@ class TreeBuilder:
       )
     return index
 
-  def _discard(self, directory: Path, report: Report, then: str) -> None:
+  def _discard(self, then: str) -> None:
+    report = self._report
     logging.info(
       "With leaves and codebooks of %s, in the structure of %s, recall@%d is "
       "%.3f of %.3f: %s",
@@ -143,14 +138,14 @@ class TreeBuilder:
       report["structure_of"],
       self._k,
       report["recall"],
-      self._settings.recall_target,
+      report["recall_target"],
       then,
     )
-    shutil.rmtree(directory)
+    shutil.rmtree(self._directory)
 
-  def _previous_tree(self) -> tuple[Structure, tree.Trained] | None:
+  def _previous_tree(self) -> tuple[Structure, Trained] | None:
     """Returns the previous generation's tree, if it may be reused."""
-    previous, settings = self._previous, self._settings
+    previous, settings = self._options.previous, self._settings
     if previous is None or not settings.reuse:
       return None
     try:
@@ -160,17 +155,11 @@ class TreeBuilder:
       structure = stored.structure
       if settings.structure(structure) != structure:
         return None
-      trained = tree.Trained(*files.read_trained(previous))
-      if not trained.fits(structure, dim=self._vectors.shape[1]):
-        raise IndexLoadError(
-          f"{previous} has centroids of shape {trained.centroids.shape} and "
-          f"codebooks of shape {trained.codebooks.shape}, which do not fit "
-          f"{structure} and vectors of dimension {self._vectors.shape[1]}"
-        )
+      dim = self._vectors.shape[1]
+      return structure, files.read_trained(previous, structure, dim)
     except IndexLoadError as error:
       logging.warning("%s; choosing another structure", error)
       return None
-    return structure, trained
 
   def _variants(self) -> list[Variant]:
     """Returns the changes to try for settings that are None."""
@@ -184,33 +173,25 @@ class TreeBuilder:
     """Whether the settings leave a structure to choose."""
     return bool(self._variants()) or self._settings.num_leaves is None
 
-  def _choose_structure(self, scratch_dir: Path, report: Report) -> Structure:
-    """Tries structures on a sample, unless the settings leave no choice.
-
-    Each tree is written to a folder of `scratch_dir`, and removed.
-    """
-    settings, num_blocks = self._settings, self._blocks.num_blocks
-    structure = settings.structure(
-      Structure(self._first_leaves, reordering=_REORDERING)
-    )
-    report |= {"structure_of": _TRIALS, "trials": []}
-    if not self._is_open():
-      return structure
+  def _choose_structure(self, start: Structure) -> Structure:
+    """Tries structures on a sample of the corpus."""
+    settings = self._settings
     sample = tree.draw(
       self._vectors, settings.tuning_sample, seed=settings.seed
     )
-    truth = self._ground_truth(sample)
-    scratch_dir.mkdir(parents=True, exist_ok=True)
+    truth = ground_truth(sample, self._queries, self._k)
+    # Trials lie beside the index, where leftovers of a kill are removed.
+    self._directory.parent.mkdir(parents=True, exist_ok=True)
     structure, trials = tuning.choose_structure(
-      structure,
+      start,
       self._variants(),
-      functools.partial(self._try, sample, truth, scratch_dir, {}),
+      functools.partial(self._try, sample, truth, {}),
       target=self._aim,
-      num_blocks=num_blocks,
+      num_blocks=self._blocks.num_blocks,
       sampled=len(sample),
       may_vary_leaves=settings.num_leaves is None,
     )
-    report["trials"] = [
+    self._report["trials"] = [
       {
         "structure": dataclasses.asdict(trial.structure),
         **dataclasses.asdict(trial.point),
@@ -218,111 +199,69 @@ class TreeBuilder:
       }
       for trial in trials
     ]
-    chosen = next(t.point for t in trials if t.structure == structure)
-    self._compare_with_faiss(sample, truth, chosen, report)
     return structure
 
   def _try(
     self,
     sample: Float32[np.ndarray, "n d"],
     truth: GroundTruth,
-    scratch_dir: Path,
-    trainings: dict[Structure, tree.Trained],
+    trainings: dict[Structure, Trained],
     structure: Structure,
   ) -> tuple[Point, list[Point]]:
-    """Builds and measures a structure over the sample.
-
-    `trainings` keeps trainings for structures that differ only in fields on
-    which training does not depend. Returns the chosen point, and all measured
-    ones.
-    """
-    self._check()
+    """Builds a structure over the sample; returns its best and all points."""
+    self._options.check()
+    # Training does not depend on these fields.
     key = dataclasses.replace(
       structure, soar_lambda=0.0, anisotropic_threshold=0.0, reordering="int8"
     )
     if key not in trainings:
       trainings[key] = self._train(sample, structure)
-    blocks = Blocks(num_blocks=len(sample), vectors=sample)
     with tempfile.TemporaryDirectory(
-      prefix="trial_", dir=scratch_dir
+      prefix="trial_", dir=self._directory.parent
     ) as scratch:
       self._write_files(Path(scratch), sample, structure, trainings[key])
-      index = load(scratch, blocks, threads=self._settings.threads)
-    point, points = self._fastest_point(index, structure, truth)
+      blocks = Blocks(len(sample), sample)
+      index = self._load(Path(scratch), blocks, structure)
+    point, points = self._fastest_point(index, truth)
     if len(sample) < self._blocks.num_blocks:
-      equal_work = tuning.point_of_equal_work(
-        index.search_at,
-        truth,
-        point,
-        num_leaves=structure.num_leaves,
-        growth=self._blocks.num_blocks / len(sample),
-      )
+      # As many vectors are scored as in the same point of the whole corpus.
+      growth = self._blocks.num_blocks / len(sample)
+      leaves = min(structure.num_leaves, round(growth * point.leaves_searched))
+      equal_work = tuning.measure(index, truth, leaves, point.num_reordered)
       points = [*points, equal_work]
     return point, points
 
-  def _compare_with_faiss(
-    self,
-    sample: Float32[np.ndarray, "n d"],
-    truth: GroundTruth,
-    chosen: Point,
-    report: Report,
-  ) -> None:
-    """Reports FAISS's fastest point on the sample, if it is installed."""
-    config = FaissConfig(brute_force_below=0, threads=self._settings.threads)
-    try:
-      index = config.build(Blocks(num_blocks=len(sample), vectors=sample))
-    except (MissingLibraryError, ValueError) as error:
-      logging.info("No comparison with FAISS: %s", error)
-      return
-    point, _ = tuning.fastest_point(
-      index.search_at,
-      truth,
-      target=self._aim,
-      num_leaves=index.num_lists,
-      num_blocks=len(sample),
-    )
-    report["faiss_on_the_sample"] = dataclasses.asdict(point)
-    report["times_as_fast_as_faiss"] = (
-      chosen.queries_per_second / point.queries_per_second
-    )
-
-  def _train_and_write(
-    self,
-    directory: Path,
-    structure: Structure,
-    truth: GroundTruth,
-    report: Report,
-  ) -> tuple[ScannIndex, Point]:
-    with _timed(report, "train_seconds"):
+  def _train_and_write(self, structure: Structure) -> tuple[ScannIndex, Point]:
+    with self._timed("train_seconds"):
       trained = self._train(self._vectors, structure)
-    report["trained_for"] = _THIS
-    return self._write(directory, structure, trained, truth, report)
+    self._report["trained_for"] = _THIS
+    return self._write(structure, trained)
+
+  def _train(self, vectors: Rows, structure: Structure) -> Trained:
+    size = self._settings.training_sample or max(
+      _TRAINING_SAMPLE, _SAMPLED_PER_LEAF * structure.num_leaves
+    )
+    seed = self._settings.seed
+    return tree.train(tree.draw(vectors, size, seed=seed), structure, seed=seed)
 
   def _write(
-    self,
-    directory: Path,
-    structure: Structure,
-    trained: tree.Trained | None,
-    truth: GroundTruth,
-    report: Report,
+    self, structure: Structure, trained: Trained | None
   ) -> tuple[ScannIndex, Point]:
     """Writes and loads the tree, and chooses how much of it is searched."""
-    with _timed(report, "write_seconds"):
-      self._write_files(directory, self._vectors, structure, trained)
-    with _timed(report, "load_seconds"):
-      index = load(directory, self._blocks, threads=self._settings.threads)
-    with _timed(report, "search_seconds"):
-      point, points = self._fastest_point(index, structure, truth)
-    report |= {
+    with self._timed("write_seconds"):
+      self._write_files(self._directory, self._vectors, structure, trained)
+    with self._timed("load_seconds"):
+      index = self._load(self._directory, self._blocks, structure)
+    with self._timed("search_seconds"):
+      point, points = self._fastest_point(index, self._truth)
+    self._report |= {
       "structure": dataclasses.asdict(structure),
       **dataclasses.asdict(point),
       "curve": [dataclasses.asdict(p) for p in points],
     }
-    index.report = report
-    index.tree = files.Tree(
-      structure, point.leaves_searched, point.num_reordered
-    )
-    files.write_tree(directory, index.tree)
+    index.report = self._report
+    index.tree = Tree(structure, point.leaves_searched, point.num_reordered)
+    files.write_tree(self._directory, index.tree)
     return index, point
 
   def _write_files(
@@ -330,58 +269,36 @@ class TreeBuilder:
     directory: Path,
     vectors: Rows,
     structure: Structure,
-    trained: tree.Trained | None,
+    trained: Trained | None,
   ) -> None:
     """Writes a searcher's files; without `trained`, ScaNN's builder does."""
     if trained is None:
       sample = self._settings.training_sample
       stock.write(directory, vectors, structure, training_sample=sample)
     else:
-      tree.write(directory, vectors, structure, trained, check=self._check)
-    # A search of one leaf, until measurements choose.
-    files.write_tree(directory, files.Tree(structure, 1, self._k))
+      check = self._options.check
+      tree.write(directory, vectors, structure, trained, check=check)
 
-  def _train(self, vectors: Rows, structure: Structure) -> tree.Trained:
-    size = self._settings.training_sample or max(
-      _TRAINING_SAMPLE, _SAMPLED_PER_LEAF * structure.num_leaves
-    )
-    seed = self._settings.seed
-    sample = tree.draw(vectors, size, seed=seed)
-    return tree.train(sample, structure, seed=seed)
-
-  def _ground_truth(self, vectors: Rows) -> GroundTruth:
-    best = best_scores(vectors, self._queries, self._k)
-    queries = check_vectors(self._queries, vectors.shape[1])
-    return GroundTruth(
-      queries=self._queries,
-      k=self._k,
-      kth_score=best[:, -1],
-      score=lambda rows: np.einsum(
-        "bd,bkd->bk", queries, gather(vectors, rows)
-      ),
-    )
+  def _load(
+    self, directory: Path, blocks: Blocks, structure: Structure
+  ) -> ScannIndex:
+    """Loads the files for a search of one leaf, until measurements choose."""
+    narrow = Tree(structure, 1, self._k)
+    threads = self._settings.threads
+    return ScannIndex(directory, blocks, tree=narrow, threads=threads)
 
   def _fastest_point(
-    self, index: ScannIndex, structure: Structure, truth: GroundTruth
+    self, index: ScannIndex, truth: GroundTruth
   ) -> tuple[Point, list[Point]]:
-    return tuning.fastest_point(
-      index.search_at,
-      truth,
-      target=self._aim,
-      num_leaves=structure.num_leaves,
-      num_blocks=index.num_blocks,
-      leaves_searched=self._settings.num_leaves_searched,
-      num_reordered=self._settings.num_reordered,
-    )
+    return tuning.fastest_point(index, truth, self._settings, target=self._aim)
+
+  @contextlib.contextmanager
+  def _timed(self, name: str) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    self._report[name] = time.perf_counter() - start
 
 
 def default_leaves(num_blocks: int) -> int:
   """Returns the power of two nearest to the square root of the blocks."""
   return 2 ** round(math.log2(max(1, num_blocks)) / 2)
-
-
-@contextlib.contextmanager
-def _timed(report: Report, name: str) -> Iterator[None]:
-  start = time.perf_counter()
-  yield
-  report[name] = time.perf_counter() - start

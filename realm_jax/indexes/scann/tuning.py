@@ -6,21 +6,20 @@ chosen. Of several trees over a sample of the corpus, the one is chosen whose
 point would be fastest on the whole corpus.
 """
 
+import bisect
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import scipy.optimize
-from jaxtyping import Float32, Float64, Int
+from jaxtyping import Float64
 
-from realm_jax.indexes.protocol import QueryBatch, SearchResult
-from realm_jax.indexes.scann.settings import Structure
+from realm_jax.indexes.ground_truth import GroundTruth
+from realm_jax.indexes.scann.index import ScannIndex
+from realm_jax.indexes.scann.settings import ScannSettings, Structure
 
-# Scores that differ by less than this, relative to the score, are equal: among
-# blocks with the same text, any is a correct result.
-TIE = 1e-5
 # A structure must be this much faster than another, since times scatter.
 GAIN = 1.05
 _REPEATS = 5
@@ -33,32 +32,8 @@ _REORDERED = (16, 32, 50, 75, 100, 150, 200, 300, 400, 600, 800, 1200, 1600)
 _LEAF_FACTORS = (2, 4, 8, 0.5, 0.25)
 _MAX_LEAVES_PER_BLOCK = 1 / 16
 
-# A search at a point: (queries, k, leaves searched, reordered) -> result.
-Search: TypeAlias = Callable[[QueryBatch, int, int, int], SearchResult]
 # Fields of a `Structure` to change, and the speed-up that justifies it.
 Variant: TypeAlias = tuple[Mapping[str, Any], float]
-
-
-@dataclasses.dataclass(frozen=True)
-class GroundTruth:
-  """The exact nearest neighbors of a sample of queries.
-
-  Attributes:
-    queries: Queries with vectors.
-    k: k of recall@k.
-    kth_score: Score of each query's k-th best block.
-    score: Function from blocks' rows [b, k] to their exact scores.
-  """
-
-  queries: QueryBatch
-  k: int
-  kth_score: Float32[np.ndarray, " b"]
-  score: Callable[[Int[np.ndarray, "b k"]], Float32[np.ndarray, "b k"]]
-
-  def recall(self, found: SearchResult) -> float:
-    """Returns the share of blocks that score no worse than the k-th best."""
-    kth = self.kth_score[:, None]
-    return float(np.mean(self.score(found.rows) >= kth - TIE * abs(kth)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,8 +54,7 @@ class Point:
   queries_per_second: float
 
 
-@dataclasses.dataclass(frozen=True)
-class Trial:
+class Trial(NamedTuple):
   """A structure that was tried on the sample.
 
   Attributes:
@@ -92,45 +66,34 @@ class Trial:
 
   structure: Structure
   point: Point
-  predicted: float
+  predicted: float = 0.0
 
 
 def fastest_point(
-  search: Search,
+  index: ScannIndex,
   truth: GroundTruth,
+  settings: ScannSettings,
   *,
   target: float,
-  num_leaves: int,
-  num_blocks: int,
-  leaves_searched: int | None = None,
-  num_reordered: int | None = None,
 ) -> tuple[Point, list[Point]]:
   """Returns the fastest point that meets the target, and all measured ones.
 
   If none meets it, the point of the best recall is returned. For each number
   of leaves, a bisection finds the fewest reordered vectors that meet it. More
-  leaves are tried until they cost more than fewer reordered vectors save.
-
-  Args:
-    search: Search of the tree.
-    truth: Ground truth of the queries.
-    target: Target of the recall.
-    num_leaves: Number of leaves of the tree.
-    num_blocks: Number of blocks, N.
-    leaves_searched: Number of leaves to search; None chooses.
-    num_reordered: Number of vectors to score again; None chooses.
+  leaves are tried until they cost more than fewer reordered vectors save. What
+  the settings fix is kept.
   """
-  k = truth.k
-  leaves = _grid(_LEAVES, 1, num_leaves, leaves_searched)
-  reordered = _grid(_REORDERED, k, num_blocks, num_reordered)
+  assert index.tree is not None
+  num_blocks, num_leaves = index.num_blocks, index.tree.structure.num_leaves
+  leaves = _grid(_LEAVES, 1, num_leaves, settings.num_leaves_searched)
+  reordered = _grid(_REORDERED, truth.k, num_blocks, settings.num_reordered)
   measured: dict[tuple[int, int], Point] = {}
 
   def at(searched: int, again: int) -> Point:
-    if (searched, again) not in measured:
-      measured[searched, again] = _measure(
-        search, truth, target, searched, again
-      )
-    return measured[searched, again]
+    point = searched, again
+    if point not in measured:
+      measured[point] = measure(index, truth, *point, target=target)
+    return measured[point]
 
   best: Point | None = None
   before = -1.0
@@ -145,14 +108,10 @@ def fastest_point(
         break  # The recall is limited by the reordered vectors, not leaves.
       before = recall
       continue
-    low, high = 0, len(fewer) - 1
-    while low < high:
-      middle = (low + high) // 2
-      if at(searched, fewer[middle]).recall >= target:
-        high = middle
-      else:
-        low = middle + 1
-    point = at(searched, fewer[high])
+    enough = bisect.bisect_left(
+      fewer[:-1], True, key=lambda again: at(searched, again).recall >= target
+    )
+    point = at(searched, fewer[enough])
     if best is None or point.queries_per_second > best.queries_per_second:
       # Fewer leaves were not tried with so few reordered vectors.
       best, before = point, -1.0
@@ -162,25 +121,31 @@ def fastest_point(
   return best or max(points, key=lambda p: p.recall), points
 
 
-def point_of_equal_work(
-  search: Search,
+def measure(
+  index: ScannIndex,
   truth: GroundTruth,
-  point: Point,
+  leaves_searched: int,
+  num_reordered: int,
   *,
-  num_leaves: int,
-  growth: float,
+  target: float = 0.0,
 ) -> Point:
-  """Measures a sample's tree, with as many vectors scored as in the corpus.
-
-  Args:
-    search: Search of the sample's tree.
-    truth: Ground truth of the queries.
-    point: Point whose leaves are multiplied.
-    num_leaves: Number of leaves of the tree.
-    growth: Size of the corpus, relative to the sample.
-  """
-  leaves = min(num_leaves, round(growth * point.leaves_searched))
-  return _measure(search, truth, 0.0, leaves, point.num_reordered)
+  """Measures a point; only once if its recall is below the target."""
+  seconds: list[float] = []
+  recall = 0.0
+  # The speed of a point below the target does not matter.
+  while not seconds or (recall >= target and len(seconds) < _REPEATS):
+    start = time.perf_counter()
+    found = index.search_at(
+      truth.queries, truth.k, leaves_searched, num_reordered
+    )
+    seconds.append(time.perf_counter() - start)
+    recall = truth.recall(found)
+  return Point(
+    leaves_searched=leaves_searched,
+    num_reordered=num_reordered,
+    recall=recall,
+    queries_per_second=len(truth.best) / min(seconds),
+  )
 
 
 def _grid(
@@ -191,60 +156,36 @@ def _grid(
   return sorted({max(low, min(v, high)) for v in values})
 
 
-def _measure(
-  search: Search,
-  truth: GroundTruth,
-  target: float,
-  leaves_searched: int,
-  num_reordered: int,
-) -> Point:
-  seconds: list[float] = []
-  recall = 0.0
-  # The speed of a point below the target does not matter.
-  while not seconds or (recall >= target and len(seconds) < _REPEATS):
-    start = time.perf_counter()
-    found = search(truth.queries, truth.k, leaves_searched, num_reordered)
-    seconds.append(time.perf_counter() - start)
-    recall = truth.recall(found)
-  return Point(
-    leaves_searched=leaves_searched,
-    num_reordered=num_reordered,
-    recall=recall,
-    queries_per_second=len(truth.kth_score) / min(seconds),
-  )
-
-
 def choose_structure(
   start: Structure,
   variants: Iterable[Variant],
-  measure: Callable[[Structure], tuple[Point, list[Point]]],
+  attempt: Callable[[Structure], tuple[Point, list[Point]]],
   *,
   target: float,
   num_blocks: int,
   sampled: int,
   may_vary_leaves: bool = True,
 ) -> tuple[Structure, list[Trial]]:
-  """Tries one change after another, and keeps those that are faster.
+  """Returns the best structure, and all trials.
+
+  Tries one change after another, and keeps those that are faster.
 
   Args:
     start: Structure to change.
     variants: Changes to try, each on top of those that were kept.
-    measure: Function that builds a tree over a sample and returns
-      `fastest_point`.
+    attempt: Function that builds a tree over a sample and returns the fastest
+      point, and all measured ones.
     target: Target of the recall.
     num_blocks: Number of blocks, N, for which speeds are predicted.
-    sampled: Number of blocks in the trees of `measure`.
+    sampled: Number of blocks in the trees of `attempt`.
     may_vary_leaves: Whether to try more and fewer leaves, before the variants.
-
-  Returns:
-    The best structure, and all trials.
   """
   costs = Costs(num_blocks=num_blocks, sampled=sampled)
 
-  def attempt(structure: Structure) -> Trial:
-    point, points = measure(structure)
+  def tried(structure: Structure) -> Trial:
+    point, points = attempt(structure)
     costs.learn(structure, [p for p in points if p.recall >= target])
-    return Trial(structure, point, 0.0)
+    return Trial(structure, point)
 
   def speed(trial: Trial) -> float:
     if trial.point.recall < target:
@@ -257,10 +198,10 @@ def choose_structure(
     for number in numbers
     if may_vary_leaves and 1 <= number <= sampled * _MAX_LEAVES_PER_BLOCK
   ]
-  best = attempt(start)
+  best = tried(start)
   trials = [best]
   for change, gain in (*leaves, *variants):
-    trial = attempt(dataclasses.replace(best.structure, **change))
+    trial = tried(dataclasses.replace(best.structure, **change))
     trials.append(trial)
     # Below the target, the higher recall is better.
     if speed(best) == 0:
@@ -268,9 +209,7 @@ def choose_structure(
     else:
       is_better = speed(trial) > gain * speed(best)
     best = trial if is_better else best
-  return best.structure, [
-    dataclasses.replace(trial, predicted=speed(trial)) for trial in trials
-  ]
+  return best.structure, [t._replace(predicted=speed(t)) for t in trials]
 
 
 class Costs:
@@ -279,10 +218,6 @@ class Costs:
   The time of a query is modeled as a constant plus a cost for each leaf of the
   tree, each leaf that is searched, each vector in those, and each vector that
   is scored again. The vectors in the leaves grow with the corpus.
-
-  Args:
-    num_blocks: Number of blocks, N.
-    sampled: Number of blocks in the measured trees.
   """
 
   def __init__(self, *, num_blocks: int, sampled: int):

@@ -59,7 +59,7 @@ def test_a_miss_in_k_costs_a_kth(embeddings):
 def test_parts_of_the_corpus_are_searched_one_after_the_other(
   embeddings, monkeypatch
 ):
-  monkeypatch.setattr("realm_jax.indexes.exact_neighbors._ROWS_PER_PART", 40)
+  monkeypatch.setattr("realm_jax.indexes.ground_truth._ROWS_PER_PART", 40)
   recall = measure_recall(_Shifted(embeddings), embeddings, _queries(20), (50,))
   assert recall == {"50": 0.98}
 

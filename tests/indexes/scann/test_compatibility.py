@@ -2,7 +2,7 @@
 
 import pytest
 
-from realm_jax.indexes.protocol import UnsupportedLibraryError
+from realm_jax.indexes.protocol import LibraryError
 from realm_jax.indexes.scann import files, library
 from realm_jax.indexes.scann.config import ScannConfig
 from tests.indexes.clustered import blocks_of, clustered
@@ -28,15 +28,15 @@ _REFUSAL = (
 @pytest.mark.slow
 def test_a_version_that_finds_something_else_is_refused(monkeypatch):
   monkeypatch.setattr(
-    files.TreeWriter, "_quantized", lambda self, vectors: 0 * vectors
+    files, "_quantized", lambda vectors, reordering, scales: 0 * vectors
   )
-  with pytest.raises(UnsupportedLibraryError, match=_REFUSAL):
+  with pytest.raises(LibraryError, match=_REFUSAL):
     ScannConfig(brute_force_below=0).build(_BLOCKS)
 
 
 def test_a_version_that_cannot_load_is_refused_and_stock_builds(monkeypatch):
-  monkeypatch.setattr(files, "_write_config", lambda directory, text: None)
-  with pytest.raises(UnsupportedLibraryError, match=_REFUSAL):
+  monkeypatch.setattr(files, "_config", lambda structure, dim: b"")
+  with pytest.raises(LibraryError, match=_REFUSAL):
     ScannConfig(brute_force_below=0).build(_BLOCKS)
   stock = ScannConfig(builder="stock", brute_force_below=0)
   assert stock.build(_BLOCKS).num_blocks == 500

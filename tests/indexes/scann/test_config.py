@@ -112,22 +112,6 @@ def test_open_settings_are_chosen_by_measuring():
   json.dumps(report)
 
 
-def test_the_report_says_how_faiss_compares():
-  pytest.importorskip("faiss")
-  config = dataclasses.replace(_FIXED, reordering=None, threads=1)
-  report = config.build(
-    blocks_of(_vectors()), BuildOptions(queries=_QUERIES)
-  ).report
-  rival, ratio = report["faiss_on_the_sample"], report["times_as_fast_as_faiss"]
-  assert rival["recall"] >= 0.95 and rival["queries_per_second"] > 0
-  speeds = [trial["queries_per_second"] for trial in report["trials"]]
-  assert ratio * rival["queries_per_second"] == pytest.approx(
-    speeds[
-      [t["structure"] for t in report["trials"]].index(report["structure"])
-    ]
-  )
-
-
 def test_fixed_settings_are_kept():
   index = _FIXED.build(blocks_of(_vectors()), BuildOptions(queries=_QUERIES))
   assert index.report["trials"] == []
@@ -160,7 +144,9 @@ def test_leaves_and_codebooks_are_reused_while_they_meet_the_target(tmp_path):
   index = _built(tmp_path / "1", moved, previous=tmp_path / "0")
   assert index.report["trained_for"] == "the generation before"
   assert _recall(index.search(_QUERIES, 8), moved) > 0.95
-  before, after = (files.read_trained(tmp_path / n) for n in "01")
+  before, after = (
+    files.read_trained(tmp_path / n, Structure(64), 32) for n in "01"
+  )
   for a, b in zip(before, after, strict=True):
     np.testing.assert_array_equal(a, b)
 

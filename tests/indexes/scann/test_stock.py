@@ -23,7 +23,7 @@ _STOCK = ScannConfig(builder="stock", brute_force_below=0)
 def _no_private_formats(monkeypatch):
   """Makes what our own builder needs fail."""
   monkeypatch.setattr(compatibility, "check_formats", None)
-  monkeypatch.setattr(files, "TreeWriter", None)
+  monkeypatch.setattr(files, "write", None)
 
 
 @pytest.mark.parametrize(
