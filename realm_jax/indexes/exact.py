@@ -149,7 +149,11 @@ class ExactIndex:
   ) -> tuple[Float[Array, "b k"], Int[Array, "b k"]]:
     """Dispatches a search and returns scores and rows without waiting.
 
-    With a mesh, the size of its data axis divides the number of queries.
+    With a mesh, the queries are sharded over its data axis, whose size divides
+    their number.
+
+    Raises:
+      SearchError: k is not in 1 … num_blocks.
     """
     check_k(k, self.num_blocks)
     platform = next(iter(self._sharding.device_set)).platform

@@ -1,6 +1,5 @@
 """Recall against the exact nearest neighbors."""
 
-import dataclasses
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, runtime_checkable
@@ -32,48 +31,41 @@ class _GatherableRows(Rows, Protocol):
   ) -> Float32[np.ndarray, "*b d"]: ...
 
 
-@dataclasses.dataclass(frozen=True)
 class GroundTruth:
   """What exact search finds for a sample of queries.
 
-  Attributes:
+  Args:
+    vectors: Embeddings of all blocks, an array or rows that can be gathered;
+      they are searched in parts.
     queries: Queries with vectors.
-    vectors: Embeddings of all blocks: an array, or rows that can be gathered.
-    best: The largest scores of each query, in falling order.
+    k: Number of the best blocks to find, at most all.
   """
 
-  queries: QueryBatch
-  vectors: np.ndarray | _GatherableRows
-  best: Float32[np.ndarray, "b k"]
-
-  @property
-  def k(self) -> int:
-    """The number of best blocks that are known."""
-    return self.best.shape[1]
+  def __init__(self, vectors: Rows, queries: QueryBatch, k: int):
+    assert isinstance(vectors, np.ndarray | _GatherableRows)
+    self.queries, self.k = queries, k
+    self._vectors = vectors
+    self._query_vectors = check_vectors(queries, vectors.shape[1])
+    best = np.zeros((len(self._query_vectors), 0), np.float32)
+    for part in _parts(vectors):
+      found = part.search(queries, min(k, part.num_blocks))
+      best = np.concatenate([best, found.scores], axis=1)
+      best = -np.sort(-best, axis=1)[:, :k]
+    self._best = best
 
   def recall(self, found: SearchResult) -> float:
-    """Returns the share of blocks that score no worse than the k-th best."""
-    assert self.queries.vectors is not None
-    if isinstance(self.vectors, np.ndarray):
-      vectors = self.vectors[found.rows].astype(np.float32)
+    """Returns the share of blocks that score no worse than the k-th best.
+
+    That k is the number of blocks found, at most the one of the constructor.
+    """
+    if isinstance(self._vectors, np.ndarray):
+      vectors = self._vectors[found.rows].astype(np.float32)
     else:
-      vectors = self.vectors.gather(found.rows)
-    scores = np.einsum("bd,bkd->bk", self.queries.vectors, vectors)
+      vectors = self._vectors.gather(found.rows)
+    scores = np.einsum("bd,bkd->bk", self._query_vectors, vectors)
     k = found.rows.shape[1]
-    worst = self.best[:, k - 1 : k]
+    worst = self._best[:, k - 1 : k]
     return float(np.mean(scores >= worst - _TIE * abs(worst)))
-
-
-def ground_truth(vectors: Rows, queries: QueryBatch, k: int) -> GroundTruth:
-  """Searches for the k best blocks exactly, reading the corpus in parts."""
-  assert isinstance(vectors, np.ndarray | _GatherableRows)
-  checked = check_vectors(queries, vectors.shape[1])
-  best = np.zeros((len(checked), 0), np.float32)
-  for part in _parts(vectors):
-    found = part.search(queries, min(k, part.num_blocks))
-    best = np.concatenate([best, found.scores], axis=1)
-    best = -np.sort(-best, axis=1)[:, :k]
-  return GroundTruth(QueryBatch(queries.token_ids, checked), vectors, best)
 
 
 def _parts(vectors: Rows) -> Iterator[ExactIndex]:

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from realm_jax.files.json_value import JsonValue
 from realm_jax.indexes.protocol import HOST_SETTING, IndexConfig
 
-# Each module needs a library of its own, so it is imported only when used.
-_CONFIGS = {
+# Modules and classes. A module needs a library of its own, so it is imported
+# only when used.
+CONFIGS = {
   "exact": ("realm_jax.indexes.exact", "ExactConfig"),
   "scann": ("realm_jax.indexes.scann.config", "ScannConfig"),
   "faiss": ("realm_jax.indexes.faiss", "FaissConfig"),
@@ -21,22 +22,17 @@ class IndexKindError(ValueError):
   """A kind of index, or a parameter of one, that does not exist."""
 
 
-def kinds() -> tuple[str, ...]:
-  """Returns the names of all kinds."""
-  return tuple(_CONFIGS)
-
-
 def config_from(kind: str, parameters: Mapping[str, JsonValue]) -> IndexConfig:
   """Returns the settings that a manifest stores.
 
   Raises:
     IndexKindError: There is no such kind, or it has no such parameter.
   """
-  if kind not in _CONFIGS:
+  if kind not in CONFIGS:
     raise IndexKindError(
-      f"no index is called {kind!r}; want one of {', '.join(_CONFIGS)}"
+      f"no index is called {kind!r}; want one of {', '.join(CONFIGS)}"
     )
-  module, name = _CONFIGS[kind]
+  module, name = CONFIGS[kind]
   config = getattr(importlib.import_module(module), name)
   known = {field.name for field in dataclasses.fields(config)}
   if unknown := sorted(set(parameters) - known):

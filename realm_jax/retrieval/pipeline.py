@@ -17,12 +17,8 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
-from realm_jax.indexes.protocol import (
-  DeviceIndex,
-  Index,
-  QueryBatch,
-  SearchResult,
-)
+from realm_jax.indexes.exact import ExactIndex
+from realm_jax.indexes.protocol import Index, QueryBatch, SearchResult
 from realm_jax.models.parameters import Params
 from realm_jax.partitioning import rules
 
@@ -74,11 +70,7 @@ class RetrievalPipeline(Generic[B]):
   def embed(
     self, token_ids: Int[np.ndarray, "b q"], query_params: Params
   ) -> Float[Array, "n d"]:
-    """Dispatches the embedding of queries.
-
-    Takes the queries of this process, and parameters on the devices; returns
-    the vectors of the queries of all processes.
-    """
+    """Embeds this process's queries; returns the vectors of all processes'."""
     queries = rules.to_devices({"query": token_ids}, self._mesh)["query"]
     return self._embed(query_params, queries)
 
@@ -95,13 +87,13 @@ class RetrievalPipeline(Generic[B]):
 
     Args:
       token_ids: Queries of this process.
-      vectors: Vectors of all queries, for an index that needs them.
+      vectors: Vectors of the queries of all processes, if the index needs them.
       index: Index to search.
       num_blocks: Number of blocks to retrieve for each query.
       assemble: Function that makes the batch; it runs in the thread.
     """
     on_device: tuple[jax.Array, jax.Array] | None = None
-    if vectors is not None and isinstance(index, DeviceIndex):
+    if vectors is not None and isinstance(index, ExactIndex):
       on_device = index.search_on_device(vectors, num_blocks)
 
     def finish() -> Prepared[B]:

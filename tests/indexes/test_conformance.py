@@ -6,16 +6,15 @@ import pytest
 from realm_jax.indexes.protocol import (
   Blocks,
   BuildOptions,
-  DeviceIndex,
   Index,
   IndexConfig,
   QueryBatch,
   SearchError,
 )
 from realm_jax.indexes.registry import (
+  CONFIGS,
   IndexKindError,
   config_from,
-  kinds,
   parameters_of,
 )
 from realm_jax.indexes.scann.config import fixed_tree
@@ -49,7 +48,7 @@ def _queries(count, seed=1):
 _TREE = parameters_of(fixed_tree(16, num_leaves_searched=12, num_reordered=100))
 # ScaNN both as brute force and as a tree, FAISS with lists and without.
 _INDEXES = {
-  **{kind: (kind, {}) for kind in kinds()},
+  **{kind: (kind, {}) for kind in CONFIGS},
   "scann tree": ("scann", _TREE),
   "scann narrow tree": (
     "scann",
@@ -81,12 +80,11 @@ def index(config) -> Index:
 
 def test_it_says_what_it_is(config, index):
   assert isinstance(config, IndexConfig) and isinstance(index, Index)
-  assert isinstance(index, DeviceIndex) == (config.kind == "exact")
   assert index.kind == config.kind
   assert index.num_blocks == 500
 
 
-@pytest.mark.parametrize("k", [1, 7, 400, 500])
+@pytest.mark.parametrize("k", [1, 400, 500])
 @pytest.mark.parametrize("count", [1, 9])
 def test_it_finds_k_different_blocks_best_first(index, k, count):
   found = index.search(_queries(count), k)

@@ -7,7 +7,7 @@ from jaxtyping import Int32
 
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.generations.store.embeddings import Embeddings
-from realm_jax.indexes.ground_truth import ground_truth
+from realm_jax.indexes.ground_truth import GroundTruth
 from realm_jax.indexes.protocol import Index, QueryBatch
 
 
@@ -49,5 +49,5 @@ def measure_recall(
   ks = [k for k in ks if k <= index.num_blocks]
   if not ks:
     return {}
-  truth = ground_truth(embeddings, queries, max(ks))
+  truth = GroundTruth(embeddings, queries, max(ks))
   return {str(k): truth.recall(index.search(queries, k)) for k in ks}

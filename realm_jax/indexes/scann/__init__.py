@@ -19,9 +19,8 @@ makes such a tree in one call. We do without it, by default, for these reasons:
 
 benchmarks/README.md has all figures and the commands that measure them.
 
-Reading order: `settings` (what a user can set), `config` (build and load),
-`tree_builder` (the decisions of a build, with `tuning`), `tree` (training and
-writing, with `partitions` and `product_codes`), `files`, and `index`.
+Reading order: `settings`, `config`, `tree_builder` with `tuning`, `tree` with
+`partitions` and `product_codes`, `files`, and `index`.
 
 The price is that `files` depends on private formats, which were read from
 ScaNN 1.4.2: `scann_assets.pbtxt`, the list of files; `scann_config.pb`, a
@@ -32,11 +31,10 @@ ScaNN 1.4.2: `scann_assets.pbtxt`, the list of files; `scann_config.pb`, a
 `int8_multipliers.npy` and `dp_norms.npy`. `tree.json` is our own.
 
 If another version of ScaNN is installed, `compatibility` lets it search small
-trees before each build. If it cannot, the build ends at once with an
-`LibraryError` that names both versions and what to do: install the
-supported version, or bind `ScannConfig.builder = "stock"`. The stock builder
-(`stock`) uses ScaNN's public interface alone: tree, asymmetric hashing and
-reordering as its documentation recommends, in memory, without trials and
-reuse. How much of its tree is searched is still chosen by measuring. A stored
-index that the installed version cannot read raises an `IndexLoadError`.
+trees before each build. If it cannot, the build ends at once with a
+`LibraryError` that names both versions and what to do: install the supported
+version, or bind `ScannConfig.builder = "stock"`. The stock builder (`stock`)
+uses ScaNN's public interface alone: tree, asymmetric hashing and reordering as
+its documentation recommends, in memory, without trials and reuse. How much of
+its tree is searched is still chosen by measuring.
 """

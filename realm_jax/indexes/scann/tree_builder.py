@@ -15,7 +15,7 @@ from absl import logging
 from jaxtyping import Float32
 
 from realm_jax.files.json_value import JsonValue
-from realm_jax.indexes.ground_truth import GroundTruth, ground_truth
+from realm_jax.indexes.ground_truth import GroundTruth
 from realm_jax.indexes.protocol import (
   Blocks,
   BuildOptions,
@@ -81,7 +81,7 @@ class TreeBuilder:
       "recall_k": self._k,
     }
     with self._timed("truth_seconds"):
-      self._truth = ground_truth(vectors, queries, self._k)
+      self._truth = GroundTruth(vectors, queries, self._k)
 
   def build(self) -> ScannIndex:
     """Writes, loads and measures the tree.
@@ -179,7 +179,7 @@ class TreeBuilder:
     sample = tree.draw(
       self._vectors, settings.tuning_sample, seed=settings.seed
     )
-    truth = ground_truth(sample, self._queries, self._k)
+    truth = GroundTruth(sample, self._queries, self._k)
     # Trials lie beside the index, where leftovers of a kill are removed.
     self._directory.parent.mkdir(parents=True, exist_ok=True)
     structure, trials = tuning.choose_structure(

@@ -144,7 +144,7 @@ def measure(
     leaves_searched=leaves_searched,
     num_reordered=num_reordered,
     recall=recall,
-    queries_per_second=len(truth.best) / min(seconds),
+    queries_per_second=len(truth.queries.token_ids) / min(seconds),
   )
 
 

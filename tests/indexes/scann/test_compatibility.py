@@ -4,7 +4,7 @@ import pytest
 
 from realm_jax.indexes.protocol import LibraryError
 from realm_jax.indexes.scann import files, library
-from realm_jax.indexes.scann.config import ScannConfig
+from realm_jax.indexes.scann.config import ScannConfig, fixed_tree
 from tests.indexes.clustered import blocks_of, clustered
 
 _BLOCKS = blocks_of(clustered(500, 1))
@@ -17,7 +17,8 @@ def _another_version(monkeypatch):
 
 @pytest.mark.slow
 def test_a_version_that_reads_our_files_is_accepted():
-  assert ScannConfig(brute_force_below=0).build(_BLOCKS).num_blocks == 500
+  tree = fixed_tree(4, num_leaves_searched=4, num_reordered=50)
+  assert tree.build(_BLOCKS).num_blocks == 500
 
 
 _REFUSAL = (

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -138,14 +139,24 @@ def _built(directory, vectors, config=_FIXED, previous=None):
   )
 
 
-def test_leaves_and_codebooks_are_reused_while_they_meet_the_target(tmp_path):
-  _built(tmp_path / "0", _vectors())
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+  """The files of an index, which no test may change."""
+  directory = tmp_path_factory.mktemp("stored") / "scann"
+  _built(directory, _vectors())
+  return directory
+
+
+def test_leaves_and_codebooks_are_reused_while_they_meet_the_target(
+  tmp_path, stored
+):
   moved = (1.01 * _vectors()).astype(np.float32)
-  index = _built(tmp_path / "1", moved, previous=tmp_path / "0")
+  index = _built(tmp_path / "1", moved, previous=stored)
   assert index.report["trained_for"] == "the generation before"
   assert _recall(index.search(_QUERIES, 8), moved) > 0.95
   before, after = (
-    files.read_trained(tmp_path / n, Structure(64), 32) for n in "01"
+    files.read_trained(directory, Structure(64), 32)
+    for directory in (stored, tmp_path / "1")
   )
   for a, b in zip(before, after, strict=True):
     np.testing.assert_array_equal(a, b)
@@ -206,8 +217,8 @@ def test_what_is_chosen_aims_above_the_target():
 @pytest.mark.parametrize(
   "why", ["damaged", "of another shape", "other settings", "not wanted"]
 )
-def test_nothing_unfit_is_reused(tmp_path, why):
-  _built(tmp_path / "0", _vectors())
+def test_nothing_unfit_is_reused(tmp_path, stored, why):
+  shutil.copytree(stored, tmp_path / "0")
   config = _FIXED
   if why == "of another shape":
     tree = tmp_path / "0" / "tree.json"
@@ -227,19 +238,18 @@ def test_nothing_unfit_is_reused(tmp_path, why):
   assert index.report["trained_for"] == "this generation"
 
 
-def test_the_same_vectors_give_the_same_files(tmp_path):
-  for name in "01":
-    _built(tmp_path / name, _vectors())
-  for path in sorted((tmp_path / "0").iterdir()):
+def test_the_same_vectors_give_the_same_files(tmp_path, stored):
+  _built(tmp_path / "1", _vectors())
+  for path in sorted(stored.iterdir()):
     assert path.read_bytes() == (tmp_path / "1" / path.name).read_bytes()
 
 
 @pytest.mark.parametrize(
   "damage", ["gone", "pickle", "tree", "reordering", "other"]
 )
-def test_what_cannot_be_loaded_is_refused(tmp_path, damage):
+def test_what_cannot_be_loaded_is_refused(tmp_path, stored, damage):
   vectors = _vectors()
-  _built(tmp_path / "scann", vectors)
+  shutil.copytree(stored, tmp_path / "scann")
   if damage == "gone":
     (tmp_path / "scann" / "scann_assets.pbtxt").unlink()
   elif damage == "pickle":
@@ -255,12 +265,9 @@ def test_what_cannot_be_loaded_is_refused(tmp_path, damage):
     _FIXED.load(tmp_path / "scann", blocks_of(vectors))
 
 
-def test_threads_change_nothing_but_the_speed():
-  vectors = _vectors()
+def test_threads_change_nothing_but_the_speed(stored):
   one, two = (
-    dataclasses.replace(_FIXED, threads=n).build(
-      blocks_of(vectors), BuildOptions(queries=_QUERIES)
-    )
+    dataclasses.replace(_FIXED, threads=n).load(stored, blocks_of(_vectors()))
     for n in (1, 2)
   )
   np.testing.assert_array_equal(
@@ -270,15 +277,14 @@ def test_threads_change_nothing_but_the_speed():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
 @pytest.mark.parametrize("threads", [2, 5])
-def test_as_many_threads_search_as_are_wanted(tmp_path, threads):
-  _built(tmp_path / "scann", _vectors())
+def test_as_many_threads_search_as_are_wanted(stored, threads):
   config = dataclasses.replace(_FIXED, threads=threads)
 
   def running():
     return len(list(Path("/proc/self/task").iterdir()))
 
   before = running()
-  index = config.load(tmp_path / "scann", blocks_of(_vectors()))
+  index = config.load(stored, blocks_of(_vectors()))
   index.search(_QUERIES, 8)
   # The calling thread searches, too.
   assert running() - before == threads - 1

@@ -34,11 +34,11 @@ class _SimulatedIndex(ScannIndex):
     return SearchResult(hits.astype(np.int32), hits.astype(np.float32))
 
 
-# Row 1 scores as much as the best of each query, and row 0 does not.
+# Row 1 is among the best five of each query, and row 0 is not.
 _TRUTH = GroundTruth(
-  queries=queries_of(np.ones((80, 1), np.float32)),
-  vectors=np.array([[0.0], [1.0]], np.float32),
-  best=np.ones((80, 5), np.float32),
+  np.array([[0]] + 5 * [[1]], np.float32),
+  queries_of(np.ones((80, 1), np.float32)),
+  5,
 )
 
 
