@@ -75,12 +75,8 @@ def search(
 ) -> Best:
   """Returns the k best rows of each query, best first, ties by rising row.
 
-  Args:
-    queries: Query vectors; with a mesh, sharded over its data axis.
-    vectors: Embeddings, sharded likewise; rows from num_blocks on are padding.
-    num_blocks: Number of blocks, at least k.
-    plan: Settings of the search.
-    mesh: Mesh of the devices; None is for one device.
+  With a mesh, queries and vectors are sharded over its data axis. The rows from
+  `num_blocks` on are padding; `num_blocks` is at least k.
   """
   if mesh is None:
     return _local_top_k(queries, vectors, num_blocks, 0, plan)

@@ -73,7 +73,10 @@ class FaissConfig:
     num_blocks, dim = vectors.shape
     library = _library()
     _set_threads(library, self.threads)
-    described = self._described(num_blocks, dim)
+    lists = max(1, round(math.sqrt(num_blocks)))
+    described = self.factory or f"IVF{lists},PQ{max(1, dim // 2)}x4fs,RFlat"
+    if num_blocks < self.brute_force_below:
+      described = "Flat"
     try:
       index = library.index_factory(
         dim, described, library.METRIC_INNER_PRODUCT
@@ -110,12 +113,6 @@ class FaissConfig:
         f"FAISS cannot read {path}: {error}; build it again"
       ) from error
     return FaissIndex(index, blocks, config=self)
-
-  def _described(self, num_blocks: int, dim: int) -> str:
-    if num_blocks < self.brute_force_below:
-      return "Flat"
-    lists = max(1, round(math.sqrt(num_blocks)))
-    return self.factory or f"IVF{lists},PQ{max(1, dim // 2)}x4fs,RFlat"
 
 
 class FaissIndex:

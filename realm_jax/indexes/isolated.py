@@ -50,12 +50,8 @@ class IsolatedIndex:
   """An index that is loaded and searched in a process of its own.
 
   The process starts to load at once, so that the caller can verify checksums
-  meanwhile. It ends when this object is closed or garbage-collected.
-
-  Args:
-    config: Settings of the index; the process calls their `load`.
-    directory: Directory that the process loads.
-    blocks: Blocks with vectors, of which the process gets only the shape.
+  meanwhile: it calls `config.load` and gets only the shape of the vectors. It
+  ends when this object is closed or garbage-collected.
   """
 
   needs_vectors = True

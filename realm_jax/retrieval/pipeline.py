@@ -50,9 +50,7 @@ class Prepared(Generic[B]):
 class RetrievalPipeline(Generic[B]):
   """Embeds queries, searches, and puts a step's batch on the devices.
 
-  Args:
-    embed_queries: Function `(query tower's parameters, token ids) -> vectors`.
-    mesh: Mesh of the run.
+  `embed_queries` takes the query tower's parameters and token ids.
   """
 
   def __init__(

@@ -22,4 +22,4 @@ def blocks_of(vectors: np.ndarray) -> Blocks:
 
 def queries_of(vectors: np.ndarray) -> QueryBatch:
   """Makes queries that have vectors and no words."""
-  return QueryBatch(np.zeros((len(vectors), 1), np.int32), vectors)
+  return QueryBatch.of_vectors(vectors)

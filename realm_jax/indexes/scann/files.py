@@ -87,16 +87,10 @@ def write(
   num_blocks: int,
   scales: Float32[np.ndarray, " d"],
 ) -> None:
-  """Writes the files of a tree, except `write_tree`'s.
+  """Writes the files of a tree, except `write_tree`'s, in an empty directory.
 
-  Args:
-    directory: Directory for the files, empty or new.
-    structure: Structure of the tree.
-    trained: Centroids and codebooks.
-    parts: All rows in order.
-    num_blocks: Number of blocks, N.
-    scales: Factor of each dimension that makes int8 vectors; unused for other
-      types.
+  The parts hold all rows in order. The scales are the factors of the dimensions
+  that make int8 vectors; other types do not use them.
 
   Raises:
     OSError: The disk is full.

@@ -27,11 +27,7 @@ _Found = tuple[Integer[np.ndarray, "b k"], Float32[np.ndarray, "b k"]]
 class ScannIndex:
   """A ScaNN searcher over files; `ScannConfig` builds and loads it.
 
-  Args:
-    directory: Files of the searcher.
-    blocks: Blocks that it should hold.
-    tree: Tree and how much of it is searched; None for brute force.
-    threads: Threads for searching; None uses every core.
+  Without a tree, every block is scored; `threads` of None uses every core.
 
   Raises:
     IndexLoadError: ScaNN cannot read the files, or they are of other blocks.

@@ -26,13 +26,10 @@ def write(
   *,
   training_sample: int | None = None,
 ) -> None:
-  """Builds a searcher and serializes it.
+  """Builds a searcher and serializes it into an empty or new directory.
 
-  Args:
-    directory: Directory for the files, empty or new.
-    vectors: Embeddings, [N, d], all of which are read into memory.
-    structure: Structure of the tree; None scores every vector instead.
-    training_sample: Number of vectors to train on; None is ScaNN's default.
+  All vectors, [N, d], are read into memory. Without a structure, every vector
+  is scored. A `training_sample` of None is ScaNN's default size.
 
   Raises:
     ValueError: ScaNN cannot build the structure over these vectors.

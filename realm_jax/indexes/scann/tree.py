@@ -97,12 +97,8 @@ def write(
 ) -> None:
   """Assigns leaves and codes to every vector, and writes ScaNN's files.
 
-  Args:
-    directory: Directory for the files, empty or new.
-    vectors: Embeddings, [N, d], read in order and in parts.
-    structure: Structure of the tree.
-    trained: Centroids and codebooks.
-    check: Function called before each part; its exceptions end the work.
+  The vectors, [N, d], are read in order and in parts. The directory is empty or
+  new. `check` is called before each part; its exceptions end the work.
 
   Raises:
     OSError: The disk is full.

@@ -222,7 +222,9 @@ class TreeBuilder:
       self._write_files(Path(scratch), sample, structure, trainings[key])
       blocks = Blocks(len(sample), sample)
       index = self._load(Path(scratch), blocks, structure)
-    point, points = self._fastest_point(index, truth)
+    point, points = tuning.fastest_point(
+      index, truth, self._settings, target=self._aim
+    )
     if len(sample) < self._blocks.num_blocks:
       # As many vectors are scored as in the same point of the whole corpus.
       growth = self._blocks.num_blocks / len(sample)
@@ -253,7 +255,9 @@ class TreeBuilder:
     with self._timed("load_seconds"):
       index = self._load(self._directory, self._blocks, structure)
     with self._timed("search_seconds"):
-      point, points = self._fastest_point(index, self._truth)
+      point, points = tuning.fastest_point(
+        index, self._truth, self._settings, target=self._aim
+      )
     self._report |= {
       "structure": dataclasses.asdict(structure),
       **dataclasses.asdict(point),
@@ -286,11 +290,6 @@ class TreeBuilder:
     narrow = Tree(structure, 1, self._k)
     threads = self._settings.threads
     return ScannIndex(directory, blocks, tree=narrow, threads=threads)
-
-  def _fastest_point(
-    self, index: ScannIndex, truth: GroundTruth
-  ) -> tuple[Point, list[Point]]:
-    return tuning.fastest_point(index, truth, self._settings, target=self._aim)
 
   @contextlib.contextmanager
   def _timed(self, name: str) -> Iterator[None]:

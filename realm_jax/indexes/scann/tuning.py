@@ -168,17 +168,10 @@ def choose_structure(
 ) -> tuple[Structure, list[Trial]]:
   """Returns the best structure, and all trials.
 
-  Tries one change after another, and keeps those that are faster.
-
-  Args:
-    start: Structure to change.
-    variants: Changes to try, each on top of those that were kept.
-    attempt: Function that builds a tree over a sample and returns the fastest
-      point, and all measured ones.
-    target: Target of the recall.
-    num_blocks: Number of blocks, N, for which speeds are predicted.
-    sampled: Number of blocks in the trees of `attempt`.
-    may_vary_leaves: Whether to try more and fewer leaves, before the variants.
+  Tries one change of `start` after another, each on top of those that were kept
+  because they were faster: more and fewer leaves if they may vary, then the
+  variants. `attempt` builds a tree over `sampled` of the `num_blocks` blocks,
+  and returns its fastest point and all measured ones.
   """
   costs = Costs(num_blocks=num_blocks, sampled=sampled)
 
