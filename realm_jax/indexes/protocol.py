@@ -8,7 +8,7 @@ from typing import ClassVar, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import numpy as np
-from jaxtyping import Float32, Int, Int32, Integer
+from jaxtyping import Float, Float32, Int, Int32, Integer
 
 from realm_jax.files.json_value import JsonValue
 
@@ -152,6 +152,21 @@ class Index(Protocol):
     Raises:
       SearchError: k is not in 1 … num_blocks, or the index needs vectors that
         are missing or have another dimension.
+    """
+    ...
+
+
+@runtime_checkable
+class DeviceIndex(Index, Protocol):
+  """An index whose search is a program on the devices."""
+
+  def search_on_device(
+    self, vectors: Float[jax.Array, "b d"], k: int
+  ) -> tuple[Float[jax.Array, "b k"], Int[jax.Array, "b k"]]:
+    """Dispatches a search and returns scores and rows without waiting.
+
+    Raises:
+      SearchError: k is not in 1 … num_blocks.
     """
     ...
 

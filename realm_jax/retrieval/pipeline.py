@@ -17,8 +17,12 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
-from realm_jax.indexes.exact import ExactIndex
-from realm_jax.indexes.protocol import Index, QueryBatch, SearchResult
+from realm_jax.indexes.protocol import (
+  DeviceIndex,
+  Index,
+  QueryBatch,
+  SearchResult,
+)
 from realm_jax.models.parameters import Params
 from realm_jax.partitioning import rules
 
@@ -91,7 +95,7 @@ class RetrievalPipeline(Generic[B]):
       assemble: Function that makes the batch; it runs in the thread.
     """
     on_device: tuple[jax.Array, jax.Array] | None = None
-    if vectors is not None and isinstance(index, ExactIndex):
+    if vectors is not None and isinstance(index, DeviceIndex):
       on_device = index.search_on_device(vectors, num_blocks)
 
     def finish() -> Prepared[B]:
