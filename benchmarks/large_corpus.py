@@ -32,7 +32,7 @@ def make_corpus(directory: Path, num_blocks: int, *, scale: float) -> Corpus:
 
 def _write(target: Path, source: Corpus, num_blocks: int) -> None:
   documents = list(_documents(source))
-  with CorpusDirectoryWriter(
+  with CorpusDirectoryWriter.open(
     target, pieces=source.vocabulary.pieces, blocks_per_shard=200_000
   ) as writer:
     left, number = num_blocks, 0

@@ -94,37 +94,31 @@ _KEEP_VERSIONS = flags.DEFINE_integer(
   "need the version that they began with.",
 )
 
-# Flags by argument, of both functions and of one of them.
-_Flags = dict[str, flags.FlagHolder[Any]]
-_SHARED: _Flags = {
-  "inputs": _INPUT,
-  "output_dir": _OUTPUT_DIR,
-  "vocab": _VOCAB,
-  "block_length": _BLOCK_LENGTH,
-  "tagger": _TAGGER,
-  "drop_titles": _DROP_TITLES,
-  "unescape_html": _UNESCAPE_HTML,
-  "skip_bad_lines": _SKIP_BAD_LINES,
-  "blocks_per_shard": _BLOCKS_PER_SHARD,
-}
-_OF_BUILD: _Flags = {"overwrite": _OVERWRITE, "version": _CORPUS_VERSION}
-_OF_UPDATE: _Flags = {"keep_versions": _KEEP_VERSIONS}
+_FLAGS: Sequence[flags.FlagHolder[Any]] = (
+  *(_INPUT, _OUTPUT_DIR, _VOCAB, _BLOCK_LENGTH, _TAGGER),
+  *(_DROP_TITLES, _UNESCAPE_HTML, _SKIP_BAD_LINES, _OVERWRITE),
+  *(_BLOCKS_PER_SHARD, _CORPUS_VERSION, _KEEP_VERSIONS),
+)
+# Arguments that do not have the names of their flags.
+_ARGUMENTS = {"input": "inputs", "corpus_version": "version"}
 
 
-def _given_arguments(*, is_update: bool) -> dict[str, Any]:
+def _given_arguments() -> dict[str, Any]:
   """Returns the arguments that flags give."""
-  own, others = (
-    (_OF_UPDATE, _OF_BUILD) if is_update else (_OF_BUILD, _OF_UPDATE)
-  )
-  for flag in others.values():
-    if flag.present:
+  for flag in (_OVERWRITE, _CORPUS_VERSION):
+    if flag.present and _UPDATE.value:
       raise CorpusError(
         f"--{flag.name} is for a whole build; give it or --update"
-        if is_update
-        else f"--{flag.name} is for an update; give --update, too"
       )
-  all_flags = {**_SHARED, **own}
-  given = {name: flag.value for name, flag in all_flags.items() if flag.present}
+  if _KEEP_VERSIONS.present and not _UPDATE.value:
+    raise CorpusError(
+      f"--{_KEEP_VERSIONS.name} is for an update; give --update, too"
+    )
+  given = {
+    _ARGUMENTS.get(flag.name, flag.name): flag.value
+    for flag in _FLAGS
+    if flag.present
+  }
   if "tagger" in given:
     given["tagger"] = salient_spans.find_tagger(given["tagger"])
   return given
@@ -133,28 +127,23 @@ def _given_arguments(*, is_update: bool) -> dict[str, Any]:
 def main(argv: Sequence[str]) -> None:
   """Builds or updates the corpus and prints a summary."""
   del argv
-  is_update = _UPDATE.value
-  given = _given_arguments(is_update=is_update)
+  given = _given_arguments()
   function: Callable[..., BuildSummary | UpdateSummary]
-  function = update.update_corpus if is_update else build.build_corpus
+  function = update.update_corpus if _UPDATE.value else build.build_corpus
   if flags.FLAGS.gin_file or flags.FLAGS.gin_bindings:
     summary = configuration.call(function, **given)
-  elif is_update or "vocab" in given:
+  elif _UPDATE.value or "vocab" in given:
     summary = function(**given)
   else:
     raise CorpusError(
       "--vocab is missing; give a BERT vocabulary file, or --vocab=train:SIZE"
     )
   print(summary.table())
-  print(f"corpus: {_OUTPUT_DIR.value}{_of_version(summary)}")
-
-
-def _of_version(summary: BuildSummary | UpdateSummary) -> str:
-  if isinstance(summary, BuildSummary):
-    return ""
-  if not summary.changes_something:
-    return f", unchanged: still version {summary.version}"
-  return f", version {summary.version}"
+  version = ""
+  if isinstance(summary, UpdateSummary):
+    still = "" if summary.changes_something else "unchanged: still "
+    version = f", {still}version {summary.version}"
+  print(f"corpus: {_OUTPUT_DIR.value}{version}")
 
 
 if __name__ == "__main__":

@@ -50,12 +50,9 @@ _TASK_MODULES = flags.DEFINE_list(
 _BOLD, _PLAIN = "\033[1;33m", "\033[0m"
 
 
-def _coloured(text: str) -> str:
-  return re.sub(r"\[MASK(=[^ \n]*)?\]", rf"{_BOLD}\g<0>{_PLAIN}", text)
-
-
-def show_task() -> None:
+def main(argv: Sequence[str]) -> None:
   """Prints examples of the task that the flags name."""
+  del argv
   questions = _QUESTION_FILE.value
   config = DataConfig(
     task=_TASK.value,
@@ -71,24 +68,19 @@ def show_task() -> None:
   )
   stream = ExampleStream(config, repeat=False)
   in_colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-  num_shown = 0
+  text = ""
   for example in itertools.islice(stream, _NUM.value):
     text = describe(
       example,
       features=stream.task.output_features,
-      corpus=config.context.corpus,
+      corpus=config.corpus,
       width=shutil.get_terminal_size().columns,
     )
-    print(_coloured(text) if in_colour else text, end="\n\n")
-    num_shown += 1
-  if not num_shown:
+    if in_colour:
+      text = re.sub(r"\[MASK(=[^ \n]*)?\]", rf"{_BOLD}\g<0>{_PLAIN}", text)
+    print(text, end="\n\n")
+  if not text:
     print("The task makes no example of these data.")
-
-
-def main(argv: Sequence[str]) -> None:
-  """Runs the command."""
-  del argv
-  show_task()
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ class BlockReader:
   """The blocks of some shards, by row.
 
   Rows, 0…N−1, follow the order of the shards. The null block is row −1: it is
-  not stored and reads as `[CLS] [SEP] [SEP]`.
+  not stored and reads as `[CLS] [SEP] [SEP]`. Methods of one row raise
+  `IndexError` if it is not there, those of many also if one is below −1.
 
   Args:
     shards: Shards in the order of their rows.
@@ -49,10 +50,8 @@ class BlockReader:
   @functools.cached_property
   def lengths(self) -> Int[np.ndarray, " N"]:
     """Tokens of `[CLS] title [SEP] body [SEP]`, int32."""
-    lengths = np.concatenate(
-      [s.without_removed(s.lengths) for s in self.shards]
-    )
-    return (lengths + NUM_SPECIAL_TOKENS).astype(np.int32)
+    lengths = [s.without_removed(s.lengths) for s in self.shards]
+    return (np.concatenate(lengths) + NUM_SPECIAL_TOKENS).astype(np.int32)
 
   @functools.cached_property
   def _id_order(self) -> Int[np.ndarray, " N"]:
@@ -69,30 +68,22 @@ class BlockReader:
 
   # --- One block --------------------------------------------------------
 
-  def locate(self, row: int) -> tuple[int, int]:
-    """Returns the number of a block's shard, and its position in that shard.
-
-    Raises:
-      IndexError: There is no such row.
-    """
+  def locate(self, row: int) -> tuple[Shard, int]:
+    """Returns a block's shard, and its position in that shard."""
     if not 0 <= row < self.num_blocks:
       raise IndexError(
         f"row {row} is not in this corpus of {self.num_blocks} blocks"
       )
     number = int(np.searchsorted(self._first_rows, row, side="right")) - 1
     shard_row = np.asarray(row - self._first_rows[number])
-    return number, int(self.shards[number].positions(shard_row))
-
-  def _locate(self, row: int) -> tuple[Shard, int]:
-    number, position = self.locate(row)
-    return self.shards[number], position
+    return self.shards[number], int(self.shards[number].positions(shard_row))
 
   def _item(self, name: str, row: int) -> np.ndarray:
-    shard, position = self._locate(row)
+    shard, position = self.locate(row)
     return shard.item(name, position)
 
   def _document_text(self, name: str, row: int) -> str:
-    shard, position = self._locate(row)
+    shard, position = self.locate(row)
     return shard.text(name, shard.document(position))
 
   def document_id(self, row: int) -> str:
@@ -109,8 +100,8 @@ class BlockReader:
 
   def ordinal(self, row: int) -> int:
     """Returns the block's number among those of its document, from 0."""
-    shard, position = self._locate(row)
-    return shard.ordinal(position)
+    shard, position = self.locate(row)
+    return position - shard.document_range(shard.document(position))[0]
 
   def block_name(self, row: int) -> str:
     """Returns `document id:ordinal`, the block's id for people."""
@@ -118,7 +109,8 @@ class BlockReader:
 
   def body(self, row: int) -> str:
     """Returns the block's text as it was written."""
-    return self._item("bodies", row).tobytes().decode("utf-8")
+    shard, position = self.locate(row)
+    return shard.text("bodies", position)
 
   def token_ids(self, row: int) -> Int[np.ndarray, " l"]:
     """Returns the tokens of title and body, int32, without specials."""
@@ -126,7 +118,7 @@ class BlockReader:
 
   def title_length(self, row: int) -> int:
     """Returns how many of `token_ids` belong to the title."""
-    shard, position = self._locate(row)
+    shard, position = self.locate(row)
     return int(shard.array("title_lengths")[position])
 
   def body_token_ids(self, row: int) -> Int[np.ndarray, " b"]:

@@ -3,12 +3,14 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import NotRequired, TypedDict, cast
+from typing import Literal, NotRequired, TypedDict, cast
 
 from etils import epath
 
 from realm_jax.corpus.shards import format as shard_format
 from realm_jax.files.json_file import JsonValue, write_json
+
+_Count = Literal["num_blocks", "num_documents", "num_tokens"]
 
 
 class FileRecord(TypedDict):
@@ -74,8 +76,15 @@ def make_manifest(
   summary: Mapping[str, JsonValue],
   drop_titles: Sequence[str],
 ) -> Manifest:
-  """Makes the manifest of a version, with its totals and fingerprint."""
+  """Makes the manifest of a version, with its totals and fingerprint.
+
+  `drop_titles` are the texts of the title filter, which later updates apply.
+  """
   removed = [shard["removed"] for shard in shards if "removed" in shard]
+
+  def total(name: _Count) -> int:
+    return sum(s[name] for s in shards) - sum(r[name] for r in removed)
+
   manifest = Manifest(
     format_version=shard_format.FORMAT_WITH_REMOVED
     if removed
@@ -83,12 +92,9 @@ def make_manifest(
     corpus_version=version,
     block_length=block_length,
     vocabulary=vocabulary,
-    num_blocks=sum(s["num_blocks"] for s in shards)
-    - sum(r["num_blocks"] for r in removed),
-    num_documents=sum(s["num_documents"] for s in shards)
-    - sum(r["num_documents"] for r in removed),
-    num_tokens=sum(s["num_tokens"] for s in shards)
-    - sum(r["num_tokens"] for r in removed),
+    num_blocks=total("num_blocks"),
+    num_documents=total("num_documents"),
+    num_tokens=total("num_tokens"),
     summary=summary,
     drop_titles=list(drop_titles),
     shards=shards,
@@ -111,19 +117,17 @@ def _fingerprint(manifest: Manifest) -> str:
   """
   files: list[dict[str, FileRecord | str]] = []
   for shard in manifest["shards"]:
-    entry: dict[str, FileRecord | str] = {**shard["files"]}
+    files.append({**shard["files"]})
     if "removed" in shard:
-      entry["removed"] = shard["removed"]["sha256"]
-    files.append(entry)
+      files[-1]["removed"] = shard["removed"]["sha256"]
   identity = {
     "format_version": manifest["format_version"],
     "block_length": manifest["block_length"],
     "vocabulary": manifest["vocabulary"]["sha256"],
     "files": files,
   }
-  return hashlib.sha256(
-    json.dumps(identity, sort_keys=True).encode()
-  ).hexdigest()
+  text = json.dumps(identity, sort_keys=True)
+  return hashlib.sha256(text.encode()).hexdigest()
 
 
 def files_of(manifest: Manifest) -> dict[str, FileRecord]:

@@ -1,5 +1,6 @@
 """Local copies of corpora on object stores, since only files can be mapped."""
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -51,9 +52,8 @@ def stage(directory: epath.Path, manifest: Manifest, cache: Path) -> epath.Path:
     try:
       partial.rename(target)
     except OSError:
-      if not target.is_dir():
+      if not target.is_dir():  # If it is, another process was first.
         raise
-      # Another process was first.
   finally:
     shutil.rmtree(partial, ignore_errors=True)
   return epath.Path(target)
@@ -65,11 +65,14 @@ def _copy(directory: epath.Path, manifest: Manifest, partial: Path) -> None:
   for file, record in files_of(manifest).items():
     copy = partial / file
     copy.parent.mkdir(parents=True, exist_ok=True)
-    # The checksum of a linked file was verified when it was copied.
-    if _link(staged.get(record["sha256"]), copy):
-      if copy.stat().st_size == record["bytes"]:
+    if record["sha256"] in staged:
+      # It may be removed meanwhile, and not all file systems have links.
+      with contextlib.suppress(OSError):
+        os.link(staged[record["sha256"]], copy)
+      # The checksum of a linked file was verified when it was copied.
+      if copy.exists() and copy.stat().st_size == record["bytes"]:
         continue
-      copy.unlink()
+      copy.unlink(missing_ok=True)
     (directory / file).copy(epath.Path(copy))
     if sha256_of(copy) != record["sha256"]:
       raise _damaged(directory / file)
@@ -100,14 +103,3 @@ def _staged_files(cache: Path) -> dict[str, Path]:
     for name, record in files_of(manifest).items():
       files[record["sha256"]] = path.parent / name
   return files
-
-
-def _link(source: Path | None, target: Path) -> bool:
-  """Links a file, if it can; returns whether it did."""
-  if source is None:
-    return False
-  try:
-    os.link(source, target)
-  except OSError:
-    return False  # It was removed, or the file system has no links.
-  return True

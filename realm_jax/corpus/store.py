@@ -37,8 +37,7 @@ class Corpus(BlockReader):
     self.source = source
     self.directory = directory
     # Open versions by fingerprint, shared by all that were opened from one.
-    self._opened: weakref.WeakValueDictionary[str, Corpus]
-    self._opened = weakref.WeakValueDictionary()
+    self._opened = weakref.WeakValueDictionary[str, Corpus]()
     self.fingerprint = manifest["fingerprint"]
     self.version = manifest["corpus_version"]
     self.block_length = manifest["block_length"]
@@ -49,12 +48,11 @@ class Corpus(BlockReader):
     self._files = files_of(manifest)
     folder, shards, sizes = Path(directory), [], []
     for record in manifest["shards"]:
-      path, size = None, record["num_blocks"]
-      if "removed" in record:
-        path = folder / record["removed"]["path"]
-        size -= record["removed"]["num_blocks"]
+      removed = record.get("removed")
+      path = folder / removed["path"] if removed else None
       shards.append(Shard(folder / record["name"], removed=path))
-      sizes.append(size)
+      num_removed = removed["num_blocks"] if removed else 0
+      sizes.append(record["num_blocks"] - num_removed)
     ids = manifest["vocabulary"]["special_ids"]
     super().__init__(shards, sizes, cls_id=ids["cls"], sep_id=ids["sep"])
 
@@ -66,12 +64,7 @@ class Corpus(BlockReader):
     version: int | None = None,
     fingerprint: str | None = None,
   ) -> "Corpus":
-    """Opens a corpus directory; reads its manifest and no array.
-
-    Args:
-      directory: Directory that `build_corpus` wrote.
-      version: Number of the version; None opens the newest.
-      fingerprint: Fingerprint of the version; None opens any.
+    """Opens the newest version, or the one that is named; reads no array.
 
     Raises:
       CorpusError: There is no corpus, it has no such version or another
@@ -79,8 +72,7 @@ class Corpus(BlockReader):
     """
     source = epath.Path(directory)
     manifest = versions.read(source, version=version, fingerprint=fingerprint)
-    local = staging.local_copy(source, manifest)
-    corpus = cls(local, manifest, source=source)
+    corpus = cls(staging.local_copy(source, manifest), manifest, source=source)
     corpus._check_sizes()
     corpus._opened[corpus.fingerprint] = corpus
     return corpus
@@ -118,7 +110,11 @@ class Corpus(BlockReader):
 
   def has_version(self, version: int, fingerprint: str) -> bool:
     """Returns whether the directory still has this version."""
-    return versions.has(self.source, version, fingerprint)
+    try:
+      versions.read(self.source, version=version, fingerprint=fingerprint)
+    except CorpusError:
+      return False
+    return True
 
   def _check_sizes(self) -> None:
     for name, record in self._files.items():

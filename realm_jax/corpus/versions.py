@@ -6,7 +6,6 @@ manifest before it as `versions/<version>.json`.
 
 import contextlib
 import json
-from collections.abc import Iterator
 
 from etils import epath
 
@@ -39,40 +38,30 @@ def read(
       f"no corpus in {directory}: it has no {path.name}; build one with "
       f"python -m realm_jax.build_corpus --output_dir={directory}"
     )
-  known = set(earlier_versions(directory))
-  for manifest in _newest_first(directory, version):
-    known.add(manifest["corpus_version"])
-    if version in (None, manifest["corpus_version"]) and fingerprint in (
-      None,
-      manifest["fingerprint"],
-    ):
-      return manifest
+
+  def is_wanted(found: Manifest) -> bool:
+    return version in (None, found["corpus_version"]) and (
+      fingerprint in (None, found["fingerprint"])
+    )
+
+  newest = parse(path)
+  if is_wanted(newest):
+    return newest
+  # Listed only now: an update may just have added the newest of them.
+  earlier = earlier_versions(directory)
+  for number in reversed(earlier):
+    if version in (None, number):
+      with contextlib.suppress(RemovedVersionError):
+        found = parse(directory / shard_format.manifest_path(number))
+        if is_wanted(found):
+          return found
+  known = sorted({*earlier, newest["corpus_version"]})
   wanted = "" if version is None else f" version {version}"
   named = f" (fingerprint {fingerprint[:12]})" if fingerprint else ""
   raise CorpusError(
     f"{directory} has no corpus{wanted}{named}: it was pruned, or the corpus "
-    f"was built again; it has versions {sorted(known)}"
+    f"was built again; it has versions {known}"
   )
-
-
-def has(directory: epath.Path, version: int, fingerprint: str) -> bool:
-  """Returns whether the directory has this version."""
-  try:
-    read(directory, version=version, fingerprint=fingerprint)
-  except CorpusError:
-    return False
-  return True
-
-
-def _newest_first(
-  directory: epath.Path, version: int | None
-) -> Iterator[Manifest]:
-  """Yields the newest manifest, then earlier ones, or that of `version`."""
-  yield parse(directory / shard_format.MANIFEST_NAME)
-  for earlier in reversed(earlier_versions(directory)):
-    if version in (None, earlier):
-      with contextlib.suppress(RemovedVersionError):
-        yield parse(directory / shard_format.manifest_path(earlier))
 
 
 def earlier_versions(directory: epath.Path) -> list[int]:

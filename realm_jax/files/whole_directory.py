@@ -91,7 +91,11 @@ def staging_directory(target: epath.PathLike) -> Iterator[Path]:
         "another directory"
       ) from None
     try:
-      _empty(staging)
+      leftovers = list(staging.iterdir())
+      if leftovers:
+        logging.info("Removing what a killed process left in %s", staging)
+      for leftover in leftovers:
+        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
       yield staging
     finally:
       # After a rename, another process may have made the next one.
@@ -108,11 +112,8 @@ def rename_into_place(
 ) -> None:
   """Makes a prepared local directory durable and renames it to `target`.
 
-  Args:
-    staging: Prepared directory.
-    target: Path that the directory gets.
-    overwrite: Whether a directory with files is replaced; between two renames
-      there is none for a moment. An empty one always is.
+  An empty directory there is replaced, and one with files by `overwrite`: then
+  there is none for a moment, between two renames.
 
   Raises:
     OSError: The target has files, and `overwrite` is False.
@@ -131,12 +132,9 @@ def rename_into_place(
 def copy_files(
   source: Path, target: epath.PathLike, *, last: str | None = None
 ) -> None:
-  """Copies all files below a local directory, `last` after all others.
+  """Copies all files below a local directory, for example to an object store.
 
-  Args:
-    source: Local directory.
-    target: Directory to copy to, for example on an object store.
-    last: File whose presence makes the target valid, relative to `source`.
+  `last`, relative to `source`, is the file that makes the target valid.
   """
   paths = sorted(path for path in source.rglob("*") if path.is_file())
   paths.sort(key=lambda path: path.relative_to(source).as_posix() == last)
@@ -144,11 +142,3 @@ def copy_files(
     copy = epath.Path(target) / path.relative_to(source)
     copy.parent.mkdir(parents=True, exist_ok=True)
     epath.Path(path).copy(copy, overwrite=True)
-
-
-def _empty(staging: Path) -> None:
-  leftovers = list(staging.iterdir())
-  if leftovers:
-    logging.info("Removing what a killed process left in %s", staging)
-  for path in leftovers:
-    shutil.rmtree(path) if path.is_dir() else path.unlink()

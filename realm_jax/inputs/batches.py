@@ -6,7 +6,7 @@ position without communicating.
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -56,16 +56,14 @@ class Batch:
 class BatchStream:
   """An iterator over the batches of a task, which it prepares ahead.
 
+  The last batch of a stream without `repeat` is filled up. Other arguments are
+  those of `ExampleStream`.
+
   Args:
-    config: Data of the run.
     start_position: Stream position of the first example: 0, or the
       `next_position` of an earlier batch.
     process_index: Index of the process whose rows are kept.
     process_count: Number of processes that share the global batch.
-    shuffle: Whether records are shuffled; otherwise they keep the order of
-      their source.
-    repeat: Whether epochs follow each other without end. Otherwise there is
-      one, and its last batch is filled up.
 
   Raises:
     TaskError: The task does not exist or cannot be read.
@@ -93,9 +91,8 @@ class BatchStream:
     self._stream = ExampleStream(
       config, start_position=start_position, shuffle=shuffle, repeat=repeat
     )
-    self._elements: Iterator[dict[str, np.ndarray]] | None = None
-    self._is_closed = False
     self._last_position = start_position - 1
+    self._batches = self._prepare()
 
   @functools.cached_property
   def _padded_shapes(self) -> dict[str, tuple[int | None, ...]]:
@@ -108,21 +105,19 @@ class BatchStream:
       for name, spec in self._stream.dataset.element_spec.items()
     }
 
-  def _start(self) -> Iterator[dict[str, np.ndarray]]:
+  def _prepare(self) -> Generator[Batch, None, None]:
+    """Yields the batches; it prepares none before the first is asked for."""
     batches = self._stream.dataset.padded_batch(
       self._config.batch_size, self._padded_shapes
     ).prefetch(self._config.batches_ahead)
-    return self._stream.guard(batches.as_numpy_iterator())
+    for padded in self._stream.guard(batches.as_numpy_iterator()):
+      yield self._batch(padded)
 
   def __iter__(self) -> Iterator[Batch]:
     return self
 
   def __next__(self) -> Batch:
-    if self._is_closed:
-      raise StopIteration
-    if self._elements is None:
-      self._elements = self._start()
-    return self._batch(next(self._elements))
+    return next(self._batches)
 
   def _batch(self, padded: dict[str, np.ndarray]) -> Batch:
     positions = padded.pop("position")
@@ -160,5 +155,4 @@ class BatchStream:
 
   def close(self) -> None:
     """Stops the threads that prepare batches and ends the iterator."""
-    self._is_closed = True
-    self._elements = None
+    self._batches.close()

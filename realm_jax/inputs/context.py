@@ -50,11 +50,11 @@ _CURRENT: contextvars.ContextVar[TaskContext] = contextvars.ContextVar(
 
 
 @contextlib.contextmanager
-def task_context(context: TaskContext) -> Iterator[TaskContext]:
+def task_context(context: TaskContext) -> Iterator[None]:
   """Makes `context` the one that tasks read inside the `with` block."""
   token = _CURRENT.set(context)
   try:
-    yield context
+    yield
   finally:
     _CURRENT.reset(token)
 

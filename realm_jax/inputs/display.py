@@ -11,8 +11,8 @@ from realm_jax.inputs.features import CorpusVocabulary
 from realm_jax.text.wordpieces import CONTINUATION, WordpieceVocabulary
 
 _LABEL_WIDTH = 16
-# Features that the decoded query shows already.
-_SHOWN_IN_QUERY = ("mask_positions", "mask_weights")
+# The headline has the position, and the decoded query shows the masks.
+_NOT_SHOWN = ("position", "mask_positions", "mask_weights")
 
 
 def _words(
@@ -51,30 +51,24 @@ def _lines(
   features: Mapping[str, seqio.Feature],
   corpus: Corpus,
 ) -> Iterator[tuple[str, str]]:
-  hidden = dict(
-    zip(
-      example.get("mask_positions", np.zeros(0)).tolist(),
-      example.get("mask_targets", np.zeros(0)).tolist(),
-      strict=True,
-    )
-  )
+  nothing = np.zeros(0)
+  masks = (example.get(f"mask_{x}", nothing) for x in ("positions", "targets"))
+  hidden = dict(zip(*(array.tolist() for array in masks), strict=True))
   for name, value in example.items():
     feature = features.get(name)
-    if name == "position" or name in _SHOWN_IN_QUERY:
+    if name in _NOT_SHOWN:
       continue
     if name == "source_id":
       row = int(corpus.rows_of(value))
       if row >= 0:
         yield "source", f"{corpus.title(row)} ({corpus.block_name(row)})"
     elif feature and isinstance(feature.vocabulary, CorpusVocabulary):
-      masks = hidden if name == "query" else {}
-      yield name, _words(value.tolist(), corpus.vocabulary, hidden=masks)
+      in_query = hidden if name == "query" else {}
+      yield name, _words(value.tolist(), corpus.vocabulary, hidden=in_query)
     elif name == "answer_tokens":
       answers = [row[row != 0].tolist() for row in value]
-      yield (
-        name,
-        " | ".join(_words(a, corpus.vocabulary, hidden={}) for a in answers),
-      )
+      words = [_words(a, corpus.vocabulary, hidden={}) for a in answers]
+      yield name, " | ".join(words)
     else:
       yield name, _plain(value)
 
@@ -86,12 +80,11 @@ def describe(
   corpus: Corpus,
   width: int = 80,
 ) -> str:
-  """Formats one example of a task as a paragraph.
+  """Formats one example of an `ExampleStream` as a paragraph.
 
   Args:
-    example: Example of an `ExampleStream`.
-    features: Features that the task declares, its `output_features`; token ids
-      are decoded.
+    example: Example of the task.
+    features: The task's `output_features`; their token ids are decoded.
     corpus: Corpus with the vocabulary and the titles.
     width: Width of the lines in characters.
   """

@@ -7,7 +7,7 @@ preprocessors filter out.
 """
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -28,34 +28,6 @@ _FRUITLESS = "no record gives an example"
 Example: TypeAlias = dict[str, np.ndarray | np.generic | bytes]
 
 _T = TypeVar("_T")
-
-
-class _PreparedSource(seqio.DataSource):
-  """A source of records that already have an order, positions and seeds."""
-
-  def __init__(self, records: tf.data.Dataset, splits: Sequence[str]):
-    super().__init__(splits=splits)
-    self._records = records
-
-  @property
-  def supports_arbitrary_sharding(self) -> bool:
-    return False
-
-  def list_shards(self, split: str) -> Sequence[str]:
-    return [split]
-
-  def get_dataset(
-    self,
-    split: str = "train",
-    shuffle: bool = True,
-    seed: int | None = None,
-    shard_info: seqio.ShardInfo | None = None,
-    *,
-    sequence_length: Mapping[str, int] | None = None,
-    use_cached: bool = False,
-    num_epochs: int | None = 1,
-  ) -> tf.data.Dataset:
-    return self._records
 
 
 class ExampleStream:
@@ -89,7 +61,7 @@ class ExampleStream:
     self._start = start_position
     self._repeat = repeat
     self._has_example = tf.Variable(tf.constant(False), trainable=False)
-    with task_context(config.context):
+    with task_context(config):
       self._reader = self._open(shuffle)
 
   def _open(self, shuffle: bool) -> RecordReader | SequentialReader:
@@ -118,9 +90,13 @@ class ExampleStream:
     records = self._reader.records(self._start, repeat=self._repeat)
     if self._repeat:
       records = records.enumerate().map(self._fail_if_fruitless)
+    # Records that already have an order, positions and seeds.
     split = self._config.split
-    ordered = self.task.replace(source=_PreparedSource(records, [split]))
-    with task_context(self._config.context):
+    source = seqio.FunctionDataSource(
+      lambda split, shuffle_files, seed=None: records, splits=[split]
+    )
+    ordered = self.task.replace(source=source)
+    with task_context(self._config):
       examples = ordered.get_dataset(
         sequence_length=self._config.lengths,
         split=split,

@@ -39,22 +39,21 @@ def read_question(fields: Mapping[str, JsonValue]) -> Question:
   Raises:
     ValueError: A field is missing or is not text.
   """
-  question = fields.get("question")
-  if not isinstance(question, str) or not question.strip():
-    raise ValueError(f"the question is {question!r}")
+  question = _text(fields.get("question"), "the question")
   answers = fields.get("answer", fields.get("answers"))
-  if isinstance(answers, str):
-    answers = [answers]
+  answers = [answers] if isinstance(answers, str) else answers
   if not isinstance(answers, list) or not answers:
     raise ValueError(f"the answer is {answers!r}")
-  texts: list[str] = []
-  for answer in answers:
-    if not isinstance(answer, str) or not answer.strip():
-      raise ValueError(f"one answer is {answer!r}")
-    texts.append(answer)
   question_id = fields.get("id")
   question_id = "" if question_id is None else str(question_id)
+  texts = [_text(answer, "one answer") for answer in answers]
   return Question(question, texts, question_id)
+
+
+def _text(value: JsonValue, name: str) -> str:
+  if not isinstance(value, str) or not value.strip():
+    raise ValueError(f"{name} is {value!r}")
+  return value
 
 
 class QuestionRecords:
@@ -62,10 +61,6 @@ class QuestionRecords:
 
   The whole file is checked first, so that a bad line is reported before a run
   starts.
-
-  Args:
-    path: JSON Lines file.
-    to_question: Function that reads a line's object.
 
   Raises:
     QuestionFileError: The file is missing, or a line is not a question.
@@ -133,9 +128,7 @@ class QuestionRecords:
 class JsonLinesSource(RandomAccessSource):
   """The questions of the run's files, of which each is a split.
 
-  Args:
-    to_question: Function that reads a line's object; give your own for a data
-      set with other field names.
+  Give your own function for a data set with other field names.
   """
 
   def __init__(self, to_question: ToQuestion = read_question):

@@ -48,13 +48,10 @@ def _permute(
 def record_indices(
   positions: Int[np.ndarray, "n"], *, size: int, seed: int, shuffle: bool = True
 ) -> Int[np.ndarray, "n"]:
-  """Returns the records at positions of an endless stream.
+  """Returns the records at positions, from 0, of an endless stream.
 
-  Args:
-    positions: Positions of at least 0; position p is in epoch p // size.
-    size: Number of records of the source, at least 1.
-    seed: Seed of the order; every epoch has its own order.
-    shuffle: Whether to shuffle; otherwise epochs keep the source's order.
+  Position p is in epoch p // `size`. Every epoch has its own order; without
+  `shuffle`, all keep the source's.
   """
   epochs, within = np.divmod(np.asarray(positions, np.int64), size)
   if not shuffle:

@@ -18,17 +18,14 @@ _EPOCH_STRIDE = 1 << 40
 class SequentialReader:
   """Reads one split in the order of its files, shuffled through a buffer.
 
-  Args:
-    source: Source that gives the same records in the same order at each read.
-    split: Split of the source.
-    seed: Seed of the order and of the records' own seeds.
-    shuffle_buffer_size: Size of the buffer; None keeps the order of the files.
+  The source must give the same records in the same order at each read. Without
+  a buffer, they keep the order of the files.
 
   Raises:
     TaskError: The source cannot be resumed, or has no record.
   """
 
-  # The exception of a lookup, as in RecordReader; tf.data reads these files.
+  # As in RecordReader; there are no lookups here, since tf.data reads files.
   error: Exception | None = None
 
   def __init__(
@@ -52,24 +49,15 @@ class SequentialReader:
     self._buffer = shuffle_buffer_size
 
   def records(self, start: int, *, repeat: bool) -> tf.data.Dataset:
-    """Returns the records from a position on.
-
-    Args:
-      start: Position of the first record.
-      repeat: Whether epochs follow each other without end; otherwise the data
-        set ends with the first epoch.
-    """
+    """Returns the records from position `start` on, of one epoch or of all."""
     first_epoch, num_skipped = divmod(start, _EPOCH_STRIDE)
 
     def one_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
       records = self._records
       if self._buffer:
+        seed = [self._seed % 2**31, epoch]
         order = tf.random.stateless_uniform(
-          (),
-          [self._seed % 2**31, epoch],
-          minval=None,
-          maxval=None,
-          dtype=tf.int64,
+          (), seed, minval=None, dtype=tf.int64
         )
         records = records.shuffle(
           self._buffer, seed=order, reshuffle_each_iteration=False

@@ -5,7 +5,6 @@ reads blocks of a corpus, and `json_lines.JsonLinesSource` lines of JSON.
 """
 
 import abc
-import dataclasses
 import random
 from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeAlias, runtime_checkable
@@ -104,43 +103,27 @@ def record_seed(
   return tf.bitwise.bitwise_xor(tf.bitcast(position, tf.int32), run)
 
 
-@dataclasses.dataclass
 class RecordReader:
   """Reads the records of one split at given positions of the stream.
 
   Attributes:
-    source: Source of the records.
-    split: Split of the source.
-    seed: Seed of the order and of the records' own seeds.
-    shuffle: Whether each epoch has its own order.
     error: Exception of a lookup, since tf.data keeps only its text.
   """
 
-  source: RandomAccessSource
-  split: str
-  _: dataclasses.KW_ONLY
-  seed: int
-  shuffle: bool
   error: Exception | None = None
 
-  def __post_init__(self) -> None:
-    self._records = self.source.open(self.split)
-    if not len(self._records):
-      raise TaskError(f"{self.source} has no record in split {self.split!r}")
-
-  @property
-  def num_records(self) -> int:
-    """The number of records of the split."""
-    return len(self._records)
+  def __init__(
+    self, source: RandomAccessSource, split: str, *, seed: int, shuffle: bool
+  ):
+    self._records = source.open(split)
+    self._seed = seed
+    self._shuffle = shuffle
+    self.num_records = len(self._records)
+    if not self.num_records:
+      raise TaskError(f"{source} has no record in split {split!r}")
 
   def records(self, start: int, *, repeat: bool) -> tf.data.Dataset:
-    """Returns the records from a position on.
-
-    Args:
-      start: Position of the first record.
-      repeat: Whether epochs follow each other without end; otherwise the data
-        set ends with the first epoch.
-    """
+    """Returns the records from position `start` on, of one epoch or of all."""
     limit = tf.int64.max if repeat else self.num_records
     return self.records_at(tf.data.Dataset.range(start, limit))
 
@@ -157,10 +140,8 @@ class RecordReader:
 
       def one_record(index: tf.Tensor) -> dict[str, tf.Tensor]:
         position = batch[index]
-        record = {
-          "position": position,
-          "seed": record_seed(self.seed, position),
-        }
+        seed = record_seed(self._seed, position)
+        record = {"position": position, "seed": seed}
         for name, column in flat.items():
           if name in offsets:
             start, limit = offsets[name][index], offsets[name][index + 1]
@@ -179,7 +160,10 @@ class RecordReader:
     """Returns each column end to end, then the offsets of the ragged ones."""
     try:
       indices = order.record_indices(
-        positions, size=self.num_records, seed=self.seed, shuffle=self.shuffle
+        positions,
+        size=self.num_records,
+        seed=self._seed,
+        shuffle=self._shuffle,
       )
       columns = self._records.lookup(indices)
       flat, offsets = [], []

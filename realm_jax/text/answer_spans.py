@@ -29,12 +29,6 @@ class TokenSpans(NamedTuple):
   width: Int[np.ndarray, " s"]
 
 
-def _distinct(answers: Iterable[Sequence[int]]) -> list[tuple[int, ...]]:
-  """Returns the distinct answers that have tokens."""
-  unique = {tuple(int(token) for token in answer) for answer in answers}
-  return sorted(answer for answer in unique if answer)
-
-
 def _occurrences(
   flat_tokens: TokenIds, answer: tuple[int, ...]
 ) -> Int[np.ndarray, " s"]:
@@ -61,17 +55,14 @@ def find_token_spans(
   """
   flat_tokens = np.asarray(flat_tokens)
   offsets = np.asarray(offsets, np.int64)
-  found = [TokenSpans(*(np.zeros(0, np.int64) for _ in range(3)))]
-  for answer in _distinct(answers):
+  found = [TokenSpans(*np.zeros((3, 0), np.int64))]
+  for answer in {tuple(map(int, answer)) for answer in answers} - {()}:
     first = _occurrences(flat_tokens, answer)
     block = np.searchsorted(offsets, first, side="right") - 1
     inside = first + len(answer) <= offsets[block + 1]
     first, block = first[inside], block[inside]
-    found.append(
-      TokenSpans(
-        block, first - offsets[block], np.full_like(first, len(answer))
-      )
-    )
+    width = np.full_like(first, len(answer))
+    found.append(TokenSpans(block, first - offsets[block], width))
   block, start, width = map(np.concatenate, zip(*found, strict=True))
   order = np.lexsort((width, start, block))
   return TokenSpans(block[order], start[order], width[order])
@@ -83,12 +74,8 @@ def widen_to_words(
   """Returns the smallest span of whole words around tokens [start, limit).
 
   Google's evaluation extends a span to whole words before it takes the answer
-  from the text, so that `##ington` answers "Washington".
-
-  Args:
-    start: First token.
-    limit: Token after the last.
-    continuation: Whether each token of the block continues a word.
+  from the text, so that `##ington` answers "Washington". `continuation` tells
+  for each token of the block whether it continues a word.
   """
   while start > 0 and continuation[start]:
     start -= 1

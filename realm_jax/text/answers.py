@@ -159,13 +159,9 @@ def contains_answer(
 
 
 def contains_characters(text: bytes, references: Iterable[str]) -> bool:
-  """Returns whether a text has the exact characters of an answer.
+  """Returns whether a text, in UTF-8, has the exact characters of an answer.
 
   Google's released ORQA marks so the blocks that its retriever should find
   (`HasAnswer` of `orqa_ops.cc`): "Ali" is in "Alice", and not in "ALI".
-
-  Args:
-    text: Text as it was written, in UTF-8.
-    references: Answers; an empty one is in every text.
   """
   return any(reference.encode() in text for reference in references)

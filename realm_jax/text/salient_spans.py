@@ -12,8 +12,9 @@ if it is a function word, or if the text also has it in lower case.
 """
 
 import importlib
+import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from realm_jax.text.sentences import byte_positions, sentence_characters
@@ -199,40 +200,27 @@ def _names(text: str, title: str) -> Iterator[tuple[int, int]]:
 
 def tag(text: str, title: str) -> list[Span]:
   """Finds dates, then names, then the remaining numbers: the default."""
-  found: list[Span] = [
-    Span(*match.span(), "date") for match in _DATE.finditer(text)
-  ]
   bare_dates = frozenset(_MONTHS + _WEEKDAYS)
-  names = (
-    Span(start, limit, "date" if text[start:limit] in bare_dates else "name")
-    for start, limit in _names(text, title)
+  found = itertools.chain(
+    (Span(*match.span(), "date") for match in _DATE.finditer(text)),
+    (
+      Span(start, limit, "date" if text[start:limit] in bare_dates else "name")
+      for start, limit in _names(text, title)
+    ),
+    (Span(*match.span(), "number") for match in _NUMBER.finditer(text)),
   )
-  found = _with_more(found, names)
-  numbers = (Span(*m.span(), "number") for m in _NUMBER.finditer(text))
-  found = _with_more(found, numbers)
+  spans: list[Span] = []
+  is_taken = bytearray(len(text))
+  for span in found:
+    start, limit, _ = span
+    if not any(is_taken[start:limit]):
+      is_taken[start:limit] = b"\1" * (limit - start)
+      spans.append(span)
+  spans.sort()
   if text.isascii():
-    return found
-  positions = byte_positions(text)
-  return [
-    Span(int(positions[start]), int(positions[limit]), kind)
-    for start, limit, kind in found
-  ]
-
-
-def _with_more(found: list[Span], more: Iterable[Span]) -> list[Span]:
-  """Merges sorted spans; drops those of `more` that overlap others."""
-  merged: list[Span] = []
-  remaining = iter(found)
-  upcoming = next(remaining, None)
-  for span in more:
-    while upcoming and upcoming.limit <= span.start:
-      merged.append(upcoming)
-      upcoming = next(remaining, None)
-    if not upcoming or span.limit <= upcoming.start:
-      merged.append(span)
-  if upcoming:
-    merged += [upcoming, *remaining]
-  return merged
+    return spans
+  positions = byte_positions(text).tolist()
+  return [Span(positions[s], positions[t], kind) for s, t, kind in spans]
 
 
 def find_tagger(name: str) -> Tagger | None:

@@ -48,15 +48,14 @@ class VocabularyError(ValueError):
 class Tokens(NamedTuple):
   """The tokens of n texts end to end; text i has `row_offsets[i:i + 2]`.
 
-  `starts` and `limits` are byte offsets into each token's own text, UTF-8.
-  They never decrease along a text, and no range is empty: the pieces of one
-  character ('½' gives `1 ##⁄ ##2`) share its range.
+  `byte_ranges` are (start, limit) in each token's own text, UTF-8. Neither
+  decreases along a text, and no range is empty: the pieces of one character
+  ('½' gives `1 ##⁄ ##2`) share its range.
   """
 
   token_ids: Int[np.ndarray, " t"]
   row_offsets: Int[np.ndarray, " n+1"]
-  starts: Int[np.ndarray, " t"]
-  limits: Int[np.ndarray, " t"]
+  byte_ranges: Int[np.ndarray, "t 2"]
 
 
 def check_pieces(pieces: Sequence[str], *, source: str) -> None:
@@ -190,26 +189,21 @@ class WordpieceVocabulary(seqio.Vocabulary):
   def tokenize_with_offsets(self, texts: Sequence[str]) -> Tokens:
     """Tokenizes many texts in one call, since a call costs 20 ms.
 
-    Args:
-      texts: Texts without lone surrogates.
+    The texts must have no lone surrogates.
     """
-    if not texts:
-      empty = np.zeros(0, np.int32)
-      return Tokens(empty, np.zeros(1, np.int64), empty, empty)
     encoded = [text.encode("utf-8") for text in texts]
-    ids, starts, limits = self._tokenizer.tokenize_with_offsets(
-      tf.constant(encoded)
+    ids, *bounds = self._tokenizer.tokenize_with_offsets(
+      tf.constant(encoded, tf.string)
     )
     row_offsets = np.asarray(ids.row_splits)
-    starts = np.array(starts.flat_values, np.int32)
-    limits = np.array(limits.flat_values, np.int32)
+    byte_ranges = np.stack([b.flat_values for b in bounds], 1).astype(np.int32)
     # All but the last piece of a normalized character have an empty range.
-    empty = np.flatnonzero(limits <= starts)
-    if empty.size:
-      rows = np.searchsorted(row_offsets, empty, side="right") - 1
-      for row, token in zip(rows, empty, strict=True):
-        limits[token] = _character_limit(encoded[row], int(starts[token]))
-    return Tokens(np.asarray(ids.flat_values), row_offsets, starts, limits)
+    empty = np.flatnonzero(byte_ranges[:, 1] <= byte_ranges[:, 0])
+    rows = np.searchsorted(row_offsets, empty, side="right") - 1
+    for row, token in zip(rows, empty, strict=True):
+      start = int(byte_ranges[token, 0])
+      byte_ranges[token, 1] = _character_limit(encoded[row], start)
+    return Tokens(np.asarray(ids.flat_values), row_offsets, byte_ranges)
 
 
 def _character_limit(text: bytes, start: int) -> int:
@@ -248,11 +242,8 @@ def train_vocabulary(texts: Iterable[str], size: int) -> list[str]:
   The learner keeps every piece that occurs at least `threshold` times beyond
   its occurrences in longer pieces that were kept, so every *word* that occurs
   `threshold` times is one piece. This takes the lowest threshold whose
-  vocabulary fits in `size`; if all words fit, each is one piece.
-
-  Args:
-    texts: Texts, which are read once; only word counts are in memory.
-    size: Largest number of pieces, special ones included.
+  vocabulary fits in `size`, special pieces included; if all words fit, each is
+  one piece. The texts are read once, and only word counts are in memory.
 
   Raises:
     VocabularyError: The texts have no words, or their letters do not fit in

@@ -1,19 +1,60 @@
-"""JSON files and JSON Lines are whole or not there."""
+"""A file holds the old contents or the new ones, never a part."""
 
 import json
 
 import pytest
 
-from realm_jax.files.json_file import json_lines, write_json
+from realm_jax.files.json_file import json_lines, whole_text_file, write_json
 
 
-def test_json_replaces_what_was_there(tmp_path):
+def names(directory):
+  return sorted(path.name for path in directory.iterdir())
+
+
+def test_readers_see_the_old_file_until_the_block_ends(tmp_path):
+  path = tmp_path / "name"
+  path.write_text("old")
+  with whole_text_file(path) as file:
+    file.write("Zürich")
+    file.flush()
+    assert path.read_text() == "old"
+  assert path.read_bytes() == "Zürich".encode()
+
+
+def test_a_block_that_raises_leaves_the_old_file(tmp_path):
+  path = tmp_path / "name"
+  path.write_text("old")
+  with pytest.raises(KeyboardInterrupt), whole_text_file(path) as file:
+    file.write("half")
+    raise KeyboardInterrupt
+  assert path.read_text() == "old"
+  assert names(tmp_path) == ["name"]
+
+
+def test_what_a_killed_writer_left_is_overwritten(tmp_path):
+  (tmp_path / ".name.partial").write_text("half of something long")
+  write_json(tmp_path / "name", "new")
+  assert (tmp_path / "name").read_text() == '"new"\n'
+  assert names(tmp_path) == ["name"]
+
+
+def test_json_keeps_its_letters_and_replaces_what_was_there(tmp_path):
   path = tmp_path / "deep" / "metrics.json"
   write_json(path, {"a": 1})
-  write_json(path, {"a": 2, "name": "Zoë"})
-  assert json.loads(path.read_text()) == {"a": 2, "name": "Zoë"}
-  assert "Zoë" in path.read_text()
-  assert [p.name for p in path.parent.iterdir()] == ["metrics.json"]
+  write_json(path, {"name": "Zürich", "values": [1, 0.5, None]})
+  text = path.read_text(encoding="utf-8")
+  assert '"Zürich"' in text
+  assert text.endswith("}\n")
+  assert json.loads(text) == {"name": "Zürich", "values": [1, 0.5, None]}
+  assert names(path.parent) == ["metrics.json"]
+
+
+def test_json_that_cannot_be_written_leaves_the_old_file(tmp_path):
+  path = tmp_path / "values.json"
+  write_json(path, [1])
+  with pytest.raises(TypeError):
+    write_json(path, {"set": [{1}]})
+  assert json.loads(path.read_text()) == [1]
 
 
 def test_lines_appear_when_all_are_written(tmp_path):
@@ -23,13 +64,3 @@ def test_lines_appear_when_all_are_written(tmp_path):
     assert not path.exists()
     write({"n": 2, "name": "Zoë"})
   assert path.read_text() == '{"n": 1}\n{"n": 2, "name": "Zoë"}\n'
-
-
-def test_lines_that_fail_leave_the_old_file(tmp_path):
-  path = tmp_path / "lines.jsonl"
-  path.write_text("old")
-  with pytest.raises(KeyError), json_lines(path) as write:
-    write({"n": 1})
-    raise KeyError
-  assert path.read_text() == "old"
-  assert [p.name for p in tmp_path.iterdir()] == ["lines.jsonl"]

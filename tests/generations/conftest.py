@@ -21,7 +21,7 @@ PIECES = (
 def make_corpus(directory: Path, *, num_blocks: int, seed: int = 0) -> Corpus:
   """Blocks of 4 to 40 random words in sentences of 4, one a document."""
   rng = np.random.default_rng(seed)
-  with CorpusDirectoryWriter(
+  with CorpusDirectoryWriter.open(
     directory, pieces=PIECES, blocks_per_shard=100
   ) as writer:
     for i in range(num_blocks):

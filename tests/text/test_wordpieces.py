@@ -35,8 +35,8 @@ def shown(vocabulary: WordpieceVocabulary, text: str) -> list[tuple[str, str]]:
   encoded = text.encode()
   return [
     (vocabulary.pieces[token], encoded[start:limit].decode())
-    for token, start, limit in zip(
-      tokens.token_ids, tokens.starts, tokens.limits, strict=True
+    for token, (start, limit) in zip(
+      tokens.token_ids, tokens.byte_ranges, strict=True
     )
   ]
 
@@ -114,8 +114,8 @@ def test_a_batch_is_its_texts_one_by_one(vocabulary):
   ):
     alone = vocabulary.tokenize_with_offsets([text])
     assert batch.token_ids[start:limit].tolist() == vocabulary.encode(text)
-    np.testing.assert_array_equal(batch.starts[start:limit], alone.starts)
-    np.testing.assert_array_equal(batch.limits[start:limit], alone.limits)
+    found = batch.byte_ranges[start:limit]
+    np.testing.assert_array_equal(found, alone.byte_ranges)
 
 
 def test_no_texts_give_no_tokens(vocabulary):
@@ -134,11 +134,10 @@ def test_every_range_is_whole_characters_in_order(vocabulary, texts):
   for i, text in enumerate(texts):
     encoded = text.encode()
     row = slice(*tokens.row_offsets[i : i + 2])
-    starts, limits = tokens.starts[row], tokens.limits[row]
-    assert (starts < limits).all()
-    assert (np.diff(starts) >= 0).all()
-    assert (np.diff(limits) >= 0).all()
-    for start, limit in zip(starts, limits, strict=True):
+    byte_ranges = tokens.byte_ranges[row]
+    assert (np.diff(byte_ranges, axis=1) > 0).all()
+    assert (np.diff(byte_ranges, axis=0) >= 0).all()
+    for start, limit in byte_ranges:
       assert encoded[start:limit].decode("utf-8").strip()
 
 

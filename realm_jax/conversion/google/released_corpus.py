@@ -10,9 +10,12 @@ from jaxtyping import Int
 
 from realm_jax.console.progress import Progress
 from realm_jax.conversion.errors import ConversionError
-from realm_jax.corpus.building.block_builder import block_id, token_spans
+from realm_jax.corpus.building.block_builder import block_id, salient_spans
 from realm_jax.corpus.building.directory_writer import CorpusDirectoryWriter
-from realm_jax.corpus.building.splitting import align_sentences
+from realm_jax.corpus.building.splitting import (
+  align_sentences,
+  token_spans,
+)
 from realm_jax.corpus.building.summary import BuildSummary
 from realm_jax.corpus.shards.format import (
   MIN_BLOCK_LENGTH,
@@ -75,7 +78,7 @@ def write_released_corpus(
   require_block_length(block_length)
   texts = _texts(records, titles, num_blocks=num_blocks)
   with (
-    CorpusDirectoryWriter(
+    CorpusDirectoryWriter.open(
       output_dir,
       pieces=vocabulary.pieces,
       blocks_per_shard=blocks_per_shard,
@@ -180,13 +183,12 @@ class _BlockWriter:
     for index, text in enumerate(chunk):
       title_start, body_start, body_limit = bounds[2 * index : 2 * index + 3]
       body = slice(body_start, body_limit)
-      starts, limits = tokens.starts[body], tokens.limits[body]
       self._add(
         text,
         writer.shard,
         title_ids=tokens.token_ids[title_start:body_start],
         body_ids=tokens.token_ids[body],
-        byte_ranges=np.stack([starts, limits], axis=1),
+        byte_ranges=tokens.byte_ranges[body],
       )
 
   def _add(
@@ -199,11 +201,17 @@ class _BlockWriter:
     byte_ranges: Int[np.ndarray, "b 2"],
   ) -> None:
     summary = self.summary
-    starts, limits = byte_ranges.T
     sentences = align_sentences(
-      sentence_ranges(text.body), starts, limits
+      sentence_ranges(text.body), byte_ranges
     ).token_ranges
-    spans = self._salient_spans(text, starts, limits, sentences)
+    tagged = salient_spans(
+      self._tagger if len(body_ids) else None,
+      text.body,
+      text.title,
+      summary=summary,
+    )
+    spans = token_spans(tagged, byte_ranges, sentences)
+    summary.unaligned_spans += len(tagged) - len(spans)
     if self._block_length is not None:
       title_ids, body_ids = self._cut(title_ids, body_ids)
     size = len(body_ids)
@@ -246,20 +254,3 @@ class _BlockWriter:
     if len(body_ids) > limit:
       self.summary.skipped["ends of blocks longer than the block length"] += 1
     return title_ids, body_ids[:limit]
-
-  def _salient_spans(
-    self,
-    text: _Text,
-    starts: Int[np.ndarray, " b"],
-    limits: Int[np.ndarray, " b"],
-    sentences: Int[np.ndarray, "s 2"],
-  ) -> Int[np.ndarray, "p 2"]:
-    """Returns the token ranges of the salient spans within sentences."""
-    if self._tagger is None or not len(starts):
-      return np.zeros((0, 2), np.int64)
-    found = sorted(self._tagger(text.body, text.title))
-    ranges = np.array([s[:2] for s in found], np.int64).reshape(-1, 2)
-    spans = token_spans(ranges, starts, limits, sentence_limits=sentences[:, 1])
-    self.summary.salient_spans.update(kind for _, _, kind in found)
-    self.summary.unaligned_spans += len(found) - len(spans)
-    return spans

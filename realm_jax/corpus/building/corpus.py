@@ -1,6 +1,6 @@
 """Builds a corpus directory from text, in one pass and constant memory."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from absl import logging
 from etils import epath
@@ -77,20 +77,19 @@ def build_corpus(
   )
   vocabulary = _vocabulary(vocab, source)
   summary = BuildSummary()
-  with CorpusDirectoryWriter(
+  with CorpusDirectoryWriter.open(
     output_dir,
     pieces=vocabulary.pieces,
     blocks_per_shard=blocks_per_shard,
     overwrite=overwrite,
   ) as writer:
-    builder = BlockBuilder(
+    BlockBuilder(
       vocabulary=vocabulary,
       shards=writer.shards,
       block_length=block_length,
       tagger=tagger,
       summary=summary,
-    )
-    builder.add_all(source.documents(summary))
+    ).add_all(source.documents(summary))
     if not summary.blocks:
       raise InputError(
         f"no document in {', '.join(inputs)} gave a block (skipped: "
@@ -125,5 +124,5 @@ def _vocabulary(vocab: str, source: DocumentSource) -> WordpieceVocabulary:
   logging.info("Training a vocabulary of at most %s pieces", size)
   # What is skipped is counted when the blocks are made.
   documents = source.documents(BuildSummary(), label="documents (vocabulary)")
-  texts: Iterable[str] = (t for doc in documents for t in (doc.title, doc.text))
+  texts = (text for doc in documents for text in (doc.title, doc.text))
   return vocabulary_of(train_vocabulary(texts, int(size)))

@@ -6,8 +6,9 @@ last: without it a directory is no corpus.
 """
 
 import contextlib
-from collections.abc import Mapping, Sequence
-from types import TracebackType
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 from etils import epath
 
@@ -48,53 +49,51 @@ def check_target(output_dir: epath.PathLike, *, overwrite: bool) -> None:
     )
 
 
+@dataclasses.dataclass(frozen=True)
 class CorpusDirectoryWriter:
-  """Writes the shards of a new corpus; a context manager around the build.
+  """Writes the shards of a new corpus, as `CorpusDirectoryWriter.open` begins.
 
-  If the context ends without `finish`, what was written is removed.
+  Attributes:
+    target: Directory of the corpus.
+    staging: Local directory in which it is prepared.
+    pieces: Vocabulary.
+    overwrite: Whether a corpus at `target` is replaced.
+    shards: Shards of the documents.
   """
 
-  def __init__(
-    self,
+  target: epath.Path
+  staging: Path
+  pieces: tuple[str, ...]
+  overwrite: bool
+  shards: ShardSeries
+
+  @classmethod
+  @contextlib.contextmanager
+  def open(
+    cls,
     output_dir: epath.PathLike,
     *,
     pieces: tuple[str, ...],
     blocks_per_shard: int,
     overwrite: bool = False,
-  ):
+  ) -> "Iterator[CorpusDirectoryWriter]":
+    """Yields a writer; without `finish`, what the block wrote is removed."""
     check_target(output_dir, overwrite=overwrite)
-    self._target = epath.Path(output_dir)
-    self._pieces = pieces
-    self._blocks_per_shard = blocks_per_shard
-    self._overwrite = overwrite
-
-  def __enter__(self) -> "CorpusDirectoryWriter":
-    with contextlib.ExitStack() as stack:
-      stack.enter_context(
-        explain_full_disk(
-          self._target, advice="free some space, or name another --output_dir"
+    target = epath.Path(output_dir)
+    advice = "free some space, or name another --output_dir"
+    with (
+      explain_full_disk(target, advice=advice),
+      whole_directory.staging_directory(target) as staging,
+      contextlib.closing(
+        ShardSeries(
+          staging,
+          shard_format.shard_name,
+          vocab_size=len(pieces),
+          blocks_per_shard=blocks_per_shard,
         )
-      )
-      self._staging = stack.enter_context(
-        whole_directory.staging_directory(self._target)
-      )
-      self.shards = ShardSeries(
-        self._staging,
-        shard_format.shard_name,
-        vocab_size=len(self._pieces),
-        blocks_per_shard=self._blocks_per_shard,
-      )
-      stack.callback(self.shards.abandon)
-      self._exit_stack = stack.pop_all()
-    return self
-
-  def __exit__(
-    self,
-    exception_type: type[BaseException] | None,
-    exception: BaseException | None,
-    traceback: TracebackType | None,
-  ) -> None:
-    self._exit_stack.__exit__(exception_type, exception, traceback)
+      ) as shards,
+    ):
+      yield cls(target, staging, pieces, overwrite, shards)
 
   @property
   def shard(self) -> ShardWriter:
@@ -109,46 +108,37 @@ class CorpusDirectoryWriter:
     summary: Mapping[str, JsonValue],
     drop_titles: Sequence[str] = (),
   ) -> None:
-    """Completes the shards and makes them the corpus.
-
-    Args:
-      version: Number of the version.
-      block_length: Largest number of wordpieces in a block.
-      summary: Counts for the manifest.
-      drop_titles: Texts of the title filter, which later updates apply.
-    """
-    shards = self.shards.close()
-    write_pieces(self._staging / shard_format.VOCABULARY_NAME, self._pieces)
-    ids = {piece: index for index, piece in enumerate(self._pieces)}
-    vocabulary = VocabularyRecord(
-      sha256=vocabulary_sha256(self._pieces),
-      size=len(self._pieces),
-      special_ids={
-        name: ids[f"[{name.upper()}]"]
-        for name in ("pad", "unk", "cls", "sep", "mask")
-      },
-    )
+    """Completes the shards and makes them the corpus: see `make_manifest`."""
+    shards = self.shards.finish()
+    write_pieces(self.staging / shard_format.VOCABULARY_NAME, self.pieces)
+    special = ("pad", "unk", "cls", "sep", "mask")
     manifest = make_manifest(
       version=version,
       block_length=block_length,
-      vocabulary=vocabulary,
+      vocabulary=VocabularyRecord(
+        sha256=vocabulary_sha256(self.pieces),
+        size=len(self.pieces),
+        special_ids={
+          name: self.pieces.index(f"[{name.upper()}]") for name in special
+        },
+      ),
       shards=shards,
       summary=summary,
       drop_titles=drop_titles,
     )
-    write_manifest(self._staging / shard_format.MANIFEST_NAME, manifest)
-    if is_remote(self._target):
+    write_manifest(self.staging / shard_format.MANIFEST_NAME, manifest)
+    if is_remote(self.target):
       self._upload()
     else:
       whole_directory.rename_into_place(
-        self._staging, self._target, overwrite=self._overwrite
+        self.staging, self.target, overwrite=self.overwrite
       )
 
   def _upload(self) -> None:
-    (self._target / shard_format.MANIFEST_NAME).unlink(missing_ok=True)
+    (self.target / shard_format.MANIFEST_NAME).unlink(missing_ok=True)
     # Folders of an earlier corpus, in which an update would find versions.
     for folder in (shard_format.VERSIONS, shard_format.REMOVED):
-      (self._target / folder).rmtree(missing_ok=True)
+      (self.target / folder).rmtree(missing_ok=True)
     whole_directory.copy_files(
-      self._staging, self._target, last=shard_format.MANIFEST_NAME
+      self.staging, self.target, last=shard_format.MANIFEST_NAME
     )

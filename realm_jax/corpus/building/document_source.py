@@ -3,18 +3,12 @@
 import codecs
 import glob
 import re
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Iterator, Sequence
 
 from etils import epath
 
 from realm_jax.console.progress import Progress
-from realm_jax.corpus.building.documents import (
-  Document,
-  Removal,
-  parse_change,
-  parse_line,
-)
+from realm_jax.corpus.building.documents import Document, Removal, parse
 from realm_jax.corpus.building.seen_ids import SeenIds
 from realm_jax.corpus.building.summary import BuildSummary
 from realm_jax.corpus.errors import InputError
@@ -27,27 +21,12 @@ WIKIPEDIA_TITLES = ("List of", "Index of", "Outline of", "(disambiguation)")
 # The position of a line: the file's number in the bits above its own.
 _LINE_BITS = 40
 
-_Entry = TypeVar("_Entry", Document, Document | Removal)
-
-
-def expand_titles(drop_titles: Sequence[str]) -> tuple[str, ...]:
-  """Returns the texts to look for in titles, "wikipedia" expanded."""
-  expanded: list[str] = []
-  for text in drop_titles:
-    expanded += WIKIPEDIA_TITLES if text == "wikipedia" else (text,)
-  return tuple(text for text in expanded if text)
-
 
 class DocumentSource:
   """The documents of JSON Lines files, of which one line is in memory.
 
-  Args:
-    inputs: Files or glob patterns.
-    drop_titles: Texts, or "wikipedia" for those of `WIKIPEDIA_TITLES`;
-      documents whose titles contain one are left out.
-    unescape_html: Whether `&amp;` is read as `&` in titles and texts.
-    skip_bad_lines: Whether lines that cannot be used are counted instead of
-      raising an error.
+  The arguments are those of `build_corpus`. `drop_titles` becomes an attribute
+  with "wikipedia" expanded to `WIKIPEDIA_TITLES`.
 
   Raises:
     InputError: A pattern matches no file.
@@ -62,7 +41,10 @@ class DocumentSource:
     skip_bad_lines: bool = False,
   ):
     self._files = _input_files(inputs)
-    self.drop_titles = expand_titles(drop_titles)
+    expanded: list[str] = []
+    for text in drop_titles:
+      expanded += WIKIPEDIA_TITLES if text == "wikipedia" else (text,)
+    self.drop_titles = tuple(text for text in expanded if text)
     # If no titles are dropped, a pattern that matches nothing.
     self._dropped = re.compile(
       "|".join(map(re.escape, self.drop_titles)) or r"(?!)"
@@ -82,13 +64,16 @@ class DocumentSource:
     Raises:
       InputError: A line is malformed or repeats an id.
     """
-    for document in self._read(parse_line, summary, label):
-      if not self.is_dropped(document, summary):
+    for document in self._read(summary, label, of_update=False):
+      # Removals are lines of updates alone.
+      if isinstance(document, Document) and not self.is_dropped(
+        document, summary
+      ):
         yield document
 
   def changes(self, summary: BuildSummary) -> Iterator[Document | Removal]:
     """Yields the lines of an update, those with dropped titles included."""
-    return self._read(parse_change, summary, "documents (changes)")
+    return self._read(summary, "documents (changes)", of_update=True)
 
   def is_dropped(self, document: Document, summary: BuildSummary) -> bool:
     """Returns whether a document's title is dropped, and counts it."""
@@ -97,31 +82,31 @@ class DocumentSource:
       summary.skipped[f"title with {dropped[0]!r}"] += 1
     return dropped is not None
 
-  def refuse(
-    self, error: InputError, *, reason: str, summary: BuildSummary
-  ) -> None:
-    """Raises the error, or counts it if bad lines are skipped."""
+  def refuse(self, message: str, *, reason: str, summary: BuildSummary) -> None:
+    """Raises `InputError`, or counts the line if bad lines are skipped."""
     if not self._skip_bad_lines:
       raise InputError(
-        f"{error} (--skip_bad_lines continues without such lines)"
+        f"{message} (--skip_bad_lines continues without such lines)"
       )
-    summary.skip_bad_line(reason, str(error))
+    summary.skip_bad_line(reason, message)
 
   def _read(
-    self, parse: Callable[..., _Entry], summary: BuildSummary, label: str
-  ) -> Iterator[_Entry]:
+    self, summary: BuildSummary, label: str, *, of_update: bool
+  ) -> Iterator[Document | Removal]:
     """Yields the parsed lines that have distinct ids."""
     seen = SeenIds()
     for position, line in self._lines(label):
+      place = self._place(position)
       try:
-        entry = parse(line, place=self._place(position))
+        entry = parse(line, place=place, of_update=of_update)
       except InputError as error:
-        self.refuse(error, reason="malformed lines", summary=summary)
+        message = f"{place}: {error}"
+        self.refuse(message, reason="malformed lines", summary=summary)
         continue
       earlier = seen.add(entry.id, position)
       if earlier is not None:
-        error = _repeated_id(entry, self._place(earlier))
-        self.refuse(error, reason="repeated ids", summary=summary)
+        message = _repeated_id(entry, self._place(earlier))
+        self.refuse(message, reason="repeated ids", summary=summary)
       elif self._unescape_html and isinstance(entry, Document):
         yield entry.unescaped()
       else:
@@ -147,9 +132,9 @@ class DocumentSource:
     return f"{self._files[position >> _LINE_BITS]}:{number}"
 
 
-def _repeated_id(entry: Document | Removal, earlier: str) -> InputError:
+def _repeated_id(entry: Document | Removal, earlier: str) -> str:
   title = "" if isinstance(entry, Removal) else f" (title {entry.title!r})"
-  return InputError(
+  return (
     f"{entry.place} has the same id {entry.id!r}{title} as {earlier}; give "
     "each document an id of its own, or drop one (a document without an id "
     "gets one from its contents)"
@@ -160,20 +145,17 @@ def _input_files(patterns: Sequence[str]) -> list[epath.Path]:
   """Returns the files that match the patterns, sorted, each once."""
   files: dict[str, epath.Path] = {}
   for pattern in patterns:
-    found = [path for path in _matches(pattern) if path.is_file()]
-    if not found:
+    path = epath.Path(pattern)
+    found: Iterable[epath.Path] = [path]
+    if not is_remote(pattern):
+      found = map(epath.Path, glob.glob(pattern, recursive=True))
+    elif glob.has_magic(path.name):
+      found = path.parent.glob(path.name)
+    matched = {str(file): file for file in found if file.is_file()}
+    if not matched:
       raise InputError(
         f"no file matches --input={pattern}; quote patterns so that the shell "
         "leaves them alone, and give JSON Lines files"
       )
-    files |= {str(path): path for path in found}
+    files |= matched
   return [files[name] for name in sorted(files)]
-
-
-def _matches(pattern: str) -> list[epath.Path]:
-  if not is_remote(pattern):
-    return [epath.Path(name) for name in glob.glob(pattern, recursive=True)]
-  path = epath.Path(pattern)
-  if glob.has_magic(path.name):
-    return list(path.parent.glob(path.name))
-  return [path]

@@ -3,6 +3,9 @@
 A block is `[CLS] title [SEP] body [SEP]` of at most `block_length` wordpieces.
 Its body takes whole sentences while they fit. A sentence is cut only if it
 fits in no block: between wordpieces and, where possible, between words.
+
+`token_bytes` are the byte ranges of a document's tokens: see
+`wordpieces.Tokens`.
 """
 
 from typing import NamedTuple
@@ -23,29 +26,22 @@ class Sentences(NamedTuple):
 
 
 def align_sentences(
-  sentences: Int[np.ndarray, "s 2"],
-  token_starts: Int[np.ndarray, " t"],
-  token_limits: Int[np.ndarray, " t"],
+  sentences: Int[np.ndarray, "s 2"], token_bytes: Int[np.ndarray, "t 2"]
 ) -> Sentences:
-  """Converts byte ranges of sentences to token ranges.
+  """Finds the tokens of sentences, which are byte ranges in order.
 
   A sentence without tokens is joined to the next one (the last, to the one
   before), and so are two sentences that share a token.
-
-  Args:
-    sentences: Byte ranges in order.
-    token_starts: First byte of each token, non-decreasing.
-    token_limits: Byte after each token.
   """
-  num_tokens = len(token_starts)
+  num_tokens = len(token_bytes)
   if not num_tokens:
     empty = np.zeros((0, 2), np.int64)
     return Sentences(empty, empty)
-  first = np.searchsorted(token_starts, sentences[:, 0])
+  first = np.searchsorted(token_bytes[:, 0], sentences[:, 0])
   before = np.maximum(first - 1, 0)
   keep = (
     (first < num_tokens)
-    & (token_limits[before] <= sentences[:, 0])
+    & (token_bytes[before, 1] <= sentences[:, 0])
     & np.append(True, first[1:] != first[:-1])
     & (first > 0)
   )
@@ -62,12 +58,11 @@ def align_sentences(
 
 def cut_overlong_sentences(
   sentences: Sentences,
+  token_bytes: Int[np.ndarray, "t 2"],
   *,
   text: bytes,
   capacity: int,
   is_continuation: Bool[np.ndarray, " t"],
-  token_starts: Int[np.ndarray, " t"],
-  token_limits: Int[np.ndarray, " t"],
 ) -> tuple[Sentences, int]:
   """Cuts sentences that fit in no block; returns the pieces and a count.
 
@@ -78,16 +73,15 @@ def cut_overlong_sentences(
 
   Args:
     sentences: Sentences of the document.
+    token_bytes: Byte ranges of the document's tokens.
     text: Document in UTF-8.
     capacity: Largest number of tokens of a body, at least one.
-    is_continuation: Whether each of the document's tokens continues a word.
-    token_starts: First byte of each token.
-    token_limits: Byte after each token.
+    is_continuation: Whether each token continues a word.
   """
   sizes = np.diff(sentences.token_ranges, axis=1)[:, 0]
   if not (sizes > capacity).any():
     return sentences, 0
-  gaps = token_starts[1:] - token_limits[:-1]
+  gaps = token_bytes[1:, 0] - token_bytes[:-1, 1]
   # Kinds of tokens before which to cut, best first.
   is_whole = np.append(True, gaps >= 0)
   is_word = is_whole & ~is_continuation
@@ -108,11 +102,12 @@ def cut_overlong_sentences(
         if (candidates := np.flatnonzero(is_kind[first : last + 1])).size:
           cut = first + int(candidates[-1])
           break
-      piece = text[byte_start : token_starts[cut]].rstrip()
-      piece_limit = max(byte_start + len(piece), int(token_limits[cut - 1]))
+      cut_byte = int(token_bytes[cut, 0])
+      piece = text[byte_start:cut_byte].rstrip()
+      piece_limit = max(byte_start + len(piece), int(token_bytes[cut - 1, 1]))
       token_ranges.append((start, cut))
       byte_ranges.append((byte_start, piece_limit))
-      start, byte_start = cut, int(token_starts[cut])
+      start, byte_start = cut, cut_byte
     token_ranges.append((start, limit))
     byte_ranges.append((byte_start, byte_limit))
   pieces = Sentences(np.array(token_ranges), np.array(byte_ranges))
@@ -124,9 +119,7 @@ def pack_sentences(
 ) -> Int[np.ndarray, " bounds"]:
   """Packs sentences greedily: block i has `[packed[i], packed[i + 1])`.
 
-  Args:
-    sizes: Number of tokens of each sentence, at most `capacity`.
-    capacity: Largest number of tokens of a body.
+  `sizes` are the sentences' numbers of tokens, each at most `capacity`.
   """
   starts, used = [0], 0
   for index, size in enumerate(sizes.tolist()):
@@ -135,3 +128,26 @@ def pack_sentences(
       used = 0
     used += size
   return np.array([*starts, len(sizes)])
+
+
+def token_spans(
+  spans: Int[np.ndarray, "p 2"],
+  token_bytes: Int[np.ndarray, "t 2"],
+  sentences: Int[np.ndarray, "s 2"],
+) -> Int[np.ndarray, "q 2"]:
+  """Finds the tokens of spans, which are byte ranges in order.
+
+  A span that begins or ends inside a token, or crosses the end of a sentence
+  (of `sentences`, token ranges), is left out.
+  """
+  first = np.searchsorted(token_bytes[:, 0], spans[:, 0])
+  limit = np.searchsorted(token_bytes[:, 1], spans[:, 1], side="right")
+  inside = first < limit
+  first, limit = first[inside], limit[inside]
+  begins = token_bytes[first, 0] == spans[inside, 0]
+  ends = token_bytes[limit - 1, 1] == spans[inside, 1]
+  sentence_limits = sentences[:, 1]
+  one_sentence = np.searchsorted(
+    sentence_limits, first, side="right"
+  ) == np.searchsorted(sentence_limits, limit, side="left")
+  return np.stack([first, limit], axis=1)[begins & ends & one_sentence]

@@ -14,7 +14,7 @@ from realm_jax.corpus.building.document_source import DocumentSource
 from realm_jax.corpus.building.documents import Document, Removal
 from realm_jax.corpus.building.summary import UpdateSummary
 from realm_jax.corpus.building.version_writer import VersionWriter
-from realm_jax.corpus.errors import CorpusError, InputError
+from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.store import Corpus
 from realm_jax.text.salient_spans import Tagger, tag
 from realm_jax.text.wordpieces import WordpieceVocabulary
@@ -39,20 +39,19 @@ def update_corpus(
   id adds a document, and `{"id": …, "remove": true}` removes one. Readers of
   the version before continue to read it, as long as it is kept.
 
+  Other arguments are those of `build_corpus`; give the tagger and the reading
+  of HTML that the build had.
+
   Args:
     inputs: Files or glob patterns of changes.
     output_dir: Corpus directory.
     vocab: Vocabulary file, which must be that of the corpus; None takes it.
     block_length: Block length, which must be that of the corpus; None takes it.
-    tagger: Function that finds salient spans; give that of the build.
     drop_titles: Texts as in `build_corpus`; documents with such titles are
       left out, and removed if the corpus has them. None takes those that the
       corpus was built with.
-    unescape_html: Whether `&amp;` is read as `&` in titles and texts.
     skip_bad_lines: Whether lines that are malformed, repeat an id or remove
       an unknown document are counted instead of raising an error.
-    blocks_per_shard: Number of blocks at which a shard ends, once the current
-      document is complete.
     keep_versions: Number of the newest versions to keep. None keeps all: a
       resumed run reads its data from the version that it began with, and an
       earlier version takes only the space of what was removed since. A reader
@@ -72,7 +71,9 @@ def update_corpus(
     raise CorpusError(
       f"keep_versions={keep_versions}; give 1, to keep the newest, or more"
     )
-  with VersionWriter(output_dir, blocks_per_shard=blocks_per_shard) as writer:
+  with VersionWriter.open(
+    output_dir, blocks_per_shard=blocks_per_shard
+  ) as writer:
     corpus = writer.corpus
     _require_settings(corpus, vocab, block_length)
     source = DocumentSource(
@@ -82,14 +83,13 @@ def update_corpus(
       skip_bad_lines=skip_bad_lines,
     )
     summary = UpdateSummary(version=corpus.version)
-    builder = BlockBuilder(
+    BlockBuilder(
       vocabulary=corpus.vocabulary,
       shards=writer.shards,
       block_length=corpus.block_length,
       tagger=tagger,
       summary=summary.new,
-    )
-    builder.add_all(_changed(source, writer, summary))
+    ).add_all(_changed(source, writer, summary))
     summary.blocks_removed = writer.existing.num_blocks_removed
     if summary.changes_something:
       summary.version = writer.version
@@ -104,7 +104,7 @@ def update_corpus(
 def _require_settings(
   corpus: Corpus, vocab: str | None, block_length: int | None
 ) -> None:
-  """Raises `CorpusError` for arguments that would make other blocks."""
+  """Raises an error for arguments that would make other blocks."""
   if block_length not in (None, corpus.block_length):
     raise CorpusError(
       f"--block_length={block_length}, and {corpus.source} has "
@@ -125,23 +125,17 @@ def _changed(
   source: DocumentSource, writer: VersionWriter, summary: UpdateSummary
 ) -> Iterator[Document]:
   """Yields new and changed documents; removes what they replace."""
-  existing = writer.existing
+  existing, corpus = writer.existing, writer.corpus
   for change in source.changes(summary.new):
     found = existing.find(change.id)
-    if isinstance(change, Removal):
-      if found is None:
-        error = InputError(
-          f"{change.place}: nothing to remove, no document has the id "
-          f"{change.id!r} in version {writer.corpus.version} of "
-          f"{writer.corpus.source}"
-        )
-        source.refuse(
-          error, reason="unknown ids to remove", summary=summary.new
-        )
-        continue
-      summary.removed += 1
-      existing.remove(found)
-    elif source.is_dropped(change, summary.new):
+    if isinstance(change, Removal) and found is None:
+      source.refuse(
+        f"{change.place}: nothing to remove, no document has the id "
+        f"{change.id!r} in version {corpus.version} of {corpus.source}",
+        reason="unknown ids to remove",
+        summary=summary.new,
+      )
+    elif isinstance(change, Removal) or source.is_dropped(change, summary.new):
       if found is not None:
         summary.removed += 1
         existing.remove(found)

@@ -16,7 +16,6 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 from absl import logging
@@ -47,9 +46,7 @@ from realm_jax.files.remote import is_remote
 
 
 class VersionWriter:
-  """Writes the next version of a corpus; a context manager around an update.
-
-  If the context ends without `finish`, the corpus stays as it was.
+  """Writes the next version of a corpus, as `VersionWriter.open` begins.
 
   Attributes:
     corpus: Version that is updated.
@@ -58,50 +55,44 @@ class VersionWriter:
     shards: Shards of new documents.
   """
 
-  def __init__(self, output_dir: epath.PathLike, *, blocks_per_shard: int):
-    self._source = epath.Path(output_dir)
-    self._is_local = not is_remote(self._source)
-    self._blocks_per_shard = blocks_per_shard
-    versions.read(self._source)  # Raises an error if there is none.
-    if self._is_local:
-      whole_directory.check_same_disk(self._source)
+  def __init__(self, source: epath.Path, staging: Path, blocks_per_shard: int):
+    self._source = source
+    self._staging = staging
+    self._manifest = versions.read(source)
+    self.corpus = Corpus.open(source)
+    self.version: int = self.corpus.version + 1
+    self._update = f"v{self.version:08d}"
+    if is_remote(source):
+      # A concurrent update must not use the same names.
+      self._update += f"-{secrets.token_hex(4)}"
+    else:
+      self._remove_unnamed()
+    self.existing = ExistingDocuments(self.corpus)
+    self.shards = ShardSeries(
+      staging,
+      lambda index: shard_format.shard_name(index, update=self._update),
+      vocab_size=self.corpus.vocab_size,
+      blocks_per_shard=blocks_per_shard,
+    )
 
-  def __enter__(self) -> "VersionWriter":
-    with contextlib.ExitStack() as stack:
-      stack.enter_context(
-        explain_full_disk(self._source, advice="free some space")
-      )
+  @classmethod
+  @contextlib.contextmanager
+  def open(
+    cls, output_dir: epath.PathLike, *, blocks_per_shard: int
+  ) -> "Iterator[VersionWriter]":
+    """Yields a writer; without `finish`, the corpus stays as it was."""
+    source = epath.Path(output_dir)
+    versions.read(source)  # Raises an error if there is none.
+    if not is_remote(source):
+      whole_directory.check_same_disk(source)
+    with (
+      explain_full_disk(source, advice="free some space"),
       # Locally, this also keeps other updates out.
-      self._staging = stack.enter_context(
-        whole_directory.staging_directory(self._source)
-      )
-      self._manifest = versions.read(self._source)
-      self.corpus = Corpus.open(self._source)
-      self.version: int = self.corpus.version + 1
-      self._update = f"v{self.version:08d}"
-      if self._is_local:
-        self._remove_unnamed()
-      else:
-        # A concurrent update must not use the same names.
-        self._update += f"-{secrets.token_hex(4)}"
-      self.existing = ExistingDocuments(self.corpus)
-      self.shards = ShardSeries(
-        self._staging,
-        lambda index: shard_format.shard_name(index, update=self._update),
-        vocab_size=self.corpus.vocab_size,
-        blocks_per_shard=self._blocks_per_shard,
-      )
-      stack.callback(self.shards.abandon)
-      self._exit_stack = stack.pop_all()
-    return self
-
-  def __exit__(
-    self,
-    exception_type: type[BaseException] | None,
-    exception: BaseException | None,
-    traceback: TracebackType | None,
-  ) -> None:
-    self._exit_stack.__exit__(exception_type, exception, traceback)
+      whole_directory.staging_directory(source) as staging,
+    ):
+      writer = cls(source, staging, blocks_per_shard)
+      with contextlib.closing(writer.shards):
+        yield writer
 
   def finish(
     self,
@@ -124,7 +115,7 @@ class VersionWriter:
       version=self.version,
       block_length=self.corpus.block_length,
       vocabulary=self._manifest["vocabulary"],
-      shards=[*self._old_shards(), *self.shards.close()],
+      shards=[*self._old_shards(), *self.shards.finish()],
       summary=summary,
       drop_titles=drop_titles,
     )
@@ -146,39 +137,38 @@ class VersionWriter:
 
   def _old_shards(self) -> Iterator[ShardRecord]:
     """Yields the records of earlier shards, with all that was removed."""
-    for number, record in enumerate(self._manifest["shards"]):
-      removed = self.existing.removed(number)
-      if not len(removed):
+    for record, shard in zip(
+      self._manifest["shards"], self.corpus.shards, strict=True
+    ):
+      removed = self.existing.removed[shard]
+      if not removed:
         yield record
         continue
-      shard = self.corpus.shards[number]
-      positions = np.concatenate(
-        [np.arange(*shard.document_range(n)) for n in removed.tolist()]
-      )
-      if len(shard.lengths) == len(shard.removed) + len(positions):
+      new = np.concatenate([np.array(d.positions) for d in removed])
+      positions = np.sort(np.concatenate([shard.removed, new]))
+      if len(shard.lengths) == len(positions):
         continue  # No block is left.
       name = shard_format.removed_path(record["name"], update=self._update)
       path = self._staging / name
       path.parent.mkdir(exist_ok=True)
       array = GrowingArray(path, np.dtype("<i8"), ())
-      array.append(np.sort(np.concatenate([shard.removed, positions])))
-      array.close()
+      array.append(positions)
+      array.finish()
       before = record.get("removed", {})
       yield {
         **record,
         "removed": RemovedRecord(
           path=name,
-          num_blocks=before.get("num_blocks", 0) + len(positions),
+          num_blocks=len(positions),
           num_documents=before.get("num_documents", 0) + len(removed),
-          num_tokens=before.get("num_tokens", 0)
-          + int(shard.lengths[positions].sum()),
+          num_tokens=int(shard.lengths[positions].sum()),
           **file_record(path),
         ),
       }
 
   def _move_files(self) -> None:
     """Puts new files where the manifest will name them."""
-    if not self._is_local:
+    if is_remote(self._source):
       whole_directory.copy_files(self._staging, self._source)
       return
     sync_tree(self._staging)

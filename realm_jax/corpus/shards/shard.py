@@ -90,9 +90,10 @@ class Shard:
     first, limit = self.array("document_starts")[document : document + 2]
     return int(first), int(limit)
 
-  def ordinal(self, position: int) -> int:
-    """Returns a block's number among the blocks of its document."""
-    return position - self.document_range(self.document(position))[0]
+  def body_tokens(self, position: int) -> np.ndarray:
+    """Returns the token ids of a block's body."""
+    title_length = int(self.array("title_lengths")[position])
+    return self.item("token_ids", position)[title_length:]
 
   @functools.cached_property
   def lengths(self) -> Int[np.ndarray, " n"]:

@@ -31,8 +31,8 @@ class GrowingArray:
   """A .npy file that grows by appending."""
 
   def __init__(self, path: Path, dtype: np.dtype, trailing: tuple[int, ...]):
-    self._file = path.open("wb")
-    self._file.write(bytes(_HEADER_BYTES))
+    self.file = path.open("wb")
+    self.file.write(bytes(_HEADER_BYTES))
     self._dtype = dtype
     self._trailing = trailing
     self.rows = 0
@@ -42,19 +42,13 @@ class GrowingArray:
     self.rows += len(values)
     if not isinstance(values, bytes):
       values = np.ascontiguousarray(values, self._dtype).tobytes()
-    self._file.write(values)
+    self.file.write(values)
 
-  def close(self) -> None:
+  def finish(self) -> None:
     """Completes the file; whoever moves it into place syncs it."""
-    self._file.seek(0)
-    self._file.write(_npy_header(self._dtype, (self.rows, *self._trailing)))
-    self._file.close()
-
-  def abandon(self) -> None:
-    """Closes a file that will be deleted."""
-    # Buffered rows may find the disk full again.
-    with contextlib.suppress(OSError):
-      self._file.close()
+    self.file.seek(0)
+    self.file.write(_npy_header(self._dtype, (self.rows, *self._trailing)))
+    self.file.close()
 
 
 def file_record(path: Path) -> FileRecord:
@@ -69,20 +63,20 @@ class ShardWriter:
     directory.mkdir(parents=True)
     self.directory = directory
     self.num_blocks = self.num_documents = self.num_tokens = 0
-    self._arrays = {}
+    self.arrays: dict[str, GrowingArray] = {}
     for name, (dtype, trailing) in shard_format.ARRAYS.items():
       if name == "token_ids":
         dtype = shard_format.token_dtype(vocab_size)
       path = directory / f"{name}.npy"
-      self._arrays[name] = GrowingArray(path, dtype, trailing)
+      self.arrays[name] = GrowingArray(path, dtype, trailing)
       if name.endswith("_offsets"):
-        self._arrays[name].append(np.zeros(1, np.int64))
+        self.arrays[name].append(np.zeros(1, np.int64))
 
   def add_document(
     self, *, document_id: str, title: str, url: str, num_blocks: int
   ) -> None:
     """Begins a document; calls of `add_block` follow."""
-    self._arrays["document_starts"].append(np.array([self.num_blocks]))
+    self.arrays["document_starts"].append(np.array([self.num_blocks]))
     self._append_item("document_ids", document_id.encode())
     self._append_item("titles", title.encode())
     self._append_item("urls", url.encode())
@@ -101,8 +95,8 @@ class ShardWriter:
     body: bytes,
   ) -> None:
     """Adds one block of the current document."""
-    self._arrays["block_ids"].append(np.array([block_id]))
-    self._arrays["title_lengths"].append(np.array([title_length]))
+    self.arrays["block_ids"].append(np.array([block_id]))
+    self.arrays["title_lengths"].append(np.array([title_length]))
     self._append_item("token_ids", token_ids)
     self._append_item("byte_ranges", byte_ranges)
     self._append_item("sentences", sentences)
@@ -111,19 +105,14 @@ class ShardWriter:
     self.num_tokens += len(token_ids)
 
   def _append_item(self, name: str, values: np.ndarray | bytes) -> None:
-    self._arrays[name].append(values)
-    self._arrays[f"{name}_offsets"].append(np.array([self._arrays[name].rows]))
+    self.arrays[name].append(values)
+    self.arrays[f"{name}_offsets"].append(np.array([self.arrays[name].rows]))
 
-  def abandon(self) -> None:
-    """Closes the files, which will be deleted; may be called twice."""
-    for array in self._arrays.values():
-      array.abandon()
-
-  def close(self) -> ShardRecord:
+  def finish(self) -> ShardRecord:
     """Completes the files; returns the shard's record for the manifest."""
-    self._arrays["document_starts"].append(np.array([self.num_blocks]))
-    for array in self._arrays.values():
-      array.close()
+    self.arrays["document_starts"].append(np.array([self.num_blocks]))
+    for array in self.arrays.values():
+      array.finish()
     return ShardRecord(
       name=self.directory.name,
       num_blocks=self.num_blocks,
@@ -160,26 +149,28 @@ class ShardSeries:
     self._vocab_size = vocab_size
     self._blocks_per_shard = blocks_per_shard
     self._shard: ShardWriter | None = None
-    self._closed: list[ShardRecord] = []
+    self._finished: list[ShardRecord] = []
 
   @property
   def shard(self) -> ShardWriter:
     """The shard to which the next document is added."""
     if self._shard and self._shard.num_blocks >= self._blocks_per_shard:
-      self.close()
+      self.finish()
     if self._shard is None:
-      directory = self._directory / self._name(len(self._closed))
+      directory = self._directory / self._name(len(self._finished))
       self._shard = ShardWriter(directory, vocab_size=self._vocab_size)
     return self._shard
 
-  def close(self) -> list[ShardRecord]:
+  def finish(self) -> list[ShardRecord]:
     """Completes all shards; returns their records for the manifest."""
     if self._shard:
-      self._closed.append(self._shard.close())
+      self._finished.append(self._shard.finish())
       self._shard = None
-    return self._closed
+    return self._finished
 
-  def abandon(self) -> None:
-    """Closes a shard that is not complete."""
-    if self._shard:
-      self._shard.abandon()
+  def close(self) -> None:
+    """Closes the files of a shard that is not complete and will be deleted."""
+    for array in self._shard.arrays.values() if self._shard else ():
+      # Buffered rows may find the disk full again.
+      with contextlib.suppress(OSError):
+        array.file.close()

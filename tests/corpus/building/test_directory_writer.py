@@ -40,7 +40,7 @@ def add_documents(writer: CorpusDirectoryWriter, count: int) -> None:
 
 
 def write(directory: Path, count: int, **arguments) -> Corpus:
-  with CorpusDirectoryWriter(
+  with CorpusDirectoryWriter.open(
     directory, pieces=PIECES, blocks_per_shard=4, **arguments
   ) as writer:
     add_documents(writer, count)
@@ -67,7 +67,7 @@ def test_a_growing_array_is_a_npy_file(tmp_path):
   array.append(np.array([[1, 2], [3, 4]]))
   array.append(np.zeros((0, 2), int))
   array.append(np.array([[5, -6]], np.int64))
-  array.close()
+  array.finish()
   loaded = np.load(tmp_path / "a.npy", mmap_mode="r")
   assert loaded.dtype == np.int32
   assert loaded.tolist() == [[1, 2], [3, 4], [5, -6]]
@@ -82,7 +82,7 @@ def test_an_empty_array_can_be_mapped(tmp_path):
 def test_nothing_is_left_of_a_build_that_fails(tmp_path):
   with (
     pytest.raises(KeyboardInterrupt),
-    CorpusDirectoryWriter(
+    CorpusDirectoryWriter.open(
       tmp_path / "corpus", pieces=PIECES, blocks_per_shard=4
     ) as writer,
   ):
@@ -96,7 +96,7 @@ def test_a_full_disk_is_explained(tmp_path):
     pytest.raises(
       DiskFullError, match=r"disk of .* is full .* was not written: free some"
     ),
-    CorpusDirectoryWriter(
+    CorpusDirectoryWriter.open(
       tmp_path / "corpus", pieces=PIECES, blocks_per_shard=4
     ) as writer,
   ):
@@ -108,7 +108,7 @@ def test_a_full_disk_is_explained(tmp_path):
 _BUILD_AND_HANG = """
 import pathlib, sys, time
 from tests.corpus.building import test_directory_writer as tests
-with tests.CorpusDirectoryWriter(
+with tests.CorpusDirectoryWriter.open(
   pathlib.Path(sys.argv[1]), pieces=tests.PIECES, blocks_per_shard=4
 ) as writer:
   tests.add_documents(writer, 6)
@@ -194,11 +194,10 @@ def test_on_an_object_store_earlier_versions_go_with_their_corpus(
   for folder in ("versions", "removed"):
     (target / folder).mkdir()
     (target / folder / "00000001.json").write_text("of another corpus")
-  writer = CorpusDirectoryWriter(
-    target, pieces=PIECES, blocks_per_shard=4, overwrite=True
-  )
   monkeypatch.setattr(directory_writer, "is_remote", lambda path: True)
-  with writer:
+  with CorpusDirectoryWriter.open(
+    target, pieces=PIECES, blocks_per_shard=4, overwrite=True
+  ) as writer:
     add_documents(writer, 3)
     writer.finish(version=1, block_length=8, summary={})
   assert versions.earlier_versions(target) == []

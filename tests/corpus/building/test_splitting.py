@@ -47,8 +47,7 @@ def test_sentences_in_tokens():
   # "Aa bb. Cc." with tokens Aa, bb, ., Cc, .
   aligned = align_sentences(
     np.array([[0, 6], [7, 10]]),
-    np.array([0, 3, 5, 7, 9]),
-    np.array([2, 5, 6, 9, 10]),
+    np.array([[0, 2], [3, 5], [5, 6], [7, 9], [9, 10]]),
   )
   assert aligned.token_ranges.tolist() == [[0, 3], [3, 5]]
   assert aligned.byte_ranges.tolist() == [[0, 6], [7, 10]]
@@ -58,8 +57,7 @@ def test_a_sentence_without_tokens_joins_its_neighbour():
   # Bytes 3…5 have no token; nor has the end, 9…10.
   aligned = align_sentences(
     np.array([[0, 2], [3, 5], [6, 8], [9, 10]]),
-    np.array([0, 6]),
-    np.array([2, 8]),
+    np.array([[0, 2], [6, 8]]),
   )
   assert aligned.token_ranges.tolist() == [[0, 1], [1, 2]]
   assert aligned.byte_ranges.tolist() == [[0, 2], [3, 10]]
@@ -68,34 +66,31 @@ def test_a_sentence_without_tokens_joins_its_neighbour():
 def test_sentences_that_share_a_token_are_one():
   aligned = align_sentences(
     np.array([[0, 4], [5, 9], [10, 12]]),
-    np.array([0, 3, 7, 10]),
-    np.array([2, 6, 9, 12]),
+    np.array([[0, 2], [3, 6], [7, 9], [10, 12]]),
   )
   assert aligned.token_ranges.tolist() == [[0, 3], [3, 4]]
   assert aligned.byte_ranges.tolist() == [[0, 9], [10, 12]]
 
 
 def test_no_tokens_are_no_sentences():
-  aligned = align_sentences(
-    np.array([[0, 4]]), np.zeros(0, int), np.zeros(0, int)
-  )
+  aligned = align_sentences(np.array([[0, 4]]), np.zeros((0, 2), int))
   assert aligned.token_ranges.shape == (0, 2)
 
 
 def cut(text: str, pieces: list[str], capacity: int):
   """Cuts one sentence made of `pieces`; gives the texts and token ranges."""
-  starts, limits = [], [0]
+  token_bytes, limit = [], 0
   for piece in pieces:
-    starts.append(text.index(piece.removeprefix("##"), limits[-1]))
-    limits.append(starts[-1] + len(piece.removeprefix("##")))
+    start = text.index(piece.removeprefix("##"), limit)
+    limit = start + len(piece.removeprefix("##"))
+    token_bytes.append((start, limit))
   sentence = Sentences(np.array([[0, len(pieces)]]), np.array([[0, len(text)]]))
   cut_sentences, num_cut = cut_overlong_sentences(
     sentence,
+    np.array(token_bytes),
     text=text.encode(),
     capacity=capacity,
     is_continuation=np.array([piece.startswith("##") for piece in pieces]),
-    token_starts=np.array(starts),
-    token_limits=np.array(limits[1:]),
   )
   texts = [text[s:t] for s, t in cut_sentences.byte_ranges]
   return texts, cut_sentences.token_ranges.tolist(), num_cut
@@ -129,11 +124,10 @@ def test_a_character_of_many_tokens_stays_whole():
   def cut_dots(capacity):
     pieces, _ = cut_overlong_sentences(
       Sentences(np.array([[0, 5]]), np.array([[0, 5]])),
+      np.array([[0, 1], [1, 4], [1, 4], [1, 4], [4, 5]]),
       text="a…b".encode(),
       capacity=capacity,
       is_continuation=np.zeros(5, bool),
-      token_starts=np.array([0, 1, 1, 1, 4]),
-      token_limits=np.array([1, 4, 4, 4, 5]),
     )
     return pieces.token_ranges.tolist(), pieces.byte_ranges.tolist()
 

@@ -61,7 +61,7 @@ def test_another_build_in_its_place_is_no_version(corpus, build):
 
 def test_a_second_update_at_once_is_refused(corpus, update):
   with (
-    VersionWriter(corpus.source, blocks_per_shard=5),
+    VersionWriter.open(corpus.source, blocks_per_shard=5),
     pytest.raises(TargetError, match="another process is building"),
   ):
     update([article("new", seed=1)])
@@ -74,8 +74,7 @@ def test_on_an_object_store_the_faster_update_stands(
   """There nobody can be kept out, and nothing renamed."""
   for module in (version_writer, whole_directory):
     monkeypatch.setattr(module, "is_remote", lambda path: True)
-  slower = VersionWriter(corpus.source, blocks_per_shard=5)
-  with slower:
+  with VersionWriter.open(corpus.source, blocks_per_shard=5) as slower:
     slower.existing.remove(slower.existing.find("d1"))
     assert update([article("new", seed=1)]).version == 2
     with pytest.raises(CorpusError, match="another process has updated"):
