@@ -20,15 +20,11 @@ _NAMES = {
   os.PathLike: "a path",
   types.NoneType: "None",
 }
-_SEQUENCES = (list, tuple)
 _PLURALS = {(str,): "strings", (int,): "integers", (float,): "numbers"}
 
 
-class _Unknown:
-  """A value that is known only when the command runs."""
-
-
-UNKNOWN = _Unknown()
+# Stands for a value that is known only when the command runs.
+UNKNOWN = object()
 
 
 def parameter_types(function: Callable[..., Any]) -> dict[str, Any]:
@@ -64,7 +60,7 @@ def accepts(annotation: Any, value: Any) -> bool:
   if expected is int:
     return isinstance(value, int) and not isinstance(value, bool)
   if expected in (list, tuple, collections.abc.Sequence):
-    return isinstance(value, _SEQUENCES) and all(
+    return isinstance(value, (list, tuple)) and all(
       accepts(argument, item) for argument in arguments[:1] for item in value
     )
   if expected in (dict, collections.abc.Mapping):

@@ -3,7 +3,6 @@
 import sys
 import time
 from collections.abc import Callable
-from types import TracebackType
 
 from absl import logging
 from tqdm import tqdm
@@ -58,21 +57,13 @@ class Progress:
     return self
 
   def __exit__(
-    self,
-    exception_type: type[BaseException] | None,
-    exception: BaseException | None,
-    traceback: TracebackType | None,
+    self, exception_type: type[BaseException] | None, *_: object
   ) -> None:
     self._bar.close()
     seconds = self._clock() - self._start
     if exception_type is None and seconds >= _SECONDS_BETWEEN_LINES:
-      logging.info(
-        "%s: %d in %.1f s (%s)",
-        self._label,
-        self._count,
-        seconds,
-        self._rate(seconds),
-      )
+      done = f"{self._count} in {seconds:.1f} s ({self._rate(seconds)})"
+      logging.info("%s: %s", self._label, done)
 
   def advance(self, count: int = 1, *, bytes_read: int = 0) -> None:
     """Records progress, and shows it if it is time to.

@@ -15,15 +15,9 @@ NULL_ROW = -1
 class BlockReader:
   """The blocks of some shards, by row.
 
-  Rows, 0…N−1, follow the order of the shards. The null block is row −1: it is
-  not stored and reads as `[CLS] [SEP] [SEP]`. Methods of one row raise
-  `IndexError` if it is not there, those of many also if one is below −1.
-
-  Args:
-    shards: Shards in the order of their rows.
-    sizes: Number of blocks in each shard, without the removed ones.
-    cls_id: Id of [CLS].
-    sep_id: Id of [SEP].
+  Rows, 0…N−1, follow the order of the shards, in which `sizes` counts the
+  blocks that are not removed. The null block is row −1: it is not stored and
+  reads as `[CLS] [SEP] [SEP]`. Other rows raise `IndexError`.
   """
 
   def __init__(
@@ -176,13 +170,12 @@ class BlockReader:
       raise ValueError(f"length={length} cannot hold [CLS] [SEP] [SEP]")
     rows = np.asarray(rows)
     flat_rows = rows.reshape(-1)
-    cls_id, sep_id = self._cls_id, self._sep_id
+    ids = {"cls_id": self._cls_id, "sep_id": self._sep_id}
     tokens = np.zeros((flat_rows.size, length), np.int32)
-    tokens[:, :NUM_SPECIAL_TOKENS] = cls_id, sep_id, sep_id
+    tokens[:, 0] = self._cls_id
+    tokens[:, 1:NUM_SPECIAL_TOKENS] = self._sep_id
     for shard, indices, positions in self._by_shard(flat_rows):
-      tokens[indices] = shard.gather(
-        positions, length, cls_id=cls_id, sep_id=sep_id
-      )
+      tokens[indices] = shard.gather(positions, length, **ids)
     return tokens.reshape(*rows.shape, length)
 
   def bodies_utf8(self, rows: Int[np.ndarray, " n"]) -> list[bytes]:

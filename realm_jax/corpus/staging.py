@@ -26,8 +26,8 @@ def local_copy(directory: epath.Path, manifest: Manifest) -> epath.Path:
   if not is_remote(directory):
     return directory
   default = Path.home() / ".cache" / "realm_jax"
-  cache = Path(os.environ.get(CACHE_DIR_VARIABLE, default)) / "corpora"
-  return stage(directory, manifest, cache)
+  cache = Path(os.environ.get(CACHE_DIR_VARIABLE, default))
+  return stage(directory, manifest, cache / "corpora")
 
 
 def stage(directory: epath.Path, manifest: Manifest, cache: Path) -> epath.Path:

@@ -78,17 +78,12 @@ class Corpus(BlockReader):
     return corpus
 
   def newest(self) -> "Corpus":
-    """Returns the newest version of this corpus, which may be itself.
-
-    Raises:
-      CorpusError: The directory has no corpus any more, or one with another
-        vocabulary or block length.
-    """
+    """Returns the newest version of this corpus; raises as `at` does."""
     manifest = versions.read(self.source)
     return self.at(manifest["corpus_version"], manifest["fingerprint"])
 
   def at(self, version: int, fingerprint: str) -> "Corpus":
-    """Returns another version, which is opened once while it is in use.
+    """Returns a version, which is opened once while it is in use.
 
     Raises:
       CorpusError: It is missing, or has another vocabulary or block length.

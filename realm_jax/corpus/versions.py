@@ -64,6 +64,14 @@ def read(
   )
 
 
+def every(directory: epath.Path) -> dict[int, Manifest]:
+  """Reads the manifests of all versions, by number."""
+  manifests = [read(directory)]
+  for version in earlier_versions(directory):
+    manifests.append(parse(directory / shard_format.manifest_path(version)))
+  return {manifest["corpus_version"]: manifest for manifest in manifests}
+
+
 def earlier_versions(directory: epath.Path) -> list[int]:
   """Returns the versions before the newest, in order."""
   folder = directory / shard_format.VERSIONS

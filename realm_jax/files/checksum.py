@@ -17,13 +17,8 @@ _PIECE_BYTES = 1 << 23
 def sha256_of(path: epath.PathLike, *, drop_pages: bool = False) -> str:
   """Returns the SHA-256 checksum of a file, in hexadecimal.
 
-  Args:
-    path: File, local or on an object store.
-    drop_pages: Whether the system's page cache gives up the file as it is
-      read, as where gigabytes are verified beside a running trainer.
-
-  Raises:
-    FileNotFoundError: There is no such file.
+  With `drop_pages`, the system's page cache gives up a local file as it is
+  read, as where gigabytes are verified beside a running trainer.
   """
   digest = hashlib.sha256()
   for piece in _pieces(path, drop_pages=drop_pages):

@@ -19,15 +19,10 @@ def explain_full_disk(
   *,
   advice: str = "free some space, or name another directory",
 ) -> Iterator[None]:
-  """Turns the system's error for a full disk into one that says what to do.
+  """Turns the system's error for a full disk or quota into `DiskFullError`.
 
-  Args:
-    target: Path that the block writes, for the message. Where it is on an
-      object store, the full disk is that of a temporary directory.
-    advice: Sentence that says what the user can do.
-
-  Raises:
-    DiskFullError: The disk or the quota has no space left.
+  The message names `target`, which the block writes. Where that is on an object
+  store, the full disk is the one of a temporary directory.
   """
   try:
     yield

@@ -8,11 +8,7 @@ from numpy.typing import DTypeLike
 
 
 def save(path: Path, array: np.ndarray) -> None:
-  """Writes an array; unlike numpy's own function, it reports a full disk.
-
-  Raises:
-    OSError: The disk is full.
-  """
+  """Writes an array; unlike numpy's own, it raises if the disk is full."""
   header = np.lib.format.header_data_from_array_1_0(array)
   with path.open("wb") as file:
     np.lib.format.write_array_header_1_0(file, header)
@@ -24,11 +20,8 @@ def create_mapped(
 ) -> np.memmap:
   """Creates a memory-mapped array to write to, with its disk space allocated.
 
-  Writing to a mapped file on a full disk would end the process with a signal
-  instead of an error.
-
-  Raises:
-    OSError: The disk is full.
+  If the disk is full, this raises `OSError`, where writing to a file that is
+  mapped without space would end the process with a signal.
   """
   # numpy creates the file as one hole, without disk space.
   array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)

@@ -27,11 +27,7 @@ class TargetError(ValueError):
 
 
 def check_target(path: epath.PathLike) -> None:
-  """Checks that a new directory can be renamed to `path`.
-
-  Raises:
-    TargetError: The path is a file, or a disk is mounted there.
-  """
+  """Raises `TargetError` if no directory can be renamed to `path`."""
   target = epath.Path(path)
   if target.exists() and not target.is_dir():
     raise TargetError(f"{target} is a file; name a directory")
@@ -43,11 +39,7 @@ def check_target(path: epath.PathLike) -> None:
 
 
 def check_same_disk(path: epath.PathLike) -> None:
-  """Checks that files can be renamed from beside a directory into it.
-
-  Raises:
-    TargetError: A disk is mounted there, so its sibling is on another disk.
-  """
+  """Raises `TargetError` if files beside a directory are on another disk."""
   target = real_path(path)
   if os.path.ismount(target):
     raise TargetError(

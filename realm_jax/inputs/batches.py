@@ -94,24 +94,21 @@ class BatchStream:
     self._last_position = start_position - 1
     self._batches = self._prepare()
 
-  @functools.cached_property
-  def _padded_shapes(self) -> dict[str, tuple[int | None, ...]]:
-    lengths = self._config.lengths
-    return {
-      name: tuple(
-        lengths.get(name) if axis == 0 and size is None else size
-        for axis, size in enumerate(spec.shape)
-      )
-      for name, spec in self._stream.dataset.element_spec.items()
-    }
-
   def _prepare(self) -> Generator[Batch, None, None]:
     """Yields the batches; it prepares none before the first is asked for."""
-    batches = self._stream.dataset.padded_batch(
-      self._config.batch_size, self._padded_shapes
-    ).prefetch(self._config.batches_ahead)
+    config, examples = self._config, self._stream.dataset
+    shapes = {
+      name: tuple(
+        config.lengths.get(name) if axis == 0 and size is None else size
+        for axis, size in enumerate(spec.shape)
+      )
+      for name, spec in examples.element_spec.items()
+    }
+    fixed = {name for name, shape in shapes.items() if None not in shape}
+    batches = examples.padded_batch(config.batch_size, shapes)
+    batches = batches.prefetch(config.batches_ahead)
     for padded in self._stream.guard(batches.as_numpy_iterator()):
-      yield self._batch(padded)
+      yield self._batch(padded, fixed)
 
   def __iter__(self) -> Iterator[Batch]:
     return self
@@ -119,24 +116,20 @@ class BatchStream:
   def __next__(self) -> Batch:
     return next(self._batches)
 
-  def _batch(self, padded: dict[str, np.ndarray]) -> Batch:
+  def _batch(self, padded: dict[str, np.ndarray], fixed: set[str]) -> Batch:
     positions = padded.pop("position")
     self._check_increasing(positions)
     num_real = len(positions)
     # The rows of this process; those past the end repeat the last real one.
     rows = np.arange(self._rows.start, self._rows.stop)
-    values = {
-      name: value[np.minimum(rows, num_real - 1)]
-      for name, value in padded.items()
-    }
-    fixed = {
-      name
-      for name, value in values.items()
-      if value.dtype != object and None not in self._padded_shapes[name]
-    }
+    arrays, host = {}, {}
+    for name, value in sorted(padded.items()):
+      is_array = name in fixed and value.dtype != object
+      target = arrays if is_array else host
+      target[name] = value[np.minimum(rows, num_real - 1)]
     return Batch(
-      arrays={name: values[name] for name in sorted(fixed)},
-      host={name: values[name] for name in sorted(values.keys() - fixed)},
+      arrays=arrays,
+      host=host,
       is_real=rows < num_real,
       next_position=int(positions[-1]) + 1,
     )

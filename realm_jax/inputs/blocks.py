@@ -1,6 +1,5 @@
 """The blocks of a corpus as a seqio source."""
 
-import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
@@ -13,38 +12,33 @@ from realm_jax.inputs.context import TaskError, current_context
 from realm_jax.inputs.sources import Column, RandomAccessSource
 
 
-@dataclasses.dataclass(frozen=True)
 class BlockRecords:
   """Blocks as records; `sentences` and `salient_spans` index `body_ids`."""
 
-  corpus: Corpus
+  spec: Mapping[str, tf.TensorSpec] = {
+    "block_id": tf.TensorSpec((), tf.int64),
+    "title_ids": tf.TensorSpec((None,), tf.int32),
+    "body_ids": tf.TensorSpec((None,), tf.int32),
+    "sentences": tf.TensorSpec((None, 2), tf.int32),
+    "salient_spans": tf.TensorSpec((None, 2), tf.int32),
+  }
 
-  @property
-  def spec(self) -> Mapping[str, tf.TensorSpec]:
-    """The features of a block."""
-    return {
-      "block_id": tf.TensorSpec((), tf.int64),
-      "title_ids": tf.TensorSpec((None,), tf.int32),
-      "body_ids": tf.TensorSpec((None,), tf.int32),
-      "sentences": tf.TensorSpec((None, 2), tf.int32),
-      "salient_spans": tf.TensorSpec((None, 2), tf.int32),
-    }
+  def __init__(self, corpus: Corpus):
+    self.corpus = corpus
 
   def __len__(self) -> int:
     return self.corpus.num_blocks
 
   def lookup(self, indices: Int[np.ndarray, " n"]) -> Mapping[str, Column]:
     """Reads blocks by row."""
-    rows = indices.tolist()
-    tokens = [self.corpus.token_ids(row) for row in rows]
-    titles = [self.corpus.title_length(row) for row in rows]
-    pairs = list(zip(tokens, titles, strict=True))
+    corpus, rows = self.corpus, indices.tolist()
+    titled = [(corpus.token_ids(r), corpus.title_length(r)) for r in rows]
     return {
-      "block_id": self.corpus.block_ids[indices],
-      "title_ids": [ids[:limit] for ids, limit in pairs],
-      "body_ids": [ids[limit:] for ids, limit in pairs],
-      "sentences": [self.corpus.sentences(row) for row in rows],
-      "salient_spans": [self.corpus.salient_spans(row) for row in rows],
+      "block_id": corpus.block_ids[indices],
+      "title_ids": [ids[:limit] for ids, limit in titled],
+      "body_ids": [ids[limit:] for ids, limit in titled],
+      "sentences": [corpus.sentences(row) for row in rows],
+      "salient_spans": [corpus.salient_spans(row) for row in rows],
     }
 
 

@@ -53,10 +53,8 @@ class DataConfig(TaskContext):
       value = getattr(self, name)
       if value is not None and value < least:
         binding = name.upper() if name in _MACROS else f"DataConfig.{name}"
-        raise ValueError(
-          f"{name}={value!r}; want an integer of at least {least}: change "
-          f"{binding}"
-        )
+        wanted = f"an integer of at least {least}"
+        raise ValueError(f"{name}={value}; want {wanted}: change {binding}")
 
   @property
   def lengths(self) -> dict[str, int]:

@@ -44,9 +44,7 @@ class TaskContext:
     return Corpus.open(self.corpus_dir, version=self.corpus_version)
 
 
-_CURRENT: contextvars.ContextVar[TaskContext] = contextvars.ContextVar(
-  "task_context"
-)
+_CURRENT = contextvars.ContextVar[TaskContext]("task_context")
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import seqio
 
 from realm_jax.corpus.store import Corpus
 from realm_jax.inputs.features import CorpusVocabulary
-from realm_jax.text.wordpieces import CONTINUATION, WordpieceVocabulary
+from realm_jax.text.wordpieces import CONTINUATION
 
 _LABEL_WIDTH = 16
 # The headline has the position, and the decoded query shows the masks.
@@ -16,17 +16,14 @@ _NOT_SHOWN = ("position", "mask_positions", "mask_weights")
 
 
 def _words(
-  token_ids: Sequence[int],
-  vocabulary: WordpieceVocabulary,
-  *,
-  hidden: Mapping[int, int],
+  token_ids: np.ndarray, pieces: Sequence[str], hidden: Mapping[int, int]
 ) -> str:
   """Decodes token ids; a hidden one is `[MASK=word]` or `[MASK=##ed]`."""
   words: list[str] = []
-  for position, token_id in enumerate(token_ids):
-    piece = vocabulary.pieces[token_id]
+  for position, token_id in enumerate(token_ids.tolist()):
+    piece = pieces[token_id]
     if position in hidden:
-      words.append(f"[MASK={vocabulary.pieces[hidden[position]]}]")
+      words.append(f"[MASK={pieces[hidden[position]]}]")
     elif piece.startswith(CONTINUATION) and words:
       words[-1] += piece.removeprefix(CONTINUATION)
     else:
@@ -51,7 +48,7 @@ def _lines(
   features: Mapping[str, seqio.Feature],
   corpus: Corpus,
 ) -> Iterator[tuple[str, str]]:
-  nothing = np.zeros(0)
+  pieces, nothing = corpus.vocabulary.pieces, np.zeros(0)
   masks = (example.get(f"mask_{x}", nothing) for x in ("positions", "targets"))
   hidden = dict(zip(*(array.tolist() for array in masks), strict=True))
   for name, value in example.items():
@@ -63,12 +60,10 @@ def _lines(
       if row >= 0:
         yield "source", f"{corpus.title(row)} ({corpus.block_name(row)})"
     elif feature and isinstance(feature.vocabulary, CorpusVocabulary):
-      in_query = hidden if name == "query" else {}
-      yield name, _words(value.tolist(), corpus.vocabulary, hidden=in_query)
+      yield name, _words(value, pieces, hidden if name == "query" else {})
     elif name == "answer_tokens":
-      answers = [row[row != 0].tolist() for row in value]
-      words = [_words(a, corpus.vocabulary, hidden={}) for a in answers]
-      yield name, " | ".join(words)
+      answers = [_words(row[row != 0], pieces, {}) for row in value]
+      yield name, " | ".join(answers)
     else:
       yield name, _plain(value)
 
@@ -89,7 +84,6 @@ def describe(
     width: Width of the lines in characters.
   """
   arrays = {name: np.asarray(value) for name, value in example.items()}
-  indent = " " * (_LABEL_WIDTH + 2)
   paragraphs = [f"position {arrays['position']}"]
   for label, text in _lines(arrays, features, corpus):
     paragraphs.append(
@@ -97,7 +91,7 @@ def describe(
         text or "(empty)",
         width=max(width, 2 * _LABEL_WIDTH),
         initial_indent=f"  {label:<{_LABEL_WIDTH}}",
-        subsequent_indent=indent,
+        subsequent_indent=" " * (_LABEL_WIDTH + 2),
         break_on_hyphens=False,
         break_long_words=False,
       )

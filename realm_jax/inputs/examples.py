@@ -39,10 +39,8 @@ class ExampleStream:
   Args:
     config: Data of the run; its lengths are the largest that features have.
     start_position: Stream position of the first example.
-    shuffle: Whether records are shuffled; otherwise they keep the order of
-      their source.
-    repeat: Whether epochs follow each other without end, each in its own
-      order; otherwise the stream ends after one.
+    shuffle: Whether each epoch has its own order, or that of the source.
+    repeat: Whether epochs follow each other without end.
 
   Raises:
     TaskError: There is no such task, or its source cannot be resumed.
@@ -58,8 +56,7 @@ class ExampleStream:
   ):
     self.task = find_task(config.task, config.task_modules)
     self._config = config
-    self._start = start_position
-    self._repeat = repeat
+    self._start, self._repeat = start_position, repeat
     self._has_example = tf.Variable(tf.constant(False), trainable=False)
     with task_context(config):
       self._reader = self._open(shuffle)

@@ -66,6 +66,12 @@ class QuestionRecords:
     QuestionFileError: The file is missing, or a line is not a question.
   """
 
+  spec: Mapping[str, tf.TensorSpec] = {
+    "question": tf.TensorSpec((), tf.string),
+    "answers": tf.TensorSpec((None,), tf.string),
+    "question_id": tf.TensorSpec((), tf.string),
+  }
+
   def __init__(self, path: epath.Path, to_question: ToQuestion = read_question):
     self._path = path
     self._to_question = to_question
@@ -79,15 +85,6 @@ class QuestionRecords:
     self._offsets = np.array(offsets, np.int64)
     if len(offsets) == 1:
       raise QuestionFileError(f"{path} has no line; {_WANTED}")
-
-  @property
-  def spec(self) -> Mapping[str, tf.TensorSpec]:
-    """The features of a question."""
-    return {
-      "question": tf.TensorSpec((), tf.string),
-      "answers": tf.TensorSpec((None,), tf.string),
-      "question_id": tf.TensorSpec((), tf.string),
-    }
 
   def __len__(self) -> int:
     return len(self._offsets) - 1

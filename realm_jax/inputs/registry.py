@@ -29,11 +29,7 @@ def _import_tasks(module_name: str) -> None:
 def find_task(
   name: str, task_modules: Sequence[str] = ("tasks",)
 ) -> seqio.Task:
-  """Returns a seqio task.
-
-  Args:
-    name: Name in `seqio.TaskRegistry`.
-    task_modules: Modules and packages that register tasks when imported.
+  """Returns a seqio task, once the modules and packages are imported.
 
   Raises:
     TaskError: There is no such task; the message lists similar names.

@@ -47,14 +47,9 @@ def find_token_spans(
 ) -> TokenSpans:
   """Returns every span of the blocks that equals one of the answers.
 
-  Args:
-    flat_tokens: Token ids of the blocks, end to end.
-    offsets: Block b has `flat_tokens[offsets[b]:offsets[b + 1]]`.
-    answers: Token ids of each answer, without specials. An answer without
-      tokens has no span.
+  Block b has `flat_tokens[offsets[b]:offsets[b + 1]]`. The answers are token
+  ids without specials; one without tokens has no span.
   """
-  flat_tokens = np.asarray(flat_tokens)
-  offsets = np.asarray(offsets, np.int64)
   found = [TokenSpans(*np.zeros((3, 0), np.int64))]
   for answer in {tuple(map(int, answer)) for answer in answers} - {()}:
     first = _occurrences(flat_tokens, answer)

@@ -68,10 +68,9 @@ def token_f1(prediction: str, reference: str) -> float:
 def _compiled(pattern: str) -> re.Pattern[str] | str:
   """Returns the compiled pattern, or why there is none; warns once."""
   try:
-    with warnings.catch_warnings():
-      # Patterns come from data. The user can do nothing about those that a
-      # later Python may read differently.
-      warnings.simplefilter("ignore")
+    # The user can do nothing about a pattern of the data that a later Python
+    # may read differently.
+    with warnings.catch_warnings(action="ignore"):
       return re.compile(pattern, _PATTERN_FLAGS)
   except (re.error, OverflowError, RecursionError) as error:
     logging.warning("answer pattern %r never matches: %s", pattern, error)
@@ -85,10 +84,10 @@ def bad_patterns(patterns: Iterable[str]) -> dict[str, str]:
 
 
 def regex_match(prediction: str, pattern: str) -> bool:
-  """Returns whether the pattern matches the start of the prediction.
+  """Returns whether a pattern matches the start of a raw prediction.
 
-  The prediction is not normalized and may be longer than the match, as in
-  Google's evaluation of CuratedTREC. A bad pattern matches nothing.
+  The prediction may be longer, as in Google's evaluation of CuratedTREC. A bad
+  pattern matches nothing.
   """
   compiled = _compiled(pattern)
   return not isinstance(compiled, str) and bool(compiled.match(prediction))
@@ -150,11 +149,9 @@ def contains_answer(
   if kind == "regex":
     text = unicodedata.normalize("NFD", text)
     compiled = (_compiled(unicodedata.normalize("NFD", r)) for r in references)
-    return any(
-      not isinstance(c, str) and bool(c.search(text)) for c in compiled
-    )
+    return any(not isinstance(c, str) and c.search(text) for c in compiled)
   words = _word_sequence(text)
-  wanted = (_word_sequence(reference) for reference in references)
+  wanted = map(_word_sequence, references)
   return any(sequence.strip() and sequence in words for sequence in wanted)
 
 

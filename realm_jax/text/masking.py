@@ -106,9 +106,8 @@ def random_tokens(
   del is_continuation
   draw = tf.random.stateless_uniform((), seed)
   start, limit = tf.unstack(random_sentence(block, draw))
-  noise = tf.random.stateless_uniform(
-    [limit - start], tf.random.fold_in(seed, 1)
-  )
+  second_seed = tf.random.fold_in(seed, 1)
+  noise = tf.random.stateless_uniform([limit - start], second_seed)
   rank = tf.argsort(tf.argsort(noise))
   return MaskedSentence(
     block["body_ids"][start:limit], rank < _num_masks(limit - start, rate)

@@ -14,8 +14,8 @@ if it is a function word, or if the text also has it in lower case.
 import importlib
 import itertools
 import re
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias
 
 from realm_jax.text.sentences import byte_positions, sentence_characters
 
@@ -28,19 +28,10 @@ class Span(NamedTuple):
   kind: str
 
 
-@runtime_checkable
-class Tagger(Protocol):
-  """Finds the spans of a text that are worth masking."""
-
-  def __call__(self, text: str, title: str) -> Sequence[tuple[int, int, str]]:
-    """Returns sorted spans (start, limit, kind) that do not overlap.
-
-    Args:
-      text: Whole document, so that one sentence may explain another.
-      title: Title of the document.
-    """
-    ...
-
+# Finds the spans (start byte, limit byte, kind) of a text that are worth
+# masking and do not overlap. It gets a whole document, so that one sentence may
+# explain another, and its title.
+Tagger: TypeAlias = Callable[[str, str], Sequence[tuple[int, int, str]]]
 
 _MONTHS = (
   "January February March April May June July August September October "
@@ -145,20 +136,14 @@ _NAME_OPENINGS = frozenset(
 )
 
 
-class _Candidate(NamedTuple):
-  """A run of capitalized words, as character ranges."""
-
-  words: list[tuple[int, int]]
-  is_initial: bool
-
-
-def _candidates(text: str) -> Iterator[_Candidate]:
+def _candidates(text: str) -> Iterator[tuple[list[tuple[int, int]], bool]]:
+  """Yields runs of capitalized words, and whether each begins a sentence."""
   for start, limit in sentence_characters(text):
     for match in _NAME.finditer(text, start, limit):
       words = [word.span() for word in _NAME_WORD.finditer(text, *match.span())]
       before = text[start : match.start()].rstrip()
       is_initial = not before or before[-1] in _OPENINGS
-      yield _Candidate(words, is_initial)
+      yield words, is_initial
 
 
 def _is_function_word(word: str) -> bool:
@@ -229,10 +214,8 @@ def find_tagger(name: str) -> Tagger | None:
   Raises:
     ValueError: There is no such name, or it cannot be called.
   """
-  if name == "none":
-    return None
-  if name == "rules":
-    return tag
+  if name in ("none", "rules"):
+    return tag if name == "rules" else None
   module_name, _, attribute = name.rpartition(".")
   try:
     tagger = getattr(importlib.import_module(module_name), attribute)

@@ -15,7 +15,6 @@ import hashlib
 import itertools
 import tempfile
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -60,8 +59,7 @@ class Tokens(NamedTuple):
 
 def check_pieces(pieces: Sequence[str], *, source: str) -> None:
   """Raises `VocabularyError` if `pieces` are no BERT vocabulary."""
-  missing = [piece for piece in SPECIAL_PIECES if piece not in pieces]
-  if missing:
+  if missing := [piece for piece in SPECIAL_PIECES if piece not in pieces]:
     raise VocabularyError(
       f"{source} has no {', '.join(missing)}; a BERT vocabulary lists "
       f"{' '.join(SPECIAL_PIECES)}, one piece a line"
@@ -116,10 +114,9 @@ def vocabulary_sha256(pieces: Iterable[str]) -> str:
 
 def vocabulary_of(pieces: Iterable[str]) -> "WordpieceVocabulary":
   """Makes a vocabulary that has no file."""
-  with tempfile.TemporaryDirectory() as folder:
-    file = Path(folder, "vocab.txt")
-    write_pieces(file, pieces)
-    return WordpieceVocabulary(file)
+  with tempfile.NamedTemporaryFile() as file:
+    write_pieces(file.name, pieces)
+    return WordpieceVocabulary(file.name)
 
 
 class WordpieceVocabulary(seqio.Vocabulary):
@@ -157,7 +154,7 @@ class WordpieceVocabulary(seqio.Vocabulary):
 
   @property
   def eos_id(self) -> None:
-    """None: BERT has no end token, and [SEP] also occurs inside a sequence."""
+    """None: [SEP] also occurs inside a sequence."""
 
   @property
   def unk_id(self) -> int:
@@ -202,16 +199,9 @@ class WordpieceVocabulary(seqio.Vocabulary):
     rows = np.searchsorted(row_offsets, empty, side="right") - 1
     for row, token in zip(rows, empty, strict=True):
       start = int(byte_ranges[token, 0])
-      byte_ranges[token, 1] = _character_limit(encoded[row], start)
+      character = encoded[row][start : start + 4].decode(errors="ignore")[0]
+      byte_ranges[token, 1] = start + len(character.encode())
     return Tokens(np.asarray(ids.flat_values), row_offsets, byte_ranges)
-
-
-def _character_limit(text: bytes, start: int) -> int:
-  """Returns the byte after the UTF-8 character that begins at `start`."""
-  limit = start + 1
-  while limit < len(text) and text[limit] & 0xC0 == 0x80:
-    limit += 1
-  return limit
 
 
 def _count_words(texts: Iterable[str]) -> collections.Counter[str]:

@@ -57,7 +57,7 @@ def test_padding_is_zero_and_weightless(tiny):
 
 
 @pytest.mark.parametrize(
-  ("task", "count"), [("masked_salient_spans", 4), ("open_qa", 2)]
+  ("task", "count"), [("masked_salient_spans", 2), ("open_qa", 2)]
 )
 def test_processes_share_the_rows_of_one_batch(task, count, tiny):
   alone = _some(task, tiny)
@@ -78,13 +78,11 @@ def test_processes_share_the_rows_of_one_batch(task, count, tiny):
 @pytest.mark.parametrize("task", ["inverse_cloze", "open_qa"])
 def test_a_stream_goes_on_at_the_next_position_of_any_batch(task, tiny):
   whole = _some(task, tiny)
-  for cut in (0, 3):
-    start = whole[cut].next_position
-    rest = _some(task, tiny, 5 - cut, start_position=start)
-    for one, other in zip(rest, whole[cut + 1 :], strict=True):
-      assert one.next_position == other.next_position
-      for name, array in one.arrays.items():
-        np.testing.assert_array_equal(array, other.arrays[name])
+  rest = _some(task, tiny, 3, start_position=whole[2].next_position)
+  for one, other in zip(rest, whole[3:], strict=True):
+    assert one.next_position == other.next_position
+    for name, array in one.arrays.items():
+      np.testing.assert_array_equal(array, other.arrays[name])
 
 
 def test_questions_come_with_their_answers(tiny):
@@ -171,7 +169,7 @@ def test_a_closed_stream_is_at_its_end(tiny):
 
 
 def test_streams_close_while_they_run_ahead(tiny):
-  for _ in range(3):
+  for _ in range(2):
     stream = _stream("masked_random_spans", tiny, fields={"batches_ahead": 50})
     next(stream)
     stream.close()

@@ -45,11 +45,10 @@ def test_a_stream_that_resumes_after_any_example_goes_on_alike(task, tiny):
   whole = _some(task, tiny)
   positions = [int(e["position"]) for e in whole]
   assert positions == sorted(set(positions))
-  for cut in (0, 23):
-    rest = _some(
-      task, tiny, len(whole) - cut - 1, start_position=positions[cut] + 1
-    )
-    _assert_same(rest, whole[cut + 1 :])
+  # In an epoch of its own: the corpus has four blocks.
+  start = positions[23] + 1
+  rest = _some(task, tiny, len(whole) - 24, start_position=start)
+  _assert_same(rest, whole[24:])
 
 
 @pytest.mark.parametrize("task", ["inverse_cloze", "open_qa"])

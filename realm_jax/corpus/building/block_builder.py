@@ -1,5 +1,6 @@
 """Blocks made of documents and written to shards."""
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator
 
@@ -41,10 +42,11 @@ def salient_spans(
   return np.array([span[:2] for span in found], np.int64).reshape(-1, 2)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockBuilder:
   """Splits documents into blocks and writes these to shards.
 
-  Args:
+  Attributes:
     vocabulary: Vocabulary of the corpus.
     shards: Shards that the blocks are written to.
     block_length: Largest number of wordpieces in a block.
@@ -52,26 +54,17 @@ class BlockBuilder:
     summary: Counts, to which this adds.
   """
 
-  def __init__(
-    self,
-    *,
-    vocabulary: WordpieceVocabulary,
-    shards: ShardSeries,
-    block_length: int,
-    tagger: Tagger | None,
-    summary: BuildSummary,
-  ):
-    self._vocabulary = vocabulary
-    self._shards = shards
-    self._capacity = block_length - NUM_SPECIAL_TOKENS
-    self._tagger = tagger
-    self._summary = summary
+  vocabulary: WordpieceVocabulary
+  shards: ShardSeries
+  block_length: int
+  tagger: Tagger | None
+  summary: BuildSummary
 
   def add_all(self, documents: Iterable[Document]) -> None:
     """Adds documents, many of which are tokenized in one call."""
     for chunk in _chunks(documents):
       texts = [text for doc in chunk for text in (doc.title, doc.text)]
-      tokens = self._vocabulary.tokenize_with_offsets(texts)
+      tokens = self.vocabulary.tokenize_with_offsets(texts)
       bounds = tokens.row_offsets.tolist()
       for index, document in enumerate(chunk):
         title, text, limit = bounds[2 * index : 2 * index + 3]
@@ -90,30 +83,30 @@ class BlockBuilder:
     token_ids: Int[np.ndarray, " b"],
     token_bytes: Int[np.ndarray, "b 2"],
   ) -> None:
-    summary = self._summary
+    summary = self.summary
     if not len(token_ids):
       summary.skipped["no words in the text"] += 1
       return
     # A title takes at most half of a block, so that a body always fits.
-    longest_title = self._capacity // 2
-    summary.cut_titles += len(title_ids) > longest_title
-    title_ids = title_ids[:longest_title]
-    capacity = self._capacity - len(title_ids)
+    capacity = self.block_length - NUM_SPECIAL_TOKENS
+    summary.cut_titles += len(title_ids) > capacity // 2
+    title_ids = title_ids[: capacity // 2]
+    capacity -= len(title_ids)
     text = document.text.encode()
     sentences, num_cut = cut_overlong_sentences(
       align_sentences(sentence_ranges(document.text), token_bytes),
       token_bytes,
       text=text,
       capacity=capacity,
-      is_continuation=self._vocabulary.is_continuation[token_ids],
+      is_continuation=self.vocabulary.is_continuation[token_ids],
     )
     ranges = sentences.token_ranges
     tagged = salient_spans(
-      self._tagger, document.text, document.title, summary=summary
+      self.tagger, document.text, document.title, summary=summary
     )
     spans = token_spans(tagged, token_bytes, ranges)
     packed = pack_sentences(np.diff(ranges, axis=1)[:, 0], capacity=capacity)
-    shard = self._shards.shard
+    shard = self.shards.shard
     shard.add_document(
       document_id=document.id,
       title=document.title,

@@ -38,11 +38,11 @@ def build_corpus(
   blocks_per_shard: int = 200_000,
   version: int = 1,
 ) -> BuildSummary:
-  """Builds a corpus directory from JSON Lines.
+  """Builds a corpus directory, which appears complete or not at all.
 
   Args:
     inputs: Files or glob patterns of `{"title": …, "text": …}` lines.
-    output_dir: Corpus directory, which appears complete or not at all.
+    output_dir: Corpus directory.
     vocab: Vocabulary file, or `train:SIZE` to learn one from the input.
     block_length: Largest number of tokens of `[CLS] title [SEP] body [SEP]`.
     tagger: Function that finds salient spans; None finds none.

@@ -57,9 +57,7 @@ class DocumentSource:
   ) -> Iterator[Document]:
     """Yields the documents, without those whose titles are dropped.
 
-    Args:
-      summary: Counts of what is skipped, to which this adds.
-      label: Name of the pass for progress lines.
+    What is skipped is counted in `summary`; progress lines begin with `label`.
 
     Raises:
       InputError: A line is malformed or repeats an id.
@@ -105,8 +103,16 @@ class DocumentSource:
         continue
       earlier = seen.add(entry.id, position)
       if earlier is not None:
-        message = _repeated_id(entry, self._place(earlier))
-        self.refuse(message, reason="repeated ids", summary=summary)
+        title = (
+          "" if isinstance(entry, Removal) else f" (title {entry.title!r})"
+        )
+        self.refuse(
+          f"{place} has the same id {entry.id!r}{title} as "
+          f"{self._place(earlier)}; give each document an id of its own, or "
+          "drop one (a document without an id gets one from its contents)",
+          reason="repeated ids",
+          summary=summary,
+        )
       elif self._unescape_html and isinstance(entry, Document):
         yield entry.unescaped()
       else:
@@ -130,15 +136,6 @@ class DocumentSource:
     """Returns `file:line`."""
     number = position & ((1 << _LINE_BITS) - 1)
     return f"{self._files[position >> _LINE_BITS]}:{number}"
-
-
-def _repeated_id(entry: Document | Removal, earlier: str) -> str:
-  title = "" if isinstance(entry, Removal) else f" (title {entry.title!r})"
-  return (
-    f"{entry.place} has the same id {entry.id!r}{title} as {earlier}; give "
-    "each document an id of its own, or drop one (a document without an id "
-    "gets one from its contents)"
-  )
 
 
 def _input_files(patterns: Sequence[str]) -> list[epath.Path]:

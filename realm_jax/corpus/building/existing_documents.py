@@ -30,15 +30,13 @@ class ExistingDocument(NamedTuple):
 class ExistingDocuments:
   """The documents of one version, of which an update may remove some.
 
-  Attributes:
-    removed: The documents that the update removes, by shard.
+  `removed` has those that the update removes, by shard.
   """
 
   def __init__(self, corpus: Corpus):
     self._corpus = corpus
-    self.removed: dict[Shard, list[ExistingDocument]] = collections.defaultdict(
-      list
-    )
+    self.removed = collections.defaultdict[Shard, list[ExistingDocument]](list)
+    self.num_blocks_removed = 0
 
   def find(self, document_id: str) -> ExistingDocument | None:
     """Returns the document with this id, if the version has it."""
@@ -86,12 +84,4 @@ class ExistingDocuments:
   def remove(self, existing: ExistingDocument) -> None:
     """Marks a document as removed; each at most once."""
     self.removed[existing.shard].append(existing)
-
-  @property
-  def num_blocks_removed(self) -> int:
-    """The number of blocks of the removed documents."""
-    return sum(
-      len(document.positions)
-      for documents in self.removed.values()
-      for document in documents
-    )
+    self.num_blocks_removed += len(existing.positions)

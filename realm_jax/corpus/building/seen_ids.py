@@ -29,21 +29,18 @@ class SeenIds:
   def add(self, name: str, number: int) -> int | None:
     """Adds an id; returns the number of an earlier one that is equal."""
     key = hash63(name)
-    earlier = self._find(key)
-    if earlier is None:
+    if (earlier := self._find(key)) is None:
       self._recent[key] = number
       if len(self._recent) >= _RECENT:
         self._store_recent()
     return earlier
 
   def _find(self, key: int) -> int | None:
-    if key in self._recent:
-      return self._recent[key]
     for keys, numbers in self._runs:
       index = np.searchsorted(keys, key)
       if index < len(keys) and keys[index] == key:
         return int(numbers[index])
-    return None
+    return self._recent.get(key)
 
   def _store_recent(self) -> None:
     keys = np.fromiter(self._recent, np.int64, len(self._recent))

@@ -47,9 +47,8 @@ def update_corpus(
     output_dir: Corpus directory.
     vocab: Vocabulary file, which must be that of the corpus; None takes it.
     block_length: Block length, which must be that of the corpus; None takes it.
-    drop_titles: Texts as in `build_corpus`; documents with such titles are
-      left out, and removed if the corpus has them. None takes those that the
-      corpus was built with.
+    drop_titles: Texts in titles of documents that are left out, and removed if
+      the corpus has them. None takes those of the build.
     skip_bad_lines: Whether lines that are malformed, repeat an id or remove
       an unknown document are counted instead of raising an error.
     keep_versions: Number of the newest versions to keep. None keeps all: a

@@ -103,10 +103,7 @@ class VersionWriter:
   ) -> None:
     """Completes the shards and makes the version the newest.
 
-    Args:
-      summary: Counts for the manifest.
-      drop_titles: Texts of the title filter, which later updates apply.
-      keep_versions: Number of the newest versions to keep; None keeps all.
+    Of all versions, the newest `keep_versions` are kept; None keeps all.
 
     Raises:
       CorpusError: It would have no block, or another update was faster.
@@ -184,34 +181,24 @@ class VersionWriter:
     sync(directory)
 
   def _prune(self, keep: int) -> None:
-    paths: set[str] = set()
-    pruned = [
-      version
-      for version in versions.earlier_versions(self._source)
-      if version <= self.version - keep
-    ]
+    """Removes versions, their manifests first, and what only they name."""
+    manifests = versions.every(self._source)
+    pruned = sorted(v for v in manifests if v <= self.version - keep)
+    unused: set[str] = set()
     for version in pruned:
-      path = self._source / shard_format.manifest_path(version)
-      paths |= paths_of(versions.parse(path))
-      path.unlink()
+      (self._source / shard_format.manifest_path(version)).unlink()
+      unused |= paths_of(manifests.pop(version))
     if pruned:
       logging.info("Removed versions %s of %s", pruned, self._source)
-    self._remove(paths - self._named())
-
-  def _named(self) -> set[str]:
-    """Returns the shards and files that any version names."""
-    named = paths_of(versions.read(self._source))
-    for version in versions.earlier_versions(self._source):
-      path = self._source / shard_format.manifest_path(version)
-      named |= paths_of(versions.parse(path))
-    return named
+    self._remove(unused.difference(*map(paths_of, manifests.values())))
 
   def _remove_unnamed(self) -> None:
     """Removes what a killed update left."""
     found = {path.name for path in self._source.glob("shard-*")}
     removed = self._source / shard_format.REMOVED
     found |= {f"{removed.name}/{path.name}" for path in removed.glob("*")}
-    self._remove(found - self._named())
+    manifests = versions.every(self._source).values()
+    self._remove(found.difference(*map(paths_of, manifests)))
 
   def _remove(self, paths: set[str]) -> None:
     for name in sorted(paths):

@@ -26,13 +26,11 @@ def ragged_indices(
 class Shard:
   """The arrays of a shard, mapped into memory when first used.
 
-  Args:
-    directory: Folder of the arrays.
-    removed: File of the removed blocks' positions; None if there are none.
+  `removed` is the file of the removed blocks' positions, if there are any.
   """
 
-  def __init__(self, directory: Path, *, removed: Path | None = None):
-    self.directory = directory
+  def __init__(self, directory: Path, *, removed: Path | None):
+    self._directory = directory
     self._removed_path = removed
     self._arrays: dict[str, np.ndarray] = {}
 
@@ -65,7 +63,7 @@ class Shard:
   def array(self, name: str) -> np.ndarray:
     """Returns an array of `format.ARRAYS`, mapped when it is first used."""
     if name not in self._arrays:
-      path = self.directory / f"{name}.npy"
+      path = self._directory / f"{name}.npy"
       mapped = np.load(path, mmap_mode="r", allow_pickle=False)
       # A plain view: indexing a memmap object costs Python calls each time.
       self._arrays[name] = mapped.view(np.ndarray)

@@ -1,6 +1,7 @@
 """Shards written array by array, with nothing but buffers in memory."""
 
 import contextlib
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -125,10 +126,11 @@ class ShardWriter:
     )
 
 
+@dataclasses.dataclass
 class ShardSeries:
   """New shards, written one after the other.
 
-  Args:
+  Attributes:
     directory: Directory of the shards' folders.
     name: Function from a shard's number, from 0, to its folder's name.
     vocab_size: Size of the vocabulary.
@@ -136,29 +138,24 @@ class ShardSeries:
       document is complete.
   """
 
-  def __init__(
-    self,
-    directory: Path,
-    name: Callable[[int], str],
-    *,
-    vocab_size: int,
-    blocks_per_shard: int,
-  ):
-    self._directory = directory
-    self._name = name
-    self._vocab_size = vocab_size
-    self._blocks_per_shard = blocks_per_shard
+  directory: Path
+  name: Callable[[int], str]
+  _: dataclasses.KW_ONLY
+  vocab_size: int
+  blocks_per_shard: int
+
+  def __post_init__(self) -> None:
     self._shard: ShardWriter | None = None
     self._finished: list[ShardRecord] = []
 
   @property
   def shard(self) -> ShardWriter:
     """The shard to which the next document is added."""
-    if self._shard and self._shard.num_blocks >= self._blocks_per_shard:
+    if self._shard and self._shard.num_blocks >= self.blocks_per_shard:
       self.finish()
     if self._shard is None:
-      directory = self._directory / self._name(len(self._finished))
-      self._shard = ShardWriter(directory, vocab_size=self._vocab_size)
+      directory = self.directory / self.name(len(self._finished))
+      self._shard = ShardWriter(directory, vocab_size=self.vocab_size)
     return self._shard
 
   def finish(self) -> list[ShardRecord]:

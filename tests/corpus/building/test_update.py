@@ -45,7 +45,7 @@ def test_many_updates_one_after_the_other(corpus, build, update):
   rng = np.random.default_rng(1)
   documents = {row["id"]: row for row in ROWS}
   seen = [contents(corpus)]
-  for number in range(6):
+  for number in range(4):
     names = list(documents)
     gone = rng.choice(names, 3, replace=False).tolist()
     given = [
