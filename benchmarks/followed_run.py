@@ -85,7 +85,7 @@ class Builder:
     self.shares.append(plan.record.embedded_share if plan.record else 1.0)
     if plan.record:
       self.errors += [(d.stored, d.corrected) for d in plan.record.drift]
-    return plan.vectors(rows, embed=fresh.__getitem__, base=base, step=step)
+    return plan.vectors(rows, embed=fresh.__getitem__, step=step)
 
   def use(self, step: int, made: tuple[np.ndarray, np.ndarray]) -> None:
     """Makes the generation of a checkpoint the base of the next one."""

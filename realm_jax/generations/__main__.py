@@ -41,29 +41,26 @@ _JSON = flags.DEFINE_string(
 )
 
 
-def _write_json(
-  run: RunGenerations, statuses: Sequence[GenerationStatus]
-) -> None:
+def _inspect(run: RunGenerations, *, checksums: bool) -> list[GenerationStatus]:
+  statuses = run.inspect(checksums=checksums)
   if _JSON.value:
     values = {
       "generations_dir": str(run.generations_dir),
       "generations": [one.to_json() for one in statuses],
     }
     write_json(_JSON.value, values)
+  return statuses
 
 
 def _list(run: RunGenerations) -> int:
-  statuses = run.inspect()
-  print(table(statuses))
-  _write_json(run, statuses)
+  print(table(_inspect(run, checksums=False)))
   return 0
 
 
 def _verify(run: RunGenerations) -> int:
-  statuses = run.inspect(checksums=True)
+  statuses = _inspect(run, checksums=True)
   for one in statuses:
     print(f"{one.step}: {one.problem or f'valid, {bytes_text(one.bytes)}'}")
-  _write_json(run, statuses)
   damaged = [one.step for one in statuses if one.problem]
   if damaged:
     print(f"{len(damaged)} of {len(statuses)} cannot be used: {damaged}")

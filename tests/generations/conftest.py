@@ -7,9 +7,10 @@ import pytest
 
 from realm_jax.corpus.building.directory_writer import CorpusDirectoryWriter
 from realm_jax.corpus.store import Corpus
-from realm_jax.generations.store import embeddings, query_tower
+from realm_jax.generations.store import embeddings, publisher, query_tower
 from realm_jax.generations.store.manifest import Manifest
 from realm_jax.generations.store.publisher import publish
+from realm_jax.generations.store.retention import to_prune
 
 DIM = 8
 PIECES = (
@@ -79,6 +80,13 @@ def publish_one(generations_dir: Path, corpus: Corpus, step: int, **changes):
     step,
     lambda directory: fill(directory, corpus, step, **changes),
   )
+
+
+def prune(generations_dir: Path, **settings):
+  """Removes what is not to stay, as the sidecar does."""
+  steps = to_prune(generations_dir, **settings)
+  publisher.remove(generations_dir, steps)
+  return steps
 
 
 @pytest.fixture(scope="session")

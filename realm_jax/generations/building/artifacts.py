@@ -3,8 +3,9 @@
 import dataclasses
 import functools
 import hashlib
+import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
@@ -19,7 +20,9 @@ from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.files import npy
 from realm_jax.files.json_file import JsonValue
 from realm_jax.generations.building import recall
+from realm_jax.generations.building.base_generation import block_keys
 from realm_jax.generations.building.corpus_embedder import CorpusEmbedder
+from realm_jax.generations.building.partial_refresh import PartialRefresh
 from realm_jax.generations.building.shared_work import (
   StoredVectors,
   json_checksum,
@@ -34,7 +37,11 @@ from realm_jax.indexes.protocol import (
 )
 from realm_jax.indexes.registry import parameters_of
 from realm_jax.models.parameters import Params
-from realm_jax.models.retriever import Retriever, query_tower_parameters
+from realm_jax.models.retriever import (
+  Retriever,
+  embed_queries,
+  query_tower_parameters,
+)
 from realm_jax.partitioning import rules
 
 _BLOCK_KEYS = "block_keys.npy"
@@ -77,12 +84,9 @@ class EmbeddingConfig:
 class ArtifactWriter:
   """Writes generations of one corpus version, and compiles once for all.
 
-  Args:
-    corpus: Corpus to embed.
-    retriever: Towers, for any vocabulary.
-    index: Settings of the index.
-    config: Settings of embedding; None takes the defaults.
-    mesh: Mesh of this process's devices.
+  The `retriever` may be for another vocabulary. Without a `config` of embedding
+  it takes the defaults. With a `partial` refresh it writes keys of the blocks,
+  too. The `mesh` is of this process's devices.
   """
 
   def __init__(
@@ -92,54 +96,46 @@ class ArtifactWriter:
     *,
     index: IndexConfig,
     config: EmbeddingConfig | None = None,
+    partial: PartialRefresh | None = None,
     mesh: Mesh,
   ):
     # The null block is [CLS] [SEP] [SEP] in any vocabulary.
     separator_id = int(corpus.gather(np.array([NULL_ROW]), 3)[0, 1])
-    self._retriever = retriever.for_vocabulary(
+    self.retriever = retriever.for_vocabulary(
       vocab_size=corpus.vocab_size, separator_id=separator_id
     )
     self.corpus = corpus
-    self._index = index
+    self.index = index
+    self.partial = partial
     self._config = config = config or EmbeddingConfig()
     self._mesh = mesh
     self.layout = embeddings.ShardLayout.of(
       corpus.num_blocks,
-      self._retriever.vector_size,
+      self.retriever.vector_size,
       dtype=config.dtype,
       max_rows=config.shard_blocks,
     )
     self.embedder = CorpusEmbedder(
       corpus,
-      functools.partial(_apply, self._retriever, "embed_blocks"),
-      dim=self._retriever.vector_size,
+      functools.partial(_embed_blocks, self.retriever),
+      dim=self.retriever.vector_size,
       mesh=mesh,
       tokens_per_batch=config.tokens_per_batch,
       rows_per_call=self.layout.rows_per_shard,
       num_lengths=config.num_lengths,
     )
     self._embed_queries = jax.jit(
-      functools.partial(_apply, self._retriever, "embed_queries")
+      functools.partial(embed_queries, self.retriever)
     )
     self._queries = recall.held_out_queries(
       corpus, count=config.recall_queries, query_length=config.query_length
     )
 
-  @property
-  def index_kind(self) -> str:
-    """The kind of the index."""
-    return self._index.kind
-
-  @property
-  def normalize(self) -> bool:
-    """Whether vectors have length 1."""
-    return self._retriever.normalize
-
   def abstract_params(self) -> Params:
     """Returns the shapes of the retriever's parameters, with shardings."""
     tokens = jnp.zeros((1, 3), jnp.int32)
     boxed = jax.eval_shape(
-      self._retriever.init, jax.random.key(0), tokens, tokens
+      self.retriever.init, jax.random.key(0), tokens, tokens
     )
     return rules.abstract_replicated(nn.unbox(boxed["params"]), self._mesh)
 
@@ -148,17 +144,13 @@ class ArtifactWriter:
 
     With `any_version`, those of an earlier corpus version are the same.
     """
-    wanted = (
-      self._index.kind,
-      _as_json(parameters_of(self._index)),
+    # As a manifest holds them, without tuples.
+    parameters = json.loads(json.dumps(parameters_of(self.index)))
+    if (manifest.index_kind, manifest.index_parameters, manifest.dtype) != (
+      self.index.kind,
+      parameters,
       self._config.dtype,
-    )
-    published = (
-      manifest.index_kind,
-      _as_json(manifest.index_parameters),
-      manifest.dtype,
-    )
-    if wanted != published:
+    ):
       return True
     if manifest.corpus_fingerprint == self.corpus.fingerprint:
       return False
@@ -172,25 +164,38 @@ class ArtifactWriter:
     params = traverse_util.flatten_dict(self.abstract_params(), sep="/")
     return json_checksum(
       {
-        "retriever": repr(self._retriever),
+        "retriever": repr(self.retriever),
         "parameters": {name: repr(x.shape) for name, x in params.items()},
         "vocabulary": self.corpus.vocab_sha256,
       }
     )
 
-  def identity(self, params: Params) -> dict[str, JsonValue]:
-    """Returns everything that determines the vectors of a full embedding."""
+  @functools.cached_property
+  def keys(self) -> UInt64[np.ndarray, " N"]:
+    """The keys by which a partial refresh finds blocks."""
+    return block_keys(self.corpus)
+
+  def identity(
+    self, params: Params, base: Manifest | None
+  ) -> dict[str, JsonValue]:
+    """Returns everything that determines the vectors, copied ones included."""
     digest = hashlib.sha256()
     flat = traverse_util.flatten_dict(jax.device_get(params), sep="/")
     for name, array in sorted(flat.items()):
       digest.update(f"{name} {array.dtype} {array.shape}".encode())
       digest.update(np.ascontiguousarray(array).view(np.uint8).data)
-    return {
+    identity: dict[str, JsonValue] = {
       "model": self.model,
       "parameters": digest.hexdigest(),
       "corpus": self.corpus.fingerprint,
       "batches": [self._config.tokens_per_batch, *self.embedder.lengths],
     }
+    if base is not None and self.partial is not None:
+      # A manifest has the checksums of all files.
+      manifest = base.to_json().encode()
+      identity["earlier"] = hashlib.sha256(manifest).hexdigest()
+      identity["partial"] = dataclasses.asdict(self.partial)
+    return identity
 
   def store(
     self, directory: Path, vectors: Rows, *, step: int
@@ -212,19 +217,17 @@ class ArtifactWriter:
     params: Params,
     stored: StoredVectors,
     partial: PartialRecord | None = None,
-    keys: UInt64[np.ndarray, " N"] | None = None,
     previous: Path | None = None,
     check: Callable[[], None] = lambda: None,
   ) -> Manifest:
     """Adds the other artifacts to a directory that holds the vectors.
 
     Args:
-      directory: Directory of the generation.
+      directory: Local directory that becomes the generation's.
       step: Checkpoint step of the generation.
       params: Parameters of the retriever, on the devices.
       stored: Vectors in the directory.
       partial: Record of the partial refresh; None where all were embedded.
-      keys: Keys of the blocks, for later partial refreshes; None writes none.
       previous: Files of an earlier index, from which the new one may start.
       check: Function called regularly; an exception stops the work.
 
@@ -234,21 +237,20 @@ class ArtifactWriter:
     Raises:
       RecallError: The recall of the index is below what its settings want.
     """
-    if keys is not None:
-      npy.save(directory / _BLOCK_KEYS, keys)
+    if self.partial is not None:
+      npy.save(directory / _BLOCK_KEYS, self.keys)
     query_tower.save(
-      directory,
-      jax.device_get(query_tower_parameters(self._retriever, params)),
+      directory, jax.device_get(query_tower_parameters(self.retriever, params))
     )
     manifest = Manifest(
       step=step,
       corpus_fingerprint=self.corpus.fingerprint,
       corpus_version=self.corpus.version,
       num_blocks=self.corpus.num_blocks,
-      dim=self._retriever.vector_size,
+      dim=self.retriever.vector_size,
       dtype=self._config.dtype,
-      index_kind=self._index.kind,
-      index_parameters=parameters_of(self._index),
+      index_kind=self.index.kind,
+      index_parameters=parameters_of(self.index),
       recall={},
       recall_queries=0,
       embed_seconds=round(stored.seconds, 3),
@@ -256,24 +258,10 @@ class ArtifactWriter:
       embeddings=stored.shards,
       model=self.model,
       partial=partial,
-      block_keys="" if keys is None else _BLOCK_KEYS,
+      block_keys="" if self.partial is None else _BLOCK_KEYS,
       files=stored.files,
     )
     check()
-    return self._build_index(
-      directory, manifest, params, previous=previous, check=check
-    )
-
-  def _build_index(
-    self,
-    directory: Path,
-    manifest: Manifest,
-    params: Params,
-    *,
-    previous: Path | None,
-    check: Callable[[], None],
-  ) -> Manifest:
-    """Builds the index, measures its recall and adds both to the manifest."""
     vectors = embeddings.Embeddings(directory, manifest)
     # Recall is measured on other queries than those the index is tuned on.
     queries = np.asarray(self._embed_queries(params, self._queries))
@@ -281,10 +269,10 @@ class ArtifactWriter:
       QueryBatch(self._queries[half::2], queries[half::2]) for half in (0, 1)
     )
     start = time.monotonic()
-    index = self._index.build(
+    index = self.index.build(
       embeddings.index_blocks(self.corpus, vectors),
       BuildOptions(
-        directory=directory / self._index.kind,
+        directory=directory / self.index.kind,
         queries=for_tuning,
         previous=previous,
         check=check,
@@ -306,18 +294,7 @@ class ArtifactWriter:
     )
 
 
-def _apply(
-  retriever: Retriever,
-  method: str,
-  params: Params,
-  token_ids: Int[jax.Array, "b l"],
+def _embed_blocks(
+  retriever: Retriever, params: Params, token_ids: Int[jax.Array, "b l"]
 ) -> Float[jax.Array, "b d"]:
-  return retriever.apply({"params": params}, token_ids, method=method)
-
-
-def _as_json(parameters: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-  """Returns parameters as a manifest reads them: tuples become lists."""
-  return {
-    name: list(value) if isinstance(value, tuple) else value
-    for name, value in parameters.items()
-  }
+  return retriever.apply({"params": params}, token_ids, method="embed_blocks")

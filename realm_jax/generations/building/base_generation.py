@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import hashlib
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -17,26 +16,9 @@ from realm_jax.generations.building.refresh_plan import BaseVectors
 from realm_jax.generations.store import layout
 from realm_jax.generations.store import manifest as manifests
 from realm_jax.generations.store.embeddings import Embeddings
-from realm_jax.generations.store.manifest import (
-  DamagedGenerationError,
-  GenerationError,
-  Manifest,
-)
+from realm_jax.generations.store.manifest import GenerationError, Manifest
 
 _ROWS_PER_READ = 1 << 14
-
-
-@dataclasses.dataclass(frozen=True)
-class BaseGeneration:
-  """A published generation with a valid manifest."""
-
-  directory: epath.Path
-  manifest: Manifest
-
-  @property
-  def checksum(self) -> str:
-    """The checksum of the manifest, which has those of all files."""
-    return hashlib.sha256(self.manifest.to_json().encode()).hexdigest()
 
 
 def find_base_generation(
@@ -46,48 +28,42 @@ def find_base_generation(
   corpus: Corpus,
   model: str,
   dtype: str,
-) -> BaseGeneration | None:
+) -> Manifest | None:
   """Returns the newest generation from which vectors can be copied.
 
   It is of an earlier step, or of the same step on another version of the
-  corpus: then only blocks that have changed are embedded.
+  corpus: then only blocks that have changed are embedded. If there is none, the
+  reason is logged.
 
-  If there is none, the reason is logged.
-
-  Args:
-    generations_dir: Directory of the generations.
-    step: Checkpoint step of the new generation.
-    corpus: Corpus of the new generation.
-    model: Checksum that `ArtifactWriter.model` returns.
-    dtype: Type of the stored vectors.
+  The `step`, `corpus`, `model` (see `ArtifactWriter.model`) and `dtype` are
+  those of the new generation.
   """
   reason = "there is no earlier generation"
   for other in reversed(layout.published_steps(generations_dir)):
     if other > step:
       continue
     directory = layout.path_of(generations_dir, other)
-    is_valid = False
     try:
       manifest = manifests.read(directory)
       manifests.verify(directory, manifest, checksums=False)
     except GenerationError as error:
       reason = str(error)
+      logging.warning("generation %d is not used as base: %s", other, reason)
+      continue
+    same_corpus = manifest.corpus_fingerprint == corpus.fingerprint
+    if other == step and same_corpus:
+      continue  # The new generation replaces it.
+    if (manifest.model, manifest.dtype) != (model, dtype):
+      reason = f"generation {other} is of another model or dtype"
+    elif not same_corpus and not manifest.block_keys:
+      reason = (
+        f"generation {other} is of another corpus and has no keys by which to "
+        "find its blocks"
+      )
     else:
-      is_valid = True
-      same_corpus = manifest.corpus_fingerprint == corpus.fingerprint
-      if other == step and same_corpus:
-        continue  # The new generation replaces it.
-      if (manifest.model, manifest.dtype) != (model, dtype):
-        reason = f"generation {other} is of another model or dtype"
-      elif not same_corpus and not manifest.block_keys:
-        reason = (
-          f"generation {other} is of another corpus and has no keys by which "
-          "to find its blocks"
-        )
-      else:
-        return BaseGeneration(directory, manifest)
+      return manifest
     logging.warning("generation %d is not used as base: %s", other, reason)
-    if other == step and is_valid:
+    if other == step:
       break  # An earlier base would replace most vectors by older ones.
   logging.info("generation %d embeds every block: %s", step, reason)
   return None
@@ -95,30 +71,31 @@ def find_base_generation(
 
 @contextlib.contextmanager
 def open_base_vectors(
-  base: BaseGeneration, keys: UInt64[np.ndarray, " N"], *, corpus: Corpus
+  generations_dir: epath.PathLike,
+  manifest: Manifest,
+  keys: UInt64[np.ndarray, " N"],
+  *,
+  corpus: Corpus,
 ) -> Iterator[BaseVectors]:
   """Verifies and opens the vectors of the base by the rows of a corpus.
 
-  Args:
-    base: Base generation.
-    keys: Keys of the corpus's blocks, as `block_keys` returns them.
-    corpus: Corpus of the new generation.
+  The `keys` are those of the corpus, as `block_keys` returns them.
 
   Raises:
     GenerationError: A file is missing or damaged.
   """
-  manifest = base.manifest
+  directory = layout.path_of(generations_dir, manifest.step)
   paths = [manifest.block_keys]
   for shard in manifest.embeddings:
     paths += [shard.path, shard.steps_path]
   needed = _with_files(manifest, paths)
-  with manifests.local_files(base.directory, needed) as local:
-    manifests.verify(local, needed, shown_as=base.directory)
+  with manifests.local_files(directory, needed) as local:
+    manifests.verify(local, needed, shown_as=directory)
     files = local / manifest.folder
     vectors = Embeddings(files, manifest)
     rows = np.arange(manifest.num_blocks, dtype=np.int32)
     if manifest.corpus_fingerprint != corpus.fingerprint:
-      rows = _rows_by_key(keys, _read_keys(files / manifest.block_keys))
+      rows = _rows_by_key(keys, np.load(files / manifest.block_keys))
     yield BaseVectors(
       step=manifest.step,
       partials=manifest.partial.partials if manifest.partial else 0,
@@ -180,13 +157,6 @@ def block_keys(corpus: Corpus) -> UInt64[np.ndarray, " N"]:
     keys[rows] = tokens @ (factors[:length] | np.uint64(1))
   # The low bits of a sum of products are the least random ones.
   return keys ^ (keys >> np.uint64(32))
-
-
-def _read_keys(path: Path) -> UInt64[np.ndarray, " M"]:
-  try:
-    return np.load(path, allow_pickle=False)
-  except (ValueError, EOFError, OSError) as error:
-    raise DamagedGenerationError(f"{path} is not an array: {error}") from error
 
 
 def _rows_by_key(

@@ -4,7 +4,6 @@ Batches have one of a few lengths, chosen so that they hold little padding; the
 embedding function compiles once for each.
 """
 
-import collections
 from collections.abc import Callable, Iterator, Sequence
 
 import jax
@@ -37,15 +36,12 @@ class CorpusEmbedder:
   Args:
     corpus: Corpus whose blocks are embedded.
     embed_blocks: Function from parameters and token ids [b, l] to vectors
-      [b, d].
-    dim: Dimension of the vectors.
+      [b, dim].
     mesh: Mesh over whose data axis batches are spread.
-    tokens_per_batch: Upper bound on rows times length, which bounds the memory
-      of activations.
+    tokens_per_batch: Upper bound on rows times length.
     rows_per_call: Approximate number of rows of a call; batches are smaller
       where it is small. None is the whole corpus.
-    num_lengths: Upper bound on the number of batch lengths. More lengths mean
-      less padding and more compilations.
+    num_lengths: Upper bound on the number of batch lengths.
   """
 
   def __init__(
@@ -86,13 +82,10 @@ class CorpusEmbedder:
     """Returns the vectors of rows, given in rising order, in float32.
 
     The function `check` is called at every batch; an exception stops the work.
-
-    Raises:
-      GenerationError: A vector is not finite.
+    A vector that is not finite is a GenerationError.
     """
     vectors = np.empty((len(rows), self._dim), np.float32)
-    in_flight: collections.deque[tuple[np.ndarray, jax.Array]]
-    in_flight = collections.deque()
+    in_flight: list[tuple[np.ndarray, jax.Array]] = []
     batches = length_batches(
       rows,
       self._corpus.lengths[rows],
@@ -103,7 +96,7 @@ class CorpusEmbedder:
     with Progress("blocks embedded", total=len(rows)) as progress:
 
       def store_oldest() -> None:
-        batch, embedded = in_flight.popleft()
+        batch, embedded = in_flight.pop(0)
         is_row = batch != NULL_ROW
         places = np.searchsorted(rows, batch[is_row])
         vectors[places] = np.asarray(embedded)[is_row]
@@ -140,8 +133,8 @@ def choose_lengths(
       f"num_lengths={max_lengths}; want at least one length of batches"
     )
   useful = int(np.minimum(lengths, longest).sum())
-  multiple = _LENGTH_MULTIPLE
-  rounded = np.minimum(-(-lengths // multiple) * multiple, longest)
+  rounded = -(-lengths // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
+  rounded = np.minimum(rounded, longest)
   values, counts = np.unique(rounded, return_counts=True)
   below = np.concatenate([[0], np.cumsum(counts)])
   # Dynamic programming over the number of lengths. tokens[i] is the lowest
@@ -187,8 +180,7 @@ def length_batches(
   is padded, with `NULL_ROW`.
 
   Args:
-    rows: Rows to embed.
-    lengths: Number of tokens of each row.
+    rows: Rows to embed, whose numbers of tokens are `lengths`.
     batch_lengths: Lengths of batches, in rising order.
     tokens_per_batch: Approximate number of rows times length.
     multiple: Divisor of the number of rows of each batch.

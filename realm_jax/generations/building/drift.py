@@ -11,6 +11,8 @@ import dataclasses
 import numpy as np
 from jaxtyping import Float, Int
 
+from realm_jax.generations.store.manifest import DriftRecord
+
 _FOLDS = 5
 _MIN_PAIRS = 20
 # Multiples of the mean variance of a dimension; infinity leaves only a shift.
@@ -20,6 +22,7 @@ _MAX_ERROR_RATIO = 0.98
 # A group of ages has a map of its own only if enough pairs are of these ages.
 _MAX_GROUPS = 8
 _MIN_PAIRS_PER_DIMENSION = 4
+_NO_LIMIT = int(np.iinfo(np.int32).max)
 # Keeps divisions finite where all vectors are equal.
 _TINY = 1e-30
 
@@ -32,27 +35,21 @@ class DriftMap:
     center: Mean of the stored vectors that it was fitted on.
     weight: Matrix of the linear part of the change.
     shift: Mean of the change.
-    pairs: Number of pairs that it was fitted on.
-    stored_error: Mean squared distance from stored to re-embedded vectors.
-    error: The same distance after the map, on pairs left out of the fit.
-    is_used: Whether the map is better than the identity.
     normalize: Whether mapped vectors are scaled to length 1.
+    record: Vectors that it is for, and whether it is better than the identity.
   """
 
   center: Float[np.ndarray, " d"]
   weight: Float[np.ndarray, "d d"]
   shift: Float[np.ndarray, " d"]
-  pairs: int
-  stored_error: float
-  error: float
-  is_used: bool
   normalize: bool
+  record: DriftRecord
 
   def __call__(
     self, vectors: Float[np.ndarray, "n d"]
   ) -> Float[np.ndarray, "n d"]:
     """Predicts the vectors of the new checkpoint, in float32."""
-    if not self.is_used:
+    if not self.record.is_used:
       return vectors
     mapped = vectors + (vectors - self.center[None]) @ self.weight
     mapped += self.shift[None]
@@ -63,24 +60,20 @@ class DriftMap:
 
 @dataclasses.dataclass(frozen=True)
 class DriftCorrection:
-  """Drift maps for stored vectors of several ages.
+  """A map for each group of ages of stored vectors, by rising steps."""
 
-  Attributes:
-    maps: A map for each group of ages, in rising order of checkpoint steps,
-      with the last step of its group.
-  """
-
-  maps: tuple[tuple[int, DriftMap], ...] = ()
+  maps: tuple[DriftMap, ...] = ()
 
   @property
   def pairs(self) -> int:
     """The number of pairs that all maps were fitted on."""
-    return sum(one.pairs for _, one in self.maps)
+    return sum(one.record.pairs for one in self.maps)
 
   @property
   def error(self) -> float:
     """The mean squared distance that remains, on pairs left out of the fits."""
-    total = sum(one.error * one.pairs for _, one in self.maps)
+    records = [one.record for one in self.maps]
+    total = sum(record.corrected * record.pairs for record in records)
     return total / max(self.pairs, 1)
 
   def __call__(
@@ -89,9 +82,10 @@ class DriftCorrection:
     """Maps vectors by the checkpoint steps they were embedded with."""
     if not self.maps:
       return vectors
-    group = np.searchsorted([last for last, _ in self.maps], steps)
+    ends = [one.record.until_step for one in self.maps]
+    group = np.searchsorted(ends, steps)
     mapped = np.empty_like(vectors)
-    for i, (_, one) in enumerate(self.maps):
+    for i, one in enumerate(self.maps):
       mapped[group == i] = one(vectors[group == i])
     return mapped
 
@@ -106,7 +100,7 @@ def fit_by_age(
 ) -> DriftCorrection:
   """Fits a map for each age, or for neighbouring ages where pairs are few.
 
-  The `steps` are those that the old vectors were embedded with; see `fit`.
+  The `steps` are those that the old vectors were embedded with.
   """
   if not len(steps):
     return DriftCorrection()
@@ -122,14 +116,19 @@ def fit_by_age(
       waiting = 0
   # The last group also takes the remaining pairs, and every stored vector that
   # is younger than all pairs.
-  ends = [*ends[:-1], np.iinfo(np.int32).max]
+  ends = [*ends[:-1], _NO_LIMIT]
   maps, begin = [], np.iinfo(np.int32).min
   for end in ends:
     group = (steps > begin) & (steps <= end)
-    one = fit(
-      old[group], new[group], normalize=normalize, identity_only=identity_only
+    maps.append(
+      fit(
+        old[group],
+        new[group],
+        normalize=normalize,
+        identity_only=identity_only,
+        until_step=end,
+      )
     )
-    maps.append((end, one))
     begin = end
   return DriftCorrection(tuple(maps))
 
@@ -140,18 +139,13 @@ def fit(
   *,
   normalize: bool = False,
   identity_only: bool = False,
+  until_step: int = _NO_LIMIT,
 ) -> DriftMap:
-  """Fits the map from old vectors to new ones.
+  """Fits the map from stored vectors to re-embedded ones of the same blocks.
 
-  Args:
-    old: Stored vectors.
-    new: Re-embedded vectors of the same blocks.
-    normalize: Whether vectors have length 1.
-    identity_only: Whether errors are measured without fitting a map.
-
-  Returns:
-    The map of the ridge with the lowest cross-validated error, or the identity
-    where pairs are few or no map is clearly better.
+  It is the one of the ridge with the lowest cross-validated error, or the
+  identity where pairs are few or no map is clearly better. With `identity_only`
+  errors are measured without fitting a map.
   """
   dim = old.shape[1]
   change = float(np.sum((new - old) ** 2, axis=1).mean()) if len(old) else 0.0
@@ -159,11 +153,8 @@ def fit(
     center=np.zeros(dim, np.float32),
     weight=np.zeros((dim, dim), np.float32),
     shift=np.zeros(dim, np.float32),
-    pairs=len(old),
-    stored_error=change,
-    error=change,
-    is_used=False,
     normalize=normalize,
+    record=DriftRecord(until_step, len(old), change, change, is_used=False),
   )
   if identity_only or len(old) < _MIN_PAIRS:
     return identity
@@ -171,46 +162,43 @@ def fit(
   fold = np.arange(len(old)) % _FOLDS
   for left_out in range(_FOLDS):
     inside, outside = fold != left_out, fold == left_out
-    for i, (center, weight, shift) in enumerate(
-      _ridge_maps(old[inside], new[inside])
-    ):
-      candidate = dataclasses.replace(
-        identity, center=center, weight=weight, shift=shift, is_used=True
-      )
+    candidates = _ridge_maps(identity, old[inside], new[inside])
+    for i, candidate in enumerate(candidates):
       residual = candidate(old[outside]) - new[outside]
       squares[i, outside] = np.sum(residual**2, axis=1)
   errors = squares.mean(axis=1)
   best = int(np.argmin(errors))
   if not errors[best] < _MAX_ERROR_RATIO * change:
     return identity
-  center, weight, shift = _ridge_maps(old, new)[best]
+  fitted = _ridge_maps(identity, old, new)[best]
   return dataclasses.replace(
-    identity,
-    center=center.astype(np.float32),
-    weight=weight.astype(np.float32),
-    shift=shift.astype(np.float32),
-    error=float(errors[best]),
-    is_used=True,
+    fitted,
+    center=fitted.center.astype(np.float32),
+    weight=fitted.weight.astype(np.float32),
+    shift=fitted.shift.astype(np.float32),
+    record=dataclasses.replace(fitted.record, corrected=float(errors[best])),
   )
 
 
 def _ridge_maps(
-  old: np.ndarray, new: np.ndarray
-) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-  """Returns center, weight and shift for each ridge."""
+  identity: DriftMap, old: np.ndarray, new: np.ndarray
+) -> list[DriftMap]:
+  """Returns the map of each ridge, in float64."""
   old, change = old.astype(np.float64), (new - old).astype(np.float64)
   center, shift = old.mean(axis=0), change.mean(axis=0)
   centered = old - center
-  covariance = centered.T @ centered / len(old)
-  values, vectors = np.linalg.eigh(covariance)
+  values, vectors = np.linalg.eigh(centered.T @ centered / len(old))
   values = np.maximum(values, 0.0)
   with_change = vectors.T @ (centered.T @ (change - shift)) / len(old)
   scale = values.mean() + _TINY
-  return [
-    (
-      center,
-      vectors @ ((1.0 / (values + ridge * scale))[:, None] * with_change),
-      shift,
-    )
+  weights = (
+    vectors @ ((1.0 / (values + ridge * scale))[:, None] * with_change)
     for ridge in _RIDGES
+  )
+  used = dataclasses.replace(identity.record, is_used=True)
+  return [
+    dataclasses.replace(
+      identity, center=center, weight=weight, shift=shift, record=used
+    )
+    for weight in weights
   ]

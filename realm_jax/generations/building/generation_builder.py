@@ -3,13 +3,12 @@
 import contextlib
 import dataclasses
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
 from absl import logging
 from etils import epath
-from jax.sharding import Mesh
 
 from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.checkpoints.vocabulary import require_vocabulary
@@ -21,12 +20,10 @@ from realm_jax.generations.building.artifacts import (
   EmbeddingConfig,
 )
 from realm_jax.generations.building.base_generation import (
-  BaseGeneration,
-  block_keys,
   find_base_generation,
+  open_base_vectors,
 )
 from realm_jax.generations.building.partial_refresh import PartialRefresh
-from realm_jax.generations.building.shared_work import SharedWork, WorkGoneError
 from realm_jax.generations.building.worker import Worker
 from realm_jax.generations.store import layout
 from realm_jax.generations.store import manifest as manifests
@@ -44,12 +41,8 @@ from realm_jax.partitioning.mesh import make_mesh
 class GenerationConfig:
   """Settings of the generations of a run.
 
-  Attributes:
-    retriever: Towers of the run, for any vocabulary.
-    index: Settings of the index.
-    embedding: Settings of embedding and of measuring recall; None takes the
-      defaults.
-    partial: Settings of a partial refresh; None embeds every block.
+  The `retriever` may be for another vocabulary. Without settings of `embedding`
+  the defaults are taken; without a `partial` refresh every block is embedded.
   """
 
   retriever: Retriever
@@ -63,12 +56,6 @@ class GenerationBuilder:
 
   Workers that build the same generation, on one host or on several that share
   a file system, divide its shards among them.
-
-  Args:
-    config: Settings of the generations.
-    corpus: Corpus to embed.
-    generations_dir: Directory of the generations.
-    mesh: Mesh on which blocks are embedded; None takes this process's devices.
   """
 
   def __init__(
@@ -77,7 +64,6 @@ class GenerationBuilder:
     corpus: Corpus,
     *,
     generations_dir: epath.PathLike,
-    mesh: Mesh | None = None,
   ):
     self.corpus = corpus
     self._directory = epath.Path(generations_dir)
@@ -86,16 +72,12 @@ class GenerationBuilder:
       config.retriever,
       index=config.index,
       config=config.embedding,
-      mesh=mesh or make_mesh(devices=jax.local_devices()),
+      partial=config.partial,
+      mesh=make_mesh(devices=jax.local_devices()),
     )
-    self._partial = config.partial
-    self._keys = None if config.partial is None else block_keys(corpus)
 
   def restore(self, checkpoints: CheckpointStore, step: int) -> Params | None:
-    """Restores the retriever of a checkpoint to the devices.
-
-    Returns:
-      The parameters, or None where the checkpoint was removed meanwhile.
+    """Restores a retriever to the devices; None if it was removed meanwhile.
 
     Raises:
       CheckpointError: The checkpoint is of another model or vocabulary, or
@@ -115,9 +97,8 @@ class GenerationBuilder:
   def up_to_date(self, newest_version: Sequence[int] = ()) -> set[int]:
     """Returns the steps of valid generations with these settings.
 
-    Args:
-      newest_version: Steps whose generation must be of the newest version of
-        the corpus. Others may be of any version that still exists.
+    Those of the steps in `newest_version` must be of the newest version of the
+    corpus. Others may be of any version that still exists.
     """
     steps = set()
     for step in layout.published_steps(self._directory):
@@ -145,10 +126,9 @@ class GenerationBuilder:
     """Builds and publishes the generation of a checkpoint.
 
     Args:
-      step: Checkpoint step of the generation.
+      step: Step of the checkpoint.
       params: Parameters of the retriever, on the devices.
-      check: Function that is called regularly; an exception that it raises
-        stops the work.
+      check: Function that is called regularly; an exception stops the work.
       is_needed: Function that returns whether the generation of another step
         may still be built; unfinished shards of others are removed.
       any_version: Whether a generation of an earlier corpus version, published
@@ -168,8 +148,15 @@ class GenerationBuilder:
       step,
       self.corpus.version,
     )
-    base = self._find_base(step)
-    is_published = False
+    base = None
+    if self._artifacts.partial is not None:
+      base = find_base_generation(
+        self._directory,
+        step,
+        corpus=self.corpus,
+        model=self._artifacts.model,
+        dtype=self._artifacts.layout.dtype,
+      )
     with contextlib.ExitStack() as stack:
       lease = Lease(self._directory)
       stack.callback(lease.release)
@@ -177,65 +164,55 @@ class GenerationBuilder:
       def check_and_lease() -> None:
         check()
         if base is not None:
-          lease.hold({base.manifest.step})
+          lease.hold({base.step})
 
       stack.enter_context(disk_full_explained(self._directory, step))
       check_and_lease()
-      work = stack.enter_context(self._join(step, params, base))
-      if not remote.is_remote(self._directory):
-        shared_work.remove_obsolete(
-          Path(self._directory), is_needed, current=work.directory
+      vectors = None
+      if base is not None:
+        try:
+          vectors = stack.enter_context(
+            open_base_vectors(
+              self._directory, base, self._artifacts.keys, corpus=self.corpus
+            )
+          )
+        except GenerationError as error:
+          logging.warning("generation %d embeds every block: %s", step, error)
+          base = None
+      parent = Path(self._directory)
+      if remote.is_remote(self._directory):
+        # An object store has no locks, so one worker builds in a temporary
+        # directory of its own. If it is killed, the generation begins again.
+        parent = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+      work = stack.enter_context(
+        shared_work.join(
+          parent,
+          step=step,
+          shards=self._artifacts.layout,
+          identity=self._artifacts.identity(params, base),
         )
+      )
+      work.remove_obsolete(is_needed)
       worker = Worker(
         artifacts=self._artifacts,
         directory=self._directory,
         step=step,
         params=params,
         work=work,
-        base=base,
-        partial=self._partial,
-        keys=self._keys,
+        base=vectors,
         replaces=lambda manifest: self._artifacts.replaces(
           manifest, any_version=any_version
         ),
         check=check_and_lease,
       )
-      with contextlib.suppress(WorkGoneError):
+      try:
         is_published = worker.run()
+      except FileNotFoundError:
+        if not work.is_removed():
+          raise
+        is_published = False
     self._log_result(step, is_published)
     return is_published
-
-  def _find_base(self, step: int) -> BaseGeneration | None:
-    if self._partial is None:
-      return None
-    return find_base_generation(
-      self._directory,
-      step,
-      corpus=self.corpus,
-      model=self._artifacts.model,
-      dtype=self._artifacts.layout.dtype,
-    )
-
-  @contextlib.contextmanager
-  def _join(
-    self, step: int, params: Params, base: BaseGeneration | None
-  ) -> Iterator[SharedWork]:
-    identity = self._artifacts.identity(params)
-    if base is not None:
-      assert self._partial is not None
-      identity["earlier"] = base.checksum
-      identity["partial"] = dataclasses.asdict(self._partial)
-    with contextlib.ExitStack() as stack:
-      parent = Path(self._directory)
-      if remote.is_remote(self._directory):
-        # An object store has no locks, so one worker builds in a temporary
-        # directory of its own. If it is killed, the generation begins again.
-        parent = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-      yield stack.enter_context(
-        shared_work.join(
-          parent, step=step, shards=self._artifacts.layout, identity=identity
-        )
-      )
 
   def _log_result(self, step: int, is_published: bool) -> None:
     if not is_published:
@@ -245,15 +222,13 @@ class GenerationBuilder:
         logging.warning("the shards of generation %d were removed", step)
       return
     manifest = manifests.read(layout.path_of(self._directory, step))
-    embedded = manifest.num_blocks
-    if manifest.partial is not None:
-      embedded = manifest.partial.embedded_blocks
+    partial = manifest.partial
     logging.info(
       "published generation %d: %d blocks, %d embedded in %.1f s, %s built in "
       "%.1f s, recall %s",
       step,
       manifest.num_blocks,
-      embedded,
+      partial.embedded_blocks if partial else manifest.num_blocks,
       manifest.embed_seconds,
       manifest.index_kind,
       manifest.build_seconds,

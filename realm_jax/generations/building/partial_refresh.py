@@ -48,21 +48,16 @@ class PartialRefresh:
         f"sample_fraction={self.sample_fraction}; want at least 0 and less "
         f"than fraction={self.fraction}, which includes the sample"
       )
-    if self.max_age_steps is not None and self.max_age_steps < 1:
-      raise ValueError(
-        f"max_age_steps={self.max_age_steps}; want at least 1 step, or None"
-      )
-    if self.full_every is not None and self.full_every < 1:
-      raise ValueError(
-        f"full_every={self.full_every}; want at least 1 generation, or None"
-      )
+    for name, unit in ("max_age_steps", "step"), ("full_every", "generation"):
+      value = getattr(self, name)
+      if value is not None and value < 1:
+        raise ValueError(f"{name}={value}; want at least 1 {unit}, or None")
 
   def age_limit(self, interval_steps: int) -> int:
     """Returns the age that a vector must not exceed.
 
-    Args:
-      interval_steps: Steps between the base and the new generation. It is 0
-        where only the corpus has changed; then no vector has become older.
+    The steps between the base and the new generation are 0 where only the
+    corpus has changed; then no vector has become older.
     """
     if self.max_age_steps is not None:
       return self.max_age_steps
@@ -97,12 +92,8 @@ def choose_rows(
     ages: Age of each row's stored vector, in steps.
     required: Rows to embed at any cost: new blocks and the sample.
     interval_steps: Steps between the base and the new generation. With 0, when
-      only the corpus has changed, nothing but required and overdue rows is
-      embedded.
+      only the corpus has changed, only required and overdue rows are embedded.
     seed: Seed of the order among rows of the same age.
-
-  Returns:
-    Whether each row is embedded.
   """
   chosen = required | (ages > config.age_limit(interval_steps))
   if not interval_steps:

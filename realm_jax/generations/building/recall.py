@@ -28,23 +28,12 @@ def held_out_queries(
 
 
 def measure_recall(
-  index: Index,
-  embeddings: Embeddings,
-  queries: QueryBatch,
-  ks: Sequence[int],
+  index: Index, embeddings: Embeddings, queries: QueryBatch, ks: Sequence[int]
 ) -> dict[str, float]:
-  """Measures recall@k against exact search.
+  """Measures recall@k against exact search; returns it by k, as text.
 
-  A block counts as found if it scores no lower than exact search's k-th.
-
-  Args:
-    index: Index to measure.
-    embeddings: Vectors that it searches.
-    queries: Queries with vectors.
-    ks: Numbers of blocks; those above the number of blocks are skipped.
-
-  Returns:
-    Recall by k, as text.
+  A block counts as found if it scores no lower than exact search's k-th. Values
+  of k above the number of blocks are skipped.
   """
   ks = [k for k in ks if k <= index.num_blocks]
   if not ks:

@@ -25,16 +25,12 @@ from realm_jax.generations.building.generation_builder import (
   GenerationBuilder,
   GenerationConfig,
 )
-from realm_jax.generations.store import layout
+from realm_jax.generations.store import layout, publisher
 from realm_jax.generations.store.damage_reports import take_reports
-from realm_jax.generations.store.publisher import (
-  remove_damaged,
-  remove_leftovers,
-)
 from realm_jax.generations.store.retention import (
   RetainedGenerations,
   UnknownNeedsError,
-  prune,
+  to_prune,
 )
 from realm_jax.indexes.protocol import RecallError
 
@@ -96,8 +92,7 @@ def build_index(
     corpus_dir: Corpus, which may be updated meanwhile.
     generation: Settings of the generations.
     sidecar: Settings of the sidecar; None takes the defaults.
-    generations_dir: Directory of the generations; None is
-      MODEL_DIR/generations.
+    generations_dir: Directory for them; None is MODEL_DIR/generations.
     once: Whether to turn on `sidecar.once`, as the flag --once does.
 
   Returns:
@@ -140,13 +135,8 @@ class _PreemptedError(Exception):
 class Sidecar:
   """Chooses checkpoints, has generations built, and removes old ones.
 
-  Args:
-    config: Settings of the sidecar.
-    corpus: Corpus, of which newer versions are followed.
-    make_builder: Function that returns the builder for a version of the corpus.
-    checkpoints: Checkpoints of the run.
-    generations_dir: Directory of the generations.
-    stop: Event that ends the loop, as SIGTERM does.
+  It follows the `corpus` to newer versions, for each of which `make_builder`
+  returns a builder. The event `stop` ends it, as SIGTERM does.
   """
 
   def __init__(
@@ -178,13 +168,13 @@ class Sidecar:
 
   def run(self) -> list[int]:
     """Follows the checkpoints; returns the steps that it published."""
-    remove_leftovers(self._directory)
-    remove_damaged(self._directory)
+    publisher.remove_leftovers(self._directory)
+    publisher.remove_damaged(self._directory)
     published: list[int] = []
     while not self._stop.is_set():
       self._follow_corpus()
       if reported := take_reports(self._directory):
-        remove_damaged(self._directory, reported)
+        publisher.remove_damaged(self._directory, reported)
       steps = self._candidate_steps()
       step = next_step(
         steps,
@@ -202,7 +192,7 @@ class Sidecar:
         logging.info("generation %d is up to date", steps[-1])
         return published
       else:
-        self._log_waiting(bool(steps))
+        self._log_waiting(for_first=not steps)
         self._stop.wait(self._config.poll_seconds)
     logging.info("Preempted: %d generations published, exiting", len(published))
     return published
@@ -213,12 +203,9 @@ class Sidecar:
     try:
       newest = corpus.newest()
     except CorpusError as error:
+      message = f"staying with version {corpus.version} of the corpus: {error}"
       logging.log_every_n_seconds(
-        logging.WARNING,
-        "staying with version %d of the corpus: %s",
-        _REMINDER_SECONDS,
-        corpus.version,
-        error,
+        logging.WARNING, "%s", _REMINDER_SECONDS, message
       )
       return
     if newest is not corpus:
@@ -265,15 +252,15 @@ class Sidecar:
         is_needed=self._is_needed,
         any_version=self._skips_none or step != newest,
       )
-    except RecallError as error:
-      if self._config.once or self._skips_none:
-        raise
-      self._skip(step, error)
-    except UnreadableCheckpointError as error:
+    except (RecallError, UnreadableCheckpointError) as error:
       # A trainer that was killed may have left an old one half removed.
-      if self._config.once or step == newest:
+      may_skip = step != newest
+      if isinstance(error, RecallError):
+        may_skip = not self._skips_none
+      if self._config.once or not may_skip:
         raise
-      self._skip(step, error)
+      self._skipped.add(step)
+      logging.error("generation %d is not built: %s", step, error)
     except DiskFullError as error:
       if self._config.once:
         raise
@@ -287,10 +274,6 @@ class Sidecar:
     if self._stop.is_set():
       raise _PreemptedError
 
-  def _skip(self, step: int, error: Exception) -> None:
-    self._skipped.add(step)
-    logging.error("generation %d is not built: %s", step, error)
-
   def _is_needed(self, step: int) -> bool:
     """Returns whether unfinished shards of a step may become a generation."""
     steps = self._checkpoints.steps()
@@ -303,20 +286,21 @@ class Sidecar:
     if self._stop.is_set():
       return
     try:
-      removed = prune(
+      steps = to_prune(
         self._directory,
         keep=self._config.keep_generations,
         pinned=self._retained.pinned(every=self._config.mode == "every"),
       )
-      if removed:
-        logging.info("removed generations %s", removed)
+      publisher.remove(self._directory, steps)
+      if steps:
+        logging.info("removed generations %s", steps)
     except UnknownNeedsError as error:
       logging.warning("no generation is removed this time: %s", error)
 
-  def _log_waiting(self, has_checkpoint: bool) -> None:
+  def _log_waiting(self, *, for_first: bool) -> None:
     """Logs what the sidecar waits for, once until that changes."""
     message = "waiting for the next checkpoint"
-    if not has_checkpoint:
+    if for_first:
       message = (
         f"no checkpoint yet in {self._checkpoints.directory}; waiting for the "
         "first, which `realm_jax.train` writes"
@@ -341,9 +325,6 @@ def next_step(
     needed: Generations that a run resumed from the newest checkpoint uses.
     every: Whether no checkpoint is skipped.
   """
-  candidates = list(checkpoints) if every else list(checkpoints[-1:])
   lost = [step for step in checkpoints if step in needed]
-  for step in lost + candidates:
-    if step not in up_to_date:
-      return step
-  return None
+  candidates = [*lost, *(checkpoints if every else checkpoints[-1:])]
+  return next((step for step in candidates if step not in up_to_date), None)

@@ -1,5 +1,6 @@
 """Loading of generations: files are verified, and the index is ready."""
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -74,8 +75,7 @@ def load_generation(
   corpus: Corpus,
   mesh: Mesh | None = None,
   index: IndexConfig | None = None,
-  low_priority: bool = False,
-  separate_process: bool = False,
+  beside_training: bool = False,
 ) -> Generation:
   """Verifies and loads the generation of a checkpoint step.
 
@@ -87,9 +87,8 @@ def load_generation(
       devices. None leaves the parameters on the host.
     index: Settings of another index to search the same blocks; None loads the
       one that was published.
-    low_priority: Whether files are verified by a thread of low priority.
-    separate_process: Whether an index whose library may crash is loaded in a
-      process of its own.
+    beside_training: Whether files are verified by a thread of low priority,
+      and an index whose library may crash is loaded in a process of its own.
 
   Raises:
     GenerationError: It is missing, or of another corpus.
@@ -109,7 +108,7 @@ def load_generation(
       manifests.verify,
       local,
       manifest,
-      low_priority=low_priority,
+      low_priority=beside_training,
       shown_as=directory,
     )
     verify(checksums=False)
@@ -123,15 +122,17 @@ def load_generation(
       verify()
       loaded = index.build(blocks, BuildOptions(mesh=mesh))
     else:
-      loaded = _load_index(
-        manifest,
-        files,
-        blocks,
-        mesh=mesh,
-        separate_process=separate_process,
-        verify=verify,
-        directory=directory,
-      )
+      try:
+        loaded = _load_index(
+          manifest,
+          files / manifest.index_kind,
+          blocks,
+          mesh=mesh,
+          beside_training=beside_training,
+          verify=verify,
+        )
+      except (IndexKindError, IndexLoadError) as error:
+        raise GenerationError(f"{directory}: {error}") from error
     query_params = query_tower.load(files)
     if mesh is not None:
       query_params = jax.device_put(query_params, rules.replicated(mesh))
@@ -147,45 +148,30 @@ def load_generation(
 
 def _load_index(
   manifest: Manifest,
-  files: Path,
+  saved: Path,
   blocks: Blocks,
   *,
   mesh: Mesh | None,
-  separate_process: bool,
+  beside_training: bool,
   verify: Callable[[], None],
-  directory: epath.Path,
 ) -> Index:
   """Loads the published index, and verifies all files before or meanwhile."""
-  saved = files / manifest.index_kind
   try:
     config = config_from(manifest.index_kind, manifest.index_parameters)
-    if separate_process and config.may_crash:
-      return _load_in_process(config, saved, blocks, verify)
-    verify()
-    return config.load(saved, blocks, mesh=mesh)
-  except (IndexKindError, IndexLoadError, IndexCrashedError) as error:
+    if not (beside_training and config.may_crash):
+      verify()
+      return config.load(saved, blocks, mesh=mesh)
+    with contextlib.ExitStack() as stack:
+      index = IsolatedIndex(config, saved, blocks)
+      stack.callback(index.close)
+      verify()
+      index.wait_until_loaded()
+      stack.pop_all()
+      return index
+  except (IndexKindError, IndexLoadError, IndexCrashedError):
     # If files were removed or changed meanwhile, that is the error to report.
     verify()
-    if isinstance(error, IndexCrashedError):
-      raise
-    raise GenerationError(f"{directory}: {error}") from error
-
-
-def _load_in_process(
-  config: IndexConfig,
-  saved: Path,
-  blocks: Blocks,
-  verify: Callable[[], None],
-) -> IsolatedIndex:
-  """Loads an index in another process while files are verified in this one."""
-  index = IsolatedIndex(config, saved, blocks)
-  try:
-    verify()
-    index.wait_until_loaded()
-  except BaseException:
-    index.close()
     raise
-  return index
 
 
 def load_newest(

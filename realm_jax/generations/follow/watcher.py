@@ -1,6 +1,5 @@
 """The watcher: finds, verifies and loads generations in the background."""
 
-import hashlib
 import threading
 import time
 from collections.abc import Callable
@@ -25,15 +24,9 @@ _RETRY_SECONDS = 30.0
 
 
 class _Rejection(NamedTuple):
-  """A generation that cannot be used.
+  """Why the generation of a manifest cannot be used, and since when."""
 
-  Attributes:
-    checksum: Checksum of the manifest that was read.
-    error: Reason of the rejection.
-    time: Time of the rejection, on the monotonic clock.
-  """
-
-  checksum: str
+  manifest: bytes
   error: GenerationError
   time: float
 
@@ -96,35 +89,33 @@ class GenerationWatcher:
   def wait_for(self, step: int, *, timeout: float | None = None) -> Generation:
     """Waits for the generation of exactly this checkpoint step.
 
-    Args:
-      step: Checkpoint step of the generation.
-      timeout: Time to wait in seconds; None waits without limit.
+    The `timeout` is in seconds; None waits without limit.
 
     Raises:
       TimeoutError: It did not appear in time.
       GenerationError: It was published and cannot be used.
       DamagedGenerationError: It is damaged; the sidecar may build it again.
     """
-    deadline = None if timeout is None else time.monotonic() + timeout
+
+    def is_decided() -> bool:
+      self._raise_error()
+      # An earlier rejection may be of files that were replaced since.
+      is_rejected = step in self._rejected and self._num_polls > polls
+      return is_rejected or step in self._loaded
+
     with self._changed:
       self._awaited = step
       self._wake()
       polls = self._num_polls
       try:
-        while step not in self._loaded:
-          self._raise_error()
-          # An earlier rejection may be of files that were replaced since.
-          if step in self._rejected and self._num_polls > polls:
-            error = self._rejected[step].error
-            raise type(error)(str(error))
-          left = None if deadline is None else deadline - time.monotonic()
-          if left is not None and left <= 0:
-            raise TimeoutError(
-              f"generation {step} did not appear in {self._directory} within "
-              f"{timeout:.0f} s; is realm_jax.build_index running?"
-            )
-          self._changed.wait(left)
-        self._raise_error()
+        if not self._changed.wait_for(is_decided, timeout):
+          raise TimeoutError(
+            f"generation {step} did not appear in {self._directory} within "
+            f"{timeout:.0f} s; is realm_jax.build_index running?"
+          )
+        if step not in self._loaded:
+          error = self._rejected[step].error
+          raise type(error)(str(error))
         return self._loaded[step]
       finally:
         self._awaited = None
@@ -197,15 +188,10 @@ class GenerationWatcher:
 
   def _poll(self) -> None:
     """Loads at most one generation, and unloads those not needed."""
-    with self._changed:
-      awaited, in_use = self._awaited, self._in_use
-      needed = self._needed()
-      following = self._following
     published = layout.published_steps(self._directory)
-    wanted = [awaited] if awaited in published else []
-    # A rejected generation that is awaited does not stop the newest.
-    if following and (awaited is None or self._follow == "newest"):
-      wanted += self._next_to_follow(published, needed, in_use)
+    with self._changed:
+      needed = self._needed()
+      wanted = self._wanted(published)
     for step in wanted:
       if step not in self._loaded and self._try_load(step, needed=needed):
         break
@@ -217,26 +203,28 @@ class GenerationWatcher:
       needed = self._needed()
     self._lease_steps(needed)
 
-  def _next_to_follow(
-    self, published: list[int], needed: set[int], in_use: int | None
-  ) -> list[int]:
-    """Returns what to load without a request; the first valid one suffices."""
-    if self._follow == "newest":
-      return [s for s in published[::-1] if s > max(needed, default=-1)]
-    if self._follow == "next" and in_use is not None:
-      return [s for s in published if s > in_use][:1]
-    return []
+  def _wanted(self, published: list[int]) -> list[int]:
+    """Returns what to load, in order; the first valid one suffices."""
+    wanted = [self._awaited] if self._awaited in published else []
+    # A rejected generation that is awaited does not stop the newest.
+    if self._following and self._follow == "newest":
+      newest = max(self._needed(), default=-1)
+      wanted += [step for step in published[::-1] if step > newest]
+    in_use = self._in_use
+    if self._follow == "next" and self._awaited is None and in_use is not None:
+      wanted += [step for step in published if step > in_use][:1]
+    return wanted
 
   def _try_load(self, step: int, *, needed: set[int]) -> bool:
     """Loads a generation, unless the same files were rejected before."""
     path = layout.path_of(self._directory, step) / layout.MANIFEST
     try:
-      checksum = hashlib.sha256(path.read_bytes()).hexdigest()
+      manifest = path.read_bytes()
     except FileNotFoundError:
       return False  # Removed since it was listed.
     with self._changed:
       rejection = self._rejected.get(step)
-      if rejection is not None and rejection.checksum == checksum:
+      if rejection is not None and rejection.manifest == manifest:
         age = time.monotonic() - rejection.time
         if step != self._awaited or age <= _RETRY_SECONDS:
           return False
@@ -251,15 +239,11 @@ class GenerationWatcher:
       if isinstance(error, DamagedGenerationError):
         report_damage(self._directory, step)
       with self._changed:
-        now = time.monotonic()
-        self._rejected[step] = _Rejection(checksum, error, now)
+        self._rejected[step] = _Rejection(manifest, error, time.monotonic())
         self._changed.notify_all()
       return False
-    logging.info(
-      "generation %d is verified and loaded (%.1f s)",
-      step,
-      time.monotonic() - start,
-    )
+    seconds = time.monotonic() - start
+    logging.info("generation %d is verified and loaded (%.1f s)", step, seconds)
     with self._changed:
       self._rejected.pop(step, None)
       self._loaded[step] = generation
@@ -275,10 +259,7 @@ class GenerationWatcher:
     try:
       self._lease.hold(steps)
     except OSError as error:
-      logging.log_every_n_seconds(
-        logging.WARNING,
-        "generations %s could not be leased and may be removed: %s",
-        60,
-        sorted(steps),
-        error,
+      what = (
+        f"generations {sorted(steps)} could not be leased and may be removed"
       )
+      logging.log_every_n_seconds(logging.WARNING, "%s: %s", 60, what, error)

@@ -26,10 +26,9 @@ def report_damage(generations_dir: epath.PathLike, step: int) -> None:
 def take_reports(generations_dir: epath.PathLike) -> list[int]:
   """Removes all reports and returns their steps, in order."""
   folder = epath.Path(generations_dir) / layout.DAMAGE_REPORTS
-  try:
-    names = [path.name for path in folder.iterdir()]
-  except (FileNotFoundError, NotADirectoryError):
+  if not folder.is_dir():
     return []
+  names = [path.name for path in folder.iterdir()]
   steps = sorted(int(name) for name in names if name.isdecimal())
   for step in steps:
     folder.joinpath(f"{step:08d}").unlink(missing_ok=True)

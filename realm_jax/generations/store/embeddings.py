@@ -31,11 +31,8 @@ _MAX_SHARD_BYTES = 1 << 28
 class ShardLayout:
   """The division of vectors into files of consecutive rows.
 
-  Attributes:
-    num_blocks: Number of rows in all files together.
-    dim: Dimension of the vectors.
-    dtype: Type of the stored vectors, `float32` or `bfloat16`.
-    rows_per_shard: Number of rows in each file but the last.
+  Each file but the last has `rows_per_shard` rows. The `dtype` is that of the
+  stored vectors, `float32` or `bfloat16`.
   """
 
   num_blocks: int
@@ -82,11 +79,7 @@ class ShardLayout:
 def check_finite(
   vectors: Float[np.ndarray, "n d"], rows: Int[np.ndarray, " n"]
 ) -> None:
-  """Checks vectors of some rows.
-
-  Raises:
-    GenerationError: A vector is not finite.
-  """
+  """Raises a GenerationError if the vector of a row is not finite."""
   finite = np.isfinite(vectors).all(axis=1)
   if not finite.all():
     raise GenerationError(
@@ -102,9 +95,9 @@ def write_shard(
   vectors: Float[np.ndarray, "n d"],
   steps: Int[np.ndarray, " n"],
 ) -> EmbeddingsShard:
-  """Writes the files of one shard; the caller makes them durable.
+  """Writes the vectors of one shard, and the steps they were embedded with.
 
-  The `steps` are the checkpoint steps that the vectors were embedded with.
+  The caller makes the files durable.
 
   Raises:
     GenerationError: A vector is not finite.
@@ -123,11 +116,7 @@ def write_shard(
 
 
 def copy_vectors(
-  vectors: Rows,
-  directory: Path,
-  layout: ShardLayout,
-  *,
-  step: int,
+  vectors: Rows, directory: Path, layout: ShardLayout, *, step: int
 ) -> tuple[EmbeddingsShard, ...]:
   """Writes existing vectors of a checkpoint step, one file at a time.
 
@@ -166,7 +155,8 @@ class Embeddings:
       _map(directory / shard.path, (shard.rows, manifest.dim), self.dtype)
       for shard in manifest.embeddings
     ]
-    self._starts = _starts(manifest.embeddings)
+    rows = [shard.rows for shard in manifest.embeddings]
+    self._starts = np.cumsum([0, *rows])[:-1]
     # Mapped at once, because staged files are unlinked after loading.
     self._steps = [
       _map(directory / shard.steps_path, (shard.rows,), np.dtype(np.int32))
@@ -183,11 +173,11 @@ class Embeddings:
     start, stop, stride = rows.indices(len(self))
     if stride != 1:
       raise IndexError(f"stride {stride}; want consecutive rows")
-    parts = []
-    for first, shard in zip(self._starts, self._maps, strict=True):
-      part = shard[max(0, start - first) : max(0, stop - first)]
-      if len(part):
-        parts.append(part)
+    parts = [
+      shard[max(0, start - first) : max(0, stop - first)]
+      for first, shard in zip(self._starts, self._maps, strict=True)
+      if start < first + len(shard) and stop > first
+    ]
     if not parts:
       return np.zeros((0, self.shape[1]), self.dtype)
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
@@ -206,17 +196,17 @@ class Embeddings:
         "blocks; the null block is not stored"
       )
     gathered = np.empty((flat.size, self.shape[1]), np.float32)
-    self._gather(self._maps, flat, gathered)
+    self._gather_into(gathered, self._maps, flat)
     return gathered.reshape(*rows.shape, self.shape[1])
 
   def steps(self, rows: Int[np.ndarray, " n"]) -> Int32[np.ndarray, " n"]:
     """Returns the checkpoint steps that rows were embedded with."""
     steps = np.empty(len(rows), np.int32)
-    self._gather(self._steps, rows, steps)
+    self._gather_into(steps, self._steps, rows)
     return steps
 
-  def _gather(
-    self, files: Sequence[np.ndarray], rows: np.ndarray, target: np.ndarray
+  def _gather_into(
+    self, target: np.ndarray, files: Sequence[np.ndarray], rows: np.ndarray
   ) -> None:
     shards = np.searchsorted(self._starts, rows, side="right") - 1
     for shard in np.unique(shards):
@@ -224,9 +214,7 @@ class Embeddings:
       target[here] = files[shard][rows[here] - self._starts[shard]]
 
 
-def index_blocks(
-  corpus: Corpus, embeddings: Embeddings | None = None
-) -> Blocks:
+def index_blocks(corpus: Corpus, embeddings: Embeddings) -> Blocks:
   """Returns what an index is built over: a corpus and its vectors."""
   return Blocks(
     num_blocks=corpus.num_blocks,
@@ -234,10 +222,6 @@ def index_blocks(
     token_ids=corpus.token_ids,
     vocab_size=corpus.vocab_size,
   )
-
-
-def _starts(shards: Sequence[EmbeddingsShard]) -> np.ndarray:
-  return np.cumsum([0] + [shard.rows for shard in shards])[:-1]
 
 
 def _map(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

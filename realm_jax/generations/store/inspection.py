@@ -25,7 +25,6 @@ class GenerationStatus:
   """The state of one generation.
 
   Attributes:
-    step: Checkpoint step of the generation.
     manifest: Manifest, if it can be read.
     bytes: Size of all files.
     leased_by: Processes that have it loaded.
@@ -60,13 +59,7 @@ class GenerationStatus:
 
 @dataclasses.dataclass(frozen=True)
 class RunGenerations:
-  """The generations of a run.
-
-  Attributes:
-    generations_dir: Directory of the generations.
-    model_dir: Directory of the run whose checkpoints need them; None where it
-      is not known.
-  """
+  """The generations of a run, whose `model_dir` may be unknown."""
 
   generations_dir: epath.Path
   model_dir: epath.Path | None
@@ -139,8 +132,7 @@ class RunGenerations:
   def to_prune(self, *, keep: int) -> list[int]:
     """Returns the steps that a sidecar in the mode `newest` would remove.
 
-    The generations of checkpoints whose run waits for them stay, as they do
-    in the mode `every`.
+    The generations of checkpoints whose run waits for them stay, too.
 
     Raises:
       GenerationError: The run of the generations is not known.
@@ -174,19 +166,16 @@ def table(statuses: Sequence[GenerationStatus]) -> str:
 
 
 def _cells(status: GenerationStatus) -> tuple[str, ...]:
-  manifest = status.manifest
-  if manifest is None:
-    described = ("?",) * 4
-    created = "?"
-  else:
+  described, created = ("?",) * 4, "?"
+  if (manifest := status.manifest) is not None:
     recall = [f"@{k} {value:.3f}" for k, value in manifest.recall.items()]
+    created = manifest.created
     described = (
       f"{manifest.num_blocks:,}",
       f"v{manifest.corpus_version} {manifest.corpus_fingerprint[:8]}",
       manifest.index_kind,
       " ".join(recall) or "–",
     )
-    created = manifest.created
   return (
     f"{status.step}{' !' if status.problem else ''}",
     *described,

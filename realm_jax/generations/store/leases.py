@@ -16,11 +16,8 @@ from realm_jax.generations.store import layout
 class Lease:
   """One process's lease on the generations that it has loaded.
 
-  A lease expires unless it is renewed, so a killed process soon holds none.
-
-  Args:
-    generations_dir: Directory of the generations.
-    lifetime_seconds: Time after which a lease expires if it is not renewed.
+  It expires after `lifetime_seconds` unless it is renewed, so a killed process
+  soon holds none.
   """
 
   def __init__(
@@ -40,22 +37,14 @@ class Lease:
     """
     steps = frozenset(steps)
     age = time.monotonic() - self._renewed
-    is_young = age < self._lifetime_seconds / 4
-    if steps == self._steps and (
-      not steps or (is_young and self._path.exists())
-    ):
+    is_young = age < self._lifetime_seconds / 4 and self._path.exists()
+    if steps == self._steps and (is_young or not steps):
       return
     self._path.parent.mkdir(parents=True, exist_ok=True)
     # A reader would ignore a lease that is half written.
     new = self._path.with_name(f".{self._path.name}")
-    new.write_text(
-      json.dumps(
-        {
-          "steps": sorted(steps),
-          "expires": time.time() + self._lifetime_seconds,
-        }
-      )
-    )
+    expires = time.time() + self._lifetime_seconds
+    new.write_text(json.dumps({"steps": sorted(steps), "expires": expires}))
     new.replace(self._path)
     self._steps, self._renewed = steps, time.monotonic()
 

@@ -3,7 +3,7 @@
 import concurrent.futures
 import contextlib
 import dataclasses
-import datetime
+import functools
 import hashlib
 import json
 import os
@@ -34,11 +34,7 @@ class DamagedGenerationError(GenerationError):
 
 
 class DamagedFileError(GenerationError):
-  """A file that has changed since it was written; `path` is its name."""
-
-  def __init__(self, path: str):
-    super().__init__(f"{path} has changed since it was written")
-    self.path = path
+  """A file of a generation that changed before it was published."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,14 +48,10 @@ class FileRecord:
 
 @dataclasses.dataclass(frozen=True)
 class EmbeddingsShard:
-  """Consecutive rows of the vectors, in one file.
+  """Consecutive rows of the vectors, in the file `path`.
 
-  Attributes:
-    path: File of the vectors.
-    rows: Number of rows.
-    oldest_step: Checkpoint step that the oldest vector was embedded with.
-    newest_step: Checkpoint step that the newest vector was embedded with.
-    steps_path: File with each row's step, int32; empty where all are equal.
+  They were embedded with checkpoints of `oldest_step` … `newest_step`. Where
+  these differ, the file `steps_path` has the step of each row, in int32.
   """
 
   path: str
@@ -126,17 +118,9 @@ class Manifest:
   Attributes:
     step: Checkpoint step that the generation was built from.
     corpus_fingerprint: Fingerprint of the corpus that was embedded.
-    corpus_version: Version of that corpus.
-    num_blocks: Number of blocks.
-    dim: Dimension of the vectors.
     dtype: Type of the stored vectors, `float32` or `bfloat16`.
-    index_kind: Kind of the index.
-    index_parameters: Settings of the index.
     recall: Recall@k against exact search on held-out queries, by k; empty for
       an index that does not search vectors.
-    recall_queries: Number of queries that recall was measured on.
-    embed_seconds: Time spent on embedding the corpus.
-    build_seconds: Time spent on building the index.
     embeddings: Files of the vectors, in row order.
     model: Checksum of the model's settings and the names and shapes of its
       parameters; empty for imported vectors.
@@ -207,44 +191,48 @@ def _checksum(values: Mapping[str, JsonValue]) -> str:
   return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-def from_json(text: str, *, path: str) -> Manifest:
-  """Reads the text of a manifest file; `path` is for the error.
+def read(directory: epath.PathLike) -> Manifest:
+  """Reads the manifest in a generation's directory.
 
   Raises:
-    DamagedGenerationError: The text is not a valid manifest.
-    GenerationError: Its format version is not the one of this program.
+    GenerationError: There is none, or it has another format version.
+    DamagedGenerationError: It is not valid.
   """
+  path = epath.Path(directory) / layout.MANIFEST
   try:
+    text = path.read_text()
     values = json.loads(text)
     version = values["format_version"]
-    # The version, too, is believed only if the checksum matches.
-    if _CHECKSUM_KEY in values and values[_CHECKSUM_KEY] != _checksum(values):
-      raise ValueError("it does not match its own checksum")
+    # The version, too, is believed only if the checksum matches. Manifests of
+    # the first format have none.
+    if version == FORMAT_VERSION or _CHECKSUM_KEY in values:
+      values = from_checked_json(text)
+    if version == FORMAT_VERSION:
+      return _from_values(values)
+  except _MISSING:
+    raise GenerationError(
+      f"{directory} has no {layout.MANIFEST}, so it is not a generation"
+    ) from None
   except (ValueError, KeyError, TypeError) as error:
     raise DamagedGenerationError(
       f"{path} is not a manifest ({error!r}); remove that generation and let "
       "build_index make it again"
     ) from error
-  if version != FORMAT_VERSION:
-    raise GenerationError(
-      f"{path} has format version {version}, and this program reads "
-      f"{FORMAT_VERSION}; use the realm_jax that wrote it, or make it again"
-    )
-  try:
-    del values[_CHECKSUM_KEY]
-    partial = values.pop("partial")
-    manifest = Manifest(
-      embeddings=tuple(EmbeddingsShard(**s) for s in values.pop("embeddings")),
-      files=tuple(FileRecord(**f) for f in values.pop("files")),
-      partial=None if partial is None else PartialRecord.from_json(partial),
-      **values,
-    )
-    _check_consistent(manifest)
-  except (TypeError, KeyError, ValueError) as error:
-    raise DamagedGenerationError(
-      f"{path} is not a complete manifest: {error}; remove that generation and "
-      "let build_index make it again"
-    ) from error
+  raise GenerationError(
+    f"{path} has format version {version}, and this program reads "
+    f"{FORMAT_VERSION}; use the realm_jax that wrote it, or make it again"
+  )
+
+
+def _from_values(values: dict[str, Any]) -> Manifest:
+  partial = values.pop("partial")
+  manifest = Manifest(
+    embeddings=tuple(EmbeddingsShard(**s) for s in values.pop("embeddings")),
+    files=tuple(FileRecord(**f) for f in values.pop("files")),
+    partial=None if partial is None else PartialRecord.from_json(partial),
+    **values,
+  )
+  _check_consistent(manifest)
   return manifest
 
 
@@ -258,42 +246,6 @@ def _check_consistent(manifest: Manifest) -> None:
     # A path that leads outside would let a manifest name any file to read.
     if path.startswith("/") or ".." in path.split("/"):
       raise ValueError(f"path {path!r} leads outside the generation")
-  known = {file.path for file in manifest.files}
-  wanted = [s.path for s in manifest.embeddings]
-  wanted += [s.steps_path for s in manifest.embeddings if s.steps_path]
-  wanted += [manifest.block_keys] if manifest.block_keys else []
-  if missing := [path for path in wanted if path not in known]:
-    raise ValueError(f"its files lack {missing[0]}")
-  for shard in manifest.embeddings:
-    if not shard.oldest_step <= shard.newest_step <= manifest.step:
-      raise ValueError(
-        f"{shard.path} is of steps {shard.oldest_step} … {shard.newest_step} "
-        f"in a generation of step {manifest.step}"
-      )
-
-
-def read(directory: epath.PathLike) -> Manifest:
-  """Reads the manifest in a generation's directory.
-
-  Raises:
-    GenerationError: There is none, or it has another format version.
-    DamagedGenerationError: It is not valid.
-  """
-  path = epath.Path(directory) / layout.MANIFEST
-  try:
-    text = path.read_text()
-  except _MISSING:
-    raise GenerationError(
-      f"{directory} has no {layout.MANIFEST}, so it is not a generation"
-    ) from None
-  except UnicodeDecodeError as error:
-    raise DamagedGenerationError(f"{path} is damaged: {error}") from error
-  return from_json(text, path=str(path))
-
-
-def now() -> str:
-  """Returns the current time in the format of `Manifest.created`."""
-  return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def records_of(
@@ -301,17 +253,14 @@ def records_of(
 ) -> tuple[FileRecord, ...]:
   """Returns sizes and checksums of files below `root`, read in parallel.
 
-  With `drop_pages` the system's page cache gives up what was read.
-
-  Raises:
-    FileNotFoundError: A file is missing.
+  With `drop_pages` the system's page cache gives up what was read. A missing
+  file is a FileNotFoundError.
   """
-  root = epath.Path(root)
 
   def record(path: str) -> FileRecord:
-    length = root.joinpath(path).stat().length
-    checksum = sha256_of(root / path, drop_pages=drop_pages)
-    return FileRecord(path, length, checksum)
+    file = epath.Path(root) / path
+    checksum = sha256_of(file, drop_pages=drop_pages)
+    return FileRecord(path, file.stat().length, checksum)
 
   with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
     return tuple(pool.map(record, paths))
@@ -351,8 +300,8 @@ def verify(
 
   Args:
     directory: Directory of the generation.
-    manifest: Manifest of the generation.
-    checksums: Whether to read the files; sizes are always compared.
+    manifest: Manifest, which may list only some of the files.
+    checksums: Whether to read the files.
     low_priority: Whether one thread of low priority reads, as beside training,
       instead of a thread for each core.
     shown_as: Directory that errors name, if not `directory`.
@@ -361,35 +310,30 @@ def verify(
     DamagedGenerationError: A file is missing, cut or changed.
   """
   root = epath.Path(directory) / manifest.folder
-  shown = epath.Path(shown_as or directory) / manifest.folder
 
-  def damage(file: FileRecord, what: str) -> DamagedGenerationError:
-    return DamagedGenerationError(
-      f"{shown / file.path} {what}, so its generation is damaged; remove it "
-      "and let build_index make it again"
-    )
-
-  def verify_checksum(file: FileRecord) -> None:
+  def check(file: FileRecord, *, checksum: bool) -> None:
+    path, problem = root / file.path, ""
     try:
-      is_same = sha256_of(root / file.path, drop_pages=True) == file.sha256
-    except _MISSING:  # Removed since its size was read.
-      raise damage(file, "is missing") from None
-    if not is_same:
-      raise damage(file, "does not match its checksum")
+      size = path.stat().length
+      if size != file.size:
+        problem = f"has {size} bytes and not {file.size}"
+      elif checksum and sha256_of(path, drop_pages=True) != file.sha256:
+        problem = "does not match its checksum"
+    except _MISSING:
+      problem = "is missing"
+    if problem:
+      shown = epath.Path(shown_as or directory) / manifest.folder / file.path
+      raise DamagedGenerationError(
+        f"{shown} {problem}, so its generation is damaged; remove it and let "
+        "build_index make it again"
+      )
 
   for file in manifest.files:
-    try:
-      size = root.joinpath(file.path).stat().length
-    except _MISSING:
-      raise damage(file, "is missing") from None
-    if size != file.size:
-      raise damage(file, f"has {size} bytes and not {file.size}")
+    check(file, checksum=False)
   if not checksums:
     return
-
   with concurrent.futures.ThreadPoolExecutor(
     1 if low_priority else os.cpu_count(),
     initializer=lower_thread_priority if low_priority else None,
   ) as pool:
-    for _ in pool.map(verify_checksum, manifest.files):
-      pass
+    list(pool.map(functools.partial(check, checksum=True), manifest.files))

@@ -9,7 +9,7 @@ because nobody can tell whether one is being written or read.
 
 import contextlib
 import dataclasses
-import fcntl
+import datetime
 import os
 import secrets
 import shutil
@@ -23,15 +23,12 @@ from etils import epath
 
 from realm_jax.files import remote
 from realm_jax.files.disk_full import explain_full_disk
-from realm_jax.files.durable import sync
+from realm_jax.files.durable import sync, sync_tree
+from realm_jax.files.whole_directory import copy_files
 from realm_jax.generations.store import layout
 from realm_jax.generations.store import manifest as manifests
-from realm_jax.generations.store.manifest import (
-  DamagedFileError,
-  DamagedGenerationError,
-  GenerationError,
-  Manifest,
-)
+from realm_jax.generations.store.file_lock import locked
+from realm_jax.generations.store.manifest import Manifest
 
 # A younger directory may belong to a process that has not locked it yet.
 _MIN_LEFTOVER_SECONDS = 60.0
@@ -56,7 +53,6 @@ def publish(
   write: Callable[[Path], Manifest],
   *,
   replaces: Callable[[Manifest], bool] = lambda manifest: False,
-  atomic_rename: bool | None = None,
 ) -> bool:
   """Publishes the generation of a checkpoint step.
 
@@ -68,7 +64,6 @@ def publish(
       what was written.
     replaces: Function that decides whether a valid generation of this step,
       published meanwhile, is replaced. A damaged one is.
-    atomic_rename: Whether a directory can be renamed; None goes by the path.
 
   Returns:
     Whether it was published; False where another worker was first.
@@ -78,54 +73,64 @@ def publish(
     DamagedFileError: A file differs from what the manifest lists.
   """
   directory = epath.Path(generations_dir)
-  if atomic_rename is None:
-    atomic_rename = not remote.is_remote(directory)
+  published = layout.path_of(directory, step)
   with disk_full_explained(directory, step):
     directory.mkdir(parents=True, exist_ok=True)
-    if not atomic_rename:
-      return _publish_by_manifest(directory, step, write, replaces)
+    if remote.is_remote(directory):
+      with tempfile.TemporaryDirectory(prefix=layout.BUILDING) as built:
+        return _copy(Path(built), published, write(Path(built)), replaces)
     remove_leftovers(directory)
     with _building_directory(Path(directory), step) as built:
-      _finish(built, write(built))
-      return _commit(built, layout.path_of(directory, step), replaces)
+      manifest = _with_files(built, write(built))
+      (built / layout.MANIFEST).write_text(manifest.to_json())
+      sync_tree(built)
+      return _rename(built, Path(published), replaces)
 
 
-def _finish(built: Path, manifest: Manifest) -> Manifest:
-  """Adds the manifest, and makes all files durable."""
+def is_current(
+  published: epath.Path, replaces: Callable[[Manifest], bool]
+) -> bool:
+  """Returns whether a valid generation is published, and not to be replaced."""
+  if not (published / layout.MANIFEST).exists():
+    return False
+  try:
+    manifest = manifests.read(published)
+    manifests.verify(published, manifest, checksums=False)
+  except manifests.GenerationError as error:
+    logging.warning("%s; it is replaced", error)
+    return False
+  return not replaces(manifest)
+
+
+def _with_files(built: Path, manifest: Manifest) -> Manifest:
+  """Adds the records of all files and the time to a manifest."""
   paths = sorted(
     str(path.relative_to(built)) for path in built.rglob("*") if path.is_file()
   )
-  for path in paths:
-    sync(built / path)
   files = manifests.records_of(built, paths)
   for file in manifest.files:
     if file not in files:
-      raise DamagedFileError(file.path)
-  manifest = dataclasses.replace(manifest, files=files, created=manifests.now())
-  (built / layout.MANIFEST).write_text(manifest.to_json())
-  sync(built / layout.MANIFEST)
-  for path in (built, *built.rglob("*")):
-    if path.is_dir():
-      sync(path)
-  return manifest
+      raise manifests.DamagedFileError(
+        f"{file.path} has changed since it was written"
+      )
+  created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+  return dataclasses.replace(manifest, files=files, created=created)
 
 
-def _commit(
-  built: Path, published: epath.Path, replaces: Callable[[Manifest], bool]
+def _rename(
+  built: Path, target: Path, replaces: Callable[[Manifest], bool]
 ) -> bool:
   """Renames a directory into place, and the one that was there aside.
 
   Between the two renames there is none for a moment. If the process is killed
   then, `remove_leftovers` puts the old one back.
   """
-  target = Path(published)
-  aside = target.with_name(
-    f"{layout.REPLACED}{target.name}-{secrets.token_hex(4)}"
-  )
-  with _commit_lock(target.parent):
+  name = f"{layout.REPLACED}{target.name}-{secrets.token_hex(4)}"
+  aside, trash = target.with_name(name), None
+  with locked(target.parent / layout.COMMIT_LOCK):
+    if is_current(epath.Path(target), replaces):
+      return False
     if replaced := target.exists():
-      if is_current(published, replaces):
-        return False
       os.rename(target, aside)
     try:
       os.rename(built, target)
@@ -134,45 +139,26 @@ def _commit(
         os.rename(aside, target)
       raise
     sync(target.parent)
-    trash = _rename_to_trash(aside) if replaced else None
+    if replaced:
+      trash = _rename_to_trash(aside)
   _delete(trash)
   return True
 
 
-def is_current(
-  published: epath.Path, replaces: Callable[[Manifest], bool]
-) -> bool:
-  """Returns whether a published generation is valid and not to be replaced."""
-  try:
-    manifest = manifests.read(published)
-    manifests.verify(published, manifest, checksums=False)
-  except GenerationError as error:
-    logging.warning("%s; it is replaced", error)
-    return False
-  return not replaces(manifest)
-
-
-def _publish_by_manifest(
-  directory: epath.Path,
-  step: int,
-  write: Callable[[Path], Manifest],
+def _copy(
+  built: Path,
+  published: epath.Path,
+  manifest: Manifest,
   replaces: Callable[[Manifest], bool],
 ) -> bool:
-  published = layout.path_of(directory, step)
-  with tempfile.TemporaryDirectory(prefix=layout.BUILDING) as scratch:
-    built = Path(scratch)
-    manifest = _finish(built, write(built))
-    if (published / layout.MANIFEST).exists() and is_current(
-      published, replaces
-    ):
-      return False
-    folder = f"build-{secrets.token_hex(6)}"
-    for file in manifest.files:
-      target = published / folder / file.path
-      target.parent.mkdir(parents=True, exist_ok=True)
-      epath.Path(built / file.path).copy(target)
-    manifest = dataclasses.replace(manifest, folder=folder)
-    (published / layout.MANIFEST).write_text(manifest.to_json())
+  """Copies files to a folder with a new name, and the manifest last."""
+  manifest = _with_files(built, manifest)
+  if is_current(published, replaces):
+    return False
+  folder = f"build-{secrets.token_hex(6)}"
+  copy_files(built, published / folder)
+  manifest = dataclasses.replace(manifest, folder=folder)
+  (published / layout.MANIFEST).write_text(manifest.to_json())
   return True
 
 
@@ -180,27 +166,14 @@ def _publish_by_manifest(
 def _building_directory(directory: Path, step: int) -> Iterator[Path]:
   """Makes a hidden directory that is locked while this process lives."""
   name = f"{layout.BUILDING}{step:08d}-{os.getpid()}-{secrets.token_hex(4)}"
-  built, locked = directory / name, directory / f"{name}{_LOCK_SUFFIX}"
-  lock = os.open(locked, os.O_RDWR | os.O_CREAT, 0o666)
-  try:
-    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    built.mkdir()
-    yield built
-  finally:
-    shutil.rmtree(built, ignore_errors=True)
-    locked.unlink(missing_ok=True)
-    os.close(lock)
-
-
-@contextlib.contextmanager
-def _commit_lock(directory: Path) -> Iterator[None]:
-  """Lets one process at a time rename; the lock ends with the process."""
-  lock = os.open(directory / layout.COMMIT_LOCK, os.O_RDWR | os.O_CREAT)
-  try:
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    yield
-  finally:
-    os.close(lock)
+  built, lock = directory / name, directory / f"{name}{_LOCK_SUFFIX}"
+  with locked(lock):
+    try:
+      built.mkdir()
+      yield built
+    finally:
+      shutil.rmtree(built, ignore_errors=True)
+      lock.unlink(missing_ok=True)
 
 
 def remove_leftovers(generations_dir: epath.PathLike) -> None:
@@ -213,7 +186,7 @@ def remove_leftovers(generations_dir: epath.PathLike) -> None:
     return
   directory = Path(generations_dir)
   if any(directory.glob(f"{layout.REPLACED}*")):
-    with _commit_lock(directory):
+    with locked(directory / layout.COMMIT_LOCK):
       for path in directory.glob(f"{layout.REPLACED}*"):
         name = path.name.removeprefix(layout.REPLACED).partition("-")[0]
         if (directory / name).exists():
@@ -222,30 +195,21 @@ def remove_leftovers(generations_dir: epath.PathLike) -> None:
           logging.warning("putting generation %d back", int(name))
           path.rename(directory / name)
   for path in directory.glob(f"{layout.TRASH}*"):
-    shutil.rmtree(path, ignore_errors=True)
+    _delete(path)
   for path in directory.glob(f"{layout.BUILDING}*"):
-    try:
-      age = time.time() - path.stat().st_mtime
-    except FileNotFoundError:
-      continue
-    if age >= _MIN_LEFTOVER_SECONDS:
-      _remove_abandoned(directory / path.name.removesuffix(_LOCK_SUFFIX))
+    with contextlib.suppress(FileNotFoundError):
+      if time.time() - path.stat().st_mtime >= _MIN_LEFTOVER_SECONDS:
+        _remove_abandoned(directory / path.name.removesuffix(_LOCK_SUFFIX))
 
 
 def _remove_abandoned(built: Path) -> None:
   """Removes a building directory if the process that locked it is gone."""
-  locked = built.with_name(f"{built.name}{_LOCK_SUFFIX}")
-  lock = os.open(locked, os.O_RDWR | os.O_CREAT, 0o666)
-  try:
-    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-  except BlockingIOError:
-    pass
-  else:
-    logging.info("removing %s, whose process is gone", built)
-    shutil.rmtree(built, ignore_errors=True)
-    locked.unlink(missing_ok=True)
-  finally:
-    os.close(lock)
+  lock = built.with_name(f"{built.name}{_LOCK_SUFFIX}")
+  with locked(lock, wait=False) as is_ours:
+    if is_ours:
+      logging.info("removing %s, whose process is gone", built)
+      _delete(built)
+      lock.unlink(missing_ok=True)
 
 
 def remove_damaged(
@@ -268,11 +232,11 @@ def remove_damaged(
     verified = _manifest_bytes(path)
     try:
       manifests.verify(path, manifests.read(path))
-    except DamagedGenerationError as error:
+    except manifests.DamagedGenerationError as error:
       if _remove(path, only_if=verified):
         logging.warning("%s: it is removed", error)
         removed.append(step)
-    except GenerationError as error:
+    except manifests.GenerationError as error:
       # A newer program may have written it.
       logging.warning("%s", error)
   return removed
@@ -289,16 +253,18 @@ def _remove(path: epath.Path, *, only_if: bytes | None = None) -> bool:
 
   With `only_if`, its manifest must be that text. Returns whether it is removed.
   """
+
+  def is_other() -> bool:
+    return only_if is not None and _manifest_bytes(path) != only_if
+
   if remote.is_remote(path):
-    if only_if is not None and _manifest_bytes(path) != only_if:
+    if is_other():
       return False
     (path / layout.MANIFEST).unlink(missing_ok=True)
     path.rmtree(missing_ok=True)
     return True
-  with _commit_lock(Path(path).parent):
-    if only_if is not None and _manifest_bytes(path) != only_if:
-      return False
-    trash = _rename_to_trash(Path(path))
+  with locked(Path(path).parent / layout.COMMIT_LOCK):
+    trash = None if is_other() else _rename_to_trash(Path(path))
   _delete(trash)
   return trash is not None
 
@@ -311,13 +277,16 @@ def _manifest_bytes(path: epath.Path) -> bytes:
     return b""
 
 
+def hide_and_delete(directory: Path) -> None:
+  """Hides a directory from all processes by a rename, and then deletes it."""
+  _delete(_rename_to_trash(directory))
+
+
 def _rename_to_trash(path: Path) -> Path | None:
   """Renames a directory for deletion; returns None if it was gone."""
-  trash = path.with_name(
-    f"{layout.TRASH}{path.name.lstrip('.')}-{secrets.token_hex(4)}"
-  )
+  name = f"{layout.TRASH}{path.name.lstrip('.')}-{secrets.token_hex(4)}"
   try:
-    return path.rename(trash)
+    return path.rename(path.with_name(name))
   except FileNotFoundError:
     return None
 

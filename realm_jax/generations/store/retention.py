@@ -8,7 +8,7 @@ from etils import epath
 
 from realm_jax.checkpoints.loop_item import recorded_generation
 from realm_jax.checkpoints.manager import CheckpointStore
-from realm_jax.generations.store import layout, publisher
+from realm_jax.generations.store import layout
 from realm_jax.generations.store.leases import leased_steps
 
 # Longer than it takes to delete the files of a checkpoint.
@@ -20,10 +20,8 @@ class UnknownNeedsError(ValueError):
 
 
 class _Use(NamedTuple):
-  """The generation in use at a checkpoint, and whether its run waits."""
-
   generation: int | None
-  waits: bool
+  run_waits: bool
 
 
 class RetainedGenerations:
@@ -65,7 +63,7 @@ class RetainedGenerations:
     for step in steps:
       if step not in uses:
         self._check_needs_none(step)
-    waiting = {step for step, use in uses.items() if use.waits}
+    waiting = {step for step, use in uses.items() if use.run_waits}
     if every:
       waiting.update(steps)
     return self.used_by(steps) | waiting
@@ -111,28 +109,10 @@ def is_removed(checkpoints: CheckpointStore, step: int) -> bool:
   return True
 
 
-def prune(
-  generations_dir: epath.PathLike,
-  *,
-  keep: int,
-  pinned: Collection[int] = (),
-) -> list[int]:
-  """Removes old generations that are neither leased nor pinned.
-
-  The newest `keep` generations, at least 1, stay as well.
-
-  Returns:
-    The steps that were removed.
-  """
-  steps = to_prune(generations_dir, keep=keep, pinned=pinned)
-  publisher.remove(generations_dir, steps)
-  return steps
-
-
 def to_prune(
   generations_dir: epath.PathLike, *, keep: int, pinned: Collection[int] = ()
 ) -> list[int]:
-  """Returns the steps that `prune` would remove."""
+  """Returns all steps but the newest `keep`, at least 1, leased and pinned."""
   if keep < 1:
     raise ValueError(f"keep={keep}; want at least the newest generation, 1")
   old = layout.published_steps(generations_dir)[:-keep]

@@ -76,8 +76,7 @@ def load_for_run(
     corpus=corpus,
     mesh=mesh,
     index=index,
-    low_priority=True,
-    separate_process=True,
+    beside_training=True,
   )
   if generation.num_blocks < num_searched:
     raise GenerationError(

@@ -8,7 +8,6 @@ import pytest
 
 from realm_jax.files import npy, remote
 from realm_jax.generations.building.base_generation import (
-  BaseGeneration,
   block_keys,
   find_base_generation,
   open_base_vectors,
@@ -44,8 +43,7 @@ def _publish(generations_dir, corpus, step, *, kind="scann"):
     )
 
   assert publish(generations_dir, step, write)
-  path = layout.path_of(generations_dir, step)
-  return BaseGeneration(path, manifests.read(path))
+  return manifests.read(layout.path_of(generations_dir, step))
 
 
 def _flip(path, place=-1):
@@ -61,7 +59,7 @@ def test_that_of_the_step_itself_is_taken_where_the_corpus_has_changed(
     base = find_base_generation(
       generations_dir, step, corpus=of, model="model", dtype="float32"
     )
-    return base and base.manifest.step
+    return base and base.step
 
   for step in (0, 500):
     _publish(generations_dir, corpus, step)
@@ -80,7 +78,7 @@ def test_damaged_keys_are_refused(generations_dir, corpus, other, place):
   _flip(generations_dir / "00000500" / "block_keys.npy", place)
   with (
     pytest.raises(DamagedGenerationError, match=r"block_keys.npy does not"),
-    open_base_vectors(base, block_keys(other), corpus=other),
+    open_base_vectors(generations_dir, base, block_keys(other), corpus=other),
   ):
     pass
 
@@ -90,7 +88,8 @@ def test_what_is_copied_from_an_object_store_is_what_is_verified(
 ):
   base = _publish(generations_dir, corpus, 500)
   name = "embeddings-00001-of-00003.npy"
-  copy = type(base.directory).copy
+  path_type = type(layout.path_of(generations_dir, 500))
+  copy = path_type.copy
 
   def copy_and_flip(source, target, **settings):
     copied = copy(source, target, **settings)
@@ -100,14 +99,16 @@ def test_what_is_copied_from_an_object_store_is_what_is_verified(
 
   with (
     mock.patch.object(remote, "is_remote", return_value=True),
-    mock.patch.object(type(base.directory), "copy", copy_and_flip),
+    mock.patch.object(path_type, "copy", copy_and_flip),
     pytest.raises(DamagedGenerationError, match=f"00000500/{name} does not"),
-    open_base_vectors(base, block_keys(corpus), corpus=corpus),
+    open_base_vectors(generations_dir, base, block_keys(corpus), corpus=corpus),
   ):
     pass
   with (
     mock.patch.object(remote, "is_remote", return_value=True),
-    open_base_vectors(base, block_keys(corpus), corpus=corpus) as stored,
+    open_base_vectors(
+      generations_dir, base, block_keys(corpus), corpus=corpus
+    ) as stored,
   ):
     assert stored.gather(np.arange(150)).shape == (150, 8)
 

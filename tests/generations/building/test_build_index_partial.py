@@ -10,10 +10,10 @@ import pytest
 
 from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.files import remote
-from realm_jax.generations.building import sidecar
 from realm_jax.generations.building.artifacts import ArtifactWriter
 from realm_jax.generations.building.partial_refresh import PartialRefresh
 from realm_jax.generations.follow.loading import load_generation, load_newest
+from realm_jax.generations.store import publisher
 from tests.generations.builds import (
   RETRIEVER,
   build,
@@ -86,14 +86,13 @@ def test_a_partial_refresh_embeds_a_part_and_takes_the_rest(tmp_path, corpus):
     assert set(steps) == ({0, 500} if step == 500 else {0, 500, 1000})
 
 
-@pytest.mark.parametrize("case", ["damaged", "another model", "missing"])
+@pytest.mark.parametrize("case", ["damaged", "another model"])
 def test_without_a_sound_earlier_generation_all_are_embedded(
   tmp_path, corpus, caplog, case
 ):
   _nearby(tmp_path, corpus, 0, 500)
   generations_dir = tmp_path / "generations"
-  if case != "missing":
-    build(tmp_path, corpus, partial=_PARTIAL, checkpoint_step=0)
+  build(tmp_path, corpus, partial=_PARTIAL, checkpoint_step=0)
   path = generations_dir / "00000000" / "embeddings-00000-of-00001.npy"
   other = {}
   if case == "damaged":
@@ -112,7 +111,7 @@ def test_without_a_sound_earlier_generation_all_are_embedded(
 
 def _build_without_mending(*args, **settings):
   """As where the damage comes while the builder runs."""
-  with mock.patch.object(sidecar, "remove_damaged"):
+  with mock.patch.object(publisher, "remove_damaged"):
     return build(*args, **settings)
 
 
@@ -155,7 +154,9 @@ def test_a_corpus_that_changes_embeds_what_is_new_with_the_same_checkpoint(
   assert build(tmp_path, longer, partial=_PARTIAL) == []
 
 
-def test_a_plan_that_is_damaged_is_made_again(tmp_path, corpus, monkeypatch):
+def test_a_sample_that_is_damaged_is_embedded_again(
+  tmp_path, corpus, monkeypatch
+):
   _nearby(tmp_path, corpus, 0, 500)
   build(tmp_path, corpus, partial=_PARTIAL, checkpoint_step=0)
 
@@ -166,7 +167,7 @@ def test_a_plan_that_is_damaged_is_made_again(tmp_path, corpus, monkeypatch):
   with pytest.raises(KeyboardInterrupt):
     build(tmp_path, corpus, partial=_PARTIAL)
   monkeypatch.undo()
-  (path,) = (tmp_path / "generations").glob(".shards-00000500-*/plan.npz")
+  (path,) = (tmp_path / "generations").glob(".shards-00000500-*/sample.npz")
   path.write_bytes(path.read_bytes()[:-100])
   assert build(tmp_path, corpus, partial=_PARTIAL) == [500]
   generation = load_newest(tmp_path / "generations", corpus=corpus)

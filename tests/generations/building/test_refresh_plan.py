@@ -9,8 +9,6 @@ from realm_jax.corpus.store import NULL_ROW
 from realm_jax.generations.building.partial_refresh import PartialRefresh
 from realm_jax.generations.building.refresh_plan import (
   BaseVectors,
-  DamagedPlanError,
-  RefreshPlan,
   make_plan,
 )
 
@@ -55,7 +53,7 @@ def test_rows_are_new_or_as_they_were_and_tell_their_steps():
     return new[rows]
 
   parts = [
-    plan.vectors(rows, embed=embed, base=base, step=20)
+    plan.vectors(rows, embed=embed, step=20)
     for rows in np.split(np.arange(_N), 4)
   ]
   vectors, steps = map(np.concatenate, zip(*parts, strict=True))
@@ -91,7 +89,7 @@ def test_the_oldest_are_embedded_first():
 
 
 @pytest.mark.parametrize("few", [False, True])
-def test_what_is_not_embedded_goes_where_the_sample_says(few, tmp_path):
+def test_what_is_not_embedded_goes_where_the_sample_says(few):
   rng = np.random.default_rng(1)
   # The older half has moved further, along the same way.
   steps = np.where(np.arange(_N) < _N // 2, 0, 10)
@@ -105,11 +103,7 @@ def test_what_is_not_embedded_goes_where_the_sample_says(few, tmp_path):
   # Of few pairs one map for both ages.
   assert len(plan.record.drift) == (1 if few else 2)
   assert all(one.is_used for one in plan.record.drift)
-  plan.save(tmp_path / "plan.npz")
-  plan = RefreshPlan.load(tmp_path / "plan.npz")
-  vectors, _ = plan.vectors(
-    np.arange(_N), embed=new.__getitem__, base=base, step=20
-  )
+  vectors, _ = plan.vectors(np.arange(_N), embed=new.__getitem__, step=20)
   kept = ~plan.embed
   left = np.mean(np.sum((vectors - new)[kept] ** 2, axis=1))
   moved = np.mean(np.sum((_OLD - new)[kept] ** 2, axis=1))
@@ -125,9 +119,7 @@ def test_new_blocks_are_always_embedded():
   new = np.concatenate([np.ones((30, _D), np.float32), _OLD[:-30]])
   plan = _plan(new, base)
   assert plan.embed[:30].all() and plan.record.new_blocks == 30
-  vectors, _ = plan.vectors(
-    np.arange(_N), embed=new.__getitem__, base=base, step=20
-  )
+  vectors, _ = plan.vectors(np.arange(_N), embed=new.__getitem__, step=20)
   np.testing.assert_array_equal(vectors, new)
 
 
@@ -169,33 +161,3 @@ def test_where_the_corpus_alone_has_changed_only_new_blocks_are_embedded():
   strict = _plan(_OLD, base, max_age_steps=10)
   assert strict.embed[:100].all()
   assert strict.embed.sum() == len({*must, *range(100)})
-
-
-def test_a_plan_that_is_damaged_anywhere_is_refused_or_the_same(tmp_path):
-  path = tmp_path / "plan.npz"
-  plan = _plan(_OLD + np.float32(0.1))
-  plan.save(path)
-  content = path.read_bytes()
-  rng = np.random.default_rng(0)
-  refused = 0
-  for place in rng.integers(len(content), size=100).tolist():
-    data = bytearray(content)
-    data[place] ^= 1 << rng.integers(8)
-    path.write_bytes(data)
-    try:
-      found = RefreshPlan.load(path)
-    except DamagedPlanError:
-      refused += 1
-      continue
-    # A bit of an archive's that means nothing to a reader.
-    np.testing.assert_array_equal(found.embed, plan.embed)
-    np.testing.assert_array_equal(found.base_rows, plan.base_rows)
-    np.testing.assert_array_equal(found.sample_vectors, plan.sample_vectors)
-    assert found.record == plan.record
-  assert refused > 80
-  path.write_bytes(content[:-100])
-  with pytest.raises(DamagedPlanError, match="is not a refresh plan"):
-    RefreshPlan.load(path)
-  path.unlink()
-  with pytest.raises(FileNotFoundError):
-    RefreshPlan.load(path)

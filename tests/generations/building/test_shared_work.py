@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from realm_jax.generations.building import shared_work
-from realm_jax.generations.building.shared_work import WorkGoneError, join
+from realm_jax.generations.building.shared_work import join
 from realm_jax.generations.store.embeddings import ShardLayout
 from realm_jax.generations.store.manifest import DamagedFileError
 
@@ -91,11 +90,10 @@ def test_only_one_finishes_and_the_others_learn_of_it(tmp_path):
     with one.claim_publication() as ours, two.claim_publication() as theirs:
       assert (ours, theirs) == (True, False)
       one.remove()
-    with pytest.raises(WorkGoneError):
-      two.missing()
-    with pytest.raises(WorkGoneError), two.claim_shard():
+    assert two.is_removed()
+    with pytest.raises(FileNotFoundError), two.claim_shard():
       pass
-    with pytest.raises(WorkGoneError):
+    with pytest.raises(FileNotFoundError):
       _put(two, 0)
   assert not list(tmp_path.iterdir())
 
@@ -106,7 +104,7 @@ def test_a_shard_that_is_cut_or_discarded_is_made_again(tmp_path):
     path = work.directory / _LAYOUT.name(3)
     path.write_bytes(path.read_bytes()[:-1])
     assert work.missing() == [3]
-    work.discard(_LAYOUT.steps_name(1))
+    (work.directory / _LAYOUT.steps_name(1)).unlink()
     assert work.missing() == [1, 3]
     (work.directory / _LAYOUT.name(2)).with_suffix(".json").write_text("{}")
     assert work.missing() == [1, 2, 3]
@@ -118,28 +116,35 @@ def test_a_shard_that_is_cut_or_discarded_is_made_again(tmp_path):
 def test_what_one_makes_for_all_is_made_once(tmp_path):
   made = []
 
-  def make(path):
-    made.append(path)
-    path.write_text("plan")
+  def make():
+    made.append(len(made))
+    return np.arange(3.0)
 
   with _joined(tmp_path) as one, _joined(tmp_path) as two:
-    assert one.make_once("plan", make, Path.read_text) == "plan"
-    assert two.make_once("plan", make, Path.read_text) == "plan"
+    for work in (one, two):
+      np.testing.assert_array_equal(work.make_once("x", make), [0, 1, 2])
   assert len(made) == 1
 
 
 def test_what_is_made_for_all_is_made_again_where_it_is_damaged(tmp_path):
-  def read(path):
-    return int(path.read_text())
-
+  vectors = np.random.default_rng(0).standard_normal((9, 8))
   with _joined(tmp_path) as work:
-    path = work.directory / "plan"
-    path.write_text("7x")
-    assert work.make_once("plan", lambda path: path.write_text("7"), read) == 7
-    assert work.make_once("plan", lambda path: path.write_text("8"), read) == 7
-    with pytest.raises(ValueError, match="9y"):
-      path.unlink()
-      work.make_once("plan", lambda path: path.write_text("9y"), read)
+    work.make_once("x", lambda: vectors)
+    path = work.directory / "x.npz"
+    content = path.read_bytes()
+    rng = np.random.default_rng(0)
+    cut = [content[:place] for place in (0, 1, len(content) - 100)]
+    for damaged in [*cut, *(_flipped(content, rng) for _ in range(50))]:
+      path.write_bytes(damaged)
+      found = work.make_once("x", lambda: vectors)
+      # Some bits of an archive mean nothing to a reader.
+      np.testing.assert_array_equal(found, vectors)
+
+
+def _flipped(content, rng):
+  data = bytearray(content)
+  data[rng.integers(len(data))] ^= 1 << rng.integers(8)
+  return data
 
 
 def test_shards_are_held_against_their_checksums(tmp_path):
@@ -168,26 +173,28 @@ def test_shards_stay_while_they_are_of_use_or_somebody_is_at_them(tmp_path):
     return sorted(path.name[:16] for path in tmp_path.glob(".shards-*"))
 
   assert folders() == [".shards-00000400", *[".shards-00000500"] * 2]
-  shared_work.remove_obsolete(tmp_path, lambda step: True)
-  assert len(folders()) == 3
-  with _joined(tmp_path) as work, _joined(tmp_path, step=400):
-    # Of 500 another checkpoint's go; 400's are of no use, but in use.
-    shared_work.remove_obsolete(
-      tmp_path, lambda step: step == 500, current=work.directory
-    )
-    assert folders() == [".shards-00000400", ".shards-00000500"]
-  shared_work.remove_obsolete(tmp_path, lambda step: step == 500)
-  assert folders() == [".shards-00000500"]
+  with _joined(tmp_path) as work:
+    with _joined(tmp_path, step=400):
+      # Of 500 another checkpoint's go; 400's are of no use, but in use.
+      work.remove_obsolete(lambda step: False)
+      assert folders() == [".shards-00000400", ".shards-00000500"]
+    work.remove_obsolete(lambda step: step == 400)
+    assert len(folders()) == 2
+    work.remove_obsolete(lambda step: False)
+    assert folders() == [".shards-00000500"]
 
 
 # One process dies at its second shard, and three others share what is left.
-# They are forked here: where jax runs, as in the tests' own process, a fork
-# may hang.
-_TOGETHER = textwrap.dedent(
+# Then one works alone, and kills itself with SIGKILL at the n-th call into the
+# file system, for n = 0, 3, … until one survives. All are forks of one process:
+# where jax runs, as in the tests' own process, a fork may hang.
+_PROCESSES = textwrap.dedent(
   """
   import os, sys
   from pathlib import Path
   from tests.generations.building import test_shared_work
+
+  WATCHED = {"open", "os.rename", "os.mkdir", "os.rmdir", "os.remove"}
 
   def fork(function, *arguments):
     child = os.fork()
@@ -196,11 +203,27 @@ _TOGETHER = textwrap.dedent(
       os._exit(0)
     return child
 
-  parent, log = Path(sys.argv[1]), Path(sys.argv[2])
+  def attempt(parent, n):
+    calls = 0
+    def audit(event, arguments):
+      nonlocal calls
+      if event in WATCHED:
+        calls += 1
+        if calls > n:
+          os.kill(os.getpid(), 9)
+    sys.addaudithook(audit)
+    test_shared_work.do_all(parent)
+
+  root = Path(sys.argv[1])
+  parent, log = root / "together", root / "log"
   dead = fork(test_shared_work.die_at_the_second, parent)
   assert os.waitpid(dead, 0)[1] == 9
   for child in [fork(test_shared_work.do_all, parent, log) for _ in range(3)]:
     assert os.waitpid(child, 0)[1] == 0
+  n = 0
+  # One call in three will do: a shard takes some twenty.
+  while os.waitpid(fork(attempt, root / f"killed-{n:03d}", n), 0)[1]:
+    n += 3
   """
 )
 
@@ -214,73 +237,34 @@ def die_at_the_second(parent):
       os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory):
+  """What the processes left, and the vectors of one that worked alone."""
+  root = tmp_path_factory.mktemp("processes")
+  subprocess.run(
+    [sys.executable, "-c", _PROCESSES, root],
+    check=True,
+    cwd=Path(__file__).parents[3],
+    timeout=240,
+  )
+  do_all(root / "alone")
+  return root, _placed(root / "alone", root / "wanted")
+
+
 @pytest.mark.slow
 def test_processes_share_the_work_and_one_that_dies_loses_its_shard_alone(
-  tmp_path,
+  processes,
 ):
-  do_all(tmp_path / "alone")
-  parent, log = tmp_path / "together", tmp_path / "log"
-  subprocess.run(
-    [sys.executable, "-c", _TOGETHER, parent, log],
-    check=True,
-    cwd=Path(__file__).parents[3],
-    timeout=120,
-  )
-  made = log.read_text().split()
+  root, wanted = processes
+  made = (root / "log").read_text().split()
   assert len(made) == len(set(made)) == 4
-  assert _placed(parent, tmp_path / "a") == _placed(
-    tmp_path / "alone", tmp_path / "b"
-  )
-
-
-# Works alone, and kills itself with SIGKILL at the n-th call into the file
-# system, for n = 0, 1, … until one survives. Each attempt is a fork.
-_KILLED_AT_EVERY_CALL = textwrap.dedent(
-  """
-  import os, sys
-  from pathlib import Path
-  from tests.generations.building import test_shared_work
-
-  WATCHED = {"open", "os.rename", "os.mkdir", "os.rmdir", "os.remove"}
-
-  def attempt(parent, n):
-    calls = 0
-    def audit(event, arguments):
-      nonlocal calls
-      if event in WATCHED:
-        calls += 1
-        if calls > n:
-          os.kill(os.getpid(), 9)
-    sys.addaudithook(audit)
-    test_shared_work.do_all(parent)
-    os._exit(0)
-
-  n = 0
-  while True:
-    parent = Path(sys.argv[1]) / f"killed-{n:03d}"
-    child = os.fork()
-    if not child:
-      attempt(parent, n)
-    _, status = os.waitpid(child, 0)
-    if status == 0:
-      break
-    # One in three will do: a shard takes some twenty calls.
-    n += 3
-  """
-)
+  assert _placed(root / "together", root / "placed") == wanted
 
 
 @pytest.mark.slow
-def test_killed_at_any_call_it_goes_on_with_what_is_there(tmp_path):
-  subprocess.run(
-    [sys.executable, "-c", _KILLED_AT_EVERY_CALL, tmp_path],
-    check=True,
-    cwd=Path(__file__).parents[3],
-    timeout=120,
-  )
-  do_all(tmp_path / "alone")
-  wanted = _placed(tmp_path / "alone", tmp_path / "wanted")
-  attempts = sorted(tmp_path.glob("killed-*"))
+def test_killed_at_any_call_it_goes_on_with_what_is_there(processes):
+  root, wanted = processes
+  attempts = sorted(root.glob("killed-*"))
   assert len(attempts) > 20
   kept = []
   for path in attempts:

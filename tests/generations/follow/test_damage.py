@@ -233,7 +233,7 @@ def test_what_another_process_loads_is_verified_meanwhile(published, corpus):
   content[-1] ^= 1
   path.write_bytes(content)
   with pytest.raises(DamagedGenerationError, match="hashed_dataset"):
-    load_generation(published, 500, corpus=corpus, separate_process=True)
+    load_generation(published, 500, corpus=corpus, beside_training=True)
   assert not faults.searching(os.getpid())
 
 

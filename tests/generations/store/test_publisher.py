@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from realm_jax.files import remote
+from realm_jax.files.disk_full import DiskFullError
 from realm_jax.generations.follow.loading import load_generation
 from realm_jax.generations.store import layout
 from realm_jax.generations.store import manifest as manifests
@@ -20,15 +23,14 @@ from realm_jax.generations.store.publisher import (
   remove_damaged,
   remove_leftovers,
 )
-from realm_jax.generations.store.retention import prune
-from tests.generations.conftest import fill, make_corpus, publish_one
+from tests.generations.conftest import fill, make_corpus, prune, publish_one
 
 _OLD = 1_000_000_000
 
-# Publishes step 500 beside a sound step 0, in place of another one if told to,
-# and kills itself with SIGKILL at the n-th call into the file system, for
-# n = 0, 1, … until one survives. Each attempt is a fork, so that Python starts
-# once.
+# Publishes step 500 beside a sound step 0, once as the first and once in place
+# of another, and kills itself with SIGKILL at the n-th call into the file
+# system, for n = 0, 1, … until one survives. Each attempt is a fork, so that
+# Python starts once.
 _KILLED_AT_EVERY_CALL = textwrap.dedent(
   """
   import os, sys, time
@@ -39,7 +41,7 @@ _KILLED_AT_EVERY_CALL = textwrap.dedent(
 
   WATCHED = {"open", "os.rename", "os.mkdir", "os.rmdir", "os.remove"}
 
-  def attempt(root, corpus, n):
+  def attempt(root, n, replacing):
     calls = 0
     def audit(event, arguments):
       nonlocal calls
@@ -55,11 +57,7 @@ _KILLED_AT_EVERY_CALL = textwrap.dedent(
     publisher.publish(root, 500, write, replaces=lambda other: True)
     os._exit(0)
 
-  root, corpus_dir, replacing = sys.argv[1:]
-  corpus = Corpus.open(corpus_dir)
-  n = 0
-  while True:
-    directory = Path(root) / f"killed-{n:03d}"
+  def survives(directory, n, replacing):
     publisher.publish(directory, 0, lambda d: fill(d, corpus, 0))
     if replacing:
       publisher.publish(
@@ -67,11 +65,14 @@ _KILLED_AT_EVERY_CALL = textwrap.dedent(
       )
     child = os.fork()
     if not child:
-      attempt(directory, corpus, n)
-    _, status = os.waitpid(child, 0)
-    n += 1
-    if status == 0:
-      break
+      attempt(directory, n, replacing)
+    return os.waitpid(child, 0)[1] == 0
+
+  root, corpus = Path(sys.argv[1]), Corpus.open(sys.argv[2])
+  for kind in ("first", "replacing"):
+    n = 0
+    while not survives(root / kind / f"{n:03d}", n, kind == "replacing"):
+      n += 1
   """
 )
 
@@ -85,24 +86,24 @@ def _sound(generations_dir):
   return steps
 
 
-def _killed_at_every_call(tmp_path, corpus, *, replacing=""):
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory, corpus):
+  """The directories of all attempts, below `first` and `replacing`."""
+  root = tmp_path_factory.mktemp("killed")
   subprocess.run(
-    [
-      *(sys.executable, "-c", _KILLED_AT_EVERY_CALL),
-      *(tmp_path, corpus.directory, replacing),
-    ],
+    [sys.executable, "-c", _KILLED_AT_EVERY_CALL, root, corpus.directory],
     check=True,
     cwd=Path(__file__).parents[3],
-    timeout=120,
+    timeout=240,
   )
-  return sorted(tmp_path.glob("killed-*"))
+  return root
 
 
 @pytest.mark.slow
 def test_a_builder_killed_at_any_call_publishes_nothing_or_everything(
-  tmp_path, corpus
+  killed, corpus
 ):
-  attempts = _killed_at_every_call(tmp_path, corpus)
+  attempts = sorted((killed / "first").iterdir())
   assert len(attempts) > 20
   outcomes = {tuple(_sound(path)) for path in attempts}
   assert outcomes == {(0,), (0, 500)}
@@ -117,10 +118,8 @@ def test_a_builder_killed_at_any_call_publishes_nothing_or_everything(
 
 
 @pytest.mark.slow
-def test_a_builder_killed_while_it_replaces_leaves_the_old_or_the_new(
-  tmp_path, corpus
-):
-  attempts = _killed_at_every_call(tmp_path, corpus, replacing="yes")
+def test_a_builder_killed_while_it_replaces_leaves_the_old_or_the_new(killed):
+  attempts = sorted((killed / "replacing").iterdir())
   before = [_sound(path) for path in attempts]
   # Between two calls there is none.
   assert [steps for steps in before if steps != [0, 500]] == [[0]]
@@ -212,33 +211,16 @@ def test_an_error_while_writing_leaves_nothing(generations_dir, corpus):
   assert not list(generations_dir.glob(".tmp-*"))
 
 
-@pytest.mark.slow
 def test_a_full_disk_is_said_and_harms_nothing(generations_dir, corpus):
   publish_one(generations_dir, corpus, 0)
   # The kernel refuses files above a size, as it refuses blocks on a full disk.
-  program = textwrap.dedent(
-    """
-    import resource, sys
-    from realm_jax.corpus.store import Corpus
-    from tests.generations.conftest import publish_one
-    from realm_jax.files.disk_full import DiskFullError
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-    try:
-      publish_one(sys.argv[1], Corpus.open(sys.argv[2]), 500)
-    except DiskFullError as error:
-      print(error, file=sys.stderr)
-      sys.exit(7)
-    """
-  )
-  done = subprocess.run(
-    [sys.executable, "-c", program, generations_dir, corpus.directory],
-    cwd=Path(__file__).parents[3],
-    capture_output=True,
-    text=True,
-    timeout=60,
-  )
-  assert done.returncode == 7, done.stderr
-  assert "00000500 was not written: free some space" in done.stderr
+  before = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+  try:
+    with pytest.raises(DiskFullError, match="500 was not written: free some"):
+      publish_one(generations_dir, corpus, 500)
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
   assert _sound(generations_dir) == [0]
   assert not list(generations_dir.glob(".tmp-*"))
 
@@ -253,8 +235,11 @@ def test_other_errors_of_the_system_are_not_called_a_full_disk(
     publish(generations_dir, 500, write)
 
 
-@pytest.mark.parametrize("atomic_rename", [True, False])
-def test_of_two_builders_the_first_wins(generations_dir, corpus, atomic_rename):
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_of_two_builders_the_first_wins(
+  generations_dir, corpus, is_remote, monkeypatch
+):
+  monkeypatch.setattr(remote, "is_remote", lambda path: is_remote)
   inner = []
 
   def write(directory):
@@ -264,12 +249,11 @@ def test_of_two_builders_the_first_wins(generations_dir, corpus, atomic_rename):
         generations_dir,
         500,
         lambda d: fill(d, corpus, 500, embed_seconds=7.0),
-        atomic_rename=atomic_rename,
       )
     )
     return fill(directory, corpus, 500, embed_seconds=8.0)
 
-  outer = publish(generations_dir, 500, write, atomic_rename=atomic_rename)
+  outer = publish(generations_dir, 500, write)
   assert (inner, outer) == ([True], False)
   assert _sound(generations_dir) == [500]
   assert manifests.read(generations_dir / "00000500").embed_seconds == 7.0
@@ -300,14 +284,17 @@ def test_a_generation_of_another_corpus_gives_way_when_told(
   assert load_generation(generations_dir, 500, corpus=corpus).num_blocks == 150
 
 
-def test_without_rename_the_manifest_is_the_commit(generations_dir, corpus):
+def test_without_rename_the_manifest_is_the_commit(
+  generations_dir, corpus, monkeypatch
+):
+  monkeypatch.setattr(remote, "is_remote", lambda path: True)
   seen = []
 
   def write(directory):
     seen.append(layout.published_steps(generations_dir))
     return fill(directory, corpus, 500)
 
-  assert publish(generations_dir, 500, write, atomic_rename=False)
+  assert publish(generations_dir, 500, write)
   assert seen == [[]]
   manifest = manifests.read(generations_dir / "00000500")
   assert manifest.folder.startswith("build-")

@@ -108,7 +108,7 @@ def follow(world, tmp_path_factory, monkeypatch):
 
   def follow(on_crash):
     directory = model_dir / layout.FOLDER
-    fallback, _ = _fallback(on_crash, directory, world, separate_process=True)
+    fallback, _ = _fallback(on_crash, directory, world, beside_training=True)
     watcher = watchers.enter_context(
       GenerationWatcher(directory, fallback.load, poll_seconds=0.01)
     )
