@@ -35,6 +35,7 @@ _BERT = BertConfig(
 RETRIEVER = Retriever(_BERT, projection_size=8, shared_towers=False)
 CONFIG = EmbeddingConfig(
   tokens_per_batch=2048,
+  num_lengths=2,
   query_length=16,
   recall_queries=32,
   recall_at=(1, 8, 1000),

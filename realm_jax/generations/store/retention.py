@@ -112,7 +112,7 @@ def is_removed(checkpoints: CheckpointStore, step: int) -> bool:
 def to_prune(
   generations_dir: epath.PathLike, *, keep: int, pinned: Collection[int] = ()
 ) -> list[int]:
-  """Returns all steps but the newest `keep`, at least 1, leased and pinned."""
+  """Returns the steps not leased, pinned or among the newest `keep`."""
   if keep < 1:
     raise ValueError(f"keep={keep}; want at least the newest generation, 1")
   old = layout.published_steps(generations_dir)[:-keep]

@@ -1,13 +1,11 @@
 """The generation builder by itself, without checkpoints or a sidecar."""
 
 import jax
-import numpy as np
 import pytest
 
 from realm_jax.generations.building.generation_builder import GenerationBuilder
-from realm_jax.generations.follow.loading import load_generation
 from realm_jax.generations.store import layout
-from tests.generations.builds import embed, generation_config, params_of
+from tests.generations.builds import generation_config, params_of
 from tests.generations.conftest import make_corpus
 
 pytestmark = pytest.mark.slow
@@ -18,22 +16,6 @@ def builder(generations_dir, corpus):
   return GenerationBuilder(
     generation_config(), corpus, generations_dir=generations_dir
   )
-
-
-def test_one_call_publishes_one_generation(builder, generations_dir, corpus):
-  params = jax.device_put(params_of(corpus, 500))
-  assert builder.build(500, params)
-  assert layout.published_steps(generations_dir) == [500]
-  generation = load_generation(generations_dir, 500, corpus=corpus)
-  rows = np.arange(150)
-  np.testing.assert_allclose(
-    generation.vectors(rows),
-    embed(corpus, params, corpus.gather(rows, 64), "embed_blocks"),
-    atol=1e-5,
-  )
-  assert not list(generations_dir.glob(".shards-*"))
-  # A second call finds it published.
-  assert not builder.build(500, params)
 
 
 def test_up_to_date_are_valid_generations_of_these_settings(
