@@ -36,6 +36,7 @@ from benchmarks.real_texts import TEXTS_DIR, NoTextsError, titled_paragraphs
 from realm_jax.conversion.bert_models import TowerOptions
 from realm_jax.conversion.hugging_face.bert import plan_hf_bert
 from realm_jax.conversion.hugging_face.config import write_bert_config
+from realm_jax.conversion.planning import ImportSource
 from realm_jax.corpus.building.corpus import build_corpus
 from realm_jax.corpus.store import Corpus
 from realm_jax.files.json_file import json_lines, write_json
@@ -83,7 +84,8 @@ class Model(NamedTuple):
 
 def minilm(weights: Path) -> Model:
   """Loads MiniLM from a folder."""
-  plan = plan_hf_bert(weights, TowerOptions(), parts=("retriever",))
+  source = ImportSource("hf_bert", weights, parts=("retriever",))
+  plan = plan_hf_bert(source, TowerOptions())
   loaded = imported_model.load(plan)
   return Model("minilm", loaded.retriever, loaded.params["retriever"], weights)
 
@@ -173,9 +175,7 @@ class Theirs:
     blocks = directory / f"{model.name}.blocks.npz"
     np.savez(blocks, token_ids=token_ids)
     config = model.retriever.bert
-    vocab_size = config.vocab_size
-    assert vocab_size is not None
-    sizes = json.dumps(write_bert_config(config, vocab_size=vocab_size))
+    sizes = json.dumps(write_bert_config(config))
     weights = model.weights
     self._flags: list[str | Path] = ["--blocks", blocks, "--output"]
     self._flags += [self._output, f"--pooling={model.retriever.pooling}"]

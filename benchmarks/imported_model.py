@@ -21,7 +21,7 @@ from realm_jax.conversion.parameters import (
   nested,
   parameter_shapes,
 )
-from realm_jax.conversion.plan import ImportPlan
+from realm_jax.conversion.planning import ImportPlan
 from realm_jax.evaluation.answering import best_spans
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader, Spans

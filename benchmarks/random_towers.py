@@ -9,7 +9,7 @@ from realm_jax.conversion.parameters import (
   nested,
   parameter_shapes,
 )
-from realm_jax.conversion.plan import usual_reader
+from realm_jax.conversion.planning import usual_reader
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.models.retriever import Retriever
 

@@ -17,9 +17,9 @@ from benchmarks.agreement import (
   unequal,
 )
 from benchmarks.imported_model import LossAndGradient
-from realm_jax.conversion.hugging_face.realm import plan_hf_realm
-from realm_jax.conversion.hugging_face.realm_names import BLOCK_VECTORS
-from realm_jax.conversion.plan import ImportPlan
+from realm_jax.conversion.bert_models import TowerOptions
+from realm_jax.conversion.hugging_face.realm import BLOCK_VECTORS, plan_hf_realm
+from realm_jax.conversion.planning import ImportPlan, ImportSource
 from realm_jax.text.wordpieces import vocabulary_of
 
 Arrays = Mapping[str, np.ndarray]
@@ -163,7 +163,8 @@ def _blocks_read(plan: ImportPlan, expected: Arrays) -> np.ndarray:
 
 def _read(folder: Path) -> tuple[ImportPlan, Arrays]:
   with np.load(folder / _EXPECTED, allow_pickle=False) as expected:
-    return plan_hf_realm(folder), dict(expected)
+    source = ImportSource("hf_realm", folder)
+    return plan_hf_realm(source, TowerOptions()), dict(expected)
 
 
 COMPARISONS = (

@@ -9,6 +9,7 @@ from benchmarks import imported_model, peer_processes, token_agreement
 from benchmarks.agreement import Row
 from realm_jax.conversion.bert_models import TowerOptions
 from realm_jax.conversion.hugging_face.bert import plan_hf_bert
+from realm_jax.conversion.planning import ImportSource
 from realm_jax.text.wordpieces import WordpieceVocabulary
 
 _TOKENIZERS = ("fast", "slow")
@@ -64,7 +65,8 @@ def compare_sentences(
     "--max_length",
     str(_MAX_TOKENS),
   )
-  model = imported_model.load(plan_hf_bert(model_dir, TowerOptions()))
+  source = ImportSource("hf_bert", model_dir)
+  model = imported_model.load(plan_hf_bert(source, TowerOptions()))
   words = WordpieceVocabulary(model_dir / "vocab.txt")
   token_ids = np.zeros((len(texts), _MAX_TOKENS), np.int32)
   for row, ids in zip(

@@ -20,9 +20,8 @@ from absl import flags
 
 from realm_jax import configuration
 from realm_jax.conversion import exporting
-from realm_jax.conversion.export_plan import TOWERS
-from realm_jax.conversion.hugging_face.realm_export import MODELS
-from realm_jax.conversion.plan import PARTS
+from realm_jax.conversion.hugging_face.exports import REALM_MODELS, TOWERS
+from realm_jax.conversion.planning import PARTS
 
 _TO = flags.DEFINE_enum(
   "to", None, exporting.SYSTEMS, "System to export to.", required=True
@@ -32,7 +31,7 @@ _OUTPUT_DIR = flags.DEFINE_string(
 )
 _PART = flags.DEFINE_enum("part", None, PARTS, "Part to write for hf_bert.")
 _MODEL = flags.DEFINE_enum(
-  "model", None, MODELS, "Class to write for hf_realm."
+  "model", None, REALM_MODELS, "Class to write for hf_realm."
 )
 _TOWER = flags.DEFINE_enum(
   "tower", None, TOWERS, "Tower to write, if the retriever has two."
@@ -42,11 +41,13 @@ _TOWER = flags.DEFINE_enum(
 def main(argv: Sequence[str]) -> None:
   """Exports the model that gin configures, and prints what was written."""
   del argv
-  target = exporting.ExportTarget(
-    _TO.value, part=_PART.value, model=_MODEL.value, tower=_TOWER.value
-  )
   report = configuration.call(
-    exporting.export_weights, target=target, output_dir=_OUTPUT_DIR.value
+    exporting.export_weights,
+    output_dir=_OUTPUT_DIR.value,
+    to=_TO.value,
+    part=_PART.value,
+    realm_model=_MODEL.value,
+    tower=_TOWER.value,
   )
   print(report)
   print(f"written: {_OUTPUT_DIR.value}")

@@ -66,14 +66,14 @@ from realm_jax.conversion import importing, planning
 from realm_jax.conversion.bert_models import TowerOptions
 from realm_jax.conversion.google.released_index import BlockOptions
 from realm_jax.conversion.mapping import Allowance
-from realm_jax.conversion.plan import PARTS
+from realm_jax.conversion.planning import PARTS
 from realm_jax.models.retriever import POOLINGS
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 _FROM = flags.DEFINE_enum(
-  "from", None, planning.KINDS, "Format of the input.", required=True
+  "from", None, importing.KINDS, "Format of the input.", required=True
 )
 flags.DEFINE_string(
   "input",

@@ -3,22 +3,14 @@
 import dataclasses
 import re
 from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
 
-from realm_jax.conversion import names
+from realm_jax.conversion import names, planning
 from realm_jax.conversion.errors import ConversionError
-from realm_jax.conversion.mapping import Feed
-from realm_jax.conversion.names import Dialect, Rule
-from realm_jax.conversion.plan import (
-  PARTS,
-  READER,
-  RETRIEVER,
-  SEPARATE_TOWERS,
-  SHARED_TOWER,
-  ImportPlan,
-  require_parts,
-  usual_reader,
-)
-from realm_jax.conversion.tensors import TensorSource
+from realm_jax.conversion.mapping import Feed, TensorSource
+from realm_jax.conversion.names import Dialect, Rules
+from realm_jax.conversion.planning import ImportPlan, ImportSource
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import POOLINGS, Retriever
 from realm_jax.text.wordpieces import vocabulary_of
@@ -67,22 +59,39 @@ class BertWeights:
     """Returns a regular expression for the tensors of a module."""
     return re.escape(self.dialect.spell(f"{module}/")) + ".*"
 
+  def reader_rules(self) -> Rules:
+    """Returns the rules of a reader without span head."""
+    head = self.head if self.has_head else ""
+    return names.reader(self.dialect, self.config, self.prefix, head=head)
+
+  def feed(self, rules: Rules, unused: dict[str, str]) -> Feed:
+    """Returns what is taken of the checkpoint, and why other parts are not."""
+    return Feed(self.source, rules, self.leftovers | unused, self.where)
+
+  def require_same(self, other: "BertWeights") -> None:
+    """Raises `ConversionError` if the encoders differ in configuration."""
+    if self.config != other.config:
+      raise ConversionError(
+        f"{self.where} and {other.where} have encoders of different "
+        "configuration, but a model has only one:"
+        f"\n  {self.config}\n  {other.config}"
+      )
+
+
+class BertInput(NamedTuple):
+  """A BERT's weights with their vocabulary, and notes for the report."""
+
+  path: Path
+  weights: BertWeights
+  pieces: tuple[str, ...]
+  notes: list[str]
+
 
 @dataclasses.dataclass(frozen=True)
 class TowerOptions:
   """How a retriever is made of BERT; None takes what the input says.
 
-  Attributes:
-    pooling: `pooler`, `cls` or `mean`.
-    projection_size: Size of REALM's projection, which is added with random
-      values; None adds none.
-    normalize: Whether vectors have length 1.
-    score_scale: Factor of the inner products.
-    query_prefix: Text before each query.
-    block_prefix: Text before each block.
-    title_separator: Whether [SEP] separates title and body.
-    token_types: Whether tokens after the first [SEP] are of type 1.
-    separate_towers: Whether queries and blocks have separate towers.
+  The flags of `import_weights` that have these names say what each is.
   """
 
   pooling: str | None = None
@@ -108,54 +117,43 @@ class TowerOptions:
 
 
 def plan_bert(
-  weights: BertWeights,
+  source: ImportSource,
   options: TowerOptions,
-  *,
-  source: str,
-  pieces: tuple[str, ...],
-  block_weights: BertWeights | None = None,
-  parts: tuple[str, ...] = PARTS,
-  notes: Sequence[str] = (),
+  own: BertInput,
+  other: BertInput | None,
 ) -> ImportPlan:
   """Plans the import of plain BERT weights.
 
-  Args:
-    weights: Weights of the reader and of the query tower, or of both towers.
-    options: How vectors are made. Pooling None takes the pooler if there is
-      one.
-    source: Name of what is imported, for people.
-    pieces: Vocabulary of the weights.
-    block_weights: Weights of the block tower, if it has its own.
-    parts: Parts to import.
-    notes: Lines for the report.
-
-  Raises:
-    ConversionError: If the two towers have different sizes, or `parts` is not
-      one or both of retriever and reader.
+  `own` is for the reader and the query tower, or for both towers if the block
+  tower has no `other` input of its own.
   """
-  require_parts(parts, PARTS)
-  if block_weights is not None:
-    require_same_config(weights, block_weights)
+  parts = source.choose_parts()
+  weights, pieces = own.weights, own.pieces
+  if other is not None:
+    if other.pieces != pieces:
+      raise ConversionError(
+        f"{other.path} and {own.path} have different vocabularies; queries and "
+        "blocks must share one"
+      )
+    weights.require_same(other.weights)
   pooling, pooling_notes = _choose_pooling(weights, options)
-  separate = options.separate_towers or block_weights is not None
-  towers = SEPARATE_TOWERS if separate else SHARED_TOWER
-  if RETRIEVER not in parts:
+  separate = options.separate_towers or other is not None
+  towers = planning.SEPARATE_TOWERS if separate else planning.SHARED_TOWER
+  if planning.RETRIEVER not in parts:
     towers = ()
-  own_towers = towers if block_weights is None else towers[:1]
+  own_towers = towers if other is None else towers[:1]
   feeds = [
-    _feed(weights, own_towers, pooling=pooling, with_reader=READER in parts)
+    _feed(weights, own_towers, pooling, with_reader=planning.READER in parts)
   ]
-  if block_weights is not None and towers:
-    feeds.append(
-      _feed(block_weights, towers[1:], pooling=pooling, with_reader=False)
-    )
+  if other is not None:
+    feeds.append(_feed(other.weights, towers[1:], pooling, with_reader=False))
   fresh = {"reader/span_head/.*": "BERT has no span head"}
   if not weights.has_head:
     fresh["reader/masked_lm_head/.*"] = NO_HEAD
   if options.projection_size is not None:
     fresh["retriever/[^/]*/projection(_norm)?/.*"] = "--projection_size"
   return ImportPlan(
-    source=source,
+    source=f"{source.path.resolve().name} ({source.kind})",
     retriever=Retriever(
       bert=weights.config,
       shared_towers=not separate,
@@ -168,46 +166,13 @@ def plan_bert(
       title_separator=options.title_separator is not False,
       token_types=options.token_types is not False,
     ),
-    reader=usual_reader(weights.config),
+    reader=planning.usual_reader(weights.config),
     parts=parts,
     pieces=pieces,
     feeds=tuple(feeds),
     expected_fresh=fresh,
-    notes=(*notes, *pooling_notes),
+    notes=(*own.notes, *pooling_notes),
   )
-
-
-def require_same_config(one: BertWeights, other: BertWeights) -> None:
-  """Raises `ConversionError` for encoders of different configuration."""
-  if one.config != other.config:
-    raise ConversionError(
-      f"{one.where} and {other.where} have encoders of different "
-      "configuration, but a model has only one:"
-      f"\n  {one.config}\n  {other.config}"
-    )
-
-
-def tower_rules(
-  weights: BertWeights, pooling: str, tower: str
-) -> tuple[Rule, ...]:
-  """Returns the rules of a tower without projection."""
-  return names.bert_tower(
-    weights.dialect,
-    weights.config,
-    pooling=pooling,
-    ours=f"{RETRIEVER}/{tower}",
-    theirs=weights.prefix,
-  )
-
-
-def reader_rules(weights: BertWeights) -> tuple[Rule, ...]:
-  """Returns the rules of a reader without span head."""
-  dialect, config, theirs = weights.dialect, weights.config, weights.prefix
-  if weights.has_head:
-    return names.masked_lm(
-      dialect, config, ours=READER, theirs=theirs, head=weights.head
-    )
-  return names.encoder(dialect, config, ours=f"{READER}/encoder", theirs=theirs)
 
 
 def _choose_pooling(
@@ -234,15 +199,21 @@ def _choose_pooling(
 def _feed(
   weights: BertWeights,
   towers: Sequence[str],
-  *,
   pooling: str,
+  *,
   with_reader: bool,
 ) -> Feed:
   """Returns what one checkpoint gives: towers, and perhaps the reader."""
-  rules: list[Rule] = []
+  rules: Rules = ()
   unused = {}
   for tower in towers:
-    rules += tower_rules(weights, pooling, tower)
+    rules += names.tower(
+      weights.dialect,
+      weights.config,
+      tower,
+      weights.prefix,
+      pooler=pooling == "pooler",
+    )
   if not towers:
     unused[weights.all_of(weights.pooler)] = "readers have no pooler"
   elif pooling != "pooler":
@@ -250,17 +221,12 @@ def _feed(
       f"pooling {pooling!r} does not use the pooler"
     )
   if with_reader:
-    rules += reader_rules(weights)
+    rules += weights.reader_rules()
   else:
     unused[weights.all_of(weights.head)] = (
       "a reader's, which is not imported from these weights; see --parts"
     )
-  return Feed(
-    weights.source,
-    tuple(rules),
-    weights.leftovers | unused,
-    where=weights.where,
-  )
+  return weights.feed(rules, unused)
 
 
 def _ids(

@@ -28,32 +28,20 @@ class ConfigFile:
     return self.entries.get(key, default)
 
   def size(self, key: str, default: int | None = None) -> int:
-    """Returns an entry that must be a whole number of 1 or more.
-
-    Raises:
-      ConversionError: If it is not, or is missing without a default.
-    """
+    """Returns an entry that must be a whole number of 1 or more."""
     wanted = "a whole number of 1 or more"
-    value = self._number(key, default, wanted)
-    if value != int(value) or value < 1:
+    value = self.number(key, default, wanted)
+    if value < 1 or value % 1:
       raise self._error(key, wanted)
     return int(value)
 
-  def number(self, key: str, default: float | None = None) -> float:
-    """Returns an entry that must be a number.
-
-    Raises:
-      ConversionError: If it is not, or is missing without a default.
-    """
-    return self._number(key, default, "a number")
-
-  def _number(self, key: str, default: float | None, wanted: str) -> float:
+  def number(
+    self, key: str, default: float | None = None, wanted: str = "a number"
+  ) -> float:
+    """Returns an entry that must be a number."""
     value = self.get(key, default)
-    if (
-      not isinstance(value, int | float)
-      or isinstance(value, bool)
-      or not math.isfinite(value)
-    ):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value):
       raise self._error(key, wanted)
     return float(value)
 

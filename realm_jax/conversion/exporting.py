@@ -10,17 +10,18 @@ from etils import epath
 from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.checkpoints.vocabulary import require_vocabulary
 from realm_jax.conversion.errors import ConversionError
-from realm_jax.conversion.export_plan import TOWERS, Exported, ExportPlan
-from realm_jax.conversion.hugging_face import bert_export, realm_export
+from realm_jax.conversion.hugging_face import exports
 from realm_jax.conversion.hugging_face.directory import WEIGHTS
-from realm_jax.conversion.mapping import show_shape, write_tensors
+from realm_jax.conversion.hugging_face.exports import ExportPlan
+from realm_jax.conversion.mapping import show_shape
 from realm_jax.conversion.output_directory import check_new, new_directory
 from realm_jax.conversion.parameters import (
+  BoundModel,
   flattened,
   nested,
   parameter_shapes,
 )
-from realm_jax.conversion.plan import PARTS
+from realm_jax.conversion.planning import PARTS
 from realm_jax.conversion.vocabulary import VOCABULARY_FILE
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
@@ -48,7 +49,7 @@ class TrainedModel:
   checkpoint_step: int | None = None
   vocab: epath.PathLike | None = None
 
-  def bind_vocabulary(self) -> Exported:
+  def bind_vocabulary(self) -> BoundModel:
     """Returns the modules with their vocabulary.
 
     Raises:
@@ -60,105 +61,77 @@ class TrainedModel:
         f"{path} is not there: give VOCAB, the vocab.txt in the directory of "
         "the corpus that the model was trained on"
       )
-    words = WordpieceVocabulary(path)
-    settings = {"vocab_size": words.vocab_size, "separator_id": words.sep_id}
-    return Exported(
-      self.retriever.for_vocabulary(**settings),
-      self.reader.for_vocabulary(**settings),
-      words,
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class ExportTarget:
-  """What the user wants to be written.
-
-  Attributes:
-    to: Other system: one of `SYSTEMS`.
-    part: Part for hf_bert: `retriever` or `reader`.
-    model: Class for hf_realm: one of `realm_export.MODELS`.
-    tower: `query` or `block`, if the retriever has two and one is wanted.
-  """
-
-  to: str
-  part: str | None = None
-  model: str | None = None
-  tower: str | None = None
-
-  def __post_init__(self) -> None:
-    if self.to not in SYSTEMS:
-      raise ConversionError(f"--to={self.to}; want one of {', '.join(SYSTEMS)}")
-    if self.tower is not None and self.tower not in TOWERS:
-      raise ConversionError(
-        f"--tower={self.tower}; want one of {', '.join(TOWERS)}"
-      )
-
-  def plan(self, model: Exported) -> ExportPlan:
-    """Returns the plan of the export.
-
-    Raises:
-      ConversionError: If the other system cannot express the model, or the
-        choices do not fit the system.
-    """
-    part, name = f"--part={self.part}", f"--model={self.model}"
-    if self.to == "hf_bert":
-      if self.model is not None:
-        raise ConversionError(f"{name} is not for --to=hf_bert; --part is")
-      if self.part not in PARTS:
-        raise self._unknown("--part", PARTS, self.part)
-      return bert_export.plan_hf_bert_export(
-        model, part=self.part, tower=self.tower
-      )
-    if self.part is not None:
-      raise ConversionError(f"{part} is not for --to=hf_realm; --model is")
-    if self.model not in realm_export.MODELS:
-      raise self._unknown("--model", realm_export.MODELS, self.model)
-    return realm_export.plan_hf_realm_export(
-      model, name=self.model, tower=self.tower
-    )
-
-  def _unknown(
-    self, flag: str, choices: tuple[str, ...], value: str | None
-  ) -> ConversionError:
-    return ConversionError(
-      f"--to={self.to} wants {flag}=one of {', '.join(choices)}, not {value}"
-    )
+    return BoundModel.of(self.retriever, self.reader, WordpieceVocabulary(path))
 
 
 def export_weights(
-  model: TrainedModel, target: ExportTarget, output_dir: epath.PathLike
+  model: TrainedModel,
+  output_dir: epath.PathLike,
+  *,
+  to: str,
+  part: str | None = None,
+  realm_model: str | None = None,
+  tower: str | None = None,
 ) -> str:
   """Writes a checkpoint as a directory that another system reads.
 
   Args:
     model: Checkpoint to export.
-    target: System to export to, and what to write.
     output_dir: Directory to make; it appears complete or not at all.
+    to: Other system: one of `SYSTEMS`.
+    part: Part for hf_bert: `retriever` or `reader`.
+    realm_model: Class for hf_realm: one of `exports.REALM_MODELS`.
+    tower: `query` or `block`, if the retriever has two and one is wanted.
 
   Returns:
     Lines that say what was written, and which parameters were not.
 
   Raises:
-    ConversionError: If the other system cannot express the model, or
-      `output_dir` is not empty.
+    ConversionError: If the other system cannot express the model, the choices
+      do not fit the system, or `output_dir` is not empty.
     CheckpointError: If there is no such checkpoint, or it is of another model
       or vocabulary.
     TargetError, DiskFullError: If `output_dir` cannot be written.
   """
   check_new(output_dir)
-  exported = model.bind_vocabulary()
-  plan = target.plan(exported)
-  parameters, step = _parameters(model, exported, plan)
+  bound = model.bind_vocabulary()
+  plan = _plan(bound, to, part, realm_model, tower)
+  parameters, step = _parameters(model, bound, plan)
   with new_directory(output_dir) as directory:
-    _write(directory, plan, parameters, exported.vocabulary.pieces)
+    write_pieces(directory / VOCABULARY_FILE, bound.vocabulary.pieces)
+    _write(directory, plan, parameters)
   return _report(plan, parameters, f"checkpoint {step} of {model.model_dir}")
 
 
+def _plan(
+  model: BoundModel,
+  to: str,
+  part: str | None,
+  realm_model: str | None,
+  tower: str | None,
+) -> ExportPlan:
+  """Plans the export; each system has a flag that says what to write."""
+  flag, value, choices = "--part", part, PARTS
+  other, given = "--model", realm_model
+  if to == "hf_realm":
+    flag, value, choices = other, given, exports.REALM_MODELS
+    other, given = "--part", part
+  if given is not None:
+    raise ConversionError(f"{other}={given} is not for --to={to}; {flag} is")
+  if value is None or value not in choices:
+    raise ConversionError(
+      f"--to={to} wants {flag}=one of {', '.join(choices)}, not {value}"
+    )
+  if to == "hf_realm":
+    return exports.plan_realm_export(model, value, tower)
+  return exports.plan_bert_export(model, value, tower)
+
+
 def _parameters(
-  model: TrainedModel, exported: Exported, plan: ExportPlan
+  model: TrainedModel, bound: BoundModel, plan: ExportPlan
 ) -> tuple[dict[str, np.ndarray], int]:
   """Returns the parameters of the plan's parts, by path, and their step."""
-  shapes = parameter_shapes(exported.retriever, exported.reader, plan.parts)
+  shapes = parameter_shapes(bound.retriever, bound.reader, plan.parts)
   like = nested(
     {path: np.empty(shape, np.float32) for path, shape in shapes.items()}
   )
@@ -167,22 +140,16 @@ def _parameters(
     step = model.checkpoint_step
     if step is None:
       step = store.latest()
-    require_vocabulary(store, step, exported.vocabulary.sha256)
-    restored = store.restore(step, items=plan.parts, like=like)
+    require_vocabulary(store, step, bound.vocabulary.sha256)
+    flat = flattened(store.restore(step, items=plan.parts, like=like))
   finally:
     store.close()
-  flat = flattened(restored)
   return {path: np.asarray(flat[path], np.float32) for path in shapes}, step
 
 
 def _write(
-  directory: epath.Path,
-  plan: ExportPlan,
-  parameters: dict[str, np.ndarray],
-  pieces: tuple[str, ...],
+  directory: epath.Path, plan: ExportPlan, parameters: dict[str, np.ndarray]
 ) -> None:
-  directory.mkdir(parents=True, exist_ok=True)
-  write_pieces(directory / VOCABULARY_FILE, pieces)
   for name, content in plan.files.items():
     path = directory / name
     if content is None:
@@ -190,7 +157,11 @@ def _write(
     else:
       path.parent.mkdir(parents=True, exist_ok=True)
       path.write_text(json.dumps(content, indent=2) + "\n")
-  tensors = write_tensors(parameters, plan.rules)
+  tensors = {}
+  for rule in plan.rules:
+    array = parameters[rule.path]
+    array = array.T if rule.transpose else array
+    tensors[rule.names[0]] = np.ascontiguousarray(array)
   # `save_file` does not report a full disk as an `OSError`; and transformers
   # reads no file that does not name its framework.
   (directory / WEIGHTS).write_bytes(

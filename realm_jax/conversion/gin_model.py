@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 
-from realm_jax.conversion.tower_inputs import unusual_inputs
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
@@ -10,24 +9,15 @@ from realm_jax.models.retriever import Retriever
 NAME = "model.gin"
 
 _BERT_FIELDS = (
-  "hidden_size",
-  "num_layers",
-  "num_heads",
-  "intermediate_size",
-  "max_positions",
-  "layer_norm_eps",
-  "activation",
-  "attention_mask_value",
-  "init_stddev",
-)
+  "hidden_size num_layers num_heads intermediate_size max_positions "
+  "layer_norm_eps activation attention_mask_value init_stddev"
+).split()
 _RETRIEVER_FIELDS = (
-  "shared_towers",
-  "pooling",
-  "projection_size",
-  "projection_norm_eps",
-  "normalize",
-)
-_READER_FIELDS = ("span_size", "span_norm_eps", "max_answer_width")
+  "shared_towers pooling projection_size projection_norm_eps normalize"
+).split()
+# What the towers read, which is written where it is not REALM's.
+_INPUT_FIELDS = "query_prefix block_prefix title_separator token_types".split()
+_READER_FIELDS = "span_size span_norm_eps max_answer_width".split()
 
 
 def gin_model(retriever: Retriever, reader: Reader, *, source: str) -> str:
@@ -35,22 +25,14 @@ def gin_model(retriever: Retriever, reader: Reader, *, source: str) -> str:
 
   All sizes and numbers that the weights depend on are written out, except the
   vocabulary's, which the corpus gives. Values that a run may change are macros.
-
-  Args:
-    retriever: Towers.
-    reader: Reader with the same encoder as the towers.
-    source: Name of the weights' origin, for the header.
-
-  Raises:
-    ValueError: If the two have different encoders.
+  Both modules have one encoder. The header names the `source` of the weights.
   """
-  if retriever.bert != reader.bert:
-    raise ValueError(
-      "want one encoder for retriever and reader, not "
-      f"{retriever.bert} and {reader.bert}"
-    )
   width = reader.max_answer_width
-  is_usual_width = width == Reader.max_answer_width
+  stage_import, stage_binding = [], []
+  if width != Reader.max_answer_width:
+    # The stage labels answers up to the reader's width.
+    stage_import = ["from realm_jax.training.stages import open_qa"]
+    stage_binding = [f"open_qa.OpenQa.max_answer_width = {width}"]
   lines = [
     f"# The model of the weights imported from {source}.",
     "# It replaces gin/models/bert_base.gin with every file of gin/runs.",
@@ -60,11 +42,7 @@ def gin_model(retriever: Retriever, reader: Reader, *, source: str) -> str:
     "from realm_jax.models import bert",
     "from realm_jax.models import reader",
     "from realm_jax.models import retriever",
-    *(
-      []
-      if is_usual_width
-      else ["from realm_jax.training.stages import open_qa"]
-    ),
+    *stage_import,
     "",
     *_bindings("bert.BertConfig", retriever.bert, _BERT_FIELDS),
     "bert.BertConfig.dropout_rate = %DROPOUT_RATE",
@@ -78,8 +56,7 @@ def gin_model(retriever: Retriever, reader: Reader, *, source: str) -> str:
     "reader.Reader.bert = @bert.BertConfig()",
     "reader.Reader.joint_length = %JOINT_LENGTH",
     *_bindings("reader.Reader", reader, _READER_FIELDS),
-    # The stage labels answers up to the reader's width.
-    *([] if is_usual_width else [f"open_qa.OpenQa.max_answer_width = {width}"]),
+    *stage_binding,
     "",
     f"DROPOUT_RATE = {retriever.bert.dropout_rate!r}",
     f"SCORE_SCALE = {retriever.score_scale!r}",
@@ -88,6 +65,16 @@ def gin_model(retriever: Retriever, reader: Reader, *, source: str) -> str:
     "READER = @reader.Reader()",
   ]
   return "\n".join(lines) + "\n"
+
+
+def unusual_inputs(retriever: Retriever) -> dict[str, bool | tuple[int, ...]]:
+  """Returns the fields that say what towers read, where it is not REALM's."""
+  fields = {name: getattr(retriever, name) for name in _INPUT_FIELDS}
+  return {
+    name: value
+    for name, value in fields.items()
+    if value != getattr(Retriever, name)
+  }
 
 
 def _bindings(

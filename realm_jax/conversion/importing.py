@@ -7,31 +7,58 @@ MODEL_DIR/generations/0…  the vectors of the released blocks, if there are any
 CORPUS_DIR                the corpus of these blocks
 """
 
-import functools
-from pathlib import PurePath, PurePosixPath
+import contextlib
+import dataclasses
+from collections.abc import Mapping
 
+from absl import logging
 from etils import epath
 
+from realm_jax.checkpoints.loop_item import generation_record
+from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.checkpoints.vocabulary import VOCABULARY, digest_bytes
+from realm_jax.conversion import gin_model
 from realm_jax.conversion.bert_models import TowerOptions
 from realm_jax.conversion.errors import ConversionError
+from realm_jax.conversion.google.bert import plan_tf_bert
+from realm_jax.conversion.google.realm import plan_tf_realm
 from realm_jax.conversion.google.released_index import (
   BlockOptions,
-  ReleasedIndex,
+  check_corpus_dir,
   import_index,
-  open_records,
+  open_released,
 )
-from realm_jax.conversion.mapping import Allowance, show_shape
-from realm_jax.conversion.model_dir import Publish, write_model_dir
-from realm_jax.conversion.output_directory import check_new
-from realm_jax.conversion.plan import RETRIEVER, ImportPlan
-from realm_jax.conversion.planning import ImportSource, plan_import
-from realm_jax.corpus.building.directory_writer import (
-  check_target as check_corpus_target,
+from realm_jax.conversion.hugging_face.bert import plan_hf_bert
+from realm_jax.conversion.hugging_face.realm import plan_hf_realm
+from realm_jax.conversion.mapping import Allowance, read_parameters, show_shape
+from realm_jax.conversion.output_directory import check_new, new_directory
+from realm_jax.conversion.parameters import (
+  BoundModel,
+  fresh_parameters,
+  nested,
+  parameter_shapes,
 )
-from realm_jax.corpus.shards import format as shard_format
-from realm_jax.files.remote import is_remote
-from realm_jax.files.whole_directory import real_path
-from realm_jax.indexes.registry import config_from
+from realm_jax.conversion.planning import RETRIEVER, ImportPlan, ImportSource
+from realm_jax.conversion.vocabulary import VOCABULARY_FILE
+from realm_jax.models.parameters import Params
+from realm_jax.text.wordpieces import vocabulary_of, write_pieces
+
+_STEP = 0
+# What a REALM does not leave open.
+_OF_BERT = tuple(
+  field.name
+  for field in dataclasses.fields(TowerOptions)
+  if field.default is None
+)
+_NOT_OF_HF_REALM = ("tensor_prefix", "vocab", "block_input", *_OF_BERT)
+# The planner of each kind of input, and the options that it refuses.
+_PLANNERS = {
+  "hf_bert": (plan_hf_bert, ("vocab",)),
+  "hf_realm": (plan_hf_realm, _NOT_OF_HF_REALM),
+  "tf_bert": (plan_tf_bert, ("tensor_prefix", "vocab")),
+  "tf_realm": (plan_tf_realm, ("tensor_prefix", *_OF_BERT)),
+}
+KINDS = tuple(_PLANNERS)
 
 
 def import_weights(
@@ -64,79 +91,67 @@ def import_weights(
   """
   check_new(output_dir)
   blocks = blocks or BlockOptions()
-  if blocks.corpus_dir is not None:
-    _check_corpus_dir(blocks.corpus_dir, output_dir)
-  plan = plan_import(source, towers or TowerOptions())
-  report = write_model_dir(
-    plan,
-    output_dir,
+  check_corpus_dir(blocks.corpus_dir, output_dir)
+  plan = _plan(source, towers or TowerOptions())
+  released = open_released(plan, blocks)
+  model = BoundModel.of(plan.retriever, plan.reader, vocabulary_of(plan.pieces))
+  logging.info("Reading %s", plan.source)
+  parameters, report = read_parameters(
+    plan.feeds,
+    parameter_shapes(model.retriever, model.reader, plan.parts),
+    expected_fresh=plan.expected_fresh,
     allowance=allowance,
-    seed=seed,
-    publish=_publisher(plan, blocks),
   )
+  parameters |= fresh_parameters(
+    model.retriever, model.reader, (row.name for row in report.fresh), seed=seed
+  )
+  params = nested(parameters)
+  with contextlib.ExitStack() as stack, new_directory(output_dir) as directory:
+    write_pieces(directory / VOCABULARY_FILE, plan.pieces)
+    (directory / gin_model.NAME).write_text(
+      gin_model.gin_model(plan.retriever, plan.reader, source=plan.source)
+    )
+    if released is not None:
+      stack.enter_context(
+        import_index(released, directory, model, params[RETRIEVER])
+      )
+    # The checkpoint is last: it makes the directory a MODEL_DIR.
+    logging.info("Writing checkpoint %d of %s", _STEP, output_dir)
+    # There is no position in the data, for no trainer wrote this checkpoint.
+    digest = digest_bytes(model.vocabulary.sha256)
+    loop = {**generation_record(None), VOCABULARY: digest}
+    _save(directory, {**params, "loop": loop})
   lines = [report.table(), *plan.notes]
   if plan.block_vectors is not None:
     shape = show_shape(tuple(plan.block_vectors.shape))
     lines.append(
-      f"block vectors {shape}: published as generation 0"
-      if blocks.corpus_dir is not None
-      else f"block vectors {shape}: left out; --corpus_dir imports them with "
+      f"block vectors {shape}: left out; --corpus_dir imports them with "
       "their blocks"
+      if released is None
+      else f"block vectors {shape}: published as generation 0"
     )
   return "\n".join(lines)
 
 
-def _check_corpus_dir(
-  corpus_dir: epath.PathLike, output_dir: epath.PathLike
-) -> None:
-  """Checks that a new corpus can be written beside the MODEL_DIR."""
-  path = epath.Path(corpus_dir)
-  one, other = _resolved(path), _resolved(epath.Path(output_dir))
-  if one == other or one in other.parents or other in one.parents:
+def _plan(source: ImportSource, options: TowerOptions) -> ImportPlan:
+  """Returns the plan of an import; options of no use to it are refused."""
+  source.choose_parts()
+  # The fields of both have the names of their flags.
+  choices = {**vars(source), **vars(options)}
+  planner, refused = _PLANNERS[source.kind]
+  given = [f"--{name}" for name in refused if choices[name] is not None]
+  if given:
     raise ConversionError(
-      f"--corpus_dir={path} and --output_dir={output_dir} are one directory, "
-      "or one is in the other; each appears whole, so name two side by side"
+      f"--from={source.kind} takes no {', '.join(given)}; its input leaves no "
+      "choice"
     )
-  if (path / shard_format.MANIFEST_NAME).exists():
-    raise ConversionError(
-      f"--corpus_dir={path} holds a corpus already; name a new directory, or "
-      "remove it first"
-    )
-  check_corpus_target(path, overwrite=False)
+  return planner(source, options)
 
 
-def _resolved(path: epath.Path) -> PurePath:
-  return PurePosixPath(str(path)) if is_remote(path) else real_path(path)
-
-
-def _publisher(plan: ImportPlan, blocks: BlockOptions) -> Publish | None:
-  """Returns a function that publishes the released blocks, if it is wanted."""
-  if blocks.corpus_dir is None:
-    return None
-  if RETRIEVER not in plan.parts or plan.block_vectors is None:
-    raise ConversionError(
-      f"--corpus_dir is for released blocks with their vectors, and "
-      f"{plan.source} has none (in TF-Hub modules they are the retriever's "
-      "encoded/encoded.ckpt); leave it out, and use build_corpus and "
-      "build_index"
-    )
-  records = blocks.block_records or plan.block_records
-  if records is None:
-    raise ConversionError(
-      f"{plan.source} has the vectors of blocks without their texts; pass "
-      "--block_records, blocks.tfr or block_records.npy of the same release"
-    )
-  titles = blocks.block_titles
-  released = ReleasedIndex(
-    open_records(records),
-    plan.block_vectors,
-    titles=None if titles is None else open_records(titles),
-  )
-  released.check(plan.retriever)
-  return functools.partial(
-    import_index,
-    released,
-    corpus_dir=blocks.corpus_dir,
-    index=config_from(blocks.index or "scann", {}),
-    block_length=blocks.block_length,
-  )
+def _save(directory: epath.Path, items: Mapping[str, Params]) -> None:
+  store = CheckpointStore(directory, read_only=False)
+  try:
+    store.save(_STEP, items)
+    store.wait()
+  finally:
+    store.close()

@@ -1,21 +1,22 @@
-"""Foreign tensors to parameters, and parameters to foreign tensors.
+"""Foreign tensors to parameters.
 
 Names and shapes are checked completely before anything large is read.
 """
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.names import Rule
-from realm_jax.conversion.tensors import Shape, TensorSource
+from realm_jax.indexes.protocol import Rows
+
+Shape = tuple[int, ...]
 
 _NAMES_IN_AN_ERROR = 20
-_BY_FLAG = "allowed by flag"
 _NO_PLACE = (
   "tensors of the input have no place here; --allow_left=REGEX (for whole "
   "names) leaves them out"
@@ -33,6 +34,27 @@ _MISSHAPEN_COPY = (
   "tensors have another shape than the one that they should be a copy of; "
   "--allow_left=REGEX leaves them out"
 )
+
+
+@runtime_checkable
+class TensorSource(Protocol):
+  """Named tensors of a foreign checkpoint, read one at a time."""
+
+  @property
+  def shapes(self) -> Mapping[str, Shape]:
+    """The shape of every tensor, by its name in the file."""
+    ...
+
+  def read(self, name: str) -> np.ndarray:
+    """Returns a tensor in its stored dtype; bfloat16 is that of ml_dtypes."""
+    ...
+
+  def rows(self, name: str) -> Rows:
+    """Returns a tensor that is read in slices, as block vectors are.
+
+    Where the file format allows it, the tensor need not fit in memory.
+    """
+    ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +88,7 @@ class Allowance:
   fresh: Sequence[str] = ()
 
   def __post_init__(self) -> None:
-    for flag, patterns in (("left", self.left), ("fresh", self.fresh)):
+    for flag, patterns in vars(self).items():
       for pattern in patterns:
         try:
           re.compile(pattern)
@@ -77,51 +99,49 @@ class Allowance:
 
   def reason_to_leave(self, name: str) -> str:
     """Returns why a tensor may stay unused; empty if it may not."""
-    return _reason(dict.fromkeys(self.left, _BY_FLAG), name)
+    return _reason(dict.fromkeys(self.left, "allowed by flag"), name)
 
   def reason_to_start(self, path: str) -> str:
     """Returns why a parameter may be random; empty if it may not."""
-    return _reason(dict.fromkeys(self.fresh, _BY_FLAG), path)
+    return _reason(dict.fromkeys(self.fresh, "allowed by flag"), path)
 
 
-class Mapped(NamedTuple):
-  """A parameter, the name of its tensor, and the checkpoint that has it."""
-
-  path: str
-  shape: Shape
-  name: str
-  where: str
-
-
-class Unmapped(NamedTuple):
-  """A tensor that is not used, or a random parameter, and the reason."""
+class Row(NamedTuple):
+  """A line of a report: a parameter or a tensor, and what became of it."""
 
   name: str
   shape: Shape
   reason: str
 
+  def __str__(self) -> str:
+    return f"{self.name} {show_shape(self.shape)}"
+
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-  """What an import did with every tensor and every parameter."""
+  """What an import did with every tensor and every parameter.
 
-  mapped: tuple[Mapped, ...]
-  left: tuple[Unmapped, ...]
-  fresh: tuple[Unmapped, ...]
+  Attributes:
+    mapped: Parameters; the reason is the name of the tensor, with that of its
+      checkpoint if there are several.
+    left: Tensors that are not used.
+    fresh: Parameters that start from random values.
+  """
+
+  mapped: tuple[Row, ...]
+  left: tuple[Row, ...]
+  fresh: tuple[Row, ...]
 
   def table(self) -> str:
     """Returns a line for each tensor and parameter, for people."""
-    wheres = dict.fromkeys(m.where for m in self.mapped)
     lines = [f"mapped ({len(self.mapped)} parameters):"]
-    for m in self.mapped:
-      where = f" ({m.where})" if len(wheres) > 1 else ""
-      lines.append(f"  {m.path} {show_shape(m.shape)} <- {m.name}{where}")
+    lines += [f"  {row} <- {row.reason}" for row in self.mapped]
     for title, rows in (
       ("left unused (tensors of the input)", self.left),
       ("randomly initialized (parameters)", self.fresh),
     ):
       lines.append(f"{title}: {len(rows) or 'none'}")
-      lines += [f"  {name} {show_shape(s)}: {why}" for name, s, why in rows]
+      lines += [f"  {row}: {row.reason}" for row in rows]
     return "\n".join(lines)
 
 
@@ -137,7 +157,9 @@ def read_parameters(
   expected_fresh: Mapping[str, str],
   allowance: Allowance | None = None,
 ) -> tuple[dict[str, np.ndarray], Report]:
-  """Reads all parameters that the feeds hold, in float32.
+  """Reads all parameters that the feeds hold, in float32 and by path.
+
+  Those that the report calls fresh are not among them.
 
   Args:
     feeds: Foreign checkpoints.
@@ -147,78 +169,27 @@ def read_parameters(
       parameter is an error.
     allowance: Misfits that the user accepts.
 
-  Returns:
-    The parameters found, by path, and the report. Those that the report calls
-    fresh are not among them.
-
   Raises:
     ConversionError: If a tensor is left over, missing, of another shape, not
       of floats, not finite, or differs from its copy.
   """
-  allowance = allowance or Allowance()
-  matching = _Matching(shapes, allowance)
+  matching = _Matching(shapes, allowance or Allowance())
   for feed in feeds:
     matching.add(feed)
   fresh = matching.missing(expected_fresh)
   matching.raise_misfits()
+  has_several = len({m.feed.where for m in matching.matches.values()}) > 1
   parameters, mapped = {}, []
   for path, match in matching.matches.items():
     feed, name = match.feed, match.names[0]
     array = feed.source.read(name)
     for copy in match.names[1:]:
-      reason = _reason_to_leave_copy(array, match, copy, allowance)
-      matching.leave(feed, copy, reason)
-    parameters[path] = _as_parameter(array, match.rule, name, feed.where)
-    mapped.append(Mapped(path, shapes[path], name, feed.where))
+      matching.leave_copy(feed, copy, array, name)
+    parameters[path] = _as_parameter(array, match)
+    origin = f"{name} ({feed.where})" if has_several else name
+    mapped.append(Row(path, shapes[path], origin))
   left = tuple(matching.left.values())
   return parameters, Report(tuple(mapped), left, tuple(fresh))
-
-
-def write_tensors(
-  parameters: Mapping[str, np.ndarray], rules: Iterable[Rule]
-) -> dict[str, np.ndarray]:
-  """Returns the tensors of another system, by name.
-
-  Args:
-    parameters: Parameters by path; those that no rule names are left out.
-    rules: Rules of the tensors to write.
-  """
-  tensors = {}
-  for rule in rules:
-    array = np.asarray(parameters[rule.path])
-    tensors[rule.names[0]] = np.ascontiguousarray(
-      array.T if rule.transpose else array
-    )
-  return tensors
-
-
-def _stored_shape(shape: Shape, rule: Rule) -> Shape:
-  return shape[::-1] if rule.transpose else shape
-
-
-def _as_parameter(
-  array: np.ndarray, rule: Rule, name: str, where: str
-) -> np.ndarray:
-  # numpy does not count bfloat16 among its floats.
-  if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
-    raise ConversionError(
-      f"{name} of {where} holds {array.dtype}; want float32, float16 or "
-      "bfloat16 (quantized weights must be dequantized first)"
-    )
-  array = array.astype(np.float32)
-  if not np.isfinite(array).all():
-    raise ConversionError(
-      f"{name} of {where} holds NaN or infinite values; the file is damaged "
-      "or its training had diverged"
-    )
-  return np.ascontiguousarray(array.T if rule.transpose else array)
-
-
-def _reason(reasons: Mapping[str, str], name: str) -> str:
-  for pattern, reason in reasons.items():
-    if re.fullmatch(pattern, name):
-      return reason
-  return ""
 
 
 class _Match(NamedTuple):
@@ -229,19 +200,28 @@ class _Match(NamedTuple):
   names: list[str]
 
 
-def _reason_to_leave_copy(
-  array: np.ndarray, match: _Match, copy: str, allowance: Allowance
-) -> str:
-  """Compares a copy, most often a tied decoder's, with the tensor itself."""
-  name, feed = match.names[0], match.feed
-  if np.array_equal(array, feed.source.read(copy)):
-    return f"the same as {name}"
-  if reason := allowance.reason_to_leave(copy):
-    return reason
-  raise ConversionError(
-    f"{copy} and {name} are one parameter here, and differ in {feed.where}; "
-    f"pass --allow_left='{re.escape(copy)}' to leave the former out"
-  )
+def _as_parameter(array: np.ndarray, match: _Match) -> np.ndarray:
+  where = f"{match.names[0]} of {match.feed.where}"
+  # numpy does not count bfloat16 among its floats.
+  if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
+    raise ConversionError(
+      f"{where} holds {array.dtype}; want float32, float16 or bfloat16 "
+      "(quantized weights must be dequantized first)"
+    )
+  array = array.astype(np.float32)
+  if not np.isfinite(array).all():
+    raise ConversionError(
+      f"{where} holds NaN or infinite values; the file is damaged or its "
+      "training had diverged"
+    )
+  return np.ascontiguousarray(array.T if match.rule.transpose else array)
+
+
+def _reason(reasons: Mapping[str, str], name: str) -> str:
+  for pattern, reason in reasons.items():
+    if re.fullmatch(pattern, name):
+      return reason
+  return ""
 
 
 class _Matching:
@@ -255,82 +235,86 @@ class _Matching:
     self._allowance = allowance
     self.matches: dict[str, _Match] = {}
     # By feed and name: several rules may have one tensor.
-    self.left: dict[tuple[int, str], Unmapped] = {}
+    self.left: dict[tuple[int, str], Row] = {}
     self._misshapen: set[str] = set()
-    self._misfits: dict[str, list[str]] = {
-      _NO_PLACE: [],
-      _NO_TENSOR: [],
-      _MISSHAPEN: [],
-      _MISSHAPEN_COPY: [],
-    }
+    titles = (_NO_PLACE, _NO_TENSOR, _MISSHAPEN, _MISSHAPEN_COPY)
+    self._misfits: dict[str, list[str]] = {title: [] for title in titles}
 
   def add(self, feed: Feed) -> None:
     """Matches the tensors of a feed."""
+    shapes = feed.source.shapes
     used: set[str] = set()
     for rule in feed.rules:
-      present = [name for name in rule.names if name in feed.source.shapes]
+      present = [name for name in rule.names if name in shapes]
       used.update(present)
-      wanted = _stored_shape(self._shapes[rule.path], rule)
-      fitting = [n for n in present if feed.source.shapes[n] == wanted]
+      shape = self._shapes[rule.path]
+      wanted = shape[::-1] if rule.transpose else shape
+      fitting = [name for name in present if shapes[name] == wanted]
       for name in sorted(set(present) - set(fitting)):
-        self._add_misshapen(feed, name, rule, is_copy=bool(fitting))
+        self._add_misshapen(feed, name, rule.path, wanted, bool(fitting))
       if fitting:
         self.matches[rule.path] = _Match(feed, rule, fitting)
-    for name, shape in feed.source.shapes.items():
-      if name not in used:
-        reason = _reason(feed.leftovers, name)
-        reason = reason or self._allowance.reason_to_leave(name)
-        if not reason:
-          self._misfits[_NO_PLACE].append(f"{name} {show_shape(shape)}")
-        self.leave(feed, name, reason)
+    for name in (name for name in shapes if name not in used):
+      reason = _reason(feed.leftovers, name)
+      self.leave(feed, name, reason or self._allowance.reason_to_leave(name))
 
   def leave(self, feed: Feed, name: str, reason: str) -> None:
-    """Notes a tensor that is not used."""
-    shape = feed.source.shapes[name]
-    self.left[id(feed), name] = Unmapped(name, shape, reason)
+    """Notes a tensor that is not used; without a reason it is a misfit."""
+    row = Row(name, feed.source.shapes[name], reason)
+    self.left[id(feed), name] = row
+    if not reason:
+      self._misfits[_NO_PLACE].append(str(row))
+
+  def leave_copy(
+    self, feed: Feed, copy: str, array: np.ndarray, name: str
+  ) -> None:
+    """Notes a copy, most often a tied decoder's, of the tensor that is used."""
+    reason = self._allowance.reason_to_leave(copy)
+    if np.array_equal(array, feed.source.read(copy)):
+      reason = f"the same as {name}"
+    if not reason:
+      raise ConversionError(
+        f"{copy} and {name} are one parameter here, and differ in "
+        f"{feed.where}; pass --allow_left='{re.escape(copy)}' to leave the "
+        "former out"
+      )
+    self.leave(feed, copy, reason)
 
   def _add_misshapen(
-    self, feed: Feed, name: str, rule: Rule, *, is_copy: bool
+    self, feed: Feed, name: str, path: str, wanted: Shape, is_copy: bool
   ) -> None:
     """Notes a tensor of another shape; `is_copy` if another one fits."""
-    self._misshapen.add(rule.path)
+    self._misshapen.add(path)
     reason = self._allowance.reason_to_leave(name)
     if not is_copy:
-      reason = reason and self._allowance.reason_to_start(rule.path)
+      reason = reason and self._allowance.reason_to_start(path)
     if reason:
       self.leave(feed, name, reason)
       return
-    wanted = _stored_shape(self._shapes[rule.path], rule)
     self._misfits[_MISSHAPEN_COPY if is_copy else _MISSHAPEN].append(
-      f"{name} {show_shape(feed.source.shapes[name])}, where {rule.path} wants "
+      f"{name} {show_shape(feed.source.shapes[name])}, where {path} wants "
       f"{show_shape(wanted)}"
     )
 
-  def missing(self, expected: Mapping[str, str]) -> list[Unmapped]:
+  def missing(self, expected: Mapping[str, str]) -> list[Row]:
     """Returns the parameters that no feed has, with the reasons."""
     fresh = []
-    for path, shape in self._shapes.items():
-      if path in self.matches:
-        continue
+    for path in (path for path in self._shapes if path not in self.matches):
       reason = _reason(expected, path) or self._allowance.reason_to_start(path)
+      fresh.append(Row(path, self._shapes[path], reason))
       if not reason and path not in self._misshapen:
-        self._misfits[_NO_TENSOR].append(f"{path} {show_shape(shape)}")
-      fresh.append(Unmapped(path, shape, reason))
+        self._misfits[_NO_TENSOR].append(str(fresh[-1]))
     return fresh
 
   def raise_misfits(self) -> None:
     """Raises `ConversionError` if any tensor or parameter does not fit."""
-    parts = [
-      f"{len(lines)} {title}:\n{_shown(lines)}"
-      for title, lines in self._misfits.items()
-      if lines
-    ]
+    parts = []
+    for title, lines in self._misfits.items():
+      if not lines:
+        continue
+      shown = [f"  {line}" for line in lines[:_NAMES_IN_AN_ERROR]]
+      if len(lines) > len(shown):
+        shown.append(f"  and {len(lines) - len(shown)} more")
+      parts.append("\n".join([f"{len(lines)} {title}:", *shown]))
     if parts:
       raise ConversionError("the weights do not fit. " + "\n".join(parts))
-
-
-def _shown(lines: Sequence[str]) -> str:
-  shown = [f"  {line}" for line in lines[:_NAMES_IN_AN_ERROR]]
-  if len(lines) > len(shown):
-    shown.append(f"  and {len(lines) - len(shown)} more")
-  return "\n".join(shown)

@@ -1,28 +1,43 @@
-"""Names that BERT's parameters have in other systems.
+"""Names that the parameters of BERT and REALM have in other systems.
 
 A table of rules serves both directions, so import and export cannot drift
-apart. A rule gives a parameter's path in our tree (`encoder/layer_0/up/kernel`)
-and the names of the tensor that holds it elsewhere. BERT's modules have the
-same names in all systems. Only the spelling differs, which is a `Dialect`.
+apart. Names are given as TensorFlow spells them (`encoder/layer_0/output`), and
+a `Dialect` spells them for its system.
 """
 
 import dataclasses
+import enum
 
 from realm_jax.models.bert import BertConfig
 
+HEAD = "cls/predictions"
+_EMBEDDINGS = {
+  "word_embeddings": "word_embeddings",
+  "position_embeddings": "position_embeddings",
+  "type_embeddings": "token_type_embeddings",
+}
 # Our modules in a layer of the encoder, and theirs.
-_DENSE_LAYERS = (
-  ("attention/query", "attention/self/query"),
-  ("attention/key", "attention/self/key"),
-  ("attention/value", "attention/self/value"),
-  ("attention/output", "attention/output/dense"),
-  ("up", "intermediate/dense"),
-  ("down", "output/dense"),
-)
-_LAYER_NORMS = (
-  ("attention_norm", "attention/output/LayerNorm"),
-  ("output_norm", "output/LayerNorm"),
-)
+_DENSE_LAYERS = {
+  "attention/query": "attention/self/query",
+  "attention/key": "attention/self/key",
+  "attention/value": "attention/self/value",
+  "attention/output": "attention/output/dense",
+  "up": "intermediate/dense",
+  "down": "output/dense",
+}
+_LAYER_NORMS = {
+  "attention_norm": "attention/output/LayerNorm",
+  "output_norm": "output/LayerNorm",
+}
+# BERT's first ports to torch kept TensorFlow's names of LayerNorm's tensors,
+# and a decoder's bias has two names, of which a file may keep either.
+_TORCH_NAMES = {
+  "kernel": ("weight",),
+  "gamma": ("weight", "gamma"),
+  "beta": ("bias", "beta"),
+  "output_bias": ("bias", "decoder.bias"),
+  **{table: (f"{table}.weight",) for table in _EMBEDDINGS.values()},
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,176 +56,137 @@ class Rule:
   transpose: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
-class Dialect:
-  """A system's spelling of the tensors of a module.
+Rules = tuple[Rule, ...]
 
-  Modules are given by their names with slashes (`encoder/layer_0/output`).
-  Where a tensor has several spellings, an export writes the first.
 
-  Attributes:
-    separator: Character between the parts of a name.
-    kernel: Names of a linear layer's matrix.
-    scale: Names of a LayerNorm's scale.
-    shift: Names of a LayerNorm's bias.
-    table: End of an embedding table's name.
-    layer: Name of the encoder's layer with number {}.
-    decoder_bias: Names of the bias of a masked-LM head's decoder.
-    decoder: Names of a copy of the word embeddings in a masked-LM head.
-    transposes_kernels: Whether matrices are [out, in].
-  """
+class Dialect(enum.Enum):
+  """A system's spelling of names; the value separates the parts of a name."""
 
-  separator: str
-  kernel: tuple[str, ...]
-  scale: tuple[str, ...]
-  shift: tuple[str, ...]
-  table: str
-  layer: str
-  decoder_bias: tuple[str, ...]
-  decoder: tuple[str, ...]
-  transposes_kernels: bool
+  TENSORFLOW = "/"
+  TORCH = "."
 
-  def spell(self, name: str) -> str:
-    """Returns a name that is given with slashes in this spelling."""
-    return name.replace("/", self.separator)
+  def spell(self, module: str) -> str:
+    """Returns the name of a module."""
+    if self is Dialect.TENSORFLOW:
+      return module
+    return module.replace("encoder/layer_", "encoder/layer/").replace("/", ".")
 
-  def spell_all(self, module: str, tensors: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the names of a module's tensors."""
-    return tuple(self.spell(f"{module}/{tensor}") for tensor in tensors)
-
-  def dense(self, ours: str, theirs: str) -> tuple[Rule, ...]:
-    """Returns the rules of a linear layer."""
-    kernel = self.spell_all(theirs, self.kernel)
-    return (
-      Rule(f"{ours}/kernel", kernel, transpose=self.transposes_kernels),
-      Rule(f"{ours}/bias", self.spell_all(theirs, ("bias",))),
+  def rule(self, path: str, module: str, tensor: str) -> Rule:
+    """Returns the rule of a module's tensor."""
+    if self is Dialect.TENSORFLOW:
+      return Rule(path, (f"{module}/{tensor}",))
+    names = _TORCH_NAMES.get(tensor, (tensor,))
+    # torch's Linear holds [out, in].
+    return Rule(
+      path,
+      tuple(f"{self.spell(module)}.{name}" for name in names),
+      transpose=tensor == "kernel",
     )
 
-  def layer_norm(self, ours: str, theirs: str) -> tuple[Rule, ...]:
+  def dense(self, ours: str, theirs: str) -> Rules:
+    """Returns the rules of a linear layer."""
+    return (
+      self.rule(f"{ours}/kernel", theirs, "kernel"),
+      self.rule(f"{ours}/bias", theirs, "bias"),
+    )
+
+  def layer_norm(self, ours: str, theirs: str) -> Rules:
     """Returns the rules of a LayerNorm."""
     return (
-      Rule(f"{ours}/scale", self.spell_all(theirs, self.scale)),
-      Rule(f"{ours}/bias", self.spell_all(theirs, self.shift)),
+      self.rule(f"{ours}/scale", theirs, "gamma"),
+      self.rule(f"{ours}/bias", theirs, "beta"),
     )
 
 
-# torch's Linear holds [out, in], and BERT's first ports kept the names that
-# LayerNorm's tensors have in TensorFlow.
-TORCH = Dialect(
-  separator=".",
-  kernel=("weight",),
-  scale=("weight", "gamma"),
-  shift=("bias", "beta"),
-  table=".weight",
-  layer="layer/{}",
-  # Two names of one parameter, of which a file may keep either.
-  decoder_bias=("bias", "decoder.bias"),
-  decoder=("decoder.weight",),
-  transposes_kernels=True,
-)
-TENSORFLOW = Dialect(
-  separator="/",
-  kernel=("kernel",),
-  scale=("gamma",),
-  shift=("beta",),
-  table="",
-  layer="layer_{}",
-  decoder_bias=("output_bias",),
-  decoder=(),
-  transposes_kernels=False,
-)
-
-
-def encoder(
-  dialect: Dialect, config: BertConfig, *, ours: str, theirs: str
-) -> tuple[Rule, ...]:
-  """Returns the rules of a `BertEncoder`.
+def tower(
+  dialect: Dialect,
+  config: BertConfig,
+  ours: str,
+  theirs: str,
+  *,
+  pooler: bool = True,
+  projection: str = "",
+  norm: str = "",
+) -> Rules:
+  """Returns the rules of a tower.
 
   Args:
-    dialect: Spelling of the other system.
-    config: Configuration that gives the number of layers.
-    ours: Path of the encoder's parameters.
-    theirs: Prefix of `embeddings/…` and `encoder/…` there: `bert/` or nothing.
+    ours: `tower`, `query_tower` or `block_tower`.
+    theirs: Prefix of `embeddings/…` and `pooler/…` there: `bert/` or nothing.
+    pooler: Whether the tower has BERT's pooler.
+    projection: Their name of the projection; empty without one.
+    norm: Their name of the projection's LayerNorm.
   """
-  rules = [
-    Rule(
-      f"{ours}/{name}",
-      (dialect.spell(f"{theirs}embeddings/{other}") + dialect.table,),
-    )
-    for name, other in (
-      ("word_embeddings", "word_embeddings"),
-      ("position_embeddings", "position_embeddings"),
-      ("type_embeddings", "token_type_embeddings"),
-    )
-  ]
-  rules += dialect.layer_norm(
-    f"{ours}/embedding_norm", f"{theirs}embeddings/LayerNorm"
-  )
-  for i in range(config.num_layers):
-    layer = f"{ours}/layer_{i}"
-    other = f"{theirs}encoder/{dialect.layer.format(i)}"
-    for name, module in _DENSE_LAYERS:
-      rules += dialect.dense(f"{layer}/{name}", f"{other}/{module}")
-    for name, module in _LAYER_NORMS:
-      rules += dialect.layer_norm(f"{layer}/{name}", f"{other}/{module}")
-  return tuple(rules)
-
-
-def masked_lm_head(
-  dialect: Dialect, *, ours: str, theirs: str
-) -> tuple[Rule, ...]:
-  """Returns the rules of a `MaskedLmHead`, without its decoder's matrix.
-
-  Args:
-    dialect: Spelling of the other system.
-    ours: Path of the head's parameters.
-    theirs: Name of the head there: `cls/predictions`.
-  """
-  return (
-    *dialect.dense(f"{ours}/dense", f"{theirs}/transform/dense"),
-    *dialect.layer_norm(f"{ours}/norm", f"{theirs}/transform/LayerNorm"),
-    Rule(f"{ours}/bias", dialect.spell_all(theirs, dialect.decoder_bias)),
-  )
-
-
-def bert_tower(
-  dialect: Dialect, config: BertConfig, *, pooling: str, ours: str, theirs: str
-) -> tuple[Rule, ...]:
-  """Returns the rules of a tower's encoder, and of its pooler if it has one.
-
-  Args:
-    dialect: Spelling of the other system.
-    config: Configuration of the encoder.
-    pooling: Pooling of the tower.
-    ours: Path of the tower.
-    theirs: Prefix of `embeddings/…` and `pooler/…` there.
-  """
-  rules = encoder(dialect, config, ours=f"{ours}/encoder", theirs=theirs)
-  if pooling == "pooler":
-    rules += dialect.dense(f"{ours}/pooler", f"{theirs}pooler/dense")
+  path = f"retriever/{ours}"
+  rules = _encoder(dialect, config, f"{path}/encoder", theirs)
+  if pooler:
+    rules += dialect.dense(f"{path}/pooler", f"{theirs}pooler/dense")
+  if projection:
+    rules += dialect.dense(f"{path}/projection", projection)
+    rules += dialect.layer_norm(f"{path}/projection_norm", norm)
   return rules
 
 
-def masked_lm(
-  dialect: Dialect, config: BertConfig, *, ours: str, theirs: str, head: str
-) -> tuple[Rule, ...]:
-  """Returns the rules of an encoder and a masked-LM head that is tied to it.
+def reader(
+  dialect: Dialect,
+  config: BertConfig,
+  theirs: str,
+  *,
+  head: str = "",
+  tied: bool = True,
+) -> Rules:
+  """Returns the rules of a reader without its span head.
 
   Args:
-    dialect: Spelling of the other system.
-    config: Configuration of the encoder.
-    ours: Path of the reader.
     theirs: Prefix of `embeddings/…` there.
-    head: Name of the head there: `cls/predictions`.
+    head: Their name of the masked-LM head; empty without one.
+    tied: Whether a decoder in the head is a copy of the word embeddings; any
+      other decoder has no rule.
   """
-  path = f"{ours}/encoder"
-  copies = dialect.spell_all(head, dialect.decoder)
-  rules = tuple(
-    dataclasses.replace(rule, names=rule.names + copies)
-    if rule.path == f"{path}/word_embeddings"
-    else rule
-    for rule in encoder(dialect, config, ours=path, theirs=theirs)
+  rules = _encoder(dialect, config, "reader/encoder", theirs)
+  if not head:
+    return rules
+  if tied and dialect is Dialect.TORCH:
+    words, *others = rules
+    copy = f"{dialect.spell(head)}.decoder.weight"
+    rules = (Rule(words.path, (*words.names, copy)), *others)
+  ours = "reader/masked_lm_head"
+  return (
+    *rules,
+    *dialect.dense(f"{ours}/dense", f"{head}/transform/dense"),
+    *dialect.layer_norm(f"{ours}/norm", f"{head}/transform/LayerNorm"),
+    dialect.rule(f"{ours}/bias", head, "output_bias"),
   )
-  return rules + masked_lm_head(
-    dialect, ours=f"{ours}/masked_lm_head", theirs=head
+
+
+def span_head(
+  dialect: Dialect, projection: str, norm: str, score: str
+) -> Rules:
+  """Returns the rules of a reader's span head, given their module names."""
+  ours = "reader/span_head"
+  return (
+    *dialect.dense(f"{ours}/projection", projection),
+    *dialect.layer_norm(f"{ours}/norm", norm),
+    *dialect.dense(f"{ours}/score", score),
   )
+
+
+def _encoder(
+  dialect: Dialect, config: BertConfig, ours: str, theirs: str
+) -> Rules:
+  """Returns the rules of a `BertEncoder`, that of the words first."""
+  embeddings = f"{theirs}embeddings"
+  rules = [
+    dialect.rule(f"{ours}/{name}", embeddings, table)
+    for name, table in _EMBEDDINGS.items()
+  ]
+  rules += dialect.layer_norm(
+    f"{ours}/embedding_norm", f"{embeddings}/LayerNorm"
+  )
+  for i in range(config.num_layers):
+    layer, other = f"{ours}/layer_{i}", f"{theirs}encoder/layer_{i}"
+    for name, module in _DENSE_LAYERS.items():
+      rules += dialect.dense(f"{layer}/{name}", f"{other}/{module}")
+    for name, module in _LAYER_NORMS.items():
+      rules += dialect.layer_norm(f"{layer}/{name}", f"{other}/{module}")
+  return tuple(rules)

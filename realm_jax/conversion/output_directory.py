@@ -26,15 +26,15 @@ def check_new(output_dir: epath.PathLike) -> None:
   whole_directory.check_target(path)
   if not path.exists():
     return
-  if (path / "checkpoints").exists():
-    raise ConversionError(
-      f"{path} is a MODEL_DIR that has checkpoints already; name a new "
-      "directory for --output_dir"
+  names = sorted(p.name for p in path.iterdir())
+  if names:
+    held = (
+      "is a MODEL_DIR that has checkpoints already"
+      if "checkpoints" in names
+      else f"has files in it ({', '.join(names[:3])}, …)"
     )
-  if names := sorted(p.name for p in path.iterdir()):
     raise ConversionError(
-      f"{path} has files in it ({', '.join(names[:3])}, …); name a new "
-      "directory for --output_dir"
+      f"{path} {held}; name a new directory for --output_dir"
     )
 
 
@@ -45,18 +45,18 @@ def new_directory(output_dir: epath.PathLike) -> Iterator[epath.Path]:
   If the block raises, the directory is removed, except on an object store.
 
   Raises:
-    ConversionError: If `output_dir` is not empty.
-    TargetError: If another process is filling it.
+    ConversionError, TargetError: As `check_new`, or another process fills it.
     DiskFullError: If the disk is full.
   """
   check_new(output_dir)
   if is_remote(output_dir):
-    yield epath.Path(output_dir)
+    directory = epath.Path(output_dir)
+    directory.mkdir(parents=True, exist_ok=True)
+    yield directory
     return
+  advice = "free some space, or name another --output_dir"
   with (
-    explain_full_disk(
-      output_dir, advice="free some space, or name another --output_dir"
-    ),
+    explain_full_disk(output_dir, advice=advice),
     whole_directory.staging_directory(output_dir) as staging,
   ):
     yield epath.Path(staging)

@@ -1,6 +1,7 @@
-"""Shapes and initial values of a model's parameters, by path."""
+"""A model with its vocabulary; shapes and initial values of its parameters."""
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -8,12 +9,33 @@ import numpy as np
 from flax import linen as nn
 from flax import traverse_util
 
-from realm_jax.conversion.plan import SEPARATE_TOWERS
-from realm_jax.conversion.tensors import Shape
+from realm_jax.conversion.mapping import Shape
+from realm_jax.conversion.planning import SEPARATE_TOWERS
 from realm_jax.models.arrays import AnyArray
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
+from realm_jax.text.wordpieces import WordpieceVocabulary
+
+
+class BoundModel(NamedTuple):
+  """A retriever and a reader for a vocabulary, and the vocabulary."""
+
+  retriever: Retriever
+  reader: Reader
+  vocabulary: WordpieceVocabulary
+
+  @classmethod
+  def of(
+    cls, retriever: Retriever, reader: Reader, vocabulary: WordpieceVocabulary
+  ) -> "BoundModel":
+    """Binds modules that have no vocabulary yet."""
+    size, separator_id = vocabulary.vocab_size, vocabulary.sep_id
+    return cls(
+      retriever.for_vocabulary(vocab_size=size, separator_id=separator_id),
+      reader.for_vocabulary(vocab_size=size, separator_id=separator_id),
+      vocabulary,
+    )
 
 
 def parameter_shapes(
@@ -21,16 +43,11 @@ def parameter_shapes(
 ) -> dict[str, Shape]:
   """Returns the shape of every parameter of the parts, by path.
 
-  Args:
-    retriever: Towers with a vocabulary.
-    reader: Reader with a vocabulary.
-    parts: `retriever`, `reader` or both.
+  The modules must have a vocabulary.
   """
-  init = _initializer(retriever, reader, tuple(parts))
-  return {
-    path: tuple(leaf.shape)
-    for path, leaf in jax.eval_shape(init, jax.random.key(0)).items()
-  }
+  init = _initializer(retriever, reader, parts)
+  shapes = jax.eval_shape(init, jax.random.key(0))
+  return {path: tuple(leaf.shape) for path, leaf in shapes.items()}
 
 
 def fresh_parameters(
@@ -44,8 +61,8 @@ def fresh_parameters(
   wanted = sorted(paths)
   if not wanted:
     return {}
-  parts = sorted({path.partition("/")[0] for path in wanted})
-  init = _initializer(retriever, reader, tuple(parts))
+  parts = {path.partition("/")[0] for path in wanted}
+  init = _initializer(retriever, reader, parts)
 
   def init_wanted(key: jax.Array) -> dict[str, jax.Array]:
     everything = init(key)
@@ -59,7 +76,7 @@ def fresh_parameters(
   query, block = (f"retriever/{tower}/" for tower in SEPARATE_TOWERS)
   for path in wanted:
     twin = path.replace(block, query)
-    if path.startswith(block) and twin in fresh:
+    if twin in fresh:
       fresh[path] = fresh[twin]
   return fresh
 
@@ -75,20 +92,22 @@ def flattened(tree: Params) -> dict[str, AnyArray]:
 
 
 def _initializer(
-  retriever: Retriever, reader: Reader, parts: tuple[str, ...]
+  retriever: Retriever, reader: Reader, parts: Iterable[str]
 ) -> Callable[[jax.Array], dict[str, jax.Array]]:
   tokens = jnp.ones((1, 3), jnp.int32)
+  # A block must be as long as the widest answer.
+  block = jnp.ones((1, 1, reader.max_answer_width), jnp.int32)
+  arguments = {
+    "retriever": (retriever, tokens, tokens),
+    "reader": (reader, tokens, block, jnp.ones((1, 1), jnp.int32)),
+  }
+  used = {part: arguments[part] for part in sorted(set(parts))}
 
   def init(key: jax.Array) -> dict[str, jax.Array]:
-    params: Params = {}
-    if "retriever" in parts:
-      params["retriever"] = retriever.init(key, tokens, tokens)["params"]
-    if "reader" in parts:
-      # A block must be as long as the widest answer.
-      block = jnp.ones((1, 1, reader.max_answer_width), jnp.int32)
-      params["reader"] = reader.init(
-        key, tokens, block, jnp.ones((1, 1), jnp.int32)
-      )["params"]
+    params = {
+      part: module.init(key, *inputs)["params"]
+      for part, (module, *inputs) in used.items()
+    }
     return traverse_util.flatten_dict(nn.unbox(params), sep="/")
 
   return init

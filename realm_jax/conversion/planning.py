@@ -1,4 +1,7 @@
-"""What the user asks to import, and the plan that it gives."""
+"""What the user asks to import, and the plan that a reader makes of it.
+
+A plan is complete before anything is written.
+"""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -6,33 +9,28 @@ from pathlib import Path
 
 from etils import epath
 
-from realm_jax.conversion.bert_models import TowerOptions
 from realm_jax.conversion.errors import ConversionError
-from realm_jax.conversion.google.bert import plan_tf_bert
-from realm_jax.conversion.google.realm import plan_tf_realm
-from realm_jax.conversion.hugging_face.bert import plan_hf_bert
-from realm_jax.conversion.hugging_face.realm import plan_hf_realm
-from realm_jax.conversion.plan import PARTS, ImportPlan, require_retriever
-from realm_jax.files.json_file import JsonValue
+from realm_jax.conversion.mapping import Feed
+from realm_jax.indexes.protocol import Rows
+from realm_jax.models.bert import BertConfig
+from realm_jax.models.reader import Reader
+from realm_jax.models.retriever import Retriever
 
-KINDS = ("hf_bert", "hf_realm", "tf_bert", "tf_realm")
+RETRIEVER, READER = PARTS = ("retriever", "reader")
+# The parameters of the towers, shared or separate.
+SHARED_TOWER = ("tower",)
+SEPARATE_TOWERS = ("query_tower", "block_tower")
 
-# The options that a REALM leaves open.
-_REALM_OPTIONS = ("score_scale", "separate_towers")
+_USUAL_JOINT_LENGTH = 384
+# Released open QA reads blocks of 288 tokens after 32 of the question.
+OPEN_QA_JOINT_LENGTH = 288 + 32
 
 
 @dataclasses.dataclass(frozen=True)
 class ImportSource:
-  """The weights to import.
+  """The weights to import, of one of `importing.KINDS`.
 
-  Attributes:
-    kind: One of `KINDS`.
-    input: Local directory, or the prefix of a TensorFlow checkpoint.
-    block_input: Input of the block tower, if it has its own.
-    parts: `retriever`, `reader` or both; None takes what the input has.
-    tensor_prefix: Prefix of `embeddings.…` in the names of tensors, for
-      hf_bert; None finds it.
-    vocab: Vocabulary file, if a tf_realm input has none.
+  The flags of `import_weights` that have these names say what each is.
   """
 
   kind: str
@@ -42,65 +40,64 @@ class ImportSource:
   tensor_prefix: str | None = None
   vocab: epath.PathLike | None = None
 
+  @property
+  def path(self) -> Path:
+    """Path of the input."""
+    return Path(self.input)
 
-def plan_import(source: ImportSource, options: TowerOptions) -> ImportPlan:
-  """Returns the plan of an import; options of no use to it are refused.
+  @property
+  def block_path(self) -> Path | None:
+    """Path of the block tower's own input."""
+    return None if self.block_input is None else Path(self.block_input)
 
-  Args:
-    source: Weights to import.
-    options: How vectors are made of a plain BERT. A REALM leaves only
-      `score_scale` and `separate_towers` open.
+  def choose_parts(self, present: tuple[str, ...] = PARTS) -> tuple[str, ...]:
+    """Returns the parts to import from an input that has those `present`."""
+    parts = tuple(self.parts or present)
+    if not set(parts) <= set(present):
+      raise ConversionError(
+        f"--parts={','.join(parts)}: this input gives {', '.join(present)}"
+      )
+    if self.block_input is not None and RETRIEVER not in parts:
+      raise ConversionError(
+        f"--block_input={self.block_input} is for a retriever, and the parts "
+        f"to import are {', '.join(parts)}; leave it out, or import the "
+        "retriever too"
+      )
+    return parts
 
-  Raises:
-    ConversionError: If the input or an option does not fit.
-    VocabularyError: If the input's vocabulary cannot be used.
+
+@dataclasses.dataclass(frozen=True)
+class ImportPlan:
+  """The model to write, and where each of its parameters comes from.
+
+  Attributes:
+    source: Name of what is imported, for people.
+    retriever: Towers, without a vocabulary.
+    reader: Reader, without a vocabulary.
+    parts: Parts that the checkpoint will hold.
+    pieces: Vocabulary.
+    feeds: Foreign checkpoints, with the rules of the parameters they hold.
+    expected_fresh: Reasons for random initial values: see
+      `mapping.read_parameters`.
+    notes: Lines for the report that say what was chosen and why.
+    block_vectors: Vectors of the blocks that were released with the retriever.
+    block_records: File of their texts, if it is part of the input.
   """
-  kind, path = source.kind, Path(source.input)
-  block_input = None if source.block_input is None else Path(source.block_input)
-  vocab = None if source.vocab is None else Path(source.vocab)
-  parts = None if source.parts is None else tuple(source.parts)
-  if kind not in KINDS:
-    raise ConversionError(f"--from={kind}; want one of {', '.join(KINDS)}")
-  if kind != "hf_bert":
-    _refuse(kind, {"tensor_prefix": source.tensor_prefix})
-  if kind != "tf_realm":
-    _refuse(kind, {"vocab": vocab})
-  require_retriever(block_input, parts or PARTS)
-  if kind == "hf_bert":
-    return plan_hf_bert(
-      path,
-      options,
-      block_input=block_input,
-      parts=parts or PARTS,
-      tensor_prefix=source.tensor_prefix,
-    )
-  if kind == "tf_bert":
-    return plan_tf_bert(
-      path, options, block_input=block_input, parts=parts or PARTS
-    )
-  choices = dataclasses.asdict(options)
-  _refuse(kind, {k: v for k, v in choices.items() if k not in _REALM_OPTIONS})
-  if kind == "hf_realm":
-    _refuse(kind, {"block_input": block_input})
-    return plan_hf_realm(
-      path,
-      parts=parts,
-      score_scale=options.score_scale,
-      separate_towers=options.separate_towers,
-    )
-  return plan_tf_realm(
-    path,
-    block_input=block_input,
-    parts=parts,
-    vocab=vocab,
-    score_scale=options.score_scale,
-    separate_towers=options.separate_towers,
+
+  source: str
+  retriever: Retriever
+  reader: Reader
+  parts: tuple[str, ...]
+  pieces: tuple[str, ...]
+  feeds: tuple[Feed, ...]
+  expected_fresh: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  notes: tuple[str, ...] = ()
+  block_vectors: Rows | None = None
+  block_records: Path | None = None
+
+
+def usual_reader(config: BertConfig) -> Reader:
+  """Returns a reader with REALM's joint length, or the encoder's if shorter."""
+  return Reader(
+    bert=config, joint_length=min(_USUAL_JOINT_LENGTH, config.max_positions)
   )
-
-
-def _refuse(kind: str, options: Mapping[str, JsonValue | Path]) -> None:
-  given = [f"--{name}" for name, value in options.items() if value is not None]
-  if given:
-    raise ConversionError(
-      f"--from={kind} takes no {', '.join(given)}; its input leaves no choice"
-    )

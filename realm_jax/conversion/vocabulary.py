@@ -2,18 +2,16 @@
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from realm_jax.conversion.errors import ConversionError
+from realm_jax.text import wordpieces
 
 VOCABULARY_FILE = "vocab.txt"
 
 
-def require_uncased(pieces: Sequence[str], *, where: str) -> None:
-  """Checks that a vocabulary is not a cased model's.
-
-  Raises:
-    ConversionError: If a piece has a capital letter.
-  """
+def require_uncased(pieces: Sequence[str], *, where: str | Path) -> None:
+  """Raises `ConversionError` if a piece has a capital letter."""
   # Special and unused pieces are in brackets.
   cased = [p for p in pieces if re.search(r"[A-Z]", p) and p[0] != "["]
   if cased:
@@ -22,3 +20,10 @@ def require_uncased(pieces: Sequence[str], *, where: str) -> None:
       "it is a cased model's vocabulary, and wordpieces here are uncased. Use "
       "the uncased model"
     )
+
+
+def read_uncased_pieces(path: Path) -> tuple[str, ...]:
+  """Reads the vocabulary file of an uncased model."""
+  pieces = wordpieces.read_pieces(path)
+  require_uncased(pieces, where=path)
+  return pieces

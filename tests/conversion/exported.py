@@ -3,15 +3,18 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import safetensors.numpy
-from flax import linen as nn
 
 from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.checkpoints.vocabulary import VOCABULARY, digest_bytes
 from realm_jax.conversion import exporting
-from realm_jax.conversion.export_plan import Exported
+from realm_jax.conversion.parameters import (
+  BoundModel,
+  nested,
+  parameter_shapes,
+)
+from realm_jax.conversion.planning import PARTS
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
@@ -37,24 +40,14 @@ def vocabulary():
 @functools.cache
 def _params(retriever, reader):
   """Random parameters, none of them zero or one."""
-  words = vocabulary()
-  settings = {"vocab_size": words.vocab_size, "separator_id": words.sep_id}
-  tokens = jnp.ones((1, 4), jnp.int32)
-
-  def init(key):
-    return {
-      "retriever": retriever.for_vocabulary(**settings).init(
-        key, tokens, tokens
-      )["params"],
-      "reader": reader.for_vocabulary(**settings).init(
-        key, tokens, tokens[:, None], tokens[:, :1]
-      )["params"],
-    }
-
-  shapes = nn.unbox(jax.eval_shape(init, jax.random.key(0)))
+  bound = BoundModel.of(retriever, reader, vocabulary())
+  shapes = parameter_shapes(bound.retriever, bound.reader, PARTS)
   rng = np.random.default_rng(3)
-  return jax.tree.map(
-    lambda x: rng.normal(0, 0.5, x.shape).astype(np.float32), shapes
+  return nested(
+    {
+      path: rng.normal(0, 0.5, shape).astype(np.float32)
+      for path, shape in shapes.items()
+    }
   )
 
 
@@ -85,8 +78,9 @@ def export(
   """Exports with choices that have the names of the command's flags."""
   return exporting.export_weights(
     exporting.TrainedModel(model_dir, retriever, reader, vocab=vocab),
-    exporting.ExportTarget(**choices),
     output_dir,
+    realm_model=choices.pop("model", None),
+    **choices,
   )
 
 
@@ -105,10 +99,4 @@ def tensors(directory):
 
 def model(retriever):
   """Returns a model of a retriever and READER for the plan of an export."""
-  words = vocabulary()
-  settings = {"vocab_size": words.vocab_size, "separator_id": words.sep_id}
-  return Exported(
-    retriever.for_vocabulary(**settings),
-    READER.for_vocabulary(**settings),
-    words,
-  )
+  return BoundModel.of(retriever, READER, vocabulary())

@@ -10,6 +10,7 @@ from realm_jax.conversion import importing
 from realm_jax.conversion.bert_models import TowerOptions
 from realm_jax.conversion.google.released_index import BlockOptions
 from realm_jax.conversion.mapping import Allowance
+from realm_jax.conversion.parameters import BoundModel
 from realm_jax.conversion.planning import ImportSource
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
@@ -52,10 +53,6 @@ class Imported(NamedTuple):
 def load(model_dir: Path) -> Imported:
   """Reads a MODEL_DIR with nothing but its own files."""
   vocabulary = WordpieceVocabulary(model_dir / "vocab.txt")
-  settings = {
-    "vocab_size": vocabulary.vocab_size,
-    "separator_id": vocabulary.sep_id,
-  }
   with configuration.parsed([str(model_dir / "model.gin")]):
     retriever = configuration.configured(Retriever)()
     reader = configuration.configured(Reader)()
@@ -63,8 +60,5 @@ def load(model_dir: Path) -> Imported:
   items = sorted(store.items(0) - {"loop"})
   params = store.restore(0, items=items)
   store.close()
-  return Imported(
-    retriever.for_vocabulary(**settings),
-    reader.for_vocabulary(**settings),
-    params,
-  )
+  bound = BoundModel.of(retriever, reader, vocabulary)
+  return Imported(bound.retriever, bound.reader, params)

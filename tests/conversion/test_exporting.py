@@ -20,7 +20,6 @@ pytestmark = pytest.mark.slow
     ({"to": "hf_bert"}, "--part"),
     ({"to": "hf_realm"}, "--model"),
     ({"to": "hf_bert", "model": "reader"}, "--model=reader"),
-    ({"to": "onnx"}, "--to=onnx"),
     ({"to": "hf_bert", "part": "reader", "tower": "query"}, "--tower=query"),
   ],
 )

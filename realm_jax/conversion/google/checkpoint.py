@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from realm_jax.conversion.errors import ConversionError
-from realm_jax.conversion.tensors import Shape
+from realm_jax.conversion.mapping import Shape
 from realm_jax.indexes.protocol import Rows
 
 # TensorFlow must leave the GPUs to jax.
@@ -21,19 +21,15 @@ _OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 
 class TfCheckpoint:
-  """Variables of one checkpoint, by name.
+  """Variables of one checkpoint, by name: a `TensorSource`.
 
   Args:
     prefix: Path of the checkpoint's files without their suffixes, such as
       `bert_model.ckpt` for `bert_model.ckpt.index`.
-
-  Raises:
-    ConversionError: If there is no checkpoint, it is damaged, or TensorFlow 2
-      wrote it by objects and not by names.
   """
 
   def __init__(self, prefix: Path):
-    self._prefix = prefix
+    self.prefix = prefix
     if not prefix.with_name(prefix.name + INDEX).is_file():
       raise ConversionError(
         f"no TensorFlow checkpoint at {prefix}: it has no {prefix.name}{INDEX}"
@@ -49,17 +45,9 @@ class TfCheckpoint:
         "a program's objects; want one of TensorFlow 1, whose variables have "
         "names such as bert/embeddings/word_embeddings"
       )
-    self._shapes = {name: tuple(shapes[name]) for name in sorted(shapes)}
-
-  @property
-  def prefix(self) -> Path:
-    """Path of its files without their suffixes."""
-    return self._prefix
-
-  @property
-  def shapes(self) -> Mapping[str, Shape]:
-    """The shape of every variable, by name."""
-    return self._shapes
+    self.shapes: Mapping[str, Shape] = {
+      name: tuple(shapes[name]) for name in sorted(shapes)
+    }
 
   def read(self, name: str) -> np.ndarray:
     """Returns a variable in its stored dtype; bfloat16 is ml_dtypes'."""
@@ -74,20 +62,17 @@ class TfCheckpoint:
 
     It is possible for the only variable of a checkpoint, as `block_emb` is:
     its one data file is the array. Its checksum is not verified then.
-
-    Raises:
-      ConversionError: If there is no such variable.
     """
-    if name not in self._shapes:
+    if name not in self.shapes:
       raise ConversionError(
-        f"{self._prefix} has no variable {name}; it has "
-        f"{', '.join(list(self._shapes)[:5]) or 'none'}"
+        f"{self.prefix} has no variable {name}; it has "
+        f"{', '.join(list(self.shapes)[:5]) or 'none'}"
       )
-    shape = self._shapes[name]
+    shape = self.shapes[name]
     dtype = self._reader.get_variable_to_dtype_map()[name].as_numpy_dtype
-    data = self._prefix.with_name(self._prefix.name + _ONLY_SHARD)
+    data = self.prefix.with_name(self.prefix.name + _ONLY_SHARD)
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    is_only = len(self._shapes) == 1 and data.is_file()
+    is_only = len(self.shapes) == 1 and data.is_file()
     if is_only and size and data.stat().st_size == size:
       return np.memmap(data, dtype, mode="r", shape=shape)
     return self.read(name)
@@ -95,37 +80,33 @@ class TfCheckpoint:
   def _damaged(self, error: Exception) -> ConversionError:
     lines = str(error).splitlines() or [type(error).__name__]
     return ConversionError(
-      f"the checkpoint {self._prefix} cannot be read ({lines[0]}); copy all of "
+      f"the checkpoint {self.prefix} cannot be read ({lines[0]}); copy all of "
       "its files again"
     )
 
 
 def checkpoint_prefixes(directory: Path) -> list[Path]:
   """Returns the prefixes of the checkpoints in a directory."""
-  found = sorted(directory.glob(f"*{INDEX}"))
-  return [path.with_name(path.name.removesuffix(INDEX)) for path in found]
+  return [
+    path.with_name(path.name.removesuffix(INDEX))
+    for path in sorted(directory.glob(f"*{INDEX}"))
+  ]
 
 
-def only_checkpoint(directory: Path, *, where: str) -> Path:
-  """Returns the prefix of the only checkpoint in a directory.
-
-  Args:
-    directory: Directory of the checkpoint.
-    where: Name of the input in errors.
-
-  Raises:
-    ConversionError: If there is none, or there are several.
-  """
-  prefixes = checkpoint_prefixes(directory)
+def locate(path: Path) -> Path:
+  """Returns a checkpoint's prefix, given as it is or by its directory."""
+  if not path.is_dir():
+    return path.with_name(path.name.removesuffix(INDEX))
+  prefixes = checkpoint_prefixes(path)
   if not prefixes:
     raise ConversionError(
-      f"no TensorFlow checkpoint in {directory} (no file ends in {INDEX}); "
-      f"is {where} the right --input?"
+      f"no TensorFlow checkpoint in {path} (no file ends in {INDEX}); is "
+      f"{path} the right --input?"
     )
   if len(prefixes) > 1:
     names = ", ".join(prefix.name for prefix in prefixes)
     raise ConversionError(
-      f"{directory} has {len(prefixes)} checkpoints: {names}; choose one, as "
+      f"{path} has {len(prefixes)} checkpoints: {names}; choose one, as "
       f"--input={prefixes[-1]}"
     )
   return prefixes[0]

@@ -7,20 +7,24 @@ this file accepts an array of byte strings as numpy writes it (protocols 2 to
 opcodes after them. Names in the pickle are compared and never looked up.
 """
 
+import os
+import pickletools
 from array import array
 from collections.abc import Iterator
-from typing import IO, NamedTuple, TypeAlias
+from typing import IO, NamedTuple, TypeAlias, cast
 
 from realm_jax.conversion.errors import ConversionError
-from realm_jax.conversion.google.opcode_reader import Argument, OpcodeReader
 
 WANTED = (
   "want what np.save writes of an array of dtype object that holds byte "
   "strings and nothing else"
 )
 
-# A record that is referred to again is read by itself.
-_SMALL_CHUNK_BYTES = 1 << 12
+_CHUNK_BYTES = 1 << 20
+# A block of text has about 600 bytes.
+_MAX_STRING_BYTES = 1 << 24
+# Module and name of whatever numpy's pickles name are shorter.
+_MAX_LINE_BYTES = 64
 _NAMES = {
   "numpy.core.multiarray _reconstruct": "_reconstruct",
   "numpy._core.multiarray _reconstruct": "_reconstruct",
@@ -48,6 +52,8 @@ class Constant(NamedTuple):
     return f"{kind} {self.value[:40]!r}"
 
 
+# The argument of an opcode, as `genops` gives it.
+Argument: TypeAlias = bytes | bytearray | str | int | float | None
 # A string, a number, None, a bool, or a name: an operator's or one of `_NAMES`.
 Token: TypeAlias = Constant | str | int | None
 
@@ -79,7 +85,7 @@ class BytesPickle:
     file: File open for binary reading, which can seek.
     where: Name of the file in errors.
     start: Position of the pickle's first byte.
-    count: Number of records that the pickle must hold.
+    count: Number of records that there must be.
   """
 
   def __init__(self, file: IO[bytes], *, where: str, start: int, count: int):
@@ -101,14 +107,14 @@ class BytesPickle:
     self._kept: list[Token] = [None]
 
   def records(self) -> Iterator[bytes]:
-    """Yields the byte strings in order.
-
-    Raises:
-      ConversionError: If the pickle is anything else, or cut short.
-    """
-    reader = OpcodeReader(self._file, where=self._where, start=self._start)
+    """Yields the byte strings in order."""
+    reader = _OpcodeReader(self._file, where=self._where, start=self._start)
     try:
-      for name, argument, self._offset in reader.opcodes():
+      # `genops` reads, reads lines and asks for positions, and no more.
+      for opcode, argument, offset in pickletools.genops(
+        cast("IO[bytes]", reader)
+      ):
+        name, self._offset = opcode.name, cast(int, offset)
         if name in ("MEMOIZE", "BINPUT", "LONG_BINPUT"):
           self._memoize(argument)
         elif name not in ("FRAME", "PROTO"):
@@ -240,8 +246,6 @@ class BytesPickle:
       raise self._error("more records than its header says")
     return record
 
-  # --- The memo ---------------------------------------------------------
-
   def _memoize(self, index: Argument) -> None:
     """Remembers the latest token, even if it was taken as a record."""
     if index is not None and index != len(self._memo):
@@ -266,15 +270,10 @@ class BytesPickle:
     return self._read_again(place) if place >= 0 else self._kept[-1 - place]
 
   def _read_again(self, offset: int) -> Constant:
-    """Reads the record at a position."""
+    """Reads the record at a position, which was read before, by itself."""
     resume = self._file.tell()
-    reader = OpcodeReader(
-      self._file,
-      where=self._where,
-      start=offset,
-      chunk_bytes=_SMALL_CHUNK_BYTES,
-    )
-    _, value, _ = next(reader.opcodes())
+    self._file.seek(offset)
+    _, value, _ = next(pickletools.genops(self._file))
     self._file.seek(resume)
     match value:
       case bytes():
@@ -283,3 +282,49 @@ class BytesPickle:
         return Constant(value.encode("latin1"), offset)
       case _:  # And the empty ones as a call without arguments.
         return Constant(b"", offset)
+
+
+class _OpcodeReader:
+  """A file as `pickletools.genops` reads it: in chunks, not beyond its end."""
+
+  def __init__(self, file: IO[bytes], *, where: str, start: int):
+    self._file = file
+    self._where = where
+    self.size = file.seek(0, os.SEEK_END)
+    file.seek(start)
+    # The buffer begins at `_start` in the file and is read up to `_at`.
+    self._buffer, self._start, self._at = b"", start, 0
+
+  def tell(self) -> int:
+    """Returns the position of the next byte in the file."""
+    return self._start + self._at
+
+  def read(self, size: int) -> bytes:
+    """Returns that many bytes; raises an error for fewer, or too many."""
+    if self._at + size > len(self._buffer):
+      self._fill(size)
+    self._at += size
+    return self._buffer[self._at - size : self._at]
+
+  def _fill(self, size: int) -> None:
+    # Checked before memory is claimed: a damaged length may say exabytes.
+    if self.tell() + size > self.size:
+      raise ConversionError(
+        f"{self._where} is cut short: at byte {self.tell()} it wants {size} "
+        f"more, and ends at {self.size}; copy the file again"
+      )
+    if size > _MAX_STRING_BYTES:
+      raise ValueError(f"a string of {size} bytes")
+    rest = self._buffer[self._at :]
+    self._buffer = rest + self._file.read(max(size, _CHUNK_BYTES))
+    self._start += self._at
+    self._at = 0
+
+  def readline(self) -> bytes:
+    """Returns the bytes up to the end of a short line."""
+    line = b""
+    while not line.endswith(b"\n"):
+      line += self.read(1)
+      if len(line) > _MAX_LINE_BYTES:
+        raise ValueError(f"a name of more than {_MAX_LINE_BYTES} bytes")
+    return line

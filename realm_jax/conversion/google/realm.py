@@ -1,49 +1,31 @@
 """TF-Hub modules and fine-tuned checkpoints of released REALM and ORQA.
 
 cc_news_pretrained/{embedder,bert}      pre-trained: retriever, reader
+  variables/variables.{index,data-…}
+  assets/vocab.txt
 ict                                     ORQA's retriever
 orqa_nq_model_from_realm                fine-tuned: both, in one checkpoint
   params.json
   export/best_default/checkpoint/model.ckpt-…
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from realm_jax.conversion.bert_models import (
-  NO_HEAD,
-  reader_rules,
-  require_same_config,
-  tower_rules,
-)
+from realm_jax.conversion import planning
+from realm_jax.conversion.bert_models import NO_HEAD, TowerOptions
 from realm_jax.conversion.config_file import read_optional
 from realm_jax.conversion.errors import ConversionError
-from realm_jax.conversion.google import hub_module
-from realm_jax.conversion.google.bert import read_uncased_pieces
-from realm_jax.conversion.google.checkpoint import (
-  TfCheckpoint,
-  checkpoint_prefixes,
-)
-from realm_jax.conversion.google.encoders import (
+from realm_jax.conversion.google import checkpoint
+from realm_jax.conversion.google.bert import (
   Encoder,
   find_encoders,
   modules_in,
 )
 from realm_jax.conversion.mapping import Feed
-from realm_jax.conversion.names import Rule
-from realm_jax.conversion.plan import (
-  OPEN_QA_JOINT_LENGTH,
-  PARTS,
-  READER,
-  RETRIEVER,
-  SEPARATE_TOWERS,
-  SHARED_TOWER,
-  ImportPlan,
-  require_parts,
-  require_retriever,
-  usual_reader,
-)
-from realm_jax.conversion.vocabulary import VOCABULARY_FILE
+from realm_jax.conversion.names import Rules
+from realm_jax.conversion.planning import ImportPlan, ImportSource
+from realm_jax.conversion.vocabulary import VOCABULARY_FILE, read_uncased_pieces
 from realm_jax.indexes.protocol import Rows
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
@@ -56,73 +38,69 @@ _ENCODED = "encoded"
 _BLOCK_VECTORS = "block_emb"
 
 
-def plan_tf_realm(
-  input_path: Path,
-  *,
-  block_input: Path | None = None,
-  parts: tuple[str, ...] | None = None,
-  vocab: Path | None = None,
-  separate_towers: bool = False,
-  score_scale: float = 1.0,
-) -> ImportPlan:
+def plan_tf_realm(source: ImportSource, options: TowerOptions) -> ImportPlan:
   """Plans the import of a released retriever, reader, or both.
 
-  Args:
-    input_path: Module, directory of modules, directory of a fine-tuned model,
-      or prefix of a checkpoint.
-    block_input: Input of the same kinds for the block tower, if it has its
-      own: open QA trains the query tower, and its blocks keep the vectors of
-      the pre-trained one.
-    parts: Parts to import; None takes all that the input has.
-    vocab: Vocabulary file; None looks for the modules' own.
-    separate_towers: Whether to start two towers from shared weights.
-    score_scale: Factor of inner products.
-
-  Raises:
-    ConversionError: If there is nothing of REALM or ORQA, or it does not fit
-      together.
-    VocabularyError: If the vocabulary cannot be used.
+  The input is a module, a directory of modules, the directory of a fine-tuned
+  model, or the prefix of a checkpoint. The block tower may have an input of its
+  own: open QA trains the query tower, and its blocks keep the vectors of the
+  pre-trained one.
   """
-  encoders = find_encoders(input_path)
-  others = [] if block_input is None else find_encoders(block_input)
-  if block_input is not None and not _of(others, RETRIEVER):
-    raise ConversionError(f"--block_input={block_input} holds no retriever")
-  inputs = [path for path in (input_path, block_input) if path is not None]
-  pieces = _pieces(inputs, vocab)
-  present = tuple(part for part in PARTS if _of(encoders, part))
-  parts = present if parts is None else parts
-  require_parts(parts, present)
-  require_retriever(block_input, parts)
+  path, block_path = source.path, source.block_path
+  encoders = find_encoders(path)
+  others = [] if block_path is None else find_encoders(block_path)
+  if block_path is not None and not _of(others, planning.RETRIEVER):
+    raise ConversionError(f"--block_input={block_path} holds no retriever")
+  pieces = _pieces(source)
+  present = tuple(part for part in planning.PARTS if _of(encoders, part))
+  parts = source.choose_parts(present)
 
   towers: dict[str, Encoder] = {}
-  if RETRIEVER in parts:
-    towers = _towers(encoders, others, separate=separate_towers)
-  readers = _of(encoders, READER) if READER in parts else []
+  if planning.RETRIEVER in parts:
+    towers = _towers(encoders, others, separate=options.separate_towers)
+  readers = _of(encoders, planning.READER) if planning.READER in parts else []
   used = [*towers.values(), *readers]
   _require_one_configuration(used, len(pieces))
   config = used[0].weights.config
   fresh: dict[str, str] = {}
-  for encoder in readers:
-    if not encoder.norm:
-      fresh["reader/span_head/.*"] = "the input has no span head"
-    if not encoder.weights.has_head:
-      fresh["reader/masked_lm_head/.*"] = NO_HEAD
+  if any(not encoder.norm for encoder in readers):
+    fresh["reader/span_head/.*"] = "the input has no span head"
+  if any(not encoder.weights.has_head for encoder in readers):
+    fresh["reader/masked_lm_head/.*"] = NO_HEAD
+  retriever = Retriever(config)
+  if towers:
+    tower = next(iter(towers.values()))
+    retriever = retriever.clone(
+      shared_towers=len(towers) == 1,
+      projection_size=tower.width,
+      projection_norm_eps=tower.norm_eps,
+      score_scale=options.score_scale,
+    )
+  checkpoints = dict.fromkeys(encoder.checkpoint.prefix for encoder in used)
+  notes = (
+    f"{encoder.role}: LayerNorm epsilon {encoder.norm_eps:g}, the default of "
+    f"the library that names it {encoder.norm.rpartition('/')[2]}"
+    for encoder in used
+    if encoder.norm
+  )
   return ImportPlan(
-    source=f"{input_path.resolve().name} (tf_realm)",
-    retriever=_retriever(config, towers, score_scale=score_scale),
-    reader=_reader(config, readers, input_path),
+    source=f"{path.resolve().name} ({source.kind})",
+    retriever=retriever,
+    reader=_reader(config, readers, path),
     parts=parts,
     pieces=pieces,
     feeds=tuple(
-      _feed(prefix, towers, readers, [*encoders, *others])
-      for prefix in dict.fromkeys(encoder.prefix for encoder in used)
+      _feed(
+        [e for e in [*encoders, *others] if e.checkpoint.prefix == prefix],
+        towers,
+        readers,
+      )
+      for prefix in checkpoints
     ),
     expected_fresh=fresh,
-    notes=tuple(_notes(used)),
+    notes=tuple(dict.fromkeys(notes)),
     # The tower that embeds blocks made them.
-    block_vectors=_block_vectors(block_input or input_path)
-    if RETRIEVER in parts
-    else None,
+    block_vectors=_block_vectors(block_path or path) if towers else None,
   )
 
 
@@ -134,9 +112,9 @@ def _towers(
   encoders: Sequence[Encoder], others: Sequence[Encoder], *, separate: bool
 ) -> dict[str, Encoder]:
   """Chooses the encoder of each tower, by the tower's name."""
-  own = _of(encoders, RETRIEVER)
+  own = _of(encoders, planning.RETRIEVER)
   query = [e for e in own if e.is_query] or own
-  block = _of(others, RETRIEVER) or own
+  block = _of(others, planning.RETRIEVER) or own
   block = [e for e in block if not e.is_query] or block
   for name, found in (("query", query), ("block", block)):
     if len(found) != 1:
@@ -146,8 +124,8 @@ def _towers(
         "them as --input"
       )
   if query == block and not separate:
-    return dict.fromkeys(SHARED_TOWER, query[0])
-  return dict(zip(SEPARATE_TOWERS, (query[0], block[0]), strict=True))
+    return dict.fromkeys(planning.SHARED_TOWER, query[0])
+  return dict(zip(planning.SEPARATE_TOWERS, (query[0], block[0]), strict=True))
 
 
 def _require_one_configuration(
@@ -156,148 +134,88 @@ def _require_one_configuration(
   """Checks that one model of ours can hold all these encoders."""
   for encoder in used:
     weights = encoder.weights
-    require_same_config(used[0].weights, weights)
+    used[0].weights.require_same(weights)
     rows = weights.source.shapes[f"{weights.prefix}embeddings/word_embeddings"]
     if rows[0] != num_pieces:
       raise ConversionError(
         f"{weights.where} has {rows[0]} word embeddings, and the vocabulary "
         f"{num_pieces} pieces; pass the one of these weights with --vocab"
       )
-  kinds = {(e.width, e.norm_eps) for e in _of(used, RETRIEVER)}
+  kinds = {(e.width, e.norm_eps) for e in _of(used, planning.RETRIEVER)}
   if len(kinds) > 1:
     raise ConversionError(
       f"the two towers project differently (size, epsilon): {sorted(kinds)}; a "
       "retriever has one projection for both"
     )
-  if len(_of(used, READER)) > 1:
-    wheres = ", ".join(e.weights.where for e in _of(used, READER))
+  if len(_of(used, planning.READER)) > 1:
+    wheres = ", ".join(e.weights.where for e in _of(used, planning.READER))
     raise ConversionError(
       f"several readers: {wheres}; give one of them as --input"
     )
 
 
-def _retriever(
-  config: BertConfig, towers: Mapping[str, Encoder], *, score_scale: float
-) -> Retriever:
-  if not towers:
-    return Retriever(config)
-  tower = next(iter(towers.values()))
-  return Retriever(
-    config,
-    shared_towers=len(towers) == 1,
-    pooling="pooler",
-    projection_size=tower.width,
-    projection_norm_eps=tower.norm_eps,
-    score_scale=score_scale,
-  )
-
-
 def _reader(
   config: BertConfig, readers: Sequence[Encoder], input_path: Path
 ) -> Reader:
-  usual = usual_reader(config)
+  usual = planning.usual_reader(config)
   if not readers or not readers[0].norm:
     return usual
   params = read_optional(input_path / _PARAMS)
-  joint_length = params.size("reader_seq_len", OPEN_QA_JOINT_LENGTH)
-  width = params.size("max_span_width", usual.max_answer_width)
+  joint_length = params.size("reader_seq_len", planning.OPEN_QA_JOINT_LENGTH)
   return usual.clone(
     joint_length=min(joint_length, config.max_positions),
     span_size=readers[0].width // 2,
     span_norm_eps=readers[0].norm_eps,
-    max_answer_width=width,
+    max_answer_width=params.size("max_span_width", usual.max_answer_width),
   )
 
 
 def _feed(
-  prefix: Path,
+  here: Sequence[Encoder],
   towers: Mapping[str, Encoder],
   readers: Sequence[Encoder],
-  all_encoders: Sequence[Encoder],
 ) -> Feed:
-  """Returns what is taken from one checkpoint."""
-  rules: list[Rule] = []
+  """Returns what is taken from the checkpoint of the encoders `here`."""
+  rules: Rules = ()
   unused: dict[str, str] = {}
   for tower, encoder in towers.items():
-    if encoder.prefix == prefix:
-      rules += _tower_rules(encoder, tower)
-      unused[encoder.weights.all_of(encoder.weights.head)] = (
-        "a retriever has no masked-LM head"
-      )
+    if encoder in here:
+      rules += encoder.tower_rules(tower)
+      head = encoder.weights.all_of(encoder.weights.head)
+      unused[head] = "a retriever has no masked-LM head"
   for encoder in readers:
-    if encoder.prefix == prefix:
-      rules += _reader_rules(encoder)
-      unused[encoder.weights.all_of(encoder.weights.pooler)] = (
-        "readers have no pooler"
-      )
-  here = [e for e in all_encoders if e.prefix == prefix]
+    if encoder in here:
+      rules += encoder.reader_rules()
+      pooler = encoder.weights.all_of(encoder.weights.pooler)
+      unused[pooler] = "readers have no pooler"
   for encoder in here:
     if encoder not in (*towers.values(), *readers):
-      for module in _modules_of(encoder):
+      for module in encoder.modules:
         unused[encoder.weights.all_of(module)] = (
           f"a part of a {encoder.role} that is not imported"
         )
-  weights = here[0].weights
-  return Feed(
-    weights.source,
-    tuple(rules),
-    {**weights.leftovers, **unused},
-    where=weights.where,
-  )
-
-
-def _tower_rules(encoder: Encoder, tower: str) -> tuple[Rule, ...]:
-  dialect, path = encoder.weights.dialect, f"retriever/{tower}"
-  return (
-    *tower_rules(encoder.weights, "pooler", tower),
-    *dialect.dense(f"{path}/projection", f"{encoder.scope}dense"),
-    *dialect.layer_norm(f"{path}/projection_norm", encoder.norm),
-  )
-
-
-def _reader_rules(encoder: Encoder) -> tuple[Rule, ...]:
-  dialect, path = encoder.weights.dialect, "reader/span_head"
-  rules = reader_rules(encoder.weights)
-  if not encoder.norm:
-    return rules
-  return (
-    *rules,
-    *dialect.dense(f"{path}/projection", f"{encoder.scope}dense"),
-    *dialect.layer_norm(f"{path}/norm", encoder.norm),
-    *dialect.dense(f"{path}/score", f"{encoder.scope}dense_1"),
-  )
-
-
-def _modules_of(encoder: Encoder) -> list[str]:
-  """Returns the names of an encoder's modules and of the layers beside it."""
-  own = [encoder.weights.prefix.removesuffix("/"), encoder.weights.head]
-  if not encoder.norm:
-    return own
-  around = [f"{encoder.scope}dense", f"{encoder.scope}dense_1", encoder.norm]
-  return own + around
-
-
-def _notes(used: Sequence[Encoder]) -> list[str]:
-  notes = [
-    f"{encoder.role}: LayerNorm epsilon {encoder.norm_eps:g}, the default of "
-    f"the library that names it {encoder.norm.rpartition('/')[2]}"
-    for encoder in used
-    if encoder.norm
-  ]
-  return list(dict.fromkeys(notes))
+  return here[0].weights.feed(rules, unused)
 
 
 def _block_vectors(path: Path) -> Rows | None:
   """Returns the block vectors of a retriever's module, if it has any."""
   for module in (path, *modules_in(path)):
-    for prefix in checkpoint_prefixes(module / _ENCODED):
-      return TfCheckpoint(prefix).rows(_BLOCK_VECTORS)
+    for prefix in checkpoint.checkpoint_prefixes(module / _ENCODED):
+      return checkpoint.TfCheckpoint(prefix).rows(_BLOCK_VECTORS)
   return None
 
 
-def _pieces(inputs: Sequence[Path], vocab: Path | None) -> tuple[str, ...]:
+def _pieces(source: ImportSource) -> tuple[str, ...]:
   """Reads the vocabulary; if there are several files, they must be equal."""
-  files = [vocab] if vocab is not None else list(_vocabularies(inputs))
+  inputs = [path for path in (source.path, source.block_path) if path]
+  files = []
+  for path in inputs:
+    folder = path if path.is_dir() else path.parent
+    assets = [m / "assets" for m in (folder, *modules_in(folder))]
+    found = [at / VOCABULARY_FILE for at in (folder, *assets)]
+    files += [file for file in found if file.is_file()]
+  if source.vocab is not None:
+    files = [Path(source.vocab)]
   if not files:
     raise ConversionError(
       f"no vocabulary in {' or '.join(map(str, inputs))}: pass --vocab; in the "
@@ -311,14 +229,3 @@ def _pieces(inputs: Sequence[Path], vocab: Path | None) -> tuple[str, ...]:
       "with --vocab"
     )
   return found[files[0]]
-
-
-def _vocabularies(inputs: Sequence[Path]) -> Iterator[Path]:
-  for path in inputs:
-    folder = path if path.is_dir() else path.parent
-    for file in (
-      folder / VOCABULARY_FILE,
-      *map(hub_module.vocabulary, (folder, *modules_in(folder))),
-    ):
-      if file.is_file():
-        yield file

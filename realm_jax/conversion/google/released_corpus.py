@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from absl import logging
 from etils import epath
 from jaxtyping import Int
 
@@ -17,30 +18,16 @@ from realm_jax.corpus.building.splitting import (
   token_spans,
 )
 from realm_jax.corpus.building.summary import BuildSummary
-from realm_jax.corpus.shards.format import (
-  MIN_BLOCK_LENGTH,
-  NUM_SPECIAL_TOKENS,
-)
+from realm_jax.corpus.shards.format import MIN_BLOCK_LENGTH, NUM_SPECIAL_TOKENS
 from realm_jax.corpus.shards.writer import ShardWriter
-from realm_jax.text.salient_spans import Tagger, tag
+from realm_jax.text.salient_spans import tag
 from realm_jax.text.sentences import sentence_ranges
 from realm_jax.text.wordpieces import WordpieceVocabulary
 
 # Number of blocks that are tokenized in one call, which costs 20 ms at least.
 _BLOCKS_PER_CHUNK = 512
+_BLOCKS_PER_SHARD = 200_000
 _VERSION = 1
-
-
-class CorpusMade(NamedTuple):
-  """The corpus that was written.
-
-  Attributes:
-    block_length: Maximum wordpieces of `[CLS] title [SEP] body [SEP]`.
-    summary: Counts of documents, blocks, tokens and so on.
-  """
-
-  block_length: int
-  summary: BuildSummary
 
 
 def write_released_corpus(
@@ -51,9 +38,7 @@ def write_released_corpus(
   num_blocks: int,
   titles: Iterable[bytes] | None = None,
   block_length: int | None = None,
-  tagger: Tagger | None = tag,
-  blocks_per_shard: int = 200_000,
-) -> CorpusMade:
+) -> None:
   """Writes a corpus directory with the records as its blocks, in order.
 
   Each block is a document of its own and is named by its row, so that every
@@ -65,10 +50,9 @@ def write_released_corpus(
     vocabulary: Vocabulary of the model.
     num_blocks: Number of records that there must be.
     titles: Title of each record; None leaves titles empty.
-    block_length: Maximum wordpieces of a block. Longer blocks lose their last
-      tokens, but no text, and are counted. None fits all.
-    tagger: Function that finds salient spans; None finds none.
-    blocks_per_shard: Number of blocks in a shard.
+    block_length: Maximum wordpieces of `[CLS] title [SEP] body [SEP]`. Longer
+      blocks lose their last tokens, but no text, and are counted. None fits
+      all.
 
   Raises:
     ConversionError: If there are more or fewer records or titles, or one is
@@ -76,26 +60,27 @@ def write_released_corpus(
     CorpusError: If `output_dir` cannot be written.
   """
   require_block_length(block_length)
-  texts = _texts(records, titles, num_blocks=num_blocks)
+  texts = _texts(records, titles, num_blocks)
   with (
     CorpusDirectoryWriter.open(
-      output_dir,
-      pieces=vocabulary.pieces,
-      blocks_per_shard=blocks_per_shard,
+      output_dir, pieces=vocabulary.pieces, blocks_per_shard=_BLOCKS_PER_SHARD
     ) as writer,
     Progress("blocks written", total=num_blocks) as progress,
   ):
-    blocks = _BlockWriter(vocabulary, block_length=block_length, tagger=tagger)
+    blocks = _BlockWriter(vocabulary, block_length)
     while chunk := list(itertools.islice(texts, _BLOCKS_PER_CHUNK)):
       blocks.add(chunk, writer)
       progress.advance(len(chunk))
-    made = CorpusMade(block_length or blocks.longest, blocks.summary)
+    longest = block_length or blocks.longest
     writer.finish(
-      version=_VERSION,
-      block_length=made.block_length,
-      summary=made.summary.to_json(),
+      version=_VERSION, block_length=longest, summary=blocks.summary.to_json()
     )
-  return made
+  logging.info(
+    "Wrote %d blocks of at most %d wordpieces to %s",
+    num_blocks,
+    longest,
+    output_dir,
+  )
 
 
 def require_block_length(block_length: int | None) -> None:
@@ -113,31 +98,28 @@ class _Text(NamedTuple):
 
 
 def _texts(
-  records: Iterable[bytes],
-  titles: Iterable[bytes] | None,
-  *,
-  num_blocks: int,
+  records: Iterable[bytes], titles: Iterable[bytes] | None, num_blocks: int
 ) -> Iterator[_Text]:
   """Yields titles and bodies, and checks how many there are."""
   pairs: Iterable[tuple[bytes | None, bytes | None]]
   if titles is None:
-    pairs = zip(records, itertools.repeat(b""), strict=False)
+    pairs = ((record, b"") for record in records)
   else:
     pairs = itertools.zip_longest(records, titles)
   count = 0
-  for count, (body, title) in enumerate(pairs, start=1):
+  for body, title in pairs:
     if body is None or title is None:
       shorter = "records" if body is None else "titles"
       raise ConversionError(
-        f"there are {count - 1} {shorter}, and more of the others; want one "
-        "title for each record"
+        f"there are {count} {shorter}, and more of the others; want one title "
+        "for each record"
       )
-    if count > num_blocks:
+    if count == num_blocks:
       raise _disagreement("more", num_blocks)
     yield _Text(
-      _decoded(title, f"title {count - 1}"),
-      _decoded(body, f"record {count - 1}"),
+      _decoded(title, f"title {count}"), _decoded(body, f"record {count}")
     )
+    count += 1
   if count < num_blocks:
     raise _disagreement(str(count), num_blocks)
 
@@ -161,16 +143,9 @@ def _decoded(record: bytes, name: str) -> str:
 class _BlockWriter:
   """Tokenizes texts and appends each to the corpus as one block."""
 
-  def __init__(
-    self,
-    vocabulary: WordpieceVocabulary,
-    *,
-    block_length: int | None,
-    tagger: Tagger | None,
-  ):
+  def __init__(self, vocabulary: WordpieceVocabulary, block_length: int | None):
     self._vocabulary = vocabulary
     self._block_length = block_length
-    self._tagger = tagger
     self.summary = BuildSummary()
     self.longest = MIN_BLOCK_LENGTH
 
@@ -205,15 +180,14 @@ class _BlockWriter:
       sentence_ranges(text.body), byte_ranges
     ).token_ranges
     tagged = salient_spans(
-      self._tagger if len(body_ids) else None,
+      tag if len(body_ids) else None,
       text.body,
       text.title,
       summary=summary,
     )
     spans = token_spans(tagged, byte_ranges, sentences)
     summary.unaligned_spans += len(tagged) - len(spans)
-    if self._block_length is not None:
-      title_ids, body_ids = self._cut(title_ids, body_ids)
+    title_ids, body_ids = self._cut(title_ids, body_ids)
     size = len(body_ids)
     sentences = np.minimum(sentences[sentences[:, 0] < size], size)
     if not len(sentences):
@@ -243,7 +217,8 @@ class _BlockWriter:
     self, title_ids: Int[np.ndarray, " t"], body_ids: Int[np.ndarray, " b"]
   ) -> tuple[Int[np.ndarray, " kept_t"], Int[np.ndarray, " kept_b"]]:
     """Truncates both to the block length; a title keeps at most half of it."""
-    assert self._block_length is not None
+    if self._block_length is None:
+      return title_ids, body_ids
     limit = self._block_length - NUM_SPECIAL_TOKENS
     if len(title_ids) + len(body_ids) <= limit:
       return title_ids, body_ids

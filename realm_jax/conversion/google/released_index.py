@@ -9,20 +9,22 @@ MODEL_DIR/generations/00000000, so that nothing is embedded again.
 import contextlib
 import dataclasses
 from collections.abc import Iterable, Iterator, Sized
-from pathlib import Path
+from pathlib import Path, PurePath, PurePosixPath
 
 import jax
 from absl import logging
 from etils import epath
 
 from realm_jax.conversion.errors import ConversionError
-from realm_jax.conversion.google.block_records import BlockRecords
+from realm_jax.conversion.google.block_records import BlockRecords, TfRecords
 from realm_jax.conversion.google.released_corpus import (
   require_block_length,
   write_released_corpus,
 )
-from realm_jax.conversion.google.tfrecords import TfRecords
-from realm_jax.corpus.shards import format as shard_format
+from realm_jax.conversion.parameters import BoundModel
+from realm_jax.conversion.planning import ImportPlan
+from realm_jax.corpus.building.directory_writer import check_target
+from realm_jax.corpus.shards.format import MANIFEST_NAME
 from realm_jax.corpus.store import Corpus
 from realm_jax.files.remote import is_remote
 from realm_jax.files.whole_directory import real_path
@@ -31,31 +33,23 @@ from realm_jax.generations.building.artifacts import (
   EmbeddingConfig,
 )
 from realm_jax.generations.store import layout
-from realm_jax.generations.store import manifest as manifests
 from realm_jax.generations.store.manifest import Manifest
 from realm_jax.generations.store.publisher import publish
-from realm_jax.indexes.protocol import IndexConfig, Rows
+from realm_jax.indexes.protocol import Rows
+from realm_jax.indexes.registry import config_from
 from realm_jax.models.parameters import Params
 from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning import rules
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.text.salient_spans import Tagger, tag
-from realm_jax.text.wordpieces import WordpieceVocabulary
 
 _STEP = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class BlockOptions:
-  """Which released blocks to import, and how.
+  """Which released blocks to import, and how; without a corpus, none.
 
-  Attributes:
-    corpus_dir: Corpus to make of the blocks; None imports no blocks.
-    block_records: File of the blocks' texts, `.npy` or TFRecords; None takes
-      the input's own.
-    block_titles: TFRecords of the blocks' titles; None leaves them empty.
-    block_length: Maximum wordpieces of a block; None fits all.
-    index: Kind of index for the vectors; None takes `scann`.
+  The flags of `import_weights` that have these names say what each is.
   """
 
   corpus_dir: epath.PathLike | None = None
@@ -67,9 +61,7 @@ class BlockOptions:
   def __post_init__(self) -> None:
     require_block_length(self.block_length)
     given = [
-      f"--{name}"
-      for name, value in dataclasses.asdict(self).items()
-      if value is not None
+      f"--{name}" for name, value in vars(self).items() if value is not None
     ]
     if given and self.corpus_dir is None:
       raise ConversionError(
@@ -80,25 +72,24 @@ class BlockOptions:
 
 @dataclasses.dataclass(frozen=True)
 class ReleasedIndex:
-  """Blocks and their vectors, in the same order.
+  """Blocks and their vectors, in the same order, and what they become.
 
   Attributes:
+    corpus_dir: Corpus to make.
+    options: Length of its blocks, and kind of the index to build.
     records: Texts in UTF-8: a `BlockRecords` or `TfRecords`.
     vectors: Vectors [N, d], which are read a slice at a time.
     titles: Title of each record; None if none were published.
   """
 
+  corpus_dir: epath.PathLike
+  options: BlockOptions
   records: Iterable[bytes]
   vectors: Rows
   titles: Iterable[bytes] | None = None
 
   def check(self, retriever: Retriever) -> None:
-    """Checks shapes and counts before the records are read.
-
-    Raises:
-      ConversionError: If the vectors do not fit the retriever, or their number
-        is not that of the records.
-    """
+    """Checks shapes and counts before the records are read."""
     shape = tuple(self.vectors.shape)
     if len(shape) != 2 or shape[1] != retriever.vector_size:
       raise ConversionError(
@@ -114,12 +105,65 @@ class ReleasedIndex:
         )
 
 
-def open_records(path: epath.PathLike) -> Iterable[bytes]:
-  """Opens the records of a numpy array of bytes (`.npy`) or of TFRecords.
+def check_corpus_dir(
+  corpus_dir: epath.PathLike | None, output_dir: epath.PathLike
+) -> None:
+  """Checks that a new corpus, if any, can be written beside the MODEL_DIR."""
+  if corpus_dir is None:
+    return
+  one, other = _resolved(corpus_dir), _resolved(output_dir)
+  if one == other or one in other.parents or other in one.parents:
+    raise ConversionError(
+      f"--corpus_dir={corpus_dir} and --output_dir={output_dir} are one "
+      "directory, or one is in the other; each appears whole, so name two side "
+      "by side"
+    )
+  if epath.Path(corpus_dir, MANIFEST_NAME).exists():
+    raise ConversionError(
+      f"--corpus_dir={corpus_dir} holds a corpus already; name a new "
+      "directory, or remove it first"
+    )
+  check_target(corpus_dir, overwrite=False)
 
-  Raises:
-    ConversionError: If the file is absent, or is neither.
-  """
+
+def _resolved(path: epath.PathLike) -> PurePath:
+  """Returns a path without symbolic links, which only local ones have."""
+  return PurePosixPath(str(path)) if is_remote(path) else real_path(path)
+
+
+def open_released(
+  plan: ImportPlan, options: BlockOptions
+) -> ReleasedIndex | None:
+  """Opens the blocks of a plan; returns None if they are not wanted."""
+  if options.corpus_dir is None:
+    return None
+  if plan.block_vectors is None:
+    raise ConversionError(
+      f"--corpus_dir is for released blocks with their vectors, and "
+      f"{plan.source} has none (in TF-Hub modules they are the retriever's "
+      "encoded/encoded.ckpt); leave it out, and use build_corpus and "
+      "build_index"
+    )
+  records = options.block_records or plan.block_records
+  if records is None:
+    raise ConversionError(
+      f"{plan.source} has the vectors of blocks without their texts; pass "
+      "--block_records, blocks.tfr or block_records.npy of the same release"
+    )
+  titles = options.block_titles
+  released = ReleasedIndex(
+    options.corpus_dir,
+    options,
+    _open_records(records),
+    plan.block_vectors,
+    None if titles is None else _open_records(titles),
+  )
+  released.check(plan.retriever)
+  return released
+
+
+def _open_records(path: epath.PathLike) -> Iterable[bytes]:
+  """Opens the records of a numpy array of bytes (`.npy`) or of TFRecords."""
   path = epath.Path(path)
   if not path.is_file():
     raise ConversionError(f"no file of blocks at {path}")
@@ -129,37 +173,14 @@ def open_records(path: epath.PathLike) -> Iterable[bytes]:
 @contextlib.contextmanager
 def import_index(
   released: ReleasedIndex,
-  *,
   model_dir: epath.PathLike,
-  corpus_dir: epath.PathLike,
-  retriever: Retriever,
+  model: BoundModel,
   params: Params,
-  vocabulary: WordpieceVocabulary,
-  index: IndexConfig,
-  config: EmbeddingConfig | None = None,
-  block_length: int | None = None,
-  tagger: Tagger | None = tag,
-) -> Iterator[Manifest]:
+) -> Iterator[None]:
   """Writes the corpus, and publishes the generation of checkpoint 0.
 
   If that fails, or the block of the context raises, the corpus is removed, so
-  that the same import can be run again.
-
-  Args:
-    released: Blocks and vectors.
-    model_dir: MODEL_DIR of the generation.
-    corpus_dir: Corpus to make; it appears complete or not at all.
-    retriever: Imported towers.
-    params: Parameters of the towers in checkpoint 0.
-    vocabulary: Vocabulary of the model.
-    index: Configuration of the index to build.
-    config: Type in which vectors are stored, and how recall is measured.
-    block_length: Maximum wordpieces of a block; None fits the longest: see
-      `write_released_corpus`.
-    tagger: Function that finds salient spans; None finds none.
-
-  Yields:
-    The manifest of the generation.
+  that the same import can be run again. `params` are those of the towers.
 
   Raises:
     ConversionError: If records, titles and vectors do not agree; nothing has
@@ -167,68 +188,49 @@ def import_index(
     CorpusError, DiskFullError: If an output cannot be written.
     GenerationError: If a vector is not finite.
   """
+  corpus_dir, retriever = released.corpus_dir, model.retriever
   released.check(retriever)
-  made = write_released_corpus(
+  write_released_corpus(
     released.records,
     corpus_dir,
-    vocabulary=vocabulary,
+    vocabulary=model.vocabulary,
     num_blocks=released.vectors.shape[0],
     titles=released.titles,
-    block_length=block_length,
-    tagger=tagger,
-  )
-  logging.info(
-    "Wrote %d blocks of at most %d wordpieces to %s",
-    made.summary.blocks,
-    made.block_length,
-    corpus_dir,
+    block_length=released.options.block_length,
   )
   try:
+    longest = retriever.bert.max_positions
     mesh = make_mesh()
     artifacts = ArtifactWriter(
       Corpus.open(corpus_dir),
       retriever,
-      index=index,
-      config=config or _embedding_config(retriever),
+      index=config_from(released.options.index or "scann", {}),
+      config=EmbeddingConfig(
+        query_length=min(EmbeddingConfig.query_length, longest)
+      ),
       mesh=mesh,
     )
-    yield _publish(
-      artifacts,
-      released.vectors,
-      jax.device_put(params, rules.replicated(mesh)),
+    replicated = jax.device_put(params, rules.replicated(mesh))
+
+    def write(directory: Path) -> Manifest:
+      stored = artifacts.store(directory, released.vectors, step=_STEP)
+      return artifacts.write(
+        directory, step=_STEP, params=replicated, stored=stored
+      )
+
+    # A generation that is there already may have other vectors.
+    publish(
       epath.Path(model_dir) / layout.FOLDER,
+      _STEP,
+      write,
+      replaces=lambda manifest: True,
     )
+    yield
   except BaseException:
     logging.info("Removing %s, whose generation was not written", corpus_dir)
-    _remove_corpus(corpus_dir)
+    remote = is_remote(corpus_dir)
+    directory = epath.Path(corpus_dir if remote else real_path(corpus_dir))
+    # The manifest first: without it, what remains is no corpus.
+    (directory / MANIFEST_NAME).unlink(missing_ok=True)
+    directory.rmtree(missing_ok=True)
     raise
-
-
-def _embedding_config(retriever: Retriever) -> EmbeddingConfig:
-  longest = retriever.bert.max_positions
-  return EmbeddingConfig(
-    query_length=min(EmbeddingConfig.query_length, longest)
-  )
-
-
-def _publish(
-  artifacts: ArtifactWriter,
-  vectors: Rows,
-  params: Params,
-  generations_dir: epath.Path,
-) -> Manifest:
-  def write(directory: Path) -> Manifest:
-    stored = artifacts.store(directory, vectors, step=_STEP)
-    return artifacts.write(directory, step=_STEP, params=params, stored=stored)
-
-  # A generation that is there already may have other vectors.
-  publish(generations_dir, _STEP, write, replaces=lambda manifest: True)
-  return manifests.read(layout.path_of(generations_dir, _STEP))
-
-
-def _remove_corpus(corpus_dir: epath.PathLike) -> None:
-  remote = is_remote(corpus_dir)
-  directory = epath.Path(corpus_dir if remote else real_path(corpus_dir))
-  # The manifest first: without it, what remains is no corpus.
-  (directory / shard_format.MANIFEST_NAME).unlink(missing_ok=True)
-  directory.rmtree(missing_ok=True)

@@ -7,109 +7,70 @@ from pathlib import Path
 from typing import Any
 
 from realm_jax.conversion.bert_models import (
+  BertInput,
   BertWeights,
   TowerOptions,
   plan_bert,
 )
-from realm_jax.conversion.config_file import ConfigFile, read_config_file
+from realm_jax.conversion.config_file import ConfigFile
 from realm_jax.conversion.errors import ConversionError
-from realm_jax.conversion.hugging_face.config import (
-  dropout_note,
-  read_bert_config,
-  require_vocabulary_size,
-)
+from realm_jax.conversion.hugging_face.config import dropout_note
 from realm_jax.conversion.hugging_face.directory import (
-  CONFIG,
-  open_tensors,
-  require_directory,
+  open_model,
+  read_model_config,
 )
 from realm_jax.conversion.hugging_face.sentence_transformers import (
   MODULES,
   SentenceModel,
   read_sentence_model,
 )
-from realm_jax.conversion.hugging_face.tokenizer import read_vocabulary
-from realm_jax.conversion.names import TORCH
-from realm_jax.conversion.plan import PARTS, ImportPlan
-from realm_jax.conversion.tensors import Shape
+from realm_jax.conversion.mapping import Shape
+from realm_jax.conversion.names import HEAD, Dialect
+from realm_jax.conversion.planning import ImportPlan, ImportSource
 
-HEAD = "cls/predictions"
 # DPR's question and context encoders are BERT under another name.
 _MODEL_TYPES = ("bert", "dpr")
 _WORDS = "embeddings.word_embeddings.weight"
 
 
-def plan_hf_bert(
-  input_dir: Path,
-  options: TowerOptions,
-  *,
-  block_input: Path | None = None,
-  parts: tuple[str, ...] = PARTS,
-  tensor_prefix: str | None = None,
-) -> ImportPlan:
+def plan_hf_bert(source: ImportSource, options: TowerOptions) -> ImportPlan:
   """Plans the import of a directory, or of two for two towers.
 
-  Args:
-    input_dir: Directory of the reader and of the query tower, or of both
-      towers.
-    options: How vectors are made; `modules.json` decides what it leaves open.
-    block_input: Directory of the block tower, if it has its own.
-    parts: Parts to import.
-    tensor_prefix: Prefix of `embeddings.…` in names; None finds it.
-
-  Raises:
-    ConversionError: If a directory has no BERT that our encoder can express.
-    VocabularyError: If its vocabulary cannot be used.
+  `modules.json` decides what the options leave open.
   """
-  own = _read(input_dir, tensor_prefix)
-  other = None
-  if block_input is not None:
-    other = _read(block_input, tensor_prefix)
-    _require_compatible(own, other)
-  notes = list(own.notes)
-  if own.sentence is not None:
-    for_blocks = None if other is None else other.sentence
-    options, added = _with_sentence_model(
-      options, own.sentence, for_blocks or own.sentence
-    )
-    notes += added
-  return plan_bert(
-    own.weights,
-    options,
-    source=f"{input_dir.resolve().name} (hf_bert)",
-    pieces=own.pieces,
-    block_weights=None if other is None else other.weights,
-    parts=parts,
-    notes=notes,
-  )
+  prefix = source.tensor_prefix
+  own, sentence = _read(source.path, prefix)
+  other, for_blocks = None, sentence
+  if source.block_path is not None:
+    other, for_blocks = _read(source.block_path, prefix)
+    methods = [
+      None if model is None else (model.pooling, model.normalize)
+      for model in (sentence, for_blocks)
+    ]
+    if methods[0] != methods[1]:
+      raise ConversionError(
+        f"the {MODULES} of {other.path} and {own.path} make vectors in "
+        "different ways; a retriever has one for both"
+      )
+  if sentence is not None and for_blocks is not None:
+    options, notes = _with_sentence_model(options, sentence, for_blocks)
+    own = own._replace(notes=[*own.notes, *notes])
+  return plan_bert(source, options, own, other)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Directory:
-  """One directory, opened and checked."""
-
-  path: Path
-  weights: BertWeights
-  pieces: tuple[str, ...]
-  sentence: SentenceModel | None
-  notes: list[str]
-
-
-def _read(directory: Path, tensor_prefix: str | None) -> _Directory:
-  require_directory(directory)
+def _read(
+  directory: Path, tensor_prefix: str | None
+) -> tuple[BertInput, SentenceModel | None]:
   sentence = read_sentence_model(directory)
   weights_dir = directory if sentence is None else sentence.weights_dir
-  config = read_config_file(weights_dir / CONFIG)
+  config = read_model_config(weights_dir)
   _require_bert(config)
-  encoder = read_bert_config(config)
-  pieces = read_vocabulary(weights_dir)
-  require_vocabulary_size(config, len(pieces))
-  source = open_tensors(weights_dir)
-  prefix = _prefix(source.shapes, tensor_prefix, str(weights_dir))
+  model = open_model(weights_dir, config)
+  prefix = _prefix(model.tensors.shapes, tensor_prefix, str(weights_dir))
   weights = BertWeights(
-    source=source,
-    dialect=TORCH,
-    config=encoder,
+    source=model.tensors,
+    dialect=Dialect.TORCH,
+    config=model.encoder,
     prefix=prefix,
     # The head is beside `bert.`, not in it.
     head=prefix.removesuffix("bert.") + HEAD,
@@ -121,7 +82,8 @@ def _read(directory: Path, tensor_prefix: str | None) -> _Directory:
     },
     where=str(weights_dir),
   )
-  return _Directory(directory, weights, pieces, sentence, dropout_note(config))
+  notes = dropout_note(config)
+  return BertInput(directory, weights, model.pieces, notes), sentence
 
 
 def _require_bert(config: ConfigFile) -> None:
@@ -160,24 +122,6 @@ def _prefix(shapes: Mapping[str, Shape], wanted: str | None, where: str) -> str:
       "of the others"
     )
   return found[0]
-
-
-def _require_compatible(one: _Directory, other: _Directory) -> None:
-  """Checks that one retriever can hold both towers."""
-  if one.pieces != other.pieces:
-    raise ConversionError(
-      f"{other.path} and {one.path} have different vocabularies; queries and "
-      "blocks must share one"
-    )
-  methods = [
-    None if d.sentence is None else (d.sentence.pooling, d.sentence.normalize)
-    for d in (one, other)
-  ]
-  if methods[0] != methods[1]:
-    raise ConversionError(
-      f"the {MODULES} of {other.path} and {one.path} make vectors in "
-      "different ways; a retriever has one for both"
-    )
 
 
 def _with_sentence_model(

@@ -41,15 +41,14 @@ def read_bert_config(
 ) -> BertConfig:
   """Reads the configuration of an encoder.
 
+  Sizes must be there; other numbers default to BERT's.
+
   Args:
-    config: File to read. Sizes must be there; other numbers default to BERT's.
+    config: File to read.
     activations: Our names of activations by values of `hidden_act`.
     default_activation: Value of a missing `hidden_act`.
     attention_mask_value: Value that the other system adds to the scores of
       padding.
-
-  Raises:
-    ConversionError: If our encoder cannot express it.
   """
   where = config.where
   missing = [key for key in _SIZES.values() if key not in config.entries]
@@ -92,11 +91,7 @@ def read_bert_config(
 
 
 def require_vocabulary_size(config: ConfigFile, num_pieces: int) -> None:
-  """Checks that weights have as many word embeddings as there are pieces.
-
-  Raises:
-    ConversionError: If `vocab_size` differs.
-  """
+  """Raises `ConversionError` if `vocab_size` is not the number of pieces."""
   size = config.size("vocab_size", num_pieces)
   if size > num_pieces:
     raise ConversionError(
@@ -113,9 +108,7 @@ def require_vocabulary_size(config: ConfigFile, num_pieces: int) -> None:
     )
 
 
-def write_bert_config(
-  config: BertConfig, *, vocab_size: int
-) -> dict[str, JsonValue]:
+def write_bert_config(config: BertConfig) -> dict[str, JsonValue]:
   """Returns the entries of a `config.json` that describe the encoder."""
   names = {ours: theirs for theirs, ours in reversed(HF_ACTIVATIONS.items())}
   return {
@@ -125,9 +118,19 @@ def write_bert_config(
     "hidden_act": names[config.activation],
     "position_embedding_type": "absolute",
     "type_vocab_size": 2,
-    "vocab_size": vocab_size,
+    "vocab_size": config.vocab_size,
     "pad_token_id": 0,
   }
+
+
+def mask_note(config: BertConfig) -> list[str]:
+  """Returns a note if padding is masked by another value than transformers'."""
+  if config.attention_mask_value == HF_ATTENTION_MASK_VALUE:
+    return []
+  return [
+    f"attention_mask_value={config.attention_mask_value} is not written; "
+    "transformers adds the lowest float to the scores of padding"
+  ]
 
 
 def dropout_note(config: ConfigFile) -> list[str]:

@@ -13,6 +13,7 @@ from realm_jax.conversion.config_file import (
 )
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.files.json_file import JsonValue
+from realm_jax.models.retriever import Retriever
 
 MODULES = "modules.json"
 _PROMPTS = "config_sentence_transformers.json"
@@ -51,15 +52,18 @@ class SentenceModel:
 
 
 def read_sentence_model(directory: Path) -> SentenceModel | None:
-  """Reads what `modules.json` describes, if there is one.
-
-  Raises:
-    ConversionError: If it describes something that our towers are not.
-  """
+  """Reads what `modules.json` describes, if there is one."""
   path = directory / MODULES
   if not path.exists():
     return None
-  kinds, folders = _read_modules(path)
+  modules = read_json(path)
+  try:
+    kinds = [module["type"].rpartition(".")[2] for module in modules]
+    folders = [directory / module["path"] for module in modules]
+  except (TypeError, KeyError, AttributeError) as error:
+    raise ConversionError(
+      f"{path} is no list of modules with type and path"
+    ) from error
   normalizes = kinds[2:] == [_NORMALIZE]
   if kinds[:2] != [_TRANSFORMER, _POOLING] or (kinds[2:] and not normalizes):
     raise ConversionError(
@@ -86,19 +90,6 @@ def read_sentence_model(directory: Path) -> SentenceModel | None:
     block_prompt=block_prompt,
     max_length=None if max_length is None else lengths.size("max_seq_length"),
   )
-
-
-def _read_modules(path: Path) -> tuple[list[str], list[Path]]:
-  """Reads the kinds and the folders of the modules."""
-  modules = read_json(path)
-  try:
-    kinds = [module["type"].rpartition(".")[2] for module in modules]
-    folders = [path.parent / module["path"] for module in modules]
-  except (TypeError, KeyError, AttributeError) as error:
-    raise ConversionError(
-      f"{path} is no list of modules with type and path"
-    ) from error
-  return kinds, folders
 
 
 def _pooling(config: ConfigFile) -> str:
@@ -141,28 +132,25 @@ def _read_prompts(path: Path) -> tuple[str, str]:
 
 
 def describe(
-  *,
-  pooling: str,
-  normalize: bool,
-  hidden_size: int,
-  max_length: int,
-  prompts: Mapping[str, str],
+  retriever: Retriever, prompts: Mapping[str, str]
 ) -> dict[str, JsonValue]:
   """Returns the contents of these files by path.
 
   The path of a folder without files ends in a slash.
   """
   kinds = {_TRANSFORMER: "", _POOLING: _POOLING_FOLDER}
-  if normalize:
+  if retriever.normalize:
     kinds[_NORMALIZE] = _NORMALIZE_FOLDER
+  modes = {k: ours == retriever.pooling for k, ours in _POOLING_KEYS.items()}
+  max_length = retriever.bert.max_positions
   files: dict[str, JsonValue] = {
     MODULES: [
       {"idx": i, "name": str(i), "path": folder, "type": _PACKAGE + kind}
       for i, (kind, folder) in enumerate(kinds.items())
     ],
     f"{_POOLING_FOLDER}/config.json": {
-      "word_embedding_dimension": hidden_size,
-      **{key: ours == pooling for key, ours in _POOLING_KEYS.items()},
+      "word_embedding_dimension": retriever.bert.hidden_size,
+      **modes,
       "pooling_mode_max_tokens": False,
       "pooling_mode_mean_sqrt_len_tokens": False,
     },
@@ -170,6 +158,6 @@ def describe(
   }
   if any(prompts.values()):
     files[_PROMPTS] = {"prompts": dict(prompts)}
-  if normalize:
+  if retriever.normalize:
     files[f"{_NORMALIZE_FOLDER}/"] = None
   return files

@@ -18,11 +18,6 @@ def read_vocabulary(directory: Path) -> tuple[str, ...]:
   """Reads the pieces in the order of their ids.
 
   They are in vocab.txt or else in tokenizer.json.
-
-  Raises:
-    ConversionError: If there is neither, or the tokenizer differs from ours:
-      cased, with accents, or without wordpieces.
-    VocabularyError: If the vocabulary is not BERT's, as if [PAD] is not 0.
   """
   fast = read_optional(directory / _FAST)
   is_said = _require_uncased(directory, _object(fast.get("normalizer")))
@@ -47,26 +42,16 @@ def _object(value: JsonValue) -> Mapping[str, JsonValue]:
 
 
 def _fast_pieces(fast: ConfigFile) -> tuple[str, ...]:
+  where = fast.where
   model = _object(fast.get("model"))
   prefix = model.get("continuing_subword_prefix", wordpieces.CONTINUATION)
   if model.get("type") != "WordPiece" or prefix != wordpieces.CONTINUATION:
     raise ConversionError(
-      f"{fast.where} is a {model.get('type')} tokenizer with the prefix "
-      f"{prefix!r}; want BERT's WordPiece with {wordpieces.CONTINUATION!r}"
+      f"{where} is a {model.get('type')} tokenizer with the prefix {prefix!r}; "
+      f"want BERT's WordPiece with {wordpieces.CONTINUATION!r}"
     )
-  ids = _ids(model.get("vocab"), fast.get("added_tokens") or (), fast.where)
-  pieces = tuple(sorted(ids, key=ids.__getitem__))
-  if sorted(ids.values()) != list(range(len(ids))):
-    raise ConversionError(
-      f"{fast.where} has {len(ids)} pieces with ids up to {max(ids.values())}, "
-      "so some ids have no piece or two; want one piece for each id"
-    )
-  wordpieces.check_pieces(pieces, source=fast.where)
-  return pieces
-
-
-def _ids(vocab: Any, added: Any, where: str) -> dict[str, int]:
-  """Returns the ids of pieces and of added tokens."""
+  vocab: Any = model.get("vocab")
+  added: Any = fast.get("added_tokens") or ()
   try:
     ids = dict(vocab) | {token["content"]: token["id"] for token in added}
   except (TypeError, KeyError, ValueError) as error:
@@ -80,7 +65,14 @@ def _ids(vocab: Any, added: Any, where: str) -> dict[str, int]:
         f"{where} gives {piece!r} the id {index!r}; want a number for each "
         "piece: copy it again"
       )
-  return ids
+  if sorted(ids.values()) != list(range(len(ids))):
+    raise ConversionError(
+      f"{where} has {len(ids)} pieces with ids up to {max(ids.values())}, so "
+      "some ids have no piece or two; want one piece for each id"
+    )
+  pieces = tuple(sorted(ids, key=ids.__getitem__))
+  wordpieces.check_pieces(pieces, source=where)
+  return pieces
 
 
 def _require_uncased(
@@ -90,18 +82,13 @@ def _require_uncased(
 
   tokenizer_config.json goes before the normalizer of tokenizer.json. (The
   `do_lower_case` of sentence-transformers' own file only says whether the text
-  is lower-cased before.)
-
-  Returns:
-    Whether any file says that the model is uncased.
+  is lower-cased before.) Returns whether any file says that it is uncased.
   """
   config = read_optional(directory / CONFIG)
 
   def setting(name: str, in_normalizer: str, default: JsonValue) -> JsonValue:
-    for found in (config.get(name), normalizer.get(in_normalizer)):
-      if found is not None:
-        return found
-    return default
+    found = (config.get(name), normalizer.get(in_normalizer), default)
+    return next((value for value in found if value is not None), None)
 
   said = setting("do_lower_case", "lowercase", None)
   lower = True if said is None else said
@@ -122,10 +109,10 @@ def _require_uncased(
   return said is not None
 
 
-def tokenizer_config(*, max_length: int) -> dict[str, JsonValue]:
-  """Returns the `tokenizer_config.json` of our wordpieces."""
+def tokenizer_config(kind: str, max_length: int) -> dict[str, JsonValue]:
+  """Returns the `tokenizer_config.json` of our wordpieces, for a class."""
   return {
-    "tokenizer_class": "BertTokenizer",
+    "tokenizer_class": kind,
     "do_lower_case": True,
     "strip_accents": None,
     "tokenize_chinese_chars": True,

@@ -11,17 +11,14 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from realm_jax.conversion.errors import ConversionError
-from realm_jax.conversion.tensors import Shape
+from realm_jax.conversion.mapping import Shape
 from realm_jax.indexes.protocol import Rows
-
-if TYPE_CHECKING:
-  import torch
 
 # In earlier versions, a file could trick the weights-only loader into running
 # its code (CVE-2025-32434).
@@ -29,26 +26,10 @@ _FIRST_SAFE_TORCH = (2, 6)
 
 
 class TorchFile:
-  """Named tensors of one file, which torch maps into memory if it can.
-
-  Args:
-    path: Local `pytorch_model.bin`.
-
-  Raises:
-    ConversionError: If torch is not installed, or the file holds anything but
-      named tensors.
-  """
+  """Named tensors of one local file, which torch maps into memory if it can."""
 
   def __init__(self, path: Path):
-    self._path = path
-    self._torch = _import_torch(path)
-    self._tensors = self._load()
-    self._shapes = {
-      name: tuple(tensor.shape) for name, tensor in self._tensors.items()
-    }
-
-  def _load(self) -> "Mapping[str, torch.Tensor]":
-    torch, path = self._torch, self._path
+    self._torch = torch = _import_torch(path)
     try:
       loaded = torch.load(
         path,
@@ -77,12 +58,10 @@ class TorchFile:
           "state_dict of tensors alone: save the model's state_dict() by "
           "itself"
         )
-    return loaded
-
-  @property
-  def shapes(self) -> Mapping[str, Shape]:
-    """The shape of every tensor, by name."""
-    return self._shapes
+    self._tensors: Mapping[str, Any] = loaded
+    self.shapes: Mapping[str, Shape] = {
+      name: tuple(tensor.shape) for name, tensor in loaded.items()
+    }
 
   def read(self, name: str) -> np.ndarray:
     """Returns a tensor in its stored dtype; bfloat16 is that of ml_dtypes."""
@@ -118,7 +97,7 @@ def _import_torch(path: Path) -> ModuleType:
 
 def _commands(path: Path) -> str:
   """Returns shell commands that convert the file."""
-  target = path.with_name("model.safetensors")
+  source, target = map(str, (path, path.with_name("model.safetensors")))
   program = (
     "import sys, torch, safetensors.torch; "
     "weights = torch.load(sys.argv[1], weights_only=True, map_location='cpu'); "
@@ -129,13 +108,13 @@ def _commands(path: Path) -> str:
     "  python -m venv torch_env\n"
     "  torch_env/bin/pip install 'torch>=2.6' safetensors numpy\n"
     f'  torch_env/bin/python -c "{program}" '
-    f"{shlex.quote(str(path))} {shlex.quote(str(target))}"
+    f"{shlex.join([source, target])}"
   )
 
 
 def _reason(error: Exception) -> str:
   """Returns what torch found, without its advice to load unsafely."""
-  found = re.search(r"^.*(?:unsupported|Unsupported) .*$", str(error), re.M)
+  found = re.search(r"^.*[Uu]nsupported .*$", str(error), re.M)
   if found:
     return found[0].strip()
   return f"{type(error).__name__}: {error}".splitlines()[0][:120]

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from realm_jax.conversion.errors import ConversionError
-from realm_jax.conversion.google.checkpoint import TfCheckpoint, only_checkpoint
+from realm_jax.conversion.google.checkpoint import TfCheckpoint, locate
 from tests.conversion.google import checkpoint_files as files
 
 _VARIABLES = {
@@ -47,7 +47,7 @@ def test_a_checkpoint_that_is_not_there_is_named(tmp_path):
   with pytest.raises(ConversionError, match=r"it has no model\.ckpt\.index"):
     TfCheckpoint(tmp_path / "model.ckpt")
   with pytest.raises(ConversionError, match="no file ends in"):
-    only_checkpoint(tmp_path, where="here")
+    locate(tmp_path)
 
 
 @pytest.mark.parametrize("end", [".index", ".data-00000-of-00001"])
@@ -79,4 +79,4 @@ def test_of_several_checkpoints_one_must_be_chosen(tmp_path):
   for step in (1, 2):
     files.save(tmp_path / f"model.ckpt-{step}", _VARIABLES)
   with pytest.raises(ConversionError, match=r"model\.ckpt-1, model\.ckpt-2"):
-    only_checkpoint(tmp_path, where="here")
+    locate(tmp_path)

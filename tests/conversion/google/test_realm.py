@@ -6,8 +6,11 @@ import jax
 import numpy as np
 import pytest
 
+from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.conversion.bert_models import TowerOptions
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.google.realm import plan_tf_realm
+from realm_jax.conversion.planning import ImportSource
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.follow.loading import load_newest
@@ -203,13 +206,37 @@ def test_released_blocks_and_vectors_become_a_corpus_and_a_generation(tmp_path):
   np.testing.assert_array_equal(mine, theirs)
 
 
+def test_a_checkpoint_that_cannot_be_written_takes_all_back(
+  tmp_path, monkeypatch
+):
+  release(tmp_path / "in")
+  found = []
+
+  def fail(store, *_):
+    found.extend(store.directory.parent.glob("generations/*/manifest.json"))
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(CheckpointStore, "save", fail)
+  with pytest.raises(KeyboardInterrupt):
+    run_import(
+      tmp_path / "in",
+      tmp_path / "run",
+      corpus_dir=tmp_path / "corpus",
+      block_records=str(tmp_path / "in" / "blocks.tfr"),
+      index="exact",
+    )
+  # The generation is there first: the checkpoint makes a MODEL_DIR.
+  assert len(found) == 1
+  assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
 def test_the_vectors_are_of_the_tower_that_embeds_blocks(tmp_path):
   of_blocks, _ = release(tmp_path / "pre_trained")
   module(tmp_path / "embedder", **REALM, seed=3)
 
   def vectors(*places):
-    plan = plan_tf_realm(places[0], block_input=(*places, None)[1])
-    return plan.block_vectors
+    source = ImportSource("tf_realm", *places)
+    return plan_tf_realm(source, TowerOptions()).block_vectors
 
   both = tmp_path / "embedder", tmp_path / "pre_trained"
   np.testing.assert_array_equal(vectors(*both)[:], of_blocks)

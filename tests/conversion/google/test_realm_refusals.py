@@ -5,8 +5,10 @@ import json
 import numpy as np
 import pytest
 
+from realm_jax.conversion.bert_models import TowerOptions
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.google.realm import plan_tf_realm
+from realm_jax.conversion.planning import ImportSource
 from tests.conversion.google import checkpoint_files as files
 from tests.conversion.google.realm_files import (
   ICT,
@@ -82,9 +84,10 @@ def test_an_open_qa_reader_has_room_for_block_and_question(tmp_path):
   (checkpoint / "bert_config.json").write_text(
     json.dumps(files.config(max_position_embeddings=512))
   )
-  assert plan_tf_realm(tmp_path / "nq").reader.joint_length == 40
+  source = ImportSource("tf_realm", tmp_path / "nq")
+  assert plan_tf_realm(source, TowerOptions()).reader.joint_length == 40
   (tmp_path / "nq" / "params.json").unlink()
-  assert plan_tf_realm(tmp_path / "nq").reader.joint_length == 288 + 32
+  assert plan_tf_realm(source, TowerOptions()).reader.joint_length == 288 + 32
 
 
 @pytest.mark.parametrize("value", [None, "288", 0])
@@ -101,7 +104,10 @@ def test_a_block_tower_without_a_query_tower_is_refused(tmp_path):
   module(tmp_path / "embedder", **REALM)
   files.write_module(tmp_path / "in" / "bert", files.bert())
   with pytest.raises(ConversionError, match="is for a retriever"):
-    plan_tf_realm(tmp_path / "in", block_input=tmp_path / "embedder")
+    plan_tf_realm(
+      ImportSource("tf_realm", tmp_path / "in", tmp_path / "embedder"),
+      TowerOptions(),
+    )
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from realm_jax.conversion.errors import ConversionError
-from realm_jax.conversion.google.released_corpus import write_released_corpus
+from realm_jax.conversion.google import released_corpus
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.store import Corpus
 from realm_jax.text.wordpieces import WordpieceVocabulary
@@ -41,13 +41,16 @@ def ids(words: str) -> list[int]:
 
 def write(path, vocabulary, records=RECORDS, **settings) -> Corpus:
   settings = {"num_blocks": len(records)} | settings
-  write_released_corpus(iter(records), path, vocabulary=vocabulary, **settings)
+  released_corpus.write_released_corpus(
+    iter(records), path, vocabulary=vocabulary, **settings
+  )
   return Corpus.open(path)
 
 
-def test_a_row_is_a_record_whatever_is_in_it(tmp_path, vocabulary):
+def test_a_row_is_a_record_whatever_is_in_it(tmp_path, vocabulary, monkeypatch):
   # Two blocks a shard: rows go on through all of them.
-  corpus = write(tmp_path / "c", vocabulary, titles=TITLES, blocks_per_shard=2)
+  monkeypatch.setattr(released_corpus, "_BLOCKS_PER_SHARD", 2)
+  corpus = write(tmp_path / "c", vocabulary, titles=TITLES)
   assert corpus.num_blocks == len(RECORDS)
   for row, (record, title) in enumerate(zip(RECORDS, TITLES, strict=True)):
     assert corpus.body(row).encode() == record
@@ -109,7 +112,7 @@ def test_a_long_title_leaves_half_of_the_room(tmp_path, vocabulary):
 
 
 def test_block_ids_hold_wherever_the_records_are_imported(tmp_path, vocabulary):
-  one = write(tmp_path / "a", vocabulary, titles=TITLES, blocks_per_shard=2)
+  one = write(tmp_path / "a", vocabulary, titles=TITLES)
   other = write(tmp_path / "b", vocabulary, block_length=20)
   assert one.block_ids.tolist() == other.block_ids.tolist()
   # Equal texts are blocks of their own.
@@ -117,19 +120,18 @@ def test_block_ids_hold_wherever_the_records_are_imported(tmp_path, vocabulary):
   assert one.rows_of(other.block_ids).tolist() == list(range(6))
 
 
-def test_salient_spans_are_in_tokens(tmp_path, vocabulary):
-  def tagger(text, title):
+def test_salient_spans_are_in_tokens(tmp_path, vocabulary, monkeypatch):
+  def tag(text, title):
     del title
     at = text.find("Velt")
     return [(at, at + 4, "name")] if at >= 0 else []
 
-  corpus = write(tmp_path / "c", vocabulary, tagger=tagger)
+  monkeypatch.setattr(released_corpus, "tag", tag)
+  corpus = write(tmp_path / "c", vocabulary)
   assert corpus.salient_spans(0).tolist() == [[4, 5]]
   assert corpus.salient_spans(1).tolist() == []
-  cut = write(tmp_path / "cut", vocabulary, tagger=tagger, block_length=8)
+  cut = write(tmp_path / "cut", vocabulary, block_length=8)
   assert cut.salient_spans(0).tolist() == [[4, 5]]
-  without = write(tmp_path / "without", vocabulary, tagger=None)
-  assert without.salient_spans(0).tolist() == []
 
 
 @pytest.mark.parametrize(

@@ -9,17 +9,17 @@ import pytest
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.google.block_records import BlockRecords
 from realm_jax.conversion.google.released_index import (
+  BlockOptions,
   ReleasedIndex,
   import_index,
 )
+from realm_jax.conversion.parameters import BoundModel
 from realm_jax.corpus.store import Corpus
-from realm_jax.generations.building.artifacts import EmbeddingConfig
 from realm_jax.generations.follow.loading import load_newest
 from realm_jax.generations.store.manifest import GenerationError
-from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.protocol import QueryBatch
-from realm_jax.indexes.scann.config import ScannConfig
 from realm_jax.models.bert import BertConfig
+from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.text.wordpieces import WordpieceVocabulary
 
@@ -28,7 +28,6 @@ pytestmark = pytest.mark.slow
 _PIECES = "[PAD] [UNK] [CLS] [SEP] [MASK] ada velt was born in the .".split()
 _NUM_BLOCKS = 120
 _DIM = 8
-_CONFIG = EmbeddingConfig(query_length=16, recall_queries=16, recall_at=(1, 8))
 _RETRIEVER = Retriever(
   BertConfig(
     vocab_size=len(_PIECES),
@@ -69,49 +68,34 @@ def vectors() -> np.ndarray:
   return rng.standard_normal((_NUM_BLOCKS, _DIM)).astype(np.float32)
 
 
-def run(released, tmp_path, vocabulary, params, *, index=None):
-  with import_index(
-    released,
-    model_dir=tmp_path / "model",
-    corpus_dir=tmp_path / "corpus",
-    retriever=_RETRIEVER,
-    params=params,
-    vocabulary=vocabulary,
-    index=index or ExactConfig(),
-    config=_CONFIG,
-  ) as manifest:
-    return manifest
+def release(tmp_path, texts, values, *, index="exact", titles=None):
+  options = BlockOptions(tmp_path / "corpus", index=index)
+  return ReleasedIndex(tmp_path / "corpus", options, texts, values, titles)
 
 
-@pytest.mark.parametrize(
-  "index",
-  [
-    pytest.param(ExactConfig(), id="exact"),
-    pytest.param(
-      ScannConfig(
-        brute_force_below=0, num_leaves_searched=5, below_target=True
-      ),
-      id="scann",
-      marks=pytest.mark.slow,
-    ),
-  ],
-)
+def run(released, tmp_path, vocabulary, params):
+  model = BoundModel(_RETRIEVER, Reader(_RETRIEVER.bert), vocabulary)
+  with import_index(released, tmp_path / "model", model, params):
+    pass
+
+
+@pytest.mark.parametrize("index", ["exact", "scann"])
 def test_what_was_released_is_found_here(tmp_path, vocabulary, params, index):
   np.save(tmp_path / "block_records.npy", np.array(records(), object))
   # As a checkpoint's file is: mapped, not read.
   np.save(tmp_path / "vectors.npy", vectors())
   mapped = np.load(tmp_path / "vectors.npy", mmap_mode="r")
-  released = ReleasedIndex(BlockRecords(tmp_path / "block_records.npy"), mapped)
-  manifest = run(released, tmp_path, vocabulary, params, index=index)
-  assert manifest.step == 0
-  assert manifest.index_kind == index.kind
-  assert set(manifest.recall) == {"1", "8"}
-  assert all(0.8 < recall <= 1 for recall in manifest.recall.values())
-
+  texts = BlockRecords(tmp_path / "block_records.npy")
+  released = release(tmp_path, texts, mapped, index=index)
+  run(released, tmp_path, vocabulary, params)
   corpus = Corpus.open(tmp_path / "corpus")
   assert [corpus.body(r).encode() for r in range(_NUM_BLOCKS)] == records()
   generation = load_newest(tmp_path / "model" / "generations", corpus=corpus)
   assert generation.step == 0
+  manifest = generation.manifest
+  assert manifest.index_kind == index
+  assert set(manifest.recall) == {"8", "100"}
+  assert all(0.8 < recall <= 1 for recall in manifest.recall.values())
   rows = np.arange(_NUM_BLOCKS)
   np.testing.assert_array_equal(generation.vectors(rows), vectors())
 
@@ -140,21 +124,23 @@ def test_records_and_vectors_that_disagree_leave_nothing(
   tmp_path, vocabulary, params, count, is_sized
 ):
   some = [*records(), b"one more"][:count]
-  released = ReleasedIndex(some if is_sized else iter(some), vectors())
+  texts = some if is_sized else iter(some)
+  released = release(tmp_path, texts, vectors())
   with pytest.raises(ConversionError, match=r"120 .*vectors, and .* records"):
     run(released, tmp_path, vocabulary, params)
   assert list(tmp_path.iterdir()) == []
 
 
 def test_titles_must_be_as_many(tmp_path, vocabulary, params):
-  released = ReleasedIndex(records(), vectors(), titles=[b"ada"] * 119)
+  titles = [b"ada"] * 119
+  released = release(tmp_path, records(), vectors(), titles=titles)
   with pytest.raises(ConversionError, match="vectors, and 119 titles"):
     run(released, tmp_path, vocabulary, params)
   assert list(tmp_path.iterdir()) == []
 
 
 def test_vectors_of_another_model_are_refused(tmp_path, vocabulary, params):
-  released = ReleasedIndex(records(), vectors()[:, :4])
+  released = release(tmp_path, records(), vectors()[:, :4])
   with pytest.raises(ConversionError, match="retriever of 8 dimensions"):
     run(released, tmp_path, vocabulary, params)
   assert list(tmp_path.iterdir()) == []
@@ -168,31 +154,21 @@ def test_a_vector_that_is_not_finite_is_not_published(
   broken = vectors()
   broken[77, 3] = np.nan
   with pytest.raises(GenerationError, match="block 77 is not finite"):
-    run(ReleasedIndex(records(), broken), tmp_path, vocabulary, params)
+    run(release(tmp_path, records(), broken), tmp_path, vocabulary, params)
   assert not list((tmp_path / "model" / "generations").glob("0*"))
   # Nor does its corpus stand in the way of the next attempt.
   assert not (tmp_path / "corpus").exists()
-  run(ReleasedIndex(records(), vectors()), tmp_path, vocabulary, params)
+  run(release(tmp_path, records(), vectors()), tmp_path, vocabulary, params)
   assert Corpus.open(tmp_path / "corpus").num_blocks == _NUM_BLOCKS
 
 
 def test_an_import_takes_the_place_of_another(tmp_path, vocabulary, params):
-  run(ReleasedIndex(records(), vectors()), tmp_path / "a", vocabulary, params)
-  released = ReleasedIndex(records(), -vectors())
-  with import_index(
-    released,
-    model_dir=tmp_path / "a" / "model",
-    corpus_dir=tmp_path / "b",
-    retriever=_RETRIEVER,
-    params=params,
-    vocabulary=vocabulary,
-    index=ExactConfig(),
-    config=_CONFIG,
-  ):
-    pass
+  run(release(tmp_path, records(), vectors()), tmp_path, vocabulary, params)
+  released = release(tmp_path / "b", records(), -vectors())
+  run(released, tmp_path, vocabulary, params)
   generation = load_newest(
-    tmp_path / "a" / "model" / "generations",
-    corpus=Corpus.open(tmp_path / "b"),
+    tmp_path / "model" / "generations",
+    corpus=Corpus.open(tmp_path / "b" / "corpus"),
   )
   np.testing.assert_array_equal(
     generation.vectors(np.arange(3)), -vectors()[:3]

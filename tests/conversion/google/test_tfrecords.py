@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from realm_jax.conversion.errors import ConversionError
-from realm_jax.conversion.google.tfrecords import TfRecords
+from realm_jax.conversion.google.block_records import TfRecords
 
 # More than are read at a time.
 RECORDS = [b"", b"\xff\x00", *(f"block {i} ë".encode() for i in range(3000))]
@@ -41,8 +41,3 @@ def test_a_file_that_was_changed_is_refused(tmp_path):
   path.write_bytes(changed)
   with pytest.raises(ConversionError, match="want a whole file of TFRecords"):
     list(TfRecords(path))
-
-
-def test_a_missing_file_is_named(tmp_path):
-  with pytest.raises(ConversionError, match=r"no TFRecord file at .*blocks"):
-    TfRecords(tmp_path / "blocks.tfr")

@@ -9,7 +9,7 @@ import safetensors.numpy
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.hugging_face.directory import (
   open_tensors,
-  require_directory,
+  read_model_config,
 )
 from tests.conversion.hugging_face import bert_files as files
 
@@ -48,7 +48,7 @@ def test_a_directory_without_weights_says_what_it_has(tmp_path):
   with pytest.raises(ConversionError, match=r"no model\.safetensors.*vocab"):
     open_tensors(tmp_path)
   with pytest.raises(ConversionError, match="no local directory"):
-    require_directory(tmp_path / "nowhere")
+    read_model_config(tmp_path / "nowhere")
 
 
 def test_pickles_are_for_torch_and_not_in_shards(tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ import pytest
 from benchmarks import agreement, imported_model
 from realm_jax.conversion.bert_models import TowerOptions
 from realm_jax.conversion.hugging_face.bert import plan_hf_bert
+from realm_jax.conversion.planning import ImportSource
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +39,7 @@ def golden(project_dir):
 )
 def test_vectors(golden, folder, pooling, normalize):
   options = TowerOptions(pooling=pooling, normalize=normalize)
-  plan = plan_hf_bert(golden / folder, options)
+  plan = plan_hf_bert(ImportSource("hf_bert", golden / folder), options)
   model = imported_model.load(plan)
   expected = np.load(golden / folder / "expected.npz")
   for side, ours in (
@@ -53,7 +54,8 @@ def test_vectors(golden, folder, pooling, normalize):
 
 
 def test_masked_words(golden):
-  plan = plan_hf_bert(golden / "masked_lm", TowerOptions())
+  source = ImportSource("hf_bert", golden / "masked_lm")
+  plan = plan_hf_bert(source, TowerOptions())
   expected = np.load(golden / "masked_lm" / "expected.npz")
   query = expected["query"]
   ours = imported_model.load(plan).masked_lm_logits(

@@ -1,13 +1,14 @@
 """REALM directories: which class gives what, and what is left."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from realm_jax.conversion.bert_models import TowerOptions
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.hugging_face.realm import plan_hf_realm
+from realm_jax.conversion.planning import ImportSource
 from tests.conversion.hugging_face import realm_files as files
 from tests.conversion.imported import import_weights, load
 
@@ -143,7 +144,8 @@ def test_a_reader_that_says_no_length_has_that_of_transformers(tmp_path):
   config = json.loads(path.read_text())
   del config["reader_seq_len"]
   path.write_text(json.dumps(config))
-  assert plan_hf_realm(Path(source)).reader.joint_length == 288 + 32
+  plan = plan_hf_realm(ImportSource("hf_realm", source), TowerOptions())
+  assert plan.reader.joint_length == 288 + 32
 
 
 def test_open_qa_gives_both_parts_and_says_that_vectors_are_left(tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from realm_jax.conversion.errors import ConversionError
-from realm_jax.conversion.hugging_face.realm_export import plan_hf_realm_export
+from realm_jax.conversion.hugging_face import exports
 from tests.conversion import exported
 from tests.conversion.hugging_face import realm_files as files
 from tests.conversion.imported import import_weights, load
@@ -126,4 +126,4 @@ def test_a_realm_has_the_names_of_transformers(tmp_path):
 def test_what_transformers_realm_cannot_be_is_refused(changes, said):
   model = exported.model(exported.RETRIEVER.clone(**changes))
   with pytest.raises(ConversionError, match=said):
-    plan_hf_realm_export(model, name="scorer", tower=None)
+    exports.plan_realm_export(model, "scorer", None)

@@ -6,9 +6,7 @@ import pytest
 import safetensors.numpy
 
 from realm_jax.conversion.errors import ConversionError
-from realm_jax.conversion.hugging_face.safetensors_source import (
-  SafetensorsSource,
-)
+from realm_jax.conversion.hugging_face.directory import SafetensorsSource
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])

@@ -7,11 +7,12 @@ import pytest
 
 from realm_jax.conversion.bert_models import TowerOptions
 from realm_jax.conversion.errors import ConversionError
+from realm_jax.conversion.hugging_face import exports
 from realm_jax.conversion.hugging_face.bert import plan_hf_bert
-from realm_jax.conversion.hugging_face.bert_export import plan_hf_bert_export
 from realm_jax.conversion.hugging_face.sentence_transformers import (
   read_sentence_model,
 )
+from realm_jax.conversion.planning import ImportSource
 from realm_jax.models.retriever import Retriever
 from tests.conversion import exported
 from tests.conversion.hugging_face import bert_files as files
@@ -104,9 +105,8 @@ def test_each_tower_has_the_prompts_of_its_own_directory(tmp_path):
       tmp_path / name / "config_sentence_transformers.json",
       {"prompts": {"query": f"{_SAID[name]} ", "passage": f"{_SAID[name]} "}},
     )
-  plan = plan_hf_bert(
-    tmp_path / "query", TowerOptions(), block_input=tmp_path / "block"
-  )
+  source = ImportSource("hf_bert", tmp_path / "query", tmp_path / "block")
+  plan = plan_hf_bert(source, TowerOptions())
   pieces = files.pieces()
   assert plan.retriever.query_prefix == (pieces.index("where"),)
   assert plan.retriever.block_prefix == (pieces.index("bridge"),)
@@ -165,9 +165,7 @@ def test_sentence_transformers_is_told_where_it_can_be(tmp_path):
     title_separator=False,
     token_types=False,
   )
-  plan = plan_hf_bert_export(
-    exported.model(retriever), part="retriever", tower=None
-  )
+  plan = exports.plan_bert_export(exported.model(retriever), "retriever", None)
   for name, content in plan.files.items():
     if content is None:
       (tmp_path / name).mkdir()
@@ -182,6 +180,6 @@ def test_sentence_transformers_is_told_where_it_can_be(tmp_path):
 
   # With a [SEP] after the title, it would read something else.
   other = exported.model(retriever.clone(title_separator=True))
-  plan = plan_hf_bert_export(other, part="retriever", tower=None)
+  plan = exports.plan_bert_export(other, "retriever", None)
   assert "modules.json" not in plan.files
   assert any("no modules.json" in note for note in plan.notes)
