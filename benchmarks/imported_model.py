@@ -36,7 +36,7 @@ from realm_jax.training.batches import (
   StepBatch,
   StoredVectors,
 )
-from realm_jax.training.packing.packer import Packer, bucket_of, plan_batch
+from realm_jax.training.packing.packer import Packer, needed_bucket
 from realm_jax.training.stages.model_inputs import ModelInputs, Models
 
 
@@ -90,9 +90,7 @@ class ImportedModel:
 
     @jax.jit
     def read(params: Params, *arguments: jax.Array) -> jax.Array:
-      return self.reader.apply(
-        {"params": params}, *arguments, method="masked_lm"
-      )
+      return self.reader.apply({"params": params}, *arguments)[0]
 
     arguments = map(_as_int32, (query, candidates, mask_positions))
     return np.asarray(read(self.params["reader"], *arguments))
@@ -104,9 +102,9 @@ class ImportedModel:
 
     @jax.jit
     def read(params: Params, *arguments: jax.Array) -> Spans:
-      return self.reader.apply({"params": params}, *arguments, method="spans")
+      return self.reader.apply({"params": params}, *arguments)[1]
 
-    arguments = map(_as_int32, (query, candidates))
+    arguments = map(_as_int32, (query, candidates, query[:, :1]))
     spans = read(self.params["reader"], *arguments)
     return np.where(spans.is_span, spans.logits, np.nan)
 
@@ -191,7 +189,6 @@ class ImportedModel:
     self, loss: step.Loss[Any], params: Params, batch: StepBatch
   ) -> LossAndGradient:
     """Computes the loss as a training step does, on packed sequences."""
-    needed = bucket_of(plan_batch(batch, groups=1, pack=True))
 
     def mean_and_metrics(*inputs: Any) -> tuple[jax.Array, dict[str, Any]]:
       weighted = loss(*inputs)
@@ -199,7 +196,7 @@ class ImportedModel:
 
     graded = jax.jit(jax.value_and_grad(mean_and_metrics, has_aux=True))
     (value, metrics), gradient = graded(
-      params, Packer([needed], groups=1)(batch), jax.random.key(0)
+      params, Packer([needed_bucket(batch)], groups=1)(batch), jax.random.key(0)
     )
     return LossAndGradient(
       float(value),

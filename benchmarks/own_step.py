@@ -34,9 +34,8 @@ from realm_jax.training.batches import (
 )
 from realm_jax.training.packing.packer import (
   Packer,
-  bucket_of,
   largest_bucket,
-  plan_batch,
+  needed_bucket,
 )
 from realm_jax.training.stages.model_inputs import ModelInputs, Models
 from realm_jax.training.state import TrainState
@@ -156,11 +155,8 @@ def host_batch(models: Models, arrays: Arrays) -> PretrainingBatch:
 def packer_for(batches: list[PretrainingBatch], *, pack: bool) -> Packer:
   """Returns a packer for the smallest shape bucket that fits all batches."""
   if not pack:
-    bucket = largest_bucket(batches[0], groups=1)
-    return Packer([bucket], groups=1, pack=False)
-  needed = [
-    bucket_of(plan_batch(batch, groups=1, pack=True)) for batch in batches
-  ]
+    return Packer([largest_bucket(batches[0])], groups=1, pack=False)
+  needed = [needed_bucket(batch) for batch in batches]
   return Packer([tuple(map(max, zip(*needed, strict=True)))], groups=1)
 
 

@@ -47,9 +47,9 @@ from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning import cpu_tuning, rules
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training import loop
+from realm_jax.training import run as training_run
 from realm_jax.training.config import CheckpointConfig, TrainConfig
 from realm_jax.training.optimizer import OptimizerConfig
-from realm_jax.training.refresh import following
 from realm_jax.training.refresh.schedule import (
   GenerationSchedule,
   WaitPreemptedError,
@@ -205,7 +205,7 @@ def train(
     steps_between=steps_between,
   )
   with mock.patch.object(
-    following,
+    training_run,
     "GenerationSchedule",
     functools.partial(PublishingSchedule, publications=publications),
   ):

@@ -16,7 +16,7 @@ MAY_IMPORT = {
   "realm_jax/files": (),
   "realm_jax/console": (),
   "realm_jax/models": (),
-  "realm_jax/objectives": ("models",),
+  "realm_jax/objectives": (),
   "realm_jax/partitioning": (),
   "realm_jax/text": (),
   "realm_jax/corpus": ("console", "text"),

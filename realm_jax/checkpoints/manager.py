@@ -151,50 +151,37 @@ class CheckpointStore:
         file cannot be read.
     """
     present = self.items(step)
+    where = f"{self.directory}/{step}"
     if missing := set(items) - present:
       raise UnreadableCheckpointError(
         f"checkpoint {step} of {self.directory} has no {sorted(missing)}; it "
         f"has {sorted(present)}"
       )
+    manager = self._open()
+    targets = {}
     try:
-      return self._restore(step, items, like or {})
+      metadata = manager.item_metadata(step)
+      for name in items:
+        if metadata is None or metadata[name] is None:
+          raise UnreadableCheckpointError(
+            f"{name} of {where} is damaged or was removed"
+          )
+        stored = metadata[name].tree
+        wanted = (like or {}).get(name)
+        if wanted is None:
+          wanted = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), stored)
+        _require_fit(name, stored, wanted, where)
+        targets[name] = ocp.args.StandardRestore(wanted)
+      restored = manager.restore(step, args=ocp.args.Composite(**targets))
+      return {name: restored[name] for name in items}
     except CheckpointError:
       raise
     except Exception as error:
       # For an array that cannot be read, orbax raises a bare Exception.
       raise UnreadableCheckpointError(
-        f"{', '.join(items)} of {self.directory}/{step} cannot be read, "
+        f"{', '.join(items)} of {where} cannot be read, "
         f"damaged or removed meanwhile: {error.__cause__ or error}"
       ) from error
-
-  def _restore(
-    self, step: int, items: Sequence[str], like: Mapping[str, PyTree[_Leaf]]
-  ) -> dict[str, PyTree]:
-    manager = self._open()
-    metadata = manager.item_metadata(step)
-    targets = {}
-    for name in items:
-      if metadata is None or metadata[name] is None:
-        raise UnreadableCheckpointError(
-          f"{name} of {self.directory}/{step} is damaged or was removed"
-        )
-      stored = metadata[name].tree
-      if name in like:
-        _require_fit(name, stored, like[name], f"{self.directory}/{step}")
-        targets[name] = like[name]
-      else:
-        targets[name] = jax.tree.map(
-          lambda leaf: np.empty(leaf.shape, leaf.dtype), stored
-        )
-    restored = manager.restore(
-      step,
-      args=ocp.args.Composite(
-        **{
-          name: ocp.args.StandardRestore(tree) for name, tree in targets.items()
-        }
-      ),
-    )
-    return {name: restored[name] for name in items}
 
   def wait(self) -> None:
     """Blocks until the last save is committed."""
@@ -238,13 +225,9 @@ def _reload(manager: ocp.CheckpointManager) -> None:
 
 def _shapes(tree: PyTree) -> dict[str, tuple[int, ...]]:
   """Returns the shapes of a tree's leaves by their paths."""
-  leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
   return {
-    "/".join(
-      str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key))))
-      for key in path
-    ): tuple(leaf.shape)
-    for path, leaf in leaves
+    jax.tree_util.keystr(path, simple=True, separator="/"): tuple(leaf.shape)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
   }
 
 

@@ -21,6 +21,7 @@ from realm_jax.evaluation.trained_model import (
 from realm_jax.generations.follow.loading import Generation
 from realm_jax.indexes.protocol import SearchError
 from realm_jax.indexes.random import RandomConfig
+from realm_jax.models import sequences
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader
 from realm_jax.partitioning import rules
@@ -231,7 +232,14 @@ def best_spans(
     Indices into the flattened [k l w], scores (−∞ where there are fewer than
     n spans), and probabilities, which are the softmax over all spans.
   """
-  spans = reader.apply({"params": params}, query, candidates, method="spans")
+  token_ids, *bodies = reader.join(query, candidates)
+  spans = reader.apply(
+    {"params": params},
+    sequences.padded(token_ids),
+    *bodies,
+    num_starts=candidates.shape[-1],
+    method="spans",
+  )
   totals = jnp.where(
     spans.is_span, spans.logits + scores[:, :, None, None], -jnp.inf
   ).reshape(len(query), -1)

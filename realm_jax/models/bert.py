@@ -89,6 +89,16 @@ def token_types(sequences: Sequences, separator_id: int) -> Int[Array, "r l"]:
   return jnp.minimum(before - jnp.take_along_axis(before, first, axis=-1), 1)
 
 
+def _normal(config: BertConfig, *axes: str) -> nn.initializers.Initializer:
+  """Returns BERT's initial values of an array with logical axes."""
+  values = nn.initializers.truncated_normal(config.init_stddev)
+  return nn.with_logical_partitioning(values, axes)
+
+
+def _zeros(axis: str) -> nn.initializers.Initializer:
+  return nn.with_logical_partitioning(nn.initializers.zeros_init(), (axis,))
+
+
 def dense(
   config: BertConfig, features: int, axes: tuple[str, str], name: str
 ) -> nn.Dense:
@@ -96,12 +106,8 @@ def dense(
   return nn.Dense(
     features,
     dtype=config.dtype,
-    kernel_init=nn.with_logical_partitioning(
-      nn.initializers.truncated_normal(config.init_stddev), axes
-    ),
-    bias_init=nn.with_logical_partitioning(
-      nn.initializers.zeros_init(), axes[-1:]
-    ),
+    kernel_init=_normal(config, *axes),
+    bias_init=_zeros(axes[-1]),
     name=name,
   )
 
@@ -125,19 +131,10 @@ class ActivatedDense(nn.Module):
   @nn.compact
   def __call__(self, x: Float[Array, "n i"]) -> Float[Array, "n d"]:
     config = self.config
-    kernel = self.param(
-      "kernel",
-      nn.with_logical_partitioning(
-        nn.initializers.truncated_normal(config.init_stddev), ("mlp", "embed")
-      ),
-      (x.shape[-1], config.hidden_size),
-    )
-    bias = self.param(
-      "bias",
-      nn.with_logical_partitioning(nn.initializers.zeros_init(), ("embed",)),
-      (config.hidden_size,),
-    )
-    dtype = config.dtype
+    size, dtype = config.hidden_size, config.dtype
+    init = _normal(config, "mlp", "embed")
+    kernel = self.param("kernel", init, (x.shape[-1], size))
+    bias = self.param("bias", _zeros("embed"), (size,))
     return activate_and_project(
       config.activation, x, kernel.astype(dtype), bias.astype(dtype)
     )
@@ -165,20 +162,18 @@ class SelfAttention(nn.Module):
     heads = config.num_heads
     head_size = config.hidden_size // heads
 
-    query, key, value = (
-      dense(config, config.hidden_size, ("embed", "heads"), name)(x).reshape(
-        rows, -1, heads, head_size
-      )
-      for name, x in (("query", first), ("key", hidden), ("value", hidden))
-    )
+    def project(name: str, x: Float[Array, "t d"]) -> Float[Array, "r l h e"]:
+      out = dense(config, config.hidden_size, ("embed", "heads"), name)(x)
+      return out.reshape(rows, -1, heads, head_size)
+
     rate = config.dropout_rate if train else 0.0
     num_queries = len(first) // rows
     tokens = sequences.dropout_keys[:, None, :num_queries, None]
     head = jnp.arange(heads).reshape(1, heads, 1, 1) * config.max_positions
     context = attend(
-      query * jnp.asarray(head_size**-0.5, config.dtype),
-      key,
-      value,
+      project("query", first) * jnp.asarray(head_size**-0.5, config.dtype),
+      project("key", hidden),
+      project("value", hidden),
       sequences.sequence,
       hash_tokens(self, tokens) if rate else tokens,
       (head + sequences.position[:, None, None, :]).astype(jnp.uint32),
@@ -186,9 +181,8 @@ class SelfAttention(nn.Module):
       rate,
     )
     context = context.reshape(-1, config.hidden_size)
-    return dense(config, config.hidden_size, ("heads", "embed"), "output")(
-      context
-    )
+    output = dense(config, config.hidden_size, ("heads", "embed"), "output")
+    return output(context)
 
 
 class BertLayer(nn.Module):
@@ -217,21 +211,20 @@ class BertLayer(nn.Module):
       keys = keys[:, :1]
     tokens = keys.reshape(-1)
 
+    def dropout(name: str, x: Float[Array, "m d"]) -> Float[Array, "m d"]:
+      return Dropout(config.dropout_rate, name=name)(x, tokens, train=train)
+
     attended = SelfAttention(config, name="attention")(
       hidden, first, sequences, train=train
     )
-    attended = Dropout(config.dropout_rate, name="attention_dropout")(
-      attended, tokens, train=train
+    hidden = layer_norm(config, "attention_norm")(
+      first + dropout("attention_dropout", attended)
     )
-    hidden = layer_norm(config, "attention_norm")(first + attended)
-    inner = dense(config, config.intermediate_size, ("embed", "mlp"), "up")(
-      hidden
+    up = dense(config, config.intermediate_size, ("embed", "mlp"), "up")
+    outer = ActivatedDense(config, name="down")(up(hidden))
+    hidden = layer_norm(config, "output_norm")(
+      hidden + dropout("output_dropout", outer)
     )
-    outer = ActivatedDense(config, name="down")(inner)
-    outer = Dropout(config.dropout_rate, name="output_dropout")(
-      outer, tokens, train=train
-    )
-    hidden = layer_norm(config, "output_norm")(hidden + outer)
     return nn.with_logical_constraint(hidden, ("batch", "embed"))
 
 
@@ -246,19 +239,16 @@ class BertEncoder(nn.Module):
       raise ValueError(
         "the encoder has no vocabulary yet; call BertConfig.for_vocabulary"
       )
-    init = nn.initializers.truncated_normal(config.init_stddev)
-    self.word_embeddings, self.position_embeddings, self.type_embeddings = (
-      self.param(
-        f"{name}_embeddings",
-        nn.with_logical_partitioning(init, (axis, "embed")),
-        (rows, config.hidden_size),
-      )
-      for name, axis, rows in (
-        ("word", "vocab", config.vocab_size),
-        ("position", "position", config.max_positions),
-        ("type", "type", 2),
-      )
+
+    def table(name: str, rows: int, axis: str) -> Float[AnyArray, "v d"]:
+      init = _normal(config, axis, "embed")
+      return self.param(name, init, (rows, config.hidden_size))
+
+    self.word_embeddings = table("word_embeddings", config.vocab_size, "vocab")
+    self.position_embeddings = table(
+      "position_embeddings", config.max_positions, "position"
     )
+    self.type_embeddings = table("type_embeddings", 2, "type")
     self.embedding_norm = layer_norm(config, "embedding_norm")
     self.embedding_dropout = Dropout(config.dropout_rate)
     self.layers = [
@@ -326,16 +316,11 @@ class MaskedLmHead(nn.Module):
     self, hidden: Float[Array, "*b d"], word_embeddings: Float[AnyArray, "v d"]
   ) -> Float[Array, "*b v"]:
     config = self.config
-    hidden = dense(config, config.hidden_size, ("embed", "embed_out"), "dense")(
-      hidden
-    )
+    axes = ("embed", "embed_out")
+    hidden = dense(config, config.hidden_size, axes, "dense")(hidden)
     hidden = ACTIVATIONS[config.activation].function(hidden)
     hidden = layer_norm(config, "norm")(hidden)
-    bias = self.param(
-      "bias",
-      nn.with_logical_partitioning(nn.initializers.zeros_init(), ("vocab",)),
-      (config.vocab_size,),
-    )
+    bias = self.param("bias", _zeros("vocab"), (config.vocab_size,))
     logits = jnp.einsum(
       "...d,vd->...v",
       hidden,

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
+from realm_jax.models.arrays import AnyArray
+
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def normalize(
@@ -69,16 +71,16 @@ class LayerNorm(nn.Module):
 
   epsilon: float
   dtype: jax.typing.DTypeLike
-  axis: str = "embed"
 
   @nn.compact
   def __call__(self, x: Float[Array, "*n d"]) -> Float[Array, "*n d"]:
-    shape = (x.shape[-1],)
-    ones, zeros = (
-      nn.with_logical_partitioning(init, (self.axis,))
-      for init in (nn.initializers.ones_init(), nn.initializers.zeros_init())
-    )
-    scale = self.param("scale", ones, shape)
-    bias = self.param("bias", zeros, shape)
+    def parameter(
+      name: str, init: nn.initializers.Initializer
+    ) -> Float[AnyArray, " d"]:
+      boxed = nn.with_logical_partitioning(init, ("embed",))
+      return self.param(name, boxed, (x.shape[-1],))
+
+    scale = parameter("scale", nn.initializers.ones_init())
+    bias = parameter("bias", nn.initializers.zeros_init())
     x = x.astype(jnp.float32)
     return normalize(x, scale, bias, self.epsilon).astype(self.dtype)

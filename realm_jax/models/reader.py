@@ -124,8 +124,7 @@ class Reader(nn.Module):
 
   def masked_lm(
     self,
-    query: Int[AnyArray, "b q"],
-    candidates: Int[AnyArray, "b k l"],
+    inputs: Sequences,
     mask_positions: Int[AnyArray, "b m"],
     *,
     train: bool = False,
@@ -133,24 +132,10 @@ class Reader(nn.Module):
     """Returns the logits of the words behind the masks, by candidate.
 
     Args:
-      query: Queries `[CLS] x [SEP]`.
-      candidates: Blocks `[CLS] title [SEP] body [SEP]`.
-      mask_positions: Positions of the masks in the query.
+      inputs: Joint inputs, ordered by query, then candidate.
+      mask_positions: Positions of the masks in the query. The query opens the
+        joint input, so a mask has the same position there.
       train: Whether dropout is on.
-    """
-    inputs = sequences.padded(self.join(query, candidates).token_ids)
-    return self.masked_lm_packed(inputs, mask_positions, train=train)
-
-  def masked_lm_packed(
-    self,
-    inputs: Sequences,
-    mask_positions: Int[AnyArray, "b m"],
-    *,
-    train: bool = False,
-  ) -> Float[Array, "b k m v"]:
-    """Returns the same for joint inputs, ordered by query, then candidate.
-
-    The query opens the joint input, so a mask has the same position there.
     """
     batch, num_masks = mask_positions.shape
     num_candidates = inputs.starts.size // batch
@@ -162,23 +147,6 @@ class Reader(nn.Module):
 
   def spans(
     self,
-    query: Int[AnyArray, "b q"],
-    candidates: Int[AnyArray, "b k l"],
-    *,
-    train: bool = False,
-  ) -> Spans:
-    """Scores every span of at most `max_answer_width` tokens of the bodies."""
-    inputs = self.join(query, candidates)
-    return self.spans_packed(
-      sequences.padded(inputs.token_ids),
-      inputs.body_start,
-      inputs.body_length,
-      num_starts=candidates.shape[-1],
-      train=train,
-    )
-
-  def spans_packed(
-    self,
     inputs: Sequences,
     body_start: Int[AnyArray, "b k"],
     body_length: Int[AnyArray, "b k"],
@@ -186,7 +154,7 @@ class Reader(nn.Module):
     num_starts: int,
     train: bool = False,
   ) -> Spans:
-    """Scores the spans of joint inputs.
+    """Scores every span of at most `max_answer_width` tokens of the bodies.
 
     Args:
       inputs: Joint inputs, ordered by query, then candidate.
@@ -214,13 +182,20 @@ class Reader(nn.Module):
     query: Int[AnyArray, "b q"],
     candidates: Int[AnyArray, "b k l"],
     mask_positions: Int[AnyArray, "b m"],
-    *,
-    train: bool = False,
   ) -> tuple[Float[Array, "b k m v"], Spans]:
-    """Runs both heads, so that `init` makes every parameter."""
+    """Runs both heads over padded inputs, so that `init` makes all parameters.
+
+    Args:
+      query: Queries `[CLS] x [SEP]`.
+      candidates: Blocks `[CLS] title [SEP] body [SEP]`.
+      mask_positions: Positions of the masks in the query.
+    """
+    token_ids, *bodies = self.join(query, candidates)
+    inputs = sequences.padded(token_ids)
+    num_starts = candidates.shape[-1]
     return (
-      self.masked_lm(query, candidates, mask_positions, train=train),
-      self.spans(query, candidates, train=train),
+      self.masked_lm(inputs, mask_positions),
+      self.spans(inputs, *bodies, num_starts=num_starts),
     )
 
   def for_vocabulary(self, *, vocab_size: int, separator_id: int) -> "Reader":

@@ -37,12 +37,7 @@ class Tower(nn.Module):
   def __call__(
     self, inputs: Sequences, *, train: bool = False
   ) -> Float[Array, "n d"]:
-    """Returns the vectors of sequences.
-
-    Args:
-      inputs: Sequences to embed.
-      train: Whether dropout is on.
-    """
+    """Returns the vectors of sequences."""
     encoder = bert.BertEncoder(self.bert, name="encoder")
     is_padded = isinstance(inputs, sequences.PaddedSequences)
     first_only = is_padded and self.pooling != "mean"
@@ -57,15 +52,11 @@ class Tower(nn.Module):
       first = jnp.zeros((inputs.starts.size, 1), jnp.int32)
       pooled = sequences.gather(inputs, hidden, first)[:, 0]
     if self.pooling == "pooler":
-      pooled = jnp.tanh(
-        bert.dense(
-          self.bert, self.bert.hidden_size, ("embed", "embed_out"), "pooler"
-        )(pooled)
-      )
+      size, axes = self.bert.hidden_size, ("embed", "embed_out")
+      pooled = jnp.tanh(bert.dense(self.bert, size, axes, "pooler")(pooled))
     if self.projection_size is not None:
-      pooled = bert.dense(
-        self.bert, self.projection_size, ("embed", "projection"), "projection"
-      )(pooled)
+      size, axes = self.projection_size, ("embed", "projection")
+      pooled = bert.dense(self.bert, size, axes, "projection")(pooled)
       pooled = bert.layer_norm(
         self.bert, "projection_norm", epsilon=self.projection_norm_eps
       )(pooled)

@@ -4,8 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from realm_jax.models.arrays import AnyArray
-from realm_jax.objectives.weighted import Average, WeightedLoss
+from realm_jax.objectives.weighted import AnyArray, Average, WeightedLoss
 
 
 def inverse_cloze_loss(
@@ -26,8 +25,7 @@ def inverse_cloze_loss(
     queries: Vectors of the sentences.
     blocks: Vectors of their blocks, in the same order.
     removed: Whether each sentence was removed from its block. Accuracy is
-      reported apart for both kinds: where the sentence remains, matching
-      its words is enough.
+      reported apart: where the sentence remains, matching its words is enough.
     score_scale: Factor of the inner products.
   """
   scores = score_scale * jnp.einsum(

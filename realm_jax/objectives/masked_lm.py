@@ -4,8 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from realm_jax.models.arrays import AnyArray
-from realm_jax.objectives.weighted import Average, WeightedLoss
+from realm_jax.objectives.weighted import AnyArray, Average, WeightedLoss
 
 FORMS = ("per_token", "joint")
 

@@ -4,8 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from realm_jax.models.arrays import AnyArray
-from realm_jax.objectives.weighted import Average, WeightedLoss
+from realm_jax.objectives.weighted import AnyArray, Average, WeightedLoss
 
 
 def marginal_log_likelihood(

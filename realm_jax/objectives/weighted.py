@@ -6,10 +6,12 @@ and so is its gradient: `jax.tree.map(jnp.add, one, other)`.
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from realm_jax.models.arrays import AnyArray
+AnyArray = jax.Array | np.ndarray
 
 
 class Average(NamedTuple):

@@ -1,6 +1,7 @@
 """The stream of a run's batches with their candidates, one step ahead."""
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Protocol, runtime_checkable
@@ -13,11 +14,7 @@ from realm_jax.indexes.protocol import IndexCrashedError, SearchResult
 from realm_jax.inputs.batches import Batch
 from realm_jax.models.parameters import Params
 from realm_jax.models.retriever import query_tower_parameters
-from realm_jax.retrieval.pipeline import (
-  Assemble,
-  Prepared,
-  RetrievalPipeline,
-)
+from realm_jax.retrieval.pipeline import Prepared, RetrievalPipeline
 from realm_jax.training.batches import StepBatch
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.loop_state import LoopState, RetrievedIds
@@ -74,6 +71,7 @@ class _InFlight:
   """A batch that is being prepared.
 
   Attributes:
+    step: Step that reads it.
     examples: Examples of the task.
     position: Position in the data of the first of them.
     generation: Generation that is searched, if one is.
@@ -81,11 +79,12 @@ class _InFlight:
     pending: Batch to wait for.
   """
 
+  step: int
   examples: Batch
   position: int
   generation: Generation | None
-  vectors: jax.Array | None
-  pending: Future[Prepared[StepBatch]]
+  vectors: jax.Array | None = None
+  pending: Future[Prepared[StepBatch]] = dataclasses.field(init=False)
 
 
 class HostCandidateStream:
@@ -137,101 +136,82 @@ class HostCandidateStream:
         generation = self._schedule.at(step)
     self._resumed = None
     examples = next(self._examples)
-    position, self._position = self._position, examples.next_position
+    entry = _InFlight(step, examples, self._position, generation)
+    self._position = examples.next_position
     retrieved = _still_valid(resumed, generation)
-    vectors = None
-    if generation is not None and retrieved is None:
-      vectors = self._embed(examples, generation, params)
-    self._in_flight[step] = _InFlight(
-      examples=examples,
-      position=position,
-      generation=generation,
-      vectors=vectors,
-      pending=self._prepare(step, examples, generation, vectors, retrieved),
-    )
+    if retrieved is None:
+      entry.vectors = self._embed(entry, params)
+    entry.pending = self._prepare(entry, retrieved)
+    self._in_flight[step] = entry
 
-  def _embed(
-    self, examples: Batch, generation: Generation, params: Params | None
-  ) -> jax.Array | None:
+  def _embed(self, entry: _InFlight, params: Params | None) -> jax.Array | None:
     """Dispatches the embedding of the queries, for an index that needs it.
 
     Without parameters, the generation's own query tower embeds them.
     """
-    if not generation.index.needs_vectors:
+    generation = entry.generation
+    if generation is None or not generation.index.needs_vectors:
       return None
     query_params = generation.query_params
     if self._stage.current_queries and params is not None:
       retriever = self._setup.inputs.models.retriever
       query_params = query_tower_parameters(retriever, params["retriever"])
-    return self._pipeline.embed(examples.arrays["query"], query_params)
+    return self._pipeline.embed(entry.examples.arrays["query"], query_params)
 
   def _prepare(
-    self,
-    step: int,
-    examples: Batch,
-    generation: Generation | None,
-    vectors: jax.Array | None,
-    retrieved: SearchResult | None = None,
+    self, entry: _InFlight, retrieved: SearchResult | None = None
   ) -> Future[Prepared[StepBatch]]:
-    assemble = self._assembler(step, examples, generation)
-    if generation is None:
+    """Searches, unless that was done, and makes the batch in the background."""
+    assemble = functools.partial(self._assemble, entry)
+    if entry.generation is None:
       return self._pipeline.without_search(assemble)
     if retrieved is not None:
       return self._pipeline.reuse(retrieved, assemble)
     return self._pipeline.search(
-      examples.arrays["query"],
-      vectors,
-      index=generation.index,
+      entry.examples.arrays["query"],
+      entry.vectors,
+      index=entry.generation.index,
       num_blocks=self._setup.identity.num_searched,
       assemble=assemble,
     )
 
-  def _assembler(
-    self, step: int, examples: Batch, generation: Generation | None
-  ) -> Assemble[StepBatch]:
-    """Returns the function that makes a step's batch of what was retrieved."""
+  def _assemble(
+    self, entry: _InFlight, retrieved: SearchResult
+  ) -> tuple[StepBatch, dict[str, float]]:
+    """Makes a step's batch of what was retrieved."""
+    generation = entry.generation
     context = StageContext(
       self._setup.inputs,
       self._setup.corpus if generation is None else generation.corpus,
       generation,
       self._setup.config.data.block_length,
     )
-
-    def assemble(
-      retrieved: SearchResult,
-    ) -> tuple[StepBatch, dict[str, float]]:
-      batch, metrics = self._stage.assemble(examples, retrieved, context)
-      plans = self._packer.plan(batch)
-      bucket = self._decisions.shape_bucket(
-        step, self._packer.smallest_bucket(plans)
-      )
-      if generation is not None:
-        metrics["staleness_steps"] = step - generation.oldest_step
-        metrics["generation"] = generation.step
-        metrics["corpus_version"] = generation.corpus.version
-      return self._packer.lay_out(batch, plans, bucket=bucket), metrics
-
-    return assemble
+    batch, metrics = self._stage.assemble(entry.examples, retrieved, context)
+    plans = self._packer.plan(batch)
+    smallest = self._packer.smallest_bucket(plans)
+    bucket = self._decisions.shape_bucket(entry.step, smallest)
+    if generation is not None:
+      metrics["staleness_steps"] = entry.step - generation.oldest_step
+      metrics["generation"] = generation.step
+      metrics["corpus_version"] = generation.corpus.version
+    return self._packer.lay_out(batch, plans, bucket=bucket), metrics
 
   def take(self, step: int) -> Prepared[StepBatch]:
     self._in_flight.pop(step - 1, None)
-    return self._await(step)
+    return self._await(self._in_flight[step])
 
-  def _await(self, step: int) -> Prepared[StepBatch]:
+  def _await(self, entry: _InFlight) -> Prepared[StepBatch]:
     """Waits for a batch, and falls back where its index has crashed."""
-    entry = self._in_flight[step]
     while True:
       error = entry.pending.exception()
       crashed = isinstance(error, IndexCrashedError)
-      falls_back = self._decisions.index_crashed(step, crashed)
+      falls_back = self._decisions.index_crashed(entry.step, crashed)
       if not (falls_back and self._schedule is not None and crashed):
         return entry.pending.result()
       entry.generation = self._schedule.after_crash(error)
       if not (self._stage.current_queries and entry.vectors is not None):
-        entry.vectors = self._embed(entry.examples, entry.generation, None)
-      entry.pending = self._prepare(
-        step, entry.examples, entry.generation, entry.vectors
-      )
+        entry.vectors = self._embed(entry, None)
+      entry.pending = self._prepare(entry)
 
   def state(self, step: int) -> LoopState:
     entry = self._in_flight.get(step)
@@ -244,7 +224,7 @@ class HostCandidateStream:
       return LoopState(entry.position)
     retrieved = None
     try:
-      prepared = self._await(step)
+      prepared = self._await(entry)
       retrieved = RetrievedIds.of(prepared.retrieved, entry.generation.corpus)
     except IndexCrashedError as error:
       logging.warning("a resumed run will search step %d: %s", step, error)

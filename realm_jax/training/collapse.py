@@ -6,6 +6,12 @@ from collections.abc import Mapping
 # Below these values a metric has nowhere to fall: with one candidate beside
 # the null block, the entropy is always near 0.
 _MIN_BEST = {"recall": 0.02, "candidate_entropy": 0.1}
+# Utility, in nats per token, above which candidates help.
+_USEFUL = 0.05
+# Share of its best value below which recall or entropy has fallen.
+_FALLEN = 0.6
+# Weight of a step in the exponential means.
+_SMOOTHING = 0.05
 
 
 @dataclasses.dataclass
@@ -19,16 +25,10 @@ class CollapseMonitor:
   Attributes:
     freeze_retriever_steps: Number of first steps that do not train the
       retriever; they are ignored.
-    useful: Utility, in nats per token, above which candidates help.
-    fallen: Share of its best value below which recall or entropy has fallen.
-    smoothing: Weight of a step in the exponential means.
     patience_steps: Number of steps before the first warning, and between two.
   """
 
   freeze_retriever_steps: int = 0
-  useful: float = 0.05
-  fallen: float = 0.6
-  smoothing: float = 0.05
   patience_steps: int = 50
 
   def __post_init__(self) -> None:
@@ -40,29 +40,26 @@ class CollapseMonitor:
   def update(self, step: int, metrics: Mapping[str, float]) -> str | None:
     """Takes the metrics after `step` steps; returns a warning if one is due."""
     names = ("retrieval_utility", "recall", "candidate_entropy")
-    if step <= self.freeze_retriever_steps:
-      return None
-    if any(name not in metrics for name in names):
+    if step <= self.freeze_retriever_steps or not metrics.keys() >= {*names}:
       return None
     self._seen += 1
     for name in names:
       mean = self._means.get(name, metrics[name])
-      mean += self.smoothing * (metrics[name] - mean)
+      mean += _SMOOTHING * (metrics[name] - mean)
       self._means[name] = mean
       if self._seen >= self.patience_steps // 2:
         self._best[name] = max(self._best.get(name, mean), mean)
-    if self._seen < self._quiet_until:
+    helps = self._means["retrieval_utility"] >= _USEFUL
+    if helps or self._seen < self._quiet_until:
       return None
-    if self._means["retrieval_utility"] >= self.useful:
-      return None
-    for name in ("recall", "candidate_entropy"):
+    for name in names[1:]:
       best = self._best[name]
-      if best > _MIN_BEST[name] and self._means[name] < self.fallen * best:
+      if best > _MIN_BEST[name] and self._means[name] < _FALLEN * best:
         self._quiet_until = self._seen + self.patience_steps
         return (
           f"the retriever is collapsing: retrieval utility is "
           f"{self._means['retrieval_utility']:.3f} while {name} fell from "
-          f"{self._best[name]:.3f} to {self._means[name]:.3f}; freeze "
+          f"{best:.3f} to {self._means[name]:.3f}; freeze "
           "the retriever for more steps (FREEZE_RETRIEVER_STEPS), or lower "
           "its learning rate (RETRIEVER_RATE_SCALE), until the reader gains "
           "from its candidates"

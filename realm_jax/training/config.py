@@ -150,33 +150,24 @@ class TrainConfig:
         f"corpus_version={self.data.corpus_version}; a run reads the version "
         "that it began with: leave DataConfig.corpus_version out"
       )
-    if self.waits:
-      self._require_lag_fits()
-
-  @property
-  def waits(self) -> bool:
-    """Whether each step's generation follows from the step alone."""
-    refresh = self.refresh
-    return self.stage.needs_index and refresh.refresh and refresh.wait
-
-  def _require_lag_fits(self) -> None:
-    """Checks the lag of a waiting run against its checkpoints and its length.
-
-    Raises:
-      ValueError: A checkpoint would be removed before its generation is due.
-    """
     lag, kept = self.refresh.lag_steps, self.checkpoints
-    if lag > kept.keep * kept.save_every_steps:
+    if self.waits and lag > kept.keep * kept.save_every_steps:
       raise ValueError(
         f"lag_steps={lag} exceeds the {kept.keep} checkpoints, "
         f"{kept.save_every_steps} steps apart, that are kept: a checkpoint "
         "would be removed before its generation is due; lower LAG_STEPS or "
         "raise SAVE_EVERY_STEPS"
       )
-    if lag >= self.num_steps:
+    if self.waits and lag >= self.num_steps:
       logging.warning(
         "only the first generation will be used: the others are due "
         "lag_steps=%d after their checkpoints, in a run of %d steps",
         lag,
         self.num_steps,
       )
+
+  @property
+  def waits(self) -> bool:
+    """Whether each step's generation follows from the step alone."""
+    refresh = self.refresh
+    return self.stage.needs_index and refresh.refresh and refresh.wait

@@ -18,23 +18,17 @@ a checkpoint.
 """
 
 import dataclasses
-from typing import Protocol, runtime_checkable
 
 from absl import logging
 
-from realm_jax.training.batches import StepBatch
-from realm_jax.training.candidates import CandidateStream
-from realm_jax.training.checkpointing import Checkpointer
 from realm_jax.training.config import TrainConfig
-from realm_jax.training.decisions import Decisions
-from realm_jax.training.metrics import MetricsLog, NonFiniteLossError
+from realm_jax.training.metrics import NonFiniteLossError
 from realm_jax.training.refresh.schedule import (
   RETRIEVAL_UNAVAILABLE,
   WaitPreemptedError,
 )
-from realm_jax.training.run import open_run
+from realm_jax.training.run import Run, open_run
 from realm_jax.training.state import TrainState
-from realm_jax.training.step import Metrics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +38,7 @@ class TrainResult:
   Attributes:
     step: Number of steps done.
     swaps: Number of generations that were swapped in.
-    metrics: Metrics of the last step.
+    metrics: Metrics of the last step; empty where none was done.
     preempted: Whether it was stopped before its last step.
   """
 
@@ -52,15 +46,6 @@ class TrainResult:
   swaps: int
   metrics: dict[str, float]
   preempted: bool
-
-
-@runtime_checkable
-class StepFunction(Protocol):
-  """The compiled training step."""
-
-  def __call__(
-    self, state: TrainState, batch: StepBatch, *, step: int
-  ) -> tuple[TrainState, Metrics]: ...
 
 
 def train(config: TrainConfig) -> TrainResult:
@@ -73,67 +58,50 @@ def train(config: TrainConfig) -> TrainResult:
       `block_length`.
     NonFiniteLossError: The loss is not finite; the last good checkpoint stays.
   """
-  with open_run(config) as run:
+  with open_run(config) as (state, run):
+    if run is None:
+      step = int(state.step)
+      logging.info("%s is already trained: step %d", config.model_dir, step)
+      return TrainResult(step, swaps=0, metrics={}, preempted=False)
     try:
-      return run_steps(
-        run.state,
-        num_steps=config.num_steps,
-        step_function=run.step_function,
-        candidates=run.candidates,
-        checkpoints=run.checkpoints,
-        decisions=run.decisions,
-        metrics=run.metrics,
-      )
+      return run_steps(state, run, num_steps=config.num_steps)
     except NonFiniteLossError as error:
       raise run.checkpoints.with_last_good(error) from None
 
 
-def run_steps(
-  state: TrainState,
-  *,
-  num_steps: int,
-  step_function: StepFunction,
-  candidates: CandidateStream,
-  checkpoints: Checkpointer,
-  decisions: Decisions,
-  metrics: MetricsLog,
-) -> TrainResult:
+def run_steps(state: TrainState, run: Run, *, num_steps: int) -> TrainResult:
   """Runs the remaining steps of a run.
 
   Args:
     state: State before the first of them; its buffers are donated.
+    run: The opened parts of the run.
     num_steps: Steps of the whole run.
-    step_function: Compiled training step.
-    candidates: Stream of batches with their candidates.
-    checkpoints: Writer of checkpoints.
-    decisions: Decisions that all processes take alike.
-    metrics: Log of the metrics.
   """
+  candidates, metrics = run.candidates, run.metrics
   step = saved = int(state.step)
   try:
-    if step < num_steps:
-      candidates.prefetch(step, state.params)
+    candidates.prefetch(step, state.params)
     while step < num_steps:
       prepared = candidates.take(step)
       if step + 1 < num_steps:
         candidates.prefetch(step + 1, state.params)
-      state, on_devices = step_function(state, prepared.batch, step=step)
+      state, on_devices = run.step_function(state, prepared.batch, step)
       step += 1
       metrics.push(step, on_devices, prepared.metrics)
-      decision = decisions.after_step(step)
+      decision = run.decisions.after_step(step)
       if decision.save:
         metrics.flush()
-        checkpoints.save(state, candidates.state(step))
+        run.checkpoints.save(state, candidates.state(step))
         saved = step
       if decision.stop:
         break
   except RETRIEVAL_UNAVAILABLE as reason:
     if step > saved:
       metrics.flush()
-      checkpoints.save(state, candidates.state(step))
+      run.checkpoints.save(state, candidates.state(step))
     if not isinstance(reason, WaitPreemptedError):
       raise
-  checkpoints.wait()
+  run.checkpoints.wait()
   if step < num_steps:
     logging.info("Preempted: checkpoint saved at step %d, exiting.", step)
   return TrainResult(

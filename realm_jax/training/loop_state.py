@@ -117,9 +117,8 @@ class RetrievedIds(NamedTuple):
   def in_rows(self, corpus: Corpus) -> SearchResult | None:
     """Returns the rows in a corpus version; None if one is not there."""
     rows = corpus.rows_of(self.ids)
-    if (rows == NULL_ROW).any():
-      return None
-    return SearchResult(rows=rows, scores=self.scores)
+    is_gone = (rows == NULL_ROW).any()
+    return None if is_gone else SearchResult(rows=rows, scores=self.scores)
 
 
 class LoopState(NamedTuple):

@@ -10,7 +10,7 @@ import math
 import sys
 import time
 from collections.abc import Mapping
-from typing import IO, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 import jax
 from absl import logging
@@ -51,7 +51,6 @@ class MetricsLog:
     num_steps: Steps of the run, for the progress bar.
     examples_per_step: Size of the global batch.
     monitor: Monitor that warns when the retriever collapses.
-    is_writer: Whether this process writes; only one of a run does.
   """
 
   def __init__(
@@ -62,26 +61,22 @@ class MetricsLog:
     num_steps: int,
     examples_per_step: int,
     monitor: CollapseMonitor | None = None,
-    is_writer: bool = True,
   ):
     self._pending: collections.deque[_Pending] = collections.deque()
     self._examples_per_step = examples_per_step
     self._monitor = monitor or CollapseMonitor()
     self._step_began = time.perf_counter()
     self._line_at = time.monotonic() + _LOG_LINE_SECONDS
-    self._file: IO[str] | None = None
-    self._writer: metric_writers.SummaryWriter | None = None
+    path = epath.Path(model_dir) / "metrics.jsonl"
+    # A run that is killed at this point must not lose its earlier rows.
+    kept = path.with_name(".metrics.jsonl.kept")
+    kept.write_text(_rows_until(path, start_step))
+    kept.replace(path)
+    self._file = path.open("a")
+    self._writer = metric_writers.SummaryWriter(str(model_dir))
     self._bar: tqdm[NoReturn] | None = None
-    if is_writer:
-      path = epath.Path(model_dir) / "metrics.jsonl"
-      # A run that is killed at this point must not lose its earlier rows.
-      kept = path.with_name(".metrics.jsonl.kept")
-      kept.write_text(_rows_until(path, start_step))
-      kept.replace(path)
-      self._file = path.open("a")
-      self._writer = metric_writers.SummaryWriter(str(model_dir))
-      if sys.stderr.isatty():
-        self._bar = tqdm(total=num_steps, initial=start_step, unit="step")
+    if sys.stderr.isatty():
+      self._bar = tqdm(total=num_steps, initial=start_step, unit="step")
     self._num_steps = num_steps
     self.last: dict[str, float] = {}
 
@@ -114,15 +109,13 @@ class MetricsLog:
     """
     while self._pending:
       self._write_oldest()
-    if self._file is not None and self._writer is not None:
-      self._file.flush()
-      self._writer.flush()
+    self._file.flush()
+    self._writer.flush()
 
   def close(self) -> None:
     """Closes the files; metrics that were not written are dropped."""
-    if self._file is not None and self._writer is not None:
-      self._file.close()
-      self._writer.close()
+    self._file.close()
+    self._writer.close()
     if self._bar is not None:
       self._bar.close()
 
@@ -136,10 +129,9 @@ class MetricsLog:
     self.last = metrics
     if warning := self._monitor.update(step, metrics):
       logging.warning("step %d: %s", step, warning)
-    if self._file is not None and self._writer is not None:
-      self._file.write(json.dumps({"step": step, **metrics}) + "\n")
-      self._writer.write_scalars(step, metrics)
-      self._show(step, metrics)
+    self._file.write(json.dumps({"step": step, **metrics}) + "\n")
+    self._writer.write_scalars(step, metrics)
+    self._show(step, metrics)
 
   def _show(self, step: int, metrics: Mapping[str, float]) -> None:
     shown = {name: f"{metrics[name]:.3f}" for name in _SHOWN if name in metrics}

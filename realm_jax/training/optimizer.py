@@ -1,7 +1,6 @@
 """BERT's Adam and its learning-rate schedule."""
 
 import dataclasses
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -49,10 +48,9 @@ class BertAdamState(NamedTuple):
   variance: optax.Params
 
 
-def scale_by_bert_adam(
-  *, b1: float = 0.9, b2: float = 0.999, epsilon: float = 1e-6
-) -> optax.GradientTransformation:
+def scale_by_bert_adam(config: OptimizerConfig) -> optax.GradientTransformation:
   """Returns Adam without bias correction: m / (√v + ε)."""
+  b1, b2 = config.b1, config.b2
 
   def init(params: optax.Params) -> BertAdamState:
     zeros = jax.tree.map(jnp.zeros_like, params)
@@ -70,7 +68,7 @@ def scale_by_bert_adam(
       lambda v, g: b2 * v + (1 - b2) * jnp.square(g), state.variance, updates
     )
     updates = jax.tree.map(
-      lambda m, v: m / (jnp.sqrt(v) + epsilon), mean, variance
+      lambda m, v: m / (jnp.sqrt(v) + config.epsilon), mean, variance
     )
     return updates, BertAdamState(mean, variance)
 
@@ -147,14 +145,10 @@ def _scale_components(
     warms = (frozen_steps > 0) & (since < warmup)
     scale = jnp.where(warms, since / max(warmup, 1), 1.0) * (since >= 0)
     retriever_rate = rate * config.retriever_rate_scale * scale
+    rates = dict.fromkeys(updates, rate) | {"retriever": retriever_rate}
     updates = {
-      component: jax.tree.map(
-        functools.partial(
-          jnp.multiply, -(retriever_rate if component == "retriever" else rate)
-        ),
-        tree,
-      )
-      for component, tree in updates.items()
+      name: optax.tree.scale(-rates[name], tree)
+      for name, tree in updates.items()
     }
     return updates, ScaleByStepState(state.step + 1)
 
@@ -170,7 +164,7 @@ def make_optimizer(
   """
   return optax.chain(
     optax.clip_by_global_norm(config.clip_norm),
-    scale_by_bert_adam(b1=config.b1, b2=config.b2, epsilon=config.epsilon),
+    scale_by_bert_adam(config),
     optax.add_decayed_weights(config.weight_decay, mask=_decay_mask),
     _scale_components(config, num_steps=num_steps),
   )

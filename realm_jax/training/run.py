@@ -3,13 +3,15 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
-from absl import logging
+from etils import epath
 
 from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.console.sigterm import stop_on_sigterm
+from realm_jax.generations.follow.watcher import GenerationWatcher
+from realm_jax.generations.store import layout
 from realm_jax.inputs.batches import BatchStream
 from realm_jax.models.retriever import embed_queries
 from realm_jax.retrieval.pipeline import RetrievalPipeline
@@ -17,7 +19,7 @@ from realm_jax.training.batches import StepBatch
 from realm_jax.training.candidates import CandidateStream, HostCandidateStream
 from realm_jax.training.checkpointing import Checkpointer
 from realm_jax.training.collapse import CollapseMonitor
-from realm_jax.training.compilation import CompiledSteps
+from realm_jax.training.compilation import compile_steps
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.decisions import Decisions, LocalDecisions
 from realm_jax.training.loop_state import LoopState
@@ -27,11 +29,14 @@ from realm_jax.training.packing.shape_buckets import (
   abstract_batch,
   choose_shape_buckets,
 )
-from realm_jax.training.refresh.following import follow_builder
+from realm_jax.training.refresh.corpus_versions import load_for_run
+from realm_jax.training.refresh.fallback import CrashFallback
+from realm_jax.training.refresh.schedule import GenerationSchedule
 from realm_jax.training.run_lock import run_lock
 from realm_jax.training.setup import RunSetup, set_up
 from realm_jax.training.stages.protocol import ExampleArrays
 from realm_jax.training.state import TrainState, create_state
+from realm_jax.training.step import Metrics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,16 +44,16 @@ class Run:
   """The opened parts of a run, as `run_steps` takes them.
 
   Attributes:
-    state: State before the next step.
-    step_function: Compiled steps; none are compiled for a run that is over.
+    step_function: The compiled training step, of state, batch and step.
     candidates: Stream of batches with their candidates.
     checkpoints: Writer of checkpoints.
     decisions: Decisions that all processes take alike.
     metrics: Log of the metrics.
   """
 
-  state: TrainState
-  step_function: CompiledSteps
+  step_function: Callable[
+    [TrainState, StepBatch, int], tuple[TrainState, Metrics]
+  ]
   candidates: CandidateStream
   checkpoints: Checkpointer
   decisions: Decisions
@@ -56,8 +61,12 @@ class Run:
 
 
 @contextlib.contextmanager
-def open_run(config: TrainConfig) -> Iterator[Run]:
+def open_run(config: TrainConfig) -> Iterator[tuple[TrainState, Run | None]]:
   """Opens a run from its last checkpoint, or a new one.
+
+  Yields:
+    The state before the next step, and the parts of the run; None for them if
+    all steps are done.
 
   Raises:
     RunLockError: MODEL_DIR has a trainer already.
@@ -78,8 +87,18 @@ def open_run(config: TrainConfig) -> Iterator[Run]:
       config.model_dir, keep=config.checkpoints.keep, read_only=False
     )
     stack.callback(store.close)
-    checkpoints = Checkpointer(store, setup.identity)
-    state, shardings, loop_state = _open_state(setup, checkpoints)
+    checkpoints = Checkpointer(store, setup.identity, config.checkpoints)
+    lengths = {
+      "query": config.data.query_length,
+      "block": config.data.block_length,
+    }
+    state, shardings = create_state(
+      functools.partial(config.stage.init, setup.inputs.models, lengths),
+      setup.optimizer,
+      seed=config.data.seed,
+      mesh=setup.mesh,
+    )
+    state, loop_state = checkpoints.initialize_or_restore(state)
     examples = BatchStream(
       dataclasses.replace(config.data, corpus_version=setup.corpus.version),
       start_position=loop_state.position,
@@ -87,55 +106,29 @@ def open_run(config: TrainConfig) -> Iterator[Run]:
     stack.callback(examples.close)
     # The first generation is built from checkpoint 0. It is not saved before
     # everything that it needs has been found to be there.
-    checkpoints.save_if_new(state, loop_state)
+    if not store.steps():
+      checkpoints.save(state, loop_state)
+    step = int(state.step)
+    if step >= config.num_steps:
+      yield state, None
+      return
     metrics = MetricsLog(
       config.model_dir,
-      start_step=int(state.step),
+      start_step=step,
       num_steps=config.num_steps,
       examples_per_step=config.data.batch_size,
       monitor=CollapseMonitor(config.optimizer.freeze_retriever_steps),
     )
     stack.callback(metrics.close)
     packer, batches = _shape_buckets(setup)
-    if int(state.step) >= config.num_steps:
-      logging.info(
-        "%s is already trained: step %d", config.model_dir, state.step
-      )
-      batches = []
-    candidates = stack.enter_context(
-      _open_candidates(setup, examples, packer, decisions, loop_state)
+    candidates = _open_candidates(
+      setup, examples, packer, decisions, loop_state, stack
     )
-    yield Run(
-      state=state,
-      step_function=CompiledSteps(setup, state, shardings, batches),
-      candidates=candidates,
-      checkpoints=checkpoints,
-      decisions=decisions,
-      metrics=metrics,
+    step_function = compile_steps(setup, state, shardings, batches)
+    yield (
+      state,
+      Run(step_function, candidates, checkpoints, decisions, metrics),
     )
-
-
-def _open_state(
-  setup: RunSetup, checkpoints: Checkpointer
-) -> tuple[TrainState, TrainState, LoopState]:
-  """Returns the state to continue from, its shardings and the loop's state."""
-  config = setup.config
-  lengths = {
-    "query": config.data.query_length,
-    "block": config.data.block_length,
-  }
-  state, shardings = create_state(
-    functools.partial(config.stage.init, setup.inputs.models, lengths),
-    setup.optimizer,
-    seed=config.data.seed,
-    mesh=setup.mesh,
-  )
-  state, loop_state = checkpoints.initialize_or_restore(
-    state,
-    config.checkpoints.sources,
-    required=config.checkpoints.required,
-  )
-  return state, shardings, loop_state
 
 
 def _shape_buckets(setup: RunSetup) -> tuple[Packer, list[StepBatch]]:
@@ -161,30 +154,57 @@ def _shape_buckets(setup: RunSetup) -> tuple[Packer, list[StepBatch]]:
   ]
 
 
-@contextlib.contextmanager
 def _open_candidates(
   setup: RunSetup,
   examples: BatchStream,
   packer: Packer,
   decisions: Decisions,
   resumed: LoopState,
-) -> Iterator[HostCandidateStream]:
+  stack: contextlib.ExitStack,
+) -> HostCandidateStream:
   """Opens the candidate stream, with the generations that it searches."""
-  with contextlib.ExitStack() as stack:
-    schedule = None
-    if setup.config.stage.needs_index:
-      schedule = stack.enter_context(follow_builder(setup, decisions))
-    pipeline: RetrievalPipeline[StepBatch] = RetrievalPipeline(
-      functools.partial(embed_queries, setup.inputs.models.retriever),
+  schedule = None
+  if setup.config.stage.needs_index:
+    schedule = _follow_builder(setup, decisions, stack)
+  pipeline: RetrievalPipeline[StepBatch] = RetrievalPipeline(
+    functools.partial(embed_queries, setup.inputs.models.retriever),
+    mesh=setup.mesh,
+  )
+  stack.callback(pipeline.close)
+  return HostCandidateStream(
+    setup,
+    examples,
+    packer=packer,
+    pipeline=pipeline,
+    schedule=schedule,
+    decisions=decisions,
+    resumed=resumed,
+  )
+
+
+def _follow_builder(
+  setup: RunSetup, decisions: Decisions, stack: contextlib.ExitStack
+) -> GenerationSchedule:
+  """Starts to watch the generations that the index builder publishes."""
+  config = setup.config
+  directory = epath.Path(config.model_dir) / layout.FOLDER
+  fallback = CrashFallback(
+    config.refresh.on_crash,
+    generations_dir=directory,
+    load=functools.partial(
+      load_for_run,
+      directory,
+      corpus=setup.corpus,
+      num_searched=setup.identity.num_searched,
       mesh=setup.mesh,
-    )
-    stack.callback(pipeline.close)
-    yield HostCandidateStream(
-      setup,
-      examples,
-      packer=packer,
-      pipeline=pipeline,
-      schedule=schedule,
-      decisions=decisions,
-      resumed=resumed,
-    )
+    ),
+  )
+  return GenerationSchedule(
+    stack.enter_context(
+      GenerationWatcher(directory, fallback.load, follow=config.refresh.follow)
+    ),
+    config.refresh,
+    save_every_steps=config.checkpoints.save_every_steps,
+    decisions=decisions,
+    fallback=fallback,
+  )

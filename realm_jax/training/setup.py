@@ -64,26 +64,23 @@ def set_up(config: TrainConfig) -> RunSetup:
       "devices of the data axis; change BATCH_SIZE"
     )
   models = Models(config.retriever, config.reader).for_corpus(corpus)
+  save_every_steps = config.checkpoints.save_every_steps
+  identity = RunIdentity(
+    seed=config.data.seed,
+    batch_size=config.data.batch_size,
+    num_searched=config.stage.num_searched(corpus.num_blocks),
+    save_every_steps=save_every_steps if config.waits else 0,
+    lag_steps=config.refresh.lag_steps if config.waits else 0,
+    vocabulary=corpus.vocab_sha256,
+    corpus_version=corpus.version,
+    corpus_fingerprint=corpus.fingerprint,
+  )
   return RunSetup(
     config=config,
     corpus=corpus,
-    identity=_identity(config, corpus),
+    identity=identity,
     mesh=mesh,
     inputs=ModelInputs(models, groups=groups),
     loss=config.stage.loss(models),
     optimizer=make_optimizer(config.optimizer, num_steps=config.num_steps),
-  )
-
-
-def _identity(config: TrainConfig, corpus: Corpus) -> RunIdentity:
-  waits = config.waits
-  return RunIdentity(
-    seed=config.data.seed,
-    batch_size=config.data.batch_size,
-    num_searched=config.stage.num_searched(corpus.num_blocks),
-    save_every_steps=config.checkpoints.save_every_steps if waits else 0,
-    lag_steps=config.refresh.lag_steps if waits else 0,
-    vocabulary=corpus.vocab_sha256,
-    corpus_version=corpus.version,
-    corpus_fingerprint=corpus.fingerprint,
   )

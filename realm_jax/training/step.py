@@ -4,9 +4,8 @@ A stage's loss returns weighted sums over the batch, which micro-batches can
 add (`realm_jax/objectives/weighted.py`). The step differentiates their mean.
 """
 
-import dataclasses
 from collections.abc import Callable
-from typing import Generic, TypeVar, cast
+from typing import TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,7 @@ import optax
 from jaxtyping import Array, Float
 
 from realm_jax.models.parameters import Params
-from realm_jax.models.reader import Reader, Spans
+from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever, relevance
 from realm_jax.models.sequences import Sequences
 from realm_jax.objectives.inverse_cloze import inverse_cloze_loss
@@ -34,48 +33,18 @@ B = TypeVar("B")
 Metrics = dict[str, jax.Array]
 
 
-@dataclasses.dataclass(frozen=True)
-class Loss(Generic[B]):
-  """The loss of a stage.
-
-  Attributes:
-    function: Function of the parameters by component, the batch and the key of
-      the dropout masks, which is None without dropout.
-    splittable: Whether the sums over the parts of a batch add up to those over
-      the batch, so that gradients may be accumulated.
-  """
-
-  function: Callable[[Params, B, jax.Array | None], WeightedLoss]
-  splittable: bool = True
-
-  def __call__(
-    self, params: Params, batch: B, dropout_key: jax.Array | None = None
-  ) -> WeightedLoss:
-    """Returns the loss and the metrics of a batch.
-
-    Args:
-      params: Parameters by component.
-      batch: Batch of the stage.
-      dropout_key: Key of the dropout masks; None disables dropout.
-    """
-    return self.function(params, batch, dropout_key)
+# The loss of a stage, from the parameters by component, the batch and the key
+# of the dropout masks, which is None without dropout.
+Loss = Callable[[Params, B, jax.Array | None], WeightedLoss]
 
 
 def embed_candidates(
   retriever: Retriever,
   params: Params,
   batch: PretrainingBatch,
-  *,
-  dropout_key: jax.Array | None = None,
+  dropout_key: jax.Array | None,
 ) -> tuple[Float[Array, "b d"], Float[Array, "b k d"]]:
-  """Embeds the queries of a batch and their candidates.
-
-  Args:
-    retriever: Towers.
-    params: Parameters of the retriever.
-    batch: Queries, distinct blocks, and which of them each candidate is.
-    dropout_key: Key of the dropout masks; None disables dropout.
-  """
+  """Embeds the queries of a batch and their candidates."""
   queries, blocks = retriever.apply(
     {"params": params}, batch.queries, batch.blocks, **_mode(dropout_key)
   )
@@ -95,34 +64,14 @@ def read_masks(
   reader: Reader,
   params: Params,
   batch: PretrainingBatch | ReadingBatch,
-  *,
-  dropout_key: jax.Array | None = None,
+  dropout_key: jax.Array | None,
 ) -> Float[Array, "b k m v"]:
   """Returns the reader's logits of the masked tokens, for each candidate."""
   return reader.apply(
     {"params": params},
     batch.joint,
     batch.masks.positions,
-    method="masked_lm_packed",
-    **_mode(dropout_key),
-  )
-
-
-def read_spans(
-  reader: Reader,
-  params: Params,
-  batch: OpenQaBatch,
-  *,
-  dropout_key: jax.Array | None = None,
-) -> Spans:
-  """Returns the reader's scores of the spans in each candidate's body."""
-  return reader.apply(
-    {"params": params},
-    batch.joint,
-    batch.body_start,
-    batch.body_length,
-    num_starts=batch.is_answer.shape[2],
-    method="spans_packed",
+    method="masked_lm",
     **_mode(dropout_key),
   )
 
@@ -154,7 +103,9 @@ def inverse_cloze(retriever: Retriever) -> Loss[InverseClozeBatch]:
   """
 
   def loss(
-    params: Params, batch: InverseClozeBatch, dropout_key: jax.Array | None
+    params: Params,
+    batch: InverseClozeBatch,
+    dropout_key: jax.Array | None = None,
   ) -> WeightedLoss:
     queries, blocks = retriever.apply(
       {"params": params["retriever"]},
@@ -166,7 +117,7 @@ def inverse_cloze(retriever: Retriever) -> Loss[InverseClozeBatch]:
       queries, blocks, batch.removed, score_scale=retriever.score_scale
     )
 
-  return Loss(loss, splittable=False)
+  return loss
 
 
 def pretraining(
@@ -178,13 +129,15 @@ def pretraining(
   """
 
   def loss(
-    params: Params, batch: PretrainingBatch, dropout_key: jax.Array | None
+    params: Params,
+    batch: PretrainingBatch,
+    dropout_key: jax.Array | None = None,
   ) -> WeightedLoss:
     retriever_key, reader_key = _split(dropout_key)
     queries, candidates = embed_candidates(
-      retriever, params["retriever"], batch, dropout_key=retriever_key
+      retriever, params["retriever"], batch, retriever_key
     )
-    logits = read_masks(reader, params["reader"], batch, dropout_key=reader_key)
+    logits = read_masks(reader, params["reader"], batch, reader_key)
     return marginal_masked_lm_loss(
       relevance(queries, candidates, score_scale=retriever.score_scale),
       logits,
@@ -193,18 +146,18 @@ def pretraining(
       form=form,
     )
 
-  return Loss(loss)
+  return loss
 
 
 def reading(reader: Reader) -> Loss[ReadingBatch]:
   """Returns the masked-LM loss given one block; nothing is retrieved."""
 
   def loss(
-    params: Params, batch: ReadingBatch, dropout_key: jax.Array | None
+    params: Params,
+    batch: ReadingBatch,
+    dropout_key: jax.Array | None = None,
   ) -> WeightedLoss:
-    logits = read_masks(
-      reader, params["reader"], batch, dropout_key=dropout_key
-    )
+    logits = read_masks(reader, params["reader"], batch, dropout_key)
     masked_lm = marginal_masked_lm_loss(
       jnp.zeros(logits.shape[:2]),
       logits,
@@ -214,7 +167,7 @@ def reading(reader: Reader) -> Loss[ReadingBatch]:
     metrics = {"masked_accuracy": masked_lm.metrics["masked_accuracy"]}
     return masked_lm._replace(metrics=metrics)
 
-  return Loss(loss)
+  return loss
 
 
 def open_qa(retriever: Retriever, reader: Reader) -> Loss[OpenQaBatch]:
@@ -242,16 +195,26 @@ def open_qa(retriever: Retriever, reader: Reader) -> Loss[OpenQaBatch]:
     )
 
   def loss(
-    params: Params, batch: OpenQaBatch, dropout_key: jax.Array | None
+    params: Params,
+    batch: OpenQaBatch,
+    dropout_key: jax.Array | None = None,
   ) -> WeightedLoss:
     retriever_key, reader_key = _split(dropout_key)
     scores = scores_of(params["retriever"], batch, retriever_key)
-    spans = read_spans(reader, params["reader"], batch, dropout_key=reader_key)
+    spans = reader.apply(
+      {"params": params["reader"]},
+      batch.joint,
+      batch.body_start,
+      batch.body_length,
+      num_starts=batch.is_answer.shape[2],
+      method="spans",
+      **_mode(reader_key),
+    )
     return open_qa_loss(
       scores, batch.has_answer, spans.logits, spans.is_span, batch.is_answer
     )
 
-  return Loss(loss)
+  return loss
 
 
 def train_step(

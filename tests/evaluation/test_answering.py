@@ -54,11 +54,7 @@ def test_the_best_span_is_that_of_googles_two_choices(answerer, evaluated):
   # place of the best span apart. Both are of one span, unless two are equal.
   model, words = answerer.model, answerer.corpus.vocabulary
   reader, params = model.models.reader, model.params["reader"]
-  read = jax.jit(
-    lambda params, *tokens: reader.apply(
-      {"params": params}, *tokens, method="spans"
-    )
-  )
+  read = jax.jit(reader.apply)
   best = jax.jit(functools.partial(best_spans, reader, 1))
   for line in evaluated[1][:3]:
     tokens = words.encode(line["question"])
@@ -68,7 +64,7 @@ def test_the_best_span_is_that_of_googles_two_choices(answerer, evaluated):
     scores = ranking.scores[None, : answerer.config.num_read]
     rows = ranking.rows[None, : answerer.config.num_read]
     candidates = answerer.corpus.gather(rows, tiny_world.BLOCK_LENGTH)
-    spans = read(params, query, candidates)
+    _, spans = read({"params": params}, query, candidates, query[:, :1])
     totals = np.asarray(spans.logits + scores[:, :, None, None])[0]
     totals = np.where(spans.is_span[0], totals, -np.inf)
     block = totals.max(axis=(1, 2)).argmax()

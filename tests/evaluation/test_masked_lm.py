@@ -1,7 +1,6 @@
 """Masked words with and without retrieval."""
 
 import dataclasses
-import functools
 import json
 import math
 
@@ -80,7 +79,7 @@ def test_retrieval_counts_by_the_mixture_and_null_alone_by_itself(
   candidates[0, 0, :3] = [2, 3, 3]
   candidates[0, 1, :6] = [2, 7, 3, 9, 10, 3]
   position = np.array([[2]], np.int32)
-  logits = jax.jit(functools.partial(models.reader.apply, method="masked_lm"))(
+  logits, _ = jax.jit(models.reader.apply)(
     {"params": params["reader"]}, query, candidates, position
   )
   vectors = jax.jit(models.retriever.apply)(

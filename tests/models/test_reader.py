@@ -1,7 +1,6 @@
 """The reader's heads against numpy, on inputs joined by hand."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -54,9 +53,9 @@ def params(inputs):
   return numpy_bert.random_parameters(nn.unbox(shapes["params"]))
 
 
-@functools.partial(jax.jit, static_argnames="method")
-def _apply(params, *arguments, method):
-  return READER.apply({"params": params}, *arguments, method=method)
+@jax.jit
+def _apply(params, query, candidates):
+  return READER.apply({"params": params}, query, candidates, POSITIONS)
 
 
 def _read(params, query, block):
@@ -68,7 +67,7 @@ def _read(params, query, block):
 
 
 def test_masked_words_are_scored_where_they_stand(params, inputs):
-  logits = _apply(params, *inputs, POSITIONS, method="masked_lm")
+  logits, _ = _apply(params, *inputs)
   assert logits.shape == (2, 3, 2, VOCABULARY)
   head = numpy_bert.as_float64(params["masked_lm_head"])
   table = np.asarray(params["encoder"]["word_embeddings"], np.float64)
@@ -84,7 +83,7 @@ def test_masked_words_are_scored_where_they_stand(params, inputs):
 
 
 def test_spans_are_scored_from_their_ends(params, inputs):
-  spans = _apply(params, *inputs, method="spans")
+  _, spans = _apply(params, *inputs)
   head = numpy_bert.as_float64(params["span_head"])
   size = READER.span_size
   for b, query in enumerate(QUERIES):
@@ -116,8 +115,7 @@ def test_the_title_is_not_read(params, inputs):
   assert other[0, 1, 1] == 20
   other[0, 1, 1] = 25
   np.testing.assert_array_equal(
-    _apply(params, queries, blocks, POSITIONS, method="masked_lm"),
-    _apply(params, queries, other, POSITIONS, method="masked_lm"),
+    _apply(params, queries, blocks)[0], _apply(params, queries, other)[0]
   )
 
 
@@ -125,8 +123,8 @@ def test_padding_changes_nothing(params, inputs):
   queries, blocks = inputs
   wider = np.pad(queries, ((0, 0), (0, 3)))
   longer = np.pad(blocks, ((0, 0), (0, 0), (0, 2)))
-  few = _apply(params, queries, blocks, method="spans")
-  many = _apply(params, wider, longer, method="spans")
+  _, few = _apply(params, queries, blocks)
+  _, many = _apply(params, wider, longer)
   assert not many.is_span[:, :, 14:].any()
   np.testing.assert_array_equal(few.is_span, many.is_span[:, :, :14])
   np.testing.assert_allclose(

@@ -26,7 +26,6 @@ from realm_jax.training.refresh.schedule import (
 from realm_jax.training.setup import RunSetup
 from realm_jax.training.stages.model_inputs import ModelInputs, Models
 from realm_jax.training.stages.protocol import (
-  Assembled,
   ExampleArrays,
   empty_mask_targets,
 )
@@ -123,7 +122,7 @@ class RowsStage:
     )
     rows = retrieved.rows if retrieved.rows.size else masks.token_ids
     made = ReadingBatch(inputs, masks._replace(token_ids=rows))
-    return Assembled(made, {"of_stage": 1.0})
+    return made, {"of_stage": 1.0}
 
   def init(self, models, lengths, key):
     raise AssertionError

@@ -1,6 +1,7 @@
 """A run continues exactly from its last checkpoint, and starts from others."""
 
 import dataclasses
+import shutil
 
 import jax
 import numpy as np
@@ -8,11 +9,8 @@ import pytest
 
 from realm_jax.checkpoints.manager import CheckpointError, CheckpointStore
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.training.checkpointing import (
-  Checkpointer,
-  load_initial,
-  require_started_from,
-)
+from realm_jax.training.checkpointing import Checkpointer
+from realm_jax.training.config import CheckpointConfig
 from realm_jax.training.loop_state import (
   LoopState,
   RetrievedIds,
@@ -58,34 +56,30 @@ def store(tmp_path):
   store.close()
 
 
-def __save(store, state, loop_state):
-  Checkpointer(store, IDENTITY).save(state, loop_state)
-  store.wait()
-
-
-def _restore(store, state, *, sources=None, **changes):
-  identity = dataclasses.replace(IDENTITY, **changes)
-  return Checkpointer(store, identity).initialize_or_restore(
-    state, sources or {}
-  )
-
-
 def _save(store, state, loop_state):
-  Checkpointer(store, IDENTITY).save(state, loop_state)
+  Checkpointer(store, IDENTITY, CheckpointConfig()).save(state, loop_state)
   store.wait()
 
 
 def _restore(store, state, *, sources=None, **changes):
+  """What a run begins with: the state and the loop's."""
   identity = dataclasses.replace(IDENTITY, **changes)
-  return Checkpointer(store, identity).initialize_or_restore(
-    state, sources or {}
-  )
+  config = sources or CheckpointConfig()
+  return Checkpointer(store, identity, config).initialize_or_restore(state)
 
 
-def _load(params, sources, **settings):
-  return load_initial(
-    params, sources, vocabulary=IDENTITY.vocabulary, **settings
-  )
+@pytest.fixture
+def start(tmp_path_factory):
+  """`start(state, initial_checkpoint=…)`: the parameters of a new run."""
+  store = CheckpointStore(tmp_path_factory.mktemp("new"), read_only=False)
+
+  def started(state, *, vocabulary=IDENTITY.vocabulary, **sources):
+    config = CheckpointConfig(**sources)
+    begun = _restore(store, state, sources=config, vocabulary=vocabulary)
+    return begun[0].params
+
+  yield started
+  store.close()
 
 
 def _assert_same(one, two):
@@ -164,61 +158,72 @@ def test_a_checkpoint_of_another_stage_is_refused(store):
     _restore(store, _state("pretraining"))
 
 
-def test_a_stage_starts_from_the_one_before(store, tmp_path):
+def test_a_stage_starts_from_the_one_before(store, tmp_path, start):
   earlier = _state(step=4, shift=3.0)
   _save(store, earlier, LoopState(0))
-  fresh = _state().params
+  fresh = _state()
   for path in (tmp_path, tmp_path / "checkpoints" / "4"):
-    _assert_same(
-      _load(fresh, {"retriever": path, "reader": path}), earlier.params
-    )
+    _assert_same(start(fresh, initial_checkpoint=path), earlier.params)
   # One component from there, the other fresh.
-  mixed = _load(fresh, {"retriever": tmp_path, "reader": None})
-  _assert_same(mixed["retriever"], earlier.params["retriever"])
-  _assert_same(mixed["reader"], fresh["reader"])
+  mixed = start(fresh, initial_reader=tmp_path)
+  _assert_same(mixed["reader"], earlier.params["reader"])
+  _assert_same(mixed["retriever"], fresh.params["retriever"])
 
 
-def test_a_component_that_the_stage_before_lacks_starts_afresh(store, tmp_path):
+def test_a_component_that_the_stage_before_lacks_starts_afresh(
+  store, tmp_path, start
+):
   earlier = _state("inverse_cloze", shift=3.0)
   _save(store, earlier, LoopState(0))
-  fresh = _state().params
-  loaded = _load(fresh, {"retriever": tmp_path, "reader": tmp_path})
+  fresh = _state()
+  loaded = start(fresh, initial_checkpoint=tmp_path)
   _assert_same(loaded["retriever"], earlier.params["retriever"])
-  _assert_same(loaded["reader"], fresh["reader"])
+  _assert_same(loaded["reader"], fresh.params["reader"])
 
 
 @pytest.mark.parametrize("name", ["nowhere", "nowhere/checkpoints/7"])
-def test_a_path_that_is_no_checkpoint_is_refused(tmp_path, name):
+def test_a_path_that_is_no_checkpoint_is_refused(tmp_path, name, start):
   with pytest.raises(CheckpointError, match="nowhere"):
-    _load(_state("inverse_cloze").params, {"retriever": tmp_path / name})
+    start(_state("inverse_cloze"), initial_checkpoint=tmp_path / name)
 
 
-def test_a_reader_that_was_asked_for_must_be_there(store, tmp_path):
+def test_a_reader_that_was_asked_for_must_be_there(store, tmp_path, start):
   _save(store, _state("inverse_cloze"), LoopState(0))
   with pytest.raises(CheckpointError, match="do not bind INITIAL_READER"):
-    _load(_state().params, {"reader": tmp_path}, required=("reader",))
+    start(_state(), initial_reader=tmp_path)
 
 
-def test_another_vocabulary_of_the_same_size_is_refused(store, tmp_path):
+def test_another_vocabulary_of_the_same_size_is_refused(store, tmp_path, start):
   _save(store, _state(), LoopState(0))
   with pytest.raises(CheckpointError, match="over another vocabulary"):
-    load_initial(_state().params, {"retriever": tmp_path}, vocabulary="cd" * 32)
+    start(_state(), initial_checkpoint=tmp_path, vocabulary="cd" * 32)
 
 
-def test_an_empty_checkpoint_is_refused(store, tmp_path):
+def test_an_empty_checkpoint_is_refused(store, tmp_path, start):
   _save(store, _state(), LoopState(0))
   (tmp_path / "checkpoints" / "7").mkdir()
   with pytest.raises(CheckpointError, match=r"checkpoint 7 of .* is empty"):
-    _load(_state().params, {"retriever": tmp_path})
+    start(_state(), initial_checkpoint=tmp_path)
 
 
-def test_a_run_that_has_only_begun_is_held_to_its_start(store, tmp_path):
-  _save(store, _state(shift=1.0), LoopState(0))
-  sources = {"retriever": tmp_path, "reader": None}
-  settings = {"vocabulary": IDENTITY.vocabulary, "model_dir": "runs/new"}
-  require_started_from(_state(shift=1.0).params, sources, **settings)
-  with pytest.raises(CheckpointError, match="remove runs/new"):
-    require_started_from(_state(shift=2.0).params, sources, **settings)
+def test_a_run_that_has_only_begun_is_held_to_its_start(
+  store, tmp_path, tmp_path_factory
+):
+  source = tmp_path_factory.mktemp("source")
+  before = CheckpointStore(source, read_only=False)
+  _save(before, _state(shift=1.0), LoopState(0))
+  before.close()
+  sources = CheckpointConfig(initial_checkpoint=source)
+  _save(store, *_restore(store, _state(), sources=sources))
+  _restore(store, _state(), sources=sources)
+  store.close()
+  # Another checkpoint meanwhile, under the same name.
+  shutil.rmtree(source)
+  before = CheckpointStore(source, read_only=False)
+  _save(before, _state(shift=2.0), LoopState(0))
+  before.close()
+  with pytest.raises(CheckpointError, match=f"remove {tmp_path}, or choose"):
+    _restore(store, _state(), sources=sources)
 
 
 def test_weights_without_an_optimizer_are_no_run_to_go_on_from(store):
@@ -229,20 +234,8 @@ def test_weights_without_an_optimizer_are_no_run_to_go_on_from(store):
     _restore(store, state)
 
 
-def test_only_a_new_run_saves_its_first_state(store):
-  checkpoints = Checkpointer(store, IDENTITY)
-  state, loop_state = checkpoints.initialize_or_restore(_state(), {})
-  assert loop_state == LoopState(0)
-  checkpoints.save_if_new(state, loop_state)
-  checkpoints.wait()
-  assert store.steps() == [0]
-  checkpoints.save_if_new(_state(step=5), loop_state)
-  checkpoints.wait()
-  assert store.steps() == [0]
-
-
 def test_a_loss_that_is_not_finite_names_the_last_good_checkpoint(store):
-  checkpoints = Checkpointer(store, IDENTITY)
+  checkpoints = Checkpointer(store, IDENTITY, CheckpointConfig())
   checkpoints.save(_state(step=7), LoopState(0))
   error = checkpoints.with_last_good(NonFiniteLossError("loss is nan"))
   assert "loss is nan; the last good checkpoint, step 7 of" in str(error)

@@ -19,6 +19,7 @@ from realm_jax.training.refresh.schedule import (
   StaleIndexError,
   WaitPreemptedError,
 )
+from realm_jax.training.run import Run
 from realm_jax.training.state import TrainState
 
 
@@ -97,7 +98,7 @@ def _run(
   preempted = threading.Event()
   candidates = Candidates(events, unavailable)
 
-  def step_function(state, batch, *, step):
+  def step_function(state, batch, step):
     assert int(batch.joint[0]) == step == int(state.step)
     events.append(("step", step))
     if step == preempted_at:
@@ -106,9 +107,7 @@ def _run(
 
   result, error = None, None
   try:
-    result = run_steps(
-      _state(start),
-      num_steps=num_steps,
+    run = Run(
       step_function=step_function,
       candidates=candidates,
       checkpoints=Checkpoints(events),
@@ -117,6 +116,7 @@ def _run(
       ),
       metrics=Metrics(events, bad_step),
     )
+    result = run_steps(_state(start), run, num_steps=num_steps)
   except Exception as raised:
     error = raised
   return events, candidates, result, error
@@ -164,12 +164,6 @@ def test_a_resumed_run_does_the_remaining_steps():
     ("step", 4),
   ]
   assert result.step == 5
-
-
-def test_a_finished_run_does_nothing():
-  events, _, result, _ = _run(start=4, num_steps=4)
-  assert events == [("wait",)]
-  assert (result.step, result.preempted) == (4, False)
 
 
 def test_a_preempted_run_saves_after_its_step_and_ends():

@@ -129,16 +129,6 @@ def test_a_row_that_a_kill_cut_is_dropped(tmp_path):
   assert [row["step"] for row in _rows(tmp_path)] == [1, 3]
 
 
-def test_one_process_of_a_run_writes(tmp_path):
-  log = _open(tmp_path, is_writer=False)
-  for step in (1, 2, 3):
-    log.push(step, _metrics(1.0), {})
-  log.flush()
-  log.close()
-  assert log.last["loss"] == 1.0
-  assert list(tmp_path.iterdir()) == []
-
-
 def test_tensorboard_events_are_written(tmp_path):
   log = _open(tmp_path)
   for step in (1, 2, 3):

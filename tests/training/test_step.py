@@ -11,7 +11,7 @@ from realm_jax.partitioning import rules
 from realm_jax.partitioning.mesh import DATA_AXIS, make_mesh
 from realm_jax.training.batches import IndexScores
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
-from realm_jax.training.step import Loss, train_step
+from realm_jax.training.step import train_step
 from tests.training import tiny
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-3, warmup_steps=0)
@@ -125,7 +125,7 @@ def test_a_step_never_recompiles_on_its_own_output():
 
   jax.monitoring.register_event_duration_secs_listener(listen)
   step = jax.jit(
-    functools.partial(train_step, loss=Loss(traced), optimizer=update, seed=0),
+    functools.partial(train_step, loss=traced, optimizer=update, seed=0),
     out_shardings=(shardings, rules.replicated(mesh)),
   )
   batches = [_batch("inverse_cloze", mesh, seed=seed) for seed in range(3)]

@@ -12,28 +12,26 @@ import numpy as np
 
 from realm_jax.models.packing import (
   PackingPlan,
-  TokenRows,
   lay_out,
   one_per_row,
   plan_rows,
 )
 from realm_jax.models.sequences import PAD_ID, PaddedSequences
-from realm_jax.training.batches import StepBatch
+from realm_jax.training.batches import EncoderInput, StepBatch
 
 # The number of rows in each group, for each encoder input of a batch, in the
 # order of the batch's fields.
 ShapeBucket = tuple[int, ...]
 
 
-def is_token_rows(node: Any) -> bool:
-  """Whether a node of a batch is one encoder input."""
-  return isinstance(node, TokenRows)
+def _is_encoder_input(node: Any) -> bool:
+  return isinstance(node, EncoderInput)
 
 
-def encoder_inputs(batch: StepBatch) -> list[TokenRows]:
+def encoder_inputs(batch: StepBatch) -> list[EncoderInput]:
   """Returns the encoder inputs of a batch, in the order of its fields."""
-  leaves = jax.tree.leaves(batch, is_leaf=is_token_rows)
-  return [leaf for leaf in leaves if is_token_rows(leaf)]
+  leaves = jax.tree.leaves(batch, is_leaf=_is_encoder_input)
+  return [leaf for leaf in leaves if _is_encoder_input(leaf)]
 
 
 class Packer:
@@ -55,15 +53,25 @@ class Packer:
 
   def plan(self, batch: StepBatch) -> list[PackingPlan]:
     """Plans the rows of each encoder input of a batch."""
-    return plan_batch(batch, groups=self._groups, pack=self._pack)
+    plan = plan_rows if self._pack else one_per_row
+    return [
+      plan(
+        np.count_nonzero(rows.token_ids != PAD_ID, axis=1).reshape(
+          self._groups, -1
+        ),
+        rows.token_ids.shape[1],
+      )
+      for rows in encoder_inputs(batch)
+    ]
 
   def smallest_bucket(self, plans: Sequence[PackingPlan]) -> int:
     """Returns the number of the smallest bucket that holds planned rows."""
-    needed = bucket_of(plans)
     return next(
       number
       for number, bucket in enumerate(self.buckets)
-      if all(rows >= least for rows, least in zip(bucket, needed, strict=True))
+      if all(
+        rows >= plan.num_rows for rows, plan in zip(bucket, plans, strict=True)
+      )
     )
 
   def lay_out(
@@ -73,13 +81,13 @@ class Packer:
     remaining = iter(zip(plans, self.buckets[bucket], strict=True))
 
     def rows_of(node: Any) -> Any:
-      if not is_token_rows(node):
+      if not _is_encoder_input(node):
         return node
       plan, num_rows = next(remaining)
       rows = lay_out(plan, node, num_rows=num_rows)
       return rows if self._pack else PaddedSequences(*rows)
 
-    return jax.tree.map(rows_of, batch, is_leaf=is_token_rows)
+    return jax.tree.map(rows_of, batch, is_leaf=_is_encoder_input)
 
   def __call__(self, batch: StepBatch) -> StepBatch:
     """Lays out a batch in the smallest bucket that holds it."""
@@ -87,26 +95,13 @@ class Packer:
     return self.lay_out(batch, plans, bucket=self.smallest_bucket(plans))
 
 
-def plan_batch(
-  batch: StepBatch, *, groups: int, pack: bool
-) -> list[PackingPlan]:
-  """Plans the rows of each encoder input of a batch."""
-  plan = plan_rows if pack else one_per_row
-  return [
-    plan(
-      np.count_nonzero(rows.token_ids != PAD_ID, axis=1).reshape(groups, -1),
-      rows.token_ids.shape[1],
-    )
-    for rows in encoder_inputs(batch)
-  ]
-
-
-def bucket_of(plans: Sequence[PackingPlan]) -> ShapeBucket:
-  """Returns the smallest bucket that holds planned rows."""
+def needed_bucket(batch: StepBatch, *, groups: int = 1) -> ShapeBucket:
+  """Returns the smallest bucket that holds a batch, packed."""
+  plans = Packer([], groups=groups).plan(batch)
   return tuple(plan.num_rows for plan in plans)
 
 
-def largest_bucket(batch: StepBatch, *, groups: int) -> ShapeBucket:
+def largest_bucket(batch: StepBatch, *, groups: int = 1) -> ShapeBucket:
   """Returns the bucket that holds any batch: a row for each sequence."""
   return tuple(len(rows.token_ids) // groups for rows in encoder_inputs(batch))
 

@@ -12,15 +12,13 @@ from jax.sharding import Mesh
 from jaxtyping import Int
 
 from realm_jax.corpus.store import Corpus
-from realm_jax.models.sequences import Sequences
 from realm_jax.partitioning import rules
 from realm_jax.training.batches import StepBatch
 from realm_jax.training.packing.packer import (
   ShapeBucket,
-  bucket_of,
   encoder_inputs,
   largest_bucket,
-  plan_batch,
+  needed_bucket,
 )
 from realm_jax.training.stages.model_inputs import ModelInputs
 from realm_jax.training.stages.protocol import ExampleArrays, Stage
@@ -45,7 +43,7 @@ def choose_shape_buckets(
     stage: Stage whose batches are laid out.
     shapes: Arrays of the shapes of queries and candidates.
     inputs: Maker of the encoder inputs.
-    corpus: Corpus that gives random sentences as queries, and random blocks as
+    corpus: Corpus whose random sentences and blocks serve as queries and
       candidates.
   """
   rng = np.random.default_rng(0)
@@ -53,13 +51,11 @@ def choose_shape_buckets(
   needed = []
   for _ in range(_SAMPLES):
     query = _random_queries(corpus, shapes.query.shape, rng)
-    blocks = rng.integers(corpus.num_blocks, size=shape)
-    random = shapes._replace(
-      query=query, candidates=corpus.gather(blocks, block_length)
-    )
+    rows = rng.integers(corpus.num_blocks, size=shape)
+    candidates = corpus.gather(rows, block_length)
+    random = shapes._replace(query=query, candidates=candidates)
     batch = stage.example(random, inputs)
-    plans = plan_batch(batch, groups=inputs.groups, pack=True)
-    needed.append(bucket_of(plans))
+    needed.append(needed_bucket(batch, groups=inputs.groups))
   largest = largest_bucket(batch, groups=inputs.groups)
   usual = tuple(
     min(math.ceil(max(rows) * _MARGIN), most)
@@ -108,7 +104,4 @@ def shape_key(batch: StepBatch) -> tuple[int, ...]:
 
   They tell the compiled steps of a run apart.
   """
-  nodes = jax.tree.leaves(batch, is_leaf=lambda x: isinstance(x, Sequences))
-  return tuple(
-    len(node.token_ids) for node in nodes if isinstance(node, Sequences)
-  )
+  return tuple(len(rows.token_ids) for rows in encoder_inputs(batch))

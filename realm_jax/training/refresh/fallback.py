@@ -1,6 +1,6 @@
 """Fallback of a run whose index process has crashed."""
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable
 
 from absl import logging
 from etils import epath
@@ -10,19 +10,7 @@ from realm_jax.generations.store import layout
 from realm_jax.generations.store import manifest as manifests
 from realm_jax.generations.store.manifest import GenerationError
 from realm_jax.indexes.exact import ExactConfig
-from realm_jax.indexes.protocol import IndexConfig, IndexCrashedError
-
-
-@runtime_checkable
-class LoadGeneration(Protocol):
-  """Loads the generation of a step, with another index where one is given.
-
-  It raises `GenerationError` or `IndexCrashedError`.
-  """
-
-  def __call__(
-    self, step: int, *, index: IndexConfig | None = None
-  ) -> Generation: ...
+from realm_jax.indexes.protocol import IndexCrashedError
 
 
 class CrashFallback:
@@ -36,7 +24,8 @@ class CrashFallback:
   Args:
     on_crash: One of `realm_jax.training.config.ON_CRASH`.
     generations_dir: Directory of the generations.
-    load: Loader of generations.
+    load: Loads the generation of a step, with another index where `index` is
+      given. It raises `GenerationError` or `IndexCrashedError`.
   """
 
   def __init__(
@@ -44,7 +33,7 @@ class CrashFallback:
     on_crash: str,
     *,
     generations_dir: epath.PathLike,
-    load: LoadGeneration,
+    load: Callable[..., Generation],
   ):
     self._on_crash = on_crash
     self._directory = generations_dir
@@ -61,11 +50,7 @@ class CrashFallback:
       return self._load(step)
     except IndexCrashedError as error:
       self._require_fallback(step, error)
-      generation = self._load_exact(step)
-      logging.error(
-        "%s: falling back to exact search of generation %d", error, step
-      )
-      return generation
+      return self._load_exact(step, error)
 
   def _require_fallback(self, step: int, error: IndexCrashedError) -> None:
     if self._on_crash == "fail":
@@ -74,9 +59,13 @@ class CrashFallback:
         "or bind RefreshConfig.on_crash to 'exact' or 'last'"
       ) from error
 
-  def _load_exact(self, step: int) -> Generation:
-    manifest = manifests.read(layout.path_of(self._directory, step))
-    return self._load(step, index=ExactConfig(dtype=manifest.dtype))
+  def _load_exact(self, step: int, error: IndexCrashedError) -> Generation:
+    dtype = manifests.read(layout.path_of(self._directory, step)).dtype
+    generation = self._load(step, index=ExactConfig(dtype=dtype))
+    logging.error(
+      "%s: falling back to exact search of generation %d", error, step
+    )
+    return generation
 
   def replace(
     self, generation: Generation, error: IndexCrashedError
@@ -94,19 +83,15 @@ class CrashFallback:
     for other in order:
       try:
         # The index that has crashed is not loaded again.
-        load = self._load_exact if other == step else self.load
-        replacement = load(other)
+        if other == step:
+          return self._load_exact(step, error)
+        replacement = self.load(other)
       except GenerationError as reason:
         logging.warning("generation %d is not used: %s", other, reason)
         continue
-      if other == step:
-        logging.error(
-          "%s: falling back to exact search of generation %d", error, step
-        )
-      else:
-        logging.error(
-          "%s: falling back from generation %d to %d", error, step, other
-        )
+      logging.error(
+        "%s: falling back from generation %d to %d", error, step, other
+      )
       return replacement
     raise IndexCrashedError(
       f"{error}: no generation is left to search instead of {step}. Start the "

@@ -1,11 +1,11 @@
 """Which generation a step searches, and how stale it is."""
 
 import time
-from typing import Protocol, runtime_checkable
 
 from absl import logging
 
 from realm_jax.generations.follow.loading import Generation
+from realm_jax.generations.follow.watcher import GenerationWatcher
 from realm_jax.generations.store.manifest import DamagedGenerationError
 from realm_jax.indexes.protocol import IndexCrashedError
 from realm_jax.training.config import RefreshConfig
@@ -13,6 +13,10 @@ from realm_jax.training.decisions import Decisions
 from realm_jax.training.refresh.fallback import CrashFallback
 
 _REMINDER_SECONDS = 30.0
+_POLL_SECONDS = 1.0
+# How long a run that stopped as stale waits for a fresher generation when it is
+# resumed.
+_FRESHER_SECONDS = 600.0
 
 
 class StaleIndexError(ValueError):
@@ -36,19 +40,6 @@ RETRIEVAL_UNAVAILABLE = (
 )
 
 
-@runtime_checkable
-class Watcher(Protocol):
-  """The part of `GenerationWatcher` that a schedule uses."""
-
-  def newest(self) -> Generation | None: ...
-
-  def wait_for(self, step: int, *, timeout: float | None) -> Generation: ...
-
-  def has_later(self, step: int) -> bool: ...
-
-  def in_use(self, step: int) -> None: ...
-
-
 class GenerationSchedule:
   """Chooses the generation of each step.
 
@@ -57,30 +48,23 @@ class GenerationSchedule:
     config: How the run follows the index builder.
     save_every_steps: Distance of checkpoints, and so of generations.
     decisions: Decisions that all processes take alike.
-    fallback: Replacement of a crashed index; None lets the crash end the run.
-    poll_seconds: Seconds between two looks at the watcher.
-    fresher_seconds: Seconds that a run which stopped as stale waits for a
-      fresher generation when it is resumed.
+    fallback: Replacement of a crashed index.
   """
 
   def __init__(
     self,
-    watcher: Watcher,
+    watcher: GenerationWatcher,
     config: RefreshConfig,
     *,
     save_every_steps: int,
     decisions: Decisions,
-    fallback: CrashFallback | None = None,
-    poll_seconds: float = 1.0,
-    fresher_seconds: float = 600.0,
+    fallback: CrashFallback,
   ):
     self._watcher = watcher
     self._config = config
     self._every = save_every_steps
     self._decisions = decisions
     self._fallback = fallback
-    self._poll_seconds = poll_seconds
-    self._fresher_seconds = fresher_seconds
     self._current: Generation | None = None
     # Generations up to this step are not used again: one of them has crashed.
     self._crashed = -1
@@ -107,11 +91,9 @@ class GenerationSchedule:
       GenerationTimeoutError: It was not published in time.
     """
     config = self._config
-    if recorded is not None:
-      first = recorded
-    else:
-      first = self._due(step) if config.wait else 0
-    self._use(self._wait_for(first))
+    if recorded is None:
+      recorded = self._due(step) if config.wait else 0
+    self._use(self._wait_for(recorded))
     if config.on_stale == "fail" and config.refresh and not config.wait:
       self._wait_for_fresher(step)
     return self.current
@@ -126,15 +108,13 @@ class GenerationSchedule:
       StaleIndexError: It is too old, and the run is configured to fail.
       GenerationTimeoutError: It was not published in time.
     """
-    config = self._config
-    if config.refresh:
-      if config.wait:
-        due = self._due(step)
-        if due > max(self.current.step, self._crashed):
-          self._swap(self._wait_for(due), step)
-      else:
-        self._swap_to_newest(step)
-      self._check_staleness(step)
+    if not self._config.refresh:
+      return self.current
+    if not self._config.wait:
+      self._swap_to_newest(step)
+    elif (due := self._due(step)) > max(self.current.step, self._crashed):
+      self._swap(self._wait_for(due), step)
+    self._check_staleness(step)
     return self.current
 
   def after_crash(self, error: IndexCrashedError) -> Generation:
@@ -143,8 +123,6 @@ class GenerationSchedule:
     Raises:
       IndexCrashedError: The run is configured to fail, or nothing is left.
     """
-    if self._fallback is None:
-      raise error
     self._crashed = max(self._crashed, self.current.step)
     self._use(self._fallback.replace(self.current, error))
     return self.current
@@ -183,20 +161,20 @@ class GenerationSchedule:
 
   def _wait_for_fresher(self, step: int) -> None:
     """Waits for a generation that is not stale, for a run that stopped so."""
-    deadline = time.monotonic() + self._fresher_seconds
+    deadline = time.monotonic() + _FRESHER_SECONDS
     if self._is_stale(step):
       logging.info(
         "generation %d is too old for step %d: waiting up to %.0f s for a "
         "later one",
         self.current.step,
         step,
-        self._fresher_seconds,
+        _FRESHER_SECONDS,
       )
     while self._is_stale(step) and time.monotonic() < deadline:
       if self._decisions.stop_requested():
         raise WaitPreemptedError
       if not self._swap_to_newest(step):
-        time.sleep(self._poll_seconds)
+        time.sleep(_POLL_SECONDS)
 
   def _due(self, step: int) -> int:
     """Returns the generation that a waiting run searches at a step."""
@@ -208,7 +186,7 @@ class GenerationSchedule:
     remind_at = began + _REMINDER_SECONDS
     while not self._decisions.stop_requested():
       try:
-        return self._watcher.wait_for(step, timeout=self._poll_seconds)
+        return self._watcher.wait_for(step, timeout=_POLL_SECONDS)
       except DamagedGenerationError:
         if (later := self._later_than(step, "damaged")) is not None:
           return later
@@ -216,7 +194,7 @@ class GenerationSchedule:
         if self._current is None and not may_skip:
           raise
         # The watcher has reported it, so that the index builder rebuilds it.
-        time.sleep(self._poll_seconds)
+        time.sleep(_POLL_SECONDS)
       except TimeoutError:
         if (later := self._later_than(step, "gone")) is not None:
           return later
@@ -251,11 +229,9 @@ class GenerationSchedule:
     newest = self._watcher.newest()
     if newest is None or newest.step <= step:
       return None
+    found = newest.step
     logging.warning(
-      "generation %d is %s: continuing with generation %d",
-      step,
-      reason,
-      newest.step,
+      "generation %d is %s: continuing with generation %d", step, reason, found
     )
     return newest
 

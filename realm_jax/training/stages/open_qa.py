@@ -5,13 +5,13 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 
 from realm_jax.corpus.store import Corpus
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
 from realm_jax.models.parameters import Params
-from realm_jax.text.answer_spans import TokenSpans, find_token_spans
+from realm_jax.text.answer_spans import find_token_spans
 from realm_jax.text.answers import contains_characters
 from realm_jax.training import step
 from realm_jax.training.batches import IndexScores, OpenQaBatch, StoredVectors
@@ -20,15 +20,15 @@ from realm_jax.training.stages.protocol import (
   Assembled,
   ExampleArrays,
   Lengths,
+  Stage,
   StageContext,
-  init_both,
 )
 
 ANSWERS_IN_BLOCKS = ("characters", "tokens")
 
 
 @dataclasses.dataclass(frozen=True)
-class OpenQa:
+class OpenQa(Stage):
   """Fine-tuning on questions, as in ORQA; there is no null block.
 
   The retriever learns from `num_searched_blocks`, against the generation's
@@ -75,7 +75,7 @@ class OpenQa:
     return self.num_read
 
   def init(self, models: Models, lengths: Lengths, key: jax.Array) -> Params:
-    params = init_both(models, lengths, key)
+    params = super().init(models, lengths, key)
     if self.index_scores:
       params["retriever"] = {"scale": jnp.float32(self.initial_scale)}
     return params
@@ -105,9 +105,7 @@ class OpenQa:
   def assemble(
     self, batch: Batch, retrieved: SearchResult, context: StageContext
   ) -> Assembled:
-    has_answer, is_answer = self._answers(
-      batch, retrieved, context.corpus, context.block_length
-    )
+    has_answer, is_answer = self._answers(batch, retrieved, context)
     query, rows = batch.arrays["query"], retrieved.rows
     if self.index_scores:
       scored = IndexScores(retrieved.scores)
@@ -119,7 +117,7 @@ class OpenQa:
     joint = context.inputs.joint(query, candidates)
     made = OpenQaBatch(scored, *joint, has_answer, is_answer)
     recall = has_answer[:, :5].any(axis=1).mean()
-    return Assembled(made, {"recall_at_5": float(recall)})
+    return made, {"recall_at_5": float(recall)}
 
   def example(self, shapes: ExampleArrays, inputs: ModelInputs) -> OpenQaBatch:
     blocks = (len(shapes.query), shapes.num_searched)
@@ -138,28 +136,30 @@ class OpenQa:
     )
 
   def _answers(
-    self,
-    batch: Batch,
-    retrieved: SearchResult,
-    corpus: Corpus,
-    block_length: int,
+    self, batch: Batch, retrieved: SearchResult, context: StageContext
   ) -> tuple[Bool[np.ndarray, "b n"], Bool[np.ndarray, "b k l w"]]:
     """Returns which blocks contain an answer, and which spans are answers."""
-    num_queries, num_retrieved = retrieved.rows.shape
-    width = self.max_answer_width
-    has_answer = np.zeros((num_queries, num_retrieved), bool)
-    is_answer = np.zeros(
-      (num_queries, self.num_read, block_length, width), bool
-    )
-    for query in range(num_queries):
-      flat, offsets = corpus.body_tokens_flat(retrieved.rows[query])
+    num_queries = len(retrieved.rows)
+    width, length = self.max_answer_width, context.block_length
+    has_answer = np.zeros(retrieved.rows.shape, bool)
+    is_answer = np.zeros((num_queries, self.num_read, length, width), bool)
+    for query, rows in enumerate(retrieved.rows):
+      flat, offsets = context.corpus.body_tokens_flat(rows)
       spans = find_token_spans(flat, offsets, batch.answer_tokens[query])
-      has_answer[query] = self._has_answer(
-        batch, query, retrieved, spans, corpus
-      )
+      if self.answers_in_blocks == "characters":
+        has_answer[query] = _blocks_with_characters(
+          context.corpus, rows, batch, query
+        )
+      else:
+        assert self.joint_length is not None
+        # The joint input is `[CLS] x [SEP] body [SEP]`.
+        query_tokens = np.count_nonzero(batch.arrays["query"][query])
+        body_tokens = self.joint_length - query_tokens - 1
+        fits = spans.start + spans.width <= body_tokens
+        has_answer[query, spans.block[fits]] = True
       fits = (
         (spans.block < self.num_read)
-        & (spans.start < block_length)
+        & (spans.start < length)
         & (spans.width <= width)
       )
       is_answer[
@@ -167,26 +167,12 @@ class OpenQa:
       ] = True
     return has_answer, is_answer
 
-  def _has_answer(
-    self,
-    batch: Batch,
-    query: int,
-    retrieved: SearchResult,
-    spans: TokenSpans,
-    corpus: Corpus,
-  ) -> Bool[np.ndarray, " n"]:
-    """Returns which of the blocks retrieved for a query contain an answer."""
-    rows = retrieved.rows[query]
-    if self.answers_in_blocks == "characters":
-      # Regular expressions have no tokens, and their text occurs in no block.
-      is_text = bool(batch.answer_tokens[query])
-      answers = batch.answers[query] if is_text else []
-      bodies = corpus.bodies_utf8(rows) if answers else [b""] * len(rows)
-      return np.array([contains_characters(b, answers) for b in bodies], bool)
-    assert self.joint_length is not None
-    # The joint input is `[CLS] x [SEP] body [SEP]`.
-    query_tokens = np.count_nonzero(batch.arrays["query"][query])
-    body_tokens = self.joint_length - query_tokens - 1
-    has_answer = np.zeros(len(rows), bool)
-    has_answer[spans.block[spans.start + spans.width <= body_tokens]] = True
-    return has_answer
+
+def _blocks_with_characters(
+  corpus: Corpus, rows: Int[np.ndarray, " n"], batch: Batch, query: int
+) -> list[bool]:
+  """Returns which of the blocks retrieved for a query contain an answer."""
+  # Regular expressions have no tokens, and their text occurs in no block.
+  answers = batch.answers[query] if batch.answer_tokens[query] else []
+  bodies = corpus.bodies_utf8(rows) if answers else [b""] * len(rows)
+  return [contains_characters(body, answers) for body in bodies]

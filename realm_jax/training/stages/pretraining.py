@@ -2,13 +2,11 @@
 
 import dataclasses
 
-import jax
 import numpy as np
 from jaxtyping import Int
 
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
-from realm_jax.models.parameters import Params
 from realm_jax.retrieval.candidate_rows import with_null, without_source
 from realm_jax.text.answer_spans import find_token_spans
 from realm_jax.training import step
@@ -17,16 +15,15 @@ from realm_jax.training.stages.model_inputs import ModelInputs, Models
 from realm_jax.training.stages.protocol import (
   Assembled,
   ExampleArrays,
-  Lengths,
+  Stage,
   StageContext,
   empty_mask_targets,
-  init_both,
   mask_targets,
 )
 
 
 @dataclasses.dataclass(frozen=True)
-class Pretraining:
+class Pretraining(Stage):
   """A masked sentence, the null block and the blocks that the index retrieves.
 
   Attributes:
@@ -40,9 +37,6 @@ class Pretraining:
   form: str = "per_token"
   current_queries: bool = False
   needs_index = True
-
-  def init(self, models: Models, lengths: Lengths, key: jax.Array) -> Params:
-    return init_both(models, lengths, key)
 
   def loss(self, models: Models) -> step.Loss[PretrainingBatch]:
     return step.pretraining(
@@ -67,7 +61,7 @@ class Pretraining:
     candidates = context.gather(rows)
     masks = mask_targets(batch)
     made = context.inputs.pretraining(batch.arrays["query"], candidates, masks)
-    return Assembled(made, {"recall": masked_recall(masks, candidates[:, 1:])})
+    return made, {"recall": masked_recall(masks, candidates[:, 1:])}
 
   def example(
     self, shapes: ExampleArrays, inputs: ModelInputs

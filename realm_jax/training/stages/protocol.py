@@ -1,8 +1,9 @@
-"""The protocol of a stage, which the loop and the evaluations rely on."""
+"""What a stage is to the loop and to the evaluations."""
 
+import abc
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,11 +23,8 @@ from realm_jax.training.step import Loss
 Lengths = Mapping[str, int]
 
 
-class Assembled(NamedTuple):
-  """A batch on the host, and metrics that only the host can compute."""
-
-  batch: StepBatch
-  metrics: dict[str, float]
+# A batch on the host, and metrics that only the host can compute.
+Assembled = tuple[StepBatch, dict[str, float]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,8 +64,7 @@ class ExampleArrays(NamedTuple):
   max_masks: int
 
 
-@runtime_checkable
-class Stage(Protocol):
+class Stage(abc.ABC):
   """One stage of training.
 
   Attributes:
@@ -76,24 +73,37 @@ class Stage(Protocol):
       current parameters, instead of the tower that the generation was
       published with.
     num_candidates: Number of blocks that its step reads for each query.
+    components: Components that it trains.
   """
 
-  @property
-  def needs_index(self) -> bool: ...
+  needs_index: ClassVar[bool] = False
+  components: ClassVar[tuple[str, ...]] = ("retriever", "reader")
 
   @property
-  def current_queries(self) -> bool: ...
+  def current_queries(self) -> bool:
+    return True
 
   @property
-  def num_candidates(self) -> int: ...
+  def num_candidates(self) -> int:
+    return 1
 
   def init(self, models: Models, lengths: Lengths, key: jax.Array) -> Params:
     """Initializes the parameters by component, in flax's boxes."""
-    ...
+    both = len(self.components) == 2
+    retriever_key, reader_key = jax.random.split(key) if both else (key, key)
+    query = jnp.ones((1, lengths["query"]), jnp.int32)
+    block = jnp.ones((1, 1, lengths["block"]), jnp.int32)
+    made = {}
+    if "retriever" in self.components:
+      made["retriever"] = models.retriever.init(retriever_key, query, block)
+    if "reader" in self.components:
+      reader = models.require_reader()
+      made["reader"] = reader.init(reader_key, query, block, query[:, :1])
+    return {name: variables["params"] for name, variables in made.items()}
 
+  @abc.abstractmethod
   def loss(self, models: Models) -> Loss[Any]:
     """Returns the loss, which takes this stage's batches."""
-    ...
 
   def num_searched(self, num_blocks: int) -> int:
     """Returns how many blocks to search for in a corpus of `num_blocks`.
@@ -101,41 +111,18 @@ class Stage(Protocol):
     Raises:
       ValueError: The corpus has too few blocks.
     """
-    ...
+    del num_blocks
+    return 0
 
+  @abc.abstractmethod
   def assemble(
     self, batch: Batch, retrieved: SearchResult, context: StageContext
   ) -> Assembled:
     """Makes the batch of a step from examples and the blocks retrieved."""
-    ...
 
+  @abc.abstractmethod
   def example(self, shapes: ExampleArrays, inputs: ModelInputs) -> StepBatch:
     """Makes a batch of the same shapes and types, with empty targets."""
-    ...
-
-
-def tokens(*shape: int) -> jax.Array:
-  """Returns token ids to initialize a model with."""
-  return jnp.ones(shape, jnp.int32)
-
-
-def init_reader(models: Models, lengths: Lengths, key: jax.Array) -> Params:
-  """Initializes the parameters of the reader."""
-  query = tokens(1, lengths["query"])
-  block = tokens(1, 1, lengths["block"])
-  reader = models.require_reader()
-  return reader.init(key, query, block, tokens(1, 1))["params"]
-
-
-def init_both(models: Models, lengths: Lengths, key: jax.Array) -> Params:
-  """Initializes the parameters of the retriever and of the reader."""
-  retriever_key, reader_key = jax.random.split(key)
-  query = tokens(1, lengths["query"])
-  block = tokens(1, 1, lengths["block"])
-  return {
-    "retriever": models.retriever.init(retriever_key, query, block)["params"],
-    "reader": init_reader(models, lengths, reader_key),
-  }
 
 
 def mask_targets(batch: Batch) -> MaskTargets:

@@ -42,8 +42,7 @@ def test_vectors_and_masked_words_are_those_of_the_variables(tmp_path):
   ]
   np.testing.assert_allclose(vectors, wanted, atol=1e-5)
 
-  read = functools.partial(model.reader.apply, method="masked_lm")
-  logits = jax.jit(read)(
+  logits, _ = jax.jit(model.reader.apply)(
     {"params": model.params["reader"]},
     np.array([[2, 9, 4, 3]], np.int32),
     np.array([[[2, 10, 3, 7, 8, 3]]], np.int32),

@@ -78,8 +78,7 @@ def test_a_pre_trained_release_gives_retriever_and_reader(tmp_path):
   model = load(tmp_path / "run")
   assert set(model.params) == {"retriever", "reader"}
   assert (model.reader.joint_length, model.reader.span_size) == (64, 256)
-  read = functools.partial(model.reader.apply, method="masked_lm")
-  logits = jax.jit(read)(
+  logits, _ = jax.jit(model.reader.apply)(
     {"params": model.params["reader"]},
     np.array([[2, 9, 4, 3]], np.int32),
     np.array([[_BLOCK]], np.int32),
@@ -123,11 +122,11 @@ def test_a_fine_tuned_model_reads_and_retrieves(tmp_path, scope, norm, eps):
   ]
   np.testing.assert_allclose(_embed(model, _QUERIES), wanted, atol=2e-4)
 
-  read = functools.partial(model.reader.apply, method="spans")
-  spans = jax.jit(read)(
+  _, spans = jax.jit(model.reader.apply)(
     {"params": model.params["reader"]},
     np.array([_QUERY], np.int32),
     np.array([[_BLOCK]], np.int32),
+    np.array([[1]], np.int32),
   )
   # `[CLS] query [SEP] body [SEP]`: four words of the body, from position 4.
   joined = _QUERY + _BLOCK[3:]

@@ -9,9 +9,8 @@ from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
 from realm_jax.training.packing.packer import (
   Packer,
-  bucket_of,
   largest_bucket,
-  plan_batch,
+  needed_bucket,
 )
 from tests.training import tiny
 
@@ -41,10 +40,6 @@ def _arrays(stage):
   return arrays
 
 
-def _needed(batch, groups=1):
-  return bucket_of(plan_batch(batch, groups=groups, pack=True))
-
-
 def _loss_and_gradient(batch, mesh, params, loss):
   batch = rules.to_devices(batch, mesh)
 
@@ -63,7 +58,7 @@ def _assert_packing_changes_nothing(stage, arrays, *, groups, loss, **settings):
   update = make_optimizer(OptimizerConfig(learning_rate=1e-3), num_steps=10)
   params = tiny.state(stage, update, mesh, **settings)[0].params
   batch = tiny.host_batch(stage, arrays, groups=groups, **settings)
-  tight = _needed(batch, groups)
+  tight = needed_bucket(batch, groups=groups)
   largest = largest_bucket(batch, groups=groups)
   assert sum(tight) < sum(largest)
   packed = Packer([tight, largest], groups=groups)(batch)
@@ -122,7 +117,7 @@ def test_a_padded_batch_has_one_sequence_in_each_row():
 
 def test_a_batch_takes_the_smallest_bucket_that_holds_it():
   batch = tiny.host_batch("inverse_cloze", tiny.arrays("inverse_cloze"))
-  tight, largest = _needed(batch), largest_bucket(batch, groups=1)
+  tight, largest = needed_bucket(batch), largest_bucket(batch)
   too_small = (tight[0], tight[1] - 1)
   packer = Packer([too_small, tight, largest], groups=1)
   made = packer(batch)
