@@ -140,7 +140,7 @@ class ImportedModel:
         arrays["mask_weights"],
       ),
     )
-    loss = step.pretraining(self.retriever, self.reader)
+    loss = functools.partial(step.pretraining, self.retriever, self.reader)
     return self._graded(loss, self.params, batch)
 
   def open_qa(self, arrays: Mapping[str, np.ndarray]) -> LossAndGradient:
@@ -164,7 +164,9 @@ class ImportedModel:
     answers = arrays["has_answer"], arrays["is_answer"]
     batch = OpenQaBatch(retrieved, *joint, *answers)
     return self._graded(
-      step.open_qa(self.retriever, self.reader), params, batch
+      functools.partial(step.open_qa, self.retriever, self.reader),
+      params,
+      batch,
     )
 
   @property

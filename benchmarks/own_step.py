@@ -197,7 +197,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
   run = jax.jit(
     functools.partial(
       step.train_step,
-      loss=step.pretraining(models.retriever, reader),
+      loss=functools.partial(step.pretraining, models.retriever, reader),
       optimizer=update,
       seed=0,
     ),

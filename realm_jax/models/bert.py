@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 from realm_jax.models.activations import ACTIVATIONS, activate_and_project
 from realm_jax.models.arrays import AnyArray
 from realm_jax.models.attention import attend
-from realm_jax.models.dropout import Dropout, hash_tokens
+from realm_jax.models.dropout import Dropout, hash_tokens, is_dropping
 from realm_jax.models.layer_norm import LayerNorm
 from realm_jax.models.sequences import Sequences
 
@@ -154,8 +154,6 @@ class SelfAttention(nn.Module):
     hidden: Float[Array, "n d"],
     first: Float[Array, "m d"],
     sequences: Sequences,
-    *,
-    train: bool,
   ) -> Float[Array, "m d"]:
     config = self.config
     rows = len(sequences.token_ids)
@@ -166,7 +164,7 @@ class SelfAttention(nn.Module):
       out = dense(config, config.hidden_size, ("embed", "heads"), name)(x)
       return out.reshape(rows, -1, heads, head_size)
 
-    rate = config.dropout_rate if train else 0.0
+    drops = is_dropping(self, config.dropout_rate)
     num_queries = len(first) // rows
     tokens = sequences.dropout_keys[:, None, :num_queries, None]
     head = jnp.arange(heads).reshape(1, heads, 1, 1) * config.max_positions
@@ -175,10 +173,10 @@ class SelfAttention(nn.Module):
       project("key", hidden),
       project("value", hidden),
       sequences.sequence,
-      hash_tokens(self, tokens) if rate else tokens,
+      hash_tokens(self, tokens) if drops else tokens,
       (head + sequences.position[:, None, None, :]).astype(jnp.uint32),
       config.attention_mask_value,
-      rate,
+      config.dropout_rate if drops else 0.0,
     )
     context = context.reshape(-1, config.hidden_size)
     output = dense(config, config.hidden_size, ("heads", "embed"), "output")
@@ -200,7 +198,6 @@ class BertLayer(nn.Module):
     hidden: Float[Array, "n d"],
     sequences: Sequences,
     *,
-    train: bool,
     first_only: bool = False,
   ) -> Float[Array, "m d"]:
     """Returns the hidden states of all tokens, or of each row's first."""
@@ -212,11 +209,9 @@ class BertLayer(nn.Module):
     tokens = keys.reshape(-1)
 
     def dropout(name: str, x: Float[Array, "m d"]) -> Float[Array, "m d"]:
-      return Dropout(config.dropout_rate, name=name)(x, tokens, train=train)
+      return Dropout(config.dropout_rate, name=name)(x, tokens)
 
-    attended = SelfAttention(config, name="attention")(
-      hidden, first, sequences, train=train
-    )
+    attended = SelfAttention(config, name="attention")(hidden, first, sequences)
     hidden = layer_norm(config, "attention_norm")(
       first + dropout("attention_dropout", attended)
     )
@@ -229,7 +224,10 @@ class BertLayer(nn.Module):
 
 
 class BertEncoder(nn.Module):
-  """Embeddings and transformer layers; no pooler."""
+  """Embeddings and transformer layers; no pooler.
+
+  As in all modules here, dropout is on where `apply` is given a `dropout` key.
+  """
 
   config: BertConfig
 
@@ -260,7 +258,6 @@ class BertEncoder(nn.Module):
     sequences: Sequences,
     *,
     typed: bool = True,
-    train: bool = False,
     first_only: bool = False,
   ) -> Float[Array, "r t d"]:
     """Returns the hidden states of the last layer.
@@ -269,7 +266,6 @@ class BertEncoder(nn.Module):
       sequences: Sequences in rows, one or several in each.
       typed: Whether tokens after a sequence's first [SEP] are of type 1;
         otherwise all are of type 0.
-      train: Whether dropout is on.
       first_only: Whether the last layer computes each row's first token
         alone; the result is r × 1 × d then.
 
@@ -294,15 +290,11 @@ class BertEncoder(nn.Module):
       hidden += weight * (second - first)[None, None]
     hidden = self.embedding_norm(hidden).astype(config.dtype)
     hidden = hidden.reshape(-1, config.hidden_size)
-    hidden = self.embedding_dropout(
-      hidden, sequences.dropout_keys.reshape(-1), train=train
-    )
+    hidden = self.embedding_dropout(hidden, sequences.dropout_keys.reshape(-1))
     hidden = nn.with_logical_constraint(hidden, ("batch", "embed"))
     for i, layer in enumerate(self.layers, start=1):
       last = i == config.num_layers
-      hidden = layer(
-        hidden, sequences, train=train, first_only=first_only and last
-      )
+      hidden = layer(hidden, sequences, first_only=first_only and last)
     return hidden.reshape(rows, -1, config.hidden_size)
 
 

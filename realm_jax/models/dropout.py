@@ -81,8 +81,13 @@ def _backward(
 drop.defvjp(_forward, _backward)
 
 
+def is_dropping(module: nn.Module, rate: float) -> bool:
+  """Returns whether a module drops: where `apply` is given a `dropout` key."""
+  return rate > 0.0 and module.has_rng("dropout")
+
+
 class Dropout(nn.Module):
-  """Zeroes elements with probability `rate` and scales the others up.
+  """`drop`, where there is a key for it.
 
   Attributes:
     rate: Probability of being dropped, below 1.
@@ -92,20 +97,10 @@ class Dropout(nn.Module):
 
   @nn.compact
   def __call__(
-    self,
-    x: Float[Array, "n d"],
-    tokens: UInt32[Array, " n"],
-    *,
-    train: bool,
+    self, x: Float[Array, "n d"], tokens: UInt32[Array, " n"]
   ) -> Float[Array, "n d"]:
-    """Drops elements of `x` when training.
-
-    Args:
-      x: One row for each token.
-      tokens: Numbers of the tokens.
-      train: Whether to drop at all.
-    """
-    if not train or self.rate == 0.0:
+    """Drops elements of `x`, which has a row for each of the tokens."""
+    if not is_dropping(self, self.rate):
       return x
     rows = hash_tokens(self, tokens)[:, None]
     columns = jnp.arange(x.shape[-1], dtype=jnp.uint32)[None, :]

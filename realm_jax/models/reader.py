@@ -126,8 +126,6 @@ class Reader(nn.Module):
     self,
     inputs: Sequences,
     mask_positions: Int[AnyArray, "b m"],
-    *,
-    train: bool = False,
   ) -> Float[Array, "b k m v"]:
     """Returns the logits of the words behind the masks, by candidate.
 
@@ -135,11 +133,10 @@ class Reader(nn.Module):
       inputs: Joint inputs, ordered by query, then candidate.
       mask_positions: Positions of the masks in the query. The query opens the
         joint input, so a mask has the same position there.
-      train: Whether dropout is on.
     """
     batch, num_masks = mask_positions.shape
     num_candidates = inputs.starts.size // batch
-    hidden = self.encoder(inputs, train=train)
+    hidden = self.encoder(inputs)
     positions = jnp.repeat(mask_positions, num_candidates, axis=0)
     hidden = sequences.gather(inputs, hidden, positions)
     hidden = hidden.reshape(batch, num_candidates, num_masks, -1)
@@ -152,7 +149,6 @@ class Reader(nn.Module):
     body_length: Int[AnyArray, "b k"],
     *,
     num_starts: int,
-    train: bool = False,
   ) -> Spans:
     """Scores every span of at most `max_answer_width` tokens of the bodies.
 
@@ -161,10 +157,9 @@ class Reader(nn.Module):
       body_start: Position of the body's first token in each.
       body_length: Number of its tokens.
       num_starts: Number of tokens of a body at which a span may start.
-      train: Whether dropout is on.
     """
     batch, num_candidates = body_start.shape
-    hidden = self.encoder(inputs, train=train)
+    hidden = self.encoder(inputs)
     index = jnp.arange(num_starts)[None, :]
     positions = body_start.reshape(-1, 1) + jnp.minimum(
       index, body_length.reshape(-1, 1)

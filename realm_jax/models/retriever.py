@@ -34,16 +34,12 @@ class Tower(nn.Module):
   token_types: bool
 
   @nn.compact
-  def __call__(
-    self, inputs: Sequences, *, train: bool = False
-  ) -> Float[Array, "n d"]:
+  def __call__(self, inputs: Sequences) -> Float[Array, "n d"]:
     """Returns the vectors of sequences."""
     encoder = bert.BertEncoder(self.bert, name="encoder")
     is_padded = isinstance(inputs, sequences.PaddedSequences)
     first_only = is_padded and self.pooling != "mean"
-    hidden = encoder(
-      inputs, typed=self.token_types, train=train, first_only=first_only
-    )
+    hidden = encoder(inputs, typed=self.token_types, first_only=first_only)
     if self.pooling == "mean":
       pooled = sequences.mean(inputs, hidden)
     elif first_only:
@@ -61,7 +57,7 @@ class Tower(nn.Module):
         self.bert, "projection_norm", epsilon=self.projection_norm_eps
       )(pooled)
       pooled = Dropout(self.projection_dropout_rate, name="projection_dropout")(
-        pooled, inputs.numbers.reshape(-1), train=train
+        pooled, inputs.numbers.reshape(-1)
       )
     pooled = pooled.astype(jnp.float32)
     if self.normalize:
@@ -146,29 +142,24 @@ class Retriever(nn.Module):
     return joint.with_prefix(token_ids, self.block_prefix)
 
   def embed_queries(
-    self, queries: Int[AnyArray, "*b l"] | Sequences, *, train: bool = False
+    self, queries: Int[AnyArray, "*b l"] | Sequences
   ) -> Float[Array, "*n d"]:
     """Embeds `[CLS] x [SEP]`, padded, or sequences made by `query_input`."""
-    return _embed(self.query_tower, queries, self.query_input, train)
+    return _embed(self.query_tower, queries, self.query_input)
 
   def embed_blocks(
-    self, blocks: Int[AnyArray, "*b l"] | Sequences, *, train: bool = False
+    self, blocks: Int[AnyArray, "*b l"] | Sequences
   ) -> Float[Array, "*n d"]:
     """Embeds `[CLS] title [SEP] body [SEP]`, or what `block_input` makes."""
-    return _embed(self.block_tower, blocks, self.block_input, train)
+    return _embed(self.block_tower, blocks, self.block_input)
 
   def __call__(
     self,
     query: Int[AnyArray, "*b q"] | Sequences,
     block: Int[AnyArray, "*c l"] | Sequences,
-    *,
-    train: bool = False,
   ) -> tuple[Float[Array, "*n d"], Float[Array, "*m d"]]:
     """Embeds both sides, so that `init` makes every parameter."""
-    return (
-      self.embed_queries(query, train=train),
-      self.embed_blocks(block, train=train),
-    )
+    return self.embed_queries(query), self.embed_blocks(block)
 
   def for_vocabulary(
     self, *, vocab_size: int, separator_id: int
@@ -184,12 +175,11 @@ def _embed(
   tower: Tower,
   inputs: Int[AnyArray, "*b l"] | Sequences,
   prepare: Callable[[Int[AnyArray, "n l"]], Int[AnyArray, "n p"]],
-  train: bool,
 ) -> Float[Array, "*n d"]:
   if isinstance(inputs, Sequences):
-    return tower(inputs, train=train)
+    return tower(inputs)
   token_ids = prepare(inputs.reshape(-1, inputs.shape[-1]))
-  vectors = tower(sequences.padded(token_ids), train=train)
+  vectors = tower(sequences.padded(token_ids))
   return vectors.reshape(*inputs.shape[:-1], -1)
 
 

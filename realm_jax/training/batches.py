@@ -32,11 +32,9 @@ class MaskTargets(NamedTuple):
 
 
 class InverseClozeBatch(NamedTuple):
-  """Sentences and the blocks that they come from.
+  """Sentences and, in the same order, the blocks that they come from.
 
   Attributes:
-    queries: The b sentences.
-    blocks: The b blocks, in the same order.
     removed: Whether the sentence was removed from its block.
   """
 
@@ -46,12 +44,7 @@ class InverseClozeBatch(NamedTuple):
 
 
 class ReadingBatch(NamedTuple):
-  """Masked sentences, each joined with its own block.
-
-  Attributes:
-    joint: The b joint inputs of the reader.
-    masks: The masked tokens.
-  """
+  """Masked sentences, each joined with its own block for the reader."""
 
   joint: EncoderInput
   masks: MaskTargets
@@ -61,12 +54,10 @@ class PretrainingBatch(NamedTuple):
   """Masked sentences with the null block and the retrieved blocks.
 
   Attributes:
-    queries: The b masked sentences.
     blocks: The distinct candidates of each group of rows (a group is the part
       of one device of the data axis), padded with empty sequences to b · k.
     block_index: Number of each candidate among the blocks of its group.
     joint: The b · k joint inputs of the reader, ordered by query.
-    masks: The masked tokens.
   """
 
   queries: EncoderInput
@@ -77,23 +68,14 @@ class PretrainingBatch(NamedTuple):
 
 
 class StoredVectors(NamedTuple):
-  """What a trainable query tower is scored against in open QA.
-
-  Attributes:
-    queries: The b questions.
-    vectors: Vectors of the n retrieved blocks, as the generation stores them.
-  """
+  """Questions, and the retrieved blocks' vectors as the generation has them."""
 
   queries: EncoderInput
   vectors: Float[AnyArray, "b n d"]
 
 
 class IndexScores(NamedTuple):
-  """Scores of an index that has no vectors, such as BM25.
-
-  Attributes:
-    scores: Scores of the n retrieved blocks.
-  """
+  """Retrieved blocks' scores by an index without vectors, such as BM25."""
 
   scores: Float[AnyArray, "b n"]
 

@@ -26,14 +26,12 @@ from realm_jax.training.stages.protocol import StageContext
 
 @runtime_checkable
 class CandidateStream(Protocol):
-  """Batches with their candidates, in the order of the steps.
-
-  Attributes:
-    swaps: Number of generations that were swapped in.
-  """
+  """Batches with their candidates, in the order of the steps."""
 
   @property
-  def swaps(self) -> int: ...
+  def swaps(self) -> int:
+    """Number of generations that were swapped in."""
+    ...
 
   def prefetch(self, step: int, params: Params) -> None:
     """Starts to prepare the batch of a step.
@@ -68,15 +66,12 @@ class CandidateStream(Protocol):
 
 @dataclasses.dataclass
 class _InFlight:
-  """A batch that is being prepared.
+  """A step's batch that is being prepared.
 
   Attributes:
-    step: Step that reads it.
-    examples: Examples of the task.
-    position: Position in the data of the first of them.
+    position: Position in the data of the first example.
     generation: Generation that is searched, if one is.
     vectors: Vectors of the queries, on the devices, if the index needs them.
-    pending: Batch to wait for.
   """
 
   step: int
@@ -215,13 +210,11 @@ class HostCandidateStream:
 
   def state(self, step: int) -> LoopState:
     entry = self._in_flight.get(step)
+    if self._schedule is None:
+      return LoopState(self._position if entry is None else entry.position)
     if entry is None:
-      schedule = self._schedule
-      return LoopState(
-        self._position, None if schedule is None else schedule.current.step
-      )
-    if entry.generation is None:
-      return LoopState(entry.position)
+      return LoopState(self._position, self._schedule.current.step)
+    assert entry.generation is not None
     retrieved = None
     try:
       prepared = self._await(entry)

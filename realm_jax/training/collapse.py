@@ -1,6 +1,5 @@
 """Detects that joint training destroys the retriever."""
 
-import dataclasses
 from collections.abc import Mapping
 
 # Below these values a metric has nowhere to fall: with one candidate beside
@@ -12,9 +11,10 @@ _USEFUL = 0.05
 _FALLEN = 0.6
 # Weight of a step in the exponential means.
 _SMOOTHING = 0.05
+# Number of steps before the first warning, and between two.
+_PATIENCE_STEPS = 50
 
 
-@dataclasses.dataclass
 class CollapseMonitor:
   """Watches the smoothed utility, recall and entropy of p(z|x).
 
@@ -22,32 +22,29 @@ class CollapseMonitor:
   retrieval utility stays near zero while recall falls from its best, or
   p(z|x) concentrates on few candidates. More steps then make it worse.
 
-  Attributes:
+  Args:
     freeze_retriever_steps: Number of first steps that do not train the
       retriever; they are ignored.
-    patience_steps: Number of steps before the first warning, and between two.
   """
 
-  freeze_retriever_steps: int = 0
-  patience_steps: int = 50
-
-  def __post_init__(self) -> None:
+  def __init__(self, freeze_retriever_steps: int = 0):
+    self._ignored = freeze_retriever_steps
     self._means: dict[str, float] = {}
     self._best: dict[str, float] = {}
-    self._quiet_until = self.patience_steps
+    self._quiet_until = _PATIENCE_STEPS
     self._seen = 0
 
   def update(self, step: int, metrics: Mapping[str, float]) -> str | None:
     """Takes the metrics after `step` steps; returns a warning if one is due."""
     names = ("retrieval_utility", "recall", "candidate_entropy")
-    if step <= self.freeze_retriever_steps or not metrics.keys() >= {*names}:
+    if step <= self._ignored or not metrics.keys() >= {*names}:
       return None
     self._seen += 1
     for name in names:
       mean = self._means.get(name, metrics[name])
       mean += _SMOOTHING * (metrics[name] - mean)
       self._means[name] = mean
-      if self._seen >= self.patience_steps // 2:
+      if self._seen >= _PATIENCE_STEPS // 2:
         self._best[name] = max(self._best.get(name, mean), mean)
     helps = self._means["retrieval_utility"] >= _USEFUL
     if helps or self._seen < self._quiet_until:
@@ -55,7 +52,7 @@ class CollapseMonitor:
     for name in names[1:]:
       best = self._best[name]
       if best > _MIN_BEST[name] and self._means[name] < _FALLEN * best:
-        self._quiet_until = self._seen + self.patience_steps
+        self._quiet_until = self._seen + _PATIENCE_STEPS
         return (
           f"the retriever is collapsing: retrieval utility is "
           f"{self._means['retrieval_utility']:.3f} while {name} fell from "

@@ -12,13 +12,19 @@ from realm_jax.training.setup import RunSetup
 from realm_jax.training.state import TrainState
 from realm_jax.training.step import Metrics, train_step
 
+# The compiled training step: of a state, whose buffers are donated, a batch and
+# the number of the step.
+StepFunction = Callable[
+  [TrainState, StepBatch, int], tuple[TrainState, Metrics]
+]
+
 
 def compile_steps(
   setup: RunSetup,
   state: TrainState,
   shardings: TrainState,
   batches: Sequence[StepBatch],
-) -> Callable[[TrainState, StepBatch, int], tuple[TrainState, Metrics]]:
+) -> StepFunction:
   """Compiles `train_step` for every shape and mode that a run will need.
 
   Args:
@@ -28,16 +34,13 @@ def compile_steps(
     batches: Abstract batches, one for each shape bucket.
 
   Returns:
-    The function of a state, whose buffers are donated, a batch and the step's
-    number. It compiles nothing: a batch of another shape raises a KeyError.
+    The step. It compiles nothing: a batch of another shape raises a KeyError.
   """
   config, mesh = setup.config, setup.mesh
   freeze_steps = config.optimizer.freeze_retriever_steps
-  modes = []
-  if int(state.step) < freeze_steps:
-    modes.append(True)
-  if freeze_steps < config.num_steps:
-    modes.append(False)
+  modes = {
+    step < freeze_steps for step in (int(state.step), config.num_steps - 1)
+  }
   # By whether the retriever is frozen, and by `shape_key`.
   compiled: dict[tuple[bool, tuple[int, ...]], jax.stages.Compiled] = {}
   for frozen in modes:

@@ -27,9 +27,7 @@ class Decisions(Protocol):
   def generation(self, step: int, newest: int | None) -> int | None:
     """Returns the generation to switch to at a step, None to keep the current.
 
-    Args:
-      step: Step that searches it.
-      newest: Newest generation that this process has loaded.
+    `newest` is the newest generation that this process has loaded.
     """
     ...
 
@@ -40,9 +38,7 @@ class Decisions(Protocol):
   def shape_bucket(self, step: int, bucket: int) -> int:
     """Returns the shape bucket of a step, which holds every process's rows.
 
-    Args:
-      step: Step that reads the batch.
-      bucket: Number of the smallest bucket that holds this process's rows.
+    `bucket` is the smallest that holds this process's rows.
     """
     ...
 
@@ -65,26 +61,19 @@ class LocalDecisions:
   """
 
   def __init__(
-    self,
-    preempted: threading.Event,
-    *,
-    num_steps: int,
-    save_every_steps: int,
+    self, preempted: threading.Event, *, num_steps: int, save_every_steps: int
   ):
     self._preempted = preempted
     self._num_steps = num_steps
     self._save_every_steps = save_every_steps
 
   def generation(self, step: int, newest: int | None) -> int | None:
-    del step
     return newest
 
   def index_crashed(self, step: int, crashed: bool) -> bool:
-    del step
     return crashed
 
   def shape_bucket(self, step: int, bucket: int) -> int:
-    del step
     return bucket
 
   def after_step(self, step: int) -> AfterStep:

@@ -56,6 +56,7 @@ def train(config: TrainConfig) -> TrainResult:
     CheckpointError: A checkpoint is missing or does not fit.
     CorpusError: There is no corpus, or its blocks are longer than
       `block_length`.
+    ValueError: The configuration does not fit the corpus or the devices.
     NonFiniteLossError: The loss is not finite; the last good checkpoint stays.
   """
   with open_run(config) as (state, run):

@@ -60,11 +60,11 @@ class MetricsLog:
     start_step: int,
     num_steps: int,
     examples_per_step: int,
-    monitor: CollapseMonitor | None = None,
+    monitor: CollapseMonitor,
   ):
     self._pending: collections.deque[_Pending] = collections.deque()
     self._examples_per_step = examples_per_step
-    self._monitor = monitor or CollapseMonitor()
+    self._monitor = monitor
     self._step_began = time.perf_counter()
     self._line_at = time.monotonic() + _LOG_LINE_SECONDS
     path = epath.Path(model_dir) / "metrics.jsonl"

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 from etils import epath
@@ -19,7 +19,7 @@ from realm_jax.training.batches import StepBatch
 from realm_jax.training.candidates import CandidateStream, HostCandidateStream
 from realm_jax.training.checkpointing import Checkpointer
 from realm_jax.training.collapse import CollapseMonitor
-from realm_jax.training.compilation import compile_steps
+from realm_jax.training.compilation import StepFunction, compile_steps
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.decisions import Decisions, LocalDecisions
 from realm_jax.training.loop_state import LoopState
@@ -36,24 +36,13 @@ from realm_jax.training.run_lock import run_lock
 from realm_jax.training.setup import RunSetup, set_up
 from realm_jax.training.stages.protocol import ExampleArrays
 from realm_jax.training.state import TrainState, create_state
-from realm_jax.training.step import Metrics
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """The opened parts of a run, as `run_steps` takes them.
+  """The opened parts of a run, as `run_steps` takes them."""
 
-  Attributes:
-    step_function: The compiled training step, of state, batch and step.
-    candidates: Stream of batches with their candidates.
-    checkpoints: Writer of checkpoints.
-    decisions: Decisions that all processes take alike.
-    metrics: Log of the metrics.
-  """
-
-  step_function: Callable[
-    [TrainState, StepBatch, int], tuple[TrainState, Metrics]
-  ]
+  step_function: StepFunction
   candidates: CandidateStream
   checkpoints: Checkpointer
   decisions: Decisions
@@ -68,12 +57,7 @@ def open_run(config: TrainConfig) -> Iterator[tuple[TrainState, Run | None]]:
     The state before the next step, and the parts of the run; None for them if
     all steps are done.
 
-  Raises:
-    RunLockError: MODEL_DIR has a trainer already.
-    CheckpointError: A checkpoint is missing or does not fit.
-    CorpusError: There is no corpus, or its blocks are longer than
-      `block_length`.
-    ValueError: The configuration does not fit the corpus or the devices.
+  It raises what `realm_jax.training.loop.train` does.
   """
   setup = set_up(config)
   with contextlib.ExitStack() as stack:

@@ -22,13 +22,9 @@ class RunSetup:
   """The parts that follow from configuration, corpus and devices alone.
 
   Attributes:
-    config: Configuration of the run.
     corpus: Corpus version that the run reads.
     identity: What the run must share with its checkpoints.
-    mesh: Mesh over all devices.
     inputs: Maker of the encoder inputs, with the models.
-    loss: Loss of the stage.
-    optimizer: Optimizer of the run.
   """
 
   config: TrainConfig

@@ -5,11 +5,12 @@ add (`realm_jax/objectives/weighted.py`). The step differentiates their mean.
 """
 
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 import optax
+from flax import linen as nn
 from jaxtyping import Array, Float
 
 from realm_jax.models.parameters import Params
@@ -33,9 +34,22 @@ B = TypeVar("B")
 Metrics = dict[str, jax.Array]
 
 
-# The loss of a stage, from the parameters by component, the batch and the key
-# of the dropout masks, which is None without dropout.
+# A stage's loss, of the parameters by component, the batch and the key of the
+# dropout masks, which is None without dropout. A stage binds the modules that
+# the functions below take first.
 Loss = Callable[[Params, B, jax.Array | None], WeightedLoss]
+
+
+def _apply(
+  module: nn.Module,
+  params: Params,
+  dropout_key: jax.Array | None,
+  *arguments: Any,
+  **settings: Any,
+) -> Any:
+  """Applies a module, with dropout if there is a key."""
+  rngs = None if dropout_key is None else {"dropout": dropout_key}
+  return module.apply({"params": params}, *arguments, rngs=rngs, **settings)
 
 
 def embed_candidates(
@@ -45,8 +59,8 @@ def embed_candidates(
   dropout_key: jax.Array | None,
 ) -> tuple[Float[Array, "b d"], Float[Array, "b k d"]]:
   """Embeds the queries of a batch and their candidates."""
-  queries, blocks = retriever.apply(
-    {"params": params}, batch.queries, batch.blocks, **_mode(dropout_key)
+  queries, blocks = _apply(
+    retriever, params, dropout_key, batch.queries, batch.blocks
   )
   assert isinstance(batch.blocks, Sequences)
   # A group's candidates are among its own blocks.
@@ -67,22 +81,8 @@ def read_masks(
   dropout_key: jax.Array | None,
 ) -> Float[Array, "b k m v"]:
   """Returns the reader's logits of the masked tokens, for each candidate."""
-  return reader.apply(
-    {"params": params},
-    batch.joint,
-    batch.masks.positions,
-    method="masked_lm",
-    **_mode(dropout_key),
-  )
-
-
-def _mode(
-  dropout_key: jax.Array | None,
-) -> dict[str, bool | dict[str, jax.Array]]:
-  """Returns the arguments of `apply` that turn dropout on or off."""
-  if dropout_key is None:
-    return {"train": False}
-  return {"train": True, "rngs": {"dropout": dropout_key}}
+  inputs = batch.joint, batch.masks.positions
+  return _apply(reader, params, dropout_key, *inputs, method="masked_lm")
 
 
 def _split(
@@ -95,126 +95,106 @@ def _split(
   return retriever_key, reader_key
 
 
-def inverse_cloze(retriever: Retriever) -> Loss[InverseClozeBatch]:
+def inverse_cloze(
+  retriever: Retriever,
+  params: Params,
+  batch: InverseClozeBatch,
+  dropout_key: jax.Array | None = None,
+) -> WeightedLoss:
   """Returns the loss of inverse cloze.
 
   Its negatives are all blocks of the global batch, so it cannot be split into
   micro-batches.
   """
-
-  def loss(
-    params: Params,
-    batch: InverseClozeBatch,
-    dropout_key: jax.Array | None = None,
-  ) -> WeightedLoss:
-    queries, blocks = retriever.apply(
-      {"params": params["retriever"]},
-      batch.queries,
-      batch.blocks,
-      **_mode(dropout_key),
-    )
-    return inverse_cloze_loss(
-      queries, blocks, batch.removed, score_scale=retriever.score_scale
-    )
-
-  return loss
+  queries, blocks = _apply(
+    retriever, params["retriever"], dropout_key, batch.queries, batch.blocks
+  )
+  return inverse_cloze_loss(
+    queries, blocks, batch.removed, score_scale=retriever.score_scale
+  )
 
 
 def pretraining(
-  retriever: Retriever, reader: Reader, *, form: str = "per_token"
-) -> Loss[PretrainingBatch]:
+  retriever: Retriever,
+  reader: Reader,
+  params: Params,
+  batch: PretrainingBatch,
+  dropout_key: jax.Array | None = None,
+  *,
+  form: str = "per_token",
+) -> WeightedLoss:
   """Returns REALM's loss (section 3.1).
 
   Queries and candidates are embedded with the current parameters.
   """
-
-  def loss(
-    params: Params,
-    batch: PretrainingBatch,
-    dropout_key: jax.Array | None = None,
-  ) -> WeightedLoss:
-    retriever_key, reader_key = _split(dropout_key)
-    queries, candidates = embed_candidates(
-      retriever, params["retriever"], batch, retriever_key
-    )
-    logits = read_masks(reader, params["reader"], batch, reader_key)
-    return marginal_masked_lm_loss(
-      relevance(queries, candidates, score_scale=retriever.score_scale),
-      logits,
-      batch.masks.token_ids,
-      batch.masks.weights,
-      form=form,
-    )
-
-  return loss
+  retriever_key, reader_key = _split(dropout_key)
+  queries, candidates = embed_candidates(
+    retriever, params["retriever"], batch, retriever_key
+  )
+  return marginal_masked_lm_loss(
+    relevance(queries, candidates, score_scale=retriever.score_scale),
+    read_masks(reader, params["reader"], batch, reader_key),
+    batch.masks.token_ids,
+    batch.masks.weights,
+    form=form,
+  )
 
 
-def reading(reader: Reader) -> Loss[ReadingBatch]:
+def reading(
+  reader: Reader,
+  params: Params,
+  batch: ReadingBatch,
+  dropout_key: jax.Array | None = None,
+) -> WeightedLoss:
   """Returns the masked-LM loss given one block; nothing is retrieved."""
-
-  def loss(
-    params: Params,
-    batch: ReadingBatch,
-    dropout_key: jax.Array | None = None,
-  ) -> WeightedLoss:
-    logits = read_masks(reader, params["reader"], batch, dropout_key)
-    masked_lm = marginal_masked_lm_loss(
-      jnp.zeros(logits.shape[:2]),
-      logits,
-      batch.masks.token_ids,
-      batch.masks.weights,
-    )
-    metrics = {"masked_accuracy": masked_lm.metrics["masked_accuracy"]}
-    return masked_lm._replace(metrics=metrics)
-
-  return loss
+  logits = read_masks(reader, params["reader"], batch, dropout_key)
+  masked_lm = marginal_masked_lm_loss(
+    jnp.zeros(logits.shape[:2]),
+    logits,
+    batch.masks.token_ids,
+    batch.masks.weights,
+  )
+  metrics = {"masked_accuracy": masked_lm.metrics["masked_accuracy"]}
+  return masked_lm._replace(metrics=metrics)
 
 
-def open_qa(retriever: Retriever, reader: Reader) -> Loss[OpenQaBatch]:
+def open_qa(
+  retriever: Retriever,
+  reader: Reader,
+  params: Params,
+  batch: OpenQaBatch,
+  dropout_key: jax.Array | None = None,
+) -> WeightedLoss:
   """Returns ORQA's loss, over stored vectors or over scores of an index.
 
   With `StoredVectors` the query tower is trained against vectors that stay
   fixed. With `IndexScores` (BM25 has no vectors) a block's score is `scale`
   times the index's, and `scale` is the only parameter of the retriever.
   """
-
-  def scores_of(
-    params: Params, batch: OpenQaBatch, dropout_key: jax.Array | None
-  ) -> Float[Array, "b n"]:
-    retrieved = batch.retrieved
-    if isinstance(retrieved, IndexScores):
-      return params["scale"] * retrieved.scores
-    queries = retriever.apply(
-      {"params": params},
-      retrieved.queries,
-      method="embed_queries",
-      **_mode(dropout_key),
+  retriever_key, reader_key = _split(dropout_key)
+  tower, found = params["retriever"], batch.retrieved
+  if isinstance(found, IndexScores):
+    scores = tower["scale"] * found.scores
+  else:
+    queries = _apply(
+      retriever, tower, retriever_key, found.queries, method="embed_queries"
     )
-    return relevance(
-      queries, retrieved.vectors, score_scale=retriever.score_scale
+    scores = relevance(
+      queries, found.vectors, score_scale=retriever.score_scale
     )
-
-  def loss(
-    params: Params,
-    batch: OpenQaBatch,
-    dropout_key: jax.Array | None = None,
-  ) -> WeightedLoss:
-    retriever_key, reader_key = _split(dropout_key)
-    scores = scores_of(params["retriever"], batch, retriever_key)
-    spans = reader.apply(
-      {"params": params["reader"]},
-      batch.joint,
-      batch.body_start,
-      batch.body_length,
-      num_starts=batch.is_answer.shape[2],
-      method="spans",
-      **_mode(reader_key),
-    )
-    return open_qa_loss(
-      scores, batch.has_answer, spans.logits, spans.is_span, batch.is_answer
-    )
-
-  return loss
+  spans = _apply(
+    reader,
+    params["reader"],
+    reader_key,
+    batch.joint,
+    batch.body_start,
+    batch.body_length,
+    num_starts=batch.is_answer.shape[2],
+    method="spans",
+  )
+  return open_qa_loss(
+    scores, batch.has_answer, spans.logits, spans.is_span, batch.is_answer
+  )
 
 
 def train_step(

@@ -43,15 +43,15 @@ def params():
   return numpy_bert.random_parameters(nn.unbox(shapes["params"]))
 
 
-@functools.partial(jax.jit, static_argnames=("config", "train"))
-def _encode_jitted(params, token_ids, rngs, config, train):
+@functools.partial(jax.jit, static_argnames="config")
+def _encode_jitted(params, token_ids, rngs, config):
   return BertEncoder(config).apply(
-    {"params": params}, one_a_row(token_ids), train=train, rngs=rngs
+    {"params": params}, one_a_row(token_ids), rngs=rngs
   )
 
 
-def _encode(params, token_ids, config=CONFIG, train=False, rngs=None):
-  return np.asarray(_encode_jitted(params, token_ids, rngs, config, train))
+def _encode(params, token_ids, config=CONFIG, rngs=None):
+  return np.asarray(_encode_jitted(params, token_ids, rngs, config))
 
 
 def test_equals_a_bert_in_numpy(params):
@@ -123,9 +123,7 @@ def test_dropout_only_when_training(params):
   tokens = padded(ROWS, 12)
   calm = _encode(params, tokens)
   np.testing.assert_array_equal(calm, _encode(params, tokens))
-  dropped = _encode(
-    params, tokens, train=True, rngs={"dropout": jax.random.key(1)}
-  )
+  dropped = _encode(params, tokens, rngs={"dropout": jax.random.key(1)})
   assert np.abs(calm - dropped).max() > 0.1
 
 

@@ -15,7 +15,7 @@ def _kept(rate, *, key=0, tokens=TOKENS, width=WIDTH):
   numbers = jnp.arange(tokens, dtype=jnp.uint32)
   rngs = {"dropout": jax.random.key(key)}
   ones = jnp.ones((tokens, width))
-  return np.asarray(module.apply({}, ones, numbers, train=True, rngs=rngs))
+  return np.asarray(module.apply({}, ones, numbers, rngs=rngs))
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5])
@@ -46,7 +46,7 @@ def test_other_keys_drop_other_elements():
 def test_nothing_is_dropped_when_not_training():
   x = jnp.ones((2, 3))
   numbers = jnp.arange(2, dtype=jnp.uint32)
-  assert Dropout(0.5).apply({}, x, numbers, train=False) is x
+  assert Dropout(0.5).apply({}, x, numbers) is x
 
 
 def test_a_gradient_flows_where_its_element_stayed():

@@ -96,7 +96,6 @@ def test_the_last_layer_at_the_first_token_alone_changes_nothing(dropout_rate):
     return encoder.apply(
       params,
       inputs,
-      train=True,
       first_only=first_only,
       rngs={"dropout": jax.random.key(1)},
     )

@@ -66,7 +66,7 @@ def test_a_collapse_is_named_before_it_is_complete(recall, entropy, named):
 
 def test_it_repeats_itself_only_after_its_patience():
   warnings = _feed(
-    CollapseMonitor(patience_steps=40),
+    CollapseMonitor(),
     400,
     _steady(0.0),
     _falling(0.97, 0.03, 100),
@@ -74,11 +74,11 @@ def test_it_repeats_itself_only_after_its_patience():
   )
   steps = [step for step, _ in warnings]
   assert len(steps) > 2
-  assert min(np.diff(steps)) >= 40
+  assert min(np.diff(steps)) >= 50
 
 
 def test_stages_without_these_metrics_are_ignored():
-  monitor = CollapseMonitor(patience_steps=1)
+  monitor = CollapseMonitor()
   assert monitor.update(1, {"loss": 1.0, "accuracy": 0.1}) is None
 
 

@@ -10,13 +10,13 @@ from realm_jax.training.collapse import CollapseMonitor
 from realm_jax.training.metrics import MetricsLog, NonFiniteLossError
 
 
-def _open(model_dir, start_step=0, **kwargs):
+def _open(model_dir, start_step=0, monitor=None):
   return MetricsLog(
     model_dir,
     start_step=start_step,
     num_steps=10,
     examples_per_step=8,
-    **kwargs,
+    monitor=monitor or CollapseMonitor(),
   )
 
 

@@ -102,10 +102,9 @@ def loss(stage, *, dropout_rate=0.0, **retriever_settings):
   """The loss of a stage."""
   retriever, reader = models(dropout_rate=dropout_rate, **retriever_settings)
   if stage == "inverse_cloze":
-    return step.inverse_cloze(retriever)
-  if stage == "pretraining":
-    return step.pretraining(retriever, reader)
-  return step.open_qa(retriever, reader)
+    return functools.partial(step.inverse_cloze, retriever)
+  of_stage = step.pretraining if stage == "pretraining" else step.open_qa
+  return functools.partial(of_stage, retriever, reader)
 
 
 def arrays(stage, seed=0):

@@ -1,6 +1,7 @@
 """Inverse cloze: find the block that a sentence was taken from."""
 
 import dataclasses
+import functools
 
 import numpy as np
 
@@ -24,7 +25,7 @@ class InverseCloze(Stage):
   components = ("retriever",)
 
   def loss(self, models: Models) -> step.Loss[InverseClozeBatch]:
-    return step.inverse_cloze(models.retriever)
+    return functools.partial(step.inverse_cloze, models.retriever)
 
   def assemble(
     self, batch: Batch, retrieved: SearchResult, context: StageContext

@@ -1,6 +1,7 @@
 """Open QA: a question, the retrieved blocks, and the spans of the best few."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -92,7 +93,7 @@ class OpenQa(Stage):
           f"Reader.{name}={there}, but OpenQa.{name}={here}; bind both to the "
           "same"
         )
-    return step.open_qa(models.retriever, reader)
+    return functools.partial(step.open_qa, models.retriever, reader)
 
   def num_searched(self, num_blocks: int) -> int:
     if self.num_read > num_blocks:

@@ -1,6 +1,7 @@
 """REALM pre-training: masked words, the null block and retrieved blocks."""
 
 import dataclasses
+import functools
 
 import numpy as np
 from jaxtyping import Int
@@ -39,9 +40,8 @@ class Pretraining(Stage):
   needs_index = True
 
   def loss(self, models: Models) -> step.Loss[PretrainingBatch]:
-    return step.pretraining(
-      models.retriever, models.require_reader(), form=self.form
-    )
+    modules = models.retriever, models.require_reader()
+    return functools.partial(step.pretraining, *modules, form=self.form)
 
   def num_searched(self, num_blocks: int) -> int:
     # The null block replaces one, and the source, once dropped, another.

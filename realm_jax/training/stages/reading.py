@@ -1,6 +1,7 @@
 """Reading: a reader that starts from nothing learns to read first."""
 
 import dataclasses
+import functools
 
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
@@ -29,7 +30,7 @@ class Reading(Stage):
   components = ("reader",)
 
   def loss(self, models: Models) -> step.Loss[ReadingBatch]:
-    return step.reading(models.require_reader())
+    return functools.partial(step.reading, models.require_reader())
 
   def assemble(
     self, batch: Batch, retrieved: SearchResult, context: StageContext

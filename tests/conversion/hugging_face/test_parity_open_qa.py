@@ -105,7 +105,7 @@ def test_blocks_and_spans_that_hold_the_answer_are_the_same(answerer, expected):
     answers_in_blocks="tokens",
     joint_length=reader.joint_length,
   )
-  assembled = stage.assemble(
+  made, _ = stage.assemble(
     batch,
     SearchResult(expected["rows"].astype(np.int32), expected["relevance"]),
     StageContext(
@@ -115,7 +115,6 @@ def test_blocks_and_spans_that_hold_the_answer_are_the_same(answerer, expected):
       expected["span_logits"].shape[2],
     ),
   )
-  made = assembled.batch
   np.testing.assert_array_equal(made.has_answer, expected["has_answer"])
   # The reader masks what it is not given.
   is_span = ~np.isnan(expected["span_logits"])

@@ -70,7 +70,7 @@ def _assemble(stage, corpus, answer):
   )
   rows = np.arange(len(TEXTS), dtype=np.int32)[None]
   retrieved = SearchResult(rows, np.zeros(rows.shape, np.float32))
-  assembled = stage.assemble(
+  made, _ = stage.assemble(
     batch,
     retrieved,
     StageContext(
@@ -80,7 +80,7 @@ def _assemble(stage, corpus, answer):
       BLOCK_LENGTH,
     ),
   )
-  return assembled.batch
+  return made
 
 
 def _models():
