@@ -40,6 +40,8 @@ _GIN_BINDINGS = flags.DEFINE_multi_string(
 _GIN_PREFIX = "--gin."
 _GIN_ADDITION = "\n  In call to configurable"
 _MACRO = "gin.macro"
+_REQUIRED = "gin.REQUIRED/gin.constant"  # What `%gin.REQUIRED` refers to.
+_NOT_GIVEN = object()
 _CONFIG = gin.config._CONFIG  # gin has no public way to list its bindings.
 # The clone's root, so that `gin/runs/…` is found from any working directory.
 _PROJECT_DIR = str(Path(__file__).resolve().parent.parent)
@@ -65,32 +67,20 @@ def expand_gin_flags(argv: Sequence[str]) -> list[str]:
 
 
 def _macros() -> dict[str, Any]:
-  """Returns the value of each macro that a binding sets."""
-  return {
-    name: values.get("value")
-    for (name, selector), values in _CONFIG.items()
-    if selector == _MACRO
-  }
-
-
-def _known_macros() -> set[str]:
-  """Returns the names of the macros that are set or used."""
+  """Returns the value of each macro that is set or used, or `_NOT_GIVEN`."""
   macro = gin.config.get_configurable(_MACRO)
-  used = {
-    reference.scopes[-1]
-    for reference in gin.config.iterate_references(_CONFIG, to=macro)
-  }
-  return used | _macros().keys()
-
-
-def _is_required(value: Any) -> bool:
-  """Returns whether a value is `%gin.REQUIRED`, which has to be overridden."""
-  selector = getattr(value, "scoped_selector", None)
-  return selector == "gin.REQUIRED/gin.constant"
+  used = gin.config.iterate_references(_CONFIG, to=macro)
+  values = {reference.scopes[-1]: _NOT_GIVEN for reference in used}
+  for (name, selector), bound in _CONFIG.items():
+    if selector == _MACRO:
+      value = bound.get("value")
+      is_required = getattr(value, "scoped_selector", None) == _REQUIRED
+      values[name] = _NOT_GIVEN if is_required else value
+  return values
 
 
 def _require_known_macros(bindings: Sequence[str]) -> None:
-  known = _known_macros()
+  known = _macros()
   for binding in bindings:
     name = binding.partition("=")[0].strip()
     if "." in name or name in known:
@@ -104,8 +94,7 @@ def _require_known_macros(bindings: Sequence[str]) -> None:
 
 def _require_given_macros() -> None:
   """Reports all values that the gin files leave to the command line."""
-  given = {n for n, value in _macros().items() if not _is_required(value)}
-  missing = sorted(_known_macros() - given)
+  missing = sorted(n for n, value in _macros().items() if value is _NOT_GIVEN)
   if missing:
     raise ConfigurationError(
       f"no value for {', '.join(missing)}; pass "
@@ -157,10 +146,7 @@ def parsed(
 ) -> Iterator[None]:
   """Sets gin's configuration during a `with` block.
 
-  Args:
-    gin_files: Gin files, of which later ones override earlier ones.
-    bindings: `NAME = VALUE` statements that override all files.
-    search_paths: Folders in which files and their includes are searched.
+  Later files override earlier ones, and bindings (`NAME = VALUE`) all files.
 
   Raises:
     ConfigurationError: A file is missing, a binding names nothing, a value
@@ -222,12 +208,6 @@ def message_of(error: Exception) -> str:
   return str(error).partition(_GIN_ADDITION)[0]
 
 
-def _command(path: str) -> str:
-  """Returns the name of an entry point, which is a module or a package."""
-  is_package = Path(path).stem == "__main__"
-  return Path(path).parent.name if is_package else Path(path).stem
-
-
 def run(main: Callable[[Sequence[str]], int | None]) -> None:
   """Runs an entry point's `main(argv)`, and prints a user's error as a line.
 
@@ -243,7 +223,10 @@ def run(main: Callable[[Sequence[str]], int | None]) -> None:
     except (ValueError, OSError) as error:
       if flags.FLAGS.debug_errors:
         raise
-      print(f"{_command(argv[0])}: {message_of(error)}", file=sys.stderr)
+      path = Path(argv[0])
+      # An entry point is a module or a package.
+      command = path.parent if path.stem == "__main__" else path
+      print(f"{command.stem}: {message_of(error)}", file=sys.stderr)
       return 2
 
   try:

@@ -29,9 +29,7 @@ def require_vocabulary(store: CheckpointStore, step: int, sha256: str) -> None:
   if "loop" not in store.items(step):
     return
   own = store.restore(step, items=("loop",))["loop"].get(VOCABULARY)
-  if own is None:
-    return
-  if not np.array_equal(own, digest_bytes(sha256)):
+  if own is not None and not np.array_equal(own, digest_bytes(sha256)):
     raise CheckpointError(
       f"checkpoint {step} of {store.directory} was trained over another "
       "vocabulary than this corpus has; build the corpus with --vocab=VOCAB of "

@@ -31,8 +31,7 @@ def attend(
     query: Queries of each row's first q tokens, already scaled by 1/√d.
     key: Keys of all tokens of the same rows.
     value: Values of all tokens.
-    sequence: Number of the sequence in its row to which a token belongs;
-      each token attends to its own sequence.
+    sequence: Number of the sequence to which a token belongs and attends.
     rows: Hash of each query's token, for dropout.
     columns: Number of each head's each key, for dropout.
     mask_value: Score added where a key belongs to another sequence.

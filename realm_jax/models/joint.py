@@ -15,13 +15,7 @@ from realm_jax.models.sequences import PAD_ID
 
 
 class JointInput(NamedTuple):
-  """Query and body as one sequence.
-
-  Attributes:
-    token_ids: Tokens of query and body.
-    body_start: Position of the body's first token.
-    body_length: Number of the body's tokens.
-  """
+  """Query and body as one sequence, and where the body lies in it."""
 
   token_ids: Int[AnyArray, "b k j"]
   body_start: Int[AnyArray, "b k"]
@@ -39,16 +33,9 @@ def join(
 
   The reader reads the block's **body** only (as released).
 
-  Args:
-    query: Padded queries.
-    candidates: Padded blocks.
-    joint_length: Length of the result. A body that does not fit loses its
-      end, and [SEP] follows what is left, as in Google's released code.
-    separator_id: Id of [SEP].
-
-  Returns:
-    The joint input; `body_length` counts the body's tokens that fit, without
-    the last [SEP].
+  A body that does not fit in `joint_length` loses its end, and [SEP] follows
+  what is left, as in Google's released code. `body_length` counts the tokens
+  that fit, without the last [SEP].
   """
   xp = query.__array_namespace__()
   batch, num_candidates, block_length = candidates.shape

@@ -12,7 +12,6 @@ class TokenRows(NamedTuple):
   """Padded token sequences that an encoder will read, on the host.
 
   Attributes:
-    token_ids: Tokens, a sequence in each row.
     numbers: Numbers of the sequences, which dropout masks are derived from.
   """
 
@@ -50,11 +49,11 @@ def plan_rows(lengths: Int[np.ndarray, "s m"], row_length: int) -> PackingPlan:
       f"{row_length}"
     )
   row, offset = np.zeros_like(lengths), np.zeros_like(lengths)
-  num_rows = 1
-  for group, group_lengths in enumerate(lengths):
-    used = _best_fit(group_lengths, row_length, row[group], offset[group])
-    num_rows = max(num_rows, used)
-  return PackingPlan(lengths, row, offset, row_length, num_rows)
+  used = [
+    _best_fit(*group, row_length)
+    for group in zip(lengths, row, offset, strict=True)
+  ]
+  return PackingPlan(lengths, row, offset, row_length, max(1, *used))
 
 
 def one_per_row(
@@ -69,9 +68,9 @@ def one_per_row(
 
 def _best_fit(
   lengths: Int[np.ndarray, " m"],
-  row_length: int,
   row: Int[np.ndarray, " m"],
   offset: Int[np.ndarray, " m"],
+  row_length: int,
 ) -> int:
   """Fills `row` and `offset`; returns the number of rows."""
   rows_with: list[list[int]] = [[] for _ in range(row_length + 1)]
@@ -95,18 +94,10 @@ def _best_fit(
   return num_rows
 
 
-def lay_out(
-  plan: PackingPlan,
-  rows: TokenRows,
-  *,
-  num_rows: int,
-) -> Sequences:
+def lay_out(plan: PackingPlan, rows: TokenRows, *, num_rows: int) -> Sequences:
   """Returns the sequences in the rows that a plan assigns.
 
-  Args:
-    plan: Plan for these sequences.
-    rows: Padded sequences, in the order of the plan.
-    num_rows: Number of rows of each group, at least the plan's.
+  `num_rows` is the number of rows of each group, at least the plan's.
   """
   groups, size = plan.lengths.shape
   lengths = plan.lengths.reshape(-1)

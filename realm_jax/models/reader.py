@@ -20,17 +20,13 @@ class Spans(NamedTuple):
 
 
 class _Parameters(nn.Module):
-  """Parameters by name, with their shapes and initializers."""
+  """Parameters by name, with their initializers and shapes."""
 
-  shapes: dict[str, tuple[int, ...]]
-  initializers: dict[str, nn.initializers.Initializer]
+  made: dict[str, tuple[nn.initializers.Initializer, tuple[int, ...]]]
 
   @nn.compact
   def __call__(self) -> list[AnyArray]:
-    return [
-      self.param(name, self.initializers[name], shape)
-      for name, shape in self.shapes.items()
-    ]
+    return [self.param(name, *made) for name, made in self.made.items()]
 
 
 class SpanHead(nn.Module):
@@ -51,24 +47,20 @@ class SpanHead(nn.Module):
   def __call__(
     self, hidden: Float[Array, "b k l d"]
   ) -> Float[Array, "b k l {self.max_width}"]:
-    projected = bert.dense(
-      self.config, 2 * self.size, ("embed", "span"), "projection"
-    )(hidden)
+    size, axes = 2 * self.size, ("embed", "span")
+    projected = bert.dense(self.config, size, axes, "projection")(hidden)
     start, end = jnp.split(projected.astype(jnp.float32), 2, axis=-1)
-    scale, shift = _Parameters(
-      {"scale": (self.size,), "bias": (self.size,)},
-      {"scale": nn.initializers.ones, "bias": nn.initializers.zeros},
-      name="norm",
-    )()
-    kernel, bias = _Parameters(
-      {"kernel": (self.size, 1), "bias": (1,)},
-      {"kernel": nn.initializers.lecun_normal(), "bias": nn.initializers.zeros},
-      name="score",
-    )()
+    zeros, ones = nn.initializers.zeros, nn.initializers.ones
+    normal = nn.initializers.lecun_normal()
+    vector, matrix = (self.size,), (self.size, 1)
+    norm = {"scale": (ones, vector), "bias": (zeros, vector)}
+    score = {"kernel": (normal, matrix), "bias": (zeros, (1,))}
+    scale, shift = _Parameters(norm, name="norm")()
+    kernel, bias = _Parameters(score, name="score")()
     weights = (scale * kernel[:, 0]).reshape(1, 1, 1, -1)
     constant = shift @ kernel[:, 0] + bias[0]
 
-    def score(extra: int) -> Float[Array, "b k l"]:
+    def logits(extra: int) -> Float[Array, "b k l"]:
       """Scores the spans of `extra` tokens after the first."""
       missing = min(extra, end.shape[2])
       shifted = jnp.pad(
@@ -81,7 +73,9 @@ class SpanHead(nn.Module):
       weighted = jnp.sum(features * weights, axis=-1) - mean * jnp.sum(weights)
       return weighted * jax.lax.rsqrt(variance + self.norm_eps) + constant
 
-    return jnp.stack([score(extra) for extra in range(self.max_width)], axis=-1)
+    return jnp.stack(
+      [logits(extra) for extra in range(self.max_width)], axis=-1
+    )
 
 
 class Reader(nn.Module):
@@ -105,10 +99,7 @@ class Reader(nn.Module):
     self.encoder = bert.BertEncoder(self.bert)
     self.masked_lm_head = bert.MaskedLmHead(self.bert)
     self.span_head = SpanHead(
-      self.bert,
-      size=self.span_size,
-      norm_eps=self.span_norm_eps,
-      max_width=self.max_answer_width,
+      self.bert, self.span_size, self.span_norm_eps, self.max_answer_width
     )
 
   def join(

@@ -38,12 +38,10 @@ def in_effect(mesh: Mesh) -> Iterator[None]:
 
 
 def shardings(boxed: PyTree, mesh: Mesh) -> PyTree[NamedSharding]:
-  """Returns the shardings of arrays with logical axis names.
+  """Returns the shardings of a tree of arrays or abstract arrays.
 
-  Args:
-    boxed: Tree of arrays or abstract arrays, in flax's `LogicallyPartitioned`
-      boxes where they have names; the others are replicated.
-    mesh: Mesh over which they are sharded.
+  Those in flax's `LogicallyPartitioned` boxes have logical axis names; the
+  others are replicated.
   """
   return nn.logical_to_mesh_sharding(
     nn.get_partition_spec(boxed), mesh, LOGICAL_AXIS_RULES
@@ -69,12 +67,7 @@ def abstract_replicated(tree: T, mesh: Mesh) -> T:
 
 
 def to_devices(batch: T, mesh: Mesh) -> T:
-  """Returns global arrays made of each process's own rows.
-
-  Args:
-    batch: Tree of arrays on the host, with this process's rows in front.
-    mesh: Mesh of the run.
-  """
+  """Returns global arrays, from a tree of each process's rows on the host."""
   place = functools.partial(
     jax.make_array_from_process_local_data, batch_sharding(mesh)
   )

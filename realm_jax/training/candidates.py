@@ -88,8 +88,8 @@ class HostCandidateStream:
   Args:
     setup: What the run is made of.
     examples: Batches of the task, from the resumed position on.
-    packer: Packer of the batches.
-    pipeline: Retrieval pipeline.
+    packer: Lays batches out in rows.
+    pipeline: Embeds queries and searches, in a thread of its own.
     schedule: Schedule of generations, for a stage that needs an index.
     decisions: Decisions that all processes take alike.
     resumed: State to begin with.

@@ -1,5 +1,6 @@
 """Checkpoints of a run: what it starts or continues from, and what it saves."""
 
+import contextlib
 from typing import TypeVar
 
 import jax
@@ -84,14 +85,9 @@ class Checkpointer:
     optimizer = restored.pop("optimizer")
     self._identity.require_same(item, where)
     logging.info("continuing from checkpoint %d of %s", step, store.directory)
-    return (
-      TrainState(
-        step=jax.device_put(np.int32(step), state.step.sharding),
-        params=restored,
-        optimizer=optimizer,
-      ),
-      LoopState.from_item(item, _mesh_of(state)),
-    )
+    loop_state = LoopState.from_item(item, _mesh_of(state))
+    done = jax.device_put(np.int32(step), state.step.sharding)
+    return TrainState(done, restored, optimizer), loop_state
 
   def _load_initial(self, params: Params) -> Params:
     """Replaces components by those of the checkpoints that a run starts from.
@@ -114,7 +110,7 @@ class Checkpointer:
     self, name: str, fresh: Params, source: epath.PathLike
   ) -> Params:
     store, step = locate(source)
-    try:
+    with contextlib.closing(store):
       present = store.items(step)
       if not present:
         raise CheckpointError(
@@ -139,8 +135,6 @@ class Checkpointer:
         source,
       )
       return fresh
-    finally:
-      store.close()
 
   def _require_started_from_sources(self, params: Params) -> None:
     """Checks a run that has only checkpoint 0 against what it starts from now.

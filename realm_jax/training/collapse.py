@@ -20,11 +20,8 @@ class CollapseMonitor:
 
   A reader that cannot use its candidates sends noise to the retriever: the
   retrieval utility stays near zero while recall falls from its best, or
-  p(z|x) concentrates on few candidates. More steps then make it worse.
-
-  Args:
-    freeze_retriever_steps: Number of first steps that do not train the
-      retriever; they are ignored.
+  p(z|x) concentrates on few candidates. More steps then make it worse. The
+  first steps, which do not train the retriever, are ignored.
   """
 
   def __init__(self, freeze_retriever_steps: int = 0):

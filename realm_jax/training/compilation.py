@@ -22,21 +22,19 @@ StepFunction = Callable[
 def compile_steps(
   setup: RunSetup,
   state: TrainState,
-  shardings: TrainState,
   batches: Sequence[StepBatch],
 ) -> StepFunction:
   """Compiles `train_step` for every shape and mode that a run will need.
 
+  The result compiles nothing: a batch of another shape raises a KeyError.
+
   Args:
     setup: What the run is made of.
     state: State before the first step, on the devices.
-    shardings: Shardings of the state.
     batches: Abstract batches, one for each shape bucket.
-
-  Returns:
-    The step. It compiles nothing: a batch of another shape raises a KeyError.
   """
   config, mesh = setup.config, setup.mesh
+  shardings = jax.tree.map(lambda array: array.sharding, state)
   freeze_steps = config.optimizer.freeze_retriever_steps
   modes = {
     step < freeze_steps for step in (int(state.step), config.num_steps - 1)

@@ -16,11 +16,7 @@ ON_CRASH = ("exact", "last", "fail")
 
 
 def require_at_least(least: int, config: object, *names: str) -> None:
-  """Checks integer fields of a configuration.
-
-  Raises:
-    ValueError: A field is less than `least`.
-  """
+  """Raises a ValueError where an integer field is less than `least`."""
   for name in names:
     if (value := getattr(config, name)) < least:
       raise ValueError(
@@ -97,10 +93,9 @@ class RefreshConfig:
         f"lag_steps={self.lag_steps}: a generation cannot be used before the "
         "step after its checkpoint; want 1 or more"
       )
-    if self.on_stale not in ON_STALE:
-      raise ValueError(f"on_stale={self.on_stale!r}; want one of {ON_STALE}")
-    if self.on_crash not in ON_CRASH:
-      raise ValueError(f"on_crash={self.on_crash!r}; want one of {ON_CRASH}")
+    for name, choices in (("on_stale", ON_STALE), ("on_crash", ON_CRASH)):
+      if (value := getattr(self, name)) not in choices:
+        raise ValueError(f"{name}={value!r}; want one of {choices}")
 
   @property
   def follow(self) -> str:
@@ -118,13 +113,9 @@ class TrainConfig:
     model_dir: Directory of the run's checkpoints, generations and metrics.
     data: Task, corpus, batch and lengths. Examples come from the corpus
       version that the run began with.
-    stage: Stage that is trained.
     retriever: Towers; they take the vocabulary of the corpus.
-    optimizer: BERT's Adam.
     num_steps: Steps of the whole run; the learning rate ends at zero there.
     reader: Reader, for the stages that have one.
-    checkpoints: Checkpoints of the run, and those that it starts from.
-    refresh: How the index builder is followed.
     model_parallelism: Number of devices that share one copy of the parameters.
     pack: Whether short sequences share rows. Otherwise all are padded to the
       greatest length, and the step computes on the padding, too.

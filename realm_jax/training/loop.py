@@ -71,13 +71,7 @@ def train(config: TrainConfig) -> TrainResult:
 
 
 def run_steps(state: TrainState, run: Run, *, num_steps: int) -> TrainResult:
-  """Runs the remaining steps of a run.
-
-  Args:
-    state: State before the first of them; its buffers are donated.
-    run: The opened parts of the run.
-    num_steps: Steps of the whole run.
-  """
+  """Runs the steps from a state, whose buffers are donated, to `num_steps`."""
   candidates, metrics = run.candidates, run.metrics
   step = saved = int(state.step)
   try:

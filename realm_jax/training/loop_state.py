@@ -40,8 +40,6 @@ class RunIdentity:
   """What a run must share with the checkpoint that it continues from.
 
   Attributes:
-    seed: Seed of data order, masks and dropout.
-    batch_size: Size of the global batch.
     num_searched: Number of blocks retrieved for a query; 0 without an index.
     save_every_steps: Distance of checkpoints in a run that waits for
       generations; 0 in one that does not.
@@ -49,7 +47,6 @@ class RunIdentity:
     vocabulary: SHA-256 of the corpus's vocabulary, in hexadecimal.
     corpus_version: Corpus version that the run began with, whose blocks are
       its examples until it ends.
-    corpus_fingerprint: Fingerprint of that version.
   """
 
   seed: int
@@ -137,10 +134,8 @@ class LoopState(NamedTuple):
 
   def to_item(self, mesh: Mesh) -> LoopItem:
     """Returns the state as arrays, those of the global batch on the devices."""
-    item: LoopItem = {
-      "position": np.int64(self.position),
-      **generation_record(self.generation),
-    }
+    item: LoopItem = {**generation_record(self.generation)}
+    item["position"] = np.int64(self.position)
     if self.retrieved is None or not self.retrieved.ids.size:
       return item
     # Each process has its own rows. Devices have no 64-bit integers.
@@ -159,8 +154,4 @@ class LoopState(NamedTuple):
         ids=np.ascontiguousarray(words).view(np.int64)[..., 0],
         scores=rules.own_rows(np.asarray(item["scores"]), mesh),
       )
-    return cls(
-      position=int(item["position"]),
-      generation=recorded_generation(item),
-      retrieved=retrieved,
-    )
+    return cls(int(item["position"]), recorded_generation(item), retrieved)

@@ -22,8 +22,7 @@ class OptimizerConfig:
     weight_decay: Decoupled weight decay, except on LayerNorm parameters and
       biases.
     clip_norm: Greatest global norm of the gradient.
-    b1: Decay rate of the first moment.
-    b2: Decay rate of the second moment.
+    b1, b2: Decay rates of the first and the second moment.
     epsilon: Term that is added to the root of the second moment.
     retriever_rate_scale: Factor of the retriever's learning rate.
     freeze_retriever_steps: Number of first steps that do not train the
@@ -39,6 +38,12 @@ class OptimizerConfig:
   epsilon: float = 1e-6
   retriever_rate_scale: float = 1.0
   freeze_retriever_steps: int = 0
+
+  def num_warmup_steps(self, num_steps: int) -> int:
+    """Returns the steps of warm-up in a run of `num_steps`."""
+    if self.warmup_steps is None:
+      return min(10_000, max(100, num_steps // 10))
+    return self.warmup_steps
 
 
 class BertAdamState(NamedTuple):
@@ -75,17 +80,11 @@ def scale_by_bert_adam(config: OptimizerConfig) -> optax.GradientTransformation:
   return optax.GradientTransformation(init, update)
 
 
-def _num_warmup_steps(config: OptimizerConfig, num_steps: int) -> int:
-  if config.warmup_steps is None:
-    return min(10_000, max(100, num_steps // 10))
-  return config.warmup_steps
-
-
 def learning_rate_schedule(
   config: OptimizerConfig, *, num_steps: int
 ) -> optax.Schedule:
   """Returns linear decay to zero from step 0, after a linear warm-up."""
-  warmup = _num_warmup_steps(config, num_steps)
+  warmup = config.num_warmup_steps(num_steps)
 
   def schedule(step: jax.typing.ArrayLike) -> jax.Array:
     step = jnp.asarray(step)
@@ -101,10 +100,8 @@ def _decay_mask(params: Params) -> Params:
 
   def is_decayed(path: tuple[Any, ...], leaf: AnyArray) -> bool:
     del leaf
-    names = [getattr(key, "key", getattr(key, "name", "")) for key in path]
-    return not any(
-      name in ("bias", "scale") or "norm" in name for name in names
-    )
+    name = jax.tree_util.keystr(path, simple=True, separator="/")
+    return "norm" not in name and not name.endswith(("/bias", "/scale"))
 
   return jax.tree_util.tree_map_with_path(is_decayed, params)
 
@@ -126,7 +123,7 @@ def _scale_components(
   """
   schedule = learning_rate_schedule(config, num_steps=num_steps)
   frozen_steps = config.freeze_retriever_steps
-  warmup = _num_warmup_steps(config, num_steps)
+  warmup = config.num_warmup_steps(num_steps)
 
   def init(params: optax.Params) -> ScaleByStepState:
     del params

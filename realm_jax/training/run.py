@@ -76,7 +76,7 @@ def open_run(config: TrainConfig) -> Iterator[tuple[TrainState, Run | None]]:
       "query": config.data.query_length,
       "block": config.data.block_length,
     }
-    state, shardings = create_state(
+    state = create_state(
       functools.partial(config.stage.init, setup.inputs.models, lengths),
       setup.optimizer,
       seed=config.data.seed,
@@ -108,7 +108,7 @@ def open_run(config: TrainConfig) -> Iterator[tuple[TrainState, Run | None]]:
     candidates = _open_candidates(
       setup, examples, packer, decisions, loop_state, stack
     )
-    step_function = compile_steps(setup, state, shardings, batches)
+    step_function = compile_steps(setup, state, batches)
     yield (
       state,
       Run(step_function, candidates, checkpoints, decisions, metrics),

@@ -32,20 +32,16 @@ def run_lock(model_dir: epath.PathLike) -> Iterator[None]:
     return
   path.mkdir(parents=True, exist_ok=True)
   lock = path / "trainer.lock"
-  descriptor = os.open(lock, os.O_RDWR | os.O_CREAT)
-  try:
+  with lock.open("a") as file:
     try:
-      fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-      holder = os.read(descriptor, 200).decode(errors="replace").strip()
+      holder = lock.read_bytes()[:200].decode(errors="replace").strip()
       raise RunLockError(
         f"{path} already has a trainer ({holder or 'starting'}); stop it, or "
         "give this one another MODEL_DIR"
       ) from None
-    os.truncate(descriptor, 0)
-    os.write(
-      descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode()
-    )
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()}")
+    file.flush()
     yield
-  finally:
-    os.close(descriptor)

@@ -15,15 +15,7 @@ from realm_jax.partitioning import rules
 
 
 class TrainState(NamedTuple):
-  """Parameters, optimizer state and step count of a run.
-
-  `create_state` also returns a `TrainState` of shardings.
-
-  Attributes:
-    step: Number of steps done.
-    params: Parameters by component, `retriever` and `reader`.
-    optimizer: State of the optimizer.
-  """
+  """Number of steps done, parameters by component, and optimizer state."""
 
   step: Int[Array, ""]
   params: Params
@@ -36,18 +28,12 @@ def create_state(
   *,
   seed: int,
   mesh: Mesh,
-) -> tuple[TrainState, TrainState]:
+) -> TrainState:
   """Initializes a state, every array on its own devices.
 
   Args:
-    init: Function from a random key to the parameters by component, in flax's
-      boxes.
-    optimizer: Optimizer of the run.
+    init: Makes the parameters by component, in flax's boxes, from a random key.
     seed: Seed of the initial values.
-    mesh: Mesh of the run.
-
-  Returns:
-    The state, and a state that has a sharding in place of each array.
 
   Raises:
     ValueError: The mesh does not divide a parameter.
@@ -55,11 +41,7 @@ def create_state(
 
   def boxed(key: jax.Array) -> TrainState:
     params = init(key)
-    return TrainState(
-      step=jnp.zeros((), jnp.int32),
-      params=params,
-      optimizer=optimizer.init(params),
-    )
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
 
   key = jax.random.key(seed)
   shapes = jax.eval_shape(boxed, key)
@@ -68,16 +50,11 @@ def create_state(
   # The same function again: it is traced once for both. A sharding is a pytree
   # prefix of the box that stands in its place.
   make = jax.jit(boxed, out_shardings=shardings)
-  return nn.unbox(make(key)), shardings
+  return nn.unbox(make(key))
 
 
 def _require_divisible(params: Params, shardings: Params, mesh: Mesh) -> None:
-  """Checks that the mesh divides every parameter.
-
-  Raises:
-    ValueError: It does not divide one, such as the embeddings of an odd number
-      of wordpieces over two devices.
-  """
+  """Refuses, for example, an odd number of wordpieces over two devices."""
   leaves = jax.tree_util.tree_leaves_with_path(params)
   for (path, leaf), sharding in zip(
     leaves, jax.tree.leaves(shardings), strict=True

@@ -210,8 +210,7 @@ def train_step(
 
   Args:
     state: State before the step; the loop donates it.
-    batch: Batch of the stage.
-    loss: Loss of the stage.
+    batch, loss: Those of the stage.
     optimizer: Optimizer over the parameters by component.
     seed: Seed of the dropout masks, folded with the step.
     freeze_retriever: Whether the retriever is not trained in this step, so
@@ -237,9 +236,5 @@ def train_step(
   metrics["gradient_norm"] = optax.tree.norm(gradient)
   params = cast(Params, optax.apply_updates(state.params, updates))
   metrics["parameter_norm"] = optax.tree.norm(params)
-  state = TrainState(
-    step=state.step + jnp.ones_like(state.step),
-    params=params,
-    optimizer=optimizer_state,
-  )
-  return state, metrics
+  step = state.step + jnp.ones_like(state.step)
+  return TrainState(step, params, optimizer_state), metrics

@@ -36,15 +36,9 @@ def choose_shape_buckets(
 ) -> list[ShapeBucket]:
   """Chooses the bucket that most batches need, and the one that holds any.
 
-  They follow from the corpus and the shapes alone. A resumed run must have the
-  same buckets, or its sums would be rounded differently.
-
-  Args:
-    stage: Stage whose batches are laid out.
-    shapes: Arrays of the shapes of queries and candidates.
-    inputs: Maker of the encoder inputs.
-    corpus: Corpus whose random sentences and blocks serve as queries and
-      candidates.
+  They follow from the shapes and from random sentences and blocks of the corpus
+  alone. A resumed run must have the same buckets, or its sums would be rounded
+  differently.
   """
   rng = np.random.default_rng(0)
   *shape, block_length = shapes.candidates.shape

@@ -57,15 +57,10 @@ def load_for_run(
   mesh: Mesh,
   index: IndexConfig | None = None,
 ) -> Generation:
-  """Loads the generation of a step for a run.
+  """Loads the generation of a step, to be searched for so many blocks a query.
 
-  Args:
-    generations_dir: Directory of the generations.
-    step: Checkpoint step of the generation.
-    corpus: Corpus of the run; the generation may be of another version.
-    num_searched: Number of blocks that the run retrieves for each query.
-    mesh: Mesh of the run.
-    index: Another index to search it with; None takes its own.
+  It may be of another version of the run's corpus. Where an index is given, it
+  replaces the generation's own.
 
   Raises:
     GenerationError: It is missing, damaged, of another corpus, or too small.

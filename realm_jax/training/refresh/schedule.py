@@ -44,11 +44,11 @@ class GenerationSchedule:
   """Chooses the generation of each step.
 
   Args:
-    watcher: Watcher that verifies and loads generations in the background.
+    watcher: Verifies and loads generations in the background.
     config: How the run follows the index builder.
     save_every_steps: Distance of checkpoints, and so of generations.
     decisions: Decisions that all processes take alike.
-    fallback: Replacement of a crashed index.
+    fallback: Finds what replaces a crashed index.
   """
 
   def __init__(
@@ -86,7 +86,7 @@ class GenerationSchedule:
 
     Raises:
       WaitPreemptedError: The run was preempted before it was published.
-      GenerationError: It is damaged, or of another corpus.
+      GenerationError: It is damaged, of another corpus, or too small.
       IndexCrashedError: Its index crashed, and the run is configured to fail.
       GenerationTimeoutError: It was not published in time.
     """
@@ -102,11 +102,8 @@ class GenerationSchedule:
     """Returns the generation of a step; steps must be asked for in order.
 
     Raises:
-      WaitPreemptedError: The run was preempted before it was published.
-      GenerationError: It cannot be used in this run.
-      IndexCrashedError: Its index crashed, and the run is configured to fail.
       StaleIndexError: It is too old, and the run is configured to fail.
-      GenerationTimeoutError: It was not published in time.
+      And what `start` raises.
     """
     if not self._config.refresh:
       return self.current
@@ -147,9 +144,8 @@ class GenerationSchedule:
     A generation up to a crashed one is not used.
     """
     newest = self._watcher.newest()
-    agreed = self._decisions.generation(
-      step, None if newest is None else newest.step
-    )
+    loaded = None if newest is None else newest.step
+    agreed = self._decisions.generation(step, loaded)
     if agreed is None or newest is None:
       return False
     if agreed <= max(self.current.step, self._crashed):
