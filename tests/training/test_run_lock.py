@@ -34,7 +34,9 @@ def holder(tmp_path, command_environment):
       process.kill()
 
 
-def test_a_second_process_is_refused_and_told_who_holds_it(holder, tmp_path):
+def test_a_second_process_is_refused_until_the_first_is_killed(
+  holder, tmp_path
+):
   with (
     pytest.raises(RunLockError, match=f"process {holder.pid} on") as error,
     run_lock(tmp_path),
@@ -44,9 +46,6 @@ def test_a_second_process_is_refused_and_told_who_holds_it(holder, tmp_path):
   # The refused one did not disturb the first.
   with pytest.raises(RunLockError), run_lock(tmp_path):
     pass
-
-
-def test_a_killed_trainer_leaves_no_lock(holder, tmp_path):
   os.kill(holder.pid, signal.SIGKILL)
   holder.wait()
   with run_lock(tmp_path):

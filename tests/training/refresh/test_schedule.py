@@ -4,7 +4,7 @@ import logging
 import threading
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from realm_jax.generations.follow.loading import Generation
@@ -108,6 +108,7 @@ def test_waiting_uses_checkpoint_c_from_exactly_c_plus_lag():
 @given(
   lag=st.integers(1, 40), every=st.integers(1, 25), start=st.integers(0, 120)
 )
+@settings(max_examples=40)
 def test_waiting_is_a_function_of_the_step_alone(lag, every, start):
   # A run that is resumed anywhere uses what an unbroken run used.
   whole = _waiting(lag, every)
