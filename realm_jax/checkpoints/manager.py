@@ -104,17 +104,13 @@ class CheckpointStore:
 
   def items(self, step: int) -> frozenset[str]:
     """Returns the names of a step's items."""
-    self._require(step)
-    folder = self._open()._get_read_step_directory(step, self.directory)
-    return frozenset(p.name for p in folder.iterdir() if p.name in ITEMS)
-
-  def _require(self, step: int) -> None:
-    steps = self.steps()
-    if step not in steps:
+    if step not in (steps := self.steps()):
       raise CheckpointError(
         f"{self.directory} has no checkpoint of step {step}; it has "
         f"{steps or 'none'}"
       )
+    folder = self._open()._get_read_step_directory(step, self.directory)
+    return frozenset(p.name for p in folder.iterdir() if p.name in ITEMS)
 
   def save(self, step: int, items: Mapping[str, PyTree]) -> None:
     """Copies trees of arrays off the devices; writes them in the background.
@@ -141,8 +137,7 @@ class CheckpointStore:
     """Restores named items.
 
     Args:
-      step: Committed step to read.
-      items: Names of items that the checkpoint must have.
+        items: Names of items that the checkpoint must have.
       like: Tree of abstract arrays, with shardings, that an item must fit. An
         item without one is restored as numpy arrays.
 

@@ -47,7 +47,7 @@ def drop(
   """Zeroes elements of `x` with probability `rate`, and scales the others up.
 
   Args:
-    x: Array to drop elements of.
+    x: Array of which elements are dropped.
     rows: Hashes of the elements' tokens; broadcasts against `x`.
     columns: Numbers of the elements in their tokens; broadcasts against `x`.
     rate: Probability of being dropped, below 1.
@@ -87,11 +87,7 @@ def is_dropping(module: nn.Module, rate: float) -> bool:
 
 
 class Dropout(nn.Module):
-  """`drop`, where there is a key for it.
-
-  Attributes:
-    rate: Probability of being dropped, below 1.
-  """
+  """`drop` with a probability of `rate`, where there is a key for it."""
 
   rate: float
 

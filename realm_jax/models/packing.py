@@ -26,7 +26,6 @@ class PackingPlan(NamedTuple):
     lengths: Number of tokens of each sequence.
     row: Row of its group to which each sequence is assigned.
     offset: Index of its first token in that row.
-    row_length: Number of tokens of a row.
     num_rows: Number of rows that the fullest group needs.
   """
 

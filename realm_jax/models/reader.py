@@ -82,7 +82,6 @@ class Reader(nn.Module):
   """BERT over `[CLS] x [SEP] body [SEP]` with a masked-LM and a span head.
 
   Attributes:
-    bert: Configuration of the encoder.
     joint_length: Number of tokens of query and body together.
     span_size: Hidden size of the span head.
     span_norm_eps: Epsilon of the span head's LayerNorm.

@@ -72,7 +72,6 @@ class Retriever(nn.Module):
   """Embeds queries and blocks so that f(x, z) is their inner product.
 
   Attributes:
-    bert: Configuration of the encoder.
     shared_towers: Whether queries and blocks share all parameters.
     pooling: `pooler` (as released), `cls` (as in the paper) or `mean`.
     projection_size: Dimension of the vectors; None leaves out the projection

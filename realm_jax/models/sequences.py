@@ -27,7 +27,6 @@ class Sequences(NamedTuple):
   in the group's own rows, so that no gather crosses devices.
 
   Attributes:
-    token_ids: Tokens of all rows.
     sequence: Number of a token's sequence in its group, or −1 for padding.
     position: Position of a token in its sequence, from 0.
     starts: Index of each sequence's first token in its group's flattened rows.

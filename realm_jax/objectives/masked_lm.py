@@ -33,7 +33,6 @@ def marginal_masked_lm_loss(
     logits: Scores of the vocabulary at each mask.
     targets: Ids of the words behind the masks.
     weights: 1 where there is a scored mask, 0 at padding.
-    form: `per_token` or `joint`.
 
   Raises:
     ValueError: There is no such form.

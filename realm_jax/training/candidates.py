@@ -91,7 +91,6 @@ class HostCandidateStream:
     packer: Lays batches out in rows.
     pipeline: Embeds queries and searches, in a thread of its own.
     schedule: Schedule of generations, for a stage that needs an index.
-    decisions: Decisions that all processes take alike.
     resumed: State to begin with.
   """
 

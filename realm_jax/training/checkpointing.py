@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import logging
-from etils import epath
 from jax.sharding import Mesh, NamedSharding
 
 from realm_jax.checkpoints.manager import (
@@ -65,12 +64,7 @@ class Checkpointer:
     return state, loop_state
 
   def _restore(self, state: TrainState) -> tuple[TrainState, LoopState]:
-    """Returns the last checkpoint, with the shapes and devices of `state`.
-
-    Raises:
-      CheckpointError: It does not fit, or was made with another vocabulary,
-        seed, batch size or number of blocks.
-    """
+    """Returns the last checkpoint, with the shapes and devices of `state`."""
     store, step = self._store, self._store.latest()
     where = f"{store.directory}/{step}"
     require_vocabulary(store, step, self._identity.vocabulary)
@@ -90,25 +84,15 @@ class Checkpointer:
     return TrainState(done, restored, optimizer), loop_state
 
   def _load_initial(self, params: Params) -> Params:
-    """Replaces components by those of the checkpoints that a run starts from.
-
-    A component that its checkpoint does not have keeps its initial values, and
-    a line in the log says so.
-
-    Raises:
-      CheckpointError: A path is no checkpoint, or the checkpoint has other
-        shapes or another vocabulary, or lacks a required component.
-    """
+    """Replaces components by those of the checkpoints to start from."""
     return {
-      name: self._load_component(name, fresh, source)
-      if (source := self._config.sources.get(name)) is not None
-      else fresh
-      for name, fresh in params.items()
+      name: self._load_component(name, fresh) for name, fresh in params.items()
     }
 
-  def _load_component(
-    self, name: str, fresh: Params, source: epath.PathLike
-  ) -> Params:
+  def _load_component(self, name: str, fresh: Params) -> Params:
+    source = self._config.source_of(name)
+    if source is None:
+      return fresh
     store, step = locate(source)
     with contextlib.closing(store):
       present = store.items(step)
@@ -122,7 +106,7 @@ class Checkpointer:
         logging.info("%s starts from checkpoint %d of %s", name, step, source)
         like = {name: _abstract(fresh)}
         return store.restore(step, items=(name,), like=like)[name]
-      if name in self._config.required:
+      if name == "reader" and self._config.initial_reader is not None:
         raise CheckpointError(
           f"checkpoint {step} of {source} has no {name}, only "
           f"{sorted(present)}; give one that has, or do not bind "
@@ -137,21 +121,18 @@ class Checkpointer:
       return fresh
 
   def _require_started_from_sources(self, params: Params) -> None:
-    """Checks a run that has only checkpoint 0 against what it starts from now.
-
-    Raises:
-      CheckpointError: The parameters have other values than their sources.
-    """
+    """Checks a run that has only checkpoint 0 against what it starts from."""
     for name, wanted in self._load_initial(params).items():
       if wanted is params[name]:
         continue
       same = jax.tree.map(jnp.array_equal, params[name], wanted)
       if not all(jax.tree.leaves(same)):
         model_dir = self._store.directory.parent
+        source = self._config.source_of(name)
         raise CheckpointError(
           f"{model_dir} was started before with another {name} than that of "
-          f"{self._config.sources[name]}, and its first generation may exist; "
-          f"remove {model_dir}, or choose another MODEL_DIR"
+          f"{source}, and its first generation may exist; remove "
+          f"{model_dir}, or choose another MODEL_DIR"
         )
 
   def save(self, state: TrainState, loop_state: LoopState) -> None:

@@ -12,8 +12,7 @@ from realm_jax.training.setup import RunSetup
 from realm_jax.training.state import TrainState
 from realm_jax.training.step import Metrics, train_step
 
-# The compiled training step: of a state, whose buffers are donated, a batch and
-# the number of the step.
+# Of a state, whose buffers are donated, a batch and the number of the step.
 StepFunction = Callable[
   [TrainState, StepBatch, int], tuple[TrainState, Metrics]
 ]

@@ -44,18 +44,10 @@ class CheckpointConfig:
   def __post_init__(self) -> None:
     require_at_least(1, self, "save_every_steps", "keep")
 
-  @property
-  def sources(self) -> dict[str, epath.PathLike | None]:
-    """The checkpoint that each component starts from, if any."""
-    return {
-      "retriever": self.initial_checkpoint,
-      "reader": self.initial_reader or self.initial_checkpoint,
-    }
-
-  @property
-  def required(self) -> tuple[str, ...]:
-    """The components that their source must have."""
-    return () if self.initial_reader is None else ("reader",)
+  def source_of(self, component: str) -> epath.PathLike | None:
+    """Returns the checkpoint that a component starts from, if any."""
+    own = self.initial_reader if component == "reader" else None
+    return own or self.initial_checkpoint
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,7 +36,6 @@ class TrainResult:
   """The result of a run.
 
   Attributes:
-    step: Number of steps done.
     swaps: Number of generations that were swapped in.
     metrics: Metrics of the last step; empty where none was done.
     preempted: Whether it was stopped before its last step.

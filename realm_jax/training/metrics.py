@@ -7,10 +7,9 @@ that the devices compute.
 import collections
 import json
 import math
-import sys
 import time
 from collections.abc import Mapping
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 import jax
 from absl import logging
@@ -30,14 +29,6 @@ _SHOWN = ("loss", "accuracy", "retrieval_utility", "recall", "span_accuracy")
 
 class NonFiniteLossError(ValueError):
   """The loss, its gradient or the parameters are not finite."""
-
-
-class _Pending(NamedTuple):
-  """Metrics of a step that may still be computed."""
-
-  step: int
-  on_devices: Mapping[str, jax.Array]
-  on_host: Mapping[str, float]
 
 
 class MetricsLog:
@@ -62,7 +53,10 @@ class MetricsLog:
     examples_per_step: int,
     monitor: CollapseMonitor,
   ):
-    self._pending: collections.deque[_Pending] = collections.deque()
+    # Steps whose metrics the devices may still compute, and those of the host.
+    self._pending: collections.deque[
+      tuple[int, Mapping[str, jax.Array], Mapping[str, float]]
+    ] = collections.deque()
     self._examples_per_step = examples_per_step
     self._monitor = monitor
     self._step_began = time.perf_counter()
@@ -74,9 +68,10 @@ class MetricsLog:
     kept.replace(path)
     self._file = path.open("a")
     self._writer = metric_writers.SummaryWriter(str(model_dir))
-    self._bar: tqdm[NoReturn] | None = None
-    if sys.stderr.isatty():
-      self._bar = tqdm(total=num_steps, initial=start_step, unit="step")
+    # None: where there is no terminal.
+    self._bar: tqdm[NoReturn] = tqdm(
+      total=num_steps, initial=start_step, unit="step", disable=None
+    )
     self._num_steps = num_steps
     self.last: dict[str, float] = {}
 
@@ -97,7 +92,7 @@ class MetricsLog:
       "step_seconds": seconds,
       "examples_per_second": self._examples_per_step / seconds,
     }
-    self._pending.append(_Pending(step, on_devices, {**on_host, **timing}))
+    self._pending.append((step, on_devices, {**on_host, **timing}))
     if len(self._pending) > _STEPS_LATE:
       self._write_oldest()
 
@@ -116,8 +111,7 @@ class MetricsLog:
     """Closes the files; metrics that were not written are dropped."""
     self._file.close()
     self._writer.close()
-    if self._bar is not None:
-      self._bar.close()
+    self._bar.close()
 
   def _write_oldest(self) -> None:
     step, on_devices, on_host = self._pending.popleft()
@@ -138,7 +132,7 @@ class MetricsLog:
     shown["examples/s"] = f"{metrics['examples_per_second']:.0f}"
     if "staleness_steps" in metrics:
       shown["staleness"] = f"{metrics['staleness_steps']:.0f}"
-    if self._bar is not None:
+    if not self._bar.disable:
       self._bar.update(step - self._bar.n)
       self._bar.set_postfix(shown, refresh=False)
     elif time.monotonic() >= self._line_at or step == self._num_steps:

@@ -109,10 +109,8 @@ def open_run(config: TrainConfig) -> Iterator[tuple[TrainState, Run | None]]:
       setup, examples, packer, decisions, loop_state, stack
     )
     step_function = compile_steps(setup, state, batches)
-    yield (
-      state,
-      Run(step_function, candidates, checkpoints, decisions, metrics),
-    )
+    run = Run(step_function, candidates, checkpoints, decisions, metrics)
+    yield state, run
 
 
 def _shape_buckets(setup: RunSetup) -> tuple[Packer, list[StepBatch]]:
@@ -147,9 +145,29 @@ def _open_candidates(
   stack: contextlib.ExitStack,
 ) -> HostCandidateStream:
   """Opens the candidate stream, with the generations that it searches."""
-  schedule = None
-  if setup.config.stage.needs_index:
-    schedule = _follow_builder(setup, decisions, stack)
+  config, schedule = setup.config, None
+  if config.stage.needs_index:
+    directory = epath.Path(config.model_dir) / layout.FOLDER
+    load = functools.partial(
+      load_for_run,
+      directory,
+      corpus=setup.corpus,
+      num_searched=setup.identity.num_searched,
+      mesh=setup.mesh,
+    )
+    fallback = CrashFallback(
+      config.refresh.on_crash, generations_dir=directory, load=load
+    )
+    watcher = GenerationWatcher(
+      directory, fallback.load, follow=config.refresh.follow
+    )
+    schedule = GenerationSchedule(
+      stack.enter_context(watcher),
+      config.refresh,
+      save_every_steps=config.checkpoints.save_every_steps,
+      decisions=decisions,
+      fallback=fallback,
+    )
   pipeline: RetrievalPipeline[StepBatch] = RetrievalPipeline(
     functools.partial(embed_queries, setup.inputs.models.retriever),
     mesh=setup.mesh,
@@ -163,32 +181,4 @@ def _open_candidates(
     schedule=schedule,
     decisions=decisions,
     resumed=resumed,
-  )
-
-
-def _follow_builder(
-  setup: RunSetup, decisions: Decisions, stack: contextlib.ExitStack
-) -> GenerationSchedule:
-  """Starts to watch the generations that the index builder publishes."""
-  config = setup.config
-  directory = epath.Path(config.model_dir) / layout.FOLDER
-  fallback = CrashFallback(
-    config.refresh.on_crash,
-    generations_dir=directory,
-    load=functools.partial(
-      load_for_run,
-      directory,
-      corpus=setup.corpus,
-      num_searched=setup.identity.num_searched,
-      mesh=setup.mesh,
-    ),
-  )
-  return GenerationSchedule(
-    stack.enter_context(
-      GenerationWatcher(directory, fallback.load, follow=config.refresh.follow)
-    ),
-    config.refresh,
-    save_every_steps=config.checkpoints.save_every_steps,
-    decisions=decisions,
-    fallback=fallback,
   )

@@ -71,12 +71,11 @@ def test_only_a_stage_with_an_index_waits_for_generations():
   assert not _config(refresh=dataclasses.replace(waits, refresh=False)).waits
 
 
-def test_a_reader_of_its_own_must_be_there():
+def test_the_reader_may_start_from_another_checkpoint():
   shared = CheckpointConfig(initial_checkpoint="runs/ict")
-  assert shared.sources == {"retriever": "runs/ict", "reader": "runs/ict"}
-  assert shared.required == ()
+  assert shared.source_of("retriever") == shared.source_of("reader")
   other = CheckpointConfig(
     initial_checkpoint="runs/ict", initial_reader="runs/reading"
   )
-  assert other.sources == {"retriever": "runs/ict", "reader": "runs/reading"}
-  assert other.required == ("reader",)
+  assert other.source_of("retriever") == "runs/ict"
+  assert other.source_of("reader") == "runs/reading"

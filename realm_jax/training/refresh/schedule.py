@@ -47,7 +47,6 @@ class GenerationSchedule:
     watcher: Verifies and loads generations in the background.
     config: How the run follows the index builder.
     save_every_steps: Distance of checkpoints, and so of generations.
-    decisions: Decisions that all processes take alike.
     fallback: Finds what replaces a crashed index.
   """
 

@@ -27,21 +27,15 @@ class Models(NamedTuple):
     Raises:
       ValueError: They are configured for another vocabulary.
     """
-    vocabulary = {
-      "vocab_size": corpus.vocabulary.vocab_size,
-      "separator_id": corpus.vocabulary.sep_id,
-    }
+    words = corpus.vocabulary
+    vocabulary = {"vocab_size": words.vocab_size, "separator_id": words.sep_id}
     return Models(
       self.retriever.for_vocabulary(**vocabulary),
       None if self.reader is None else self.reader.for_vocabulary(**vocabulary),
     )
 
   def require_reader(self) -> Reader:
-    """Returns the reader.
-
-    Raises:
-      ValueError: There is none.
-    """
+    """Returns the reader; raises a ValueError where there is none."""
     if self.reader is None:
       raise ValueError("this stage trains a reader; bind TrainConfig.reader")
     return self.reader

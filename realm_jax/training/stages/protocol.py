@@ -32,7 +32,6 @@ class StageContext:
   """The parts of a run from which a stage makes its batches.
 
   Attributes:
-    inputs: Maker of the encoder inputs.
     corpus: Corpus version that rows of blocks refer to.
     generation: Generation that was searched, if one was.
     block_length: Padded length of a block.
@@ -52,7 +51,6 @@ class ExampleArrays(NamedTuple):
   """Arrays and sizes from which a stage makes a batch of the right shapes.
 
   Attributes:
-    query: Padded queries.
     candidates: Padded blocks, `num_candidates` for each query.
     num_searched: Number of blocks that are searched for each query.
     max_masks: Number of masks that are scored.
