@@ -32,7 +32,6 @@ from realm_jax.training.batches import (
   IndexScores,
   MaskTargets,
   OpenQaBatch,
-  PretrainingBatch,
   StepBatch,
   StoredVectors,
 )
@@ -104,7 +103,8 @@ class ImportedModel:
     def read(params: Params, *arguments: jax.Array) -> Spans:
       return self.reader.apply({"params": params}, *arguments)[1]
 
-    arguments = map(_as_int32, (query, candidates, query[:, :1]))
+    no_masks = np.zeros((len(query), 1))
+    arguments = map(_as_int32, (query, candidates, no_masks))
     spans = read(self.params["reader"], *arguments)
     return np.where(spans.is_span, spans.logits, np.nan)
 
@@ -128,18 +128,12 @@ class ImportedModel:
   def pretraining(self, arrays: Mapping[str, np.ndarray]) -> LossAndGradient:
     """Computes REALM's loss and its gradient for padded arrays."""
     query, candidates = self._texts(arrays)
-    blocks, block_index = self._inputs.distinct_blocks(candidates)
-    batch = PretrainingBatch(
-      queries=self._inputs.queries(query),
-      blocks=blocks,
-      block_index=block_index,
-      joint=self._inputs.joint(query, candidates).rows,
-      masks=MaskTargets(
-        _as_int32(arrays["mask_positions"]),
-        _as_int32(arrays["mask_targets"]),
-        arrays["mask_weights"],
-      ),
+    masks = MaskTargets(
+      _as_int32(arrays["mask_positions"]),
+      _as_int32(arrays["mask_targets"]),
+      arrays["mask_weights"],
     )
+    batch = self._inputs.pretraining(query, candidates, masks)
     loss = functools.partial(step.pretraining, self.retriever, self.reader)
     return self._graded(loss, self.params, batch)
 

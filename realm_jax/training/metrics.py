@@ -68,7 +68,7 @@ class MetricsLog:
     kept.replace(path)
     self._file = path.open("a")
     self._writer = metric_writers.SummaryWriter(str(model_dir))
-    # None: where there is no terminal.
+    # Disabled by None where there is no terminal.
     self._bar: tqdm[NoReturn] = tqdm(
       total=num_steps, initial=start_step, unit="step", disable=None
     )

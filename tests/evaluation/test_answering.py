@@ -64,7 +64,9 @@ def test_the_best_span_is_that_of_googles_two_choices(answerer, evaluated):
     scores = ranking.scores[None, : answerer.config.num_read]
     rows = ranking.rows[None, : answerer.config.num_read]
     candidates = answerer.corpus.gather(rows, tiny_world.BLOCK_LENGTH)
-    _, spans = read({"params": params}, query, candidates, query[:, :1])
+    _, spans = read(
+      {"params": params}, query, candidates, np.zeros((1, 1), np.int32)
+    )
     totals = np.asarray(spans.logits + scores[:, :, None, None])[0]
     totals = np.where(spans.is_span[0], totals, -np.inf)
     block = totals.max(axis=(1, 2)).argmax()

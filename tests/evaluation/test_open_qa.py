@@ -99,7 +99,8 @@ def test_the_prediction_is_the_best_span_of_all_blocks_read(
   for evidence in line["evidence"][:5]:
     row = rows[evidence["block"]]
     block = corpus.gather(np.array([[row]]), tiny_world.BLOCK_LENGTH)
-    _, spans = read({"params": params["reader"]}, query, block, query[:, :1])
+    masks = np.zeros((1, 1), np.int32)
+    _, spans = read({"params": params["reader"]}, query, block, masks)
     logits = np.asarray(spans.logits)[0, 0]
     # Here the body's own length says which spans there are.
     length = len(corpus.body_token_ids(row))

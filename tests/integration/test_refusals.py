@@ -106,6 +106,16 @@ def test_another_seed_than_the_run_began_with(refusal, model_dir):
   assert "give SEED as before" in text
 
 
+def test_a_run_that_is_over_is_left_as_it_is(commands, model_dir):
+  shutil.rmtree(model_dir / "generations")
+  rows = (model_dir / "metrics.jsonl").read_bytes()
+  events = sorted(model_dir.glob("events.*"))
+  result = commands.train("pretrain", model_dir, NUM_STEPS=1)
+  assert (result.step, result.metrics, result.preempted) == (1, {}, False)
+  assert (model_dir / "metrics.jsonl").read_bytes() == rows
+  assert sorted(model_dir.glob("events.*")) == events
+
+
 def test_a_nan_stops_the_run_and_leaves_a_good_checkpoint(commands, model_dir):
   with pytest.raises(NonFiniteLossError, match=r"at step \d") as error:
     commands.train(

@@ -16,7 +16,6 @@ from realm_jax.training.batches import (
   InverseClozeBatch,
   MaskTargets,
   OpenQaBatch,
-  PretrainingBatch,
   StoredVectors,
 )
 from realm_jax.training.packing.packer import Packer, largest_bucket
@@ -155,12 +154,9 @@ def host_batch(stage, given, *, groups=1, **retriever_settings):
   if stage == "inverse_cloze":
     blocks = inputs.blocks(given["block"])
     return InverseClozeBatch(inputs.queries(query), blocks, given["removed"])
-  joint = inputs.joint(query, given["candidates"])
   if stage == "pretraining":
-    blocks, index = inputs.distinct_blocks(given["candidates"])
-    return PretrainingBatch(
-      inputs.queries(query), blocks, index, joint.rows, given["masks"]
-    )
+    return inputs.pretraining(query, given["candidates"], given["masks"])
+  joint = inputs.joint(query, given["candidates"])
   vectors = StoredVectors(inputs.queries(query), given["vectors"])
   answers = given["has_answer"], given["is_answer"]
   return OpenQaBatch(vectors, *joint, *answers)
