@@ -111,7 +111,7 @@ def _gradients(example):
   def loss(scores, logits):
     return _loss(scores, has_answer, logits, is_span, is_answer)[0]
 
-  return jax.value_and_grad(loss, argnums=(0, 1))(scores, logits)
+  return jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(scores, logits)
 
 
 def test_a_question_with_nothing_correct_teaches_nothing():

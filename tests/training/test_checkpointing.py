@@ -1,6 +1,7 @@
 """A run continues exactly from its last checkpoint, and starts from others."""
 
 import dataclasses
+import functools
 import shutil
 
 import jax
@@ -36,13 +37,17 @@ IDENTITY = RunIdentity(
 OPTIMIZER = make_optimizer(OptimizerConfig(learning_rate=1.0), num_steps=10)
 
 
+@functools.cache
+def _drawn(stage, model_parallelism):
+  mesh = make_mesh(model_parallelism=model_parallelism)
+  return tiny.state(stage, OPTIMIZER, mesh)[0]
+
+
 def _state(stage="pretraining", *, step=0, shift=0.0, model_parallelism=1):
   """A state whose every value differs from that of another shift."""
-  mesh = make_mesh(model_parallelism=model_parallelism)
-  state, _ = tiny.state(stage, OPTIMIZER, mesh)
   state = jax.tree.map(
     lambda x: jax.device_put(np.asarray(x) + x.dtype.type(shift), x.sharding),
-    state,
+    _drawn(stage, model_parallelism),
   )
   return state._replace(
     step=jax.device_put(np.int32(step), state.step.sharding)
