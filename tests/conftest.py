@@ -28,12 +28,8 @@ if _QUICK not in _ONE_DEVICE_XLA_FLAGS:
 os.environ["XLA_FLAGS"] = f"{_ONE_DEVICE_XLA_FLAGS} {_MANY_DEVICES}"
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-# Compilations outlive a run of the tests, and the commands that tests start
-# find them too.
-os.environ.setdefault(
-  "JAX_COMPILATION_CACHE_DIR", str(PROJECT_DIR / ".cache" / "jax")
-)
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
+# At that level a program is compiled sooner than a cache has written it.
+os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
 
 import hypothesis  # noqa: E402
 import jax  # noqa: E402

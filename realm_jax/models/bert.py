@@ -160,18 +160,20 @@ class SelfAttention(nn.Module):
     heads = config.num_heads
     head_size = config.hidden_size // heads
 
-    def project(name: str, x: Float[Array, "t d"]) -> Float[Array, "r l h e"]:
-      out = dense(config, config.hidden_size, ("embed", "heads"), name)(x)
-      return out.reshape(rows, -1, heads, head_size)
-
+    query, key, value = (
+      dense(config, config.hidden_size, ("embed", "heads"), name)(x).reshape(
+        rows, -1, heads, head_size
+      )
+      for name, x in (("query", first), ("key", hidden), ("value", hidden))
+    )
     drops = is_dropping(self, config.dropout_rate)
     num_queries = len(first) // rows
     tokens = sequences.dropout_keys[:, None, :num_queries, None]
     head = jnp.arange(heads).reshape(1, heads, 1, 1) * config.max_positions
     context = attend(
-      project("query", first) * jnp.asarray(head_size**-0.5, config.dtype),
-      project("key", hidden),
-      project("value", hidden),
+      query * jnp.asarray(head_size**-0.5, config.dtype),
+      key,
+      value,
       sequences.sequence,
       hash_tokens(self, tokens) if drops else tokens,
       (head + sequences.position[:, None, None, :]).astype(jnp.uint32),
@@ -208,18 +210,14 @@ class BertLayer(nn.Module):
       keys = keys[:, :1]
     tokens = keys.reshape(-1)
 
-    def dropout(name: str, x: Float[Array, "m d"]) -> Float[Array, "m d"]:
-      return Dropout(config.dropout_rate, name=name)(x, tokens)
-
+    rate = config.dropout_rate
     attended = SelfAttention(config, name="attention")(hidden, first, sequences)
-    hidden = layer_norm(config, "attention_norm")(
-      first + dropout("attention_dropout", attended)
-    )
+    attended = Dropout(rate, name="attention_dropout")(attended, tokens)
+    hidden = layer_norm(config, "attention_norm")(first + attended)
     up = dense(config, config.intermediate_size, ("embed", "mlp"), "up")
     outer = ActivatedDense(config, name="down")(up(hidden))
-    hidden = layer_norm(config, "output_norm")(
-      hidden + dropout("output_dropout", outer)
-    )
+    outer = Dropout(rate, name="output_dropout")(outer, tokens)
+    hidden = layer_norm(config, "output_norm")(hidden + outer)
     return nn.with_logical_constraint(hidden, ("batch", "embed"))
 
 
@@ -237,16 +235,18 @@ class BertEncoder(nn.Module):
       raise ValueError(
         "the encoder has no vocabulary yet; call BertConfig.for_vocabulary"
       )
-
-    def table(name: str, rows: int, axis: str) -> Float[AnyArray, "v d"]:
-      init = _normal(config, axis, "embed")
-      return self.param(name, init, (rows, config.hidden_size))
-
-    self.word_embeddings = table("word_embeddings", config.vocab_size, "vocab")
-    self.position_embeddings = table(
-      "position_embeddings", config.max_positions, "position"
+    self.word_embeddings, self.position_embeddings, self.type_embeddings = (
+      self.param(
+        f"{name}_embeddings",
+        _normal(config, axis, "embed"),
+        (rows, config.hidden_size),
+      )
+      for name, axis, rows in (
+        ("word", "vocab", config.vocab_size),
+        ("position", "position", config.max_positions),
+        ("type", "type", 2),
+      )
     )
-    self.type_embeddings = table("type_embeddings", 2, "type")
     self.embedding_norm = layer_norm(config, "embedding_norm")
     self.embedding_dropout = Dropout(config.dropout_rate)
     self.layers = [

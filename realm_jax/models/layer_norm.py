@@ -10,8 +10,6 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from realm_jax.models.arrays import AnyArray
-
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def normalize(
@@ -74,13 +72,14 @@ class LayerNorm(nn.Module):
 
   @nn.compact
   def __call__(self, x: Float[Array, "*n d"]) -> Float[Array, "*n d"]:
-    def parameter(
-      name: str, init: nn.initializers.Initializer
-    ) -> Float[AnyArray, " d"]:
-      boxed = nn.with_logical_partitioning(init, ("embed",))
-      return self.param(name, boxed, (x.shape[-1],))
-
-    scale = parameter("scale", nn.initializers.ones_init())
-    bias = parameter("bias", nn.initializers.zeros_init())
+    scale, bias = (
+      self.param(
+        name, nn.with_logical_partitioning(init, ("embed",)), x.shape[-1:]
+      )
+      for name, init in (
+        ("scale", nn.initializers.ones_init()),
+        ("bias", nn.initializers.zeros_init()),
+      )
+    )
     x = x.astype(jnp.float32)
     return normalize(x, scale, bias, self.epsilon).astype(self.dtype)
