@@ -109,8 +109,11 @@ class CheckpointStore:
         f"{self.directory} has no checkpoint of step {step}; it has "
         f"{steps or 'none'}"
       )
-    folder = self._open()._get_read_step_directory(step, self.directory)
+    folder = self._folder(step)
     return frozenset(p.name for p in folder.iterdir() if p.name in ITEMS)
+
+  def _folder(self, step: int) -> epath.Path:
+    return self._open()._get_read_step_directory(step, self.directory)
 
   def save(self, step: int, items: Mapping[str, PyTree]) -> None:
     """Copies trees of arrays off the devices; writes them in the background.
@@ -152,16 +155,12 @@ class CheckpointStore:
         f"checkpoint {step} of {self.directory} has no {sorted(missing)}; it "
         f"has {sorted(present)}"
       )
-    manager = self._open()
+    manager, folder = self._open(), self._folder(step)
     targets = {}
     try:
-      metadata = manager.item_metadata(step)
       for name in items:
-        if metadata is None or metadata[name] is None:
-          raise UnreadableCheckpointError(
-            f"{name} of {where} is damaged or was removed"
-          )
-        stored = metadata[name].tree
+        # `item_metadata` of the manager would read that of all items.
+        stored = ocp.StandardCheckpointHandler().metadata(folder / name).tree
         wanted = (like or {}).get(name)
         if wanted is None:
           wanted = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), stored)
