@@ -1,7 +1,9 @@
 """What every test stands on; read before anything imports jax or TensorFlow."""
 
+import functools
 import os
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -87,6 +89,24 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> "tiny_world.World":
   from tests import tiny_world
 
   return tiny_world.build(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture(scope="module")
+def one_device() -> Iterator[None]:
+  """Runs, index builders and evaluations use one device in this module.
+
+  For tests that are about something else: eight take a quarter more time.
+  """
+  from realm_jax.evaluation import trained_model
+  from realm_jax.generations.building import generation_builder
+  from realm_jax.partitioning.mesh import make_mesh
+  from realm_jax.training import setup
+
+  first = functools.partial(make_mesh, devices=jax.devices()[:1])
+  with pytest.MonkeyPatch.context() as patch:
+    for module in (trained_model, generation_builder, setup):
+      patch.setattr(module, "make_mesh", first)
+    yield
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ from realm_jax.training.stages.pretraining import Pretraining
 from tests import tiny_world
 from tests.integration.commands import MODEL_FILE
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
 _STEPS, _SAVE_EVERY, _BATCH = 16, 4, 8
 _REMOVED = [f"p{i}" for i in range(0, 12, 2)]

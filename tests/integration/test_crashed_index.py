@@ -10,7 +10,7 @@ import pytest
 from benchmarks.jobs import wait_until
 from realm_jax.indexes.scann.config import ScannConfig
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
 _STEPS = 30
 

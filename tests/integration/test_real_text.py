@@ -14,7 +14,7 @@ from realm_jax.training.config import TrainConfig
 from tests.evaluation.lines import read_lines
 from tests.integration.commands import call
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
 _RECIPES = "gin/experiments/small_text"
 # The recipes' model in small.

@@ -14,7 +14,7 @@ from realm_jax.configuration import ConfigurationError
 from realm_jax.training.metrics import NonFiniteLossError
 from tests import tiny_world
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
 # Steps without packing are compiled for a single shape.
 _ONE_SHAPE = {"PACK": False}

@@ -1,5 +1,6 @@
 """The stages, each after the other, on one device and on eight."""
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -69,14 +70,9 @@ def on_eight(train, tmp_path_factory):
 def test_one_device_has_the_same_losses(
   stage, train, on_eight, tmp_path, monkeypatch
 ):
-  def one_device(*, model_parallelism=1, devices=None):
-    del devices
-    return make_mesh(
-      model_parallelism=model_parallelism, devices=jax.devices()[:1]
-    )
-
-  monkeypatch.setattr(training_setup, "make_mesh", one_device)
-  monkeypatch.setattr(generation_builder, "make_mesh", one_device)
+  first = functools.partial(make_mesh, devices=jax.devices()[:1])
+  monkeypatch.setattr(training_setup, "make_mesh", first)
+  monkeypatch.setattr(generation_builder, "make_mesh", first)
   # One of them without packing: it computes on more, and no other numbers.
   train(stage, tmp_path, on_eight, PACK=stage != "reading")
   rows, expected = _rows(tmp_path / stage), _rows(on_eight / stage)

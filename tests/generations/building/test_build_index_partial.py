@@ -22,7 +22,7 @@ from tests.generations.builds import (
 )
 from tests.generations.conftest import make_corpus
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
 
 _PARTIAL = PartialRefresh(

@@ -27,7 +27,7 @@ from tests.generations.builds import (
 )
 from tests.generations.conftest import PIECES
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
 
 def _update(corpus, changes):

@@ -8,7 +8,7 @@ from realm_jax.generations.store import layout
 from tests.generations.builds import generation_config, params_of
 from tests.generations.conftest import make_corpus
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from realm_jax.indexes.registry import parameters_of
 from realm_jax.indexes.scann.config import ScannConfig, fixed_tree
 from tests.generations.conftest import DIM, fill, publish_one
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
 _SCANN = fixed_tree(
   8,
