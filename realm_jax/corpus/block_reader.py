@@ -178,6 +178,24 @@ class BlockReader:
       tokens[indices] = shard.gather(positions, length, **ids)
     return tokens.reshape(*rows.shape, length)
 
+  def random_sentences(
+    self,
+    rows: Int[np.ndarray, " n"],
+    length: int,
+    rng: np.random.Generator,
+  ) -> Int[np.ndarray, "n {length}"]:
+    """Returns `[CLS] sentence [SEP]`, padded with 0, from each of the blocks.
+
+    A block without sentences gives `[CLS] [SEP]`.
+    """
+    queries = np.zeros((len(rows), length), np.int32)
+    for query, row in zip(queries, rows.tolist(), strict=True):
+      sentences = self.sentences(row)
+      start, limit = rng.choice(sentences) if len(sentences) else (0, 0)
+      words = self.body_token_ids(row)[start:limit][: length - 2]
+      query[: len(words) + 2] = [self._cls_id, *words, self._sep_id]
+    return queries
+
   def bodies_utf8(self, rows: Int[np.ndarray, " n"]) -> list[bytes]:
     """Returns the texts of many bodies as they were written, in UTF-8."""
     rows = np.asarray(rows)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int32
 
-from realm_jax.corpus.store import NULL_ROW, Corpus
+from realm_jax.corpus.store import Corpus
 from realm_jax.generations.store.embeddings import Embeddings
 from realm_jax.indexes.ground_truth import GroundTruth
 from realm_jax.indexes.protocol import Index, QueryBatch
@@ -17,14 +17,7 @@ def held_out_queries(
   """Draws sentences of random blocks as queries: `[CLS] sentence [SEP]`."""
   rng = np.random.default_rng(seed)
   rows = rng.choice(corpus.num_blocks, count, replace=count > corpus.num_blocks)
-  # The null block is [CLS] [SEP] [SEP] in any vocabulary.
-  cls_id, sep_id, _ = corpus.gather(np.array([NULL_ROW]), 3)[0]
-  queries = np.zeros((count, query_length), np.int32)
-  for query, row in zip(queries, rows.tolist(), strict=True):
-    start, limit = rng.choice(corpus.sentences(row))
-    words = corpus.body_token_ids(row)[start:limit][: query_length - 2]
-    query[: len(words) + 2] = [cls_id, *words, sep_id]
-  return queries
+  return corpus.random_sentences(rows, query_length, rng)
 
 
 def measure_recall(

@@ -10,12 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from realm_jax.models.packing import (
-  PackingPlan,
-  lay_out,
-  one_per_row,
-  plan_rows,
-)
+from realm_jax.models import packing
 from realm_jax.models.sequences import PAD_ID, PaddedSequences
 from realm_jax.training.batches import EncoderInput, StepBatch
 
@@ -51,9 +46,9 @@ class Packer:
     self._groups = groups
     self._pack = pack
 
-  def plan(self, batch: StepBatch) -> list[PackingPlan]:
+  def plan(self, batch: StepBatch) -> list[packing.PackingPlan]:
     """Plans the rows of each encoder input of a batch."""
-    plan = plan_rows if self._pack else one_per_row
+    plan = packing.plan_rows if self._pack else packing.one_per_row
     return [
       plan(
         np.count_nonzero(rows.token_ids != PAD_ID, axis=1).reshape(
@@ -64,7 +59,7 @@ class Packer:
       for rows in encoder_inputs(batch)
     ]
 
-  def smallest_bucket(self, plans: Sequence[PackingPlan]) -> int:
+  def smallest_bucket(self, plans: Sequence[packing.PackingPlan]) -> int:
     """Returns the number of the smallest bucket that holds planned rows."""
     return next(
       number
@@ -75,7 +70,7 @@ class Packer:
     )
 
   def lay_out(
-    self, batch: StepBatch, plans: Sequence[PackingPlan], *, bucket: int
+    self, batch: StepBatch, plans: Sequence[packing.PackingPlan], *, bucket: int
   ) -> StepBatch:
     """Replaces the encoder inputs by rows in the shapes of a bucket."""
     remaining = iter(zip(plans, self.buckets[bucket], strict=True))
@@ -84,7 +79,7 @@ class Packer:
       if not _is_encoder_input(node):
         return node
       plan, num_rows = next(remaining)
-      rows = lay_out(plan, node, num_rows=num_rows)
+      rows = packing.lay_out(plan, node, num_rows=num_rows)
       return rows if self._pack else PaddedSequences(*rows)
 
     return jax.tree.map(rows_of, batch, is_leaf=_is_encoder_input)

@@ -9,17 +9,11 @@ import math
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Int
 
 from realm_jax.corpus.store import Corpus
 from realm_jax.partitioning import rules
 from realm_jax.training.batches import StepBatch
-from realm_jax.training.packing.packer import (
-  ShapeBucket,
-  encoder_inputs,
-  largest_bucket,
-  needed_bucket,
-)
+from realm_jax.training.packing import packer
 from realm_jax.training.stages.model_inputs import ModelInputs
 from realm_jax.training.stages.protocol import ExampleArrays, Stage
 
@@ -33,7 +27,7 @@ _MIN_SAVING = 0.15
 
 def choose_shape_buckets(
   stage: Stage, shapes: ExampleArrays, inputs: ModelInputs, corpus: Corpus
-) -> list[ShapeBucket]:
+) -> list[packer.ShapeBucket]:
   """Chooses the bucket that most batches need, and the one that holds any.
 
   They follow from the shapes and from random sentences and blocks of the corpus
@@ -41,41 +35,25 @@ def choose_shape_buckets(
   differently.
   """
   rng = np.random.default_rng(0)
+  num_queries, query_length = shapes.query.shape
   *shape, block_length = shapes.candidates.shape
   needed = []
   for _ in range(_SAMPLES):
-    query = _random_queries(corpus, shapes.query.shape, rng)
+    rows = rng.integers(corpus.num_blocks, size=num_queries)
+    query = corpus.random_sentences(rows, query_length, rng)
     rows = rng.integers(corpus.num_blocks, size=shape)
     candidates = corpus.gather(rows, block_length)
     random = shapes._replace(query=query, candidates=candidates)
     batch = stage.example(random, inputs)
-    needed.append(needed_bucket(batch, groups=inputs.groups))
-  largest = largest_bucket(batch, groups=inputs.groups)
+    needed.append(packer.needed_bucket(batch, groups=inputs.groups))
+  largest = packer.largest_bucket(batch, groups=inputs.groups)
   usual = tuple(
     min(math.ceil(max(rows) * _MARGIN), most)
     for rows, most in zip(zip(*needed, strict=True), largest, strict=True)
   )
-  lengths = [rows.token_ids.shape[1] for rows in encoder_inputs(batch)]
+  lengths = [rows.token_ids.shape[1] for rows in packer.encoder_inputs(batch)]
   saving = 1 - np.dot(usual, lengths) / np.dot(largest, lengths)
   return [usual, largest] if saving >= _MIN_SAVING else [largest]
-
-
-def _random_queries(
-  corpus: Corpus, shape: tuple[int, ...], rng: np.random.Generator
-) -> Int[np.ndarray, "b q"]:
-  """Returns random sentences of the corpus as queries."""
-  num_queries, length = shape
-  words = corpus.vocabulary
-  queries = np.zeros(shape, np.int32)
-  rows = rng.integers(corpus.num_blocks, size=num_queries)
-  for query, row in zip(queries, rows.tolist(), strict=True):
-    sentences = corpus.sentences(row)
-    start, limit = (
-      sentences[rng.integers(len(sentences))] if len(sentences) else (0, 0)
-    )
-    tokens = corpus.body_token_ids(row)[start:limit][: length - 2]
-    query[: len(tokens) + 2] = [words.cls_id, *tokens, words.sep_id]
-  return queries
 
 
 def abstract_batch(batch: StepBatch, mesh: Mesh) -> StepBatch:
@@ -98,4 +76,4 @@ def shape_key(batch: StepBatch) -> tuple[int, ...]:
 
   They tell the compiled steps of a run apart.
   """
-  return tuple(len(rows.token_ids) for rows in encoder_inputs(batch))
+  return tuple(len(rows.token_ids) for rows in packer.encoder_inputs(batch))
