@@ -7,8 +7,8 @@ import numpy as np
 import safetensors.numpy
 from etils import epath
 
+from realm_jax.checkpoints.loop_item import require_vocabulary
 from realm_jax.checkpoints.manager import CheckpointStore
-from realm_jax.checkpoints.vocabulary import require_vocabulary
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.hugging_face import exports
 from realm_jax.conversion.hugging_face.directory import WEIGHTS

@@ -14,9 +14,8 @@ from collections.abc import Mapping
 from absl import logging
 from etils import epath
 
-from realm_jax.checkpoints.loop_item import generation_record
+from realm_jax.checkpoints import loop_item
 from realm_jax.checkpoints.manager import CheckpointStore
-from realm_jax.checkpoints.vocabulary import VOCABULARY, digest_bytes
 from realm_jax.conversion import gin_model
 from realm_jax.conversion.bert_models import TowerOptions
 from realm_jax.conversion.errors import ConversionError
@@ -118,8 +117,8 @@ def import_weights(
     # The checkpoint is last: it makes the directory a MODEL_DIR.
     logging.info("Writing checkpoint %d of %s", _STEP, output_dir)
     # There is no position in the data, for no trainer wrote this checkpoint.
-    digest = digest_bytes(model.vocabulary.sha256)
-    loop = {**generation_record(None), VOCABULARY: digest}
+    digest = loop_item.digest_bytes(model.vocabulary.sha256)
+    loop = {**loop_item.generation_record(None), loop_item.VOCABULARY: digest}
     _save(directory, {**params, "loop": loop})
   lines = [report.table(), *plan.notes]
   if plan.block_vectors is not None:

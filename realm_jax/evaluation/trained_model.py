@@ -9,9 +9,11 @@ from etils import epath
 from flax import linen as nn
 from jax.sharding import Mesh
 
-from realm_jax.checkpoints.loop_item import recorded_generation
+from realm_jax.checkpoints.loop_item import (
+  recorded_generation,
+  require_vocabulary,
+)
 from realm_jax.checkpoints.manager import FOLDER, CheckpointError, locate
-from realm_jax.checkpoints.vocabulary import require_vocabulary
 from realm_jax.corpus.store import Corpus
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader

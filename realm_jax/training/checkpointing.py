@@ -9,12 +9,12 @@ import numpy as np
 from absl import logging
 from jax.sharding import Mesh, NamedSharding
 
+from realm_jax.checkpoints.loop_item import require_vocabulary
 from realm_jax.checkpoints.manager import (
   CheckpointError,
   CheckpointStore,
   locate,
 )
-from realm_jax.checkpoints.vocabulary import require_vocabulary
 from realm_jax.models.parameters import Params
 from realm_jax.training.config import CheckpointConfig
 from realm_jax.training.loop_state import LoopState, RunIdentity
@@ -25,13 +25,7 @@ T = TypeVar("T")
 
 
 class Checkpointer:
-  """Initializes or restores the state of a run, and saves it.
-
-  Args:
-    store: Checkpoints of the run.
-    identity: What the run must share with its checkpoints.
-    config: Checkpoints that a new run starts from.
-  """
+  """Initializes or restores the state of a run, and saves it."""
 
   def __init__(
     self,
@@ -48,8 +42,7 @@ class Checkpointer:
   ) -> tuple[TrainState, LoopState]:
     """Returns the state of the last checkpoint, or that of a new run.
 
-    Args:
-      state: Freshly initialized state, on the devices.
+    `state` is freshly initialized, on the devices.
 
     Raises:
       CheckpointError: A checkpoint does not fit, or the run has only its

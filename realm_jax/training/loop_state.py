@@ -11,12 +11,8 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float32, Int64
 
-from realm_jax.checkpoints.loop_item import (
-  generation_record,
-  recorded_generation,
-)
+from realm_jax.checkpoints import loop_item
 from realm_jax.checkpoints.manager import CheckpointError, CheckpointStore
-from realm_jax.checkpoints.vocabulary import VOCABULARY, digest_bytes
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.partitioning import rules
@@ -62,9 +58,9 @@ class RunIdentity:
     """Returns the identity as arrays."""
     return {
       **{name: np.int64(getattr(self, name)) for name in _BINDINGS},
-      VOCABULARY: digest_bytes(self.vocabulary),
+      loop_item.VOCABULARY: loop_item.digest_bytes(self.vocabulary),
       _CORPUS_VERSION: np.int64(self.corpus_version),
-      _CORPUS_FINGERPRINT: digest_bytes(self.corpus_fingerprint),
+      _CORPUS_FINGERPRINT: loop_item.digest_bytes(self.corpus_fingerprint),
     }
 
   def require_same(self, item: LoopItem, checkpoint: str) -> None:
@@ -134,7 +130,7 @@ class LoopState(NamedTuple):
 
   def to_item(self, mesh: Mesh) -> LoopItem:
     """Returns the state as arrays, those of the global batch on the devices."""
-    item: LoopItem = {**generation_record(self.generation)}
+    item: LoopItem = {**loop_item.generation_record(self.generation)}
     item["position"] = np.int64(self.position)
     if self.retrieved is None or not self.retrieved.ids.size:
       return item
@@ -154,4 +150,5 @@ class LoopState(NamedTuple):
         ids=np.ascontiguousarray(words).view(np.int64)[..., 0],
         scores=rules.own_rows(np.asarray(item["scores"]), mesh),
       )
-    return cls(int(item["position"]), recorded_generation(item), retrieved)
+    generation = loop_item.recorded_generation(item)
+    return cls(int(item["position"]), generation, retrieved)

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import safetensors.numpy
 
+from realm_jax.checkpoints.loop_item import VOCABULARY, digest_bytes
 from realm_jax.checkpoints.manager import CheckpointStore
-from realm_jax.checkpoints.vocabulary import VOCABULARY, digest_bytes
 from realm_jax.conversion import exporting
 from realm_jax.conversion.parameters import (
   BoundModel,

@@ -10,8 +10,8 @@ import jax
 from absl import logging
 from etils import epath
 
+from realm_jax.checkpoints.loop_item import require_vocabulary
 from realm_jax.checkpoints.manager import CheckpointStore
-from realm_jax.checkpoints.vocabulary import require_vocabulary
 from realm_jax.corpus.store import Corpus
 from realm_jax.files import remote
 from realm_jax.generations.building import shared_work

@@ -10,8 +10,8 @@ import contextlib
 from etils import epath
 from jax.sharding import Mesh
 
+from realm_jax.checkpoints.loop_item import require_vocabulary
 from realm_jax.checkpoints.manager import CheckpointError, CheckpointStore
-from realm_jax.checkpoints.vocabulary import require_vocabulary
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.follow.loading import Generation, load_generation
