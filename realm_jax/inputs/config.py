@@ -6,16 +6,23 @@ from collections.abc import Mapping, Sequence
 from realm_jax.inputs.context import TaskContext
 
 _MASK_FEATURES = ("mask_positions", "mask_targets", "mask_weights")
-_MINIMUMS = {
-  "batch_size": 1,
-  "query_length": 3,  # [CLS] word [SEP]
-  "block_length": 4,  # [CLS] [SEP] word [SEP]
-  "max_masks": 1,
-  "batches_ahead": 0,
-  "corpus_version": 0,
-}
-# Of these, those for which the recipes in gin/ have a name of their own.
-_MACROS = ("batch_size", "query_length", "block_length")
+# Fields that the recipes in gin/ set by macros of the same names.
+_MACROS = frozenset(
+  "batch_size query_length block_length num_steps save_every_steps "
+  "model_parallelism".split()
+)
+
+
+def require_at_least(config: object, **minimums: int) -> None:
+  """Raises `ValueError` where a field is too small; None is accepted."""
+  for name, least in minimums.items():
+    value = getattr(config, name)
+    if value is not None and value < least:
+      field = f"{type(config).__name__}.{name}"
+      binding = name.upper() if name in _MACROS else field
+      raise ValueError(
+        f"{name}={value}; want {least} or more: change {binding}"
+      )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,13 +55,10 @@ class DataConfig(TaskContext):
   batches_ahead: int = 2
 
   def __post_init__(self) -> None:
-    """Raises `ValueError` if a field is too small."""
-    for name, least in _MINIMUMS.items():
-      value = getattr(self, name)
-      if value is not None and value < least:
-        binding = name.upper() if name in _MACROS else f"DataConfig.{name}"
-        wanted = f"an integer of at least {least}"
-        raise ValueError(f"{name}={value}; want {wanted}: change {binding}")
+    require_at_least(self, batch_size=1, max_masks=1)
+    require_at_least(self, query_length=3)  # [CLS] word [SEP]
+    require_at_least(self, block_length=4)  # [CLS] [SEP] word [SEP]
+    require_at_least(self, batches_ahead=0, corpus_version=0)
 
   @property
   def lengths(self) -> dict[str, int]:

@@ -5,7 +5,7 @@ import dataclasses
 from absl import logging
 from etils import epath
 
-from realm_jax.inputs.config import DataConfig
+from realm_jax.inputs.config import DataConfig, require_at_least
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.training.optimizer import OptimizerConfig
@@ -13,15 +13,6 @@ from realm_jax.training.stages.protocol import Stage
 
 ON_STALE = ("warn", "fail")
 ON_CRASH = ("exact", "last", "fail")
-
-
-def require_at_least(least: int, config: object, *names: str) -> None:
-  """Raises a ValueError where an integer field is less than `least`."""
-  for name in names:
-    if (value := getattr(config, name)) < least:
-      raise ValueError(
-        f"{name}={value}; want {least} or more: change {name.upper()}"
-      )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +33,7 @@ class CheckpointConfig:
   initial_reader: epath.PathLike | None = None
 
   def __post_init__(self) -> None:
-    require_at_least(1, self, "save_every_steps", "keep")
+    require_at_least(self, save_every_steps=1, keep=1)
 
   def source_of(self, component: str) -> epath.PathLike | None:
     """Returns the checkpoint that a component starts from, if any."""
@@ -126,8 +117,7 @@ class TrainConfig:
   pack: bool = True
 
   def __post_init__(self) -> None:
-    require_at_least(0, self, "num_steps")
-    require_at_least(1, self, "model_parallelism")
+    require_at_least(self, num_steps=0, model_parallelism=1)
     if self.data.corpus_version is not None:
       raise ValueError(
         f"corpus_version={self.data.corpus_version}; a run reads the version "

@@ -18,10 +18,10 @@ GOOD = DataConfig(
 @pytest.mark.parametrize(
   ("fields", "said"),
   [
-    ({"batch_size": 0}, "batch_size=0; want an integer of at least 1: change"),
-    ({"query_length": 2}, "query_length=2; .* at least 3: .* QUERY_LENGTH"),
+    ({"batch_size": 0}, "batch_size=0; want 1 or more: change BATCH_SIZE"),
+    ({"query_length": 2}, "query_length=2; want 3 or more: .* QUERY_LENGTH"),
     ({"corpus_version": -1}, "corpus_version=-1; .* DataConfig.corpus_ver"),
-    ({"max_masks": 0}, "max_masks=0; want an integer of at least 1"),
+    ({"max_masks": 0}, "max_masks=0; want 1 or more: .* DataConfig.max"),
   ],
 )
 def test_wrong_values_are_explained(fields, said):
