@@ -3,7 +3,6 @@
 import hashlib
 import mmap
 import os
-from collections.abc import Iterator
 
 from etils import epath
 
@@ -21,20 +20,11 @@ def sha256_of(path: epath.PathLike, *, drop_pages: bool = False) -> str:
   read, as where gigabytes are verified beside a running trainer.
   """
   digest = hashlib.sha256()
-  for piece in _pieces(path, drop_pages=drop_pages):
-    digest.update(piece)
-  return digest.hexdigest()
-
-
-def _pieces(
-  path: epath.PathLike, *, drop_pages: bool
-) -> Iterator[bytes | memoryview]:
-  """Yields a file's bytes; a piece is valid until the next is asked for."""
   if is_remote(path):
     with epath.Path(path).open("rb") as file:
       while piece := file.read(_PIECE_BYTES):
-        yield piece
-    return
+        digest.update(piece)
+    return digest.hexdigest()
   # The buffer has its own pages, so that the allocator's heap, which the
   # training step uses, does not grow.
   with (
@@ -42,7 +32,8 @@ def _pieces(
     mmap.mmap(-1, _PIECE_BYTES) as buffer,
   ):
     while count := file.readinto(buffer):
-      with memoryview(buffer)[:count] as piece:
-        yield piece
+      with memoryview(buffer)[:count] as view:
+        digest.update(view)
       if drop_pages and hasattr(os, "posix_fadvise"):
         os.posix_fadvise(file.fileno(), 0, file.tell(), os.POSIX_FADV_DONTNEED)
+  return digest.hexdigest()
