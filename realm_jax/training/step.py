@@ -21,13 +21,7 @@ from realm_jax.objectives.inverse_cloze import inverse_cloze_loss
 from realm_jax.objectives.masked_lm import marginal_masked_lm_loss
 from realm_jax.objectives.open_qa import open_qa_loss
 from realm_jax.objectives.weighted import WeightedLoss
-from realm_jax.training.batches import (
-  IndexScores,
-  InverseClozeBatch,
-  OpenQaBatch,
-  PretrainingBatch,
-  ReadingBatch,
-)
+from realm_jax.training import batches
 from realm_jax.training.state import TrainState
 
 B = TypeVar("B")
@@ -55,7 +49,7 @@ def _apply(
 def embed_candidates(
   retriever: Retriever,
   params: Params,
-  batch: PretrainingBatch,
+  batch: batches.PretrainingBatch,
   dropout_key: jax.Array | None,
 ) -> tuple[Float[Array, "b d"], Float[Array, "b k d"]]:
   """Embeds the queries of a batch and their candidates."""
@@ -77,7 +71,7 @@ def embed_candidates(
 def read_masks(
   reader: Reader,
   params: Params,
-  batch: PretrainingBatch | ReadingBatch,
+  batch: batches.PretrainingBatch | batches.ReadingBatch,
   dropout_key: jax.Array | None,
 ) -> Float[Array, "b k m v"]:
   """Returns the reader's logits of the masked tokens, for each candidate."""
@@ -98,7 +92,7 @@ def _split(
 def inverse_cloze(
   retriever: Retriever,
   params: Params,
-  batch: InverseClozeBatch,
+  batch: batches.InverseClozeBatch,
   dropout_key: jax.Array | None = None,
 ) -> WeightedLoss:
   """Returns the loss of inverse cloze.
@@ -118,7 +112,7 @@ def pretraining(
   retriever: Retriever,
   reader: Reader,
   params: Params,
-  batch: PretrainingBatch,
+  batch: batches.PretrainingBatch,
   dropout_key: jax.Array | None = None,
   *,
   form: str = "per_token",
@@ -143,7 +137,7 @@ def pretraining(
 def reading(
   reader: Reader,
   params: Params,
-  batch: ReadingBatch,
+  batch: batches.ReadingBatch,
   dropout_key: jax.Array | None = None,
 ) -> WeightedLoss:
   """Returns the masked-LM loss given one block; nothing is retrieved."""
@@ -162,7 +156,7 @@ def open_qa(
   retriever: Retriever,
   reader: Reader,
   params: Params,
-  batch: OpenQaBatch,
+  batch: batches.OpenQaBatch,
   dropout_key: jax.Array | None = None,
 ) -> WeightedLoss:
   """Returns ORQA's loss, over stored vectors or over scores of an index.
@@ -173,7 +167,7 @@ def open_qa(
   """
   retriever_key, reader_key = _split(dropout_key)
   tower, found = params["retriever"], batch.retrieved
-  if isinstance(found, IndexScores):
+  if isinstance(found, batches.IndexScores):
     scores = tower["scale"] * found.scores
   else:
     queries = _apply(
@@ -208,13 +202,8 @@ def train_step(
 ) -> tuple[TrainState, Metrics]:
   """Computes the gradient of one batch and updates the parameters.
 
-  Args:
-    state: State before the step; the loop donates it.
-    batch, loss: Those of the stage.
-    optimizer: Optimizer over the parameters by component.
-    seed: Seed of the dropout masks, folded with the step.
-    freeze_retriever: Whether the retriever is not trained in this step, so
-      that its gradient is not computed.
+  `seed`, folded with the step, is that of the dropout masks. The gradient of a
+  retriever that is frozen in this step is not computed.
 
   Returns:
     The next state and the metrics, among them `gradient_norm` and

@@ -7,14 +7,9 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from jaxtyping import Int
 
+from realm_jax.corpus.building import splitting
 from realm_jax.corpus.building.documents import Document
 from realm_jax.corpus.building.seen_ids import hash63
-from realm_jax.corpus.building.splitting import (
-  align_sentences,
-  cut_overlong_sentences,
-  pack_sentences,
-  token_spans,
-)
 from realm_jax.corpus.building.summary import BuildSummary
 from realm_jax.corpus.shards.format import NUM_SPECIAL_TOKENS
 from realm_jax.corpus.shards.writer import ShardSeries
@@ -46,12 +41,8 @@ def salient_spans(
 class BlockBuilder:
   """Splits documents into blocks and writes these to shards.
 
-  Attributes:
-    vocabulary: Vocabulary of the corpus.
-    shards: Shards that the blocks are written to.
-    block_length: Largest number of wordpieces in a block.
-    tagger: Function that finds salient spans; None finds none.
-    summary: Counts, to which this adds.
+  `block_length` is the largest number of wordpieces in a block. Without a
+  `tagger`, no salient spans are found. What is done is counted in `summary`.
   """
 
   vocabulary: WordpieceVocabulary
@@ -93,8 +84,8 @@ class BlockBuilder:
     title_ids = title_ids[: capacity // 2]
     capacity -= len(title_ids)
     text = document.text.encode()
-    sentences, num_cut = cut_overlong_sentences(
-      align_sentences(sentence_ranges(document.text), token_bytes),
+    sentences, num_cut = splitting.cut_overlong_sentences(
+      splitting.align_sentences(sentence_ranges(document.text), token_bytes),
       token_bytes,
       text=text,
       capacity=capacity,
@@ -104,8 +95,9 @@ class BlockBuilder:
     tagged = salient_spans(
       self.tagger, document.text, document.title, summary=summary
     )
-    spans = token_spans(tagged, token_bytes, ranges)
-    packed = pack_sentences(np.diff(ranges, axis=1)[:, 0], capacity=capacity)
+    spans = splitting.token_spans(tagged, token_bytes, ranges)
+    sizes = np.diff(ranges, axis=1)[:, 0]
+    packed = splitting.pack_sentences(sizes, capacity=capacity)
     shard = self.shards.shard
     shard.add_document(
       document_id=document.id,

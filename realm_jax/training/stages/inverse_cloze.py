@@ -9,17 +9,12 @@ from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
 from realm_jax.training import step
 from realm_jax.training.batches import InverseClozeBatch
+from realm_jax.training.stages import protocol
 from realm_jax.training.stages.model_inputs import ModelInputs, Models
-from realm_jax.training.stages.protocol import (
-  Assembled,
-  ExampleArrays,
-  Stage,
-  StageContext,
-)
 
 
 @dataclasses.dataclass(frozen=True)
-class InverseCloze(Stage):
+class InverseCloze(protocol.Stage):
   """A sentence finds its block among the blocks of the global batch."""
 
   components = ("retriever",)
@@ -28,15 +23,15 @@ class InverseCloze(Stage):
     return functools.partial(step.inverse_cloze, models.retriever)
 
   def assemble(
-    self, batch: Batch, retrieved: SearchResult, context: StageContext
-  ) -> Assembled:
+    self, batch: Batch, retrieved: SearchResult, context: protocol.StageContext
+  ) -> protocol.Assembled:
     arrays, inputs = batch.arrays, context.inputs
     queries, blocks = inputs.queries(arrays["query"]), arrays["block"]
     made = InverseClozeBatch(queries, inputs.blocks(blocks), arrays["removed"])
     return made, {}
 
   def example(
-    self, shapes: ExampleArrays, inputs: ModelInputs
+    self, shapes: protocol.ExampleArrays, inputs: ModelInputs
   ) -> InverseClozeBatch:
     return InverseClozeBatch(
       queries=inputs.queries(shapes.query),

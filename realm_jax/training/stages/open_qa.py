@@ -16,20 +16,14 @@ from realm_jax.text.answer_spans import find_token_spans
 from realm_jax.text.answers import contains_characters
 from realm_jax.training import step
 from realm_jax.training.batches import IndexScores, OpenQaBatch, StoredVectors
+from realm_jax.training.stages import protocol
 from realm_jax.training.stages.model_inputs import ModelInputs, Models
-from realm_jax.training.stages.protocol import (
-  Assembled,
-  ExampleArrays,
-  Lengths,
-  Stage,
-  StageContext,
-)
 
 ANSWERS_IN_BLOCKS = ("characters", "tokens")
 
 
 @dataclasses.dataclass(frozen=True)
-class OpenQa(Stage):
+class OpenQa(protocol.Stage):
   """Fine-tuning on questions, as in ORQA; there is no null block.
 
   The retriever learns from `num_searched_blocks`, against the generation's
@@ -75,7 +69,9 @@ class OpenQa(Stage):
   def num_candidates(self) -> int:
     return self.num_read
 
-  def init(self, models: Models, lengths: Lengths, key: jax.Array) -> Params:
+  def init(
+    self, models: Models, lengths: protocol.Lengths, key: jax.Array
+  ) -> Params:
     params = super().init(models, lengths, key)
     if self.index_scores:
       params["retriever"] = {"scale": jnp.float32(self.initial_scale)}
@@ -104,8 +100,8 @@ class OpenQa(Stage):
     return min(max(self.num_searched_blocks, self.num_read), num_blocks)
 
   def assemble(
-    self, batch: Batch, retrieved: SearchResult, context: StageContext
-  ) -> Assembled:
+    self, batch: Batch, retrieved: SearchResult, context: protocol.StageContext
+  ) -> protocol.Assembled:
     has_answer, is_answer = self._answers(batch, retrieved, context)
     query, rows = batch.arrays["query"], retrieved.rows
     if self.index_scores:
@@ -120,7 +116,9 @@ class OpenQa(Stage):
     recall = has_answer[:, :5].any(axis=1).mean()
     return made, {"recall_at_5": float(recall)}
 
-  def example(self, shapes: ExampleArrays, inputs: ModelInputs) -> OpenQaBatch:
+  def example(
+    self, shapes: protocol.ExampleArrays, inputs: ModelInputs
+  ) -> OpenQaBatch:
     blocks = (len(shapes.query), shapes.num_searched)
     if self.index_scores:
       scored = IndexScores(np.zeros(blocks, np.float32))
@@ -137,7 +135,7 @@ class OpenQa(Stage):
     )
 
   def _answers(
-    self, batch: Batch, retrieved: SearchResult, context: StageContext
+    self, batch: Batch, retrieved: SearchResult, context: protocol.StageContext
   ) -> tuple[Bool[np.ndarray, "b n"], Bool[np.ndarray, "b k l w"]]:
     """Returns which blocks contain an answer, and which spans are answers."""
     num_queries = len(retrieved.rows)

@@ -12,19 +12,12 @@ from realm_jax.retrieval.candidate_rows import with_null, without_source
 from realm_jax.text.answer_spans import find_token_spans
 from realm_jax.training import step
 from realm_jax.training.batches import MaskTargets, PretrainingBatch
+from realm_jax.training.stages import protocol
 from realm_jax.training.stages.model_inputs import ModelInputs, Models
-from realm_jax.training.stages.protocol import (
-  Assembled,
-  ExampleArrays,
-  Stage,
-  StageContext,
-  empty_mask_targets,
-  mask_targets,
-)
 
 
 @dataclasses.dataclass(frozen=True)
-class Pretraining(Stage):
+class Pretraining(protocol.Stage):
   """A masked sentence, the null block and the blocks that the index retrieves.
 
   Attributes:
@@ -54,19 +47,19 @@ class Pretraining(Stage):
     return self.num_candidates
 
   def assemble(
-    self, batch: Batch, retrieved: SearchResult, context: StageContext
-  ) -> Assembled:
+    self, batch: Batch, retrieved: SearchResult, context: protocol.StageContext
+  ) -> protocol.Assembled:
     sources = context.corpus.rows_of(batch.arrays["source_id"])
     rows = with_null(without_source(retrieved.rows, sources))
     candidates = context.gather(rows)
-    masks = mask_targets(batch)
+    masks = protocol.mask_targets(batch)
     made = context.inputs.pretraining(batch.arrays["query"], candidates, masks)
     return made, {"recall": masked_recall(masks, candidates[:, 1:])}
 
   def example(
-    self, shapes: ExampleArrays, inputs: ModelInputs
+    self, shapes: protocol.ExampleArrays, inputs: ModelInputs
   ) -> PretrainingBatch:
-    masks = empty_mask_targets(shapes)
+    masks = protocol.empty_mask_targets(shapes)
     return inputs.pretraining(shapes.query, shapes.candidates, masks)
 
 

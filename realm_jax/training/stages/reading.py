@@ -7,19 +7,12 @@ from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
 from realm_jax.training import step
 from realm_jax.training.batches import ReadingBatch
+from realm_jax.training.stages import protocol
 from realm_jax.training.stages.model_inputs import ModelInputs, Models
-from realm_jax.training.stages.protocol import (
-  Assembled,
-  ExampleArrays,
-  Stage,
-  StageContext,
-  empty_mask_targets,
-  mask_targets,
-)
 
 
 @dataclasses.dataclass(frozen=True)
-class Reading(Stage):
+class Reading(protocol.Stage):
   """A masked sentence is read beside the block that it was taken from.
 
   BERT's weights are the better start where they are available. The masked
@@ -33,12 +26,14 @@ class Reading(Stage):
     return functools.partial(step.reading, models.require_reader())
 
   def assemble(
-    self, batch: Batch, retrieved: SearchResult, context: StageContext
-  ) -> Assembled:
+    self, batch: Batch, retrieved: SearchResult, context: protocol.StageContext
+  ) -> protocol.Assembled:
     rows = context.corpus.rows_of(batch.arrays["source_id"])[:, None]
     joint = context.inputs.joint(batch.arrays["query"], context.gather(rows))
-    return ReadingBatch(joint.rows, mask_targets(batch)), {}
+    return ReadingBatch(joint.rows, protocol.mask_targets(batch)), {}
 
-  def example(self, shapes: ExampleArrays, inputs: ModelInputs) -> ReadingBatch:
+  def example(
+    self, shapes: protocol.ExampleArrays, inputs: ModelInputs
+  ) -> ReadingBatch:
     joint = inputs.joint(shapes.query, shapes.candidates)
-    return ReadingBatch(joint.rows, empty_mask_targets(shapes))
+    return ReadingBatch(joint.rows, protocol.empty_mask_targets(shapes))
