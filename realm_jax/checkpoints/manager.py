@@ -139,10 +139,8 @@ class CheckpointStore:
   ) -> dict[str, PyTree]:
     """Restores named items.
 
-    Args:
-        items: Names of items that the checkpoint must have.
-      like: Tree of abstract arrays, with shardings, that an item must fit. An
-        item without one is restored as numpy arrays.
+    An item must fit its tree of `like`: abstract arrays, with shardings. One
+    without such a tree is restored as numpy arrays.
 
     Raises:
       CheckpointError: There is no such step or item, a shape differs, or a

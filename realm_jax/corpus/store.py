@@ -26,9 +26,8 @@ class Corpus(BlockReader):
   Rows index blocks in one version and are what arrays hold; ids are stable
   across versions and outlive a run.
 
-  Attributes:
-    source: Directory that was opened, local or on an object store.
-    directory: Local directory of its files.
+  `source` is the directory that was opened, maybe on an object store, and
+  `directory` the local one of its files.
   """
 
   def __init__(

@@ -62,8 +62,7 @@ class BatchStream:
   Args:
     start_position: Stream position of the first example: 0, or the
       `next_position` of an earlier batch.
-    process_index: Index of the process whose rows are kept.
-    process_count: Number of processes that share the global batch.
+    process_index: Process, of `process_count`, whose rows are kept.
 
   Raises:
     TaskError: The task does not exist or cannot be read.

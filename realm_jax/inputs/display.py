@@ -77,11 +77,8 @@ def describe(
 ) -> str:
   """Formats one example of an `ExampleStream` as a paragraph.
 
-  Args:
-    example: Example of the task.
-    features: The task's `output_features`; their token ids are decoded.
-    corpus: Corpus with the vocabulary and the titles.
-    width: Width of the lines in characters.
+  Token ids of `features`, the task's `output_features`, are decoded. `width` is
+  that of the lines in characters.
   """
   arrays = {name: np.asarray(value) for name, value in example.items()}
   paragraphs = [f"position {arrays['position']}"]

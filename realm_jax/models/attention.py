@@ -29,8 +29,7 @@ def attend(
 
   Args:
     query: Queries of each row's first q tokens, already scaled by 1/√d.
-    key: Keys of all tokens of the same rows.
-    value: Values of all tokens.
+    key, value: Keys and values of all tokens of the same rows.
     sequence: Number of the sequence to which a token belongs and attends.
     rows: Hash of each query's token, for dropout.
     columns: Number of each head's each key, for dropout.

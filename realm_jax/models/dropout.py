@@ -46,11 +46,8 @@ def drop(
 ) -> Float[Array, "..."]:
   """Zeroes elements of `x` with probability `rate`, and scales the others up.
 
-  Args:
-    x: Array of which elements are dropped.
-    rows: Hashes of the elements' tokens; broadcasts against `x`.
-    columns: Numbers of the elements in their tokens; broadcasts against `x`.
-    rate: Probability of being dropped, below 1.
+  `rows` are hashes of the elements' tokens, and `columns` their numbers in
+  these; both broadcast against `x`. `rate` is below 1.
   """
   if rate == 0.0:
     return x

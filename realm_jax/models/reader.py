@@ -170,10 +170,7 @@ class Reader(nn.Module):
   ) -> tuple[Float[Array, "b k m v"], Spans]:
     """Runs both heads over padded inputs, so that `init` makes all parameters.
 
-    Args:
-      query: Queries `[CLS] x [SEP]`.
-      candidates: Blocks `[CLS] title [SEP] body [SEP]`.
-      mask_positions: Positions of the masks in the query.
+    Queries are `[CLS] x [SEP]`, and candidates `[CLS] title [SEP] body [SEP]`.
     """
     token_ids, *bodies = self.join(query, candidates)
     inputs = sequences.padded(token_ids)

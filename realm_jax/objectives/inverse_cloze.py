@@ -21,12 +21,9 @@ def inverse_cloze_loss(
   So this loss cannot be split into micro-batches: each would have fewer
   negatives, and the sum of their losses is not the loss of the whole.
 
-  Args:
-    queries: Vectors of the sentences.
-    blocks: Vectors of their blocks, in the same order.
-    removed: Whether each sentence was removed from its block. Accuracy is
-      reported apart: where the sentence remains, matching its words is enough.
-    score_scale: Factor of the inner products.
+  Sentences and blocks are in the same order. `removed` tells whether a sentence
+  was removed from its block. Accuracy is reported apart: where the sentence
+  remains, matching its words is enough.
   """
   scores = score_scale * jnp.einsum(
     "nd,md->nm", queries, blocks, preferred_element_type=jnp.float32

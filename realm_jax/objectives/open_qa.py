@@ -45,12 +45,8 @@ def open_qa_loss(
   terms are 0 for an example with nothing correct. The loss and all metrics
   are means over the examples.
 
-  Args:
-    retriever_scores: Scores f(x, z) of the retrieved blocks, best first.
-    has_answer: Whether a block's text contains an answer.
-    span_logits: Scores of the spans of the first k of those blocks.
-    is_span: Whether a span exists.
-    is_answer: Whether a span matches an answer.
+  `retriever_scores` are f(x, z) of the retrieved blocks, best first. Spans are
+  those of the first k of these; the ones outside of a body have no `is_span`.
   """
   batch, num_read = span_logits.shape[:2]
   retriever_likelihood, retriever_found = marginal_log_likelihood(

@@ -18,12 +18,9 @@ EncoderInput = Sequences | TokenRows
 
 
 class MaskTargets(NamedTuple):
-  """The masked tokens that are scored.
+  """The masked tokens that are scored, and their positions in the query.
 
-  Attributes:
-    positions: Positions of the masks in the query.
-    token_ids: Tokens that the masks hide.
-    weights: 1 for a mask, 0 for padding.
+  `weights` are 1 for a mask and 0 for padding.
   """
 
   positions: Int[AnyArray, "b m"]
@@ -34,8 +31,7 @@ class MaskTargets(NamedTuple):
 class InverseClozeBatch(NamedTuple):
   """Sentences and, in the same order, the blocks that they come from.
 
-  Attributes:
-    removed: Whether the sentence was removed from its block.
+  `removed` tells whether the sentence was removed from its block.
   """
 
   queries: EncoderInput

@@ -34,12 +34,10 @@ class CandidateStream(Protocol):
     ...
 
   def prefetch(self, step: int, params: Params) -> None:
-    """Starts to prepare the batch of a step.
+    """Starts to prepare the batch of the step after the last prefetched.
 
-    Args:
-      step: Step after the one that was prefetched last.
-      params: Current parameters by component; they are read before this
-        returns from the dispatch, and may be donated afterwards.
+    The current parameters, by component, are read before this returns from
+    the dispatch, and may be donated afterwards.
 
     Raises:
       RETRIEVAL_UNAVAILABLE: There is nothing to search, for one of the reasons
@@ -58,8 +56,7 @@ class CandidateStream(Protocol):
   def state(self, step: int) -> LoopState:
     """Returns the state with which a resumed stream begins at a step.
 
-    Args:
-      step: Step that was taken or prefetched last, or the end of the run.
+    `step` was taken or prefetched last, or is the end of the run.
     """
     ...
 
@@ -68,10 +65,8 @@ class CandidateStream(Protocol):
 class _InFlight:
   """A step's batch that is being prepared.
 
-  Attributes:
-    position: Position in the data of the first example.
-    generation: Generation that is searched, if one is.
-    vectors: Vectors of the queries, on the devices, if the index needs them.
+  `position` is that of its first example in the data, and `vectors` has its
+  queries' vectors, on the devices, if an index needs them.
   """
 
   step: int
@@ -85,13 +80,8 @@ class _InFlight:
 class HostCandidateStream:
   """Candidates that the host reads, searches, gathers and packs.
 
-  Args:
-    setup: What the run is made of.
-    examples: Batches of the task, from the resumed position on.
-    packer: Lays batches out in rows.
-    pipeline: Embeds queries and searches, in a thread of its own.
-    schedule: Schedule of generations, for a stage that needs an index.
-    resumed: State to begin with.
+  `examples` begin at the position of `resumed`. A stage without an index has
+  no `schedule`.
   """
 
   def __init__(

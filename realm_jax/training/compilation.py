@@ -25,12 +25,9 @@ def compile_steps(
 ) -> StepFunction:
   """Compiles `train_step` for every shape and mode that a run will need.
 
-  The result compiles nothing: a batch of another shape raises a KeyError.
-
-  Args:
-    setup: What the run is made of.
-    state: State before the first step, on the devices.
-    batches: Abstract batches, one for each shape bucket.
+  `state` is that before the first step, on the devices, and `batches` has an
+  abstract batch for each shape bucket. The result compiles nothing: a batch of
+  another shape raises a KeyError.
   """
   config, mesh = setup.config, setup.mesh
   shardings = jax.tree.map(lambda array: array.sharding, state)

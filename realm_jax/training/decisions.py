@@ -9,12 +9,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 
 class AfterStep(NamedTuple):
-  """What to do after a step.
-
-  Attributes:
-    save: Whether to save a checkpoint.
-    stop: Whether to end the run, because it was preempted.
-  """
+  """Whether to save a checkpoint, and to end the run, which was preempted."""
 
   save: bool
   stop: bool
@@ -52,13 +47,7 @@ class Decisions(Protocol):
 
 
 class LocalDecisions:
-  """Decisions of a run that has one process.
-
-  Args:
-    preempted: Flag that SIGTERM sets.
-    num_steps: Steps of the run.
-    save_every_steps: Distance of checkpoints.
-  """
+  """Decisions of a run that has one process; SIGTERM sets `preempted`."""
 
   def __init__(
     self, preempted: threading.Event, *, num_steps: int, save_every_steps: int

@@ -33,12 +33,10 @@ from realm_jax.training.state import TrainState
 
 @dataclasses.dataclass(frozen=True)
 class TrainResult:
-  """The result of a run.
+  """The result of a run, which was preempted if it has steps left.
 
-  Attributes:
-    swaps: Number of generations that were swapped in.
-    metrics: Metrics of the last step; empty where none was done.
-    preempted: Whether it was stopped before its last step.
+  `swaps` counts the generations that were swapped in, and `metrics` are those
+  of the last step; empty where none was done.
   """
 
   step: int

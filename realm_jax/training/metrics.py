@@ -39,9 +39,6 @@ class MetricsLog:
     start_step: Number of steps that are done. Rows of later steps are removed:
       they are from a run that was killed after its last checkpoint, and those
       steps are repeated.
-    num_steps: Steps of the run, for the progress bar.
-    examples_per_step: Size of the global batch.
-    monitor: Monitor that warns when the retriever collapses.
   """
 
   def __init__(

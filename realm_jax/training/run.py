@@ -53,11 +53,8 @@ class Run:
 def open_run(config: TrainConfig) -> Iterator[tuple[TrainState, Run | None]]:
   """Opens a run from its last checkpoint, or a new one.
 
-  Yields:
-    The state before the next step, and the parts of the run; None for them if
-    all steps are done.
-
-  It raises what `realm_jax.training.loop.train` does.
+  Yields the state before the next step, and the parts of the run, or None if
+  all steps are done. Raises what `realm_jax.training.loop.train` does.
   """
   setup = set_up(config)
   with contextlib.ExitStack() as stack:

@@ -19,13 +19,7 @@ from realm_jax.training.step import Loss
 
 @dataclasses.dataclass(frozen=True)
 class RunSetup:
-  """The parts that follow from configuration, corpus and devices alone.
-
-  Attributes:
-    corpus: Corpus version that the run reads.
-    identity: What the run must share with its checkpoints.
-    inputs: Maker of the encoder inputs, with the models.
-  """
+  """The parts that follow from configuration, corpus and devices alone."""
 
   config: TrainConfig
   corpus: Corpus

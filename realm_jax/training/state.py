@@ -31,9 +31,7 @@ def create_state(
 ) -> TrainState:
   """Initializes a state, every array on its own devices.
 
-  Args:
-    init: Makes the parameters by component, in flax's boxes, from a random key.
-    seed: Seed of the initial values.
+  `init` makes parameters by component, in flax's boxes, from a random key.
 
   Raises:
     ValueError: The mesh does not divide a parameter.

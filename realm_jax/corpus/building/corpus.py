@@ -54,7 +54,6 @@ def build_corpus(
     overwrite: Whether a corpus at `output_dir` is replaced.
     blocks_per_shard: Number of blocks at which a shard ends, once the current
       document is complete.
-    version: Number of the corpus version.
 
   Raises:
     InputError: The input cannot be read, or gives no block.

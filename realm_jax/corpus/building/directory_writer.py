@@ -53,12 +53,7 @@ def check_target(output_dir: epath.PathLike, *, overwrite: bool) -> None:
 class CorpusDirectoryWriter:
   """Writes the shards of a new corpus, as `CorpusDirectoryWriter.open` begins.
 
-  Attributes:
-    target: Directory of the corpus.
-    staging: Local directory in which it is prepared.
-    pieces: Vocabulary.
-    overwrite: Whether a corpus at `target` is replaced.
-    shards: Shards of the documents.
+  They are prepared in `staging`, a local directory. `pieces` is the vocabulary.
   """
 
   target: epath.Path

@@ -71,12 +71,8 @@ def cut_overlong_sentences(
   word. The pieces of one character ('½' has three) are separated only if it
   alone has too many; both blocks then show it.
 
-  Args:
-    sentences: Sentences of the document.
-    token_bytes: Byte ranges of the document's tokens.
-    text: Document in UTF-8.
-    capacity: Largest number of tokens of a body, at least one.
-    is_continuation: Whether each token continues a word.
+  `text` is the document in UTF-8, and `capacity` the largest number of tokens
+  of a body, at least one.
   """
   sizes = np.diff(sentences.token_ranges, axis=1)[:, 0]
   if not (sizes > capacity).any():

@@ -60,10 +60,7 @@ class UpdateSummary:
 
   Attributes:
     version: Number of the newest version after the update.
-    added: Documents with new ids.
-    replaced: Documents that replaced one with their id.
     removed: Documents that were removed, by a line or for their title.
-    unchanged: Documents that were given as they were.
     blocks_removed: Blocks of documents that were replaced or removed.
     new: Counts of the documents that were added or replaced others.
   """

@@ -43,8 +43,6 @@ def update_corpus(
   of HTML that the build had.
 
   Args:
-    inputs: Files or glob patterns of changes.
-    output_dir: Corpus directory.
     vocab: Vocabulary file, which must be that of the corpus; None takes it.
     block_length: Block length, which must be that of the corpus; None takes it.
     drop_titles: Texts in titles of documents that are left out, and removed if

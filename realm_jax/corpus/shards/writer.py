@@ -128,14 +128,10 @@ class ShardWriter:
 
 @dataclasses.dataclass
 class ShardSeries:
-  """New shards, written one after the other.
+  """New shards, written one after the other to folders of `directory`.
 
-  Attributes:
-    directory: Directory of the shards' folders.
-    name: Function from a shard's number, from 0, to its folder's name.
-    vocab_size: Size of the vocabulary.
-    blocks_per_shard: Number of blocks at which a shard ends, once the current
-      document is complete.
+  `name` maps a shard's number, from 0, to its folder's name. A shard ends at
+  `blocks_per_shard` blocks, once the current document is complete.
   """
 
   directory: Path

@@ -43,11 +43,7 @@ RETRIEVAL_UNAVAILABLE = (
 class GenerationSchedule:
   """Chooses the generation of each step.
 
-  Args:
-    watcher: Verifies and loads generations in the background.
-    config: How the run follows the index builder.
-    save_every_steps: Distance of checkpoints, and so of generations.
-    fallback: Finds what replaces a crashed index.
+  Generations are `save_every_steps` apart, as checkpoints are.
   """
 
   def __init__(
@@ -79,9 +75,7 @@ class GenerationSchedule:
   def start(self, step: int, recorded: int | None) -> Generation:
     """Returns the generation that a new or resumed run begins with.
 
-    Args:
-      step: Next step of the run.
-      recorded: Generation that the checkpoint names, if it names one.
+    `step` is the run's next, and `recorded` what its checkpoint names, if any.
 
     Raises:
       WaitPreemptedError: The run was preempted before it was published.
