@@ -1,8 +1,7 @@
 """A corpus of blocks that another system has split: a record is a block."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from absl import logging
@@ -11,12 +10,15 @@ from jaxtyping import Int
 
 from realm_jax.console.progress import Progress
 from realm_jax.conversion.errors import ConversionError
-from realm_jax.corpus.building.block_builder import block_id, salient_spans
-from realm_jax.corpus.building.directory_writer import CorpusDirectoryWriter
-from realm_jax.corpus.building.splitting import (
-  align_sentences,
-  token_spans,
+from realm_jax.corpus.building.block_builder import (
+  TokenizedDocument,
+  block_id,
+  salient_spans,
+  tokenized,
 )
+from realm_jax.corpus.building.directory_writer import CorpusDirectoryWriter
+from realm_jax.corpus.building.documents import Document
+from realm_jax.corpus.building.splitting import align_sentences, token_spans
 from realm_jax.corpus.building.summary import BuildSummary
 from realm_jax.corpus.shards.format import MIN_BLOCK_LENGTH, NUM_SPECIAL_TOKENS
 from realm_jax.corpus.shards.writer import ShardWriter
@@ -24,8 +26,6 @@ from realm_jax.text.salient_spans import tag
 from realm_jax.text.sentences import sentence_ranges
 from realm_jax.text.wordpieces import WordpieceVocabulary
 
-# Number of blocks that are tokenized in one call, which costs 20 ms at least.
-_BLOCKS_PER_CHUNK = 512
 _BLOCKS_PER_SHARD = 200_000
 _VERSION = 1
 
@@ -60,17 +60,17 @@ def write_released_corpus(
     CorpusError: If `output_dir` cannot be written.
   """
   require_block_length(block_length)
-  texts = _texts(records, titles, num_blocks)
+  documents = _documents(records, titles, num_blocks)
   with (
     CorpusDirectoryWriter.open(
       output_dir, pieces=vocabulary.pieces, blocks_per_shard=_BLOCKS_PER_SHARD
     ) as writer,
     Progress("blocks written", total=num_blocks) as progress,
   ):
-    blocks = _BlockWriter(vocabulary, block_length)
-    while chunk := list(itertools.islice(texts, _BLOCKS_PER_CHUNK)):
-      blocks.add(chunk, writer)
-      progress.advance(len(chunk))
+    blocks = _BlockWriter(block_length)
+    for document in tokenized(documents, vocabulary):
+      blocks.add(document, writer.shard)
+      progress.advance()
     longest = block_length or blocks.longest
     writer.finish(
       version=_VERSION, block_length=longest, summary=blocks.summary.to_json()
@@ -92,15 +92,10 @@ def require_block_length(block_length: int | None) -> None:
     )
 
 
-class _Text(NamedTuple):
-  title: str
-  body: str
-
-
-def _texts(
+def _documents(
   records: Iterable[bytes], titles: Iterable[bytes] | None, num_blocks: int
-) -> Iterator[_Text]:
-  """Yields titles and bodies, and checks how many there are."""
+) -> Iterator[Document]:
+  """Yields a document for each record, and checks how many there are."""
   pairs: Iterable[tuple[bytes | None, bytes | None]]
   if titles is None:
     pairs = ((record, b"") for record in records)
@@ -116,9 +111,10 @@ def _texts(
       )
     if count == num_blocks:
       raise _disagreement("more", num_blocks)
-    yield _Text(
-      _decoded(title, f"title {count}"), _decoded(body, f"record {count}")
-    )
+    place = f"record {count}"
+    name = _decoded(title, f"title {count}")
+    text = _decoded(body, place)
+    yield Document(str(count), name, text, url="", place=place)
     count += 1
   if count < num_blocks:
     raise _disagreement(str(count), num_blocks)
@@ -141,49 +137,23 @@ def _decoded(record: bytes, name: str) -> str:
 
 
 class _BlockWriter:
-  """Tokenizes texts and appends each to the corpus as one block."""
+  """Appends each document to a shard as one block."""
 
-  def __init__(self, vocabulary: WordpieceVocabulary, block_length: int | None):
-    self._vocabulary = vocabulary
+  def __init__(self, block_length: int | None):
     self._block_length = block_length
     self.summary = BuildSummary()
     self.longest = MIN_BLOCK_LENGTH
 
-  def add(self, chunk: Sequence[_Text], writer: CorpusDirectoryWriter) -> None:
-    """Appends texts, which are tokenized in one call."""
-    tokens = self._vocabulary.tokenize_with_offsets(
-      [text for pair in chunk for text in pair]
-    )
-    bounds = tokens.row_offsets.tolist()
-    for index, text in enumerate(chunk):
-      title_start, body_start, body_limit = bounds[2 * index : 2 * index + 3]
-      body = slice(body_start, body_limit)
-      self._add(
-        text,
-        writer.shard,
-        title_ids=tokens.token_ids[title_start:body_start],
-        body_ids=tokens.token_ids[body],
-        byte_ranges=tokens.byte_ranges[body],
-      )
-
-  def _add(
-    self,
-    text: _Text,
-    shard: ShardWriter,
-    *,
-    title_ids: Int[np.ndarray, " t"],
-    body_ids: Int[np.ndarray, " b"],
-    byte_ranges: Int[np.ndarray, "b 2"],
-  ) -> None:
+  def add(self, tokens: TokenizedDocument, shard: ShardWriter) -> None:
+    """Appends a document."""
+    document, title_ids, body_ids, byte_ranges = tokens
     summary = self.summary
     sentences = align_sentences(
-      sentence_ranges(text.body), byte_ranges
+      sentence_ranges(document.text), byte_ranges
     ).token_ranges
+    tagger = tag if len(body_ids) else None
     tagged = salient_spans(
-      tag if len(body_ids) else None,
-      text.body,
-      text.title,
-      summary=summary,
+      tagger, document.text, document.title, summary=summary
     )
     spans = token_spans(tagged, byte_ranges, sentences)
     summary.unaligned_spans += len(tagged) - len(spans)
@@ -193,18 +163,17 @@ class _BlockWriter:
     if not len(sentences):
       # Inverse cloze draws a sentence of each block, which may be empty.
       sentences = np.zeros((1, 2), np.int64)
-    document_id = str(summary.blocks)
     shard.add_document(
-      document_id=document_id, title=text.title, url="", num_blocks=1
+      document_id=document.id, title=document.title, url="", num_blocks=1
     )
     shard.add_block(
-      block_id=block_id(document_id, 0),
+      block_id=block_id(document.id, 0),
       title_length=len(title_ids),
       token_ids=np.concatenate([title_ids, body_ids]),
       byte_ranges=byte_ranges[:size],
       sentences=sentences,
       salient_spans=spans[spans[:, 1] <= size],
-      body=text.body.encode(),
+      body=document.text.encode(),
     )
     length = NUM_SPECIAL_TOKENS + len(title_ids) + size
     self.longest = max(self.longest, length)

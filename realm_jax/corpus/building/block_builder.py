@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int
@@ -37,6 +38,33 @@ def salient_spans(
   return np.array([span[:2] for span in found], np.int64).reshape(-1, 2)
 
 
+class TokenizedDocument(NamedTuple):
+  """A document with its wordpieces, and the bytes of those of its text."""
+
+  document: Document
+  title_ids: Int[np.ndarray, " t"]
+  token_ids: Int[np.ndarray, " b"]
+  token_bytes: Int[np.ndarray, "b 2"]
+
+
+def tokenized(
+  documents: Iterable[Document], vocabulary: WordpieceVocabulary
+) -> Iterator[TokenizedDocument]:
+  """Tokenizes documents, many of them in one call."""
+  for chunk in _chunks(documents):
+    texts = [text for doc in chunk for text in (doc.title, doc.text)]
+    tokens = vocabulary.tokenize_with_offsets(texts)
+    bounds = tokens.row_offsets.tolist()
+    for index, document in enumerate(chunk):
+      title, text, limit = bounds[2 * index : 2 * index + 3]
+      yield TokenizedDocument(
+        document,
+        tokens.token_ids[title:text],
+        tokens.token_ids[text:limit],
+        tokens.byte_ranges[text:limit],
+      )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockBuilder:
   """Splits documents into blocks and writes these to shards.
@@ -53,27 +81,11 @@ class BlockBuilder:
 
   def add_all(self, documents: Iterable[Document]) -> None:
     """Adds documents, many of which are tokenized in one call."""
-    for chunk in _chunks(documents):
-      texts = [text for doc in chunk for text in (doc.title, doc.text)]
-      tokens = self.vocabulary.tokenize_with_offsets(texts)
-      bounds = tokens.row_offsets.tolist()
-      for index, document in enumerate(chunk):
-        title, text, limit = bounds[2 * index : 2 * index + 3]
-        self._add(
-          document,
-          title_ids=tokens.token_ids[title:text],
-          token_ids=tokens.token_ids[text:limit],
-          token_bytes=tokens.byte_ranges[text:limit],
-        )
+    for document in tokenized(documents, self.vocabulary):
+      self._add(document)
 
-  def _add(
-    self,
-    document: Document,
-    *,
-    title_ids: Int[np.ndarray, " t"],
-    token_ids: Int[np.ndarray, " b"],
-    token_bytes: Int[np.ndarray, "b 2"],
-  ) -> None:
+  def _add(self, tokens: TokenizedDocument) -> None:
+    document, title_ids, token_ids, token_bytes = tokens
     summary = self.summary
     if not len(token_ids):
       summary.skipped["no words in the text"] += 1
