@@ -31,10 +31,10 @@ import numpy as np
 from benchmarks import demo_corpus, faults, verdict
 from benchmarks.disturbed import CRASH, Disturbed, disturbed
 from benchmarks.faults import Fault, InjectedFault
+from benchmarks.fixed_tree import fixed_tree
 from benchmarks.jobs import JobError, Run, wait_until
 from realm_jax.console.table import figures_table
 from realm_jax.files.json_file import write_json
-from realm_jax.indexes.scann.config import fixed_tree
 
 _SAVE_EVERY_STEPS = 5
 _FAULTS_PER_CHECKPOINT = 3

@@ -25,6 +25,7 @@ import jax
 import numpy as np
 
 from benchmarks import large_corpus
+from benchmarks.fixed_tree import fixed_tree
 from benchmarks.index_vectors import SyntheticVectors
 from benchmarks.random_towers import random_towers
 from benchmarks.retrieval_overhead import Row, machine, metrics_of
@@ -39,7 +40,6 @@ from realm_jax.generations.store import manifest as manifests
 from realm_jax.generations.store.manifest import GenerationError, Manifest
 from realm_jax.generations.store.publisher import publish
 from realm_jax.indexes.protocol import IndexConfig
-from realm_jax.indexes.scann.config import fixed_tree
 from realm_jax.inputs.config import DataConfig
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader

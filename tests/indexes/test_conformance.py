@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from benchmarks.fixed_tree import fixed_tree
 from realm_jax.indexes.protocol import (
   Blocks,
   BuildOptions,
@@ -17,7 +18,6 @@ from realm_jax.indexes.registry import (
   config_from,
   parameters_of,
 )
-from realm_jax.indexes.scann.config import fixed_tree
 
 _VOCAB_SIZE = 300
 _DIM = 16

@@ -3,7 +3,7 @@
 import dataclasses
 import tempfile
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from jax.sharding import Mesh
 
@@ -15,7 +15,7 @@ from realm_jax.indexes.protocol import (
 )
 from realm_jax.indexes.scann import compatibility, files, stock
 from realm_jax.indexes.scann.index import ScannIndex
-from realm_jax.indexes.scann.settings import ScannSettings, Structure
+from realm_jax.indexes.scann.settings import ScannSettings
 from realm_jax.indexes.scann.tree_builder import TreeBuilder
 
 
@@ -59,15 +59,3 @@ class ScannConfig(ScannSettings):
     del mesh
     tree = files.read_tree(Path(directory))
     return ScannIndex(Path(directory), blocks, tree=tree, threads=self.threads)
-
-
-def fixed_tree(num_leaves: int, **settings: Any) -> ScannConfig:
-  """Returns the settings of a tree that is not tuned, whatever its recall.
-
-  With `num_leaves_searched` and `num_reordered` among the settings, no times
-  are measured and the previous generation is not used, so the same vectors
-  give the same files.
-  """
-  values: dict[str, Any] = dataclasses.asdict(Structure(num_leaves))
-  values |= {"brute_force_below": 0, "below_target": True, "reuse": False}
-  return ScannConfig(**(values | settings))

@@ -10,6 +10,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from benchmarks.fixed_tree import fixed_tree
 from realm_jax.checkpoints.manager import CheckpointError
 from realm_jax.files import npy
 from realm_jax.files.disk_full import DiskFullError
@@ -25,7 +26,7 @@ from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.protocol import QueryBatch
 from realm_jax.indexes.random import RandomConfig
-from realm_jax.indexes.scann.config import ScannConfig, fixed_tree
+from realm_jax.indexes.scann.config import ScannConfig
 from tests.generations.builds import (
   CONFIG,
   RETRIEVER,

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.fixed_tree import fixed_tree
 from realm_jax.generations.follow.loading import load_generation
 from realm_jax.generations.follow.watcher import GenerationWatcher
 from realm_jax.generations.store import layout
 from realm_jax.generations.store import manifest as manifests
 from realm_jax.indexes.exact import ExactConfig
-from realm_jax.indexes.scann.config import fixed_tree
 from tests.generations.builds import save
 
 pytestmark = pytest.mark.slow

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks import faults
+from benchmarks.fixed_tree import fixed_tree
 from realm_jax.files import npy
 from realm_jax.generations.follow.loading import load_generation
 from realm_jax.generations.follow.watcher import GenerationWatcher
@@ -26,7 +27,7 @@ from realm_jax.generations.store.manifest import DamagedGenerationError
 from realm_jax.generations.store.publisher import publish, remove_damaged
 from realm_jax.indexes.protocol import BuildOptions
 from realm_jax.indexes.registry import parameters_of
-from realm_jax.indexes.scann.config import ScannConfig, fixed_tree
+from realm_jax.indexes.scann.config import ScannConfig
 from tests.generations.conftest import DIM, fill, publish_one
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]

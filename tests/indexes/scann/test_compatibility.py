@@ -2,9 +2,10 @@
 
 import pytest
 
+from benchmarks.fixed_tree import fixed_tree
 from realm_jax.indexes.protocol import LibraryError
 from realm_jax.indexes.scann import files, library
-from realm_jax.indexes.scann.config import ScannConfig, fixed_tree
+from realm_jax.indexes.scann.config import ScannConfig
 from tests.indexes.clustered import blocks_of, clustered
 
 _BLOCKS = blocks_of(clustered(500, 1))

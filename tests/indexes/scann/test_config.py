@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.fixed_tree import fixed_tree
 from realm_jax.indexes.protocol import (
   BuildOptions,
   IndexLoadError,
   RecallError,
 )
 from realm_jax.indexes.scann import files
-from realm_jax.indexes.scann.config import ScannConfig, fixed_tree
+from realm_jax.indexes.scann.config import ScannConfig
 from realm_jax.indexes.scann.settings import REORDERINGS, Structure
 from realm_jax.indexes.scann.tree import draw
 from realm_jax.indexes.scann.tree_builder import default_leaves
