@@ -22,14 +22,9 @@ NO_HEAD = "the input has no masked-LM head"
 class BertWeights:
   """The weights of one BERT in another system.
 
-  Attributes:
-    source: Tensors of the checkpoint.
-    dialect: Spelling of the tensors' names.
-    config: Configuration of the encoder.
-    prefix: Prefix of `embeddings/…` in the names: `bert/` or nothing.
-    head: Name of the masked-LM head.
-    leftovers: Reasons why some tensors are never of use: see `mapping.Feed`.
-    where: Name of the checkpoint in errors and reports.
+  Names have the `prefix` before `embeddings/…`: `bert/` or nothing. `head` is
+  the masked-LM head's name, and `where` the checkpoint's in errors and reports.
+  For `leftovers` see `mapping.Feed`.
   """
 
   source: TensorSource
@@ -45,11 +40,6 @@ class BertWeights:
     """The pooler's name, with slashes."""
     return f"{self.prefix}pooler"
 
-  @property
-  def has_head(self) -> bool:
-    """Whether there is a masked-LM head."""
-    return self.has_module(self.head)
-
   def has_module(self, name: str) -> bool:
     """Returns whether a module, named with slashes, has any tensor."""
     start = self.dialect.spell(f"{name}/")
@@ -61,7 +51,7 @@ class BertWeights:
 
   def reader_rules(self) -> Rules:
     """Returns the rules of a reader without span head."""
-    head = self.head if self.has_head else ""
+    head = self.head if self.has_module(self.head) else ""
     return names.reader(self.dialect, self.config, self.prefix, head=head)
 
   def feed(self, rules: Rules, unused: dict[str, str]) -> Feed:
@@ -148,7 +138,7 @@ def plan_bert(
   if other is not None:
     feeds.append(_feed(other.weights, towers[1:], pooling, with_reader=False))
   fresh = {"reader/span_head/.*": "BERT has no span head"}
-  if not weights.has_head:
+  if not weights.has_module(weights.head):
     fresh["reader/masked_lm_head/.*"] = NO_HEAD
   if options.projection_size is not None:
     fresh["retriever/[^/]*/projection(_norm)?/.*"] = "--projection_size"

@@ -1,5 +1,6 @@
 """Exports a checkpoint to the files of another system."""
 
+import contextlib
 import dataclasses
 import json
 
@@ -32,15 +33,10 @@ SYSTEMS = ("hf_bert", "hf_realm")
 
 @dataclasses.dataclass(frozen=True)
 class TrainedModel:
-  """A checkpoint and the modules whose parameters it holds.
+  """A checkpoint of a run, and its modules, which have no vocabulary yet.
 
-  Attributes:
-    model_dir: Directory of the run.
-    retriever: Towers, without a vocabulary.
-    reader: Reader, without a vocabulary.
-    checkpoint_step: Step of the checkpoint; None takes the last.
-    vocab: Vocabulary file; None takes that of `model_dir`, where an import
-      leaves it.
+  A `checkpoint_step` of None takes the last, and a `vocab` of None the file in
+  `model_dir`, where an import leaves it.
   """
 
   model_dir: epath.PathLike
@@ -135,15 +131,12 @@ def _parameters(
   like = nested(
     {path: np.empty(shape, np.float32) for path, shape in shapes.items()}
   )
-  store = CheckpointStore(model.model_dir)
-  try:
+  with contextlib.closing(CheckpointStore(model.model_dir)) as store:
     step = model.checkpoint_step
     if step is None:
       step = store.latest()
     require_vocabulary(store, step, bound.vocabulary.sha256)
     flat = flattened(store.restore(step, items=plan.parts, like=like))
-  finally:
-    store.close()
   return {path: np.asarray(flat[path], np.float32) for path in shapes}, step
 
 

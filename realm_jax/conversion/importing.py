@@ -9,7 +9,6 @@ CORPUS_DIR                the corpus of these blocks
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping
 
 from absl import logging
 from etils import epath
@@ -39,7 +38,6 @@ from realm_jax.conversion.parameters import (
 )
 from realm_jax.conversion.planning import RETRIEVER, ImportPlan, ImportSource
 from realm_jax.conversion.vocabulary import VOCABULARY_FILE
-from realm_jax.models.parameters import Params
 from realm_jax.text.wordpieces import vocabulary_of, write_pieces
 
 _STEP = 0
@@ -119,7 +117,11 @@ def import_weights(
     # There is no position in the data, for no trainer wrote this checkpoint.
     digest = loop_item.digest_bytes(model.vocabulary.sha256)
     loop = {**loop_item.generation_record(None), loop_item.VOCABULARY: digest}
-    _save(directory, {**params, "loop": loop})
+    with contextlib.closing(
+      CheckpointStore(directory, read_only=False)
+    ) as store:
+      store.save(_STEP, {**params, "loop": loop})
+      store.wait()
   lines = [report.table(), *plan.notes]
   if plan.block_vectors is not None:
     shape = show_shape(tuple(plan.block_vectors.shape))
@@ -145,12 +147,3 @@ def _plan(source: ImportSource, options: TowerOptions) -> ImportPlan:
       "choice"
     )
   return planner(source, options)
-
-
-def _save(directory: epath.Path, items: Mapping[str, Params]) -> None:
-  store = CheckpointStore(directory, read_only=False)
-  try:
-    store.save(_STEP, items)
-    store.wait()
-  finally:
-    store.close()

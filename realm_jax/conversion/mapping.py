@@ -97,14 +97,6 @@ class Allowance:
             f"--allow_{flag}={pattern} is no regular expression: {error}"
           ) from error
 
-  def reason_to_leave(self, name: str) -> str:
-    """Returns why a tensor may stay unused; empty if it may not."""
-    return _reason(dict.fromkeys(self.left, "allowed by flag"), name)
-
-  def reason_to_start(self, path: str) -> str:
-    """Returns why a parameter may be random; empty if it may not."""
-    return _reason(dict.fromkeys(self.fresh, "allowed by flag"), path)
-
 
 class Row(NamedTuple):
   """A line of a report: a parameter or a tensor, and what became of it."""
@@ -218,6 +210,7 @@ def _as_parameter(array: np.ndarray, match: _Match) -> np.ndarray:
 
 
 def _reason(reasons: Mapping[str, str], name: str) -> str:
+  """Returns the reason for a tensor or parameter; empty if there is none."""
   for pattern, reason in reasons.items():
     if re.fullmatch(pattern, name):
       return reason
@@ -232,7 +225,8 @@ class _Matching:
 
   def __init__(self, shapes: Mapping[str, Shape], allowance: Allowance):
     self._shapes = shapes
-    self._allowance = allowance
+    self._may_stay = dict.fromkeys(allowance.left, "allowed by flag")
+    self._may_start = dict.fromkeys(allowance.fresh, "allowed by flag")
     self.matches: dict[str, _Match] = {}
     # By feed and name: several rules may have one tensor.
     self.left: dict[tuple[int, str], Row] = {}
@@ -256,7 +250,7 @@ class _Matching:
         self.matches[rule.path] = _Match(feed, rule, fitting)
     for name in (name for name in shapes if name not in used):
       reason = _reason(feed.leftovers, name)
-      self.leave(feed, name, reason or self._allowance.reason_to_leave(name))
+      self.leave(feed, name, reason or _reason(self._may_stay, name))
 
   def leave(self, feed: Feed, name: str, reason: str) -> None:
     """Notes a tensor that is not used; without a reason it is a misfit."""
@@ -269,7 +263,7 @@ class _Matching:
     self, feed: Feed, copy: str, array: np.ndarray, name: str
   ) -> None:
     """Notes a copy, most often a tied decoder's, of the tensor that is used."""
-    reason = self._allowance.reason_to_leave(copy)
+    reason = _reason(self._may_stay, copy)
     if np.array_equal(array, feed.source.read(copy)):
       reason = f"the same as {name}"
     if not reason:
@@ -285,9 +279,9 @@ class _Matching:
   ) -> None:
     """Notes a tensor of another shape; `is_copy` if another one fits."""
     self._misshapen.add(path)
-    reason = self._allowance.reason_to_leave(name)
+    reason = _reason(self._may_stay, name)
     if not is_copy:
-      reason = reason and self._allowance.reason_to_start(path)
+      reason = reason and _reason(self._may_start, path)
     if reason:
       self.leave(feed, name, reason)
       return
@@ -300,7 +294,7 @@ class _Matching:
     """Returns the parameters that no feed has, with the reasons."""
     fresh = []
     for path in (path for path in self._shapes if path not in self.matches):
-      reason = _reason(expected, path) or self._allowance.reason_to_start(path)
+      reason = _reason(expected, path) or _reason(self._may_start, path)
       fresh.append(Row(path, self._shapes[path], reason))
       if not reason and path not in self._misshapen:
         self._misfits[_NO_TENSOR].append(str(fresh[-1]))

@@ -65,7 +65,7 @@ def plan_tf_realm(source: ImportSource, options: TowerOptions) -> ImportPlan:
   fresh: dict[str, str] = {}
   if any(not encoder.norm for encoder in readers):
     fresh["reader/span_head/.*"] = "the input has no span head"
-  if any(not encoder.weights.has_head for encoder in readers):
+  if any(not e.weights.has_module(e.weights.head) for e in readers):
     fresh["reader/masked_lm_head/.*"] = NO_HEAD
   retriever = Retriever(config)
   if towers:
