@@ -195,11 +195,7 @@ def given() -> tuple[list[str], list[str]]:
 
 def call(function: Callable[..., _Result], **overrides: Any) -> _Result:
   """Calls `function` as the command line's gin flags configure it."""
-  with parsed(
-    _GIN_FILES.value,
-    _GIN_BINDINGS.value,
-    search_paths=_GIN_SEARCH_PATHS.value,
-  ):
+  with parsed(*given(), search_paths=_GIN_SEARCH_PATHS.value):
     return configured(function)(**overrides)
 
 

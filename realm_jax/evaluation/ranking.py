@@ -101,20 +101,26 @@ class BlockRanker:
       out_shardings=rules.batch_sharding(model.mesh),
     )
 
-  def search(self, token_ids: Int32[np.ndarray, "b q"]) -> SearchResult:
-    """Searches the index, and returns the index's own scores."""
-    needs_vectors = self._generation.index.needs_vectors
-    vectors = self._vectors(token_ids) if needs_vectors else None
-    return self._search(token_ids, vectors)
+  def search(
+    self,
+    token_ids: Int32[np.ndarray, "b q"],
+    vectors: Float32[np.ndarray, "b d"] | None = None,
+  ) -> SearchResult:
+    """Searches the index, and returns the index's own scores.
+
+    Queries whose index needs `vectors` are embedded where none are given.
+    """
+    index = self._generation.index
+    if vectors is None and index.needs_vectors:
+      vectors = self._vectors(token_ids)
+    return index.search(QueryBatch(token_ids, vectors), self.num_searched)
 
   def rank(self, token_ids: Int32[np.ndarray, "b q"]) -> Ranking:
     """Retrieves blocks and sorts them by score.
 
     An approximate index only chooses the blocks: f(x, z) is computed from the
-    generation's stored vectors, as in training.
-
-    Args:
-      token_ids: Queries; b must be a multiple of the number of devices.
+    generation's stored vectors, as in training. The number of queries must be
+    a multiple of the number of devices.
     """
     if self._by_index_order:
       found = self.search(token_ids)
@@ -122,7 +128,7 @@ class BlockRanker:
       found = in_order(found.rows, scale * found.scores)
     else:
       vectors = self._vectors(token_ids)
-      found = self._search(token_ids, vectors)
+      found = self.search(token_ids, vectors)
       stored = self._generation.vectors(found.rows)
       scores = np.einsum("bd,bkd->bk", vectors, stored)
       found = in_order(found.rows, self._score_scale * scores)
@@ -134,12 +140,3 @@ class BlockRanker:
   ) -> Float32[np.ndarray, "b d"]:
     queries = rules.to_devices({"query": token_ids}, self._mesh)["query"]
     return np.asarray(self._embed(self._query_params, queries))
-
-  def _search(
-    self,
-    token_ids: Int32[np.ndarray, "b q"],
-    vectors: Float32[np.ndarray, "b d"] | None,
-  ) -> SearchResult:
-    return self._generation.index.search(
-      QueryBatch(token_ids, vectors), self.num_searched
-    )

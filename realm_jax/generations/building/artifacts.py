@@ -23,12 +23,13 @@ from realm_jax.generations.building import recall
 from realm_jax.generations.building.base_generation import block_keys
 from realm_jax.generations.building.corpus_embedder import CorpusEmbedder
 from realm_jax.generations.building.partial_refresh import PartialRefresh
-from realm_jax.generations.building.shared_work import (
-  StoredVectors,
+from realm_jax.generations.building.shared_work import StoredVectors
+from realm_jax.generations.store import embeddings, query_tower
+from realm_jax.generations.store.manifest import (
+  Manifest,
+  PartialRecord,
   json_checksum,
 )
-from realm_jax.generations.store import embeddings, query_tower
-from realm_jax.generations.store.manifest import Manifest, PartialRecord
 from realm_jax.indexes.protocol import (
   BuildOptions,
   IndexConfig,
@@ -220,16 +221,11 @@ class ArtifactWriter:
     previous: Path | None = None,
     check: Callable[[], None] = lambda: None,
   ) -> Manifest:
-    """Adds the other artifacts to a directory that holds the vectors.
+    """Adds the other artifacts to a local directory that holds the vectors.
 
-    Args:
-      directory: Local directory that becomes the generation's.
-      step: Checkpoint step of the generation.
-      params: Parameters of the retriever, on the devices.
-      stored: Vectors in the directory.
-      partial: Record of the partial refresh; None where all were embedded.
-      previous: Files of an earlier index, from which the new one may start.
-      check: Function called regularly; an exception stops the work.
+    The retriever's `params` are on the devices. The index may start from the
+    files of an earlier one, `previous`. The function `check` is called
+    regularly; an exception stops the work.
 
     Returns:
       The manifest. Its `files` are those of the vectors, as they should be.

@@ -18,8 +18,6 @@ then gets a `FileNotFoundError` from whatever it does with it.
 import contextlib
 import dataclasses
 import fcntl
-import hashlib
-import json
 import os
 import secrets
 import shutil
@@ -250,7 +248,9 @@ def join(
 
   The `identity` is everything that determines the vectors, as plain values.
   """
-  checksum = json_checksum({**identity, "shards": dataclasses.asdict(shards)})
+  checksum = manifests.json_checksum(
+    {**identity, "shards": dataclasses.asdict(shards)}
+  )
   directory = parent / f"{layout.SHARED_SHARDS}{step:08d}-{checksum[:16]}"
   members = directory / "members"
   while True:
@@ -266,12 +266,6 @@ def join(
       if is_there:
         yield SharedWork(directory, shards, checksum)
         return
-
-
-def json_checksum(values: Mapping[str, JsonValue]) -> str:
-  """Returns the SHA-256 checksum of plain values."""
-  text = json.dumps(values, sort_keys=True)
-  return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _step_of(directory: Path) -> int:

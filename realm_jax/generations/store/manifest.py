@@ -170,7 +170,7 @@ class Manifest:
 
 def to_checked_json(values: Mapping[str, JsonValue]) -> str:
   """Returns JSON text that holds a checksum of its own values."""
-  values = {**values, _CHECKSUM_KEY: _checksum(values)}
+  values = {**values, _CHECKSUM_KEY: json_checksum(values)}
   return json.dumps(values, indent=2) + "\n"
 
 
@@ -181,12 +181,13 @@ def from_checked_json(text: str) -> dict[str, Any]:
     ValueError, KeyError: The text is damaged.
   """
   values = json.loads(text)
-  if values.pop(_CHECKSUM_KEY) != _checksum(values):
+  if values.pop(_CHECKSUM_KEY) != json_checksum(values):
     raise ValueError("it does not match its own checksum")
   return values
 
 
-def _checksum(values: Mapping[str, JsonValue]) -> str:
+def json_checksum(values: Mapping[str, JsonValue]) -> str:
+  """Returns the SHA-256 of plain values, but for their own checksum."""
   rest = {name: values[name] for name in values if name != _CHECKSUM_KEY}
   return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
@@ -298,13 +299,9 @@ def verify(
 ) -> None:
   """Compares every file with its size and, if asked, its checksum.
 
-  Args:
-    directory: Directory of the generation.
-    manifest: Manifest, which may list only some of the files.
-    checksums: Whether to read the files.
-    low_priority: Whether one thread of low priority reads, as beside training,
-      instead of a thread for each core.
-    shown_as: Directory that errors name, if not `directory`.
+  The manifest may list only some of the files. With `low_priority` one thread
+  of low priority reads, as beside training, instead of one for each core.
+  Errors name the directory as `shown_as`, if given.
 
   Raises:
     DamagedGenerationError: A file is missing, cut or changed.
