@@ -48,9 +48,7 @@ _Figures = Mapping[str, Any]
 class DemoRun:
   """The commands of the demo, over one output directory.
 
-  Args:
-    output_dir: Directory of everything that the demo writes.
-    extra_gin_files: Gin files applied after each stage's recipe.
+  The extra gin files are applied after each stage's recipe.
   """
 
   def __init__(self, output_dir: Path, extra_gin_files: Sequence[str]):

@@ -51,13 +51,7 @@ class Document:
 
 
 class Writer:
-  """Writes the articles and digests of a world's facts.
-
-  Args:
-    generator: Random generator of articles, order and wording.
-    entities: Entities of the world.
-    facts: Facts of the world.
-  """
+  """Writes articles and digests of facts, with order and wording at random."""
 
   def __init__(
     self,
@@ -80,9 +74,8 @@ class Writer:
   def articles(self, *, told_elsewhere: float) -> list[Document]:
     """Writes an article for each entity, in their order.
 
-    Args:
-      told_elsewhere: Share of facts that are told in another entity's article
-        instead of their subject's.
+    The share `told_elsewhere` of the facts is told in another entity's article
+    instead of their subject's.
     """
     told = self._assign_facts(told_elsewhere)
     for entity in self._entities:
@@ -104,8 +97,7 @@ class Writer:
   def digests(self, *, num_facts: int) -> list[Document]:
     """Restates the facts about each entity, under titles that name nobody.
 
-    Args:
-      num_facts: Maximum number of sentences of a digest.
+    A digest has at most `num_facts` sentences.
     """
     documents = []
     for number, entity in enumerate(self._entities):

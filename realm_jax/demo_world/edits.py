@@ -24,13 +24,8 @@ def edit_facts(
   still about its entity. (If a fact was told in its old value's article, the
   fact that has that value now replaces it.)
 
-  Args:
-    world: World to edit; it is not modified.
-    count: Number of facts to change, an even number.
-    seed: Seed of the choice among the test questions.
-
-  Returns:
-    The edited world, in which only the answers of questions have changed.
+  The world is not modified. In the one that is returned, only the answers of
+  questions have changed. The seed chooses among the test questions.
 
   Raises:
     ValueError: `count` is odd, or the test questions ask for too few facts.

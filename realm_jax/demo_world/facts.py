@@ -60,11 +60,7 @@ def make_facts(
 
   Facts connect entities of one group only, and a number or date occurs in one
   group only. In a symmetric relation each pair is one fact; if the number of
-  entities is odd, one of them has none.
-
-  Args:
-    generator: Random generator of the values.
-    groups: Groups of entities, each with every kind.
+  entities is odd, one of them has none. Each group has every kind.
   """
   ends = np.cumsum([len(group) for group in groups])
   shares = (ends[:-1] * len(NUMBERS) / ends[-1]).astype(int)

@@ -37,12 +37,8 @@ def make_questions(
 ) -> dict[Split, list[Question]]:
   """Makes the questions of each split, about its own entities.
 
-  Args:
-    generator: Random generator of order and wording.
-    facts: Facts of the world.
-    split_of: Split of each entity, by its name.
-    counts: Maximum number of questions of each split, which are in random
-      order.
+  They are in random order, at most `counts[split]`. `split_of` gives the split
+  of an entity by its name.
   """
   possible: dict[Split, list[tuple[str, str, int, str]]] = {
     split: [] for split in counts

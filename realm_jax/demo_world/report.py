@@ -36,9 +36,8 @@ _SMOOTHING = 0.1
 def write(output_dir: Path, figures: Mapping[str, Any]) -> str:
   """Writes report.json, report.md and the plots, and returns the table.
 
-  Args:
-    output_dir: Directory of the demo, with the metrics.jsonl of its runs.
-    figures: Figures that `demo.run_demo` returns.
+  The directory holds the metrics.jsonl of the demo's runs, and `demo.run_demo`
+  returns the figures.
   """
   (output_dir / "report.json").write_text(json.dumps(figures, indent=2) + "\n")
   rows = _rows(figures)

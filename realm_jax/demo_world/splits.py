@@ -27,10 +27,8 @@ def split_entities(
 
   A name and the one similar to it ("Tavora", "New Tavora") stay together.
 
-  Args:
-    generator: Random generator of the split.
-    entities: Entities, at least one of every kind for each split.
-    held_out: Shares of all splits but that for training, which has the rest.
+  There is at least one entity of every kind for each split. `held_out` has the
+  shares of all splits but that for training, which has the rest.
   """
   of_split: dict[Split, list[facts_lib.Entity]] = {s: [] for s in SPLITS}
   for kind in relations.ENTITY_KINDS:

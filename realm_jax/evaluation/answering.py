@@ -100,11 +100,6 @@ class Answerer:
   The best answer is the span with the largest sum of reader score and block
   score, over all spans of all blocks read, as in Google's released ORQA.
 
-  Args:
-    model: Checkpoint with a reader.
-    generation: Generation to search.
-    config: Number of blocks to search and read.
-
   Raises:
     SearchError: More blocks are to be read than are retrieved.
   """
@@ -159,11 +154,9 @@ class Answerer:
   def answer(
     self, token_ids: Int32[np.ndarray, "b q"], *, num_questions: int
   ) -> list[Answered]:
-    """Answers a batch of questions.
+    """Answers a batch whose first `num_questions` rows are no padding.
 
-    Args:
-      token_ids: Questions; b must be a multiple of the number of devices.
-      num_questions: Number of rows that are questions; the rest is padding.
+    The number of rows must be a multiple of the number of devices.
     """
     ranking = self._ranker.rank(token_ids)
     rows = ranking.rows[:, : self.config.num_read]

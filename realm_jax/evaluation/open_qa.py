@@ -30,7 +30,8 @@ def evaluate_open_qa(
   """Answers the questions of a file and scores the answers.
 
   The checkpoint's own query tower searches the generation, the reader reads
-  the best blocks, and the best span of all of them is the prediction.
+  the best blocks, and the best span of all of them is the prediction. Returns
+  the contents of `metrics.json`.
 
   Args:
     source: Checkpoint to evaluate, with a reader.
@@ -38,11 +39,7 @@ def evaluate_open_qa(
     answering: Number of blocks to search and read.
     answer_kind: Whether the task's answers are strings or regular expressions.
     max_examples: Maximum number of questions; None takes all.
-    output_dir: Directory of `metrics.json` and `predictions.jsonl`; None
-      writes nothing.
-
-  Returns:
-    Contents of `metrics.json`.
+    output_dir: Directory of `metrics.json` and `predictions.jsonl`, if any.
 
   Raises:
     ValueError: A file is missing or does not fit; the message says which.

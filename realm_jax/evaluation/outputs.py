@@ -39,12 +39,8 @@ def report(
 ) -> Figures:
   """Adds what was measured to metrics, and writes both to `metrics.json`.
 
-  Args:
-    metrics: Figures of the evaluation.
-    model: Evaluated model.
-    generation: Generation that was searched.
-    start: Value of `time.monotonic()` when the evaluation started.
-    output_dir: Directory of `metrics.json`; None writes nothing.
+  The evaluation started when `time.monotonic()` was `start`. Without a
+  directory nothing is written.
   """
   figures = metrics | {
     "checkpoint": model.step,

@@ -41,10 +41,7 @@ def open_questions(
   A malformed file is reported when the block is entered, so open it before
   anything large is loaded.
 
-  Args:
-    data: Open-QA task. The batch size is rounded up to a multiple of the
-      devices.
-    max_examples: Maximum number of questions; None takes all.
+  The batch size of the open-QA task is rounded up to a multiple of the devices.
 
   Raises:
     ValueError: There are no questions.
@@ -93,12 +90,8 @@ def evidence_of(
 ) -> list[Figures]:
   """Describes the blocks retrieved for one question, best first, as JSON.
 
-  Args:
-    corpus: Corpus of the blocks.
-    ranking: Blocks of the question, as arrays [k].
-    references: Accepted answers of the question.
-    kind: Whether references are strings or regular expressions.
-    num_read: Number of blocks that the reader has read.
+  The ranking holds arrays [k]. References are strings or regular expressions,
+  by their `kind`. The reader has read the best `num_read` blocks.
   """
   return [
     {

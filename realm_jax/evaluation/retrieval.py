@@ -38,8 +38,7 @@ def evaluate_retrieval(
       that needs no vectors, such as BM25, ranks by its own scores.
     num_searched: Number of blocks to retrieve. The reciprocal rank counts a
       block beyond them as missing.
-    output_dir: Directory of `metrics.json` and `retrieved.jsonl`; None writes
-      nothing.
+    output_dir: Directory of `metrics.json` and `retrieved.jsonl`, if any.
   """
   start = time.monotonic()
   with (

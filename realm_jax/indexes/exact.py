@@ -97,10 +97,8 @@ _DEFAULTS = ExactConfig()
 class ExactIndex:
   """Searches the inner products with every block.
 
-  Args:
-    vectors: Embeddings, [N, d]; they are read once, a device's share at a time.
-    config: Settings.
-    mesh: Mesh over whose data axis the rows are spread; None uses one device.
+  The vectors, [N, d], are read once, a device's share at a time. With a mesh
+  they are spread over its data axis; without, one device has them all.
   """
 
   kind = "exact"

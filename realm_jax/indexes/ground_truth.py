@@ -32,13 +32,10 @@ class _GatherableRows(Rows, Protocol):
 
 
 class GroundTruth:
-  """What exact search finds for a sample of queries.
+  """What exact search finds for a sample of queries: the k best blocks.
 
-  Args:
-    vectors: Embeddings of all blocks, an array or rows that can be gathered;
-      they are searched in parts.
-    queries: Queries with vectors.
-    k: Number of the best blocks to find, at most all.
+  The vectors of all blocks, an array or rows that can be gathered, are searched
+  in parts.
   """
 
   def __init__(self, vectors: Rows, queries: QueryBatch, k: int):

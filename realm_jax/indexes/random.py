@@ -22,11 +22,7 @@ from realm_jax.indexes.protocol import (
 
 @dataclasses.dataclass(frozen=True)
 class RandomConfig:
-  """Random blocks, the same ones whenever a query is the same.
-
-  Attributes:
-    seed: Seed of the draws; another seed gives other blocks.
-  """
+  """Random blocks, the same ones whenever query and `seed` are the same."""
 
   kind: ClassVar[str] = "random"
   may_crash: ClassVar[bool] = False

@@ -74,12 +74,8 @@ class BlockOptions:
 class ReleasedIndex:
   """Blocks and their vectors, in the same order, and what they become.
 
-  Attributes:
-    corpus_dir: Corpus to make.
-    options: Length of its blocks, and kind of the index to build.
-    records: Texts in UTF-8: a `BlockRecords` or `TfRecords`.
-    vectors: Vectors [N, d], which are read a slice at a time.
-    titles: Title of each record; None if none were published.
+  Records and titles are texts in UTF-8, `BlockRecords` or `TfRecords`; the
+  vectors, [N, d], are read a slice at a time.
   """
 
   corpus_dir: epath.PathLike

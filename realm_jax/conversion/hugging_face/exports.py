@@ -35,11 +35,9 @@ REALM_MODELS = tuple(_CLASSES)
 class ExportPlan:
   """The files of a directory for another system.
 
-  Attributes:
-    parts: Parts whose parameters are written, completely or not.
-    rules: Rules of the tensors to write.
-    files: Contents of JSON files by path; None makes a directory.
-    notes: Lines about what the directory cannot say.
+  The parameters of the `parts` are written by `rules`, completely or not, and
+  JSON `files` by path, of which None makes a directory. The `notes` say what
+  the directory cannot.
   """
 
   parts: tuple[str, ...]

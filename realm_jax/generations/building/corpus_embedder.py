@@ -33,15 +33,10 @@ class CorpusEmbedder:
   The result depends on the rows of a call alone: all workers that embed the
   same rows on the same number and kind of devices get the same bytes.
 
-  Args:
-    corpus: Corpus whose blocks are embedded.
-    embed_blocks: Function from parameters and token ids [b, l] to vectors
-      [b, dim].
-    mesh: Mesh over whose data axis batches are spread.
-    tokens_per_batch: Upper bound on rows times length.
-    rows_per_call: Approximate number of rows of a call; batches are smaller
-      where it is small. None is the whole corpus.
-    num_lengths: Upper bound on the number of batch lengths.
+  The function `embed_blocks` maps parameters and token ids [b, l] to vectors
+  [b, dim]. Batches are spread over the data axis of the mesh. They have at most
+  `tokens_per_batch` rows times length, one of at most `num_lengths` lengths,
+  and are smaller where a call has few rows: about `rows_per_call`, or all.
   """
 
   def __init__(
@@ -179,11 +174,8 @@ def length_batches(
   Rows that do not fill a batch join the next longer ones; only the last batch
   is padded, with `NULL_ROW`.
 
-  Args:
-    rows: Rows to embed, whose numbers of tokens are `lengths`.
-    batch_lengths: Lengths of batches, in rising order.
-    tokens_per_batch: Approximate number of rows times length.
-    multiple: Divisor of the number of rows of each batch.
+  The `rows` have `lengths` tokens, and `batch_lengths` rise. A batch has about
+  `tokens_per_batch` rows times length, and a multiple of `multiple` rows.
   """
   rounded = round_up(lengths, batch_lengths)
   waiting = np.zeros(0, np.int64)

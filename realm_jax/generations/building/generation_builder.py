@@ -129,14 +129,12 @@ class GenerationBuilder:
       step: Step of the checkpoint.
       params: Parameters of the retriever, on the devices.
       check: Function that is called regularly; an exception stops the work.
-      is_needed: Function that returns whether the generation of another step
-        may still be built; unfinished shards of others are removed.
-      any_version: Whether a generation of an earlier corpus version, published
-        by another worker, is good enough.
+      is_needed: Function that returns whether another step's generation may
+        still be built; the unfinished shards of others are removed.
+      any_version: Whether one of an earlier corpus version will do.
 
     Returns:
-      Whether this worker published it. If not, another worker did, or removed
-      the shards.
+      Whether this worker, and no other, published it.
 
     Raises:
       DiskFullError: The disk is full; nothing published has changed.

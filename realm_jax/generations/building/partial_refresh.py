@@ -86,14 +86,10 @@ def choose_rows(
   They cost the configured fraction of all tokens, or more where the required
   and overdue rows alone do.
 
-  Args:
-    config: Settings of the refresh.
-    costs: Number of tokens that each row takes to embed.
-    ages: Age of each row's stored vector, in steps.
-    required: Rows to embed at any cost: new blocks and the sample.
-    interval_steps: Steps between the base and the new generation. With 0, when
-      only the corpus has changed, only required and overdue rows are embedded.
-    seed: Seed of the order among rows of the same age.
+  The `costs` are numbers of tokens, and the `ages` of stored vectors are in
+  steps. Between the base and the new generation lie `interval_steps`; with 0,
+  when only the corpus has changed, only required and overdue rows are chosen.
+  The seed orders rows of the same age.
   """
   chosen = required | (ages > config.age_limit(interval_steps))
   if not interval_steps:

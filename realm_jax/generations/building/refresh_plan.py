@@ -48,13 +48,8 @@ class BaseVectors:
 class RefreshPlan:
   """The rows to embed, and how the vectors of the others are corrected.
 
-  Attributes:
-    embed: Whether each row is embedded.
-    base: Vectors to copy; None where all rows are embedded.
-    sample_rows: Rows that were embedded to make the plan.
-    sample_vectors: Vectors of those rows.
-    drift: Correction of the copied vectors.
-    record: Description for the manifest; None where all rows are embedded.
+  The rows of the sample were embedded to make the plan. The `record` is for the
+  manifest; like the `base`, it is None where all rows are embedded.
   """
 
   embed: Bool[np.ndarray, " N"]
@@ -115,13 +110,9 @@ def make_plan(
   Every row is embedded where a full generation is due, where new blocks exceed
   the fraction, or where stored vectors say too little about the new ones.
 
-  Args:
-    config: Settings of the refresh.
-    base: Vectors of the base generation.
-    step: Step of the new checkpoint.
-    embed: Function that embeds the sample, in rising order, with it.
-    costs: Number of tokens that each row takes to embed.
-    normalize: Whether vectors have length 1.
+  The function `embed` embeds the sample, in rising order, with the checkpoint
+  of the `step`. A row takes `costs` tokens to embed, and vectors have dimension
+  `dim`, and length 1 with `normalize`.
   """
   num_blocks = len(base.rows)
   # A generation that is replaced for a new corpus version does not count twice.

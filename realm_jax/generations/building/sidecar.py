@@ -93,10 +93,10 @@ def build_index(
     generation: Settings of the generations.
     sidecar: Settings of the sidecar; None takes the defaults.
     generations_dir: Directory for them; None is MODEL_DIR/generations.
-    once: Whether to turn on `sidecar.once`, as the flag --once does.
+    once: Whether to turn on `sidecar.once`.
 
   Returns:
-    The steps of the generations that it published.
+    The steps that it published.
 
   Raises:
     DiskFullError: The disk is full, with `once`; otherwise the sidecar waits.
@@ -319,11 +319,8 @@ def next_step(
 ) -> int | None:
   """Returns the checkpoint to build from next; None where none is wanted.
 
-  Args:
-    checkpoints: Committed steps, in order.
-    up_to_date: Steps that need no build.
-    needed: Generations that a run resumed from the newest checkpoint uses.
-    every: Whether no checkpoint is skipped.
+  A run that resumes from the newest checkpoint uses the generations `needed`.
+  With `every` no checkpoint is skipped.
   """
   lost = [step for step in checkpoints if step in needed]
   candidates = [*lost, *(checkpoints if every else checkpoints[-1:])]

@@ -37,13 +37,9 @@ from realm_jax.partitioning import rules
 class Generation:
   """A verified generation with its index in memory.
 
-  Attributes:
-    step: Checkpoint step that it was built from.
-    manifest: Description on the disk.
-    corpus: Corpus in the version that it was built on.
-    index: Index over its blocks.
-    query_params: Parameters of the query tower that belongs to its vectors.
-    embeddings: Vectors of all blocks, memory-mapped.
+  The corpus is of the version that it was built on, at the checkpoint `step`.
+  The `query_params` are of the query tower that belongs to its vectors, and the
+  `embeddings` of all blocks are memory-mapped.
   """
 
   step: int

@@ -22,14 +22,10 @@ _COLUMNS = (
 
 @dataclasses.dataclass(frozen=True)
 class GenerationStatus:
-  """The state of one generation.
+  """The state of one generation, with its manifest if that can be read.
 
-  Attributes:
-    manifest: Manifest, if it can be read.
-    bytes: Size of all files.
-    leased_by: Processes that have it loaded.
-    checkpoints: Checkpoints at which it was in use.
-    problem: Reason why it cannot be used; empty for a valid generation.
+  It was in use at the `checkpoints`. The `problem` says why it cannot be used,
+  and is empty for a valid generation; `bytes` is the size of all files.
   """
 
   step: int
@@ -100,8 +96,7 @@ class RunGenerations:
   def inspect(self, *, checksums: bool = False) -> list[GenerationStatus]:
     """Returns the status of every generation, in order of steps.
 
-    Args:
-      checksums: Whether all bytes are read; sizes are always compared.
+    Sizes are always compared; with `checksums` all bytes are read.
     """
     with self._retained() as retained:
       users = retained.users() if retained else {}

@@ -219,10 +219,8 @@ def remove_damaged(
 
   It reads all bytes of the given steps, or of all. A sidecar calls it when it
   starts, so that a restart repairs any damage, and for damage that readers
-  report. A generation that was published again meanwhile stays.
-
-  Returns:
-    The steps that were removed.
+  report. A generation that was published again meanwhile stays. Returns the
+  steps that were removed.
   """
   removed = []
   for step in layout.published_steps(generations_dir):

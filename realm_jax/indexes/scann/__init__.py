@@ -23,18 +23,12 @@ Reading order: `settings`, `config`, `tree_builder` with `tuning`, `tree` with
 `partitions` and `product_codes`, `files`, and `index`.
 
 The price is that `files` depends on private formats, which were read from
-ScaNN 1.4.2: `scann_assets.pbtxt`, the list of files; `scann_config.pb`, a
-`ScannConfig`; `serialized_partitioner.pb`, a `SerializedPartitioner`;
-`ah_codebook.pb`, `CentersForAllSubspaces`; and the arrays
-`datapoint_to_token.npy`, `hashed_dataset.npy`, `hashed_dataset_soar.npy`,
-`dataset.npy`, `bfloat16_dataset.npy`, `int8_dataset.npy`,
-`int8_multipliers.npy` and `dp_norms.npy`. `tree.json` is our own.
+ScaNN 1.4.2; `tree.json` alone is our own.
 
 If another version of ScaNN is installed, `compatibility` lets it search small
 trees before each build. If it cannot, the build ends at once with a
-`LibraryError` that names both versions and what to do: install the supported
-version, or bind `ScannConfig.builder = "stock"`. The stock builder (`stock`)
-uses ScaNN's public interface alone: tree, asymmetric hashing and reordering as
-its documentation recommends, in memory, without trials and reuse. How much of
-its tree is searched is still chosen by measuring.
+`LibraryError` that says what to do: install the supported version, or bind
+`ScannConfig.builder = "stock"`. The stock builder (`stock`) uses ScaNN's public
+interface alone, in memory, without trials and reuse. How much of its tree is
+searched is still chosen by measuring.
 """

@@ -52,10 +52,8 @@ Part: TypeAlias = tuple[
 class Tree:
   """A tree, and how much of it a search uses.
 
-  Attributes:
-    structure: Structure of the tree.
-    leaves_searched: Number of leaves that a query searches.
-    num_reordered: Number of the best by code that are scored again.
+  A query searches `leaves_searched` leaves, and the `num_reordered` best by
+  code are scored again.
   """
 
   structure: Structure
@@ -67,12 +65,7 @@ class Tree:
 
 
 class Trained(NamedTuple):
-  """What training learns from a sample.
-
-  Attributes:
-    centroids: Centroids of the leaves.
-    codebooks: Centroids of the residuals' pieces.
-  """
+  """Centroids of leaves and of residuals' pieces, learnt from a sample."""
 
   centroids: Float32[np.ndarray, "l d"]
   codebooks: Float32[np.ndarray, "s 16 w"]

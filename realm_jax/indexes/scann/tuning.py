@@ -38,14 +38,10 @@ Variant: TypeAlias = tuple[Mapping[str, Any], float]
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-  """How much of a tree a search uses, and what was measured.
+  """How much of a tree a search uses, as in `files.Tree`, and how well.
 
-  Attributes:
-    leaves_searched: Number of leaves that a query searches.
-    num_reordered: Number of vectors that are scored again.
-    recall: Recall at the k of the ground truth.
-    queries_per_second: Rate of all queries in one batch; the best of a few
-      repetitions.
+  The recall is at the k of the ground truth. The rate is that of all queries in
+  one batch, the best of a few repetitions.
   """
 
   leaves_searched: int
@@ -55,13 +51,10 @@ class Point:
 
 
 class Trial(NamedTuple):
-  """A structure that was tried on the sample.
+  """A structure that was tried on the sample, at its fastest point.
 
-  Attributes:
-    structure: Structure of the tree.
-    point: Point that `fastest_point` chose.
-    predicted: Predicted queries per second on the whole corpus; 0 below the
-      recall target.
+  `predicted` is the rate on the whole corpus, in queries per second; 0 below
+  the recall target.
   """
 
   structure: Structure
