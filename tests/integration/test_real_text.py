@@ -100,7 +100,10 @@ def test_every_stage_and_an_evaluation(text, tmp_path):
       "build_index",
       text,
       MODEL_DIR=folders[stage],
-      **{"sidecar.SidecarConfig.once": True},
+      **{
+        "sidecar.SidecarConfig.once": True,
+        "artifacts.EmbeddingConfig.num_lengths": 2,
+      },
     )
     assert published == [0]
     done = train(stage, NUM_STEPS=_STEPS, **bindings)
