@@ -17,6 +17,8 @@ from tests.integration.commands import MODEL_FILE
 pytestmark = pytest.mark.slow
 
 _STEPS, _SAVE_EVERY = 24, 4
+# The builder's line when it has built what there is.
+_WAITING = "waiting for the next checkpoint"
 
 
 @pytest.fixture(scope="module")
@@ -66,12 +68,13 @@ def broken(run) -> Broken:
   with disturbed(run) as here:
     trainer, builder = here.jobs["trainer"], here.jobs["builder"]
     kills = [faults.inject(here, fault) for fault in planned]
-    # With the builder gone, the trainer soon waits for a generation.
+    # A builder that was started again handles SIGTERM once it is imported.
     wait_until(
-      lambda: run.last_generation() >= 2 * _SAVE_EVERY,
-      what="generation",
+      lambda: _WAITING in builder.last_output(),
+      what="builder that waits",
       jobs=(trainer, builder),
     )
+    # With the builder gone, the trainer soon waits for a generation.
     stopped["builder"] = builder.terminate()
     waits_before = run.last_generation() + 2 * _SAVE_EVERY
     wait_until(
