@@ -81,7 +81,17 @@ class BertInput(NamedTuple):
 class TowerOptions:
   """How a retriever is made of BERT; None takes what the input says.
 
-  The flags of `import_weights` that have these names say what each is.
+  Attributes:
+    pooling: `pooler`, `cls` or `mean`.
+    projection_size: Size of REALM's projection, which is added with random
+      values; None adds none.
+    normalize: Whether vectors have length 1.
+    score_scale: Factor of the inner products.
+    query_prefix: Text before each query.
+    block_prefix: Text before each block.
+    title_separator: Whether [SEP] separates title and body.
+    token_types: Whether tokens after the first [SEP] are of type 1.
+    separate_towers: Whether queries and blocks have separate towers.
   """
 
   pooling: str | None = None

@@ -30,7 +30,13 @@ OPEN_QA_JOINT_LENGTH = 288 + 32
 class ImportSource:
   """The weights to import, of one of `importing.KINDS`.
 
-  The flags of `import_weights` that have these names say what each is.
+  Attributes:
+    input: Local directory, or the prefix of a TensorFlow checkpoint.
+    block_input: Input of the block tower, if it has its own.
+    parts: `retriever`, `reader` or both; None takes what the input has.
+    tensor_prefix: Prefix of `embeddings.…` in the names of tensors, for
+      hf_bert; None finds it.
+    vocab: Vocabulary file, if a tf_realm input has none.
   """
 
   kind: str

@@ -49,7 +49,13 @@ _STEP = 0
 class BlockOptions:
   """Which released blocks to import, and how; without a corpus, none.
 
-  The flags of `import_weights` that have these names say what each is.
+  Attributes:
+    corpus_dir: Corpus to make of the blocks; None imports no blocks.
+    block_records: File of the blocks' texts, `.npy` or TFRecords; None takes
+      the input's own.
+    block_titles: TFRecords of the blocks' titles; None leaves them empty.
+    block_length: Maximum wordpieces of a block; None fits all.
+    index: Kind of index for the vectors; None takes `scann`.
   """
 
   corpus_dir: epath.PathLike | None = None
