@@ -14,6 +14,8 @@ from realm_jax.inputs.features import plain_feature, token_feature
 from realm_jax.inputs.sources import RandomAccessSource
 from tests.inputs import tiny_corpus
 
+pytestmark = pytest.mark.slow
+
 TASKS = (
   "inverse_cloze",
   "masked_salient_spans",

@@ -16,6 +16,8 @@ from realm_jax.models.layer_norm import normalize
 from realm_jax.partitioning.mesh import make_mesh
 from tests.training import tiny
 
+pytestmark = pytest.mark.slow
+
 ROWS, LENGTH, HEADS, SIZE = 3, 6, 2, 4
 
 

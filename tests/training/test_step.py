@@ -86,13 +86,8 @@ def _curve(stage, layout, *, num_steps=10):
   return np.array(losses)
 
 
-@pytest.mark.parametrize(
-  "stage",
-  [
-    "inverse_cloze",
-    *(pytest.param(s, marks=pytest.mark.slow) for s in tiny.STAGES[1:]),
-  ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", tiny.STAGES)
 def test_the_same_curve_on_one_device_and_on_eight(stage):
   one = _curve(stage, ONE)
   assert np.ptp(one) > 0.01
@@ -140,6 +135,7 @@ def test_a_step_never_recompiles_on_its_own_output():
   assert int(state.step) == 3
 
 
+@pytest.mark.slow
 def test_dropout_differs_by_step_and_repeats_by_seed():
   still = dataclasses.replace(PLAIN, learning_rate=0.0)
 

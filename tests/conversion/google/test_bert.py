@@ -10,6 +10,8 @@ from realm_jax.conversion.errors import ConversionError
 from tests.conversion.google import checkpoint_files as files
 from tests.conversion.imported import import_weights, load
 
+pytestmark = pytest.mark.slow
+
 # `[CLS] … [SEP] … [SEP]`, and a shorter one that is padded.
 _LONG = [2, 9, 11, 3, 7, 8, 21, 3]
 _SHORT = [2, 14, 3]

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.google.block_records import BlockRecords
 
+pytestmark = pytest.mark.slow
+
 PROTOCOLS = (2, 3, 4, 5)
 
 

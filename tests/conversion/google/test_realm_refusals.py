@@ -19,6 +19,8 @@ from tests.conversion.google.realm_files import (
 )
 from tests.conversion.imported import load
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_cased_module_is_refused(tmp_path):
   module(tmp_path / "embedder", **REALM)

@@ -8,6 +8,8 @@ from realm_jax.conversion.errors import ConversionError
 from tests.conversion.hugging_face import bert_files as files
 from tests.conversion.imported import load
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_pooler_is_taken_where_there_is_one(tmp_path):
   files.write(tmp_path / "with", files.tensors())

@@ -12,6 +12,8 @@ from tests.conversion import exported
 from tests.conversion.hugging_face import bert_files as files
 from tests.conversion.imported import import_weights, load
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("pooling", ["pooler", "cls", "mean"])
 def test_a_tower_comes_back_bit_for_bit(tmp_path, pooling):

@@ -12,6 +12,8 @@ from realm_jax.conversion.planning import ImportSource
 from tests.conversion.hugging_face import realm_files as files
 from tests.conversion.imported import import_weights, load
 
+pytestmark = pytest.mark.slow
+
 
 def _tower_of(weights, prefix=""):
   """The parameters of a tower that the tensors show at a glance."""

@@ -11,6 +11,8 @@ from tests.conversion import exported
 from tests.conversion.hugging_face import realm_files as files
 from tests.conversion.imported import import_weights, load
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
   ("model", "retriever", "parts"),

@@ -18,6 +18,8 @@ from tests.conversion import exported
 from tests.conversion.hugging_face import bert_files as files
 from tests.conversion.imported import import_weights, load
 
+pytestmark = pytest.mark.slow
+
 _SAID = {"query": "where", "block": "bridge"}
 
 

@@ -270,6 +270,7 @@ def test_blocks_are_the_text_cut(vocab_file, tmp_path_factory, texts, length):
     assert "".join(found.get(str(i), "").split()) == "".join(text.split())
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_input(vocab_file, tmp_path, monkeypatch):
   """Three times the documents, and nearly the same peak."""
   monkeypatch.setattr(block_builder, "_DOCUMENTS_PER_CHUNK", 50)

@@ -93,6 +93,7 @@ def test_codes_are_those_of_the_vectors():
   assert _recall(again, vectors) == 1
 
 
+@pytest.mark.slow
 def test_open_settings_are_chosen_by_measuring():
   vectors = _vectors()
   config = ScannConfig(brute_force_below=0, recall_target=0.97)

@@ -14,6 +14,8 @@ from realm_jax.training.packing.packer import (
 )
 from tests.training import tiny
 
+pytestmark = pytest.mark.slow
+
 _STAGES = [
   "inverse_cloze",
   *(pytest.param(s, marks=pytest.mark.slow) for s in tiny.STAGES[1:]),
@@ -80,7 +82,6 @@ def test_loss_and_gradients_are_those_of_the_padded_batch(stage):
   _assert_packing_changes_nothing(stage, _arrays(stage), groups=2, loss=loss)
 
 
-@pytest.mark.slow
 def test_mean_pooling_and_prefixes_are_those_of_the_padded_batch():
   loss = tiny.loss("pretraining", **_MEAN)
   _assert_packing_changes_nothing(
