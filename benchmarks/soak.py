@@ -28,11 +28,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import demo_corpus, faults, verdict
-from benchmarks.disturbed import CRASH, Disturbed, disturbed
-from benchmarks.faults import Fault, InjectedFault
+from benchmarks.data import demo_corpus
 from benchmarks.fixed_tree import fixed_tree
-from benchmarks.jobs import JobError, Run, wait_until
+from benchmarks.runs import faults, verdict
+from benchmarks.runs.disturbed import CRASH, Disturbed, disturbed
+from benchmarks.runs.faults import Fault, InjectedFault
+from benchmarks.runs.jobs import JobError, Run, wait_until
 from realm_jax.console.table import figures_table
 from realm_jax.files.json_file import write_json
 

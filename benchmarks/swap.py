@@ -24,10 +24,10 @@ from unittest import mock
 import jax
 import numpy as np
 
-from benchmarks import large_corpus
+from benchmarks.data import large_corpus
+from benchmarks.data.index_vectors import SyntheticVectors
+from benchmarks.data.random_towers import random_towers
 from benchmarks.fixed_tree import fixed_tree
-from benchmarks.index_vectors import SyntheticVectors
-from benchmarks.random_towers import random_towers
 from benchmarks.retrieval_overhead import Row, machine, metrics_of
 from realm_jax.corpus.store import Corpus
 from realm_jax.files.json_file import write_json

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import peer_processes
-from benchmarks.jobs import PROJECT_DIR
+from benchmarks.runs.jobs import PROJECT_DIR
 from realm_jax.files.json_file import write_json
 
 _KEPT = (

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.jobs import as_gin
-from benchmarks.query_vectors import query_vectors
+from benchmarks.data.query_vectors import query_vectors
+from benchmarks.runs.jobs import as_gin
 from realm_jax import configuration
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.follow.loading import load_newest

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks.jobs import Macro
+from benchmarks.runs.jobs import Macro
 from realm_jax.checkpoints.manager import CheckpointError, CheckpointStore
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.corpus.building.corpus import build_corpus

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.jobs import as_gin
+from benchmarks.runs.jobs import as_gin
 from realm_jax import configuration
 from realm_jax.training import loop
 from realm_jax.training.config import TrainConfig

@@ -9,12 +9,8 @@ import numpy as np
 import pytest
 
 from benchmarks import (
-  demo_corpus,
   embedding,
-  faults,
-  followed_run,
   index,
-  large_corpus,
   own_step,
   peer_processes,
   real_text_minilm,
@@ -23,8 +19,10 @@ from benchmarks import (
   swap,
   trained_vectors,
 )
-from benchmarks.index_vectors import SyntheticVectors
-from benchmarks.random_towers import random_towers
+from benchmarks.data import demo_corpus, large_corpus
+from benchmarks.data.index_vectors import SyntheticVectors
+from benchmarks.data.random_towers import random_towers
+from benchmarks.runs import faults, followed_run
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.building.partial_refresh import PartialRefresh
 from realm_jax.generations.building.recall import held_out_queries

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import verdict
-from benchmarks.jobs import Run, wait_until
+from benchmarks.runs import verdict
+from benchmarks.runs.jobs import Run, wait_until
 from realm_jax.corpus.building.block_builder import block_id
 from realm_jax.corpus.building.update import update_corpus
 from realm_jax.corpus.store import Corpus

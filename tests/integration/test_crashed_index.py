@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.jobs import wait_until
+from benchmarks.runs.jobs import wait_until
 from realm_jax.indexes.scann.config import ScannConfig
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import faults, soak, verdict
-from benchmarks.disturbed import disturbed
-from benchmarks.faults import Fault, InjectedFault
-from benchmarks.jobs import Run, wait_until
+from benchmarks import soak
+from benchmarks.runs import faults, verdict
+from benchmarks.runs.disturbed import disturbed
+from benchmarks.runs.faults import Fault, InjectedFault
+from benchmarks.runs.jobs import Run, wait_until
 from realm_jax.training.run_lock import run_lock
 from tests.integration.commands import MODEL_FILE
 

@@ -4,20 +4,21 @@ import json
 
 import pytest
 
-from benchmarks import parity, peer_processes, real_texts
+from benchmarks import parity, peer_processes
+from benchmarks.data import real_texts
 
 _ROW = parity.Row("what agrees", "max abs difference", 1e-7, 1e-6)
 
 
 def test_the_rules_need_no_other_system(tmp_path, monkeypatch, capsys):
   monkeypatch.setattr(peer_processes, "PEERS_DIR", tmp_path / "none")
-  monkeypatch.setattr(parity.rule_agreement, "compare_all", lambda: [_ROW])
+  monkeypatch.setattr(parity.rules, "compare_all", lambda: [_ROW])
   parity.main(["--parts", "rules", "--json", str(tmp_path / "parity.json")])
   printed = capsys.readouterr().out
   assert "1 of 1 agree" in printed
   assert _ROW.what in printed
   written = json.loads((tmp_path / "parity.json").read_text())
-  assert written == {"passed": True, "rows": [parity.agreement.as_json(_ROW)]}
+  assert written == {"passed": True, "rows": [parity.comparison.as_json(_ROW)]}
 
 
 def test_without_texts_the_other_parts_are_compared(
@@ -45,7 +46,7 @@ def test_other_systems_that_are_not_there(tmp_path, monkeypatch, capsys):
 
 def test_a_part_that_fails_fails_all(tmp_path, monkeypatch, capsys):
   worse = [parity.Row("what differs", "relative difference", 0.5, 1e-5)]
-  monkeypatch.setattr(parity.rule_agreement, "compare_all", lambda: worse)
+  monkeypatch.setattr(parity.rules, "compare_all", lambda: worse)
   with pytest.raises(SystemExit) as ended:
     parity.main(["--parts", "rules", "--json", str(tmp_path / "parity.json")])
   assert ended.value.code == 1

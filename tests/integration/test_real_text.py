@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks import real_texts
+from benchmarks.data import real_texts
 from realm_jax.corpus.building.corpus import build_corpus
 from realm_jax.corpus.store import Corpus
 from realm_jax.evaluation import run as evaluation_run

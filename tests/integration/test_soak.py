@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 from benchmarks import soak
-from benchmarks.disturbed import CUT, disturbed
-from benchmarks.faults import Fault
-from benchmarks.jobs import Job, Run
+from benchmarks.runs.disturbed import CUT, disturbed
+from benchmarks.runs.faults import Fault
+from benchmarks.runs.jobs import Job, Run
 
 _DAMAGED = "train: a.npy does not match; let build_index make it again"
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.rule_agreement import compare_signal
+from benchmarks.agreement.rules import compare_signal
 from realm_jax.objectives.masked_lm import FORMS, marginal_masked_lm_loss
 
 B, K, M, V = 3, 4, 3, 6

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from benchmarks.rule_agreement import compare_adam
+from benchmarks.agreement.rules import compare_adam
 from realm_jax.training.optimizer import (
   OptimizerConfig,
   learning_rate_schedule,

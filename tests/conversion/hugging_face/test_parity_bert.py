@@ -6,7 +6,7 @@ The values are transformers': see `tests/golden/make_hf_bert.py`.
 import numpy as np
 import pytest
 
-from benchmarks import agreement, imported_model
+from benchmarks.agreement import comparison, imported_model
 from realm_jax.conversion.bert_models import TowerOptions
 from realm_jax.conversion.hugging_face.bert import plan_hf_bert
 from realm_jax.conversion.planning import ImportSource
@@ -49,7 +49,7 @@ def test_vectors(golden, folder, pooling, normalize):
     theirs = _pooled(expected, side, pooling)
     if normalize:
       theirs = theirs / np.linalg.norm(theirs, axis=-1, keepdims=True)
-    row = agreement.differences(side, ours, theirs)
+    row = comparison.differences(side, ours, theirs)
     assert row.passed, row
 
 
@@ -63,5 +63,5 @@ def test_masked_words(golden):
     expected["block"][:, None],
     np.tile(expected["mask_positions"], (len(query), 1)),
   )
-  row = agreement.differences("logits", ours[:, 0], expected["joint_logits"])
+  row = comparison.differences("logits", ours[:, 0], expected["joint_logits"])
   assert row.passed, row

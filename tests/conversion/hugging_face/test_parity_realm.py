@@ -5,7 +5,7 @@ The values are transformers': see `tests/golden/make_hf_realm.py`.
 
 import pytest
 
-from benchmarks import realm_agreement
+from benchmarks.agreement import realm
 
 pytestmark = pytest.mark.slow
 
@@ -15,10 +15,9 @@ pytestmark = pytest.mark.slow
   [
     # The gradients take their time to compile.
     compare
-    if compare
-    in (realm_agreement.compare_embedder, realm_agreement.compare_two_towers)
+    if compare in (realm.compare_embedder, realm.compare_two_towers)
     else pytest.param(compare, marks=pytest.mark.slow)
-    for compare in realm_agreement.COMPARISONS
+    for compare in realm.COMPARISONS
   ],
   ids=lambda compare: compare.__name__,
 )

@@ -12,8 +12,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from benchmarks import faults
 from benchmarks.fixed_tree import fixed_tree
+from benchmarks.runs import faults
 from realm_jax.files import npy
 from realm_jax.generations.follow.loading import load_generation
 from realm_jax.generations.follow.watcher import GenerationWatcher

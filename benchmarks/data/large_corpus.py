@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks import demo_corpus
+from benchmarks.data import demo_corpus
 from realm_jax.corpus.building.block_builder import block_id
 from realm_jax.corpus.building.directory_writer import CorpusDirectoryWriter
 from realm_jax.corpus.store import Corpus

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.disturbed import CRASH, CUT, Disturbed
-from benchmarks.jobs import Run
+from benchmarks.runs.disturbed import CRASH, CUT, Disturbed
+from benchmarks.runs.jobs import Run
 from realm_jax.generations.store import layout
 
 # Target of a fault that found nothing to damage.

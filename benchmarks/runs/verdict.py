@@ -8,8 +8,8 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from benchmarks import faults
-from benchmarks.jobs import Run
+from benchmarks.runs import faults
+from benchmarks.runs.jobs import Run
 from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.generations.store.inspection import RunGenerations
 

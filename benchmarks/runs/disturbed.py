@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 
-from benchmarks.jobs import JobError, Run, wait_until
+from benchmarks.runs.jobs import JobError, Run, wait_until
 
 # Kinds of faults that may end a process.
 CRASH = "crash search"

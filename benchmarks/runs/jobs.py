@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-PROJECT_DIR = Path(__file__).resolve().parent.parent
+PROJECT_DIR = Path(__file__).resolve().parents[2]
 _POLL_SECONDS = 0.02
 _STOP_SECONDS = 120.0
 _OUTPUT_SECONDS = 10.0

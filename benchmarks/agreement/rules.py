@@ -7,8 +7,8 @@ import jax
 import numpy as np
 import optax
 
-from benchmarks import published_rules
-from benchmarks.agreement import Row, differences
+from benchmarks.agreement import published_rules
+from benchmarks.agreement.comparison import Row, differences
 from realm_jax.conversion.parameters import (
   flattened,
   nested,

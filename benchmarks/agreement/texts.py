@@ -5,8 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import imported_model, peer_processes, token_agreement
-from benchmarks.agreement import Row
+from benchmarks import peer_processes
+from benchmarks.agreement import imported_model, tokens
+from benchmarks.agreement.comparison import Row
 from realm_jax.conversion.bert_models import TowerOptions
 from realm_jax.conversion.hugging_face.bert import plan_hf_bert
 from realm_jax.conversion.planning import ImportSource
@@ -29,7 +30,7 @@ def compare_tokens(
     folder: Folder for files between the processes.
   """
 
-  def tokenize(texts: Sequence[str]) -> dict[str, token_agreement.Ids]:
+  def tokenize(texts: Sequence[str]) -> dict[str, tokens.Ids]:
     found = peer_processes.run_on_texts(
       "hf_tokens", texts, folder, "--vocab", vocab
     )
@@ -43,7 +44,7 @@ def compare_tokens(
       for name in _TOKENIZERS
     }
 
-  return token_agreement.compare(texts, WordpieceVocabulary(vocab), tokenize)
+  return tokens.compare(texts, WordpieceVocabulary(vocab), tokenize)
 
 
 def compare_sentences(
@@ -69,9 +70,7 @@ def compare_sentences(
   model = imported_model.load(plan_hf_bert(source, TowerOptions()))
   words = WordpieceVocabulary(model_dir / "vocab.txt")
   token_ids = np.zeros((len(texts), _MAX_TOKENS), np.int32)
-  for row, ids in zip(
-    token_ids, token_agreement.our_ids(words, texts), strict=True
-  ):
+  for row, ids in zip(token_ids, tokens.our_ids(words, texts), strict=True):
     kept = [words.cls_id, *ids[: _MAX_TOKENS - 2], words.sep_id]
     row[: len(kept)] = kept
   ours = np.concatenate(

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import imported_model
-from benchmarks.agreement import (
+from benchmarks.agreement import imported_model
+from benchmarks.agreement.comparison import (
   Row,
   differences,
   gradient_cosines,
   relative,
   unequal,
 )
-from benchmarks.imported_model import LossAndGradient
+from benchmarks.agreement.imported_model import LossAndGradient
 from realm_jax.conversion.bert_models import TowerOptions
 from realm_jax.conversion.hugging_face.realm import BLOCK_VECTORS, plan_hf_realm
 from realm_jax.conversion.planning import ImportPlan, ImportSource

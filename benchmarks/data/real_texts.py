@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.jobs import PROJECT_DIR
+from benchmarks.runs.jobs import PROJECT_DIR
 
 # Default of --texts_dir, next to the clone.
 TEXTS_DIR = PROJECT_DIR.parent / "shared" / "data"

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.agreement import Row
+from benchmarks.agreement.comparison import Row
 from realm_jax.text.wordpieces import WordpieceVocabulary
 
 Ids = list[list[int]]

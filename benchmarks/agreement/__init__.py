@@ -1,0 +1,1 @@
+"""What `parity` compares: our values with those of other systems."""

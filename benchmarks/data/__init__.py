@@ -1,0 +1,1 @@
+"""Corpora, texts and vectors that benchmarks measure on."""

@@ -1,0 +1,1 @@
+"""A trainer and its index builder as processes, undisturbed and disturbed."""
