@@ -7,6 +7,7 @@ nothing else. A step's directory appears by one rename (or, on an object store,
 by a commit file), so a trainer that is killed leaves no partial checkpoint.
 """
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 
@@ -158,7 +159,8 @@ class CheckpointStore:
     try:
       for name in items:
         # `item_metadata` of the manager would read that of all items.
-        stored = ocp.StandardCheckpointHandler().metadata(folder / name).tree
+        with contextlib.closing(ocp.StandardCheckpointHandler()) as handler:
+          stored = handler.metadata(folder / name).tree
         wanted = (like or {}).get(name)
         if wanted is None:
           wanted = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), stored)

@@ -5,7 +5,7 @@ import math
 import os
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from jax.sharding import Mesh
@@ -35,6 +35,18 @@ _ROWS_PER_COPY = 1 << 16
 _ROWS_PER_RUN = 16
 # Most lists to probe, and most results, of a search on GPUs.
 _GPU_LIMIT = 2048
+
+
+@runtime_checkable
+class _Native(Protocol):
+  """The part of FAISS's indexes that all of them share."""
+
+  ntotal: int
+  d: int
+
+  def search(
+    self, x: Float32[np.ndarray, "b d"], k: int, *, params: Any
+  ) -> tuple[Float32[np.ndarray, "b k"], Int[np.ndarray, "b k"]]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +133,7 @@ class FaissIndex:
   kind = "faiss"
   needs_vectors = True
 
-  def __init__(self, index: Any, blocks: Blocks, *, config: FaissConfig):
+  def __init__(self, index: _Native, blocks: Blocks, *, config: FaissConfig):
     self.num_blocks, self.dim = blocks.embedded().shape
     if (index.ntotal, index.d) != (self.num_blocks, self.dim):
       raise IndexLoadError(
@@ -160,7 +172,7 @@ class FaissIndex:
 
   def _search(
     self,
-    index: Any,
+    index: _Native,
     vectors: Float32[np.ndarray, "b d"],
     k: int,
     nprobe: int,
@@ -211,7 +223,7 @@ class FaissIndex:
       "lists (`IVF…`) or `Flat`"
     )
 
-  def _gpu_copy(self, index: Any) -> Any:
+  def _gpu_copy(self, index: _Native) -> _Native:
     """Copies the index to the first GPU.
 
     A copy on several GPUs would not take the settings of a search.

@@ -1,6 +1,6 @@
 """Fallback of a run whose index process has crashed."""
 
-from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 from absl import logging
 from etils import epath
@@ -10,7 +10,19 @@ from realm_jax.generations.store import layout
 from realm_jax.generations.store import manifest as manifests
 from realm_jax.generations.store.manifest import GenerationError
 from realm_jax.indexes.exact import ExactConfig
-from realm_jax.indexes.protocol import IndexCrashedError
+from realm_jax.indexes.protocol import IndexConfig, IndexCrashedError
+
+
+@runtime_checkable
+class LoadGeneration(Protocol):
+  """Loads the generation of a step, with another index where one is given.
+
+  It raises `GenerationError` or `IndexCrashedError`.
+  """
+
+  def __call__(
+    self, step: int, *, index: IndexConfig | None = None
+  ) -> Generation: ...
 
 
 class CrashFallback:
@@ -24,8 +36,7 @@ class CrashFallback:
   Args:
     on_crash: One of `realm_jax.training.config.ON_CRASH`.
     generations_dir: Directory of the generations.
-    load: Loads the generation of a step, with another index where `index` is
-      given. It raises `GenerationError` or `IndexCrashedError`.
+    load: Loader of generations.
   """
 
   def __init__(
@@ -33,7 +44,7 @@ class CrashFallback:
     on_crash: str,
     *,
     generations_dir: epath.PathLike,
-    load: Callable[..., Generation],
+    load: LoadGeneration,
   ):
     self._on_crash = on_crash
     self._directory = generations_dir
