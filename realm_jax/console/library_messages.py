@@ -13,7 +13,9 @@ def hide_library_messages() -> None:
   """Logs this project's messages from INFO on, and other libraries' warnings.
 
   Orbax's messages are hidden: some twenty lines for a checkpoint, and the
-  tracebacks of its threads, whose errors it also raises to the caller.
+  tracebacks of its threads, whose errors it also raises to the caller. So are
+  those of asyncio, which orbax alone uses, about the writes that it abandons
+  when one of them has failed.
   """
   absl_logging.set_verbosity(absl_logging.INFO)
   absl_logging.get_absl_handler().addFilter(_is_shown)
@@ -23,7 +25,8 @@ def hide_library_messages() -> None:
 def _is_shown(record: logging.LogRecord) -> bool:
   if record.pathname.startswith(_PACKAGE_DIR):
     return True
-  return record.levelno >= logging.WARNING and "orbax" not in record.pathname
+  is_orbax = "orbax" in record.pathname or record.name == "asyncio"
+  return record.levelno >= logging.WARNING and not is_orbax
 
 
 def _report_unraisable(unraisable: "sys.UnraisableHookArgs") -> None:

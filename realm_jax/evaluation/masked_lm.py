@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import time
 from collections.abc import Iterable
@@ -25,7 +26,6 @@ from realm_jax.inputs.batches import Batch, BatchStream
 from realm_jax.inputs.config import DataConfig
 from realm_jax.objectives.weighted import Average, WeightedLoss
 from realm_jax.partitioning import rules
-from realm_jax.partitioning.mesh import DATA_AXIS
 from realm_jax.training.packing.packer import padded
 from realm_jax.training.stages.model_inputs import ModelInputs
 from realm_jax.training.stages.pretraining import Pretraining
@@ -108,7 +108,8 @@ def _evaluate_batches(
   measure = jax.jit(
     stage.loss(model.models), out_shardings=rules.replicated(model.mesh)
   )
-  groups = model.mesh.shape[DATA_AXIS]
+  groups = rules.row_groups(model.mesh)
+  lay_out = functools.partial(padded, groups=len(groups.own))
   context = StageContext(
     ModelInputs(model.models, groups=groups),
     generation.corpus,
@@ -121,7 +122,7 @@ def _evaluate_batches(
       made, host_metrics = stage.assemble(
         batch, ranker.search(batch.arrays["query"]), context
       )
-      placed = rules.to_devices(padded(made, groups=groups), model.mesh)
+      placed = rules.to_devices(lay_out(made), model.mesh)
       weighted = jax.device_get(measure(model.params, placed))
       num_queries = len(batch.arrays["query"])
       recall = jnp.full(num_queries, host_metrics["recall"])

@@ -5,7 +5,7 @@ new generation of the same capacity is searched without compiling anything.
 """
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ from realm_jax.indexes.protocol import (
   check_vectors,
 )
 from realm_jax.partitioning import rules
-from realm_jax.partitioning.mesh import DATA_AXIS
+from realm_jax.partitioning.mesh import BATCH_AXES
 
 _ROWS_PER_COPY = 1 << 16
 # An array at a multiple of this address, in bytes, is used by jax on CPUs
@@ -113,7 +113,7 @@ class ExactIndex:
   ):
     self.num_blocks, self.dim = vectors.shape
     self.report: dict[str, JsonValue] = {}
-    devices = 1 if mesh is None else mesh.shape[DATA_AXIS]
+    devices = 1 if mesh is None else rules.row_groups(mesh).count
     capacity = config.capacity or capacity_for(self.num_blocks, devices=devices)
     if capacity < self.num_blocks or capacity % devices:
       raise ValueError(
@@ -128,7 +128,7 @@ class ExactIndex:
       device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
       self._sharding = replicated = device
     else:
-      self._sharding = NamedSharding(mesh, PartitionSpec(DATA_AXIS))
+      self._sharding = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
       replicated = NamedSharding(mesh, PartitionSpec())
 
     def part(index: tuple[slice, ...] | None) -> np.ndarray:
@@ -177,11 +177,11 @@ class ExactIndex:
     if self._mesh is None:
       on_device = jax.device_put(vectors, self._sharding)
     else:
-      share = max(1, self._devices // jax.process_count())
+      share = len(rules.row_groups(self._mesh).own)
       padding = -count % share
-      on_device = jax.make_array_from_process_local_data(
-        self._sharding, np.pad(vectors, ((0, padding), (0, 0)))
-      )
+      padded = np.pad(vectors, ((0, padding), (0, 0)))
+      batch: dict[str, Any] = {"query": padded}
+      on_device = rules.to_devices(batch, self._mesh)["query"]
     scores, rows = self.search_on_device(on_device, k)
     return SearchResult(
       rows=rules.local_rows(rows)[:count],

@@ -16,7 +16,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from realm_jax.partitioning.mesh import DATA_AXIS
+from realm_jax.partitioning.mesh import BATCH_AXES
 
 # The k best of a step lie in the k groups of consecutive rows with the
 # largest maxima, and a maximum vectorizes where a top-k does not.
@@ -88,16 +88,16 @@ def search(
   ) -> Best:
     # Every device scores all queries against its own rows. Then each collects
     # the results of all devices for its own queries, and merges them.
-    everyone = lax.all_gather(queries, DATA_AXIS, tiled=True)
-    first_row = lax.axis_index(DATA_AXIS) * len(vectors)
+    everyone = lax.all_gather(queries, BATCH_AXES, tiled=True)
+    first_row = lax.axis_index(BATCH_AXES) * len(vectors)
     found = _local_top_k(everyone, vectors, num_blocks, first_row, plan)
     scores, rows = (
-      _own_queries(part, lax.axis_size(DATA_AXIS)) for part in found
+      _own_queries(part, lax.axis_size(BATCH_AXES)) for part in found
     )
     # Devices come in row order, so the lower row still wins a tie.
     return _best_of(scores, rows, plan.k)
 
-  by_rows = PartitionSpec(DATA_AXIS)
+  by_rows = PartitionSpec(BATCH_AXES)
   return jax.shard_map(
     on_each_device,
     mesh=mesh,
@@ -115,7 +115,7 @@ def _own_queries(
   """Exchanges each device's results, so that each has all for its queries."""
   k = found.shape[-1]
   found = found.reshape(devices, -1, k)
-  found = lax.all_to_all(found, DATA_AXIS, split_axis=0, concat_axis=0)
+  found = lax.all_to_all(found, BATCH_AXES, split_axis=0, concat_axis=0)
   return found.transpose(1, 0, 2).reshape(-1, devices * k)
 
 

@@ -1,4 +1,8 @@
-"""The device mesh: batches and the index over `data`, widths over `model`."""
+"""The device mesh: batches over `data` and `fsdp`, widths over `model`.
+
+Parameters and the optimizer's state are divided over `fsdp` and `model`, and
+the vectors of an exact index over all three axes.
+"""
 
 from collections.abc import Sequence
 
@@ -7,21 +11,29 @@ import numpy as np
 from jax.sharding import Mesh
 
 DATA_AXIS = "data"
+FSDP_AXIS = "fsdp"
 MODEL_AXIS = "model"
+# The axes that divide the rows of a batch into groups.
+BATCH_AXES = (DATA_AXIS, FSDP_AXIS)
 
 
 def make_mesh(
-  *, model_parallelism: int = 1, devices: Sequence[jax.Device] | None = None
+  *,
+  fsdp: int = 1,
+  model_parallelism: int = 1,
+  devices: Sequence[jax.Device] | None = None,
 ) -> Mesh:
-  """Returns a (data, model) mesh over all devices of all processes.
+  """Returns a (data, fsdp, model) mesh over all devices of all processes.
 
   Raises:
-    ValueError: `model_parallelism` does not divide the number of devices.
+    ValueError: The sizes do not divide the number of devices.
   """
   grid = np.asarray(jax.devices() if devices is None else devices)
-  if model_parallelism < 1 or grid.size % model_parallelism:
+  sizes = (fsdp, model_parallelism)
+  if min(sizes) < 1 or grid.size % (fsdp * model_parallelism):
     raise ValueError(
-      f"model_parallelism={model_parallelism} does not divide the "
-      f"{grid.size} devices; choose a divisor"
+      f"fsdp={fsdp} and model_parallelism={model_parallelism} do not divide "
+      f"the {grid.size} devices; choose divisors"
     )
-  return Mesh(grid.reshape(-1, model_parallelism), (DATA_AXIS, MODEL_AXIS))
+  axes = (DATA_AXIS, FSDP_AXIS, MODEL_AXIS)
+  return Mesh(grid.reshape(-1, *sizes), axes)

@@ -2,21 +2,22 @@
 
 import contextlib
 import functools
+import math
 from collections.abc import Iterator
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
 import numpy as np
 from flax import linen as nn
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import PyTree, Shaped
+from jaxtyping import Int, PyTree, Shaped
 
-from realm_jax.partitioning.mesh import DATA_AXIS, MODEL_AXIS
+from realm_jax.partitioning.mesh import BATCH_AXES, MODEL_AXIS
 
 T = TypeVar("T")
 
 LOGICAL_AXIS_RULES = (
-  ("batch", DATA_AXIS),
+  ("batch", BATCH_AXES),
   ("vocab", MODEL_AXIS),
   ("heads", MODEL_AXIS),
   ("mlp", MODEL_AXIS),
@@ -49,8 +50,8 @@ def shardings(boxed: PyTree, mesh: Mesh) -> PyTree[NamedSharding]:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-  """Returns the sharding of a batch's arrays: rows over the data axis."""
-  return NamedSharding(mesh, PartitionSpec(DATA_AXIS))
+  """Returns the sharding of a batch's arrays, which divides their rows."""
+  return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -66,11 +67,82 @@ def abstract_replicated(tree: T, mesh: Mesh) -> T:
   )
 
 
+def replicate(tree: T, mesh: Mesh) -> T:
+  """Returns global arrays, from a tree that every process has in full.
+
+  Unlike `jax.device_put` it does not communicate, so that any thread may call
+  it, at a moment of its own.
+  """
+
+  def whole(value: np.ndarray) -> jax.Array:
+    return jax.make_array_from_callback(
+      value.shape, replicated(mesh), lambda index: value[index]
+    )
+
+  return jax.tree.map(whole, tree)
+
+
+class RowGroups(NamedTuple):
+  """The groups into which a sharding divides the rows of a global batch.
+
+  Attributes:
+    count: Number of groups, of equal size.
+    own: Groups whose rows the devices of this process hold, in rising order.
+      Where the model axis spans processes, several hold the same ones.
+  """
+
+  count: int
+  own: tuple[int, ...]
+
+  @classmethod
+  def of_one_process(cls, count: int) -> "RowGroups":
+    """Returns groups that are all of this process."""
+    return cls(count, tuple(range(count)))
+
+  def own_rows(self, num_rows: int) -> Int[np.ndarray, " local"]:
+    """Returns the numbers of this process's rows, in rising order.
+
+    Raises:
+      ValueError: The groups cannot share the rows evenly.
+    """
+    if num_rows % self.count:
+      raise ValueError(
+        f"batch_size={num_rows} is not a multiple of the {self.count} groups "
+        "of devices that share it (data × fsdp); change BATCH_SIZE"
+      )
+    return np.arange(num_rows).reshape(self.count, -1)[list(self.own)].ravel()
+
+
+ONE_GROUP = RowGroups.of_one_process(1)
+
+
+@functools.lru_cache
+def row_groups(mesh: Mesh) -> RowGroups:
+  """Returns the groups of rows that the mesh's devices hold."""
+  count = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+  indices = batch_sharding(mesh).addressable_devices_indices_map((count,))
+  own = {index[0].indices(count)[0] for index in indices.values() if index}
+  return RowGroups(count, tuple(sorted(own)))
+
+
 def to_devices(batch: T, mesh: Mesh) -> T:
-  """Returns global arrays, from a tree of each process's rows on the host."""
-  place = functools.partial(
-    jax.make_array_from_process_local_data, batch_sharding(mesh)
-  )
+  """Returns global arrays, from a tree of this process's rows on the host.
+
+  The rows of each group stand together, in the order of `RowGroups.own`.
+  """
+  groups, sharding = row_groups(mesh), batch_sharding(mesh)
+
+  def place(rows: np.ndarray) -> jax.Array:
+    by_group = rows.reshape(len(groups.own), -1, *rows.shape[1:])
+    size = by_group.shape[1]
+
+    def part(index: tuple[slice, ...] | None) -> np.ndarray:
+      start = index[0].start or 0 if index else 0
+      return by_group[groups.own.index(start // size)]
+
+    shape = (groups.count * size, *rows.shape[1:])
+    return jax.make_array_from_callback(shape, sharding, part)
+
   return jax.tree.map(place, batch)
 
 
@@ -90,8 +162,4 @@ def own_rows(
   rows: Shaped[np.ndarray, "n *s"], mesh: Mesh
 ) -> Shaped[np.ndarray, "local *s"]:
   """Returns this process's rows of an array that every process has in full."""
-  return local_rows(
-    jax.make_array_from_callback(
-      rows.shape, batch_sharding(mesh), lambda index: rows[index]
-    )
-  )
+  return rows[row_groups(mesh).own_rows(len(rows))]

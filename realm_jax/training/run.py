@@ -14,6 +14,7 @@ from realm_jax.generations.follow.watcher import GenerationWatcher
 from realm_jax.generations.store import layout
 from realm_jax.inputs.batches import BatchStream
 from realm_jax.models.retriever import embed_queries
+from realm_jax.partitioning.rules import RowGroups
 from realm_jax.retrieval.pipeline import RetrievalPipeline
 from realm_jax.training.batches import StepBatch
 from realm_jax.training.candidates import CandidateStream, HostCandidateStream
@@ -112,19 +113,28 @@ def open_run(config: TrainConfig) -> Iterator[tuple[TrainState, Run | None]]:
 
 def _shape_buckets(setup: RunSetup) -> tuple[Packer, list[StepBatch]]:
   """Returns the packer, and an abstract batch for each shape bucket."""
-  data, stage = setup.config.data, setup.config.stage
-  groups = setup.inputs.groups
-  query = np.zeros((data.batch_size, data.query_length), np.int32)
-  candidates = np.zeros(
-    (data.batch_size, stage.num_candidates, data.block_length), np.int32
-  )
-  empty = ExampleArrays(
-    query, candidates, setup.identity.num_searched, data.max_masks
-  )
-  example = stage.example(empty, setup.inputs)
+  data, stage, inputs = setup.config.data, setup.config.stage, setup.inputs
+
+  def empty(num_rows: int) -> ExampleArrays:
+    query = np.zeros((num_rows, data.query_length), np.int32)
+    shape = (num_rows, stage.num_candidates, data.block_length)
+    candidates = np.zeros(shape, np.int32)
+    return ExampleArrays(
+      query, candidates, setup.identity.num_searched, data.max_masks
+    )
+
+  example = stage.example(empty(len(setup.own_rows)), inputs)
+  groups = len(inputs.groups.own)
   buckets = [largest_bucket(example, groups=groups)]
   if setup.config.pack:
-    buckets = choose_shape_buckets(stage, empty, setup.inputs, setup.corpus)
+    # All processes choose the same ones, by the rows of all groups.
+    whole = RowGroups.of_one_process(inputs.groups.count)
+    buckets = choose_shape_buckets(
+      stage,
+      empty(data.batch_size),
+      dataclasses.replace(inputs, groups=whole),
+      setup.corpus,
+    )
   packer = Packer(buckets, groups=groups, pack=setup.config.pack)
   plans = packer.plan(example)
   return packer, [

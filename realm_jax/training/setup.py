@@ -4,11 +4,14 @@ import dataclasses
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 from jax.sharding import Mesh
+from jaxtyping import Int
 
 from realm_jax.corpus.store import Corpus
-from realm_jax.partitioning.mesh import DATA_AXIS, make_mesh
+from realm_jax.partitioning import rules
+from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.loop_state import RunIdentity
 from realm_jax.training.optimizer import make_optimizer
@@ -19,12 +22,18 @@ from realm_jax.training.step import Loss
 
 @dataclasses.dataclass(frozen=True)
 class RunSetup:
-  """The parts that follow from configuration, corpus and devices alone."""
+  """The parts that follow from configuration, corpus and devices alone.
+
+  Attributes:
+    own_rows: Numbers of the rows of every global batch that are this
+      process's.
+  """
 
   config: TrainConfig
   corpus: Corpus
   identity: RunIdentity
   mesh: Mesh
+  own_rows: Int[np.ndarray, " b"]
   inputs: ModelInputs
   loss: Loss[Any]
   optimizer: optax.GradientTransformation
@@ -47,12 +56,8 @@ def set_up(config: TrainConfig) -> RunSetup:
   corpus = corpus_of_run(config.model_dir, config.data.corpus_dir)
   corpus.require_whole_blocks(config.data.block_length)
   mesh = make_mesh(model_parallelism=config.model_parallelism)
-  groups = mesh.shape[DATA_AXIS]
-  if config.data.batch_size % groups:
-    raise ValueError(
-      f"batch_size={config.data.batch_size} is not a multiple of the {groups} "
-      "devices of the data axis; change BATCH_SIZE"
-    )
+  groups = rules.row_groups(mesh)
+  own_rows = groups.own_rows(config.data.batch_size)
   models = Models(config.retriever, config.reader).for_corpus(corpus)
   save_every_steps = config.checkpoints.save_every_steps
   identity = RunIdentity(
@@ -70,6 +75,7 @@ def set_up(config: TrainConfig) -> RunSetup:
     corpus=corpus,
     identity=identity,
     mesh=mesh,
+    own_rows=own_rows,
     inputs=ModelInputs(models, groups=groups),
     loss=config.stage.loss(models),
     optimizer=make_optimizer(config.optimizer, num_steps=config.num_steps),

@@ -90,7 +90,7 @@ def test_retrieval_counts_by_the_mixture_and_null_alone_by_itself(
   # The word that both candidates together find most likely is the target.
   mixture = prior @ probabilities
   target = int(mixture.argmax())
-  inputs = ModelInputs(models, groups=1)
+  inputs = ModelInputs(models)
   blocks, block_index = inputs.distinct_blocks(candidates)
   batch = PretrainingBatch(
     queries=inputs.queries(query),

@@ -106,7 +106,7 @@ def watched(world, commands, tmp_path_factory) -> Watched:
     made, metrics = assemble(self, batch, retrieved, context)
     # No candidate is the block of its own sentence, whatever its row is now.
     rows = corpus.rows_of(batch.arrays["source_id"])
-    candidates_of = _candidates(made, context.inputs.groups)
+    candidates_of = _candidates(made, context.inputs.groups.count)
     for source, candidates in zip(rows, candidates_of, strict=True):
       own = corpus.gather(np.array(source), context.block_length)
       assert source < 0 or not (candidates == own).all(axis=-1).any()

@@ -15,18 +15,19 @@ from tests.training import tiny
 
 
 @pytest.mark.parametrize(
-  ("model_parallelism", "shape"), [(1, (8, 1)), (2, (4, 2)), (8, (1, 8))]
+  ("model_parallelism", "shape"),
+  [(1, (8, 1, 1)), (2, (4, 1, 2)), (8, (1, 1, 8))],
 )
 def test_the_mesh_has_all_devices(model_parallelism, shape):
   mesh = make_mesh(model_parallelism=model_parallelism)
-  assert mesh.axis_names == ("data", "model")
+  assert mesh.axis_names == ("data", "fsdp", "model")
   assert mesh.devices.shape == shape
   assert len({device.id for device in mesh.devices.flat}) == 8
 
 
 @pytest.mark.parametrize("model_parallelism", [3, 0, 16])
 def test_a_parallelism_that_does_not_divide_is_refused(model_parallelism):
-  with pytest.raises(ValueError, match=r"does not divide the 8 devices"):
+  with pytest.raises(ValueError, match=r"do not divide the 8 devices"):
     make_mesh(model_parallelism=model_parallelism)
 
 
@@ -104,6 +105,6 @@ def test_a_batch_lies_over_the_data_axis():
   mesh = make_mesh(model_parallelism=2)
   rows = np.arange(24, dtype=np.int32).reshape(8, 3)
   array = rules.to_devices({"query": rows}, mesh)["query"]
-  assert array.sharding.spec == PartitionSpec("data")
+  assert array.sharding.spec == PartitionSpec(("data", "fsdp"))
   assert {shard.data.shape for shard in array.addressable_shards} == {(2, 3)}
   np.testing.assert_array_equal(array, rows)

@@ -11,6 +11,7 @@ from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning import rules
+from realm_jax.partitioning.rules import RowGroups
 from realm_jax.training import step
 from realm_jax.training.batches import (
   InverseClozeBatch,
@@ -149,7 +150,10 @@ def arrays(stage, seed=0):
 
 def host_batch(stage, given, *, groups=1, **retriever_settings):
   """The batch of a stage before its sequences are laid out in rows."""
-  inputs = ModelInputs(Models(*models(**retriever_settings)), groups=groups)
+  inputs = ModelInputs(
+    Models(*models(**retriever_settings)),
+    groups=RowGroups.of_one_process(groups),
+  )
   query = given["query"]
   if stage == "inverse_cloze":
     blocks = inputs.blocks(given["block"])

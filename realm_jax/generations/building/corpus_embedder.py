@@ -16,7 +16,6 @@ from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.generations.store.embeddings import check_finite
 from realm_jax.models.parameters import Params
 from realm_jax.partitioning import rules
-from realm_jax.partitioning.mesh import DATA_AXIS
 
 # Batches that the devices compute while the host stores an earlier one.
 _BATCHES_IN_FLIGHT = 2
@@ -86,7 +85,7 @@ class CorpusEmbedder:
       self._corpus.lengths[rows],
       batch_lengths=self.lengths,
       tokens_per_batch=self._tokens_per_batch,
-      multiple=self._mesh.shape[DATA_AXIS],
+      multiple=rules.row_groups(self._mesh).count,
     )
     with Progress("blocks embedded", total=len(rows)) as progress:
 

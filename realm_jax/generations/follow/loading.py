@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable
 from pathlib import Path
 
-import jax
 import numpy as np
 from absl import logging
 from etils import epath
@@ -131,7 +130,7 @@ def load_generation(
         raise GenerationError(f"{directory}: {error}") from error
     query_params = query_tower.load(files)
     if mesh is not None:
-      query_params = jax.device_put(query_params, rules.replicated(mesh))
+      query_params = rules.replicate(query_params, mesh)
     return Generation(
       step=step,
       manifest=manifest,

@@ -34,8 +34,8 @@ class Packer:
 
   Args:
     buckets: Shape buckets from the smallest to one that holds any batch.
-    groups: Number of devices of this process on the data axis; each has rows
-      of its own.
+    groups: Number of groups of rows that this process has; sequences of two
+      groups never share a row.
     pack: Whether sequences share rows.
   """
 

@@ -35,6 +35,7 @@ def choose_shape_buckets(
   differently.
   """
   rng = np.random.default_rng(0)
+  groups = len(inputs.groups.own)
   num_queries, query_length = shapes.query.shape
   *shape, block_length = shapes.candidates.shape
   needed = []
@@ -45,8 +46,8 @@ def choose_shape_buckets(
     candidates = corpus.gather(rows, block_length)
     random = shapes._replace(query=query, candidates=candidates)
     batch = stage.example(random, inputs)
-    needed.append(packer.needed_bucket(batch, groups=inputs.groups))
-  largest = packer.largest_bucket(batch, groups=inputs.groups)
+    needed.append(packer.needed_bucket(batch, groups=groups))
+  largest = packer.largest_bucket(batch, groups=groups)
   usual = tuple(
     min(math.ceil(max(rows) * _MARGIN), most)
     for rows, most in zip(zip(*needed, strict=True), largest, strict=True)
@@ -58,12 +59,12 @@ def choose_shape_buckets(
 
 def abstract_batch(batch: StepBatch, mesh: Mesh) -> StepBatch:
   """Returns abstract arrays like those of a laid-out batch on the devices."""
-  sharding = rules.batch_sharding(mesh)
+  sharding, groups = rules.batch_sharding(mesh), rules.row_groups(mesh)
 
   def abstract(leaf: np.ndarray) -> jax.ShapeDtypeStruct:
     rows, *rest = leaf.shape
     return jax.ShapeDtypeStruct(
-      (rows * jax.process_count(), *rest),
+      (rows // len(groups.own) * groups.count, *rest),
       jax.dtypes.canonicalize_dtype(leaf.dtype),
       sharding=sharding,
     )

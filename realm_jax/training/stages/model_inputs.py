@@ -12,6 +12,7 @@ from realm_jax.models.arrays import AnyArray
 from realm_jax.models.packing import TokenRows
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
+from realm_jax.partitioning.rules import ONE_GROUP, RowGroups
 from realm_jax.training.batches import MaskTargets, PretrainingBatch
 
 
@@ -55,14 +56,11 @@ class ModelInputs:
 
   Attributes:
     models: Models of the run, for the vocabulary of its corpus.
-    groups: Number of devices of this process on the data axis.
-    process_index: Number of this process; its sequences are numbered after
-      those of the processes before it.
+    groups: Groups of rows that a batch has, and those of this process.
   """
 
   models: Models
-  groups: int = 1
-  process_index: int = 0
+  groups: RowGroups = ONE_GROUP
 
   def queries(self, query: Int[np.ndarray, "b q"]) -> TokenRows:
     """Returns what the query tower reads."""
@@ -84,7 +82,7 @@ class ModelInputs:
       Each group's distinct blocks, padded with empty sequences to the number
       of candidates, and the number of each candidate in its group.
     """
-    blocks, index = _distinct(candidates, self.groups)
+    blocks, index = _distinct(candidates, len(self.groups.own))
     is_block = blocks.any(axis=1, keepdims=True)
     # A block prefix must not turn padding into a sequence.
     tokens = np.asarray(self.models.retriever.block_input(blocks)) * is_block
@@ -121,8 +119,9 @@ class ModelInputs:
     )
 
   def _numbered(self, token_ids: Int[AnyArray, "n l"]) -> TokenRows:
-    first = self.process_index * len(token_ids)
-    numbers = np.arange(first, first + len(token_ids), dtype=np.uint32)
+    # Sequences are numbered over the batches of all processes.
+    total = len(token_ids) // len(self.groups.own) * self.groups.count
+    numbers = self.groups.own_rows(total).astype(np.uint32)
     return TokenRows(np.asarray(token_ids), numbers)
 
 

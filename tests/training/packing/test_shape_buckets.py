@@ -7,6 +7,7 @@ import numpy as np
 
 from realm_jax.partitioning import rules
 from realm_jax.partitioning.mesh import make_mesh
+from realm_jax.partitioning.rules import RowGroups
 from realm_jax.training.packing.packer import Packer
 from realm_jax.training.packing.shape_buckets import (
   abstract_batch,
@@ -79,7 +80,7 @@ def test_buckets_follow_from_the_corpus(tmp_path):
     choose_shape_buckets,
     tiny.OF_STAGE["inverse_cloze"],
     shapes,
-    ModelInputs(Models(*tiny.models()), groups=2),
+    ModelInputs(Models(*tiny.models()), groups=RowGroups.of_one_process(2)),
     corpus,
   )
   buckets = choose()
