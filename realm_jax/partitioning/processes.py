@@ -5,6 +5,7 @@ host to host, and not through a collective on the devices. jax has no public
 interface to that store, so this is the one file that reaches for its client.
 """
 
+import collections
 import contextlib
 import itertools
 import json
@@ -30,6 +31,8 @@ _POLL_SECONDS = 1.0
 _FAREWELL_SECONDS = 3.0
 _NO_CLUSTER = "coordinator_address should be defined"
 _TIMED_OUT = ("DEADLINE_EXCEEDED", "NOT_FOUND")
+# How many agreements of each name this process has opened.
+_opened: collections.Counter[str] = collections.Counter()
 
 
 class ProcessesError(ValueError):
@@ -131,8 +134,9 @@ class Agreement:
   """Decisions that all processes of a run take together, one after another.
 
   Process 0 decides, of what every process knows, and the others read its
-  decision. All processes must ask for the same decisions in the same order,
-  each from one thread. With one process a decision is a call.
+  decision. All processes must open their agreements, and ask for the same
+  decisions, in the same order, each from one thread. With one process a
+  decision is a call.
 
   Args:
     name: Name of this sequence of decisions; another thread needs another.
@@ -143,7 +147,9 @@ class Agreement:
     self, name: str, *, while_waiting: Callable[[], None] = lambda: None
   ):
     self._while_waiting = while_waiting
-    self._prefix = f"{_PREFIX}/{name}"
+    # A process may train one run after another.
+    self._prefix = f"{_PREFIX}/{name}/{_opened[name]}"
+    _opened[name] += 1
     self._numbers = itertools.count()
     self._client = _client()
     self.index, self.count = jax.process_index(), jax.process_count()
