@@ -178,7 +178,7 @@ class World:
     stage = stage or OpenQa()
     params = nn.unbox(_compiled_init(stage, self.models())(seed))
     place = {
-      "position": np.int64(0),
+      "positions": np.zeros((8, 2), np.int32),
       "generation": np.int64(generation),
       "seed": np.int64(seed),
     }

@@ -62,7 +62,7 @@ def evaluate_open_qa(
           num_read=answering.num_read,
         )
         line = _prediction(answerer, question, found, answer_kind)
-        write(line | {"evidence": evidence})
+        write(question.position, line | {"evidence": evidence})
         predictions.append(found.prediction)
         references.append(question.references)
         contains_answer.append([block["contains_answer"] for block in evidence])

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from etils import epath
 
@@ -16,17 +16,24 @@ METRICS = "metrics.json"
 Figures = dict[str, JsonValue]
 
 
+@contextlib.contextmanager
 def lines(
   output_dir: epath.PathLike | None, name: str
-) -> contextlib.AbstractContextManager[Callable[[Figures], None]]:
-  """Opens a file of `output_dir` with a function that writes lines of JSON.
+) -> Iterator[Callable[[int, Figures], None]]:
+  """Opens a file of `output_dir` with a function that adds lines of JSON.
 
-  The file appears when the `with` block ends well. Without a directory nothing
-  is written.
+  It takes the position of a line among the examples, by which the lines are
+  sorted. The file appears when the `with` block ends well. Without a directory
+  nothing is written.
   """
   if output_dir is None:
-    return contextlib.nullcontext(lambda line: None)
-  return json_lines(epath.Path(output_dir) / name)
+    yield lambda position, line: None
+    return
+  by_position: dict[int, Figures] = {}
+  with json_lines(epath.Path(output_dir) / name) as write:
+    yield by_position.__setitem__
+    for _, line in sorted(by_position.items()):
+      write(line)
 
 
 def report(

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import itertools
 import sys
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -21,11 +20,12 @@ from realm_jax.text import answers
 
 
 class Question(NamedTuple):
-  """A question and its accepted answers."""
+  """A question, its accepted answers, and its position in the file."""
 
   id: str
   text: str
   references: list[str]
+  position: int
 
 
 # Token ids, whose rows past the last question are padding, and the questions.
@@ -36,7 +36,10 @@ QuestionBatch = tuple[Int32[np.ndarray, "b q"], list[Question]]
 def open_questions(
   data: DataConfig, *, max_examples: int | None = None
 ) -> Iterator[Iterator[QuestionBatch]]:
-  """Yields batches of questions in the order of their file.
+  """Yields batches of questions, in the order of their file.
+
+  If the task drops questions, those after them move up in their rows, and some
+  batches have a question before an earlier one; its position tells.
 
   A malformed file is reported when the block is entered, so open it before
   anything large is loaded.
@@ -64,14 +67,14 @@ def _question_batches(
   with Progress("questions") as progress:
     for batch in stream:
       size = min(int(batch.is_real.sum()), max_examples - count)
-      rows = zip(
-        batch.texts("question_id"),
-        batch.texts("question"),
-        batch.answers,
-        strict=True,
-      )
-      questions = [Question(*row) for row in itertools.islice(rows, size)]
-      yield batch.arrays["query"], questions
+      # Rows without a question follow those that have one.
+      order = np.argsort(~batch.is_real, stable=True)
+      ids, texts = batch.texts("question_id"), batch.texts("question")
+      questions = [
+        Question(ids[i], texts[i], batch.answers[i], int(batch.positions[i]))
+        for i in order[:size]
+      ]
+      yield batch.arrays["query"][order], questions
       progress.advance(size)
       count += size
       if count == max_examples:

@@ -56,18 +56,20 @@ def evaluate_retrieval(
     contains_answer = []
     for token_ids, questions in batches:
       ranking = ranker.rank(token_ids)
-      for i, (question_id, text, references) in enumerate(questions):
+      for i, question in enumerate(questions):
         evidence = evidence_of(
-          generation.corpus, ranking.of_query(i), references, kind=answer_kind
+          generation.corpus,
+          ranking.of_query(i),
+          question.references,
+          kind=answer_kind,
         )
-        write(
-          {
-            "id": question_id,
-            "question": text,
-            "references": references,
-            "evidence": evidence,
-          }
-        )
+        line: outputs.Figures = {
+          "id": question.id,
+          "question": question.text,
+          "references": question.references,
+          "evidence": evidence,
+        }
+        write(question.position, line)
         contains_answer.append([block["contains_answer"] for block in evidence])
   return outputs.report(
     {

@@ -1,12 +1,11 @@
 """The examples of a task, as a pure function of task, seed and position.
 
-The stream is the same however many processes read it and wherever they start:
-the order of records is computed from the seed, each record has the seed of its
+They are the same however many processes read them and wherever they start: the
+order of records is computed from the seed, each record has the seed of its
 position, and an example names the position that it was made at, whatever
 preprocessors filter out.
 """
 
-import functools
 from collections.abc import Iterator
 from typing import TypeAlias, TypeVar
 
@@ -30,15 +29,15 @@ Example: TypeAlias = dict[str, np.ndarray | np.generic | bytes]
 _T = TypeVar("_T")
 
 
-class ExampleStream:
-  """The examples of a seqio task from a position on, in a fixed order.
+class TaskExamples:
+  """A seqio task that is opened for reading, and makes examples of records.
 
-  Iterating yields dictionaries of numpy arrays, unpadded: the task's features
-  and "position". A later stream resumes after an example at its position + 1.
+  Attributes:
+    task: The task.
+    reader: Reader of the records of the task's source.
 
   Args:
     config: Data of the run; its lengths are the largest that features have.
-    start_position: Stream position of the first example.
     shuffle: Whether each epoch has its own order, or that of the source.
     repeat: Whether epochs follow each other without end.
 
@@ -46,20 +45,12 @@ class ExampleStream:
     TaskError: There is no such task, or its source cannot be resumed.
   """
 
-  def __init__(
-    self,
-    config: DataConfig,
-    *,
-    start_position: int = 0,
-    shuffle: bool = True,
-    repeat: bool = True,
-  ):
+  def __init__(self, config: DataConfig, *, shuffle: bool, repeat: bool):
     self.task = find_task(config.task, config.task_modules)
-    self._config = config
-    self._start, self._repeat = start_position, repeat
+    self._config, self._repeat = config, repeat
     self._has_example = tf.Variable(tf.constant(False), trainable=False)
     with task_context(config):
-      self._reader = self._open(shuffle)
+      self.reader = self._open(shuffle)
 
   def _open(self, shuffle: bool) -> RecordReader | SequentialReader:
     source, split = self.task.source, self._config.split
@@ -81,10 +72,14 @@ class ExampleStream:
       source, split, seed=seed, shuffle_buffer_size=buffer_size
     )
 
-  @functools.cached_property
-  def dataset(self) -> tf.data.Dataset:
-    """The examples as tf.data, for batching; read it through `guard`."""
-    records = self._reader.records(self._start, repeat=self._repeat)
+  def examples(self, records: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns the examples of records, in order; read them through `guard`.
+
+    An example has the task's features and "position".
+
+    Raises:
+      TaskError: The task does not hand on the positions of its records.
+    """
     if self._repeat:
       records = records.enumerate().map(self._fail_if_fruitless)
     # Records that already have an order, positions and seeds.
@@ -141,16 +136,63 @@ class ExampleStream:
     except Exception as error:  # Not GeneratorExit, at which TF may be gone.
       if not isinstance(error, tf.errors.OpError):
         raise
-      if self._reader.error is not None:
-        raise self._reader.error from None
+      if self.reader.error is not None:
+        raise self.reader.error from None
       if _FRUITLESS in str(error):
-        raise TaskError(
-          f"task {self.task.name!r} keeps none of {_FRUITLESS_RECORDS:,} "
-          "records: masked sentences need salient spans (see the summary of "
-          "build_corpus), inverse cloze blocks of two sentences; or the "
-          f"lengths are too short: {self._config.lengths}"
-        ) from None
+        raise self._fruitless() from None
       raise
 
+  def require_fruitful(self, num_records: int) -> None:
+    """Checks the number of records that in succession have given no example.
+
+    Raises:
+      TaskError: There are too many for an endless stream.
+    """
+    if num_records >= _FRUITLESS_RECORDS:
+      raise self._fruitless()
+
+  def _fruitless(self) -> TaskError:
+    return TaskError(
+      f"task {self.task.name!r} keeps none of {_FRUITLESS_RECORDS:,} "
+      "records: masked sentences need salient spans (see the summary of "
+      "build_corpus), inverse cloze blocks of two sentences; or the "
+      f"lengths are too short: {self._config.lengths}"
+    )
+
+
+class ExampleStream:
+  """The examples of a seqio task from a position on, in a fixed order.
+
+  Iterating yields dictionaries of numpy arrays, unpadded: the task's features
+  and "position". A later stream resumes after an example at its position + 1.
+
+  Attributes:
+    task: The task.
+
+  Args:
+    config: Data of the run; its lengths are the largest that features have.
+    start_position: Stream position of the first example.
+    shuffle: Whether each epoch has its own order, or that of the source.
+    repeat: Whether epochs follow each other without end.
+
+  Raises:
+    TaskError: There is no such task, or its source cannot be resumed.
+  """
+
+  def __init__(
+    self,
+    config: DataConfig,
+    *,
+    start_position: int = 0,
+    shuffle: bool = True,
+    repeat: bool = True,
+  ):
+    self._examples = TaskExamples(config, shuffle=shuffle, repeat=repeat)
+    self._start, self._repeat = start_position, repeat
+    self.task = self._examples.task
+
   def __iter__(self) -> Iterator[Example]:
-    return self.guard(self.dataset.as_numpy_iterator())
+    reader = self._examples.reader
+    records = reader.records(self._start, repeat=self._repeat)
+    examples = self._examples.examples(records)
+    return self._examples.guard(examples.as_numpy_iterator())

@@ -1,18 +1,16 @@
 """Records of sources without random access: lines, TFRecords, TFDS.
 
-A position has the epoch in its upper bits and the record's number in the epoch
-in its lower 40. Resuming reads at most one epoch again, before the
-preprocessors, which take most of the time.
+Resuming counts the records of an epoch and reads at most one epoch again, both
+before the preprocessors, which take most of the time.
 """
 
-import numpy as np
+import functools
+
 import seqio
 import tensorflow as tf
 
 from realm_jax.inputs.context import TaskError
 from realm_jax.inputs.sources import record_seed
-
-_EPOCH_STRIDE = 1 << 40
 
 
 class SequentialReader:
@@ -48,25 +46,24 @@ class SequentialReader:
     self._seed = seed
     self._buffer = shuffle_buffer_size
 
+  @functools.cached_property
+  def _num_records(self) -> int:
+    """The number of records of an epoch, for which all are read."""
+    zero = tf.constant(0, tf.int64)
+    return int(self._records.reduce(zero, lambda count, record: count + 1))
+
   def records(self, start: int, *, repeat: bool) -> tf.data.Dataset:
     """Returns the records from position `start` on, of one epoch or of all."""
-    first_epoch, num_skipped = divmod(start, _EPOCH_STRIDE)
+    # A run that begins has not to wait for the count.
+    epoch, num_skipped = divmod(start, self._num_records) if start else (0, 0)
 
     def one_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
-      records = self._records
-      if self._buffer:
-        seed = [self._seed % 2**31, epoch]
-        order = tf.random.stateless_uniform(
-          (), seed, minval=None, dtype=tf.int64
-        )
-        records = records.shuffle(
-          self._buffer, seed=order, reshuffle_each_iteration=False
-        )
-      skipped = tf.where(epoch == first_epoch, np.int64(num_skipped), 0)
-      return (
-        records.enumerate()
-        .skip(skipped)
-        .map(lambda number, record: (epoch * _EPOCH_STRIDE + number, record))
+      if not self._buffer:
+        return self._records
+      seed = [self._seed % 2**31, epoch]
+      order = tf.random.stateless_uniform((), seed, minval=None, dtype=tf.int64)
+      return self._records.shuffle(
+        self._buffer, seed=order, reshuffle_each_iteration=False
       )
 
     def with_position(
@@ -75,5 +72,6 @@ class SequentialReader:
       seed = record_seed(self._seed, position)
       return {**record, "position": position, "seed": seed}
 
-    epochs = tf.data.Dataset.range(first_epoch, tf.int64.max if repeat else 1)
-    return epochs.flat_map(one_epoch).map(with_position)
+    epochs = tf.data.Dataset.range(epoch, tf.int64.max if repeat else 1)
+    records = epochs.flat_map(one_epoch).skip(num_skipped)
+    return records.enumerate(start).map(with_position)

@@ -7,7 +7,9 @@ from concurrent.futures import Future
 from typing import Protocol, runtime_checkable
 
 import jax
+import numpy as np
 from absl import logging
+from jaxtyping import Int64
 
 from realm_jax.generations.follow.loading import Generation
 from realm_jax.indexes.protocol import IndexCrashedError, SearchResult
@@ -65,13 +67,13 @@ class CandidateStream(Protocol):
 class _InFlight:
   """A step's batch that is being prepared.
 
-  `position` is that of its first example in the data, and `vectors` has its
-  queries' vectors, on the devices, if an index needs them.
+  `positions` are those in the data at which its rows go on, and `vectors` has
+  its queries' vectors, on the devices, if an index needs them.
   """
 
   step: int
   examples: Batch
-  position: int
+  positions: Int64[np.ndarray, " b"]
   generation: Generation | None
   vectors: jax.Array | None = None
   pending: Future[Prepared[StepBatch]] = dataclasses.field(init=False)
@@ -80,7 +82,7 @@ class _InFlight:
 class HostCandidateStream:
   """Candidates that the host reads, searches, gathers and packs.
 
-  `examples` begin at the position of `resumed`. A stage without an index has
+  `examples` begin at the positions of `resumed`. A stage without an index has
   no `schedule`.
   """
 
@@ -103,7 +105,7 @@ class HostCandidateStream:
     self._schedule = schedule
     self._decisions = decisions
     self._resumed: LoopState | None = resumed
-    self._position = resumed.position
+    self._positions = resumed.positions
     # The step that was taken last and the one that was prefetched.
     self._in_flight: dict[int, _InFlight] = {}
 
@@ -120,8 +122,8 @@ class HostCandidateStream:
         generation = self._schedule.at(step)
     self._resumed = None
     examples = next(self._examples)
-    entry = _InFlight(step, examples, self._position, generation)
-    self._position = examples.next_position
+    entry = _InFlight(step, examples, self._positions, generation)
+    self._positions = examples.next_positions
     retrieved = _still_valid(resumed, generation)
     if retrieved is None:
       entry.vectors = self._embed(entry, params)
@@ -223,9 +225,9 @@ class HostCandidateStream:
   def state(self, step: int) -> LoopState:
     entry = self._in_flight.get(step)
     if self._schedule is None:
-      return LoopState(self._position if entry is None else entry.position)
+      return LoopState(self._positions if entry is None else entry.positions)
     if entry is None:
-      return LoopState(self._position, self._schedule.current.step)
+      return LoopState(self._positions, self._schedule.current.step)
     assert entry.generation is not None
     retrieved = None
     try:
@@ -233,7 +235,7 @@ class HostCandidateStream:
       retrieved = RetrievedIds.of(prepared.retrieved, entry.generation.corpus)
     except IndexCrashedError as error:
       logging.warning("a resumed run will search step %d: %s", step, error)
-    return LoopState(entry.position, entry.generation.step, retrieved)
+    return LoopState(entry.positions, entry.generation.step, retrieved)
 
 
 def _still_valid(

@@ -16,6 +16,7 @@ from realm_jax.checkpoints.manager import (
   locate,
 )
 from realm_jax.models.parameters import Params
+from realm_jax.partitioning import rules
 from realm_jax.training.config import CheckpointConfig
 from realm_jax.training.loop_state import LoopState, RunIdentity
 from realm_jax.training.metrics import NonFiniteLossError
@@ -50,7 +51,7 @@ class Checkpointer:
     """
     if not self._store.steps():
       params = self._load_initial(state.params)
-      return state._replace(params=params), LoopState(position=0)
+      return state._replace(params=params), self._start(state)
     state, loop_state = self._restore(state)
     if int(state.step) == 0:
       self._require_started_from_sources(state.params)
@@ -75,6 +76,12 @@ class Checkpointer:
     loop_state = LoopState.from_item(item, _mesh_of(state))
     done = jax.device_put(np.int32(step), state.step.sharding)
     return TrainState(done, restored, optimizer), loop_state
+
+  def _start(self, state: TrainState) -> LoopState:
+    """Returns the loop's state before the first step."""
+    groups = rules.row_groups(_mesh_of(state))
+    rows = groups.own_rows(self._identity.batch_size)
+    return LoopState(positions=rows.astype(np.int64))
 
   def _load_initial(self, params: Params) -> Params:
     """Replaces components by those of the checkpoints to start from."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Float32, Int64
+from jaxtyping import Float32, Int32, Int64
 
 from realm_jax.checkpoints import loop_item
 from realm_jax.checkpoints.manager import CheckpointError, CheckpointStore
@@ -18,6 +18,7 @@ from realm_jax.indexes.protocol import SearchResult
 from realm_jax.partitioning import rules
 
 _CORPUS_VERSION, _CORPUS_FINGERPRINT = "corpus_version", "corpus_fingerprint"
+_POSITIONS = "positions"
 # The settings that a checkpoint records, and the bindings that set them.
 _BINDINGS = {
   "seed": "SEED",
@@ -67,8 +68,16 @@ class RunIdentity:
     """Checks what a checkpoint records against this run.
 
     Raises:
-      CheckpointError: The checkpoint was made with other settings.
+      CheckpointError: The checkpoint was made with other settings, or before
+        each row of the batch had a position of its own.
     """
+    if _POSITIONS not in item:
+      raise CheckpointError(
+        f"{checkpoint} has one position in the data for all rows of the batch, "
+        "as checkpoints had before each row read a stream of its own, and "
+        "cannot be continued exactly; give it as INITIAL_CHECKPOINT, and this "
+        "run another MODEL_DIR"
+      )
     for name, binding in _BINDINGS.items():
       recorded, wanted = int(item[name]), getattr(self, name)
       if recorded != wanted:
@@ -118,26 +127,25 @@ class LoopState(NamedTuple):
   """State of the loop between two steps.
 
   Attributes:
-    position: Position in the data of the next step's first example.
+    positions: Positions in the data from which the rows of this process go
+      on, in the next step.
     generation: Step of the generation in use; None without an index.
     retrieved: Blocks that were retrieved for the next step's queries of this
       process; None if they have to be searched.
   """
 
-  position: int
+  positions: Int64[np.ndarray, " b"]
   generation: int | None = None
   retrieved: RetrievedIds | None = None
 
   def to_item(self, mesh: Mesh) -> LoopItem:
     """Returns the state as arrays, those of the global batch on the devices."""
     item: LoopItem = {**loop_item.generation_record(self.generation)}
-    item["position"] = np.int64(self.position)
-    if self.retrieved is None or not self.retrieved.ids.size:
-      return item
-    # Each process has its own rows. Devices have no 64-bit integers.
-    ids = np.ascontiguousarray(self.retrieved.ids)
-    words = ids.view(np.int32).reshape(*ids.shape, 2)
-    arrays = {"ids": words, "scores": self.retrieved.scores}
+    # Each process has its own rows.
+    arrays: dict[str, np.ndarray] = {_POSITIONS: _to_words(self.positions)}
+    if self.retrieved is not None and self.retrieved.ids.size:
+      arrays["ids"] = _to_words(self.retrieved.ids)
+      arrays["scores"] = self.retrieved.scores
     return item | rules.to_devices(arrays, mesh)
 
   @classmethod
@@ -145,10 +153,21 @@ class LoopState(NamedTuple):
     """Returns the state that arrays hold, with this process's rows."""
     retrieved = None
     if "ids" in item:
-      words = rules.own_rows(np.asarray(item["ids"]), mesh)
       retrieved = RetrievedIds(
-        ids=np.ascontiguousarray(words).view(np.int64)[..., 0],
+        ids=_from_words(rules.own_rows(np.asarray(item["ids"]), mesh)),
         scores=rules.own_rows(np.asarray(item["scores"]), mesh),
       )
     generation = loop_item.recorded_generation(item)
-    return cls(int(item["position"]), generation, retrieved)
+    words = rules.own_rows(np.asarray(item[_POSITIONS]), mesh)
+    return cls(_from_words(words), generation, retrieved)
+
+
+def _to_words(numbers: Int64[np.ndarray, "*s"]) -> Int32[np.ndarray, "*s 2"]:
+  """Splits numbers in two, for devices, which have no 64-bit integers."""
+  words = np.ascontiguousarray(numbers).view(np.int32)
+  return words.reshape(*numbers.shape, 2)
+
+
+def _from_words(words: Int32[np.ndarray, "*s 2"]) -> Int64[np.ndarray, "*s"]:
+  """Returns the numbers that `_to_words` has split."""
+  return np.ascontiguousarray(words).view(np.int64)[..., 0]

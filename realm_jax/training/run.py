@@ -90,7 +90,8 @@ def open_run(config: TrainConfig) -> Iterator[tuple[TrainState, Run | None]]:
     state, loop_state = checkpoints.initialize_or_restore(state)
     examples = BatchStream(
       dataclasses.replace(config.data, corpus_version=setup.corpus.version),
-      start_position=loop_state.position,
+      rows=setup.own_rows,
+      positions=loop_state.positions,
     )
     stack.callback(examples.close)
     # The first generation is built from checkpoint 0. It is not saved before

@@ -100,7 +100,7 @@ def watched(world, commands, tmp_path_factory) -> Watched:
         "version": corpus.version,
         "found": corpus.block_ids[retrieved.rows],
         "sources": batch.arrays["source_id"],
-        "position": batch.next_position,
+        "positions": batch.next_positions,
       }
     )
     made, metrics = assemble(self, batch, retrieved, context)
@@ -173,7 +173,7 @@ def test_the_examples_stay_those_of_the_version_it_began_with(watched):
   )
   sources = []
   for step, batch in zip(watched.steps, stream, strict=False):
-    assert step["position"] == batch.next_position
+    np.testing.assert_array_equal(step["positions"], batch.next_positions)
     np.testing.assert_array_equal(step["sources"], batch.arrays["source_id"])
     sources.append(step["sources"])
   stream.close()

@@ -34,6 +34,7 @@ IDENTITY = RunIdentity(
   corpus_version=3,
   corpus_fingerprint="cd" * 32,
 )
+_ROWS = np.arange(IDENTITY.batch_size)
 OPTIMIZER = make_optimizer(OptimizerConfig(learning_rate=1.0), num_steps=10)
 
 
@@ -100,7 +101,8 @@ def test_everything_comes_back_and_lies_where_it_should(store):
     ids=(2**63 - 1 - np.arange(16)).reshape(8, 2),
     scores=np.linspace(-1, 3, 16, dtype=np.float32).reshape(8, 2),
   )
-  _save(store, saved, LoopState(96, generation=8, retrieved=retrieved))
+  positions = 2**40 + 8 * np.arange(8)[::-1] + np.arange(8)
+  _save(store, saved, LoopState(positions, generation=8, retrieved=retrieved))
   # The successor may be laid out otherwise.
   fresh = _state(model_parallelism=2)
   state, loop = _restore(store, fresh)
@@ -108,13 +110,14 @@ def test_everything_comes_back_and_lies_where_it_should(store):
   assert jax.tree.map(lambda x: x.sharding, state) == jax.tree.map(
     lambda x: x.sharding, fresh
   )
-  assert (loop.position, loop.generation) == (96, 8)
+  assert loop.generation == 8
+  np.testing.assert_array_equal(loop.positions, positions)
   np.testing.assert_array_equal(loop.retrieved.ids, retrieved.ids)
   np.testing.assert_array_equal(loop.retrieved.scores, retrieved.scores)
 
 
 def test_the_version_of_the_examples_is_recorded(store):
-  _save(store, _state(), LoopState(0))
+  _save(store, _state(), LoopState(_ROWS))
   assert recorded_corpus(store, 0) == (3, "cd" * 32)
 
 
@@ -127,23 +130,39 @@ def test_a_checkpoint_that_says_nothing_of_it_cannot_go_on(store):
     recorded_corpus(store, 0)
 
 
+def test_a_checkpoint_with_one_position_for_all_rows_cannot_go_on(store):
+  """The trainer wrote such ones before rows were streams of their own."""
+  state = _state()
+  earlier = {"position": np.int64(8), "generation": np.int64(-1)}
+  loop = {**IDENTITY.to_item(), **earlier}
+  items = {**state.params, "optimizer": state.optimizer, "loop": loop}
+  store.save(1, items)
+  store.wait()
+  with pytest.raises(
+    CheckpointError, match=r"1 has one position .* as INITIAL_CHECKPOINT, and"
+  ):
+    _restore(store, state)
+
+
 def test_a_stage_without_an_index_has_no_generation(store):
-  _save(store, _state("inverse_cloze", step=3), LoopState(24))
+  _save(store, _state("inverse_cloze", step=3), LoopState(3 * _ROWS))
   state, loop = _restore(store, _state("inverse_cloze"))
   assert int(state.step) == 3
-  assert loop == LoopState(24, generation=None, retrieved=None)
+  np.testing.assert_array_equal(loop.positions, 3 * _ROWS)
+  assert (loop.generation, loop.retrieved) == (None, None)
 
 
 def test_the_last_checkpoint_is_the_one(store):
   for step in (0, 5, 10):
-    _save(store, _state(step=step, shift=step), LoopState(8 * step))
+    _save(store, _state(step=step, shift=step), LoopState(_ROWS + 8 * step))
   state, loop = _restore(store, _state())
-  assert (int(state.step), loop.position) == (10, 80)
+  assert int(state.step) == 10
+  np.testing.assert_array_equal(loop.positions, _ROWS + 80)
   _assert_same(state, _state(step=10, shift=10))
 
 
 def test_a_run_with_other_settings_is_refused(store):
-  _save(store, _state(), LoopState(0))
+  _save(store, _state(), LoopState(_ROWS))
   fresh = _state()
   for other, message in (
     ({"seed": 2}, "seed=5, not 2"),
@@ -158,14 +177,14 @@ def test_a_run_with_other_settings_is_refused(store):
 
 
 def test_a_checkpoint_of_another_stage_is_refused(store):
-  _save(store, _state("inverse_cloze"), LoopState(0))
+  _save(store, _state("inverse_cloze"), LoopState(_ROWS))
   with pytest.raises(CheckpointError, match=r"has no \['reader'\]"):
     _restore(store, _state("pretraining"))
 
 
 def test_a_stage_starts_from_the_one_before(store, tmp_path, start):
   earlier = _state(step=4, shift=3.0)
-  _save(store, earlier, LoopState(0))
+  _save(store, earlier, LoopState(_ROWS))
   fresh = _state()
   for path in (tmp_path, tmp_path / "checkpoints" / "4"):
     _assert_same(start(fresh, initial_checkpoint=path), earlier.params)
@@ -179,7 +198,7 @@ def test_a_component_that_the_stage_before_lacks_starts_afresh(
   store, tmp_path, start
 ):
   earlier = _state("inverse_cloze", shift=3.0)
-  _save(store, earlier, LoopState(0))
+  _save(store, earlier, LoopState(_ROWS))
   fresh = _state()
   loaded = start(fresh, initial_checkpoint=tmp_path)
   _assert_same(loaded["retriever"], earlier.params["retriever"])
@@ -193,19 +212,19 @@ def test_a_path_that_is_no_checkpoint_is_refused(tmp_path, name, start):
 
 
 def test_a_reader_that_was_asked_for_must_be_there(store, tmp_path, start):
-  _save(store, _state("inverse_cloze"), LoopState(0))
+  _save(store, _state("inverse_cloze"), LoopState(_ROWS))
   with pytest.raises(CheckpointError, match="do not bind INITIAL_READER"):
     start(_state(), initial_reader=tmp_path)
 
 
 def test_another_vocabulary_of_the_same_size_is_refused(store, tmp_path, start):
-  _save(store, _state(), LoopState(0))
+  _save(store, _state(), LoopState(_ROWS))
   with pytest.raises(CheckpointError, match="over another vocabulary"):
     start(_state(), initial_checkpoint=tmp_path, vocabulary="cd" * 32)
 
 
 def test_an_empty_checkpoint_is_refused(store, tmp_path, start):
-  _save(store, _state(), LoopState(0))
+  _save(store, _state(), LoopState(_ROWS))
   (tmp_path / "checkpoints" / "7").mkdir()
   with pytest.raises(CheckpointError, match=r"checkpoint 7 of .* is empty"):
     start(_state(), initial_checkpoint=tmp_path)
@@ -216,7 +235,7 @@ def test_a_run_that_has_only_begun_is_held_to_its_start(
 ):
   source = tmp_path_factory.mktemp("source")
   before = CheckpointStore(source, read_only=False)
-  _save(before, _state(shift=1.0), LoopState(0))
+  _save(before, _state(shift=1.0), LoopState(_ROWS))
   before.close()
   sources = CheckpointConfig(initial_checkpoint=source)
   _save(store, *_restore(store, _state(), sources=sources))
@@ -225,7 +244,7 @@ def test_a_run_that_has_only_begun_is_held_to_its_start(
   # Another checkpoint meanwhile, under the same name.
   shutil.rmtree(source)
   before = CheckpointStore(source, read_only=False)
-  _save(before, _state(shift=2.0), LoopState(0))
+  _save(before, _state(shift=2.0), LoopState(_ROWS))
   before.close()
   with pytest.raises(CheckpointError, match=f"remove {tmp_path}, or choose"):
     _restore(store, _state(), sources=sources)
@@ -241,6 +260,6 @@ def test_weights_without_an_optimizer_are_no_run_to_go_on_from(store):
 
 def test_a_loss_that_is_not_finite_names_the_last_good_checkpoint(store):
   checkpoints = Checkpointer(store, IDENTITY, CheckpointConfig())
-  checkpoints.save(_state(step=7), LoopState(0))
+  checkpoints.save(_state(step=7), LoopState(_ROWS))
   error = checkpoints.with_last_good(NonFiniteLossError("loss is nan"))
   assert "loss is nan; the last good checkpoint, step 7 of" in str(error)

@@ -50,7 +50,7 @@ class Candidates:
     return Prepared(batch, NOTHING_RETRIEVED, {"of_step": step})
 
   def state(self, step):
-    return LoopState(position=10 * step)
+    return LoopState(positions=np.array([10 * step]))
 
 
 class Checkpoints(Checkpointer):
@@ -58,7 +58,7 @@ class Checkpoints(Checkpointer):
     self.events = events
 
   def save(self, state, loop_state):
-    self.events.append(("save", int(state.step), loop_state.position))
+    self.events.append(("save", int(state.step), *loop_state.positions))
 
   def wait(self):
     self.events.append(("wait",))

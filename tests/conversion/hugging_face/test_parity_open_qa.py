@@ -96,8 +96,8 @@ def test_blocks_and_spans_that_hold_the_answer_are_the_same(answerer, expected):
       "answers": np.array([[a.encode()] for a in expected["answer"]], object),
       "answer_tokens": np.array(padded),
     },
-    is_real=np.ones(len(answers), bool),
-    next_position=0,
+    positions=np.arange(len(answers)),
+    next_positions=np.arange(len(answers)) + len(answers),
   )
   reader = answerer.model.models.reader
   stage = OpenQa(

@@ -65,8 +65,8 @@ def _assemble(stage, corpus, answer):
       "answers": np.array([[answer.encode(), b""]], object),
       "answer_tokens": np.array([[[*tokens, 0], [0] * (len(tokens) + 1)]]),
     },
-    is_real=np.ones(1, bool),
-    next_position=1,
+    positions=np.arange(1),
+    next_positions=np.arange(1) + 1,
   )
   rows = np.arange(len(TEXTS), dtype=np.int32)[None]
   retrieved = SearchResult(rows, np.zeros(rows.shape, np.float32))
