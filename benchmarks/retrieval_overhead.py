@@ -36,7 +36,12 @@ from realm_jax.files.json_file import write_json
 from realm_jax.indexes.protocol import Index, SearchResult
 from realm_jax.models.parameters import Params
 from realm_jax.partitioning import cpu_tuning
-from realm_jax.retrieval.pipeline import Assemble, Prepared, RetrievalPipeline
+from realm_jax.retrieval.pipeline import (
+  Assemble,
+  Prepared,
+  RetrievalPipeline,
+  Retrieve,
+)
 from realm_jax.training import loop
 from realm_jax.training import run as training_run
 from realm_jax.training.batches import StepBatch
@@ -87,15 +92,17 @@ class AlternatingPipeline(RetrievalPipeline[StepBatch]):
     self._step += 1
 
     def assemble_and_keep(
-      retrieved: SearchResult,
-    ) -> tuple[StepBatch, dict[str, float]]:
-      batch, metrics = assemble(retrieved)
+      retrieve: Retrieve,
+    ) -> tuple[SearchResult, StepBatch, dict[str, float]]:
+      retrieved, batch, metrics = assemble(retrieve)
       self._batch = batch
-      return batch, metrics
+      return retrieved, batch, metrics
 
-    def keep(_: SearchResult) -> tuple[StepBatch, dict[str, float]]:
+    def keep(
+      retrieve: Retrieve,
+    ) -> tuple[SearchResult, StepBatch, dict[str, float]]:
       assert self._batch is not None
-      return self._batch, {}
+      return retrieve(), self._batch, {}
 
     if gives:
       return self.without_search(keep)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from absl import flags, logging
 
-from realm_jax import configuration
+from realm_jax import configuration, device_command
 from realm_jax.evaluation.answering import (
   Answer,
   Answered,
@@ -108,4 +108,4 @@ def highlighted(body: str, start_byte: int, limit_byte: int) -> str:
 
 
 if __name__ == "__main__":
-  configuration.run(main)
+  device_command.run(main)

@@ -7,6 +7,7 @@ decorated and nothing in it knows gin.
 
 import contextlib
 import difflib
+import functools
 import importlib.util  # noqa: F401  gin reads it without importing it.
 import os
 import sys
@@ -204,32 +205,35 @@ def message_of(error: Exception) -> str:
   return str(error).partition(_GIN_ADDITION)[0]
 
 
-def run(main: Callable[[Sequence[str]], int | None]) -> None:
-  """Runs an entry point's `main(argv)`, and prints a user's error as a line.
+def exit_code(
+  main: Callable[[Sequence[str]], int | None], argv: Sequence[str]
+) -> int:
+  """Returns the exit code of `main(argv)`; prints a user's error as a line.
 
   Errors that explain themselves (`ValueError` and `OSError`, from which all
   error types of this project derive) are printed and exit with 2. All others
   are bugs and keep their traceback.
   """
+  hide_library_messages()
+  try:
+    return main(argv) or 0
+  except (ValueError, OSError) as error:
+    if flags.FLAGS.debug_errors:
+      raise
+    path = Path(argv[0])
+    # An entry point is a module or a package.
+    command = path.parent if path.stem == "__main__" else path
+    print(f"{command.stem}: {message_of(error)}", file=sys.stderr)
+    return 2
 
-  def guarded(argv: Sequence[str]) -> int:
-    hide_library_messages()
-    try:
-      return main(argv) or 0
-    except (ValueError, OSError) as error:
-      if flags.FLAGS.debug_errors:
-        raise
-      path = Path(argv[0])
-      # An entry point is a module or a package.
-      command = path.parent if path.stem == "__main__" else path
-      print(f"{command.stem}: {message_of(error)}", file=sys.stderr)
-      return 2
 
+def run(main: Callable[[Sequence[str]], int | None]) -> None:
+  """Runs an entry point's `main(argv)` and ends with its exit code."""
   try:
     arguments = expand_gin_flags(sys.argv)
   except ConfigurationError as error:
     sys.exit(str(error))
-  app.run(guarded, argv=arguments)
+  app.run(functools.partial(exit_code, main), argv=arguments)
 
 
 flags.DEFINE_bool(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from realm_jax import configuration
+from realm_jax import configuration, device_command
 from realm_jax.console.table import figures_table
 from realm_jax.evaluation import run
 from realm_jax.files.json_file import write_json
@@ -32,4 +32,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-  configuration.run(main)
+  device_command.run(main)

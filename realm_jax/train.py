@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from absl import logging
 
-from realm_jax import configuration
+from realm_jax import configuration, device_command
 from realm_jax.partitioning import cpu_tuning
 from realm_jax.training import loop
 from realm_jax.training.config import TrainConfig
@@ -24,4 +24,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-  configuration.run(main)
+  device_command.run(main)

@@ -31,8 +31,10 @@ B = TypeVar("B")
 NOTHING_RETRIEVED = SearchResult(
   rows=np.zeros((0, 0), np.int32), scores=np.zeros((0, 0), np.float32)
 )
-# From what was retrieved to a batch on the host and metrics of the host.
-Assemble = Callable[[SearchResult], tuple[B, dict[str, float]]]
+# From a function that retrieves to what it retrieved, a batch on the host and
+# metrics of the host.
+Retrieve = Callable[[], SearchResult]
+Assemble = Callable[[Retrieve], tuple[SearchResult, B, dict[str, float]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,41 +103,41 @@ class RetrievalPipeline(Generic[B]):
     if vectors is not None and isinstance(index, DeviceIndex):
       on_device = index.search_on_device(vectors, num_blocks)
 
-    def finish() -> Prepared[B]:
-      start = time.perf_counter()
+    def retrieve() -> SearchResult:
       if on_device is not None:
         scores, rows = map(rules.local_rows, on_device)
-        retrieved = SearchResult(rows=rows, scores=scores)
-      else:
-        local = None if vectors is None else rules.local_rows(vectors)
-        retrieved = index.search(QueryBatch(token_ids, local), num_blocks)
-      search_ms = 1e3 * (time.perf_counter() - start)
-      return self._finish(retrieved, assemble, search_ms)
+        return SearchResult(rows=rows, scores=scores)
+      local = None if vectors is None else rules.local_rows(vectors)
+      return index.search(QueryBatch(token_ids, local), num_blocks)
 
-    return self._thread.submit(finish)
+    return self._thread.submit(self._finish, retrieve, assemble)
 
   def reuse(
     self, retrieved: SearchResult, assemble: Assemble[B]
   ) -> Future[Prepared[B]]:
     """Makes the batch of an earlier search, which a checkpoint has kept."""
-    return self._thread.submit(self._finish, retrieved, assemble, 0.0)
+    return self._thread.submit(self._finish, lambda: retrieved, assemble)
 
   def without_search(self, assemble: Assemble[B]) -> Future[Prepared[B]]:
     """Makes a batch that needs no index; its metrics have no search times."""
-    return self._thread.submit(self._finish, NOTHING_RETRIEVED, assemble, None)
+    return self._thread.submit(self._finish, None, assemble)
 
   def _finish(
-    self,
-    retrieved: SearchResult,
-    assemble: Assemble[B],
-    search_ms: float | None,
+    self, retrieve: Retrieve | None, assemble: Assemble[B]
   ) -> Prepared[B]:
-    start = time.perf_counter()
-    batch, metrics = assemble(retrieved)
+    start = searched = time.perf_counter()
+
+    def timed() -> SearchResult:
+      nonlocal searched
+      retrieved = retrieve() if retrieve else NOTHING_RETRIEVED
+      searched = time.perf_counter()
+      return retrieved
+
+    retrieved, batch, metrics = assemble(timed)
     placed = rules.to_devices(batch, self._mesh)
-    if search_ms is not None:
-      metrics["search_ms"] = search_ms
-      metrics["gather_ms"] = 1e3 * (time.perf_counter() - start)
+    if retrieve is not None:
+      metrics["search_ms"] = 1e3 * (searched - start)
+      metrics["gather_ms"] = 1e3 * (time.perf_counter() - searched)
     return Prepared(placed, retrieved, metrics)
 
   def close(self) -> None:

@@ -14,9 +14,9 @@ from realm_jax.indexes.protocol import IndexCrashedError, SearchResult
 from realm_jax.inputs.batches import Batch
 from realm_jax.models.parameters import Params
 from realm_jax.models.retriever import query_tower_parameters
-from realm_jax.retrieval.pipeline import Prepared, RetrievalPipeline
+from realm_jax.retrieval.pipeline import Prepared, RetrievalPipeline, Retrieve
 from realm_jax.training.batches import StepBatch
-from realm_jax.training.decisions import Decisions
+from realm_jax.training.decisions import Decisions, StepFacts
 from realm_jax.training.loop_state import LoopState, RetrievedIds
 from realm_jax.training.packing.packer import Packer
 from realm_jax.training.refresh.schedule import GenerationSchedule
@@ -160,9 +160,37 @@ class HostCandidateStream:
     )
 
   def _assemble(
+    self, entry: _InFlight, retrieve: Retrieve
+  ) -> tuple[SearchResult, StepBatch, dict[str, float]]:
+    """Retrieves, and makes a step's batch in the shape that all agree on.
+
+    Raises:
+      IndexCrashedError: The index of some process has crashed.
+    """
+    made, bucket, metrics, crash = None, 0, {}, None
+    try:
+      retrieved = retrieve()
+      batch, metrics = self._examples_and_blocks(entry, retrieved)
+      plans = self._packer.plan(batch)
+      bucket = self._packer.smallest_bucket(plans)
+      made = retrieved, batch, plans
+    except IndexCrashedError as error:
+      crash = error
+    loaded = None if self._schedule is None else self._schedule.loaded()
+    crashed = None if crash is None else str(crash)
+    facts = StepFacts(bucket, loaded, crashed, metrics)
+    decision = self._decisions.of_step(entry.step, facts)
+    if decision.crashed is not None:
+      raise IndexCrashedError(decision.crashed) from crash
+    assert made is not None
+    retrieved, batch, plans = made
+    laid_out = self._packer.lay_out(batch, plans, bucket=decision.bucket)
+    return retrieved, laid_out, decision.metrics
+
+  def _examples_and_blocks(
     self, entry: _InFlight, retrieved: SearchResult
   ) -> tuple[StepBatch, dict[str, float]]:
-    """Makes a step's batch of what was retrieved."""
+    """Makes a step's batch of what was retrieved, not laid out yet."""
     generation = entry.generation
     context = StageContext(
       self._setup.inputs,
@@ -171,14 +199,11 @@ class HostCandidateStream:
       self._setup.config.data.block_length,
     )
     batch, metrics = self._stage.assemble(entry.examples, retrieved, context)
-    plans = self._packer.plan(batch)
-    smallest = self._packer.smallest_bucket(plans)
-    bucket = self._decisions.shape_bucket(entry.step, smallest)
     if generation is not None:
       metrics["staleness_steps"] = entry.step - generation.oldest_step
       metrics["generation"] = generation.step
       metrics["corpus_version"] = generation.corpus.version
-    return self._packer.lay_out(batch, plans, bucket=bucket), metrics
+    return batch, metrics
 
   def take(self, step: int) -> Prepared[StepBatch]:
     self._in_flight.pop(step - 1, None)
@@ -188,9 +213,7 @@ class HostCandidateStream:
     """Waits for a batch, and falls back where its index has crashed."""
     while True:
       error = entry.pending.exception()
-      crashed = isinstance(error, IndexCrashedError)
-      falls_back = self._decisions.index_crashed(entry.step, crashed)
-      if not (falls_back and self._schedule is not None and crashed):
+      if self._schedule is None or not isinstance(error, IndexCrashedError):
         return entry.pending.result()
       entry.generation = self._schedule.after_crash(error)
       if not (self._stage.current_queries and entry.vectors is not None):

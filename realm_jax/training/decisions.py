@@ -1,11 +1,52 @@
 """The decisions that all processes of a run must take alike.
 
-Nothing else in the loop decides these by itself. With several processes they
-have to be agreed on before the step that they concern is dispatched.
+Nothing else in the loop decides these by itself. What concerns a step is
+decided before that step is dispatched, by the hosts, while the devices compute
+the step before it.
 """
 
 import threading
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from realm_jax.partitioning.processes import Agreement
+
+
+class StepFacts(NamedTuple):
+  """What a process knows once it has prepared its rows of a step.
+
+  Attributes:
+    bucket: Number of the smallest shape bucket that holds them.
+    generation: Newest generation that process 0 has loaded; in the others, the
+      one of `StepDecision.load` once they have loaded it.
+    crashed: Why the index has crashed, if it has.
+    metrics: Metrics of the host.
+  """
+
+  bucket: int
+  generation: int | None
+  crashed: str | None
+  metrics: dict[str, float]
+
+
+class StepDecision(NamedTuple):
+  """What holds for a step in all processes.
+
+  Attributes:
+    bucket: Number of the shape bucket, which holds every process's rows.
+    load: Generation that all processes should load.
+    generation: The same, once all have loaded it: the next step may use it.
+    crashed: Why some process's index has crashed, so that all fall back.
+    stop: Whether the run saves and ends after this step, as it was preempted.
+    metrics: Means of the metrics of the hosts.
+  """
+
+  bucket: int
+  load: int | None
+  generation: int | None
+  crashed: str | None
+  stop: bool
+  metrics: dict[str, float]
 
 
 class AfterStep(NamedTuple):
@@ -15,60 +56,95 @@ class AfterStep(NamedTuple):
   stop: bool
 
 
-@runtime_checkable
-class Decisions(Protocol):
-  """Decides for all processes of a run, each of which says what it knows."""
+class Decisions:
+  """Decides for all processes of a run, each of which says what it knows.
 
-  def generation(self, step: int, newest: int | None) -> int | None:
-    """Returns the generation to switch to at a step, None to keep the current.
-
-    `newest` is the newest generation that this process has loaded.
-    """
-    ...
-
-  def index_crashed(self, step: int, crashed: bool) -> bool:
-    """Returns whether the index of a step has crashed in any process."""
-    ...
-
-  def shape_bucket(self, step: int, bucket: int) -> int:
-    """Returns the shape bucket of a step, which holds every process's rows.
-
-    `bucket` is the smallest that holds this process's rows.
-    """
-    ...
-
-  def after_step(self, step: int) -> AfterStep:
-    """Returns what to do once `step` steps are done."""
-    ...
-
-  def stop_requested(self) -> bool:
-    """Whether a run that waits, between two steps, should give up waiting."""
-    ...
-
-
-class LocalDecisions:
-  """Decisions of a run that has one process; SIGTERM sets `preempted`."""
+  Attributes:
+    loop: Decisions that the loop's own thread waits for; there are few.
+  """
 
   def __init__(
     self, preempted: threading.Event, *, num_steps: int, save_every_steps: int
   ):
+    """SIGTERM sets `preempted`, in any process."""
     self._preempted = preempted
     self._num_steps = num_steps
     self._save_every_steps = save_every_steps
+    self.loop = Agreement("loop", while_waiting=self._report_preemption)
+    self._steps = Agreement("steps")
+    self._reported = self.loop.flag("preempted")
+    self._last: StepDecision | None = None
+    # The step after which the run ends, if it was preempted.
+    self._last_step: int | None = None
 
-  def generation(self, step: int, newest: int | None) -> int | None:
-    return newest
+  @property
+  def are_led_elsewhere(self) -> bool:
+    """Whether another process chooses the generations."""
+    return self.loop.index > 0
 
-  def index_crashed(self, step: int, crashed: bool) -> bool:
-    return crashed
+  @property
+  def generation_to_load(self) -> int | None:
+    """The generation that process 0 would like all to load."""
+    return None if self._last is None else self._last.load
 
-  def shape_bucket(self, step: int, bucket: int) -> int:
-    return bucket
+  def of_step(self, step: int, facts: StepFacts) -> StepDecision:
+    """Decides what concerns a step, from the retrieval's thread.
+
+    Raises:
+      ProcessesError: A process has failed.
+    """
+    known = {**facts._asdict(), "preempted": self._preempted.is_set()}
+    decided = self._steps.decide(f"step {step}", known, _decide_step)
+    self._last = decision = StepDecision(**decided)
+    if decision.stop and self._last_step is None:
+      self._last_step = step
+    return decision
+
+  def generation(self, newest: int | None) -> int | None:
+    """Returns the newest generation that all processes have loaded.
+
+    `newest` is the newest that this process has loaded.
+    """
+    if self._steps.count == 1:
+      return newest
+    return None if self._last is None else self._last.generation
 
   def after_step(self, step: int) -> AfterStep:
-    stop = self.stop_requested()
+    """Returns what to do once `step` steps are done."""
+    stop = self._last_step is not None and step > self._last_step
+    if self._steps.count == 1:
+      stop = self._preempted.is_set()
     is_due = step % self._save_every_steps == 0 or step == self._num_steps
     return AfterStep(save=is_due or stop, stop=stop)
 
   def stop_requested(self) -> bool:
-    return self._preempted.is_set()
+    """Whether a run that waits, between two steps, should give up waiting."""
+    return self._preempted.is_set() or self._reported.is_set()
+
+  def _report_preemption(self) -> None:
+    """Tells process 0, for which this process waits, that it is preempted."""
+    if self._preempted.is_set():
+      self._reported.set()
+
+
+def _decide_step(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+  """Returns the fields of a `StepDecision`, from those of all `StepFacts`."""
+  wanted = facts[0]["generation"]
+  have_it = all(fact["generation"] == wanted for fact in facts)
+  crashes = [
+    fact["crashed"] if len(facts) == 1 else f"process {i}: {fact['crashed']}"
+    for i, fact in enumerate(facts)
+    if fact["crashed"] is not None
+  ]
+  names = facts[0]["metrics"]
+  return {
+    "bucket": max(fact["bucket"] for fact in facts),
+    "load": wanted,
+    "generation": wanted if have_it else None,
+    "crashed": crashes[0] if crashes else None,
+    "stop": any(fact["preempted"] for fact in facts),
+    "metrics": {
+      name: sum(fact["metrics"].get(name, 0.0) for fact in facts) / len(facts)
+      for name in names
+    },
+  }

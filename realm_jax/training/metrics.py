@@ -39,6 +39,8 @@ class MetricsLog:
     start_step: Number of steps that are done. Rows of later steps are removed:
       they are from a run that was killed after its last checkpoint, and those
       steps are repeated.
+    writes: Whether this process writes files and shows progress. All look for
+      NaNs, so that a run ends everywhere.
   """
 
   def __init__(
@@ -49,6 +51,7 @@ class MetricsLog:
     num_steps: int,
     examples_per_step: int,
     monitor: CollapseMonitor,
+    writes: bool = True,
   ):
     # Steps whose metrics the devices may still compute, and those of the host.
     self._pending: collections.deque[
@@ -58,16 +61,13 @@ class MetricsLog:
     self._monitor = monitor
     self._step_began = time.perf_counter()
     self._line_at = time.monotonic() + _LOG_LINE_SECONDS
-    path = epath.Path(model_dir) / "metrics.jsonl"
-    # A run that is killed at this point must not lose its earlier rows.
-    kept = path.with_name(".metrics.jsonl.kept")
-    kept.write_text(_rows_until(path, start_step))
-    kept.replace(path)
-    self._file = path.open("a")
-    self._writer = metric_writers.SummaryWriter(str(model_dir))
+    self._files = _Files(model_dir, start_step) if writes else None
     # Disabled by None where there is no terminal.
     self._bar: tqdm[NoReturn] = tqdm(
-      total=num_steps, initial=start_step, unit="step", disable=None
+      total=num_steps,
+      initial=start_step,
+      unit="step",
+      disable=None if writes else True,
     )
     self._num_steps = num_steps
     self.last: dict[str, float] = {}
@@ -101,13 +101,13 @@ class MetricsLog:
     """
     while self._pending:
       self._write_oldest()
-    self._file.flush()
-    self._writer.flush()
+    if self._files is not None:
+      self._files.flush()
 
   def close(self) -> None:
     """Closes the files; metrics that were not written are dropped."""
-    self._file.close()
-    self._writer.close()
+    if self._files is not None:
+      self._files.close()
     self._bar.close()
 
   def _write_oldest(self) -> None:
@@ -120,9 +120,9 @@ class MetricsLog:
     self.last = metrics
     if warning := self._monitor.update(step, metrics):
       logging.warning("step %d: %s", step, warning)
-    self._file.write(json.dumps({"step": step, **metrics}) + "\n")
-    self._writer.write_scalars(step, metrics)
-    self._show(step, metrics)
+    if self._files is not None:
+      self._files.write(step, metrics)
+      self._show(step, metrics)
 
   def _show(self, step: int, metrics: Mapping[str, float]) -> None:
     shown = {name: f"{metrics[name]:.3f}" for name in _SHOWN if name in metrics}
@@ -136,6 +136,31 @@ class MetricsLog:
       self._line_at = time.monotonic() + _LOG_LINE_SECONDS
       text = ", ".join(f"{name} {value}" for name, value in shown.items())
       logging.info("step %d of %d: %s", step, self._num_steps, text)
+
+
+class _Files:
+  """metrics.jsonl and the TensorBoard events of a run."""
+
+  def __init__(self, model_dir: epath.PathLike, start_step: int):
+    path = epath.Path(model_dir) / "metrics.jsonl"
+    # A run that is killed at this point must not lose its earlier rows.
+    kept = path.with_name(".metrics.jsonl.kept")
+    kept.write_text(_rows_until(path, start_step))
+    kept.replace(path)
+    self._rows = path.open("a")
+    self._events = metric_writers.SummaryWriter(str(model_dir))
+
+  def write(self, step: int, metrics: Mapping[str, float]) -> None:
+    self._rows.write(json.dumps({"step": step, **metrics}) + "\n")
+    self._events.write_scalars(step, metrics)
+
+  def flush(self) -> None:
+    self._rows.flush()
+    self._events.flush()
+
+  def close(self) -> None:
+    self._rows.close()
+    self._events.close()
 
 
 def _rows_until(path: epath.Path, step: int) -> str:

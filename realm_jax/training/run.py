@@ -15,6 +15,7 @@ from realm_jax.generations.store import layout
 from realm_jax.inputs.batches import BatchStream
 from realm_jax.models.retriever import embed_queries
 from realm_jax.partitioning.rules import RowGroups
+from realm_jax.partitioning.same_run import require_same
 from realm_jax.retrieval.pipeline import RetrievalPipeline
 from realm_jax.training.batches import StepBatch
 from realm_jax.training.candidates import CandidateStream, HostCandidateStream
@@ -22,7 +23,7 @@ from realm_jax.training.checkpointing import Checkpointer
 from realm_jax.training.collapse import CollapseMonitor
 from realm_jax.training.compilation import StepFunction, compile_steps
 from realm_jax.training.config import TrainConfig
-from realm_jax.training.decisions import Decisions, LocalDecisions
+from realm_jax.training.decisions import Decisions
 from realm_jax.training.loop_state import LoopState
 from realm_jax.training.metrics import MetricsLog
 from realm_jax.training.packing.packer import Packer, largest_bucket
@@ -33,7 +34,7 @@ from realm_jax.training.packing.shape_buckets import (
 from realm_jax.training.refresh.corpus_versions import load_for_run
 from realm_jax.training.refresh.fallback import CrashFallback
 from realm_jax.training.refresh.schedule import GenerationSchedule
-from realm_jax.training.run_lock import run_lock
+from realm_jax.training.run_lock import RunLockError, run_lock
 from realm_jax.training.setup import RunSetup, set_up
 from realm_jax.training.stages.protocol import ExampleArrays
 from realm_jax.training.state import TrainState, create_state
@@ -57,13 +58,19 @@ def open_run(config: TrainConfig) -> Iterator[tuple[TrainState, Run | None]]:
   Yields the state before the next step, and the parts of the run, or None if
   all steps are done. Raises what `realm_jax.training.loop.train` does.
   """
-  setup = set_up(config)
   with contextlib.ExitStack() as stack:
-    stack.enter_context(run_lock(config.model_dir))
-    decisions = LocalDecisions(
+    decisions = Decisions(
       stack.enter_context(stop_on_sigterm()),
       num_steps=config.num_steps,
       save_every_steps=config.checkpoints.save_every_steps,
+    )
+    setup = set_up(config)
+    corpus = {"the corpus": setup.corpus.fingerprint}
+    require_same(decisions.loop, config, corpus)
+    decisions.loop.led(
+      "run lock",
+      lambda: stack.enter_context(run_lock(config.model_dir)),
+      (RunLockError,),
     )
     store = CheckpointStore(
       config.model_dir, keep=config.checkpoints.keep, read_only=False
@@ -101,6 +108,7 @@ def open_run(config: TrainConfig) -> Iterator[tuple[TrainState, Run | None]]:
       num_steps=config.num_steps,
       examples_per_step=config.data.batch_size,
       monitor=CollapseMonitor(config.optimizer.freeze_retriever_steps),
+      writes=decisions.loop.index == 0,
     )
     stack.callback(metrics.close)
     packer, batches = _shape_buckets(setup)
@@ -164,11 +172,15 @@ def _open_candidates(
       mesh=setup.mesh,
     )
     fallback = CrashFallback(
-      config.refresh.on_crash, generations_dir=directory, load=load
+      config.refresh.on_crash,
+      generations_dir=directory,
+      load=load,
+      agreement=decisions.loop,
     )
-    watcher = GenerationWatcher(
-      directory, fallback.load, follow=config.refresh.follow
-    )
+    follow = config.refresh.follow
+    if decisions.are_led_elsewhere and not config.refresh.wait:
+      follow = "none"
+    watcher = GenerationWatcher(directory, fallback.load, follow=follow)
     schedule = GenerationSchedule(
       stack.enter_context(watcher),
       config.refresh,

@@ -3,7 +3,6 @@
 import dataclasses
 from typing import Any
 
-import jax
 import numpy as np
 import optax
 from jax.sharding import Mesh
@@ -61,11 +60,6 @@ def set_up(config: TrainConfig) -> RunSetup:
     CheckpointError: The run's last checkpoint is of another vocabulary.
     ValueError: The configuration does not fit the corpus or the devices.
   """
-  if jax.process_count() > 1:
-    raise ValueError(
-      f"jax has {jax.process_count()} processes, and training supports one; "
-      "start it on a single host"
-    )
   corpus = corpus_of_run(config.model_dir, config.data.corpus_dir)
   corpus.require_whole_blocks(config.data.block_length)
   mesh = make_mesh(

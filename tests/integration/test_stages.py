@@ -1,26 +1,29 @@
-"""The stages, each after the other, on one device and on eight."""
+"""The stages, each after the other, in several layouts of devices."""
 
 import functools
 import json
+import os
+import socket
+import sys
 from pathlib import Path
 from typing import Any
 
 import jax
 import pytest
 
+from benchmarks.runs.jobs import Job, wait_until
 from realm_jax.evaluation import answering
 from realm_jax.evaluation import run as evaluation_run
 from realm_jax.generations.building import generation_builder
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training import loop
 from realm_jax.training import setup as training_setup
+from tests.integration import stages
 
 pytestmark = pytest.mark.slow
 
 _STEPS = 16
-_BEFORE = {"pretrain": "inverse_cloze", "open_qa": "pretrain"}
-_STAGES = ("inverse_cloze", "reading", "pretrain", "open_qa")
-_WITHOUT_INDEX = ("inverse_cloze", "reading")
+_PROCESSES, _DEVICES_EACH = 2, 4
 # Sums over devices come in another order, and 16 updates carry that on.
 _TOLERANCE = 2e-4
 
@@ -37,21 +40,11 @@ def train(commands):
   def run(
     stage: str, folder: Path, before: Path, **bindings: Any
   ) -> loop.TrainResult:
-    settings = {
-      "NUM_STEPS": _STEPS,
-      "SAVE_EVERY_STEPS": _STEPS // 2,
-      **bindings,
-    }
-    if stage in _BEFORE:
-      settings["INITIAL_CHECKPOINT"] = before / _BEFORE[stage]
-    if stage in _WITHOUT_INDEX:
-      return commands.train(stage, folder / stage, **settings)
-    if stage == "pretrain":
-      settings["INITIAL_READER"] = before / "reading"
-      # Only the first generation is made.
-      settings["LAG_STEPS"] = _STEPS
+    settings = {"NUM_STEPS": _STEPS, **bindings}
+    if stage in stages.WITHOUT_INDEX:
+      return stages.train(commands, stage, folder, before, **settings)
     with commands.index_builder(folder / stage):
-      return commands.train(stage, folder / stage, **settings)
+      return stages.train(commands, stage, folder, before, **settings)
 
   return run
 
@@ -61,12 +54,12 @@ def on_eight(train, tmp_path_factory):
   """The folder of the stages, on eight simulated devices."""
   assert jax.device_count() == 8
   folder = tmp_path_factory.mktemp("eight")
-  for stage in _STAGES:
+  for stage in stages.STAGES:
     assert train(stage, folder, folder).step == _STEPS
   return folder
 
 
-@pytest.mark.parametrize("stage", _STAGES)
+@pytest.mark.parametrize("stage", stages.STAGES)
 def test_one_device_has_the_same_losses(
   stage, train, on_eight, tmp_path, monkeypatch
 ):
@@ -82,6 +75,70 @@ def test_one_device_has_the_same_losses(
     [row["loss"] for row in expected], rel=_TOLERANCE
   )
   assert min(losses) < losses[0]
+
+
+@pytest.fixture(scope="module")
+def on_two_processes(commands, on_eight, tmp_path_factory):
+  """The folder of the stages, by two processes with four devices each."""
+  folder = tmp_path_factory.mktemp("processes")
+  with socket.socket() as found:
+    found.bind(("localhost", 0))
+    address = f"localhost:{found.getsockname()[1]}"
+  devices = f"--xla_force_host_platform_device_count={_DEVICES_EACH}"
+  environment = {**os.environ, "XLA_FLAGS": devices}
+  group = []
+  for index in range(_PROCESSES):
+    words = address, _PROCESSES, index, commands.world.directory, on_eight
+    child = "tests.integration.processes_child"
+    command = [sys.executable, "-m", child, *words, folder, _STEPS]
+    group.append(
+      Job(
+        f"process {index}",
+        [str(word) for word in command],
+        log=folder / f"{index}.log",
+        environment=environment,
+      )
+    )
+  try:
+    for process in group:
+      process.start()
+    for stage in stages.STAGES:
+      if stage not in stages.WITHOUT_INDEX:
+        first = folder / stage / "checkpoints" / "0"
+        wait_until(first.exists, what="checkpoint", jobs=tuple(group))
+        commands.world.build_generation(folder / stage)
+    for process in group:
+      wait_until(process.ended, what="end of the group", jobs=tuple(group))
+  finally:
+    for process in group:
+      process.stop()
+  return folder
+
+
+@pytest.mark.parametrize("stage", stages.STAGES)
+def test_several_processes_have_the_same_losses(
+  stage, on_eight, on_two_processes
+):
+  rows, expected = _rows(on_two_processes / stage), _rows(on_eight / stage)
+  for name in ("loss", "recall"):
+    assert [row.get(name) for row in rows] == pytest.approx(
+      [row.get(name) for row in expected], rel=_TOLERANCE
+    )
+
+
+def test_sigterm_to_one_process_saves_and_ends_all_at_the_same_step(
+  on_eight, on_two_processes, train
+):
+  folder = on_two_processes / "preempted"
+  done = len(_rows(folder / "inverse_cloze"))
+  assert 0 < done < _STEPS
+  # Another layout goes on from there, as if nothing had happened.
+  assert train("inverse_cloze", folder, on_eight).step == _STEPS
+  losses, expected = (
+    [row["loss"] for row in _rows(where / "inverse_cloze")]
+    for where in (folder, on_eight)
+  )
+  assert losses == pytest.approx(expected, rel=_TOLERANCE)
 
 
 def test_what_was_trained_answers(on_eight, commands, tmp_path):

@@ -50,8 +50,9 @@ def _best(table, vectors):
   return rows, np.take_along_axis(scores, rows, axis=1)
 
 
-def _assemble(found):
-  return {"rows": found.rows}, {"recall": 0.5}
+def _assemble(retrieve):
+  found = retrieve()
+  return found, {"rows": found.rows}, {"recall": 0.5}
 
 
 class HostIndex:
@@ -128,7 +129,7 @@ def test_a_resumed_step_uses_what_was_found_before(pipeline):
 
 def test_a_stage_without_index_only_moves_its_arrays(pipeline):
   prepared = pipeline.without_search(
-    lambda found: ({"query": TOKENS}, {"of_host": 1.0})
+    lambda retrieve: (retrieve(), {"query": TOKENS}, {"of_host": 1.0})
   ).result()
   assert isinstance(prepared.batch["query"], jax.Array)
   np.testing.assert_array_equal(prepared.batch["query"], TOKENS)
@@ -137,7 +138,7 @@ def test_a_stage_without_index_only_moves_its_arrays(pipeline):
 
 
 def test_an_error_in_the_background_reaches_the_loop(pipeline):
-  def fail(found):
+  def fail(retrieve):
     raise OSError("disk gone")
 
   found = SearchResult(rows=TOKENS, scores=TOKENS.astype(np.float32))

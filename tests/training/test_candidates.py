@@ -16,7 +16,7 @@ from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.retrieval.pipeline import RetrievalPipeline
 from realm_jax.training.batches import ReadingBatch
 from realm_jax.training.candidates import CandidateStream, HostCandidateStream
-from realm_jax.training.decisions import LocalDecisions
+from realm_jax.training.decisions import Decisions
 from realm_jax.training.loop_state import LoopState, RetrievedIds
 from realm_jax.training.packing.packer import Packer
 from realm_jax.training.refresh.schedule import (
@@ -99,6 +99,9 @@ class Schedule(GenerationSchedule):
       raise chosen
     self._current = chosen
     return chosen
+
+  def loaded(self):
+    return None
 
   def after_crash(self, error):
     if self._after is None:
@@ -193,7 +196,7 @@ def open_stream(monkeypatch):
       packer=Packer([(1,), (BATCH,)], groups=1, pack=False),
       pipeline=pipeline,
       schedule=schedule,
-      decisions=LocalDecisions(
+      decisions=Decisions(
         threading.Event(), num_steps=100, save_every_steps=10
       ),
       resumed=resumed,

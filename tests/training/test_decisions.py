@@ -1,17 +1,26 @@
-"""The decisions of a run that has one process."""
+"""The decisions of a run, alone and with what other processes know."""
 
 import threading
 
-from realm_jax.training.decisions import AfterStep, Decisions, LocalDecisions
+import pytest
+
+from realm_jax.training.decisions import (
+  AfterStep,
+  Decisions,
+  StepFacts,
+  _decide_step,
+)
 
 
 def _decisions(num_steps=10, every=4):
   preempted = threading.Event()
-  decisions = LocalDecisions(
-    preempted, num_steps=num_steps, save_every_steps=every
-  )
-  assert isinstance(decisions, Decisions)
+  decisions = Decisions(preempted, num_steps=num_steps, save_every_steps=every)
   return decisions, preempted
+
+
+def _facts(bucket=0, generation=None, crashed=None, preempted=False, **metrics):
+  facts = StepFacts(bucket, generation, crashed, metrics)
+  return {**facts._asdict(), "preempted": preempted}
 
 
 def test_a_checkpoint_is_due_every_so_many_steps_and_at_the_end():
@@ -31,10 +40,45 @@ def test_a_preempted_run_saves_and_stops_after_any_step():
 
 def test_one_process_decides_by_what_it_knows():
   decisions, _ = _decisions()
-  assert decisions.generation(5, 3) == 3
-  assert decisions.generation(5, None) is None
-  assert decisions.shape_bucket(5, 1) == 1
-  assert [decisions.index_crashed(5, crashed) for crashed in (True, False)] == [
-    True,
-    False,
-  ]
+  assert decisions.generation(3) == 3
+  assert decisions.generation(None) is None
+  decision = decisions.of_step(5, StepFacts(1, 3, "it died", {"recall": 0.5}))
+  assert (decision.bucket, decision.generation) == (1, 3)
+  assert decision.crashed == "it died"
+  assert decision.metrics == {"recall": 0.5}
+
+
+def test_a_bucket_holds_the_rows_of_every_process():
+  assert _decide_step([_facts(0), _facts(2), _facts(1)])["bucket"] == 2
+
+
+@pytest.mark.parametrize(
+  ("loaded", "used"),
+  [
+    ([500, None, None], None),
+    ([500, 500, None], None),
+    ([500, 500, 500], 500),
+    # The third has loaded what was wanted before.
+    ([1000, 500, 500], None),
+    ([None, None, None], None),
+  ],
+)
+def test_a_generation_is_used_once_all_have_loaded_it(loaded, used):
+  decided = _decide_step([_facts(generation=step) for step in loaded])
+  assert decided["load"] == loaded[0]
+  assert decided["generation"] == used
+
+
+def test_one_preempted_process_stops_all():
+  assert not _decide_step([_facts(), _facts()])["stop"]
+  assert _decide_step([_facts(), _facts(preempted=True)])["stop"]
+
+
+def test_one_crashed_index_makes_all_fall_back_and_is_named():
+  crashed = _decide_step([_facts(), _facts(crashed="it died")])["crashed"]
+  assert crashed == "process 1: it died"
+
+
+def test_metrics_of_the_hosts_are_averaged():
+  facts = [_facts(recall=0.25), _facts(recall=0.75)]
+  assert _decide_step(facts)["metrics"] == {"recall": 0.5}

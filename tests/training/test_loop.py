@@ -10,7 +10,7 @@ from realm_jax.indexes.protocol import IndexCrashedError
 from realm_jax.retrieval.pipeline import NOTHING_RETRIEVED, Prepared
 from realm_jax.training.batches import MaskTargets, ReadingBatch
 from realm_jax.training.checkpointing import Checkpointer
-from realm_jax.training.decisions import LocalDecisions
+from realm_jax.training.decisions import Decisions
 from realm_jax.training.loop import run_steps
 from realm_jax.training.loop_state import LoopState
 from realm_jax.training.metrics import MetricsLog, NonFiniteLossError
@@ -111,7 +111,7 @@ def _run(
       step_function=step_function,
       candidates=candidates,
       checkpoints=Checkpoints(events),
-      decisions=LocalDecisions(
+      decisions=Decisions(
         preempted, num_steps=num_steps, save_every_steps=every
       ),
       metrics=Metrics(events, bad_step),

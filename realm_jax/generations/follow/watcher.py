@@ -86,6 +86,15 @@ class GenerationWatcher:
         self._wake()
       return self._loaded[max(self._loaded)] if self._loaded else None
 
+  def request(self, step: int) -> Generation | None:
+    """Has a generation loaded without waiting; returns it once it is loaded."""
+    with self._changed:
+      self._raise_error()
+      if self._awaited != step:
+        self._awaited = step
+        self._wake()
+      return self._loaded.get(step)
+
   def wait_for(self, step: int, *, timeout: float | None = None) -> Generation:
     """Waits for the generation of exactly this checkpoint step.
 

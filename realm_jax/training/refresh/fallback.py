@@ -1,5 +1,6 @@
 """Fallback of a run whose index process has crashed."""
 
+import functools
 from typing import Protocol, runtime_checkable
 
 from absl import logging
@@ -11,6 +12,7 @@ from realm_jax.generations.store import manifest as manifests
 from realm_jax.generations.store.manifest import GenerationError
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.protocol import IndexConfig, IndexCrashedError
+from realm_jax.partitioning.processes import Agreement
 
 
 @runtime_checkable
@@ -37,6 +39,7 @@ class CrashFallback:
     on_crash: One of `realm_jax.training.config.ON_CRASH`.
     generations_dir: Directory of the generations.
     load: Loader of generations.
+    agreement: Decisions that the loop's own thread waits for.
   """
 
   def __init__(
@@ -45,13 +48,18 @@ class CrashFallback:
     *,
     generations_dir: epath.PathLike,
     load: LoadGeneration,
+    agreement: Agreement,
   ):
+    self._agreement = agreement
     self._on_crash = on_crash
     self._directory = generations_dir
     self._load = load
 
   def load(self, step: int) -> Generation:
     """Loads a generation, with exact search if its index crashes.
+
+    One of several processes does not load an index over all devices alone:
+    for it, such a generation cannot be used.
 
     Raises:
       GenerationError: It cannot be used.
@@ -60,6 +68,8 @@ class CrashFallback:
     try:
       return self._load(step)
     except IndexCrashedError as error:
+      if self._agreement.count > 1:
+        raise GenerationError(str(error)) from error
       self._require_fallback(step, error)
       return self._load_exact(step, error)
 
@@ -78,6 +88,12 @@ class CrashFallback:
     )
     return generation
 
+  def _order(self, step: int) -> list[int]:
+    """Returns the generations that could replace that of a step, best first."""
+    published = layout.published_steps(self._directory)
+    earlier = [other for other in reversed(published) if other < step]
+    return [*earlier, step] if self._on_crash == "last" else [step, *earlier]
+
   def replace(
     self, generation: Generation, error: IndexCrashedError
   ) -> Generation:
@@ -88,21 +104,22 @@ class CrashFallback:
     """
     step = generation.step
     self._require_fallback(step, error)
-    published = layout.published_steps(self._directory)
-    earlier = [other for other in reversed(published) if other < step]
-    order = [*earlier, step] if self._on_crash == "last" else [step, *earlier]
-    for other in order:
+    for other in self._agreement.led("fallbacks", lambda: self._order(step)):
+      # The index that has crashed is not loaded again.
+      load = functools.partial(self._load_exact, other, error)
+      if other != step:
+        load = functools.partial(self.load, other)
       try:
-        # The index that has crashed is not loaded again.
-        if other == step:
-          return self._load_exact(step, error)
-        replacement = self.load(other)
+        replacement = self._agreement.everywhere(
+          f"fallback {other}", load, (GenerationError,)
+        )
       except GenerationError as reason:
         logging.warning("generation %d is not used: %s", other, reason)
         continue
-      logging.error(
-        "%s: falling back from generation %d to %d", error, step, other
-      )
+      if other != step:
+        logging.error(
+          "%s: falling back from generation %d to %d", error, step, other
+        )
       return replacement
     raise IndexCrashedError(
       f"{error}: no generation is left to search instead of {step}. Start the "

@@ -1,12 +1,16 @@
 """Which generation a step searches, and how stale it is."""
 
 import time
+from collections.abc import Callable
 
 from absl import logging
 
 from realm_jax.generations.follow.loading import Generation
 from realm_jax.generations.follow.watcher import GenerationWatcher
-from realm_jax.generations.store.manifest import DamagedGenerationError
+from realm_jax.generations.store.manifest import (
+  DamagedGenerationError,
+  GenerationError,
+)
 from realm_jax.indexes.protocol import IndexCrashedError
 from realm_jax.training.config import RefreshConfig
 from realm_jax.training.decisions import Decisions
@@ -40,6 +44,14 @@ RETRIEVAL_UNAVAILABLE = (
 )
 
 
+# What keeps all processes of a run from searching, where it happens to one.
+_NOT_FOUND = (
+  *RETRIEVAL_UNAVAILABLE,
+  GenerationError,
+  DamagedGenerationError,
+)
+
+
 class GenerationSchedule:
   """Chooses the generation of each step.
 
@@ -64,6 +76,8 @@ class GenerationSchedule:
     # Generations up to this step are not used again: one of them has crashed.
     self._crashed = -1
     self._warned_at: int | None = None
+    # What this process has last said that it could swap in.
+    self._offered: Generation | None = None
     self.swaps = 0
 
   @property
@@ -86,7 +100,7 @@ class GenerationSchedule:
     config = self._config
     if recorded is None:
       recorded = self._due(step) if config.wait else 0
-    self._use(self._wait_for(recorded))
+    self._use(self._on_all(lambda: self._wait_for(recorded)))
     if config.on_stale == "fail" and config.refresh and not config.wait:
       self._wait_for_fresher(step)
     return self.current
@@ -103,9 +117,24 @@ class GenerationSchedule:
     if not self._config.wait:
       self._swap_to_newest(step)
     elif (due := self._due(step)) > max(self.current.step, self._crashed):
-      self._swap(self._wait_for(due), step)
+      self._swap(self._on_all(lambda: self._wait_for(due)), step)
     self._check_staleness(step)
     return self.current
+
+  def loaded(self) -> int | None:
+    """Returns which generation this process could swap in, for the decisions.
+
+    That is the newest in process 0. The others load the one that process 0
+    would like, and return it once it is loaded.
+    """
+    if not self._config.refresh or self._config.wait:
+      return None
+    if self._decisions.are_led_elsewhere:
+      wanted = self._decisions.generation_to_load
+      self._offered = None if wanted is None else self._watcher.request(wanted)
+    else:
+      self._offered = self._watcher.newest()
+    return None if self._offered is None else self._offered.step
 
   def after_crash(self, error: IndexCrashedError) -> Generation:
     """Replaces the current generation, whose index has crashed.
@@ -116,6 +145,18 @@ class GenerationSchedule:
     self._crashed = max(self._crashed, self.current.step)
     self._use(self._fallback.replace(self.current, error))
     return self.current
+
+  def _on_all(self, find: Callable[[], Generation]) -> Generation:
+    """Returns the generation that process 0 finds, once all have loaded it."""
+    loop = self._decisions.loop
+    if loop.count == 1:
+      return find()
+    step = loop.led("which generation", lambda: find().step, _NOT_FOUND)
+    return loop.everywhere(
+      f"generation {step}",
+      lambda: self._wait_for(step, exactly=True),
+      _NOT_FOUND,
+    )
 
   def _use(self, generation: Generation) -> None:
     self._current = generation
@@ -137,55 +178,77 @@ class GenerationSchedule:
     A generation up to a crashed one is not used.
     """
     newest = self._watcher.newest()
-    loaded = None if newest is None else newest.step
-    agreed = self._decisions.generation(step, loaded)
-    if agreed is None or newest is None:
+    agreed = self._decisions.generation(None if newest is None else newest.step)
+    if agreed is None or agreed <= max(self.current.step, self._crashed):
       return False
-    if agreed <= max(self.current.step, self._crashed):
-      return False
-    if agreed != newest.step:
-      newest = self._watcher.wait_for(agreed, timeout=None)
+    # This process may have loaded a later one since they agreed.
+    for generation in (newest, self._offered):
+      if generation is not None and generation.step == agreed:
+        newest = generation
+    assert newest is not None
     self._swap(newest, step)
     return True
 
   def _wait_for_fresher(self, step: int) -> None:
     """Waits for a generation that is not stale, for a run that stopped so."""
+    if not self._is_stale(step):
+      return
+    logging.info(
+      "generation %d is too old for step %d: waiting up to %.0f s for a later "
+      "one",
+      self.current.step,
+      step,
+      _FRESHER_SECONDS,
+    )
+    fresher = self._on_all(lambda: self._find_fresher(step))
+    if fresher.step > self.current.step:
+      self._swap(fresher, step)
+
+  def _find_fresher(self, step: int) -> Generation:
+    """Returns a generation that is not stale, or the newest in time."""
     deadline = time.monotonic() + _FRESHER_SECONDS
-    if self._is_stale(step):
-      logging.info(
-        "generation %d is too old for step %d: waiting up to %.0f s for a "
-        "later one",
-        self.current.step,
-        step,
-        _FRESHER_SECONDS,
-      )
-    while self._is_stale(step) and time.monotonic() < deadline:
+    found = self.current
+    while self._is_stale(step, found) and time.monotonic() < deadline:
       if self._decisions.stop_requested():
         raise WaitPreemptedError
-      if not self._swap_to_newest(step):
+      newest = self._watcher.newest()
+      if newest is not None and newest.step > max(found.step, self._crashed):
+        found = newest
+      else:
         time.sleep(_POLL_SECONDS)
+    return found
 
   def _due(self, step: int) -> int:
     """Returns the generation that a waiting run searches at a step."""
     return max(0, (step - self._config.lag_steps) // self._every * self._every)
 
-  def _wait_for(self, step: int) -> Generation:
+  def _wait_for(self, step: int, *, exactly: bool = False) -> Generation:
+    """Waits for a generation; a resumed run may begin with a later one.
+
+    With `exactly` it may not.
+    """
     config = self._config
+    takes_any = (
+      self._current is None
+      and config.refresh
+      and not config.wait
+      and not exactly
+    )
     began = time.monotonic()
     remind_at = began + _REMINDER_SECONDS
     while not self._decisions.stop_requested():
       try:
         return self._watcher.wait_for(step, timeout=_POLL_SECONDS)
       except DamagedGenerationError:
-        if (later := self._later_than(step, "damaged")) is not None:
+        if takes_any and (later := self._later_than(step, "damaged")):
           return later
-        may_skip = self._takes_any() and self._watcher.has_later(step)
+        may_skip = takes_any and self._watcher.has_later(step)
         if self._current is None and not may_skip:
           raise
         # The watcher has reported it, so that the index builder rebuilds it.
         time.sleep(_POLL_SECONDS)
       except TimeoutError:
-        if (later := self._later_than(step, "gone")) is not None:
+        if takes_any and (later := self._later_than(step, "gone")):
           return later
       now = time.monotonic()
       if now > began + config.timeout_seconds:
@@ -203,18 +266,11 @@ class GenerationSchedule:
         )
     raise WaitPreemptedError
 
-  def _takes_any(self) -> bool:
-    """Whether a resumed run may begin with a later generation than recorded."""
-    config = self._config
-    return self._current is None and config.refresh and not config.wait
-
   def _later_than(self, step: int, reason: str) -> Generation | None:
     """Returns a later generation, for a resumed run that lost its own.
 
     The checkpoint of its own may be gone, too, so that none would rebuild it.
     """
-    if not self._takes_any():
-      return None
     newest = self._watcher.newest()
     if newest is None or newest.step <= step:
       return None
@@ -224,9 +280,10 @@ class GenerationSchedule:
     )
     return newest
 
-  def _is_stale(self, step: int) -> bool:
+  def _is_stale(self, step: int, generation: Generation | None = None) -> bool:
     limit = self._config.max_staleness_steps
-    return limit is not None and step - self.current.oldest_step > limit
+    oldest_step = (generation or self.current).oldest_step
+    return limit is not None and step - oldest_step > limit
 
   def _check_staleness(self, step: int) -> None:
     limit = self._config.max_staleness_steps

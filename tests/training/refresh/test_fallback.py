@@ -16,8 +16,9 @@ from realm_jax.generations.follow.watcher import GenerationWatcher
 from realm_jax.generations.store import layout
 from realm_jax.indexes.protocol import IndexCrashedError, QueryBatch
 from realm_jax.indexes.scann.config import ScannConfig
+from realm_jax.partitioning.processes import Agreement
 from realm_jax.training.config import RefreshConfig
-from realm_jax.training.decisions import LocalDecisions
+from realm_jax.training.decisions import Decisions
 from realm_jax.training.refresh.fallback import CrashFallback
 from realm_jax.training.refresh.schedule import (
   RETRIEVAL_UNAVAILABLE,
@@ -44,7 +45,12 @@ def _fallback(on_crash, generations_dir, world, **settings):
   load = functools.partial(
     load_generation, generations_dir, corpus=world.corpus, **settings
   )
-  fallback = CrashFallback(on_crash, generations_dir=generations_dir, load=load)
+  fallback = CrashFallback(
+    on_crash,
+    generations_dir=generations_dir,
+    load=load,
+    agreement=Agreement("loop"),
+  )
   return fallback, load
 
 
@@ -117,7 +123,7 @@ def follow(world, tmp_path_factory, monkeypatch):
       watcher,
       config,
       save_every_steps=10,
-      decisions=LocalDecisions(
+      decisions=Decisions(
         threading.Event(), num_steps=100, save_every_steps=10
       ),
       fallback=fallback,

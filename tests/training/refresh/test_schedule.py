@@ -12,7 +12,7 @@ from realm_jax.generations.follow.watcher import GenerationWatcher
 from realm_jax.generations.store.manifest import DamagedGenerationError
 from realm_jax.indexes.protocol import IndexCrashedError
 from realm_jax.training.config import RefreshConfig
-from realm_jax.training.decisions import LocalDecisions
+from realm_jax.training.decisions import Decisions
 from realm_jax.training.refresh import schedule as schedule_module
 from realm_jax.training.refresh.fallback import CrashFallback
 from realm_jax.training.refresh.schedule import (
@@ -74,7 +74,7 @@ def _hurry(monkeypatch):
 
 
 def _schedule(watcher, config, *, save_every_steps, preempted=None):
-  decisions = LocalDecisions(
+  decisions = Decisions(
     preempted or threading.Event(),
     num_steps=2000,
     save_every_steps=save_every_steps,

@@ -1,0 +1,316 @@
+"""The processes of a run: how they start together, and agree on decisions.
+
+Decisions go through the key-value store of jax's coordination service, from
+host to host, and not through a collective on the devices. jax has no public
+interface to that store, so this is the one file that reaches for its client.
+"""
+
+import collections
+import contextlib
+import itertools
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+from jax._src import distributed
+
+T = TypeVar("T")
+# A value that JSON can hold.
+Fact = Any
+
+_PREFIX = "realm_jax"
+_FAILED = f"{_PREFIX}/failed"
+# How long one call waits for a key before it is asked whether a process failed.
+_POLL_SECONDS = 1.0
+# How long process 0, which serves the store, stays after it has failed, so that
+# the others can read why.
+_FAREWELL_SECONDS = 3.0
+_NO_CLUSTER = "coordinator_address should be defined"
+_TIMED_OUT = ("DEADLINE_EXCEEDED", "NOT_FOUND")
+# How many agreements of each name this process has opened.
+_opened: collections.Counter[str] = collections.Counter()
+
+
+class ProcessesError(ValueError):
+  """The processes of a run cannot start, differ, or one of them has failed."""
+
+
+class ProcessFlags(NamedTuple):
+  """Where the processes of a run meet; None is left to jax to find out.
+
+  Attributes:
+    coordinator_address: Host and port of process 0.
+    heartbeat_timeout_seconds: Seconds without a sign of life after which a
+      process is taken for dead, and all others are stopped.
+    initialization_timeout_seconds: Seconds to wait for all to start.
+  """
+
+  coordinator_address: str | None = None
+  num_processes: int | None = None
+  process_id: int | None = None
+  heartbeat_timeout_seconds: int = 100
+  initialization_timeout_seconds: int = 300
+
+
+def initialize(given: ProcessFlags) -> None:
+  """Starts `jax.distributed`, unless this process is alone.
+
+  With no flag given, jax asks the cluster that it detects (TPU slices, Slurm,
+  Open MPI, Kubernetes); without one, there is one process and nothing is
+  started. Call it before jax looks for its devices.
+
+  Raises:
+    ProcessesError: The flags are incomplete, or not all processes started.
+  """
+  wanted = given.coordinator_address, given.num_processes, given.process_id
+  if None in wanted and set(wanted) != {None}:
+    raise ProcessesError(
+      "--coordinator_address, --num_processes and --process_id belong "
+      "together: give all three, or none where jax detects the cluster"
+    )
+  if given.num_processes == 1:
+    return
+  # Its handler of SIGTERM and ours would displace each other. What SIGTERM
+  # asks for goes through the decisions of the loop.
+  jax.config.update("jax_enable_preemption_service", False)
+  try:
+    jax.distributed.initialize(
+      *wanted,
+      heartbeat_timeout_seconds=given.heartbeat_timeout_seconds,
+      initialization_timeout=given.initialization_timeout_seconds,
+    )
+  except ValueError as error:
+    if _NO_CLUSTER not in str(error):
+      raise ProcessesError(str(error)) from error
+  except RuntimeError as error:
+    if "DEADLINE_EXCEEDED" not in str(error):
+      raise
+    raise ProcessesError(
+      f"not all of the {given.num_processes} processes started within "
+      f"{given.initialization_timeout_seconds} s; start one with each "
+      f"--process_id from 0 to {(given.num_processes or 0) - 1}, and the same "
+      "--coordinator_address"
+    ) from error
+
+
+def is_alone() -> bool:
+  """Returns whether this process is the only one of its run."""
+  state = distributed.global_state
+  return state.client is None or state.num_processes == 1
+
+
+def leave(code: int) -> None:
+  """Ends this process if it is one of several, without waiting for the others.
+
+  jax would wait for them at the end of a process. Where this one has failed,
+  they are told, and do not wait for it either.
+  """
+  if is_alone():
+    return
+  if code == 0:
+    jax.distributed.shutdown()
+    return
+  index = distributed.global_state.process_id
+  # Without process 0, there is no store.
+  with contextlib.suppress(RuntimeError):
+    _client().key_value_set(_FAILED, str(index), allow_overwrite=True)
+  sys.stdout.flush()
+  sys.stderr.flush()
+  if index == 0:
+    time.sleep(_FAREWELL_SECONDS)
+  os._exit(code)
+
+
+def _client() -> Any:
+  """Returns the client of the coordination service, which knows no types."""
+  return distributed.global_state.client
+
+
+class Agreement:
+  """Decisions that all processes of a run take together, one after another.
+
+  Process 0 decides, of what every process knows, and the others read its
+  decision. All processes must open their agreements, and ask for the same
+  decisions, in the same order, each from one thread. With one process a
+  decision is a call.
+
+  Args:
+    name: Name of this sequence of decisions; another thread needs another.
+    while_waiting: Function that is called about once a second meanwhile.
+  """
+
+  def __init__(
+    self, name: str, *, while_waiting: Callable[[], None] = lambda: None
+  ):
+    self._while_waiting = while_waiting
+    # A process may train one run after another.
+    self._prefix = f"{_PREFIX}/{name}/{_opened[name]}"
+    _opened[name] += 1
+    self._numbers = itertools.count()
+    self._client = _client()
+    self.index, self.count = jax.process_index(), jax.process_count()
+
+  def decide(
+    self, what: str, fact: Fact, rule: Callable[[Sequence[Fact]], Fact]
+  ) -> Fact:
+    """Returns what process 0 decides by `rule`, from the facts of all.
+
+    Facts and decisions are values that JSON can hold. `what` names the
+    decision, so that processes that have lost step are found.
+
+    Raises:
+      ProcessesError: A process has failed, or asks for another decision.
+    """
+    if self.count == 1:
+      return rule([fact])
+    number = next(self._numbers)
+    folder = f"{self._prefix}/{number}"
+    self._set(f"{folder}/{self.index}", {"what": what, "fact": fact})
+    if self.index == 0:
+      given = [self._get(f"{folder}/{i}") for i in range(self.count)]
+      asked = {entry["what"] for entry in given}
+      if asked != {what}:
+        raise ProcessesError(f"the processes are out of step: {sorted(asked)}")
+      self._set(f"{folder}/decision", rule([entry["fact"] for entry in given]))
+      # Whoever has come this far has read the decision before.
+      if number:
+        self._client.key_value_delete(f"{self._prefix}/{number - 1}")
+    return self._get(f"{folder}/decision")
+
+  def led(
+    self,
+    what: str,
+    compute: Callable[[], T],
+    errors: Sequence[type[Exception]] = (),
+  ) -> T:
+    """Returns what process 0 computes, on all processes, or raises its error.
+
+    Args:
+      what: Name of what is computed.
+      compute: Function that returns a value that JSON can hold.
+      errors: Types of exceptions of `compute` that all processes raise.
+    """
+    if self.count == 1:
+      return compute()
+    outcome = _outcome(compute, errors) if self.index == 0 else None
+    outcome = self.decide(what, outcome, lambda facts: facts[0])
+    _raise(outcome, errors)
+    return outcome["value"]
+
+  def everywhere(
+    self,
+    what: str,
+    compute: Callable[[], T],
+    errors: Sequence[type[Exception]] = (),
+  ) -> T:
+    """Returns what this process computes, if all processes succeed.
+
+    Where one raises an exception of `errors`, all raise it.
+    """
+    if self.count == 1:
+      return compute()
+    kept: list[T] = []
+    outcome = _outcome(lambda: kept.append(compute()), errors)
+    _raise(self.decide(what, outcome, _first_error), errors)
+    return kept[0]
+
+  def require_same(self, facts: Mapping[str, str]) -> None:
+    """Compares what must be the same in all processes, by name.
+
+    Raises:
+      ProcessesError: A value differs.
+    """
+    if difference := self.decide("what runs", dict(facts), _difference):
+      raise ProcessesError(difference)
+
+  def flag(self, name: str) -> "Flag":
+    """Returns a flag that any process may set, and any may read."""
+    return Flag(self._client, f"{self._prefix}/flags/{name}")
+
+  def _set(self, key: str, value: Fact) -> None:
+    self._client.key_value_set(key, json.dumps(value))
+
+  def _get(self, key: str) -> Fact:
+    """Waits for a key, for as long as no process has failed."""
+    while True:
+      try:
+        timeout = int(1e3 * _POLL_SECONDS)
+        return json.loads(self._client.blocking_key_value_get(key, timeout))
+      except RuntimeError as error:
+        if not str(error).startswith(_TIMED_OUT):
+          raise ProcessesError(
+            f"process 0 does not answer: {str(error).splitlines()[0]}"
+          ) from error
+      self._while_waiting()
+      failed = _try_get(self._client, _FAILED)
+      if failed is not None and failed != str(self.index):
+        raise ProcessesError(
+          f"process {failed} has failed, and its log says why; start all "
+          "processes again"
+        )
+
+
+class Flag:
+  """A flag that any process may set, and any may read; no use to a lone one."""
+
+  def __init__(self, client: Any, key: str):
+    self._client = client
+    self._key = key
+
+  def set(self) -> None:
+    if self._client is None:
+      return
+    self._client.key_value_set(self._key, "", allow_overwrite=True)
+
+  def is_set(self) -> bool:
+    if self._client is None:
+      return False
+    return _try_get(self._client, self._key) is not None
+
+
+def _try_get(client: Any, key: str) -> str | None:
+  try:
+    return client.key_value_try_get(key)
+  except RuntimeError:
+    return None
+
+
+def _outcome(
+  compute: Callable[[], Fact], errors: Sequence[type[Exception]]
+) -> dict[str, Fact]:
+  try:
+    return {"value": compute()}
+  except tuple(errors) as error:
+    return {"error": type(error).__name__, "message": str(error)}
+
+
+def _first_error(outcomes: Sequence[Fact]) -> Fact:
+  for process, outcome in enumerate(outcomes):
+    if "error" in outcome:
+      message = f"process {process}: {outcome['message']}"
+      return outcome | {"message": message}
+  return outcomes[0]
+
+
+def _raise(outcome: Fact, errors: Sequence[type[Exception]]) -> None:
+  if "error" not in outcome:
+    return
+  by_name = {error.__name__: error for error in errors}
+  raise by_name[outcome["error"]](outcome["message"])
+
+
+def _difference(facts: Sequence[Mapping[str, str]]) -> str | None:
+  first = facts[0]
+  for process, other in enumerate(facts):
+    for name in sorted(first.keys() | other.keys()):
+      here, there = first.get(name, "nothing"), other.get(name, "nothing")
+      if here != there:
+        return (
+          f"{name} is {there} in process {process}, and {here} in process 0; "
+          "start all processes with the same"
+        )
+  return None

@@ -1,0 +1,64 @@
+"""One of several processes that train all stages together.
+
+    python -m tests.integration.processes_child ADDRESS COUNT INDEX \
+      WORLD BEFORE FOLDER NUM_STEPS
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from realm_jax.partitioning import processes
+from realm_jax.training import run as training_run
+from tests import tiny_world
+from tests.integration import stages
+from tests.integration.commands import Commands
+
+_STOPS_BEFORE = 5
+
+
+def _preempt_in_a_step() -> None:
+  """Sends this process SIGTERM, as maintenance does, when a step starts."""
+  compile_steps = training_run.compile_steps
+
+  def compile_and_watch(*arguments):
+    run_step = compile_steps(*arguments)
+
+    def watched(state, batch, step):
+      if step == _STOPS_BEFORE:
+        os.kill(os.getpid(), signal.SIGTERM)
+      return run_step(state, batch, step)
+
+    return watched
+
+  training_run.compile_steps = compile_and_watch
+
+
+def main() -> None:
+  address, count, index, world, before, folder, num_steps = sys.argv[1:]
+  processes.initialize(
+    processes.ProcessFlags(
+      address, int(count), int(index), heartbeat_timeout_seconds=10
+    )
+  )
+  commands = Commands(tiny_world.World(Path(world)))
+  for stage in stages.STAGES:
+    stages.train(
+      commands, stage, Path(folder), Path(before), NUM_STEPS=int(num_steps)
+    )
+  if int(index) == 1:
+    _preempt_in_a_step()
+  result = stages.train(
+    commands,
+    "inverse_cloze",
+    Path(folder) / "preempted",
+    Path(before),
+    NUM_STEPS=int(num_steps),
+  )
+  assert result.preempted
+  processes.leave(0)
+
+
+if __name__ == "__main__":
+  main()
