@@ -59,6 +59,12 @@ def accepts(annotation: Any, value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
   if expected is int:
     return isinstance(value, int) and not isinstance(value, bool)
+  if expected is tuple and arguments and arguments[-1] is not Ellipsis:
+    return (
+      isinstance(value, (list, tuple))
+      and len(value) == len(arguments)
+      and all(map(accepts, arguments, value))
+    )
   if expected in (list, tuple, collections.abc.Sequence):
     return isinstance(value, (list, tuple)) and all(
       accepts(argument, item) for argument in arguments[:1] for item in value
@@ -83,6 +89,8 @@ def describe(annotation: Any) -> str:
   if origin is typing.Literal:
     return " or ".join(map(repr, arguments))
   expected = origin or annotation
+  if expected is tuple and arguments and arguments[-1] is not Ellipsis:
+    return f"({', '.join(map(describe, arguments))})"
   if expected in (list, tuple, collections.abc.Sequence):
     return f"a list of {_PLURALS.get(arguments[:1], 'values')}"
   if expected in (dict, collections.abc.Mapping):

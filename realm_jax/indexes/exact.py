@@ -28,7 +28,7 @@ from realm_jax.indexes.protocol import (
   check_vectors,
 )
 from realm_jax.partitioning import rules
-from realm_jax.partitioning.mesh import BATCH_AXES
+from realm_jax.partitioning.mesh import MESH_AXES
 
 _ROWS_PER_COPY = 1 << 16
 # An array at a multiple of this address, in bytes, is used by jax on CPUs
@@ -98,7 +98,7 @@ class ExactIndex:
   """Searches the inner products with every block.
 
   The vectors, [N, d], are read once, a device's share at a time. With a mesh
-  they are spread over its data axis; without, one device has them all.
+  they are spread over all of its devices; without, one device has them all.
   """
 
   kind = "exact"
@@ -113,7 +113,7 @@ class ExactIndex:
   ):
     self.num_blocks, self.dim = vectors.shape
     self.report: dict[str, JsonValue] = {}
-    devices = 1 if mesh is None else rules.row_groups(mesh).count
+    devices = 1 if mesh is None else mesh.size
     capacity = config.capacity or capacity_for(self.num_blocks, devices=devices)
     if capacity < self.num_blocks or capacity % devices:
       raise ValueError(
@@ -128,7 +128,7 @@ class ExactIndex:
       device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
       self._sharding = replicated = device
     else:
-      self._sharding = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
+      self._sharding = NamedSharding(mesh, PartitionSpec(MESH_AXES))
       replicated = NamedSharding(mesh, PartitionSpec())
 
     def part(index: tuple[slice, ...] | None) -> np.ndarray:
@@ -147,8 +147,7 @@ class ExactIndex:
   ) -> tuple[Float[Array, "b k"], Int[Array, "b k"]]:
     """Dispatches a search and returns scores and rows without waiting.
 
-    With a mesh, the queries are sharded over its data axis, whose size divides
-    their number.
+    With a mesh, the queries are sharded as batches are, and so is the result.
 
     Raises:
       SearchError: k is not in 1 … num_blocks.

@@ -16,7 +16,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from realm_jax.partitioning.mesh import BATCH_AXES
+from realm_jax.partitioning.mesh import BATCH_AXES, MESH_AXES, MODEL_AXIS
 
 # The k best of a step lie in the k groups of consecutive rows with the
 # largest maxima, and a maximum vectorizes where a top-k does not.
@@ -75,8 +75,9 @@ def search(
 ) -> Best:
   """Returns the k best rows of each query, best first, ties by rising row.
 
-  With a mesh, queries and vectors are sharded over its data axis. The rows from
-  `num_blocks` on are padding; `num_blocks` is at least k.
+  With a mesh, the vectors are sharded over all its axes, and the queries and
+  the result as a batch is. The rows from `num_blocks` on are padding;
+  `num_blocks` is at least k.
   """
   if mesh is None:
     return _local_top_k(queries, vectors, num_blocks, 0, plan)
@@ -87,36 +88,39 @@ def search(
     num_blocks: Int[Array, ""],
   ) -> Best:
     # Every device scores all queries against its own rows. Then each collects
-    # the results of all devices for its own queries, and merges them.
+    # the results of all devices for its group's queries, and merges them.
     everyone = lax.all_gather(queries, BATCH_AXES, tiled=True)
-    first_row = lax.axis_index(BATCH_AXES) * len(vectors)
+    first_row = lax.axis_index(MESH_AXES) * len(vectors)
     found = _local_top_k(everyone, vectors, num_blocks, first_row, plan)
-    scores, rows = (
-      _own_queries(part, lax.axis_size(BATCH_AXES)) for part in found
-    )
+    scores, rows = (_own_queries(part) for part in found)
     # Devices come in row order, so the lower row still wins a tie.
     return _best_of(scores, rows, plan.k)
 
-  by_rows = PartitionSpec(BATCH_AXES)
+  by_group = PartitionSpec(BATCH_AXES)
   return jax.shard_map(
     on_each_device,
     mesh=mesh,
-    in_specs=(by_rows, by_rows, PartitionSpec()),
-    out_specs=by_rows,
+    in_specs=(by_group, PartitionSpec(MESH_AXES), PartitionSpec()),
+    out_specs=by_group,
     # The running top-k starts from constants. The check would require them to
-    # be marked as varying over an axis that exists only with a mesh.
+    # be marked as varying over axes that exist only with a mesh.
     check_vma=False,
   )(queries, vectors, num_blocks)
 
 
-def _own_queries(
-  found: Shaped[Array, "all_b k"], devices: int
-) -> Shaped[Array, "b c"]:
+def _own_queries(found: Shaped[Array, "all_b k"]) -> Shaped[Array, "b c"]:
   """Exchanges each device's results, so that each has all for its queries."""
   k = found.shape[-1]
-  found = found.reshape(devices, -1, k)
+  groups = lax.axis_size(BATCH_AXES)
+  found = found.reshape(groups, -1, k)
   found = lax.all_to_all(found, BATCH_AXES, split_axis=0, concat_axis=0)
-  return found.transpose(1, 0, 2).reshape(-1, devices * k)
+  found = found.transpose(1, 0, 2)
+  if lax.axis_size(MODEL_AXIS) > 1:
+    # The devices of a group have the same queries, and each has got the results
+    # of other devices. `model` is the inner axis: next to each group's result
+    # stand those of the other devices in it, in row order.
+    found = lax.all_gather(found, MODEL_AXIS, axis=2)
+  return found.reshape(found.shape[0], -1)
 
 
 def _best_of(

@@ -14,6 +14,15 @@ from realm_jax.models.dropout import Dropout, hash_tokens, is_dropping
 from realm_jax.models.layer_norm import LayerNorm
 from realm_jax.models.sequences import Sequences
 
+# Logical axes of hidden states, in flat tokens, and of attention's arrays.
+HIDDEN = ("activation_batch", "activation_embed")
+_HEADS = (
+  "activation_batch",
+  "activation_length",
+  "activation_heads",
+  "activation_kv",
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class BertConfig:
@@ -107,7 +116,7 @@ def dense(
     features,
     dtype=config.dtype,
     kernel_init=_normal(config, *axes),
-    bias_init=_zeros(axes[-1]),
+    bias_init=_zeros("norm" if axes[-1] == "embed" else axes[-1]),
     name=name,
   )
 
@@ -134,7 +143,7 @@ class ActivatedDense(nn.Module):
     size, dtype = config.hidden_size, config.dtype
     init = _normal(config, "mlp", "embed")
     kernel = self.param("kernel", init, (x.shape[-1], size))
-    bias = self.param("bias", _zeros("embed"), (size,))
+    bias = self.param("bias", _zeros("norm"), (size,))
     return activate_and_project(
       config.activation, x, kernel.astype(dtype), bias.astype(dtype)
     )
@@ -160,12 +169,15 @@ class SelfAttention(nn.Module):
     heads = config.num_heads
     head_size = config.hidden_size // heads
 
-    query, key, value = (
-      dense(config, config.hidden_size, ("embed", "heads"), name)(x).reshape(
-        rows, -1, heads, head_size
+    def by_heads(x: Float[Array, "m d"], name: str) -> Float[Array, "r t h e"]:
+      axes = ("embed", "heads")
+      x = dense(config, config.hidden_size, axes, name)(x)
+      return nn.with_logical_constraint(
+        x.reshape(rows, -1, heads, head_size), _HEADS
       )
-      for name, x in (("query", first), ("key", hidden), ("value", hidden))
-    )
+
+    query = by_heads(first, "query")
+    key, value = by_heads(hidden, "key"), by_heads(hidden, "value")
     drops = is_dropping(self, config.dropout_rate)
     num_queries = len(first) // rows
     tokens = sequences.dropout_keys[:, None, :num_queries, None]
@@ -180,9 +192,10 @@ class SelfAttention(nn.Module):
       config.attention_mask_value,
       config.dropout_rate if drops else 0.0,
     )
+    context = nn.with_logical_constraint(context, _HEADS)
     context = context.reshape(-1, config.hidden_size)
     output = dense(config, config.hidden_size, ("heads", "embed"), "output")
-    return output(context)
+    return nn.with_logical_constraint(output(context), HIDDEN)
 
 
 class BertLayer(nn.Module):
@@ -215,10 +228,13 @@ class BertLayer(nn.Module):
     attended = Dropout(rate, name="attention_dropout")(attended, tokens)
     hidden = layer_norm(config, "attention_norm")(first + attended)
     up = dense(config, config.intermediate_size, ("embed", "mlp"), "up")
-    outer = ActivatedDense(config, name="down")(up(hidden))
+    inner = nn.with_logical_constraint(
+      up(hidden), ("activation_batch", "activation_mlp")
+    )
+    outer = ActivatedDense(config, name="down")(inner)
     outer = Dropout(rate, name="output_dropout")(outer, tokens)
     hidden = layer_norm(config, "output_norm")(hidden + outer)
-    return nn.with_logical_constraint(hidden, ("batch", "embed"))
+    return nn.with_logical_constraint(hidden, HIDDEN)
 
 
 class BertEncoder(nn.Module):
@@ -236,10 +252,14 @@ class BertEncoder(nn.Module):
         "the encoder has no vocabulary yet; call BertConfig.for_vocabulary"
       )
     self.word_embeddings, self.position_embeddings, self.type_embeddings = (
-      self.param(
-        f"{name}_embeddings",
-        _normal(config, axis, "embed"),
-        (rows, config.hidden_size),
+      # Gathered here: divided by columns, the lookup's result would be, too.
+      nn.with_logical_constraint(
+        self.param(
+          f"{name}_embeddings",
+          _normal(config, axis, "embed"),
+          (rows, config.hidden_size),
+        ),
+        (axis, "activation_embed"),
       )
       for name, axis, rows in (
         ("word", "vocab", config.vocab_size),
@@ -291,7 +311,7 @@ class BertEncoder(nn.Module):
     hidden = self.embedding_norm(hidden).astype(config.dtype)
     hidden = hidden.reshape(-1, config.hidden_size)
     hidden = self.embedding_dropout(hidden, sequences.dropout_keys.reshape(-1))
-    hidden = nn.with_logical_constraint(hidden, ("batch", "embed"))
+    hidden = nn.with_logical_constraint(hidden, HIDDEN)
     for i, layer in enumerate(self.layers, start=1):
       last = i == config.num_layers
       hidden = layer(hidden, sequences, first_only=first_only and last)

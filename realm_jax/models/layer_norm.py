@@ -74,7 +74,7 @@ class LayerNorm(nn.Module):
   def __call__(self, x: Float[Array, "*n d"]) -> Float[Array, "*n d"]:
     scale, bias = (
       self.param(
-        name, nn.with_logical_partitioning(init, ("embed",)), x.shape[-1:]
+        name, nn.with_logical_partitioning(init, ("norm",)), x.shape[-1:]
       )
       for name, init in (
         ("scale", nn.initializers.ones_init()),

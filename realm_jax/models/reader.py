@@ -5,11 +5,20 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from realm_jax.models import bert, joint, sequences
 from realm_jax.models.arrays import AnyArray
 from realm_jax.models.sequences import Sequences
+
+# Logical axes of hidden states [b, k, l, d].
+_BY_CANDIDATE = (
+  "activation_batch",
+  None,
+  "activation_length",
+  "activation_embed",
+)
 
 
 class Spans(NamedTuple):
@@ -130,7 +139,11 @@ class Reader(nn.Module):
     positions = jnp.repeat(mask_positions, num_candidates, axis=0)
     hidden = sequences.gather(inputs, hidden, positions)
     hidden = hidden.reshape(batch, num_candidates, num_masks, -1)
-    return self.masked_lm_head(hidden, self.encoder.word_embeddings)
+    hidden = nn.with_logical_constraint(hidden, _BY_CANDIDATE)
+    logits = self.masked_lm_head(hidden, self.encoder.word_embeddings)
+    # Along the vocabulary they are divided as the embeddings are.
+    axes = (*_BY_CANDIDATE[:-1], PartitionSpec.UNCONSTRAINED)
+    return nn.with_logical_constraint(logits, axes)
 
   def spans(
     self,
@@ -156,6 +169,7 @@ class Reader(nn.Module):
     )
     body = sequences.gather(inputs, hidden, positions)
     body = body.reshape(batch, num_candidates, num_starts, -1)
+    body = nn.with_logical_constraint(body, _BY_CANDIDATE)
     last = index[None, ..., None] + jnp.arange(self.max_answer_width).reshape(
       1, 1, 1, -1
     )

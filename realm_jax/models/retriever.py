@@ -47,12 +47,15 @@ class Tower(nn.Module):
     else:
       first = jnp.zeros((inputs.starts.size, 1), jnp.int32)
       pooled = sequences.gather(inputs, hidden, first)[:, 0]
+    pooled = nn.with_logical_constraint(pooled, bert.HIDDEN)
     if self.pooling == "pooler":
       size, axes = self.bert.hidden_size, ("embed", "embed_out")
       pooled = jnp.tanh(bert.dense(self.bert, size, axes, "pooler")(pooled))
+      pooled = nn.with_logical_constraint(pooled, bert.HIDDEN)
     if self.projection_size is not None:
       size, axes = self.projection_size, ("embed", "projection")
       pooled = bert.dense(self.bert, size, axes, "projection")(pooled)
+      pooled = nn.with_logical_constraint(pooled, bert.HIDDEN)
       pooled = bert.layer_norm(
         self.bert, "projection_norm", epsilon=self.projection_norm_eps
       )(pooled)
@@ -65,7 +68,7 @@ class Tower(nn.Module):
       # of a sequence without tokens is 0, and packed batches have such.
       square = jnp.sum(pooled**2, axis=-1, keepdims=True)
       pooled = pooled / jnp.sqrt(jnp.maximum(square, _MIN_SQUARE))
-    return pooled
+    return nn.with_logical_constraint(pooled, bert.HIDDEN)
 
 
 class Retriever(nn.Module):

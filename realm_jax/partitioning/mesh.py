@@ -8,11 +8,14 @@ from collections.abc import Sequence
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import Mesh
 
 DATA_AXIS = "data"
 FSDP_AXIS = "fsdp"
 MODEL_AXIS = "model"
+# Inner axes communicate more, so `model` comes last.
+MESH_AXES = (DATA_AXIS, FSDP_AXIS, MODEL_AXIS)
 # The axes that divide the rows of a batch into groups.
 BATCH_AXES = (DATA_AXIS, FSDP_AXIS)
 
@@ -25,15 +28,47 @@ def make_mesh(
 ) -> Mesh:
   """Returns a (data, fsdp, model) mesh over all devices of all processes.
 
+  On TPUs the axes follow the topology, and only `data` crosses slices.
+  Elsewhere the devices keep the order of `jax.devices()`, process by process,
+  so that a `model` axis that fits into a host lies within it.
+
   Raises:
-    ValueError: The sizes do not divide the number of devices.
+    ValueError: The sizes do not divide the number of devices, or of those in
+      a slice.
   """
-  grid = np.asarray(jax.devices() if devices is None else devices)
-  sizes = (fsdp, model_parallelism)
-  if min(sizes) < 1 or grid.size % (fsdp * model_parallelism):
+  devices = jax.devices() if devices is None else devices
+  slices = _num_slices(devices)
+  parts = fsdp * model_parallelism
+  if min(fsdp, model_parallelism) < 1 or len(devices) // slices % parts:
+    within = f" in each of {slices} slices" if slices > 1 else ""
     raise ValueError(
-      f"fsdp={fsdp} and model_parallelism={model_parallelism} do not divide "
-      f"the {grid.size} devices; choose divisors"
+      f"fsdp={fsdp} × model_parallelism={model_parallelism} = {parts} does not "
+      f"divide the {len(devices) // slices} devices{within}; change FSDP or "
+      "MODEL_PARALLELISM"
     )
-  axes = (DATA_AXIS, FSDP_AXIS, MODEL_AXIS)
-  return Mesh(grid.reshape(-1, *sizes), axes)
+  sizes = (len(devices) // parts, fsdp, model_parallelism)
+  return Mesh(_arranged(devices, sizes, slices=slices), MESH_AXES)
+
+
+def _num_slices(devices: Sequence[jax.Device]) -> int:
+  """Returns the number of TPU slices; one for other devices."""
+  return len({getattr(device, "slice_index", 0) for device in devices})
+
+
+def _arranged(
+  devices: Sequence[jax.Device], sizes: tuple[int, int, int], *, slices: int
+) -> np.ndarray:
+  """Returns the devices in an array of the mesh's shape."""
+  if devices[0].platform != "tpu":
+    return np.asarray(devices).reshape(sizes)
+  # An axis takes part of a physical axis only where it must.
+  if slices == 1:
+    return mesh_utils.create_device_mesh(
+      sizes, devices, allow_split_physical_axes=True
+    )
+  return mesh_utils.create_hybrid_device_mesh(
+    (sizes[0] // slices, *sizes[1:]),
+    (slices, 1, 1),
+    devices,
+    allow_split_physical_axes=True,
+  )

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 import jax
@@ -12,40 +12,109 @@ from flax import linen as nn
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Int, PyTree, Shaped
 
-from realm_jax.partitioning.mesh import BATCH_AXES, MODEL_AXIS
+from realm_jax.partitioning.mesh import (
+  BATCH_AXES,
+  FSDP_AXIS,
+  MESH_AXES,
+  MODEL_AXIS,
+)
 
 T = TypeVar("T")
 
-LOGICAL_AXIS_RULES = (
-  ("batch", BATCH_AXES),
+# A logical axis, and the mesh axis or axes that divide it. Of several rules for
+# one axis, the first counts whose mesh axes no other axis of the array has
+# taken.
+AxisRule = tuple[str, str | tuple[str, ...] | None]
+AxisRules = tuple[AxisRule, ...]
+
+LOGICAL_AXIS_RULES: AxisRules = (
+  # Parameters and the optimizer's moments. Every matrix has an axis `embed`.
   ("vocab", MODEL_AXIS),
   ("heads", MODEL_AXIS),
   ("mlp", MODEL_AXIS),
-  ("embed", None),
+  ("embed", FSDP_AXIS),
   ("embed_out", None),
   ("projection", None),
   ("span", None),
   ("position", None),
   ("type", None),
-  ("length", None),
+  # Vectors of the hidden size: biases, and the parameters of LayerNorm. They
+  # are too small to be worth an all-gather.
+  ("norm", None),
+  # Activations. Where a matrix is divided over `fsdp`, they are not divided
+  # along the same dimension, so the compiler gathers the matrix.
+  ("activation_batch", BATCH_AXES),
+  ("activation_length", None),
+  ("activation_embed", None),
+  ("activation_heads", MODEL_AXIS),
+  ("activation_kv", None),
+  ("activation_mlp", MODEL_AXIS),
 )
 
 
+def with_defaults(
+  overrides: Sequence[tuple[str, str | Sequence[str] | None]],
+) -> AxisRules:
+  """Returns the rules of a run: its own, which come before the defaults.
+
+  Raises:
+    ValueError: A rule names a logical axis or a mesh axis that does not exist,
+      or a mesh axis twice.
+  """
+  known = [axis for axis, _ in LOGICAL_AXIS_RULES]
+  rules: list[AxisRule] = []
+  for axis, wanted in overrides:
+    if axis not in known:
+      raise ValueError(
+        f"the rule {(axis, wanted)} is for no logical axis; the axes are "
+        f"{', '.join(known)}"
+      )
+    mesh_axes = wanted if wanted is None else mesh_axes_of(wanted)
+    if not set(mesh_axes or ()) <= set(MESH_AXES):
+      raise ValueError(
+        f"the rule {(axis, wanted)} names no axis of the mesh; give "
+        f"{', '.join(MESH_AXES)}, a list of these, or None"
+      )
+    if mesh_axes and len(set(mesh_axes)) < len(mesh_axes):
+      raise ValueError(f"the rule {(axis, wanted)} names a mesh axis twice")
+    rules.append((axis, wanted if isinstance(wanted, str) else mesh_axes))
+  return (*rules, *LOGICAL_AXIS_RULES)
+
+
+def mesh_axes_of(
+  part: str | Sequence[str] | None,
+) -> tuple[str, ...]:
+  """Returns the mesh axes that divide a dimension, from a rule or a spec."""
+  if part is None:
+    return ()
+  return (part,) if isinstance(part, str) else tuple(part)
+
+
+def num_shards(axis: str, mesh: Mesh, axis_rules: AxisRules) -> int:
+  """Returns the number of parts that the first rule for an axis makes."""
+  mesh_axes = next(part for name, part in axis_rules if name == axis)
+  return math.prod(mesh.shape[name] for name in mesh_axes_of(mesh_axes))
+
+
 @contextlib.contextmanager
-def in_effect(mesh: Mesh) -> Iterator[None]:
+def in_effect(
+  mesh: Mesh, axis_rules: AxisRules = LOGICAL_AXIS_RULES
+) -> Iterator[None]:
   """Maps logical axis names to axes of the mesh while a program is traced."""
-  with jax.set_mesh(mesh), nn.logical_axis_rules(LOGICAL_AXIS_RULES):
+  with jax.set_mesh(mesh), nn.logical_axis_rules(axis_rules):
     yield
 
 
-def shardings(boxed: PyTree, mesh: Mesh) -> PyTree[NamedSharding]:
+def shardings(
+  boxed: PyTree, mesh: Mesh, axis_rules: AxisRules = LOGICAL_AXIS_RULES
+) -> PyTree[NamedSharding]:
   """Returns the shardings of a tree of arrays or abstract arrays.
 
   Those in flax's `LogicallyPartitioned` boxes have logical axis names; the
   others are replicated.
   """
   return nn.logical_to_mesh_sharding(
-    nn.get_partition_spec(boxed), mesh, LOGICAL_AXIS_RULES
+    nn.get_partition_spec(boxed), mesh, axis_rules
   )
 
 

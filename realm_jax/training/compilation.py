@@ -50,7 +50,7 @@ def compile_steps(
       out_shardings=(shardings, rules.replicated(mesh)),
     )
     for batch in batches:
-      with rules.in_effect(mesh):
+      with rules.in_effect(mesh, config.mesh.axis_rules):
         lowered = step_of_mode.lower(state, batch)
       compiled[frozen, shape_key(batch)] = lowered.compile(
         cpu_tuning.compiler_options(mesh)

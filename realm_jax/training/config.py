@@ -1,6 +1,7 @@
 """The configuration of a run: frozen dataclasses, whose fields gin binds."""
 
 import dataclasses
+from collections.abc import Sequence
 
 from absl import logging
 from etils import epath
@@ -8,6 +9,7 @@ from etils import epath
 from realm_jax.inputs.config import DataConfig, require_at_least
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
+from realm_jax.partitioning.rules import AxisRules, with_defaults
 from realm_jax.training.optimizer import OptimizerConfig
 from realm_jax.training.stages.protocol import Stage
 
@@ -89,6 +91,39 @@ class RefreshConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class MeshConfig:
+  """How the devices share the parameters, the optimizer's state and the work.
+
+  The devices that `fsdp` and `model_parallelism` leave divide the batch alone,
+  each with a copy of the parameters.
+
+  Attributes:
+    fsdp: Number of devices that divide parameters and optimizer state among
+      them, and the batch as well (fully sharded data parallelism). A step
+      gathers each layer's parameters when it needs them.
+    model_parallelism: Number of devices that divide the vocabulary, the
+      attention heads and the feed-forward layers, and compute on the same
+      examples.
+    rules: Pairs of a logical axis and the mesh axis or axes that divide it,
+      or None. They come before `rules.LOGICAL_AXIS_RULES`.
+  """
+
+  fsdp: int = 1
+  model_parallelism: int = 1
+  rules: Sequence[tuple[str, str | Sequence[str] | None]] = ()
+
+  def __post_init__(self) -> None:
+    require_at_least(self, fsdp=1, model_parallelism=1)
+    # Raises an error where a rule is wrong.
+    _ = self.axis_rules
+
+  @property
+  def axis_rules(self) -> AxisRules:
+    """All rules from logical axes to the mesh, those of the run first."""
+    return with_defaults(self.rules)
+
+
+@dataclasses.dataclass(frozen=True)
 class TrainConfig:
   """One training run of one stage.
 
@@ -99,7 +134,7 @@ class TrainConfig:
     retriever: Towers; they take the vocabulary of the corpus.
     num_steps: Steps of the whole run; the learning rate ends at zero there.
     reader: Reader, for the stages that have one.
-    model_parallelism: Number of devices that share one copy of the parameters.
+    mesh: How the devices share the parameters and the work.
     pack: Whether short sequences share rows. Otherwise all are padded to the
       greatest length, and the step computes on the padding, too.
   """
@@ -113,11 +148,11 @@ class TrainConfig:
   reader: Reader | None = None
   checkpoints: CheckpointConfig = CheckpointConfig()
   refresh: RefreshConfig = RefreshConfig()
-  model_parallelism: int = 1
+  mesh: MeshConfig = MeshConfig()
   pack: bool = True
 
   def __post_init__(self) -> None:
-    require_at_least(self, num_steps=0, model_parallelism=1)
+    require_at_least(self, num_steps=0)
     if self.data.corpus_version is not None:
       raise ValueError(
         f"corpus_version={self.data.corpus_version}; a run reads the version "

@@ -86,6 +86,7 @@ def open_run(config: TrainConfig) -> Iterator[tuple[TrainState, Run | None]]:
       setup.optimizer,
       seed=config.data.seed,
       mesh=setup.mesh,
+      axis_rules=config.mesh.axis_rules,
     )
     state, loop_state = checkpoints.initialize_or_restore(state)
     examples = BatchStream(
@@ -191,6 +192,7 @@ def _open_candidates(
   pipeline: RetrievalPipeline[StepBatch] = RetrievalPipeline(
     functools.partial(embed_queries, setup.inputs.models.retriever),
     mesh=setup.mesh,
+    axis_rules=config.mesh.axis_rules,
   )
   stack.callback(pipeline.close)
   return HostCandidateStream(

@@ -38,6 +38,19 @@ class RunSetup:
   optimizer: optax.GradientTransformation
 
 
+def _require_divisible_heads(config: TrainConfig, mesh: Mesh) -> None:
+  """Refuses heads that devices cannot share, though their columns may be."""
+  parts = rules.num_shards("activation_heads", mesh, config.mesh.axis_rules)
+  readers = [] if config.reader is None else [config.reader]
+  for bert in (model.bert for model in (config.retriever, *readers)):
+    if bert.num_heads % parts:
+      raise ValueError(
+        f"num_heads={bert.num_heads} cannot be divided over {parts} devices; "
+        "change MODEL_PARALLELISM, or do not divide the heads: "
+        '--gin.AXIS_RULES=\'[("heads", None), ("activation_heads", None)]\''
+      )
+
+
 def set_up(config: TrainConfig) -> RunSetup:
   """Opens the corpus, and checks the configuration against it.
 
@@ -49,7 +62,10 @@ def set_up(config: TrainConfig) -> RunSetup:
   """
   corpus = corpus_of_run(config.model_dir, config.data.corpus_dir)
   corpus.require_whole_blocks(config.data.block_length)
-  mesh = make_mesh(model_parallelism=config.model_parallelism)
+  mesh = make_mesh(
+    fsdp=config.mesh.fsdp, model_parallelism=config.mesh.model_parallelism
+  )
+  _require_divisible_heads(config, mesh)
   groups = rules.row_groups(mesh)
   own_rows = groups.own_rows(config.data.batch_size)
   models = Models(config.retriever, config.reader).for_corpus(corpus)

@@ -1,5 +1,6 @@
 """The state that a step reads and writes."""
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -12,6 +13,10 @@ from jaxtyping import Array, Int
 
 from realm_jax.models.parameters import Params
 from realm_jax.partitioning import rules
+from realm_jax.partitioning.mesh import FSDP_AXIS, MODEL_AXIS
+
+# What a recipe binds to the size of a mesh axis.
+_BINDINGS = {FSDP_AXIS: "FSDP", MODEL_AXIS: "MODEL_PARALLELISM"}
 
 
 class TrainState(NamedTuple):
@@ -28,6 +33,7 @@ def create_state(
   *,
   seed: int,
   mesh: Mesh,
+  axis_rules: rules.AxisRules = rules.LOGICAL_AXIS_RULES,
 ) -> TrainState:
   """Initializes a state, every array on its own devices.
 
@@ -43,25 +49,39 @@ def create_state(
 
   key = jax.random.key(seed)
   shapes = jax.eval_shape(boxed, key)
-  shardings = rules.shardings(shapes, mesh)
-  _require_divisible(nn.unbox(shapes).params, shardings.params, mesh)
+  shardings = rules.shardings(shapes, mesh, axis_rules)
+  _require_divisible(shapes.params, shardings.params)
   # The same function again: it is traced once for both. A sharding is a pytree
   # prefix of the box that stands in its place.
   make = jax.jit(boxed, out_shardings=shardings)
   return nn.unbox(make(key))
 
 
-def _require_divisible(params: Params, shardings: Params, mesh: Mesh) -> None:
-  """Refuses, for example, an odd number of wordpieces over two devices."""
-  leaves = jax.tree_util.tree_leaves_with_path(params)
+def _require_divisible(params: Params, shardings: Params) -> None:
+  """Refuses, for example, an odd number of wordpieces over two devices.
+
+  The parameters are in flax's boxes, which have the names of their axes.
+  """
+  leaves = jax.tree_util.tree_leaves_with_path(params, is_leaf=_is_box)
   for (path, leaf), sharding in zip(
     leaves, jax.tree.leaves(shardings), strict=True
   ):
-    for size, axis in zip(leaf.shape, sharding.spec, strict=False):
-      if axis is not None and size % mesh.shape[axis]:
+    shape = nn.unbox(leaf).shape
+    for axis, size, part in zip(
+      getattr(leaf, "names", ()), shape, sharding.spec, strict=False
+    ):
+      mesh_axes = rules.mesh_axes_of(part)
+      parts = math.prod(sharding.mesh.shape[name] for name in mesh_axes)
+      if size % parts:
+        bindings = " and ".join(_BINDINGS.get(n, n) for n in mesh_axes)
+        rule = f"--gin.AXIS_RULES='[(\"{axis}\", None)]'"
         raise ValueError(
-          f"the parameter {jax.tree_util.keystr(path)} of shape {leaf.shape} "
-          f"cannot be divided over the {mesh.shape[axis]} devices of the "
-          f"{axis} axis; choose another MODEL_PARALLELISM, or a vocabulary, "
-          "heads and layers that it divides"
+          f"the parameter {jax.tree_util.keystr(path)} of shape {shape} has "
+          f"{size} along {axis!r}, which cannot be divided over the {parts} "
+          f"devices of {' × '.join(mesh_axes)}; change {bindings}, or do not "
+          f"divide {axis!r}: {rule}"
         )
+
+
+def _is_box(leaf: object) -> bool:
+  return isinstance(leaf, nn.LogicallyPartitioned)

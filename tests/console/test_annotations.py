@@ -26,6 +26,12 @@ class _Opaque(Protocol):
     (Literal["a", "b"], ["a"], ["c", None], "'a' or 'b'"),
     (Sequence[str], [["a"], ("a",), []], ["a", ["a", 1]], "a list of strings"),
     (tuple[int, ...], [(1, 2), [1]], [1, ("a",)], "a list of integers"),
+    (
+      tuple[str, int | None],
+      [("a", 1), ["a", None]],
+      [("a",), (1, 1), ("a", "b"), ("a", 1, 1)],
+      "(a string, an integer or None)",
+    ),
     (Mapping[str, int], [{"a": 1}], [{"a": "b"}, 1], "a dictionary"),
     (epath.PathLike, ["a", epath.Path("a")], [1, None], "a string or a path"),
     (os.PathLike, [epath.Path("a")], ["a"], "a path"),

@@ -50,13 +50,15 @@ def test_equals_a_full_sort_with_ties_to_the_lower_row(
     np.testing.assert_array_equal(found.scores, scores)
 
 
-@pytest.mark.parametrize("model_parallelism", [1, 2])
+@pytest.mark.parametrize("fsdp", [1, 2])
+@pytest.mark.parametrize("model_parallelism", [1, 2, 4])
 @pytest.mark.parametrize("num_blocks", [3, 50, 4001])
-def test_eight_devices_find_what_one_finds(num_blocks, model_parallelism):
+def test_eight_devices_find_what_one_finds(num_blocks, fsdp, model_parallelism):
   vectors = _whole_numbers((num_blocks, 6), seed=2)
   queries = _whole_numbers((13, 6), seed=3)
-  mesh = make_mesh(model_parallelism=model_parallelism)
+  mesh = make_mesh(fsdp=fsdp, model_parallelism=model_parallelism)
   sharded = exact.ExactIndex(vectors, ExactConfig(rows_per_step=128), mesh=mesh)
+  assert sharded.capacity < num_blocks * 9 / 8 + 8 * exact_search.GROUP
   # 600 are more than a device has.
   for k in {1, min(11, num_blocks), min(600, num_blocks)}:
     found = sharded.search(_queries(queries), k)

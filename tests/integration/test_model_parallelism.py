@@ -18,27 +18,47 @@ def commands(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_two_devices_share_the_parameters_and_compute_the_same(
+def test_four_devices_share_the_parameters_and_compute_the_same(
   commands, tmp_path
 ):
   losses = {}
-  for devices in (1, 2):
+  for sharing in (1, 2):
     result = commands.train(
       "inverse_cloze",
-      tmp_path / str(devices),
+      tmp_path / str(sharing),
       NUM_STEPS=_STEPS,
-      MODEL_PARALLELISM=devices,
+      FSDP=sharing,
+      MODEL_PARALLELISM=sharing,
       PACK=False,
     )
     assert result.step == _STEPS
-    losses[devices] = result.metrics["loss"]
+    losses[sharing] = result.metrics["loss"]
   assert losses[2] == pytest.approx(losses[1], rel=1e-4)
 
 
 def test_a_number_of_wordpieces_that_two_devices_cannot_share(world, tmp_path):
   assert world.corpus.vocab_size % 2 == 1
-  with pytest.raises(ValueError, match=r"word_embeddings.* cannot be divided"):
+  with pytest.raises(ValueError, match=r"'vocab', which cannot be divided .*"):
     Commands(world).train(
       "inverse_cloze", tmp_path, NUM_STEPS=1, MODEL_PARALLELISM=2
     )
   assert not (tmp_path / "checkpoints" / "0").exists()
+
+
+@pytest.mark.slow
+def test_a_vocabulary_that_cannot_be_divided_may_be_replicated(world, tmp_path):
+  result = Commands(world).train(
+    "inverse_cloze",
+    tmp_path,
+    NUM_STEPS=1,
+    MODEL_PARALLELISM=2,
+    AXIS_RULES=[("vocab", None)],
+  )
+  assert result.step == 1
+
+
+def test_heads_that_cannot_be_divided_are_refused(world, tmp_path):
+  with pytest.raises(ValueError, match="num_heads=2 cannot be divided over 4"):
+    Commands(world).train(
+      "inverse_cloze", tmp_path, NUM_STEPS=1, MODEL_PARALLELISM=4
+    )

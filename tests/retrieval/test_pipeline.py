@@ -1,13 +1,19 @@
 """Retrieval ahead of the step: what is found, where it lies, and errors."""
 
+import functools
+
 import jax
 import numpy as np
+import optax
 import pytest
 
 from realm_jax.indexes.exact import ExactIndex
 from realm_jax.indexes.protocol import SearchResult
+from realm_jax.models.retriever import embed_queries, query_tower_parameters
+from realm_jax.partitioning import rules
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.retrieval.pipeline import RetrievalPipeline
+from tests.training import tiny
 
 NUM_BLOCKS, DIM, K = 11, 4, 3
 TOKENS = np.arange(16, dtype=np.int32).reshape(8, 2) % 5
@@ -138,3 +144,24 @@ def test_an_error_in_the_background_reaches_the_loop(pipeline):
   found = SearchResult(rows=TOKENS, scores=TOKENS.astype(np.float32))
   with pytest.raises(OSError, match="disk gone"):
     pipeline.reuse(found, fail).result()
+
+
+def test_parameters_may_be_divided_over_the_devices():
+  mesh = make_mesh(fsdp=2, model_parallelism=2)
+  retriever, _ = tiny.models()
+  embed = functools.partial(embed_queries, retriever)
+  update = optax.sgd(1.0)
+  params = tiny.state("inverse_cloze", update, mesh)[0].params["retriever"]
+  tower = query_tower_parameters(retriever, params)
+  assert any(not leaf.is_fully_replicated for leaf in jax.tree.leaves(tower))
+  queries = tiny.arrays("inverse_cloze")["query"]
+  pipeline = RetrievalPipeline(embed, mesh=mesh)
+  vectors = pipeline.embed(queries, tower)
+  # Those of a generation are replicated.
+  whole = rules.replicate(jax.device_get(tower), mesh)
+  again = pipeline.embed(queries, whole)
+  pipeline.close()
+  alone = jax.jit(embed)(jax.device_get(tower), queries)
+  for found in (vectors, again):
+    assert found.sharding.is_equivalent_to(rules.batch_sharding(mesh), 2)
+    np.testing.assert_allclose(found, alone, rtol=1e-5, atol=1e-6)

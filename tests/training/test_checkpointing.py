@@ -39,16 +39,18 @@ OPTIMIZER = make_optimizer(OptimizerConfig(learning_rate=1.0), num_steps=10)
 
 
 @functools.cache
-def _drawn(stage, model_parallelism):
-  mesh = make_mesh(model_parallelism=model_parallelism)
+def _drawn(stage, fsdp, model_parallelism):
+  mesh = make_mesh(fsdp=fsdp, model_parallelism=model_parallelism)
   return tiny.state(stage, OPTIMIZER, mesh)[0]
 
 
-def _state(stage="pretraining", *, step=0, shift=0.0, model_parallelism=1):
+def _state(
+  stage="pretraining", *, step=0, shift=0.0, fsdp=1, model_parallelism=1
+):
   """A state whose every value differs from that of another shift."""
   state = jax.tree.map(
     lambda x: jax.device_put(np.asarray(x) + x.dtype.type(shift), x.sharding),
-    _drawn(stage, model_parallelism),
+    _drawn(stage, fsdp, model_parallelism),
   )
   return state._replace(
     step=jax.device_put(np.int32(step), state.step.sharding)
@@ -94,8 +96,13 @@ def _assert_same(one, two):
   )
 
 
+def _table(state):
+  return state.optimizer[1].mean["reader"]["encoder"]["word_embeddings"]
+
+
 def test_everything_comes_back_and_lies_where_it_should(store):
-  saved = _state(step=12, shift=2.0)
+  saved = _state(step=12, shift=2.0, fsdp=8)
+  assert _table(saved).sharding.shard_shape((40, 8)) == (40, 1)
   retrieved = RetrievedIds(
     # Of 63 bits, which devices do not have.
     ids=(2**63 - 1 - np.arange(16)).reshape(8, 2),
@@ -104,12 +111,13 @@ def test_everything_comes_back_and_lies_where_it_should(store):
   positions = 2**40 + 8 * np.arange(8)[::-1] + np.arange(8)
   _save(store, saved, LoopState(positions, generation=8, retrieved=retrieved))
   # The successor may be laid out otherwise.
-  fresh = _state(model_parallelism=2)
+  fresh = _state(fsdp=2, model_parallelism=2)
   state, loop = _restore(store, fresh)
   _assert_same(state, saved)
   assert jax.tree.map(lambda x: x.sharding, state) == jax.tree.map(
     lambda x: x.sharding, fresh
   )
+  assert _table(state).sharding.shard_shape((40, 8)) == (20, 4)
   assert loop.generation == 8
   np.testing.assert_array_equal(loop.positions, positions)
   np.testing.assert_array_equal(loop.retrieved.ids, retrieved.ids)

@@ -9,6 +9,7 @@ from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever
 from realm_jax.training.config import (
   CheckpointConfig,
+  MeshConfig,
   RefreshConfig,
   TrainConfig,
 )
@@ -35,16 +36,22 @@ def _config(**changes):
   return dataclasses.replace(config, **changes)
 
 
+def test_impossible_numbers_are_refused():
+  with pytest.raises(ValueError, match="want 0 or more: change NUM_STEPS"):
+    _config(num_steps=-1)
+
+
 @pytest.mark.parametrize(
   ("changes", "message"),
   [
-    ({"num_steps": -1}, "num_steps=-1; want 0 or more: change NUM_STEPS"),
-    ({"model_parallelism": 0}, "model_parallelism=0; want 1 or more"),
+    ({"model_parallelism": 0}, "want 1 or more: change MODEL_PARALLELISM"),
+    ({"fsdp": 0}, "fsdp=0; want 1 or more: change FSDP"),
+    ({"rules": [("vocabulary", None)]}, "is for no logical axis"),
   ],
 )
-def test_impossible_numbers_are_refused(changes, message):
+def test_a_mesh_that_cannot_be_is_refused(changes, message):
   with pytest.raises(ValueError, match=message):
-    _config(**changes)
+    MeshConfig(**changes)
 
 
 def test_a_run_saves_checkpoints():
