@@ -137,6 +137,9 @@ class TrainConfig:
     mesh: How the devices share the parameters and the work.
     pack: Whether short sequences share rows. Otherwise all are padded to the
       greatest length, and the step computes on the padding, too.
+    max_shape_buckets: Number of shapes, at most, that the step of packed
+      sequences is compiled for before the run starts. With more of them, a
+      step computes on less padding.
   """
 
   model_dir: epath.PathLike
@@ -150,9 +153,10 @@ class TrainConfig:
   refresh: RefreshConfig = RefreshConfig()
   mesh: MeshConfig = MeshConfig()
   pack: bool = True
+  max_shape_buckets: int = 5
 
   def __post_init__(self) -> None:
-    require_at_least(self, num_steps=0)
+    require_at_least(self, num_steps=0, max_shape_buckets=1)
     if self.data.corpus_version is not None:
       raise ValueError(
         f"corpus_version={self.data.corpus_version}; a run reads the version "

@@ -144,6 +144,7 @@ def _shape_buckets(setup: RunSetup) -> tuple[Packer, list[StepBatch]]:
       empty(data.batch_size),
       dataclasses.replace(inputs, groups=whole),
       setup.corpus,
+      at_most=setup.config.max_shape_buckets,
     )
   packer = Packer(buckets, groups=groups, pack=setup.config.pack)
   plans = packer.plan(example)

@@ -1,7 +1,7 @@
 """Chooses the shape buckets: the row counts that a step is compiled for.
 
 They are chosen before the first step, so that each is compiled once: one that
-holds most batches, and one that holds any.
+holds most batches, one that holds any, and some between, in a geometric series.
 """
 
 import math
@@ -21,14 +21,19 @@ from realm_jax.training.stages.protocol import ExampleArrays, Stage
 _SAMPLES = 8
 # Factor of that estimate: retrieved blocks may be longer than random ones.
 _MARGIN = 1.1
-# A smaller bucket must save this share of the tokens to be worth compiling.
+# Share of the next bucket's tokens that a bucket saves, to be worth compiling.
 _MIN_SAVING = 0.15
 
 
 def choose_shape_buckets(
-  stage: Stage, shapes: ExampleArrays, inputs: ModelInputs, corpus: Corpus
+  stage: Stage,
+  shapes: ExampleArrays,
+  inputs: ModelInputs,
+  corpus: Corpus,
+  *,
+  at_most: int,
 ) -> list[packer.ShapeBucket]:
-  """Chooses the bucket that most batches need, and the one that holds any.
+  """Chooses buckets from the one that most batches need to one that holds any.
 
   They follow from the shapes and from random sentences and blocks of the corpus
   alone. A resumed run must have the same buckets, or its sums would be rounded
@@ -53,8 +58,24 @@ def choose_shape_buckets(
     for rows, most in zip(zip(*needed, strict=True), largest, strict=True)
   )
   lengths = [rows.token_ids.shape[1] for rows in packer.encoder_inputs(batch)]
-  saving = 1 - np.dot(usual, lengths) / np.dot(largest, lengths)
-  return [usual, largest] if saving >= _MIN_SAVING else [largest]
+  ratio = np.dot(usual, lengths) / np.dot(largest, lengths)
+  useful = 1 + int(math.log(ratio) / math.log(1 - _MIN_SAVING))
+  return _geometric(usual, largest, num_buckets=min(at_most, useful))
+
+
+def _geometric(
+  usual: packer.ShapeBucket, largest: packer.ShapeBucket, *, num_buckets: int
+) -> list[packer.ShapeBucket]:
+  """Returns buckets whose rows grow by the same factors, up to the largest."""
+  steps = num_buckets - 1
+  smaller = [
+    tuple(
+      math.ceil(rows * (most / rows) ** (step / steps))
+      for rows, most in zip(usual, largest, strict=True)
+    )
+    for step in range(steps)
+  ]
+  return [*smaller, largest]
 
 
 def abstract_batch(batch: StepBatch, mesh: Mesh) -> StepBatch:

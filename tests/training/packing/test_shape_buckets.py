@@ -83,8 +83,12 @@ def test_buckets_follow_from_the_corpus(tmp_path):
     ModelInputs(Models(*tiny.models()), groups=RowGroups.of_one_process(2)),
     corpus,
   )
-  buckets = choose()
-  assert buckets == choose()
-  usual, largest = buckets
-  assert largest == (8, 8)
-  assert usual[1] < 8
+  buckets = choose(at_most=5)
+  assert buckets == choose(at_most=5)
+  assert 2 < len(buckets) <= 5
+  assert buckets[-1] == (8, 8)
+  blocks = [rows for _, rows in buckets]
+  assert blocks == sorted(blocks)
+  # The first is what most batches need, however many there are.
+  assert choose(at_most=2) == [buckets[0], buckets[-1]]
+  assert choose(at_most=1) == [buckets[-1]]
