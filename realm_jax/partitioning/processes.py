@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -29,6 +30,8 @@ _POLL_SECONDS = 1.0
 # How long process 0, which serves the store, stays after it has failed, so that
 # the others can read why.
 _FAREWELL_SECONDS = 3.0
+# How much later than us jax would give up waiting for other processes.
+_MARGIN_SECONDS = 60
 _NO_CLUSTER = "coordinator_address should be defined"
 _TIMED_OUT = ("DEADLINE_EXCEEDED", "NOT_FOUND")
 # How many agreements of each name this process has opened.
@@ -63,8 +66,10 @@ def initialize(given: ProcessFlags) -> None:
   Open MPI, Kubernetes); without one, there is one process and nothing is
   started. Call it before jax looks for its devices.
 
+  A process that has waited in vain for the others ends with a line.
+
   Raises:
-    ProcessesError: The flags are incomplete, or not all processes started.
+    ProcessesError: The flags are incomplete or wrong.
   """
   wanted = given.coordinator_address, given.num_processes, given.process_id
   if None in wanted and set(wanted) != {None}:
@@ -77,24 +82,34 @@ def initialize(given: ProcessFlags) -> None:
   # Its handler of SIGTERM and ours would displace each other. What SIGTERM
   # asks for goes through the decisions of the loop.
   jax.config.update("jax_enable_preemption_service", False)
+  patience = given.initialization_timeout_seconds
+  # jax would abort with the stack of its threads.
+  deadline = threading.Timer(patience, _end_without_the_others, [given])
+  deadline.daemon = True
+  deadline.start()
   try:
     jax.distributed.initialize(
       *wanted,
       heartbeat_timeout_seconds=given.heartbeat_timeout_seconds,
-      initialization_timeout=given.initialization_timeout_seconds,
+      initialization_timeout=patience + _MARGIN_SECONDS,
     )
   except ValueError as error:
     if _NO_CLUSTER not in str(error):
       raise ProcessesError(str(error)) from error
-  except RuntimeError as error:
-    if "DEADLINE_EXCEEDED" not in str(error):
-      raise
-    raise ProcessesError(
-      f"not all of the {given.num_processes} processes started within "
-      f"{given.initialization_timeout_seconds} s; start one with each "
-      f"--process_id from 0 to {(given.num_processes or 0) - 1}, and the same "
-      "--coordinator_address"
-    ) from error
+  finally:
+    deadline.cancel()
+
+
+def _end_without_the_others(given: ProcessFlags) -> None:
+  all_of_them = "" if given.num_processes is None else f" {given.num_processes}"
+  print(
+    f"not all{all_of_them} processes started within "
+    f"{given.initialization_timeout_seconds} s; start one with each "
+    "--process_id from 0 on, and the same --coordinator_address",
+    file=sys.stderr,
+    flush=True,
+  )
+  os._exit(2)
 
 
 def is_alone() -> bool:

@@ -1,0 +1,90 @@
+"""One of two processes that agree on decisions, and print what they see.
+
+python -m tests.partitioning.processes_child ADDRESS INDEX SCENARIO
+"""
+
+import json
+import sys
+
+import jax
+
+from realm_jax.partitioning import processes
+from realm_jax.partitioning.processes import Agreement, ProcessesError
+
+
+def _agree(index: int) -> dict:
+  """What a process sees of decisions that all take well."""
+  agreement = Agreement("loop", while_waiting=lambda: None)
+  seen = {
+    "sums": [
+      agreement.decide(f"sum {i}", i * (index + 1), sum) for i in range(5)
+    ],
+    "led": agreement.led("name", lambda: f"of process {index}"),
+    "everywhere": agreement.everywhere("own", lambda: index),
+  }
+  for name, compute in (
+    ("led fails", lambda: agreement.led("file", _fail, (OSError,))),
+    (
+      "one fails",
+      lambda: agreement.everywhere(
+        "file", _fail if index else lambda: 0, (OSError,)
+      ),
+    ),
+  ):
+    try:
+      compute()
+    except OSError as error:
+      seen[name] = str(error)
+  try:
+    agreement.require_same({"BATCH_SIZE": str(8 * (index + 1)), "SEED": "0"})
+  except ProcessesError as error:
+    seen["different"] = str(error)
+  flag = agreement.flag("stop")
+  if index:
+    flag.set()
+  agreement.decide("one has set it", None, lambda facts: None)
+  seen["flag"] = flag.is_set()
+  another = Agreement("loop")
+  seen["again"] = another.decide("sum 0", index, sum)
+  store = processes._client().key_value_dir_get("realm_jax/")
+  seen["keys"] = len([key for key, _ in store if "/flags/" not in key])
+  agreement.decide("all have looked", None, lambda facts: None)
+  return seen
+
+
+def _fail() -> None:
+  raise OSError("the disk is gone")
+
+
+def _lose_step(index: int) -> dict:
+  try:
+    Agreement("loop").decide(f"of process {index}", None, lambda facts: None)
+  except ProcessesError as error:
+    return {"error": str(error)}
+  return {}
+
+
+def main() -> None:
+  address, index, scenario = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+  jax.config.update("jax_platforms", "cpu")
+  try:
+    processes.initialize(
+      processes.ProcessFlags(
+        address,
+        num_processes=2,
+        process_id=index,
+        heartbeat_timeout_seconds=10,
+        initialization_timeout_seconds=60 if scenario != "alone" else 2,
+      )
+    )
+    seen = {"agree": _agree, "lose step": _lose_step, "fail": _lose_step}[
+      scenario
+    ](index)
+  except ProcessesError as error:
+    seen = {"error": str(error)}
+  print(json.dumps(seen), flush=True)
+  processes.leave(2 if "error" in seen else 0)
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,109 @@
+"""Two real processes agree on decisions, and notice when one is missing."""
+
+import json
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from realm_jax.partitioning import processes
+from realm_jax.partitioning.processes import Agreement, ProcessFlags
+
+_PATIENCE_SECONDS = 60.0
+
+
+@pytest.fixture
+def start(project_dir, command_environment):
+  """`start(scenario, count)`: exit codes, and what each process saw."""
+  started = []
+
+  def run(scenario, count=2):
+    with socket.socket() as found:
+      found.bind(("localhost", 0))
+      address = f"localhost:{found.getsockname()[1]}"
+    module = "tests.partitioning.processes_child"
+    for index in range(count):
+      started.append(
+        subprocess.Popen(
+          [sys.executable, "-m", module, address, str(index), scenario],
+          cwd=project_dir,
+          env=command_environment,
+          stdout=subprocess.PIPE,
+          stderr=subprocess.PIPE if scenario == "alone" else None,
+          text=True,
+        )
+      )
+    outputs = [
+      child.communicate(timeout=_PATIENCE_SECONDS) for child in started
+    ]
+    codes = [child.returncode for child in started]
+    if scenario == "alone":
+      return codes, [error for _, error in outputs]
+    return codes, [json.loads(seen.splitlines()[-1]) for seen, _ in outputs]
+
+  yield run
+  for child in started:
+    child.kill()
+
+
+def test_all_read_what_process_0_decides(start):
+  codes, seen = start("agree")
+  assert codes == [0, 0]
+  for index, one in enumerate(seen):
+    assert one["sums"] == [0, 3, 6, 9, 12]
+    assert one["led"] == "of process 0"
+    assert one["everywhere"] == index
+    # An error of one is an error of all.
+    assert one["led fails"] == "the disk is gone"
+    assert one["one fails"] == "process 1: the disk is gone"
+    assert one["different"] == (
+      "BATCH_SIZE is 16 in process 1, and 8 in process 0; start all processes "
+      "with the same"
+    )
+    assert one["flag"]
+    # A second run in the same processes has decisions of its own.
+    assert one["again"] == 1
+    # Old decisions do not pile up.
+    assert one["keys"] < 10
+
+
+def test_processes_that_have_lost_step_are_stopped(start):
+  codes, seen = start("lose step")
+  assert codes == [2, 2]
+  assert "out of step: ['of process 0', 'of process 1']" in seen[0]["error"]
+  # Process 1 learns that process 0 has failed.
+  assert "process 0 has failed" in seen[1]["error"]
+
+
+def test_a_process_too_few_is_said(start):
+  codes, seen = start("alone", count=1)
+  assert codes == [2]
+  (line,) = seen[0].splitlines()
+  assert line.startswith("not all 2 processes started within 2 s; start one")
+
+
+@pytest.mark.parametrize(
+  "flags",
+  [
+    ProcessFlags("localhost:1"),
+    ProcessFlags(num_processes=2, process_id=0),
+    ProcessFlags("localhost:1", num_processes=1),
+  ],
+)
+def test_incomplete_flags_are_refused(flags):
+  with pytest.raises(processes.ProcessesError, match="belong together"):
+    processes.initialize(flags)
+
+
+def test_a_lone_process_needs_no_service():
+  agreement = Agreement("loop")
+  assert (agreement.index, agreement.count) == (0, 1)
+  assert agreement.decide("sum", 3, sum) == 3
+  assert agreement.led("name", lambda: "alone") == "alone"
+  assert agreement.everywhere("name", lambda: "alone") == "alone"
+  agreement.require_same({"BATCH_SIZE": "8"})
+  flag = agreement.flag("stop")
+  flag.set()
+  assert not flag.is_set()
+  assert processes.is_alone()
