@@ -11,18 +11,13 @@ from tests import tiny_world
 
 pytestmark = pytest.mark.slow
 
-_MODEL = f"""
-include "gin/models/tiny.gin"
-JOINT_LENGTH = {tiny_world.JOINT_LENGTH}
-"""
+_MODEL = "tests/integration/tiny.gin"
 
 
 def test_one_command_trains_builds_the_index_and_evaluates(
   tmp_path: Path, project_dir: Path, command_environment: dict[str, str]
 ):
   world = tiny_world.build(tmp_path)
-  model = tmp_path / "model.gin"
-  model.write_text(_MODEL)
   run = tmp_path / "run"
   done = subprocess.run(
     [
@@ -30,28 +25,23 @@ def test_one_command_trains_builds_the_index_and_evaluates(
       f"--model_dir={run}",
       f"--corpus_dir={world.corpus_dir}",
       "--gin_file=gin/runs/pretrain.gin",
-      f"--gin_file={model}",
+      f"--gin_file={_MODEL}",
       "--gin.NUM_STEPS=6",
       "--gin.BATCH_SIZE=4",
       "--gin.NUM_CANDIDATES=3",
       "--gin.SAVE_EVERY_STEPS=2",
       "--gin.LAG_STEPS=2",
       "--gin.WAIT_FOR_GENERATIONS=True",
-      f"--gin.BLOCK_LENGTH={tiny_world.BLOCK_LENGTH}",
-      f"--gin.QUERY_LENGTH={tiny_world.QUERY_LENGTH}",
       "--builder_gin_file=gin/runs/build_index.gin",
-      f"--builder_gin_file={model}",
+      f"--builder_gin_file={_MODEL}",
       "--builder.gin.INDEX=%EXACT",
       "--builder.gin.MODE='every'",
-      f"--builder.gin.QUERY_LENGTH={tiny_world.QUERY_LENGTH}",
       "--evaluator_gin_file=gin/runs/eval_masked.gin",
-      f"--evaluator_gin_file={model}",
+      f"--evaluator_gin_file={_MODEL}",
       f"--evaluator.gin.OUTPUT_DIR='{run}/eval'",
       "--evaluator.gin.NUM_BATCHES=1",
       "--evaluator.gin.BATCH_SIZE=4",
       "--evaluator.gin.NUM_CANDIDATES=3",
-      f"--evaluator.gin.BLOCK_LENGTH={tiny_world.BLOCK_LENGTH}",
-      f"--evaluator.gin.QUERY_LENGTH={tiny_world.QUERY_LENGTH}",
     ],
     cwd=project_dir,
     env={**command_environment, "HOME": str(tmp_path)},
