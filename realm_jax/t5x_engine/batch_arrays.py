@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from clu.data.dataset_iterator import ArraySpec
 
 from realm_jax.models.arrays import AnyArray
 from realm_jax.training.batches import StepBatch
@@ -35,10 +34,12 @@ class BatchArrays:
       for path, leaf in jax.tree_util.tree_leaves_with_path(self.example)
     }
 
-  def specs(self, batch_size: int) -> dict[str, ArraySpec]:
+  def specs(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns shapes and types of the arrays of a batch."""
     return {
-      name: ArraySpec(leaf.dtype, (batch_size, *_of_one_example(leaf)))
+      name: jax.ShapeDtypeStruct(
+        (batch_size, *_of_one_example(leaf)), leaf.dtype
+      )
       for name, leaf in self._shapes.items()
     }
 

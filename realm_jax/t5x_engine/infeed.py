@@ -61,7 +61,10 @@ class CandidateInfeed(DatasetIterator):
   @property
   def element_spec(self) -> dict[str, ArraySpec]:
     """Shapes and types of this process's rows."""
-    return self._run.batch_arrays.specs(self._num_rows)
+    specs = self._run.batch_arrays.specs(self._num_rows)
+    return {
+      name: ArraySpec(spec.dtype, spec.shape) for name, spec in specs.items()
+    }
 
   def __next__(self) -> dict[str, np.ndarray]:
     run = self._run
@@ -118,9 +121,7 @@ class CandidateInfeed(DatasetIterator):
     return dataclasses.replace(
       whole,
       config=dataclasses.replace(config, stage=stage),
-      mesh=make_mesh(
-        model_parallelism=len(devices) // data, devices=devices
-      ),
+      mesh=make_mesh(model_parallelism=len(devices) // data, devices=devices),
       own_rows=rows,
       inputs=ModelInputs(
         whole.inputs.models, groups=RowGroups(batch_size, tuple(rows.tolist()))

@@ -12,6 +12,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import PyTree
 from t5x import models
 
+from realm_jax.models.arrays import AnyArray
 from realm_jax.objectives.weighted import Average
 from realm_jax.partitioning import rules
 from realm_jax.t5x_engine.optimizer import StageOptimizer
@@ -39,11 +40,6 @@ def logical_axis_rules() -> tuple[tuple[str, str | None], ...]:
 @flax.struct.dataclass
 class WeightedMean(metrics.Average):
   """The mean of an `Average` over the steps of a summary."""
-
-  @classmethod
-  def of(cls, average: Average) -> "WeightedMean":
-    """Returns the mean over one batch."""
-    return cls(total=average.total, count=average.weight)
 
   def compute(self) -> Any:
     """Returns the mean, as our own loop reports it."""
@@ -92,7 +88,7 @@ class StageModel(models.BaseModel):
   def loss_fn(
     self,
     params: PyTree,
-    batch: Mapping[str, jax.Array],
+    batch: Mapping[str, AnyArray],
     dropout_rng: jax.Array | None,
   ) -> tuple[jax.Array, dict[str, metrics.Metric]]:
     """Returns the stage's loss, and its metrics, of a global batch.
@@ -118,13 +114,16 @@ class StageModel(models.BaseModel):
       self._run.batch_arrays.unflatten(batch),
       dropout_rng,
     )
+    # The type checker does not see the fields of flax's dataclasses.
+    make: Any = WeightedMean
     averages = {"loss": weighted.loss, **weighted.metrics}
     return weighted.loss.mean, {
-      name: WeightedMean.of(average) for name, average in averages.items()
+      name: make(total=average.total, count=average.weight)
+      for name, average in averages.items()
     }
 
   def predict_batch_with_aux(
-    self, params: PyTree, batch: Mapping[str, jax.Array], rng: Any = None
+    self, params: PyTree, batch: Mapping[str, AnyArray], rng: Any = None
   ) -> NoReturn:
     """Raises an error: t5x's inference is not supported."""
     _refuse("predict")
@@ -132,7 +131,7 @@ class StageModel(models.BaseModel):
   def score_batch(
     self,
     params: PyTree,
-    batch: Mapping[str, jax.Array],
+    batch: Mapping[str, AnyArray],
     return_intermediates: bool = False,
   ) -> NoReturn:
     """Raises an error: t5x's inference is not supported."""
