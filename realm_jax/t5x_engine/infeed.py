@@ -151,8 +151,8 @@ def get_dataset(
     run: Run whose batches they are.
 
   Raises:
-    ValueError: `cfg` is of other data than the run, or processes that feed the
-      same rows would not search the same generations.
+    ValueError: `cfg` is of other data than the run, or processes could not
+      agree on the generations that they search.
   """
   del feature_converter_cls, num_epochs, continue_from_last_checkpoint
   data = run.config.data
@@ -162,15 +162,24 @@ def get_dataset(
       "utils.DatasetConfig has other data than inputs.DataConfig: "
       f"{given}, not {(data.task, data.split, data.batch_size)}"
     )
-  config = run.config
-  if (
-    num_shards < jax.process_count()
-    and config.stage.needs_index
-    and not config.waits
-  ):
+  if run.config.stage.needs_index:
+    _require_known_generations(run, num_shards)
+  return CandidateInfeed(run, shard_id=shard_id, num_shards=num_shards)
+
+
+def _require_known_generations(run: EngineRun, num_shards: int) -> None:
+  """Checks that nothing is searched that others do not expect."""
+  config, num_processes = run.config, jax.process_count()
+  if num_shards < num_processes and not config.waits:
     raise ValueError(
-      f"{jax.process_count()} processes share {num_shards} shards of the data, "
-      "and those of one shard must search the same generations; bind "
+      f"{num_processes} processes share {num_shards} shards of the data, and "
+      "those of one shard must search the same generations; bind "
       "WAIT_FOR_GENERATIONS = True, or lower MODEL_PARALLELISM"
     )
-  return CandidateInfeed(run, shard_id=shard_id, num_shards=num_shards)
+  step, every = run.first[0], config.checkpoints.save_every_steps
+  if config.waits and step % every:
+    raise ValueError(
+      f"checkpoint {step} is no multiple of SAVE_EVERY_STEPS={every}, from "
+      "which t5x would count on, and the generations that are waited for would "
+      "not be built; continue it with realm_jax.train"
+    )
