@@ -12,6 +12,7 @@ and no process waits for another.
 
 import dataclasses
 import math
+import sys
 import threading
 from typing import Any
 
@@ -32,11 +33,15 @@ from realm_jax.training.setup import RunSetup
 from realm_jax.training.stages.model_inputs import ModelInputs
 
 
-class _UntilExit(LocalDecisions):
-  """Decisions of one process, which stops waiting when the process exits."""
+class _UntilError(LocalDecisions):
+  """Decisions of one process, which stops waiting when the process has failed.
+
+  t5x waits for the first batch in a thread, for which Python waits at its exit.
+  """
 
   def stop_requested(self) -> bool:
-    return not threading.main_thread().is_alive()
+    # Set once an error that nobody has handled is printed.
+    return hasattr(sys, "last_value")
 
 
 class CandidateInfeed(DatasetIterator):
@@ -90,7 +95,7 @@ class CandidateInfeed(DatasetIterator):
     run.closing.callback(examples.close)
     example = run.example(self._num_rows, setup.inputs)
     bucket = largest_bucket(example, groups=self._num_rows)
-    decisions = _UntilExit(
+    decisions = _UntilError(
       threading.Event(),
       num_steps=config.num_steps,
       save_every_steps=config.checkpoints.save_every_steps,
