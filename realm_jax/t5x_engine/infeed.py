@@ -5,9 +5,9 @@ queries are embedded by the query tower that the generation was published with,
 whatever the stage is configured to do. The search of the next step runs while
 the devices compute, as in our own loop.
 
-The tower and an index on devices use the devices of this process alone. Each
-process searches for its own rows, in the newest generation that it has loaded,
-and no process waits for another.
+The tower and an index on devices use the devices of this process alone, so that
+no order of programs has to be kept among processes. Which generation they
+search is agreed on as in our own loop.
 """
 
 import dataclasses
@@ -26,15 +26,15 @@ from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.partitioning.rules import RowGroups
 from realm_jax.t5x_engine.run import EngineRun
 from realm_jax.training.candidates import CandidateStream
-from realm_jax.training.decisions import LocalDecisions
+from realm_jax.training.decisions import Decisions
 from realm_jax.training.packing.packer import Packer, largest_bucket
 from realm_jax.training.run import open_candidates
 from realm_jax.training.setup import RunSetup
 from realm_jax.training.stages.model_inputs import ModelInputs
 
 
-class _UntilError(LocalDecisions):
-  """Decisions of one process, which stops waiting when the process has failed.
+class _UntilError(Decisions):
+  """Decisions of a process that stops waiting once it has failed.
 
   t5x waits for the first batch in a thread, for which Python waits at its exit.
   """
@@ -52,16 +52,14 @@ class CandidateInfeed(DatasetIterator):
   from the checkpoint that t5x saves meanwhile.
   """
 
-  def __init__(self, run: EngineRun, *, shard_id: int, num_shards: int):
+  def __init__(self, run: EngineRun):
     self._run = run
-    self._shard_id = shard_id
-    self._num_shards = num_shards
     # The first access reads a checkpoint, before others are written.
     self._step, self._resumed = run.first
 
   @property
   def _num_rows(self) -> int:
-    return self._run.config.data.batch_size // self._num_shards
+    return len(self._run.setup.own_rows)
 
   @property
   def element_spec(self) -> dict[str, ArraySpec]:
@@ -88,9 +86,8 @@ class CandidateInfeed(DatasetIterator):
     config = setup.config
     examples = BatchStream(
       dataclasses.replace(config.data, corpus_version=setup.corpus.version),
-      start_position=self._resumed.position,
-      process_index=self._shard_id,
-      process_count=self._num_shards,
+      rows=setup.own_rows,
+      positions=self._resumed.positions,
     )
     run.closing.callback(examples.close)
     example = run.example(self._num_rows, setup.inputs)
@@ -116,20 +113,21 @@ class CandidateInfeed(DatasetIterator):
     can be divided between any two examples.
     """
     config, whole = self._run.config, self._run.setup
+    rows = tuple(whole.own_rows.tolist())
     stage: Any = config.stage
     if stage.needs_index:
       stage = dataclasses.replace(stage, current_queries=False)
     devices = jax.local_devices()
     data = math.gcd(self._num_rows, len(devices))
-    batch_size = config.data.batch_size
-    rows = np.arange(batch_size).reshape(self._num_shards, -1)[self._shard_id]
     return dataclasses.replace(
       whole,
       config=dataclasses.replace(config, stage=stage),
       mesh=make_mesh(model_parallelism=len(devices) // data, devices=devices),
-      own_rows=rows,
       inputs=ModelInputs(
-        whole.inputs.models, groups=RowGroups(batch_size, tuple(rows.tolist()))
+        whole.inputs.models,
+        groups=RowGroups(
+          config.data.batch_size, tuple(whole.own_rows.tolist())
+        ),
       ),
     )
 
@@ -156,8 +154,8 @@ def get_dataset(
     run: Run whose batches they are.
 
   Raises:
-    ValueError: `cfg` is of other data than the run, or processes could not
-      agree on the generations that they search.
+    ValueError: `cfg` is of other data than the run, t5x divides the batch
+      otherwise, or the generations that a run waits for would not be built.
   """
   del feature_converter_cls, num_epochs, continue_from_last_checkpoint
   data = run.config.data
@@ -167,24 +165,17 @@ def get_dataset(
       "utils.DatasetConfig has other data than inputs.DataConfig: "
       f"{given}, not {(data.task, data.split, data.batch_size)}"
     )
-  if run.config.stage.needs_index:
-    _require_known_generations(run, num_shards)
-  return CandidateInfeed(run, shard_id=shard_id, num_shards=num_shards)
-
-
-def _require_known_generations(run: EngineRun, num_shards: int) -> None:
-  """Checks that nothing is searched that others do not expect."""
-  config, num_processes = run.config, jax.process_count()
-  if num_shards < num_processes and not config.waits:
+  rows = np.arange(data.batch_size).reshape(num_shards, -1)[shard_id]
+  if not np.array_equal(rows, run.setup.own_rows):
     raise ValueError(
-      f"{num_processes} processes share {num_shards} shards of the data, and "
-      "those of one shard must search the same generations; bind "
-      "WAIT_FOR_GENERATIONS = True, or lower MODEL_PARALLELISM"
+      f"t5x wants the rows {rows} of this process, whose checkpoints have the "
+      f"rows {run.setup.own_rows}; choose another MODEL_PARALLELISM"
     )
-  step, every = run.first[0], config.checkpoints.save_every_steps
-  if config.waits and step % every:
+  step, every = run.first[0], run.config.checkpoints.save_every_steps
+  if run.config.waits and step % every:
     raise ValueError(
       f"checkpoint {step} is no multiple of SAVE_EVERY_STEPS={every}, from "
       "which t5x would count on, and the generations that are waited for would "
       "not be built; continue it with realm_jax.train"
     )
+  return CandidateInfeed(run)

@@ -1,6 +1,6 @@
 """A stage as t5x's model: the same modules, and the same loss."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import flax
@@ -22,18 +22,21 @@ from realm_jax.t5x_engine.run import EngineRun
 _MESH_AXES = ("data", "model")
 
 
-def logical_axis_rules() -> tuple[tuple[str, str | None], ...]:
-  """Returns our rules for `t5x.partitioning.PjitPartitioner`.
+def logical_axis_rules(run: EngineRun) -> tuple[tuple[str, str | None], ...]:
+  """Returns a run's rules for `t5x.partitioning.PjitPartitioner`.
 
-  Axes of the mesh that t5x does not have are left out.
+  Axes of the mesh that t5x does not have are left out. By the rule of `batch`
+  it divides the data.
   """
 
-  def in_t5x(axes: str | tuple[str, ...] | None) -> str | None:
-    named = (axes,) if isinstance(axes, str) else axes or ()
-    return next((axis for axis in named if axis in _MESH_AXES), None)
+  def in_t5x(part: str | Sequence[str] | None) -> str | None:
+    found = (axis for axis in rules.mesh_axes_of(part) if axis in _MESH_AXES)
+    return next(found, None)
 
-  return tuple(
-    (logical, in_t5x(axes)) for logical, axes in rules.LOGICAL_AXIS_RULES
+  own = run.config.mesh.axis_rules
+  return (
+    ("batch", "data"),
+    *((logical, in_t5x(part)) for logical, part in own),
   )
 
 

@@ -36,8 +36,8 @@ class EngineRun:
 
   Raises:
     RunLockError: MODEL_DIR has a trainer already.
-    ValueError: The configuration wants packing, or does not fit the corpus or
-      the devices.
+    ValueError: The configuration wants what t5x does not have: packing, or a
+      mesh with an axis fsdp.
   """
 
   def __init__(self, config: TrainConfig):
@@ -45,6 +45,12 @@ class EngineRun:
       raise ValueError(
         "t5x compiles its step for one shape, and packed batches have several; "
         "bind PACK = False"
+      )
+    if config.mesh.fsdp > 1:
+      raise ValueError(
+        f"FSDP={config.mesh.fsdp}: the meshes of t5x have no axis fsdp; divide "
+        "parameters over the data axis instead: "
+        '--gin.AXIS_RULES=\'[("embed", "data")]\''
       )
     self.config = config
     self.candidates: CandidateStream | None = None
@@ -74,9 +80,11 @@ class EngineRun:
     It must be asked for before t5x's loop begins.
     """
     if not (steps := self.store.steps()):
-      return 0, LoopState(position=0)
-    item = self.store.restore(steps[-1], items=("loop",))["loop"]
-    return steps[-1], LoopState.from_item(item, self.setup.mesh)
+      return 0, LoopState(positions=self.setup.own_rows.astype(np.int64))
+    step = steps[-1]
+    item = self.store.restore(step, items=("loop",))["loop"]
+    self.setup.identity.require_same(item, f"{self.store.directory}/{step}")
+    return step, LoopState.from_item(item, self.setup.mesh)
 
   @functools.cached_property
   def setup(self) -> RunSetup:

@@ -1,8 +1,8 @@
 """The infeed of t5x; skipped where t5x is absent."""
 
 import contextlib
+import dataclasses
 
-import jax
 import numpy as np
 import pytest
 
@@ -51,15 +51,19 @@ def _dataset_config(task="inverse_cloze", batch_size=_BATCH):
   )
 
 
-def test_shards_are_parts_of_the_same_batches(open_run, tmp_path):
-  runs = [
-    open_run(MODEL_DIR=tmp_path / name) for name in ("whole", "first", "second")
-  ]
-  whole = CandidateInfeed(runs[0], shard_id=0, num_shards=1)
-  shards = [
-    CandidateInfeed(runs[1 + shard], shard_id=shard, num_shards=2)
-    for shard in (0, 1)
-  ]
+def _part(run, rows):
+  """The infeed of a process that has these rows."""
+  run.setup = dataclasses.replace(run.setup, own_rows=rows)
+  run.first = (0, LoopState(positions=rows.astype(np.int64)))
+  return CandidateInfeed(run)
+
+
+def test_processes_feed_parts_of_the_same_batches(open_run, tmp_path):
+  rows = np.arange(_BATCH)
+  whole, *shards = (
+    _part(open_run(MODEL_DIR=tmp_path / name), own)
+    for name, own in (("whole", rows), ("first", rows[:4]), ("last", rows[4:]))
+  )
   for _ in range(3):
     batch, *parts = map(next, (whole, *shards))
     assert batch.keys() == parts[0].keys() == whole.element_spec.keys()
@@ -78,34 +82,22 @@ def test_other_data_than_the_runs_are_refused(open_run):
       get_dataset(_dataset_config(**other), 0, 1, run=run)
 
 
-def test_processes_of_one_shard_search_the_same_generations(
-  open_run, monkeypatch, tmp_path
-):
-  config = _dataset_config("masked_salient_spans")
-  follows = open_run("pretrain", NUM_CANDIDATES=4)
-  waits = open_run(
-    "pretrain",
-    NUM_CANDIDATES=4,
-    MODEL_DIR=tmp_path / "waits",
-    WAIT_FOR_GENERATIONS=True,
-  )
-  for run in (follows, waits):
-    run.first = (0, LoopState(position=0))
-  monkeypatch.setattr(jax, "process_count", lambda: 2)
-  with pytest.raises(ValueError, match="WAIT_FOR_GENERATIONS = True"):
-    get_dataset(config, 0, 1, run=follows)
-  get_dataset(config, 0, 2, run=follows)
-  get_dataset(config, 0, 1, run=waits)
+def test_other_rows_than_the_checkpoints_have_are_refused(open_run):
+  run = open_run()
+  with pytest.raises(ValueError, match="choose another MODEL_PARALLELISM"):
+    get_dataset(_dataset_config(), 1, 2, run=run)
 
 
 def test_a_checkpoint_between_two_generations_is_refused(open_run):
   run = open_run("pretrain", NUM_CANDIDATES=4, WAIT_FOR_GENERATIONS=True)
-  run.first = (5, LoopState(position=40))
+  run.first = (5, LoopState(positions=40 + np.arange(_BATCH)))
   with pytest.raises(ValueError, match="continue it with realm_jax"):
     get_dataset(_dataset_config("masked_salient_spans"), 0, 1, run=run)
 
 
-def test_packing_and_a_second_trainer_are_refused(open_run):
+def test_packing_fsdp_and_a_second_trainer_are_refused(open_run):
+  with pytest.raises(ValueError, match="have no axis fsdp"):
+    open_run(FSDP=2)
   with pytest.raises(ValueError, match="bind PACK = False"):
     open_run(PACK=True)
   run = open_run()

@@ -14,6 +14,7 @@ from t5x.train_state import FlaxOptimTrainState
 
 from realm_jax.t5x_engine.model import StageModel, logical_axis_rules
 from realm_jax.t5x_engine.run import EngineRun
+from realm_jax.training.config import MeshConfig
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
 from realm_jax.training.stages.model_inputs import Models
 from tests.t5x_engine.test_batch_arrays import one_example
@@ -36,6 +37,7 @@ class _Run(EngineRun):
         block_length=tiny.BLOCK,
       ),
       stage=tiny.OF_STAGE[stage],
+      mesh=MeshConfig(),
     )
     self.setup = types.SimpleNamespace(
       loss=tiny.loss(stage, dropout_rate=dropout_rate),
@@ -132,7 +134,7 @@ def test_every_parameter_and_moment_has_its_axes():
     jax.random.PRNGKey(0),
   )
   axes = state.as_logical_axes()
-  known = dict(logical_axis_rules())
+  known = dict(logical_axis_rules(run))
 
   def check(leaf, names):
     # None stand for an array that every device has in full.
@@ -149,10 +151,13 @@ def test_every_parameter_and_moment_has_its_axes():
 
 
 def test_rules_name_the_axes_of_t5x_alone():
-  rules = dict(logical_axis_rules())
-  assert rules["batch"] == "data"
+  run = _Run("pretraining")
+  rules = dict(logical_axis_rules(run))
+  assert rules["batch"] == rules["activation_batch"] == "data"
   assert rules["vocab"] == rules["heads"] == rules["mlp"] == "model"
   assert set(rules.values()) == {"data", "model", None}
+  run.config.mesh = MeshConfig(rules=[("embed", "data")])
+  assert ("embed", "data") in logical_axis_rules(run)
 
 
 def test_micro_batches_and_inference_are_refused():
