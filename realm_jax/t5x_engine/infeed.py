@@ -125,9 +125,7 @@ class CandidateInfeed(DatasetIterator):
       mesh=make_mesh(model_parallelism=len(devices) // data, devices=devices),
       inputs=ModelInputs(
         whole.inputs.models,
-        groups=RowGroups(
-          config.data.batch_size, tuple(whole.own_rows.tolist())
-        ),
+        groups=RowGroups(config.data.batch_size, rows),
       ),
     )
 
