@@ -53,7 +53,7 @@ setup(
     # themselves are in no registry, and ask for the heads of flax, optax,
     # clu and seqio and for another TFDS, which nothing here could run with:
     # `make t5x` adds them from their repositories without those demands.
-    "t5x": ["cached-property", "chex", "fiddle"],
+    "t5x": ["cached-property", "chex", "fiddle", "grain"],
     "dev": [
       "beartype",
       "hypothesis",

@@ -26,6 +26,10 @@ RECIPES = tuple(
 )
 
 
+# Commands of others; tests/integration/test_t5x.py runs those of t5x.
+_OTHERS = ("pip", "t5x", "venv")
+
+
 @dataclasses.dataclass(frozen=True)
 class Command:
   """A `python -m` command as a document shows it."""
@@ -69,7 +73,7 @@ def _commands() -> Iterator[Command]:
   for document in (*DOCUMENTS, *RECIPES):
     for line in _code(document).splitlines():
       found = re.match(r"\S*python3? -m (\S+) ?(.*)", line)
-      if found is None or found[1].partition(".")[0] in ("pip", "venv"):
+      if found is None or found[1].partition(".")[0] in _OTHERS:
         continue
       # A comment, a redirection or an ampersand ends the arguments.
       arguments = re.split(r" [#>&](?: |$)", found[2])[0]

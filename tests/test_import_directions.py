@@ -117,9 +117,22 @@ def test_a_library_that_may_change_is_imported_in_one_file(library: str):
     for found in rules.third_party(file)
     if found.library == library
     and file != home
-    and not file.startswith(f"{rules.PEERS}/")
+    and not file.startswith((f"{rules.PEERS}/", f"{rules.T5X_ENGINE}/"))
   ]
   assert not wrong, f"{library} belongs in {home} alone:\n" + "\n".join(wrong)
+
+
+def test_nothing_but_its_own_folder_needs_t5x():
+  wrong = [
+    str(found)
+    for package in ("realm_jax", "tasks", "launch", "benchmarks")
+    for file in rules.sources(package)
+    if not file.startswith(f"{rules.T5X_ENGINE}/")
+    for found in (*rules.third_party(file), *rules.imports(file))
+    if found.library == "t5x"
+    or found.module.startswith(rules.module_of(rules.T5X_ENGINE))
+  ]
+  assert not wrong, "t5x is absent as a rule:\n" + "\n".join(wrong)
 
 
 def test_what_runs_other_systems_needs_nothing_of_ours():

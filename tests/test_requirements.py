@@ -20,8 +20,9 @@ _DISTRIBUTIONS = {
   "google": "protobuf",
   "orbax": "orbax-checkpoint",
 }
-# Used where somebody has it, and in no extra: it outweighs all the rest.
-_OPTIONAL = ("torch",)
+# Used where somebody has it, and in no extra: torch outweighs all the rest, and
+# t5x is in no registry.
+_OPTIONAL = ("t5x", "torch")
 _EXTRA_OF = {"faiss": "faiss", "matplotlib": "demo", "xmanager": "launch"}
 _INSTALLED_EXTRAS = ("demo", "dev", "faiss", "launch")
 

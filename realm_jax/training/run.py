@@ -113,7 +113,7 @@ def open_run(config: TrainConfig) -> Iterator[tuple[TrainState, Run | None]]:
     )
     stack.callback(metrics.close)
     packer, batches = _shape_buckets(setup)
-    candidates = _open_candidates(
+    candidates = open_candidates(
       setup, examples, packer, decisions, loop_state, stack
     )
     step_function = compile_steps(setup, state, batches)
@@ -154,7 +154,7 @@ def _shape_buckets(setup: RunSetup) -> tuple[Packer, list[StepBatch]]:
   ]
 
 
-def _open_candidates(
+def open_candidates(
   setup: RunSetup,
   examples: BatchStream,
   packer: Packer,

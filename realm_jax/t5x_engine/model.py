@@ -1,0 +1,148 @@
+"""A stage as t5x's model: the same modules, and the same loss."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import flax
+import jax
+from clu import metrics
+from flax import linen as nn
+from flax.linen.partitioning import AxisMetadata
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jaxtyping import PyTree
+from t5x import models
+
+from realm_jax.models.arrays import AnyArray
+from realm_jax.objectives.weighted import Average
+from realm_jax.partitioning import rules
+from realm_jax.t5x_engine.optimizer import StageOptimizer
+from realm_jax.t5x_engine.run import EngineRun
+
+# The axes of t5x's meshes.
+_MESH_AXES = ("data", "model")
+
+
+def logical_axis_rules(run: EngineRun) -> tuple[tuple[str, str | None], ...]:
+  """Returns a run's rules for `t5x.partitioning.PjitPartitioner`.
+
+  Axes of the mesh that t5x does not have are left out. By the rule of `batch`
+  it divides the data.
+  """
+
+  def in_t5x(part: str | Sequence[str] | None) -> str | None:
+    found = (axis for axis in rules.mesh_axes_of(part) if axis in _MESH_AXES)
+    return next(found, None)
+
+  own = run.config.mesh.axis_rules
+  return (
+    ("batch", "data"),
+    *((logical, in_t5x(part)) for logical, part in own),
+  )
+
+
+@flax.struct.dataclass
+class WeightedMean(metrics.Average):
+  """The mean of an `Average` over the steps of a summary."""
+
+  def compute(self) -> Any:
+    """Returns the mean, as our own loop reports it."""
+    return Average(self.total, self.count).mean
+
+
+class StageModel(models.BaseModel):
+  """The stage of a run, which t5x can train and evaluate by its loss.
+
+  Our own commands evaluate what was trained: `realm_jax.evaluate` reads the
+  run's checkpoints.
+  """
+
+  # t5x hands it to the infeed, which makes its batches without seqio's.
+  FEATURE_CONVERTER_CLS = None
+
+  def __init__(self, run: EngineRun):
+    self._run = run
+    frozen = run.config.optimizer.freeze_retriever_steps
+    super().__init__(
+      StageOptimizer(run.setup.optimizer, freeze_retriever_steps=frozen)
+    )
+
+  def get_initial_variables(
+    self,
+    rng: jax.Array,
+    input_shapes: Mapping[str, Any],
+    input_types: Mapping[str, Any] | None = None,
+  ) -> PyTree:
+    """Returns random parameters, and the logical names of their axes.
+
+    The shapes follow from the run, not from the input.
+    """
+    del input_shapes, input_types
+    run = self._run
+    boxed = run.config.stage.init(run.setup.inputs.models, run.lengths, rng)
+    names = flatten_dict(nn.get_partition_spec(boxed))
+    axes = {
+      (*path[:-1], f"{path[-1]}_axes"): AxisMetadata(names=tuple(spec))
+      for path, spec in names.items()
+    }
+    return flax.core.freeze(
+      {"params": nn.unbox(boxed), "params_axes": unflatten_dict(axes)}
+    )
+
+  def loss_fn(
+    self,
+    params: PyTree,
+    batch: Mapping[str, AnyArray],
+    dropout_rng: jax.Array | None,
+  ) -> tuple[jax.Array, dict[str, metrics.Metric]]:
+    """Returns the stage's loss, and its metrics, of a global batch.
+
+    Args:
+      params: Parameters by component.
+      batch: Arrays of the infeed.
+      dropout_rng: Key of the dropout masks; None is without dropout.
+
+    Raises:
+      ValueError: The batch is a micro-batch. The mean of its loss has other
+        weights, and inverse cloze has no such part.
+    """
+    wanted = self._run.config.data.batch_size
+    found = {len(array) for array in batch.values()}
+    if found != {wanted}:
+      raise ValueError(
+        f"the loss is of batches of {wanted}, not of {found}; bind "
+        "trainer.Trainer.num_microbatches = None"
+      )
+    weighted = self._run.setup.loss(
+      flax.core.unfreeze(params),
+      self._run.batch_arrays.unflatten(batch),
+      dropout_rng,
+    )
+    # The type checker does not see the fields of flax's dataclasses.
+    make: Any = WeightedMean
+    averages = {"loss": weighted.loss, **weighted.metrics}
+    return weighted.loss.mean, {
+      name: make(total=average.total, count=average.weight)
+      for name, average in averages.items()
+    }
+
+  def predict_batch_with_aux(
+    self, params: PyTree, batch: Mapping[str, AnyArray], rng: Any = None
+  ) -> NoReturn:
+    """Raises an error: t5x's inference is not supported."""
+    _refuse("predict")
+
+  def score_batch(
+    self,
+    params: PyTree,
+    batch: Mapping[str, AnyArray],
+    return_intermediates: bool = False,
+  ) -> NoReturn:
+    """Raises an error: t5x's inference is not supported."""
+    _refuse("score")
+
+
+def _refuse(what: str) -> NoReturn:
+  raise NotImplementedError(
+    f"t5x cannot {what} with this model; evaluate MODEL_DIR with "
+    "`python -m realm_jax.evaluate`, or ask it with `python -m realm_jax.ask`"
+  )

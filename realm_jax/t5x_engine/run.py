@@ -1,0 +1,128 @@
+"""What the model, the infeed and the checkpoints of a run share."""
+
+import contextlib
+import functools
+import weakref
+
+import jax
+import numpy as np
+
+from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.t5x_engine.batch_arrays import BatchArrays
+from realm_jax.training.batches import StepBatch
+from realm_jax.training.candidates import CandidateStream
+from realm_jax.training.checkpointing import Checkpointer
+from realm_jax.training.config import TrainConfig
+from realm_jax.training.loop_state import LoopState
+from realm_jax.training.packing.packer import padded
+from realm_jax.training.run_lock import run_lock
+from realm_jax.training.setup import RunSetup, set_up
+from realm_jax.training.stages.model_inputs import ModelInputs
+from realm_jax.training.stages.protocol import ExampleArrays
+
+
+class EngineRun:
+  """A run of a stage in t5x's loop.
+
+  t5x makes its model, infeed and checkpoints one by one. Each of ours takes
+  this object, which a gin file makes once (`gin.singleton`).
+
+  Args:
+    config: Configuration of the run, as for `realm_jax.train`.
+
+  Attributes:
+    candidates: Candidate stream of the infeed, once it is open.
+    closing: Closes what the run has opened, at the exit of the process.
+
+  Raises:
+    RunLockError: MODEL_DIR has a trainer already.
+    ValueError: The configuration wants what t5x does not have: packing, or a
+      mesh with an axis fsdp.
+  """
+
+  def __init__(self, config: TrainConfig):
+    if config.pack:
+      raise ValueError(
+        "t5x compiles its step for one shape, and packed batches have several; "
+        "bind PACK = False"
+      )
+    if config.mesh.fsdp > 1:
+      raise ValueError(
+        f"FSDP={config.mesh.fsdp}: the meshes of t5x have no axis fsdp; divide "
+        "parameters over the data axis instead: "
+        '--gin.AXIS_RULES=\'[("embed", "data")]\''
+      )
+    self.config = config
+    self.candidates: CandidateStream | None = None
+    self.closing = contextlib.ExitStack()
+    weakref.finalize(self, self.closing.close)
+    if jax.process_index() == 0:
+      self.closing.enter_context(run_lock(config.model_dir))
+
+  @functools.cached_property
+  def store(self) -> CheckpointStore:
+    """The run's checkpoints."""
+    keep = self.config.checkpoints.keep
+    store = CheckpointStore(self.config.model_dir, keep=keep, read_only=False)
+    self.closing.callback(store.close)
+    return store
+
+  @functools.cached_property
+  def checkpointer(self) -> Checkpointer:
+    """What initializes or restores the state, and saves it."""
+    config = self.config.checkpoints
+    return Checkpointer(self.store, self.setup.identity, config)
+
+  @functools.cached_property
+  def first(self) -> tuple[int, LoopState]:
+    """Step that t5x's loop begins with, and the state of the data there.
+
+    It must be asked for before t5x's loop begins.
+    """
+    if not (steps := self.store.steps()):
+      return 0, LoopState(positions=self.setup.own_rows.astype(np.int64))
+    step = steps[-1]
+    item = self.store.restore(step, items=("loop",))["loop"]
+    self.setup.identity.require_same(item, f"{self.store.directory}/{step}")
+    return step, LoopState.from_item(item, self.setup.mesh)
+
+  @functools.cached_property
+  def setup(self) -> RunSetup:
+    """What follows from configuration, corpus and devices alone."""
+    return set_up(self.config)
+
+  @property
+  def lengths(self) -> dict[str, int]:
+    """Padded lengths of `query` and `block`."""
+    data = self.config.data
+    return {"query": data.query_length, "block": data.block_length}
+
+  @functools.cached_property
+  def batch_arrays(self) -> BatchArrays:
+    """The layout of the run's batches for t5x."""
+    of_one = ModelInputs(self.setup.inputs.models)
+    return BatchArrays(padded(self.example(1, of_one)))
+
+  def example(self, num_rows: int, inputs: ModelInputs) -> StepBatch:
+    """Returns a batch of the stage's shapes, before it is laid out."""
+    data, stage = self.config.data, self.config.stage
+    shape = (num_rows, stage.num_candidates, data.block_length)
+    arrays = ExampleArrays(
+      query=np.zeros((num_rows, data.query_length), np.int32),
+      candidates=np.zeros(shape, np.int32),
+      num_searched=self.setup.identity.num_searched,
+      max_masks=data.max_masks,
+    )
+    return stage.example(arrays, inputs)
+
+  def loop_state(self, step: int) -> LoopState:
+    """Returns the state of the data before a step, for a checkpoint.
+
+    Blocks that were retrieved for the step are left out: the generation's own
+    query tower finds the same ones again.
+    """
+    first_step, state = self.first
+    if step != first_step:
+      assert self.candidates is not None
+      state = self.candidates.state(step)
+    return state._replace(retrieved=None)

@@ -1,0 +1,128 @@
+"""The command `t5x.train` over our recipes; skipped where t5x is absent."""
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+from tensorflow.core.util import event_pb2
+
+from benchmarks.runs.jobs import as_gin
+from tests.integration.commands import MODEL_FILE
+
+pytestmark = [
+  pytest.mark.slow,
+  pytest.mark.usefixtures("one_device"),
+  pytest.mark.skipif(
+    importlib.util.find_spec("t5x") is None,
+    reason="t5x is absent; `make t5x` adds it",
+  ),
+]
+
+_STEPS, _SAVED = 4, 2
+_COMMON = {
+  "NUM_STEPS": _STEPS,
+  "SAVE_EVERY_STEPS": _SAVED,
+  "PACK": False,
+  # t5x draws the keys of dropout otherwise.
+  "retriever.Retriever.projection_dropout_rate": 0.0,
+  "BATCH_SIZE": 8,
+  "LEARNING_RATE": 1e-3,
+  "WARMUP_STEPS": 2,
+}
+_OF_RECIPE = {"inverse_cloze": {}, "pretrain": {"NUM_CANDIDATES": 4}}
+# Both engines compute the same, in programs that XLA fuses otherwise.
+_TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def train_with_t5x(commands, command_environment, project_dir):
+  """`train_with_t5x(recipe, model_dir)`: the command, until it ends."""
+
+  def run(recipe: str, model_dir: Path, **bindings) -> None:
+    bindings = {
+      **_COMMON,
+      **_OF_RECIPE[recipe],
+      "MODEL_DIR": model_dir,
+      "CORPUS_DIR": commands.world.corpus_dir,
+      "SUMMARY_EVERY_STEPS": 1,
+      **bindings,
+    }
+    command = [
+      *(sys.executable, "-m", "t5x.train", "--alsologtostderr"),
+      *(f"--gin_file=gin/t5x/{recipe}.gin", f"--gin_file={MODEL_FILE}"),
+      *(f"--gin.{name}={as_gin(value)}" for name, value in bindings.items()),
+    ]
+    ended = subprocess.run(
+      command,
+      cwd=project_dir,
+      env=command_environment,
+      stderr=subprocess.PIPE,
+      text=True,
+      timeout=600,
+    )
+    assert ended.returncode == 0, ended.stderr[-5000:]
+
+  return run
+
+
+def _losses_of_t5x(model_dir: Path) -> dict[int, float]:
+  """The loss of each step, as t5x has written it for TensorBoard."""
+  found = {}
+  files = sorted(map(str, (model_dir / "train").glob("events.*")))
+  for record in tf.data.TFRecordDataset(files).as_numpy_iterator():
+    event = event_pb2.Event.FromString(record)
+    for value in event.summary.value:
+      if value.tag == "loss":
+        found[event.step] = float(tf.make_ndarray(value.tensor))
+  return found
+
+
+def _losses(model_dir: Path) -> dict[int, float]:
+  lines = (model_dir / "metrics.jsonl").read_text().splitlines()
+  return {row["step"]: row["loss"] for row in map(json.loads, lines)}
+
+
+def _train(commands, recipe, model_dir, **bindings):
+  settings = _COMMON | _OF_RECIPE[recipe] | bindings
+  return commands.train(recipe, model_dir, **settings)
+
+
+def test_our_loop_continues_and_repeats_inverse_cloze_of_t5x(
+  commands, train_with_t5x, tmp_path
+):
+  train_with_t5x("inverse_cloze", tmp_path / "t5x")
+  losses = _losses_of_t5x(tmp_path / "t5x")
+  assert list(losses) == [1, 2, 3, 4]
+  first = tmp_path / "t5x/checkpoints/0"
+  _train(commands, "inverse_cloze", tmp_path / "own", INITIAL_CHECKPOINT=first)
+  assert _losses(tmp_path / "own") == pytest.approx(losses, rel=_TOLERANCE)
+  shutil.rmtree(tmp_path / f"t5x/checkpoints/{_STEPS}")
+  _train(commands, "inverse_cloze", tmp_path / "t5x")
+  expected = {step: losses[step] for step in (3, 4)}
+  assert _losses(tmp_path / "t5x") == pytest.approx(expected, rel=_TOLERANCE)
+
+
+def test_t5x_continues_and_repeats_pretraining_of_our_loop(
+  commands, train_with_t5x, tmp_path
+):
+  with commands.index_builder(tmp_path / "own"):
+    _train(commands, "pretrain", tmp_path / "own")
+  losses = _losses(tmp_path / "own")
+  first = tmp_path / "own/checkpoints/0"
+  # The generation is built from t5x's first checkpoint.
+  with commands.index_builder(tmp_path / "t5x"):
+    train_with_t5x("pretrain", tmp_path / "t5x", INITIAL_CHECKPOINT=first)
+  assert _losses_of_t5x(tmp_path / "t5x") == pytest.approx(
+    losses, rel=_TOLERANCE
+  )
+  shutil.rmtree(tmp_path / f"own/checkpoints/{_STEPS}")
+  train_with_t5x("pretrain", tmp_path / "own")
+  expected = {step: losses[step] for step in (3, 4)}
+  assert _losses_of_t5x(tmp_path / "own") == pytest.approx(
+    expected, rel=_TOLERANCE
+  )

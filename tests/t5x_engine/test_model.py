@@ -1,0 +1,177 @@
+"""A stage in t5x's interfaces; skipped where t5x is absent."""
+
+import types
+
+import flax
+import jax
+import numpy as np
+import optax
+import pytest
+
+pytest.importorskip("t5x", reason="t5x is absent; `make t5x` adds it")
+
+from t5x.train_state import FlaxOptimTrainState
+
+from realm_jax.t5x_engine.model import StageModel, logical_axis_rules
+from realm_jax.t5x_engine.run import EngineRun
+from realm_jax.training.config import MeshConfig
+from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
+from realm_jax.training.stages.model_inputs import Models
+from tests.t5x_engine.test_batch_arrays import one_example
+from tests.training import tiny
+
+_OPTIMIZER = OptimizerConfig(learning_rate=0.1, warmup_steps=1)
+
+
+class _Run(EngineRun):
+  """A run of a tiny stage that opens nothing."""
+
+  def __init__(self, stage, *, freeze_steps=0, dropout_rate=0.0):
+    optimizer = make_optimizer(_OPTIMIZER, num_steps=10)
+    models = Models(*tiny.models(dropout_rate=dropout_rate))
+    self.config = types.SimpleNamespace(
+      optimizer=types.SimpleNamespace(freeze_retriever_steps=freeze_steps),
+      data=types.SimpleNamespace(
+        batch_size=tiny.BATCH,
+        query_length=tiny.QUERY,
+        block_length=tiny.BLOCK,
+      ),
+      stage=tiny.OF_STAGE[stage],
+      mesh=MeshConfig(),
+    )
+    self.setup = types.SimpleNamespace(
+      loss=tiny.loss(stage, dropout_rate=dropout_rate),
+      optimizer=optimizer,
+      inputs=types.SimpleNamespace(models=models),
+    )
+    self.batch_arrays = one_example(stage)
+
+
+def _params(stage):
+  return flax.linen.unbox(tiny.init(stage, jax.random.key(0)))
+
+
+@pytest.mark.parametrize("stage", tiny.STAGES)
+@pytest.mark.parametrize("dropout_rate", [0.0, 0.3])
+def test_the_loss_is_the_stages_on_the_same_batch(stage, dropout_rate):
+  """Whatever the rows of the batch are, and with the same dropout masks."""
+  run = _Run(stage, dropout_rate=dropout_rate)
+  key = jax.random.PRNGKey(1)
+  arrays = run.batch_arrays.flatten(tiny.batch(stage, groups=tiny.BATCH))
+  params = _params(stage)
+  loss, metrics = jax.jit(StageModel(run).loss_fn)(
+    flax.core.freeze(params), arrays, key
+  )
+  ours = jax.jit(run.setup.loss)(
+    params, tiny.packed(stage, tiny.arrays(stage)), key
+  )
+  np.testing.assert_allclose(loss, ours.loss.mean, rtol=1e-5)
+  assert metrics.keys() == ours.means().keys()
+  for name, mean in ours.means().items():
+    np.testing.assert_allclose(metrics[name].compute(), mean, rtol=1e-5)
+
+
+def test_evaluation_is_without_dropout():
+  run, plain = (_Run("inverse_cloze", dropout_rate=rate) for rate in (0.9, 0.0))
+  batch = tiny.batch("inverse_cloze", groups=tiny.BATCH)
+  arrays = run.batch_arrays.flatten(batch)
+  params = _params("inverse_cloze")
+  losses = [
+    jax.jit(StageModel(r).eval_fn)(params, arrays)[0] for r in (run, plain)
+  ]
+  np.testing.assert_allclose(*losses, rtol=1e-6)
+
+
+def test_a_summary_weights_the_steps_and_bears_none():
+  run = _Run("inverse_cloze")
+  arrays = run.batch_arrays.flatten(
+    tiny.batch("inverse_cloze", groups=tiny.BATCH)
+  )
+  _, metrics = jax.jit(StageModel(run).eval_fn)(
+    _params("inverse_cloze"), arrays
+  )
+  mean = metrics["accuracy_removed"]
+  some, more, none = (
+    mean.replace(total=np.float32(total), count=np.float32(count))
+    for total, count in ((3, 4), (0, 2), (0, 0))
+  )
+  assert some.merge(more).merge(none).compute() == 0.5
+  assert none.compute() == 0.0
+
+
+@pytest.mark.parametrize("freeze_steps", [0, 2])
+def test_updates_are_those_of_our_optimizer(freeze_steps):
+  stage = "pretraining"
+  run = _Run(stage, freeze_steps=freeze_steps)
+  model, params = StageModel(run), _params(stage)
+  theirs = FlaxOptimTrainState.create(
+    model.optimizer_def,
+    model.get_initial_variables(jax.random.PRNGKey(0), {}),
+  ).replace_params(flax.core.freeze(params))
+  state = run.setup.optimizer.init(params)
+  for step in range(3):
+    gradient = jax.tree.map(lambda p, s=step: np.cos(s + 9 * p), params)
+    theirs = theirs.apply_gradient(
+      flax.core.freeze(gradient), learning_rate=None
+    )
+    if step < freeze_steps:
+      gradient["retriever"] = jax.tree.map(np.zeros_like, gradient["retriever"])
+    updates, state = run.setup.optimizer.update(gradient, state, params)
+    params = optax.apply_updates(params, updates)
+  assert int(theirs.step) == 3
+  jax.tree.map(
+    np.testing.assert_array_equal, flax.core.unfreeze(theirs.params), params
+  )
+
+
+def test_every_parameter_and_moment_has_its_axes():
+  run = _Run("pretraining")
+  model = StageModel(run)
+  state = jax.eval_shape(
+    lambda key: FlaxOptimTrainState.create(
+      model.optimizer_def, model.get_initial_variables(key, {})
+    ),
+    jax.random.PRNGKey(0),
+  )
+  axes = state.as_logical_axes()
+  known = dict(logical_axis_rules(run))
+
+  def check(leaf, names):
+    # None stand for an array that every device has in full.
+    assert len(names) in (0, leaf.ndim)
+    assert all(name in known for name in names)
+
+  params = flax.core.unfreeze(state.params)
+  names = flax.core.unfreeze(axes.params)
+  jax.tree.map(check, params, names)
+  assert names["reader"]["encoder"]["word_embeddings"][0] == "vocab"
+  adam = axes.param_states[1]
+  assert adam.mean == adam.variance == names
+  assert axes.step is None
+
+
+def test_rules_name_the_axes_of_t5x_alone():
+  run = _Run("pretraining")
+  rules = dict(logical_axis_rules(run))
+  assert rules["batch"] == rules["activation_batch"] == "data"
+  assert rules["vocab"] == rules["heads"] == rules["mlp"] == "model"
+  assert set(rules.values()) == {"data", "model", None}
+  run.config.mesh = MeshConfig(rules=[("embed", "data")])
+  assert ("embed", "data") in logical_axis_rules(run)
+
+
+def test_micro_batches_and_inference_are_refused():
+  run = _Run("inverse_cloze")
+  model = StageModel(run)
+  batch = tiny.batch("inverse_cloze", groups=tiny.BATCH)
+  half = {
+    name: array[: tiny.BATCH // 2]
+    for name, array in run.batch_arrays.flatten(batch).items()
+  }
+  params = _params("inverse_cloze")
+  with pytest.raises(ValueError, match="num_microbatches = None"):
+    model.loss_fn(params, half, None)
+  with pytest.raises(NotImplementedError, match="cannot"):
+    model.predict_batch(params, half)
+  with pytest.raises(NotImplementedError, match="cannot"):
+    model.score_batch(params, half)
