@@ -2,7 +2,9 @@
 
 Prints the best answers, each with the block that contains it and that block's
 probability p(z|x). Without a question on the command line it reads questions
-from the terminal or from its standard input. The model is loaded once.
+from the terminal or from its standard input. The model is loaded once. Of
+several processes, such as those of a TPU slice, process 0 answers on its own
+devices, and the others load nothing and end with it.
 """
 
 import sys
@@ -19,6 +21,7 @@ from realm_jax.evaluation.answering import (
   load_answerer,
 )
 from realm_jax.partitioning import cpu_tuning
+from realm_jax.partitioning.processes import Agreement
 
 _NUM_ANSWERS = flags.DEFINE_integer(
   "num_answers", 3, "Number of answers to print.", lower_bound=1
@@ -36,9 +39,14 @@ def main(argv: Sequence[str]) -> None:
   """Calls `evaluation.answering.load_answerer` and answers questions."""
   logging.set_verbosity(logging.WARNING)
   cpu_tuning.keep_freed_memory()
+  Agreement("ask").led("answers", lambda: _answer(argv[1:]))
+
+
+def _answer(words: Sequence[str]) -> None:
+  """Answers the question of the command line, or those of the input."""
   answerer = configuration.call(load_answerer)
   marks = _ON_TERMINAL if sys.stdout.isatty() else _ELSEWHERE
-  for question in [" ".join(argv[1:])] if argv[1:] else _questions():
+  for question in [" ".join(words)] if words else _questions():
     answered = answerer.ask(question)
     print(
       shown(answerer, answered, num_answers=_NUM_ANSWERS.value, marks=marks)

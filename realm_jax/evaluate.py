@@ -3,7 +3,9 @@
 The gin file chooses the evaluation: gin/runs/eval.gin answers questions,
 gin/runs/eval_retrieval.gin retrieves blocks for them, and
 gin/runs/eval_masked.gin fills in masked words. The figures are printed and
-written to OUTPUT_DIR and, with `--json=FILE`, to a file.
+written to OUTPUT_DIR and, with `--json=FILE`, to a file. Several processes,
+which are started as those of `realm_jax.train`, share the questions, and
+process 0 prints and writes.
 """
 
 from collections.abc import Sequence
@@ -13,8 +15,10 @@ from absl import flags
 from realm_jax import configuration, device_command
 from realm_jax.console.table import figures_table
 from realm_jax.evaluation import run
+from realm_jax.evaluation.outputs import Figures
 from realm_jax.files.json_file import write_json
 from realm_jax.partitioning import cpu_tuning
+from realm_jax.partitioning.processes import Agreement
 
 _JSON = flags.DEFINE_string(
   "json", None, "File to which the figures are written as JSON, too."
@@ -26,6 +30,11 @@ def main(argv: Sequence[str]) -> None:
   del argv
   cpu_tuning.keep_freed_memory()
   figures = configuration.call(run.evaluate)
+  # The others wait, so as to fail if process 0 cannot write.
+  Agreement("report").led("report", lambda: _report(figures))
+
+
+def _report(figures: Figures) -> None:
   if _JSON.value:
     write_json(_JSON.value, figures)
   print(figures_table(figures))

@@ -44,7 +44,8 @@ class CheckpointStore:
     keep: Number of latest checkpoints to keep. Step 0, from which the first
       generation is built, is kept as well.
     read_only: Whether this process only reads. It sees steps that the trainer
-      adds meanwhile.
+      adds meanwhile, and waits for no other process. Those that write do so
+      together, all at the same time.
   """
 
   def __init__(
@@ -76,6 +77,7 @@ class CheckpointStore:
           preservation_policy=policy,
           save_decision_policy=checkpoint_managers.FixedIntervalPolicy(1),
           enable_async_checkpointing=not self._read_only,
+          multiprocessing_options=_processes(alone=self._read_only),
         ),
       )
     return self._manager
@@ -205,6 +207,16 @@ def locate(path: epath.PathLike) -> tuple[CheckpointStore, int]:
     )
   store = CheckpointStore(path)
   return store, store.latest()
+
+
+def _processes(*, alone: bool) -> ocp.options.MultiprocessingOptions:
+  """Returns the processes that orbax's barriers wait for: this one, or all."""
+  if not alone:
+    return ocp.options.MultiprocessingOptions()
+  index = jax.process_index()
+  return ocp.options.MultiprocessingOptions(
+    primary_host=index, active_processes={index}
+  )
 
 
 def _reload(manager: ocp.CheckpointManager) -> None:

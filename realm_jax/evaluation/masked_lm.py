@@ -1,28 +1,28 @@
 """Evaluation of pre-training: masked words with and without retrieval."""
 
-import contextlib
-import dataclasses
 import functools
 import itertools
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from etils import epath
 
 from realm_jax.console.progress import Progress
 from realm_jax.evaluation import outputs
 from realm_jax.evaluation.generation import open_generation
 from realm_jax.evaluation.ranking import BlockRanker
+from realm_jax.evaluation.shares import Share
 from realm_jax.evaluation.trained_model import (
   ModelSource,
   TrainedModel,
   load_model,
-  whole_batch,
 )
 from realm_jax.generations.follow.loading import Generation
-from realm_jax.inputs.batches import Batch, BatchStream
+from realm_jax.inputs.batches import Batch
 from realm_jax.inputs.config import DataConfig
 from realm_jax.objectives.weighted import Average, WeightedLoss
 from realm_jax.partitioning import rules
@@ -67,16 +67,18 @@ def evaluate_masked_lm(
   if num_batches < 1:
     raise ValueError(f"num_batches={num_batches}; want at least 1")
   start = time.monotonic()
+  share = Share(source=source, data=data, stage=stage, num_batches=num_batches)
   model = load_model(source, stage)
   generation = open_generation(model)
-  stream = BatchStream(
-    dataclasses.replace(data, batch_size=whole_batch(data.batch_size))
-  )
-  with contextlib.closing(stream):
+  share.require_same(model, generation)
+  with share.batches(data) as stream:
     batches = itertools.islice(stream, num_batches)
-    sums = _evaluate_batches(model, generation, stage, batches)
-  return outputs.report(
-    {
+    own = _evaluate_batches(model, generation, stage, batches)
+  parts = share.gathered("sums", jax.tree.map(float, own._asdict()))
+
+  def metrics() -> outputs.Figures:
+    sums = _added(parts)
+    return {
       **{name: float(mean) for name, mean in sums.means().items()},
       "num_queries": int(sums.metrics["recall"].weight),
       "num_masks": int(sums.metrics["masked_accuracy"].weight),
@@ -84,11 +86,28 @@ def evaluate_masked_lm(
       "split": data.split,
       "task": data.task,
       "seed": data.seed,
-    },
+    }
+
+  return outputs.report(
+    metrics,
     model,
     generation,
     start=start,
     output_dir=output_dir,
+    share=share,
+  )
+
+
+def _added(parts: Sequence[Mapping[str, Any]]) -> WeightedLoss:
+  """Adds the fields of all processes' sums, of which JSON has made lists."""
+
+  def added(averages: Sequence[Sequence[float]]) -> Average:
+    return Average(*jnp.asarray(np.sum(averages, axis=0), jnp.float32))
+
+  names = parts[0]["metrics"]
+  return WeightedLoss(
+    added([part["loss"] for part in parts]),
+    {name: added([part["metrics"][name] for part in parts]) for name in names},
   )
 
 

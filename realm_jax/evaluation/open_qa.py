@@ -2,7 +2,6 @@
 
 import time
 
-import numpy as np
 from etils import epath
 
 from realm_jax.evaluation import metrics, outputs
@@ -12,7 +11,13 @@ from realm_jax.evaluation.answering import (
   AnsweringConfig,
   load_answerer,
 )
-from realm_jax.evaluation.questions import Question, evidence_of, open_questions
+from realm_jax.evaluation.questions import (
+  Question,
+  contains_answer,
+  evidence_of,
+  open_questions,
+)
+from realm_jax.evaluation.shares import Share
 from realm_jax.evaluation.trained_model import ModelSource
 from realm_jax.inputs.config import DataConfig
 from realm_jax.text import answers
@@ -38,19 +43,27 @@ def evaluate_open_qa(
     data: Open-QA task with its question file.
     answering: Number of blocks to search and read.
     answer_kind: Whether the task's answers are strings or regular expressions.
-    max_examples: Maximum number of questions; None takes all.
+    max_examples: Number of questions at the front of the file; None takes all.
+      Those that the task drops count.
     output_dir: Directory of `metrics.json` and `predictions.jsonl`, if any.
 
   Raises:
     ValueError: A file is missing or does not fit; the message says which.
   """
   start = time.monotonic()
+  share = Share(
+    source=source,
+    data=data,
+    answering=answering,
+    answer_kind=answer_kind,
+    max_examples=max_examples,
+  )
   with (
-    open_questions(data, max_examples=max_examples) as batches,
-    outputs.lines(output_dir, "predictions.jsonl") as write,
+    open_questions(data, share=share, max_examples=max_examples) as batches,
+    outputs.lines(output_dir, "predictions.jsonl", share) as lines,
   ):
     answerer = load_answerer(source, answering)
-    predictions, references, contains_answer = [], [], []
+    share.require_same(answerer.model, answerer.generation)
     for token_ids, questions in batches:
       answered = answerer.answer(token_ids, num_questions=len(questions))
       for question, found in zip(questions, answered, strict=True):
@@ -62,15 +75,16 @@ def evaluate_open_qa(
           num_read=answering.num_read,
         )
         line = _prediction(answerer, question, found, answer_kind)
-        write(question.position, line | {"evidence": evidence})
-        predictions.append(found.prediction)
-        references.append(question.references)
-        contains_answer.append([block["contains_answer"] for block in evidence])
+        lines[question.position] = line | {"evidence": evidence}
   return outputs.report(
-    {
-      **metrics.answer_metrics(predictions, references, kind=answer_kind),
-      **metrics.retrieval_metrics(np.array(contains_answer)),
-      "num_questions": len(predictions),
+    lambda: {
+      **metrics.answer_metrics(
+        [line["prediction"] for line in lines.values()],
+        [line["references"] for line in lines.values()],
+        kind=answer_kind,
+      ),
+      **metrics.retrieval_metrics(contains_answer(lines.values())),
+      "num_questions": len(lines),
       "split": data.split,
       "task": data.task,
       "candidates": answering.candidates,
@@ -81,6 +95,7 @@ def evaluate_open_qa(
     answerer.generation,
     start=start,
     output_dir=output_dir,
+    share=share,
   )
 
 

@@ -2,10 +2,12 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from etils import epath
 
+from realm_jax.evaluation.shares import Share
 from realm_jax.evaluation.trained_model import TrainedModel
 from realm_jax.files.json_file import JsonValue, json_lines, write_json
 from realm_jax.generations.follow.loading import Generation
@@ -14,42 +16,82 @@ METRICS = "metrics.json"
 
 # Metrics and a description of what was measured, by name.
 Figures = dict[str, JsonValue]
+# What was found for an example, as JSON.
+Line = dict[str, Any]
 
 
 @contextlib.contextmanager
 def lines(
-  output_dir: epath.PathLike | None, name: str
-) -> Iterator[Callable[[int, Figures], None]]:
-  """Opens a file of `output_dir` with a function that adds lines of JSON.
+  output_dir: epath.PathLike | None, name: str, share: Share
+) -> Iterator[dict[int, Line]]:
+  """Opens a file of `output_dir` for lines of JSON, which all processes add.
 
-  It takes the position of a line among the examples, by which the lines are
-  sorted. The file appears when the `with` block ends well. Without a directory
-  nothing is written.
+  Yields a dictionary for this process's lines, by their positions among the
+  examples. When the `with` block ends well, that of process 0 has the lines of
+  all, in their order, and the others are empty; the file then appears. Without
+  a directory nothing is written.
+
+  Raises:
+    ValueError: There are no lines.
+    OSError: The disk is full, or the directory cannot be written to.
+    ProcessesError: A process has failed.
   """
-  if output_dir is None:
-    yield lambda position, line: None
-    return
-  by_position: dict[int, Figures] = {}
-  with json_lines(epath.Path(output_dir) / name) as write:
-    yield by_position.__setitem__
-    for _, line in sorted(by_position.items()):
-      write(line)
+  by_position: dict[int, Line] = {}
+  with contextlib.ExitStack() as stack:
+    write = None
+    if output_dir is not None and share.writes:
+      path = epath.Path(output_dir) / name
+      write = stack.enter_context(json_lines(path))
+    yield by_position
+    parts = share.gathered(name, list(by_position.items()))
+    by_position.clear()
+    # JSON makes lists of the pairs.
+    pairs = sorted((pair for part in parts for pair in part), key=_position)
+    by_position.update(pairs)
+    if share.writes and not by_position:
+      raise ValueError("the task gives no questions")
+    if write is not None:
+      for line in by_position.values():
+        write(line)
+
+
+def _position(pair: Sequence[Any]) -> int:
+  return pair[0]
 
 
 def report(
-  metrics: Figures,
+  metrics: Callable[[], Figures],
   model: TrainedModel,
   generation: Generation,
   *,
   start: float,
   output_dir: epath.PathLike | None,
+  share: Share,
 ) -> Figures:
   """Adds what was measured to metrics, and writes both to `metrics.json`.
 
-  The evaluation started when `time.monotonic()` was `start`. Without a
-  directory nothing is written.
+  Process 0 computes the metrics and writes, and all return the same. The
+  evaluation started when `time.monotonic()` was `start`. Without a directory
+  nothing is written.
+
+  Raises:
+    OSError: The disk is full, or the directory cannot be written to.
+    ProcessesError: Another process has failed.
   """
-  figures = metrics | {
+
+  def write() -> Figures:
+    figures = metrics() | _measured(model, generation, start)
+    if output_dir is not None:
+      write_json(epath.Path(output_dir) / METRICS, figures)
+    return figures
+
+  return share.led("figures", write)
+
+
+def _measured(
+  model: TrainedModel, generation: Generation, start: float
+) -> Figures:
+  return {
     "checkpoint": model.step,
     "generation": generation.step,
     "index": generation.index.kind,
@@ -60,6 +102,3 @@ def report(
     "corpus_version": generation.corpus.version,
     "seconds": round(time.monotonic() - start, 3),
   }
-  if output_dir is not None:
-    write_json(epath.Path(output_dir) / METRICS, figures)
-  return figures

@@ -1,20 +1,19 @@
 """Questions in batches of one shape, and the blocks retrieved for them."""
 
 import contextlib
-import dataclasses
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int32
+from jaxtyping import Bool, Int32
 
 from realm_jax.console.progress import Progress
 from realm_jax.corpus.store import Corpus
-from realm_jax.evaluation.outputs import Figures
+from realm_jax.evaluation.outputs import Figures, Line
 from realm_jax.evaluation.ranking import Ranking
-from realm_jax.evaluation.trained_model import whole_batch
-from realm_jax.inputs.batches import BatchStream
+from realm_jax.evaluation.shares import Share
+from realm_jax.inputs.batches import Batch
 from realm_jax.inputs.config import DataConfig
 from realm_jax.text import answers
 
@@ -34,12 +33,13 @@ QuestionBatch = tuple[Int32[np.ndarray, "b q"], list[Question]]
 
 @contextlib.contextmanager
 def open_questions(
-  data: DataConfig, *, max_examples: int | None = None
+  data: DataConfig, *, share: Share, max_examples: int | None = None
 ) -> Iterator[Iterator[QuestionBatch]]:
-  """Yields batches of questions, in the order of their file.
+  """Yields batches of this process's questions, in the order of their file.
 
-  If the task drops questions, those after them move up in their rows, and some
-  batches have a question before an earlier one; its position tells.
+  Of all questions it takes those at the first `max_examples` positions. If the
+  task drops questions, those after them move up in their rows, and some batches
+  have a question before an earlier one; its position tells.
 
   A malformed file is reported when the block is entered, so open it before
   anything large is loaded.
@@ -47,28 +47,26 @@ def open_questions(
   The batch size of the open-QA task is rounded up to a multiple of the devices.
 
   Raises:
-    ValueError: There are no questions.
+    ValueError: The file cannot be read, or max_examples is not positive.
   """
   if max_examples is not None and max_examples < 1:
     raise ValueError(f"max_examples={max_examples}; want at least 1")
-  stream = BatchStream(
-    dataclasses.replace(data, batch_size=whole_batch(data.batch_size)),
-    shuffle=False,
-    repeat=False,
-  )
-  with contextlib.closing(stream):
-    yield _question_batches(stream, max_examples or sys.maxsize)
+  with share.batches(data, shuffle=False, repeat=False) as batches:
+    yield _question_batches(batches, max_examples or sys.maxsize)
 
 
 def _question_batches(
-  stream: BatchStream, max_examples: int
+  batches: Iterator[Batch], max_examples: int
 ) -> Iterator[QuestionBatch]:
-  count = 0
   with Progress("questions") as progress:
-    for batch in stream:
-      size = min(int(batch.is_real.sum()), max_examples - count)
+    for batch in batches:
+      is_taken = batch.is_real & (batch.positions < max_examples)
+      size = int(is_taken.sum())
+      # The positions of a row rise, so no later batch has a question, either.
+      if not size:
+        return
       # Rows without a question follow those that have one.
-      order = np.argsort(~batch.is_real, stable=True)
+      order = np.argsort(~is_taken, stable=True)
       ids, texts = batch.texts("question_id"), batch.texts("question")
       questions = [
         Question(ids[i], texts[i], batch.answers[i], int(batch.positions[i]))
@@ -76,11 +74,6 @@ def _question_batches(
       ]
       yield batch.arrays["query"][order], questions
       progress.advance(size)
-      count += size
-      if count == max_examples:
-        break
-  if not count:
-    raise ValueError("the task gives no questions")
 
 
 def evidence_of(
@@ -111,3 +104,10 @@ def evidence_of(
       zip(*(part.tolist() for part in ranking), strict=True)
     )
   ]
+
+
+def contains_answer(lines: Iterable[Line]) -> Bool[np.ndarray, "n k"]:
+  """Returns which blocks of each line's `evidence` contain an answer."""
+  return np.array(
+    [[block["contains_answer"] for block in line["evidence"]] for line in lines]
+  )

@@ -2,13 +2,17 @@
 
 import time
 
-import numpy as np
 from etils import epath
 
 from realm_jax.evaluation import metrics, outputs
 from realm_jax.evaluation.generation import open_generation
-from realm_jax.evaluation.questions import evidence_of, open_questions
+from realm_jax.evaluation.questions import (
+  contains_answer,
+  evidence_of,
+  open_questions,
+)
 from realm_jax.evaluation.ranking import BlockRanker
+from realm_jax.evaluation.shares import Share
 from realm_jax.evaluation.trained_model import ModelSource, load_model
 from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.inputs.config import DataConfig
@@ -41,19 +45,27 @@ def evaluate_retrieval(
     output_dir: Directory of `metrics.json` and `retrieved.jsonl`, if any.
   """
   start = time.monotonic()
+  share = Share(
+    source=source,
+    data=data,
+    answer_kind=answer_kind,
+    max_examples=max_examples,
+    index=index,
+    num_searched=num_searched,
+  )
   with (
-    open_questions(data, max_examples=max_examples) as batches,
-    outputs.lines(output_dir, "retrieved.jsonl") as write,
+    open_questions(data, share=share, max_examples=max_examples) as batches,
+    outputs.lines(output_dir, "retrieved.jsonl", share) as lines,
   ):
     model = load_model(source, InverseCloze())
     generation = open_generation(model, prefer_own=True, index=index)
+    share.require_same(model, generation)
     ranker = BlockRanker(
       model,
       generation,
       num_searched=num_searched,
       by_index_order=not generation.index.needs_vectors,
     )
-    contains_answer = []
     for token_ids, questions in batches:
       ranking = ranker.rank(token_ids)
       for i, question in enumerate(questions):
@@ -63,18 +75,16 @@ def evaluate_retrieval(
           question.references,
           kind=answer_kind,
         )
-        line: outputs.Figures = {
+        lines[question.position] = {
           "id": question.id,
           "question": question.text,
           "references": question.references,
           "evidence": evidence,
         }
-        write(question.position, line)
-        contains_answer.append([block["contains_answer"] for block in evidence])
   return outputs.report(
-    {
-      **metrics.retrieval_metrics(np.array(contains_answer)),
-      "num_questions": len(contains_answer),
+    lambda: {
+      **metrics.retrieval_metrics(contains_answer(lines.values())),
+      "num_questions": len(lines),
       "split": data.split,
       "task": data.task,
       "num_searched": ranker.num_searched,
@@ -83,4 +93,5 @@ def evaluate_retrieval(
     generation,
     start=start,
     output_dir=output_dir,
+    share=share,
   )

@@ -196,16 +196,6 @@ class BatchStream:
     positions = np.where(is_real, positions, _FILLER)
     return Batch(arrays, host, positions, self._next_positions)
 
-  def filler(self) -> Batch:
-    """Returns a batch without a real example.
-
-    A process whose stream has ended needs it to take part in a computation for
-    other processes' rows, which have not run out.
-    """
-    zeros = self._padding.zeros()
-    examples = [used or zeros for used in self._used]
-    return self._join(examples, np.zeros(len(examples), bool))
-
   def __iter__(self) -> Iterator[Batch]:
     return self
 

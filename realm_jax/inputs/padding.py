@@ -104,15 +104,3 @@ class Padding:
   def _zeros(self, name: str, shape: Sequence[int]) -> np.ndarray:
     dtype = self._types[name]
     return np.full(shape, b"" if dtype is object else 0, dtype)
-
-  def zeros(self) -> PaddedExample:
-    """Returns an example of padding alone."""
-    shapes = {
-      name: [size or 0 for size in shape]
-      for name, shape in self._shapes.items()
-    }
-    block = {name: self._zeros(name, [1, *shapes[name]]) for name in shapes}
-    block |= {
-      _SHAPE + n: np.array([shapes[n]], np.int32) for n in self._on_host
-    }
-    return PaddedExample(block, 0)

@@ -32,6 +32,8 @@ _POLL_SECONDS = 1.0
 _FAREWELL_SECONDS = 3.0
 # How much later than us jax would give up waiting for other processes.
 _MARGIN_SECONDS = 60
+# The store refuses values of several megabytes.
+_CHARACTERS_PER_PIECE = 1 << 20
 _NO_CLUSTER = "coordinator_address should be defined"
 _TIMED_OUT = ("DEADLINE_EXCEEDED", "NOT_FOUND")
 # How many agreements of each name this process has opened.
@@ -166,6 +168,7 @@ class Agreement:
     self._prefix = f"{_PREFIX}/{name}/{_opened[name]}"
     _opened[name] += 1
     self._numbers = itertools.count()
+    self._gathered = itertools.count()
     self._client = _client()
     self.index, self.count = jax.process_index(), jax.process_count()
 
@@ -233,6 +236,46 @@ class Agreement:
     _raise(self.decide(what, outcome, _first_error), errors)
     return kept[0]
 
+  def gathered(self, what: str, value: T) -> list[T]:
+    """Returns the values of all processes on process 0, and none on others.
+
+    A value, which JSON can hold, may be large: it is exchanged in pieces.
+
+    Raises:
+      ProcessesError: A process has failed, or asks for another decision.
+    """
+    if self.count == 1:
+      return [value]
+    text = json.dumps(value)
+    starts = range(0, len(text), _CHARACTERS_PER_PIECE)
+    counts = self.decide(f"pieces of {what}", len(starts), list)
+    folder = f"{self._prefix}/gathered/{next(self._gathered)}"
+    if self.index:
+      for piece, start in enumerate(starts):
+        part = text[start : start + _CHARACTERS_PER_PIECE]
+        self._client.key_value_set(f"{folder}/{self.index}/{piece}", part)
+      return []
+    values = [value]
+    for process in range(1, self.count):
+      own = f"{folder}/{process}"
+      parts = [self._text(f"{own}/{i}") for i in range(counts[process])]
+      values.append(json.loads("".join(parts)))
+      self._client.key_value_delete(own)
+    return values
+
+  def require_no_failure(self) -> None:
+    """Checks that no other process has failed, without waiting for any.
+
+    Raises:
+      ProcessesError: One has.
+    """
+    failed = None if self.count == 1 else _try_get(self._client, _FAILED)
+    if failed is not None and failed != str(self.index):
+      raise ProcessesError(
+        f"process {failed} has failed, and its log says why; start all "
+        "processes again"
+      )
+
   def require_same(self, facts: Mapping[str, str]) -> None:
     """Compares what must be the same in all processes, by name.
 
@@ -250,23 +293,21 @@ class Agreement:
     self._client.key_value_set(key, json.dumps(value))
 
   def _get(self, key: str) -> Fact:
+    return json.loads(self._text(key))
+
+  def _text(self, key: str) -> str:
     """Waits for a key, for as long as no process has failed."""
     while True:
       try:
         timeout = int(1e3 * _POLL_SECONDS)
-        return json.loads(self._client.blocking_key_value_get(key, timeout))
+        return self._client.blocking_key_value_get(key, timeout)
       except RuntimeError as error:
         if not str(error).startswith(_TIMED_OUT):
           raise ProcessesError(
             f"process 0 does not answer: {str(error).splitlines()[0]}"
           ) from error
       self._while_waiting()
-      failed = _try_get(self._client, _FAILED)
-      if failed is not None and failed != str(self.index):
-        raise ProcessesError(
-          f"process {failed} has failed, and its log says why; start all "
-          "processes again"
-        )
+      self.require_no_failure()
 
 
 class Flag:

@@ -16,13 +16,13 @@ _MAY_DIFFER = frozenset({"corpus_dir", "question_files", "parent", "name"})
 
 
 def require_same(
-  agreement: Agreement, config: Any, facts: Mapping[str, str]
+  agreement: Agreement, configs: Mapping[str, Any], facts: Mapping[str, str]
 ) -> None:
   """Compares the code, the configuration and further facts of all processes.
 
   Args:
     agreement: Decisions that all processes take together.
-    config: Dataclass, whose fields are compared, and theirs.
+    configs: Values by name. Of a dataclass the fields are compared, and theirs.
     facts: Further values, by what they are called in the error.
 
   Raises:
@@ -36,7 +36,9 @@ def require_same(
       "the code of realm_jax": _source_digest(),
       "the number of devices": str(jax.device_count()),
       **facts,
-      **dict(_values(type(config).__name__, config)),
+      **dict(
+        pair for name, value in configs.items() for pair in _values(name, value)
+      ),
     }
   )
 

@@ -66,7 +66,7 @@ def open_run(config: TrainConfig) -> Iterator[tuple[TrainState, Run | None]]:
     )
     setup = set_up(config)
     corpus = {"the corpus": setup.corpus.fingerprint}
-    require_same(decisions.loop, config, corpus)
+    require_same(decisions.loop, {"TrainConfig": config}, corpus)
     decisions.loop.led(
       "run lock",
       lambda: stack.enter_context(run_lock(config.model_dir)),

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from realm_jax.evaluation import outputs
 from realm_jax.evaluation.questions import open_questions
+from realm_jax.evaluation.shares import Share
 from realm_jax.inputs.context import TaskContext
 from realm_jax.inputs.features import token_feature
 from realm_jax.inputs.registry import find_task
@@ -49,10 +50,11 @@ def data(tmp_path):
 def test_questions_come_first_and_lines_in_the_order_of_the_file(
   data, tmp_path
 ):
+  share = Share()
   sizes, found = [], []
   with (
-    open_questions(data) as batches,
-    outputs.lines(tmp_path, "made.jsonl") as write,
+    open_questions(data, share=share) as batches,
+    outputs.lines(tmp_path, "made.jsonl", share) as made,
   ):
     for token_ids, questions in batches:
       assert token_ids.shape == (8, data.query_length)
@@ -62,7 +64,7 @@ def test_questions_come_first_and_lines_in_the_order_of_the_file(
       for question in questions:
         found.append(int(question.id))
         assert question.position == found[-1]
-        write(question.position, {"id": found[-1]})
+        made[question.position] = {"id": found[-1]}
   kept = [n for n in range(20) if n not in _DROPPED]
   # Row 0 has 16 alone, and row 2 alone has three: 2, 10 and 18.
   assert sizes == [8, 7, 1]

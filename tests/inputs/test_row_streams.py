@@ -219,25 +219,6 @@ def test_without_drops_an_epoch_keeps_the_order_of_its_source(add, tiny):
   assert list(map(len, real)) == [4, 4, 2]
 
 
-def test_a_process_without_an_example_has_filler(add_numbers, tiny):
-  add_numbers(5)
-  settings = {"batch_size": 4, "shuffle": False, "repeat": False}
-  stream = _stream(tiny, rows=np.array([2, 3]), **settings)
-  (batch,) = stream
-  filler = stream.filler()
-  assert filler.positions.tolist() == [-1, -1]
-  assert filler.arrays["number"].tolist() == [2, 3]
-  np.testing.assert_array_equal(filler.next_positions, batch.next_positions)
-  settings["batch_size"] = 8
-  empty = _stream(tiny, rows=np.array([6, 7]), **settings)
-  assert list(empty) == []
-  filler = empty.filler()
-  assert not filler.is_real.any()
-  assert filler.arrays["number"].tolist() == [0, 0]
-  assert filler.host["texts"].shape == (2, 0)
-  assert filler.next_positions.tolist() == [6, 7]
-
-
 def test_a_process_reads_its_own_rows_and_few_more_than_it_uses(
   add_numbers, tiny
 ):

@@ -1,9 +1,10 @@
-"""One of several processes that train all stages together.
+"""One of several processes that train all stages together, and evaluate.
 
     python -m tests.integration.processes_child ADDRESS COUNT INDEX \
       WORLD BEFORE FOLDER NUM_STEPS
 """
 
+import json
 import os
 import signal
 import sys
@@ -47,6 +48,11 @@ def main() -> None:
     stages.train(
       commands, stage, Path(folder), Path(before), NUM_STEPS=int(num_steps)
     )
+  for recipe in stages.EVALUATIONS:
+    figures = stages.evaluate(
+      commands, recipe, Path(before), Path(folder) / recipe / index
+    )
+    (Path(folder) / recipe / f"{index}.json").write_text(json.dumps(figures))
   if int(index) == 1:
     _preempt_in_a_step()
   result = stages.train(

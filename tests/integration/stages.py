@@ -1,13 +1,21 @@
-"""The stages of training, each from what the one before has trained."""
+"""The stages, each from what the one before has trained, and evaluations."""
 
 from pathlib import Path
 from typing import Any
 
+from realm_jax.evaluation import run as evaluation_run
+from realm_jax.evaluation.outputs import Figures
 from realm_jax.training import loop
 from tests.integration.commands import Commands
 
 STAGES = ("inverse_cloze", "reading", "pretrain", "open_qa")
 WITHOUT_INDEX = ("inverse_cloze", "reading")
+# Each evaluation, and the stage whose model it is for.
+EVALUATIONS = {
+  "eval": "open_qa",
+  "eval_retrieval": "inverse_cloze",
+  "eval_masked": "pretrain",
+}
 _BEFORE = {"pretrain": "inverse_cloze", "open_qa": "pretrain"}
 
 
@@ -26,3 +34,26 @@ def train(
     # Only the first generation is made.
     settings["LAG_STEPS"] = bindings["NUM_STEPS"]
   return commands.train(stage, folder / stage, **settings)
+
+
+def evaluate(
+  commands: Commands, recipe: str, trained: Path, output_dir: Path
+) -> Figures:
+  """Evaluates a stage that was trained into a folder."""
+  settings: dict[str, Any] = {"MODEL_DIR": trained / EVALUATIONS[recipe]}
+  if recipe == "eval_retrieval":
+    # Inverse cloze builds no generation; that of pre-training is its own.
+    settings["GENERATION"] = trained / "pretrain" / "generations"
+  if recipe == "eval_masked":
+    settings |= {"NUM_CANDIDATES": 4, "NUM_BATCHES": 2}
+  else:
+    settings |= {"QUESTIONS": commands.world.question_file, "NUM_SEARCHED": 20}
+  if recipe == "eval":
+    settings["NUM_READ"] = 3
+  return commands.call(
+    evaluation_run.evaluate,
+    recipe,
+    OUTPUT_DIR=output_dir,
+    BATCH_SIZE=8,
+    **settings,
+  )

@@ -13,11 +13,11 @@ import pytest
 
 from benchmarks.runs.jobs import Job, wait_until
 from realm_jax.evaluation import answering
-from realm_jax.evaluation import run as evaluation_run
 from realm_jax.generations.building import generation_builder
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training import loop
 from realm_jax.training import setup as training_setup
+from tests.evaluation.lines import read_lines
 from tests.integration import stages
 
 pytestmark = pytest.mark.slow
@@ -141,25 +141,62 @@ def test_sigterm_to_one_process_saves_and_ends_all_at_the_same_step(
   assert losses == pytest.approx(expected, rel=_TOLERANCE)
 
 
-def test_what_was_trained_answers(on_eight, commands, tmp_path):
-  common = {
-    "MODEL_DIR": on_eight / "open_qa",
-    "NUM_READ": 3,
-    "NUM_SEARCHED": 20,
-  }
-  figures = commands.call(
-    evaluation_run.evaluate,
-    "eval",
-    QUESTIONS=commands.world.question_file,
-    OUTPUT_DIR=tmp_path,
-    BATCH_SIZE=8,
-    **common,
-  )
+@pytest.fixture(scope="module")
+def evaluated(commands, on_eight, tmp_path_factory):
+  """The folder of what one process with eight devices evaluates."""
+  folder = tmp_path_factory.mktemp("evaluated")
+  for recipe in stages.EVALUATIONS:
+    stages.evaluate(commands, recipe, on_eight, folder / recipe)
+  return folder
+
+
+@pytest.mark.parametrize("recipe", stages.EVALUATIONS)
+def test_several_processes_have_the_same_figures(
+  recipe, evaluated, on_two_processes
+):
+  expected = json.loads((evaluated / recipe / "metrics.json").read_text())
+  folder = on_two_processes / recipe
+  written = json.loads((folder / "0" / "metrics.json").read_text())
+  for process in range(_PROCESSES):
+    assert json.loads((folder / f"{process}.json").read_text()) == written
+  # Only process 0 writes.
+  assert not (folder / "1").exists()
+  del expected["seconds"], written["seconds"]
+  for name, value in expected.items():
+    if isinstance(value, float):
+      value = pytest.approx(value, rel=_TOLERANCE)
+    assert written[name] == value, name
+
+
+@pytest.mark.parametrize(
+  "name", ["eval/{}predictions.jsonl", "eval_retrieval/{}retrieved.jsonl"]
+)
+def test_several_processes_write_the_lines_of_all_in_order(
+  name, evaluated, on_two_processes
+):
+  lines = read_lines(on_two_processes / name.format("0/"))
+  expected = read_lines(evaluated / name.format(""))
+  assert [line["id"] for line in lines] == [f"q{i}" for i in range(11)]
+  for line, same in zip(lines, expected, strict=True):
+    for one, other in zip(line["evidence"], same["evidence"], strict=True):
+      assert one["block"] == other["block"]
+      assert one["score"] == pytest.approx(other["score"], abs=1e-4)
+    assert line.get("prediction") == same.get("prediction")
+
+
+def test_what_was_trained_answers(on_eight, evaluated, commands):
+  figures = json.loads((evaluated / "eval" / "metrics.json").read_text())
   assert figures["num_questions"] == 11
   # Trained on these very questions: better than the one in 26 that a block
   # drawn at random would hold.
   assert figures["recall_at_1"] > 1 / 26
-  answerer = commands.call(answering.load_answerer, "ask", **common)
+  answerer = commands.call(
+    answering.load_answerer,
+    "ask",
+    MODEL_DIR=on_eight / "open_qa",
+    NUM_READ=3,
+    NUM_SEARCHED=20,
+  )
   answered = answerer.ask("where was Ada born?")
   best = answered.answers[0]
   body = answerer.corpus.body(best.row).encode()

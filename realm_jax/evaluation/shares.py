@@ -1,0 +1,102 @@
+"""The share of an evaluation that each of several processes does.
+
+A process evaluates its own rows of each batch, with the whole model and the
+whole index on its own devices, and waits for no other until its rows are done.
+An index that lives on devices must therefore fit on those of one host: the
+vectors of 13 million blocks, 128 bfloat16 numbers each, take 3.4 GB. Process 0
+gathers what all have found, and writes it.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import jax
+
+from realm_jax.evaluation.trained_model import TrainedModel, whole_batch
+from realm_jax.generations.follow.loading import Generation
+from realm_jax.inputs.batches import Batch, BatchStream
+from realm_jax.inputs.config import DataConfig
+from realm_jax.partitioning.processes import Agreement
+from realm_jax.partitioning.rules import RowGroups
+from realm_jax.partitioning.same_run import require_same
+
+T = TypeVar("T")
+
+
+class Share:
+  """This process's share of an evaluation; all of it, if it is alone.
+
+  All processes must call the same methods in the same order.
+
+  Args:
+    configs: Arguments of the evaluation, which all processes must have alike.
+
+  Raises:
+    ProcessesError: An argument differs, or a process has failed.
+  """
+
+  def __init__(self, **configs: Any):
+    self._agreement = Agreement("evaluation")
+    devices = str(jax.local_device_count())
+    facts = {"the number of devices of a process": devices}
+    require_same(self._agreement, configs, facts)
+
+  @property
+  def writes(self) -> bool:
+    """Whether this is process 0, which writes what all have found."""
+    return self._agreement.index == 0
+
+  @contextlib.contextmanager
+  def batches(
+    self, data: DataConfig, *, shuffle: bool = True, repeat: bool = True
+  ) -> Iterator[Iterator[Batch]]:
+    """Opens this process's rows of all batches, a `BatchStream`.
+
+    The size of global batches is rounded up to a multiple of all devices.
+    Without `repeat`, some processes have a batch more than others. The batches
+    raise `ProcessesError` once another process has failed.
+    """
+    count, index = self._agreement.count, self._agreement.index
+    size = count * whole_batch(-(-data.batch_size // count))
+    rows = RowGroups(count, (index,)).own_rows(size)
+    data = dataclasses.replace(data, batch_size=size)
+    stream = BatchStream(data, rows=rows, shuffle=shuffle, repeat=repeat)
+    with contextlib.closing(stream):
+      yield self._watched(stream)
+
+  def _watched(self, stream: BatchStream) -> Iterator[Batch]:
+    for batch in stream:
+      self._agreement.require_no_failure()
+      yield batch
+
+  def require_same(self, model: TrainedModel, generation: Generation) -> None:
+    """Checks that all processes have loaded the same.
+
+    Raises:
+      ProcessesError: They have not, or one has failed.
+    """
+    self._agreement.require_same(
+      {
+        "the checkpoint": str(model.step),
+        "the generation": str(generation.step),
+        "the corpus": generation.corpus.fingerprint,
+      }
+    )
+
+  def gathered(self, what: str, found: T) -> list[T]:
+    """Returns what all processes have found to process 0; to others, nothing.
+
+    Raises:
+      ProcessesError: A process has failed.
+    """
+    return self._agreement.gathered(what, found)
+
+  def led(self, what: str, compute: Callable[[], T]) -> T:
+    """Returns what process 0 computes, a value that JSON can hold.
+
+    Raises:
+      ProcessesError: Another process has failed.
+    """
+    return self._agreement.led(what, compute)
