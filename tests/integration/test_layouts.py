@@ -83,3 +83,21 @@ def test_layouts_have_a_process_for_each_number(tmp_path):
     settings={},
   ).trainers()
   assert not any("process" in word for word in alone.command[3:])
+
+
+def test_the_table_says_what_differs():
+  row = {
+    "layout": "2 × 4",
+    "stage": "pretrain",
+    "index": "EXACT",
+    "loss_difference": 2e-6,
+    "ids": DifferingIds(96, 2, 0)._asdict(),
+    "passed": True,
+  }
+  line = " ".join(layouts.line(row).split())
+  assert line == (
+    "ok 2 × 4 pretrain EXACT losses within 2.0e-06, 2 of 96 ids differ, "
+    "0 without a tie"
+  )
+  fault = {"fault": "SIGTERM", "observed": "no exit", "passed": False}
+  assert layouts.line(fault) == "FAIL  SIGTERM: no exit"
