@@ -125,8 +125,7 @@ class Checkpointer:
     for name, wanted in self._load_initial(params).items():
       if wanted is params[name]:
         continue
-      same = jax.tree.map(jnp.array_equal, params[name], wanted)
-      if not all(jax.tree.leaves(same)):
+      if not _all_equal(params[name], wanted):
         model_dir = self._store.directory.parent
         source = self._config.source_of(name)
         raise CheckpointError(
@@ -157,6 +156,17 @@ class Checkpointer:
       f"{self._store.directory}, is intact: continue from it with a lower "
       "learning rate"
     )
+
+
+@jax.jit
+def _all_equal(one: Params, other: Params) -> jax.Array:
+  """Returns whether two trees have the same values.
+
+  This is one program. A program for each array would run at the same time as
+  others, and the collectives of several processes would wait for each other.
+  """
+  same = jax.tree.map(jnp.array_equal, one, other)
+  return jnp.stack(jax.tree.leaves(same)).all()
 
 
 def _abstract(tree: T) -> T:
