@@ -10,7 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
-from realm_jax.partitioning import processes
+from realm_jax.partitioning import cpu_tuning, processes
 from realm_jax.training import run as training_run
 from tests import tiny_world
 from tests.integration import stages
@@ -38,11 +38,8 @@ def _preempt_in_a_step() -> None:
 
 def main() -> None:
   address, count, index, world, before, folder, num_steps = sys.argv[1:]
-  processes.initialize(
-    processes.ProcessFlags(
-      address, int(count), int(index), heartbeat_timeout_seconds=10
-    )
-  )
+  cpu_tuning.disable_async_dispatch()
+  processes.initialize(processes.ProcessFlags(address, int(count), int(index)))
   commands = Commands(tiny_world.World(Path(world)))
   for stage in stages.STAGES:
     stages.train(

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import os
 import socket
 import sys
 from pathlib import Path
@@ -78,14 +77,15 @@ def test_one_device_has_the_same_losses(
 
 
 @pytest.fixture(scope="module")
-def on_two_processes(commands, on_eight, tmp_path_factory):
+def on_two_processes(commands, on_eight, command_environment, tmp_path_factory):
   """The folder of the stages, by two processes with four devices each."""
   folder = tmp_path_factory.mktemp("processes")
   with socket.socket() as found:
     found.bind(("localhost", 0))
     address = f"localhost:{found.getsockname()[1]}"
   devices = f"--xla_force_host_platform_device_count={_DEVICES_EACH}"
-  environment = {**os.environ, "XLA_FLAGS": devices}
+  xla_flags = f"{command_environment['XLA_FLAGS']} {devices}"
+  environment = {**command_environment, "XLA_FLAGS": xla_flags}
   group = []
   for index in range(_PROCESSES):
     words = address, _PROCESSES, index, commands.world.directory, on_eight

@@ -116,13 +116,10 @@ _CANCELLED = (
 @pytest.mark.parametrize(
   ("stage", "layout", "pack"),
   [
-    ("inverse_cloze", EIGHT, True),
-    ("inverse_cloze", FOUR_BY_TWO, True),
     ("inverse_cloze", (2, 4, 1), False),
     ("pretraining", ALL_AXES, True),
     ("pretraining", (1, 8, 1), False),
     ("open_qa", FOUR_BY_TWO, True),
-    ("open_qa", ALL_AXES, False),
   ],
 )
 def test_the_same_curve_on_one_device_and_on_eight(stage, layout, pack):
