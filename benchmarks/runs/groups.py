@@ -101,7 +101,6 @@ class GroupRun:
             **os.environ,
             **self.environment,
             "XLA_FLAGS": devices,
-            "REALM_PROCESS": str(process),
           },
         )
       )

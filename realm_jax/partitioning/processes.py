@@ -341,7 +341,10 @@ def _outcome(
   try:
     return {"value": compute()}
   except tuple(errors) as error:
-    return {"error": type(error).__name__, "message": str(error)}
+    # The closest of the types that all processes know.
+    known = [kind for kind in errors if isinstance(error, kind)]
+    closest = max(known, key=lambda kind: len(kind.__mro__))
+    return {"error": closest.__name__, "message": str(error)}
 
 
 def _first_error(outcomes: Sequence[Fact]) -> Fact:

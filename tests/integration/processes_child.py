@@ -50,6 +50,15 @@ def main() -> None:
       commands, recipe, Path(before), Path(folder) / recipe / index
     )
     (Path(folder) / recipe / f"{index}.json").write_text(json.dumps(figures))
+  # Killed before its second checkpoint, a run is compared with its sources.
+  for steps in (0, 1):
+    commands.train(
+      "inverse_cloze",
+      Path(folder) / "restarted",
+      INITIAL_CHECKPOINT=Path(before) / "inverse_cloze",
+      NUM_STEPS=steps,
+      FSDP=4,
+    )
   if int(index) == 1:
     _preempt_in_a_step()
   result = stages.train(

@@ -25,6 +25,12 @@ def _agree(index: int) -> dict:
   for name, compute in (
     ("led fails", lambda: agreement.led("file", _fail, (OSError,))),
     (
+      "one fails otherwise",
+      lambda: agreement.everywhere(
+        "file", _miss if index else lambda: 0, (ValueError, OSError)
+      ),
+    ),
+    (
       "one fails",
       lambda: agreement.everywhere(
         "file", _fail if index else lambda: 0, (OSError,)
@@ -54,6 +60,10 @@ def _agree(index: int) -> dict:
 
 def _fail() -> None:
   raise OSError("the disk is gone")
+
+
+def _miss() -> None:
+  raise FileNotFoundError("no such file")
 
 
 def _lose_step(index: int) -> dict:

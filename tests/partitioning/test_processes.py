@@ -56,6 +56,8 @@ def test_all_read_what_process_0_decides(start):
     assert one["everywhere"] == index
     # An error of one is an error of all.
     assert one["led fails"] == "the disk is gone"
+    # So is one of a more special type.
+    assert one["one fails otherwise"] == "process 1: no such file"
     assert one["one fails"] == "process 1: the disk is gone"
     assert one["different"] == (
       "BATCH_SIZE is 16 in process 1, and 8 in process 0; start all processes "

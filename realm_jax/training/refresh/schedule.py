@@ -172,22 +172,20 @@ class GenerationSchedule:
     self._use(generation)
     self.swaps += 1
 
-  def _swap_to_newest(self, step: int) -> bool:
+  def _swap_to_newest(self, step: int) -> None:
     """Swaps in the newest loaded generation, if it is later than the current.
 
     A generation up to a crashed one is not used.
     """
-    newest = self._watcher.newest()
+    # A process may have loaded a later one since all of them agreed.
+    several = self._decisions.loop.count > 1
+    newest = self._offered if several else self._watcher.newest()
     agreed = self._decisions.generation(None if newest is None else newest.step)
     if agreed is None or agreed <= max(self.current.step, self._crashed):
-      return False
-    # This process may have loaded a later one since they agreed.
-    for generation in (newest, self._offered):
-      if generation is not None and generation.step == agreed:
-        newest = generation
+      return
     assert newest is not None
+    assert newest.step == agreed
     self._swap(newest, step)
-    return True
 
   def _wait_for_fresher(self, step: int) -> None:
     """Waits for a generation that is not stale, for a run that stopped so."""
