@@ -17,10 +17,8 @@ import collections
 import dataclasses
 import os
 import re
-import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +28,7 @@ import numpy as np
 
 from benchmarks.data import demo_corpus
 from benchmarks.fixed_tree import fixed_tree
-from benchmarks.runs import faults, verdict
+from benchmarks.runs import faults, run_folder, verdict
 from benchmarks.runs.disturbed import CRASH, Disturbed, disturbed
 from benchmarks.runs.faults import Fault, InjectedFault
 from benchmarks.runs.jobs import JobError, Run, wait_until
@@ -343,42 +341,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     default=list(_SHARES),
     help="indexes to run with; by default all",
   )
-  parser.add_argument(
-    "--output_dir",
-    type=Path,
-    help="empty folder for runs and logs, which are kept",
-  )
-  parser.add_argument("--json", help="file to write the result to")
+  run_folder.add_options(parser)
   given = parser.parse_args(argv)
-  directory: Path | None = given.output_dir
-  if directory is not None and directory.exists() and any(directory.iterdir()):
-    parser.error(f"--output_dir={directory} is not empty; name another folder")
-  # On SIGTERM, kill the processes of the run as well.
-  signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated by SIGTERM"))
-  if directory is None:
-    directory = Path(tempfile.mkdtemp(prefix="realm_soak_"))
   whole = sum(_SHARES[index] for index in given.indexes)
   counts = {
     index: round(given.faults * share / whole)
     for index, share in _SHARES.items()
     if index in given.indexes
   }
-  is_passed = False
-  try:
-    result = soak(directory, counts, seed=given.seed)
-    is_passed = passed(result)
+  with run_folder.opened(
+    parser, given.output_dir, prefix="realm_soak_"
+  ) as folder:
+    result = soak(folder.path, counts, seed=given.seed)
+    folder.is_passed = passed(result)
     if given.json:
       met = [met for run in result["runs"] for met in run["faults"]]
-      write_json(
-        given.json, {**result, "by_kind": by_kind(met), "passed": is_passed}
-      )
+      by_kind_met = {"by_kind": by_kind(met), "passed": folder.is_passed}
+      write_json(given.json, result | by_kind_met)
     print(report(result))
-  finally:
-    if is_passed and given.output_dir is None:
-      shutil.rmtree(directory)
-    else:
-      print(f"runs and logs are kept in {directory}")
-  return 0 if is_passed else 1
+  return 0 if folder.is_passed else 1
 
 
 if __name__ == "__main__":

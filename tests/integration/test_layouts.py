@@ -79,7 +79,7 @@ def test_layouts_have_a_process_for_each_number(tmp_path):
     corpus_dir=tmp_path,
     recipe="reading",
     model="benchmarks/soak.gin",
-    layout=layouts.REFERENCE,
+    layout=Layout(1, 1),
     settings={},
   ).trainers()
   assert not any(word.startswith("--process") for word in alone.command)
