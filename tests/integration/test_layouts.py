@@ -24,9 +24,9 @@ def test_the_greatest_difference_of_losses_is_relative():
   [
     ([1, 2, 3], [9, 8, 7], DifferingIds(3, 0, 0)),
     # Two blocks with the same score change places.
-    ([2, 1, 3], [8.001, 8.999, 7], DifferingIds(3, 2, 0)),
+    ([2, 1, 3], [8.0001, 8.9999, 7], DifferingIds(3, 2, 0)),
     # Another block is as good as the last one.
-    ([1, 2, 4], [9, 8, 7.001], DifferingIds(3, 1, 0)),
+    ([1, 2, 4], [9, 8, 7.0001], DifferingIds(3, 1, 0)),
     # Another block is better than the last one, which misses for no reason.
     ([1, 4, 2], [9, 8.5, 8], DifferingIds(3, 2, 2)),
     # A block has another score.
