@@ -32,6 +32,8 @@ _POLL_SECONDS = 1.0
 _FAREWELL_SECONDS = 3.0
 # How much later than us jax would give up waiting for other processes.
 _MARGIN_SECONDS = 60
+# Decisions whose keys are deleted together.
+_DECISIONS_PER_GROUP = 64
 # The store refuses values of several megabytes.
 _CHARACTERS_PER_PIECE = 1 << 20
 _NO_CLUSTER = "coordinator_address should be defined"
@@ -185,19 +187,23 @@ class Agreement:
     """
     if self.count == 1:
       return rule([fact])
-    number = next(self._numbers)
-    folder = f"{self._prefix}/{number}"
-    self._set(f"{folder}/{self.index}", {"what": what, "fact": fact})
-    if self.index == 0:
-      given = [self._get(f"{folder}/{i}") for i in range(self.count)]
-      asked = {entry["what"] for entry in given}
-      if asked != {what}:
-        raise ProcessesError(f"the processes are out of step: {sorted(asked)}")
-      self._set(f"{folder}/decision", rule([entry["fact"] for entry in given]))
-      # Whoever has come this far has read the decision before.
-      if number:
-        self._client.key_value_delete(f"{self._prefix}/{number - 1}")
-    return self._get(f"{folder}/decision")
+    group, number = divmod(next(self._numbers), _DECISIONS_PER_GROUP)
+    folder = f"{self._prefix}/{group}/{number}"
+    own = json.dumps({"what": what, "fact": fact})
+    if self.index:
+      self._client.key_value_set(f"{folder}/{self.index}", own)
+      return json.loads(self._text(f"{folder}/decision"))
+    others = (self._text(f"{folder}/{i}") for i in range(1, self.count))
+    given = [json.loads(text) for text in (own, *others)]
+    asked = {entry["what"] for entry in given}
+    if asked != {what}:
+      raise ProcessesError(f"the processes are out of step: {sorted(asked)}")
+    decision = json.dumps(rule([entry["fact"] for entry in given]))
+    self._client.key_value_set(f"{folder}/decision", decision)
+    # Whoever asks for a decision of this group has read those before it.
+    if group and number == 0:
+      self._client.key_value_delete(f"{self._prefix}/{group - 1}")
+    return json.loads(decision)
 
   def led(
     self,
@@ -288,12 +294,6 @@ class Agreement:
   def flag(self, name: str) -> "Flag":
     """Returns a flag that any process may set, and any may read."""
     return Flag(self._client, f"{self._prefix}/flags/{name}")
-
-  def _set(self, key: str, value: Fact) -> None:
-    self._client.key_value_set(key, json.dumps(value))
-
-  def _get(self, key: str) -> Fact:
-    return json.loads(self._text(key))
 
   def _text(self, key: str) -> str:
     """Waits for a key, for as long as no process has failed."""

@@ -17,7 +17,7 @@ def _agree(index: int) -> dict:
   agreement = Agreement("loop", while_waiting=lambda: None)
   seen = {
     "sums": [
-      agreement.decide(f"sum {i}", i * (index + 1), sum) for i in range(5)
+      agreement.decide(f"sum {i}", i * (index + 1), sum) for i in range(300)
     ],
     "led": agreement.led("name", lambda: f"of process {index}"),
     "everywhere": agreement.everywhere("own", lambda: index),

@@ -51,7 +51,7 @@ def test_all_read_what_process_0_decides(start):
   codes, seen = start("agree")
   assert codes == [0, 0]
   for index, one in enumerate(seen):
-    assert one["sums"] == [0, 3, 6, 9, 12]
+    assert one["sums"] == list(range(0, 900, 3))
     assert one["led"] == "of process 0"
     assert one["everywhere"] == index
     # An error of one is an error of all.
@@ -66,8 +66,8 @@ def test_all_read_what_process_0_decides(start):
     assert one["flag"]
     # A second run in the same processes has decisions of its own.
     assert one["again"] == 1
-    # Old decisions do not pile up.
-    assert one["keys"] < 10
+    # Old decisions, of two keys each, do not pile up.
+    assert one["keys"] < 300
 
 
 def test_processes_that_have_lost_step_are_stopped(start):
