@@ -16,21 +16,22 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from benchmarks.data import demo_corpus
-from benchmarks.runs import comparison, group_faults, run_folder
+from benchmarks.runs import (
+  comparison,
+  decision_cost,
+  group_faults,
+  run_folder,
+)
 from benchmarks.runs.group_faults import Row
-from benchmarks.runs.groups import GroupRun, Layout
+from benchmarks.runs.groups import Layout
 from benchmarks.runs.jobs import JobError
 from benchmarks.runs.layout_runs import (
   REFERENCE,
-  TREE,
   LayoutRuns,
   folder_name,
   log_of,
   train,
-  train_and_index,
 )
-from benchmarks.runs.timed_decisions import file_of
 from realm_jax.console.table import figures_table
 from realm_jax.files.json_file import write_json
 
@@ -57,9 +58,6 @@ _STAGES = (
 )
 _RESUME_STEP = 10
 _TOLERANCE = 1e-4
-_AGREEMENT_TARGET = 0.03
-_AGREEMENT_STEPS = 80
-_SKIPPED_STEPS = 10
 
 
 def compare_losses(runs: LayoutRuns) -> Iterator[Row]:
@@ -121,44 +119,11 @@ def compare_resumed(runs: LayoutRuns) -> Iterator[Row]:
     }
 
 
-def measure_agreement(runs: LayoutRuns) -> Iterator[Row]:
-  """Measures the decisions of two processes in the demo's pre-training."""
-  directory = runs.directory / "agreement"
-  run = GroupRun(
-    directory=directory,
-    corpus_dir=demo_corpus.make_corpus(directory),
-    recipe="pretrain",
-    model="gin/experiments/demo/model.gin",
-    layout=Layout(2, 1),
-    settings={
-      "NUM_STEPS": _AGREEMENT_STEPS,
-      "SAVE_EVERY_STEPS": _AGREEMENT_STEPS,
-      "BATCH_SIZE": 16,
-      "NUM_CANDIDATES": 8,
-      "LEARNING_RATE": 2e-4,
-    },
-    index="SCANN",
-    index_settings=TREE,
-    trainer_module="benchmarks.runs.timed_decisions",
-  )
-  train_and_index(run)
-  times = [
-    comparison.read_times(file_of(run.model_dir, process))
-    for process in range(run.layout.processes)
-  ]
-  steps = [row["step_seconds"] for row in comparison.rows(run.model_dir)]
-  found = comparison.agreement_overhead(
-    times, steps, skipped_steps=_SKIPPED_STEPS
-  )
-  passed = found["share"] <= _AGREEMENT_TARGET
-  yield {"layout": str(run.layout), **found, "passed": passed}
-
-
 _PARTS: dict[str, Callable[[LayoutRuns], Iterable[Row]]] = {
   "losses": compare_losses,
   "resume": compare_resumed,
   "faults": group_faults.inject,
-  "agreement": measure_agreement,
+  "agreement": decision_cost.measure,
 }
 
 

@@ -121,10 +121,9 @@ def read_times(file: Path) -> list[list[float]]:
 
 
 def agreement_overhead(
-  times: Sequence[Sequence[Sequence[float]]],
-  step_seconds: Sequence[float],
-  *,
-  skipped_steps: int,
+  times: Sequence[Sequence[Sequence[Sequence[float]]]],
+  together: Sequence[Sequence[float]],
+  alone: Sequence[Sequence[float]],
 ) -> dict[str, float]:
   """Measures decisions beyond the wait for the slower process.
 
@@ -132,22 +131,31 @@ def agreement_overhead(
   has it.
 
   Args:
-    times: For each process, step and seconds before and after each decision.
-    step_seconds: Duration of every step, in order.
-    skipped_steps: First steps, which are not measured.
+    times: For each run and process, step and seconds before and after each
+      decision.
+    together: Duration of every step in these runs.
+    alone: The same in runs whose processes decide by themselves.
   """
-  table = np.asarray(times, np.float64)[:, skipped_steps:]
-  if (table[..., 0] != table[:1, :, 0]).any():
-    raise ValueError("the processes did not decide the same steps")
-  asked, decided = table[..., 1], table[..., 2]
-  seconds = decided.max(axis=0) - asked.max(axis=0)
-  step = float(np.median(step_seconds[skipped_steps:]))
+  asked, decided = [], []
+  for run in times:
+    table = np.asarray(run, np.float64)
+    if (table[..., 0] != table[:1, :, 0]).any():
+      raise ValueError("the processes did not decide the same steps")
+    asked.append(table[..., 1])
+    decided.append(table[..., 2])
+  last_asked = np.concatenate([one.max(axis=0) for one in asked])
+  seconds = np.concatenate([one.max(axis=0) for one in decided]) - last_asked
+  waits = np.concatenate([np.ptp(one, axis=0) for one in asked])
+  step = float(np.median(np.concatenate(together)))
+  step_alone = float(np.median(np.concatenate(alone)))
   median = float(np.median(seconds))
   return {
     "steps": float(seconds.size),
     "decision_ms": 1e3 * median,
     "decision_p95_ms": 1e3 * float(np.quantile(seconds, 0.95)),
-    "wait_for_slower_ms": 1e3 * float(np.median(np.ptp(asked, axis=0))),
+    "wait_for_slower_ms": 1e3 * float(np.median(waits)),
     "step_ms": 1e3 * step,
-    "share": median / step,
+    "step_alone_ms": 1e3 * step_alone,
+    "decision_share": median / step,
+    "added_to_step": step / step_alone - 1,
   }

@@ -65,6 +65,7 @@ class GroupRun:
   index_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
   trainer_module: str = "realm_jax.train"
+  trainer_flags: Sequence[str] = ()
 
   @property
   def model_dir(self) -> Path:
@@ -72,9 +73,9 @@ class GroupRun:
 
   def trainers(self) -> list[Job]:
     """Returns the processes of the trainer, not yet started."""
-    count, flags = self.layout.processes, []
+    count, flags = self.layout.processes, [*self.trainer_flags]
     if count > 1:
-      flags = [
+      flags += [
         f"--coordinator_address=localhost:{_free_port()}",
         f"--num_processes={count}",
         f"--heartbeat_timeout_seconds={HEARTBEAT_TIMEOUT_SECONDS}",

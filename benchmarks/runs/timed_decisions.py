@@ -1,7 +1,10 @@
 """A trainer that records when each decision of a step began and ended.
 
 It is `realm_jax.train` otherwise, and takes its flags. The times are written to
-MODEL_DIR/decisions<process>.json when the run ends.
+MODEL_DIR/decisions<process>.json when the run ends. With `--decide_alone` no
+process asks the others about a step, which shows what asking costs. That is for
+runs in which nothing could be decided otherwise: of one generation, and of one
+shape bucket.
 """
 
 import time
@@ -10,6 +13,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from absl import flags
+
 from realm_jax import configuration, device_command
 from realm_jax.files.json_file import write_json
 from realm_jax.partitioning import cpu_tuning
@@ -17,6 +22,10 @@ from realm_jax.training import loop
 from realm_jax.training import run as training_run
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.decisions import Decisions, StepDecision, StepFacts
+
+_DECIDE_ALONE = flags.DEFINE_bool(
+  "decide_alone", False, "No process asks the others about a step."
+)
 
 
 def file_of(model_dir: Path, process: int) -> Path:
@@ -33,6 +42,8 @@ class TimedDecisions(Decisions):
 
   def __init__(self, *args: Any, **kwargs: Any):
     super().__init__(*args, **kwargs)
+    if _DECIDE_ALONE.value:
+      self._steps.count = 1
     self.times: list[list[float]] = []
 
   def of_step(self, step: int, facts: StepFacts) -> StepDecision:
