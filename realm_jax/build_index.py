@@ -3,14 +3,15 @@
     python -m realm_jax.build_index --gin_file=gin/runs/build_index.gin …
 
 It follows the run's checkpoints until it is stopped; `--once` builds one
-generation, the newest checkpoint's, and exits.
+generation, the newest checkpoint's, and exits. On several hosts that share a
+file system, each process embeds a part of every generation.
 """
 
 from collections.abc import Sequence
 
 from absl import flags, logging
 
-from realm_jax import configuration
+from realm_jax import configuration, device_command
 from realm_jax.generations.building import sidecar
 from realm_jax.partitioning import cpu_tuning
 
@@ -28,4 +29,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-  configuration.run(main)
+  device_command.run(main)

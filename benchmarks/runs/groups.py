@@ -76,7 +76,7 @@ class GroupRun:
     count, flags = self.layout.processes, [*self.trainer_flags]
     if count > 1:
       flags += [
-        f"--coordinator_address=localhost:{_free_port()}",
+        f"--coordinator_address=localhost:{free_port()}",
         f"--num_processes={count}",
         f"--heartbeat_timeout_seconds={HEARTBEAT_TIMEOUT_SECONDS}",
       ]
@@ -185,7 +185,8 @@ def wait_for_end(group: Sequence[Job], *others: Job) -> None:
     job.ended()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+  """Returns a port of this machine that nothing listens at."""
   with socket.socket() as found:
     found.bind(("localhost", 0))
     return int(found.getsockname()[1])

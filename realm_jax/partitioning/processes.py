@@ -328,6 +328,45 @@ class Flag:
     return _try_get(self._client, self._key) is not None
 
 
+class StopForAll(threading.Event):
+  """An event that is set in all processes soon after it is set in one.
+
+  Args:
+    own: Event of this process, which SIGTERM sets.
+    agreement: Of all processes, none of which must ask it for decisions.
+  """
+
+  def __init__(self, own: threading.Event, agreement: Agreement):
+    super().__init__()
+    self._own = own
+    self._agreement = agreement
+    self._of_all = agreement.flag("stop")
+    self._next_look = 0.0
+
+  def is_set(self) -> bool:
+    """Returns whether it is set here, or was a second ago in another process.
+
+    Raises:
+      ProcessesError: Another process has failed.
+    """
+    if self._own.is_set():
+      self._of_all.set()
+    elif time.monotonic() >= self._next_look:
+      self._next_look = time.monotonic() + _POLL_SECONDS
+      self._agreement.require_no_failure()
+      if self._of_all.is_set():
+        self._own.set()
+    return self._own.is_set()
+
+  def set(self) -> None:
+    self._own.set()
+
+  def wait(self, timeout: float | None = None) -> bool:
+    """Waits for this process's event, and then looks at that of the others."""
+    self._own.wait(timeout)
+    return self.is_set()
+
+
 def _try_get(client: Any, key: str) -> str | None:
   try:
     return client.key_value_try_get(key)

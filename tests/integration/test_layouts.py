@@ -57,3 +57,48 @@ def test_agreement_is_timed_from_when_the_last_process_asks():
   assert found["wait_for_slower_ms"] == pytest.approx(500)
   assert found["decision_share"] == pytest.approx(0.01)
   assert found["added_to_step"] == pytest.approx(0.25)
+
+
+def test_layouts_have_a_process_for_each_number(tmp_path):
+  run = GroupRun(
+    directory=tmp_path,
+    corpus_dir=tmp_path,
+    recipe="reading",
+    model="benchmarks/soak.gin",
+    layout=Layout(4, 2, model=2),
+    settings={},
+  )
+  group = run.trainers()
+  assert str(run.layout) == "4 × 2 model 2"
+  assert [job.command[6] for job in group] == [
+    f"--process_id={process}" for process in range(4)
+  ]
+  assert len({job.command[3] for job in group}) == 1
+  # A single process is not told of others.
+  (alone,) = GroupRun(
+    directory=tmp_path,
+    corpus_dir=tmp_path,
+    recipe="reading",
+    model="benchmarks/soak.gin",
+    layout=Layout(1, 1),
+    settings={},
+  ).trainers()
+  assert not any(word.startswith("--process") for word in alone.command)
+
+
+def test_the_table_says_what_differs():
+  row = {
+    "layout": "2 × 4",
+    "stage": "pretrain",
+    "index": "EXACT",
+    "loss_difference": 2e-6,
+    "ids": DifferingIds(96, 2, 0)._asdict(),
+    "passed": True,
+  }
+  line = " ".join(layouts.line(row).split())
+  assert line == (
+    "ok 2 × 4 pretrain EXACT losses within 2.0e-06, 2 of 96 ids differ, "
+    "0 without a tie"
+  )
+  fault = {"fault": "SIGTERM", "observed": "no exit", "passed": False}
+  assert layouts.line(fault) == "FAIL  SIGTERM: no exit"

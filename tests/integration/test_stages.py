@@ -2,7 +2,6 @@
 
 import functools
 import json
-import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import jax
 import pytest
 
+from benchmarks.runs.groups import free_port
 from benchmarks.runs.jobs import Job, wait_until
 from realm_jax.evaluation import answering
 from realm_jax.generations.building import generation_builder
@@ -80,9 +80,7 @@ def test_one_device_has_the_same_losses(
 def on_two_processes(commands, on_eight, command_environment, tmp_path_factory):
   """The folder of the stages, by two processes with four devices each."""
   folder = tmp_path_factory.mktemp("processes")
-  with socket.socket() as found:
-    found.bind(("localhost", 0))
-    address = f"localhost:{found.getsockname()[1]}"
+  address = f"localhost:{free_port()}"
   devices = f"--xla_force_host_platform_device_count={_DEVICES_EACH}"
   xla_flags = f"{command_environment['XLA_FLAGS']} {devices}"
   environment = {**command_environment, "XLA_FLAGS": xla_flags}

@@ -1,12 +1,12 @@
 """Two real processes agree on decisions, and notice when one is missing."""
 
 import json
-import socket
 import subprocess
 import sys
 
 import pytest
 
+from benchmarks.runs.groups import free_port
 from realm_jax.partitioning import processes
 from realm_jax.partitioning.processes import Agreement, ProcessFlags
 
@@ -19,9 +19,7 @@ def start(project_dir, command_environment):
   started = []
 
   def run(scenario, count=2):
-    with socket.socket() as found:
-      found.bind(("localhost", 0))
-      address = f"localhost:{found.getsockname()[1]}"
+    address = f"localhost:{free_port()}"
     module = "tests.partitioning.processes_child"
     for index in range(count):
       started.append(

@@ -2,6 +2,8 @@
 
 It shares files with the trainer and nothing else; either may be killed,
 restarted or moved to another host. Several sidecars of one run share the work.
+So do the processes of one command, on several hosts: each is a sidecar with its
+own devices, and all stop together.
 """
 
 import contextlib
@@ -33,6 +35,8 @@ from realm_jax.generations.store.retention import (
   to_prune,
 )
 from realm_jax.indexes.protocol import RecallError
+from realm_jax.partitioning.processes import Agreement, StopForAll
+from realm_jax.partitioning.same_run import require_same
 
 MODES = ("newest", "every")
 _REMINDER_SECONDS = 30.0
@@ -103,11 +107,15 @@ def build_index(
     CheckpointError: A checkpoint does not fit the model, the newest one cannot
       be read, or that of `checkpoint_step` is gone. Other unreadable ones are
       skipped.
+    ProcessesError: The processes differ, or another one has failed.
     RecallError: With `once` or in the mode `every`, the recall of an index is
       below what its settings want; otherwise the checkpoint is skipped.
   """
   config = sidecar or SidecarConfig()
   config = dataclasses.replace(config, once=config.once or once)
+  agreement = Agreement("builder")
+  configs = {"GenerationConfig": generation, "SidecarConfig": config}
+  require_same(agreement, configs, {})
   directory = epath.Path(
     generations_dir or epath.Path(model_dir) / layout.FOLDER
   )
@@ -124,7 +132,7 @@ def build_index(
       ),
       checkpoints=checkpoints,
       generations_dir=directory,
-      stop=stop,
+      stop=StopForAll(stop, agreement),
     ).run()
 
 

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks.runs.groups import free_port
+from benchmarks.runs.jobs import Job, wait_until
 from realm_jax import configuration
 from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.generations.follow.loading import load_newest
@@ -20,21 +22,31 @@ _FILES = ["gin/models/tiny.gin", "gin/runs/build_index.gin"]
 
 
 @pytest.fixture
-def build_index(tmp_path, corpus, project_dir, command_environment):
-  """Runs the command with bindings of its own."""
+def command(tmp_path, corpus):
+  """Returns the command with flags and bindings of its own."""
 
-  def run(*flags, **bindings):
+  def words(*flags, **bindings):
     given = {
       "MODEL_DIR": str(tmp_path),
       "CORPUS_DIR": str(corpus.directory),
       **bindings,
     }
+    return [
+      *(sys.executable, "-m", "realm_jax.build_index", *flags),
+      *(f"--gin_file={file}" for file in _FILES),
+      *(f"--gin.{name}={value!r}" for name, value in given.items()),
+    ]
+
+  return words
+
+
+@pytest.fixture
+def build_index(command, project_dir, command_environment):
+  """Runs the command to its end."""
+
+  def run(*flags, **bindings):
     return subprocess.run(
-      [
-        *(sys.executable, "-m", "realm_jax.build_index", *flags),
-        *(f"--gin_file={file}" for file in _FILES),
-        *(f"--gin.{name}={value!r}" for name, value in given.items()),
-      ],
+      command(*flags, **bindings),
       cwd=project_dir,
       env=command_environment,
       capture_output=True,
@@ -79,3 +91,40 @@ def test_what_a_user_gets_wrong_is_one_line(build_index, tmp_path):
   assert done.returncode == 2
   assert "build_index: no corpus in" in done.stderr
   assert "Traceback" not in done.stderr
+
+
+def test_processes_share_a_generation_and_stop_together(
+  command, tmp_path, corpus, command_environment
+):
+  _save_checkpoint(tmp_path, corpus)
+  address = f"localhost:{free_port()}"
+  group = [
+    Job(
+      f"builder {index}",
+      command(
+        f"--coordinator_address={address}",
+        "--num_processes=2",
+        f"--process_id={index}",
+        TOKENS_PER_BATCH=4096,
+      ),
+      log=tmp_path / f"{index}.log",
+      environment=command_environment,
+    )
+    for index in range(2)
+  ]
+  try:
+    for process in group:
+      process.start()
+    for process in group:
+      wait_until(
+        lambda process=process: "waiting for the next" in process.last_output(),
+        what="builder that waits",
+        jobs=tuple(group),
+      )
+    assert group[1].terminate() == 0
+    wait_until(group[0].ended, what="end of the group", jobs=())
+  finally:
+    for process in group:
+      process.stop()
+  logs = "".join(process.log.read_text() for process in group)
+  assert logs.count("published generation 0: 150 blocks") == 1
