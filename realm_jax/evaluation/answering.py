@@ -1,7 +1,6 @@
 """Answers to questions: retrieve blocks, read them, find the best span."""
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 
 import jax
@@ -25,6 +24,7 @@ from realm_jax.models import sequences
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader
 from realm_jax.partitioning import rules
+from realm_jax.partitioning.jit_cache import shared_partial
 from realm_jax.text.answer_spans import widen_to_words
 from realm_jax.text.answers import normalize_answer
 from realm_jax.training.stages.open_qa import OpenQa
@@ -132,7 +132,7 @@ class Answerer:
     )
     num_spans = min(config.num_spans, int(np.prod(self._spans_shape)))
     self._read = jax.jit(
-      functools.partial(best_spans, reader, num_spans),
+      shared_partial(best_spans, reader, num_spans),
       out_shardings=rules.batch_sharding(model.mesh),
     )
 

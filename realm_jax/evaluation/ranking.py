@@ -1,6 +1,5 @@
 """The blocks retrieved for queries, and their probabilities p(z|x)."""
 
-import functools
 from typing import NamedTuple
 
 import jax
@@ -19,6 +18,7 @@ from realm_jax.indexes.protocol import (
 )
 from realm_jax.models.retriever import embed_queries, query_tower_parameters
 from realm_jax.partitioning import rules
+from realm_jax.partitioning.jit_cache import shared_partial
 
 
 class Ranking(NamedTuple):
@@ -97,7 +97,7 @@ class BlockRanker:
     else:
       self._query_params = generation.query_params
     self._embed = jax.jit(
-      functools.partial(embed_queries, model.models.retriever),
+      shared_partial(embed_queries, model.models.retriever),
       out_shardings=rules.batch_sharding(model.mesh),
     )
 

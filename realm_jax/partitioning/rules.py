@@ -1,10 +1,9 @@
 """Rules from logical axis names to axes of the mesh, and rows of a batch."""
 
-import contextlib
 import functools
 import math
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -96,13 +95,19 @@ def num_shards(axis: str, mesh: Mesh, axis_rules: AxisRules) -> int:
   return math.prod(mesh.shape[name] for name in mesh_axes_of(mesh_axes))
 
 
-@contextlib.contextmanager
-def in_effect(
-  mesh: Mesh, axis_rules: AxisRules = LOGICAL_AXIS_RULES
-) -> Iterator[None]:
-  """Maps logical axis names to axes of the mesh while a program is traced."""
-  with jax.set_mesh(mesh), nn.logical_axis_rules(axis_rules):
-    yield
+def call_with(
+  axis_rules: AxisRules,
+  function: Callable[..., T],
+  *arguments: Any,
+  **named: Any,
+) -> T:
+  """Calls a function whose logical axis names these rules map to the mesh.
+
+  `jax.jit` finds programs by their function and by the mesh in effect, and
+  knows nothing of rules: they belong to the function.
+  """
+  with nn.logical_axis_rules(axis_rules):
+    return function(*arguments, **named)
 
 
 def shardings(

@@ -64,10 +64,8 @@ class RetrievalPipeline(Generic[B]):
     embed_queries: Callable[[Params, jax.Array], jax.Array],
     *,
     mesh: Mesh,
-    axis_rules: rules.AxisRules = rules.LOGICAL_AXIS_RULES,
   ):
     self._mesh = mesh
-    self._axis_rules = axis_rules
     self._embed = jax.jit(
       embed_queries, out_shardings=rules.batch_sharding(mesh)
     )
@@ -78,7 +76,7 @@ class RetrievalPipeline(Generic[B]):
   ) -> Float[Array, "n d"]:
     """Embeds this process's queries; returns the vectors of all processes'."""
     queries = rules.to_devices({"query": token_ids}, self._mesh)["query"]
-    with rules.in_effect(self._mesh, self._axis_rules):
+    with jax.set_mesh(self._mesh):
       return self._embed(query_params, queries)
 
   def search(

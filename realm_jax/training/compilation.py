@@ -1,11 +1,11 @@
 """The steps of a run, compiled before the first of them."""
 
-import functools
 from collections.abc import Callable, Sequence
 
 import jax
 
 from realm_jax.partitioning import cpu_tuning, rules
+from realm_jax.partitioning.jit_cache import shared_partial
 from realm_jax.training.batches import StepBatch
 from realm_jax.training.packing.shape_buckets import shape_key
 from realm_jax.training.setup import RunSetup
@@ -39,7 +39,9 @@ def compile_steps(
   compiled: dict[tuple[bool, tuple[int, ...]], jax.stages.Compiled] = {}
   for frozen in modes:
     step_of_mode = jax.jit(
-      functools.partial(
+      shared_partial(
+        rules.call_with,
+        config.mesh.axis_rules,
         train_step,
         loss=setup.loss,
         optimizer=setup.optimizer,
@@ -50,7 +52,7 @@ def compile_steps(
       out_shardings=(shardings, rules.replicated(mesh)),
     )
     for batch in batches:
-      with rules.in_effect(mesh, config.mesh.axis_rules):
+      with jax.set_mesh(mesh):
         lowered = step_of_mode.lower(state, batch)
       compiled[frozen, shape_key(batch)] = lowered.compile(
         cpu_tuning.compiler_options(mesh)

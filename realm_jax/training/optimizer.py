@@ -1,6 +1,7 @@
 """BERT's Adam and its learning-rate schedule."""
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -152,12 +153,14 @@ def _scale_components(
   return optax.GradientTransformation(init, update)
 
 
+@functools.lru_cache(maxsize=32)
 def make_optimizer(
   config: OptimizerConfig, *, num_steps: int
 ) -> optax.GradientTransformation:
   """Returns BERT's optimizer: clip, Adam, weight decay, learning rate.
 
-  Its parameters are a dictionary by component (`retriever`, `reader`).
+  Its parameters are a dictionary by component (`retriever`, `reader`). Equal
+  settings give the same optimizer, of which `jax.jit` knows what it compiled.
   """
   return optax.chain(
     optax.clip_by_global_norm(config.clip_norm),

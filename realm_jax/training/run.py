@@ -5,6 +5,7 @@ import dataclasses
 import functools
 from collections.abc import Iterator
 
+import jax
 import numpy as np
 from etils import epath
 
@@ -13,7 +14,10 @@ from realm_jax.console.sigterm import stop_on_sigterm
 from realm_jax.generations.follow.watcher import GenerationWatcher
 from realm_jax.generations.store import layout
 from realm_jax.inputs.batches import BatchStream
+from realm_jax.models.parameters import Params
 from realm_jax.models.retriever import embed_queries
+from realm_jax.partitioning import rules
+from realm_jax.partitioning.jit_cache import shared_partial
 from realm_jax.partitioning.rules import RowGroups
 from realm_jax.partitioning.same_run import require_same
 from realm_jax.retrieval.pipeline import RetrievalPipeline
@@ -36,7 +40,8 @@ from realm_jax.training.refresh.fallback import CrashFallback
 from realm_jax.training.refresh.schedule import GenerationSchedule
 from realm_jax.training.run_lock import RunLockError, run_lock
 from realm_jax.training.setup import RunSetup, set_up
-from realm_jax.training.stages.protocol import ExampleArrays
+from realm_jax.training.stages.model_inputs import Models
+from realm_jax.training.stages.protocol import ExampleArrays, Stage
 from realm_jax.training.state import TrainState, create_state
 
 
@@ -77,12 +82,9 @@ def open_run(config: TrainConfig) -> Iterator[tuple[TrainState, Run | None]]:
     )
     stack.callback(store.close)
     checkpoints = Checkpointer(store, setup.identity, config.checkpoints)
-    lengths = {
-      "query": config.data.query_length,
-      "block": config.data.block_length,
-    }
+    lengths = config.data.query_length, config.data.block_length
     state = create_state(
-      functools.partial(config.stage.init, setup.inputs.models, lengths),
+      shared_partial(_initial, config.stage, setup.inputs.models, *lengths),
       setup.optimizer,
       seed=config.data.seed,
       mesh=setup.mesh,
@@ -119,6 +121,17 @@ def open_run(config: TrainConfig) -> Iterator[tuple[TrainState, Run | None]]:
     step_function = compile_steps(setup, state, batches)
     run = Run(step_function, candidates, checkpoints, decisions, metrics)
     yield state, run
+
+
+def _initial(
+  stage: Stage,
+  models: Models,
+  query_length: int,
+  block_length: int,
+  key: jax.Array,
+) -> Params:
+  lengths = {"query": query_length, "block": block_length}
+  return stage.init(models, lengths, key)
 
 
 def _shape_buckets(setup: RunSetup) -> tuple[Packer, list[StepBatch]]:
@@ -191,9 +204,13 @@ def open_candidates(
       fallback=fallback,
     )
   pipeline: RetrievalPipeline[StepBatch] = RetrievalPipeline(
-    functools.partial(embed_queries, setup.inputs.models.retriever),
+    shared_partial(
+      rules.call_with,
+      config.mesh.axis_rules,
+      embed_queries,
+      setup.inputs.models.retriever,
+    ),
     mesh=setup.mesh,
-    axis_rules=config.mesh.axis_rules,
   )
   stack.callback(pipeline.close)
   return HostCandidateStream(

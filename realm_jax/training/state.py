@@ -13,6 +13,7 @@ from jaxtyping import Array, Int
 
 from realm_jax.models.parameters import Params
 from realm_jax.partitioning import rules
+from realm_jax.partitioning.jit_cache import shared_partial
 from realm_jax.partitioning.mesh import FSDP_AXIS, MODEL_AXIS
 
 # What a recipe binds to the size of a mesh axis.
@@ -42,11 +43,7 @@ def create_state(
   Raises:
     ValueError: The mesh does not divide a parameter.
   """
-
-  def boxed(key: jax.Array) -> TrainState:
-    params = init(key)
-    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
-
+  boxed = shared_partial(_boxed_state, init, optimizer)
   key = jax.random.key(seed)
   shapes = jax.eval_shape(boxed, key)
   shardings = rules.shardings(shapes, mesh, axis_rules)
@@ -55,6 +52,15 @@ def create_state(
   # prefix of the box that stands in its place.
   make = jax.jit(boxed, out_shardings=shardings)
   return nn.unbox(make(key))
+
+
+def _boxed_state(
+  init: Callable[[jax.Array], Params],
+  optimizer: optax.GradientTransformation,
+  key: jax.Array,
+) -> TrainState:
+  params = init(key)
+  return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
 
 
 def _require_divisible(params: Params, shardings: Params) -> None:

@@ -7,6 +7,7 @@ import math
 import jax
 import numpy as np
 import pytest
+from flax import linen as nn
 
 from realm_jax.partitioning import rules
 from realm_jax.partitioning.mesh import make_mesh
@@ -63,7 +64,7 @@ def _prepare(
     out_shardings=(shardings, rules.replicated(mesh)),
   )
   batch = _batch(stage, mesh, pack=pack)
-  with rules.in_effect(mesh):
+  with jax.set_mesh(mesh), nn.logical_axis_rules(rules.LOGICAL_AXIS_RULES):
     compiled = step.lower(state, batch).compile()
   return state, compiled, mesh
 
@@ -176,7 +177,7 @@ def test_a_step_never_recompiles_on_its_own_output():
     out_shardings=(shardings, rules.replicated(mesh)),
   )
   batches = [_batch("inverse_cloze", mesh, seed=seed) for seed in range(3)]
-  with rules.in_effect(mesh):
+  with jax.set_mesh(mesh), nn.logical_axis_rules(rules.LOGICAL_AXIS_RULES):
     state, _ = step(state, batches[0])
     before = len(compilations)
     assert before >= 1

@@ -44,6 +44,7 @@ from realm_jax.models.retriever import (
   query_tower_parameters,
 )
 from realm_jax.partitioning import rules
+from realm_jax.partitioning.jit_cache import shared_partial
 
 _BLOCK_KEYS = "block_keys.npy"
 
@@ -118,16 +119,14 @@ class ArtifactWriter:
     )
     self.embedder = CorpusEmbedder(
       corpus,
-      functools.partial(_embed_blocks, self.retriever),
+      shared_partial(_embed_blocks, self.retriever),
       dim=self.retriever.vector_size,
       mesh=mesh,
       tokens_per_batch=config.tokens_per_batch,
       rows_per_call=self.layout.rows_per_shard,
       num_lengths=config.num_lengths,
     )
-    self._embed_queries = jax.jit(
-      functools.partial(embed_queries, self.retriever)
-    )
+    self._embed_queries = jax.jit(shared_partial(embed_queries, self.retriever))
     self._queries = recall.held_out_queries(
       corpus, count=config.recall_queries, query_length=config.query_length
     )

@@ -1,12 +1,12 @@
 """Inverse cloze: find the block that a sentence was taken from."""
 
 import dataclasses
-import functools
 
 import numpy as np
 
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
+from realm_jax.partitioning.jit_cache import shared_partial
 from realm_jax.training import step
 from realm_jax.training.batches import InverseClozeBatch
 from realm_jax.training.stages import protocol
@@ -20,7 +20,7 @@ class InverseCloze(protocol.Stage):
   components = ("retriever",)
 
   def loss(self, models: Models) -> step.Loss[InverseClozeBatch]:
-    return functools.partial(step.inverse_cloze, models.retriever)
+    return shared_partial(step.inverse_cloze, models.retriever)
 
   def assemble(
     self, batch: Batch, retrieved: SearchResult, context: protocol.StageContext

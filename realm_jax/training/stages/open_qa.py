@@ -1,7 +1,6 @@
 """Open QA: a question, the retrieved blocks, and the spans of the best few."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +11,7 @@ from realm_jax.corpus.store import Corpus
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
 from realm_jax.models.parameters import Params
+from realm_jax.partitioning.jit_cache import shared_partial
 from realm_jax.text.answer_spans import find_token_spans
 from realm_jax.text.answers import contains_characters
 from realm_jax.training import step
@@ -89,7 +89,7 @@ class OpenQa(protocol.Stage):
           f"Reader.{name}={there}, but OpenQa.{name}={here}; bind both to the "
           "same"
         )
-    return functools.partial(step.open_qa, models.retriever, reader)
+    return shared_partial(step.open_qa, models.retriever, reader)
 
   def num_searched(self, num_blocks: int) -> int:
     if self.num_read > num_blocks:

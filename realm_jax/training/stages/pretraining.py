@@ -1,13 +1,13 @@
 """REALM pre-training: masked words, the null block and retrieved blocks."""
 
 import dataclasses
-import functools
 
 import numpy as np
 from jaxtyping import Int
 
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
+from realm_jax.partitioning.jit_cache import shared_partial
 from realm_jax.retrieval.candidate_rows import with_null, without_source
 from realm_jax.text.answer_spans import find_token_spans
 from realm_jax.training import step
@@ -34,7 +34,7 @@ class Pretraining(protocol.Stage):
 
   def loss(self, models: Models) -> step.Loss[PretrainingBatch]:
     modules = models.retriever, models.require_reader()
-    return functools.partial(step.pretraining, *modules, form=self.form)
+    return shared_partial(step.pretraining, *modules, form=self.form)
 
   def num_searched(self, num_blocks: int) -> int:
     # The null block replaces one, and the source, once dropped, another.

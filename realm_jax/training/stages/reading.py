@@ -1,10 +1,10 @@
 """Reading: a reader that starts from nothing learns to read first."""
 
 import dataclasses
-import functools
 
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
+from realm_jax.partitioning.jit_cache import shared_partial
 from realm_jax.training import step
 from realm_jax.training.batches import ReadingBatch
 from realm_jax.training.stages import protocol
@@ -23,7 +23,7 @@ class Reading(protocol.Stage):
   components = ("reader",)
 
   def loss(self, models: Models) -> step.Loss[ReadingBatch]:
-    return functools.partial(step.reading, models.require_reader())
+    return shared_partial(step.reading, models.require_reader())
 
   def assemble(
     self, batch: Batch, retrieved: SearchResult, context: protocol.StageContext

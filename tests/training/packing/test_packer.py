@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from flax import linen as nn
 
 from realm_jax.partitioning import rules
 from realm_jax.partitioning.mesh import make_mesh
@@ -48,7 +49,7 @@ def _loss_and_gradient(batch, mesh, params, loss):
   def mean(params, batch, key):
     return loss(params, batch, key).loss.mean
 
-  with rules.in_effect(mesh):
+  with jax.set_mesh(mesh), nn.logical_axis_rules(rules.LOGICAL_AXIS_RULES):
     value, gradient = jax.jit(jax.value_and_grad(mean))(
       params, batch, jax.random.key(0)
     )
