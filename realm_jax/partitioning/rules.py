@@ -95,19 +95,22 @@ def num_shards(axis: str, mesh: Mesh, axis_rules: AxisRules) -> int:
   return math.prod(mesh.shape[name] for name in mesh_axes_of(mesh_axes))
 
 
-def call_with(
-  axis_rules: AxisRules,
-  function: Callable[..., T],
-  *arguments: Any,
-  **named: Any,
-) -> T:
-  """Calls a function whose logical axis names these rules map to the mesh.
+@functools.lru_cache(maxsize=32)
+def under(
+  axis_rules: AxisRules, function: Callable[..., T]
+) -> Callable[..., T]:
+  """Returns a function whose logical axis names these rules map to the mesh.
 
   `jax.jit` finds programs by their function and by the mesh in effect, and
-  knows nothing of rules: they belong to the function.
+  knows nothing of rules: other rules make another function.
   """
-  with nn.logical_axis_rules(axis_rules):
-    return function(*arguments, **named)
+
+  @functools.wraps(function)
+  def call(*arguments: Any, **named: Any) -> T:
+    with nn.logical_axis_rules(axis_rules):
+      return function(*arguments, **named)
+
+  return call
 
 
 def shardings(

@@ -40,9 +40,7 @@ def compile_steps(
   for frozen in modes:
     step_of_mode = jax.jit(
       shared_partial(
-        rules.call_with,
-        config.mesh.axis_rules,
-        train_step,
+        rules.under(config.mesh.axis_rules, train_step),
         loss=setup.loss,
         optimizer=setup.optimizer,
         seed=config.data.seed,

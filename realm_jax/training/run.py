@@ -205,9 +205,7 @@ def open_candidates(
     )
   pipeline: RetrievalPipeline[StepBatch] = RetrievalPipeline(
     shared_partial(
-      rules.call_with,
-      config.mesh.axis_rules,
-      embed_queries,
+      rules.under(config.mesh.axis_rules, embed_queries),
       setup.inputs.models.retriever,
     ),
     mesh=setup.mesh,
