@@ -1,7 +1,6 @@
 """Trainer and builder as processes: killed, stopped, and started again."""
 
 import dataclasses
-import subprocess
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from benchmarks.runs import faults, verdict
 from benchmarks.runs.disturbed import disturbed
 from benchmarks.runs.faults import Fault, InjectedFault
 from benchmarks.runs.jobs import Run, wait_until
-from realm_jax.training.run_lock import run_lock
+from realm_jax.training.run_lock import RunLockError, run_lock
 from tests.integration.commands import MODEL_FILE
 
 pytestmark = pytest.mark.slow
@@ -132,19 +131,10 @@ def test_a_swap_compiles_nothing(unbroken):
   assert "Finished XLA compilation" not in after[0]
 
 
-def test_a_second_trainer_is_refused_in_a_line(run):
-  other = run("locked")
-  trainer = other.trainer()
-  with run_lock(other.model_dir):
-    done = subprocess.run(
-      trainer.command,
-      env=other.environment,
-      capture_output=True,
-      text=True,
-      check=False,
-    )
-  assert done.returncode == 2
-  lines = done.stderr.splitlines()
-  assert lines[-1].startswith(f"train: {other.model_dir} already has a trainer")
-  assert "Traceback" not in done.stderr
-  assert not (other.model_dir / "metrics.jsonl").exists()
+def test_a_second_trainer_is_refused(commands, tmp_path):
+  with (
+    run_lock(tmp_path),
+    pytest.raises(RunLockError, match=f"^{tmp_path} already has a trainer"),
+  ):
+    commands.train("reading", tmp_path, NUM_STEPS=1)
+  assert not (tmp_path / "metrics.jsonl").exists()

@@ -111,15 +111,14 @@ _CANCELLED = (
 )
 
 
-# Compilations take the time, so each stage has a few layouts, and each of these
-# is packed or padded. One device packs, and its masks are those of padded rows.
+# Compilations take the time, so each stage has one layout, which is packed or
+# padded. One device packs, and its masks are those of padded rows.
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ("stage", "layout", "pack"),
   [
     ("inverse_cloze", (2, 4, 1), False),
     ("pretraining", ALL_AXES, True),
-    ("pretraining", (1, 8, 1), False),
     ("open_qa", FOUR_BY_TWO, True),
   ],
 )
