@@ -21,7 +21,7 @@ from realm_jax.evaluation.answering import (
   load_answerer,
 )
 from realm_jax.partitioning import cpu_tuning
-from realm_jax.partitioning.processes import Agreement
+from realm_jax.partitioning.agreement import Agreement
 
 _NUM_ANSWERS = flags.DEFINE_integer(
   "num_answers", 3, "Number of answers to print.", lower_bound=1

@@ -18,7 +18,7 @@ from realm_jax.evaluation import run
 from realm_jax.evaluation.outputs import Figures
 from realm_jax.files.json_file import write_json
 from realm_jax.partitioning import cpu_tuning
-from realm_jax.partitioning.processes import Agreement
+from realm_jax.partitioning.agreement import Agreement
 
 _JSON = flags.DEFINE_string(
   "json", None, "File to which the figures are written as JSON, too."

@@ -42,7 +42,7 @@ import pytest  # noqa: E402
 from tests import runtime_types  # noqa: E402
 
 # Modules that annotate shapes are checked at run time, of which the type
-# checker knows nothing. To check all others, too, takes a tenth more time.
+# checker knows nothing. To check all others, too, takes a sixth more time.
 jaxtyping.install_import_hook(
   runtime_types.modules_with_shapes(PROJECT_DIR / "realm_jax"),
   f"{runtime_types.__name__}.checked",

@@ -10,7 +10,7 @@ import json
 import re
 import string
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -219,11 +219,9 @@ class World:
     )
 
 
-def build(directory: Path, *, more_pieces: Sequence[str] = ()) -> World:
+def build(directory: Path) -> World:
   """Writes the corpus and the questions."""
-  (directory / "vocab.txt").write_text(
-    "\n".join([*pieces(), *more_pieces]), encoding="utf-8"
-  )
+  (directory / "vocab.txt").write_text("\n".join(pieces()), encoding="utf-8")
   lines = [json.dumps(d, ensure_ascii=False) for d in documents()]
   (directory / "text.jsonl").write_text("\n".join(lines), encoding="utf-8")
   build_corpus(

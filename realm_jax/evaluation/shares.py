@@ -18,7 +18,7 @@ from realm_jax.evaluation.trained_model import TrainedModel, whole_batch
 from realm_jax.generations.follow.loading import Generation
 from realm_jax.inputs.batches import Batch, BatchStream
 from realm_jax.inputs.config import DataConfig
-from realm_jax.partitioning.processes import Agreement
+from realm_jax.partitioning.agreement import Agreement
 from realm_jax.partitioning.rules import RowGroups
 from realm_jax.partitioning.same_run import require_same
 

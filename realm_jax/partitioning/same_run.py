@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from realm_jax.partitioning.processes import Agreement
+from realm_jax.partitioning.agreement import Agreement
 
 _PACKAGE_DIR = Path(__file__).resolve().parent.parent
 # Directories may be mounted elsewhere on each host, and flax adds the others.

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from realm_jax.partitioning.processes import Agreement
+from realm_jax.partitioning.agreement import Agreement
 
 
 class StepFacts(NamedTuple):

@@ -9,7 +9,8 @@ import sys
 import jax
 
 from realm_jax.partitioning import processes
-from realm_jax.partitioning.processes import Agreement, ProcessesError
+from realm_jax.partitioning.agreement import Agreement
+from realm_jax.partitioning.processes import ProcessesError
 
 
 def _agree(index: int) -> dict:
@@ -52,7 +53,7 @@ def _agree(index: int) -> dict:
   seen["flag"] = flag.is_set()
   another = Agreement("loop")
   seen["again"] = another.decide("sum 0", index, sum)
-  store = processes._client().key_value_dir_get("realm_jax/")
+  store = processes.store().key_value_dir_get("realm_jax/")
   seen["keys"] = len([key for key, _ in store if "/flags/" not in key])
   agreement.decide("all have looked", None, lambda facts: None)
   return seen

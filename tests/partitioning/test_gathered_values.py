@@ -7,8 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import pytest
 
+from realm_jax.partitioning import agreement as agreement_module
 from realm_jax.partitioning import processes
-from realm_jax.partitioning.processes import Agreement, ProcessesError
+from realm_jax.partitioning.agreement import Agreement
+from realm_jax.partitioning.processes import ProcessesError
 
 _COUNT = 3
 _CHARACTERS_PER_PIECE = 16
@@ -51,11 +53,11 @@ class Store:
 @pytest.fixture
 def store(monkeypatch):
   """The store, with short pieces and little patience."""
-  monkeypatch.setattr(processes, "_POLL_SECONDS", 0.05)
+  monkeypatch.setattr(agreement_module, "_POLL_SECONDS", 0.05)
   name = "_CHARACTERS_PER_PIECE"
-  monkeypatch.setattr(processes, name, _CHARACTERS_PER_PIECE)
+  monkeypatch.setattr(agreement_module, name, _CHARACTERS_PER_PIECE)
   store = Store()
-  monkeypatch.setattr(processes, "_client", lambda: store)
+  monkeypatch.setattr(processes, "store", lambda: store)
   monkeypatch.setattr(jax, "process_count", lambda: _COUNT)
   return store
 
@@ -65,7 +67,7 @@ def agreements(store, monkeypatch):
   """An agreement for each process."""
   opened = []
   for index in range(_COUNT):
-    monkeypatch.setattr(processes, "_opened", collections.Counter())
+    monkeypatch.setattr(agreement_module, "_opened", collections.Counter())
     monkeypatch.setattr(jax, "process_index", lambda index=index: index)
     opened.append(Agreement("test"))
   return opened
@@ -101,7 +103,7 @@ def test_gathering_and_deciding_find_that_they_are_out_of_step(agreements):
       return asks(agreement, index)
     except ProcessesError as error:
       # As a process that ends does.
-      agreement._client.key_value_set(processes._FAILED, str(index), True)
+      agreement._client.key_value_set(processes.FAILED, str(index), True)
       return str(error)
 
   errors = _everywhere(agreements, error_of)
@@ -112,7 +114,7 @@ def test_gathering_and_deciding_find_that_they_are_out_of_step(agreements):
 def test_a_failed_process_is_noticed_without_waiting(store, agreements):
   for agreement in agreements:
     agreement.require_no_failure()
-  store.key_value_set(processes._FAILED, "1")
+  store.key_value_set(processes.FAILED, "1")
   agreements[1].require_no_failure()
   for index in (0, 2):
     with pytest.raises(ProcessesError, match="process 1 has failed"):

@@ -8,7 +8,8 @@ import pytest
 
 from benchmarks.runs.groups import free_port
 from realm_jax.partitioning import processes
-from realm_jax.partitioning.processes import Agreement, ProcessFlags
+from realm_jax.partitioning.agreement import Agreement
+from realm_jax.partitioning.processes import ProcessFlags
 
 _PATIENCE_SECONDS = 60.0
 

@@ -35,7 +35,7 @@ from realm_jax.generations.store.retention import (
   to_prune,
 )
 from realm_jax.indexes.protocol import RecallError
-from realm_jax.partitioning.processes import Agreement, StopForAll
+from realm_jax.partitioning.agreement import Agreement, StopForAll
 from realm_jax.partitioning.same_run import require_same
 
 MODES = ("newest", "every")

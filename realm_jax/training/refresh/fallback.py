@@ -12,7 +12,7 @@ from realm_jax.generations.store import manifest as manifests
 from realm_jax.generations.store.manifest import GenerationError
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.protocol import IndexConfig, IndexCrashedError
-from realm_jax.partitioning.processes import Agreement
+from realm_jax.partitioning.agreement import Agreement
 
 
 @runtime_checkable

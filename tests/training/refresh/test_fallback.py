@@ -16,7 +16,7 @@ from realm_jax.generations.follow.watcher import GenerationWatcher
 from realm_jax.generations.store import layout
 from realm_jax.indexes.protocol import IndexCrashedError, QueryBatch
 from realm_jax.indexes.scann.config import ScannConfig
-from realm_jax.partitioning.processes import Agreement
+from realm_jax.partitioning.agreement import Agreement
 from realm_jax.training.config import RefreshConfig
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.refresh.fallback import CrashFallback
