@@ -1,4 +1,4 @@
-"""Packaging: `pip install -c constraints.txt -e '.[demo,dev,faiss,launch]'`.
+"""Packaging: `pip install -c constraints.txt -e '.[beam,demo,dev,faiss,launch]'`.
 
 Requirements carry no versions; constraints.txt pins the set that is tested
 together.
@@ -32,6 +32,7 @@ setup(
     "optax",
     "orbax-checkpoint",
     "protobuf",
+    "pyahocorasick",
     "safetensors",
     "scann",
     "scipy",
@@ -40,11 +41,13 @@ setup(
     "tensorflow",
     "tensorflow-text",
     "tqdm",
+    "zstandard",
   ],
   extras_require={
     "tpu": ["jax[tpu]"],
     "gpu": ["jax[cuda13]"],
     "gcs": ["etils[epath-gcs]"],
+    "beam": ["apache-beam"],
     "demo": ["matplotlib"],
     # A build for GPUs goes by another name, and serves as well.
     "faiss": ["faiss-cpu"],
