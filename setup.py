@@ -1,4 +1,5 @@
-"""Packaging: `pip install -c constraints.txt -e '.[beam,demo,dev,faiss,launch]'`.
+"""Packaging: `make env` installs what the demo and the tests need.
+
 
 Requirements carry no versions; constraints.txt pins the set that is tested
 together.

@@ -23,8 +23,9 @@ from benchmarks import peer_processes
 from benchmarks.data.real_texts import (
   TEXTS_DIR,
   NoTextsError,
-  qed_questions,
+  held_out_questions,
   titled_paragraphs,
+  training_questions,
 )
 from benchmarks.runs.jobs import PROJECT_DIR, Job, Macro, gin_command
 from realm_jax.evaluation import outputs
@@ -32,7 +33,6 @@ from realm_jax.files.json_file import json_lines, write_json
 
 _RECIPE = "gin/experiments/real_text_minilm"
 _BLOCK_LENGTH = 128
-_TRAIN_SHARE = 0.8
 _MEASURES = ("recall_at_1", "recall_at_5", "recall_at_20", "mrr")
 
 
@@ -55,12 +55,10 @@ class RecipeRun:
       {"id": f"d{i}", "title": title, "text": text}
       for i, (title, text) in enumerate(titled_paragraphs(texts_dir))
     ]
-    questions = qed_questions(texts_dir)
-    first_held_out = int(_TRAIN_SHARE * len(questions))
     for name, rows in (
       ("text", documents),
-      ("train", questions[:first_held_out]),
-      ("test", questions[first_held_out:]),
+      ("train", training_questions(texts_dir)),
+      ("test", held_out_questions(texts_dir)),
     ):
       with json_lines(self.path(f"{name}.jsonl")) as write:
         for row in rows:

@@ -3,9 +3,15 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from benchmarks.runs.jobs import PROJECT_DIR
+from realm_jax.text.answers import contains_answer, normalize_answer
+
+# A line of a question file: the question and the list of its answers.
+Question: TypeAlias = dict[str, Any]
+
+_TRAIN_SHARE = 0.8
 
 # Default of --texts_dir, next to the clone.
 TEXTS_DIR = PROJECT_DIR.parent / "shared" / "data"
@@ -33,27 +39,65 @@ def read_texts(folder: Path) -> dict[str, list[str]]:
 
 
 def titled_paragraphs(folder: Path) -> list[tuple[str, str]]:
-  """Reads titles and texts of QED's and WikiText-2's distinct paragraphs.
+  """Reads titles and texts of the distinct paragraphs, a corpus of real text.
+
+  They are those of QED, of WikiText-2 and of XQuAD.
 
   Raises:
     NoTextsError: There is no such folder.
   """
   _require(folder)
   paragraphs = [
-    (row["title_text"], row["paragraph_text"])
-    for row in _json_lines(folder / "qed" / "qed_dev_part.jsonl")
+    (row["title_text"], row["paragraph_text"]) for row in _qed_rows(folder)
   ]
   for row in _json_lines(folder / "wikitext2" / "articles.jsonl"):
     paragraphs += [(row["title"], text) for text in row["paragraphs"]]
+  for title, paragraph in _xquad_paragraphs(folder):
+    paragraphs.append((title, paragraph["context"]))
   return list(dict.fromkeys(paragraphs))
 
 
-def qed_questions(folder: Path) -> list[dict[str, Any]]:
-  """Reads QED's questions, each with its answers.
+def held_out_questions(folder: Path) -> list[Question]:
+  """Reads the last fifth of QED's questions, which nothing is trained on.
 
   Raises:
     NoTextsError: There is no such folder.
   """
+  questions = _qed_questions(folder)
+  return questions[int(_TRAIN_SHARE * len(questions)) :]
+
+
+def training_questions(folder: Path) -> list[Question]:
+  """Reads questions with answers in the corpus of `titled_paragraphs`.
+
+  They are the first four fifths of QED's; those of XQuAD, which were written
+  for its paragraphs; and the training questions of WebQuestions whose answers
+  occur, somewhere, in a paragraph. None equals a held-out question, once both
+  are normalized. `NQ-open.dev.jsonl` is never read: it contains most of QED.
+
+  Raises:
+    NoTextsError: There is no such folder.
+  """
+  _require(folder)
+  held_out = {
+    normalize_answer(row["question"]) for row in held_out_questions(folder)
+  }
+  questions = _qed_questions(folder)
+  questions = questions[: int(_TRAIN_SHARE * len(questions))]
+  questions += _xquad_questions(folder)
+  questions += _answerable_web_questions(folder)
+  return [
+    row
+    for row in questions
+    if normalize_answer(row["question"]) not in held_out
+  ]
+
+
+def _qed_rows(folder: Path) -> Iterator[dict[str, Any]]:
+  return _json_lines(folder / "qed" / "qed_dev_part.jsonl")
+
+
+def _qed_questions(folder: Path) -> list[Question]:
   _require(folder)
   return [
     {
@@ -62,8 +106,48 @@ def qed_questions(folder: Path) -> list[dict[str, Any]]:
         span["string"] for spans in row["original_nq_answers"] for span in spans
       ],
     }
-    for row in _json_lines(folder / "qed" / "qed_dev_part.jsonl")
+    for row in _qed_rows(folder)
   ]
+
+
+def _xquad_paragraphs(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+  """Yields SQuAD's paragraphs with the titles of their articles."""
+  file = folder / "xquad_en" / "xquad.en.json"
+  for article in json.loads(file.read_text(encoding="utf-8"))["data"]:
+    title = article.get("title", "").replace("_", " ")
+    for paragraph in article["paragraphs"]:
+      yield title, paragraph
+
+
+def _xquad_questions(folder: Path) -> Iterator[Question]:
+  for _, paragraph in _xquad_paragraphs(folder):
+    for row in paragraph["qas"]:
+      answers = [answer["text"] for answer in row["answers"]]
+      yield {
+        "question": row["question"],
+        "answer": list(dict.fromkeys(answers)),
+      }
+
+
+def _answerable_web_questions(folder: Path) -> Iterator[Question]:
+  """Yields WebQuestions with those answers that a paragraph has as words."""
+  rows = [
+    row
+    for split in ("trainmodel", "val", "devtest")
+    for row in json.loads(
+      (folder / "webquestions" / f"{split}.json").read_text()
+    )
+  ]
+  texts = [text for _, text in titled_paragraphs(folder)]
+  answers = {answer for row in rows for answer in row["answers"]}
+  found = {
+    answer
+    for answer in answers
+    if any(contains_answer(text, [answer]) for text in texts)
+  }
+  for row in rows:
+    if known := [answer for answer in row["answers"] if answer in found]:
+      yield {"question": row["qText"], "answer": known}
 
 
 def _require(folder: Path) -> None:

@@ -109,13 +109,22 @@ def _zeros(axis: str) -> nn.initializers.Initializer:
 
 
 def dense(
-  config: BertConfig, features: int, axes: tuple[str, str], name: str
+  config: BertConfig,
+  features: int,
+  axes: tuple[str, str],
+  name: str,
+  *,
+  init: nn.initializers.Initializer | None = None,
 ) -> nn.Dense:
-  """Returns a linear layer with logical axes and BERT's initial values."""
+  """Returns a linear layer with logical axes.
+
+  Its initial values are BERT's, unless others are given.
+  """
+  values = nn.initializers.truncated_normal(config.init_stddev)
   return nn.Dense(
     features,
     dtype=config.dtype,
-    kernel_init=_normal(config, *axes),
+    kernel_init=nn.with_logical_partitioning(init or values, axes),
     bias_init=_zeros("norm" if axes[-1] == "embed" else axes[-1]),
     name=name,
   )

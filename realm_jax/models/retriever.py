@@ -54,7 +54,11 @@ class Tower(nn.Module):
       pooled = nn.with_logical_constraint(pooled, bert.HIDDEN)
     if self.projection_size is not None:
       size, axes = self.projection_size, ("embed", "projection")
-      pooled = bert.dense(self.bert, size, axes, "projection")(pooled)
+      # As in the released inverse cloze, which has its library's default.
+      init = nn.initializers.glorot_uniform()
+      pooled = bert.dense(self.bert, size, axes, "projection", init=init)(
+        pooled
+      )
       pooled = nn.with_logical_constraint(pooled, bert.HIDDEN)
       pooled = bert.layer_norm(
         self.bert, "projection_norm", epsilon=self.projection_norm_eps

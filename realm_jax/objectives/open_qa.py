@@ -48,26 +48,45 @@ def open_qa_loss(
   `retriever_scores` are f(x, z) of the retrieved blocks, best first. Spans are
   those of the first k of these; the ones outside of a body have no `is_span`.
   """
-  batch, num_read = span_logits.shape[:2]
+  num_read = span_logits.shape[1]
   retriever_likelihood, retriever_found = marginal_log_likelihood(
     retriever_scores, has_answer, jnp.ones_like(has_answer)
   )
   span_scores = span_logits + retriever_scores[:, :num_read, None, None]
-  flat_scores = span_scores.reshape(batch, -1)
-  flat_answer = (is_answer & is_span).reshape(batch, -1)
-  flat_allowed = is_span.reshape(batch, -1)
-  reader_likelihood, reader_found = marginal_log_likelihood(
-    flat_scores, flat_answer, flat_allowed
-  )
-  best = jnp.argmax(jnp.where(flat_allowed, flat_scores, -jnp.inf), axis=-1)
-  is_correct = jnp.take_along_axis(flat_answer, best[:, None], axis=-1)[:, 0]
+  retriever_loss = Average.of(-retriever_likelihood)
+  reader = span_loss(span_scores, is_span, is_answer)
   return WeightedLoss(
-    Average.of(-retriever_likelihood - reader_likelihood),
+    reader.loss._replace(total=retriever_loss.total + reader.loss.total),
     {
-      "retriever_loss": Average.of(-retriever_likelihood),
-      "reader_loss": Average.of(-reader_likelihood),
+      "retriever_loss": retriever_loss,
       "recall_searched": Average.of(retriever_found),
-      "recall_read": Average.of(reader_found),
+      **reader.metrics,
+    },
+  )
+
+
+def span_loss(
+  span_scores: Float[Array, "b k l w"],
+  is_span: Bool[Array, "b k l w"],
+  is_answer: Bool[AnyArray, "b k l w"],
+) -> WeightedLoss:
+  """Returns the reader's part of the loss: −log Σ_{spans that match} p(span|x).
+
+  It is 0 for an example without a span that matches.
+  """
+  batch = len(span_scores)
+  scores = span_scores.reshape(batch, -1)
+  correct = (is_answer & is_span).reshape(batch, -1)
+  allowed = is_span.reshape(batch, -1)
+  likelihood, found = marginal_log_likelihood(scores, correct, allowed)
+  best = jnp.argmax(jnp.where(allowed, scores, -jnp.inf), axis=-1)
+  is_correct = jnp.take_along_axis(correct, best[:, None], axis=-1)[:, 0]
+  loss = Average.of(-likelihood)
+  return WeightedLoss(
+    loss,
+    {
+      "reader_loss": loss,
+      "recall_read": Average.of(found),
       "span_accuracy": Average.of(is_correct),
     },
   )

@@ -95,7 +95,7 @@ _ANY_WORD = re.compile(r"[^\W\d_]+")
 # name.
 _OPENINGS = "\"'`“”‘«(:[*•–—"
 
-_FUNCTION_WORDS = frozenset(
+FUNCTION_WORDS = frozenset(
   # Articles, pronouns, determiners.
   "a an the i me my mine we us our ours you your yours he him his she her hers "
   "it its they them their theirs this that these those who whom whose which "
@@ -148,7 +148,7 @@ def _candidates(text: str) -> Iterator[tuple[list[tuple[int, int]], bool]]:
 
 def _is_function_word(word: str) -> bool:
   # I'm and It's count as I and It.
-  return re.split("['’]", word.lower())[0] in _FUNCTION_WORDS
+  return re.split("['’]", word.lower())[0] in FUNCTION_WORDS
 
 
 def _names(text: str, title: str) -> Iterator[tuple[int, int]]:

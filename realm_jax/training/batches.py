@@ -46,6 +46,22 @@ class ReadingBatch(NamedTuple):
   masks: MaskTargets
 
 
+class SpanSelectionBatch(NamedTuple):
+  """Sentences that lack words, each joined with a text that has them.
+
+  Attributes:
+    joint: The b joint inputs of the reader.
+    body_start: Position of the text's body in each joint input.
+    body_length: Number of body tokens in each joint input.
+    is_answer: Whether the span of a start and a width is what is missing.
+  """
+
+  joint: EncoderInput
+  body_start: Int[AnyArray, "b 1"]
+  body_length: Int[AnyArray, "b 1"]
+  is_answer: Bool[AnyArray, "b 1 l w"]
+
+
 class PretrainingBatch(NamedTuple):
   """Masked sentences with the null block and the retrieved blocks.
 
@@ -96,4 +112,10 @@ class OpenQaBatch(NamedTuple):
   is_answer: Bool[AnyArray, "b k l w"]
 
 
-StepBatch = InverseClozeBatch | ReadingBatch | PretrainingBatch | OpenQaBatch
+StepBatch = (
+  InverseClozeBatch
+  | ReadingBatch
+  | SpanSelectionBatch
+  | PretrainingBatch
+  | OpenQaBatch
+)

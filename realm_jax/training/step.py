@@ -14,12 +14,12 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from realm_jax.models.parameters import Params
-from realm_jax.models.reader import Reader
+from realm_jax.models.reader import Reader, Spans
 from realm_jax.models.retriever import Retriever, relevance
 from realm_jax.models.sequences import Sequences
 from realm_jax.objectives.inverse_cloze import inverse_cloze_loss
 from realm_jax.objectives.masked_lm import marginal_masked_lm_loss
-from realm_jax.objectives.open_qa import open_qa_loss
+from realm_jax.objectives.open_qa import open_qa_loss, span_loss
 from realm_jax.objectives.weighted import WeightedLoss
 from realm_jax.training import batches
 from realm_jax.training.state import TrainState
@@ -152,6 +152,36 @@ def reading(
   return masked_lm._replace(metrics=metrics)
 
 
+def read_spans(
+  reader: Reader,
+  params: Params,
+  batch: batches.OpenQaBatch | batches.SpanSelectionBatch,
+  dropout_key: jax.Array | None,
+) -> Spans:
+  """Returns the reader's scores of all spans of the blocks that it reads."""
+  return _apply(
+    reader,
+    params,
+    dropout_key,
+    batch.joint,
+    batch.body_start,
+    batch.body_length,
+    num_starts=batch.is_answer.shape[2],
+    method="spans",
+  )
+
+
+def span_selection(
+  reader: Reader,
+  params: Params,
+  batch: batches.SpanSelectionBatch,
+  dropout_key: jax.Array | None = None,
+) -> WeightedLoss:
+  """Returns the reader's loss of open QA given one block."""
+  spans = read_spans(reader, params["reader"], batch, dropout_key)
+  return span_loss(spans.logits, spans.is_span, batch.is_answer)
+
+
 def open_qa(
   retriever: Retriever,
   reader: Reader,
@@ -176,16 +206,7 @@ def open_qa(
     scores = relevance(
       queries, found.vectors, score_scale=retriever.score_scale
     )
-  spans = _apply(
-    reader,
-    params["reader"],
-    reader_key,
-    batch.joint,
-    batch.body_start,
-    batch.body_length,
-    num_starts=batch.is_answer.shape[2],
-    method="spans",
-  )
+  spans = read_spans(reader, params["reader"], batch, reader_key)
   return open_qa_loss(
     scores, batch.has_answer, spans.logits, spans.is_span, batch.is_answer
   )
