@@ -12,7 +12,9 @@ from realm_jax.partitioning.agreement import Agreement
 
 _PACKAGE_DIR = Path(__file__).resolve().parent.parent
 # Directories may be mounted elsewhere on each host, and flax adds the others.
-_MAY_DIFFER = frozenset({"corpus_dir", "question_files", "parent", "name"})
+_MAY_DIFFER = frozenset(
+  {"corpus_dir", "pretraining_corpus_dir", "question_files", "parent", "name"}
+)
 
 
 def require_same(

@@ -85,7 +85,7 @@ class CandidateInfeed(DatasetIterator):
     run, setup = self._run, self._setup()
     config = setup.config
     examples = BatchStream(
-      dataclasses.replace(config.data, corpus_version=setup.corpus.version),
+      dataclasses.replace(config.data, corpus_version=setup.examples.version),
       rows=setup.own_rows,
       positions=self._resumed.positions,
     )

@@ -199,6 +199,7 @@ class HostCandidateStream:
       self._setup.corpus if generation is None else generation.corpus,
       generation,
       self._setup.config.data.block_length,
+      self._setup.examples,
     )
     batch, metrics = self._stage.assemble(entry.examples, retrieved, context)
     if generation is not None:

@@ -42,8 +42,8 @@ class RunIdentity:
       generations; 0 in one that does not.
     lag_steps: Lag of generations in a run that waits for them; otherwise 0.
     vocabulary: SHA-256 of the corpus's vocabulary, in hexadecimal.
-    corpus_version: Corpus version that the run began with, whose blocks are
-      its examples until it ends.
+    corpus_version: Version of the examples' corpus that the run began with,
+      and keeps until it ends.
   """
 
   seed: int

@@ -70,8 +70,11 @@ def open_run(config: TrainConfig) -> Iterator[tuple[TrainState, Run | None]]:
       save_every_steps=config.checkpoints.save_every_steps,
     )
     setup = set_up(config)
-    corpus = {"the corpus": setup.corpus.fingerprint}
-    require_same(decisions.loop, {"TrainConfig": config}, corpus)
+    corpora = {
+      "the corpus": setup.corpus.fingerprint,
+      "the corpus of the examples": setup.examples.fingerprint,
+    }
+    require_same(decisions.loop, {"TrainConfig": config}, corpora)
     decisions.loop.led(
       "run lock",
       lambda: stack.enter_context(run_lock(config.model_dir)),
@@ -92,7 +95,7 @@ def open_run(config: TrainConfig) -> Iterator[tuple[TrainState, Run | None]]:
     )
     state, loop_state = checkpoints.initialize_or_restore(state)
     examples = BatchStream(
-      dataclasses.replace(config.data, corpus_version=setup.corpus.version),
+      dataclasses.replace(config.data, corpus_version=setup.examples.version),
       rows=setup.own_rows,
       positions=loop_state.positions,
     )

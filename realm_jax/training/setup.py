@@ -14,7 +14,7 @@ from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.loop_state import RunIdentity
 from realm_jax.training.optimizer import make_optimizer
-from realm_jax.training.refresh.corpus_versions import corpus_of_run
+from realm_jax.training.refresh.corpus_versions import examples_of_run
 from realm_jax.training.stages.model_inputs import ModelInputs, Models
 from realm_jax.training.step import Loss
 
@@ -24,11 +24,14 @@ class RunSetup:
   """The parts that follow from configuration, corpus and devices alone.
 
   Attributes:
+    examples: Corpus that examples come from.
+    corpus: Corpus that is searched; the same one, unless there are two.
     own_rows: Numbers of the rows of every global batch that are this
       process's.
   """
 
   config: TrainConfig
+  examples: Corpus
   corpus: Corpus
   identity: RunIdentity
   mesh: Mesh
@@ -51,6 +54,20 @@ def _require_divisible_heads(config: TrainConfig, mesh: Mesh) -> None:
       )
 
 
+def _open_corpora(config: TrainConfig) -> tuple[Corpus, Corpus]:
+  """Opens the corpus of the examples, and the one that is searched."""
+  data = config.data
+  examples = corpus = examples_of_run(
+    config.model_dir, data.pretraining_corpus_dir or data.corpus_dir
+  )
+  if data.pretraining_corpus_dir is not None:
+    corpus = Corpus.open(data.corpus_dir)
+    examples.require_vocabulary_of(corpus)
+    examples.require_whole_blocks(data.block_length)
+  corpus.require_whole_blocks(data.block_length)
+  return examples, corpus
+
+
 def set_up(config: TrainConfig) -> RunSetup:
   """Opens the corpus, and checks the configuration against it.
 
@@ -60,8 +77,7 @@ def set_up(config: TrainConfig) -> RunSetup:
     CheckpointError: The run's last checkpoint is of another vocabulary.
     ValueError: The configuration does not fit the corpus or the devices.
   """
-  corpus = corpus_of_run(config.model_dir, config.data.corpus_dir)
-  corpus.require_whole_blocks(config.data.block_length)
+  examples, corpus = _open_corpora(config)
   mesh = make_mesh(
     fsdp=config.mesh.fsdp, model_parallelism=config.mesh.model_parallelism
   )
@@ -77,11 +93,12 @@ def set_up(config: TrainConfig) -> RunSetup:
     save_every_steps=save_every_steps if config.waits else 0,
     lag_steps=config.refresh.lag_steps if config.waits else 0,
     vocabulary=corpus.vocab_sha256,
-    corpus_version=corpus.version,
-    corpus_fingerprint=corpus.fingerprint,
+    corpus_version=examples.version,
+    corpus_fingerprint=examples.fingerprint,
   )
   return RunSetup(
     config=config,
+    examples=examples,
     corpus=corpus,
     identity=identity,
     mesh=mesh,

@@ -8,9 +8,15 @@ from realm_jax.retrieval.candidate_rows import with_null, without_source
 
 
 def test_the_source_is_dropped_by_hand():
-  rows = np.array([[4, 7, 2], [4, 7, 2], [4, 7, 2], [4, 7, 2]])
-  kept = without_source(rows, np.array([4, 2, 9, -1]))
-  np.testing.assert_array_equal(kept, [[7, 2], [4, 7], [4, 7], [4, 7]])
+  rows = np.array([[4, 7, 2]] * 5)
+  is_source = np.isin(rows, [4]) & np.array([[1], [0], [0], [0], [1]], bool)
+  is_source[1, 2] = is_source[4, 1] = True
+  kept = without_source(rows, is_source, num_kept=2)
+  np.testing.assert_array_equal(
+    # At last a source with a copy, which leave one block.
+    kept,
+    [[7, 2], [4, 7], [4, 7], [4, 7], [2, -1]],
+  )
 
 
 @st.composite
@@ -20,17 +26,19 @@ def _found(draw):
     draw(st.lists(st.integers(0, 9), min_size=n, max_size=n, unique=True))
     for _ in range(draw(st.integers(1, 5)))
   ]
-  sources = [draw(st.integers(-1, 9)) for _ in found]
-  return np.array(found), np.array(sources)
+  sources = draw(st.sets(st.integers(0, 9)))
+  return np.array(found), sources
 
 
 @given(_found())
 def test_it_never_stays_and_the_order_does(example):
   rows, sources = example
-  kept = without_source(rows, sources)
-  for b, source in enumerate(sources):
-    others = [row for row in rows[b] if row != source]
-    np.testing.assert_array_equal(kept[b], others[: rows.shape[1] - 1])
+  num_kept = rows.shape[1] - 1
+  is_source = np.isin(rows, list(sources))
+  kept = without_source(rows, is_source, num_kept=num_kept)
+  for b in range(len(rows)):
+    others = [row for row in rows[b] if row not in sources] + num_kept * [-1]
+    np.testing.assert_array_equal(kept[b], others[:num_kept])
 
 
 def test_the_null_block_is_candidate_0():

@@ -1,7 +1,8 @@
 """Which corpus version a run reads, and which it searches.
 
 Its examples come from the version that it began with, until it ends, so that
-their order stays the same. Each generation is searched in the version that it
+their order stays the same. They may come from another corpus than the one that
+is searched (X and Z in the paper's section 3.4). Each generation is searched in the version that it
 was built on. Block ids, not rows, identify blocks across versions.
 """
 
@@ -20,8 +21,8 @@ from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.training.loop_state import recorded_corpus
 
 
-def corpus_of_run(
-  model_dir: epath.PathLike, corpus_dir: epath.PathLike
+def examples_of_run(
+  model_dir: epath.PathLike, examples_dir: epath.PathLike
 ) -> Corpus:
   """Opens the version that a run began with, or the newest for a new run.
 
@@ -30,7 +31,7 @@ def corpus_of_run(
     CheckpointError: The run is of another vocabulary, or its checkpoint cannot
       be read.
   """
-  newest = Corpus.open(corpus_dir)
+  newest = Corpus.open(examples_dir)
   with contextlib.closing(CheckpointStore(model_dir)) as store:
     steps = store.steps()
     if not steps or "loop" not in store.items(steps[-1]):

@@ -22,12 +22,15 @@ class Pretraining(protocol.Stage):
 
   Attributes:
     num_candidates: Number of candidates, the null block included.
+    num_spare: Number of blocks that are searched beside the candidates and the
+      source, so that verbatim copies of the source can be dropped, too.
     form: Form of the marginal loss, `per_token` or `joint`.
     current_queries: Whether queries are embedded for the search with the
       current parameters instead of the generation's query tower (as released).
   """
 
   num_candidates: int = 8
+  num_spare: int = 2
   form: str = "per_token"
   current_queries: bool = False
   needs_index = True
@@ -44,14 +47,17 @@ class Pretraining(protocol.Stage):
         f"blocks (the null block replaces the source's), but the corpus has "
         f"{num_blocks}; lower NUM_CANDIDATES"
       )
-    return self.num_candidates
+    return min(self.num_candidates + self.num_spare, num_blocks)
 
   def assemble(
     self, batch: Batch, retrieved: SearchResult, context: protocol.StageContext
   ) -> protocol.Assembled:
-    sources = context.corpus.rows_of(batch.arrays["source_id"])
-    rows = with_null(without_source(retrieved.rows, sources))
-    candidates = context.gather(rows)
+    hashes = context.corpus.content_hashes[retrieved.rows]
+    is_source = hashes == batch.arrays["source_hash"][:, None]
+    kept = without_source(
+      retrieved.rows, is_source, num_kept=self.num_candidates - 1
+    )
+    candidates = context.gather(with_null(kept))
     masks = protocol.mask_targets(batch)
     made = context.inputs.pretraining(batch.arrays["query"], candidates, masks)
     return made, {"recall": masked_recall(masks, candidates[:, 1:])}

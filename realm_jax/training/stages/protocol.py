@@ -32,15 +32,17 @@ class StageContext:
   """The parts of a run from which a stage makes its batches.
 
   Attributes:
-    corpus: Corpus version that rows of blocks refer to.
+    corpus: Corpus version that is searched, to which rows of blocks refer.
     generation: Generation that was searched, if one was.
     block_length: Padded length of a block.
+    examples: Corpus version that examples come from; None for `corpus`.
   """
 
   inputs: ModelInputs
   corpus: Corpus
   generation: Generation | None
   block_length: int
+  examples: Corpus | None = None
 
   def gather(self, rows: Int[np.ndarray, "b k"]) -> Int[np.ndarray, "b k l"]:
     """Returns the padded tokens of blocks."""

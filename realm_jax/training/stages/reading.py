@@ -28,8 +28,10 @@ class Reading(protocol.Stage):
   def assemble(
     self, batch: Batch, retrieved: SearchResult, context: protocol.StageContext
   ) -> protocol.Assembled:
-    rows = context.corpus.rows_of(batch.arrays["source_id"])[:, None]
-    joint = context.inputs.joint(batch.arrays["query"], context.gather(rows))
+    examples = context.examples or context.corpus
+    rows = examples.rows_of(batch.arrays["source_id"])[:, None]
+    blocks = examples.gather(rows, context.block_length)
+    joint = context.inputs.joint(batch.arrays["query"], blocks)
     return ReadingBatch(joint.rows, protocol.mask_targets(batch)), {}
 
   def example(

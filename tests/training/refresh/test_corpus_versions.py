@@ -16,7 +16,7 @@ from realm_jax.indexes.protocol import SearchResult
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training.loop_state import RetrievedIds
 from realm_jax.training.refresh.corpus_versions import (
-  corpus_of_run,
+  examples_of_run,
   load_for_run,
 )
 from tests import tiny_world
@@ -74,18 +74,18 @@ def test_a_run_begins_with_the_newest_version_and_stays_with_it(
   corpus, tmp_path
 ):
   model_dir = tmp_path / "run"
-  begun = corpus_of_run(model_dir, corpus.source)
+  begun = examples_of_run(model_dir, corpus.source)
   assert begun.version == 1
   assert not model_dir.exists()
   _save(model_dir, begun)
   _remove(corpus, "p0")
-  assert corpus_of_run(model_dir, corpus.source).fingerprint == (
+  assert examples_of_run(model_dir, corpus.source).fingerprint == (
     begun.fingerprint
   )
-  assert corpus_of_run(tmp_path / "another", corpus.source).version == 2
+  assert examples_of_run(tmp_path / "another", corpus.source).version == 2
   _remove(corpus, "p1", keep_versions=1)
   with pytest.raises(CheckpointError, match=r"from version 1 .*\[3\].*INITIAL"):
-    corpus_of_run(model_dir, corpus.source)
+    examples_of_run(model_dir, corpus.source)
 
 
 @pytest.mark.slow
