@@ -84,6 +84,12 @@ _OVERWRITE = flags.DEFINE_bool(
 _BLOCKS_PER_SHARD = flags.DEFINE_integer(
   "blocks_per_shard", 200_000, "Approximate number of blocks in a shard."
 )
+_NAME = flags.DEFINE_string(
+  "name",
+  None,
+  "Name of the corpus, part of its block ids, by default the directory's; two "
+  "corpora that a run reads need two names. An update keeps it.",
+)
 _CORPUS_VERSION = flags.DEFINE_integer(
   "corpus_version", 1, "Version to write; an update writes the next."
 )
@@ -97,7 +103,7 @@ _KEEP_VERSIONS = flags.DEFINE_integer(
 _FLAGS: Sequence[flags.FlagHolder[Any]] = (
   *(_INPUT, _OUTPUT_DIR, _VOCAB, _BLOCK_LENGTH, _TAGGER),
   *(_DROP_TITLES, _UNESCAPE_HTML, _SKIP_BAD_LINES, _OVERWRITE),
-  *(_BLOCKS_PER_SHARD, _CORPUS_VERSION, _KEEP_VERSIONS),
+  *(_BLOCKS_PER_SHARD, _NAME, _CORPUS_VERSION, _KEEP_VERSIONS),
 )
 # Arguments that do not have the names of their flags.
 _ARGUMENTS = {"input": "inputs", "corpus_version": "version"}
@@ -105,7 +111,7 @@ _ARGUMENTS = {"input": "inputs", "corpus_version": "version"}
 
 def _given_arguments() -> dict[str, Any]:
   """Returns the arguments that flags give."""
-  for flag in (_OVERWRITE, _CORPUS_VERSION):
+  for flag in (_OVERWRITE, _CORPUS_VERSION, _NAME):
     if flag.present and _UPDATE.value:
       raise CorpusError(
         f"--{flag.name} is for a whole build; give it or --update"

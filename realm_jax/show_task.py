@@ -43,6 +43,11 @@ _BLOCK_LENGTH = flags.DEFINE_integer(
 _MAX_MASKS = flags.DEFINE_integer(
   "max_masks", 10, "Number of masks that are scored."
 )
+_UNMASKED_SPAN_KINDS = flags.DEFINE_list(
+  "unmasked_span_kinds",
+  ["number"],
+  "Kinds of salient spans that are not masked; '' masks all.",
+)
 _TASK_MODULES = flags.DEFINE_list(
   "task_modules", ["tasks"], "Modules that register tasks when imported."
 )
@@ -64,6 +69,7 @@ def main(argv: Sequence[str]) -> None:
     query_length=_QUERY_LENGTH.value,
     block_length=_BLOCK_LENGTH.value,
     max_masks=_MAX_MASKS.value,
+    unmasked_span_kinds=[kind for kind in _UNMASKED_SPAN_KINDS.value if kind],
     seed=_SEED.value,
   )
   stream = ExampleStream(config, repeat=False)

@@ -48,6 +48,7 @@ def inverse_cloze(
       "block": tf.concat([cls, title, sep, rest, sep], 0),
       "removed": removed,
       "source_id": block["block_id"],
+      "source_hash": block["content_hash"],
     }
     is_whole = (tf.size(query) > 0) & (tf.size(rest) > 0)
     return is_whole, example
@@ -68,5 +69,6 @@ seqio.TaskRegistry.add(
     "block": token_feature(),
     "removed": plain_feature(tf.bool, rank=0),
     "source_id": plain_feature(tf.int64, rank=0),
+    "source_hash": plain_feature(tf.int64, rank=0),
   },
 )

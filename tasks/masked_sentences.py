@@ -1,6 +1,7 @@
 """Masked sentences, on which REALM pre-trains, masked in three ways.
 
-    masked_salient_spans   a name, date or number (REALM)
+    masked_salient_spans   a name or a date (REALM): the salient spans of the
+                           corpus, without the kinds UNMASKED_SPAN_KINDS
     masked_random_tokens   single tokens (the paper's Table 2)
     masked_random_spans    spans of words (Table 2, after SpanBERT)
 
@@ -16,6 +17,7 @@ import seqio
 import tensorflow as tf
 
 from realm_jax.inputs.blocks import CorpusSource
+from realm_jax.inputs.context import current_context
 from realm_jax.inputs.features import (
   feature_length,
   plain_feature,
@@ -38,13 +40,16 @@ def mask_sentence(
   has no mask, or if its last mask does not fit into the query.
   """
   words = wordpieces()
+  unmasked_kinds = current_context().unmasked_span_kinds
   is_continuation = tf.constant(words.is_continuation)
   num_words = feature_length("query", sequence_length) - 2
   max_masks = feature_length("mask_targets", sequence_length)
 
   def to_example(block: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     token_ids, is_masked = choose(
-      block, block["seed"], is_continuation=is_continuation
+      masking.without_span_kinds(block, unmasked_kinds),
+      block["seed"],
+      is_continuation=is_continuation,
     )
     positions = tf.cast(tf.where(is_masked)[:, 0], tf.int32)
     fits = tf.reduce_all(positions < num_words)
@@ -59,6 +64,7 @@ def mask_sentence(
       "mask_targets": tf.gather(token_ids, scored),
       "mask_weights": tf.ones_like(scored, tf.float32),
       "source_id": block["block_id"],
+      "source_hash": block["content_hash"],
     }
 
   return blocks.map(to_example, num_parallel_calls=tf.data.AUTOTUNE).filter(
@@ -89,6 +95,7 @@ def add(
       "mask_targets": token_feature(),
       "mask_weights": plain_feature(tf.float32, rank=1),
       "source_id": plain_feature(tf.int64, rank=0),
+      "source_hash": plain_feature(tf.int64, rank=0),
     },
   )
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.data import demo_corpus
-from realm_jax.corpus.building.block_builder import block_id
+from realm_jax.corpus.building.block_identity import block_id
 from realm_jax.corpus.building.directory_writer import CorpusDirectoryWriter
 from realm_jax.corpus.store import Corpus
 
@@ -45,7 +45,7 @@ def _write(target: Path, source: Corpus, num_blocks: int) -> None:
         document_id=name, title=title, url="", num_blocks=len(blocks)
       )
       for ordinal, arrays in enumerate(blocks):
-        shard.add_block(block_id=block_id(name, ordinal), **arrays)
+        shard.add_block(block_id=block_id(writer.name, name, ordinal), **arrays)
       left, number = left - len(blocks), number + 1
     writer.finish(version=1, block_length=source.block_length, summary={})
 
@@ -59,7 +59,11 @@ def _documents(corpus: Corpus) -> Iterator[_Document]:
         "token_ids": corpus.token_ids(row),
         "byte_ranges": corpus.body_byte_ranges(row),
         "sentences": corpus.sentences(row),
+        "content_hash": int(corpus.content_hashes[row]),
         "salient_spans": corpus.salient_spans(row),
+        "salient_span_kinds": [
+          corpus.span_kinds[kind] for kind in corpus.salient_span_kinds(row)
+        ],
         "body": corpus.body(row).encode(),
       }
     )

@@ -17,7 +17,8 @@ class BlockReader:
 
   Rows, 0…N−1, follow the order of the shards, in which `sizes` counts the
   blocks that are not removed. The null block is row −1: it is not stored and
-  reads as `[CLS] [SEP] [SEP]`. Other rows raise `IndexError`.
+  reads as `[CLS] [SEP] [SEP]`. Other rows raise `IndexError`. `span_kinds` has
+  the names of the kinds of salient spans.
   """
 
   def __init__(
@@ -32,14 +33,30 @@ class BlockReader:
     self.num_blocks = sum(sizes)
     self._first_rows = np.concatenate([[0], np.cumsum(sizes)])
     self._cls_id, self._sep_id = cls_id, sep_id
+    # Kinds of salient spans by name, and each shard's numbers of them as
+    # numbers of all.
+    kinds = dict.fromkeys(kind for s in shards for kind in s.span_kinds)
+    self.span_kinds = tuple(kinds)
+    self._kinds_of_shard = {
+      shard: np.array([*map(self.span_kinds.index, shard.span_kinds)], np.int32)
+      for shard in shards
+    }
 
   # --- All blocks -------------------------------------------------------
 
+  def _by_block(self, name: str) -> np.ndarray:
+    arrays = [s.without_removed(s.array(name)) for s in self.shards]
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
   @functools.cached_property
   def block_ids(self) -> Int[np.ndarray, " N"]:
-    """The stable id of each block: see `block_builder.block_id`."""
-    arrays = [s.without_removed(s.array("block_ids")) for s in self.shards]
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+    """The stable id of each block: see `block_identity.block_id`."""
+    return self._by_block("block_ids")
+
+  @functools.cached_property
+  def content_hashes(self) -> Int[np.ndarray, " N"]:
+    """A hash of each block's title and body: see `block_identity`."""
+    return self._by_block("content_hashes")
 
   @functools.cached_property
   def lengths(self) -> Int[np.ndarray, " N"]:
@@ -130,6 +147,11 @@ class BlockReader:
   def salient_spans(self, row: int) -> Int[np.ndarray, "p 2"]:
     """Returns token ranges of the body, each inside one sentence."""
     return self._item("salient_spans", row)
+
+  def salient_span_kinds(self, row: int) -> Int[np.ndarray, " p"]:
+    """Returns the kind of each of `salient_spans`, an index of `span_kinds`."""
+    shard, position = self.locate(row)
+    return self._kinds_of_shard[shard][shard.salient_span_kinds(position)]
 
   def answer_text(self, row: int, start: int, limit: int) -> str:
     """Returns body tokens `[start, limit)` as they were written."""

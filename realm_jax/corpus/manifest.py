@@ -35,10 +35,15 @@ class RemovedRecord(FileRecord, Counts):
 
 
 class ShardRecord(Counts):
-  """A shard: its folder and its files by name."""
+  """A shard: its folder, its files by name, and its kinds of salient spans.
+
+  `span_kinds[i]` is the name of kind i, in the order in which the shard's spans
+  have them.
+  """
 
   name: str
   files: dict[str, FileRecord]
+  span_kinds: list[str]
   removed: NotRequired[RemovedRecord]
 
 
@@ -53,22 +58,24 @@ class VocabularyRecord(TypedDict):
 class Manifest(Counts):
   """One version of a corpus.
 
-  `drop_titles` has the patterns of titles that were left out; manifests of
-  earlier programs do not record it.
+  `name` is part of each block's id, and `drop_titles` has the patterns of
+  titles that were left out.
   """
 
   format_version: int
   corpus_version: int
+  name: str
   block_length: int
   vocabulary: VocabularyRecord
   summary: Mapping[str, JsonValue]
-  drop_titles: NotRequired[list[str]]
+  drop_titles: list[str]
   shards: list[ShardRecord]
   fingerprint: str
 
 
 def make_manifest(
   *,
+  name: str,
   version: int,
   block_length: int,
   vocabulary: VocabularyRecord,
@@ -82,14 +89,13 @@ def make_manifest(
   """
   removed = [shard["removed"] for shard in shards if "removed" in shard]
 
-  def total(name: _Count) -> int:
-    return sum(s[name] for s in shards) - sum(r[name] for r in removed)
+  def total(count: _Count) -> int:
+    return sum(s[count] for s in shards) - sum(r[count] for r in removed)
 
   manifest = Manifest(
-    format_version=shard_format.FORMAT_WITH_REMOVED
-    if removed
-    else shard_format.FORMAT_VERSION,
+    format_version=shard_format.FORMAT_VERSION,
     corpus_version=version,
+    name=name,
     block_length=block_length,
     vocabulary=vocabulary,
     num_blocks=total("num_blocks"),
@@ -115,9 +121,9 @@ def _fingerprint(manifest: Manifest) -> str:
   The version is left out: the same documents, built with the same settings,
   have the same fingerprint whatever the number.
   """
-  files: list[dict[str, FileRecord | str]] = []
+  files: list[dict[str, FileRecord | list[str] | str]] = []
   for shard in manifest["shards"]:
-    files.append({**shard["files"]})
+    files.append({**shard["files"], "span_kinds": shard["span_kinds"]})
     if "removed" in shard:
       files[-1]["removed"] = shard["removed"]["sha256"]
   identity = {

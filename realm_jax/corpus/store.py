@@ -26,6 +26,7 @@ class Corpus(BlockReader):
   Rows index blocks in one version and are what arrays hold; ids are stable
   across versions and outlive a run.
 
+  `name` is part of the block ids, so that those of two corpora differ.
   `source` is the directory that was opened, maybe on an object store, and
   `directory` the local one of its files.
   """
@@ -39,17 +40,21 @@ class Corpus(BlockReader):
     self._opened = weakref.WeakValueDictionary[str, Corpus]()
     self.fingerprint = manifest["fingerprint"]
     self.version = manifest["corpus_version"]
+    self.name = manifest["name"]
     self.block_length = manifest["block_length"]
     self.vocab_sha256 = manifest["vocabulary"]["sha256"]
     self.vocab_size = manifest["vocabulary"]["size"]
     self.summary = manifest["summary"]
-    self.drop_titles = tuple(manifest.get("drop_titles", ()))
+    self.drop_titles = tuple(manifest["drop_titles"])
     self._files = files_of(manifest)
     folder, shards, sizes = Path(directory), [], []
     for record in manifest["shards"]:
       removed = record.get("removed")
       path = folder / removed["path"] if removed else None
-      shards.append(Shard(folder / record["name"], removed=path))
+      kinds = record["span_kinds"]
+      shards.append(
+        Shard(folder / record["name"], removed=path, span_kinds=kinds)
+      )
       num_removed = removed["num_blocks"] if removed else 0
       sizes.append(record["num_blocks"] - num_removed)
     ids = manifest["vocabulary"]["special_ids"]

@@ -13,8 +13,6 @@ from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.manifest import Manifest
 from realm_jax.corpus.shards import format as shard_format
 
-_READABLE = (shard_format.FORMAT_VERSION, shard_format.FORMAT_WITH_REMOVED)
-
 
 class RemovedVersionError(CorpusError):
   """A version that was removed after it had been listed."""
@@ -98,10 +96,24 @@ def parse(path: epath.Path) -> Manifest:
     if path.parent.name == shard_format.VERSIONS:
       advice = f"remove it: only version {path.stem} is lost with it"
     raise CorpusError(f"{path} is damaged ({error!r}); {advice}") from error
-  if format_version not in _READABLE:
-    raise CorpusError(
-      f"{path} has format version {format_version}, this program reads "
-      f"{' and '.join(map(str, _READABLE))}; build the corpus again, or use "
-      "the version of realm_jax that built it"
-    )
+  if format_version != shard_format.FORMAT_VERSION:
+    raise CorpusError(_another_format(path, manifest))
   return manifest
+
+
+def _another_format(path: epath.Path, manifest: Manifest) -> str:
+  """Says that a manifest cannot be read, and how to build the corpus again."""
+  found = (
+    f"{path} has format version {manifest['format_version']}, and this program "
+    f"reads {shard_format.FORMAT_VERSION}"
+  )
+  if path.parent.name == shard_format.VERSIONS:
+    return f"{found}; remove it: only version {path.stem} is lost with it"
+  directory = path.parent
+  vocabulary = directory / shard_format.VOCABULARY_NAME
+  length = manifest.get("block_length", 288)
+  return (
+    f"{found}; build the corpus again from its text: python -m "
+    f"realm_jax.build_corpus --input=… --output_dir={directory} "
+    f"--vocab={vocabulary} --block_length={length} --overwrite"
+  )

@@ -13,18 +13,25 @@ from realm_jax.inputs.sources import Column, RandomAccessSource
 
 
 class BlockRecords:
-  """Blocks as records; `sentences` and `salient_spans` index `body_ids`."""
+  """Blocks as records; `sentences` and `salient_spans` index `body_ids`.
+
+  `salient_span_kinds` are names, which mean the same in every corpus.
+  """
 
   spec: Mapping[str, tf.TensorSpec] = {
     "block_id": tf.TensorSpec((), tf.int64),
+    "content_hash": tf.TensorSpec((), tf.int64),
     "title_ids": tf.TensorSpec((None,), tf.int32),
     "body_ids": tf.TensorSpec((None,), tf.int32),
     "sentences": tf.TensorSpec((None, 2), tf.int32),
     "salient_spans": tf.TensorSpec((None, 2), tf.int32),
+    "salient_span_kinds": tf.TensorSpec((None,), tf.string),
   }
 
   def __init__(self, corpus: Corpus):
     self.corpus = corpus
+    names = [kind.encode() for kind in corpus.span_kinds]
+    self._kind_names = np.array(names, object)
 
   def __len__(self) -> int:
     return self.corpus.num_blocks
@@ -35,10 +42,14 @@ class BlockRecords:
     titled = [(corpus.token_ids(r), corpus.title_length(r)) for r in rows]
     return {
       "block_id": corpus.block_ids[indices],
+      "content_hash": corpus.content_hashes[indices],
       "title_ids": [ids[:limit] for ids, limit in titled],
       "body_ids": [ids[limit:] for ids, limit in titled],
       "sentences": [corpus.sentences(row) for row in rows],
       "salient_spans": [corpus.salient_spans(row) for row in rows],
+      "salient_span_kinds": [
+        self._kind_names[corpus.salient_span_kinds(row)] for row in rows
+      ],
     }
 
 

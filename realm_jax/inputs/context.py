@@ -11,7 +11,7 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from etils import epath
 
@@ -30,6 +30,8 @@ class TaskContext:
     corpus_dir: Corpus directory; every task uses its vocabulary.
     question_files: JSON Lines of questions, by split.
     corpus_version: Version of the corpus; None opens the newest.
+    unmasked_span_kinds: Kinds of salient spans that are not masked. The paper
+      masks named entities and dates, and no bare numbers.
   """
 
   corpus_dir: epath.PathLike
@@ -37,6 +39,7 @@ class TaskContext:
     default_factory=dict
   )
   corpus_version: int | None = None
+  unmasked_span_kinds: Sequence[str] = ("number",)
 
   @functools.cached_property
   def corpus(self) -> Corpus:

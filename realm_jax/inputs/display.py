@@ -12,7 +12,7 @@ from realm_jax.text.wordpieces import CONTINUATION
 
 _LABEL_WIDTH = 16
 # The headline has the position, and the decoded query shows the masks.
-_NOT_SHOWN = ("position", "mask_positions", "mask_weights")
+_NOT_SHOWN = ("position", "mask_positions", "mask_weights", "source_hash")
 
 
 def _words(

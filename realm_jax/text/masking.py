@@ -6,7 +6,7 @@ TensorFlow graph code for tf.data with stateless draws, so that a record is
 masked in the same way whenever it is read.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import tensorflow as tf
@@ -60,6 +60,19 @@ def random_sentence(
   """Returns the token range, in the block's body, of a random sentence."""
   sentences = block["sentences"]
   return _item(sentences, uniform_index(tf.shape(sentences)[0], draw))
+
+
+def without_span_kinds(block: Block, kinds: Sequence[str]) -> Block:
+  """Returns the block without its salient spans of these kinds."""
+  if not kinds:
+    return block
+  names = block["salient_span_kinds"]
+  is_left = tf.reduce_all(names[:, tf.newaxis] != tf.constant([*kinds]), 1)
+  return {
+    **block,
+    "salient_spans": block["salient_spans"][is_left],
+    "salient_span_kinds": names[is_left],
+  }
 
 
 def salient_span(

@@ -41,15 +41,18 @@ def write_lines(path: Path, rows: Iterable[dict]) -> Path:
 
 @pytest.fixture
 def build(tmp_path, vocab_file) -> Callable[..., Corpus]:
-  """`build(rows, **arguments)` builds a corpus of these rows and opens it."""
+  """`build(rows, **arguments)` builds a corpus of these rows and opens it.
+
+  `folder` is its directory's name. Its own name is always "corpus".
+  """
 
   def build_and_open(
-    rows: Iterable[dict], *, name: str = "corpus", **arguments
+    rows: Iterable[dict], *, folder: str = "corpus", **arguments
   ) -> Corpus:
-    lines = write_lines(tmp_path / f"{name}.jsonl", rows)
-    arguments.setdefault("vocab", vocab_file)
-    build_corpus([str(lines)], tmp_path / name, **arguments)
-    return Corpus.open(tmp_path / name)
+    lines = write_lines(tmp_path / f"{folder}.jsonl", rows)
+    arguments = {"vocab": vocab_file, "name": "corpus"} | arguments
+    build_corpus([str(lines)], tmp_path / folder, **arguments)
+    return Corpus.open(tmp_path / folder)
 
   return build_and_open
 

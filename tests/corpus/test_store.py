@@ -95,6 +95,36 @@ def test_identity(corpus):
   assert len(set(corpus.block_ids.tolist())) == 4
 
 
+def test_contents_are_hashed_as_released(corpus):
+  # `printf 'Ada Stone <sep> Stone was the river.' | sha1sum`
+  first_64_bits = bytes.fromhex("a5e17c694177306f")
+  assert corpus.content_hashes.dtype == np.int64
+  assert corpus.content_hashes[2] == int.from_bytes(
+    first_64_bits, "big", signed=True
+  )
+  assert len(set(corpus.content_hashes.tolist())) == 4
+
+
+def test_ids_carry_the_name_of_their_corpus(corpus, tmp_path, vocab_file):
+  assert corpus.name == "corpus"
+  lines = write_lines(tmp_path / "rows.jsonl", ROWS)
+  arguments = {"vocab": vocab_file, "block_length": 13, "blocks_per_shard": 2}
+  for directory, name in (("news", None), ("other", "corpus")):
+    build_corpus([str(lines)], tmp_path / directory, name=name, **arguments)
+  news = Corpus.open(tmp_path / "news")
+  assert news.name == "news"
+  assert not set(news.block_ids.tolist()) & set(corpus.block_ids.tolist())
+  assert news.content_hashes.tolist() == corpus.content_hashes.tolist()
+  other = Corpus.open(tmp_path / "other")
+  assert other.block_ids.tolist() == corpus.block_ids.tolist()
+
+
+def test_kinds_of_salient_spans(corpus):
+  assert corpus.span_kinds == ("name", "date")
+  assert corpus.salient_span_kinds(0).tolist() == [0, 1]
+  assert corpus.salient_span_kinds(1).tolist() == [0, 0]
+
+
 def test_rows_of_ids(corpus):
   ids = corpus.block_ids
   asked = np.array([[ids[2], ids[0]], [12345, ids[3]]])
@@ -227,17 +257,25 @@ def test_damage_is_found_before_it_is_read(corpus, tmp_path):
     Corpus.open(directory)
 
 
-def test_a_damaged_or_newer_manifest(corpus, tmp_path):
+def test_a_damaged_manifest(corpus, tmp_path):
   path = copy_of(corpus, tmp_path) / "corpus.json"
-  manifest = json.loads(path.read_text())
-
   path.write_text(path.read_text()[:50])
   with pytest.raises(CorpusError, match=r"corpus\.json is damaged"):
     Corpus.open(path.parent)
 
-  path.write_text(json.dumps(manifest | {"format_version": 99}))
-  with pytest.raises(CorpusError, match="format version 99, this program"):
-    Corpus.open(path.parent)
+
+def test_another_format_names_the_command_that_builds_again(corpus, tmp_path):
+  path = copy_of(corpus, tmp_path) / "corpus.json"
+  manifest = json.loads(path.read_text())
+  for version in (2, 99):
+    path.write_text(json.dumps(manifest | {"format_version": version}))
+    with pytest.raises(CorpusError, match=f"version {version}, and") as raised:
+      Corpus.open(path.parent)
+    command = (
+      f"python -m realm_jax.build_corpus --input=… --output_dir={path.parent} "
+      f"--vocab={path.parent}/vocab.txt --block_length=13 --overwrite"
+    )
+    assert command in str(raised.value)
 
 
 def test_another_vocabulary_in_its_place(corpus, tmp_path):

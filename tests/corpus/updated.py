@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from realm_jax.corpus.building.block_builder import block_id
+from realm_jax.corpus.building.block_identity import block_id
 from realm_jax.corpus.store import NULL_ROW, Corpus
 
 WORDS = "the cafe of velt was built in 1987 by ada stone river".split()
@@ -35,6 +35,8 @@ def contents(corpus: Corpus) -> dict[int, tuple]:
       corpus.body_byte_ranges(row).tolist(),
       corpus.sentences(row).tolist(),
       corpus.salient_spans(row).tolist(),
+      [corpus.span_kinds[kind] for kind in corpus.salient_span_kinds(row)],
+      int(corpus.content_hashes[row]),
       int(corpus.lengths[row]),
     )
     found[name] = parts
@@ -61,6 +63,6 @@ def require_consistent(corpus: Corpus) -> None:
     assert body.tolist() == corpus.body_token_ids(row).tolist()
     assert bodies[i].decode() == corpus.body(row)
     name, ordinal = corpus.block_name(row).split(":")
-    assert ids[row] == block_id(name, int(ordinal))
+    assert ids[row] == block_id(corpus.name, name, int(ordinal))
   with pytest.raises(IndexError):
     corpus.token_ids(corpus.num_blocks)

@@ -33,11 +33,13 @@ def make_corpus(directory: Path, *, num_blocks: int, seed: int = 0) -> Corpus:
       shard.add_document(document_id=f"d{i}", title="t", url="", num_blocks=1)
       shard.add_block(
         block_id=i,
+        content_hash=-i,
         title_length=2,
         token_ids=np.concatenate([[5, 6], words]),
         byte_ranges=np.zeros((len(words), 2), np.int32),
         sentences=np.stack([starts, limits], axis=1),
         salient_spans=np.zeros((0, 2), np.int32),
+        salient_span_kinds=[],
         body=b"words",
       )
     writer.finish(version=1, block_length=64, summary={})

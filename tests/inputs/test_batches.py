@@ -34,6 +34,7 @@ def test_shapes_and_types(tiny):
     "block": ((4, 24), "int32"),
     "removed": ((4,), "bool"),
     "source_id": ((4,), "int64"),
+    "source_hash": ((4,), "int64"),
   }
   (masked,) = _some("masked_random_tokens", tiny, 1)
   assert {n: (a.shape, a.dtype.name) for n, a in masked.arrays.items()} == {
@@ -42,6 +43,7 @@ def test_shapes_and_types(tiny):
     "mask_targets": ((4, 3), "int32"),
     "mask_weights": ((4, 3), "float32"),
     "source_id": ((4,), "int64"),
+    "source_hash": ((4,), "int64"),
   }
   (questions,) = _some("open_qa", tiny, 1)
   assert set(questions.arrays) == {"query"}

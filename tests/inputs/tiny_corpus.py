@@ -34,7 +34,10 @@ def tag(text: str, title: str) -> list[Span]:
   """Words in capitals and years: the texts have no capitals elsewhere."""
   del title
   found = re.finditer(r"[A-Z]\w+|\d{4}", text)
-  return [Span(m.start(), m.end(), "name") for m in found]
+  return [
+    Span(m.start(), m.end(), "date" if m.group().isdecimal() else "name")
+    for m in found
+  ]
 
 
 VOCABULARY = "\n".join([*SPECIAL_PIECES, *_WORDS.split()])
@@ -65,6 +68,7 @@ def config(task: str, context: TaskContext, **fields: Any) -> DataConfig:
       "corpus_dir": context.corpus_dir,
       "corpus_version": context.corpus_version,
       "question_files": context.question_files,
+      "unmasked_span_kinds": context.unmasked_span_kinds,
       "batch_size": 1,
       "query_length": 16,
       "block_length": 32,

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.runs import verdict
 from benchmarks.runs.jobs import Run, wait_until
-from realm_jax.corpus.building.block_builder import block_id
+from realm_jax.corpus.building.block_identity import block_id
 from realm_jax.corpus.building.update import update_corpus
 from realm_jax.corpus.store import Corpus
 from realm_jax.evaluation import answering
@@ -46,7 +46,7 @@ def _update(folder: Path) -> None:
 
 
 def _ids(names: list[str]) -> np.ndarray:
-  return np.array([block_id(name, 0) for name in names])
+  return np.array([block_id("corpus", name, 0) for name in names])
 
 
 def _folder(world, tmp_path_factory, name: str) -> Path:

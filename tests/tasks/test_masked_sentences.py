@@ -1,5 +1,6 @@
 """Masked sentences: what is hidden, what is scored, what is skipped."""
 
+import dataclasses
 import functools
 import itertools
 
@@ -36,6 +37,29 @@ def test_salient_spans_of_the_tiny_corpus(tiny):
     ("[CLS] a city in [MASK] . [SEP]", "norway"),
     ("[CLS] see also [MASK] . [SEP]", "bergen"),
   }
+
+
+def test_kinds_that_are_not_masked(tiny):
+  words = tiny.corpus.vocabulary
+
+  def targets(*kinds):
+    context = dataclasses.replace(tiny, unmasked_span_kinds=kinds)
+    examples = _examples(context, num=100)
+    return {words.decode(e["mask_targets"].tolist()) for e in examples}
+
+  # The tagger of this corpus calls every span a name or a date.
+  names = {"europe", "basel", "africa", "norway", "bergen"}
+  assert targets() == targets("number") == {*names, "1900"}
+  assert targets("date") == names
+  assert targets("name", "number") == {"1900"}
+
+
+def test_the_source_is_named_by_id_and_contents(tiny):
+  corpus = tiny.corpus
+  for task in ("masked_salient_spans", "inverse_cloze"):
+    for example in _examples(tiny, num=20, task=task):
+      row = corpus.rows_of(example["source_id"]).item()
+      assert example["source_hash"] == corpus.content_hashes[row]
 
 
 @pytest.mark.parametrize(

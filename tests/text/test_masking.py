@@ -13,6 +13,7 @@ _BLOCK = {
   "body_ids": tf.range(10, 22),
   "sentences": tf.constant([[0, 4], [4, 7], [7, 12]]),
   "salient_spans": tf.constant([[1, 3], [9, 10], [10, 12]]),
+  "salient_span_kinds": tf.constant(["name", "date", "number"]),
 }
 _CONTINUED = (12, 15, 16)
 _IS_CONTINUATION = tf.constant([i in _CONTINUED for i in range(300)])
@@ -46,6 +47,18 @@ def _draw(choose, block, *, times):
 
 def _is_near(count: int, expected: float) -> bool:
   return abs(count - expected) < 5 * np.sqrt(expected)
+
+
+def test_spans_of_unmasked_kinds_are_left_out():
+  def spans(*kinds: str) -> list[list[int]]:
+    block = masking.without_span_kinds(_BLOCK, kinds)
+    assert len(block["salient_spans"]) == len(block["salient_span_kinds"])
+    return block["salient_spans"].numpy().tolist()
+
+  assert spans() == [[1, 3], [9, 10], [10, 12]]
+  assert spans("number") == [[1, 3], [9, 10]]
+  assert spans("name", "number", "other") == [[9, 10]]
+  assert spans("name", "date", "number") == []
 
 
 def test_salient_spans_are_masked_whole_and_equally_often():

@@ -11,14 +11,14 @@ from jaxtyping import Int
 from realm_jax.console.progress import Progress
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.corpus.building.block_builder import (
+  SalientSpans,
   TokenizedDocument,
-  block_id,
-  salient_spans,
   tokenized,
 )
+from realm_jax.corpus.building.block_identity import block_id, content_hash
 from realm_jax.corpus.building.directory_writer import CorpusDirectoryWriter
 from realm_jax.corpus.building.documents import Document
-from realm_jax.corpus.building.splitting import align_sentences, token_spans
+from realm_jax.corpus.building.splitting import align_sentences
 from realm_jax.corpus.building.summary import BuildSummary
 from realm_jax.corpus.shards.format import MIN_BLOCK_LENGTH, NUM_SPECIAL_TOKENS
 from realm_jax.corpus.shards.writer import ShardWriter
@@ -38,6 +38,7 @@ def write_released_corpus(
   num_blocks: int,
   titles: Iterable[bytes] | None = None,
   block_length: int | None = None,
+  name: str = "released",
 ) -> None:
   """Writes a corpus directory with the records as its blocks, in order.
 
@@ -53,6 +54,7 @@ def write_released_corpus(
     block_length: Maximum wordpieces of `[CLS] title [SEP] body [SEP]`. Longer
       blocks lose their last tokens, but no text, and are counted. None fits
       all.
+    name: Name of the corpus, part of its block ids.
 
   Raises:
     ConversionError: If there are more or fewer records or titles, or one is
@@ -63,11 +65,14 @@ def write_released_corpus(
   documents = _documents(records, titles, num_blocks)
   with (
     CorpusDirectoryWriter.open(
-      output_dir, pieces=vocabulary.pieces, blocks_per_shard=_BLOCKS_PER_SHARD
+      output_dir,
+      pieces=vocabulary.pieces,
+      blocks_per_shard=_BLOCKS_PER_SHARD,
+      name=name,
     ) as writer,
     Progress("blocks written", total=num_blocks) as progress,
   ):
-    blocks = _BlockWriter(block_length)
+    blocks = _BlockWriter(name, block_length)
     for document in tokenized(documents, vocabulary):
       blocks.add(document, writer.shard)
       progress.advance()
@@ -139,7 +144,8 @@ def _decoded(record: bytes, name: str) -> str:
 class _BlockWriter:
   """Appends each document to a shard as one block."""
 
-  def __init__(self, block_length: int | None):
+  def __init__(self, corpus_name: str, block_length: int | None):
+    self._corpus_name = corpus_name
     self._block_length = block_length
     self.summary = BuildSummary()
     self.longest = MIN_BLOCK_LENGTH
@@ -152,11 +158,9 @@ class _BlockWriter:
       sentence_ranges(document.text), byte_ranges
     ).token_ranges
     tagger = tag if len(body_ids) else None
-    tagged = salient_spans(
-      tagger, document.text, document.title, summary=summary
+    spans = SalientSpans.of(
+      document, byte_ranges, sentences, tagger=tagger, summary=summary
     )
-    spans = token_spans(tagged, byte_ranges, sentences)
-    summary.unaligned_spans += len(tagged) - len(spans)
     title_ids, body_ids = self._cut(title_ids, body_ids)
     size = len(body_ids)
     sentences = np.minimum(sentences[sentences[:, 0] < size], size)
@@ -166,14 +170,18 @@ class _BlockWriter:
     shard.add_document(
       document_id=document.id, title=document.title, url="", num_blocks=1
     )
+    body = document.text.encode()
+    whole = spans.token_ranges[:, 1] <= size
     shard.add_block(
-      block_id=block_id(document.id, 0),
+      block_id=block_id(self._corpus_name, document.id, 0),
+      content_hash=content_hash(document.title, body),
       title_length=len(title_ids),
       token_ids=np.concatenate([title_ids, body_ids]),
       byte_ranges=byte_ranges[:size],
       sentences=sentences,
-      salient_spans=spans[spans[:, 1] <= size],
-      body=document.text.encode(),
+      salient_spans=spans.token_ranges[whole],
+      salient_span_kinds=list(itertools.compress(spans.kinds, whole)),
+      body=body,
     )
     length = NUM_SPECIAL_TOKENS + len(title_ids) + size
     self.longest = max(self.longest, length)

@@ -2,15 +2,15 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int
 
 from realm_jax.corpus.building import splitting
+from realm_jax.corpus.building.block_identity import block_id, content_hash
 from realm_jax.corpus.building.documents import Document
-from realm_jax.corpus.building.seen_ids import hash63
 from realm_jax.corpus.building.summary import BuildSummary
 from realm_jax.corpus.shards.format import NUM_SPECIAL_TOKENS
 from realm_jax.corpus.shards.writer import ShardSeries
@@ -24,18 +24,36 @@ _DOCUMENTS_PER_CHUNK = 512
 _CHARACTERS_PER_CHUNK = 4 << 20
 
 
-def block_id(document_id: str, ordinal: int) -> int:
-  """Returns the stable id of a document's block: 63 bits, never negative."""
-  return hash63(f"{document_id}\0{ordinal}")
+class SalientSpans(NamedTuple):
+  """Token ranges, each inside one sentence, and their kinds."""
 
+  token_ranges: Int[np.ndarray, "p 2"]
+  kinds: Sequence[str]
 
-def salient_spans(
-  tagger: Tagger | None, text: str, title: str, *, summary: BuildSummary
-) -> Int[np.ndarray, "p 2"]:
-  """Returns the byte ranges of a text's salient spans, and counts them."""
-  found = sorted(tagger(text, title)) if tagger else []
-  summary.salient_spans.update(kind for _, _, kind in found)
-  return np.array([span[:2] for span in found], np.int64).reshape(-1, 2)
+  @classmethod
+  def of(
+    cls,
+    document: Document,
+    token_bytes: Int[np.ndarray, "t 2"],
+    sentences: Int[np.ndarray, "s 2"],
+    *,
+    tagger: Tagger | None,
+    summary: BuildSummary,
+  ) -> "SalientSpans":
+    """Tags a document, whose sentences are token ranges, and counts."""
+    found = sorted(tagger(document.text, document.title)) if tagger else []
+    summary.salient_spans.update(kind for _, _, kind in found)
+    ranges = np.array([span[:2] for span in found], np.int64).reshape(-1, 2)
+    token_ranges, kept = splitting.token_spans(ranges, token_bytes, sentences)
+    summary.unaligned_spans += len(found) - len(kept)
+    return cls(token_ranges, [found[i][2] for i in kept.tolist()])
+
+  def between(self, start: int, limit: int) -> "SalientSpans":
+    """Returns those in a range of tokens that begins and ends sentences."""
+    first, last = np.searchsorted(self.token_ranges[:, 0], [start, limit])
+    return SalientSpans(
+      self.token_ranges[first:last] - start, self.kinds[first:last]
+    )
 
 
 class TokenizedDocument(NamedTuple):
@@ -69,12 +87,14 @@ def tokenized(
 class BlockBuilder:
   """Splits documents into blocks and writes these to shards.
 
-  `block_length` is the largest number of wordpieces in a block. Without a
-  `tagger`, no salient spans are found. What is done is counted in `summary`.
+  `corpus_name` is part of the blocks' ids, and `block_length` is the largest
+  number of wordpieces in a block. Without a `tagger`, no salient spans are
+  found. What is done is counted in `summary`.
   """
 
   vocabulary: WordpieceVocabulary
   shards: ShardSeries
+  corpus_name: str
   block_length: int
   tagger: Tagger | None
   summary: BuildSummary
@@ -104,10 +124,9 @@ class BlockBuilder:
       is_continuation=self.vocabulary.is_continuation[token_ids],
     )
     ranges = sentences.token_ranges
-    tagged = salient_spans(
-      self.tagger, document.text, document.title, summary=summary
+    spans = SalientSpans.of(
+      document, token_bytes, ranges, tagger=self.tagger, summary=summary
     )
-    spans = splitting.token_spans(tagged, token_bytes, ranges)
     sizes = np.diff(ranges, axis=1)[:, 0]
     packed = splitting.pack_sentences(sizes, capacity=capacity)
     shard = self.shards.shard
@@ -118,25 +137,27 @@ class BlockBuilder:
       num_blocks=len(packed) - 1,
     )
     for ordinal, (first, last) in enumerate(itertools.pairwise(packed)):
-      start, limit = ranges[first, 0], ranges[last - 1, 1]
+      start, limit = int(ranges[first, 0]), int(ranges[last - 1, 1])
       byte_start = sentences.byte_ranges[first, 0]
       byte_limit = sentences.byte_ranges[last - 1, 1]
-      in_block = slice(*np.searchsorted(spans[:, 0], [start, limit]))
+      salient = spans.between(start, limit)
+      body = text[byte_start:byte_limit]
       shard.add_block(
-        block_id=block_id(document.id, ordinal),
+        block_id=block_id(self.corpus_name, document.id, ordinal),
+        content_hash=content_hash(document.title, body),
         title_length=len(title_ids),
         token_ids=np.concatenate([title_ids, token_ids[start:limit]]),
         byte_ranges=token_bytes[start:limit] - byte_start,
         sentences=ranges[first:last] - start,
-        salient_spans=spans[in_block] - start,
-        body=text[byte_start:byte_limit],
+        salient_spans=salient.token_ranges,
+        salient_span_kinds=salient.kinds,
+        body=body,
       )
     summary.documents += 1
     summary.blocks += len(packed) - 1
     summary.tokens += len(token_ids)
     summary.sentences += len(ranges)
     summary.cut_sentences += num_cut
-    summary.unaligned_spans += len(tagged) - len(spans)
 
 
 def _chunks(documents: Iterable[Document]) -> Iterator[list[Document]]:

@@ -37,6 +37,7 @@ def build_corpus(
   overwrite: bool = False,
   blocks_per_shard: int = 200_000,
   version: int = 1,
+  name: str | None = None,
 ) -> BuildSummary:
   """Builds a corpus directory, which appears complete or not at all.
 
@@ -54,6 +55,8 @@ def build_corpus(
     overwrite: Whether a corpus at `output_dir` is replaced.
     blocks_per_shard: Number of blocks at which a shard ends, once the current
       document is complete.
+    name: Name of the corpus, part of its block ids: two corpora that a run
+      reads need two names. None takes the directory's.
 
   Raises:
     InputError: The input cannot be read, or gives no block.
@@ -80,11 +83,13 @@ def build_corpus(
     output_dir,
     pieces=vocabulary.pieces,
     blocks_per_shard=blocks_per_shard,
+    name=name,
     overwrite=overwrite,
   ) as writer:
     BlockBuilder(
       vocabulary=vocabulary,
       shards=writer.shards,
+      corpus_name=writer.name,
       block_length=block_length,
       tagger=tagger,
       summary=summary,

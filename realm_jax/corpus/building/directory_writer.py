@@ -49,14 +49,21 @@ def check_target(output_dir: epath.PathLike, *, overwrite: bool) -> None:
     )
 
 
+def _directory_name(path: epath.Path) -> str:
+  # A relative path such as ".." has no name of its own.
+  return path.name if is_remote(path) else Path(path).resolve().name
+
+
 @dataclasses.dataclass(frozen=True)
 class CorpusDirectoryWriter:
   """Writes the shards of a new corpus, as `CorpusDirectoryWriter.open` begins.
 
-  They are prepared in `staging`, a local directory. `pieces` is the vocabulary.
+  They are prepared in `staging`, a local directory. `name` is the corpus's, and
+  `pieces` is the vocabulary.
   """
 
   target: epath.Path
+  name: str
   staging: Path
   pieces: tuple[str, ...]
   overwrite: bool
@@ -70,9 +77,13 @@ class CorpusDirectoryWriter:
     *,
     pieces: tuple[str, ...],
     blocks_per_shard: int,
+    name: str | None = None,
     overwrite: bool = False,
   ) -> "Iterator[CorpusDirectoryWriter]":
-    """Yields a writer; without `finish`, what the block wrote is removed."""
+    """Yields a writer; without `finish`, what the block wrote is removed.
+
+    `name` is by default that of the directory.
+    """
     check_target(output_dir, overwrite=overwrite)
     target = epath.Path(output_dir)
     advice = "free some space, or name another --output_dir"
@@ -88,7 +99,8 @@ class CorpusDirectoryWriter:
         )
       ) as shards,
     ):
-      yield cls(target, staging, pieces, overwrite, shards)
+      name = name or _directory_name(target)
+      yield cls(target, name, staging, pieces, overwrite, shards)
 
   @property
   def shard(self) -> ShardWriter:
@@ -108,6 +120,7 @@ class CorpusDirectoryWriter:
     write_pieces(self.staging / shard_format.VOCABULARY_NAME, self.pieces)
     special = ("pad", "unk", "cls", "sep", "mask")
     manifest = make_manifest(
+      name=self.name,
       version=version,
       block_length=block_length,
       vocabulary=VocabularyRecord(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from realm_jax.corpus.building.block_builder import block_id
+from realm_jax.corpus.building.block_identity import block_id
 from realm_jax.corpus.building.documents import Document
 from realm_jax.corpus.shards.shard import Shard
 from realm_jax.corpus.store import NULL_ROW, Corpus
@@ -40,7 +40,8 @@ class ExistingDocuments:
 
   def find(self, document_id: str) -> ExistingDocument | None:
     """Returns the document with this id, if the version has it."""
-    row = int(self._corpus.rows_of(np.array(block_id(document_id, 0))))
+    first = block_id(self._corpus.name, document_id, 0)
+    row = int(self._corpus.rows_of(np.array(first)))
     if row == NULL_ROW or self._corpus.document_id(row) != document_id:
       return None
     shard, position = self._corpus.locate(row)

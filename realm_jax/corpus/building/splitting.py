@@ -130,15 +130,16 @@ def token_spans(
   spans: Int[np.ndarray, "p 2"],
   token_bytes: Int[np.ndarray, "t 2"],
   sentences: Int[np.ndarray, "s 2"],
-) -> Int[np.ndarray, "q 2"]:
+) -> tuple[Int[np.ndarray, "q 2"], Int[np.ndarray, " q"]]:
   """Finds the tokens of spans, which are byte ranges in order.
 
   A span that begins or ends inside a token, or crosses the end of a sentence
-  (of `sentences`, token ranges), is left out.
+  (of `sentences`, token ranges), is left out. Also returns the indices of those
+  that are not.
   """
   first = np.searchsorted(token_bytes[:, 0], spans[:, 0])
   limit = np.searchsorted(token_bytes[:, 1], spans[:, 1], side="right")
-  inside = first < limit
+  inside = np.flatnonzero(first < limit)
   first, limit = first[inside], limit[inside]
   begins = token_bytes[first, 0] == spans[inside, 0]
   ends = token_bytes[limit - 1, 1] == spans[inside, 1]
@@ -146,4 +147,5 @@ def token_spans(
   one_sentence = np.searchsorted(
     sentence_limits, first, side="right"
   ) == np.searchsorted(sentence_limits, limit, side="left")
-  return np.stack([first, limit], axis=1)[begins & ends & one_sentence]
+  kept = begins & ends & one_sentence
+  return np.stack([first, limit], axis=1)[kept], inside[kept]

@@ -83,6 +83,7 @@ def update_corpus(
     BlockBuilder(
       vocabulary=corpus.vocabulary,
       shards=writer.shards,
+      corpus_name=corpus.name,
       block_length=corpus.block_length,
       tagger=tagger,
       summary=summary.new,

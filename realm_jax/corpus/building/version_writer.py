@@ -109,6 +109,7 @@ class VersionWriter:
       CorpusError: It would have no block, or another update was faster.
     """
     manifest = make_manifest(
+      name=self.corpus.name,
       version=self.version,
       block_length=self.corpus.block_length,
       vocabulary=self._manifest["vocabulary"],

@@ -7,6 +7,9 @@
 Ragged data are a flat array and its offsets: item i of `x.npy` is
 `x[x_offsets[i]:x_offsets[i + 1]]`. Documents are never split between shards.
 
+Kinds of salient spans are numbers, which index the names that the manifest
+lists for the shard: `salient_span_kinds` is parallel to `salient_spans`.
+
 An update adds files and changes none but `corpus.json`:
 
     shard-v00000002-00000/*.npy     documents that came with version 2
@@ -20,9 +23,7 @@ from pathlib import PurePath
 
 import numpy as np
 
-FORMAT_VERSION = 1
-# Format of a version that has removed blocks.
-FORMAT_WITH_REMOVED = 2
+FORMAT_VERSION = 3
 MANIFEST_NAME = "corpus.json"
 VOCABULARY_NAME = "vocab.txt"
 REMOVED = "removed"
@@ -37,6 +38,7 @@ MIN_BLOCK_LENGTH = 8
 ARRAYS: dict[str, tuple[np.dtype, tuple[int, ...]]] = {
   # One row for each block.
   "block_ids": (np.dtype("<i8"), ()),
+  "content_hashes": (np.dtype("<i8"), ()),
   "title_lengths": (np.dtype("<i4"), ()),
   "token_ids_offsets": (np.dtype("<i8"), ()),
   "byte_ranges_offsets": (np.dtype("<i8"), ()),
@@ -50,6 +52,8 @@ ARRAYS: dict[str, tuple[np.dtype, tuple[int, ...]]] = {
   # Ranges of the body's tokens.
   "sentences": (np.dtype("<i4"), (2,)),
   "salient_spans": (np.dtype("<i4"), (2,)),
+  # One row for each salient span: its kind.
+  "salient_span_kinds": (np.dtype("u1"), ()),
   # Original text, UTF-8.
   "bodies": (np.dtype("u1"), ()),
   # One row for each document: the position of its first block in the shard

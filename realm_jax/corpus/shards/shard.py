@@ -6,6 +6,7 @@ maps rows, counted from the shard's first, to positions.
 """
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,10 +27,14 @@ def ragged_indices(
 class Shard:
   """The arrays of a shard, mapped into memory when first used.
 
-  `removed` is the file of the removed blocks' positions, if there are any.
+  `removed` is the file of the removed blocks' positions, if there are any, and
+  `span_kinds` are the names of the shard's kinds of salient spans.
   """
 
-  def __init__(self, directory: Path, *, removed: Path | None):
+  def __init__(
+    self, directory: Path, *, removed: Path | None, span_kinds: Sequence[str]
+  ):
+    self.span_kinds = tuple(span_kinds)
     self._directory = directory
     self._removed_path = removed
     self._arrays: dict[str, np.ndarray] = {}
@@ -73,6 +78,12 @@ class Shard:
     """Returns item `index` of a flat array with offsets, without a copy."""
     offsets = self.array(f"{name}_offsets")
     return self.array(name)[offsets[index] : offsets[index + 1]]
+
+  def salient_span_kinds(self, index: int) -> np.ndarray:
+    """Returns the kinds of a block's salient spans, as in `span_kinds`."""
+    offsets = self.array("salient_spans_offsets")
+    kinds = self.array("salient_span_kinds")
+    return kinds[offsets[index] : offsets[index + 1]]
 
   def text(self, name: str, index: int) -> str:
     """Returns item `index` of an array of UTF-8."""

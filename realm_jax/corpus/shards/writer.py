@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +64,7 @@ class ShardWriter:
     directory.mkdir(parents=True)
     self.directory = directory
     self.num_blocks = self.num_documents = self.num_tokens = 0
+    self._span_kinds: dict[str, int] = {}
     self.arrays: dict[str, GrowingArray] = {}
     for name, (dtype, trailing) in shard_format.ARRAYS.items():
       if name == "token_ids":
@@ -88,20 +89,26 @@ class ShardWriter:
     self,
     *,
     block_id: int,
+    content_hash: int,
     title_length: int,
     token_ids: Int[np.ndarray, " l"],
     byte_ranges: Int[np.ndarray, "b 2"],
     sentences: Int[np.ndarray, "s 2"],
     salient_spans: Int[np.ndarray, "p 2"],
+    salient_span_kinds: Sequence[str],
     body: bytes,
   ) -> None:
     """Adds one block of the current document."""
+    kinds = self._span_kinds
+    numbers = [kinds.setdefault(k, len(kinds)) for k in salient_span_kinds]
     self.arrays["block_ids"].append(np.array([block_id]))
+    self.arrays["content_hashes"].append(np.array([content_hash]))
     self.arrays["title_lengths"].append(np.array([title_length]))
     self._append_item("token_ids", token_ids)
     self._append_item("byte_ranges", byte_ranges)
     self._append_item("sentences", sentences)
     self._append_item("salient_spans", salient_spans)
+    self.arrays["salient_span_kinds"].append(np.array(numbers, np.int64))
     self._append_item("bodies", body)
     self.num_tokens += len(token_ids)
 
@@ -119,6 +126,7 @@ class ShardWriter:
       num_blocks=self.num_blocks,
       num_documents=self.num_documents,
       num_tokens=self.num_tokens,
+      span_kinds=list(self._span_kinds),
       files={
         path.name: file_record(path)
         for path in sorted(self.directory.iterdir())

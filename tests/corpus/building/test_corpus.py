@@ -79,13 +79,13 @@ def test_nothing_is_dropped_silently(build):
   }
   assert bodies(corpus) == ["Ada < Velt."]
 
-  corpus = build(rows, name="all", unescape_html=False)
+  corpus = build(rows, folder="all", unescape_html=False)
   assert corpus.summary["documents"] == 4
   assert corpus.summary["skipped"] == {"no words in the text": 1}
   assert bodies(corpus)[-1] == "Ada &lt; Velt."
 
   rows.append({"title": "Velt", "text": "Velt."})
-  corpus = build(rows, name="own", drop_titles=["A list", "(disamb"])
+  corpus = build(rows, folder="own", drop_titles=["A list", "(disamb"])
   assert corpus.summary["skipped"] == {
     "title with 'A list'": 1,
     "title with '(disamb'": 1,
@@ -120,7 +120,7 @@ def test_repeated_ids_are_named_with_both_lines(build, tmp_path):
   assert corpus.num_blocks == 2
   assert corpus.summary["skipped"] == {"repeated ids": 1}
   with pytest.raises(InputError, match="from its contents"):
-    build([{"title": "Velt", "text": "Ada."}] * 2, name="same")
+    build([{"title": "Velt", "text": "Ada."}] * 2, folder="same")
 
 
 def test_bad_lines_are_skipped_only_when_asked(vocab_file, tmp_path):
@@ -172,7 +172,7 @@ def test_block_ids_survive_a_rebuild_in_another_order(build):
   ]
   before = build(rows, block_length=12)
   rows[1]["text"] = "The river was in Velt."
-  after = build(rows[::-1], name="after", block_length=12, blocks_per_shard=1)
+  after = build(rows[::-1], folder="after", block_length=12, blocks_per_shard=1)
   rows_before = after.rows_of(before.block_ids)
   for row in range(before.num_blocks):
     found = rows_before[row]
@@ -181,20 +181,24 @@ def test_block_ids_survive_a_rebuild_in_another_order(build):
       assert expected.startswith("b:")
     else:
       assert after.block_name(int(found)) == expected
-  # A block's id is the first 8 bytes of BLAKE2b of "document id\0ordinal".
-  digest = hashlib.blake2b(b"a\x000", digest_size=8).digest()
+  # A block's id is the first 8 bytes of BLAKE2b of "name\0document\0ordinal".
+  digest = hashlib.blake2b(b"corpus\0a\x000", digest_size=8).digest()
   assert before.block_ids[0] == int.from_bytes(digest, "little") // 2
 
 
 def test_the_fingerprint_is_of_the_contents(build):
   rows = [{"title": "Velt", "text": "Ada was in. Velt was by."}]
   first = build(rows, block_length=16)
-  assert build(rows, name="b", block_length=16, version=2).fingerprint == (
+  assert build(rows, folder="b", block_length=16, version=2).fingerprint == (
     first.fingerprint
   )
-  assert build(rows, name="c", block_length=20).fingerprint != first.fingerprint
+  assert (
+    build(rows, folder="c", block_length=20).fingerprint != first.fingerprint
+  )
   rows[0]["text"] = "Ada was in. Velt was of."
-  assert build(rows, name="d", block_length=16).fingerprint != first.fingerprint
+  assert (
+    build(rows, folder="d", block_length=16).fingerprint != first.fingerprint
+  )
 
 
 def test_a_vocabulary_trained_on_the_input(build):

@@ -30,11 +30,13 @@ def add_documents(writer: CorpusDirectoryWriter, count: int) -> None:
     )
     writer.shard.add_block(
       block_id=i,
+      content_hash=-i,
       title_length=1,
       token_ids=np.array([6, 5]),
       byte_ranges=np.array([[0, 3]]),
       sentences=np.array([[0, 1]]),
       salient_spans=np.zeros((0, 2), int),
+      salient_span_kinds=[],
       body=b"the",
     )
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from realm_jax.corpus import versions
-from realm_jax.corpus.building.block_builder import block_id
+from realm_jax.corpus.building.block_identity import block_id
 from realm_jax.corpus.errors import CorpusError, InputError
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from tests.corpus.conftest import write_lines
@@ -33,7 +33,7 @@ def test_an_update_is_what_a_build_of_the_changed_text_is(
   assert updated.version == summary.version == 2
   assert updated.summary == json.loads(json.dumps(summary.to_json()))
   require_consistent(updated)
-  rebuilt = build(changed.values(), name="rebuilt", block_length=16)
+  rebuilt = build(changed.values(), folder="rebuilt", block_length=16)
   assert contents(updated) == contents(rebuilt)
   manifest = versions.read(updated.source)
   expected = versions.read(rebuilt.source)
@@ -61,7 +61,7 @@ def test_many_updates_one_after_the_other(corpus, build, update):
     newest = Corpus.open(corpus.source)
     require_consistent(newest)
     rebuilt = build(
-      documents.values(), name="again", block_length=16, overwrite=True
+      documents.values(), folder="again", block_length=16, overwrite=True
     )
     assert contents(newest) == contents(rebuilt)
     seen.append(contents(newest))
@@ -122,7 +122,7 @@ def test_an_update_drops_the_titles_that_the_build_dropped(build, update):
   corpus = build(ROWS, block_length=16, drop_titles=["wikipedia"])
   assert update([LISTED]).removed == 1
   newest = Corpus.open(corpus.source)
-  assert newest.rows_of(np.array([block_id("d3", 0)])) == NULL_ROW
+  assert newest.rows_of(np.array([block_id("corpus", "d3", 0)])) == NULL_ROW
   summary = update([LISTED, article("new", seed=1)])
   assert (summary.added, summary.new.skipped) == (
     1,
@@ -134,12 +134,21 @@ def test_an_update_drops_the_titles_that_the_build_dropped(build, update):
   assert update([{**ROWS[5], "title": "Outline of Ada"}]).removed == 1
 
 
-def test_a_manifest_that_records_no_titles_drops_none(corpus, update):
-  path = Path(corpus.source) / "corpus.json"
-  manifest = json.loads(path.read_text())
-  del manifest["drop_titles"]
-  path.write_text(json.dumps(manifest))
-  assert update([LISTED]).replaced == 1
+def test_an_update_adds_kinds_of_salient_spans(build, update):
+  corpus = build(ROWS, block_length=16)
+  assert corpus.span_kinds == ("date", "name")
+  text = {"title": "", "text": "Ada was in Velt."}
+  update(
+    [{"id": "new", **text}],
+    tagger=lambda text, title: [(0, 3, "person"), (11, 15, "name")],
+  )
+  newest = Corpus.open(corpus.source)
+  assert newest.span_kinds == ("date", "name", "person")
+  row = newest.rows_of(np.array(block_id("corpus", "new", 0))).item()
+  assert newest.salient_span_kinds(row).tolist() == [2, 1]
+  assert newest.salient_span_kinds(0).tolist() == (
+    corpus.salient_span_kinds(0).tolist()
+  )
 
 
 @pytest.mark.parametrize(

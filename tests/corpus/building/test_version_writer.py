@@ -12,7 +12,7 @@ import pytest
 
 from realm_jax.corpus import versions
 from realm_jax.corpus.building import version_writer
-from realm_jax.corpus.building.block_builder import block_id
+from realm_jax.corpus.building.block_identity import block_id
 from realm_jax.corpus.building.update import update_corpus
 from realm_jax.corpus.building.version_writer import VersionWriter
 from realm_jax.corpus.errors import CorpusError
@@ -234,7 +234,7 @@ def test_a_kill_leaves_the_version_before_or_the_new_one(
       assert contents(left) == before
       assert update_corpus([str(lines)], copy).version == 2
     after = Corpus.open(copy)
-    assert after.rows_of(np.array([block_id("d3", 0)])) == NULL_ROW
+    assert after.rows_of(np.array([block_id("corpus", "d3", 0)])) == NULL_ROW
     # Nothing that no version names is left by the next update.
     update_corpus([nothing], copy)
     named = {

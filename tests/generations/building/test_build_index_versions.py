@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from realm_jax.checkpoints.manager import CheckpointStore
-from realm_jax.corpus.building.block_builder import block_id
+from realm_jax.corpus.building.block_identity import block_id
 from realm_jax.corpus.building.corpus import build_corpus
 from realm_jax.corpus.building.update import update_corpus
 from realm_jax.corpus.store import Corpus
@@ -71,7 +71,7 @@ def test_a_generation_is_of_the_newest_version_of_the_corpus(tmp_path):
   assert generation.corpus is newest
   assert generation.manifest.corpus_version == newest.version == 2
   assert generation.num_blocks == newest.num_blocks == 40
-  row = newest.rows_of(np.array([block_id("new", 0)]))
+  row = newest.rows_of(np.array([block_id(newest.name, "new", 0)]))
   np.testing.assert_allclose(
     generation.vectors(row),
     embed(corpus, params_of(corpus, 0), newest.gather(row, 64), "embed_blocks"),

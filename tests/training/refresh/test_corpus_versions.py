@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from realm_jax.checkpoints.manager import CheckpointError, CheckpointStore
-from realm_jax.corpus.building.block_builder import block_id
+from realm_jax.corpus.building.block_identity import block_id
 from realm_jax.corpus.building.update import update_corpus
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.store.manifest import GenerationError
@@ -53,9 +53,8 @@ def _save(model_dir, corpus: Corpus, **changes) -> None:
 
 def test_what_was_found_keeps_its_blocks_in_another_version(corpus):
   newest = _remove(corpus, "p0", "p3")
-  rows = corpus.rows_of(
-    np.array([[block_id("p1", 0), block_id("p9", 0)]], np.int64)
-  )
+  ids = [block_id("corpus", name, 0) for name in ("p1", "p9")]
+  rows = corpus.rows_of(np.array([ids]))
   found = SearchResult(rows=rows, scores=np.array([[2, 1]], np.float32))
   blocks = RetrievedIds.of(found, corpus)
   again = blocks.in_rows(newest)
@@ -65,7 +64,8 @@ def test_what_was_found_keeps_its_blocks_in_another_version(corpus):
   )
   np.testing.assert_array_equal(again.scores, found.scores)
   # A block that is gone: all is to be searched anew.
-  gone = RetrievedIds(np.array([[block_id("p3", 0)]]), found.scores[:, :1])
+  removed = np.array([[block_id("corpus", "p3", 0)]])
+  gone = RetrievedIds(removed, found.scores[:, :1])
   assert gone.in_rows(newest) is None
 
 
