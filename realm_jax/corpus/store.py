@@ -135,6 +135,14 @@ class Corpus(BlockReader):
           "manifest; copy or build the corpus again"
         )
 
+  def require_vocabulary_of(self, other: "Corpus") -> None:
+    """Raises `CorpusError` if another corpus has another vocabulary."""
+    if self.vocab_sha256 != other.vocab_sha256:
+      raise CorpusError(
+        f"{self.directory} has another vocabulary than {other.directory}; "
+        f"build it again with --vocab={other.directory}/vocab.txt"
+      )
+
   def require_whole_blocks(self, block_length: int) -> None:
     """Raises `CorpusError` if a block would not fit in `block_length`."""
     if block_length < self.block_length:

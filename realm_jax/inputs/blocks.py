@@ -4,7 +4,6 @@ from collections.abc import Mapping
 
 import numpy as np
 import tensorflow as tf
-from etils import epath
 from jaxtyping import Int
 
 from realm_jax.corpus.store import Corpus
@@ -13,7 +12,7 @@ from realm_jax.inputs.sources import Column, RandomAccessSource
 
 
 class BlockRecords:
-  """Blocks as records; `sentences` and `salient_spans` index `body_ids`.
+  """Blocks of some rows as records; `sentences` and `salient_spans` index `body_ids`.
 
   `salient_span_kinds` are names, which mean the same in every corpus.
   """
@@ -28,17 +27,19 @@ class BlockRecords:
     "salient_span_kinds": tf.TensorSpec((None,), tf.string),
   }
 
-  def __init__(self, corpus: Corpus):
+  def __init__(self, corpus: Corpus, rows: range):
     self.corpus = corpus
+    self._rows = rows
     names = [kind.encode() for kind in corpus.span_kinds]
     self._kind_names = np.array(names, object)
 
   def __len__(self) -> int:
-    return self.corpus.num_blocks
+    return len(self._rows)
 
   def lookup(self, indices: Int[np.ndarray, " n"]) -> Mapping[str, Column]:
-    """Reads blocks by row."""
-    corpus, rows = self.corpus, indices.tolist()
+    """Reads blocks by their numbers in the split."""
+    corpus, indices = self.corpus, self._rows.start + indices
+    rows = indices.tolist()
     titled = [(corpus.token_ids(r), corpus.title_length(r)) for r in rows]
     return {
       "block_id": corpus.block_ids[indices],
@@ -54,38 +55,33 @@ class BlockRecords:
 
 
 class CorpusSource(RandomAccessSource):
-  """The blocks of a corpus, all in the split "train".
+  """The blocks of the corpus that a run's examples come from.
 
-  Args:
-    directory: Corpus whose sentences are learnt from while the run's own is
-      searched, as REALM did with CC-News; both must have the same vocabulary.
-      None reads the run's corpus.
-    version: Version of that corpus; None opens the newest. A run resumes only
-      in the version that it began with, so name one if the corpus is updated.
+  The split "validation" has the blocks that the run holds out, and "train" the
+  others.
   """
 
-  def __init__(
-    self,
-    directory: epath.PathLike | None = None,
-    *,
-    version: int | None = None,
-  ):
-    super().__init__(splits=("train",), caching_permitted=False)
-    self._directory = directory
-    self._version = version
+  def __init__(self):
+    super().__init__(splits=("train", "validation"), caching_permitted=False)
 
   def __str__(self) -> str:
-    return f"the corpus {self._directory or current_context().corpus_dir}"
+    context = current_context()
+    return f"the corpus {context.pretraining_corpus_dir or context.corpus_dir}"
 
   def open(self, split: str) -> BlockRecords:
-    """Opens the corpus; raises `TaskError` if none is given."""
+    """Opens the blocks of a split.
+
+    Raises:
+      TaskError: No corpus is given, or more blocks are held out than there are.
+    """
     context = current_context()
-    if self._directory is None:
-      return BlockRecords(context.corpus)
-    own = Corpus.open(self._directory, version=self._version)
-    if own.vocab_sha256 != context.corpus.vocab_sha256:
+    corpus, held_out = context.examples, context.held_out_blocks
+    num_blocks = corpus.num_blocks
+    if held_out >= num_blocks:
       raise TaskError(
-        f"{self._directory} has another vocabulary than {context.corpus_dir}; "
-        f"build it again with --vocab={context.corpus_dir}/vocab.txt"
+        f"held_out_blocks={held_out} leaves nothing of the {num_blocks} blocks "
+        f"of {self} to train on; lower HELD_OUT_BLOCKS"
       )
-    return BlockRecords(own)
+    if split == "train":
+      return BlockRecords(corpus, range(num_blocks - held_out))
+    return BlockRecords(corpus, range(num_blocks - held_out, num_blocks))

@@ -9,7 +9,7 @@ _MASK_FEATURES = ("mask_positions", "mask_targets", "mask_weights")
 # Fields that the recipes in gin/ set by macros of the same names.
 _MACROS = frozenset(
   "batch_size query_length block_length num_steps save_every_steps "
-  "fsdp model_parallelism max_shape_buckets".split()
+  "fsdp model_parallelism max_shape_buckets held_out_blocks".split()
 )
 
 
@@ -59,6 +59,7 @@ class DataConfig(TaskContext):
     require_at_least(self, query_length=3)  # [CLS] word [SEP]
     require_at_least(self, block_length=4)  # [CLS] [SEP] word [SEP]
     require_at_least(self, batches_ahead=0, corpus_version=0)
+    require_at_least(self, held_out_blocks=0)
 
   @property
   def lengths(self) -> dict[str, int]:

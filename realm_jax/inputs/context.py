@@ -28,8 +28,14 @@ class TaskContext:
 
   Attributes:
     corpus_dir: Corpus directory; every task uses its vocabulary.
+    pretraining_corpus_dir: Corpus whose sentences are learnt from, while that
+      of `corpus_dir` is searched, as REALM did with CC-News (section 4.1). Both
+      must have the same vocabulary. None takes `corpus_dir`.
     question_files: JSON Lines of questions, by split.
-    corpus_version: Version of the corpus; None opens the newest.
+    corpus_version: Version of the corpus that examples come from; None opens
+      the newest.
+    held_out_blocks: Number of blocks at the end of that corpus that are not in
+      the split "train", but in "validation".
     unmasked_span_kinds: Kinds of salient spans that are not masked. The paper
       masks named entities and dates, and no bare numbers.
   """
@@ -38,13 +44,32 @@ class TaskContext:
   question_files: Mapping[str, epath.PathLike] = dataclasses.field(
     default_factory=dict
   )
+  pretraining_corpus_dir: epath.PathLike | None = None
   corpus_version: int | None = None
+  held_out_blocks: int = 0
   unmasked_span_kinds: Sequence[str] = ("number",)
 
   @functools.cached_property
   def corpus(self) -> Corpus:
     """The corpus of `corpus_dir`, memory-mapped."""
-    return Corpus.open(self.corpus_dir, version=self.corpus_version)
+    is_one = self.pretraining_corpus_dir is None
+    version = self.corpus_version if is_one else None
+    return Corpus.open(self.corpus_dir, version=version)
+
+  @functools.cached_property
+  def examples(self) -> Corpus:
+    """The corpus that examples come from, memory-mapped.
+
+    Raises:
+      CorpusError: It has another vocabulary than `corpus`.
+    """
+    if self.pretraining_corpus_dir is None:
+      return self.corpus
+    found = Corpus.open(
+      self.pretraining_corpus_dir, version=self.corpus_version
+    )
+    found.require_vocabulary_of(self.corpus)
+    return found
 
 
 _CURRENT = contextvars.ContextVar[TaskContext]("task_context")

@@ -26,6 +26,7 @@ _BINDINGS = {
   "num_searched": "NUM_CANDIDATES or NUM_SEARCHED",
   "save_every_steps": "SAVE_EVERY_STEPS and WAIT_FOR_GENERATIONS",
   "lag_steps": "LAG_STEPS and WAIT_FOR_GENERATIONS",
+  "held_out_blocks": "HELD_OUT_BLOCKS",
 }
 
 # The item `loop`, as it is saved and restored.
@@ -51,6 +52,7 @@ class RunIdentity:
   num_searched: int
   save_every_steps: int
   lag_steps: int
+  held_out_blocks: int
   vocabulary: str
   corpus_version: int
   corpus_fingerprint: str

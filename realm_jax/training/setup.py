@@ -92,6 +92,7 @@ def set_up(config: TrainConfig) -> RunSetup:
     num_searched=config.stage.num_searched(corpus.num_blocks),
     save_every_steps=save_every_steps if config.waits else 0,
     lag_steps=config.refresh.lag_steps if config.waits else 0,
+    held_out_blocks=config.data.held_out_blocks,
     vocabulary=corpus.vocab_sha256,
     corpus_version=examples.version,
     corpus_fingerprint=examples.fingerprint,

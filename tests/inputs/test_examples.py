@@ -1,5 +1,6 @@
 """The stream of examples: one for all processes, resumable anywhere."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import seqio
 import tensorflow as tf
 
+from realm_jax.corpus.errors import CorpusError
 from realm_jax.inputs.blocks import CorpusSource
 from realm_jax.inputs.context import TaskContext, TaskError, task_context
 from realm_jax.inputs.examples import ExampleStream
@@ -125,21 +127,41 @@ def test_seqio_shards_are_disjoint_and_complete(tiny):
   assert [expected[0::3], expected[1::3], expected[2::3]] == ids
 
 
-def test_sentences_may_come_from_another_corpus(tiny, tmp_path, new_tasks):
+def test_sentences_may_come_from_another_corpus(tiny, tmp_path):
   """As REALM learnt from CC-News while it searched Wikipedia."""
   other = tiny_corpus.build(tmp_path)
-  source = CorpusSource(other.corpus_dir)
-  with task_context(tiny):
-    assert len(source.open("train")) == 4
-  words = (tmp_path / "vocab.txt").read_text() + "\nmoon"
+  context = dataclasses.replace(tiny, pretraining_corpus_dir=other.corpus_dir)
+  with task_context(context):
+    assert CorpusSource().open("train").corpus.directory == other.corpus_dir
+  words = tiny_corpus.VOCABULARY + "\nmoon"
   (tmp_path / "second").mkdir()
-  tiny_corpus.build(tmp_path / "second", vocabulary=words)
-  source = CorpusSource(tmp_path / "second" / "corpus")
+  other = tiny_corpus.build(tmp_path / "second", vocabulary=words)
+  context = dataclasses.replace(tiny, pretraining_corpus_dir=other.corpus_dir)
   with (
-    task_context(tiny),
-    pytest.raises(TaskError, match=r"--vocab=.*vocab\.txt"),
+    task_context(context),
+    pytest.raises(CorpusError, match=r"--vocab=.*vocab\.txt"),
   ):
-    source.open("train")
+    CorpusSource().open("train")
+
+
+def test_held_out_blocks_are_a_split_of_their_own(tiny):
+  context = dataclasses.replace(tiny, held_out_blocks=1)
+  with task_context(context):
+    splits = {
+      split: CorpusSource().open(split) for split in ("train", "validation")
+    }
+  ids = {
+    split: records.lookup(np.arange(len(records)))["block_id"].tolist()
+    for split, records in splits.items()
+  }
+  every = tiny.corpus.block_ids.tolist()
+  assert ids == {"train": every[:3], "validation": every[3:]}
+  context = dataclasses.replace(tiny, held_out_blocks=4)
+  with (
+    task_context(context),
+    pytest.raises(TaskError, match=r"=4 leaves nothing of the 4 blocks"),
+  ):
+    CorpusSource().open("train")
 
 
 def _add(name, preprocessors, source=None):

@@ -29,6 +29,7 @@ IDENTITY = RunIdentity(
   batch_size=8,
   num_searched=2,
   save_every_steps=10,
+  held_out_blocks=0,
   lag_steps=5,
   vocabulary="ab" * 32,
   corpus_version=3,

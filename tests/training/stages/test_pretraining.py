@@ -1,0 +1,112 @@
+"""Pre-training's candidates, and the corpora that they and sentences are of."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from realm_jax.corpus.building.corpus import build_corpus
+from realm_jax.corpus.store import Corpus
+from realm_jax.indexes.protocol import SearchResult
+from realm_jax.inputs.batches import Batch
+from realm_jax.models.bert import BertConfig
+from realm_jax.models.reader import Reader
+from realm_jax.models.retriever import Retriever
+from realm_jax.training.stages.model_inputs import ModelInputs, Models
+from realm_jax.training.stages.pretraining import Pretraining
+from realm_jax.training.stages.protocol import StageContext
+from realm_jax.training.stages.reading import Reading
+
+PIECES = "[PAD] [UNK] [CLS] [SEP] [MASK] . alps rhine nile snow ships flow"
+LENGTH = 8
+# The source's text stands twice in the corpus that is searched.
+SEARCHED = ("alps snow", "rhine ships", "nile flow", "rhine ships")
+# Numbers as ids, which mean other documents in the other corpus.
+READ = ("nile flow", "rhine ships")
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("corpora")
+  (folder / "vocab.txt").write_text("\n".join(PIECES.split()))
+  opened = []
+  for name, texts in (("searched", SEARCHED), ("read", READ)):
+    lines = [
+      json.dumps({"id": number, "title": "", "text": text})
+      for number, text in enumerate(texts)
+    ]
+    (folder / f"{name}.jsonl").write_text("\n".join(lines))
+    build_corpus(
+      [str(folder / f"{name}.jsonl")],
+      folder / name,
+      vocab=str(folder / "vocab.txt"),
+      block_length=LENGTH,
+    )
+    opened.append(Corpus.open(folder / name))
+  return opened
+
+
+def _context(searched, read):
+  bert = BertConfig(hidden_size=4, num_heads=1)
+  models = Models(Retriever(bert), Reader(bert, joint_length=2 * LENGTH))
+  inputs = ModelInputs(models.for_corpus(searched))
+  return StageContext(inputs, searched, None, LENGTH, read)
+
+
+def _batch(read, row):
+  """A masked sentence of one block."""
+  words = read.vocabulary
+  query = [words.cls_id, words.mask_id, words.sep_id]
+  arrays = {
+    "query": np.array([query], np.int32),
+    "source_id": read.block_ids[[row]],
+    "source_hash": read.content_hashes[[row]],
+    "mask_positions": np.array([[1]], np.int32),
+    "mask_targets": read.body_token_ids(row)[None, :1],
+    "mask_weights": np.ones((1, 1), np.float32),
+  }
+  return Batch(arrays, {}, np.arange(1), np.arange(1) + 1)
+
+
+def _bodies(words, rows):
+  """The texts of joint inputs `[CLS] [MASK] [SEP] body [SEP]`."""
+  return [words.decode([i for i in row[3:].tolist() if i > 3]) for row in rows]
+
+
+def test_copies_of_the_source_are_no_candidates(corpora):
+  searched, read = corpora
+  stage = Pretraining(num_candidates=3, num_spare=1)
+  assert stage.num_searched(4) == 4
+  rows = np.array([[1, 2, 3, 0]], np.int32)
+  retrieved = SearchResult(rows, np.zeros(rows.shape, np.float32))
+  made, _ = stage.assemble(_batch(read, 1), retrieved, _context(*corpora))
+  found = _bodies(searched.vocabulary, made.joint.token_ids)
+  assert found == ["", "nile flow", "alps snow"]
+
+
+def test_the_null_block_takes_the_place_of_copies_that_are_not_spare(corpora):
+  searched, read = corpora
+  stage = Pretraining(num_candidates=3, num_spare=0)
+  rows = np.array([[1, 2, 3]], np.int32)
+  retrieved = SearchResult(rows, np.zeros(rows.shape, np.float32))
+  made, _ = stage.assemble(_batch(read, 1), retrieved, _context(*corpora))
+  found = _bodies(searched.vocabulary, made.joint.token_ids)
+  assert found == ["", "nile flow", ""]
+
+
+def test_a_sentence_is_read_beside_its_own_block(corpora):
+  searched, read = corpora
+  none = np.zeros((1, 0), np.int32)
+  nothing = SearchResult(none, none.astype(np.float32))
+  for row, text in enumerate(READ):
+    made, _ = Reading().assemble(_batch(read, row), nothing, _context(*corpora))
+    assert _bodies(searched.vocabulary, made.joint.token_ids) == [text]
+  # Equal document ids of two corpora are different blocks.
+  assert not set(searched.block_ids) & set(read.block_ids)
+
+
+def test_the_spare_blocks_are_no_more_than_there_are():
+  stage = Pretraining(num_candidates=3)
+  assert [stage.num_searched(n) for n in (3, 4, 5, 9)] == [3, 4, 5, 5]
+  assert dataclasses.replace(stage, num_spare=0).num_searched(9) == 3
