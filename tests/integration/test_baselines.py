@@ -50,18 +50,6 @@ def _losses(model_dir: Path) -> list[dict]:
   return [json.loads(line) for line in lines]
 
 
-def _evaluate(world, recipe: str, model_dir: Path, **bindings) -> dict:
-  return call(
-    evaluation_run.evaluate,
-    [f"gin/runs/{recipe}.gin", MODEL_FILE],
-    MODEL_DIR=model_dir,
-    CORPUS_DIR=world.corpus_dir,
-    OUTPUT_DIR=model_dir / "eval",
-    BATCH_SIZE=8,
-    **bindings,
-  )
-
-
 def test_hard_em_reads_what_bm25_finds(world, imported, config_of, tmp_path):
   config = config_of("hard_em", tmp_path, INITIAL_READER=imported, NUM_READ=3)
   world.build_generation(
@@ -70,15 +58,8 @@ def test_hard_em_reads_what_bm25_finds(world, imported, config_of, tmp_path):
   assert loop.train(config).step == 2
   first, _ = _losses(tmp_path)
   assert first["reader_loss"] > 0
-  metrics = _evaluate(
-    world,
-    "eval",
-    tmp_path,
-    QUESTIONS=world.question_file,
-    INDEX_SCORES=True,
-    NUM_READ=3,
-  )
-  assert metrics["index"] == "bm25"
+  # Scores of BM25, times the only parameter of the retriever.
+  assert first["retriever_loss"] > 0
 
 
 def test_without_retrieval_the_null_block_is_all(
@@ -92,8 +73,15 @@ def test_without_retrieval_the_null_block_is_all(
   for row in _losses(tmp_path):
     assert row["retrieval_utility"] == 0
     assert row["null_probability"] == 1
-  metrics = _evaluate(
-    world, "eval_masked", tmp_path, NUM_CANDIDATES=1, NUM_BATCHES=1
+  metrics = call(
+    evaluation_run.evaluate,
+    ["gin/runs/eval_masked.gin", MODEL_FILE],
+    MODEL_DIR=tmp_path,
+    CORPUS_DIR=world.corpus_dir,
+    OUTPUT_DIR=tmp_path / "eval",
+    BATCH_SIZE=8,
+    NUM_CANDIDATES=1,
+    NUM_BATCHES=1,
   )
   assert metrics["masked_accuracy"] == metrics["masked_accuracy_null"]
   assert metrics["perplexity"] == pytest.approx(metrics["perplexity_null"])
