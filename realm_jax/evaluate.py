@@ -2,10 +2,10 @@
 
 The gin file chooses the evaluation: gin/runs/eval.gin answers questions,
 gin/runs/eval_retrieval.gin retrieves blocks for them, and
-gin/runs/eval_masked.gin fills in masked words. The figures are printed and
-written to OUTPUT_DIR and, with `--json=FILE`, to a file. Several processes,
-which are started as those of `realm_jax.train`, share the questions, and
-process 0 prints and writes.
+gin/runs/eval_masked.gin fills in masked words. The figures are printed as
+tables, and written to OUTPUT_DIR and, with `--json=FILE`, to a file. Several
+processes, which are started as those of `realm_jax.train`, share the questions,
+and process 0 prints and writes.
 """
 
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from absl import flags
 
 from realm_jax import configuration, device_command
-from realm_jax.console.table import figures_table
 from realm_jax.evaluation import run
 from realm_jax.evaluation.outputs import Figures
+from realm_jax.evaluation.scoring.summary import summary_table
 from realm_jax.files.json_file import write_json
 from realm_jax.partitioning import cpu_tuning
 from realm_jax.partitioning.agreement import Agreement
@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> None:
 def _report(figures: Figures) -> None:
   if _JSON.value:
     write_json(_JSON.value, figures)
-  print(figures_table(figures))
+  print(summary_table(figures))
 
 
 if __name__ == "__main__":

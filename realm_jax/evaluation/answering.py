@@ -29,13 +29,17 @@ from realm_jax.text.answer_spans import widen_to_words
 from realm_jax.text.answers import normalize_answer
 from realm_jax.training.stages.open_qa import OpenQa
 
+CANDIDATES = ("index", "random", "gold")
+
 
 @dataclasses.dataclass(frozen=True)
 class AnsweringConfig:
   """Which blocks are retrieved for a question, and how many are read.
 
   Attributes:
-    candidates: "index", or "random" for the control that reads random blocks.
+    candidates: "index"; "random" for the control that reads random blocks; or
+      "gold" for a bound that reads first, of the retrieved blocks, those that
+      contain an answer. It takes questions whose answers are known.
     index_scores: Whether the run was trained on the index's own scores (BM25).
     num_searched: Number of blocks retrieved, over which p(z|x) is normalized.
     num_read: Number of the best blocks that the reader reads.
@@ -49,9 +53,10 @@ class AnsweringConfig:
   num_spans: int = 1
 
   def __post_init__(self) -> None:
-    known = ("index", "random")
-    if self.candidates not in known:
-      raise ValueError(f"candidates={self.candidates!r}; want one of {known}")
+    if self.candidates not in CANDIDATES:
+      raise ValueError(
+        f"candidates={self.candidates!r}; want one of {CANDIDATES}"
+      )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,8 +145,14 @@ class Answerer:
     """Answers one question.
 
     Raises:
-      ValueError: The question has no words.
+      ValueError: The question has no words, or the blocks to read depend on
+        its answers.
     """
+    if self.config.candidates == "gold":
+      raise ValueError(
+        'CANDIDATES = "gold" reads the blocks that contain an answer, which is '
+        "not known here; it is for `realm_jax.evaluate`"
+      )
     query_length = self.model.source.query_length
     words = self.corpus.vocabulary
     token_ids = words.encode(question)[: query_length - 2]
@@ -154,17 +165,39 @@ class Answerer:
   def answer(
     self, token_ids: Int32[np.ndarray, "b q"], *, num_questions: int
   ) -> list[Answered]:
-    """Answers a batch whose first `num_questions` rows are no padding.
+    """Answers a batch from the best blocks of its ranking.
 
-    The number of rows must be a multiple of the number of devices.
+    The first `num_questions` rows are no padding. The number of rows must be a
+    multiple of the number of devices.
     """
-    ranking = self._ranker.rank(token_ids)
-    rows = ranking.rows[:, : self.config.num_read]
+    ranking = self.rank(token_ids)
+    places = np.tile(np.arange(self.config.num_read), (len(token_ids), 1))
+    return self.read(
+      token_ids, ranking, places=places, num_questions=num_questions
+    )
+
+  def rank(self, token_ids: Int32[np.ndarray, "b q"]) -> Ranking:
+    """Retrieves the blocks of a batch, best first."""
+    return self._ranker.rank(token_ids)
+
+  def read(
+    self,
+    token_ids: Int32[np.ndarray, "b q"],
+    ranking: Ranking,
+    *,
+    places: Int[np.ndarray, "b r"],
+    num_questions: int,
+  ) -> list[Answered]:
+    """Answers a batch from the blocks at `places` of its ranking.
+
+    As many are read for each question as the configuration says.
+    """
+    rows = np.take_along_axis(ranking.rows, places, axis=1)
     batch = rules.to_devices(
       {
         "query": token_ids,
         "candidates": self.corpus.gather(rows, self.model.source.block_length),
-        "scores": ranking.scores[:, : self.config.num_read],
+        "scores": np.take_along_axis(ranking.scores, places, axis=1),
       },
       self.model.mesh,
     )

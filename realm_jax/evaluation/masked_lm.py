@@ -1,7 +1,9 @@
 """Evaluation of pre-training: masked words with and without retrieval."""
 
+import dataclasses
 import functools
 import itertools
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -22,10 +24,12 @@ from realm_jax.evaluation.trained_model import (
   load_model,
 )
 from realm_jax.generations.follow.loading import Generation
+from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
 from realm_jax.inputs.config import DataConfig
 from realm_jax.objectives.weighted import Average, WeightedLoss
 from realm_jax.partitioning import rules
+from realm_jax.retrieval.candidate_rows import without_source
 from realm_jax.training.packing.packer import padded
 from realm_jax.training.stages.model_inputs import ModelInputs
 from realm_jax.training.stages.pretraining import Pretraining
@@ -38,6 +42,7 @@ def evaluate_masked_lm(
   data: DataConfig,
   stage: Pretraining,
   num_batches: int = 32,
+  previous_generation: epath.PathLike | None = None,
   output_dir: epath.PathLike | None = None,
 ) -> outputs.Figures:
   """Fills in masked words from retrieved blocks, and from the null block.
@@ -55,11 +60,19 @@ def evaluate_masked_lm(
       of the devices.
     stage: Stage that says how candidates are retrieved.
     num_batches: Number of batches.
+    previous_generation: Another generation, such as the one published before,
+      whose candidates are compared with those of the generation in use; None
+      compares none.
     output_dir: Directory of `metrics.json`; None writes nothing.
 
   Returns:
-    Contents of `metrics.json`: the metrics of `marginal_masked_lm_loss`, and
-    `recall`, the share of queries whose masked words a retrieved block has.
+    Contents of `metrics.json`: the metrics of `marginal_masked_lm_loss`;
+    `perplexity` of the masked tokens, exp(−log p(y|x)), and
+    `perplexity_null`, that without retrieval; and `recall`, the share of
+    queries whose masked words a retrieved block has. With a previous
+    generation, `top_block_changed`, the share of queries whose best block is
+    another one, and `candidates_changed`, the share of the retrieved blocks
+    that it did not retrieve.
 
   Raises:
     ValueError: A file is missing or does not fit; the message says which.
@@ -67,19 +80,35 @@ def evaluate_masked_lm(
   if num_batches < 1:
     raise ValueError(f"num_batches={num_batches}; want at least 1")
   start = time.monotonic()
-  share = Share(source=source, data=data, stage=stage, num_batches=num_batches)
+  share = Share(
+    source=source,
+    data=data,
+    stage=stage,
+    num_batches=num_batches,
+    previous_generation=previous_generation,
+  )
   model = load_model(source, stage)
   generation = open_generation(model)
   share.require_same(model, generation)
+  previous = None
+  if previous_generation is not None:
+    before = dataclasses.replace(source, generation=previous_generation)
+    previous = open_generation(dataclasses.replace(model, source=before))
+    share.require_same(model, previous)
   with share.batches(data) as stream:
     batches = itertools.islice(stream, num_batches)
-    own = _evaluate_batches(model, generation, stage, batches)
+    own = _Evaluation(model, generation, stage, previous).of(batches)
   parts = share.gathered("sums", jax.tree.map(float, own._asdict()))
 
   def metrics() -> outputs.Figures:
     sums = _added(parts)
+    means = {name: float(mean) for name, mean in sums.means().items()}
+    if previous is not None:
+      means["previous_generation"] = previous.step
     return {
-      **{name: float(mean) for name, mean in sums.means().items()},
+      **means,
+      "perplexity": math.exp(-means["log_likelihood"]),
+      "perplexity_null": math.exp(-means["log_likelihood_null"]),
       "num_queries": int(sums.metrics["recall"].weight),
       "num_masks": int(sums.metrics["masked_accuracy"].weight),
       "num_candidates": stage.num_candidates,
@@ -111,41 +140,85 @@ def _added(parts: Sequence[Mapping[str, Any]]) -> WeightedLoss:
   )
 
 
-def _evaluate_batches(
-  model: TrainedModel,
-  generation: Generation,
-  stage: Pretraining,
-  batches: Iterable[Batch],
-) -> WeightedLoss:
-  """Returns the weighted sums over all batches, `recall` among the metrics."""
-  ranker = BlockRanker(
-    model,
-    generation,
-    num_searched=stage.num_searched(generation.num_blocks),
-    current_queries=stage.current_queries,
-  )
-  measure = jax.jit(
-    stage.loss(model.models), out_shardings=rules.replicated(model.mesh)
-  )
-  groups = rules.row_groups(model.mesh)
-  lay_out = functools.partial(padded, groups=len(groups.own))
-  context = StageContext(
-    ModelInputs(model.models, groups=groups),
-    generation.corpus,
-    generation,
-    model.source.block_length,
-  )
-  sums: list[WeightedLoss] = []
-  with Progress("sentences") as progress:
-    for batch in batches:
-      made, host_metrics = stage.assemble(
-        batch, ranker.search(batch.arrays["query"]), context
+class _Evaluation:
+  """Measures batches with one checkpoint and the generation in use.
+
+  With a `previous` generation, candidates are compared with its candidates.
+  """
+
+  def __init__(
+    self,
+    model: TrainedModel,
+    generation: Generation,
+    stage: Pretraining,
+    previous: Generation | None,
+  ):
+    self._model, self._stage = model, stage
+    self._generation, self._previous = generation, previous
+    self._ranker = self._ranker_of(generation)
+    if previous is not None:
+      self._previous_ranker = self._ranker_of(previous)
+    self._measure = jax.jit(
+      stage.loss(model.models), out_shardings=rules.replicated(model.mesh)
+    )
+    groups = rules.row_groups(model.mesh)
+    self._lay_out = functools.partial(padded, groups=len(groups.own))
+    self._context = StageContext(
+      ModelInputs(model.models, groups=groups),
+      generation.corpus,
+      generation,
+      model.source.block_length,
+    )
+
+  def _ranker_of(self, generation: Generation) -> BlockRanker:
+    return BlockRanker(
+      self._model,
+      generation,
+      num_searched=self._stage.num_searched(generation.num_blocks),
+      current_queries=self._stage.current_queries,
+    )
+
+  def of(self, batches: Iterable[Batch]) -> WeightedLoss:
+    """Returns the weighted sums over all batches."""
+    sums: list[WeightedLoss] = []
+    with Progress("sentences") as progress:
+      for batch in batches:
+        sums.append(self._of_batch(batch))
+        progress.advance(len(batch.arrays["query"]))
+    return jax.tree.map(lambda *parts: sum(parts), *sums)
+
+  def _of_batch(self, batch: Batch) -> WeightedLoss:
+    retrieved = self._ranker.search(batch.arrays["query"])
+    made, host_metrics = self._stage.assemble(batch, retrieved, self._context)
+    placed = rules.to_devices(self._lay_out(made), self._model.mesh)
+    weighted = jax.device_get(self._measure(self._model.params, placed))
+    if self._previous is not None:
+      host_metrics |= self._changes(batch, retrieved, self._previous)
+    num_queries = len(batch.arrays["query"])
+    for name, value in host_metrics.items():
+      mean = Average.of(jnp.full(num_queries, value))
+      weighted.metrics[name] = jax.device_get(mean)
+    return weighted
+
+  def _changes(
+    self, batch: Batch, retrieved: SearchResult, previous: Generation
+  ) -> dict[str, float]:
+    """Compares the candidates of queries with those of another generation."""
+    before = self._previous_ranker.search(batch.arrays["query"])
+    now_ids, before_ids = (
+      # Generations of two corpus versions have other rows.
+      generation.corpus.block_ids[
+        without_source(
+          found.rows, generation.corpus.rows_of(batch.arrays["source_id"])
+        )
+      ]
+      for generation, found in (
+        (self._generation, retrieved),
+        (previous, before),
       )
-      placed = rules.to_devices(lay_out(made), model.mesh)
-      weighted = jax.device_get(measure(model.params, placed))
-      num_queries = len(batch.arrays["query"])
-      recall = jnp.full(num_queries, host_metrics["recall"])
-      weighted.metrics["recall"] = jax.device_get(Average.of(recall))
-      sums.append(weighted)
-      progress.advance(num_queries)
-  return jax.tree.map(lambda *parts: sum(parts), *sums)
+    )
+    is_known = (now_ids[:, :, None] == before_ids[:, None, :]).any(axis=2)
+    return {
+      "top_block_changed": float((now_ids[:, 0] != before_ids[:, 0]).mean()),
+      "candidates_changed": float(1.0 - is_known.mean()),
+    }

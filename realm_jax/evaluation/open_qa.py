@@ -1,10 +1,13 @@
 """Evaluation of open QA: exact match, F1, recall and reciprocal rank."""
 
 import time
+from collections.abc import Sequence
 
+import numpy as np
 from etils import epath
+from jaxtyping import Int
 
-from realm_jax.evaluation import metrics, outputs
+from realm_jax.evaluation import outputs
 from realm_jax.evaluation.answering import (
   Answered,
   Answerer,
@@ -13,10 +16,10 @@ from realm_jax.evaluation.answering import (
 )
 from realm_jax.evaluation.questions import (
   Question,
-  contains_answer,
   evidence_of,
   open_questions,
 )
+from realm_jax.evaluation.scoring.summary import summarize
 from realm_jax.evaluation.shares import Share
 from realm_jax.evaluation.trained_model import ModelSource
 from realm_jax.inputs.config import DataConfig
@@ -28,7 +31,6 @@ def evaluate_open_qa(
   source: ModelSource,
   data: DataConfig,
   answering: AnsweringConfig,
-  answer_kind: answers.AnswerKind = "string",
   max_examples: int | None = None,
   output_dir: epath.PathLike | None = None,
 ) -> outputs.Figures:
@@ -42,7 +44,6 @@ def evaluate_open_qa(
     source: Checkpoint to evaluate, with a reader.
     data: Open-QA task with its question file.
     answering: Number of blocks to search and read.
-    answer_kind: Whether the task's answers are strings or regular expressions.
     max_examples: Number of questions at the front of the file; None takes all.
       Those that the task drops count.
     output_dir: Directory of `metrics.json` and `predictions.jsonl`, if any.
@@ -55,7 +56,6 @@ def evaluate_open_qa(
     source=source,
     data=data,
     answering=answering,
-    answer_kind=answer_kind,
     max_examples=max_examples,
   )
   with (
@@ -65,26 +65,23 @@ def evaluate_open_qa(
     answerer = load_answerer(source, answering)
     share.require_same(answerer.model, answerer.generation)
     for token_ids, questions in batches:
-      answered = answerer.answer(token_ids, num_questions=len(questions))
-      for question, found in zip(questions, answered, strict=True):
-        evidence = evidence_of(
-          answerer.corpus,
-          found.ranking,
-          question.references,
-          kind=answer_kind,
-          num_read=answering.num_read,
-        )
-        line = _prediction(answerer, question, found, answer_kind)
-        lines[question.position] = line | {"evidence": evidence}
+      ranking = answerer.rank(token_ids)
+      evidence = [
+        evidence_of(answerer.corpus, ranking.of_query(i), question)
+        for i, question in enumerate(questions)
+      ]
+      places = _places_to_read(evidence, answering, len(token_ids))
+      answered = answerer.read(
+        token_ids, ranking, places=places, num_questions=len(questions)
+      )
+      for i, question in enumerate(questions):
+        for place, block in enumerate(evidence[i]):
+          block["read"] = place in places[i]
+        line = _prediction(answerer, question, answered[i])
+        lines[question.position] = line | {"evidence": evidence[i]}
   return outputs.report(
     lambda: {
-      **metrics.answer_metrics(
-        [line["prediction"] for line in lines.values()],
-        [line["references"] for line in lines.values()],
-        kind=answer_kind,
-      ),
-      **metrics.retrieval_metrics(contains_answer(lines.values())),
-      "num_questions": len(lines),
+      **summarize(list(lines.values())),
       "split": data.split,
       "task": data.task,
       "candidates": answering.candidates,
@@ -99,16 +96,29 @@ def evaluate_open_qa(
   )
 
 
+def _places_to_read(
+  evidence: Sequence[Sequence[outputs.Figures]],
+  config: AnsweringConfig,
+  num_rows: int,
+) -> Int[np.ndarray, "b r"]:
+  """Returns which blocks of each ranking are read; padding reads the best."""
+  places = np.tile(np.arange(config.num_read), (num_rows, 1))
+  if config.candidates == "gold":
+    for i, blocks in enumerate(evidence):
+      has_none = [not block["contains_answer"] for block in blocks]
+      gold_first = np.argsort(has_none, kind="stable")
+      places[i] = gold_first[: config.num_read]
+  return places
+
+
 def _prediction(
-  answerer: Answerer,
-  question: Question,
-  answered: Answered,
-  kind: answers.AnswerKind,
-) -> outputs.Figures:
+  answerer: Answerer, question: Question, answered: Answered
+) -> outputs.Line:
   """Returns a line of `predictions.jsonl`, but for the evidence.
 
-  Without an answer, its `prediction` is empty and its `answer` None. Regular
-  expressions have no `f1`.
+  Google's released `evaluate_predictions` reads its `question` and
+  `prediction`. Without an answer, the `prediction` is empty and the `answer`
+  None. Regular expressions have no `f1`.
   """
   place: outputs.Figures | None = None
   if answered.answers:
@@ -121,12 +131,18 @@ def _prediction(
       "probability": round(best.probability, 6),
     }
   text, references = answered.prediction, question.references
-  return {
-    "id": question.id,
-    "question": question.text,
+  kind = question.answer_kind
+  return question.line() | {
     "prediction": text,
-    "references": references,
     "correct": answers.is_correct(text, references, kind=kind),
     "f1": answers.best_token_f1(text, references) if kind == "string" else None,
     "answer": place,
+    "answers": [
+      {
+        "text": answer.text,
+        "probability": round(answer.probability, 6),
+        "correct": answers.is_correct(answer.text, references, kind=kind),
+      }
+      for answer in answered.answers
+    ],
   }

@@ -2,11 +2,11 @@
 
 import contextlib
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Int32
+from jaxtyping import Int32
 
 from realm_jax.console.progress import Progress
 from realm_jax.corpus.store import Corpus
@@ -19,12 +19,25 @@ from realm_jax.text import answers
 
 
 class Question(NamedTuple):
-  """A question, its accepted answers, and its position in the file."""
+  """A question, its accepted answers, and its position in the file.
+
+  The references are strings or patterns, as the task says.
+  """
 
   id: str
   text: str
   references: list[str]
+  answer_kind: answers.AnswerKind
   position: int
+
+  def line(self) -> Line:
+    """Returns the fields with which a question's line of a file begins."""
+    return {
+      "id": self.id,
+      "question": self.text,
+      "references": self.references,
+      "answer_kind": self.answer_kind,
+    }
 
 
 # Token ids, whose rows past the last question are padding, and the questions.
@@ -68,46 +81,54 @@ def _question_batches(
       # Rows without a question follow those that have one.
       order = np.argsort(~is_taken, stable=True)
       ids, texts = batch.texts("question_id"), batch.texts("question")
+      kinds = [_kind(name) for name in batch.texts("answer_kind")]
       questions = [
-        Question(ids[i], texts[i], batch.answers[i], int(batch.positions[i]))
+        Question(
+          ids[i], texts[i], batch.answers[i], kinds[i], int(batch.positions[i])
+        )
         for i in order[:size]
       ]
       yield batch.arrays["query"][order], questions
       progress.advance(size)
 
 
+def _kind(name: str) -> answers.AnswerKind:
+  return "regex" if name == "regex" else "string"
+
+
 def evidence_of(
   corpus: Corpus,
   ranking: Ranking,
-  references: Sequence[str],
-  *,
-  kind: answers.AnswerKind,
-  num_read: int = 0,
+  question: Question,
 ) -> list[Figures]:
   """Describes the blocks retrieved for one question, best first, as JSON.
 
-  The ranking holds arrays [k]. References are strings or regular expressions,
-  by their `kind`. The reader has read the best `num_read` blocks.
+  `contains_answer` is by words, and `contains_characters` as in Google's
+  released ORQA. A pattern is searched for both in the same way.
+
+  Args:
+    corpus: Corpus that was searched.
+    ranking: Retrieved blocks, as arrays [k].
+    question: Question with its references.
   """
-  return [
-    {
-      "block": corpus.block_name(row),
-      "title": corpus.title(row),
-      "probability": round(probability, 6),
-      "score": round(score, 6),
-      "contains_answer": answers.contains_answer(
-        corpus.body(row), references, kind=kind
-      ),
-      "read": rank < num_read,
-    }
-    for rank, (row, score, probability) in enumerate(
-      zip(*(part.tolist() for part in ranking), strict=True)
+  evidence: list[Figures] = []
+  for row, score, probability in zip(
+    *(part.tolist() for part in ranking), strict=True
+  ):
+    body, references = corpus.body(row), question.references
+    has_words = has_characters = answers.contains_answer(
+      body, references, kind=question.answer_kind
     )
-  ]
-
-
-def contains_answer(lines: Iterable[Line]) -> Bool[np.ndarray, "n k"]:
-  """Returns which blocks of each line's `evidence` contain an answer."""
-  return np.array(
-    [[block["contains_answer"] for block in line["evidence"]] for line in lines]
-  )
+    if question.answer_kind == "string":
+      has_characters = answers.contains_characters(body.encode(), references)
+    evidence.append(
+      {
+        "block": corpus.block_name(row),
+        "title": corpus.title(row),
+        "probability": round(probability, 6),
+        "score": round(score, 6),
+        "contains_answer": has_words,
+        "contains_characters": has_characters,
+      }
+    )
+  return evidence

@@ -4,19 +4,15 @@ import time
 
 from etils import epath
 
-from realm_jax.evaluation import metrics, outputs
+from realm_jax.evaluation import outputs
 from realm_jax.evaluation.generation import open_generation
-from realm_jax.evaluation.questions import (
-  contains_answer,
-  evidence_of,
-  open_questions,
-)
+from realm_jax.evaluation.questions import evidence_of, open_questions
 from realm_jax.evaluation.ranking import BlockRanker
+from realm_jax.evaluation.scoring.summary import summarize
 from realm_jax.evaluation.shares import Share
 from realm_jax.evaluation.trained_model import ModelSource, load_model
 from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.inputs.config import DataConfig
-from realm_jax.text.answers import AnswerKind
 from realm_jax.training.stages.inverse_cloze import InverseCloze
 
 
@@ -24,10 +20,9 @@ def evaluate_retrieval(
   *,
   source: ModelSource,
   data: DataConfig,
-  answer_kind: AnswerKind = "string",
   max_examples: int | None = None,
   index: IndexConfig | None = None,
-  num_searched: int = 20,
+  num_searched: int = 100,
   output_dir: epath.PathLike | None = None,
 ) -> outputs.Figures:
   """Retrieves blocks for questions with a retriever of any stage.
@@ -48,7 +43,6 @@ def evaluate_retrieval(
   share = Share(
     source=source,
     data=data,
-    answer_kind=answer_kind,
     max_examples=max_examples,
     index=index,
     num_searched=num_searched,
@@ -69,22 +63,11 @@ def evaluate_retrieval(
     for token_ids, questions in batches:
       ranking = ranker.rank(token_ids)
       for i, question in enumerate(questions):
-        evidence = evidence_of(
-          generation.corpus,
-          ranking.of_query(i),
-          question.references,
-          kind=answer_kind,
-        )
-        lines[question.position] = {
-          "id": question.id,
-          "question": question.text,
-          "references": question.references,
-          "evidence": evidence,
-        }
+        evidence = evidence_of(generation.corpus, ranking.of_query(i), question)
+        lines[question.position] = question.line() | {"evidence": evidence}
   return outputs.report(
     lambda: {
-      **metrics.retrieval_metrics(contains_answer(lines.values())),
-      "num_questions": len(lines),
+      **summarize(list(lines.values())),
       "split": data.split,
       "task": data.task,
       "num_searched": ranker.num_searched,

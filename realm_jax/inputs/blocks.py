@@ -14,7 +14,8 @@ from realm_jax.inputs.sources import Column, RandomAccessSource
 class BlockRecords:
   """Blocks of some rows as records; `sentences` and `salient_spans` index `body_ids`.
 
-  `salient_span_kinds` are names, which mean the same in every corpus.
+  `salient_span_kinds` are
+  names, which mean the same in every corpus.
   """
 
   spec: Mapping[str, tf.TensorSpec] = {

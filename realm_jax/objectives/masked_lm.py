@@ -27,6 +27,8 @@ def marginal_masked_lm_loss(
   The metric `retrieval_utility` is the released code's
   log p(y|x) − log p(y|null, x) for a token; `best_utility` is the same for
   the best single candidate, log p(y|z, x) − log p(y|null, x).
+  `log_likelihood` is log p(y|x) for a token, whatever the form, and
+  `log_likelihood_null` log p(y|null, x).
 
   Args:
     relevance: Scores f(x, z); candidate 0 is the null block.
@@ -68,6 +70,8 @@ def marginal_masked_lm_loss(
         jnp.argmax(mixture, axis=-1) == targets, weights
       ),
       "masked_accuracy_null": Average.of(null_correct, weights),
+      "log_likelihood": Average.of(token_likelihood, weights),
+      "log_likelihood_null": Average.of(null, weights),
       "retrieval_utility": Average.of(token_likelihood - null, weights),
       "best_utility": Average.of(best - null, weights),
       "null_probability": Average.of(prior[:, 0]),

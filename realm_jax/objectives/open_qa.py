@@ -11,8 +11,12 @@ def marginal_log_likelihood(
   scores: Float[Array, "b n"],
   correct: Bool[AnyArray, "b n"],
   allowed: Bool[AnyArray, "b n"],
+  *,
+  best_alone: bool = False,
 ) -> tuple[Float[Array, " b"], Bool[Array, " b"]]:
   """Returns the log probability of the correct choices among the allowed.
+
+  With `best_alone`, it is that of the best correct choice instead of all.
 
   Returns:
     The log likelihood, 0 where nothing is correct, and whether anything is.
@@ -27,7 +31,11 @@ def marginal_log_likelihood(
   def log_sum(mask: Bool[AnyArray, "b n"]) -> Float[Array, " b"]:
     return jax.nn.logsumexp(jnp.where(mask, scores, -jnp.inf), axis=-1)
 
-  log_likelihood = log_sum(numerator_mask) - log_sum(denominator_mask)
+  if best_alone:
+    numerator = jnp.max(jnp.where(numerator_mask, scores, -jnp.inf), axis=-1)
+  else:
+    numerator = log_sum(numerator_mask)
+  log_likelihood = numerator - log_sum(denominator_mask)
   return log_likelihood * any_correct.astype(jnp.float32), any_correct
 
 
@@ -37,6 +45,8 @@ def open_qa_loss(
   span_logits: Float[Array, "b k l w"],
   is_span: Bool[Array, "b k l w"],
   is_answer: Bool[AnyArray, "b k l w"],
+  *,
+  hard_em: bool = False,
 ) -> WeightedLoss:
   """Returns the retriever's loss over n blocks plus the reader's over spans.
 
@@ -44,6 +54,10 @@ def open_qa_loss(
   where a span's score is its logit plus its block's retriever score, and both
   terms are 0 for an example with nothing correct. The loss and all metrics
   are means over the examples.
+
+  With `hard_em`, the reader's term takes the correct span that is most likely
+  now instead of the sum: −log max p(span|x) (Min et al. 2019, arXiv
+  1909.04849). The retriever's term remains the sum.
 
   `retriever_scores` are f(x, z) of the retrieved blocks, best first. Spans are
   those of the first k of these; the ones outside of a body have no `is_span`.
@@ -54,7 +68,7 @@ def open_qa_loss(
   )
   span_scores = span_logits + retriever_scores[:, :num_read, None, None]
   retriever_loss = Average.of(-retriever_likelihood)
-  reader = span_loss(span_scores, is_span, is_answer)
+  reader = span_loss(span_scores, is_span, is_answer, hard_em=hard_em)
   return WeightedLoss(
     reader.loss._replace(total=retriever_loss.total + reader.loss.total),
     {
@@ -69,16 +83,21 @@ def span_loss(
   span_scores: Float[Array, "b k l w"],
   is_span: Bool[Array, "b k l w"],
   is_answer: Bool[AnyArray, "b k l w"],
+  *,
+  hard_em: bool = False,
 ) -> WeightedLoss:
   """Returns the reader's part of the loss: −log Σ_{spans that match} p(span|x).
 
-  It is 0 for an example without a span that matches.
+  It is 0 for an example without a span that matches. `hard_em` is that of
+  `open_qa_loss`.
   """
   batch = len(span_scores)
   scores = span_scores.reshape(batch, -1)
   correct = (is_answer & is_span).reshape(batch, -1)
   allowed = is_span.reshape(batch, -1)
-  likelihood, found = marginal_log_likelihood(scores, correct, allowed)
+  likelihood, found = marginal_log_likelihood(
+    scores, correct, allowed, best_alone=hard_em
+  )
   best = jnp.argmax(jnp.where(allowed, scores, -jnp.inf), axis=-1)
   is_correct = jnp.take_along_axis(correct, best[:, None], axis=-1)[:, 0]
   loss = Average.of(-likelihood)

@@ -188,6 +188,8 @@ def open_qa(
   params: Params,
   batch: batches.OpenQaBatch,
   dropout_key: jax.Array | None = None,
+  *,
+  hard_em: bool = False,
 ) -> WeightedLoss:
   """Returns ORQA's loss, over stored vectors or over scores of an index.
 
@@ -208,7 +210,12 @@ def open_qa(
     )
   spans = read_spans(reader, params["reader"], batch, reader_key)
   return open_qa_loss(
-    scores, batch.has_answer, spans.logits, spans.is_span, batch.is_answer
+    scores,
+    batch.has_answer,
+    spans.logits,
+    spans.is_span,
+    batch.is_answer,
+    hard_em=hard_em,
   )
 
 

@@ -71,9 +71,17 @@ def test_a_recipe_chooses_what_is_measured_printed_and_written(
     # One device finds what eight did.
     for name in ("exact_match", "f1", "recall_at_1", "mrr"):
       assert figures[name] == pytest.approx(evaluated[0][name])
-  lines = capsys.readouterr().out.splitlines()
-  printed = dict(line.split(maxsplit=1) for line in lines)
-  assert printed[figure] == f"{figures[figure]:.4f}"
+    assert list(figures["by_question_word"]) == ["where"]
+  first, *breakdowns = capsys.readouterr().out.split("\n\n")
+  printed = dict(line.split(maxsplit=1) for line in first.splitlines())
+  shown = f"{figures[figure]:.4f}"
+  if intervals := figures.pop("intervals", None):
+    low, high = intervals[figure]
+    shown += f"  [{low:.4f}, {high:.4f}]"
+  assert printed[figure] == shown
+  for table in breakdowns:
+    groups = figures.pop(table.split()[0])
+    assert len(table.splitlines()) == 1 + len(groups)
   assert printed.keys() == figures.keys()
 
 

@@ -134,6 +134,72 @@ def test_recall_counts_the_blocks_whose_body_has_the_answer(world, evaluated):
   assert metrics["mrr"] == pytest.approx(
     sum(1 / (rank + 1) for rank in ranks if rank < 99) / len(ranks)
   )
+  # Five blocks are read.
+  assert metrics["recall_read"] == metrics["recall_at_5"]
+
+
+def test_both_ways_to_find_an_answer_in_a_block(
+  world, evaluate, evaluated, tmp_path
+):
+  # "Vel" is in "Velt" and no word; "VELT" is a word once it is lower-cased.
+  questions = tmp_path / "questions.jsonl"
+  rows = [
+    {"question": evaluated[1][0]["question"], "answer": [answer]}
+    for answer in ("Vel", "VELT")
+  ]
+  questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  metrics = evaluate(question_files={"test": questions}, output_dir=tmp_path)
+  assert metrics["recall_at_20"] == metrics["recall_characters_at_20"] == 0.5
+  begun, word = read_lines(tmp_path / "predictions.jsonl")
+  for one, other in zip(begun["evidence"], word["evidence"], strict=True):
+    assert one["contains_characters"] == other["contains_answer"]
+    assert not one["contains_answer"] and not other["contains_characters"]
+
+
+def test_the_kind_of_answers_comes_from_the_task(evaluate, evaluated, tmp_path):
+  rows = [
+    {"question": line["question"], "answer": [line["prediction"][:1] + "."]}
+    for line in evaluated[1]
+  ]
+  questions = tmp_path / "patterns.jsonl"
+  questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  metrics = evaluate(task="open_qa_regex", question_files={"test": questions})
+  assert metrics["exact_match"] == 1.0
+  assert metrics["bad_patterns"] == 0
+  assert "f1" not in metrics
+  assert list(metrics["by_answer_length"]) == ["pattern"]
+
+
+def test_the_bound_reads_the_best_blocks_that_contain_an_answer(
+  evaluate, tmp_path
+):
+  metrics = evaluate(
+    candidates="gold", num_searched=28, num_read=1, output_dir=tmp_path
+  )
+  assert metrics["recall_read"] == 1.0
+  for line in read_lines(tmp_path / "predictions.jsonl"):
+    contains = [block["contains_answer"] for block in line["evidence"]]
+    (read,) = [i for i, b in enumerate(line["evidence"]) if b["read"]]
+    assert read == contains.index(True)
+    # The ranking is that of the retriever nevertheless.
+    scores = [block["score"] for block in line["evidence"]]
+    assert scores == sorted(scores, reverse=True)
+    assert line["answer"]["block"] == line["evidence"][read]["block"]
+
+
+def test_the_oracle_looks_at_all_the_answers_of_the_reader(
+  evaluate, evaluated, tmp_path
+):
+  few = evaluated[0]
+  assert few["exact_match_oracle"] == few["exact_match"]
+  # Every span of the blocks read becomes an answer.
+  many = evaluate(num_spans=10_000, max_examples=4, output_dir=tmp_path)
+  assert many["exact_match_oracle"] == many["recall_read"] > 0
+  lines = read_lines(tmp_path / "predictions.jsonl")
+  for line, same in zip(lines, evaluated[1], strict=False):
+    assert line["answers"][0]["text"] == same["prediction"]
+    total = sum(answer["probability"] for answer in line["answers"])
+    assert total == pytest.approx(1.0, abs=1e-3)
 
 
 def test_predictions_given_as_answers_are_all_correct(
@@ -228,12 +294,19 @@ def test_an_index_without_vectors_scores_by_the_learnt_scale(
     ({"num_read": 5, "num_searched": 4}, "num_searched=4.*raise NUM_SEARCHED"),
     ({"num_searched": 0}, "num_searched=0; want at least 1"),
     ({"index_scores": True}, "without vectors.*'exact'"),
-    ({"candidates": "gold"}, "'gold'; want one of"),
+    ({"candidates": "best"}, "'best'; want one of"),
   ],
 )
 def test_what_cannot_be_asked(answerer, arguments, message):
   with pytest.raises(ValueError, match=message):
     Answerer(answerer.model, answerer.generation, AnsweringConfig(**arguments))
+
+
+def test_the_bound_needs_answers(answerer):
+  config = AnsweringConfig(candidates="gold")
+  gold = Answerer(answerer.model, answerer.generation, config)
+  with pytest.raises(ValueError, match="which is not known here"):
+    gold.ask("where was Ada born?")
 
 
 def test_that_there_are_no_questions_is_known_before_anything_is_loaded(
@@ -250,16 +323,16 @@ def test_that_there_are_no_questions_is_known_before_anything_is_loaded(
 
 
 def test_what_fails_leaves_no_half_file(evaluate, monkeypatch, tmp_path):
-  answer = Answerer.answer
+  rank = Answerer.rank
   calls = []
 
-  def fail_at_the_second(self, token_ids, **arguments):
+  def fail_at_the_second(self, token_ids):
     calls.append(1)
     if len(calls) == 2:
       raise OSError("no space left")
-    return answer(self, token_ids, **arguments)
+    return rank(self, token_ids)
 
-  monkeypatch.setattr(Answerer, "answer", fail_at_the_second)
+  monkeypatch.setattr(Answerer, "rank", fail_at_the_second)
   with pytest.raises(OSError, match="no space left"):
     evaluate(output_dir=tmp_path)
   assert not list(tmp_path.iterdir())

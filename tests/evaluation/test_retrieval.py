@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 def test_it_finds_what_open_qa_finds(source, questions, evaluated, tmp_path):
   metrics = evaluate_retrieval(
-    source=source, data=questions, output_dir=tmp_path
+    source=source, data=questions, num_searched=20, output_dir=tmp_path
   )
   of_open_qa, lines = evaluated
   for name in ("recall_at_1", "recall_at_5", "recall_at_20", "mrr"):
@@ -45,7 +45,10 @@ def test_a_run_without_reader_searches_its_own_vectors(
   metrics = evaluate_retrieval(**arguments)
   assert (metrics["checkpoint"], metrics["generation"]) == (7, 7)
   # Three are found, so recall at 5 is not known.
-  assert {n for n in metrics if n.startswith("recall")} == {"recall_at_1"}
+  assert {n for n in metrics if n.startswith("recall")} == {
+    "recall_at_1",
+    "recall_characters_at_1",
+  }
 
 
 def test_bm25_ranks_the_same_blocks_by_its_own_scores(
@@ -55,6 +58,7 @@ def test_bm25_ranks_the_same_blocks_by_its_own_scores(
     source=source,
     data=questions,
     index=Bm25Config(),
+    num_searched=20,
     output_dir=tmp_path,
   )
   assert metrics["index"] == "bm25"

@@ -87,6 +87,8 @@ def test_two_candidates_by_hand(form, likelihood):
 def test_metrics_by_hand():
   _, metrics = _loss(RELEVANCE, LOGITS, TARGETS, np.ones((1, 2), np.float32))
   expected = {
+    "log_likelihood": (np.log(0.3) + np.log(0.6)) / 2,
+    "log_likelihood_null": (np.log(0.2) + np.log(0.5)) / 2,
     # log 0.3 / 0.2 and log 0.6 / 0.5.
     "retrieval_utility": (np.log(1.5) + np.log(1.2)) / 2,
     # The second candidate alone: log 0.6 / 0.2 and log 0.9 / 0.5.

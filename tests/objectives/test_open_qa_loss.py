@@ -78,6 +78,41 @@ def test_equals_loops_in_numpy(seed):
   assert loss == pytest.approx(retriever + reader, rel=1e-5)
 
 
+def test_hard_em_takes_the_best_correct_span_alone():
+  # Of spans with exp(score) 1, 2, 3 and 4, the first three are correct. The
+  # block's score is added to all of them.
+  logits = jnp.log(jnp.array([1.0, 2.0, 3.0, 4.0])).reshape(1, 1, 4, 1)
+  is_answer = jnp.array([True, True, True, False]).reshape(1, 1, 4, 1)
+  is_span, found = jnp.ones((1, 1, 4, 1), bool), jnp.ones((1, 2), bool)
+
+  def loss(logits):
+    scores = jnp.array([[5.0, 1.0]])
+    weighted = open_qa_loss(
+      scores, found, logits, is_span, is_answer, hard_em=True
+    )
+    return weighted.means()["reader_loss"]
+
+  value, gradient = jax.value_and_grad(loss)(logits)
+  assert value == pytest.approx(-np.log(3 / 10), rel=1e-5)
+  # p(span|x), less 1 for the best one: the other correct ones are pushed down.
+  assert gradient.ravel() == pytest.approx(
+    np.array([0.1, 0.2, 0.3 - 1, 0.4]), rel=1e-4
+  )
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_hard_em_differs_in_the_readers_term_alone(seed):
+  example = tuple(map(jnp.asarray, _example(seed)))
+  one, other = (
+    open_qa_loss(*example, hard_em=h).means() for h in (False, True)
+  )
+  assert other["retriever_loss"] == one["retriever_loss"]
+  assert other["reader_loss"] > one["reader_loss"]
+  # Where nothing is correct, neither has a term.
+  last = tuple(part[-1:] for part in example)
+  assert open_qa_loss(*last, hard_em=True).means()["loss"] == 0
+
+
 def test_metrics_by_hand():
   # Question 0: right block found and read, best span right. Question 1: an
   # answer among the searched blocks only, so that no span can be right.

@@ -46,6 +46,10 @@ class OpenQa(protocol.Stage):
       for `tokens`.
     current_queries: Whether questions are embedded for the search with the
       current parameters instead of the generation's query tower.
+    hard_em: Whether the reader learns from the correct span that is most likely
+      now, instead of from all correct spans (Min et al. 2019).
+    read_gold: Whether the reader reads, of the searched blocks, those first
+      that contain an answer: a bound on what a better retriever would give.
   """
 
   num_searched_blocks: int = 5000
@@ -56,6 +60,8 @@ class OpenQa(protocol.Stage):
   answers_in_blocks: str = "characters"
   joint_length: int | None = None
   current_queries: bool = True
+  hard_em: bool = False
+  read_gold: bool = False
   needs_index = True
 
   def __post_init__(self) -> None:
@@ -89,7 +95,9 @@ class OpenQa(protocol.Stage):
           f"Reader.{name}={there}, but OpenQa.{name}={here}; bind both to the "
           "same"
         )
-    return shared_partial(step.open_qa, models.retriever, reader)
+    return shared_partial(
+      step.open_qa, models.retriever, reader, hard_em=self.hard_em
+    )
 
   def num_searched(self, num_blocks: int) -> int:
     if self.num_read > num_blocks:
@@ -103,6 +111,10 @@ class OpenQa(protocol.Stage):
     self, batch: Batch, retrieved: SearchResult, context: protocol.StageContext
   ) -> protocol.Assembled:
     has_answer, is_answer = self._answers(batch, retrieved, context)
+    recall = has_answer[:, :5].any(axis=1).mean()
+    if self.read_gold:
+      retrieved = _gold_first(retrieved, has_answer)
+      has_answer, is_answer = self._answers(batch, retrieved, context)
     query, rows = batch.arrays["query"], retrieved.rows
     if self.index_scores:
       scored = IndexScores(retrieved.scores)
@@ -113,7 +125,6 @@ class OpenQa(protocol.Stage):
     candidates = context.gather(rows[:, : self.num_read])
     joint = context.inputs.joint(query, candidates)
     made = OpenQaBatch(scored, *joint, has_answer, is_answer)
-    recall = has_answer[:, :5].any(axis=1).mean()
     return made, {"recall_at_5": float(recall)}
 
   def example(
@@ -165,6 +176,17 @@ class OpenQa(protocol.Stage):
         query, spans.block[fits], spans.start[fits], spans.width[fits] - 1
       ] = True
     return has_answer, is_answer
+
+
+def _gold_first(
+  retrieved: SearchResult, has_answer: Bool[np.ndarray, "b n"]
+) -> SearchResult:
+  """Returns the same blocks, first those that contain an answer."""
+  order = np.argsort(~has_answer, axis=1, kind="stable")
+  return SearchResult(
+    rows=np.take_along_axis(retrieved.rows, order, axis=1),
+    scores=np.take_along_axis(retrieved.scores, order, axis=1),
+  )
 
 
 def _blocks_with_characters(

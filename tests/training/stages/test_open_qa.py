@@ -118,6 +118,13 @@ def test_spans_are_found_by_their_tokens_in_either_case(corpus, rule):
   ]
 
 
+def test_the_bound_reads_the_blocks_with_an_answer_first(corpus):
+  batch = _assemble(OpenQa(num_read=2, read_gold=True), corpus, "Ali")
+  assert batch.has_answer.tolist() == [[True, True, False, False]]
+  # The first and the last text, in whose order the retriever had them.
+  assert np.argwhere(batch.is_answer[0]).tolist() == [[0, 4, 0], [1, 7, 0]]
+
+
 def test_the_stage_cuts_where_the_reader_does():
   models = _models()
   with pytest.raises(ValueError, match=r"joint_length=12, but .*=None; bind"):

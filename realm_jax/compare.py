@@ -1,0 +1,44 @@
+"""Compares two evaluations, question by question.
+
+    python -m realm_jax.compare --predictions=runs/one/eval/predictions.jsonl \\
+      --predictions=runs/two/eval/predictions.jsonl
+
+Prints, for each metric, both means, their difference with its 95 % bootstrap
+interval, and the p-value of a paired randomization test. The files are those
+that `realm_jax.evaluate` writes to OUTPUT_DIR: predictions.jsonl or
+retrieved.jsonl.
+"""
+
+from collections.abc import Sequence
+
+from absl import app, flags
+
+from realm_jax import configuration
+from realm_jax.evaluation.scoring.comparison import compare, comparison_table
+from realm_jax.files.json_file import write_json
+
+_PREDICTIONS = flags.DEFINE_multi_string(
+  "predictions",
+  None,
+  "File of an evaluation; give the flag twice.",
+  required=True,
+)
+_SEED = flags.DEFINE_integer("seed", 0, "Seed of the resampling.")
+_JSON = flags.DEFINE_string(
+  "json", None, "File to which the comparison is written as JSON, too."
+)
+
+
+def main(argv: Sequence[str]) -> None:
+  """Compares the two files and prints a table."""
+  del argv
+  if len(_PREDICTIONS.value) != 2:
+    raise app.UsageError("want --predictions twice, once for each evaluation")
+  found = compare(*_PREDICTIONS.value, seed=_SEED.value)
+  if _JSON.value:
+    write_json(_JSON.value, found)
+  print(comparison_table(found))
+
+
+if __name__ == "__main__":
+  configuration.run(main)

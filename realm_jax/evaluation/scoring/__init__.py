@@ -1,0 +1,1 @@
+"""From lines of predictions to figures: means, intervals and comparisons."""

@@ -1,0 +1,51 @@
+"""Intervals and p-values, against their exact distributions."""
+
+import itertools
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from realm_jax.evaluation.scoring import resampling
+
+
+def test_an_interval_is_that_of_the_binomial_distribution():
+  values = np.repeat([0.0, 1.0], [140, 60])
+  intervals = resampling.bootstrap_intervals(
+    {"em": values, "half": values / 2}, num_resamples=4000
+  )
+  # A resample's sum has Binomial(200, 0.3).
+  exact = stats.binom(200, 0.3).ppf([0.025, 0.975]) / 200
+  assert intervals["em"] == pytest.approx(exact.tolist(), abs=0.006)
+  # The same resamples are taken for all scores.
+  assert intervals["half"] == pytest.approx(np.divide(intervals["em"], 2))
+
+
+def test_questions_without_a_score_do_not_count(monkeypatch):
+  values = np.array([0.25] * 50 + [np.nan] * 50)
+  low, high = resampling.bootstrap_intervals({"f1": values})["f1"]
+  assert low == high == 0.25
+  # Neither does the number of resamples that are drawn at once.
+  scores = {"em": np.arange(100) % 3 / 2.0}
+  whole = resampling.bootstrap_intervals(scores)
+  monkeypatch.setattr(resampling, "_CHUNK", 100 * 7)
+  assert resampling.bootstrap_intervals(scores) == whole
+
+
+def test_a_p_value_is_the_share_of_all_signs():
+  differences = np.array([1.0, 1, 1, 0, 1, -1, 0.5, 0, 1])
+  sums = [
+    abs(np.dot(signs, differences))
+    for signs in itertools.product([-1, 1], repeat=len(differences))
+  ]
+  exact = np.mean(np.array(sums) >= abs(differences.sum()))
+  found = resampling.permutation_p_values(
+    {"em": differences, "f1": -differences}
+  )
+  assert found["em"] == pytest.approx(exact, abs=0.015)
+  assert found["f1"] == found["em"]
+
+
+def test_equal_systems_are_not_told_apart():
+  same = np.zeros(30)
+  assert resampling.permutation_p_values({"em": same}) == {"em": 1.0}
