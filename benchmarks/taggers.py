@@ -19,8 +19,9 @@ tagger gets whole paragraphs with their titles:
 import argparse
 import dataclasses
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -111,16 +112,41 @@ def tag_characters(
 ) -> list[list[Span]]:
   """Returns the spans of texts, in characters instead of bytes."""
   found = salient_spans.tag_many(tagger, texts, titles)
-  spans = []
+  rows = []
   for text, in_bytes in zip(texts, found, strict=True):
     positions = byte_positions(text)
-    spans.append(
-      [
-        Span(*np.searchsorted(positions, [start, limit]).tolist(), kind)
-        for start, limit, kind in in_bytes
-      ]
-    )
-  return spans
+    spans = []
+    for *bounds, kind in in_bytes:
+      start, limit = np.searchsorted(positions, bounds).tolist()
+      spans.append(Span(start, limit, kind))
+    rows.append(spans)
+  return rows
+
+
+class _Place(NamedTuple):
+  """A span of the sentence `row`."""
+
+  row: int
+  start: int
+  limit: int
+  kind: str
+
+
+def _places(
+  spans_of: Sequence[Iterable[tuple[int, int, str]]],
+) -> set[_Place]:
+  return {
+    _Place(row, start, limit, kind)
+    for row, spans in enumerate(spans_of)
+    for start, limit, kind in spans
+  }
+
+
+def _bounds(
+  places: Iterable[_Place], kinds: Container[str]
+) -> set[tuple[int, int, int]]:
+  """Returns where the spans of some kinds are."""
+  return {(p.row, p.start, p.limit) for p in places if p.kind in kinds}
 
 
 def count_spans(
@@ -133,28 +159,26 @@ def count_spans(
   The kinds are all together, all names, each kind of name, dates, and whatever
   else the tagger has.
   """
-  ours = {(i, *span) for i, spans in enumerate(found) for span in spans}
-  gold = {(i, *span) for i, spans in enumerate(wanted) for span in spans}
-  kinds = {kind for *_, kind in ours}
+  ours, gold = _places(found), _places(wanted)
+  kinds = {place.kind for place in ours}
   tells_apart = _NAME not in kinds
-  rows = []
-  groups = {
-    "all": {*NAMES, _NAME, "date", *kinds},
+  usual = {*NAMES, _NAME, "date"}
+  groups: dict[str, set[str]] = {
+    "all": usual | kinds,
     "names": {*NAMES, _NAME},
-    **{kind: {kind} for kind in (*NAMES, "date")},
-    **{kind: {kind} for kind in sorted(kinds - {*NAMES, _NAME, "date"})},
+    **{kind: {kind} for kind in (*NAMES, "date", *sorted(kinds - usual))},
   }
+  rows = []
   for label, group in groups.items():
-    is_name = label in NAMES and not tells_apart
-    of_kind = {_NAME} if is_name else group
-    mine = {span[:3] for span in ours if span[3] in of_kind}
-    theirs = {span[:3] for span in gold if span[3] in group}
+    has_kind = tells_apart or label not in NAMES
+    mine = _bounds(ours, group if has_kind else {_NAME})
+    theirs = _bounds(gold, group)
     touched = sum(
-      any(i == j and s < v and u < t for j, u, v, _ in ours)
+      any(i == o.row and s < o.limit and o.start < t for o in ours)
       for i, s, t in theirs
     )
+    number = len(mine) if has_kind else None
     correct = len(mine & theirs)
-    number = None if is_name else len(mine)
     rows.append(Counts(name, label, len(theirs), number, correct, touched))
   return rows
 

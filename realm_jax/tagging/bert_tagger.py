@@ -42,13 +42,36 @@ _ROWS = "rows"
 _FILES = ("*.json", "*.txt", "*.safetensors", "pytorch_model.bin")
 
 
+class _Program:
+  """A token classifier, compiled for batches of rows on all local devices."""
+
+  def __init__(self, module: TokenClassifier, params: Params):
+    devices = jax.local_devices()
+    mesh = Mesh(np.array(devices), (_ROWS,))
+    self._params = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
+    self._by_rows = NamedSharding(mesh, PartitionSpec(_ROWS, None))
+    self._label = jax.jit(functools.partial(_label, module))
+    on_cpus = devices[0].platform == "cpu"
+    self._tokens = _TOKENS_PER_CPU_DEVICE if on_cpus else _TOKENS_PER_DEVICE
+    self._num_devices = len(devices)
+
+  def num_rows(self, length: int) -> int:
+    """Returns the number of rows of every batch of a length."""
+    return max(self._tokens // length, 1) * self._num_devices
+
+  def __call__(self, rows: Int[np.ndarray, "r l"]) -> Int[Array, "r l"]:
+    """Returns the most probable labels, which may still be computed."""
+    return self._label(self._params, jax.device_put(rows, self._by_rows))
+
+
 class BertTagger:
   """A tagger that runs a token classifier on all devices of this process.
 
   Calls with many texts are much quicker than many calls. On one kind and
   number of devices, the spans of a text do not depend on the other texts of a
   call. A tagger is pickled as the name of its directory, so each process that
-  gets one reads the model, once.
+  gets one reads the model, once; and it takes the devices with the first text,
+  so that a process which only hands it on leaves them to others.
 
   Args:
     directory: Directory of the model, for pickling.
@@ -57,14 +80,15 @@ class BertTagger:
 
   def __init__(self, directory: epath.PathLike, model: LabelledModel):
     self._directory = str(directory)
-    self._module, params, self._vocabulary, names = model
-    self._labels = labelling.parse_labels(names)
-    self._outside_id = names.index(labelling.OUTSIDE)
-    self._lengths = row_lengths(self._module.bert.max_positions)
-    mesh = Mesh(np.array(jax.local_devices()), (_ROWS,))
-    self._params = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
-    self._by_rows = NamedSharding(mesh, PartitionSpec(_ROWS, None))
-    self._label = jax.jit(functools.partial(_label, self._module))
+    self._model = model
+    self._vocabulary = model.vocabulary
+    self._labels = labelling.parse_labels(model.labels)
+    self._outside_id = model.labels.index(labelling.OUTSIDE)
+    self._lengths = row_lengths(model.module.bert.max_positions)
+
+  @functools.cached_property
+  def _program(self) -> _Program:
+    return _Program(self._model.module, self._model.params)
 
   def __reduce__(self) -> tuple[Any, ...]:
     return load, (self._directory,)
@@ -126,7 +150,7 @@ class BertTagger:
     """Returns the most probable label of each token."""
     computed: list[tuple[list[Window], Array]] = []
     for length, waiting in by_row_length(sentences, self._lengths).items():
-      num_rows = self._num_rows(length)
+      num_rows = self._program.num_rows(length)
       for begin in range(0, len(waiting), num_rows):
         batch = waiting[begin : begin + num_rows]
         rows = fill(
@@ -137,8 +161,7 @@ class BertTagger:
           sep_id=self._vocabulary.sep_id,
         )
         # Batches are only dispatched here: the devices do not wait for us.
-        placed = jax.device_put(rows, self._by_rows)
-        computed.append((batch, self._label(self._params, placed)))
+        computed.append((batch, self._program(rows)))
     label_ids = np.full(len(token_ids), self._outside_id, np.int32)
     for batch, on_device in computed:
       rows = np.asarray(on_device)
@@ -146,12 +169,6 @@ class BertTagger:
         # A row begins with [CLS].
         label_ids[first:last] = row[first - start + 1 : last - start + 1]
     return label_ids
-
-  def _num_rows(self, length: int) -> int:
-    """Returns the number of rows of a batch, the same for each device."""
-    on_cpu = jax.default_backend() == "cpu"
-    tokens = _TOKENS_PER_CPU_DEVICE if on_cpu else _TOKENS_PER_DEVICE
-    return max(tokens // length, 1) * jax.local_device_count()
 
 
 def _label(

@@ -4,6 +4,7 @@ import json
 import pickle
 import shutil
 import string
+from collections import Counter
 
 import jax
 import numpy as np
@@ -14,6 +15,7 @@ from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.hugging_face.token_classifier import (
   read_token_classifier,
 )
+from realm_jax.corpus.building.corpus import build_corpus
 from realm_jax.models.sequences import padded
 from realm_jax.tagging import bert_tagger
 from realm_jax.text import salient_spans
@@ -166,6 +168,21 @@ def test_a_directory_of_no_tagger_is_refused(golden, tmp_path, changes, said):
   directory = _copy(golden, tmp_path / "model", **changes)
   with pytest.raises(ConversionError, match=said):
     find_tagger(f"bert:{directory}")
+
+
+def test_a_corpus_stores_what_the_tagger_found(golden, tagger, tmp_path):
+  text = "Ada Lovelace wrote stories. She saw the opera in Paris on 3 May 1901."
+  row = json.dumps({"title": "Ada Lovelace", "text": text})
+  (tmp_path / "text.jsonl").write_text(row + "\n", encoding="utf-8")
+  summary = build_corpus(
+    [str(tmp_path / "text.jsonl")],
+    tmp_path / "corpus",
+    vocab=str(golden.parent / "uncased" / "vocab.txt"),
+    tagger=tagger,
+  )
+  found = tagger(text, "Ada Lovelace")
+  assert len(found) > 1
+  assert summary.salient_spans == Counter(kind for *_, kind in found)
 
 
 def test_a_missing_directory_is_refused(tmp_path):

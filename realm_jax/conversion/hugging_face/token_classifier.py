@@ -78,9 +78,9 @@ def read_token_classifier(directory: Path) -> LabelledModel:
   )
   module = TokenClassifier(bert, num_labels=len(labels))
   feed = Feed(open_tensors(directory), rules, _LEFTOVERS, str(directory))
+  # Traced without arguments, it uses no device: see `tagging.bert_tagger`.
   shapes = jax.eval_shape(
-    lambda key: module.init(key, padded(jnp.ones((1, 3), jnp.int32))),
-    jax.random.key(0),
+    lambda: module.init(jax.random.key(0), padded(jnp.ones((1, 3), jnp.int32)))
   )
   parameters, _ = read_parameters(
     [feed],
