@@ -12,12 +12,13 @@ tagger gets whole paragraphs with their titles:
   tells them apart. For a tagger that does not, each kind has a recall alone.
 - The answers of QED's questions, which are what people asked of paragraphs. A
   paragraph has many more salient spans than answers, so there is no precision
-  here. In its place stands the share of the text that is tagged: a tagger that
-  tags everything touches every answer.
+  here. In its place stands chance: how many answers the spans touch after they
+  have been moved along the paragraph, cyclically, by a random distance.
 """
 
 import argparse
 import dataclasses
+import random
 import time
 from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -35,6 +36,7 @@ from realm_jax.text.sentences import byte_positions
 NAMES = ("person", "organization", "location", "miscellaneous")
 # What a tagger calls names that it does not tell apart.
 _NAME = "name"
+_NUM_MOVES = 20
 
 
 def rules_without_numbers(text: str, title: str) -> list[Span]:
@@ -83,7 +85,8 @@ class Counts:
 class AnswerCounts:
   """Questions with an answer that a span equals, contains, or overlaps.
 
-  `tagged` is the share of the characters that are in spans.
+  `by_chance` is the mean number of those that moved spans overlap, and `tagged`
+  the share of the characters that are in spans.
   """
 
   tagger: str
@@ -91,6 +94,7 @@ class AnswerCounts:
   equal: int
   contained: int
   touched: int
+  by_chance: float
   tagged: float
   spans_per_paragraph: float
   seconds: float
@@ -99,7 +103,7 @@ class AnswerCounts:
     """The cells of a table, in the order of the fields."""
     shares = [
       f"{count / self.questions:.3f}"
-      for count in (self.equal, self.contained, self.touched)
+      for count in (self.equal, self.contained, self.touched, self.by_chance)
     ]
     return [
       *(self.tagger, str(self.questions), *shares, f"{self.tagged:.3f}"),
@@ -205,12 +209,20 @@ def measure_answers(name: str, tagger: Tagger, texts_dir: Path) -> AnswerCounts:
   texts = [row.text for row in rows]
   tagged = tag_characters(tagger, texts, [row.title for row in rows])
   seconds = time.perf_counter() - begin
-  equal = contained = touched = 0
+  equal = contained = touched = touched_by_chance = 0
+  rng = random.Random(0)
   for row, spans in zip(rows, tagged, strict=True):
     pairs = [(s, t, u, v) for s, t, _ in spans for u, v in row.answers]
     equal += any((s, t) == (u, v) for s, t, u, v in pairs)
     contained += any(s <= u and v <= t for s, t, u, v in pairs)
     touched += any(s < v and u < t for s, t, u, v in pairs)
+    for _ in range(_NUM_MOVES):
+      size = len(row.text)
+      distance = rng.randrange(size)
+      touched_by_chance += any(
+        (s + distance) % size < v and u < (s + distance) % size + t - s
+        for s, t, u, v in pairs
+      )
   in_spans = sum(t - s for spans in tagged for s, t, _ in spans)
   return AnswerCounts(
     tagger=name,
@@ -218,6 +230,7 @@ def measure_answers(name: str, tagger: Tagger, texts_dir: Path) -> AnswerCounts:
     equal=equal,
     contained=contained,
     touched=touched,
+    by_chance=touched_by_chance / _NUM_MOVES,
     tagged=in_spans / sum(len(row.text) for row in rows),
     spans_per_paragraph=sum(map(len, tagged)) / len(rows),
     seconds=seconds,
@@ -263,8 +276,8 @@ def main() -> None:
   print()
   print(
     _table(
-      "tagger | questions | equal | contained | touched | text tagged | spans "
-      "a paragraph | seconds",
+      "tagger | questions | equal | contained | touched | … by chance | text "
+      "tagged | spans a paragraph | seconds",
       (row.cells() for row in answers),
     )
   )

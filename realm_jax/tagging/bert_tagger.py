@@ -34,10 +34,11 @@ from realm_jax.text.salient_spans import Span
 from realm_jax.text.sentences import sentence_ranges
 from realm_jax.text.wordpieces import Tokens
 
-# Tokens that a device labels in one call: enough to keep it busy, and on CPUs,
-# which are busy sooner, few enough for a single text not to take seconds.
-_TOKENS_PER_DEVICE = 32_768
-_TOKENS_PER_CPU_DEVICE = 2048
+# Tokens of a batch, its padding included: enough to keep the devices busy, and
+# few enough for the unfilled last batch of each length to be little of what
+# texts of some hundred thousand tokens take. CPUs are busy sooner.
+_TOKENS_PER_BATCH = 16_384
+_TOKENS_PER_BATCH_ON_CPU = 2048
 _ROWS = "rows"
 _FILES = ("*.json", "*.txt", "*.safetensors", "pytorch_model.bin")
 
@@ -52,12 +53,13 @@ class _Program:
     self._by_rows = NamedSharding(mesh, PartitionSpec(_ROWS, None))
     self._label = jax.jit(functools.partial(_label, module))
     on_cpus = devices[0].platform == "cpu"
-    self._tokens = _TOKENS_PER_CPU_DEVICE if on_cpus else _TOKENS_PER_DEVICE
+    self._tokens = _TOKENS_PER_BATCH_ON_CPU if on_cpus else _TOKENS_PER_BATCH
     self._num_devices = len(devices)
 
   def num_rows(self, length: int) -> int:
     """Returns the number of rows of every batch of a length."""
-    return max(self._tokens // length, 1) * self._num_devices
+    rows_per_device = self._tokens // length // self._num_devices
+    return max(rows_per_device, 1) * self._num_devices
 
   def __call__(self, rows: Int[np.ndarray, "r l"]) -> Int[Array, "r l"]:
     """Returns the most probable labels, which may still be computed."""

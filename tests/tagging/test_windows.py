@@ -14,9 +14,9 @@ from realm_jax.tagging.windows import (
 
 
 def test_row_lengths_end_at_what_the_model_takes():
-  assert row_lengths(512) == (32, 64, 128, 256, 512)
-  assert row_lengths(100) == (32, 64, 100)
-  assert row_lengths(32) == (32,)
+  assert row_lengths(512) == (24, 32, 48, 64, 96, 128, 256, 512)
+  assert row_lengths(50) == (24, 32, 48, 50)
+  assert row_lengths(20) == (20,)
   assert row_lengths(2048)[-1] == 512
 
 
