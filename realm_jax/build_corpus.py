@@ -61,8 +61,9 @@ _BLOCK_LENGTH = flags.DEFINE_integer(
 _TAGGER = flags.DEFINE_string(
   "tagger",
   "rules",
-  "Tagger of salient spans: rules, none, or module.name of a callable "
-  "(text, title) -> [(start byte, limit byte, kind)].",
+  "Tagger of salient spans: rules, none, bert:DIRECTORY of a "
+  "BertForTokenClassification in Hugging Face's format, or module.name of a "
+  "callable (text, title) -> [(start byte, limit byte, kind)].",
 )
 _DROP_TITLES = flags.DEFINE_multi_string(
   "drop_titles",

@@ -27,6 +27,9 @@ An E5 or BGE directory with modules.json needs no more than the prefixes; a
 plain one also needs `--pooling=mean --normalize --notitle_separator
 --notoken_types` (BGE: --pooling=cls).
 
+A tagger of named entities is not imported: build_corpus --tagger=bert:DIRECTORY
+reads its directory as it is.
+
 --from=hf_realm: a directory of transformers' REALM; config.json names its
 class. RealmEmbedder and RealmScorer give a retriever, RealmKnowledgeAugEncoder
 and RealmReader a reader, RealmForOpenQA both, with the blocks' vectors (and

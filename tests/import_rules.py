@@ -78,6 +78,7 @@ MAY_IMPORT = {
     "text",
     "partitioning",
   ),
+  "realm_jax/tagging": ("conversion", "models", "text"),
   "tasks": ("text", "corpus", "inputs"),
   "launch": (),
 }

@@ -171,6 +171,21 @@ def span_head(
   )
 
 
+def token_classifier(
+  dialect: Dialect, config: BertConfig, theirs: str, *, classifier: str
+) -> Rules:
+  """Returns the rules of a `TokenClassifier`.
+
+  Args:
+    theirs: Prefix of `embeddings/…` there.
+    classifier: Their name of the layer that gives the labels' logits.
+  """
+  return (
+    *_encoder(dialect, config, "encoder", theirs),
+    *dialect.dense("classifier", classifier),
+  )
+
+
 def _encoder(
   dialect: Dialect, config: BertConfig, ours: str, theirs: str
 ) -> Rules:

@@ -35,6 +35,7 @@ LOGICAL_AXIS_RULES: AxisRules = (
   ("embed_out", None),
   ("projection", None),
   ("span", None),
+  ("label", None),
   ("position", None),
   ("type", None),
   # Vectors of the hidden size: biases, and the parameters of LayerNorm. They

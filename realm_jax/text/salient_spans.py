@@ -15,7 +15,7 @@ import importlib
 import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from realm_jax.text.sentences import byte_positions, sentence_characters
 
@@ -32,6 +32,34 @@ class Span(NamedTuple):
 # masking and do not overlap. It gets a whole document, so that one sentence may
 # explain another, and its title.
 Tagger: TypeAlias = Callable[[str, str], Sequence[tuple[int, int, str]]]
+
+
+@runtime_checkable
+class BatchTagger(Protocol):
+  """A `Tagger` that is quicker with many texts at once, as models are."""
+
+  def __call__(
+    self, text: str, title: str
+  ) -> Sequence[tuple[int, int, str]]: ...
+
+  def tag_many(
+    self, texts: Sequence[str], titles: Sequence[str]
+  ) -> Sequence[Sequence[tuple[int, int, str]]]:
+    """Returns the spans of each text, as calls for each would."""
+    ...
+
+
+def tag_many(
+  tagger: Tagger, texts: Sequence[str], titles: Sequence[str]
+) -> Sequence[Sequence[tuple[int, int, str]]]:
+  """Returns the spans of each text, in one call where the tagger has one."""
+  if isinstance(tagger, BatchTagger):
+    return tagger.tag_many(texts, titles)
+  return [tagger(*pair) for pair in zip(texts, titles, strict=True)]
+
+
+# The functions that make a tagger of a directory, by the name before a colon.
+_LOADERS = {"bert": "realm_jax.tagging.bert_tagger.load"}
 
 _MONTHS = (
   "January February March April May June July August September October "
@@ -129,6 +157,9 @@ FUNCTION_WORDS = frozenset(
   "people part parts half example examples critics fans members scientists "
   "historians researchers".split()
 )
+# Names that function words become in capitals: the country, and the World
+# Health Organization.
+_CAPITAL_NAMES = frozenset({"US", "WHO"})
 # Words that begin many names although texts also have them in lower case.
 _NAME_OPENINGS = frozenset(
   "new north south east west northern southern eastern western great saint "
@@ -148,7 +179,8 @@ def _candidates(text: str) -> Iterator[tuple[list[tuple[int, int]], bool]]:
 
 def _is_function_word(word: str) -> bool:
   # I'm and It's count as I and It.
-  return re.split("['’]", word.lower())[0] in FUNCTION_WORDS
+  stem = re.split("['’]", word)[0]
+  return stem.lower() in FUNCTION_WORDS and stem not in _CAPITAL_NAMES
 
 
 def _names(text: str, title: str) -> Iterator[tuple[int, int]]:
@@ -208,22 +240,39 @@ def tag(text: str, title: str) -> list[Span]:
   return [Span(positions[s], positions[t], kind) for s, t, kind in spans]
 
 
+def dates(text: str, title: str) -> list[Span]:
+  """Finds dates alone, for taggers that find the names in another way."""
+  return [span for span in tag(text, title) if span.kind == "date"]
+
+
 def find_tagger(name: str) -> Tagger | None:
-  """Returns the tagger `rules`, `none`, or `module.name` of a callable.
+  """Returns a tagger by name.
+
+  Args:
+    name: `rules`, `none`, `bert:DIRECTORY` of a BertForTokenClassification
+      that finds named entities, or `module.name` of a callable.
 
   Raises:
-    ValueError: There is no such name, or it cannot be called.
+    ValueError: There is no such name, it cannot be called, or the directory
+      holds no such model.
   """
   if name in ("none", "rules"):
     return tag if name == "rules" else None
-  module_name, _, attribute = name.rpartition(".")
+  kind, colon, directory = name.partition(":")
+  if colon and kind in _LOADERS:
+    return _imported(_LOADERS[kind])(directory)
   try:
-    tagger = getattr(importlib.import_module(module_name), attribute)
+    tagger = _imported(name)
   except (ImportError, AttributeError, ValueError) as error:
     raise ValueError(
-      f"no tagger {name!r} ({error}); wanted rules, none, or module.name of "
-      "something that can be imported from here"
+      f"no tagger {name!r} ({error}); wanted rules, none, bert:DIRECTORY, or "
+      "module.name of something that can be imported from here"
     ) from error
   if not callable(tagger):
     raise ValueError(f"the tagger {name!r} is not callable")
   return tagger
+
+
+def _imported(name: str) -> Callable[..., Any]:
+  module_name, _, attribute = name.rpartition(".")
+  return getattr(importlib.import_module(module_name), attribute)

@@ -2,7 +2,8 @@
 
 `WordpieceVocabulary` is a seqio vocabulary over TensorFlow Text's
 `FastBertTokenizer`. It lower-cases text, strips accents, splits at white space
-and punctuation, and takes the longest known pieces, as BERT uncased does.
+and punctuation, and takes the longest known pieces, as BERT uncased does. (BERT
+cased, which some taggers are, reads the text with its capitals and accents.)
 
 Normalization changes lengths ('é' loses a byte, 'ﬁ' becomes two letters), so
 every token has its byte range in the *original* text, and an answer can be
@@ -112,19 +113,26 @@ def vocabulary_sha256(pieces: Iterable[str]) -> str:
   return hashlib.sha256("\n".join(pieces).encode()).hexdigest()
 
 
-def vocabulary_of(pieces: Iterable[str]) -> "WordpieceVocabulary":
+def vocabulary_of(
+  pieces: Iterable[str], *, cased: bool = False
+) -> "WordpieceVocabulary":
   """Makes a vocabulary that has no file."""
   with tempfile.NamedTemporaryFile() as file:
     write_pieces(file.name, pieces)
-    return WordpieceVocabulary(file.name)
+    return WordpieceVocabulary(file.name, cased=cased)
 
 
 class WordpieceVocabulary(seqio.Vocabulary):
-  """BERT's uncased wordpieces, with offsets into the original text."""
+  """BERT's wordpieces, with offsets into the original text.
 
-  def __init__(self, vocab_file: epath.PathLike):
+  They are uncased unless `cased` keeps capitals and accents; corpora have
+  uncased ones.
+  """
+
+  def __init__(self, vocab_file: epath.PathLike, *, cased: bool = False):
     """Reads a vocabulary; raises `VocabularyError` if it is unusable."""
     super().__init__()
+    self.cased = cased
     self.pieces = read_pieces(vocab_file)
     ids = {piece: index for index, piece in enumerate(self.pieces)}
     self._unk_id = ids[UNK]
@@ -133,7 +141,7 @@ class WordpieceVocabulary(seqio.Vocabulary):
       vocab=self.pieces,
       token_out_type=tf.int32,
       unknown_token=UNK,
-      lower_case_nfd_strip_accents=True,
+      lower_case_nfd_strip_accents=not cased,
     )
 
   @functools.cached_property
@@ -147,7 +155,10 @@ class WordpieceVocabulary(seqio.Vocabulary):
     return np.array([p.startswith(CONTINUATION) for p in self.pieces])
 
   def __eq__(self, other: object) -> bool:
-    return isinstance(other, type(self)) and self.pieces == other.pieces
+    return isinstance(other, type(self)) and (self.pieces, self.cased) == (
+      other.pieces,
+      other.cased,
+    )
 
   def __hash__(self) -> int:
     return hash(self.sha256)

@@ -25,8 +25,8 @@ def pieces() -> list[str]:
   return [*_SPECIALS, *_MARKS, *letters, *continued, "##ing", *_WORDS]
 
 
-def write_vocabulary(folder: Path) -> Path:
-  """Writes `vocab.txt`; returns its path."""
+def write_vocabulary(folder: Path, lines: list[str] | None = None) -> Path:
+  """Writes `vocab.txt`, of `pieces` by default; returns its path."""
   path = folder / "vocab.txt"
-  path.write_text("\n".join(pieces()) + "\n", encoding="utf-8")
+  path.write_text("\n".join(lines or pieces()) + "\n", encoding="utf-8")
   return path

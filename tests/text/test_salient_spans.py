@@ -7,7 +7,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from realm_jax.text.salient_spans import find_tagger, tag
+from realm_jax.text.salient_spans import dates, find_tagger, tag, tag_many
 
 
 def tagged(text: str, title: str = "") -> list[tuple[str, str]]:
@@ -85,6 +85,9 @@ def test_numbers(text, numbers):
     ]),
     ("the Čapek family of Łódź and Ångström", ["Čapek", "Łódź", "Ångström"]),
     ("and I said I'm here", []),
+    ("they told us of the US Army, the WHO and who left the US", [
+      "US Army", "WHO", "US"
+    ]),
     ("of The Hague", ["The Hague"]),
     ("the river Vel.\nKar is near", ["Vel"]),
   ],
@@ -175,6 +178,28 @@ def test_real_paragraphs_have_spans(shared_data):
           num_in_spans += any(s < limit and t > start for s, t, _ in spans)
   assert num_in_spans / num_answers > 0.7
   assert time.process_time() - started < 10
+
+
+def test_dates_alone_are_those_of_the_rules():
+  text = "In May 1901 Ada Velt left; by October she had 12 ships."
+  assert [text[s:t] for s, t, _ in dates(text, "")] == ["May 1901", "October"]
+  assert dates("March Hare, he said, met the March Hare", "") == []
+
+
+def test_many_texts_are_tagged_in_one_call_where_there_is_one():
+  class Batches:
+    def __call__(self, text, title):
+      raise AssertionError
+
+    def tag_many(self, texts, titles):
+      return [
+        [(0, len(text), title)]
+        for text, title in zip(texts, titles, strict=True)
+      ]
+
+  texts, titles = ["Velt", "in 1901"], ["a", "b"]
+  assert tag_many(Batches(), texts, titles) == [[(0, 4, "a")], [(0, 7, "b")]]
+  assert tag_many(tag, texts, titles) == [tag("Velt", "a"), tag("in 1901", "b")]
 
 
 def test_taggers_by_name():

@@ -1,0 +1,1 @@
+"""Taggers of salient spans that run a model."""

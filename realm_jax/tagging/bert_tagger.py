@@ -1,0 +1,221 @@
+"""The paper's kind of tagger: BERT finds named entities, a rule finds dates.
+
+REALM masks "named entities and dates": entities by a BERT that was fine-tuned
+on CoNLL-2003, dates by a regular expression (section 3.4). Here the model is
+any `BertForTokenClassification` in Hugging Face's format, cased or uncased, and
+the dates are those of `realm_jax.text.salient_spans`.
+"""
+
+import contextlib
+import functools
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Int
+
+from realm_jax.conversion.hugging_face.token_classifier import (
+  LabelledModel,
+  read_token_classifier,
+)
+from realm_jax.files.remote import is_remote
+from realm_jax.models.parameters import Params
+from realm_jax.models.sequences import padded
+from realm_jax.models.token_classifier import TokenClassifier
+from realm_jax.tagging import labels as labelling
+from realm_jax.tagging.windows import Window, by_row_length, fill, row_lengths
+from realm_jax.text import salient_spans
+from realm_jax.text.salient_spans import Span
+from realm_jax.text.sentences import sentence_ranges
+from realm_jax.text.wordpieces import Tokens
+
+# Tokens of a batch, its padding included: enough to keep the devices busy, and
+# few enough for the unfilled last batch of each length to be little of what
+# texts of some hundred thousand tokens take. CPUs are busy sooner.
+_TOKENS_PER_BATCH = 16_384
+_TOKENS_PER_BATCH_ON_CPU = 2048
+_ROWS = "rows"
+_FILES = ("*.json", "*.txt", "*.safetensors", "pytorch_model.bin")
+
+
+class _Program:
+  """A token classifier, compiled for batches of rows on all local devices."""
+
+  def __init__(self, module: TokenClassifier, params: Params):
+    devices = jax.local_devices()
+    mesh = Mesh(np.array(devices), (_ROWS,))
+    self._params = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
+    self._by_rows = NamedSharding(mesh, PartitionSpec(_ROWS, None))
+    self._label = jax.jit(functools.partial(_label, module))
+    on_cpus = devices[0].platform == "cpu"
+    self._tokens = _TOKENS_PER_BATCH_ON_CPU if on_cpus else _TOKENS_PER_BATCH
+    self._num_devices = len(devices)
+
+  def num_rows(self, length: int) -> int:
+    """Returns the number of rows of every batch of a length."""
+    rows_per_device = self._tokens // length // self._num_devices
+    return max(rows_per_device, 1) * self._num_devices
+
+  def __call__(self, rows: Int[np.ndarray, "r l"]) -> Int[Array, "r l"]:
+    """Returns the most probable labels, which may still be computed."""
+    return self._label(self._params, jax.device_put(rows, self._by_rows))
+
+
+class BertTagger:
+  """A tagger that runs a token classifier on all devices of this process.
+
+  Calls with many texts are much quicker than many calls. On one kind and
+  number of devices, the spans of a text do not depend on the other texts of a
+  call. A tagger is pickled as the name of its directory, so each process that
+  gets one reads the model, once; and it takes the devices with the first text,
+  so that a process which only hands it on leaves them to others.
+
+  Args:
+    directory: Directory of the model, for pickling.
+    model: Model as it was read from there.
+  """
+
+  def __init__(self, directory: epath.PathLike, model: LabelledModel):
+    self._directory = str(directory)
+    self._model = model
+    self._vocabulary = model.vocabulary
+    self._labels = labelling.parse_labels(model.labels)
+    self._outside_id = model.labels.index(labelling.OUTSIDE)
+    self._lengths = row_lengths(model.module.bert.max_positions)
+
+  @functools.cached_property
+  def _program(self) -> _Program:
+    return _Program(self._model.module, self._model.params)
+
+  def __reduce__(self) -> tuple[Any, ...]:
+    return load, (self._directory,)
+
+  def __call__(self, text: str, title: str) -> list[Span]:
+    """Returns the entities and dates of a text, ordered."""
+    return self.tag_many([text], [title])[0]
+
+  def tag_many(
+    self, texts: Sequence[str], titles: Sequence[str]
+  ) -> list[list[Span]]:
+    """Returns the entities and dates of each text, ordered.
+
+    A date inside an entity or across its ends is a part of it: the 2004 Summer
+    Olympics.
+    """
+    found = self.entities(texts)
+    for spans, text, title in zip(found, texts, titles, strict=True):
+      is_taken = bytearray(len(text.encode()))
+      for start, limit, _ in spans:
+        is_taken[start:limit] = b"\1" * (limit - start)
+      spans += (
+        date
+        for date in salient_spans.dates(text, title)
+        if not any(is_taken[date.start : date.limit])
+      )
+      spans.sort()
+    return found
+
+  def entities(self, texts: Sequence[str]) -> list[list[Span]]:
+    """Returns the entities that the model finds in each text, ordered.
+
+    A word is what the wordpieces make of text without their continuations; its
+    label is that of its first piece.
+    """
+    tokens = self._vocabulary.tokenize_with_offsets(texts)
+    sentences = _token_sentences(texts, tokens)
+    label_ids = self._label_ids(tokens.token_ids, sentences)
+    is_word = ~self._vocabulary.is_continuation[tokens.token_ids]
+    is_word[sentences[:, 0]] = True
+    words = np.flatnonzero(is_word)
+    limits = np.append(words[1:], len(is_word)) - 1
+    found = labelling.entities(
+      label_ids[words],
+      np.searchsorted(sentences[:, 0], words, side="right"),
+      self._labels,
+    )
+    spans: list[list[Span]] = [[] for _ in texts]
+    for first, last, kind in found:
+      row = np.searchsorted(tokens.row_offsets, words[first], side="right") - 1
+      start = int(tokens.byte_ranges[words[first], 0])
+      limit = int(tokens.byte_ranges[limits[last], 1])
+      spans[row].append(Span(start, limit, kind))
+    return spans
+
+  def _label_ids(
+    self, token_ids: Int[np.ndarray, " t"], sentences: Int[np.ndarray, "s 2"]
+  ) -> Int[np.ndarray, " t"]:
+    """Returns the most probable label of each token."""
+    computed: list[tuple[list[Window], Array]] = []
+    for length, waiting in by_row_length(sentences, self._lengths).items():
+      num_rows = self._program.num_rows(length)
+      for begin in range(0, len(waiting), num_rows):
+        batch = waiting[begin : begin + num_rows]
+        rows = fill(
+          batch,
+          token_ids,
+          shape=(num_rows, length),
+          cls_id=self._vocabulary.cls_id,
+          sep_id=self._vocabulary.sep_id,
+        )
+        # Batches are only dispatched here: the devices do not wait for us.
+        computed.append((batch, self._program(rows)))
+    label_ids = np.full(len(token_ids), self._outside_id, np.int32)
+    for batch, on_device in computed:
+      rows = np.asarray(on_device)
+      for row, (start, _, first, last) in zip(rows, batch, strict=False):
+        # A row begins with [CLS].
+        label_ids[first:last] = row[first - start + 1 : last - start + 1]
+    return label_ids
+
+
+def _label(
+  module: TokenClassifier, params: Params, token_ids: Int[Array, "r l"]
+) -> Int[Array, "r l"]:
+  logits = module.apply({"params": params}, padded(token_ids))
+  return logits.argmax(axis=-1).astype(np.int32)
+
+
+def _token_sentences(
+  texts: Sequence[str], tokens: Tokens
+) -> Int[np.ndarray, "s 2"]:
+  """Returns the token ranges of all sentences that have tokens, in order."""
+  ranges = [np.zeros((0, 2), np.int64)]
+  for row, text in enumerate(texts):
+    first, last = tokens.row_offsets[row : row + 2].tolist()
+    byte_starts = tokens.byte_ranges[first:last, 0]
+    starts = np.searchsorted(byte_starts, sentence_ranges(text)[:, 0])
+    bounds = first + np.append(starts, last - first)
+    ranges.append(np.stack([bounds[:-1], bounds[1:]], axis=1))
+  found = np.concatenate(ranges)
+  return found[found[:, 0] < found[:, 1]]
+
+
+@functools.cache
+def load(directory: str) -> BertTagger:
+  """Returns the tagger of a directory, which may be on an object store.
+
+  Raises:
+    ConversionError: The directory holds no token classifier of BERT.
+    LabelError: Its labels are not those of entities.
+    VocabularyError: Its vocabulary cannot be used.
+  """
+  with _local_files(directory) as local:
+    return BertTagger(directory, read_token_classifier(local))
+
+
+@contextlib.contextmanager
+def _local_files(directory: str) -> Iterator[Path]:
+  """Yields the directory, or a copy of its files that is removed after."""
+  if not is_remote(directory):
+    yield Path(directory)
+    return
+  with tempfile.TemporaryDirectory() as folder:
+    for pattern in _FILES:
+      for path in epath.Path(directory).glob(pattern):
+        path.copy(Path(folder) / path.name)
+    yield Path(folder)
