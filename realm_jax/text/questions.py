@@ -3,6 +3,7 @@
 import re
 import unicodedata
 
+_APOSTROPHES = re.compile("['’]")
 _NO_WORD = re.compile(r"[\W_]+")
 
 
@@ -15,4 +16,5 @@ def normalize_question(text: str) -> str:
   """
   text = unicodedata.normalize("NFKD", text).casefold()
   text = "".join(c for c in text if not unicodedata.combining(c))
-  return " ".join(_NO_WORD.sub(" ", text.replace("'", "")).split())
+  text = _APOSTROPHES.sub("", text)
+  return " ".join(_NO_WORD.sub(" ", text).split())

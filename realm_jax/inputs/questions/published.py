@@ -233,7 +233,7 @@ class PublishedSource(QuestionSource):
       raise QuestionFileError(
         f"TFDS has no {self._name}; give {self._wanted(split)}"
       )
-    parts = self._parts(form, split)
+    parts = _parts(form, split)
     directory = place.removeprefix(_TFDS) or None
     questions = []
     for part in parts:
