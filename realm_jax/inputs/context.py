@@ -28,7 +28,9 @@ class TaskContext:
 
   Attributes:
     corpus_dir: Corpus directory; every task uses its vocabulary.
-    question_files: JSON Lines of questions, by split.
+    question_files: Where the questions of each split are: a file of JSON Lines,
+      or for a published data set the folder of its files, one of these, or
+      TFDS's folder after `tfds:` (realm_jax/inputs/questions/published.py).
     corpus_version: Version of the corpus; None opens the newest.
   """
 

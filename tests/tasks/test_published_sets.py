@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings(
   r"ignore:.*label\(\) is deprecated:DeprecationWarning"
 )
 
-_SETS = (
+SETS = (
   "natural_questions_open",
   "web_questions",
   "curated_trec",
@@ -42,7 +42,7 @@ def _many(num: int) -> list[Question]:
   ]
 
 
-@pytest.mark.parametrize("task", _SETS)
+@pytest.mark.parametrize("task", SETS)
 def test_data_that_are_not_there(task, tmp_path):
   with pytest.raises(QuestionFileError) as caught:
     read(task, "train", tmp_path / "nowhere")

@@ -1,4 +1,7 @@
-"""Records that TFDS has prepared, read in their order."""
+"""Records that TFDS has prepared, read in their order.
+
+Preparing them needs the extra `tfds`; reading does not.
+"""
 
 from collections.abc import Iterator, Mapping
 

@@ -53,3 +53,23 @@ def test_any_line_is_read_in_any_order(tmp_path):
     "é" * i + " ?" for i in (8, 0, 8, 3)
   ]
   assert found["question_id"] == [b"q:9", b"q:1", b"q:9", b"q:4"]
+
+
+def test_all_bad_lines_are_counted_and_the_first_named(tmp_path):
+  path = tmp_path / "q.jsonl"
+  path.write_bytes(_GOOD + b"{\n" * 4 + b"\n" * 4)
+  with pytest.raises(QuestionFileError) as caught:
+    JsonLinesRecords(epath.Path(path))
+  assert "line 6, is empty; and 3 more; wanted" in str(caught.value)
+  assert "line 2: Expecting" in str(caught.value)
+
+
+def test_an_id_belongs_to_one_question(tmp_path):
+  path = tmp_path / "q.jsonl"
+  lines = [
+    f'{{"question": "{name}?", "answer": "a", "id": "{name}"}}\n'
+    for name in ("x", "y", "x")
+  ]
+  path.write_text("".join(lines))
+  with pytest.raises(QuestionFileError, match="line 3: line 1 has its id 'x'"):
+    JsonLinesRecords(epath.Path(path))
