@@ -1,6 +1,5 @@
 """Packaging: `make env` installs what the demo and the tests need.
 
-
 Requirements carry no versions; constraints.txt pins the set that is tested
 together.
 """
@@ -40,6 +39,7 @@ setup(
     "sentencex",
     "seqio",
     "tensorflow",
+    "tensorflow-datasets",
     "tensorflow-text",
     "tqdm",
     "zstandard",
@@ -50,6 +50,8 @@ setup(
     "gcs": ["etils[epath-gcs]"],
     "beam": ["apache-beam"],
     "demo": ["matplotlib"],
+    # TFDS needs it to download and prepare a data set, and does not ask for it.
+    "tfds": ["importlib-resources"],
     # A build for GPUs goes by another name, and serves as well.
     "faiss": ["faiss-cpu"],
     "launch": ["xmanager"],

@@ -115,7 +115,10 @@ def _resolved(bound: Any, macros: Mapping[str, Any]) -> tuple[Any, str | None]:
   if isinstance(bound, (list, tuple)):
     return [_resolved(item, macros)[0] for item in bound], None
   if isinstance(bound, dict):
-    return {k: _resolved(item, macros)[0] for k, item in bound.items()}, None
+    return {
+      _resolved(key, macros)[0]: _resolved(item, macros)[0]
+      for key, item in bound.items()
+    }, None
   return bound, None
 
 

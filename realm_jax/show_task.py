@@ -3,7 +3,9 @@
     python -m realm_jax.show_task --task=masked_salient_spans \\
       --corpus_dir=corpus
     python -m realm_jax.show_task --task=open_qa --corpus_dir=corpus \\
-      --question_file=questions.jsonl
+      --questions=questions.jsonl
+    python -m realm_jax.show_task --task=web_questions --corpus_dir=corpus \\
+      --questions=data/webquestions --split=dev
 """
 
 import itertools
@@ -29,8 +31,11 @@ _CORPUS_DIR = flags.DEFINE_string(
 _NUM = flags.DEFINE_integer(
   "num", 5, "Number of examples to print.", lower_bound=1
 )
-_QUESTION_FILE = flags.DEFINE_string(
-  "question_file", None, "JSON Lines of questions, for open QA."
+_QUESTIONS = flags.DEFINE_string(
+  "questions",
+  None,
+  "JSON Lines of questions, for open QA; for a published data set, the folder "
+  "of its files, or `tfds:`.",
 )
 _SPLIT = flags.DEFINE_string("split", "train", "Split of the task.")
 _SEED = flags.DEFINE_integer("seed", 0, "Seed of the order and of the masks.")
@@ -58,7 +63,7 @@ _BOLD, _PLAIN = "\033[1;33m", "\033[0m"
 def main(argv: Sequence[str]) -> None:
   """Prints examples of the task that the flags name."""
   del argv
-  questions = _QUESTION_FILE.value
+  questions = _QUESTIONS.value
   config = DataConfig(
     task=_TASK.value,
     split=_SPLIT.value,

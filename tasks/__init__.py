@@ -13,13 +13,13 @@ seqio, and resumes exactly on any number of processes if
 * its random numbers come from `tf.random.stateless_…` and the "seed", int32[2],
   of every record; seqio's own `seed` arguments depend on where a run started.
 
-Questions in another format need only a function that reads them, as for
-WebQuestions:
+Questions in another format need only a function that reads them
+(docs/adding_a_task.md):
 
     def read(fields):
       return Question(fields["qText"], fields["answers"], fields["qId"])
 
-    open_qa.add("web_questions", source=JsonLinesSource(read))
+    open_qa.add("quiz", JsonLinesSource(read))
 
 Sentences masked in another way need only a rule:
 

@@ -1,11 +1,14 @@
-"""Open-domain questions with alternative answers.
+"""Open-domain questions of your own, with alternative answers.
 
     open_qa        answers are strings
-    open_qa_regex  answers are regular expressions (CuratedTREC)
+    open_qa_regex  answers are regular expressions
 
 The questions are in the run's JSON Lines files, one for each split:
 
     {"question": "who wrote it", "answer": ["Mary Shelley"], "id": "q1"}
+
+The tasks of published data sets, a file each beside this one, make their
+examples by the same `add`.
 """
 
 import functools
@@ -19,7 +22,8 @@ from realm_jax.inputs.features import (
   token_feature,
   wordpieces,
 )
-from realm_jax.inputs.json_lines import JsonLinesSource
+from realm_jax.inputs.questions.json_lines import JsonLinesSource
+from realm_jax.inputs.questions.question import QuestionSource
 from realm_jax.text.answers import AnswerKind
 
 
@@ -56,27 +60,20 @@ def ask(
   return questions.map(to_example, num_parallel_calls=tf.data.AUTOTUNE)
 
 
-def add(
-  name: str,
-  *,
-  answer_kind: AnswerKind = "string",
-  source: seqio.DataSourceInterface | None = None,
-) -> seqio.Task:
+def add(name: str, source: QuestionSource) -> seqio.Task:
   """Registers a task of questions with seqio.
 
   Args:
     name: Name of the task.
-    answer_kind: Whether answers are strings or regular expressions.
-    source: Source of records with `question`, `answers` and `question_id`; by
-      default the run's question files.
+    source: Source of the questions, which tells what their answers are.
   """
   return seqio.TaskRegistry.add(
     name,
-    source=source or JsonLinesSource(),
-    preprocessors=[functools.partial(ask, answer_kind=answer_kind)],
+    source=source,
+    preprocessors=[functools.partial(ask, answer_kind=source.answer_kind)],
     output_features={"query": token_feature()},
   )
 
 
-add("open_qa")
-add("open_qa_regex", answer_kind="regex")
+add("open_qa", JsonLinesSource())
+add("open_qa_regex", JsonLinesSource(answer_kind="regex"))

@@ -24,7 +24,7 @@ _DISTRIBUTIONS = {
 # t5x is in no registry.
 _OPTIONAL = ("t5x", "torch")
 _EXTRA_OF = {"faiss": "faiss", "matplotlib": "demo", "xmanager": "launch"}
-_INSTALLED_EXTRAS = ("demo", "dev", "faiss", "launch")
+_INSTALLED_EXTRAS = ("demo", "dev", "faiss", "launch", "tfds")
 
 
 def _canonical(name: str) -> str:

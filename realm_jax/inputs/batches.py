@@ -9,6 +9,7 @@ import dataclasses
 import functools
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import cast
 
 import numpy as np
 from jaxtyping import Bool, Int, Int64
@@ -22,6 +23,7 @@ from realm_jax.inputs.row_positions import (
   ScannedPositions,
 )
 from realm_jax.inputs.sequential import SequentialReader
+from realm_jax.text.answers import AnswerKind
 
 # Examples that tf.data hands over together, which hides the cost of the call.
 _EXAMPLES_PER_BLOCK = 64
@@ -61,6 +63,11 @@ class Batch:
     return [
       [text.decode() for text in row if text] for row in self.host["answers"]
     ]
+
+  @functools.cached_property
+  def answer_kinds(self) -> list[AnswerKind]:
+    """Whether each row's answers are strings or regular expressions."""
+    return cast(list[AnswerKind], self.texts("answer_kind"))
 
   @functools.cached_property
   def answer_tokens(self) -> list[list[tuple[int, ...]]]:

@@ -12,9 +12,9 @@ from realm_jax.inputs.sources import Column, RandomAccessSource
 
 
 class BlockRecords:
-  """Blocks of some rows as records; `sentences` and `salient_spans` index `body_ids`.
+  """Blocks of some rows as records.
 
-  `salient_span_kinds` are
+  `sentences` and `salient_spans` index `body_ids`, and `salient_span_kinds` are
   names, which mean the same in every corpus.
   """
 

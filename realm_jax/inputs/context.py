@@ -31,7 +31,9 @@ class TaskContext:
     pretraining_corpus_dir: Corpus whose sentences are learnt from, while that
       of `corpus_dir` is searched, as REALM did with CC-News (section 4.1). Both
       must have the same vocabulary. None takes `corpus_dir`.
-    question_files: JSON Lines of questions, by split.
+    question_files: Where the questions of each split are: a file of JSON Lines,
+      or for a published data set the folder of its files, one of these, or
+      TFDS's folder after `tfds:` (realm_jax/inputs/questions/published.py).
     corpus_version: Version of the corpus that examples come from; None opens
       the newest.
     held_out_blocks: Number of blocks at the end of that corpus that are not in

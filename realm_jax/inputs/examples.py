@@ -6,18 +6,25 @@ position, and an example names the position that it was made at, whatever
 preprocessors filter out.
 """
 
-from collections.abc import Iterator
-from typing import TypeAlias, TypeVar
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import seqio
 import tensorflow as tf
+from absl import logging
 
+from realm_jax.inputs import mixture
 from realm_jax.inputs.config import DataConfig
 from realm_jax.inputs.context import TaskError, task_context
 from realm_jax.inputs.registry import find_task
 from realm_jax.inputs.sequential import SequentialReader
-from realm_jax.inputs.sources import RandomAccessSource, RecordReader
+from realm_jax.inputs.sources import (
+  PositionReader,
+  RandomAccessSource,
+  RecordReader,
+)
 
 # Records that may give no example before an endless stream is an error.
 _FRUITLESS_RECORDS = 20_000
@@ -30,10 +37,10 @@ _T = TypeVar("_T")
 
 
 class TaskExamples:
-  """A seqio task that is opened for reading, and makes examples of records.
+  """A seqio task or mixture that is opened to make examples of its records.
 
   Attributes:
-    task: The task.
+    task: The task or mixture.
     reader: Reader of the records of the task's source.
 
   Args:
@@ -51,23 +58,54 @@ class TaskExamples:
     self._has_example = tf.Variable(tf.constant(False), trainable=False)
     with task_context(config):
       self.reader = self._open(shuffle)
+      for problem in self.reader.problems(config.lengths):
+        logging.warning(
+          "task %r, split %r: %s", config.task, config.split, problem
+        )
 
-  def _open(self, shuffle: bool) -> RecordReader | SequentialReader:
-    source, split = self.task.source, self._config.split
+  @property
+  def _tasks(self) -> Sequence[seqio.Task]:
+    """The tasks of a mixture, or the one task."""
+    return seqio.get_subtasks(self.task)
+
+  def _open(self, shuffle: bool) -> PositionReader | SequentialReader:
+    seed = self._config.seed
+    if isinstance(self.task, seqio.Task):
+      return self._open_task(self.task, seed=seed, shuffle=shuffle)
+    readers = {}
+    for task in self._tasks:
+      own_seed = mixture.order_seed(seed, task.name)
+      reader = self._open_task(task, seed=own_seed, shuffle=shuffle)
+      if not isinstance(reader, RecordReader):
+        raise TaskError(
+          f"task {task.name!r} of the mixture {self.task.name!r} reads its "
+          "source from the front, and a mixture reads at any position; give "
+          "it a source that extends inputs.sources.RandomAccessSource"
+        )
+      readers[task.name] = reader
+    rates = [self.task.get_rate(task) for task in self._tasks]
+    return mixture.MixtureReader(readers, rates, seed=seed)
+
+  def _open_task(
+    self, task: seqio.Task, *, seed: int, shuffle: bool
+  ) -> RecordReader | SequentialReader:
+    source, split = task.source, self._config.split
     if split not in source.splits:
       raise TaskError(
-        f"task {self.task.name!r} has no split {split!r}, only "
+        f"task {task.name!r} has no split {split!r}, only "
         f"{', '.join(source.splits) or 'those of question_files: none'}"
       )
-    if self.task.requires_caching:
+    if task.requires_caching:
       raise TaskError(
-        f"task {self.task.name!r} requires seqio's offline cache, which is "
-        "not read here; give it a source of the cached examples"
+        f"task {task.name!r} requires the cache of seqio_cache_tasks, which is "
+        "not supported: it would freeze masks and draws, so that all epochs "
+        "have those of the first. The corpus directory is the cache, of all "
+        "that does not change; take CacheDatasetPlaceholder(required=True) out "
+        "of the task's preprocessors"
       )
-    seed = self._config.seed
     if isinstance(source, RandomAccessSource):
       return RecordReader(source, split, seed=seed, shuffle=shuffle)
-    buffer_size = self.task.shuffle_buffer_size if shuffle else None
+    buffer_size = task.shuffle_buffer_size if shuffle else None
     return SequentialReader(
       source, split, seed=seed, shuffle_buffer_size=buffer_size
     )
@@ -78,24 +116,16 @@ class TaskExamples:
     An example has the task's features and "position".
 
     Raises:
-      TaskError: The task does not hand on the positions of its records.
+      TaskError: The task does not hand on the positions of its records, or the
+        tasks of a mixture have different features.
     """
     if self._repeat:
       records = records.enumerate().map(self._fail_if_fruitless)
-    # Records that already have an order, positions and seeds.
-    split = self._config.split
-    source = seqio.FunctionDataSource(
-      lambda split, shuffle_files, seed=None: records, splits=[split]
-    )
-    ordered = self.task.replace(source=source)
     with task_context(self._config):
-      examples = ordered.get_dataset(
-        sequence_length=self._config.lengths,
-        split=split,
-        shuffle=False,
-        seed=self._config.seed,
-        try_in_mem_cache=False,
-      )
+      if isinstance(self.task, seqio.Task):
+        examples = self._examples_of(self.task, records)
+      else:
+        examples = self._mixed(records)
     if "position" not in examples.element_spec:
       raise TaskError(
         f"task {self.task.name!r} loses the position of its records, by which "
@@ -109,13 +139,68 @@ class TaskExamples:
     options.autotune.enabled = False
     return examples.map(self._note_example).with_options(options)
 
+  def _examples_of(
+    self, task: seqio.Task, records: tf.data.Dataset
+  ) -> tf.data.Dataset:
+    """Returns what a task makes of records that have an order and seeds."""
+    split = self._config.split
+    source = seqio.FunctionDataSource(
+      lambda split, shuffle_files, seed=None: records, splits=[split]
+    )
+    return task.replace(source=source).get_dataset(
+      sequence_length=self._config.lengths,
+      split=split,
+      shuffle=False,
+      seed=self._config.seed,
+      try_in_mem_cache=False,
+    )
+
+  def _mixed(self, records: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns what the tasks of a mixture make each of its own records.
+
+    Preprocessors work on data sets, so every record is one, and drops stay in
+    the order of the records.
+    """
+
+    def own_record(mixed: dict[str, Any], number: int) -> dict[str, tf.Tensor]:
+      common = {name: mixed[name] for name in ("position", "seed")}
+      return {**mixed["records"][number], **common}
+
+    features = {
+      task.name: self._examples_of(
+        task, records.map(functools.partial(own_record, number=number))
+      ).element_spec
+      for number, task in enumerate(self._tasks)
+    }
+    mixture.require_same_features(self.task.name, features)
+
+    def one_example(mixed: dict[str, Any]) -> tf.data.Dataset:
+      def of_task(number: int, task: seqio.Task) -> tf.data.Dataset:
+        record = tf.data.Dataset.from_tensors(own_record(mixed, number))
+        # As `Task.get_dataset` does, without its thread that prefetches.
+        lengths, seed = self._config.lengths, self._config.seed
+        examples = task.preprocess_postcache(
+          task.preprocess_precache(record, seed), lengths, seed
+        )
+        return seqio.trim_dataset(examples, lengths, task.output_features)
+
+      return tf.switch_case(
+        mixed["task"],
+        [
+          functools.partial(of_task, number, task)
+          for number, task in enumerate(self._tasks)
+        ],
+      )
+
+    return records.flat_map(one_example)
+
   def _fail_if_fruitless(
-    self, count: tf.Tensor, record: dict[str, tf.Tensor]
-  ) -> dict[str, tf.Tensor]:
+    self, count: tf.Tensor, record: dict[str, Any]
+  ) -> dict[str, Any]:
     """Fails if an endless stream has no example among many records."""
     is_fine = (count < _FRUITLESS_RECORDS) | self._has_example
     with tf.control_dependencies([tf.debugging.Assert(is_fine, [_FRUITLESS])]):
-      return {name: tf.identity(value) for name, value in record.items()}
+      return tf.nest.map_structure(tf.identity, record)
 
   def _note_example(
     self, example: dict[str, tf.Tensor]

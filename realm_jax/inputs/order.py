@@ -59,3 +59,11 @@ def record_indices(
   run_key = _mix(np.array([seed % 2**64], np.uint64))
   keys = _mix(run_key + epochs.astype(np.uint64))
   return _permute(within.astype(np.uint64), keys, size).astype(np.int64)
+
+
+def position_hashes(
+  positions: Int[np.ndarray, "n"], *, seed: int
+) -> UInt64[np.ndarray, "n"]:
+  """Returns a hash of the seed and of each position."""
+  run_key = _mix(np.array([seed % 2**64], np.uint64))
+  return _mix(run_key + positions.astype(np.uint64))

@@ -1,4 +1,4 @@
-"""Looks up seqio tasks by name, after importing their modules."""
+"""Looks up seqio tasks and mixtures by name, after importing their modules."""
 
 import difflib
 import importlib
@@ -28,22 +28,17 @@ def _import_tasks(module_name: str) -> None:
 
 def find_task(
   name: str, task_modules: Sequence[str] = ("tasks",)
-) -> seqio.Task:
-  """Returns a seqio task, once the modules and packages are imported.
+) -> seqio.Task | seqio.Mixture:
+  """Returns a seqio task or mixture, once the modules are imported.
 
   Raises:
     TaskError: There is no such task; the message lists similar names.
   """
   for module_name in task_modules:
     _import_tasks(module_name)
-  if name in seqio.TaskRegistry.names():
-    return seqio.TaskRegistry.get(name)
-  if name in seqio.MixtureRegistry.names():
-    raise TaskError(
-      f"{name!r} is a seqio mixture, which cannot be resumed at a position; "
-      "train on one task, or write a task whose source holds all the data"
-    )
-  known = sorted(seqio.TaskRegistry.names())
+  known = sorted({*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
+  if name in known:
+    return seqio.get_mixture_or_task(name)
   near = difflib.get_close_matches(name, known, cutoff=0.4)
   raise TaskError(
     f"no task named {name!r} in {', '.join(task_modules)}; "

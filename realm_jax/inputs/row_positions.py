@@ -16,7 +16,7 @@ from jaxtyping import Int, Int64
 
 from realm_jax.inputs.context import TaskError
 from realm_jax.inputs.sequential import SequentialReader
-from realm_jax.inputs.sources import RecordReader
+from realm_jax.inputs.sources import PositionReader
 
 
 def _out_of_order(position: int) -> TaskError:
@@ -73,7 +73,7 @@ class RequestedPositions:
 
   def __init__(
     self,
-    reader: RecordReader,
+    reader: PositionReader,
     positions: Int64[np.ndarray, " b"],
     *,
     batch_size: int,

@@ -5,6 +5,7 @@ before the preprocessors, which take most of the time.
 """
 
 import functools
+from collections.abc import Mapping, Sequence
 
 import seqio
 import tensorflow as tf
@@ -23,7 +24,7 @@ class SequentialReader:
     TaskError: The source cannot be resumed, or has no record.
   """
 
-  # As in RecordReader; there are no lookups here, since tf.data reads files.
+  # As in PositionReader; there are no lookups here: tf.data reads files.
   error: Exception | None = None
 
   def __init__(
@@ -51,6 +52,11 @@ class SequentialReader:
     """The number of records of an epoch, for which all are read."""
     zero = tf.constant(0, tf.int64)
     return int(self._records.reduce(zero, lambda count, record: count + 1))
+
+  def problems(self, lengths: Mapping[str, int]) -> Sequence[str]:
+    """Nothing is known of its records before they are read."""
+    del lengths
+    return ()
 
   def records(self, start: int, *, repeat: bool) -> tf.data.Dataset:
     """Returns the records from position `start` on, of one epoch or of all."""

@@ -1,13 +1,13 @@
 """Sources with random access to records, from which a run resumes anywhere.
 
 A task with its own storage extends `RandomAccessSource`; `blocks.CorpusSource`
-reads blocks of a corpus, and `json_lines.JsonLinesSource` lines of JSON.
+reads blocks of a corpus, and the sources of `questions` read questions.
 """
 
 import abc
 import random
 from collections.abc import Mapping, Sequence
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import seqio
@@ -103,24 +103,114 @@ def record_seed(
   return tf.bitwise.bitwise_xor(tf.bitcast(position, tf.int32), run)
 
 
-class RecordReader:
-  """Reads the records of one split at given positions of the stream.
+class ColumnLayout:
+  """How columns of records pass from numpy to tf.data.
+
+  Each column goes end to end, and those of variable length are followed by
+  their offsets.
+  """
+
+  def __init__(self, spec: Mapping[str, tf.TensorSpec]):
+    self._spec = spec
+    self._ragged = [name for name in spec if spec[name].shape.rank]
+    self.types = [spec[name].dtype for name in spec]
+    self.types += [tf.int64] * len(self._ragged)
+
+  def flatten(self, columns: Mapping[str, Column]) -> list[np.ndarray]:
+    """Returns each column end to end, then the offsets of the ragged ones."""
+    flat, offsets = [], []
+    for name, spec in self._spec.items():
+      dtype = spec.dtype.as_numpy_dtype
+      if name not in self._ragged:
+        flat.append(np.asarray(columns[name], dtype))
+        continue
+      values = [np.asarray(value) for value in columns[name]]
+      offsets.append(np.cumsum([0, *map(len, values)], dtype=np.int64))
+      flat.append(np.concatenate(values).astype(dtype, copy=False))
+    return flat + offsets
+
+  def flatten_after_blank(
+    self, columns: Mapping[str, Column] | None
+  ) -> list[np.ndarray]:
+    """Returns what `flatten` does, after a record that has nothing.
+
+    Without columns, that record is the only one.
+    """
+    arrays = []
+    names = [*self._spec, *self._ragged]
+    filled = self.flatten(columns) if columns else [None] * len(names)
+    for i, (name, array) in enumerate(zip(names, filled, strict=True)):
+      spec = self._spec[name]
+      if i >= len(self._spec):  # Offsets.
+        blank = np.zeros(1 if columns else 2, np.int64)
+      else:
+        dtype = spec.dtype.as_numpy_dtype
+        shape = (0, *spec.shape[1:]) if name in self._ragged else (1,)
+        blank = np.full(shape, b"" if dtype is object else 0, dtype)
+      arrays.append(blank if array is None else np.concatenate([blank, array]))
+    return arrays
+
+  def record(
+    self, tensors: Sequence[tf.Tensor], index: Int[tf.Tensor, ""]
+  ) -> dict[str, tf.Tensor]:
+    """Returns one record of columns that `flatten` has made."""
+    columns = dict(zip(self._spec, tensors, strict=False))
+    offsets = dict(zip(self._ragged, tensors[len(self._spec) :], strict=True))
+    record = {}
+    for name, column in columns.items():
+      if name in offsets:
+        start, limit = offsets[name][index], offsets[name][index + 1]
+        record[name] = column[start:limit]
+      else:
+        record[name] = column[index]
+      record[name].set_shape(self._spec[name].shape)
+    return record
+
+
+@runtime_checkable
+class CheckedRecords(Records, Protocol):
+  """Records that tell what a run should know of them."""
+
+  def problems(self, lengths: Mapping[str, int]) -> Sequence[str]:
+    """Describes records that will not be used as they stand, kind by kind.
+
+    Args:
+      lengths: Largest length of each feature.
+    """
+    ...
+
+
+class PositionReader(abc.ABC):
+  """Reads the records at given positions of an endless stream.
 
   Attributes:
+    num_records: Number of positions of an epoch.
     error: Exception of a lookup, since tf.data keeps only its text.
   """
 
+  num_records: int
   error: Exception | None = None
 
-  def __init__(
-    self, source: RandomAccessSource, split: str, *, seed: int, shuffle: bool
-  ):
-    self._records = source.open(split)
+  def __init__(self, *, seed: int):
     self._seed = seed
-    self._shuffle = shuffle
-    self.num_records = len(self._records)
-    if not self.num_records:
-      raise TaskError(f"{source} has no record in split {split!r}")
+
+  @abc.abstractmethod
+  def problems(self, lengths: Mapping[str, int]) -> Sequence[str]:
+    """Describes records that will not be used as they stand, kind by kind."""
+
+  @abc.abstractmethod
+  def _types(self) -> list[tf.DType]:
+    """Returns the types of the arrays that `_read` returns."""
+
+  @abc.abstractmethod
+  def _read(self, positions: Int[np.ndarray, " n"]) -> list[np.ndarray]:
+    """Reads the records at positions, as arrays."""
+
+  @abc.abstractmethod
+  def _record(
+    self, tensors: Sequence[tf.Tensor], index: Int[tf.Tensor, ""]
+  ) -> dict[str, Any]:
+    """Returns one of the records that `_read` has read."""
 
   def records(self, start: int, *, repeat: bool) -> tf.data.Dataset:
     """Returns the records from position `start` on, of one epoch or of all."""
@@ -129,53 +219,74 @@ class RecordReader:
 
   def records_at(self, positions: tf.data.Dataset) -> tf.data.Dataset:
     """Returns the records at positions, a data set of int64, in that order."""
-    spec = self._records.spec
-    ragged = [name for name in spec if spec[name].shape.rank]
-    types = [spec[name].dtype for name in spec] + [tf.int64] * len(ragged)
 
     def one_batch(batch: tf.Tensor) -> tf.data.Dataset:
-      values = tf.numpy_function(self._lookup, [batch], types, stateful=False)
-      flat = dict(zip(spec, values[: len(spec)], strict=True))
-      offsets = dict(zip(ragged, values[len(spec) :], strict=True))
+      tensors = tf.numpy_function(
+        self._read_or_note_error, [batch], self._types(), stateful=False
+      )
 
-      def one_record(index: tf.Tensor) -> dict[str, tf.Tensor]:
+      def one_record(index: tf.Tensor) -> dict[str, Any]:
         position = batch[index]
         seed = record_seed(self._seed, position)
-        record = {"position": position, "seed": seed}
-        for name, column in flat.items():
-          if name in offsets:
-            start, limit = offsets[name][index], offsets[name][index + 1]
-            record[name] = column[start:limit]
-          else:
-            record[name] = column[index]
-          record[name].set_shape(spec[name].shape)
-        return record
+        record = self._record(tensors, index)
+        return {"position": position, "seed": seed, **record}
 
       size = tf.size(batch, out_type=tf.int64)
       return tf.data.Dataset.range(size).map(one_record)
 
     return positions.batch(_RECORDS_PER_LOOKUP).flat_map(one_batch)
 
-  def _lookup(self, positions: Int[np.ndarray, " n"]) -> list[np.ndarray]:
-    """Returns each column end to end, then the offsets of the ragged ones."""
+  def _read_or_note_error(
+    self, positions: Int[np.ndarray, " n"]
+  ) -> list[np.ndarray]:
     try:
-      indices = order.record_indices(
+      return self._read(positions)
+    except Exception as error:
+      self.error = error
+      raise
+
+
+class RecordReader(PositionReader):
+  """Reads the records of one split of a source.
+
+  Attributes:
+    layout: Layout of its columns.
+  """
+
+  def __init__(
+    self, source: RandomAccessSource, split: str, *, seed: int, shuffle: bool
+  ):
+    super().__init__(seed=seed)
+    self._records = source.open(split)
+    self._shuffle = shuffle
+    self.layout = ColumnLayout(self._records.spec)
+    self.num_records = len(self._records)
+    if not self.num_records:
+      raise TaskError(f"{source} has no record in split {split!r}")
+
+  def problems(self, lengths: Mapping[str, int]) -> Sequence[str]:
+    if isinstance(self._records, CheckedRecords):
+      return self._records.problems(lengths)
+    return ()
+
+  def columns(self, positions: Int[np.ndarray, " n"]) -> Mapping[str, Column]:
+    """Reads the records at positions, as columns."""
+    return self._records.lookup(
+      order.record_indices(
         positions,
         size=self.num_records,
         seed=self._seed,
         shuffle=self._shuffle,
       )
-      columns = self._records.lookup(indices)
-      flat, offsets = [], []
-      for name, spec in self._records.spec.items():
-        dtype = spec.dtype.as_numpy_dtype
-        if not spec.shape.rank:
-          flat.append(np.asarray(columns[name], dtype))
-          continue
-        values = [np.asarray(value) for value in columns[name]]
-        offsets.append(np.cumsum([0, *map(len, values)], dtype=np.int64))
-        flat.append(np.concatenate(values).astype(dtype, copy=False))
-      return flat + offsets
-    except Exception as error:
-      self.error = error
-      raise
+    )
+
+  def _types(self) -> list[tf.DType]:
+    return self.layout.types
+
+  def _read(self, positions: Int[np.ndarray, " n"]) -> list[np.ndarray]:
+    return self.layout.flatten(self.columns(positions))
+
+  def _record(
+    self, tensors: Sequence[tf.Tensor], index: Int[tf.Tensor, ""]
+  ) -> dict[str, tf.Tensor]:
+    return self.layout.record(tensors, index)

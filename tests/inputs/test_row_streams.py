@@ -10,61 +10,9 @@ import tensorflow as tf
 from realm_jax.inputs.batches import BatchStream
 from realm_jax.inputs.context import TaskError
 from realm_jax.inputs.examples import ExampleStream
-from realm_jax.inputs.features import plain_feature
-from realm_jax.inputs.sources import RandomAccessSource
-from tests.inputs import tiny_corpus
+from tests.inputs import numbers, tiny_corpus
 
 B = 8
-
-
-class Numbers:
-  """The numbers below `size`; it remembers which were looked up."""
-
-  def __init__(self, size):
-    self.spec = {"number": tf.TensorSpec((), tf.int64)}
-    self.size, self.read = size, []
-
-  def __len__(self):
-    return self.size
-
-  def lookup(self, indices):
-    self.read.extend(indices.tolist())
-    return {"number": indices}
-
-
-class NumbersSource(RandomAccessSource):
-  """Gives each stream records of its own, `opened` last."""
-
-  def __init__(self, size):
-    super().__init__(splits=("train",))
-    self.size, self.opened = size, None
-
-  def open(self, split):
-    self.opened = Numbers(self.size)
-    return self.opened
-
-
-def _add_task(source, keep, *, name="numbers", preprocessors=(), buffer=None):
-  @seqio.map_over_dataset
-  def draw(record):
-    return {
-      "number": record["number"],
-      "texts": tf.fill([record["number"] % 3], b"text"),
-      "draw": tf.random.stateless_uniform((), record["seed"]),
-      "position": record["position"],
-    }
-
-  seqio.TaskRegistry.add(
-    name,
-    source=source,
-    preprocessors=[
-      *preprocessors,
-      draw,
-      lambda examples: examples.filter(lambda e: keep(e["number"])),
-    ],
-    output_features={"number": plain_feature(tf.int64, rank=0)},
-    shuffle_buffer_size=buffer,
-  )
 
 
 @pytest.fixture
@@ -72,8 +20,8 @@ def add_numbers(new_tasks):
   """`add_numbers(size, keep)`: adds a task, and returns its source."""
 
   def add(size, keep=lambda number: True):
-    source = NumbersSource(size)
-    _add_task(source, keep)
+    source = numbers.NumbersSource(size)
+    numbers.add_task(source, keep)
     return source
 
   return add
@@ -96,7 +44,7 @@ def add_lines(tmp_path, new_tasks):
       lambda files: tf.data.TextLineDataset(files).map(lambda t: {"text": t}),
       {"train": str(path)},
     )
-    _add_task(source, keep, preprocessors=[parse], buffer=8)
+    numbers.add_task(source, keep, preprocessors=[parse], buffer=8)
 
   return add
 
@@ -282,7 +230,7 @@ def test_a_task_that_shuffles_is_refused(add, tiny):
   add(29)
   task = seqio.TaskRegistry.get("numbers")
   seqio.TaskRegistry.remove("numbers")
-  _add_task(
+  numbers.add_task(
     task.source,
     _thirds,
     preprocessors=[

@@ -6,7 +6,8 @@ import pytest
 
 from realm_jax.inputs.context import TaskContext
 from realm_jax.inputs.examples import ExampleStream
-from realm_jax.inputs.json_lines import JsonLinesSource, Question
+from realm_jax.inputs.questions.json_lines import JsonLinesSource
+from realm_jax.inputs.questions.question import Question
 from tasks import open_qa
 from tests.inputs import tiny_corpus
 
@@ -61,11 +62,11 @@ def test_another_format_is_a_task_of_its_own(tiny, tmp_path):
   def web_question(fields):
     return Question(fields["qText"], fields["answers"], fields["qId"])
 
-  open_qa.add("web_questions", source=JsonLinesSource(web_question))
+  open_qa.add("quiz", JsonLinesSource(web_question))
   line = {"qId": "wqr1", "qText": "where is oslo ?", "answers": ["Norway"]}
   (tmp_path / "wq.jsonl").write_text(json.dumps(line))
   context = TaskContext(tiny.corpus_dir, {"train": tmp_path / "wq.jsonl"})
-  (example,) = _examples(context, task="web_questions")
+  (example,) = _examples(context, task="quiz")
   assert example["question_id"] == b"wqr1"
   assert _texts(example["answers"]) == ["Norway"]
 

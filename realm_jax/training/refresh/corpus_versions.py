@@ -2,8 +2,9 @@
 
 Its examples come from the version that it began with, until it ends, so that
 their order stays the same. They may come from another corpus than the one that
-is searched (X and Z in the paper's section 3.4). Each generation is searched in the version that it
-was built on. Block ids, not rows, identify blocks across versions.
+is searched (X and Z in the paper's section 3.4). Each generation is searched in
+the version that it was built on. Block ids, not rows, identify blocks across
+versions.
 """
 
 import contextlib

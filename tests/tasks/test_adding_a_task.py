@@ -1,0 +1,54 @@
+"""The page on adding a data set, followed to the letter."""
+
+import re
+import sys
+
+import pytest
+
+from realm_jax.inputs.batches import BatchStream
+from realm_jax.inputs.context import TaskContext
+from realm_jax.inputs.display import describe
+from realm_jax.inputs.examples import ExampleStream
+from tests.inputs import tiny_corpus
+from tests.tasks import test_published_sets
+
+
+@pytest.fixture
+def page(project_dir) -> str:
+  return (project_dir / "docs" / "adding_a_task.md").read_text()
+
+
+def _block(page: str, language: str) -> str:
+  """The only fenced block of a language."""
+  (block,) = re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
+  return block
+
+
+@pytest.mark.usefixtures("new_tasks")
+def test_ten_lines_make_a_task(page, tiny, tmp_path, monkeypatch):
+  code = _block(page, "python")
+  assert len([line for line in code.splitlines() if line.strip()]) <= 10
+  (tmp_path / "quiz.py").write_text(code)
+  (tmp_path / "quiz.jsonl").write_text(_block(page, "json"))
+  monkeypatch.syspath_prepend(tmp_path)
+  config = tiny_corpus.config(
+    "quiz",
+    TaskContext(tiny.corpus_dir, {"train": tmp_path / "quiz.jsonl"}),
+    task_modules=["tasks", "quiz"],
+  )
+  try:
+    stream = ExampleStream(config, shuffle=False, repeat=False)
+    first, second = stream
+    (batch,) = list(BatchStream(config, repeat=False))[:1]
+  finally:
+    sys.modules.pop("quiz")
+  features = stream.task.output_features
+  shown = describe(first, features=features, corpus=tiny.corpus)
+  assert shown == _block(page, "text").rstrip()
+  assert second["question_id"] == b"g8"
+  assert batch.texts("question_id")[0] in ("g7", "g8")
+
+
+def test_the_published_sets_are_those_of_the_page(page):
+  rows = re.findall(r"^\| `(\w+)` \| ([\d,]+) \|", page, re.MULTILINE)
+  assert [name for name, _ in rows] == list(test_published_sets.SETS)

@@ -1,0 +1,280 @@
+"""Published sets: their formats, their counts, and what is wrong with data."""
+
+import json
+import re
+
+import pytest
+from etils import epath
+
+from realm_jax.inputs.context import TaskError
+from realm_jax.inputs.examples import ExampleStream
+from realm_jax.inputs.questions import formats, tfds_records
+from realm_jax.inputs.questions.question import Question, QuestionFileError
+from realm_jax.inputs.registry import find_task
+from tasks import (
+  natural_questions_open,
+  squad_open,
+  trivia_qa_open,
+  web_questions,
+)
+from tests.inputs import tiny_corpus
+from tests.tasks import published
+from tests.tasks.published import QUESTIONS, read, without_ids
+
+# TFDS reads its metadata by a method that protobuf will drop.
+pytestmark = pytest.mark.filterwarnings(
+  r"ignore:.*label\(\) is deprecated:DeprecationWarning"
+)
+
+SETS = (
+  "natural_questions_open",
+  "web_questions",
+  "curated_trec",
+  "squad_open",
+  "trivia_qa_open",
+  "entity_questions",
+)
+
+
+def _many(num: int) -> list[Question]:
+  return [
+    Question(f"what is {n} ?", [f"number {n}", str(n)]) for n in range(num)
+  ]
+
+
+@pytest.mark.parametrize("task", SETS)
+def test_data_that_are_not_there(task, tmp_path):
+  with pytest.raises(QuestionFileError) as caught:
+    read(task, "train", tmp_path / "nowhere")
+  message = str(caught.value)
+  # Where it looked, what it wants there, and the command that fetches it.
+  assert str(tmp_path / "nowhere") in message
+  assert re.search(r"the folder of [\w./*-]+", message)
+  assert re.search(r"\((wget|git clone) http", message)
+
+
+def test_a_place_for_another_split_is_none_for_this(tiny):
+  config = tiny_corpus.config("web_questions", tiny, split="dev")
+  with pytest.raises(QuestionFileError, match=r"'dev' .*give a place.*QUESTIO"):
+    ExampleStream(config)
+  config = tiny_corpus.config("web_questions", tiny, split="validation")
+  with pytest.raises(TaskError, match="no split 'validation', only train, dev"):
+    ExampleStream(config)
+
+
+def test_a_partial_set_is_named_with_both_counts(tmp_path):
+  published.write_lines(tmp_path / "NQ-open.dev.jsonl", _many(3609))
+  with pytest.raises(
+    QuestionFileError,
+    match=r"has 3,609 questions .* 3,610 are published.*wget.*task open_qa$",
+  ):
+    read("natural_questions_open", "test", tmp_path)
+  (tmp_path / "val.json").write_text("[]")
+  with pytest.raises(
+    QuestionFileError,
+    match=r"only some .*: trainmodel.json, devtest.json of .* is missing; git",
+  ):
+    read("web_questions", "dev", tmp_path)
+  (tmp_path / "test.json").write_text('[{"qText": ')
+  with pytest.raises(QuestionFileError, match=r"test\.json is not JSON"):
+    read("web_questions", "test", tmp_path)
+
+
+def test_published_files_with_a_set_of_their_own_for_development(tmp_path):
+  """As ORQA divided them, and as EntityQuestions is divided."""
+  name = "NaturalQuestions.resplit.dev.jsonl"
+  published.write_lines(tmp_path / name, _many(8757))
+  found = read("natural_questions_open", "dev", tmp_path)
+  assert without_ids(found) == without_ids(_many(8757))
+  assert found[4].question_id == "NaturalQuestions.resplit.dev:5"
+  with pytest.raises(QuestionFileError, match=r"resplit.train.jsonl .*missing"):
+    read("natural_questions_open", "train+dev", tmp_path)
+
+
+def test_entity_questions_have_a_file_for_each_relation(tmp_path):
+  (tmp_path / "test").mkdir()
+  whole = _many(22_075)
+  for number in range(23):
+    part = whole[1000 * number : 1000 * (number + 1)]
+    entries = [{"question": q.question, "answers": q.answers} for q in part]
+    path = tmp_path / "test" / f"P{number:03}.test.json"
+    path.write_text(json.dumps(entries))
+  found = read("entity_questions", "test", tmp_path)
+  assert without_ids(found) == without_ids(whole)
+  assert found[1001].question_id == "P001.test:2"
+  with pytest.raises(QuestionFileError, match="TFDS has no EntityQuestions"):
+    read("entity_questions", "test", "tfds:")
+
+
+def test_curated_trec_of_drqa_has_patterns(tmp_path):
+  patterns = [
+    Question(q.question, [r"20,?237\s*f(oo|ee)?t"]) for q in _many(694)
+  ]
+  published.write_lines(tmp_path / "CuratedTrec-test.txt", patterns)
+  assert without_ids(read("curated_trec", "test", tmp_path)) == without_ids(
+    patterns
+  )
+  assert find_task("curated_trec").source.answer_kind == "regex"
+  (tmp_path / "other").mkdir()
+  (tmp_path / "other" / "curated-test.tsv").write_text("1\tfactoid\twho?\n")
+  with pytest.raises(QuestionFileError, match=r"line 1, has 3 columns"):
+    read("curated_trec", "test", tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+  ("module", "builder", "write", "read_file", "generates"),
+  [
+    (
+      natural_questions_open,
+      "natural_questions_open",
+      published.write_lines,
+      formats.json_lines,
+      lambda path: {"file_path": path},
+    ),
+    (
+      web_questions,
+      "web_questions",
+      published.write_release,
+      web_questions.read_release,
+      lambda path: {"file_path": path},
+    ),
+    (
+      squad_open,
+      "squad/v1.1",
+      published.write_squad,
+      formats.squad,
+      lambda path: {"filepath": path},
+    ),
+    (
+      trivia_qa_open,
+      "trivia_qa/unfiltered.nocontext",
+      published.write_trivia,
+      trivia_qa_open.read_file,
+      lambda path: {"files": [str(path)], "web_dir": None, "wiki_dir": None},
+    ),
+  ],
+  ids=["nq", "wq", "squad", "trivia"],
+)
+def test_the_builders_of_tfds_give_what_the_files_have(
+  module, builder, write, read_file, generates, tmp_path, monkeypatch
+):
+  path = tmp_path / "published.json"
+  write(path, QUESTIONS)
+  from_file = list(read_file(epath.Path(path)))
+  assert without_ids(from_file) == without_ids(QUESTIONS)
+  splits = {"train": generates(path), "validation": generates(path)}
+  published.prepare(builder, tmp_path, splits, monkeypatch)
+  records = tfds_records.read(builder, "train", tmp_path)
+  from_tfds = [module.read_tfds(record) for record in records]
+  # TFDS shuffles records once, when it writes them.
+  assert sorted(without_ids(from_tfds)) == sorted(without_ids(from_file))
+  ids = {q.question_id for q in from_tfds}
+  assert ids == ({"q1", "q2", "q3"} if "q1" in ids else {""})
+
+
+def test_a_task_reads_a_whole_split_from_tfds(tmp_path, monkeypatch):
+  path = tmp_path / "published.json"
+  published.write_release(path, _many(2032))
+  splits = {name: {"file_path": path} for name in ("train", "test")}
+  place = published.prepare("web_questions", tmp_path, splits, monkeypatch)
+  found = read("web_questions", "test", place)
+  assert sorted(without_ids(found)) == sorted(without_ids(_many(2032)))
+  assert found[6].question_id == "test:7"
+  with pytest.raises(QuestionFileError, match=r"has 2,032 .* 3,778 are publ"):
+    read("web_questions", "train", place)
+  with pytest.raises(
+    QuestionFileError,
+    match=r"not prepared web_questions in .*/empty/.*download_and_prepare\(\)",
+  ):
+    read("web_questions", "test", f"tfds:{tmp_path}/empty")
+
+
+def test_webquestions_divides_as_published(shared_data):
+  """The released counts, from text as published."""
+  place = shared_data / "webquestions"
+  parts = {
+    split: read("web_questions", split, place)
+    for split in ("train", "dev", "test", "train+dev")
+  }
+  counts = {split: len(part) for split, part in parts.items()}
+  assert counts == {"train": 3417, "dev": 361, "test": 2032, "train+dev": 3778}
+  ids = {s: {q.question_id for q in part} for s, part in parts.items()}
+  assert ids["train"] | ids["dev"] == ids["train+dev"]
+  assert not ids["train"] & ids["dev"]
+  assert parts["test"][0] == Question(
+    "what does jamaican people speak?",
+    ["Jamaican Creole English Language", "Jamaican English"],
+    "wqs000000",
+  )
+
+
+def test_webquestions_is_the_same_in_all_its_forms(shared_data, tmp_path):
+  whole = read("web_questions", "train+dev", shared_data / "webquestions")
+  dev = without_ids(read("web_questions", "dev", shared_data / "webquestions"))
+  for folder, name, write in (
+    ("drqa", "WebQuestions-train.txt", published.write_lines),
+    ("release", "webquestions.examples.train.json", published.write_release),
+  ):
+    (tmp_path / folder).mkdir()
+    write(tmp_path / folder / name, whole)
+    assert without_ids(read("web_questions", "dev", tmp_path / folder)) == dev
+
+
+def test_curated_trec_of_the_tables(shared_data):
+  folder = shared_data / "curatedtrec"
+  with pytest.raises(QuestionFileError, match=r"several forms.*Name a file"):
+    read("curated_trec", "test", folder)
+  for name, train, dev, test in (
+    ("curated", 382, 48, 430),
+    ("large2470", 1549, 155, 766),
+  ):
+    train_file = folder / f"{name}-train.tsv"
+    assert len(read("curated_trec", "train", train_file)) == train
+    assert len(read("curated_trec", "dev", train_file)) == dev
+    assert len(read("curated_trec", "train+dev", train_file)) == train + dev
+    found = read("curated_trec", "test", folder / f"{name}-test.tsv")
+    assert len(found) == test
+  assert found[2] == Question(
+    "What is the most populated country in the world?", ["China"], "1544"
+  )
+  with pytest.raises(QuestionFileError, match="no 'test' questions"):
+    read("curated_trec", "test", train_file)
+
+
+def test_xquad_is_read_as_a_part_of_squad(shared_data):
+  path = shared_data / "xquad_en" / "xquad.en.json"
+  found = read("squad_open", "test", path.parent)
+  assert len(found) == 1190
+  paragraphs = [
+    p for a in json.loads(path.read_text())["data"] for p in a["paragraphs"]
+  ]
+  by_id = {q["id"]: q for p in paragraphs for q in p["qas"]}
+  assert all(
+    (q.question, q.answers[0])
+    == (
+      by_id[q.question_id]["question"],
+      by_id[q.question_id]["answers"][0]["text"],
+    )
+    for q in found
+  )
+
+
+def test_nq_open_test_set(shared_data):
+  found = read("natural_questions_open", "test", shared_data / "nq_open")
+  assert len(found) == 3610
+  assert found[1].answers == ["Bobby Scott", "Bob Russell"]
+  with pytest.raises(
+    QuestionFileError, match=r"wanted the folder of NQ-open\.tr"
+  ):
+    read("natural_questions_open", "train", shared_data / "nq_open")
+
+
+def test_its_examples_are_those_of_open_qa(tiny, shared_data):
+  path = shared_data / "curatedtrec" / "curated-train.tsv"
+  config = tiny_corpus.config(
+    "curated_trec", tiny, split="dev", question_files={"dev": path}
+  )
+  examples = list(ExampleStream(config, shuffle=False, repeat=False))
+  assert len(examples) == 48
+  assert {example["answer_kind"] for example in examples} == {b"regex"}
+  assert all(example["answer_tokens"].shape == (1, 0) for example in examples)
