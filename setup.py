@@ -20,6 +20,7 @@ setup(
   python_requires=">=3.11,<3.13",
   install_requires=[
     "absl-py",
+    "ahocorasick-rs",
     "bm25s",
     "clu",
     "etils[epath]",
@@ -32,7 +33,7 @@ setup(
     "optax",
     "orbax-checkpoint",
     "protobuf",
-    "pyahocorasick",
+    "regex",
     "safetensors",
     "scann",
     "scipy",

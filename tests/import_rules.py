@@ -24,6 +24,13 @@ MAY_IMPORT = {
   "realm_jax/checkpoints": ("models",),
   "realm_jax/indexes": ("partitioning",),
   "realm_jax/inputs": ("text", "corpus", "partitioning"),
+  "realm_jax/answers": (
+    "console",
+    "text",
+    "corpus",
+    "inputs",
+    "partitioning",
+  ),
   "realm_jax/retrieval": ("indexes", "corpus", "models", "partitioning"),
   "realm_jax/generations": (
     "console",
@@ -34,6 +41,7 @@ MAY_IMPORT = {
     "partitioning",
   ),
   "realm_jax/training": (
+    "answers",
     "console",
     "models",
     "objectives",
@@ -112,11 +120,13 @@ T5X_ENGINE = "realm_jax/t5x_engine"
 
 # A library that may change under us meets the project in a single file.
 ONLY_IN = {
+  "ahocorasick_rs": "realm_jax/answers/matcher.py",
   "bm25s": "realm_jax/indexes/bm25.py",
   "clu": "realm_jax/training/metrics.py",
   "faiss": "realm_jax/indexes/faiss.py",
   "gin": "realm_jax/configuration.py",
   "matplotlib": "realm_jax/demo_world/report.py",
+  "regex": "realm_jax/text/patterns.py",
   "orbax": "realm_jax/checkpoints/manager.py",
   "scann": "realm_jax/indexes/scann/library.py",
   "sentencex": "realm_jax/text/sentences.py",

@@ -8,9 +8,11 @@ The field uses three definitions of "the same answer":
   in sequence (`contains_answer`), as in DrQA and DPR;
 * **training** marks the token spans that equal an answer's wordpieces (see
   `answer_spans`), and the blocks whose text has an answer's characters
-  (`contains_characters`), both as in Google's released ORQA.
+  (`contains_characters`), both as in Google's released ORQA. All blocks are
+  searched at once for all answers: `realm_jax/answers`.
 
-A reference of kind "regex" is a pattern (CuratedTREC) instead of a string.
+A reference of kind "regex" is a pattern (CuratedTREC) instead of a string; see
+`patterns`.
 """
 
 import collections
@@ -18,15 +20,14 @@ import functools
 import re
 import string
 import unicodedata
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from absl import logging
+from realm_jax.text import patterns
+from realm_jax.text.patterns import PatternError
 
 AnswerKind = Literal["string", "regex"]
 
-_PATTERN_FLAGS = re.IGNORECASE | re.UNICODE | re.MULTILINE
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _DROP_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -64,23 +65,13 @@ def token_f1(prediction: str, reference: str) -> float:
   return 2.0 * num_shared / (len(predicted) + len(wanted))
 
 
-@functools.lru_cache(maxsize=65536)
-def _compiled(pattern: str) -> re.Pattern[str] | str:
-  """Returns the compiled pattern, or why there is none; warns once."""
-  try:
-    # The user can do nothing about a pattern of the data that a later Python
-    # may read differently.
-    with warnings.catch_warnings(action="ignore"):
-      return re.compile(pattern, _PATTERN_FLAGS)
-  except (re.error, OverflowError, RecursionError) as error:
-    logging.warning("answer pattern %r never matches: %s", pattern, error)
-    return str(error)
+def bad_patterns(references: Iterable[str]) -> dict[str, str]:
+  """Returns the patterns that match nothing, each with the reason.
 
-
-def bad_patterns(patterns: Iterable[str]) -> dict[str, str]:
-  """Returns the patterns that cannot be compiled, each with the reason."""
-  reasons = {pattern: _compiled(pattern) for pattern in patterns}
-  return {p: why for p, why in reasons.items() if isinstance(why, str)}
+  They are no valid patterns, or were too slow where they were searched for.
+  """
+  reasons = {p: patterns.why_unusable(p) for p in references}
+  return {pattern: reason for pattern, reason in reasons.items() if reason}
 
 
 def regex_match(prediction: str, pattern: str) -> bool:
@@ -89,8 +80,17 @@ def regex_match(prediction: str, pattern: str) -> bool:
   The prediction may be longer, as in Google's evaluation of CuratedTREC. A bad
   pattern matches nothing.
   """
-  compiled = _compiled(pattern)
-  return not isinstance(compiled, str) and bool(compiled.match(prediction))
+  try:
+    return patterns.compiled(pattern).begins(prediction)
+  except PatternError:
+    return False
+
+
+def _occurs(pattern: str, text: str) -> bool:
+  try:
+    return patterns.compiled(pattern).occurs(text)
+  except PatternError:
+    return False
 
 
 def is_correct(
@@ -148,8 +148,8 @@ def contains_answer(
   """
   if kind == "regex":
     text = unicodedata.normalize("NFD", text)
-    compiled = (_compiled(unicodedata.normalize("NFD", r)) for r in references)
-    return any(not isinstance(c, str) and c.search(text) for c in compiled)
+    decomposed = (unicodedata.normalize("NFD", r) for r in references)
+    return any(_occurs(pattern, text) for pattern in decomposed)
   words = _word_sequence(text)
   wanted = map(_word_sequence, references)
   return any(sequence.strip() and sequence in words for sequence in wanted)

@@ -11,6 +11,7 @@ import numpy as np
 from absl import logging
 from jaxtyping import Int64
 
+from realm_jax.answers.run_answers import RunAnswers
 from realm_jax.generations.follow.loading import Generation
 from realm_jax.indexes.protocol import IndexCrashedError, SearchResult
 from realm_jax.inputs.batches import Batch
@@ -83,7 +84,7 @@ class HostCandidateStream:
   """Candidates that the host reads, searches, gathers and packs.
 
   `examples` begin at the positions of `resumed`. A stage without an index has
-  no `schedule`.
+  no `schedule`, and one that does not ask for answers in blocks no `answers`.
   """
 
   def __init__(
@@ -96,6 +97,7 @@ class HostCandidateStream:
     schedule: GenerationSchedule | None,
     decisions: Decisions,
     resumed: LoopState,
+    answers: RunAnswers | None = None,
   ):
     self._setup = setup
     self._stage = setup.config.stage
@@ -104,6 +106,7 @@ class HostCandidateStream:
     self._pipeline = pipeline
     self._schedule = schedule
     self._decisions = decisions
+    self._answers = answers
     self._resumed: LoopState | None = resumed
     self._positions = resumed.positions
     # The step that was taken last and the one that was prefetched.
@@ -194,12 +197,14 @@ class HostCandidateStream:
   ) -> tuple[StepBatch, dict[str, float]]:
     """Makes a step's batch of what was retrieved, not laid out yet."""
     generation = entry.generation
+    corpus = self._setup.corpus if generation is None else generation.corpus
     context = StageContext(
       self._setup.inputs,
-      self._setup.corpus if generation is None else generation.corpus,
+      corpus,
       generation,
       self._setup.config.data.block_length,
-      self._setup.examples,
+      examples=self._setup.examples,
+      answers=None if self._answers is None else self._answers.of(corpus),
     )
     batch, metrics = self._stage.assemble(entry.examples, retrieved, context)
     if generation is not None:

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from etils import epath
 
+from realm_jax.answers.run_answers import RunAnswers
 from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.console.sigterm import stop_on_sigterm
 from realm_jax.generations.follow.watcher import GenerationWatcher
@@ -17,6 +18,7 @@ from realm_jax.inputs.batches import BatchStream
 from realm_jax.models.parameters import Params
 from realm_jax.models.retriever import embed_queries
 from realm_jax.partitioning import rules
+from realm_jax.partitioning.agreement import Agreement
 from realm_jax.partitioning.jit_cache import shared_partial
 from realm_jax.partitioning.rules import RowGroups
 from realm_jax.partitioning.same_run import require_same
@@ -180,6 +182,7 @@ def open_candidates(
 ) -> HostCandidateStream:
   """Opens the candidate stream, with the generations that it searches."""
   config, schedule = setup.config, None
+  answers = _answers(setup)
   if config.stage.needs_index:
     directory = epath.Path(config.model_dir) / layout.FOLDER
     load = functools.partial(
@@ -222,4 +225,23 @@ def open_candidates(
     schedule=schedule,
     decisions=decisions,
     resumed=resumed,
+    answers=answers,
   )
+
+
+def _answers(setup: RunSetup) -> RunAnswers | None:
+  """Opens the answers in the run's blocks, for a stage that asks for them.
+
+  They are found meanwhile the first generation is built.
+  """
+  config = setup.config
+  if config.stage.answer_rule is None:
+    return None
+  answers = RunAnswers(
+    config.model_dir,
+    dataclasses.replace(config.data, corpus_version=setup.corpus.version),
+    config.stage.answer_rule,
+    agreement=Agreement("answers"),
+  )
+  answers.of(setup.corpus)
+  return answers

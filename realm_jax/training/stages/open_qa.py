@@ -7,19 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int
 
-from realm_jax.corpus.store import Corpus
+from realm_jax.answers.distinct import RULES, QuestionAnswers
+from realm_jax.answers.in_blocks import AnswersInBlocks
+from realm_jax.answers.of_task import answers_of_batch
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
 from realm_jax.models.parameters import Params
 from realm_jax.partitioning.jit_cache import shared_partial
-from realm_jax.text.answer_spans import find_token_spans
-from realm_jax.text.answers import contains_characters
+from realm_jax.text.answer_spans import TokenSpans, find_token_spans
 from realm_jax.training import step
 from realm_jax.training.batches import IndexScores, OpenQaBatch, StoredVectors
 from realm_jax.training.stages import protocol
 from realm_jax.training.stages.model_inputs import ModelInputs, Models
-
-ANSWERS_IN_BLOCKS = ("characters", "tokens")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +40,9 @@ class OpenQa(protocol.Stage):
       retriever's loss: `characters` looks for the answer's characters in the
       text (Google's released code), `tokens` for its tokens in what the reader
       is given of the block (Hugging Face's). The reader learns from tokens in
-      both.
+      both. Regular expressions are searched in the text, and become the token
+      spans that their matches cover; by `tokens`, one of these must be given
+      to the reader.
     joint_length: Length of query and body together, as in the reader; needed
       for `tokens`.
     current_queries: Whether questions are embedded for the search with the
@@ -65,11 +66,14 @@ class OpenQa(protocol.Stage):
   needs_index = True
 
   def __post_init__(self) -> None:
-    if self.answers_in_blocks not in ANSWERS_IN_BLOCKS:
+    if self.answers_in_blocks not in RULES:
       raise ValueError(
-        f"answers_in_blocks={self.answers_in_blocks!r}; want one of "
-        f"{ANSWERS_IN_BLOCKS}"
+        f"answers_in_blocks={self.answers_in_blocks!r}; want one of {RULES}"
       )
+
+  @property
+  def answer_rule(self) -> str:
+    return self.answers_in_blocks
 
   @property
   def num_candidates(self) -> int:
@@ -148,34 +152,36 @@ class OpenQa(protocol.Stage):
   def _answers(
     self, batch: Batch, retrieved: SearchResult, context: protocol.StageContext
   ) -> tuple[Bool[np.ndarray, "b n"], Bool[np.ndarray, "b k l w"]]:
-    """Returns which blocks contain an answer, and which spans are answers."""
+    """Returns which blocks contain an answer, and which spans are answers.
+
+    Of the searched blocks, those that are read alone are taken from disk.
+    """
+    answers = context.answers
+    assert answers is not None
     num_queries = len(retrieved.rows)
     width, length = self.max_answer_width, context.block_length
     has_answer = np.zeros(retrieved.rows.shape, bool)
     is_answer = np.zeros((num_queries, self.num_read, length, width), bool)
-    for query, rows in enumerate(retrieved.rows):
-      flat, offsets = context.corpus.body_tokens_flat(rows)
-      spans = find_token_spans(flat, offsets, batch.answer_tokens[query])
-      if self.answers_in_blocks == "characters":
-        has_answer[query] = _blocks_with_characters(
-          context.corpus, rows, batch, query
-        )
-      else:
-        assert self.joint_length is not None
-        # The joint input is `[CLS] x [SEP] body [SEP]`.
-        query_tokens = np.count_nonzero(batch.arrays["query"][query])
-        body_tokens = self.joint_length - query_tokens - 1
-        fits = spans.start + spans.width <= body_tokens
-        has_answer[query, spans.block[fits]] = True
-      fits = (
-        (spans.block < self.num_read)
-        & (spans.start < length)
-        & (spans.width <= width)
+    for query, question in enumerate(answers_of_batch(batch)):
+      rows = retrieved.rows[query]
+      has_answer[query] = answers.contained(
+        question, rows, body_tokens=self._body_tokens(batch, query)
       )
+      spans = _spans(answers, question, rows[: self.num_read])
+      fits = (spans.start < length) & (spans.width <= width)
       is_answer[
         query, spans.block[fits], spans.start[fits], spans.width[fits] - 1
       ] = True
     return has_answer, is_answer
+
+  def _body_tokens(self, batch: Batch, query: int) -> int:
+    """Returns how many tokens of a body the reader is given with a question."""
+    if self.answers_in_blocks == "characters":
+      return 0  # Where an answer ends does not matter, and is not stored.
+    assert self.joint_length is not None
+    # The joint input is `[CLS] x [SEP] body [SEP]`.
+    query_tokens = np.count_nonzero(batch.arrays["query"][query])
+    return int(self.joint_length - query_tokens - 1)
 
 
 def _gold_first(
@@ -189,11 +195,18 @@ def _gold_first(
   )
 
 
-def _blocks_with_characters(
-  corpus: Corpus, rows: Int[np.ndarray, " n"], batch: Batch, query: int
-) -> list[bool]:
-  """Returns which of the blocks retrieved for a query contain an answer."""
-  # Regular expressions have no tokens, and their text occurs in no block.
-  answers = batch.answers[query] if batch.answer_tokens[query] else []
-  bodies = corpus.bodies_utf8(rows) if answers else [b""] * len(rows)
-  return [contains_characters(body, answers) for body in bodies]
+def _spans(
+  answers: AnswersInBlocks,
+  question: QuestionAnswers,
+  rows: Int[np.ndarray, " k"],
+) -> TokenSpans:
+  """Returns the token spans of a question's answers in the blocks to read."""
+  if question.kind == "string":
+    flat, offsets = answers.corpus.body_tokens_flat(rows)
+    return find_token_spans(flat, offsets, question.tokens)
+  found = [
+    (block, start, limit - start)
+    for block, row in enumerate(rows.tolist())
+    for start, limit in answers.pattern_spans(sorted(question.patterns), row)
+  ]
+  return TokenSpans(*np.array(found, np.int64).reshape(-1, 3).T)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
+from realm_jax.answers.in_blocks import AnswersInBlocks
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.follow.loading import Generation
 from realm_jax.indexes.protocol import SearchResult
@@ -36,6 +37,7 @@ class StageContext:
     generation: Generation that was searched, if one was.
     block_length: Padded length of a block.
     examples: Corpus version that examples come from; None for `corpus`.
+    answers: Answers in the blocks of this corpus, for a stage that asks.
   """
 
   inputs: ModelInputs
@@ -43,6 +45,7 @@ class StageContext:
   generation: Generation | None
   block_length: int
   examples: Corpus | None = None
+  answers: AnswersInBlocks | None = None
 
   def gather(self, rows: Int[np.ndarray, "b k"]) -> Int[np.ndarray, "b k l"]:
     """Returns the padded tokens of blocks."""
@@ -72,6 +75,7 @@ class Stage(abc.ABC):
     current_queries: Whether queries are embedded for the search with the
       current parameters, instead of the tower that the generation was
       published with.
+    answer_rule: How blocks are found to contain answers, or None.
     num_candidates: Number of blocks that its step reads for each query.
     components: Components that it trains.
   """
@@ -82,6 +86,14 @@ class Stage(abc.ABC):
   @property
   def current_queries(self) -> bool:
     return True
+
+  @property
+  def answer_rule(self) -> str | None:
+    """How blocks are found to contain answers: see `DistinctAnswers`.
+
+    None for a stage that does not ask.
+    """
+    return None
 
   @property
   def num_candidates(self) -> int:

@@ -8,6 +8,8 @@ takes for right, and the answers, all against transformers' own: see
 import numpy as np
 import pytest
 
+from realm_jax.answers.distinct import DistinctAnswers
+from realm_jax.answers.in_blocks import AnswersInBlocks
 from realm_jax.evaluation.answering import AnsweringConfig, load_answerer
 from realm_jax.evaluation.trained_model import ModelSource
 from realm_jax.indexes.protocol import SearchResult
@@ -113,6 +115,7 @@ def test_blocks_and_spans_that_hold_the_answer_are_the_same(answerer, expected):
       answerer.corpus,
       answerer.generation,
       expected["span_logits"].shape[2],
+      AnswersInBlocks(answerer.corpus, DistinctAnswers("tokens")),
     ),
   )
   np.testing.assert_array_equal(made.has_answer, expected["has_answer"])

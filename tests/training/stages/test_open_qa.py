@@ -5,6 +5,8 @@ import json
 import numpy as np
 import pytest
 
+from realm_jax.answers.distinct import DistinctAnswers
+from realm_jax.answers.in_blocks import AnswersInBlocks
 from realm_jax.corpus.building.corpus import build_corpus
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.follow.loading import Generation
@@ -64,6 +66,7 @@ def _assemble(stage, corpus, answer):
     host={
       "answers": np.array([[answer.encode(), b""]], object),
       "answer_tokens": np.array([[[*tokens, 0], [0] * (len(tokens) + 1)]]),
+      "answer_kind": np.array([b"regex" if tokens == [] else b"string"]),
     },
     positions=np.arange(1),
     next_positions=np.arange(1) + 1,
@@ -78,6 +81,7 @@ def _assemble(stage, corpus, answer):
       corpus,
       _Vectors(),
       BLOCK_LENGTH,
+      AnswersInBlocks(corpus, DistinctAnswers(stage.answer_rule)),
     ),
   )
   return made
@@ -96,8 +100,10 @@ def _models():
     ("characters", "Al", [True, False, False, True]),
     ("characters", "young poet", [True, False, False, True]),
     ("tokens", "young poet", [True, False, False, True]),
-    # A pattern, which has no tokens, is no text either.
-    ("characters", "^The", [False] * 4),
+    # A pattern is searched in the text; the reader is not given the last.
+    ("characters", "^The", [True, False, True, True]),
+    ("characters", "^ALI|poet ali", [False, True, False, True]),
+    ("tokens", "^ALI|poet ali", [False, True, False, False]),
   ],
 )
 def test_blocks_that_hold_an_answer(corpus, rule, answer, has_answer):

@@ -1,0 +1,1 @@
+"""Which blocks contain which answer: found once for all, stored and read."""

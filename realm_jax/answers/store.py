@@ -1,0 +1,139 @@
+"""The stored rows of the blocks that contain each answer.
+
+answers.json     manifest, written last
+offsets.npy      the rows of answer i are rows[offsets[i]:offsets[i + 1]]
+rows.npy         rows of blocks, sorted for each answer
+limits.npy       by the rule of tokens: tokens of the body up to the end of
+                 the answer's first occurrence
+"""
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from etils import epath
+from jaxtyping import Int, UInt16
+
+from realm_jax.files.checksum import sha256_of
+from realm_jax.files.json_file import write_json
+from realm_jax.files.json_value import JsonValue
+from realm_jax.files.remote import is_remote
+
+MANIFEST = "answers.json"
+_FORMAT_VERSION = 1
+
+
+class AnswersError(ValueError):
+  """A store of answers that is missing, damaged or cannot be made."""
+
+
+class AnswerStore:
+  """Rows of blocks by the number of the answer, memory-mapped.
+
+  Attributes:
+    refused: Why patterns were not searched, by the pattern.
+  """
+
+  def __init__(self, directory: Path, manifest: Mapping[str, Any]):
+    self.refused: dict[str, str] = manifest["refused"]
+    self._offsets = _mapped(directory, "offsets")
+    self._rows = _mapped(directory, "rows")
+    self._limits = None
+    if "limits.npy" in manifest["files"]:
+      self._limits = _mapped(directory, "limits")
+
+  @classmethod
+  def open(cls, directory: epath.PathLike, key: str) -> "AnswerStore":
+    """Opens a store and verifies all of its files.
+
+    Raises:
+      AnswersError: It is missing, damaged, or of other answers or blocks.
+    """
+    source = epath.Path(directory)
+    try:
+      manifest = json.loads((source / MANIFEST).read_text())
+      found = manifest["format_version"], manifest["key"]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+      raise AnswersError(f"there is no whole store at {source}") from error
+    if found != (_FORMAT_VERSION, key):
+      raise AnswersError(f"{source} is of another format or of other answers")
+    with _local(source, manifest["files"]) as local:
+      for name, record in manifest["files"].items():
+        path = local / name
+        if not path.is_file() or sha256_of(path) != record["sha256"]:
+          raise AnswersError(f"{source / name} is missing or damaged")
+      return cls(local, manifest)
+
+  @property
+  def num_answers(self) -> int:
+    """The number of answers."""
+    return len(self._offsets) - 1
+
+  @property
+  def num_pairs(self) -> int:
+    """The number of pairs of an answer and a block that contains it."""
+    return len(self._rows)
+
+  @property
+  def num_not_found(self) -> int:
+    """The number of answers that no block contains."""
+    return int(np.count_nonzero(np.diff(self._offsets) == 0))
+
+  def rows(self, number: int) -> Int[np.ndarray, " n"]:
+    """Returns the sorted rows of the blocks that contain an answer."""
+    return self._rows[self._offsets[number] : self._offsets[number + 1]]
+
+  def limits(self, number: int) -> UInt16[np.ndarray, " n"] | None:
+    """Returns where its first occurrences end, by the rule of tokens."""
+    if self._limits is None:
+      return None
+    return self._limits[self._offsets[number] : self._offsets[number + 1]]
+
+
+def write_store_manifest(
+  directory: Path, key: str, refused: Mapping[str, str]
+) -> None:
+  """Writes the manifest of the arrays in a directory."""
+  files: dict[str, JsonValue] = {
+    path.name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
+    for path in sorted(directory.glob("*.npy"))
+  }
+  write_json(
+    directory / MANIFEST,
+    {
+      "format_version": _FORMAT_VERSION,
+      "key": key,
+      "refused": dict(refused),
+      "files": files,
+    },
+  )
+
+
+def _mapped(directory: Path, name: str) -> np.ndarray:
+  array = np.load(directory / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+  return array.view(np.ndarray)
+
+
+@contextlib.contextmanager
+def _local(
+  directory: epath.Path, files: Mapping[str, object]
+) -> Iterator[Path]:
+  """Yields a local directory of the files.
+
+  Those on an object store are copied. The copy is unlinked when the block ends;
+  what is mapped stays readable.
+  """
+  if not is_remote(directory):
+    yield Path(directory)
+    return
+  with tempfile.TemporaryDirectory(
+    prefix="realm_answers_", ignore_cleanup_errors=True
+  ) as folder:
+    for name in files:
+      with contextlib.suppress(FileNotFoundError):
+        (directory / name).copy(Path(folder) / name)
+    yield Path(folder)

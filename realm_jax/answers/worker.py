@@ -1,0 +1,114 @@
+"""A process that searches its share of the rows for answers.
+
+    python -m realm_jax.answers.worker PLAN.json NUMBER
+
+It imports neither TensorFlow nor jax, and prints the numbers of rows that it
+has done. Matching holds Python's lock, so that threads would not do.
+"""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from realm_jax.answers.distinct import DistinctAnswers
+from realm_jax.answers.matcher import BlockMatcher
+from realm_jax.answers.runs import Runs, write_runs
+from realm_jax.corpus.store import Corpus
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """What to search for, and where.
+
+  Attributes:
+    corpus: Corpus to search.
+    answers: Answers to look for.
+    continuations: The tokens that continue a word.
+    folder: Directory to write runs to.
+    num_workers: Number of shares that the rows are divided into.
+  """
+
+  corpus: Corpus
+  answers: DistinctAnswers
+  continuations: list[int]
+  folder: Path
+  num_workers: int
+
+  def rows(self, worker: int) -> range:
+    """Returns the rows of a worker; those of the next follow them."""
+    bounds = [
+      self.corpus.num_blocks * number // self.num_workers
+      for number in (worker, worker + 1)
+    ]
+    return range(*bounds)
+
+  def path(self, worker: int) -> Path:
+    """Returns the file of a worker's runs."""
+    return self.folder / f"{worker}.keys"
+
+  def matcher(self) -> BlockMatcher:
+    """Makes the matcher of the answers."""
+    continuation = np.zeros(self.corpus.vocab_size, bool)
+    continuation[self.continuations] = True
+    return BlockMatcher(
+      self.answers,
+      vocab_size=self.corpus.vocab_size,
+      continuation=continuation,
+    )
+
+  def save(self) -> Path:
+    """Writes the plan to its folder."""
+    fields = {
+      "corpus": str(self.corpus.directory),
+      "version": self.corpus.version,
+      "fingerprint": self.corpus.fingerprint,
+      "answers": dataclasses.asdict(self.answers),
+      "continuations": self.continuations,
+      "num_workers": self.num_workers,
+    }
+    path = self.folder / "plan.json"
+    path.write_text(json.dumps(fields))
+    return path
+
+  @classmethod
+  def load(cls, path: Path) -> "Plan":
+    """Reads what `save` wrote."""
+    fields = json.loads(path.read_text())
+    corpus = Corpus.open(
+      fields["corpus"],
+      version=fields["version"],
+      fingerprint=fields["fingerprint"],
+    )
+    given = fields["answers"]
+    answers = DistinctAnswers(
+      given["rule"], tuple(given["strings"]), tuple(given["patterns"])
+    )
+    continuations, num = fields["continuations"], fields["num_workers"]
+    return cls(corpus, answers, continuations, path.parent, num)
+
+  def runs(self) -> list[Runs]:
+    """Reads the runs of all workers, in the order of the rows."""
+    return [Runs.load(self.path(i)) for i in range(self.num_workers)]
+
+
+def main(plan_path: str, number: str) -> None:
+  """Searches one share of the rows."""
+  plan, worker = Plan.load(Path(plan_path)), int(number)
+
+  def advance(count: int) -> None:
+    print(count, flush=True)
+
+  write_runs(
+    plan.path(worker),
+    plan.matcher(),
+    plan.corpus,
+    plan.rows(worker),
+    advance=advance,
+  ).save()
+
+
+if __name__ == "__main__":
+  main(*sys.argv[1:])

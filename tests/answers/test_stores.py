@@ -1,0 +1,203 @@
+"""Stores: what they hold, when they are made again, and what reads them."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from realm_jax.answers.building import build_store
+from realm_jax.answers.distinct import DistinctAnswers, QuestionAnswers
+from realm_jax.answers.in_blocks import AnswersInBlocks
+from realm_jax.answers.of_task import answers_of_task
+from realm_jax.answers.run_answers import RunAnswers, store_key
+from realm_jax.answers.store import AnswersError, AnswerStore
+from realm_jax.inputs.config import DataConfig
+from realm_jax.partitioning.agreement import Agreement
+from realm_jax.text.answer_spans import find_token_spans
+from realm_jax.text.answers import contains_characters
+from realm_jax.text.patterns import Pattern
+from tests import tiny_world
+
+STRINGS = ("1900", "Mirá", "Nowhere", "Stone", "bridge of", "r")
+PATTERNS = ("(", r"\b19\d5\b", "nowhere", "tarn|pola")
+KEY = "key"
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+  return tiny_world.build(tmp_path_factory.mktemp("stores"))
+
+
+def _answers(corpus, rule):
+  strings = STRINGS
+  if rule == "tokens":
+    encode = corpus.vocabulary.encode
+    questions = [QuestionAnswers("string", [s], [encode(s)]) for s in STRINGS]
+    return DistinctAnswers.of(
+      rule, [*questions, QuestionAnswers("regex", PATTERNS, [])]
+    )
+  return DistinctAnswers(rule, strings, PATTERNS)
+
+
+@pytest.fixture(scope="module", params=["characters", "tokens"])
+def built(request, world, tmp_path_factory):
+  corpus = world.corpus
+  answers = _answers(corpus, request.param)
+  directory = tmp_path_factory.mktemp("built") / "store"
+  build_store(directory, corpus, answers, key=KEY)
+  return corpus, answers, directory
+
+
+def test_two_processes_make_the_same_store(built, tmp_path):
+  corpus, answers, directory = built
+  build_store(tmp_path / "s", corpus, answers, key=KEY, num_workers=2)
+  names = sorted(path.name for path in directory.iterdir())
+  assert names == sorted(path.name for path in (tmp_path / "s").iterdir())
+  for name in names:
+    made = (tmp_path / "s" / name).read_bytes()
+    assert made == (directory / name).read_bytes(), name
+
+
+def test_rows_are_those_of_each_answer_in_each_block(built):
+  corpus, answers, directory = built
+  store = AnswerStore.open(directory, KEY)
+  bodies = corpus.bodies_utf8(np.arange(corpus.num_blocks))
+  for pattern, number in answers.pattern_numbers.items():
+    expected = []
+    if pattern != "(":
+      compiled = Pattern(pattern)
+      expected = [
+        r for r, b in enumerate(bodies) if compiled.occurs(b.decode())
+      ]
+    assert store.rows(number).tolist() == expected, pattern
+  if answers.rule == "characters":
+    for number, string in enumerate(answers.strings):
+      expected = [
+        row
+        for row, body in enumerate(bodies)
+        if contains_characters(body, [string])
+      ]
+      assert store.rows(number).tolist() == expected
+  assert list(store.refused) == ["("]
+  assert store.num_not_found >= 3
+
+
+@pytest.mark.parametrize("body_tokens", [4, 9, 40])
+def test_stored_and_searched_answers_are_the_same(built, body_tokens):
+  corpus, answers, directory = built
+  stored = AnswersInBlocks(corpus, answers, AnswerStore.open(directory, KEY))
+  searched = AnswersInBlocks(corpus, DistinctAnswers(answers.rule))
+  rows = np.random.default_rng(0).permutation(corpus.num_blocks)[:20]
+  questions = [QuestionAnswers("regex", PATTERNS[:2], [])]
+  encode = corpus.vocabulary.encode
+  for string in (*STRINGS, "not stored", "in Tarn"):
+    questions.append(QuestionAnswers("string", [string], [encode(string)]))
+  num_true = 0
+  for question in questions:
+    found = stored.contained(question, rows, body_tokens=body_tokens)
+    again = searched.contained(question, rows, body_tokens=body_tokens)
+    np.testing.assert_array_equal(found, again)
+    if answers.rule == "tokens" and question.kind == "string":
+      spans = find_token_spans(*corpus.body_tokens_flat(rows), question.tokens)
+      fits = spans.start + spans.width <= body_tokens
+      expected = np.isin(np.arange(len(rows)), spans.block[fits])
+      np.testing.assert_array_equal(found, expected)
+    num_true += found.sum()
+  assert num_true
+
+
+def test_a_store_that_is_not_whole_is_refused(built):
+  _, _, directory = built
+  with pytest.raises(AnswersError, match="other answers"):
+    AnswerStore.open(directory, "another key")
+  with pytest.raises(AnswersError, match="no whole store"):
+    AnswerStore.open(directory / "nothing", KEY)
+
+
+def _data(world, **fields) -> DataConfig:
+  return DataConfig(
+    task="open_qa",
+    corpus_dir=world.corpus_dir,
+    question_files={"train": world.question_file},
+    batch_size=2,
+    query_length=tiny_world.QUERY_LENGTH,
+    block_length=tiny_world.BLOCK_LENGTH,
+    **fields,
+  )
+
+
+def _store_of(model_dir) -> Path:
+  (store,) = (model_dir / "answers").iterdir()
+  return store
+
+
+@pytest.mark.parametrize("damage", ["none", "cut", "changed", "no manifest"])
+def test_a_run_makes_a_damaged_store_again_and_no_other(
+  world, tmp_path, damage
+):
+  def opened():
+    answers = RunAnswers(
+      tmp_path, _data(world), "characters", agreement=Agreement("answers")
+    )
+    return answers.of(world.corpus)
+
+  opened()
+  store = _store_of(tmp_path)
+  whole = {path.name: path.read_bytes() for path in store.iterdir()}
+  made_at = (store / "rows.npy").stat().st_mtime_ns
+  if damage == "cut":
+    (store / "rows.npy").write_bytes(whole["rows.npy"][:-1])
+  elif damage == "changed":
+    (store / "rows.npy").write_bytes(whole["rows.npy"][:-1] + b"?")
+  elif damage == "no manifest":
+    (store / "answers.json").unlink()
+  opened()
+  assert {
+    p.name: p.read_bytes() for p in _store_of(tmp_path).iterdir()
+  } == whole
+  again = (store / "rows.npy").stat().st_mtime_ns
+  assert (again == made_at) == (damage == "none")
+
+
+def test_the_answers_of_a_task_are_those_of_all_its_questions(world):
+  asked = [q["answer"][0] for q in tiny_world.questions()]
+  found = answers_of_task(_data(world), "characters")
+  assert found == DistinctAnswers("characters", tuple(sorted(set(asked))))
+  by_tokens = answers_of_task(_data(world), "tokens")
+  assert len(by_tokens.strings) == len(found.strings)
+
+
+def test_patterns_of_a_task_and_a_warning_that_counts_bad_ones(
+  world, tmp_path, caplog
+):
+  questions = [
+    {"question": "who?", "answer": [pattern, "tarn"]} for pattern in PATTERNS
+  ]
+  path = tmp_path / "patterns.jsonl"
+  path.write_text("\n".join(map(json.dumps, questions)))
+  data = dataclasses.replace(
+    _data(world), task="open_qa_regex", question_files={"train": path}
+  )
+  answers = RunAnswers(
+    tmp_path, data, "characters", agreement=Agreement("answers")
+  )
+  in_blocks = answers.of(world.corpus)
+  assert "1 answers are regular expressions that are invalid" in caplog.text
+  assert "'(': missing )" in caplog.text
+  question = QuestionAnswers("regex", ["(", "tarn"], [])
+  rows = np.arange(world.corpus.num_blocks)
+  contained = in_blocks.contained(question, rows)
+  assert contained.tolist() == [
+    "Tarn" in world.corpus.body(row) for row in rows.tolist()
+  ]
+  row = int(np.argmax(contained))
+  (start, limit), *_ = in_blocks.pattern_spans(["(", "tarn"], row)
+  assert world.corpus.answer_text(row, start, limit) == "Tarn"
+
+
+def test_another_version_of_the_blocks_has_another_key(world):
+  answers = DistinctAnswers("characters", ("a",))
+  other = DistinctAnswers("tokens", ("a",))
+  assert store_key(world.corpus, answers) != store_key(world.corpus, other)

@@ -1,0 +1,130 @@
+"""Patterns: those of CuratedTREC as Python matches them, bounded in time."""
+
+import json
+import re
+import unicodedata
+import warnings
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from realm_jax.text import pattern_literals
+from realm_jax.text.answers import regex_match
+from realm_jax.text.patterns import FLAGS, Pattern, PatternError
+
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+SLOW = "(a|aa)+$"
+
+
+@pytest.fixture(scope="module")
+def real_patterns():
+  if not DATA.is_dir():
+    pytest.skip(f"there are no real data in {DATA}")
+  lines = [
+    line
+    for path in sorted((DATA / "curatedtrec").glob("*.tsv"))
+    for line in path.read_text(encoding="utf-8").splitlines()
+  ]
+  return sorted({line.split("\t")[-1] for line in lines})
+
+
+@pytest.fixture(scope="module")
+def real_texts():
+  lines = (DATA / "qed" / "qed_dev_part.jsonl").read_text().splitlines()
+  return [json.loads(line)["paragraph_text"] for line in lines[:25]]
+
+
+def test_real_patterns_match_as_in_python(real_patterns, real_texts):
+  assert len(real_patterns) > 2000
+  # Predictions that some patterns match: what patterns say, without operators.
+  said = [re.sub(r"\\[a-z]|[^\w ]", " ", p).strip() for p in real_patterns]
+  predictions = [
+    *said[::40],
+    *real_texts[:3],
+    "",
+    "U+212A \u212a \u0131 \u00a0",
+  ]
+  num_true = 0
+  for pattern, own in zip(real_patterns, said, strict=True):
+    with warnings.catch_warnings(action="ignore"):
+      by_python = re.compile(pattern, FLAGS)
+    for prediction in (own, *predictions):
+      expected = by_python.match(prediction) is not None
+      num_true += expected
+      assert regex_match(prediction, pattern) == expected, (pattern, prediction)
+  assert num_true > 1000
+
+
+def test_real_patterns_match_only_texts_that_have_a_literal(
+  real_patterns, real_texts
+):
+  folded = [pattern_literals.fold(text) for text in real_texts]
+  num_matches = 0
+  for pattern in real_patterns:
+    literals = pattern_literals.required_literals(pattern)
+    assert literals
+    compiled = Pattern(pattern)
+    for text, in_text in zip(real_texts, folded, strict=True):
+      if compiled.occurs(text):
+        num_matches += 1
+        assert any(literal in in_text for literal in literals)
+  assert num_matches > 100
+
+
+@pytest.mark.parametrize(
+  ("pattern", "literals"),
+  [
+    ("Italy", {"italy"}),
+    ("_?Isfahan_?|_?Tehran_?", {"isfahan", "tehran"}),
+    (r"1947|1933", {"1947", "1933"}),
+    (r"26\s*December|Christmas.*Boxing", {"december", "christmas"}),
+    (r"(New\s+)?York(shire)?", {"york"}),
+    ("U\\.?S", {"us", "u.s"}),
+    ("(ab|cd){2}e+", {"ab", "cd"}),
+    ("a(?=bcd)e*", {"a"}),
+    (r"\d+|x", None),
+    ("[^a]", None),
+    ("", None),
+    ("x*", None),
+  ],
+)
+def test_required_literals_by_hand(pattern, literals):
+  assert pattern_literals.required_literals(pattern) == literals
+
+
+@given(st.text("aAiIsSkK\u0130\u0131\u017f\u212aßẞσςΣ", max_size=6))
+def test_a_literal_is_folded_as_any_text_that_it_matches(text):
+  for character in "aiskßσ":
+    by_python = re.compile(character, FLAGS)
+    for match in by_python.finditer(text):
+      found = pattern_literals.fold(match.group())
+      assert pattern_literals.fold(character) == found
+  parts = map(pattern_literals.fold, text)
+  assert pattern_literals.fold(text) == "".join(parts)
+
+
+def test_a_slow_pattern_is_stopped_and_not_searched_again():
+  slow = Pattern(SLOW)
+  assert slow.spans("aaa")
+  for _ in range(2):
+    with pytest.raises(PatternError, match="takes too long"):
+      slow.occurs("a" * 60 + "b")
+  assert slow.too_slow
+
+
+@pytest.mark.parametrize("pattern", ["(", "a{99999999999999999999}", r"\p{L}"])
+def test_what_python_refuses_is_no_pattern(pattern):
+  with pytest.raises(PatternError):
+    Pattern(pattern)
+
+
+def test_spans_leave_out_white_space_and_nothing():
+  found = Pattern(r"\s*\w*\s*").spans("ab  cd\n  ")
+  assert [(s.start, s.stop) for s in found] == [(0, 2), (4, 6)]
+
+
+def test_unicode_classes_are_those_of_python():
+  text = unicodedata.normalize("NFC", "Zoë\u00a0Ünal \u0661")
+  assert Pattern(r"^\w+\s\w+ \d$").occurs(text)
