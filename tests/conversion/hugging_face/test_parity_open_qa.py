@@ -115,7 +115,7 @@ def test_blocks_and_spans_that_hold_the_answer_are_the_same(answerer, expected):
       answerer.corpus,
       answerer.generation,
       expected["span_logits"].shape[2],
-      AnswersInBlocks(answerer.corpus, DistinctAnswers("tokens")),
+      answers=AnswersInBlocks(answerer.corpus, DistinctAnswers("tokens")),
     ),
   )
   np.testing.assert_array_equal(made.has_answer, expected["has_answer"])

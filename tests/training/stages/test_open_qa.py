@@ -81,7 +81,7 @@ def _assemble(stage, corpus, answer):
       corpus,
       _Vectors(),
       BLOCK_LENGTH,
-      AnswersInBlocks(corpus, DistinctAnswers(stage.answer_rule)),
+      answers=AnswersInBlocks(corpus, DistinctAnswers(stage.answer_rule)),
     ),
   )
   return made
