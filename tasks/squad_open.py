@@ -6,6 +6,7 @@ English part is a sample of that.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 from realm_jax.inputs.questions.formats import distinct, squad
 from realm_jax.inputs.questions.published import Files, PublishedSource, Tfds
@@ -15,7 +16,7 @@ from tasks import open_qa
 _URL = "https://rajpurkar.github.io/SQuAD-explorer/dataset"
 
 
-def read_tfds(record: Mapping) -> Question:
+def read_tfds(record: Mapping[str, Any]) -> Question:
   """Makes a question of a record of TFDS's `squad`."""
   answers = distinct([text.decode() for text in record["answers"]["text"]])
   return Question(record["question"].decode(), answers, record["id"].decode())

@@ -8,6 +8,7 @@ in Lee et al. 2019.
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from etils import epath
 
@@ -25,6 +26,12 @@ def _answers(value: str, aliases: Sequence[str]) -> list[str]:
   return distinct([text for text in texts if text])
 
 
+def _next_entry(text: str, place: int) -> int:
+  """Returns where the next entry starts, or the list ends."""
+  separator = _SEPARATOR.match(text, place)
+  return separator.end() if separator else place
+
+
 def read_file(path: epath.Path) -> Iterator[Question]:
   """Reads `{"Data": [{"Question": …, "QuestionId": …, "Answer": …}, …]}`.
 
@@ -39,13 +46,13 @@ def read_file(path: epath.Path) -> Iterator[Question]:
   if begin is None:
     raise QuestionFileError(f'{path} has no "Data"; wanted TriviaQA\'s JSON')
   decode = json.JSONDecoder().raw_decode
-  place = _SEPARATOR.match(text, begin.end()).end()
+  place = _next_entry(text, begin.end())
   while not text.startswith("]", place):
     try:
       entry, place = decode(text, place)
     except ValueError as error:
       raise QuestionFileError(f"{path} is not JSON: {error}") from error
-    place = _SEPARATOR.match(text, place).end()
+    place = _next_entry(text, place)
     answer = entry["Answer"]
     yield Question(
       entry["Question"].strip(),
@@ -54,7 +61,7 @@ def read_file(path: epath.Path) -> Iterator[Question]:
     )
 
 
-def read_tfds(record: Mapping) -> Question:
+def read_tfds(record: Mapping[str, Any]) -> Question:
   """Makes a question of a record of TFDS's `trivia_qa`."""
   answer = record["answer"]
   return Question(

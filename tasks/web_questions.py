@@ -7,6 +7,7 @@ ORQA's release divided.
 
 import re
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from etils import epath
 
@@ -33,7 +34,7 @@ def read_release(path: epath.Path) -> Iterator[Question]:
     yield Question(entry["utterance"], answers)
 
 
-def read_tfds(record: Mapping) -> Question:
+def read_tfds(record: Mapping[str, Any]) -> Question:
   """Makes a question of a record of TFDS's `web_questions`."""
   answers = [answer.decode() for answer in record["answers"]]
   return Question(record["question"].decode(), answers)

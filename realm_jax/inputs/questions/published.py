@@ -12,7 +12,8 @@ import collections
 import dataclasses
 import fnmatch
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -91,7 +92,7 @@ class Tfds:
 
   builder: str
   names: Mapping[str, str]
-  read: Callable[[Mapping], Question]
+  read: Callable[[Mapping[str, Any]], Question]
   sizes: Mapping[str, int] | None = None
 
 
@@ -258,12 +259,8 @@ class PublishedSource(QuestionSource):
         f"{folder} has only some of the {split!r} questions of {self._name}: "
         f"{', '.join(missing)} of {', '.join(paths)} is missing; {self._get}"
       )
-    questions = [
-      _named(question, path.stem, number)
-      for found in paths.values()
-      for path in found
-      for number, question in enumerate(form.read(path), start=1)
-    ]
+    files = [path for found in paths.values() for path in found]
+    questions = [question for path in files for question in _read(form, path)]
     return form, parts, questions
 
   def _form_at(self, place: epath.Path, split: str) -> Files:
@@ -297,6 +294,21 @@ def _parts(form: Files | Tfds, split: str) -> list[str]:
   if "dev" in form.names:
     return ["train", "dev"] if split == TRAIN_AND_DEV else [split]
   return [split if split == "test" else "train"]
+
+
+def _read(form: Files, path: epath.Path) -> Iterator[Question]:
+  """Yields the questions of a file, each with an id.
+
+  Raises:
+    QuestionFileError: The file is not in this form.
+  """
+  try:
+    for number, question in enumerate(form.read(path), start=1):
+      yield _named(question, path.stem, number)
+  except (AttributeError, LookupError, TypeError, UnicodeError) as error:
+    raise QuestionFileError(
+      f"{path} is not in the published format: {error!r}"
+    ) from error
 
 
 def _named(question: Question, part: str, number: int) -> Question:
