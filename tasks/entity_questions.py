@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from etils import epath
 
 from realm_jax.inputs.questions.formats import json_file
-from realm_jax.inputs.questions.published import Files, PublishedSource
+from realm_jax.inputs.questions.forms import Files
+from realm_jax.inputs.questions.published import PublishedSource
 from realm_jax.inputs.questions.question import Question
 from tasks import open_qa
 
@@ -24,7 +25,7 @@ open_qa.add(
   "entity_questions",
   PublishedSource(
     "EntityQuestions",
-    sizes={"train": 176_560, "dev": 22_068, "test": 22_075},
+    sizes={"test": 22_075},
     files=[
       Files(
         names={

@@ -6,9 +6,11 @@ set is the field's test set.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 from realm_jax.inputs.questions.formats import json_lines
-from realm_jax.inputs.questions.published import Files, PublishedSource, Tfds
+from realm_jax.inputs.questions.forms import Files, Tfds
+from realm_jax.inputs.questions.published import PublishedSource
 from realm_jax.inputs.questions.question import Question
 from tasks import open_qa
 
@@ -18,7 +20,7 @@ _URL = (
 )
 
 
-def read_tfds(record: Mapping) -> Question:
+def read_tfds(record: Mapping[str, Any]) -> Question:
   """Makes a question of a record of TFDS's `natural_questions_open`."""
   answers = [answer.decode() for answer in record["answer"]]
   return Question(record["question"].decode(), answers)

@@ -2,17 +2,20 @@
 
 An answer has aliases, all of which are right. The published test set has no
 answers, so what TriviaQA publishes as its development set is the test set, as
-in Lee et al. 2019.
+in Lee et al. 2019. They have 78,785 questions in "train" and 8,837 in "dev",
+and did not release how they divided them.
 """
 
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from etils import epath
 
 from realm_jax.inputs.questions.formats import distinct
-from realm_jax.inputs.questions.published import Files, PublishedSource, Tfds
+from realm_jax.inputs.questions.forms import Files, Tfds
+from realm_jax.inputs.questions.published import PublishedSource
 from realm_jax.inputs.questions.question import Question, QuestionFileError
 from tasks import open_qa
 
@@ -23,6 +26,12 @@ _SEPARATOR = re.compile(r"[\s,]*")
 def _answers(value: str, aliases: Sequence[str]) -> list[str]:
   texts = [text.strip() for text in (value, *aliases)]
   return distinct([text for text in texts if text])
+
+
+def _next_entry(text: str, place: int) -> int:
+  """Returns where the next entry starts, or the list ends."""
+  separator = _SEPARATOR.match(text, place)
+  return separator.end() if separator else place
 
 
 def read_file(path: epath.Path) -> Iterator[Question]:
@@ -39,13 +48,13 @@ def read_file(path: epath.Path) -> Iterator[Question]:
   if begin is None:
     raise QuestionFileError(f'{path} has no "Data"; wanted TriviaQA\'s JSON')
   decode = json.JSONDecoder().raw_decode
-  place = _SEPARATOR.match(text, begin.end()).end()
+  place = _next_entry(text, begin.end())
   while not text.startswith("]", place):
     try:
       entry, place = decode(text, place)
     except ValueError as error:
       raise QuestionFileError(f"{path} is not JSON: {error}") from error
-    place = _SEPARATOR.match(text, place).end()
+    place = _next_entry(text, place)
     answer = entry["Answer"]
     yield Question(
       entry["Question"].strip(),
@@ -54,7 +63,7 @@ def read_file(path: epath.Path) -> Iterator[Question]:
     )
 
 
-def read_tfds(record: Mapping) -> Question:
+def read_tfds(record: Mapping[str, Any]) -> Question:
   """Makes a question of a record of TFDS's `trivia_qa`."""
   answer = record["answer"]
   return Question(
@@ -70,7 +79,7 @@ open_qa.add(
   "trivia_qa_open",
   PublishedSource(
     "TriviaQA (open)",
-    sizes={"train": 78_785, "dev": 8_837, "test": 11_313},
+    sizes={"train+dev": 87_622, "test": 11_313},
     files=[
       Files(
         names={

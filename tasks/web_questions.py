@@ -7,11 +7,13 @@ ORQA's release divided.
 
 import re
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from etils import epath
 
 from realm_jax.inputs.questions.formats import distinct, json_file, json_lines
-from realm_jax.inputs.questions.published import Files, PublishedSource, Tfds
+from realm_jax.inputs.questions.forms import Files, Tfds
+from realm_jax.inputs.questions.published import PublishedSource
 from realm_jax.inputs.questions.question import Question
 from tasks import open_qa
 
@@ -33,7 +35,7 @@ def read_release(path: epath.Path) -> Iterator[Question]:
     yield Question(entry["utterance"], answers)
 
 
-def read_tfds(record: Mapping) -> Question:
+def read_tfds(record: Mapping[str, Any]) -> Question:
   """Makes a question of a record of TFDS's `web_questions`."""
   answers = [answer.decode() for answer in record["answers"]]
   return Question(record["question"].decode(), answers)

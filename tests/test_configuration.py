@@ -4,6 +4,7 @@ import pytest
 
 from realm_jax import configuration
 from realm_jax.configuration import ConfigurationError
+from realm_jax.inputs.config import DataConfig
 from realm_jax.models.bert import BertConfig
 
 _SIZES = """
@@ -146,6 +147,24 @@ def test_a_value_of_the_wrong_type_is_named(sizes, tmp_path, binding, said):
   name = tmp_path / "name.gin"
   name.write_text("NAME = 'x'\n")
   assert said in _refused([sizes, str(name)], [*_GIVEN, binding])
+
+
+def test_recipes_name_a_split_and_its_questions_by_macros():
+  for recipe, split in (("eval", "SPLIT"), ("open_qa", "TRAIN_SPLIT")):
+    bindings = [
+      f"{split} = 'dev'",
+      *(f"{name} = 'a'" for name in ("MODEL_DIR", "CORPUS_DIR")),
+      *(
+        ("QUESTIONS = 'tfds:'", "OUTPUT_DIR = 'a'")
+        if recipe == "eval"
+        else ("TRAIN_QUESTIONS = 'tfds:'",)
+      ),
+    ]
+    files = ["gin/models/tiny.gin", f"gin/runs/{recipe}.gin"]
+    with configuration.parsed(files, bindings):
+      data = configuration.configured(DataConfig)()
+    assert data.split == "dev"
+    assert data.question_files == {"dev": "tfds:"}
 
 
 def test_an_integer_is_a_number(sizes):

@@ -162,37 +162,35 @@ class TaskExamples:
     the order of the records.
     """
 
-    def own_record(mixed: dict[str, Any], number: int) -> dict[str, tf.Tensor]:
-      common = {name: mixed[name] for name in ("position", "seed")}
-      return {**mixed["records"][number], **common}
+    lengths, seed = self._config.lengths, self._config.seed
+    features = {}
 
-    features = {
-      task.name: self._examples_of(
-        task, records.map(functools.partial(own_record, number=number))
-      ).element_spec
-      for number, task in enumerate(self._tasks)
-    }
-    mixture.require_same_features(self.task.name, features)
+    def of_task(
+      mixed: dict[str, Any], number: int, task: seqio.Task
+    ) -> tf.data.Dataset:
+      common = {name: mixed[name] for name in ("position", "seed")}
+      record = {**mixed["records"][number], **common}
+      # As `Task.get_dataset` does, without its thread that prefetches.
+      examples = task.preprocess_precache(
+        tf.data.Dataset.from_tensors(record), seed
+      )
+      examples = task.preprocess_postcache(examples, lengths, seed)
+      examples = seqio.trim_dataset(examples, lengths, task.output_features)
+      features[task.name] = examples.element_spec
+      return examples
 
     def one_example(mixed: dict[str, Any]) -> tf.data.Dataset:
-      def of_task(number: int, task: seqio.Task) -> tf.data.Dataset:
-        record = tf.data.Dataset.from_tensors(own_record(mixed, number))
-        # As `Task.get_dataset` does, without its thread that prefetches.
-        lengths, seed = self._config.lengths, self._config.seed
-        examples = task.preprocess_postcache(
-          task.preprocess_precache(record, seed), lengths, seed
-        )
-        return seqio.trim_dataset(examples, lengths, task.output_features)
+      makers = [
+        functools.partial(of_task, mixed, number, task)
+        for number, task in enumerate(self._tasks)
+      ]
+      return tf.switch_case(mixed["task"], makers)
 
-      return tf.switch_case(
-        mixed["task"],
-        [
-          functools.partial(of_task, number, task)
-          for number, task in enumerate(self._tasks)
-        ],
-      )
-
-    return records.flat_map(one_example)
+    try:
+      return records.flat_map(one_example)
+    finally:
+      # TensorFlow's own error, if it gives any, names no feature.
+      mixture.require_same_features(self.task.name, features)
 
   def _fail_if_fruitless(
     self, count: tf.Tensor, record: dict[str, Any]

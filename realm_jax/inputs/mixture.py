@@ -183,8 +183,8 @@ def require_same_features(
     }
     for task, specs in features.items()
   }
-  (first, expected), *others = kinds.items()
-  for task, found in others:
+  first, expected = next(iter(kinds.items()), ("", {}))
+  for task, found in kinds.items():
     differing = sorted(
       feature
       for feature in expected.keys() | found.keys()

@@ -136,19 +136,22 @@ class ColumnLayout:
 
     Without columns, that record is the only one.
     """
-    arrays = []
-    names = [*self._spec, *self._ragged]
-    filled = self.flatten(columns) if columns else [None] * len(names)
-    for i, (name, array) in enumerate(zip(names, filled, strict=True)):
-      spec = self._spec[name]
-      if i >= len(self._spec):  # Offsets.
-        blank = np.zeros(1 if columns else 2, np.int64)
+    blanks = []
+    for name, spec in self._spec.items():
+      dtype = spec.dtype.as_numpy_dtype
+      if name in self._ragged:
+        inner = [size or 0 for size in spec.shape[1:]]
+        blanks.append(np.zeros([0, *inner], dtype))
       else:
-        dtype = spec.dtype.as_numpy_dtype
-        shape = (0, *spec.shape[1:]) if name in self._ragged else (1,)
-        blank = np.full(shape, b"" if dtype is object else 0, dtype)
-      arrays.append(blank if array is None else np.concatenate([blank, array]))
-    return arrays
+        blanks.append(np.array([b"" if dtype is object else 0], dtype))
+    # The blank record lies between the offsets 0 and 0.
+    blanks += [np.zeros(1, np.int64)] * len(self._ragged)
+    if columns is None:
+      ends = [np.zeros(1, np.int64)] * len(self._ragged)
+      filled = [*(blank[:0] for blank in blanks[: len(self._spec)]), *ends]
+    else:
+      filled = self.flatten(columns)
+    return [np.concatenate(pair) for pair in zip(blanks, filled, strict=True)]
 
   def record(
     self, tensors: Sequence[tf.Tensor], index: Int[tf.Tensor, ""]

@@ -9,6 +9,7 @@ from realm_jax.inputs.batches import BatchStream
 from realm_jax.inputs.context import TaskContext
 from realm_jax.inputs.display import describe
 from realm_jax.inputs.examples import ExampleStream
+from realm_jax.inputs.registry import find_task
 from tests.inputs import tiny_corpus
 from tests.tasks import test_published_sets
 
@@ -50,5 +51,10 @@ def test_ten_lines_make_a_task(page, tiny, tmp_path, monkeypatch):
 
 
 def test_the_published_sets_are_those_of_the_page(page):
-  rows = re.findall(r"^\| `(\w+)` \| ([\d,]+) \|", page, re.MULTILINE)
-  assert [name for name, _ in rows] == list(test_published_sets.SETS)
+  row = r"^\| `(\w+)` \|([^|]*)\|([^|]*)\|([^|]*)\|"
+  table = page[page.index("| task |") :]
+  rows = re.findall(row, table, re.MULTILINE)
+  assert [name for name, *_ in rows] == list(test_published_sets.SETS)
+  for name, *cells in rows:
+    shown = [int(digits) for c in cells if (digits := re.sub(r"\D", "", c))]
+    assert shown == list(find_task(name).source.sizes.values())

@@ -78,6 +78,9 @@ def test_a_partial_set_is_named_with_both_counts(tmp_path):
   (tmp_path / "test.json").write_text('[{"qText": ')
   with pytest.raises(QuestionFileError, match=r"test\.json is not JSON"):
     read("web_questions", "test", tmp_path)
+  (tmp_path / "test.json").write_text('[{"text": "who?"}]')
+  with pytest.raises(QuestionFileError, match=r"published format: .*qText"):
+    read("web_questions", "test", tmp_path)
 
 
 def test_published_files_with_a_set_of_their_own_for_development(tmp_path):

@@ -2,11 +2,15 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from etils import epath
 
 from realm_jax.files.json_file import JsonValue
-from realm_jax.inputs.questions.json_lines import read_json_lines
+from realm_jax.inputs.questions.json_lines import (
+  read_json_lines,
+  read_question,
+)
 from realm_jax.inputs.questions.question import Question, QuestionFileError
 
 
@@ -22,13 +26,15 @@ def json_lines(path: epath.Path) -> Iterator[Question]:
   """
 
   def to_question(fields: Mapping[str, JsonValue]) -> Question:
-    return Question(fields["question"], fields["answer"])
+    if fields.get("answer") == []:
+      return Question(str(fields["question"]), [])
+    return read_question(fields)
 
   for question, _ in read_json_lines(path, to_question):
     yield question
 
 
-def json_file(path: epath.Path) -> JsonValue:
+def json_file(path: epath.Path) -> Any:
   """Returns the contents of a JSON file.
 
   Raises:

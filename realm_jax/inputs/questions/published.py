@@ -9,10 +9,8 @@ has. Whoever runs a task says where they are, in `question_files` of the split:
 """
 
 import collections
-import dataclasses
-import fnmatch
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -23,6 +21,12 @@ from jaxtyping import Bool
 from realm_jax.inputs.context import current_context
 from realm_jax.inputs.questions import tfds_records
 from realm_jax.inputs.questions.checks import QuestionChecks
+from realm_jax.inputs.questions.forms import (
+  TRAIN_AND_DEV,
+  Files,
+  Tfds,
+  parts_of,
+)
 from realm_jax.inputs.questions.question import (
   Question,
   QuestionFileError,
@@ -30,9 +34,6 @@ from realm_jax.inputs.questions.question import (
   QuestionSource,
 )
 from realm_jax.text.answers import AnswerKind
-
-# All training questions, where published files do not set a tenth aside.
-TRAIN_AND_DEV = "train+dev"
 
 _TFDS = "tfds:"
 _NUM_BUCKETS = 100_000
@@ -49,50 +50,6 @@ def is_development(questions: Sequence[str]) -> Bool[np.ndarray, " n"]:
     tf.constant(questions, tf.string), _NUM_BUCKETS
   )
   return buckets.numpy() % 10 == 0
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Files:
-  """A form of a data set: files of one folder.
-
-  Attributes:
-    names: Names of each split's files, in order; `*` stands for any text.
-      Without "dev", a tenth of "train" is the development set.
-    read: Function that reads one file.
-    sizes: Number of questions in each split, if it is not the data set's.
-  """
-
-  names: Mapping[str, Sequence[str]]
-  read: Callable[[epath.Path], Iterable[Question]]
-  sizes: Mapping[str, int] | None = None
-
-  def __str__(self) -> str:
-    return ", ".join(name for part in self.names.values() for name in part)
-
-  def paths(self, folder: epath.Path, part: str) -> dict[str, list[epath.Path]]:
-    """Returns the files of each name; a name without a file has none."""
-    return {name: sorted(folder.glob(name)) for name in self.names[part]}
-
-  def has_file(self, name: str, part: str) -> bool:
-    """Returns whether a split has a file of this name."""
-    return any(fnmatch.fnmatch(name, pattern) for pattern in self.names[part])
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Tfds:
-  """A form of a data set: the records of a builder of TFDS.
-
-  Attributes:
-    builder: Name of the builder, with its configuration.
-    names: TFDS's name of each split. Without "dev", a tenth of "train" is the
-      development set.
-    read: Function that makes a question of a record, a tree of numpy values.
-  """
-
-  builder: str
-  names: Mapping[str, str]
-  read: Callable[[Mapping], Question]
-  sizes: Mapping[str, int] | None = None
 
 
 class LoadedQuestions(QuestionRecords):
@@ -120,9 +77,13 @@ class PublishedSource(QuestionSource):
   The splits are "train", "dev", "test" and, where the development set is taken
   from the training questions, "train+dev", which has all of these.
 
+  Attributes:
+    sizes: Published number of questions of splits. They are checked; a split
+      that is absent has no published number.
+
   Args:
     name: Name of the data set, for messages.
-    sizes: Number of questions in "train", "dev" and "test".
+    sizes: Published number of questions of splits.
     files: Forms in which files are published, the preferred one first.
     tfds: TFDS's form, if it has one.
     get: Command that fetches the files.
@@ -142,7 +103,7 @@ class PublishedSource(QuestionSource):
     super().__init__(
       splits=("train", "dev", "test", TRAIN_AND_DEV), answer_kind=answer_kind
     )
-    self._name, self._sizes = name, sizes
+    self._name, self.sizes = name, sizes
     self._files, self._tfds, self._get = files, tfds, get
 
   def __str__(self) -> str:
@@ -164,19 +125,15 @@ class PublishedSource(QuestionSource):
       form, parts, questions = self._from_tfds(os.fspath(place), split)
     else:
       form, parts, questions = self._from_files(epath.Path(place), split)
-    sizes = form.sizes or self._sizes
+    sizes = form.sizes or self.sizes
     is_divided = parts == ["train"] and "dev" not in form.names
-    self._require_size(
-      sum(sizes[part] for part in (["train", "dev"] if is_divided else parts)),
-      questions,
-      place=place,
-      split=split,
-    )
+    published = TRAIN_AND_DEV if is_divided else split
+    self._require_size(sizes, published, questions, place=place)
     if is_divided and split != TRAIN_AND_DEV:
       is_dev = is_development([question.question for question in questions])
       chosen = np.flatnonzero(is_dev == (split == "dev"))
       questions = [questions[index] for index in chosen]
-      self._require_size(sizes[split], questions, place=place, split=split)
+      self._require_size(sizes, split, questions, place=place)
     logging.info(
       "%s, %s: %d questions from %s", self._name, split, len(questions), place
     )
@@ -184,14 +141,17 @@ class PublishedSource(QuestionSource):
 
   def _require_size(
     self,
-    size: int,
+    sizes: Mapping[str, int],
+    split: str,
     questions: Sequence[Question],
     *,
     place: epath.PathLike,
-    split: str,
   ) -> None:
     """Raises `QuestionFileError` unless as many are there as published."""
-    if len(questions) == size:
+    size = sizes.get(split)
+    if split == TRAIN_AND_DEV and size is None and "train" in sizes:
+      size = sizes["train"] + sizes["dev"]
+    if size is None or len(questions) == size:
       return
     own = "open_qa_regex" if self.answer_kind == "regex" else "open_qa"
     raise QuestionFileError(
@@ -204,7 +164,7 @@ class PublishedSource(QuestionSource):
 
   def _forms(self, split: str) -> dict[Files, list[str]]:
     """Returns the forms that have a split, each with the parts it needs."""
-    forms = {form: _parts(form, split) for form in self._files}
+    forms = {form: parts_of(form, split) for form in self._files}
     return {
       form: parts
       for form, parts in forms.items()
@@ -233,7 +193,7 @@ class PublishedSource(QuestionSource):
       raise QuestionFileError(
         f"TFDS has no {self._name}; give {self._wanted(split)}"
       )
-    parts = _parts(form, split)
+    parts = parts_of(form, split)
     directory = place.removeprefix(_TFDS) or None
     questions = []
     for part in parts:
@@ -246,7 +206,7 @@ class PublishedSource(QuestionSource):
     self, place: epath.Path, split: str
   ) -> tuple[Files, list[str], list[Question]]:
     form = self._form_at(place, split)
-    parts = _parts(form, split)
+    parts = parts_of(form, split)
     folder = place if place.is_dir() else place.parent
     paths = {
       name: found
@@ -258,12 +218,8 @@ class PublishedSource(QuestionSource):
         f"{folder} has only some of the {split!r} questions of {self._name}: "
         f"{', '.join(missing)} of {', '.join(paths)} is missing; {self._get}"
       )
-    questions = [
-      _named(question, path.stem, number)
-      for found in paths.values()
-      for path in found
-      for number, question in enumerate(form.read(path), start=1)
-    ]
+    files = [path for found in paths.values() for path in found]
+    questions = [question for path in files for question in _read(form, path)]
     return form, parts, questions
 
   def _form_at(self, place: epath.Path, split: str) -> Files:
@@ -292,11 +248,19 @@ class PublishedSource(QuestionSource):
     return found[0]
 
 
-def _parts(form: Files | Tfds, split: str) -> list[str]:
-  """Returns the published parts that have the questions of a split."""
-  if "dev" in form.names:
-    return ["train", "dev"] if split == TRAIN_AND_DEV else [split]
-  return [split if split == "test" else "train"]
+def _read(form: Files, path: epath.Path) -> Iterator[Question]:
+  """Yields the questions of a file, each with an id.
+
+  Raises:
+    QuestionFileError: The file is not in this form.
+  """
+  try:
+    for number, question in enumerate(form.read(path), start=1):
+      yield _named(question, path.stem, number)
+  except (AttributeError, LookupError, TypeError, UnicodeError) as error:
+    raise QuestionFileError(
+      f"{path} is not in the published format: {error!r}"
+    ) from error
 
 
 def _named(question: Question, part: str, number: int) -> Question:

@@ -4,6 +4,7 @@ Preparing them needs the extra `tfds`; reading does not.
 """
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import tensorflow_datasets as tfds
 from etils import epath
@@ -22,7 +23,7 @@ def command(builder: str, directory: epath.PathLike | None = None) -> str:
 
 def read(
   builder: str, split: str, directory: epath.PathLike | None = None
-) -> Iterator[Mapping]:
+) -> Iterator[Mapping[str, Any]]:
   """Yields the records of a split as trees of numpy values; texts are bytes.
 
   Nothing is downloaded.
