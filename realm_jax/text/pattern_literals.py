@@ -53,6 +53,27 @@ def required_literals(pattern: str) -> Literals | None:
   )
 
 
+def sufficient_literals(pattern: str) -> Literals:
+  """Returns folded literals with which an ASCII text surely has a match.
+
+  They are alternatives without any operator, and are ASCII, too: beyond it,
+  folding may make texts equal that the pattern tells apart.
+  """
+  with warnings.catch_warnings(action="ignore"):
+    parts = list(parser.parse(pattern, patterns.FLAGS))
+  prefix = _exact(parts[:-1])
+  if not parts or prefix is None:
+    return frozenset()
+  branches: list[Parsed] = [parts[-1:]]
+  if parts[-1][0] is codes.BRANCH:
+    branches = parts[-1][1][1]
+  texts = set[str]()
+  for branch in branches:
+    whole = _product(prefix, _exact(branch) or frozenset())
+    texts |= {t for t in whole or () if t.strip() and t.isascii()}
+  return frozenset(map(fold, texts))
+
+
 def _required(sequence: Parsed) -> Literals | None:
   """Returns the best literals of parts that follow each other."""
   best: Literals | None = None
@@ -105,7 +126,8 @@ def _exact_part(code: Any, argument: Any) -> Literals | None:
   if code is codes.IN:
     return _characters(argument)
   if code is codes.SUBPATTERN:
-    return _exact(argument[-1])
+    _, added_flags, removed_flags, parts = argument
+    return None if added_flags or removed_flags else _exact(parts)
   if code in _REPEATS and argument[:2] == (0, 1):
     once = _exact(argument[-1])
     return None if once is None else once | _NOTHING
