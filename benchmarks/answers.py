@@ -44,6 +44,7 @@ from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.text.answer_spans import find_token_spans
 from realm_jax.text.answers import contains_characters
+from realm_jax.training.batches import OpenQaBatch
 from realm_jax.training.stages.model_inputs import ModelInputs, Models
 from realm_jax.training.stages.open_qa import OpenQa
 from realm_jax.training.stages.protocol import StageContext
@@ -241,6 +242,7 @@ def steps(
       made, _ = stage.assemble(batch, retrieved, context)
       stored_ms.append(1e3 * (time.perf_counter() - start))
     num_read.append(len(counted.rows))
+    assert isinstance(made, OpenQaBatch)
     with _CountedCorpus(corpus) as counted:
       start = time.perf_counter()
       expected = search_in_blocks(corpus, answers.rule, batch, retrieved.rows)

@@ -3,13 +3,16 @@
 A search for many patterns looks for their literals first, all at once, and runs
 a pattern only on texts that have one of its own. Literals and texts are folded
 alike, so that whatever a pattern matches regardless of case is found.
+
+Python's own parser says what a pattern consists of. It is not public, but has
+been the same since Python 3.11.
 """
 
 import itertools
 import warnings
 from collections.abc import Iterable
-from re import _constants as codes
-from re import _parser as parser
+from re import _constants as codes  # type: ignore
+from re import _parser as parser  # type: ignore
 from typing import Any
 
 from realm_jax.text import patterns
