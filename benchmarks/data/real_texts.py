@@ -200,6 +200,39 @@ def paragraph_of(
   return found["title"], found["paragraphs"][paragraph]
 
 
+def answers(folder: Path) -> list[str]:
+  """Reads the distinct answers of NQ-open and WebQuestions.
+
+  Raises:
+    NoTextsError: There is no such folder.
+  """
+  _require(folder)
+  rows = [
+    row["answer"]
+    for row in _json_lines(folder / "nq_open" / "NQ-open.dev.jsonl")
+  ]
+  for path in sorted((folder / "webquestions").glob("*.json")):
+    questions = json.loads(path.read_text(encoding="utf-8"))
+    rows += [question["answers"] for question in questions]
+  return sorted({answer for group in rows for answer in group})
+
+
+def answer_patterns(folder: Path) -> list[str]:
+  """Reads CuratedTREC's distinct answers, which are regular expressions.
+
+  Raises:
+    NoTextsError: There is no such folder.
+  """
+  _require(folder)
+  return sorted(
+    {
+      line.split("\t")[-1]
+      for path in sorted((folder / "curatedtrec").glob("*.tsv"))
+      for line in path.read_text(encoding="utf-8").splitlines()
+    }
+  )
+
+
 def _require(folder: Path) -> None:
   if not folder.is_dir():
     raise NoTextsError(

@@ -19,7 +19,11 @@ from realm_jax.answers.distinct import (
 )
 from realm_jax.corpus.store import Corpus
 from realm_jax.text import answer_spans
-from realm_jax.text.pattern_literals import fold, required_literals
+from realm_jax.text.pattern_literals import (
+  fold,
+  required_literals,
+  sufficient_literals,
+)
 from realm_jax.text.patterns import Pattern, PatternError
 
 # Blocks that one search may have, and tokens that a body may have.
@@ -147,6 +151,8 @@ class BlockMatcher:
     # Patterns by literal, and those to search in all blocks.
     self._of_literal: dict[str, list[int]] = {}
     self._everywhere: list[int] = []
+    # Literals and patterns that surely match where an ASCII text has them.
+    self._certain = set[tuple[str, int]]()
     for number in self._patterns:
       pattern = answers.patterns[number - len(answers.strings)]
       literals = required_literals(pattern)
@@ -154,6 +160,9 @@ class BlockMatcher:
         self._everywhere.append(number)
       for literal in literals or ():
         self._of_literal.setdefault(literal, []).append(number)
+      if answers.rule == "characters":
+        certain = sufficient_literals(pattern)
+        self._certain |= {(literal, number) for literal in certain}
     self._literals = None
     if self._of_literal:
       self._literals = _Automaton([text.encode() for text in self._of_literal])
@@ -189,23 +198,33 @@ class BlockMatcher:
     if not self._patterns:
       return np.zeros(0, np.uint64)
     bodies, found = corpus.bodies_utf8(rows), list[tuple[int, int, int]]()
-    for number, block in sorted(self._pairs(bodies)):
-      limit = self._limit(number, corpus, int(rows[block]), bodies[block])
+    for (number, block), certain in self._pairs(bodies).items():
+      limit: int | None = 0
+      if not certain:
+        limit = self._limit(number, corpus, int(rows[block]), bodies[block])
       if limit is not None:
         found.append((number, block, limit))
     return _packed(*np.array(found, np.int64).reshape(-1, 3).T)
 
-  def _pairs(self, bodies: Sequence[bytes]) -> set[tuple[int, int]]:
-    """Returns patterns and blocks that may match: they share a literal."""
-    pairs = set(itertools.product(self._everywhere, range(len(bodies))))
+  def _pairs(self, bodies: Sequence[bytes]) -> dict[tuple[int, int], bool]:
+    """Returns patterns and blocks that share a literal, so that they may match.
+
+    Those that surely match, without a search, have the value True.
+    """
+    everywhere = itertools.product(self._everywhere, range(len(bodies)))
+    pairs = dict.fromkeys(everywhere, False)
     if self._literals is None:
       return pairs
     folded = [fold(body.decode()).encode() for body in bodies]
     strings, blocks, _ = self._literals.occurrences(*_end_to_end(folded))
-    groups = list(self._of_literal.values())
+    groups = list(self._of_literal.items())
+    is_ascii = [body.isascii() for body in bodies]
     occurrences = set(zip(strings.tolist(), blocks.tolist(), strict=True))
-    for literal, block in occurrences:
-      pairs.update((number, block) for number in groups[literal])
+    for index, block in sorted(occurrences):
+      literal, numbers = groups[index]
+      for number in numbers:
+        certain = is_ascii[block] and (literal, number) in self._certain
+        pairs[number, block] = pairs.get((number, block), False) or certain
     return pairs
 
   def _limit(

@@ -26,7 +26,9 @@ def answers_of_batch(batch: Batch) -> list[QuestionAnswers]:
   if "answer_kind" in batch.host:
     kinds = batch.texts("answer_kind")
   rows = zip(kinds, batch.answers, batch.answer_tokens, strict=True)
-  return [QuestionAnswers(_kind(kind), *answers) for kind, *answers in rows]
+  return [
+    QuestionAnswers(_kind(kind), texts, tokens) for kind, texts, tokens in rows
+  ]
 
 
 def _questions(data: DataConfig) -> Iterator[QuestionAnswers]:
@@ -34,8 +36,8 @@ def _questions(data: DataConfig) -> Iterator[QuestionAnswers]:
     texts = [text.decode() for text in np.asarray(example["answers"]).tolist()]
     padded = np.asarray(example["answer_tokens"])
     tokens = [tuple(row[row != 0].tolist()) for row in padded]
-    kind = bytes(example.get("answer_kind", b"string")).decode()
-    yield QuestionAnswers(_kind(kind), texts, tokens)
+    kind = np.asarray(example.get("answer_kind", b"string")).item()
+    yield QuestionAnswers(_kind(kind.decode()), texts, tokens)
 
 
 def _kind(name: str) -> AnswerKind:

@@ -3,13 +3,16 @@
 A search for many patterns looks for their literals first, all at once, and runs
 a pattern only on texts that have one of its own. Literals and texts are folded
 alike, so that whatever a pattern matches regardless of case is found.
+
+Python's own parser says what a pattern consists of. It is not public, but has
+been the same since Python 3.11.
 """
 
 import itertools
 import warnings
 from collections.abc import Iterable
-from re import _constants as codes
-from re import _parser as parser
+from re import _constants as codes  # type: ignore
+from re import _parser as parser  # type: ignore
 from typing import Any
 
 from realm_jax.text import patterns
@@ -51,6 +54,27 @@ def required_literals(pattern: str) -> Literals | None:
   return frozenset(
     long for long in found if not any(s in long for s in found - {long})
   )
+
+
+def sufficient_literals(pattern: str) -> Literals:
+  """Returns folded literals with which an ASCII text surely has a match.
+
+  They are alternatives without any operator, and are ASCII, too: beyond it,
+  folding may make texts equal that the pattern tells apart.
+  """
+  with warnings.catch_warnings(action="ignore"):
+    parts = list(parser.parse(pattern, patterns.FLAGS))
+  prefix = _exact(parts[:-1])
+  if not parts or prefix is None:
+    return frozenset()
+  branches: list[Parsed] = [parts[-1:]]
+  if parts[-1][0] is codes.BRANCH:
+    branches = parts[-1][1][1]
+  texts = set[str]()
+  for branch in branches:
+    whole = _product(prefix, _exact(branch) or frozenset())
+    texts |= {t for t in whole or () if t.strip() and t.isascii()}
+  return frozenset(map(fold, texts))
 
 
 def _required(sequence: Parsed) -> Literals | None:
@@ -105,7 +129,8 @@ def _exact_part(code: Any, argument: Any) -> Literals | None:
   if code is codes.IN:
     return _characters(argument)
   if code is codes.SUBPATTERN:
-    return _exact(argument[-1])
+    _, added_flags, removed_flags, parts = argument
+    return None if added_flags or removed_flags else _exact(parts)
   if code in _REPEATS and argument[:2] == (0, 1):
     once = _exact(argument[-1])
     return None if once is None else once | _NOTHING

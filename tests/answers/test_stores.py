@@ -84,7 +84,7 @@ def test_rows_are_those_of_each_answer_in_each_block(built):
   assert store.num_not_found >= 3
 
 
-@pytest.mark.parametrize("body_tokens", [4, 9, 40])
+@pytest.mark.parametrize("body_tokens", [8, 12, 40])
 def test_stored_and_searched_answers_are_the_same(built, body_tokens):
   corpus, answers, directory = built
   stored = AnswersInBlocks(corpus, answers, AnswerStore.open(directory, KEY))

@@ -94,6 +94,22 @@ def test_required_literals_by_hand(pattern, literals):
   assert pattern_literals.required_literals(pattern) == literals
 
 
+@pytest.mark.parametrize(
+  ("pattern", "literals"),
+  [
+    ("Alfa Romeo|Fi[ao]t", {"alfa romeo", "fiat", "fiot"}),
+    ("1947|1933|19.5", {"1947", "1933"}),
+    (r"\bUS\b|U\.?S\.", {"us.", "u.s."}),
+    ("^Rome", set()),
+    ("(Rome)+", set()),
+    ("Rom\u00e9|(?-i:Rome)|  ", set()),
+    ("", set()),
+  ],
+)
+def test_sufficient_literals_by_hand(pattern, literals):
+  assert pattern_literals.sufficient_literals(pattern) == literals
+
+
 @given(st.text("aAiIsSkK\u0130\u0131\u017f\u212aßẞσςΣ", max_size=6))
 def test_a_literal_is_folded_as_any_text_that_it_matches(text):
   for character in "aiskßσ":
