@@ -59,12 +59,15 @@ def follow(
   Raises:
     ValueError: The evaluation has no such metric, or fails.
   """
-  agreement = Agreement("followed run")
   with (
     stop_on_sigterm() as own_stop,
     contextlib.closing(CheckpointStore(source.model_dir)) as checkpoints,
   ):
     stop = StopForAll(own_stop, Agreement("end of following"))
+
+    def hand_on_sigterm() -> None:
+      stop.is_set()
+
     follower = _Follower(
       checkpoints,
       epath.Path(source.model_dir),
@@ -74,8 +77,8 @@ def follow(
       poll_seconds=poll_seconds,
       stop=stop,
     )
-    chosen = Agreement("checkpoints", while_waiting=lambda: stop.wait(0.0))
-    while (step := chosen.led("next", follower.next_step)) is not None:
+    agreement = Agreement("followed run", while_waiting=hand_on_sigterm)
+    while (step := agreement.led("next", follower.next_step)) is not None:
       try:
         evaluation(
           source=dataclasses.replace(source, checkpoint_step=step),
@@ -83,7 +86,7 @@ def follow(
         )
       except (CheckpointError, GenerationError) as error:
         # Several processes may not all have failed; then all end.
-        if chosen.count > 1 or not follower.may_try_later(step, error):
+        if agreement.count > 1 or not follower.may_try_later(step, error):
           raise
         continue
       agreement.led("best", functools.partial(follower.record, step))
