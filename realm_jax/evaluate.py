@@ -6,6 +6,11 @@ gin/runs/eval_masked.gin fills in masked words. The figures are printed as
 tables, and written to OUTPUT_DIR and, with `--json=FILE`, to a file. Several
 processes, which are started as those of `realm_jax.train`, share the questions,
 and process 0 prints and writes.
+
+With `--follow`, each new checkpoint of MODEL_DIR is evaluated into a folder of
+OUTPUT_DIR, until SIGTERM or FOLLOW_UNTIL_STEP. MODEL_DIR/best.json names the
+best one by BEST_METRIC; the trainer keeps it, and CHECKPOINT_STEP = "best" (for
+a path, MODEL_DIR/checkpoints/best) takes it.
 """
 
 from collections.abc import Sequence
@@ -13,7 +18,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from realm_jax import configuration, device_command
-from realm_jax.evaluation import run
+from realm_jax.evaluation import following, run
 from realm_jax.evaluation.outputs import Figures
 from realm_jax.evaluation.scoring.summary import summary_table
 from realm_jax.files.json_file import write_json
@@ -23,13 +28,19 @@ from realm_jax.partitioning.agreement import Agreement
 _JSON = flags.DEFINE_string(
   "json", None, "File to which the figures are written as JSON, too."
 )
+_FOLLOW = flags.DEFINE_bool(
+  "follow", False, "Evaluate the checkpoints of a run as they appear."
+)
 
 
 def main(argv: Sequence[str]) -> None:
-  """Calls `evaluation.run.evaluate` as gin configures it."""
+  """Calls `evaluation.run.evaluate`, or `follow`, as gin configures it."""
   del argv
   cpu_tuning.keep_freed_memory()
-  figures = configuration.call(run.evaluate)
+  function = following.follow if _FOLLOW.value else run.evaluate
+  figures: Figures | None = configuration.call(function)
+  if figures is None:
+    return
   # The others wait, so as to fail if process 0 cannot write.
   Agreement("report").led("report", lambda: _report(figures))
 

@@ -10,14 +10,17 @@ by a commit file), so a trainer that is killed leaves no partial checkpoint.
 import contextlib
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from absl import logging
 from etils import epath
 from jaxtyping import PyTree
 from orbax.checkpoint import checkpoint_managers
 
+from realm_jax.checkpoints import best
 from realm_jax.files.remote import is_remote
 
 ITEMS = ("retriever", "reader", "optimizer", "loop")
@@ -36,13 +39,36 @@ class UnreadableCheckpointError(CheckpointError):
   """A checkpoint that is damaged or partly removed."""
 
 
+class _Best(checkpoint_managers.PreservationPolicy):
+  """Keeps the checkpoints that the run's `best.json` names at each save."""
+
+  def __init__(self, model_dir: epath.Path):
+    self._model_dir = model_dir
+
+  def should_preserve(
+    self,
+    checkpoints: Sequence[Any],
+    *,
+    context: checkpoint_managers.PreservationContext,
+  ) -> list[bool]:
+    """Returns whether each checkpoint is kept: all if the file is damaged."""
+    del context
+    try:
+      named = best.read_best(self._model_dir)
+    except (ValueError, OSError) as error:
+      logging.warning("no checkpoint is removed: %s", error)
+      return [True] * len(checkpoints)
+    kept = frozenset() if named is None else named.kept
+    return [checkpoint.step in kept for checkpoint in checkpoints]
+
+
 class CheckpointStore:
   """The checkpoints of one MODEL_DIR.
 
   Args:
     model_dir: Directory of the run.
     keep: Number of latest checkpoints to keep. Step 0, from which the first
-      generation is built, is kept as well.
+      generation is built, is kept as well, and so is the best checkpoint.
     read_only: Whether this process only reads. It sees steps that the trainer
       adds meanwhile, and waits for no other process. Those that write do so
       together, all at the same time.
@@ -66,6 +92,7 @@ class CheckpointStore:
         [
           checkpoint_managers.LatestN(self._keep),
           checkpoint_managers.CustomSteps([0]),
+          _Best(self.directory.parent),
         ]
       )
       self._manager = ocp.CheckpointManager(
@@ -194,10 +221,14 @@ class CheckpointStore:
 def locate(path: epath.PathLike) -> tuple[CheckpointStore, int]:
   """Opens a MODEL_DIR's latest checkpoint, or MODEL_DIR/checkpoints/STEP.
 
+  STEP is a number, or `best` for the checkpoint that an evaluation has named.
+
   Raises:
     CheckpointError: The path is neither.
   """
   path = epath.Path(path)
+  if path.parent.name == FOLDER and path.name == best.NAME:
+    return CheckpointStore(path.parent.parent), best_step(path.parent.parent)
   if path.parent.name == FOLDER and path.name.isdigit():
     return CheckpointStore(path.parent.parent), int(path.name)
   if not (path / FOLDER).exists():
@@ -207,6 +238,24 @@ def locate(path: epath.PathLike) -> tuple[CheckpointStore, int]:
     )
   store = CheckpointStore(path)
   return store, store.latest()
+
+
+def best_step(model_dir: epath.PathLike) -> int:
+  """Returns the step of a run's best checkpoint.
+
+  Raises:
+    CheckpointError: No evaluation has named one.
+  """
+  try:
+    named = best.read_best(model_dir)
+  except ValueError as error:
+    raise CheckpointError(str(error)) from error
+  if named is None or named.step is None:
+    raise CheckpointError(
+      f"{model_dir} has no best checkpoint yet; name a step, or let "
+      f"`realm_jax.evaluate --follow` write {best.FILE}"
+    )
+  return named.step
 
 
 def _processes(*, alone: bool) -> ocp.options.MultiprocessingOptions:

@@ -3,13 +3,15 @@
 import contextlib
 import dataclasses
 import json
+from typing import Literal
 
 import numpy as np
 import safetensors.numpy
 from etils import epath
 
+from realm_jax.checkpoints.best import NAME
 from realm_jax.checkpoints.loop_item import require_vocabulary
-from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.checkpoints.manager import CheckpointStore, best_step
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.hugging_face import exports
 from realm_jax.conversion.hugging_face.directory import WEIGHTS
@@ -35,14 +37,15 @@ SYSTEMS = ("hf_bert", "hf_realm")
 class TrainedModel:
   """A checkpoint of a run, and its modules, which have no vocabulary yet.
 
-  A `checkpoint_step` of None takes the last, and a `vocab` of None the file in
+  A `checkpoint_step` of None takes the last checkpoint, and "best" the one that
+  `realm_jax.evaluate --follow` has named. A `vocab` of None takes the file in
   `model_dir`, where an import leaves it.
   """
 
   model_dir: epath.PathLike
   retriever: Retriever
   reader: Reader
-  checkpoint_step: int | None = None
+  checkpoint_step: int | Literal["best"] | None = None
   vocab: epath.PathLike | None = None
 
   def bind_vocabulary(self) -> BoundModel:
@@ -135,6 +138,8 @@ def _parameters(
     step = model.checkpoint_step
     if step is None:
       step = store.latest()
+    elif step == NAME:
+      step = best_step(model.model_dir)
     require_vocabulary(store, step, bound.vocabulary.sha256)
     flat = flattened(store.restore(step, items=plan.parts, like=like))
   return {path: np.asarray(flat[path], np.float32) for path in shapes}, step

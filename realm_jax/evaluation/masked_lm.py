@@ -12,8 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from etils import epath
+from jaxtyping import Int64
 
 from realm_jax.console.progress import Progress
+from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.evaluation import outputs
 from realm_jax.evaluation.generation import open_generation
 from realm_jax.evaluation.ranking import BlockRanker
@@ -29,7 +31,6 @@ from realm_jax.inputs.batches import Batch
 from realm_jax.inputs.config import DataConfig
 from realm_jax.objectives.weighted import Average, WeightedLoss
 from realm_jax.partitioning import rules
-from realm_jax.retrieval.candidate_rows import without_source
 from realm_jax.training.packing.packer import padded
 from realm_jax.training.stages.model_inputs import ModelInputs
 from realm_jax.training.stages.pretraining import Pretraining
@@ -205,18 +206,14 @@ class _Evaluation:
   ) -> dict[str, float]:
     """Compares the candidates of queries with those of another generation."""
     before = self._previous_ranker.search(batch.arrays["query"])
-    now_ids, before_ids = (
-      # Generations of two corpus versions have other rows.
-      generation.corpus.block_ids[
-        without_source(
-          found.rows, generation.corpus.rows_of(batch.arrays["source_id"])
-        )
-      ]
-      for generation, found in (
-        (self._generation, retrieved),
-        (previous, before),
-      )
-    )
+
+    def ids(found: SearchResult, corpus: Corpus) -> Int64[np.ndarray, "b k"]:
+      """Returns the ids of candidates; versions of a corpus differ in rows."""
+      rows = self._stage.candidate_rows(batch, found, corpus)
+      return np.where(rows == NULL_ROW, NULL_ROW, corpus.block_ids[rows])
+
+    now_ids = ids(retrieved, self._generation.corpus)
+    before_ids = ids(before, previous.corpus)
     is_known = (now_ids[:, :, None] == before_ids[:, None, :]).any(axis=2)
     return {
       "top_block_changed": float((now_ids[:, 0] != before_ids[:, 0]).mean()),

@@ -81,7 +81,7 @@ def _question_batches(
       # Rows without a question follow those that have one.
       order = np.argsort(~is_taken, stable=True)
       ids, texts = batch.texts("question_id"), batch.texts("question")
-      kinds = [_kind(name) for name in batch.texts("answer_kind")]
+      kinds = batch.answer_kinds
       questions = [
         Question(
           ids[i], texts[i], batch.answers[i], kinds[i], int(batch.positions[i])
@@ -90,10 +90,6 @@ def _question_batches(
       ]
       yield batch.arrays["query"][order], questions
       progress.advance(size)
-
-
-def _kind(name: str) -> answers.AnswerKind:
-  return "regex" if name == "regex" else "string"
 
 
 def evidence_of(

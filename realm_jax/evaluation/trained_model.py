@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+from typing import Literal
 
 import jax
 from etils import epath
@@ -35,7 +36,8 @@ class ModelSource:
     reader: Reader of the run; None to load the retriever alone.
     generation: Generation to search, or a folder of generations, of which the
       newest is taken. None takes the one that the checkpoint was trained with.
-    checkpoint_step: Step of the checkpoint; None takes the last one.
+    checkpoint_step: Step of the checkpoint; None takes the last one, and "best"
+      the one that `realm_jax.evaluate --follow` has named.
     query_length: Maximum tokens of a query, [CLS] and [SEP] included.
     block_length: Maximum tokens of a block.
   """
@@ -45,7 +47,7 @@ class ModelSource:
   retriever: Retriever
   reader: Reader | None = None
   generation: epath.PathLike | None = None
-  checkpoint_step: int | None = None
+  checkpoint_step: int | Literal["best"] | None = None
   query_length: int = 64
   block_length: int = 288
 

@@ -28,6 +28,34 @@ def _bindings(world, model_dir, **more) -> list[str]:
   ]
 
 
+@pytest.fixture
+def run_evaluate(world, tmp_path, monkeypatch, request):
+  """`run_evaluate(recipe, model_dir, follow=False, **bindings)`: the command.
+
+  Its figures are in figures.json, in the folder of the test.
+  """
+  request.getfixturevalue("one_device")
+
+  def run(recipe, model_dir, *, follow=False, **bindings):
+    given = {"OUTPUT_DIR": str(tmp_path), "BATCH_SIZE": 8, **bindings}
+
+    def call(function):
+      files = [_MODEL, f"gin/runs/{recipe}.gin"]
+      with configuration.parsed(files, _bindings(world, model_dir, **given)):
+        return configuration.configured(function)()
+
+    # As if the command line had given them.
+    monkeypatch.setattr(configuration, "call", call)
+    flags = {"_JSON": str(tmp_path / "figures.json"), "_FOLLOW": follow}
+    for name, value in flags.items():
+      flag = types.SimpleNamespace(value=value)
+      monkeypatch.setattr(evaluate, name, flag)
+    monkeypatch.setattr(cpu_tuning, "keep_freed_memory", lambda: None)
+    evaluate.main(["evaluate"])
+
+  return run
+
+
 @pytest.mark.parametrize(
   ("recipe", "bindings", "figure"),
   [
@@ -41,30 +69,16 @@ def test_a_recipe_chooses_what_is_measured_printed_and_written(
   model_dir,
   evaluated,
   tmp_path,
-  monkeypatch,
   capsys,
-  request,
+  run_evaluate,
   recipe,
   bindings,
   figure,
 ):
-  request.getfixturevalue("one_device")
-  given = {"OUTPUT_DIR": str(tmp_path), "BATCH_SIZE": 8}
-  given |= {name: str(world.question_file) for name in bindings}
+  given: dict = {name: str(world.question_file) for name in bindings}
   if recipe == "eval_masked":
     given["NUM_BATCHES"] = 1
-
-  def call(function):
-    files = [_MODEL, f"gin/runs/{recipe}.gin"]
-    with configuration.parsed(files, _bindings(world, model_dir, **given)):
-      return configuration.configured(function)()
-
-  # As if the command line had given them.
-  monkeypatch.setattr(configuration, "call", call)
-  json_file = types.SimpleNamespace(value=tmp_path / "figures.json")
-  monkeypatch.setattr(evaluate, "_JSON", json_file)
-  monkeypatch.setattr(cpu_tuning, "keep_freed_memory", lambda: None)
-  evaluate.main(["evaluate"])
+  run_evaluate(recipe, model_dir, **given)
   figures = json.loads((tmp_path / "figures.json").read_text())
   assert figures == json.loads((tmp_path / "metrics.json").read_text())
   if recipe == "eval":
@@ -83,6 +97,27 @@ def test_a_recipe_chooses_what_is_measured_printed_and_written(
     groups = figures.pop(table.split()[0])
     assert len(table.splitlines()) == 1 + len(groups)
   assert printed.keys() == figures.keys()
+
+
+def test_a_recipe_follows_a_run(
+  world, model_dir, tmp_path, capsys, run_evaluate
+):
+  world.save_checkpoint(tmp_path, step=3, generation=0)
+  run_evaluate(
+    "eval",
+    tmp_path,
+    follow=True,
+    GENERATION=str(model_dir / "generations"),
+    QUESTIONS=str(world.question_file),
+    BEST_METRIC="f1",
+    FOLLOW_UNTIL_STEP=3,
+  )
+  figures = json.loads((tmp_path / "figures.json").read_text())
+  assert figures == json.loads((tmp_path / "3" / "metrics.json").read_text())
+  assert figures["checkpoint"] == 3
+  assert "by_question_word" in capsys.readouterr().out
+  best = json.loads((tmp_path / "best.json").read_text())
+  assert (best["step"], best["value"]) == (3, figures["f1"])
 
 
 def test_ask_answers_each_line_of_its_input(

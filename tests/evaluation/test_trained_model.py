@@ -6,6 +6,7 @@ import shutil
 import pytest
 from etils import epath
 
+from realm_jax.checkpoints.best import BestCheckpoint, write_best
 from realm_jax.checkpoints.manager import CheckpointError
 from realm_jax.corpus.building.corpus import build_corpus
 from realm_jax.corpus.errors import CorpusError
@@ -58,6 +59,13 @@ def test_an_earlier_checkpoint_by_number_or_by_path(two_steps, load):
   assert (by_path.step, by_path.model_dir) == (10, model_dir)
   with pytest.raises(CheckpointError, match=r"no .* step 15.*10, 20"):
     load(model_dir=model_dir, checkpoint_step=15)
+
+
+def test_the_checkpoint_that_an_evaluation_has_named(two_steps, load):
+  model_dir = two_steps.model_dir
+  write_best(model_dir, BestCheckpoint("exact_match", 10, 0.5))
+  assert load(model_dir=model_dir, checkpoint_step="best").step == 10
+  assert load(model_dir=model_dir).step == 20
 
 
 def test_a_generation_by_its_folder_or_the_newest_of_a_folder(two_steps, load):

@@ -45,7 +45,7 @@ def compare(
   """
   paths = [str(first), str(second)]
   by_id = [_read_lines(path) for path in paths]
-  _require_same_questions(*by_id, *paths)
+  _require_same_questions(by_id, paths)
   ids = list(by_id[0])
   scores = [question_scores([lines[i] for i in ids]) for lines in by_id]
   names = [name for name in scores[0] if name in scores[1]]
@@ -130,14 +130,12 @@ def _depth(lines: Mapping[str, Line]) -> int:
 
 
 def _require_same_questions(
-  first: Mapping[str, Line],
-  second: Mapping[str, Line],
-  first_path: str,
-  second_path: str,
+  by_id: Sequence[Mapping[str, Line]], paths: Sequence[str]
 ) -> None:
+  first, second = by_id
   for here, there, path in (
-    (first, second, first_path),
-    (second, first, second_path),
+    (first, second, paths[0]),
+    (second, first, paths[1]),
   ):
     if alone := [key for key in here if key not in there]:
       raise ComparisonError(
@@ -148,7 +146,7 @@ def _require_same_questions(
     for name in ("question", "references"):
       if line[name] != second[key][name]:
         raise ComparisonError(
-          f"the {name} of {key!r} are {line[name]!r} in {first_path} and "
-          f"{second[key][name]!r} in {second_path}; evaluate both on the same "
+          f"the {name} of {key!r} are {line[name]!r} in {paths[0]} and "
+          f"{second[key][name]!r} in {paths[1]}; evaluate both on the same "
           "QUESTIONS"
         )

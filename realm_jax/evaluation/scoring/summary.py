@@ -65,7 +65,7 @@ def _with_interval(value: Any, interval: Sequence[float] | None) -> Any:
 
 def _groups_table(name: str, groups: Mapping[str, Mapping[str, float]]) -> str:
   names = list(dict.fromkeys(n for group in groups.values() for n in group))
-  rows = [[name, *names]]
+  rows: list[Sequence[object]] = [[name, *names]]
   for label, group in groups.items():
     rows.append([label, *(group.get(n, "") for n in names)])
   return columns(rows)

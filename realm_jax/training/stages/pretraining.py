@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 from jaxtyping import Int
 
+from realm_jax.corpus.store import Corpus
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
 from realm_jax.partitioning.jit_cache import shared_partial
@@ -49,15 +50,24 @@ class Pretraining(protocol.Stage):
       )
     return min(self.num_candidates + self.num_spare, num_blocks)
 
+  def candidate_rows(
+    self, batch: Batch, retrieved: SearchResult, corpus: Corpus
+  ) -> Int[np.ndarray, "b k-1"]:
+    """Returns the candidates of each query but the null block, best first.
+
+    The source and its verbatim copies are known by their hashes, in whichever
+    corpus they are.
+    """
+    hashes = corpus.content_hashes[retrieved.rows]
+    is_source = hashes == batch.arrays["source_hash"][:, None]
+    num_kept = self.num_candidates - 1
+    return without_source(retrieved.rows, is_source, num_kept=num_kept)
+
   def assemble(
     self, batch: Batch, retrieved: SearchResult, context: protocol.StageContext
   ) -> protocol.Assembled:
-    hashes = context.corpus.content_hashes[retrieved.rows]
-    is_source = hashes == batch.arrays["source_hash"][:, None]
-    kept = without_source(
-      retrieved.rows, is_source, num_kept=self.num_candidates - 1
-    )
-    candidates = context.gather(with_null(kept))
+    rows = self.candidate_rows(batch, retrieved, context.corpus)
+    candidates = context.gather(with_null(rows))
     masks = protocol.mask_targets(batch)
     made = context.inputs.pretraining(batch.arrays["query"], candidates, masks)
     return made, {"recall": masked_recall(masks, candidates[:, 1:])}

@@ -96,6 +96,7 @@ def test_blocks_and_spans_that_hold_the_answer_are_the_same(answerer, expected):
     arrays={"query": expected["query"]},
     host={
       "answers": np.array([[a.encode()] for a in expected["answer"]], object),
+      "answer_kind": np.array([b"string"] * len(answers), object),
       "answer_tokens": np.array(padded),
     },
     positions=np.arange(len(answers)),
