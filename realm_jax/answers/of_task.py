@@ -1,14 +1,16 @@
 """The answers of a task's questions, all of them and those of a batch."""
 
-from collections.abc import Iterator
-
-import numpy as np
+import contextlib
+import dataclasses
+import itertools
 
 from realm_jax.answers.distinct import DistinctAnswers, QuestionAnswers
-from realm_jax.inputs.batches import Batch
+from realm_jax.inputs.batches import Batch, BatchStream
 from realm_jax.inputs.config import DataConfig
-from realm_jax.inputs.examples import ExampleStream
 from realm_jax.text.answers import AnswerKind
+
+# Batches hide the cost of a call for each question.
+_QUESTIONS_PER_BATCH = 64
 
 
 def answers_of_task(data: DataConfig, rule: str) -> DistinctAnswers:
@@ -17,7 +19,11 @@ def answers_of_task(data: DataConfig, rule: str) -> DistinctAnswers:
   Raises:
     TaskError: There is no such task, or its source cannot be read.
   """
-  return DistinctAnswers.of(rule, _questions(data))
+  data = dataclasses.replace(data, batch_size=_QUESTIONS_PER_BATCH)
+  stream = BatchStream(data, shuffle=False, repeat=False)
+  with contextlib.closing(stream):
+    questions = itertools.chain.from_iterable(map(answers_of_batch, stream))
+    return DistinctAnswers.of(rule, questions)
 
 
 def answers_of_batch(batch: Batch) -> list[QuestionAnswers]:
@@ -29,15 +35,6 @@ def answers_of_batch(batch: Batch) -> list[QuestionAnswers]:
   return [
     QuestionAnswers(_kind(kind), texts, tokens) for kind, texts, tokens in rows
   ]
-
-
-def _questions(data: DataConfig) -> Iterator[QuestionAnswers]:
-  for example in ExampleStream(data, shuffle=False, repeat=False):
-    texts = [text.decode() for text in np.asarray(example["answers"]).tolist()]
-    padded = np.asarray(example["answer_tokens"])
-    tokens = [tuple(row[row != 0].tolist()) for row in padded]
-    kind = np.asarray(example.get("answer_kind", b"string")).item()
-    yield QuestionAnswers(_kind(kind.decode()), texts, tokens)
 
 
 def _kind(name: str) -> AnswerKind:
