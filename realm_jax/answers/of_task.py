@@ -1,18 +1,18 @@
 """The answers of a task's questions, all of them and those of a batch."""
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
-from typing import cast
 
-import numpy as np
 import seqio
 
 from realm_jax.answers.distinct import DistinctAnswers, QuestionAnswers
-from realm_jax.inputs.batches import Batch
+from realm_jax.inputs.batches import Batch, BatchStream
 from realm_jax.inputs.config import DataConfig
-from realm_jax.inputs.examples import ExampleStream
 from realm_jax.inputs.registry import find_task
-from realm_jax.text.answers import AnswerKind
+
+# Batches hide the cost of a call for each question.
+_QUESTIONS_PER_BATCH = 64
 
 
 def answers_of_task(data: DataConfig, rule: str) -> DistinctAnswers:
@@ -21,12 +21,7 @@ def answers_of_task(data: DataConfig, rule: str) -> DistinctAnswers:
   Raises:
     TaskError: There is no such task, or its source cannot be read.
   """
-  questions = (
-    question
-    for task in seqio.get_subtasks(find_task(data.task, data.task_modules))
-    for question in _questions(dataclasses.replace(data, task=task.name))
-  )
-  return DistinctAnswers.of(rule, questions)
+  return DistinctAnswers.of(rule, _questions(data))
 
 
 def answers_of_batch(batch: Batch) -> list[QuestionAnswers]:
@@ -38,9 +33,12 @@ def answers_of_batch(batch: Batch) -> list[QuestionAnswers]:
 
 
 def _questions(data: DataConfig) -> Iterator[QuestionAnswers]:
-  for example in ExampleStream(data, shuffle=False, repeat=False):
-    texts = [text.decode() for text in np.asarray(example["answers"]).tolist()]
-    padded = np.asarray(example["answer_tokens"])
-    tokens = [tuple(row[row != 0].tolist()) for row in padded]
-    kind = np.asarray(example["answer_kind"]).item().decode()
-    yield QuestionAnswers(cast(AnswerKind, kind), texts, tokens)
+  # An epoch of a mixture ends with the first of its tasks.
+  for task in seqio.get_subtasks(find_task(data.task, data.task_modules)):
+    own = dataclasses.replace(
+      data, task=task.name, batch_size=_QUESTIONS_PER_BATCH
+    )
+    stream = BatchStream(own, shuffle=False, repeat=False)
+    with contextlib.closing(stream):
+      for batch in stream:
+        yield from answers_of_batch(batch)

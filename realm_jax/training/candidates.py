@@ -173,9 +173,12 @@ class HostCandidateStream:
       IndexCrashedError: The index of some process has crashed.
     """
     made, bucket, metrics, crash = None, 0, {}, None
+    # All processes agree on the answers of another corpus version, and so even
+    # one whose index has crashed.
+    context = self._context(entry)
     try:
       retrieved = retrieve()
-      batch, metrics = self._examples_and_blocks(entry, retrieved)
+      batch, metrics = self._examples_and_blocks(entry, retrieved, context)
       plans = self._packer.plan(batch)
       bucket = self._packer.smallest_bucket(plans)
       made = retrieved, batch, plans
@@ -192,13 +195,11 @@ class HostCandidateStream:
     laid_out = self._packer.lay_out(batch, plans, bucket=decision.bucket)
     return retrieved, laid_out, decision.metrics
 
-  def _examples_and_blocks(
-    self, entry: _InFlight, retrieved: SearchResult
-  ) -> tuple[StepBatch, dict[str, float]]:
-    """Makes a step's batch of what was retrieved, not laid out yet."""
+  def _context(self, entry: _InFlight) -> StageContext:
+    """Returns the parts from which the stage makes a step's batch."""
     generation = entry.generation
     corpus = self._setup.corpus if generation is None else generation.corpus
-    context = StageContext(
+    return StageContext(
       self._setup.inputs,
       corpus,
       generation,
@@ -206,6 +207,12 @@ class HostCandidateStream:
       examples=self._setup.examples,
       answers=None if self._answers is None else self._answers.of(corpus),
     )
+
+  def _examples_and_blocks(
+    self, entry: _InFlight, retrieved: SearchResult, context: StageContext
+  ) -> tuple[StepBatch, dict[str, float]]:
+    """Makes a step's batch of what was retrieved, not laid out yet."""
+    generation = entry.generation
     batch, metrics = self._stage.assemble(entry.examples, retrieved, context)
     if generation is not None:
       metrics["staleness_steps"] = entry.step - generation.oldest_step

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import (
+  answers,
   embedding,
   index,
   own_step,
@@ -19,10 +20,12 @@ from benchmarks import (
   swap,
   trained_vectors,
 )
-from benchmarks.data import demo_corpus, large_corpus
+from benchmarks.data import demo_corpus, generated_blocks, large_corpus
 from benchmarks.data.index_vectors import SyntheticVectors
 from benchmarks.data.random_towers import random_towers
 from benchmarks.runs import faults, followed_run
+from realm_jax.answers.distinct import RULES, DistinctAnswers, QuestionAnswers
+from realm_jax.answers.in_blocks import AnswersInBlocks
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.building.partial_refresh import PartialRefresh
 from realm_jax.generations.building.recall import held_out_queries
@@ -337,3 +340,27 @@ def test_a_sample_keeps_the_order_of_the_corpus(world):
   assert len(rows) == 9
   assert (np.diff(rows) > 0).all()
   assert len(embedding.sample_of(corpus, 10**6)) == corpus.num_blocks
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_step_with_stored_answers_is_that_of_a_search_in_its_blocks(
+  rule, tmp_path
+):
+  documents = tiny_world.documents()
+  corpus = generated_blocks.make_corpus(
+    tmp_path,
+    40,
+    texts=[(document["title"], document["text"]) for document in documents],
+    vocabulary_size=300,
+  )
+  assert corpus.num_blocks == 40
+  texts = [f"answer {i}" for i in range(10)]
+  texts += [document["text"].split()[0] for document in documents]
+  encode = corpus.vocabulary.encode
+  questions = [QuestionAnswers("string", [t], [encode(t)]) for t in texts]
+  distinct = DistinctAnswers.of(rule, questions)
+  row, store = answers.search(tmp_path / "store", corpus, distinct)
+  assert row["answers_found"] == len(documents)
+  # It raises an error where they differ.
+  found = answers.steps(corpus, AnswersInBlocks(corpus, distinct, store), texts)
+  assert found["blocks_read_per_step"] <= 40
