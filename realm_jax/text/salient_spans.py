@@ -15,7 +15,7 @@ import importlib
 import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from realm_jax.text.sentences import byte_positions, sentence_characters
 
@@ -31,7 +31,31 @@ class Span(NamedTuple):
 # Finds the spans (start byte, limit byte, kind) of a text that are worth
 # masking and do not overlap. It gets a whole document, so that one sentence may
 # explain another, and its title.
-Tagger: TypeAlias = Callable[[str, str], Sequence[tuple[int, int, str]]]
+FoundSpan: TypeAlias = tuple[int, int, str]
+Tagger: TypeAlias = Callable[[str, str], Sequence[FoundSpan]]
+
+
+@runtime_checkable
+class BatchTagger(Protocol):
+  """A tagger that is faster with many texts at once, such as a model's."""
+
+  def tag_many(
+    self, texts: Sequence[str], titles: Sequence[str]
+  ) -> Sequence[Sequence[FoundSpan]]:
+    """Finds the spans of each of the texts."""
+    ...
+
+
+def tag_all(
+  tagger: Tagger, texts: Sequence[str], titles: Sequence[str]
+) -> Sequence[Sequence[FoundSpan]]:
+  """Tags many texts, in one call of `tag_many` if the tagger has it."""
+  if isinstance(tagger, BatchTagger):
+    return tagger.tag_many(texts, titles)
+  return [
+    tagger(text, title) for text, title in zip(texts, titles, strict=True)
+  ]
+
 
 _MONTHS = (
   "January February March April May June July August September October "
