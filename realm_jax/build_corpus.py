@@ -28,6 +28,8 @@ from absl import flags
 from realm_jax import configuration
 from realm_jax.corpus.building import corpus as build
 from realm_jax.corpus.building import update
+from realm_jax.corpus.building.parallel.in_process import InProcess
+from realm_jax.corpus.building.parallel.runner import Runner
 from realm_jax.corpus.building.summary import BuildSummary, UpdateSummary
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.text import salient_spans
@@ -91,6 +93,28 @@ _NAME = flags.DEFINE_string(
   "Name of the corpus, part of its block ids, by default the directory's; two "
   "corpora that a run reads need two names. An update keeps it.",
 )
+_REMOVE_DUPLICATES = flags.DEFINE_bool(
+  "remove_duplicates",
+  False,
+  "Leave out blocks that have the title and body of an earlier one.",
+)
+_WORKERS = flags.DEFINE_integer(
+  "workers",
+  1,
+  "Processes on this machine, at most one for each core; the corpus is the "
+  "same for any number.",
+)
+_RUNNER = flags.DEFINE_string(
+  "runner",
+  None,
+  "Apache Beam runner, such as DirectRunner or DataflowRunner, instead of "
+  "processes on this machine; the corpus is the same.",
+)
+_PIPELINE_OPTIONS = flags.DEFINE_multi_string(
+  "pipeline_options",
+  [],
+  "Option of the Beam runner, such as --project=…; repeatable.",
+)
 _CORPUS_VERSION = flags.DEFINE_integer(
   "corpus_version", 1, "Version to write; an update writes the next."
 )
@@ -104,7 +128,13 @@ _KEEP_VERSIONS = flags.DEFINE_integer(
 _FLAGS: Sequence[flags.FlagHolder[Any]] = (
   *(_INPUT, _OUTPUT_DIR, _VOCAB, _BLOCK_LENGTH, _TAGGER),
   *(_DROP_TITLES, _UNESCAPE_HTML, _SKIP_BAD_LINES, _OVERWRITE),
-  *(_BLOCKS_PER_SHARD, _NAME, _CORPUS_VERSION, _KEEP_VERSIONS),
+  *(_BLOCKS_PER_SHARD, _NAME, _REMOVE_DUPLICATES, _CORPUS_VERSION),
+  *(_KEEP_VERSIONS,),
+)
+# Flags of a whole build alone.
+_OF_BUILDS: Sequence[flags.FlagHolder[Any]] = (
+  *(_OVERWRITE, _CORPUS_VERSION, _NAME, _REMOVE_DUPLICATES),
+  *(_WORKERS, _RUNNER, _PIPELINE_OPTIONS),
 )
 # Arguments that do not have the names of their flags.
 _ARGUMENTS = {"input": "inputs", "corpus_version": "version"}
@@ -112,7 +142,7 @@ _ARGUMENTS = {"input": "inputs", "corpus_version": "version"}
 
 def _given_arguments() -> dict[str, Any]:
   """Returns the arguments that flags give."""
-  for flag in (_OVERWRITE, _CORPUS_VERSION, _NAME):
+  for flag in _OF_BUILDS:
     if flag.present and _UPDATE.value:
       raise CorpusError(
         f"--{flag.name} is for a whole build; give it or --update"
@@ -128,7 +158,32 @@ def _given_arguments() -> dict[str, Any]:
   }
   if "tagger" in given:
     given["tagger"] = salient_spans.find_tagger(given["tagger"])
+  if _RUNNER.value:
+    given["runner"] = _beam_runner()
+  elif _PIPELINE_OPTIONS.value:
+    raise CorpusError("--pipeline_options are for Beam; give --runner, too")
+  elif _WORKERS.present:
+    given["runner"] = InProcess(_WORKERS.value)
   return given
+
+
+def _beam_runner() -> Runner:
+  if _WORKERS.present:
+    raise CorpusError(
+      "--workers is for processes on this machine, and --runner for Beam, "
+      "which takes their number from --pipeline_options; give one of them"
+    )
+  try:
+    # Imported late: Beam is an extra.
+    from realm_jax.corpus.building.parallel.beam import BeamRunner
+  except ModuleNotFoundError as error:
+    if not (error.name or "").startswith("apache_beam"):
+      raise
+    raise CorpusError(
+      "--runner needs Apache Beam; install the extra: pip install -c "
+      "constraints.txt -e '.[beam]', or give --workers"
+    ) from error
+  return BeamRunner(_RUNNER.value, _PIPELINE_OPTIONS.value)
 
 
 def main(argv: Sequence[str]) -> None:

@@ -121,6 +121,7 @@ T5X_ENGINE = "realm_jax/t5x_engine"
 # A library that may change under us meets the project in a single file.
 ONLY_IN = {
   "ahocorasick_rs": "realm_jax/answers/matcher.py",
+  "apache_beam": "realm_jax/corpus/building/parallel/beam.py",
   "bm25s": "realm_jax/indexes/bm25.py",
   "clu": "realm_jax/training/metrics.py",
   "faiss": "realm_jax/indexes/faiss.py",

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from realm_jax.corpus.building.block_builder import block_id
+from realm_jax.corpus.building.block_identity import block_id, content_hash
 from realm_jax.corpus.building.corpus import build_corpus
 from realm_jax.corpus.building.directory_writer import CorpusDirectoryWriter
 from realm_jax.corpus.shards.format import NUM_SPECIAL_TOKENS
@@ -78,8 +78,12 @@ def _write(target: Path, source: Corpus, num_blocks: int) -> None:
       shard, name = writer.shard, f"d{first}"
       shard.add_document(document_id=name, title="", url="", num_blocks=count)
       for ordinal in range(count):
+        arrays = _block(sentences, rng)
         shard.add_block(
-          block_id=block_id(name, ordinal), **_block(sentences, rng)
+          block_id=block_id(writer.name, name, ordinal),
+          content_hash=content_hash("", arrays["body"]),
+          salient_span_kinds=[],
+          **arrays,
         )
     writer.finish(version=1, block_length=BLOCK_LENGTH, summary={})
 

@@ -31,27 +31,26 @@ class Span(NamedTuple):
 # Finds the spans (start byte, limit byte, kind) of a text that are worth
 # masking and do not overlap. It gets a whole document, so that one sentence may
 # explain another, and its title.
-Tagger: TypeAlias = Callable[[str, str], Sequence[tuple[int, int, str]]]
+FoundSpan: TypeAlias = tuple[int, int, str]
+Tagger: TypeAlias = Callable[[str, str], Sequence[FoundSpan]]
 
 
 @runtime_checkable
 class BatchTagger(Protocol):
   """A `Tagger` that is quicker with many texts at once, as models are."""
 
-  def __call__(
-    self, text: str, title: str
-  ) -> Sequence[tuple[int, int, str]]: ...
+  def __call__(self, text: str, title: str) -> Sequence[FoundSpan]: ...
 
   def tag_many(
     self, texts: Sequence[str], titles: Sequence[str]
-  ) -> Sequence[Sequence[tuple[int, int, str]]]:
+  ) -> Sequence[Sequence[FoundSpan]]:
     """Returns the spans of each text, as calls for each would."""
     ...
 
 
 def tag_many(
   tagger: Tagger, texts: Sequence[str], titles: Sequence[str]
-) -> Sequence[Sequence[tuple[int, int, str]]]:
+) -> Sequence[Sequence[FoundSpan]]:
   """Returns the spans of each text, in one call where the tagger has one."""
   if isinstance(tagger, BatchTagger):
     return tagger.tag_many(texts, titles)

@@ -6,28 +6,21 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from absl import logging
 from etils import epath
-from jaxtyping import Int
 
 from realm_jax.console.progress import Progress
 from realm_jax.conversion.errors import ConversionError
-from realm_jax.corpus.building.block_builder import (
-  SalientSpans,
-  TokenizedDocument,
-  tokenized,
-)
-from realm_jax.corpus.building.block_identity import block_id, content_hash
+from realm_jax.corpus.building.block_builder import BlockBuilder, chunks
 from realm_jax.corpus.building.directory_writer import CorpusDirectoryWriter
-from realm_jax.corpus.building.documents import Document
-from realm_jax.corpus.building.splitting import align_sentences
+from realm_jax.corpus.building.sources.documents import Document
 from realm_jax.corpus.building.summary import BuildSummary
 from realm_jax.corpus.shards.format import MIN_BLOCK_LENGTH, NUM_SPECIAL_TOKENS
-from realm_jax.corpus.shards.writer import ShardWriter
 from realm_jax.text.salient_spans import tag
-from realm_jax.text.sentences import sentence_ranges
 from realm_jax.text.wordpieces import WordpieceVocabulary
 
 _BLOCKS_PER_SHARD = 200_000
 _VERSION = 1
+# Block length that cuts no block.
+_UNLIMITED = 1 << 30
 
 
 def write_released_corpus(
@@ -72,13 +65,23 @@ def write_released_corpus(
     ) as writer,
     Progress("blocks written", total=num_blocks) as progress,
   ):
-    blocks = _BlockWriter(name, block_length)
-    for document in tokenized(documents, vocabulary):
-      blocks.add(document, writer.shard)
-      progress.advance()
-    longest = block_length or blocks.longest
+    builder = BlockBuilder(
+      vocabulary=vocabulary,
+      corpus_name=name,
+      block_length=block_length or _UNLIMITED,
+      tagger=tag,
+    )
+    summary, longest = BuildSummary(), MIN_BLOCK_LENGTH
+    for chunk in chunks(documents):
+      built = builder.build(chunk)
+      writer.shards.append(built.blocks)
+      summary.add(built)
+      sizes = np.diff(built.blocks.arrays["token_ids_offsets"])
+      longest = max(longest, NUM_SPECIAL_TOKENS + int(sizes.max()))
+      progress.advance(len(chunk))
+    longest = block_length or longest
     writer.finish(
-      version=_VERSION, block_length=longest, summary=blocks.summary.to_json()
+      version=_VERSION, block_length=longest, summary=summary.to_json()
     )
   logging.info(
     "Wrote %d blocks of at most %d wordpieces to %s",
@@ -119,7 +122,7 @@ def _documents(
     place = f"record {count}"
     name = _decoded(title, f"title {count}")
     text = _decoded(body, place)
-    yield Document(str(count), name, text, url="", place=place)
+    yield Document(str(count), name, text, "", place, is_block=True)
     count += 1
   if count < num_blocks:
     raise _disagreement(str(count), num_blocks)
@@ -139,70 +142,3 @@ def _decoded(record: bytes, name: str) -> str:
     raise ConversionError(
       f"{name} is not UTF-8 (byte {error.start} of {len(record)}); want texts"
     ) from None
-
-
-class _BlockWriter:
-  """Appends each document to a shard as one block."""
-
-  def __init__(self, corpus_name: str, block_length: int | None):
-    self._corpus_name = corpus_name
-    self._block_length = block_length
-    self.summary = BuildSummary()
-    self.longest = MIN_BLOCK_LENGTH
-
-  def add(self, tokens: TokenizedDocument, shard: ShardWriter) -> None:
-    """Appends a document."""
-    document, title_ids, body_ids, byte_ranges = tokens
-    summary = self.summary
-    sentences = align_sentences(
-      sentence_ranges(document.text), byte_ranges
-    ).token_ranges
-    tagger = tag if len(body_ids) else None
-    spans = SalientSpans.of(
-      document, byte_ranges, sentences, tagger=tagger, summary=summary
-    )
-    title_ids, body_ids = self._cut(title_ids, body_ids)
-    size = len(body_ids)
-    sentences = np.minimum(sentences[sentences[:, 0] < size], size)
-    if not len(sentences):
-      # Inverse cloze draws a sentence of each block, which may be empty.
-      sentences = np.zeros((1, 2), np.int64)
-    shard.add_document(
-      document_id=document.id, title=document.title, url="", num_blocks=1
-    )
-    body = document.text.encode()
-    whole = spans.token_ranges[:, 1] <= size
-    shard.add_block(
-      block_id=block_id(self._corpus_name, document.id, 0),
-      content_hash=content_hash(document.title, body),
-      title_length=len(title_ids),
-      token_ids=np.concatenate([title_ids, body_ids]),
-      byte_ranges=byte_ranges[:size],
-      sentences=sentences,
-      salient_spans=spans.token_ranges[whole],
-      salient_span_kinds=list(itertools.compress(spans.kinds, whole)),
-      body=body,
-    )
-    length = NUM_SPECIAL_TOKENS + len(title_ids) + size
-    self.longest = max(self.longest, length)
-    summary.documents += 1
-    summary.blocks += 1
-    summary.tokens += size
-    summary.sentences += len(sentences)
-
-  def _cut(
-    self, title_ids: Int[np.ndarray, " t"], body_ids: Int[np.ndarray, " b"]
-  ) -> tuple[Int[np.ndarray, " kept_t"], Int[np.ndarray, " kept_b"]]:
-    """Truncates both to the block length; a title keeps at most half of it."""
-    if self._block_length is None:
-      return title_ids, body_ids
-    limit = self._block_length - NUM_SPECIAL_TOKENS
-    if len(title_ids) + len(body_ids) <= limit:
-      return title_ids, body_ids
-    if len(title_ids) > limit // 2:
-      self.summary.cut_titles += 1
-      title_ids = title_ids[: limit // 2]
-    limit -= len(title_ids)
-    if len(body_ids) > limit:
-      self.summary.skipped["ends of blocks longer than the block length"] += 1
-    return title_ids, body_ids[:limit]

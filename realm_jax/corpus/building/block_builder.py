@@ -1,7 +1,12 @@
-"""Blocks made of documents and written to shards."""
+"""Blocks made of documents, of many at once.
+
+A document costs no call of NumPy of its own: its tokens, sentences and spans
+stand end to end with those of the others, and bytes are numbered through. What
+is done for each document in Python is to find its sentences and its salient
+spans, and for each block to hash it.
+"""
 
 import dataclasses
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -10,166 +15,352 @@ from jaxtyping import Int
 
 from realm_jax.corpus.building import splitting
 from realm_jax.corpus.building.block_identity import block_id, content_hash
-from realm_jax.corpus.building.documents import Document
-from realm_jax.corpus.building.summary import BuildSummary
+from realm_jax.corpus.building.sources.documents import Document
+from realm_jax.corpus.building.sources.input_file import (
+  BYTES_PER_CHUNK,
+  ROWS_PER_CHUNK,
+)
+from realm_jax.corpus.building.splitting import Sentences
+from realm_jax.corpus.shards.blocks import Blocks
 from realm_jax.corpus.shards.format import NUM_SPECIAL_TOKENS
-from realm_jax.corpus.shards.writer import ShardSeries
-from realm_jax.text.salient_spans import Tagger
+from realm_jax.corpus.shards.shard import ragged_indices
+from realm_jax.text.salient_spans import FoundSpan, Tagger, tag_many
 from realm_jax.text.sentences import sentence_ranges
 from realm_jax.text.wordpieces import WordpieceVocabulary
 
-# Documents tokenized in one call. A call costs 20 ms, and its result stays in
-# memory until its documents are written.
-_DOCUMENTS_PER_CHUNK = 512
-_CHARACTERS_PER_CHUNK = 4 << 20
+# What is counted of each document, besides its blocks.
+COUNTS = ("tokens", "sentences", "cut_sentences", "cut_titles")
 
 
-class SalientSpans(NamedTuple):
-  """Token ranges, each inside one sentence, and their kinds."""
+class BuiltBlocks(NamedTuple):
+  """The blocks of some documents, and counts of each document.
 
-  token_ranges: Int[np.ndarray, "p 2"]
-  kinds: Sequence[str]
+  Attributes:
+    documents: Indices of the documents that have blocks; others have no words.
+    counts: Of each of them, the values of `COUNTS`.
+    spans: Of each of them, the salient spans of each of `blocks.span_kinds`
+      that were found.
+    unaligned: Of each of them, spans that begin or end inside a token, or cross
+      the end of a sentence.
+    cut_ends: Of each of them, whether it is a block that was too long.
+  """
 
-  @classmethod
-  def of(
-    cls,
-    document: Document,
-    token_bytes: Int[np.ndarray, "t 2"],
-    sentences: Int[np.ndarray, "s 2"],
-    *,
-    tagger: Tagger | None,
-    summary: BuildSummary,
-  ) -> "SalientSpans":
-    """Tags a document, whose sentences are token ranges, and counts."""
-    found = sorted(tagger(document.text, document.title)) if tagger else []
-    summary.salient_spans.update(kind for _, _, kind in found)
-    ranges = np.array([span[:2] for span in found], np.int64).reshape(-1, 2)
-    token_ranges, kept = splitting.token_spans(ranges, token_bytes, sentences)
-    summary.unaligned_spans += len(found) - len(kept)
-    return cls(token_ranges, [found[i][2] for i in kept.tolist()])
-
-  def between(self, start: int, limit: int) -> "SalientSpans":
-    """Returns those in a range of tokens that begins and ends sentences."""
-    first, last = np.searchsorted(self.token_ranges[:, 0], [start, limit])
-    return SalientSpans(
-      self.token_ranges[first:last] - start, self.kinds[first:last]
-    )
+  blocks: Blocks
+  documents: Int[np.ndarray, " d"]
+  counts: Int[np.ndarray, "d 4"]
+  spans: Int[np.ndarray, "d k"]
+  unaligned: Int[np.ndarray, " d"]
+  cut_ends: Int[np.ndarray, " d"]
 
 
-class TokenizedDocument(NamedTuple):
-  """A document with its wordpieces, and the bytes of those of its text."""
+class _Texts(NamedTuple):
+  """Tokens of documents that have words, end to end.
 
-  document: Document
+  `text` joins the texts, with a byte between any two, and text i begins at
+  `byte_starts[i]`; `token_bytes` are positions in it. Document i has the title
+  `title_ids[title_starts[i] : title_starts[i + 1]]`, and so on.
+  """
+
+  documents: Sequence[Document]
+  text: bytes
+  byte_starts: Int[np.ndarray, " d+1"]
   title_ids: Int[np.ndarray, " t"]
+  title_starts: Int[np.ndarray, " d+1"]
   token_ids: Int[np.ndarray, " b"]
   token_bytes: Int[np.ndarray, "b 2"]
+  token_starts: Int[np.ndarray, " d+1"]
+
+  @property
+  def title_lengths(self) -> Int[np.ndarray, " d"]:
+    """Wordpieces of each title."""
+    return np.diff(self.title_starts)
 
 
-def tokenized(
-  documents: Iterable[Document], vocabulary: WordpieceVocabulary
-) -> Iterator[TokenizedDocument]:
-  """Tokenizes documents, many of them in one call."""
-  for chunk in _chunks(documents):
-    texts = [text for doc in chunk for text in (doc.title, doc.text)]
-    tokens = vocabulary.tokenize_with_offsets(texts)
-    bounds = tokens.row_offsets.tolist()
-    for index, document in enumerate(chunk):
-      title, text, limit = bounds[2 * index : 2 * index + 3]
-      yield TokenizedDocument(
-        document,
-        tokens.token_ids[title:text],
-        tokens.token_ids[text:limit],
-        tokens.byte_ranges[text:limit],
-      )
+class _Spans(NamedTuple):
+  """Salient spans that are whole tokens of one sentence, and who had which."""
+
+  token_ranges: Int[np.ndarray, "p 2"]
+  kinds: Int[np.ndarray, " p"]
+  kind_names: Sequence[str]
+  found: Int[np.ndarray, "d k"]
+  unaligned: Int[np.ndarray, " d"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockBuilder:
-  """Splits documents into blocks and writes these to shards.
+  """Splits documents into blocks.
 
   `corpus_name` is part of the blocks' ids, and `block_length` is the largest
-  number of wordpieces in a block. Without a `tagger`, no salient spans are
-  found. What is done is counted in `summary`.
+  number of wordpieces in a block. Without a `tagger`, only those documents have
+  salient spans that came with them.
   """
 
   vocabulary: WordpieceVocabulary
-  shards: ShardSeries
   corpus_name: str
   block_length: int
   tagger: Tagger | None
-  summary: BuildSummary
 
-  def add_all(self, documents: Iterable[Document]) -> None:
-    """Adds documents, many of which are tokenized in one call."""
-    for document in tokenized(documents, self.vocabulary):
-      self._add(document)
-
-  def _add(self, tokens: TokenizedDocument) -> None:
-    document, title_ids, token_ids, token_bytes = tokens
-    summary = self.summary
-    if not len(token_ids):
-      summary.skipped["no words in the text"] += 1
-      return
+  def build(self, documents: Sequence[Document]) -> BuiltBlocks:
+    """Makes the blocks of documents, which are tokenized in one call."""
+    texts, indices = self._tokenized(documents)
     # A title takes at most half of a block, so that a body always fits.
     capacity = self.block_length - NUM_SPECIAL_TOKENS
-    summary.cut_titles += len(title_ids) > capacity // 2
-    title_ids = title_ids[: capacity // 2]
-    capacity -= len(title_ids)
-    text = document.text.encode()
-    sentences, num_cut = splitting.cut_overlong_sentences(
-      splitting.align_sentences(sentence_ranges(document.text), token_bytes),
-      token_bytes,
-      text=text,
-      capacity=capacity,
-      is_continuation=self.vocabulary.is_continuation[token_ids],
+    title_lengths = np.minimum(texts.title_lengths, capacity // 2)
+    capacities = capacity - title_lengths
+    texts, is_cut = _without_ends(texts, capacities)
+    byte_ranges, sentence_starts = _sentences(texts)
+    aligned = splitting.align_sentences(
+      byte_ranges,
+      texts.token_bytes,
+      sentence_starts=sentence_starts,
+      token_starts=texts.token_starts[:-1],
     )
-    ranges = sentences.token_ranges
-    spans = SalientSpans.of(
-      document, token_bytes, ranges, tagger=self.tagger, summary=summary
+    sentences, num_pieces = splitting.cut_overlong_sentences(
+      aligned,
+      texts.token_bytes,
+      text=texts.text,
+      capacity=_of_items(capacities, aligned.starts, len(aligned.token_ranges)),
+      is_continuation=self.vocabulary.is_continuation[texts.token_ids],
     )
-    sizes = np.diff(ranges, axis=1)[:, 0]
-    packed = splitting.pack_sentences(sizes, capacity=capacity)
-    shard = self.shards.shard
-    shard.add_document(
-      document_id=document.id,
-      title=document.title,
-      url=document.url,
-      num_blocks=len(packed) - 1,
+    spans = self._spans(texts, sentences)
+    blocks = self._blocks(texts, title_lengths, capacities, sentences, spans)
+    counts = (
+      np.diff(texts.token_starts),
+      np.diff(sentences.starts, append=len(sentences.token_ranges)),
+      _sums(num_pieces > 1, aligned.starts),
+      title_lengths < texts.title_lengths,
     )
-    for ordinal, (first, last) in enumerate(itertools.pairwise(packed)):
-      start, limit = int(ranges[first, 0]), int(ranges[last - 1, 1])
-      byte_start = sentences.byte_ranges[first, 0]
-      byte_limit = sentences.byte_ranges[last - 1, 1]
-      salient = spans.between(start, limit)
-      body = text[byte_start:byte_limit]
-      shard.add_block(
-        block_id=block_id(self.corpus_name, document.id, ordinal),
-        content_hash=content_hash(document.title, body),
-        title_length=len(title_ids),
-        token_ids=np.concatenate([title_ids, token_ids[start:limit]]),
-        byte_ranges=token_bytes[start:limit] - byte_start,
-        sentences=ranges[first:last] - start,
-        salient_spans=salient.token_ranges,
-        salient_span_kinds=salient.kinds,
-        body=body,
+    return BuiltBlocks(
+      blocks,
+      documents=indices,
+      counts=np.stack(counts, 1).astype(np.int64),
+      spans=spans.found,
+      unaligned=spans.unaligned,
+      cut_ends=is_cut.astype(np.int64),
+    )
+
+  def _tokenized(
+    self, documents: Sequence[Document]
+  ) -> tuple[_Texts, Int[np.ndarray, " d"]]:
+    """Tokenizes documents; returns those with words, and their indices."""
+    both = [text for doc in documents for text in (doc.title, doc.text)]
+    tokens = self.vocabulary.tokenize_with_offsets(both)
+    lengths = np.diff(tokens.row_offsets).reshape(-1, 2)
+    # A block that stands as it is may be empty.
+    is_block = np.array([document.is_block for document in documents], bool)
+    indices = np.flatnonzero(is_block | (lengths[:, 1] > 0))
+    starts = tokens.row_offsets[:-1].reshape(-1, 2)[indices]
+    lengths = lengths[indices]
+    titles = ragged_indices(starts[:, 0], lengths[:, 0])
+    bodies = ragged_indices(starts[:, 1], lengths[:, 1])
+    kept = [documents[i] for i in indices.tolist()]
+    encoded = [document.text.encode() for document in kept]
+    # The byte between two texts keeps their tokens and sentences apart.
+    sizes = np.array([len(text) + 1 for text in encoded], np.int64)
+    byte_starts = np.append(0, np.cumsum(sizes))
+    shift = np.repeat(byte_starts[:-1], lengths[:, 1])
+    return _Texts(
+      documents=kept,
+      text=b"\n".join(encoded),
+      byte_starts=byte_starts,
+      title_ids=tokens.token_ids[titles],
+      title_starts=np.append(0, np.cumsum(lengths[:, 0])),
+      token_ids=tokens.token_ids[bodies],
+      token_bytes=tokens.byte_ranges[bodies] + shift[:, np.newaxis],
+      token_starts=np.append(0, np.cumsum(lengths[:, 1])),
+    ), indices
+
+  def _spans(self, texts: _Texts, sentences: Sentences) -> _Spans:
+    """Finds the salient spans of documents that did not come with them."""
+    found: list[Sequence[FoundSpan]] = [d.spans or () for d in texts.documents]
+    untagged = [i for i, d in enumerate(texts.documents) if d.spans is None]
+    if self.tagger is not None:
+      documents = [texts.documents[i] for i in untagged]
+      tagged = tag_many(
+        self.tagger, [d.text for d in documents], [d.title for d in documents]
       )
-    summary.documents += 1
-    summary.blocks += len(packed) - 1
-    summary.tokens += len(token_ids)
-    summary.sentences += len(ranges)
-    summary.cut_sentences += num_cut
+      for i, spans in zip(untagged, tagged, strict=True):
+        found[i] = spans
+    numbers: dict[str, int] = {}
+    flat = [
+      (start, limit, numbers.setdefault(kind, len(numbers)))
+      for spans in found
+      for start, limit, kind in sorted(spans)
+    ]
+    table = np.array(flat, np.int64).reshape(-1, 3)
+    owners = np.repeat(np.arange(len(found)), [len(spans) for spans in found])
+    ranges, kept = splitting.token_spans(
+      table[:, :2] + texts.byte_starts[owners][:, np.newaxis],
+      texts.token_bytes,
+      sentences.token_ranges,
+    )
+    per_kind = np.zeros((len(found), len(numbers)), np.int64)
+    np.add.at(per_kind, (owners, table[:, 2]), 1)
+    num_kept = np.bincount(owners[kept], minlength=len(found))
+    return _Spans(
+      token_ranges=ranges,
+      kinds=table[kept, 2],
+      kind_names=tuple(numbers),
+      found=per_kind,
+      unaligned=per_kind.sum(1) - num_kept,
+    )
+
+  def _blocks(
+    self,
+    texts: _Texts,
+    title_lengths: Int[np.ndarray, " d"],
+    capacities: Int[np.ndarray, " d"],
+    sentences: Sentences,
+    spans: _Spans,
+  ) -> Blocks:
+    documents, ranges = texts.documents, sentences.token_ranges
+    bounds = splitting.pack_sentences(
+      np.diff(ranges, axis=1)[:, 0],
+      capacity=capacities,
+      sentence_starts=sentences.starts,
+    )
+    firsts, lasts = bounds[:-1], bounds[1:] - 1
+    starts = ranges[firsts, 0]
+    token_bounds = np.append(starts, len(texts.token_ids))
+    lengths = np.diff(token_bounds)
+    document_starts = np.searchsorted(bounds, sentences.starts)
+    owners = _of_items(np.arange(len(documents)), document_starts, len(firsts))
+    byte_ranges = np.stack(
+      [sentences.byte_ranges[firsts, 0], sentences.byte_ranges[lasts, 1]], 1
+    )
+    # A block as it stands keeps the white space around it.
+    for i in [i for i, d in enumerate(documents) if d.is_block]:
+      limit = texts.byte_starts[i + 1] - 1
+      byte_ranges[document_starts[i]] = texts.byte_starts[i], limit
+    bodies = [texts.text[start:limit] for start, limit in byte_ranges.tolist()]
+    titles = [document.title for document in documents]
+    names = [document.id for document in documents]
+    ordinals = np.arange(len(firsts)) - document_starts[owners]
+    where = list(zip(owners.tolist(), ordinals.tolist(), strict=True))
+    span_starts = spans.token_ranges[:, 0]
+    span_offsets = np.searchsorted(span_starts, token_bounds)
+    arrays = {
+      "block_ids": _array(
+        block_id(self.corpus_name, names[i], ordinal) for i, ordinal in where
+      ),
+      "content_hashes": _array(
+        content_hash(titles[i], body)
+        for (i, _), body in zip(where, bodies, strict=True)
+      ),
+      "title_lengths": title_lengths[owners],
+      "token_ids": _titles_and_bodies(texts, title_lengths, owners, starts),
+      "token_ids_offsets": np.append(
+        0, np.cumsum(lengths + title_lengths[owners])
+      ),
+      "byte_ranges": texts.token_bytes
+      - np.repeat(byte_ranges[:, 0], lengths)[:, np.newaxis],
+      "byte_ranges_offsets": token_bounds,
+      "sentences": ranges - np.repeat(starts, np.diff(bounds))[:, np.newaxis],
+      "sentences_offsets": bounds,
+      "salient_spans": spans.token_ranges
+      - np.repeat(starts, np.diff(span_offsets))[:, np.newaxis],
+      "salient_spans_offsets": span_offsets,
+      "salient_span_kinds": spans.kinds,
+      "document_starts": np.append(document_starts, len(firsts)),
+    }
+    for name, items in (
+      ("bodies", bodies),
+      ("titles", [title.encode() for title in titles]),
+      ("document_ids", [name.encode() for name in names]),
+      ("urls", [document.url.encode() for document in documents]),
+    ):
+      arrays[name] = np.frombuffer(b"".join(items), np.uint8)
+      sizes = np.array([len(item) for item in items], np.int64)
+      arrays[f"{name}_offsets"] = np.append(0, np.cumsum(sizes))
+    return Blocks(arrays, span_kinds=spans.kind_names)
 
 
-def _chunks(documents: Iterable[Document]) -> Iterator[list[Document]]:
-  """Yields batches for the tokenizer, bounded in documents and characters."""
+def _titles_and_bodies(
+  texts: _Texts,
+  title_lengths: Int[np.ndarray, " d"],
+  owners: Int[np.ndarray, " n"],
+  starts: Int[np.ndarray, " n"],
+) -> Int[np.ndarray, " t"]:
+  """Returns title and body tokens of each block, end to end."""
+  lengths = np.diff(starts, append=len(texts.token_ids))
+  begins = [texts.title_starts[owners], starts + len(texts.title_ids)]
+  sizes = [title_lengths[owners], lengths]
+  indices = ragged_indices(
+    np.stack(begins, 1).reshape(-1), np.stack(sizes, 1).reshape(-1)
+  )
+  return np.concatenate([texts.title_ids, texts.token_ids])[indices]
+
+
+def _without_ends(
+  texts: _Texts, capacities: Int[np.ndarray, " d"]
+) -> tuple[_Texts, np.ndarray]:
+  """Cuts the tokens of blocks that stand as they are and are too long."""
+  lengths = np.diff(texts.token_starts)
+  is_block = np.array([d.is_block for d in texts.documents], bool)
+  is_cut = is_block & (lengths > capacities)
+  if not is_cut.any():
+    return texts, is_cut
+  lengths = np.where(is_cut, capacities, lengths)
+  kept = ragged_indices(texts.token_starts[:-1], lengths)
+  return texts._replace(
+    token_ids=texts.token_ids[kept],
+    token_bytes=texts.token_bytes[kept],
+    token_starts=np.append(0, np.cumsum(lengths)),
+  ), is_cut
+
+
+def _sentences(
+  texts: _Texts,
+) -> tuple[Int[np.ndarray, "s 2"], Int[np.ndarray, " d"]]:
+  """Returns the bytes of all sentences, and each document's first sentence."""
+  ranges, sizes = [], []
+  for document, start, limit in zip(
+    texts.documents,
+    texts.byte_starts[:-1].tolist(),
+    texts.byte_starts[1:].tolist(),
+    strict=True,
+  ):
+    found = np.array(
+      sentence_ranges(document.text)
+      if document.sentences is None
+      else sorted(document.sentences)
+    ).reshape(-1, 2)
+    if not len(found):
+      found = np.array([[0, limit - start - 1]])
+    ranges.append(found + start)
+    sizes.append(len(found))
+  starts = np.cumsum([0, *sizes])[:-1]
+  flat = np.concatenate(ranges) if ranges else np.zeros((0, 2), np.int64)
+  return flat, starts
+
+
+def _of_items(
+  values: Int[np.ndarray, " d"], starts: Int[np.ndarray, " d"], size: int
+) -> Int[np.ndarray, " n"]:
+  """Repeats each document's value for its items, `size` in all."""
+  return np.repeat(values, np.diff(starts, append=size))
+
+
+def _sums(
+  values: np.ndarray, starts: Int[np.ndarray, " d"]
+) -> Int[np.ndarray, " d"]:
+  """Returns the sums of the values of each document."""
+  totals = np.append(0, np.cumsum(values))
+  return np.diff(totals[np.append(starts, len(values))])
+
+
+def _array(values: Iterable[int]) -> Int[np.ndarray, " n"]:
+  return np.fromiter(values, np.int64)
+
+
+def chunks(documents: Iterable[Document]) -> Iterator[list[Document]]:
+  """Yields batches for `build`, bounded in documents and characters."""
   chunk: list[Document] = []
   characters = 0
   for document in documents:
     chunk.append(document)
     characters += len(document.text)
-    if (
-      len(chunk) >= _DOCUMENTS_PER_CHUNK or characters >= _CHARACTERS_PER_CHUNK
-    ):
+    if len(chunk) >= ROWS_PER_CHUNK or characters >= BYTES_PER_CHUNK:
       yield chunk
       chunk, characters = [], 0
   if chunk:

@@ -2,7 +2,7 @@
 
 import hashlib
 
-from realm_jax.corpus.building.seen_ids import hash63
+from realm_jax.corpus.building.sources.seen_ids import hash63
 
 
 def block_id(corpus_name: str, document_id: str, ordinal: int) -> int:

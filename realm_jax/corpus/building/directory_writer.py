@@ -14,6 +14,7 @@ from etils import epath
 
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.manifest import (
+  ShardRecord,
   VocabularyRecord,
   make_manifest,
   write_manifest,
@@ -114,9 +115,14 @@ class CorpusDirectoryWriter:
     block_length: int,
     summary: Mapping[str, JsonValue],
     drop_titles: Sequence[str] = (),
+    shards: list[ShardRecord] | None = None,
   ) -> None:
-    """Completes the shards and makes them the corpus: see `make_manifest`."""
-    shards = self.shards.finish()
+    """Completes the shards and makes them the corpus: see `make_manifest`.
+
+    `shards` are the records of those that others have put into `staging`, or
+    into the directory on an object store.
+    """
+    shards = self.shards.finish() if shards is None else shards
     write_pieces(self.staging / shard_format.VOCABULARY_NAME, self.pieces)
     special = ("pad", "unk", "cls", "sep", "mask")
     manifest = make_manifest(

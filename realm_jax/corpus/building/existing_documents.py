@@ -1,7 +1,8 @@
 """The documents of a version, found by id, and which an update removes.
 
 The id of a document's first block follows from the document's, so that block
-ids find documents, too.
+ids find documents, too. Blocks that were removed since they equal an earlier
+one still stand in their shards, and are searched as well.
 """
 
 import collections
@@ -10,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from realm_jax.corpus.building.block_identity import block_id
-from realm_jax.corpus.building.documents import Document
+from realm_jax.corpus.building.sources.documents import Document
 from realm_jax.corpus.shards.shard import Shard
-from realm_jax.corpus.store import NULL_ROW, Corpus
+from realm_jax.corpus.store import Corpus
 
 
 class ExistingDocument(NamedTuple):
@@ -35,17 +36,31 @@ class ExistingDocuments:
 
   def __init__(self, corpus: Corpus):
     self._corpus = corpus
+    # Positions in each shard by block id.
+    self._orders = {
+      shard: np.argsort(shard.array("block_ids"), kind="stable")
+      for shard in corpus.shards
+    }
     self.removed = collections.defaultdict[Shard, list[ExistingDocument]](list)
     self.num_blocks_removed = 0
 
   def find(self, document_id: str) -> ExistingDocument | None:
     """Returns the document with this id, if the version has it."""
     first = block_id(self._corpus.name, document_id, 0)
-    row = int(self._corpus.rows_of(np.array(first)))
-    if row == NULL_ROW or self._corpus.document_id(row) != document_id:
-      return None
-    shard, position = self._corpus.locate(row)
-    return ExistingDocument(shard, shard.document(position))
+    for shard, order in self._orders.items():
+      ids = shard.array("block_ids")
+      index = int(np.searchsorted(ids, first, sorter=order))
+      for position in order[index:].tolist():
+        if ids[position] != first:
+          break
+        found = ExistingDocument(shard, shard.document(position))
+        # An update may have removed it, and another one added it again.
+        if (
+          shard.text("document_ids", found.number) == document_id
+          and not np.isin(found.positions, shard.removed).all()
+        ):
+          return found
+    return None
 
   def is_same(self, existing: ExistingDocument, document: Document) -> bool:
     """Returns whether a document would have the same blocks.
@@ -85,4 +100,5 @@ class ExistingDocuments:
   def remove(self, existing: ExistingDocument) -> None:
     """Marks a document as removed; each at most once."""
     self.removed[existing.shard].append(existing)
-    self.num_blocks_removed += len(existing.positions)
+    before = np.isin(existing.positions, existing.shard.removed)
+    self.num_blocks_removed += int((~before).sum())

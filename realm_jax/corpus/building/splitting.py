@@ -4,10 +4,13 @@ A block is `[CLS] title [SEP] body [SEP]` of at most `block_length` wordpieces.
 Its body takes whole sentences while they fit. A sentence is cut only if it
 fits in no block: between wordpieces and, where possible, between words.
 
-`token_bytes` are the byte ranges of a document's tokens: see
+The functions take many documents at once, end to end: tokens and bytes are
+numbered through, and `sentence_starts` and `token_starts` tell where each
+document begins. `token_bytes` are the byte ranges of the tokens: see
 `wordpieces.Tokens`.
 """
 
+import bisect
 from typing import NamedTuple
 
 import numpy as np
@@ -15,44 +18,58 @@ from jaxtyping import Bool, Int
 
 
 class Sentences(NamedTuple):
-  """Half-open ranges of tokens and bytes, one for each sentence of a document.
+  """Half-open ranges of tokens and bytes, one for each sentence.
 
   Token ranges are adjacent and cover all tokens; byte ranges leave out the
-  white space between sentences.
+  white space between sentences. `starts` has each document's first sentence.
   """
 
   token_ranges: Int[np.ndarray, "s 2"]
   byte_ranges: Int[np.ndarray, "s 2"]
+  starts: Int[np.ndarray, " d"]
+
+
+_ONE_DOCUMENT = np.zeros(1, np.int64)
 
 
 def align_sentences(
-  sentences: Int[np.ndarray, "s 2"], token_bytes: Int[np.ndarray, "t 2"]
+  sentences: Int[np.ndarray, "s 2"],
+  token_bytes: Int[np.ndarray, "t 2"],
+  *,
+  sentence_starts: Int[np.ndarray, " d"] = _ONE_DOCUMENT,
+  token_starts: Int[np.ndarray, " d"] = _ONE_DOCUMENT,
 ) -> Sentences:
   """Finds the tokens of sentences, which are byte ranges in order.
 
   A sentence without tokens is joined to the next one (the last, to the one
-  before), and so are two sentences that share a token.
+  before), and so are two sentences that share a token. A document without
+  tokens has one empty sentence.
   """
   num_tokens = len(token_bytes)
   if not num_tokens:
-    empty = np.zeros((0, 2), np.int64)
-    return Sentences(empty, empty)
+    empty = np.zeros((len(token_starts), 2), np.int64)
+    return Sentences(empty, empty, np.arange(len(token_starts)))
+  sizes = np.diff(sentence_starts, append=len(sentences))
+  first_token = np.repeat(token_starts, sizes)
+  token_limit = np.repeat(np.append(token_starts[1:], num_tokens), sizes)
   first = np.searchsorted(token_bytes[:, 0], sentences[:, 0])
   before = np.maximum(first - 1, 0)
   keep = (
-    (first < num_tokens)
+    (first < token_limit)
     & (token_bytes[before, 1] <= sentences[:, 0])
     & np.append(True, first[1:] != first[:-1])
-    & (first > 0)
+    & (first > first_token)
   )
-  keep[0] = True
+  keep[sentence_starts] = True
   heads = np.flatnonzero(keep)
   tails = np.append(heads[1:], len(sentences)) - 1
+  starts = np.searchsorted(heads, sentence_starts)
   boundaries = np.append(first[heads], num_tokens)
-  boundaries[0] = 0
+  boundaries[starts] = token_starts
   return Sentences(
     np.stack([boundaries[:-1], boundaries[1:]], axis=1),
     np.stack([sentences[heads, 0], sentences[tails, 1]], axis=1),
+    starts,
   )
 
 
@@ -61,37 +78,40 @@ def cut_overlong_sentences(
   token_bytes: Int[np.ndarray, "t 2"],
   *,
   text: bytes,
-  capacity: int,
+  capacity: int | Int[np.ndarray, " s"],
   is_continuation: Bool[np.ndarray, " t"],
-) -> tuple[Sentences, int]:
-  """Cuts sentences that fit in no block; returns the pieces and a count.
+) -> tuple[Sentences, Int[np.ndarray, " s"]]:
+  """Cuts sentences that fit in no block; also returns the pieces of each.
 
   A cut is made at white space if there is any in the second half of what fits,
   else between words (for example before a comma), else between the pieces of a
   word. The pieces of one character ('½' has three) are separated only if it
   alone has too many; both blocks then show it.
 
-  `text` is the document in UTF-8, and `capacity` the largest number of tokens
-  of a body, at least one.
+  `text` are the documents in UTF-8, and `capacity` the largest number of tokens
+  of a body, at least one; it may differ between sentences.
   """
   sizes = np.diff(sentences.token_ranges, axis=1)[:, 0]
-  if not (sizes > capacity).any():
-    return sentences, 0
+  num_pieces = np.ones(len(sizes), np.int64)
+  capacities = np.broadcast_to(capacity, sizes.shape)
+  overlong = np.flatnonzero(sizes > capacities)
+  if not overlong.size:
+    return sentences, num_pieces
   gaps = token_bytes[1:, 0] - token_bytes[:-1, 1]
   # Kinds of tokens before which to cut, best first.
   is_whole = np.append(True, gaps >= 0)
   is_word = is_whole & ~is_continuation
   is_spaced = is_word & np.append(True, gaps > 0)
-  token_ranges, byte_ranges = [], []
-  for (start, limit), (byte_start, byte_limit) in zip(
-    sentences.token_ranges.tolist(),
-    sentences.byte_ranges.tolist(),
-    strict=True,
-  ):
-    while limit - start > capacity:
-      cut = last = start + capacity
+  cuts = []
+  for index in overlong.tolist():
+    start, limit = sentences.token_ranges[index].tolist()
+    byte_start, byte_limit = sentences.byte_ranges[index].tolist()
+    most = int(capacities[index])
+    pieces = []
+    while limit - start > most:
+      cut = last = start + most
       for is_kind, first in (
-        (is_spaced, start + 1 + capacity // 2),
+        (is_spaced, start + 1 + most // 2),
         (is_word, start + 1),
         (is_whole, start + 1),
       ):
@@ -101,28 +121,41 @@ def cut_overlong_sentences(
       cut_byte = int(token_bytes[cut, 0])
       piece = text[byte_start:cut_byte].rstrip()
       piece_limit = max(byte_start + len(piece), int(token_bytes[cut - 1, 1]))
-      token_ranges.append((start, cut))
-      byte_ranges.append((byte_start, piece_limit))
+      pieces.append((start, cut, byte_start, piece_limit))
       start, byte_start = cut, cut_byte
-    token_ranges.append((start, limit))
-    byte_ranges.append((byte_start, byte_limit))
-  pieces = Sentences(np.array(token_ranges), np.array(byte_ranges))
-  return pieces, int((sizes > capacity).sum())
+    pieces.append((start, limit, byte_start, byte_limit))
+    num_pieces[index] = len(pieces)
+    cuts += pieces
+  first_piece = np.cumsum(num_pieces) - num_pieces
+  ranges = np.concatenate([sentences.token_ranges, sentences.byte_ranges], 1)
+  ranges = np.repeat(ranges, num_pieces, axis=0)
+  ranges[np.repeat(num_pieces > 1, num_pieces)] = cuts
+  starts = first_piece[sentences.starts]
+  return Sentences(ranges[:, :2], ranges[:, 2:], starts), num_pieces
 
 
 def pack_sentences(
-  sizes: Int[np.ndarray, " s"], *, capacity: int
+  sizes: Int[np.ndarray, " s"],
+  *,
+  capacity: int | Int[np.ndarray, " d"],
+  sentence_starts: Int[np.ndarray, " d"] = _ONE_DOCUMENT,
 ) -> Int[np.ndarray, " bounds"]:
   """Packs sentences greedily: block i has `[packed[i], packed[i + 1])`.
 
-  `sizes` are the sentences' numbers of tokens, each at most `capacity`.
+  `sizes` are the sentences' numbers of tokens, each at most `capacity`, which
+  may differ between documents. A document begins with a new block.
   """
-  starts, used = [0], 0
-  for index, size in enumerate(sizes.tolist()):
-    if used and used + size > capacity:
-      starts.append(index)
-      used = 0
-    used += size
+  totals = np.append(0, np.cumsum(sizes)).tolist()
+  capacities = np.broadcast_to(capacity, sentence_starts.shape).tolist()
+  starts: list[int] = []
+  limits: list[int] = np.append(sentence_starts, len(sizes))[1:].tolist()
+  for start, limit, most in zip(
+    sentence_starts.tolist(), limits, capacities, strict=True
+  ):
+    while start < limit:
+      starts.append(start)
+      fits = bisect.bisect_right(totals, totals[start] + most, start, limit + 1)
+      start = max(fits - 1, start + 1)
   return np.array([*starts, len(sizes)])
 
 

@@ -3,10 +3,17 @@
 import dataclasses
 from collections import Counter
 
+import numpy as np
+from jaxtyping import Int
+
+from realm_jax.corpus.building.block_builder import COUNTS, BuiltBlocks
 from realm_jax.files.json_file import JsonValue
 
 # Messages of skipped lines that a summary keeps; all lines are counted.
 _ERRORS_KEPT = 10
+NO_WORDS = "no words in the text"
+_DUPLICATES = "blocks that equal an earlier one"
+_CUT_ENDS = "ends of blocks longer than the block length"
 
 
 @dataclasses.dataclass
@@ -21,8 +28,40 @@ class BuildSummary:
   cut_titles: int = 0
   salient_spans: Counter[str] = dataclasses.field(default_factory=Counter)
   unaligned_spans: int = 0
+  duplicate_blocks: int = 0
   skipped: Counter[str] = dataclasses.field(default_factory=Counter)
   first_errors: list[str] = dataclasses.field(default_factory=list)
+
+  def add(
+    self, built: BuiltBlocks, kept: Int[np.ndarray, " n"] | None = None
+  ) -> None:
+    """Counts the documents of `built`, or those whose indices are `kept`."""
+    kept = np.arange(len(built.documents)) if kept is None else kept
+    self.documents += len(kept)
+    self.blocks += int(built.blocks.blocks_per_document[kept].sum())
+    totals = built.counts[kept].sum(0).tolist()
+    for name, total in zip(COUNTS, totals, strict=True):
+      setattr(self, name, getattr(self, name) + total)
+    of_kinds = built.spans[kept].sum(0).tolist()
+    for kind, total in zip(built.blocks.span_kinds, of_kinds, strict=True):
+      if total:
+        self.salient_spans[kind] += total
+    self.unaligned_spans += int(built.unaligned[kept].sum())
+    if cut_ends := int(built.cut_ends[kept].sum()):
+      self.skipped[_CUT_ENDS] += cut_ends
+
+  def add_all(self, built: BuiltBlocks, num_documents: int) -> None:
+    """Counts `num_documents`, of which those in `built` have words."""
+    self.add(built)
+    if wordless := num_documents - len(built.documents):
+      self.skipped[NO_WORDS] += wordless
+
+  def remove_duplicates(self) -> None:
+    """Counts duplicate blocks as left out."""
+    if self.duplicate_blocks:
+      self.skipped[_DUPLICATES] += self.duplicate_blocks
+      self.blocks -= self.duplicate_blocks
+      self.duplicate_blocks = 0
 
   def skip_bad_line(self, reason: str, error: str) -> None:
     """Counts a line that cannot be used, and keeps the first messages."""
@@ -49,6 +88,7 @@ class BuildSummary:
       ("titles cut (longer than half a block)", self.cut_titles),
       *_labelled("salient spans", self.salient_spans),
       ("spans across sentences, left out", self.unaligned_spans),
+      (_DUPLICATES, self.duplicate_blocks),
       *_labelled("skipped", self.skipped),
     ]
     return "\n".join(_aligned(rows) + self.first_errors)

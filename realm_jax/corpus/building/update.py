@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 
 from etils import epath
 
-from realm_jax.corpus.building.block_builder import BlockBuilder
+from realm_jax.corpus.building.block_builder import BlockBuilder, chunks
 from realm_jax.corpus.building.corpus import require_shard_size
-from realm_jax.corpus.building.document_source import DocumentSource
-from realm_jax.corpus.building.documents import Document, Removal
+from realm_jax.corpus.building.sources.document_source import DocumentSource
+from realm_jax.corpus.building.sources.documents import Document, Removal
 from realm_jax.corpus.building.summary import UpdateSummary
 from realm_jax.corpus.building.version_writer import VersionWriter
 from realm_jax.corpus.errors import CorpusError
@@ -80,14 +80,16 @@ def update_corpus(
       skip_bad_lines=skip_bad_lines,
     )
     summary = UpdateSummary(version=corpus.version)
-    BlockBuilder(
+    builder = BlockBuilder(
       vocabulary=corpus.vocabulary,
-      shards=writer.shards,
       corpus_name=corpus.name,
       block_length=corpus.block_length,
       tagger=tagger,
-      summary=summary.new,
-    ).add_all(_changed(source, writer, summary))
+    )
+    for documents in chunks(_changed(source, writer, summary)):
+      built = builder.build(documents)
+      summary.new.add_all(built, len(documents))
+      writer.shards.append(built.blocks)
     summary.blocks_removed = writer.existing.num_blocks_removed
     if summary.changes_something:
       summary.version = writer.version

@@ -143,7 +143,8 @@ class VersionWriter:
         yield record
         continue
       new = np.concatenate([np.array(d.positions) for d in removed])
-      positions = np.sort(np.concatenate([shard.removed, new]))
+      # Of a document, some blocks may have been removed as duplicates.
+      positions = np.union1d(shard.removed, new)
       if len(shard.lengths) == len(positions):
         continue  # No block is left.
       name = shard_format.removed_path(record["name"], update=self._update)

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -10,6 +11,13 @@ from jaxtyping import Int
 
 from realm_jax.corpus.manifest import FileRecord, ShardRecord
 from realm_jax.corpus.shards import format as shard_format
+from realm_jax.corpus.shards.blocks import (
+  PLAIN_OF_BLOCKS,
+  RAGGED_OF_BLOCKS,
+  RAGGED_OF_DOCUMENTS,
+  Blocks,
+  shard_cuts,
+)
 from realm_jax.files.checksum import sha256_of
 
 # NumPy aligns data to 64 bytes. The header is rewritten when the number of
@@ -112,6 +120,32 @@ class ShardWriter:
     self._append_item("bodies", body)
     self.num_tokens += len(token_ids)
 
+  def append(self, blocks: Blocks) -> None:
+    """Adds whole documents with their blocks."""
+    given, arrays = blocks.arrays, self.arrays
+    for name in PLAIN_OF_BLOCKS:
+      arrays[name].append(given[name])
+    starts = given["document_starts"][:-1] + self.num_blocks
+    arrays["document_starts"].append(starts)
+    for name in (*RAGGED_OF_BLOCKS, *RAGGED_OF_DOCUMENTS):
+      offsets = given[f"{name}_offsets"][1:] + arrays[name].rows
+      arrays[f"{name}_offsets"].append(offsets)
+      arrays[name].append(given[name])
+    arrays["salient_span_kinds"].append(self._kind_numbers(blocks))
+    self.num_documents += blocks.num_documents
+    self.num_blocks += blocks.num_blocks
+    self.num_tokens += len(given["token_ids"])
+
+  def _kind_numbers(self, blocks: Blocks) -> Int[np.ndarray, " p"]:
+    """Returns the kinds of spans, numbered as the shard first has them."""
+    given = blocks.arrays["salient_span_kinds"]
+    used, first = np.unique(given, return_index=True)
+    table = np.zeros(len(blocks.span_kinds), np.int64)
+    for number in used[np.argsort(first)].tolist():
+      kind = blocks.span_kinds[number]
+      table[number] = self._span_kinds.setdefault(kind, len(self._span_kinds))
+    return table[given]
+
   def _append_item(self, name: str, values: np.ndarray | bytes) -> None:
     self.arrays[name].append(values)
     self.arrays[f"{name}_offsets"].append(np.array([self.arrays[name].rows]))
@@ -161,6 +195,17 @@ class ShardSeries:
       directory = self.directory / self.name(len(self._finished))
       self._shard = ShardWriter(directory, vocab_size=self.vocab_size)
     return self._shard
+
+  def append(self, blocks: Blocks) -> None:
+    """Adds whole documents, to as many shards as they take."""
+    cuts = shard_cuts(
+      blocks.blocks_per_document,
+      filled=self._shard.num_blocks if self._shard else 0,
+      blocks_per_shard=self.blocks_per_shard,
+    )
+    for first, limit in itertools.pairwise([0, *cuts, blocks.num_documents]):
+      if first < limit:
+        self.shard.append(blocks.between(first, limit))
 
   def finish(self) -> list[ShardRecord]:
     """Completes all shards; returns their records for the manifest."""

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from realm_jax.corpus.building import block_builder
 from realm_jax.corpus.building.corpus import build_corpus
+from realm_jax.corpus.building.sources import input_file
 from realm_jax.corpus.errors import CorpusError, InputError
 from realm_jax.corpus.store import Corpus
 from realm_jax.files.whole_directory import TargetError
@@ -277,7 +277,7 @@ def test_blocks_are_the_text_cut(vocab_file, tmp_path_factory, texts, length):
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_input(vocab_file, tmp_path, monkeypatch):
   """Three times the documents, and nearly the same peak."""
-  monkeypatch.setattr(block_builder, "_DOCUMENTS_PER_CHUNK", 50)
+  monkeypatch.setattr(input_file, "ROWS_PER_CHUNK", 50)
 
   def rows(count):
     text = "The café of Velt was built by Ada Stone in 1987. " * 3

@@ -72,9 +72,9 @@ def test_sentences_that_share_a_token_are_one():
   assert aligned.byte_ranges.tolist() == [[0, 9], [10, 12]]
 
 
-def test_no_tokens_are_no_sentences():
+def test_no_tokens_are_an_empty_sentence():
   aligned = align_sentences(np.array([[0, 4]]), np.zeros((0, 2), int))
-  assert aligned.token_ranges.shape == (0, 2)
+  assert aligned.token_ranges.tolist() == [[0, 0]]
 
 
 def cut(text: str, pieces: list[str], capacity: int):
@@ -84,8 +84,10 @@ def cut(text: str, pieces: list[str], capacity: int):
     start = text.index(piece.removeprefix("##"), limit)
     limit = start + len(piece.removeprefix("##"))
     token_bytes.append((start, limit))
-  sentence = Sentences(np.array([[0, len(pieces)]]), np.array([[0, len(text)]]))
-  cut_sentences, num_cut = cut_overlong_sentences(
+  sentence = Sentences(
+    np.array([[0, len(pieces)]]), np.array([[0, len(text)]]), np.zeros(1, int)
+  )
+  cut_sentences, num_pieces = cut_overlong_sentences(
     sentence,
     np.array(token_bytes),
     text=text.encode(),
@@ -93,28 +95,26 @@ def cut(text: str, pieces: list[str], capacity: int):
     is_continuation=np.array([piece.startswith("##") for piece in pieces]),
   )
   texts = [text[s:t] for s, t in cut_sentences.byte_ranges]
-  return texts, cut_sentences.token_ranges.tolist(), num_cut
+  assert num_pieces.tolist() == [len(texts)]
+  return texts, cut_sentences.token_ranges.tolist()
 
 
 def test_an_overlong_sentence_is_cut_between_words():
-  texts, tokens, num_cut = cut(
-    "aa bbcc dd ee", ["aa", "bb", "##cc", "dd", "ee"], 2
-  )
+  texts, tokens = cut("aa bbcc dd ee", ["aa", "bb", "##cc", "dd", "ee"], 2)
   assert texts == ["aa", "bbcc", "dd ee"]
   assert tokens == [[0, 1], [1, 3], [3, 5]]
-  assert num_cut == 1
 
 
 def test_punctuation_stays_with_its_word():
-  texts, _, _ = cut("aa bb cc, dd", ["aa", "bb", "cc", ",", "dd"], 3)
+  texts, _ = cut("aa bb cc, dd", ["aa", "bb", "cc", ",", "dd"], 3)
   assert texts == ["aa bb", "cc, dd"]
   # No space to cut at in the second half of what fits.
-  texts, _, _ = cut("a (b,c,d", ["a", "(", "b", ",", "c", ",", "d"], 5)
+  texts, _ = cut("a (b,c,d", ["a", "(", "b", ",", "c", ",", "d"], 5)
   assert texts == ["a (b,c", ",d"]
 
 
 def test_an_overlong_word_is_cut_between_pieces():
-  texts, tokens, _ = cut("aabbccdd e", ["aa", "##bb", "##cc", "##dd", "e"], 3)
+  texts, tokens = cut("aabbccdd e", ["aa", "##bb", "##cc", "##dd", "e"], 3)
   assert texts == ["aabbcc", "dd e"]
   assert tokens == [[0, 3], [3, 5]]
 
@@ -123,7 +123,7 @@ def test_a_character_of_many_tokens_stays_whole():
   # Bytes: a 0, … 1-3 (three tokens), b 4. No word starts within the dots.
   def cut_dots(capacity):
     pieces, _ = cut_overlong_sentences(
-      Sentences(np.array([[0, 5]]), np.array([[0, 5]])),
+      Sentences(np.array([[0, 5]]), np.array([[0, 5]]), np.zeros(1, int)),
       np.array([[0, 1], [1, 4], [1, 4], [1, 4], [4, 5]]),
       text="a…b".encode(),
       capacity=capacity,
@@ -140,4 +140,4 @@ def test_a_character_of_many_tokens_stays_whole():
 
 
 def test_a_sentence_that_fits_is_left_alone():
-  assert cut("aa bb", ["aa", "bb"], 2) == (["aa bb"], [[0, 2]], 0)
+  assert cut("aa bb", ["aa", "bb"], 2) == (["aa bb"], [[0, 2]])

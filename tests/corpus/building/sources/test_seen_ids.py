@@ -2,7 +2,7 @@
 
 import pytest
 
-from realm_jax.corpus.building import seen_ids
+from realm_jax.corpus.building.sources import seen_ids
 
 
 @pytest.mark.parametrize("recent", [1, 3, 1_000])

@@ -28,7 +28,10 @@ class SeenIds:
 
   def add(self, name: str, number: int) -> int | None:
     """Adds an id; returns the number of an earlier one that is equal."""
-    key = hash63(name)
+    return self.add_key(hash63(name), number)
+
+  def add_key(self, key: int, number: int) -> int | None:
+    """Adds an id by its `hash63`, as `add` does."""
     if (earlier := self._find(key)) is None:
       self._recent[key] = number
       if len(self._recent) >= _RECENT:

@@ -7,6 +7,7 @@ document with that id.
 import hashlib
 import html
 import json
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from realm_jax.corpus.errors import InputError
@@ -20,13 +21,20 @@ _WANTED_OF_UPDATE = (
 
 
 class Document(NamedTuple):
-  """A text with a title; `place` is its file and line, for messages."""
+  """A text with a title; `place` is its file and line, for messages.
+
+  `is_block` marks one that is not split. `sentences` are its byte ranges and
+  `spans` its salient spans, where these came with it.
+  """
 
   id: str
   title: str
   text: str
   url: str
   place: str
+  is_block: bool = False
+  sentences: Sequence[tuple[int, int]] | None = None
+  spans: Sequence[tuple[int, int, str]] | None = None
 
   def unescaped(self) -> "Document":
     """Returns the document with `&amp;` read as `&` in title and text."""

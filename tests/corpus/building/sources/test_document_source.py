@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from realm_jax.corpus.building.document_source import DocumentSource
-from realm_jax.corpus.building.documents import default_document_id
+from realm_jax.corpus.building.sources.document_source import DocumentSource
+from realm_jax.corpus.building.sources.documents import default_document_id
 from realm_jax.corpus.building.summary import BuildSummary
 from realm_jax.corpus.errors import InputError
 
@@ -22,8 +22,8 @@ def test_a_document_and_its_place(tmp_path):
     '{"title": "Ada", "text": "Stone &amp; river", "id": 7}\n'
   )
   velt, ada = read(path)
-  assert velt == ("v", "Velt", "A café.", "u:v", f"{path}:1")
-  assert ada == ("7", "Ada", "Stone & river", "", f"{path}:2")
+  assert velt[:5] == ("v", "Velt", "A café.", "u:v", f"{path}:1")
+  assert ada[:5] == ("7", "Ada", "Stone & river", "", f"{path}:2")
   assert read(path, unescape_html=False)[1].text == "Stone &amp; river"
 
 

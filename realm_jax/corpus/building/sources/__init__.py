@@ -1,0 +1,1 @@
+"""What corpora are built from: rows of files, read as documents."""

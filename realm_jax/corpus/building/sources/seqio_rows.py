@@ -1,0 +1,184 @@
+"""Rows of TFDS data sets and of other seqio sources.
+
+    tfds:salient_span_wikipedia/documents        split "train", newest version
+    tfds:wikipedia/20230601.en:1.0.0             a version
+    tfds:wikipedia/20230601.en:1.0.0:train       a version and a split
+    seqio:MODULE:TASK[:SPLIT]                    the source of a seqio task
+
+Records have `title` and `text`, and maybe `id` and `url`. A record that also
+has `sentences` and `spans`, as in `salient_span_wikipedia/documents`, is a
+block as it stands.
+"""
+
+import dataclasses
+import functools
+import importlib
+import re
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import seqio
+import tensorflow_datasets as tfds
+
+from realm_jax.corpus.building.sources.documents import (
+  Document,
+  Removal,
+  default_document_id,
+)
+from realm_jax.corpus.building.sources.input_file import Row
+from realm_jax.corpus.errors import InputError
+
+PREFIXES = ("tfds:", "seqio:")
+_VERSION = re.compile(r"\d+\.\d+\.\d+")
+
+
+@dataclasses.dataclass(frozen=True)
+class SeqioShard:
+  """One of the shards of a source; see `input_file.InputFile`.
+
+  `source` is the input that names it, and `index` the shard's number, of
+  `num_shards`.
+  """
+
+  source: str
+  index: int
+  num_shards: int
+  name: str
+  size: int = 0
+  numbers_repeats: bool = True
+
+  def rows(self) -> Iterator[tuple[Row, int]]:
+    """Yields records in the order of the shard."""
+    source, split = _open(self.source)
+    dataset = source.get_dataset(
+      split=split,
+      shuffle=False,
+      shard_info=seqio.ShardInfo(index=self.index, num_shards=self.num_shards),
+    )
+    for record in dataset.as_numpy_iterator():
+      yield record, 0
+
+  def parse(
+    self, row: Row, *, place: str, of_update: bool
+  ) -> Document | Removal:
+    """Reads a record; raises `InputError` if it has no title or text."""
+    assert isinstance(row, Mapping)
+    title, text = _string(row, "title"), _string(row, "text")
+    given_id = _string(row, "id", default="")
+    if of_update and not given_id:
+      raise InputError(
+        "no 'id' in a record; an update needs documents with ids of their own"
+      )
+    document = Document(
+      given_id or default_document_id(title, text),
+      title,
+      text,
+      _string(row, "url", default=""),
+      place,
+    )
+    if "sentences" not in row or "spans" not in row:
+      return document
+    spans, sentences = row["spans"], row["sentences"]
+    assert isinstance(spans, Mapping)
+    assert isinstance(sentences, Mapping)
+    return document._replace(
+      is_block=True,
+      sentences=_ranges(sentences),
+      spans=[
+        (start, limit, kind.decode())
+        for (start, limit), kind in zip(
+          _ranges(spans), np.asarray(spans["type"]).tolist(), strict=True
+        )
+      ],
+    )
+
+  def place(self, number: int) -> str:
+    """Returns the shard's name and the number of the record in it."""
+    return f"{self.name}, record {number}"
+
+
+def seqio_shards(source: str) -> list[SeqioShard]:
+  """Returns the shards of an input that begins with `tfds:` or `seqio:`.
+
+  Raises:
+    InputError: There is no such data set, task or split.
+  """
+  opened, split = _open(source)
+  if split not in opened.splits:
+    raise InputError(
+      f"--input={source} has no split {split!r}, only "
+      f"{', '.join(sorted(opened.splits))}"
+    )
+  names = opened.list_shards(split)
+  return [
+    SeqioShard(source, index, len(names), f"{source} shard {index}")
+    for index in range(len(names))
+  ]
+
+
+@functools.cache
+def _open(source: str) -> tuple[seqio.DataSource, str]:
+  """Opens an input; returns its source and split."""
+  kind, *parts = source.split(":")
+  if kind == "tfds":
+    return _open_tfds(source, parts)
+  if not 2 <= len(parts) <= 3:
+    raise InputError(f"--input={source}; wanted seqio:MODULE:TASK[:SPLIT]")
+  module, name, split = [*parts, "train"][:3]
+  try:
+    importlib.import_module(module)
+  except ModuleNotFoundError as error:
+    raise InputError(
+      f"--input={source}: no module {module!r} ({error}); give the one that "
+      "registers the task"
+    ) from error
+  if name not in seqio.TaskRegistry.names():
+    known = ", ".join(sorted(seqio.TaskRegistry.names()))
+    raise InputError(
+      f"--input={source}: {module} registers no task {name!r}; there are "
+      f"{known}"
+    )
+  return seqio.TaskRegistry.get(name).source, split
+
+
+def _open_tfds(source: str, parts: list[str]) -> tuple[seqio.DataSource, str]:
+  name = parts.pop(0)
+  version = parts.pop(0) if parts and _VERSION.fullmatch(parts[0]) else None
+  if len(parts) > 1:
+    raise InputError(f"--input={source}; wanted tfds:NAME[/CONFIG][:SPLIT]")
+  try:
+    builder = tfds.builder(f"{name}:{version}" if version else name)
+  except (tfds.core.DatasetNotFoundError, ValueError, AssertionError) as error:
+    raise InputError(f"--input={source}: {error}") from error
+  if not builder.is_prepared():
+    raise InputError(
+      f"--input={source} is not prepared in {builder.data_dir}; prepare it "
+      f"with: tfds build {name}, or set TFDS_DATA_DIR to where it is"
+    )
+  named = f"{builder.name}/{builder.builder_config.name}"
+  if builder.builder_config.name in ("", None):
+    named = builder.name
+  split = parts[0] if parts else "train"
+  full = f"{named}:{builder.version}"
+  return seqio.TfdsDataSource(tfds_name=full), split
+
+
+def _string(
+  row: Mapping[str, object], key: str, *, default: str | None = None
+) -> str:
+  value = row.get(key, default)
+  if isinstance(value, (int, np.integer)) and key == "id":
+    return str(value)
+  if value is None:
+    keys = ", ".join(map(repr, row)) or "no features"
+    raise InputError(f"no {key!r} among {keys}; wanted title and text")
+  try:
+    return value.decode("utf-8") if isinstance(value, bytes) else str(value)
+  except UnicodeDecodeError as error:
+    raise InputError(f"{key!r} is not UTF-8 (byte {error.start + 1})") from None
+
+
+def _ranges(record: Mapping[str, object]) -> list[tuple[int, int]]:
+  """Returns the `start` and `limit` of a sequence's items."""
+  starts = np.asarray(record["start"]).tolist()
+  return list(zip(starts, np.asarray(record["limit"]).tolist(), strict=True))
