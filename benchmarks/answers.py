@@ -241,7 +241,7 @@ def steps(
     corpus,
     None,
     generated_blocks.BLOCK_LENGTH,
-    answers,
+    answers=answers,
   )
   stored_ms, read_ms, num_read, num_read_before = [], [], [], []
   for batch, retrieved in make_batches(corpus, texts):
