@@ -51,7 +51,7 @@ class Commands:
       settings["NUM_READ"] = 3
     if recipe == "pretrain":
       settings["NUM_CANDIDATES"] = 4
-    if recipe not in ("inverse_cloze", "reading"):
+    if recipe not in ("inverse_cloze", "reading", "span_selection"):
       # A builder that failed must not be waited for all day.
       name = "config.RefreshConfig.timeout_seconds"
       settings[name] = _PATIENCE_SECONDS
