@@ -2,17 +2,19 @@
 
 import functools
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from benchmarks.runs.jobs import PROJECT_DIR
-from realm_jax.text.answers import contains_answer, normalize_answer
+from realm_jax.text.questions import normalize_question
 
 # A line of a question file: the question and the list of its answers.
 Question: TypeAlias = dict[str, Any]
 
 _TRAIN_SHARE = 0.8
+_WORD = re.compile(r"\w+")
 
 # Default of --texts_dir, next to the clone.
 TEXTS_DIR = PROJECT_DIR.parent / "shared" / "data"
@@ -89,7 +91,7 @@ def training_questions(folder: Path) -> list[Question]:
   """
   _require(folder)
   held_out = {
-    normalize_answer(row["question"]) for row in held_out_questions(folder)
+    normalize_question(row["question"]) for row in held_out_questions(folder)
   }
   questions = _qed_questions(folder)
   questions = questions[: int(_TRAIN_SHARE * len(questions))]
@@ -98,7 +100,7 @@ def training_questions(folder: Path) -> list[Question]:
   return [
     row
     for row in questions
-    if normalize_answer(row["question"]) not in held_out
+    if normalize_question(row["question"]) not in held_out
   ]
 
 
@@ -139,7 +141,10 @@ def _xquad_questions(folder: Path) -> Iterator[Question]:
 
 
 def _answerable_web_questions(folder: Path) -> Iterator[Question]:
-  """Yields WebQuestions with those answers that a paragraph has as words."""
+  """Yields WebQuestions with those answers that a paragraph has unchanged.
+
+  Its words must be there as words, too, which is soon known.
+  """
   rows = [
     row
     for split in ("trainmodel", "val", "devtest")
@@ -147,12 +152,11 @@ def _answerable_web_questions(folder: Path) -> Iterator[Question]:
       (folder / "webquestions" / f"{split}.json").read_text()
     )
   ]
-  texts = [text for _, text in titled_paragraphs(folder)]
+  text = "\n".join(text for _, text in titled_paragraphs(folder))
+  words = set(_WORD.findall(text))
   answers = {answer for row in rows for answer in row["answers"]}
   found = {
-    answer
-    for answer in answers
-    if any(contains_answer(text, [answer]) for text in texts)
+    a for a in answers if words.issuperset(_WORD.findall(a)) and a in text
   }
   for row in rows:
     if known := [answer for answer in row["answers"] if answer in found]:

@@ -40,7 +40,7 @@ def text(shared_data, tmp_path_factory):
   folder = tmp_path_factory.mktemp("text")
   texts = real_texts.titled_paragraphs(shared_data)[:_NUM_TEXTS]
   documents = [{"title": title, "text": text} for title, text in texts]
-  questions = real_texts.qed_questions(shared_data)[:_NUM_TEXTS]
+  questions = real_texts.training_questions(shared_data)[:_NUM_TEXTS]
   _write_lines(folder / "text.jsonl", documents)
   _write_lines(folder / "train.jsonl", questions[:-32])
   _write_lines(folder / "test.jsonl", questions[-32:])
