@@ -39,6 +39,7 @@ setup(
     "sentencex",
     "seqio",
     "tensorflow",
+    "tensorflow-datasets",
     "tensorflow-text",
     "tqdm",
     "zstandard",

@@ -138,9 +138,7 @@ def test_a_published_block_that_is_too_long_keeps_its_text(
   prepare, tmp_path, vocab_file
 ):
   prepare(_SPANS, [RECORDS])
-  corpus = _build(
-    tmp_path, vocab_file, f"tfds:{_SPANS}:train", block_length=12
-  )
+  corpus = _build(tmp_path, vocab_file, f"tfds:{_SPANS}:train", block_length=12)
   assert corpus.body(0) == FIRST
   assert corpus.lengths.max() == 12
   reason = "ends of blocks longer than the block length"
