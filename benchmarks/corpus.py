@@ -75,7 +75,7 @@ def _build(given: argparse.Namespace) -> dict[str, Any]:
   else:
     runner = InProcess(int(given.run))
   output_dir = given.directory / f"corpus-{given.run}-{given.input.stem}"
-  start = time.perf_counter()
+  start, cpu_before = time.perf_counter(), _cpu_seconds()
   summary = build_corpus(
     [str(given.input)],
     output_dir,
@@ -86,6 +86,10 @@ def _build(given: argparse.Namespace) -> dict[str, Any]:
     runner=runner,
   )
   seconds = time.perf_counter() - start
+  cpu_seconds = [
+    after - before
+    for before, after in zip(cpu_before, _cpu_seconds(), strict=True)
+  ]
   # Kilobytes; of the children, the largest.
   usage = [
     resource.getrusage(who).ru_maxrss / 1024
@@ -97,10 +101,21 @@ def _build(given: argparse.Namespace) -> dict[str, Any]:
     "tokens": summary.tokens,
     "seconds": seconds,
     "blocks_per_second": summary.blocks / seconds,
+    "cpu_seconds": cpu_seconds[0],
+    "cpu_seconds_of_workers": cpu_seconds[1],
     "peak_mebibytes": usage[0],
     "peak_mebibytes_of_a_worker": usage[1],
     "output_dir": str(output_dir),
   }
+
+
+def _cpu_seconds() -> tuple[float, float]:
+  """Returns the processor time of this process, and of ended children."""
+  usages = map(
+    resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+  )
+  own, children = (usage.ru_utime + usage.ru_stime for usage in usages)
+  return own, children
 
 
 def _parts(given: argparse.Namespace) -> dict[str, Any]:
@@ -230,6 +245,9 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     "builds": [whole, *compared.values()],
     "parts": parts,
     "two_workers_are_faster": one["seconds"] / two["seconds"],
+    # What two idle cores would give, if the machine has other load.
+    "two_workers_are_faster_by_cpu_time": one["cpu_seconds"]
+    / ((two["cpu_seconds"] + two["cpu_seconds_of_workers"]) / 2),
     "same_bytes": len(set(sums.values())) == 1,
     "seconds_per_block_all_over_quarter": two["blocks_per_second"]
     / whole["blocks_per_second"],
@@ -242,12 +260,13 @@ def table(found: dict[str, Any]) -> str:
   """Formats the figures as a table."""
   lines = [
     f"{'runner':<10}{'blocks':>11}{'seconds':>10}{'blocks/s':>10}"
-    f"{'peak MiB':>10}{'of a worker':>13}"
+    f"{'CPU s':>8}{'workers':>9}{'peak MiB':>10}{'of a worker':>13}"
   ]
   for row in found["builds"]:
     lines.append(
       f"{row['runner']:<10}{row['blocks']:>11,}{row['seconds']:>10.1f}"
-      f"{row['blocks_per_second']:>10,.0f}{row['peak_mebibytes']:>10,.0f}"
+      f"{row['blocks_per_second']:>10,.0f}{row['cpu_seconds']:>8.1f}"
+      f"{row['cpu_seconds_of_workers']:>9.1f}{row['peak_mebibytes']:>10,.0f}"
       f"{row['peak_mebibytes_of_a_worker']:>13,.0f}"
     )
   for name, rate in found["parts"]["tokens_per_second"].items():
@@ -257,6 +276,8 @@ def table(found: dict[str, Any]) -> str:
     f"blocks, untagged, against the tokenizer: {found['tokenizing_share']:.2f} "
     "(≥ 0.80)",
     f"two workers against one: {found['two_workers_are_faster']:.2f} × (≥ 1.7)",
+    "… by processor time: "
+    f"{found['two_workers_are_faster_by_cpu_time']:.2f} ×",
     f"the same bytes from all three: {found['same_bytes']}",
     "seconds per block, all against a quarter: "
     f"{found['seconds_per_block_all_over_quarter']:.2f}",
