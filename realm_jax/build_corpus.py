@@ -1,11 +1,20 @@
-"""Builds a corpus directory from JSON Lines of titles and texts.
+"""Builds a corpus directory from titles and texts.
 
     python -m realm_jax.build_corpus --input='text/*.jsonl' \\
       --output_dir=corpus --vocab=vocab.txt
 
-Each line is `{"title": …, "text": …}`, with optional `id` and `url`. The
-corpus appears complete or not at all, and a summary counts what was cut or
-skipped.
+Each line is `{"title": …, "text": …}`, with optional `id` and `url`; files may
+be compressed (.gz, .zst). The corpus appears complete or not at all, and a
+summary counts what was cut or skipped. Other inputs are data sets of TFDS and
+the sources of seqio tasks:
+
+    --input=tfds:salient_span_wikipedia/documents     each row is a block
+    --input=tfds:wikipedia/20230601.en:train          articles
+    --input=seqio:MODULE:TASK[:SPLIT]
+
+`--workers=16` uses 16 processes of this machine, and `--runner=DirectRunner`,
+or DataflowRunner, FlinkRunner or SparkRunner with `--pipeline_options`, Apache
+Beam. The corpus is the same, byte for byte.
 
     python -m realm_jax.build_corpus --update --input=changes.jsonl \\
       --output_dir=corpus
@@ -37,7 +46,8 @@ from realm_jax.text import salient_spans
 _INPUT = flags.DEFINE_multi_string(
   "input",
   None,
-  "JSON Lines file or quoted pattern; repeatable.",
+  "JSON Lines file or quoted pattern, tfds:NAME/CONFIG[:SPLIT], or "
+  "seqio:MODULE:TASK[:SPLIT]; repeatable.",
   required=True,
 )
 _OUTPUT_DIR = flags.DEFINE_string(
@@ -65,7 +75,8 @@ _TAGGER = flags.DEFINE_string(
   "rules",
   "Tagger of salient spans: rules, none, bert:DIRECTORY of a "
   "BertForTokenClassification in Hugging Face's format, or module.name of a "
-  "callable (text, title) -> [(start byte, limit byte, kind)].",
+  "callable (text, title) -> [(start byte, limit byte, kind)]. "
+  "Documents that come with spans keep theirs.",
 )
 _DROP_TITLES = flags.DEFINE_multi_string(
   "drop_titles",
@@ -159,7 +170,7 @@ def _given_arguments() -> dict[str, Any]:
   if "tagger" in given:
     given["tagger"] = salient_spans.find_tagger(given["tagger"])
   if _RUNNER.value:
-    given["runner"] = _beam_runner()
+    given["runner"] = _beam_runner(_RUNNER.value)
   elif _PIPELINE_OPTIONS.value:
     raise CorpusError("--pipeline_options are for Beam; give --runner, too")
   elif _WORKERS.present:
@@ -167,7 +178,7 @@ def _given_arguments() -> dict[str, Any]:
   return given
 
 
-def _beam_runner() -> Runner:
+def _beam_runner(name: str) -> Runner:
   if _WORKERS.present:
     raise CorpusError(
       "--workers is for processes on this machine, and --runner for Beam, "
@@ -183,7 +194,7 @@ def _beam_runner() -> Runner:
       "--runner needs Apache Beam; install the extra: pip install -c "
       "constraints.txt -e '.[beam]', or give --workers"
     ) from error
-  return BeamRunner(_RUNNER.value, _PIPELINE_OPTIONS.value)
+  return BeamRunner(name, _PIPELINE_OPTIONS.value)
 
 
 def main(argv: Sequence[str]) -> None:

@@ -23,8 +23,13 @@ _DISTRIBUTIONS = {
 # Used where somebody has it, and in no extra: torch outweighs all the rest, and
 # t5x is in no registry.
 _OPTIONAL = ("t5x", "torch")
-_EXTRA_OF = {"faiss": "faiss", "matplotlib": "demo", "xmanager": "launch"}
-_INSTALLED_EXTRAS = ("demo", "dev", "faiss", "launch", "tfds")
+_EXTRA_OF = {
+  "apache_beam": "beam",
+  "faiss": "faiss",
+  "matplotlib": "demo",
+  "xmanager": "launch",
+}
+_INSTALLED_EXTRAS = ("beam", "demo", "dev", "faiss", "launch", "tfds")
 
 
 def _canonical(name: str) -> str:

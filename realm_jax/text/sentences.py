@@ -37,9 +37,10 @@ def sentence_characters(text: str) -> list[tuple[int, int]]:
   ranges = []
   for boundary in get_sentence_boundaries("en", text):
     start, limit = boundary["start_index"], boundary["end_index"]
-    sentence = text[start:limit]
-    start += len(sentence) - len(sentence.lstrip())
-    limit -= len(sentence) - len(sentence.rstrip())
+    while start < limit and text[start].isspace():
+      start += 1
+    while start < limit and text[limit - 1].isspace():
+      limit -= 1
     if start < limit:
       ranges.append((start, limit))
   return ranges

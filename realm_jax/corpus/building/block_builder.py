@@ -7,6 +7,7 @@ spans, and for each block to hash it.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -25,7 +26,7 @@ from realm_jax.corpus.shards.blocks import Blocks
 from realm_jax.corpus.shards.format import NUM_SPECIAL_TOKENS
 from realm_jax.corpus.shards.shard import ragged_indices
 from realm_jax.text.salient_spans import FoundSpan, Tagger, tag_many
-from realm_jax.text.sentences import sentence_ranges
+from realm_jax.text.sentences import sentence_characters, sentence_ranges
 from realm_jax.text.wordpieces import WordpieceVocabulary
 
 # What is counted of each document, besides its blocks.
@@ -313,25 +314,21 @@ def _sentences(
   texts: _Texts,
 ) -> tuple[Int[np.ndarray, "s 2"], Int[np.ndarray, " d"]]:
   """Returns the bytes of all sentences, and each document's first sentence."""
-  ranges, sizes = [], []
-  for document, start, limit in zip(
-    texts.documents,
-    texts.byte_starts[:-1].tolist(),
-    texts.byte_starts[1:].tolist(),
-    strict=True,
+  found: list[Sequence[tuple[int, int]]] = []
+  for document, size in zip(
+    texts.documents, (np.diff(texts.byte_starts) - 1).tolist(), strict=True
   ):
-    found = np.array(
-      sentence_ranges(document.text)
-      if document.sentences is None
-      else sorted(document.sentences)
-    ).reshape(-1, 2)
-    if not len(found):
-      found = np.array([[0, limit - start - 1]])
-    ranges.append(found + start)
-    sizes.append(len(found))
-  starts = np.cumsum([0, *sizes])[:-1]
-  flat = np.concatenate(ranges) if ranges else np.zeros((0, 2), np.int64)
-  return flat, starts
+    if document.sentences is not None:
+      ranges = sorted(document.sentences)
+    elif document.text.isascii():
+      ranges = sentence_characters(document.text)
+    else:
+      ranges = sentence_ranges(document.text).tolist()
+    found.append(ranges or [(0, size)])
+  sizes = np.array([len(ranges) for ranges in found], np.int64)
+  flat = np.array([*itertools.chain(*found)], np.int64).reshape(-1, 2)
+  flat += np.repeat(texts.byte_starts[:-1], sizes)[:, np.newaxis]
+  return flat, np.cumsum(sizes) - sizes
 
 
 def _of_items(

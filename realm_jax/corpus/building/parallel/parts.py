@@ -164,7 +164,7 @@ def _write(path: epath.Path, arrays: dict[str, np.ndarray]) -> None:
   np.savez(buffer, allow_pickle=False, **arrays)
   # A part that is made twice is the same both times.
   partial = path.with_name(f".{path.name}.{np.random.bytes(4).hex()}")
-  partial.write_bytes(buffer.getbuffer())
+  partial.write_bytes(buffer.getvalue())
   partial.rename(path)
 
 

@@ -8,7 +8,7 @@ import gzip
 import io
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import BinaryIO
+from typing import IO, cast
 
 import zstandard
 from etils import epath
@@ -55,9 +55,9 @@ class JsonLinesFile:
           "again"
         ) from error
 
-  def _decompressed(self, raw: BinaryIO) -> BinaryIO:
+  def _decompressed(self, raw: IO[bytes]) -> IO[bytes]:
     if self.name.endswith(".gz"):
-      return gzip.open(raw, "rb")
+      return cast(IO[bytes], gzip.open(raw, "rb"))
     if self.name.endswith(".zst"):
       reader = zstandard.ZstdDecompressor().stream_reader(
         raw, read_across_frames=True

@@ -155,12 +155,11 @@ def _open_tfds(source: str, parts: list[str]) -> tuple[seqio.DataSource, str]:
       f"--input={source} is not prepared in {builder.data_dir}; prepare it "
       f"with: tfds build {name}, or set TFDS_DATA_DIR to where it is"
     )
-  named = f"{builder.name}/{builder.builder_config.name}"
-  if builder.builder_config.name in ("", None):
-    named = builder.name
-  split = parts[0] if parts else "train"
-  full = f"{named}:{builder.version}"
-  return seqio.TfdsDataSource(tfds_name=full), split
+  # NAME/CONFIG/VERSION, which is also where the data stand in TFDS_DATA_DIR.
+  name, _, version = builder.info.full_name.rpartition("/")
+  root = str(builder.data_dir).removesuffix(builder.info.full_name)
+  opened = seqio.TfdsDataSource(f"{name}:{version}", tfds_data_dir=root)
+  return opened, parts[0] if parts else "train"
 
 
 def _string(

@@ -1,0 +1,328 @@
+"""Measures how fast corpora are built, and what memory and disk they take.
+
+    python -m benchmarks.corpus --json=corpus.json
+
+The text is generated (`benchmarks/data/generated_text.py`), with names, dates
+and blocks of up to 288 wordpieces. Every build is a process of its own:
+
+- of a quarter of the blocks with one worker, two workers and Beam's direct
+  runner, whose files are compared byte for byte;
+- of all blocks on two workers: if a block takes as long and as much memory as
+  in the quarter, time is linear and memory flat.
+
+In one further process the parts are measured on one core: the tokenizer of
+TensorFlow Text alone, sentences, the rules that tag salient spans, and what
+makes blocks of it all.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from benchmarks.data.generated_text import write_documents
+from realm_jax.corpus import versions
+from realm_jax.corpus.building.block_builder import BlockBuilder, chunks
+from realm_jax.corpus.building.corpus import build_corpus
+from realm_jax.corpus.building.parallel.in_process import InProcess
+from realm_jax.corpus.building.sources.document_source import DocumentSource
+from realm_jax.corpus.building.sources.documents import Document
+from realm_jax.corpus.building.summary import BuildSummary
+from realm_jax.corpus.store import Corpus
+from realm_jax.files.json_file import write_json
+from realm_jax.text.salient_spans import Tagger, tag
+from realm_jax.text.sentences import sentence_ranges
+from realm_jax.text.wordpieces import (
+  WordpieceVocabulary,
+  train_vocabulary,
+  write_pieces,
+)
+
+BLOCK_LENGTH = 288
+_WIKIPEDIA_BLOCKS = 13_353_718
+_VOCABULARY_SIZE = 20_000
+# Words of the generated text in a block, found by trying.
+_WORDS_PER_BLOCK = 196
+_BLOCKS_PER_SHARD = 50_000
+_PART_DOCUMENTS = 2_000
+_ROUNDS = 3
+# What a training step and the order of the data read.
+_READ_BY_TRAINING = (
+  *("token_ids", "token_ids_offsets", "title_lengths", "sentences"),
+  *("sentences_offsets", "salient_spans", "salient_spans_offsets"),
+  *("salient_span_kinds", "block_ids", "content_hashes"),
+)
+
+
+def _build(given: argparse.Namespace) -> dict[str, Any]:
+  """Builds one corpus in this process; returns what it took."""
+  runner: Any = None
+  if given.run == "beam":
+    # Imported late: Beam is an extra.
+    from realm_jax.corpus.building.parallel.beam import BeamRunner
+
+    runner = BeamRunner("DirectRunner")
+  else:
+    runner = InProcess(int(given.run))
+  output_dir = given.directory / f"corpus-{given.run}-{given.input.stem}"
+  start, cpu_before = time.perf_counter(), _cpu_seconds()
+  summary = build_corpus(
+    [str(given.input)],
+    output_dir,
+    vocab=str(given.directory / "vocab.txt"),
+    block_length=BLOCK_LENGTH,
+    blocks_per_shard=_BLOCKS_PER_SHARD,
+    name="corpus",
+    runner=runner,
+  )
+  seconds = time.perf_counter() - start
+  cpu_seconds = [
+    after - before
+    for before, after in zip(cpu_before, _cpu_seconds(), strict=True)
+  ]
+  # Kilobytes; of the children, the largest.
+  usage = [
+    resource.getrusage(who).ru_maxrss / 1024
+    for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+  ]
+  return {
+    "runner": given.run,
+    "blocks": summary.blocks,
+    "tokens": summary.tokens,
+    "seconds": seconds,
+    "blocks_per_second": summary.blocks / seconds,
+    "cpu_seconds": cpu_seconds[0],
+    "cpu_seconds_of_workers": cpu_seconds[1],
+    "peak_mebibytes": usage[0],
+    "peak_mebibytes_of_a_worker": usage[1],
+    "output_dir": str(output_dir),
+  }
+
+
+def _cpu_seconds() -> tuple[float, float]:
+  """Returns the processor time of this process, and of ended children."""
+  usages = map(
+    resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+  )
+  own, children = (usage.ru_utime + usage.ru_stime for usage in usages)
+  return own, children
+
+
+def _parts(given: argparse.Namespace) -> dict[str, Any]:
+  """Measures the parts of making blocks on one core, without files."""
+  vocabulary = WordpieceVocabulary(given.directory / "vocab.txt")
+  source = DocumentSource([str(given.input)])
+  documents: list[Document] = []
+  for document in source.documents(BuildSummary()):
+    documents.append(document)
+    if len(documents) == _PART_DOCUMENTS:
+      break
+  batches = list(chunks(documents))
+  encoded = [
+    tf.constant([t.encode() for d in batch for t in (d.title, d.text)])
+    for batch in batches
+  ]
+  tokenizer = vocabulary._tokenizer
+
+  def builds(tagger: Tagger | None) -> Callable[[], list[Any]]:
+    builder = BlockBuilder(
+      vocabulary=vocabulary,
+      corpus_name="corpus",
+      block_length=BLOCK_LENGTH,
+      tagger=tagger,
+    )
+    return lambda: [builder.build(batch) for batch in batches]
+
+  measured: dict[str, Callable[[], Any]] = {
+    "tokenizer alone": lambda: [
+      tokenizer.tokenize_with_offsets(texts) for texts in encoded
+    ],
+    "sentences": lambda: [sentence_ranges(d.text) for d in documents],
+    "rules": lambda: [tag(d.text, d.title) for d in documents],
+    "blocks, untagged": builds(None),
+    "blocks, tagged": builds(tag),
+  }
+  num_tokens = sum(
+    int(tokenizer.tokenize(texts).flat_values.shape[0]) for texts in encoded
+  )
+  seconds = {name: [] for name in measured}
+  for _ in range(_ROUNDS):
+    for name, function in measured.items():
+      # Of this process, so that the machine's other load counts little.
+      start = time.process_time()
+      function()
+      seconds[name].append(time.process_time() - start)
+  return {
+    "tokens_per_second": {
+      name: num_tokens / min(of_rounds) for name, of_rounds in seconds.items()
+    }
+  }
+
+
+def _child(arguments: argparse.Namespace, **flags: object) -> dict[str, Any]:
+  """Measures in a process of its own."""
+  given = {"directory": arguments.directory, **flags}
+  command = [sys.executable, "-m", "benchmarks.corpus"]
+  command += [f"--{name}={value}" for name, value in given.items()]
+  done = subprocess.run(
+    command,
+    stdout=subprocess.PIPE,
+    check=True,
+    text=True,
+    env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+  )
+  found = json.loads(done.stdout.splitlines()[-1])
+  print(done.stdout.splitlines()[-1], flush=True)
+  return found
+
+
+def _checksum(directory: str) -> str:
+  """Returns a hash of all files and their names."""
+  total = hashlib.sha256()
+  for path in sorted(Path(directory).rglob("*")):
+    if path.is_file():
+      name = str(path.relative_to(directory))
+      content = hashlib.sha256(path.read_bytes()).hexdigest()
+      total.update(f"{name} {content}\n".encode())
+  return total.hexdigest()
+
+
+def _disk(output_dir: str) -> dict[str, Any]:
+  """Returns bytes per block of a corpus, by array and for training."""
+  corpus = Corpus.open(output_dir)
+  sizes: dict[str, int] = {}
+  for shard in versions.read(corpus.source)["shards"]:
+    for name, record in shard["files"].items():
+      array = name.removesuffix(".npy")
+      sizes[array] = sizes.get(array, 0) + record["bytes"]
+  per_block = {n: size / corpus.num_blocks for n, size in sizes.items()}
+  total = sum(per_block.values())
+  read = sum(per_block[name] for name in _READ_BY_TRAINING)
+  return {
+    "bytes_per_block": total,
+    "bytes_per_block_read_by_training": read,
+    "bytes_per_block_by_array": per_block,
+    "tokens_per_block": float(corpus.lengths.mean()),
+    "gigabytes_of_wikipedia": total * _WIKIPEDIA_BLOCKS / 1e9,
+    "gigabytes_of_wikipedia_read_by_training": read * _WIKIPEDIA_BLOCKS / 1e9,
+  }
+
+
+def measure(given: argparse.Namespace) -> dict[str, Any]:
+  """Generates the text, and runs every build."""
+  inputs = {}
+  for name, share in (("quarter", 0.25), ("all", 1.0)):
+    inputs[name] = given.directory / f"{name}.jsonl"
+    words = int(given.blocks * share * _WORDS_PER_BLOCK)
+    write_documents(inputs[name], num_words=words)
+  source = DocumentSource([str(inputs["quarter"])])
+  texts = (d.text for d in source.documents(BuildSummary()))
+  sample = (text for text, _ in zip(texts, range(2_000), strict=False))
+  pieces = train_vocabulary(sample, _VOCABULARY_SIZE)
+  write_pieces(given.directory / "vocab.txt", pieces)
+  compared = {
+    run: _child(given, run=run, input=inputs["quarter"])
+    for run in ("1", "2", "beam")
+  }
+  sums = {
+    run: _checksum(found["output_dir"]) for run, found in compared.items()
+  }
+  whole = _child(given, run="2", input=inputs["all"])
+  parts = _child(given, run="parts", input=inputs["quarter"])
+  rates = parts["tokens_per_second"]
+  one, two = compared["1"], compared["2"]
+  return {
+    "builds": [whole, *compared.values()],
+    "parts": parts,
+    "two_workers_are_faster": one["seconds"] / two["seconds"],
+    # What two idle cores would give, if the machine has other load.
+    "two_workers_are_faster_by_cpu_time": one["cpu_seconds"]
+    / ((two["cpu_seconds"] + two["cpu_seconds_of_workers"]) / 2),
+    "same_bytes": len(set(sums.values())) == 1,
+    "seconds_per_block_all_over_quarter": two["blocks_per_second"]
+    / whole["blocks_per_second"],
+    "tokenizing_share": rates["blocks, untagged"] / rates["tokenizer alone"],
+    "disk": _disk(whole["output_dir"]),
+  }
+
+
+def table(found: dict[str, Any]) -> str:
+  """Formats the figures as a table."""
+  lines = [
+    f"{'runner':<10}{'blocks':>11}{'seconds':>10}{'blocks/s':>10}"
+    f"{'CPU s':>8}{'workers':>9}{'peak MiB':>10}{'of a worker':>13}"
+  ]
+  for row in found["builds"]:
+    lines.append(
+      f"{row['runner']:<10}{row['blocks']:>11,}{row['seconds']:>10.1f}"
+      f"{row['blocks_per_second']:>10,.0f}{row['cpu_seconds']:>8.1f}"
+      f"{row['cpu_seconds_of_workers']:>9.1f}{row['peak_mebibytes']:>10,.0f}"
+      f"{row['peak_mebibytes_of_a_worker']:>13,.0f}"
+    )
+  for name, rate in found["parts"]["tokens_per_second"].items():
+    lines.append(f"{name:<24}{rate:>14,.0f} tokens/s of one core")
+  disk = found["disk"]
+  lines += [
+    f"blocks, untagged, against the tokenizer: {found['tokenizing_share']:.2f} "
+    "(≥ 0.80)",
+    f"two workers against one: {found['two_workers_are_faster']:.2f} × (≥ 1.7)",
+    f"… by processor time: {found['two_workers_are_faster_by_cpu_time']:.2f} ×",
+    f"the same bytes from all three: {found['same_bytes']}",
+    "seconds per block, all against a quarter: "
+    f"{found['seconds_per_block_all_over_quarter']:.2f}",
+    f"bytes per block: {disk['bytes_per_block']:,.0f}, of which training reads "
+    f"{disk['bytes_per_block_read_by_training']:,.0f}",
+    f"{_WIKIPEDIA_BLOCKS:,} blocks: {disk['gigabytes_of_wikipedia']:.1f} GB, "
+    f"{disk['gigabytes_of_wikipedia_read_by_training']:.1f} GB",
+  ]
+  return "\n".join(lines)
+
+
+def make_parser() -> argparse.ArgumentParser:
+  """Returns the parser of the flags."""
+  parser = argparse.ArgumentParser(
+    description=(__doc__ or "").partition("\n")[0]
+  )
+  parser.add_argument(
+    "--blocks", type=int, default=1_000_000, help="number of blocks"
+  )
+  parser.add_argument("--json", type=Path, help="file to write the figures to")
+  parser.add_argument(
+    "--directory",
+    type=Path,
+    help="folder for texts and corpora, 8 KB a block; by default temporary",
+  )
+  # What a process of its own measures.
+  parser.add_argument("--run", help=argparse.SUPPRESS)
+  parser.add_argument("--input", type=Path, help=argparse.SUPPRESS)
+  return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+  """Measures, prints a table and writes the figures."""
+  given = make_parser().parse_args(argv)
+  if given.run:
+    found = _parts(given) if given.run == "parts" else _build(given)
+    print(json.dumps(found))
+    return
+  with tempfile.TemporaryDirectory() as temporary:
+    given.directory = given.directory or Path(temporary)
+    given.directory.mkdir(parents=True, exist_ok=True)
+    found = measure(given)
+  print(table(found))
+  if given.json:
+    write_json(given.json, found)
+
+
+if __name__ == "__main__":
+  main()

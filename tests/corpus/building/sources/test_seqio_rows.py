@@ -1,0 +1,208 @@
+"""Rows of TFDS data sets, which TFDS's own builders describe and write."""
+
+import numpy as np
+import pytest
+import seqio
+import tensorflow as tf
+import tensorflow_datasets as tfds
+
+from realm_jax.corpus.building.corpus import build_corpus
+from realm_jax.corpus.building.sources import seqio_rows
+from realm_jax.corpus.building.sources.document_source import DocumentSource
+from realm_jax.corpus.building.summary import BuildSummary
+from realm_jax.corpus.errors import InputError
+from realm_jax.corpus.store import Corpus
+
+# TFDS asks protobuf what this version of it would rather be asked elsewhere.
+pytestmark = pytest.mark.filterwarnings(
+  "ignore:.*label.. is deprecated:DeprecationWarning"
+)
+
+_SPANS = "salient_span_wikipedia/documents"
+
+
+def _spans(*found: tuple[int, int, str]) -> dict[str, list]:
+  starts, limits, kinds = zip(*found, strict=True) if found else ((), (), ())
+  return {"start": starts, "limit": limits, "type": kinds}
+
+
+def _record(text: str, spans: dict, *sentences: tuple[int, int]) -> dict:
+  return {
+    "title": "Velt",
+    "text": text,
+    "spans": spans,
+    "sentences": {
+      "start": [start for start, _ in sentences],
+      "limit": [limit for _, limit in sentences],
+    },
+  }
+
+
+# é takes two bytes. The second sentence is one that no rule would end there,
+# and &amp; stays, for the offsets count it.
+FIRST = "The Café &amp; Ada Stone. was in 1987 by. Velt. "
+RECORDS = [
+  _record(
+    FIRST,
+    _spans((4, 9, "ORG"), (16, 25, "PER"), (34, 38, "DATE")),
+    (0, 26),
+    (27, 48),
+  ),
+  _record("Ada.", _spans(), (0, 4)),
+  _record("Ada.", _spans((0, 3, "PER")), (0, 4)),
+  {**_record("Ada.", _spans(), (0, 4)), "title": "List of Velt"},
+  _record("Ada.", _spans(), (0, 4)),
+]
+
+
+@pytest.fixture
+def prepare(tmp_path, monkeypatch):
+  """`prepare(name, shards)` writes records as the builder's own data."""
+  monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
+  monkeypatch.setattr(tfds.core.constants, "DATA_DIR", str(tmp_path / "tfds"))
+  seqio_rows._open.cache_clear()
+
+  def write(name: str, shards: list[list[dict]]) -> None:
+    builder = tfds.builder(name, data_dir=tmp_path / "tfds")
+    builder.data_path.mkdir(parents=True)
+    lengths, num_bytes = [], 0
+    for index, records in enumerate(shards):
+      path = builder.data_path / (
+        f"{builder.name}-train.tfrecord-{index:05d}-of-{len(shards):05d}"
+      )
+      with tf.io.TFRecordWriter(str(path)) as writer:
+        for record in records:
+          features = builder.info.features
+          encoded = features.serialize_example(features.encode_example(record))
+          writer.write(encoded)
+          num_bytes += len(encoded)
+      lengths.append(len(records))
+    template = tfds.core.ShardedFileTemplate(
+      data_dir=builder.data_path,
+      dataset_name=builder.name,
+      split="train",
+      filetype_suffix="tfrecord",
+    )
+    split = tfds.core.SplitInfo(
+      name="train",
+      shard_lengths=lengths,
+      num_bytes=num_bytes,
+      filename_template=template,
+    )
+    builder.info.set_splits(tfds.core.splits.SplitDict([split]))
+    builder.info.write_to_directory(builder.data_path)
+
+  return write
+
+
+def _build(tmp_path, vocab_file, source, **arguments) -> Corpus:
+  arguments = {"vocab": vocab_file, "name": "corpus"} | arguments
+  build_corpus([source], tmp_path / "corpus", **arguments)
+  return Corpus.open(tmp_path / "corpus")
+
+
+def test_documents_of_salient_span_wikipedia_are_blocks(
+  prepare, tmp_path, vocab_file
+):
+  prepare(_SPANS, [RECORDS[:2], RECORDS[2:]])
+  corpus = _build(
+    tmp_path, vocab_file, f"tfds:{_SPANS}", drop_titles=["wikipedia"]
+  )
+  bodies = [corpus.body(row) for row in range(corpus.num_blocks)]
+  assert bodies == [FIRST, "Ada.", "Ada.", "Ada."]
+  kinds = [corpus.span_kinds[k] for k in corpus.salient_span_kinds(0)]
+  spans = [
+    corpus.answer_text(0, start, limit)
+    for start, limit in corpus.salient_spans(0).tolist()
+  ]
+  assert (kinds, spans) == (
+    ["ORG", "PER", "DATE"],
+    ["Café", "Ada Stone", "1987"],
+  )
+  sentences = [
+    corpus.answer_text(0, start, limit)
+    for start, limit in corpus.sentences(0).tolist()
+  ]
+  assert sentences == ["The Café &amp; Ada Stone.", "was in 1987 by. Velt."]
+  # Rows with the same contents have ids of their own.
+  names = [corpus.document_id(row) for row in range(4)]
+  assert names[2:] == [f"{names[1]}-1", f"{names[1]}-2"]
+  assert len(set(corpus.block_ids.tolist())) == 4
+  # No rule adds spans to those that were published.
+  assert [len(corpus.salient_spans(row)) for row in range(4)] == [3, 0, 1, 0]
+  assert corpus.summary["duplicate_blocks"] == 2
+  assert corpus.summary["skipped"] == {"title with 'List of'": 1}
+
+
+def test_a_published_block_that_is_too_long_keeps_its_text(
+  prepare, tmp_path, vocab_file
+):
+  prepare(_SPANS, [RECORDS])
+  corpus = _build(tmp_path, vocab_file, f"tfds:{_SPANS}:train", block_length=12)
+  assert corpus.body(0) == FIRST
+  assert corpus.lengths.max() == 12
+  reason = "ends of blocks longer than the block length"
+  assert corpus.summary["skipped"][reason] == 1
+  assert corpus.sentences(0).tolist()[-1][1] == 8
+
+
+def test_articles_of_wikipedia_are_split(prepare, tmp_path, vocab_file):
+  text = "The Café of Velt was built in 1987. Ada Stone was in Velt."
+  name = "wikipedia/20230601.en"
+  prepare(name, [[{"title": "Velt", "text": text}], [], []])
+  corpus = _build(tmp_path, vocab_file, f"tfds:{name}", block_length=13)
+  assert [corpus.body(row) for row in range(2)] == [text[:35], text[36:]]
+
+
+def test_a_seqio_source(tmp_path, vocab_file):
+  seqio_rows._open.cache_clear()
+
+  def read(split, shuffle_files, seed=None):
+    del shuffle_files, seed
+    rows = {"title": ["Velt", "Ada"], "text": [f"{split}.", "Stone."]}
+    return tf.data.Dataset.from_tensor_slices({**rows, "id": [7, 8]})
+
+  seqio.TaskRegistry.add(
+    "texts_of_a_test",
+    source=seqio.FunctionDataSource(read, splits=["train", "ada"]),
+    preprocessors=[],
+    output_features={},
+  )
+  try:
+    source = f"seqio:{__name__}:texts_of_a_test:ada"
+    corpus = _build(tmp_path, vocab_file, source)
+    with pytest.raises(InputError, match="no split 'no', only ada, train"):
+      DocumentSource([f"seqio:{__name__}:texts_of_a_test:no"])
+    with pytest.raises(InputError, match="registers no task 'none'; there"):
+      DocumentSource([f"seqio:{__name__}:none"])
+  finally:
+    seqio.TaskRegistry.remove("texts_of_a_test")
+  assert [corpus.body(row) for row in range(2)] == ["ada.", "Stone."]
+  assert [corpus.document_id(row) for row in range(2)] == ["7", "8"]
+
+
+def test_what_is_not_there(prepare, tmp_path):
+  del prepare  # An empty TFDS_DATA_DIR.
+  for source, message in (
+    ("tfds:wikipedia/20230601.en", "is not prepared in .*tfds build wikiped"),
+    ("tfds:no_such_set", "no_such_set"),
+    ("tfds:a:b:c", r"wanted tfds:NAME\[/CONFIG\]\[:SPLIT\]"),
+    ("seqio:tasks", "wanted seqio:MODULE:TASK"),
+    ("seqio:no_module:task", "no module 'no_module'"),
+  ):
+    with pytest.raises(InputError, match=message):
+      DocumentSource([source])
+
+
+def test_a_record_without_text_is_named(prepare):
+  name = "wikipedia/20230601.en"
+  prepare(name, [[{"title": "Velt", "text": "Ada."}]])
+  (shard,) = DocumentSource([f"tfds:{name}"]).files
+  with pytest.raises(InputError, match="no 'text' among 'title'; wanted title"):
+    shard.parse({"title": b"Velt"}, place="", of_update=False)
+  with pytest.raises(InputError, match=r"'title' is not UTF-8 \(byte 2\)"):
+    row = {"title": b"V\xff", "text": np.bytes_(b"")}
+    shard.parse(row, place="", of_update=False)
+  assert shard.place(3) == f"tfds:{name} shard 0, record 3"
+  source = DocumentSource([f"tfds:{name}"])
+  assert [d.text for d in source.documents(BuildSummary())] == ["Ada."]
