@@ -6,7 +6,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from realm_jax.text.sentences import sentence_ranges
+from realm_jax.text.sentences import sentence_characters, sentence_ranges
 
 
 def sentences(text: str) -> list[str]:
@@ -57,6 +57,11 @@ def test_sentences_cover_all_but_white_space(text):
     position = limit
   between += encoded[position:]
   assert not between.decode().strip()
+
+
+def test_a_text_that_the_library_fails_on_is_one_sentence():
+  # With sentencex 1.0.32, a rare line end before a period.
+  assert sentence_characters(" B\t\x85.\u3000") == [(1, 5)]
 
 
 def test_sentences_of_natural_questions(shared_data):

@@ -150,10 +150,13 @@ class BlockBuilder:
     # A block that stands as it is may be empty.
     is_block = np.array([document.is_block for document in documents], bool)
     indices = np.flatnonzero(is_block | (lengths[:, 1] > 0))
-    starts = tokens.row_offsets[:-1].reshape(-1, 2)[indices]
+    # Masks, since indices would take eight bytes a token.
+    has_blocks = np.zeros(len(documents), bool)
+    has_blocks[indices] = True
+    rows = np.stack([has_blocks, np.zeros_like(has_blocks)], 1)
+    titles = np.repeat(rows.reshape(-1), lengths.reshape(-1))
+    bodies = np.repeat(rows[:, ::-1].reshape(-1), lengths.reshape(-1))
     lengths = lengths[indices]
-    titles = ragged_indices(starts[:, 0], lengths[:, 0])
-    bodies = ragged_indices(starts[:, 1], lengths[:, 1])
     kept = [documents[i] for i in indices.tolist()]
     encoded = [document.text.encode() for document in kept]
     # The byte between two texts keeps their tokens and sentences apart.
@@ -283,13 +286,17 @@ def _titles_and_bodies(
   starts: Int[np.ndarray, " n"],
 ) -> Int[np.ndarray, " t"]:
   """Returns title and body tokens of each block, end to end."""
-  lengths = np.diff(starts, append=len(texts.token_ids))
-  begins = [texts.title_starts[owners], starts + len(texts.title_ids)]
-  sizes = [title_lengths[owners], lengths]
-  indices = ragged_indices(
-    np.stack(begins, 1).reshape(-1), np.stack(sizes, 1).reshape(-1)
+  sizes = np.diff(starts, append=len(texts.token_ids))
+  of_titles = title_lengths[owners]
+  is_title = np.repeat(
+    np.tile([True, False], len(starts)),
+    np.stack([of_titles, sizes], 1).reshape(-1),
   )
-  return np.concatenate([texts.title_ids, texts.token_ids])[indices]
+  tokens = np.empty(len(is_title), np.int32)
+  titles = ragged_indices(texts.title_starts[owners], of_titles)
+  tokens[is_title] = texts.title_ids[titles]
+  tokens[~is_title] = texts.token_ids
+  return tokens
 
 
 def _without_ends(
