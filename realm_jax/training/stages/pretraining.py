@@ -52,7 +52,7 @@ class Pretraining(protocol.Stage):
 
   def candidate_rows(
     self, batch: Batch, retrieved: SearchResult, corpus: Corpus
-  ) -> Int[np.ndarray, "b k-1"]:
+  ) -> Int[np.ndarray, "b k"]:
     """Returns the candidates of each query but the null block, best first.
 
     The source and its verbatim copies are known by their hashes, in whichever
