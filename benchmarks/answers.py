@@ -166,6 +166,7 @@ def make_batches(
     query[:, 0], query[:, -1] = words.cls_id, words.sep_id
     host = {
       "answers": np.array([[text.encode()] for text in texts], object),
+      "answer_kind": np.array([b"string"] * len(texts), object),
       "answer_tokens": padded,
     }
     positions = np.arange(step * _BATCH, (step + 1) * _BATCH)
