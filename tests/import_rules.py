@@ -131,7 +131,7 @@ ONLY_IN = {
   "orbax": "realm_jax/checkpoints/manager.py",
   "scann": "realm_jax/indexes/scann/library.py",
   "sentencex": "realm_jax/text/sentences.py",
-  "tensorflow_datasets": "realm_jax/inputs/questions/tfds_records.py",
+  "tensorflow_datasets": "realm_jax/files/prepared_tfds.py",
   "tensorflow_text": "realm_jax/text/wordpieces.py",
   "torch": "realm_jax/conversion/hugging_face/torch_file.py",
   "xmanager": "launch/xm_launch.py",

@@ -6,9 +6,10 @@ import re
 import pytest
 from etils import epath
 
+from realm_jax.files import prepared_tfds
 from realm_jax.inputs.context import TaskError
 from realm_jax.inputs.examples import ExampleStream
-from realm_jax.inputs.questions import formats, tfds_records
+from realm_jax.inputs.questions import formats
 from realm_jax.inputs.questions.question import Question, QuestionFileError
 from realm_jax.inputs.registry import find_task
 from tasks import (
@@ -167,7 +168,7 @@ def test_the_builders_of_tfds_give_what_the_files_have(
   assert without_ids(from_file) == without_ids(QUESTIONS)
   splits = {"train": generates(path), "validation": generates(path)}
   published.prepare(builder, tmp_path, splits, monkeypatch)
-  records = tfds_records.read(builder, "train", tmp_path)
+  records = prepared_tfds.read(builder, "train", tmp_path)
   from_tfds = [module.read_tfds(record) for record in records]
   # TFDS shuffles records once, when it writes them.
   assert sorted(without_ids(from_tfds)) == sorted(without_ids(from_file))

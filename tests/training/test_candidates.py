@@ -186,6 +186,7 @@ def open_stream(monkeypatch):
     setup = object.__new__(RunSetup)
     fields = {
       "config": Config(RowsStage(**stage), Data()),
+      "examples": Words(),
       "corpus": Words(),
       "mesh": mesh,
       "inputs": ModelInputs(Models(*tiny.models())),

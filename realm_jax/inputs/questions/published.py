@@ -18,8 +18,8 @@ from absl import logging
 from etils import epath
 from jaxtyping import Bool
 
+from realm_jax.files import prepared_tfds
 from realm_jax.inputs.context import current_context
-from realm_jax.inputs.questions import tfds_records
 from realm_jax.inputs.questions.checks import QuestionChecks
 from realm_jax.inputs.questions.forms import (
   TRAIN_AND_DEV,
@@ -181,7 +181,7 @@ class PublishedSource(QuestionSource):
     if self._tfds:
       text += (
         f"; or 'tfds:', TFDS's {self._tfds.builder}, prepared with "
-        f"{tfds_records.command(self._tfds.builder)}"
+        f"{prepared_tfds.command(self._tfds.builder)}"
       )
     return text
 
@@ -197,9 +197,12 @@ class PublishedSource(QuestionSource):
     directory = place.removeprefix(_TFDS) or None
     questions = []
     for part in parts:
-      records = tfds_records.read(form.builder, form.names[part], directory)
-      for number, record in enumerate(records, start=1):
-        questions.append(_named(form.read(record), form.names[part], number))
+      records = prepared_tfds.read(form.builder, form.names[part], directory)
+      try:
+        for number, record in enumerate(records, start=1):
+          questions.append(_named(form.read(record), form.names[part], number))
+      except prepared_tfds.NotPreparedError as error:
+        raise QuestionFileError(str(error)) from error
     return form, parts, questions
 
   def _from_files(

@@ -18,7 +18,6 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 import seqio
-import tensorflow_datasets as tfds
 
 from realm_jax.corpus.building.sources.documents import (
   Document,
@@ -27,6 +26,7 @@ from realm_jax.corpus.building.sources.documents import (
 )
 from realm_jax.corpus.building.sources.input_file import Row
 from realm_jax.corpus.errors import InputError
+from realm_jax.files import prepared_tfds
 
 PREFIXES = ("tfds:", "seqio:")
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
@@ -147,14 +147,11 @@ def _open_tfds(source: str, parts: list[str]) -> tuple[seqio.DataSource, str]:
   if len(parts) > 1:
     raise InputError(f"--input={source}; wanted tfds:NAME[/CONFIG][:SPLIT]")
   try:
-    builder = tfds.builder(f"{name}:{version}" if version else name)
-  except (tfds.core.DatasetNotFoundError, ValueError, AssertionError) as error:
-    raise InputError(f"--input={source}: {error}") from error
-  if not builder.is_prepared():
-    raise InputError(
-      f"--input={source} is not prepared in {builder.data_dir}; prepare it "
-      f"with: tfds build {name}, or set TFDS_DATA_DIR to where it is"
+    builder = prepared_tfds.open_builder(
+      f"{name}:{version}" if version else name
     )
+  except prepared_tfds.NotPreparedError as error:
+    raise InputError(f"--input={source}: {error}") from error
   # NAME/CONFIG/VERSION, which is also where the data stand in TFDS_DATA_DIR.
   name, _, version = builder.info.full_name.rpartition("/")
   root = str(builder.data_dir).removesuffix(builder.info.full_name)
