@@ -1,6 +1,7 @@
 """What processes exchange, over a store that threads of one process share."""
 
 import collections
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -108,7 +109,8 @@ def test_gathering_and_deciding_find_that_they_are_out_of_step(agreements):
 
   errors = _everywhere(agreements, error_of)
   assert "out of step: ['end', 'pieces of values']" in errors[0]
-  assert "process 0 has failed" in errors[1]
+  # Process 2, which waits for 0 as well, may have ended before 1 looks.
+  assert re.search("process [02] has failed", errors[1])
 
 
 def test_a_failed_process_is_noticed_without_waiting(store, agreements):
