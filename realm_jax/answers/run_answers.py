@@ -28,7 +28,7 @@ class RunAnswers:
 
   Args:
     model_dir: Directory of the run, which all processes share.
-    data: Data of the run; the answers are those of one epoch of its task.
+    data: Data of the run; the answers are those of all questions of its task.
     rule: How a block is found to contain a string: see `DistinctAnswers`.
     agreement: Agreement of all processes about the stores alone.
   """

@@ -7,7 +7,7 @@ A process reads its own rows of the global batch and no others; see
 import collections
 import dataclasses
 import functools
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import cast
 
@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Int, Int64
 
 from realm_jax.inputs.config import DataConfig
+from realm_jax.inputs.context import TaskError
 from realm_jax.inputs.examples import TaskExamples
 from realm_jax.inputs.padding import Block, PaddedExample, Padding
 from realm_jax.inputs.row_positions import (
@@ -53,8 +54,24 @@ class Batch:
     """Whether a row is an example, and no filler."""
     return self.positions != _FILLER
 
+  def array(self, name: str) -> np.ndarray:
+    """Returns a numeric feature of fixed shape.
+
+    Raises:
+      TaskError: The task does not give it.
+    """
+    if name not in self.arrays:
+      raise _missing(name, self.arrays)
+    return self.arrays[name]
+
   def texts(self, name: str) -> list[str]:
-    """Returns a feature that has one text a row, such as "question"."""
+    """Returns a feature that has one text a row, such as "question".
+
+    Raises:
+      TaskError: The task does not give it.
+    """
+    if name not in self.host:
+      raise _missing(name, self.host)
     return [text.decode() for text in self.host[name]]
 
   @functools.cached_property
@@ -76,6 +93,14 @@ class Batch:
       [tuple(answer[answer != 0].tolist()) for answer in row if answer.any()]
       for row in self.host["answer_tokens"]
     ]
+
+
+def _missing(name: str, features: Iterable[str]) -> TaskError:
+  return TaskError(
+    f"the task gives no feature {name!r}, which this stage reads, only "
+    f"{', '.join(sorted(features))}; let its preprocessors return {name!r}, as "
+    "those of the tasks in tasks/ do"
+  )
 
 
 class BatchStream:

@@ -4,7 +4,6 @@ import json
 import re
 import unicodedata
 import warnings
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -14,25 +13,22 @@ from realm_jax.text import pattern_literals
 from realm_jax.text.answers import regex_match
 from realm_jax.text.patterns import FLAGS, Pattern, PatternError
 
-DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 SLOW = "(a|aa)+$"
 
 
 @pytest.fixture(scope="module")
-def real_patterns():
-  if not DATA.is_dir():
-    pytest.skip(f"there are no real data in {DATA}")
+def real_patterns(shared_data):
   lines = [
     line
-    for path in sorted((DATA / "curatedtrec").glob("*.tsv"))
+    for path in sorted((shared_data / "curatedtrec").glob("*.tsv"))
     for line in path.read_text(encoding="utf-8").splitlines()
   ]
   return sorted({line.split("\t")[-1] for line in lines})
 
 
 @pytest.fixture(scope="module")
-def real_texts():
-  lines = (DATA / "qed" / "qed_dev_part.jsonl").read_text().splitlines()
+def real_texts(shared_data):
+  lines = (shared_data / "qed" / "qed_dev_part.jsonl").read_text().splitlines()
   return [json.loads(line)["paragraph_text"] for line in lines[:25]]
 
 

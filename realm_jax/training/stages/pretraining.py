@@ -59,7 +59,7 @@ class Pretraining(protocol.Stage):
     corpus they are.
     """
     hashes = corpus.content_hashes[retrieved.rows]
-    is_source = hashes == batch.arrays["source_hash"][:, None]
+    is_source = hashes == batch.array("source_hash")[:, None]
     num_kept = self.num_candidates - 1
     return without_source(retrieved.rows, is_source, num_kept=num_kept)
 
