@@ -1,8 +1,5 @@
 """The base generation, from which a partial refresh copies vectors."""
 
-import contextlib
-import dataclasses
-from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +8,12 @@ from etils import epath
 from jaxtyping import Int, UInt64
 
 from realm_jax.corpus.store import NULL_ROW, Corpus
-from realm_jax.files import remote
+from realm_jax.files.disk_full import DiskFullError
 from realm_jax.generations.building.refresh_plan import BaseVectors
 from realm_jax.generations.store import layout
 from realm_jax.generations.store import manifest as manifests
 from realm_jax.generations.store.embeddings import Embeddings
+from realm_jax.generations.store.generation_files import GenerationFiles
 from realm_jax.generations.store.manifest import GenerationError, Manifest
 
 _ROWS_PER_READ = 1 << 14
@@ -69,51 +67,50 @@ def find_base_generation(
   return None
 
 
-@contextlib.contextmanager
 def open_base_vectors(
   generations_dir: epath.PathLike,
   manifest: Manifest,
   keys: UInt64[np.ndarray, " N"],
   *,
   corpus: Corpus,
-) -> Iterator[BaseVectors]:
-  """Verifies and opens the vectors of the base by the rows of a corpus.
+) -> BaseVectors:
+  """Opens the vectors of the base by the rows of a corpus.
 
-  The `keys` are those of the corpus, as `block_keys` returns them.
+  Local files are verified here, and those on an object store as each is copied,
+  when it is first read. The `keys` are those of the corpus, as `block_keys` returns them.
 
   Raises:
     GenerationError: A file is missing or damaged.
   """
-  directory = layout.path_of(generations_dir, manifest.step)
-  paths = [manifest.block_keys]
-  for shard in manifest.embeddings:
-    paths += [shard.path, shard.steps_path]
-  needed = _with_files(manifest, paths)
-  with manifests.local_files(directory, needed) as local:
-    manifests.verify(local, needed, shown_as=directory)
-    files = local / manifest.folder
-    vectors = Embeddings(files, manifest)
-    rows = np.arange(manifest.num_blocks, dtype=np.int32)
-    if manifest.corpus_fingerprint != corpus.fingerprint:
-      rows = _rows_by_key(keys, np.load(files / manifest.block_keys))
-    yield BaseVectors(
-      step=manifest.step,
-      partials=manifest.partial.partials if manifest.partial else 0,
-      rows=rows,
-      gather=vectors.gather,
-      steps=vectors.steps,
-    )
+  files = GenerationFiles(
+    layout.path_of(generations_dir, manifest.step), manifest
+  )
+  vectors = Embeddings(files, manifest)
+  rows = np.arange(manifest.num_blocks, dtype=np.int32)
+  if manifest.corpus_fingerprint != corpus.fingerprint:
+    stored = np.load(files.get([manifest.block_keys]) / manifest.block_keys)
+    rows = _rows_by_key(keys, stored)
+  if not files.is_copied:
+    paths = [shard.path for shard in manifest.embeddings]
+    paths += [shard.steps_path for shard in manifest.embeddings]
+    files.get([path for path in paths if path])
+  return BaseVectors(
+    step=manifest.step,
+    partials=manifest.partial.partials if manifest.partial else 0,
+    rows=rows,
+    gather=vectors.gather,
+    steps=vectors.steps,
+  )
 
 
 def previous_index(
   generations_dir: epath.PathLike, step: int, *, kind: str
-) -> Path | None:
+) -> tuple[GenerationFiles, Path] | None:
   """Returns the files of the newest earlier index, if it is of the same kind.
 
-  The new index may start from it, so all of its bytes are verified.
+  The new index may start from it, so all of its bytes are verified. What is
+  copied from an object store stays as long as the returned files do.
   """
-  if remote.is_remote(generations_dir):
-    return None
   earlier = [s for s in layout.published_steps(generations_dir) if s < step]
   for other in reversed(earlier):
     path = layout.path_of(generations_dir, other)
@@ -123,21 +120,13 @@ def previous_index(
       continue
     if manifest.index_kind != kind:
       return None
-    paths = [
-      file.path for file in manifest.files if file.path.startswith(f"{kind}/")
-    ]
+    files = GenerationFiles(path, manifest)
     try:
-      manifests.verify(path, _with_files(manifest, paths))
-    except GenerationError as error:
+      return files, files.get(files.below(kind)) / kind
+    except (GenerationError, DiskFullError) as error:
       logging.warning("the index is built without an earlier one: %s", error)
       return None
-    return Path(path) / manifest.folder / kind
   return None
-
-
-def _with_files(manifest: Manifest, paths: Collection[str]) -> Manifest:
-  files = tuple(file for file in manifest.files if file.path in paths)
-  return dataclasses.replace(manifest, files=files)
 
 
 def block_keys(corpus: Corpus) -> UInt64[np.ndarray, " N"]:

@@ -2,9 +2,7 @@
 
 import contextlib
 import dataclasses
-import tempfile
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 from absl import logging
@@ -13,28 +11,36 @@ from etils import epath
 from realm_jax.checkpoints.loop_item import require_vocabulary
 from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.corpus.store import Corpus
-from realm_jax.files import remote
-from realm_jax.generations.building import shared_work
+from realm_jax.generations.building import assignment
 from realm_jax.generations.building.artifacts import (
   ArtifactWriter,
   EmbeddingConfig,
 )
+from realm_jax.generations.building.assignment import Assignment
 from realm_jax.generations.building.base_generation import (
   find_base_generation,
   open_base_vectors,
 )
+from realm_jax.generations.building.draft import Draft, identity_of
 from realm_jax.generations.building.partial_refresh import PartialRefresh
-from realm_jax.generations.building.worker import Worker
+from realm_jax.generations.building.worker import (
+  NotAssignedError,
+  Worker,
+  WorkerNumber,
+)
 from realm_jax.generations.store import layout
 from realm_jax.generations.store import manifest as manifests
 from realm_jax.generations.store.leases import Lease
-from realm_jax.generations.store.manifest import GenerationError
+from realm_jax.generations.store.manifest import GenerationError, Manifest
+from realm_jax.generations.store.published import PublishedGenerations
 from realm_jax.generations.store.publisher import disk_full_explained
 from realm_jax.generations.store.retention import is_removed
 from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.models.parameters import Params
 from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning.mesh import make_mesh
+
+_ALONE = WorkerNumber()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,10 +58,10 @@ class GenerationConfig:
 
 
 class GenerationBuilder:
-  """Builds generations of one corpus version.
+  """Builds generations of one corpus version, or helps to.
 
-  Workers that build the same generation, on one host or on several that share
-  a file system, divide its shards among them.
+  The workers of a generation, on one host or several, each embed the shards of
+  their number. They share the directory of the generations and nothing else.
   """
 
   def __init__(
@@ -64,9 +70,14 @@ class GenerationBuilder:
     corpus: Corpus,
     *,
     generations_dir: epath.PathLike,
+    number: WorkerNumber = _ALONE,
+    poll_seconds: float = 1.0,
   ):
     self.corpus = corpus
     self._directory = epath.Path(generations_dir)
+    self._published = PublishedGenerations(generations_dir)
+    self._number = number
+    self._poll_seconds = poll_seconds
     self._artifacts = ArtifactWriter(
       corpus,
       config.retriever,
@@ -101,11 +112,9 @@ class GenerationBuilder:
     corpus. Others may be of any version that still exists.
     """
     steps = set()
-    for step in layout.published_steps(self._directory):
-      path = layout.path_of(self._directory, step)
+    for step, version in self._published.versions().items():
       try:
-        manifest = manifests.read(path)
-        manifests.verify(path, manifest, checksums=False)
+        manifest = self._published.manifest(step, version)
       except GenerationError:
         continue
       if not self._artifacts.replaces(
@@ -120,21 +129,21 @@ class GenerationBuilder:
     params: Params,
     *,
     check: Callable[[], None] = lambda: None,
-    is_needed: Callable[[int], bool] = lambda step: True,
-    any_version: bool = False,
+    is_possible: Callable[[], bool] = lambda: True,
   ) -> bool:
-    """Builds and publishes the generation of a checkpoint.
+    """Builds and publishes the generation of a checkpoint, as first worker.
+
+    One that is published for this step is replaced.
 
     Args:
       step: Step of the checkpoint.
       params: Parameters of the retriever, on the devices.
       check: Function that is called regularly; an exception stops the work.
-      is_needed: Function that returns whether another step's generation may
-        still be built; the unfinished shards of others are removed.
-      any_version: Whether one of an earlier corpus version will do.
+      is_possible: Function that returns whether the other workers can still
+        restore the checkpoint.
 
     Returns:
-      Whether this worker, and no other, published it.
+      Whether it was published; False where it is not possible any more.
 
     Raises:
       DiskFullError: The disk is full; nothing published has changed.
@@ -146,15 +155,72 @@ class GenerationBuilder:
       step,
       self.corpus.version,
     )
-    base = None
-    if self._artifacts.partial is not None:
-      base = find_base_generation(
-        self._directory,
+    with self._opened(step, params, check, self._find_base(step)) as worker:
+      with self._assigned(worker):
+        is_published = worker.publish(is_possible)
+    if is_published:
+      self._log_published(step)
+    else:
+      logging.warning(
+        "generation %d was given up, for its checkpoint is gone and not all of "
+        "its shards are there",
         step,
-        corpus=self.corpus,
-        model=self._artifacts.model,
-        dtype=self._artifacts.layout.dtype,
       )
+    return is_published
+
+  def help(
+    self,
+    assigned: Assignment,
+    params: Params,
+    *,
+    is_assigned: Callable[[], bool],
+    check: Callable[[], None] = lambda: None,
+  ) -> None:
+    """Embeds the shards of this worker, which is not the first one.
+
+    Args:
+      assigned: What the first worker builds.
+      params: Parameters of the retriever, on the devices.
+      is_assigned: Function that returns whether it still builds that.
+      check: Function that is called regularly; an exception stops the work.
+
+    Raises:
+      GenerationError: This worker would embed other vectors than the first, or
+        a vector is not finite.
+    """
+    base = None
+    if assigned.base is not None:
+      base = manifests.read(layout.path_of(self._directory, assigned.base))
+    with self._opened(assigned.step, params, check, base) as worker:
+      if worker.draft.folder.name != assigned.identity:
+        raise GenerationError(
+          f"worker {self._number} would embed other vectors for generation "
+          f"{assigned.step} than the first worker; start all workers with the "
+          "same gin files and bindings, on the same corpus"
+        )
+      with contextlib.suppress(NotAssignedError):
+        worker.help(is_assigned)
+
+  def _find_base(self, step: int) -> Manifest | None:
+    if self._artifacts.partial is None:
+      return None
+    return find_base_generation(
+      self._directory,
+      step,
+      corpus=self.corpus,
+      model=self._artifacts.model,
+      dtype=self._artifacts.layout.dtype,
+    )
+
+  @contextlib.contextmanager
+  def _opened(
+    self,
+    step: int,
+    params: Params,
+    check: Callable[[], None],
+    base: Manifest | None,
+  ) -> Iterator[Worker]:
+    """Yields the worker of a generation, with the base's vectors at hand."""
     with contextlib.ExitStack() as stack:
       lease = Lease(self._directory)
       stack.callback(lease.release)
@@ -169,56 +235,51 @@ class GenerationBuilder:
       vectors = None
       if base is not None:
         try:
-          vectors = stack.enter_context(
-            open_base_vectors(
-              self._directory, base, self._artifacts.keys, corpus=self.corpus
-            )
+          vectors = open_base_vectors(
+            self._directory, base, self._artifacts.keys, corpus=self.corpus
           )
         except GenerationError as error:
+          if not self._number.is_first:
+            raise
           logging.warning("generation %d embeds every block: %s", step, error)
           base = None
-      parent = Path(self._directory)
-      if remote.is_remote(self._directory):
-        # An object store has no locks, so one worker builds in a temporary
-        # directory of its own. If it is killed, the generation begins again.
-        parent = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-      work = stack.enter_context(
-        shared_work.join(
-          parent,
-          step=step,
-          shards=self._artifacts.layout,
-          identity=self._artifacts.identity(params, base),
-        )
+      identity = identity_of(
+        self._artifacts.identity(params, base), self._artifacts.layout
       )
-      work.remove_obsolete(is_needed)
-      worker = Worker(
+      yield Worker(
         artifacts=self._artifacts,
         directory=self._directory,
         step=step,
         params=params,
-        work=work,
+        draft=Draft(self._directory, step, self._artifacts.layout, identity),
         base=vectors,
-        replaces=lambda manifest: self._artifacts.replaces(
-          manifest, any_version=any_version
-        ),
+        number=self._number,
         check=check_and_lease,
+        poll_seconds=self._poll_seconds,
       )
-      try:
-        is_published = worker.run()
-      except FileNotFoundError:
-        if not work.is_removed():
-          raise
-        is_published = False
-    self._log_result(step, is_published)
-    return is_published
 
-  def _log_result(self, step: int, is_published: bool) -> None:
-    if not is_published:
-      if step in layout.published_steps(self._directory):
-        logging.info("generation %d was published by another worker", step)
-      else:
-        logging.warning("the shards of generation %d were removed", step)
+  @contextlib.contextmanager
+  def _assigned(self, worker: Worker) -> Iterator[None]:
+    """Assigns a generation to the other workers, if there are any."""
+    if self._number.count == 1:
+      yield
       return
+    base = worker.base
+    assigned = Assignment(
+      step=worker.step,
+      identity=worker.draft.folder.name,
+      num_workers=self._number.count,
+      corpus_version=self.corpus.version,
+      corpus_fingerprint=self.corpus.fingerprint,
+      base=None if base is None else base.step,
+    )
+    assignment.write(self._directory, assigned)
+    try:
+      yield
+    finally:
+      assignment.write(self._directory, None)
+
+  def _log_published(self, step: int) -> None:
     manifest = manifests.read(layout.path_of(self._directory, step))
     partial = manifest.partial
     logging.info(

@@ -2,73 +2,134 @@
 
 import dataclasses
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from absl import logging
 from etils import epath
 
-from realm_jax.files.disk_full import DiskFullError
 from realm_jax.generations.building.artifacts import ArtifactWriter
 from realm_jax.generations.building.base_generation import previous_index
+from realm_jax.generations.building.draft import Draft
 from realm_jax.generations.building.refresh_plan import (
   BaseVectors,
   RefreshPlan,
   make_plan,
 )
-from realm_jax.generations.building.shared_work import SharedWork
-from realm_jax.generations.store import layout
-from realm_jax.generations.store.manifest import DamagedFileError, Manifest
-from realm_jax.generations.store.publisher import is_current, publish
+from realm_jax.generations.store.manifest import DamagedFileError
+from realm_jax.generations.store.publisher import commit
 from realm_jax.models.parameters import Params
 
-_POLL_SECONDS = 0.2
+_REMINDER_SECONDS = 60.0
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerNumber:
+  """Which of how many workers a process is; shard i is of worker i mod count.
+
+  The first worker chooses what is built, builds the index and publishes.
+  """
+
+  index: int = 0
+  count: int = 1
+
+  def __post_init__(self) -> None:
+    if not 0 <= self.index < self.count:
+      raise ValueError(
+        f"worker {self.index} of {self.count}; want a number from 0 to "
+        f"{max(0, self.count - 1)}"
+      )
+
+  @classmethod
+  def parse(cls, text: str) -> "WorkerNumber":
+    """Reads `i/n`, such as 0/4 for the first of four workers.
+
+    Raises:
+      ValueError: It has another form, or i is not in 0 … n − 1.
+    """
+    index, slash, count = text.partition("/")
+    if not (slash and index.isdecimal() and count.isdecimal()):
+      raise ValueError(
+        f"{text!r} is no worker's number; write 0/4 for the first of 4 workers"
+      )
+    return cls(int(index), int(count))
+
+  @property
+  def is_first(self) -> bool:
+    """Whether this worker chooses and publishes."""
+    return self.index == 0
+
+  def of_shard(self, shard: int) -> int:
+    """Returns the index of the worker that embeds a shard."""
+    return shard % self.count
+
+  def __str__(self) -> str:
+    return f"{self.index}/{self.count}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Worker:
   """One of the processes that build a generation together.
 
-  Without a `base` it embeds every block. It replaces a published generation of
-  this step if `replaces` says so. The function `check` is called regularly; an
-  exception stops the work.
+  Without a `base` it embeds every block. The function `check` is called
+  regularly; an exception stops the work.
+
+  Attributes:
+    poll_seconds: Time between two looks at what the other workers have written.
   """
 
   artifacts: ArtifactWriter
   directory: epath.Path
   step: int
   params: Params
-  work: SharedWork
+  draft: Draft
   base: BaseVectors | None
-  replaces: Callable[[Manifest], bool]
+  number: WorkerNumber
   check: Callable[[], None]
+  poll_seconds: float = 1.0
 
-  def run(self) -> bool:
-    """Embeds shards until all are there, and publishes; False if another did.
+  def publish(self, is_possible: Callable[[], bool] = lambda: True) -> bool:
+    """Embeds this worker's shards, waits for all, and publishes them.
 
-    Raises:
-      FileNotFoundError: Another worker removed the shards.
+    The function `is_possible` tells whether the other workers can still embed
+    their shards. If they cannot, the result is False.
     """
-    plan = self._plan()
-    published = layout.path_of(self.directory, self.step)
-    while not is_current(published, self.replaces):
+    plan = self._plan(self._embed_sample)
+    remind_at = time.monotonic() + _REMINDER_SECONDS
+    while True:
+      missing = list(self._embed_own(plan))
+      if not missing:
+        try:
+          self._publish(plan)
+          return True
+        except DamagedFileError as error:
+          logging.warning("%s", error)
+          continue
+      if time.monotonic() > remind_at:
+        remind_at = time.monotonic() + _REMINDER_SECONDS
+        waiting_for = sorted({self.number.of_shard(i) for i in missing})
+        logging.info(
+          "generation %d waits for %d shards of workers %s",
+          self.step,
+          len(missing),
+          waiting_for,
+        )
+        if not is_possible():
+          return False
       self.check()
-      with self.work.claim_shard() as shard:
-        if shard is not None:
-          self._embed_shard(shard, plan)
-          continue
-      with self.work.claim_publication() as is_ours:
-        if is_ours:
-          is_published = self._publish(plan)
-          if is_published is not None:
-            self.work.remove()
-            return is_published
-          continue
-      time.sleep(_POLL_SECONDS)
-    return False
+      time.sleep(self.poll_seconds)
 
-  def _plan(self) -> RefreshPlan:
+  def help(self, is_assigned: Callable[[], bool]) -> None:
+    """Embeds this worker's shards for as long as the generation is assigned."""
+    plan = self._plan(lambda rows: self._await_sample(is_assigned))
+    while is_assigned():
+      # The first worker may find one damaged, and drop it.
+      for _ in self._embed_own(plan):
+        pass
+      self.check()
+      time.sleep(self.poll_seconds)
+
+  def _plan(self, embed_sample: Callable[[np.ndarray], np.ndarray]) -> RefreshPlan:
     """Returns the plan, which is the same for all workers."""
     artifacts, base, config = self.artifacts, self.base, self.artifacts.partial
     if base is None or config is None:
@@ -77,52 +138,83 @@ class Worker:
       config,
       base,
       step=self.step,
-      embed=self._embed_sample,
+      embed=embed_sample,
       costs=artifacts.embedder.costs(),
       dim=artifacts.layout.dim,
       normalize=artifacts.retriever.normalize,
     )
 
   def _embed_sample(self, rows: np.ndarray) -> np.ndarray:
-    return self.work.make_once(
-      "sample", lambda: self._embed(rows), check=self.check
-    )
+    """Embeds the sample for all workers, unless a killed run has."""
+    vectors = self.draft.read_sample()
+    if vectors is None or len(vectors) != len(rows):
+      vectors = self._embed(rows)
+      self.draft.write_sample(vectors)
+    return vectors
+
+  def _await_sample(self, is_assigned: Callable[[], bool]) -> np.ndarray:
+    """Waits for the sample that the first worker embeds.
+
+    Raises:
+      NotAssignedError: The first worker builds another generation now.
+    """
+    while (vectors := self.draft.read_sample()) is None:
+      if not is_assigned():
+        raise NotAssignedError
+      self.check()
+      time.sleep(self.poll_seconds)
+    return vectors
 
   def _embed(self, rows: np.ndarray) -> np.ndarray:
     return self.artifacts.embedder.embed(self.params, rows, check=self.check)
 
-  def _embed_shard(self, shard: int, plan: RefreshPlan) -> None:
-    start = time.monotonic()
-    vectors, steps = plan.vectors(
-      self.work.layout.rows(shard), embed=self._embed, step=self.step
+  def _embed_own(self, plan: RefreshPlan) -> Iterator[int]:
+    """Embeds what is missing of this worker's; yields what is of others."""
+    missing = self.draft.missing()
+    for shard in missing:
+      if self.number.of_shard(shard) != self.number.index:
+        continue
+      self.check()
+      start = time.monotonic()
+      vectors, steps = plan.vectors(
+        self.draft.layout.rows(shard), embed=self._embed, step=self.step
+      )
+      seconds = time.monotonic() - start
+      self.draft.add(shard, vectors, steps, seconds=seconds)
+    yield from (
+      shard
+      for shard in missing
+      if self.number.of_shard(shard) != self.number.index
     )
-    self.work.add(shard, vectors, steps, seconds=time.monotonic() - start)
 
-  def _publish(self, plan: RefreshPlan) -> bool | None:
-    """Publishes; None where a damaged shard has to be embedded again."""
+  def _publish(self, plan: RefreshPlan) -> None:
+    """Builds the index over all shards, and publishes.
 
-    def write(directory: Path) -> Manifest:
-      return self.artifacts.write(
+    Raises:
+      DamagedFileError: A shard has to be embedded again.
+    """
+    # The files of the earlier index stay as long as this variable.
+    earlier = previous_index(
+      self.directory, self.step, kind=self.artifacts.index.kind
+    )
+    with self.draft.local() as directory:
+      manifest = self.artifacts.write(
         directory,
         step=self.step,
         params=self.params,
-        stored=self.work.link_into(directory),
+        stored=self.draft.stored(),
         partial=plan.record,
-        previous=previous_index(
-          self.directory, self.step, kind=self.artifacts.index.kind
-        ),
+        previous=None if earlier is None else earlier[1],
         check=self.check,
       )
+      files = self.draft.files(directory)
+    commit(
+      self.directory,
+      dataclasses.replace(
+        manifest, files=files, folder=self.draft.folder.name
+      ),
+    )
 
-    try:
-      return publish(self.directory, self.step, write, replaces=self.replaces)
-    except DiskFullError:
-      raise
-    except Exception as error:
-      self.check()  # It may have raised the error.
-      # Damaged vectors raise errors of any type, or lower the recall.
-      is_damaged = self.work.discard_damaged()
-      if not is_damaged and not isinstance(error, DamagedFileError):
-        raise
-      logging.warning("generation %d was not written: %r", self.step, error)
-      return None
+
+class NotAssignedError(Exception):
+  """The first worker does not build this generation any more."""

@@ -1,19 +1,24 @@
 """The vectors of a generation: memory-mapped files of consecutive rows."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
+from etils import epath
 from jaxtyping import Float, Float32, Int, Int32
 
 from realm_jax.console.progress import Progress
 from realm_jax.corpus.store import Corpus
 from realm_jax.files import npy
+from realm_jax.files.checksum import sha256_of
+from realm_jax.files.whole_file import whole_file
+from realm_jax.generations.store.generation_files import GenerationFiles
 from realm_jax.generations.store.manifest import (
   DamagedGenerationError,
   EmbeddingsShard,
+  FileRecord,
   GenerationError,
   Manifest,
 )
@@ -89,30 +94,38 @@ def check_finite(
 
 
 def write_shard(
-  directory: Path,
+  directory: epath.PathLike,
   layout: ShardLayout,
   shard: int,
   vectors: Float[np.ndarray, "n d"],
   steps: Int[np.ndarray, " n"],
-) -> EmbeddingsShard:
+) -> tuple[EmbeddingsShard, tuple[FileRecord, ...]]:
   """Writes the vectors of one shard, and the steps they were embedded with.
 
-  The caller makes the files durable.
+  The directory is local or on an object store. Returns the records of the
+  shard and of its files, each of which appears whole.
 
   Raises:
     GenerationError: A vector is not finite.
     OSError: The disk is full.
   """
   check_finite(vectors, layout.rows(shard))
-  npy.save(directory / layout.name(shard), vectors.astype(DTYPES[layout.dtype]))
+  arrays = {layout.name(shard): vectors.astype(DTYPES[layout.dtype])}
   oldest, newest = int(steps.min()), int(steps.max())
   steps_path = ""
   if oldest != newest:
     steps_path = layout.steps_name(shard)
-    npy.save(directory / steps_path, steps.astype(np.int32))
-  return EmbeddingsShard(
+    arrays[steps_path] = steps.astype(np.int32)
+  files = []
+  for name, array in arrays.items():
+    with whole_file(epath.Path(directory) / name) as path:
+      npy.save(path, array)
+      size = path.stat().st_size
+      files.append(FileRecord(name, size, sha256_of(path)))
+  record = EmbeddingsShard(
     layout.name(shard), len(vectors), oldest, newest, steps_path
   )
+  return record, tuple(files)
 
 
 def copy_vectors(
@@ -136,34 +149,62 @@ def copy_vectors(
       rows = layout.rows(shard)
       part = np.asarray(vectors[int(rows[0]) : int(rows[-1]) + 1])
       steps = np.full(len(part), step)
-      shards.append(write_shard(directory, layout, shard, part, steps))
+      written, _ = write_shard(directory, layout, shard, part, steps)
+      shards.append(written)
       progress.advance(len(part))
   return tuple(shards)
 
 
 class Embeddings:
-  """The vectors of a generation, read from local files on access.
+  """The vectors of a generation, memory-mapped shard by shard on first access.
 
-  Raises:
-    GenerationError: A file differs from what the manifest says.
+  Args:
+    files: Files of the generation, which verify and copy each when it is asked
+      for; or a local directory with files that are taken as they are.
+    manifest: Manifest of the generation.
+
+  Every access raises a GenerationError if a file differs from the manifest.
   """
 
-  def __init__(self, directory: Path, manifest: Manifest):
+  def __init__(self, files: GenerationFiles | Path, manifest: Manifest):
     self.shape = (manifest.num_blocks, manifest.dim)
     self.dtype = DTYPES[manifest.dtype]
-    self._maps = [
-      _map(directory / shard.path, (shard.rows, manifest.dim), self.dtype)
-      for shard in manifest.embeddings
-    ]
+    self._files = files
+    self._shards = manifest.embeddings
     rows = [shard.rows for shard in manifest.embeddings]
     self._starts = np.cumsum([0, *rows])[:-1]
-    # Mapped at once, because staged files are unlinked after loading.
-    self._steps = [
-      _map(directory / shard.steps_path, (shard.rows,), np.dtype(np.int32))
-      if shard.steps_path
-      else np.broadcast_to(np.int32(shard.oldest_step), shard.rows)
-      for shard in manifest.embeddings
-    ]
+    self._maps: dict[str, np.ndarray] = {}
+
+  def require_shapes(self) -> None:
+    """Maps all local files, so that one of another shape is found early.
+
+    Raises:
+      GenerationError: A file differs from what the manifest says.
+    """
+    for shard in range(len(self._shards)):
+      self._vectors(shard)
+      self._steps(shard)
+
+  def _vectors(self, shard: int) -> np.ndarray:
+    record = self._shards[shard]
+    shape = (record.rows, self.shape[1])
+    return self._mapped(record.path, shape, self.dtype)
+
+  def _steps(self, shard: int) -> np.ndarray:
+    record = self._shards[shard]
+    if not record.steps_path:
+      return np.broadcast_to(np.int32(record.oldest_step), record.rows)
+    return self._mapped(record.steps_path, (record.rows,), np.dtype(np.int32))
+
+  def _mapped(
+    self, path: str, shape: tuple[int, ...], dtype: np.dtype
+  ) -> np.ndarray:
+    mapped = self._maps.get(path)
+    if mapped is None:
+      files = self._files
+      root = files if isinstance(files, Path) else files.get([path])
+      mapped = self._maps[path] = _map(root / path, shape, dtype)
+    return mapped
 
   def __len__(self) -> int:
     return self.shape[0]
@@ -174,9 +215,11 @@ class Embeddings:
     if stride != 1:
       raise IndexError(f"stride {stride}; want consecutive rows")
     parts = [
-      shard[max(0, start - first) : max(0, stop - first)]
-      for first, shard in zip(self._starts, self._maps, strict=True)
-      if start < first + len(shard) and stop > first
+      self._vectors(i)[max(0, start - first) : max(0, stop - first)]
+      for i, (first, shard) in enumerate(
+        zip(self._starts, self._shards, strict=True)
+      )
+      if start < first + shard.rows and stop > first
     ]
     if not parts:
       return np.zeros((0, self.shape[1]), self.dtype)
@@ -196,7 +239,7 @@ class Embeddings:
         "blocks; the null block is not stored"
       )
     gathered = np.empty((flat.size, self.shape[1]), np.float32)
-    self._gather_into(gathered, self._maps, flat)
+    self._gather_into(gathered, self._vectors, flat)
     return gathered.reshape(*rows.shape, self.shape[1])
 
   def steps(self, rows: Int[np.ndarray, " n"]) -> Int32[np.ndarray, " n"]:
@@ -206,12 +249,15 @@ class Embeddings:
     return steps
 
   def _gather_into(
-    self, target: np.ndarray, files: Sequence[np.ndarray], rows: np.ndarray
+    self,
+    target: np.ndarray,
+    values_of: Callable[[int], np.ndarray],
+    rows: np.ndarray,
   ) -> None:
     shards = np.searchsorted(self._starts, rows, side="right") - 1
-    for shard in np.unique(shards):
+    for shard in np.unique(shards).tolist():
       here = shards == shard
-      target[here] = files[shard][rows[here] - self._starts[shard]]
+      target[here] = values_of(shard)[rows[here] - self._starts[shard]]
 
 
 def index_blocks(corpus: Corpus, embeddings: Embeddings) -> Blocks:

@@ -1,30 +1,28 @@
-"""Paths in a directory of generations.
+"""Paths in a directory of generations, local or on an object store.
 
-generations/00000500/manifest.json   a published generation
-generations/00000500/build-…         its files, on an object store
-generations/.shards-00000500-…       vectors that several workers embed together
-generations/.tmp-00000500-…          a generation that is being written
-generations/.tmp-00000500-….lock     locked by the process that writes it
-generations/.replaced-00000500-…     one whose successor is put in its place
-generations/.trash-…                 one that is being deleted
-generations/.commit.lock             locked while one is renamed
+generations/00000500/manifest.json   written last; names the folder of its files
+generations/00000500/3f2a…/          its files, and those of a build in progress
+generations/assignment.json          what the workers are building now
+generations/workers/…                which process is which worker
 generations/leases/…                 the generations that a process has loaded
 generations/refused/00000500         a reader's report that it is damaged
+
+Files are written once and never renamed, so that several hosts can build a
+generation on any kind of storage. A directory without a valid manifest is no
+generation for a reader.
 """
 
 import re
 
 from etils import epath
 
+from realm_jax.files import listing
+
 FOLDER = "generations"
 MANIFEST = "manifest.json"
+ASSIGNMENT = "assignment.json"
 LEASES = "leases"
 DAMAGE_REPORTS = "refused"
-SHARED_SHARDS = ".shards-"
-BUILDING = ".tmp-"
-REPLACED = ".replaced-"
-TRASH = ".trash-"
-COMMIT_LOCK = ".commit.lock"
 
 _STEP = re.compile(r"[0-9]{8,}")
 
@@ -44,9 +42,9 @@ def published_steps(generations_dir: epath.PathLike) -> list[int]:
 
 
 def all_steps(generations_dir: epath.PathLike) -> list[int]:
-  """Returns the steps that have a directory, in order."""
-  try:
-    names = [path.name for path in epath.Path(generations_dir).iterdir()]
-  except (FileNotFoundError, NotADirectoryError):
-    return []
+  """Returns the steps that have a directory, in order.
+
+  Those whose generation is not published, or is being removed, are among them.
+  """
+  names = listing.names_in(generations_dir)
   return sorted(int(name) for name in names if _STEP.fullmatch(name))

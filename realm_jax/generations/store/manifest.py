@@ -1,20 +1,17 @@
 """The manifest of a generation: its description and the checksums of files."""
 
 import concurrent.futures
-import contextlib
 import dataclasses
 import functools
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from etils import epath
 
-from realm_jax.files import remote
 from realm_jax.files.checksum import sha256_of
 from realm_jax.files.json_file import JsonValue
 from realm_jax.generations.store import layout
@@ -265,28 +262,6 @@ def records_of(
 
   with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
     return tuple(pool.map(record, paths))
-
-
-@contextlib.contextmanager
-def local_files(directory: epath.Path, manifest: Manifest) -> Iterator[Path]:
-  """Yields a local directory with a generation's files, for `verify`.
-
-  Files on an object store are copied. The copy is unlinked when the block
-  ends: what is mapped stays readable, and no process leaves files behind.
-  """
-  if not remote.is_remote(directory):
-    yield Path(directory)
-    return
-  with tempfile.TemporaryDirectory(
-    prefix="realm_generation_", ignore_cleanup_errors=True
-  ) as folder:
-    for file in manifest.files:
-      target = Path(folder) / manifest.folder / file.path
-      target.parent.mkdir(parents=True, exist_ok=True)
-      # `verify` reports a missing file.
-      with contextlib.suppress(FileNotFoundError):
-        (directory / manifest.folder / file.path).copy(target)
-    yield Path(folder)
 
 
 def verify(

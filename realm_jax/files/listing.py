@@ -1,0 +1,62 @@
+"""What stands in a directory, and whether a file has changed, by one request.
+
+epath asks an object store two or three times for what these ask once.
+"""
+
+import os
+from pathlib import Path
+
+import fsspec
+from etils import epath
+
+from realm_jax.files.remote import is_remote
+
+
+def names_in(directory: epath.PathLike) -> list[str]:
+  """Returns the names in a directory, sorted; none if there is no directory."""
+  if not is_remote(directory):
+    try:
+      return sorted(os.listdir(directory))
+    except (FileNotFoundError, NotADirectoryError):
+      return []
+  client, folder = fsspec.url_to_fs(str(directory))
+  folder = folder.rstrip("/")
+  try:
+    found = client.ls(folder, detail=False, refresh=True)
+  except FileNotFoundError:
+    return []
+  names = {path.rstrip("/").removeprefix(f"{folder}/") for path in found}
+  # A store may list the directory itself, as an empty object.
+  return sorted(name for name in names if name and "/" not in name)
+
+
+def version_of(path: epath.PathLike) -> str | None:
+  """Returns a text that changes whenever a file is written; None without one.
+
+  A file that is only read keeps it, so that what was read can be kept, too.
+  """
+  if not is_remote(path):
+    try:
+      status = Path(path).stat()
+    except (FileNotFoundError, NotADirectoryError):
+      return None
+    return f"{status.st_ino} {status.st_mtime_ns} {status.st_size}"
+  client, name = fsspec.url_to_fs(str(path))
+  client.invalidate_cache(name.rpartition("/")[0])
+  try:
+    info = client.info(name)
+  except FileNotFoundError:
+    return None
+  return None if info["type"] == "directory" else str(info["generation"])
+
+
+def storage_time(path: epath.PathLike) -> float | None:
+  """Returns when a file was written by its storage's own clock, in seconds.
+
+  The clocks of hosts may be minutes apart. Times of one storage can be compared
+  with each other, and with nothing else.
+  """
+  try:
+    return float(epath.Path(path).stat().mtime)
+  except FileNotFoundError:
+    return None

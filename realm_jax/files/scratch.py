@@ -1,0 +1,69 @@
+"""Temporary directories that do not outlive their processes for long."""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+import weakref
+from pathlib import Path
+from typing import IO
+
+from realm_jax.files.disk_full import DiskFullError
+
+_LOCK = ".lock"
+
+
+class ScratchDirectory:
+  """A temporary directory, removed by `close`, with this object, or at exit.
+
+  If the process is killed, the next one on this host that makes such a
+  directory removes it.
+  """
+
+  def __init__(self) -> None:
+    parent = Path(tempfile.gettempdir()) / f"realm_jax-{os.getuid()}"
+    parent.mkdir(mode=0o700, exist_ok=True)
+    _remove_abandoned(parent)
+    self.path = Path(tempfile.mkdtemp(dir=parent))
+    lock = (self.path / _LOCK).open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    self._finalizer = weakref.finalize(self, _remove, self.path, lock)
+
+  def require_space(self, size: int) -> None:
+    """Checks that a number of bytes can be written.
+
+    Raises:
+      DiskFullError: The disk has less free space.
+    """
+    free = shutil.disk_usage(self.path).free
+    if size > free:
+      raise DiskFullError(
+        f"{self.path} would need {size:,} bytes, and its disk has {free:,} "
+        "free: free some space, or set TMPDIR to a directory on another disk"
+      )
+
+  def close(self) -> None:
+    """Removes the directory. What is mapped from it stays readable."""
+    self._finalizer()
+
+  def __enter__(self) -> "ScratchDirectory":
+    return self
+
+  def __exit__(self, *exception: object) -> None:
+    self.close()
+
+
+def _remove(path: Path, lock: IO[str]) -> None:
+  shutil.rmtree(path, ignore_errors=True)
+  lock.close()
+
+
+def _remove_abandoned(parent: Path) -> None:
+  """Removes the directories of processes that are gone."""
+  for path in parent.iterdir():
+    with contextlib.suppress(OSError):
+      # Without a lock, the process that makes it has not locked it yet.
+      with (path / _LOCK).open("r+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(path, ignore_errors=True)
