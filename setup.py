@@ -25,6 +25,7 @@ setup(
     "clu",
     "etils[epath]",
     "flax",
+    "fsspec",
     "gin-config",
     "jax",
     "jaxtyping",
@@ -48,7 +49,8 @@ setup(
   extras_require={
     "tpu": ["jax[tpu]"],
     "gpu": ["jax[cuda13]"],
-    "gcs": ["etils[epath-gcs]"],
+    # gs:// goes through gcsfs alone, wherever TensorFlow is installed or not.
+    "gcs": ["aiohttp", "gcsfs"],
     "beam": ["apache-beam"],
     "demo": ["matplotlib"],
     # TFDS needs it to download and prepare a data set, and does not ask for it.
@@ -63,6 +65,9 @@ setup(
     "t5x": ["cached-property", "chex", "fiddle", "grain"],
     "dev": [
       "beartype",
+      # The tests' object store, and what reads it: the extra `gcs`.
+      "gcp-storage-emulator",
+      "gcsfs",
       "hypothesis",
       "pyrefly",
       "pytest",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+  from benchmarks.runs.object_store import ObjectStore
   from tests import tiny_world
 
 PROJECT_DIR = Path(__file__).resolve().parent.parent
@@ -93,6 +94,29 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> "tiny_world.World":
   from tests import tiny_world
 
   return tiny_world.build(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture(scope="session")
+def _object_store() -> Iterator["ObjectStore"]:
+  from benchmarks.runs.object_store import ObjectStore
+
+  with ObjectStore() as store, pytest.MonkeyPatch.context() as patch:
+    for name, value in store.environment.items():
+      patch.setenv(name, value)
+    # A request that is not answered is repeated soon.
+    patch.setenv("REALM_JAX_REQUEST_TIMEOUT_SECONDS", "1")
+    yield store
+
+
+@pytest.fixture
+def object_store(_object_store) -> Iterator["ObjectStore"]:
+  """An object store without faults, to which `gs://` leads from now on.
+
+  All tests of a process share it, so each has a folder of its own.
+  """
+  _object_store.inject()
+  yield _object_store
+  _object_store.inject()
 
 
 @pytest.fixture(scope="module")

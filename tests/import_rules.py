@@ -125,6 +125,7 @@ ONLY_IN = {
   "bm25s": "realm_jax/indexes/bm25.py",
   "clu": "realm_jax/training/metrics.py",
   "faiss": "realm_jax/indexes/faiss.py",
+  "gcsfs": "realm_jax/files/gcs_client.py",
   "gin": "realm_jax/configuration.py",
   "matplotlib": "realm_jax/demo_world/report.py",
   "regex": "realm_jax/text/patterns.py",

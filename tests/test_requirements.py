@@ -24,8 +24,10 @@ _DISTRIBUTIONS = {
 # t5x is in no registry.
 _OPTIONAL = ("t5x", "torch")
 _EXTRA_OF = {
+  "aiohttp": "gcs",
   "apache_beam": "beam",
   "faiss": "faiss",
+  "gcsfs": "gcs",
   "matplotlib": "demo",
   "xmanager": "launch",
 }

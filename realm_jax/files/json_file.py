@@ -1,21 +1,14 @@
-"""Text and JSON files that appear complete, or not at all.
-
-A file is written under a hidden name beside its target and then renamed. A
-writer that is killed leaves the hidden file, which the next one overwrites.
-"""
+"""Text and JSON files that appear complete, or not at all."""
 
 import contextlib
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import IO
 
 from etils import epath
 
-from realm_jax.files.durable import sync
 from realm_jax.files.json_value import JsonValue
-from realm_jax.files.remote import is_remote
+from realm_jax.files.whole_file import whole_file
 
 
 @contextlib.contextmanager
@@ -27,23 +20,8 @@ def whole_text_file(path: epath.PathLike) -> Iterator[IO[str]]:
   Raises:
     OSError: The disk is full, or the directory cannot be written to.
   """
-  target = epath.Path(path)
-  target.parent.mkdir(parents=True, exist_ok=True)
-  partial = target.with_name(f".{target.name}.partial")
-  try:
-    # epath would write a local file in the encoding of the user's locale.
-    opener = partial if is_remote(target) else Path(partial)
-    with opener.open("w", encoding="utf-8") as file:
-      yield file
-      if not is_remote(target):
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(target)
-  except BaseException:
-    partial.unlink(missing_ok=True)
-    raise
-  if not is_remote(target):
-    sync(Path(target.parent))
+  with whole_file(path) as partial, partial.open("w", encoding="utf-8") as file:
+    yield file
 
 
 def write_json(path: epath.PathLike, value: JsonValue) -> None:

@@ -1,6 +1,22 @@
-"""Paths on object stores."""
+"""Paths on object stores, and what costs there one request.
 
+epath's own ways ask two or three times: a name may be an object or a folder.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import fsspec
 from etils import epath
+
+# Imported when the first path of such a kind is used.
+for _protocol in ("gs", "gcs"):
+  fsspec.register_implementation(
+    _protocol,
+    "realm_jax.files.gcs_client.GcsClient",
+    clobber=True,
+    errtxt="gs:// needs gcsfs: pip install 'realm_jax[gcs]'",
+  )
 
 
 def is_remote(path: epath.PathLike) -> bool:
@@ -10,3 +26,61 @@ def is_remote(path: epath.PathLike) -> bool:
   into memory.
   """
   return "://" in str(path)
+
+
+class ObjectInfo(NamedTuple):
+  """What a listing says of an object.
+
+  Attributes:
+    bytes: Size of the object.
+    generation: Another one whenever the object is written.
+  """
+
+  bytes: int
+  generation: str
+
+
+def read_object(path: epath.PathLike) -> bytes:
+  """Returns what an object holds, by one request.
+
+  Raises:
+    FileNotFoundError: There is no such object.
+  """
+  client, name = fsspec.url_to_fs(str(path))
+  return client.cat_file(name)
+
+
+def objects_below(folder: epath.PathLike) -> dict[str, ObjectInfo]:
+  """Returns all objects below a folder by their relative paths, sorted.
+
+  It costs a request for each thousand of them, and two where there are none.
+  """
+  client, name = fsspec.url_to_fs(str(folder).rstrip("/") + "/")
+  prefix = name.rstrip("/") + "/"
+  found = client.find(prefix, detail=True)
+  return {
+    path.removeprefix(prefix): ObjectInfo(
+      info["size"], str(info.get("generation", info.get("mtime")))
+    )
+    for path, info in sorted(found.items())
+    if path.startswith(prefix) and path != prefix
+  }
+
+
+def upload(source: Path, target: epath.PathLike) -> None:
+  """Writes a local file to an object store, where it appears whole or not.
+
+  epath's `copy` and `open` commit what they have written when they fail.
+  """
+  client, name = fsspec.url_to_fs(str(target))
+  client.put_file(str(source), name)
+
+
+def download(source: epath.PathLike, target: Path) -> None:
+  """Copies an object into a local file, in large parts at once.
+
+  Raises:
+    FileNotFoundError: There is no such object.
+  """
+  client, name = fsspec.url_to_fs(str(source))
+  client.get_file(name, str(target))

@@ -19,7 +19,7 @@ from absl import logging
 from etils import epath
 
 from realm_jax.files.durable import sync, sync_tree
-from realm_jax.files.remote import is_remote
+from realm_jax.files.remote import is_remote, upload
 
 
 class TargetError(ValueError):
@@ -132,5 +132,8 @@ def copy_files(
   paths.sort(key=lambda path: path.relative_to(source).as_posix() == last)
   for path in paths:
     copy = epath.Path(target) / path.relative_to(source)
-    copy.parent.mkdir(parents=True, exist_ok=True)
-    epath.Path(path).copy(copy, overwrite=True)
+    if is_remote(copy):
+      upload(path, copy)
+    else:
+      copy.parent.mkdir(parents=True, exist_ok=True)
+      shutil.copyfile(path, copy)

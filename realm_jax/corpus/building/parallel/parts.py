@@ -26,6 +26,7 @@ from realm_jax.corpus.building.sources.seen_ids import hash63
 from realm_jax.corpus.building.summary import NO_WORDS, BuildSummary
 from realm_jax.corpus.errors import InputError
 from realm_jax.corpus.shards.blocks import Blocks
+from realm_jax.files.whole_file import whole_file
 from realm_jax.text.salient_spans import Tagger
 from realm_jax.text.wordpieces import vocabulary_of
 
@@ -160,12 +161,12 @@ def part_name(file: int, index: int) -> str:
 
 def _write(path: epath.Path, arrays: dict[str, np.ndarray]) -> None:
   """Writes a part, which appears complete or not at all."""
-  buffer = io.BytesIO()
-  np.savez(buffer, allow_pickle=False, **arrays)
-  # A part that is made twice is the same both times.
-  partial = path.with_name(f".{path.name}.{np.random.bytes(4).hex()}")
-  partial.write_bytes(buffer.getvalue())
-  partial.rename(path)
+  # A part that is made twice, perhaps at the same time, is the same both times.
+  with (
+    whole_file(path, several_writers=True) as partial,
+    partial.open("wb") as file,
+  ):
+    np.savez(file, allow_pickle=False, **arrays)
 
 
 class _LazyArrays(dict[str, np.ndarray]):

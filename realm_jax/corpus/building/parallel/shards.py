@@ -26,6 +26,7 @@ from realm_jax.corpus.shards.writer import (
   file_record,
 )
 from realm_jax.files import whole_directory
+from realm_jax.files.json_file import whole_text_file
 from realm_jax.files.remote import is_remote
 
 # Blocks that a build removed since they equal an earlier one.
@@ -59,7 +60,8 @@ class ShardMaker:
       if plan.removed.size:
         record["removed"] = _remove(folder, name, plan.removed)
     path = epath.Path(self.records) / f"{name}.json"
-    path.write_text(json.dumps(record))
+    with whole_text_file(path) as file:
+      json.dump(record, file)
 
   @contextlib.contextmanager
   def _local_folder(self) -> Iterator[Path]:
