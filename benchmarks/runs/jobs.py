@@ -251,13 +251,18 @@ class Run:
     return max(_steps(self.model_dir / "generations"), default=-1)
 
   def half_written(self) -> list[str]:
-    """Returns the temporary folders of checkpoints and generations."""
-    return sorted(
-      path.name
-      for folder in ("checkpoints", "generations")
-      for path in (self.model_dir / folder).glob("*")
-      if path.name.startswith(".tmp-") or "checkpoint-tmp" in path.name
-    )
+    """Returns the folders of unfinished checkpoints and generations."""
+    unfinished = [
+      path
+      for path in (self.model_dir / "checkpoints").glob("*")
+      if "checkpoint-tmp" in path.name
+    ]
+    unfinished += [
+      path
+      for path in (self.model_dir / "generations").glob("[0-9]*")
+      if not (path / "manifest.json").exists()
+    ]
+    return sorted(path.name for path in unfinished)
 
 
 def _steps(folder: Path) -> list[int]:

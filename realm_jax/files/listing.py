@@ -57,6 +57,9 @@ def storage_time(path: epath.PathLike) -> float | None:
   with each other, and with nothing else.
   """
   try:
-    return float(epath.Path(path).stat().mtime)
+    if not is_remote(path):
+      return Path(path).stat().st_mtime
+    client, name = fsspec.url_to_fs(str(path))
+    return client.modified(name).timestamp()
   except FileNotFoundError:
     return None

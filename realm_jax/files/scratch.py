@@ -62,8 +62,7 @@ def _remove(path: Path, lock: IO[str]) -> None:
 def _remove_abandoned(parent: Path) -> None:
   """Removes the directories of processes that are gone."""
   for path in parent.iterdir():
-    with contextlib.suppress(OSError):
-      # Without a lock, the process that makes it has not locked it yet.
-      with (path / _LOCK).open("r+") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(path, ignore_errors=True)
+    # Without a lock, the process that makes it has not locked it yet.
+    with contextlib.suppress(OSError), (path / _LOCK).open("r+") as lock:
+      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      shutil.rmtree(path, ignore_errors=True)

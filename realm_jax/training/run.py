@@ -190,6 +190,7 @@ def open_candidates(
       directory,
       corpus=setup.corpus,
       num_searched=setup.identity.num_searched,
+      reads_vectors=config.stage.reads_vectors,
       mesh=setup.mesh,
     )
     fallback = CrashFallback(

@@ -94,7 +94,7 @@ def generation_config(
 _OF_GENERATION = ("retriever", "index", "config", "partial")
 
 
-def build(model_dir, corpus, *, generations_dir=None, **settings):
+def build(model_dir, corpus, *, generations_dir=None, worker="0/1", **settings):
   """What `realm_jax.build_index --once` does, unless told otherwise."""
   of_generation = {k: settings.pop(k) for k in _OF_GENERATION if k in settings}
   return build_index(
@@ -102,6 +102,7 @@ def build(model_dir, corpus, *, generations_dir=None, **settings):
     corpus_dir=corpus.directory,
     generation=generation_config(**of_generation),
     generations_dir=generations_dir,
+    worker=worker,
     sidecar=SidecarConfig(**{"once": True, "poll_seconds": 0.02} | settings),
   )
 

@@ -7,7 +7,13 @@ import pytest
 
 from realm_jax.corpus.building.directory_writer import CorpusDirectoryWriter
 from realm_jax.corpus.store import Corpus
-from realm_jax.generations.store import embeddings, publisher, query_tower
+from realm_jax.generations.store import (
+  embeddings,
+  layout,
+  publisher,
+  query_tower,
+)
+from realm_jax.generations.store import manifest as manifests
 from realm_jax.generations.store.manifest import Manifest
 from realm_jax.generations.store.publisher import publish
 from realm_jax.generations.store.retention import to_prune
@@ -82,6 +88,12 @@ def publish_one(generations_dir: Path, corpus: Corpus, step: int, **changes):
     step,
     lambda directory: fill(directory, corpus, step, **changes),
   )
+
+
+def files_of(generations_dir: Path, step: int) -> Path:
+  """Returns the folder with the files of a published generation."""
+  published = Path(layout.path_of(generations_dir, step))
+  return published / manifests.read(published).folder
 
 
 def prune(generations_dir: Path, **settings):

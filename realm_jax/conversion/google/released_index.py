@@ -220,13 +220,7 @@ def import_index(
         directory, step=_STEP, params=replicated, stored=stored
       )
 
-    # A generation that is there already may have other vectors.
-    publish(
-      epath.Path(model_dir) / layout.FOLDER,
-      _STEP,
-      write,
-      replaces=lambda manifest: True,
-    )
+    publish(epath.Path(model_dir) / layout.FOLDER, _STEP, write)
     yield
   except BaseException:
     logging.info("Removing %s, whose generation was not written", corpus_dir)

@@ -22,8 +22,8 @@ from realm_jax.files.json_file import JsonValue
 from realm_jax.generations.building import recall
 from realm_jax.generations.building.base_generation import block_keys
 from realm_jax.generations.building.corpus_embedder import CorpusEmbedder
-from realm_jax.generations.building.partial_refresh import PartialRefresh
 from realm_jax.generations.building.draft import StoredVectors
+from realm_jax.generations.building.partial_refresh import PartialRefresh
 from realm_jax.generations.store import embeddings, query_tower
 from realm_jax.generations.store.manifest import (
   Manifest,

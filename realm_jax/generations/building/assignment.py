@@ -11,7 +11,7 @@ from absl import logging
 from etils import epath
 
 from realm_jax.files import listing
-from realm_jax.files.whole_file import whole_text_file
+from realm_jax.files.json_file import whole_text_file
 from realm_jax.generations.store import layout
 from realm_jax.generations.store import manifest as manifests
 

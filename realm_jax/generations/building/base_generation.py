@@ -77,7 +77,8 @@ def open_base_vectors(
   """Opens the vectors of the base by the rows of a corpus.
 
   Local files are verified here, and those on an object store as each is copied,
-  when it is first read. The `keys` are those of the corpus, as `block_keys` returns them.
+  when it is first read. The `keys` are the corpus's, as `block_keys` returns
+  them.
 
   Raises:
     GenerationError: A file is missing or damaged.

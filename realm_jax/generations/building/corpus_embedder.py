@@ -10,6 +10,7 @@ import itertools
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import jax
 import numpy as np
@@ -139,7 +140,8 @@ class CorpusEmbedder:
   ) -> tuple[Int[np.ndarray, " b"], jax.Array]:
     """Reads a batch and copies it to the devices, in the reader's thread."""
     tokens = {"block": self._corpus.gather(batch, length)}
-    return batch, rules.to_devices(tokens, self._mesh)["block"]
+    on_devices: dict[str, Any] = rules.to_devices(tokens, self._mesh)
+    return batch, on_devices["block"]
 
   def _result(
     self,

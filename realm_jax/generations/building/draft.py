@@ -25,9 +25,9 @@ from etils import epath
 from jaxtyping import Float, Int
 
 from realm_jax.files import listing, npy
-from realm_jax.files.json_file import JsonValue
+from realm_jax.files.json_file import JsonValue, whole_text_file
 from realm_jax.files.remote import is_remote
-from realm_jax.files.whole_file import whole_file, whole_text_file
+from realm_jax.files.whole_file import whole_file
 from realm_jax.generations.store import layout, transfer
 from realm_jax.generations.store import manifest as manifests
 from realm_jax.generations.store.embeddings import ShardLayout, write_shard
@@ -50,7 +50,7 @@ class StoredVectors:
 
 
 def identity_of(values: Mapping[str, JsonValue], shards: ShardLayout) -> str:
-  """Returns the name of the folder of all vectors that these values determine."""
+  """Returns the name of a draft's folder, from all that determines it."""
   checksum = manifests.json_checksum(
     {**values, "shards": dataclasses.asdict(shards)}
   )
@@ -207,7 +207,9 @@ class Draft:
     if not damaged:
       return
     for shard in range(len(self.layout)):
-      if {self.layout.name(shard), self.layout.steps_name(shard)} & set(damaged):
+      if {self.layout.name(shard), self.layout.steps_name(shard)} & set(
+        damaged
+      ):
         name = self._record_name(shard)
         self._records.pop(name, None)
         (self.folder / name).unlink(missing_ok=True)

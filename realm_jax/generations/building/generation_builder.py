@@ -33,7 +33,10 @@ from realm_jax.generations.store import manifest as manifests
 from realm_jax.generations.store.leases import Lease
 from realm_jax.generations.store.manifest import GenerationError, Manifest
 from realm_jax.generations.store.published import PublishedGenerations
-from realm_jax.generations.store.publisher import disk_full_explained
+from realm_jax.generations.store.publisher import (
+  disk_full_explained,
+  remove_drafts,
+)
 from realm_jax.generations.store.retention import is_removed
 from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.models.parameters import Params
@@ -41,6 +44,10 @@ from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning.mesh import make_mesh
 
 _ALONE = WorkerNumber()
+
+
+class OtherWorkError(ValueError):
+  """The first worker builds with other settings than this one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,6 +136,7 @@ class GenerationBuilder:
     params: Params,
     *,
     check: Callable[[], None] = lambda: None,
+    is_needed: Callable[[int], bool] = lambda step: True,
     is_possible: Callable[[], bool] = lambda: True,
   ) -> bool:
     """Builds and publishes the generation of a checkpoint, as first worker.
@@ -139,6 +147,8 @@ class GenerationBuilder:
       step: Step of the checkpoint.
       params: Parameters of the retriever, on the devices.
       check: Function that is called regularly; an exception stops the work.
+      is_needed: Function that returns whether another step's generation may
+        still be built; the unfinished shards of others are removed.
       is_possible: Function that returns whether the other workers can still
         restore the checkpoint.
 
@@ -156,6 +166,11 @@ class GenerationBuilder:
       self.corpus.version,
     )
     with self._opened(step, params, check, self._find_base(step)) as worker:
+      own = worker.draft.folder.name
+      remove_drafts(
+        self._directory,
+        lambda other, name: name == own if other == step else is_needed(other),
+      )
       with self._assigned(worker):
         is_published = worker.publish(is_possible)
     if is_published:
@@ -185,15 +200,15 @@ class GenerationBuilder:
       check: Function that is called regularly; an exception stops the work.
 
     Raises:
-      GenerationError: This worker would embed other vectors than the first, or
-        a vector is not finite.
+      OtherWorkError: This worker would embed other vectors than the first.
+      GenerationError: A vector is not finite.
     """
     base = None
     if assigned.base is not None:
       base = manifests.read(layout.path_of(self._directory, assigned.base))
     with self._opened(assigned.step, params, check, base) as worker:
       if worker.draft.folder.name != assigned.identity:
-        raise GenerationError(
+        raise OtherWorkError(
           f"worker {self._number} would embed other vectors for generation "
           f"{assigned.step} than the first worker; start all workers with the "
           "same gin files and bindings, on the same corpus"

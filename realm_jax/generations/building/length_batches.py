@@ -1,4 +1,4 @@
-"""Batches of blocks of similar length, of a few lengths, with little padding."""
+"""Batches of blocks of similar length, with little padding."""
 
 from collections.abc import Iterator, Sequence
 

@@ -1,9 +1,10 @@
 """The sidecar: follows a run's checkpoints and publishes generations.
 
 It shares files with the trainer and nothing else; either may be killed,
-restarted or moved to another host. Several sidecars of one run share the work.
-So do the processes of one command, on several hosts: each is a sidecar with its
-own devices, and all stop together.
+restarted or moved to another host. Several workers share the work: the first
+one runs the sidecar, and the others help it (`helper.py`), each with its own
+devices. They are the processes of one command, which stop together, or
+commands of their own with `--worker=i/n`.
 """
 
 import contextlib
@@ -11,6 +12,7 @@ import dataclasses
 import threading
 from collections.abc import Callable, Sequence
 
+import jax
 from absl import logging
 from etils import epath
 
@@ -23,10 +25,13 @@ from realm_jax.console.sigterm import stop_on_sigterm
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.store import Corpus
 from realm_jax.files.disk_full import DiskFullError
+from realm_jax.generations.building import assignment
 from realm_jax.generations.building.generation_builder import (
   GenerationBuilder,
   GenerationConfig,
 )
+from realm_jax.generations.building.helper import Helper
+from realm_jax.generations.building.worker import PreemptedError, WorkerNumber
 from realm_jax.generations.store import layout, publisher
 from realm_jax.generations.store.damage_reports import take_reports
 from realm_jax.generations.store.retention import (
@@ -88,8 +93,9 @@ def build_index(
   sidecar: SidecarConfig | None = None,
   generations_dir: epath.PathLike | None = None,
   once: bool = False,
+  worker: str | None = None,
 ) -> list[int]:
-  """Runs a sidecar until SIGTERM, or for one generation.
+  """Runs one worker of a sidecar until SIGTERM, or for one generation.
 
   Args:
     model_dir: Directory of the run, which need not have checkpoints yet.
@@ -98,9 +104,11 @@ def build_index(
     sidecar: Settings of the sidecar; None takes the defaults.
     generations_dir: Directory for them; None is MODEL_DIR/generations.
     once: Whether to turn on `sidecar.once`.
+    worker: Number of this worker, such as 0/4; None is the number of this
+      process among those of the command.
 
   Returns:
-    The steps that it published.
+    The steps that it published; none for a worker that is not the first.
 
   Raises:
     DiskFullError: The disk is full, with `once`; otherwise the sidecar waits.
@@ -119,25 +127,60 @@ def build_index(
   directory = epath.Path(
     generations_dir or epath.Path(model_dir) / layout.FOLDER
   )
+  number = _number(worker)
   corpus = Corpus.open(corpus_dir)
+
+  def make_builder(version: Corpus) -> GenerationBuilder:
+    return GenerationBuilder(
+      generation,
+      version,
+      generations_dir=directory,
+      number=number,
+      poll_seconds=config.poll_seconds,
+    )
+
   with (
     stop_on_sigterm() as stop,
     contextlib.closing(CheckpointStore(model_dir)) as checkpoints,
   ):
-    return Sidecar(
+    stop_for_all = StopForAll(stop, agreement)
+    first = Sidecar(
       config,
       corpus,
-      lambda version: GenerationBuilder(
-        generation, version, generations_dir=directory
-      ),
+      make_builder,
       checkpoints=checkpoints,
       generations_dir=directory,
-      stop=StopForAll(stop, agreement),
+      stop=stop_for_all,
+    )
+    if number.is_first:
+      return first.run()
+    Helper(
+      number,
+      corpus,
+      make_builder,
+      checkpoints=checkpoints,
+      generations_dir=directory,
+      is_done=lambda: config.once and first.is_up_to_date(),
+      poll_seconds=config.poll_seconds,
+      stop=stop_for_all,
     ).run()
+    return []
 
 
-class _PreemptedError(Exception):
-  """SIGTERM came during a build."""
+def _number(worker: str | None) -> WorkerNumber:
+  """Returns this worker's number.
+
+  Raises:
+    ValueError: It is not one, or several processes were given one.
+  """
+  if worker is None:
+    return WorkerNumber(jax.process_index(), jax.process_count())
+  if jax.process_count() > 1:
+    raise ValueError(
+      f"worker={worker!r} for one of {jax.process_count()} processes that run "
+      "together, which are the workers already; leave it out"
+    )
+  return WorkerNumber.parse(worker)
 
 
 class Sidecar:
@@ -176,7 +219,8 @@ class Sidecar:
 
   def run(self) -> list[int]:
     """Follows the checkpoints; returns the steps that it published."""
-    publisher.remove_leftovers(self._directory)
+    # A worker that was killed may have left one.
+    assignment.write(self._directory, None)
     publisher.remove_damaged(self._directory)
     published: list[int] = []
     while not self._stop.is_set():
@@ -204,6 +248,12 @@ class Sidecar:
         self._stop.wait(self._config.poll_seconds)
     logging.info("Preempted: %d generations published, exiting", len(published))
     return published
+
+  def is_up_to_date(self) -> bool:
+    """Returns whether the newest checkpoint has its generation already."""
+    self._follow_corpus()
+    steps = self._candidate_steps()
+    return bool(steps) and steps[-1] in self._up_to_date(steps)
 
   def _follow_corpus(self) -> None:
     """Gets a new builder when the corpus has a newer version."""
@@ -258,7 +308,7 @@ class Sidecar:
         params,
         check=self._check_preempted,
         is_needed=self._is_needed,
-        any_version=self._skips_none or step != newest,
+        is_possible=lambda: step in self._checkpoints.steps(),
       )
     except (RecallError, UnreadableCheckpointError) as error:
       # A trainer that was killed may have left an old one half removed.
@@ -274,13 +324,13 @@ class Sidecar:
         raise
       logging.error("%s; trying again later", error)
       self._stop.wait(self._config.retry_seconds)
-    except _PreemptedError:
+    except PreemptedError:
       pass
     return False
 
   def _check_preempted(self) -> None:
     if self._stop.is_set():
-      raise _PreemptedError
+      raise PreemptedError
 
   def _is_needed(self, step: int) -> bool:
     """Returns whether unfinished shards of a step may become a generation."""

@@ -23,6 +23,14 @@ from realm_jax.models.parameters import Params
 _REMINDER_SECONDS = 60.0
 
 
+class NotAssignedError(Exception):
+  """The first worker does not build this generation any more."""
+
+
+class PreemptedError(Exception):
+  """SIGTERM came during a build."""
+
+
 @dataclasses.dataclass(frozen=True)
 class WorkerNumber:
   """Which of how many workers a process is; shard i is of worker i mod count.
@@ -129,7 +137,9 @@ class Worker:
       self.check()
       time.sleep(self.poll_seconds)
 
-  def _plan(self, embed_sample: Callable[[np.ndarray], np.ndarray]) -> RefreshPlan:
+  def _plan(
+    self, embed_sample: Callable[[np.ndarray], np.ndarray]
+  ) -> RefreshPlan:
     """Returns the plan, which is the same for all workers."""
     artifacts, base, config = self.artifacts, self.base, self.artifacts.partial
     if base is None or config is None:
@@ -210,11 +220,5 @@ class Worker:
       files = self.draft.files(directory)
     commit(
       self.directory,
-      dataclasses.replace(
-        manifest, files=files, folder=self.draft.folder.name
-      ),
+      dataclasses.replace(manifest, files=files, folder=self.draft.folder.name),
     )
-
-
-class NotAssignedError(Exception):
-  """The first worker does not build this generation any more."""

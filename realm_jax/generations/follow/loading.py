@@ -2,9 +2,7 @@
 
 import contextlib
 import dataclasses
-import functools
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
 from absl import logging
@@ -17,6 +15,7 @@ from realm_jax.corpus.store import Corpus
 from realm_jax.generations.store import layout, query_tower
 from realm_jax.generations.store import manifest as manifests
 from realm_jax.generations.store.embeddings import Embeddings, index_blocks
+from realm_jax.generations.store.generation_files import GenerationFiles
 from realm_jax.generations.store.manifest import GenerationError, Manifest
 from realm_jax.indexes.isolated import IsolatedIndex
 from realm_jax.indexes.protocol import (
@@ -71,6 +70,7 @@ def load_generation(
   mesh: Mesh | None = None,
   index: IndexConfig | None = None,
   beside_training: bool = False,
+  reads_vectors: bool = True,
 ) -> Generation:
   """Verifies and loads the generation of a checkpoint step.
 
@@ -84,6 +84,8 @@ def load_generation(
       one that was published.
     beside_training: Whether files are verified by a thread of low priority,
       and an index whose library may crash is loaded in a process of its own.
+    reads_vectors: Whether the vectors will be read besides the index. If not,
+      their files are verified, or copied, only if they are read nevertheless.
 
   Raises:
     GenerationError: It is missing, or of another corpus.
@@ -97,75 +99,72 @@ def load_generation(
       f"{directory} holds the generation of step {manifest.step}; remove it"
     )
   corpus = _corpus_of(manifest, corpus, directory)
-  with manifests.local_files(directory, manifest) as local:
-    files = local / manifest.folder
-    verify = functools.partial(
-      manifests.verify,
-      local,
-      manifest,
-      low_priority=beside_training,
-      shown_as=directory,
-    )
-    verify(checksums=False)
+  files = GenerationFiles(directory, manifest, low_priority=beside_training)
+  embeddings = Embeddings(files, manifest)
+  blocks = index_blocks(corpus, embeddings)
+  needed = [query_tower.PATH]
+  if index is None:
+    needed += files.below(manifest.index_kind)
+  if reads_vectors:
+    needed += embeddings.paths()
+  if index is not None:
+    files.get(needed)
+    loaded = index.build(blocks, BuildOptions(mesh=mesh))
+  else:
     try:
-      embeddings = Embeddings(files, manifest)
-    except GenerationError:
-      verify()
-      raise
-    blocks = index_blocks(corpus, embeddings)
-    if index is not None:
-      verify()
-      loaded = index.build(blocks, BuildOptions(mesh=mesh))
-    else:
-      try:
-        loaded = _load_index(
-          manifest,
-          files / manifest.index_kind,
-          blocks,
-          mesh=mesh,
-          beside_training=beside_training,
-          verify=verify,
-        )
-      except (IndexKindError, IndexLoadError) as error:
-        raise GenerationError(f"{directory}: {error}") from error
-    query_params = query_tower.load(files)
-    if mesh is not None:
-      query_params = rules.replicate(query_params, mesh)
-    return Generation(
-      step=step,
-      manifest=manifest,
-      corpus=corpus,
-      index=loaded,
-      query_params=query_params,
-      embeddings=embeddings,
-    )
+      loaded = _load_index(
+        manifest,
+        files,
+        needed,
+        blocks,
+        mesh=mesh,
+        beside_training=beside_training,
+      )
+    except (IndexKindError, IndexLoadError) as error:
+      raise GenerationError(f"{directory}: {error}") from error
+  if reads_vectors:
+    embeddings.map_all()
+  query_params = query_tower.load(files.root)
+  if mesh is not None:
+    query_params = rules.replicate(query_params, mesh)
+  return Generation(
+    step=step,
+    manifest=manifest,
+    corpus=corpus,
+    index=loaded,
+    query_params=query_params,
+    embeddings=embeddings,
+  )
 
 
 def _load_index(
   manifest: Manifest,
-  saved: Path,
+  files: GenerationFiles,
+  needed: Sequence[str],
   blocks: Blocks,
   *,
   mesh: Mesh | None,
   beside_training: bool,
-  verify: Callable[[], None],
 ) -> Index:
-  """Loads the published index, and verifies all files before or meanwhile."""
+  """Loads the published index, and verifies files before or meanwhile."""
+  saved = files.root / manifest.index_kind
   try:
     config = config_from(manifest.index_kind, manifest.index_parameters)
+    if files.is_copied or not (beside_training and config.may_crash):
+      files.get(needed)
     if not (beside_training and config.may_crash):
-      verify()
       return config.load(saved, blocks, mesh=mesh)
+    files.require_sizes(needed)
     with contextlib.ExitStack() as stack:
       index = IsolatedIndex(config, saved, blocks)
       stack.callback(index.close)
-      verify()
+      files.get(needed)
       index.wait_until_loaded()
       stack.pop_all()
       return index
   except (IndexKindError, IndexLoadError, IndexCrashedError):
     # If files were removed or changed meanwhile, that is the error to report.
-    verify()
+    files.get(needed, again=True)
     raise
 
 

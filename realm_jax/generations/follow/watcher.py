@@ -8,14 +8,15 @@ from typing import NamedTuple
 from absl import logging
 from etils import epath
 
+from realm_jax.files.disk_full import DiskFullError
 from realm_jax.generations.follow.loading import Generation
-from realm_jax.generations.store import layout
 from realm_jax.generations.store.damage_reports import report_damage
 from realm_jax.generations.store.leases import Lease
 from realm_jax.generations.store.manifest import (
   DamagedGenerationError,
   GenerationError,
 )
+from realm_jax.generations.store.published import PublishedGenerations
 
 FOLLOW = ("newest", "next", "none")
 # Time after which an awaited generation that was rejected is read again: the
@@ -24,9 +25,12 @@ _RETRY_SECONDS = 30.0
 
 
 class _Rejection(NamedTuple):
-  """Why the generation of a manifest cannot be used, and since when."""
+  """Why the generation of a manifest cannot be used, and since when.
 
-  manifest: bytes
+  The `version` changes with the manifest.
+  """
+
+  version: str
   error: GenerationError
   time: float
 
@@ -61,6 +65,7 @@ class GenerationWatcher:
     self._follow = follow
     self._poll_seconds = poll_seconds
     self._lease = Lease(generations_dir)
+    self._published = PublishedGenerations(generations_dir)
     self._changed = threading.Condition()
     # `_changed` guards all attributes below.
     self._loaded: dict[int, Generation] = {}
@@ -131,7 +136,7 @@ class GenerationWatcher:
 
   def has_later(self, step: int) -> bool:
     """Returns whether a later generation is published and not rejected."""
-    published = layout.published_steps(self._directory)
+    published = self._published.versions()
     with self._changed:
       return any(s > step and s not in self._rejected for s in published)
 
@@ -178,6 +183,8 @@ class GenerationWatcher:
         try:
           self._poll()
           last_warning = ""
+        except DiskFullError:
+          raise  # Nothing that the run does would end it.
         except OSError as error:
           # A file system that fails for a while must not end a long run.
           if str(error) != last_warning:
@@ -196,13 +203,23 @@ class GenerationWatcher:
       self._lease.release()
 
   def _poll(self) -> None:
-    """Loads at most one generation, and unloads those not needed."""
-    published = layout.published_steps(self._directory)
+    """Loads at most one generation, and unloads those not needed.
+
+    The storage is asked only if a generation may be wanted: of the processes of
+    a run, the first follows the newest, and the others are asked for steps.
+    """
     with self._changed:
+      may_want = self._awaited is not None or (
+        self._following and self._follow != "none"
+      )
       needed = self._needed()
-      wanted = self._wanted(published)
+    published = self._published.versions() if may_want else {}
+    with self._changed:
+      wanted = self._wanted(sorted(published))
     for step in wanted:
-      if step not in self._loaded and self._try_load(step, needed=needed):
+      if step not in self._loaded and self._try_load(
+        step, published[step], needed=needed
+      ):
         break
     with self._changed:
       if self._in_use is not None and self._loaded:
@@ -224,16 +241,11 @@ class GenerationWatcher:
       wanted += [step for step in published if step > in_use][:1]
     return wanted
 
-  def _try_load(self, step: int, *, needed: set[int]) -> bool:
+  def _try_load(self, step: int, version: str, *, needed: set[int]) -> bool:
     """Loads a generation, unless the same files were rejected before."""
-    path = layout.path_of(self._directory, step) / layout.MANIFEST
-    try:
-      manifest = path.read_bytes()
-    except FileNotFoundError:
-      return False  # Removed since it was listed.
     with self._changed:
       rejection = self._rejected.get(step)
-      if rejection is not None and rejection.manifest == manifest:
+      if rejection is not None and rejection.version == version:
         age = time.monotonic() - rejection.time
         if step != self._awaited or age <= _RETRY_SECONDS:
           return False
@@ -242,13 +254,13 @@ class GenerationWatcher:
     try:
       generation = self._load(step)
     except GenerationError as error:
-      if not path.exists():
-        return False
+      if self._published.version(step) != version:
+        return False  # Removed or replaced while its files were read.
       logging.warning("generation %d is not used: %s", step, error)
       if isinstance(error, DamagedGenerationError):
         report_damage(self._directory, step)
       with self._changed:
-        self._rejected[step] = _Rejection(manifest, error, time.monotonic())
+        self._rejected[step] = _Rejection(version, error, time.monotonic())
         self._changed.notify_all()
       return False
     seconds = time.monotonic() - start

@@ -175,8 +175,13 @@ class Embeddings:
     self._starts = np.cumsum([0, *rows])[:-1]
     self._maps: dict[str, np.ndarray] = {}
 
-  def require_shapes(self) -> None:
-    """Maps all local files, so that one of another shape is found early.
+  def paths(self) -> list[str]:
+    """Returns the paths of all files."""
+    paths = [shard.path for shard in self._shards]
+    return paths + [s.steps_path for s in self._shards if s.steps_path]
+
+  def map_all(self) -> None:
+    """Maps all files now. What is mapped stays, even if its file is removed.
 
     Raises:
       GenerationError: A file differs from what the manifest says.

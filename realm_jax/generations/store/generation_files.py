@@ -61,14 +61,18 @@ class GenerationFiles:
     """Returns the paths of the files of a folder, such as `scann`."""
     return [path for path in self._records if path.startswith(f"{prefix}/")]
 
-  def get(self, paths: Collection[str]) -> Path:
+  def get(self, paths: Collection[str], *, again: bool = False) -> Path:
     """Returns the directory with these files, once they have been verified.
+
+    With `again`, local files are verified even if they have been before.
 
     Raises:
       DamagedGenerationError: A file is missing, cut or changed.
       DiskFullError: There is no space for copies.
     """
     with self._lock:
+      if again and not self.is_copied:
+        self._verified.clear()
       wanted = [self._record(p) for p in paths if p not in self._verified]
       if self._scratch is not None:
         self._scratch.require_space(sum(file.size for file in wanted))

@@ -102,7 +102,7 @@ class RunGenerations:
       users = retained.users() if retained else {}
     leased = holders(self.generations_dir)
     statuses = []
-    for step in layout.all_steps(self.generations_dir):
+    for step in layout.published_steps(self.generations_dir):
       manifest, problem = None, ""
       path = layout.path_of(self.generations_dir, step)
       try:

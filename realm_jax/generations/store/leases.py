@@ -10,6 +10,8 @@ from collections.abc import Collection, Iterator
 from absl import logging
 from etils import epath
 
+from realm_jax.files import listing
+from realm_jax.files.json_file import whole_text_file
 from realm_jax.generations.store import layout
 
 
@@ -37,15 +39,15 @@ class Lease:
     """
     steps = frozenset(steps)
     age = time.monotonic() - self._renewed
-    is_young = age < self._lifetime_seconds / 4 and self._path.exists()
+    is_young = (
+      age < self._lifetime_seconds / 4
+      and listing.version_of(self._path) is not None
+    )
     if steps == self._steps and (is_young or not steps):
       return
-    self._path.parent.mkdir(parents=True, exist_ok=True)
-    # A reader would ignore a lease that is half written.
-    new = self._path.with_name(f".{self._path.name}")
-    expires = time.time() + self._lifetime_seconds
-    new.write_text(json.dumps({"steps": sorted(steps), "expires": expires}))
-    new.replace(self._path)
+    lease = {"steps": sorted(steps), "seconds": self._lifetime_seconds}
+    with whole_text_file(self._path) as file:
+      file.write(json.dumps(lease))
     self._steps, self._renewed = steps, time.monotonic()
 
   def release(self) -> None:
@@ -80,16 +82,38 @@ def holders(generations_dir: epath.PathLike) -> dict[int, list[str]]:
 def _leases(
   generations_dir: epath.PathLike,
 ) -> Iterator[tuple[epath.Path, list[int] | None]]:
-  """Yields each lease and its steps; None for an expired one."""
+  """Yields each lease and its steps; None for an expired one.
+
+  The clocks of hosts may be minutes apart, so the age of a lease is the time
+  between two writes by the storage's own clock: that of the lease, and one now.
+  """
   directory = epath.Path(generations_dir) / layout.LEASES
-  if not directory.exists():
-    return
-  for path in directory.glob("*.json"):
+  names = [name for name in listing.names_in(directory) if _is_lease(name)]
+  now = _storage_time_now(directory) if names else None
+  for path in (directory / name for name in names):
     try:
       lease = json.loads(path.read_text())
-      is_held = lease["expires"] > time.time()
-      yield path, [int(step) for step in lease["steps"]] if is_held else None
+      steps, seconds = [int(s) for s in lease["steps"]], float(lease["seconds"])
     except FileNotFoundError:
       continue
     except (ValueError, KeyError, TypeError) as error:
       logging.warning("%s is not a lease (%r) and is ignored", path, error)
+      continue
+    written = listing.storage_time(path)
+    if written is not None and now is not None:
+      yield path, steps if now - written < seconds else None
+
+
+def _is_lease(name: str) -> bool:
+  return name.endswith(".json") and not name.startswith(".")
+
+
+def _storage_time_now(directory: epath.Path) -> float | None:
+  """Returns the storage's time, from a file that is written for it."""
+  probe = directory / f".clock-{secrets.token_hex(4)}"
+  with whole_text_file(probe) as file:
+    file.write("")
+  try:
+    return listing.storage_time(probe)
+  finally:
+    probe.unlink(missing_ok=True)

@@ -6,8 +6,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from etils import epath

@@ -26,12 +26,14 @@ class PublishedGenerations:
 
   def versions(self) -> dict[int, str]:
     """Returns a text for each published step that changes with its manifest."""
-    versions = {}
-    for step in layout.all_steps(self._directory):
-      path = layout.path_of(self._directory, step) / layout.MANIFEST
-      if version := listing.version_of(path):
-        versions[step] = version
-    return versions
+    steps = layout.all_steps(self._directory)
+    versions = {step: self.version(step) for step in steps}
+    return {step: version for step, version in versions.items() if version}
+
+  def version(self, step: int) -> str | None:
+    """Returns the same text for one step; None where it is not published."""
+    path = layout.path_of(self._directory, step) / layout.MANIFEST
+    return listing.version_of(path)
 
   def manifest(self, step: int, version: str) -> Manifest:
     """Returns the manifest of a version that `versions` has named.

@@ -21,12 +21,15 @@ from etils import epath
 from realm_jax.files import listing
 from realm_jax.files.disk_full import explain_full_disk
 from realm_jax.files.durable import sync_tree
+from realm_jax.files.json_file import whole_text_file
 from realm_jax.files.remote import is_remote
 from realm_jax.files.whole_directory import copy_files
-from realm_jax.files.whole_file import whole_text_file
 from realm_jax.generations.store import layout
 from realm_jax.generations.store import manifest as manifests
 from realm_jax.generations.store.manifest import Manifest
+
+# Beginning of the names of folders that `publish` writes, alone and at once.
+_BUILD = "build-"
 
 
 def disk_full_explained(
@@ -53,7 +56,7 @@ def publish(
     DiskFullError: The disk is full; nothing published has changed.
   """
   directory = epath.Path(generations_dir)
-  folder = layout.path_of(directory, step) / f"build-{secrets.token_hex(6)}"
+  folder = layout.path_of(directory, step) / f"{_BUILD}{secrets.token_hex(6)}"
   with disk_full_explained(directory, step):
     try:
       if is_remote(directory):
@@ -154,7 +157,11 @@ def remove_drafts(
   """
   for step in layout.all_steps(generations_dir):
     path = layout.path_of(generations_dir, step)
-    keep = {name for name in _names(path) if is_needed(step, name)}
+    keep = {
+      name
+      for name in _names(path)
+      if name.startswith(_BUILD) or is_needed(step, name)
+    }
     if (path / layout.MANIFEST).exists():
       # A newer program's manifest may not be readable here.
       with contextlib.suppress(manifests.GenerationError):
@@ -190,5 +197,3 @@ def _rmtree(path: epath.Path) -> None:
       path.unlink(missing_ok=True)
   except OSError as error:
     logging.warning("%s was not removed completely: %s", path, error)
-
-

@@ -58,11 +58,13 @@ def load_for_run(
   num_searched: int,
   mesh: Mesh,
   index: IndexConfig | None = None,
+  reads_vectors: bool = True,
 ) -> Generation:
   """Loads the generation of a step, to be searched for so many blocks a query.
 
   It may be of another version of the run's corpus. Where an index is given, it
-  replaces the generation's own.
+  replaces the generation's own. A stage that does not read the vectors itself
+  leaves those unread that its index does not need.
 
   Raises:
     GenerationError: It is missing, damaged, of another corpus, or too small.
@@ -74,6 +76,7 @@ def load_for_run(
     mesh=mesh,
     index=index,
     beside_training=True,
+    reads_vectors=reads_vectors,
   )
   if generation.num_blocks < num_searched:
     raise GenerationError(

@@ -64,6 +64,7 @@ class OpenQa(protocol.Stage):
   hard_em: bool = False
   read_gold: bool = False
   needs_index = True
+  reads_vectors = True
 
   def __post_init__(self) -> None:
     if self.answers_in_blocks not in RULES:

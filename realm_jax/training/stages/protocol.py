@@ -72,6 +72,7 @@ class Stage(abc.ABC):
 
   Attributes:
     needs_index: Whether its step reads blocks that an index retrieves.
+    reads_vectors: Whether its step reads the generation's stored vectors.
     current_queries: Whether queries are embedded for the search with the
       current parameters, instead of the tower that the generation was
       published with.
@@ -81,6 +82,7 @@ class Stage(abc.ABC):
   """
 
   needs_index: ClassVar[bool] = False
+  reads_vectors: ClassVar[bool] = False
   components: ClassVar[tuple[str, ...]] = ("retriever", "reader")
 
   @property

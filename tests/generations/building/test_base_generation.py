@@ -1,12 +1,10 @@
 """What is taken over from an earlier generation, and what of it is refused."""
 
 import logging
-from unittest import mock
 
-import numpy as np
 import pytest
 
-from realm_jax.files import npy, remote
+from realm_jax.files import npy
 from realm_jax.generations.building.base_generation import (
   block_keys,
   find_base_generation,
@@ -17,7 +15,7 @@ from realm_jax.generations.store import layout
 from realm_jax.generations.store import manifest as manifests
 from realm_jax.generations.store.manifest import DamagedGenerationError
 from realm_jax.generations.store.publisher import publish
-from tests.generations.conftest import fill, make_corpus, publish_one
+from tests.generations.conftest import files_of, fill, make_corpus, publish_one
 
 
 @pytest.fixture
@@ -83,49 +81,24 @@ def test_damaged_keys_are_refused(generations_dir, corpus, other, place):
     pass
 
 
-def test_what_is_copied_from_an_object_store_is_what_is_verified(
-  generations_dir, corpus
-):
-  base = _publish(generations_dir, corpus, 500)
-  name = "embeddings-00001-of-00003.npy"
-  path_type = type(layout.path_of(generations_dir, 500))
-  copy = path_type.copy
-
-  def copy_and_flip(source, target, **settings):
-    copied = copy(source, target, **settings)
-    if target.name == name:
-      _flip(target)
-    return copied
-
-  with (
-    mock.patch.object(remote, "is_remote", return_value=True),
-    mock.patch.object(path_type, "copy", copy_and_flip),
-    pytest.raises(DamagedGenerationError, match=f"00000500/{name} does not"),
-    open_base_vectors(generations_dir, base, block_keys(corpus), corpus=corpus),
-  ):
-    pass
-  with (
-    mock.patch.object(remote, "is_remote", return_value=True),
-    open_base_vectors(
-      generations_dir, base, block_keys(corpus), corpus=corpus
-    ) as stored,
-  ):
-    assert stored.gather(np.arange(150)).shape == (150, 8)
-
-
 def test_an_index_is_started_from_one_that_is_whole(
   generations_dir, corpus, caplog
 ):
   publish_one(generations_dir, corpus, 0)
   _publish(generations_dir, corpus, 500)
-  path = generations_dir / "00000500" / "scann"
-  assert previous_index(generations_dir, 1000, kind="scann") == path
+  path = files_of(generations_dir, 500) / "scann"
+  assert _previous(generations_dir, 1000, kind="scann") == path
   assert previous_index(generations_dir, 1000, kind="exact") is None
   assert previous_index(generations_dir, 500, kind="scann") is None
   # Of the vectors it takes nothing.
-  _flip(generations_dir / "00000500" / "embeddings-00001-of-00003.npy")
-  assert previous_index(generations_dir, 1000, kind="scann") == path
+  _flip(path.parent / "embeddings-00001-of-00003.npy")
+  assert _previous(generations_dir, 1000, kind="scann") == path
   _flip(path / "tree")
   with caplog.at_level(logging.WARNING, logger="absl"):
     assert previous_index(generations_dir, 1000, kind="scann") is None
   assert "tree does not match its checksum" in caplog.text
+
+
+def _previous(generations_dir, step, *, kind):
+  found = previous_index(generations_dir, step, kind=kind)
+  return None if found is None else found[1]

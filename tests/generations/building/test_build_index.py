@@ -19,7 +19,7 @@ from realm_jax.generations.building.artifacts import (
   ArtifactWriter,
   EmbeddingConfig,
 )
-from realm_jax.generations.building.shared_work import SharedWork
+from realm_jax.generations.building.draft import Draft
 from realm_jax.generations.follow.loading import load_generation, load_newest
 from realm_jax.generations.store import layout, retention
 from realm_jax.indexes.bm25 import Bm25Config
@@ -135,8 +135,8 @@ def test_shards_stay_as_long_as_a_restart_may_use_them(
   tmp_path, corpus, settings, stays
 ):
   save(tmp_path, corpus, 500, 1000)
-  shards = tmp_path / "generations" / ".shards-00000500-0123456789abcdef"
-  gone = shards.with_name(".shards-00000300-0123456789abcdef")
+  shards = tmp_path / "generations" / "00000500" / "0123456789abcdef"
+  gone = tmp_path / "generations" / "00000300" / "0123456789abcdef"
   for path in (shards, gone):
     path.mkdir(parents=True)
   assert build(tmp_path, corpus, **settings) == [1000]
@@ -160,20 +160,19 @@ def test_a_shard_that_is_damaged_before_publication_is_embedded_again(
   tmp_path, corpus
 ):
   save(tmp_path, corpus, 500)
-  link_into, damaged = SharedWork.link_into, []
+  add, damaged = Draft.add, []
 
-  def link_and_damage(work, directory):
-    stored = link_into(work, directory)
-    if not damaged:
-      path = directory / stored.shards[1].path
+  def add_and_damage(draft, shard, *arguments, **named):
+    add(draft, shard, *arguments, **named)
+    if shard == 1 and not damaged:
+      path = draft.folder / draft.layout.name(shard)
       data = bytearray(path.read_bytes())
       data[-1] ^= 1
       path.write_bytes(data)
       damaged.append(path.name)
-    return stored
 
   config = dataclasses.replace(CONFIG, shard_blocks=50)
-  with mock.patch.object(SharedWork, "link_into", link_and_damage):
+  with mock.patch.object(Draft, "add", add_and_damage):
     assert build(tmp_path, corpus, config=config) == [500]
   assert len(damaged) == 1
   generation = load_newest(tmp_path / "generations", corpus=corpus)
@@ -197,7 +196,7 @@ def test_a_restart_embeds_shards_again_that_were_damaged_before(
   with pytest.raises(_KilledError):
     build(tmp_path, corpus, config=config)
   monkeypatch.undo()
-  (path,) = (tmp_path / "generations").glob(".shards-*/embeddings-00001*.npy")
+  (path,) = (tmp_path / "generations").glob("*/*/embeddings-00001*.npy")
   data = bytearray(path.read_bytes())
   data[place] ^= 0x7F
   path.write_bytes(data)
@@ -232,7 +231,7 @@ def test_damage_is_mended_by_starting_again(tmp_path, corpus):
   save(tmp_path, corpus, 500)
   build(tmp_path, corpus)
   generations_dir = tmp_path / "generations"
-  path = generations_dir / "00000500" / "embeddings-00000-of-00001.npy"
+  (path,) = (generations_dir / "00000500").glob("*/embeddings-*.npy")
   data = bytearray(path.read_bytes())
   data[-1] ^= 1
   path.write_bytes(data)

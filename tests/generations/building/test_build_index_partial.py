@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from realm_jax.checkpoints.manager import CheckpointStore
-from realm_jax.files import remote
 from realm_jax.generations.building.artifacts import ArtifactWriter
 from realm_jax.generations.building.partial_refresh import PartialRefresh
 from realm_jax.generations.follow.loading import load_generation, load_newest
@@ -20,7 +19,7 @@ from tests.generations.builds import (
   embed,
   params_of,
 )
-from tests.generations.conftest import make_corpus
+from tests.generations.conftest import files_of, make_corpus
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
@@ -93,7 +92,7 @@ def test_without_a_sound_earlier_generation_all_are_embedded(
   _nearby(tmp_path, corpus, 0, 500)
   generations_dir = tmp_path / "generations"
   build(tmp_path, corpus, partial=_PARTIAL, checkpoint_step=0)
-  path = generations_dir / "00000000" / "embeddings-00000-of-00001.npy"
+  path = files_of(generations_dir, 0) / "embeddings-00000-of-00001.npy"
   other = {}
   if case == "damaged":
     data = bytearray(path.read_bytes())
@@ -167,30 +166,8 @@ def test_a_sample_that_is_damaged_is_embedded_again(
   with pytest.raises(KeyboardInterrupt):
     build(tmp_path, corpus, partial=_PARTIAL)
   monkeypatch.undo()
-  (path,) = (tmp_path / "generations").glob(".shards-00000500-*/sample.npz")
+  (path,) = (tmp_path / "generations").glob("00000500/*/sample.npy")
   path.write_bytes(path.read_bytes()[:-100])
   assert build(tmp_path, corpus, partial=_PARTIAL) == [500]
   generation = load_newest(tmp_path / "generations", corpus=corpus)
   assert generation.manifest.partial.base == 0
-
-
-def test_without_rename_a_builder_works_in_a_scratch_of_its_own(
-  tmp_path, corpus
-):
-  params = _nearby(tmp_path, corpus, 0, 500)
-  generations_dir = tmp_path / "generations"
-  with mock.patch.object(remote, "is_remote", return_value=True):
-    for step in (0, 500):
-      build(tmp_path, corpus, partial=_PARTIAL, checkpoint_step=step)
-    generation = load_newest(generations_dir, corpus=corpus)
-  assert not list(generations_dir.glob(".*"))
-  assert generation.manifest.folder.startswith("build-")
-  assert generation.manifest.partial.base == 0
-  rows = np.arange(150)
-  steps = generation.embeddings.steps(rows)
-  for step, its in params.items():
-    np.testing.assert_allclose(
-      generation.vectors(rows[steps == step]),
-      _embedded_with(corpus, its)[steps == step],
-      atol=1e-5,
-    )

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realm_jax.corpus.store import NULL_ROW
-from realm_jax.generations.building.corpus_embedder import (
-  CorpusEmbedder,
+from realm_jax.generations.building.corpus_embedder import CorpusEmbedder
+from realm_jax.generations.building.length_batches import (
   choose_lengths,
   length_batches,
   round_up,

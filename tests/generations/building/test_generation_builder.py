@@ -26,7 +26,7 @@ def test_up_to_date_are_valid_generations_of_these_settings(
   for step in (0, 500):
     builder.build(step, params)
   assert builder.up_to_date([500]) == {0, 500}
-  (generations_dir / "00000000" / "embeddings-00000-of-00001.npy").unlink()
+  (generations_dir / "00000000" / layout.MANIFEST).write_text("{}")
   assert builder.up_to_date([500]) == {500}
   edited = make_corpus(tmp_path / "edited", num_blocks=150, seed=5)
   other = GenerationBuilder(

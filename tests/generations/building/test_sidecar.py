@@ -55,7 +55,7 @@ class FakeBuilder:
   def up_to_date(self, newest_version=()):
     return set(layout.published_steps(self._directory))
 
-  def build(self, step, params, *, check, is_needed, any_version):
+  def build(self, step, params, *, check, is_needed, is_possible):
     self.built.append(step)
     if self._on_build:
       self._on_build()

@@ -55,6 +55,7 @@ published = builds.build(
   keep_generations=1,
   retry_seconds=0.05,
   index=test_sidecar_processes.INDEXES[sys.argv[5]],
+  worker=sys.argv[6],
   config=dataclasses.replace(
     builds.CONFIG, shard_blocks=int(sys.argv[4])
   ),
@@ -64,9 +65,16 @@ print("published", published, flush=True)
 
 
 def _start(
-  model_dir, corpus, mode, environment, *, shard_blocks=1 << 18, index="exact"
+  model_dir,
+  corpus,
+  mode,
+  environment,
+  *,
+  shard_blocks=1 << 18,
+  index="exact",
+  worker="0/1",
 ):
-  given = [model_dir, corpus.directory, mode, str(shard_blocks), index]
+  given = [model_dir, corpus.directory, mode, str(shard_blocks), index, worker]
   return subprocess.Popen(
     [sys.executable, "-c", _SIDECAR, *given],
     cwd=Path(__file__).parents[3],
@@ -100,7 +108,6 @@ def test_a_sidecar_waits_follows_and_stops_when_told(
     reader.join()
   assert process.returncode == 0
   assert "published [0, 500, 1000, 1500]" in output
-  assert not list(generations_dir.glob(".tmp-*"))
 
 
 def _files(generations_dir, step):
@@ -108,34 +115,59 @@ def _files(generations_dir, step):
   return manifest.files, manifest.embeddings
 
 
-def test_two_sidecars_share_a_generation_and_one_is_killed_at_it(
+def test_two_workers_share_a_generation_and_each_is_killed_at_one(
   tmp_path, corpus, command_environment
 ):
   save(tmp_path, corpus, 0)
   generations_dir = tmp_path / "generations"
-  jobs = [
-    _start(tmp_path, corpus, "every", command_environment, shard_blocks=4)
-    for _ in range(2)
-  ]
+
+  def start(worker):
+    return _start(
+      tmp_path,
+      corpus,
+      "every",
+      command_environment,
+      shard_blocks=4,
+      worker=worker,
+    )
+
+  def records(step):
+    return {
+      int(path.name.split("-")[1])
+      for path in generations_dir.glob(f"{step:08d}/*/*.json")
+    }
+
+  jobs = [start("0/2"), start("1/2")]
   try:
     _until(lambda: layout.published_steps(generations_dir) == [0])
+    # Without the second worker, the first one waits for the odd shards.
+    jobs[1].kill()
     save(tmp_path, corpus, 500)
-    _until(lambda: list(generations_dir.glob(".shards-00000500-*/*.json")))
-    jobs[0].kill()
+    _until(lambda: records(500) == set(range(0, 38, 2)))
+    jobs[1].communicate()
+    jobs[1] = start("1/2")
     _until(lambda: layout.published_steps(generations_dir) == [0, 500])
-    _until(lambda: not list(generations_dir.glob(".shards-*")))
     together = _files(generations_dir, 500)
     assert len(together[1]) == 38
+    # Without the first one nothing begins; it continues what is there.
+    jobs[0].kill()
+    jobs[0].communicate()
     save(tmp_path, corpus, 1000)
-    _until(lambda: layout.published_steps(generations_dir) == [0, 500, 1000])
-    # The other one makes the same bytes alone.
-    (generations_dir / "00000500").rename(tmp_path / "aside")
-    _until(lambda: layout.published_steps(generations_dir) == [0, 500, 1000])
-    assert _files(generations_dir, 500) == together
+    jobs[0] = start("0/2")
+    _until(lambda: layout.published_steps(generations_dir)[-1] == 1000)
   finally:
     for job in jobs:
       job.kill()
       job.communicate()
+  # One that works alone makes the same bytes.
+  (generations_dir / "00000500").rename(tmp_path / "aside")
+  alone = _start(tmp_path, corpus, "every", command_environment, shard_blocks=4)
+  try:
+    _until(lambda: 500 in layout.published_steps(generations_dir))
+    assert _files(generations_dir, 500) == together
+  finally:
+    alone.kill()
+    alone.communicate()
 
 
 def _flip(path):
@@ -177,7 +209,8 @@ def test_a_disk_fills_up_at_any_file_and_has_room_again(
     _until(lambda: layout.published_steps(generations_dir) == [0, 500])
     load_generation(generations_dir, 500, corpus=corpus)
     # What a reader finds damaged, of the size that it had, is made again.
-    _flip(generations_dir / "00000500" / "scann" / "dataset.npy")
+    (dataset,) = generations_dir.glob("00000500/*/scann/dataset.npy")
+    _flip(dataset)
     load = functools.partial(load_generation, generations_dir, corpus=corpus)
     with GenerationWatcher(generations_dir, load) as watcher:
       _until(lambda: watcher.newest() is not None)
@@ -187,4 +220,3 @@ def test_a_disk_fills_up_at_any_file_and_has_room_again(
     process.communicate(timeout=60)
     reader.join()
   assert process.returncode == 0
-  assert not list(generations_dir.glob(".tmp-*"))

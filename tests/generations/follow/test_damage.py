@@ -28,7 +28,7 @@ from realm_jax.generations.store.publisher import publish, remove_damaged
 from realm_jax.indexes.protocol import BuildOptions
 from realm_jax.indexes.registry import parameters_of
 from realm_jax.indexes.scann.config import ScannConfig
-from tests.generations.conftest import DIM, fill, publish_one
+from tests.generations.conftest import DIM, files_of, fill, publish_one
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
@@ -193,7 +193,7 @@ def test_a_watcher_goes_on_with_the_one_before(published, corpus, name):
 def test_a_builder_removes_only_what_is_damaged(published):
   report_damage(published, 0)
   report_damage(published, 500)
-  path = published / "00000500" / query_tower.PATH
+  path = files_of(published, 500) / query_tower.PATH
   data = bytearray(path.read_bytes())
   data[-1] ^= 1
   path.write_bytes(data)
@@ -229,7 +229,7 @@ def _waited(watcher):
 
 
 def test_what_another_process_loads_is_verified_meanwhile(published, corpus):
-  path = published / "00000500" / "scann" / "hashed_dataset.npy"
+  path = files_of(published, 500) / "scann" / "hashed_dataset.npy"
   content = bytearray(path.read_bytes())
   content[-1] ^= 1
   path.write_bytes(content)
@@ -243,7 +243,7 @@ def _remove(generation):
 
 
 def _spoil(generation):
-  path = generation / "scann" / "scann_config.pb"
+  path = files_of(generation.parent, 500) / "scann" / "scann_config.pb"
   content = bytearray(path.read_bytes())
   content[39] ^= 8
   path.write_bytes(content)

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import shutil
-import tempfile
 from unittest import mock
 
 import ml_dtypes
@@ -23,7 +22,13 @@ from realm_jax.generations.store.manifest import GenerationError
 from realm_jax.generations.store.publisher import publish
 from realm_jax.indexes.protocol import QueryBatch
 from realm_jax.indexes.random import RandomConfig
-from tests.generations.conftest import DIM, fill, make_corpus, publish_one
+from tests.generations.conftest import (
+  DIM,
+  files_of,
+  fill,
+  make_corpus,
+  publish_one,
+)
 
 
 def _vectors(corpus, step):
@@ -61,38 +66,6 @@ def test_another_index_may_search_the_same_blocks(generations_dir, corpus):
   )
   assert generation.index.kind == "random"
   assert generation.index.num_blocks == corpus.num_blocks
-
-
-def test_a_staged_generation_outlives_its_source_and_leaves_no_copy(
-  generations_dir, corpus, tmp_path, monkeypatch
-):
-  publish_one(generations_dir, corpus, 500)
-  (tmp_path / "temporary").mkdir()
-  monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-  with _as_object_store():
-    generation = load_generation(generations_dir, 500, corpus=corpus)
-  shutil.rmtree(generations_dir)
-  assert not list((tmp_path / "temporary").iterdir())
-  np.testing.assert_array_equal(
-    generation.vectors(np.arange(150)), _vectors(corpus, 500)
-  )
-
-
-def test_staging_finds_damage_too(generations_dir, corpus):
-  publish_one(generations_dir, corpus, 500)
-  _flip(generations_dir / "00000500" / "embeddings-00001-of-00003.npy")
-  with (
-    _as_object_store(),
-    pytest.raises(GenerationError, match="does not match its checksum"),
-  ):
-    load_generation(generations_dir, 500, corpus=corpus)
-  (generations_dir / "00000500" / query_tower.PATH).unlink()
-  # The error names the file that the user can repair, and not the copy.
-  with (
-    _as_object_store(),
-    pytest.raises(GenerationError, match=f"{generations_dir}.* is missing"),
-  ):
-    load_generation(generations_dir, 500, corpus=corpus)
 
 
 def test_the_null_block_has_no_vector(generations_dir, corpus):
@@ -195,7 +168,7 @@ def test_a_generation_of_another_corpus_is_refused(
 def test_the_newest_that_is_sound_is_taken(generations_dir, corpus, tmp_path):
   for step in (0, 500, 1000):
     publish_one(generations_dir, corpus, step)
-  _cut(generations_dir / "00001000" / "embeddings-00001-of-00003.npy")
+  _cut(files_of(generations_dir, 1000) / "embeddings-00001-of-00003.npy")
   assert load_newest(generations_dir, corpus=corpus).step == 500
   shutil.rmtree(generations_dir)
   with pytest.raises(GenerationError, match="build_index --once"):
@@ -204,7 +177,7 @@ def test_the_newest_that_is_sound_is_taken(generations_dir, corpus, tmp_path):
 
 def test_the_only_one_being_damaged_says_how(generations_dir, corpus):
   publish_one(generations_dir, corpus, 500)
-  _cut(generations_dir / "00000500" / "embeddings-00001-of-00003.npy")
+  _cut(files_of(generations_dir, 500) / "embeddings-00001-of-00003.npy")
   with pytest.raises(GenerationError, match="has 1727 bytes and not 1728"):
     load_newest(generations_dir, corpus=corpus)
 

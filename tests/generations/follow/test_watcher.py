@@ -10,11 +10,10 @@ import pytest
 
 from realm_jax.generations.follow.loading import load_generation
 from realm_jax.generations.follow.watcher import GenerationWatcher
-from realm_jax.generations.store import layout
 from realm_jax.generations.store.leases import leased_steps
 from realm_jax.generations.store.manifest import GenerationError
 from realm_jax.generations.store.publisher import publish
-from tests.generations.conftest import fill, prune, publish_one
+from tests.generations.conftest import files_of, fill, prune, publish_one
 
 
 @pytest.fixture
@@ -93,7 +92,7 @@ def test_newest_never_waits_for_a_load(watch, generations_dir, corpus):
 
 
 def _harm(generations_dir, step):
-  path = layout.path_of(generations_dir, step) / "embeddings-00000-of-00003.npy"
+  path = files_of(generations_dir, step) / "embeddings-00000-of-00003.npy"
   with open(path, "r+b") as file:
     file.seek(300)
     file.write(b"\xff\xff")
@@ -159,7 +158,6 @@ def test_a_damaged_generation_that_is_made_again_is_used(
     generations_dir,
     500,
     lambda d: fill(d, corpus, 500, embed_seconds=9.0),
-    replaces=lambda old: True,
   )
   assert watcher.wait_for(500, timeout=10.0).manifest.embed_seconds == 9.0
   assert watcher.rejected == {}

@@ -94,7 +94,7 @@ def test_each_row_tells_its_step_and_each_shard_its_oldest(tmp_path, corpus):
       i,
       np.ones((50, DIM), np.float32),
       steps[shards.rows(i)],
-    )
+    )[0]
     for i in range(3)
   ]
   manifest = dataclasses.replace(manifest, embeddings=tuple(written))

@@ -1,7 +1,7 @@
 """Publication: whole or not at all, whoever dies and whoever else builds."""
 
+import dataclasses
 import errno
-import os
 import resource
 import shutil
 import subprocess
@@ -12,20 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from realm_jax.files import remote
 from realm_jax.files.disk_full import DiskFullError
 from realm_jax.generations.follow.loading import load_generation
-from realm_jax.generations.store import layout
+from realm_jax.generations.store import layout, query_tower
 from realm_jax.generations.store import manifest as manifests
 from realm_jax.generations.store.leases import Lease, leased_steps
 from realm_jax.generations.store.publisher import (
   publish,
   remove_damaged,
-  remove_leftovers,
+  remove_drafts,
 )
 from tests.generations.conftest import fill, make_corpus, prune, publish_one
-
-_OLD = 1_000_000_000
 
 # Publishes step 500 beside a sound step 0, once as the first and once in place
 # of another, and kills itself with SIGKILL at the n-th call into the file
@@ -45,8 +42,6 @@ _KILLED_AT_EVERY_CALL = textwrap.dedent(
     calls = 0
     def audit(event, arguments):
       nonlocal calls
-      if replacing and not calls and event != "os.rename":
-        return  # It is written aside, as another is.
       if event in WATCHED:
         calls += 1
         if calls > n:
@@ -54,7 +49,7 @@ _KILLED_AT_EVERY_CALL = textwrap.dedent(
     def write(directory):
       sys.addaudithook(audit)
       return fill(directory, corpus, 500)
-    publisher.publish(root, 500, write, replaces=lambda other: True)
+    publisher.publish(root, 500, write)
     os._exit(0)
 
   def survives(directory, n, replacing):
@@ -110,72 +105,37 @@ def test_a_builder_killed_at_any_call_publishes_nothing_or_everything(
   assert _sound(attempts[0]) == [0] and _sound(attempts[-1]) == [0, 500]
   for path in attempts:
     # Starting again is all it takes, and nothing stays behind.
-    for leftover in path.glob(".tmp-*"):
-      os.utime(leftover, (_OLD, _OLD))
     publish_one(path, corpus, 500)
     assert _sound(path) == [0, 500]
-    assert not list(path.glob(".tmp-*")) and not list(path.glob(".trash-*"))
+    assert len(list((path / "00000500").iterdir())) == 2
 
 
 @pytest.mark.slow
 def test_a_builder_killed_while_it_replaces_leaves_the_old_or_the_new(killed):
   attempts = sorted((killed / "replacing").iterdir())
-  before = [_sound(path) for path in attempts]
-  # Between two calls there is none.
-  assert [steps for steps in before if steps != [0, 500]] == [[0]]
   found = []
   for path in attempts:
-    remove_leftovers(path)
     assert _sound(path) == [0, 500]
     found.append(manifests.read(path / "00000500").embed_seconds)
-    assert not list(path.glob(".replaced-*"))
-    assert not list(path.glob(".trash-*"))
   assert sorted(found, reverse=True) == found and set(found) == {7.0, 1.0}
 
 
-def test_a_generation_that_cannot_be_put_in_place_leaves_the_old(
+def test_a_manifest_that_cannot_be_written_leaves_the_old(
   generations_dir, corpus, monkeypatch
 ):
   publish_one(generations_dir, corpus, 500)
-  rename = os.rename
+  replace = Path.replace
 
   def fail(source, target):
-    if str(source).startswith(str(generations_dir / ".tmp-")):
+    if Path(target).name == layout.MANIFEST:
       raise OSError(errno.EIO, "input/output error")
-    rename(source, target)
+    return replace(source, target)
 
-  monkeypatch.setattr(os, "rename", fail)
+  monkeypatch.setattr(Path, "replace", fail)
   with pytest.raises(OSError, match="input/output error"):
-    publish(
-      generations_dir,
-      500,
-      lambda directory: fill(directory, corpus, 500),
-      replaces=lambda other: True,
-    )
+    publish_one(generations_dir, corpus, 500)
   assert _sound(generations_dir) == [500]
-  assert not list(generations_dir.glob(".replaced-*"))
-
-
-def test_what_is_made_again_while_damage_is_looked_for_stays(
-  generations_dir, corpus, monkeypatch
-):
-  publish_one(generations_dir, corpus, 500, embed_seconds=7.0)
-  path = generations_dir / "00000500"
-  (path / "embeddings-00000-of-00003.npy").write_bytes(b"")
-  verify = manifests.verify
-
-  def verify_late(directory, manifest):
-    monkeypatch.setattr(manifests, "verify", verify)
-    try:
-      verify(directory, manifest)
-    finally:
-      # Another builder has seen the damage, too, and is done with it.
-      assert remove_damaged(generations_dir) == [500]
-      publish_one(generations_dir, corpus, 500)
-
-  monkeypatch.setattr(manifests, "verify", verify_late)
-  assert remove_damaged(generations_dir) == []
-  assert _sound(generations_dir) == [500]
+  assert len(list((generations_dir / "00000500").iterdir())) == 2
 
 
 def test_what_goes_while_it_is_verified_is_called_damaged(
@@ -207,8 +167,7 @@ def test_an_error_while_writing_leaves_nothing(generations_dir, corpus):
 
   with pytest.raises(RuntimeError, match="the model broke"):
     publish(generations_dir, 500, write)
-  assert not list(generations_dir.glob("*500*"))
-  assert not list(generations_dir.glob(".tmp-*"))
+  assert not list((generations_dir / "00000500").iterdir())
 
 
 def test_a_full_disk_is_said_and_harms_nothing(generations_dir, corpus):
@@ -222,7 +181,7 @@ def test_a_full_disk_is_said_and_harms_nothing(generations_dir, corpus):
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
   assert _sound(generations_dir) == [0]
-  assert not list(generations_dir.glob(".tmp-*"))
+  assert not list((generations_dir / "00000500").iterdir())
 
 
 def test_other_errors_of_the_system_are_not_called_a_full_disk(
@@ -235,92 +194,65 @@ def test_other_errors_of_the_system_are_not_called_a_full_disk(
     publish(generations_dir, 500, write)
 
 
-@pytest.mark.parametrize("is_remote", [False, True])
-def test_of_two_builders_the_first_wins(
-  generations_dir, corpus, is_remote, monkeypatch
-):
-  monkeypatch.setattr(remote, "is_remote", lambda path: is_remote)
-  inner = []
-
-  def write(directory):
-    # While this one builds, another builds the same and is done earlier.
-    inner.append(
-      publish(
-        generations_dir,
-        500,
-        lambda d: fill(d, corpus, 500, embed_seconds=7.0),
-      )
-    )
-    return fill(directory, corpus, 500, embed_seconds=8.0)
-
-  outer = publish(generations_dir, 500, write)
-  assert (inner, outer) == ([True], False)
-  assert _sound(generations_dir) == [500]
-  assert manifests.read(generations_dir / "00000500").embed_seconds == 7.0
-
-
-def test_a_damaged_generation_is_replaced_and_a_sound_one_is_not(
-  generations_dir, corpus
-):
-  assert publish_one(generations_dir, corpus, 500)
-  assert not publish_one(generations_dir, corpus, 500)
-  (generations_dir / "00000500" / "embeddings-00000-of-00003.npy").unlink()
-  assert publish_one(generations_dir, corpus, 500)
-  assert _sound(generations_dir) == [500]
-
-
-def test_a_generation_of_another_corpus_gives_way_when_told(
+def test_another_of_the_same_step_takes_its_place(
   generations_dir, corpus, tmp_path
 ):
   other = make_corpus(tmp_path / "other", num_blocks=20, seed=1)
   publish_one(generations_dir, other, 500)
-  published = publish(
-    generations_dir,
-    500,
-    lambda directory: fill(directory, corpus, 500),
-    replaces=lambda old: old.corpus_fingerprint != corpus.fingerprint,
-  )
-  assert published
-  assert load_generation(generations_dir, 500, corpus=corpus).num_blocks == 150
-
-
-def test_without_rename_the_manifest_is_the_commit(
-  generations_dir, corpus, monkeypatch
-):
-  monkeypatch.setattr(remote, "is_remote", lambda path: True)
   seen = []
 
   def write(directory):
-    seen.append(layout.published_steps(generations_dir))
+    # Until the manifest is written, the old one is the generation.
+    seen.append(load_generation(generations_dir, 500, corpus=other).num_blocks)
     return fill(directory, corpus, 500)
 
-  assert publish(generations_dir, 500, write)
-  assert seen == [[]]
-  manifest = manifests.read(generations_dir / "00000500")
-  assert manifest.folder.startswith("build-")
-  generation = load_generation(generations_dir, 500, corpus=corpus)
-  assert generation.num_blocks == 150
+  publish(generations_dir, 500, write)
+  assert seen == [20]
+  assert load_generation(generations_dir, 500, corpus=corpus).num_blocks == 150
+  assert len(list((generations_dir / "00000500").iterdir())) == 2
 
 
-def test_leftovers_of_the_dead_go_and_those_of_the_living_stay(
+def test_a_generation_of_files_beside_its_manifest_is_read_and_replaced(
   generations_dir, corpus
 ):
-  dead = generations_dir / ".tmp-00000100-1-abc"
-  dead.mkdir(parents=True)
-  (dead / "embeddings-00000-of-00001.npy").write_bytes(b"half")
-  trash = generations_dir / ".trash-00000000-abc"
-  trash.mkdir()
-  os.utime(dead, (_OLD, _OLD))
+  directory = generations_dir / "00000500"
+  directory.mkdir(parents=True)
+  manifest = fill(directory, corpus, 500)
+  names = [path.name for path in directory.iterdir() if path.is_file()]
+  files = manifests.records_of(directory, names)
+  flat = dataclasses.replace(manifest, files=(*files, *_tower(directory)))
+  (directory / layout.MANIFEST).write_text(flat.to_json())
+  assert load_generation(generations_dir, 500, corpus=corpus).num_blocks == 150
+  publish_one(generations_dir, corpus, 500)
+  assert _sound(generations_dir) == [500]
+  assert len(list(directory.iterdir())) == 2
 
-  def write(directory):
-    os.utime(directory, (_OLD, _OLD))
-    publish_one(generations_dir, corpus, 0)
-    assert directory.exists()
-    return fill(directory, corpus, 500)
 
-  assert publish(generations_dir, 500, write)
-  assert _sound(generations_dir) == [0, 500]
-  assert not dead.exists() and not trash.exists()
+def _tower(directory):
+  return manifests.records_of(directory, [query_tower.PATH])
+
+
+def test_drafts_go_unless_they_are_needed(generations_dir, corpus):
+  publish_one(generations_dir, corpus, 500)
+  for step, name in (
+    ("00000100", "aaaa"),
+    ("00000500", "bbbb"),
+    ("00000500", "cccc"),
+    ("00000700", "build-dddd"),
+    ("00000800", "eeee"),
+  ):
+    (generations_dir / step / name).mkdir(parents=True)
+  remove_drafts(generations_dir, lambda step, name: name in ("bbbb", "eeee"))
+  assert _sound(generations_dir) == [500]
+  left = {str(p.relative_to(generations_dir)) for p in _drafts(generations_dir)}
+  assert left == {"00000500/bbbb", "00000700/build-dddd", "00000800/eeee"}
+  assert not (generations_dir / "00000100").exists()
+
+
+def _drafts(generations_dir):
+  folder = manifests.read(generations_dir / "00000500").folder
+  folders = (path for path in generations_dir.glob("*/*") if path.is_dir())
+  return [path for path in folders if path.name != folder]
 
 
 def test_the_last_few_the_leased_and_the_pinned_are_kept(

@@ -1,0 +1,129 @@
+"""The sidecar of a worker that is not the first: it embeds what is assigned."""
+
+import threading
+import time
+from collections.abc import Callable
+
+from absl import logging
+from etils import epath
+
+from realm_jax.checkpoints.manager import (
+  CheckpointStore,
+  UnreadableCheckpointError,
+)
+from realm_jax.corpus.errors import CorpusError
+from realm_jax.corpus.store import Corpus
+from realm_jax.files.disk_full import DiskFullError
+from realm_jax.generations.building.assignment import (
+  Assignment,
+  AssignmentReader,
+)
+from realm_jax.generations.building.generation_builder import (
+  GenerationBuilder,
+  OtherWorkError,
+)
+from realm_jax.generations.building.worker import PreemptedError, WorkerNumber
+
+# How long an assignment may differ from this worker's settings: the first
+# worker, if it was killed and restarts, writes another one in this time.
+_PATIENCE_SECONDS = 120.0
+
+
+class Helper:
+  """Embeds the shards of one worker, of whatever the first worker builds.
+
+  Args:
+    number: Number of this worker.
+    corpus: Corpus, in any version.
+    make_builder: Function that returns the builder of a version.
+    checkpoints: Checkpoints of the run.
+    generations_dir: Directory of the generations.
+    is_done: Function that returns whether to end when nothing is assigned.
+    poll_seconds: Time between two looks at the assignment.
+    stop: Event that ends it, as SIGTERM does.
+  """
+
+  def __init__(
+    self,
+    number: WorkerNumber,
+    corpus: Corpus,
+    make_builder: Callable[[Corpus], GenerationBuilder],
+    *,
+    checkpoints: CheckpointStore,
+    generations_dir: epath.PathLike,
+    is_done: Callable[[], bool],
+    poll_seconds: float,
+    stop: threading.Event,
+    patience_seconds: float = _PATIENCE_SECONDS,
+  ):
+    self._number = number
+    self._make_builder = make_builder
+    self._corpus = corpus
+    self._builder: GenerationBuilder | None = None
+    self._checkpoints = checkpoints
+    self._reader = AssignmentReader(generations_dir)
+    self._is_done = is_done
+    self._poll_seconds = poll_seconds
+    self._stop = stop
+    self._patience_seconds = patience_seconds
+    self._last_warning = ""
+
+  def run(self) -> None:
+    """Helps until the event `stop`, or until it is done.
+
+    Raises:
+      OtherWorkError: The first worker has other settings.
+      CheckpointError: A checkpoint does not fit the model.
+    """
+    refused: tuple[Assignment, float] | None = None
+    while not self._stop.is_set():
+      assigned = self._reader.read()
+      if assigned is None and self._is_done():
+        return
+      if assigned is not None:
+        try:
+          self._help(assigned)
+        except OtherWorkError as error:
+          now = time.monotonic()
+          if refused is None or refused[0] != assigned:
+            refused = assigned, now
+          if now - refused[1] >= self._patience_seconds:
+            raise
+          self._warn(str(error))
+        except (UnreadableCheckpointError, CorpusError, DiskFullError) as error:
+          self._warn(f"cannot help with generation {assigned.step}: {error}")
+        except PreemptedError:
+          break
+      self._stop.wait(self._poll_seconds)
+    logging.info("Preempted: worker %s exits", self._number)
+
+  def _help(self, assigned: Assignment) -> None:
+    if assigned.num_workers != self._number.count:
+      raise OtherWorkError(
+        f"the first worker shares generation {assigned.step} among "
+        f"{assigned.num_workers} workers, and this is worker {self._number}; "
+        "start all with the same number of workers"
+      )
+    corpus = self._corpus.at(
+      assigned.corpus_version, assigned.corpus_fingerprint
+    )
+    if self._builder is None or self._builder.corpus is not corpus:
+      self._builder = self._make_builder(corpus)
+    params = self._builder.restore(self._checkpoints, assigned.step)
+    if params is None:
+      return
+    self._builder.help(
+      assigned,
+      params,
+      is_assigned=lambda: self._reader.read() == assigned,
+      check=self._check_preempted,
+    )
+
+  def _check_preempted(self) -> None:
+    if self._stop.is_set():
+      raise PreemptedError
+
+  def _warn(self, message: str) -> None:
+    if message != self._last_warning:
+      logging.warning("%s", message)
+    self._last_warning = message

@@ -1,0 +1,191 @@
+"""Shards of a generation in progress, whoever of its workers dies."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from realm_jax.generations.building.draft import Draft, identity_of
+from realm_jax.generations.store.embeddings import ShardLayout
+from realm_jax.generations.store.manifest import DamagedFileError
+
+_LAYOUT = ShardLayout.of(40, 4, dtype="float32", max_rows=8)
+
+
+def _draft(parent, identity="abc"):
+  return Draft(parent, 500, _LAYOUT, identity)
+
+
+def _put(draft, shard, step=500):
+  rows = draft.layout.rows(shard)
+  vectors = np.repeat(rows[:, None], 4, axis=1).astype(np.float32)
+  # Of two ages, so that a shard has a file of steps, too.
+  draft.add(shard, vectors, step - rows % 2, seconds=1.0)
+
+
+def do_all(parent):
+  """Embeds what is missing."""
+  draft = _draft(parent)
+  for shard in draft.missing():
+    _put(draft, shard)
+
+
+def _contents(parent):
+  """The bytes of the vectors, by file."""
+  draft = _draft(parent)
+  stored = draft.stored()
+  assert [shard.rows for shard in stored.shards] == [8] * 5
+  assert stored.seconds == 5.0
+  with draft.local() as directory:
+    return {
+      file.path: (directory / file.path).read_bytes() for file in stored.files
+    }
+
+
+def test_what_one_worker_writes_the_others_see(tmp_path):
+  one, two = _draft(tmp_path), _draft(tmp_path)
+  assert one.missing() == two.missing() == [0, 1, 2, 3, 4]
+  _put(one, 3)
+  assert one.missing() == two.missing() == [0, 1, 2, 4]
+  with pytest.raises(DamagedFileError, match="00000-of-00005"):
+    two.stored()
+  for shard in (0, 1, 2, 4):
+    _put(two, shard)
+  assert one.missing() == []
+  assert one.stored() == two.stored()
+
+
+def test_vectors_of_something_else_have_another_folder(tmp_path):
+  identity = identity_of({"parameters": "abc"}, _LAYOUT)
+  others = {
+    identity_of({"parameters": "abd"}, _LAYOUT),
+    identity_of({"parameters": "abc", "corpus": "x"}, _LAYOUT),
+    identity_of(
+      {"parameters": "abc"},
+      ShardLayout.of(40, 4, dtype="bfloat16", max_rows=8),
+    ),
+  }
+  assert len(others | {identity}) == 4
+  do_all(tmp_path)
+  assert len(_draft(tmp_path, identity).missing()) == 5
+
+
+@pytest.mark.parametrize("what", ["vectors", "steps", "cut", "gone"])
+def test_a_damaged_shard_is_dropped_and_embedded_again(tmp_path, what):
+  do_all(tmp_path)
+  wanted = _contents(tmp_path)
+  draft, other = _draft(tmp_path), _draft(tmp_path)
+  assert other.missing() == []
+  name = _LAYOUT.steps_name(3) if what == "steps" else _LAYOUT.name(3)
+  path = Path(draft.folder / name)
+  data = bytearray(path.read_bytes())
+  data[-1] ^= 1
+  path.unlink() if what == "gone" else path.write_bytes(
+    data[:-1] if what == "cut" else data
+  )
+  if what != "gone":
+    assert draft.missing() == []
+    with pytest.raises(DamagedFileError, match=name), draft.local():
+      pass
+  # Its worker, who has seen the record before, learns of it.
+  assert draft.missing() == other.missing() == [3]
+  _put(other, 3)
+  assert _contents(tmp_path) == wanted
+
+
+def test_a_record_that_cannot_be_read_is_none(tmp_path):
+  do_all(tmp_path)
+  draft = _draft(tmp_path)
+  path = (draft.folder / _LAYOUT.name(2)).with_suffix(".json")
+  path.write_text("{}")
+  assert draft.missing() == [2]
+
+
+def test_only_what_is_published_is_listed_and_half_an_index_goes(tmp_path):
+  do_all(tmp_path)
+  draft = _draft(tmp_path)
+  draft.write_sample(np.zeros((2, 4), np.float32))
+  (draft.folder / "scann").mkdir()
+  (draft.folder / "scann" / "half").write_text("half")
+  (draft.folder / "other.npy").write_text("half")
+  with draft.local() as directory:
+    assert not (directory / "scann").exists()
+    assert not (directory / "other.npy").exists()
+    (directory / "scann").mkdir()
+    (directory / "scann" / "tree").write_text("whole")
+    files = draft.files(directory)
+  assert [file.path for file in files[10:]] == ["scann/tree"]
+  assert files[:10] == draft.stored().files
+
+
+def test_the_sample_is_the_first_workers(tmp_path):
+  vectors = np.random.default_rng(0).standard_normal((9, 8))
+  draft = _draft(tmp_path)
+  assert draft.read_sample() is None
+  draft.write_sample(vectors)
+  np.testing.assert_array_equal(_draft(tmp_path).read_sample(), vectors)
+  path = Path(draft.folder / "sample.npy")
+  path.write_bytes(path.read_bytes()[:40])
+  assert draft.read_sample() is None
+
+
+# A worker kills itself with SIGKILL at the n-th call into the file system, for
+# n = 0, 3, … until one survives. Each is a fork of one process: where jax runs,
+# as in the tests' own process, a fork may hang.
+_KILLED = textwrap.dedent(
+  """
+  import os, sys
+  from pathlib import Path
+  from tests.generations.building import test_draft
+
+  WATCHED = {"open", "os.rename", "os.mkdir", "os.rmdir", "os.remove"}
+
+  def attempt(parent, n):
+    calls = 0
+    def audit(event, arguments):
+      nonlocal calls
+      if event in WATCHED:
+        calls += 1
+        if calls > n:
+          os.kill(os.getpid(), 9)
+    sys.addaudithook(audit)
+    test_draft.do_all(parent)
+    os._exit(0)
+
+  root, n, ends = Path(sys.argv[1]), 0, [9]
+  while ends[-1]:
+    child = os.fork()
+    if not child:
+      attempt(root / f"killed-{n:03d}", n)
+    ends.append(os.waitpid(child, 0)[1])
+    # One call in three will do: a shard takes some twenty.
+    n += 3
+  """
+)
+
+
+@pytest.mark.slow
+def test_killed_at_any_call_it_goes_on_with_what_is_there(tmp_path):
+  subprocess.run(
+    [sys.executable, "-c", _KILLED, tmp_path],
+    check=True,
+    cwd=Path(__file__).parents[3],
+    timeout=240,
+  )
+  do_all(tmp_path / "alone")
+  wanted = _contents(tmp_path / "alone")
+  attempts = sorted(tmp_path.glob("killed-*"))
+  assert len(attempts) > 20
+  kept = []
+  for path in attempts:
+    kept.append(5 - len(_draft(path).missing()))
+    do_all(path)
+    assert _contents(path) == wanted
+    assert not [n for n in os.listdir(_draft(path).folder) if n[0] == "."]
+  # What was done is kept, up to the shard at which it died.
+  assert kept == sorted(kept)
+  assert kept[0] == 0 and kept[-1] == 5 and len(set(kept)) == 6
