@@ -40,7 +40,7 @@ def _publish(generations_dir, corpus, step, *, kind="scann"):
       block_keys="block_keys.npy",
     )
 
-  assert publish(generations_dir, step, write)
+  publish(generations_dir, step, write)
   return manifests.read(layout.path_of(generations_dir, step))
 
 
@@ -73,12 +73,9 @@ def test_that_of_the_step_itself_is_taken_where_the_corpus_has_changed(
 @pytest.mark.parametrize("place", [3, 80, -1], ids=["magic", "header", "key"])
 def test_damaged_keys_are_refused(generations_dir, corpus, other, place):
   base = _publish(generations_dir, corpus, 500)
-  _flip(generations_dir / "00000500" / "block_keys.npy", place)
-  with (
-    pytest.raises(DamagedGenerationError, match=r"block_keys.npy does not"),
-    open_base_vectors(generations_dir, base, block_keys(other), corpus=other),
-  ):
-    pass
+  _flip(files_of(generations_dir, 500) / "block_keys.npy", place)
+  with pytest.raises(DamagedGenerationError, match=r"block_keys.npy does not"):
+    open_base_vectors(generations_dir, base, block_keys(other), corpus=other)
 
 
 def test_an_index_is_started_from_one_that_is_whole(

@@ -3,13 +3,11 @@
 import dataclasses
 import json
 import shutil
-from unittest import mock
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from realm_jax.files import remote
 from realm_jax.generations.follow.loading import load_generation, load_newest
 from realm_jax.generations.store import layout, query_tower
 from realm_jax.generations.store import manifest as manifests
@@ -36,13 +34,8 @@ def _vectors(corpus, step):
   return rng.standard_normal((corpus.num_blocks, DIM)).astype(np.float32)
 
 
-def _as_object_store():
-  """Makes the loader copy files, as it does from an object store."""
-  return mock.patch.object(remote, "is_remote", return_value=True)
-
-
 def test_what_is_published_comes_back_whole(generations_dir, corpus):
-  assert publish_one(generations_dir, corpus, 500)
+  publish_one(generations_dir, corpus, 500)
   generation = load_generation(generations_dir, 500, corpus=corpus)
   vectors = _vectors(corpus, 500)
   rows = np.array([[0, 149, 7], [49, 50, 100]])
@@ -109,10 +102,13 @@ DAMAGE = {
 def test_damage_is_named_and_never_loaded(generations_dir, corpus, damage):
   publish_one(generations_dir, corpus, 500)
   name, harm = DAMAGE[damage]
+  path = files_of(generations_dir, 500) / name
+  if name == layout.MANIFEST:
+    path = generations_dir / "00000500" / name
   if damage == "cut manifest":
     # A manifest without its last newline is whole; one without its end is not.
-    _cut(generations_dir / "00000500" / name)
-  harm(generations_dir / "00000500" / name)
+    _cut(path)
+  harm(path)
   with pytest.raises(GenerationError, match=name.replace("/", ".")):
     load_generation(generations_dir, 500, corpus=corpus)
 

@@ -156,8 +156,8 @@ def test_what_goes_while_it_is_verified_is_called_damaged(
   monkeypatch.undo()
   publish_one(generations_dir, corpus, 500)
   monkeypatch.setattr(manifests, "sha256_of", remove_and_read)
-  # Nothing is left for a builder to remove, and it goes on.
-  assert remove_damaged(generations_dir) == []
+  # A builder that finds nothing left to remove goes on.
+  assert remove_damaged(generations_dir) == [500]
 
 
 def test_an_error_while_writing_leaves_nothing(generations_dir, corpus):
