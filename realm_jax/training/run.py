@@ -17,6 +17,7 @@ from realm_jax.files.sole_process import (
   SoleProcessError,
   sole_process,
 )
+from realm_jax.files.store_access import require_readable, require_writable
 from realm_jax.generations.follow.watcher import GenerationWatcher
 from realm_jax.generations.store import layout
 from realm_jax.inputs.batches import BatchStream
@@ -77,6 +78,7 @@ def open_run(config: TrainConfig) -> Iterator[tuple[TrainState, Run | None]]:
       num_steps=config.num_steps,
       save_every_steps=config.checkpoints.save_every_steps,
     )
+    _require_access(config)
     setup = set_up(config)
     corpora = {
       "the corpus": setup.corpus.fingerprint,
@@ -130,6 +132,23 @@ def open_run(config: TrainConfig) -> Iterator[tuple[TrainState, Run | None]]:
       state,
       Run(step_function, candidates, checkpoints, decisions, metrics, sole),
     )
+
+
+def _require_access(config: TrainConfig) -> None:
+  """Checks the buckets that a run reads and writes, before all else.
+
+  Raises:
+    StoreAccessError: One of them cannot be used.
+  """
+  data, checkpoints = config.data, config.checkpoints
+  require_readable(
+    data.corpus_dir,
+    data.pretraining_corpus_dir,
+    *data.question_files.values(),
+    checkpoints.initial_checkpoint,
+    checkpoints.initial_reader,
+  )
+  require_writable(config.model_dir)
 
 
 def _sole_trainer(
