@@ -121,7 +121,7 @@ def load_model(source: ModelSource, stage: Stage) -> TrainedModel:
       params = store.restore(step, items=tuple(like), like=like)
     except CheckpointError as error:
       raise CheckpointError(
-        f"{error}\n  (the vocabulary is that of {corpus.directory}, "
+        f"{error}\n  (the vocabulary is that of {corpus.source}, "
         f"{corpus.vocab_size} wordpieces: was the checkpoint trained on this "
         "corpus, or on one with the same vocabulary?)"
       ) from error

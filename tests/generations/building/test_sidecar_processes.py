@@ -66,7 +66,7 @@ print("published", published, flush=True)
 def _start(
   model_dir, corpus, mode, environment, *, shard_blocks=1 << 18, index="exact"
 ):
-  given = [model_dir, corpus.directory, mode, str(shard_blocks), index]
+  given = [model_dir, corpus.source, mode, str(shard_blocks), index]
   return subprocess.Popen(
     [sys.executable, "-c", _SIDECAR, *given],
     cwd=Path(__file__).parents[3],
