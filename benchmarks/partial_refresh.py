@@ -137,7 +137,7 @@ def _held_out_queries(corpus: Corpus) -> Int[np.ndarray, "n q"]:
   stream = BatchStream(
     DataConfig(
       task="masked_salient_spans",
-      corpus_dir=corpus.directory,
+      corpus_dir=corpus.source,
       batch_size=_BATCH_SIZE,
       query_length=_QUERY_LENGTH,
       block_length=demo_corpus.BLOCK_LENGTH,

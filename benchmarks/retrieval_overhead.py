@@ -13,7 +13,6 @@ step.
 import argparse
 import contextlib
 import itertools
-import json
 import os
 import platform
 import statistics
@@ -33,6 +32,7 @@ from realm_jax import configuration
 from realm_jax.console.table import figures_table
 from realm_jax.corpus.store import Corpus
 from realm_jax.files.json_file import write_json
+from realm_jax.files.metric_rows import read_rows
 from realm_jax.indexes.protocol import Index, SearchResult
 from realm_jax.models.parameters import Params
 from realm_jax.partitioning import cpu_tuning
@@ -128,8 +128,7 @@ def train(model_dir: Path, corpus_dir: Path, **bindings: Any) -> list[Row]:
 
 def metrics_of(model_dir: Path) -> list[Row]:
   """Reads the metrics of a run, one row for each step."""
-  lines = (model_dir / "metrics.jsonl").read_text().splitlines()
-  return [json.loads(line) for line in lines]
+  return read_rows(model_dir)
 
 
 def machine() -> dict[str, Any]:

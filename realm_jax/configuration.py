@@ -25,6 +25,7 @@ from absl import app, flags
 import gin
 from realm_jax.console import annotations
 from realm_jax.console.library_messages import hide_library_messages
+from realm_jax.files import store_access
 
 _Result = TypeVar("_Result")
 
@@ -214,19 +215,22 @@ def exit_code(
   """Returns the exit code of `main(argv)`; prints a user's error as a line.
 
   Errors that explain themselves (`ValueError` and `OSError`, from which all
-  error types of this project derive) are printed and exit with 2. All others
-  are bugs and keep their traceback.
+  error types of this project derive) are printed and exit with 2, and so are
+  those of an object store. All others are bugs and keep their traceback.
   """
   hide_library_messages()
   try:
     return main(argv) or 0
-  except (ValueError, OSError) as error:
-    if flags.FLAGS.debug_errors:
+  except Exception as error:
+    message = store_access.explanation(error)
+    if message is None and isinstance(error, (ValueError, OSError)):
+      message = message_of(error)
+    if message is None or flags.FLAGS.debug_errors:
       raise
     path = Path(argv[0])
     # An entry point is a module or a package.
     command = path.parent if path.stem == "__main__" else path
-    print(f"{command.stem}: {message_of(error)}", file=sys.stderr)
+    print(f"{command.stem}: {message}", file=sys.stderr)
     return 2
 
 

@@ -1,8 +1,10 @@
 """What every test stands on; read before anything imports jax or TensorFlow."""
 
+import asyncio
 import functools
 import os
 import random
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -103,8 +105,12 @@ def _object_store() -> Iterator["ObjectStore"]:
   with ObjectStore() as store, pytest.MonkeyPatch.context() as patch:
     for name, value in store.environment.items():
       patch.setenv(name, value)
-    # A request that is not answered is repeated soon.
+    # What fails in this process is repeated at once, and not a second later.
     patch.setenv("REALM_JAX_REQUEST_TIMEOUT_SECONDS", "1")
+    sleep = functools.partial(asyncio.sleep, 0.01)
+    patch.setattr(
+      "gcsfs.retry.asyncio", types.SimpleNamespace(sleep=lambda _: sleep())
+    )
     yield store
 
 

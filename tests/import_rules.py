@@ -123,7 +123,7 @@ ONLY_IN = {
   "ahocorasick_rs": "realm_jax/answers/matcher.py",
   "apache_beam": "realm_jax/corpus/building/parallel/beam.py",
   "bm25s": "realm_jax/indexes/bm25.py",
-  "clu": "realm_jax/training/metrics.py",
+  "clu": "realm_jax/training/event_files.py",
   "faiss": "realm_jax/indexes/faiss.py",
   "gcsfs": "realm_jax/files/gcs_client.py",
   "gin": "realm_jax/configuration.py",

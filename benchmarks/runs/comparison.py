@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.files.metric_rows import read_rows
 
 # Scores that differ by less, relative to the greatest, are the same: two
 # layouts add up the same numbers in different orders, 20 updates long.
@@ -31,9 +32,8 @@ class DifferingIds(NamedTuple):
 
 
 def rows(model_dir: Path) -> list[dict[str, float]]:
-  """Returns the rows of metrics.jsonl."""
-  lines = (model_dir / "metrics.jsonl").read_text().splitlines()
-  return [json.loads(line) for line in lines]
+  """Returns the metrics of every step."""
+  return read_rows(model_dir)
 
 
 def losses(model_dir: Path) -> list[float]:

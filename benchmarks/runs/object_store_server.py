@@ -25,13 +25,14 @@ import threading
 import time
 from http.server import ThreadingHTTPServer
 from typing import Any, cast
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 from gcp_storage_emulator.handlers.buckets import create_bucket
 from gcp_storage_emulator.server import RequestHandler, Router
 from gcp_storage_emulator.storage import Storage
 
 _CONTROL = "/-/"
+_OBJECT = re.compile(r"/b/([^/]+)/o/(.+)$")
 _MAX_LOGGED = 1_000_000
 
 
@@ -114,7 +115,12 @@ class _Handler(RequestHandler):
     answer, self.wfile = self.wfile, cast(Any, io.BytesIO())
     with self._state.lock:
       Router(self).handle(method)
+      generation = self._generation() if method == "GET" else None
     written, self.wfile = cast(io.BytesIO, self.wfile).getvalue(), answer
+    if generation is not None:
+      status, end, rest = written.partition(b"\r\n")
+      header = f"x-goog-generation: {generation}".encode()
+      written = status + end + header + end + rest
     if fault and kind == "lose answer":
       self._refuse(fault["status"])
     elif kind == "cut":
@@ -122,6 +128,18 @@ class _Handler(RequestHandler):
       self.close_connection = True
     else:
       self.wfile.write(written)
+
+  def _generation(self) -> str | None:
+    """Returns the generation of the object that is read, if it is one.
+
+    tensorstore reads it from a header, which the emulator does not send, and
+    names it when it writes the object again.
+    """
+    if found := _OBJECT.search(urlsplit(self.path).path):
+      bucket, name = map(unquote, found.groups())
+      file = self._state.storage.objects.get(bucket, {}).get(name)
+      return None if file is None else file["generation"]
+    return None
 
   def _control(self, method: str) -> Any:
     state, name = self._state, self.path.removeprefix(_CONTROL)

@@ -1,7 +1,6 @@
 """Checks of a completed run, and differences between two runs."""
 
 import contextlib
-import json
 import re
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import numpy as np
 from benchmarks.runs import faults
 from benchmarks.runs.jobs import Run
 from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.files.metric_rows import read_rows
 from realm_jax.generations.store.inspection import RunGenerations
 
 # Metrics that depend on the clock.
@@ -22,15 +22,10 @@ _KEPT_CHECKPOINTS = 3
 
 
 def curve(run: Run) -> list[dict[str, float]]:
-  """Reads metrics.jsonl, without the metrics that depend on the clock."""
-  lines = (run.model_dir / "metrics.jsonl").read_text().splitlines()
+  """Reads the metrics of every step but those that depend on the clock."""
   return [
-    {
-      name: value
-      for name, value in json.loads(line).items()
-      if name not in _TIMINGS
-    }
-    for line in lines
+    {name: value for name, value in row.items() if name not in _TIMINGS}
+    for row in read_rows(run.model_dir)
   ]
 
 

@@ -21,7 +21,7 @@ from jaxtyping import Int, UInt16
 from realm_jax.files.checksum import sha256_of
 from realm_jax.files.json_file import write_json
 from realm_jax.files.json_value import JsonValue
-from realm_jax.files.remote import is_remote
+from realm_jax.files.remote import download, is_remote
 
 MANIFEST = "answers.json"
 _FORMAT_VERSION = 1
@@ -135,5 +135,5 @@ def _local(
   ) as folder:
     for name in files:
       with contextlib.suppress(FileNotFoundError):
-        (directory / name).copy(Path(folder) / name)
+        download(directory / name, Path(folder) / name)
     yield Path(folder)

@@ -63,7 +63,7 @@ class Plan:
   def save(self) -> Path:
     """Writes the plan to its folder."""
     fields = {
-      "corpus": str(self.corpus.directory),
+      "corpus": str(self.corpus.source),
       "version": self.corpus.version,
       "fingerprint": self.corpus.fingerprint,
       "answers": dataclasses.asdict(self.answers),

@@ -1,105 +1,110 @@
-"""Local copies of corpora on object stores, since only files can be mapped."""
+"""The files of a corpus, as local ones, since only those can be mapped.
 
-import contextlib
-import hashlib
-import os
-import shutil
-import tempfile
-from pathlib import Path
+Those of a corpus on an object store are copied to a cache when they are first
+used: an array in all shards at once, and none that a run does not read.
+"""
+
+import threading
+from pathlib import Path, PurePosixPath
 
 from absl import logging
 from etils import epath
 
-from realm_jax.corpus import versions
 from realm_jax.corpus.errors import CorpusError
-from realm_jax.corpus.manifest import Manifest, files_of, write_manifest
-from realm_jax.corpus.shards import format as shard_format
-from realm_jax.files.checksum import sha256_of
-from realm_jax.files.remote import is_remote
-
-# Environment variable that names another cache than the one at home.
-CACHE_DIR_VARIABLE = "REALM_JAX_CACHE_DIR"
-
-
-def local_copy(directory: epath.Path, manifest: Manifest) -> epath.Path:
-  """Returns a local directory as it is, else that of a copy of one version."""
-  if not is_remote(directory):
-    return directory
-  default = Path.home() / ".cache" / "realm_jax"
-  cache = Path(os.environ.get(CACHE_DIR_VARIABLE, default))
-  return stage(directory, manifest, cache / "corpora")
+from realm_jax.corpus.manifest import Manifest, files_of
+from realm_jax.files.file_cache import (
+  DamagedCopyError,
+  FileCache,
+  RemoteFile,
+  default_cache,
+)
+from realm_jax.files.remote import is_remote, objects_below
 
 
-def stage(directory: epath.Path, manifest: Manifest, cache: Path) -> epath.Path:
-  """Copies a version into `cache`, unless it is there already.
+class CorpusFiles:
+  """The files of arrays of a corpus version.
 
-  The copy is renamed when it is complete, so that processes may race for it.
-  Files that another copy has are linked, so that an update costs what is new.
-
-  Raises:
-    CorpusError: A file does not match the manifest.
+  Args:
+    directory: Directory of the corpus, local or on an object store.
+    manifest: Manifest of the version.
+    cache: Cache of copies; None takes that of the host.
   """
-  # The fingerprint does not include the version, which the manifest has.
-  name = f"{manifest['fingerprint']}-{manifest['corpus_version']}"
-  target = cache / name
-  if target.is_dir():
-    return epath.Path(target)
-  logging.info("Copying the corpus of %s to %s", directory, target)
-  cache.mkdir(parents=True, exist_ok=True)
-  partial = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=cache))
-  try:
-    _copy(directory, manifest, partial)
+
+  def __init__(
+    self,
+    directory: epath.Path,
+    manifest: Manifest,
+    *,
+    cache: FileCache | None = None,
+  ):
+    self._directory = directory
+    self._records = files_of(manifest)
+    self._cache = cache
+    self._copies: dict[str, Path] | None = {} if is_remote(directory) else None
+    self._lock = threading.Lock()
+
+  def local(self, name: str) -> Path:
+    """Returns a local file, by its path in the directory.
+
+    Raises:
+      CorpusError: It is missing from an object store, or does not match the
+        manifest.
+      DiskFullError: The disk of the cache is full.
+    """
+    if self._copies is None:
+      return Path(self._directory) / name
+    with self._lock:
+      if name not in self._copies:
+        self._fetch(name)
+      return self._copies[name]
+
+  def require_sizes(self) -> None:
+    """Raises `CorpusError` if a file is missing or has another size."""
+    sizes: dict[str, int] = {}
+    if self._copies is not None:
+      found = objects_below(self._directory)
+      sizes = {name: info.bytes for name, info in found.items()}
+    for name, record in self._records.items():
+      path = self._directory / name
+      size = sizes.get(name)
+      if self._copies is None and path.is_file():
+        size = path.stat().length
+      if size is None:
+        raise CorpusError(f"{path} is missing; copy or build the corpus again")
+      if size != record["bytes"]:
+        raise CorpusError(
+          f"{path} has {size} bytes and its manifest says {record['bytes']}; "
+          "copy or build the corpus again"
+        )
+
+  def _fetch(self, name: str) -> None:
+    """Copies a file, and those of the same array in the other shards."""
+    assert self._copies is not None
+    together = [other for other in self._records if _kind(other) == _kind(name)]
+    files = []
+    for other in together:
+      record = self._records[other]
+      size, checksum = record["bytes"], record["sha256"]
+      files.append(RemoteFile(self._directory / other, size, checksum))
+    logging.info(
+      "Copying %s of %s to the cache, unless it is there (%.1f MB)",
+      *(_kind(name), self._directory, sum(f.bytes for f in files) / 1e6),
+    )
     try:
-      partial.rename(target)
-    except OSError:
-      if not target.is_dir():  # If it is, another process was first.
-        raise
-  finally:
-    shutil.rmtree(partial, ignore_errors=True)
-  return epath.Path(target)
+      paths = (self._cache or default_cache()).get(files)
+    except FileNotFoundError as error:
+      raise CorpusError(
+        f"{error} is missing; copy or build the corpus again"
+      ) from error
+    except DamagedCopyError as error:
+      raise CorpusError(
+        f"{error}, or was not copied whole; try again, and build the corpus "
+        "again if that does not help"
+      ) from error
+    self._copies |= dict(zip(together, paths, strict=True))
 
 
-def _copy(directory: epath.Path, manifest: Manifest, partial: Path) -> None:
-  """Copies or links all files of a version, and verifies what it copies."""
-  staged = _staged_files(partial.parent)
-  for file, record in files_of(manifest).items():
-    copy = partial / file
-    copy.parent.mkdir(parents=True, exist_ok=True)
-    if record["sha256"] in staged:
-      # It may be removed meanwhile, and not all file systems have links.
-      with contextlib.suppress(OSError):
-        os.link(staged[record["sha256"]], copy)
-      # The checksum of a linked file was verified when it was copied.
-      if copy.exists() and copy.stat().st_size == record["bytes"]:
-        continue
-      copy.unlink(missing_ok=True)
-    (directory / file).copy(epath.Path(copy))
-    if sha256_of(copy) != record["sha256"]:
-      raise _damaged(directory / file)
-  vocabulary = partial / shard_format.VOCABULARY_NAME
-  (directory / vocabulary.name).copy(epath.Path(vocabulary))
-  # The hash of record is that of the pieces, without the last line's end.
-  pieces = vocabulary.read_bytes().removesuffix(b"\n")
-  if hashlib.sha256(pieces).hexdigest() != manifest["vocabulary"]["sha256"]:
-    raise _damaged(directory / vocabulary.name)
-  write_manifest(partial / shard_format.MANIFEST_NAME, manifest)
-
-
-def _damaged(path: epath.Path) -> CorpusError:
-  return CorpusError(
-    f"{path} does not match its manifest, or was not copied whole; try again, "
-    "and build the corpus again if that does not help"
-  )
-
-
-def _staged_files(cache: Path) -> dict[str, Path]:
-  """Returns the files of all copies, by checksum."""
-  files: dict[str, Path] = {}
-  for path in cache.glob(f"*/{shard_format.MANIFEST_NAME}"):
-    try:
-      manifest = versions.parse(epath.Path(path))
-    except CorpusError:
-      continue  # Another program wrote it, or it is being removed.
-    for name, record in files_of(manifest).items():
-      files[record["sha256"]] = path.parent / name
-  return files
+def _kind(name: str) -> str:
+  """Returns what the files of an array have in common in all shards."""
+  path = PurePosixPath(name)
+  return path.name if path.parts[0].startswith("shard-") else path.parts[0]

@@ -2,19 +2,20 @@
 
 import functools
 import weakref
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from etils import epath
 
-from realm_jax.corpus import staging, versions
+from realm_jax.corpus import versions
 from realm_jax.corpus.block_reader import NULL_ROW as NULL_ROW
 from realm_jax.corpus.block_reader import BlockReader
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.manifest import Manifest, files_of
 from realm_jax.corpus.shards import format as shard_format
 from realm_jax.corpus.shards.shard import Shard
+from realm_jax.corpus.staging import CorpusFiles
 from realm_jax.files.checksum import sha256_of
+from realm_jax.files.file_cache import FileCache
 
 if TYPE_CHECKING:
   from realm_jax.text.wordpieces import WordpieceVocabulary
@@ -27,15 +28,17 @@ class Corpus(BlockReader):
   across versions and outlive a run.
 
   `name` is part of the block ids, so that those of two corpora differ.
-  `source` is the directory that was opened, maybe on an object store, and
-  `directory` the local one of its files.
+  `source` is the directory that was opened, maybe on an object store.
   """
 
   def __init__(
-    self, directory: epath.Path, manifest: Manifest, *, source: epath.Path
+    self,
+    source: epath.Path,
+    manifest: Manifest,
+    *,
+    cache: FileCache | None = None,
   ):
     self.source = source
-    self.directory = directory
     # Open versions by fingerprint, shared by all that were opened from one.
     self._opened = weakref.WeakValueDictionary[str, Corpus]()
     self.fingerprint = manifest["fingerprint"]
@@ -46,14 +49,18 @@ class Corpus(BlockReader):
     self.vocab_size = manifest["vocabulary"]["size"]
     self.summary = manifest["summary"]
     self.drop_titles = tuple(manifest["drop_titles"])
-    self._files = files_of(manifest)
-    folder, shards, sizes = Path(directory), [], []
+    self._records = files_of(manifest)
+    self._files = CorpusFiles(source, manifest, cache=cache)
+    shards, sizes = [], []
     for record in manifest["shards"]:
       removed = record.get("removed")
-      path = folder / removed["path"] if removed else None
-      kinds = record["span_kinds"]
       shards.append(
-        Shard(folder / record["name"], removed=path, span_kinds=kinds)
+        Shard(
+          record["name"],
+          self._files.local,
+          removed=removed["path"] if removed else None,
+          span_kinds=record["span_kinds"],
+        )
       )
       num_removed = removed["num_blocks"] if removed else 0
       sizes.append(record["num_blocks"] - num_removed)
@@ -67,8 +74,12 @@ class Corpus(BlockReader):
     *,
     version: int | None = None,
     fingerprint: str | None = None,
+    cache: FileCache | None = None,
   ) -> "Corpus":
     """Opens the newest version, or the one that is named; reads no array.
+
+    Arrays on an object store are copied to `cache`, by default that of the
+    host, when they are first used.
 
     Raises:
       CorpusError: There is no corpus, it has no such version or another
@@ -76,8 +87,8 @@ class Corpus(BlockReader):
     """
     source = epath.Path(directory)
     manifest = versions.read(source, version=version, fingerprint=fingerprint)
-    corpus = cls(staging.local_copy(source, manifest), manifest, source=source)
-    corpus._check_sizes()
+    corpus = cls(source, manifest, cache=cache)
+    corpus._files.require_sizes()
     corpus._opened[corpus.fingerprint] = corpus
     return corpus
 
@@ -115,23 +126,12 @@ class Corpus(BlockReader):
       return False
     return True
 
-  def _check_sizes(self) -> None:
-    for name, record in self._files.items():
-      path = self.directory / name
-      if not path.is_file():
-        raise CorpusError(f"{path} is missing; copy or build the corpus again")
-      if (size := path.stat().length) != record["bytes"]:
-        raise CorpusError(
-          f"{path} has {size} bytes and its manifest says {record['bytes']}; "
-          "copy or build the corpus again"
-        )
-
   def verify(self) -> None:
     """Reads every file and compares checksums; raises `CorpusError`."""
-    for name, record in self._files.items():
-      if sha256_of(self.directory / name) != record["sha256"]:
+    for name, record in self._records.items():
+      if sha256_of(self.source / name) != record["sha256"]:
         raise CorpusError(
-          f"{self.directory / name} does not have the checksum of the "
+          f"{self.source / name} does not have the checksum of the "
           "manifest; copy or build the corpus again"
         )
 
@@ -139,15 +139,15 @@ class Corpus(BlockReader):
     """Raises `CorpusError` if another corpus has another vocabulary."""
     if self.vocab_sha256 != other.vocab_sha256:
       raise CorpusError(
-        f"{self.directory} has another vocabulary than {other.directory}; "
-        f"build it again with --vocab={other.directory}/vocab.txt"
+        f"{self.source} has another vocabulary than {other.source}; "
+        f"build it again with --vocab={other.source}/vocab.txt"
       )
 
   def require_whole_blocks(self, block_length: int) -> None:
     """Raises `CorpusError` if a block would not fit in `block_length`."""
     if block_length < self.block_length:
       raise CorpusError(
-        f"block_length={block_length} would cut blocks of {self.directory}, "
+        f"block_length={block_length} would cut blocks of {self.source}, "
         f"which have up to {self.block_length} wordpieces; bind "
         f"BLOCK_LENGTH={self.block_length}, or build the corpus with "
         f"--block_length={block_length}"
@@ -159,7 +159,7 @@ class Corpus(BlockReader):
     # Imported late: it imports TensorFlow, which takes six seconds.
     from realm_jax.text.wordpieces import WordpieceVocabulary
 
-    path = self.directory / shard_format.VOCABULARY_NAME
+    path = self.source / shard_format.VOCABULARY_NAME
     vocabulary = WordpieceVocabulary(path)
     if vocabulary.sha256 != self.vocab_sha256:
       raise CorpusError(

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from realm_jax.files.metric_rows import read_rows
+
 # Each plot's file: its title, and its curves as RUN/METRIC.
 _PLOTS = {
   "loss.png": (
@@ -36,7 +38,7 @@ _SMOOTHING = 0.1
 def write(output_dir: Path, figures: Mapping[str, Any]) -> str:
   """Writes report.json, report.md and the plots, and returns the table.
 
-  The directory holds the metrics.jsonl of the demo's runs, and `demo.run_demo`
+  The directory holds the metrics of the demo's runs, and `demo.run_demo`
   returns the figures.
   """
   (output_dir / "report.json").write_text(json.dumps(figures, indent=2) + "\n")
@@ -97,8 +99,7 @@ def _plot(
   figure, axes = plt.subplots(figsize=(8, 4.5))
   for curve in curves:
     run, metric = curve.split("/")
-    lines = (output_dir / run / "metrics.jsonl").read_text().splitlines()
-    points = [point for point in map(json.loads, lines) if metric in point]
+    points = [row for row in read_rows(output_dir / run) if metric in row]
     steps = [point["step"] for point in points]
     values = [point[metric] for point in points]
     if metric == "staleness_steps":

@@ -22,6 +22,7 @@ from realm_jax.checkpoints.manager import CheckpointError, CheckpointStore
 from realm_jax.console.sigterm import stop_on_sigterm
 from realm_jax.evaluation.outputs import METRICS, Figures
 from realm_jax.evaluation.trained_model import ModelSource
+from realm_jax.files.store_access import require_readable, require_writable
 from realm_jax.generations.store.manifest import GenerationError
 from realm_jax.partitioning.agreement import Agreement, StopForAll
 
@@ -63,6 +64,8 @@ def follow(
     stop_on_sigterm() as own_stop,
     contextlib.closing(CheckpointStore(source.model_dir)) as checkpoints,
   ):
+    require_readable(source.model_dir)
+    require_writable(source.model_dir, output_dir)
     stop = StopForAll(own_stop, Agreement("end of following"))
 
     def hand_on_sigterm() -> None:

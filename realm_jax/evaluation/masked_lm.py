@@ -25,6 +25,7 @@ from realm_jax.evaluation.trained_model import (
   TrainedModel,
   load_model,
 )
+from realm_jax.files.store_access import require_writable
 from realm_jax.generations.follow.loading import Generation
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
@@ -88,6 +89,7 @@ def evaluate_masked_lm(
     num_batches=num_batches,
     previous_generation=previous_generation,
   )
+  require_writable(output_dir)
   model = load_model(source, stage)
   generation = open_generation(model)
   share.require_same(model, generation)

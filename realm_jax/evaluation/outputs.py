@@ -10,6 +10,7 @@ from etils import epath
 from realm_jax.evaluation.shares import Share
 from realm_jax.evaluation.trained_model import TrainedModel
 from realm_jax.files.json_file import JsonValue, json_lines, write_json
+from realm_jax.files.store_access import require_writable
 from realm_jax.generations.follow.loading import Generation
 
 METRICS = "metrics.json"
@@ -34,12 +35,14 @@ def lines(
   Raises:
     ValueError: There are no lines.
     OSError: The disk is full, or the directory cannot be written to.
+    StoreAccessError: Likewise, where it is on an object store.
     ProcessesError: A process has failed.
   """
   by_position: dict[int, Line] = {}
   with contextlib.ExitStack() as stack:
     write = None
     if output_dir is not None and share.writes:
+      require_writable(output_dir)
       path = epath.Path(output_dir) / name
       write = stack.enter_context(json_lines(path))
     yield by_position

@@ -16,6 +16,7 @@ from realm_jax.checkpoints.loop_item import (
 )
 from realm_jax.checkpoints.manager import FOLDER, CheckpointError, locate
 from realm_jax.corpus.store import Corpus
+from realm_jax.files.store_access import require_readable
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
@@ -91,7 +92,9 @@ def load_model(source: ModelSource, stage: Stage) -> TrainedModel:
     CheckpointError: The checkpoint is missing, lacks a component, or belongs
       to another model or vocabulary.
     CorpusError: There is no corpus, or block_length would truncate its blocks.
+    StoreAccessError: A bucket cannot be read.
   """
+  require_readable(source.model_dir, source.corpus_dir, source.generation)
   path = epath.Path(source.model_dir)
   if source.checkpoint_step is not None:
     path = path / FOLDER / str(source.checkpoint_step)
@@ -118,7 +121,7 @@ def load_model(source: ModelSource, stage: Stage) -> TrainedModel:
       params = store.restore(step, items=tuple(like), like=like)
     except CheckpointError as error:
       raise CheckpointError(
-        f"{error}\n  (the vocabulary is that of {corpus.directory}, "
+        f"{error}\n  (the vocabulary is that of {corpus.source}, "
         f"{corpus.vocab_size} wordpieces: was the checkpoint trained on this "
         "corpus, or on one with the same vocabulary?)"
       ) from error

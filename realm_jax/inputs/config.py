@@ -9,7 +9,8 @@ _MASK_FEATURES = ("mask_positions", "mask_targets", "mask_weights")
 # Fields that the recipes in gin/ set by macros of the same names.
 _MACROS = frozenset(
   "batch_size query_length block_length num_steps save_every_steps "
-  "fsdp model_parallelism max_shape_buckets held_out_blocks".split()
+  "fsdp model_parallelism max_shape_buckets held_out_blocks "
+  "max_staleness_steps".split()
 )
 
 

@@ -106,6 +106,7 @@ class CheckpointManager:
     step = int(ours.step)
     if not self.should_save(step):
       return False
+    self._run.sole.check()
     self._run.checkpointer.save(ours, self._run.loop_state(step))
     return True
 

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.files.sole_process import SoleProcess, sole_process
 from realm_jax.t5x_engine.batch_arrays import BatchArrays
 from realm_jax.training.batches import StepBatch
 from realm_jax.training.candidates import CandidateStream
@@ -15,7 +16,6 @@ from realm_jax.training.checkpointing import Checkpointer
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.loop_state import LoopState
 from realm_jax.training.packing.packer import padded
-from realm_jax.training.run_lock import run_lock
 from realm_jax.training.setup import RunSetup, set_up
 from realm_jax.training.stages.model_inputs import ModelInputs
 from realm_jax.training.stages.protocol import ExampleArrays
@@ -33,9 +33,10 @@ class EngineRun:
   Attributes:
     candidates: Candidate stream of the infeed, once it is open.
     closing: Closes what the run has opened, at the exit of the process.
+    sole: On process 0, the right to write to MODEL_DIR.
 
   Raises:
-    RunLockError: MODEL_DIR has a trainer already.
+    SoleProcessError: MODEL_DIR has a trainer already.
     ValueError: The configuration wants what t5x does not have: packing, or a
       mesh with an axis fsdp.
   """
@@ -56,8 +57,9 @@ class EngineRun:
     self.candidates: CandidateStream | None = None
     self.closing = contextlib.ExitStack()
     weakref.finalize(self, self.closing.close)
+    self.sole = SoleProcess()
     if jax.process_index() == 0:
-      self.closing.enter_context(run_lock(config.model_dir))
+      self.sole = self.closing.enter_context(sole_process(config.model_dir))
 
   @functools.cached_property
   def store(self) -> CheckpointStore:

@@ -23,7 +23,7 @@ from realm_jax.conversion.hugging_face.token_classifier import (
   LabelledModel,
   read_token_classifier,
 )
-from realm_jax.files.remote import is_remote
+from realm_jax.files.remote import download, is_remote
 from realm_jax.models.parameters import Params
 from realm_jax.models.sequences import padded
 from realm_jax.models.token_classifier import TokenClassifier
@@ -217,5 +217,5 @@ def _local_files(directory: str) -> Iterator[Path]:
   with tempfile.TemporaryDirectory() as folder:
     for pattern in _FILES:
       for path in epath.Path(directory).glob(pattern):
-        path.copy(Path(folder) / path.name)
+        download(path, Path(folder) / path.name)
     yield Path(folder)

@@ -56,7 +56,7 @@ class RefreshConfig:
     lag_steps: Steps between a checkpoint and the use of its generation; with
       `wait` only.
     max_staleness_steps: Age of the oldest vector that may be searched, in
-      steps; None sets no limit.
+      steps. None is ten times `save_every_steps`, and 0 sets no limit.
     on_stale: What to do beyond that limit, `warn` or `fail`.
     on_crash: What to search when the process of the index has crashed: the
       same generation by `exact` search, the `last` generation before, or
@@ -73,6 +73,7 @@ class RefreshConfig:
   timeout_seconds: float = 24 * 3600.0
 
   def __post_init__(self) -> None:
+    require_at_least(self, max_staleness_steps=0)
     if self.lag_steps < 1:
       raise ValueError(
         f"lag_steps={self.lag_steps}: a generation cannot be used before the "

@@ -49,7 +49,8 @@ def train(config: TrainConfig) -> TrainResult:
   """Trains one stage, from the last checkpoint of MODEL_DIR if there is one.
 
   Raises:
-    RunLockError: MODEL_DIR has a trainer already.
+    SoleProcessError: MODEL_DIR has a trainer already, or, on an object store,
+      another has taken it from this one.
     CheckpointError: A checkpoint is missing or does not fit.
     CorpusError: There is no corpus, or its blocks are longer than
       `block_length`.
@@ -81,6 +82,7 @@ def run_steps(state: TrainState, run: Run, *, num_steps: int) -> TrainResult:
       step += 1
       metrics.push(step, on_devices, prepared.metrics)
       decision = run.decisions.after_step(step)
+      run.sole.check()
       if decision.save:
         metrics.flush()
         run.checkpoints.save(state, candidates.state(step))
@@ -89,6 +91,7 @@ def run_steps(state: TrainState, run: Run, *, num_steps: int) -> TrainResult:
         break
   except RETRIEVAL_UNAVAILABLE as reason:
     if step > saved:
+      run.sole.check()
       metrics.flush()
       run.checkpoints.save(state, candidates.state(step))
     if not isinstance(reason, WaitPreemptedError):

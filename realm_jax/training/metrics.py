@@ -1,11 +1,11 @@
-"""Metrics of a run: metrics.jsonl, TensorBoard, the progress bar, and NaNs.
+"""Metrics of a run: their files, TensorBoard, the progress bar, and NaNs.
 
 Metrics are fetched two steps late, so that the host never waits for the step
 that the devices compute.
 """
 
 import collections
-import json
+import contextlib
 import math
 import time
 from collections.abc import Mapping
@@ -13,11 +13,12 @@ from typing import NoReturn
 
 import jax
 from absl import logging
-from clu import metric_writers
 from etils import epath
 from tqdm import tqdm
 
+from realm_jax.files.metric_rows import open_rows
 from realm_jax.training.collapse import CollapseMonitor
+from realm_jax.training.event_files import EventFiles
 
 _STEPS_LATE = 2
 _LOG_LINE_SECONDS = 30.0
@@ -35,7 +36,7 @@ class MetricsLog:
   """Writes the metrics of every step, in order, two steps late.
 
   Args:
-    model_dir: Directory of metrics.jsonl and the TensorBoard events.
+    model_dir: Directory of the rows and the TensorBoard events.
     start_step: Number of steps that are done. Rows of later steps are removed:
       they are from a run that was killed after its last checkpoint, and those
       steps are repeated.
@@ -106,9 +107,9 @@ class MetricsLog:
 
   def close(self) -> None:
     """Closes the files; metrics that were not written are dropped."""
+    self._bar.close()
     if self._files is not None:
       self._files.close()
-    self._bar.close()
 
   def _write_oldest(self) -> None:
     step, on_devices, on_host = self._pending.popleft()
@@ -139,41 +140,21 @@ class MetricsLog:
 
 
 class _Files:
-  """metrics.jsonl and the TensorBoard events of a run."""
+  """The rows and the TensorBoard events of a run."""
 
   def __init__(self, model_dir: epath.PathLike, start_step: int):
-    path = epath.Path(model_dir) / "metrics.jsonl"
-    # A run that is killed at this point must not lose its earlier rows.
-    kept = path.with_name(".metrics.jsonl.kept")
-    kept.write_text(_rows_until(path, start_step))
-    kept.replace(path)
-    self._rows = path.open("a")
-    self._events = metric_writers.SummaryWriter(str(model_dir))
+    self._rows = open_rows(model_dir, start_step=start_step)
+    self._events = EventFiles(model_dir)
 
   def write(self, step: int, metrics: Mapping[str, float]) -> None:
-    self._rows.write(json.dumps({"step": step, **metrics}) + "\n")
-    self._events.write_scalars(step, metrics)
+    self._rows.write({"step": step, **metrics})
+    self._events.write(step, metrics)
 
   def flush(self) -> None:
     self._rows.flush()
     self._events.flush()
 
   def close(self) -> None:
-    self._rows.close()
-    self._events.close()
-
-
-def _rows_until(path: epath.Path, step: int) -> str:
-  """Returns the complete rows of steps up to `step`."""
-  if not path.exists():
-    return ""
-  kept = []
-  for line in path.read_text().splitlines():
-    try:
-      row = json.loads(line)
-    except json.JSONDecodeError:
-      break
-    if row["step"] > step:
-      break
-    kept.append(line + "\n")
-  return "".join(kept)
+    with contextlib.ExitStack() as stack:
+      stack.callback(self._events.close)
+      stack.callback(self._rows.close)

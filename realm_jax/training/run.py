@@ -12,6 +12,12 @@ from etils import epath
 from realm_jax.answers.run_answers import RunAnswers
 from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.console.sigterm import stop_on_sigterm
+from realm_jax.files.sole_process import (
+  SoleProcess,
+  SoleProcessError,
+  sole_process,
+)
+from realm_jax.files.store_access import require_readable, require_writable
 from realm_jax.generations.follow.watcher import GenerationWatcher
 from realm_jax.generations.store import layout
 from realm_jax.inputs.batches import BatchStream
@@ -40,7 +46,6 @@ from realm_jax.training.packing.shape_buckets import (
 from realm_jax.training.refresh.corpus_versions import load_for_run
 from realm_jax.training.refresh.fallback import CrashFallback
 from realm_jax.training.refresh.schedule import GenerationSchedule
-from realm_jax.training.run_lock import RunLockError, run_lock
 from realm_jax.training.setup import RunSetup, set_up
 from realm_jax.training.stages.model_inputs import Models
 from realm_jax.training.stages.protocol import ExampleArrays, Stage
@@ -56,6 +61,8 @@ class Run:
   checkpoints: Checkpointer
   decisions: Decisions
   metrics: MetricsLog
+  # On process 0, the right to write to MODEL_DIR.
+  sole: SoleProcess = dataclasses.field(default_factory=SoleProcess)
 
 
 @contextlib.contextmanager
@@ -71,17 +78,14 @@ def open_run(config: TrainConfig) -> Iterator[tuple[TrainState, Run | None]]:
       num_steps=config.num_steps,
       save_every_steps=config.checkpoints.save_every_steps,
     )
+    _require_access(config)
     setup = set_up(config)
     corpora = {
       "the corpus": setup.corpus.fingerprint,
       "the corpus of the examples": setup.examples.fingerprint,
     }
     require_same(decisions.loop, {"TrainConfig": config}, corpora)
-    decisions.loop.led(
-      "run lock",
-      lambda: stack.enter_context(run_lock(config.model_dir)),
-      (RunLockError,),
-    )
+    sole = _sole_trainer(config, decisions.loop, stack)
     store = CheckpointStore(
       config.model_dir, keep=config.checkpoints.keep, read_only=False
     )
@@ -124,8 +128,44 @@ def open_run(config: TrainConfig) -> Iterator[tuple[TrainState, Run | None]]:
       setup, examples, packer, decisions, loop_state, stack
     )
     step_function = compile_steps(setup, state, batches)
-    run = Run(step_function, candidates, checkpoints, decisions, metrics)
-    yield state, run
+    yield (
+      state,
+      Run(step_function, candidates, checkpoints, decisions, metrics, sole),
+    )
+
+
+def _require_access(config: TrainConfig) -> None:
+  """Checks the buckets that a run reads and writes, before all else.
+
+  Raises:
+    StoreAccessError: One of them cannot be used.
+  """
+  data, checkpoints = config.data, config.checkpoints
+  require_readable(
+    data.corpus_dir,
+    data.pretraining_corpus_dir,
+    *data.question_files.values(),
+    checkpoints.initial_checkpoint,
+    checkpoints.initial_reader,
+  )
+  require_writable(config.model_dir)
+
+
+def _sole_trainer(
+  config: TrainConfig, agreement: Agreement, stack: contextlib.ExitStack
+) -> SoleProcess:
+  """Makes process 0 the only one that trains into MODEL_DIR.
+
+  Raises:
+    SoleProcessError: MODEL_DIR has a trainer already.
+  """
+  held = [SoleProcess()]
+
+  def take() -> None:
+    held.append(stack.enter_context(sole_process(config.model_dir)))
+
+  agreement.led("sole trainer", take, (SoleProcessError,))
+  return held[-1]
 
 
 def _initial(

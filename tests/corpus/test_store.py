@@ -227,7 +227,7 @@ def test_the_corpus_carries_its_vocabulary(corpus, vocab_file):
 
 
 def copy_of(corpus: Corpus, tmp_path):
-  return shutil.copytree(corpus.directory, tmp_path / "copy")
+  return shutil.copytree(corpus.source, tmp_path / "copy")
 
 
 def test_no_corpus_here(tmp_path):

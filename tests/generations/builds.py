@@ -99,7 +99,7 @@ def build(model_dir, corpus, *, generations_dir=None, worker="0/1", **settings):
   of_generation = {k: settings.pop(k) for k in _OF_GENERATION if k in settings}
   return build_index(
     model_dir=model_dir,
-    corpus_dir=corpus.directory,
+    corpus_dir=corpus.source,
     generation=generation_config(**of_generation),
     generations_dir=generations_dir,
     worker=worker,

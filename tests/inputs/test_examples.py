@@ -132,7 +132,7 @@ def test_sentences_may_come_from_another_corpus(tiny, tmp_path):
   other = tiny_corpus.build(tmp_path)
   context = dataclasses.replace(tiny, pretraining_corpus_dir=other.corpus_dir)
   with task_context(context):
-    assert CorpusSource().open("train").corpus.directory == other.corpus_dir
+    assert CorpusSource().open("train").corpus.source == other.corpus_dir
   words = tiny_corpus.VOCABULARY + "\nmoon"
   (tmp_path / "second").mkdir()
   other = tiny_corpus.build(tmp_path / "second", vocabulary=words)

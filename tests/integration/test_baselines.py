@@ -1,11 +1,11 @@
 """The baselines of gin/baselines/, trained and evaluated in the tiny world."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from realm_jax.evaluation import run as evaluation_run
+from realm_jax.files.metric_rows import read_rows
 from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.random import RandomConfig
 from realm_jax.training import loop
@@ -46,8 +46,7 @@ def config_of(world):
 
 
 def _losses(model_dir: Path) -> list[dict]:
-  lines = (model_dir / "metrics.jsonl").read_text().splitlines()
-  return [json.loads(line) for line in lines]
+  return read_rows(model_dir)
 
 
 def test_hard_em_reads_what_bm25_finds(world, imported, config_of, tmp_path):

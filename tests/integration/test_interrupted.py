@@ -11,7 +11,7 @@ from benchmarks.runs import faults, verdict
 from benchmarks.runs.disturbed import disturbed
 from benchmarks.runs.faults import Fault, InjectedFault
 from benchmarks.runs.jobs import Run, wait_until
-from realm_jax.training.run_lock import RunLockError, run_lock
+from realm_jax.files.sole_process import SoleProcessError, sole_process
 from tests.integration.commands import MODEL_FILE
 
 pytestmark = pytest.mark.slow
@@ -133,8 +133,8 @@ def test_a_swap_compiles_nothing(unbroken):
 
 def test_a_second_trainer_is_refused(commands, tmp_path):
   with (
-    run_lock(tmp_path),
-    pytest.raises(RunLockError, match=f"^{tmp_path} already has a trainer"),
+    sole_process(tmp_path),
+    pytest.raises(SoleProcessError, match=f"^{tmp_path} already has a trainer"),
   ):
     commands.train("reading", tmp_path, NUM_STEPS=1)
   assert not (tmp_path / "metrics.jsonl").exists()

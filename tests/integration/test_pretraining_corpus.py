@@ -7,6 +7,7 @@ import pytest
 from realm_jax.checkpoints.manager import CheckpointError
 from realm_jax.corpus.building.corpus import build_corpus
 from realm_jax.corpus.store import Corpus
+from realm_jax.files.metric_rows import read_rows
 from tests import tiny_world
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
@@ -36,8 +37,7 @@ def test_span_selection(commands, read_corpus, tmp_path):
     "PACK": False,
   }
   assert commands.train("span_selection", tmp_path, NUM_STEPS=2, **settings)
-  rows = (tmp_path / "metrics.jsonl").read_text().splitlines()
-  metrics = json.loads(rows[-1])
+  metrics = read_rows(tmp_path)[-1]
   assert metrics["recall_read"] == 1
   assert metrics["loss"] > 0
   # The order of the data depends on how many blocks there are.

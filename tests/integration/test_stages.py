@@ -12,6 +12,7 @@ import pytest
 from benchmarks.runs.groups import free_port
 from benchmarks.runs.jobs import Job, wait_until
 from realm_jax.evaluation import answering
+from realm_jax.files.metric_rows import read_rows
 from realm_jax.generations.building import generation_builder
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training import loop
@@ -28,8 +29,7 @@ _TOLERANCE = 2e-4
 
 
 def _rows(model_dir: Path) -> list[dict]:
-  lines = (model_dir / "metrics.jsonl").read_text().splitlines()
-  return [json.loads(line) for line in lines]
+  return read_rows(model_dir)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """The command `t5x.train` over our recipes; skipped where t5x is absent."""
 
 import importlib.util
-import json
 import shutil
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import tensorflow as tf
 from tensorflow.core.util import event_pb2
 
 from benchmarks.runs.jobs import as_gin
+from realm_jax.files.metric_rows import read_rows
 from tests.integration.commands import MODEL_FILE
 
 pytestmark = [
@@ -83,8 +83,7 @@ def _losses_of_t5x(model_dir: Path) -> dict[int, float]:
 
 
 def _losses(model_dir: Path) -> dict[int, float]:
-  lines = (model_dir / "metrics.jsonl").read_text().splitlines()
-  return {row["step"]: row["loss"] for row in map(json.loads, lines)}
+  return {row["step"]: row["loss"] for row in read_rows(model_dir)}
 
 
 def _train(commands, recipe, model_dir, **bindings):

@@ -10,11 +10,11 @@ pytest.importorskip("t5x", reason="t5x is absent; `make t5x` adds it")
 
 from t5x import utils
 
+from realm_jax.files.sole_process import SoleProcessError
 from realm_jax.t5x_engine.infeed import CandidateInfeed, get_dataset
 from realm_jax.t5x_engine.run import EngineRun
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.loop_state import LoopState
-from realm_jax.training.run_lock import RunLockError
 from tests.integration.commands import Commands
 
 _BATCH = 8
@@ -101,7 +101,7 @@ def test_packing_fsdp_and_a_second_trainer_are_refused(open_run):
   with pytest.raises(ValueError, match="bind PACK = False"):
     open_run(PACK=True)
   run = open_run()
-  with pytest.raises(RunLockError, match="already has a trainer"):
+  with pytest.raises(SoleProcessError, match="already has a trainer"):
     open_run()
   run.closing.close()
   open_run()

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from realm_jax.files.sole_process import SoleProcess, SoleProcessError
 from realm_jax.indexes.protocol import IndexCrashedError
 from realm_jax.retrieval.pipeline import NOTHING_RETRIEVED, Prepared
 from realm_jax.training.batches import MaskTargets, ReadingBatch
@@ -81,6 +82,18 @@ class Metrics(MetricsLog):
     self.events.append(("flush",))
 
 
+class Sole(SoleProcess):
+  """The right to write, which another process has taken during a step."""
+
+  def __init__(self, events, taken_at):
+    self.events = events
+    self.taken_at = taken_at
+
+  def check(self):
+    if ("step", self.taken_at) in self.events:
+      raise SoleProcessError("another trainer")
+
+
 def _state(step=0):
   return TrainState(jnp.int32(step), {"reader": jnp.float32(step)}, ())
 
@@ -93,6 +106,7 @@ def _run(
   unavailable=None,
   preempted_at=None,
   bad_step=None,
+  taken_at=None,
 ):
   events = Events()
   preempted = threading.Event()
@@ -115,6 +129,7 @@ def _run(
         preempted, num_steps=num_steps, save_every_steps=every
       ),
       metrics=Metrics(events, bad_step),
+      sole=Sole(events, taken_at),
     )
     result = run_steps(_state(start), run, num_steps=num_steps)
   except Exception as raised:
@@ -215,3 +230,10 @@ def test_a_loss_that_is_not_finite_is_never_saved():
   events, _, _, error = _run(num_steps=9, every=2, bad_step=4)
   assert isinstance(error, NonFiniteLossError)
   assert _saved(events) == [("save", 2, 20)]
+
+
+def test_a_trainer_whose_place_was_taken_saves_nothing():
+  events, _, _, error = _run(num_steps=6, every=2, taken_at=3)
+  assert isinstance(error, SoleProcessError)
+  assert [saved[1] for saved in _saved(events)] == [2]
+  assert ("step", 4) not in events

@@ -6,6 +6,7 @@ import logging
 import jax.numpy as jnp
 import pytest
 
+from realm_jax.files.metric_rows import read_rows
 from realm_jax.training.collapse import CollapseMonitor
 from realm_jax.training.metrics import MetricsLog, NonFiniteLossError
 
@@ -136,3 +137,21 @@ def test_tensorboard_events_are_written(tmp_path):
   log.flush()
   log.close()
   assert list(tmp_path.glob("events.out.tfevents.*"))
+
+
+def test_a_store_has_rows_and_events_once_they_are_flushed(object_store):
+  model_dir = object_store.path("metrics/run")
+  log = _open(model_dir)
+  for step in (1, 2, 3, 4):
+    log.push(step, _metrics(1.0), {})
+  assert object_store.names("metrics/run") == []
+  log.flush()
+  names = object_store.names("metrics/run")
+  assert [row["step"] for row in read_rows(model_dir)] == [1, 2, 3, 4]
+  log.push(5, _metrics(1.0), {})
+  log.flush()
+  log.close()
+  names = object_store.names("metrics/run")
+  events = [name for name in names if "/events.out.tfevents." in name]
+  assert len(events) == 2
+  assert len(read_rows(model_dir)) == 5

@@ -29,6 +29,7 @@ from realm_jax.corpus.errors import CorpusError, InputError
 from realm_jax.corpus.manifest import ShardRecord
 from realm_jax.corpus.shards.format import MANIFEST_NAME, MIN_BLOCK_LENGTH
 from realm_jax.files.remote import is_remote
+from realm_jax.files.store_access import require_readable, require_writable
 from realm_jax.text.salient_spans import Tagger, tag
 from realm_jax.text.wordpieces import (
   WordpieceVocabulary,
@@ -85,7 +86,8 @@ def build_corpus(
   Raises:
     InputError: The input cannot be read, or gives no block.
     CorpusError: An argument is wrong, or `output_dir` has other files.
-    TargetError, DiskFullError: `output_dir` cannot be written.
+    TargetError, DiskFullError, StoreAccessError: `output_dir` cannot be
+      written, or a bucket not read.
     VocabularyError: The vocabulary cannot be used.
   """
   if block_length < MIN_BLOCK_LENGTH:
@@ -94,6 +96,8 @@ def build_corpus(
       f"{MIN_BLOCK_LENGTH} or more (released REALM has 288)"
     )
   require_shard_size(blocks_per_shard)
+  require_readable(*inputs, vocab)
+  require_writable(output_dir)
   check_target(output_dir, overwrite=overwrite)
   source = DocumentSource(
     inputs,

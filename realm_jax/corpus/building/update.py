@@ -16,6 +16,7 @@ from realm_jax.corpus.building.summary import UpdateSummary
 from realm_jax.corpus.building.version_writer import VersionWriter
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.store import Corpus
+from realm_jax.files.store_access import require_readable, require_writable
 from realm_jax.text.salient_spans import Tagger, tag
 from realm_jax.text.wordpieces import WordpieceVocabulary
 
@@ -61,13 +62,16 @@ def update_corpus(
     InputError: The input cannot be read, or removes an unknown document.
     CorpusError: There is no corpus, an argument does not fit it, or no block
       would be left.
-    TargetError, DiskFullError: The directory cannot be written.
+    TargetError, DiskFullError, StoreAccessError: The directory cannot be
+      written, or a bucket not read.
   """
   require_shard_size(blocks_per_shard)
   if keep_versions is not None and keep_versions < 1:
     raise CorpusError(
       f"keep_versions={keep_versions}; give 1, to keep the newest, or more"
     )
+  require_readable(*inputs)
+  require_writable(output_dir)
   with VersionWriter.open(
     output_dir, blocks_per_shard=blocks_per_shard
   ) as writer:

@@ -6,7 +6,7 @@ maps rows, counted from the shard's first, to positions.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,15 +27,24 @@ def ragged_indices(
 class Shard:
   """The arrays of a shard, mapped into memory when first used.
 
-  `removed` is the file of the removed blocks' positions, if there are any, and
-  `span_kinds` are the names of the shard's kinds of salient spans.
+  Args:
+    name: Folder of the shard in the corpus's directory.
+    local: Function from the path of a file in that directory to a local one.
+    removed: Path of the removed blocks' positions there, if there are any.
+    span_kinds: Names of the shard's kinds of salient spans.
   """
 
   def __init__(
-    self, directory: Path, *, removed: Path | None, span_kinds: Sequence[str]
+    self,
+    name: str,
+    local: Callable[[str], Path],
+    *,
+    removed: str | None,
+    span_kinds: Sequence[str],
   ):
     self.span_kinds = tuple(span_kinds)
-    self._directory = directory
+    self._name = name
+    self._local = local
     self._removed_path = removed
     self._arrays: dict[str, np.ndarray] = {}
 
@@ -44,7 +53,7 @@ class Shard:
     """The positions of the removed blocks, in order."""
     if self._removed_path is None:
       return np.zeros(0, np.int64)
-    return np.load(self._removed_path, allow_pickle=False)
+    return np.load(self._local(self._removed_path), allow_pickle=False)
 
   @functools.cached_property
   def _rows_before_removed(self) -> Int[np.ndarray, " r"]:
@@ -68,7 +77,7 @@ class Shard:
   def array(self, name: str) -> np.ndarray:
     """Returns an array of `format.ARRAYS`, mapped when it is first used."""
     if name not in self._arrays:
-      path = self._directory / f"{name}.npy"
+      path = self._local(f"{self._name}/{name}.npy")
       mapped = np.load(path, mmap_mode="r", allow_pickle=False)
       # A plain view: indexing a memmap object costs Python calls each time.
       self._arrays[name] = mapped.view(np.ndarray)

@@ -44,6 +44,8 @@ RETRIEVAL_UNAVAILABLE = (
 )
 
 
+# Checkpoints after which an index is stale that no newer one has replaced.
+_CHECKPOINTS_UNTIL_STALE = 10
 # What keeps all processes of a run from searching, where it happens to one.
 _NOT_FOUND = (
   *RETRIEVAL_UNAVAILABLE,
@@ -70,6 +72,11 @@ class GenerationSchedule:
     self._watcher = watcher
     self._config = config
     self._every = save_every_steps
+    limit = config.max_staleness_steps
+    # With 0 there is no limit.
+    self._max_staleness_steps = (
+      _CHECKPOINTS_UNTIL_STALE * save_every_steps if limit is None else limit
+    )
     self._decisions = decisions
     self._fallback = fallback
     self._current: Generation | None = None
@@ -279,18 +286,18 @@ class GenerationSchedule:
     return newest
 
   def _is_stale(self, step: int, generation: Generation | None = None) -> bool:
-    limit = self._config.max_staleness_steps
+    limit = self._max_staleness_steps
     oldest_step = (generation or self.current).oldest_step
-    return limit is not None and step - oldest_step > limit
+    return 0 < limit < step - oldest_step
 
   def _check_staleness(self, step: int) -> None:
-    limit = self._config.max_staleness_steps
-    if limit is None or not self._is_stale(step):
+    limit = self._max_staleness_steps
+    if not self._is_stale(step):
       return
     staleness = step - self.current.oldest_step
     message = (
       f"the oldest vector of generation {self.current.step} is {staleness} "
-      f"steps old at step {step}, above max_staleness_steps={limit}; is the "
+      f"steps old at step {step}, above MAX_STALENESS_STEPS={limit}; is the "
       "index builder alive, and does it refresh every block in time?"
     )
     if self._config.on_stale == "fail":

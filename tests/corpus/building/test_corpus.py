@@ -308,7 +308,7 @@ def test_an_existing_directory_is_not_lost(build, tmp_path, vocab_file):
   # A failed build leaves the old one in place.
   with pytest.raises(InputError, match="no 'title'"):
     build([*rows, {}], overwrite=True)
-  assert Corpus.open(before.directory).fingerprint == before.fingerprint
+  assert Corpus.open(before.source).fingerprint == before.fingerprint
   rows[0]["text"] = "Ada was by."
   assert bodies(build(rows, overwrite=True)) == ["Ada was by."]
 

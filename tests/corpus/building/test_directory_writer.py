@@ -3,7 +3,6 @@
 import errno
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,6 @@ from realm_jax.corpus.building import directory_writer
 from realm_jax.corpus.building.directory_writer import CorpusDirectoryWriter
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.shards.writer import GrowingArray
-from realm_jax.corpus.staging import stage
 from realm_jax.corpus.store import Corpus
 from realm_jax.files.disk_full import DiskFullError
 from realm_jax.files.whole_directory import TargetError
@@ -163,29 +161,6 @@ def test_a_link_to_the_directory_stays(tmp_path):
 def test_a_mount_point_cannot_be_replaced():
   with pytest.raises(TargetError, match="name a new directory in it"):
     write(Path("/"), 2)
-
-
-def test_a_corpus_is_staged_once_and_whole(tmp_path):
-  corpus = write(tmp_path / "far", 10)
-  manifest = versions.read(corpus.directory)
-  cache = tmp_path / "cache"
-  staged = []
-
-  def copy():
-    staged.append(stage(corpus.directory, manifest, cache))
-
-  threads = [threading.Thread(target=copy) for _ in range(2)]
-  for thread in threads:
-    thread.start()
-  for thread in threads:
-    thread.join()
-  copy()
-  assert staged[0] == staged[1] == staged[2]
-  assert len(names(cache)) == 1
-  local = Corpus.open(staged[0])
-  local.verify()
-  assert local.fingerprint == corpus.fingerprint
-  assert local.vocabulary.pieces == PIECES
 
 
 def test_on_an_object_store_earlier_versions_go_with_their_corpus(

@@ -17,7 +17,6 @@ from realm_jax.corpus.building.update import update_corpus
 from realm_jax.corpus.building.version_writer import VersionWriter
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.manifest import files_of
-from realm_jax.corpus.staging import stage
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.files import whole_directory
 from realm_jax.files.disk_full import DiskFullError
@@ -107,22 +106,6 @@ def test_the_last_versions_stay_if_so_told(corpus, update):
     assert str(path.relative_to(corpus.source)) in named
 
 
-def test_a_copy_that_is_not_what_it_should_be_is_not_staged(corpus, tmp_path):
-  cache = tmp_path / "cache"
-  manifest = versions.read(corpus.source)
-  for name in ("shard-00000/token_ids.npy", "vocab.txt"):
-    path = Path(corpus.source / name)
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-1] + bytes([whole[-2] ^ 1]))
-    with pytest.raises(
-      CorpusError, match=f"{name} does not match its manifest"
-    ):
-      stage(corpus.source, manifest, cache)
-    assert not list(cache.iterdir())
-    path.write_bytes(whole)
-  Corpus.open(stage(corpus.source, manifest, cache)).verify()
-
-
 def test_a_damaged_manifest_of_before_says_to_remove_it(corpus, update):
   update([article("new", seed=1)])
   path = Path(corpus.source) / "versions" / "00000001.json"
@@ -158,21 +141,6 @@ def test_a_full_disk_says_what_helps_an_update(corpus, update, monkeypatch):
     update([article("new", seed=1)])
   monkeypatch.undo()
   assert Corpus.open(corpus.source).version == 1
-
-
-def test_a_version_is_staged_and_shares_its_files(corpus, update, tmp_path):
-  update([article("new", seed=1), {"id": "d3", "remove": True}])
-  cache = tmp_path / "cache"
-  staged = {}
-  for version in (1, 2):
-    manifest = versions.read(corpus.source, version=version)
-    staged[version] = Corpus.open(stage(corpus.source, manifest, cache))
-    staged[version].verify()
-  assert contents(staged[1]) == contents(corpus)
-  require_consistent(staged[2])
-  path = "shard-00000/token_ids.npy"
-  one, two = (staged[v].directory / path for v in (1, 2))
-  assert Path(one).samefile(Path(two))
 
 
 _UPDATE_AND_DIE = """

@@ -28,7 +28,7 @@ def command(tmp_path, corpus):
   def words(*flags, **bindings):
     given = {
       "MODEL_DIR": str(tmp_path),
-      "CORPUS_DIR": str(corpus.directory),
+      "CORPUS_DIR": str(corpus.source),
       **bindings,
     }
     return [

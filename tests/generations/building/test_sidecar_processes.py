@@ -74,7 +74,7 @@ def _start(
   index="exact",
   worker="0/1",
 ):
-  given = [model_dir, corpus.directory, mode, str(shard_blocks), index, worker]
+  given = [model_dir, corpus.source, mode, str(shard_blocks), index, worker]
   return subprocess.Popen(
     [sys.executable, "-c", _SIDECAR, *given],
     cwd=Path(__file__).parents[3],

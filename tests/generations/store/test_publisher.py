@@ -86,7 +86,7 @@ def killed(tmp_path_factory, corpus):
   """The directories of all attempts, below `first` and `replacing`."""
   root = tmp_path_factory.mktemp("killed")
   subprocess.run(
-    [sys.executable, "-c", _KILLED_AT_EVERY_CALL, root, corpus.directory],
+    [sys.executable, "-c", _KILLED_AT_EVERY_CALL, root, corpus.source],
     check=True,
     cwd=Path(__file__).parents[3],
     timeout=240,

@@ -209,6 +209,30 @@ def test_a_stale_index_warns_once_a_while(caplog):
   ]
 
 
+@pytest.mark.parametrize(
+  ("limit", "warned"),
+  [
+    # Ten times the distance of checkpoints.
+    (None, "generation 0 is 101 steps old at step 101, above MAX_STALENESS_"),
+    (0, ""),
+  ],
+)
+def test_a_run_warns_of_a_stale_index_by_default(caplog, limit, warned):
+  schedule = _schedule(
+    ShelfWatcher([0]),
+    RefreshConfig(max_staleness_steps=limit),
+    save_every_steps=10,
+  )
+  schedule.start(0, None)
+  with caplog.at_level(logging.WARNING, logger="absl"):
+    for step in (1, 100):
+      schedule.at(step)
+    assert not caplog.records
+    schedule.at(101)
+  assert warned in caplog.text
+  assert len(caplog.records) == bool(warned)
+
+
 def test_a_generation_that_never_comes_is_given_up():
   schedule = _schedule(
     ShelfWatcher(),
