@@ -5,6 +5,7 @@ epath asks an object store two or three times for what these ask once.
 
 import os
 from pathlib import Path
+from typing import Any
 
 import fsspec
 from etils import epath
@@ -19,15 +20,7 @@ def names_in(directory: epath.PathLike) -> list[str]:
       return sorted(os.listdir(directory))
     except (FileNotFoundError, NotADirectoryError):
       return []
-  client, folder = fsspec.url_to_fs(str(directory))
-  folder = folder.rstrip("/")
-  try:
-    found = client.ls(folder, detail=False, refresh=True)
-  except FileNotFoundError:
-    return []
-  names = {path.rstrip("/").removeprefix(f"{folder}/") for path in found}
-  # A store may list the directory itself, as an empty object.
-  return sorted(name for name in names if name and "/" not in name)
+  return sorted(_listed(directory))
 
 
 def version_of(path: epath.PathLike) -> str | None:
@@ -41,13 +34,25 @@ def version_of(path: epath.PathLike) -> str | None:
     except (FileNotFoundError, NotADirectoryError):
       return None
     return f"{status.st_ino} {status.st_mtime_ns} {status.st_size}"
-  client, name = fsspec.url_to_fs(str(path))
-  client.invalidate_cache(name.rpartition("/")[0])
+  # A request for the object itself would be repeated for a folder of its name.
+  file = epath.Path(path)
+  listed = _listed(file.parent).get(file.name)
+  return None if listed is None else str(listed.get("generation"))
+
+
+def _listed(directory: epath.PathLike) -> dict[str, dict[str, Any]]:
+  """Returns what an object store says of the names in a directory."""
+  client, folder = fsspec.url_to_fs(str(directory))
+  folder = folder.rstrip("/")
   try:
-    info = client.info(name)
+    found = client.ls(folder, detail=True, refresh=True)
   except FileNotFoundError:
-    return None
-  return None if info["type"] == "directory" else str(info["generation"])
+    return {}
+  by_name = {
+    info["name"].rstrip("/").removeprefix(f"{folder}/"): info for info in found
+  }
+  # A store may list the directory itself, as an empty object.
+  return {n: info for n, info in by_name.items() if n and "/" not in n}
 
 
 def storage_time(path: epath.PathLike) -> float | None:

@@ -184,7 +184,7 @@ def test_reported_damage_is_repaired(run, tmp_path):
   generations_dir = tmp_path / "generations"
 
   def damage():
-    path = next(generations_dir.glob("00000000/embeddings*"))
+    path = next(generations_dir.glob("00000000/*/embeddings*"))
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)

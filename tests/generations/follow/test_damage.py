@@ -54,7 +54,7 @@ def _write(directory, corpus):
   stored = tuple(
     embeddings.write_shard(
       directory, shards, i, vectors[shards.rows(i)], steps[shards.rows(i)]
-    )
+    )[0]
     for i in range(len(shards))
   )
   npy.save(directory / "block_keys.npy", np.arange(corpus.num_blocks))

@@ -1,0 +1,67 @@
+"""Temporary directories: removed at the end, however the process ends."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from realm_jax.files.disk_full import DiskFullError
+from realm_jax.files.scratch import ScratchDirectory
+
+_KILLED = """
+import os, signal
+from realm_jax.files.scratch import ScratchDirectory
+scratch = ScratchDirectory()
+(scratch.path / "file").write_text("x")
+print(scratch.path, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path, monkeypatch):
+  monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+  monkeypatch.setenv("TMPDIR", str(tmp_path))
+  return tmp_path
+
+
+def test_it_goes_with_its_object():
+  with ScratchDirectory() as scratch:
+    path = scratch.path
+    (path / "file").write_text("x")
+  assert not path.exists()
+  forgotten = ScratchDirectory()
+  path = forgotten.path
+  del forgotten
+  gc.collect()
+  assert not path.exists()
+
+
+def test_that_of_a_killed_process_goes_and_that_of_a_living_one_stays():
+  living = ScratchDirectory()
+  done = subprocess.run(
+    [sys.executable, "-c", _KILLED],
+    env=dict(os.environ),
+    cwd=Path(__file__).parents[2],
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == -signal.SIGKILL, done.stderr
+  left = Path(done.stdout.strip())
+  assert left.parent == living.path.parent
+  assert (left / "file").exists()
+  with ScratchDirectory():
+    assert not left.exists()
+    assert living.path.exists()
+
+
+def test_what_does_not_fit_is_refused_before_it_is_written():
+  with ScratchDirectory() as scratch:
+    scratch.require_space(10)
+    with pytest.raises(DiskFullError, match="set TMPDIR to a directory"):
+      scratch.require_space(1 << 62)
