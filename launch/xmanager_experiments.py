@@ -243,8 +243,10 @@ class CloudExperiment:
 
   def statuses(self) -> list[UnitStatus]:
     """Asks XManager for the state of each work unit."""
-    # Typed as units of any XManager, not of that on Cloud.
-    units: dict[int, Any] = dict(self._experiment.list_all_work_units())
+    # These are the first hundred; `list_all_work_units` never ends, since it
+    # takes an empty token for that of another page. They are typed as units of
+    # any XManager, not of that on Cloud.
+    units: dict[int, Any] = dict(self._experiment.work_units)
     return [status_of(unit.work_unit_proto) for unit in units.values()]
 
   def stop(self) -> None:

@@ -84,6 +84,16 @@ class Packages:
 @pytest.fixture
 def server(monkeypatch):
   server = Server()
+  leave = xm_experiment.XManagerCloudExperiment.__exit__
+
+  def leave_and_close(experiment, *error):
+    leave(experiment, *error)
+    # XManager leaves it to the end of the process.
+    experiment._event_loop.close()
+
+  monkeypatch.setattr(
+    xm_experiment.XManagerCloudExperiment, "__exit__", leave_and_close
+  )
   for module in (experiment_state_api, xm_experiment.experiment_state_api):
     monkeypatch.setattr(module, "get_experiment_state_api", lambda: server)
   # It would commit the state of the clone and push it.
