@@ -19,6 +19,8 @@ _DISTRIBUTIONS = {
   "gin": "gin-config",
   "google": "protobuf",
   "orbax": "orbax-checkpoint",
+  "xmanager_cloud": "xmanager",
+  "yaml": "pyyaml",
 }
 # Used where somebody has it, and in no extra: torch outweighs all the rest, and
 # t5x is in no registry.
@@ -28,6 +30,8 @@ _EXTRA_OF = {
   "faiss": "faiss",
   "matplotlib": "demo",
   "xmanager": "launch",
+  "xmanager_cloud": "launch",
+  "yaml": "launch",
 }
 _INSTALLED_EXTRAS = ("beam", "demo", "dev", "faiss", "launch", "tfds")
 
