@@ -16,7 +16,6 @@ from xmanager.xm_local import executables
 
 from launch.cluster import pod
 from launch.cluster.image import docker_instructions
-from launch.cluster.slices import Slice
 from launch.cluster.work_units import UnitStatus
 from launch.jobs import Job, Schedule
 from launch.local.process_commands import JobProcess
@@ -108,17 +107,6 @@ async def run_locally(
     raise SystemExit(code)
 
 
-def requirements_of(tpu: Slice) -> xm.JobRequirements:
-  """Returns what a job on a slice asks XManager for.
-
-  A replica is a process, and each host of a slice runs one. XManager infers
-  the number from the topology for GPUs, but not for TPUs.
-  """
-  return xm.JobRequirements(
-    {f"tpu_{tpu.generation.name}": tpu.topology}, replicas=tpu.hosts
-  )
-
-
 def cloud_job(
   job: Job,
   image: xm.Executable,
@@ -128,8 +116,10 @@ def cloud_job(
 ) -> xm.Job:
   """Returns a job for XManager on Cloud, on its TPU slice.
 
-  When one process of a job fails, all others end, too, so that a restart of the
-  job takes as many retries as the slice has hosts.
+  A replica is a process, and each host of a slice runs one. XManager infers the
+  number from the topology for GPUs, but not for TPUs. When one process fails,
+  all others of the job end, too, so that a restart takes as many retries as the
+  slice has hosts.
   """
   from xmanager import xm_cloud
 
@@ -142,7 +132,10 @@ def cloud_job(
   return xm.Job(
     image,
     xm_cloud.KubernetesJobExecutor(
-      requirements_of(job.tpu),
+      xm.JobRequirements(
+        {f"tpu_{job.tpu.generation.name}": job.tpu.topology},
+        replicas=job.tpu.hosts,
+      ),
       replica_retry_limit=max_restarts * job.tpu.hosts,
       dependency=dependency,
       service_account=service_account,

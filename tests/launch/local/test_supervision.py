@@ -18,12 +18,12 @@ _SCHEDULES = {
   "builder": Schedule.BESIDE,
   "evaluator": Schedule.AFTER,
 }
-# Follows until it is told to stop, as the index builder does.
-_FOLLOWS = 'trap "echo $0 >> stopped; exit 0" TERM; touch follows; {}'.format(
-  "while true; do sleep 0.02; done"
-)
+# Follows until it is told to stop, as the index builder does. One of several
+# processes then also says which it is, by its third argument.
+_FOLLOWS = 'trap "echo $0 >> stopped; exit 0" TERM; touch follows "./$3"; {}'
+_FOLLOWS = _FOLLOWS.format("while true; do sleep 0.02; done")
 _WHEN_IT_FOLLOWS = "until [ -e follows ]; do sleep 0.02; done; "
-_DEAF = 'trap "" TERM; touch follows; while true; do sleep 0.02; done'
+_DEAF = 'trap "" TERM; touch "./$3"; while true; do sleep 0.02; done'
 
 
 class Scripts:
@@ -116,12 +116,18 @@ def test_one_process_that_fails_ends_the_others_of_its_job_first(
 ):
   # Processes 1 and 2 are told to end: one does, the other must be killed.
   script = f"""case "$*" in
-    *process_id=0*) {_WHEN_IT_FOLLOWS} sleep 0.1; exit 3;;
+    *process_id=0*)
+      for ready in ./--process_id=1 ./--process_id=2 builds; do
+        until [ -e $ready ]; do sleep 0.02; done
+      done
+      exit 3;;
     *process_id=1*) {_FOLLOWS};;
     *) {_DEAF};;
   esac"""
-  slow = 'trap "date +%s%N > builder_ended; exit 0" TERM; '
-  builder = _job("builder", f"{slow} while true; do sleep 0.02; done")
+  builder = _job(
+    "builder",
+    'trap "exit 0" TERM; touch builds; while true; do sleep 0.02; done',
+  )
   trainer = _job("trainer", script, processes=3)
   assert _run(scripts, trainer, builder) == 3
   assert scripts.codes == {
@@ -181,8 +187,9 @@ def _run_and_cancel(scripts, times, **settings):
     supervisor = Supervisor(scripts, **settings)
     trainer = _job("trainer", _DEAF, processes=2)
     task = asyncio.create_task(supervisor.run([trainer]))
-    while not (scripts.directory / "follows").exists():
-      await asyncio.sleep(0.02)
+    for index in range(2):
+      while not (scripts.directory / f"--process_id={index}").exists():
+        await asyncio.sleep(0.02)
     for _ in range(times):
       task.cancel()
       await asyncio.sleep(0.1)
