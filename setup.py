@@ -15,7 +15,10 @@ setup(
   ),
   license="Apache-2.0",
   packages=find_packages(
-    include=["realm_jax", "realm_jax.*", "tasks", "tasks.*", "launch"]
+    include=[
+      *("realm_jax", "realm_jax.*", "tasks", "tasks.*"),
+      *("launch", "launch.*"),
+    ]
   ),
   python_requires=">=3.11,<3.13",
   install_requires=[
@@ -57,7 +60,7 @@ setup(
     "tfds": ["importlib-resources"],
     # A build for GPUs goes by another name, and serves as well.
     "faiss": ["faiss-cpu"],
-    "launch": ["xmanager"],
+    "launch": ["pyyaml", "xmanager"],
     # What t5x, airio and jestimator need beyond the core. The three
     # themselves are in no registry, and ask for the heads of flax, optax,
     # clu and seqio and for another TFDS, which nothing here could run with:
@@ -69,6 +72,8 @@ setup(
       "gcp-storage-emulator",
       "gcsfs",
       "hypothesis",
+      # The schema of Kubernetes' JobSet, as models.
+      "kubeflow-trainer-api",
       "pyrefly",
       "pytest",
       "pytest-xdist",

@@ -1,28 +1,56 @@
 """The jobs of one run, as commands."""
 
 import dataclasses
+import enum
 from collections.abc import Mapping, Sequence
 
-_GIN_PREFIX = "gin."
+from launch.cluster.slices import Slice
+from launch.errors import LaunchError
 
 
-class LaunchError(ValueError):
-  """A launch whose flags are wrong or incomplete."""
+class Schedule(enum.Enum):
+  """When a job runs."""
+
+  RUN = "until the run is complete"
+  BESIDE = "beside the trainer, until it has ended"
+  BESIDE_TO_ITS_END = "beside the trainer, to its own end"
+  AFTER = "after the trainer"
+
+
+@dataclasses.dataclass(frozen=True)
+class Gin:
+  """What configures a job.
+
+  Attributes:
+    files: Gin files; later ones override earlier ones.
+    bindings: `NAME=VALUE` bindings, which override all files.
+  """
+
+  files: tuple[str, ...] = ()
+  bindings: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-  """One process: `python ARGUMENTS`.
+  """One command, `python ARGUMENTS`, which several processes may run together.
 
   Attributes:
     name: Name of the job: `trainer`, `builder` or `evaluator`.
     arguments: Arguments of the Python interpreter, from `-m` on.
+    schedule: When it runs.
     environment: Variables that are added to the inherited environment.
+    gin: Gin files and bindings, which the arguments contain.
+    processes: Number of processes; on a TPU slice, one for each host.
+    tpu: TPU slice; None on this machine.
   """
 
   name: str
   arguments: tuple[str, ...]
-  environment: Mapping[str, str]
+  schedule: Schedule
+  environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  gin: Gin = Gin()
+  processes: int = 1
+  tpu: Slice | None = None
 
 
 MODULES = {
@@ -30,58 +58,7 @@ MODULES = {
   "builder": "realm_jax.build_index",
   "evaluator": "realm_jax.evaluate",
 }
-
-
-def split_bindings(
-  argv: Sequence[str],
-) -> tuple[list[str], dict[str, list[str]]]:
-  """Separates `--gin.…`, `--builder.gin.…` and `--evaluator.gin.…`.
-
-  Returns:
-    The other arguments, and each job's `NAME=VALUE` bindings in order.
-
-  Raises:
-    LaunchError: A binding has no value, or names a job that does not exist.
-  """
-  others = []
-  bindings: dict[str, list[str]] = {job: [] for job in MODULES}
-  for argument in argv:
-    job, dot, rest = argument.removeprefix("--").partition(f".{_GIN_PREFIX}")
-    if argument.startswith(f"--{_GIN_PREFIX}"):
-      job, binding = "trainer", argument.removeprefix(f"--{_GIN_PREFIX}")
-    elif argument.startswith("--") and dot and "=" not in job:
-      binding = rest
-    else:
-      others.append(argument)
-      continue
-    if job not in bindings:
-      raise LaunchError(f"{argument}: the jobs are {', '.join(MODULES)}")
-    if "=" not in binding:
-      raise LaunchError(f"{argument} has no value; write {argument}=VALUE")
-    bindings[job].append(binding)
-  return others, bindings
-
-
-def split_environment(
-  assignments: Sequence[str],
-) -> dict[str, dict[str, str]]:
-  """Returns each job's variables, from `NAME=VALUE` and `JOB.NAME=VALUE`.
-
-  Raises:
-    LaunchError: An assignment has neither form.
-  """
-  environment: dict[str, dict[str, str]] = {job: {} for job in MODULES}
-  for assignment in assignments:
-    target, equals, value = assignment.partition("=")
-    job, dot, name = target.rpartition(".")
-    if not (equals and name) or (dot and job not in environment):
-      raise LaunchError(
-        f"--env={assignment}: write NAME=VALUE, or JOB.NAME=VALUE with JOB one "
-        f"of {', '.join(MODULES)}"
-      )
-    for variables in [environment[job]] if dot else environment.values():
-      variables[name] = value
-  return environment
+_LAST_STEP = "FOLLOW_UNTIL_STEP"
 
 
 def jobs_of_run(
@@ -91,8 +68,9 @@ def jobs_of_run(
   gin_files: Mapping[str, Sequence[str]],
   bindings: Mapping[str, Sequence[str]],
   environment: Mapping[str, Mapping[str, str]],
+  evaluator_follows: bool = False,
 ) -> list[Job]:
-  """Returns the jobs that have gin files, of which one is the trainer.
+  """Returns the jobs that have gin files, the trainer first.
 
   Args:
     model_dir: Value of MODEL_DIR in every job.
@@ -100,6 +78,9 @@ def jobs_of_run(
     gin_files: Gin files of each job.
     bindings: `NAME=VALUE` bindings of each job, which override its files.
     environment: Environment variables of each job.
+    evaluator_follows: Whether the evaluator evaluates each new checkpoint
+      beside the trainer. With a binding of FOLLOW_UNTIL_STEP it ends by itself,
+      otherwise with the trainer.
 
   Raises:
     LaunchError: The trainer has no gin file, or a job without gin files has
@@ -110,7 +91,17 @@ def jobs_of_run(
       "nothing says what to train; pass --gin_file, for example "
       "--gin_file=gin/models/bert_base.gin --gin_file=gin/runs/pretrain.gin"
     )
-  shared = [f"MODEL_DIR={model_dir!r}", f"CORPUS_DIR={corpus_dir!r}"]
+  shared = (f"MODEL_DIR={model_dir!r}", f"CORPUS_DIR={corpus_dir!r}")
+  schedules = {"trainer": Schedule.RUN, "builder": Schedule.BESIDE}
+  schedules["evaluator"] = Schedule.AFTER
+  flags: dict[str, list[str]] = {name: [] for name in MODULES}
+  if evaluator_follows:
+    flags["evaluator"] = ["--follow"]
+    bound = {binding.partition("=")[0] for binding in bindings["evaluator"]}
+    has_end = _LAST_STEP in {name.strip() for name in bound}
+    schedules["evaluator"] = (
+      Schedule.BESIDE_TO_ITS_END if has_end else Schedule.BESIDE
+    )
   jobs = []
   for name, module in MODULES.items():
     if not gin_files[name]:
@@ -120,8 +111,13 @@ def jobs_of_run(
           f"pass --{name}_gin_file too"
         )
       continue
-    arguments = ["-m", module]
-    arguments += [f"--gin_file={file}" for file in gin_files[name]]
-    arguments += [f"--gin.{given}" for given in [*shared, *bindings[name]]]
-    jobs.append(Job(name, tuple(arguments), dict(environment[name])))
+    gin = Gin(tuple(gin_files[name]), (*shared, *bindings[name]))
+    arguments = (
+      *("-m", module, *flags[name]),
+      *(f"--gin_file={file}" for file in gin.files),
+      *(f"--gin.{binding}" for binding in gin.bindings),
+    )
+    jobs.append(
+      Job(name, arguments, schedules[name], dict(environment[name]), gin)
+    )
   return jobs

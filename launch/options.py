@@ -1,99 +1,215 @@
 """Flags of the launcher, which are defined when it runs, not on import."""
 
 import dataclasses
+import functools
+from typing import Any
 
 from absl import flags
+
+from launch.jobs import MODULES
+
+EXECUTORS = ("local", "cloud", "gke")
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """Values of the flags; those of a single job are in dicts by job."""
+  """Values of the flags; those of a single job are in dicts by job.
+
+  Flags that were not given are None, so that those which do not fit the
+  executor can be refused.
+  """
 
   executor: str
-  name: str
+  name: str | None
   model_dir: str
   corpus_dir: str
   gin_files: dict[str, list[str]]
   env: list[str]
+  evaluator_follow: bool
+  dry_run: bool
+  processes: dict[str, int | None]
+  simulated_devices: int | None
+  grace_seconds: float
   tpus: dict[str, str | None]
+  max_restarts: int
+  service_account: str | None
+  queue: str | None
   container_registry: str | None
   base_image: str
-  queue: str | None
+  watch: bool
+  image: str | None
 
 
-def define() -> None:
-  """Defines the flags."""
-  flags.DEFINE_enum(
-    "executor", "local", ["local", "cloud"], "Place where the jobs run."
+class _Definitions:
+  """absl's functions that define flags, for one set of them.
+
+  Args:
+    values: Flags that are added to.
+  """
+
+  def __init__(self, values: flags.FlagValues):
+    self.string = functools.partial(flags.DEFINE_string, flag_values=values)
+    self.strings = functools.partial(
+      flags.DEFINE_multi_string, flag_values=values
+    )
+    self.integer = functools.partial(flags.DEFINE_integer, flag_values=values)
+    self.float = functools.partial(flags.DEFINE_float, flag_values=values)
+    self.bool = functools.partial(flags.DEFINE_bool, flag_values=values)
+    self.enum = functools.partial(flags.DEFINE_enum, flag_values=values)
+
+
+def define(values: flags.FlagValues = flags.FLAGS) -> None:
+  """Adds the launcher's flags to others."""
+  define = _Definitions(values)
+  define.enum(
+    "executor",
+    "local",
+    EXECUTORS,
+    "Place where the jobs run: this machine, XManager on Cloud, or a GKE "
+    "cluster, for which a manifest is printed.",
   )
-  flags.DEFINE_string(
+  define.string(
     "name", None, "The experiment's title; by default MODEL_DIR's last part."
   )
-  flags.DEFINE_string(
-    "model_dir", None, "MODEL_DIR of every job.", required=True
-  )
-  flags.DEFINE_string(
-    "corpus_dir", None, "CORPUS_DIR of every job.", required=True
-  )
-  flags.DEFINE_multi_string(
-    "gin_file", [], "The trainer's gin files. --gin.NAME=VALUE binds more."
-  )
-  flags.DEFINE_multi_string(
-    "builder_gin_file",
-    [],
-    "The index builder's gin files; without any, none runs. "
-    "--builder.gin.NAME=VALUE binds more.",
-  )
-  flags.DEFINE_multi_string(
-    "evaluator_gin_file",
-    [],
-    "The evaluator's gin files; without any, none runs after the trainer. "
-    "--evaluator.gin.NAME=VALUE binds more.",
-  )
-  flags.DEFINE_multi_string(
+  define.string("model_dir", None, "MODEL_DIR of every job.", required=True)
+  define.string("corpus_dir", None, "CORPUS_DIR of every job.", required=True)
+  define.strings(
     "env",
     [],
     "NAME=VALUE in the environment of every job, or JOB.NAME=VALUE of one: "
     "--env=builder.JAX_PLATFORMS=cpu where the trainer owns the accelerator.",
   )
-  flags.DEFINE_string(
-    "tpu", None, "The trainer's slice on the cloud: v5litepod-8, v5p:2x2x1."
+  define.bool(
+    "dry_run",
+    False,
+    "Print each job's command, environment and devices, read its gin files, "
+    "and start nothing.",
   )
-  flags.DEFINE_string(
+  _define_gin_flags(define)
+  _define_local_flags(define)
+  _define_cluster_flags(define)
+
+
+def _define_gin_flags(define: _Definitions) -> None:
+  define.strings(
+    "gin_file", [], "The trainer's gin files. --gin.NAME=VALUE binds more."
+  )
+  define.strings(
+    "builder_gin_file",
+    [],
+    "The index builder's gin files; without any, none runs. "
+    "--builder.gin.NAME=VALUE binds more.",
+  )
+  define.strings(
+    "evaluator_gin_file",
+    [],
+    "The evaluator's gin files; without any, none runs. "
+    "--evaluator.gin.NAME=VALUE binds more.",
+  )
+  define.bool(
+    "evaluator_follow",
+    False,
+    "Evaluate each new checkpoint beside the trainer, instead of the last one "
+    "after it. --evaluator.gin.FOLLOW_UNTIL_STEP=STEP also waits for the "
+    "evaluation of the checkpoint STEP; otherwise the evaluator is stopped "
+    "when the trainer has ended.",
+  )
+
+
+def _define_local_flags(define: _Definitions) -> None:
+  define.integer(
+    "processes", None, "Processes of the trainer on this machine; 1 by default."
+  )
+  define.integer(
+    "builder_processes", None, "Processes of the index builder on this machine."
+  )
+  define.integer(
+    "evaluator_processes", None, "Processes of the evaluator on this machine."
+  )
+  define.integer(
+    "simulated_devices",
+    None,
+    "CPU devices that are simulated in each process on this machine; by "
+    "default, each process uses the devices that it finds.",
+  )
+  define.float(
+    "grace_seconds",
+    300.0,
+    "Seconds that a process on this machine has from SIGTERM, on which the "
+    "trainer saves a checkpoint, to SIGKILL.",
+  )
+
+
+def _define_cluster_flags(define: _Definitions) -> None:
+  define.string(
+    "tpu", None, "The trainer's TPU slice: v5litepod-64, v5p-128, v5p:4x4x4."
+  )
+  define.string(
     "builder_tpu", None, "The index builder's slice; by default the trainer's."
   )
-  flags.DEFINE_string(
+  define.string(
     "evaluator_tpu", None, "The evaluator's slice; by default the trainer's."
   )
-  flags.DEFINE_string(
-    "container_registry", None, "Where the cloud's images are pushed."
+  define.integer(
+    "max_restarts",
+    10,
+    "Restarts after a failure or a preemption, before the jobs have failed.",
   )
-  flags.DEFINE_string(
-    "base_image", "python:3.11", "What the cloud's images start from."
+  define.string(
+    "service_account",
+    None,
+    "The cluster's service account that may read and write the bucket.",
   )
-  flags.DEFINE_string("queue", None, "The cloud's queue for the jobs.")
+  define.string("queue", None, "The cluster's queue for the jobs.")
+  define.string(
+    "container_registry",
+    None,
+    "Where the images are pushed that --executor=cloud builds.",
+  )
+  define.string(
+    "base_image",
+    "python:3.11",
+    "What the images start from that --executor=cloud builds.",
+  )
+  define.bool(
+    "watch",
+    True,
+    "Wait for the jobs of --executor=cloud, report failures, and stop the "
+    "index builder when the trainer has ended.",
+  )
+  define.string("image", None, "The image that the jobs of --executor=gke run.")
 
 
-def read() -> Options:
+def read(given: flags.FlagValues = flags.FLAGS) -> Options:
   """Returns the values of the parsed flags."""
-  given = flags.FLAGS
   return Options(
     executor=given.executor,
-    name=given.name or given.model_dir.rstrip("/").rpartition("/")[2],
+    name=given.name,
     model_dir=given.model_dir,
     corpus_dir=given.corpus_dir,
-    gin_files={
-      "trainer": given.gin_file,
-      "builder": given.builder_gin_file,
-      "evaluator": given.evaluator_gin_file,
-    },
+    gin_files=_by_job("gin_file", given),
     env=given.env,
-    tpus={
-      "trainer": given.tpu,
-      "builder": given.builder_tpu or given.tpu,
-      "evaluator": given.evaluator_tpu or given.tpu,
-    },
+    evaluator_follow=given.evaluator_follow,
+    dry_run=given.dry_run,
+    processes=_by_job("processes", given),
+    simulated_devices=given.simulated_devices,
+    grace_seconds=given.grace_seconds,
+    tpus=_by_job("tpu", given),
+    max_restarts=given.max_restarts,
+    service_account=given.service_account,
+    queue=given.queue,
     container_registry=given.container_registry,
     base_image=given.base_image,
-    queue=given.queue,
+    watch=given.watch,
+    image=given.image,
   )
+
+
+def _by_job(flag: str, given: flags.FlagValues) -> dict[str, Any]:
+  """Returns the values of a flag, of which each job has one of its own."""
+  return {job: given[flag_of(job, flag)].value for job in MODULES}
+
+
+def flag_of(job: str, flag: str) -> str:
+  """Returns the name of a job's flag: the trainer's have no prefix."""
+  return flag if job == "trainer" else f"{job}_{flag}"

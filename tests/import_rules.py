@@ -135,8 +135,13 @@ ONLY_IN = {
   "tensorflow_datasets": "realm_jax/files/prepared_tfds.py",
   "tensorflow_text": "realm_jax/text/wordpieces.py",
   "torch": "realm_jax/conversion/hugging_face/torch_file.py",
-  "xmanager": "launch/xm_launch.py",
+  "xmanager": "launch/xmanager_experiments.py",
+  "xmanager_cloud": "launch/xmanager_experiments.py",
+  "yaml": "launch/cluster/jobset.py",
 }
+# What every command shares, and files that are no command but read gin, too.
+CONFIGURATION = "realm_jax/configuration.py"
+READ_GIN = frozenset({"launch/gin_check.py"})
 
 
 def may_import(layer: str) -> tuple[str, ...]:

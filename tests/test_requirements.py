@@ -19,6 +19,8 @@ _DISTRIBUTIONS = {
   "gin": "gin-config",
   "google": "protobuf",
   "orbax": "orbax-checkpoint",
+  "xmanager_cloud": "xmanager",
+  "yaml": "pyyaml",
 }
 # Used where somebody has it, and in no extra: torch outweighs all the rest, and
 # t5x is in no registry.
@@ -30,6 +32,8 @@ _EXTRA_OF = {
   "gcsfs": "gcs",
   "matplotlib": "demo",
   "xmanager": "launch",
+  "xmanager_cloud": "launch",
+  "yaml": "launch",
 }
 _INSTALLED_EXTRAS = ("beam", "demo", "dev", "faiss", "launch", "tfds")
 

@@ -1,4 +1,4 @@
-"""A whole run by the launcher: training, index building and evaluation."""
+"""A whole run by the launcher: training by two processes, an index, figures."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 _MODEL = "tests/integration/tiny.gin"
 
 
-def test_one_command_trains_builds_the_index_and_evaluates(
+def test_one_command_trains_on_two_processes_and_evaluates(
   tmp_path: Path, project_dir: Path, command_environment: dict[str, str]
 ):
   world = tiny_world.build(tmp_path)
@@ -24,6 +24,7 @@ def test_one_command_trains_builds_the_index_and_evaluates(
       *(sys.executable, "-m", "launch.xm_launch"),
       f"--model_dir={run}",
       f"--corpus_dir={world.corpus_dir}",
+      "--processes=2",
       "--gin_file=gin/runs/pretrain.gin",
       f"--gin_file={_MODEL}",
       "--gin.NUM_STEPS=6",
@@ -50,6 +51,8 @@ def test_one_command_trains_builds_the_index_and_evaluates(
     timeout=400,
   )
   assert done.returncode == 0, done.stdout + done.stderr
+  for process in ("trainer-0", "trainer-1", "evaluator"):
+    assert f"[{process}] ended with exit code 0\n" in done.stdout
   rows = [
     json.loads(line)
     for line in (run / "metrics.jsonl").read_text().splitlines()

@@ -1,33 +1,29 @@
-"""XManager starts, watches and stops real processes; no container."""
+"""The command, and XManager with real processes; no container, no cluster."""
 
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
-from xmanager import xm, xm_cloud
-from xmanager.xm_local import executables
-
-from launch import image, xm_launch
-from launch.jobs import Job, LaunchError
+import yaml
 
 pytestmark = pytest.mark.slow
 
 _RUN = """
 import asyncio, json, sys
 from absl import flags
-from launch import xm_launch
-from launch.jobs import Job
+from launch import xmanager_experiments
+from launch.jobs import Job, Schedule
 
-jobs = [Job(name, tuple(arguments), environment)
-        for name, arguments, environment in json.loads(sys.argv.pop())]
+jobs = [Job(name, tuple(arguments), Schedule[schedule], environment,
+            processes=processes)
+        for name, arguments, schedule, environment, processes
+        in json.loads(sys.argv.pop())]
 flags.FLAGS(sys.argv)
-asyncio.run(xm_launch.run_locally("test", jobs))
+asyncio.run(xmanager_experiments.run_locally("test", jobs, grace_seconds=60))
 """
 # Follows until it is told to stop, as the index builder does.
 _FOLLOWS = """
@@ -41,16 +37,27 @@ time.sleep(60)
 """
 # Trains until the other job runs, and then for a moment.
 _TRAINS = """
-import pathlib, time
+import pathlib, sys, time
 while not pathlib.Path("follows").exists():
   time.sleep(0.02)
-print("trained it's all")
+print("trained it's all", *sys.argv[2:])
+"""
+# A recipe of what is imported in a moment.
+_RECIPE = """
+from __gin__ import dynamic_registration
+from launch import jobs
+
+MODEL_DIR = %gin.REQUIRED
+CORPUS_DIR = %gin.REQUIRED
+NUM_STEPS = %gin.REQUIRED
+jobs.Gin.files = [%MODEL_DIR, %CORPUS_DIR]
+jobs.Job.processes = %NUM_STEPS
 """
 
 
 @pytest.fixture
 def environment(
-  tmp_path: Path, command_environment: dict[str, str]
+  tmp_path, command_environment: dict[str, str]
 ) -> dict[str, str]:
   # XManager keeps its own records under the home folder.
   return {**command_environment, "HOME": str(tmp_path)}
@@ -73,57 +80,49 @@ def _output(process: subprocess.Popen, code: int) -> str:
   return output
 
 
-def _python(name: str, program: str, **variables: str) -> tuple:
-  return (name, ["-c", program], variables)
+def _python(
+  name: str, program: str, *, processes: int = 1, **variables: str
+) -> tuple:
+  schedules = {"trainer": "RUN", "builder": "BESIDE", "evaluator": "AFTER"}
+  return (name, ["-Sc", program], schedules[name], variables, processes)
 
 
-def test_the_builder_runs_beside_the_trainer_and_is_stopped_after_it(
+def test_processes_run_together_and_the_evaluator_after_them(
   tmp_path, environment
 ):
-  jobs = [_python("trainer", _TRAINS), _python("builder", _FOLLOWS)]
-  output = _output(_launch(tmp_path, environment, jobs), 0)
-  assert "[trainer] trained it's all" in output
-  assert (tmp_path / "stopped").exists()
-
-
-def test_the_evaluator_follows_a_trainer_that_succeeded(tmp_path, environment):
   evaluate = "import os; print('evaluated', os.environ['WHERE'])"
   jobs = [
-    _python("trainer", "print('trained')"),
+    _python("trainer", _TRAINS, processes=2),
+    _python("builder", _FOLLOWS),
     _python("evaluator", evaluate, WHERE="here"),
   ]
   output = _output(_launch(tmp_path, environment, jobs), 0)
+  for index in range(2):
+    line = f"trained it's all --num_processes=2 --process_id={index}\n"
+    assert f"[trainer-{index}] {line}" in output
+    assert f"[trainer-{index}] ended with exit code 0\n" in output
+  assert (tmp_path / "stopped").exists()
   assert "[evaluator] evaluated here" in output
-  assert output.index("[trainer] ended") < output.index("[evaluator]")
+  assert output.index("[builder] ended") < output.index("[evaluator]")
 
 
-def test_the_trainers_exit_code_is_the_launchers(tmp_path, environment):
-  jobs = [
-    _python("trainer", _TRAINS + "raise SystemExit(7)"),
-    _python("builder", _FOLLOWS),
-    _python("evaluator", "print('evaluated')"),
-  ]
+def test_a_process_that_fails_is_named_after_its_last_words(
+  tmp_path, environment
+):
+  program = f"""
+import sys
+if sys.argv[-1] == "--process_id=1":
+{_FOLLOWS.replace(chr(10), chr(10) + "  ")}
+{_TRAINS}
+print("x" * 100000, "out of memory")
+raise SystemExit(7)
+"""
+  jobs = [_python("trainer", program, processes=2)]
   output = _output(_launch(tmp_path, environment, jobs), 7)
   assert (tmp_path / "stopped").exists()
-  assert "evaluated" not in output.replace("print('evaluated')", "")
-
-
-def test_a_builder_that_fails_stops_the_trainer(tmp_path, environment):
-  jobs = [
-    _python("trainer", _FOLLOWS),
-    _python("builder", _TRAINS + "raise SystemExit(5)"),
-  ]
-  _output(_launch(tmp_path, environment, jobs), 5)
-  assert (tmp_path / "stopped").exists()
-
-
-def test_a_builder_that_is_done_lets_the_trainer_go_on(tmp_path, environment):
-  build = "import pathlib; pathlib.Path('follows').touch(); print('built')"
-  train = _TRAINS + "time.sleep(0.5); print('and more')"
-  jobs = [_python("trainer", train), _python("builder", build)]
-  output = _output(_launch(tmp_path, environment, jobs), 0)
-  assert "[builder] ended with 0" in output
-  assert "[trainer] and more" in output
+  said = "x out of memory\n[trainer-0] ended with exit code 7\n"
+  assert said in output
+  assert "trainer-0 failed with exit code 7; stopping trainer-1\n" in output
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -139,105 +138,72 @@ def test_a_signal_to_the_launcher_stops_every_job(
   assert (tmp_path / "stopped").exists()
 
 
-def _command(*arguments: str) -> list[str]:
-  return [sys.executable, "-m", "launch.xm_launch", *arguments]
+@pytest.fixture
+def command(tmp_path, project_dir, environment):
+  """`command(*flags)`: runs the launcher."""
+  recipe = tmp_path / "recipe.gin"
+  recipe.write_text(_RECIPE)
+
+  def command(*flags: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+      [sys.executable, "-m", "launch.xm_launch", *flags],
+      cwd=project_dir,
+      env=environment,
+      capture_output=True,
+      text=True,
+      timeout=120,
+    )
+
+  return command
 
 
-def test_the_command_starts_the_trainer_with_its_flags(
-  tmp_path, environment, project_dir
-):
-  done = subprocess.run(
-    _command(
-      f"--model_dir={tmp_path}/run", "--corpus_dir=c", "--gin_file=no/such.gin"
-    ),
-    cwd=project_dir,
-    env=environment,
-    capture_output=True,
-    text=True,
-    timeout=120,
+def test_the_command_starts_the_trainer_with_its_flags(command, tmp_path):
+  done = command(
+    f"--model_dir={tmp_path}/run", "--corpus_dir=c", "--gin_file=no/such.gin"
   )
   # The trainer's own error, and the code that it ends with.
   assert done.returncode == 2, done.stderr
   assert "no/such.gin" in done.stdout.split("\n", 1)[1]
 
 
-def test_the_command_explains_what_is_missing(environment, project_dir):
-  done = subprocess.run(
-    _command("--model_dir=runs/a", "--corpus_dir=corpus"),
-    cwd=project_dir,
-    env=environment,
-    capture_output=True,
-    text=True,
-    timeout=120,
-  )
+def test_the_command_explains_what_is_missing(command):
+  done = command("--model_dir=runs/a", "--corpus_dir=corpus")
   assert done.returncode == 2
   assert done.stderr.strip().startswith("xm_launch: nothing says what to train")
 
 
-def _cloud_jobs(jobs: list[Job], tpus: dict[str, str | None]):
-  images = {
-    job.name: executables.GoogleContainerRegistryImage(job.name, "r/i:t")
-    for job in jobs
-  }
-  return xm_launch.cloud_job_group(jobs, images, tpus=tpus).jobs
-
-
-def test_on_the_cloud_each_job_has_its_slice():
-  jobs = [
-    Job("trainer", ("-m", "realm_jax.train"), {"A": "1"}),
-    Job("builder", ("-m", "realm_jax.build_index"), {}),
-    Job("evaluator", ("-m", "realm_jax.evaluate"), {}),
+def _gke(tmp_path, *flags: str) -> list[str]:
+  return [
+    "--executor=gke",
+    "--model_dir=gs://bucket/realm",
+    "--corpus_dir=gs://bucket/corpus",
+    "--image=registry/realm:1",
+    "--tpu=v5litepod-64",
+    "--builder_tpu=v5litepod-16",
+    f"--gin_file={tmp_path}/recipe.gin",
+    f"--builder_gin_file={tmp_path}/recipe.gin",
+    "--builder.gin.NUM_STEPS=2",
+    *flags,
   ]
-  group = _cloud_jobs(
-    jobs,
-    {"trainer": "v5e:8x8", "builder": "v5p:2x2x4", "evaluator": "v6e-8"},
-  )
-  requirements = {n: job.executor.requirements for n, job in group.items()}
-  slices = {
-    n: (r.accelerator, r.topology.name) for n, r in requirements.items()
+
+
+def test_the_command_prints_a_manifest(command, tmp_path):
+  done = command(*_gke(tmp_path, "--gin.NUM_STEPS=1"))
+  assert done.returncode == 0, done.stderr
+  document = yaml.safe_load(done.stdout)
+  assert document["kind"] == "JobSet"
+  hosts = {
+    job["name"]: job["template"]["spec"]["completions"]
+    for job in document["spec"]["replicatedJobs"]
   }
-  assert slices == {
-    "trainer": (xm.ResourceType.TPU_V5E, "8x8"),
-    "builder": (xm.ResourceType.TPU_V5P, "2x2x4"),
-    "evaluator": (xm.ResourceType.TPU_V6E, "2x4"),
-  }
-  assert group["trainer"].env_vars == {"A": "1"}
-  assert group["evaluator"].executor.dependency.job_name == "trainer"
+  assert hosts == {"trainer": 16, "builder": 4}
 
 
-def test_on_the_cloud_a_slice_must_be_named():
-  with pytest.raises(LaunchError, match="needs --tpu"):
-    _cloud_jobs([Job("trainer", (), {})], {"trainer": None})
-
-
-def test_the_image_holds_the_tracked_files_and_runs_the_command(
-  tmp_path, project_dir
-):
-  clone = image.copy_clone(tmp_path)
-  assert (clone / "launch" / "xm_launch.py").read_bytes() == (
-    project_dir / "launch" / "xm_launch.py"
-  ).read_bytes()
-  assert not (clone / ".venv").exists()
-
-  job = Job(
-    "trainer", ("-c", "import sys; print('it is', sys.argv)", "a b"), {}
-  )
-  packageable = xm_launch.image_of(
-    job, clone, registry="registry", base_image="python:3.11"
-  )
-  assert isinstance(
-    packageable.executor_spec, xm_cloud.KubernetesJobExecutor.Spec
-  )
-  (command,) = packageable.executable_spec.entrypoint.commands
-  done = subprocess.run(
-    ["bash", "-c", command],
-    env={"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
-    capture_output=True,
-    text=True,
-    check=True,
-  )
-  assert done.stdout == "it is ['-c', 'a b']\n"
-  for step in packageable.executable_spec.docker_instructions:
-    if step.startswith("COPY"):
-      *_, source, _ = shlex.split(step)
-      assert (tmp_path / source).exists()
+def test_a_dry_run_says_what_would_run_and_what_is_missing(command, tmp_path):
+  done = command(*_gke(tmp_path, "--dry_run"))
+  assert done.returncode == 2
+  assert "TPU v5e 4x4: 16 chips on 4 hosts" in done.stdout
+  assert done.stderr.splitlines() == [
+    "xm_launch: trainer: no value for NUM_STEPS; pass --gin.NUM_STEPS=VALUE or "
+    "a --gin_file that binds it"
+  ]

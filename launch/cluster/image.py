@@ -4,7 +4,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-_PROJECT_DIR = Path(__file__).resolve().parent.parent
+_PROJECT_DIR = Path(__file__).resolve().parents[2]
 _INSTALL = "pip install --no-cache-dir -c constraints.txt -e '.[tpu,gcs]'"
 
 

@@ -1,0 +1,1 @@
+"""The jobs of a run on TPU slices."""

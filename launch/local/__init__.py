@@ -1,0 +1,1 @@
+"""The jobs of a run as processes of this machine."""

@@ -1,0 +1,75 @@
+"""TPU slices: names, topologies and hosts."""
+
+import pytest
+
+from launch.cluster.slices import GENERATIONS, chips_of, parse_slice
+from launch.errors import LaunchError
+
+
+@pytest.mark.parametrize(
+  ("name", "generation", "topology", "chips", "hosts", "machine"),
+  [
+    ("v5litepod-1", "v5e", "1x1", 1, 1, "ct5lp-hightpu-1t"),
+    ("v5litepod-4", "v5e", "2x2", 4, 1, "ct5lp-hightpu-4t"),
+    ("v5litepod-8", "v5e", "2x4", 8, 1, "ct5lp-hightpu-8t"),
+    ("v5litepod-16", "v5e", "4x4", 16, 4, "ct5lp-hightpu-4t"),
+    ("v5e-32", "v5e", "4x8", 32, 8, "ct5lp-hightpu-4t"),
+    ("v5litepod-64", "v5e", "8x8", 64, 16, "ct5lp-hightpu-4t"),
+    ("v5litepod-128", "v5e", "8x16", 128, 32, "ct5lp-hightpu-4t"),
+    ("v5litepod:16x16", "v5e", "16x16", 256, 64, "ct5lp-hightpu-4t"),
+    ("v6e-1", "v6e", "1x1", 1, 1, "ct6e-standard-1t"),
+    ("v6e-8", "v6e", "2x4", 8, 1, "ct6e-standard-8t"),
+    ("v6e-256", "v6e", "16x16", 256, 64, "ct6e-standard-4t"),
+    # The sizes of these are TensorCores, two a chip.
+    ("v4-8", "v4", "2x2x1", 4, 1, "ct4p-hightpu-4t"),
+    ("v4-16", "v4", "2x2x2", 8, 2, "ct4p-hightpu-4t"),
+    ("v4-4096", "v4", "8x16x16", 2048, 512, "ct4p-hightpu-4t"),
+    ("v4:4x4x12", "v4", "4x4x12", 192, 48, "ct4p-hightpu-4t"),
+    ("v5p-8", "v5p", "2x2x1", 4, 1, "ct5p-hightpu-4t"),
+    ("v5p-128", "v5p", "4x4x4", 64, 16, "ct5p-hightpu-4t"),
+    ("v5p-12288", "v5p", "16x16x24", 6144, 1536, "ct5p-hightpu-4t"),
+    ("v5p:4x8x12", "v5p", "4x8x12", 384, 96, "ct5p-hightpu-4t"),
+  ],
+)
+def test_a_slice_has_chips_and_hosts(
+  name, generation, topology, chips, hosts, machine
+):
+  tpu = parse_slice(name)
+  assert (tpu.generation.name, tpu.topology) == (generation, topology)
+  assert (tpu.chips, tpu.hosts, tpu.machine_type) == (chips, hosts, machine)
+
+
+def test_each_topology_has_a_name_and_whole_hosts():
+  for generation in GENERATIONS:
+    for name, topology in zip(
+      generation.names, generation.topologies, strict=True
+    ):
+      tpu = parse_slice(name)
+      assert tpu == parse_slice(f"{generation.name}:{topology}")
+      assert tpu.hosts * tpu.chips_per_host == chips_of(topology)
+      assert tpu.chips <= generation.max_chips
+
+
+@pytest.mark.parametrize(
+  ("name", "said"),
+  [
+    ("", "write GENERATION-SIZE"),
+    ("64", "write GENERATION-SIZE"),
+    ("v5litepod", "write GENERATION-SIZE"),
+    ("-", "write GENERATION-SIZE"),
+    ("v9-8", "v9 is none of the TPUs v4, v5e, v5p, v6e"),
+    # No slice has such a number of chips.
+    ("v5e-48", "numbers of chips: v5litepod-1, v5litepod-4, v5litepod-8, "),
+    ("v5e-512", "v5litepod-256; its topologies are 1x1, 2x2"),
+    ("v5e:8x", "v5e has no such slice"),
+    ("v5e:2x2x1", "v5e has no such slice"),
+    ("v5p-4", "numbers of TensorCores, two a chip: v5p-8, v5p-16"),
+    ("v5p:64", "A ≤ B ≤ C, each a multiple of 4, of at most 6144 chips"),
+    ("v5p:4x4x6", "v5p has no such slice"),
+    ("v5p:8x4x4", "v5p has no such slice"),
+    ("v4:16x16x20", "of at most 4096 chips"),
+  ],
+)
+def test_any_other_name_is_refused_with_those_known(name: str, said: str):
+  with pytest.raises(LaunchError, match=said):
+    parse_slice(name)
