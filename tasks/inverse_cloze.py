@@ -6,6 +6,7 @@ import seqio
 import tensorflow as tf
 
 from realm_jax.inputs.blocks import CorpusSource
+from realm_jax.inputs.context import current_context
 from realm_jax.inputs.features import (
   feature_length,
   plain_feature,
@@ -19,15 +20,16 @@ def inverse_cloze(
   blocks: tf.data.Dataset,
   *,
   sequence_length: Mapping[str, int] | None = None,
-  removal_probability: float = 0.9,
 ) -> tf.data.Dataset:
   """Makes `query`, a random sentence of a block, and `block`, the rest.
 
-  The sentence remains in the block with probability 1 − `removal_probability`,
-  so that the retriever also learns from shared words. A block of one sentence
-  is dropped if that is removed (Lee et al. 2019, section 4). Titles remain.
+  The sentence is removed from its block with the probability that the task's
+  context says, and otherwise remains, so that the retriever also learns from
+  shared words. A block of one sentence is dropped if that is removed (Lee et
+  al. 2019, section 4). Titles remain.
   """
   words = wordpieces()
+  removal_probability = current_context().sentence_removal_probability
   query_length = feature_length("query", sequence_length)
   block_length = feature_length("block", sequence_length)
   cls, sep = [words.cls_id], [words.sep_id]

@@ -61,6 +61,12 @@ class DataConfig(TaskContext):
     require_at_least(self, block_length=4)  # [CLS] [SEP] word [SEP]
     require_at_least(self, batches_ahead=0, corpus_version=0)
     require_at_least(self, held_out_blocks=0)
+    removal = self.sentence_removal_probability
+    if not 0 <= removal <= 1:
+      raise ValueError(
+        f"sentence_removal_probability={removal}; want 0 to 1: change "
+        "SENTENCE_REMOVAL_PROBABILITY"
+      )
 
   @property
   def lengths(self) -> dict[str, int]:

@@ -40,6 +40,10 @@ class TaskContext:
       the split "train", but in "validation".
     unmasked_span_kinds: Kinds of salient spans that are not masked. The paper
       masks named entities and dates, and no bare numbers.
+    sentence_removal_probability: How often inverse cloze removes the sentence
+      from its block (Lee et al. 2019, section 4). A retriever with random
+      initial weights first has to learn that the same words match, and learns
+      it from sentences that remain.
   """
 
   corpus_dir: epath.PathLike
@@ -50,6 +54,7 @@ class TaskContext:
   corpus_version: int | None = None
   held_out_blocks: int = 0
   unmasked_span_kinds: Sequence[str] = ("number",)
+  sentence_removal_probability: float = 0.9
 
   @functools.cached_property
   def corpus(self) -> Corpus:
