@@ -11,6 +11,7 @@ import functools
 import importlib.util  # noqa: F401  gin reads it without importing it.
 import os
 import sys
+import tokenize
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -45,6 +46,15 @@ _MACRO = "gin.macro"
 _REQUIRED = "gin.REQUIRED/gin.constant"  # What `%gin.REQUIRED` refers to.
 _NOT_GIVEN = object()
 _CONFIG = gin.config._CONFIG  # gin has no public way to list its bindings.
+# What gin raises for text that it cannot read, and for names that are unknown.
+_GIN_ERRORS = (
+  OSError,
+  SyntaxError,
+  tokenize.TokenError,
+  ValueError,
+  ImportError,
+  AttributeError,
+)
 # The clone's root, so that `gin/runs/…` is found from any working directory.
 _PROJECT_DIR = str(Path(__file__).resolve().parent.parent)
 
@@ -171,7 +181,7 @@ def parsed(
       gin.finalize()
     except ConfigurationError:
       raise
-    except (OSError, SyntaxError, ValueError, ImportError, AttributeError) as e:
+    except _GIN_ERRORS as e:
       raise ConfigurationError(f"the gin configuration is wrong: {e}") from e
     yield
   finally:

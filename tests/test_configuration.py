@@ -99,7 +99,7 @@ def test_an_unknown_parameter_is_named(sizes):
   assert "'width'" in text
 
 
-@pytest.mark.parametrize("value", ["", "a b", "'open"])
+@pytest.mark.parametrize("value", ["", "a b", "'open", "("])
 def test_a_value_that_cannot_be_read_is_refused(sizes, value):
   assert "the gin configuration is wrong" in _refused(
     [sizes], [*_GIVEN, f"HIDDEN = {value}"]
