@@ -41,6 +41,9 @@ class Helper:
     is_done: Function that returns whether to end when nothing is assigned.
     poll_seconds: Time between two looks at the assignment.
     stop: Event that ends it, as SIGTERM does.
+    check: Function that is called regularly; an exception stops it.
+    patience_seconds: How long to wait where the first worker builds with other
+      settings, before this is an error.
   """
 
   def __init__(
@@ -54,6 +57,7 @@ class Helper:
     is_done: Callable[[], bool],
     poll_seconds: float,
     stop: threading.Event,
+    check: Callable[[], None] = lambda: None,
     patience_seconds: float = _PATIENCE_SECONDS,
   ):
     self._number = number
@@ -65,6 +69,7 @@ class Helper:
     self._is_done = is_done
     self._poll_seconds = poll_seconds
     self._stop = stop
+    self._check = check
     self._patience_seconds = patience_seconds
     self._last_warning = ""
 
@@ -77,6 +82,7 @@ class Helper:
     """
     refused: tuple[Assignment, float] | None = None
     while not self._stop.is_set():
+      self._check()
       assigned = self._reader.read()
       if assigned is None and self._is_done():
         return
@@ -120,6 +126,7 @@ class Helper:
     )
 
   def _check_preempted(self) -> None:
+    self._check()
     if self._stop.is_set():
       raise PreemptedError
 

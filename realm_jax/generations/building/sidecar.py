@@ -25,6 +25,7 @@ from realm_jax.console.sigterm import stop_on_sigterm
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.store import Corpus
 from realm_jax.files.disk_full import DiskFullError
+from realm_jax.files.sole_process import sole_process
 from realm_jax.generations.building import assignment
 from realm_jax.generations.building.generation_builder import (
   GenerationBuilder,
@@ -116,6 +117,7 @@ def build_index(
       be read, or that of `checkpoint_step` is gone. Other unreadable ones are
       skipped.
     ProcessesError: The processes differ, or another one has failed.
+    SoleProcessError: Another process is this worker already.
     RecallError: With `once` or in the mode `every`, the recall of an index is
       below what its settings want; otherwise the checkpoint is skipped.
   """
@@ -142,6 +144,12 @@ def build_index(
   with (
     stop_on_sigterm() as stop,
     contextlib.closing(CheckpointStore(model_dir)) as checkpoints,
+    sole_process(
+      directory / layout.WORKERS,
+      f"worker-{number.index}",
+      advice="stop it, or give each worker a number of its own: --worker=0/2 "
+      "and --worker=1/2",
+    ) as role,
   ):
     stop_for_all = StopForAll(stop, agreement)
     first = Sidecar(
@@ -151,6 +159,7 @@ def build_index(
       checkpoints=checkpoints,
       generations_dir=directory,
       stop=stop_for_all,
+      check=role.check,
     )
     if number.is_first:
       return first.run()
@@ -163,6 +172,7 @@ def build_index(
       is_done=lambda: config.once and first.is_up_to_date(),
       poll_seconds=config.poll_seconds,
       stop=stop_for_all,
+      check=role.check,
     ).run()
     return []
 
@@ -187,7 +197,8 @@ class Sidecar:
   """Chooses checkpoints, has generations built, and removes old ones.
 
   It follows the `corpus` to newer versions, for each of which `make_builder`
-  returns a builder. The event `stop` ends it, as SIGTERM does.
+  returns a builder. The event `stop` ends it, as SIGTERM does. The function
+  `check` is called regularly; an exception stops it.
   """
 
   def __init__(
@@ -199,6 +210,7 @@ class Sidecar:
     checkpoints: CheckpointStore,
     generations_dir: epath.PathLike,
     stop: threading.Event,
+    check: Callable[[], None] = lambda: None,
   ):
     if config.checkpoint_step is not None and not config.once:
       raise ValueError(
@@ -211,6 +223,7 @@ class Sidecar:
     self._checkpoints = checkpoints
     self._directory = epath.Path(generations_dir)
     self._stop = stop
+    self._check = check
     self._skips_none = config.mode == "every" and not config.once
     self._retained = RetainedGenerations(checkpoints)
     # Checkpoints from which no generation can be built.
@@ -224,6 +237,7 @@ class Sidecar:
     publisher.remove_damaged(self._directory)
     published: list[int] = []
     while not self._stop.is_set():
+      self._check()
       self._follow_corpus()
       if reported := take_reports(self._directory):
         publisher.remove_damaged(self._directory, reported)
@@ -329,6 +343,7 @@ class Sidecar:
     return False
 
   def _check_preempted(self) -> None:
+    self._check()
     if self._stop.is_set():
       raise PreemptedError
 

@@ -21,6 +21,7 @@ from realm_jax.files import listing
 FOLDER = "generations"
 MANIFEST = "manifest.json"
 ASSIGNMENT = "assignment.json"
+WORKERS = "workers"
 LEASES = "leases"
 DAMAGE_REPORTS = "refused"
 

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.files.sole_process import SoleProcessError, sole_process
 from realm_jax.generations.building import assignment
 from realm_jax.generations.building.assignment import (
   Assignment,
@@ -157,3 +158,15 @@ def test_a_worker_that_helps_alone_ends_once_the_generation_is_there(
   save(tmp_path, corpus, 500)
   assert build(tmp_path, corpus) == [500]
   assert build(tmp_path, corpus, worker="1/2") == []
+
+
+@pytest.mark.usefixtures("one_device")
+def test_each_number_is_one_process(tmp_path, corpus, generations_dir):
+  save(tmp_path, corpus, 500)
+  workers = generations_dir / layout.WORKERS
+  with (
+    sole_process(workers, "worker-0"),
+    pytest.raises(SoleProcessError, match=r"has a worker-0 .*--worker=0/2"),
+  ):
+    build(tmp_path, corpus)
+  assert build(tmp_path, corpus) == [500]
