@@ -57,7 +57,7 @@ class RecipeRun:
     ]
     for name, rows in (
       ("text", documents),
-      ("train", training_questions(texts_dir)),
+      ("train", training_questions(texts_dir, web_questions=False)),
       ("test", held_out_questions(texts_dir)),
     ):
       with json_lines(self.path(f"{name}.jsonl")) as write:

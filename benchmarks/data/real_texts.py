@@ -78,13 +78,16 @@ def held_out_questions(folder: Path) -> list[Question]:
   return questions[int(_TRAIN_SHARE * len(questions)) :]
 
 
-def training_questions(folder: Path) -> list[Question]:
+def training_questions(
+  folder: Path, *, web_questions: bool = True
+) -> list[Question]:
   """Reads questions with answers in the corpus of `titled_paragraphs`.
 
   They are the first four fifths of QED's; those of XQuAD, which were written
-  for its paragraphs; and the training questions of WebQuestions whose answers
-  occur, somewhere, in a paragraph. None equals a held-out question, once both
-  are normalized. `NQ-open.dev.jsonl` is never read: it contains most of QED.
+  for its paragraphs; and, with `web_questions`, the training questions of
+  WebQuestions whose answers occur, somewhere, in a paragraph. None equals a
+  held-out question, once both are normalized. `NQ-open.dev.jsonl` is never
+  read: it contains most of QED.
 
   Raises:
     NoTextsError: There is no such folder.
@@ -96,7 +99,8 @@ def training_questions(folder: Path) -> list[Question]:
   questions = _qed_questions(folder)
   questions = questions[: int(_TRAIN_SHARE * len(questions))]
   questions += _xquad_questions(folder)
-  questions += _answerable_web_questions(folder)
+  if web_questions:
+    questions += _answerable_web_questions(folder)
   return [
     row
     for row in questions

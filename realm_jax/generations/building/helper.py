@@ -71,7 +71,7 @@ class Helper:
     self._stop = stop
     self._check = check
     self._patience_seconds = patience_seconds
-    self._last_warning = ""
+    self._last_message = ""
 
   def run(self) -> None:
     """Helps until the event `stop`, or until it is done.
@@ -84,9 +84,15 @@ class Helper:
     while not self._stop.is_set():
       self._check()
       assigned = self._reader.read()
-      if assigned is None and self._is_done():
-        return
-      if assigned is not None:
+      if assigned is None:
+        if self._is_done():
+          return
+        self._say(
+          logging.INFO,
+          f"worker {self._number}: waiting for the next generation that the "
+          "first worker begins",
+        )
+      else:
         try:
           self._help(assigned)
         except OtherWorkError as error:
@@ -95,9 +101,10 @@ class Helper:
             refused = assigned, now
           if now - refused[1] >= self._patience_seconds:
             raise
-          self._warn(str(error))
+          self._say(logging.WARNING, str(error))
         except (UnreadableCheckpointError, CorpusError, DiskFullError) as error:
-          self._warn(f"cannot help with generation {assigned.step}: {error}")
+          what = f"cannot help with generation {assigned.step}"
+          self._say(logging.WARNING, f"{what}: {error}")
         except PreemptedError:
           break
       self._stop.wait(self._poll_seconds)
@@ -118,6 +125,7 @@ class Helper:
     params = self._builder.restore(self._checkpoints, assigned.step)
     if params is None:
       return
+    self._last_message = ""
     self._builder.help(
       assigned,
       params,
@@ -130,7 +138,8 @@ class Helper:
     if self._stop.is_set():
       raise PreemptedError
 
-  def _warn(self, message: str) -> None:
-    if message != self._last_warning:
-      logging.warning("%s", message)
-    self._last_warning = message
+  def _say(self, level: int, message: str) -> None:
+    """Logs a message once, until there is another."""
+    if message != self._last_message:
+      logging.log(level, "%s", message)
+    self._last_message = message
