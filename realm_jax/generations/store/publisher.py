@@ -68,7 +68,9 @@ def publish(
         manifest = _with_all_files(Path(folder), write(Path(folder)))
       commit(directory, dataclasses.replace(manifest, folder=folder.name))
     except BaseException:
-      folder.rmtree(missing_ok=True)
+      _rmtree(folder)
+      if not listing.names_in(folder.parent):
+        _rmtree(folder.parent)
       raise
 
 
