@@ -50,6 +50,7 @@ class Corpus(BlockReader):
     self.summary = manifest["summary"]
     self.drop_titles = tuple(manifest["drop_titles"])
     self._records = files_of(manifest)
+    self._cache = cache
     self._files = CorpusFiles(source, manifest, cache=cache)
     shards, sizes = [], []
     for record in manifest["shards"]:
@@ -106,7 +107,12 @@ class Corpus(BlockReader):
     known = self._opened.get(fingerprint)
     if known is not None and known.version == version:
       return known
-    other = Corpus.open(self.source, version=version, fingerprint=fingerprint)
+    other = Corpus.open(
+      self.source,
+      version=version,
+      fingerprint=fingerprint,
+      cache=self._cache,
+    )
     ours = self.vocab_sha256, self.block_length
     if (other.vocab_sha256, other.block_length) != ours:
       raise CorpusError(

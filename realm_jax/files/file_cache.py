@@ -186,13 +186,19 @@ def _locked(path: Path) -> Iterator[Path]:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
       fcntl.flock(descriptor, fcntl.LOCK_EX)
-      with contextlib.suppress(FileNotFoundError):
-        # The one before may have renamed or removed what was opened.
-        if os.path.samestat(os.fstat(descriptor), os.stat(path)):
-          yield path
-          return
+      # The one before may have renamed or removed what was opened.
+      if _is_open_at(path, descriptor):
+        yield path
+        return
     finally:
       os.close(descriptor)
+
+
+def _is_open_at(path: Path, descriptor: int) -> bool:
+  try:
+    return os.path.samestat(os.fstat(descriptor), os.stat(path))
+  except FileNotFoundError:
+    return False
 
 
 def _remove_unless_locked(path: Path) -> bool:
