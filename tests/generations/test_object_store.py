@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.runs.object_store import StoreFault
+from realm_jax.files.store_access import StoreAccessError
 from realm_jax.generations.building.draft import Draft
 from realm_jax.generations.follow.loading import load_generation, load_newest
 from realm_jax.generations.follow.watcher import GenerationWatcher
@@ -179,3 +180,11 @@ def test_four_workers_embed_each_shard_once(generations_dir, corpus, tmp_path):
   assert [f for f in single.files if f.path.startswith("embeddings")] == [
     f for f in together.files if f.path.startswith("embeddings")
   ]
+
+
+def test_a_bucket_that_is_not_there_is_said_before_the_work(
+  object_store, corpus, tmp_path
+):
+  del object_store
+  with pytest.raises(StoreAccessError, match="gs://another-bucket"):
+    build(tmp_path, corpus, generations_dir="gs://another-bucket/generations")

@@ -26,6 +26,7 @@ from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.store import Corpus
 from realm_jax.files.disk_full import DiskFullError
 from realm_jax.files.sole_process import sole_process
+from realm_jax.files.store_access import require_readable, require_writable
 from realm_jax.generations.building import assignment
 from realm_jax.generations.building.generation_builder import (
   GenerationBuilder,
@@ -118,6 +119,7 @@ def build_index(
       skipped.
     ProcessesError: The processes differ, or another one has failed.
     SoleProcessError: Another process is this worker already.
+    StoreAccessError: A bucket cannot be read or written.
     RecallError: With `once` or in the mode `every`, the recall of an index is
       below what its settings want; otherwise the checkpoint is skipped.
   """
@@ -130,6 +132,8 @@ def build_index(
     generations_dir or epath.Path(model_dir) / layout.FOLDER
   )
   number = _number(worker)
+  require_readable(model_dir, corpus_dir)
+  require_writable(directory)
   corpus = Corpus.open(corpus_dir)
 
   def make_builder(version: Corpus) -> GenerationBuilder:
