@@ -109,7 +109,7 @@ def test_a_generation_of_another_corpus(world, load, tmp_path):
 
 def test_a_damaged_generation(model_dir, load, tmp_path):
   shutil.copytree(model_dir / "generations", tmp_path / "generations")
-  file = next((tmp_path / "generations" / "00000000").glob("embeddings*"))
+  file = next((tmp_path / "generations").glob("00000000/*/embeddings*"))
   file.write_bytes(file.read_bytes()[:-4])
   with pytest.raises(GenerationError, match="bytes and not"):
     open_generation(load(generation=tmp_path / "generations" / "00000000"))

@@ -135,12 +135,12 @@ def test_a_nan_stops_the_run_and_leaves_a_good_checkpoint(commands, model_dir):
 
 
 def _truncate(generation):
-  path = next(generation.glob("embeddings-*"))
+  path = next(generation.glob("*/embeddings-*"))
   path.write_bytes(path.read_bytes()[:-8])
 
 
 def _flip_a_byte(generation):
-  path = next(generation.glob("embeddings-*"))
+  path = next(generation.glob("*/embeddings-*"))
   content = bytearray(path.read_bytes())
   content[-1] ^= 1
   path.write_bytes(content)

@@ -86,7 +86,7 @@ def test_what_was_damaged_meanwhile_is_not_searched(
   spoilt = shutil.copytree(generations_dir, tmp_path / layout.FOLDER)
   fallback, load = _fallback("exact", spoilt, world)
   crashed = load(10)
-  path = next(spoilt.glob("00000010/embeddings-*"))
+  path = next(spoilt.glob("00000010/*/embeddings-*"))
   data = bytearray(path.read_bytes())
   data[-1] ^= 1
   path.write_bytes(data)
