@@ -14,7 +14,6 @@ from etils import epath
 from realm_jax.files.checksum import sha256_of
 from realm_jax.files.json_file import JsonValue
 from realm_jax.generations.store import layout
-from realm_jax.indexes.thread_priority import lower_thread_priority
 
 FORMAT_VERSION = 2
 _CHECKSUM_KEY = "manifest_sha256"
@@ -268,14 +267,8 @@ def verify(
   manifest: Manifest,
   *,
   checksums: bool = True,
-  low_priority: bool = False,
-  shown_as: epath.PathLike | None = None,
 ) -> None:
   """Compares every file with its size and, if asked, its checksum.
-
-  The manifest may list only some of the files. With `low_priority` one thread
-  of low priority reads, as beside training, instead of one for each core.
-  Errors name the directory as `shown_as`, if given.
 
   Raises:
     DamagedGenerationError: A file is missing, cut or changed.
@@ -293,9 +286,8 @@ def verify(
     except _MISSING:
       problem = "is missing"
     if problem:
-      shown = epath.Path(shown_as or directory) / manifest.folder / file.path
       raise DamagedGenerationError(
-        f"{shown} {problem}, so its generation is damaged; remove it and let "
+        f"{path} {problem}, so its generation is damaged; remove it and let "
         "build_index make it again"
       )
 
@@ -303,8 +295,5 @@ def verify(
     check(file, checksum=False)
   if not checksums:
     return
-  with concurrent.futures.ThreadPoolExecutor(
-    1 if low_priority else os.cpu_count(),
-    initializer=lower_thread_priority if low_priority else None,
-  ) as pool:
+  with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
     list(pool.map(functools.partial(check, checksum=True), manifest.files))

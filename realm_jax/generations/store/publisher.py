@@ -100,21 +100,6 @@ def commit(generations_dir: epath.PathLike, manifest: Manifest) -> None:
   _remove_others(published, keep={manifest.folder})
 
 
-def is_current(
-  published: epath.Path, replaces: Callable[[Manifest], bool]
-) -> bool:
-  """Returns whether a valid generation is published, and not to be replaced."""
-  if not (published / layout.MANIFEST).exists():
-    return False
-  try:
-    manifest = manifests.read(published)
-    manifests.verify(published, manifest, checksums=False)
-  except manifests.GenerationError as error:
-    logging.warning("%s; it is replaced", error)
-    return False
-  return not replaces(manifest)
-
-
 def remove_damaged(
   generations_dir: epath.PathLike, steps: Collection[int] | None = None
 ) -> list[int]:
