@@ -178,7 +178,11 @@ class ArtifactWriter:
   def identity(
     self, params: Params, base: Manifest | None
   ) -> dict[str, JsonValue]:
-    """Returns everything that determines the vectors, copied ones included."""
+    """Returns everything that determines the vectors, copied ones included.
+
+    The index's settings are among it, so that an index with others is written
+    to another folder and not over one that readers may be loading.
+    """
     digest = hashlib.sha256()
     flat = traverse_util.flatten_dict(jax.device_get(params), sep="/")
     for name, array in sorted(flat.items()):
@@ -189,6 +193,7 @@ class ArtifactWriter:
       "parameters": digest.hexdigest(),
       "corpus": self.corpus.fingerprint,
       "batches": [self._config.tokens_per_batch, *self.embedder.lengths],
+      "index": {self.index.kind: dict(parameters_of(self.index))},
     }
     if base is not None and self.partial is not None:
       # A manifest has the checksums of all files.

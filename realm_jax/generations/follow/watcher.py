@@ -8,7 +8,7 @@ from typing import NamedTuple
 from absl import logging
 from etils import epath
 
-from realm_jax.files.disk_full import DiskFullError
+from realm_jax.files.disk_full import DiskFullError, explain_full_disk
 from realm_jax.generations.follow.loading import Generation
 from realm_jax.generations.store.damage_reports import report_damage
 from realm_jax.generations.store.leases import Lease
@@ -181,7 +181,8 @@ class GenerationWatcher:
     try:
       while not self._closed:
         try:
-          self._poll()
+          with explain_full_disk(self._directory):
+            self._poll()
           last_warning = ""
         except DiskFullError:
           raise  # Nothing that the run does would end it.

@@ -117,6 +117,18 @@ def test_settings_of_a_host_replace_nothing(tmp_path, corpus):
   assert build(tmp_path, corpus, index=ScannConfig(threads=2)) == []
 
 
+def test_until_another_index_is_published_the_old_one_stays_whole(
+  tmp_path, corpus, monkeypatch
+):
+  save(tmp_path, corpus, 500)
+  assert build(tmp_path, corpus, index=ScannConfig()) == [500]
+  monkeypatch.setattr(ExactConfig, "build", _killed)
+  with pytest.raises(_KilledError):
+    build(tmp_path, corpus, index=ExactConfig())
+  generation = load_newest(tmp_path / "generations", corpus=corpus)
+  assert generation.index.kind == "scann"
+
+
 def test_other_settings_or_another_corpus_replace_it(tmp_path, corpus):
   save(tmp_path, corpus, 500)
   assert build(tmp_path, corpus) == [500]

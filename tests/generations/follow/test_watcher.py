@@ -1,5 +1,6 @@
 """The trainer's side: what it is handed, when, and what it never is."""
 
+import errno
 import functools
 import shutil
 import threading
@@ -8,6 +9,7 @@ import time
 import numpy as np
 import pytest
 
+from realm_jax.files.disk_full import DiskFullError
 from realm_jax.generations.follow.loading import load_generation
 from realm_jax.generations.follow.watcher import GenerationWatcher
 from realm_jax.generations.store.leases import leased_steps
@@ -267,6 +269,15 @@ def test_a_disk_that_fails_for_a_while_is_waited_for(
   publish_one(generations_dir, corpus, 0)
   assert watch(flaky).wait_for(0, timeout=10.0).step == 0
   assert attempts == [0, 0, 0]
+
+
+def test_a_full_disk_is_an_error_of_the_run(watch, generations_dir, corpus):
+  def full(step):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+  publish_one(generations_dir, corpus, 0)
+  with pytest.raises(DiskFullError, match="is full"):
+    watch(full).wait_for(0, timeout=10.0)
 
 
 def test_an_unknown_way_to_follow_is_refused(generations_dir):
