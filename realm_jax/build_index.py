@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from absl import flags, logging
 
 from realm_jax import configuration, device_command
-from realm_jax.generations.building import sidecar
+from realm_jax.generations.building import run
 from realm_jax.partitioning import cpu_tuning
 
 _ONCE = flags.DEFINE_bool(
@@ -28,11 +28,11 @@ _WORKER = flags.DEFINE_string(
 
 
 def main(argv: Sequence[str]) -> None:
-  """Runs `generations.building.sidecar.build_index` as gin configures it."""
+  """Runs `generations.building.run.build_index` as gin configures it."""
   del argv
   cpu_tuning.keep_freed_memory()
   published = configuration.call(
-    sidecar.build_index, once=_ONCE.value, worker=_WORKER.value
+    run.build_index, once=_ONCE.value, worker=_WORKER.value
   )
   logging.info("done: published %s", published or "nothing")
 

@@ -23,7 +23,8 @@ from realm_jax.corpus.building.corpus import build_corpus
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.building.artifacts import EmbeddingConfig
 from realm_jax.generations.building.generation_builder import GenerationConfig
-from realm_jax.generations.building.sidecar import SidecarConfig, build_index
+from realm_jax.generations.building.run import build_index
+from realm_jax.generations.building.sidecar import SidecarConfig
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.models.bert import BertConfig

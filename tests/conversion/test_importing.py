@@ -16,7 +16,7 @@ from realm_jax.corpus.building.corpus import build_corpus
 from realm_jax.evaluation import run
 from realm_jax.files.disk_full import DiskFullError
 from realm_jax.files.whole_directory import TargetError
-from realm_jax.generations.building import sidecar
+from realm_jax.generations.building import run as building
 from realm_jax.training import loop
 from realm_jax.training.config import TrainConfig
 from tests import tiny_world
@@ -53,7 +53,7 @@ def model_dir(tmp_path_factory):
 def indexed(model_dir, world):
   """The MODEL_DIR with its generation 0."""
   published = call(
-    sidecar.build_index,
+    building.build_index,
     _files(model_dir, "build_index"),
     MODEL_DIR=model_dir,
     CORPUS_DIR=world.corpus_dir,
@@ -120,7 +120,7 @@ def test_a_corpus_of_another_vocabulary_is_refused(model_dir, world, tmp_path):
   )
   with pytest.raises(CheckpointError, match="another vocabulary"):
     call(
-      sidecar.build_index,
+      building.build_index,
       _files(model_dir, "build_index"),
       MODEL_DIR=model_dir,
       CORPUS_DIR=tmp_path / "corpus",

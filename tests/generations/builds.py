@@ -15,11 +15,8 @@ from realm_jax.generations.building.generation_builder import (
   GenerationBuilder,
   GenerationConfig,
 )
-from realm_jax.generations.building.sidecar import (
-  Sidecar,
-  SidecarConfig,
-  build_index,
-)
+from realm_jax.generations.building.run import build_index
+from realm_jax.generations.building.sidecar import Sidecar, SidecarConfig
 from realm_jax.generations.store import layout
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.models.bert import BertConfig

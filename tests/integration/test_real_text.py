@@ -8,7 +8,7 @@ from benchmarks.data import real_texts
 from realm_jax.corpus.building.corpus import build_corpus
 from realm_jax.corpus.store import Corpus
 from realm_jax.evaluation import run as evaluation_run
-from realm_jax.generations.building import sidecar
+from realm_jax.generations.building import run as building
 from realm_jax.training import loop
 from realm_jax.training.config import TrainConfig
 from tests.evaluation.lines import read_lines
@@ -96,7 +96,7 @@ def test_every_stage_and_an_evaluation(text, tmp_path):
     # Checkpoint 0, of which the first generation is made.
     train(stage, NUM_STEPS=0, **bindings)
     published = _run(
-      sidecar.build_index,
+      building.build_index,
       "build_index",
       text,
       MODEL_DIR=folders[stage],
