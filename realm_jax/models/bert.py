@@ -1,27 +1,33 @@
 """BERT (Devlin et al. 2019): the encoder under every tower and the reader."""
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, UInt32
 
+from realm_jax.models import fused_attention
 from realm_jax.models.activations import ACTIVATIONS, activate_and_project
 from realm_jax.models.arrays import AnyArray
 from realm_jax.models.attention import attend
 from realm_jax.models.dropout import Dropout, hash_tokens, is_dropping
 from realm_jax.models.layer_norm import LayerNorm
+from realm_jax.models.platform import platform
 from realm_jax.models.sequences import Sequences
 
-# Logical axes of hidden states, in flat tokens, and of attention's arrays.
+# Logical axes of hidden states, in flat tokens, and of attention's arrays, with
+# the heads side by side and in a dimension of their own.
 HIDDEN = ("activation_batch", "activation_embed")
+_FLAT_HEADS = ("activation_batch", "activation_heads")
 _HEADS = (
   "activation_batch",
   "activation_length",
   "activation_heads",
   "activation_kv",
 )
+ATTENTIONS = ("auto", "plain", "fused")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +54,9 @@ class BertConfig:
   init_stddev: float = 0.02
   # The type of activations and matrix products; parameters stay float32.
   dtype: jax.typing.DTypeLike = jnp.float32
+  # Attention's implementation: "plain", "fused" (the kernel for TPUs), or
+  # "auto", which is fused on TPUs for the sizes that the kernel handles.
+  attention: str = "auto"
 
   def __post_init__(self) -> None:
     if self.hidden_size % self.num_heads:
@@ -58,6 +67,10 @@ class BertConfig:
     if self.activation not in ACTIVATIONS:
       raise ValueError(
         f"activation={self.activation!r}; want one of {sorted(ACTIVATIONS)}"
+      )
+    if self.attention not in ATTENTIONS:
+      raise ValueError(
+        f"attention={self.attention!r}; want one of {', '.join(ATTENTIONS)}"
       )
 
   @property
@@ -174,37 +187,88 @@ class SelfAttention(nn.Module):
     sequences: Sequences,
   ) -> Float[Array, "m d"]:
     config = self.config
-    rows = len(sequences.token_ids)
-    heads = config.num_heads
-    head_size = config.hidden_size // heads
-
-    def by_heads(x: Float[Array, "m d"], name: str) -> Float[Array, "r t h e"]:
-      axes = ("embed", "heads")
-      x = dense(config, config.hidden_size, axes, name)(x)
-      return nn.with_logical_constraint(
-        x.reshape(rows, -1, heads, head_size), _HEADS
-      )
-
-    query = by_heads(first, "query")
-    key, value = by_heads(hidden, "key"), by_heads(hidden, "value")
-    drops = is_dropping(self, config.dropout_rate)
+    rows, length = sequences.token_ids.shape
     num_queries = len(first) // rows
-    tokens = sequences.dropout_keys[:, None, :num_queries, None]
-    head = jnp.arange(heads).reshape(1, heads, 1, 1) * config.max_positions
-    context = attend(
-      query * jnp.asarray(head_size**-0.5, config.dtype),
+    axes = ("embed", "heads")
+
+    def linear(x: Float[Array, "m d"], name: str) -> Float[Array, "m d"]:
+      x = dense(config, config.hidden_size, axes, name)(x)
+      return nn.with_logical_constraint(x, _FLAT_HEADS)
+
+    head_size = config.hidden_size // config.num_heads
+    query = linear(first, "query") * jnp.asarray(head_size**-0.5, config.dtype)
+    key, value = linear(hidden, "key"), linear(hidden, "value")
+    drops = is_dropping(self, config.dropout_rate)
+    tokens = sequences.dropout_keys[:, :num_queries]
+    inputs = _AttentionInputs(
+      query,
       key,
       value,
       sequences.sequence,
       hash_tokens(self, tokens) if drops else tokens,
-      (head + sequences.position[:, None, None, :]).astype(jnp.uint32),
-      config.attention_mask_value,
-      config.dropout_rate if drops else 0.0,
+      sequences.position,
     )
-    context = nn.with_logical_constraint(context, _HEADS)
-    context = context.reshape(-1, config.hidden_size)
+    rate = config.dropout_rate if drops else 0.0
+    if _is_fused(config, length=length, num_queries=num_queries):
+      settings = fused_attention.Settings(
+        head_size, config.max_positions, config.attention_mask_value, rate
+      )
+      context = fused_attention.attend(*inputs, settings)
+    else:
+      context = _attend_by_heads(config, inputs, rate)
     output = dense(config, config.hidden_size, ("heads", "embed"), "output")
     return nn.with_logical_constraint(output(context), HIDDEN)
+
+
+class _AttentionInputs(NamedTuple):
+  """Arguments of `fused_attention.attend`.
+
+  Queries may be those of each row's first q tokens only.
+  """
+
+  query: Float[Array, "m d"]
+  key: Float[Array, "n d"]
+  value: Float[Array, "n d"]
+  sequence: Int[AnyArray, "r l"]
+  tokens: UInt32[Array, "r q"]
+  position: Int[AnyArray, "r l"]
+
+
+def _is_fused(config: BertConfig, *, length: int, num_queries: int) -> bool:
+  """Returns whether the kernel computes the attention of rows."""
+  if config.attention == "plain" or num_queries < length:
+    return False
+  return fused_attention.fits(
+    length=length,
+    width=config.hidden_size,
+    head_size=config.hidden_size // config.num_heads,
+  ) and (config.attention == "fused" or platform() == "tpu")
+
+
+def _attend_by_heads(
+  config: BertConfig, inputs: _AttentionInputs, dropout_rate: float
+) -> Float[Array, "m d"]:
+  """Computes attention with the heads in a dimension of their own."""
+  rows, heads = len(inputs.sequence), config.num_heads
+
+  def by_heads(x: Float[Array, "m d"]) -> Float[Array, "r t h e"]:
+    return nn.with_logical_constraint(
+      x.reshape(rows, -1, heads, config.hidden_size // heads), _HEADS
+    )
+
+  head = jnp.arange(heads).reshape(1, heads, 1, 1) * config.max_positions
+  context = attend(
+    by_heads(inputs.query),
+    by_heads(inputs.key),
+    by_heads(inputs.value),
+    inputs.sequence,
+    inputs.tokens[:, None, :, None],
+    (head + inputs.position[:, None, None, :]).astype(jnp.uint32),
+    config.attention_mask_value,
+    dropout_rate,
+  )
+  context = nn.with_logical_constraint(context, _HEADS)
+  return context.reshape(-1, config.hidden_size)
 
 
 class BertLayer(nn.Module):

@@ -30,9 +30,10 @@ def mix(bits: UInt32[Array, "*s"]) -> UInt32[Array, "*s"]:
   return bits ^ (bits >> 16)
 
 
-def _kept(
+def is_kept(
   rows: UInt32[Array, "..."], columns: UInt32[Array, "..."], rate: float
 ) -> Bool[Array, "..."]:
+  """Returns whether elements are kept, given as `drop` takes them."""
   bits = mix(rows + columns * jnp.uint32(_GOLDEN_RATIO))
   return bits >= jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
 
@@ -53,7 +54,7 @@ def drop(
     return x
   scale = jnp.asarray(1.0 / (1.0 - rate), x.dtype)
   return jnp.where(
-    _kept(rows, columns, rate), x * scale, jnp.zeros((), x.dtype)
+    is_kept(rows, columns, rate), x * scale, jnp.zeros((), x.dtype)
   )
 
 
