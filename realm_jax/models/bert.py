@@ -128,6 +128,7 @@ def dense(
   name: str,
   *,
   init: nn.initializers.Initializer | None = None,
+  precision: jax.lax.Precision | None = None,
 ) -> nn.Dense:
   """Returns a linear layer with logical axes.
 
@@ -137,6 +138,7 @@ def dense(
   return nn.Dense(
     features,
     dtype=config.dtype,
+    precision=precision,
     kernel_init=nn.with_logical_partitioning(init or values, axes),
     bias_init=_zeros("norm" if axes[-1] == "embed" else axes[-1]),
     name=name,

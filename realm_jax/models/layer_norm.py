@@ -18,7 +18,10 @@ def normalize(
   bias: Float[Array, " d"],
   epsilon: float,
 ) -> Float[Array, "*n d"]:
-  """Returns (x − mean) / √(variance + ε) · scale + bias, in float32."""
+  """Returns (x − mean) / √(variance + ε) · scale + bias, in float32.
+
+  The backward pass keeps `x` in its own type.
+  """
   return _forward(x, scale, bias, epsilon)[0]
 
 
@@ -28,12 +31,12 @@ def _forward(
   bias: Float[Array, " d"],
   epsilon: float,
 ) -> tuple[Float[Array, "*n d"], tuple[Float[Array, "..."], ...]]:
-  x = x.astype(jnp.float32)
-  mean = jnp.mean(x, axis=-1, keepdims=True)
-  variance = jnp.mean(jnp.square(x - mean), axis=-1, keepdims=True)
+  wide = x.astype(jnp.float32)
+  mean = jnp.mean(wide, axis=-1, keepdims=True)
+  variance = jnp.mean(jnp.square(wide - mean), axis=-1, keepdims=True)
   factor = jax.lax.rsqrt(variance + epsilon)
   row = (1,) * (x.ndim - 1) + (-1,)
-  y = (x - mean) * factor * scale.reshape(row) + bias.reshape(row)
+  y = (wide - mean) * factor * scale.reshape(row) + bias.reshape(row)
   return y, (x, mean, factor, scale)
 
 
@@ -47,7 +50,7 @@ def _backward(
   gradient = gradient.astype(jnp.float32)
   row = (1,) * (x.ndim - 1) + (-1,)
   batch = tuple(range(x.ndim - 1))
-  normal = (x - mean) * factor
+  normal = (x.astype(jnp.float32) - mean) * factor
   d_normal = gradient * scale.reshape(row)
   d_x = factor * (
     d_normal
@@ -55,7 +58,7 @@ def _backward(
     - normal * jnp.mean(d_normal * normal, axis=-1, keepdims=True)
   )
   return (
-    d_x,
+    d_x.astype(x.dtype),
     jnp.sum(gradient * normal, axis=batch),
     jnp.sum(gradient, axis=batch),
   )
@@ -81,5 +84,4 @@ class LayerNorm(nn.Module):
         ("bias", nn.initializers.zeros_init()),
       )
     )
-    x = x.astype(jnp.float32)
     return normalize(x, scale, bias, self.epsilon).astype(self.dtype)

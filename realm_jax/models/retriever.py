@@ -1,8 +1,10 @@
 """The retriever: towers that embed queries and blocks, and f(x, z)."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
+import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
@@ -14,6 +16,9 @@ from realm_jax.models.parameters import Params
 from realm_jax.models.sequences import Sequences
 
 POOLINGS = ("pooler", "cls", "mean")
+# That of all matrix products that only retrieval depends on. By default those
+# of float32 are rounded to bfloat16 on TPUs.
+PRECISION = jax.lax.Precision.HIGHEST
 # The square of the length below which vectors are not normalized.
 _MIN_SQUARE = 1e-24
 
@@ -47,26 +52,28 @@ class Tower(nn.Module):
     else:
       first = jnp.zeros((inputs.starts.size, 1), jnp.int32)
       pooled = sequences.gather(inputs, hidden, first)[:, 0]
+    # A vector for each sequence costs nothing, and decides what is retrieved:
+    # it is computed in float32 whatever the encoder's type is.
     pooled = nn.with_logical_constraint(pooled, bert.HIDDEN)
+    pooled = pooled.astype(jnp.float32)
+    config = dataclasses.replace(self.bert, dtype=jnp.float32)
+    dense = functools.partial(bert.dense, config, precision=PRECISION)
     if self.pooling == "pooler":
       size, axes = self.bert.hidden_size, ("embed", "embed_out")
-      pooled = jnp.tanh(bert.dense(self.bert, size, axes, "pooler")(pooled))
+      pooled = jnp.tanh(dense(size, axes, "pooler")(pooled))
       pooled = nn.with_logical_constraint(pooled, bert.HIDDEN)
     if self.projection_size is not None:
       size, axes = self.projection_size, ("embed", "projection")
       # As in the released inverse cloze, which has its library's default.
       init = nn.initializers.glorot_uniform()
-      pooled = bert.dense(self.bert, size, axes, "projection", init=init)(
-        pooled
-      )
+      pooled = dense(size, axes, "projection", init=init)(pooled)
       pooled = nn.with_logical_constraint(pooled, bert.HIDDEN)
       pooled = bert.layer_norm(
-        self.bert, "projection_norm", epsilon=self.projection_norm_eps
+        config, "projection_norm", epsilon=self.projection_norm_eps
       )(pooled)
       pooled = Dropout(self.projection_dropout_rate, name="projection_dropout")(
         pooled, inputs.numbers.reshape(-1)
       )
-    pooled = pooled.astype(jnp.float32)
     if self.normalize:
       # The bound lies inside the root, whose slope at 0 is infinite: the mean
       # of a sequence without tokens is 0, and packed batches have such.
@@ -210,5 +217,9 @@ def relevance(
 ) -> Float[Array, "b k"]:
   """Returns f(x, z) (the paper's section 3.2) of each query's candidates."""
   return score_scale * jnp.einsum(
-    "bd,bkd->bk", query, blocks, preferred_element_type=jnp.float32
+    "bd,bkd->bk",
+    query,
+    blocks,
+    preferred_element_type=jnp.float32,
+    precision=PRECISION,
   )

@@ -26,7 +26,12 @@ def inverse_cloze_loss(
   remains, matching its words is enough.
   """
   scores = score_scale * jnp.einsum(
-    "nd,md->nm", queries, blocks, preferred_element_type=jnp.float32
+    "nd,md->nm",
+    queries,
+    blocks,
+    preferred_element_type=jnp.float32,
+    # The scores of retrieval are not rounded to bfloat16 on TPUs.
+    precision=jax.lax.Precision.HIGHEST,
   )
   log_probs = jax.nn.log_softmax(scores, axis=-1)
   correct = jnp.argmax(scores, axis=-1) == jnp.arange(scores.shape[0])
