@@ -78,9 +78,14 @@ def _geometric(
   return [*smaller, largest]
 
 
-def abstract_batch(batch: StepBatch, mesh: Mesh) -> StepBatch:
-  """Returns abstract arrays like those of a laid-out batch on the devices."""
-  sharding, groups = rules.batch_sharding(mesh), rules.row_groups(mesh)
+def abstract_batch(
+  batch: StepBatch, mesh: Mesh, *, groups: rules.RowGroups
+) -> StepBatch:
+  """Returns abstract arrays like those of a laid-out batch on the devices.
+
+  `batch` has the rows of the groups of this process.
+  """
+  sharding = rules.batch_sharding(mesh)
 
   def abstract(leaf: np.ndarray) -> jax.ShapeDtypeStruct:
     rows, *rest = leaf.shape
