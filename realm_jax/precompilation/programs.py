@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Int
 
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.building.artifacts import EmbeddingConfig
@@ -27,7 +28,7 @@ from realm_jax.indexes.exact import ExactConfig, capacity_for
 from realm_jax.models.retriever import Retriever, embed_blocks
 from realm_jax.partitioning import rules
 from realm_jax.partitioning.jit_cache import shared_partial
-from realm_jax.partitioning.mesh import BATCH_AXES, MESH_AXES, make_mesh
+from realm_jax.partitioning.mesh import BATCH_AXES, MESH_AXES
 from realm_jax.partitioning.rules import RowGroups
 from realm_jax.precompilation import useful_flops
 from realm_jax.precompilation.useful_flops import Work
@@ -211,42 +212,40 @@ def embedding_programs(
     corpus: Corpus whose lengths its blocks have.
   """
   retriever = _for_vocabulary(Models(retriever, None), corpus).retriever
-  batch_lengths, counts = (block_length,), np.array([num_blocks])
-  real = np.array([num_blocks * block_length])
+  lengths = {block_length: np.array([block_length])}
   if corpus is not None:
-    batch_lengths = choose_lengths(
-      corpus.lengths,
-      longest=corpus.block_length,
-      max_lengths=config.num_lengths,
-    )
-    rounded = round_up(corpus.lengths, batch_lengths)
-    scale = num_blocks / corpus.num_blocks
-    counts = np.array([(rounded == n).sum() for n in batch_lengths]) * scale
-    real = (
-      np.array([corpus.lengths[rounded == n].sum() for n in batch_lengths])
-      * scale
-    )
+    lengths = _by_batch_length(corpus, max_lengths=config.num_lengths)
+  known = sum(map(len, lengths.values()))
   embed = jitted_embedder(shared_partial(embed_blocks, retriever), mesh)
   params = abstract_retriever(retriever, mesh)
-  for length, count, tokens in zip(batch_lengths, counts, real, strict=True):
+  for length, blocks in lengths.items():
     rows = rows_per_batch(
       length, config.tokens_per_batch * mesh.size, multiple=mesh.size
     )
     batch = jax.ShapeDtypeStruct(
       (rows, length), jnp.int32, sharding=rules.batch_sharding(mesh)
     )
-    mean = np.full(rows, tokens / max(count, 1))
+    flops = useful_flops.tower_flops(retriever, blocks) / len(blocks)
     yield Program(
       kind=EMBEDDING,
       name=f"{rows:,} × {length}",
       function=embed,
       arguments=(params, batch),
       mesh=mesh,
-      work=Work(
-        float(useful_flops.tower_flops(retriever, mean)), float(mean.sum())
-      ),
-      runs=float(count / rows),
+      work=Work(rows * flops, rows * float(blocks.mean())),
+      runs=num_blocks * len(blocks) / known / rows,
     )
+
+
+def _by_batch_length(
+  corpus: Corpus, *, max_lengths: int
+) -> dict[int, Int[np.ndarray, " n"]]:
+  """Returns the lengths of a corpus's blocks, by those of the batches."""
+  batch_lengths = choose_lengths(
+    corpus.lengths, longest=corpus.block_length, max_lengths=max_lengths
+  )
+  rounded = round_up(corpus.lengths, batch_lengths)
+  return {n: corpus.lengths[rounded == n] for n in batch_lengths}
 
 
 def search_program(
@@ -288,8 +287,3 @@ def search_program(
     work=Work(2.0 * num_queries * num_blocks * dim, 0.0),
     unknown_trips=-(-share // plan.rows_per_step),
   )
-
-
-def builder_mesh(devices: tuple[jax.Device, ...]) -> Mesh:
-  """Returns the mesh of one of the builder's workers, a host."""
-  return make_mesh(devices=devices)
