@@ -216,11 +216,8 @@ def configured(function: Callable[..., _Result]) -> Callable[..., _Result]:
 
 def is_configured(function: Callable[..., Any]) -> bool:
   """Returns whether a gin file binds any argument of a function."""
-  try:
-    gin.get_configurable(function)
-  except ValueError:
-    return False
-  return True
+  bound = {selector for _, selector in _CONFIG} - {_MACRO}
+  return function in [gin.config._REGISTRY[name].wrapped for name in bound]
 
 
 def given() -> tuple[list[str], list[str]]:

@@ -15,7 +15,7 @@ from realm_jax.files.whole_file import whole_file
 
 # jax's own cache of compilations writes programs for a topology, and cannot
 # read them again without its devices. Kept here is what a report needs.
-_CACHE_FORMAT = 1
+_CACHE_FORMAT = 2
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _NEEDED = re.compile(
   r"(?:Used |temporaries \()([\d.]+)([KMGT]?)\)? (?:of|exceeds)"
@@ -33,6 +33,8 @@ class Compiled:
     temporary_bytes: Bytes of its temporaries; where they do not fit, what the
       compiler said last.
     code_bytes: Bytes of the program itself.
+    accessed_bytes: Bytes that the compiler counts as read and written, in
+      whichever memory, loops once; None where it does not count.
   """
 
   text: str | None
@@ -40,6 +42,7 @@ class Compiled:
   output_bytes: int
   temporary_bytes: int
   code_bytes: int
+  accessed_bytes: int | None = None
 
   @property
   def total_bytes(self) -> int:
@@ -104,7 +107,14 @@ def _compile(lowered: jax.stages.Lowered, argument_bytes: int) -> Compiled:
     output_bytes=memory.output_size_in_bytes - memory.alias_size_in_bytes,
     temporary_bytes=memory.temp_size_in_bytes,
     code_bytes=memory.generated_code_size_in_bytes,
+    accessed_bytes=_accessed_bytes(compiled),
   )
+
+
+def _accessed_bytes(compiled: jax.stages.Compiled) -> int | None:
+  costs = compiled.cost_analysis()
+  counted = costs.get("bytes accessed", -1) if isinstance(costs, dict) else -1
+  return int(counted) if counted >= 0 else None
 
 
 def cache_directory() -> Path:

@@ -19,6 +19,8 @@ _BITS = {
   "f32": 32, "s64": 64, "u64": 64, "f64": 64, "c64": 64, "c128": 128,
 }  # fmt: skip
 _ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,<=]*)\](\{[^}]*\})?")
+# Dimensions from minor to major, and the tile that the minor ones fill.
+_LAYOUT = re.compile(r"\{([\d,]*)(?::T\(([\d,]+)\))?")
 _SPACE = re.compile(r"S\((\d+)\)")
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*)$")
@@ -33,7 +35,12 @@ _TRIPS = re.compile(r'"known_trip_count":\{"n":"?(\d+)"?')
 
 @dataclasses.dataclass(frozen=True)
 class Array:
-  """One array of a result; `space` is 0 for the chip's memory (HBM)."""
+  """One array of a result.
+
+  Attributes:
+    size_bytes: Bytes that it takes, with the padding of its tiles.
+    space: Number of the memory that it lies in, 0 for the chip's (HBM).
+  """
 
   size_bytes: int
   space: int
@@ -188,10 +195,32 @@ def _closing(text: str, start: int) -> int:
 
 def _arrays(shape: str) -> Iterator[Array]:
   for dtype, sides, layout in _ARRAY.findall(shape):
-    sizes = [int(side.lstrip("<=")) for side in sides.split(",") if side]
     bits = 8 if dtype.startswith("f8") else _BITS.get(dtype, 0)
     space = _SPACE.search(layout)
+    elements = math.prod(_padded_sides(_numbers(sides), layout))
     yield Array(
-      size_bytes=-(-math.prod(sizes) * bits // 8),
+      size_bytes=-(-elements * bits // 8),
       space=int(space.group(1)) if space else 0,
     )
+
+
+def _padded_sides(sides: list[int], layout: str) -> list[int]:
+  """Returns the sides of an array as it is stored, from major to minor.
+
+  The minor ones are padded to whole tiles, such as T(8,128).
+  """
+  found = _LAYOUT.match(layout)
+  if found is None:
+    return sides
+  order, tile = map(_numbers, found.groups(default=""))
+  stored = [sides[i] for i in reversed(order)]
+  stored = [1] * (len(tile) - len(stored)) + stored
+  first = len(stored) - len(tile)
+  return stored[:first] + [
+    -(-side // size) * size
+    for side, size in zip(stored[first:], tile, strict=True)
+  ]
+
+
+def _numbers(text: str) -> list[int]:
+  return [int(number.lstrip("<=")) for number in text.split(",") if number]

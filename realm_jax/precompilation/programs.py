@@ -83,8 +83,8 @@ class Program:
   @property
   def device_order(self) -> str:
     """The mesh and its devices, which decide what links a collective takes."""
-    ids = [device.id for device in self.mesh.devices.flat]
-    return f"{dict(self.mesh.shape)} {ids}"
+    devices = [(d.id, *d.coords) for d in self.mesh.devices.flat]
+    return f"{dict(self.mesh.shape)} {devices}"
 
   @property
   def argument_bytes(self) -> int:

@@ -110,6 +110,7 @@ def _figures(estimate: Estimate) -> dict[str, JsonValue]:
     "argument_bytes": compiled.argument_bytes,
     "temporary_bytes": compiled.temporary_bytes,
     "hbm_bytes": estimate.traffic_bytes,
+    "accessed_bytes": compiled.accessed_bytes,
     "flops_per_chip": estimate.flops_per_chip,
     "cycles": estimate.cycles,
     "bounds_seconds": None if bounds is None else dataclasses.asdict(bounds),

@@ -76,7 +76,7 @@ def precompile(
         argument_bytes=program.argument_bytes,
         cache=cache,
         compiler=" ".join(
-          (topology.compiler, topology.name, program.device_order)
+          (topology.compiler, topology.chip.name, program.device_order)
         ),
       )
       for program, one in zip(made, traced, strict=True)
@@ -121,12 +121,14 @@ def _programs(recipe: Recipe, topology: Topology) -> Iterator[Program]:
         num_searched=train.stage.num_searched(recipe.num_blocks),
         dim=train.retriever.vector_size,
       )
+    if generation is None and not train.stage.needs_index:
+      return
   assert retriever is not None
   embedding = None if generation is None else generation.embedding
   yield from programs.embedding_programs(
     retriever,
     embedding or EmbeddingConfig(),
-    make_mesh(devices=topology.one_host),
+    make_mesh(devices=topology.host),
     block_length=block_length,
     num_blocks=recipe.num_blocks,
     corpus=recipe.corpus,
@@ -140,7 +142,9 @@ def _splits(
   step = estimates[0].seconds
   embeddings = [e for e in estimates if e.program.kind == programs.EMBEDDING]
   train = recipe.train
-  if train is None or step is None or not train.stage.needs_index:
+  if train is not None and not train.refresh.refresh:
+    return []
+  if train is None or step is None or not embeddings:
     return []
   batches = []
   for one in embeddings:

@@ -21,6 +21,8 @@ _ENVIRONMENT = {
 _LIBRARY = "TPU_LIBRARY_PATH"
 # The two cores of a v4 chip are one device only where the chip says so.
 _CHIP_CONFIGS = {"v4": "megacore"}
+# Chips of a host in a slice of several hosts.
+_HOSTS = {"v4": "2x2x1", "v5e": "2x2", "v5p": "2x2x1", "v6e": "2x2"}
 _EXAMPLES = ("v4:4x4x4", "v5e:8x8", "v5p:4x4x4", "v6e:8x8")
 
 
@@ -36,6 +38,8 @@ class Topology:
     name: Name, such as `v5e:8x8`.
     chip: What each chip has.
     devices: One device for each chip.
+    host: The devices of a slice of one host, or of this slice if it has no
+      more. libtpu compiles for no part of a slice.
     compiler: Name of the library that compiles for them, another for each
       version.
   """
@@ -43,13 +47,8 @@ class Topology:
   name: str
   chip: Chip
   devices: tuple[jax.Device, ...]
+  host: tuple[jax.Device, ...]
   compiler: str
-
-  @property
-  def one_host(self) -> tuple[jax.Device, ...]:
-    """The devices of the first host."""
-    first = self.devices[0].process_index
-    return tuple(d for d in self.devices if d.process_index == first)
 
 
 def open_topology(name: str, *, library: Path | None = None) -> Topology:
@@ -71,19 +70,26 @@ def open_topology(name: str, *, library: Path | None = None) -> Topology:
       f"chips in each dimension, as in {', '.join(_EXAMPLES)}"
     )
   compiler = _load(library)
+  try:
+    devices = host = _devices(generation, name)
+    if len({device.process_index for device in devices}) > 1:
+      host = _devices(generation, f"{generation}:{_HOSTS[generation]}")
+  except (jax.errors.JaxRuntimeError, RuntimeError) as error:
+    raise TopologyError(
+      f"libtpu knows no slice {name!r} ({str(error).splitlines()[0]}); want "
+      f"chips in each dimension as in {', '.join(_EXAMPLES)}"
+    ) from error
+  return Topology(name, CHIPS[generation], devices, host, compiler)
+
+
+def _devices(generation: str, name: str) -> tuple[jax.Device, ...]:
   settings = {}
   if generation in _CHIP_CONFIGS:
     settings["chip_config_name"] = _CHIP_CONFIGS[generation]
-  try:
-    found = topologies.get_topology_desc(
-      platform="tpu", topology_name=name, **settings
-    )
-  except (jax.errors.JaxRuntimeError, RuntimeError) as error:
-    raise TopologyError(
-      f"libtpu knows no slice {name!r} ({_first_line(error)}); want chips in "
-      f"each dimension as in {', '.join(_EXAMPLES)}"
-    ) from error
-  return Topology(name, CHIPS[generation], tuple(found.devices), compiler)
+  found = topologies.get_topology_desc(
+    platform="tpu", topology_name=name, **settings
+  )
+  return tuple(found.devices)
 
 
 def _load(library: Path | None) -> str:
@@ -106,7 +112,3 @@ def _load(library: Path | None) -> str:
   jax.config.update("jax_platforms", "cpu")
   status = path.stat()
   return f"{path.name} {status.st_size} {status.st_mtime_ns}"
-
-
-def _first_line(error: Exception) -> str:
-  return str(error).splitlines()[0]

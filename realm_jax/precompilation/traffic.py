@@ -33,12 +33,14 @@ def _bytes(
   operands = [
     computation[name] for name in instruction.operands if name in computation
   ]
+  if operation.removesuffix("-start") in _SLICES:
+    # A slice that is copied meanwhile comes after the array itself.
+    part = instruction.arrays[-2 if operation.endswith("-start") else 0]
+    is_read = any(map(_in_memory, operands[:1]))
+    return part.size_bytes * (is_read + (part.space == _MEMORY))
   if operation.endswith("-start"):
-    # The result names the operand, too: what is new there is the destination.
-    written = _in_memory(instruction, arrays=1)
-    return written + sum(map(_in_memory, operands))
-  if operation in _SLICES:
-    return 2 * _in_memory(instruction)
+    # The result names the operands, too.
+    return _in_memory(instruction)
   if operation == "dynamic-update-slice":
     return 2 * sum(map(_in_memory, operands[1:2]))
   if operation == "fusion":
@@ -78,12 +80,8 @@ def _fusion_bytes(
   return read + written
 
 
-def _in_memory(instruction: Instruction, *, arrays: int | None = None) -> int:
-  return sum(
-    array.size_bytes
-    for array in instruction.arrays[:arrays]
-    if array.space == _MEMORY
-  )
+def _in_memory(instruction: Instruction) -> int:
+  return sum(a.size_bytes for a in instruction.arrays if a.space == _MEMORY)
 
 
 def _size(instruction: Instruction) -> int:
