@@ -17,6 +17,10 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/installed
 # Exists while an installation runs; one that was killed is started again.
 UNFINISHED := $(VENV).unfinished
+# precompile's libtpu, in a folder from which nothing is imported: where jax can
+# import it, every command looks for TPUs.
+LIBTPU := $(VENV)/libtpu
+LIBTPU_STAMP := $(LIBTPU)/installed
 # torch and transformers have an environment of their own. Their versions are
 # those of the last transformers that has REALM; the project does not need them.
 PEERS := .venv-peers
@@ -57,12 +61,24 @@ endef
 
 env: $(STAMP)
 
+# libtpu exists for one platform.
+ifeq ($(shell uname -sm),Linux x86_64)
+env: $(LIBTPU_STAMP)
+endif
+
 $(STAMP): setup.py pyproject.toml constraints.txt
 	$(call new_venv,$(VENV),$(UNFINISHED))
 	@echo "Installing the packages of constraints.txt (about two minutes the first time)"
 	$(PY) -m pip install --disable-pip-version-check \
 	  -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $(STAMP) && rm -f $(UNFINISHED)
+
+$(LIBTPU_STAMP): constraints.txt | $(STAMP)
+	@echo "Installing libtpu for precompile (a minute)"
+	rm -rf $(LIBTPU)
+	$(PY) -m pip install --disable-pip-version-check --no-deps \
+	  -c constraints.txt --target $(LIBTPU) libtpu
+	@touch $(LIBTPU_STAMP)
 
 demo: env
 	$(PY) -m realm_jax.demo --output_dir=out/demo

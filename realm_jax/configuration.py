@@ -45,6 +45,7 @@ _GIN_ADDITION = "\n  In call to configurable"
 _MACRO = "gin.macro"
 _REQUIRED = "gin.REQUIRED/gin.constant"  # What `%gin.REQUIRED` refers to.
 _NOT_GIVEN = object()
+_NO_FILE = "(not given)"
 _CONFIG = gin.config._CONFIG  # gin has no public way to list its bindings.
 # What gin raises for text that it cannot read, and for names that are unknown.
 _GIN_ERRORS = (
@@ -104,10 +105,13 @@ def _require_known_macros(bindings: Sequence[str]) -> None:
     )
 
 
+def _missing_macros() -> list[str]:
+  return sorted(n for n, value in _macros().items() if value is _NOT_GIVEN)
+
+
 def _require_given_macros() -> None:
   """Reports all values that the gin files leave to the command line."""
-  missing = sorted(n for n, value in _macros().items() if value is _NOT_GIVEN)
-  if missing:
+  if missing := _missing_macros():
     raise ConfigurationError(
       f"no value for {', '.join(missing)}; pass "
       + " ".join(f"--gin.{name}=VALUE" for name in missing)
@@ -158,10 +162,13 @@ def parsed(
   bindings: Sequence[str] = (),
   *,
   search_paths: Sequence[str] = (".",),
+  without_data: bool = False,
 ) -> Iterator[None]:
   """Sets gin's configuration during a `with` block.
 
   Later files override earlier ones, and bindings (`NAME = VALUE`) all files.
+  With `without_data`, what the files leave to the command line is a name of no
+  file, so that a recipe can be read where its data are not.
 
   Raises:
     ConfigurationError: A file is missing, a binding names nothing, a value
@@ -176,6 +183,10 @@ def parsed(
       )
       _require_known_macros(bindings)
       gin.parse_config(bindings)
+      if without_data:
+        gin.parse_config(
+          [f"{name} = {_NO_FILE!r}" for name in _missing_macros()]
+        )
       _require_given_macros()
       _require_types()
       gin.finalize()
@@ -203,6 +214,12 @@ def configured(function: Callable[..., _Result]) -> Callable[..., _Result]:
     ) from error
 
 
+def is_configured(function: Callable[..., Any]) -> bool:
+  """Returns whether a gin file binds any argument of a function."""
+  bound = {selector for _, selector in _CONFIG} - {_MACRO}
+  return function in [gin.config._REGISTRY[name].wrapped for name in bound]
+
+
 def given() -> tuple[list[str], list[str]]:
   """Returns the gin files and bindings of the command line."""
   return list(_GIN_FILES.value), list(_GIN_BINDINGS.value)
@@ -210,8 +227,20 @@ def given() -> tuple[list[str], list[str]]:
 
 def call(function: Callable[..., _Result], **overrides: Any) -> _Result:
   """Calls `function` as the command line's gin flags configure it."""
-  with parsed(*given(), search_paths=_GIN_SEARCH_PATHS.value):
+  with parsed_from_flags():
     return configured(function)(**overrides)
+
+
+def parsed_from_flags(
+  *, without_data: bool = False
+) -> contextlib.AbstractContextManager[None]:
+  """Sets gin's configuration, by the command line, during a `with` block.
+
+  Raises what `parsed` does.
+  """
+  return parsed(
+    *given(), search_paths=_GIN_SEARCH_PATHS.value, without_data=without_data
+  )
 
 
 def message_of(error: Exception) -> str:

@@ -76,6 +76,15 @@ MAY_IMPORT = {
     "generations",
     "training",
   ),
+  "realm_jax/precompilation": (
+    "console",
+    "models",
+    "indexes",
+    "corpus",
+    "partitioning",
+    "generations",
+    "training",
+  ),
   "realm_jax/conversion": (
     "console",
     "models",

@@ -77,6 +77,35 @@ class ExactConfig:
         "1, or None for all of them"
       )
 
+  def plan(
+    self,
+    k: int,
+    *,
+    num_queries: int,
+    capacity: int,
+    devices: int,
+    platform: str,
+  ) -> exact_search.Plan:
+    """Returns the settings of the program that finds the k best blocks.
+
+    Args:
+      k: Number of blocks for each query.
+      num_queries: Number of queries of all devices.
+      capacity: Number of rows over all devices.
+      devices: Number of devices that share the rows.
+      platform: Platform of the devices, as in `jax.Device.platform`.
+    """
+    rows = self.rows_per_step or exact_search.rows_per_step(
+      k, num_queries=num_queries, platform=platform
+    )
+    return exact_search.Plan(
+      k=k,
+      num_rows=capacity,
+      rows_per_step=min(rows, capacity // devices),
+      recall_target=self.recall_target,
+      skips=platform == "cpu",
+    )
+
   def build(
     self, blocks: Blocks, options: BuildOptions = DEFAULT_OPTIONS
   ) -> "ExactIndex":
@@ -154,15 +183,12 @@ class ExactIndex:
     """
     check_k(k, self.num_blocks)
     platform = next(iter(self._sharding.device_set)).platform
-    rows = self._config.rows_per_step or exact_search.rows_per_step(
-      k, num_queries=len(vectors), platform=platform
-    )
-    plan = exact_search.Plan(
-      k=k,
-      num_rows=self.capacity,
-      rows_per_step=min(rows, self.capacity // self._devices),
-      recall_target=self._config.recall_target,
-      skips=platform == "cpu",
+    plan = self._config.plan(
+      k,
+      num_queries=len(vectors),
+      capacity=self.capacity,
+      devices=self._devices,
+      platform=platform,
     )
     return exact_search.search(
       vectors, self._vectors, self._count, plan=plan, mesh=self._mesh

@@ -203,6 +203,13 @@ def embed_queries(
   return retriever.apply({"params": params}, token_ids, method="embed_queries")
 
 
+def embed_blocks(
+  retriever: Retriever, params: Params, token_ids: Int[AnyArray, "b l"]
+) -> Float[Array, "b d"]:
+  """Returns the vectors of blocks."""
+  return retriever.apply({"params": params}, token_ids, method="embed_blocks")
+
+
 def query_tower_parameters(retriever: Retriever, params: Params) -> Params:
   """Returns the part of the retriever's parameters that embeds queries."""
   name = "tower" if retriever.shared_towers else "query_tower"

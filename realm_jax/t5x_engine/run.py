@@ -16,9 +16,9 @@ from realm_jax.training.checkpointing import Checkpointer
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.loop_state import LoopState
 from realm_jax.training.packing.packer import padded
+from realm_jax.training.packing.step_shapes import empty_arrays
 from realm_jax.training.setup import RunSetup, set_up
 from realm_jax.training.stages.model_inputs import ModelInputs
-from realm_jax.training.stages.protocol import ExampleArrays
 
 
 class EngineRun:
@@ -107,15 +107,8 @@ class EngineRun:
 
   def example(self, num_rows: int, inputs: ModelInputs) -> StepBatch:
     """Returns a batch of the stage's shapes, before it is laid out."""
-    data, stage = self.config.data, self.config.stage
-    shape = (num_rows, stage.num_candidates, data.block_length)
-    arrays = ExampleArrays(
-      query=np.zeros((num_rows, data.query_length), np.int32),
-      candidates=np.zeros(shape, np.int32),
-      num_searched=self.setup.identity.num_searched,
-      max_masks=data.max_masks,
-    )
-    return stage.example(arrays, inputs)
+    arrays = empty_arrays(self.setup, num_rows)
+    return self.config.stage.example(arrays, inputs)
 
   def loop_state(self, step: int) -> LoopState:
     """Returns the state of the data before a step, for a checkpoint.

@@ -160,7 +160,7 @@ class HostCandidateStream:
       entry.examples.arrays["query"],
       entry.vectors,
       index=entry.generation.index,
-      num_blocks=self._setup.identity.num_searched,
+      num_blocks=self._setup.num_searched,
       assemble=assemble,
     )
 

@@ -8,7 +8,7 @@ from realm_jax.partitioning import cpu_tuning, rules
 from realm_jax.partitioning.jit_cache import shared_partial
 from realm_jax.training.batches import StepBatch
 from realm_jax.training.packing.shape_buckets import shape_key
-from realm_jax.training.setup import RunSetup
+from realm_jax.training.setup import StepSetup
 from realm_jax.training.state import TrainState
 from realm_jax.training.step import Metrics, train_step
 
@@ -18,8 +18,32 @@ StepFunction = Callable[
 ]
 
 
+def jitted_step(
+  setup: StepSetup, shardings: TrainState, *, frozen: bool
+) -> jax.stages.Wrapped:
+  """Returns `train_step` as a run compiles it, for one mode.
+
+  Args:
+    setup: Parts of the step.
+    shardings: Shardings of the state.
+    frozen: Whether the retriever is frozen.
+  """
+  config, mesh = setup.config, setup.mesh
+  return jax.jit(
+    shared_partial(
+      rules.under(config.mesh.axis_rules, train_step),
+      loss=setup.loss,
+      optimizer=setup.optimizer,
+      seed=config.data.seed,
+      freeze_retriever=frozen,
+    ),
+    donate_argnums=0,
+    out_shardings=(shardings, rules.replicated(mesh)),
+  )
+
+
 def compile_steps(
-  setup: RunSetup,
+  setup: StepSetup,
   state: TrainState,
   batches: Sequence[StepBatch],
 ) -> StepFunction:
@@ -38,17 +62,7 @@ def compile_steps(
   # By whether the retriever is frozen, and by `shape_key`.
   compiled: dict[tuple[bool, tuple[int, ...]], jax.stages.Compiled] = {}
   for frozen in modes:
-    step_of_mode = jax.jit(
-      shared_partial(
-        rules.under(config.mesh.axis_rules, train_step),
-        loss=setup.loss,
-        optimizer=setup.optimizer,
-        seed=config.data.seed,
-        freeze_retriever=frozen,
-      ),
-      donate_argnums=0,
-      out_shardings=(shardings, rules.replicated(mesh)),
-    )
+    step_of_mode = jitted_step(setup, shardings, frozen=frozen)
     for batch in batches:
       with jax.set_mesh(mesh):
         lowered = step_of_mode.lower(state, batch)

@@ -5,8 +5,6 @@ import dataclasses
 import functools
 from collections.abc import Iterator
 
-import jax
-import numpy as np
 from etils import epath
 
 from realm_jax.answers.run_answers import RunAnswers
@@ -21,12 +19,10 @@ from realm_jax.files.store_access import require_readable, require_writable
 from realm_jax.generations.follow.watcher import GenerationWatcher
 from realm_jax.generations.store import layout
 from realm_jax.inputs.batches import BatchStream
-from realm_jax.models.parameters import Params
 from realm_jax.models.retriever import embed_queries
 from realm_jax.partitioning import rules
 from realm_jax.partitioning.agreement import Agreement
 from realm_jax.partitioning.jit_cache import shared_partial
-from realm_jax.partitioning.rules import RowGroups
 from realm_jax.partitioning.same_run import require_same
 from realm_jax.retrieval.pipeline import RetrievalPipeline
 from realm_jax.training.batches import StepBatch
@@ -38,17 +34,12 @@ from realm_jax.training.config import TrainConfig
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.loop_state import LoopState
 from realm_jax.training.metrics import MetricsLog
-from realm_jax.training.packing.packer import Packer, largest_bucket
-from realm_jax.training.packing.shape_buckets import (
-  abstract_batch,
-  choose_shape_buckets,
-)
+from realm_jax.training.packing.packer import Packer
+from realm_jax.training.packing.step_shapes import step_shapes
 from realm_jax.training.refresh.corpus_versions import load_for_run
 from realm_jax.training.refresh.fallback import CrashFallback
 from realm_jax.training.refresh.schedule import GenerationSchedule
 from realm_jax.training.setup import RunSetup, set_up
-from realm_jax.training.stages.model_inputs import Models
-from realm_jax.training.stages.protocol import ExampleArrays, Stage
 from realm_jax.training.state import TrainState, create_state
 
 
@@ -91,9 +82,8 @@ def open_run(config: TrainConfig) -> Iterator[tuple[TrainState, Run | None]]:
     )
     stack.callback(store.close)
     checkpoints = Checkpointer(store, setup.identity, config.checkpoints)
-    lengths = config.data.query_length, config.data.block_length
     state = create_state(
-      shared_partial(_initial, config.stage, setup.inputs.models, *lengths),
+      setup.init,
       setup.optimizer,
       seed=config.data.seed,
       mesh=setup.mesh,
@@ -123,7 +113,7 @@ def open_run(config: TrainConfig) -> Iterator[tuple[TrainState, Run | None]]:
       writes=decisions.loop.index == 0,
     )
     stack.callback(metrics.close)
-    packer, batches = _shape_buckets(setup)
+    packer, batches = step_shapes(setup, setup.corpus)
     candidates = open_candidates(
       setup, examples, packer, decisions, loop_state, stack
     )
@@ -168,50 +158,6 @@ def _sole_trainer(
   return held[-1]
 
 
-def _initial(
-  stage: Stage,
-  models: Models,
-  query_length: int,
-  block_length: int,
-  key: jax.Array,
-) -> Params:
-  lengths = {"query": query_length, "block": block_length}
-  return stage.init(models, lengths, key)
-
-
-def _shape_buckets(setup: RunSetup) -> tuple[Packer, list[StepBatch]]:
-  """Returns the packer, and an abstract batch for each shape bucket."""
-  data, stage, inputs = setup.config.data, setup.config.stage, setup.inputs
-
-  def empty(num_rows: int) -> ExampleArrays:
-    query = np.zeros((num_rows, data.query_length), np.int32)
-    shape = (num_rows, stage.num_candidates, data.block_length)
-    candidates = np.zeros(shape, np.int32)
-    return ExampleArrays(
-      query, candidates, setup.identity.num_searched, data.max_masks
-    )
-
-  example = stage.example(empty(len(setup.own_rows)), inputs)
-  groups = len(inputs.groups.own)
-  buckets = [largest_bucket(example, groups=groups)]
-  if setup.config.pack:
-    # All processes choose the same ones, by the rows of all groups.
-    whole = RowGroups.of_one_process(inputs.groups.count)
-    buckets = choose_shape_buckets(
-      stage,
-      empty(data.batch_size),
-      dataclasses.replace(inputs, groups=whole),
-      setup.corpus,
-      at_most=setup.config.max_shape_buckets,
-    )
-  packer = Packer(buckets, groups=groups, pack=setup.config.pack)
-  plans = packer.plan(example)
-  return packer, [
-    abstract_batch(packer.lay_out(example, plans, bucket=bucket), setup.mesh)
-    for bucket in range(len(buckets))
-  ]
-
-
 def open_candidates(
   setup: RunSetup,
   examples: BatchStream,
@@ -229,7 +175,7 @@ def open_candidates(
       load_for_run,
       directory,
       corpus=setup.corpus,
-      num_searched=setup.identity.num_searched,
+      num_searched=setup.num_searched,
       reads_vectors=config.stage.reads_vectors,
       mesh=setup.mesh,
     )

@@ -1,44 +1,80 @@
 """The parts of a run that exist before anything is opened for writing."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 import optax
 from jax.sharding import Mesh
 from jaxtyping import Int
 
 from realm_jax.corpus.store import Corpus
+from realm_jax.models.parameters import Params
 from realm_jax.partitioning import rules
+from realm_jax.partitioning.jit_cache import shared_partial
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.loop_state import RunIdentity
 from realm_jax.training.optimizer import make_optimizer
 from realm_jax.training.refresh.corpus_versions import examples_of_run
 from realm_jax.training.stages.model_inputs import ModelInputs, Models
+from realm_jax.training.stages.protocol import Stage
 from realm_jax.training.step import Loss
 
 
 @dataclasses.dataclass(frozen=True)
-class RunSetup:
-  """The parts that follow from configuration, corpus and devices alone.
+class StepSetup:
+  """The parts from which a step's programs follow; none of them is a file.
 
   Attributes:
-    examples: Corpus that examples come from.
-    corpus: Corpus that is searched; the same one, unless there are two.
     own_rows: Numbers of the rows of every global batch that are this
       process's.
+    num_searched: Number of blocks that are searched for each query.
   """
 
   config: TrainConfig
-  examples: Corpus
-  corpus: Corpus
-  identity: RunIdentity
   mesh: Mesh
   own_rows: Int[np.ndarray, " b"]
   inputs: ModelInputs
   loss: Loss[Any]
   optimizer: optax.GradientTransformation
+  num_searched: int
+
+  @property
+  def init(self) -> Callable[[jax.Array], Params]:
+    """Function that initializes the parameters, in flax's boxes, from a key."""
+    data = self.config.data
+    lengths = data.query_length, data.block_length
+    return shared_partial(
+      _initial, self.config.stage, self.inputs.models, *lengths
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSetup(StepSetup):
+  """The parts that follow from configuration, corpus and devices alone.
+
+  Attributes:
+    examples: Corpus that examples come from.
+    corpus: Corpus that is searched; the same one, unless there are two.
+  """
+
+  examples: Corpus
+  corpus: Corpus
+  identity: RunIdentity
+
+
+def _initial(
+  stage: Stage,
+  models: Models,
+  query_length: int,
+  block_length: int,
+  key: jax.Array,
+) -> Params:
+  lengths = {"query": query_length, "block": block_length}
+  return stage.init(models, lengths, key)
 
 
 def _require_divisible_heads(config: TrainConfig, mesh: Mesh) -> None:
@@ -68,6 +104,39 @@ def _open_corpora(config: TrainConfig) -> tuple[Corpus, Corpus]:
   return examples, corpus
 
 
+def set_up_step(
+  config: TrainConfig,
+  models: Models,
+  *,
+  mesh: Mesh,
+  groups: rules.RowGroups,
+  num_blocks: int,
+) -> StepSetup:
+  """Checks the configuration against the devices and the size of the corpus.
+
+  Args:
+    config: Configuration of the run.
+    models: Its models, for the vocabulary of the corpus.
+    mesh: Devices of all processes.
+    groups: Groups of rows of the mesh, and those of this process.
+    num_blocks: Number of blocks that are searched.
+
+  Raises:
+    ValueError: The configuration does not fit the devices, or the corpus has
+      too few blocks.
+  """
+  _require_divisible_heads(config, mesh)
+  return StepSetup(
+    config=config,
+    mesh=mesh,
+    own_rows=groups.own_rows(config.data.batch_size),
+    inputs=ModelInputs(models, groups=groups),
+    loss=config.stage.loss(models),
+    optimizer=make_optimizer(config.optimizer, num_steps=config.num_steps),
+    num_searched=config.stage.num_searched(num_blocks),
+  )
+
+
 def set_up(config: TrainConfig) -> RunSetup:
   """Opens the corpus, and checks the configuration against it.
 
@@ -81,15 +150,18 @@ def set_up(config: TrainConfig) -> RunSetup:
   mesh = make_mesh(
     fsdp=config.mesh.fsdp, model_parallelism=config.mesh.model_parallelism
   )
-  _require_divisible_heads(config, mesh)
-  groups = rules.row_groups(mesh)
-  own_rows = groups.own_rows(config.data.batch_size)
-  models = Models(config.retriever, config.reader).for_corpus(corpus)
+  step = set_up_step(
+    config,
+    Models(config.retriever, config.reader).for_corpus(corpus),
+    mesh=mesh,
+    groups=rules.row_groups(mesh),
+    num_blocks=corpus.num_blocks,
+  )
   save_every_steps = config.checkpoints.save_every_steps
   identity = RunIdentity(
     seed=config.data.seed,
     batch_size=config.data.batch_size,
-    num_searched=config.stage.num_searched(corpus.num_blocks),
+    num_searched=step.num_searched,
     save_every_steps=save_every_steps if config.waits else 0,
     lag_steps=config.refresh.lag_steps if config.waits else 0,
     held_out_blocks=config.data.held_out_blocks,
@@ -98,13 +170,5 @@ def set_up(config: TrainConfig) -> RunSetup:
     corpus_fingerprint=examples.fingerprint,
   )
   return RunSetup(
-    config=config,
-    examples=examples,
-    corpus=corpus,
-    identity=identity,
-    mesh=mesh,
-    own_rows=own_rows,
-    inputs=ModelInputs(models, groups=groups),
-    loss=config.stage.loss(models),
-    optimizer=make_optimizer(config.optimizer, num_steps=config.num_steps),
+    **vars(step), examples=examples, corpus=corpus, identity=identity
   )

@@ -44,14 +44,46 @@ def create_state(
     ValueError: The mesh does not divide a parameter.
   """
   boxed = shared_partial(_boxed_state, init, optimizer)
-  key = jax.random.key(seed)
-  shapes = jax.eval_shape(boxed, key)
-  shardings = rules.shardings(shapes, mesh, axis_rules)
-  _require_divisible(shapes.params, shardings.params)
+  shardings = _state_shardings(boxed, mesh, axis_rules)[1]
   # The same function again: it is traced once for both. A sharding is a pytree
   # prefix of the box that stands in its place.
   make = jax.jit(boxed, out_shardings=shardings)
-  return nn.unbox(make(key))
+  return nn.unbox(make(jax.random.key(seed)))
+
+
+def abstract_state(
+  init: Callable[[jax.Array], Params],
+  optimizer: optax.GradientTransformation,
+  *,
+  mesh: Mesh,
+  axis_rules: rules.AxisRules = rules.LOGICAL_AXIS_RULES,
+) -> TrainState:
+  """Returns the abstract arrays of the state that `create_state` makes.
+
+  Raises:
+    ValueError: The mesh does not divide a parameter.
+  """
+  boxed = shared_partial(_boxed_state, init, optimizer)
+  shapes, shardings = _state_shardings(boxed, mesh, axis_rules)
+  return jax.tree.map(
+    lambda x, sharding: jax.ShapeDtypeStruct(
+      x.shape, x.dtype, sharding=sharding
+    ),
+    nn.unbox(shapes),
+    shardings,
+  )
+
+
+def _state_shardings(
+  boxed: Callable[[jax.Array], TrainState],
+  mesh: Mesh,
+  axis_rules: rules.AxisRules,
+) -> tuple[TrainState, TrainState]:
+  """Returns a state's shapes, in flax's boxes, and its shardings."""
+  shapes = jax.eval_shape(boxed, jax.random.key(0))
+  shardings = rules.shardings(shapes, mesh, axis_rules)
+  _require_divisible(shapes.params, shardings.params)
+  return shapes, shardings
 
 
 def _boxed_state(

@@ -134,11 +134,6 @@ class RowsStage:
 
 
 @dataclasses.dataclass(frozen=True)
-class Identity:
-  num_searched: int = K
-
-
-@dataclasses.dataclass(frozen=True)
 class Data:
   block_length: int = tiny.BLOCK
 
@@ -190,7 +185,7 @@ def open_stream(monkeypatch):
       "corpus": Words(),
       "mesh": mesh,
       "inputs": ModelInputs(Models(*tiny.models())),
-      "identity": Identity(),
+      "num_searched": K,
     }
     for name, value in fields.items():
       object.__setattr__(setup, name, value)

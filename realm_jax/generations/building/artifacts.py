@@ -9,19 +9,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from flax import linen as nn
 from flax import traverse_util
 from jax.sharding import Mesh
-from jaxtyping import Float, Int, UInt64
+from jaxtyping import UInt64
 
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.files import npy
 from realm_jax.files.json_file import JsonValue
 from realm_jax.generations.building import recall
 from realm_jax.generations.building.base_generation import block_keys
-from realm_jax.generations.building.corpus_embedder import CorpusEmbedder
+from realm_jax.generations.building.corpus_embedder import (
+  CorpusEmbedder,
+  abstract_retriever,
+)
 from realm_jax.generations.building.draft import StoredVectors
 from realm_jax.generations.building.partial_refresh import PartialRefresh
 from realm_jax.generations.store import embeddings, query_tower
@@ -40,10 +41,10 @@ from realm_jax.indexes.registry import parameters_of
 from realm_jax.models.parameters import Params
 from realm_jax.models.retriever import (
   Retriever,
+  embed_blocks,
   embed_queries,
   query_tower_parameters,
 )
-from realm_jax.partitioning import rules
 from realm_jax.partitioning.jit_cache import shared_partial
 
 _BLOCK_KEYS = "block_keys.npy"
@@ -119,7 +120,7 @@ class ArtifactWriter:
     )
     self.embedder = CorpusEmbedder(
       corpus,
-      shared_partial(_embed_blocks, self.retriever),
+      shared_partial(embed_blocks, self.retriever),
       dim=self.retriever.vector_size,
       mesh=mesh,
       tokens_per_batch=config.tokens_per_batch,
@@ -133,11 +134,7 @@ class ArtifactWriter:
 
   def abstract_params(self) -> Params:
     """Returns the shapes of the retriever's parameters, with shardings."""
-    tokens = jnp.zeros((1, 3), jnp.int32)
-    boxed = jax.eval_shape(
-      self.retriever.init, jax.random.key(0), tokens, tokens
-    )
-    return rules.abstract_replicated(nn.unbox(boxed["params"]), self._mesh)
+    return abstract_retriever(self.retriever, self._mesh)
 
   def replaces(self, manifest: Manifest, *, any_version: bool = False) -> bool:
     """Returns whether a published generation has other settings or blocks.
@@ -292,9 +289,3 @@ class ArtifactWriter:
       build_seconds=round(build_seconds, 3),
       index_report=index.report,
     )
-
-
-def _embed_blocks(
-  retriever: Retriever, params: Params, token_ids: Int[jax.Array, "b l"]
-) -> Float[jax.Array, "b d"]:
-  return retriever.apply({"params": params}, token_ids, method="embed_blocks")

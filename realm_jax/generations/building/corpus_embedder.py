@@ -13,7 +13,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
 from jax.sharding import Mesh
 from jaxtyping import Float, Int
 
@@ -26,6 +28,7 @@ from realm_jax.generations.building.length_batches import (
 )
 from realm_jax.generations.store.embeddings import check_finite
 from realm_jax.models.parameters import Params
+from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning import rules
 
 # Batches on the devices before they are computed, and computed ones that the
@@ -35,6 +38,23 @@ _BATCHES_BEHIND = 2
 # A call has at least about so many batches. With fewer, the last one, which is
 # padded to its full size, would be a large part of the work.
 _MIN_BATCHES = 64
+
+
+EmbedBlocks = Callable[[Params, jax.Array], jax.Array]
+
+
+def jitted_embedder(
+  embed_blocks: EmbedBlocks, mesh: Mesh
+) -> jax.stages.Wrapped:
+  """Returns `embed_blocks` as the builder compiles it, for each length."""
+  return jax.jit(embed_blocks, out_shardings=rules.batch_sharding(mesh))
+
+
+def abstract_retriever(retriever: Retriever, mesh: Mesh) -> Params:
+  """Returns the shapes of a retriever's parameters, with shardings."""
+  tokens = jnp.zeros((1, 3), jnp.int32)
+  boxed = jax.eval_shape(retriever.init, jax.random.key(0), tokens, tokens)
+  return rules.abstract_replicated(nn.unbox(boxed["params"]), mesh)
 
 
 class CorpusEmbedder:
@@ -57,7 +77,7 @@ class CorpusEmbedder:
   def __init__(
     self,
     corpus: Corpus,
-    embed_blocks: Callable[[Params, jax.Array], jax.Array],
+    embed_blocks: EmbedBlocks,
     *,
     dim: int,
     mesh: Mesh,
@@ -72,9 +92,7 @@ class CorpusEmbedder:
     rows = min(rows_per_call or corpus.num_blocks, corpus.num_blocks)
     tokens = int(corpus.lengths.mean() * rows) // _MIN_BATCHES
     self._tokens_per_batch = min(tokens_per_batch * self._groups, tokens)
-    self._embed = jax.jit(
-      embed_blocks, out_shardings=rules.batch_sharding(mesh)
-    )
+    self._embed = jitted_embedder(embed_blocks, mesh)
     self.lengths = choose_lengths(
       corpus.lengths, longest=corpus.block_length, max_lengths=num_lengths
     )

@@ -62,6 +62,13 @@ def round_up(
   return np.asarray(batch_lengths)[np.minimum(place, len(batch_lengths) - 1)]
 
 
+def rows_per_batch(
+  length: int, tokens_per_batch: int, *, multiple: int = 1
+) -> int:
+  """Returns the rows of a batch: a multiple of `multiple`, and not 0."""
+  return max(1, tokens_per_batch // length // multiple) * multiple
+
+
 def length_batches(
   rows: Int[np.ndarray, " n"],
   lengths: Int[np.ndarray, " n"],
@@ -82,7 +89,7 @@ def length_batches(
   waiting = np.zeros(0, np.int64)
   size, length = multiple, batch_lengths[-1]
   for length in np.unique(rounded).tolist():
-    size = max(1, tokens_per_batch // length // multiple) * multiple
+    size = rows_per_batch(length, tokens_per_batch, multiple=multiple)
     waiting = np.concatenate([waiting, rows[rounded == length]])
     while len(waiting) >= size:
       yield length, waiting[:size]

@@ -5,6 +5,7 @@ holds most batches, one that holds any, and some between, in a geometric series.
 """
 
 import math
+from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -39,18 +40,9 @@ def choose_shape_buckets(
   alone. A resumed run must have the same buckets, or its sums would be rounded
   differently.
   """
-  rng = np.random.default_rng(0)
   groups = len(inputs.groups.own)
-  num_queries, query_length = shapes.query.shape
-  *shape, block_length = shapes.candidates.shape
   needed = []
-  for _ in range(_SAMPLES):
-    rows = rng.integers(corpus.num_blocks, size=num_queries)
-    query = corpus.random_sentences(rows, query_length, rng)
-    rows = rng.integers(corpus.num_blocks, size=shape)
-    candidates = corpus.gather(rows, block_length)
-    random = shapes._replace(query=query, candidates=candidates)
-    batch = stage.example(random, inputs)
+  for batch in random_batches(stage, shapes, inputs, corpus):
     needed.append(packer.needed_bucket(batch, groups=groups))
   largest = packer.largest_bucket(batch, groups=groups)
   usual = tuple(
@@ -61,6 +53,22 @@ def choose_shape_buckets(
   ratio = np.dot(usual, lengths) / np.dot(largest, lengths)
   useful = 1 + int(math.log(ratio) / math.log(1 - _MIN_SAVING))
   return _geometric(usual, largest, num_buckets=min(at_most, useful))
+
+
+def random_batches(
+  stage: Stage, shapes: ExampleArrays, inputs: ModelInputs, corpus: Corpus
+) -> Iterator[StepBatch]:
+  """Yields batches of random sentences and blocks, the same in every call."""
+  rng = np.random.default_rng(0)
+  num_queries, query_length = shapes.query.shape
+  *shape, block_length = shapes.candidates.shape
+  for _ in range(_SAMPLES):
+    rows = rng.integers(corpus.num_blocks, size=num_queries)
+    query = corpus.random_sentences(rows, query_length, rng)
+    rows = rng.integers(corpus.num_blocks, size=shape)
+    candidates = corpus.gather(rows, block_length)
+    random = shapes._replace(query=query, candidates=candidates)
+    yield stage.example(random, inputs)
 
 
 def _geometric(
@@ -78,9 +86,14 @@ def _geometric(
   return [*smaller, largest]
 
 
-def abstract_batch(batch: StepBatch, mesh: Mesh) -> StepBatch:
-  """Returns abstract arrays like those of a laid-out batch on the devices."""
-  sharding, groups = rules.batch_sharding(mesh), rules.row_groups(mesh)
+def abstract_batch(
+  batch: StepBatch, mesh: Mesh, *, groups: rules.RowGroups
+) -> StepBatch:
+  """Returns abstract arrays like those of a laid-out batch on the devices.
+
+  `batch` has the rows of the groups of this process.
+  """
+  sharding = rules.batch_sharding(mesh)
 
   def abstract(leaf: np.ndarray) -> jax.ShapeDtypeStruct:
     rows, *rest = leaf.shape

@@ -25,7 +25,7 @@ def test_an_abstract_batch_is_what_a_real_one_becomes_on_the_devices():
   for stage in tiny.STAGES:
     batch = tiny.batch(stage, groups=2)
     placed = rules.to_devices(batch, mesh)
-    abstract = abstract_batch(batch, mesh)
+    abstract = abstract_batch(batch, mesh, groups=rules.row_groups(mesh))
     same = jax.tree.map(
       lambda a, b: (
         (a.shape, a.dtype, a.sharding) == (b.shape, b.dtype, b.sharding)
@@ -57,7 +57,10 @@ def test_every_stage_has_an_example_of_its_batches():
     assert jax.tree.structure(example) == jax.tree.structure(real)
     mesh = make_mesh(devices=jax.devices()[:1])
     shapes = [
-      jax.tree.map(lambda x: (x.shape, x.dtype), abstract_batch(batch, mesh))
+      jax.tree.map(
+        lambda x: (x.shape, x.dtype),
+        abstract_batch(batch, mesh, groups=rules.ONE_GROUP),
+      )
       for batch in (example, real)
     ]
     if name == "open_qa":

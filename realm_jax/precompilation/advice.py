@@ -1,0 +1,46 @@
+"""Which settings would make a program fit a chip's memory."""
+
+import jax.numpy as jnp
+
+from realm_jax.precompilation.chips import Chip
+from realm_jax.precompilation.estimate import Estimate
+from realm_jax.training.config import TrainConfig
+
+
+def advice(config: TrainConfig, estimate: Estimate, chip: Chip) -> list[str]:
+  """Returns settings, each with what it is estimated to bring; none if it fits.
+
+  A step's temporaries are taken to grow with the batch, and the state to be
+  divided by FSDP; only another compilation says what remains.
+  """
+  if estimate.fits:
+    return []
+  compiled, mesh = estimate.compiled, estimate.program.mesh
+  fixed = compiled.total_bytes - compiled.temporary_bytes
+  temporary, memory = compiled.temporary_bytes, chip.memory_bytes
+  found = []
+  if jnp.dtype(config.retriever.bert.dtype) == jnp.float32:
+    found.append(
+      'DTYPE = "bfloat16" halves most temporaries: about '
+      f"{_gib(fixed + temporary / 2)} in all"
+    )
+  fsdp = config.mesh.fsdp
+  while fsdp * 2 * config.mesh.model_parallelism <= mesh.size:
+    fsdp *= 2
+    total = fixed * config.mesh.fsdp / fsdp + temporary
+    if total <= memory:
+      found.append(f"FSDP = {fsdp} divides the state: about {_gib(total)}")
+      break
+  groups = mesh.size // config.mesh.model_parallelism
+  batch = config.data.batch_size
+  smaller = int(batch * (memory - fixed) / temporary) // groups * groups
+  if 0 < smaller < batch:
+    found.append(
+      f"BATCH_SIZE = {smaller}, {smaller // groups} for each of {groups} "
+      f"groups of chips: about {_gib(fixed + temporary * smaller / batch)}"
+    )
+  return found or ["a slice with more chips, or chips with more memory"]
+
+
+def _gib(size: float) -> str:
+  return f"{size / 2**30:.1f} GiB"
