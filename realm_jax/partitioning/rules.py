@@ -177,6 +177,13 @@ class RowGroups(NamedTuple):
     """Returns groups that are all of this process."""
     return cls(count, tuple(range(count)))
 
+  def divided(self, parts: int) -> "RowGroups":
+    """Returns groups of which each is a part of one of these, in order."""
+    own = tuple(
+      group * parts + part for group in self.own for part in range(parts)
+    )
+    return RowGroups(self.count * parts, own)
+
   def own_rows(self, num_rows: int) -> Int[np.ndarray, " local"]:
     """Returns the numbers of this process's rows, in rising order.
 
@@ -186,7 +193,7 @@ class RowGroups(NamedTuple):
     if num_rows % self.count:
       raise ValueError(
         f"batch_size={num_rows} is not a multiple of the {self.count} groups "
-        "of devices that share it (data × fsdp); change BATCH_SIZE"
+        "that share it (data × fsdp × microbatches); change BATCH_SIZE"
       )
     return np.arange(num_rows).reshape(self.count, -1)[list(self.own)].ravel()
 

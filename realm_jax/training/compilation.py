@@ -10,7 +10,7 @@ from realm_jax.training.batches import StepBatch
 from realm_jax.training.packing.shape_buckets import shape_key
 from realm_jax.training.setup import StepSetup
 from realm_jax.training.state import TrainState
-from realm_jax.training.step import Metrics, train_step
+from realm_jax.training.step import Metrics, Microbatches, train_step
 
 # Of a state, whose buffers are donated, a batch and the number of the step.
 StepFunction = Callable[
@@ -36,6 +36,9 @@ def jitted_step(
       optimizer=setup.optimizer,
       seed=config.data.seed,
       freeze_retriever=frozen,
+      microbatches=Microbatches(
+        config.num_microbatches, rules.row_groups(mesh).count
+      ),
     ),
     donate_argnums=0,
     out_shardings=(shardings, rules.replicated(mesh)),

@@ -136,6 +136,9 @@ class TrainConfig:
     num_steps: Steps of the whole run; the learning rate ends at zero there.
     reader: Reader, for the stages that have one.
     mesh: How the devices share the parameters and the work.
+    num_microbatches: Number of parts of a batch whose gradients a step computes
+      one after the other and adds. The result is that of the whole batch, in
+      less memory.
     pack: Whether short sequences share rows. Otherwise all are padded to the
       greatest length, and the step computes on the padding, too.
     max_shape_buckets: Number of shapes, at most, that the step of packed
@@ -153,11 +156,18 @@ class TrainConfig:
   checkpoints: CheckpointConfig = CheckpointConfig()
   refresh: RefreshConfig = RefreshConfig()
   mesh: MeshConfig = MeshConfig()
+  num_microbatches: int = 1
   pack: bool = True
   max_shape_buckets: int = 5
 
   def __post_init__(self) -> None:
-    require_at_least(self, num_steps=0, max_shape_buckets=1)
+    require_at_least(self, num_steps=0, max_shape_buckets=1, num_microbatches=1)
+    if self.num_microbatches > 1 and not self.stage.is_divisible:
+      raise ValueError(
+        f"num_microbatches={self.num_microbatches}: this stage's loss compares "
+        "all examples of a batch, so that its parts cannot be computed one "
+        "after the other; set NUM_MICROBATCHES = 1"
+      )
     if self.data.corpus_version is not None:
       raise ValueError(
         f"corpus_version={self.data.corpus_version}; a run reads the version "

@@ -126,11 +126,12 @@ def set_up_step(
       too few blocks.
   """
   _require_divisible_heads(config, mesh)
+  parts = groups.divided(config.num_microbatches)
   return StepSetup(
     config=config,
     mesh=mesh,
-    own_rows=groups.own_rows(config.data.batch_size),
-    inputs=ModelInputs(models, groups=groups),
+    own_rows=parts.own_rows(config.data.batch_size),
+    inputs=ModelInputs(models, groups=parts),
     loss=config.stage.loss(models),
     optimizer=make_optimizer(config.optimizer, num_steps=config.num_steps),
     num_searched=config.stage.num_searched(num_blocks),

@@ -5,7 +5,7 @@ add (`realm_jax/objectives/weighted.py`). The step differentiates their mean.
 """
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -219,6 +219,64 @@ def open_qa(
   )
 
 
+class Microbatches(NamedTuple):
+  """Parts of a batch whose gradients are added, one after the other.
+
+  Attributes:
+    count: Number of parts.
+    groups: Number of groups of rows, each of which has all of its parts.
+  """
+
+  count: int = 1
+  groups: int = 1
+
+  def split(self, batch: B) -> B:
+    """Returns the parts of each array along a new first dimension."""
+
+    def parts(x: jax.Array) -> jax.Array:
+      x = x.reshape(self.groups, self.count, -1, *x.shape[1:])
+      x = jnp.swapaxes(x, 0, 1)
+      return x.reshape(self.count, -1, *x.shape[3:])
+
+    return jax.tree.map(parts, batch)
+
+
+WHOLE_BATCH = Microbatches()
+
+
+def _gradient(
+  loss_of: Callable[[Params, B], WeightedLoss],
+  params: Params,
+  batch: B,
+  microbatches: Microbatches,
+) -> tuple[Params, Metrics]:
+  """Returns the gradient of a batch's loss, and the means of its metrics."""
+  if microbatches.count == 1:
+
+    def mean(params: Params) -> tuple[jax.Array, Metrics]:
+      weighted = loss_of(params, batch)
+      return weighted.loss.mean, weighted.means()
+
+    return jax.grad(mean, has_aux=True)(params)
+
+  def total(params: Params, part: B) -> tuple[jax.Array, WeightedLoss]:
+    weighted = loss_of(params, part)
+    return weighted.loss.total, weighted
+
+  def add(
+    sums: tuple[Params, WeightedLoss], part: B
+  ) -> tuple[tuple[Params, WeightedLoss], None]:
+    return jax.tree.map(jnp.add, sums, of_part(params, part)), None
+
+  of_part = jax.grad(total, has_aux=True)
+  parts = microbatches.split(batch)
+  shapes = jax.eval_shape(of_part, params, jax.tree.map(lambda x: x[0], parts))
+  zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+  (gradient, weighted), _ = jax.lax.scan(add, zeros, parts)
+  weight = jnp.maximum(weighted.loss.weight, 1.0)
+  return jax.tree.map(lambda g: g / weight, gradient), weighted.means()
+
+
 def train_step(
   state: TrainState,
   batch: B,
@@ -227,11 +285,13 @@ def train_step(
   optimizer: optax.GradientTransformation,
   seed: int,
   freeze_retriever: bool = False,
+  microbatches: Microbatches = WHOLE_BATCH,
 ) -> tuple[TrainState, Metrics]:
   """Computes the gradient of one batch and updates the parameters.
 
   `seed`, folded with the step, is that of the dropout masks. The gradient of a
-  retriever that is frozen in this step is not computed.
+  retriever that is frozen in this step is not computed. With microbatches, the
+  masks are the same, and the gradient is that of the whole batch.
 
   Returns:
     The next state and the metrics, among them `gradient_norm` and
@@ -239,14 +299,13 @@ def train_step(
   """
   dropout_key = jax.random.fold_in(jax.random.key(seed), state.step)
 
-  def loss_of(params: Params) -> tuple[jax.Array, Metrics]:
+  def loss_of(params: Params, batch: B) -> WeightedLoss:
     if freeze_retriever:
       frozen = jax.lax.stop_gradient(params["retriever"])
       params = {**params, "retriever": frozen}
-    weighted = loss(params, batch, dropout_key)
-    return weighted.loss.mean, weighted.means()
+    return loss(params, batch, dropout_key)
 
-  gradient, metrics = jax.grad(loss_of, has_aux=True)(state.params)
+  gradient, metrics = _gradient(loss_of, state.params, batch, microbatches)
   updates, optimizer_state = optimizer.update(
     gradient, state.optimizer, state.params
   )

@@ -18,6 +18,8 @@ class InverseCloze(protocol.Stage):
   """A sentence finds its block among the blocks of the global batch."""
 
   components = ("retriever",)
+  # Its negatives are all blocks of the global batch.
+  is_divisible = False
 
   def loss(self, models: Models) -> step.Loss[InverseClozeBatch]:
     return shared_partial(step.inverse_cloze, models.retriever)

@@ -1,0 +1,62 @@
+"""Gradients of a batch's parts, added up, against that of the whole batch."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from realm_jax.partitioning import rules
+from realm_jax.partitioning.mesh import make_mesh
+from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
+from realm_jax.training.step import Microbatches, train_step
+from tests.training import tiny
+
+pytestmark = pytest.mark.slow
+
+_OPTIMIZER = OptimizerConfig(learning_rate=1e-3, warmup_steps=0)
+
+
+@pytest.mark.parametrize("stage", ["pretraining", "open_qa"])
+def test_parts_have_the_gradient_of_the_whole(stage):
+  mesh = make_mesh(fsdp=2, devices=jax.devices()[:4])
+  update = make_optimizer(_OPTIMIZER, num_steps=100)
+  state, shardings = tiny.state(stage, update, mesh)
+  groups = rules.row_groups(mesh).count
+
+  def after_a_step(count):
+    batch = tiny.batch(stage, 0, pack=True, groups=groups * count)
+    step = jax.jit(
+      functools.partial(
+        train_step,
+        loss=tiny.loss(stage, dropout_rate=0.1),
+        optimizer=update,
+        seed=0,
+        microbatches=Microbatches(count, groups),
+      ),
+      out_shardings=(shardings, rules.replicated(mesh)),
+    )
+    with jax.set_mesh(mesh), nn.logical_axis_rules(rules.LOGICAL_AXIS_RULES):
+      return step(state, rules.to_devices(batch, mesh))
+
+  whole, metrics = after_a_step(1)
+  parts, metrics_of_parts = after_a_step(2)
+  for name, value in metrics.items():
+    np.testing.assert_allclose(
+      metrics_of_parts[name], value, rtol=1e-5, err_msg=name
+    )
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
+    whole.optimizer[1].mean,
+    parts.optimizer[1].mean,
+  )
+
+
+def test_a_group_has_all_of_its_parts():
+  groups = rules.RowGroups(3, (1, 2)).divided(2)
+  assert groups == rules.RowGroups(6, (2, 3, 4, 5))
+  rows = jnp.arange(12)[:, None]
+  parts = Microbatches(count=2, groups=3).split(rows)
+  assert parts[..., 0].tolist() == [[0, 1, 4, 5, 8, 9], [2, 3, 6, 7, 10, 11]]
