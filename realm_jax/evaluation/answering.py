@@ -136,8 +136,9 @@ class Answerer:
       reader.max_answer_width,
     )
     num_spans = min(config.num_spans, int(np.prod(self._spans_shape)))
-    self._read = jax.jit(
+    self._read = rules.on_mesh(
       shared_partial(best_spans, reader, num_spans),
+      model.mesh,
       out_shardings=rules.batch_sharding(model.mesh),
     )
 

@@ -161,8 +161,10 @@ class _Evaluation:
     self._ranker = self._ranker_of(generation)
     if previous is not None:
       self._previous_ranker = self._ranker_of(previous)
-    self._measure = jax.jit(
-      stage.loss(model.models), out_shardings=rules.replicated(model.mesh)
+    self._measure = rules.on_mesh(
+      stage.loss(model.models),
+      model.mesh,
+      out_shardings=rules.replicated(model.mesh),
     )
     groups = rules.row_groups(model.mesh)
     self._lay_out = functools.partial(padded, groups=len(groups.own))

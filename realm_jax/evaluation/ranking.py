@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-import jax
 import numpy as np
 from absl import logging
 from jaxtyping import Float, Float32, Int32
@@ -96,8 +95,9 @@ class BlockRanker:
       )
     else:
       self._query_params = generation.query_params
-    self._embed = jax.jit(
+    self._embed = rules.on_mesh(
       shared_partial(embed_queries, model.models.retriever),
+      model.mesh,
       out_shardings=rules.batch_sharding(model.mesh),
     )
 

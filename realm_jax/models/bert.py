@@ -211,7 +211,7 @@ class SelfAttention(nn.Module):
       sequences.position,
     )
     rate = config.dropout_rate if drops else 0.0
-    if _is_fused(config, length=length, num_queries=num_queries):
+    if _is_fused(config, rows=rows, length=length, num_queries=num_queries):
       settings = fused_attention.Settings(
         head_size, config.max_positions, config.attention_mask_value, rate
       )
@@ -236,15 +236,20 @@ class _AttentionInputs(NamedTuple):
   position: Int[AnyArray, "r l"]
 
 
-def _is_fused(config: BertConfig, *, length: int, num_queries: int) -> bool:
+def _is_fused(
+  config: BertConfig, *, rows: int, length: int, num_queries: int
+) -> bool:
   """Returns whether the kernel computes the attention of rows."""
   if config.attention == "plain" or num_queries < length:
     return False
+  if config.attention == "auto" and platform() != "tpu":
+    return False
   return fused_attention.fits(
+    rows=rows,
     length=length,
     width=config.hidden_size,
     head_size=config.hidden_size // config.num_heads,
-  ) and (config.attention == "fused" or platform() == "tpu")
+  )
 
 
 def _attend_by_heads(

@@ -13,6 +13,7 @@ in the backward pass, as the softmax is.
 """
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -53,14 +54,35 @@ class Settings(NamedTuple):
   dropout_rate: float
 
 
-def fits(*, length: int, width: int, head_size: int) -> bool:
-  """Returns whether the kernel handles rows of a length and heads of a size."""
+def fits(*, rows: int, length: int, width: int, head_size: int) -> bool:
+  """Returns whether the kernel handles rows of a length and heads of a size.
+
+  Several devices need a mesh in effect, over which they can be divided.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty and jax.device_count() > 1 and platform() == "tpu":
+    return False
+  row_parts, lane_parts = (
+    math.prod(mesh.shape[name] for name in _names(part)) for part in _spec()
+  )
   return (
     length <= _MAX_LENGTH
     and length % 16 == 0
     and LANES % head_size == 0
-    and width % LANES == 0
+    and width % (LANES * lane_parts) == 0
+    and rows % row_parts == 0
   )
+
+
+def _spec() -> PartitionSpec:
+  """Returns the mesh axes that divide the vectors of tokens."""
+  return nn.logical_to_mesh_axes(_AXES)
+
+
+def _names(part: str | tuple[str, ...] | None) -> tuple[str, ...]:
+  if part is None:
+    return ()
+  return (part,) if isinstance(part, str) else part
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(6,))
@@ -132,7 +154,7 @@ def _on_each_device(
   )
   if jax.sharding.get_abstract_mesh().empty:
     return call(inputs, rows, 0)
-  spec = nn.logical_to_mesh_axes(_AXES)
+  spec = _spec()
   heads_axis = spec[1]
 
   def local(

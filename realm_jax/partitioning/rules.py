@@ -114,6 +114,25 @@ def under(
   return call
 
 
+def on_mesh(
+  function: Callable[..., T],
+  mesh: Mesh,
+  axis_rules: AxisRules = LOGICAL_AXIS_RULES,
+  **options: Any,
+) -> Callable[..., T]:
+  """Returns a compiled function whose logical axes are divided over a mesh.
+
+  Further options are those of `jax.jit`.
+  """
+  program = jax.jit(under(axis_rules, function), **options)
+
+  def call(*arguments: Any, **named: Any) -> T:
+    with jax.set_mesh(mesh):
+      return program(*arguments, **named)
+
+  return call
+
+
 def shardings(
   boxed: PyTree, mesh: Mesh, axis_rules: AxisRules = LOGICAL_AXIS_RULES
 ) -> PyTree[NamedSharding]:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
 from realm_jax.models import fused_attention, sequences
 from realm_jax.models.bert import BertConfig, BertEncoder
@@ -69,8 +70,6 @@ def _values(config, params, inputs, key):
 
 
 def _params(inputs):
-  from flax import linen as nn
-
   variables = BertEncoder(_CONFIG).init(jax.random.key(0), inputs)
   return nn.meta.unbox(variables)["params"]
 
@@ -125,9 +124,21 @@ def test_devices_divide_its_rows_and_heads(packed):
 )
 def test_other_sizes_are_computed_plainly(length, width, head_size):
   assert not fused_attention.fits(
-    length=length, width=width, head_size=head_size
+    rows=8, length=length, width=width, head_size=head_size
   )
-  assert fused_attention.fits(length=288, width=768, head_size=64)
+  assert fused_attention.fits(rows=8, length=288, width=768, head_size=64)
+
+
+def test_what_devices_cannot_divide_is_computed_plainly():
+  mesh = make_mesh(fsdp=2, model_parallelism=2)
+  sizes = {"length": 288, "head_size": 64}
+  with (
+    jax.set_mesh(mesh),
+    nn.logical_axis_rules(rules.LOGICAL_AXIS_RULES),
+  ):
+    assert fused_attention.fits(rows=8, width=768, **sizes)
+    assert not fused_attention.fits(rows=6, width=768, **sizes)
+    assert not fused_attention.fits(rows=8, width=128, **sizes)
 
 
 def test_an_unknown_implementation_is_named():

@@ -47,7 +47,10 @@ def jitted_embedder(
   embed_blocks: EmbedBlocks, mesh: Mesh
 ) -> jax.stages.Wrapped:
   """Returns `embed_blocks` as the builder compiles it, for each length."""
-  return jax.jit(embed_blocks, out_shardings=rules.batch_sharding(mesh))
+  return jax.jit(
+    rules.under(rules.LOGICAL_AXIS_RULES, embed_blocks),
+    out_shardings=rules.batch_sharding(mesh),
+  )
 
 
 def abstract_retriever(retriever: Retriever, mesh: Mesh) -> Params:
@@ -144,7 +147,8 @@ class CorpusEmbedder:
         batch, blocks = self._result(ahead.popleft(), behind)
         if following := next(batches, None):
           ahead.append(reader.submit(self._read, *following))
-        embedded = self._embed(params, blocks)
+        with jax.set_mesh(self._mesh):
+          embedded = self._embed(params, blocks)
         behind.append(writer.submit(store, batch, embedded))
         if len(behind) > _BATCHES_BEHIND:
           behind.popleft().result()
