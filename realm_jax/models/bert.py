@@ -28,6 +28,11 @@ _HEADS = (
   "activation_kv",
 )
 ATTENTIONS = ("auto", "plain", "fused")
+REMAT_POLICIES = (
+  "nothing_saveable",
+  "dots_saveable",
+  "dots_with_no_batch_dims_saveable",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +62,9 @@ class BertConfig:
   # Attention's implementation: "plain", "fused" (the kernel for TPUs), or
   # "auto", which is fused on TPUs for the sizes that the kernel handles.
   attention: str = "auto"
+  # What the backward pass does not compute again: the name of one of
+  # `jax.checkpoint_policies`, such as "nothing_saveable". None keeps all.
+  remat_policy: str | None = None
 
   def __post_init__(self) -> None:
     if self.hidden_size % self.num_heads:
@@ -71,6 +79,11 @@ class BertConfig:
     if self.attention not in ATTENTIONS:
       raise ValueError(
         f"attention={self.attention!r}; want one of {', '.join(ATTENTIONS)}"
+      )
+    if self.remat_policy not in (None, *REMAT_POLICIES):
+      raise ValueError(
+        f"remat_policy={self.remat_policy!r}; want None or one of "
+        f"{', '.join(REMAT_POLICIES)}"
       )
 
   @property
@@ -349,8 +362,12 @@ class BertEncoder(nn.Module):
     )
     self.embedding_norm = layer_norm(config, "embedding_norm")
     self.embedding_dropout = Dropout(config.dropout_rate)
+    layer = BertLayer
+    if config.remat_policy is not None:
+      policy = getattr(jax.checkpoint_policies, config.remat_policy)
+      layer = nn.remat(BertLayer, policy=policy)
     self.layers = [
-      BertLayer(config, name=f"layer_{i}") for i in range(config.num_layers)
+      layer(config, name=f"layer_{i}") for i in range(config.num_layers)
     ]
 
   def __call__(
@@ -393,8 +410,10 @@ class BertEncoder(nn.Module):
     hidden = self.embedding_dropout(hidden, sequences.dropout_keys.reshape(-1))
     hidden = nn.with_logical_constraint(hidden, HIDDEN)
     for i, layer in enumerate(self.layers, start=1):
-      last = i == config.num_layers
-      hidden = layer(hidden, sequences, first_only=first_only and last)
+      if first_only and i == config.num_layers:
+        hidden = layer(hidden, sequences, first_only=True)
+      else:
+        hidden = layer(hidden, sequences)
     return hidden.reshape(rows, -1, config.hidden_size)
 
 

@@ -77,6 +77,8 @@ def compile_steps(
   def run_step(
     state: TrainState, batch: StepBatch, step: int
   ) -> tuple[TrainState, Metrics]:
-    return compiled[step < freeze_steps, shape_key(batch)](state, batch)
+    # A copy from the host that nobody has asked for is an error.
+    with jax.transfer_guard("disallow"):
+      return compiled[step < freeze_steps, shape_key(batch)](state, batch)
 
   return run_step

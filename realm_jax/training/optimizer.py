@@ -24,6 +24,9 @@ class OptimizerConfig:
       biases.
     clip_norm: Greatest global norm of the gradient.
     b1, b2: Decay rates of the first and the second moment.
+    mean_dtype: Type in which the first moment is kept, such as bfloat16. The
+      second one is always in float32: a change of a thousandth, which is what a
+      step makes, is lost in bfloat16.
     epsilon: Term that is added to the root of the second moment.
     retriever_rate_scale: Factor of the retriever's learning rate.
     freeze_retriever_steps: Number of first steps that do not train the
@@ -36,6 +39,7 @@ class OptimizerConfig:
   clip_norm: float = 1.0
   b1: float = 0.9
   b2: float = 0.999
+  mean_dtype: jax.typing.DTypeLike = jnp.float32
   epsilon: float = 1e-6
   retriever_rate_scale: float = 1.0
   freeze_retriever_steps: int = 0
@@ -59,8 +63,10 @@ def scale_by_bert_adam(config: OptimizerConfig) -> optax.GradientTransformation:
   b1, b2 = config.b1, config.b2
 
   def init(params: optax.Params) -> BertAdamState:
-    zeros = jax.tree.map(jnp.zeros_like, params)
-    return BertAdamState(zeros, zeros)
+    means = jax.tree.map(
+      lambda x: jnp.zeros_like(x, dtype=config.mean_dtype), params
+    )
+    return BertAdamState(means, jax.tree.map(jnp.zeros_like, params))
 
   def update(
     updates: optax.Updates,
@@ -69,14 +75,17 @@ def scale_by_bert_adam(config: OptimizerConfig) -> optax.GradientTransformation:
   ) -> tuple[optax.Updates, BertAdamState]:
     del params
     assert isinstance(state, BertAdamState)
-    mean = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mean, updates)
+    mean = jax.tree.map(
+      lambda m, g: b1 * m.astype(g.dtype) + (1 - b1) * g, state.mean, updates
+    )
     variance = jax.tree.map(
       lambda v, g: b2 * v + (1 - b2) * jnp.square(g), state.variance, updates
     )
     updates = jax.tree.map(
       lambda m, v: m / (jnp.sqrt(v) + config.epsilon), mean, variance
     )
-    return updates, BertAdamState(mean, variance)
+    kept = optax.tree.cast(mean, config.mean_dtype)
+    return updates, BertAdamState(kept, variance)
 
   return optax.GradientTransformation(init, update)
 

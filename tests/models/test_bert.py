@@ -10,7 +10,12 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from realm_jax.models.bert import BertConfig, BertEncoder, token_types
+from realm_jax.models.bert import (
+  REMAT_POLICIES,
+  BertConfig,
+  BertEncoder,
+  token_types,
+)
 from realm_jax.models.sequences import padded as one_a_row
 from tests.models import numpy_bert
 from tests.models.numpy_bert import CLS, SEP, padded
@@ -127,6 +132,27 @@ def test_dropout_only_when_training(params):
   assert np.abs(calm - dropped).max() > 0.1
 
 
+@pytest.mark.parametrize("policy", REMAT_POLICIES)
+def test_what_is_computed_again_is_the_same(params, policy):
+  inputs = one_a_row(jnp.asarray(padded(ROWS, 12)))
+  rngs = {"dropout": jax.random.key(1)}
+
+  @functools.partial(jax.jit, static_argnames="config")
+  def gradient(params, config):
+    def loss(params):
+      encoder = BertEncoder(config)
+      return jnp.sum(encoder.apply({"params": params}, inputs, rngs=rngs) ** 2)
+
+    return jax.grad(loss)(params)
+
+  again = dataclasses.replace(CONFIG, remat_policy=policy)
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4),
+    gradient(params, CONFIG),
+    gradient(params, again),
+  )
+
+
 def test_a_sequence_that_is_too_long_is_refused(params):
   with pytest.raises(ValueError, match=r"17 tokens.*max_positions=16"):
     _encode(params, np.ones((1, 17), np.int32))
@@ -168,6 +194,7 @@ def test_another_vocabulary_is_refused(given, message):
   [
     ({"hidden_size": 10, "num_heads": 4}, "hidden_size=10.*num_heads=4"),
     ({"activation": "relu"}, "activation='relu'.*gelu_tanh"),
+    ({"remat_policy": "some"}, "remat_policy='some'.*nothing_saveable"),
   ],
 )
 def test_impossible_sizes_are_refused(given, message):
