@@ -104,6 +104,7 @@ class ExactConfig:
       rows_per_step=min(rows, capacity // devices),
       recall_target=self.recall_target,
       skips=platform == "cpu",
+      rows_first=platform == "tpu",
     )
 
   def build(

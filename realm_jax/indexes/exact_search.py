@@ -47,6 +47,9 @@ class Plan:
       the best.
     skips: Whether queries that a step does not improve are skipped, which
       saves more than it costs on CPUs alone.
+    rows_first: Whether scores are laid out by rows, then queries. On TPUs a
+      maximum over rows then needs no copy, where CPUs read along the rows of a
+      query.
   """
 
   k: int
@@ -54,6 +57,7 @@ class Plan:
   rows_per_step: int
   recall_target: float | None
   skips: bool
+  rows_first: bool = False
 
 
 def rows_per_step(k: int, *, num_queries: int, platform: str) -> int:
@@ -134,8 +138,8 @@ def _best_of(
 class _Scored(NamedTuple):
   """A step's scores, by groups of consecutive rows."""
 
-  # Padding has scores, too.
-  scores: Float[Array, "b g s"]
+  # Padding has scores, too. With `rows_first` they are [g, s, b].
+  scores: Float[Array, "x y z"]
   # The largest score among each group's new rows.
   maxima: Float[Array, "b g"]
   # Whether a row is neither padding nor part of an earlier step.
@@ -163,19 +167,26 @@ def _local_top_k(
     # that the step before it has scored.
     start = jnp.minimum(i * size, len(vectors) - size)
     part = lax.dynamic_slice_in_dim(vectors, start, size)
+    factors = (part, queries) if plan.rows_first else (queries, part)
     scores = lax.dot_general(
-      queries,
-      part,
+      *factors,
       (((1,), (1,)), ((), ())),
       precision=lax.Precision.HIGHEST,
       preferred_element_type=jnp.float32,
     )
     rows = start + jnp.arange(size)
     is_new = (rows >= i * size) & (rows < real)
-    maxima = jnp.where(is_new[None], scores, -jnp.inf)
+    if plan.rows_first:
+      scores = scores.reshape(groups, size // groups, -1)
+      new = is_new.reshape(groups, -1, 1)
+      maxima = jnp.where(new, scores, -jnp.inf).max(axis=1).T
+    else:
+      maxima = jnp.where(is_new[None], scores, -jnp.inf)
+      maxima = maxima.reshape(-1, groups, size // groups).max(axis=-1)
+      scores = scores.reshape(-1, groups, size // groups)
     scored = _Scored(
-      scores=scores.reshape(-1, groups, size // groups),
-      maxima=maxima.reshape(-1, groups, size // groups).max(axis=-1),
+      scores=scores,
+      maxima=maxima,
       is_new=is_new.reshape(groups, -1),
       rows=(first_row + rows).reshape(groups, -1),
     )
@@ -190,7 +201,7 @@ def _local_top_k(
 
 def _improve_some(best: Best, scored: _Scored, plan: Plan) -> Best:
   """Merges a step's rows into the top-k of the queries that they improve."""
-  batch_size = min(len(scored.scores), _QUERIES_PER_BATCH)
+  batch_size = min(len(scored.maxima), _QUERIES_PER_BATCH)
   # A NaN compares as not less or equal, so its query is not skipped.
   waits = ~(scored.maxima.max(axis=1) <= best[0][:, -1])
 
@@ -247,7 +258,10 @@ def _candidates(
   _, best = lax.top_k(maxima, plan.k)
   best = jnp.sort(best, axis=-1)
   queries = jnp.arange(len(maxima)) if chosen is None else chosen
-  inside = scored.scores[queries[:, None], best]
+  if plan.rows_first:
+    inside = scored.scores[best, :, queries[:, None]]
+  else:
+    inside = scored.scores[queries[:, None], best]
   inside = jnp.where(scored.is_new[best], inside, -jnp.inf)
   shape = (len(maxima), plan.k * group)
   return inside.reshape(shape), scored.rows[best].reshape(shape)

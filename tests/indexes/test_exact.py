@@ -118,6 +118,10 @@ def test_bfloat16_vectors_accumulate_in_float32():
   assert found.scores[0, 0] == 300
 
 
+def _of_platform(platform):
+  return {"skips": platform == "cpu", "rows_first": platform == "tpu"}
+
+
 def _compiled(plan, capacity, num_queries=16):
   return exact_search.search.lower(
     jax.ShapeDtypeStruct((num_queries, 32), np.float32),
@@ -134,7 +138,7 @@ def _compiled(plan, capacity, num_queries=16):
 def test_temporaries_do_not_grow_with_the_corpus(k, recall_target, platform):
   def temporary_bytes(capacity):
     plan = exact_search.Plan(
-      k, capacity, 4096, recall_target, skips=platform == "cpu"
+      k, capacity, 4096, recall_target, **_of_platform(platform)
     )
     analysis = _compiled(plan, capacity).memory_analysis()
     return analysis.temp_size_in_bytes
@@ -145,13 +149,13 @@ def test_temporaries_do_not_grow_with_the_corpus(k, recall_target, platform):
   assert large < 10 * 4 * 16 * 4096
 
 
-@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+@pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
 @pytest.mark.parametrize("k", [1, 8, 64, 700])
 def test_platforms_find_the_same_in_different_ways(platform, k):
   vectors = _whole_numbers((4000, 6), seed=7)
   queries = _whole_numbers((150, 6), seed=8)
   plan = exact_search.Plan(
-    k, len(vectors), 1024, recall_target=None, skips=platform == "cpu"
+    k, len(vectors), 1024, recall_target=None, **_of_platform(platform)
   )
   scores, rows = exact_search.search(
     queries, vectors, np.int32(3990), plan=plan, mesh=None
