@@ -26,7 +26,7 @@ def _environment(monkeypatch):
     monkeypatch.delenv(name)
 
 
-def _recipe(batch_size: int, **settings) -> run.Recipe:
+def recipe(batch_size: int, **settings) -> run.Recipe:
   retriever, reader = tiny.models()
   return run.Recipe(
     TrainConfig(
@@ -53,8 +53,8 @@ def _recipe(batch_size: int, **settings) -> run.Recipe:
 @_needs_libtpu
 def test_a_recipe_is_compiled_for_a_slice_from_nothing_but_itself(tmp_path):
   chips = topology.open_topology("v5e:2x2", library=_LIBRARY)
-  recipe = _recipe(8, mesh=MeshConfig(fsdp=2))
-  report = run.precompile(recipe, chips, cache=tmp_path)
+  tiny_recipe = recipe(8, mesh=MeshConfig(fsdp=2))
+  report = run.precompile(tiny_recipe, chips, cache=tmp_path)
   figures = json.loads(json.dumps(report.json()))
   assert figures["fits"] is True
   assert figures["chips"] == 4
@@ -79,7 +79,7 @@ def test_a_recipe_is_compiled_for_a_slice_from_nothing_but_itself(tmp_path):
   ]
   assert "It fits." in report.text()
   # Nothing is compiled twice.
-  again = run.precompile(recipe, chips, cache=tmp_path)
+  again = run.precompile(tiny_recipe, chips, cache=tmp_path)
   assert again.json() == report.json()
 
 
@@ -87,7 +87,7 @@ def test_a_recipe_is_compiled_for_a_slice_from_nothing_but_itself(tmp_path):
 def test_a_batch_that_the_mesh_does_not_divide():
   chips = topology.open_topology("v5e:2x2", library=_LIBRARY)
   with pytest.raises(ValueError, match="BATCH_SIZE"):
-    run.precompile(_recipe(6), chips, cache=None)
+    run.precompile(recipe(6), chips, cache=None)
 
 
 @_needs_libtpu
