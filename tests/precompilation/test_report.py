@@ -14,7 +14,7 @@ from realm_jax.precompilation.estimate import estimate
 from realm_jax.precompilation.programs import Program
 from realm_jax.precompilation.report import Report
 from realm_jax.precompilation.useful_flops import Work
-from tests.precompilation.test_precompile import recipe
+from tests.precompilation.tiny_recipe import recipe
 
 _GIB = 2**30
 _CHIP = CHIPS["v5e"]
