@@ -82,7 +82,7 @@ def test_a_recipe_is_compiled_for_a_slice_from_nothing_but_itself(
 @_needs_libtpu
 def test_lengths_of_a_corpus_choose_buckets_and_useful_tokens(world):
   chips = topology.open_topology("v5e:2x2", library=_LIBRARY)
-  padded = recipe(8)
+  padded = recipe(64)
   assert padded.train is not None
   data = dataclasses.replace(
     padded.train.data,
@@ -97,11 +97,10 @@ def test_lengths_of_a_corpus_choose_buckets_and_useful_tokens(world):
   )
   padded = dataclasses.replace(padded, train=train)
   real = dataclasses.replace(padded, corpus=Corpus.open(world.corpus_dir))
-  (step, *_), (usual, *others) = (
+  (step, *_), (usual, *_) = (
     [p for p in run.programs_of(r, chips) if p.kind == programs.STEP]
     for r in (padded, real)
   )
-  assert len(others) >= 1
   assert usual.work.tokens < step.work.tokens
   assert usual.work.flops < step.work.flops
   # All blocks are embedded, whichever batch they are in.
