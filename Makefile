@@ -1,6 +1,7 @@
 # `make demo` and `make test` install all that they need in a fresh clone.
 #
-#   make env        creates the environment .venv with the versions of constraints.txt
+#   make env        creates the environment .venv with the versions of constraints.txt,
+#                   and installs libtpu in a folder of it, for precompile
 #   make demo       runs every stage on a generated encyclopedia, into out/demo
 #   make test       runs every check and every test
 #   make test-fast  runs the checks, and the tests that take seconds

@@ -6,6 +6,7 @@ from realm_jax import configuration
 from realm_jax.configuration import ConfigurationError
 from realm_jax.inputs.config import DataConfig
 from realm_jax.models.bert import BertConfig
+from realm_jax.training.config import CheckpointConfig
 
 _SIZES = """
 from __gin__ import dynamic_registration
@@ -22,7 +23,11 @@ _GIVEN = ("HEADS = 3", "LAYERS = 1")
 
 @pytest.fixture
 def sizes(tmp_path):
-  path = tmp_path / "sizes.gin"
+  return _sizes_file(tmp_path)
+
+
+def _sizes_file(directory):
+  path = directory / "sizes.gin"
   path.write_text(_SIZES)
   return str(path)
 
@@ -67,6 +72,33 @@ def _refused(files, bindings=()):
   with pytest.raises(ConfigurationError) as error:
     _build(files, bindings)
   return str(error.value)
+
+
+def test_a_recipe_can_be_read_without_its_data(tmp_path):
+  path = tmp_path / "recipe.gin"
+  path.write_text(
+    "from __gin__ import dynamic_registration\n"
+    "from realm_jax.training import config\n"
+    "START = %gin.REQUIRED\n"
+    "config.CheckpointConfig.initial_checkpoint = %START\n"
+  )
+  with configuration.parsed([str(path)], without_data=True):
+    config = configuration.configured(CheckpointConfig)()
+  assert config.initial_checkpoint == "(not given)"
+  # Nothing else than a name of a file is made up.
+  with (
+    pytest.raises(ConfigurationError, match=r"--gin\.(HEADS|LAYERS)=VALUE"),
+    configuration.parsed([_sizes_file(tmp_path)], without_data=True),
+  ):
+    pass
+
+
+def test_what_a_recipe_configures(sizes):
+  with configuration.parsed([sizes], _GIVEN):
+    assert configuration.is_configured(BertConfig)
+    assert not configuration.is_configured(CheckpointConfig)
+  with configuration.parsed([]):
+    assert not configuration.is_configured(BertConfig)
 
 
 def test_all_that_must_be_given_is_named_at_once(sizes):

@@ -72,9 +72,11 @@ def collectives(
 def _all(module: Module) -> Iterator[tuple[Instruction, str, int]]:
   """Yields each collective once.
 
-  Where one begins in a fusion and ends in another, both name its channel.
+  Where one begins in a fusion and ends in another, both have the instruction,
+  with the same channel. Several of one computation are different ones, though
+  they may share a channel, too.
   """
-  channels = set()
+  homes: dict[tuple[str, str, str], str] = {}
   for name, computation in module.computations.items():
     for instruction in computation.values():
       operation = instruction.operation.removesuffix("-start")
@@ -82,9 +84,9 @@ def _all(module: Module) -> Iterator[tuple[Instruction, str, int]]:
         continue
       channel = _CHANNEL.search(instruction.attributes)
       if channel is not None:
-        if channel.group(1) in channels:
+        key = channel.group(1), operation, instruction.shape
+        if homes.setdefault(key, name) != name:
           continue
-        channels.add(channel.group(1))
       yield instruction, operation, module.runs[name]
 
 

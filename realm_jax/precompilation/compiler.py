@@ -92,13 +92,10 @@ def _compile(lowered: jax.stages.Lowered, argument_bytes: int) -> Compiled:
   try:
     compiled = lowered.compile()
   except jax.errors.JaxRuntimeError as error:
-    needed = _NEEDED.search(str(error))
-    if "RESOURCE_EXHAUSTED" not in str(error) or needed is None:
+    temporary_bytes = needed_temporaries(str(error), argument_bytes)
+    if temporary_bytes is None:
       raise
-    used = int(float(needed.group(1)) * _UNITS[needed.group(2)])
-    if "for HLO temporaries" not in str(error):
-      used = max(0, used - argument_bytes)
-    return Compiled(None, argument_bytes, 0, used, 0)
+    return Compiled(None, argument_bytes, 0, temporary_bytes, 0)
   memory = compiled.memory_analysis()
   assert memory is not None
   return Compiled(
@@ -109,6 +106,21 @@ def _compile(lowered: jax.stages.Lowered, argument_bytes: int) -> Compiled:
     code_bytes=memory.generated_code_size_in_bytes,
     accessed_bytes=_accessed_bytes(compiled),
   )
+
+
+def needed_temporaries(message: str, argument_bytes: int) -> int | None:
+  """Returns the temporaries of a program that does not fit, by libtpu's error.
+
+  It names either these, or all that the program needs. None if it is another
+  error.
+  """
+  needed = _NEEDED.search(message)
+  if "RESOURCE_EXHAUSTED" not in message or needed is None:
+    return None
+  used = int(float(needed.group(1)) * _UNITS[needed.group(2)])
+  if "for HLO temporaries" in message:
+    return used
+  return max(0, used - argument_bytes)
 
 
 def _accessed_bytes(compiled: jax.stages.Compiled) -> int | None:

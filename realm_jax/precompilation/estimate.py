@@ -72,7 +72,7 @@ def estimate(
   if compiled.text is None:
     return Estimate(program, compiled, False, flops, found)
   module = hlo.parse(compiled.text, unknown_trips=trips)
-  traffic_bytes = traffic.memory_traffic(module)
+  traffic_bytes = traffic.memory_traffic(module) + sum(k.bytes for k in found)
   cycles = estimated_cycles(module)
   cycles += sum(kernel.seconds for kernel in found) * chip.clock
   bounds = Bounds(

@@ -31,6 +31,8 @@ _SUBLANES = 8
 _TRANSCENDENTAL = frozenset(
   "exp exp2 expm1 log log1p tanh logistic erf rsqrt sqrt sin cos pow".split()
 )
+# Memory spaces of arrays that a kernel is given whole, in the chip's memory.
+_WHOLE = ("any", "hbm")
 # Passes through the matrix unit of a product of float32 arrays.
 _PASSES = {lax.Precision.HIGH: 3, lax.Precision.HIGHEST: 6}
 
@@ -157,9 +159,8 @@ def _copied_bytes(block: Any, mapping: Any) -> int:
   Arrays that a kernel copies itself count once.
   """
   array = block.array_aval
-  if block.transformed_block_aval.memory_space is not None and str(
-    block.transformed_block_aval.memory_space
-  ).lower() in ("any", "hbm", "memoryspace.any", "memoryspace.hbm"):
+  space = block.transformed_block_aval.memory_space
+  if getattr(space, "value", space) in _WHOLE:
     return math.prod(array.shape) * array.dtype.itemsize
   sides = [
     getattr(side, "block_size", side if isinstance(side, int) else 1)
@@ -170,8 +171,8 @@ def _copied_bytes(block: Any, mapping: Any) -> int:
 
 def _num_copies(block: Any, mapping: Any) -> int:
   grid = mapping.grid
-  if mapping.num_index_operands:
-    # The places depend on values that only a run has.
+  if not grid or mapping.num_index_operands:
+    # One step, or places that depend on values that only a run has.
     return math.prod(grid)
   places = _places(block.index_map_jaxpr, grid)
   return 1 + int((places[:, 1:] != places[:, :-1]).any(axis=0).sum())

@@ -7,6 +7,7 @@ from realm_jax.console import table
 from realm_jax.files.json_value import JsonValue
 from realm_jax.precompilation.chips import Chip
 from realm_jax.precompilation.estimate import Estimate
+from realm_jax.precompilation.programs import SEARCH, STEP
 from realm_jax.precompilation.refresh_split import RefreshSplit
 
 _UNKNOWN = "-"
@@ -38,8 +39,20 @@ class Report:
 
   @property
   def fits(self) -> bool:
-    """Whether all programs fit."""
-    return all(estimate.fits for estimate in self.estimates)
+    """Whether all programs fit, the steps beside an exact index's vectors."""
+    beside = sum(
+      e.compiled.argument_bytes
+      for e in self.estimates
+      if e.program.kind == SEARCH
+    )
+    return all(
+      e.fits
+      and (
+        e.program.kind != STEP
+        or e.compiled.total_bytes + beside <= self.chip.memory_bytes
+      )
+      for e in self.estimates
+    )
 
   def json(self) -> JsonValue:
     """Returns the figures by name."""
@@ -92,6 +105,8 @@ class Report:
   def _verdict(self) -> str:
     if self.fits:
       return "It fits."
+    if all(e.fits for e in self.estimates):
+      return "It does not fit beside the vectors of an exact index."
     wrong = ", ".join(
       f"{e.program.kind} {e.program.name} "
       f"({_gb(e.compiled.total_bytes)} of {_gb(self.chip.memory_bytes)} GB)"

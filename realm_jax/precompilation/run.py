@@ -62,7 +62,7 @@ def precompile(
   Raises:
     ValueError: The recipe does not fit the slice's devices.
   """
-  made = list(_programs(recipe, topology))
+  made = list(programs_of(recipe, topology))
   with (
     ThreadPoolExecutor(_THREADS, "compile") as pool,
     Progress("programs compiled", total=len(made)) as progress,
@@ -96,7 +96,12 @@ def precompile(
   )
 
 
-def _programs(recipe: Recipe, topology: Topology) -> Iterator[Program]:
+def programs_of(recipe: Recipe, topology: Topology) -> Iterator[Program]:
+  """Yields the programs of a recipe on a slice, the usual step first.
+
+  Raises:
+    ValueError: The recipe does not fit the slice's devices.
+  """
   train, generation = recipe.train, recipe.generation
   retriever = None if generation is None else generation.retriever
   block_length = _BLOCK_LENGTH

@@ -46,6 +46,19 @@ def test_a_collective_has_its_axis_and_its_bytes():
   assert found == [Collective("all-reduce", "data", 256 * 128 * 4, 1)]
 
 
+def test_collectives_that_share_a_channel_are_told_apart():
+  again = "%all = f32[256,128]{1,0:T(8,128)} all-reduce"
+  other = _TEXT.replace(
+    f"  ROOT {again}", f"  {again.replace('%all ', '%one ')}"
+  ).replace(
+    "to_apply=%add\n}",
+    "to_apply=%add\n"
+    f"  ROOT {again}(%one), channel_id=1, replica_groups=[4,2]<=[8]\n}}",
+  )
+  found = collectives(hlo.parse(other), _MESH)
+  assert [(c.axis, c.count) for c in found] == [("data", 1), ("model", 1)]
+
+
 @pytest.mark.parametrize(
   ("groups", "axis"),
   [

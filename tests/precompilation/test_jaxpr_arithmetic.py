@@ -126,6 +126,23 @@ def test_a_kernel_has_products_exponentials_and_copies():
   assert kernel.seconds == kernel.memory_seconds
 
 
+def test_an_array_that_a_kernel_copies_itself_counts_once():
+  def kernel(x_ref, y_ref, out_ref):
+    del x_ref
+    out_ref[...] = y_ref[...]
+
+  def copy(x, y):
+    return pl.pallas_call(
+      kernel,
+      in_specs=[pl.BlockSpec(memory_space=pl.ANY), pl.BlockSpec()],
+      out_shape=jax.ShapeDtypeStruct(y.shape, y.dtype),
+    )(x, y)
+
+  x, y = jnp.ones((1000, 128)), jnp.ones((8, 128))
+  (kernel_of_copy,) = kernels(jax.make_jaxpr(copy)(x, y).jaxpr, CHIPS["v5e"])
+  assert kernel_of_copy.bytes == 4 * (1000 * 128 + 2 * 8 * 128)
+
+
 def test_a_short_contraction_leaves_half_of_a_matrix_unit_idle():
   chip = CHIPS["v5e"]
   whole = MatrixProduct(batch=1, rows=512, depth=128, columns=384)

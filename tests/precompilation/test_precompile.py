@@ -1,17 +1,21 @@
 """A recipe's programs, compiled for a slice that need not exist."""
 
+import dataclasses
+import functools
 import json
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from absl import flags
+from absl.testing import flagsaver
 
-from realm_jax.inputs.config import DataConfig
-from realm_jax.precompilation import run, topology
-from realm_jax.training.config import MeshConfig, TrainConfig
-from realm_jax.training.optimizer import OptimizerConfig
-from tests.training import tiny
+from realm_jax import configuration, precompile
+from realm_jax.corpus.store import Corpus
+from realm_jax.precompilation import programs, run, topology
+from tests import tiny_world
+from tests.precompilation.tiny_recipe import recipe
 
 _LIBRARY = Path(sys.prefix) / "libtpu" / "libtpu" / "libtpu.so"
 _needs_libtpu = pytest.mark.skipif(
@@ -26,36 +30,31 @@ def _environment(monkeypatch):
     monkeypatch.delenv(name)
 
 
-def _recipe(batch_size: int, **settings) -> run.Recipe:
-  retriever, reader = tiny.models()
-  return run.Recipe(
-    TrainConfig(
-      model_dir="(not given)",
-      data=DataConfig(
-        corpus_dir="(not given)",
-        task="inverse_cloze",
-        batch_size=batch_size,
-        query_length=tiny.QUERY,
-        block_length=tiny.BLOCK,
-      ),
-      stage=tiny.OF_STAGE["pretraining"],
-      retriever=retriever,
-      reader=reader,
-      optimizer=OptimizerConfig(learning_rate=1e-4),
-      num_steps=10,
-      **settings,
-    ),
-    num_blocks=1000,
-  )
+def _precompile(*arguments: str) -> int:
+  """Runs the command in this process; returns its exit code."""
+  with flagsaver.flagsaver():
+    flags.FLAGS(["precompile", *configuration.expand_gin_flags(arguments)])
+    return configuration.exit_code(precompile.main, ["realm_jax/precompile.py"])
 
 
 @pytest.mark.slow
 @_needs_libtpu
-def test_a_recipe_is_compiled_for_a_slice_from_nothing_but_itself(tmp_path):
-  chips = topology.open_topology("v5e:2x2", library=_LIBRARY)
-  recipe = _recipe(8, mesh=MeshConfig(fsdp=2))
-  report = run.precompile(recipe, chips, cache=tmp_path)
-  figures = json.loads(json.dumps(report.json()))
+def test_a_recipe_is_compiled_for_a_slice_from_nothing_but_itself(
+  tmp_path, capsys
+):
+  command = functools.partial(
+    _precompile,
+    "--gin_file=gin/runs/pretrain.gin",
+    "--gin_file=tests/integration/tiny.gin",
+    "--gin.BATCH_SIZE=8",
+    "--gin.FSDP=2",
+    "--topology=v5e:2x2",
+    "--num_blocks=1000",
+    f"--cache_dir={tmp_path / 'cache'}",
+  )
+  assert command(f"--json={tmp_path / 'one.json'}") == 0
+  assert "It fits." in capsys.readouterr().out
+  figures = json.loads((tmp_path / "one.json").read_text())
   assert figures["fits"] is True
   assert figures["chips"] == 4
   assert 0 < figures["utilisation"] < 1
@@ -69,25 +68,55 @@ def test_a_recipe_is_compiled_for_a_slice_from_nothing_but_itself(tmp_path):
   assert {"data", "fsdp"} <= {
     axis for c in figures["collectives"] for axis in c["axis"].split("×")
   }
-  assert figures["refresh"].keys() >= {
-    "builder_chips",
-    "seconds",
-    "trainer_steps",
-  }
-  assert [p["kind"] for p in figures["programs"]] == [
-    *("training step", "search", "embedding"),
-  ]
-  assert "It fits." in report.text()
+  names = {"builder_chips", "seconds", "trainer_steps"}
+  assert figures["refresh"].keys() >= names
+  kinds = [program["kind"] for program in figures["programs"]]
+  assert kinds == ["training step", "search", "embedding"]
   # Nothing is compiled twice.
-  again = run.precompile(recipe, chips, cache=tmp_path)
-  assert again.json() == report.json()
+  compiled = {file.name for file in (tmp_path / "cache").iterdir()}
+  assert command(f"--json={tmp_path / 'two.json'}") == 0
+  assert compiled == {file.name for file in (tmp_path / "cache").iterdir()}
+  assert json.loads((tmp_path / "two.json").read_text()) == figures
+
+
+@_needs_libtpu
+def test_lengths_of_a_corpus_choose_buckets_and_useful_tokens(world):
+  chips = topology.open_topology("v5e:2x2", library=_LIBRARY)
+  padded = recipe(64)
+  assert padded.train is not None
+  data = dataclasses.replace(
+    padded.train.data,
+    query_length=tiny_world.QUERY_LENGTH,
+    block_length=tiny_world.BLOCK_LENGTH,
+  )
+  train = dataclasses.replace(
+    padded.train,
+    data=data,
+    retriever=tiny_world.RETRIEVER,
+    reader=tiny_world.READER,
+  )
+  padded = dataclasses.replace(padded, train=train)
+  real = dataclasses.replace(padded, corpus=Corpus.open(world.corpus_dir))
+  (step, *_), (usual, *_) = (
+    [p for p in run.programs_of(r, chips) if p.kind == programs.STEP]
+    for r in (padded, real)
+  )
+  assert usual.work.tokens < step.work.tokens
+  assert usual.work.flops < step.work.flops
+  # All blocks are embedded, whichever batch they are in.
+  embedded = sum(
+    program.runs * program.arguments[1].shape[0]
+    for program in run.programs_of(real, chips)
+    if program.kind == programs.EMBEDDING
+  )
+  assert embedded == pytest.approx(real.num_blocks)
 
 
 @_needs_libtpu
 def test_a_batch_that_the_mesh_does_not_divide():
   chips = topology.open_topology("v5e:2x2", library=_LIBRARY)
   with pytest.raises(ValueError, match="BATCH_SIZE"):
-    run.precompile(_recipe(6), chips, cache=None)
+    run.precompile(recipe(6), chips, cache=None)
 
 
 @_needs_libtpu
