@@ -232,6 +232,7 @@ def embedding_programs(
       function=embed,
       arguments=(params, batch),
       mesh=mesh,
+      is_under_mesh=True,
       work=Work(rows * flops, rows * float(blocks.mean())),
       runs=num_blocks * len(blocks) / known / rows,
     )
