@@ -186,6 +186,27 @@ class ActivatedDense(nn.Module):
     )
 
 
+class HeadProjection(nn.Module):
+  """A linear layer to the heads, whose bias attention adds."""
+
+  config: BertConfig
+
+  @nn.compact
+  def __call__(
+    self, x: Float[Array, "n d"]
+  ) -> tuple[Float[Array, "n d"], Float[Array, " d"]]:
+    """Returns the product and the bias."""
+    config = self.config
+    shape = (x.shape[-1], config.hidden_size)
+    kernel = self.param("kernel", _normal(config, "embed", "heads"), shape)
+    bias = self.param("bias", _zeros("heads"), shape[1:])
+    product = x @ kernel.astype(config.dtype)
+    return (
+      nn.with_logical_constraint(product, _FLAT_HEADS),
+      bias.astype(config.dtype),
+    )
+
+
 class SelfAttention(nn.Module):
   """Attention of tokens to the tokens of their own sequence.
 
@@ -204,27 +225,23 @@ class SelfAttention(nn.Module):
     config = self.config
     rows, length = sequences.token_ids.shape
     num_queries = len(first) // rows
-    axes = ("embed", "heads")
-
-    def linear(x: Float[Array, "m d"], name: str) -> Float[Array, "m d"]:
-      x = dense(config, config.hidden_size, axes, name)(x)
-      return nn.with_logical_constraint(x, _FLAT_HEADS)
-
-    head_size = config.hidden_size // config.num_heads
-    query = linear(first, "query") * jnp.asarray(head_size**-0.5, config.dtype)
-    key, value = linear(hidden, "key"), linear(hidden, "value")
+    query, query_bias = HeadProjection(config, name="query")(first)
+    key, key_bias = HeadProjection(config, name="key")(hidden)
+    value, value_bias = HeadProjection(config, name="value")(hidden)
     drops = is_dropping(self, config.dropout_rate)
     tokens = sequences.dropout_keys[:, :num_queries]
     inputs = _AttentionInputs(
       query,
       key,
       value,
+      jnp.stack([query_bias, key_bias, value_bias]),
       sequences.sequence,
       hash_tokens(self, tokens) if drops else tokens,
       sequences.position,
     )
     rate = config.dropout_rate if drops else 0.0
     if _is_fused(config, rows=rows, length=length, num_queries=num_queries):
+      head_size = config.hidden_size // config.num_heads
       settings = fused_attention.Settings(
         head_size, config.max_positions, config.attention_mask_value, rate
       )
@@ -244,6 +261,7 @@ class _AttentionInputs(NamedTuple):
   query: Float[Array, "m d"]
   key: Float[Array, "n d"]
   value: Float[Array, "n d"]
+  biases: Float[Array, "3 d"]
   sequence: Int[AnyArray, "r l"]
   tokens: UInt32[Array, "r q"]
   position: Int[AnyArray, "r l"]
@@ -271,16 +289,24 @@ def _attend_by_heads(
   """Computes attention with the heads in a dimension of their own."""
   rows, heads = len(inputs.sequence), config.num_heads
 
-  def by_heads(x: Float[Array, "m d"]) -> Float[Array, "r t h e"]:
+  head_size = config.hidden_size // heads
+
+  def by_heads(
+    x: Float[Array, "m d"], bias: Float[Array, " d"]
+  ) -> Float[Array, "r t h e"]:
+    x = x + bias[None, :]
     return nn.with_logical_constraint(
-      x.reshape(rows, -1, heads, config.hidden_size // heads), _HEADS
+      x.reshape(rows, -1, heads, head_size), _HEADS
     )
+
+  query_bias, key_bias, value_bias = inputs.biases
 
   head = jnp.arange(heads).reshape(1, heads, 1, 1) * config.max_positions
   context = attend(
-    by_heads(inputs.query),
-    by_heads(inputs.key),
-    by_heads(inputs.value),
+    by_heads(inputs.query, query_bias)
+    * jnp.asarray(head_size**-0.5, config.dtype),
+    by_heads(inputs.key, key_bias),
+    by_heads(inputs.value, value_bias),
     inputs.sequence,
     inputs.tokens[:, None, :, None],
     (head + inputs.position[:, None, None, :]).astype(jnp.uint32),

@@ -8,6 +8,9 @@ token and the heads side by side: a head is selected by setting the other lanes
 to zero, which costs a matrix unit of 128 × 128 nothing, since a contraction of
 64 occupies it as long as one of 128.
 
+The biases of the linear layers are added in the kernel, and their gradients
+summed there: outside of it, each sum would read all gradients once more.
+
 Dropout is that of `realm_jax/models/dropout.py`. Its masks are computed again
 in the backward pass, as the softmax is.
 """
@@ -33,7 +36,10 @@ LANES = 128
 _MAX_LENGTH = 512
 # Rows of the integers that a program reads beside the vectors. The others fill
 # a tile of the memory.
-_SEQUENCE, _TOKEN, _POSITION, _NUM_ROWS = 0, 1, 2, 8
+_SEQUENCE, _TOKEN, _POSITION = 0, 1, 2
+# Rows of the biases and their gradients.
+_QUERY, _KEY, _VALUE = 0, 1, 2
+_TILE_ROWS = 8
 _AXES = ("activation_batch", "activation_heads")
 
 
@@ -85,36 +91,39 @@ def _names(part: str | tuple[str, ...] | None) -> tuple[str, ...]:
   return (part,) if isinstance(part, str) else part
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(6,))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(7,))
 def attend(
   query: Float[Array, "n d"],
   key: Float[Array, "n d"],
   value: Float[Array, "n d"],
+  biases: Float[Array, "3 d"],
   sequence: Int[AnyArray, "r l"],
   tokens: UInt32[Array, "r l"],
   position: Int[AnyArray, "r l"],
   settings: Settings,
 ) -> Float[Array, "n d"]:
-  """Returns softmax(query · key + mask), dropped out, times value, by heads.
+  """Returns, by heads, softmax(query · key / √e + mask) · value, dropped out.
 
   Args:
-    query: Queries of the n = r · l tokens, already scaled by 1/√head_size.
-    key, value: Keys and values of the same tokens.
+    query, key, value: Those of the n = r · l tokens, before biases are added.
+    biases: Biases of the three, in this order.
     sequence: Number of the sequence to which a token belongs and attends.
     tokens: Hash of each token, for dropout.
     position: Position of each token in its sequence.
     settings: What the kernel is compiled for.
   """
-  return _forward(query, key, value, sequence, tokens, position, settings)[0]
+  inputs = query, key, value, biases
+  return _forward(*inputs, sequence, tokens, position, settings)[0]
 
 
-_Residuals = tuple[Float[Array, "n d"] | Int[Array, "..."], ...]
+_Residuals = tuple[Float[Array, "..."] | Int[Array, "..."], ...]
 
 
 def _forward(
   query: Float[Array, "n d"],
   key: Float[Array, "n d"],
   value: Float[Array, "n d"],
+  biases: Float[Array, "3 d"],
   sequence: Int[AnyArray, "r l"],
   tokens: UInt32[Array, "r l"],
   position: Int[AnyArray, "r l"],
@@ -122,20 +131,22 @@ def _forward(
 ) -> tuple[Float[Array, "n d"], _Residuals]:
   unsigned = jax.lax.bitcast_convert_type(tokens, jnp.int32)
   rows = jnp.stack([sequence, unsigned, position], axis=1)
-  rows = jnp.pad(rows, ((0, 0), (0, _NUM_ROWS - rows.shape[1]), (0, 0)))
   inputs = query, key, value
-  (context,) = _on_each_device(_forward_kernel, inputs, rows, settings, 1)
-  return context, (*inputs, context, rows)
+  (context,) = _on_each_device(
+    _forward_kernel, inputs, biases, rows, settings, 1
+  )
+  return context, (*inputs, context, biases, rows)
 
 
 def _backward(
   settings: Settings, residuals: _Residuals, gradient: Float[Array, "n d"]
 ) -> tuple[Float[Array, "n d"] | None, ...]:
-  *inputs, rows = residuals
-  gradients = _on_each_device(
-    _backward_kernel, (*inputs, gradient), rows, settings, 3
+  *inputs, biases, rows = residuals
+  *gradients, of_biases = _on_each_device(
+    _backward_kernel, (*inputs, gradient), biases, rows, settings, 3
   )
-  return *gradients, None, None, None
+  of_biases = jnp.sum(of_biases[:, : len(biases)], axis=0)
+  return *gradients, of_biases.astype(biases.dtype), None, None, None
 
 
 attend.defvjp(_forward, _backward)
@@ -144,59 +155,84 @@ attend.defvjp(_forward, _backward)
 def _on_each_device(
   kernel: Any,
   inputs: tuple[Float[Array, "n d"], ...],
+  biases: Float[Array, "3 d"],
   rows: Int[Array, "r c l"],
   settings: Settings,
   num_outputs: int,
-) -> tuple[Float[Array, "n d"], ...]:
-  """Runs a kernel on each device's rows and heads; the compiler cannot."""
+) -> tuple[Float[Array, "..."], ...]:
+  """Runs a kernel on each device's rows and heads; the compiler cannot.
+
+  With several outputs, the last one has each row's gradients of the biases.
+  """
   call = functools.partial(
     _call, kernel, settings=settings, num_outputs=num_outputs
   )
   if jax.sharding.get_abstract_mesh().empty:
-    return call(inputs, rows, 0)
+    return call(inputs, biases, rows, 0)
   spec = _spec()
   heads_axis = spec[1]
 
   def local(
-    inputs: tuple[Float[Array, "n d"], ...], rows: Int[Array, "r c l"]
-  ) -> tuple[Float[Array, "n d"], ...]:
+    inputs: tuple[Float[Array, "n d"], ...],
+    biases: Float[Array, "3 d"],
+    rows: Int[Array, "r c l"],
+  ) -> tuple[Float[Array, "..."], ...]:
     first_head = 0
     if heads_axis is not None:
       num_heads = inputs[0].shape[1] // settings.head_size
       first_head = jax.lax.axis_index(heads_axis) * num_heads
-    return call(inputs, rows, first_head)
+    return call(inputs, biases, rows, first_head)
 
+  out_specs = (spec,) * num_outputs
+  if num_outputs > 1:
+    out_specs += (PartitionSpec(spec[0], None, heads_axis),)
   return jax.shard_map(
     local,
-    in_specs=((spec,) * len(inputs), PartitionSpec(spec[0])),
-    out_specs=(spec,) * num_outputs,
+    in_specs=(
+      (spec,) * len(inputs),
+      PartitionSpec(None, heads_axis),
+      PartitionSpec(spec[0]),
+    ),
+    out_specs=out_specs,
     check_vma=False,
-  )(inputs, rows)
+  )(inputs, biases, rows)
 
 
 def _call(
   kernel: Any,
   inputs: tuple[Float[Array, "n d"], ...],
+  biases: Float[Array, "3 d"],
   rows: Int[Array, "r c l"],
   first_head: jax.Array | int,
   *,
   settings: Settings,
   num_outputs: int,
-) -> tuple[Float[Array, "n d"], ...]:
+) -> tuple[Float[Array, "..."], ...]:
   num_rows, _, length = rows.shape
   like = inputs[0]
   # The number of the first head is part of the columns' numbers.
   rows = rows.at[:, _POSITION].add(first_head * settings.max_positions)
+  rows = jnp.pad(rows, ((0, 0), (0, _TILE_ROWS - rows.shape[1]), (0, 0)))
+  biases = jnp.pad(biases, ((0, _TILE_ROWS - len(biases)), (0, 0)))
+  outputs = [jax.ShapeDtypeStruct(like.shape, like.dtype)] * num_outputs
   lanes = pl.BlockSpec((length, LANES), lambda row, lane: (row, lane))
   of_row = pl.BlockSpec(
-    (None, _NUM_ROWS, length), lambda row, lane: (row, 0, 0)
+    (None, _TILE_ROWS, length), lambda row, lane: (row, 0, 0)
   )
+  of_lanes = pl.BlockSpec((_TILE_ROWS, LANES), lambda row, lane: (0, lane))
+  out_specs = [lanes] * num_outputs
+  if num_outputs > 1:
+    shape = (num_rows, _TILE_ROWS, like.shape[1])
+    outputs.append(jax.ShapeDtypeStruct(shape, jnp.float32))
+    out_specs.append(
+      pl.BlockSpec((None, _TILE_ROWS, LANES), lambda row, lane: (row, 0, lane))
+    )
   return pl.pallas_call(
     functools.partial(kernel, settings),
     grid=(num_rows, like.shape[1] // LANES),
-    in_specs=[*[lanes] * len(inputs), of_row],
-    out_specs=[lanes] * num_outputs,
-    out_shape=[jax.ShapeDtypeStruct(like.shape, like.dtype)] * num_outputs,
+    in_specs=[*[lanes] * len(inputs), of_lanes, of_row],
+    out_specs=out_specs,
+    out_shape=outputs,
     scratch_shapes=[
       pltpu.VMEM((length, length), jnp.float32),
       pltpu.VMEM((length, LANES), jnp.int32),
@@ -205,7 +241,7 @@ def _call(
       dimension_semantics=("parallel", "arbitrary")
     ),
     interpret=platform() != "tpu",
-  )(*inputs, rows)
+  )(*inputs, biases, rows)
 
 
 def _product(
@@ -293,22 +329,46 @@ def _dropped(
   return jnp.where(head.is_kept, x * scale, jnp.zeros((), x.dtype))
 
 
+class _Vectors(NamedTuple):
+  """Queries, keys and values of a program, with their biases."""
+
+  query: jax.Array
+  key: jax.Array
+  value: jax.Array
+
+
+def _vectors(
+  settings: Settings, query: Any, key: Any, value: Any, biases: Any
+) -> _Vectors:
+  """Adds the biases; queries are scaled by 1/√head_size."""
+  scale = jnp.asarray(settings.head_size**-0.5, query.dtype)
+  return _Vectors(
+    (query[...] + biases[_QUERY : _QUERY + 1, :]) * scale,
+    key[...] + biases[_KEY : _KEY + 1, :],
+    value[...] + biases[_VALUE : _VALUE + 1, :],
+  )
+
+
 def _forward_kernel(
   settings: Settings,
   query: Any,
   key: Any,
   value: Any,
+  biases: Any,
   rows: Any,
   context: Any,
   mask: Any,
   tokens: Any,
 ) -> None:
   _prepare_row(settings, rows, mask, tokens)
+  vectors = _vectors(settings, query, key, value, biases)
   total = jnp.zeros(context.shape, jnp.float32)
   for number in range(LANES // settings.head_size):
-    head = _head(settings, number, query[...], key[...], rows, mask, tokens)
+    head = _head(
+      settings, number, vectors.query, vectors.key, rows, mask, tokens
+    )
     weights = _dropped(settings, head, head.softmax.astype(value.dtype))
-    product = _product(weights, value[...], (1, 0))
+    product = _product(weights, vectors.value, (1, 0))
     total = jnp.where(head.lanes, product, total)
   context[...] = total.astype(context.dtype)
 
@@ -320,36 +380,44 @@ def _backward_kernel(
   value: Any,
   context: Any,
   gradient: Any,
+  biases: Any,
   rows: Any,
   d_query: Any,
   d_key: Any,
   d_value: Any,
+  d_biases: Any,
   mask: Any,
   tokens: Any,
 ) -> None:
   """Differentiates as `realm_jax/models/attention.py` does."""
   _prepare_row(settings, rows, mask, tokens)
+  vectors = _vectors(settings, query, key, value, biases)
   products = context[...].astype(jnp.float32) * gradient[...].astype(
     jnp.float32
   )
   zero = jnp.zeros((), gradient.dtype)
   totals = [jnp.zeros(query.shape, jnp.float32)] * 3
   for number in range(LANES // settings.head_size):
-    head = _head(settings, number, query[...], key[...], rows, mask, tokens)
+    head = _head(
+      settings, number, vectors.query, vectors.key, rows, mask, tokens
+    )
     of_head = jnp.where(head.lanes, gradient[...], zero)
     weights = _dropped(settings, head, head.softmax.astype(value.dtype))
-    d_weights = _product(of_head, value[...], (1, 1))
+    d_weights = _product(of_head, vectors.value, (1, 1))
     d_softmax = _dropped(settings, head, d_weights)
     total = jnp.sum(jnp.where(head.lanes, products, 0.0), axis=1, keepdims=True)
     d_scores = (head.softmax * (d_softmax - total)).astype(query.dtype)
     of_this = (
-      _product(d_scores, key[...], (1, 0)),
-      _product(d_scores, query[...], (0, 0)),
+      _product(d_scores, vectors.key, (1, 0)) * settings.head_size**-0.5,
+      _product(d_scores, vectors.query, (0, 0)),
       _product(weights, gradient[...], (0, 0)),
     )
     totals = [
       jnp.where(head.lanes, new, old)
       for new, old in zip(of_this, totals, strict=True)
     ]
-  for output, value_of in zip((d_query, d_key, d_value), totals, strict=True):
-    output[...] = value_of.astype(output.dtype)
+  for output, total in zip((d_query, d_key, d_value), totals, strict=True):
+    output[...] = total.astype(output.dtype)
+  sums = [jnp.sum(total, axis=0, keepdims=True) for total in totals]
+  empty = jnp.zeros((_TILE_ROWS - len(sums), LANES), jnp.float32)
+  d_biases[...] = jnp.concatenate([*sums, empty], axis=0)
