@@ -1,10 +1,11 @@
 """What a chip of each TPU generation has, and what it does in a second.
 
-Peaks, memories and bandwidths are those of Google's system architecture pages
-(cloud.google.com/tpu/docs/v4, v5e, v5p and v6e, read in 2025). The memory that
-a program may use is what libtpu 0.0.42.1 says when a program does not fit. The
-clock follows from the peak: a matrix unit of width w does w² products and sums
-a cycle.
+Peaks, bandwidths, cores and matrix units are those of Google's pages
+(docs.cloud.google.com/tpu/docs/v4, v5e, v5p-training and v6e). These give links
+in both directions together, of which half is what a chip sends; those of v4,
+six of 50 GB/s, are in Jouppi et al. 2023. The memory that a program may use is
+what libtpu 0.0.42.1 says when a program does not fit. The clock follows from
+the peak: a matrix unit of width w does w² products and sums in a cycle.
 """
 
 import dataclasses
@@ -52,7 +53,7 @@ CHIPS: Mapping[str, Chip] = {
       name="v4",
       memory_bytes=int(30.75 * _GIB),
       peak_flops=275e12,
-      memory_bandwidth=1228e9,
+      memory_bandwidth=1200e9,
       link_bandwidth=300e9,
       cores=2,
       matrix_units=4,
@@ -82,7 +83,7 @@ CHIPS: Mapping[str, Chip] = {
       name="v6e",
       memory_bytes=int(31.25 * _GIB),
       peak_flops=918e12,
-      memory_bandwidth=1640e9,
+      memory_bandwidth=1638e9,
       link_bandwidth=400e9,
       cores=1,
       matrix_units=2,

@@ -51,6 +51,11 @@ class Collective:
   bytes: int
   count: int
 
+  @property
+  def sent_bytes(self) -> int:
+    """Bytes that a chip sends in a ring: a sum goes round it twice."""
+    return self.bytes * (2 if self.operation == "all-reduce" else 1)
+
 
 def collectives(
   module: Module, mesh_shape: Mapping[str, int]

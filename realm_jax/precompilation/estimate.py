@@ -91,7 +91,7 @@ def estimate(
     traffic_bytes=traffic_bytes,
     cycles=cycles,
     collectives=moved,
-    link_seconds=sum(c.bytes for c in moved) / chip.link_bandwidth,
+    link_seconds=sum(c.sent_bytes for c in moved) / chip.link_bandwidth,
     bounds=bounds,
     utilisation=useful / chip.peak_flops / bounds.seconds,
   )

@@ -21,7 +21,7 @@ class Report:
     topology: Name of the slice.
     estimates: Estimates of its programs, in the order of the kinds; the steps
       from the most usual shape bucket to the largest.
-    splits: Splits with a builder; the first is the one that JSON has.
+    splits: Splits with a builder; the first is the one that was asked for.
     advice: Settings that would make it fit.
   """
 
@@ -144,8 +144,8 @@ def _figures(estimate: Estimate) -> dict[str, JsonValue]:
 
 _HEADER = (
   *("program", "fits", "arguments GB", "temporaries GB", "TFLOP", "traffic GB"),
-  *("Mcycles", "by arithmetic ms", "by memory ms", "by cycles ms"),
-  *("estimate ms", "utilisation"),
+  *("accessed GB", "Mcycles", "by arithmetic ms", "by memory ms"),
+  *("by cycles ms", "estimate ms", "utilisation"),
 )
 
 
@@ -155,10 +155,13 @@ def _row(estimate: Estimate) -> tuple[str, ...]:
     estimate.compiled,
     estimate.bounds,
   )
-  known = (_UNKNOWN,) * 7
+  known = (_UNKNOWN,) * 8
   if bounds is not None and estimate.traffic_bytes is not None:
     known = (
       _gb(estimate.traffic_bytes),
+      _UNKNOWN
+      if compiled.accessed_bytes is None
+      else _gb(compiled.accessed_bytes),
       f"{(estimate.cycles or 0) / 1e6:.1f}",
       *(
         f"{1e3 * seconds:.2f}"
@@ -209,7 +212,7 @@ def _splits(splits: Sequence[RefreshSplit]) -> str:
   rows = [
     ("builder chips", "s for a generation", "steps between", "greatest age")
   ]
-  for s in splits:
+  for s in sorted(splits, key=lambda s: s.builder_chips):
     rows.append(
       (
         str(s.builder_chips),
@@ -218,7 +221,11 @@ def _splits(splits: Sequence[RefreshSplit]) -> str:
         f"{s.staleness_steps} steps",
       )
     )
-  return table.columns(rows)
+  first = splits[0]
+  return (
+    f"{table.columns(rows)}\n\n{first.builder_chips} builder chips give a "
+    f"generation every {first.trainer_steps} steps."
+  )
 
 
 def _gb(size: float) -> str:
