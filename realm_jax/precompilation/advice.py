@@ -33,6 +33,21 @@ def advice(config: TrainConfig, estimate: Estimate, chip: Chip) -> list[str]:
       break
   groups = mesh.size // config.mesh.model_parallelism
   batch = config.data.batch_size
+  if config.retriever.bert.remat_policy is None:
+    found.append(
+      'REMAT_POLICY = "nothing_saveable" keeps the layers\' inputs alone, and '
+      "computes a forward pass more"
+    )
+  parts = 2 * config.num_microbatches
+  while config.stage.is_divisible and batch % (groups * parts) == 0:
+    total = fixed + temporary * config.num_microbatches / parts
+    if total <= memory:
+      found.append(
+        f"NUM_MICROBATCHES = {parts} computes parts of the batch one after the "
+        f"other: about {_gib(total)}"
+      )
+      break
+    parts *= 2
   smaller = int(batch * (memory - fixed) / temporary) // groups * groups
   if 0 < smaller < batch:
     found.append(
