@@ -13,6 +13,8 @@ and speaks to what is served under `/-/`:
     DELETE /-/requests    forgets them
     POST /-/faults        replaces the faults by those of a JSON list
     GET /-/faults         the faults, each with how often it happened
+
+A request with the header `X-Aside` is neither counted nor disturbed.
 """
 
 import argparse
@@ -32,6 +34,8 @@ from gcp_storage_emulator.server import RequestHandler, Router
 from gcp_storage_emulator.storage import Storage
 
 _CONTROL = "/-/"
+# Requests with this header are neither counted nor disturbed.
+ASIDE = "X-Aside"
 _OBJECT = re.compile(r"/b/([^/]+)/o/(.+)$")
 _MAX_LOGGED = 1_000_000
 
@@ -99,7 +103,9 @@ class _Handler(RequestHandler):
     if self.path.startswith(_CONTROL):
       self._answer(200, json.dumps(self._control(method)).encode())
       return
-    fault = self._state.note(f"{method} {unquote(self.path)}")
+    fault = None
+    if self.headers.get(ASIDE) is None:
+      fault = self._state.note(f"{method} {unquote(self.path)}")
     kind = fault["kind"] if fault else "none"
     if fault and kind == "hang":
       time.sleep(fault["seconds"])
