@@ -199,6 +199,12 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser.add_argument(
     "--faults", type=int, default=200, help="number of faults"
   )
+  parser.add_argument(
+    "--storage",
+    choices=["disk", "bucket"],
+    default="disk",
+    help="where MODEL_DIR is",
+  )
   parser.add_argument("--seed", type=int, default=0, help="seed of the faults")
   parser.add_argument(
     "--indexes",

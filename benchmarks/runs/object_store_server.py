@@ -11,6 +11,7 @@ and speaks to what is served under `/-/`:
 
     GET /-/requests       the requests so far: method, path and query
     DELETE /-/requests    forgets them
+    GET /-/bytes          the number of bytes answered so far
     POST /-/faults        replaces the faults by those of a JSON list
     GET /-/faults         the faults, each with how often it happened
 
@@ -21,6 +22,7 @@ import argparse
 import functools
 import io
 import json
+import logging
 import re
 import sys
 import threading
@@ -54,6 +56,7 @@ class _State:
       policy = {"retentionDurationSeconds": 0}
       self.storage.buckets[name]["softDeletePolicy"] = policy
     self.requests: list[str] = []
+    self.answered_bytes = 0
     self.faults: list[dict[str, Any]] = []
 
   def note(self, request: str) -> dict[str, Any] | None:
@@ -134,6 +137,9 @@ class _Handler(RequestHandler):
       self.close_connection = True
     else:
       self.wfile.write(written)
+      if self.headers.get(ASIDE) is None:
+        with self._state.lock:
+          self._state.answered_bytes += len(written)
 
   def _generation(self) -> str | None:
     """Returns the generation of the object that is read, if it is one.
@@ -150,6 +156,8 @@ class _Handler(RequestHandler):
   def _control(self, method: str) -> Any:
     state, name = self._state, self.path.removeprefix(_CONTROL)
     with state.lock:
+      if name == "bytes":
+        return state.answered_bytes
       if name == "requests":
         if method == "DELETE":
           state.requests.clear()
@@ -185,6 +193,8 @@ def main() -> None:
   parser.add_argument("--bucket", action="append", default=[])
   parser.add_argument("--port", type=int, default=0)
   arguments = parser.parse_args()
+  # The emulator reports each object that is asked for and not there.
+  logging.disable()
   handler = functools.partial(_Handler, _State(arguments.bucket))
   server = _Server(("127.0.0.1", arguments.port), handler)
   threading.Thread(target=server.serve_forever, daemon=True).start()

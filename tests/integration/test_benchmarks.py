@@ -129,7 +129,12 @@ def test_blocks_are_as_long_as_the_demos(project_dir):
 
 def test_faults_are_random_and_repeat():
   kinds = list(on_disk.KINDS)
-  settings = {"kinds": kinds, "num_steps": 100, "cycle_seconds": 3.0}
+  settings = {
+    "kinds": kinds,
+    "num_steps": 100,
+    "save_every_steps": 5,
+    "cycle_seconds": 3.0,
+  }
   drawn = injection.draw_faults(24, seed=0, **settings)
   assert drawn == injection.draw_faults(24, seed=0, **settings)
   assert drawn != injection.draw_faults(24, seed=1, **settings)
