@@ -8,6 +8,8 @@ from benchmarks.runs.jobs import Job, wait_until
 
 # jax ends a process within its heartbeat timeout after another one was killed.
 _END_SECONDS = 60.0
+# What a process logs once it has met the others.
+_CONNECTED = "[Gloo] Rank"
 
 
 class JobGroup:
@@ -62,18 +64,24 @@ class JobGroup:
   def kill_one(self, process: int) -> float:
     """Kills one process; returns the seconds until the others have ended.
 
+    Those that have not met it yet would wait for it, and are killed, too.
+
     Raises:
-      JobError: Another one still runs after a minute.
+      JobError: One that has met it still runs after a minute.
     """
     began = time.monotonic()
     others = [job for i, job in enumerate(self._jobs) if i != process]
+    waiting = [job for job in others if _CONNECTED not in job.last_output()]
     self._jobs[process].kill()
+    for job in waiting:
+      job.kill()
+    ending = [job for job in others if job not in waiting]
     wait_until(
-      lambda: all(job.exit_code() is not None for job in others),
+      lambda: all(job.exit_code() is not None for job in ending),
       what=f"end of the {self.name} whose process {process} was killed",
       timeout_seconds=_END_SECONDS,
     )
-    for job in others:
+    for job in ending:
       job.close()
     return time.monotonic() - began
 
