@@ -69,13 +69,13 @@ def measure(
   with ObjectStore() as store:
     os.environ.update(store.environment)
     upload(made, store, "generations")
-    for name, config in (("scann", index), ("exact", ExactConfig())):
+    for name, instead in (("scann", None), ("exact", ExactConfig())):
       for storage, folder in (
         ("bucket", store.path("generations")),
         ("disk", str(made.parent)),
       ):
         before = store.answered_bytes()
-        seconds = _load(folder, manifest.step, corpus, config)
+        seconds = _load(folder, manifest.step, corpus, instead)
         rows.append(
           {
             "index": name,
@@ -97,14 +97,19 @@ def measure(
   }
 
 
-def _load(folder: str, step: int, corpus: Corpus, index: IndexConfig) -> float:
-  """Loads a generation as a trainer does; returns the seconds it took."""
+def _load(
+  folder: str, step: int, corpus: Corpus, instead: IndexConfig | None
+) -> float:
+  """Loads a generation as a trainer does; returns the seconds it took.
+
+  An index may be built over its vectors instead of its own.
+  """
   began = time.perf_counter()
   load_generation(
     folder,
     step,
     corpus=corpus,
-    index=index,
+    index=instead,
     beside_training=True,
     reads_vectors=False,
   )

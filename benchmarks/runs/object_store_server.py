@@ -57,6 +57,8 @@ class _State:
       self.storage.buckets[name]["softDeletePolicy"] = policy
     self.requests: list[str] = []
     self.answered_bytes = 0
+    # Answers to the last requests of uploads, by the uploads' addresses.
+    self.finished_uploads: dict[str, bytes] = {}
     self.faults: list[dict[str, Any]] = []
 
   def note(self, request: str) -> dict[str, Any] | None:
@@ -121,11 +123,7 @@ class _Handler(RequestHandler):
       # The emulator does not know uploads that are given up.
       self._refuse(499)
       return
-    answer, self.wfile = self.wfile, cast(Any, io.BytesIO())
-    with self._state.lock:
-      Router(self).handle(method)
-      generation = self._generation() if method == "GET" else None
-    written, self.wfile = cast(io.BytesIO, self.wfile).getvalue(), answer
+    written, generation = self._handle(method)
     if generation is not None:
       status, end, rest = written.partition(b"\r\n")
       header = f"x-goog-generation: {generation}".encode()
@@ -140,6 +138,23 @@ class _Handler(RequestHandler):
       if self.headers.get(ASIDE) is None:
         with self._state.lock:
           self._state.answered_bytes += len(written)
+
+  def _handle(self, method: str) -> tuple[bytes, str | None]:
+    """Returns the emulator's answer, and the generation of what it read."""
+    is_upload = method == "PUT" and "upload_id=" in self.path
+    with self._state.lock:
+      # The emulator forgets an upload that is finished, and would answer 404
+      # to a client that has not got the answer and asks again.
+      if is_upload and self.path in self._state.finished_uploads:
+        return self._state.finished_uploads[self.path], None
+      answer, self.wfile = self.wfile, cast(Any, io.BytesIO())
+      Router(self).handle(method)
+      generation = self._generation() if method == "GET" else None
+      written = cast(io.BytesIO, self.wfile).getvalue()
+      self.wfile = answer
+      if is_upload and b" 200 " in written.partition(b"\r\n")[0]:
+        self._state.finished_uploads[self.path] = written
+    return written, generation
 
   def _generation(self) -> str | None:
     """Returns the generation of the object that is read, if it is one.
