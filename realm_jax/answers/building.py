@@ -23,8 +23,8 @@ from realm_jax.answers.worker import Plan
 from realm_jax.console.progress import Progress
 from realm_jax.corpus.store import Corpus
 from realm_jax.files import npy
-from realm_jax.files.remote import is_remote
-from realm_jax.files.whole_directory import (
+from realm_jax.files.object_store.remote import is_remote
+from realm_jax.files.whole.whole_directory import (
   TargetError,
   copy_files,
   rename_into_place,

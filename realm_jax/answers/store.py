@@ -21,7 +21,7 @@ from jaxtyping import Int, UInt16
 from realm_jax.files.checksum import sha256_of
 from realm_jax.files.json_file import write_json
 from realm_jax.files.json_value import JsonValue
-from realm_jax.files.remote import download, is_remote
+from realm_jax.files.object_store.remote import download, is_remote
 
 MANIFEST = "answers.json"
 _FORMAT_VERSION = 1

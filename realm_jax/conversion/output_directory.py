@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from etils import epath
 
 from realm_jax.conversion.errors import ConversionError
-from realm_jax.files import whole_directory
-from realm_jax.files.disk_full import explain_full_disk
-from realm_jax.files.remote import is_remote
+from realm_jax.files.local_disk.disk_full import explain_full_disk
+from realm_jax.files.object_store.remote import is_remote
+from realm_jax.files.whole import whole_directory
 
 
 def check_new(output_dir: epath.PathLike) -> None:

@@ -14,7 +14,11 @@ from typing import Any, Protocol
 from etils import epath
 
 from realm_jax.files.json_file import json_lines, whole_text_file
-from realm_jax.files.remote import is_remote, objects_below, read_object
+from realm_jax.files.object_store.remote import (
+  is_remote,
+  objects_below,
+  read_object,
+)
 
 _FILE = "metrics.jsonl"
 _PARTS = "metrics"

@@ -27,7 +27,7 @@ from absl import logging
 from etils import epath
 
 from realm_jax.files.json_file import write_json
-from realm_jax.files.remote import is_remote, read_object
+from realm_jax.files.object_store.remote import is_remote, read_object
 
 
 class SoleProcessError(ValueError):

@@ -23,7 +23,7 @@ from realm_jax.conversion.hugging_face.token_classifier import (
   LabelledModel,
   read_token_classifier,
 )
-from realm_jax.files.remote import download, is_remote
+from realm_jax.files.object_store.remote import download, is_remote
 from realm_jax.models.parameters import Params
 from realm_jax.models.sequences import padded
 from realm_jax.models.token_classifier import TokenClassifier

@@ -12,7 +12,7 @@ from pathlib import Path
 from clu import metric_writers
 from etils import epath
 
-from realm_jax.files.remote import is_remote, upload
+from realm_jax.files.object_store.remote import is_remote, upload
 
 
 class EventFiles:

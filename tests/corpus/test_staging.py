@@ -9,8 +9,8 @@ from etils import epath
 from realm_jax.corpus.building.update import update_corpus
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.store import Corpus
-from realm_jax.files.file_cache import FileCache
-from realm_jax.files.whole_directory import copy_files
+from realm_jax.files.object_store.file_cache import FileCache
+from realm_jax.files.whole.whole_directory import copy_files
 from tests.corpus.updated import contents, require_consistent
 
 

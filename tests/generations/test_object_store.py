@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.runs.object_store import StoreFault
-from realm_jax.files.store_access import StoreAccessError
+from realm_jax.files.object_store.store_access import StoreAccessError
 from realm_jax.generations.building.draft import Draft
 from realm_jax.generations.follow.loading import load_generation, load_newest
 from realm_jax.generations.follow.watcher import GenerationWatcher

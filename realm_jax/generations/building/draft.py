@@ -24,10 +24,11 @@ from absl import logging
 from etils import epath
 from jaxtyping import Float, Int
 
-from realm_jax.files import listing, npy
+from realm_jax.files import npy
 from realm_jax.files.json_file import JsonValue, whole_text_file
-from realm_jax.files.remote import is_remote
-from realm_jax.files.whole_file import whole_file
+from realm_jax.files.object_store import listing
+from realm_jax.files.object_store.remote import is_remote
+from realm_jax.files.whole.whole_file import whole_file
 from realm_jax.generations.store import layout, transfer
 from realm_jax.generations.store import manifest as manifests
 from realm_jax.generations.store.embeddings import ShardLayout, write_shard

@@ -13,7 +13,7 @@ from realm_jax.checkpoints.manager import (
 )
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.store import Corpus
-from realm_jax.files.disk_full import DiskFullError
+from realm_jax.files.local_disk.disk_full import DiskFullError
 from realm_jax.generations.building.assignment import (
   Assignment,
   AssignmentReader,

@@ -14,8 +14,11 @@ from etils import epath
 from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.console.sigterm import stop_on_sigterm
 from realm_jax.corpus.store import Corpus
+from realm_jax.files.object_store.store_access import (
+  require_readable,
+  require_writable,
+)
 from realm_jax.files.sole_process import sole_process
-from realm_jax.files.store_access import require_readable, require_writable
 from realm_jax.generations.building.generation_builder import (
   GenerationBuilder,
   GenerationConfig,

@@ -19,7 +19,7 @@ from realm_jax.checkpoints.manager import (
 )
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.store import Corpus
-from realm_jax.files.disk_full import DiskFullError
+from realm_jax.files.local_disk.disk_full import DiskFullError
 from realm_jax.generations.building import assignment
 from realm_jax.generations.building.generation_builder import GenerationBuilder
 from realm_jax.generations.building.worker import PreemptedError

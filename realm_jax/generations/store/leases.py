@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterator
 from absl import logging
 from etils import epath
 
-from realm_jax.files import listing
 from realm_jax.files.json_file import whole_text_file
+from realm_jax.files.object_store import listing
 from realm_jax.generations.store import layout
 
 

@@ -18,12 +18,12 @@ from pathlib import Path
 from absl import logging
 from etils import epath
 
-from realm_jax.files import listing
-from realm_jax.files.disk_full import explain_full_disk
-from realm_jax.files.durable import sync_tree
 from realm_jax.files.json_file import whole_text_file
-from realm_jax.files.remote import is_remote
-from realm_jax.files.whole_directory import copy_files
+from realm_jax.files.local_disk.disk_full import explain_full_disk
+from realm_jax.files.object_store import listing
+from realm_jax.files.object_store.remote import is_remote
+from realm_jax.files.whole.durable import sync_tree
+from realm_jax.files.whole.whole_directory import copy_files
 from realm_jax.generations.store import layout
 from realm_jax.generations.store import manifest as manifests
 from realm_jax.generations.store.manifest import Manifest

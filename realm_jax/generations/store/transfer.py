@@ -7,8 +7,8 @@ from pathlib import Path
 
 from etils import epath
 
-from realm_jax.files import remote
 from realm_jax.files.checksum import sha256_of
+from realm_jax.files.object_store import remote
 from realm_jax.generations.store.manifest import FileRecord
 
 # Several at once, since each request waits for its answer.

@@ -20,8 +20,8 @@ from realm_jax.corpus.building.version_writer import VersionWriter
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.manifest import files_of
 from realm_jax.corpus.store import NULL_ROW, Corpus
-from realm_jax.files.disk_full import DiskFullError
-from realm_jax.files.whole_directory import TargetError, copy_files
+from realm_jax.files.local_disk.disk_full import DiskFullError
+from realm_jax.files.whole.whole_directory import TargetError, copy_files
 from tests.corpus.conftest import write_lines
 from tests.corpus.updated import ROWS, article, contents, require_consistent
 

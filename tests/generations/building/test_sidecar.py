@@ -11,7 +11,7 @@ from realm_jax.checkpoints.manager import (
   CheckpointStore,
   UnreadableCheckpointError,
 )
-from realm_jax.files.disk_full import DiskFullError
+from realm_jax.files.local_disk.disk_full import DiskFullError
 from realm_jax.generations.building.sidecar import (
   Sidecar,
   SidecarConfig,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from realm_jax.files.disk_full import DiskFullError
+from realm_jax.files.local_disk.disk_full import DiskFullError
 from realm_jax.generations.follow.loading import load_generation
 from realm_jax.generations.store import layout, query_tower
 from realm_jax.generations.store import manifest as manifests

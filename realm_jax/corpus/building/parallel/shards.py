@@ -25,9 +25,9 @@ from realm_jax.corpus.shards.writer import (
   ShardWriter,
   file_record,
 )
-from realm_jax.files import whole_directory
 from realm_jax.files.json_file import whole_text_file
-from realm_jax.files.remote import is_remote
+from realm_jax.files.object_store.remote import is_remote
+from realm_jax.files.whole import whole_directory
 
 # Blocks that a build removed since they equal an earlier one.
 _DUPLICATES = "duplicates"

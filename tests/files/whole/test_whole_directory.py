@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from realm_jax.files import whole_directory
-from realm_jax.files.whole_directory import TargetError
+from realm_jax.files.whole import whole_directory
+from realm_jax.files.whole.whole_directory import TargetError
 
 
 def names(directory):
@@ -55,7 +55,7 @@ def test_a_second_writer_of_the_same_target_is_refused(tmp_path):
 
 _PREPARE_AND_DIE = """
 import os, pathlib, sys
-from realm_jax.files import whole_directory
+from realm_jax.files.whole import whole_directory
 with whole_directory.staging_directory(pathlib.Path(sys.argv[1])) as staging:
   (staging / "half").mkdir()
   os.kill(os.getpid(), 9)

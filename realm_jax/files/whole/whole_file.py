@@ -14,8 +14,8 @@ from pathlib import Path
 
 from etils import epath
 
-from realm_jax.files.durable import sync
-from realm_jax.files.remote import is_remote, upload
+from realm_jax.files.object_store.remote import is_remote, upload
+from realm_jax.files.whole.durable import sync
 
 
 @contextlib.contextmanager

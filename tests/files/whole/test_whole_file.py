@@ -7,7 +7,7 @@ from etils import epath
 
 from benchmarks.runs.object_store import StoreFault
 from realm_jax.files.json_file import json_lines, write_json
-from realm_jax.files.whole_file import whole_file
+from realm_jax.files.whole.whole_file import whole_file
 
 
 @pytest.fixture(params=["disk", "store"])

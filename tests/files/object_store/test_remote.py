@@ -9,7 +9,7 @@ import pytest
 from etils import epath
 
 from benchmarks.runs.object_store import StoreFault
-from realm_jax.files.remote import (
+from realm_jax.files.object_store.remote import (
   download,
   is_remote,
   objects_below,

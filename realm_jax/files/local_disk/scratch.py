@@ -9,7 +9,7 @@ import weakref
 from pathlib import Path
 from typing import IO
 
-from realm_jax.files.disk_full import DiskFullError
+from realm_jax.files.local_disk.disk_full import DiskFullError
 
 _LOCK = ".lock"
 

@@ -13,7 +13,7 @@ from etils import epath
 for _protocol in ("gs", "gcs"):
   fsspec.register_implementation(
     _protocol,
-    "realm_jax.files.gcs_client.GcsClient",
+    "realm_jax.files.object_store.gcs_client.GcsClient",
     clobber=True,
     errtxt="gs:// needs gcsfs: pip install 'realm_jax[gcs]'",
   )

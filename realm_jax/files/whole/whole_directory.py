@@ -18,8 +18,8 @@ from pathlib import Path
 from absl import logging
 from etils import epath
 
-from realm_jax.files.durable import sync, sync_tree
-from realm_jax.files.remote import is_remote, upload
+from realm_jax.files.object_store.remote import is_remote, upload
+from realm_jax.files.whole.durable import sync, sync_tree
 
 
 class TargetError(ValueError):

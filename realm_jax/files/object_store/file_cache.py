@@ -24,8 +24,8 @@ from absl import logging
 from etils import epath
 
 from realm_jax.files.checksum import sha256_of
-from realm_jax.files.disk_full import explain_full_disk
-from realm_jax.files.remote import download
+from realm_jax.files.local_disk.disk_full import explain_full_disk
+from realm_jax.files.object_store.remote import download
 
 # Environment variables: another cache than the one at home, and how many
 # gigabytes (2^30 bytes) it may have.

@@ -1,7 +1,6 @@
 """Temporary directories: removed at the end, however the process ends."""
 
 import gc
-import os
 import signal
 import subprocess
 import sys
@@ -10,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from realm_jax.files.disk_full import DiskFullError
-from realm_jax.files.scratch import ScratchDirectory
+from realm_jax.files.local_disk.disk_full import DiskFullError
+from realm_jax.files.local_disk.scratch import ScratchDirectory
 
 _KILLED = """
 import os, signal
-from realm_jax.files.scratch import ScratchDirectory
+from realm_jax.files.local_disk.scratch import ScratchDirectory
 scratch = ScratchDirectory()
 (scratch.path / "file").write_text("x")
 print(scratch.path, flush=True)
@@ -46,8 +45,6 @@ def test_that_of_a_killed_process_goes_and_that_of_a_living_one_stays():
   living = ScratchDirectory()
   done = subprocess.run(
     [sys.executable, "-c", _KILLED],
-    env=dict(os.environ),
-    cwd=Path(__file__).parents[2],
     capture_output=True,
     text=True,
   )

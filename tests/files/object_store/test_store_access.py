@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.runs.object_store import StoreFault
 from realm_jax import configuration
-from realm_jax.files.store_access import (
+from realm_jax.files.object_store.store_access import (
   StoreAccessError,
   require_readable,
   require_writable,
@@ -60,7 +60,7 @@ def test_a_command_says_what_the_store_refuses(object_store, capsys):
   object_store.inject(StoreFault("refuse", "^GET", status=401, times=9))
 
   def main(argv):
-    from realm_jax.files.remote import read_object
+    from realm_jax.files.object_store.remote import read_object
 
     read_object(object_store.path("a"))
 
@@ -75,7 +75,7 @@ def test_without_the_extra_it_is_named():
   command = """if True:
     import sys
     sys.modules["gcsfs"] = None
-    from realm_jax.files.store_access import require_readable
+    from realm_jax.files.object_store.store_access import require_readable
     require_readable("gs://bucket/a")
   """
   done = subprocess.run(
