@@ -153,6 +153,6 @@ class CorpusDirectoryWriter:
     # Folders of an earlier corpus, in which an update would find versions.
     for folder in (shard_format.VERSIONS, shard_format.REMOVED):
       (self.target / folder).rmtree(missing_ok=True)
-    whole_directory.copy_files(
+    whole_directory.upload_directory(
       self.staging, self.target, last=shard_format.MANIFEST_NAME
     )

@@ -168,7 +168,7 @@ class VersionWriter:
   def _move_files(self) -> None:
     """Puts new files where the manifest will name them."""
     if is_remote(self._source):
-      whole_directory.copy_files(self._staging, self._source)
+      whole_directory.upload_directory(self._staging, self._source)
       return
     sync_tree(self._staging)
     directory = Path(self._source)

@@ -15,7 +15,6 @@ writer: nothing is locked, renamed or linked.
 import contextlib
 import dataclasses
 import shutil
-import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -26,8 +25,9 @@ from jaxtyping import Float, Int
 
 from realm_jax.files import npy
 from realm_jax.files.json_file import JsonValue, whole_text_file
+from realm_jax.files.local_disk.scratch import ScratchDirectory
 from realm_jax.files.object_store import listing
-from realm_jax.files.object_store.remote import is_remote
+from realm_jax.files.object_store.remote import is_remote, upload_files
 from realm_jax.files.whole.whole_file import whole_file
 from realm_jax.generations.store import layout, transfer
 from realm_jax.generations.store import manifest as manifests
@@ -166,11 +166,11 @@ class Draft:
       self._remove_unfinished({file.path for file in files})
       yield Path(self.folder)
       return
-    with tempfile.TemporaryDirectory(prefix="realm_jax_") as scratch:
-      self._drop(transfer.download(self.folder, files, Path(scratch)))
-      yield Path(scratch)
-      added = self._added(Path(scratch), files)
-      transfer.upload(Path(scratch), added, self.folder)
+    with ScratchDirectory() as scratch:
+      self._drop(transfer.download(self.folder, files, scratch.path))
+      yield scratch.path
+      added = self._added(scratch.path, files)
+      upload_files(scratch.path, added, self.folder)
 
   def files(self, directory: Path) -> tuple[FileRecord, ...]:
     """Returns the records of all files in a `local` directory.
