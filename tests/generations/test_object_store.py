@@ -68,7 +68,9 @@ def test_a_look_asks_five_times_at_most_whatever_the_number_of_files(
 ):
   for step in (0, 500, 1000):
     publish(generations_dir, step, _with_many_files(corpus, step))
-  assert len(manifests.read(f"{generations_dir}/00001000").files) == 60
+  with object_store.counted() as requests:
+    assert len(manifests.read(f"{generations_dir}/00001000").files) == 60
+  assert len(requests) == 1
   watcher = GenerationWatcher(
     generations_dir,
     lambda step: load_generation(generations_dir, step, corpus=corpus),

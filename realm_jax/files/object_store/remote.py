@@ -45,14 +45,26 @@ class ObjectInfo(NamedTuple):
   generation: str
 
 
-def read_object(path: epath.PathLike) -> bytes:
-  """Returns what an object holds, by one request.
+def read_bytes(path: epath.PathLike) -> bytes:
+  """Returns what a file holds; an object store is asked once.
 
   Raises:
-    FileNotFoundError: There is no such object.
+    FileNotFoundError: There is no such file.
   """
+  if not is_remote(path):
+    return Path(path).read_bytes()
   client, name = fsspec.url_to_fs(str(path))
   return client.cat_file(name)
+
+
+def read_text(path: epath.PathLike) -> str:
+  """Returns the text of a file; an object store is asked once.
+
+  Raises:
+    FileNotFoundError: There is no such file.
+    UnicodeDecodeError: It is not in UTF-8.
+  """
+  return read_bytes(path).decode()
 
 
 def objects_below(folder: epath.PathLike) -> dict[str, ObjectInfo]:

@@ -27,7 +27,11 @@ from realm_jax.files import npy
 from realm_jax.files.json_file import JsonValue, whole_text_file
 from realm_jax.files.local_disk.scratch import ScratchDirectory
 from realm_jax.files.object_store import listing
-from realm_jax.files.object_store.remote import is_remote, upload_files
+from realm_jax.files.object_store.remote import (
+  is_remote,
+  read_text,
+  upload_files,
+)
 from realm_jax.files.whole.whole_file import whole_file
 from realm_jax.generations.store import layout, transfer
 from realm_jax.generations.store import manifest as manifests
@@ -230,7 +234,7 @@ class Draft:
       return None
     if name not in self._records:
       try:
-        text = (self.folder / name).read_text()
+        text = read_text(self.folder / name)
         values = manifests.from_checked_json(text)
         self._records[name] = StoredVectors(
           (manifests.EmbeddingsShard(**values["shard"]),),

@@ -13,6 +13,7 @@ from etils import epath
 
 from realm_jax.files.checksum import sha256_of
 from realm_jax.files.json_file import JsonValue
+from realm_jax.files.object_store.remote import read_text
 from realm_jax.generations.store import layout
 
 FORMAT_VERSION = 2
@@ -196,7 +197,7 @@ def read(directory: epath.PathLike) -> Manifest:
   """
   path = epath.Path(directory) / layout.MANIFEST
   try:
-    text = path.read_text()
+    text = read_text(path)
     values = json.loads(text)
     version = values["format_version"]
     # The version, too, is believed only if the checksum matches. Manifests of

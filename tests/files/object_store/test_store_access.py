@@ -60,9 +60,9 @@ def test_a_command_says_what_the_store_refuses(object_store, capsys):
   object_store.inject(StoreFault("refuse", "^GET", status=401, times=9))
 
   def main(argv):
-    from realm_jax.files.object_store.remote import read_object
+    from realm_jax.files.object_store.remote import read_bytes
 
-    read_object(object_store.path("a"))
+    read_bytes(object_store.path("a"))
 
   configuration.flags.FLAGS(["train"])
   assert configuration.exit_code(main, ["/bin/train.py"]) == 2
