@@ -21,7 +21,7 @@ from jaxtyping import PyTree
 from orbax.checkpoint import checkpoint_managers
 
 from realm_jax.checkpoints import best
-from realm_jax.files.remote import is_remote
+from realm_jax.files.object_store.remote import is_remote
 
 ITEMS = ("retriever", "reader", "optimizer", "loop")
 FOLDER = "checkpoints"
