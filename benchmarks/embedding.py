@@ -161,6 +161,11 @@ class Ours:
     self._embed()
     return time.perf_counter() - start
 
+  @property
+  def host_wait_seconds(self) -> float:
+    """Time for which the devices have waited for the host, in all passes."""
+    return self._embedder.host_wait_seconds
+
   def _embed(self) -> Float[np.ndarray, "n d"]:
     return self._embedder.embed(self._params, self._rows)
 
@@ -224,6 +229,7 @@ def measure(
   if peer_processes.installed():
     systems["hf"] = theirs = Theirs(model, token_ids, directory)
   seconds: dict[str, list[float]] = {name: [] for name in systems}
+  waited_before = ours.host_wait_seconds
   for _ in range(rounds):
     for name, system in systems.items():
       seconds[name].append(system())
@@ -245,6 +251,8 @@ def measure(
       found[name]["ours_is_faster"] = statistics.median(b / a for b, a in pairs)
   for name, system in (("ours", ours), ("padded", padded)):
     found[name]["computed_over_useful"] = system.computed_tokens / tokens
+  waited = ours.host_wait_seconds - waited_before
+  found["ours"]["host_wait_share"] = waited / sum(seconds["ours"])
   if theirs is not None and model.weights is not None:
     found["hf"]["least_cosine"] = _least_cosine(ours.vectors, theirs.vectors())
   return list(found.values())
@@ -261,16 +269,19 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
   """Formats the rows as a table."""
   lines = [
     f"{'model':<8}{'system':<8}{'blocks/s':>10}{'tokens/s':>10}"
-    f"{'ours is faster':>16}"
+    f"{'ours is faster':>16}{'wait for the host':>20}"
   ]
   for row in rows:
     ratio = ""
     if "ours_is_faster" in row:
       target = _TARGETS[row["system"]]
       ratio = f"{row['ours_is_faster']:.2f} × (≥ {target})"
+    wait = ""
+    if "host_wait_share" in row:
+      wait = f"{row['host_wait_share']:.1%}"
     lines.append(
       f"{row['model']:<8}{row['system']:<8}{row['blocks_per_second']:>10.1f}"
-      f"{row['tokens_per_second']:>10,.0f}{ratio:>16}"
+      f"{row['tokens_per_second']:>10,.0f}{ratio:>16}{wait:>20}"
     )
   return "\n".join(lines)
 

@@ -16,13 +16,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from benchmarks.runs import (
-  comparison,
-  decision_cost,
-  group_faults,
-  run_folder,
-)
-from benchmarks.runs.group_faults import Row
+from benchmarks.faults import of_one_process
+from benchmarks.faults.of_one_process import Row
+from benchmarks.runs import comparison, decision_cost, run_folder
 from benchmarks.runs.groups import Layout
 from benchmarks.runs.jobs import JobError
 from benchmarks.runs.layout_runs import (
@@ -122,7 +118,7 @@ def compare_resumed(runs: LayoutRuns) -> Iterator[Row]:
 _PARTS: dict[str, Callable[[LayoutRuns], Iterable[Row]]] = {
   "losses": compare_losses,
   "resume": compare_resumed,
-  "faults": group_faults.inject,
+  "faults": of_one_process.inject,
   "agreement": decision_cost.measure,
 }
 

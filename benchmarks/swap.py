@@ -21,31 +21,25 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import jax
 import numpy as np
 
 from benchmarks.data import large_corpus
-from benchmarks.data.index_vectors import SyntheticVectors
-from benchmarks.data.random_towers import random_towers
+from benchmarks.data.large_generations import (
+  QUERY_LENGTH,
+  RETRIEVER,
+  make_generations,
+)
 from benchmarks.fixed_tree import fixed_tree
 from benchmarks.retrieval_overhead import Row, machine, metrics_of
 from realm_jax.corpus.store import Corpus
 from realm_jax.files.json_file import write_json
-from realm_jax.generations.building.artifacts import (
-  ArtifactWriter,
-  EmbeddingConfig,
-)
 from realm_jax.generations.store import layout
 from realm_jax.generations.store import manifest as manifests
-from realm_jax.generations.store.manifest import GenerationError, Manifest
-from realm_jax.generations.store.publisher import publish
+from realm_jax.generations.store.manifest import GenerationError
 from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.inputs.config import DataConfig
-from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
-from realm_jax.models.retriever import Retriever
-from realm_jax.partitioning import cpu_tuning, rules
-from realm_jax.partitioning.mesh import make_mesh
+from realm_jax.partitioning import cpu_tuning
 from realm_jax.training import loop
 from realm_jax.training import run as training_run
 from realm_jax.training.config import CheckpointConfig, TrainConfig
@@ -57,19 +51,10 @@ from realm_jax.training.refresh.schedule import (
 from realm_jax.training.stages.pretraining import Pretraining
 
 _TARGET = 1.5
-_QUERY_LENGTH, _JOINT_LENGTH = 16, 68
-_BERT = BertConfig(
-  hidden_size=128,
-  num_layers=2,
-  num_heads=2,
-  intermediate_size=512,
-  max_positions=128,
-  dropout_rate=0.0,
-)
-_RETRIEVER = Retriever(_BERT, projection_dropout_rate=0.0)
-_READER = Reader(_BERT, joint_length=_JOINT_LENGTH)
-# Two generations, which are published alternately.
-_MADE = (0, 1)
+_JOINT_LENGTH = 68
+_READER = Reader(RETRIEVER.bert, joint_length=_JOINT_LENGTH)
+# Generations that are published alternately.
+_NUM_MADE = 2
 # Numbers of steps before a publication whose median is the reference, and of
 # steps after a swap in which the old index is still being freed.
 _BEFORE, _AFTER = 30, 3
@@ -130,45 +115,6 @@ class PublishingSchedule(GenerationSchedule):
     return generation
 
 
-def make_generations(
-  directory: Path, corpus: Corpus, index: IndexConfig
-) -> list[Path]:
-  """Makes two generations of synthetic vectors, unless they exist already.
-
-  Args:
-    directory: Folder of vectors and generations.
-    corpus: Corpus of the blocks.
-    index: Index to build; use another directory for other settings.
-  """
-  made = directory / f"generations-{corpus.num_blocks}"
-  mesh = make_mesh()
-  retriever, values = random_towers(_RETRIEVER, corpus)
-  params = jax.device_put(values, rules.replicated(mesh))
-  artifacts = ArtifactWriter(
-    corpus,
-    retriever,
-    index=index,
-    config=EmbeddingConfig(query_length=_QUERY_LENGTH, recall_queries=64),
-    mesh=mesh,
-  )
-  for step in _MADE:
-    if step in layout.published_steps(made):
-      continue
-    source = SyntheticVectors(directory, corpus.num_blocks, seed=step)
-    vectors = source.vectors()
-
-    def write(
-      target: Path, vectors: np.ndarray = vectors, step: int = step
-    ) -> Manifest:
-      stored = artifacts.store(target, vectors, step=step)
-      return artifacts.write(target, step=step, params=params, stored=stored)
-
-    publish(made, step, write)
-    del vectors
-    source.path.unlink()
-  return [Path(layout.path_of(made, step)) for step in _MADE]
-
-
 def linked(source: Path, target: Path, *, step: int) -> Path:
   """Links the files of a generation under another step."""
   manifest = manifests.read(source)
@@ -216,11 +162,11 @@ def train(
           task="masked_salient_spans",
           corpus_dir=corpus.source,
           batch_size=batch_size,
-          query_length=_QUERY_LENGTH,
+          query_length=QUERY_LENGTH,
           block_length=corpus.block_length,
         ),
         stage=Pretraining(),
-        retriever=_RETRIEVER,
+        retriever=RETRIEVER,
         reader=_READER,
         optimizer=OptimizerConfig(learning_rate=2e-4),
         num_steps=_MAX_STEPS,
@@ -278,7 +224,7 @@ def measure(
   """Makes the missing files, trains, and measures the steps."""
   directory.mkdir(parents=True, exist_ok=True)
   corpus = large_corpus.make_corpus(directory, num_blocks, scale=scale)
-  made = make_generations(directory, corpus, index)
+  made = make_generations(directory, corpus, index, count=_NUM_MADE)
   model_dir = directory / "model"
   shutil.rmtree(model_dir, ignore_errors=True)
   try:
@@ -295,7 +241,7 @@ def measure(
   found = loads(rows, published_at)
   return {
     "num_blocks": num_blocks,
-    "dim": _RETRIEVER.vector_size,
+    "dim": RETRIEVER.vector_size,
     "loads": found,
     "swaps": len(found),
     "median_step_ms": 1e3

@@ -9,6 +9,12 @@ from absl import flags
 from launch.jobs import MODULES
 
 EXECUTORS = ("local", "cloud", "gke")
+# The fields of `Options` with a value for each job, and the trainer's flag.
+_OF_EACH_JOB = {
+  "gin_files": "gin_file",
+  "processes": "processes",
+  "tpus": "tpu",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,32 +188,14 @@ def _define_cluster_flags(define: _Definitions) -> None:
 
 def read(given: flags.FlagValues = flags.FLAGS) -> Options:
   """Returns the values of the parsed flags."""
-  return Options(
-    executor=given.executor,
-    name=given.name,
-    model_dir=given.model_dir,
-    corpus_dir=given.corpus_dir,
-    gin_files=_by_job("gin_file", given),
-    env=given.env,
-    evaluator_follow=given.evaluator_follow,
-    dry_run=given.dry_run,
-    processes=_by_job("processes", given),
-    simulated_devices=given.simulated_devices,
-    grace_seconds=given.grace_seconds,
-    tpus=_by_job("tpu", given),
-    max_restarts=given.max_restarts,
-    service_account=given.service_account,
-    queue=given.queue,
-    container_registry=given.container_registry,
-    base_image=given.base_image,
-    watch=given.watch,
-    image=given.image,
-  )
-
-
-def _by_job(flag: str, given: flags.FlagValues) -> dict[str, Any]:
-  """Returns the values of a flag, of which each job has one of its own."""
-  return {job: given[flag_of(job, flag)].value for job in MODULES}
+  values: dict[str, Any] = {
+    field: {job: given[flag_of(job, flag)].value for job in MODULES}
+    for field, flag in _OF_EACH_JOB.items()
+  }
+  for field in dataclasses.fields(Options):
+    if field.name not in values:
+      values[field.name] = given[field.name].value
+  return Options(**values)
 
 
 def flag_of(job: str, flag: str) -> str:

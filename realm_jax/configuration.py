@@ -26,7 +26,7 @@ from absl import app, flags
 import gin
 from realm_jax.console import annotations
 from realm_jax.console.library_messages import hide_library_messages
-from realm_jax.files import store_access
+from realm_jax.files.object_store import store_access
 
 _Result = TypeVar("_Result")
 

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from realm_jax import configuration
+from realm_jax.files.object_store.store_access import require_readable
 from realm_jax.inputs.config import DataConfig
 from realm_jax.inputs.display import describe
 from realm_jax.inputs.examples import ExampleStream
@@ -64,6 +65,7 @@ def main(argv: Sequence[str]) -> None:
   """Prints examples of the task that the flags name."""
   del argv
   questions = _QUESTIONS.value
+  require_readable(_CORPUS_DIR.value, questions)
   config = DataConfig(
     task=_TASK.value,
     split=_SPLIT.value,

@@ -100,9 +100,18 @@ MAY_IMPORT = {
   "launch": (),
 }
 
-# Folder inside a layer: the folders of the same layer that it may import
-# besides itself.
+# Folder inside a layer: the folders and files of the same layer that it may
+# import besides itself.
 MAY_IMPORT_INSIDE = {
+  "realm_jax/files/local_disk": (),
+  "realm_jax/files/object_store": (
+    "realm_jax/files/checksum.py",
+    "realm_jax/files/local_disk",
+  ),
+  "realm_jax/files/whole": (
+    "realm_jax/files/local_disk",
+    "realm_jax/files/object_store",
+  ),
   "realm_jax/generations/store": (),
   "realm_jax/generations/building": ("realm_jax/generations/store",),
   "realm_jax/generations/follow": ("realm_jax/generations/store",),
@@ -134,7 +143,7 @@ ONLY_IN = {
   "bm25s": "realm_jax/indexes/bm25.py",
   "clu": "realm_jax/training/event_files.py",
   "faiss": "realm_jax/indexes/faiss.py",
-  "gcsfs": "realm_jax/files/gcs_client.py",
+  "gcsfs": "realm_jax/files/object_store/gcs_client.py",
   "gin": "realm_jax/configuration.py",
   "matplotlib": "realm_jax/demo_world/report.py",
   "regex": "realm_jax/text/patterns.py",

@@ -47,7 +47,7 @@ def test_a_folder_inside_a_layer_imports_only_the_folders_below_it(folder: str):
     for found in rules.imports(file)
     if (imported := rules.file_of(found.module)) is not None
     and _layer(imported.rpartition("/")[0]) == _layer(folder)
-    and not imported.startswith(tuple(f"{name}/" for name in allowed))
+    and not f"{imported}/".startswith(tuple(f"{name}/" for name in allowed))
   ]
   assert not wrong, f"{folder} may import {allowed} alone:\n" + "\n".join(wrong)
 

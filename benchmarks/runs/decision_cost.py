@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 
 from benchmarks.data import demo_corpus
+from benchmarks.faults.of_one_process import Row
 from benchmarks.runs import comparison
-from benchmarks.runs.group_faults import Row
 from benchmarks.runs.groups import GroupRun, Layout
 from benchmarks.runs.layout_runs import (
   TREE,

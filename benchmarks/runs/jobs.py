@@ -1,7 +1,6 @@
 """A trainer and its index builder as processes that can be killed."""
 
 import contextlib
-import dataclasses
 import os
 import signal
 import subprocess
@@ -44,7 +43,7 @@ def gin_command(
 
 def as_gin(value: Any) -> str:
   """Formats a value as gin reads it."""
-  return repr(str(value) if isinstance(value, Path) else value)
+  return repr(str(value) if isinstance(value, os.PathLike) else value)
 
 
 class Job:
@@ -166,118 +165,13 @@ class Job:
         self._output.wait(_OUTPUT_SECONDS)
 
 
-@dataclasses.dataclass(frozen=True)
-class Run:
-  """A pre-training run that waits for each generation.
-
-  Attributes:
-    directory: Folder of MODEL_DIR and the logs.
-    corpus_dir: Corpus that `build_corpus` wrote.
-    model: Gin file of the model and its lengths.
-    num_steps: Number of training steps.
-    save_every_steps: Distance of checkpoints, and so of generations. It is also
-      the lag with which a generation is used after its checkpoint.
-    batch_size: Batch size of a step.
-    index: Macro of the index in gin/runs/build_index.gin.
-    index_settings: Bindings of the index's configuration.
-    environment: Environment of both processes; None passes on this process's.
-  """
-
-  directory: Path
-  corpus_dir: Path
-  model: str
-  num_steps: int
-  save_every_steps: int
-  batch_size: int = 8
-  index: str = "EXACT"
-  index_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  environment: Mapping[str, str] | None = None
-
-  @property
-  def model_dir(self) -> Path:
-    return self.directory / "model"
-
-  def trainer(self) -> Job:
-    """Returns the trainer, not yet started."""
-    return self._job(
-      "trainer",
-      "train",
-      "pretrain",
-      NUM_STEPS=self.num_steps,
-      SAVE_EVERY_STEPS=self.save_every_steps,
-      LAG_STEPS=self.save_every_steps,
-      BATCH_SIZE=self.batch_size,
-      NUM_CANDIDATES=4,
-      LEARNING_RATE=1e-3,
-      WARMUP_STEPS=2,
-      WAIT_FOR_GENERATIONS=True,
-    )
-
-  def builder(self, name: str = "builder") -> Job:
-    """Returns an index builder, not yet started."""
-    return self._job(
-      name,
-      "build_index",
-      "build_index",
-      INDEX=Macro(self.index),
-      MODE="every",
-      **{
-        "sidecar.SidecarConfig.poll_seconds": 0.2,
-        "sidecar.SidecarConfig.retry_seconds": 1.0,
-        **self.index_settings,
-      },
-    )
-
-  def _job(self, name: str, module: str, recipe: str, **bindings: Any) -> Job:
-    return Job(
-      name,
-      gin_command(
-        module,
-        [f"gin/runs/{recipe}.gin", self.model],
-        MODEL_DIR=self.model_dir,
-        CORPUS_DIR=self.corpus_dir,
-        **bindings,
-      ),
-      log=self.directory / f"{name}.log",
-      environment=self.environment,
-    )
-
-  def last_checkpoint(self) -> int:
-    """Returns the step of the last checkpoint, −1 before the first."""
-    return max(_steps(self.model_dir / "checkpoints"), default=-1)
-
-  def last_generation(self) -> int:
-    """Returns the step of the last generation, −1 before the first."""
-    return max(_steps(self.model_dir / "generations"), default=-1)
-
-  def half_written(self) -> list[str]:
-    """Returns the folders of unfinished checkpoints and generations."""
-    unfinished = [
-      path
-      for path in (self.model_dir / "checkpoints").glob("*")
-      if "checkpoint-tmp" in path.name
-    ]
-    unfinished += [
-      path
-      for path in (self.model_dir / "generations").glob("[0-9]*")
-      if not (path / "manifest.json").exists()
-    ]
-    return sorted(path.name for path in unfinished)
-
-
-def _steps(folder: Path) -> list[int]:
-  try:
-    return [int(name) for name in os.listdir(folder) if name.isdecimal()]
-  except FileNotFoundError:
-    return []
-
-
 def wait_until(
   condition: Callable[[], bool],
   *,
   what: str,
   jobs: tuple[Job, ...] = (),
   timeout_seconds: float = 600.0,
+  poll_seconds: float = _POLL_SECONDS,
 ) -> None:
   """Waits for a condition, and fails as soon as a job fails.
 
@@ -291,4 +185,4 @@ def wait_until(
     if time.monotonic() > deadline:
       logs = "\n".join(f"{job.name}:\n{job.tail()}" for job in jobs)
       raise JobError(f"no {what} within {timeout_seconds:.0f} s\n{logs}")
-    time.sleep(_POLL_SECONDS)
+    time.sleep(poll_seconds)

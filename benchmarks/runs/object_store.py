@@ -40,6 +40,8 @@ class StoreFault:
 class ObjectStore:
   """An object store that runs as a process while a `with` block does.
 
+  What its own methods ask of it is neither counted nor disturbed.
+
   Args:
     bucket: Bucket that it has from its start, of three letters or more.
 
@@ -92,6 +94,10 @@ class ObjectStore:
     """Returns the requests so far: method, path and query."""
     return self._call("GET", "/-/requests")
 
+  def answered_bytes(self) -> int:
+    """Returns the number of bytes of all answers so far, headers included."""
+    return self._call("GET", "/-/bytes")
+
   @contextlib.contextmanager
   def counted(self) -> Iterator[list[str]]:
     """Yields a list that has the requests of the block when it has ended."""
@@ -139,4 +145,5 @@ class ObjectStore:
   def _open(self, method: str, path: str, body: bytes | None = None) -> Any:
     request = urllib.request.Request(self.url + path, body, method=method)
     request.add_header("Content-Type", "application/octet-stream")
+    request.add_header("X-Aside", "yes")
     return urllib.request.urlopen(request)

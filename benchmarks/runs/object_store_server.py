@@ -11,14 +11,18 @@ and speaks to what is served under `/-/`:
 
     GET /-/requests       the requests so far: method, path and query
     DELETE /-/requests    forgets them
+    GET /-/bytes          the number of bytes answered so far
     POST /-/faults        replaces the faults by those of a JSON list
     GET /-/faults         the faults, each with how often it happened
+
+A request with the header `X-Aside` is neither counted nor disturbed.
 """
 
 import argparse
 import functools
 import io
 import json
+import logging
 import re
 import sys
 import threading
@@ -32,6 +36,8 @@ from gcp_storage_emulator.server import RequestHandler, Router
 from gcp_storage_emulator.storage import Storage
 
 _CONTROL = "/-/"
+# Requests with this header are neither counted nor disturbed.
+ASIDE = "X-Aside"
 _OBJECT = re.compile(r"/b/([^/]+)/o/(.+)$")
 _MAX_LOGGED = 1_000_000
 
@@ -50,6 +56,9 @@ class _State:
       policy = {"retentionDurationSeconds": 0}
       self.storage.buckets[name]["softDeletePolicy"] = policy
     self.requests: list[str] = []
+    self.answered_bytes = 0
+    # Answers to the last requests of uploads, by the uploads' addresses.
+    self.finished_uploads: dict[str, bytes] = {}
     self.faults: list[dict[str, Any]] = []
 
   def note(self, request: str) -> dict[str, Any] | None:
@@ -99,7 +108,9 @@ class _Handler(RequestHandler):
     if self.path.startswith(_CONTROL):
       self._answer(200, json.dumps(self._control(method)).encode())
       return
-    fault = self._state.note(f"{method} {unquote(self.path)}")
+    fault = None
+    if self.headers.get(ASIDE) is None:
+      fault = self._state.note(f"{method} {unquote(self.path)}")
     kind = fault["kind"] if fault else "none"
     if fault and kind == "hang":
       time.sleep(fault["seconds"])
@@ -112,11 +123,7 @@ class _Handler(RequestHandler):
       # The emulator does not know uploads that are given up.
       self._refuse(499)
       return
-    answer, self.wfile = self.wfile, cast(Any, io.BytesIO())
-    with self._state.lock:
-      Router(self).handle(method)
-      generation = self._generation() if method == "GET" else None
-    written, self.wfile = cast(io.BytesIO, self.wfile).getvalue(), answer
+    written, generation = self._handle(method)
     if generation is not None:
       status, end, rest = written.partition(b"\r\n")
       header = f"x-goog-generation: {generation}".encode()
@@ -128,6 +135,26 @@ class _Handler(RequestHandler):
       self.close_connection = True
     else:
       self.wfile.write(written)
+      if self.headers.get(ASIDE) is None:
+        with self._state.lock:
+          self._state.answered_bytes += len(written)
+
+  def _handle(self, method: str) -> tuple[bytes, str | None]:
+    """Returns the emulator's answer, and the generation of what it read."""
+    is_upload = method == "PUT" and "upload_id=" in self.path
+    with self._state.lock:
+      # The emulator forgets an upload that is finished, and would answer 404
+      # to a client that has not got the answer and asks again.
+      if is_upload and self.path in self._state.finished_uploads:
+        return self._state.finished_uploads[self.path], None
+      answer, self.wfile = self.wfile, cast(Any, io.BytesIO())
+      Router(self).handle(method)
+      generation = self._generation() if method == "GET" else None
+      written = cast(io.BytesIO, self.wfile).getvalue()
+      self.wfile = answer
+      if is_upload and b" 200 " in written.partition(b"\r\n")[0]:
+        self._state.finished_uploads[self.path] = written
+    return written, generation
 
   def _generation(self) -> str | None:
     """Returns the generation of the object that is read, if it is one.
@@ -144,6 +171,8 @@ class _Handler(RequestHandler):
   def _control(self, method: str) -> Any:
     state, name = self._state, self.path.removeprefix(_CONTROL)
     with state.lock:
+      if name == "bytes":
+        return state.answered_bytes
       if name == "requests":
         if method == "DELETE":
           state.requests.clear()
@@ -179,6 +208,8 @@ def main() -> None:
   parser.add_argument("--bucket", action="append", default=[])
   parser.add_argument("--port", type=int, default=0)
   arguments = parser.parse_args()
+  # The emulator reports each object that is asked for and not there.
+  logging.disable()
   handler = functools.partial(_Handler, _State(arguments.bucket))
   server = _Server(("127.0.0.1", arguments.port), handler)
   threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -23,12 +23,12 @@ from realm_jax.answers.worker import Plan
 from realm_jax.console.progress import Progress
 from realm_jax.corpus.store import Corpus
 from realm_jax.files import npy
-from realm_jax.files.remote import is_remote
-from realm_jax.files.whole_directory import (
+from realm_jax.files.object_store.remote import is_remote
+from realm_jax.files.whole.whole_directory import (
   TargetError,
-  copy_files,
   rename_into_place,
   staging_directory,
+  upload_directory,
 )
 
 # Processes are worth their start only for more blocks than this.
@@ -67,7 +67,7 @@ def build_store(
     with staging_directory(directory) as staging:
       _build(staging, corpus, answers, key=key, num_workers=num_workers)
       if is_remote(directory):
-        copy_files(staging, directory, last=MANIFEST)
+        upload_directory(staging, directory, last=MANIFEST)
       else:
         rename_into_place(staging, directory, overwrite=True)
   except (OSError, TargetError) as error:

@@ -9,7 +9,6 @@ limits.npy       by the rule of tokens: tokens of the body up to the end of
 
 import contextlib
 import json
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,8 @@ from jaxtyping import Int, UInt16
 from realm_jax.files.checksum import sha256_of
 from realm_jax.files.json_file import write_json
 from realm_jax.files.json_value import JsonValue
-from realm_jax.files.remote import download, is_remote
+from realm_jax.files.local_disk.scratch import ScratchDirectory
+from realm_jax.files.object_store.remote import download, is_remote
 
 MANIFEST = "answers.json"
 _FORMAT_VERSION = 1
@@ -124,16 +124,14 @@ def _local(
 ) -> Iterator[Path]:
   """Yields a local directory of the files.
 
-  Those on an object store are copied. The copy is unlinked when the block ends;
+  Those on an object store are copied. The copy is removed when the block ends;
   what is mapped stays readable.
   """
   if not is_remote(directory):
     yield Path(directory)
     return
-  with tempfile.TemporaryDirectory(
-    prefix="realm_answers_", ignore_cleanup_errors=True
-  ) as folder:
+  with ScratchDirectory() as scratch:
     for name in files:
       with contextlib.suppress(FileNotFoundError):
-        download(directory / name, Path(folder) / name)
-    yield Path(folder)
+        download(directory / name, scratch.path / name)
+    yield scratch.path

@@ -11,6 +11,7 @@ import json
 from etils import epath
 
 from realm_jax.files.json_file import write_json
+from realm_jax.files.object_store.remote import read_text
 
 FILE = "best.json"
 NAME = "best"
@@ -47,10 +48,10 @@ def read_best(model_dir: epath.PathLike) -> BestCheckpoint | None:
     ValueError: The file is damaged.
   """
   path = epath.Path(model_dir) / FILE
-  if not path.exists():
-    return None
   try:
-    return BestCheckpoint(**json.loads(path.read_text()))
+    return BestCheckpoint(**json.loads(read_text(path)))
+  except FileNotFoundError:
+    return None
   except (TypeError, ValueError) as error:
     raise ValueError(
       f"{path} is not what `realm_jax.evaluate --follow` writes: {error}; "

@@ -9,8 +9,8 @@ by a commit file), so a trainer that is killed leaves no partial checkpoint.
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -21,11 +21,12 @@ from jaxtyping import PyTree
 from orbax.checkpoint import checkpoint_managers
 
 from realm_jax.checkpoints import best
-from realm_jax.files.remote import is_remote
+from realm_jax.files.object_store.remote import is_remote
 
 ITEMS = ("retriever", "reader", "optimizer", "loop")
 FOLDER = "checkpoints"
 
+_Result = TypeVar("_Result")
 _Leaf = jax.Array | np.ndarray | jax.ShapeDtypeStruct
 _MAX_LISTINGS = 10
 _SECONDS_BETWEEN_LISTINGS = 0.2
@@ -88,26 +89,29 @@ class CheckpointStore:
 
   def _open(self) -> ocp.CheckpointManager:
     if self._manager is None:
-      policy = checkpoint_managers.AnyPreservationPolicy(
-        [
-          checkpoint_managers.LatestN(self._keep),
-          checkpoint_managers.CustomSteps([0]),
-          _Best(self.directory.parent),
-        ]
-      )
-      self._manager = ocp.CheckpointManager(
-        self.directory,
-        item_names=ITEMS,
-        item_handlers={name: ocp.StandardCheckpointHandler() for name in ITEMS},
-        options=ocp.CheckpointManagerOptions(
-          read_only=self._read_only,
-          preservation_policy=policy,
-          save_decision_policy=checkpoint_managers.FixedIntervalPolicy(1),
-          enable_async_checkpointing=not self._read_only,
-          multiprocessing_options=_processes(alone=self._read_only),
-        ),
-      )
+      self._manager = _listed(self._make_manager)
     return self._manager
+
+  def _make_manager(self) -> ocp.CheckpointManager:
+    policy = checkpoint_managers.AnyPreservationPolicy(
+      [
+        checkpoint_managers.LatestN(self._keep),
+        checkpoint_managers.CustomSteps([0]),
+        _Best(self.directory.parent),
+      ]
+    )
+    return ocp.CheckpointManager(
+      self.directory,
+      item_names=ITEMS,
+      item_handlers={name: ocp.StandardCheckpointHandler() for name in ITEMS},
+      options=ocp.CheckpointManagerOptions(
+        read_only=self._read_only,
+        preservation_policy=policy,
+        save_decision_policy=checkpoint_managers.FixedIntervalPolicy(1),
+        enable_async_checkpointing=not self._read_only,
+        multiprocessing_options=_processes(alone=self._read_only),
+      ),
+    )
 
   def steps(self) -> list[int]:
     """Returns the committed steps, in order; none without a directory."""
@@ -115,7 +119,7 @@ class CheckpointStore:
       return []
     manager = self._open()
     if self._read_only:
-      _reload(manager)
+      _listed(manager.reload)
     return sorted(manager.all_steps())
 
   def latest(self) -> int:
@@ -176,8 +180,13 @@ class CheckpointStore:
       CheckpointError: There is no such step or item, a shape differs, or a
         file cannot be read.
     """
-    present = self.items(step)
     where = f"{self.directory}/{step}"
+    try:
+      present = self.items(step)
+    except OSError as error:
+      raise UnreadableCheckpointError(
+        f"{where} was removed meanwhile: {error}"
+      ) from error
     if missing := set(items) - present:
       raise UnreadableCheckpointError(
         f"checkpoint {step} of {self.directory} has no {sorted(missing)}; it "
@@ -268,14 +277,15 @@ def _processes(*, alone: bool) -> ocp.options.MultiprocessingOptions:
   )
 
 
-def _reload(manager: ocp.CheckpointManager) -> None:
-  """Lists the steps again; the trainer may be removing one meanwhile."""
+def _listed(list_steps: Callable[[], _Result]) -> _Result:
+  """Lists the steps, again if the trainer is removing one meanwhile."""
   for _ in range(_MAX_LISTINGS - 1):
     try:
-      return manager.reload()
-    except FileNotFoundError:
+      return list_steps()
+    # The latter is what a folder becomes that has no objects any more.
+    except (FileNotFoundError, NotADirectoryError):
       time.sleep(_SECONDS_BETWEEN_LISTINGS)
-  return manager.reload()
+  return list_steps()
 
 
 def _shapes(tree: PyTree) -> dict[str, tuple[int, ...]]:

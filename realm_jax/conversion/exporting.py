@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 from typing import Literal
 
 import numpy as np
@@ -26,6 +25,9 @@ from realm_jax.conversion.parameters import (
 )
 from realm_jax.conversion.planning import PARTS
 from realm_jax.conversion.vocabulary import VOCABULARY_FILE
+from realm_jax.files.json_file import write_json
+from realm_jax.files.object_store.store_access import require_readable
+from realm_jax.files.whole.whole_file import whole_file
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.text.wordpieces import WordpieceVocabulary, write_pieces
@@ -91,7 +93,9 @@ def export_weights(
     CheckpointError: If there is no such checkpoint, or it is of another model
       or vocabulary.
     TargetError, DiskFullError: If `output_dir` cannot be written.
+    StoreAccessError: If a bucket cannot be read or written.
   """
+  require_readable(model.model_dir, model.vocab)
   check_new(output_dir)
   bound = model.bind_vocabulary()
   plan = _plan(bound, to, part, realm_model, tower)
@@ -153,8 +157,7 @@ def _write(
     if content is None:
       path.mkdir(parents=True)
     else:
-      path.parent.mkdir(parents=True, exist_ok=True)
-      path.write_text(json.dumps(content, indent=2) + "\n")
+      write_json(path, content)
   tensors = {}
   for rule in plan.rules:
     array = parameters[rule.path]
@@ -162,9 +165,8 @@ def _write(
     tensors[rule.names[0]] = np.ascontiguousarray(array)
   # `save_file` does not report a full disk as an `OSError`; and transformers
   # reads no file that does not name its framework.
-  (directory / WEIGHTS).write_bytes(
-    safetensors.numpy.save(tensors, metadata={"format": "pt"})
-  )
+  with whole_file(directory / WEIGHTS) as file:
+    file.write_bytes(safetensors.numpy.save(tensors, metadata={"format": "pt"}))
 
 
 def _report(

@@ -38,6 +38,8 @@ from realm_jax.conversion.parameters import (
 )
 from realm_jax.conversion.planning import RETRIEVER, ImportPlan, ImportSource
 from realm_jax.conversion.vocabulary import VOCABULARY_FILE
+from realm_jax.files.json_file import whole_text_file
+from realm_jax.files.object_store.store_access import require_writable
 from realm_jax.text.wordpieces import vocabulary_of, write_pieces
 
 _STEP = 0
@@ -85,10 +87,13 @@ def import_weights(
     ConversionError: If the input does not fit, or the output is not empty.
     VocabularyError: If the input's vocabulary cannot be used.
     CorpusError, TargetError, DiskFullError: If an output cannot be written.
+    StoreAccessError: If an output is in a bucket that cannot be written.
   """
+  source.require_local()
   check_new(output_dir)
   blocks = blocks or BlockOptions()
   check_corpus_dir(blocks.corpus_dir, output_dir)
+  require_writable(blocks.corpus_dir)
   plan = _plan(source, towers or TowerOptions())
   released = open_released(plan, blocks)
   model = BoundModel.of(plan.retriever, plan.reader, vocabulary_of(plan.pieces))
@@ -105,9 +110,10 @@ def import_weights(
   params = nested(parameters)
   with contextlib.ExitStack() as stack, new_directory(output_dir) as directory:
     write_pieces(directory / VOCABULARY_FILE, plan.pieces)
-    (directory / gin_model.NAME).write_text(
-      gin_model.gin_model(plan.retriever, plan.reader, source=plan.source)
-    )
+    with whole_text_file(directory / gin_model.NAME) as file:
+      file.write(
+        gin_model.gin_model(plan.retriever, plan.reader, source=plan.source)
+      )
     if released is not None:
       stack.enter_context(
         import_index(released, directory, model, params[RETRIEVER])

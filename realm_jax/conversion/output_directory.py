@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from etils import epath
 
 from realm_jax.conversion.errors import ConversionError
-from realm_jax.files import whole_directory
-from realm_jax.files.disk_full import explain_full_disk
-from realm_jax.files.remote import is_remote
+from realm_jax.files.local_disk.disk_full import explain_full_disk
+from realm_jax.files.object_store.remote import is_remote
+from realm_jax.files.object_store.store_access import require_writable
+from realm_jax.files.whole import whole_directory
 
 
 def check_new(output_dir: epath.PathLike) -> None:
@@ -21,7 +22,9 @@ def check_new(output_dir: epath.PathLike) -> None:
   Raises:
     ConversionError: If the directory has files in it.
     TargetError: If the path is a file, or a disk is mounted there.
+    StoreAccessError: If the path is in a bucket that cannot be written.
   """
+  require_writable(output_dir)
   path = epath.Path(output_dir)
   whole_directory.check_target(path)
   if not path.exists():
@@ -50,9 +53,7 @@ def new_directory(output_dir: epath.PathLike) -> Iterator[epath.Path]:
   """
   check_new(output_dir)
   if is_remote(output_dir):
-    directory = epath.Path(output_dir)
-    directory.mkdir(parents=True, exist_ok=True)
-    yield directory
+    yield epath.Path(output_dir)
     return
   advice = "free some space, or name another --output_dir"
   with (

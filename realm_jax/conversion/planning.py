@@ -11,6 +11,7 @@ from etils import epath
 
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.mapping import Feed
+from realm_jax.files.object_store.remote import is_remote
 from realm_jax.indexes.protocol import Rows
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
@@ -55,6 +56,21 @@ class ImportSource:
   def block_path(self) -> Path | None:
     """Path of the block tower's own input."""
     return None if self.block_input is None else Path(self.block_input)
+
+  def require_local(self) -> None:
+    """Checks that the weights are on a local disk, from which they are mapped.
+
+    Raises:
+      ConversionError: They are in a bucket.
+    """
+    given = {"input": self.input, "block_input": self.block_input}
+    for name, path in given.items():
+      if path is not None and is_remote(path):
+        raise ConversionError(
+          f"--{name}={path} is in a bucket, and weights are read from a local "
+          "disk; copy them to one first (gcloud storage cp --recursive "
+          f"{path} .)"
+        )
 
   def choose_parts(self, present: tuple[str, ...] = PARTS) -> tuple[str, ...]:
     """Returns the parts to import from an input that has those `present`."""

@@ -12,13 +12,13 @@ from etils import epath
 
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.manifest import Manifest, files_of
-from realm_jax.files.file_cache import (
+from realm_jax.files.object_store.file_cache import (
   DamagedCopyError,
   FileCache,
   RemoteFile,
   default_cache,
 )
-from realm_jax.files.remote import is_remote, objects_below
+from realm_jax.files.object_store.remote import is_remote, objects_below
 
 
 class CorpusFiles:

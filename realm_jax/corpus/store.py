@@ -15,7 +15,7 @@ from realm_jax.corpus.shards import format as shard_format
 from realm_jax.corpus.shards.shard import Shard
 from realm_jax.corpus.staging import CorpusFiles
 from realm_jax.files.checksum import sha256_of
-from realm_jax.files.file_cache import FileCache
+from realm_jax.files.object_store.file_cache import FileCache
 
 if TYPE_CHECKING:
   from realm_jax.text.wordpieces import WordpieceVocabulary

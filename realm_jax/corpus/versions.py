@@ -12,6 +12,7 @@ from etils import epath
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.manifest import Manifest
 from realm_jax.corpus.shards import format as shard_format
+from realm_jax.files.object_store.remote import read_text
 
 
 class RemovedVersionError(CorpusError):
@@ -87,7 +88,7 @@ def parse(path: epath.Path) -> Manifest:
     RemovedVersionError: The file has been removed.
   """
   try:
-    manifest: Manifest = json.loads(path.read_text())
+    manifest: Manifest = json.loads(read_text(path))
     format_version = manifest["format_version"]
   except FileNotFoundError as error:
     raise RemovedVersionError(f"{path} has been removed") from error

@@ -22,7 +22,10 @@ from realm_jax.checkpoints.manager import CheckpointError, CheckpointStore
 from realm_jax.console.sigterm import stop_on_sigterm
 from realm_jax.evaluation.outputs import METRICS, Figures
 from realm_jax.evaluation.trained_model import ModelSource
-from realm_jax.files.store_access import require_readable, require_writable
+from realm_jax.files.object_store.store_access import (
+  require_readable,
+  require_writable,
+)
 from realm_jax.generations.store.manifest import GenerationError
 from realm_jax.partitioning.agreement import Agreement, StopForAll
 

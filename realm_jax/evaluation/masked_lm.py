@@ -25,7 +25,7 @@ from realm_jax.evaluation.trained_model import (
   TrainedModel,
   load_model,
 )
-from realm_jax.files.store_access import require_writable
+from realm_jax.files.object_store.store_access import require_writable
 from realm_jax.generations.follow.loading import Generation
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch

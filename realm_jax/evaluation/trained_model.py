@@ -16,7 +16,7 @@ from realm_jax.checkpoints.loop_item import (
 )
 from realm_jax.checkpoints.manager import FOLDER, CheckpointError, locate
 from realm_jax.corpus.store import Corpus
-from realm_jax.files.store_access import require_readable
+from realm_jax.files.object_store.store_access import require_readable
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever

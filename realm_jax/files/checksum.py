@@ -6,7 +6,7 @@ import os
 
 from etils import epath
 
-from realm_jax.files.remote import is_remote
+from realm_jax.files.object_store.remote import is_remote
 
 # Python's lock is taken once for each piece. Large pieces keep a thread of low
 # priority from waiting for it often.

@@ -8,7 +8,7 @@ from typing import IO
 from etils import epath
 
 from realm_jax.files.json_value import JsonValue
-from realm_jax.files.whole_file import whole_file
+from realm_jax.files.whole.whole_file import whole_file
 
 
 @contextlib.contextmanager

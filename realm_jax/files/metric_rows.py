@@ -5,8 +5,9 @@ can be appended, those of each checkpoint are a file of the folder `metrics`,
 whose name is their first step. `read_rows` reads both.
 """
 
+import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,7 +15,11 @@ from typing import Any, Protocol
 from etils import epath
 
 from realm_jax.files.json_file import json_lines, whole_text_file
-from realm_jax.files.remote import is_remote, objects_below, read_object
+from realm_jax.files.object_store.remote import (
+  is_remote,
+  objects_below,
+  read_bytes,
+)
 
 _FILE = "metrics.jsonl"
 _PARTS = "metrics"
@@ -137,14 +142,10 @@ def _rows(directory: epath.Path, *, until: int | None = None) -> Iterator[Row]:
 
 def _contents(directory: epath.Path) -> Iterator[bytes]:
   paths = list(_parts(directory).values())
-  read: Callable[[epath.Path], bytes] = epath.Path.read_bytes
-  if is_remote(directory):
-    read = read_object
-  one = directory / _FILE
-  if one.exists():
-    yield read(one)
+  with contextlib.suppress(FileNotFoundError):
+    yield read_bytes(directory / _FILE)
   with ThreadPoolExecutor(_READERS) as pool:
-    yield from pool.map(read, paths)
+    yield from pool.map(read_bytes, paths)
 
 
 def _parts(directory: epath.Path) -> dict[int, epath.Path]:

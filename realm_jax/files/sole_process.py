@@ -27,7 +27,7 @@ from absl import logging
 from etils import epath
 
 from realm_jax.files.json_file import write_json
-from realm_jax.files.remote import is_remote, read_object
+from realm_jax.files.object_store.remote import is_remote, read_bytes
 
 
 class SoleProcessError(ValueError):
@@ -215,7 +215,7 @@ class _Lease(SoleProcess):
   def _read(self) -> Mapping[str, Any]:
     """Returns what the lease says; nothing if there is none."""
     try:
-      read = json.loads(read_object(self._path))
+      read = json.loads(read_bytes(self._path))
     except FileNotFoundError:
       return {}
     except ValueError:

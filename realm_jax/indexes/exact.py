@@ -13,8 +13,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from realm_jax.files import mapped_pages
 from realm_jax.files.json_value import JsonValue
+from realm_jax.files.local_disk import mapped_pages
 from realm_jax.indexes import exact_search
 from realm_jax.indexes.protocol import (
   DEFAULT_OPTIONS,

@@ -11,8 +11,8 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float32, Int
 
-from realm_jax.files import mapped_pages
 from realm_jax.files.json_value import JsonValue
+from realm_jax.files.local_disk import mapped_pages
 from realm_jax.indexes.protocol import (
   DEFAULT_OPTIONS,
   HOST_SETTING,

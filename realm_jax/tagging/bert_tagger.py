@@ -8,7 +8,6 @@ the dates are those of `realm_jax.text.salient_spans`.
 
 import contextlib
 import functools
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,8 @@ from realm_jax.conversion.hugging_face.token_classifier import (
   LabelledModel,
   read_token_classifier,
 )
-from realm_jax.files.remote import download, is_remote
+from realm_jax.files.local_disk.scratch import ScratchDirectory
+from realm_jax.files.object_store.remote import download, is_remote
 from realm_jax.models.parameters import Params
 from realm_jax.models.sequences import padded
 from realm_jax.models.token_classifier import TokenClassifier
@@ -214,8 +214,8 @@ def _local_files(directory: str) -> Iterator[Path]:
   if not is_remote(directory):
     yield Path(directory)
     return
-  with tempfile.TemporaryDirectory() as folder:
+  with ScratchDirectory() as scratch:
     for pattern in _FILES:
       for path in epath.Path(directory).glob(pattern):
-        download(path, Path(folder) / path.name)
-    yield Path(folder)
+        download(path, scratch.path / path.name)
+    yield scratch.path

@@ -5,14 +5,13 @@ other files. So those of an object store are written to a temporary folder, and
 each `flush` uploads them and begins another file.
 """
 
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 
 from clu import metric_writers
 from etils import epath
 
-from realm_jax.files.remote import is_remote, upload
+from realm_jax.files.local_disk.scratch import ScratchDirectory
+from realm_jax.files.object_store.remote import is_remote, upload
 
 
 class EventFiles:
@@ -20,12 +19,8 @@ class EventFiles:
 
   def __init__(self, model_dir: epath.PathLike):
     self._model_dir = epath.Path(model_dir)
-    self._folder: tempfile.TemporaryDirectory[str] | None = None
-    where = str(model_dir)
-    if is_remote(model_dir):
-      self._folder = tempfile.TemporaryDirectory(prefix="realm_events_")
-      where = self._folder.name
-    self._where = where
+    self._scratch = ScratchDirectory() if is_remote(model_dir) else None
+    self._where = str(self._scratch.path if self._scratch else model_dir)
     self._writer: metric_writers.SummaryWriter | None = None
 
   def write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -38,12 +33,12 @@ class EventFiles:
     """Makes all events visible to readers."""
     if self._writer is None:
       return
-    if self._folder is None:
+    if self._scratch is None:
       self._writer.flush()
       return
     self._writer.close()
     self._writer = None
-    for path in sorted(Path(self._folder.name).iterdir()):
+    for path in sorted(self._scratch.path.iterdir()):
       upload(path, self._model_dir / path.name)
       path.unlink()
 
@@ -54,5 +49,5 @@ class EventFiles:
     finally:
       if self._writer is not None:
         self._writer.close()
-      if self._folder is not None:
-        self._folder.cleanup()
+      if self._scratch is not None:
+        self._scratch.close()

@@ -10,12 +10,15 @@ from etils import epath
 from realm_jax.answers.run_answers import RunAnswers
 from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.console.sigterm import stop_on_sigterm
+from realm_jax.files.object_store.store_access import (
+  require_readable,
+  require_writable,
+)
 from realm_jax.files.sole_process import (
   SoleProcess,
   SoleProcessError,
   sole_process,
 )
-from realm_jax.files.store_access import require_readable, require_writable
 from realm_jax.generations.follow.watcher import GenerationWatcher
 from realm_jax.generations.store import layout
 from realm_jax.inputs.batches import BatchStream

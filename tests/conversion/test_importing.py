@@ -14,8 +14,8 @@ from realm_jax.checkpoints.manager import CheckpointError, CheckpointStore
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.corpus.building.corpus import build_corpus
 from realm_jax.evaluation import run
-from realm_jax.files.disk_full import DiskFullError
-from realm_jax.files.whole_directory import TargetError
+from realm_jax.files.local_disk.disk_full import DiskFullError
+from realm_jax.files.whole.whole_directory import TargetError
 from realm_jax.generations.building import run as building
 from realm_jax.training import loop
 from realm_jax.training.config import TrainConfig

@@ -9,8 +9,8 @@ from etils import epath
 from realm_jax.corpus.building.update import update_corpus
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.store import Corpus
-from realm_jax.files.file_cache import FileCache
-from realm_jax.files.whole_directory import copy_files
+from realm_jax.files.object_store.file_cache import FileCache
+from realm_jax.files.whole.whole_directory import upload_directory
 from tests.corpus.updated import contents, require_consistent
 
 
@@ -19,7 +19,7 @@ def far(object_store, corpus, tmp_path, monkeypatch) -> epath.Path:
   """The corpus in a folder of the store."""
   monkeypatch.setenv("REALM_JAX_CACHE_DIR", str(tmp_path / "cache_of_host"))
   folder = epath.Path(object_store.path(f"staging/{tmp_path.name}"))
-  copy_files(Path(corpus.source), folder, last="corpus.json")
+  upload_directory(Path(corpus.source), folder, last="corpus.json")
   return folder
 
 

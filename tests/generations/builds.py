@@ -11,6 +11,7 @@ import numpy as np
 
 from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.generations.building.artifacts import EmbeddingConfig
+from realm_jax.generations.building.current_builder import CurrentBuilder
 from realm_jax.generations.building.generation_builder import (
   GenerationBuilder,
   GenerationConfig,
@@ -130,13 +131,16 @@ class StopAfterWaits(threading.Event):
 def build_until_idle(model_dir, corpus, *, mode):
   """A sidecar, which is stopped once it has nothing to do."""
   directory = model_dir / layout.FOLDER
+  builder = CurrentBuilder(
+    corpus,
+    lambda version: GenerationBuilder(
+      generation_config(), version, generations_dir=directory
+    ),
+  )
   with contextlib.closing(CheckpointStore(model_dir)) as checkpoints:
     return Sidecar(
       SidecarConfig(mode=mode),
-      corpus,
-      lambda version: GenerationBuilder(
-        generation_config(), version, generations_dir=directory
-      ),
+      builder,
       checkpoints=checkpoints,
       generations_dir=directory,
       stop=StopAfterWaits(),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.runs.object_store import StoreFault
-from realm_jax.files.store_access import StoreAccessError
+from realm_jax.files.object_store.store_access import StoreAccessError
 from realm_jax.generations.building.draft import Draft
 from realm_jax.generations.follow.loading import load_generation, load_newest
 from realm_jax.generations.follow.watcher import GenerationWatcher
@@ -68,7 +68,9 @@ def test_a_look_asks_five_times_at_most_whatever_the_number_of_files(
 ):
   for step in (0, 500, 1000):
     publish(generations_dir, step, _with_many_files(corpus, step))
-  assert len(manifests.read(f"{generations_dir}/00001000").files) == 60
+  with object_store.counted() as requests:
+    assert len(manifests.read(f"{generations_dir}/00001000").files) == 60
+  assert len(requests) == 1
   watcher = GenerationWatcher(
     generations_dir,
     lambda step: load_generation(generations_dir, step, corpus=corpus),

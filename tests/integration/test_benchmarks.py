@@ -16,14 +16,14 @@ from benchmarks import (
   peer_processes,
   real_text_minilm,
   retrieval_overhead,
-  soak,
   swap,
   trained_vectors,
 )
 from benchmarks.data import demo_corpus, generated_blocks, large_corpus
 from benchmarks.data.index_vectors import SyntheticVectors
 from benchmarks.data.random_towers import random_towers
-from benchmarks.runs import faults, followed_run
+from benchmarks.faults import injection, on_disk
+from benchmarks.runs import followed_run
 from realm_jax.answers.distinct import RULES, DistinctAnswers, QuestionAnswers
 from realm_jax.answers.in_blocks import AnswersInBlocks
 from realm_jax.corpus.store import Corpus
@@ -128,11 +128,16 @@ def test_blocks_are_as_long_as_the_demos(project_dir):
 
 
 def test_faults_are_random_and_repeat():
-  kinds = list(faults.KINDS)
-  settings = {"kinds": kinds, "num_steps": 100, "cycle_seconds": 3.0}
-  drawn = soak.draw_faults(24, seed=0, **settings)
-  assert drawn == soak.draw_faults(24, seed=0, **settings)
-  assert drawn != soak.draw_faults(24, seed=1, **settings)
+  kinds = list(on_disk.KINDS)
+  settings = {
+    "kinds": kinds,
+    "num_steps": 100,
+    "save_every_steps": 5,
+    "cycle_seconds": 3.0,
+  }
+  drawn = injection.draw_faults(24, seed=0, **settings)
+  assert drawn == injection.draw_faults(24, seed=0, **settings)
+  assert drawn != injection.draw_faults(24, seed=1, **settings)
   assert sorted(fault.kind for fault in drawn) == sorted(2 * kinds)
   steps = [fault.checkpoint for fault in drawn]
   assert steps == sorted(steps)

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.runs import verdict
-from benchmarks.runs.jobs import Run, wait_until
+from benchmarks.faults import verdict
+from benchmarks.runs.jobs import wait_until
+from benchmarks.runs.pretraining import Run
 from realm_jax.corpus.building.block_identity import block_id
 from realm_jax.corpus.building.update import update_corpus
 from realm_jax.corpus.store import Corpus

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import soak
-from benchmarks.runs import faults, verdict
-from benchmarks.runs.disturbed import disturbed
-from benchmarks.runs.faults import Fault, InjectedFault
-from benchmarks.runs.jobs import Run, wait_until
+from benchmarks.faults import disturbed_run, on_disk, verdict
+from benchmarks.faults.disturbed import disturbed
+from benchmarks.faults.injection import Fault, InjectedFault, inject
+from benchmarks.runs.jobs import wait_until
+from benchmarks.runs.pretraining import Run
 from realm_jax.files.sole_process import SoleProcessError, sole_process
 from tests.integration.commands import MODEL_FILE
 
@@ -43,7 +43,7 @@ def run(tmp_path_factory, world, command_environment):
 def unbroken(run) -> Run:
   """A run that nothing disturbs; it logs what it compiles."""
   unbroken = run("unbroken", JAX_LOG_COMPILES="1")
-  assert not soak.finish(unbroken).problems
+  assert not disturbed_run.finish(unbroken).problems
   return unbroken
 
 
@@ -63,8 +63,8 @@ def broken(run) -> Broken:
   planned = Fault("kill both", 2 * _SAVE_EVERY, seconds, seed=0)
   stopped = {}
   with disturbed(run) as here:
-    trainer, builder = here.jobs["trainer"], here.jobs["builder"]
-    kill = faults.inject(here, planned)
+    trainer, builder = here.trainer, here.builders["builder"]
+    kill = inject(here, planned, on_disk.KINDS)
     # A builder that was started again handles SIGTERM once it is imported.
     wait_until(
       lambda: _WAITING in builder.last_output(),
@@ -84,7 +84,7 @@ def broken(run) -> Broken:
     stopped["due_at"] = waits_before
     trainer.start()
     builder.start()
-    soak.complete(here)
+    disturbed_run.complete(here)
   return Broken(run, kill, stopped)
 
 

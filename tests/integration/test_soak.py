@@ -5,9 +5,12 @@ import dataclasses
 import pytest
 
 from benchmarks import soak
-from benchmarks.runs.disturbed import CUT, disturbed
-from benchmarks.runs.faults import Fault
-from benchmarks.runs.jobs import Job, Run
+from benchmarks.faults import disturbed_run, on_disk
+from benchmarks.faults.disturbed import CUT, disturbed
+from benchmarks.faults.injection import Fault
+from benchmarks.faults.report import report
+from benchmarks.runs.jobs import Job
+from benchmarks.runs.pretraining import Run
 
 _DAMAGED = "train: a.npy does not match; let build_index make it again"
 
@@ -50,7 +53,7 @@ def _ended(run, *kinds):
   """A run to its end that was met by faults of these kinds."""
   with disturbed(run) as here:
     here.kinds.update(kinds)
-    soak.complete(here)
+    disturbed_run.complete(here)
   return here
 
 
@@ -67,7 +70,7 @@ def test_a_builder_may_be_told_to_stop_at_any_time(shell_run):
 
 def test_a_builder_that_fails_when_it_is_told_to_stop_is_a_problem(shell_run):
   told = "trap 'exit 3' TERM; while :; do sleep 0.1; done"
-  account = soak.finish(shell_run(train="sleep 0.5", build=told))
+  account = disturbed_run.finish(shell_run(train="sleep 0.5", build=told))
   assert not account.is_through
   (problem,) = account.problems
   assert problem.startswith("the builder ended with 3")
@@ -112,7 +115,9 @@ def test_only_a_cut_file_explains_sigbus(shell_run, tmp_path):
 
 def test_a_job_that_crashes_is_told_and_nothing_is_lost(shell_run):
   planned = [Fault("second builder", -1, 0.0, seed=0)]
-  account = soak.finish(shell_run(train="sleep 1; exit 1"), planned)
+  account = disturbed_run.finish(
+    shell_run(train="sleep 1; exit 1"), planned, on_disk.KINDS
+  )
   assert not account.is_through
   assert [met.what for met in account.met] == ["joined"]
   assert account.problems[0].startswith("the trainer ended with 1")
@@ -121,20 +126,22 @@ def test_a_job_that_crashes_is_told_and_nothing_is_lost(shell_run):
 def test_the_report_names_problems_and_counts_lines(shell_run):
   planned = [Fault("second builder", -1, 0.0, seed=0)]
   run = shell_run(train="echo oh; sleep 1; exit 1")
-  broken = soak._break(run, [*planned, *planned], expected=None)
+  broken = disturbed_run.run_with_faults(
+    run, [*planned, *planned], on_disk.KINDS, expected=None
+  )
   broken["stopped_with"] = [
     "builder: no room in /a/b",
     "builder: no room in /c",
   ]
   result = {"unbroken": {"seconds": 2.0, "problems": []}, "runs": [broken]}
-  text = soak.report(result)
+  text = report(result, passed=False)
   assert "second builder           2          0" in text
   assert "   2 × builder: no room in …" in text
   assert "the trainer ended with 1:" in text and "oh" not in text.split()
   assert "2 of 2" in text and "not compared" in text
   assert text.endswith("passed: False")
   broken_down = {"unbroken": {"seconds": 2.0, "problems": ["bad"]}, "runs": []}
-  assert "bad" in soak.report(broken_down)
+  assert "bad" in report(broken_down, passed=False)
 
 
 def test_what_the_faults_left_decides():

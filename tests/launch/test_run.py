@@ -1,4 +1,4 @@
-"""A whole run by the launcher: training by two processes, an index, figures."""
+"""A whole run in a bucket by the launcher: two processes, an index, figures."""
 
 import json
 import subprocess
@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.runs.object_store import ObjectStore
+from realm_jax.files.metric_rows import read_rows
 from tests import tiny_world
 
 pytestmark = pytest.mark.slow
@@ -15,10 +17,13 @@ _MODEL = "tests/integration/tiny.gin"
 
 
 def test_one_command_trains_on_two_processes_and_evaluates(
-  tmp_path: Path, project_dir: Path, command_environment: dict[str, str]
+  tmp_path: Path,
+  project_dir: Path,
+  object_store: ObjectStore,
+  command_environment: dict[str, str],
 ):
   world = tiny_world.build(tmp_path)
-  run = tmp_path / "run"
+  run = object_store.path("launched")
   done = subprocess.run(
     [
       *(sys.executable, "-m", "launch.xm_launch"),
@@ -45,7 +50,11 @@ def test_one_command_trains_on_two_processes_and_evaluates(
       "--evaluator.gin.NUM_CANDIDATES=3",
     ],
     cwd=project_dir,
-    env={**command_environment, "HOME": str(tmp_path)},
+    env={
+      **command_environment,
+      **object_store.environment,
+      "HOME": str(tmp_path),
+    },
     capture_output=True,
     text=True,
     timeout=400,
@@ -53,12 +62,10 @@ def test_one_command_trains_on_two_processes_and_evaluates(
   assert done.returncode == 0, done.stdout + done.stderr
   for process in ("trainer-0", "trainer-1", "evaluator"):
     assert f"[{process}] ended with exit code 0\n" in done.stdout
-  rows = [
-    json.loads(line)
-    for line in (run / "metrics.jsonl").read_text().splitlines()
-  ]
+  rows = read_rows(run)
   # The index of checkpoint 2 is used from step 4 on: it was made meanwhile.
   assert {row["staleness_steps"] for row in rows} == {0.0, 1.0, 2.0, 3.0}
-  assert (run / "generations" / "00000002" / "manifest.json").exists()
-  metrics = json.loads((run / "eval" / "metrics.json").read_text())
+  manifest = "launched/generations/00000002/manifest.json"
+  assert manifest in object_store.names("launched/generations/")
+  metrics = json.loads(object_store.read("launched/eval/metrics.json"))
   assert 0.0 <= metrics["masked_accuracy"] <= 1.0

@@ -26,8 +26,8 @@ from realm_jax.conversion.planning import ImportPlan
 from realm_jax.corpus.building.directory_writer import check_target
 from realm_jax.corpus.shards.format import MANIFEST_NAME
 from realm_jax.corpus.store import Corpus
-from realm_jax.files.remote import is_remote
-from realm_jax.files.whole_directory import real_path
+from realm_jax.files.object_store.remote import is_remote
+from realm_jax.files.whole.whole_directory import real_path
 from realm_jax.generations.building.artifacts import (
   ArtifactWriter,
   EmbeddingConfig,

@@ -28,8 +28,11 @@ from realm_jax.corpus.building.summary import BuildSummary
 from realm_jax.corpus.errors import CorpusError, InputError
 from realm_jax.corpus.manifest import ShardRecord
 from realm_jax.corpus.shards.format import MANIFEST_NAME, MIN_BLOCK_LENGTH
-from realm_jax.files.remote import is_remote
-from realm_jax.files.store_access import require_readable, require_writable
+from realm_jax.files.object_store.remote import is_remote
+from realm_jax.files.object_store.store_access import (
+  require_readable,
+  require_writable,
+)
 from realm_jax.text.salient_spans import Tagger, tag
 from realm_jax.text.wordpieces import (
   WordpieceVocabulary,

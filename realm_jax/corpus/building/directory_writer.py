@@ -21,10 +21,10 @@ from realm_jax.corpus.manifest import (
 )
 from realm_jax.corpus.shards import format as shard_format
 from realm_jax.corpus.shards.writer import ShardSeries, ShardWriter
-from realm_jax.files import whole_directory
-from realm_jax.files.disk_full import explain_full_disk
 from realm_jax.files.json_file import JsonValue
-from realm_jax.files.remote import is_remote
+from realm_jax.files.local_disk.disk_full import explain_full_disk
+from realm_jax.files.object_store.remote import is_remote
+from realm_jax.files.whole import whole_directory
 from realm_jax.text.wordpieces import vocabulary_sha256, write_pieces
 
 
@@ -153,6 +153,6 @@ class CorpusDirectoryWriter:
     # Folders of an earlier corpus, in which an update would find versions.
     for folder in (shard_format.VERSIONS, shard_format.REMOVED):
       (self.target / folder).rmtree(missing_ok=True)
-    whole_directory.copy_files(
+    whole_directory.upload_directory(
       self.staging, self.target, last=shard_format.MANIFEST_NAME
     )

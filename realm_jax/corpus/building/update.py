@@ -16,7 +16,10 @@ from realm_jax.corpus.building.summary import UpdateSummary
 from realm_jax.corpus.building.version_writer import VersionWriter
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.store import Corpus
-from realm_jax.files.store_access import require_readable, require_writable
+from realm_jax.files.object_store.store_access import (
+  require_readable,
+  require_writable,
+)
 from realm_jax.text.salient_spans import Tagger, tag
 from realm_jax.text.wordpieces import WordpieceVocabulary
 

@@ -38,11 +38,11 @@ from realm_jax.corpus.shards.writer import (
   file_record,
 )
 from realm_jax.corpus.store import Corpus
-from realm_jax.files import whole_directory
-from realm_jax.files.disk_full import explain_full_disk
-from realm_jax.files.durable import sync, sync_tree
 from realm_jax.files.json_file import JsonValue
-from realm_jax.files.remote import is_remote
+from realm_jax.files.local_disk.disk_full import explain_full_disk
+from realm_jax.files.object_store.remote import is_remote
+from realm_jax.files.whole import whole_directory
+from realm_jax.files.whole.durable import sync, sync_tree
 
 
 class VersionWriter:
@@ -168,7 +168,7 @@ class VersionWriter:
   def _move_files(self) -> None:
     """Puts new files where the manifest will name them."""
     if is_remote(self._source):
-      whole_directory.copy_files(self._staging, self._source)
+      whole_directory.upload_directory(self._staging, self._source)
       return
     sync_tree(self._staging)
     directory = Path(self._source)

@@ -14,6 +14,8 @@ from realm_jax.evaluation.scoring.question_scores import (
   means,
   question_scores,
 )
+from realm_jax.files.object_store.remote import read_text
+from realm_jax.files.object_store.store_access import require_readable
 
 
 class ComparisonError(ValueError):
@@ -42,7 +44,9 @@ def compare(
 
   Raises:
     ComparisonError: A file is no such file, or they have other questions.
+    StoreAccessError: A bucket cannot be read.
   """
+  require_readable(first, second)
   paths = [str(first), str(second)]
   by_id = [_read_lines(path) for path in paths]
   _require_same_questions(by_id, paths)
@@ -94,13 +98,14 @@ def comparison_table(found: Mapping[str, Any]) -> str:
 
 def _read_lines(path: str) -> dict[str, Line]:
   """Returns the lines of a file by the ids of their questions."""
-  if not epath.Path(path).is_file():
+  try:
+    text = read_text(path)
+  except (FileNotFoundError, IsADirectoryError):
     raise ComparisonError(
       f"there is no file {path}; want the predictions.jsonl or "
       "retrieved.jsonl that `realm_jax.evaluate` writes to OUTPUT_DIR"
-    )
+    ) from None
   by_id: dict[str, Line] = {}
-  text = epath.Path(path).read_bytes().decode()
   for number, row in enumerate(text.split("\n"), start=1):
     if not row:
       continue

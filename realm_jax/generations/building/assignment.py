@@ -10,8 +10,9 @@ import dataclasses
 from absl import logging
 from etils import epath
 
-from realm_jax.files import listing
 from realm_jax.files.json_file import whole_text_file
+from realm_jax.files.object_store import listing
+from realm_jax.files.object_store.remote import read_text
 from realm_jax.generations.store import layout
 from realm_jax.generations.store import manifest as manifests
 
@@ -62,7 +63,7 @@ class AssignmentReader:
     if version == self._version:
       return self._last
     try:
-      values = manifests.from_checked_json(self._path.read_text())
+      values = manifests.from_checked_json(read_text(self._path))
       self._last = Assignment(**values) if values else None
     except FileNotFoundError:
       self._last = None

@@ -8,7 +8,7 @@ from etils import epath
 from jaxtyping import Int, UInt64
 
 from realm_jax.corpus.store import NULL_ROW, Corpus
-from realm_jax.files.disk_full import DiskFullError
+from realm_jax.files.local_disk.disk_full import DiskFullError
 from realm_jax.generations.building.refresh_plan import BaseVectors
 from realm_jax.generations.store import layout
 from realm_jax.generations.store import manifest as manifests

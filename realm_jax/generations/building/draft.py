@@ -15,7 +15,6 @@ writer: nothing is locked, renamed or linked.
 import contextlib
 import dataclasses
 import shutil
-import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -24,10 +23,16 @@ from absl import logging
 from etils import epath
 from jaxtyping import Float, Int
 
-from realm_jax.files import listing, npy
+from realm_jax.files import npy
 from realm_jax.files.json_file import JsonValue, whole_text_file
-from realm_jax.files.remote import is_remote
-from realm_jax.files.whole_file import whole_file
+from realm_jax.files.local_disk.scratch import ScratchDirectory
+from realm_jax.files.object_store import listing
+from realm_jax.files.object_store.remote import (
+  is_remote,
+  read_text,
+  upload_files,
+)
+from realm_jax.files.whole.whole_file import whole_file
 from realm_jax.generations.store import layout, transfer
 from realm_jax.generations.store import manifest as manifests
 from realm_jax.generations.store.embeddings import ShardLayout, write_shard
@@ -165,11 +170,11 @@ class Draft:
       self._remove_unfinished({file.path for file in files})
       yield Path(self.folder)
       return
-    with tempfile.TemporaryDirectory(prefix="realm_jax_") as scratch:
-      self._drop(transfer.download(self.folder, files, Path(scratch)))
-      yield Path(scratch)
-      added = self._added(Path(scratch), files)
-      transfer.upload(Path(scratch), added, self.folder)
+    with ScratchDirectory() as scratch:
+      self._drop(transfer.download(self.folder, files, scratch.path))
+      yield scratch.path
+      added = self._added(scratch.path, files)
+      upload_files(scratch.path, added, self.folder)
 
   def files(self, directory: Path) -> tuple[FileRecord, ...]:
     """Returns the records of all files in a `local` directory.
@@ -229,7 +234,7 @@ class Draft:
       return None
     if name not in self._records:
       try:
-        text = (self.folder / name).read_text()
+        text = read_text(self.folder / name)
         values = manifests.from_checked_json(text)
         self._records[name] = StoredVectors(
           (manifests.EmbeddingsShard(**values["shard"]),),

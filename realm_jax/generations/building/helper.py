@@ -12,16 +12,13 @@ from realm_jax.checkpoints.manager import (
   UnreadableCheckpointError,
 )
 from realm_jax.corpus.errors import CorpusError
-from realm_jax.corpus.store import Corpus
-from realm_jax.files.disk_full import DiskFullError
+from realm_jax.files.local_disk.disk_full import DiskFullError
 from realm_jax.generations.building.assignment import (
   Assignment,
   AssignmentReader,
 )
-from realm_jax.generations.building.generation_builder import (
-  GenerationBuilder,
-  OtherWorkError,
-)
+from realm_jax.generations.building.current_builder import CurrentBuilder
+from realm_jax.generations.building.generation_builder import OtherWorkError
 from realm_jax.generations.building.worker import PreemptedError, WorkerNumber
 
 # How long an assignment may differ from this worker's settings: the first
@@ -34,8 +31,7 @@ class Helper:
 
   Args:
     number: Number of this worker.
-    corpus: Corpus, in any version.
-    make_builder: Function that returns the builder of a version.
+    builder: Builder of any version of the corpus.
     checkpoints: Checkpoints of the run.
     generations_dir: Directory of the generations.
     is_done: Function that returns whether to end when nothing is assigned.
@@ -49,8 +45,7 @@ class Helper:
   def __init__(
     self,
     number: WorkerNumber,
-    corpus: Corpus,
-    make_builder: Callable[[Corpus], GenerationBuilder],
+    builder: CurrentBuilder,
     *,
     checkpoints: CheckpointStore,
     generations_dir: epath.PathLike,
@@ -61,9 +56,7 @@ class Helper:
     patience_seconds: float = _PATIENCE_SECONDS,
   ):
     self._number = number
-    self._make_builder = make_builder
-    self._corpus = corpus
-    self._builder: GenerationBuilder | None = None
+    self._builder = builder
     self._checkpoints = checkpoints
     self._reader = AssignmentReader(generations_dir)
     self._is_done = is_done
@@ -117,16 +110,13 @@ class Helper:
         f"{assigned.num_workers} workers, and this is worker {self._number}; "
         "start all with the same number of workers"
       )
-    corpus = self._corpus.at(
-      assigned.corpus_version, assigned.corpus_fingerprint
-    )
-    if self._builder is None or self._builder.corpus is not corpus:
-      self._builder = self._make_builder(corpus)
-    params = self._builder.restore(self._checkpoints, assigned.step)
+    self._builder.go_to(assigned.corpus_version, assigned.corpus_fingerprint)
+    builder = self._builder.get()
+    params = builder.restore(self._checkpoints, assigned.step)
     if params is None:
       return
     self._last_message = ""
-    self._builder.help(
+    builder.help(
       assigned,
       params,
       is_assigned=lambda: self._reader.read() == assigned,

@@ -14,8 +14,12 @@ from etils import epath
 from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.console.sigterm import stop_on_sigterm
 from realm_jax.corpus.store import Corpus
+from realm_jax.files.object_store.store_access import (
+  require_readable,
+  require_writable,
+)
 from realm_jax.files.sole_process import sole_process
-from realm_jax.files.store_access import require_readable, require_writable
+from realm_jax.generations.building.current_builder import CurrentBuilder
 from realm_jax.generations.building.generation_builder import (
   GenerationBuilder,
   GenerationConfig,
@@ -97,10 +101,10 @@ def build_index(
     ) as role,
   ):
     stop_for_all = StopForAll(stop, agreement)
+    builder = CurrentBuilder(corpus, make_builder)
     first = Sidecar(
       config,
-      corpus,
-      make_builder,
+      builder,
       checkpoints=checkpoints,
       generations_dir=directory,
       stop=stop_for_all,
@@ -110,8 +114,7 @@ def build_index(
       return first.run()
     Helper(
       number,
-      corpus,
-      make_builder,
+      builder,
       checkpoints=checkpoints,
       generations_dir=directory,
       is_done=lambda: config.once and first.is_up_to_date(),

@@ -17,11 +17,9 @@ from realm_jax.checkpoints.manager import (
   CheckpointStore,
   UnreadableCheckpointError,
 )
-from realm_jax.corpus.errors import CorpusError
-from realm_jax.corpus.store import Corpus
-from realm_jax.files.disk_full import DiskFullError
+from realm_jax.files.local_disk.disk_full import DiskFullError
 from realm_jax.generations.building import assignment
-from realm_jax.generations.building.generation_builder import GenerationBuilder
+from realm_jax.generations.building.current_builder import CurrentBuilder
 from realm_jax.generations.building.worker import PreemptedError
 from realm_jax.generations.store import publisher
 from realm_jax.generations.store.damage_reports import take_reports
@@ -33,7 +31,6 @@ from realm_jax.generations.store.retention import (
 from realm_jax.indexes.protocol import RecallError
 
 MODES = ("newest", "every")
-_REMINDER_SECONDS = 30.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,16 +74,15 @@ class SidecarConfig:
 class Sidecar:
   """Chooses checkpoints, has generations built, and removes old ones.
 
-  It follows the `corpus` to newer versions, for each of which `make_builder`
-  returns a builder. The event `stop` ends it, as SIGTERM does. The function
-  `check` is called regularly; an exception stops it.
+  It takes the `builder` to newer versions of the corpus. The event `stop` ends
+  it, as SIGTERM does. The function `check` is called regularly; an exception
+  stops it.
   """
 
   def __init__(
     self,
     config: SidecarConfig,
-    corpus: Corpus,
-    make_builder: Callable[[Corpus], GenerationBuilder],
+    builder: CurrentBuilder,
     *,
     checkpoints: CheckpointStore,
     generations_dir: epath.PathLike,
@@ -99,8 +95,7 @@ class Sidecar:
         "--once"
       )
     self._config = config
-    self._make_builder = make_builder
-    self._builder = make_builder(corpus)
+    self._builder = builder
     self._checkpoints = checkpoints
     self._directory = epath.Path(generations_dir)
     self._stop = stop
@@ -119,7 +114,7 @@ class Sidecar:
     published: list[int] = []
     while not self._stop.is_set():
       self._check()
-      self._follow_corpus()
+      self._builder.follow()
       if reported := take_reports(self._directory):
         publisher.remove_damaged(self._directory, reported)
       steps = self._candidate_steps()
@@ -146,28 +141,9 @@ class Sidecar:
 
   def is_up_to_date(self) -> bool:
     """Returns whether the newest checkpoint has its generation already."""
-    self._follow_corpus()
+    self._builder.follow()
     steps = self._candidate_steps()
     return bool(steps) and steps[-1] in self._up_to_date(steps)
-
-  def _follow_corpus(self) -> None:
-    """Gets a new builder when the corpus has a newer version."""
-    corpus = self._builder.corpus
-    try:
-      newest = corpus.newest()
-    except CorpusError as error:
-      message = f"staying with version {corpus.version} of the corpus: {error}"
-      logging.log_every_n_seconds(
-        logging.WARNING, "%s", _REMINDER_SECONDS, message
-      )
-      return
-    if newest is not corpus:
-      logging.info(
-        "the corpus has version %d now, with %d blocks",
-        newest.version,
-        newest.num_blocks,
-      )
-      self._builder = self._make_builder(newest)
 
   def _candidate_steps(self) -> list[int]:
     """Returns the checkpoints, or only `checkpoint_step` if it is given.
@@ -189,7 +165,8 @@ class Sidecar:
 
   def _up_to_date(self, steps: Sequence[int]) -> set[int]:
     """Returns the steps that need no build, given the candidate steps."""
-    return self._builder.up_to_date(() if self._skips_none else steps[-1:])
+    newest = () if self._skips_none else steps[-1:]
+    return self._builder.get().up_to_date(newest)
 
   def _try_to_build(self, step: int, *, newest: int) -> bool:
     """Builds a generation; returns whether it was published.
@@ -197,8 +174,9 @@ class Sidecar:
     Errors that another checkpoint, or free disk space, can end are logged.
     """
     try:
-      params = self._builder.restore(self._checkpoints, step)
-      return params is not None and self._builder.build(
+      builder = self._builder.get()
+      params = builder.restore(self._checkpoints, step)
+      return params is not None and builder.build(
         step,
         params,
         check=self._check_preempted,

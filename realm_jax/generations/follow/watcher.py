@@ -8,7 +8,10 @@ from typing import NamedTuple
 from absl import logging
 from etils import epath
 
-from realm_jax.files.disk_full import DiskFullError, explain_full_disk
+from realm_jax.files.local_disk.disk_full import (
+  DiskFullError,
+  explain_full_disk,
+)
 from realm_jax.generations.follow.loading import Generation
 from realm_jax.generations.store.damage_reports import report_damage
 from realm_jax.generations.store.leases import Lease

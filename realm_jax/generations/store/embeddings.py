@@ -13,7 +13,7 @@ from realm_jax.console.progress import Progress
 from realm_jax.corpus.store import Corpus
 from realm_jax.files import npy
 from realm_jax.files.checksum import sha256_of
-from realm_jax.files.whole_file import whole_file
+from realm_jax.files.whole.whole_file import whole_file
 from realm_jax.generations.store.generation_files import GenerationFiles
 from realm_jax.generations.store.manifest import (
   DamagedGenerationError,

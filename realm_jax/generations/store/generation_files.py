@@ -8,8 +8,8 @@ from pathlib import Path
 
 from etils import epath
 
-from realm_jax.files.remote import is_remote
-from realm_jax.files.scratch import ScratchDirectory
+from realm_jax.files.local_disk.scratch import ScratchDirectory
+from realm_jax.files.object_store.remote import is_remote
 from realm_jax.generations.store import transfer
 from realm_jax.generations.store.manifest import (
   DamagedGenerationError,

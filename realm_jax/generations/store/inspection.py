@@ -8,6 +8,8 @@ from etils import epath
 
 from realm_jax.checkpoints.manager import FOLDER, CheckpointStore
 from realm_jax.files.json_file import JsonValue
+from realm_jax.files.object_store.remote import is_remote, objects_below
+from realm_jax.files.object_store.store_access import require_readable
 from realm_jax.generations.store import layout
 from realm_jax.generations.store import manifest as manifests
 from realm_jax.generations.store.leases import holders
@@ -70,9 +72,11 @@ class RunGenerations:
 
     Raises:
       GenerationError: Neither is given, or there is no such directory.
+      StoreAccessError: A bucket cannot be read.
     """
     if model_dir is None and generations_dir is None:
       raise GenerationError("give --model_dir, --generations_dir, or both")
+    require_readable(model_dir, generations_dir)
     folder = epath.Path(
       generations_dir or epath.Path(model_dir or "") / layout.FOLDER
     )
@@ -192,6 +196,8 @@ def bytes_text(count: int) -> str:
 
 def _size(path: epath.Path) -> int:
   """Returns the size of all files below a directory."""
+  if is_remote(path):
+    return sum(info.bytes for info in objects_below(path).values())
   total = 0
   try:
     for child in path.iterdir():

@@ -16,7 +16,7 @@ import re
 
 from etils import epath
 
-from realm_jax.files import listing
+from realm_jax.files.object_store import listing
 
 FOLDER = "generations"
 MANIFEST = "manifest.json"

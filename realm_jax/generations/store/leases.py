@@ -10,8 +10,9 @@ from collections.abc import Collection, Iterator
 from absl import logging
 from etils import epath
 
-from realm_jax.files import listing
 from realm_jax.files.json_file import whole_text_file
+from realm_jax.files.object_store import listing
+from realm_jax.files.object_store.remote import read_text
 from realm_jax.generations.store import layout
 
 
@@ -92,7 +93,7 @@ def _leases(
   now = _storage_time_now(directory) if names else None
   for path in (directory / name for name in names):
     try:
-      lease = json.loads(path.read_text())
+      lease = json.loads(read_text(path))
       steps, seconds = [int(s) for s in lease["steps"]], float(lease["seconds"])
     except FileNotFoundError:
       continue

@@ -1,8 +1,8 @@
 """The manifest of a generation: its description and the checksums of files."""
 
 import concurrent.futures
+import contextlib
 import dataclasses
-import functools
 import hashlib
 import json
 import os
@@ -13,6 +13,11 @@ from etils import epath
 
 from realm_jax.files.checksum import sha256_of
 from realm_jax.files.json_file import JsonValue
+from realm_jax.files.object_store.remote import (
+  is_remote,
+  objects_below,
+  read_text,
+)
 from realm_jax.generations.store import layout
 
 FORMAT_VERSION = 2
@@ -196,7 +201,7 @@ def read(directory: epath.PathLike) -> Manifest:
   """
   path = epath.Path(directory) / layout.MANIFEST
   try:
-    text = path.read_text()
+    text = read_text(path)
     values = json.loads(text)
     version = values["format_version"]
     # The version, too, is believed only if the checksum matches. Manifests of
@@ -274,26 +279,39 @@ def verify(
     DamagedGenerationError: A file is missing, cut or changed.
   """
   root = epath.Path(directory) / manifest.folder
-
-  def check(file: FileRecord, *, checksum: bool) -> None:
-    path, problem = root / file.path, ""
-    try:
-      size = path.stat().length
-      if size != file.size:
-        problem = f"has {size} bytes and not {file.size}"
-      elif checksum and sha256_of(path, drop_pages=True) != file.sha256:
-        problem = "does not match its checksum"
-    except _MISSING:
-      problem = "is missing"
-    if problem:
-      raise DamagedGenerationError(
-        f"{path} {problem}, so its generation is damaged; remove it and let "
-        "build_index make it again"
-      )
-
+  sizes = _sizes(root, manifest.files)
   for file in manifest.files:
-    check(file, checksum=False)
-  if not checksums:
-    return
-  with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-    list(pool.map(functools.partial(check, checksum=True), manifest.files))
+    if (size := sizes.get(file.path)) is None:
+      raise _damaged(root / file.path, "is missing")
+    if size != file.size:
+      raise _damaged(root / file.path, f"has {size} bytes and not {file.size}")
+
+  def check(file: FileRecord) -> None:
+    try:
+      found = sha256_of(root / file.path, drop_pages=True)
+    except _MISSING:
+      raise _damaged(root / file.path, "is missing") from None
+    if found != file.sha256:
+      raise _damaged(root / file.path, "does not match its checksum")
+
+  if checksums:
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+      list(pool.map(check, manifest.files))
+
+
+def _sizes(root: epath.Path, files: Sequence[FileRecord]) -> dict[str, int]:
+  """Returns the sizes of those files that are there, by path."""
+  if is_remote(root):
+    return {path: info.bytes for path, info in objects_below(root).items()}
+  sizes = {}
+  for file in files:
+    with contextlib.suppress(*_MISSING):
+      sizes[file.path] = (root / file.path).stat().length
+  return sizes
+
+
+def _damaged(path: epath.Path, problem: str) -> DamagedGenerationError:
+  return DamagedGenerationError(
+    f"{path} {problem}, so its generation is damaged; remove it and let "
+    "build_index make it again"
+  )

@@ -4,7 +4,7 @@ import threading
 
 from etils import epath
 
-from realm_jax.files import listing
+from realm_jax.files.object_store import listing
 from realm_jax.generations.store import layout
 from realm_jax.generations.store import manifest as manifests
 from realm_jax.generations.store.manifest import GenerationError, Manifest

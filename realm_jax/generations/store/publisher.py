@@ -11,19 +11,19 @@ import contextlib
 import dataclasses
 import datetime
 import secrets
-import tempfile
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from absl import logging
 from etils import epath
 
-from realm_jax.files import listing
-from realm_jax.files.disk_full import explain_full_disk
-from realm_jax.files.durable import sync_tree
 from realm_jax.files.json_file import whole_text_file
-from realm_jax.files.remote import is_remote
-from realm_jax.files.whole_directory import copy_files
+from realm_jax.files.local_disk.disk_full import explain_full_disk
+from realm_jax.files.local_disk.scratch import ScratchDirectory
+from realm_jax.files.object_store import listing
+from realm_jax.files.object_store.remote import is_remote
+from realm_jax.files.whole.durable import sync_tree
+from realm_jax.files.whole.whole_directory import upload_directory
 from realm_jax.generations.store import layout
 from realm_jax.generations.store import manifest as manifests
 from realm_jax.generations.store.manifest import Manifest
@@ -60,9 +60,9 @@ def publish(
   with disk_full_explained(directory, step):
     try:
       if is_remote(directory):
-        with tempfile.TemporaryDirectory(prefix="realm_jax_") as scratch:
-          manifest = _with_all_files(Path(scratch), write(Path(scratch)))
-          copy_files(Path(scratch), folder)
+        with ScratchDirectory() as scratch:
+          manifest = _with_all_files(scratch.path, write(scratch.path))
+          upload_directory(scratch.path, folder)
       else:
         folder.mkdir(parents=True)
         manifest = _with_all_files(Path(folder), write(Path(folder)))

@@ -1,18 +1,15 @@
-"""Copies of a generation's files from and to an object store, checked."""
+"""Copies of a generation's files from an object store, checked."""
 
 import concurrent.futures
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from etils import epath
 
-from realm_jax.files import remote
 from realm_jax.files.checksum import sha256_of
+from realm_jax.files.object_store import remote
 from realm_jax.generations.store.manifest import FileRecord
-
-# Several at once, since each request waits for its answer.
-_AT_ONCE = 8
 
 
 def download(
@@ -36,18 +33,8 @@ def download(
         return None
     return file.path
 
-  with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
+  with concurrent.futures.ThreadPoolExecutor(remote.COPIED_AT_ONCE) as pool:
     return [path for path in pool.map(copy, files) if path is not None]
-
-
-def upload(directory: Path, paths: Iterable[str], folder: epath.Path) -> None:
-  """Copies files of a local directory to an object store."""
-
-  def copy(path: str) -> None:
-    remote.upload(directory / path, folder / path)
-
-  with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
-    list(pool.map(copy, paths))
 
 
 def differing(

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float32
 
-from realm_jax.files import mapped_pages
+from realm_jax.files.local_disk import mapped_pages
 from realm_jax.indexes.protocol import Rows
 from realm_jax.indexes.scann import files, partitions, product_codes
 from realm_jax.indexes.scann.files import Part, Trained

@@ -15,7 +15,7 @@ from realm_jax.corpus.building.corpus import build_corpus
 from realm_jax.corpus.building.sources import input_file
 from realm_jax.corpus.errors import CorpusError, InputError
 from realm_jax.corpus.store import Corpus
-from realm_jax.files.whole_directory import TargetError
+from realm_jax.files.whole.whole_directory import TargetError
 from realm_jax.text.salient_spans import tag
 from realm_jax.text.wordpieces import VocabularyError
 from tests.corpus.conftest import write_lines

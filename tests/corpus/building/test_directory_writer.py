@@ -15,8 +15,8 @@ from realm_jax.corpus.building.directory_writer import CorpusDirectoryWriter
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.shards.writer import GrowingArray
 from realm_jax.corpus.store import Corpus
-from realm_jax.files.disk_full import DiskFullError
-from realm_jax.files.whole_directory import TargetError
+from realm_jax.files.local_disk.disk_full import DiskFullError
+from realm_jax.files.whole.whole_directory import TargetError
 
 PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "velt")
 

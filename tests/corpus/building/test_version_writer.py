@@ -20,8 +20,8 @@ from realm_jax.corpus.building.version_writer import VersionWriter
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.manifest import files_of
 from realm_jax.corpus.store import NULL_ROW, Corpus
-from realm_jax.files.disk_full import DiskFullError
-from realm_jax.files.whole_directory import TargetError, copy_files
+from realm_jax.files.local_disk.disk_full import DiskFullError
+from realm_jax.files.whole.whole_directory import TargetError, upload_directory
 from tests.corpus.conftest import write_lines
 from tests.corpus.updated import ROWS, article, contents, require_consistent
 
@@ -74,7 +74,7 @@ def test_on_an_object_store_the_faster_update_stands(
   """There nobody can be kept out, and nothing renamed."""
   monkeypatch.setenv("REALM_JAX_CACHE_DIR", str(tmp_path / "cache"))
   source = epath.Path(object_store.path(secrets.token_hex(4))) / "corpus"
-  copy_files(Path(built), source)
+  upload_directory(Path(built), source)
   corpus = Corpus.open(source)
 
   def update(rows, **arguments):

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.fixed_tree import fixed_tree
 from realm_jax.checkpoints.manager import CheckpointError
 from realm_jax.files import npy
-from realm_jax.files.disk_full import DiskFullError
+from realm_jax.files.local_disk.disk_full import DiskFullError
 from realm_jax.generations.building import generation_builder
 from realm_jax.generations.building.artifacts import (
   ArtifactWriter,

@@ -11,6 +11,7 @@ from realm_jax.corpus.building.block_identity import block_id
 from realm_jax.corpus.building.corpus import build_corpus
 from realm_jax.corpus.building.update import update_corpus
 from realm_jax.corpus.store import Corpus
+from realm_jax.generations.building.current_builder import CurrentBuilder
 from realm_jax.generations.building.generation_builder import GenerationBuilder
 from realm_jax.generations.building.sidecar import Sidecar, SidecarConfig
 from realm_jax.generations.follow.loading import load_generation
@@ -117,8 +118,7 @@ def test_a_corpus_that_is_gone_for_a_while_stops_nobody(tmp_path):
 
   Sidecar(
     SidecarConfig(),
-    corpus,
-    make_builder,
+    CurrentBuilder(corpus, make_builder),
     checkpoints=CheckpointStore(tmp_path),
     generations_dir=tmp_path / "generations",
     stop=StopAfterWaits(

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -133,39 +132,20 @@ def test_the_sample_is_the_first_workers(tmp_path):
   assert draft.read_sample() is None
 
 
-# A worker kills itself with SIGKILL at the n-th call into the file system, for
-# n = 0, 3, … until one survives. Each is a fork of one process: where jax runs,
-# as in the tests' own process, a fork may hang.
-_KILLED = textwrap.dedent(
-  """
-  import os, sys
-  from pathlib import Path
-  from tests.generations.building import test_draft
+# A worker is killed at its first call into the file system, at its fourth, …
+# until one survives; a shard takes some twenty.
+_KILLED = """
+import sys
+from pathlib import Path
+from tests.generations.building.test_draft import do_all
+from tests.killed_at_each_call import survives
 
-  WATCHED = {"open", "os.rename", "os.mkdir", "os.rmdir", "os.remove"}
-
-  def attempt(parent, n):
-    calls = 0
-    def audit(event, arguments):
-      nonlocal calls
-      if event in WATCHED:
-        calls += 1
-        if calls > n:
-          os.kill(os.getpid(), 9)
-    sys.addaudithook(audit)
-    test_draft.do_all(parent)
-    os._exit(0)
-
-  root, n, ends = Path(sys.argv[1]), 0, [9]
-  while ends[-1]:
-    child = os.fork()
-    if not child:
-      attempt(root / f"killed-{n:03d}", n)
-    ends.append(os.waitpid(child, 0)[1])
-    # One call in three will do: a shard takes some twenty.
-    n += 3
-  """
-)
+calls = 0
+while not survives(
+  lambda: do_all(Path(sys.argv[1], f"killed-{calls:03d}")), calls=calls
+):
+  calls += 3
+"""
 
 
 @pytest.mark.slow

@@ -11,7 +11,8 @@ from realm_jax.checkpoints.manager import (
   CheckpointStore,
   UnreadableCheckpointError,
 )
-from realm_jax.files.disk_full import DiskFullError
+from realm_jax.files.local_disk.disk_full import DiskFullError
+from realm_jax.generations.building.current_builder import CurrentBuilder
 from realm_jax.generations.building.sidecar import (
   Sidecar,
   SidecarConfig,
@@ -76,8 +77,7 @@ def run(tmp_path, corpus):
     with contextlib.closing(CheckpointStore(tmp_path)) as checkpoints:
       published = Sidecar(
         SidecarConfig(**settings),
-        corpus,
-        lambda version: builder,
+        CurrentBuilder(corpus, lambda version: builder),
         checkpoints=checkpoints,
         generations_dir=directory,
         stop=StopAfterWaits() if stop is None else stop,

@@ -13,6 +13,7 @@ from realm_jax.generations.building.assignment import (
   Assignment,
   AssignmentReader,
 )
+from realm_jax.generations.building.current_builder import CurrentBuilder
 from realm_jax.generations.building.generation_builder import (
   GenerationBuilder,
   OtherWorkError,
@@ -83,12 +84,14 @@ def helper(tmp_path, corpus, generations_dir):
     number = WorkerNumber(1, 2)
     return Helper(
       number,
-      corpus,
-      lambda version: GenerationBuilder(
-        generation_config(),
-        version,
-        generations_dir=generations_dir,
-        number=number,
+      CurrentBuilder(
+        corpus,
+        lambda version: GenerationBuilder(
+          generation_config(),
+          version,
+          generations_dir=generations_dir,
+          number=number,
+        ),
       ),
       checkpoints=CheckpointStore(tmp_path),
       generations_dir=generations_dir,

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks.fixed_tree import fixed_tree
-from benchmarks.runs import faults
+from benchmarks.runs.search_processes import searching
 from realm_jax.files import npy
 from realm_jax.generations.follow.loading import load_generation
 from realm_jax.generations.follow.watcher import GenerationWatcher
@@ -245,7 +245,7 @@ def test_what_another_process_loads_is_verified_meanwhile(published, corpus):
   path.write_bytes(content)
   with pytest.raises(DamagedGenerationError, match="hashed_dataset"):
     load_generation(published, 500, corpus=corpus, beside_training=True)
-  assert not faults.searching(os.getpid())
+  assert not searching(os.getpid())
 
 
 def _remove(generation):

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from realm_jax.files.disk_full import DiskFullError
+from realm_jax.files.local_disk.disk_full import DiskFullError
 from realm_jax.generations.follow.loading import load_generation
 from realm_jax.generations.follow.watcher import GenerationWatcher
 from realm_jax.generations.store.leases import leased_steps

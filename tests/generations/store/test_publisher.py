@@ -6,13 +6,12 @@ import resource
 import shutil
 import subprocess
 import sys
-import textwrap
 import time
 from pathlib import Path
 
 import pytest
 
-from realm_jax.files.disk_full import DiskFullError
+from realm_jax.files.local_disk.disk_full import DiskFullError
 from realm_jax.generations.follow.loading import load_generation
 from realm_jax.generations.store import layout, query_tower
 from realm_jax.generations.store import manifest as manifests
@@ -25,51 +24,30 @@ from realm_jax.generations.store.publisher import (
 from tests.generations.conftest import fill, make_corpus, prune, publish_one
 
 # Publishes step 500 beside a sound step 0, once as the first and once in place
-# of another, and kills itself with SIGKILL at the n-th call into the file
-# system, for n = 0, 1, … until one survives. Each attempt is a fork, so that
-# Python starts once.
-_KILLED_AT_EVERY_CALL = textwrap.dedent(
-  """
-  import os, sys, time
-  from pathlib import Path
-  from realm_jax.corpus.store import Corpus
-  from realm_jax.generations.store import layout, manifest, publisher
-  from tests.generations.conftest import fill
+# of another, and is killed at its first call into the file system, at its
+# second, … until one survives.
+_KILLED_AT_EVERY_CALL = """
+import sys
+from pathlib import Path
+from realm_jax.corpus.store import Corpus
+from realm_jax.generations.store import publisher
+from tests.generations.conftest import fill
+from tests.killed_at_each_call import survives
 
-  WATCHED = {"open", "os.rename", "os.mkdir", "os.rmdir", "os.remove"}
+def publish(directory, step, **values):
+  publisher.publish(directory, step, lambda d: fill(d, corpus, step, **values))
 
-  def attempt(root, n, replacing):
-    calls = 0
-    def audit(event, arguments):
-      nonlocal calls
-      if event in WATCHED:
-        calls += 1
-        if calls > n:
-          os.kill(os.getpid(), 9)
-    def write(directory):
-      sys.addaudithook(audit)
-      return fill(directory, corpus, 500)
-    publisher.publish(root, 500, write)
-    os._exit(0)
-
-  def survives(directory, n, replacing):
-    publisher.publish(directory, 0, lambda d: fill(d, corpus, 0))
-    if replacing:
-      publisher.publish(
-        directory, 500, lambda d: fill(d, corpus, 500, embed_seconds=7.0)
-      )
-    child = os.fork()
-    if not child:
-      attempt(directory, n, replacing)
-    return os.waitpid(child, 0)[1] == 0
-
-  root, corpus = Path(sys.argv[1]), Corpus.open(sys.argv[2])
-  for kind in ("first", "replacing"):
-    n = 0
-    while not survives(root / kind / f"{n:03d}", n, kind == "replacing"):
-      n += 1
-  """
-)
+root, corpus = Path(sys.argv[1]), Corpus.open(sys.argv[2])
+for kind in ("first", "replacing"):
+  calls, is_killed = 0, True
+  while is_killed:
+    directory = root / kind / f"{calls:03d}"
+    publish(directory, 0)
+    if kind == "replacing":
+      publish(directory, 500, embed_seconds=7.0)
+    is_killed = not survives(lambda: publish(directory, 500), calls=calls)
+    calls += 1
+"""
 
 
 def _sound(generations_dir):

@@ -26,7 +26,7 @@ from realm_jax.corpus.building.sources.seen_ids import hash63
 from realm_jax.corpus.building.summary import NO_WORDS, BuildSummary
 from realm_jax.corpus.errors import InputError
 from realm_jax.corpus.shards.blocks import Blocks
-from realm_jax.files.whole_file import whole_file
+from realm_jax.files.whole.whole_file import whole_file
 from realm_jax.text.salient_spans import Tagger
 from realm_jax.text.wordpieces import vocabulary_of
 

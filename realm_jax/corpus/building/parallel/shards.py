@@ -5,7 +5,6 @@ import dataclasses
 import itertools
 import json
 import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import cast
@@ -25,9 +24,10 @@ from realm_jax.corpus.shards.writer import (
   ShardWriter,
   file_record,
 )
-from realm_jax.files import whole_directory
 from realm_jax.files.json_file import whole_text_file
-from realm_jax.files.remote import is_remote
+from realm_jax.files.local_disk.scratch import ScratchDirectory
+from realm_jax.files.object_store.remote import is_remote
+from realm_jax.files.whole import whole_directory
 
 # Blocks that a build removed since they equal an earlier one.
 _DUPLICATES = "duplicates"
@@ -69,9 +69,9 @@ class ShardMaker:
     if not is_remote(target):
       yield Path(target)
       return
-    with tempfile.TemporaryDirectory() as folder:
-      yield Path(folder)
-      whole_directory.copy_files(Path(folder), target)
+    with ScratchDirectory() as scratch:
+      yield scratch.path
+      whole_directory.upload_directory(scratch.path, target)
 
   def _blocks(self, part: PartSlice) -> Blocks:
     blocks = read_part(part.path).built.blocks

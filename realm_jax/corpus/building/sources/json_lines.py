@@ -20,7 +20,7 @@ from realm_jax.corpus.building.sources.documents import (
 )
 from realm_jax.corpus.building.sources.input_file import Row
 from realm_jax.corpus.errors import InputError
-from realm_jax.files.remote import is_remote
+from realm_jax.files.object_store.remote import is_remote
 
 
 @dataclasses.dataclass(frozen=True)

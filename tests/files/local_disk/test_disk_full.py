@@ -5,7 +5,10 @@ import os
 
 import pytest
 
-from realm_jax.files.disk_full import DiskFullError, explain_full_disk
+from realm_jax.files.local_disk.disk_full import (
+  DiskFullError,
+  explain_full_disk,
+)
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])

@@ -5,7 +5,7 @@ import secrets
 import pytest
 from etils import epath
 
-from realm_jax.files import listing
+from realm_jax.files.object_store import listing
 
 
 @pytest.fixture(params=["disk", "store"])

@@ -1,5 +1,8 @@
 """A file appears whole, on a disk and on an object store."""
 
+import signal
+import subprocess
+import sys
 import tempfile
 
 import pytest
@@ -7,7 +10,7 @@ from etils import epath
 
 from benchmarks.runs.object_store import StoreFault
 from realm_jax.files.json_file import json_lines, write_json
-from realm_jax.files.whole_file import whole_file
+from realm_jax.files.whole.whole_file import whole_file
 
 
 @pytest.fixture(params=["disk", "store"])
@@ -42,7 +45,30 @@ def test_a_block_that_raises_leaves_what_was_there(folder, tmp_path):
     raise KeyboardInterrupt
   assert (folder / "a.json").read_text() == "1\n"
   assert [path.name for path in folder.iterdir()] == ["a.json"]
-  assert not list(tmp_path.glob("realm_jax_*"))
+  assert not list(tmp_path.glob("realm_jax-*/*"))
+
+
+_KILLED = """
+import os, signal
+from realm_jax.files.whole.whole_file import whole_file
+with whole_file("gs://bucket/file") as written:
+  written.write_text("half")
+  os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_writer_to_a_bucket_leaves_goes_with_the_next_file(
+  object_store, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+  monkeypatch.setenv("TMPDIR", str(tmp_path))
+  done = subprocess.run(
+    [sys.executable, "-c", _KILLED], capture_output=True, text=True
+  )
+  assert done.returncode == -signal.SIGKILL, done.stderr
+  assert [path.name for path in tmp_path.rglob("file")] == ["file"]
+  write_json(object_store.path("after_a_killed_writer.json"), {})
+  assert not list(tmp_path.glob("realm_jax-*/*"))
 
 
 def test_writers_of_the_same_file_do_not_meet(folder):

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from benchmarks.runs import comparison, faults
+from benchmarks.runs import comparison
 from benchmarks.runs.groups import (
   HEARTBEAT_TIMEOUT_SECONDS,
   GroupRun,
@@ -24,6 +24,7 @@ from benchmarks.runs.layout_runs import (
   train,
   wait_for_checkpoint,
 )
+from benchmarks.runs.search_processes import searching
 
 Row = dict[str, Any]
 
@@ -94,9 +95,9 @@ def crash_search(runs: LayoutRuns) -> Row:
   with started(*group, builder):
     wait_for_checkpoint(run, 10, *group, builder)
     wait_until(
-      lambda: bool(faults.searching(group[1].pid)), what="process that searches"
+      lambda: bool(searching(group[1].pid)), what="process that searches"
     )
-    for process in faults.searching(group[1].pid):
+    for process in searching(group[1].pid):
       os.kill(process, signal.SIGKILL)
     wait_for_end(group, builder)
   logs = logs_of(run)

@@ -12,7 +12,11 @@ import pytest
 from etils import epath
 
 from benchmarks.runs.object_store import StoreFault
-from realm_jax.files.file_cache import DamagedCopyError, FileCache, RemoteFile
+from realm_jax.files.object_store.file_cache import (
+  DamagedCopyError,
+  FileCache,
+  RemoteFile,
+)
 
 _BYTES = 1000
 
@@ -99,7 +103,7 @@ _DIE = """
 import sys
 from pathlib import Path
 from etils import epath
-from realm_jax.files.file_cache import FileCache, RemoteFile
+from realm_jax.files.object_store.file_cache import FileCache, RemoteFile
 folder, path, size, checksum = sys.argv[1:]
 file = RemoteFile(epath.Path(path), int(size), checksum)
 print("started", flush=True)

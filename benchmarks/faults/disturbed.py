@@ -6,14 +6,19 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 
-from benchmarks.runs.jobs import JobError, Run, wait_until
+from benchmarks.runs.job_group import JobGroup
+from benchmarks.runs.jobs import Job, JobError, wait_until
+from benchmarks.runs.pretraining import Run
 
 # Kinds of faults that may end a process.
 CRASH = "crash search"
 CUT = "cut file"
+REMOVE, CHANGE = "remove object", "change object"
 _DAMAGE = frozenset(
-  {CUT, "flip bit", "remove generation", "remove generations"}
+  {CUT, "flip bit", "remove generation", "remove generations", REMOVE, CHANGE}
 )
+# Time between two looks at the processes and at what they have written.
+_LOOK_SECONDS = 0.1
 _TRACEBACK = "Traceback (most recent call last)"
 # Line in which a command says why it stops. Its children may log more later.
 _LAST_WORDS = re.compile(r"^(?:train|build_index): .*", re.MULTILINE)
@@ -43,7 +48,9 @@ class Disturbed:
     run: Run with an empty folder.
 
   Attributes:
-    jobs: Processes by name; `second builder` only while there is one.
+    trainer: Process that trains, or processes.
+    builders: Processes that build the index, by name; `second builder` only
+      while there is one.
     kinds: Kinds of the faults injected so far.
     lines: Last line of each process that ended by itself.
     problems: Ends of processes that no fault explains.
@@ -51,7 +58,8 @@ class Disturbed:
 
   def __init__(self, run: Run):
     self.run = run
-    self.jobs = {"trainer": run.trainer(), "builder": run.builder()}
+    self.trainer: Job | JobGroup = run.trainer()
+    self.builders = run.builders()
     self.kinds: set[str] = set()
     self.lines: list[str] = []
     self.problems: list[str] = []
@@ -59,8 +67,13 @@ class Disturbed:
     self._second = run.builder("second builder")
     self._read = {job.log: 0 for job in (*self.jobs.values(), self._second)}
 
+  @property
+  def jobs(self) -> dict[str, Job | JobGroup]:
+    """All processes, by name."""
+    return {"trainer": self.trainer, **self.builders}
+
   def start(self) -> None:
-    """Starts the trainer and the builder."""
+    """Starts the trainer and the builders."""
     for job in self.jobs.values():
       job.start()
 
@@ -75,7 +88,7 @@ class Disturbed:
     Raises:
       JobError: A process ended without a line that explains it.
     """
-    for name, job in list(self.jobs.items()):
+    for name, job in self.jobs.items():
       code = job.exit_code()
       if code is None:
         continue
@@ -118,7 +131,11 @@ class Disturbed:
 
   def wait(self, condition: Callable[[], bool], *, what: str) -> bool:
     """Waits, restarting processes; returns False if the run ended first."""
-    wait_until(lambda: self.is_over() or condition(), what=what)
+    wait_until(
+      lambda: self.is_over() or condition(),
+      what=what,
+      poll_seconds=_LOOK_SECONDS,
+    )
     return not self.is_over()
 
   def wait_seconds(self, seconds: float) -> bool:
@@ -128,18 +145,19 @@ class Disturbed:
 
   def restart(self, *names: str) -> None:
     """Kills all named processes, then restarts them."""
-    for name in names:
-      self.jobs[name].kill()
-    for name in names:
-      self.jobs[name].start()
+    jobs = [self.jobs[name] for name in names]
+    for job in jobs:
+      job.kill()
+    for job in jobs:
+      job.start()
 
   def toggle_second_builder(self) -> str:
     """Starts a second builder, or kills it if there is one."""
-    if self.jobs.pop(self._second.name, None) is not None:
+    if self.builders.pop(self._second.name, None) is not None:
       self._second.kill()
       return "killed"
     self._second.start()
-    self.jobs[self._second.name] = self._second
+    self.builders[self._second.name] = self._second
     return "joined"
 
   def observed(self) -> dict[str, int]:

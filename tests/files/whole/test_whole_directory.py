@@ -2,12 +2,15 @@
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from realm_jax.files import whole_directory
-from realm_jax.files.whole_directory import TargetError
+from benchmarks.runs.object_store import StoreFault
+from realm_jax.files.object_store import remote
+from realm_jax.files.whole import whole_directory
+from realm_jax.files.whole.whole_directory import TargetError
 
 
 def names(directory):
@@ -55,7 +58,7 @@ def test_a_second_writer_of_the_same_target_is_refused(tmp_path):
 
 _PREPARE_AND_DIE = """
 import os, pathlib, sys
-from realm_jax.files import whole_directory
+from realm_jax.files.whole import whole_directory
 with whole_directory.staging_directory(pathlib.Path(sys.argv[1])) as staging:
   (staging / "half").mkdir()
   os.kill(os.getpid(), 9)
@@ -91,20 +94,28 @@ def test_an_object_store_is_prepared_in_a_temporary_folder():
   assert not staging.exists()
 
 
-def test_the_file_that_makes_a_target_valid_is_copied_last(tmp_path):
-  source, target = tmp_path / "source", tmp_path / "target"
-  (source / "sub").mkdir(parents=True)
+def test_the_file_that_makes_a_target_valid_is_uploaded_last(
+  object_store, tmp_path
+):
+  (tmp_path / "sub").mkdir()
   for name in ("a.json", "b", "sub/c"):
-    (source / name).write_text(name)
-  # A directory in its way keeps one file from being copied.
-  (target / "sub" / "c").mkdir(parents=True)
-  with pytest.raises(OSError):
-    whole_directory.copy_files(source, target, last="a.json")
-  assert names(target) == ["b", "sub"]
-  (target / "sub" / "c").rmdir()
-  whole_directory.copy_files(source, target, last="a.json")
-  assert (target / "a.json").read_text() == "a.json"
-  assert (target / "sub" / "c").read_text() == "sub/c"
+    (tmp_path / name).write_text(name)
+  target = object_store.path("uploaded_last")
+  object_store.inject(StoreFault("refuse", "^POST /upload", status=403))
+  with pytest.raises(OSError, match="Forbidden"):
+    whole_directory.upload_directory(tmp_path, target, last="a.json")
+  assert "uploaded_last/a.json" not in object_store.names("uploaded_last")
+  whole_directory.upload_directory(tmp_path, target, last="a.json")
+  for name in ("a.json", "b", "sub/c"):
+    assert object_store.read(f"uploaded_last/{name}") == name.encode()
+
+
+def test_several_files_are_uploaded_at_once(tmp_path, monkeypatch):
+  uploads = threading.Barrier(4, timeout=10.0)
+  monkeypatch.setattr(remote, "upload", lambda *paths: uploads.wait())
+  for i in range(4):
+    (tmp_path / str(i)).touch()
+  whole_directory.upload_directory(tmp_path, "gs://bucket/folder")
 
 
 def test_targets_that_cannot_be_replaced_are_refused(tmp_path):

@@ -24,8 +24,8 @@ from absl import logging
 from etils import epath
 
 from realm_jax.files.checksum import sha256_of
-from realm_jax.files.disk_full import explain_full_disk
-from realm_jax.files.remote import download
+from realm_jax.files.local_disk.disk_full import explain_full_disk
+from realm_jax.files.object_store.remote import COPIED_AT_ONCE, download
 
 # Environment variables: another cache than the one at home, and how many
 # gigabytes (2^30 bytes) it may have.
@@ -33,7 +33,6 @@ DIRECTORY_VARIABLE = "REALM_JAX_CACHE_DIR"
 LIMIT_VARIABLE = "REALM_JAX_CACHE_GB"
 # The boot disk of a TPU host has 100.
 _LIMIT_GB = 50.0
-_COPIED_AT_ONCE = 8
 _LOCK = ".lock"
 _HOLDERS = ".holders"
 _PARTIAL = ".partial"
@@ -95,7 +94,7 @@ class FileCache:
         advice=f"free some space, or set {DIRECTORY_VARIABLE} to a folder on "
         "another disk",
       ),
-      ThreadPoolExecutor(_COPIED_AT_ONCE) as pool,
+      ThreadPoolExecutor(COPIED_AT_ONCE) as pool,
     ):
       with self._exclusive():
         self._hold(files)

@@ -7,8 +7,8 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from benchmarks.runs import faults
-from benchmarks.runs.jobs import Run
+from benchmarks.runs.pretraining import Run
+from benchmarks.runs.search_processes import searching
 from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.files.metric_rows import read_rows
 from realm_jax.generations.store.inspection import RunGenerations
@@ -90,7 +90,7 @@ def problems(run: Run) -> list[str]:
   if wanted := {0, *last[-_KEPT_CHECKPOINTS:]} - set(steps):
     found.append(f"checkpoints {sorted(wanted)} are lost")
   marker = str(run.directory).encode()
-  if left := [p for p in faults.searching() if marker in _environment(p)]:
+  if left := [p for p in searching() if marker in _environment(p)]:
     found.append(f"processes {left} still search after the run")
   return found
 

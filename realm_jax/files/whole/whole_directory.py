@@ -3,23 +3,23 @@
 A local directory is prepared as a hidden sibling of its target and then
 renamed. A process that is killed leaves the hidden directory, which the next
 one that prepares the same target empties. For an object store, which cannot
-rename, it is prepared in a temporary folder and copied; the caller copies last
-the file that makes it valid.
+rename, it is prepared in a temporary folder and uploaded, last the file that
+makes it valid.
 """
 
 import contextlib
 import fcntl
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from absl import logging
 from etils import epath
 
-from realm_jax.files.durable import sync, sync_tree
-from realm_jax.files.remote import is_remote, upload
+from realm_jax.files.local_disk.scratch import ScratchDirectory
+from realm_jax.files.object_store.remote import is_remote, upload_files
+from realm_jax.files.whole.durable import sync, sync_tree
 
 
 class TargetError(ValueError):
@@ -66,8 +66,8 @@ def staging_directory(target: epath.PathLike) -> Iterator[Path]:
     TargetError: Another process prepares the same target.
   """
   if is_remote(target):
-    with tempfile.TemporaryDirectory(prefix="realm_jax_") as folder:
-      yield Path(folder)
+    with ScratchDirectory() as scratch:
+      yield scratch.path
     return
   path = real_path(target)
   path.parent.mkdir(parents=True, exist_ok=True)
@@ -121,19 +121,16 @@ def rename_into_place(
   shutil.rmtree(replaced, ignore_errors=True)
 
 
-def copy_files(
+def upload_directory(
   source: Path, target: epath.PathLike, *, last: str | None = None
 ) -> None:
-  """Copies all files below a local directory, for example to an object store.
+  """Copies all files below a local directory to an object store.
 
-  `last`, relative to `source`, is the file that makes the target valid.
+  `last`, relative to `source`, is the file that makes the target valid. It is
+  written when all others are there.
   """
-  paths = sorted(path for path in source.rglob("*") if path.is_file())
-  paths.sort(key=lambda path: path.relative_to(source).as_posix() == last)
-  for path in paths:
-    copy = epath.Path(target) / path.relative_to(source)
-    if is_remote(copy):
-      upload(path, copy)
-    else:
-      copy.parent.mkdir(parents=True, exist_ok=True)
-      shutil.copyfile(path, copy)
+  files = (path for path in source.rglob("*") if path.is_file())
+  paths = {path.relative_to(source).as_posix() for path in files}
+  upload_files(source, sorted(paths - {last}), target)
+  if last in paths:
+    upload_files(source, [last], target)

@@ -1,11 +1,6 @@
-"""Faults to inject into a run: kills, damage, a full disk, a late builder.
-
-Faults are injected into a run whose trainer and builders are processes. A
-process that ends afterwards is restarted, and nothing else is repaired.
-"""
+"""Faults of a run on a disk: kills, damage, a full disk, a late builder."""
 
 import contextlib
-import dataclasses
 import os
 import resource
 import shutil
@@ -16,75 +11,14 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.runs.disturbed import CRASH, CUT, Disturbed
-from benchmarks.runs.jobs import Run
+from benchmarks.faults.disturbed import CRASH, CUT, Disturbed
+from benchmarks.faults.injection import NOTHING, Injector
+from benchmarks.runs.pretraining import Run
+from benchmarks.runs.search_processes import searching
 from realm_jax.generations.store import layout
 
-# Target of a fault that found nothing to damage.
-NOTHING = "nothing"
-_SEARCHES = b"realm_jax.indexes.isolated"
-# A fault is injected at most this many checkpoints after its own.
-_LATEST_CHECKPOINTS = 2
 
-
-@dataclasses.dataclass(frozen=True)
-class Fault:
-  """A planned fault.
-
-  Attributes:
-    kind: One of `KINDS`.
-    checkpoint: Step whose checkpoint must be saved first.
-    delay_seconds: Delay after that checkpoint; shorter if the run saves two
-      more checkpoints first.
-    seed: Seed of the other choices: which file, which byte, how long.
-  """
-
-  kind: str
-  checkpoint: int
-  delay_seconds: float
-  seed: int
-
-
-@dataclasses.dataclass
-class InjectedFault:
-  """An injected fault, and its consequences.
-
-  Attributes:
-    fault: The planned fault.
-    what: Target of the fault.
-    checkpoint: Step of the last checkpoint.
-    generation: Step of the last published generation.
-    half_written: Checkpoints and generations that were being written.
-    observed: Events logged until the next fault, with their counts.
-  """
-
-  fault: Fault
-  what: str
-  checkpoint: int
-  generation: int
-  half_written: tuple[str, ...]
-  observed: dict[str, int]
-
-
-def searching(parent: int | None = None) -> dict[int, int]:
-  """Returns the processes that search an index, with their parents.
-
-  Args:
-    parent: Process whose children to list; None lists all processes.
-  """
-  found = {}
-  for path in Path("/proc").glob("[0-9]*"):
-    try:
-      stat = path.joinpath("stat").read_text().rpartition(")")[2].split()
-      command = path.joinpath("cmdline").read_bytes()
-    except OSError:
-      continue  # It ended meanwhile.
-    if _SEARCHES in command and parent in (None, int(stat[1])):
-      found[int(path.name)] = int(stat[1])
-  return found
-
-
-def _kill(*names: str) -> Callable[[Disturbed, np.random.Generator], str]:
+def _kill(*names: str) -> Injector:
   def kill(here: Disturbed, rng: np.random.Generator) -> str:
     del rng
     alive = time.monotonic() - here.jobs[names[0]].started_at
@@ -95,7 +29,7 @@ def _kill(*names: str) -> Callable[[Disturbed, np.random.Generator], str]:
 
 
 def _crash_search(here: Disturbed, rng: np.random.Generator) -> str:
-  trainer = here.jobs["trainer"]
+  trainer = here.trainer
   here.wait(lambda: bool(searching(trainer.pid)), what="process that searches")
   for process in searching(trainer.pid):
     kind = rng.choice([signal.SIGKILL, signal.SIGSEGV])
@@ -105,8 +39,12 @@ def _crash_search(here: Disturbed, rng: np.random.Generator) -> str:
   return NOTHING
 
 
+def _generations(run: Run) -> Path:
+  return Path(run.model_dir) / layout.FOLDER
+
+
 def _some_file(run: Run, rng: np.random.Generator) -> Path | None:
-  generations = run.model_dir / layout.FOLDER
+  generations = _generations(run)
   steps = layout.published_steps(generations)
   if not steps:
     return None
@@ -117,7 +55,7 @@ def _some_file(run: Run, rng: np.random.Generator) -> Path | None:
 
 def _damage(
   harm: Callable[[Path, int, np.random.Generator], None],
-) -> Callable[[Disturbed, np.random.Generator], str]:
+) -> Injector:
   """Returns a fault that damages a file in place, even if it is mapped."""
 
   def damage(here: Disturbed, rng: np.random.Generator) -> str:
@@ -125,8 +63,7 @@ def _damage(
       if (path := _some_file(here.run, rng)) is not None:
         place = int(rng.integers(max(1, path.stat().st_size)))
         harm(path, place, rng)
-        folder = here.run.model_dir / layout.FOLDER
-        return f"{path.relative_to(folder)} at {place}"
+        return f"{path.relative_to(_generations(here.run))} at {place}"
     return NOTHING
 
   return damage
@@ -147,7 +84,7 @@ def _flip(path: Path, place: int, rng: np.random.Generator) -> None:
 
 
 def _remove_one(here: Disturbed, rng: np.random.Generator) -> str:
-  generations = here.run.model_dir / layout.FOLDER
+  generations = _generations(here.run)
   steps = layout.published_steps(generations)
   if not steps:
     return NOTHING
@@ -158,7 +95,7 @@ def _remove_one(here: Disturbed, rng: np.random.Generator) -> str:
 
 def _remove_all(here: Disturbed, rng: np.random.Generator) -> str:
   del rng
-  generations = here.run.model_dir / layout.FOLDER
+  generations = _generations(here.run)
   steps = layout.published_steps(generations)
   shutil.rmtree(generations, ignore_errors=True)
   return str(steps)
@@ -171,7 +108,7 @@ def _second_builder(here: Disturbed, rng: np.random.Generator) -> str:
 
 def _stop_builder(here: Disturbed, rng: np.random.Generator) -> str:
   seconds = rng.uniform(1, 6)
-  builder = here.jobs["builder"]
+  builder = here.builders["builder"]
   os.kill(builder.pid, signal.SIGSTOP)
   here.wait_seconds(seconds)
   os.kill(builder.pid, signal.SIGCONT)
@@ -180,11 +117,11 @@ def _stop_builder(here: Disturbed, rng: np.random.Generator) -> str:
 
 def _late_builder(here: Disturbed, rng: np.random.Generator) -> str:
   seconds = rng.uniform(1, 6)
-  builder = here.jobs.pop("builder")
+  builder = here.builders.pop("builder")
   builder.kill()
   here.wait_seconds(seconds)
   builder.start()
-  here.jobs["builder"] = builder
+  here.builders["builder"] = builder
   return f"{seconds:.1f} s"
 
 
@@ -192,7 +129,7 @@ def _full_disk(here: Disturbed, rng: np.random.Generator) -> str:
   # A limit on the size of files makes writes fail, as on a full disk, and needs
   # no privileges.
   limit, seconds = int(10 ** rng.uniform(1, 5)), rng.uniform(0.5, 4)
-  builder = here.jobs["builder"]
+  builder = here.builders["builder"]
   process, kind = builder.pid, resource.RLIMIT_FSIZE
   _, hard = resource.prlimit(process, kind)
   resource.prlimit(process, kind, (limit, hard))
@@ -202,7 +139,7 @@ def _full_disk(here: Disturbed, rng: np.random.Generator) -> str:
   return f"files above {limit} bytes, {seconds:.1f} s"
 
 
-KINDS: Mapping[str, Callable[[Disturbed, np.random.Generator], str]] = {
+KINDS: Mapping[str, Injector] = {
   "kill trainer": _kill("trainer"),
   "kill builder": _kill("builder"),
   "kill both": _kill("trainer", "builder"),
@@ -216,36 +153,3 @@ KINDS: Mapping[str, Callable[[Disturbed, np.random.Generator], str]] = {
   "late builder": _late_builder,
   "full disk": _full_disk,
 }
-
-
-def inject(here: Disturbed, fault: Fault) -> InjectedFault | None:
-  """Waits for a fault's time and injects it; None if the run ended first.
-
-  Raises:
-    JobError: A process ended without a line that explains it.
-  """
-  run = here.run
-  what = f"checkpoint {fault.checkpoint}"
-  if not here.wait(
-    lambda: run.last_checkpoint() >= fault.checkpoint, what=what
-  ):
-    return None
-  # Otherwise a fast run would end before the last faults.
-  end = time.monotonic() + fault.delay_seconds
-  latest = fault.checkpoint + _LATEST_CHECKPOINTS * run.save_every_steps
-  if not here.wait(
-    lambda: time.monotonic() > end or run.last_checkpoint() >= latest,
-    what="passing of time",
-  ):
-    return None
-  met = InjectedFault(
-    fault,
-    what="",
-    checkpoint=run.last_checkpoint(),
-    generation=run.last_generation(),
-    half_written=tuple(run.half_written()),
-    observed={},
-  )
-  here.kinds.add(fault.kind)
-  met.what = KINDS[fault.kind](here, np.random.default_rng(fault.seed))
-  return met

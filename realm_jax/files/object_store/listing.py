@@ -10,7 +10,7 @@ from typing import Any
 import fsspec
 from etils import epath
 
-from realm_jax.files.remote import is_remote
+from realm_jax.files.object_store.remote import is_remote
 
 
 def names_in(directory: epath.PathLike) -> list[str]:

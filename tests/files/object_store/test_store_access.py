@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.runs.object_store import StoreFault
 from realm_jax import configuration
-from realm_jax.files.store_access import (
+from realm_jax.files.object_store.store_access import (
   StoreAccessError,
   require_readable,
   require_writable,
@@ -15,14 +15,17 @@ from realm_jax.files.store_access import (
 
 
 def test_a_bucket_that_can_be_used_costs_few_requests(object_store, tmp_path):
-  corpus, model = object_store.path("access/corpus"), object_store.path("run")
+  corpus, model = (
+    object_store.path("access/corpus"),
+    object_store.path("access/run"),
+  )
   with object_store.counted() as requests:
     require_readable(corpus, corpus, None, tmp_path / "nowhere")
   assert len(requests) == 1
   with object_store.counted() as requests:
     require_writable(model, tmp_path / "nowhere", None)
   assert len(requests) == 3
-  assert object_store.names("run") == []
+  assert object_store.names("access/run") == []
 
 
 @pytest.mark.parametrize("require", [require_readable, require_writable])
@@ -35,7 +38,7 @@ def test_a_bucket_that_is_not_there(object_store, require):
 def test_a_bucket_that_may_not_be_read(object_store, status):
   object_store.inject(StoreFault("refuse", "^GET", status=status, times=9))
   with pytest.raises(StoreAccessError, match=r"cannot be read: .*roles/stor"):
-    require_readable(object_store.path("run"))
+    require_readable(object_store.path("access/run"))
 
 
 @pytest.mark.parametrize(
@@ -44,15 +47,15 @@ def test_a_bucket_that_may_not_be_read(object_store, status):
 def test_a_bucket_that_may_not_be_written(object_store, method, done):
   object_store.inject(StoreFault("refuse", f"^{method}", status=403))
   with pytest.raises(StoreAccessError, match=rf"cannot be {done}: .*refuses"):
-    require_writable(object_store.path("run"))
+    require_writable(object_store.path("access/run"))
   object_store.inject()
-  for name in object_store.names("run"):
+  for name in object_store.names("access/run"):
     object_store.remove(name)
 
 
 def test_a_removal_whose_answer_is_lost_is_one(object_store):
   object_store.inject(StoreFault("lose answer", "^DELETE"))
-  require_writable(object_store.path("run"))
+  require_writable(object_store.path("access/run"))
   assert object_store.happened() == [1]
 
 
@@ -60,9 +63,9 @@ def test_a_command_says_what_the_store_refuses(object_store, capsys):
   object_store.inject(StoreFault("refuse", "^GET", status=401, times=9))
 
   def main(argv):
-    from realm_jax.files.remote import read_object
+    from realm_jax.files.object_store.remote import read_bytes
 
-    read_object(object_store.path("a"))
+    read_bytes(object_store.path("a"))
 
   configuration.flags.FLAGS(["train"])
   assert configuration.exit_code(main, ["/bin/train.py"]) == 2
@@ -75,7 +78,7 @@ def test_without_the_extra_it_is_named():
   command = """if True:
     import sys
     sys.modules["gcsfs"] = None
-    from realm_jax.files.store_access import require_readable
+    from realm_jax.files.object_store.store_access import require_readable
     require_readable("gs://bucket/a")
   """
   done = subprocess.run(

@@ -3,17 +3,22 @@
 epath's own ways ask two or three times: a name may be an object or a folder.
 """
 
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 import fsspec
 from etils import epath
 
+# Each request waits for its answer. An upload has at most 50 MiB in memory.
+COPIED_AT_ONCE = 8
+
 # Imported when the first path of such a kind is used.
 for _protocol in ("gs", "gcs"):
   fsspec.register_implementation(
     _protocol,
-    "realm_jax.files.gcs_client.GcsClient",
+    "realm_jax.files.object_store.gcs_client.GcsClient",
     clobber=True,
     errtxt="gs:// needs gcsfs: pip install 'realm_jax[gcs]'",
   )
@@ -40,14 +45,26 @@ class ObjectInfo(NamedTuple):
   generation: str
 
 
-def read_object(path: epath.PathLike) -> bytes:
-  """Returns what an object holds, by one request.
+def read_bytes(path: epath.PathLike) -> bytes:
+  """Returns what a file holds; an object store is asked once.
 
   Raises:
-    FileNotFoundError: There is no such object.
+    FileNotFoundError: There is no such file.
   """
+  if not is_remote(path):
+    return Path(path).read_bytes()
   client, name = fsspec.url_to_fs(str(path))
   return client.cat_file(name)
+
+
+def read_text(path: epath.PathLike) -> str:
+  """Returns the text of a file; an object store is asked once.
+
+  Raises:
+    FileNotFoundError: There is no such file.
+    UnicodeDecodeError: It is not in UTF-8.
+  """
+  return read_bytes(path).decode()
 
 
 def objects_below(folder: epath.PathLike) -> dict[str, ObjectInfo]:
@@ -74,6 +91,21 @@ def upload(source: Path, target: epath.PathLike) -> None:
   """
   client, name = fsspec.url_to_fs(str(target))
   client.put_file(str(source), name)
+
+
+def upload_files(
+  directory: Path, paths: Iterable[str], folder: epath.PathLike
+) -> None:
+  """Writes files of a local directory to an object store, several at once.
+
+  After an error, which is raised, no other upload begins.
+  """
+
+  def copy(path: str) -> None:
+    upload(directory / path, epath.Path(folder) / path)
+
+  with ThreadPoolExecutor(COPIED_AT_ONCE) as pool:
+    list(pool.map(copy, paths))
 
 
 def download(source: epath.PathLike, target: Path) -> None:

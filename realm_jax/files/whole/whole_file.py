@@ -8,14 +8,14 @@ written to a temporary folder and uploaded as one object.
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from etils import epath
 
-from realm_jax.files.durable import sync
-from realm_jax.files.remote import is_remote, upload
+from realm_jax.files.local_disk.scratch import ScratchDirectory
+from realm_jax.files.object_store.remote import is_remote, upload
+from realm_jax.files.whole.durable import sync
 
 
 @contextlib.contextmanager
@@ -39,8 +39,8 @@ def whole_file(
   """
   target = epath.Path(path)
   if is_remote(target):
-    with tempfile.TemporaryDirectory(prefix="realm_jax_") as folder:
-      written = Path(folder, target.name)
+    with ScratchDirectory() as scratch:
+      written = scratch.path / target.name
       yield written
       upload(written, target)
     return

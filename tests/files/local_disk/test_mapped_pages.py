@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from realm_jax.files import mapped_pages
+from realm_jax.files.local_disk import mapped_pages
 
 
 @pytest.mark.parametrize("mode", ["r", "r+", "c"])

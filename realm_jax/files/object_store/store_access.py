@@ -10,7 +10,7 @@ import secrets
 import fsspec
 from etils import epath
 
-from realm_jax.files.remote import is_remote
+from realm_jax.files.object_store.remote import is_remote
 
 _GOOGLE = ("gs://", "gcs://")
 # Libraries by whose errors gcsfs reports what is wrong with a request.

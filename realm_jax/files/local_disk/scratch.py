@@ -9,9 +9,10 @@ import weakref
 from pathlib import Path
 from typing import IO
 
-from realm_jax.files.disk_full import DiskFullError
+from realm_jax.files.local_disk.disk_full import DiskFullError
 
 _LOCK = ".lock"
+_FILES = "files"
 
 
 class ScratchDirectory:
@@ -25,10 +26,15 @@ class ScratchDirectory:
     parent = Path(tempfile.gettempdir()) / f"realm_jax-{os.getuid()}"
     parent.mkdir(mode=0o700, exist_ok=True)
     _remove_abandoned(parent)
-    self.path = Path(tempfile.mkdtemp(dir=parent))
-    lock = (self.path / _LOCK).open("w")
+    folder = Path(tempfile.mkdtemp(dir=parent))
+    unlocked = folder / f"{_LOCK}.new"
+    lock = unlocked.open("w")
     fcntl.flock(lock, fcntl.LOCK_EX)
-    self._finalizer = weakref.finalize(self, _remove, self.path, lock)
+    # Other processes never find it unlocked.
+    unlocked.rename(folder / _LOCK)
+    self.path = folder / _FILES
+    self.path.mkdir()
+    self._finalizer = weakref.finalize(self, _remove, folder, lock)
 
   def require_space(self, size: int) -> None:
     """Checks that a number of bytes can be written.
@@ -54,15 +60,17 @@ class ScratchDirectory:
     self.close()
 
 
-def _remove(path: Path, lock: IO[str]) -> None:
-  shutil.rmtree(path, ignore_errors=True)
+def _remove(folder: Path, lock: IO[str]) -> None:
+  # The lock goes last: without it, nobody finishes what a killed process began.
+  shutil.rmtree(folder / _FILES, ignore_errors=True)
+  shutil.rmtree(folder, ignore_errors=True)
   lock.close()
 
 
 def _remove_abandoned(parent: Path) -> None:
   """Removes the directories of processes that are gone."""
-  for path in parent.iterdir():
+  for folder in parent.iterdir():
     # Without a lock, the process that makes it has not locked it yet.
-    with contextlib.suppress(OSError), (path / _LOCK).open("r+") as lock:
+    with contextlib.suppress(OSError), (folder / _LOCK).open("r+") as lock:
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-      shutil.rmtree(path, ignore_errors=True)
+      _remove(folder, lock)

@@ -9,11 +9,11 @@ import pytest
 from etils import epath
 
 from benchmarks.runs.object_store import StoreFault
-from realm_jax.files.remote import (
+from realm_jax.files.object_store.remote import (
   download,
   is_remote,
   objects_below,
-  read_object,
+  read_bytes,
   upload,
 )
 
@@ -47,10 +47,10 @@ def test_the_store_is_asked_once_for_an_object_or_all_below_a_folder(
   assert {name for name in found if found[name] != again[name]} == {"a"}
   assert objects_below(object_store.path("nothing")) == {}
   with object_store.counted() as requests:
-    assert read_object(object_store.path("tree/sub/b")) == b"sub/b"
+    assert read_bytes(object_store.path("tree/sub/b")) == b"sub/b"
   assert len(requests) == 1
   with pytest.raises(FileNotFoundError):
-    read_object(object_store.path("tree/sub"))
+    read_bytes(object_store.path("tree/sub"))
 
 
 def test_files_are_copied_to_the_store_and_back(object_store, tmp_path):
@@ -76,7 +76,7 @@ def test_a_listing_has_what_others_wrote_meanwhile(object_store):
 def test_a_request_that_is_not_answered_is_repeated(object_store):
   object_store.write("hung", b"text")
   object_store.inject(StoreFault("hang", "^GET .*hung"))
-  assert read_object(object_store.path("hung")) == b"text"
+  assert read_bytes(object_store.path("hung")) == b"text"
   assert object_store.happened() == [1]
 
 

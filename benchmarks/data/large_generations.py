@@ -1,0 +1,75 @@
+"""Generations of any number of blocks, with vectors that were not embedded."""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from benchmarks.data.index_vectors import SyntheticVectors
+from benchmarks.data.random_towers import random_towers
+from realm_jax.corpus.store import Corpus
+from realm_jax.generations.building.artifacts import (
+  ArtifactWriter,
+  EmbeddingConfig,
+)
+from realm_jax.generations.store import layout
+from realm_jax.generations.store.manifest import Manifest
+from realm_jax.generations.store.publisher import publish
+from realm_jax.indexes.protocol import IndexConfig
+from realm_jax.models.bert import BertConfig
+from realm_jax.models.retriever import Retriever
+from realm_jax.partitioning import rules
+from realm_jax.partitioning.mesh import make_mesh
+
+QUERY_LENGTH = 16
+RETRIEVER = Retriever(
+  BertConfig(
+    hidden_size=128,
+    num_layers=2,
+    num_heads=2,
+    intermediate_size=512,
+    max_positions=128,
+    dropout_rate=0.0,
+  ),
+  projection_dropout_rate=0.0,
+)
+
+
+def make_generations(
+  directory: Path, corpus: Corpus, index: IndexConfig, *, count: int
+) -> list[Path]:
+  """Makes generations 0, 1, … of synthetic vectors, unless they exist already.
+
+  Args:
+    directory: Folder of vectors and generations.
+    corpus: Corpus of the blocks.
+    index: Index to build; use another directory for other settings.
+    count: Number of generations.
+  """
+  made = directory / f"generations-{corpus.num_blocks}"
+  mesh = make_mesh()
+  retriever, values = random_towers(RETRIEVER, corpus)
+  params = jax.device_put(values, rules.replicated(mesh))
+  artifacts = ArtifactWriter(
+    corpus,
+    retriever,
+    index=index,
+    config=EmbeddingConfig(query_length=QUERY_LENGTH, recall_queries=64),
+    mesh=mesh,
+  )
+  for step in range(count):
+    if step in layout.published_steps(made):
+      continue
+    source = SyntheticVectors(directory, corpus.num_blocks, seed=step)
+    vectors = source.vectors()
+
+    def write(
+      target: Path, vectors: np.ndarray = vectors, step: int = step
+    ) -> Manifest:
+      stored = artifacts.store(target, vectors, step=step)
+      return artifacts.write(target, step=step, params=params, stored=stored)
+
+    publish(made, step, write)
+    del vectors
+    source.path.unlink()
+  return [Path(layout.path_of(made, step)) for step in range(count)]

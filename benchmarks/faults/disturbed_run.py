@@ -1,0 +1,128 @@
+"""A run from its start to its end, while faults are injected."""
+
+import dataclasses
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks.faults import verdict
+from benchmarks.faults.disturbed import Disturbed, disturbed
+from benchmarks.faults.injection import Fault, InjectedFault, Injector, inject
+from benchmarks.runs.jobs import JobError, wait_until
+from benchmarks.runs.pretraining import Run
+
+# Time limit for the rest of a run after the last fault, on a busy machine.
+_COMPLETION_TIMEOUT_SECONDS = 1800.0
+
+
+def complete(here: Disturbed) -> None:
+  """Waits for the end of training, and terminates the builders.
+
+  Raises:
+    JobError: A job failed.
+  """
+  wait_until(
+    here.is_over,
+    what="end of training",
+    timeout_seconds=_COMPLETION_TIMEOUT_SECONDS,
+  )
+  for name, job in here.builders.items():
+    # A builder that is still importing does not handle SIGTERM yet.
+    if (code := job.terminate()) not in (0, -signal.SIGTERM):
+      here.note_end(name, code)
+
+
+@dataclasses.dataclass
+class Outcome:
+  """Result of a run.
+
+  Attributes:
+    met: Injected faults, in order.
+    lines: Last line of each process that ended by itself.
+    problems: Events that should not have happened.
+    is_through: Whether the run was completed.
+  """
+
+  met: list[InjectedFault] = dataclasses.field(default_factory=list)
+  lines: list[str] = dataclasses.field(default_factory=list)
+  problems: list[str] = dataclasses.field(default_factory=list)
+  is_through: bool = False
+
+
+def finish(
+  run: Run,
+  planned: Sequence[Fault] = (),
+  injectors: Mapping[str, Injector] | None = None,
+) -> Outcome:
+  """Runs trainer and builder to the end while faults are injected.
+
+  Args:
+    run: Run with an empty folder.
+    planned: Faults in order; it is a problem if the run ends before the last.
+    injectors: What injects a fault, by its kind.
+  """
+  outcome = Outcome()
+  with disturbed(run) as here:
+    try:
+      for fault in planned:
+        met = inject(here, fault, injectors or {})
+        if outcome.met:
+          outcome.met[-1].observed = here.observed()
+        if met is None:
+          break
+        outcome.met.append(met)
+        print(f"{len(outcome.met):4} {fault.kind}: {met.what}", flush=True)
+      complete(here)
+      outcome.is_through = True
+    except JobError as error:
+      outcome.problems.append(str(error))
+    if outcome.met:
+      _add(outcome.met[-1].observed, here.observed())
+    outcome.lines = here.lines
+    outcome.problems += here.problems
+  if outcome.is_through:
+    outcome.problems += verdict.problems(run)
+    if len(outcome.met) < len(planned):
+      outcome.problems.append(
+        f"the run ended before {len(planned) - len(outcome.met)} faults"
+      )
+  return outcome
+
+
+def _add(counts: dict[str, int], more: dict[str, int]) -> None:
+  for name, count in more.items():
+    counts[name] = counts.get(name, 0) + count
+
+
+def run_with_faults(
+  run: Run,
+  planned: Sequence[Fault],
+  injectors: Mapping[str, Injector],
+  *,
+  expected: Run | None,
+) -> dict[str, Any]:
+  """Runs with faults, and compares the result with the expected run, if any.
+
+  Returns:
+    What happened, with the values that JSON knows.
+  """
+  began = time.monotonic()
+  outcome = finish(run, planned, injectors)
+  seconds = time.monotonic() - began
+  found: dict[str, Any] = {
+    "index": run.index,
+    "planned": len(planned),
+    "faults": [dataclasses.asdict(met) for met in outcome.met],
+    "stopped_with": outcome.lines,
+    "problems": outcome.problems,
+    "refused_generations": verdict.refusals(run),
+    "steps": run.num_steps,
+    "seconds": round(seconds, 1),
+  }
+  if outcome.is_through:
+    found["left_damaged"] = verdict.damaged_generations(run)
+    found["swaps"] = len({row["generation"] for row in verdict.curve(run)}) - 1
+    if expected is not None:
+      found["differences"] = verdict.differences(expected, run)
+  return found

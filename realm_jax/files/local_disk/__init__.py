@@ -1,0 +1,1 @@
+"""Local disks: full ones, temporary directories and the page cache."""

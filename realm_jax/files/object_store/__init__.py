@@ -1,0 +1,1 @@
+"""Object stores such as gs://: what is different there from a local disk."""

@@ -1,0 +1,1 @@
+"""Files and directories that appear complete, or not at all."""

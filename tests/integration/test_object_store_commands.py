@@ -1,0 +1,188 @@
+"""The other commands over a run in a bucket, as their gin files bind them."""
+
+import contextlib
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from realm_jax.answers.run_answers import RunAnswers
+from realm_jax.checkpoints.best import BestCheckpoint, read_best
+from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.conversion.errors import ConversionError
+from realm_jax.evaluation.answering import load_answerer
+from realm_jax.evaluation.following import follow
+from realm_jax.evaluation.scoring.comparison import compare
+from realm_jax.files.object_store.store_access import StoreAccessError
+from realm_jax.files.whole.whole_directory import upload_directory
+from realm_jax.generations.store.inspection import RunGenerations
+from realm_jax.generations.store.publisher import remove
+from realm_jax.inputs.config import DataConfig
+from realm_jax.inputs.display import describe
+from realm_jax.inputs.examples import ExampleStream
+from realm_jax.partitioning.agreement import Agreement
+from tests import tiny_world
+from tests.conversion import exported
+from tests.conversion.hugging_face import bert_files
+from tests.conversion.imported import import_weights, load
+from tests.generations.conftest import publish_one
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
+
+
+@pytest.fixture(scope="module")
+def bucket(_object_store, world, tmp_path_factory) -> str:
+  """A folder with the world's files, and a run with a generation."""
+  with pytest.MonkeyPatch.context() as patch:
+    cache = tmp_path_factory.mktemp("cache")
+    patch.setenv("REALM_JAX_CACHE_DIR", str(cache))
+    folder = _object_store.path("commands")
+    upload_directory(world.directory, f"{folder}/world")
+    world.save_checkpoint(f"{folder}/run", generation=0)
+    world.build_generation(f"{folder}/run", corpus_dir=f"{folder}/world/corpus")
+    yield folder
+
+
+@pytest.fixture
+def run(bucket, object_store) -> dict[str, str]:
+  """The values that gin files want of the run."""
+  del object_store
+  return {
+    "MODEL_DIR": f"{bucket}/run",
+    "CORPUS_DIR": f"{bucket}/world/corpus",
+  }
+
+
+@pytest.fixture
+def questions(bucket, run) -> DataConfig:
+  return DataConfig(
+    task="open_qa",
+    corpus_dir=run["CORPUS_DIR"],
+    question_files={"train": f"{bucket}/world/questions.jsonl"},
+    batch_size=1,
+    query_length=tiny_world.QUERY_LENGTH,
+    block_length=tiny_world.BLOCK_LENGTH,
+  )
+
+
+def test_a_question_is_answered(commands, run):
+  answerer = commands.call(load_answerer, "ask", **run, NUM_SPANS=20)
+  answered = answerer.ask("where was Ada born?")
+  assert answered.answers[0].text in answerer.corpus.body(
+    answered.answers[0].row
+  )
+
+
+def test_a_followed_run_names_its_best_and_its_evaluations_are_compared(
+  commands, run, bucket
+):
+  figures = commands.call(
+    follow,
+    "eval",
+    **run,
+    QUESTIONS=f"{bucket}/world/questions.jsonl",
+    OUTPUT_DIR=f"{bucket}/eval",
+    FOLLOW_UNTIL_STEP=0,
+    BATCH_SIZE=1,
+  )
+  best = BestCheckpoint("exact_match", 0, figures["exact_match"])
+  assert read_best(run["MODEL_DIR"]) == best
+  predictions = f"{bucket}/eval/0/predictions.jsonl"
+  found = compare(predictions, predictions)
+  assert found["num_questions"] == len(tiny_world.questions())
+  assert found["metrics"]["exact_match"]["difference"] == 0
+
+
+def test_examples_are_shown(questions):
+  stream = ExampleStream(questions, repeat=False)
+  shown = describe(
+    next(iter(stream)),
+    features=stream.task.output_features,
+    corpus=questions.corpus,
+  )
+  assert "born?" in shown
+
+
+def test_answers_are_found_once(questions, run, object_store):
+  def rows():
+    answers = RunAnswers(
+      run["MODEL_DIR"], questions, "tokens", agreement=Agreement("answers")
+    )
+    return answers.of(questions.corpus)
+
+  rows()
+  made = object_store.names("commands/run/answers/")
+  with object_store.counted() as requests:
+    rows()
+  assert not [line for line in requests if line.startswith("POST")]
+  assert object_store.names("commands/run/answers/") == made
+
+
+def test_generations_are_listed_verified_and_pruned(object_store, world):
+  model_dir = object_store.path("commands/pruned")
+  for step in (0, 500, 1000):
+    publish_one(f"{model_dir}/generations", world.corpus, step)
+  with contextlib.closing(CheckpointStore(model_dir, read_only=False)) as store:
+    store.save(1000, {"loop": {"generation": np.int64(500)}})
+  run = RunGenerations.find(model_dir, None)
+  with object_store.counted() as requests:
+    assert [one.problem for one in run.inspect()] == ["", "", ""]
+  # Whatever the number of its files.
+  read = [line for line in requests if "generations/00000500" in line]
+  assert len(read) <= 5
+  (name,) = [
+    name
+    for name in object_store.names("commands/pruned/generations/00001000")
+    if "embeddings-00001" in name
+  ]
+  content = object_store.read(name)
+  object_store.write(name, content[:-1] + bytes([content[-1] ^ 1]))
+  found = run.inspect(checksums=True)
+  assert [one.checkpoints for one in found] == [[], [1000], []]
+  assert [bool(one.problem) for one in found] == [False, False, True]
+  assert name in found[2].problem
+  remove(run.generations_dir, run.to_prune(keep=1))
+  assert [one.step for one in run.inspect()] == [500, 1000]
+
+
+def test_weights_go_in_and_out(object_store, tmp_path):
+  home = bert_files.write(tmp_path / "home", bert_files.tensors())
+  model_dir = object_store.path("commands/imported")
+  import_weights("hf_bert", home, model_dir, parts=["retriever"])
+  # What an import leaves on a disk may be copied to a bucket, too.
+  import_weights("hf_bert", home, tmp_path / "run", parts=["retriever"])
+  upload_directory(tmp_path / "run", object_store.path("commands/copied"))
+  files = []
+  for number, source in enumerate(("imported", "copied")):
+    exported.export(
+      object_store.path(f"commands/{source}"),
+      object_store.path(f"commands/exported/{number}"),
+      load(tmp_path / "run").retriever,
+      to="hf_bert",
+      part="retriever",
+    )
+    folder = f"commands/exported/{number}/"
+    names = object_store.names(folder)
+    files.append({n.removeprefix(folder): object_store.read(n) for n in names})
+  assert files[0] == files[1]
+  assert files[0]["vocab.txt"] == (home / "vocab.txt").read_bytes()
+  written = safetensors.numpy.load(files[0]["model.safetensors"])
+  for name, tensor in bert_files.tensors(pooler=False).items():
+    np.testing.assert_array_equal(written[name], tensor)
+
+
+def test_what_cannot_be_in_a_bucket_is_said_before_the_work(
+  object_store, tmp_path
+):
+  with pytest.raises(ConversionError, match="copy them to one first"):
+    import_weights("hf_bert", object_store.path("weights"), tmp_path / "run")
+  nowhere = "gs://another-bucket/run"
+  for call in (
+    lambda: import_weights("hf_bert", tmp_path, nowhere),
+    lambda: exported.export(nowhere, tmp_path / "out", to="hf_bert"),
+    lambda: exported.export(tmp_path, nowhere, to="hf_bert"),
+    lambda: compare(nowhere, tmp_path / "predictions.jsonl"),
+    lambda: RunGenerations.find(nowhere, None),
+  ):
+    with pytest.raises(StoreAccessError, match="no bucket gs://another-bucket"):
+      call()
