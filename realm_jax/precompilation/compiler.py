@@ -11,7 +11,7 @@ from pathlib import Path
 import jax
 import jaxlib
 
-from realm_jax.files.whole_file import whole_file
+from realm_jax.files.whole.whole_file import whole_file
 
 # jax's own cache of compilations writes programs for a topology, and cannot
 # read them again without its devices. Kept here is what a report needs.
