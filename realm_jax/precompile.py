@@ -95,6 +95,8 @@ def _recipe() -> run.Recipe:
     with configuration.parsed(_BUILDER_GIN_FILE.value, without_data=True):
       generation = configuration.configured(GenerationConfig)()
   corpus = Corpus.open(_LENGTHS_FROM.value) if _LENGTHS_FROM.value else None
+  if corpus is not None and train is not None:
+    corpus.require_whole_blocks(train.data.block_length)
   return run.Recipe(
     train=train,
     generation=generation,

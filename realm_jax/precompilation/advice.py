@@ -21,8 +21,8 @@ def advice(config: TrainConfig, estimate: Estimate, chip: Chip) -> list[str]:
   found = []
   if jnp.dtype(config.retriever.bert.dtype) == jnp.float32:
     found.append(
-      'DTYPE = "bfloat16" halves most temporaries: about '
-      f"{_gib(fixed + temporary / 2)} in all"
+      'BertConfig.dtype = "bfloat16" (DTYPE in gin/models/bert_base.gin) '
+      f"halves most temporaries: about {_gib(fixed + temporary / 2)} in all"
     )
   fsdp = config.mesh.fsdp
   while fsdp * 2 * config.mesh.model_parallelism <= mesh.size:

@@ -70,7 +70,7 @@ def test_a_program_that_does_not_fit_says_so_and_what_would_help():
   text = report.text()
   assert "It does not fit: training step 8 × 384 (20.40 of 16.91 GB)" in text
   # 3 GiB remain, and temporaries in bfloat16, or of a smaller batch, are less.
-  assert 'DTYPE = "bfloat16"' in text
+  assert 'BertConfig.dtype = "bfloat16"' in text
   assert "11.0 GiB" in text
   assert "BATCH_SIZE = 48" in text
   # The state is no reason, so dividing it does not help.
