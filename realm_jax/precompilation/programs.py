@@ -20,6 +20,7 @@ from realm_jax.generations.building.corpus_embedder import (
 )
 from realm_jax.generations.building.length_batches import (
   choose_lengths,
+  length_multiple,
   round_up,
   rows_per_batch,
 )
@@ -243,7 +244,10 @@ def _by_batch_length(
 ) -> dict[int, Int[np.ndarray, " n"]]:
   """Returns the lengths of a corpus's blocks, by those of the batches."""
   batch_lengths = choose_lengths(
-    corpus.lengths, longest=corpus.block_length, max_lengths=max_lengths
+    corpus.lengths,
+    longest=corpus.block_length,
+    multiple=length_multiple("tpu"),
+    max_lengths=max_lengths,
   )
   rounded = round_up(corpus.lengths, batch_lengths)
   return {n: corpus.lengths[rounded == n] for n in batch_lengths}

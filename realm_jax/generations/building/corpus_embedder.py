@@ -24,6 +24,7 @@ from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.generations.building.length_batches import (
   choose_lengths,
   length_batches,
+  length_multiple,
   round_up,
 )
 from realm_jax.generations.store.embeddings import check_finite
@@ -97,7 +98,10 @@ class CorpusEmbedder:
     self._tokens_per_batch = min(tokens_per_batch * self._groups, tokens)
     self._embed = jitted_embedder(embed_blocks, mesh)
     self.lengths = choose_lengths(
-      corpus.lengths, longest=corpus.block_length, max_lengths=num_lengths
+      corpus.lengths,
+      longest=corpus.block_length,
+      multiple=length_multiple(mesh.devices.flat[0].platform),
+      max_lengths=num_lengths,
     )
     self.host_wait_seconds = 0.0
 

@@ -7,29 +7,36 @@ from jaxtyping import Int
 
 from realm_jax.corpus.store import NULL_ROW
 
-# Lengths of batches are multiples of the width of vector units.
-_LENGTH_MULTIPLE = 8
+
+def length_multiple(platform: str) -> int:
+  """Returns what lengths of batches are multiples of.
+
+  On TPUs it is the height of a tile of bfloat16, which the attention kernel
+  wants; elsewhere the width of vector units.
+  """
+  return 16 if platform == "tpu" else 8
 
 
 def choose_lengths(
   lengths: Int[np.ndarray, " n"],
   *,
   longest: int,
+  multiple: int = 8,
   max_lengths: int = 16,
   max_padding: float = 1.05,
 ) -> tuple[int, ...]:
   """Chooses the batch lengths, in rising order, that leave the least padding.
 
   Each is compiled, so there are no more than are needed for at most
-  `max_padding` computed tokens per token of the rows. Rows with more tokens
-  than `longest` are cut.
+  `max_padding` computed tokens per token of the rows. They are multiples of
+  `multiple`, or `longest`. Rows with more tokens than that are cut.
   """
   if max_lengths < 1:
     raise ValueError(
       f"num_lengths={max_lengths}; want at least one length of batches"
     )
   useful = int(np.minimum(lengths, longest).sum())
-  rounded = -(-lengths // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
+  rounded = -(-lengths // multiple) * multiple
   rounded = np.minimum(rounded, longest)
   values, counts = np.unique(rounded, return_counts=True)
   below = np.concatenate([[0], np.cumsum(counts)])
