@@ -50,6 +50,12 @@ def test_a_recipe_is_compiled_for_a_slice_from_nothing_but_itself(
     "--gin.FSDP=2",
     # BERT's vocabulary would take most of the compilation.
     "--gin.bert.BertConfig.vocab_size=64",
+    # Sizes of the attention kernel.
+    "--gin.bert.BertConfig.hidden_size=128",
+    "--gin.bert.BertConfig.dropout_rate=0.1",
+    "--gin.QUERY_LENGTH=16",
+    "--gin.BLOCK_LENGTH=32",
+    "--gin.JOINT_LENGTH=48",
     "--topology=v5e:2x2",
     "--num_blocks=1000",
     f"--cache_dir={tmp_path / 'cache'}",
@@ -60,6 +66,7 @@ def test_a_recipe_is_compiled_for_a_slice_from_nothing_but_itself(
   assert figures["fits"] is True
   assert figures["chips"] == 4
   assert 0 < figures["utilisation"] < 1
+  assert figures["kernels"]
   for name in (
     *("argument_bytes", "temporary_bytes", "hbm_bytes", "flops_per_chip"),
     "estimated_step_seconds",
