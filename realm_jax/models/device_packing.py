@@ -38,6 +38,22 @@ class DevicePlan(NamedTuple):
   needed_rows: Int[Array, " s"]
 
 
+class _Filling(NamedTuple):
+  """Rows of a group that are being filled.
+
+  Attributes:
+    starts: Start of each sequence that has one.
+    space: Number of tokens that are left in each row.
+    last_turn: Turn in which each row was filled last.
+    used: Number of rows that have a sequence, and of those beyond the last.
+  """
+
+  starts: Int[Array, " m"]
+  space: Int[Array, " r"]
+  last_turn: Int[Array, " r"]
+  used: Int[Array, ""]
+
+
 def plan_rows(
   lengths: Int[Array, "s m"], *, row_length: int, num_rows: int
 ) -> DevicePlan:
@@ -57,9 +73,7 @@ def _best_fit(
   order = jnp.argsort(-lengths, stable=True)
   rows = jnp.arange(num_rows)
 
-  def place(
-    turn: Int[Array, ""], state: tuple[Array, ...]
-  ) -> tuple[Array, ...]:
+  def place(turn: Int[Array, ""], state: _Filling) -> _Filling:
     starts, space, last_turn, used = state
     index = order[turn]
     length = lengths[index]
@@ -72,21 +86,21 @@ def _best_fit(
     row = jnp.where(is_open, jnp.argmin(preference), used)
     offset = jnp.where(is_open, row_length - space[row], 0)
     # A row beyond the last is dropped.
-    return (
+    return _Filling(
       starts.at[index].set(row * row_length + offset),
       space.at[row].add(-length, mode="drop"),
       last_turn.at[row].set(turn, mode="drop"),
       used + jnp.where(is_open, 0, 1),
     )
 
-  state = (
+  state = _Filling(
     jnp.zeros(size, jnp.int32),
     jnp.full(num_rows, row_length, jnp.int32),
     jnp.zeros(num_rows, jnp.int32),
     jnp.zeros((), jnp.int32),
   )
-  starts, _, _, used = lax.fori_loop(0, size, place, state)
-  return starts, jnp.maximum(used, 1)
+  filled = lax.fori_loop(0, size, place, state)
+  return filled.starts, jnp.maximum(filled.used, 1)
 
 
 def lay_out(plan: DevicePlan, rows: TokenRows, *, num_rows: int) -> Sequences:

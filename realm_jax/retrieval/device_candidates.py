@@ -107,18 +107,20 @@ def find_candidates(
     marks = _fetch(blocks.marks, rows)
     is_source = (marks[..., :2] == source_hashes[:, None]).all(axis=-1)
     place = jnp.broadcast_to(jnp.arange(rows.shape[1]), rows.shape)
-    place = with_null(without_source(place, is_source, num_kept=num_kept))
-    is_null = place == NULL_ROW
-
-    def kept(found: Array, null: Array | int) -> Array:
-      chosen = jnp.take_along_axis(found, jnp.maximum(place, 0), axis=1)
-      return jnp.where(is_null, null, chosen)
-
-    tokens = fetch_tokens(blocks.tokens, kept(rows, NULL_ROW))
+    place = without_source(place, is_source, num_kept=num_kept)
+    kept = jnp.maximum(place, 0)
+    tokens = fetch_tokens(
+      blocks.tokens, jnp.take_along_axis(rows, kept, axis=1)
+    )
+    numbers = jnp.take_along_axis(marks[..., 2], kept, axis=1)
+    # Only now the null block comes in front: nobody need fetch it.
+    is_null = with_null(place) == NULL_ROW
+    tokens = jnp.pad(tokens, ((0, 0), (1, 0), (0, 0)))
+    numbers = jnp.pad(numbers, ((0, 0), (1, 0)))
     null = jnp.broadcast_to(blocks.null_tokens, tokens.shape)
     return Candidates(
       jnp.where(is_null[..., None], null, tokens),
-      kept(marks[..., 2], blocks.null_number),
+      jnp.where(is_null, blocks.null_number, numbers),
     )
 
   by_group = PartitionSpec(BATCH_AXES)

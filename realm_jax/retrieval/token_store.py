@@ -87,7 +87,7 @@ def hash_words(
 def _share(
   corpus: Corpus, retriever: Retriever, start: int, stop: int, length: int
 ) -> tuple[Shaped[np.ndarray, "n l"], UInt32[np.ndarray, "n 3"]]:
-  """Returns tokens and marks of rows start … stop, with zeros after the last."""
+  """Returns tokens and marks of some rows; zeros stand for those past N."""
   tokens = np.zeros((stop - start, length), token_dtype(corpus.vocab_size))
   marks = np.zeros((stop - start, 3), np.uint32)
   for rows in _parts(start, min(stop, corpus.num_blocks)):

@@ -24,7 +24,7 @@ def _found(corpus, retriever, mesh, vectors, queries, source_hashes):
   index = ExactIndex(vectors, ExactConfig(), mesh=mesh)
   store = TokenStore.of(corpus, retriever, block_length=_LENGTH, mesh=mesh)
   hashes = hash_words(source_hashes)
-  on_device = rules.to_devices({"queries": queries, "hashes": hashes}, mesh)
+  queries_there, hashes_there = rules.to_devices((queries, hashes), mesh)
 
   @jax.jit
   def find(queries, hashes, searched, blocks):
@@ -38,11 +38,8 @@ def _found(corpus, retriever, mesh, vectors, queries, source_hashes):
       mesh=mesh,
     )
 
-  found = find(
-    *on_device.values(),
-    SearchedVectors(index.vectors, index.count),
-    store.arrays,
-  )
+  searched = SearchedVectors(index.vectors, index.count)
+  found = find(queries_there, hashes_there, searched, store.arrays)
   tokens = np.zeros((_BATCH, 1), np.int32)
   rows = index.search(QueryBatch(tokens, queries), _SEARCHED).rows
   return found, rows

@@ -69,10 +69,20 @@ class RetrievingSteps:
   They are compiled when the first generation is there, since its vectors'
   number and type are part of the program, and again only where a later one has
   other shapes: a corpus that has outgrown its capacity.
+
+  Args:
+    setup: Parts of the step.
+    state: State before the first step, on the devices.
+    packer: Packer with the shape buckets of the run.
+
+  Attributes:
+    bucket: Usual number of rows of each group, for each encoder input; None
+      where sequences are not packed.
+    programs: Compiled steps, by whether the retriever is frozen and by what
+      the program depends on.
   """
 
   def __init__(self, setup: StepSetup, state: TrainState, packer: Packer):
-    """Takes the state before the first step."""
     self._setup = setup
     config = setup.config
     self._shardings = jax.tree.map(lambda array: array.sharding, state)
@@ -82,9 +92,8 @@ class RetrievingSteps:
       for step in (int(state.step), config.num_steps - 1)
     }
     usual, largest = packer.buckets[0], packer.buckets[-1]
-    self._bucket = None if usual == largest else usual
-    # By whether the retriever is frozen, and what the program depends on.
-    self._compiled: dict[tuple[bool, Any], jax.stages.Compiled] = {}
+    self.bucket = None if usual == largest else usual
+    self.programs: dict[tuple[bool, Any], jax.stages.Compiled] = {}
 
   def __call__(
     self, state: TrainState, batch: StepBatch, step: int
@@ -92,11 +101,11 @@ class RetrievingSteps:
     """Runs a step, whose state is donated."""
     assert isinstance(batch, RetrievingBatch)
     frozen, key = step < self._freeze_steps, _key(batch)
-    if (frozen, key) not in self._compiled:
+    if (frozen, key) not in self.programs:
       self._compile(state, batch, key)
     # A copy from the host that nobody has asked for is an error.
     with jax.transfer_guard("disallow"):
-      run = self._compiled[frozen, key]
+      run = self.programs[frozen, key]
       return run(state, batch.examples, batch.searched)
 
   def _compile(
@@ -104,19 +113,19 @@ class RetrievingSteps:
   ) -> None:
     """Compiles the step for all modes that the run will need."""
     mesh = self._setup.mesh
-    if self._compiled:
+    if self.programs:
       logging.info("the corpus has outgrown its capacity: compiling the step")
     for frozen in self._modes:
       step = jitted_retrieving_step(
         self._setup,
         self._shardings,
-        bucket=self._bucket,
+        bucket=self.bucket,
         plan=batch.plan,
         frozen=frozen,
       )
       with jax.set_mesh(mesh):
         lowered = step.lower(state, batch.examples, batch.searched)
-      self._compiled[frozen, key] = lowered.compile(
+      self.programs[frozen, key] = lowered.compile(
         cpu_tuning.compiler_options(mesh)
       )
     cpu_tuning.return_freed_memory()

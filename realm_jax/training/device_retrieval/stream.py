@@ -106,9 +106,7 @@ class DeviceCandidateStream:
       "corpus_version": float(generation.corpus.version),
     }
     loaded = self._schedule.loaded()
-    facts = StepFacts(
-      bucket=0, generation=loaded, crashed=None, metrics=metrics
-    )
+    facts = StepFacts(0, loaded, crashed=None, metrics=metrics)
     decision = self._decisions.of_step(step, facts)
     return (
       NOTHING_RETRIEVED,

@@ -67,9 +67,8 @@ def _assert_equal(found, expected):
         np.testing.assert_array_equal(getattr(rows, name), array, err_msg=name)
     # No token has the number of an empty sequence.
     size = wanted.numbers.shape[1]
-    for group, sequence in enumerate(
-      np.split(wanted.sequence, len(rows.starts))
-    ):
+    by_group = np.split(wanted.sequence, len(wanted.starts))
+    for group, sequence in enumerate(by_group):
       is_used = np.isin(np.arange(size), sequence)
       np.testing.assert_array_equal(
         rows.numbers[group][is_used], wanted.numbers[group][is_used]
