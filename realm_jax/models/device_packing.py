@@ -110,7 +110,7 @@ def lay_out(plan: DevicePlan, rows: TokenRows, *, num_rows: int) -> Sequences:
   """
   groups, size = plan.lengths.shape
   row_length = rows.token_ids.shape[-1]
-  tokens = rows.token_ids.reshape(groups, size, row_length)
+  tokens = jnp.asarray(rows.token_ids).reshape(groups, size, row_length)
   lay_out_group = functools.partial(_lay_out_group, num_rows=num_rows)
   laid_out = jax.vmap(lay_out_group)(plan.lengths, plan.starts, tokens)
   shape = (groups * num_rows, row_length)

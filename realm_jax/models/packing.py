@@ -131,7 +131,7 @@ def lay_out(plan: PackingPlan, rows: TokenRows, *, num_rows: int) -> Sequences:
     return flat.reshape(shape)
 
   return Sequences(
-    token_ids=scattered(rows.token_ids[owner, position], PAD_ID),
+    token_ids=scattered(np.asarray(rows.token_ids)[owner, position], PAD_ID),
     sequence=scattered(owner % size, NO_SEQUENCE),
     position=scattered(position, 0),
     starts=starts.astype(np.int32),

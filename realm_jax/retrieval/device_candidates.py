@@ -7,7 +7,7 @@ candidates.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int, Shaped, UInt32
 
 from realm_jax.indexes import exact_search
+from realm_jax.models.arrays import AnyArray
 from realm_jax.partitioning.mesh import BATCH_AXES, MESH_AXES, MODEL_AXIS
 from realm_jax.retrieval.candidate_rows import (
   NULL_ROW,
@@ -34,24 +35,27 @@ class BlockArrays(NamedTuple):
   The rows are divided over all devices, and padded as the vectors are.
 
   Attributes:
-    tokens: `[CLS] title [SEP] body [SEP]` of each block, padded, in 16 bits if
-      the vocabulary fits.
-    marks: The two words of each block's content hash, and the number that its
-      dropout masks are derived from.
+    tokens: `[CLS] title [SEP] body [SEP]` of each block, in 16 bits if the
+      vocabulary fits, padded to the length of `null_tokens` at least.
+    hashes: The two words of each block's content hash. They lie in arrays of
+      their own because TPUs pad the last dimension of a matrix to 128.
+    numbers: The number that each block's dropout masks are derived from.
     null_tokens: The null block, which is not stored among the others.
     null_number: The number of the null block.
   """
 
-  tokens: Shaped[Array, "n l"]
-  marks: UInt32[Array, "n 3"]
+  tokens: Shaped[Array, "n c"]
+  hashes: tuple[UInt32[Array, " n"], UInt32[Array, " n"]]
+  numbers: UInt32[Array, " n"]
   null_tokens: Int[Array, " l"]
   null_number: UInt32[Array, ""]
 
   @classmethod
-  def partitions(cls) -> "BlockArrays":
-    """Returns how the mesh divides each array."""
-    divided, whole = PartitionSpec(MESH_AXES), PartitionSpec()
-    return cls(divided, divided, whole, whole)  # type: ignore[arg-type]
+  def partitions(cls) -> Any:
+    """Returns the partition of each array, in such a tuple."""
+    divided: Any = PartitionSpec(MESH_AXES)
+    whole: Any = PartitionSpec()
+    return cls(divided, divided, divided, whole, whole)
 
 
 class Candidates(NamedTuple):
@@ -75,7 +79,7 @@ class SearchedVectors(NamedTuple):
 
 def find_candidates(
   queries: Float[Array, "b d"],
-  source_hashes: UInt32[Array, "b 2"],
+  source_hashes: UInt32[AnyArray, "b 2"],
   searched: SearchedVectors,
   blocks: BlockArrays,
   *,
@@ -104,13 +108,15 @@ def find_candidates(
     source_hashes: UInt32[Array, "b 2"],
     blocks: BlockArrays,
   ) -> Candidates:
-    marks = _fetch(blocks.marks, rows)
+    marks = _fetch_marks(blocks, rows)
     is_source = (marks[..., :2] == source_hashes[:, None]).all(axis=-1)
     place = jnp.broadcast_to(jnp.arange(rows.shape[1]), rows.shape)
     place = without_source(place, is_source, num_kept=num_kept)
     kept = jnp.maximum(place, 0)
     tokens = fetch_tokens(
-      blocks.tokens, jnp.take_along_axis(rows, kept, axis=1)
+      blocks.tokens,
+      jnp.take_along_axis(rows, kept, axis=1),
+      length=len(blocks.null_tokens),
     )
     numbers = jnp.take_along_axis(marks[..., 2], kept, axis=1)
     # Only now the null block comes in front: nobody need fetch it.
@@ -130,44 +136,58 @@ def find_candidates(
     in_specs=(by_group, by_group, BlockArrays.partitions()),
     out_specs=by_group,
     check_vma=False,
-  )(rows, source_hashes, blocks)
+  )(rows, jnp.asarray(source_hashes), blocks)
+
+
+def _fetch_marks(
+  own: BlockArrays, rows: Int[Array, "b n"]
+) -> UInt32[Array, "b n 3"]:
+  """Returns the two words of the hashes of rows, and their numbers."""
+  marks = *own.hashes, own.numbers
+  return _fetch(
+    lambda local: jnp.stack([mark[local] for mark in marks], axis=-1),
+    rows,
+    rows_of_device=len(own.numbers),
+  )
 
 
 def fetch_tokens(
-  own: Shaped[Array, "n l"], rows: Int[Array, "b k"]
-) -> Int[Array, "b k l"]:
-  """Returns the tokens of rows, zeros for the null row."""
-  if own.dtype != jnp.uint16:
-    return _fetch(own, rows).astype(jnp.int32)
-  length = own.shape[-1]
+  own: Shaped[Array, "n c"], rows: Int[Array, "b k"], *, length: int
+) -> Int[Array, "b k {length}"]:
+  """Returns the first tokens of rows that are divided over all devices."""
 
-  def as_words(tokens: Shaped[Array, "b k l"]) -> UInt32[Array, "b k w"]:
+  def look_up(local: Int[Array, "a k"]) -> UInt32[Array, "a k w"]:
+    tokens = own[local][..., :length]
+    if own.dtype != jnp.uint16:
+      return tokens
     odd = ((0, 0), (0, 0), (0, length % _TOKENS_PER_WORD))
-    pairs = jnp.pad(tokens, odd).reshape(*tokens.shape[:2], -1, 2)
+    pairs = jnp.pad(tokens, odd).reshape(*local.shape, -1, _TOKENS_PER_WORD)
     return lax.bitcast_convert_type(pairs, jnp.uint32)
 
-  words = _fetch(own, rows, as_words)
-  pairs = lax.bitcast_convert_type(words, jnp.uint16)
-  tokens = pairs.reshape(*rows.shape, -1)[..., :length]
-  return tokens.astype(jnp.int32)
+  words = _fetch(look_up, rows, rows_of_device=len(own))
+  if own.dtype == jnp.uint16:
+    pairs = lax.bitcast_convert_type(words, jnp.uint16)
+    words = pairs.reshape(*rows.shape, -1)[..., :length]
+  return words.astype(jnp.int32)
 
 
 def _fetch(
-  own: Shaped[Array, "n f"],
+  look_up: Callable[[Int[Array, "a k"]], UInt32[Array, "a k w"]],
   rows: Int[Array, "b k"],
-  encode: Callable[[Array], Array] = lambda found: found,
-) -> Shaped[Array, "b k _"]:
-  """Returns rows of an array whose rows are divided over all devices.
+  *,
+  rows_of_device: int,
+) -> UInt32[Array, "b k w"]:
+  """Returns what the device that has a row finds in it.
 
-  Each device looks up the rows of all queries that it has. One of them has
-  each row and the others add zeros, so a reduce-scatter gives each group of
-  devices what its own queries asked for. `encode` is applied before.
+  Each device looks up the rows of all queries, numbered from its own first
+  one. One of them has each row and the others add zeros, so a reduce-scatter
+  gives each group of devices what its own queries asked for.
   """
   everyone = lax.all_gather(rows, BATCH_AXES, tiled=True)
-  local = everyone - lax.axis_index(MESH_AXES) * len(own)
-  is_own = (local >= 0) & (local < len(own))
-  found = own[jnp.clip(local, 0, len(own) - 1)]
-  found = encode(jnp.where(is_own[..., None], found, 0))
+  local = everyone - lax.axis_index(MESH_AXES) * rows_of_device
+  is_own = (local >= 0) & (local < rows_of_device)
+  found = look_up(jnp.clip(local, 0, rows_of_device - 1))
+  found = jnp.where(is_own[..., None], found, 0)
   found = lax.psum_scatter(found, BATCH_AXES, scatter_dimension=0, tiled=True)
   if lax.axis_size(MODEL_AXIS) > 1:
     # The devices of a group have asked for the same rows.

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from realm_jax.retrieval.device_candidates import BlockArrays
 
 _ROWS_PER_COPY = 1 << 14
 _MAX_VOCABULARY_OF_16_BITS = 1 << 16
+_TPU_LANES = 128
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,25 +50,32 @@ class TokenStore:
     """
     capacity = capacity_for(corpus.num_blocks, devices=mesh.size)
     sharding = NamedSharding(mesh, PartitionSpec(MESH_AXES))
-    shape = (capacity, block_length)
-    tokens, marks = [], []
+    columns = stored_columns(block_length, mesh.devices.flat[0].platform)
+    shares = []
     for device, index in sharding.addressable_devices_indices_map(
-      shape
+      (capacity,)
     ).items():
       assert index is not None
       start, stop, _ = index[0].indices(capacity)
-      own = _share(corpus, retriever, start, stop, block_length)
-      tokens.append(jax.device_put(own[0], device))
-      marks.append(jax.device_put(own[1], device))
+      share = _share(corpus, retriever, start, stop, block_length, columns)
+      shares.append(jax.device_put(share, device))
+
+    def joined(*parts: jax.Array) -> jax.Array:
+      return jax.make_array_from_single_device_arrays(
+        (capacity, *parts[0].shape[1:]), sharding, parts
+      )
+
+    tokens, hashes, numbers = jax.tree.map(joined, *shares)
     null = corpus.gather(np.array([NULL_ROW]), block_length)
     number = content_numbers(np.asarray(retriever.block_input(null)))
-    join = jax.make_array_from_single_device_arrays
+    of_null: Any = rules.replicate((null[0], number.reshape(())), mesh)
     return cls(
       BlockArrays(
-        tokens=join(shape, sharding, tokens),
-        marks=join((capacity, 3), sharding, marks),
-        null_tokens=rules.replicate(null[0], mesh),
-        null_number=rules.replicate(number.reshape(()), mesh),
+        tokens=tokens,
+        hashes=hashes,
+        numbers=numbers,
+        null_tokens=of_null[0],
+        null_number=of_null[1],
       )
     )
 
@@ -84,19 +93,44 @@ def hash_words(
   return np.ascontiguousarray(hashes, np.int64).view(np.uint32).reshape(-1, 2)
 
 
+def stored_columns(block_length: int, platform: str) -> int:
+  """Returns the tokens of a row as it is stored.
+
+  TPUs gather rows that are padded to whole tiles. They would copy an array of
+  other rows into such rows, at each step.
+  """
+  if platform != "tpu":
+    return block_length
+  return -(-block_length // _TPU_LANES) * _TPU_LANES
+
+
+_Share = tuple[
+  Shaped[np.ndarray, "n c"],
+  tuple[UInt32[np.ndarray, " n"], UInt32[np.ndarray, " n"]],
+  UInt32[np.ndarray, " n"],
+]
+
+
 def _share(
-  corpus: Corpus, retriever: Retriever, start: int, stop: int, length: int
-) -> tuple[Shaped[np.ndarray, "n l"], UInt32[np.ndarray, "n 3"]]:
-  """Returns tokens and marks of some rows; zeros stand for those past N."""
-  tokens = np.zeros((stop - start, length), token_dtype(corpus.vocab_size))
-  marks = np.zeros((stop - start, 3), np.uint32)
+  corpus: Corpus,
+  retriever: Retriever,
+  start: int,
+  stop: int,
+  length: int,
+  columns: int,
+) -> _Share:
+  """Returns tokens, hashes and numbers; zeros stand for rows past N."""
+  count = stop - start
+  tokens = np.zeros((count, columns), token_dtype(corpus.vocab_size))
+  hashes = np.zeros((count, 2), np.uint32)
+  numbers = np.zeros(count, np.uint32)
   for rows in _parts(start, min(stop, corpus.num_blocks)):
     part = corpus.gather(np.arange(rows.start, rows.stop), length)
     place = slice(rows.start - start, rows.stop - start)
-    tokens[place] = part
-    marks[place, :2] = hash_words(corpus.content_hashes[rows])
-    marks[place, 2] = content_numbers(np.asarray(retriever.block_input(part)))
-  return tokens, marks
+    tokens[place, :length] = part
+    hashes[place] = hash_words(corpus.content_hashes[rows])
+    numbers[place] = content_numbers(np.asarray(retriever.block_input(part)))
+  return tokens, (hashes[:, 0].copy(), hashes[:, 1].copy()), numbers
 
 
 def _parts(start: int, stop: int) -> Iterator[slice]:

@@ -6,7 +6,6 @@ or several (packed). A step only ever sees `Sequences`. All arrays have the
 global batch, or the sequences of the global batch, in front.
 """
 
-import dataclasses
 from typing import NamedTuple
 
 from jaxtyping import Bool, Float, Int, UInt32
@@ -141,8 +140,7 @@ class Searched(NamedTuple):
   blocks: BlockArrays
 
 
-@dataclasses.dataclass(frozen=True)
-class RetrievingBatch:
+class RetrievingBatch(NamedTuple):
   """The arguments of a step that retrieves, and the settings of its search."""
 
   examples: UnretrievedBatch

@@ -1,5 +1,7 @@
 """Candidates found inside a program are those of the host's path."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -12,7 +14,12 @@ from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.retrieval import device_candidates
 from realm_jax.retrieval.candidate_rows import with_null, without_source
 from realm_jax.retrieval.device_candidates import SearchedVectors
-from realm_jax.retrieval.token_store import TokenStore, hash_words, token_dtype
+from realm_jax.retrieval.token_store import (
+  TokenStore,
+  hash_words,
+  stored_columns,
+  token_dtype,
+)
 from tests import tiny_world
 
 _LENGTH = tiny_world.BLOCK_LENGTH
@@ -82,6 +89,11 @@ def test_tokens_take_two_bytes_where_the_vocabulary_fits():
   assert token_dtype((1 << 16) + 1) == np.uint32
 
 
+def test_rows_are_padded_to_whole_tiles_on_tpus_alone():
+  assert [stored_columns(n, "tpu") for n in (256, 288)] == [256, 384]
+  assert stored_columns(288, "cpu") == 288
+
+
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
 @pytest.mark.parametrize("length", [5, 6])
 def test_all_values_of_tokens_are_fetched(dtype, length):
@@ -94,7 +106,7 @@ def test_all_values_of_tokens_are_fetched(dtype, length):
   mesh = make_mesh(model_parallelism=2)
   found = jax.jit(
     jax.shard_map(
-      device_candidates.fetch_tokens,
+      functools.partial(device_candidates.fetch_tokens, length=length - 1),
       mesh=mesh,
       in_specs=(
         device_candidates.BlockArrays.partitions().tokens,
@@ -104,5 +116,5 @@ def test_all_values_of_tokens_are_fetched(dtype, length):
       check_vma=False,
     )
   )(tokens, rows)
-  expected = np.where(rows[..., None] < 0, 0, tokens[rows])
+  expected = np.where(rows[..., None] < 0, 0, tokens[rows][..., :-1])
   np.testing.assert_array_equal(found, expected)

@@ -5,6 +5,7 @@ The functions do what `realm_jax/training/stages/model_inputs.py` and
 device of the data axis.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +15,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Int, UInt32
 
 from realm_jax.models import device_packing
+from realm_jax.models.arrays import AnyArray
 from realm_jax.models.packing import TokenRows
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
@@ -44,7 +46,7 @@ class LaidOut(NamedTuple):
 def lay_out(
   retriever: Retriever,
   reader: Reader,
-  query: Int[Array, "b q"],
+  query: Int[AnyArray, "b q"],
   candidates: Candidates,
   masks: MaskTargets,
   *,
@@ -68,41 +70,42 @@ def lay_out(
   def on_each_device(
     query: Int[Array, "b q"], candidates: Candidates, masks: MaskTargets
   ) -> LaidOut:
-    batch = _unpacked(retriever, reader, query, candidates, masks, num_parts)
-    padded = _with_rows(batch, [_padded(x, num_parts) for x in _inputs(batch)])
+    blocks, block_index = _distinct_blocks(retriever, candidates, num_parts)
+    joint = reader.join(query, candidates.tokens).token_ids
+    # In the order of a shape bucket.
+    inputs = [
+      _numbered(retriever.query_input(query)),
+      blocks,
+      _numbered(joint.reshape(-1, joint.shape[-1])),
+    ]
+
+    def batch_of(rows: Sequence[EncoderInput]) -> PretrainingBatch:
+      queries, blocks, joint = rows
+      return PretrainingBatch(queries, blocks, block_index, joint, masks)
+
+    padded = batch_of([_padded(rows, num_parts) for rows in inputs])
     if bucket is None:
       return LaidOut(padded, None, None)
     made = [
       _packed(rows, num_parts, num_rows)
-      for rows, num_rows in zip(_inputs(batch), bucket, strict=True)
+      for rows, num_rows in zip(inputs, bucket, strict=True)
     ]
     fits = jnp.stack([fits for _, fits in made]).all()
     least = lax.pmin(fits.astype(jnp.int32), BATCH_AXES)
-    packed = _with_rows(batch, [rows for rows, _ in made])
-    return LaidOut(padded, packed, least > 0)
+    return LaidOut(padded, batch_of([rows for rows, _ in made]), least > 0)
 
-  by_group = PartitionSpec(BATCH_AXES)
-  packed = None if bucket is None else by_group
-  fits = None if bucket is None else PartitionSpec()
+  by_group: Any = PartitionSpec(BATCH_AXES)
+  everywhere: Any = PartitionSpec()
+  partitions = LaidOut(by_group, by_group, everywhere)
+  if bucket is None:
+    partitions = LaidOut(by_group, None, None)
   return jax.shard_map(
     on_each_device,
     mesh=mesh,
     in_specs=by_group,
-    out_specs=LaidOut(by_group, packed, fits),  # type: ignore[arg-type]
+    out_specs=partitions,
     check_vma=False,
-  )(query, candidates, masks)
-
-
-def _inputs(batch: PretrainingBatch) -> list[TokenRows]:
-  """Returns the encoder inputs in the order of a shape bucket."""
-  return [batch.queries, batch.blocks, batch.joint]  # type: ignore[list-item]
-
-
-def _with_rows(
-  batch: PretrainingBatch, rows: list[EncoderInput]
-) -> PretrainingBatch:
-  queries, blocks, joint = rows
-  return batch._replace(queries=queries, blocks=blocks, joint=joint)
+  )(jnp.asarray(query), candidates, masks)
 
 
 def _lengths(rows: TokenRows, num_groups: int) -> Int[Array, "s m"]:
@@ -125,26 +128,6 @@ def _packed(
   )
   fits = (plan.needed_rows <= num_rows).all()
   return device_packing.lay_out(plan, rows, num_rows=num_rows), fits
-
-
-def _unpacked(
-  retriever: Retriever,
-  reader: Reader,
-  query: Int[Array, "b q"],
-  candidates: Candidates,
-  masks: MaskTargets,
-  num_groups: int,
-) -> PretrainingBatch:
-  """Returns the batch of this device before its sequences are laid out."""
-  blocks, block_index = _distinct_blocks(retriever, candidates, num_groups)
-  joint = reader.join(query, candidates.tokens).token_ids
-  return PretrainingBatch(
-    queries=_numbered(retriever.query_input(query)),
-    blocks=blocks,
-    block_index=block_index,
-    joint=_numbered(joint.reshape(-1, joint.shape[-1])),
-    masks=masks,
-  )
 
 
 def _numbered(token_ids: Any) -> TokenRows:

@@ -67,13 +67,14 @@ class Pretraining(protocol.Stage):
     hashes = corpus.content_hashes[retrieved.rows]
     is_source = hashes == batch.array("source_hash")[:, None]
     num_kept = self.num_candidates - 1
-    return without_source(retrieved.rows, is_source, num_kept=num_kept)
+    rows = without_source(retrieved.rows, is_source, num_kept=num_kept)
+    return np.asarray(rows)
 
   def assemble(
     self, batch: Batch, retrieved: SearchResult, context: protocol.StageContext
   ) -> protocol.Assembled:
     rows = self.candidate_rows(batch, retrieved, context.corpus)
-    candidates = context.gather(with_null(rows))
+    candidates = context.gather(np.asarray(with_null(rows)))
     masks = protocol.mask_targets(batch)
     made = context.inputs.pretraining(batch.arrays["query"], candidates, masks)
     return made, {"recall": masked_recall(masks, candidates[:, 1:])}

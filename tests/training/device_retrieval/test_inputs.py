@@ -75,9 +75,7 @@ def _assert_equal(found, expected):
       )
 
 
-@pytest.mark.parametrize(
-  ("num_parts", "settings"), [(1, {}), (2, {}), (1, _PREFIXES)]
-)
+@pytest.mark.parametrize(("num_parts", "settings"), [(1, {}), (2, _PREFIXES)])
 def test_rows_are_those_of_the_host(num_parts, settings):
   arrays, groups = _arrays(), _DEVICES * num_parts
   batch = tiny.host_batch("pretraining", arrays, groups=groups, **settings)

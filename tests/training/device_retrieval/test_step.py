@@ -1,5 +1,6 @@
 """Metrics of a step that retrieves are those of the host's path."""
 
+import jax.numpy as jnp
 import numpy as np
 
 from realm_jax.training.batches import MaskTargets
@@ -21,4 +22,5 @@ def test_recall_is_that_of_the_host():
   )
   expected = pretraining.masked_recall(given, tokens)
   assert 0.2 < expected < 0.8
-  assert float(step.masked_recall(given, tokens)) == np.float32(expected)
+  found = step.masked_recall(given, jnp.asarray(tokens))
+  assert float(found) == np.float32(expected)
