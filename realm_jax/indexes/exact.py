@@ -172,6 +172,31 @@ class ExactIndex:
     count = np.asarray(self.num_blocks, np.int32)
     self._count = jax.make_array_from_callback((), replicated, lambda _: count)
 
+  @property
+  def vectors(self) -> Float[Array, "n d"]:
+    """All vectors on the devices, padded to the capacity."""
+    return self._vectors
+
+  @property
+  def count(self) -> Int[Array, ""]:
+    """Number of blocks, on the devices."""
+    return self._count
+
+  def plan(self, k: int, *, num_queries: int) -> exact_search.Plan:
+    """Returns the settings of the program that finds the k best blocks.
+
+    Raises:
+      SearchError: k is not in 1 … num_blocks.
+    """
+    check_k(k, self.num_blocks)
+    return self._config.plan(
+      k,
+      num_queries=num_queries,
+      capacity=self.capacity,
+      devices=self._devices,
+      platform=next(iter(self._sharding.device_set)).platform,
+    )
+
   def search_on_device(
     self, vectors: Float[Array, "b d"], k: int
   ) -> tuple[Float[Array, "b k"], Int[Array, "b k"]]:
@@ -182,15 +207,7 @@ class ExactIndex:
     Raises:
       SearchError: k is not in 1 … num_blocks.
     """
-    check_k(k, self.num_blocks)
-    platform = next(iter(self._sharding.device_set)).platform
-    plan = self._config.plan(
-      k,
-      num_queries=len(vectors),
-      capacity=self.capacity,
-      devices=self._devices,
-      platform=platform,
-    )
+    plan = self.plan(k, num_queries=len(vectors))
     return exact_search.search(
       vectors, self._vectors, self._count, plan=plan, mesh=self._mesh
     )

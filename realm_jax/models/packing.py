@@ -1,22 +1,35 @@
 """Packing of sequences into rows, on the host."""
 
+import zlib
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int, Int32, UInt32
 
+from realm_jax.models.arrays import AnyArray
 from realm_jax.models.sequences import NO_SEQUENCE, PAD_ID, Sequences
 
 
 class TokenRows(NamedTuple):
-  """Padded token sequences that an encoder will read, on the host.
+  """Padded token sequences that an encoder will read, before they are packed.
 
   Attributes:
     numbers: Numbers of the sequences, which dropout masks are derived from.
   """
 
-  token_ids: Int[np.ndarray, "n l"]
-  numbers: UInt32[np.ndarray, " n"]
+  token_ids: Int[AnyArray, "n l"]
+  numbers: UInt32[AnyArray, " n"]
+
+
+def content_numbers(
+  token_ids: Int[np.ndarray, "n l"],
+) -> UInt32[np.ndarray, " n"]:
+  """Returns numbers of sequences that follow from their tokens alone.
+
+  Equal sequences get the same number, and so the same dropout masks.
+  """
+  rows = np.ascontiguousarray(token_ids, np.int32)
+  return np.array([zlib.crc32(row) for row in rows], np.uint32)
 
 
 class PackingPlan(NamedTuple):
@@ -118,7 +131,7 @@ def lay_out(plan: PackingPlan, rows: TokenRows, *, num_rows: int) -> Sequences:
     return flat.reshape(shape)
 
   return Sequences(
-    token_ids=scattered(rows.token_ids[owner, position], PAD_ID),
+    token_ids=scattered(np.asarray(rows.token_ids)[owner, position], PAD_ID),
     sequence=scattered(owner % size, NO_SEQUENCE),
     position=scattered(position, 0),
     starts=starts.astype(np.int32),

@@ -37,8 +37,8 @@ class EngineRun:
 
   Raises:
     SoleProcessError: MODEL_DIR has a trainer already.
-    ValueError: The configuration wants what t5x does not have: packing, or a
-      mesh with an axis fsdp.
+    ValueError: The configuration wants what t5x does not have: packing,
+      retrieval inside the step, or a mesh with an axis fsdp.
   """
 
   def __init__(self, config: TrainConfig):
@@ -46,6 +46,11 @@ class EngineRun:
       raise ValueError(
         "t5x compiles its step for one shape, and packed batches have several; "
         "bind PACK = False"
+      )
+    if config.retrieve_on_device:
+      raise ValueError(
+        "t5x reads whole batches from its infeed, and cannot retrieve inside "
+        "its step; set RETRIEVE_ON_DEVICE = False"
       )
     if config.mesh.fsdp > 1:
       raise ValueError(

@@ -8,11 +8,14 @@ global batch, or the sequences of the global batch, in front.
 
 from typing import NamedTuple
 
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, UInt32
 
+from realm_jax.indexes import exact_search
 from realm_jax.models.arrays import AnyArray
 from realm_jax.models.packing import TokenRows
+from realm_jax.models.parameters import Params
 from realm_jax.models.sequences import Sequences
+from realm_jax.retrieval.device_candidates import BlockArrays, SearchedVectors
 
 EncoderInput = Sequences | TokenRows
 
@@ -112,10 +115,45 @@ class OpenQaBatch(NamedTuple):
   is_answer: Bool[AnyArray, "b k l w"]
 
 
+class UnretrievedBatch(NamedTuple):
+  """Masked sentences whose candidates the step itself retrieves.
+
+  Attributes:
+    source_hashes: Content hash of each sentence's block, in two words.
+  """
+
+  query: Int[AnyArray, "b q"]
+  source_hashes: UInt32[AnyArray, "b 2"]
+  masks: MaskTargets
+
+
+class Searched(NamedTuple):
+  """What such a step searches: a generation, on the devices.
+
+  Attributes:
+    query_params: Parameters of the query tower that embeds the queries; none
+      if the current parameters do.
+  """
+
+  query_params: Params
+  vectors: SearchedVectors
+  blocks: BlockArrays
+
+
+class RetrievingBatch(NamedTuple):
+  """The arguments of a step that retrieves, and the settings of its search."""
+
+  examples: UnretrievedBatch
+  searched: Searched
+  plan: exact_search.Plan
+
+
 StepBatch = (
   InverseClozeBatch
   | ReadingBatch
   | SpanSelectionBatch
   | PretrainingBatch
   | OpenQaBatch
+  | UnretrievedBatch
+  | RetrievingBatch
 )

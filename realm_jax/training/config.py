@@ -144,6 +144,8 @@ class TrainConfig:
     max_shape_buckets: Number of shapes, at most, that the step of packed
       sequences is compiled for before the run starts. With more of them, a
       step computes on less padding.
+    retrieve_on_device: Whether the step itself searches an exact index and
+      gathers the candidates, in one compiled program.
   """
 
   model_dir: epath.PathLike
@@ -159,6 +161,7 @@ class TrainConfig:
   num_microbatches: int = 1
   pack: bool = True
   max_shape_buckets: int = 5
+  retrieve_on_device: bool = False
 
   def __post_init__(self) -> None:
     require_at_least(self, num_steps=0, max_shape_buckets=1, num_microbatches=1)
@@ -167,6 +170,12 @@ class TrainConfig:
         f"num_microbatches={self.num_microbatches}: this stage's loss compares "
         "all examples of a batch, so that its parts cannot be computed one "
         "after the other; set NUM_MICROBATCHES = 1"
+      )
+    if self.retrieve_on_device and not self.stage.retrieves_on_device:
+      raise ValueError(
+        f"retrieve_on_device=True: {type(self.stage).__name__} does not "
+        "retrieve inside its step, as pre-training alone does; set "
+        "RETRIEVE_ON_DEVICE = False"
       )
     if self.data.corpus_version is not None:
       raise ValueError(

@@ -35,12 +35,17 @@ from realm_jax.training.collapse import CollapseMonitor
 from realm_jax.training.compilation import StepFunction, compile_steps
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.decisions import Decisions
+from realm_jax.training.device_retrieval.compilation import RetrievingSteps
+from realm_jax.training.device_retrieval.generations import (
+  DeviceGenerationLoader,
+)
+from realm_jax.training.device_retrieval.stream import DeviceCandidateStream
 from realm_jax.training.loop_state import LoopState
 from realm_jax.training.metrics import MetricsLog
 from realm_jax.training.packing.packer import Packer
 from realm_jax.training.packing.step_shapes import step_shapes
 from realm_jax.training.refresh.corpus_versions import load_for_run
-from realm_jax.training.refresh.fallback import CrashFallback
+from realm_jax.training.refresh.fallback import CrashFallback, LoadGeneration
 from realm_jax.training.refresh.schedule import GenerationSchedule
 from realm_jax.training.setup import RunSetup, set_up
 from realm_jax.training.state import TrainState, create_state
@@ -120,7 +125,11 @@ def open_run(config: TrainConfig) -> Iterator[tuple[TrainState, Run | None]]:
     candidates = open_candidates(
       setup, examples, packer, decisions, loop_state, stack
     )
-    step_function = compile_steps(setup, state, batches)
+    step_function: StepFunction
+    if config.retrieve_on_device:
+      step_function = RetrievingSteps(setup, state, packer)
+    else:
+      step_function = compile_steps(setup, state, batches)
     yield (
       state,
       Run(step_function, candidates, checkpoints, decisions, metrics, sole),
@@ -168,37 +177,12 @@ def open_candidates(
   decisions: Decisions,
   resumed: LoopState,
   stack: contextlib.ExitStack,
-) -> HostCandidateStream:
+) -> CandidateStream:
   """Opens the candidate stream, with the generations that it searches."""
   config, schedule = setup.config, None
   answers = _answers(setup)
   if config.stage.needs_index:
-    directory = epath.Path(config.model_dir) / layout.FOLDER
-    load = functools.partial(
-      load_for_run,
-      directory,
-      corpus=setup.corpus,
-      num_searched=setup.num_searched,
-      reads_vectors=config.stage.reads_vectors,
-      mesh=setup.mesh,
-    )
-    fallback = CrashFallback(
-      config.refresh.on_crash,
-      generations_dir=directory,
-      load=load,
-      agreement=decisions.loop,
-    )
-    follow = config.refresh.follow
-    if decisions.are_led_elsewhere and not config.refresh.wait:
-      follow = "none"
-    watcher = GenerationWatcher(directory, fallback.load, follow=follow)
-    schedule = GenerationSchedule(
-      stack.enter_context(watcher),
-      config.refresh,
-      save_every_steps=config.checkpoints.save_every_steps,
-      decisions=decisions,
-      fallback=fallback,
-    )
+    schedule = _open_schedule(setup, decisions, stack)
   pipeline: RetrievalPipeline[StepBatch] = RetrievalPipeline(
     shared_partial(
       rules.under(config.mesh.axis_rules, embed_queries),
@@ -207,6 +191,16 @@ def open_candidates(
     mesh=setup.mesh,
   )
   stack.callback(pipeline.close)
+  if config.retrieve_on_device:
+    assert schedule is not None
+    return DeviceCandidateStream(
+      setup,
+      examples,
+      pipeline=pipeline,
+      schedule=schedule,
+      decisions=decisions,
+      resumed=resumed,
+    )
   return HostCandidateStream(
     setup,
     examples,
@@ -216,6 +210,41 @@ def open_candidates(
     decisions=decisions,
     resumed=resumed,
     answers=answers,
+  )
+
+
+def _open_schedule(
+  setup: RunSetup, decisions: Decisions, stack: contextlib.ExitStack
+) -> GenerationSchedule:
+  """Opens the generations of a run, and the watcher that loads them."""
+  config = setup.config
+  directory = epath.Path(config.model_dir) / layout.FOLDER
+  load: LoadGeneration = functools.partial(
+    load_for_run,
+    directory,
+    corpus=setup.corpus,
+    num_searched=setup.num_searched,
+    reads_vectors=config.stage.reads_vectors,
+    mesh=setup.mesh,
+  )
+  if config.retrieve_on_device:
+    load = DeviceGenerationLoader(directory, load, setup)
+  fallback = CrashFallback(
+    config.refresh.on_crash,
+    generations_dir=directory,
+    load=load,
+    agreement=decisions.loop,
+  )
+  follow = config.refresh.follow
+  if decisions.are_led_elsewhere and not config.refresh.wait:
+    follow = "none"
+  watcher = GenerationWatcher(directory, fallback.load, follow=follow)
+  return GenerationSchedule(
+    stack.enter_context(watcher),
+    config.refresh,
+    save_every_steps=config.checkpoints.save_every_steps,
+    decisions=decisions,
+    fallback=fallback,
   )
 
 

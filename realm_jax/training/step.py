@@ -277,25 +277,20 @@ def _gradient(
   return jax.tree.map(lambda g: g / weight, gradient), weighted.means()
 
 
-def train_step(
+def batch_gradient(
   state: TrainState,
   batch: B,
   *,
   loss: Loss[B],
-  optimizer: optax.GradientTransformation,
   seed: int,
   freeze_retriever: bool = False,
   microbatches: Microbatches = WHOLE_BATCH,
-) -> tuple[TrainState, Metrics]:
-  """Computes the gradient of one batch and updates the parameters.
+) -> tuple[Params, Metrics]:
+  """Computes the gradient of one batch, and the loss's metrics.
 
   `seed`, folded with the step, is that of the dropout masks. The gradient of a
   retriever that is frozen in this step is not computed. With microbatches, the
   masks are the same, and the gradient is that of the whole batch.
-
-  Returns:
-    The next state and the metrics, among them `gradient_norm` and
-    `parameter_norm` (of the next state).
   """
   dropout_key = jax.random.fold_in(jax.random.key(seed), state.step)
 
@@ -305,12 +300,45 @@ def train_step(
       params = {**params, "retriever": frozen}
     return loss(params, batch, dropout_key)
 
-  gradient, metrics = _gradient(loss_of, state.params, batch, microbatches)
+  return _gradient(loss_of, state.params, batch, microbatches)
+
+
+def update(
+  state: TrainState,
+  gradient: Params,
+  metrics: Metrics,
+  *,
+  optimizer: optax.GradientTransformation,
+) -> tuple[TrainState, Metrics]:
+  """Updates the parameters by a gradient.
+
+  Returns:
+    The next state and the metrics, with `gradient_norm` and `parameter_norm`
+    (of the next state) added.
+  """
   updates, optimizer_state = optimizer.update(
     gradient, state.optimizer, state.params
   )
-  metrics["gradient_norm"] = optax.tree.norm(gradient)
   params = cast(Params, optax.apply_updates(state.params, updates))
-  metrics["parameter_norm"] = optax.tree.norm(params)
+  norms = {
+    "gradient_norm": optax.tree.norm(gradient),
+    "parameter_norm": optax.tree.norm(params),
+  }
   step = state.step + jnp.ones_like(state.step)
-  return TrainState(step, params, optimizer_state), metrics
+  return TrainState(step, params, optimizer_state), {**metrics, **norms}
+
+
+def train_step(
+  state: TrainState,
+  batch: B,
+  *,
+  optimizer: optax.GradientTransformation,
+  **settings: Any,
+) -> tuple[TrainState, Metrics]:
+  """Computes the gradient of one batch and updates the parameters.
+
+  The further settings are those of `batch_gradient`. Returns what `update`
+  returns.
+  """
+  gradient, metrics = batch_gradient(state, batch, **settings)
+  return update(state, gradient, metrics, optimizer=optimizer)

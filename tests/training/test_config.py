@@ -54,6 +54,12 @@ def test_a_mesh_that_cannot_be_is_refused(changes, message):
     MeshConfig(**changes)
 
 
+def test_only_pre_training_retrieves_inside_its_step():
+  assert _config(retrieve_on_device=True).retrieve_on_device
+  with pytest.raises(ValueError, match=r"InverseCloze.*RETRIEVE_ON_DEVICE"):
+    _config(stage=InverseCloze(), retrieve_on_device=True)
+
+
 def test_a_run_saves_checkpoints():
   with pytest.raises(ValueError, match="save_every_steps=0; want 1 or more"):
     CheckpointConfig(save_every_steps=0)

@@ -1,7 +1,6 @@
 """What the encoders of a stage read, made on the host from padded arrays."""
 
 import dataclasses
-import zlib
 from typing import NamedTuple
 
 import numpy as np
@@ -9,7 +8,7 @@ from jaxtyping import Int
 
 from realm_jax.corpus.store import Corpus
 from realm_jax.models.arrays import AnyArray
-from realm_jax.models.packing import TokenRows
+from realm_jax.models.packing import TokenRows, content_numbers
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning.rules import ONE_GROUP, RowGroups
@@ -86,8 +85,7 @@ class ModelInputs:
     is_block = blocks.any(axis=1, keepdims=True)
     # A block prefix must not turn padding into a sequence.
     tokens = np.asarray(self.models.retriever.block_input(blocks)) * is_block
-    numbers = [zlib.crc32(row.tobytes()) for row in tokens]
-    return TokenRows(tokens, np.array(numbers, np.uint32)), index
+    return TokenRows(tokens, content_numbers(tokens)), index
 
   def joint(
     self,

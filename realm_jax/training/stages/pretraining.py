@@ -10,9 +10,14 @@ from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
 from realm_jax.partitioning.jit_cache import shared_partial
 from realm_jax.retrieval.candidate_rows import with_null, without_source
+from realm_jax.retrieval.token_store import hash_words
 from realm_jax.text.answer_spans import find_token_spans
 from realm_jax.training import step
-from realm_jax.training.batches import MaskTargets, PretrainingBatch
+from realm_jax.training.batches import (
+  MaskTargets,
+  PretrainingBatch,
+  UnretrievedBatch,
+)
 from realm_jax.training.stages import protocol
 from realm_jax.training.stages.model_inputs import ModelInputs, Models
 
@@ -35,6 +40,7 @@ class Pretraining(protocol.Stage):
   form: str = "per_token"
   current_queries: bool = False
   needs_index = True
+  retrieves_on_device = True
 
   def loss(self, models: Models) -> step.Loss[PretrainingBatch]:
     modules = models.retriever, models.require_reader()
@@ -61,16 +67,25 @@ class Pretraining(protocol.Stage):
     hashes = corpus.content_hashes[retrieved.rows]
     is_source = hashes == batch.array("source_hash")[:, None]
     num_kept = self.num_candidates - 1
-    return without_source(retrieved.rows, is_source, num_kept=num_kept)
+    rows = without_source(retrieved.rows, is_source, num_kept=num_kept)
+    return np.asarray(rows)
 
   def assemble(
     self, batch: Batch, retrieved: SearchResult, context: protocol.StageContext
   ) -> protocol.Assembled:
     rows = self.candidate_rows(batch, retrieved, context.corpus)
-    candidates = context.gather(with_null(rows))
+    candidates = context.gather(np.asarray(with_null(rows)))
     masks = protocol.mask_targets(batch)
     made = context.inputs.pretraining(batch.arrays["query"], candidates, masks)
     return made, {"recall": masked_recall(masks, candidates[:, 1:])}
+
+  def unretrieved(self, batch: Batch) -> UnretrievedBatch:
+    """Makes the batch of a step that retrieves its own candidates."""
+    return UnretrievedBatch(
+      query=batch.arrays["query"],
+      source_hashes=hash_words(batch.array("source_hash")),
+      masks=protocol.mask_targets(batch),
+    )
 
   def example(
     self, shapes: protocol.ExampleArrays, inputs: ModelInputs

@@ -1,0 +1,169 @@
+"""Packing of sequences into rows, inside a compiled program.
+
+The result is that of `realm_jax/models/packing.py`, which packs on the host.
+The number of rows is fixed, so a plan may need more rows than there are; then
+it is of no use, and the caller pads instead.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Int
+
+from realm_jax.models.arrays import AnyArray
+from realm_jax.models.packing import TokenRows
+from realm_jax.models.sequences import (
+  NO_SEQUENCE,
+  PAD_ID,
+  PaddedSequences,
+  Sequences,
+)
+
+
+class DevicePlan(NamedTuple):
+  """Assignment of n = s · m sequences to rows, in s groups.
+
+  Attributes:
+    lengths: Number of tokens of each sequence.
+    starts: Index of its first token in its group's flattened rows.
+    needed_rows: Number of rows that each group needs. Where it is more than
+      there are, this is only a bound from below, above the rows that there are.
+  """
+
+  lengths: Int[Array, "s m"]
+  starts: Int[Array, "s m"]
+  needed_rows: Int[Array, " s"]
+
+
+class _Filling(NamedTuple):
+  """Rows of a group that are being filled.
+
+  Attributes:
+    starts: Start of each sequence that has one.
+    space: Number of tokens that are left in each row.
+    last_turn: Turn in which each row was filled last.
+    used: Number of rows that have a sequence, and of those beyond the last.
+  """
+
+  starts: Int[Array, " m"]
+  space: Int[Array, " r"]
+  last_turn: Int[Array, " r"]
+  used: Int[Array, ""]
+
+
+def plan_rows(
+  lengths: Int[Array, "s m"], *, row_length: int, num_rows: int
+) -> DevicePlan:
+  """Packs each group by best fit, longest first, into at most `num_rows`."""
+  best_fit = functools.partial(
+    _best_fit, row_length=row_length, num_rows=num_rows
+  )
+  starts, needed_rows = jax.vmap(best_fit)(lengths)
+  return DevicePlan(lengths, starts, needed_rows)
+
+
+def _best_fit(
+  lengths: Int[Array, " m"], *, row_length: int, num_rows: int
+) -> tuple[Int[Array, " m"], Int[Array, ""]]:
+  """Returns the start of each sequence, and the number of rows."""
+  size = len(lengths)
+  order = jnp.argsort(-lengths, stable=True)
+  rows = jnp.arange(num_rows)
+
+  def place(turn: Int[Array, ""], state: _Filling) -> _Filling:
+    starts, space, last_turn, used = state
+    index = order[turn]
+    length = lengths[index]
+    # The least space that suffices and, of equal ones, the row that was
+    # filled last, as on the host.
+    preference = space * (size + 1) - last_turn
+    fits = (rows < used) & (space >= length)
+    is_open = fits.any()
+    preference = jnp.where(fits, preference, (row_length + 1) * (size + 1))
+    row = jnp.where(is_open, jnp.argmin(preference), used)
+    offset = jnp.where(is_open, row_length - space[row], 0)
+    # A row beyond the last is dropped.
+    return _Filling(
+      starts.at[index].set(row * row_length + offset),
+      space.at[row].add(-length, mode="drop"),
+      last_turn.at[row].set(turn, mode="drop"),
+      used + jnp.where(is_open, 0, 1),
+    )
+
+  state = _Filling(
+    jnp.zeros(size, jnp.int32),
+    jnp.full(num_rows, row_length, jnp.int32),
+    jnp.zeros(num_rows, jnp.int32),
+    jnp.zeros((), jnp.int32),
+  )
+  filled = lax.fori_loop(0, size, place, state)
+  return filled.starts, jnp.maximum(filled.used, 1)
+
+
+def lay_out(plan: DevicePlan, rows: TokenRows, *, num_rows: int) -> Sequences:
+  """Returns the sequences in the rows that a plan assigns.
+
+  `num_rows` is the number of rows of each group, at least what they need.
+  """
+  groups, size = plan.lengths.shape
+  row_length = rows.token_ids.shape[-1]
+  tokens = jnp.asarray(rows.token_ids).reshape(groups, size, row_length)
+  lay_out_group = functools.partial(_lay_out_group, num_rows=num_rows)
+  laid_out = jax.vmap(lay_out_group)(plan.lengths, plan.starts, tokens)
+  shape = (groups * num_rows, row_length)
+  token_ids, sequence, position = (part.reshape(shape) for part in laid_out)
+  return Sequences(
+    token_ids=token_ids,
+    sequence=sequence,
+    position=position,
+    starts=plan.starts,
+    numbers=rows.numbers.reshape(groups, size),
+  )
+
+
+def _lay_out_group(
+  lengths: Int[Array, " m"],
+  starts: Int[Array, " m"],
+  token_ids: Int[Array, "m l"],
+  *,
+  num_rows: int,
+) -> tuple[Int[Array, " t"], Int[Array, " t"], Int[Array, " t"]]:
+  """Returns a group's flattened tokens, their sequences and positions."""
+  num_places = num_rows * token_ids.shape[-1]
+  place = jnp.arange(num_places)
+  # An empty sequence starts where another does.
+  marked = jnp.where(lengths > 0, starts, num_places)
+  owner = jnp.zeros(num_places, jnp.int32)
+  owner = owner.at[marked].set(jnp.arange(len(lengths)), mode="drop")
+  is_start = jnp.zeros(num_places, bool).at[marked].set(True, mode="drop")
+  start = lax.cummax(jnp.where(is_start, place, 0))
+  owner, position = owner[start], place - start
+  is_token = position < lengths[owner]
+  position = jnp.where(is_token, position, 0)
+  return (
+    jnp.where(is_token, token_ids[owner, position], PAD_ID),
+    jnp.where(is_token, owner, NO_SEQUENCE),
+    position,
+  )
+
+
+def one_per_row(
+  rows: TokenRows, lengths: Int[AnyArray, "s m"]
+) -> PaddedSequences:
+  """Gives each sequence a row of its own."""
+  groups, size = lengths.shape
+  count, row_length = rows.token_ids.shape
+  place = jnp.arange(row_length)[None, :]
+  is_token = place < lengths.reshape(count, 1)
+  sequence = (jnp.arange(count) % size)[:, None]
+  starts = jnp.arange(size, dtype=jnp.int32) * row_length
+  return PaddedSequences(
+    token_ids=jnp.where(is_token, rows.token_ids, PAD_ID),
+    sequence=jnp.where(is_token, sequence, NO_SEQUENCE),
+    position=jnp.where(is_token, place, 0),
+    starts=jnp.broadcast_to(starts, (groups, size)),
+    numbers=rows.numbers.reshape(groups, size),
+  )

@@ -1,0 +1,195 @@
+"""Candidates that a compiled program finds, without a copy from the host.
+
+The vectors and the tokens of all blocks lie on the devices, each of which has
+its share of the rows and answers for it. What the devices exchange is of the
+size of a batch: query vectors, scores, row numbers, and the tokens of the
+candidates.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Array, Float, Int, Shaped, UInt32
+
+from realm_jax.indexes import exact_search
+from realm_jax.models.arrays import AnyArray
+from realm_jax.partitioning.mesh import BATCH_AXES, MESH_AXES, MODEL_AXIS
+from realm_jax.retrieval.candidate_rows import (
+  NULL_ROW,
+  with_null,
+  without_source,
+)
+
+# Two tokens of 16 bits are exchanged as one word: collectives that add support
+# 32 bits everywhere.
+_TOKENS_PER_WORD = 2
+
+
+class BlockArrays(NamedTuple):
+  """What a step reads of all blocks of a corpus, beside their vectors.
+
+  The rows are divided over all devices, and padded as the vectors are.
+
+  Attributes:
+    tokens: `[CLS] title [SEP] body [SEP]` of each block, in 16 bits if the
+      vocabulary fits, padded to the length of `null_tokens` at least.
+    hashes: The two words of each block's content hash. They lie in arrays of
+      their own because TPUs pad the last dimension of a matrix to 128.
+    numbers: The number that each block's dropout masks are derived from.
+    null_tokens: The null block, which is not stored among the others.
+    null_number: The number of the null block.
+  """
+
+  tokens: Shaped[Array, "n c"]
+  hashes: tuple[UInt32[Array, " n"], UInt32[Array, " n"]]
+  numbers: UInt32[Array, " n"]
+  null_tokens: Int[Array, " l"]
+  null_number: UInt32[Array, ""]
+
+  @classmethod
+  def partitions(cls) -> Any:
+    """Returns the partition of each array, in such a tuple."""
+    divided: Any = PartitionSpec(MESH_AXES)
+    whole: Any = PartitionSpec()
+    return cls(divided, divided, divided, whole, whole)
+
+
+class Candidates(NamedTuple):
+  """The candidates of each query, of which the null block is the first.
+
+  Attributes:
+    tokens: Padded tokens.
+    numbers: Number of each block, from which dropout makes its masks.
+  """
+
+  tokens: Int[Array, "b k l"]
+  numbers: UInt32[Array, "b k"]
+
+
+class SearchedVectors(NamedTuple):
+  """The vectors of an exact index, and how many of them are no padding."""
+
+  vectors: Float[Array, "n d"]
+  count: Int[Array, ""]
+
+
+def find_candidates(
+  queries: Float[Array, "b d"],
+  source_hashes: UInt32[AnyArray, "b 2"],
+  searched: SearchedVectors,
+  blocks: BlockArrays,
+  *,
+  plan: exact_search.Plan,
+  num_kept: int,
+  mesh: Mesh,
+) -> Candidates:
+  """Searches, drops what has the source's hash, and gathers the tokens.
+
+  The result is that of the same search on the host, followed by
+  `without_source` and `with_null`.
+
+  Args:
+    queries: Vectors of the queries, sharded as a batch.
+    source_hashes: Content hash of each query's source, in two words.
+    searched: Vectors of all blocks.
+    blocks: Tokens of all blocks.
+    plan: Settings of the search.
+    num_kept: Number of candidates of a query beside the null block.
+    mesh: Mesh of all devices.
+  """
+  _, rows = exact_search.search(queries, *searched, plan=plan, mesh=mesh)
+
+  def on_each_device(
+    rows: Int[Array, "b n"],
+    source_hashes: UInt32[Array, "b 2"],
+    blocks: BlockArrays,
+  ) -> Candidates:
+    marks = _fetch_marks(blocks, rows)
+    is_source = (marks[..., :2] == source_hashes[:, None]).all(axis=-1)
+    place = jnp.broadcast_to(jnp.arange(rows.shape[1]), rows.shape)
+    place = without_source(place, is_source, num_kept=num_kept)
+    kept = jnp.maximum(place, 0)
+    tokens = fetch_tokens(
+      blocks.tokens,
+      jnp.take_along_axis(rows, kept, axis=1),
+      length=len(blocks.null_tokens),
+    )
+    numbers = jnp.take_along_axis(marks[..., 2], kept, axis=1)
+    # Only now the null block comes in front: nobody need fetch it.
+    is_null = with_null(place) == NULL_ROW
+    tokens = jnp.pad(tokens, ((0, 0), (1, 0), (0, 0)))
+    numbers = jnp.pad(numbers, ((0, 0), (1, 0)))
+    null = jnp.broadcast_to(blocks.null_tokens, tokens.shape)
+    return Candidates(
+      jnp.where(is_null[..., None], null, tokens),
+      jnp.where(is_null, blocks.null_number, numbers),
+    )
+
+  by_group = PartitionSpec(BATCH_AXES)
+  return jax.shard_map(
+    on_each_device,
+    mesh=mesh,
+    in_specs=(by_group, by_group, BlockArrays.partitions()),
+    out_specs=by_group,
+    check_vma=False,
+  )(rows, jnp.asarray(source_hashes), blocks)
+
+
+def _fetch_marks(
+  own: BlockArrays, rows: Int[Array, "b n"]
+) -> UInt32[Array, "b n 3"]:
+  """Returns the two words of the hashes of rows, and their numbers."""
+  marks = *own.hashes, own.numbers
+  return _fetch(
+    lambda local: jnp.stack([mark[local] for mark in marks], axis=-1),
+    rows,
+    rows_of_device=len(own.numbers),
+  )
+
+
+def fetch_tokens(
+  own: Shaped[Array, "n c"], rows: Int[Array, "b k"], *, length: int
+) -> Int[Array, "b k {length}"]:
+  """Returns the first tokens of rows that are divided over all devices."""
+
+  def look_up(local: Int[Array, "a k"]) -> UInt32[Array, "a k w"]:
+    tokens = own[local][..., :length]
+    if own.dtype != jnp.uint16:
+      return tokens
+    odd = ((0, 0), (0, 0), (0, length % _TOKENS_PER_WORD))
+    pairs = jnp.pad(tokens, odd).reshape(*local.shape, -1, _TOKENS_PER_WORD)
+    return lax.bitcast_convert_type(pairs, jnp.uint32)
+
+  words = _fetch(look_up, rows, rows_of_device=len(own))
+  if own.dtype == jnp.uint16:
+    pairs = lax.bitcast_convert_type(words, jnp.uint16)
+    words = pairs.reshape(*rows.shape, -1)[..., :length]
+  return words.astype(jnp.int32)
+
+
+def _fetch(
+  look_up: Callable[[Int[Array, "a k"]], UInt32[Array, "a k w"]],
+  rows: Int[Array, "b k"],
+  *,
+  rows_of_device: int,
+) -> UInt32[Array, "b k w"]:
+  """Returns what the device that has a row finds in it.
+
+  Each device looks up the rows of all queries, numbered from its own first
+  one. One of them has each row and the others add zeros, so a reduce-scatter
+  gives each group of devices what its own queries asked for.
+  """
+  everyone = lax.all_gather(rows, BATCH_AXES, tiled=True)
+  local = everyone - lax.axis_index(MESH_AXES) * rows_of_device
+  is_own = (local >= 0) & (local < rows_of_device)
+  found = look_up(jnp.clip(local, 0, rows_of_device - 1))
+  found = jnp.where(is_own[..., None], found, 0)
+  found = lax.psum_scatter(found, BATCH_AXES, scatter_dimension=0, tiled=True)
+  if lax.axis_size(MODEL_AXIS) > 1:
+    # The devices of a group have asked for the same rows.
+    found = lax.psum(found, MODEL_AXIS)
+  return found

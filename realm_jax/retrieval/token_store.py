@@ -1,0 +1,138 @@
+"""The tokens of all blocks of a corpus, divided over the devices."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Int, Shaped, UInt32
+
+from realm_jax.corpus.store import NULL_ROW, Corpus
+from realm_jax.indexes.exact import capacity_for
+from realm_jax.models.packing import content_numbers
+from realm_jax.models.retriever import Retriever
+from realm_jax.partitioning import rules
+from realm_jax.partitioning.mesh import MESH_AXES
+from realm_jax.retrieval.device_candidates import BlockArrays
+
+_ROWS_PER_COPY = 1 << 14
+_MAX_VOCABULARY_OF_16_BITS = 1 << 16
+_TPU_LANES = 128
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenStore:
+  """The arrays of one corpus version, on the devices."""
+
+  arrays: BlockArrays
+
+  @classmethod
+  def of(
+    cls,
+    corpus: Corpus,
+    retriever: Retriever,
+    *,
+    block_length: int,
+    mesh: Mesh,
+  ) -> "TokenStore":
+    """Reads a corpus; each process reads the rows of its devices alone.
+
+    It does not communicate, so that any thread may call it.
+
+    Args:
+      corpus: Corpus version that is searched.
+      retriever: Retriever whose block tower reads the blocks.
+      block_length: Padded length of a block.
+      mesh: Devices that divide the blocks.
+    """
+    capacity = capacity_for(corpus.num_blocks, devices=mesh.size)
+    sharding = NamedSharding(mesh, PartitionSpec(MESH_AXES))
+    columns = stored_columns(block_length, mesh.devices.flat[0].platform)
+    shares = []
+    for device, index in sharding.addressable_devices_indices_map(
+      (capacity,)
+    ).items():
+      assert index is not None
+      start, stop, _ = index[0].indices(capacity)
+      share = _share(corpus, retriever, start, stop, block_length, columns)
+      shares.append(jax.device_put(share, device))
+
+    def joined(*parts: jax.Array) -> jax.Array:
+      return jax.make_array_from_single_device_arrays(
+        (capacity, *parts[0].shape[1:]), sharding, parts
+      )
+
+    tokens, hashes, numbers = jax.tree.map(joined, *shares)
+    null = corpus.gather(np.array([NULL_ROW]), block_length)
+    number = content_numbers(np.asarray(retriever.block_input(null)))
+    of_null: Any = rules.replicate((null[0], number.reshape(())), mesh)
+    return cls(
+      BlockArrays(
+        tokens=tokens,
+        hashes=hashes,
+        numbers=numbers,
+        null_tokens=of_null[0],
+        null_number=of_null[1],
+      )
+    )
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+  """Returns the type that holds a vocabulary's tokens in the least memory."""
+  fits = vocab_size <= _MAX_VOCABULARY_OF_16_BITS
+  return jnp.dtype(jnp.uint16 if fits else jnp.uint32)
+
+
+def hash_words(
+  hashes: Int[np.ndarray, " n"],
+) -> UInt32[np.ndarray, "n 2"]:
+  """Splits hashes in two, for devices, which have no 64-bit integers."""
+  return np.ascontiguousarray(hashes, np.int64).view(np.uint32).reshape(-1, 2)
+
+
+def stored_columns(block_length: int, platform: str) -> int:
+  """Returns the tokens of a row as it is stored.
+
+  TPUs gather rows that are padded to whole tiles. They would copy an array of
+  other rows into such rows, at each step.
+  """
+  if platform != "tpu":
+    return block_length
+  return -(-block_length // _TPU_LANES) * _TPU_LANES
+
+
+_Share = tuple[
+  Shaped[np.ndarray, "n c"],
+  tuple[UInt32[np.ndarray, " n"], UInt32[np.ndarray, " n"]],
+  UInt32[np.ndarray, " n"],
+]
+
+
+def _share(
+  corpus: Corpus,
+  retriever: Retriever,
+  start: int,
+  stop: int,
+  length: int,
+  columns: int,
+) -> _Share:
+  """Returns tokens, hashes and numbers; zeros stand for rows past N."""
+  count = stop - start
+  tokens = np.zeros((count, columns), token_dtype(corpus.vocab_size))
+  hashes = np.zeros((count, 2), np.uint32)
+  numbers = np.zeros(count, np.uint32)
+  for rows in _parts(start, min(stop, corpus.num_blocks)):
+    part = corpus.gather(np.arange(rows.start, rows.stop), length)
+    place = slice(rows.start - start, rows.stop - start)
+    tokens[place, :length] = part
+    hashes[place] = hash_words(corpus.content_hashes[rows])
+    numbers[place] = content_numbers(np.asarray(retriever.block_input(part)))
+  return tokens, (hashes[:, 0].copy(), hashes[:, 1].copy()), numbers
+
+
+def _parts(start: int, stop: int) -> Iterator[slice]:
+  for first in range(start, stop, _ROWS_PER_COPY):
+    yield slice(first, min(first + _ROWS_PER_COPY, stop))

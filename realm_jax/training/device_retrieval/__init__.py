@@ -1,0 +1,1 @@
+"""Pre-training steps that retrieve on the devices, in one compiled program."""

@@ -1,0 +1,137 @@
+"""Compilation of steps that retrieve on the devices."""
+
+from typing import Any
+
+import jax
+from absl import logging
+
+from realm_jax.indexes.exact_search import Plan
+from realm_jax.partitioning import cpu_tuning, rules
+from realm_jax.partitioning.jit_cache import shared_partial
+from realm_jax.training.batches import RetrievingBatch, StepBatch
+from realm_jax.training.device_retrieval.step import (
+  RetrievalSettings,
+  retrieving_step,
+)
+from realm_jax.training.packing.packer import Packer
+from realm_jax.training.setup import StepSetup
+from realm_jax.training.state import TrainState
+from realm_jax.training.step import Metrics, Microbatches
+
+
+def jitted_retrieving_step(
+  setup: StepSetup,
+  shardings: TrainState,
+  *,
+  bucket: tuple[int, ...] | None,
+  plan: Plan,
+  frozen: bool,
+) -> jax.stages.Wrapped:
+  """Returns `retrieving_step` as a run compiles it, for one mode.
+
+  Args:
+    setup: Parts of the step.
+    shardings: Shardings of the state.
+    bucket: Usual number of rows; None where sequences are not packed.
+    plan: Settings of the search.
+    frozen: Whether the retriever is frozen.
+  """
+  config, mesh, models = setup.config, setup.mesh, setup.inputs.models
+  settings = RetrievalSettings(
+    num_candidates=config.stage.num_candidates,
+    current_queries=config.stage.current_queries,
+    bucket=bucket,
+    mesh=mesh,
+  )
+  return jax.jit(
+    shared_partial(
+      rules.under(config.mesh.axis_rules, retrieving_step),
+      plan=plan,
+      settings=settings,
+      retriever=models.retriever,
+      reader=models.require_reader(),
+      loss=setup.loss,
+      optimizer=setup.optimizer,
+      seed=config.data.seed,
+      freeze_retriever=frozen,
+      microbatches=Microbatches(
+        config.num_microbatches, rules.row_groups(mesh).count
+      ),
+    ),
+    donate_argnums=0,
+    out_shardings=(shardings, rules.replicated(mesh)),
+  )
+
+
+class RetrievingSteps:
+  """The steps of a run that retrieves on the devices.
+
+  They are compiled when the first generation is there, since its vectors'
+  number and type are part of the program, and again only where a later one has
+  other shapes: a corpus that has outgrown its capacity.
+
+  Args:
+    setup: Parts of the step.
+    state: State before the first step, on the devices.
+    packer: Packer with the shape buckets of the run.
+
+  Attributes:
+    bucket: Usual number of rows of each group, for each encoder input; None
+      where sequences are not packed.
+    programs: Compiled steps, by whether the retriever is frozen and by what
+      the program depends on.
+  """
+
+  def __init__(self, setup: StepSetup, state: TrainState, packer: Packer):
+    self._setup = setup
+    config = setup.config
+    self._shardings = jax.tree.map(lambda array: array.sharding, state)
+    self._freeze_steps = config.optimizer.freeze_retriever_steps
+    self._modes = {
+      step < self._freeze_steps
+      for step in (int(state.step), config.num_steps - 1)
+    }
+    usual, largest = packer.buckets[0], packer.buckets[-1]
+    self.bucket = None if usual == largest else usual
+    self.programs: dict[tuple[bool, Any], jax.stages.Compiled] = {}
+
+  def __call__(
+    self, state: TrainState, batch: StepBatch, step: int
+  ) -> tuple[TrainState, Metrics]:
+    """Runs a step, whose state is donated."""
+    assert isinstance(batch, RetrievingBatch)
+    frozen, key = step < self._freeze_steps, _key(batch)
+    if (frozen, key) not in self.programs:
+      self._compile(state, batch, key)
+    # A copy from the host that nobody has asked for is an error.
+    with jax.transfer_guard("disallow"):
+      run = self.programs[frozen, key]
+      return run(state, batch.examples, batch.searched)
+
+  def _compile(
+    self, state: TrainState, batch: RetrievingBatch, key: Any
+  ) -> None:
+    """Compiles the step for all modes that the run will need."""
+    mesh = self._setup.mesh
+    if self.programs:
+      logging.info("the corpus has outgrown its capacity: compiling the step")
+    for frozen in self._modes:
+      step = jitted_retrieving_step(
+        self._setup,
+        self._shardings,
+        bucket=self.bucket,
+        plan=batch.plan,
+        frozen=frozen,
+      )
+      with jax.set_mesh(mesh):
+        lowered = step.lower(state, batch.examples, batch.searched)
+      self.programs[frozen, key] = lowered.compile(
+        cpu_tuning.compiler_options(mesh)
+      )
+    cpu_tuning.return_freed_memory()
+
+
+def _key(batch: RetrievingBatch) -> Any:
+  """Returns what the program of a batch depends on."""
+  vectors, tokens = batch.searched.vectors.vectors, batch.searched.blocks.tokens
+  return batch.plan, vectors.shape, vectors.dtype, tokens.shape

@@ -1,0 +1,250 @@
+"""Pre-training that retrieves inside its step, against the host's path."""
+
+import dataclasses
+import functools
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+import pytest
+
+from benchmarks.runs.jobs import wait_until
+from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.corpus.building.update import update_corpus
+from realm_jax.files.metric_rows import read_rows
+from realm_jax.generations.store.manifest import GenerationError
+from realm_jax.indexes.random import RandomConfig
+from realm_jax.models.packing import PackingPlan
+from realm_jax.precompilation import hlo
+from realm_jax.training import run as training_run
+from realm_jax.training.device_retrieval.compilation import RetrievingSteps
+from realm_jax.training.packing.packer import Packer
+from tests import tiny_world
+from tests.integration.commands import Commands
+
+pytestmark = pytest.mark.slow
+
+_STEPS, _SAVE_EVERY, _BATCH = 6, 2, 16
+_POSITIONS, _BLOCK_LENGTH = 112, 80
+_SETTINGS = {
+  "NUM_STEPS": _STEPS,
+  "SAVE_EVERY_STEPS": _SAVE_EVERY,
+  "LAG_STEPS": _SAVE_EVERY,
+  "WAIT_FOR_GENERATIONS": True,
+  "BATCH_SIZE": _BATCH,
+  "BLOCK_LENGTH": _BLOCK_LENGTH,
+  "JOINT_LENGTH": _POSITIONS,
+  "bert.BertConfig.max_positions": _POSITIONS,
+  "bert.BertConfig.dropout_rate": 0.1,
+}
+# Searched for each query, and kept beside the null block, of 4 candidates.
+_SEARCHED, _KEPT = 6, 3
+_COLLECTIVES = (
+  "all-gather",
+  "all-reduce",
+  "all-to-all",
+  "collective-permute",
+  "reduce-scatter",
+)
+# Of sums that are added in another order, over a few updates.
+_TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def copied_world(tmp_path_factory) -> Iterator[tiny_world.World]:
+  """A world in which some articles are there twice, under other ids.
+
+  Its models read sequences of twice the length, so that several share a row.
+  """
+  documents = tiny_world.documents()
+  copies = [{**d, "id": f"copy of {d['id']}"} for d in documents[:8]]
+  bert = tiny_world.RETRIEVER.bert
+  bert = dataclasses.replace(bert, max_positions=_POSITIONS)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(tiny_world, "documents", lambda: documents + copies)
+    retriever = tiny_world.RETRIEVER.clone(bert=bert)
+    patch.setattr(tiny_world, "RETRIEVER", retriever)
+    yield tiny_world.build(tmp_path_factory.mktemp("copied"))
+
+
+class _Watched(RetrievingSteps):
+  """Steps that a test looks at after a run, with rows of its choice."""
+
+  opened: ClassVar["list[_Watched]"] = []
+  rows: ClassVar[tuple[int, ...]]
+  compiled_before: ClassVar[Mapping[Any, Any]] = {}
+
+  def __init__(self, *arguments: Any):
+    super().__init__(*arguments)
+    assert self.bucket is not None
+    self.bucket = self.rows
+    self.opened.append(self)
+    self.programs.update(self.compiled_before)
+
+
+@dataclasses.dataclass
+class Runs:
+  """Runs over the same generations, the second of which has another corpus.
+
+  Attributes:
+    commands: Commands over the world.
+    folder: Folder of the runs.
+    needed: Rows that each step needed by the host's path, if it was run.
+  """
+
+  commands: Commands
+  folder: Path
+  needed: list[tuple[int, ...]] = dataclasses.field(default_factory=list)
+
+  def on_host(self) -> Path:
+    """Trains by the host's path, with generations and an update beside it."""
+    model_dir, world = self.folder / "host", self.commands.world
+    smallest_bucket = Packer.smallest_bucket
+
+    def watch(packer: Packer, plans: Sequence[PackingPlan]) -> int:
+      self.needed.append(tuple(plan.num_rows for plan in plans))
+      return smallest_bucket(packer, plans)
+
+    def build(step: int) -> None:
+      checkpoint = model_dir / "checkpoints" / str(step)
+      wait_until(checkpoint.exists, what="checkpoint")
+      if step:
+        lines = self.folder / "changes.jsonl"
+        lines.write_text('{"id": "p0", "remove": true}\n')
+        update_corpus([str(lines)], world.corpus_dir, tagger=tiny_world.tag)
+      world.build_generation(model_dir, checkpoint_step=step)
+
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(1) as thread:
+      patch.setattr(Packer, "smallest_bucket", watch)
+      building = [thread.submit(build, step) for step in (0, _SAVE_EVERY)]
+      settings = {**_SETTINGS, "MAX_SHAPE_BUCKETS": 1}
+      self.commands.train("pretrain", model_dir, **settings)
+      for one in building:
+        one.result()
+    return model_dir
+
+  def on_devices(
+    self, name: str, before: Path, checkpoint: int = 0
+  ) -> tuple[Path, _Watched]:
+    """Continues a run on the devices from one of its checkpoints."""
+    model_dir = self.folder / name
+    for part in (f"checkpoints/{checkpoint}", "generations"):
+      shutil.copytree(before / part, model_dir / part)
+    with pytest.MonkeyPatch.context() as patch:
+      patch.setattr(training_run, "RetrievingSteps", _Watched)
+      self.commands.train(
+        "pretrain", model_dir, **_SETTINGS, RETRIEVE_ON_DEVICE=True
+      )
+    return model_dir, _Watched.opened.pop()
+
+
+@pytest.fixture(scope="module")
+def runs(copied_world, tmp_path_factory) -> Runs:
+  return Runs(Commands(copied_world), tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def on_host(runs) -> Path:
+  return runs.on_host()
+
+
+@pytest.fixture(scope="module")
+def on_devices(runs, on_host) -> tuple[Path, _Watched]:
+  # Rows in which some steps fit, which pack, and others do not, which pad.
+  _Watched.rows = min(runs.needed, key=lambda rows: rows[::-1])
+  fits = [
+    all(rows <= most for rows, most in zip(needed, _Watched.rows, strict=True))
+    for needed in runs.needed
+  ]
+  assert len(fits) == _STEPS
+  assert 0 < sum(fits) < _STEPS
+  return runs.on_devices("devices", on_host)
+
+
+def _assert_same(model_dir: Path, expected: Path) -> None:
+  """Compares metrics of all steps, and the last parameters."""
+  found, wanted = read_rows(model_dir), read_rows(expected)
+  assert len(found) == _STEPS
+  for row, other in zip(found, wanted, strict=True):
+    for name in ("recall", "generation", "staleness_steps", "corpus_version"):
+      assert row[name] == other[name], name
+    for name in ("loss", "gradient_norm", "parameter_norm"):
+      assert row[name] == pytest.approx(other[name], rel=_TOLERANCE), name
+  jax.tree.map(
+    functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5),
+    *map(_last_parameters, (model_dir, expected)),
+  )
+
+
+def _last_parameters(model_dir: Path) -> Any:
+  store = CheckpointStore(model_dir)
+  items = store.restore(_STEPS, items=("retriever", "reader"))
+  store.close()
+  return items
+
+
+def test_losses_and_parameters_are_those_of_the_host(on_host, on_devices):
+  model_dir, steps = on_devices
+  _assert_same(model_dir, on_host)
+  rows = read_rows(model_dir)
+  assert "search_ms" in read_rows(on_host)[0]
+  assert "search_ms" not in rows[0]
+  # A generation of another corpus version was swapped in, and nothing compiled.
+  assert [row["generation"] for row in rows] == [0, 0, 0, 0, 2, 2]
+  assert [row["corpus_version"] for row in rows] == [1, 1, 1, 1, 2, 2]
+  assert len(steps.programs) == 1
+
+
+def test_a_resumed_run_repeats_its_steps(runs, on_devices, monkeypatch):
+  model_dir, steps = on_devices
+  # It need not compile the same program again.
+  monkeypatch.setattr(_Watched, "compiled_before", steps.programs)
+  resumed, _ = runs.on_devices("resumed", model_dir, checkpoint=4)
+  losses = [row["loss"] for row in read_rows(resumed)]
+  assert losses == [row["loss"] for row in read_rows(model_dir)][4:]
+
+
+def test_another_index_is_refused(runs, on_host, tmp_path):
+  shutil.copytree(on_host / "checkpoints/0", tmp_path / "checkpoints/0")
+  runs.commands.world.build_generation(tmp_path, index=RandomConfig())
+  with pytest.raises(GenerationError, match=r"kind 'random'.*INDEX = %EXACT"):
+    runs.commands.train(
+      "pretrain", tmp_path, **_SETTINGS, RETRIEVE_ON_DEVICE=True
+    )
+
+
+def _bytes_by_collective(module: hlo.Module) -> dict[str, list[int]]:
+  """The bytes that each collective gives a device, in rising order."""
+  found: dict[str, list[int]] = {}
+  for computation in module.computations.values():
+    for instruction in computation.values():
+      if instruction.operation in _COLLECTIVES:
+        size = sum(array.size_bytes for array in instruction.arrays)
+        found.setdefault(instruction.operation, []).append(size)
+  return {name: sorted(sizes) for name, sizes in found.items()}
+
+
+def test_devices_exchange_what_is_of_the_size_of_a_batch(on_devices):
+  model_dir, steps = on_devices
+  (program,) = steps.programs.values()
+  found = _bytes_by_collective(hlo.parse(program.as_text()))
+  reduced = found.pop("all-reduce")
+  assert found == {
+    # Row numbers of the candidates and of all that is found, query vectors.
+    "all-gather": [4 * _BATCH * _KEPT, 4 * _BATCH * _SEARCHED, 4 * _BATCH * 8],
+    # Scores and rows that each device has found for each query.
+    "all-to-all": 2 * [4 * _BATCH * _SEARCHED],
+    # To the device of a query: tokens of 16 bits, hashes and numbers.
+    "reduce-scatter": [
+      12 * _BATCH * _SEARCHED // 8,
+      2 * _BATCH * _KEPT * _BLOCK_LENGTH // 8,
+    ],
+  }
+  # Two branches, packed and padded, add up gradients, of which the tower that
+  # queries and blocks share has two; and metrics.
+  leaves = jax.tree.leaves(_last_parameters(model_dir))
+  assert sum(reduced) < 4 * sum(leaf.nbytes for leaf in leaves)

@@ -1,0 +1,120 @@
+"""Candidates found inside a program are those of the host's path."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from realm_jax.indexes.exact import ExactConfig, ExactIndex
+from realm_jax.indexes.protocol import QueryBatch
+from realm_jax.models.packing import content_numbers
+from realm_jax.partitioning import rules
+from realm_jax.partitioning.mesh import make_mesh
+from realm_jax.retrieval import device_candidates
+from realm_jax.retrieval.candidate_rows import with_null, without_source
+from realm_jax.retrieval.device_candidates import SearchedVectors
+from realm_jax.retrieval.token_store import (
+  TokenStore,
+  hash_words,
+  stored_columns,
+  token_dtype,
+)
+from tests import tiny_world
+
+_LENGTH = tiny_world.BLOCK_LENGTH
+_BATCH, _SEARCHED, _KEPT = 8, 5, 3
+
+
+def _found(corpus, retriever, mesh, vectors, queries, source_hashes):
+  """Returns candidates, and the rows that the index finds on its own."""
+  index = ExactIndex(vectors, ExactConfig(), mesh=mesh)
+  store = TokenStore.of(corpus, retriever, block_length=_LENGTH, mesh=mesh)
+  hashes = hash_words(source_hashes)
+  queries_there, hashes_there = rules.to_devices((queries, hashes), mesh)
+
+  @jax.jit
+  def find(queries, hashes, searched, blocks):
+    return device_candidates.find_candidates(
+      queries,
+      hashes,
+      searched,
+      blocks,
+      plan=index.plan(_SEARCHED, num_queries=_BATCH),
+      num_kept=_KEPT,
+      mesh=mesh,
+    )
+
+  searched = SearchedVectors(index.vectors, index.count)
+  found = find(queries_there, hashes_there, searched, store.arrays)
+  tokens = np.zeros((_BATCH, 1), np.int32)
+  rows = index.search(QueryBatch(tokens, queries), _SEARCHED).rows
+  return found, rows
+
+
+@pytest.mark.parametrize(
+  "axes", [{}, {"fsdp": 2, "model_parallelism": 2}], ids=["data", "all axes"]
+)
+def test_candidates_are_those_of_the_host(world, axes):
+  corpus = world.corpus
+  rng = np.random.default_rng(0)
+  vectors = rng.normal(size=(corpus.num_blocks, 8)).astype(np.float32)
+  queries = rng.normal(size=(_BATCH, 8)).astype(np.float32)
+  # Half of the queries have their best block as their source, and three of the
+  # five that the first one finds are verbatim copies.
+  best = np.argsort(-queries @ vectors.T, axis=1)
+  hashes = corpus.content_hashes.copy()
+  copies = best[0, [0, 1, 3]]
+  hashes[copies] = hashes[copies[0]]
+  vars(corpus)["content_hashes"] = hashes
+  sources = hashes[best[:, 0]]
+  sources[_BATCH // 2 :] = 1
+  mesh = make_mesh(**axes)
+  retriever = world.models().retriever
+  found, rows = _found(corpus, retriever, mesh, vectors, queries, sources)
+
+  is_source = hashes[rows] == sources[:, None]
+  assert is_source.sum(axis=1).tolist() == [3, 1, 1, 1, 0, 0, 0, 0]
+  kept = with_null(without_source(rows, is_source, num_kept=_KEPT))
+  assert kept[0, -1] == -1
+  expected = corpus.gather(kept, _LENGTH)
+  np.testing.assert_array_equal(found.tokens, expected)
+  np.testing.assert_array_equal(
+    found.numbers.reshape(-1), content_numbers(expected.reshape(-1, _LENGTH))
+  )
+
+
+def test_tokens_take_two_bytes_where_the_vocabulary_fits():
+  assert token_dtype(1 << 16) == np.uint16
+  assert token_dtype((1 << 16) + 1) == np.uint32
+
+
+def test_rows_are_padded_to_whole_tiles_on_tpus_alone():
+  assert [stored_columns(n, "tpu") for n in (256, 288)] == [256, 384]
+  assert stored_columns(288, "cpu") == 288
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
+@pytest.mark.parametrize("length", [5, 6])
+def test_all_values_of_tokens_are_fetched(dtype, length):
+  """Lengths that are odd, too, and values that fill their type."""
+  rng = np.random.default_rng(0)
+  tokens = rng.integers(0, 1 << 16, (16, length)).astype(dtype)
+  tokens[3] = (1 << 16) - 1
+  rows = rng.integers(-1, 16, (_BATCH, 3)).astype(np.int32)
+  rows[0] = 3
+  mesh = make_mesh(model_parallelism=2)
+  found = jax.jit(
+    jax.shard_map(
+      functools.partial(device_candidates.fetch_tokens, length=length - 1),
+      mesh=mesh,
+      in_specs=(
+        device_candidates.BlockArrays.partitions().tokens,
+        rules.batch_sharding(mesh).spec,
+      ),
+      out_specs=rules.batch_sharding(mesh).spec,
+      check_vma=False,
+    )
+  )(tokens, rows)
+  expected = np.where(rows[..., None] < 0, 0, tokens[rows][..., :-1])
+  np.testing.assert_array_equal(found, expected)
