@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from realm_jax.corpus.store import Corpus
+from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.partitioning import rules
 from realm_jax.training.batches import StepBatch
 from realm_jax.training.packing import packer
@@ -67,6 +67,8 @@ def random_batches(
     rows = rng.integers(corpus.num_blocks, size=num_queries)
     query = corpus.random_sentences(rows, query_length, rng)
     rows = rng.integers(corpus.num_blocks, size=shape)
+    if stage.has_null_block:
+      rows[:, 0] = NULL_ROW
     candidates = corpus.gather(rows, block_length)
     random = shapes._replace(query=query, candidates=candidates)
     yield stage.example(random, inputs)

@@ -40,6 +40,7 @@ class Pretraining(protocol.Stage):
   form: str = "per_token"
   current_queries: bool = False
   needs_index = True
+  has_null_block = True
   retrieves_on_device = True
 
   def loss(self, models: Models) -> step.Loss[PretrainingBatch]:

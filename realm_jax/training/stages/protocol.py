@@ -77,6 +77,7 @@ class Stage(abc.ABC):
       current parameters, instead of the tower that the generation was
       published with.
     retrieves_on_device: Whether a step can retrieve its own candidates.
+    has_null_block: Whether the first candidate of each query is the null block.
     is_divisible: Whether the loss of a batch is the sum of its parts'.
     answer_rule: How blocks are found to contain answers, or None.
     num_candidates: Number of blocks that its step reads for each query.
@@ -86,6 +87,7 @@ class Stage(abc.ABC):
   needs_index: ClassVar[bool] = False
   reads_vectors: ClassVar[bool] = False
   retrieves_on_device: ClassVar[bool] = False
+  has_null_block: ClassVar[bool] = False
   is_divisible: ClassVar[bool] = True
   components: ClassVar[tuple[str, ...]] = ("retriever", "reader")
 

@@ -12,6 +12,7 @@ from realm_jax.training.packing.packer import Packer
 from realm_jax.training.packing.shape_buckets import (
   abstract_batch,
   choose_shape_buckets,
+  random_batches,
   shape_key,
 )
 from realm_jax.training.stages.model_inputs import ModelInputs, Models
@@ -95,3 +96,19 @@ def test_buckets_follow_from_the_corpus(tmp_path):
   # The first is what most batches need, however many there are.
   assert choose(at_most=2) == [buckets[0], buckets[-1]]
   assert choose(at_most=1) == [buckets[-1]]
+
+
+def test_the_null_block_of_pretraining_is_counted_as_what_it_is(tmp_path):
+  corpus = make_corpus(tmp_path, num_blocks=40)
+  stage = tiny.OF_STAGE["pretraining"]
+  shapes = ExampleArrays(
+    np.zeros((8, 12), np.int32),
+    np.zeros((8, stage.num_candidates, 32), np.int32),
+    num_searched=5,
+    max_masks=2,
+  )
+  inputs = ModelInputs(Models(*tiny.models()))
+  batch = next(random_batches(stage, shapes, inputs, corpus))
+  # All queries share it, so it is embedded once.
+  (null,) = set(batch.block_index[:, 0])
+  assert np.count_nonzero(batch.blocks.token_ids[null]) == 3
