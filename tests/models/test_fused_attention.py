@@ -77,9 +77,8 @@ def _params(inputs):
 @pytest.mark.parametrize(
   ("dtype", "tolerance", "drops"),
   [
-    (jnp.float32, 1e-5, False),
     (jnp.float32, 1e-5, True),
-    (jnp.bfloat16, 1e-2, True),
+    (jnp.bfloat16, 1e-2, False),
   ],
 )
 def test_it_computes_what_the_plain_one_does(packed, dtype, tolerance, drops):

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.slow
 _OPTIMIZER = OptimizerConfig(learning_rate=1e-3, warmup_steps=0)
 
 
-@pytest.mark.parametrize("stage", ["pretraining", "open_qa"])
-def test_parts_have_the_gradient_of_the_whole(stage):
+def test_parts_have_the_gradient_of_the_whole():
+  stage = "pretraining"
   mesh = make_mesh(fsdp=2, devices=jax.devices()[:4])
   update = make_optimizer(_OPTIMIZER, num_steps=100)
   state, shardings = tiny.state(stage, update, mesh)
