@@ -157,6 +157,8 @@ ONLY_IN = {
   "xmanager_cloud": "launch/xmanager_experiments.py",
   "yaml": "launch/cluster/jobset.py",
 }
+# A benchmark that draws its own figures.
+PICTURES = {"matplotlib": "benchmarks/roofline.py"}
 # What every command shares, and files that are no command but read gin, too.
 CONFIGURATION = "realm_jax/configuration.py"
 READ_GIN = frozenset({"launch/gin_check.py"})

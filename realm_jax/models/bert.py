@@ -194,7 +194,7 @@ class HeadProjection(nn.Module):
   @nn.compact
   def __call__(
     self, x: Float[Array, "n d"]
-  ) -> tuple[Float[Array, "n d"], Float[Array, " d"]]:
+  ) -> tuple[Float[Array, "n d"], Float[AnyArray, " d"]]:
     """Returns the product and the bias."""
     config = self.config
     shape = (x.shape[-1], config.hidden_size)

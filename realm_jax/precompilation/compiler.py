@@ -3,13 +3,13 @@
 import dataclasses
 import gzip
 import hashlib
+import importlib.metadata
 import json
 import os
 import re
 from pathlib import Path
 
 import jax
-import jaxlib
 
 from realm_jax.files.whole.whole_file import whole_file
 
@@ -74,7 +74,11 @@ def compile_program(
   if cache is None:
     return _compile(lowered, argument_bytes)
   key = hashlib.sha256()
-  for part in (str(_CACHE_FORMAT), jaxlib.__version__, compiler):
+  for part in (
+    str(_CACHE_FORMAT),
+    importlib.metadata.version("jaxlib"),
+    compiler,
+  ):
     key.update(part.encode() + b"\0")
   key.update(lowered.as_text().encode())
   file = cache / f"{key.hexdigest()[:32]}.json.gz"
