@@ -7,7 +7,8 @@ differentiation would keep several arrays of the widest layer's size for each.
 merges what is the same in both passes and keeps the value after all. So these
 functions keep little and compute the rest again, in another form. A
 pre-training step needs 1.8 GB of temporaries instead of 2.2, in the same time
-(`benchmarks/README.md`); GPUs and TPUs were not measured.
+(`benchmarks/README.md`); on TPUs `fused_attention` takes the place of `attend`
+(`docs/performance.md`), and GPUs were not measured.
 
 Nothing depends on them: without `custom_vjp` (its attribute `fun`) the model
 compiles and has the same gradients, as `tests/models/test_backward.py` checks.
