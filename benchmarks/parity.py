@@ -116,15 +116,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     skipped = " and ".join(_OF_TEXTS)
     print(f"no texts in {given.texts_dir}: skipping {skipped}")
     parts = [part for part in PARTS if part not in _OF_TEXTS]
-  # By default GPUs and TPUs round float32 products to fewer bits.
-  jax.config.update("jax_default_matmul_precision", "highest")
   try:
-    rows = compare(
-      parts,
-      size=given.size,
-      minilm=given.minilm,
-      texts_dir=given.texts_dir,
-    )
+    # By default GPUs and TPUs round float32 products to fewer bits.
+    with jax.default_matmul_precision("highest"):
+      rows = compare(
+        parts,
+        size=given.size,
+        minilm=given.minilm,
+        texts_dir=given.texts_dir,
+      )
   except (peer_processes.PeerError, NoTextsError) as error:
     print(f"parity: {error}", file=sys.stderr)
     sys.exit(2)

@@ -43,7 +43,13 @@ def main() -> None:
   commands = Commands(tiny_world.World(Path(world)))
   for stage in stages.STAGES:
     stages.train(
-      commands, stage, Path(folder), Path(before), NUM_STEPS=int(num_steps)
+      commands,
+      stage,
+      Path(folder),
+      Path(before),
+      NUM_STEPS=int(num_steps),
+      # Each bucket is compiled by both processes.
+      MAX_SHAPE_BUCKETS=1,
     )
   for recipe in stages.EVALUATIONS:
     figures = stages.evaluate(
