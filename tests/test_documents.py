@@ -18,7 +18,10 @@ DOCUMENTS = (
   "README.md",
   "WORKSPACE.md",
   "benchmarks/README.md",
-  *(f"docs/{path.name}" for path in sorted((PROJECT_DIR / "docs").iterdir())),
+  *(
+    str(path.relative_to(PROJECT_DIR))
+    for path in sorted((PROJECT_DIR / "docs").glob("*.md"))
+  ),
 )
 RECIPES = tuple(
   str(path.relative_to(PROJECT_DIR))
