@@ -116,7 +116,10 @@ def help_of(tmp_path_factory) -> dict[str, str]:
 def test_the_files_it_names_exist(document: str):
   text = (PROJECT_DIR / document).read_text()
   named = set(re.findall(r"`([\w./-]+\.(?:py|gin|md|sh|toml|txt))`", text))
-  named |= set(re.findall(r"\]\(([\w./-]+)\)", text))
+  folder = Path(document).parent
+  named |= {
+    str(folder / link) for link in re.findall(r"\]\(([\w./-]+)\)", text)
+  }
   # Folders of the project, written with their slash or below gin/.
   named |= set(re.findall(r"`((?:realm_jax|gin|tasks|tests)/[\w./-]*)`", text))
   missing = [
