@@ -1,33 +1,22 @@
 """BERT (Devlin et al. 2019): the encoder under every tower and the reader."""
 
 import dataclasses
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Float, Int, UInt32
+from jaxtyping import Array, Float, Int
 
-from realm_jax.models import fused_attention
 from realm_jax.models.activations import ACTIVATIONS, activate_and_project
 from realm_jax.models.arrays import AnyArray
-from realm_jax.models.attention import attend
+from realm_jax.models.attention.choice import IMPLEMENTATIONS, attend
+from realm_jax.models.attention.inputs import AXES, AttentionInputs, Settings
 from realm_jax.models.dropout import Dropout, hash_tokens, is_dropping
 from realm_jax.models.layer_norm import LayerNorm
-from realm_jax.models.platform import platform
 from realm_jax.models.sequences import Sequences
 
-# Logical axes of hidden states, in flat tokens, and of attention's arrays, with
-# the heads side by side and in a dimension of their own.
+# Logical axes of hidden states, in flat tokens.
 HIDDEN = ("activation_batch", "activation_embed")
-_FLAT_HEADS = ("activation_batch", "activation_heads")
-_HEADS = (
-  "activation_batch",
-  "activation_length",
-  "activation_heads",
-  "activation_kv",
-)
-ATTENTIONS = ("auto", "plain", "fused")
 REMAT_POLICIES = (
   "nothing_saveable",
   "dots_saveable",
@@ -76,9 +65,10 @@ class BertConfig:
       raise ValueError(
         f"activation={self.activation!r}; want one of {sorted(ACTIVATIONS)}"
       )
-    if self.attention not in ATTENTIONS:
+    if self.attention not in IMPLEMENTATIONS:
       raise ValueError(
-        f"attention={self.attention!r}; want one of {', '.join(ATTENTIONS)}"
+        f"attention={self.attention!r}; want one of "
+        f"{', '.join(IMPLEMENTATIONS)}"
       )
     if self.remat_policy not in (None, *REMAT_POLICIES):
       raise ValueError(
@@ -202,7 +192,7 @@ class HeadProjection(nn.Module):
     bias = self.param("bias", _zeros("heads"), shape[1:])
     product = x @ kernel.astype(config.dtype)
     return (
-      nn.with_logical_constraint(product, _FLAT_HEADS),
+      nn.with_logical_constraint(product, AXES),
       bias.astype(config.dtype),
     )
 
@@ -223,98 +213,32 @@ class SelfAttention(nn.Module):
     sequences: Sequences,
   ) -> Float[Array, "m d"]:
     config = self.config
-    rows, length = sequences.token_ids.shape
-    num_queries = len(first) // rows
+    num_queries = len(first) // len(sequences.token_ids)
     query, query_bias = HeadProjection(config, name="query")(first)
     key, key_bias = HeadProjection(config, name="key")(hidden)
     value, value_bias = HeadProjection(config, name="value")(hidden)
     drops = is_dropping(self, config.dropout_rate)
     tokens = sequences.dropout_keys[:, :num_queries]
-    inputs = _AttentionInputs(
-      query,
-      key,
-      value,
-      jnp.stack([query_bias, key_bias, value_bias]),
-      sequences.sequence,
-      hash_tokens(self, tokens) if drops else tokens,
-      sequences.position,
+    context = attend(
+      AttentionInputs(
+        query,
+        key,
+        value,
+        jnp.stack([query_bias, key_bias, value_bias]),
+        sequences.sequence,
+        hash_tokens(self, tokens) if drops else tokens,
+        sequences.position,
+      ),
+      Settings(
+        head_size=config.hidden_size // config.num_heads,
+        max_positions=config.max_positions,
+        mask_value=config.attention_mask_value,
+        dropout_rate=config.dropout_rate if drops else 0.0,
+      ),
+      implementation=config.attention,
     )
-    rate = config.dropout_rate if drops else 0.0
-    if _is_fused(config, rows=rows, length=length, num_queries=num_queries):
-      head_size = config.hidden_size // config.num_heads
-      settings = fused_attention.Settings(
-        head_size, config.max_positions, config.attention_mask_value, rate
-      )
-      context = fused_attention.attend(*inputs, settings)
-    else:
-      context = _attend_by_heads(config, inputs, rate)
     output = dense(config, config.hidden_size, ("heads", "embed"), "output")
     return nn.with_logical_constraint(output(context), HIDDEN)
-
-
-class _AttentionInputs(NamedTuple):
-  """Arguments of `fused_attention.attend`.
-
-  Queries may be those of each row's first q tokens only.
-  """
-
-  query: Float[Array, "m d"]
-  key: Float[Array, "n d"]
-  value: Float[Array, "n d"]
-  biases: Float[Array, "3 d"]
-  sequence: Int[AnyArray, "r l"]
-  tokens: UInt32[Array, "r q"]
-  position: Int[AnyArray, "r l"]
-
-
-def _is_fused(
-  config: BertConfig, *, rows: int, length: int, num_queries: int
-) -> bool:
-  """Returns whether the kernel computes the attention of rows."""
-  if config.attention == "plain" or num_queries < length:
-    return False
-  if config.attention == "auto" and platform() != "tpu":
-    return False
-  return fused_attention.fits(
-    rows=rows,
-    length=length,
-    width=config.hidden_size,
-    head_size=config.hidden_size // config.num_heads,
-  )
-
-
-def _attend_by_heads(
-  config: BertConfig, inputs: _AttentionInputs, dropout_rate: float
-) -> Float[Array, "m d"]:
-  """Computes attention with the heads in a dimension of their own."""
-  rows, heads = len(inputs.sequence), config.num_heads
-
-  head_size = config.hidden_size // heads
-
-  def by_heads(
-    x: Float[Array, "m d"], bias: Float[Array, " d"]
-  ) -> Float[Array, "r t h e"]:
-    x = x + bias[None, :]
-    return nn.with_logical_constraint(
-      x.reshape(rows, -1, heads, head_size), _HEADS
-    )
-
-  query_bias, key_bias, value_bias = inputs.biases
-
-  head = jnp.arange(heads).reshape(1, heads, 1, 1) * config.max_positions
-  context = attend(
-    by_heads(inputs.query, query_bias)
-    * jnp.asarray(head_size**-0.5, config.dtype),
-    by_heads(inputs.key, key_bias),
-    by_heads(inputs.value, value_bias),
-    inputs.sequence,
-    inputs.tokens[:, None, :, None],
-    (head + inputs.position[:, None, None, :]).astype(jnp.uint32),
-    config.attention_mask_value,
-    dropout_rate,
-  )
-  context = nn.with_logical_constraint(context, _HEADS)
-  return context.reshape(-1, config.hidden_size)
 
 
 class BertLayer(nn.Module):

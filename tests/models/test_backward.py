@@ -8,9 +8,11 @@ import numpy as np
 import optax
 import pytest
 
-from realm_jax.models import attention, bert, dropout, layer_norm
+from realm_jax.models import bert, dropout, layer_norm
 from realm_jax.models.activations import ACTIVATIONS, activate_and_project
-from realm_jax.models.attention import attend
+from realm_jax.models.attention import plain as plain_attention
+from realm_jax.models.attention.inputs import Settings
+from realm_jax.models.attention.plain import HeadInputs, attend_by_heads
 from realm_jax.models.dropout import drop, mix
 from realm_jax.models.layer_norm import normalize
 from realm_jax.partitioning.mesh import make_mesh
@@ -97,9 +99,13 @@ def test_attention(rate):
   rows = rows.reshape(ROWS, 1, LENGTH, 1)
   columns = jnp.arange(HEADS * LENGTH, dtype=jnp.uint32)
   columns = columns.reshape(1, HEADS, 1, LENGTH)
+  settings = Settings(
+    head_size=SIZE, max_positions=LENGTH, mask_value=-1e4, dropout_rate=rate
+  )
 
   def ours(query, key, value):
-    return attend(query, key, value, sequence, rows, columns, -1e4, rate)
+    inputs = HeadInputs(query, key, value, sequence, rows, columns)
+    return attend_by_heads(inputs, settings)
 
   def plain(query, key, value):
     outputs = []
@@ -136,9 +142,9 @@ def test_a_model_without_them_has_the_same_gradients(monkeypatch):
 
   ours = gradient()
   for module, name in (
-    (attention, "drop"),
+    (plain_attention, "attend_by_heads"),
+    (plain_attention, "drop"),
     (bert, "activate_and_project"),
-    (bert, "attend"),
     (dropout, "drop"),
     (layer_norm, "normalize"),
   ):

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from realm_jax.models import fused_attention, sequences
+from realm_jax.models import sequences
+from realm_jax.models.attention import fused
 from realm_jax.models.bert import BertConfig, BertEncoder
 from realm_jax.partitioning import rules
 from realm_jax.partitioning.mesh import make_mesh
@@ -122,10 +123,8 @@ def test_devices_divide_its_rows_and_heads(packed):
   [(520, 768, 64), (100, 768, 64), (96, 96, 32)],
 )
 def test_other_sizes_are_computed_plainly(length, width, head_size):
-  assert not fused_attention.fits(
-    rows=8, length=length, width=width, head_size=head_size
-  )
-  assert fused_attention.fits(rows=8, length=288, width=768, head_size=64)
+  assert not fused.fits(rows=8, length=length, width=width, head_size=head_size)
+  assert fused.fits(rows=8, length=288, width=768, head_size=64)
 
 
 def test_what_devices_cannot_divide_is_computed_plainly():
@@ -135,11 +134,6 @@ def test_what_devices_cannot_divide_is_computed_plainly():
     jax.set_mesh(mesh),
     nn.logical_axis_rules(rules.LOGICAL_AXIS_RULES),
   ):
-    assert fused_attention.fits(rows=8, width=768, **sizes)
-    assert not fused_attention.fits(rows=6, width=768, **sizes)
-    assert not fused_attention.fits(rows=8, width=128, **sizes)
-
-
-def test_an_unknown_implementation_is_named():
-  with pytest.raises(ValueError, match="attention='flash'; want one of auto"):
-    BertConfig(attention="flash")
+    assert fused.fits(rows=8, width=768, **sizes)
+    assert not fused.fits(rows=6, width=768, **sizes)
+    assert not fused.fits(rows=8, width=128, **sizes)

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from realm_jax.models.attention import attend
+from realm_jax.models.attention.inputs import Settings
+from realm_jax.models.attention.plain import HeadInputs, attend_by_heads
 from realm_jax.models.bert import BertConfig
 
 LEAST = float(np.finfo(np.float32).min)
@@ -30,15 +31,18 @@ def test_padding_that_scores_highest(
   query = jnp.full((1, 3, 1, 1), 100.0)
   key = jnp.array([0.0, 0.0, score_of_padding / 100]).reshape(1, 3, 1, 1)
   value = jnp.array([1.0, 3.0, 7.0]).reshape(1, 3, 1, 1)
-  context = attend(
-    query,
-    key,
-    value,
-    jnp.array([[0, 0, -1]]),
-    jnp.zeros((1, 1, 3, 1), jnp.uint32),
-    jnp.zeros((1, 1, 1, 3), jnp.uint32),
-    mask_value,
-    0.0,
+  context = attend_by_heads(
+    HeadInputs(
+      query,
+      key,
+      value,
+      sequence=jnp.array([[0, 0, -1]]),
+      rows=jnp.zeros((1, 1, 3, 1), jnp.uint32),
+      columns=jnp.zeros((1, 1, 1, 3), jnp.uint32),
+    ),
+    Settings(
+      head_size=1, max_positions=3, mask_value=mask_value, dropout_rate=0.0
+    ),
   )
   expected = 7.0 if attends_to_padding else 2.0
   np.testing.assert_allclose(context[0, :2, 0, 0], expected)
