@@ -48,8 +48,10 @@ class BertConfig:
   init_stddev: float = 0.02
   # The type of activations and matrix products; parameters stay float32.
   dtype: jax.typing.DTypeLike = jnp.float32
-  # Attention's implementation: "plain", "fused" (the kernel for TPUs), or
-  # "auto", which is fused on TPUs for the sizes that the kernel handles.
+  # Attention's implementation: "plain", "fused" (the kernel for TPUs, which is
+  # interpreted on other platforms), or "auto", which is fused on TPUs alone.
+  # Where the kernel does not handle the sizes, and where only the first tokens
+  # of rows attend, "fused" and "auto" compute plainly, without an error.
   attention: str = "auto"
   # What the backward pass does not compute again: the name of one of
   # `jax.checkpoint_policies`, such as "nothing_saveable". None keeps all.

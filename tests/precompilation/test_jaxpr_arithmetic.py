@@ -9,6 +9,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.sharding import Mesh, PartitionSpec
 
+from realm_jax.models.attention import fused
+from realm_jax.models.attention.inputs import AttentionInputs, Settings
 from realm_jax.precompilation.chips import CHIPS
 from realm_jax.precompilation.jaxpr_arithmetic import MatrixProduct, flops
 from realm_jax.precompilation.pallas_kernels import kernels, product_passes
@@ -124,6 +126,24 @@ def test_a_kernel_has_products_exponentials_and_copies():
   cycles = 8 * 128 / 4
   assert kernel.product_seconds == pytest.approx(3 * cycles / chip.clock)
   assert kernel.seconds == kernel.memory_seconds
+
+
+def test_the_kernels_of_attention_have_their_names():
+  query, numbers = jnp.ones((32, 128)), jnp.zeros((2, 16), jnp.int32)
+  settings = Settings(
+    head_size=64, max_positions=16, mask_value=-1e4, dropout_rate=0.1
+  )
+
+  def total(query):
+    tokens = numbers.astype(jnp.uint32)
+    inputs = AttentionInputs(
+      *(query, query, query, jnp.zeros((3, 128))), numbers, tokens, numbers
+    )
+    return fused.attend(inputs, settings).sum()
+
+  found = kernels(jax.make_jaxpr(jax.grad(total))(query).jaxpr, CHIPS["v5e"])
+  names = [(kernel.name, kernel.calls) for kernel in found]
+  assert names == [("attention_forward", 1), ("attention_backward", 1)]
 
 
 def test_an_array_that_a_kernel_copies_itself_counts_once():

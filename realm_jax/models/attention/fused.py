@@ -107,17 +107,19 @@ class _Kernel(NamedTuple):
   """One direction of the computation.
 
   Attributes:
+    name: Name by which profiles and precompilation list it.
     body: What a program of the kernel does.
     num_outputs: Number of its outputs that are laid out as queries are. With
       several, another one has each row's gradients of the biases.
   """
 
+  name: str
   body: Callable[..., None]
   num_outputs: int
 
 
-_FORWARD = _Kernel(forward_kernel, 1)
-_BACKWARD = _Kernel(backward_kernel, 3)
+_FORWARD = _Kernel("attention_forward", forward_kernel, 1)
+_BACKWARD = _Kernel("attention_backward", backward_kernel, 3)
 
 
 def _on_each_device(
@@ -203,4 +205,5 @@ def _call(
       dimension_semantics=("parallel", "arbitrary")
     ),
     interpret=platform() != "tpu",
+    name=kernel.name,
   )(*vectors, biases, rows)
