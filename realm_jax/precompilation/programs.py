@@ -34,7 +34,7 @@ from realm_jax.partitioning.rules import RowGroups
 from realm_jax.precompilation import useful_flops
 from realm_jax.precompilation.useful_flops import Work
 from realm_jax.training.batches import StepBatch
-from realm_jax.training.compilation import jitted_step
+from realm_jax.training.compilation import jitted_step, step_modes
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.packing.packer import encoder_inputs
 from realm_jax.training.packing.shape_buckets import random_batches
@@ -128,10 +128,8 @@ def step_programs(
     setup.init, setup.optimizer, mesh=mesh, axis_rules=config.mesh.axis_rules
   )
   shardings = jax.tree.map(lambda array: array.sharding, state)
-  freezes = config.optimizer.freeze_retriever_steps
-  modes = {step < freezes for step in (0, config.num_steps - 1)}
   _, batches = step_shapes(setup, corpus)
-  for frozen in sorted(modes):
+  for frozen in sorted(step_modes(config, first_step=0)):
     step = jitted_step(setup, shardings, frozen=frozen)
     work = _work_of_step(setup, corpus, frozen=frozen)
     for batch in batches:

@@ -1,12 +1,14 @@
 """The steps of a run, compiled before the first of them."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 
 from realm_jax.partitioning import cpu_tuning, rules
 from realm_jax.partitioning.jit_cache import shared_partial
 from realm_jax.training.batches import StepBatch
+from realm_jax.training.config import TrainConfig
 from realm_jax.training.packing.shape_buckets import shape_key
 from realm_jax.training.setup import StepSetup
 from realm_jax.training.state import TrainState
@@ -18,20 +20,38 @@ StepFunction = Callable[
 ]
 
 
+def step_modes(config: TrainConfig, *, first_step: int) -> set[bool]:
+  """Returns whether the retriever is frozen, for all modes that a run needs.
+
+  Args:
+    config: Configuration of the run.
+    first_step: Number of the first step, from 0.
+  """
+  freeze_steps = config.optimizer.freeze_retriever_steps
+  return {step < freeze_steps for step in (first_step, config.num_steps - 1)}
+
+
 def jitted_step(
-  setup: StepSetup, shardings: TrainState, *, frozen: bool
+  setup: StepSetup,
+  shardings: TrainState,
+  *,
+  frozen: bool,
+  function: Callable[..., tuple[TrainState, Metrics]] = train_step,
+  **further: Any,
 ) -> jax.stages.Wrapped:
-  """Returns `train_step` as a run compiles it, for one mode.
+  """Returns a step as a run compiles it, for one mode.
 
   Args:
     setup: Parts of the step.
-    shardings: Shardings of the state.
+    shardings: Shardings of the state, whose buffers are donated.
     frozen: Whether the retriever is frozen.
+    function: The step, of the state and arrays that depend on the function.
+    further: Settings of this function beside those of `train_step`.
   """
   config, mesh = setup.config, setup.mesh
   return jax.jit(
     shared_partial(
-      rules.under(config.mesh.axis_rules, train_step),
+      rules.under(config.mesh.axis_rules, function),
       loss=setup.loss,
       optimizer=setup.optimizer,
       seed=config.data.seed,
@@ -39,6 +59,7 @@ def jitted_step(
       microbatches=Microbatches(
         config.num_microbatches, rules.row_groups(mesh).count
       ),
+      **further,
     ),
     donate_argnums=0,
     out_shardings=(shardings, rules.replicated(mesh)),
@@ -59,12 +80,9 @@ def compile_steps(
   config, mesh = setup.config, setup.mesh
   shardings = jax.tree.map(lambda array: array.sharding, state)
   freeze_steps = config.optimizer.freeze_retriever_steps
-  modes = {
-    step < freeze_steps for step in (int(state.step), config.num_steps - 1)
-  }
   # By whether the retriever is frozen, and by `shape_key`.
   compiled: dict[tuple[bool, tuple[int, ...]], jax.stages.Compiled] = {}
-  for frozen in modes:
+  for frozen in step_modes(config, first_step=int(state.step)):
     step_of_mode = jitted_step(setup, shardings, frozen=frozen)
     for batch in batches:
       with jax.set_mesh(mesh):

@@ -6,9 +6,9 @@ import jax
 from absl import logging
 
 from realm_jax.indexes.exact_search import Plan
-from realm_jax.partitioning import cpu_tuning, rules
-from realm_jax.partitioning.jit_cache import shared_partial
+from realm_jax.partitioning import cpu_tuning
 from realm_jax.training.batches import RetrievingBatch, StepBatch
+from realm_jax.training.compilation import jitted_step, step_modes
 from realm_jax.training.device_retrieval.step import (
   RetrievalSettings,
   retrieving_step,
@@ -16,7 +16,7 @@ from realm_jax.training.device_retrieval.step import (
 from realm_jax.training.packing.packer import Packer
 from realm_jax.training.setup import StepSetup
 from realm_jax.training.state import TrainState
-from realm_jax.training.step import Metrics, Microbatches
+from realm_jax.training.step import Metrics
 
 
 def jitted_retrieving_step(
@@ -36,30 +36,21 @@ def jitted_retrieving_step(
     plan: Settings of the search.
     frozen: Whether the retriever is frozen.
   """
-  config, mesh, models = setup.config, setup.mesh, setup.inputs.models
-  settings = RetrievalSettings(
-    num_candidates=config.stage.num_candidates,
-    current_queries=config.stage.current_queries,
-    bucket=bucket,
-    mesh=mesh,
-  )
-  return jax.jit(
-    shared_partial(
-      rules.under(config.mesh.axis_rules, retrieving_step),
-      plan=plan,
-      settings=settings,
-      retriever=models.retriever,
-      reader=models.require_reader(),
-      loss=setup.loss,
-      optimizer=setup.optimizer,
-      seed=config.data.seed,
-      freeze_retriever=frozen,
-      microbatches=Microbatches(
-        config.num_microbatches, rules.row_groups(mesh).count
-      ),
+  stage, models = setup.config.stage, setup.inputs.models
+  return jitted_step(
+    setup,
+    shardings,
+    frozen=frozen,
+    function=retrieving_step,
+    plan=plan,
+    settings=RetrievalSettings(
+      num_candidates=stage.num_candidates,
+      current_queries=stage.current_queries,
+      bucket=bucket,
+      mesh=setup.mesh,
     ),
-    donate_argnums=0,
-    out_shardings=(shardings, rules.replicated(mesh)),
+    retriever=models.retriever,
+    reader=models.require_reader(),
   )
 
 
@@ -87,10 +78,7 @@ class RetrievingSteps:
     config = setup.config
     self._shardings = jax.tree.map(lambda array: array.sharding, state)
     self._freeze_steps = config.optimizer.freeze_retriever_steps
-    self._modes = {
-      step < self._freeze_steps
-      for step in (int(state.step), config.num_steps - 1)
-    }
+    self._modes = step_modes(config, first_step=int(state.step))
     usual, largest = packer.buckets[0], packer.buckets[-1]
     self.bucket = None if usual == largest else usual
     self.programs: dict[tuple[bool, Any], jax.stages.Compiled] = {}
