@@ -1,6 +1,5 @@
 """The programs that a recipe would run on a slice, with abstract arrays."""
 
-import contextlib
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
@@ -58,8 +57,7 @@ class Program:
     function: The jitted function.
     arguments: Abstract arrays, with their shardings.
     settings: Its static arguments.
-    mesh: Mesh that it runs on.
-    is_under_mesh: Whether it is traced with that mesh in effect.
+    mesh: Mesh that it runs on, in effect while it is traced.
     work: Useful work of a run of it, on all its devices.
     unknown_trips: How often its loops run whose bound is an argument.
     runs: How often a builder with one such mesh runs it for a generation.
@@ -71,7 +69,6 @@ class Program:
   arguments: tuple[Any, ...]
   mesh: Mesh
   work: Work
-  is_under_mesh: bool = False
   settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   unknown_trips: int = 1
   runs: float = 0
@@ -97,10 +94,7 @@ class Program:
 
   def trace(self) -> jax.stages.Traced:
     """Traces it, without a device."""
-    context = contextlib.nullcontext()
-    if self.is_under_mesh:
-      context = jax.set_mesh(self.mesh)
-    with context:
+    with jax.set_mesh(self.mesh):
       return self.function.trace(*self.arguments, **self.settings)
 
 
@@ -139,7 +133,6 @@ def step_programs(
         function=step,
         arguments=(state, batch),
         mesh=mesh,
-        is_under_mesh=True,
         work=work,
       )
 
@@ -231,7 +224,6 @@ def embedding_programs(
       function=embed,
       arguments=(params, batch),
       mesh=mesh,
-      is_under_mesh=True,
       work=Work(rows * flops, rows * float(blocks.mean())),
       runs=num_blocks * len(blocks) / known / rows,
     )
