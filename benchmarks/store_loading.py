@@ -10,16 +10,14 @@ the index needs, and the time with loading the same files from the disk. Texts
 and vectors are generated, and kept in --directory.
 """
 
-import argparse
 import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.data import large_corpus
+from benchmarks.data import generation_flags, large_corpus
 from benchmarks.data.large_generations import make_generations
-from benchmarks.fixed_tree import fixed_tree
 from benchmarks.retrieval_overhead import machine
 from benchmarks.runs.object_store import ObjectStore
 from realm_jax.corpus.store import Corpus
@@ -133,44 +131,15 @@ def table(result: dict[str, Any]) -> str:
   return "\n".join([*lines, f"target in a bucket: ≤ {result['target']}"])
 
 
-def make_parser() -> argparse.ArgumentParser:
-  """Returns the parser of the flags."""
-  parser = argparse.ArgumentParser(
-    description=(__doc__ or "").partition("\n")[0],
-    formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-  )
-  parser.add_argument(
-    "--directory",
-    type=Path,
-    required=True,
-    help="folder of generated files, which are reused",
-  )
-  parser.add_argument(
-    "--num_blocks", type=int, default=1_000_000, help="number of blocks"
-  )
-  parser.add_argument(
-    "--num_leaves", type=int, default=1024, help="leaves of ScaNN"
-  )
-  parser.add_argument(
-    "--scale",
-    type=float,
-    default=1.0,
-    help="size of the encyclopedia; 1 is the demo's",
-  )
-  parser.add_argument("--json", type=Path, help="file to write the figures to")
-  return parser
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
   """Runs the benchmark."""
-  given = make_parser().parse_args(arguments)
+  parser = generation_flags.make_parser((__doc__ or "").partition("\n")[0])
+  given = parser.parse_args(arguments)
   cpu_tuning.keep_freed_memory()
   result = measure(
     given.directory.absolute(),
     num_blocks=given.num_blocks,
-    index=fixed_tree(
-      given.num_leaves, num_leaves_searched=8, num_reordered=200, spherical=True
-    ),
+    index=generation_flags.index_of(given),
     scale=given.scale,
   )
   print(table(result))

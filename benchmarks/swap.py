@@ -23,13 +23,12 @@ from unittest import mock
 
 import numpy as np
 
-from benchmarks.data import large_corpus
+from benchmarks.data import generation_flags, large_corpus
 from benchmarks.data.large_generations import (
   QUERY_LENGTH,
   RETRIEVER,
   make_generations,
 )
-from benchmarks.fixed_tree import fixed_tree
 from benchmarks.retrieval_overhead import Row, machine, metrics_of
 from realm_jax.corpus.store import Corpus
 from realm_jax.files.json_file import write_json
@@ -274,28 +273,7 @@ def table(result: dict[str, Any]) -> str:
 
 def make_parser() -> argparse.ArgumentParser:
   """Returns the parser of the flags."""
-  parser = argparse.ArgumentParser(
-    description=(__doc__ or "").partition("\n")[0],
-    formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-  )
-  parser.add_argument(
-    "--directory",
-    type=Path,
-    required=True,
-    help="folder of generated files, which are reused",
-  )
-  parser.add_argument(
-    "--num_blocks", type=int, default=1_000_000, help="number of blocks"
-  )
-  parser.add_argument(
-    "--num_leaves", type=int, default=1024, help="leaves of ScaNN"
-  )
-  parser.add_argument(
-    "--scale",
-    type=float,
-    default=1.0,
-    help="size of the encyclopedia; 1 is the demo's",
-  )
+  parser = generation_flags.make_parser((__doc__ or "").partition("\n")[0])
   parser.add_argument("--swaps", type=int, default=3, help="number of swaps")
   parser.add_argument(
     "--steps_between",
@@ -306,7 +284,6 @@ def make_parser() -> argparse.ArgumentParser:
   parser.add_argument(
     "--batch_size", type=int, default=24, help="batch size of a step"
   )
-  parser.add_argument("--json", type=Path, help="file to write the figures to")
   return parser
 
 
@@ -318,9 +295,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
   result = measure(
     given.directory.absolute(),
     num_blocks=given.num_blocks,
-    index=fixed_tree(
-      given.num_leaves, num_leaves_searched=8, num_reordered=200, spherical=True
-    ),
+    index=generation_flags.index_of(given),
     scale=given.scale,
     swaps=given.swaps,
     steps_between=given.steps_between,
