@@ -80,6 +80,7 @@ MAY_IMPORT = {
     "console",
     "models",
     "indexes",
+    "retrieval",
     "corpus",
     "partitioning",
     "generations",

@@ -1,7 +1,8 @@
 """What the item `loop` of a checkpoint says to others than the trainer.
 
 It records the generation in use and the digest of the vocabulary: another
-vocabulary of the same size has the same shapes.
+vocabulary of the same size has the same shapes. Where a checkpoint has the
+vectors of all blocks, it names the corpus version that they are of.
 """
 
 from collections.abc import Mapping
@@ -11,8 +12,9 @@ from jaxtyping import PyTree, UInt8
 
 from realm_jax.checkpoints.manager import CheckpointError, CheckpointStore
 
-# The name of the digest.
+# The names of the digests.
 VOCABULARY = "vocabulary"
+VECTORS_CORPUS = "vectors_corpus"
 _NO_GENERATION = -1
 
 
@@ -50,3 +52,14 @@ def require_vocabulary(store: CheckpointStore, step: int, sha256: str) -> None:
       "vocabulary than this corpus has; build the corpus with --vocab=VOCAB of "
       "the corpus that it was trained on"
     )
+
+
+def has_vectors_of(store: CheckpointStore, step: int, fingerprint: str) -> bool:
+  """Returns whether a checkpoint has the vectors of a corpus version.
+
+  The `fingerprint` of the version is a SHA-256 in hexadecimal.
+  """
+  if "vectors" not in store.items(step):
+    return False
+  own = store.restore(step, items=("loop",))["loop"].get(VECTORS_CORPUS)
+  return own is not None and np.array_equal(own, digest_bytes(fingerprint))

@@ -1,10 +1,11 @@
 """Orbax checkpoints with named items, written by the trainer alone.
 
-    MODEL_DIR/checkpoints/<step>/{retriever,reader,optimizer,loop}
+    MODEL_DIR/checkpoints/<step>/{retriever,reader,optimizer,loop,vectors}
 
-Each item can be restored by itself: the index builder reads `retriever` and
-nothing else. A step's directory appears by one rename (or, on an object store,
-by a commit file), so a trainer that is killed leaves no partial checkpoint.
+Each item can be restored by itself: the index builder reads `retriever` and,
+of a run that keeps its own index, `vectors`. A step's directory appears by one
+rename (or, on an object store, by a commit file), so a trainer that is killed
+leaves no partial checkpoint.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ from orbax.checkpoint import checkpoint_managers
 from realm_jax.checkpoints import best
 from realm_jax.files.object_store.remote import is_remote
 
-ITEMS = ("retriever", "reader", "optimizer", "loop")
+ITEMS = ("retriever", "reader", "optimizer", "loop", "vectors")
 FOLDER = "checkpoints"
 
 _Result = TypeVar("_Result")
@@ -196,9 +197,7 @@ class CheckpointStore:
     targets = {}
     try:
       for name in items:
-        # `item_metadata` of the manager would read that of all items.
-        with contextlib.closing(ocp.StandardCheckpointHandler()) as handler:
-          stored = handler.metadata(folder / name).tree
+        stored = _metadata(folder / name)
         wanted = (like or {}).get(name)
         if wanted is None:
           wanted = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), stored)
@@ -214,6 +213,10 @@ class CheckpointStore:
         f"{', '.join(items)} of {where} cannot be read, "
         f"damaged or removed meanwhile: {error.__cause__ or error}"
       ) from error
+
+  def shapes(self, step: int, item: str) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of an item's arrays, by their paths."""
+    return _shapes(_metadata(self._folder(step) / item))
 
   def wait(self) -> None:
     """Blocks until the last save is committed."""
@@ -286,6 +289,12 @@ def _listed(list_steps: Callable[[], _Result]) -> _Result:
     except (FileNotFoundError, NotADirectoryError):
       time.sleep(_SECONDS_BETWEEN_LISTINGS)
   return list_steps()
+
+
+def _metadata(item: epath.Path) -> PyTree:
+  # `item_metadata` of the manager would read that of all items.
+  with contextlib.closing(ocp.StandardCheckpointHandler()) as handler:
+    return handler.metadata(item).tree
 
 
 def _shapes(tree: PyTree) -> dict[str, tuple[int, ...]]:

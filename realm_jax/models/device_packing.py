@@ -2,7 +2,7 @@
 
 The result is that of `realm_jax/models/packing.py`, which packs on the host.
 The number of rows is fixed, so a plan may need more rows than there are; then
-it is of no use, and the caller pads instead.
+the caller pads instead, or leaves out the sequences that have no place.
 """
 
 import functools
@@ -55,22 +55,40 @@ class _Filling(NamedTuple):
 
 
 def plan_rows(
-  lengths: Int[Array, "s m"], *, row_length: int, num_rows: int
+  lengths: Int[Array, "s m"],
+  *,
+  row_length: int,
+  num_rows: int,
+  longest_first: bool = True,
 ) -> DevicePlan:
-  """Packs each group by best fit, longest first, into at most `num_rows`."""
+  """Packs each group by best fit into at most `num_rows`.
+
+  With `longest_first` the result is the host's. Otherwise the sequences are
+  placed in their order, and those that start within the rows are placed even
+  where others need more rows.
+  """
   best_fit = functools.partial(
-    _best_fit, row_length=row_length, num_rows=num_rows
+    _best_fit,
+    row_length=row_length,
+    num_rows=num_rows,
+    longest_first=longest_first,
   )
   starts, needed_rows = jax.vmap(best_fit)(lengths)
   return DevicePlan(lengths, starts, needed_rows)
 
 
 def _best_fit(
-  lengths: Int[Array, " m"], *, row_length: int, num_rows: int
+  lengths: Int[Array, " m"],
+  *,
+  row_length: int,
+  num_rows: int,
+  longest_first: bool,
 ) -> tuple[Int[Array, " m"], Int[Array, ""]]:
   """Returns the start of each sequence, and the number of rows."""
   size = len(lengths)
-  order = jnp.argsort(-lengths, stable=True)
+  order = jnp.arange(size)
+  if longest_first:
+    order = jnp.argsort(-lengths, stable=True)
   rows = jnp.arange(num_rows)
 
   def place(turn: Int[Array, ""], state: _Filling) -> _Filling:

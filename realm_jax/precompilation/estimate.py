@@ -11,7 +11,7 @@ from realm_jax.precompilation.collectives import Collective, collectives
 from realm_jax.precompilation.compiler import Compiled
 from realm_jax.precompilation.cycles import estimated_cycles
 from realm_jax.precompilation.pallas_kernels import Kernel, kernels
-from realm_jax.precompilation.programs import Program
+from realm_jax.precompilation.programs.program import Program
 
 
 @dataclasses.dataclass(frozen=True)

@@ -107,19 +107,42 @@ class Module:
 
   @functools.cached_property
   def runs(self) -> Mapping[str, int]:
-    """How often each computation runs; those inside fusions count as well."""
+    """How often each computation runs; those inside fusions count as well.
+
+    Of a conditional's branches only the one with the most results runs.
+    """
     runs = dict.fromkeys(self.computations, 0)
 
     def visit(name: str, times: int) -> None:
       runs[name] += times
       for instruction in self.computations[name].values():
-        for role, called in instruction.called:
-          # The function of a reduction is no work of its own.
-          if role != "to_apply" or instruction.operation == "call":
-            visit(called, times * self._trips(instruction))
+        for called in self._run_by(instruction):
+          visit(called, times * self._trips(instruction))
 
     visit(self.entry, 1)
     return runs
+
+  def _run_by(self, instruction: Instruction) -> list[str]:
+    """Returns the computations that run when an instruction does."""
+    if instruction.operation == "conditional":
+      branches = [name for _, name in instruction.called]
+      return [max(branches, key=self._result_bytes)]
+    # The function of a reduction is no work of its own.
+    return [
+      name
+      for role, name in instruction.called
+      if role != "to_apply" or instruction.operation == "call"
+    ]
+
+  def _result_bytes(self, name: str) -> int:
+    """Returns the bytes of a computation's results, of all runs of loops."""
+    total = 0
+    for instruction in self.computations[name].values():
+      total += sum(array.size_bytes for array in instruction.arrays)
+      trips = self._trips(instruction)
+      for called in self._run_by(instruction):
+        total += trips * self._result_bytes(called)
+    return total
 
   def _trips(self, instruction: Instruction) -> int:
     if instruction.operation != "while":

@@ -7,7 +7,7 @@ from realm_jax.console import table
 from realm_jax.files.json_value import JsonValue
 from realm_jax.precompilation.chips import Chip
 from realm_jax.precompilation.estimate import Estimate
-from realm_jax.precompilation.programs import SEARCH, STEP
+from realm_jax.precompilation.programs.program import SEARCH, STEP
 from realm_jax.precompilation.refresh_split import RefreshSplit
 
 _UNKNOWN = "-"
@@ -68,6 +68,7 @@ class Report:
       "fits": self.fits,
       "chips": self.chips,
       "refresh": self._refresh(),
+      "rolling_refresh": self._rolling_refresh(),
       "advice": list(self.advice),
       "programs": [
         {
@@ -86,6 +87,12 @@ class Report:
     figures = dataclasses.asdict(first)
     return {**figures, "staleness_steps": first.staleness_steps}
 
+  def _rolling_refresh(self) -> dict[str, JsonValue] | None:
+    steps, seconds = self.usual.program.round_steps, self.usual.seconds
+    if steps is None:
+      return None
+    return {"steps": steps, "seconds": seconds and seconds * steps}
+
   def text(self) -> str:
     """Returns the figures as tables."""
     parts = [
@@ -100,6 +107,12 @@ class Report:
     ]
     if self.splits:
       parts.append(_splits(self.splits))
+    if steps := self.usual.program.round_steps:
+      seconds = steps * (self.usual.seconds or 0)
+      parts.append(
+        f"Every block is embedded again within {steps:,} steps, "
+        f"{seconds:.0f} s."
+      )
     return "\n\n".join(parts)
 
   def _verdict(self) -> str:

@@ -11,11 +11,14 @@ from realm_jax.generations.building.artifacts import EmbeddingConfig
 from realm_jax.generations.building.generation_builder import GenerationConfig
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.precompilation import programs, refresh_split
+from realm_jax.precompilation import refresh_split
 from realm_jax.precompilation.advice import advice
 from realm_jax.precompilation.compiler import compile_program
 from realm_jax.precompilation.estimate import Estimate, estimate
-from realm_jax.precompilation.programs import Program
+from realm_jax.precompilation.programs.embedding import embedding_programs
+from realm_jax.precompilation.programs.program import EMBEDDING, STEP, Program
+from realm_jax.precompilation.programs.search import search_program
+from realm_jax.precompilation.programs.steps import step_programs
 from realm_jax.precompilation.refresh_split import RefreshSplit
 from realm_jax.precompilation.report import Report
 from realm_jax.precompilation.topology import Topology
@@ -113,13 +116,21 @@ def programs_of(recipe: Recipe, topology: Topology) -> Iterator[Program]:
     )
     retriever = retriever or train.retriever
     block_length = train.data.block_length
-    yield from programs.step_programs(
-      train, mesh, num_blocks=recipe.num_blocks, corpus=recipe.corpus
-    )
     index = None if generation is None else generation.index
-    if train.stage.needs_index:
-      yield programs.search_program(
-        index if isinstance(index, ExactConfig) else ExactConfig(),
+    if not isinstance(index, ExactConfig):
+      index = ExactConfig()
+    yield from step_programs(
+      train,
+      mesh,
+      num_blocks=recipe.num_blocks,
+      corpus=recipe.corpus,
+      index=index,
+    )
+    if train.keeps_own_index:
+      return
+    if train.stage.needs_index and not train.retrieve_on_device:
+      yield search_program(
+        index,
         mesh,
         num_blocks=recipe.num_blocks,
         num_queries=train.data.batch_size,
@@ -130,7 +141,7 @@ def programs_of(recipe: Recipe, topology: Topology) -> Iterator[Program]:
       return
   assert retriever is not None
   embedding = None if generation is None else generation.embedding
-  yield from programs.embedding_programs(
+  yield from embedding_programs(
     retriever,
     embedding or EmbeddingConfig(),
     make_mesh(devices=topology.host),
@@ -145,7 +156,7 @@ def _splits(
 ) -> list[RefreshSplit]:
   """Returns the split that is asked for, and its neighbours."""
   step = estimates[0].seconds
-  embeddings = [e for e in estimates if e.program.kind == programs.EMBEDDING]
+  embeddings = [e for e in estimates if e.program.kind == EMBEDDING]
   train = recipe.train
   if train is not None and not train.refresh.refresh:
     return []
@@ -181,6 +192,6 @@ def _advice(
   if recipe.train is None:
     return []
   for one in estimates:
-    if one.program.kind == programs.STEP and not one.fits:
+    if one.program.kind == STEP and not one.fits:
       return advice(recipe.train, one, topology.chip)
   return []

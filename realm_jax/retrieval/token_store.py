@@ -80,6 +80,35 @@ class TokenStore:
     )
 
 
+def abstract_blocks(
+  num_blocks: int, block_length: int, *, vocab_size: int, mesh: Mesh
+) -> BlockArrays:
+  """Returns the abstract arrays of a corpus, with their shardings.
+
+  Args:
+    num_blocks: Number of blocks.
+    block_length: Padded length of a block.
+    vocab_size: Number of wordpieces.
+    mesh: Devices that divide the blocks.
+  """
+  capacity = capacity_for(num_blocks, devices=mesh.size)
+  columns = stored_columns(block_length, mesh.devices.flat[0].platform)
+
+  def abstract(partition: PartitionSpec, dtype: Any, *shape: int) -> Any:
+    sharding = NamedSharding(mesh, partition)
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+  divided, whole = PartitionSpec(MESH_AXES), PartitionSpec()
+  numbers = abstract(divided, jnp.uint32, capacity)
+  return BlockArrays(
+    tokens=abstract(divided, token_dtype(vocab_size), capacity, columns),
+    hashes=(numbers, numbers),
+    numbers=numbers,
+    null_tokens=abstract(whole, jnp.int32, block_length),
+    null_number=abstract(whole, jnp.uint32),
+  )
+
+
 def token_dtype(vocab_size: int) -> np.dtype:
   """Returns the type that holds a vocabulary's tokens in the least memory."""
   fits = vocab_size <= _MAX_VOCABULARY_OF_16_BITS

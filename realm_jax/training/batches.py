@@ -16,6 +16,7 @@ from realm_jax.models.packing import TokenRows
 from realm_jax.models.parameters import Params
 from realm_jax.models.sequences import Sequences
 from realm_jax.retrieval.device_candidates import BlockArrays, SearchedVectors
+from realm_jax.retrieval.rolling_refresh import DatedVectors
 
 EncoderInput = Sequences | TokenRows
 
@@ -128,15 +129,17 @@ class UnretrievedBatch(NamedTuple):
 
 
 class Searched(NamedTuple):
-  """What such a step searches: a generation, on the devices.
+  """What such a step searches: a generation or the run's own index.
 
   Attributes:
     query_params: Parameters of the query tower that embeds the queries; none
       if the current parameters do.
+    vectors: Vectors of all blocks; with the steps of each if the step itself
+      replaces them.
   """
 
   query_params: Params
-  vectors: SearchedVectors
+  vectors: SearchedVectors | DatedVectors
   blocks: BlockArrays
 
 

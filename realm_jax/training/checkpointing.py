@@ -9,7 +9,10 @@ import numpy as np
 from absl import logging
 from jax.sharding import Mesh, NamedSharding
 
-from realm_jax.checkpoints.loop_item import require_vocabulary
+from realm_jax.checkpoints.loop_item import (
+  has_vectors_of,
+  require_vocabulary,
+)
 from realm_jax.checkpoints.manager import (
   CheckpointError,
   CheckpointStore,
@@ -17,6 +20,7 @@ from realm_jax.checkpoints.manager import (
 )
 from realm_jax.models.parameters import Params
 from realm_jax.partitioning import rules
+from realm_jax.retrieval.rolling_refresh import DatedVectors
 from realm_jax.training.config import CheckpointConfig
 from realm_jax.training.loop_state import LoopState, RunIdentity
 from realm_jax.training.metrics import NonFiniteLossError
@@ -142,7 +146,32 @@ class Checkpointer:
     """
     item = loop_state.to_item(_mesh_of(state)) | self._identity.to_item()
     items = {**state.params, "optimizer": state.optimizer, "loop": item}
+    if loop_state.own is not None:
+      items["vectors"] = loop_state.own.dated._asdict()
     self._store.save(int(state.step), items)
+
+  def own_vectors(
+    self, step: int, fingerprint: str, like: DatedVectors
+  ) -> DatedVectors | None:
+    """Restores the vectors of all blocks, with the shapes of abstract arrays.
+
+    The number of padding rows may be another: it follows from the devices.
+
+    Returns:
+      The vectors; None where the checkpoint has none, or those of another
+      corpus version than that with the `fingerprint`.
+    """
+    store = self._store
+    # That of a new run is still being written.
+    store.wait()
+    if not has_vectors_of(store, step, fingerprint):
+      return None
+    count, _ = store.shapes(step, "vectors")["vectors"]
+    stored = like.with_rows(count)._asdict()
+    restored = store.restore(
+      step, items=("vectors",), like={"vectors": stored}
+    )["vectors"]
+    return DatedVectors(**restored).padded_like(like)
 
   def wait(self) -> None:
     """Waits until the last checkpoint is committed."""

@@ -11,7 +11,7 @@ from realm_jax.training.batches import StepBatch
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.packing.shape_buckets import shape_key
 from realm_jax.training.setup import StepSetup
-from realm_jax.training.state import TrainState
+from realm_jax.training.state import RollingState, TrainState
 from realm_jax.training.step import Metrics, Microbatches, train_step
 
 # Of a state, whose buffers are donated, a batch and the number of the step.
@@ -33,10 +33,10 @@ def step_modes(config: TrainConfig, *, first_step: int) -> set[bool]:
 
 def jitted_step(
   setup: StepSetup,
-  shardings: TrainState,
+  shardings: TrainState | RollingState,
   *,
   frozen: bool,
-  function: Callable[..., tuple[TrainState, Metrics]] = train_step,
+  function: Callable[..., tuple[Any, Metrics]] = train_step,
   **further: Any,
 ) -> jax.stages.Wrapped:
   """Returns a step as a run compiles it, for one mode.

@@ -92,6 +92,23 @@ class RefreshConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class RollingRefreshConfig:
+  """How a run keeps its own index, a slice of which each step embeds again.
+
+  Attributes:
+    share: Arithmetic of these slices, as a share of that of a step's other
+      parts, both in full rows. With 0 the run follows an index builder.
+    dtype: Type of the vectors, `float32` or `bfloat16`.
+  """
+
+  share: float = 0.0
+  dtype: str = "float32"
+
+  def __post_init__(self) -> None:
+    require_at_least(self, share=0)
+
+
+@dataclasses.dataclass(frozen=True)
 class MeshConfig:
   """How the devices share the parameters, the optimizer's state and the work.
 
@@ -146,6 +163,7 @@ class TrainConfig:
       step computes on less padding.
     retrieve_on_device: Whether the step itself searches an exact index and
       gathers the candidates, in one compiled program.
+    rolling_refresh: Whether and how it keeps that index itself.
   """
 
   model_dir: epath.PathLike
@@ -162,6 +180,7 @@ class TrainConfig:
   pack: bool = True
   max_shape_buckets: int = 5
   retrieve_on_device: bool = False
+  rolling_refresh: RollingRefreshConfig = RollingRefreshConfig()
 
   def __post_init__(self) -> None:
     require_at_least(self, num_steps=0, max_shape_buckets=1, num_microbatches=1)
@@ -176,6 +195,12 @@ class TrainConfig:
         f"retrieve_on_device=True: {type(self.stage).__name__} does not "
         "retrieve inside its step, as pre-training alone does; set "
         "RETRIEVE_ON_DEVICE = False"
+      )
+    if self.keeps_own_index and not self.retrieve_on_device:
+      raise ValueError(
+        f"ROLLING_REFRESH_SHARE={self.rolling_refresh.share} has each step "
+        "embed blocks where it searches them; set RETRIEVE_ON_DEVICE = True, "
+        "too"
       )
     if self.data.corpus_version is not None:
       raise ValueError(
@@ -199,7 +224,13 @@ class TrainConfig:
       )
 
   @property
+  def keeps_own_index(self) -> bool:
+    """Whether the run itself embeds the blocks that it searches."""
+    return self.rolling_refresh.share > 0
+
+  @property
   def waits(self) -> bool:
     """Whether each step's generation follows from the step alone."""
     refresh = self.refresh
-    return self.stage.needs_index and refresh.refresh and refresh.wait
+    follows = self.stage.needs_index and not self.keeps_own_index
+    return follows and refresh.refresh and refresh.wait

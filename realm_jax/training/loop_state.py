@@ -16,6 +16,7 @@ from realm_jax.checkpoints.manager import CheckpointError, CheckpointStore
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.partitioning import rules
+from realm_jax.retrieval.rolling_refresh import DatedVectors
 
 _CORPUS_VERSION, _CORPUS_FINGERPRINT = "corpus_version", "corpus_fingerprint"
 _POSITIONS = "positions"
@@ -125,6 +126,18 @@ class RetrievedIds(NamedTuple):
     return None if is_gone else SearchResult(rows=rows, scores=self.scores)
 
 
+class OwnVectors(NamedTuple):
+  """The index that a run keeps itself, as a checkpoint has it.
+
+  Attributes:
+    dated: The vectors of all blocks: the item `vectors`.
+    corpus_fingerprint: SHA-256 of the corpus version that they are of.
+  """
+
+  dated: DatedVectors
+  corpus_fingerprint: str
+
+
 class LoopState(NamedTuple):
   """State of the loop between two steps.
 
@@ -134,15 +147,21 @@ class LoopState(NamedTuple):
     generation: Step of the generation in use; None without an index.
     retrieved: Blocks that were retrieved for the next step's queries of this
       process; None if they have to be searched.
+    own: Vectors of a run that keeps its own index; None of one that does not,
+      or has not begun.
   """
 
   positions: Int64[np.ndarray, " b"]
   generation: int | None = None
   retrieved: RetrievedIds | None = None
+  own: OwnVectors | None = None
 
   def to_item(self, mesh: Mesh) -> LoopItem:
     """Returns the state as arrays, those of the global batch on the devices."""
     item: LoopItem = {**loop_item.generation_record(self.generation)}
+    if self.own is not None:
+      fingerprint = self.own.corpus_fingerprint
+      item[loop_item.VECTORS_CORPUS] = loop_item.digest_bytes(fingerprint)
     # Each process has its own rows.
     arrays: dict[str, np.ndarray] = {_POSITIONS: _to_words(self.positions)}
     if self.retrieved is not None and self.retrieved.ids.size:

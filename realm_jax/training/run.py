@@ -38,8 +38,18 @@ from realm_jax.training.decisions import Decisions
 from realm_jax.training.device_retrieval.compilation import RetrievingSteps
 from realm_jax.training.device_retrieval.generations import (
   DeviceGenerationLoader,
+  ScheduledIndex,
 )
-from realm_jax.training.device_retrieval.stream import DeviceCandidateStream
+from realm_jax.training.device_retrieval.rolling_refresh.compilation import (
+  RollingSteps,
+)
+from realm_jax.training.device_retrieval.rolling_refresh.own_index import (
+  OwnIndex,
+)
+from realm_jax.training.device_retrieval.stream import (
+  DeviceCandidateStream,
+  SearchedIndex,
+)
 from realm_jax.training.loop_state import LoopState
 from realm_jax.training.metrics import MetricsLog
 from realm_jax.training.packing.packer import Packer
@@ -48,6 +58,7 @@ from realm_jax.training.refresh.corpus_versions import load_for_run
 from realm_jax.training.refresh.fallback import CrashFallback, LoadGeneration
 from realm_jax.training.refresh.schedule import GenerationSchedule
 from realm_jax.training.setup import RunSetup, set_up
+from realm_jax.training.stages.pretraining import Pretraining
 from realm_jax.training.state import TrainState, create_state
 
 
@@ -122,11 +133,16 @@ def open_run(config: TrainConfig) -> Iterator[tuple[TrainState, Run | None]]:
     )
     stack.callback(metrics.close)
     packer, batches = step_shapes(setup, setup.corpus)
+    own_index = None
+    if config.keeps_own_index:
+      own_index = OwnIndex(setup, packer, decisions, checkpoints)
     candidates = open_candidates(
-      setup, examples, packer, decisions, loop_state, stack
+      setup, examples, packer, decisions, loop_state, stack, own_index
     )
     step_function: StepFunction
-    if config.retrieve_on_device:
+    if own_index is not None:
+      step_function = RollingSteps(setup, state, packer, own_index)
+    elif config.retrieve_on_device:
       step_function = RetrievingSteps(setup, state, packer)
     else:
       step_function = compile_steps(setup, state, batches)
@@ -177,11 +193,15 @@ def open_candidates(
   decisions: Decisions,
   resumed: LoopState,
   stack: contextlib.ExitStack,
+  own_index: OwnIndex | None = None,
 ) -> CandidateStream:
-  """Opens the candidate stream, with the generations that it searches."""
+  """Opens the candidate stream, with what it searches.
+
+  That is the index that the run itself keeps, or else generations.
+  """
   config, schedule = setup.config, None
   answers = _answers(setup)
-  if config.stage.needs_index:
+  if config.stage.needs_index and own_index is None:
     schedule = _open_schedule(setup, decisions, stack)
   pipeline: RetrievalPipeline[StepBatch] = RetrievalPipeline(
     shared_partial(
@@ -192,14 +212,18 @@ def open_candidates(
   )
   stack.callback(pipeline.close)
   if config.retrieve_on_device:
-    assert schedule is not None
+    assert isinstance(config.stage, Pretraining)
+    index: SearchedIndex | None = own_index
+    if index is None:
+      assert schedule is not None
+      index = ScheduledIndex(setup, schedule, resumed.generation)
     return DeviceCandidateStream(
-      setup,
+      config.stage,
       examples,
+      positions=resumed.positions,
       pipeline=pipeline,
-      schedule=schedule,
+      index=index,
       decisions=decisions,
-      resumed=resumed,
     )
   return HostCandidateStream(
     setup,

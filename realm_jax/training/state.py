@@ -15,6 +15,7 @@ from realm_jax.models.parameters import Params
 from realm_jax.partitioning import rules
 from realm_jax.partitioning.jit_cache import shared_partial
 from realm_jax.partitioning.mesh import FSDP_AXIS, MODEL_AXIS
+from realm_jax.retrieval.rolling_refresh import DatedVectors
 
 # What a recipe binds to the size of a mesh axis.
 _BINDINGS = {FSDP_AXIS: "FSDP", MODEL_AXIS: "MODEL_PARALLELISM"}
@@ -26,6 +27,13 @@ class TrainState(NamedTuple):
   step: Int[Array, ""]
   params: Params
   optimizer: optax.OptState
+
+
+class RollingState(NamedTuple):
+  """What the steps of a run read and write that keeps its own index."""
+
+  training: TrainState
+  dated: DatedVectors
 
 
 def create_state(

@@ -29,6 +29,29 @@ def test_a_loop_that_only_a_run_bounds_runs_as_often_as_is_given():
   assert hlo.parse(text, unknown_trips=7).runs["body"] == 7
 
 
+def test_the_larger_branch_of_a_conditional_runs():
+  branches = "".join(
+    f"""
+%{name} (x: f32[{size}]) -> f32[{size}] {{
+  %x = f32[{size}]{{0}} parameter(0)
+  ROOT %sum = f32[{size}]{{0}} add(%x, %x)
+}}
+"""
+    for name, size in (("packed", 8), ("padded", 16))
+  )
+  attributes = "branch_computations={%packed, %padded}"
+  module = hlo.parse(f"""HloModule two
+{branches}
+ENTRY %main (p: pred[], x: f32[8], y: f32[16]) -> f32[] {{
+  %p = pred[] parameter(0)
+  %x = f32[8]{{0}} parameter(1)
+  %y = f32[16]{{0}} parameter(2)
+  ROOT %c = f32[] conditional(%p, %x, %y), {attributes}
+}}
+""")
+  assert module.runs == {"packed": 0, "padded": 1, "main": 1}
+
+
 def test_cycles_are_those_of_all_trips():
   assert estimated_cycles(hlo.parse(_TEXT)) == 32 * (100 + 40)
 

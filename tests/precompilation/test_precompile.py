@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from realm_jax.corpus.store import Corpus
-from realm_jax.precompilation import programs, run, topology
+from realm_jax.precompilation import run, topology
+from realm_jax.precompilation.programs.program import EMBEDDING, STEP
+from realm_jax.training.config import RollingRefreshConfig
 from tests import tiny_world
 from tests.precompilation.tiny_recipe import recipe
 
@@ -104,7 +106,7 @@ def test_lengths_of_a_corpus_choose_buckets_and_useful_tokens(world):
   padded = dataclasses.replace(padded, train=train)
   real = dataclasses.replace(padded, corpus=Corpus.open(world.corpus_dir))
   (step, *_), (usual, *_) = (
-    [p for p in run.programs_of(r, chips) if p.kind == programs.STEP]
+    [p for p in run.programs_of(r, chips) if p.kind == STEP]
     for r in (padded, real)
   )
   assert usual.work.tokens < step.work.tokens
@@ -113,9 +115,29 @@ def test_lengths_of_a_corpus_choose_buckets_and_useful_tokens(world):
   embedded = sum(
     program.runs * program.arguments[1].shape[0]
     for program in run.programs_of(real, chips)
-    if program.kind == programs.EMBEDDING
+    if program.kind == EMBEDDING
   )
   assert embedded == pytest.approx(real.num_blocks)
+
+
+@_needs_libtpu
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_a_step_that_retrieves_is_one_program(share):
+  chips = topology.open_topology("v5e:2x2", library=_LIBRARY)
+  refresh = RollingRefreshConfig(share=share)
+  made = list(
+    run.programs_of(
+      recipe(8, retrieve_on_device=True, rolling_refresh=refresh), chips
+    )
+  )
+  step = made[0]
+  step.trace()
+  # Without a builder, nothing else embeds blocks.
+  kinds = [STEP] if share else [STEP, EMBEDDING]
+  assert [program.kind for program in made] == kinds
+  assert (step.round_steps is None) == (share == 0)
+  plain = next(run.programs_of(recipe(8), chips))
+  assert (step.work.flops > plain.work.flops) == (share > 0)
 
 
 @_needs_libtpu

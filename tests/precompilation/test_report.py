@@ -6,14 +6,13 @@ import jax
 import pytest
 
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.precompilation import programs
 from realm_jax.precompilation.advice import advice
 from realm_jax.precompilation.chips import CHIPS
 from realm_jax.precompilation.compiler import Compiled, needed_temporaries
 from realm_jax.precompilation.estimate import estimate
-from realm_jax.precompilation.programs import Program
+from realm_jax.precompilation.programs.program import SEARCH, STEP, Program
 from realm_jax.precompilation.report import Report
-from realm_jax.precompilation.useful_flops import Work
+from realm_jax.training.useful_flops import Work
 from tests.precompilation.tiny_recipe import recipe
 
 _GIB = 2**30
@@ -31,7 +30,7 @@ backend_config={"window_config":{"estimated_cycles":"3000000"}}
 """
 
 
-def _estimate(compiled, *, kind=programs.STEP, useful_flops=0.0):
+def _estimate(compiled, *, kind=STEP, useful_flops=0.0):
   program = Program(
     kind=kind,
     name="8 × 384",
@@ -89,7 +88,7 @@ def test_a_state_that_is_too_large_is_divided():
 def test_a_step_must_fit_beside_the_vectors_of_an_exact_index():
   step = _estimate(_of_size(3, 12))
   small, large = (
-    _estimate(_of_size(size, 0), kind=programs.SEARCH) for size in (0.5, 1)
+    _estimate(_of_size(size, 0), kind=SEARCH) for size in (0.5, 1)
   )
   report = Report("v5e:2x4", _CHIP, 8, [step, small])
   assert report.fits

@@ -11,6 +11,7 @@ from realm_jax.training.config import (
   CheckpointConfig,
   MeshConfig,
   RefreshConfig,
+  RollingRefreshConfig,
   TrainConfig,
 )
 from realm_jax.training.optimizer import OptimizerConfig
@@ -58,6 +59,22 @@ def test_only_pre_training_retrieves_inside_its_step():
   assert _config(retrieve_on_device=True).retrieve_on_device
   with pytest.raises(ValueError, match=r"InverseCloze.*RETRIEVE_ON_DEVICE"):
     _config(stage=InverseCloze(), retrieve_on_device=True)
+
+
+def test_a_rolling_refresh_needs_retrieval_on_the_devices():
+  refresh = RollingRefreshConfig(share=0.1)
+  with pytest.raises(
+    ValueError, match=r"SHARE=0\.1.*RETRIEVE_ON_DEVICE = True"
+  ):
+    _config(rolling_refresh=refresh)
+  waits = RefreshConfig(wait=True)
+  config = _config(
+    rolling_refresh=refresh, retrieve_on_device=True, refresh=waits
+  )
+  assert config.keeps_own_index
+  assert not config.waits
+  with pytest.raises(ValueError, match="share=-1; want 0 or more"):
+    RollingRefreshConfig(share=-1)
 
 
 def test_a_run_saves_checkpoints():

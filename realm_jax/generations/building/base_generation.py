@@ -1,4 +1,4 @@
-"""The base generation, from which a partial refresh copies vectors."""
+"""Vectors that need not be embedded: of a base generation or a checkpoint."""
 
 from pathlib import Path
 
@@ -7,6 +7,8 @@ from absl import logging
 from etils import epath
 from jaxtyping import Int, UInt64
 
+from realm_jax.checkpoints.loop_item import has_vectors_of
+from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.files.local_disk.disk_full import DiskFullError
 from realm_jax.generations.building.refresh_plan import BaseVectors
@@ -101,6 +103,29 @@ def open_base_vectors(
     rows=rows,
     gather=vectors.gather,
     steps=vectors.steps,
+  )
+
+
+def checkpoint_vectors(
+  checkpoints: CheckpointStore, step: int, corpus: Corpus
+) -> BaseVectors | None:
+  """Returns the vectors that a checkpoint has of all blocks of a corpus.
+
+  Those of a run that keeps its own index do; of others the result is None.
+
+  Raises:
+    CheckpointError: They cannot be read.
+  """
+  if not has_vectors_of(checkpoints, step, corpus.fingerprint):
+    return None
+  item = checkpoints.restore(step, items=("vectors",))["vectors"]
+  vectors, steps = (item[name] for name in ("vectors", "steps"))
+  return BaseVectors(
+    step=step,
+    partials=0,
+    rows=np.arange(corpus.num_blocks, dtype=np.int32),
+    gather=lambda rows: vectors[rows].astype(np.float32),
+    steps=lambda rows: steps[rows],
   )
 
 

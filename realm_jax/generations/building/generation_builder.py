@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import jax
 from absl import logging
@@ -18,11 +19,13 @@ from realm_jax.generations.building.artifacts import (
 )
 from realm_jax.generations.building.assignment import Assignment
 from realm_jax.generations.building.base_generation import (
+  checkpoint_vectors,
   find_base_generation,
   open_base_vectors,
 )
 from realm_jax.generations.building.draft import Draft, identity_of
 from realm_jax.generations.building.partial_refresh import PartialRefresh
+from realm_jax.generations.building.refresh_plan import BaseVectors
 from realm_jax.generations.building.worker import (
   NotAssignedError,
   Worker,
@@ -56,12 +59,28 @@ class GenerationConfig:
 
   The `retriever` may be for another vocabulary. Without settings of `embedding`
   the defaults are taken; without a `partial` refresh every block is embedded.
+
+  Attributes:
+    takes_vectors: Whether a generation takes the vectors of a checkpoint that
+      has them, as those of a run that keeps its own index do.
   """
 
   retriever: Retriever
   index: IndexConfig
   embedding: EmbeddingConfig | None = None
   partial: PartialRefresh | None = None
+  takes_vectors: bool = True
+
+
+class RestoredRetriever(NamedTuple):
+  """A retriever's parameters, on the devices.
+
+  Attributes:
+    vectors: Vectors of all blocks, of a run that keeps its own index.
+  """
+
+  params: Params
+  vectors: BaseVectors | None = None
 
 
 class GenerationBuilder:
@@ -85,6 +104,7 @@ class GenerationBuilder:
     self._published = PublishedGenerations(generations_dir)
     self._number = number
     self._poll_seconds = poll_seconds
+    self._takes_vectors = config.takes_vectors
     self._artifacts = ArtifactWriter(
       corpus,
       config.retriever,
@@ -94,7 +114,9 @@ class GenerationBuilder:
       mesh=make_mesh(devices=jax.local_devices()),
     )
 
-  def restore(self, checkpoints: CheckpointStore, step: int) -> Params | None:
+  def restore(
+    self, checkpoints: CheckpointStore, step: int
+  ) -> RestoredRetriever | None:
     """Restores a retriever to the devices; None if it was removed meanwhile.
 
     Raises:
@@ -105,7 +127,10 @@ class GenerationBuilder:
       like = {"retriever": self._artifacts.abstract_params()}
       require_vocabulary(checkpoints, step, self.corpus.vocab_sha256)
       restored = checkpoints.restore(step, items=("retriever",), like=like)
-      return restored["retriever"]
+      vectors = None
+      if self._takes_vectors:
+        vectors = checkpoint_vectors(checkpoints, step, self.corpus)
+      return RestoredRetriever(restored["retriever"], vectors)
     except (ValueError, OSError) as error:
       if not is_removed(checkpoints, step):
         raise
@@ -133,7 +158,7 @@ class GenerationBuilder:
   def build(
     self,
     step: int,
-    params: Params,
+    retriever: RestoredRetriever,
     *,
     check: Callable[[], None] = lambda: None,
     is_needed: Callable[[int], bool] = lambda step: True,
@@ -145,7 +170,7 @@ class GenerationBuilder:
 
     Args:
       step: Step of the checkpoint.
-      params: Parameters of the retriever, on the devices.
+      retriever: What was restored from the checkpoint.
       check: Function that is called regularly; an exception stops the work.
       is_needed: Function that returns whether another step's generation may
         still be built; the unfinished shards of others are removed.
@@ -165,7 +190,10 @@ class GenerationBuilder:
       step,
       self.corpus.version,
     )
-    with self._opened(step, params, check, self._find_base(step)) as worker:
+    base = None
+    if retriever.vectors is None:
+      base = self._find_base(step)
+    with self._opened(step, retriever, check, base) as worker:
       own = worker.draft.folder.name
       remove_drafts(
         self._directory,
@@ -174,7 +202,7 @@ class GenerationBuilder:
       with self._assigned(worker):
         is_published = worker.publish(is_possible)
     if is_published:
-      self._log_published(step)
+      self._log_published(step, was_embedded=retriever.vectors is None)
     else:
       logging.warning(
         "generation %d was given up, for its checkpoint is gone and not all of "
@@ -186,7 +214,7 @@ class GenerationBuilder:
   def help(
     self,
     assigned: Assignment,
-    params: Params,
+    retriever: RestoredRetriever,
     *,
     is_assigned: Callable[[], bool],
     check: Callable[[], None] = lambda: None,
@@ -195,7 +223,7 @@ class GenerationBuilder:
 
     Args:
       assigned: What the first worker builds.
-      params: Parameters of the retriever, on the devices.
+      retriever: What was restored from the checkpoint.
       is_assigned: Function that returns whether it still builds that.
       check: Function that is called regularly; an exception stops the work.
 
@@ -206,7 +234,7 @@ class GenerationBuilder:
     base = None
     if assigned.base is not None:
       base = manifests.read(layout.path_of(self._directory, assigned.base))
-    with self._opened(assigned.step, params, check, base) as worker:
+    with self._opened(assigned.step, retriever, check, base) as worker:
       if worker.draft.folder.name != assigned.identity:
         raise OtherWorkError(
           f"worker {self._number} would embed other vectors for generation "
@@ -231,7 +259,7 @@ class GenerationBuilder:
   def _opened(
     self,
     step: int,
-    params: Params,
+    retriever: RestoredRetriever,
     check: Callable[[], None],
     base: Manifest | None,
   ) -> Iterator[Worker]:
@@ -258,16 +286,22 @@ class GenerationBuilder:
             raise
           logging.warning("generation %d embeds every block: %s", step, error)
           base = None
-      identity = identity_of(
-        self._artifacts.identity(params, base), self._artifacts.layout
-      )
+      identity = self._artifacts.identity(retriever.params, base)
+      if retriever.vectors is not None:
+        identity["vectors"] = "of the checkpoint"
       yield Worker(
         artifacts=self._artifacts,
         directory=self._directory,
         step=step,
-        params=params,
-        draft=Draft(self._directory, step, self._artifacts.layout, identity),
+        params=retriever.params,
+        draft=Draft(
+          self._directory,
+          step,
+          self._artifacts.layout,
+          identity_of(identity, self._artifacts.layout),
+        ),
         base=vectors,
+        kept=retriever.vectors,
         number=self._number,
         check=check_and_lease,
         poll_seconds=self._poll_seconds,
@@ -294,15 +328,17 @@ class GenerationBuilder:
     finally:
       assignment.write(self._directory, None)
 
-  def _log_published(self, step: int) -> None:
+  def _log_published(self, step: int, *, was_embedded: bool) -> None:
     manifest = manifests.read(layout.path_of(self._directory, step))
-    partial = manifest.partial
+    embedded = manifest.num_blocks if was_embedded else 0
+    if manifest.partial is not None:
+      embedded = manifest.partial.embedded_blocks
     logging.info(
       "published generation %d: %d blocks, %d embedded in %.1f s, %s built in "
       "%.1f s, recall %s",
       step,
       manifest.num_blocks,
-      partial.embedded_blocks if partial else manifest.num_blocks,
+      embedded,
       manifest.embed_seconds,
       manifest.index_kind,
       manifest.build_seconds,

@@ -112,13 +112,13 @@ class Helper:
       )
     self._builder.go_to(assigned.corpus_version, assigned.corpus_fingerprint)
     builder = self._builder.get()
-    params = builder.restore(self._checkpoints, assigned.step)
-    if params is None:
+    retriever = builder.restore(self._checkpoints, assigned.step)
+    if retriever is None:
       return
     self._last_message = ""
     builder.help(
       assigned,
-      params,
+      retriever,
       is_assigned=lambda: self._reader.read() == assigned,
       check=self._check_preempted,
     )

@@ -71,6 +71,12 @@ class RefreshPlan:
       record=None,
     )
 
+  @classmethod
+  def copied(cls, base: BaseVectors, dim: int) -> "RefreshPlan":
+    """Returns the plan that takes every vector as it is."""
+    full = cls.full(len(base.rows), dim)
+    return dataclasses.replace(full, embed=~full.embed, base=base)
+
   def vectors(
     self, rows: Int[np.ndarray, " n"], *, embed: EmbedRows, step: int
   ) -> tuple[Float[np.ndarray, "n d"], Int[np.ndarray, " n"]]:

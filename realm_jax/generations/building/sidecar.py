@@ -175,10 +175,10 @@ class Sidecar:
     """
     try:
       builder = self._builder.get()
-      params = builder.restore(self._checkpoints, step)
-      return params is not None and builder.build(
+      retriever = builder.restore(self._checkpoints, step)
+      return retriever is not None and builder.build(
         step,
-        params,
+        retriever,
         check=self._check_preempted,
         is_needed=self._is_needed,
         is_possible=lambda: step in self._checkpoints.steps(),

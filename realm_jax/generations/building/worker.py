@@ -83,6 +83,7 @@ class Worker:
   regularly; an exception stops the work.
 
   Attributes:
+    kept: Vectors that the checkpoint has already, so that none is embedded.
     poll_seconds: Time between two looks at what the other workers have written.
   """
 
@@ -92,6 +93,7 @@ class Worker:
   params: Params
   draft: Draft
   base: BaseVectors | None
+  kept: BaseVectors | None
   number: WorkerNumber
   check: Callable[[], None]
   poll_seconds: float = 1.0
@@ -142,6 +144,8 @@ class Worker:
   ) -> RefreshPlan:
     """Returns the plan, which is the same for all workers."""
     artifacts, base, config = self.artifacts, self.base, self.artifacts.partial
+    if self.kept is not None:
+      return RefreshPlan.copied(self.kept, artifacts.layout.dim)
     if base is None or config is None:
       return RefreshPlan.full(artifacts.corpus.num_blocks, artifacts.layout.dim)
     return make_plan(

@@ -1,6 +1,6 @@
 """Compilation of steps that retrieve on the devices."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from absl import logging
@@ -13,10 +13,12 @@ from realm_jax.training.device_retrieval.step import (
   RetrievalSettings,
   retrieving_step,
 )
-from realm_jax.training.packing.packer import Packer
+from realm_jax.training.packing.packer import Packer, ShapeBucket
 from realm_jax.training.setup import StepSetup
 from realm_jax.training.state import TrainState
 from realm_jax.training.step import Metrics
+
+T = TypeVar("T")
 
 
 def jitted_retrieving_step(
@@ -76,11 +78,10 @@ class RetrievingSteps:
   def __init__(self, setup: StepSetup, state: TrainState, packer: Packer):
     self._setup = setup
     config = setup.config
-    self._shardings = jax.tree.map(lambda array: array.sharding, state)
+    self._shardings = shardings_of(state)
     self._freeze_steps = config.optimizer.freeze_retriever_steps
     self._modes = step_modes(config, first_step=int(state.step))
-    usual, largest = packer.buckets[0], packer.buckets[-1]
-    self.bucket = None if usual == largest else usual
+    self.bucket = usual_bucket(packer)
     self.programs: dict[tuple[bool, Any], jax.stages.Compiled] = {}
 
   def __call__(
@@ -93,8 +94,7 @@ class RetrievingSteps:
       self._compile(state, batch, key)
     # A copy from the host that nobody has asked for is an error.
     with jax.transfer_guard("disallow"):
-      run = self.programs[frozen, key]
-      return run(state, batch.examples, batch.searched)
+      return self._run(self.programs[frozen, key], state, batch)
 
   def _compile(
     self, state: TrainState, batch: RetrievingBatch, key: Any
@@ -104,19 +104,45 @@ class RetrievingSteps:
     if self.programs:
       logging.info("the corpus has outgrown its capacity: compiling the step")
     for frozen in self._modes:
-      step = jitted_retrieving_step(
-        self._setup,
-        self._shardings,
-        bucket=self.bucket,
-        plan=batch.plan,
-        frozen=frozen,
-      )
       with jax.set_mesh(mesh):
-        lowered = step.lower(state, batch.examples, batch.searched)
+        lowered = self._lowered(state, batch, frozen=frozen)
       self.programs[frozen, key] = lowered.compile(
         cpu_tuning.compiler_options(mesh)
       )
     cpu_tuning.return_freed_memory()
+
+  def _lowered(
+    self, state: TrainState, batch: RetrievingBatch, *, frozen: bool
+  ) -> jax.stages.Lowered:
+    """Lowers the step for one mode."""
+    step = jitted_retrieving_step(
+      self._setup,
+      self._shardings,
+      bucket=self.bucket,
+      plan=batch.plan,
+      frozen=frozen,
+    )
+    return step.lower(state, batch.examples, batch.searched)
+
+  def _run(
+    self,
+    program: jax.stages.Compiled,
+    state: TrainState,
+    batch: RetrievingBatch,
+  ) -> tuple[TrainState, Metrics]:
+    """Runs a compiled step."""
+    return program(state, batch.examples, batch.searched)
+
+
+def usual_bucket(packer: Packer) -> ShapeBucket | None:
+  """Returns the usual shape bucket; None where it holds a row for each."""
+  usual, largest = packer.buckets[0], packer.buckets[-1]
+  return None if usual == largest else usual
+
+
+def shardings_of(tree: T) -> T:
+  """Returns the shardings of a tree's arrays."""
+  return jax.tree.map(lambda array: array.sharding, tree)
 
 
 def _key(batch: RetrievingBatch) -> Any:

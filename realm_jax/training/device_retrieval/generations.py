@@ -12,11 +12,14 @@ from realm_jax.generations.store import layout
 from realm_jax.generations.store import manifest as manifests
 from realm_jax.generations.store.manifest import GenerationError
 from realm_jax.indexes.exact import ExactIndex
+from realm_jax.indexes.exact_search import Plan
 from realm_jax.indexes.protocol import IndexConfig
+from realm_jax.models.parameters import Params
 from realm_jax.retrieval.device_candidates import SearchedVectors
 from realm_jax.retrieval.token_store import TokenStore
 from realm_jax.training.batches import Searched
 from realm_jax.training.refresh.fallback import LoadGeneration
+from realm_jax.training.refresh.schedule import GenerationSchedule
 from realm_jax.training.setup import StepSetup
 
 
@@ -40,6 +43,84 @@ class DeviceGeneration(Generation):
       vectors=SearchedVectors(index.vectors, index.count),
       blocks=self.store.arrays,
     )
+
+
+class ScheduledIndex:
+  """The index of the generation that a schedule chooses for each step.
+
+  A new or resumed run begins with the generation that its checkpoint names,
+  `recorded`. It has no vectors of its `own`.
+  """
+
+  own = None
+
+  def __init__(
+    self,
+    setup: StepSetup,
+    schedule: GenerationSchedule,
+    recorded: int | None,
+  ):
+    self._setup = setup
+    self._schedule = schedule
+    self._recorded = recorded
+    self._is_open = False
+
+  @property
+  def swaps(self) -> int:
+    """Number of generations that were swapped in."""
+    return self._schedule.swaps
+
+  def at(self, step: int, params: Params) -> "GenerationInUse":
+    """Returns what a step searches; steps must be asked for in order."""
+    del params
+    if self._is_open:
+      generation = self._schedule.at(step)
+    else:
+      generation = self._schedule.start(step, self._recorded)
+    self._is_open = True
+    assert isinstance(generation, DeviceGeneration)
+    return GenerationInUse(self._setup, generation)
+
+  def loaded(self) -> int | None:
+    """Returns which generation this process could swap in."""
+    return self._schedule.loaded()
+
+  @property
+  def generation(self) -> int:
+    """Step of the generation in use."""
+    return self._schedule.current.step
+
+
+@dataclasses.dataclass(frozen=True)
+class GenerationInUse:
+  """The generation that a step searches."""
+
+  _setup: StepSetup
+  _generation: DeviceGeneration
+
+  @property
+  def generation(self) -> int:
+    """Step of the generation."""
+    return self._generation.step
+
+  def metrics(self, step: int) -> dict[str, float]:
+    """Returns what the host knows of a step's index."""
+    generation = self._generation
+    return {
+      "staleness_steps": float(step - generation.oldest_step),
+      "generation": float(generation.step),
+      "corpus_version": float(generation.corpus.version),
+    }
+
+  def searched(self) -> Searched:
+    """Returns what the step searches."""
+    current = self._setup.config.stage.current_queries
+    return self._generation.searched(current_queries=current)
+
+  def plan(self, num_queries: int) -> Plan:
+    """Returns the settings of the search."""
+    index = self._generation.exact_index
+    return index.plan(self._setup.num_searched, num_queries=num_queries)
 
 
 class DeviceGenerationLoader:

@@ -22,7 +22,10 @@ from realm_jax.models.retriever import (
   embed_queries,
   query_tower_parameters,
 )
-from realm_jax.retrieval.device_candidates import find_candidates
+from realm_jax.retrieval.device_candidates import (
+  SearchedVectors,
+  find_candidates,
+)
 from realm_jax.training.batches import (
   MaskTargets,
   PretrainingBatch,
@@ -89,15 +92,16 @@ def retrieving_step(
     microbatches: Parts of the batch whose gradients are added.
     gradient_settings: Further settings of `batch_gradient`.
   """
-  query_params = searched.query_params
+  query_params, vectors, blocks = searched
+  assert isinstance(vectors, SearchedVectors)
   if settings.current_queries:
     current = state.params["retriever"]
     query_params = query_tower_parameters(retriever, current)
   candidates = find_candidates(
     embed_queries(retriever, query_params, examples.query),
     examples.source_hashes,
-    searched.vectors,
-    searched.blocks,
+    vectors,
+    blocks,
     plan=plan,
     num_kept=settings.num_candidates - 1,
     mesh=settings.mesh,

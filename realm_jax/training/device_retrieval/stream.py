@@ -4,10 +4,12 @@ import dataclasses
 import functools
 from collections.abc import Iterator
 from concurrent.futures import Future
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int64
 
+from realm_jax.indexes.exact_search import Plan
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
 from realm_jax.models.parameters import Params
@@ -19,15 +21,67 @@ from realm_jax.retrieval.pipeline import (
 )
 from realm_jax.training.batches import (
   RetrievingBatch,
+  Searched,
   StepBatch,
   UnretrievedBatch,
 )
 from realm_jax.training.decisions import Decisions, StepFacts
-from realm_jax.training.device_retrieval.generations import DeviceGeneration
-from realm_jax.training.loop_state import LoopState
-from realm_jax.training.refresh.schedule import GenerationSchedule
-from realm_jax.training.setup import RunSetup
+from realm_jax.training.loop_state import LoopState, OwnVectors
 from realm_jax.training.stages.pretraining import Pretraining
+
+
+@runtime_checkable
+class IndexInUse(Protocol):
+  """What one step searches."""
+
+  @property
+  def generation(self) -> int | None:
+    """Step of the generation; None of a run that keeps its own index."""
+    ...
+
+  def metrics(self, step: int) -> dict[str, float]:
+    """Returns what the host knows of a step's index."""
+    ...
+
+  def searched(self) -> Searched:
+    """Returns the arrays, once the step before was dispatched."""
+    ...
+
+  def plan(self, num_queries: int) -> Plan:
+    """Returns the settings of the search."""
+    ...
+
+
+@runtime_checkable
+class SearchedIndex(Protocol):
+  """The index of a run: of generations that are swapped in, or its own."""
+
+  @property
+  def swaps(self) -> int:
+    """Number of generations that were swapped in."""
+    ...
+
+  @property
+  def generation(self) -> int | None:
+    """Step of the generation in use; None of a run that keeps its own index."""
+    ...
+
+  @property
+  def own(self) -> OwnVectors | None:
+    """What a checkpoint keeps of such a run, once it has begun."""
+    ...
+
+  def at(self, step: int, params: Params) -> IndexInUse:
+    """Returns what a step searches; steps are asked for in order.
+
+    Raises:
+      What `GenerationSchedule.start` and `at` raise.
+    """
+    ...
+
+  def loaded(self) -> int | None:
+    """Returns which generation this process could swap in."""
+    ...
 
 
 @dataclasses.dataclass
@@ -38,75 +92,61 @@ class _InFlight:
   """
 
   positions: Int64[np.ndarray, " b"]
-  generation: DeviceGeneration
+  index: IndexInUse
   pending: Future[Prepared[StepBatch]]
 
 
 class DeviceCandidateStream:
   """Batches of which the host reads the examples, and the step the rest.
 
-  `examples` begin at the positions of `resumed`. A resumed run retrieves again
-  what its step had retrieved, with the same parameters, so a checkpoint keeps
-  no candidates.
+  `examples` begin at `positions`, the first that is not yet read. A resumed run
+  retrieves again what its step had retrieved, with the same parameters, so a
+  checkpoint keeps no candidates.
   """
 
   def __init__(
     self,
-    setup: RunSetup,
+    stage: Pretraining,
     examples: Iterator[Batch],
     *,
+    positions: Int64[np.ndarray, " b"],
     pipeline: RetrievalPipeline[StepBatch],
-    schedule: GenerationSchedule,
+    index: SearchedIndex,
     decisions: Decisions,
-    resumed: LoopState,
   ):
-    stage = setup.config.stage
-    assert isinstance(stage, Pretraining)
     self._stage = stage
-    self._setup = setup
     self._examples = examples
+    self._positions = positions
     self._pipeline = pipeline
-    self._schedule = schedule
+    self._index = index
     self._decisions = decisions
-    self._resumed: LoopState | None = resumed
-    self._positions = resumed.positions
     # The step that was taken last and the one that was prefetched.
     self._in_flight: dict[int, _InFlight] = {}
 
   @property
   def swaps(self) -> int:
-    return self._schedule.swaps
+    return self._index.swaps
 
   def prefetch(self, step: int, params: Params) -> None:
-    del params
-    if self._resumed is not None:
-      generation = self._schedule.start(step, self._resumed.generation)
-    else:
-      generation = self._schedule.at(step)
-    assert isinstance(generation, DeviceGeneration)
-    self._resumed = None
+    index = self._index.at(step, params)
     examples = next(self._examples)
-    prepare = functools.partial(self._prepare, step, examples, generation)
+    prepare = functools.partial(self._prepare, step, examples, index)
     pending = self._pipeline.without_search(prepare)
-    self._in_flight[step] = _InFlight(self._positions, generation, pending)
+    self._in_flight[step] = _InFlight(self._positions, index, pending)
     self._positions = examples.next_positions
 
   def _prepare(
     self,
     step: int,
     examples: Batch,
-    generation: DeviceGeneration,
+    index: IndexInUse,
     retrieve: Retrieve,
   ) -> tuple[SearchResult, StepBatch, dict[str, float]]:
     """Makes a step's examples, and agrees with all processes on the step."""
     del retrieve
-    metrics = {
-      "staleness_steps": float(step - generation.oldest_step),
-      "generation": float(generation.step),
-      "corpus_version": float(generation.corpus.version),
-    }
-    loaded = self._schedule.loaded()
-    facts = StepFacts(0, loaded, crashed=None, metrics=metrics)
+    facts = StepFacts(
+      0, self._index.loaded(), crashed=None, metrics=index.metrics(step)
+    )
     decision = self._decisions.of_step(step, facts)
     return (
       NOTHING_RETRIEVED,
@@ -118,21 +158,17 @@ class DeviceCandidateStream:
     self._in_flight.pop(step - 1, None)
     entry = self._in_flight[step]
     prepared = entry.pending.result()
-    examples, index = prepared.batch, entry.generation.exact_index
+    examples = prepared.batch
     assert isinstance(examples, UnretrievedBatch)
     batch = RetrievingBatch(
       examples=examples,
-      searched=entry.generation.searched(
-        current_queries=self._stage.current_queries
-      ),
-      plan=index.plan(
-        self._setup.num_searched, num_queries=len(examples.query)
-      ),
+      searched=entry.index.searched(),
+      plan=entry.index.plan(num_queries=len(examples.query)),
     )
     return Prepared(batch, prepared.retrieved, prepared.metrics)
 
   def state(self, step: int) -> LoopState:
-    entry = self._in_flight.get(step)
-    if entry is None:
-      return LoopState(self._positions, self._schedule.current.step)
-    return LoopState(entry.positions, entry.generation.step)
+    positions, index = self._positions, self._index
+    if entry := self._in_flight.get(step):
+      positions, index = entry.positions, entry.index
+    return LoopState(positions, index.generation, own=self._index.own)

@@ -3,7 +3,10 @@
 import jax
 import pytest
 
-from realm_jax.generations.building.generation_builder import GenerationBuilder
+from realm_jax.generations.building.generation_builder import (
+  GenerationBuilder,
+  RestoredRetriever,
+)
 from realm_jax.generations.store import layout
 from tests.generations.builds import generation_config, params_of
 from tests.generations.conftest import make_corpus
@@ -22,9 +25,9 @@ def test_up_to_date_are_valid_generations_of_these_settings(
   builder, generations_dir, corpus, tmp_path
 ):
   assert builder.up_to_date() == set()
-  params = jax.device_put(params_of(corpus, 0))
+  restored = RestoredRetriever(jax.device_put(params_of(corpus, 0)))
   for step in (0, 500):
-    builder.build(step, params)
+    builder.build(step, restored)
   assert builder.up_to_date([500]) == {0, 500}
   (generations_dir / "00000000" / layout.MANIFEST).write_text("{}")
   assert builder.up_to_date([500]) == {500}
@@ -40,5 +43,5 @@ def test_what_the_check_raises_ends_the_build(builder, generations_dir, corpus):
     raise KeyboardInterrupt
 
   with pytest.raises(KeyboardInterrupt):
-    builder.build(0, params_of(corpus, 0), check=check)
+    builder.build(0, RestoredRetriever(params_of(corpus, 0)), check=check)
   assert layout.published_steps(generations_dir) == []

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from realm_jax.models.bert import BertConfig
-from realm_jax.precompilation import useful_flops
 from realm_jax.precompilation.jaxpr_arithmetic import flops
+from realm_jax.training import useful_flops
 from realm_jax.training.packing.packer import padded
 from realm_jax.training.stages.model_inputs import ModelInputs, Models
 from realm_jax.training.stages.protocol import ExampleArrays

@@ -30,6 +30,10 @@ class Work:
   flops: float
   tokens: float
 
+  def plus(self, other: "Work") -> "Work":
+    """Returns the work of both."""
+    return Work(self.flops + other.flops, self.tokens + other.tokens)
+
 
 def sequence_lengths(batch: StepBatch, *, full: bool) -> Lengths:
   """Returns the tokens of each sequence of a batch that is not laid out.

@@ -1,0 +1,1 @@
+"""A run that keeps its own index, a slice of which each step embeds again."""

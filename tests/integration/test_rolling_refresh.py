@@ -1,0 +1,138 @@
+"""Pre-training that keeps its own index, which no builder makes."""
+
+import functools
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+import pytest
+
+from benchmarks.runs.jobs import wait_until
+from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.files.metric_rows import read_rows
+from realm_jax.generations.building.corpus_embedder import CorpusEmbedder
+from realm_jax.generations.follow.loading import load_generation
+from realm_jax.models.retriever import embed_blocks
+from realm_jax.training import run as training_run
+from realm_jax.training.device_retrieval.rolling_refresh.compilation import (
+  RollingSteps,
+)
+from realm_jax.training.device_retrieval.rolling_refresh.own_index import (
+  OwnIndex,
+)
+from tests import tiny_world
+from tests.integration.commands import Commands
+
+pytestmark = pytest.mark.slow
+
+_STEPS = 6
+_SETTINGS = {
+  "NUM_STEPS": _STEPS,
+  "SAVE_EVERY_STEPS": 1,
+  "MAX_SHAPE_BUCKETS": 1,
+  "KEEP_CHECKPOINTS": _STEPS,
+}
+_ROLLING = {
+  "RETRIEVE_ON_DEVICE": True,
+  "ROLLING_REFRESH_SHARE": 0.05,
+}
+
+
+class _Watched(RollingSteps):
+  """Steps that a test looks at, and need not compile again when it resumes."""
+
+  compiled: ClassVar[dict[Any, Any]] = {}
+  indexes: ClassVar[list[OwnIndex]] = []
+
+  def __init__(self, *arguments: Any):
+    super().__init__(*arguments)
+    self.programs = self.compiled
+    self.indexes.append(arguments[-1])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _watched():
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(training_run, "RollingSteps", _Watched)
+    yield
+
+
+@pytest.fixture(scope="module")
+def rolling(world, tmp_path_factory) -> Path:
+  model_dir = tmp_path_factory.mktemp("rolling")
+  Commands(world).train("pretrain", model_dir, **_SETTINGS, **_ROLLING)
+  return model_dir
+
+
+def _vectors(model_dir: Path, world: tiny_world.World) -> dict[str, np.ndarray]:
+  store = CheckpointStore(model_dir)
+  item = store.restore(_STEPS, items=("vectors",))["vectors"]
+  store.close()
+  return {name: a[: world.corpus.num_blocks] for name, a in item.items()}
+
+
+def test_each_vector_is_that_of_its_step(rolling, world):
+  found, round_steps = _vectors(rolling, world), _Watched.indexes[0].round_steps
+  assert 1 < round_steps < _STEPS
+  assert set(found["steps"]) <= set(range(_STEPS - round_steps, _STEPS))
+  ages = [row["staleness_steps"] for row in read_rows(rolling)]
+  assert ages[0] == 0
+  assert 0 < max(ages) < round_steps
+  tokens = world.corpus.gather(
+    np.arange(world.corpus.num_blocks), tiny_world.BLOCK_LENGTH
+  )
+  embed = jax.jit(functools.partial(embed_blocks, world.models().retriever))
+  store = CheckpointStore(rolling)
+  for step in set(found["steps"]):
+    params = store.restore(int(step), items=("retriever",))["retriever"]
+    rows = np.flatnonzero(found["steps"] == step)
+    expected = embed(params, tokens)[rows]
+    np.testing.assert_allclose(found["vectors"][rows], expected, atol=1e-5)
+  store.close()
+
+
+def test_its_first_step_is_that_of_a_built_index(rolling, world, tmp_path):
+  def build() -> None:
+    wait_until((tmp_path / "checkpoints/0").exists, what="checkpoint")
+    world.build_generation(tmp_path)
+
+  with ThreadPoolExecutor(1) as thread:
+    building = thread.submit(build)
+    Commands(world).train("pretrain", tmp_path, **_SETTINGS | {"NUM_STEPS": 1})
+    building.result()
+  (expected,), found = read_rows(tmp_path), read_rows(rolling)[0]
+  for name in ("recall", "loss", "gradient_norm"):
+    assert found[name] == pytest.approx(expected[name], rel=1e-5), name
+
+
+def test_it_resumes_exactly(rolling, world, tmp_path):
+  shutil.copytree(rolling / "checkpoints/4", tmp_path / "checkpoints/4")
+  Commands(world).train("pretrain", tmp_path, **_SETTINGS, **_ROLLING)
+  losses = [row["loss"] for row in read_rows(tmp_path)]
+  assert losses == [row["loss"] for row in read_rows(rolling)][4:]
+  before, after = (_vectors(path, world) for path in (rolling, tmp_path))
+  for name in ("vectors", "steps"):
+    np.testing.assert_array_equal(after[name], before[name])
+
+
+def test_a_generation_takes_its_vectors(rolling, world, monkeypatch):
+  monkeypatch.setattr(CorpusEmbedder, "embed", functools.partial(pytest.fail))
+  world.build_generation(rolling)
+  generation = load_generation(
+    rolling / "generations", _STEPS, corpus=world.corpus
+  )
+  found = _vectors(rolling, world)
+  rows = np.arange(world.corpus.num_blocks)
+  assert generation.oldest_step == found["steps"].min()
+  np.testing.assert_array_equal(generation.vectors(rows), found["vectors"])
+
+
+def test_a_share_below_a_block_is_refused(world, tmp_path):
+  settings = _ROLLING | {"ROLLING_REFRESH_SHARE": 1e-6}
+  with pytest.raises(
+    ValueError, match=r"SHARE=1e-06 is less than a block.*0\.0"
+  ):
+    Commands(world).train("pretrain", tmp_path, **_SETTINGS, **settings)

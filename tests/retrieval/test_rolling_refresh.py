@@ -1,0 +1,123 @@
+"""A rolling refresh makes the oldest vectors again, and only those."""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from realm_jax.indexes.exact import capacity_for
+from realm_jax.models.retriever import embed_blocks
+from realm_jax.partitioning import rules
+from realm_jax.partitioning.mesh import make_mesh
+from realm_jax.retrieval.rolling_refresh import (
+  NEVER,
+  NO_BLOCK,
+  DatedVectors,
+  Slice,
+  refresh_oldest,
+)
+from realm_jax.retrieval.token_store import TokenStore
+from tests import tiny_world
+
+# Two blocks share a row.
+_LENGTH = 2 * tiny_world.BLOCK_LENGTH
+_ROWS, _STEPS = 8, 5
+
+
+@pytest.fixture(scope="module")
+def retriever(world):
+  found = world.models().retriever
+  bert = dataclasses.replace(found.bert, max_positions=_LENGTH)
+  return found.clone(bert=bert)
+
+
+@pytest.fixture(scope="module")
+def params_of(retriever):
+  """Parameters of each step, which have nothing to do with each other."""
+  tokens = np.ones((1, 3), np.int32)
+  init = jax.jit(lambda key: retriever.init(key, tokens, tokens)["params"])
+  return [init(jax.random.key(step)) for step in range(_STEPS)]
+
+
+@pytest.fixture(scope="module")
+def vectors_of(world, retriever, params_of):
+  """Vectors of all blocks with the parameters of each step."""
+  rows = np.arange(world.corpus.num_blocks)
+  tokens = world.corpus.gather(rows, _LENGTH)
+  embed = jax.jit(functools.partial(embed_blocks, retriever))
+  return np.array([embed(params, tokens) for params in params_of])
+
+
+@pytest.mark.parametrize(
+  "axes", [{}, {"fsdp": 2, "model_parallelism": 2}], ids=["data", "all axes"]
+)
+@pytest.mark.parametrize(
+  "num_blocks", [_ROWS, 3 * _ROWS], ids=["rows", "packs"]
+)
+def test_each_step_embeds_a_run_of_the_oldest_blocks(
+  world, retriever, params_of, vectors_of, axes, num_blocks
+):
+  corpus, mesh = world.corpus, make_mesh(**axes)
+  store = TokenStore.of(corpus, retriever, block_length=_LENGTH, mesh=mesh)
+  capacity = capacity_for(corpus.num_blocks, devices=mesh.size)
+  shapes = DatedVectors.abstract(
+    capacity, retriever.vector_size, dtype="float32", mesh=mesh
+  )
+  part = Slice(_ROWS, num_blocks)
+
+  @functools.partial(jax.jit, out_shardings=shapes.sharding)
+  def refresh(params, dated, blocks, step):
+    return refresh_oldest(
+      params, dated, blocks, step, retriever=retriever, part=part, mesh=mesh
+    )
+
+  is_block = np.arange(capacity) < corpus.num_blocks
+  steps = np.where(is_block, NEVER, NO_BLOCK).astype(np.int32)
+  vectors = np.zeros(shapes.vectors.shape, np.float32)
+  dated = jax.device_put(DatedVectors(vectors, steps), shapes.sharding)
+  blocks_of_device = capacity // mesh.size
+  for step, params in enumerate(params_of):
+    number = rules.replicate(np.asarray(step, np.int32), mesh)
+    with jax.set_mesh(mesh):
+      dated = refresh(params, dated, store.arrays, number)
+    before, steps = steps, np.asarray(dated.steps)
+    changed = (steps != before).reshape(mesh.size, -1)
+    for device, own in enumerate(changed):
+      share = slice(device * blocks_of_device, (device + 1) * blocks_of_device)
+      left = int((before[share] == before[share].min()).sum())
+      if before[share].min() == NO_BLOCK:
+        assert not own.any()
+        continue
+      rows = np.flatnonzero(own)
+      assert rows[0] == before[share].argmin()
+      assert (np.diff(rows) == 1).all()
+      least = min(_ROWS, left)
+      assert least <= len(rows) <= num_blocks
+      if part.packs and left > num_blocks:
+        assert len(rows) > _ROWS
+  assert (steps[is_block] > NEVER).all()
+  assert (steps[~is_block] == NO_BLOCK).all()
+  expected = vectors_of[steps[is_block], np.arange(corpus.num_blocks)]
+  found = np.asarray(dated.vectors)[is_block]
+  np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_padding_may_change_with_the_number_of_devices():
+  mesh = make_mesh()
+  shapes = DatedVectors.abstract(16, 2, dtype="float32", mesh=mesh)
+  whole = jax.device_put(
+    DatedVectors(
+      np.arange(32, dtype=np.float32).reshape(16, 2),
+      np.arange(16, dtype=np.int32),
+    ),
+    shapes.sharding,
+  )
+  longer = whole.padded_like(shapes.with_rows(24))
+  assert np.asarray(longer.steps).tolist() == [*range(16), *8 * [NO_BLOCK]]
+  assert not np.asarray(longer.vectors)[16:].any()
+  again = longer.padded_like(shapes)
+  assert np.array_equal(again.vectors, whole.vectors)
+  assert again.steps.sharding == shapes.sharding
+  assert shapes.with_rows(9).sharding.is_fully_replicated
