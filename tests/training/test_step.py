@@ -23,7 +23,6 @@ PLAIN = dataclasses.replace(OPTIMIZER, clip_norm=1e6, weight_decay=0.0)
 # Sizes of the axes `data`, `fsdp` and `model`.
 ONE = (1, 1, 1)
 EIGHT = (8, 1, 1)
-FOUR_BY_TWO = (4, 1, 2)
 ALL_AXES = (2, 2, 2)
 
 
@@ -82,13 +81,10 @@ def _first_step(stage, layout=ONE, *, optimizer=PLAIN, pack=True, **settings):
   return step(state, _batch(stage, mesh, pack=pack))
 
 
-@functools.cache
-def _curve(stage, layout, *, pack=True, num_steps=10):
-  """The losses of some steps, and how far they moved the parameters."""
-  # One stage tells whether the clip and decay are those of all devices. The
-  # others share the compiled step of the tests below.
-  optimizer = OPTIMIZER if stage == "inverse_cloze" else PLAIN
-  start, step, mesh = _prepare(stage, layout, optimizer=optimizer, pack=pack)
+def _curve(layout, *, pack=True, num_steps=10):
+  """The losses of inverse cloze, and how far they moved the parameters."""
+  stage = "inverse_cloze"
+  start, step, mesh = _prepare(stage, layout, optimizer=OPTIMIZER, pack=pack)
   state, losses = start, []
   for number in range(num_steps):
     batch = _batch(stage, mesh, seed=number, pack=pack)
@@ -111,20 +107,12 @@ _CANCELLED = (
 )
 
 
-# Compilations take the time, so each stage has one layout, which is packed or
-# padded. One device packs, and its masks are those of padded rows.
+# tests/integration/test_stages.py compares the losses of all stages. One device
+# packs, and its masks are those of padded rows.
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  ("stage", "layout", "pack"),
-  [
-    ("inverse_cloze", (2, 4, 1), False),
-    ("pretraining", ALL_AXES, True),
-    ("open_qa", FOUR_BY_TWO, True),
-  ],
-)
-def test_the_same_curve_on_one_device_and_on_eight(stage, layout, pack):
-  one, one_moves = _curve(stage, ONE)
-  many, many_moves = _curve(stage, layout, pack=pack)
+def test_the_same_curve_on_one_device_and_on_eight():
+  one, one_moves = _curve(ONE)
+  many, many_moves = _curve(ALL_AXES, pack=False)
   assert np.ptp(one) > 0.01
   np.testing.assert_allclose(many, one, rtol=1e-5)
 
@@ -138,12 +126,12 @@ def test_the_same_curve_on_one_device_and_on_eight(stage, layout, pack):
 
 @pytest.mark.slow
 def test_fsdp_leaves_each_device_an_eighth_of_parameters_and_moments():
-  state, *_ = _state("pretraining", (1, 8, 1), PLAIN)
-  after, _ = _first_step("pretraining", (1, 8, 1), pack=False)
+  state, *_ = _state("inverse_cloze", (1, 8, 1), PLAIN)
+  after, _ = _first_step("inverse_cloze", (1, 8, 1), pack=False)
   for tree in (state, after):
     moments = tree.optimizer[1]
     for part in (tree.params, moments.mean, moments.variance):
-      matrices = [leaf for leaf in jax.tree.leaves(part) if leaf.size > 64]
+      matrices = [leaf for leaf in jax.tree.leaves(part) if leaf.size >= 64]
       assert len(matrices) > 10
       for leaf in matrices:
         assert {8 * shard.data.size for shard in leaf.addressable_shards} == {

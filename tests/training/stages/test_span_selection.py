@@ -1,9 +1,12 @@
 """Span selection: where a block has what a sentence lacks."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
 from realm_jax.corpus.store import Corpus
 from realm_jax.indexes.protocol import SearchResult
@@ -73,15 +76,13 @@ def test_the_loss_is_of_examples_with_an_answer():
   made = jax.tree.map(jnp.asarray, padded(_assembled()))
   assert isinstance(made, SpanSelectionBatch)
   reader = tiny.models()[1]
-  params = tiny.init("open_qa", jax.random.key(0))
-  params = jax.tree.map(
-    lambda x: getattr(x, "value", x),
-    params,
-    is_leaf=lambda x: hasattr(x, "value"),
-  )
-  both = step.span_selection(reader, params, made)
+  init = jax.jit(functools.partial(tiny.init, "open_qa"))
+  params = nn.unbox(init(jax.random.key(0)))
+  loss = jax.jit(functools.partial(step.span_selection, reader))
+  both = loss(params, made)
   assert float(both.metrics["recall_read"].mean) == 0.5
-  spans = step.read_spans(reader, params["reader"], made, None)
+  read = jax.jit(functools.partial(step.read_spans, reader, dropout_key=None))
+  spans = read(params["reader"], made)
   scores = np.where(spans.is_span[0, 0], spans.logits[0, 0], -np.inf)
   chosen = np.array([scores[0, 1], scores[3, 1]])
   by_hand = np.log(np.exp(scores).sum()) - np.log(np.exp(chosen).sum())
