@@ -52,7 +52,9 @@ def fits(*, rows: int, length: int, width: int, head_size: int) -> bool:
 
 
 def _spec() -> PartitionSpec:
-  """Returns the mesh axes that divide the vectors of tokens."""
+  """Returns the mesh axes that divide the vectors of tokens; none without."""
+  if jax.sharding.get_abstract_mesh().empty:
+    return PartitionSpec(None, None)
   return nn.logical_to_mesh_axes(AXES)
 
 

@@ -137,3 +137,8 @@ def test_what_devices_cannot_divide_is_computed_plainly():
     assert fused.fits(rows=8, width=768, **sizes)
     assert not fused.fits(rows=6, width=768, **sizes)
     assert not fused.fits(rows=8, width=128, **sizes)
+
+
+def test_without_a_mesh_one_device_has_all_rows():
+  with nn.logical_axis_rules(rules.LOGICAL_AXIS_RULES):
+    assert fused.fits(rows=6, length=288, width=768, head_size=64)
