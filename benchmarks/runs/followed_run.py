@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from realm_jax.generations.building.partial_refresh import PartialRefresh
-from realm_jax.generations.building.refresh_plan import BaseVectors, make_plan
+from realm_jax.generations.building.refresh_plan import KnownVectors, make_plan
 
 _K = 8
 
@@ -66,7 +66,7 @@ class Builder:
     if self._config is None:
       return fresh, np.full(len(fresh), step)
     rows = np.arange(len(fresh))
-    base = BaseVectors(
+    base = KnownVectors(
       step=self.step,
       partials=self.partials,
       rows=rows,

@@ -169,7 +169,7 @@ class CheckpointStore:
     self,
     step: int,
     *,
-    items: Sequence[str] = ITEMS,
+    items: Sequence[str],
     like: Mapping[str, PyTree[_Leaf]] | None = None,
   ) -> dict[str, PyTree]:
     """Restores named items.

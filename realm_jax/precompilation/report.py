@@ -108,10 +108,11 @@ class Report:
     if self.splits:
       parts.append(_splits(self.splits))
     if steps := self.usual.program.round_steps:
-      seconds = steps * (self.usual.seconds or 0)
+      takes = ""
+      if self.usual.seconds is not None:
+        takes = f", {steps * self.usual.seconds:.0f} s"
       parts.append(
-        f"Every block is embedded again within {steps:,} steps, "
-        f"{seconds:.0f} s."
+        f"Every block is embedded again within {steps:,} steps{takes}."
       )
     return "\n\n".join(parts)
 

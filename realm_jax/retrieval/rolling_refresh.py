@@ -67,34 +67,44 @@ class DatedVectors(NamedTuple):
     return self.steps.sharding
 
   def with_rows(self, count: int) -> "DatedVectors":
-    """Returns abstract arrays with another number of rows.
-
-    Where the devices cannot divide it, each has all of them.
-    """
-    sharding = self.sharding
-    if count % sharding.mesh.size:
-      sharding = NamedSharding(sharding.mesh, PartitionSpec())
+    """Returns abstract arrays with another number of rows."""
     return jax.tree.map(
       lambda array: jax.ShapeDtypeStruct(
-        (count, *array.shape[1:]), array.dtype, sharding=sharding
+        (count, *array.shape[1:]), array.dtype, sharding=self.sharding
       ),
       self,
     )
 
+  def as_of(self, step: Int[Array, ""]) -> "DatedVectors":
+    """Returns the same, for a step whose parameters give the same vectors."""
+    is_block = self.steps != NO_BLOCK
+    return self._replace(steps=jnp.where(is_block, step, NO_BLOCK))
+
   def padded_like(self, other: "DatedVectors") -> "DatedVectors":
-    """Returns the same with as many rows of padding as another has."""
+    """Returns the same with the rows of padding, and the sharding, of another.
+
+    The arrays may be numpy's, which every process has in full.
+    """
     count = len(other.steps)
-    if len(self.steps) == count:
-      return self
-
-    def resized(own: DatedVectors) -> DatedVectors:
-      added = max(0, count - len(own.steps))
-      return DatedVectors(
-        jnp.pad(own.vectors, ((0, added), (0, 0)))[:count],
-        jnp.pad(own.steps, (0, added), constant_values=NO_BLOCK)[:count],
+    if isinstance(self.steps, np.ndarray):
+      padded = _padded(self, count, np)
+      return jax.tree.map(
+        lambda array: jax.make_array_from_callback(
+          array.shape, other.sharding, array.__getitem__
+        ),
+        padded,
       )
+    resize = functools.partial(_padded, count=count, library=jnp)
+    return jax.jit(resize, out_shardings=other.sharding)(self)
 
-    return jax.jit(resized, out_shardings=other.sharding)(self)
+
+def _padded(dated: DatedVectors, count: int, library: Any) -> DatedVectors:
+  """Adds or takes away rows of padding, with numpy or jax.numpy."""
+  added = max(0, count - len(dated.steps))
+  return DatedVectors(
+    library.pad(dated.vectors, ((0, added), (0, 0)))[:count],
+    library.pad(dated.steps, (0, added), constant_values=NO_BLOCK)[:count],
+  )
 
 
 @dataclasses.dataclass(frozen=True)

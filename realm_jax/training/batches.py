@@ -16,7 +16,6 @@ from realm_jax.models.packing import TokenRows
 from realm_jax.models.parameters import Params
 from realm_jax.models.sequences import Sequences
 from realm_jax.retrieval.device_candidates import BlockArrays, SearchedVectors
-from realm_jax.retrieval.rolling_refresh import DatedVectors
 
 EncoderInput = Sequences | TokenRows
 
@@ -134,12 +133,12 @@ class Searched(NamedTuple):
   Attributes:
     query_params: Parameters of the query tower that embeds the queries; none
       if the current parameters do.
-    vectors: Vectors of all blocks; with the steps of each if the step itself
-      replaces them.
+    vectors: Vectors of all blocks; None of a run that keeps its own index, for
+      they are part of what its steps replace.
   """
 
   query_params: Params
-  vectors: SearchedVectors | DatedVectors
+  vectors: SearchedVectors | None
   blocks: BlockArrays
 
 

@@ -167,11 +167,12 @@ class Checkpointer:
     if not has_vectors_of(store, step, fingerprint):
       return None
     count, _ = store.shapes(step, "vectors")["vectors"]
-    stored = like.with_rows(count)._asdict()
-    restored = store.restore(
-      step, items=("vectors",), like={"vectors": stored}
-    )["vectors"]
-    return DatedVectors(**restored).padded_like(like)
+    stored = {}
+    # What these devices cannot divide is read to the hosts.
+    if count % like.sharding.mesh.size == 0:
+      stored["vectors"] = like.with_rows(count)._asdict()
+    item = store.restore(step, items=("vectors",), like=stored)["vectors"]
+    return DatedVectors(**item).padded_like(like)
 
   def wait(self) -> None:
     """Waits until the last checkpoint is committed."""

@@ -15,6 +15,7 @@ from realm_jax.training.stages.protocol import Stage
 
 ON_STALE = ("warn", "fail")
 ON_CRASH = ("exact", "last", "fail")
+VECTOR_DTYPES = ("float32", "bfloat16")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,8 +97,9 @@ class RollingRefreshConfig:
   """How a run keeps its own index, a slice of which each step embeds again.
 
   Attributes:
-    share: Arithmetic of these slices, as a share of that of a step's other
-      parts, both in full rows. With 0 the run follows an index builder.
+    share: Arithmetic of these slices, from 0 to 1, as a share of that of a
+      step's other parts, both in full rows. With 0 the run follows an index
+      builder.
     dtype: Type of the vectors, `float32` or `bfloat16`.
   """
 
@@ -105,7 +107,16 @@ class RollingRefreshConfig:
   dtype: str = "float32"
 
   def __post_init__(self) -> None:
-    require_at_least(self, share=0)
+    if not 0 <= self.share <= 1:
+      raise ValueError(
+        f"share={self.share}; want a share from 0 to 1: change "
+        "ROLLING_REFRESH_SHARE"
+      )
+    if self.dtype not in VECTOR_DTYPES:
+      raise ValueError(
+        f"dtype={self.dtype!r}; want one of {VECTOR_DTYPES}: change "
+        "ROLLING_REFRESH_DTYPE"
+      )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,6 +213,11 @@ class TrainConfig:
         "embed blocks where it searches them; set RETRIEVE_ON_DEVICE = True, "
         "too"
       )
+    if self.keeps_own_index and self.refresh.wait:
+      raise ValueError(
+        "a run with ROLLING_REFRESH_SHARE keeps its own index and has no "
+        "generations to wait for; set WAIT_FOR_GENERATIONS = False"
+      )
     if self.data.corpus_version is not None:
       raise ValueError(
         f"corpus_version={self.data.corpus_version}; a run reads the version "
@@ -232,5 +248,4 @@ class TrainConfig:
   def waits(self) -> bool:
     """Whether each step's generation follows from the step alone."""
     refresh = self.refresh
-    follows = self.stage.needs_index and not self.keeps_own_index
-    return follows and refresh.refresh and refresh.wait
+    return self.stage.needs_index and refresh.refresh and refresh.wait

@@ -115,11 +115,15 @@ def open_run(config: TrainConfig) -> Iterator[tuple[TrainState, Run | None]]:
       positions=loop_state.positions,
     )
     stack.callback(examples.close)
+    step = int(state.step)
+    packer, batches = step_shapes(setup, setup.corpus)
+    own_index = None
+    if config.keeps_own_index and step < config.num_steps:
+      own_index = OwnIndex(setup, packer, decisions, checkpoints)
     # The first generation is built from checkpoint 0. It is not saved before
     # everything that it needs has been found to be there.
     if not store.steps():
       checkpoints.save(state, loop_state)
-    step = int(state.step)
     if step >= config.num_steps:
       yield state, None
       return
@@ -132,10 +136,6 @@ def open_run(config: TrainConfig) -> Iterator[tuple[TrainState, Run | None]]:
       writes=decisions.loop.index == 0,
     )
     stack.callback(metrics.close)
-    packer, batches = step_shapes(setup, setup.corpus)
-    own_index = None
-    if config.keeps_own_index:
-      own_index = OwnIndex(setup, packer, decisions, checkpoints)
     candidates = open_candidates(
       setup, examples, packer, decisions, loop_state, stack, own_index
     )

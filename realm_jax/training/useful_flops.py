@@ -145,7 +145,9 @@ def _head_flops(
       batches.PretrainingBatch(masks=masks) | batches.ReadingBatch(masks=masks)
     ):
       queries, num_masks = masks.positions.shape
-      candidates = len(joint) // queries
+      candidates = 1
+      if isinstance(batch, batches.PretrainingBatch):
+        candidates = batch.block_index.shape[1]
       vocabulary = reader.bert.vocab_size or 0
       positions = queries * candidates * num_masks
       return 2 * positions * size * (size + vocabulary)

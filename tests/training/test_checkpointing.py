@@ -5,15 +5,18 @@ import functools
 import shutil
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from realm_jax.checkpoints.manager import CheckpointError, CheckpointStore
 from realm_jax.partitioning.mesh import make_mesh
+from realm_jax.retrieval.rolling_refresh import NO_BLOCK, DatedVectors
 from realm_jax.training.checkpointing import Checkpointer
 from realm_jax.training.config import CheckpointConfig
 from realm_jax.training.loop_state import (
   LoopState,
+  OwnVectors,
   RetrievedIds,
   RunIdentity,
   recorded_corpus,
@@ -131,6 +134,27 @@ def test_everything_comes_back_and_lies_where_it_should(store):
 def test_the_version_of_the_examples_is_recorded(store):
   _save(store, _state(), LoopState(_ROWS))
   assert recorded_corpus(store, 0) == (3, "cd" * 32)
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+def test_own_vectors_come_back_on_other_devices(store, devices):
+  shapes = DatedVectors.abstract(32, 4, dtype="bfloat16", mesh=make_mesh())
+  rng = np.random.default_rng(0)
+  dated = jax.device_put(
+    DatedVectors(
+      rng.normal(size=(32, 4)).astype(jnp.bfloat16),
+      np.array([*range(20), *12 * [NO_BLOCK]], np.int32),
+    ),
+    shapes.sharding,
+  )
+  _save(store, _state(), LoopState(_ROWS, own=OwnVectors(dated, "cd" * 32)))
+  checkpoints = Checkpointer(store, IDENTITY, CheckpointConfig())
+  mesh = make_mesh(devices=jax.devices()[:devices])
+  like = DatedVectors.abstract(24, 4, dtype="bfloat16", mesh=mesh)
+  found = checkpoints.own_vectors(0, "cd" * 32, like)
+  assert found.vectors.sharding == like.sharding
+  _assert_same(found, DatedVectors(dated.vectors[:24], dated.steps[:24]))
+  assert checkpoints.own_vectors(0, "ef" * 32, like) is None
 
 
 def test_a_checkpoint_that_says_nothing_of_it_cannot_go_on(store):

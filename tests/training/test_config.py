@@ -67,14 +67,29 @@ def test_a_rolling_refresh_needs_retrieval_on_the_devices():
     ValueError, match=r"SHARE=0\.1.*RETRIEVE_ON_DEVICE = True"
   ):
     _config(rolling_refresh=refresh)
-  waits = RefreshConfig(wait=True)
-  config = _config(
-    rolling_refresh=refresh, retrieve_on_device=True, refresh=waits
-  )
-  assert config.keeps_own_index
-  assert not config.waits
-  with pytest.raises(ValueError, match="share=-1; want 0 or more"):
-    RollingRefreshConfig(share=-1)
+  with pytest.raises(ValueError, match="set WAIT_FOR_GENERATIONS = False"):
+    _config(
+      rolling_refresh=refresh,
+      retrieve_on_device=True,
+      refresh=RefreshConfig(wait=True),
+    )
+
+
+@pytest.mark.parametrize(
+  ("settings", "message"),
+  [
+    (
+      {"share": -1.0},
+      r"share=-1.0; want .* 0 to 1: change ROLLING_REFRESH_SHA",
+    ),
+    ({"share": float("nan")}, "share=nan"),
+    ({"share": 25.0}, "share=25.0"),
+    ({"dtype": "bf16"}, r"'bf16'; want one of .*'bfloat16'"),
+  ],
+)
+def test_a_rolling_refresh_that_cannot_be_is_refused(settings, message):
+  with pytest.raises(ValueError, match=message):
+    RollingRefreshConfig(**settings)
 
 
 def test_a_run_saves_checkpoints():

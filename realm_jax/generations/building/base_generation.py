@@ -11,7 +11,7 @@ from realm_jax.checkpoints.loop_item import has_vectors_of
 from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.files.local_disk.disk_full import DiskFullError
-from realm_jax.generations.building.refresh_plan import BaseVectors
+from realm_jax.generations.building.refresh_plan import KnownVectors
 from realm_jax.generations.store import layout
 from realm_jax.generations.store import manifest as manifests
 from realm_jax.generations.store.embeddings import Embeddings
@@ -75,7 +75,7 @@ def open_base_vectors(
   keys: UInt64[np.ndarray, " N"],
   *,
   corpus: Corpus,
-) -> BaseVectors:
+) -> KnownVectors:
   """Opens the vectors of the base by the rows of a corpus.
 
   Local files are verified here, and those on an object store as each is copied,
@@ -97,7 +97,7 @@ def open_base_vectors(
     paths = [shard.path for shard in manifest.embeddings]
     paths += [shard.steps_path for shard in manifest.embeddings]
     files.get([path for path in paths if path])
-  return BaseVectors(
+  return KnownVectors(
     step=manifest.step,
     partials=manifest.partial.partials if manifest.partial else 0,
     rows=rows,
@@ -108,7 +108,7 @@ def open_base_vectors(
 
 def checkpoint_vectors(
   checkpoints: CheckpointStore, step: int, corpus: Corpus
-) -> BaseVectors | None:
+) -> KnownVectors | None:
   """Returns the vectors that a checkpoint has of all blocks of a corpus.
 
   Those of a run that keeps its own index do; of others the result is None.
@@ -117,10 +117,17 @@ def checkpoint_vectors(
     CheckpointError: They cannot be read.
   """
   if not has_vectors_of(checkpoints, step, corpus.fingerprint):
+    if "vectors" in checkpoints.items(step):
+      logging.warning(
+        "checkpoint %d has the vectors of another version of the corpus: all "
+        "%d blocks are embedded",
+        step,
+        corpus.num_blocks,
+      )
     return None
   item = checkpoints.restore(step, items=("vectors",))["vectors"]
   vectors, steps = (item[name] for name in ("vectors", "steps"))
-  return BaseVectors(
+  return KnownVectors(
     step=step,
     partials=0,
     rows=np.arange(corpus.num_blocks, dtype=np.int32),

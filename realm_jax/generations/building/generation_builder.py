@@ -25,7 +25,7 @@ from realm_jax.generations.building.base_generation import (
 )
 from realm_jax.generations.building.draft import Draft, identity_of
 from realm_jax.generations.building.partial_refresh import PartialRefresh
-from realm_jax.generations.building.refresh_plan import BaseVectors
+from realm_jax.generations.building.refresh_plan import KnownVectors
 from realm_jax.generations.building.worker import (
   NotAssignedError,
   Worker,
@@ -59,17 +59,12 @@ class GenerationConfig:
 
   The `retriever` may be for another vocabulary. Without settings of `embedding`
   the defaults are taken; without a `partial` refresh every block is embedded.
-
-  Attributes:
-    takes_vectors: Whether a generation takes the vectors of a checkpoint that
-      has them, as those of a run that keeps its own index do.
   """
 
   retriever: Retriever
   index: IndexConfig
   embedding: EmbeddingConfig | None = None
   partial: PartialRefresh | None = None
-  takes_vectors: bool = True
 
 
 class RestoredRetriever(NamedTuple):
@@ -80,7 +75,7 @@ class RestoredRetriever(NamedTuple):
   """
 
   params: Params
-  vectors: BaseVectors | None = None
+  vectors: KnownVectors | None = None
 
 
 class GenerationBuilder:
@@ -104,7 +99,6 @@ class GenerationBuilder:
     self._published = PublishedGenerations(generations_dir)
     self._number = number
     self._poll_seconds = poll_seconds
-    self._takes_vectors = config.takes_vectors
     self._artifacts = ArtifactWriter(
       corpus,
       config.retriever,
@@ -127,9 +121,7 @@ class GenerationBuilder:
       like = {"retriever": self._artifacts.abstract_params()}
       require_vocabulary(checkpoints, step, self.corpus.vocab_sha256)
       restored = checkpoints.restore(step, items=("retriever",), like=like)
-      vectors = None
-      if self._takes_vectors:
-        vectors = checkpoint_vectors(checkpoints, step, self.corpus)
+      vectors = checkpoint_vectors(checkpoints, step, self.corpus)
       return RestoredRetriever(restored["retriever"], vectors)
     except (ValueError, OSError) as error:
       if not is_removed(checkpoints, step):
@@ -275,7 +267,7 @@ class GenerationBuilder:
 
       stack.enter_context(disk_full_explained(self._directory, step))
       check_and_lease()
-      vectors = None
+      vectors = retriever.vectors
       if base is not None:
         try:
           vectors = open_base_vectors(
@@ -301,7 +293,7 @@ class GenerationBuilder:
           identity_of(identity, self._artifacts.layout),
         ),
         base=vectors,
-        kept=retriever.vectors,
+        copies_all=retriever.vectors is not None,
         number=self._number,
         check=check_and_lease,
         poll_seconds=self._poll_seconds,

@@ -26,14 +26,17 @@ EmbedRows = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
-class BaseVectors:
-  """The vectors of the base generation, for the rows of a corpus.
+class KnownVectors:
+  """Vectors that need not be embedded, for the rows of a corpus.
+
+  They are those of a base generation, or of a checkpoint whose run keeps its
+  own index.
 
   Attributes:
-    step: Checkpoint step of the base.
+    step: Step of that checkpoint, or of the base's.
     partials: Number of partial generations in a row that end with the base.
-    rows: Row of each block in the base; `NULL_ROW` for a new block.
-    gather: Function from rows of the base to their vectors, in float32.
+    rows: Row of each block among the vectors; `NULL_ROW` for a new block.
+    gather: Function from rows of the vectors to these, in float32.
     steps: Function from rows to the steps that they were embedded with.
   """
 
@@ -49,11 +52,11 @@ class RefreshPlan:
   """The rows to embed, and how the vectors of the others are corrected.
 
   The rows of the sample were embedded to make the plan. The `record` is for the
-  manifest; like the `base`, it is None where all rows are embedded.
+  manifest of a partial refresh. Where all rows are embedded, `base` is None.
   """
 
   embed: Bool[np.ndarray, " N"]
-  base: BaseVectors | None
+  base: KnownVectors | None
   sample_rows: Int[np.ndarray, " s"]
   sample_vectors: Float32[np.ndarray, "s d"]
   drift: DriftCorrection
@@ -72,7 +75,7 @@ class RefreshPlan:
     )
 
   @classmethod
-  def copied(cls, base: BaseVectors, dim: int) -> "RefreshPlan":
+  def copied(cls, base: KnownVectors, dim: int) -> "RefreshPlan":
     """Returns the plan that takes every vector as it is."""
     full = cls.full(len(base.rows), dim)
     return dataclasses.replace(full, embed=~full.embed, base=base)
@@ -103,7 +106,7 @@ class RefreshPlan:
 
 def make_plan(
   config: PartialRefresh,
-  base: BaseVectors,
+  base: KnownVectors,
   *,
   step: int,
   embed: EmbedRows,

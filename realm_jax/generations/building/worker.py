@@ -12,7 +12,7 @@ from realm_jax.generations.building.artifacts import ArtifactWriter
 from realm_jax.generations.building.base_generation import previous_index
 from realm_jax.generations.building.draft import Draft
 from realm_jax.generations.building.refresh_plan import (
-  BaseVectors,
+  KnownVectors,
   RefreshPlan,
   make_plan,
 )
@@ -83,7 +83,8 @@ class Worker:
   regularly; an exception stops the work.
 
   Attributes:
-    kept: Vectors that the checkpoint has already, so that none is embedded.
+    base: Vectors that may be copied.
+    copies_all: Whether every vector is, for the checkpoint has them itself.
     poll_seconds: Time between two looks at what the other workers have written.
   """
 
@@ -92,10 +93,10 @@ class Worker:
   step: int
   params: Params
   draft: Draft
-  base: BaseVectors | None
-  kept: BaseVectors | None
+  base: KnownVectors | None
   number: WorkerNumber
   check: Callable[[], None]
+  copies_all: bool = False
   poll_seconds: float = 1.0
 
   def publish(self, is_possible: Callable[[], bool] = lambda: True) -> bool:
@@ -144,8 +145,8 @@ class Worker:
   ) -> RefreshPlan:
     """Returns the plan, which is the same for all workers."""
     artifacts, base, config = self.artifacts, self.base, self.artifacts.partial
-    if self.kept is not None:
-      return RefreshPlan.copied(self.kept, artifacts.layout.dim)
+    if base is not None and self.copies_all:
+      return RefreshPlan.copied(base, artifacts.layout.dim)
     if base is None or config is None:
       return RefreshPlan.full(artifacts.corpus.num_blocks, artifacts.layout.dim)
     return make_plan(

@@ -89,7 +89,7 @@ class RetrievingSteps:
   ) -> tuple[TrainState, Metrics]:
     """Runs a step, whose state is donated."""
     assert isinstance(batch, RetrievingBatch)
-    frozen, key = step < self._freeze_steps, _key(batch)
+    frozen, key = step < self._freeze_steps, self._key(batch)
     if (frozen, key) not in self.programs:
       self._compile(state, batch, key)
     # A copy from the host that nobody has asked for is an error.
@@ -110,6 +110,17 @@ class RetrievingSteps:
         cpu_tuning.compiler_options(mesh)
       )
     cpu_tuning.return_freed_memory()
+
+  def _key(self, batch: RetrievingBatch) -> Any:
+    """Returns what the program of a batch depends on."""
+    vectors, blocks = batch.searched.vectors, batch.searched.blocks
+    assert vectors is not None
+    return (
+      batch.plan,
+      vectors.vectors.shape,
+      vectors.vectors.dtype,
+      blocks.tokens.shape,
+    )
 
   def _lowered(
     self, state: TrainState, batch: RetrievingBatch, *, frozen: bool
@@ -143,9 +154,3 @@ def usual_bucket(packer: Packer) -> ShapeBucket | None:
 def shardings_of(tree: T) -> T:
   """Returns the shardings of a tree's arrays."""
   return jax.tree.map(lambda array: array.sharding, tree)
-
-
-def _key(batch: RetrievingBatch) -> Any:
-  """Returns what the program of a batch depends on."""
-  vectors, tokens = batch.searched.vectors.vectors, batch.searched.blocks.tokens
-  return batch.plan, vectors.shape, vectors.dtype, tokens.shape

@@ -85,11 +85,6 @@ class ScheduledIndex:
     """Returns which generation this process could swap in."""
     return self._schedule.loaded()
 
-  @property
-  def generation(self) -> int:
-    """Step of the generation in use."""
-    return self._schedule.current.step
-
 
 @dataclasses.dataclass(frozen=True)
 class GenerationInUse:

@@ -22,10 +22,7 @@ from realm_jax.models.retriever import (
   embed_queries,
   query_tower_parameters,
 )
-from realm_jax.retrieval.device_candidates import (
-  SearchedVectors,
-  find_candidates,
-)
+from realm_jax.retrieval.device_candidates import find_candidates
 from realm_jax.training.batches import (
   MaskTargets,
   PretrainingBatch,
@@ -93,7 +90,7 @@ def retrieving_step(
     gradient_settings: Further settings of `batch_gradient`.
   """
   query_params, vectors, blocks = searched
-  assert isinstance(vectors, SearchedVectors)
+  assert vectors is not None
   if settings.current_queries:
     current = state.params["retriever"]
     query_params = query_tower_parameters(retriever, current)

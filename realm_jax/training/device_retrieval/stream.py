@@ -62,11 +62,6 @@ class SearchedIndex(Protocol):
     ...
 
   @property
-  def generation(self) -> int | None:
-    """Step of the generation in use; None of a run that keeps its own index."""
-    ...
-
-  @property
   def own(self) -> OwnVectors | None:
     """What a checkpoint keeps of such a run, once it has begun."""
     ...
@@ -120,6 +115,7 @@ class DeviceCandidateStream:
     self._pipeline = pipeline
     self._index = index
     self._decisions = decisions
+    self._in_use: IndexInUse | None = None
     # The step that was taken last and the one that was prefetched.
     self._in_flight: dict[int, _InFlight] = {}
 
@@ -128,7 +124,7 @@ class DeviceCandidateStream:
     return self._index.swaps
 
   def prefetch(self, step: int, params: Params) -> None:
-    index = self._index.at(step, params)
+    self._in_use = index = self._index.at(step, params)
     examples = next(self._examples)
     prepare = functools.partial(self._prepare, step, examples, index)
     pending = self._pipeline.without_search(prepare)
@@ -168,7 +164,8 @@ class DeviceCandidateStream:
     return Prepared(batch, prepared.retrieved, prepared.metrics)
 
   def state(self, step: int) -> LoopState:
-    positions, index = self._positions, self._index
+    positions, index = self._positions, self._in_use
     if entry := self._in_flight.get(step):
       positions, index = entry.positions, entry.index
+    assert index is not None, "prefetch a step first"
     return LoopState(positions, index.generation, own=self._index.own)

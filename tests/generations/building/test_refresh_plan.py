@@ -8,7 +8,7 @@ import pytest
 from realm_jax.corpus.store import NULL_ROW
 from realm_jax.generations.building.partial_refresh import PartialRefresh
 from realm_jax.generations.building.refresh_plan import (
-  BaseVectors,
+  KnownVectors,
   make_plan,
 )
 
@@ -19,7 +19,7 @@ _OLD = np.random.default_rng(0).standard_normal((_N, _D)).astype(np.float32)
 def _base(vectors=_OLD, *, step=10, steps=None, rows=None, partials=0):
   steps = np.full(len(vectors), step) if steps is None else steps
   rows = np.arange(len(vectors)) if rows is None else rows
-  return BaseVectors(
+  return KnownVectors(
     step=step,
     partials=partials,
     rows=rows,

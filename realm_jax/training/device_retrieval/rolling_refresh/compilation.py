@@ -1,5 +1,7 @@
 """Compilation of the steps of a run that keeps its own index."""
 
+from typing import Any
+
 import jax
 
 from realm_jax.indexes.exact_search import Plan
@@ -76,6 +78,10 @@ class RollingSteps(RetrievingSteps):
   ):
     super().__init__(setup, state, packer)
     self._index = index
+
+  def _key(self, batch: RetrievingBatch) -> Any:
+    # Its corpus, and so all shapes, stay as they are.
+    return batch.plan
 
   def _lowered(
     self, state: TrainState, batch: RetrievingBatch, *, frozen: bool

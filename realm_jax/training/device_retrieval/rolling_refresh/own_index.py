@@ -24,6 +24,7 @@ from realm_jax.retrieval.rolling_refresh import (
 from realm_jax.retrieval.token_store import TokenStore
 from realm_jax.training.batches import Searched
 from realm_jax.training.checkpointing import Checkpointer
+from realm_jax.training.config import RefreshConfig
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.device_retrieval.rolling_refresh.slices import (
   round_steps,
@@ -44,12 +45,15 @@ _BATCHES_PER_LOOK = 16
 class OwnIndex:
   """The vectors and tokens of all blocks, of a run without an index builder.
 
-  The corpus version is the one that is newest when the run begins or resumes.
-
   Attributes:
     part: What each device embeds at each step.
+    round_steps: Number of steps, at most, in which that is every block.
     dated: The vectors, which each step replaces.
     swaps: Number of generations that were swapped in: none ever is.
+
+  Raises:
+    ValueError: The share is too small for a block, or the vectors would be
+      older than the run allows.
   """
 
   swaps = 0
@@ -72,6 +76,10 @@ class OwnIndex:
       lengths=corpus.lengths,
       blocks_of_device=len(self.dated.steps) // mesh.size,
     )
+    self.round_steps = round_steps(
+      self.part, corpus.num_blocks, devices=mesh.size
+    )
+    _check_age(self.round_steps, setup.config.refresh)
     self._blocks = TokenStore.of(
       corpus,
       setup.inputs.models.retriever,
@@ -84,12 +92,6 @@ class OwnIndex:
   def corpus(self) -> Corpus:
     """Corpus version that is searched."""
     return self._setup.corpus
-
-  @property
-  def round_steps(self) -> int:
-    """Number of steps, at most, in which every block is embedded again."""
-    devices = self._setup.mesh.size
-    return round_steps(self.part, self.corpus.num_blocks, devices=devices)
 
   def open(self, step: int, params: Params) -> None:
     """Restores the vectors of a step's checkpoint, or embeds all blocks.
@@ -169,8 +171,8 @@ class OwnIndex:
     return {"corpus_version": float(self.corpus.version)}
 
   def searched(self) -> Searched:
-    """Returns what the next step searches, and replaces in part."""
-    return Searched({}, self.dated, self._blocks)
+    """Returns the blocks, whose vectors the step is given as its state."""
+    return Searched({}, None, self._blocks)
 
   def plan(self, num_queries: int) -> Plan:
     """Returns the settings of the search."""
@@ -182,6 +184,21 @@ class OwnIndex:
     if not self._is_open:
       return None
     return OwnVectors(self.dated, self.corpus.fingerprint)
+
+
+def _check_age(steps: int, config: RefreshConfig) -> None:
+  """Checks the greatest age of a vector against what the run allows."""
+  limit = config.max_staleness_steps
+  if not limit or steps <= limit:
+    return
+  message = (
+    f"every block is embedded again within {steps} steps alone, above "
+    f"MAX_STALENESS_STEPS={limit}; raise ROLLING_REFRESH_SHARE by a factor of "
+    f"{steps / limit:.1f}, or the limit"
+  )
+  if config.on_stale == "fail":
+    raise ValueError(message)
+  logging.warning("%s", message)
 
 
 def abstract_vectors(setup: StepSetup, num_blocks: int) -> DatedVectors:

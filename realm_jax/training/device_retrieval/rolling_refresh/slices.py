@@ -1,5 +1,7 @@
 """How much of the corpus a step embeds again."""
 
+import math
+
 import numpy as np
 from jaxtyping import Int
 
@@ -40,10 +42,11 @@ def slice_for(
   of_step = _flops_of_step(setup, bucket) / setup.mesh.size
   num_rows = int(share * of_step / of_row)
   if num_rows < 1:
+    least = math.ceil(1e6 * of_row / of_step) / 1e6
     raise ValueError(
-      f"ROLLING_REFRESH_SHARE={share} is less than a block on each device: "
-      f"embedding one takes {of_row / of_step:.2g} of the arithmetic of a "
-      "step's other parts; give at least that"
+      f"ROLLING_REFRESH_SHARE={share} is less than a block on each device, "
+      f"which takes {least:g} of the arithmetic of a step's other parts; give "
+      "that at least"
     )
   return slice_of_rows(
     setup,

@@ -25,6 +25,7 @@ def rolling_step(
   num_blocks: int,
   settings: RetrievalSettings,
   retriever: Retriever,
+  freeze_retriever: bool,
   **step_settings: Any,
 ) -> tuple[RollingState, Metrics]:
   """Embeds a slice of the corpus again, and does what `retrieving_step` does.
@@ -41,18 +42,24 @@ def rolling_step(
     num_blocks: Number of blocks, without padding.
     settings: Settings of the rest of retrieval.
     retriever: The towers.
+    freeze_retriever: Whether the retriever is not trained yet. Then all vectors
+      are those of its parameters, and none is embedded.
     step_settings: Further settings of `retrieving_step`.
   """
   step = state.training.step
-  dated = refresh_oldest(
-    state.training.params["retriever"],
-    state.dated,
-    blocks,
-    step,
-    retriever=retriever,
-    part=part,
-    mesh=settings.mesh,
-  )
+  dated = state.dated
+  if freeze_retriever:
+    dated = dated.as_of(step)
+  else:
+    dated = refresh_oldest(
+      state.training.params["retriever"],
+      dated,
+      blocks,
+      step,
+      retriever=retriever,
+      part=part,
+      mesh=settings.mesh,
+    )
   vectors = SearchedVectors(dated.vectors, jnp.int32(num_blocks))
   training, metrics = retrieving_step(
     state.training,
@@ -60,6 +67,7 @@ def rolling_step(
     Searched({}, vectors, blocks),
     settings=settings,
     retriever=retriever,
+    freeze_retriever=freeze_retriever,
     **step_settings,
   )
   staleness = step - dated.steps.min()
