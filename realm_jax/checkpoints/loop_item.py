@@ -19,7 +19,7 @@ _NO_GENERATION = -1
 
 
 def generation_record(generation: int | None) -> dict[str, np.int64]:
-  """Returns the entry of the item; None is for a stage without an index."""
+  """Returns the entry of the item; None is for a run without generations."""
   step = _NO_GENERATION if generation is None else generation
   return {"generation": np.int64(step)}
 

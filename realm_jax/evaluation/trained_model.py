@@ -62,7 +62,7 @@ class TrainedModel:
     model_dir: Directory of the run.
     step: Step of the checkpoint.
     generation_step: Step of the generation that the trainer was using; None
-      for a stage without an index.
+      for a run without generations.
     corpus: Newest version of the corpus. A generation may be of an older one.
     models: Modules, with the corpus's vocabulary.
     params: Parameters by component, replicated over `mesh`.

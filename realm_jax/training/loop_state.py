@@ -144,7 +144,7 @@ class LoopState(NamedTuple):
   Attributes:
     positions: Positions in the data from which the rows of this process go
       on, in the next step.
-    generation: Step of the generation in use; None without an index.
+    generation: Step of the generation in use; None of a run without any.
     retrieved: Blocks that were retrieved for the next step's queries of this
       process; None if they have to be searched.
     own: Vectors of a run that keeps its own index; None of one that does not,

@@ -32,7 +32,7 @@ class GenerationTimeoutError(TimeoutError):
 
 
 class WaitPreemptedError(Exception):
-  """The run was preempted while it waited for a generation."""
+  """The run was preempted while it waited for an index."""
 
 
 # What is raised when a run has nothing to search. It saves and ends.
