@@ -86,9 +86,11 @@ def problems(run: Run) -> list[str]:
       found.append(f"step {row['step']} logged a wrong staleness")
   with contextlib.closing(CheckpointStore(run.model_dir)) as store:
     steps = store.steps()
-  last = range(0, run.num_steps + 1, run.save_every_steps)
-  if wanted := {0, *last[-_KEPT_CHECKPOINTS:]} - set(steps):
-    found.append(f"checkpoints {sorted(wanted)} are lost")
+  # A run that was told to stop has saved at other steps, too.
+  regular = range(0, run.num_steps + 1, run.save_every_steps)
+  saved = sorted({*regular, *steps})
+  if lost := {0, *saved[-_KEPT_CHECKPOINTS:]} - set(steps):
+    found.append(f"checkpoints {sorted(lost)} are lost")
   marker = str(run.directory).encode()
   if left := [p for p in searching() if marker in _environment(p)]:
     found.append(f"processes {left} still search after the run")
