@@ -105,10 +105,9 @@ class OwnIndex:
       step, self.corpus.fingerprint, self.dated
     )
     logging.info(
-      "each step embeds up to %d blocks again on each of %d devices; every "
-      "block, within %d steps",
+      "blocks that a step embeds again on each device: %d at most; steps in "
+      "which every block is embedded again: %d at most",
       self.part.num_blocks,
-      self._setup.mesh.size,
       self.round_steps,
     )
     self.dated = restored or self._embedded(step, params)
