@@ -48,8 +48,6 @@ def main() -> None:
       Path(folder),
       Path(before),
       NUM_STEPS=int(num_steps),
-      # Each bucket is compiled by both processes.
-      MAX_SHAPE_BUCKETS=1,
     )
   for recipe in stages.EVALUATIONS:
     figures = stages.evaluate(

@@ -25,7 +25,6 @@ _TRAINING = {
   "BATCH_SIZE": 8,
   "LEARNING_RATE": 1e-3,
   "WARMUP_STEPS": 2,
-  "MAX_SHAPE_BUCKETS": 1,
 }
 
 

@@ -121,8 +121,7 @@ class Runs:
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(1) as thread:
       patch.setattr(Packer, "smallest_bucket", watch)
       building = [thread.submit(build, step) for step in (0, _SAVE_EVERY)]
-      settings = {**_SETTINGS, "MAX_SHAPE_BUCKETS": 1}
-      self.commands.train("pretrain", model_dir, **settings)
+      self.commands.train("pretrain", model_dir, **_SETTINGS)
       for one in building:
         one.result()
     return model_dir
@@ -137,7 +136,12 @@ class Runs:
     with pytest.MonkeyPatch.context() as patch:
       patch.setattr(training_run, "RetrievingSteps", _Watched)
       self.commands.train(
-        "pretrain", model_dir, **_SETTINGS, RETRIEVE_ON_DEVICE=True
+        "pretrain",
+        model_dir,
+        **_SETTINGS,
+        # With a single one, all steps would pad.
+        MAX_SHAPE_BUCKETS=2,
+        RETRIEVE_ON_DEVICE=True,
       )
     return model_dir, _Watched.opened.pop()
 

@@ -33,7 +33,6 @@ def test_one_command_trains_on_two_processes_and_evaluates(
       "--gin_file=gin/runs/pretrain.gin",
       f"--gin_file={_MODEL}",
       "--gin.NUM_STEPS=6",
-      "--gin.MAX_SHAPE_BUCKETS=1",
       "--gin.BATCH_SIZE=4",
       "--gin.NUM_CANDIDATES=3",
       "--gin.SAVE_EVERY_STEPS=2",
