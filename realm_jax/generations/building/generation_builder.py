@@ -305,7 +305,8 @@ class GenerationBuilder:
     if self._number.count == 1:
       yield
       return
-    base = worker.base
+    # What the checkpoint has, the others take from there.
+    base = None if worker.copies_all else worker.base
     assigned = Assignment(
       step=worker.step,
       identity=worker.draft.folder.name,

@@ -1,6 +1,6 @@
 """The step that retrieves inside, and may keep its own index."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,15 +9,16 @@ from jaxtyping import Int
 
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.building.corpus_embedder import abstract_retriever
-from realm_jax.indexes.exact import ExactConfig
+from realm_jax.indexes.exact import ExactConfig, capacity_for
+from realm_jax.indexes.exact_search import Plan
 from realm_jax.models.retriever import query_tower_parameters
 from realm_jax.partitioning import rules
 from realm_jax.precompilation.programs.program import STEP, Program
-from realm_jax.retrieval.device_candidates import SearchedVectors
-from realm_jax.retrieval.rolling_refresh import Slice
+from realm_jax.retrieval.device_candidates import BlockArrays, SearchedVectors
+from realm_jax.retrieval.rolling_refresh import DatedVectors, Slice
 from realm_jax.retrieval.token_store import abstract_blocks
 from realm_jax.training import useful_flops
-from realm_jax.training.batches import Searched, UnretrievedBatch
+from realm_jax.training.batches import Searched, StepBatch, UnretrievedBatch
 from realm_jax.training.device_retrieval.compilation import (
   jitted_retrieving_step,
   shardings_of,
@@ -70,80 +71,143 @@ def retrieving_step(
     frozen: Whether the retriever is frozen.
   """
   config, mesh = setup.config, setup.mesh
-  retriever, bucket = setup.inputs.models.retriever, usual_bucket(packer)
-  arrays = empty_arrays(setup, len(setup.own_rows))
-  hashes = np.zeros((len(arrays.query), 2), np.uint32)
-  masks = empty_mask_targets(arrays)
-  examples = abstract_batch(
-    UnretrievedBatch(arrays.query, hashes, masks),
-    mesh,
-    groups=setup.inputs.groups,
-  )
   blocks = abstract_blocks(
     num_blocks,
     config.data.block_length,
-    vocab_size=retriever.bert.vocab_size or 0,
+    vocab_size=setup.inputs.models.retriever.bert.vocab_size or 0,
     mesh=mesh,
   )
-  dated = abstract_vectors(setup, num_blocks)
-  arguments: tuple[Any, ...]
-  steps_of_round = None
   if config.keeps_own_index:
     lengths = None if corpus is None else corpus.lengths
-    part = slice_for(
-      setup,
-      packer.buckets[0],
-      lengths=lengths,
-      blocks_of_device=len(dated.steps) // mesh.size,
+    made = _rolling(
+      setup, state, packer, blocks, num_blocks, lengths, frozen=frozen
     )
-    work = work.plus(_work_of_slice(setup, part, lengths))
-    carried = RollingState(state, dated)
-    plan = plan_of(setup, num_blocks, num_queries=config.data.batch_size)
-    step = jitted_rolling_step(
-      setup,
-      shardings_of(carried),
-      bucket=bucket,
-      plan=plan,
-      part=part,
-      num_blocks=num_blocks,
-      frozen=frozen,
-    )
-    arguments = carried, examples, blocks
-    steps_of_round = round_steps(part, num_blocks, devices=mesh.size)
   else:
-    plan = index.plan(
-      setup.num_searched,
-      num_queries=config.data.batch_size,
-      capacity=len(dated.steps),
-      devices=mesh.size,
-      platform=mesh.devices.flat[0].platform,
+    made = _searching(
+      setup, state, packer, blocks, num_blocks, index, frozen=frozen
     )
-    step = jitted_retrieving_step(
-      setup, shardings_of(state), bucket=bucket, plan=plan, frozen=frozen
-    )
-    vectors: Any = jax.ShapeDtypeStruct(
-      dated.vectors.shape, jnp.dtype(index.dtype), sharding=dated.sharding
-    )
-    count: Any = jax.ShapeDtypeStruct(
-      (), jnp.int32, sharding=rules.replicated(mesh)
-    )
-    query_params = {}
-    if not config.stage.current_queries:
-      query_params = query_tower_parameters(
-        retriever, abstract_retriever(retriever, mesh)
-      )
-    searched = Searched(query_params, SearchedVectors(vectors, count), blocks)
-    arguments = state, examples, searched
   share = -(-num_blocks // mesh.size)
   return Program(
     kind=STEP,
     name=f"{config.data.batch_size:,} queries, {num_blocks:,} blocks",
-    function=step,
-    arguments=arguments,
+    function=made.function,
+    arguments=made.arguments,
     mesh=mesh,
-    work=work,
-    unknown_trips=-(-share // plan.rows_per_step),
-    round_steps=steps_of_round,
+    work=work.plus(made.further_work),
+    unknown_trips=-(-share // made.plan.rows_per_step),
+    round_steps=made.round_steps,
+  )
+
+
+class _Step(NamedTuple):
+  """A step that retrieves, with its abstract arguments.
+
+  Attributes:
+    plan: Settings of its search.
+    further_work: Useful work on the blocks that it embeds again.
+    round_steps: In how many steps it embeds every block; None if it embeds
+      none.
+  """
+
+  function: jax.stages.Wrapped
+  arguments: tuple[Any, ...]
+  plan: Plan
+  further_work: Work = Work(0.0, 0.0)
+  round_steps: int | None = None
+
+
+def _rolling(
+  setup: StepSetup,
+  state: TrainState,
+  packer: Packer,
+  blocks: BlockArrays,
+  num_blocks: int,
+  lengths: Int[np.ndarray, " n"] | None,
+  *,
+  frozen: bool,
+) -> _Step:
+  """Returns the step that keeps its own index."""
+  devices = setup.mesh.size
+  dated = abstract_vectors(setup, num_blocks)
+  part = slice_for(
+    setup,
+    packer.buckets[0],
+    lengths=lengths,
+    blocks_of_device=len(dated.steps) // devices,
+  )
+  carried = RollingState(state, dated)
+  plan = plan_of(setup, num_blocks, num_queries=setup.config.data.batch_size)
+  function = jitted_rolling_step(
+    setup,
+    shardings_of(carried),
+    bucket=usual_bucket(packer),
+    plan=plan,
+    part=part,
+    num_blocks=num_blocks,
+    frozen=frozen,
+  )
+  return _Step(
+    function,
+    (carried, _examples(setup), blocks),
+    plan,
+    _work_of_slice(setup, part, lengths),
+    round_steps(part, num_blocks, devices=devices),
+  )
+
+
+def _searching(
+  setup: StepSetup,
+  state: TrainState,
+  packer: Packer,
+  blocks: BlockArrays,
+  num_blocks: int,
+  index: ExactConfig,
+  *,
+  frozen: bool,
+) -> _Step:
+  """Returns the step that searches the generations of a builder."""
+  config, mesh = setup.config, setup.mesh
+  retriever = setup.inputs.models.retriever
+  capacity = capacity_for(num_blocks, devices=mesh.size)
+  plan = index.plan(
+    setup.num_searched,
+    num_queries=config.data.batch_size,
+    capacity=capacity,
+    devices=mesh.size,
+    platform=mesh.devices.flat[0].platform,
+  )
+  dated = DatedVectors.abstract(
+    capacity, retriever.vector_size, dtype=index.dtype, mesh=mesh
+  )
+  count: Any = jax.ShapeDtypeStruct(
+    (), jnp.int32, sharding=rules.replicated(mesh)
+  )
+  query_params = {}
+  if not config.stage.current_queries:
+    query_params = query_tower_parameters(
+      retriever, abstract_retriever(retriever, mesh)
+    )
+  vectors = SearchedVectors(dated.vectors, count)
+  function = jitted_retrieving_step(
+    setup,
+    shardings_of(state),
+    bucket=usual_bucket(packer),
+    plan=plan,
+    frozen=frozen,
+  )
+  searched = Searched(query_params, vectors, blocks)
+  return _Step(function, (state, _examples(setup), searched), plan)
+
+
+def _examples(setup: StepSetup) -> StepBatch:
+  """Returns abstract examples, whose candidates are not yet retrieved."""
+  arrays = empty_arrays(setup, len(setup.own_rows))
+  hashes = np.zeros((len(arrays.query), 2), np.uint32)
+  masks = empty_mask_targets(arrays)
+  return abstract_batch(
+    UnretrievedBatch(arrays.query, hashes, masks),
+    setup.mesh,
+    groups=setup.inputs.groups,
   )
 
 

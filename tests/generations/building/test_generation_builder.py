@@ -1,13 +1,22 @@
 """The generation builder by itself, without checkpoints or a sidecar."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import jax
+import numpy as np
 import pytest
 
+from benchmarks.runs.jobs import wait_until
+from realm_jax.generations.building.assignment import AssignmentReader
 from realm_jax.generations.building.generation_builder import (
   GenerationBuilder,
   RestoredRetriever,
 )
+from realm_jax.generations.building.refresh_plan import KnownVectors
+from realm_jax.generations.building.worker import WorkerNumber
+from realm_jax.generations.follow.loading import load_generation
 from realm_jax.generations.store import layout
+from realm_jax.generations.store import manifest as manifests
 from tests.generations.builds import generation_config, params_of
 from tests.generations.conftest import make_corpus
 
@@ -45,3 +54,41 @@ def test_what_the_check_raises_ends_the_build(builder, generations_dir, corpus):
   with pytest.raises(KeyboardInterrupt):
     builder.build(0, RestoredRetriever(params_of(corpus, 0)), check=check)
   assert layout.published_steps(generations_dir) == []
+
+
+def test_workers_share_the_vectors_that_a_checkpoint_has(
+  generations_dir, corpus
+):
+  dim, rows = generation_config().retriever.vector_size, corpus.num_blocks
+  known = np.random.default_rng(0).normal(size=(rows, dim)).astype(np.float32)
+  vectors = KnownVectors(
+    step=500,
+    partials=0,
+    rows=np.arange(rows, dtype=np.int32),
+    gather=lambda chosen: known[chosen],
+    steps=lambda chosen: 400 + chosen % 100,
+  )
+  retriever = RestoredRetriever(jax.device_put(params_of(corpus, 0)), vectors)
+  first, second = (
+    GenerationBuilder(
+      generation_config(),
+      corpus,
+      generations_dir=generations_dir,
+      number=WorkerNumber(index, 2),
+      poll_seconds=0.05,
+    )
+    for index in range(2)
+  )
+  reader = AssignmentReader(generations_dir)
+  with ThreadPoolExecutor(1) as thread:
+    building = thread.submit(first.build, 500, retriever)
+    wait_until(lambda: reader.read() is not None, what="assignment")
+    assigned = reader.read()
+    second.help(
+      assigned, retriever, is_assigned=lambda: reader.read() == assigned
+    )
+    assert building.result()
+  manifest = manifests.read(layout.path_of(generations_dir, 500))
+  assert manifest.oldest_step == 400
+  generation = load_generation(generations_dir, 500, corpus=corpus)
+  np.testing.assert_array_equal(generation.vectors(np.arange(rows)), known)
