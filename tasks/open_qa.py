@@ -42,7 +42,7 @@ def ask(
   num_words = feature_length("query", sequence_length) - 2
 
   def to_example(record: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    token_ids = words.encode_tf(record["question"])[:num_words]
+    token_ids = words.encode_masked_tf(record["question"])[:num_words]
     answers = record["answers"]
     tokens = words.encode_tf(
       answers if answer_kind == "string" else tf.zeros_like(answers)

@@ -1,11 +1,9 @@
-"""Articles and digests: which document tells which fact, and how.
+"""Documents of the demo world: short notes that each mix several entities.
 
-An article is about one entity, but many facts about that entity are told only
-in the article of another one. Two digests, "Gazette 7" and "Chronicle 7",
-restate the facts about one entity in another register, and only their
-sentences name it. So most facts are told in an article and in the digests of
-both their entities, and a sentence of any of them can be completed from the
-others.
+A note has three sentences: two facts about one entity and one about another,
+in random order. Its title is that of a newspaper, and tells nothing. Each fact is stated in two or three notes, in
+another phrasing in each. So some twenty notes name an entity, and two or three
+of them answer a question about it.
 """
 
 import collections
@@ -17,32 +15,46 @@ import numpy as np
 from realm_jax.demo_world import facts as facts_lib
 from realm_jax.demo_world import relations
 
-MIN_SENTENCES, MAX_SENTENCES = 4, 8
-_DIGESTS = ("Gazette", "Chronicle")
+_MIN_STATEMENTS, _MAX_STATEMENTS = 2, 3
+_NEWSPAPERS = (
+  "Morning Post",
+  "Evening Gazette",
+  "Daily Courier",
+  "Weekly Mirror",
+  "Sunday Herald",
+  "Village Echo",
+)
+# Attempts to find a note that a stranger's sentence fits into.
+_MAX_DRAWS = 100
 
 
 @dataclasses.dataclass(frozen=True)
 class Sentence:
-  """A fact, by its index in the world, and the template that words it."""
+  """A fact, by its index in the world, and the template that words it.
+
+  Attributes:
+    fact: Index of the fact.
+    phrasing: Number of the phrasing among those of its relation.
+    template: One of that phrasing's wordings.
+  """
 
   fact: int
+  phrasing: int
   template: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-  """An article or a digest.
+  """A note.
 
   Attributes:
     id: Identifier, unique in its world.
-    title: Name of the entity, or number of the digest.
-    entity: Name of the entity; None for a digest.
+    title: Title of a newspaper, which names no entity.
     sentences: Sentences of the text, in order.
   """
 
   id: str
   title: str
-  entity: str | None
   sentences: tuple[Sentence, ...]
 
   def text(self, facts: Sequence[facts_lib.Fact]) -> str:
@@ -50,109 +62,83 @@ class Document:
     return " ".join(facts[s.fact].word(s.template) for s in self.sentences)
 
 
-class Writer:
-  """Writes articles and digests of facts, with order and wording at random."""
+def write_notes(
+  generator: np.random.Generator, facts: Sequence[facts_lib.Fact]
+) -> list[Document]:
+  """Writes the notes that state all facts, in random order."""
+  pairs, strangers = _pair(generator, facts)
+  notes = [
+    [*pair, *_take_stranger(generator, facts, pair, strangers)]
+    for pair in pairs
+  ]
+  # Those that are left also come in threes, about three entities.
+  notes += [strangers[i : i + 3] for i in range(0, len(strangers), 3)]
+  generator.shuffle(notes)
+  documents = []
+  for number, note in enumerate(notes):
+    order = generator.permutation(len(note))
+    title = str(generator.choice(_NEWSPAPERS))
+    sentences = tuple(note[i] for i in order)
+    documents.append(Document(f"note-{number:05d}", title, sentences))
+  return documents
 
-  def __init__(
-    self,
-    generator: np.random.Generator,
-    entities: Sequence[facts_lib.Entity],
-    facts: Sequence[facts_lib.Fact],
-  ):
-    self._generator = generator
-    self._entities = entities
-    self._facts = facts
-    # By the name of an entity: the facts about it, and the other entities in
-    # them.
-    self._about: dict[str, list[int]] = collections.defaultdict(list)
-    self._neighbours: dict[str, list[str]] = collections.defaultdict(list)
-    for index, fact in enumerate(facts):
-      for name in fact.entities:
-        self._about[name].append(index)
-        self._neighbours[name] += [n for n in fact.entities if n != name]
 
-  def articles(self, *, told_elsewhere: float) -> list[Document]:
-    """Writes an article for each entity, in their order.
+def statements_of(
+  generator: np.random.Generator, fact: int, relation: relations.Relation
+) -> list[Sentence]:
+  """States a fact two or three times, each time in another phrasing."""
+  count = generator.integers(_MIN_STATEMENTS, _MAX_STATEMENTS + 1)
+  chosen = generator.permutation(len(relation.phrasings))[:count]
+  return [
+    Sentence(
+      fact, int(i), str(generator.choice(relation.phrasings[i].wordings))
+    )
+    for i in chosen
+  ]
 
-    The share `told_elsewhere` of the facts is told in another entity's article
-    instead of their subject's.
-    """
-    told = self._assign_facts(told_elsewhere)
-    for entity in self._entities:
-      self._lengthen(entity.name, told[entity.name])
-    documents = []
-    for number, entity in enumerate(self._entities):
-      name = entity.name
-      # Facts about the entity itself come first.
-      order = sorted(
-        told[name],
-        key=lambda i: (not self._is_about(i, name), self._generator.random()),
+
+def _pair(
+  generator: np.random.Generator, facts: Sequence[facts_lib.Fact]
+) -> tuple[list[list[Sentence]], list[Sentence]]:
+  """Pairs two thirds of the statements about each entity; returns the rest."""
+  about: dict[str, list[Sentence]] = collections.defaultdict(list)
+  for index, fact in enumerate(facts):
+    relation = relations.BY_NAME[fact.relation]
+    for statement in statements_of(generator, index, relation):
+      # A symmetric fact is about either of its entities.
+      entity = fact.subject
+      if relation.is_symmetric and generator.random() < 0.5:
+        entity = fact.value
+      about[entity].append(statement)
+  pairs, rest = [], []
+  for statements in about.values():
+    shuffled = [statements[i] for i in generator.permutation(len(statements))]
+    num_paired = len(shuffled) // 3
+    for _ in range(num_paired):
+      first = shuffled.pop()
+      other = next(
+        (s for s in reversed(shuffled) if s.fact != first.fact), None
       )
-      sentences = tuple(
-        self._word(index, self._relation(index).articles) for index in order
-      )
-      documents.append(Document(f"article-{number:05d}", name, name, sentences))
-    return documents
+      if other is None:
+        rest.append(first)
+        break
+      shuffled.remove(other)
+      pairs.append([first, other])
+    rest += shuffled
+  return pairs, [rest[i] for i in generator.permutation(len(rest))]
 
-  def digests(self, *, num_facts: int) -> list[Document]:
-    """Restates the facts about each entity, under titles that name nobody.
 
-    A digest has at most `num_facts` sentences.
-    """
-    documents = []
-    for number, entity in enumerate(self._entities):
-      order = self._generator.permutation(self._about[entity.name]).tolist()
-      # If one digest does not hold all facts, the other starts with the rest.
-      for title, chosen in zip(_DIGESTS, (order, order[::-1]), strict=True):
-        sentences = tuple(
-          self._word(index, self._relation(index).digests)
-          for index in chosen[:num_facts]
-        )
-        document_id = f"{title.lower()}-{number:05d}"
-        documents.append(
-          Document(document_id, f"{title} {number}", None, sentences)
-        )
-    return documents
-
-  def _relation(self, index: int) -> relations.Relation:
-    return relations.BY_NAME[self._facts[index].relation]
-
-  def _is_about(self, index: int, name: str) -> bool:
-    return name in self._facts[index].entities
-
-  def _word(self, index: int, templates: Sequence[str]) -> Sentence:
-    return Sentence(index, str(self._generator.choice(templates)))
-
-  def _assign_facts(self, told_elsewhere: float) -> dict[str, list[int]]:
-    """Chooses the facts told in each entity's article: indices by name."""
-    told: dict[str, list[int]] = {entity.name: [] for entity in self._entities}
-    for index, fact in enumerate(self._facts):
-      elsewhere = list(fact.entities[1:]) or self._neighbours[fact.subject]
-      articles = [fact.subject]
-      if elsewhere and self._generator.random() < told_elsewhere:
-        articles = elsewhere
-      # If all are full, which is rare, the shortest takes one sentence more.
-      free = [a for a in articles if len(told[a]) < MAX_SENTENCES] or [
-        min((fact.subject, *elsewhere), key=lambda name: len(told[name]))
-      ]
-      told[free[self._generator.integers(len(free))]].append(index)
-    return told
-
-  def _lengthen(self, name: str, told: list[int]) -> None:
-    """Adds facts that other articles tell to an article that is too short."""
-    facts, generator = self._facts, self._generator
-    own = [index for index in self._about[name] if index not in told]
-    # Facts of which the entity is the value come first: no question asks for
-    # them by its name.
-    own.sort(key=lambda i: (facts[i].subject == name, generator.random()))
-    num_missing = max(0, 2 - sum(self._is_about(i, name) for i in told))
-    told += own[:num_missing]
-    nearby = [
-      index
-      for neighbour in self._neighbours[name]
-      for index in self._about[neighbour]
-      if index not in told and facts[index].subject != name
-    ]
-    rest = generator.permutation(list(dict.fromkeys(nearby))).tolist()
-    rest += own[num_missing:]
-    told += rest[: max(0, MIN_SENTENCES - len(told))]
+def _take_stranger(
+  generator: np.random.Generator,
+  facts: Sequence[facts_lib.Fact],
+  pair: Sequence[Sentence],
+  strangers: list[Sentence],
+) -> list[Sentence]:
+  """Takes a sentence that names no entity of a pair, if one is found."""
+  names = {name for s in pair for name in facts[s.fact].entities}
+  for _ in range(min(_MAX_DRAWS, len(strangers))):
+    i = int(generator.integers(len(strangers)))
+    if names.isdisjoint(facts[strangers[i].fact].entities):
+      strangers[i], strangers[-1] = strangers[-1], strangers[i]
+      return [strangers.pop()]
+  return []

@@ -16,10 +16,6 @@ from realm_jax.demo_world import relations
 # All counts and years come from one pool, so that each number is a word that
 # occurs often, and none gives away what it measures.
 NUMBERS = tuple(range(1600, 1900))
-_MONTHS = (
-  "January February March April May June July August September October "
-  "November December"
-).split()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +30,7 @@ class Entity:
 class Fact:
   """A statement that `relation` of `subject` is `value`.
 
-  The value is a name, a number or a date.
+  The value is a name or a number.
   """
 
   relation: str
@@ -58,7 +54,7 @@ def make_facts(
 ) -> list[Fact]:
   """Gives every entity a value for every relation of its kind.
 
-  Facts connect entities of one group only, and a number or date occurs in one
+  Facts connect entities of one group only, and a number occurs in one
   group only. In a symmetric relation each pair is one fact; if the number of
   entities is odd, one of them has none. Each group has every kind.
   """
@@ -86,12 +82,14 @@ def _make_group_facts(
     if relation.is_symmetric:
       order = [str(name) for name in generator.permutation(subjects)]
       subjects, values = order[0 : len(order) - 1 : 2], order[1::2]
+    elif relation.value == relation.subject:
+      # In a circle, so that nobody is their own value.
+      subjects = [str(name) for name in generator.permutation(subjects)]
+      values = subjects[1:] + subjects[:1]
     elif relation.has_entity_value:
       values = _spread(generator, by_kind[relation.value], len(subjects))
     else:
       values = _spread(generator, numbers, len(subjects))
-      if relation.value == "date":
-        values = [_date(generator, year) for year in values]
     facts += [
       Fact(relation.name, str(subject), str(value))
       for subject, value in zip(subjects, values, strict=True)
@@ -108,8 +106,3 @@ def _spread(
   num_rounds = -(-count // len(values))
   rounds = [generator.permutation(values) for _ in range(num_rounds)]
   return np.concatenate(rounds)[:count].tolist()
-
-
-def _date(generator: np.random.Generator, year: object) -> str:
-  month = generator.choice(_MONTHS)
-  return f"{generator.integers(1, 29)} {month} {year}"

@@ -19,19 +19,13 @@ _MIDDLES = tuple("b d l lm ld n nd r rv rn s sk t v z m".split())
 _ENDINGS: dict[relations.EntityKind, tuple[str, ...]] = {
   "person": ("ia", "iel", "o", "una", "eth", "is"),
   "city": ("ora", "ona", "burgh", "wick", "mouth", "holm"),
-  "country": ("ovia", "avia", "istan", "oria"),
-  "river": ("une", "aar", "ibe", "oo"),
   "company": ("works", "corp", "smiths", "mills", "craft", "bank"),
-  "book": ("ock", "ask", "und", "iff", "iad", "eid"),
 }
 # Words before names that are similar to another name of their kind.
 _PREFIXES: dict[relations.EntityKind, str] = {
   "person": "Young",
   "city": "New",
-  "country": "East",
-  "river": "Little",
   "company": "United",
-  "book": "Lost",
 }
 _NAMES_PER_SIMILAR_NAME = 8
 
@@ -44,7 +38,7 @@ def make_entities(
   used = {
     word.strip(".,?{}").lower()
     for relation in relations.RELATIONS
-    for template in relation.articles + relation.digests + relation.questions
+    for template in relation.templates
     for word in template.split()
   }
   entities = []

@@ -20,7 +20,7 @@ _MIN_OF_KIND = len(splits.SPLITS)
 
 @dataclasses.dataclass(frozen=True)
 class WorldConfig:
-  """The size of a world and the shape of its documents and questions.
+  """The size of a world and the number of its questions.
 
   If a relation has more subjects than values, such as more people than cities
   to be born in, values are used again, and masked subjects can no longer be
@@ -28,10 +28,7 @@ class WorldConfig:
 
   Attributes:
     seed: Seed of everything that is drawn.
-    num_people, num_cities, num_countries, num_rivers, num_companies,
-      num_books: Number of entities of each kind, each with an article.
-    told_elsewhere: Share of facts told only in another entity's article.
-    facts_per_digest: Maximum number of facts that a digest restates.
+    num_people, num_cities, num_companies: Number of entities of each kind.
     num_train_questions, num_validation_questions, num_test_questions: Maximum
       number of questions of each split.
     held_out_test, held_out_validation: Share of the entities of each kind that
@@ -42,15 +39,10 @@ class WorldConfig:
   """
 
   seed: int = 0
-  num_people: int = 120
-  num_cities: int = 120
-  num_countries: int = 40
-  num_rivers: int = 40
-  num_companies: int = 80
-  num_books: int = 80
-  told_elsewhere: float = 0.7
-  facts_per_digest: int = 6
-  num_train_questions: int = 4000
+  num_people: int = 300
+  num_cities: int = 300
+  num_companies: int = 150
+  num_train_questions: int = 12000
   num_validation_questions: int = 200
   num_test_questions: int = 400
   held_out_test: float = 0.2
@@ -63,11 +55,6 @@ class WorldConfig:
           f"{count} of kind {kind}; every kind needs at least {_MIN_OF_KIND}, "
           "so that every split of the questions has one"
         )
-    if self.facts_per_digest < 2:
-      raise ValueError(
-        f"facts_per_digest={self.facts_per_digest}; a digest needs at least "
-        "2, or there is nothing to tell apart in it"
-      )
 
   @property
   def num_entities(self) -> dict[EntityKind, int]:
@@ -75,10 +62,7 @@ class WorldConfig:
     return {
       "person": self.num_people,
       "city": self.num_cities,
-      "country": self.num_countries,
-      "river": self.num_rivers,
       "company": self.num_companies,
-      "book": self.num_books,
     }
 
 
@@ -115,9 +99,7 @@ def generate(config: WorldConfig | None = None) -> World:
     },
   )
   facts = facts_lib.make_facts(generator, list(split.values()))
-  writer = documents_lib.Writer(generator, entities, facts)
-  documents = writer.articles(told_elsewhere=config.told_elsewhere)
-  documents += writer.digests(num_facts=config.facts_per_digest)
+  documents = documents_lib.write_notes(generator, facts)
   questions = questions_lib.make_questions(
     generator,
     facts,

@@ -17,6 +17,7 @@ from realm_jax.models.sequences import Sequences
 
 # Logical axes of hidden states, in flat tokens.
 HIDDEN = ("activation_batch", "activation_embed")
+POSITION_INITS = ("normal", "sinusoidal")
 REMAT_POLICIES = (
   "nothing_saveable",
   "dots_saveable",
@@ -46,6 +47,10 @@ class BertConfig:
   # lowest float.
   attention_mask_value: float = -10000.0
   init_stddev: float = 0.02
+  # Initial values of the position embeddings: "normal", as BERT's, or
+  # "sinusoidal" (Vaswani et al. 2017), from which a small model learns within
+  # a few hundred steps to attend to neighbours.
+  position_init: str = "normal"
   # The type of activations and matrix products; parameters stay float32.
   dtype: jax.typing.DTypeLike = jnp.float32
   # Attention's implementation: "plain", "fused" (the kernel for TPUs, which is
@@ -66,6 +71,11 @@ class BertConfig:
     if self.activation not in ACTIVATIONS:
       raise ValueError(
         f"activation={self.activation!r}; want one of {sorted(ACTIVATIONS)}"
+      )
+    if self.position_init not in POSITION_INITS:
+      raise ValueError(
+        f"position_init={self.position_init!r}; want one of "
+        f"{', '.join(POSITION_INITS)}"
       )
     if self.attention not in IMPLEMENTATIONS:
       raise ValueError(
@@ -120,6 +130,26 @@ def _normal(config: BertConfig, *axes: str) -> nn.initializers.Initializer:
   """Returns BERT's initial values of an array with logical axes."""
   values = nn.initializers.truncated_normal(config.init_stddev)
   return nn.with_logical_partitioning(values, axes)
+
+
+def _sinusoids(config: BertConfig) -> nn.initializers.Initializer:
+  """Returns sines and cosines of positions, with deviation `init_stddev`.
+
+  Their wavelengths reach from 2π tokens to about 2π `max_positions`.
+  """
+
+  def init(
+    key: jax.Array, shape: tuple[int, int], dtype: jax.typing.DTypeLike = float
+  ) -> Float[Array, "p d"]:
+    del key
+    positions, size = shape
+    half = size // 2
+    rates = float(positions) ** (-jnp.arange(half) / half)
+    angles = jnp.arange(positions)[:, None] * rates
+    waves = jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=1)
+    return (config.init_stddev * jnp.sqrt(2.0) * waves).astype(dtype)
+
+  return nn.with_logical_partitioning(init, ("position", "embed"))
 
 
 def _zeros(axis: str) -> nn.initializers.Initializer:
@@ -301,7 +331,9 @@ class BertEncoder(nn.Module):
       nn.with_logical_constraint(
         self.param(
           f"{name}_embeddings",
-          _normal(config, axis, "embed"),
+          _sinusoids(config)
+          if (name, config.position_init) == ("position", "sinusoidal")
+          else _normal(config, axis, "embed"),
           (rows, config.hidden_size),
         ),
         (axis, "activation_embed"),

@@ -183,6 +183,12 @@ class WordpieceVocabulary(seqio.Vocabulary):
       return self._tokenizer.tokenize(s[tf.newaxis])[0]
     return cast(tf.RaggedTensor, self._tokenizer.tokenize(s))
 
+  def encode_masked_tf(self, text: tf.Tensor) -> tf.Tensor:
+    """Encodes a text in which `[MASK]` is the special piece, not a word."""
+    parts = self._tokenizer.tokenize(tf.strings.split([text], MASK)[0])
+    masks = tf.fill([parts.nrows(), 1], self.mask_id)
+    return tf.concat([parts, masks], axis=1).flat_values[:-1]
+
   def _decode(self, ids: Sequence[int | np.integer]) -> str:
     words = " ".join(self.pieces[i] for i in ids if i != self.pad_id)
     return words.replace(f" {CONTINUATION}", "")

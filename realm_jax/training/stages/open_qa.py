@@ -10,6 +10,7 @@ from jaxtyping import Bool, Int
 from realm_jax.answers.distinct import RULES, QuestionAnswers
 from realm_jax.answers.in_blocks import AnswersInBlocks
 from realm_jax.answers.of_task import answers_of_batch
+from realm_jax.corpus.store import Corpus
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
 from realm_jax.models.parameters import Params
@@ -19,6 +20,7 @@ from realm_jax.training import step
 from realm_jax.training.batches import IndexScores, OpenQaBatch, StoredVectors
 from realm_jax.training.stages import protocol
 from realm_jax.training.stages.model_inputs import ModelInputs, Models
+from realm_jax.training.stages.renaming import renaming_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +53,8 @@ class OpenQa(protocol.Stage):
       now, instead of from all correct spans (Min et al. 2019).
     read_gold: Whether the reader reads, of the searched blocks, those first
       that contain an answer: a bound on what a better retriever would give.
+    renamed_share: Share of the examples whose names are exchanged for the
+      reader (`renaming`), so that it does not memorize answers.
   """
 
   num_searched_blocks: int = 5000
@@ -63,6 +67,7 @@ class OpenQa(protocol.Stage):
   current_queries: bool = True
   hard_em: bool = False
   read_gold: bool = False
+  renamed_share: float = 0.0
   needs_index = True
   reads_vectors = True
 
@@ -128,9 +133,25 @@ class OpenQa(protocol.Stage):
       vectors = context.generation.vectors(rows)
       scored = StoredVectors(context.inputs.queries(query), vectors)
     candidates = context.gather(rows[:, : self.num_read])
+    if self.renamed_share:
+      query, candidates = self._renamed(batch, candidates, context.corpus)
     joint = context.inputs.joint(query, candidates)
     made = OpenQaBatch(scored, *joint, has_answer, is_answer)
     return made, {"recall_at_5": float(recall)}
+
+  def _renamed(
+    self, batch: Batch, candidates: Int[np.ndarray, "b k l"], corpus: Corpus
+  ) -> tuple[Int[np.ndarray, "b q"], Int[np.ndarray, "b k l"]]:
+    """Exchanges the names in a share of the examples."""
+    renaming = renaming_of(corpus)
+    query, candidates = batch.arrays["query"].copy(), candidates.copy()
+    for row, position in enumerate(batch.positions.tolist()):
+      generator = np.random.default_rng(position + 1)
+      if generator.random() < self.renamed_share:
+        new_ids = renaming.permutation(generator)
+        query[row] = new_ids[query[row]]
+        candidates[row] = new_ids[candidates[row]]
+    return query, candidates
 
   def example(
     self, shapes: protocol.ExampleArrays, inputs: ModelInputs

@@ -1,0 +1,69 @@
+"""Names that are exchanged at random, so that a reader cannot memorize them.
+
+A reader that is fine-tuned on few questions soon knows which names are
+answers, and no longer looks at the text. In a renamed example, the wordpieces
+of names are permuted, in the question and in its blocks alike: the text says
+the same about other names, and only reading it tells the answer.
+"""
+
+import dataclasses
+import functools
+
+import numpy as np
+from jaxtyping import Int, Int32
+
+from realm_jax.corpus.store import Corpus
+
+# Enough blocks to meet nearly every name, in seconds.
+_MAX_BLOCKS = 200_000
+# A piece is one of names if this share of its occurrences is.
+_MIN_SHARE = 0.9
+
+
+@dataclasses.dataclass(frozen=True)
+class Renaming:
+  """Permutes the wordpieces that occur in salient spans of one kind.
+
+  Attributes:
+    groups: Ids of the wordpieces of each kind of span.
+    vocab_size: Size of the vocabulary.
+  """
+
+  groups: tuple[Int[np.ndarray, " n"], ...]
+  vocab_size: int
+
+  def permutation(
+    self, generator: np.random.Generator
+  ) -> Int32[np.ndarray, " v"]:
+    """Returns the new id of each wordpiece; most keep theirs."""
+    new_ids = np.arange(self.vocab_size, dtype=np.int32)
+    for group in self.groups:
+      new_ids[group] = generator.permutation(group)
+    return new_ids
+
+
+@functools.lru_cache(maxsize=2)
+def renaming_of(corpus: Corpus) -> Renaming:
+  """Returns the renaming of the names that are tagged in a corpus.
+
+  A wordpiece belongs to the kind of span in which it occurs most often, unless
+  it is frequent outside of spans.
+  """
+  size = corpus.vocab_size
+  total = np.zeros(size, np.int64)
+  in_spans = np.zeros((len(corpus.span_kinds), size), np.int64)
+  for row in range(min(corpus.num_blocks, _MAX_BLOCKS)):
+    body = corpus.body_token_ids(row)
+    np.add.at(total, body, 1)
+    spans, kinds = corpus.salient_spans(row), corpus.salient_span_kinds(row)
+    for (start, limit), kind in zip(spans, kinds, strict=True):
+      np.add.at(in_spans[kind], body[start:limit], 1)
+  is_name = (total > 0) & (in_spans.sum(axis=0) >= _MIN_SHARE * total)
+  if not is_name.any():
+    raise ValueError(
+      "no word of the corpus is a name: it has no salient spans, or none of "
+      "words that are names alone; set RENAMED_SHARE = 0"
+    )
+  kind = in_spans.argmax(axis=0)
+  groups = [np.flatnonzero(is_name & (kind == k)) for k in range(len(in_spans))]
+  return Renaming(tuple(group for group in groups if group.size), size)
