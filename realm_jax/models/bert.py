@@ -17,7 +17,8 @@ from realm_jax.models.sequences import Sequences
 
 # Logical axes of hidden states, in flat tokens.
 HIDDEN = ("activation_batch", "activation_embed")
-POSITION_INITS = ("normal", "sinusoidal")
+_MIMETIC_STDDEV = 0.02
+INITIALIZATIONS = ("bert", "mimetic")
 REMAT_POLICIES = (
   "nothing_saveable",
   "dots_saveable",
@@ -47,10 +48,12 @@ class BertConfig:
   # lowest float.
   attention_mask_value: float = -10000.0
   init_stddev: float = 0.02
-  # Initial values of the position embeddings: "normal", as BERT's, or
-  # "sinusoidal" (Vaswani et al. 2017), from which a small model learns within
-  # a few hundred steps to attend to neighbours.
-  position_init: str = "normal"
+  # Initial values: "bert", normal ones, or "mimetic" (Trockman and Kolter 2023,
+  # arXiv 2305.09828), for small models that no BERT weights exist for. Positions
+  # are sinusoids, and attention's projections and the masked-LM head's first
+  # layer are near the identity, so that tokens attend to equal words and to
+  # neighbours, and take over what they attend to, from the first step on.
+  initialization: str = "bert"
   # The type of activations and matrix products; parameters stay float32.
   dtype: jax.typing.DTypeLike = jnp.float32
   # Attention's implementation: "plain", "fused" (the kernel for TPUs, which is
@@ -72,10 +75,10 @@ class BertConfig:
       raise ValueError(
         f"activation={self.activation!r}; want one of {sorted(ACTIVATIONS)}"
       )
-    if self.position_init not in POSITION_INITS:
+    if self.initialization not in INITIALIZATIONS:
       raise ValueError(
-        f"position_init={self.position_init!r}; want one of "
-        f"{', '.join(POSITION_INITS)}"
+        f"initialization={self.initialization!r}; want one of "
+        f"{', '.join(INITIALIZATIONS)}"
       )
     if self.attention not in IMPLEMENTATIONS:
       raise ValueError(
@@ -152,6 +155,16 @@ def _sinusoids(config: BertConfig) -> nn.initializers.Initializer:
   return nn.with_logical_partitioning(init, ("position", "embed"))
 
 
+def _projection(config: BertConfig) -> nn.initializers.Initializer:
+  """Returns values of a square matrix: normal ones, or near the identity."""
+  if config.initialization == "bert":
+    return nn.initializers.truncated_normal(config.init_stddev)
+  noise = nn.initializers.truncated_normal(_MIMETIC_STDDEV)
+  return lambda key, shape, dtype=jnp.float32: (
+    jnp.eye(*shape, dtype=dtype) + noise(key, shape, dtype)
+  )
+
+
 def _zeros(axis: str) -> nn.initializers.Initializer:
   return nn.with_logical_partitioning(nn.initializers.zeros_init(), (axis,))
 
@@ -220,7 +233,8 @@ class HeadProjection(nn.Module):
     """Returns the product and the bias."""
     config = self.config
     shape = (x.shape[-1], config.hidden_size)
-    kernel = self.param("kernel", _normal(config, "embed", "heads"), shape)
+    init = nn.with_logical_partitioning(_projection(config), ("embed", "heads"))
+    kernel = self.param("kernel", init, shape)
     bias = self.param("bias", _zeros("heads"), shape[1:])
     product = x @ kernel.astype(config.dtype)
     return (
@@ -269,7 +283,8 @@ class SelfAttention(nn.Module):
       ),
       implementation=config.attention,
     )
-    output = dense(config, config.hidden_size, ("heads", "embed"), "output")
+    axes, init = ("heads", "embed"), _projection(config)
+    output = dense(config, config.hidden_size, axes, "output", init=init)
     return nn.with_logical_constraint(output(context), HIDDEN)
 
 
@@ -332,7 +347,7 @@ class BertEncoder(nn.Module):
         self.param(
           f"{name}_embeddings",
           _sinusoids(config)
-          if (name, config.position_init) == ("position", "sinusoidal")
+          if (name, config.initialization) == ("position", "mimetic")
           else _normal(config, axis, "embed"),
           (rows, config.hidden_size),
         ),
@@ -412,7 +427,9 @@ class MaskedLmHead(nn.Module):
   ) -> Float[Array, "*b v"]:
     config = self.config
     axes = ("embed", "embed_out")
-    hidden = dense(config, config.hidden_size, axes, "dense")(hidden)
+    init = _projection(config)
+    layer = dense(config, config.hidden_size, axes, "dense", init=init)
+    hidden = layer(hidden)
     hidden = ACTIVATIONS[config.activation].function(hidden)
     hidden = layer_norm(config, "norm")(hidden)
     bias = self.param("bias", _zeros("vocab"), (config.vocab_size,))

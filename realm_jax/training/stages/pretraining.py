@@ -3,7 +3,7 @@
 import dataclasses
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
 from realm_jax.corpus.store import Corpus
 from realm_jax.indexes.protocol import SearchResult
@@ -33,12 +33,17 @@ class Pretraining(protocol.Stage):
     form: Form of the marginal loss, `per_token` or `joint`.
     current_queries: Whether queries are embedded for the search with the
       current parameters instead of the generation's query tower (as released).
+    read_gold: Whether candidates are taken first, of the searched blocks, from
+      those that have the masked words. A reader with random initial weights
+      learns from them to read what a retriever finds, before the retriever is
+      trained (FREEZE_RETRIEVER_STEPS).
   """
 
   num_candidates: int = 8
   num_spare: int = 2
   form: str = "per_token"
   current_queries: bool = False
+  read_gold: bool = False
   needs_index = True
   has_null_block = True
   retrieves_on_device = True
@@ -68,8 +73,16 @@ class Pretraining(protocol.Stage):
     hashes = corpus.content_hashes[retrieved.rows]
     is_source = hashes == batch.array("source_hash")[:, None]
     num_kept = self.num_candidates - 1
-    rows = without_source(retrieved.rows, is_source, num_kept=num_kept)
-    return np.asarray(rows)
+    rows = retrieved.rows
+    if self.read_gold:
+      length = int(corpus.lengths.max())
+      has_words = has_masked_words(
+        protocol.mask_targets(batch), corpus.gather(rows, length)
+      )
+      order = np.argsort(~has_words, axis=1, kind="stable")
+      rows = np.take_along_axis(rows, order, axis=1)
+      is_source = np.take_along_axis(is_source, order, axis=1)
+    return np.asarray(without_source(rows, is_source, num_kept=num_kept))
 
   def assemble(
     self, batch: Batch, retrieved: SearchResult, context: protocol.StageContext
@@ -98,16 +111,23 @@ class Pretraining(protocol.Stage):
 def masked_recall(
   masks: MaskTargets, blocks: Int[np.ndarray, "b n l"]
 ) -> float:
-  """Returns the share of queries whose masked tokens occur in a block.
+  """Returns the share of queries whose masked tokens occur in a block."""
+  return float(has_masked_words(masks, blocks).any(axis=1).mean())
+
+
+def has_masked_words(
+  masks: MaskTargets, blocks: Int[np.ndarray, "b n l"]
+) -> Bool[np.ndarray, "b n"]:
+  """Returns which blocks have the masked tokens of their query.
 
   They count where they occur in the same order, one after the other.
   """
   batch, num_blocks, length = blocks.shape
   offsets = np.arange(num_blocks + 1) * length
-  hits = 0
+  found = np.zeros((batch, num_blocks), bool)
   for row in range(batch):
     size = int(masks.weights[row].sum())
     answer = [masks.token_ids[row, :size].tolist()]
     spans = find_token_spans(blocks[row].reshape(-1), offsets, answer)
-    hits += len(spans.block) > 0
-  return hits / max(batch, 1)
+    found[row, spans.block] = True
+  return found
