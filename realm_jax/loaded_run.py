@@ -343,11 +343,10 @@ def load(
   ):
     source = configuration.configured(ModelSource)()
     config = configuration.configured(AnsweringConfig)()
-  given = {"generation": generation, "checkpoint_step": checkpoint_step}
-  source = dataclasses.replace(
-    source,
-    **{name: value for name, value in given.items() if value is not None},
-  )
+  if generation is not None:
+    source = dataclasses.replace(source, generation=generation)
+  if checkpoint_step is not None:
+    source = dataclasses.replace(source, checkpoint_step=checkpoint_step)
   stage = None if record is None else record.stage
   if stage in (None, OpenQa.__name__):
     try:

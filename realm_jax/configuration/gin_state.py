@@ -7,7 +7,7 @@ gin has no public way to set its state aside, so that this file, and
 import contextlib
 import os
 from collections.abc import Iterator
-from typing import IO
+from typing import IO, Any
 
 from etils import epath
 
@@ -54,7 +54,7 @@ def own_configuration() -> Iterator[None]:
     gin.config._set_config_is_locked(was_locked)
 
 
-def _copy(value: dict | set | list) -> dict | set | list:
+def _copy(value: Any) -> Any:
   """Copies a variable of gin's, with the bindings of each configurable."""
   if isinstance(value, dict):
     return {k: dict(v) if isinstance(v, dict) else v for k, v in value.items()}
@@ -86,7 +86,8 @@ def read_files_as(*, defaults: bool) -> None:
         for key, bindings in before.items():
           gin.config._CONFIG[key].update(bindings)
 
-  gin.config._FILE_READERS.insert(0, (opened, lambda p: _located(p).is_file()))
+  readers: list[Any] = gin.config._FILE_READERS
+  readers.insert(0, (opened, lambda path: _located(path).is_file()))
 
 
 def _located(path: str) -> epath.Path:

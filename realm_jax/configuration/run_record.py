@@ -72,11 +72,14 @@ class _Macro:
 class _AsWritten(config_parser.ParserDelegate):
   """Keeps references as they are written, so that nothing is imported."""
 
-  def configurable_reference(self, name: str, evaluate: bool) -> _Reference:
-    return _Reference(f"@{name}()" if evaluate else f"@{name}")
+  def configurable_reference(
+    self, scoped_configurable_name: str, evaluate: bool
+  ) -> _Reference:
+    called = "()" if evaluate else ""
+    return _Reference(f"@{scoped_configurable_name}{called}")
 
-  def macro(self, name: str) -> _Macro:
-    return _Macro(name)
+  def macro(self, macro_name: str) -> _Macro:
+    return _Macro(macro_name)
 
 
 @dataclasses.dataclass(frozen=True)

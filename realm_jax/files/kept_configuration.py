@@ -30,12 +30,10 @@ def keep_configuration(model_dir: epath.PathLike, text: str) -> None:
 
 def _changes(before: str, after: str) -> list[str]:
   """Returns the lines that were removed, with "-", and added, with "+"."""
-  lines = [
-    [line for line in text.splitlines() if line and not line.startswith("#")]
-    for text in (before, after)
-  ]
-  return [
-    f"  {line[0]} {line[2:]}"
-    for line in difflib.ndiff(*lines)
-    if line[0] in "+-"
-  ]
+  lines = difflib.ndiff(_bindings(before), _bindings(after))
+  return [f"  {line[0]} {line[2:]}" for line in lines if line[0] in "+-"]
+
+
+def _bindings(text: str) -> list[str]:
+  lines = text.splitlines()
+  return [line for line in lines if line and not line.startswith("#")]
