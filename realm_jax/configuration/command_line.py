@@ -48,8 +48,11 @@ _run_flags: dict[str, flags.FlagHolder[str | None]] = {}
 def define_run_flags() -> None:
   """Defines `--model_dir` and `--corpus_dir` for a command.
 
-  Commands of devices have them. Others call this before flags are parsed.
+  Commands of devices have them. Others call this before flags are parsed; in
+  a process that imports several commands they are defined once.
   """
+  if _run_flags:
+    return
   for name, text in (
     (
       "model_dir",

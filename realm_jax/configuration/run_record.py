@@ -74,11 +74,11 @@ class _AsWritten(config_parser.ParserDelegate):
 
   def configurable_reference(
     self, scoped_configurable_name: str, evaluate: bool
-  ) -> _Reference:
+  ) -> Any:
     called = "()" if evaluate else ""
     return _Reference(f"@{scoped_configurable_name}{called}")
 
-  def macro(self, macro_name: str) -> _Macro:
+  def macro(self, macro_name: str) -> Any:
     return _Macro(macro_name)
 
 

@@ -5,7 +5,7 @@ import contextlib
 import pytest
 
 from realm_jax import build_index, configuration, evaluate
-from realm_jax.configuration import ConfigurationError, RunRecord
+from realm_jax.configuration import ConfigurationError, RunRecord, for_run
 from realm_jax.configuration.parsing import bound_value
 from realm_jax.conversion import exporting
 from realm_jax.conversion.gin_model import gin_model
@@ -269,6 +269,25 @@ def test_a_run_without_a_record_is_told_which_files_to_name(tmp_path):
     source = configuration.configured(trained_model.ModelSource)()
   assert record is None
   assert (source.model_dir, source.corpus_dir) == (str(tmp_path), "corpus")
+
+
+def test_what_starts_before_the_trainer_waits_for_its_record(
+  trained, tmp_path, monkeypatch
+):
+  looked = []
+
+  def sleep(seconds):
+    looked.append(seconds)
+    if len(looked) == 3:
+      trained("pretrain")
+
+  monkeypatch.setattr(for_run.time, "sleep", sleep)
+  with _parsed(
+    build, tmp_path / "run", "gin/runs/build_index.gin", waits=True
+  ) as record:
+    pass
+  assert record.stage == "Pretraining"
+  assert len(looked) == 3
 
 
 def test_a_directory_that_is_given_twice_is_refused(tmp_path):
