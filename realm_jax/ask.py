@@ -9,11 +9,12 @@ devices, and the others load nothing and end with it.
 
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from absl import flags, logging
 
 from realm_jax import configuration, device_command
+from realm_jax.console.prompt import prompted_lines
 from realm_jax.evaluation.answering import (
   Answer,
   Answered,
@@ -46,27 +47,12 @@ def _answer(words: Sequence[str]) -> None:
   """Answers the question of the command line, or those of the input."""
   answerer = configuration.call(load_answerer)
   marks = _ON_TERMINAL if sys.stdout.isatty() else _ELSEWHERE
-  for question in [" ".join(words)] if words else _questions():
+  questions = [" ".join(words)] if words else prompted_lines("question")
+  for question in questions:
     answered = answerer.ask(question)
     print(
       shown(answerer, answered, num_answers=_NUM_ANSWERS.value, marks=marks)
     )
-
-
-def _questions() -> Iterator[str]:
-  """Yields questions from the terminal, or lines of the standard input."""
-  is_terminal = sys.stdin.isatty()
-  while True:
-    try:
-      question = input("question (empty to leave): " if is_terminal else "")
-    except EOFError:
-      return
-    if question.strip():
-      if not is_terminal:
-        print(f"# {question}")
-      yield question
-    elif is_terminal:
-      return
 
 
 def shown(
