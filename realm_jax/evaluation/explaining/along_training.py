@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from absl import logging
 from etils import epath
 from jaxtyping import Float, Int
 from scipy.special import softmax
 
 from realm_jax.checkpoints.loop_item import recorded_generation
-from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.checkpoints.manager import CheckpointError, CheckpointStore
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.evaluation.explaining import programs
 from realm_jax.evaluation.explaining.errors import ExplanationError
@@ -30,6 +31,7 @@ from realm_jax.evaluation.trained_model import (
 )
 from realm_jax.generations.follow.loading import Generation, load_generation
 from realm_jax.generations.store import layout
+from realm_jax.generations.store.manifest import GenerationError
 from realm_jax.inputs.config import DataConfig
 from realm_jax.partitioning import rules
 from realm_jax.partitioning.jit_cache import shared_partial
@@ -144,8 +146,7 @@ def follow_sentences(
   Raises:
     ExplanationError: No generation stands, the run has no masked-LM head, or a
       sentence does not fit.
-    CheckpointError: The checkpoint is missing or does not fit.
-    GenerationError: A generation is damaged or of another corpus.
+    CheckpointError: The checkpoint of `source` is missing or does not fit.
   """
   if num_candidates < 2:
     raise ExplanationError(
@@ -180,36 +181,53 @@ def follow_sentences(
 def _opened(
   newest: TrainedModel, source: ModelSource
 ) -> Iterator[tuple[_Plan, TrainedModel, Generation]]:
-  """Yields the points in order, holding one generation and model at a time."""
+  """Yields the points in order, holding one generation and model at a time.
+
+  What a run that goes on has removed meanwhile is left out.
+
+  Raises:
+    ExplanationError: No generation is left.
+  """
   generations_dir = newest.model_dir / layout.FOLDER
-  generation, model = None, newest
+  generation, model, num_opened = None, newest, 0
   for plan in _plans(newest, layout.published_steps(generations_dir)):
-    if plan.reader_step != model.step:
-      model = newest
-      if plan.reader_step != newest.step:
-        own = dataclasses.replace(
-          source,
-          model_dir=newest.model_dir,
-          checkpoint_step=plan.reader_step,
+    try:
+      if plan.reader_step != model.step:
+        model = newest  # Memory of the last one is free before the next.
+        model = _reader_of(plan.reader_step, newest, source)
+      if generation is None or generation.step != plan.generation:
+        generation = None  # Likewise.
+        generation = load_generation(
+          generations_dir,
+          plan.generation,
+          corpus=newest.corpus,
+          mesh=newest.mesh,
         )
-        model = load_model(own, Pretraining())
-    if generation is None or generation.step != plan.generation:
-      generation = None  # Its memory is free before the next one is loaded.
-      generation = load_generation(
-        generations_dir,
-        plan.generation,
-        corpus=newest.corpus,
-        mesh=newest.mesh,
-      )
+    except (CheckpointError, GenerationError) as error:
+      logging.warning("step %d is left out: %s", plan.step, error)
+      continue
+    num_opened += 1
     yield plan, model, generation
+  if not num_opened:
+    raise ExplanationError(
+      f"no generation stands in {generations_dir}; build the newest "
+      "checkpoint's with `python -m realm_jax.build_index --once`"
+    )
+
+
+def _reader_of(
+  step: int, newest: TrainedModel, source: ModelSource
+) -> TrainedModel:
+  if step == newest.step:
+    return newest
+  own = dataclasses.replace(
+    source, model_dir=newest.model_dir, checkpoint_step=step
+  )
+  return load_model(own, Pretraining())
 
 
 def _plans(newest: TrainedModel, published: Sequence[int]) -> list[_Plan]:
-  """Returns the points of a run, by step.
-
-  Raises:
-    ExplanationError: There are none.
-  """
+  """Returns the points of a run, by step."""
   with contextlib.closing(CheckpointStore(newest.model_dir)) as store:
     kept = store.steps()
     in_use = {
@@ -226,11 +244,6 @@ def _plans(newest: TrainedModel, published: Sequence[int]) -> list[_Plan]:
     for step, generation in in_use.items()
     if generation is not None and generation in published
   ]
-  if not plans:
-    raise ExplanationError(
-      f"no generation stands in {newest.model_dir / layout.FOLDER}; build the "
-      "newest checkpoint's with `python -m realm_jax.build_index --once`"
-    )
   return sorted(plans, key=lambda plan: plan.step)
 
 

@@ -3,9 +3,9 @@
     p(y|x) = Σ_z p(z|x) p(y|z,x),   p(z|x) = softmax of f(x,z)
 
 (Guu et al. 2020, equation 1.) Differentiating log p(y|x) by the scores gives
-r(z) = [p(y|z,x) / p(y|x) − 1] p(z|x) (section 2.5.2 of the paper's published
-version): the candidates whose scores a gradient step would raise, and by how
-much. With share(z) = p(z|x) p(y|z,x) / p(y|x), r(z) is share(z) − p(z|x).
+r(z) = [p(y|z,x) / p(y|x) − 1] p(z|x) (section 3.3): the candidates whose scores
+a gradient step would raise, and by how much. With the candidate's share
+p(z|x) p(y|z,x) / p(y|x), r(z) is share(z) − p(z|x).
 """
 
 from typing import NamedTuple
