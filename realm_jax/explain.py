@@ -151,7 +151,10 @@ def _load_baseline(model_dir: str, explainer: Explainer) -> UnaidedModel:
     files, bindings = own, []
   with configuration.parsed([*files, _BASELINE_RECIPE], bindings):
     return configuration.configured(load_unaided)(
-      model_dir=model_dir, corpus=explainer.corpus, limits=explainer.limits
+      model_dir=model_dir,
+      corpus=explainer.corpus,
+      limits=explainer.limits,
+      mesh=explainer.model.mesh,
     )
 
 

@@ -12,7 +12,11 @@ from jaxtyping import Float, Int
 from scipy.special import softmax
 
 from realm_jax.checkpoints.loop_item import recorded_generation
-from realm_jax.checkpoints.manager import CheckpointError, CheckpointStore
+from realm_jax.checkpoints.manager import (
+  CheckpointError,
+  CheckpointStore,
+  locate,
+)
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.evaluation.explaining import programs
 from realm_jax.evaluation.explaining.errors import ExplanationError
@@ -153,6 +157,9 @@ def follow_sentences(
       f"num_candidates={num_candidates}; want 2 or more, the null block and a "
       "block: change NUM_CANDIDATES"
     )
+  store, _ = locate(source.model_dir)
+  with contextlib.closing(store):
+    _published(store.directory.parent / layout.FOLDER)
   newest = load_model(source, Pretraining())
   require_masked_lm_head(newest)
   words = newest.corpus.vocabulary
@@ -184,13 +191,10 @@ def _opened(
   """Yields the points in order, holding one generation and model at a time.
 
   What a run that goes on has removed meanwhile is left out.
-
-  Raises:
-    ExplanationError: No generation is left.
   """
   generations_dir = newest.model_dir / layout.FOLDER
-  generation, model, num_opened = None, newest, 0
-  for plan in _plans(newest, layout.published_steps(generations_dir)):
+  generation, model = None, newest
+  for plan in _plans(newest, _published(generations_dir)):
     try:
       if plan.reader_step != model.step:
         model = newest  # Memory of the last one is free before the next.
@@ -206,13 +210,22 @@ def _opened(
     except (CheckpointError, GenerationError) as error:
       logging.warning("step %d is left out: %s", plan.step, error)
       continue
-    num_opened += 1
     yield plan, model, generation
-  if not num_opened:
+
+
+def _published(generations_dir: epath.Path) -> list[int]:
+  """Returns the steps of the generations that stand.
+
+  Raises:
+    ExplanationError: There are none.
+  """
+  steps = layout.published_steps(generations_dir)
+  if not steps:
     raise ExplanationError(
       f"no generation stands in {generations_dir}; build the newest "
       "checkpoint's with `python -m realm_jax.build_index --once`"
     )
+  return steps
 
 
 def _reader_of(

@@ -78,7 +78,9 @@ class MaskedExplainer:
     models = model.models
     reader = models.require_reader()
     self._score = rules.on_mesh(
-      shared_partial(programs.score_candidates, models.retriever), model.mesh
+      shared_partial(programs.score_candidates, models.retriever),
+      model.mesh,
+      out_shardings=rules.batch_sharding(model.mesh),
     )
     self._read = rules.on_mesh(
       shared_partial(programs.mask_logits_of_first, reader),

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 from flax import linen as nn
+from jax.sharding import Mesh
 from scipy.special import log_softmax
 
 from realm_jax.checkpoints.loop_item import require_vocabulary
@@ -23,7 +24,6 @@ from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader
 from realm_jax.partitioning import rules
 from realm_jax.partitioning.jit_cache import shared_partial
-from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.text.wordpieces import WordpieceVocabulary
 
 _VOCABULARY = "vocab.txt"
@@ -41,6 +41,7 @@ class UnaidedModel:
     params: Parameters of the reader.
     words: Vocabulary.
     limits: Lengths of what it reads.
+    mesh: Mesh of the devices that hold the parameters.
   """
 
   def __init__(
@@ -51,11 +52,11 @@ class UnaidedModel:
     params: Params,
     words: WordpieceVocabulary,
     limits: MaskLimits,
+    mesh: Mesh,
   ):
     self.model_dir, self.step = model_dir, step
     self._words, self._limits = words, limits
-    self._mesh = make_mesh(devices=jax.local_devices())
-    self._params = params
+    self._mesh, self._params = mesh, params
     self._logits = rules.on_mesh(
       shared_partial(programs.unaided_logits, reader), self._mesh
     )
@@ -106,6 +107,7 @@ def load_unaided(
   reader: Reader,
   corpus: Corpus,
   limits: MaskLimits,
+  mesh: Mesh,
 ) -> UnaidedModel:
   """Loads the reader of a run as a masked language model.
 
@@ -117,6 +119,7 @@ def load_unaided(
     reader: Its reader.
     corpus: Corpus whose vocabulary it has unless it brings its own.
     limits: Lengths of what it reads.
+    mesh: Mesh of this process's devices.
 
   Raises:
     CheckpointError: There is no such checkpoint, it has no reader, or it was
@@ -139,14 +142,13 @@ def load_unaided(
     reader = reader.for_vocabulary(
       vocab_size=words.vocab_size, separator_id=words.sep_id
     )
-    mesh = make_mesh(devices=jax.local_devices())
     abstract = jax.eval_shape(
       functools.partial(_init, reader, limits.query_length)
     )
     like = {"reader": rules.abstract_replicated(nn.unbox(abstract), mesh)}
     params = store.restore(step, items=("reader",), like=like)["reader"]
     return UnaidedModel(
-      store.directory.parent, step, reader, params, words, limits
+      store.directory.parent, step, reader, params, words, limits, mesh
     )
 
 

@@ -9,6 +9,7 @@ from realm_jax.evaluation.explaining.explainer import (
   ExplainingConfig,
   load_explainer,
 )
+from realm_jax.models import sequences
 from tests import tiny_world
 
 NUM_CANDIDATES = 6
@@ -32,7 +33,12 @@ class ByHand:
   def __init__(self, world):
     self._world, self._models = world, world.models()
     self._vectors = jax.jit(self._models.retriever.apply)
-    self._read = jax.jit(self._models.reader.apply)
+    self._read = jax.jit(self._logits)
+
+  def _logits(self, params, query, blocks, masks):
+    reader = self._models.reader
+    inputs = sequences.padded(reader.join(query, blocks).token_ids)
+    return reader.apply({"params": params}, inputs, masks, method="masked_lm")
 
   def _query(self, pieces) -> np.ndarray:
     """Returns `[CLS] x [SEP]` of wordpieces."""
@@ -62,8 +68,8 @@ class ByHand:
   def probabilities(self, params, pieces, rows) -> np.ndarray:
     """Returns p(·|z,x) at one or two masks, as an array [k m v]."""
     masks = [i for i, piece in enumerate(pieces, 1) if piece == "[MASK]"]
-    logits, _ = self._read(
-      {"params": params["reader"]},
+    logits = self._read(
+      params["reader"],
       self._query(pieces),
       self._blocks(rows),
       np.array([(masks * _NUM_MASKS)[:_NUM_MASKS]]),

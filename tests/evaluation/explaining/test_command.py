@@ -39,7 +39,7 @@ def explain(world, model_dir, own_flags, monkeypatch, project_dir):
   bindings = [
     *tiny_world.GIN_BINDINGS,
     *(f"{name} = {value!r}" for name, value in given.items()),
-    "NUM_CANDIDATES = 4",
+    "NUM_CANDIDATES = 6",
   ]
   files = [_MODEL, "gin/runs/explain.gin"]
 
@@ -72,7 +72,7 @@ def test_a_sentence_beside_a_baseline(explain, model_dir, tmp_path, capsys):
   text = capsys.readouterr().out
   (found,) = json.loads((tmp_path / "found.json").read_text())["explanations"]
   assert (found["answer"], found["answer_is_given"]) == ("built", True)
-  assert len(found["candidates"]) == 4
+  assert len(found["candidates"]) == 6
   assert "y = 'built' (given; wordpieces: built)" in text
   for one in found["candidates"]:
     assert f"{one['share']:.4f}" in text

@@ -96,6 +96,8 @@ def test_a_block_that_contains_the_sentence_is_named(explainer):
     assert named == [title for title in retrieved if title == document["title"]]
     assert bool(named) == ("trivial retrieval" in " ".join(explained.notes))
     seen.add(bool(named))
+    if len(seen) == 2:
+      break
   assert seen == {True, False}
 
 

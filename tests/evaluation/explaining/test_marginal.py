@@ -33,7 +33,7 @@ def test_two_candidates_by_hand():
   np.testing.assert_allclose(found.rewards, [3 / 8, -3 / 8])
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(_CANDIDATES)
 def test_shares_sum_to_one_and_rewards_to_zero(candidates):
   scores, log_likelihoods = np.array(candidates).T
@@ -46,7 +46,7 @@ def test_shares_sum_to_one_and_rewards_to_zero(candidates):
   assert found.rewards.sum() == pytest.approx(0, abs=1e-9)
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(_CANDIDATES)
 def test_rewards_are_the_gradient_by_the_scores(candidates):
   scores, log_likelihoods = np.array(candidates).T

@@ -8,6 +8,7 @@ from realm_jax.checkpoints.manager import CheckpointError
 from realm_jax.evaluation.explaining.masked_text import MaskLimits
 from realm_jax.evaluation.explaining.unaided import load_unaided
 from realm_jax.models import sequences
+from realm_jax.partitioning.mesh import make_mesh
 from tests import tiny_world
 
 pytestmark = pytest.mark.slow
@@ -22,6 +23,7 @@ def _load(world, model_dir):
     reader=tiny_world.READER,
     corpus=world.corpus,
     limits=_LIMITS,
+    mesh=make_mesh(devices=jax.devices()[:1]),
   )
 
 
