@@ -31,7 +31,7 @@ class ByHand:
   """
 
   def __init__(self, world):
-    self._world, self._models = world, world.models()
+    self._corpus, self._models = world.corpus, world.models()
     self._vectors = jax.jit(self._models.retriever.apply)
     self._read = jax.jit(self._logits)
 
@@ -42,7 +42,7 @@ class ByHand:
 
   def _query(self, pieces) -> np.ndarray:
     """Returns `[CLS] x [SEP]` of wordpieces."""
-    words = self._world.corpus.vocabulary
+    words = self._corpus.vocabulary
     query = np.zeros((1, tiny_world.QUERY_LENGTH), np.int32)
     inside = ["[CLS]", *pieces, "[SEP]"]
     query[0, : len(inside)] = [words.pieces.index(piece) for piece in inside]
@@ -50,9 +50,7 @@ class ByHand:
 
   def _blocks(self, rows) -> np.ndarray:
     padded = [*rows, *[-1] * (NUM_CANDIDATES - len(rows))]
-    return self._world.corpus.gather(
-      np.array([padded]), tiny_world.BLOCK_LENGTH
-    )
+    return self._corpus.gather(np.array([padded]), tiny_world.BLOCK_LENGTH)
 
   def scores(self, params, pieces, rows) -> np.ndarray:
     """Returns f(x,z) of blocks."""
@@ -80,7 +78,7 @@ class ByHand:
   def likelihoods(self, params, pieces, rows, answer) -> np.ndarray:
     """Returns p(y|z,x) of the wordpieces of an answer, by block."""
     found = self.probabilities(params, pieces, rows)
-    words = self._world.corpus.vocabulary
+    words = self._corpus.vocabulary
     ids = [words.pieces.index(piece) for piece in answer]
     return np.prod([found[:, j, y] for j, y in enumerate(ids)], axis=0)
 

@@ -14,7 +14,7 @@ from tests.evaluation.explaining.conftest import NUM_CANDIDATES
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
-_NUM_SENTENCES = 3
+_NUM_SENTENCES = 2
 
 
 @pytest.fixture(scope="module")

@@ -40,6 +40,9 @@ def explain(world, model_dir, own_flags, monkeypatch, project_dir):
     *tiny_world.GIN_BINDINGS,
     *(f"{name} = {value!r}" for name, value in given.items()),
     "NUM_CANDIDATES = 6",
+    # The very modules of the other tests, whose programs are compiled once.
+    "bert.BertConfig.init_stddev = 0.2",
+    "retriever.Retriever.projection_dropout_rate = 0.1",
   ]
   files = [_MODEL, "gin/runs/explain.gin"]
 
