@@ -23,6 +23,7 @@ if _gpath := sys.modules.get("etils.epath.gpath"):
 # The names of `realm_jax/loaded_run.py` that a program needs.
 _OF_LOADED_RUN = (
   "AnsweredQuestion",
+  "Explanation",
   "FoundAnswer",
   "LoadedRun",
   "RetrievedBlock",

@@ -24,12 +24,23 @@ from jaxtyping import Float32, Int32
 
 from realm_jax.checkpoints.manager import CheckpointError
 from realm_jax.corpus.store import Corpus
+from realm_jax.evaluation.answered_question import (
+  AnsweredQuestion,
+  FoundAnswer,
+  RetrievedBlock,
+)
 from realm_jax.evaluation.answering import (
   Answered,
   Answerer,
   AnsweringConfig,
   load_answerer,
 )
+from realm_jax.evaluation.explaining.explainer import (
+  Explainer,
+  ExplainingConfig,
+  load_explainer,
+)
+from realm_jax.evaluation.explaining.results import Explanation
 from realm_jax.evaluation.generation import open_generation
 from realm_jax.evaluation.queries import (
   QueryEmbedder,
@@ -51,71 +62,18 @@ _configuring = threading.Lock()
 
 
 @dataclasses.dataclass(frozen=True)
-class RetrievedBlock:
-  """A block that was retrieved for a query.
+class LoadedRunConfig:
+  """How a run is opened; gin/runs/load.gin binds it.
 
   Attributes:
-    id: `document id:number`, which stays the same when the corpus is updated.
-    title: Title of its document.
-    text: Text of the block.
-    url: URL of the document; empty if the corpus has none.
-    score: f(x, z), times the retriever's scale.
-    probability: p(z|x) over the blocks that were retrieved.
+    source: Checkpoint, corpus and generation.
+    answering: Which blocks are retrieved and read for a question.
+    explaining: What an explanation shows.
   """
 
-  id: str
-  title: str
-  text: str
-  url: str
-  score: float
-  probability: float
-
-
-@dataclasses.dataclass(frozen=True)
-class FoundAnswer:
-  """An answer, and where it stands.
-
-  Attributes:
-    text: Answer as the block spells it.
-    probability: Probability of all spans, of the blocks read, that give it.
-    score: Score of its best span: the reader's plus the block's.
-    block: Block of that span.
-    start: Offset of its first character in the text of the block.
-    limit: Offset after its last character.
-  """
-
-  text: str
-  probability: float
-  score: float
-  block: RetrievedBlock
-  start: int
-  limit: int
-
-
-@dataclasses.dataclass(frozen=True)
-class AnsweredQuestion:
-  """A question, its answers, and the blocks that were retrieved for it.
-
-  Attributes:
-    question: Question as it was asked.
-    answers: Answers, best first; empty if the blocks that were read have no
-      words.
-    blocks: Blocks, best first; the reader has read the first NUM_READ.
-  """
-
-  question: str
-  answers: Sequence[FoundAnswer]
-  blocks: Sequence[RetrievedBlock]
-
-  @property
-  def text(self) -> str:
-    """Text of the best answer; empty if there is none."""
-    return self.answers[0].text if self.answers else ""
-
-  @property
-  def probability(self) -> float:
-    """Probability of the best answer; 0 if there is none."""
-    return self.answers[0].probability if self.answers else 0.0
+  source: ModelSource
+  answering: AnsweringConfig
+  explaining: ExplainingConfig
 
 
 class LoadedRun:
@@ -133,7 +91,7 @@ class LoadedRun:
   def __init__(
     self,
     model: TrainedModel,
-    config: AnsweringConfig,
+    config: LoadedRunConfig,
     answerer: Answerer | CheckpointError,
   ):
     self.model = model
@@ -227,7 +185,7 @@ class LoadedRun:
       ValueError: A text has no words, or the run has no towers, because it was
         trained on the scores of its index (INDEX_SCORES).
     """
-    if self._config.index_scores:
+    if self._config.answering.index_scores:
       raise ValueError(
         "the run was trained on the scores of its index (INDEX_SCORES), and "
         "has no towers that embed"
@@ -240,17 +198,50 @@ class LoadedRun:
     rows = np.concatenate([np.zeros((0, size), np.float32), *vectors])
     return rows[0] if isinstance(texts, str) else rows
 
+  @overload
+  def explain(self, texts: str, answer: str | None = None) -> Explanation: ...
+  @overload
+  def explain(
+    self, texts: Sequence[str], answer: str | None = None
+  ) -> list[Explanation]: ...
+  def explain(
+    self, texts: str | Sequence[str], answer: str | None = None
+  ) -> Explanation | list[Explanation]:
+    """Explains what the run fills in, or answers, as `realm_jax.explain` does.
+
+    Args:
+      texts: Sentences with [MASK], for a run of pre-training, or questions, for
+        one of open QA; or one of them.
+      answer: Answer whose probability is explained. None takes the most likely
+        one.
+
+    Raises:
+      CheckpointError: The checkpoint has no reader.
+      ExplanationError: A text, or the answer, does not fit this run.
+    """
+    results = [self._explainer.explain(one, answer) for one in _listed(texts)]
+    return results[0] if isinstance(texts, str) else results
+
+  @functools.cached_property
+  def _explainer(self) -> Explainer:
+    """Its model is loaded when it is needed, unless it is the one that asks."""
+    config = self._config
+    if isinstance(self._answerer, Answerer):
+      return Explainer(self.model, self.generation, config.explaining)
+    return load_explainer(source=config.source, config=config.explaining)
+
   @functools.cached_property
   def _embedder(self) -> QueryEmbedder:
     return QueryEmbedder(self.model)
 
   @functools.cached_property
   def _ranker(self) -> BlockRanker:
+    answering = self._config.answering
     return BlockRanker(
       self.model,
       self.generation,
-      num_searched=self._config.num_searched,
-      index_scores=self._config.index_scores,
+      num_searched=answering.num_searched,
+      index_scores=answering.index_scores,
       by_index_order=not self.generation.index.needs_vectors,
     )
 
@@ -308,10 +299,11 @@ def load(
   gin_files: Sequence[str] = (),
   bindings: Sequence[str] = (),
 ) -> LoadedRun:
-  """Loads a trained run, as `realm_jax.ask` does.
+  """Loads a trained run.
 
-  A run of open QA answers, retrieves and embeds; one of another stage that
-  trains a retriever retrieves and embeds.
+  A run of open QA answers, retrieves, embeds and explains its answers; one of
+  another stage that trains a retriever retrieves and embeds, and one of
+  pre-training explains what it fills in.
 
   Args:
     model_dir: MODEL_DIR of a run, or of an import, local or on an object store.
@@ -320,7 +312,7 @@ def load(
       is taken. None takes the one that the checkpoint was trained with.
     checkpoint_step: Step of the checkpoint; None takes the last one, and "best"
       the one that `realm_jax.evaluate --follow` has named.
-    gin_files: Gin files over gin/runs/ask.gin, or instead of it.
+    gin_files: Gin files over gin/runs/load.gin, or instead of it.
     bindings: `NAME = VALUE`, such as `"NUM_READ = 10"`.
 
   Raises:
@@ -333,24 +325,25 @@ def load(
   with (
     _configuring,
     configuration.parsed_for_run(
-      load_answerer,
+      LoadedRunConfig,
       model_dir,
-      default_recipe="gin/runs/ask.gin",
+      default_recipe="gin/runs/load.gin",
       corpus_dir=corpus_dir,
       gin_files=gin_files,
       bindings=bindings,
     ) as record,
   ):
-    source = configuration.configured(ModelSource)()
-    config = configuration.configured(AnsweringConfig)()
+    config = configuration.configured(LoadedRunConfig)()
+  source = config.source
   if generation is not None:
     source = dataclasses.replace(source, generation=generation)
   if checkpoint_step is not None:
     source = dataclasses.replace(source, checkpoint_step=checkpoint_step)
+  config = dataclasses.replace(config, source=source)
   stage = None if record is None else record.stage
   if stage in (None, OpenQa.__name__):
     try:
-      answerer = load_answerer(source, config)
+      answerer = load_answerer(source, config.answering)
       return LoadedRun(answerer.model, config, answerer)
     except CheckpointError as error:
       # An import, or a run without a record, may have no reader of questions.

@@ -195,6 +195,7 @@ _RECIPES = {
   "realm_jax.ask": ["ask"],
   "realm_jax.build_index": ["build_index"],
   "realm_jax.evaluate": ["eval", "eval_masked"],
+  "realm_jax.explain": ["explain"],
   "realm_jax.export_weights": ["export"],
 }
 

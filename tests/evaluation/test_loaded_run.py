@@ -53,6 +53,7 @@ def test_the_page_runs(
   monkeypatch.setattr(queries_lib, "_MAX_BATCH", 8)
   folder = recorded_run("open_qa")
   folder.rename(folder.parent / "qa")
+  recorded_run("pretrain").rename(folder.parent / "realm")
   monkeypatch.chdir(folder.parent.parent)
   page = (project_dir / "docs/python_interface.md").read_text()
   before = gin.config_str()
@@ -80,6 +81,16 @@ def test_the_page_runs(
     np.testing.assert_allclose(
       [b.probability for b in blocks], weights / weights.sum(), rtol=1e-4
     )
+
+  # A question's blocks are those that are read; a sentence has the null block.
+  of_question = run.explain(line["question"], best.text)
+  read = [one.source.block for one in of_question.candidates]
+  assert read == [block["block"] for block in line["evidence"][: len(read)]]
+  found = [one.log_likelihood is not None for one in of_question.candidates]
+  assert found[read.index(best.block.id)]
+  of_sentence = names["explained"]
+  assert (of_sentence.answer, of_sentence.answer_is_given) == ("Velt", True)
+  assert of_sentence.candidates[0].source.row == -1
 
   # More questions than a batch has, answered as an evaluation does.
   texts = [question["question"] for question in tiny_world.questions()]
