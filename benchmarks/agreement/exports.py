@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import jax
 import numpy as np
 from etils import epath
 
@@ -87,7 +86,10 @@ def _compare(
   name: str, model: ImportedModel, words: WordpieceVocabulary, folder: Path
 ) -> list[Row]:
   bound = BoundModel(model.retriever, model.reader, words)
-  parameters = flattened({RETRIEVER: jax.device_get(model.params[RETRIEVER])})
+  parameters = {
+    path: np.asarray(array)
+    for path, array in flattened({RETRIEVER: model.params[RETRIEVER]}).items()
+  }
   directory = folder / f"exported_{name}"
   directory.mkdir()
   exporting.write_export(
@@ -134,7 +136,9 @@ def _compare(
   return rows
 
 
-def _padded(words: WordpieceVocabulary, ids: list[list[int]]) -> np.ndarray:
+def _padded(
+  words: WordpieceVocabulary, ids: Sequence[Sequence[int]]
+) -> np.ndarray:
   """Returns `[CLS] … [SEP]` of each row, padded."""
   rows = [[words.cls_id, *row, words.sep_id] for row in ids]
   padded = np.zeros((len(rows), max(map(len, rows))), np.int32)

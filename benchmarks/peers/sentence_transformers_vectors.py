@@ -20,7 +20,7 @@ from benchmarks.peers.tensors import save_arrays
 
 
 def vectors(
-  model_dir: Path, texts: list[str] | list[tuple[str, ...]]
+  model_dir: Path, texts: list[str | tuple[str, ...]]
 ) -> dict[str, np.ndarray]:
   """Returns the output arrays for texts that are all strings, or all pairs."""
   model = SentenceTransformer(str(model_dir), device="cpu")

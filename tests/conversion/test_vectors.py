@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 
+from realm_jax import configuration
 from realm_jax.conversion import vectors
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.vectors import PublishedVectors, export_vectors
@@ -54,7 +55,15 @@ def test_vectors_ids_and_their_description(
   for step in (4, 9):
     publish_one(tmp_path / "run" / "generations", corpus, step)
   out = tmp_path / "out"
-  export_vectors(_published(tmp_path, corpus), out, dtype=dtype)
+  bindings = [
+    f"MODEL_DIR = {str(tmp_path / 'run')!r}",
+    f"CORPUS_DIR = {str(corpus.source)!r}",
+    f"retriever.Retriever.projection_size = {DIM}",
+    "retriever.Retriever.score_scale = 20.0",
+  ]
+  recipe = ["gin/models/tiny.gin", "gin/runs/export_vectors.gin"]
+  with configuration.parsed(recipe, bindings):
+    configuration.configured(export_vectors)(output_dir=out, dtype=dtype)
   array = np.load(out / "vectors.npy", mmap_mode="r", allow_pickle=False)
   assert array.dtype == (dtype or "float32")
   # A generation of this test draws its vectors from its step.

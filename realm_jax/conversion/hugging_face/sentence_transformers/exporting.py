@@ -66,12 +66,16 @@ def plan_sentence_export(model: BoundModel, tower: str | None) -> ExportPlan:
     projection_scale=scale,
   )
   prompts = _prompts(model)
-  files = exports.class_files(encoder, "bert", "BertModel")
-  if retriever.title_separator and not retriever.token_types:
-    # Without this list, transformers gives the body of a pair the type 1.
-    inputs = {"model_input_names": ["input_ids", "attention_mask"]}
-    files[tokenizer.CONFIG] = {**files[tokenizer.CONFIG], **inputs}
-  files |= {
+  # Where types are among these names, the body of a pair has the type 1.
+  inputs = ["input_ids", "attention_mask"]
+  if retriever.token_types:
+    inputs.insert(1, "token_type_ids")
+  files = {
+    **exports.class_files(encoder, "bert", "BertModel"),
+    tokenizer.CONFIG: {
+      **tokenizer.tokenizer_config("BertTokenizer", encoder.max_positions),
+      "model_input_names": inputs,
+    },
     layout.MODULES: chain.modules,
     layout.PROMPTS: {
       "prompts": prompts,
