@@ -136,10 +136,10 @@ def test_the_readmes_example_has_the_format_of_documents():
     plan = plan_sentence_export(exported.model(retriever), tower)
     return plan.texts["README.md"]
 
-  pair = '("Bridge", "The bridge was built by the railway."),'
+  pair = '("Bridge", "The bridge was built by the railway.")]'
   assert pair in example("query_tower")
   assert "--tower=block" in example("query_tower")
   assert '("where was Bridge", "The' in example("cls_without_types")
   text = example("mean_of_one_text")
   assert '"Bridge The bridge was built' in text
-  assert 'encode(["where was who built' in text
+  assert 'queries = ["where was who built' in text

@@ -81,11 +81,11 @@ def _example(
       for name in encoders.values()
     ]
   lines += [
-    f'queries = {encoders["query"]}.encode(["{query}"])',
-    f"documents = {encoders['block']}.encode([",
-    f"  {document},",
-    "])",
-    f"print({encoders['query']}.similarity(queries, documents))",
+    f'queries = ["{query}"]',
+    f"documents = [{document}]",
+    f"x = {encoders['query']}.encode(queries)",
+    f"z = {encoders['block']}.encode(documents)",
+    f"print({encoders['query']}.similarity(x, z))",
   ]
   return "\n".join(lines) + "\n"
 
