@@ -133,7 +133,9 @@ CORE_LIBRARIES = frozenset({"jax", "flax", "optax", "numpy", "jaxtyping"})
 
 # Runs in the environment of `make peers`, where nothing of ours is installed.
 PEERS = "benchmarks/peers"
-PEER_LIBRARIES = frozenset({"numpy", "torch", "transformers"})
+PEER_LIBRARIES = frozenset(
+  {"numpy", "sentence_transformers", "torch", "transformers"}
+)
 
 # t5x's interfaces have types of other libraries, so its folder may import them.
 T5X_ENGINE = "realm_jax/t5x_engine"
