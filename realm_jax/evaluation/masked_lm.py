@@ -70,8 +70,8 @@ def evaluate_masked_lm(
   Returns:
     Contents of `metrics.json`: the metrics of `marginal_masked_lm_loss`;
     `perplexity` of the masked tokens, exp(−log p(y|x)), and
-    `perplexity_null`, that with the null block alone; and `recall`, the share of
-    queries whose masked words a retrieved block has. With a previous
+    `perplexity_null`, that with the null block alone; and `recall`, the share
+    of queries whose masked words a retrieved block has. With a previous
     generation, `top_block_changed`, the share of queries whose best block is
     another one, and `candidates_changed`, the share of the retrieved blocks
     that it did not retrieve.

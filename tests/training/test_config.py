@@ -59,7 +59,8 @@ def test_only_pre_training_retrieves_inside_its_step():
   assert _config(retrieve_on_device=True).retrieve_on_device
   with pytest.raises(ValueError, match=r"InverseCloze.*RETRIEVE_ON_DEVICE"):
     _config(stage=InverseCloze(), retrieve_on_device=True)
-  for ablated in (Pretraining(null_block=False), Pretraining(drop_source=False)):
+  for name in ("null_block", "drop_source"):
+    ablated = Pretraining(**{name: False})
     with pytest.raises(ValueError, match=r"with the null block and without"):
       _config(stage=ablated, retrieve_on_device=True)
 

@@ -110,9 +110,7 @@ def test_without_the_null_block_or_with_the_source(corpora, settings, bodies):
   stage = Pretraining(num_candidates=2, num_spare=1, **settings)
   rows = np.array([[1, 2, 3, 0]], np.int32)
   retrieved = SearchResult(rows, np.zeros(rows.shape, np.float32))
-  made, metrics = stage.assemble(
-    _batch(read, 1), retrieved, _context(*corpora)
-  )
+  made, metrics = stage.assemble(_batch(read, 1), retrieved, _context(*corpora))
   assert _bodies(searched.vocabulary, made.joint.token_ids) == bodies
   # The masked word is `rhine`.
   assert metrics["recall"] == float("rhine ships" in bodies)
