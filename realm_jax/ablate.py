@@ -18,7 +18,7 @@ against REALM. It writes ablation.json, ablation.md and a plot for each question
 to --output_dir.
 
 What stands is not made again: after SIGTERM or Ctrl-C, which let a trainer save
-a checkpoint, the same command continues. Each folder's ablation.json records
+a checkpoint, the same command continues. Each folder's made_with.json records
 the corpus, the configuration and the sources that its run was made with;
 others are refused.
 """
@@ -34,9 +34,10 @@ from realm_jax import configuration
 from realm_jax.ablation import execution, report
 from realm_jax.ablation.config import AblationConfig
 from realm_jax.ablation.figures import figures_of
-from realm_jax.ablation.plan import Plan, make_plan
+from realm_jax.ablation.plan import make_plan
 from realm_jax.ablation.records import code_hash
 from realm_jax.ablation.rows import select
+from realm_jax.ablation.runs import Plan
 from realm_jax.evaluation import run as evaluation
 from realm_jax.files.json_file import write_json
 from realm_jax.files.sole_process import sole_process

@@ -8,8 +8,8 @@ from pathlib import Path
 from realm_jax.ablation import records
 from realm_jax.ablation.config import AblationError
 from realm_jax.ablation.data import Data
-from realm_jax.ablation.plan import Plan, Run
 from realm_jax.ablation.recipes import Recipes
+from realm_jax.ablation.runs import Plan, Run
 from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.console.sigterm import stop_on_sigterm
 from realm_jax.evaluation.outputs import METRICS
@@ -47,8 +47,8 @@ def execute(
   SIGTERM stops it; calling it again continues.
 
   Raises:
-    AblationError: A finished run was made with something else, or a training
-      run ended early.
+    AblationError: What stands was made with something else, the sources have
+      changed meanwhile, or a training run ended early.
     StoppedError: SIGTERM came.
     CommandError: A run failed.
     ValueError: Data are missing or wrong.
@@ -71,6 +71,11 @@ def execute(
       if stop.is_set():
         raise StoppedError("stopped by SIGTERM, between two runs")
       if not is_finished(run):
+        if records.code_hash() != code:
+          raise AblationError(
+            "the sources of realm_jax have changed since this command was "
+            "started; its runs would not be alike"
+          )
         _announce(run, number, plan.runs)
         records.write_record(run.folder, made_with[number])
         _execute(run)

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from realm_jax.ablation.plan import Plan, RowResult
 from realm_jax.ablation.rows import REALM, Row
+from realm_jax.ablation.runs import Plan, RowResult
 from realm_jax.evaluation.scoring import resampling
 from realm_jax.evaluation.scoring.comparison import paired_scores
 

@@ -13,69 +13,25 @@ ROW is the first row of `ROWS` that has the run, whichever rows are chosen, so
 that a later command with other rows finds it again.
 """
 
-import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from realm_jax.ablation.commands import Commands
 from realm_jax.ablation.config import AblationConfig
-from realm_jax.ablation.pretraining import resolve
+from realm_jax.ablation.naming import (
+  BASELINE_READER,
+  INVERSE_CLOZE,
+  READING,
+  Names,
+  pretraining_command,
+)
 from realm_jax.ablation.recipes import Recipes
-from realm_jax.ablation.rows import REALM, ROWS, Row
+from realm_jax.ablation.rows import REALM, Row
+from realm_jax.ablation.runs import Plan, RowResult, Run
 from realm_jax.stage_commands.command import StageCommand, Value
 
-INVERSE_CLOZE, READING = "inverse_cloze", "reading"
-BASELINE_READER = "baseline_reader"
-ANSWERS, ZERO_SHOT, SENTENCES = "answers", "zero_shot", "zero_shot_sentences"
-
-
-@dataclasses.dataclass
-class Run:
-  """A command with an output folder, and perhaps a sidecar.
-
-  Attributes:
-    seed: Its seed.
-    name: Its folder in the seed's.
-    folder: The same as a path: MODEL_DIR, or OUTPUT_DIR of an evaluation.
-    command: Command that trains or evaluates.
-    starts_from: Names of the runs that it reads.
-    sidecar: Command that builds its index meanwhile, if it needs one.
-    num_steps: Steps of a training run; None for an evaluation.
-    rows: Names of the rows that use it.
-  """
-
-  seed: int
-  name: str
-  folder: Path
-  command: StageCommand
-  starts_from: tuple[str, ...]
-  sidecar: StageCommand | None = None
-  num_steps: int | None = None
-  rows: list[str] = dataclasses.field(default_factory=list)
-
-
-class RowResult(NamedTuple):
-  """Where the results of a row with one seed are: folders of evaluations."""
-
-  answers: Path
-  zero_shot: Path
-  sentences: Path | None
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-  """The runs of all seeds, in an order in which they can be made.
-
-  Attributes:
-    runs: Runs; those of one seed stand together.
-    results: Results by row, one for each seed.
-    never_refreshed: Names of rows whose index is never refreshed.
-  """
-
-  runs: Sequence[Run]
-  results: dict[str, list[RowResult]]
-  never_refreshed: frozenset[str]
+_ANSWERS, _ZERO_SHOT = "answers", "zero_shot"
+_SENTENCES = "zero_shot_sentences"
 
 
 def make_plan(
@@ -99,7 +55,7 @@ def make_plan(
     commands = Commands(config, folder, seed)
     if names is None:
       # Seeds differ in paths alone.
-      names = _Names(commands, recipes)
+      names = Names(commands, recipes)
     planned = _SeedPlan(commands, names)
     for row in rows:
       results[row.name].append(planned.add(row))
@@ -115,81 +71,10 @@ def make_plan(
   return Plan(runs, results, never_refreshed)
 
 
-class _Names:
-  """Which row each run is named for, of all rows, whichever are chosen.
-
-  Attributes:
-    pretrainings: Pre-training of each row that has one.
-  """
-
-  def __init__(self, commands: Commands, recipes: Recipes):
-    self._recipes = recipes
-    self._num_steps: dict[str, int | None] = {}
-    self.pretrainings = {
-      row.name: resolve(
-        row,
-        lambda bindings, row=row: recipes.train_config(
-          pretraining_command(commands, row, "pretraining", bindings)
-        ),
-      )
-      for row in ROWS
-      if row.pretrains
-    }
-    first: dict[str, str] = {}
-    self._pretraining = {
-      name: first.setdefault(resolved.key, name)
-      for name, resolved in self.pretrainings.items()
-    }
-    of_parts: dict[tuple[str, str], str] = {}
-    self.open_qa = {
-      row.name: of_parts.setdefault(self.parts(row), row.name) for row in ROWS
-    }
-
-  def parts(self, row: Row) -> tuple[str, str]:
-    """Returns the names of the runs of a row's retriever and reader."""
-    pretraining = f"pretraining/{self._pretraining.get(row.name)}"
-    retrievers = {"pretraining": pretraining, "inverse_cloze": INVERSE_CLOZE}
-    readers = {"pretraining": pretraining, "reading": BASELINE_READER}
-    return retrievers[row.retriever], readers[row.reader]
-
-  def num_steps(self, run: Run) -> int | None:
-    """Returns a run's steps; reads the recipes of the first run of its name.
-
-    Raises:
-      ValueError: A recipe is wrong. That shows here, before hours of work.
-    """
-    if run.name not in self._num_steps:
-      self._num_steps[run.name] = None
-      if run.command.module == "train":
-        config = self._recipes.train_config(run.command)
-        self._num_steps[run.name] = config.num_steps
-      else:
-        self._recipes.bound_lines(run.command)
-      if run.sidecar is not None:
-        self._recipes.bound_lines(run.sidecar)
-    return self._num_steps[run.name]
-
-
-def pretraining_command(
-  commands: Commands, row: Row, name: str, bindings: Mapping[str, Value]
-) -> StageCommand:
-  """Returns the command of a row's pre-training, with these bindings."""
-  retriever = commands.initial_checkpoint
-  if row.from_inverse_cloze:
-    retriever = commands.path(INVERSE_CLOZE)
-  return commands.train(
-    "pretraining",
-    name,
-    INITIAL_CHECKPOINT=retriever,
-    INITIAL_READER=commands.path(READING),
-    **bindings,
-  )
-
-
 class _SeedPlan:
   """The runs of one seed."""
 
-  def __init__(self, commands: Commands, names: _Names):
+  def __init__(self, commands: Commands, names: Names):
     self._commands, self._names = commands, names
     self.runs: dict[str, Run] = {}
 
@@ -220,9 +105,9 @@ class _SeedPlan:
     )
     questions, sentences = commands.data.questions, commands.data.sentences
     return RowResult(
-      self._add_evaluation(row, ANSWERS, "eval", questions),
-      self._add_zero_shot(row, ZERO_SHOT, questions),
-      self._add_zero_shot(row, SENTENCES, sentences) if sentences else None,
+      self._add_evaluation(row, _ANSWERS, "eval", questions),
+      self._add_zero_shot(row, _ZERO_SHOT, questions),
+      self._add_zero_shot(row, _SENTENCES, sentences) if sentences else None,
     )
 
   def _add_first_stage(self, name: str, row: Row) -> None:

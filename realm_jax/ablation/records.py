@@ -10,13 +10,13 @@ from typing import Any
 from etils import epath
 
 from realm_jax.ablation.config import AblationError
-from realm_jax.ablation.plan import Run
 from realm_jax.ablation.recipes import Recipes
+from realm_jax.ablation.runs import Run
 from realm_jax.corpus.store import Corpus
 from realm_jax.files.checksum import sha256_of
 from realm_jax.files.json_file import write_json
 
-FILE = "ablation.json"
+FILE = "made_with.json"
 _PROJECT_DIR = Path(__file__).resolve().parents[2]
 # Changes here, such as to a plot, change no run.
 _NOT_OF_RUNS = ("realm_jax/ablation/", "realm_jax/ablate.py")

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from realm_jax.ablation.figures import SHOWN, Metric, metric_of
-from realm_jax.ablation.plan import Plan
 from realm_jax.ablation.plots import write_plots
 from realm_jax.ablation.rows import REALM
+from realm_jax.ablation.runs import Plan
 from realm_jax.console.table import columns
 from realm_jax.files.json_file import whole_text_file
 

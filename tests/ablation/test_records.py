@@ -7,8 +7,8 @@ import pytest
 
 from realm_jax.ablation import records
 from realm_jax.ablation.config import AblationError
-from realm_jax.ablation.plan import Run
 from realm_jax.ablation.records import Record, record_of, require_same
+from realm_jax.ablation.runs import Run
 from realm_jax.stage_commands.command import StageCommand
 
 _RECORD = Record("c0de", {"CORPUS_DIR": "f1"}, ["# train", "NUM_STEPS = 4"])
