@@ -6,7 +6,6 @@ from realm_jax.ablation.commands import Commands
 from realm_jax.ablation.pretraining import resolve
 from realm_jax.ablation.recipes import Recipes
 from realm_jax.ablation.rows import ROWS, Row
-from realm_jax.ablation.runs import Run
 from realm_jax.stage_commands.command import StageCommand, Value
 
 INVERSE_CLOZE, READING = "inverse_cloze", "reading"
@@ -21,8 +20,6 @@ class Names:
   """
 
   def __init__(self, commands: Commands, recipes: Recipes):
-    self._recipes = recipes
-    self._num_steps: dict[str, int | None] = {}
     self.pretrainings = {
       row.name: resolve(
         row,
@@ -49,23 +46,6 @@ class Names:
     retrievers = {"pretraining": pretraining, "inverse_cloze": INVERSE_CLOZE}
     readers = {"pretraining": pretraining, "reading": BASELINE_READER}
     return retrievers[row.retriever], readers[row.reader]
-
-  def num_steps(self, run: Run) -> int | None:
-    """Returns a run's steps; reads the recipes of the first run of its name.
-
-    Raises:
-      ValueError: A recipe is wrong. That shows here, before hours of work.
-    """
-    if run.name not in self._num_steps:
-      self._num_steps[run.name] = None
-      if run.command.module == "train":
-        config = self._recipes.train_config(run.command)
-        self._num_steps[run.name] = config.num_steps
-      else:
-        self._recipes.bound_lines(run.command)
-      if run.sidecar is not None:
-        self._recipes.bound_lines(run.sidecar)
-    return self._num_steps[run.name]
 
 
 def pretraining_command(

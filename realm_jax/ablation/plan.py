@@ -25,7 +25,7 @@ from realm_jax.ablation.naming import (
   Names,
   pretraining_command,
 )
-from realm_jax.ablation.recipes import Recipes
+from realm_jax.ablation.recipes import Recipes, StepCounts
 from realm_jax.ablation.rows import REALM, Row
 from realm_jax.ablation.runs import Plan, RowResult, Run
 from realm_jax.stage_commands.command import StageCommand, Value
@@ -61,8 +61,12 @@ def make_plan(
       results[row.name].append(planned.add(row))
     runs += planned.runs.values()
   assert names is not None, "want a seed"
+  steps = StepCounts(recipes)
   for run in runs:
-    run.num_steps = names.num_steps(run)
+    run.num_steps = steps.of(run.command)
+    if run.sidecar is not None:
+      # An error shows before hours of work.
+      steps.of(run.sidecar)
   never_refreshed = frozenset(
     row.name
     for row in rows

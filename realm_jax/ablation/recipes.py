@@ -25,3 +25,32 @@ class Recipes(Protocol):
       ValueError: The recipe or a binding is wrong.
     """
     ...
+
+
+class StepCounts:
+  """Steps of commands; reads a recipe once for the same names that are bound.
+
+  What it binds them to, such as the paths of a seed, makes no difference.
+  """
+
+  def __init__(self, recipes: Recipes):
+    self._recipes = recipes
+    self._known: dict[tuple[object, ...], int | None] = {}
+
+  def of(self, command: StageCommand) -> int | None:
+    """Returns the steps of a `train` command; None for any other.
+
+    Raises:
+      ValueError: The recipe or a binding is wrong.
+    """
+    names = tuple(command.bindings)
+    budget = command.bindings.get("NUM_STEPS")
+    key = command.module, *command.gin_files, names, budget
+    if key not in self._known:
+      if command.module == "train":
+        config = self._recipes.train_config(command)
+        self._known[key] = config.num_steps
+      else:
+        self._recipes.bound_lines(command)
+        self._known[key] = None
+    return self._known[key]
