@@ -34,17 +34,14 @@ from realm_jax import configuration
 from realm_jax.ablation import execution, report
 from realm_jax.ablation.config import AblationConfig
 from realm_jax.ablation.figures import figures_of
+from realm_jax.ablation.gin_recipes import GinRecipes
 from realm_jax.ablation.plan import make_plan
 from realm_jax.ablation.records import code_hash
 from realm_jax.ablation.rows import select
 from realm_jax.ablation.runs import Plan
-from realm_jax.evaluation import run as evaluation
 from realm_jax.files.json_file import write_json
 from realm_jax.files.sole_process import sole_process
-from realm_jax.generations.building import run as building
-from realm_jax.stage_commands.command import StageCommand
 from realm_jax.stage_commands.processes import StoppedError
-from realm_jax.training.config import TrainConfig
 
 _ROWS = flags.DEFINE_list(
   "rows", ["table2"], "Rows by name; or a part of them, or `all`."
@@ -62,26 +59,6 @@ _DRY_RUN = flags.DEFINE_bool(
   "dry_run", False, "List the runs and the rows that share them; run nothing."
 )
 _STOPPED = 128 + signal.SIGTERM
-
-
-class GinRecipes:
-  """Reads what commands bind with gin."""
-
-  def train_config(self, command: StageCommand) -> TrainConfig:
-    """Returns what a `train` command would train."""
-    with configuration.parsed(command.gin_files, command.gin_bindings):
-      return configuration.configured(TrainConfig)()
-
-  def bound_lines(self, command: StageCommand) -> list[str]:
-    """Returns what is bound for a command, in lines of one binding each."""
-    functions = {
-      "train": TrainConfig,
-      "evaluate": evaluation.evaluate,
-      "build_index": building.build_index,
-    }
-    with configuration.parsed(command.gin_files, command.gin_bindings):
-      configuration.configured(functions[command.module])
-      return configuration.bound_lines()
 
 
 def main(argv: Sequence[str]) -> int:

@@ -84,6 +84,7 @@ MAY_IMPORT = {
     "checkpoints",
     "training",
     "evaluation",
+    "generations",
     "stage_commands",
   ),
   "realm_jax/precompilation": (
@@ -172,7 +173,9 @@ ONLY_IN = {
 PICTURES = {"matplotlib": "benchmarks/roofline.py"}
 # What every command shares, and files that are no command but read gin, too.
 CONFIGURATION = "realm_jax/configuration.py"
-READ_GIN = frozenset({"launch/gin_check.py"})
+READ_GIN = frozenset(
+  {"launch/gin_check.py", "realm_jax/ablation/gin_recipes.py"}
+)
 
 
 def may_import(layer: str) -> tuple[str, ...]:

@@ -54,7 +54,7 @@ def _draw_bars(axes: Any, rows: Sequence[_Row], metric: Metric) -> None:
     axes.barh(place, figures["mean"], color="tab:blue", alpha=0.6)
     _draw_interval(axes, figures, place, across=True)
     by_seed = figures["by_seed"]
-    axes.plot(by_seed, [place] * len(by_seed), ".", color="black")
+    axes.plot(by_seed, [place] * len(by_seed), ".", color="black", zorder=3)
   axes.set_yticks(range(len(rows)), [row["title"] for row in rows])
   axes.invert_yaxis()
   _finish(axes, metric, across=True)
@@ -69,7 +69,7 @@ def _draw_sweep(axes: Any, rows: Sequence[_Row], metric: Metric) -> None:
     if figures is not None:
       _draw_interval(axes, figures, place, across=False)
       by_seed = figures["by_seed"]
-      axes.plot([place] * len(by_seed), by_seed, ".", color="black")
+      axes.plot([place] * len(by_seed), by_seed, ".", color="black", zorder=3)
   axes.set_xticks(range(len(rows)), [row["setting"] for row in rows])
   _finish(axes, metric, across=False)
 
@@ -81,7 +81,7 @@ def _draw_interval(
   low, high = figures["interval"]
   places = [place, place]
   line = ([low, high], places) if across else (places, [low, high])
-  axes.plot(*line, "-", color="tab:orange", linewidth=3, zorder=3)
+  axes.plot(*line, "-", color="tab:orange", linewidth=3, zorder=2)
 
 
 def _finish(axes: Any, metric: Metric, *, across: bool) -> None:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from realm_jax.ablate import GinRecipes
 from realm_jax.ablation.config import RECIPES, AblationConfig
 from realm_jax.ablation.data import GivenData
+from realm_jax.ablation.gin_recipes import GinRecipes
 
 _FOLDER = "gin/experiments/demo"
 
