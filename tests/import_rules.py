@@ -15,12 +15,14 @@ PROJECT_PACKAGES = frozenset({"realm_jax", "tasks", "launch", "benchmarks"})
 MAY_IMPORT = {
   "realm_jax/files": (),
   "realm_jax/console": (),
+  "realm_jax/configuration": ("console",),
   "realm_jax/models": (),
   "realm_jax/objectives": (),
   "realm_jax/partitioning": (),
   "realm_jax/text": (),
   "realm_jax/corpus": ("console", "text"),
-  "realm_jax/demo_world": ("text",),
+  "realm_jax/stage_commands": ("console",),
+  "realm_jax/demo_world": ("console", "text"),
   "realm_jax/checkpoints": ("models",),
   "realm_jax/indexes": ("partitioning",),
   "realm_jax/inputs": ("text", "corpus", "partitioning"),
@@ -75,6 +77,16 @@ MAY_IMPORT = {
     "checkpoints",
     "generations",
     "training",
+  ),
+  "realm_jax/ablation": (
+    "console",
+    "corpus",
+    "demo_world",
+    "checkpoints",
+    "training",
+    "evaluation",
+    "generations",
+    "stage_commands",
   ),
   "realm_jax/precompilation": (
     "console",
@@ -132,12 +144,15 @@ CORE_LIBRARIES = frozenset({"jax", "flax", "optax", "numpy", "jaxtyping"})
 
 # Runs in the environment of `make peers`, where nothing of ours is installed.
 PEERS = "benchmarks/peers"
-PEER_LIBRARIES = frozenset({"numpy", "torch", "transformers"})
+PEER_LIBRARIES = frozenset(
+  {"numpy", "sentence_transformers", "torch", "transformers"}
+)
 
 # t5x's interfaces have types of other libraries, so its folder may import them.
 T5X_ENGINE = "realm_jax/t5x_engine"
 
-# A library that may change under us meets the project in a single file.
+# A library that may change under us meets the project in a single file, or in
+# a folder that is about nothing else.
 ONLY_IN = {
   "ahocorasick_rs": "realm_jax/answers/matcher.py",
   "apache_beam": "realm_jax/corpus/building/parallel/beam.py",
@@ -145,8 +160,8 @@ ONLY_IN = {
   "clu": "realm_jax/training/event_files.py",
   "faiss": "realm_jax/indexes/faiss.py",
   "gcsfs": "realm_jax/files/object_store/gcs_client.py",
-  "gin": "realm_jax/configuration.py",
-  "matplotlib": "realm_jax/demo_world/report.py",
+  "gin": "realm_jax/configuration",
+  "matplotlib": "realm_jax/console/plots.py",
   "regex": "realm_jax/text/patterns.py",
   "orbax": "realm_jax/checkpoints/manager.py",
   "scann": "realm_jax/indexes/scann/library.py",
@@ -161,8 +176,10 @@ ONLY_IN = {
 # A benchmark that draws its own figures.
 PICTURES = {"matplotlib": "benchmarks/roofline.py"}
 # What every command shares, and files that are no command but read gin, too.
-CONFIGURATION = "realm_jax/configuration.py"
-READ_GIN = frozenset({"launch/gin_check.py"})
+CONFIGURATION = "realm_jax/configuration/__init__.py"
+READ_GIN = frozenset(
+  {"launch/gin_check.py", "realm_jax/ablation/gin_recipes.py"}
+)
 
 
 def may_import(layer: str) -> tuple[str, ...]:

@@ -218,6 +218,40 @@ class CheckpointStore:
     """Returns the shapes of an item's arrays, by their paths."""
     return _shapes(_metadata(self._folder(step) / item))
 
+  def restore_arrays(
+    self, step: int, item: str, *, paths: Sequence[str]
+  ) -> dict[str, np.ndarray]:
+    """Restores single arrays of an item, which are paths of `shapes`.
+
+    Raises:
+      UnreadableCheckpointError: A file cannot be read.
+    """
+    folder = self._folder(step) / item
+    wanted = set(paths)
+
+    def chosen(path: Sequence[Any], stored: Any) -> np.ndarray | None:
+      is_wanted = _path_text(path) in wanted
+      return np.empty(stored.shape, stored.dtype) if is_wanted else None
+
+    tree = jax.tree_util.tree_map_with_path(chosen, _metadata(folder))
+    as_numpy = jax.tree.map(
+      lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree
+    )
+    options = ocp.args.PyTreeRestore(
+      tree, restore_args=as_numpy, partial_restore=True
+    )
+    try:
+      with contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler:
+        restored = handler.restore(folder, args=options)
+    except Exception as error:
+      # As in `restore`.
+      raise UnreadableCheckpointError(
+        f"{item} of {self.directory}/{step} cannot be read, damaged or removed "
+        f"meanwhile: {error.__cause__ or error}"
+      ) from error
+    leaves = jax.tree_util.tree_leaves_with_path(restored)
+    return {_path_text(path): np.asarray(leaf) for path, leaf in leaves}
+
   def wait(self) -> None:
     """Blocks until the last save is committed."""
     if self._manager is not None:
@@ -300,9 +334,13 @@ def _metadata(item: epath.Path) -> PyTree:
 def _shapes(tree: PyTree) -> dict[str, tuple[int, ...]]:
   """Returns the shapes of a tree's leaves by their paths."""
   return {
-    jax.tree_util.keystr(path, simple=True, separator="/"): tuple(leaf.shape)
+    _path_text(path): tuple(leaf.shape)
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
   }
+
+
+def _path_text(path: Sequence[Any]) -> str:
+  return jax.tree_util.keystr(tuple(path), simple=True, separator="/")
 
 
 def _require_fit(

@@ -1,0 +1,59 @@
+"""What each span of a block answers, as evaluations compare answers."""
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from realm_jax.corpus.store import Corpus
+from realm_jax.text.answer_spans import widen_to_words
+from realm_jax.text.answers import normalize_answer
+
+
+class SpanText(NamedTuple):
+  """A span widened to whole words.
+
+  Attributes:
+    text: Words as they were written.
+    start_byte, limit_byte: Its bytes in the UTF-8 of the body.
+  """
+
+  text: str
+  start_byte: int
+  limit_byte: int
+
+
+class SpanTexts:
+  """The texts of a block's spans, of which many give the same answer."""
+
+  def __init__(self, corpus: Corpus, row: int):
+    self._body = corpus.body(row).encode()
+    self._byte_ranges = corpus.body_byte_ranges(row)
+    pieces = corpus.body_token_ids(row)
+    self._continuation = corpus.vocabulary.is_continuation[pieces]
+
+  def of(self, start: int, width: int) -> SpanText:
+    """Returns the text of `width` tokens from `start` on."""
+    start, limit = widen_to_words(start, start + width, self._continuation)
+    first = int(self._byte_ranges[start, 0])
+    last = int(self._byte_ranges[limit - 1, 1])
+    return SpanText(self._body[first:last].decode(), first, last)
+
+  def normalized(
+    self, is_span: Bool[np.ndarray, "l w"]
+  ) -> dict[str, Int[np.ndarray, " n"]]:
+    """Returns the spans that give each normalized answer.
+
+    They are indices into the flattened [l w], in rising order.
+    """
+    found: dict[str, list[int]] = {}
+    places = np.flatnonzero(is_span)
+    for place in places.tolist():
+      start, extra = divmod(place, is_span.shape[1])
+      key = _normalized(self.of(start, extra + 1).text)
+      found.setdefault(key, []).append(place)
+    return {key: np.array(own) for key, own in found.items()}
+
+
+_normalized = functools.lru_cache(maxsize=1 << 16)(normalize_answer)

@@ -1,0 +1,70 @@
+"""Which of the reader's two heads the steps of a run have trained.
+
+A checkpoint always has the parameters of both heads. A run of open QA gives its
+masked-LM head no gradient while the encoder below changes, and pre-training
+likewise its span head, so neither may be asked. Adam's second moment of a head
+without a gradient is exactly zero.
+"""
+
+import contextlib
+import functools
+
+import numpy as np
+from etils import epath
+
+from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.evaluation.explaining.errors import ExplanationError
+from realm_jax.evaluation.trained_model import TrainedModel
+
+MASKED_LM, SPAN = "masked_lm_head", "span_head"
+_OPTIMIZER = "optimizer"
+_SECOND_MOMENT = "variance/reader/{head}/norm/scale"
+
+
+def require_masked_lm_head(model: TrainedModel) -> None:
+  """Checks that a run can fill in [MASK]s.
+
+  Raises:
+    ExplanationError: Its steps have trained the span head alone.
+  """
+  if _trained(model.model_dir, model.step) == {SPAN}:
+    raise ExplanationError(
+      f"checkpoint {model.step} of {model.model_dir} is of open QA: it keeps "
+      "the masked-LM head that the run began with, but its steps have trained "
+      "the encoder for the span head alone, so the two no longer fit; give "
+      "the run of pre-training as MODEL_DIR, or ask a question without [MASK]"
+    )
+
+
+def require_span_head(model: TrainedModel, text: str) -> None:
+  """Checks that a run can answer the question `text`.
+
+  Raises:
+    ExplanationError: Its steps have trained the masked-LM head alone.
+  """
+  if _trained(model.model_dir, model.step) == {MASKED_LM}:
+    raise ExplanationError(
+      f"{text!r} has no [MASK], and checkpoint {model.step} of "
+      f"{model.model_dir} has only a masked-LM reader: its steps have not "
+      "trained the span head that answers questions; write [MASK] for what is "
+      "to be filled in, or give a run of open QA as MODEL_DIR"
+    )
+
+
+@functools.lru_cache(maxsize=16)
+def _trained(model_dir: epath.Path, step: int) -> set[str]:
+  """Returns the heads that the run's own steps have trained.
+
+  None of an imported checkpoint, which has no optimizer, nor of checkpoint 0.
+  """
+  store = CheckpointStore(model_dir)
+  with contextlib.closing(store):
+    if _OPTIMIZER not in store.items(step):
+      return set()
+    paths = {}
+    for path in store.shapes(step, _OPTIMIZER):
+      for head in (MASKED_LM, SPAN):
+        if path.endswith(_SECOND_MOMENT.format(head=head)):
+          paths[head] = path
+    moments = store.restore_arrays(step, _OPTIMIZER, paths=list(paths.values()))
+  return {head for head, path in paths.items() if np.any(moments[path])}

@@ -1,0 +1,186 @@
+"""Explains what a run fills in: `python -m realm_jax.explain "… [MASK] …"`.
+
+    python -m realm_jax.explain --model_dir=… "… was born in [MASK]."
+    python -m realm_jax.explain --model_dir=… --answer=Paris "… in [MASK]."
+    python -m realm_jax.explain --model_dir=… --baseline=runs/reading "…"
+    python -m realm_jax.explain --model_dir=… --along_training
+    python -m realm_jax.explain --model_dir=… --block_use
+
+The configuration is the one that the run keeps, over gin/runs/explain.gin, or
+that of gin files.
+
+With a sentence, it shows the candidates z with p(z|x), p(y|z,x), their shares
+of p(y|x), retrieval utilities, and r(z), by which a gradient would reward them,
+beside p(y|null,x) and the best fillings: Table 3 of the paper for any sentence.
+y is --answer, or else the most likely filling. With --baseline, another masked
+language model fills in the same sentence without retrieval. A run of open QA
+explains questions likewise. Without a text on the command line, sentences or
+questions are read from the terminal or from the standard input.
+
+With --along_training, it follows fixed sentences through the generations and
+the kept checkpoints of a run of pre-training: their best block, and its
+utility. With --block_use, it searches a sample of the training sentences and
+lists the blocks that are retrieved most, never, and to the greatest use.
+
+All are printed as tables, and written as JSON with --json=FILE. Of several
+processes, process 0 does this on its own devices.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from absl import app, flags, logging
+
+from realm_jax import configuration, device_command
+from realm_jax.console.prompt import prompted_lines
+from realm_jax.evaluation.explaining import tables
+from realm_jax.evaluation.explaining.along_training import follow_sentences
+from realm_jax.evaluation.explaining.block_use import count_block_use
+from realm_jax.evaluation.explaining.explainer import Explainer, load_explainer
+from realm_jax.evaluation.explaining.unaided import UnaidedModel, load_unaided
+from realm_jax.files.json_file import write_json
+from realm_jax.files.json_value import JsonValue
+from realm_jax.partitioning import cpu_tuning
+from realm_jax.partitioning.agreement import Agreement
+
+_ANSWER = flags.DEFINE_string(
+  "answer", None, "Answer to explain; it replaces the one [MASK]."
+)
+_BASELINE = flags.DEFINE_string(
+  "baseline",
+  None,
+  "MODEL_DIR of a masked language model to compare with, such as a run of "
+  "reading or an imported BERT.",
+)
+_BASELINE_GIN_FILE = flags.DEFINE_multi_string(
+  "baseline_gin_file",
+  [],
+  "Model file of the baseline, over what its directory has recorded; needed if "
+  "that has neither config.gin nor model.gin.",
+)
+_ALONG_TRAINING = flags.DEFINE_bool(
+  "along_training", False, "Follow sentences through the run's generations."
+)
+_SENTENCES = flags.DEFINE_string(
+  "sentences",
+  None,
+  'With --along_training: JSON Lines of {"sentence": "… [MASK] …", "answer": '
+  '"…"}; by default NUM_SENTENCES of the task.',
+)
+_BLOCK_USE = flags.DEFINE_bool(
+  "block_use", False, "List the most and the least used blocks of a run."
+)
+_NUM_TEXTS = flags.DEFINE_integer(
+  "num_texts", 3, "Number of candidates whose text is printed.", lower_bound=0
+)
+_JSON = flags.DEFINE_string(
+  "json", None, "File to which the same is written as JSON, too."
+)
+
+_RECIPE = "gin/runs/explain.gin"
+_BASELINE_RECIPE = "gin/runs/explain_baseline.gin"
+
+_Result = TypeVar("_Result")
+
+
+def main(argv: Sequence[str]) -> None:
+  """Explains what the flags ask for."""
+  logging.set_verbosity(logging.WARNING)
+  cpu_tuning.keep_freed_memory()
+  _require_one_mode(argv)
+  Agreement("explain").led("explanations", lambda: _explain(argv[1:]))
+
+
+def _require_one_mode(argv: Sequence[str]) -> None:
+  """Refuses flags that do not go together."""
+  modes = {
+    "a sentence": len(argv) > 1,
+    "--along_training": _ALONG_TRAINING.value,
+    "--block_use": _BLOCK_USE.value,
+  }
+  given = [name for name, is_given in modes.items() if is_given]
+  if len(given) > 1:
+    raise app.UsageError(f"{' and '.join(given)} are different modes; give one")
+  if _SENTENCES.value and not _ALONG_TRAINING.value:
+    raise app.UsageError("--sentences is for --along_training")
+  for flag in (_ANSWER, _BASELINE):
+    if flag.value is not None and given and given[0].startswith("--"):
+      raise app.UsageError(f"--{flag.name} is for a sentence")
+  if _ANSWER.value is not None and not given:
+    raise app.UsageError("--answer is for one sentence; give it as well")
+
+
+def _explain(words: Sequence[str]) -> None:
+  if _ALONG_TRAINING.value:
+    followed = _call(follow_sentences, sentences=_SENTENCES.value)
+    _report(tables.along_training_text(followed), followed.to_json())
+  elif _BLOCK_USE.value:
+    use = _call(count_block_use)
+    _report(tables.block_use_text(use), use.to_json())
+  else:
+    _explain_texts([" ".join(words)] if words else _texts())
+
+
+def _call(function: Callable[..., _Result], **overrides: Any) -> _Result:
+  return configuration.call(
+    function,
+    default_recipe=_RECIPE,
+    values_of_run=_values_of_run,
+    **overrides,
+  )
+
+
+def _values_of_run(record: configuration.RunRecord) -> dict[str, str]:
+  """Returns the task of a run of pre-training, whose sentences are masked."""
+  task = record.value("TASK") if record.stage == "Pretraining" else None
+  return {} if task is None else {"TASK": repr(task)}
+
+
+def _texts() -> Iterator[str]:
+  return prompted_lines("sentence with [MASK], or question")
+
+
+def _explain_texts(texts: Iterator[str] | Sequence[str]) -> None:
+  explainer = _call(load_explainer)
+  baseline = None
+  if _BASELINE.value is not None:
+    baseline = _load_baseline(_BASELINE.value, explainer)
+  explained = []
+  for text in texts:
+    explained.append(explainer.explain(text, _ANSWER.value, baseline=baseline))
+    print(tables.explanation_text(explained[-1], num_texts=_NUM_TEXTS.value))
+  if _JSON.value:
+    write_json(
+      _JSON.value, {"explanations": [one.to_json() for one in explained]}
+    )
+
+
+def _report(text: str, values: JsonValue) -> None:
+  if _JSON.value:
+    write_json(_JSON.value, values)
+  print(text)
+
+
+def _load_baseline(model_dir: str, explainer: Explainer) -> UnaidedModel:
+  """Loads a model by the configuration that its own directory has recorded."""
+  files = _BASELINE_GIN_FILE.value
+  if not files and configuration.RunRecord.find(model_dir) is None:
+    raise configuration.ConfigurationError(
+      f"the baseline {model_dir} has neither config.gin nor model.gin; name "
+      "its model with --baseline_gin_file"
+    )
+  with configuration.parsed_for_run(
+    load_unaided,
+    model_dir,
+    default_recipe=_BASELINE_RECIPE,
+    gin_files=[*files, _BASELINE_RECIPE],
+  ):
+    return configuration.configured(load_unaided)(
+      corpus=explainer.corpus,
+      limits=explainer.limits,
+      mesh=explainer.model.mesh,
+    )
+
+
+if __name__ == "__main__":
+  device_command.run(main)
