@@ -1,11 +1,12 @@
 """Documents of the demo world: short notes that each mix several entities.
 
-A note has three sentences, about three entities. Its title is that of a
-newspaper, and tells nothing. Each fact is stated in two notes, in another
-phrasing in each. So some twenty notes name an entity, and two of them answer a
-question about it.
+A note has three sentences: two facts about one entity and one about another,
+in random order. Its title is that of a newspaper, and tells nothing. Each fact is stated in two notes, in another
+phrasing in each. So some twenty notes name a person, and two of them answer a
+question about them.
 """
 
+import collections
 import dataclasses
 from collections.abc import Sequence
 
@@ -14,7 +15,7 @@ import numpy as np
 from realm_jax.demo_world import facts as facts_lib
 from realm_jax.demo_world import relations
 
-_NUM_SENTENCES, _NUM_STATEMENTS = 3, 2
+_NUM_STATEMENTS = 2
 _NEWSPAPERS = (
   "Morning Post",
   "Evening Gazette",
@@ -23,6 +24,8 @@ _NEWSPAPERS = (
   "Sunday Herald",
   "Village Echo",
 )
+# Attempts to find a note that a stranger's sentence fits into.
+_MAX_DRAWS = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,39 +65,21 @@ class Document:
 def write_notes(
   generator: np.random.Generator, facts: Sequence[facts_lib.Fact]
 ) -> list[Document]:
-  """Writes the notes that state all facts, in random order.
-
-  No two sentences of a note name the same entity, unless none is left that
-  names others.
-  """
-  statements = [
-    statement
-    for index, fact in enumerate(facts)
-    for statement in statements_of(
-      generator, index, relations.BY_NAME[fact.relation]
-    )
+  """Writes the notes that state all facts, in random order."""
+  pairs, strangers = _pair(generator, facts)
+  notes = [
+    [*pair, *_take_stranger(generator, facts, pair, strangers)]
+    for pair in pairs
   ]
-  left = [statements[i] for i in generator.permutation(len(statements))]
+  # Those that are left also come in threes, about three entities.
+  notes += [strangers[i : i + 3] for i in range(0, len(strangers), 3)]
+  generator.shuffle(notes)
   documents = []
-  while left:
-    note: list[Sentence] = []
-    names: set[str] = set()
-    while left and len(note) < _NUM_SENTENCES:
-      # The first that names other entities; nearly always one of the last.
-      chosen = next(
-        (
-          i
-          for i in reversed(range(len(left)))
-          if names.isdisjoint(facts[left[i].fact].entities)
-        ),
-        len(left) - 1,
-      )
-      note.append(left.pop(chosen))
-      names.update(facts[note[-1].fact].entities)
+  for number, note in enumerate(notes):
+    order = generator.permutation(len(note))
     title = str(generator.choice(_NEWSPAPERS))
-    documents.append(
-      Document(f"note-{len(documents):05d}", title, tuple(note))
-    )
+    sentences = tuple(note[i] for i in order)
+    documents.append(Document(f"note-{number:05d}", title, sentences))
   return documents
 
 
@@ -109,3 +94,50 @@ def statements_of(
     )
     for i in chosen
   ]
+
+
+def _pair(
+  generator: np.random.Generator, facts: Sequence[facts_lib.Fact]
+) -> tuple[list[list[Sentence]], list[Sentence]]:
+  """Pairs two thirds of the statements about each entity; returns the rest."""
+  about: dict[str, list[Sentence]] = collections.defaultdict(list)
+  for index, fact in enumerate(facts):
+    relation = relations.BY_NAME[fact.relation]
+    for statement in statements_of(generator, index, relation):
+      # A symmetric fact is about either of its entities.
+      entity = fact.subject
+      if relation.is_symmetric and generator.random() < 0.5:
+        entity = fact.value
+      about[entity].append(statement)
+  pairs, rest = [], []
+  for statements in about.values():
+    shuffled = [statements[i] for i in generator.permutation(len(statements))]
+    num_paired = len(shuffled) // 3
+    for _ in range(num_paired):
+      first = shuffled.pop()
+      other = next(
+        (s for s in reversed(shuffled) if s.fact != first.fact), None
+      )
+      if other is None:
+        rest.append(first)
+        break
+      shuffled.remove(other)
+      pairs.append([first, other])
+    rest += shuffled
+  return pairs, [rest[i] for i in generator.permutation(len(rest))]
+
+
+def _take_stranger(
+  generator: np.random.Generator,
+  facts: Sequence[facts_lib.Fact],
+  pair: Sequence[Sentence],
+  strangers: list[Sentence],
+) -> list[Sentence]:
+  """Takes a sentence that names no entity of a pair, if one is found."""
+  names = {name for s in pair for name in facts[s.fact].entities}
+  for _ in range(min(_MAX_DRAWS, len(strangers))):
+    i = int(generator.integers(len(strangers)))
+    if names.isdisjoint(facts[strangers[i].fact].entities):
+      strangers[i], strangers[-1] = strangers[-1], strangers[i]
+      return [strangers.pop()]
+  return []

@@ -3,14 +3,16 @@
 import collections
 import dataclasses
 import itertools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from etils import epath
 
 from realm_jax.demo_world import relations
 from realm_jax.demo_world import world as world_lib
-from realm_jax.demo_world.documents import Document
+from realm_jax.demo_world.facts import Fact
+from realm_jax.demo_world.questions import Question
+from realm_jax.demo_world.splits import Split
 from realm_jax.files.json_file import json_lines
 
 
@@ -20,9 +22,7 @@ def edit_facts(
   """Changes facts that test questions ask for, in every document.
 
   Two facts of one relation exchange their values, so that the edited world is
-  as regular as the one before: every value is used as often, and an article is
-  still about its entity. (If a fact was told in its old value's article, the
-  fact that has that value now replaces it.)
+  as regular as the one before: every value is used as often.
 
   The world is not modified. In the one that is returned, only the answers of
   questions have changed. The seed chooses among the test questions.
@@ -45,17 +45,27 @@ def edit_facts(
   return world_lib.World(
     entities=world.entities,
     facts=facts,
-    documents=[_follow_values(d, world, partner) for d in world.documents],
-    questions={
-      split: [
-        dataclasses.replace(question, answer=facts[question.fact].value)
-        if question.fact in partner
-        else question
-        for question in group
-      ]
-      for split, group in world.questions.items()
-    },
+    documents=world.documents,
+    questions=_answered(world.questions, facts, partner),
+    statements=_answered(world.statements, facts, partner),
   )
+
+
+def _answered(
+  questions: Mapping[Split, Sequence[Question]],
+  facts: Sequence[Fact],
+  edited: Collection[int],
+) -> dict[Split, list[Question]]:
+  """Returns the questions with the answers that edited facts give."""
+  return {
+    split: [
+      dataclasses.replace(question, answer=facts[question.fact].value)
+      if question.fact in edited
+      else question
+      for question in group
+    ]
+    for split, group in questions.items()
+  }
 
 
 def _choose_pairs(
@@ -85,20 +95,6 @@ def _choose_pairs(
       f"only {2 * len(pairs)}; lower it or ask more test questions"
     )
   return pairs[:num_pairs]
-
-
-def _follow_values(
-  document: Document, world: world_lib.World, partner: Mapping[int, int]
-) -> Document:
-  """Replaces facts so that an article of a value is still about that value."""
-  sentences = tuple(
-    dataclasses.replace(sentence, fact=partner[sentence.fact])
-    if sentence.fact in partner
-    and document.entity == world.facts[sentence.fact].value
-    else sentence
-    for sentence in document.sentences
-  )
-  return dataclasses.replace(document, sentences=sentences)
 
 
 def write_edited(

@@ -16,6 +16,8 @@ from realm_jax.demo_world import relations
 # All counts and years come from one pool, so that each number is a word that
 # occurs often, and none gives away what it measures.
 NUMBERS = tuple(range(1600, 1900))
+# One of two or three orders of hundreds of names is such a circle.
+_MAX_DRAWS = 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,11 +82,11 @@ def _make_group_facts(
     subjects = by_kind[relation.subject]
     values: Sequence[object]
     if relation.is_symmetric:
-      order = [str(name) for name in generator.permutation(subjects)]
+      order = _circle(generator, subjects)
       subjects, values = order[0 : len(order) - 1 : 2], order[1::2]
     elif relation.value == relation.subject:
       # In a circle, so that nobody is their own value.
-      subjects = [str(name) for name in generator.permutation(subjects)]
+      subjects = _circle(generator, subjects)
       values = subjects[1:] + subjects[:1]
     elif relation.has_entity_value:
       values = _spread(generator, by_kind[relation.value], len(subjects))
@@ -95,6 +97,30 @@ def _make_group_facts(
       for subject, value in zip(subjects, values, strict=True)
     ]
   return facts
+
+
+def _circle(
+  generator: np.random.Generator, names: Sequence[str]
+) -> list[str]:
+  """Orders names in a circle, in which no two similar ones are neighbours.
+
+  A question about "Young Tavia" would otherwise mention its answer, "Tavia".
+
+  Raises:
+    ValueError: None was found, because there are too few names.
+  """
+  for _ in range(_MAX_DRAWS):
+    order = [str(name) for name in generator.permutation(names)]
+    following = order[1:] + order[:1]
+    if all(
+      name.split()[-1] != other.split()[-1]
+      for name, other in zip(order, following, strict=True)
+    ):
+      return order
+  raise ValueError(
+    f"{len(names)} entities of a kind in one split are too few to be related "
+    "to each other; make the world larger"
+  )
 
 
 def _spread(

@@ -1,12 +1,14 @@
-"""Questions about the facts, in all wordings."""
+"""Questions about the facts, and masked statements of them."""
 
 import dataclasses
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
 from realm_jax.demo_world import facts as facts_lib
 from realm_jax.demo_world import relations
 from realm_jax.demo_world.splits import Split
+from realm_jax.text.wordpieces import MASK
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,3 +67,38 @@ def make_questions(
       for number, choice in enumerate(order)
     ]
   return questions
+
+
+def make_statements(
+  generator: np.random.Generator,
+  facts: Sequence[facts_lib.Fact],
+  questions: Sequence[Question],
+  stated: Mapping[int, Collection[int]],
+) -> list[Question]:
+  """Makes a masked statement of each fact that the questions ask for.
+
+  Pre-training never sees questions, so that retrieval before fine-tuning is
+  measured with sentences such as it has seen, but in wordings that the corpus
+  does not have. The words of a statement are those of a phrasing in which no
+  document states this fact.
+
+  Args:
+    stated: Phrasings in which documents state each fact.
+  """
+  statements: dict[int, Question] = {}
+  for question in questions:
+    fact = facts[question.fact]
+    phrasings = relations.BY_NAME[fact.relation].phrasings
+    others = sorted(set(range(len(phrasings))) - set(stated[question.fact]))
+    template = phrasings[generator.choice(others)].unseen
+    # A symmetric fact may be asked for in both directions, and is stated once.
+    statements.setdefault(
+      question.fact,
+      dataclasses.replace(
+        question,
+        text=template.format(s=fact.subject, o=MASK),
+        subject=fact.subject,
+        answer=fact.value,
+      ),
+    )
+  return list(statements.values())

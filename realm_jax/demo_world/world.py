@@ -16,6 +16,7 @@ from realm_jax.demo_world.relations import EntityKind
 from realm_jax.files.json_file import JsonValue, json_lines
 
 _MIN_OF_KIND = len(splits.SPLITS)
+_HELD_OUT: tuple[splits.Split, ...] = ("validation", "test")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +75,7 @@ class World:
   facts: Sequence[facts_lib.Fact]
   documents: Sequence[documents_lib.Document]
   questions: Mapping[splits.Split, Sequence[questions_lib.Question]]
+  statements: Mapping[splits.Split, Sequence[questions_lib.Question]]
 
   @functools.cached_property
   def gold_ids(self) -> Mapping[int, Sequence[str]]:
@@ -110,20 +112,35 @@ def generate(config: WorldConfig | None = None) -> World:
       "test": config.num_test_questions,
     },
   )
-  return World(entities, facts, documents, questions)
+  stated: dict[int, set[int]] = collections.defaultdict(set)
+  for document in documents:
+    for sentence in document.sentences:
+      stated[sentence.fact].add(sentence.phrasing)
+  statements = {
+    held_out: questions_lib.make_statements(
+      generator, facts, questions[held_out], stated
+    )
+    for held_out in _HELD_OUT
+  }
+  return World(entities, facts, documents, questions, statements)
 
 
 def write_world(directory: epath.PathLike, *, world: World) -> None:
-  """Writes `articles.jsonl` and `questions-<split>.jsonl` to a directory."""
+  """Writes a world's documents and questions to a directory.
+
+  They are `articles.jsonl`, `questions-SPLIT.jsonl`, and
+  `statements-SPLIT.jsonl` of the held-out splits.
+  """
   directory = epath.Path(directory)
   with json_lines(directory / "articles.jsonl") as write:
     for document in world.documents:
       text = document.text(world.facts)
       write({"id": document.id, "title": document.title, "text": text})
-  for split, questions in world.questions.items():
-    with json_lines(directory / f"questions-{split}.jsonl") as write:
-      for question in questions:
-        write(question_record(world, question))
+  for name in ("questions", "statements"):
+    for split, group in getattr(world, name).items():
+      with json_lines(directory / f"{name}-{split}.jsonl") as write:
+        for question in group:
+          write(question_record(world, question))
 
 
 def question_record(

@@ -2,15 +2,8 @@ import pytest
 
 from realm_jax.demo_world import world as world_lib
 
-# A tenth of the demo's size; people and cities stay the most numerous.
-SMALL = {
-  "num_people": 24,
-  "num_cities": 24,
-  "num_countries": 8,
-  "num_rivers": 8,
-  "num_companies": 16,
-  "num_books": 16,
-}
+# A fifth of the demo's size.
+SMALL = {"num_people": 80, "num_cities": 80, "num_companies": 30}
 
 
 @pytest.fixture(scope="session")
@@ -21,7 +14,7 @@ def small_sizes():
 
 @pytest.fixture(scope="session")
 def small_world():
-  """A world of some 200 documents."""
+  """A world of some 600 documents."""
   return world_lib.generate(world_lib.WorldConfig(seed=3, **SMALL))
 
 

@@ -26,8 +26,8 @@ def test_a_block_is_short(demo_world):
     for d in demo_world.documents
     for text in [d.text(demo_world.facts)]
   ]
-  assert np.mean(lengths) <= 60
-  assert np.percentile(lengths, 95) <= 80
+  assert np.mean(lengths) <= 30
+  assert max(lengths) <= 37
 
 
 def test_a_question_shares_only_names_with_the_text_that_answers_it(
@@ -40,7 +40,7 @@ def test_a_question_shares_only_names_with_the_text_that_answers_it(
   )
   templates = collections.defaultdict(set)
   for relation in relations.RELATIONS:
-    for template in relation.articles + relation.digests:
+    for template in set(relation.templates) - set(relation.questions):
       templates[relation.name] |= set(words(template)) - {"s", "o"}
   for question in demo_world.questions["test"]:
     asked = set(words(question.text)) - set(words(question.subject))
@@ -60,9 +60,8 @@ def test_finding_the_subject_is_not_finding_the_fact(demo_world, texts):
     ]
     naming.append(len(blocks))
     shares.append(len(with_answer) / len(blocks))
-  # More than the five blocks that the reader is given.
-  assert np.mean(naming) > 8
-  assert np.mean(shares) < 0.5
+  assert 15 <= np.median(naming) <= 30
+  assert np.mean(shares) < 0.2
 
 
 def test_what_a_mask_hides_stands_in_another_block(demo_world):
