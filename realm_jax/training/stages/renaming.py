@@ -17,7 +17,7 @@ from realm_jax.corpus.store import Corpus
 # Enough blocks to meet nearly every name, in seconds.
 _MAX_BLOCKS = 200_000
 # A piece is one of names if this share of its occurrences is.
-_MIN_SHARE = 0.9
+_MIN_SHARE = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
