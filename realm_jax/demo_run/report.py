@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from realm_jax.console.plots import plot
+from realm_jax.demo_run import recall, side_by_side
 from realm_jax.files.metric_rows import read_rows
 
 # Each plot's file: its title, and its curves as RUN/METRIC.
@@ -20,7 +21,7 @@ _PLOTS = {
     ["realm/retrieval_utility"],
   ),
   "recall.png": (
-    "Share of queries with the answer in a retrieved block",
+    "Share of training queries with the answer in a retrieved block",
     [
       "realm/recall",
       "open_qa/recall_at_5",
@@ -33,25 +34,35 @@ _PLOTS = {
     ["realm/staleness_steps"],
   ),
 }
+_RECALL_OVER_TRAINING = "recall_over_training.png"
+_RECALL_TITLE = "Retrieval for masked statements in wordings no note has"
 _SMOOTHING = 0.1
+_STATEMENTS = "statements-test"
+_SIDE_BY_SIDE = "What is retrieved before and after REALM pre-training"
+_LABELS = {
+  "realm": "REALM pre-training",
+  "inverse_cloze_continued": "inverse cloze continued",
+}
 
 
 def write(output_dir: Path, figures: Mapping[str, Any]) -> str:
   """Writes report.json, report.md and the plots, and returns the table.
 
-  The directory holds the metrics of the demo's runs, and `demo.run_demo`
-  returns the figures.
+  The directory holds what the demo's runs have written, and
+  `stages.run_demo` returns the figures.
   """
   (output_dir / "report.json").write_text(json.dumps(figures, indent=2) + "\n")
   rows = _rows(figures)
   body = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-  plots = "\n\n".join(
-    f"![{title}]({name})" for name, (title, _) in _PLOTS.items()
-  )
+  titles = {_RECALL_OVER_TRAINING: _RECALL_TITLE}
+  titles |= {name: title for name, (title, _) in _PLOTS.items()}
+  plots = "\n\n".join(f"![{title}]({name})" for name, title in titles.items())
   (output_dir / "report.md").write_text(
     "# The demo's report\n\n| what | figure | |\n| --- | --- | --- |\n"
-    f"{body}\n\n{plots}\n"
+    f"{body}\n\n{plots}\n\n## {_SIDE_BY_SIDE}\n\n"
+    f"{_found_before_and_after(output_dir, figures)}\n"
   )
+  _plot_recall(output_dir, figures["recall_over_training"])
   for name, (title, curves) in _PLOTS.items():
     _plot(output_dir, name=name, title=title, curves=curves)
   widths = [max(len(row[i]) for row in rows) for i in range(2)]
@@ -66,11 +77,15 @@ def _rows(figures: Mapping[str, Any]) -> list[tuple[str, str, str]]:
   """Returns what was measured, its figure, and a remark, for each row."""
 
   def open_qa(name: str) -> str:
-    of_run = figures[name]
-    return (
-      f"EM {of_run['exact_match']:.3f}   recall@5 {of_run['recall_at_5']:.3f}"
-    )
+    em = figures[name]["exact_match"]
+    return f"EM {em:.3f}   {recalls(figures[name])}"
 
+  def recalls(found: Mapping[str, float]) -> str:
+    at_1, at_5 = found["recall_at_1"], found["recall_at_5"]
+    return f"recall@1 {at_1:.3f}   recall@5 {at_5:.3f}"
+
+  statements = figures["statements"]
+  better = figures["inverse_cloze_baseline"]["retriever"].replace("_", " ")
   masked, edited = figures["masked_accuracy"], figures["edited_facts"]
   with_retrieval = f"accuracy {masked['with_retrieval']:.3f}"
   null_only = f"accuracy {masked['null_only']:.3f}"
@@ -80,7 +95,9 @@ def _rows(figures: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     ("REALM", open_qa("realm"), "test questions"),
     ("same reader, random blocks", open_qa("random_blocks"), "control"),
     ("BM25, reader trained on it", open_qa("bm25"), "control"),
-    ("inverse cloze, no REALM", open_qa("ict_only"), "control"),
+    ("inverse cloze, no REALM", open_qa("ict_only"), f"control ({better})"),
+    ("before fine-tuning, REALM", recalls(statements["realm"]), "statements"),
+    ("… inverse cloze", recalls(statements["ict_only"]), f"control ({better})"),
     ("masked names, with retrieval", with_retrieval, "pre-training"),
     ("masked names, null block alone", null_only, "control"),
     ("facts edited in the corpus", followed, "nothing trained"),
@@ -106,6 +123,61 @@ def _plot(
     axes.set_xlabel("step")
     axes.grid(alpha=0.3)
     axes.legend()
+
+
+def _plot_recall(
+  output_dir: Path, curves: Mapping[str, Mapping[str, Mapping[str, float]]]
+) -> None:
+  """Draws recall along training, in shares of it, and REALM's swaps."""
+  rows = read_rows(output_dir / "realm")
+  swaps = [
+    row["step"]
+    for before, row in itertools.pairwise(rows)
+    if row["generation"] != before["generation"]
+  ]
+  with plot(output_dir / _RECALL_OVER_TRAINING, title=_RECALL_TITLE) as (axes,):
+    for step in swaps:
+      label = "a new generation is swapped in" if step == swaps[0] else None
+      share = step / rows[-1]["step"]
+      axes.axvline(share, color="gray", alpha=0.4, lw=0.8, label=label)
+    for run, by_step in curves.items():
+      last = max(map(int, by_step))
+      shares = [int(step) / last for step in by_step]
+      for name, style in (("recall_at_1", "-"), ("recall_at_5", "--")):
+        axes.plot(
+          shares,
+          [recalls[name] for recalls in by_step.values()],
+          style,
+          marker=".",
+          color="tab:blue" if run == "realm" else "tab:orange",
+          label=f"{_LABELS[run]}, {name.replace('_at_', '@')}",
+        )
+    axes.set_xlabel("share of the run, which takes both as many seconds")
+    axes.set_ylim(0, 1)
+    axes.grid(alpha=0.3)
+    axes.legend()
+
+
+def _found_before_and_after(
+  output_dir: Path, figures: Mapping[str, Any]
+) -> str:
+  """Returns the best blocks of REALM's first and last checkpoint."""
+  steps = list(figures["recall_over_training"]["realm"])
+  columns = {
+    "inverse cloze, where REALM starts": steps[0],
+    "after REALM pre-training": steps[-1],
+  }
+  return side_by_side.tables(
+    output_dir / "world",
+    {
+      title: output_dir
+      / "evaluations"
+      / recall.folder("realm", int(step), _STATEMENTS)
+      / "retrieved.jsonl"
+      for title, step in columns.items()
+    },
+    questions=_STATEMENTS,
+  )
 
 
 def _smooth(values: Sequence[float]) -> list[float]:
