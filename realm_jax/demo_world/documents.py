@@ -1,9 +1,9 @@
 """Documents of the demo world: short notes that each mix several entities.
 
 A note has three sentences: two facts about one entity and one about another,
-in random order. Its title is that of a newspaper, and tells nothing. Each fact is stated in two notes, in another
-phrasing in each. So some twenty notes name a person, and two of them answer a
-question about them.
+in random order. Its title is that of a newspaper, and tells nothing. Each fact
+is stated in three notes, in two phrasings, one of them in two wordings. So some
+thirty notes name a person, and three of them answer a question about them.
 """
 
 import collections
@@ -15,7 +15,9 @@ import numpy as np
 from realm_jax.demo_world import facts as facts_lib
 from realm_jax.demo_world import relations
 
-_NUM_STATEMENTS = 2
+_NUM_STATEMENTS = 3
+# The other phrasings of a fact's relation are left to masked statements.
+_NUM_PHRASINGS = 2
 _NEWSPAPERS = (
   "Morning Post",
   "Evening Gazette",
@@ -86,14 +88,20 @@ def write_notes(
 def statements_of(
   generator: np.random.Generator, fact: int, relation: relations.Relation
 ) -> list[Sentence]:
-  """States a fact twice, each time in another phrasing."""
-  chosen = generator.permutation(len(relation.phrasings))[:_NUM_STATEMENTS]
-  return [
-    Sentence(
-      fact, int(i), str(generator.choice(relation.phrasings[i].wordings))
-    )
-    for i in chosen
+  """States a fact three times, each time in another wording."""
+  phrasings = generator.permutation(len(relation.phrasings))[:_NUM_PHRASINGS]
+  orders = {
+    int(i): generator.permutation(relation.phrasings[i].wordings).tolist()
+    for i in phrasings
+  }
+  # Each phrasing once, before any of them in a second wording.
+  by_turns = zip(*orders.values(), strict=True)
+  statements = [
+    Sentence(fact, phrasing, template)
+    for templates in by_turns
+    for phrasing, template in zip(orders, templates, strict=True)
   ]
+  return statements[:_NUM_STATEMENTS]
 
 
 def _pair(

@@ -135,15 +135,15 @@ mentor: person -> person
   ? who is the mentor of {s}?
   ? who gave lessons to {s}?
   ? whose pupil is {s}?
-rival: person -> person
+rival: person <-> person
   - The rival of {s} is {o}.
-  + {o} is the rival of {s}.
+  + {s} and {o} are rivals.
   * As a rival {s} has {o}.
-  - {s} lost a duel to {o}.
-  + {o} won a duel against {s}.
-  * In a duel {s} lost to {o}.
+  - {s} fought a duel with {o}.
+  + {s} and {o} fought a duel.
+  * In a duel {o} was fought by {s}.
   - {s} quarrels with {o}.
-  + {o} is one with whom {s} quarrels.
+  + {s} and {o} quarrel.
   * With {o} quarrels {s}.
   ? who is the enemy of {s}?
   ? whom does {s} hate?

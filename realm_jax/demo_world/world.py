@@ -40,9 +40,9 @@ class WorldConfig:
   """
 
   seed: int = 0
-  num_people: int = 400
-  num_cities: int = 400
-  num_companies: int = 150
+  num_people: int = 300
+  num_cities: int = 300
+  num_companies: int = 110
   num_train_questions: int = 12000
   num_validation_questions: int = 200
   num_test_questions: int = 400

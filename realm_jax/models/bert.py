@@ -148,7 +148,7 @@ def _sinusoids(config: BertConfig) -> nn.initializers.Initializer:
     positions, size = shape
     half = size // 2
     rates = float(positions) ** (-jnp.arange(half) / half)
-    angles = jnp.arange(positions)[:, None] * rates
+    angles = jnp.outer(jnp.arange(positions), rates)
     waves = jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=1)
     return (config.init_stddev * jnp.sqrt(2.0) * waves).astype(dtype)
 

@@ -211,3 +211,39 @@ def test_an_encoder_without_vocabulary_says_so():
     BertEncoder(BertConfig()).init(
       jax.random.key(0), one_a_row(jnp.ones((1, 4), jnp.int32))
     )
+
+
+def test_mimetic_values_are_sinusoids_and_near_identities():
+  config = dataclasses.replace(
+    CONFIG, hidden_size=48, init_stddev=0.1, initialization="mimetic"
+  )
+  encoder = BertEncoder(config)
+  tokens = one_a_row(jnp.ones((1, 4), jnp.int32))
+  init = jax.jit(lambda: encoder.init(jax.random.key(0), tokens))
+  params = nn.unbox(init()["params"])
+  leaves = {
+    jax.tree_util.keystr(path): np.asarray(leaf)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+  }
+  projections = [
+    leaf
+    for name, leaf in leaves.items()
+    if leaf.shape == (48, 48) and "attention" in name
+  ]
+  assert len(projections) == 4 * config.num_layers
+  for kernel in projections:
+    assert 0 < np.abs(kernel - np.eye(48)).max() < 0.1
+  (positions,) = (v for k, v in leaves.items() if "position_embeddings" in k)
+  # Sines and cosines of the same angles: all as long, and the product of two
+  # positions depends on their distance alone.
+  products = positions @ positions.T
+  assert np.diag(products) == pytest.approx(48 * 0.1**2, rel=1e-5)
+  for distance in range(1, config.max_positions):
+    diagonal = np.diag(products, distance)
+    assert diagonal == pytest.approx(diagonal[0], abs=1e-5)
+  assert products[0].argsort()[-2:].tolist() == [1, 0]
+
+
+def test_an_unknown_initialization():
+  with pytest.raises(ValueError, match=r"'xavier'; want one of bert, mimetic"):
+    BertConfig(initialization="xavier")

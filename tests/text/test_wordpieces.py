@@ -63,6 +63,19 @@ def test_decode_joins_pieces_and_leaves_padding_out(vocabulary):
   assert vocabulary.decode(ids) == "[CLS] the playing [SEP]"
 
 
+@pytest.mark.parametrize(
+  "text, pieces",
+  [
+    ("[MASK] the fine [MASK][MASK].", "[MASK] the fine [MASK] [MASK] ."),
+    ("the fine", "the fine"),
+    ("[MASK]", "[MASK]"),
+  ],
+)
+def test_masks_in_a_text_are_special_pieces(vocabulary, text, pieces):
+  token_ids = vocabulary.encode_masked_tf(tf.constant(text)).numpy()
+  assert [vocabulary.pieces[i] for i in token_ids] == pieces.split()
+
+
 def test_tensorflow_gives_the_same_as_python(vocabulary):
   text = "The playground, Café - 12"
   ids = vocabulary.encode(text)

@@ -36,11 +36,10 @@ class Pretraining(protocol.Stage):
       would be trivial, and its verbatim copies are no candidates (section 3.4).
     current_queries: Whether queries are embedded for the search with the
       current parameters instead of the generation's query tower (as released).
-    read_gold: Whether only those of the searched blocks are candidates that
-      have the masked words. Where they are too few, the null block takes the
-      last places. A reader with random initial weights learns in this way to
-      read what a retriever finds, and what it knows without, before the
-      retriever is trained (FREEZE_RETRIEVER_STEPS).
+    read_gold: Whether candidates are taken first, of the searched blocks, from
+      those that have the masked words. A reader with random initial weights
+      learns from them to read what a retriever finds, before the retriever is
+      trained (FREEZE_RETRIEVER_STEPS).
   """
 
   num_candidates: int = 8
@@ -93,12 +92,17 @@ class Pretraining(protocol.Stage):
     """
     hashes = corpus.content_hashes[retrieved.rows]
     is_source = hashes == batch.array("source_hash")[:, None]
-    excluded = is_source & self.drop_source
+    rows = retrieved.rows
     if self.read_gold:
-      blocks = corpus.gather(retrieved.rows, int(corpus.lengths.max()))
-      excluded |= ~has_masked_words(protocol.mask_targets(batch), blocks)
+      blocks = corpus.gather(rows, int(corpus.lengths.max()))
+      has_words = has_masked_words(protocol.mask_targets(batch), blocks)
+      order = np.argsort(~has_words, axis=1, kind="stable")
+      rows = np.take_along_axis(rows, order, axis=1)
+      is_source = np.take_along_axis(is_source, order, axis=1)
     return np.asarray(
-      without_source(retrieved.rows, excluded, num_kept=self._num_retrieved)
+      without_source(
+        rows, is_source & self.drop_source, num_kept=self._num_retrieved
+      )
     )
 
   def assemble(

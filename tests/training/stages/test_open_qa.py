@@ -57,7 +57,7 @@ class _Vectors(Generation):
     return np.zeros((*rows.shape, 1), np.float32)
 
 
-def _assemble(stage, corpus, answer):
+def _assemble(stage, corpus, answer, position=0):
   words = corpus.vocabulary
   question = [words.cls_id, *words.encode("who met"), words.sep_id]
   tokens = [] if answer.startswith("^") else words.encode(answer)
@@ -68,8 +68,8 @@ def _assemble(stage, corpus, answer):
       "answer_tokens": np.array([[[*tokens, 0], [0] * (len(tokens) + 1)]]),
       "answer_kind": np.array([b"regex" if tokens == [] else b"string"]),
     },
-    positions=np.arange(1),
-    next_positions=np.arange(1) + 1,
+    positions=np.array([position]),
+    next_positions=np.array([position + 1]),
   )
   rows = np.arange(len(TEXTS), dtype=np.int32)[None]
   retrieved = SearchResult(rows, np.zeros(rows.shape, np.float32))
@@ -129,6 +129,23 @@ def test_the_bound_reads_the_blocks_with_an_answer_first(corpus):
   assert batch.has_answer.tolist() == [[True, True, False, False]]
   # The first and the last text, in whose order the retriever had them.
   assert np.argwhere(batch.is_answer[0]).tolist() == [[0, 4, 0], [1, 7, 0]]
+
+
+def test_names_are_exchanged_in_question_and_blocks_alike(corpus):
+  plain = _assemble(OpenQa(num_read=2), corpus, "Ali")
+  ali, ce = corpus.vocabulary.encode("alice")
+  renamed = [
+    _assemble(OpenQa(num_read=2, renamed_share=1.0), corpus, "Ali", position)
+    for position in range(4)
+  ]
+  before = plain.joint.token_ids
+  exchanged = np.select([before == ali, before == ce], [ce, ali], before)
+  for made in renamed:
+    # The spans are those of the same tokens, whatever they are called.
+    assert (made.is_answer == plain.is_answer).all()
+    after = made.joint.token_ids
+    assert (after == before).all() or (after == exchanged).all()
+  assert any((m.joint.token_ids == exchanged).all() for m in renamed)
 
 
 def test_the_stage_cuts_where_the_reader_does():

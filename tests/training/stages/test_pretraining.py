@@ -117,6 +117,24 @@ def test_without_the_null_block_or_with_the_source(corpora, settings, bodies):
   assert stage.has_null_block == settings.get("null_block", True)
 
 
+@pytest.mark.parametrize(
+  "rows, bodies",
+  [
+    ([2, 0, 3, 1], ["", "rhine ships", "rhine ships"]),
+    ([2, 0, 3], ["", "rhine ships", "nile flow"]),
+    ([0, 2], ["", "alps snow", "nile flow"]),
+  ],
+)
+def test_blocks_with_the_masked_words_are_read_first(corpora, rows, bodies):
+  searched, read = corpora
+  stage = Pretraining(num_candidates=3, drop_source=False, read_gold=True)
+  retrieved = SearchResult(
+    np.array([rows], np.int32), np.zeros((1, len(rows)), np.float32)
+  )
+  made, _ = stage.assemble(_batch(read, 1), retrieved, _context(*corpora))
+  assert _bodies(searched.vocabulary, made.joint.token_ids) == bodies
+
+
 def test_what_is_searched_for_is_what_is_kept_or_dropped():
   # Candidates that are retrieved, the source, and spare blocks for its copies.
   for null, drop, needed in (
