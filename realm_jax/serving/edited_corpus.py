@@ -54,9 +54,7 @@ class EditedBlock(Shard):
         f"{corpus.block_length - used}; shorten it"
       )
     if not len(self.body_tokens(0)):
-      raise EditError(
-        "the text has no words; write some, or restore the block"
-      )
+      raise EditError("the text has no words; write some, or restore the block")
 
 
 class EditedCorpus(Corpus):

@@ -70,8 +70,6 @@ class EditedIndex:
       asked = check_vectors(queries, len(self._vectors[0]))
       own = asked @ np.stack(self._vectors).T
       scores = np.concatenate([scores, own], axis=1)
-      rows = np.concatenate(
-        [rows, np.tile(self._rows, (len(rows), 1))], axis=1
-      )
+      rows = np.concatenate([rows, np.tile(self._rows, (len(rows), 1))], axis=1)
     merged = in_order(rows, scores.astype(np.float32))
     return SearchResult(merged.rows[:, :k], merged.scores[:, :k])

@@ -67,7 +67,9 @@ def parse(body: bytes, limits: Limits) -> Question:
   fields = _object(fields, "the request", {"text", "edits"})
   text = _text(fields.get("text"), '"text"', limits.text_characters)
   if not text.strip():
-    raise RequestError("there is nothing to ask; write a question or a sentence")
+    raise RequestError(
+      "there is nothing to ask; write a question or a sentence"
+    )
   edits = fields.get("edits", [])
   if not isinstance(edits, list):
     raise RequestError('"edits" is no list; want [{"id": "…", "text": "…"}]')
@@ -109,8 +111,10 @@ def _text(value: Any, name: str, max_characters: int) -> str:
     )
   # JSON can write what is no character, and what would end a C string.
   if any(0xD800 <= ord(c) <= 0xDFFF or c == "\0" for c in value):
-    raise RequestError(f"{name} has a character that no text has (U+0000, or "
-                       "half of a surrogate pair); remove it")
+    raise RequestError(
+      f"{name} has a character that no text has (U+0000, or "
+      "half of a surrogate pair); remove it"
+    )
   return value
 
 

@@ -207,7 +207,9 @@ def _texts_by_row(explainer: Explainer, question: Question) -> dict[int, str]:
   corpus = explainer.corpus
   ids = np.array([edit.block_id for edit in question.edits], np.int64)
   texts = {}
-  for row, edit in zip(corpus.rows_of(ids).tolist(), question.edits, strict=True):
+  for row, edit in zip(
+    corpus.rows_of(ids).tolist(), question.edits, strict=True
+  ):
     if row < 0:
       raise EditError(
         f"no block has the id {edit.block_id}; the corpus may have changed: "

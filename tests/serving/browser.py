@@ -62,9 +62,7 @@ class Browser:
     )
 
   def _element(self, selector: str) -> str:
-    found = self._send(
-      "POST", "element", using="css selector", value=selector
-    )
+    found = self._send("POST", "element", using="css selector", value=selector)
     return found[_ELEMENT]
 
   def click(self, selector: str) -> None:
