@@ -2,5 +2,6 @@
 
 import os
 
-# As in `realm_jax/configuration.py`: before jax and TensorFlow are imported.
+# As in `realm_jax/configuration/__init__.py`: before jax and TensorFlow are
+# imported.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

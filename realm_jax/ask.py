@@ -1,10 +1,12 @@
-"""Answers questions: `python -m realm_jax.ask --gin_file=… "who wrote …?"`.
+"""Answers questions: `python -m realm_jax.ask --model_dir=… "who wrote …?"`.
 
-Prints the best answers, each with the block that contains it and that block's
-probability p(z|x). Without a question on the command line it reads questions
-from the terminal or from its standard input. The model is loaded once. Of
-several processes, such as those of a TPU slice, process 0 answers on its own
-devices, and the others load nothing and end with it.
+The configuration is the one that the run keeps, over gin/runs/ask.gin, or that
+of gin files. The command prints the best answers, each with the block that
+contains it and that block's probability p(z|x). Without a question on the
+command line it reads questions from the terminal or from its standard input.
+The model is loaded once. Of several processes, such as those of a TPU slice,
+process 0 answers on its own devices, and the others load nothing and end with
+it.
 """
 
 import sys
@@ -45,7 +47,9 @@ def main(argv: Sequence[str]) -> None:
 
 def _answer(words: Sequence[str]) -> None:
   """Answers the question of the command line, or those of the input."""
-  answerer = configuration.call(load_answerer)
+  answerer = configuration.call(
+    load_answerer, default_recipe="gin/runs/ask.gin"
+  )
   marks = _ON_TERMINAL if sys.stdout.isatty() else _ELSEWHERE
   questions = [" ".join(words)] if words else prompted_lines("question")
   for question in questions:

@@ -1,9 +1,12 @@
 """Builds and publishes search indexes beside a training run.
 
-    python -m realm_jax.build_index --gin_file=gin/runs/build_index.gin …
+    python -m realm_jax.build_index --model_dir=runs/realm
 
 It follows the run's checkpoints until it is stopped; `--once` builds one
-generation, the newest checkpoint's, and exits.
+generation, the newest checkpoint's, and exits. Without gin files it waits until
+the trainer has started, and reads the configuration that the run keeps, over
+gin/runs/build_index.gin. The index is then of the kind of the newest
+generation, if there is one, or else of the kind that the run needs.
 
 Several workers embed a generation together, shard i by worker i mod n. They are
 the processes of one command, as on the hosts of a TPU slice. Where processes
@@ -17,6 +20,8 @@ from absl import flags, logging
 
 from realm_jax import configuration, device_command
 from realm_jax.generations.building import run
+from realm_jax.generations.store import layout
+from realm_jax.generations.store import manifest as manifests
 from realm_jax.partitioning import cpu_tuning
 
 _ONCE = flags.DEFINE_bool(
@@ -32,9 +37,27 @@ def main(argv: Sequence[str]) -> None:
   del argv
   cpu_tuning.keep_freed_memory()
   published = configuration.call(
-    run.build_index, once=_ONCE.value, worker=_WORKER.value
+    run.build_index,
+    default_recipe="gin/runs/build_index.gin",
+    values_of_run=_values_of_run,
+    waits=True,
+    once=_ONCE.value,
+    worker=_WORKER.value,
   )
   logging.info("done: published %s", published or "nothing")
+
+
+def _values_of_run(record: configuration.RunRecord) -> dict[str, str]:
+  """Returns the index that the run is searched by, if that is known."""
+  generations_dir = record.path.parent / layout.FOLDER
+  if steps := layout.published_steps(generations_dir):
+    newest = manifests.read(layout.path_of(generations_dir, steps[-1]))
+    return {"INDEX": f"%{newest.index_kind.upper()}"}
+  if record.value("INDEX_SCORES"):
+    return {"INDEX": "%BM25"}
+  if record.value("RETRIEVE_ON_DEVICE"):
+    return {"INDEX": "%EXACT"}
+  return {}
 
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from absl import flags
 
@@ -39,7 +39,6 @@ _BLOCK_LENGTH = 56
 _VOCABULARY_SIZE = 8000
 _RECIPES = "gin/experiments/demo"
 
-_Result = TypeVar("_Result")
 _Value = str | int | bool
 # Figures of an evaluation, by name.
 _Figures = Mapping[str, Any]
@@ -67,10 +66,11 @@ class DemoRun:
     Raises:
       ValueError: SIGTERM stopped it.
     """
-    config = self._call(
-      "train", TrainConfig, recipe, {"MODEL_DIR": self.path(name), **bindings}
-    )
-    result = loop.train(config)
+    bindings = {"MODEL_DIR": self.path(name), **bindings}
+    with self._parsed("train", recipe, bindings):
+      config = configuration.configured(TrainConfig)()
+      text = configuration.text()
+    result = loop.train(config, configuration=text)
     if result.preempted:
       raise ValueError(f"stopped in stage {name}; its checkpoints are kept")
     return result
@@ -78,12 +78,9 @@ class DemoRun:
   def evaluate(self, name: str, recipe: str, **bindings: _Value) -> _Figures:
     """Evaluates a stage; the outputs go to a folder of `evaluations`."""
     output_dir = self.path(f"evaluations/{name}")
-    return self._call(
-      "evaluate",
-      evaluation.evaluate,
-      recipe,
-      {"OUTPUT_DIR": output_dir, **bindings},
-    )
+    bindings = {"OUTPUT_DIR": output_dir, **bindings}
+    with self._parsed("evaluate", recipe, bindings):
+      return configuration.configured(evaluation.evaluate)()
 
   def index_builder(
     self,
@@ -124,20 +121,15 @@ class DemoRun:
     )
     print(summary.table())
 
-  def _call(
-    self,
-    module: str,
-    function: Callable[..., _Result],
-    recipe: str,
-    bindings: Mapping[str, _Value],
-  ) -> _Result:
-    """Calls the function that `python -m realm_jax.MODULE` calls."""
+  def _parsed(
+    self, module: str, recipe: str, bindings: Mapping[str, _Value]
+  ) -> contextlib.AbstractContextManager[None]:
+    """Prints a command, and sets gin's configuration as that would."""
     gin_files, values = self._configuration(recipe, bindings)
     print(f"\n$ {_command(module, gin_files, values)}", flush=True)
-    with configuration.parsed(
+    return configuration.parsed(
       gin_files, [f"{name} = {value}" for name, value in values.items()]
-    ):
-      return configuration.configured(function)()
+    )
 
   def _configuration(
     self, recipe: str, bindings: Mapping[str, _Value]
@@ -158,7 +150,11 @@ def _command(
   *flags: str,
 ) -> str:
   arguments = [f"--gin_file={file}" for file in gin_files]
-  arguments += [f"--gin.{name}={value}" for name, value in values.items()]
+  for name, value in values.items():
+    if name in ("MODEL_DIR", "CORPUS_DIR"):
+      arguments.append(f"--{name.lower()}={json.loads(value)}")
+    else:
+      arguments.append(f"--gin.{name}={value}")
   return shlex.join(["python", "-m", f"realm_jax.{module}", *flags, *arguments])
 
 

@@ -16,6 +16,7 @@ from absl import flags
 from realm_jax import configuration
 from realm_jax.partitioning import processes
 
+configuration.define_run_flags()
 _COORDINATOR_ADDRESS = flags.DEFINE_string(
   "coordinator_address", None, "HOST:PORT of process 0."
 )

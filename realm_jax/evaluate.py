@@ -1,8 +1,9 @@
-"""Evaluates a trained model: `python -m realm_jax.evaluate --gin_file=…`.
+"""Evaluates a trained model: `python -m realm_jax.evaluate --model_dir=…`.
 
-The gin file chooses the evaluation: gin/runs/eval.gin answers questions,
-gin/runs/eval_retrieval.gin retrieves blocks for them, and
-gin/runs/eval_masked.gin fills in masked words. The figures are printed as
+The stage of the run, or a gin file, chooses the evaluation: gin/runs/eval.gin
+answers questions, gin/runs/eval_retrieval.gin retrieves blocks for them, and
+gin/runs/eval_masked.gin fills in masked words. OUTPUT_DIR is MODEL_DIR/eval,
+unless it is given. The figures are printed as
 tables, and written to OUTPUT_DIR and, with `--json=FILE`, to a file. Several
 processes, which are started as those of `realm_jax.train`, share the questions,
 and process 0 prints and writes.
@@ -32,17 +33,33 @@ _FOLLOW = flags.DEFINE_bool(
   "follow", False, "Evaluate the checkpoints of a run as they appear."
 )
 
+# The evaluation of what each stage trains. Others train the reader alone.
+_RECIPES = {
+  "OpenQa": "gin/runs/eval.gin",
+  "Pretraining": "gin/runs/eval_masked.gin",
+  "InverseCloze": "gin/runs/eval_retrieval.gin",
+}
+
 
 def main(argv: Sequence[str]) -> None:
   """Calls `evaluation.run.evaluate`, or `follow`, as gin configures it."""
   del argv
   cpu_tuning.keep_freed_memory()
   function = following.follow if _FOLLOW.value else run.evaluate
-  figures: Figures | None = configuration.call(function)
+  figures: Figures | None = configuration.call(
+    function,
+    default_recipe=_RECIPES,
+    values_of_run=_values_of_run,
+    waits=_FOLLOW.value,
+  )
   if figures is None:
     return
   # The others wait, so as to fail if process 0 cannot write.
   Agreement("report").led("report", lambda: _report(figures))
+
+
+def _values_of_run(record: configuration.RunRecord) -> dict[str, str]:
+  return {"OUTPUT_DIR": repr(str(record.path.parent / "eval"))}
 
 
 def _report(figures: Figures) -> None:

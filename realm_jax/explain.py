@@ -1,10 +1,13 @@
 """Explains what a run fills in: `python -m realm_jax.explain "… [MASK] …"`.
 
-    python -m realm_jax.explain --gin_file=… "… was born in [MASK]."
-    python -m realm_jax.explain --gin_file=… --answer=Paris "… in [MASK]."
-    python -m realm_jax.explain --gin_file=… --baseline=runs/reading "…"
-    python -m realm_jax.explain --gin_file=… --along_training
-    python -m realm_jax.explain --gin_file=… --block_use
+    python -m realm_jax.explain --model_dir=… "… was born in [MASK]."
+    python -m realm_jax.explain --model_dir=… --answer=Paris "… in [MASK]."
+    python -m realm_jax.explain --model_dir=… --baseline=runs/reading "…"
+    python -m realm_jax.explain --model_dir=… --along_training
+    python -m realm_jax.explain --model_dir=… --block_use
+
+The configuration is the one that the run keeps, over gin/runs/explain.gin, or
+that of gin files.
 
 With a sentence, it shows the candidates z with p(z|x), p(y|z,x), their shares
 of p(y|x), retrieval utilities, and r(z), by which a gradient would reward them,
@@ -23,10 +26,10 @@ All are printed as tables, and written as JSON with --json=FILE. Of several
 processes, process 0 does this on its own devices.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from absl import app, flags, logging
-from etils import epath
 
 from realm_jax import configuration, device_command
 from realm_jax.console.prompt import prompted_lines
@@ -52,9 +55,8 @@ _BASELINE = flags.DEFINE_string(
 _BASELINE_GIN_FILE = flags.DEFINE_multi_string(
   "baseline_gin_file",
   [],
-  "Model file of the baseline, with bindings of its own; by default the "
-  "model.gin that an import has written to its directory, or else the model of "
-  "this command.",
+  "Model file of the baseline, over what its directory has recorded; needed if "
+  "that has neither config.gin nor model.gin.",
 )
 _ALONG_TRAINING = flags.DEFINE_bool(
   "along_training", False, "Follow sentences through the run's generations."
@@ -75,8 +77,10 @@ _JSON = flags.DEFINE_string(
   "json", None, "File to which the same is written as JSON, too."
 )
 
+_RECIPE = "gin/runs/explain.gin"
 _BASELINE_RECIPE = "gin/runs/explain_baseline.gin"
-_MODEL_FILE = "model.gin"
+
+_Result = TypeVar("_Result")
 
 
 def main(argv: Sequence[str]) -> None:
@@ -108,13 +112,28 @@ def _require_one_mode(argv: Sequence[str]) -> None:
 
 def _explain(words: Sequence[str]) -> None:
   if _ALONG_TRAINING.value:
-    followed = configuration.call(follow_sentences, sentences=_SENTENCES.value)
+    followed = _call(follow_sentences, sentences=_SENTENCES.value)
     _report(tables.along_training_text(followed), followed.to_json())
   elif _BLOCK_USE.value:
-    use = configuration.call(count_block_use)
+    use = _call(count_block_use)
     _report(tables.block_use_text(use), use.to_json())
   else:
     _explain_texts([" ".join(words)] if words else _texts())
+
+
+def _call(function: Callable[..., _Result], **overrides: Any) -> _Result:
+  return configuration.call(
+    function,
+    default_recipe=_RECIPE,
+    values_of_run=_values_of_run,
+    **overrides,
+  )
+
+
+def _values_of_run(record: configuration.RunRecord) -> dict[str, str]:
+  """Returns the task of a run of pre-training, whose sentences are masked."""
+  task = record.value("TASK") if record.stage == "Pretraining" else None
+  return {} if task is None else {"TASK": repr(task)}
 
 
 def _texts() -> Iterator[str]:
@@ -122,7 +141,7 @@ def _texts() -> Iterator[str]:
 
 
 def _explain_texts(texts: Iterator[str] | Sequence[str]) -> None:
-  explainer = configuration.call(load_explainer)
+  explainer = _call(load_explainer)
   baseline = None
   if _BASELINE.value is not None:
     baseline = _load_baseline(_BASELINE.value, explainer)
@@ -143,15 +162,20 @@ def _report(text: str, values: JsonValue) -> None:
 
 
 def _load_baseline(model_dir: str, explainer: Explainer) -> UnaidedModel:
-  """Loads a model by a configuration of its own."""
-  files, bindings = configuration.given()
-  written = epath.Path(model_dir) / _MODEL_FILE
-  own = _BASELINE_GIN_FILE.value or ([str(written)] if written.exists() else [])
-  if own:
-    files, bindings = own, []
-  with configuration.parsed([*files, _BASELINE_RECIPE], bindings):
+  """Loads a model by the configuration that its own directory has recorded."""
+  files = _BASELINE_GIN_FILE.value
+  if not files and configuration.RunRecord.find(model_dir) is None:
+    raise configuration.ConfigurationError(
+      f"the baseline {model_dir} has neither config.gin nor model.gin; name "
+      "its model with --baseline_gin_file"
+    )
+  with configuration.parsed_for_run(
+    load_unaided,
+    model_dir,
+    default_recipe=_BASELINE_RECIPE,
+    gin_files=[*files, _BASELINE_RECIPE],
+  ):
     return configuration.configured(load_unaided)(
-      model_dir=model_dir,
       corpus=explainer.corpus,
       limits=explainer.limits,
       mesh=explainer.model.mesh,

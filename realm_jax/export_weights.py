@@ -1,8 +1,7 @@
 """Writes a checkpoint for another system: config, safetensors, vocabulary.
 
     python -m realm_jax.export_weights --to=hf_bert --part=retriever \\
-      --output_dir=out/minilm --gin_file=runs/minilm/model.gin \\
-      --gin_file=gin/runs/export.gin --gin.MODEL_DIR='"runs/minilm"'
+      --model_dir=runs/minilm --output_dir=out/minilm
 
 --to=hf_bert writes a BERT directory of Hugging Face: a tower without projection
 (BertModel, with the modules.json of sentence-transformers where that says all
@@ -23,6 +22,7 @@ from realm_jax.conversion import exporting
 from realm_jax.conversion.hugging_face.exports import REALM_MODELS, TOWERS
 from realm_jax.conversion.planning import PARTS
 
+configuration.define_run_flags()
 _TO = flags.DEFINE_enum(
   "to", None, exporting.SYSTEMS, "System to export to.", required=True
 )
@@ -43,6 +43,7 @@ def main(argv: Sequence[str]) -> None:
   del argv
   report = configuration.call(
     exporting.export_weights,
+    default_recipe="gin/runs/export.gin",
     output_dir=_OUTPUT_DIR.value,
     to=_TO.value,
     part=_PART.value,

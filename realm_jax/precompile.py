@@ -8,7 +8,8 @@ builder's embedding of blocks and the exact search, and prints whether they fit
 the chips' memory, how long they take by the compiler's estimates, and how many
 chips rebuild the index how often. No data are needed: sequences are as long as
 the recipe pads them, or as those of `--lengths_from=CORPUS`. The recipe may be
-that of an index builder alone. docs/performance.md explains the estimates.
+that of an index builder alone; without one, `--model_dir` gives a run's own.
+docs/performance.md explains the estimates.
 """
 
 import sys
@@ -25,6 +26,7 @@ from realm_jax.precompilation import compiler, run
 from realm_jax.precompilation.topology import open_topology
 from realm_jax.training.config import TrainConfig
 
+configuration.define_run_flags()
 _TOPOLOGY = flags.DEFINE_string(
   "topology",
   None,

@@ -2,6 +2,9 @@
 
 The gin file chooses the stage: inverse cloze, reading, REALM pre-training or
 open QA. The files under gin/runs/ say what each needs.
+
+MODEL_DIR/config.gin keeps the whole configuration, so that other commands take
+`--model_dir` alone. So does this one, to resume a run as it was configured.
 """
 
 from collections.abc import Sequence
@@ -19,7 +22,9 @@ def main(argv: Sequence[str]) -> None:
   del argv
   cpu_tuning.disable_async_dispatch()
   cpu_tuning.keep_freed_memory()
-  result = loop.train(configuration.call(TrainConfig))
+  with configuration.parsed_from_flags():
+    config, text = configuration.configured(TrainConfig)(), configuration.text()
+  result = loop.train(config, configuration=text)
   logging.info("done: step %d, %d swaps", result.step, result.swaps)
 
 

@@ -178,6 +178,52 @@ def test_the_flags_of_a_command_exist(
   assert flags <= known, f"{command} has flags that do not exist"
 
 
+def _bindings(command: Command) -> list[str]:
+  """What a command binds, by the flags of its directories, too."""
+  return [
+    *(binding.replace("=", " = ", 1) for binding in command.values("--gin.")),
+    *(
+      f"{name.upper()} = {path!r}"
+      for name in ("model_dir", "corpus_dir")
+      for path in command.values(f"--{name}=")
+    ),
+  ]
+
+
+# Recipes over which commands read what a run has kept.
+_RECIPES = {
+  "realm_jax.ask": ["ask"],
+  "realm_jax.build_index": ["build_index"],
+  "realm_jax.evaluate": ["eval", "eval_masked"],
+  "realm_jax.explain": ["explain"],
+  "realm_jax.export_weights": ["export"],
+}
+
+
+@pytest.mark.parametrize(
+  "command",
+  [
+    c
+    for c in COMMANDS
+    if c.module in _RECIPES
+    and not c.values("--gin_file=")
+    and not c.is_abridged
+  ],
+  ids=str,
+)
+def test_a_run_and_its_recipe_complete_a_command(command: Command):
+  assert command.values("--model_dir="), command
+  has_questions = any("QUESTIONS" in b for b in command.values("--gin."))
+  recipe = _RECIPES[command.module][0 if has_questions else -1]
+  kept = 'include "gin/models/bert_base.gin"\nOUTPUT_DIR = "eval"\n'
+  if not command.values("--corpus_dir="):
+    kept += 'CORPUS_DIR = "corpus"\n'
+  with configuration.parsed(
+    [f"gin/runs/{recipe}.gin"], _bindings(command), of_run=kept
+  ):
+    pass
+
+
 @pytest.mark.parametrize(
   "command",
   [
@@ -188,9 +234,7 @@ def test_the_flags_of_a_command_exist(
   ids=str,
 )
 def test_the_recipe_of_a_command_is_complete(command: Command):
-  bindings = [
-    binding.replace("=", " = ", 1) for binding in command.values("--gin.")
-  ]
+  bindings = _bindings(command)
   # The model file that an import writes takes the place of this one.
   files = [
     "gin/models/bert_base.gin" if file.startswith("runs/") else file

@@ -63,19 +63,6 @@ RETRIEVER = Retriever(bert=_BERT, projection_size=8)
 READER = Reader(
   bert=_BERT, joint_length=JOINT_LENGTH, span_size=8, max_answer_width=10
 )
-# The same model and lengths, for commands, over gin/models/tiny.gin.
-GIN_BINDINGS = (
-  "bert.BertConfig.hidden_size = 16",
-  "bert.BertConfig.num_layers = 1",
-  "bert.BertConfig.num_heads = 2",
-  "bert.BertConfig.intermediate_size = 32",
-  f"bert.BertConfig.max_positions = {JOINT_LENGTH}",
-  "retriever.Retriever.projection_size = 8",
-  "reader.Reader.span_size = 8",
-  f"JOINT_LENGTH = {JOINT_LENGTH}",
-  f"QUERY_LENGTH = {QUERY_LENGTH}",
-  f"BLOCK_LENGTH = {BLOCK_LENGTH}",
-)
 
 
 def documents() -> list[dict[str, str]]:

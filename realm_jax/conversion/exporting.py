@@ -41,7 +41,8 @@ class TrainedModel:
 
   A `checkpoint_step` of None takes the last checkpoint, and "best" the one that
   `realm_jax.evaluate --follow` has named. A `vocab` of None takes the file in
-  `model_dir`, where an import leaves it.
+  `model_dir`, where an import leaves it, or else that of the corpus in
+  `corpus_dir`, which the model was trained on.
   """
 
   model_dir: epath.PathLike
@@ -49,6 +50,7 @@ class TrainedModel:
   reader: Reader
   checkpoint_step: int | Literal["best"] | None = None
   vocab: epath.PathLike | None = None
+  corpus_dir: epath.PathLike | None = None
 
   def bind_vocabulary(self) -> BoundModel:
     """Returns the modules with their vocabulary.
@@ -58,10 +60,12 @@ class TrainedModel:
     """
     path = epath.Path(self.vocab or epath.Path(self.model_dir, VOCABULARY_FILE))
     if self.vocab is None and not path.exists():
-      raise ConversionError(
-        f"{path} is not there: give VOCAB, the vocab.txt in the directory of "
-        "the corpus that the model was trained on"
-      )
+      if self.corpus_dir is None:
+        raise ConversionError(
+          f"{path} is not there: give --corpus_dir, the corpus that the model "
+          "was trained on, or its vocab.txt as VOCAB"
+        )
+      path = epath.Path(self.corpus_dir, VOCABULARY_FILE)
     return BoundModel.of(self.retriever, self.reader, WordpieceVocabulary(path))
 
 
@@ -95,7 +99,7 @@ def export_weights(
     TargetError, DiskFullError: If `output_dir` cannot be written.
     StoreAccessError: If a bucket cannot be read or written.
   """
-  require_readable(model.model_dir, model.vocab)
+  require_readable(model.model_dir, model.vocab, model.corpus_dir)
   check_new(output_dir)
   bound = model.bind_vocabulary()
   plan = _plan(bound, to, part, realm_model, tower)

@@ -10,12 +10,12 @@ from jaxtyping import Array, Float, Int, Int32
 
 from realm_jax.corpus.store import Corpus
 from realm_jax.evaluation.generation import open_generation
+from realm_jax.evaluation.queries import batches_of, encode_queries
 from realm_jax.evaluation.ranking import BlockRanker, Ranking
 from realm_jax.evaluation.trained_model import (
   ModelSource,
   TrainedModel,
   load_model,
-  whole_batch,
 )
 from realm_jax.generations.follow.loading import Generation
 from realm_jax.indexes.protocol import SearchError
@@ -154,14 +154,11 @@ class Answerer:
         'CANDIDATES = "gold" reads the blocks that contain an answer, which is '
         "not known here; it is for `realm_jax.evaluate`"
       )
-    query_length = self.model.source.query_length
-    words = self.corpus.vocabulary
-    token_ids = words.encode(question)[: query_length - 2]
-    if not token_ids:
-      raise ValueError(f"the question {question!r} has no words")
-    queries = np.zeros((whole_batch(1), query_length), np.int32)
-    queries[:, : len(token_ids) + 2] = [words.cls_id, *token_ids, words.sep_id]
-    return self.answer(queries, num_questions=1)[0]
+    queries = encode_queries(
+      [question], self.corpus.vocabulary, self.model.source.query_length
+    )
+    ((batch, _),) = batches_of(queries)
+    return self.answer(batch, num_questions=1)[0]
 
   def answer(
     self, token_ids: Int32[np.ndarray, "b q"], *, num_questions: int

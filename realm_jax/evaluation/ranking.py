@@ -7,6 +7,7 @@ from absl import logging
 from jaxtyping import Float, Float32, Int32
 from scipy.special import softmax
 
+from realm_jax.evaluation.queries import QueryEmbedder
 from realm_jax.evaluation.trained_model import TrainedModel
 from realm_jax.generations.follow.loading import Generation
 from realm_jax.indexes.protocol import (
@@ -15,9 +16,6 @@ from realm_jax.indexes.protocol import (
   SearchResult,
   in_order,
 )
-from realm_jax.models.retriever import embed_queries, query_tower_parameters
-from realm_jax.partitioning import rules
-from realm_jax.partitioning.jit_cache import shared_partial
 
 
 class Ranking(NamedTuple):
@@ -74,12 +72,9 @@ class BlockRanker:
         "the generation of the index that the run was trained with"
       )
     num_blocks = generation.index.num_blocks
-    if num_searched < 1:
-      raise SearchError(f"num_searched={num_searched}; want at least 1")
     if num_searched > num_blocks:
       logging.info("The corpus has %d blocks: searching all", num_blocks)
-    self.num_searched = min(num_searched, num_blocks)
-    self._mesh = model.mesh
+    self.num_searched = _number(num_searched, num_blocks)
     self._generation = generation
     self._index_scores = index_scores
     # Random blocks have equal scores, so that none of them is preferred.
@@ -89,22 +84,16 @@ class BlockRanker:
     self._score_scale = model.models.retriever.score_scale
     if index_scores:
       self._score_scale = float(model.params["retriever"]["scale"])
-    elif current_queries:
-      self._query_params = query_tower_parameters(
-        model.models.retriever, model.params["retriever"]
-      )
     else:
-      self._query_params = generation.query_params
-    self._embed = rules.on_mesh(
-      shared_partial(embed_queries, model.models.retriever),
-      model.mesh,
-      out_shardings=rules.batch_sharding(model.mesh),
-    )
+      params = None if current_queries else generation.query_params
+      self._embed = QueryEmbedder(model, params)
 
   def search(
     self,
     token_ids: Int32[np.ndarray, "b q"],
     vectors: Float32[np.ndarray, "b d"] | None = None,
+    *,
+    num_searched: int | None = None,
   ) -> SearchResult:
     """Searches the index, and returns the index's own scores.
 
@@ -112,31 +101,40 @@ class BlockRanker:
     """
     index = self._generation.index
     if vectors is None and index.needs_vectors:
-      vectors = self._vectors(token_ids)
-    return index.search(QueryBatch(token_ids, vectors), self.num_searched)
+      vectors = self._embed(token_ids)
+    number = self.num_searched
+    if num_searched is not None:
+      number = _number(num_searched, index.num_blocks)
+    return index.search(QueryBatch(token_ids, vectors), number)
 
-  def rank(self, token_ids: Int32[np.ndarray, "b q"]) -> Ranking:
-    """Retrieves blocks and sorts them by score.
+  def rank(
+    self,
+    token_ids: Int32[np.ndarray, "b q"],
+    *,
+    num_searched: int | None = None,
+  ) -> Ranking:
+    """Retrieves blocks, by default those of the ranker, sorted by score.
 
     An approximate index only chooses the blocks: f(x, z) is computed from the
     generation's stored vectors, as in training. The number of queries must be
     a multiple of the number of devices.
     """
     if self._by_index_order:
-      found = self.search(token_ids)
+      found = self.search(token_ids, num_searched=num_searched)
       scale = self._score_scale if self._index_scores else 1.0
       found = in_order(found.rows, scale * found.scores)
     else:
-      vectors = self._vectors(token_ids)
-      found = self.search(token_ids, vectors)
+      vectors = self._embed(token_ids)
+      found = self.search(token_ids, vectors, num_searched=num_searched)
       stored = self._generation.vectors(found.rows)
       scores = np.einsum("bd,bkd->bk", vectors, stored)
       found = in_order(found.rows, self._score_scale * scores)
     probabilities = softmax(np.float64(found.scores), axis=-1)
     return Ranking(found.rows, found.scores, probabilities)
 
-  def _vectors(
-    self, token_ids: Int32[np.ndarray, "b q"]
-  ) -> Float32[np.ndarray, "b d"]:
-    queries = rules.to_devices({"query": token_ids}, self._mesh)["query"]
-    return np.asarray(self._embed(self._query_params, queries))
+
+def _number(num_searched: int, num_blocks: int) -> int:
+  """Returns how many blocks are searched for, which a corpus may not have."""
+  if num_searched < 1:
+    raise SearchError(f"num_searched={num_searched}; want at least 1")
+  return min(num_searched, num_blocks)

@@ -45,8 +45,15 @@ class TrainResult:
   preempted: bool
 
 
-def train(config: TrainConfig) -> TrainResult:
+def train(
+  config: TrainConfig, *, configuration: str | None = None
+) -> TrainResult:
   """Trains one stage, from the last checkpoint of MODEL_DIR if there is one.
+
+  Args:
+    config: Configuration of the run.
+    configuration: Text of the configuration that MODEL_DIR keeps for other
+      commands, if any (`realm_jax/files/kept_configuration.py`).
 
   Raises:
     SoleProcessError: MODEL_DIR has a trainer already, or, on an object store,
@@ -57,7 +64,7 @@ def train(config: TrainConfig) -> TrainResult:
     ValueError: The configuration does not fit the corpus or the devices.
     NonFiniteLossError: The loss is not finite; the last good checkpoint stays.
   """
-  with open_run(config) as (state, run):
+  with open_run(config, configuration) as (state, run):
     if run is None:
       step = int(state.step)
       logging.info("%s is already trained: step %d", config.model_dir, step)

@@ -10,6 +10,7 @@ from etils import epath
 from realm_jax.answers.run_answers import RunAnswers
 from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.console.sigterm import stop_on_sigterm
+from realm_jax.files.kept_configuration import keep_configuration
 from realm_jax.files.object_store.store_access import (
   require_readable,
   require_writable,
@@ -76,8 +77,12 @@ class Run:
 
 
 @contextlib.contextmanager
-def open_run(config: TrainConfig) -> Iterator[tuple[TrainState, Run | None]]:
+def open_run(
+  config: TrainConfig, configuration: str | None = None
+) -> Iterator[tuple[TrainState, Run | None]]:
   """Opens a run from its last checkpoint, or a new one.
+
+  What it is to keep of its configuration is written before checkpoint 0.
 
   Yields the state before the next step, and the parts of the run, or None if
   all steps are done. Raises what `realm_jax.training.loop.train` does.
@@ -120,6 +125,11 @@ def open_run(config: TrainConfig) -> Iterator[tuple[TrainState, Run | None]]:
     own_index = None
     if config.keeps_own_index and step < config.num_steps:
       own_index = OwnIndex(setup, packer, decisions, checkpoints)
+    if configuration is not None:
+      keep = functools.partial(
+        keep_configuration, config.model_dir, configuration
+      )
+      decisions.loop.led("configuration", keep)
     # The first generation is built from checkpoint 0. It is not saved before
     # everything that it needs has been found to be there.
     if not store.steps():

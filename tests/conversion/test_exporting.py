@@ -62,9 +62,7 @@ def test_the_command_goes_with_an_imports_own_files(
     [
       *(sys.executable, "-m", "realm_jax.export_weights", "--to=hf_bert"),
       *("--part=retriever", f"--output_dir={tmp_path / 'out'}"),
-      f"--gin_file={tmp_path / 'run' / 'model.gin'}",
-      "--gin_file=gin/runs/export.gin",
-      f"--gin.MODEL_DIR={str(tmp_path / 'run')!r}",
+      f"--model_dir={tmp_path / 'run'}",
     ],
     cwd=project_dir,
     env=command_environment,

@@ -60,7 +60,7 @@ def test_it_binds_the_very_same_modules(model_file):
   [
     *("inverse_cloze", "reading", "pretrain", "open_qa"),
     *("build_index", "eval", "eval_retrieval", "eval_masked"),
-    *("ask", "explain"),
+    *("ask", "explain", "load"),
   ],
 )
 def test_it_goes_with_every_recipe_and_its_macros_may_change(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from realm_jax import configuration
 from realm_jax.evaluation.answering import (
   Answerer,
   AnsweringConfig,
@@ -14,6 +15,7 @@ from realm_jax.evaluation.answering import (
 )
 from realm_jax.evaluation.open_qa import evaluate_open_qa
 from realm_jax.evaluation.trained_model import ModelSource
+from realm_jax.files.kept_configuration import keep_configuration
 from realm_jax.inputs.config import DataConfig
 from tests import tiny_world
 from tests.evaluation.lines import read_lines
@@ -31,6 +33,38 @@ def params(world) -> dict:
 def model_dir(world, params) -> Path:
   """A run of open QA: checkpoint 0, with random parameters, and its index."""
   return world.directory / "run"
+
+
+@pytest.fixture
+def keep_record(world) -> Callable[..., None]:
+  """`keep_record(recipe, model_dir)` keeps what `realm_jax.train` would."""
+
+  def keep(recipe: str, model_dir: Path) -> None:
+    given = {"MODEL_DIR": "elsewhere", "CORPUS_DIR": str(world.corpus_dir)}
+    if recipe == "open_qa":
+      given["TRAIN_QUESTIONS"] = "train.jsonl"
+    with configuration.parsed(
+      [f"gin/runs/{recipe}.gin", "tests/integration/tiny.gin"],
+      [f"{name} = {value!r}" for name, value in given.items()],
+    ):
+      keep_configuration(model_dir, configuration.text())
+
+  return keep
+
+
+@pytest.fixture
+def recorded_run(model_dir, keep_record, tmp_path) -> Callable[[str], Path]:
+  """`recorded_run(recipe)` is the same run, with a record of its stage."""
+
+  def make(recipe: str) -> Path:
+    run = tmp_path / "runs" / recipe
+    run.mkdir(parents=True)
+    for name in ("checkpoints", "generations"):
+      (run / name).symlink_to(model_dir / name)
+    keep_record(recipe, run)
+    return run
+
+  return make
 
 
 @pytest.fixture(scope="session")

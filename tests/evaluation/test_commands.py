@@ -3,55 +3,43 @@
 import json
 import subprocess
 import sys
-import types
 
 import pytest
+from absl import flags
+from absl.testing import flagsaver
 
-from realm_jax import ask, configuration, evaluate
+from realm_jax import ask, build_index, configuration, evaluate
 from realm_jax.partitioning import cpu_tuning
-from tests import tiny_world
 
 pytestmark = pytest.mark.slow
 
-_MODEL = "gin/models/tiny.gin"
-
-
-def _bindings(world, model_dir, **more) -> list[str]:
-  given = {
-    "MODEL_DIR": str(model_dir),
-    "CORPUS_DIR": str(world.corpus_dir),
-    **more,
-  }
-  return [
-    *tiny_world.GIN_BINDINGS,
-    *(f"{name} = {value!r}" for name, value in given.items()),
-  ]
+# The stage whose run each recipe evaluates.
+_STAGES = {
+  "eval": "open_qa",
+  "eval_retrieval": "inverse_cloze",
+  "eval_masked": "pretrain",
+}
 
 
 @pytest.fixture
-def run_evaluate(world, tmp_path, monkeypatch, request):
-  """`run_evaluate(recipe, model_dir, follow=False, **bindings)`: the command.
+def run_evaluate(tmp_path, monkeypatch, request):
+  """`run_evaluate(model_dir, follow=False, **bindings)`: the command.
 
   Its figures are in figures.json, in the folder of the test.
   """
   request.getfixturevalue("one_device")
 
-  def run(recipe, model_dir, *, follow=False, **bindings):
+  def run(model_dir, *, follow=False, **bindings):
     given = {"OUTPUT_DIR": str(tmp_path), "BATCH_SIZE": 8, **bindings}
-
-    def call(function):
-      files = [_MODEL, f"gin/runs/{recipe}.gin"]
-      with configuration.parsed(files, _bindings(world, model_dir, **given)):
-        return configuration.configured(function)()
-
-    # As if the command line had given them.
-    monkeypatch.setattr(configuration, "call", call)
-    flags = {"_JSON": str(tmp_path / "figures.json"), "_FOLLOW": follow}
-    for name, value in flags.items():
-      flag = types.SimpleNamespace(value=value)
-      monkeypatch.setattr(evaluate, name, flag)
     monkeypatch.setattr(cpu_tuning, "keep_freed_memory", lambda: None)
-    evaluate.main(["evaluate"])
+    flags.FLAGS.mark_as_parsed()
+    with flagsaver.flagsaver(
+      model_dir=str(model_dir),
+      gin_bindings=[f"{name} = {value!r}" for name, value in given.items()],
+      json=str(tmp_path / "figures.json"),
+      follow=follow,
+    ):
+      evaluate.main(["evaluate"])
 
   return run
 
@@ -64,9 +52,9 @@ def run_evaluate(world, tmp_path, monkeypatch, request):
     ("eval_masked", (), "masked_accuracy_null"),
   ],
 )
-def test_a_recipe_chooses_what_is_measured_printed_and_written(
+def test_a_stage_chooses_what_is_measured_printed_and_written(
   world,
-  model_dir,
+  recorded_run,
   evaluated,
   tmp_path,
   capsys,
@@ -78,7 +66,7 @@ def test_a_recipe_chooses_what_is_measured_printed_and_written(
   given: dict = {name: str(world.question_file) for name in bindings}
   if recipe == "eval_masked":
     given["NUM_BATCHES"] = 1
-  run_evaluate(recipe, model_dir, **given)
+  run_evaluate(recorded_run(_STAGES[recipe]), **given)
   figures = json.loads((tmp_path / "figures.json").read_text())
   assert figures == json.loads((tmp_path / "metrics.json").read_text())
   if recipe == "eval":
@@ -100,11 +88,11 @@ def test_a_recipe_chooses_what_is_measured_printed_and_written(
 
 
 def test_a_recipe_follows_a_run(
-  world, model_dir, tmp_path, capsys, run_evaluate
+  world, model_dir, tmp_path, capsys, keep_record, run_evaluate
 ):
+  keep_record("open_qa", tmp_path)
   world.save_checkpoint(tmp_path, step=3, generation=0)
   run_evaluate(
-    "eval",
     tmp_path,
     follow=True,
     GENERATION=str(model_dir / "generations"),
@@ -120,18 +108,20 @@ def test_a_recipe_follows_a_run(
   assert (best["step"], best["value"]) == (3, figures["f1"])
 
 
+def test_an_index_is_of_the_kind_of_the_newest_generation(recorded_run):
+  # The one that gin/runs/build_index.gin names is ScaNN's.
+  record = configuration.RunRecord.find(recorded_run("open_qa"))
+  assert build_index._values_of_run(record) == {"INDEX": "%EXACT"}
+
+
 def test_ask_answers_each_line_of_its_input(
-  world, model_dir, evaluated, project_dir, command_environment
+  recorded_run, evaluated, project_dir, command_environment
 ):
   lines = evaluated[1][:2]
-  bindings = (
-    binding.partition(" = ") for binding in _bindings(world, model_dir)
-  )
   done = subprocess.run(
     [
       *(sys.executable, "-m", "realm_jax.ask"),
-      *(f"--gin_file={file}" for file in (_MODEL, "gin/runs/ask.gin")),
-      *(f"--gin.{name}={value}" for name, _, value in bindings),
+      f"--model_dir={recorded_run('open_qa')}",
     ],
     cwd=project_dir,
     env=command_environment,

@@ -1,7 +1,7 @@
 """What the commands call, in this process, as their gin files bind it."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,18 @@ MODEL_FILE = "tests/integration/tiny.gin"
 _PATIENCE_SECONDS = 300.0
 
 
+def parsed(
+  gin_files: Sequence[str], bindings: Mapping[str, Any]
+) -> contextlib.AbstractContextManager[None]:
+  """Sets gin's configuration during a `with` block."""
+  return configuration.parsed(
+    gin_files, [f"{name} = {as_gin(value)}" for name, value in bindings.items()]
+  )
+
+
 def call(function: Any, gin_files: Sequence[str], **bindings: Any) -> Any:
   """Calls a function as gin files and bindings configure it."""
-  with configuration.parsed(
-    gin_files, [f"{name} = {as_gin(value)}" for name, value in bindings.items()]
-  ):
+  with parsed(gin_files, bindings):
     return configuration.configured(function)()
 
 
@@ -37,9 +44,14 @@ class Commands:
 
   def call(self, function: Any, recipe: str, **bindings: Any) -> Any:
     """Calls a function as gin/runs/RECIPE.gin binds it."""
+    with self._parsed(recipe, bindings):
+      return configuration.configured(function)()
+
+  def _parsed(
+    self, recipe: str, bindings: Mapping[str, Any]
+  ) -> contextlib.AbstractContextManager[None]:
     files = [f"gin/runs/{recipe}.gin", MODEL_FILE]
-    bindings.setdefault("CORPUS_DIR", self.world.corpus_dir)
-    return call(function, files, **bindings)
+    return parsed(files, {"CORPUS_DIR": self.world.corpus_dir, **bindings})
 
   def train(
     self, recipe: str, model_dir: Path, **bindings: Any
@@ -56,8 +68,11 @@ class Commands:
       name = "config.RefreshConfig.timeout_seconds"
       settings[name] = _PATIENCE_SECONDS
     settings |= bindings
-    config = self.call(TrainConfig, recipe, MODEL_DIR=model_dir, **settings)
-    return loop.train(config)
+    settings["MODEL_DIR"] = model_dir
+    with self._parsed(recipe, settings):
+      config = configuration.configured(TrainConfig)()
+      text = configuration.text()
+    return loop.train(config, configuration=text)
 
   @contextlib.contextmanager
   def index_builder(self, model_dir: Path, **settings: Any) -> Iterator[None]:

@@ -56,6 +56,10 @@ def test_the_whole_demo_in_small(tmp_path, project_dir, command_environment):
   plots = [path.read_bytes() for path in output_dir.glob("*.png")]
   assert plots
   assert all(plot.startswith(b"\x89PNG") for plot in plots)
+  # The run knows itself.
+  kept = (output_dir / "open_qa" / "config.gin").read_text()
+  assert "NUM_READ = 3\n" in kept
+  assert repr(str(output_dir / "realm")) in kept
   # Each stage is a command that a reader can type.
   for module in ("build_corpus", "train", "build_index", "evaluate"):
     assert f"$ python -m realm_jax.{module} " in done.stdout

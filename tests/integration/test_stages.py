@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import pytest
 
+import realm_jax
 from benchmarks.runs.groups import free_port
 from benchmarks.runs.jobs import Job, wait_until
-from realm_jax.evaluation import answering
 from realm_jax.files.metric_rows import read_rows
 from realm_jax.generations.building import generation_builder
 from realm_jax.partitioning.mesh import make_mesh
@@ -191,21 +191,18 @@ def test_several_processes_write_the_lines_of_all_in_order(
     assert line.get("prediction") == same.get("prediction")
 
 
-def test_what_was_trained_answers(on_eight, evaluated, commands):
+def test_what_was_trained_answers(on_eight, evaluated):
   figures = json.loads((evaluated / "eval" / "metrics.json").read_text())
   assert figures["num_questions"] == 11
   # Trained on these very questions: better than the one in 26 that a block
   # drawn at random would hold.
   assert figures["recall_at_1"] > 1 / 26
-  answerer = commands.call(
-    answering.load_answerer,
-    "ask",
-    MODEL_DIR=on_eight / "open_qa",
-    NUM_READ=3,
-    NUM_SEARCHED=20,
-  )
-  answered = answerer.ask("where was Ada born?")
+  # As the run itself has kept it: the reader, the corpus, and 3 blocks read.
+  run = realm_jax.load(on_eight / "open_qa")
+  answered = run.ask("where was Ada born?")
   best = answered.answers[0]
-  body = answerer.corpus.body(best.row).encode()
-  assert body[best.start_byte : best.limit_byte].decode() == best.text
+  assert best.block.text[best.start : best.limit] == best.text
   assert 0 < best.probability <= 1
+  line = read_lines(evaluated / "eval" / "predictions.jsonl")[0]
+  assert line["question"] == answered.question
+  assert answered.text == line["prediction"]

@@ -6,14 +6,15 @@ import json
 
 import pytest
 from absl import app, flags
+from absl.testing import flagsaver
 
-from realm_jax import configuration
+# Its flags, which commands share, are this process's.
+from realm_jax import device_command  # noqa: F401
+from realm_jax.checkpoints.manager import CheckpointError
+from realm_jax.configuration import ConfigurationError, RunRecord
 from realm_jax.partitioning import cpu_tuning
-from tests import tiny_world
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
-
-_MODEL = "gin/models/tiny.gin"
 
 
 @pytest.fixture(scope="module")
@@ -32,43 +33,31 @@ def own_flags():
 
 
 @pytest.fixture
-def explain(world, model_dir, own_flags, monkeypatch, project_dir):
-  """`explain(*arguments)` runs the command on the tiny world."""
+def explain(own_flags, monkeypatch):
+  """`explain(model_dir, *arguments)` runs the command on a run."""
   registry, module = own_flags
-  given = {"MODEL_DIR": str(model_dir), "CORPUS_DIR": str(world.corpus_dir)}
-  bindings = [
-    *tiny_world.GIN_BINDINGS,
-    *(f"{name} = {value!r}" for name, value in given.items()),
-    "NUM_CANDIDATES = 6",
-    # The very modules of the other tests, whose programs are compiled once.
-    "bert.BertConfig.init_stddev = 0.2",
-    "retriever.Retriever.projection_dropout_rate = 0.1",
-  ]
-  files = [_MODEL, "gin/runs/explain.gin"]
-
-  def call(function, **overrides):
-    with configuration.parsed(files, bindings):
-      return configuration.configured(function)(**overrides)
-
-  # As if the command line had given them.
-  monkeypatch.setattr(configuration, "call", call)
-  monkeypatch.setattr(configuration, "given", lambda: (files, bindings))
   monkeypatch.setattr(cpu_tuning, "keep_freed_memory", lambda: None)
+  flags.FLAGS.mark_as_parsed()
 
-  def run(*arguments):
+  def run(model_dir, *arguments):
     registry.unparse_flags()
     for name in registry:
       registry[name].unparse()
-    module.main(registry(["explain", *arguments]))
+    with flagsaver.flagsaver(
+      model_dir=str(model_dir), gin_bindings=["NUM_CANDIDATES = 6"]
+    ):
+      module.main(registry(["explain", *arguments]))
 
   return run
 
 
-def test_a_sentence_beside_a_baseline(explain, model_dir, tmp_path, capsys):
+def test_a_sentence_beside_a_baseline(explain, recorded_run, tmp_path, capsys):
+  baseline = recorded_run("reading")
   explain(
+    recorded_run("pretrain"),
     "Later Ada [MASK] the bridge.",
     "--answer=built",
-    f"--baseline={model_dir}",
+    f"--baseline={baseline}",
     f"--json={tmp_path / 'found.json'}",
     "--num_texts=1",
   )
@@ -81,13 +70,44 @@ def test_a_sentence_beside_a_baseline(explain, model_dir, tmp_path, capsys):
     assert f"{one['share']:.4f}" in text
     assert f"{one['reward']:+.4f}" in text
   # The baseline is the same checkpoint, of which only the reader is asked.
-  assert found["unaided"]["model_dir"] == str(model_dir)
-  assert f"p(y|x) by {model_dir}" in text
+  assert found["unaided"]["model_dir"] == str(baseline)
+  assert f"p(y|x) by {baseline}" in text
   assert len(found["unaided"]["fillings"]) == 5
   first, second = (one["source"] for one in found["candidates"][1:3])
   shown = " ".join(text.split())
   assert first["body"] in shown
   assert second["body"] not in shown
+
+
+def test_a_baseline_has_a_model_of_its_own(explain, recorded_run):
+  run, baseline = recorded_run("pretrain"), recorded_run("reading")
+  record = baseline / "config.gin"
+  text = record.read_text()
+  # Its checkpoint is not of this model, which is the baseline's alone.
+  record.write_text(text + "\nbert.BertConfig.intermediate_size = 5\n")
+  with pytest.raises(CheckpointError, match=r"model wants \(5,"):
+    explain(run, "in [MASK]", f"--baseline={baseline}")
+  # What is given overrides what it has recorded, or takes its place.
+  given = (f"--baseline={baseline}", "--baseline_gin_file=gin/models/tiny.gin")
+  with pytest.raises(CheckpointError, match=r"model wants \(128,"):
+    explain(run, "in [MASK]", *given)
+  record.unlink()
+  with pytest.raises(CheckpointError, match=r"model wants \(128,"):
+    explain(run, "in [MASK]", *given)
+  with pytest.raises(ConfigurationError, match="--baseline_gin_file"):
+    explain(run, "in [MASK]", f"--baseline={baseline}")
+
+
+def test_training_sentences_are_those_of_the_run(own_flags, recorded_run):
+  _, module = own_flags
+  values = {}
+  for recipe in ("pretrain", "open_qa"):
+    record = RunRecord.find(recorded_run(recipe))
+    values[recipe] = module._values_of_run(record)
+  assert values == {
+    "pretrain": {"TASK": "'masked_salient_spans'"},
+    "open_qa": {},
+  }
 
 
 @pytest.mark.parametrize(
@@ -101,6 +121,6 @@ def test_a_sentence_beside_a_baseline(explain, model_dir, tmp_path, capsys):
     (("--block_use", "--baseline=a"), "--baseline is for a sentence"),
   ],
 )
-def test_flags_that_do_not_go_together(explain, arguments, said):
+def test_flags_that_do_not_go_together(explain, tmp_path, arguments, said):
   with pytest.raises(app.UsageError, match=said):
-    explain(*arguments)
+    explain(tmp_path, *arguments)

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from absl import flags
 
 from benchmarks.runs.object_store import StoreFault
 from realm_jax import configuration
@@ -67,7 +68,7 @@ def test_a_command_says_what_the_store_refuses(object_store, capsys):
 
     read_bytes(object_store.path("a"))
 
-  configuration.flags.FLAGS(["train"])
+  flags.FLAGS(["train"])
   assert configuration.exit_code(main, ["/bin/train.py"]) == 2
   printed = capsys.readouterr().err
   assert printed.startswith("train: the object store refuses access")

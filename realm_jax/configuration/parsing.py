@@ -1,46 +1,20 @@
-"""Command lines and gin: what every entry point shares.
-
-A gin file opens with `from __gin__ import dynamic_registration` and imports
-the modules whose arguments it binds, as in t5x, so nothing in the library is
-decorated and nothing in it knows gin.
-"""
+"""gin files and bindings: parsed for a `with` block, and checked."""
 
 import contextlib
 import difflib
-import functools
 import importlib.util  # noqa: F401  gin reads it without importing it.
-import os
-import sys
 import tokenize
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-# TensorFlow only reads text in this project. Without this it reports at its
-# import every accelerator library that it does not find. jax sets another
-# value when it is imported, so this comes before all other imports.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
-from absl import app, flags
-
 import gin
+from realm_jax.configuration.errors import ConfigurationError
+from realm_jax.configuration.gin_state import own_configuration, read_files_as
 from realm_jax.console import annotations
-from realm_jax.console.library_messages import hide_library_messages
-from realm_jax.files.object_store import store_access
 
 _Result = TypeVar("_Result")
 
-_GIN_FILES = flags.DEFINE_multi_string(
-  "gin_file", [], "A gin file; repeatable, later files override earlier ones."
-)
-_GIN_SEARCH_PATHS = flags.DEFINE_list(
-  "gin_search_paths", ["."], "Where gin files are looked for."
-)
-_GIN_BINDINGS = flags.DEFINE_multi_string(
-  "gin_bindings", [], "A binding; `--gin.NAME=VALUE` is the short form."
-)
-
-_GIN_PREFIX = "--gin."
 _GIN_ADDITION = "\n  In call to configurable"
 _MACRO = "gin.macro"
 _REQUIRED = "gin.REQUIRED/gin.constant"  # What `%gin.REQUIRED` refers to.
@@ -48,48 +22,34 @@ _NOT_GIVEN = object()
 _NO_FILE = "(not given)"
 _CONFIG = gin.config._CONFIG  # gin has no public way to list its bindings.
 # What gin raises for text that it cannot read, and for names that are unknown.
-_GIN_ERRORS = (
+GIN_ERRORS = (
   OSError,
   SyntaxError,
   tokenize.TokenError,
   ValueError,
   ImportError,
   AttributeError,
+  NameError,
 )
 # The clone's root, so that `gin/runs/…` is found from any working directory.
-_PROJECT_DIR = str(Path(__file__).resolve().parent.parent)
-
-
-class ConfigurationError(ValueError):
-  """A gin file or binding that is wrong."""
-
-
-def expand_gin_flags(argv: Sequence[str]) -> list[str]:
-  """Rewrites `--gin.NAME=VALUE` as `--gin_bindings=NAME = VALUE`."""
-  expanded = []
-  for argument in argv:
-    if argument.startswith(_GIN_PREFIX):
-      name, separator, value = argument[len(_GIN_PREFIX) :].partition("=")
-      if not separator:
-        raise ConfigurationError(
-          f"{argument} has no value; write --gin.{name}=VALUE"
-        )
-      argument = f"--gin_bindings={name} = {value}"
-    expanded.append(argument)
-  return expanded
+_PROJECT_DIR = str(Path(__file__).resolve().parent.parent.parent)
 
 
 def _macros() -> dict[str, Any]:
   """Returns the value of each macro that is set or used, or `_NOT_GIVEN`."""
-  macro = gin.config.get_configurable(_MACRO)
-  used = gin.config.iterate_references(_CONFIG, to=macro)
-  values = {reference.scopes[-1]: _NOT_GIVEN for reference in used}
+  values = dict.fromkeys(_used_macros(), _NOT_GIVEN)
   for (name, selector), bound in _CONFIG.items():
     if selector == _MACRO:
       value = bound.get("value")
       is_required = getattr(value, "scoped_selector", None) == _REQUIRED
       values[name] = _NOT_GIVEN if is_required else value
   return values
+
+
+def _used_macros() -> set[str]:
+  macro = gin.config.get_configurable(_MACRO)
+  used = gin.config.iterate_references(_CONFIG, to=macro)
+  return {reference.scopes[-1] for reference in used}
 
 
 def _require_known_macros(bindings: Sequence[str]) -> None:
@@ -163,24 +123,31 @@ def parsed(
   *,
   search_paths: Sequence[str] = (".",),
   without_data: bool = False,
+  of_run: str | None = None,
 ) -> Iterator[None]:
-  """Sets gin's configuration during a `with` block.
+  """Sets gin's configuration during a `with` block, and restores it then.
 
   Later files override earlier ones, and bindings (`NAME = VALUE`) all files.
-  With `without_data`, what the files leave to the command line is a name of no
-  file, so that a recipe can be read where its data are not.
+
+  Args:
+    gin_files: Local files, or files on an object store.
+    bindings: `NAME = VALUE`; each must bind a name that the files know.
+    search_paths: Folders in which files are looked for.
+    without_data: Whether what the files leave to the command line is a name of
+      no file, so that a recipe can be read where its data are not.
+    of_run: gin text that a run brings with it. It comes before the files, of
+      which those of gin/runs bind only what it leaves open. Its names that no
+      file uses are left out.
 
   Raises:
     ConfigurationError: A file is missing, a binding names nothing, a value
       cannot be read or has the wrong type, or a required value is not given.
   """
-  for path in (*search_paths, _PROJECT_DIR):
-    gin.add_config_file_search_path(path)
-  try:
+  with own_configuration():
+    for path in (*search_paths, _PROJECT_DIR):
+      gin.add_config_file_search_path(path)
     try:
-      gin.parse_config_files_and_bindings(
-        gin_files, [], finalize_config=False, print_includes_and_imports=False
-      )
+      _parse_files(gin_files, of_run)
       _require_known_macros(bindings)
       gin.parse_config(bindings)
       if without_data:
@@ -192,11 +159,41 @@ def parsed(
       gin.finalize()
     except ConfigurationError:
       raise
-    except _GIN_ERRORS as e:
+    except GIN_ERRORS as e:
       raise ConfigurationError(f"the gin configuration is wrong: {e}") from e
     yield
-  finally:
-    gin.clear_config()
+
+
+def _parse_files(gin_files: Sequence[str], of_run: str | None) -> None:
+  read_files_as(defaults=of_run is not None)
+  gin.parse_config(of_run or "")
+  brought = [name for name, selector in _CONFIG if selector == _MACRO]
+  gin.parse_config_files_and_bindings(
+    gin_files, [], finalize_config=False, print_includes_and_imports=False
+  )
+  for name in set(brought) - _used_macros():
+    del _CONFIG[name, _MACRO]
+
+
+def configures(
+  gin_files: Sequence[str],
+  function: Callable[..., Any],
+  *,
+  search_paths: Sequence[str] = (".",),
+) -> bool:
+  """Returns whether gin files bind any argument of a function.
+
+  Raises:
+    ConfigurationError: A file is missing, or cannot be read.
+  """
+  with own_configuration():
+    for path in (*search_paths, _PROJECT_DIR):
+      gin.add_config_file_search_path(path)
+    try:
+      _parse_files(gin_files, None)
+    except GIN_ERRORS as e:
+      raise ConfigurationError(f"the gin configuration is wrong: {e}") from e
+    return is_configured(function)
 
 
 def configured(function: Callable[..., _Result]) -> Callable[..., _Result]:
@@ -220,68 +217,19 @@ def is_configured(function: Callable[..., Any]) -> bool:
   return function in [gin.config._REGISTRY[name].wrapped for name in bound]
 
 
-def given() -> tuple[list[str], list[str]]:
-  """Returns the gin files and bindings of the command line."""
-  return list(_GIN_FILES.value), list(_GIN_BINDINGS.value)
+def bound_value(name: str) -> Any:
+  """Returns the value of a macro; None where no file uses it."""
+  macros = _macros()
+  if name not in macros:
+    return None
+  return _resolved(macros[name], macros)[0]
 
 
-def call(function: Callable[..., _Result], **overrides: Any) -> _Result:
-  """Calls `function` as the command line's gin flags configure it."""
-  with parsed_from_flags():
-    return configured(function)(**overrides)
-
-
-def parsed_from_flags(
-  *, without_data: bool = False
-) -> contextlib.AbstractContextManager[None]:
-  """Sets gin's configuration, by the command line, during a `with` block.
-
-  Raises what `parsed` does.
-  """
-  return parsed(
-    *given(), search_paths=_GIN_SEARCH_PATHS.value, without_data=without_data
-  )
+def text() -> str:
+  """Returns the configuration as gin text, all names and bindings of it."""
+  return gin.config_str()
 
 
 def message_of(error: Exception) -> str:
   """Returns an error's message without gin's description of the call."""
   return str(error).partition(_GIN_ADDITION)[0]
-
-
-def exit_code(
-  main: Callable[[Sequence[str]], int | None], argv: Sequence[str]
-) -> int:
-  """Returns the exit code of `main(argv)`; prints a user's error as a line.
-
-  Errors that explain themselves (`ValueError` and `OSError`, from which all
-  error types of this project derive) are printed and exit with 2, and so are
-  those of an object store. All others are bugs and keep their traceback.
-  """
-  hide_library_messages()
-  try:
-    return main(argv) or 0
-  except Exception as error:
-    message = store_access.explanation(error)
-    if message is None and isinstance(error, (ValueError, OSError)):
-      message = message_of(error)
-    if message is None or flags.FLAGS.debug_errors:
-      raise
-    path = Path(argv[0])
-    # An entry point is a module or a package.
-    command = path.parent if path.stem == "__main__" else path
-    print(f"{command.stem}: {message}", file=sys.stderr)
-    return 2
-
-
-def run(main: Callable[[Sequence[str]], int | None]) -> None:
-  """Runs an entry point's `main(argv)` and ends with its exit code."""
-  try:
-    arguments = expand_gin_flags(sys.argv)
-  except ConfigurationError as error:
-    sys.exit(str(error))
-  app.run(functools.partial(exit_code, main), argv=arguments)
-
-
-flags.DEFINE_bool(
-  "debug_errors", False, "Show the whole traceback of an error in the input."
-)

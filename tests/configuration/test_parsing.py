@@ -2,8 +2,11 @@
 
 import pytest
 
+import gin
 from realm_jax import configuration
 from realm_jax.configuration import ConfigurationError
+from realm_jax.evaluation.answering import AnsweringConfig
+from realm_jax.evaluation.trained_model import ModelSource
 from realm_jax.inputs.config import DataConfig
 from realm_jax.models.bert import BertConfig
 from realm_jax.training.config import CheckpointConfig
@@ -204,17 +207,66 @@ def test_an_integer_is_a_number(sizes):
   assert _build([sizes], bindings).dropout_rate == 0
 
 
-def test_gin_flags_are_expanded():
-  assert configuration.expand_gin_flags(
-    ["train", "--gin_file=a.gin", "--gin.MODEL_DIR='x=y'", "--gin.A.b=1"]
-  ) == [
-    "train",
-    "--gin_file=a.gin",
-    "--gin_bindings=MODEL_DIR = 'x=y'",
-    "--gin_bindings=A.b = 1",
-  ]
+def test_the_callers_own_gin_configuration_is_restored(sizes, tmp_path):
+  gin.clear_config()
+  try:
+    gin.parse_config(["OWN = 5"])
+    readers = list(gin.config._FILE_READERS)
+    gin.add_config_file_search_path("own")
+    gin.finalize()
+    with configuration.parsed([sizes], _GIVEN):
+      # Parsing in the block of another begins with nothing, too.
+      with configuration.parsed([]):
+        assert "OWN" not in configuration.text()
+      assert configuration.configured(BertConfig)().hidden_size == 12
+    with pytest.raises(ConfigurationError):
+      _build([sizes], ["HEDS = 1"])
+    assert gin.query_parameter("OWN/gin.macro.value") == 5
+    assert gin.config_is_locked()
+    assert gin.config._LOCATION_PREFIXES[-1] == "own"
+    assert readers == gin.config._FILE_READERS
+  finally:
+    gin.clear_config()
+    gin.config._LOCATION_PREFIXES.remove("own")
 
 
-def test_a_gin_flag_without_value_is_refused():
-  with pytest.raises(ConfigurationError, match=r"write --gin\.SEED=VALUE"):
-    configuration.expand_gin_flags(["train", "--gin.SEED"])
+_BROUGHT = """
+from __gin__ import dynamic_registration
+from realm_jax.models import bert
+from realm_jax.models import reader
+from realm_jax.models import retriever
+reader.Reader.bert = @bert.BertConfig()
+reader.Reader.joint_length = %JOINT_LENGTH
+retriever.Retriever.bert = @bert.BertConfig()
+READER = @reader.Reader()
+RETRIEVER = @retriever.Retriever()
+JOINT_LENGTH = 99
+NUM_READ = 3
+NUM_CANDIDATES = 2
+"""
+
+
+def test_what_a_run_brings_is_overridden_by_all_but_the_recipes(tmp_path):
+  own = tmp_path / "own.gin"
+  own.write_text('include "gin/runs/ask.gin"\nNUM_SPANS = 7\n')
+  given = ["MODEL_DIR = 'm'", "CORPUS_DIR = 'c'"]
+  # gin/runs/ask.gin says 5 blocks, 50 spans, and a length of 320.
+  for files, length in (
+    ([str(own)], 99),
+    ([str(own), "gin/models/tiny.gin"], 384),
+    # Not what comes before it, either.
+    (["gin/models/tiny.gin", str(own)], 384),
+  ):
+    with configuration.parsed(files, given, of_run=_BROUGHT):
+      config = configuration.configured(AnsweringConfig)()
+      reader = configuration.configured(ModelSource)().reader
+    assert (config.num_read, config.num_spans) == (3, 7)
+    assert reader.joint_length == length
+  with (
+    # The files use no such name, though the run brings it.
+    pytest.raises(ConfigurationError, match=r"--gin\.NUM_CANDIDATES"),
+    configuration.parsed(
+      [str(own)], [*given, "NUM_CANDIDATES = 4"], of_run=_BROUGHT
+    ),
+  ):
+    pass

@@ -1,0 +1,74 @@
+"""Command lines and gin: what every entry point shares.
+
+A gin file opens with `from __gin__ import dynamic_registration` and imports
+the modules whose arguments it binds, as in t5x, so nothing in the library is
+decorated and nothing in it knows gin.
+
+`parsing` reads gin files and bindings; `run_record` reads the configuration
+that a MODEL_DIR keeps, and `for_run` parses what a command makes of it. The
+names of `command_line` define flags, so they are imported when they are first
+used: `realm_jax.load` parses gin where there are no flags.
+"""
+
+import importlib
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from realm_jax.configuration.errors import ConfigurationError
+from realm_jax.configuration.for_run import DefaultRecipe, parsed_for_run
+from realm_jax.configuration.parsing import (
+  configured,
+  is_configured,
+  message_of,
+  parsed,
+  text,
+)
+from realm_jax.configuration.run_record import RunRecord
+
+if TYPE_CHECKING:
+  from realm_jax.configuration.command_line import (
+    call,
+    define_run_flags,
+    exit_code,
+    expand_gin_flags,
+    given,
+    parsed_from_flags,
+    run,
+  )
+
+__all__ = [
+  "ConfigurationError",
+  "DefaultRecipe",
+  "RunRecord",
+  "call",
+  "configured",
+  "define_run_flags",
+  "exit_code",
+  "expand_gin_flags",
+  "given",
+  "is_configured",
+  "message_of",
+  "parsed",
+  "parsed_for_run",
+  "parsed_from_flags",
+  "run",
+  "text",
+]
+
+# TensorFlow only reads text in this project. Without this it reports at its
+# import every accelerator library that it does not find. jax sets another
+# value when it is imported, which none of the imports above does; where jax
+# came first, as in a notebook, its value is replaced.
+_TF_LOGS = "TF_CPP_MIN_LOG_LEVEL"
+if "jax" in sys.modules and os.environ.get(_TF_LOGS) == "1":
+  del os.environ[_TF_LOGS]
+os.environ.setdefault(_TF_LOGS, "3")
+
+
+def __getattr__(name: str) -> Any:
+  """Imports a name of `command_line`, which defines flags."""
+  if name in __all__:
+    module = importlib.import_module("realm_jax.configuration.command_line")
+    return getattr(module, name)
+  raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

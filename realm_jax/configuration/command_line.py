@@ -1,0 +1,177 @@
+"""Flags and exit codes that the entry points share.
+
+A module that is imported and run as a command's defines them, so that nothing
+of the library, nor `realm_jax.load`, imports this one.
+"""
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from absl import app, flags
+
+from realm_jax.configuration.errors import ConfigurationError
+from realm_jax.configuration.for_run import (
+  DefaultRecipe,
+  ValuesOfRun,
+  parsed_for_run,
+  with_directories,
+)
+from realm_jax.configuration.parsing import configured, message_of, parsed
+from realm_jax.configuration.run_record import RunRecord
+from realm_jax.console.library_messages import hide_library_messages
+from realm_jax.files.object_store import store_access
+
+_Result = TypeVar("_Result")
+
+_GIN_FILES = flags.DEFINE_multi_string(
+  "gin_file", [], "A gin file; repeatable, later files override earlier ones."
+)
+_GIN_SEARCH_PATHS = flags.DEFINE_list(
+  "gin_search_paths", ["."], "Where gin files are looked for."
+)
+_GIN_BINDINGS = flags.DEFINE_multi_string(
+  "gin_bindings", [], "A binding; `--gin.NAME=VALUE` is the short form."
+)
+_DEBUG_ERRORS = flags.DEFINE_bool(
+  "debug_errors", False, "Show the whole traceback of an error in the input."
+)
+
+_GIN_PREFIX = "--gin."
+# The flags of `define_run_flags`, by name, for the commands that call it.
+_run_flags: dict[str, flags.FlagHolder[str | None]] = {}
+
+
+def define_run_flags() -> None:
+  """Defines `--model_dir` and `--corpus_dir` for a command.
+
+  Commands of devices have them. Others call this before flags are parsed; in
+  a process that imports several commands they are defined once.
+  """
+  if _run_flags:
+    return
+  for name, text in (
+    (
+      "model_dir",
+      "MODEL_DIR of a run, whose config.gin configures what the gin files and "
+      "bindings of the command leave open.",
+    ),
+    ("corpus_dir", "CORPUS_DIR; by default the one of the run's config.gin."),
+  ):
+    _run_flags[name] = flags.DEFINE_string(name, None, text)
+
+
+def _run_flag(name: str) -> str | None:
+  return _run_flags[name].value if name in _run_flags else None
+
+
+def expand_gin_flags(argv: Sequence[str]) -> list[str]:
+  """Rewrites `--gin.NAME=VALUE` as `--gin_bindings=NAME = VALUE`."""
+  expanded = []
+  for argument in argv:
+    if argument.startswith(_GIN_PREFIX):
+      name, separator, value = argument[len(_GIN_PREFIX) :].partition("=")
+      if not separator:
+        raise ConfigurationError(
+          f"{argument} has no value; write --gin.{name}=VALUE"
+        )
+      argument = f"--gin_bindings={name} = {value}"
+    expanded.append(argument)
+  return expanded
+
+
+def given() -> tuple[list[str], list[str]]:
+  """Returns the gin files and bindings of the command line."""
+  return list(_GIN_FILES.value), list(_GIN_BINDINGS.value)
+
+
+def call(
+  function: Callable[..., _Result],
+  *,
+  default_recipe: DefaultRecipe | None = None,
+  values_of_run: ValuesOfRun = lambda record: {},
+  waits: bool = False,
+  **overrides: Any,
+) -> _Result:
+  """Calls `function` as the command line's gin flags configure it.
+
+  With a default recipe, `--model_dir` alone configures it, by the record of the
+  run and that recipe. The other arguments, and what it raises, are those of
+  `parsed_for_run`; the overrides are arguments of the function.
+  """
+  model_dir = _run_flag("model_dir")
+  if default_recipe is None or model_dir is None:
+    configuration: contextlib.AbstractContextManager[Any] = parsed_from_flags()
+  else:
+    gin_files, bindings = given()
+    configuration = parsed_for_run(
+      function,
+      model_dir,
+      default_recipe=default_recipe,
+      corpus_dir=_run_flag("corpus_dir"),
+      gin_files=gin_files,
+      bindings=bindings,
+      search_paths=_GIN_SEARCH_PATHS.value,
+      values_of_run=values_of_run,
+      waits=waits,
+    )
+  with configuration:
+    return configured(function)(**overrides)
+
+
+def parsed_from_flags(
+  *, without_data: bool = False
+) -> contextlib.AbstractContextManager[None]:
+  """Sets gin's configuration, by the command line, during a `with` block.
+
+  Without gin files it is the one that the run of `--model_dir` has recorded.
+  Raises what `parsed` does.
+  """
+  gin_files, bindings = given()
+  model_dir, corpus_dir = _run_flag("model_dir"), _run_flag("corpus_dir")
+  if model_dir is not None and not gin_files:
+    record = RunRecord.find(model_dir)
+    gin_files = [str(record.path)] if record is not None else []
+  return parsed(
+    gin_files,
+    with_directories(bindings, model_dir=model_dir, corpus_dir=corpus_dir),
+    search_paths=_GIN_SEARCH_PATHS.value,
+    without_data=without_data,
+  )
+
+
+def exit_code(
+  main: Callable[[Sequence[str]], int | None], argv: Sequence[str]
+) -> int:
+  """Returns the exit code of `main(argv)`; prints a user's error as a line.
+
+  Errors that explain themselves (`ValueError` and `OSError`, from which all
+  error types of this project derive) are printed and exit with 2, and so are
+  those of an object store. All others are bugs and keep their traceback.
+  """
+  hide_library_messages()
+  try:
+    return main(argv) or 0
+  except Exception as error:
+    message = store_access.explanation(error)
+    if message is None and isinstance(error, (ValueError, OSError)):
+      message = message_of(error)
+    if message is None or _DEBUG_ERRORS.value:
+      raise
+    path = Path(argv[0])
+    # An entry point is a module or a package.
+    command = path.parent if path.stem == "__main__" else path
+    print(f"{command.stem}: {message}", file=sys.stderr)
+    return 2
+
+
+def run(main: Callable[[Sequence[str]], int | None]) -> None:
+  """Runs an entry point's `main(argv)` and ends with its exit code."""
+  try:
+    arguments = expand_gin_flags(sys.argv)
+  except ConfigurationError as error:
+    sys.exit(str(error))
+  app.run(functools.partial(exit_code, main), argv=arguments)

@@ -1,0 +1,300 @@
+"""A command of a run: what its record, a recipe and the command line give."""
+
+import contextlib
+
+import pytest
+
+from realm_jax import build_index, configuration, evaluate
+from realm_jax.configuration import ConfigurationError, RunRecord, for_run
+from realm_jax.configuration.parsing import bound_value
+from realm_jax.conversion import exporting
+from realm_jax.conversion.gin_model import gin_model
+from realm_jax.evaluation import masked_lm, open_qa, run, trained_model
+from realm_jax.evaluation.answering import AnsweringConfig, load_answerer
+from realm_jax.files.kept_configuration import keep_configuration
+from realm_jax.generations.building.generation_builder import GenerationConfig
+from realm_jax.generations.building.run import build_index as build
+from realm_jax.indexes.bm25 import Bm25Config
+from realm_jax.indexes.exact import ExactConfig
+from realm_jax.indexes.scann.config import ScannConfig
+from realm_jax.inputs.config import DataConfig
+from realm_jax.models.reader import Reader
+from realm_jax.training.config import TrainConfig
+from realm_jax.training.stages.pretraining import Pretraining
+from tests import tiny_world
+
+
+@pytest.fixture
+def trained(tmp_path):
+  """`trained(recipe, *bindings)`: a MODEL_DIR with the record of a run."""
+  (tmp_path / "corpus").mkdir()
+
+  def keep(recipe, *bindings, given="tests/integration/tiny.gin"):
+    model_dir = tmp_path / "run"
+    values = {"MODEL_DIR": "elsewhere", "CORPUS_DIR": tmp_path / "corpus"}
+    if recipe == "open_qa":
+      values["TRAIN_QUESTIONS"] = "train.jsonl"
+    with configuration.parsed(
+      [f"gin/runs/{recipe}.gin", given],
+      [*(f"{name} = {str(v)!r}" for name, v in values.items()), *bindings],
+    ):
+      configuration.configured(TrainConfig)()
+      keep_configuration(model_dir, configuration.text())
+    return model_dir
+
+  return keep
+
+
+@contextlib.contextmanager
+def _parsed(function, model_dir, recipe, *bindings, **settings):
+  with configuration.parsed_for_run(
+    function,
+    model_dir,
+    default_recipe=recipe,
+    bindings=bindings,
+    **settings,
+  ) as record:
+    yield record
+
+
+def test_a_run_is_asked_with_its_model_and_data_alone(trained, tmp_path):
+  model_dir = trained("open_qa", "NUM_READ = 3", "NUM_SEARCHED = 200")
+  with _parsed(load_answerer, model_dir, "gin/runs/ask.gin"):
+    source = configuration.configured(trained_model.ModelSource)()
+    config = configuration.configured(AnsweringConfig)()
+  assert source == trained_model.ModelSource(
+    # Where the run is now.
+    model_dir=str(model_dir),
+    corpus_dir=str(tmp_path / "corpus"),
+    retriever=tiny_world.RETRIEVER,
+    reader=tiny_world.READER,
+    query_length=tiny_world.QUERY_LENGTH,
+    block_length=tiny_world.BLOCK_LENGTH,
+  )
+  # How many blocks training searched is no matter of the model.
+  assert config == AnsweringConfig(num_read=3, num_searched=20, num_spans=50)
+
+
+def test_what_is_given_overrides_what_the_run_recorded(trained, tmp_path):
+  model_dir = trained("open_qa", "NUM_READ = 3")
+  own = tmp_path / "own.gin"
+  own.write_text("NUM_SPANS = 9\nNUM_READ = 4\n")
+  for bindings, num_read in ((), 4), (("NUM_READ = 2",), 2):
+    with _parsed(
+      load_answerer,
+      model_dir,
+      "gin/runs/ask.gin",
+      *bindings,
+      corpus_dir="another",
+      gin_files=[str(own)],
+    ):
+      config = configuration.configured(AnsweringConfig)()
+      source = configuration.configured(trained_model.ModelSource)()
+    assert (config.num_read, config.num_spans) == (num_read, 9)
+    assert source.corpus_dir == "another"
+
+
+def test_the_stage_chooses_the_evaluation(trained):
+  given = "HELD_OUT_BLOCKS = 4", "SEED = 7", "NUM_CANDIDATES = 5"
+  model_dir = trained(
+    "pretrain",
+    "LOSS_FORM = 'joint'",
+    "BATCH_SIZE = 64",
+    "UNMASKED_SPAN_KINDS = []",
+    "pretraining.Pretraining.num_spare = 3",
+    *given,
+  )
+  with _parsed(run.evaluate, model_dir, evaluate._RECIPES, "OUTPUT_DIR = 'o'"):
+    assert configuration.is_configured(masked_lm.evaluate_masked_lm)
+    data = configuration.configured(DataConfig)()
+    stage = configuration.configured(Pretraining)()
+  assert stage == Pretraining(num_candidates=5, form="joint", num_spare=3)
+  assert (data.held_out_blocks, data.unmasked_span_kinds) == (4, [])
+  # Those of gin/runs/eval_masked.gin.
+  assert (data.batch_size, data.seed, data.split) == (32, 1000003, "train")
+
+
+def test_an_evaluation_asks_for_its_questions(trained):
+  model_dir = trained("open_qa", "TASK = 'open_qa_regex'")
+  with (
+    pytest.raises(ConfigurationError) as error,
+    _parsed(
+      run.evaluate,
+      model_dir,
+      evaluate._RECIPES,
+      values_of_run=evaluate._values_of_run,
+    ),
+  ):
+    pass
+  assert "no value for QUESTIONS; pass --gin.QUESTIONS=VALUE" in str(
+    error.value
+  )
+  assert "gin/runs/eval.gin" in str(error.value)
+  # Evaluated by the recipe of another stage, which is named.
+  with _parsed(
+    run.evaluate,
+    model_dir,
+    evaluate._RECIPES,
+    "QUESTIONS = 'q'",
+    gin_files=["gin/runs/eval_retrieval.gin"],
+    values_of_run=evaluate._values_of_run,
+  ):
+    data = configuration.configured(DataConfig)()
+    output_dir = bound_value("OUTPUT_DIR")
+    evaluates_answers = configuration.is_configured(open_qa.evaluate_open_qa)
+  assert (data.task, data.split) == ("open_qa", "test")
+  assert data.block_length == tiny_world.BLOCK_LENGTH
+  assert output_dir == str(model_dir / "eval")
+  assert not evaluates_answers
+
+
+@pytest.mark.parametrize("stage", ["reading", "span_selection"])
+def test_a_stage_that_nothing_evaluates_is_told(trained, stage):
+  model_dir = trained(stage)
+  with (
+    pytest.raises(ConfigurationError, match=r"--gin_file=gin/runs/eval\.gin"),
+    _parsed(run.evaluate, model_dir, evaluate._RECIPES),
+  ):
+    pass
+
+
+@pytest.mark.parametrize(
+  ("recipe", "bindings", "index"),
+  [
+    ("pretrain", (), ScannConfig),
+    ("pretrain", ("RETRIEVE_ON_DEVICE = True",), ExactConfig),
+    ("open_qa", ("INDEX_SCORES = True",), Bm25Config),
+  ],
+)
+def test_an_index_is_of_the_kind_that_the_run_needs(
+  trained, recipe, bindings, index
+):
+  model_dir = trained(recipe, *bindings)
+  with _parsed(
+    build,
+    model_dir,
+    "gin/runs/build_index.gin",
+    values_of_run=build_index._values_of_run,
+  ):
+    config = configuration.configured(GenerationConfig)()
+  assert isinstance(config.index, index)
+  assert config.retriever == tiny_world.RETRIEVER
+  assert config.embedding.query_length == tiny_world.QUERY_LENGTH
+
+
+def test_an_import_is_known_by_the_model_file_that_it_writes(tmp_path):
+  text = gin_model(tiny_world.RETRIEVER, tiny_world.READER, source="a")
+  (tmp_path / "model.gin").write_text(text)
+  with _parsed(
+    exporting.export_weights, tmp_path, "gin/runs/export.gin"
+  ) as record:
+    model = configuration.configured(exporting.TrainedModel)()
+  assert record.stage is None
+  # An import has one dropout rate, that of BERT.
+  retriever = tiny_world.RETRIEVER.clone(projection_dropout_rate=0.0)
+  assert model.retriever == retriever
+  # A checkpoint of the run has the same record.
+  found = RunRecord.find(tmp_path / "checkpoints" / "0")
+  assert found == record
+  # A run that starts from it in its directory is the newer one.
+  keep_configuration(tmp_path, "NAME = 1\n")
+  assert RunRecord.find(tmp_path).path.name == "config.gin"
+
+
+def test_a_scope_and_what_it_refers_to_is_taken_and_nothing_else(tmp_path):
+  (tmp_path / "config.gin").write_text(
+    "from __gin__ import dynamic_registration\n"
+    "import __main__ as train_script\n"
+    "from nowhere import engine\n"
+    "from realm_jax.models import bert\n"
+    "from realm_jax.models import reader\n"
+    "from realm_jax.training import config\n"
+    "READER = @small/reader.Reader()\n"
+    "WIDTH = 12\n"
+    "RATE = 0.5\n"
+    "small/bert.BertConfig.hidden_size = %WIDTH\n"
+    "bert.BertConfig.num_heads = 3\n"
+    "reader.Reader.bert = @small/bert.BertConfig()\n"
+    "train_script.train.model = @engine.Model()\n"
+    "config.TrainConfig.num_steps = %RATE\n"
+  )
+  taken = RunRecord.find(tmp_path).text()
+  with configuration.parsed([], of_run=f"{taken}\nUSED = %READER"):
+    reader = configuration.configured(Reader)()
+  assert (reader.bert.hidden_size, reader.bert.num_heads) == (12, 3)
+  for name in ("nowhere", "__main__", "RATE", "TrainConfig"):
+    assert name not in taken
+
+
+def _refused(model_dir, recipe="gin/runs/ask.gin", **settings):
+  with (
+    pytest.raises(ConfigurationError) as error,
+    _parsed(load_answerer, model_dir, recipe, **settings),
+  ):
+    pass
+  return str(error.value)
+
+
+def test_a_corpus_that_has_moved_is_asked_for(trained, tmp_path):
+  model_dir = trained("open_qa")
+  (tmp_path / "corpus").rename(tmp_path / "moved")
+  text = _refused(model_dir)
+  assert str(tmp_path / "corpus") in text
+  assert "config.gin" in text
+  assert "pass --corpus_dir" in text
+  with _parsed(
+    load_answerer,
+    model_dir,
+    "gin/runs/ask.gin",
+    corpus_dir=tmp_path / "moved",
+  ):
+    pass
+
+
+def test_a_run_without_a_record_is_told_which_files_to_name(tmp_path):
+  assert "does not exist" in _refused(tmp_path / "nowhere")
+  assert "neither config.gin nor checkpoints" in _refused(tmp_path)
+  (tmp_path / "checkpoints" / "12" / "retriever").mkdir(parents=True)
+  text = _refused(tmp_path)
+  assert "checkpoints hold retriever;" in text
+  assert "--gin_file=gin/runs/ask.gin --corpus_dir=" in text
+  # Whole files need no record.
+  with _parsed(
+    load_answerer,
+    tmp_path,
+    "gin/runs/ask.gin",
+    corpus_dir="corpus",
+    gin_files=["gin/models/tiny.gin", "gin/runs/ask.gin"],
+  ) as record:
+    source = configuration.configured(trained_model.ModelSource)()
+  assert record is None
+  assert (source.model_dir, source.corpus_dir) == (str(tmp_path), "corpus")
+
+
+def test_what_starts_before_the_trainer_waits_for_its_record(
+  trained, tmp_path, monkeypatch
+):
+  looked = []
+
+  def sleep(seconds):
+    looked.append(seconds)
+    if len(looked) == 3:
+      trained("pretrain")
+
+  monkeypatch.setattr(for_run.time, "sleep", sleep)
+  with _parsed(
+    build, tmp_path / "run", "gin/runs/build_index.gin", waits=True
+  ) as record:
+    pass
+  assert record.stage == "Pretraining"
+  assert len(looked) == 3
+
+
+def test_a_directory_that_is_given_twice_is_refused(tmp_path):
+  with (
+    pytest.raises(ConfigurationError, match="the same twice"),
+    _parsed(
+      load_answerer, tmp_path, "gin/runs/ask.gin", "MODEL_DIR = 'another'"
+    ),
+  ):
+    pass

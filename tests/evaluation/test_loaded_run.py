@@ -1,0 +1,119 @@
+"""A run in Python, as docs/python_interface.md shows it."""
+
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import gin
+import realm_jax
+from realm_jax.checkpoints.manager import CheckpointError
+from realm_jax.evaluation import queries as queries_lib
+from tests import tiny_world
+
+
+def test_to_import_the_package_imports_no_library(
+  project_dir, command_environment
+):
+  libraries = {"absl", "flax", "gin", "jax", "numpy", "tensorflow"}
+  code = f"import realm_jax, sys; print({libraries} & sys.modules.keys())"
+  done = subprocess.run(
+    [sys.executable, "-c", code],
+    cwd=project_dir,
+    env=command_environment,
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  assert done.stdout == "set()\n"
+  with pytest.raises(AttributeError, match="lode"):
+    _ = realm_jax.lode
+
+
+def test_any_number_of_queries_comes_in_five_shapes(monkeypatch):
+  monkeypatch.setattr(queries_lib, "whole_batch", lambda size: size)
+  shapes = set()
+  for number in range(40):
+    given = np.arange(number * 3, dtype=np.int32).reshape(number, 3)
+    rows = []
+    for batch, count in queries_lib.batches_of(given):
+      shapes.add(len(batch))
+      rows += batch[:count].tolist()
+    assert rows == given.tolist()
+  assert shapes == {1, 2, 4, 8, 16}
+
+
+@pytest.mark.slow
+def test_the_page_runs(
+  recorded_run, evaluated, project_dir, monkeypatch, one_device
+):
+  # One shape is compiled for, where sixteen rows would be another.
+  monkeypatch.setattr(queries_lib, "_MAX_BATCH", 8)
+  folder = recorded_run("open_qa")
+  folder.rename(folder.parent / "qa")
+  recorded_run("pretrain").rename(folder.parent / "realm")
+  monkeypatch.chdir(folder.parent.parent)
+  page = (project_dir / "docs/python_interface.md").read_text()
+  before = gin.config_str()
+  names: dict = {}
+  for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+    exec(code, names)
+  assert gin.config_str() == before
+
+  run, best = names["run"], names["best"]
+  # The evaluation's first question is the page's.
+  line = evaluated[1][0]
+  assert line["question"] == "where was Ada born?"
+  assert best.text == line["prediction"]
+  assert best.score == pytest.approx(line["answer"]["score"], abs=1e-4)
+  assert best.block.text[best.start : best.limit] == best.text
+  assert best.block.id == line["answer"]["block"]
+  many, scores = names["many"], names["scores"]
+  found = [block.id for block in many[0]]
+  assert found == [block["block"] for block in line["evidence"][:3]]
+  # The two ways to a score, and the softmax over three.
+  for blocks, of_query in zip(many, scores, strict=True):
+    own = np.sort(of_query)[::-1][:3]
+    np.testing.assert_allclose([b.score for b in blocks], own, rtol=1e-5)
+    weights = np.exp(own - own.max())
+    np.testing.assert_allclose(
+      [b.probability for b in blocks], weights / weights.sum(), rtol=1e-4
+    )
+
+  # A question's blocks are those that are read; a sentence has the null block.
+  of_question = run.explain(line["question"], best.text)
+  read = [one.source.block for one in of_question.candidates]
+  assert read == [block["block"] for block in line["evidence"][: len(read)]]
+  found = [one.log_likelihood is not None for one in of_question.candidates]
+  assert found[read.index(best.block.id)]
+  of_sentence = names["explained"]
+  assert (of_sentence.answer, of_sentence.answer_is_given) == ("Velt", True)
+  assert of_sentence.candidates[0].source.row == -1
+
+  # More questions than a batch has, answered as an evaluation does.
+  texts = [question["question"] for question in tiny_world.questions()]
+  answered = run.ask([*texts, *texts], num_answers=1)
+  assert [one.question for one in answered] == [*texts, *texts]
+  predictions = [line["prediction"] for line in evaluated[1]]
+  assert [one.text for one in answered] == [*predictions, *predictions]
+  assert {len(one.answers) for one in answered} == {1}
+  # One text is one row; none is none.
+  assert run.embed(texts[0]).tolist() == run.embed(texts[:1])[0].tolist()
+  assert run.embed([]).shape == (0, tiny_world.RETRIEVER.vector_size)
+  assert run.ask([]) == []
+  with pytest.raises(ValueError, match="has no words"):
+    run.ask(" ")
+
+
+@pytest.mark.slow
+def test_a_run_of_another_stage_retrieves_and_does_not_answer(
+  recorded_run, evaluated, one_device
+):
+  run = realm_jax.load(recorded_run("pretrain"), bindings=["NUM_READ = 2"])
+  (block,) = run.retrieve("where was Ada born?", k=1)
+  assert block.id == evaluated[1][0]["evidence"][0]["block"]
+  assert "checkpoint 0" in repr(run)
+  with pytest.raises(CheckpointError, match=r"stage Pretraining.*open_qa\.gin"):
+    run.ask("where was Ada born?")
