@@ -1,6 +1,6 @@
 """Opens a page on a trained run: `python -m realm_jax.serve --model_dir=…`.
 
-    python -m realm_jax.serve --model_dir=runs/qa --questions=dev.jsonl
+    python -m realm_jax.serve --model_dir=runs/qa --example_questions=dev.jsonl
     python -m realm_jax.serve --model_dir=runs/qa --masked_model_dir=runs/realm
     python -m realm_jax.serve --model_dir=runs/qa --port=0
 
@@ -51,8 +51,10 @@ _MASKED_GIN_FILE = flags.DEFINE_multi_string(
   [],
   "Gin files of that run, which override what its config.gin says.",
 )
-_QUESTIONS = flags.DEFINE_string(
-  "questions", None, "JSON Lines of questions, of which the page offers some."
+_EXAMPLE_QUESTIONS = flags.DEFINE_string(
+  "example_questions",
+  None,
+  "JSON Lines of questions, of which the page offers some.",
 )
 _MAX_WAITING = flags.DEFINE_integer(
   "max_waiting",
@@ -106,8 +108,10 @@ def _load() -> Service:
     query_length=(masked_run or run).limits.query_length,
   )
   examples = {SENTENCE: sentences}
-  if _QUESTIONS.value is not None:
-    examples[QUESTION] = example_questions(_QUESTIONS.value, _NUM_EXAMPLES)
+  if _EXAMPLE_QUESTIONS.value is not None:
+    examples[QUESTION] = example_questions(
+      _EXAMPLE_QUESTIONS.value, _NUM_EXAMPLES
+    )
   return Service(run, masked_run, examples=examples)
 
 

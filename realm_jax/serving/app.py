@@ -45,7 +45,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from realm_jax.serving import requests
 from realm_jax.serving.errors import (
   BusyError,
-  RequestError,
   RequestTooLongError,
 )
 from realm_jax.serving.requests import Limits
@@ -133,8 +132,8 @@ def _file(
   name: str, media_type: str
 ) -> Callable[[Request], Awaitable[Response]]:
   """Returns what answers with a file of the page, which is read now."""
-  folder = importlib.resources.files("realm_jax.serving")
-  content = folder.joinpath("page", name).read_bytes()
+  folder = importlib.resources.files("realm_jax.serving.page")
+  content = folder.joinpath(name).read_bytes()
 
   async def answer(request: Request) -> Response:
     del request

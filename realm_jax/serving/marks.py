@@ -1,4 +1,4 @@
-"""A block's text in pieces: the answer, and the words that the query has too."""
+"""A block's text in pieces: the answer, and the words of the query."""
 
 import itertools
 from collections.abc import Iterator, Sequence

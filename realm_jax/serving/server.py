@@ -17,8 +17,6 @@ from realm_jax.serving.service import Service
 from realm_jax.serving.worker import ModelWorker
 
 _BACKLOG = 256
-# What answers are given while the server ends, and the model's last one.
-_FAREWELL_SECONDS = 1
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -78,12 +76,18 @@ class PageServer:
     service: What answers.
     listening: Socket, which is closed in the end.
     limits: Bounds of requests.
+    farewell_seconds: Time for which the end waits for what is computed.
   """
 
   def __init__(
-    self, service: Service, listening: socket.socket, limits: Limits
+    self,
+    service: Service,
+    listening: socket.socket,
+    limits: Limits,
+    *,
+    farewell_seconds: int = 1,
   ):
-    self._service, self._socket = service, listening
+    self._socket, self._farewell_seconds = listening, farewell_seconds
     self.worker = ModelWorker(limits.waiting)
     app = page_app(
       service,
@@ -100,7 +104,7 @@ class PageServer:
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=_FAREWELL_SECONDS,
+        timeout_graceful_shutdown=farewell_seconds,
       )
     )
 
@@ -116,7 +120,7 @@ class PageServer:
     """
     started()
     self._server.run(sockets=[self._socket])
-    return self.worker.close(_FAREWELL_SECONDS)
+    return self.worker.close(self._farewell_seconds)
 
   def stop(self) -> None:
     """Ends `run`; any thread may call it."""

@@ -109,8 +109,8 @@ class Service:
       self.runs |= dict.fromkeys(other.kinds & {SENTENCE}, other)
       if SENTENCE not in other.kinds:
         raise ServerError(
-          f"{masked_run.model.model_dir} was trained to answer questions alone; "
-          "give a run of pre-training as --masked_model_dir"
+          f"{masked_run.model.model_dir} was trained to answer questions "
+          "alone; give a run of pre-training as --masked_model_dir"
         )
     self._examples = {kind: list(examples.get(kind, ())) for kind in self.runs}
     self._remembered = functools.lru_cache(_MAX_REMEMBERED)(self._ask)

@@ -48,15 +48,14 @@ class Browser:
     return self._send("POST", "execute/sync", script=script, args=arguments)
 
   def text(self, selector: str) -> str:
-    """Returns the visible text of the first element, or nothing."""
-    return self.run(
-      "return document.querySelector(arguments[0])?.innerText ?? ''", selector
-    )
+    """Returns the text of the first element, if it is visible."""
+    return next(iter(self.texts(selector)), "")
 
   def texts(self, selector: str) -> list[str]:
-    """Returns the visible texts of all elements."""
+    """Returns the texts of all elements that are visible."""
     return self.run(
       "return [...document.querySelectorAll(arguments[0])]"
+      ".filter((node) => node.checkVisibility())"
       ".map((node) => node.innerText)",
       selector,
     )

@@ -7,13 +7,13 @@ from realm_jax.serving.edited_corpus import EditedBlock, EditedCorpus
 from realm_jax.serving.errors import EditError
 from tests import tiny_world
 
-# By document, each of which is a block: shorter, longer, of one sentence, and
-# of characters that take two bytes.
+# By row: a shorter text, the second block of an article, a longer text of
+# characters that take two bytes, and one with white space around it.
 _TEXTS = {
   0: "Ada was born in Tarn.",
-  3: "Later Dóra built the bridge of Velt in 1909. Dóra was born in Ösker.",
-  4: "  Mirá Mirá Mirá  ",
-  25: "Zoë was born. Zoë was born in 1901. Zoë built.",
+  3: "Later Chloë built the bridge of Ösker in 1901.",
+  4: "Later Dóra built the bridge of Velt in 1909. Dóra was born in Ösker.",
+  27: "  Zoë was born. Zoë was born in 1901. Zoë built. ",
 }
 _ONE_OF_A_BLOCK = (
   *("document_id", "title", "url", "ordinal", "block_name", "body"),
@@ -31,7 +31,7 @@ def _edited(corpus, texts):
 def test_it_reads_as_a_corpus_of_the_edited_text(world, edited_world):
   built = edited_world(_TEXTS)
   view = _edited(world.corpus, _TEXTS)
-  num_blocks = len(tiny_world.documents())
+  num_blocks = world.corpus.num_blocks
   assert view.num_blocks == built.num_blocks == num_blocks
   for row in range(num_blocks):
     for name in _ONE_OF_A_BLOCK:
@@ -45,11 +45,11 @@ def test_it_reads_as_a_corpus_of_the_edited_text(world, edited_world):
   for name in ("block_ids", "lengths", "content_hashes"):
     own, wanted = getattr(view, name), getattr(built, name)
     np.testing.assert_array_equal(own, wanted, err_msg=name)
-  rows = np.array([[3, -1, 0], [7, 25, 3]])
+  rows = np.array([[3, -1, 0], [7, 27, 3]])
   for length in (8, tiny_world.BLOCK_LENGTH):
     own, wanted = view.gather(rows, length), built.gather(rows, length)
     np.testing.assert_array_equal(own, wanted)
-  flat = np.array([4, 1, 0, 4])
+  flat = np.array([4, 1, 0, 3, 4])
   assert view.bodies_utf8(flat) == built.bodies_utf8(flat)
   for own, wanted in zip(
     view.body_tokens_flat(flat), built.body_tokens_flat(flat), strict=True
@@ -77,7 +77,7 @@ def test_a_text_that_does_not_fit_is_refused(world):
   # 40, less three special tokens and the two of the title.
   EditedBlock(world.corpus, 0, "Velt " * 35)
   with pytest.raises(
-    EditError, match="36 wordpieces, and the block p0:0 has room for 35"
+    EditError, match=r"36 wordpieces, and .* p0:0 has room for 35"
   ):
     EditedBlock(world.corpus, 0, "Velt " * 36)
   with pytest.raises(EditError, match="no words"):

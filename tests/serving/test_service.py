@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 _ASKED = "where was Ada born?"
 _SENTENCE = "Ada was born in [MASK]."
-_TEXTS = {0: "Ada was born in Tarn. Ada built.", 7: "Håkon built the bridge."}
+_TEXTS = {0: "Ada was born in Tarn. Ada built.", 7: "Gül built the bridge."}
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def test_a_question_is_answered_with_its_evidence(explainer, service):
     assert bool(marked) == (block["reader"] > 0)
 
 
-def test_without_its_best_block_another_is_read(service):
+def test_without_its_best_block_another_is_read(explainer, service):
   told = service.ask(Question(_ASKED))
   best = max(told["blocks"], key=lambda block: block["share"])
   without = told["without"]
@@ -103,7 +103,7 @@ def test_without_its_best_block_another_is_read(service):
   assert without["left_out"] == best["title"]
   # That block is hidden, and nothing else: another question's explanation
   # of the same words without it.
-  row = int(best["name"].partition(":")[0].removeprefix("p"))
+  row = int(explainer.corpus.rows_of(np.int64(best["id"])))
   run = service.runs[QUESTION]
   other = run.with_texts({}, hidden=frozenset({row})).explain(_ASKED)
   assert row not in [c.source.row for c in other.candidates]
@@ -157,9 +157,11 @@ def test_a_page_does_what_its_runs_have_been_trained_for(
     assert about["examples"].get(SENTENCE) == (
       [_SENTENCE] if SENTENCE in kinds else None
     )
-  with pytest.raises(RequestError, match="this page cannot fill in.*masked_mo"):
+  with pytest.raises(
+    RequestError, match=r"this page cannot fill in.*--masked_model"
+  ):
     services["span_head"].ask(Question(_SENTENCE))
-  with pytest.raises(RequestError, match="cannot answer questions.*open QA"):
+  with pytest.raises(RequestError, match=r"cannot answer questions.*open QA"):
     services["masked_lm_head"].ask(Question(_ASKED))
   # Here both are runs of open QA.
   monkeypatch.setattr(
