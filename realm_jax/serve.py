@@ -27,7 +27,7 @@ from realm_jax import configuration, device_command
 from realm_jax.evaluation.explaining.explainer import Explainer, load_explainer
 from realm_jax.partitioning import cpu_tuning
 from realm_jax.partitioning.agreement import Agreement
-from realm_jax.serving import server
+from realm_jax.serving.errors import ServerError
 from realm_jax.serving.examples import example_questions, example_sentences
 from realm_jax.serving.requests import Limits
 from realm_jax.serving.service import QUESTION, SENTENCE, Service
@@ -79,6 +79,14 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _serve() -> None:
+  try:
+    # The one part of the project that needs the extra.
+    from realm_jax.serving import server
+  except ModuleNotFoundError as error:
+    raise ServerError(
+      f"the page needs the library {error.name}; install the extra: "
+      "pip install -c constraints.txt -e '.[serve]'"
+    ) from error
   # Before minutes of loading: the port may be in use.
   listening = server.listen(_HOST.value, _PORT.value)
   with listening:

@@ -33,7 +33,6 @@ import importlib.resources
 import ipaddress
 from collections.abc import Awaitable, Callable
 
-from absl import logging
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -178,7 +177,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-  logging.error("%s failed", request.url.path, exc_info=error)
+  # Starlette raises the error again, and uvicorn logs it.
+  del request, error
   text = "the server failed; what it has printed says why"
   return JSONResponse({"error": text}, 500)
 

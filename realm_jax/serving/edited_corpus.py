@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int
@@ -29,7 +30,8 @@ class EditedBlock(Shard):
   """
 
   def __init__(self, corpus: Corpus, row: int, text: str):
-    super().__init__("", corpus.source.joinpath, removed=None, span_kinds=())
+    # Nothing of it is in a file.
+    super().__init__("", Path, removed=None, span_kinds=())
     builder = BlockBuilder(
       vocabulary=corpus.vocabulary,
       corpus_name=corpus.name,

@@ -52,7 +52,7 @@ def listen(host: str, port: int) -> socket.socket:
     raise ServerError(
       f"port {port} of {host} cannot be used ({error.strerror}); {advice}"
     ) from error
-  if not is_loopback(address[0]):
+  if not is_loopback(str(address[0])):
     logging.warning(
       "The page listens on %s: whoever reaches this machine can ask the model, "
       "without a password; --host=127.0.0.1 is for this machine alone",

@@ -115,11 +115,11 @@ class Service:
     self._examples = {kind: list(examples.get(kind, ())) for kind in self.runs}
     self._remembered = functools.lru_cache(_MAX_REMEMBERED)(self._ask)
 
-  def about(self) -> dict[str, JsonValue]:
+  def about(self) -> dict[str, Any]:
     """Describes what the page can do."""
     return {
       "runs": {kind: run.about() for kind, run in self.runs.items()},
-      "examples": dict(self._examples),
+      "examples": self._examples,
       "missing": {
         kind: f"This page cannot {wanted}."
         for kind, wanted in _WANTED.items()

@@ -4,12 +4,12 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from realm_jax.serving.errors import BusyError
 
 _Result = TypeVar("_Result")
-_Job = tuple[Future, Callable[[], object]]
+_Job = tuple[Future[Any], Callable[[], Any]]
 
 
 class ModelWorker:

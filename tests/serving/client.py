@@ -5,7 +5,7 @@ import json
 import socket
 from typing import Any, NamedTuple
 
-_PATIENCE_SECONDS = 60
+_PATIENCE_SECONDS = 300
 
 
 class Answer(NamedTuple):
