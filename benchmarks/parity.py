@@ -7,11 +7,12 @@ Random Hugging Face REALM models of BERT-base size are made in the environment
 of `make peers`, with their outputs, losses and gradients. They are imported,
 and our values are compared with theirs. The wordpieces of real texts are
 compared with both of Hugging Face's BERT tokenizers, sentence vectors with
-MiniLM's, and the loss and optimizer with the published rules. Without real
-texts (`benchmarks/README.md` lists them), the two parts that need them are
-skipped. The exit status is 1 if a comparison fails. Everything is computed in
-float32. It takes six minutes of one core, 6 GB of temporary disk space and 8 GB
-of memory.
+MiniLM's, and the loss and optimizer with the published rules. Retrievers that
+are exported to sentence-transformers are compared with what it makes of them.
+Without real texts (`benchmarks/README.md` lists them), the two parts that need
+them are skipped. The exit status is 1 if a comparison fails. Everything is
+computed in float32. It takes six minutes of one core, 6 GB of temporary disk
+space and 8 GB of memory.
 """
 
 import argparse
@@ -23,14 +24,14 @@ from pathlib import Path
 import jax
 
 from benchmarks import peer_processes
-from benchmarks.agreement import comparison, realm, rules
+from benchmarks.agreement import comparison, exports, realm, rules
 from benchmarks.agreement import texts as text_agreement
 from benchmarks.agreement.comparison import Row
 from benchmarks.data.real_texts import TEXTS_DIR, NoTextsError, read_texts
 from realm_jax.files.json_file import write_json
 
 _NUM_SENTENCES = 300
-PARTS = ("rules", "tokens", "sentences", "realm")
+PARTS = ("rules", "tokens", "sentences", "exports", "realm")
 _OF_TEXTS = ("tokens", "sentences")
 
 
@@ -45,7 +46,7 @@ def compare(
 
   Args:
     parts: Some of `PARTS`.
-    size: Size of the REALM models, `tiny` or `base`.
+    size: Size of the random models, `tiny` or `base`.
     minilm: Folder with MiniLM's weights and vocabulary; None takes the
       package's.
     texts_dir: Folder of real texts.
@@ -74,6 +75,8 @@ def compare(
     if "sentences" in parts:
       sentences = read_texts(texts_dir)["qed"][:_NUM_SENTENCES]
       add(text_agreement.compare_sentences(sentences, minilm, folder))
+    if "exports" in parts:
+      add(exports.compare_exports(minilm, folder, size=size))
     if "realm" in parts:
       print(f"creating REALM models of size {size} …", file=sys.stderr)
       arguments = ("--output_dir", folder, "--vocab", minilm / "vocab.txt")
@@ -98,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     "--size",
     choices=("tiny", "base"),
     default="base",
-    help="size of the REALM models",
+    help="size of the random models",
   )
   parser.add_argument(
     "--minilm",

@@ -62,13 +62,16 @@ def run(module: str, *arguments: str | Path) -> str:
 
 
 def run_on_texts(
-  module: str, texts: Sequence[str], folder: Path, *arguments: str | Path
+  module: str,
+  texts: Sequence[str | tuple[str, str]],
+  folder: Path,
+  *arguments: str | Path,
 ) -> dict[str, np.ndarray]:
   """Runs a module that reads texts, and returns the arrays that it writes.
 
   Args:
     module: Module of `benchmarks.peers`.
-    texts: Texts to read.
+    texts: Texts to read, or pairs of them.
     folder: Folder for the two files.
     arguments: Further arguments.
   """

@@ -6,28 +6,21 @@ process. Everything is kept under --output_dir.
 """
 
 import contextlib
-import json
-import os
-import shlex
-import signal
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from absl import flags
 
 from realm_jax import configuration
-from realm_jax.console.sigterm import stop_on_sigterm
 from realm_jax.corpus.building.corpus import build_corpus
-from realm_jax.demo_world import edits, report
+from realm_jax.demo_world import edits, report, vocabulary
 from realm_jax.demo_world import world as world_lib
 from realm_jax.evaluation import run as evaluation
 from realm_jax.partitioning import cpu_tuning
-from realm_jax.text.wordpieces import train_vocabulary, write_pieces
+from realm_jax.stage_commands.command import StageCommand, Value
+from realm_jax.stage_commands.processes import running_beside
 from realm_jax.training import loop
 from realm_jax.training.config import TrainConfig
 
@@ -36,10 +29,8 @@ _OUTPUT_DIR = flags.DEFINE_string(
 )
 _NUM_EDITS = 20
 _BLOCK_LENGTH = 56
-_VOCABULARY_SIZE = 8000
 _RECIPES = "gin/experiments/demo"
 
-_Value = str | int | bool
 # Figures of an evaluation, by name.
 _Figures = Mapping[str, Any]
 
@@ -59,7 +50,7 @@ class DemoRun:
     return str(self._output_dir / name)
 
   def train(
-    self, name: str, recipe: str, **bindings: _Value
+    self, name: str, recipe: str, **bindings: Value
   ) -> loop.TrainResult:
     """Trains a stage in a folder of its own.
 
@@ -75,7 +66,7 @@ class DemoRun:
       raise ValueError(f"stopped in stage {name}; its checkpoints are kept")
     return result
 
-  def evaluate(self, name: str, recipe: str, **bindings: _Value) -> _Figures:
+  def evaluate(self, name: str, recipe: str, **bindings: Value) -> _Figures:
     """Evaluates a stage; the outputs go to a folder of `evaluations`."""
     output_dir = self.path(f"evaluations/{name}")
     bindings = {"OUTPUT_DIR": output_dir, **bindings}
@@ -88,7 +79,7 @@ class DemoRun:
     *,
     recipe: str = "build_index",
     once: bool = False,
-    **bindings: _Value,
+    **bindings: Value,
   ) -> contextlib.AbstractContextManager[None]:
     """Returns a context in which the index builder runs as a second process.
 
@@ -97,14 +88,15 @@ class DemoRun:
     it fails, the training in the block is stopped by SIGTERM, and the context
     raises a ValueError.
     """
-    gin_files, values = self._configuration(
-      recipe, {"MODEL_DIR": self.path(name), **bindings}
+    command = self._command(
+      "build_index",
+      recipe,
+      {"MODEL_DIR": self.path(name), **bindings},
+      flags=["--once"] if once else [],
     )
-    flags = ["--once"] if once else []
-    command = _command("build_index", gin_files, values, *flags)
     log = self._output_dir / name / "build_index.log"
     print(f"\n$ {command} &     # log: {log}", flush=True)
-    return _beside(command, log, wait=once)
+    return running_beside(command, log, wait=once)
 
   def build_corpus(self, folder: str, corpus: str) -> None:
     """Builds a corpus of the articles of a world."""
@@ -122,87 +114,24 @@ class DemoRun:
     print(summary.table())
 
   def _parsed(
-    self, module: str, recipe: str, bindings: Mapping[str, _Value]
+    self, module: str, recipe: str, bindings: Mapping[str, Value]
   ) -> contextlib.AbstractContextManager[None]:
     """Prints a command, and sets gin's configuration as that would."""
-    gin_files, values = self._configuration(recipe, bindings)
-    print(f"\n$ {_command(module, gin_files, values)}", flush=True)
-    return configuration.parsed(
-      gin_files, [f"{name} = {value}" for name, value in values.items()]
-    )
+    command = self._command(module, recipe, bindings)
+    print(f"\n$ {command}", flush=True)
+    return configuration.parsed(command.gin_files, command.gin_bindings)
 
-  def _configuration(
-    self, recipe: str, bindings: Mapping[str, _Value]
-  ) -> tuple[list[str], dict[str, str]]:
-    """Returns the gin files of a stage, and what is bound besides, as gin."""
+  def _command(
+    self,
+    module: str,
+    recipe: str,
+    bindings: Mapping[str, Value],
+    *,
+    flags: Sequence[str] = (),
+  ) -> StageCommand:
+    gin_files = [f"{_RECIPES}/{recipe}.gin", *self._extra_gin_files]
     bindings = {"CORPUS_DIR": self.path("corpus"), **bindings}
-    values = {
-      name: json.dumps(value) if isinstance(value, str) else repr(value)
-      for name, value in bindings.items()
-    }
-    return [f"{_RECIPES}/{recipe}.gin", *self._extra_gin_files], values
-
-
-def _command(
-  module: str,
-  gin_files: Sequence[str],
-  values: Mapping[str, str],
-  *flags: str,
-) -> str:
-  arguments = [f"--gin_file={file}" for file in gin_files]
-  for name, value in values.items():
-    if name in ("MODEL_DIR", "CORPUS_DIR"):
-      arguments.append(f"--{name.lower()}={json.loads(value)}")
-    else:
-      arguments.append(f"--gin.{name}={value}")
-  return shlex.join(["python", "-m", f"realm_jax.{module}", *flags, *arguments])
-
-
-@contextlib.contextmanager
-def _beside(command: str, log: Path, *, wait: bool) -> Iterator[None]:
-  """Runs a command during the `with` block, which ends if the command fails.
-
-  The block is then stopped by SIGTERM. At its end the command is terminated,
-  or waited for.
-
-  Raises:
-    ValueError: The command failed, or SIGTERM came from elsewhere.
-  """
-  log.parent.mkdir(parents=True, exist_ok=True)
-  with log.open("w") as output:
-    process = subprocess.Popen(
-      # Training has priority; the builder takes the cores that are left.
-      ["nice", "-n", "5", sys.executable, *shlex.split(command)[1:]],
-      stdout=output,
-      stderr=subprocess.STDOUT,
-    )
-  failed, ended = threading.Event(), threading.Event()
-
-  def watch() -> None:
-    if process.wait() > 0:
-      failed.set()
-      # Repeated, because training may not have installed its handler yet.
-      while not ended.wait(1.0):
-        os.kill(os.getpid(), signal.SIGTERM)
-
-  watcher = threading.Thread(target=watch)
-  with stop_on_sigterm() as stop:
-    watcher.start()
-    try:
-      yield
-      if wait:
-        process.wait()
-    except ValueError:
-      if not failed.is_set():
-        raise
-    finally:
-      ended.set()
-      process.terminate()
-      watcher.join()
-  if failed.is_set():
-    raise ValueError(f"the index builder failed; see {log}")
-  if stop.is_set():
-    raise ValueError("stopped by SIGTERM; the outputs so far are kept")
+    return StageCommand(module, gin_files, bindings, flags)
 
 
 def run_demo(demo: DemoRun) -> dict[str, Any]:
@@ -262,12 +191,7 @@ def _make_world(demo: DemoRun) -> world_lib.World:
   with configuration.parsed([f"{_RECIPES}/world.gin"], []):
     world = configuration.configured(world_lib.generate)()
   world_lib.write_world(demo.path("world"), world=world)
-  # The vocabulary covers articles and training questions.
-  texts = [question.text for question in world.questions["train"]]
-  for document in world.documents:
-    texts += [document.title, document.text(world.facts)]
-  pieces = train_vocabulary(texts, _VOCABULARY_SIZE)
-  write_pieces(demo.path("vocab.txt"), pieces)
+  vocabulary.write_vocabulary(demo.path("vocab.txt"), world)
   demo.build_corpus("world", "corpus")
   return world
 
@@ -312,9 +236,9 @@ def _train_on_bm25(demo: DemoRun) -> _Figures:
   )
 
 
-def _evaluate_open_qa(demo: DemoRun, name: str, **bindings: _Value) -> _Figures:
+def _evaluate_open_qa(demo: DemoRun, name: str, **bindings: Value) -> _Figures:
   """Evaluates open QA, by default the run with the REALM retriever."""
-  defaults: dict[str, _Value] = {
+  defaults: dict[str, Value] = {
     "MODEL_DIR": demo.path("open_qa"),
     "QUESTIONS": demo.path("world/questions-test.jsonl"),
   }

@@ -133,8 +133,9 @@ flags.DEFINE_integer(
 )
 flags.DEFINE_float(
   "score_scale",
-  1.0,
-  "Factor of inner products; training normalized vectors needs more than 1.",
+  None,
+  "Factor of inner products, by default 1; training normalized vectors needs "
+  "more.",
 )
 flags.DEFINE_bool(
   "separate_towers", False, "Start two towers from the same weights."

@@ -21,7 +21,8 @@ MAY_IMPORT = {
   "realm_jax/partitioning": (),
   "realm_jax/text": (),
   "realm_jax/corpus": ("console", "text"),
-  "realm_jax/demo_world": ("text",),
+  "realm_jax/stage_commands": ("console",),
+  "realm_jax/demo_world": ("console", "text"),
   "realm_jax/checkpoints": ("models",),
   "realm_jax/indexes": ("partitioning",),
   "realm_jax/inputs": ("text", "corpus", "partitioning"),
@@ -76,6 +77,16 @@ MAY_IMPORT = {
     "checkpoints",
     "generations",
     "training",
+  ),
+  "realm_jax/ablation": (
+    "console",
+    "corpus",
+    "demo_world",
+    "checkpoints",
+    "training",
+    "evaluation",
+    "generations",
+    "stage_commands",
   ),
   "realm_jax/precompilation": (
     "console",
@@ -143,7 +154,9 @@ CORE_LIBRARIES = frozenset({"jax", "flax", "optax", "numpy", "jaxtyping"})
 
 # Runs in the environment of `make peers`, where nothing of ours is installed.
 PEERS = "benchmarks/peers"
-PEER_LIBRARIES = frozenset({"numpy", "torch", "transformers"})
+PEER_LIBRARIES = frozenset(
+  {"numpy", "sentence_transformers", "torch", "transformers"}
+)
 
 # t5x's interfaces have types of other libraries, so its folder may import them.
 T5X_ENGINE = "realm_jax/t5x_engine"
@@ -158,7 +171,7 @@ ONLY_IN = {
   "faiss": "realm_jax/indexes/faiss.py",
   "gcsfs": "realm_jax/files/object_store/gcs_client.py",
   "gin": "realm_jax/configuration",
-  "matplotlib": "realm_jax/demo_world/report.py",
+  "matplotlib": "realm_jax/console/plots.py",
   "regex": "realm_jax/text/patterns.py",
   "orbax": "realm_jax/checkpoints/manager.py",
   "scann": "realm_jax/indexes/scann/library.py",
@@ -176,7 +189,9 @@ ONLY_IN = {
 PICTURES = {"matplotlib": "benchmarks/roofline.py"}
 # What every command shares, and files that are no command but read gin, too.
 CONFIGURATION = "realm_jax/configuration/__init__.py"
-READ_GIN = frozenset({"launch/gin_check.py"})
+READ_GIN = frozenset(
+  {"launch/gin_check.py", "realm_jax/ablation/gin_recipes.py"}
+)
 
 
 def may_import(layer: str) -> tuple[str, ...]:

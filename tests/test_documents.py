@@ -196,7 +196,7 @@ _RECIPES = {
   "realm_jax.build_index": ["build_index"],
   "realm_jax.evaluate": ["eval", "eval_masked"],
   "realm_jax.explain": ["explain"],
-  "realm_jax.export_weights": ["export"],
+  "realm_jax.export_weights": ["export_vectors", "export"],
 }
 
 
@@ -214,7 +214,8 @@ _RECIPES = {
 def test_a_run_and_its_recipe_complete_a_command(command: Command):
   assert command.values("--model_dir="), command
   has_questions = any("QUESTIONS" in b for b in command.values("--gin."))
-  recipe = _RECIPES[command.module][0 if has_questions else -1]
+  is_first = has_questions or "--to=vectors" in command.arguments
+  recipe = _RECIPES[command.module][0 if is_first else -1]
   kept = 'include "gin/models/bert_base.gin"\nOUTPUT_DIR = "eval"\n'
   if not command.values("--corpus_dir="):
     kept += 'CORPUS_DIR = "corpus"\n'

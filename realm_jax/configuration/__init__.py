@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from realm_jax.configuration.errors import ConfigurationError
 from realm_jax.configuration.for_run import DefaultRecipe, parsed_for_run
 from realm_jax.configuration.parsing import (
+  bound_lines,
   configured,
   is_configured,
   message_of,
@@ -41,6 +42,7 @@ __all__ = [
   "ConfigurationError",
   "DefaultRecipe",
   "RunRecord",
+  "bound_lines",
   "call",
   "configured",
   "define_run_flags",

@@ -20,6 +20,8 @@ _MACRO = "gin.macro"
 _REQUIRED = "gin.REQUIRED/gin.constant"  # What `%gin.REQUIRED` refers to.
 _NOT_GIVEN = object()
 _NO_FILE = "(not given)"
+# Longer than any binding, so that gin divides none into lines.
+_MAX_LINE_LENGTH = 10_000
 _CONFIG = gin.config._CONFIG  # gin has no public way to list its bindings.
 # What gin raises for text that it cannot read, and for names that are unknown.
 GIN_ERRORS = (
@@ -209,6 +211,17 @@ def configured(function: Callable[..., _Result]) -> Callable[..., _Result]:
       f"no gin file binds {function.__module__}.{function.__name__}; pass "
       "one with --gin_file, for example from gin/runs/"
     ) from error
+
+
+def bound_lines() -> list[str]:
+  """Returns what is bound, by files and bindings, in lines of gin.
+
+  They are sorted, so that equal bindings give equal lines. References stand as
+  they are.
+  """
+  lines = gin.config_str(_MAX_LINE_LENGTH).splitlines()
+  others = ("#", "import ", "from ")
+  return [line for line in lines if line and not line.startswith(others)]
 
 
 def is_configured(function: Callable[..., Any]) -> bool:

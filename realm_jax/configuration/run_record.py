@@ -38,9 +38,13 @@ _TAKEN = (
   "BLOCK_LENGTH",
   # What it reads, and how it weighs it.
   "NUM_CANDIDATES",
+  "NULL_BLOCK",
+  "DROP_SOURCE",
   "LOSS_FORM",
   "NUM_READ",
   "INDEX_SCORES",
+  # Of which checkpoints it waits for generations.
+  "REFRESH_EVERY_STEPS",
 )
 _DYNAMIC = "__gin__.dynamic_registration"
 

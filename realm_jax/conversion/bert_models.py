@@ -18,13 +18,29 @@ from realm_jax.text.wordpieces import vocabulary_of
 NO_HEAD = "the input has no masked-LM head"
 
 
+class ProjectionWeights(NamedTuple):
+  """A projection beside a BERT's weights, as REALM's towers have one.
+
+  `dense` and `norm` are the names of its modules, with slashes, and `size` is
+  the dimension of its vectors. The weights of `dense` are the projection's
+  times `scale`.
+  """
+
+  dense: str
+  norm: str
+  size: int
+  norm_eps: float
+  scale: float
+
+
 @dataclasses.dataclass(frozen=True)
 class BertWeights:
   """The weights of one BERT in another system.
 
   Names have the `prefix` before `embeddings/…`: `bert/` or nothing. `head` is
   the masked-LM head's name, and `where` the checkpoint's in errors and reports.
-  For `leftovers` see `mapping.Feed`.
+  For `leftovers` see `mapping.Feed`. `pooler_dense` is the name of the pooler's
+  linear layer, if it is not BERT's own, and `projection` what follows it.
   """
 
   source: TensorSource
@@ -34,6 +50,8 @@ class BertWeights:
   head: str
   leftovers: dict[str, str]
   where: str
+  pooler_dense: str = ""
+  projection: ProjectionWeights | None = None
 
   @property
   def pooler(self) -> str:
@@ -97,7 +115,7 @@ class TowerOptions:
   pooling: str | None = None
   projection_size: int | None = None
   normalize: bool | None = None
-  score_scale: float = 1.0
+  score_scale: float | None = None
   query_prefix: str | None = None
   block_prefix: str | None = None
   title_separator: bool | None = None
@@ -114,6 +132,11 @@ class TowerOptions:
         f"--projection_size={self.projection_size}; want 1 or more, or leave "
         "it out for none"
       )
+
+  @property
+  def chosen_scale(self) -> float:
+    """Factor of the inner products: 1 where nothing says another."""
+    return 1.0 if self.score_scale is None else self.score_scale
 
 
 def plan_bert(
@@ -150,7 +173,13 @@ def plan_bert(
   fresh = {"reader/span_head/.*": "BERT has no span head"}
   if not weights.has_module(weights.head):
     fresh["reader/masked_lm_head/.*"] = NO_HEAD
+  projection = weights.projection
   if options.projection_size is not None:
+    if projection is not None:
+      raise ConversionError(
+        f"--projection_size={options.projection_size}: {weights.where} has a "
+        f"projection, to {projection.size} dimensions; leave the flag out"
+      )
     fresh["retriever/[^/]*/projection(_norm)?/.*"] = "--projection_size"
   return ImportPlan(
     source=f"{source.path.resolve().name} ({source.kind})",
@@ -158,9 +187,14 @@ def plan_bert(
       bert=weights.config,
       shared_towers=not separate,
       pooling=pooling,
-      projection_size=options.projection_size,
+      projection_size=projection.size
+      if projection
+      else options.projection_size,
+      projection_norm_eps=projection.norm_eps
+      if projection
+      else Retriever.projection_norm_eps,
       normalize=bool(options.normalize),
-      score_scale=options.score_scale,
+      score_scale=options.chosen_scale,
       query_prefix=_ids(options.query_prefix, pieces, "--query_prefix"),
       block_prefix=_ids(options.block_prefix, pieces, "--block_prefix"),
       title_separator=options.title_separator is not False,
@@ -188,7 +222,7 @@ def _choose_pooling(
       f"pooling: {pooling} (the weights have {'a' if has_pooler else 'no'} "
       "pooler); --pooling chooses"
     )
-  if options.normalize and options.score_scale == 1.0:
+  if options.normalize and options.chosen_scale == 1.0:
     notes.append(
       "score_scale: 1, which ranks blocks as the original model does; to train "
       "from vectors of length 1, raise SCORE_SCALE (20 is usual)"
@@ -206,6 +240,7 @@ def _feed(
   """Returns what one checkpoint gives: towers, and perhaps the reader."""
   rules: Rules = ()
   unused = {}
+  projection = weights.projection
   for tower in towers:
     rules += names.tower(
       weights.dialect,
@@ -213,9 +248,22 @@ def _feed(
       tower,
       weights.prefix,
       pooler=pooling == "pooler",
+      pooler_dense=weights.pooler_dense,
+      projection=projection.dense if projection else "",
+      norm=projection.norm if projection else "",
+      projection_scale=projection.scale if projection else 1.0,
     )
   if not towers:
     unused[weights.all_of(weights.pooler)] = "readers have no pooler"
+    if weights.pooler_dense:
+      unused[weights.all_of(weights.pooler_dense)] = "readers have no pooler"
+    if projection:
+      for module in (projection.dense, projection.norm):
+        unused[weights.all_of(module)] = "readers have no projection"
+  elif weights.pooler_dense:
+    unused[weights.all_of(weights.pooler)] = (
+      f"the pooler is {weights.pooler_dense}"
+    )
   elif pooling != "pooler":
     unused[weights.all_of(weights.pooler)] = (
       f"pooling {pooling!r} does not use the pooler"

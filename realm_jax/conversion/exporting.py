@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -15,6 +16,9 @@ from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.hugging_face import exports
 from realm_jax.conversion.hugging_face.directory import WEIGHTS
 from realm_jax.conversion.hugging_face.exports import ExportPlan
+from realm_jax.conversion.hugging_face.sentence_transformers.exporting import (
+  plan_sentence_export,
+)
 from realm_jax.conversion.mapping import show_shape
 from realm_jax.conversion.output_directory import check_new, new_directory
 from realm_jax.conversion.parameters import (
@@ -25,14 +29,14 @@ from realm_jax.conversion.parameters import (
 )
 from realm_jax.conversion.planning import PARTS
 from realm_jax.conversion.vocabulary import VOCABULARY_FILE
-from realm_jax.files.json_file import write_json
+from realm_jax.files.json_file import whole_text_file, write_json
 from realm_jax.files.object_store.store_access import require_readable
 from realm_jax.files.whole.whole_file import whole_file
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.text.wordpieces import WordpieceVocabulary, write_pieces
 
-SYSTEMS = ("hf_bert", "hf_realm")
+SYSTEMS = ("hf_bert", "hf_realm", "sentence_transformers")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,8 +109,7 @@ def export_weights(
   plan = _plan(bound, to, part, realm_model, tower)
   parameters, step = _parameters(model, bound, plan)
   with new_directory(output_dir) as directory:
-    write_pieces(directory / VOCABULARY_FILE, bound.vocabulary.pieces)
-    _write(directory, plan, parameters)
+    write_export(directory, plan, parameters, bound.vocabulary.pieces)
   return _report(plan, parameters, f"checkpoint {step} of {model.model_dir}")
 
 
@@ -117,7 +120,14 @@ def _plan(
   realm_model: str | None,
   tower: str | None,
 ) -> ExportPlan:
-  """Plans the export; each system has a flag that says what to write."""
+  """Plans the export; a flag of the system says what to write, if any."""
+  if to == "sentence_transformers":
+    for name, given in (("--part", part), ("--model", realm_model)):
+      if given is not None:
+        raise ConversionError(
+          f"{name}={given} is not for --to={to}, which writes the retriever"
+        )
+    return plan_sentence_export(model, tower)
   flag, value, choices = "--part", part, PARTS
   other, given = "--model", realm_model
   if to == "hf_realm":
@@ -153,24 +163,43 @@ def _parameters(
   return {path: np.asarray(flat[path], np.float32) for path in shapes}, step
 
 
-def _write(
-  directory: epath.Path, plan: ExportPlan, parameters: dict[str, np.ndarray]
+def write_export(
+  directory: epath.Path,
+  plan: ExportPlan,
+  parameters: Mapping[str, np.ndarray],
+  pieces: Sequence[str],
 ) -> None:
+  """Writes the files of a planned export into a directory.
+
+  Args:
+    directory: Directory to fill.
+    plan: Files, and names of the tensors.
+    parameters: Parameters by path, of float32.
+    pieces: Vocabulary.
+  """
+  write_pieces(directory / VOCABULARY_FILE, pieces)
   for name, content in plan.files.items():
     path = directory / name
     if content is None:
       path.mkdir(parents=True)
     else:
       write_json(path, content)
-  tensors = {}
+  for name, text in plan.texts.items():
+    with whole_text_file(directory / name) as file:
+      file.write(text)
+  tensors: dict[str, dict[str, np.ndarray]] = {}
   for rule in plan.rules:
     array = parameters[rule.path]
-    array = array.T if rule.transpose else array
-    tensors[rule.names[0]] = np.ascontiguousarray(array)
+    array = (array.T if rule.transpose else array) * np.float32(rule.scale)
+    folder, _, name = rule.names[0].partition(".")
+    if folder not in plan.folders:
+      folder, name = "", rule.names[0]
+    tensors.setdefault(folder, {})[name] = np.ascontiguousarray(array)
   # `save_file` does not report a full disk as an `OSError`; and transformers
   # reads no file that does not name its framework.
-  with whole_file(directory / WEIGHTS) as file:
-    file.write_bytes(safetensors.numpy.save(tensors, metadata={"format": "pt"}))
+  for folder, named in tensors.items():
+    with whole_file(directory / folder / WEIGHTS) as path:
+      path.write_bytes(safetensors.numpy.save(named, metadata={"format": "pt"}))
 
 
 def _report(

@@ -47,7 +47,7 @@ _STEP = 0
 _OF_BERT = tuple(
   field.name
   for field in dataclasses.fields(TowerOptions)
-  if field.default is None
+  if field.default is None and field.name != "score_scale"
 )
 _NOT_OF_HF_REALM = ("tensor_prefix", "vocab", "block_input", *_OF_BERT)
 # The planner of each kind of input, and the options that it refuses.

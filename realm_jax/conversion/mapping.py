@@ -206,7 +206,8 @@ def _as_parameter(array: np.ndarray, match: _Match) -> np.ndarray:
       f"{where} holds NaN or infinite values; the file is damaged or its "
       "training had diverged"
     )
-  return np.ascontiguousarray(array.T if match.rule.transpose else array)
+  array = array.T if match.rule.transpose else array
+  return np.ascontiguousarray(array / np.float32(match.rule.scale))
 
 
 def _reason(reasons: Mapping[str, str], name: str) -> str:

@@ -49,11 +49,14 @@ class Rule:
     names: Names of the tensor. An export writes the first. An import reads the
       first that the file has, and any others there must be equal copies.
     transpose: Whether the tensor is the parameter's transpose.
+    scale: Factor of the tensor, a power of two, so that neither direction
+      rounds.
   """
 
   path: str
   names: tuple[str, ...]
   transpose: bool = False
+  scale: float = 1.0
 
 
 Rules = tuple[Rule, ...]
@@ -105,8 +108,10 @@ def tower(
   theirs: str,
   *,
   pooler: bool = True,
+  pooler_dense: str = "",
   projection: str = "",
   norm: str = "",
+  projection_scale: float = 1.0,
 ) -> Rules:
   """Returns the rules of a tower.
 
@@ -114,15 +119,21 @@ def tower(
     ours: `tower`, `query_tower` or `block_tower`.
     theirs: Prefix of `embeddings/…` and `pooler/…` there: `bert/` or nothing.
     pooler: Whether the tower has BERT's pooler.
+    pooler_dense: Their name of its linear layer; empty for BERT's own.
     projection: Their name of the projection; empty without one.
     norm: Their name of the projection's LayerNorm.
+    projection_scale: Factor of their projection.
   """
   path = f"retriever/{ours}"
   rules = _encoder(dialect, config, f"{path}/encoder", theirs)
   if pooler:
-    rules += dialect.dense(f"{path}/pooler", f"{theirs}pooler/dense")
+    dense = pooler_dense or f"{theirs}pooler/dense"
+    rules += dialect.dense(f"{path}/pooler", dense)
   if projection:
-    rules += dialect.dense(f"{path}/projection", projection)
+    rules += tuple(
+      dataclasses.replace(rule, scale=projection_scale)
+      for rule in dialect.dense(f"{path}/projection", projection)
+    )
     rules += dialect.layer_norm(f"{path}/projection_norm", norm)
   return rules
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from realm_jax.console.plots import plot
 from realm_jax.files.metric_rows import read_rows
 
 # Each plot's file: its title, and its curves as RUN/METRIC.
@@ -91,29 +92,20 @@ def _rows(figures: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 def _plot(
   output_dir: Path, *, name: str, title: str, curves: Sequence[str]
 ) -> None:
-  import matplotlib  # Installed by the `demo` extra.
-
-  matplotlib.use("Agg")
-  from matplotlib import pyplot as plt
-
-  figure, axes = plt.subplots(figsize=(8, 4.5))
-  for curve in curves:
-    run, metric = curve.split("/")
-    points = [row for row in read_rows(output_dir / run) if metric in row]
-    steps = [point["step"] for point in points]
-    values = [point[metric] for point in points]
-    if metric == "staleness_steps":
-      axes.plot(steps, values, label=run)
-      continue
-    (line,) = axes.plot(steps, values, alpha=0.2)
-    axes.plot(steps, _smooth(values), color=line.get_color(), label=run)
-  axes.set_xlabel("step")
-  axes.set_title(title)
-  axes.grid(alpha=0.3)
-  axes.legend()
-  figure.tight_layout()
-  figure.savefig(output_dir / name, dpi=120)
-  plt.close(figure)
+  with plot(output_dir / name, title=title) as (axes,):
+    for curve in curves:
+      run, metric = curve.split("/")
+      points = [row for row in read_rows(output_dir / run) if metric in row]
+      steps = [point["step"] for point in points]
+      values = [point[metric] for point in points]
+      if metric == "staleness_steps":
+        axes.plot(steps, values, label=run)
+        continue
+      (line,) = axes.plot(steps, values, alpha=0.2)
+      axes.plot(steps, _smooth(values), color=line.get_color(), label=run)
+    axes.set_xlabel("step")
+    axes.grid(alpha=0.3)
+    axes.legend()
 
 
 def _smooth(values: Sequence[float]) -> list[float]:

@@ -70,8 +70,8 @@ def evaluate_masked_lm(
   Returns:
     Contents of `metrics.json`: the metrics of `marginal_masked_lm_loss`;
     `perplexity` of the masked tokens, exp(−log p(y|x)), and
-    `perplexity_null`, that without retrieval; and `recall`, the share of
-    queries whose masked words a retrieved block has. With a previous
+    `perplexity_null`, that with the null block alone; and `recall`, the share
+    of queries whose masked words a retrieved block has. With a previous
     generation, `top_block_changed`, the share of queries whose best block is
     another one, and `candidates_changed`, the share of the retrieved blocks
     that it did not retrieve.
@@ -108,10 +108,14 @@ def evaluate_masked_lm(
     means = {name: float(mean) for name, mean in sums.means().items()}
     if previous is not None:
       means["previous_generation"] = previous.step
+    perplexities = {
+      name.replace("log_likelihood", "perplexity"): math.exp(-mean)
+      for name, mean in means.items()
+      if name.startswith("log_likelihood")
+    }
     return {
       **means,
-      "perplexity": math.exp(-means["log_likelihood"]),
-      "perplexity_null": math.exp(-means["log_likelihood_null"]),
+      **perplexities,
       "num_queries": int(sums.metrics["recall"].weight),
       "num_masks": int(sums.metrics["masked_accuracy"].weight),
       "num_candidates": stage.num_candidates,

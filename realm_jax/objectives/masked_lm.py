@@ -16,6 +16,7 @@ def marginal_masked_lm_loss(
   weights: Float[AnyArray, "b m"],
   *,
   form: str = "per_token",
+  has_null: bool = True,
 ) -> WeightedLoss:
   """Returns −log p(y|x), with p(z|x) the softmax over the candidates.
 
@@ -31,10 +32,13 @@ def marginal_masked_lm_loss(
   `log_likelihood_null` log p(y|null, x).
 
   Args:
-    relevance: Scores f(x, z); candidate 0 is the null block.
+    relevance: Scores f(x, z).
     logits: Scores of the vocabulary at each mask.
     targets: Ids of the words behind the masks.
     weights: 1 where there is a scored mask, 0 at padding.
+    form: Form of the loss, one of the above.
+    has_null: Whether candidate 0 is the null block. Without it there are no
+      metrics that compare with it.
 
   Raises:
     ValueError: There is no such form.
@@ -60,21 +64,22 @@ def marginal_masked_lm_loss(
   mixture = jnp.einsum(
     "bk,bkmv->bmv", prior, jnp.exp(jax.lax.stop_gradient(log_probs))
   )
-  null = target_log_probs[:, 0]
-  best = jnp.max(target_log_probs, axis=1)
-  null_correct = jnp.argmax(logits[:, 0], axis=-1) == targets
-  return WeightedLoss(
-    loss,
-    {
-      "masked_accuracy": Average.of(
-        jnp.argmax(mixture, axis=-1) == targets, weights
-      ),
+  metrics = {
+    "masked_accuracy": Average.of(
+      jnp.argmax(mixture, axis=-1) == targets, weights
+    ),
+    "log_likelihood": Average.of(token_likelihood, weights),
+    "candidate_entropy": Average.of(-jnp.sum(prior * log_prior, axis=-1)),
+  }
+  if has_null:
+    null = target_log_probs[:, 0]
+    best = jnp.max(target_log_probs, axis=1)
+    null_correct = jnp.argmax(logits[:, 0], axis=-1) == targets
+    metrics |= {
       "masked_accuracy_null": Average.of(null_correct, weights),
-      "log_likelihood": Average.of(token_likelihood, weights),
       "log_likelihood_null": Average.of(null, weights),
       "retrieval_utility": Average.of(token_likelihood - null, weights),
       "best_utility": Average.of(best - null, weights),
       "null_probability": Average.of(prior[:, 0]),
-      "candidate_entropy": Average.of(-jnp.sum(prior * log_prior, axis=-1)),
-    },
-  )
+    }
+  return WeightedLoss(loss, metrics)

@@ -56,8 +56,11 @@ class RefreshConfig:
       deterministic. Otherwise the newest loaded generation is used.
     lag_steps: Steps between a checkpoint and the use of its generation; with
       `wait` only.
+    every_steps: Distance of the generations that are used, in steps: those of
+      other checkpoints are not. None uses the generations of all checkpoints.
     max_staleness_steps: Age of the oldest vector that may be searched, in
-      steps. None is ten times `save_every_steps`, and 0 sets no limit.
+      steps. None is ten times the distance of the generations that are used,
+      and 0 sets no limit.
     on_stale: What to do beyond that limit, `warn` or `fail`.
     on_crash: What to search when the process of the index has crashed: the
       same generation by `exact` search, the `last` generation before, or
@@ -68,6 +71,7 @@ class RefreshConfig:
   refresh: bool = True
   wait: bool = False
   lag_steps: int = 100
+  every_steps: int | None = None
   max_staleness_steps: int | None = None
   on_stale: str = "warn"
   on_crash: str = "exact"
@@ -75,6 +79,11 @@ class RefreshConfig:
 
   def __post_init__(self) -> None:
     require_at_least(self, max_staleness_steps=0)
+    if self.every_steps is not None and self.every_steps < 1:
+      raise ValueError(
+        f"every_steps={self.every_steps}; want 1 or more, or None: change "
+        "REFRESH_EVERY_STEPS"
+      )
     if self.lag_steps < 1:
       raise ValueError(
         f"lag_steps={self.lag_steps}: a generation cannot be used before the "
@@ -204,8 +213,8 @@ class TrainConfig:
     if self.retrieve_on_device and not self.stage.retrieves_on_device:
       raise ValueError(
         f"retrieve_on_device=True: {type(self.stage).__name__} does not "
-        "retrieve inside its step, as pre-training alone does; set "
-        "RETRIEVE_ON_DEVICE = False"
+        "retrieve inside its step, as pre-training alone does, with the null "
+        "block and without the source; set RETRIEVE_ON_DEVICE = False"
       )
     if self.keeps_own_index and not self.retrieve_on_device:
       raise ValueError(
@@ -224,6 +233,12 @@ class TrainConfig:
         "that it began with: leave DataConfig.corpus_version out"
       )
     lag, kept = self.refresh.lag_steps, self.checkpoints
+    if self.refresh_every_steps % kept.save_every_steps:
+      raise ValueError(
+        f"REFRESH_EVERY_STEPS={self.refresh_every_steps} is no multiple of "
+        f"SAVE_EVERY_STEPS={kept.save_every_steps}: generations are built from "
+        "checkpoints; change one of them"
+      )
     if self.waits and lag > kept.keep * kept.save_every_steps:
       raise ValueError(
         f"lag_steps={lag} exceeds the {kept.keep} checkpoints, "
@@ -238,6 +253,11 @@ class TrainConfig:
         lag,
         self.num_steps,
       )
+
+  @property
+  def refresh_every_steps(self) -> int:
+    """Distance of the generations that are used, in steps."""
+    return self.refresh.every_steps or self.checkpoints.save_every_steps
 
   @property
   def keeps_own_index(self) -> bool:

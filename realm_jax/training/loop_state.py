@@ -25,7 +25,8 @@ _BINDINGS = {
   "seed": "SEED",
   "batch_size": "BATCH_SIZE",
   "num_searched": "NUM_CANDIDATES or NUM_SEARCHED",
-  "save_every_steps": "SAVE_EVERY_STEPS and WAIT_FOR_GENERATIONS",
+  "save_every_steps": "SAVE_EVERY_STEPS, REFRESH_EVERY_STEPS and "
+  "WAIT_FOR_GENERATIONS",
   "lag_steps": "LAG_STEPS and WAIT_FOR_GENERATIONS",
   "held_out_blocks": "HELD_OUT_BLOCKS",
 }
@@ -40,8 +41,8 @@ class RunIdentity:
 
   Attributes:
     num_searched: Number of blocks retrieved for a query; 0 without an index.
-    save_every_steps: Distance of checkpoints in a run that waits for
-      generations; 0 in one that does not.
+    save_every_steps: Distance of the generations that are used, in a run that
+      waits for them, by default that of checkpoints; otherwise 0.
     lag_steps: Lag of generations in a run that waits for them; otherwise 0.
     vocabulary: SHA-256 of the corpus's vocabulary, in hexadecimal.
     corpus_version: Version of the examples' corpus that the run began with,

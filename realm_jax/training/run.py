@@ -276,7 +276,7 @@ def _open_schedule(
   return GenerationSchedule(
     stack.enter_context(watcher),
     config.refresh,
-    save_every_steps=config.checkpoints.save_every_steps,
+    every_steps=config.refresh_every_steps,
     decisions=decisions,
     fallback=fallback,
   )

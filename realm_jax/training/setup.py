@@ -158,12 +158,11 @@ def set_up(config: TrainConfig) -> RunSetup:
     groups=rules.row_groups(mesh),
     num_blocks=corpus.num_blocks,
   )
-  save_every_steps = config.checkpoints.save_every_steps
   identity = RunIdentity(
     seed=config.data.seed,
     batch_size=config.data.batch_size,
     num_searched=step.num_searched,
-    save_every_steps=save_every_steps if config.waits else 0,
+    save_every_steps=config.refresh_every_steps if config.waits else 0,
     lag_steps=config.refresh.lag_steps if config.waits else 0,
     held_out_blocks=config.data.held_out_blocks,
     vocabulary=corpus.vocab_sha256,

@@ -116,10 +116,12 @@ def pretraining(
   dropout_key: jax.Array | None = None,
   *,
   form: str = "per_token",
+  has_null: bool = True,
 ) -> WeightedLoss:
   """Returns REALM's loss (section 3.1).
 
-  Queries and candidates are embedded with the current parameters.
+  Queries and candidates are embedded with the current parameters. With
+  `has_null`, the first candidate is the null block.
   """
   retriever_key, reader_key = _split(dropout_key)
   queries, candidates = embed_candidates(
@@ -131,6 +133,7 @@ def pretraining(
     batch.masks.token_ids,
     batch.masks.weights,
     form=form,
+    has_null=has_null,
   )
 
 
@@ -147,6 +150,7 @@ def reading(
     logits,
     batch.masks.token_ids,
     batch.masks.weights,
+    has_null=False,
   )
   metrics = {"masked_accuracy": masked_lm.metrics["masked_accuracy"]}
   return masked_lm._replace(metrics=metrics)

@@ -14,6 +14,7 @@ from realm_jax.evaluation.answering import AnsweringConfig, load_answerer
 from realm_jax.files.kept_configuration import keep_configuration
 from realm_jax.generations.building.generation_builder import GenerationConfig
 from realm_jax.generations.building.run import build_index as build
+from realm_jax.generations.building.sidecar import SidecarConfig
 from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.scann.config import ScannConfig
@@ -102,13 +103,16 @@ def test_the_stage_chooses_the_evaluation(trained):
     "BATCH_SIZE = 64",
     "UNMASKED_SPAN_KINDS = []",
     "pretraining.Pretraining.num_spare = 3",
+    "DROP_SOURCE = False",
     *given,
   )
   with _parsed(run.evaluate, model_dir, evaluate._RECIPES, "OUTPUT_DIR = 'o'"):
     assert configuration.is_configured(masked_lm.evaluate_masked_lm)
     data = configuration.configured(DataConfig)()
     stage = configuration.configured(Pretraining)()
-  assert stage == Pretraining(num_candidates=5, form="joint", num_spare=3)
+  assert stage == Pretraining(
+    num_candidates=5, form="joint", num_spare=3, drop_source=False
+  )
   assert (data.held_out_blocks, data.unmasked_span_kinds) == (4, [])
   # Those of gin/runs/eval_masked.gin.
   assert (data.batch_size, data.seed, data.split) == (32, 1000003, "train")
@@ -169,6 +173,8 @@ def test_a_stage_that_nothing_evaluates_is_told(trained, stage):
 def test_an_index_is_of_the_kind_that_the_run_needs(
   trained, recipe, bindings, index
 ):
+  if recipe == "pretrain":
+    bindings = (*bindings, "REFRESH_EVERY_STEPS = 1000")
   model_dir = trained(recipe, *bindings)
   with _parsed(
     build,
@@ -177,7 +183,9 @@ def test_an_index_is_of_the_kind_that_the_run_needs(
     values_of_run=build_index._values_of_run,
   ):
     config = configuration.configured(GenerationConfig)()
+    sidecar = configuration.configured(SidecarConfig)()
   assert isinstance(config.index, index)
+  assert sidecar.every_steps == (1000 if recipe == "pretrain" else None)
   assert config.retriever == tiny_world.RETRIEVER
   assert config.embedding.query_length == tiny_world.QUERY_LENGTH
 

@@ -167,3 +167,18 @@ def test_metrics_carry_no_gradient_of_their_own():
 def test_an_unknown_form_is_refused():
   with pytest.raises(ValueError, match=r"form='paper'.*per_token"):
     _loss(*_example(0), form="paper")
+
+
+def test_without_a_null_block_nothing_is_compared_with_it():
+  example = list(map(jnp.asarray, _example(0)))
+  with_null = marginal_masked_lm_loss(*example)
+  without = marginal_masked_lm_loss(*example, has_null=False)
+  assert without.loss.mean == with_null.loss.mean
+  missing = with_null.metrics.keys() - without.metrics.keys()
+  assert missing == {
+    "masked_accuracy_null",
+    "log_likelihood_null",
+    "retrieval_utility",
+    "best_utility",
+    "null_probability",
+  }

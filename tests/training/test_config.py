@@ -59,6 +59,10 @@ def test_only_pre_training_retrieves_inside_its_step():
   assert _config(retrieve_on_device=True).retrieve_on_device
   with pytest.raises(ValueError, match=r"InverseCloze.*RETRIEVE_ON_DEVICE"):
     _config(stage=InverseCloze(), retrieve_on_device=True)
+  for name in ("null_block", "drop_source"):
+    ablated = Pretraining(**{name: False})
+    with pytest.raises(ValueError, match=r"with the null block and without"):
+      _config(stage=ablated, retrieve_on_device=True)
 
 
 def test_a_rolling_refresh_needs_retrieval_on_the_devices():
@@ -107,6 +111,17 @@ def test_the_lag_of_a_waiting_run_fits_its_checkpoints():
   # A run that does not wait, or has no index, has no lag to fit.
   _config(refresh=dataclasses.replace(waits, wait=False), checkpoints=kept)
   _config(refresh=waits, checkpoints=kept, stage=InverseCloze())
+
+
+def test_generations_are_used_at_the_distance_of_some_checkpoints():
+  kept = CheckpointConfig(save_every_steps=10)
+  assert _config(checkpoints=kept).refresh_every_steps == 10
+  rare = RefreshConfig(every_steps=300)
+  assert _config(refresh=rare, checkpoints=kept).refresh_every_steps == 300
+  with pytest.raises(ValueError, match=r"EVERY_STEPS=15 is no multiple .*=10"):
+    _config(refresh=RefreshConfig(every_steps=15), checkpoints=kept)
+  with pytest.raises(ValueError, match="every_steps=0; want 1 or more, or N"):
+    RefreshConfig(every_steps=0)
 
 
 def test_only_a_stage_with_an_index_waits_for_generations():

@@ -74,7 +74,7 @@ def plan_tf_realm(source: ImportSource, options: TowerOptions) -> ImportPlan:
       shared_towers=len(towers) == 1,
       projection_size=tower.width,
       projection_norm_eps=tower.norm_eps,
-      score_scale=options.score_scale,
+      score_scale=options.chosen_scale,
     )
   checkpoints = dict.fromkeys(encoder.checkpoint.prefix for encoder in used)
   notes = (

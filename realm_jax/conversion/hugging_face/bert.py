@@ -16,11 +16,15 @@ from realm_jax.conversion.config_file import ConfigFile
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.hugging_face.config import dropout_note
 from realm_jax.conversion.hugging_face.directory import (
+  FolderTensors,
   open_model,
+  open_tensors,
   read_model_config,
 )
-from realm_jax.conversion.hugging_face.sentence_transformers import (
+from realm_jax.conversion.hugging_face.sentence_transformers.layout import (
   MODULES,
+)
+from realm_jax.conversion.hugging_face.sentence_transformers.reading import (
   SentenceModel,
   read_sentence_model,
 )
@@ -44,7 +48,7 @@ def plan_hf_bert(source: ImportSource, options: TowerOptions) -> ImportPlan:
   if source.block_path is not None:
     other, for_blocks = _read(source.block_path, prefix)
     methods = [
-      None if model is None else (model.pooling, model.normalize)
+      None if model is None else model.method
       for model in (sentence, for_blocks)
     ]
     if methods[0] != methods[1]:
@@ -67,8 +71,12 @@ def _read(
   _require_bert(config)
   model = open_model(weights_dir, config)
   prefix = _prefix(model.tensors.shapes, tensor_prefix, str(weights_dir))
+  tensors = model.tensors
+  if sentence is not None and sentence.folders:
+    modules = {n: open_tensors(p) for n, p in sentence.folders.items()}
+    tensors = FolderTensors(tensors, modules)
   weights = BertWeights(
-    source=model.tensors,
+    source=tensors,
     dialect=Dialect.TORCH,
     config=model.encoder,
     prefix=prefix,
@@ -81,6 +89,8 @@ def _read(
       r"(.*\.)?cls\.seq_relationship\..*": "a next-sentence head",
     },
     where=str(weights_dir),
+    pooler_dense=sentence.pooler if sentence else "",
+    projection=sentence.projection if sentence else None,
   )
   notes = dropout_note(config)
   return BertInput(directory, weights, model.pieces, notes), sentence
@@ -133,12 +143,15 @@ def _with_sentence_model(
     "normalize": sentence.normalize,
     "query_prefix": sentence.query_prompt,
     "block_prefix": for_blocks.block_prompt,
-    # It reads `[CLS] text [SEP]`, all of it of type 0.
-    "title_separator": False,
-    "token_types": False,
+    # By default it reads `[CLS] text [SEP]`, all of it of type 0.
+    "title_separator": sentence.settings.title_separator,
+    "token_types": sentence.settings.token_types,
+    "score_scale": sentence.settings.score_scale,
   }
   taken = {
-    name: value for name, value in own.items() if getattr(options, name) is None
+    name: value
+    for name, value in own.items()
+    if getattr(options, name) is None and value is not None
   }
   said = ", ".join(f"{name}={value!r}" for name, value in taken.items())
   notes = [f"from sentence-transformers' files: {said}"] if said else []

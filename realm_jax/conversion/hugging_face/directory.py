@@ -75,6 +75,33 @@ def open_tensors(directory: Path) -> TensorSource:
   )
 
 
+class FolderTensors:
+  """Named tensors of a directory and of folders in it.
+
+  The name of a folder and a dot are before the names of its tensors.
+  """
+
+  def __init__(self, root: TensorSource, folders: Mapping[str, TensorSource]):
+    self._places = {name: (root, name) for name in root.shapes}
+    for folder, source in folders.items():
+      for name in source.shapes:
+        self._places[f"{folder}.{name}"] = source, name
+    self.shapes: Mapping[str, Shape] = {
+      name: source.shapes[theirs]
+      for name, (source, theirs) in self._places.items()
+    }
+
+  def read(self, name: str) -> np.ndarray:
+    """Returns a tensor in its stored dtype; bfloat16 is that of ml_dtypes."""
+    source, theirs = self._places[name]
+    return source.read(theirs)
+
+  def rows(self, name: str) -> Rows:
+    """Returns a tensor whose slices are read from the disk."""
+    source, theirs = self._places[name]
+    return source.rows(theirs)
+
+
 class SafetensorsSource:
   """Named tensors of a `.safetensors` file, or of the shards of an index."""
 

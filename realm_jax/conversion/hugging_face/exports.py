@@ -10,7 +10,6 @@ from realm_jax.conversion.hugging_face import (
   config,
   directory,
   realm,
-  sentence_transformers,
   tokenizer,
 )
 from realm_jax.conversion.names import Dialect, Rules
@@ -36,14 +35,18 @@ class ExportPlan:
   """The files of a directory for another system.
 
   The parameters of the `parts` are written by `rules`, completely or not, and
-  JSON `files` by path, of which None makes a directory. The `notes` say what
-  the directory cannot.
+  JSON `files` by path, of which None makes a directory, and `texts` likewise.
+  Tensors whose names begin with one of the `folders` and a dot are in the
+  weights of that folder, without them. The `notes` say what the directory
+  cannot.
   """
 
   parts: tuple[str, ...]
   rules: Rules
   files: Mapping[str, JsonValue]
   notes: tuple[str, ...]
+  texts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  folders: tuple[str, ...] = ()
 
 
 def plan_bert_export(
@@ -61,7 +64,7 @@ def plan_bert_export(
   return ExportPlan(
     parts=("reader",),
     rules=names.reader(Dialect.TORCH, encoder, "bert.", head=names.HEAD),
-    files=_files(encoder, "bert", "BertForMaskedLM"),
+    files=class_files(encoder, "bert", "BertForMaskedLM"),
     notes=tuple(config.mask_note(encoder)),
   )
 
@@ -72,52 +75,24 @@ def _plan_retriever(model: BoundModel, tower: str | None) -> ExportPlan:
   if retriever.projection_size is not None:
     raise ConversionError(
       f"the retriever projects to {retriever.projection_size} dimensions, "
-      "which BERT does not; export it with --to=hf_realm, or the reader with "
-      "--part=reader"
+      "which BERT does not; export it with --to=sentence_transformers or "
+      "--to=hf_realm, or the reader with --part=reader"
     )
-  files = _files(encoder, "bert", "BertModel")
-  notes = config.mask_note(encoder)
-  inexpressible = {
-    "pooling by BERT's pooler": retriever.pooling == "pooler",
-    "[SEP] between title and body": retriever.title_separator,
-    "second token type": retriever.token_types,
-  }
-  reasons = [trait for trait, is_so in inexpressible.items() if is_so]
-  if reasons:
-    notes.append(
-      f"no {sentence_transformers.MODULES}, for sentence-transformers has no "
-      f"{', no '.join(reasons)}; make the vectors from config.json's BERT"
-    )
-  else:
-    files |= sentence_transformers.describe(retriever, _prompts(model))
+  notes = [
+    *config.mask_note(encoder),
+    f"pooling {retriever.pooling!r} is not written; "
+    "--to=sentence_transformers writes how vectors are made",
+  ]
   if retriever.score_scale != 1.0:
     notes.append(f"score_scale={retriever.score_scale} is not written")
   has_pooler = retriever.pooling == "pooler"
-  name = _choose_tower(retriever, tower)
+  name = choose_tower(retriever, tower)
   return ExportPlan(
     parts=("retriever",),
     rules=names.tower(Dialect.TORCH, encoder, name, "", pooler=has_pooler),
-    files=files,
+    files=class_files(encoder, "bert", "BertModel"),
     notes=tuple(notes),
   )
-
-
-def _prompts(model: BoundModel) -> dict[str, str]:
-  """Returns the prefixes as texts that give the same tokens again."""
-  texts = {}
-  for name, ids in (
-    ("query", model.retriever.query_prefix),
-    ("document", model.retriever.block_prefix),
-  ):
-    # The space separates the prompt from the word that follows.
-    text = f"{model.vocabulary.decode(ids)} " if ids else ""
-    if tuple(model.vocabulary.encode(text) if text else ()) != tuple(ids):
-      raise ConversionError(
-        f"the {name} prefix {ids} is not what this vocabulary makes of any "
-        "text; it cannot be a prompt of sentence-transformers"
-      )
-    texts[name] = text
-  return texts
 
 
 def plan_realm_export(
@@ -160,7 +135,7 @@ def plan_realm_export(
   return ExportPlan(
     parts=parts,
     rules=rules,
-    files=_files(
+    files=class_files(
       encoder, "realm", architecture, **_settings(model, architecture)
     ),
     notes=tuple(notes),
@@ -173,7 +148,7 @@ def _towers(
   """Returns our tower of each embedder in a class, by the latter's prefix."""
   query, block = planning.SEPARATE_TOWERS
   if name == "embedder":
-    return {"": _choose_tower(retriever, tower)}
+    return {"": choose_tower(retriever, tower)}
   if retriever.shared_towers:
     return {realm.EMBEDDER: planning.SHARED_TOWER[0]}
   if name == "scorer":
@@ -201,7 +176,7 @@ def _require_realm(retriever: Retriever, name: str) -> None:
   if said:
     raise ConversionError(
       f"the retriever has {', '.join(said)}, which transformers' REALM cannot "
-      "express; without a projection, --to=hf_bert can"
+      "express; --to=sentence_transformers may"
     )
 
 
@@ -224,7 +199,7 @@ def _settings(model: BoundModel, architecture: str) -> dict[str, JsonValue]:
   return settings
 
 
-def _choose_tower(retriever: Retriever, tower: str | None) -> str:
+def choose_tower(retriever: Retriever, tower: str | None) -> str:
   """Returns the name of the tower that the user means."""
   if retriever.shared_towers:
     if tower is not None:
@@ -240,7 +215,7 @@ def _choose_tower(retriever: Retriever, tower: str | None) -> str:
   return planning.SEPARATE_TOWERS[TOWERS.index(tower)]
 
 
-def _files(
+def class_files(
   encoder: BertConfig, model_type: str, architecture: str, **settings: JsonValue
 ) -> dict[str, JsonValue]:
   """Returns the JSON files of a class, with settings that BERT lacks."""

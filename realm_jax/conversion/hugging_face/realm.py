@@ -120,7 +120,7 @@ def plan_hf_realm(source: ImportSource, options: TowerOptions) -> ImportPlan:
       ),
       # transformers has one epsilon for both.
       projection_norm_eps=encoder.layer_norm_eps,
-      score_scale=options.score_scale,
+      score_scale=options.chosen_scale,
     ),
     reader=_reader(encoder, config, name),
     parts=parts,

@@ -11,6 +11,7 @@ from realm_jax.console.table import columns
 from realm_jax.evaluation.scoring import resampling
 from realm_jax.evaluation.scoring.question_scores import (
   Line,
+  Scores,
   means,
   question_scores,
 )
@@ -46,17 +47,9 @@ def compare(
     ComparisonError: A file is no such file, or they have other questions.
     StoreAccessError: A bucket cannot be read.
   """
-  require_readable(first, second)
   paths = [str(first), str(second)]
-  by_id = [_read_lines(path) for path in paths]
-  _require_same_questions(by_id, paths)
-  ids = list(by_id[0])
-  scores = [question_scores([lines[i] for i in ids]) for lines in by_id]
-  names = [name for name in scores[0] if name in scores[1]]
-  if _depth(by_id[0]) != _depth(by_id[1]):
-    # The reciprocal rank grows with the number of blocks.
-    names = [name for name in names if not name.startswith("mrr")]
-  one, two = ({name: part[name] for name in names} for part in scores)
+  one, two = paired_scores(first, second)
+  names = list(one)
   differences = {name: two[name] - one[name] for name in names}
   intervals = resampling.bootstrap_intervals(differences, seed=seed)
   p_values = resampling.permutation_p_values(differences, seed=seed)
@@ -74,7 +67,34 @@ def compare(
     }
     for name in names
   }
-  return {"files": paths, "num_questions": len(ids), "metrics": metrics}
+  num_questions = len(one[names[0]])
+  return {"files": paths, "num_questions": num_questions, "metrics": metrics}
+
+
+def paired_scores(
+  first: epath.PathLike, second: epath.PathLike
+) -> tuple[Scores, Scores]:
+  """Returns the scores that two files of evaluations both have.
+
+  Questions are paired by their ids, in the order of the first file. If unequal
+  numbers of blocks were retrieved, the reciprocal rank, which grows with their
+  number, is left out.
+
+  Raises:
+    ComparisonError: A file is no such file, or they have other questions.
+    StoreAccessError: A bucket cannot be read.
+  """
+  require_readable(first, second)
+  paths = [str(first), str(second)]
+  by_id = [_read_lines(path) for path in paths]
+  _require_same_questions(by_id, paths)
+  ids = list(by_id[0])
+  scores = [question_scores([lines[i] for i in ids]) for lines in by_id]
+  names = [name for name in scores[0] if name in scores[1]]
+  if _depth(by_id[0]) != _depth(by_id[1]):
+    names = [name for name in names if not name.startswith("mrr")]
+  one, two = ({name: part[name] for name in names} for part in scores)
+  return one, two
 
 
 def comparison_table(found: Mapping[str, Any]) -> str:

@@ -5,13 +5,15 @@ give other figures. Both methods are seeded, so that a figure is the same
 whenever it is computed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float
 
 from realm_jax.evaluation.scoring.question_scores import Scores
 
+# Scores of several sets of questions, which may have unequal sizes.
+Strata = Sequence[Mapping[str, Float[np.ndarray, "_"]]]
 LEVEL = 0.95
 NUM_RESAMPLES = 1000
 NUM_PERMUTATIONS = 10_000
@@ -28,18 +30,41 @@ def bootstrap_intervals(
   all scores. A score's interval lies between the quantiles (1 − LEVEL) / 2 and
   (1 + LEVEL) / 2 of its means.
   """
+  return bootstrap_intervals_of_strata(
+    [scores], num_resamples=num_resamples, seed=seed
+  )
+
+
+def bootstrap_intervals_of_strata(
+  strata: Strata, *, num_resamples: int = NUM_RESAMPLES, seed: int = 0
+) -> dict[str, list[float]]:
+  """Returns percentile intervals of the mean of several sets' means.
+
+  Each set of questions, such as that of a seed, is resampled for itself, and
+  all sets have the same weight.
+  """
+  rng = np.random.default_rng(seed)
+  means = np.mean(
+    [_resampled(dict(s), num_resamples, rng) for s in strata], axis=0
+  )
+  tails = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
+  low, high = np.quantile(means, tails, axis=0).tolist()
+  return {name: [low[i], high[i]] for i, name in enumerate(strata[0])}
+
+
+def _resampled(
+  scores: Scores, num_resamples: int, rng: np.random.Generator
+) -> Float[np.ndarray, "r m"]:
+  """Returns the means of all scores in each resample."""
   values = np.stack(list(scores.values()), axis=1)
   present = ~np.isnan(values)
   values = np.where(present, values, 0.0)
-  rng = np.random.default_rng(seed)
   parts = []
   for size in _chunks(num_resamples, len(values)):
     counts = _draws(rng, size, len(values))
     weights = np.maximum(counts @ present.astype(float), 1.0)
     parts.append(counts @ values / weights)
-  tails = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
-  low, high = np.quantile(np.concatenate(parts), tails, axis=0).tolist()
-  return {name: [low[i], high[i]] for i, name in enumerate(scores)}
+  return np.concatenate(parts)
 
 
 def permutation_p_values(
@@ -64,6 +89,30 @@ def permutation_p_values(
     as_far += (np.abs(signs @ values) >= limits).sum(axis=0)
   shares = (1 + as_far) / (1 + num_permutations)
   return dict(zip(differences, shares.tolist(), strict=True))
+
+
+def permutation_p_values_of_strata(
+  strata: Strata,
+  *,
+  num_permutations: int = NUM_PERMUTATIONS,
+  seed: int = 0,
+) -> dict[str, float]:
+  """Returns p-values of the mean of several sets' mean differences.
+
+  As above, the sign of each question's difference is random, in each set, such
+  as that of a seed. All sets have the same weight. The test asks whether two
+  systems answer alike as they were trained with these seeds; how much they
+  vary with the seed, it does not know.
+  """
+  weighted = {
+    name: np.concatenate(
+      [np.nan_to_num(of_set[name]) / len(of_set[name]) for of_set in strata]
+    )
+    for name in strata[0]
+  }
+  return permutation_p_values(
+    weighted, num_permutations=num_permutations, seed=seed
+  )
 
 
 def _chunks(total: int, num_questions: int) -> Iterator[int]:

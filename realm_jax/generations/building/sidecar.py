@@ -46,6 +46,9 @@ class SidecarConfig:
   Attributes:
     mode: Checkpoints to build from: `newest` always takes the newest one;
       `every` skips none, for a trainer that waits for its generations.
+    every_steps: Distance of the checkpoints to build from, in steps; others
+      are skipped, but not with `once`. It is the trainer's
+      `RefreshConfig.every_steps`. None builds from all.
     once: Whether to return after one generation: the newest checkpoint's, or
       first the one that this checkpoint uses, if it is gone.
     checkpoint_step: Checkpoint to take with `once` instead of the newest.
@@ -56,6 +59,7 @@ class SidecarConfig:
   """
 
   mode: str = "newest"
+  every_steps: int | None = None
   once: bool = False
   checkpoint_step: int | None = None
   keep_generations: int = 3
@@ -65,6 +69,11 @@ class SidecarConfig:
   def __post_init__(self) -> None:
     if self.mode not in MODES:
       raise ValueError(f"mode={self.mode!r}; want one of {', '.join(MODES)}")
+    if self.every_steps is not None and self.every_steps < 1:
+      raise ValueError(
+        f"every_steps={self.every_steps}; want 1 or more, or None: change "
+        "REFRESH_EVERY_STEPS"
+      )
     if self.keep_generations < 1:
       raise ValueError(
         f"keep_generations={self.keep_generations}; want at least the newest, 1"
@@ -123,9 +132,10 @@ class Sidecar:
         up_to_date=self._up_to_date(steps) | self._skipped,
         needed=self._retained.used_by(steps[-1:]),
         every=self._skips_none,
+        distance=self._distance,
       )
       if step is not None:
-        if self._try_to_build(step, newest=steps[-1]):
+        if self._try_to_build(step, newest=self._due(steps)[-1:]):
           published.append(step)
         self._prune()
         if self._config.once and published:
@@ -163,14 +173,24 @@ class Sidecar:
       )
     return [wanted] if wanted in steps else []
 
+  @property
+  def _distance(self) -> int:
+    """Distance of the checkpoints to build from, in steps."""
+    return 1 if self._config.once else self._config.every_steps or 1
+
+  def _due(self, steps: Sequence[int]) -> list[int]:
+    """Returns the checkpoints that are not skipped."""
+    return due(steps, distance=self._distance)
+
   def _up_to_date(self, steps: Sequence[int]) -> set[int]:
     """Returns the steps that need no build, given the candidate steps."""
-    newest = () if self._skips_none else steps[-1:]
+    newest = () if self._skips_none else self._due(steps)[-1:]
     return self._builder.get().up_to_date(newest)
 
-  def _try_to_build(self, step: int, *, newest: int) -> bool:
+  def _try_to_build(self, step: int, *, newest: Sequence[int]) -> bool:
     """Builds a generation; returns whether it was published.
 
+    `newest` has the newest checkpoint to build from, if there is one.
     Errors that another checkpoint, or free disk space, can end are logged.
     """
     try:
@@ -185,7 +205,7 @@ class Sidecar:
       )
     except (RecallError, UnreadableCheckpointError) as error:
       # A trainer that was killed may have left an old one half removed.
-      may_skip = step != newest
+      may_skip = step not in newest
       if isinstance(error, RecallError):
         may_skip = not self._skips_none
       if self._config.once or not may_skip:
@@ -209,9 +229,10 @@ class Sidecar:
   def _is_needed(self, step: int) -> bool:
     """Returns whether unfinished shards of a step may become a generation."""
     steps = self._checkpoints.steps()
-    wanted = {*steps[-1:], *self._retained.used_by(steps[-1:])}
+    wanted_now = self._due(steps)
+    wanted = {*wanted_now[-1:], *self._retained.used_by(steps[-1:])}
     if self._config.mode == "every" or self._config.checkpoint_step is not None:
-      wanted.update(steps)
+      wanted.update(wanted_now)
     return step in wanted.intersection(steps) - self._up_to_date(steps)
 
   def _prune(self) -> None:
@@ -248,12 +269,20 @@ def next_step(
   up_to_date: set[int],
   needed: set[int],
   every: bool,
+  distance: int = 1,
 ) -> int | None:
   """Returns the checkpoint to build from next; None where none is wanted.
 
   A run that resumes from the newest checkpoint uses the generations `needed`.
-  With `every` no checkpoint is skipped.
+  With `every` no checkpoint is skipped but those between multiples of
+  `distance`, which are of no interest otherwise, either.
   """
   lost = [step for step in checkpoints if step in needed]
-  candidates = [*lost, *(checkpoints if every else checkpoints[-1:])]
+  wanted = due(checkpoints, distance=distance)
+  candidates = [*lost, *(wanted if every else wanted[-1:])]
   return next((step for step in candidates if step not in up_to_date), None)
+
+
+def due(checkpoints: Sequence[int], *, distance: int) -> list[int]:
+  """Returns the checkpoints whose steps are multiples of `distance`."""
+  return [step for step in checkpoints if step % distance == 0]

@@ -98,7 +98,7 @@ def load_generation(
     raise GenerationError(
       f"{directory} holds the generation of step {manifest.step}; remove it"
     )
-  corpus = _corpus_of(manifest, corpus, directory)
+  corpus = corpus_of(manifest, corpus, directory)
   files = GenerationFiles(directory, manifest, low_priority=beside_training)
   embeddings = Embeddings(files, manifest)
   blocks = index_blocks(corpus, embeddings)
@@ -197,7 +197,7 @@ def load_newest(
   )
 
 
-def _corpus_of(
+def corpus_of(
   manifest: Manifest, corpus: Corpus, directory: epath.Path
 ) -> Corpus:
   """Returns the version of the corpus that a generation was built on."""

@@ -44,8 +44,8 @@ RETRIEVAL_UNAVAILABLE = (
 )
 
 
-# Checkpoints after which an index is stale that no newer one has replaced.
-_CHECKPOINTS_UNTIL_STALE = 10
+# An index is stale that no newer one has replaced when it was due so often.
+_REFRESHES_UNTIL_STALE = 10
 # What keeps all processes of a run from searching, where it happens to one.
 _NOT_FOUND = (
   *RETRIEVAL_UNAVAILABLE,
@@ -57,7 +57,7 @@ _NOT_FOUND = (
 class GenerationSchedule:
   """Chooses the generation of each step.
 
-  Generations are `save_every_steps` apart, as checkpoints are.
+  Only generations of steps that are multiples of `every_steps` are used.
   """
 
   def __init__(
@@ -65,17 +65,17 @@ class GenerationSchedule:
     watcher: GenerationWatcher,
     config: RefreshConfig,
     *,
-    save_every_steps: int,
+    every_steps: int,
     decisions: Decisions,
     fallback: CrashFallback,
   ):
     self._watcher = watcher
     self._config = config
-    self._every = save_every_steps
+    self._every = every_steps
     limit = config.max_staleness_steps
     # With 0 there is no limit.
     self._max_staleness_steps = (
-      _CHECKPOINTS_UNTIL_STALE * save_every_steps if limit is None else limit
+      _REFRESHES_UNTIL_STALE * every_steps if limit is None else limit
     )
     self._decisions = decisions
     self._fallback = fallback
@@ -140,7 +140,7 @@ class GenerationSchedule:
       wanted = self._decisions.generation_to_load
       self._offered = None if wanted is None else self._watcher.request(wanted)
     else:
-      self._offered = self._watcher.newest()
+      self._offered = self._newest()
     return None if self._offered is None else self._offered.step
 
   def after_crash(self, error: IndexCrashedError) -> Generation:
@@ -186,13 +186,19 @@ class GenerationSchedule:
     """
     # A process may have loaded a later one since all of them agreed.
     several = self._decisions.loop.count > 1
-    newest = self._offered if several else self._watcher.newest()
+    newest = self._offered if several else self._newest()
     agreed = self._decisions.generation(None if newest is None else newest.step)
     if agreed is None or agreed <= max(self.current.step, self._crashed):
       return
     assert newest is not None
     assert newest.step == agreed
     self._swap(newest, step)
+
+  def _newest(self) -> Generation | None:
+    """Returns the newest loaded generation, if its step is one to be used."""
+    newest = self._watcher.newest()
+    is_used = newest is not None and newest.step % self._every == 0
+    return newest if is_used else None
 
   def _wait_for_fresher(self, step: int) -> None:
     """Waits for a generation that is not stale, for a run that stopped so."""
@@ -216,7 +222,7 @@ class GenerationSchedule:
     while self._is_stale(step, found) and time.monotonic() < deadline:
       if self._decisions.stop_requested():
         raise WaitPreemptedError
-      newest = self._watcher.newest()
+      newest = self._newest()
       if newest is not None and newest.step > max(found.step, self._crashed):
         found = newest
       else:

@@ -31,6 +31,9 @@ class Pretraining(protocol.Stage):
     num_spare: Number of blocks that are searched beside the candidates and the
       source, so that verbatim copies of the source can be dropped, too.
     form: Form of the marginal loss, `per_token` or `joint`.
+    null_block: Whether the first candidate is the null block (section 3.4).
+    drop_source: Whether the block that a sentence is from, whose retrieval
+      would be trivial, and its verbatim copies are no candidates (section 3.4).
     current_queries: Whether queries are embedded for the search with the
       current parameters instead of the generation's query tower (as released).
   """
@@ -39,23 +42,40 @@ class Pretraining(protocol.Stage):
   num_spare: int = 2
   form: str = "per_token"
   current_queries: bool = False
+  null_block: bool = True
+  drop_source: bool = True
   needs_index = True
-  has_null_block = True
-  retrieves_on_device = True
+
+  @property
+  def has_null_block(self) -> bool:
+    return self.null_block
+
+  @property
+  def retrieves_on_device(self) -> bool:
+    # The compiled program has no switches for the ablations of candidates.
+    return self.null_block and self.drop_source
 
   def loss(self, models: Models) -> step.Loss[PretrainingBatch]:
     modules = models.retriever, models.require_reader()
-    return shared_partial(step.pretraining, *modules, form=self.form)
+    settings = {"form": self.form, "has_null": self.null_block}
+    return shared_partial(step.pretraining, *modules, **settings)
 
   def num_searched(self, num_blocks: int) -> int:
-    # The null block replaces one, and the source, once dropped, another.
-    if self.num_candidates > num_blocks:
+    # The source is searched for, too, where it is then dropped.
+    needed = self._num_retrieved + self.drop_source
+    if needed > num_blocks:
       raise ValueError(
-        f"num_candidates={self.num_candidates} needs {self.num_candidates} "
-        f"blocks (the null block replaces the source's), but the corpus has "
-        f"{num_blocks}; lower NUM_CANDIDATES"
+        f"num_candidates={self.num_candidates} needs {needed} blocks (the null "
+        "block is none of them, and the source's, which is dropped, one), but "
+        f"the corpus has {num_blocks}; lower NUM_CANDIDATES"
       )
-    return min(self.num_candidates + self.num_spare, num_blocks)
+    spare = self.num_spare if self.drop_source else 0
+    return min(needed + spare, num_blocks)
+
+  @property
+  def _num_retrieved(self) -> int:
+    """Number of candidates that are not the null block."""
+    return self.num_candidates - self.null_block
 
   def candidate_rows(
     self, batch: Batch, retrieved: SearchResult, corpus: Corpus
@@ -67,18 +87,23 @@ class Pretraining(protocol.Stage):
     """
     hashes = corpus.content_hashes[retrieved.rows]
     is_source = hashes == batch.array("source_hash")[:, None]
-    num_kept = self.num_candidates - 1
-    rows = without_source(retrieved.rows, is_source, num_kept=num_kept)
+    num_kept = self._num_retrieved
+    rows = without_source(
+      retrieved.rows, is_source & self.drop_source, num_kept=num_kept
+    )
     return np.asarray(rows)
 
   def assemble(
     self, batch: Batch, retrieved: SearchResult, context: protocol.StageContext
   ) -> protocol.Assembled:
     rows = self.candidate_rows(batch, retrieved, context.corpus)
-    candidates = context.gather(np.asarray(with_null(rows)))
+    if self.null_block:
+      rows = np.asarray(with_null(rows))
+    candidates = context.gather(rows)
     masks = protocol.mask_targets(batch)
     made = context.inputs.pretraining(batch.arrays["query"], candidates, masks)
-    return made, {"recall": masked_recall(masks, candidates[:, 1:])}
+    retrieved_blocks = candidates[:, int(self.null_block) :]
+    return made, {"recall": masked_recall(masks, retrieved_blocks)}
 
   def unretrieved(self, batch: Batch) -> UnretrievedBatch:
     """Makes the batch of a step that retrieves its own candidates."""

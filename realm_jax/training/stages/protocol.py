@@ -86,14 +86,20 @@ class Stage(abc.ABC):
 
   needs_index: ClassVar[bool] = False
   reads_vectors: ClassVar[bool] = False
-  retrieves_on_device: ClassVar[bool] = False
-  has_null_block: ClassVar[bool] = False
   is_divisible: ClassVar[bool] = True
   components: ClassVar[tuple[str, ...]] = ("retriever", "reader")
 
   @property
   def current_queries(self) -> bool:
     return True
+
+  @property
+  def retrieves_on_device(self) -> bool:
+    return False
+
+  @property
+  def has_null_block(self) -> bool:
+    return False
 
   @property
   def answer_rule(self) -> str | None:

@@ -7,14 +7,11 @@ import pytest
 
 from realm_jax.conversion.bert_models import TowerOptions
 from realm_jax.conversion.errors import ConversionError
-from realm_jax.conversion.hugging_face import exports
 from realm_jax.conversion.hugging_face.bert import plan_hf_bert
-from realm_jax.conversion.hugging_face.sentence_transformers import (
+from realm_jax.conversion.hugging_face.sentence_transformers.reading import (
   read_sentence_model,
 )
 from realm_jax.conversion.planning import ImportSource
-from realm_jax.models.retriever import Retriever
-from tests.conversion import exported
 from tests.conversion.hugging_face import bert_files as files
 from tests.conversion.imported import import_weights, load
 
@@ -59,11 +56,17 @@ def test_a_flag_goes_before_the_modules(tmp_path):
 @pytest.mark.parametrize(
   ("chain", "said"),
   [
-    (["Transformer", "Pooling", "Dense"], "Dense"),
+    (["Transformer", "Pooling", "Dense"], "chains Transformer, Pooling, Dense"),
     (["WordEmbeddings", "Pooling"], "WordEmbeddings"),
   ],
 )
 def test_other_modules_are_refused(tmp_path, chain, said):
+  files.write_sentence_modules(tmp_path, mode="cls_token")
+  # A pooler has tanh, and a projection nothing.
+  activation = "torch.nn.modules.activation.ReLU"
+  files.write_json(
+    tmp_path / "2_Dense" / "config.json", {"activation_function": activation}
+  )
   path = tmp_path / "modules.json"
   folders = ["", "1_Pooling", "2_Dense"]
   modules = [
@@ -153,35 +156,3 @@ def test_the_weights_may_lie_in_a_folder_of_their_own(tmp_path):
   files.import_bert(tmp_path / "bert", tmp_path / "out", normalize=False)
   wanted = [hidden.mean(0) for hidden in files.hidden(weights)]
   np.testing.assert_allclose(files.vectors(tmp_path / "out"), wanted, atol=2e-5)
-
-
-def test_sentence_transformers_is_told_where_it_can_be(tmp_path):
-  words = exported.vocabulary()
-  prefix = tuple(words.encode("where was"))
-  retriever = Retriever(
-    bert=exported.BERT,
-    projection_size=None,
-    pooling="mean",
-    normalize=True,
-    query_prefix=prefix,
-    title_separator=False,
-    token_types=False,
-  )
-  plan = exports.plan_bert_export(exported.model(retriever), "retriever", None)
-  for name, content in plan.files.items():
-    if content is None:
-      (tmp_path / name).mkdir()
-    else:
-      files.write_json(tmp_path / name, content)
-  sentence = read_sentence_model(tmp_path)
-  assert sentence is not None
-  assert (sentence.pooling, sentence.normalize) == ("mean", True)
-  assert tuple(words.encode(sentence.query_prompt)) == prefix
-  assert sentence.block_prompt == ""
-  assert (tmp_path / "2_Normalize").is_dir()
-
-  # With a [SEP] after the title, it would read something else.
-  other = exported.model(retriever.clone(title_separator=True))
-  plan = exports.plan_bert_export(other, "retriever", None)
-  assert "modules.json" not in plan.files
-  assert any("no modules.json" in note for note in plan.notes)

@@ -49,3 +49,28 @@ def test_a_p_value_is_the_share_of_all_signs():
 def test_equal_systems_are_not_told_apart():
   same = np.zeros(30)
   assert resampling.permutation_p_values({"em": same}) == {"em": 1.0}
+
+
+def test_sets_of_questions_have_the_same_weight_and_their_own_signs():
+  strata = [{"em": np.array([1.0, 1, 0, -1])}, {"em": np.array([1.0, 0])}]
+  # The mean of two means; a question of the second set weighs twice as much.
+  weights = np.array([1, 1, -1, 2]) / 4
+  sums = [
+    abs(np.dot(signs, weights))
+    for signs in itertools.product([-1, 1], repeat=len(weights))
+  ]
+  exact = np.mean(np.array(sums) >= abs(weights.sum()) - 1e-9)
+  found = resampling.permutation_p_values_of_strata(strata)
+  assert found["em"] == pytest.approx(exact, abs=0.015)
+
+
+def test_an_interval_of_several_sets_is_narrower_by_their_number():
+  one = {"em": np.repeat([0.0, 1.0], [140, 60])}
+  many = [{"em": one["em"]}] * 4 + [{"em": np.zeros(10)}] * 4
+  settings = {"num_resamples": 4000}
+  low, high = resampling.bootstrap_intervals(one, **settings)["em"]
+  found = resampling.bootstrap_intervals_of_strata(many, **settings)["em"]
+  # Four sets that vary alike and four that do not: half the mean, and the
+  # deviation of a mean of four, halved.
+  assert np.mean(found) == pytest.approx(0.15, abs=0.004)
+  assert np.ptp(found) == pytest.approx((high - low) / 4, rel=0.1)

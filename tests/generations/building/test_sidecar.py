@@ -94,6 +94,10 @@ def run(tmp_path, corpus):
     ({"once": True, "checkpoint_step": 500}, [500]),
     ({"mode": "newest"}, [1000]),
     ({"mode": "every"}, [0, 500, 1000]),
+    ({"mode": "every", "every_steps": 1000}, [0, 1000]),
+    ({"mode": "newest", "every_steps": 2000}, [0]),
+    # Whoever asks for one generation gets the newest.
+    ({"once": True, "every_steps": 2000}, [1000]),
   ],
 )
 def test_a_mode_says_which_checkpoints_are_built_from(
@@ -205,6 +209,7 @@ def test_a_checkpoint_that_will_not_come_is_an_error(run, tmp_path):
   [
     ({"mode": "all"}, "mode='all'"),
     ({"keep_generations": 0}, "keep_generations=0"),
+    ({"every_steps": 0}, "every_steps=0.*REFRESH_EVERY_STEPS"),
     ({"checkpoint_step": 5}, "checkpoint_step=5 is for one generation"),
   ],
 )

@@ -82,7 +82,7 @@ def _schedule(watcher, config, *, save_every_steps, preempted=None):
   return GenerationSchedule(
     watcher,
     config,
-    save_every_steps=save_every_steps,
+    every_steps=config.every_steps or save_every_steps,
     decisions=decisions,
     fallback=Earlier(),
   )
@@ -128,6 +128,25 @@ def test_what_the_builder_has_ready_early_is_not_used_early():
   schedule = _waiting(lag=5, every=10, available=[0, 10, 20, 30])
   schedule.start(0, None)
   assert [schedule.at(step).step for step in (10, 14, 15)] == [0, 0, 10]
+
+
+def test_an_index_thirty_times_as_stale():
+  # Checkpoints are 10 steps apart, and one generation in 30 is used.
+  watcher = ShelfWatcher(range(0, 2000, 300))
+  config = RefreshConfig(wait=True, lag_steps=10, every_steps=300)
+  schedule = _schedule(watcher, config, save_every_steps=10)
+  used = [schedule.start(0, None).step]
+  used += [schedule.at(step).step for step in range(1, 700)]
+  assert used == [0] * 310 + [300] * 300 + [600] * 90
+  # Without waiting, what the sidecar builds in between is not used, either.
+  watcher = ShelfWatcher([0])
+  config = RefreshConfig(every_steps=300)
+  schedule = _schedule(watcher, config, save_every_steps=10)
+  schedule.start(0, None)
+  watcher.steps.add(290)
+  assert schedule.at(295).step == 0
+  watcher.steps.add(300)
+  assert schedule.at(305).step == 300
 
 
 def test_a_resumed_run_begins_with_the_recorded_generation():

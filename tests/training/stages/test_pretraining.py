@@ -96,6 +96,42 @@ def test_the_null_block_takes_the_place_of_copies_that_are_not_spare(corpora):
   assert found == ["", "nile flow", ""]
 
 
+@pytest.mark.parametrize(
+  "settings, bodies",
+  [
+    # The source and its copy stand in rows 1 and 3.
+    ({"null_block": False}, ["nile flow", "alps snow"]),
+    ({"drop_source": False}, ["", "rhine ships"]),
+    ({"null_block": False, "drop_source": False}, ["rhine ships", "nile flow"]),
+  ],
+)
+def test_without_the_null_block_or_with_the_source(corpora, settings, bodies):
+  searched, read = corpora
+  stage = Pretraining(num_candidates=2, num_spare=1, **settings)
+  rows = np.array([[1, 2, 3, 0]], np.int32)
+  retrieved = SearchResult(rows, np.zeros(rows.shape, np.float32))
+  made, metrics = stage.assemble(_batch(read, 1), retrieved, _context(*corpora))
+  assert _bodies(searched.vocabulary, made.joint.token_ids) == bodies
+  # The masked word is `rhine`.
+  assert metrics["recall"] == float("rhine ships" in bodies)
+  assert stage.has_null_block == settings.get("null_block", True)
+
+
+def test_what_is_searched_for_is_what_is_kept_or_dropped():
+  # Candidates that are retrieved, the source, and spare blocks for its copies.
+  for null, drop, needed in (
+    (True, True, 7 + 1),
+    (False, True, 8 + 1),
+    (True, False, 7),
+    (False, False, 8),
+  ):
+    stage = Pretraining(8, num_spare=2, null_block=null, drop_source=drop)
+    assert stage.num_searched(100) == needed + 2 * drop
+    assert stage.num_searched(needed) == needed
+    with pytest.raises(ValueError, match=f"needs {needed} blocks.*NUM_CANDID"):
+      stage.num_searched(needed - 1)
+
+
 def test_a_sentence_is_read_beside_its_own_block(corpora):
   searched, read = corpora
   none = np.zeros((1, 0), np.int32)

@@ -1,0 +1,113 @@
+"""Runs REALM's ablations: which of its parts matter, over several seeds.
+
+    python -m realm_jax.ablate --gin_file=gin/experiments/demo/ablation.gin \\
+      --output_dir=out/ablation
+
+The default rows are those of the paper's Table 2: REALM; its retriever with the
+baseline's reader, and the reverse; the baseline (inverse cloze, and a reader
+that has read as many masked examples as REALM's); other masks; an index 30
+times as stale. `--rows=all` adds further ones: the null document, trivial
+retrieval, inverse cloze, the loss, the number of candidates and the rate of
+refreshes. `realm_jax/ablation/rows.py` has them all; `--dry_run` lists the runs
+that they need, and which of these they share.
+
+Each row is pre-trained with a sidecar, fine-tuned on open QA and evaluated:
+exact match after fine-tuning, and recall@5 of the retriever before it. The
+command prints means and standard deviations over the seeds, and the paired test
+against REALM. It writes ablation.json, ablation.md and a plot for each question
+to --output_dir.
+
+What stands is not made again: after SIGTERM or Ctrl-C, which let a trainer save
+a checkpoint, the same command continues. Each folder's made_with.json records
+the corpus, the configuration and the sources that its run was made with;
+others are refused.
+"""
+
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import flags
+
+from realm_jax import configuration
+from realm_jax.ablation import execution, report
+from realm_jax.ablation.config import AblationConfig
+from realm_jax.ablation.figures import figures_of
+from realm_jax.ablation.gin_recipes import GinRecipes
+from realm_jax.ablation.plan import make_plan
+from realm_jax.ablation.records import code_hash
+from realm_jax.ablation.rows import select
+from realm_jax.ablation.runs import Plan
+from realm_jax.files.json_file import write_json
+from realm_jax.files.sole_process import sole_process
+from realm_jax.stage_commands.processes import StoppedError
+
+_ROWS = flags.DEFINE_list(
+  "rows", ["table2"], "Rows by name; or a part of them, or `all`."
+)
+_SEEDS = flags.DEFINE_integer(
+  "seeds", None, "Number of seeds; by default the recipe's.", lower_bound=1
+)
+_OUTPUT_DIR = flags.DEFINE_string(
+  "output_dir", "out/ablation", "Directory of all runs and of the report."
+)
+_JSON = flags.DEFINE_string(
+  "json", None, "File of the figures; by default OUTPUT_DIR/ablation.json."
+)
+_DRY_RUN = flags.DEFINE_bool(
+  "dry_run", False, "List the runs and the rows that share them; run nothing."
+)
+_STOPPED = 128 + signal.SIGTERM
+
+
+def main(argv: Sequence[str]) -> int:
+  """Makes the runs of the chosen rows, and reports."""
+  del argv
+  config = configuration.call(AblationConfig)
+  output_dir = Path(_OUTPUT_DIR.value)
+  rows = select(_ROWS.value)
+  seeds = list(range(_SEEDS.value or config.num_seeds))
+  recipes = GinRecipes()
+  plan = make_plan(
+    config, rows, seeds=seeds, output_dir=output_dir, recipes=recipes
+  )
+  if _DRY_RUN.value:
+    print(report.plan_table(plan, _states(plan)))
+    return 0
+  # Processes of runs do not see Ctrl-C; they are stopped as by SIGTERM.
+  signal.signal(signal.SIGINT, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+  advice = "stop it, or choose another --output_dir"
+  try:
+    with sole_process(output_dir, "ablation", advice=advice):
+      execution.execute(
+        plan, data=config.data, recipes=recipes, output_dir=output_dir
+      )
+  except StoppedError as error:
+    print(f"\n{error}\nThe same command continues.", flush=True)
+    return _STOPPED
+  figures = {
+    "seeds": seeds,
+    "code": code_hash(),
+    **figures_of(plan, rows),
+  }
+  write_json(_JSON.value or output_dir / "ablation.json", figures)
+  print(f"\n{report.write_report(output_dir, figures)}")
+  return 0
+
+
+def _states(plan: Plan) -> list[str]:
+  """Returns whether each run is finished, to be continued, or to be made."""
+  states = []
+  for run in plan.runs:
+    if execution.is_finished(run):
+      states.append("finished")
+    elif run.folder.exists():
+      states.append("begun")
+    else:
+      states.append("to do")
+  return states
+
+
+if __name__ == "__main__":
+  configuration.run(main)

@@ -1,0 +1,141 @@
+"""The corpus and the questions of each seed."""
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from etils import epath
+
+from realm_jax.corpus.building.corpus import build_corpus
+from realm_jax.corpus.shards.format import MANIFEST_NAME
+from realm_jax.corpus.store import Corpus
+from realm_jax.demo_world import vocabulary
+from realm_jax.demo_world import world as world_lib
+from realm_jax.files.json_file import write_json
+
+
+class DataError(ValueError):
+  """Data of an ablation that are missing."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SeedFiles:
+  """Where the data of one seed are.
+
+  Attributes:
+    corpus_dir: Corpus.
+    train_questions: Questions that open QA learns from.
+    questions: Questions that all rows answer.
+    sentences: Further queries for retrieval, in the format of questions.
+  """
+
+  corpus_dir: str
+  train_questions: str
+  questions: str
+  sentences: str | None
+
+
+@runtime_checkable
+class Data(Protocol):
+  """Corpus and questions of each seed, which may be the same for all."""
+
+  def files(self, folder: Path, seed: int) -> SeedFiles:
+    """Returns where they are, or will be in the folder of a seed."""
+
+  def prepare(self, folder: Path, seed: int) -> None:
+    """Makes them, unless they are there.
+
+    Raises:
+      ValueError: Some are missing or wrong.
+    """
+
+
+@dataclasses.dataclass(frozen=True)
+class GivenData:
+  """One corpus and its questions, for all seeds.
+
+  Attributes:
+    corpus_dir: Corpus, as `build_corpus` wrote it.
+    train_questions, questions, sentences: See `SeedFiles`.
+  """
+
+  corpus_dir: epath.PathLike
+  train_questions: epath.PathLike
+  questions: epath.PathLike
+  sentences: epath.PathLike | None = None
+
+  def files(self, folder: Path, seed: int) -> SeedFiles:
+    """Returns what was given."""
+    del folder, seed
+    return SeedFiles(
+      os.fspath(self.corpus_dir),
+      os.fspath(self.train_questions),
+      os.fspath(self.questions),
+      None if self.sentences is None else os.fspath(self.sentences),
+    )
+
+  def prepare(self, folder: Path, seed: int) -> None:
+    """Raises an error where something is missing; makes nothing."""
+    Corpus.open(self.corpus_dir)
+    files = self.files(folder, seed)
+    for path in (files.train_questions, files.questions, files.sentences):
+      if (
+        path and not path.startswith("tfds:") and not epath.Path(path).exists()
+      ):
+        raise DataError(
+          f"there are no questions {path}; want a file, or a folder of a "
+          "published data set: change TRAIN_QUESTIONS, QUESTIONS or SENTENCES"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class GeneratedWorlds:
+  """A generated encyclopedia for each seed, as the demo's.
+
+  Attributes:
+    world: Settings of a world; its seed is the ablation's.
+    block_length: Length of the corpus's blocks, in wordpieces.
+    train_questions, questions, sentences: Names of files of the world.
+  """
+
+  world: world_lib.WorldConfig
+  block_length: int
+  train_questions: str = "questions-train.jsonl"
+  questions: str = "questions-test.jsonl"
+  sentences: str | None = None
+
+  def files(self, folder: Path, seed: int) -> SeedFiles:
+    """Returns files in the seed's folder."""
+    del seed
+    world = folder / "world"
+    return SeedFiles(
+      str(folder / "corpus"),
+      str(world / self.train_questions),
+      str(world / self.questions),
+      None if self.sentences is None else str(world / self.sentences),
+    )
+
+  def prepare(self, folder: Path, seed: int) -> None:
+    """Generates the world of a seed, its vocabulary and its corpus."""
+    config = dataclasses.replace(self.world, seed=seed)
+    made_from, path = repr((config, self.block_length)), folder / "world.json"
+    if (folder / "corpus" / MANIFEST_NAME).exists():
+      if (before := json.loads(path.read_text())) != made_from:
+        raise DataError(
+          f"{folder} has a world of other settings, {before}, and not of "
+          f"{made_from}; remove it, or choose another --output_dir"
+        )
+      return
+    write_json(path, made_from)
+    world = world_lib.generate(config)
+    world_lib.write_world(folder / "world", world=world)
+    vocabulary.write_vocabulary(folder / "vocab.txt", world)
+    summary = build_corpus(
+      [str(folder / "world" / "articles.jsonl")],
+      folder / "corpus",
+      vocab=str(folder / "vocab.txt"),
+      block_length=self.block_length,
+    )
+    print(summary.table(), flush=True)

@@ -1,0 +1,56 @@
+"""What the recipes bind, as the entry point reads it."""
+
+from typing import Protocol, runtime_checkable
+
+from realm_jax.stage_commands.command import StageCommand
+from realm_jax.training.config import TrainConfig
+
+
+@runtime_checkable
+class Recipes(Protocol):
+  """Reads the gin files and bindings of commands."""
+
+  def train_config(self, command: StageCommand) -> TrainConfig:
+    """Returns what a `train` command would train.
+
+    Raises:
+      ValueError: The recipe or a binding is wrong.
+    """
+    ...
+
+  def bound_lines(self, command: StageCommand) -> list[str]:
+    """Returns what is bound for a command, in lines of one binding each.
+
+    Raises:
+      ValueError: The recipe or a binding is wrong.
+    """
+    ...
+
+
+class StepCounts:
+  """Steps of commands; reads a recipe once for the same names that are bound.
+
+  What it binds them to, such as the paths of a seed, makes no difference.
+  """
+
+  def __init__(self, recipes: Recipes):
+    self._recipes = recipes
+    self._known: dict[tuple[object, ...], int | None] = {}
+
+  def of(self, command: StageCommand) -> int | None:
+    """Returns the steps of a `train` command; None for any other.
+
+    Raises:
+      ValueError: The recipe or a binding is wrong.
+    """
+    names = tuple(command.bindings)
+    budget = command.bindings.get("NUM_STEPS")
+    key = command.module, *command.gin_files, names, budget
+    if key not in self._known:
+      if command.module == "train":
+        config = self._recipes.train_config(command)
+        self._known[key] = config.num_steps
+      else:
+        self._recipes.bound_lines(command)
+        self._known[key] = None
+    return self._known[key]

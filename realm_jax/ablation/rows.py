@@ -1,0 +1,188 @@
+"""The rows of the ablations, as plain data: which bindings change.
+
+A row's `bindings` are those of pre-training (gin/runs/pretrain.gin), over the
+recipe's. All else is the same in all rows.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from realm_jax.stage_commands.command import Value
+
+
+@dataclasses.dataclass(frozen=True)
+class Times:
+  """A multiple of what the same recipe binds another name to."""
+
+  factor: int
+  name: Literal["SAVE_EVERY_STEPS", "NUM_STEPS"]
+
+
+Bindings = Mapping[str, Value | Times]
+
+# Of all rows: so a run does not depend on how fast its sidecar is.
+SHARED_BINDINGS: Bindings = {
+  "WAIT_FOR_GENERATIONS": True,
+  "LAG_STEPS": Times(1, "SAVE_EVERY_STEPS"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Published:
+  """The paper's figures (Table 2, development set of NQ), in percent."""
+
+  exact_match: float
+  recall_at_5: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """One row: what pre-training changes, and whose parts are fine-tuned.
+
+  Attributes:
+    name: Name in flags and folders.
+    title: Name in tables; that of the paper, where the paper has the row.
+    part: Question that the row belongs to, which has a plot.
+    bindings: Bindings of pre-training that differ from REALM's.
+    retriever: Stage whose retriever open QA starts from.
+    reader: Stage whose reader it starts from; `reading` is the baseline's,
+      which has seen as many masked examples as REALM's.
+    from_inverse_cloze: Whether pre-training starts from inverse cloze.
+    setting: Place of the row on the axis of a sweep, if it is part of one.
+    published: The paper's figures, if it has the row.
+  """
+
+  name: str
+  title: str
+  part: Literal["table2", "choices", "candidates", "refresh"]
+  bindings: Bindings = dataclasses.field(default_factory=dict)
+  retriever: Literal["pretraining", "inverse_cloze"] = "pretraining"
+  reader: Literal["pretraining", "reading"] = "pretraining"
+  from_inverse_cloze: bool = True
+  setting: str | None = None
+  published: Published | None = None
+
+  @property
+  def pretrains(self) -> bool:
+    """Whether any part of it comes from pre-training."""
+    return "pretraining" in (self.retriever, self.reader)
+
+
+REALM = Row("realm", "REALM", "table2", published=Published(38.2, 38.5))
+_SWEPT_REFRESH = {"SAVE_EVERY_STEPS": 50}
+
+ROWS: Sequence[Row] = (
+  REALM,
+  Row(
+    "realm_retriever",
+    "REALM retriever + baseline encoder",
+    "table2",
+    reader="reading",
+    published=Published(37.4, 38.5),
+  ),
+  Row(
+    "realm_encoder",
+    "Baseline retriever + REALM encoder",
+    "table2",
+    retriever="inverse_cloze",
+    published=Published(35.3, 13.9),
+  ),
+  Row(
+    "baseline",
+    "Baseline (ORQA)",
+    "table2",
+    retriever="inverse_cloze",
+    reader="reading",
+    published=Published(31.3, 13.9),
+  ),
+  Row(
+    "random_tokens",
+    "REALM with random uniform masks",
+    "table2",
+    {"TASK": "masked_random_tokens"},
+    published=Published(32.3, 24.2),
+  ),
+  Row(
+    "random_spans",
+    "REALM with random span masks",
+    "table2",
+    {"TASK": "masked_random_spans"},
+    published=Published(35.3, 26.1),
+  ),
+  Row(
+    "stale_index",
+    "30× stale index",
+    "table2",
+    {"REFRESH_EVERY_STEPS": Times(30, "SAVE_EVERY_STEPS")},
+    published=Published(28.7, 15.1),
+  ),
+  Row("no_null", "No null document", "choices", {"NULL_BLOCK": False}),
+  Row(
+    "trivial_retrieval",
+    "Trivial retrieval not dropped",
+    "choices",
+    {"DROP_SOURCE": False},
+  ),
+  Row(
+    "no_inverse_cloze",
+    "No inverse cloze",
+    "choices",
+    from_inverse_cloze=False,
+  ),
+  Row(
+    "per_token_loss", "Per-token loss", "choices", {"LOSS_FORM": "per_token"}
+  ),
+  Row("joint_loss", "Joint loss", "choices", {"LOSS_FORM": "joint"}),
+  *(
+    Row(
+      f"candidates_{count}",
+      f"{count} candidates",
+      "candidates",
+      {"NUM_CANDIDATES": count},
+      setting=str(count),
+    )
+    for count in (2, 4, 8, 16)
+  ),
+  *(
+    Row(
+      f"refresh_{steps}",
+      f"Refresh every {steps} steps",
+      "refresh",
+      {"REFRESH_EVERY_STEPS": steps, **_SWEPT_REFRESH},
+      setting=str(steps),
+    )
+    for steps in (50, 100, 200, 400, 800)
+  ),
+  Row(
+    "refresh_never",
+    "No refresh",
+    "refresh",
+    {"REFRESH_EVERY_STEPS": Times(1, "NUM_STEPS"), **_SWEPT_REFRESH},
+    setting="never",
+  ),
+)
+
+
+class RowError(ValueError):
+  """The name of a row that does not exist."""
+
+
+def select(names: Sequence[str]) -> list[Row]:
+  """Returns rows by their names, those of their parts, or `all`.
+
+  REALM, with which all are compared, is always the first; the others follow in
+  the order of `ROWS`.
+
+  Raises:
+    RowError: A name is unknown.
+  """
+  known = {row.name for row in ROWS} | {row.part for row in ROWS} | {"all"}
+  if unknown := [name for name in names if name not in known]:
+    raise RowError(
+      f"there is no row {unknown[0]!r}; want `all`, a part "
+      f"({', '.join(dict.fromkeys(row.part for row in ROWS))}) or some of "
+      f"{', '.join(row.name for row in ROWS)}"
+    )
+  wanted = {*names, REALM.name}
+  return [row for row in ROWS if wanted & {row.name, row.part, "all"}]

@@ -1,0 +1,1 @@
+"""The commands of stages, run by commands that run several of them."""

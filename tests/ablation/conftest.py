@@ -1,0 +1,34 @@
+"""The demo's recipes with a budget of steps that the tests set by hand."""
+
+import pytest
+
+from realm_jax.ablation.config import RECIPES, AblationConfig
+from realm_jax.ablation.data import GivenData
+from realm_jax.ablation.gin_recipes import GinRecipes
+
+_FOLDER = "gin/experiments/demo"
+
+
+@pytest.fixture(scope="session")
+def recipes():
+  return GinRecipes()
+
+
+@pytest.fixture(scope="session")
+def make_config():
+  """`make_config(**budget)` is an ablation of the demo on some corpus."""
+
+  def make(**budget):
+    files = {name: [f"{_FOLDER}/{name}.gin"] for name in RECIPES}
+    files["pretraining"] = [f"{_FOLDER}/pretrain.gin"]
+    files["eval_retrieval"] = [
+      "gin/runs/eval_retrieval.gin",
+      f"{_FOLDER}/model.gin",
+    ]
+    return AblationConfig(
+      files,
+      GivenData("corpus", "train.jsonl", "test.jsonl", "sentences.jsonl"),
+      num_steps=budget,
+    )
+
+  return make

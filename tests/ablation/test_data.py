@@ -1,0 +1,53 @@
+"""The corpus and questions of each seed."""
+
+import dataclasses
+import json
+
+import pytest
+
+from realm_jax.ablation.data import DataError, GeneratedWorlds, GivenData
+from realm_jax.corpus.errors import CorpusError
+from realm_jax.corpus.store import Corpus
+from realm_jax.demo_world.world import WorldConfig
+
+_WORLD = WorldConfig(
+  num_people=24,
+  num_cities=24,
+  num_countries=8,
+  num_rivers=8,
+  num_companies=16,
+  num_books=16,
+)
+
+
+def test_given_data_are_the_same_for_all_seeds_and_must_be_there(
+  world, tmp_path
+):
+  questions = tmp_path / "test.jsonl"
+  data = GivenData(world.corpus_dir, "tfds:", questions, sentences=None)
+  assert data.files(tmp_path / "seed-0", 0) == data.files(tmp_path, 1)
+  with pytest.raises(DataError, match=r"no questions .*test.jsonl.*QUESTIONS"):
+    data.prepare(tmp_path, 0)
+  questions.write_text("")
+  data.prepare(tmp_path, 0)
+  with pytest.raises(CorpusError):
+    dataclasses.replace(data, corpus_dir=tmp_path / "none").prepare(tmp_path, 0)
+
+
+def test_each_seed_has_a_world_of_its_own_which_is_made_once(tmp_path):
+  worlds = GeneratedWorlds(_WORLD, block_length=56)
+  fingerprints = []
+  for seed in (0, 1):
+    folder = tmp_path / f"seed-{seed}"
+    worlds.prepare(folder, seed)
+    files = worlds.files(folder, seed)
+    fingerprints.append(Corpus.open(files.corpus_dir).fingerprint)
+    for path in (files.train_questions, files.questions):
+      with open(path) as lines:
+        assert json.loads(next(lines)).keys() >= {"question", "answer"}
+  assert fingerprints[0] != fingerprints[1]
+  made = (tmp_path / "seed-0/world/articles.jsonl").stat().st_mtime_ns
+  worlds.prepare(tmp_path / "seed-0", 0)
+  assert (tmp_path / "seed-0/world/articles.jsonl").stat().st_mtime_ns == made
+  with pytest.raises(DataError, match=r"a world of other settings.*remove it"):
+    GeneratedWorlds(_WORLD, block_length=48).prepare(tmp_path / "seed-0", 0)

@@ -1,0 +1,115 @@
+"""Means over seeds and comparisons with REALM, by hand, and their report."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from realm_jax.ablation import rows
+from realm_jax.ablation.figures import figures_of, row_figures
+from realm_jax.ablation.report import write_report
+from realm_jax.ablation.runs import Plan, RowResult
+from realm_jax.evaluation.scoring.comparison import ComparisonError
+from tests.evaluation.scoring.lines import line
+
+
+def test_the_figures_of_three_seeds_by_hand():
+  realm = [np.array([1.0, 1, 1, 0]), np.array([1.0, 0]), np.array([1.0, 1])]
+  other = [np.array([1.0, 0, 0, 0]), np.array([0.0, 0]), np.array([1.0, 1])]
+  found = row_figures(other, realm)
+  assert found["by_seed"] == [0.25, 0.0, 1.0]
+  assert found["mean"] == pytest.approx(1.25 / 3)
+  # Squares of −1/6, −5/12 and 7/12, over 2.
+  assert found["standard_deviation"] == pytest.approx((78 / 144 / 2) ** 0.5)
+  assert found["difference"] == pytest.approx((-0.5 - 0.5 + 0) / 3)
+  assert found["seeds_better"] == 0
+  # Three questions differ: −1/4 twice in the first seed, −1/2 in the second.
+  sums = [
+    abs(a * 1 + b * 1 + c * 2)
+    for a, b, c in itertools.product([-1, 1], repeat=3)
+  ]
+  assert found["p_value"] == pytest.approx(
+    np.mean(np.array(sums) >= 4), abs=0.02
+  )
+  low, high = found["difference_interval"]
+  assert low < found["difference"] < high <= 0
+
+
+def test_one_seed_has_no_deviation_and_realm_does_not_differ_from_itself():
+  scores = [np.array([1.0, 0, 1])]
+  found = row_figures(scores, scores)
+  assert found["standard_deviation"] is None
+  assert (found["difference"], found["p_value"]) == (0.0, 1.0)
+
+
+@pytest.fixture
+def results(tmp_path):
+  """`results(name, correct, words)` writes the evaluations of two seeds.
+
+  `correct` are each seed's answers to two questions, and `words` the places of
+  the block with the answer.
+  """
+
+  def write(name, correct, words):
+    found = []
+    for seed, (answers, places) in enumerate(zip(correct, words, strict=True)):
+      folder = tmp_path / f"seed-{seed}" / name
+      folder.mkdir(parents=True)
+      for file, fields in (
+        ("predictions", [{"prediction": "p", "correct": c} for c in answers]),
+        ("retrieved", [{"words": [place]} for place in places]),
+      ):
+        lines = [json.dumps(line(i, **f)) for i, f in enumerate(fields)]
+        (folder / f"{file}.jsonl").write_text("\n".join(lines))
+      found.append(RowResult(folder, folder, None))
+    return found
+
+  return write
+
+
+def test_rows_are_read_compared_and_reported(results, tmp_path):
+  chosen = rows.select(["stale_index", "no_null", "candidates_2"])
+  found = {
+    "realm": results("realm", [[1, 1], [1, 0]], [[0, 4], [0, 5]]),
+    "stale_index": results("stale", [[0, 1], [0, 0]], [[5, 5], [0, 5]]),
+    "no_null": results("null", [[1, 1], [1, 1]], [[0, 0], [0, 0]]),
+    "candidates_2": results("two", [[1, 1], [1, 0]], [[0, 0], [0, 0]]),
+  }
+  plan = Plan([], found, frozenset({"stale_index"}))
+  figures = figures_of(plan, chosen)
+  by_name = {row["name"]: row for row in figures["rows"]}
+  means = {
+    name: tuple(
+      row["metrics"][m]["mean"] for m in ("exact_match", "recall_at_5")
+    )
+    for name, row in by_name.items()
+  }
+  assert means == {
+    "realm": (0.75, 0.75),
+    "stale_index": (0.25, 0.25),
+    "no_null": (1.0, 1.0),
+    "candidates_2": (0.75, 1.0),
+  }
+  assert by_name["stale_index"]["title"] == "30× stale index (never refreshed)"
+  assert by_name["no_null"]["metrics"]["exact_match"]["seeds_better"] == 1
+  assert "sentence_recall_at_5" not in by_name["realm"]["metrics"]
+  table = write_report(tmp_path, {"seeds": [0, 1], **figures})
+  stale = next(row for row in table.splitlines() if row.startswith("30×"))
+  # Mean, deviation (0.5 and 0), difference, and the paper's 28.7.
+  assert "0.250  0.354      -0.500" in stale
+  assert stale.split()[-1] == "0.287"
+  markdown = (tmp_path / "ablation.md").read_text()
+  assert "| 30× stale index (never refreshed) | 0.250 | 0.354 |" in markdown
+  for plot in ("table2.png", "choices.png", "candidates.png"):
+    assert f"]({plot})" in markdown
+    assert (tmp_path / plot).read_bytes().startswith(b"\x89PNG")
+  assert not (tmp_path / "refresh.png").exists()
+
+
+def test_other_questions_are_not_compared(results):
+  realm = results("realm", [[1, 1]], [[0, 0]])
+  other = results("stale", [[1, 1, 1]], [[0, 0, 0]])
+  plan = Plan([], {"realm": realm, "stale_index": other}, frozenset())
+  with pytest.raises(ComparisonError, match="evaluate both on the same"):
+    figures_of(plan, rows.select(["stale_index"]))

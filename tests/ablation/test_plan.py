@@ -1,0 +1,177 @@
+"""Which bindings a row has, and which runs the rows share."""
+
+from pathlib import Path
+
+import pytest
+
+from realm_jax.ablation.config import AblationConfig, AblationError
+from realm_jax.ablation.plan import make_plan
+from realm_jax.ablation.rows import ROWS, RowError, select
+
+_OUT = Path("out")
+
+
+@pytest.fixture(scope="module")
+def plan_of(make_config, recipes):
+  """`plan_of(rows, seeds=1, **budget)` plans some rows by their names."""
+
+  def plan(*names, seeds=1, **budget):
+    return make_plan(
+      make_config(**budget),
+      select(names),
+      seeds=range(seeds),
+      output_dir=_OUT,
+      recipes=recipes,
+    )
+
+  return plan
+
+
+@pytest.fixture(scope="module")
+def whole(plan_of):
+  """All rows with two seeds, long enough for every refresh."""
+  return plan_of("all", seeds=2, pretraining=40_000)
+
+
+def _run(plan, name, seed=0):
+  (run,) = (r for r in plan.runs if (r.name, r.seed) == (name, seed))
+  return run
+
+
+def _trained(plan):
+  return [run.name for run in plan.runs if run.num_steps is not None]
+
+
+def test_rows_are_chosen_by_name_or_part_and_realm_is_always_among_them():
+  assert [row.name for row in select(["baseline"])] == ["realm", "baseline"]
+  table = [row.name for row in select(["table2"])]
+  assert len(table) == 7
+  assert table[0] == "realm"
+  assert select(["all"]) == list(ROWS)
+  with pytest.raises(RowError, match=r"no row 'baselin'.*baseline"):
+    select(["baselin"])
+
+
+def test_the_rows_share_what_is_the_same(whole):
+  assert _trained(whole)[:14] == [
+    "inverse_cloze",
+    "reading",
+    "pretraining/realm",
+    "open_qa/realm",
+    "baseline_reader",
+    "open_qa/realm_retriever",
+    "open_qa/realm_encoder",
+    "open_qa/baseline",
+    "pretraining/random_tokens",
+    "open_qa/random_tokens",
+    "pretraining/random_spans",
+    "open_qa/random_spans",
+    "pretraining/stale_index",
+    "open_qa/stale_index",
+  ]
+  realm = ["realm", "realm_retriever", "realm_encoder"]
+  assert _run(whole, "pretraining/realm").rows[:3] == realm
+  assert _run(whole, "open_qa/realm_encoder").rows == ["realm_encoder"]
+  assert _run(whole, "reading").rows == [row.name for row in ROWS]
+  # What is fine-tuned is evaluated in three ways.
+  evaluations = [run.name for run in whole.runs if run.num_steps is None]
+  tuned = [name for name in _trained(whole) if name.startswith("open_qa/")]
+  assert len(evaluations) == 3 * len(tuned)
+  assert whole.results["baseline"][1].answers == (
+    _OUT / "seed-1/evaluations/baseline/answers"
+  )
+
+
+def test_what_a_run_starts_from_comes_before_it(whole):
+  done = set()
+  for run in whole.runs:
+    assert {(run.seed, name) for name in run.starts_from} <= done, run.name
+    done.add((run.seed, run.name))
+
+
+def test_a_row_starts_from_the_parts_that_it_names(whole):
+  parts = {}
+  for run in whole.runs:
+    if run.name.startswith("open_qa/") and run.seed == 1:
+      bindings = run.command.bindings
+      parts[run.name.removeprefix("open_qa/")] = tuple(
+        Path(bindings[name]).relative_to(_OUT / "seed-1").as_posix()
+        for name in ("INITIAL_CHECKPOINT", "INITIAL_READER")
+      )
+      assert bindings["SEED"] == 1
+  realm, ict, reader = "pretraining/realm", "inverse_cloze", "baseline_reader"
+  assert parts["realm"] == (realm, realm)
+  assert parts["realm_retriever"] == (realm, reader)
+  assert parts["realm_encoder"] == (ict, realm)
+  assert parts["baseline"] == (ict, reader)
+  unpretrained = _run(whole, "pretraining/no_inverse_cloze").command.bindings
+  assert unpretrained["INITIAL_CHECKPOINT"] is None
+  assert unpretrained["INITIAL_READER"].endswith("seed-0/reading")
+
+
+def test_the_baseline_reader_has_read_as_many_masked_examples(whole, recipes):
+  realm = recipes.train_config(_run(whole, "pretraining/realm").command)
+  baseline = recipes.train_config(_run(whole, "baseline_reader").command)
+  assert baseline.num_steps == realm.num_steps == 40_000
+  assert baseline.data.batch_size == realm.data.batch_size
+  assert baseline.optimizer == realm.optimizer
+  assert baseline.data.task == realm.data.task
+  # Both go on from the same reader.
+  (source,) = {
+    config.checkpoints.source_of("reader") for config in (realm, baseline)
+  }
+  assert source == str(_OUT / "seed-0/reading")
+
+
+def test_each_row_changes_what_its_title_says(whole, recipes):
+  configs = {
+    run.name.removeprefix("pretraining/"): recipes.train_config(run.command)
+    for run in whole.runs
+    if run.name.startswith("pretraining/") and run.seed == 0
+  }
+  assert configs["random_tokens"].data.task == "masked_random_tokens"
+  assert configs["random_spans"].data.task == "masked_random_spans"
+  assert not configs["no_null"].stage.null_block
+  assert not configs["trivial_retrieval"].stage.drop_source
+  assert configs["joint_loss"].stage.form == "joint"
+  assert configs["candidates_16"].stage.num_candidates == 16
+  every = configs["realm"].checkpoints.save_every_steps
+  assert configs["realm"].refresh_every_steps == every
+  assert configs["stale_index"].refresh_every_steps == 30 * every
+  assert configs["stale_index"].checkpoints == configs["realm"].checkpoints
+  assert [
+    configs[f"refresh_{setting}"].refresh_every_steps
+    for setting in (50, 100, 200, 400, 800)
+  ] == [50, 100, 200, 400, 800]
+  assert configs["refresh_never"].refresh_every_steps >= 40_000
+  assert whole.never_refreshed == {"refresh_never"}
+  # One of each sweep equals REALM, and is not trained again.
+  assert "per_token_loss" not in configs
+  assert sum(name.startswith("candidates") for name in configs) == 3
+  for name, config in configs.items():
+    assert config.waits, name
+    sidecar = _run(whole, f"pretraining/{name}").sidecar
+    assert sidecar is not None
+    assert sidecar.bindings["MODE"] == "every"
+    every = sidecar.bindings["REFRESH_EVERY_STEPS"]
+    assert every == config.refresh.every_steps
+
+
+def test_other_rows_do_not_change_where_a_run_is(plan_of):
+  alone = plan_of("per_token_loss", "refresh_never", pretraining=800)
+  assert _trained(alone) == [
+    "inverse_cloze",
+    "reading",
+    "pretraining/realm",
+    "open_qa/realm",
+    # The first row of all that is never refreshed in 800 steps.
+    "pretraining/stale_index",
+    "open_qa/stale_index",
+  ]
+
+
+def test_a_wrong_configuration_is_refused(make_config):
+  with pytest.raises(AblationError, match=r"each of inverse_cloze.*RECIPES"):
+    AblationConfig({"reading": []}, make_config().data)
+  with pytest.raises(AblationError, match=r"of 'qa'; the stages are .*open_qa"):
+    make_config(qa=3)
