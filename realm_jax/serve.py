@@ -75,7 +75,11 @@ def main(argv: Sequence[str]) -> None:
     )
   logging.set_verbosity(logging.WARNING)
   cpu_tuning.keep_freed_memory()
-  Agreement("serve").led("page", _serve)
+  try:
+    Agreement("serve").led("page", _serve)
+  except KeyboardInterrupt:
+    # While the runs were loaded; later the server takes the signal.
+    sys.exit("serve: ended before the page was served")
 
 
 def _serve() -> None:

@@ -29,12 +29,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
 _ASKED = "where was Ada born?"
 _SENTENCE = "Ada was born in [MASK]."
-_EDITED = (
-  'Ada was born in <b>Tarn</b>. <img src="x" onerror="document.title=1">'
-)
+_EDITED = "Ada was born in Tarn. <img src=x>"
 
 
-_TEXTS = {0: "Ada was born in Tarn. Ada built.", 7: "Gül built the bridge."}
+# As long as they were, so that no other shapes are compiled for.
+_TEXTS = {
+  0: "Ada was born in Tarn in 1912. Later Ada built the bridge of Pola.",
+  7: "Gül was born in Velt in 1900. Later Gül built the bridge of Mirá.",
+}
 
 
 @pytest.fixture(scope="module")
