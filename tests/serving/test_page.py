@@ -32,23 +32,28 @@ _SENTENCE = "Ada was born in [MASK]."
 _EDITED = "Ada was born in Tarn. <img src=x>"
 
 
-# As long as they were, so that no other shapes are compiled for.
-_TEXTS = {
-  0: "Ada was born in Tarn in 1912. Later Ada built the bridge of Pola.",
-  7: "Gül was born in Velt in 1900. Later Gül built the bridge of Mirá.",
-}
+@pytest.fixture(scope="module")
+def texts(explainer):
+  """Other texts of the two best blocks, by row.
+
+  They are as long as they were, so that no other shapes are compiled for.
+  """
+  best = explainer.explain(_ASKED).candidates[:2]
+  return {
+    one.source.row: one.source.body.replace("bridge", "stone") for one in best
+  }
 
 
 @pytest.fixture(scope="module")
-def edits(explainer):
+def edits(explainer, texts):
   ids = explainer.corpus.block_ids
-  return tuple(Edit(int(ids[row]), text) for row, text in _TEXTS.items())
+  return tuple(Edit(int(ids[row]), text) for row, text in texts.items())
 
 
 @pytest.fixture(scope="module")
-def built(world, served_run, edited_world, load, one_device):
+def built(world, served_run, edited_world, texts, load, one_device):
   """An explainer of the same checkpoint over a corpus of the edited text."""
-  corpus = edited_world(_TEXTS)
+  corpus = edited_world(texts)
   generations = corpus.source.parent / "generations"
   world.build_generation(
     served_run, corpus_dir=corpus.source, generations_dir=generations
@@ -57,19 +62,18 @@ def built(world, served_run, edited_world, load, one_device):
 
 
 def test_edits_in_memory_do_what_a_new_corpus_and_index_do(
-  explainer, built, service, edits
+  explainer, built, service, texts, edits
 ):
   generation = BlockEditor(explainer.model, explainer.generation).generation(
-    _TEXTS
+    texts
   )
   rows = np.arange(generation.num_blocks).reshape(2, -1)
   close = {"rtol": 1e-4, "atol": 1e-5}
   np.testing.assert_allclose(
     generation.vectors(rows), built.generation.vectors(rows), **close
   )
-  assert not np.allclose(
-    explainer.generation.vectors(rows)[0, 0], generation.vectors(rows)[0, 0]
-  )
+  changed = explainer.generation.vectors(rows) != generation.vectors(rows)
+  assert set(rows[changed.any(axis=-1)].tolist()) == set(texts)
   for text in (_ASKED, _SENTENCE):
     told = service.ask(Question(text, edits))
     wanted = built.explain(text)
@@ -84,7 +88,7 @@ def test_edits_in_memory_do_what_a_new_corpus_and_index_do(
         candidate.probability, rel=1e-3
       )
       assert block["share"] == pytest.approx(candidate.share, rel=1e-2)
-      assert block["is_edited"] == (source.row in _TEXTS)
+      assert block["is_edited"] == (source.row in texts)
   # One of these blocks is retrieved, so that the above has tried it.
   assert any(
     b["is_edited"] for b in service.ask(Question(_ASKED, edits))["blocks"]
@@ -324,7 +328,9 @@ def _use(page, service):
   assert page.text("#answer") == after["answer"]
   assert "in memory alone" in page.text("#edits")
   assert page.texts(".block-text") == [b["body"] for b in after["blocks"]]
-  assert told["answer"] in page.text("#before")
+  is_same = after["answer"] == told["answer"]
+  wanted = "The same as before" if is_same else told["answer"]
+  assert wanted in page.text("#before")
   assert not page.run("return document.querySelectorAll('#blocks img').length")
   is_edited = [b["is_edited"] for b in after["blocks"]]
   assert (
