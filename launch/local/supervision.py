@@ -91,10 +91,16 @@ class Supervisor:
 
   async def _start(self, job: Job) -> None:
     for process in processes_of(job, free_address()):
-      await self._processes.start(process)
-      self._running[process] = asyncio.create_task(
-        self._processes.ended(process)
-      )
+      starting = asyncio.create_task(self._processes.start(process))
+      try:
+        await asyncio.shield(starting)
+      finally:
+        # When this is cancelled, the process may already run, and is stopped
+        # with the others.
+        await starting
+        self._running[process] = asyncio.create_task(
+          self._processes.ended(process)
+        )
 
   async def _wait_for(self, schedule: Schedule) -> None:
     """Waits for the jobs with a schedule, and for failures of any.

@@ -32,7 +32,7 @@ def test_without_texts_the_other_parts_are_compared(
 
   monkeypatch.setattr(parity, "compare", compare)
   parity.main(["--texts_dir", str(tmp_path / "none")])
-  assert asked == ["rules", "realm"]
+  assert asked == ["rules", "exports", "realm"]
   assert "skipping tokens and sentences" in capsys.readouterr().out
 
 

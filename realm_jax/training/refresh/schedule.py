@@ -57,7 +57,9 @@ _NOT_FOUND = (
 class GenerationSchedule:
   """Chooses the generation of each step.
 
-  Only generations of steps that are multiples of `every_steps` are used.
+  Generations are `every_steps` apart. Where the configuration asks for this
+  distance, those of steps between are not used; without it they are, such as
+  the one of a checkpoint that a preempted run has saved.
   """
 
   def __init__(
@@ -197,8 +199,10 @@ class GenerationSchedule:
   def _newest(self) -> Generation | None:
     """Returns the newest loaded generation, if its step is one to be used."""
     newest = self._watcher.newest()
-    is_used = newest is not None and newest.step % self._every == 0
-    return newest if is_used else None
+    every = self._config.every_steps
+    if newest is None or (every is not None and newest.step % every):
+      return None
+    return newest
 
   def _wait_for_fresher(self, step: int) -> None:
     """Waits for a generation that is not stale, for a run that stopped so."""

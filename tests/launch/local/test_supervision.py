@@ -211,6 +211,18 @@ def test_a_second_signal_kills_at_once(scripts):
   assert scripts.codes == {"trainer-0": -9, "trainer-1": -9}
 
 
+def test_a_process_that_is_starting_is_stopped_with_the_others(scripts):
+  start = scripts.start
+
+  async def start_slowly(process):
+    await start(process)
+    await asyncio.sleep(0.2)
+
+  scripts.start = start_slowly
+  _run_and_cancel(scripts, 1, grace_seconds=0.3)
+  assert scripts.codes == {"trainer-0": -9, "trainer-1": -9}
+
+
 def test_several_processes_are_told_where_they_meet():
   job = Job("builder", ("-m", "x"), Schedule.BESIDE, processes=2)
   processes = processes_of(job, "localhost:7")

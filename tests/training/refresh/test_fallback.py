@@ -122,7 +122,7 @@ def follow(world, tmp_path_factory, monkeypatch):
     return GenerationSchedule(
       watcher,
       config,
-      save_every_steps=10,
+      every_steps=10,
       decisions=Decisions(
         threading.Event(), num_steps=100, save_every_steps=10
       ),

@@ -149,6 +149,14 @@ def test_an_index_thirty_times_as_stale():
   assert schedule.at(305).step == 300
 
 
+def test_the_generation_of_a_checkpoint_saved_at_preemption_is_used():
+  watcher = ShelfWatcher([0])
+  schedule = _schedule(watcher, RefreshConfig(), save_every_steps=10)
+  schedule.start(0, None)
+  watcher.steps.add(17)
+  assert schedule.at(18).step == 17
+
+
 def test_a_resumed_run_begins_with_the_recorded_generation():
   watcher = ShelfWatcher([0, 10, 20])
   schedule = _schedule(watcher, RefreshConfig(), save_every_steps=10)
