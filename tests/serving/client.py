@@ -3,6 +3,7 @@
 import http.client
 import json
 import socket
+import time
 from typing import Any, NamedTuple
 
 _PATIENCE_SECONDS = 300
@@ -43,6 +44,17 @@ def ask(port: int, text: str, *edits: dict[str, str]) -> Answer:
   body = json.dumps({"text": text, "edits": edits}).encode()
   json_type = {"Content-Type": "application/json"}
   return request(port, "POST", "/api/ask", body, headers=json_type)
+
+
+def await_listener(port: int) -> None:
+  """Waits until something listens on a port."""
+  limit = time.monotonic() + _PATIENCE_SECONDS
+  while True:
+    try:
+      return socket.create_connection(("127.0.0.1", port)).close()
+    except ConnectionRefusedError:
+      assert time.monotonic() < limit, f"nothing listens on port {port}"
+      time.sleep(0.02)
 
 
 def free_port() -> int:

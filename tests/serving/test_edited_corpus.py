@@ -7,14 +7,6 @@ from realm_jax.serving.edited_corpus import EditedBlock, EditedCorpus
 from realm_jax.serving.errors import EditError
 from tests import tiny_world
 
-# By row: a shorter text, the second block of an article, a longer text of
-# characters that take two bytes, and one with white space around it.
-_TEXTS = {
-  0: "Ada was born in Tarn.",
-  3: "Later Chloë built the bridge of Ösker in 1901.",
-  4: "Later Dóra built the bridge of Velt in 1909. Dóra was born in Ösker.",
-  27: "  Zoë was born. Zoë was born in 1901. Zoë built. ",
-}
 _ONE_OF_A_BLOCK = (
   *("document_id", "title", "url", "ordinal", "block_name", "body"),
   *("token_ids", "title_length", "body_token_ids", "body_byte_ranges"),
@@ -28,9 +20,9 @@ def _edited(corpus, texts):
   )
 
 
-def test_it_reads_as_a_corpus_of_the_edited_text(world, edited_world):
-  built = edited_world(_TEXTS)
-  view = _edited(world.corpus, _TEXTS)
+def test_it_reads_as_a_corpus_of_the_edited_text(world, edited):
+  texts, built = edited
+  view = _edited(world.corpus, texts)
   num_blocks = world.corpus.num_blocks
   assert view.num_blocks == built.num_blocks == num_blocks
   for row in range(num_blocks):
@@ -39,7 +31,7 @@ def test_it_reads_as_a_corpus_of_the_edited_text(world, edited_world):
       np.testing.assert_array_equal(own, wanted, err_msg=f"{name} of {row}")
     limit = len(view.body_token_ids(row))
     assert view.answer_text(row, 1, limit) == built.answer_text(row, 1, limit)
-    if row in _TEXTS:
+    if row in texts:
       assert not len(view.salient_spans(row))
       assert not len(view.salient_span_kinds(row))
   for name in ("block_ids", "lengths", "content_hashes"):

@@ -5,6 +5,7 @@ One file, so that the programs are compiled once.
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -17,6 +18,8 @@ from absl.testing import flagsaver
 
 from realm_jax import serve
 from realm_jax.evaluation.explaining.errors import ExplanationError
+from realm_jax.evaluation.explaining.explainer import Explainer
+from realm_jax.generations.follow.loading import load_newest
 from realm_jax.partitioning import cpu_tuning
 from realm_jax.serving.edited_generation import BlockEditor
 from realm_jax.serving.errors import EditError, RequestError, ServerError
@@ -24,6 +27,7 @@ from realm_jax.serving.requests import Edit, Limits, Question
 from realm_jax.serving.server import PageServer, listen
 from realm_jax.serving.service import QUESTION, SENTENCE, Service
 from tests.serving import browser, client
+from tests.serving.conftest import NUM_CANDIDATES
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
@@ -33,37 +37,29 @@ _EDITED = "Ada was born in Tarn. <img src=x>"
 
 
 @pytest.fixture(scope="module")
-def texts(explainer):
-  """Other texts of the two best blocks, by row.
-
-  They are as long as they were, so that no other shapes are compiled for.
-  """
-  best = explainer.explain(_ASKED).candidates[:2]
-  return {
-    one.source.row: one.source.body.replace("bridge", "stone") for one in best
-  }
-
-
-@pytest.fixture(scope="module")
-def edits(explainer, texts):
+def edits(explainer, edited):
   ids = explainer.corpus.block_ids
-  return tuple(Edit(int(ids[row]), text) for row, text in texts.items())
+  return tuple(Edit(int(ids[row]), text) for row, text in edited.texts.items())
 
 
 @pytest.fixture(scope="module")
-def built(world, served_run, edited_world, texts, load, one_device):
+def built(world, explainer, edited):
   """An explainer of the same checkpoint over a corpus of the edited text."""
-  corpus = edited_world(texts)
-  generations = corpus.source.parent / "generations"
+  generations = edited.corpus.source.parent / "generations"
   world.build_generation(
-    served_run, corpus_dir=corpus.source, generations_dir=generations
+    explainer.model.model_dir,
+    corpus_dir=edited.corpus.source,
+    generations_dir=generations,
   )
-  return load(corpus_dir=corpus.source, generation=generations)
+  model = dataclasses.replace(explainer.model, corpus=edited.corpus)
+  generation = load_newest(generations, corpus=edited.corpus, mesh=model.mesh)
+  return Explainer(model, generation, explainer.config)
 
 
 def test_edits_in_memory_do_what_a_new_corpus_and_index_do(
-  explainer, built, service, texts, edits
+  explainer, built, service, edited, edits
 ):
+  texts = edited.texts
   generation = BlockEditor(explainer.model, explainer.generation).generation(
     texts
   )
@@ -89,10 +85,8 @@ def test_edits_in_memory_do_what_a_new_corpus_and_index_do(
       )
       assert block["share"] == pytest.approx(candidate.share, rel=1e-2)
       assert block["is_edited"] == (source.row in texts)
-  # One of these blocks is retrieved, so that the above has tried it.
-  assert any(
-    b["is_edited"] for b in service.ask(Question(_ASKED, edits))["blocks"]
-  )
+    # One of these blocks is retrieved, so that the above has tried it.
+    assert any(block["is_edited"] for block in told["blocks"])
   # Another page's question is answered from the text as it was.
   assert not any(
     b["is_edited"] for b in service.ask(Question(_ASKED))["blocks"]
@@ -211,20 +205,20 @@ def _ended_by_sigterm():
 
 
 def test_the_command_serves_two_runs_to_a_crowd(
-  world, served_run, masked_run, service, monkeypatch, capsys
+  world, recorded_run, service, tmp_path, monkeypatch, capsys
 ):
   monkeypatch.setattr(cpu_tuning, "keep_freed_memory", lambda: None)
+  run, masked_run = recorded_run("open_qa"), recorded_run("pretrain")
+  candidates = f"NUM_CANDIDATES = {NUM_CANDIDATES}"
+  masked_gin = tmp_path / "masked.gin"
+  masked_gin.write_text(candidates)
   port, seen = client.free_port(), {}
-  texts = [
-    f"{word} was {name} born{masked}?"
-    for word in ("where", "when")
-    for name in ("Ada", "Oda")
-    for masked in ("", " in [MASK]")
-  ]
+  texts = [_ASKED, "where was Oda born?", _SENTENCE, "[MASK] was born in Velt."]
   texts = [texts[i % len(texts)] for i in range(50)]
 
   def visit():
     try:
+      client.await_listener(port)
       # It is answered once the runs have been loaded.
       seen["about"] = client.request(port, "GET", "/api/about").fields
       with concurrent.futures.ThreadPoolExecutor(50) as pool:
@@ -239,8 +233,10 @@ def test_the_command_serves_two_runs_to_a_crowd(
   with (
     _ended_by_sigterm(),
     flagsaver.flagsaver(
-      model_dir=str(served_run),
+      model_dir=str(run),
+      gin_bindings=[candidates],
       masked_model_dir=str(masked_run),
+      masked_gin_file=[str(masked_gin)],
       example_questions=str(world.question_file),
       port=port,
     ),
@@ -252,7 +248,7 @@ def test_the_command_serves_two_runs_to_a_crowd(
 
   runs = seen["about"]["runs"]
   assert {kind: run["model_dir"] for kind, run in runs.items()} == {
-    "question": str(served_run),
+    "question": str(run),
     "masked sentence": str(masked_run),
   }
   examples = seen["about"]["examples"]
@@ -261,8 +257,8 @@ def test_the_command_serves_two_runs_to_a_crowd(
   # All fifty are answered, and each its own question.
   assert {answer.status for answer in seen["answers"]} == {200}
   for text, answer in zip(texts, seen["answers"], strict=True):
-    assert answer.fields["text"] == text
     told = service.ask(Question(text))
+    assert answer.fields["text"] == text
     assert answer.fields["answer"] == told["answer"]
     assert answer.fields["probability"] == pytest.approx(
       told["probability"], rel=1e-3
@@ -297,7 +293,6 @@ def test_in_a_browser_an_edit_changes_the_answer(service, tmp_path):
       with browser.opened(tmp_path) as page:
         page.open(f"http://127.0.0.1:{listening.getsockname()[1]}")
         _use(page, service)
-        assert page.console() == []
     finally:
       server.stop()
       thread.join(30)
@@ -341,25 +336,27 @@ def _use(page, service):
     == is_edited
   )
 
-  # A text that does not fit is refused in words, and the edit stays.
-  other = next(b for b in after["blocks"] if not b["is_edited"])
-  card = f'.block[data-id="{other["id"]}"]'
-  page.click(f"{card} .edit")
-  page.type(f"{card} textarea", "Velt " * 50)
-  page.click(f"{card} .editor .primary")
-  page.wait(lambda: "shorten it" in page.text("#error"), "it is refused")
-  assert len(page.texts("#edit-list li")) == 1
-  assert page.text(f"{card} .editor")
-
   page.click("#edit-list .restore")
   page.wait(lambda: page.text("#answer") == told["answer"], "it is restored")
   page.wait(lambda: page.text("#edits") == "", "nothing is edited")
 
-  # A sentence, and one that is wrong.
+  # A sentence, with the null block last.
   told = service.ask(Question(_SENTENCE))
   page.type("#text", _SENTENCE + browser.ENTER)
   page.wait(lambda: page.text("#answer-title") == "FILLING", "it is filled in")
   assert page.text("#answer") == told["answer"]
   assert page.text("#without-answer") == told["without"]["answer"]
+  titles = [block["title"] for block in told["blocks"][1:]]
+  assert page.texts(".block .title") == [*titles, "No block"]
+  # The policy has kept nothing of the page from working.
+  assert page.console() == []
+
+  # What does not fit is refused in words, and is no edit.
+  card = f'.block[data-id="{told["blocks"][1]["id"]}"]'
+  page.click(f"{card} .edit")
+  page.type(f"{card} textarea", "Velt " * 50)
+  page.click(f"{card} .editor .primary")
+  page.wait(lambda: "shorten it" in page.text("#error"), "it is refused")
+  assert page.text("#edits") == "" and page.text(f"{card} .editor")
   page.type("#text", "Ada was born in [mask]." + browser.ENTER)
   page.wait(lambda: "in capitals" in page.text("#error"), "it is refused")

@@ -151,8 +151,13 @@ function showAnswer(answered) {
   $("best").replaceChildren(
     bars(answered.answers.map((one) => [one.text, one.probability, "share"])),
   );
+  // The null block, which is no evidence, comes last.
+  const isBlock = (block) => block.id !== null;
+  const found = answered.blocks.filter(isBlock);
+  const others = answered.blocks.filter((block) => !isBlock(block));
   $("blocks").replaceChildren(
-    ...answered.blocks.map((block, rank) => blockCard(block, rank, answered)),
+    ...found.map((block, i) => blockCard(block, i + 1, answered.run.can_edit)),
+    ...others.map(nullCard),
   );
   show($("result"), true);
   state.read = new Set(answered.blocks.map((block) => block.id));
@@ -190,25 +195,26 @@ function signed(value) {
 
 // --- Blocks -------------------------------------------------------------
 
-function blockCard(block, rank, answered) {
-  const isQuestion = answered.kind === "question";
+function nullCard(block) {
+  return el(
+    "li",
+    { className: "card block" },
+    el(
+      "div",
+      { className: "block-head" },
+      el("span", { className: "title" }, "No block"),
+      el("span", { className: "quiet small" }, "the reader’s own knowledge"),
+    ),
+    blockBars(block),
+    says(block),
+  );
+}
+
+function blockCard(block, rank, canEdit) {
   const card = el("li", { className: "card block" });
-  if (block.id === null) {
-    card.append(
-      el(
-        "div",
-        { className: "block-head" },
-        el("span", { className: "title" }, "No block"),
-        el("span", { className: "quiet small" }, "the reader’s own knowledge"),
-      ),
-      blockBars(block),
-      says(block),
-    );
-    return card;
-  }
   card.dataset.id = block.id;
   const actions = el("span", { className: "actions" });
-  if (answered.run.can_edit) {
+  if (canEdit) {
     const button = el("button", { type: "button", className: "edit" }, "Edit");
     button.onclick = () => openEditor(card, block, button);
     actions.append(button);
@@ -218,7 +224,7 @@ function blockCard(block, rank, answered) {
     el(
       "div",
       { className: "block-head" },
-      el("span", { className: "quiet" }, `${rank + (isQuestion ? 1 : 0)}.`),
+      el("span", { className: "quiet" }, `${rank}.`),
       el("span", { className: "title" }, block.title || block.name),
       el("span", { className: "quiet small" }, block.name),
       block.is_edited ? el("span", { className: "badge" }, "edited") : null,
@@ -294,8 +300,10 @@ function openEditor(card, block, button) {
       ),
     ),
   );
+  const text = card.querySelector(".block-text");
   const close = () => {
     editor.remove();
+    show(text, true);
     button.disabled = false;
     button.focus();
   };
@@ -321,7 +329,8 @@ function openEditor(card, block, button) {
     showEdits();
     if (state.edits.has(block.id)) $("edits").scrollIntoView();
   };
-  card.append(editor);
+  show(text, false);
+  text.after(editor);
   area.focus();
 }
 
@@ -367,17 +376,18 @@ function start(about) {
   $("hint").textContent = sentence(
     kinds.map((kind) => KINDS[kind]).join(", or "),
   ).replace(/\.$/, "");
-  const seen = new Map(
-    kinds.map((kind) => [about.runs[kind].model_dir, about.runs[kind]]),
+  const lines = kinds.map((kind) => {
+    const run = about.runs[kind];
+    return (
+      `${run.model_dir}, checkpoint ${run.checkpoint}, over ` +
+      `${run.num_blocks.toLocaleString("en")} blocks (generation ` +
+      `${run.generation}, ${run.index})`
+    );
+  });
+  // One run may do both.
+  $("runs").replaceChildren(
+    ...[...new Set(lines)].map((line) => el("li", {}, line)),
   );
-  $("runs").textContent = [...seen.values()]
-    .map(
-      (run) =>
-        `${run.model_dir}, checkpoint ${run.checkpoint}, over ` +
-        `${run.num_blocks.toLocaleString("en")} blocks (generation ` +
-        `${run.generation}, ${run.index})`,
-    )
-    .join(" · ");
   $("missing").textContent = Object.values(about.missing).join(" ");
   show($("missing"), Object.keys(about.missing).length > 0);
   $("text").maxLength = about.limits.text_characters;
