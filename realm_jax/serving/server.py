@@ -112,13 +112,13 @@ class PageServer:
     """Serves until `stop`, or a signal in the main thread.
 
     Args:
-      started: Function to call before the first request is taken.
+      started: Function to call once signals end the server.
 
     Returns:
       Whether the model's thread has ended, too; it may be in the midst of a
       long compilation.
     """
-    started()
+    self._server.started_serving = started
     self._server.run(sockets=[self._socket])
     return self.worker.close(self._farewell_seconds)
 
@@ -129,6 +129,12 @@ class PageServer:
 
 class _Server(uvicorn.Server):
   """Ends at a signal as if it were done; uvicorn's raises the signal again."""
+
+  started_serving: Callable[[], None]
+
+  async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+    await super().startup(sockets)
+    self.started_serving()
 
   @contextlib.contextmanager
   def capture_signals(self) -> Iterator[None]:

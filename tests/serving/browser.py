@@ -81,10 +81,8 @@ class Browser:
       time.sleep(0.05)
 
   def screenshot(self, path: Path) -> None:
+    """Writes what is seen of the page as a PNG."""
     path.write_bytes(base64.b64decode(self._send("GET", "screenshot")))
-
-  def resize(self, width: int, height: int) -> None:
-    self._send("POST", "window/rect", width=width, height=height)
 
   def console(self) -> list[str]:
     """Returns the errors and warnings that the page has caused."""
@@ -109,7 +107,7 @@ def opened(profile: Path, *options: str) -> Iterator[Browser]:
   """Starts Chromium, which sees no network but loopback.
 
   Args:
-    profile: Empty folder for what the browser keeps.
+    profile: New folder for what the browser keeps.
     options: Further options of its command line.
   """
   found = chromium()

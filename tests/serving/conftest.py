@@ -13,7 +13,6 @@ from realm_jax.evaluation.explaining.explainer import (
 from realm_jax.serving.service import SENTENCE, Service
 from tests import tiny_world
 
-
 # As many as in the tests of the explainer, whose programs are used again.
 NUM_CANDIDATES = 6
 

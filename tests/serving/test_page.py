@@ -290,15 +290,15 @@ def test_in_a_browser_an_edit_changes_the_answer(service, tmp_path):
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-      with browser.opened(tmp_path) as page:
+      with browser.opened(tmp_path / "profile") as page:
         page.open(f"http://127.0.0.1:{listening.getsockname()[1]}")
-        _use(page, service)
+        _use(page, service, tmp_path)
     finally:
       server.stop()
       thread.join(30)
 
 
-def _use(page, service):
+def _use(page, service, folder):
   page.wait(lambda: page.text("#runs"), "the run is named")
   told = service.ask(Question(_ASKED))
   # A question is typed, and its evidence seen.
@@ -335,6 +335,9 @@ def _use(page, service):
     )
     == is_edited
   )
+
+  # For people: pytest keeps the folder.
+  page.screenshot(folder / "edited.png")
 
   page.click("#edit-list .restore")
   page.wait(lambda: page.text("#answer") == told["answer"], "it is restored")
