@@ -33,7 +33,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
 _ASKED = "where was Ada born?"
 _SENTENCE = "Ada was born in [MASK]."
-_EDITED = "Ada was born in Tarn. <img src=x>"
+# With these parameters the reader says Velt of it, and of no other block.
+_EDITED = "Oda was born in <b>Velt."
 
 
 @pytest.fixture(scope="module")
@@ -311,30 +312,22 @@ def _use(page, service, folder):
   assert told["answer"] in marked
   assert page.text("#edits") == ""
 
-  # The best block is edited; what looks like HTML is text.
-  best = max(told["blocks"], key=lambda block: block["share"])
-  card = f'.block[data-id="{best["id"]}"]'
+  # A block is edited, and the answer follows.
+  edited = next(b for b in told["blocks"] if b["title"] == "Oda Stone")
+  card = f'.block[data-id="{edited["id"]}"]'
   page.click(f"{card} .edit")
   page.type(f"{card} textarea", _EDITED)
   page.click(f"{card} .editor .primary")
-  edits = (Edit(int(best["id"]), _EDITED),)
-  after = service.ask(Question(_ASKED, edits))
   page.wait(lambda: page.text("#edits"), "the page says that it is edited")
-  assert page.text("#answer") == after["answer"]
+  assert told["answer"] != page.text("#answer") == "Velt"
+  assert told["answer"] in page.text("#before")
   assert "in memory alone" in page.text("#edits")
-  assert page.texts(".block-text") == [b["body"] for b in after["blocks"]]
-  is_same = after["answer"] == told["answer"]
-  wanted = "The same as before" if is_same else told["answer"]
-  assert wanted in page.text("#before")
-  assert not page.run("return document.querySelectorAll('#blocks img').length")
-  is_edited = [b["is_edited"] for b in after["blocks"]]
-  assert (
-    page.run(
-      "return [...document.querySelectorAll('.block')]"
-      ".map((node) => node.querySelector('.badge') !== null)"
-    )
-    == is_edited
-  )
+  assert "Oda Stone" in page.text("#edit-list")
+  # What looks like HTML is text.
+  assert page.text(f"{card} .block-text") == _EDITED
+  assert page.text(f"{card} .answer-mark") == "Velt"
+  assert page.run("return document.querySelectorAll('b').length") == 0
+  assert page.texts(".badge") == page.texts(f"{card} .badge") == ["edited"]
 
   # For people: pytest keeps the folder.
   page.screenshot(folder / "edited.png")
