@@ -74,6 +74,13 @@ def _code(document: str) -> str:
   return "\n".join(lines).replace("\\\n", " ")
 
 
+def gin_files_of(document: str) -> dict[str, str]:
+  """The gin files that a document shows whole, by their first lines."""
+  text = (PROJECT_DIR / document).read_text()
+  shown = re.findall(r"^```gin\n(# (\S+\.gin)\n.*?)^```", text, re.M | re.S)
+  return {name: content for content, name in shown}
+
+
 def _commands() -> Iterator[Command]:
   for document in (*DOCUMENTS, *RECIPES):
     for line in _code(document).splitlines():
@@ -133,6 +140,35 @@ def test_the_files_it_names_exist(document: str):
     and not name.startswith(("out/", "runs/"))
   ]
   assert not missing, f"{document} names what is not there: {missing}"
+
+
+def _anchors(document: Path) -> set[str]:
+  """The anchors of a document's headings, as GitHub makes them."""
+  text = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.M | re.S)
+  return {
+    re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+    for heading in re.findall(r"^#+ (.*)$", text, re.M)
+  }
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_the_sections_it_links_to_exist(document: str):
+  path = PROJECT_DIR / document
+  links = re.findall(r"\]\(([\w./-]*)#([^)]*)\)", path.read_text())
+  missing = [
+    f"{page}#{anchor}"
+    for page, anchor in links
+    if anchor not in _anchors(path.parent / page if page else path)
+  ]
+  assert not missing, f"{document} links to what is not there: {missing}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_the_tests_it_names_exist(document: str):
+  text = (PROJECT_DIR / document).read_text()
+  for path, name in re.findall(r"`(tests/[\w./]+)::(\w+)`", text):
+    source = (PROJECT_DIR / path).read_text()
+    assert f"def {name}(" in source, f"{path} has no {name}"
 
 
 def test_the_make_targets_exist():
@@ -234,12 +270,18 @@ def test_a_run_and_its_recipe_complete_a_command(command: Command):
   ],
   ids=str,
 )
-def test_the_recipe_of_a_command_is_complete(command: Command):
+def test_the_recipe_of_a_command_is_complete(command: Command, tmp_path: Path):
   bindings = _bindings(command)
+  for name, text in gin_files_of(command.document).items():
+    (tmp_path / name).write_text(text)
   # The model file that an import writes takes the place of this one.
   files = [
     "gin/models/bert_base.gin" if file.startswith("runs/") else file
     for file in command.values("--gin_file=")
+  ]
+  files = [
+    str(tmp_path / file) if (tmp_path / file).exists() else file
+    for file in files
   ]
   # Its recipes need no data.
   without_data = command.module == "realm_jax.precompile"
