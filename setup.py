@@ -20,6 +20,7 @@ setup(
       *("launch", "launch.*"),
     ]
   ),
+  package_data={"realm_jax.serving.page": ["*.html", "*.css", "*.js"]},
   python_requires=">=3.11,<3.13",
   install_requires=[
     "absl-py",
@@ -61,6 +62,8 @@ setup(
     # A build for GPUs goes by another name, and serves as well.
     "faiss": ["faiss-cpu"],
     "launch": ["pyyaml", "xmanager"],
+    # The page of realm_jax.serve.
+    "serve": ["starlette", "uvicorn"],
     # What t5x, airio and jestimator need beyond the core. The three
     # themselves are in no registry, and ask for the heads of flax, optax,
     # clu and seqio and for another TFDS, which nothing here could run with:

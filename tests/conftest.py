@@ -5,12 +5,13 @@ import functools
 import os
 import random
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
   from benchmarks.runs.object_store import ObjectStore
+  from realm_jax.evaluation.trained_model import ModelSource
   from tests import tiny_world
 
 PROJECT_DIR = Path(__file__).resolve().parent.parent
@@ -96,6 +97,70 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> "tiny_world.World":
   from tests import tiny_world
 
   return tiny_world.build(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture(scope="session")
+def params(world) -> dict:
+  """The parameters of the checkpoint of `model_dir`."""
+  params = world.save_checkpoint(world.directory / "run", generation=0)
+  world.build_generation(world.directory / "run")
+  return params
+
+
+@pytest.fixture(scope="session")
+def model_dir(world, params) -> Path:
+  """A run of open QA: checkpoint 0, with random parameters, and its index."""
+  return world.directory / "run"
+
+
+@pytest.fixture(scope="session")
+def source(world, model_dir) -> "ModelSource":
+  """The retriever and the reader of `model_dir`."""
+  from realm_jax.evaluation.trained_model import ModelSource
+  from tests import tiny_world
+
+  return ModelSource(
+    model_dir=model_dir,
+    corpus_dir=world.corpus_dir,
+    retriever=tiny_world.RETRIEVER,
+    reader=tiny_world.READER,
+    query_length=tiny_world.QUERY_LENGTH,
+    block_length=tiny_world.BLOCK_LENGTH,
+  )
+
+
+@pytest.fixture
+def keep_record(world) -> Callable[[str, Path], None]:
+  """`keep_record(recipe, model_dir)` keeps what `realm_jax.train` would."""
+  from realm_jax import configuration
+  from realm_jax.files.kept_configuration import keep_configuration
+
+  def keep(recipe: str, model_dir: Path) -> None:
+    given = {"MODEL_DIR": "elsewhere", "CORPUS_DIR": str(world.corpus_dir)}
+    if recipe == "open_qa":
+      given["TRAIN_QUESTIONS"] = "train.jsonl"
+    with configuration.parsed(
+      [f"gin/runs/{recipe}.gin", "tests/integration/tiny.gin"],
+      [f"{name} = {value!r}" for name, value in given.items()],
+    ):
+      keep_configuration(model_dir, configuration.text())
+
+  return keep
+
+
+@pytest.fixture
+def recorded_run(model_dir, keep_record, tmp_path) -> Callable[[str], Path]:
+  """`recorded_run(recipe)` is the same run, with a record of its stage."""
+
+  def make(recipe: str) -> Path:
+    run = tmp_path / "runs" / recipe
+    run.mkdir(parents=True)
+    for name in ("checkpoints", "generations"):
+      (run / name).symlink_to(model_dir / name)
+    keep_record(recipe, run)
+    return run
+
+  return make
 
 
 @pytest.fixture(scope="session")

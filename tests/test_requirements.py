@@ -31,11 +31,13 @@ _EXTRA_OF = {
   "faiss": "faiss",
   "gcsfs": "gcs",
   "matplotlib": "demo",
+  "starlette": "serve",
+  "uvicorn": "serve",
   "xmanager": "launch",
   "xmanager_cloud": "launch",
   "yaml": "launch",
 }
-_INSTALLED_EXTRAS = ("beam", "demo", "dev", "faiss", "launch", "tfds")
+_INSTALLED_EXTRAS = ("beam", "demo", "dev", "faiss", "launch", "serve", "tfds")
 
 
 def _canonical(name: str) -> str:

@@ -207,18 +207,26 @@ class World:
     )
 
 
-def build(directory: Path) -> World:
-  """Writes the corpus and the questions."""
-  (directory / "vocab.txt").write_text("\n".join(pieces()), encoding="utf-8")
-  lines = [json.dumps(d, ensure_ascii=False) for d in documents()]
+def write_corpus(
+  directory: Path, articles: list[dict[str, str]], *, vocab: Path
+) -> Path:
+  """Builds a corpus of articles in a folder of a directory; returns it."""
+  lines = [json.dumps(article, ensure_ascii=False) for article in articles]
   (directory / "text.jsonl").write_text("\n".join(lines), encoding="utf-8")
   build_corpus(
     [str(directory / "text.jsonl")],
     directory / "corpus",
-    vocab=str(directory / "vocab.txt"),
+    vocab=str(vocab),
     block_length=BLOCK_LENGTH,
     tagger=tag,
   )
+  return directory / "corpus"
+
+
+def build(directory: Path) -> World:
+  """Writes the corpus and the questions."""
+  (directory / "vocab.txt").write_text("\n".join(pieces()), encoding="utf-8")
+  write_corpus(directory, documents(), vocab=directory / "vocab.txt")
   world = World(directory)
   world.question_file.write_text(
     "".join(json.dumps(q, ensure_ascii=False) + "\n" for q in questions()),

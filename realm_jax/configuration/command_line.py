@@ -102,11 +102,15 @@ def call(
   run and that recipe. The other arguments, and what it raises, are those of
   `parsed_for_run`; the overrides are arguments of the function.
   """
-  model_dir = _run_flag("model_dir")
+  model_dir, (gin_files, bindings) = _run_flag("model_dir"), given()
+  if default_recipe is not None and model_dir is None and not gin_files:
+    raise ConfigurationError(
+      "no run is named; give its directory as --model_dir=MODEL_DIR, or all of "
+      "the configuration as --gin_file"
+    )
   if default_recipe is None or model_dir is None:
     configuration: contextlib.AbstractContextManager[Any] = parsed_from_flags()
   else:
-    gin_files, bindings = given()
     configuration = parsed_for_run(
       function,
       model_dir,

@@ -45,3 +45,13 @@ def test_a_run_without_gin_files_is_configured_as_it_was(tmp_path):
         configuration.text().replace("\\", "").split()
       )
   assert (config.hidden_size, config.num_heads, config.num_layers) == (12, 2, 1)
+
+
+def test_a_command_without_a_run_asks_for_one():
+  configuration.define_run_flags()
+  flags.FLAGS.mark_as_parsed()
+  with (
+    flagsaver.flagsaver(model_dir=None, gin_file=[], gin_bindings=[]),
+    pytest.raises(ConfigurationError, match="give its directory as --model_d"),
+  ):
+    configuration.call(BertConfig, default_recipe="gin/runs/ask.gin")

@@ -1,83 +1,20 @@
-"""A checkpoint of a tiny world and its generation, for all these tests."""
+"""What evaluations of the tiny world's run need and give."""
 
 import dataclasses
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from realm_jax import configuration
 from realm_jax.evaluation.answering import (
   Answerer,
   AnsweringConfig,
   load_answerer,
 )
 from realm_jax.evaluation.open_qa import evaluate_open_qa
-from realm_jax.evaluation.trained_model import ModelSource
-from realm_jax.files.kept_configuration import keep_configuration
 from realm_jax.inputs.config import DataConfig
 from tests import tiny_world
 from tests.evaluation.lines import read_lines
-
-
-@pytest.fixture(scope="session")
-def params(world) -> dict:
-  """The parameters of the checkpoint of `model_dir`."""
-  params = world.save_checkpoint(world.directory / "run", generation=0)
-  world.build_generation(world.directory / "run")
-  return params
-
-
-@pytest.fixture(scope="session")
-def model_dir(world, params) -> Path:
-  """A run of open QA: checkpoint 0, with random parameters, and its index."""
-  return world.directory / "run"
-
-
-@pytest.fixture
-def keep_record(world) -> Callable[..., None]:
-  """`keep_record(recipe, model_dir)` keeps what `realm_jax.train` would."""
-
-  def keep(recipe: str, model_dir: Path) -> None:
-    given = {"MODEL_DIR": "elsewhere", "CORPUS_DIR": str(world.corpus_dir)}
-    if recipe == "open_qa":
-      given["TRAIN_QUESTIONS"] = "train.jsonl"
-    with configuration.parsed(
-      [f"gin/runs/{recipe}.gin", "tests/integration/tiny.gin"],
-      [f"{name} = {value!r}" for name, value in given.items()],
-    ):
-      keep_configuration(model_dir, configuration.text())
-
-  return keep
-
-
-@pytest.fixture
-def recorded_run(model_dir, keep_record, tmp_path) -> Callable[[str], Path]:
-  """`recorded_run(recipe)` is the same run, with a record of its stage."""
-
-  def make(recipe: str) -> Path:
-    run = tmp_path / "runs" / recipe
-    run.mkdir(parents=True)
-    for name in ("checkpoints", "generations"):
-      (run / name).symlink_to(model_dir / name)
-    keep_record(recipe, run)
-    return run
-
-  return make
-
-
-@pytest.fixture(scope="session")
-def source(world, model_dir) -> ModelSource:
-  """The retriever and the reader of `model_dir`."""
-  return ModelSource(
-    model_dir=model_dir,
-    corpus_dir=world.corpus_dir,
-    retriever=tiny_world.RETRIEVER,
-    reader=tiny_world.READER,
-    query_length=tiny_world.QUERY_LENGTH,
-    block_length=tiny_world.BLOCK_LENGTH,
-  )
 
 
 @pytest.fixture(scope="session")

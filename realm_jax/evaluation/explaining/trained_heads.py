@@ -27,7 +27,7 @@ def require_masked_lm_head(model: TrainedModel) -> None:
   Raises:
     ExplanationError: Its steps have trained the span head alone.
   """
-  if _trained(model.model_dir, model.step) == {SPAN}:
+  if trained_heads(model.model_dir, model.step) == {SPAN}:
     raise ExplanationError(
       f"checkpoint {model.step} of {model.model_dir} is of open QA: it keeps "
       "the masked-LM head that the run began with, but its steps have trained "
@@ -42,7 +42,7 @@ def require_span_head(model: TrainedModel, text: str) -> None:
   Raises:
     ExplanationError: Its steps have trained the masked-LM head alone.
   """
-  if _trained(model.model_dir, model.step) == {MASKED_LM}:
+  if trained_heads(model.model_dir, model.step) == {MASKED_LM}:
     raise ExplanationError(
       f"{text!r} has no [MASK], and checkpoint {model.step} of "
       f"{model.model_dir} has only a masked-LM reader: its steps have not "
@@ -52,8 +52,8 @@ def require_span_head(model: TrainedModel, text: str) -> None:
 
 
 @functools.lru_cache(maxsize=16)
-def _trained(model_dir: epath.Path, step: int) -> set[str]:
-  """Returns the heads that the run's own steps have trained.
+def trained_heads(model_dir: epath.Path, step: int) -> set[str]:
+  """Returns the heads, `MASKED_LM` or `SPAN`, that the run's steps trained.
 
   None of an imported checkpoint, which has no optimizer, nor of checkpoint 0.
   """

@@ -1,0 +1,143 @@
+"""Opens a page on a trained run: `python -m realm_jax.serve --model_dir=…`.
+
+    python -m realm_jax.serve --model_dir=runs/qa --example_questions=dev.jsonl
+    python -m realm_jax.serve --model_dir=runs/qa --masked_model_dir=runs/realm
+    python -m realm_jax.serve --model_dir=runs/qa --port=0
+
+One asks a question, or writes a sentence with [MASK], and sees the answer with
+its evidence: the blocks, the retriever's p(z|x), the reader's p(y|z,x), each
+block's share of the answer, and what the answer would be without it. The text
+of a block can be edited in the page, and the answer follows; the edit is in
+memory, for that page alone. A run of open QA answers questions, and a run of
+pre-training fills in sentences: with --masked_model_dir, one page does both.
+
+The page listens on this machine alone unless --host says otherwise, loads
+nothing from anywhere else, and ends with SIGTERM or Ctrl-C. It needs the extra
+`serve`. docs/serving.md tells more, and realm_jax/serving/app.py has the JSON
+interface. Of several processes, process 0 serves on its own devices.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from absl import app, flags, logging
+
+from realm_jax import configuration, device_command
+from realm_jax.evaluation.explaining.explainer import Explainer, load_explainer
+from realm_jax.partitioning import cpu_tuning
+from realm_jax.partitioning.agreement import Agreement
+from realm_jax.serving.errors import ServerError
+from realm_jax.serving.examples import example_questions, example_sentences
+from realm_jax.serving.requests import Limits
+from realm_jax.serving.service import QUESTION, SENTENCE, Service
+
+_HOST = flags.DEFINE_string(
+  "host",
+  "127.0.0.1",
+  "Address to listen on; 0.0.0.0 lets other machines ask, without a password.",
+)
+_PORT = flags.DEFINE_integer(
+  "port", 8000, "Port to listen on; 0 takes a free one.", 0, 65535
+)
+_MASKED_MODEL_DIR = flags.DEFINE_string(
+  "masked_model_dir",
+  None,
+  "MODEL_DIR of a run of pre-training over the same corpus, which fills in "
+  "sentences with [MASK].",
+)
+_MASKED_GIN_FILE = flags.DEFINE_multi_string(
+  "masked_gin_file",
+  [],
+  "Gin files of that run, which override what its config.gin says.",
+)
+_EXAMPLE_QUESTIONS = flags.DEFINE_string(
+  "example_questions",
+  None,
+  "JSON Lines of questions, of which the page offers some.",
+)
+_MAX_WAITING = flags.DEFINE_integer(
+  "max_waiting",
+  Limits.waiting,
+  "Number of requests that may wait; others are told to try again.",
+  lower_bound=1,
+)
+
+_RECIPE = "gin/runs/serve.gin"
+_NUM_EXAMPLES = 4
+
+
+def main(argv: Sequence[str]) -> None:
+  """Loads the runs, and serves the page until a signal ends it."""
+  if len(argv) > 1:
+    raise app.UsageError(
+      f"{argv[1]!r} is no flag; questions are asked in the page"
+    )
+  logging.set_verbosity(logging.WARNING)
+  cpu_tuning.keep_freed_memory()
+  try:
+    Agreement("serve").led("page", _serve)
+  except KeyboardInterrupt:
+    # While the runs were loaded; later the server takes the signal.
+    sys.exit("serve: ended before the page was served")
+
+
+def _serve() -> None:
+  try:
+    # The one part of the project that needs the extra.
+    from realm_jax.serving import server
+  except ModuleNotFoundError as error:
+    raise ServerError(
+      f"the page needs the library {error.name}; install the extra: "
+      "pip install -c constraints.txt -e '.[serve]'"
+    ) from error
+  # Before minutes of loading: the port may be in use.
+  listening = server.listen(_HOST.value, _PORT.value)
+  with listening:
+    limits = Limits(waiting=_MAX_WAITING.value)
+    service = _load()
+    page = server.PageServer(service, listening, limits)
+    page.worker.submit(service.warm_up)
+    has_ended = page.run(lambda: _announce(server.url_of(listening)))
+  if not has_ended:
+    # The interpreter would wait for a compilation, or end in its midst.
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _announce(url: str) -> None:
+  print(f"The page is at {url}  (Ctrl-C ends it)", flush=True)
+
+
+def _load() -> Service:
+  run = configuration.call(load_explainer, default_recipe=_RECIPE)
+  masked_run = None
+  if _MASKED_MODEL_DIR.value is not None:
+    masked_run = _load_masked(_MASKED_MODEL_DIR.value, run)
+  sentences = example_sentences(
+    run.corpus,
+    _NUM_EXAMPLES,
+    query_length=(masked_run or run).limits.query_length,
+  )
+  examples = {SENTENCE: sentences}
+  if _EXAMPLE_QUESTIONS.value is not None:
+    examples[QUESTION] = example_questions(
+      _EXAMPLE_QUESTIONS.value, _NUM_EXAMPLES
+    )
+  return Service(run, masked_run, examples=examples)
+
+
+def _load_masked(model_dir: str, run: Explainer) -> Explainer:
+  """Loads the run that fills in sentences, over the same corpus."""
+  with configuration.parsed_for_run(
+    load_explainer,
+    model_dir,
+    default_recipe=_RECIPE,
+    corpus_dir=run.corpus.source,
+    gin_files=_MASKED_GIN_FILE.value,
+  ):
+    return configuration.configured(load_explainer)()
+
+
+if __name__ == "__main__":
+  device_command.run(main)

@@ -1,0 +1,1 @@
+"""The page: HTML, CSS and JavaScript, which are package data."""

@@ -1,0 +1,64 @@
+"""Requests to a page on loopback, as any program would send them."""
+
+import http.client
+import json
+import socket
+import time
+from typing import Any, NamedTuple
+
+_PATIENCE_SECONDS = 300
+
+
+class Answer(NamedTuple):
+  status: int
+  headers: http.client.HTTPMessage
+  body: bytes
+
+  @property
+  def fields(self) -> Any:
+    return json.loads(self.body)
+
+
+def request(
+  port: int,
+  method: str,
+  path: str,
+  body: bytes | None = None,
+  *,
+  headers: dict[str, str] | None = None,
+) -> Answer:
+  """Sends one request, and returns the answer."""
+  connection = http.client.HTTPConnection(
+    "127.0.0.1", port, timeout=_PATIENCE_SECONDS
+  )
+  try:
+    connection.request(method, path, body, headers or {})
+    response = connection.getresponse()
+    return Answer(response.status, response.headers, response.read())
+  finally:
+    connection.close()
+
+
+def ask(port: int, text: str, *edits: dict[str, str]) -> Answer:
+  """Asks for a question or a sentence, with edits."""
+  body = json.dumps({"text": text, "edits": edits}).encode()
+  json_type = {"Content-Type": "application/json"}
+  return request(port, "POST", "/api/ask", body, headers=json_type)
+
+
+def await_listener(port: int) -> None:
+  """Waits until something listens on a port."""
+  limit = time.monotonic() + _PATIENCE_SECONDS
+  while True:
+    try:
+      return socket.create_connection(("127.0.0.1", port)).close()
+    except ConnectionRefusedError:
+      assert time.monotonic() < limit, f"nothing listens on port {port}"
+      time.sleep(0.02)
+
+
+def free_port() -> int:
+  """Returns a port that nothing uses."""
+  with socket.socket() as one:
+    one.bind(("127.0.0.1", 0))
+    return one.getsockname()[1]

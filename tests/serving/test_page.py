@@ -1,0 +1,358 @@
+"""The page with a model behind it: what it is told, the command, a browser.
+
+One file, so that the programs are compiled once.
+"""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import threading
+
+import numpy as np
+import pytest
+from absl import app, flags
+from absl.testing import flagsaver
+
+from realm_jax import serve
+from realm_jax.evaluation.explaining.errors import ExplanationError
+from realm_jax.evaluation.explaining.explainer import Explainer
+from realm_jax.generations.follow.loading import load_newest
+from realm_jax.partitioning import cpu_tuning
+from realm_jax.serving.edited_generation import BlockEditor
+from realm_jax.serving.errors import EditError, RequestError, ServerError
+from realm_jax.serving.requests import Edit, Limits, Question
+from realm_jax.serving.server import PageServer, listen
+from realm_jax.serving.service import QUESTION, SENTENCE, Service
+from tests.serving import browser, client
+from tests.serving.conftest import NUM_CANDIDATES
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
+
+_ASKED = "where was Ada born?"
+_SENTENCE = "Ada was born in [MASK]."
+# With these parameters the reader says Velt of it, and of no other block.
+_EDITED = "Oda was born in <b>Velt."
+
+
+@pytest.fixture(scope="module")
+def edits(explainer, edited):
+  ids = explainer.corpus.block_ids
+  return tuple(Edit(int(ids[row]), text) for row, text in edited.texts.items())
+
+
+@pytest.fixture(scope="module")
+def built(world, explainer, edited):
+  """An explainer of the same checkpoint over a corpus of the edited text."""
+  generations = edited.corpus.source.parent / "generations"
+  world.build_generation(
+    explainer.model.model_dir,
+    corpus_dir=edited.corpus.source,
+    generations_dir=generations,
+  )
+  model = dataclasses.replace(explainer.model, corpus=edited.corpus)
+  generation = load_newest(generations, corpus=edited.corpus, mesh=model.mesh)
+  return Explainer(model, generation, explainer.config)
+
+
+def test_edits_in_memory_do_what_a_new_corpus_and_index_do(
+  explainer, built, service, edited, edits
+):
+  texts = edited.texts
+  generation = BlockEditor(explainer.model, explainer.generation).generation(
+    texts
+  )
+  rows = np.arange(generation.num_blocks).reshape(2, -1)
+  close = {"rtol": 1e-4, "atol": 1e-5}
+  np.testing.assert_allclose(
+    generation.vectors(rows), built.generation.vectors(rows), **close
+  )
+  changed = explainer.generation.vectors(rows) != generation.vectors(rows)
+  assert set(rows[changed.any(axis=-1)].tolist()) == set(texts)
+  for text in (_ASKED, _SENTENCE):
+    told = service.ask(Question(text, edits))
+    wanted = built.explain(text)
+    assert told["answer"] == wanted.answer
+    assert told["probability"] == pytest.approx(
+      np.exp(wanted.log_likelihood), rel=1e-3
+    )
+    for block, candidate in zip(told["blocks"], wanted.candidates, strict=True):
+      source = candidate.source
+      assert (block["name"], block["body"]) == (source.block, source.body)
+      assert block["retriever"] == pytest.approx(
+        candidate.probability, rel=1e-3
+      )
+      assert block["share"] == pytest.approx(candidate.share, rel=1e-2)
+      assert block["is_edited"] == (source.row in texts)
+    # One of these blocks is retrieved, so that the above has tried it.
+    assert any(block["is_edited"] for block in told["blocks"])
+  # Another page's question is answered from the text as it was.
+  assert not any(
+    b["is_edited"] for b in service.ask(Question(_ASKED))["blocks"]
+  )
+
+
+def test_a_question_is_answered_with_its_evidence(explainer, service):
+  told = service.ask(Question(_ASKED))
+  explained = explainer.explain(_ASKED)
+  assert (told["kind"], told["answer"]) == (QUESTION, explained.answer)
+  # JSON can hold all of it.
+  assert json.loads(json.dumps(told, allow_nan=False)) == told
+  assert sum(b["retriever"] for b in told["blocks"]) == pytest.approx(1)
+  assert sum(b["share"] for b in told["blocks"]) == pytest.approx(1)
+  total = sum(b["retriever"] * b["reader"] for b in told["blocks"])
+  assert total == pytest.approx(told["probability"], rel=1e-6)
+  ids = {str(i) for i in explainer.corpus.block_ids.tolist()}
+  for block, candidate in zip(
+    told["blocks"], explained.candidates, strict=True
+  ):
+    assert block["id"] in ids
+    whole = "".join(segment["text"] for segment in block["segments"])
+    assert whole == block["body"] == candidate.source.body
+    marked = {s["text"] for s in block["segments"] if s["mark"] == "answer"}
+    assert bool(marked) == (block["reader"] > 0)
+
+
+def test_without_its_best_block_another_is_read(explainer, service):
+  told = service.ask(Question(_ASKED))
+  best = max(told["blocks"], key=lambda block: block["share"])
+  without = told["without"]
+  assert without["kind"] == "without the best block"
+  assert without["left_out"] == best["title"]
+  # That block is hidden, and nothing else: another question's explanation
+  # of the same words without it.
+  row = int(explainer.corpus.rows_of(np.int64(best["id"])))
+  run = service.runs[QUESTION]
+  other = run.with_texts({}, hidden=frozenset({row})).explain(_ASKED)
+  assert row not in [c.source.row for c in other.candidates]
+  assert len(other.candidates) == len(told["blocks"])
+  assert without["answer"] == other.answer
+  assert without["same"] == (other.answer == told["answer"])
+
+
+def test_a_sentence_is_filled_in_with_and_without_blocks(explainer, service):
+  told = service.ask(Question(_SENTENCE))
+  explained = explainer.explain(_SENTENCE)
+  assert (told["kind"], told["answer"]) == (SENTENCE, explained.answer)
+  null = told["blocks"][0]
+  assert (null["id"], null["segments"]) == (None, [])
+  without = told["without"]
+  assert without["kind"] == "null block"
+  assert without["answer"] == null["says"]["text"]
+  assert without["probability_of_answer"] == pytest.approx(null["reader"])
+  assert without["utility"] == pytest.approx(
+    np.log(told["probability"] / null["reader"]), abs=1e-6
+  )
+
+
+def test_what_cannot_be_edited_is_said(service, edits):
+  unknown = Question(_ASKED, (Edit(12345, "Ada."),))
+  with pytest.raises(EditError, match="no block has the id 12345"):
+    service.ask(unknown)
+  too_long = Question(_ASKED, (Edit(edits[0].block_id, "Velt " * 36),))
+  with pytest.raises(EditError, match="36 wordpieces"):
+    service.ask(too_long)
+  with pytest.raises(ExplanationError, match="has no words"):
+    service.ask(Question("\u200b"))
+
+
+def test_a_page_does_what_its_runs_have_been_trained_for(
+  explainer, service, monkeypatch
+):
+  both = {QUESTION, SENTENCE}
+  assert service.about()["runs"].keys() == both
+  assert service.about()["missing"] == {}
+  heads = {"masked_lm_head": {SENTENCE}, "span_head": {QUESTION}}
+  services = {}
+  for head, kinds in heads.items():
+    monkeypatch.setattr(
+      "realm_jax.serving.service.trained_heads", lambda *_, head=head: {head}
+    )
+    services[head] = Service(explainer, examples={SENTENCE: [_SENTENCE]})
+    about = services[head].about()
+    assert about["runs"].keys() == kinds
+    assert about["missing"].keys() == both - kinds
+    assert about["examples"].get(SENTENCE) == (
+      [_SENTENCE] if SENTENCE in kinds else None
+    )
+  with pytest.raises(
+    RequestError, match=r"this page cannot fill in.*--masked_model"
+  ):
+    services["span_head"].ask(Question(_SENTENCE))
+  with pytest.raises(RequestError, match=r"cannot answer questions.*open QA"):
+    services["masked_lm_head"].ask(Question(_ASKED))
+  # Here both are runs of open QA.
+  monkeypatch.setattr(
+    "realm_jax.serving.service.trained_heads", lambda *_: {"span_head"}
+  )
+  with pytest.raises(ServerError, match="answer questions alone"):
+    Service(explainer, explainer, examples={})
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm():
+  """Fails if SIGTERM comes when no server listens, and does not wait."""
+
+  def fail(*_):
+    raise AssertionError("the command was ended before it served")
+
+  before = signal.signal(signal.SIGTERM, fail)
+  try:
+    yield
+  finally:
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_the_command_serves_two_runs_to_a_crowd(
+  world, recorded_run, service, tmp_path, monkeypatch, capsys
+):
+  monkeypatch.setattr(cpu_tuning, "keep_freed_memory", lambda: None)
+  run, masked_run = recorded_run("open_qa"), recorded_run("pretrain")
+  candidates = f"NUM_CANDIDATES = {NUM_CANDIDATES}"
+  masked_gin = tmp_path / "masked.gin"
+  masked_gin.write_text(candidates)
+  port, seen = client.free_port(), {}
+  texts = [_ASKED, "where was Oda born?", _SENTENCE, "[MASK] was born in Velt."]
+  texts = [texts[i % len(texts)] for i in range(50)]
+
+  def visit():
+    try:
+      client.await_listener(port)
+      # It is answered once the runs have been loaded.
+      seen["about"] = client.request(port, "GET", "/api/about").fields
+      with concurrent.futures.ThreadPoolExecutor(50) as pool:
+        seen["answers"] = [
+          *pool.map(lambda text: client.ask(port, text), texts)
+        ]
+    finally:
+      os.kill(os.getpid(), signal.SIGTERM)
+
+  visitor = threading.Thread(target=visit)
+  flags.FLAGS.mark_as_parsed()
+  with (
+    _ended_by_sigterm(),
+    flagsaver.flagsaver(
+      model_dir=str(run),
+      gin_bindings=[candidates],
+      masked_model_dir=str(masked_run),
+      masked_gin_file=[str(masked_gin)],
+      example_questions=str(world.question_file),
+      port=port,
+    ),
+  ):
+    visitor.start()
+    serve.main(["serve"])
+    visitor.join()
+  assert f"http://127.0.0.1:{port} " in capsys.readouterr().out
+
+  runs = seen["about"]["runs"]
+  assert {kind: run["model_dir"] for kind, run in runs.items()} == {
+    "question": str(run),
+    "masked sentence": str(masked_run),
+  }
+  examples = seen["about"]["examples"]
+  assert examples["question"][0] == _ASKED and len(examples["question"]) == 4
+  assert len(examples["masked sentence"]) == 4
+  # All fifty are answered, and each its own question.
+  assert {answer.status for answer in seen["answers"]} == {200}
+  for text, answer in zip(texts, seen["answers"], strict=True):
+    told = service.ask(Question(text))
+    assert answer.fields["text"] == text
+    assert answer.fields["answer"] == told["answer"]
+    assert answer.fields["probability"] == pytest.approx(
+      told["probability"], rel=1e-3
+    )
+
+
+def test_the_examples_are_sentences_of_the_corpus(service):
+  corpus = service.runs["question"].explainer.corpus
+  sentences = serve.example_sentences(corpus, 6, query_length=16)
+  bodies = [corpus.body(row) for row in range(corpus.num_blocks)]
+  assert len(set(sentences)) == 6
+  for sentence in sentences:
+    before, after = sentence.split("[MASK]")
+    assert any(before in body and after in body for body in bodies)
+
+
+def test_a_question_on_the_command_line_is_refused():
+  with pytest.raises(app.UsageError, match="asked in the page"):
+    serve.main(["serve", "who?"])
+
+
+@pytest.mark.skipif(
+  browser.chromium() is None,
+  reason="no chromium and chromedriver (apt-get install chromium-driver)",
+)
+def test_in_a_browser_an_edit_changes_the_answer(service, tmp_path):
+  with listen("127.0.0.1", 0) as listening:
+    server = PageServer(service, listening, Limits())
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+      with browser.opened(tmp_path / "profile") as page:
+        page.open(f"http://127.0.0.1:{listening.getsockname()[1]}")
+        _use(page, service, tmp_path)
+    finally:
+      server.stop()
+      thread.join(30)
+
+
+def _use(page, service, folder):
+  page.wait(lambda: page.text("#runs"), "the run is named")
+  told = service.ask(Question(_ASKED))
+  # A question is typed, and its evidence seen.
+  page.type("#text", _ASKED + browser.ENTER)
+  page.wait(lambda: page.text("#answer") == told["answer"], "it is answered")
+  assert page.text("#without-answer") == told["without"]["answer"]
+  assert page.texts(".block .title") == [b["title"] for b in told["blocks"]]
+  assert page.texts(".block-text") == [b["body"] for b in told["blocks"]]
+  marked = page.texts(".block-text .answer-mark")
+  assert told["answer"] in marked
+  assert page.text("#edits") == ""
+
+  # A block is edited, and the answer follows.
+  edited = next(b for b in told["blocks"] if b["title"] == "Oda Stone")
+  card = f'.block[data-id="{edited["id"]}"]'
+  page.click(f"{card} .edit")
+  page.type(f"{card} textarea", _EDITED)
+  page.click(f"{card} .editor .primary")
+  page.wait(lambda: page.text("#edits"), "the page says that it is edited")
+  assert told["answer"] != page.text("#answer") == "Velt"
+  assert told["answer"] in page.text("#before")
+  assert "in memory alone" in page.text("#edits")
+  assert "Oda Stone" in page.text("#edit-list")
+  # What looks like HTML is text.
+  assert page.text(f"{card} .block-text") == _EDITED
+  assert page.text(f"{card} .answer-mark") == "Velt"
+  assert page.run("return document.querySelectorAll('b').length") == 0
+  assert page.texts(".badge") == page.texts(f"{card} .badge") == ["edited"]
+
+  # For people: pytest keeps the folder.
+  page.screenshot(folder / "edited.png")
+
+  page.click("#edit-list .restore")
+  page.wait(lambda: page.text("#answer") == told["answer"], "it is restored")
+  page.wait(lambda: page.text("#edits") == "", "nothing is edited")
+
+  # A sentence, with the null block last.
+  told = service.ask(Question(_SENTENCE))
+  page.type("#text", _SENTENCE + browser.ENTER)
+  page.wait(lambda: page.text("#answer-title") == "FILLING", "it is filled in")
+  assert page.text("#answer") == told["answer"]
+  assert page.text("#without-answer") == told["without"]["answer"]
+  titles = [block["title"] for block in told["blocks"][1:]]
+  assert page.texts(".block .title") == [*titles, "No block"]
+  # The policy has kept nothing of the page from working.
+  assert page.console() == []
+
+  # What does not fit is refused in words, and is no edit.
+  card = f'.block[data-id="{told["blocks"][1]["id"]}"]'
+  page.click(f"{card} .edit")
+  page.type(f"{card} textarea", "Velt " * 50)
+  page.click(f"{card} .editor .primary")
+  page.wait(lambda: "shorten it" in page.text("#error"), "it is refused")
+  assert page.text("#edits") == "" and page.text(f"{card} .editor")
+  page.type("#text", "Ada was born in [mask]." + browser.ENTER)
+  page.wait(lambda: "in capitals" in page.text("#error"), "it is refused")

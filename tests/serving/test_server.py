@@ -1,0 +1,231 @@
+"""The server around a service: limits, refusals, crowds and its end.
+
+The service here is a small one of the tests', so that no model is needed;
+tests/serving/test_page.py has the real one.
+"""
+
+import concurrent.futures
+import contextlib
+import re
+import threading
+from pathlib import Path
+
+import pytest
+
+from realm_jax.serving import page as page_folder
+from realm_jax.serving.errors import EditError, ServerError
+from realm_jax.serving.requests import Limits
+from realm_jax.serving.server import PageServer, listen, url_of
+from tests.serving import client
+
+_FILES = Path(page_folder.__path__[0])
+_JSON = {"Content-Type": "application/json"}
+
+
+class _Echo:
+  """Says what it was asked, once its gate is open."""
+
+  def __init__(self):
+    self.gate = threading.Event()
+    self.gate.set()
+    self.begun = threading.Event()
+
+  def about(self):
+    return {"runs": {}}
+
+  def ask(self, question):
+    self.begun.set()
+    assert self.gate.wait(30)
+    if question.text == "edit":
+      raise EditError("it does not fit")
+    if question.text == "bug":
+      raise RuntimeError("secret")
+    return {"answer": question.text}
+
+
+@contextlib.contextmanager
+def _served(limits=None, host="127.0.0.1"):
+  """Yields a service and the port of the page that serves it."""
+  service = _Echo()
+  with listen(host, 0) as listening:
+    server = PageServer(service, listening, limits or Limits())
+    with _running(server):
+      try:
+        yield service, listening.getsockname()[1]
+      finally:
+        service.gate.set()
+
+
+@contextlib.contextmanager
+def _running(server):
+  """Runs a server in a thread, and yields the list of what `run` returns."""
+  returned = []
+  thread = threading.Thread(target=lambda: returned.append(server.run()))
+  thread.start()
+  try:
+    yield returned
+  finally:
+    server.stop()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def served():
+  with _served(Limits(request_bytes=1000, text_characters=50)) as found:
+    yield found
+
+
+@pytest.fixture
+def port(served):
+  return served[1]
+
+
+def test_the_page_takes_nothing_from_elsewhere(port):
+  html = client.request(port, "GET", "/")
+  assert html.headers["content-type"].startswith("text/html")
+  assert html.body == (_FILES / "index.html").read_bytes()
+  named = re.findall(r'(?:src|href)="([^"]*)"', html.body.decode())
+  assert sorted(named) == ["data:,", "page.css", "page.js"]
+  types = {"page.css": "text/css", "page.js": "text/javascript"}
+  for name, media_type in types.items():
+    file = client.request(port, "GET", f"/{name}")
+    assert file.headers["content-type"].startswith(media_type)
+    assert file.body == (_FILES / name).read_bytes()
+  for path in _FILES.glob("*.*"):
+    text = path.read_text()
+    assert not re.search(r"https?:|@import|url\(", text), path
+    # What would read a text as HTML or as a script.
+    assert not re.search(
+      r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(", text
+    )
+    assert not re.search(r"<script>|style=|\son\w+=", text), path
+
+
+def test_every_answer_has_a_strict_policy(port):
+  for answer in (
+    client.request(port, "GET", "/"),
+    client.request(port, "GET", "/nowhere"),
+    client.request(port, "GET", "/", headers={"Host": "example.com"}),
+    client.ask(port, "who?"),
+    client.ask(port, "bug"),
+  ):
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "unsafe" not in policy
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize(
+  ("method", "path", "headers", "body", "status", "message"),
+  [
+    ("GET", "/nowhere", {}, None, 404, "nothing at /nowhere"),
+    ("GET", "/../setup.py", {}, None, 404, "nothing at /../setup.py"),
+    ("GET", "/api/ask", {}, None, 405, "does not take GET"),
+    ("POST", "/api/ask", {}, b"{}", 415, "send JSON"),
+    (
+      "POST",
+      "/api/ask",
+      {"Content-Type": "text/plain"},
+      b'{"text": "a"}',
+      415,
+      "send JSON",
+    ),
+    ("POST", "/api/ask", _JSON, b"{", 400, "the request is not JSON"),
+    ("POST", "/api/ask", _JSON, b'{"text": ""}', 400, "nothing to ask"),
+    (
+      "POST",
+      "/api/ask",
+      _JSON,
+      b'{"text": "%s"}' % (b"a" * 51),
+      400,
+      "51 characters; at most 50",
+    ),
+    ("POST", "/api/ask", _JSON, b" " * 1001, 413, "more than 1,000 bytes"),
+    # In pieces, without a length.
+    ("POST", "/api/ask", _JSON, [b" " * 600] * 3, 413, "more than 1,000"),
+    ("POST", "/api/ask", _JSON, b'{"text": "edit"}', 400, "does not fit"),
+    ("GET", "/", {"Host": "example.com:80"}, None, 403, "'example.com:80'"),
+    ("GET", "/api/about", {"Host": "127.0.0.1.nip.io"}, None, 403, "alone"),
+    ("GET", "/", {"Host": ""}, None, 403, "for this machine alone"),
+  ],
+)
+def test_a_wrong_request_is_refused_in_words(
+  port, method, path, headers, body, status, message
+):
+  answer = client.request(port, method, path, body, headers=headers)
+  assert answer.status == status
+  assert message in answer.fields["error"]
+
+
+@pytest.mark.parametrize("host", ["localhost:8000", "LOCALHOST", "[::1]:8000"])
+def test_this_machine_has_several_names(port, host):
+  assert client.request(port, "GET", "/", headers={"Host": host}).status == 200
+
+
+def test_a_bug_is_logged_and_not_shown(port, caplog):
+  answer = client.ask(port, "bug")
+  assert answer.status == 500 and "secret" not in answer.body.decode()
+  # The server goes on. It logs after its answer, and before the next one.
+  assert client.ask(port, "who?").fields == {"answer": "who?"}
+  assert "secret" in caplog.text
+
+
+def test_beyond_its_queue_it_says_when_to_try_again():
+  with _served(Limits(waiting=3)) as (service, port):
+    service.gate.clear()
+    with concurrent.futures.ThreadPoolExecutor(20) as pool:
+      first = pool.submit(client.ask, port, "first")
+      assert service.begun.wait(10)
+      others = [pool.submit(client.ask, port, str(i)) for i in range(20 - 1)]
+      # Those that do not fit are answered while the first one is computed.
+      done = set()
+      for future in concurrent.futures.as_completed(others, timeout=30):
+        done.add(future)
+        if len(done) == 16:
+          break
+      service.gate.set()
+      answers = [future.result(30) for future in [first, *others]]
+  counts = {s: sum(a.status == s for a in answers) for s in (200, 503)}
+  assert counts == {200: 4, 503: 16}
+  refused = next(answer for answer in answers if answer.status == 503)
+  assert "3 requests wait already" in refused.fields["error"]
+  assert refused.headers["retry-after"] == "2"
+
+
+def test_it_ends_while_a_request_is_computed():
+  service = _Echo()
+  service.gate.clear()
+  with listen("127.0.0.1", 0) as listening:
+    server = PageServer(service, listening, Limits(), farewell_seconds=0)
+    with (
+      _running(server) as has_ended,
+      concurrent.futures.ThreadPoolExecutor(1) as pool,
+    ):
+      pool.submit(client.ask, listening.getsockname()[1], "who?")
+      assert service.begun.wait(10)
+      server.stop()
+  # The gate is still shut: the model's thread is not waited for.
+  assert has_ended == [False]
+  service.gate.set()
+  assert server.worker.close(10)
+
+
+def test_a_port_in_use_is_named():
+  with listen("127.0.0.1", 0) as listening:
+    port = listening.getsockname()[1]
+    assert url_of(listening) == f"http://127.0.0.1:{port}"
+    with pytest.raises(ServerError, match=rf"port {port} of .*--port=0 takes"):
+      listen("127.0.0.1", port)
+  # It is free again at once.
+  listen("127.0.0.1", port).close()
+  with pytest.raises(
+    ServerError, match=r"--host=no\.such\.host\.invalid is no"
+  ):
+    listen("no.such.host.invalid", 0)
+
+
+def test_other_machines_are_warned_of_and_may_use_any_name(caplog):
+  with _served(host="0.0.0.0") as (_, port):
+    assert "whoever reaches this machine can ask" in caplog.text
+    named = {"Host": "gpu7.example.org:8000"}
+    assert client.request(port, "GET", "/", headers=named).status == 200
