@@ -7,10 +7,10 @@ from realm_jax.corpus.building.corpus import build_corpus
 from realm_jax.demo_world import world
 
 # Same value as in gin/experiments/demo/model.gin.
-BLOCK_LENGTH = 56
+BLOCK_LENGTH = 36
 
 _RECIPE = "gin/experiments/demo/world.gin"
-_ENTITIES = ("people", "cities", "countries", "rivers", "companies", "books")
+_ENTITIES = ("people", "cities", "companies")
 
 
 def make_corpus(

@@ -14,6 +14,7 @@ class Commands:
   def __init__(self, config: AblationConfig, folder: Path, seed: int):
     self._config, self.folder, self.seed = config, folder, seed
     self.data: SeedFiles = config.data.files(folder, seed)
+    self.reads_retrieved = config.reads_retrieved
 
   @property
   def initial_checkpoint(self) -> str | None:

@@ -7,8 +7,11 @@ from etils import epath
 
 from realm_jax.ablation.data import Data
 
-TRAINED_STAGES = ("inverse_cloze", "reading", "pretraining", "open_qa")
-RECIPES = (*TRAINED_STAGES, "build_index", "eval", "eval_retrieval")
+_NEEDED_STAGES = ("inverse_cloze", "reading", "pretraining", "open_qa")
+# Reading goes on with retrieved blocks, if it has a recipe.
+READING_RETRIEVED = "reading_retrieved"
+TRAINED_STAGES = (*_NEEDED_STAGES, READING_RETRIEVED)
+RECIPES = (*_NEEDED_STAGES, "build_index", "eval", "eval_retrieval")
 
 
 class AblationError(ValueError):
@@ -20,7 +23,8 @@ class AblationConfig:
   """One ablation: stages, data, seeds and budget.
 
   Attributes:
-    recipes: Gin files by stage, for each name of `RECIPES`.
+    recipes: Gin files by stage, for each name of `RECIPES`, and for
+      `reading_retrieved`, if pre-training should start from such a reader.
     data: Corpus and questions of each seed.
     num_seeds: Number of seeds; the first is 0.
     num_steps: Steps by stage, where they are not the recipe's.
@@ -39,7 +43,7 @@ class AblationConfig:
   def __post_init__(self) -> None:
     if self.num_seeds < 1:
       raise AblationError(f"num_seeds={self.num_seeds}; want 1 or more")
-    if {*self.recipes} != {*RECIPES}:
+    if {*self.recipes} - {READING_RETRIEVED} != {*RECIPES}:
       raise AblationError(
         f"recipes={sorted(self.recipes)}; want gin files for each of "
         f"{', '.join(RECIPES)}: change RECIPES"
@@ -49,6 +53,11 @@ class AblationConfig:
         f"num_steps of {unknown[0]!r}; the stages are "
         f"{', '.join(TRAINED_STAGES)}: change NUM_STEPS"
       )
+
+  @property
+  def reads_retrieved(self) -> bool:
+    """Whether the reader reads retrieved blocks before pre-training."""
+    return READING_RETRIEVED in self.recipes
 
   def gin_files(self, recipe: str) -> list[str]:
     """Returns the gin files of a recipe."""

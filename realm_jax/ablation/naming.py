@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from realm_jax.ablation.commands import Commands
+from realm_jax.ablation.config import READING_RETRIEVED
 from realm_jax.ablation.pretraining import resolve
 from realm_jax.ablation.recipes import Recipes
 from realm_jax.ablation.rows import ROWS, Row
@@ -59,6 +60,11 @@ def pretraining_command(
     "pretraining",
     name,
     INITIAL_CHECKPOINT=retriever,
-    INITIAL_READER=commands.path(READING),
+    INITIAL_READER=commands.path(first_reader(commands)),
     **bindings,
   )
+
+
+def first_reader(commands: Commands) -> str:
+  """Returns the name of the run whose reader pre-training starts from."""
+  return READING_RETRIEVED if commands.reads_retrieved else READING

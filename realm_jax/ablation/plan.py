@@ -3,6 +3,7 @@
 The runs of a seed, in a folder of their own:
 
     inverse_cloze, reading    one each, for all rows
+    reading_retrieved         the same, if it has a recipe
     baseline_reader           reading goes on, for as many examples as REALM has
     pretraining/ROW           one for each configuration that differs
     open_qa/ROW               one for each pair of a retriever and a reader
@@ -17,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from realm_jax.ablation.commands import Commands
-from realm_jax.ablation.config import AblationConfig
+from realm_jax.ablation.config import READING_RETRIEVED, AblationConfig
 from realm_jax.ablation.naming import (
   BASELINE_READER,
   INVERSE_CLOZE,
@@ -56,7 +57,7 @@ def make_plan(
     if names is None:
       # Seeds differ in paths alone.
       names = Names(commands, recipes)
-    planned = _SeedPlan(commands, names)
+    planned = _SeedPlan(commands, names, recipes)
     for row in rows:
       results[row.name].append(planned.add(row))
     runs += planned.runs.values()
@@ -78,8 +79,8 @@ def make_plan(
 class _SeedPlan:
   """The runs of one seed."""
 
-  def __init__(self, commands: Commands, names: Names):
-    self._commands, self._names = commands, names
+  def __init__(self, commands: Commands, names: Names, recipes: Recipes):
+    self._commands, self._names, self._recipes = commands, names, recipes
     self.runs: dict[str, Run] = {}
 
   def add(self, row: Row) -> RowResult:
@@ -124,12 +125,18 @@ class _SeedPlan:
     """Adds a reader that has read as many masked examples as REALM's."""
     self._add_first_stage(READING, row)
     realm = self._names.pretrainings[REALM.name].config
+    batch_size = realm.data.batch_size
+    num_steps = realm.num_steps
+    if self._commands.reads_retrieved:
+      before = self._recipes.train_config(self._reading_retrieved())
+      num_examples = before.num_steps * before.data.batch_size
+      num_steps += -(-num_examples // batch_size)
     command = self._commands.train(
       READING,
       BASELINE_READER,
       INITIAL_READER=self._commands.path(READING),
-      NUM_STEPS=realm.num_steps,
-      BATCH_SIZE=realm.data.batch_size,
+      NUM_STEPS=num_steps,
+      BATCH_SIZE=batch_size,
       LEARNING_RATE=realm.optimizer.learning_rate,
       WARMUP_STEPS=realm.optimizer.warmup_steps,
     )
@@ -141,6 +148,9 @@ class _SeedPlan:
     starts_from = (*first, READING)
     for stage in starts_from:
       self._add_first_stage(stage, row)
+    if self._commands.reads_retrieved:
+      self._add_reading_retrieved(row)
+      starts_from = (*starts_from, READING_RETRIEVED)
     self._add(
       name,
       pretraining_command(self._commands, row, name, resolved.bindings),
@@ -151,6 +161,27 @@ class _SeedPlan:
         MODE="every",
         REFRESH_EVERY_STEPS=resolved.config.refresh.every_steps,
       ),
+    )
+
+  def _add_reading_retrieved(self, row: Row) -> None:
+    """Adds the reader of blocks that the inverse-cloze retriever finds."""
+    self._add_first_stage(INVERSE_CLOZE, row)
+    self._add(
+      READING_RETRIEVED,
+      self._reading_retrieved(),
+      row,
+      starts_from=(INVERSE_CLOZE, READING),
+      sidecar=self._commands.sidecar(
+        READING_RETRIEVED, flags=("--once",), CHECKPOINT_STEP=0
+      ),
+    )
+
+  def _reading_retrieved(self) -> StageCommand:
+    return self._commands.train(
+      READING_RETRIEVED,
+      READING_RETRIEVED,
+      INITIAL_CHECKPOINT=self._commands.path(INVERSE_CLOZE),
+      INITIAL_READER=self._commands.path(READING),
     )
 
   def _add_zero_shot(self, row: Row, kind: str, questions: str) -> Path:

@@ -16,7 +16,7 @@ from realm_jax.training.config import TrainConfig
 
 RECIPES = "gin/experiments/demo"
 # BLOCK_LENGTH of its model.gin.
-BLOCK_LENGTH = 40
+BLOCK_LENGTH = 36
 
 # Figures of an evaluation, by name.
 Figures = Mapping[str, Any]

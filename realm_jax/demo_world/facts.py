@@ -99,9 +99,7 @@ def _make_group_facts(
   return facts
 
 
-def _circle(
-  generator: np.random.Generator, names: Sequence[str]
-) -> list[str]:
+def _circle(generator: np.random.Generator, names: Sequence[str]) -> list[str]:
   """Orders names in a circle, in which no two similar ones are neighbours.
 
   A question about "Young Tavia" would otherwise mention its answer, "Tavia".

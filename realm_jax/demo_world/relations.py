@@ -9,8 +9,8 @@ facts, a retriever has to learn which phrasings mean the same.
 In the table below, `A -> B` is a relation with subjects of kind A and values
 of kind B, and `A <-> A` a symmetric one. `{s}` is the subject and `{o}` the
 value. `-` begins a phrasing, `+` is another wording with the same content
-words, and `*` one that the corpus never has; `?` precedes questions. Names have no
-article or noun beside them, so that no part of a masked name is given away.
+words, and `*` one that the corpus never has; `?` precedes questions. Names have
+no article or noun beside them, so that no part of a masked name is given away.
 """
 
 import collections

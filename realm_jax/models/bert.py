@@ -49,10 +49,11 @@ class BertConfig:
   attention_mask_value: float = -10000.0
   init_stddev: float = 0.02
   # Initial values: "bert", normal ones, or "mimetic" (Trockman and Kolter 2023,
-  # arXiv 2305.09828), for small models that no BERT weights exist for. Positions
-  # are sinusoids, and attention's projections and the masked-LM head's first
-  # layer are near the identity, so that tokens attend to equal words and to
-  # neighbours, and take over what they attend to, from the first step on.
+  # arXiv 2305.09828), for small models that no BERT weights exist for. Position
+  # embeddings are sinusoids, and attention's projections and the masked-LM
+  # head's first layer are near the identity, so that tokens attend to equal
+  # words and to neighbours, and take over what they attend to, from the first
+  # step on.
   initialization: str = "bert"
   # The type of activations and matrix products; parameters stay float32.
   dtype: jax.typing.DTypeLike = jnp.float32

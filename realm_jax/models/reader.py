@@ -135,17 +135,7 @@ class Reader(nn.Module):
       mask_positions: Positions of the masks in the query. The query opens the
         joint input, so a mask has the same position there.
     """
-    batch, num_masks = mask_positions.shape
-    num_candidates = inputs.starts.size // batch
-    hidden = self.encoder(inputs)
-    positions = jnp.repeat(mask_positions, num_candidates, axis=0)
-    hidden = sequences.gather(inputs, hidden, positions)
-    hidden = hidden.reshape(batch, num_candidates, num_masks, -1)
-    hidden = nn.with_logical_constraint(hidden, _BY_CANDIDATE)
-    logits = self.masked_lm_head(hidden, self.encoder.word_embeddings)
-    # Along the vocabulary they are divided as the embeddings are.
-    axes = (*_BY_CANDIDATE[:-1], PartitionSpec.UNCONSTRAINED)
-    return nn.with_logical_constraint(logits, axes)
+    return self._word_logits(inputs, self.encoder(inputs), mask_positions)
 
   def spans(
     self,
@@ -163,20 +153,28 @@ class Reader(nn.Module):
       body_length: Number of its tokens.
       num_starts: Number of tokens of a body at which a span may start.
     """
-    batch, num_candidates = body_start.shape
     hidden = self.encoder(inputs)
-    index = jnp.arange(num_starts)[None, :]
-    positions = body_start.reshape(-1, 1) + jnp.minimum(
-      index, body_length.reshape(-1, 1)
+    return self._span_scores(
+      inputs, hidden, body_start, body_length, num_starts=num_starts
     )
-    body = sequences.gather(inputs, hidden, positions)
-    body = body.reshape(batch, num_candidates, num_starts, -1)
-    body = nn.with_logical_constraint(body, _BY_CANDIDATE)
-    last = index[None, ..., None] + jnp.arange(self.max_answer_width).reshape(
-      1, 1, 1, -1
+
+  def masked_lm_and_spans(
+    self,
+    inputs: Sequences,
+    mask_positions: Int[AnyArray, "b m"],
+    body_start: Int[AnyArray, "b k"],
+    body_length: Int[AnyArray, "b k"],
+    *,
+    num_starts: int,
+  ) -> tuple[Float[Array, "b k m v"], Spans]:
+    """Returns what `masked_lm` and `spans` do, and encodes the inputs once."""
+    hidden = self.encoder(inputs)
+    return (
+      self._word_logits(inputs, hidden, mask_positions),
+      self._span_scores(
+        inputs, hidden, body_start, body_length, num_starts=num_starts
+      ),
     )
-    is_span = last < body_length[..., None, None]
-    return Spans(self.span_head(body), is_span)
 
   def __call__(
     self,
@@ -195,6 +193,46 @@ class Reader(nn.Module):
       self.masked_lm(inputs, mask_positions),
       self.spans(inputs, *bodies, num_starts=num_starts),
     )
+
+  def _word_logits(
+    self,
+    inputs: Sequences,
+    hidden: Float[Array, "..."],
+    mask_positions: Int[AnyArray, "b m"],
+  ) -> Float[Array, "b k m v"]:
+    batch, num_masks = mask_positions.shape
+    num_candidates = inputs.starts.size // batch
+    positions = jnp.repeat(mask_positions, num_candidates, axis=0)
+    hidden = sequences.gather(inputs, hidden, positions)
+    hidden = hidden.reshape(batch, num_candidates, num_masks, -1)
+    hidden = nn.with_logical_constraint(hidden, _BY_CANDIDATE)
+    logits = self.masked_lm_head(hidden, self.encoder.word_embeddings)
+    # Along the vocabulary they are divided as the embeddings are.
+    axes = (*_BY_CANDIDATE[:-1], PartitionSpec.UNCONSTRAINED)
+    return nn.with_logical_constraint(logits, axes)
+
+  def _span_scores(
+    self,
+    inputs: Sequences,
+    hidden: Float[Array, "..."],
+    body_start: Int[AnyArray, "b k"],
+    body_length: Int[AnyArray, "b k"],
+    *,
+    num_starts: int,
+  ) -> Spans:
+    batch, num_candidates = body_start.shape
+    index = jnp.arange(num_starts)[None, :]
+    positions = body_start.reshape(-1, 1) + jnp.minimum(
+      index, body_length.reshape(-1, 1)
+    )
+    body = sequences.gather(inputs, hidden, positions)
+    body = body.reshape(batch, num_candidates, num_starts, -1)
+    body = nn.with_logical_constraint(body, _BY_CANDIDATE)
+    last = index[None, ..., None] + jnp.arange(self.max_answer_width).reshape(
+      1, 1, 1, -1
+    )
+    is_span = last < body_length[..., None, None]
+    return Spans(self.span_head(body), is_span)
 
   def for_vocabulary(self, *, vocab_size: int, separator_id: int) -> "Reader":
     """Returns this reader for the vocabulary of a corpus."""

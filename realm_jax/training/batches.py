@@ -31,6 +31,20 @@ class MaskTargets(NamedTuple):
   weights: Float[AnyArray, "b m"]
 
 
+class SpanTargets(NamedTuple):
+  """Where the masked words of each query stand in the blocks that are read.
+
+  Attributes:
+    body_start: Position of a block's body in its joint input.
+    body_length: Number of body tokens in the joint input.
+    is_answer: Whether the span of a start and a width is what is masked.
+  """
+
+  body_start: Int[AnyArray, "b k"]
+  body_length: Int[AnyArray, "b k"]
+  is_answer: Bool[AnyArray, "b k l w"]
+
+
 class InverseClozeBatch(NamedTuple):
   """Sentences and, in the same order, the blocks that they come from.
 
@@ -43,10 +57,14 @@ class InverseClozeBatch(NamedTuple):
 
 
 class ReadingBatch(NamedTuple):
-  """Masked sentences, each joined with its own block for the reader."""
+  """Masked sentences, each joined with its own block for the reader.
+
+  `spans` is None unless the reader also learns to point.
+  """
 
   joint: EncoderInput
   masks: MaskTargets
+  spans: SpanTargets | None = None
 
 
 class SpanSelectionBatch(NamedTuple):
@@ -73,6 +91,7 @@ class PretrainingBatch(NamedTuple):
       of one device of the data axis), padded with empty sequences to b · k.
     block_index: Number of each candidate among the blocks of its group.
     joint: The b · k joint inputs of the reader, ordered by query.
+    spans: Where the masked words are, if the reader also learns to point.
   """
 
   queries: EncoderInput
@@ -80,6 +99,7 @@ class PretrainingBatch(NamedTuple):
   block_index: Int[AnyArray, "b k"]
   joint: EncoderInput
   masks: MaskTargets
+  spans: SpanTargets | None = None
 
 
 class StoredVectors(NamedTuple):

@@ -73,10 +73,43 @@ def read_masks(
   params: Params,
   batch: batches.PretrainingBatch | batches.ReadingBatch,
   dropout_key: jax.Array | None,
-) -> Float[Array, "b k m v"]:
-  """Returns the reader's logits of the masked tokens, for each candidate."""
+) -> tuple[Float[Array, "b k m v"], Spans | None]:
+  """Returns the reader's logits of the masked tokens, for each candidate.
+
+  They come with the scores of spans, if the batch has targets for them.
+  """
   inputs = batch.joint, batch.masks.positions
-  return _apply(reader, params, dropout_key, *inputs, method="masked_lm")
+  if batch.spans is None:
+    logits = _apply(reader, params, dropout_key, *inputs, method="masked_lm")
+    return logits, None
+  return _apply(
+    reader,
+    params,
+    dropout_key,
+    *inputs,
+    batch.spans.body_start,
+    batch.spans.body_length,
+    num_starts=batch.spans.is_answer.shape[2],
+    method="masked_lm_and_spans",
+  )
+
+
+def _with_span_loss(
+  masked_lm: WeightedLoss,
+  spans: Spans | None,
+  targets: batches.SpanTargets | None,
+  *,
+  weight: float,
+) -> WeightedLoss:
+  """Adds the loss of pointing at what is masked, `weight` for each example."""
+  if spans is None or targets is None:
+    return masked_lm
+  pointing = span_loss(spans.logits, spans.is_span, targets.is_answer)
+  total = masked_lm.loss.total + weight * pointing.loss.total
+  return WeightedLoss(
+    masked_lm.loss._replace(total=total),
+    {**masked_lm.metrics, "span_accuracy": pointing.metrics["span_accuracy"]},
+  )
 
 
 def _split(
@@ -117,24 +150,28 @@ def pretraining(
   *,
   form: str = "per_token",
   has_null: bool = True,
+  span_weight: float = 0.0,
 ) -> WeightedLoss:
   """Returns REALM's loss (section 3.1).
 
   Queries and candidates are embedded with the current parameters. With
-  `has_null`, the first candidate is the null block.
+  `has_null`, the first candidate is the null block. A batch with `spans` adds
+  `span_weight` times the loss of pointing at the masked words.
   """
   retriever_key, reader_key = _split(dropout_key)
   queries, candidates = embed_candidates(
     retriever, params["retriever"], batch, retriever_key
   )
-  return marginal_masked_lm_loss(
+  logits, spans = read_masks(reader, params["reader"], batch, reader_key)
+  masked_lm = marginal_masked_lm_loss(
     relevance(queries, candidates, score_scale=retriever.score_scale),
-    read_masks(reader, params["reader"], batch, reader_key),
+    logits,
     batch.masks.token_ids,
     batch.masks.weights,
     form=form,
     has_null=has_null,
   )
+  return _with_span_loss(masked_lm, spans, batch.spans, weight=span_weight)
 
 
 def reading(
@@ -142,9 +179,15 @@ def reading(
   params: Params,
   batch: batches.ReadingBatch,
   dropout_key: jax.Array | None = None,
+  *,
+  span_weight: float = 0.0,
 ) -> WeightedLoss:
-  """Returns the masked-LM loss given one block; nothing is retrieved."""
-  logits = read_masks(reader, params["reader"], batch, dropout_key)
+  """Returns the masked-LM loss given one block; nothing is retrieved.
+
+  A batch with `spans` adds `span_weight` times the loss of pointing at the
+  masked words.
+  """
+  logits, spans = read_masks(reader, params["reader"], batch, dropout_key)
   masked_lm = marginal_masked_lm_loss(
     jnp.zeros(logits.shape[:2]),
     logits,
@@ -153,7 +196,9 @@ def reading(
     has_null=False,
   )
   metrics = {"masked_accuracy": masked_lm.metrics["masked_accuracy"]}
-  return masked_lm._replace(metrics=metrics)
+  return _with_span_loss(
+    masked_lm._replace(metrics=metrics), spans, batch.spans, weight=span_weight
+  )
 
 
 def read_spans(

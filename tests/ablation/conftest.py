@@ -2,7 +2,7 @@
 
 import pytest
 
-from realm_jax.ablation.config import RECIPES, AblationConfig
+from realm_jax.ablation.config import READING_RETRIEVED, RECIPES, AblationConfig
 from realm_jax.ablation.data import GivenData
 from realm_jax.ablation.gin_recipes import GinRecipes
 
@@ -19,12 +19,9 @@ def make_config():
   """`make_config(**budget)` is an ablation of the demo on some corpus."""
 
   def make(**budget):
-    files = {name: [f"{_FOLDER}/{name}.gin"] for name in RECIPES}
+    names = (*RECIPES, READING_RETRIEVED)
+    files = {name: [f"{_FOLDER}/{name}.gin"] for name in names}
     files["pretraining"] = [f"{_FOLDER}/pretrain.gin"]
-    files["eval_retrieval"] = [
-      "gin/runs/eval_retrieval.gin",
-      f"{_FOLDER}/model.gin",
-    ]
     return AblationConfig(
       files,
       GivenData("corpus", "train.jsonl", "test.jsonl", "sentences.jsonl"),

@@ -10,14 +10,7 @@ from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.store import Corpus
 from realm_jax.demo_world.world import WorldConfig
 
-_WORLD = WorldConfig(
-  num_people=24,
-  num_cities=24,
-  num_countries=8,
-  num_rivers=8,
-  num_companies=16,
-  num_books=16,
-)
+_WORLD = WorldConfig(num_people=24, num_cities=24, num_companies=16)
 
 
 def test_given_data_are_the_same_for_all_seeds_and_must_be_there(
@@ -35,14 +28,16 @@ def test_given_data_are_the_same_for_all_seeds_and_must_be_there(
 
 
 def test_each_seed_has_a_world_of_its_own_which_is_made_once(tmp_path):
-  worlds = GeneratedWorlds(_WORLD, block_length=56)
+  worlds = GeneratedWorlds(
+    _WORLD, block_length=40, sentences="statements-test.jsonl"
+  )
   fingerprints = []
   for seed in (0, 1):
     folder = tmp_path / f"seed-{seed}"
     worlds.prepare(folder, seed)
     files = worlds.files(folder, seed)
     fingerprints.append(Corpus.open(files.corpus_dir).fingerprint)
-    for path in (files.train_questions, files.questions):
+    for path in (files.train_questions, files.questions, files.sentences):
       with open(path) as lines:
         assert json.loads(next(lines)).keys() >= {"question", "answer"}
   assert fingerprints[0] != fingerprints[1]

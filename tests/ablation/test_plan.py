@@ -1,10 +1,15 @@
 """Which bindings a row has, and which runs the rows share."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
-from realm_jax.ablation.config import AblationConfig, AblationError
+from realm_jax.ablation.config import (
+  READING_RETRIEVED,
+  AblationConfig,
+  AblationError,
+)
 from realm_jax.ablation.plan import make_plan
 from realm_jax.ablation.rows import ROWS, RowError, select
 
@@ -53,9 +58,10 @@ def test_rows_are_chosen_by_name_or_part_and_realm_is_always_among_them():
 
 
 def test_the_rows_share_what_is_the_same(whole):
-  assert _trained(whole)[:14] == [
+  assert _trained(whole)[:15] == [
     "inverse_cloze",
     "reading",
+    "reading_retrieved",
     "pretraining/realm",
     "open_qa/realm",
     "baseline_reader",
@@ -73,7 +79,8 @@ def test_the_rows_share_what_is_the_same(whole):
   assert _run(whole, "pretraining/realm").rows[:3] == realm
   assert _run(whole, "open_qa/realm_encoder").rows == ["realm_encoder"]
   assert _run(whole, "reading").rows == [row.name for row in ROWS]
-  # What is fine-tuned is evaluated in three ways.
+  # What is fine-tuned is evaluated by its answers, and its retriever was before
+  # by questions and by sentences.
   evaluations = [run.name for run in whole.runs if run.num_steps is None]
   tuned = [name for name in _trained(whole) if name.startswith("open_qa/")]
   assert len(evaluations) == 3 * len(tuned)
@@ -106,19 +113,44 @@ def test_a_row_starts_from_the_parts_that_it_names(whole):
   assert parts["baseline"] == (ict, reader)
   unpretrained = _run(whole, "pretraining/no_inverse_cloze").command.bindings
   assert unpretrained["INITIAL_CHECKPOINT"] is None
-  assert unpretrained["INITIAL_READER"].endswith("seed-0/reading")
+  assert unpretrained["INITIAL_READER"].endswith("/reading_retrieved")
+
+
+def test_a_reader_of_retrieved_blocks_is_optional(make_config, recipes):
+  config = make_config()
+  without = dataclasses.replace(
+    config,
+    recipes={k: v for k, v in config.recipes.items() if k != READING_RETRIEVED},
+  )
+  runs = {}
+  for name, each in (("with", config), ("without", without)):
+    plan = make_plan(
+      each, select([]), seeds=range(1), output_dir=_OUT, recipes=recipes
+    )
+    runs[name] = {run.name: run for run in plan.runs}
+  assert runs["with"].keys() - runs["without"].keys() == {READING_RETRIEVED}
+  for name, reader in (("with", READING_RETRIEVED), ("without", "reading")):
+    pretraining = runs[name]["pretraining/realm"]
+    assert reader in pretraining.starts_from
+    bindings = pretraining.command.bindings
+    assert bindings["INITIAL_READER"] == str(_OUT / "seed-0" / reader)
 
 
 def test_the_baseline_reader_has_read_as_many_masked_examples(whole, recipes):
   realm = recipes.train_config(_run(whole, "pretraining/realm").command)
   baseline = recipes.train_config(_run(whole, "baseline_reader").command)
-  assert baseline.num_steps == realm.num_steps == 40_000
+  before = recipes.train_config(_run(whole, "reading_retrieved").command)
+  num_examples = [
+    config.num_steps * config.data.batch_size
+    for config in (baseline, realm, before)
+  ]
+  assert num_examples[0] == num_examples[1] + num_examples[2]
   assert baseline.data.batch_size == realm.data.batch_size
-  assert baseline.optimizer == realm.optimizer
+  assert baseline.optimizer.learning_rate == realm.optimizer.learning_rate
   assert baseline.data.task == realm.data.task
   # Both go on from the same reader.
   (source,) = {
-    config.checkpoints.source_of("reader") for config in (realm, baseline)
+    config.checkpoints.source_of("reader") for config in (before, baseline)
   }
   assert source == str(_OUT / "seed-0/reading")
 
@@ -141,12 +173,12 @@ def test_each_row_changes_what_its_title_says(whole, recipes):
   assert configs["stale_index"].checkpoints == configs["realm"].checkpoints
   assert [
     configs[f"refresh_{setting}"].refresh_every_steps
-    for setting in (50, 100, 200, 400, 800)
-  ] == [50, 100, 200, 400, 800]
+    for setting in (100, 200, 400, 800)
+  ] == [100, 200, 400, 800]
   assert configs["refresh_never"].refresh_every_steps >= 40_000
   assert whole.never_refreshed == {"refresh_never"}
   # One of each sweep equals REALM, and is not trained again.
-  assert "per_token_loss" not in configs
+  assert not {"per_token_loss", f"refresh_{every}"} & configs.keys()
   assert sum(name.startswith("candidates") for name in configs) == 3
   for name, config in configs.items():
     assert config.waits, name
@@ -162,6 +194,7 @@ def test_other_rows_do_not_change_where_a_run_is(plan_of):
   assert _trained(alone) == [
     "inverse_cloze",
     "reading",
+    "reading_retrieved",
     "pretraining/realm",
     "open_qa/realm",
     # The first row of all that is never refreshed in 800 steps.

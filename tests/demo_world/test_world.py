@@ -99,17 +99,20 @@ def test_no_title_names_an_entity(demo_world):
     assert not any(mentions(title, name) for name in names)
 
 
-def test_each_fact_is_stated_twice_in_different_phrasings(demo_world):
+def test_each_fact_is_stated_three_times_in_two_phrasings(demo_world):
   phrasings = collections.defaultdict(list)
+  templates = collections.defaultdict(set)
   for document in demo_world.documents:
     for sentence in document.sentences:
       phrasings[sentence.fact].append(sentence.phrasing)
+      templates[sentence.fact].add(sentence.template)
       relation = relations.BY_NAME[demo_world.facts[sentence.fact].relation]
       phrasing = relation.phrasings[sentence.phrasing]
       assert sentence.template in phrasing.wordings
   assert phrasings.keys() == set(range(len(demo_world.facts)))
-  for numbers in phrasings.values():
-    assert len(numbers) == len(set(numbers)) == 2
+  for fact, numbers in phrasings.items():
+    assert (len(numbers), len(set(numbers))) == (3, 2)
+    assert len(templates[fact]) == 3
 
 
 def test_a_document_says_what_its_facts_say(small_world):

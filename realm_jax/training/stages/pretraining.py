@@ -20,6 +20,11 @@ from realm_jax.training.batches import (
 )
 from realm_jax.training.stages import protocol
 from realm_jax.training.stages.model_inputs import ModelInputs, Models
+from realm_jax.training.stages.span_targets import (
+  masked_spans,
+  no_spans,
+  require_width,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +45,10 @@ class Pretraining(protocol.Stage):
       those that have the masked words. A reader with random initial weights
       learns from them to read what a retriever finds, before the retriever is
       trained (FREEZE_RETRIEVER_STEPS).
+    span_weight: Weight of each example's loss of pointing at the masked words
+      in its candidates, beside that of filling them in. The paper has none.
+    max_answer_width: Width of the widest span to point at, in tokens, as in the
+      reader.
   """
 
   num_candidates: int = 8
@@ -49,6 +58,8 @@ class Pretraining(protocol.Stage):
   null_block: bool = True
   drop_source: bool = True
   read_gold: bool = False
+  span_weight: float = 0.0
+  max_answer_width: int = 10
   needs_index = True
 
   @property
@@ -57,12 +68,20 @@ class Pretraining(protocol.Stage):
 
   @property
   def retrieves_on_device(self) -> bool:
-    # The compiled program has no switches for the ablations of candidates.
-    return self.null_block and self.drop_source and not self.read_gold
+    # The compiled program has no switches for the ablations of candidates, and
+    # does not look for masked words in them.
+    usual = self.null_block and self.drop_source
+    return usual and not (self.read_gold or self.span_weight)
 
   def loss(self, models: Models) -> step.Loss[PretrainingBatch]:
     modules = models.retriever, models.require_reader()
-    settings = {"form": self.form, "has_null": self.null_block}
+    if self.span_weight:
+      require_width(modules[1], self.max_answer_width, "Pretraining")
+    settings = {
+      "form": self.form,
+      "has_null": self.null_block,
+      "span_weight": self.span_weight,
+    }
     return shared_partial(step.pretraining, *modules, **settings)
 
   def num_searched(self, num_blocks: int) -> int:
@@ -114,6 +133,15 @@ class Pretraining(protocol.Stage):
     candidates = context.gather(rows)
     masks = protocol.mask_targets(batch)
     made = context.inputs.pretraining(batch.arrays["query"], candidates, masks)
+    if self.span_weight:
+      joint = context.inputs.joint(batch.arrays["query"], candidates)
+      spans = masked_spans(
+        joint,
+        masks,
+        num_starts=context.block_length,
+        max_width=self.max_answer_width,
+      )
+      made = made._replace(spans=spans)
     retrieved_blocks = candidates[:, int(self.null_block) :]
     return made, {"recall": masked_recall(masks, retrieved_blocks)}
 
@@ -129,7 +157,14 @@ class Pretraining(protocol.Stage):
     self, shapes: protocol.ExampleArrays, inputs: ModelInputs
   ) -> PretrainingBatch:
     masks = protocol.empty_mask_targets(shapes)
-    return inputs.pretraining(shapes.query, shapes.candidates, masks)
+    made = inputs.pretraining(shapes.query, shapes.candidates, masks)
+    if not self.span_weight:
+      return made
+    joint = inputs.joint(shapes.query, shapes.candidates)
+    width = self.max_answer_width
+    return made._replace(
+      spans=no_spans(joint, shapes.candidates, max_width=width)
+    )
 
 
 def masked_recall(

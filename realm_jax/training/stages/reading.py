@@ -9,6 +9,11 @@ from realm_jax.training import step
 from realm_jax.training.batches import ReadingBatch
 from realm_jax.training.stages import protocol
 from realm_jax.training.stages.model_inputs import ModelInputs, Models
+from realm_jax.training.stages.span_targets import (
+  masked_spans,
+  no_spans,
+  require_width,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,12 +23,23 @@ class Reading(protocol.Stage):
   BERT's weights are the better start where they are available. The masked
   words are in the block, so a retriever would learn nothing from it (section
   3.4); neither the retriever nor the null block takes part.
+
+  Attributes:
+    span_weight: Weight of each example's loss of pointing at the masked words
+      in the block, beside that of filling them in.
+    max_answer_width: Width of the widest span to point at, in tokens, as in the
+      reader.
   """
 
+  span_weight: float = 0.0
+  max_answer_width: int = 10
   components = ("reader",)
 
   def loss(self, models: Models) -> step.Loss[ReadingBatch]:
-    return shared_partial(step.reading, models.require_reader())
+    reader = models.require_reader()
+    if self.span_weight:
+      require_width(reader, self.max_answer_width, "Reading")
+    return shared_partial(step.reading, reader, span_weight=self.span_weight)
 
   def assemble(
     self, batch: Batch, retrieved: SearchResult, context: protocol.StageContext
@@ -32,10 +48,24 @@ class Reading(protocol.Stage):
     rows = examples.rows_of(batch.arrays["source_id"])[:, None]
     blocks = examples.gather(rows, context.block_length)
     joint = context.inputs.joint(batch.arrays["query"], blocks)
-    return ReadingBatch(joint.rows, protocol.mask_targets(batch)), {}
+    masks = protocol.mask_targets(batch)
+    if not self.span_weight:
+      return ReadingBatch(joint.rows, masks), {}
+    spans = masked_spans(
+      joint,
+      masks,
+      num_starts=context.block_length,
+      max_width=self.max_answer_width,
+    )
+    return ReadingBatch(joint.rows, masks, spans), {}
 
   def example(
     self, shapes: protocol.ExampleArrays, inputs: ModelInputs
   ) -> ReadingBatch:
     joint = inputs.joint(shapes.query, shapes.candidates)
-    return ReadingBatch(joint.rows, protocol.empty_mask_targets(shapes))
+    masks = protocol.empty_mask_targets(shapes)
+    if not self.span_weight:
+      return ReadingBatch(joint.rows, masks)
+    width = self.max_answer_width
+    spans = no_spans(joint, shapes.candidates, max_width=width)
+    return ReadingBatch(joint.rows, masks, spans)

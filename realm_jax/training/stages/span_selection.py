@@ -12,6 +12,7 @@ from realm_jax.training import step
 from realm_jax.training.batches import SpanSelectionBatch
 from realm_jax.training.stages import protocol
 from realm_jax.training.stages.model_inputs import ModelInputs, Models
+from realm_jax.training.stages.span_targets import require_width
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,12 +34,7 @@ class SpanSelection(protocol.Stage):
 
   def loss(self, models: Models) -> step.Loss[SpanSelectionBatch]:
     reader = models.require_reader()
-    if reader.max_answer_width != self.max_answer_width:
-      raise ValueError(
-        f"Reader.max_answer_width={reader.max_answer_width}, but "
-        f"SpanSelection.max_answer_width={self.max_answer_width}; bind both to "
-        "the same"
-      )
+    require_width(reader, self.max_answer_width, "SpanSelection")
     return shared_partial(step.span_selection, reader)
 
   def assemble(

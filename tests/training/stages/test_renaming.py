@@ -62,5 +62,5 @@ def test_names_are_exchanged_with_names_of_their_kind(corpus):
 
 
 def test_a_corpus_without_names_is_refused(tmp_path):
-  with pytest.raises(ValueError, match="no word .* a name.*RENAMED_SHARE = 0"):
+  with pytest.raises(ValueError, match=r"no word .* a name.*RENAMED_SHARE = 0"):
     renaming_of(_corpus(tmp_path, ["we met.", "the carol we met."]))
