@@ -90,6 +90,7 @@ MAY_IMPORT = {
   ),
   "realm_jax/demo_run": (
     "console",
+    "text",
     "configuration",
     "corpus",
     "demo_world",

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from realm_jax import configuration
 from realm_jax.corpus.building.corpus import build_corpus
-from realm_jax.demo_world import world
+from realm_jax.demo_world import names, world
 
 # Same value as in gin/experiments/demo/model.gin.
 BLOCK_LENGTH = 36
@@ -39,5 +39,6 @@ def make_corpus(
     directory / "corpus",
     vocab="train:8000",
     block_length=block_length,
+    tagger=names.tag,
   )
   return directory / "corpus"

@@ -11,7 +11,7 @@ from etils import epath
 from realm_jax.corpus.building.corpus import build_corpus
 from realm_jax.corpus.shards.format import MANIFEST_NAME
 from realm_jax.corpus.store import Corpus
-from realm_jax.demo_world import vocabulary
+from realm_jax.demo_world import names, vocabulary
 from realm_jax.demo_world import world as world_lib
 from realm_jax.files.json_file import write_json
 
@@ -137,5 +137,6 @@ class GeneratedWorlds:
       folder / "corpus",
       vocab=str(folder / "vocab.txt"),
       block_length=self.block_length,
+      tagger=names.tag,
     )
     print(summary.table(), flush=True)

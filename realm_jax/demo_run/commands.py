@@ -11,12 +11,15 @@ from realm_jax.evaluation import run as evaluation
 from realm_jax.generations.building import run as generations
 from realm_jax.stage_commands.command import StageCommand, Value
 from realm_jax.stage_commands.processes import running_beside
+from realm_jax.text.salient_spans import find_tagger
 from realm_jax.training import loop
 from realm_jax.training.config import TrainConfig
 
 RECIPES = "gin/experiments/demo"
 # BLOCK_LENGTH of its model.gin.
 BLOCK_LENGTH = 36
+# Finds the kinds of names, too, as the paper's tagger does.
+TAGGER = "realm_jax.demo_world.names.tag"
 
 # Figures of an evaluation, by name.
 Figures = Mapping[str, Any]
@@ -104,11 +107,15 @@ class DemoCommands:
     print(
       f"\n$ python -m realm_jax.build_corpus --input={articles} "
       f"--output_dir={corpus_dir} --vocab={vocab} "
-      f"--block_length={BLOCK_LENGTH}",
+      f"--block_length={BLOCK_LENGTH} --tagger={TAGGER}",
       flush=True,
     )
     summary = build_corpus(
-      [articles], corpus_dir, vocab=vocab, block_length=BLOCK_LENGTH
+      [articles],
+      corpus_dir,
+      vocab=vocab,
+      block_length=BLOCK_LENGTH,
+      tagger=find_tagger(TAGGER),
     )
     print(summary.table())
 

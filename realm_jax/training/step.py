@@ -100,11 +100,20 @@ def _with_span_loss(
   targets: batches.SpanTargets | None,
   *,
   weight: float,
+  block_scores: Float[Array, "b k"] | None = None,
 ) -> WeightedLoss:
-  """Adds the loss of pointing at what is masked, `weight` for each example."""
+  """Adds the loss of pointing at what is masked, `weight` for each example.
+
+  As in open QA, a span's score includes that of its block, if there are any.
+  It trains the reader alone: the retriever learns from p(y|x), as in the paper,
+  and not from where the masked words are.
+  """
   if spans is None or targets is None:
     return masked_lm
-  pointing = span_loss(spans.logits, spans.is_span, targets.is_answer)
+  scores = spans.logits
+  if block_scores is not None:
+    scores += jax.lax.stop_gradient(block_scores)[:, :, None, None]
+  pointing = span_loss(scores, spans.is_span, targets.is_answer)
   total = masked_lm.loss.total + weight * pointing.loss.total
   return WeightedLoss(
     masked_lm.loss._replace(total=total),
@@ -163,15 +172,24 @@ def pretraining(
     retriever, params["retriever"], batch, retriever_key
   )
   logits, spans = read_masks(reader, params["reader"], batch, reader_key)
+  block_scores = relevance(
+    queries, candidates, score_scale=retriever.score_scale
+  )
   masked_lm = marginal_masked_lm_loss(
-    relevance(queries, candidates, score_scale=retriever.score_scale),
+    block_scores,
     logits,
     batch.masks.token_ids,
     batch.masks.weights,
     form=form,
     has_null=has_null,
   )
-  return _with_span_loss(masked_lm, spans, batch.spans, weight=span_weight)
+  return _with_span_loss(
+    masked_lm,
+    spans,
+    batch.spans,
+    weight=span_weight,
+    block_scores=block_scores,
+  )
 
 
 def reading(

@@ -40,19 +40,37 @@ def test_the_whole_demo_in_small(tmp_path, project_dir, command_environment):
   report = json.loads((output_dir / "report.json").read_text())
   assert report.keys() == {
     *_CONTENDERS,
+    "statements",
+    "recall_over_training",
+    "inverse_cloze_baseline",
     "masked_accuracy",
     "edited_facts",
     "generations_swapped",
     "wall_seconds",
   }
   for name in _CONTENDERS:
-    for figure in ("exact_match", "recall_at_5"):
+    for figure in ("exact_match", "recall_at_1", "recall_at_5", "mrr"):
       assert 0 <= report[name][figure] <= 1
+  curves = report["recall_over_training"]
+  assert report["statements"]["realm"] == [*curves["realm"].values()][-1]
+  assert report["statements"]["ict_only"] in (
+    curves["inverse_cloze_continued"].values()
+  )
+  # Both start from the same retriever.
+  assert len({json.dumps(curve["0"]) for curve in curves.values()}) == 1
+  baseline = report["inverse_cloze_baseline"]
+  found = baseline["validation_recall_at_1"]
+  continued = found["continued"] >= found["started_from"]
+  name = "inverse_cloze_continued" if continued else "inverse_cloze"
+  assert baseline["retriever"] == name
   assert {"with_retrieval", "null_only"} == report["masked_accuracy"].keys()
   assert report["edited_facts"]["total"] == 20
   assert 0 <= report["edited_facts"]["followed"] <= 20
   assert report["wall_seconds"] > 0
-  assert (output_dir / "report.md").stat().st_size > 0
+  page = (output_dir / "report.md").read_text()
+  statements = (output_dir / "world/statements-test.jsonl").read_text()
+  first = json.loads(statements.splitlines()[0])
+  assert f"**{first['question']}** ({first['answer'][0]})" in page
   plots = [path.read_bytes() for path in output_dir.glob("*.png")]
   assert plots
   assert all(plot.startswith(b"\x89PNG") for plot in plots)

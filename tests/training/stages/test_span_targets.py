@@ -11,7 +11,7 @@ from flax import linen as nn
 from realm_jax.models.packing import TokenRows
 from realm_jax.objectives.open_qa import span_loss
 from realm_jax.training import step
-from realm_jax.training.batches import MaskTargets, ReadingBatch
+from realm_jax.training.batches import MaskTargets, ReadingBatch, SpanTargets
 from realm_jax.training.packing.packer import padded
 from realm_jax.training.stages.model_inputs import JointRows, Models
 from realm_jax.training.stages.pretraining import Pretraining
@@ -112,3 +112,31 @@ def test_the_widths_of_stage_and_reader(stage):
   with pytest.raises(ValueError, match=rf"=2, but {stage.__name__}.*=10; bind"):
     stage(span_weight=1.0).loss(models)
   assert not Pretraining(span_weight=1.0).retrieves_on_device
+
+
+def test_pointing_does_not_train_the_retriever():
+  made = tiny.batch("pretraining")
+  queries, candidates = made.block_index.shape
+  shape = (queries, candidates)
+  is_answer = np.zeros((*shape, tiny.BLOCK, tiny.WIDTH), bool)
+  is_answer[:, 1, 0, 0] = True
+  length = np.full(shape, 2, np.int32)
+  targets = SpanTargets(np.full(shape, 4, np.int32), length, is_answer)
+  batch = jax.tree.map(jnp.asarray, made._replace(spans=targets))
+  init = jax.jit(functools.partial(tiny.init, "pretraining"))
+  params = nn.unbox(init(jax.random.key(0)))
+
+  @functools.partial(jax.jit, static_argnames="weight")
+  def gradient(weight):
+    def loss(params):
+      found = step.pretraining(
+        *tiny.models(), params, batch, span_weight=weight
+      )
+      return found.loss.mean
+
+    return jax.grad(loss)(params)
+
+  without, both = gradient(0.0), gradient(1.0)
+  same = jax.tree.map(np.allclose, without, both)
+  assert all(jax.tree.leaves(same["retriever"]))
+  assert not all(jax.tree.leaves(same["reader"]))
