@@ -2,7 +2,7 @@
 #
 #   make env        creates the environment .venv with the versions of constraints.txt,
 #                   and installs libtpu in a folder of it, for precompile
-#   make demo       runs every stage on a generated encyclopedia, into out/demo
+#   make demo       runs every stage on a generated world, into out/demo
 #   make test       runs every check and every test
 #   make test-fast  runs the checks, and the tests that take seconds
 #   make lint       runs ruff and the type checker

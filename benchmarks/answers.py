@@ -2,7 +2,7 @@
 
     python -m benchmarks.answers --directory=out/answers --json=answers.json
 
-The blocks are sentences of real texts, or of the demo's encyclopedia where
+The blocks are sentences of real texts, or of the demo's world where
 there is no --texts_dir, in random order. The answers are those of NQ-open and
 WebQuestions, salient spans of the texts, and invented names up to the number of
 questions; CuratedTREC's regular expressions are searched in a run of their own.

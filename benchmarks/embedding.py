@@ -5,7 +5,7 @@
 The blocks are a sample of a real corpus (QED's and WikiText-2's paragraphs, up
 to 288 wordpieces) in its order, and the model is MiniLM, which `make peers`
 installs. If either is missing, or with --random, a random BERT of MiniLM's size
-embeds the demo's encyclopedia. --model=realm uses random towers of REALM's
+embeds the demo's world. --model=realm uses random towers of REALM's
 size, pooled by [CLS]. Three systems embed the blocks alternately, and their
 medians are reported:
 

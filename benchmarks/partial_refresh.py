@@ -190,7 +190,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     "--scale",
     type=float,
     default=1.0,
-    help="size of the encyclopedia; 1 is the demo's",
+    help="size of the world; 1 is the demo's",
   )
   parser.add_argument(
     "--directory", help="folder to keep; an earlier run in it is resumed"

@@ -270,7 +270,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     "--scale",
     type=float,
     default=1.0,
-    help="size of the encyclopedia; 1 is the demo's",
+    help="size of the world; 1 is the demo's",
   )
   parser.add_argument("--json", help="file to write the result to")
   given = parser.parse_args(argv)

@@ -1,4 +1,4 @@
-"""A corpus of the demo's encyclopedia, of any size."""
+"""A corpus of the demo's world, of any size."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def make_corpus(
 
   Args:
     directory: Folder without a corpus.
-    scale: Factor for the numbers of entities; 1 gives the demo's encyclopedia.
+    scale: Factor for the numbers of entities; 1 gives the demo's world.
     block_length: Wordpieces in a block.
   """
   sizes = {}
@@ -32,8 +32,8 @@ def make_corpus(
     }
   with configuration.parsed([_RECIPE]):
     config = configuration.configured(world.WorldConfig)(**sizes)
-  encyclopedia = world.generate(config)
-  world.write_world(directory / "world", world=encyclopedia)
+  generated = world.generate(config)
+  world.write_world(directory / "world", world=generated)
   build_corpus(
     [str(directory / "world" / "articles.jsonl")],
     directory / "corpus",

@@ -29,7 +29,7 @@ def make_parser(description: str) -> argparse.ArgumentParser:
     "--scale",
     type=float,
     default=1.0,
-    help="size of the encyclopedia; 1 is the demo's",
+    help="size of the world; 1 is the demo's",
   )
   parser.add_argument("--json", type=Path, help="file to write the figures to")
   return parser

@@ -14,12 +14,12 @@ _Document = tuple[str, list[dict[str, Any]]]
 
 
 def make_corpus(directory: Path, num_blocks: int, *, scale: float) -> Corpus:
-  """Repeats the demo's encyclopedia, each time with new document ids.
+  """Repeats the demo's world, each time with new document ids.
 
   Args:
     directory: Folder that caches the corpus.
     num_blocks: Number of blocks N.
-    scale: Size of the encyclopedia; 1 is the demo's.
+    scale: Size of the world; 1 is the demo's.
   """
   made = directory / f"corpus-{num_blocks}"
   if not made.exists():

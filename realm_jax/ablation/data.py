@@ -92,7 +92,7 @@ class GivenData:
 
 @dataclasses.dataclass(frozen=True)
 class GeneratedWorlds:
-  """A generated encyclopedia for each seed, as the demo's.
+  """A generated world for each seed, as the demo's.
 
   Attributes:
     world: Settings of a world; its seed is the ablation's.

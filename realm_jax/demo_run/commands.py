@@ -7,6 +7,7 @@ from typing import Any
 
 from realm_jax import configuration
 from realm_jax.corpus.building.corpus import build_corpus
+from realm_jax.demo_world import world
 from realm_jax.evaluation import run as evaluation
 from realm_jax.generations.building import run as generations
 from realm_jax.stage_commands.command import StageCommand, Value
@@ -15,7 +16,7 @@ from realm_jax.text.salient_spans import find_tagger
 from realm_jax.training import loop
 from realm_jax.training.config import TrainConfig
 
-RECIPES = "gin/experiments/demo"
+_RECIPES = "gin/experiments/demo"
 # BLOCK_LENGTH of its model.gin.
 BLOCK_LENGTH = 36
 # Finds the kinds of names, too, as the paper's tagger does.
@@ -44,6 +45,12 @@ class DemoCommands:
   def path(self, name: str) -> str:
     """Returns the path of a file or folder of the demo."""
     return str(self.output_dir / name)
+
+  def make_world(self) -> world.World:
+    """Generates the world that world.gin and the extra files configure."""
+    gin_files = [f"{_RECIPES}/world.gin", *self._extra_gin_files]
+    with configuration.parsed(gin_files, []):
+      return configuration.configured(world.generate)()
 
   def train(
     self, name: str, recipe: str, **bindings: Value
@@ -140,6 +147,6 @@ class DemoCommands:
     *,
     flags: Sequence[str] = (),
   ) -> StageCommand:
-    gin_files = [f"{RECIPES}/{recipe}.gin", *self._extra_gin_files]
+    gin_files = [f"{_RECIPES}/{recipe}.gin", *self._extra_gin_files]
     bindings = {"CORPUS_DIR": self.path("corpus"), **bindings}
     return StageCommand(module, gin_files, bindings, flags)

@@ -5,9 +5,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from realm_jax import configuration
 from realm_jax.demo_run import recall
-from realm_jax.demo_run.commands import RECIPES, DemoCommands, Figures
+from realm_jax.demo_run.commands import DemoCommands, Figures
 from realm_jax.demo_world import edits, vocabulary
 from realm_jax.demo_world import world as world_lib
 from realm_jax.files.metric_rows import read_rows
@@ -98,8 +97,7 @@ def run_demo(demo: DemoCommands) -> dict[str, Any]:
 
 def _make_world(demo: DemoCommands) -> world_lib.World:
   """Writes the world, its vocabulary and its corpus."""
-  with configuration.parsed([f"{RECIPES}/world.gin"], []):
-    world = configuration.configured(world_lib.generate)()
+  world = demo.make_world()
   world_lib.write_world(demo.path("world"), world=world)
   vocabulary.write_vocabulary(demo.path("vocab.txt"), world)
   demo.build_corpus("world", "corpus")

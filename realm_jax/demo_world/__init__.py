@@ -1,1 +1,1 @@
-"""A generated, fictional encyclopedia with questions about it, for the demo."""
+"""A generated, fictional world with questions about it, for the demo."""

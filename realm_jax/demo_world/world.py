@@ -69,7 +69,7 @@ class WorldConfig:
 
 @dataclasses.dataclass(frozen=True)
 class World:
-  """A fictional encyclopedia, the facts in it, and questions about them."""
+  """A fictional world, the facts in it, and questions about them."""
 
   entities: Sequence[facts_lib.Entity]
   facts: Sequence[facts_lib.Fact]

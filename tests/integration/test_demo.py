@@ -10,6 +10,7 @@ pytestmark = pytest.mark.slow
 
 _SMALL = """
 from __gin__ import dynamic_registration
+from realm_jax.demo_world import world
 from realm_jax.models import bert
 include "gin/experiments/demo/quick.gin"
 bert.BertConfig.hidden_size = 32
@@ -17,6 +18,9 @@ bert.BertConfig.intermediate_size = 64
 reader/bert.BertConfig.hidden_size = 32
 reader/bert.BertConfig.intermediate_size = 64
 bert.BertConfig.num_layers = 1
+world.WorldConfig.num_people = 80
+world.WorldConfig.num_cities = 80
+world.WorldConfig.num_companies = 30
 """
 _CONTENDERS = ("realm", "random_blocks", "bm25", "ict_only")
 

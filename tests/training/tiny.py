@@ -84,18 +84,29 @@ def state(stage, optimizer, mesh, **retriever_settings):
     )
 
   shapes = jax.eval_shape(boxed)
+  zeros = jax.tree.map(
+    lambda leaf: np.zeros(leaf.shape, leaf.dtype), nn.unbox(shapes)
+  )
+  values = zeros._replace(params=_draw(nn.unbox(shapes.params)))
+  shardings = rules.shardings(shapes, mesh)
+  return jax.device_put(values, shardings), shardings
+
+
+def parameters(stage):
+  """Parameters by component, with values drawn by numpy: nothing compiles."""
+  shapes = jax.eval_shape(functools.partial(init, stage), jax.random.key(0))
+  return _draw(nn.unbox(shapes))
+
+
+def _draw(shapes):
   rng = np.random.default_rng(0)
 
   def draw(path, leaf):
-    if path[0].name != "params":
-      return np.zeros(leaf.shape, leaf.dtype)
     # Scales of LayerNorm lie around 1.
     center = 1.0 if getattr(path[-1], "key", None) == "scale" else 0.0
     return rng.normal(center, 0.3, leaf.shape).astype(np.float32)
 
-  values = jax.tree_util.tree_map_with_path(draw, nn.unbox(shapes))
-  shardings = rules.shardings(shapes, mesh)
-  return jax.device_put(values, shardings), shardings
+  return jax.tree_util.tree_map_with_path(draw, shapes)
 
 
 def loss(stage, *, dropout_rate=0.0, **retriever_settings):

@@ -1,12 +1,9 @@
 """Span selection: where a block has what a sentence lacks."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen as nn
 
 from realm_jax.corpus.store import Corpus
 from realm_jax.indexes.protocol import SearchResult
@@ -76,13 +73,16 @@ def test_the_loss_is_of_examples_with_an_answer():
   made = jax.tree.map(jnp.asarray, padded(_assembled()))
   assert isinstance(made, SpanSelectionBatch)
   reader = tiny.models()[1]
-  init = jax.jit(functools.partial(tiny.init, "open_qa"))
-  params = nn.unbox(init(jax.random.key(0)))
-  loss = jax.jit(functools.partial(step.span_selection, reader))
-  both = loss(params, made)
+
+  @jax.jit
+  def run(params):
+    return (
+      step.span_selection(reader, params, made),
+      step.read_spans(reader, params["reader"], made, None),
+    )
+
+  both, spans = run(tiny.parameters("open_qa"))
   assert float(both.metrics["recall_read"].mean) == 0.5
-  read = jax.jit(functools.partial(step.read_spans, reader, dropout_key=None))
-  spans = read(params["reader"], made)
   scores = np.where(spans.is_span[0, 0], spans.logits[0, 0], -np.inf)
   chosen = np.array([scores[0, 1], scores[3, 1]])
   by_hand = np.log(np.exp(scores).sum()) - np.log(np.exp(chosen).sum())
