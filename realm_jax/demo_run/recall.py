@@ -88,13 +88,16 @@ def folder(run: str, step: int, questions: str) -> str:
   return f"{questions}/{run}/{step}"
 
 
+def checkpoints(demo: DemoCommands, run: str) -> list[int]:
+  """Returns the steps of a run's checkpoints, in order."""
+  with contextlib.closing(CheckpointStore(demo.path(run))) as store:
+    return sorted(store.steps())
+
+
 def _steps(demo: DemoCommands, run: str) -> list[int]:
   """Returns the steps with a checkpoint and a generation, in order."""
-  with contextlib.closing(CheckpointStore(demo.path(run))) as store:
-    steps = set(store.steps())
-  return sorted(
-    steps & set(layout.published_steps(demo.path(f"{run}/generations")))
-  )
+  published = set(layout.published_steps(demo.path(f"{run}/generations")))
+  return [step for step in checkpoints(demo, run) if step in published]
 
 
 def _recalls(

@@ -135,16 +135,16 @@ def _continue_inverse_cloze(demo: DemoCommands) -> None:
   seconds = sum(_step_seconds(demo, REALM))
   num_steps = round(seconds / statistics.mean(_step_seconds(demo, ICT)))
   num_steps = max(num_steps, _NUM_SAVES)
-  with demo.index_builder(ICT_CONTINUED, KEEP_GENERATIONS=_ALL):
-    demo.train(
-      ICT_CONTINUED,
-      "inverse_cloze",
-      INITIAL_CHECKPOINT=demo.path(ICT),
-      NUM_STEPS=num_steps,
-      SAVE_EVERY_STEPS=num_steps // _NUM_SAVES,
-      KEEP_CHECKPOINTS=_ALL,
-    )
-  demo.build_index(ICT_CONTINUED, KEEP_GENERATIONS=_ALL)
+  demo.train(
+    ICT_CONTINUED,
+    "inverse_cloze",
+    INITIAL_CHECKPOINT=demo.path(ICT),
+    NUM_STEPS=num_steps,
+    SAVE_EVERY_STEPS=-(-num_steps // _NUM_SAVES),
+    KEEP_CHECKPOINTS=_ALL,
+  )
+  for step in recall.checkpoints(demo, ICT_CONTINUED):
+    demo.build_index(ICT_CONTINUED, CHECKPOINT_STEP=step, KEEP_GENERATIONS=_ALL)
 
 
 def _step_seconds(demo: DemoCommands, run: str) -> list[float]:

@@ -73,8 +73,8 @@ def _choose_pairs(
 ) -> list[tuple[int, int]]:
   """Chooses disjoint pairs of facts that test questions ask for.
 
-  The facts of a pair have the same relation, and the pairs are spread over
-  the relations.
+  The facts of a pair have the same relation and different values, and the pairs
+  are spread over the relations.
   """
   asked: dict[str, list[int]] = collections.defaultdict(list)
   for question in world.questions["test"]:
@@ -88,7 +88,11 @@ def _choose_pairs(
   rounds = itertools.zip_longest(
     *(zip(order[0::2], order[1::2], strict=False) for order in orders)
   )
-  pairs = [pair for turn in rounds for pair in turn if pair is not None]
+  pairs = [
+    (first, second)
+    for first, second in filter(None, itertools.chain(*rounds))
+    if world.facts[first].value != world.facts[second].value
+  ]
   if len(pairs) < num_pairs:
     raise ValueError(
       f"count={2 * num_pairs} facts to change, but the test questions allow "

@@ -87,6 +87,15 @@ def test_only_answers_to_edited_facts_change(demo_world, edited, changed):
   assert demo_world.questions["train"] == edited.questions["train"]
 
 
+def test_facts_of_the_same_value_are_not_exchanged(small_world):
+  for seed in range(5):
+    after = edits.edit_facts(small_world, count=20, seed=seed)
+    pairs = zip(
+      small_world.questions["test"], after.questions["test"], strict=True
+    )
+    assert sum(old.answer != new.answer for old, new in pairs) == 20
+
+
 def test_a_seed_chooses_the_edits(small_world):
   first, same, other = (
     edits.edit_facts(small_world, count=4, seed=seed) for seed in (1, 1, 2)
