@@ -10,6 +10,8 @@ from realm_jax.demo_world import names, world
 BLOCK_LENGTH = 36
 
 _RECIPE = "gin/experiments/demo/world.gin"
+# With fewer, some split of the questions has no two people to relate.
+_MIN_OF_KIND = 32
 _ENTITIES = ("people", "cities", "companies")
 
 
@@ -27,7 +29,7 @@ def make_corpus(
   if scale != 1:
     default = world.WorldConfig()
     sizes = {
-      name: max(4, round(scale * getattr(default, name)))
+      name: max(_MIN_OF_KIND, round(scale * getattr(default, name)))
       for name in (f"num_{entities}" for entities in _ENTITIES)
     }
   with configuration.parsed([_RECIPE]):
