@@ -26,7 +26,7 @@ from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning import cpu_tuning, rules
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.training import optimizer, step
+from realm_jax.training import optimizer, stage_losses, step
 from realm_jax.training.batches import (
   MaskTargets,
   PretrainingBatch,
@@ -197,7 +197,9 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
   run = jax.jit(
     functools.partial(
       step.train_step,
-      loss=functools.partial(step.pretraining, models.retriever, reader),
+      loss=functools.partial(
+        stage_losses.pretraining, models.retriever, reader
+      ),
       optimizer=update,
       seed=0,
     ),

@@ -158,6 +158,7 @@ NUMERIC_CORE = (
   "realm_jax/models",
   "realm_jax/objectives",
   "realm_jax/partitioning",
+  "realm_jax/training/stage_losses.py",
   "realm_jax/training/step.py",
   "realm_jax/retrieval/candidate_rows.py",
   "realm_jax/indexes/exact.py",

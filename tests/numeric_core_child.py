@@ -51,7 +51,7 @@ def train() -> list[float]:
 
   from realm_jax.models import bert, reader, retriever, sequences
   from realm_jax.partitioning import mesh
-  from realm_jax.training import batches, state, step
+  from realm_jax.training import batches, stage_losses, state, step
 
   config = bert.BertConfig(
     vocab_size=11,
@@ -95,7 +95,7 @@ def train() -> list[float]:
   now = state.create_state(
     init, optimizer, seed=0, mesh=mesh.make_mesh(devices=jax.devices()[:1])
   )
-  loss = functools.partial(step.pretraining, towers, reads)
+  loss = functools.partial(stage_losses.pretraining, towers, reads)
 
   @jax.jit
   def update(now, batch):

@@ -27,7 +27,7 @@ from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader, Spans
 from realm_jax.models.retriever import Retriever, relevance
 from realm_jax.text.wordpieces import vocabulary_of
-from realm_jax.training import step
+from realm_jax.training import stage_losses
 from realm_jax.training.batches import (
   IndexScores,
   MaskTargets,
@@ -134,7 +134,9 @@ class ImportedModel:
       arrays["mask_weights"],
     )
     batch = self._inputs.pretraining(query, candidates, masks)
-    loss = functools.partial(step.pretraining, self.retriever, self.reader)
+    loss = functools.partial(
+      stage_losses.pretraining, self.retriever, self.reader
+    )
     return self._graded(loss, self.params, batch)
 
   def open_qa(self, arrays: Mapping[str, np.ndarray]) -> LossAndGradient:
@@ -158,7 +160,7 @@ class ImportedModel:
     answers = arrays["has_answer"], arrays["is_answer"]
     batch = OpenQaBatch(retrieved, *joint, *answers)
     return self._graded(
-      functools.partial(step.open_qa, self.retriever, self.reader),
+      functools.partial(stage_losses.open_qa, self.retriever, self.reader),
       params,
       batch,
     )
@@ -182,7 +184,7 @@ class ImportedModel:
     return np.asarray(embed(self.params["retriever"], _as_int32(token_ids)))
 
   def _graded(
-    self, loss: step.Loss[Any], params: Params, batch: StepBatch
+    self, loss: stage_losses.Loss[Any], params: Params, batch: StepBatch
   ) -> LossAndGradient:
     """Computes the loss as a training step does, on packed sequences."""
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
+from realm_jax.models import initializers
 from realm_jax.models.activations import ACTIVATIONS, activate_and_project
 from realm_jax.models.arrays import AnyArray
 from realm_jax.models.attention.choice import IMPLEMENTATIONS, attend
@@ -17,7 +18,6 @@ from realm_jax.models.sequences import Sequences
 
 # Logical axes of hidden states, in flat tokens.
 HIDDEN = ("activation_batch", "activation_embed")
-_MIMETIC_STDDEV = 0.02
 INITIALIZATIONS = ("bert", "mimetic")
 REMAT_POLICIES = (
   "nothing_saveable",
@@ -130,44 +130,11 @@ def token_types(sequences: Sequences, separator_id: int) -> Int[Array, "r l"]:
   return jnp.minimum(before - jnp.take_along_axis(before, first, axis=-1), 1)
 
 
-def _normal(config: BertConfig, *axes: str) -> nn.initializers.Initializer:
-  """Returns BERT's initial values of an array with logical axes."""
-  values = nn.initializers.truncated_normal(config.init_stddev)
-  return nn.with_logical_partitioning(values, axes)
-
-
-def _sinusoids(config: BertConfig) -> nn.initializers.Initializer:
-  """Returns sines and cosines of positions, with deviation `init_stddev`.
-
-  Their wavelengths reach from 2π tokens to about 2π `max_positions`.
-  """
-
-  def init(
-    key: jax.Array, shape: tuple[int, int], dtype: jax.typing.DTypeLike = float
-  ) -> Float[Array, "p d"]:
-    del key
-    positions, size = shape
-    half = size // 2
-    rates = float(positions) ** (-jnp.arange(half) / half)
-    angles = jnp.outer(jnp.arange(positions), rates)
-    waves = jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=1)
-    return (config.init_stddev * jnp.sqrt(2.0) * waves).astype(dtype)
-
-  return nn.with_logical_partitioning(init, ("position", "embed"))
-
-
 def _projection(config: BertConfig) -> nn.initializers.Initializer:
   """Returns values of a square matrix: normal ones, or near the identity."""
   if config.initialization == "bert":
     return nn.initializers.truncated_normal(config.init_stddev)
-  noise = nn.initializers.truncated_normal(_MIMETIC_STDDEV)
-  return lambda key, shape, dtype=jnp.float32: (
-    jnp.eye(*shape, dtype=dtype) + noise(key, shape, dtype)
-  )
-
-
-def _zeros(axis: str) -> nn.initializers.Initializer:
-  return nn.with_logical_partitioning(nn.initializers.zeros_init(), (axis,))
+  return initializers.near_identity()
 
 
 def dense(
@@ -189,7 +156,7 @@ def dense(
     dtype=config.dtype,
     precision=precision,
     kernel_init=nn.with_logical_partitioning(init or values, axes),
-    bias_init=_zeros("norm" if axes[-1] == "embed" else axes[-1]),
+    bias_init=initializers.zeros("norm" if axes[-1] == "embed" else axes[-1]),
     name=name,
   )
 
@@ -214,9 +181,9 @@ class ActivatedDense(nn.Module):
   def __call__(self, x: Float[Array, "n i"]) -> Float[Array, "n d"]:
     config = self.config
     size, dtype = config.hidden_size, config.dtype
-    init = _normal(config, "mlp", "embed")
+    init = initializers.normal(config.init_stddev, "mlp", "embed")
     kernel = self.param("kernel", init, (x.shape[-1], size))
-    bias = self.param("bias", _zeros("norm"), (size,))
+    bias = self.param("bias", initializers.zeros("norm"), (size,))
     return activate_and_project(
       config.activation, x, kernel.astype(dtype), bias.astype(dtype)
     )
@@ -236,7 +203,7 @@ class HeadProjection(nn.Module):
     shape = (x.shape[-1], config.hidden_size)
     init = nn.with_logical_partitioning(_projection(config), ("embed", "heads"))
     kernel = self.param("kernel", init, shape)
-    bias = self.param("bias", _zeros("heads"), shape[1:])
+    bias = self.param("bias", initializers.zeros("heads"), shape[1:])
     product = x @ kernel.astype(config.dtype)
     return (
       nn.with_logical_constraint(product, AXES),
@@ -347,9 +314,9 @@ class BertEncoder(nn.Module):
       nn.with_logical_constraint(
         self.param(
           f"{name}_embeddings",
-          _sinusoids(config)
+          initializers.sinusoids(config.init_stddev)
           if (name, config.initialization) == ("position", "mimetic")
-          else _normal(config, axis, "embed"),
+          else initializers.normal(config.init_stddev, axis, "embed"),
           (rows, config.hidden_size),
         ),
         (axis, "activation_embed"),
@@ -433,7 +400,7 @@ class MaskedLmHead(nn.Module):
     hidden = layer(hidden)
     hidden = ACTIVATIONS[config.activation].function(hidden)
     hidden = layer_norm(config, "norm")(hidden)
-    bias = self.param("bias", _zeros("vocab"), (config.vocab_size,))
+    bias = self.param("bias", initializers.zeros("vocab"), (config.vocab_size,))
     logits = jnp.einsum(
       "...d,vd->...v",
       hidden,

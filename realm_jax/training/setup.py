@@ -19,9 +19,9 @@ from realm_jax.training.config import TrainConfig
 from realm_jax.training.loop_state import RunIdentity
 from realm_jax.training.optimizer import make_optimizer
 from realm_jax.training.refresh.corpus_versions import examples_of_run
+from realm_jax.training.stage_losses import Loss
 from realm_jax.training.stages.model_inputs import ModelInputs, Models
 from realm_jax.training.stages.protocol import Stage
-from realm_jax.training.step import Loss
 
 
 @dataclasses.dataclass(frozen=True)

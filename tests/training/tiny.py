@@ -12,7 +12,7 @@ from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning import rules
 from realm_jax.partitioning.rules import RowGroups
-from realm_jax.training import step
+from realm_jax.training import stage_losses
 from realm_jax.training.batches import (
   InverseClozeBatch,
   MaskTargets,
@@ -113,8 +113,10 @@ def loss(stage, *, dropout_rate=0.0, **retriever_settings):
   """The loss of a stage."""
   retriever, reader = models(dropout_rate=dropout_rate, **retriever_settings)
   if stage == "inverse_cloze":
-    return functools.partial(step.inverse_cloze, retriever)
-  of_stage = step.pretraining if stage == "pretraining" else step.open_qa
+    return functools.partial(stage_losses.inverse_cloze, retriever)
+  of_stage = (
+    stage_losses.pretraining if stage == "pretraining" else stage_losses.open_qa
+  )
   return functools.partial(of_stage, retriever, reader)
 
 

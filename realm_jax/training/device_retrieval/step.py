@@ -30,9 +30,9 @@ from realm_jax.training.batches import (
   UnretrievedBatch,
 )
 from realm_jax.training.device_retrieval.inputs import lay_out
+from realm_jax.training.stage_losses import Loss
 from realm_jax.training.state import TrainState
 from realm_jax.training.step import (
-  Loss,
   Metrics,
   Microbatches,
   batch_gradient,

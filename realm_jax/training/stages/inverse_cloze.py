@@ -7,7 +7,7 @@ import numpy as np
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
 from realm_jax.partitioning.jit_cache import shared_partial
-from realm_jax.training import step
+from realm_jax.training import stage_losses
 from realm_jax.training.batches import InverseClozeBatch
 from realm_jax.training.stages import protocol
 from realm_jax.training.stages.model_inputs import ModelInputs, Models
@@ -21,8 +21,8 @@ class InverseCloze(protocol.Stage):
   # Its negatives are all blocks of the global batch.
   is_divisible = False
 
-  def loss(self, models: Models) -> step.Loss[InverseClozeBatch]:
-    return shared_partial(step.inverse_cloze, models.retriever)
+  def loss(self, models: Models) -> stage_losses.Loss[InverseClozeBatch]:
+    return shared_partial(stage_losses.inverse_cloze, models.retriever)
 
   def assemble(
     self, batch: Batch, retrieved: SearchResult, context: protocol.StageContext

@@ -105,14 +105,18 @@ class ModelInputs:
     query: Int[np.ndarray, "b q"],
     candidates: Int[np.ndarray, "b k l"],
     masks: MaskTargets,
+    *,
+    joint: JointRows | None = None,
   ) -> PretrainingBatch:
-    """Returns a batch of pre-training."""
+    """Returns a batch of pre-training, for which `joint` may be made before."""
     blocks, block_index = self.distinct_blocks(candidates)
+    if joint is None:
+      joint = self.joint(query, candidates)
     return PretrainingBatch(
       queries=self.queries(query),
       blocks=blocks,
       block_index=block_index,
-      joint=self.joint(query, candidates).rows,
+      joint=joint.rows,
       masks=masks,
     )
 

@@ -16,7 +16,7 @@ from realm_jax.inputs.batches import Batch
 from realm_jax.models.parameters import Params
 from realm_jax.partitioning.jit_cache import shared_partial
 from realm_jax.text.answer_spans import TokenSpans, find_token_spans
-from realm_jax.training import step
+from realm_jax.training import stage_losses
 from realm_jax.training.batches import IndexScores, OpenQaBatch, StoredVectors
 from realm_jax.training.stages import protocol
 from realm_jax.training.stages.model_inputs import ModelInputs, Models
@@ -93,7 +93,7 @@ class OpenQa(protocol.Stage):
       params["retriever"] = {"scale": jnp.float32(self.initial_scale)}
     return params
 
-  def loss(self, models: Models) -> step.Loss[OpenQaBatch]:
+  def loss(self, models: Models) -> stage_losses.Loss[OpenQaBatch]:
     reader = models.require_reader()
     names = ["max_answer_width"]
     if self.answers_in_blocks == "tokens":
@@ -106,7 +106,7 @@ class OpenQa(protocol.Stage):
           "same"
         )
     return shared_partial(
-      step.open_qa, models.retriever, reader, hard_em=self.hard_em
+      stage_losses.open_qa, models.retriever, reader, hard_em=self.hard_em
     )
 
   def num_searched(self, num_blocks: int) -> int:

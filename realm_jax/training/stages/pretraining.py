@@ -12,7 +12,7 @@ from realm_jax.partitioning.jit_cache import shared_partial
 from realm_jax.retrieval.candidate_rows import with_null, without_source
 from realm_jax.retrieval.token_store import hash_words
 from realm_jax.text.answer_spans import find_token_spans
-from realm_jax.training import step
+from realm_jax.training import stage_losses
 from realm_jax.training.batches import (
   MaskTargets,
   PretrainingBatch,
@@ -73,7 +73,7 @@ class Pretraining(protocol.Stage):
     usual = self.null_block and self.drop_source
     return usual and not (self.read_gold or self.span_weight)
 
-  def loss(self, models: Models) -> step.Loss[PretrainingBatch]:
+  def loss(self, models: Models) -> stage_losses.Loss[PretrainingBatch]:
     modules = models.retriever, models.require_reader()
     if self.span_weight:
       require_width(modules[1], self.max_answer_width, "Pretraining")
@@ -82,7 +82,7 @@ class Pretraining(protocol.Stage):
       "has_null": self.null_block,
       "span_weight": self.span_weight,
     }
-    return shared_partial(step.pretraining, *modules, **settings)
+    return shared_partial(stage_losses.pretraining, *modules, **settings)
 
   def num_searched(self, num_blocks: int) -> int:
     # The source is searched for, too, where it is then dropped.
@@ -132,9 +132,10 @@ class Pretraining(protocol.Stage):
       rows = np.asarray(with_null(rows))
     candidates = context.gather(rows)
     masks = protocol.mask_targets(batch)
-    made = context.inputs.pretraining(batch.arrays["query"], candidates, masks)
+    inputs, query = context.inputs, batch.arrays["query"]
+    joint = inputs.joint(query, candidates)
+    made = inputs.pretraining(query, candidates, masks, joint=joint)
     if self.span_weight:
-      joint = context.inputs.joint(batch.arrays["query"], candidates)
       spans = masked_spans(
         joint,
         masks,
@@ -157,14 +158,13 @@ class Pretraining(protocol.Stage):
     self, shapes: protocol.ExampleArrays, inputs: ModelInputs
   ) -> PretrainingBatch:
     masks = protocol.empty_mask_targets(shapes)
-    made = inputs.pretraining(shapes.query, shapes.candidates, masks)
-    if not self.span_weight:
-      return made
-    joint = inputs.joint(shapes.query, shapes.candidates)
-    width = self.max_answer_width
-    return made._replace(
-      spans=no_spans(joint, shapes.candidates, max_width=width)
-    )
+    query, candidates = shapes.query, shapes.candidates
+    joint = inputs.joint(query, candidates)
+    made = inputs.pretraining(query, candidates, masks, joint=joint)
+    if self.span_weight:
+      spans = no_spans(joint, candidates, max_width=self.max_answer_width)
+      made = made._replace(spans=spans)
+    return made
 
 
 def masked_recall(

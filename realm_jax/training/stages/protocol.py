@@ -17,8 +17,8 @@ from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
 from realm_jax.models.parameters import Params
 from realm_jax.training.batches import MaskTargets, StepBatch
+from realm_jax.training.stage_losses import Loss
 from realm_jax.training.stages.model_inputs import ModelInputs, Models
-from realm_jax.training.step import Loss
 
 # Padded lengths of `query` and `block`, in tokens.
 Lengths = Mapping[str, int]

@@ -5,7 +5,7 @@ import dataclasses
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
 from realm_jax.partitioning.jit_cache import shared_partial
-from realm_jax.training import step
+from realm_jax.training import stage_losses
 from realm_jax.training.batches import ReadingBatch
 from realm_jax.training.stages import protocol
 from realm_jax.training.stages.model_inputs import ModelInputs, Models
@@ -35,11 +35,13 @@ class Reading(protocol.Stage):
   max_answer_width: int = 10
   components = ("reader",)
 
-  def loss(self, models: Models) -> step.Loss[ReadingBatch]:
+  def loss(self, models: Models) -> stage_losses.Loss[ReadingBatch]:
     reader = models.require_reader()
     if self.span_weight:
       require_width(reader, self.max_answer_width, "Reading")
-    return shared_partial(step.reading, reader, span_weight=self.span_weight)
+    return shared_partial(
+      stage_losses.reading, reader, span_weight=self.span_weight
+    )
 
   def assemble(
     self, batch: Batch, retrieved: SearchResult, context: protocol.StageContext

@@ -8,7 +8,7 @@ from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
 from realm_jax.partitioning.jit_cache import shared_partial
 from realm_jax.text.answer_spans import find_token_spans
-from realm_jax.training import step
+from realm_jax.training import stage_losses
 from realm_jax.training.batches import SpanSelectionBatch
 from realm_jax.training.stages import protocol
 from realm_jax.training.stages.model_inputs import ModelInputs, Models
@@ -32,10 +32,10 @@ class SpanSelection(protocol.Stage):
   max_answer_width: int = 10
   components = ("reader",)
 
-  def loss(self, models: Models) -> step.Loss[SpanSelectionBatch]:
+  def loss(self, models: Models) -> stage_losses.Loss[SpanSelectionBatch]:
     reader = models.require_reader()
     require_width(reader, self.max_answer_width, "SpanSelection")
-    return shared_partial(step.span_selection, reader)
+    return shared_partial(stage_losses.span_selection, reader)
 
   def assemble(
     self, batch: Batch, retrieved: SearchResult, context: protocol.StageContext

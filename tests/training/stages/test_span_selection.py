@@ -8,7 +8,7 @@ import pytest
 from realm_jax.corpus.store import Corpus
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
-from realm_jax.training import step
+from realm_jax.training import stage_losses
 from realm_jax.training.batches import SpanSelectionBatch
 from realm_jax.training.packing.packer import padded
 from realm_jax.training.stages.model_inputs import ModelInputs, Models
@@ -77,8 +77,8 @@ def test_the_loss_is_of_examples_with_an_answer():
   @jax.jit
   def run(params):
     return (
-      step.span_selection(reader, params, made),
-      step.read_spans(reader, params["reader"], made, None),
+      stage_losses.span_selection(reader, params, made),
+      stage_losses.read_spans(reader, params["reader"], made, None),
     )
 
   both, spans = run(tiny.parameters("open_qa"))

@@ -7,7 +7,7 @@ import pytest
 
 from realm_jax.models.packing import TokenRows
 from realm_jax.objectives.open_qa import span_loss
-from realm_jax.training import step
+from realm_jax.training import stage_losses
 from realm_jax.training.batches import MaskTargets, ReadingBatch, SpanTargets
 from realm_jax.training.packing.packer import padded
 from realm_jax.training.stages.model_inputs import JointRows, Models
@@ -85,11 +85,11 @@ def test_the_loss_of_pointing_is_added_for_each_example():
 
   @jax.jit
   def run(params):
-    _, spans = step.read_masks(reader, params["reader"], pointing, None)
+    _, spans = stage_losses.read_masks(reader, params["reader"], pointing, None)
     assert spans is not None
     return (
-      step.reading(reader, params, plain, span_weight=0.5),
-      step.reading(reader, params, pointing, span_weight=0.5),
+      stage_losses.reading(reader, params, plain, span_weight=0.5),
+      stage_losses.reading(reader, params, pointing, span_weight=0.5),
       span_loss(spans.logits, spans.is_span, targets.is_answer),
     )
 
@@ -128,7 +128,9 @@ def test_pointing_does_not_train_the_retriever():
   def gradient(params):
     """Returns the gradient of what pointing adds to the loss."""
     without, both = (
-      step.pretraining(*tiny.models(), params, batch, span_weight=weight)
+      stage_losses.pretraining(
+        *tiny.models(), params, batch, span_weight=weight
+      )
       for weight in (0.0, 1.0)
     )
     return both.loss.mean - without.loss.mean
