@@ -30,6 +30,7 @@ from realm_jax.text.answers import normalize_answer
 from realm_jax.training.stages.open_qa import OpenQa
 
 CANDIDATES = ("index", "random", "gold")
+RANKINGS = ("best_span", "probability")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +45,9 @@ class AnsweringConfig:
     num_searched: Number of blocks retrieved, over which p(z|x) is normalized.
     num_read: Number of the best blocks that the reader reads.
     num_spans: Number of the best spans that are grouped into answers.
+    rank_answers_by: "best_span", as in Google's released code, or
+      "probability", the sum of p(y|x, z) p(z|x) over blocks and spans, as in
+      the paper (equation 1). An answer that several blocks state gains by it.
   """
 
   candidates: str = "index"
@@ -51,11 +55,16 @@ class AnsweringConfig:
   num_searched: int = 20
   num_read: int = 5
   num_spans: int = 1
+  rank_answers_by: str = "best_span"
 
   def __post_init__(self) -> None:
     if self.candidates not in CANDIDATES:
       raise ValueError(
         f"candidates={self.candidates!r}; want one of {CANDIDATES}"
+      )
+    if self.rank_answers_by not in RANKINGS:
+      raise ValueError(
+        f"rank_answers_by={self.rank_answers_by!r}; want one of {RANKINGS}"
       )
 
 
@@ -85,8 +94,8 @@ class Answered:
   """The answers of one question.
 
   Attributes:
-    answers: Answers that differ once normalized, ordered by their best spans.
-      Empty if the blocks that were read contain no span.
+    answers: Answers that differ once normalized, best first. Empty if the
+      blocks that were read contain no span.
     ranking: Retrieved blocks, as arrays [k].
   """
 
@@ -102,8 +111,9 @@ class Answered:
 class Answerer:
   """Answers questions with one checkpoint and one generation.
 
-  The best answer is the span with the largest sum of reader score and block
-  score, over all spans of all blocks read, as in Google's released ORQA.
+  A span's score is the sum of the reader's and the block's, and the spans of
+  all blocks read compete, as in Google's released ORQA. The configuration says
+  whether the best answer has the best span or the largest probability.
 
   Raises:
     SearchError: More blocks are to be read than are retrieved.
@@ -217,7 +227,7 @@ class Answerer:
     scores: Float[np.ndarray, " n"],
     probabilities: Float[np.ndarray, " n"],
   ) -> list[Answer]:
-    """Groups a question's best spans by the answer that they give."""
+    """Groups a question's best spans by the answer they give, best first."""
     block, start, extra_width = np.unravel_index(spans, self._spans_shape)
     answers: dict[str, Answer] = {}
     for j in np.flatnonzero(np.isfinite(scores)).tolist():
@@ -234,7 +244,10 @@ class Answerer:
         total = answers[key].probability + answer.probability
         answer = dataclasses.replace(answers[key], probability=total)
       answers[key] = answer
-    return list(answers.values())
+    found = list(answers.values())
+    if self.config.rank_answers_by == "probability":
+      found.sort(key=lambda answer: answer.probability, reverse=True)
+    return found
 
 
 def best_spans(

@@ -37,7 +37,7 @@ def evaluate_open_qa(
   """Answers the questions of a file and scores the answers.
 
   The checkpoint's own query tower searches the generation, the reader reads
-  the best blocks, and the best span of all of them is the prediction. Returns
+  the best blocks, and the best answer in all of them is the prediction. Returns
   the contents of `metrics.json`.
 
   Args:
@@ -87,6 +87,7 @@ def evaluate_open_qa(
       "candidates": answering.candidates,
       "num_searched": answerer.num_searched,
       "num_read": answering.num_read,
+      "rank_answers_by": answering.rank_answers_by,
     },
     answerer.model,
     answerer.generation,

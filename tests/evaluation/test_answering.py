@@ -1,12 +1,18 @@
 """Answers to one question, and where they stand."""
 
+import dataclasses
 import functools
 
 import jax
 import numpy as np
 import pytest
 
-from realm_jax.evaluation.answering import best_spans, locate_answer
+from realm_jax.evaluation.answering import (
+  Answerer,
+  AnsweringConfig,
+  best_spans,
+  locate_answer,
+)
 from tests import tiny_world
 
 pytestmark = pytest.mark.slow
@@ -34,6 +40,24 @@ def test_answers_are_distinct_and_their_probabilities_sum_to_one(answerer):
   assert total == pytest.approx(1.0, abs=1e-4)
   scores = [answer.score for answer in answered.answers]
   assert scores == sorted(scores, reverse=True)
+
+
+def test_answers_are_ranked_by_their_best_span_or_their_probability(answerer):
+  config = dataclasses.replace(answerer.config, rank_answers_by="probability")
+  summed = Answerer(answerer.model, answerer.generation, config)
+  question = "where was Ada born?"
+  by_span = answerer.ask(question).answers
+  by_probability = summed.ask(question).answers
+  # The same answers, of which another is the best one.
+  assert set(by_span) == set(by_probability)
+  assert by_span[0] != by_probability[0]
+  values = [answer.probability for answer in by_probability]
+  assert values == sorted(values, reverse=True)
+
+
+def test_a_ranking_that_does_not_exist():
+  with pytest.raises(ValueError, match="rank_answers_by='sum'; want one of"):
+    AnsweringConfig(rank_answers_by="sum")
 
 
 def test_asking_agrees_with_evaluating(answerer, evaluated):
