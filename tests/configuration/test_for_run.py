@@ -73,7 +73,12 @@ def test_a_run_is_asked_with_its_model_and_data_alone(trained, tmp_path):
     block_length=tiny_world.BLOCK_LENGTH,
   )
   # How many blocks training searched is no matter of the model.
-  assert config == AnsweringConfig(num_read=3, num_searched=20, num_spans=50)
+  assert config == AnsweringConfig(
+    num_read=3,
+    num_searched=20,
+    num_spans=50,
+    rank_answers_by="probability",
+  )
 
 
 def test_what_is_given_overrides_what_the_run_recorded(trained, tmp_path):
