@@ -122,6 +122,7 @@ def test_ask_answers_each_line_of_its_input(
     [
       *(sys.executable, "-m", "realm_jax.ask"),
       f"--model_dir={recorded_run('open_qa')}",
+      "--gin.RANK_ANSWERS_BY='best_span'",
     ],
     cwd=project_dir,
     env=command_environment,

@@ -12,6 +12,7 @@ import realm_jax
 from realm_jax.checkpoints.manager import CheckpointError
 from realm_jax.evaluation import queries as queries_lib
 from tests import tiny_world
+from tests.evaluation.lines import read_lines
 
 
 def test_to_import_the_package_imports_no_library(
@@ -47,7 +48,7 @@ def test_any_number_of_queries_comes_in_five_shapes(monkeypatch):
 
 @pytest.mark.slow
 def test_the_page_runs(
-  recorded_run, evaluated, project_dir, monkeypatch, one_device
+  recorded_run, evaluate, tmp_path, project_dir, monkeypatch, one_device
 ):
   # One shape is compiled for, where sixteen rows would be another.
   monkeypatch.setattr(queries_lib, "_MAX_BATCH", 8)
@@ -63,8 +64,11 @@ def test_the_page_runs(
   assert gin.config_str() == before
 
   run, best = names["run"], names["best"]
-  # The evaluation's first question is the page's.
-  line = evaluated[1][0]
+  # An evaluation that ranks answers as this does; its first question is the
+  # page's.
+  evaluate(num_spans=50, rank_answers_by="probability", output_dir=tmp_path)
+  lines = read_lines(tmp_path / "predictions.jsonl")
+  line = lines[0]
   assert line["question"] == "where was Ada born?"
   assert best.text == line["prediction"]
   assert best.score == pytest.approx(line["answer"]["score"], abs=1e-4)
@@ -96,7 +100,7 @@ def test_the_page_runs(
   texts = [question["question"] for question in tiny_world.questions()]
   answered = run.ask([*texts, *texts], num_answers=1)
   assert [one.question for one in answered] == [*texts, *texts]
-  predictions = [line["prediction"] for line in evaluated[1]]
+  predictions = [line["prediction"] for line in lines]
   assert [one.text for one in answered] == [*predictions, *predictions]
   assert {len(one.answers) for one in answered} == {1}
   # One text is one row; none is none.

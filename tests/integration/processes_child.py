@@ -1,4 +1,4 @@
-"""One of several processes that train all stages together, and evaluate.
+"""One of several processes that train stages together, and evaluate.
 
     python -m tests.integration.processes_child ADDRESS COUNT INDEX \
       WORLD BEFORE FOLDER NUM_STEPS
@@ -41,7 +41,7 @@ def main() -> None:
   cpu_tuning.disable_async_dispatch()
   processes.initialize(processes.ProcessFlags(address, int(count), int(index)))
   commands = Commands(tiny_world.World(Path(world)))
-  for stage in stages.STAGES:
+  for stage in stages.OF_SEVERAL_PROCESSES:
     stages.train(
       commands,
       stage,

@@ -109,7 +109,7 @@ def on_two_processes(commands, on_eight, command_environment, tmp_path_factory):
   try:
     for process in group:
       process.start()
-    for stage in stages.STAGES:
+    for stage in stages.OF_SEVERAL_PROCESSES:
       if stage not in stages.WITHOUT_INDEX:
         first = folder / stage / "checkpoints" / "0"
         wait_until(first.exists, what="checkpoint", jobs=tuple(group))
@@ -122,7 +122,7 @@ def on_two_processes(commands, on_eight, command_environment, tmp_path_factory):
   return folder
 
 
-@pytest.mark.parametrize("stage", stages.STAGES)
+@pytest.mark.parametrize("stage", stages.OF_SEVERAL_PROCESSES)
 def test_several_processes_have_the_same_losses(
   stage, on_eight, on_two_processes
 ):
