@@ -46,8 +46,9 @@ class AnsweringConfig:
     num_read: Number of the best blocks that the reader reads.
     num_spans: Number of the best spans that are grouped into answers.
     rank_answers_by: "best_span", as in Google's released code, or
-      "probability", the sum of p(y|x, z) p(z|x) over blocks and spans, as in
-      the paper (equation 1). An answer that several blocks state gains by it.
+      "probability", which sums over all blocks and spans that give an answer,
+      as the paper does (equation 1). The probabilities are those of training:
+      one softmax over the spans of all blocks that are read.
   """
 
   candidates: str = "index"
