@@ -37,10 +37,16 @@ def write_plots(output_dir: Path, rows: Sequence[_Row]) -> dict[str, str]:
     height = 4.5 if part in _SWEEPS else 1.5 + 0.5 * len(own)
     draw = _draw_sweep if part in _SWEEPS else _draw_bars
     with plot(
-      output_dir / name, title=title, num_panels=len(metrics), height=height
+      output_dir / name,
+      title=f"{title} (orange: 95 % intervals; dots: seeds)",
+      num_panels=len(metrics),
+      height=height,
     ) as panels:
       for axes, metric in zip(panels, metrics, strict=True):
         draw(axes, own, metric)
+      if draw is _draw_bars:
+        for axes in panels[1:]:
+          axes.tick_params(labelleft=False)
     written[name] = title
   return written
 
@@ -85,9 +91,7 @@ def _draw_interval(
 
 
 def _finish(axes: Any, metric: Metric, *, across: bool) -> None:
-  title = f"{metric.title}; orange: 95 % interval; dots: seeds"
-  if metric is EXACT_MATCH:
-    title = f"exact match{title.removeprefix(metric.title)}"
+  title = "exact match" if metric is EXACT_MATCH else metric.title
   if across:
     axes.set_xlabel(title)
     axes.set_xlim(left=0)
