@@ -20,9 +20,11 @@ SHARED_DATA_DIR = PROJECT_DIR.parent / "shared" / "data"
 
 _MANY_DEVICES = "--xla_force_host_platform_device_count=8"
 # LLVM's optimisations take most of a compilation, and change no result that
-# a tiny model could show.
+# a tiny model could show. To split a program for threads of the compiler takes
+# a seventh more time in total.
 _QUICK = (
-  "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+  "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false "
+  "--xla_cpu_parallel_codegen_split_count=1"
 )
 os.environ["JAX_PLATFORMS"] = "cpu"
 # pytest-xdist's workers start with what this file has set in their parent.

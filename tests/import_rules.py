@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import functools
 import graphlib
 import sys
 from collections.abc import Iterator
@@ -244,6 +245,7 @@ def library_sources(folder: str) -> list[str]:
   return [f for f in sources(folder) if not f.endswith("/__main__.py")]
 
 
+@functools.cache
 def file_of(module: str) -> str | None:
   """The source of a module of the project; None for any other module."""
   stem = PROJECT_DIR / module.replace(".", "/")
@@ -253,8 +255,13 @@ def file_of(module: str) -> str | None:
   return None
 
 
-def imports(file: str) -> Iterator[Import]:
+@functools.cache
+def imports(file: str) -> tuple[Import, ...]:
   """All imports of a file, those inside functions included."""
+  return tuple(_imports(file))
+
+
+def _imports(file: str) -> Iterator[Import]:
   tree = ast.parse((PROJECT_DIR / file).read_text(), file)
   for node in ast.walk(tree):
     if isinstance(node, ast.Import):

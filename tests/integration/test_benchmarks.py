@@ -1,9 +1,7 @@
 """What the benchmarks make of their measurements."""
 
 import dataclasses
-import json
-import subprocess
-import sys
+import functools
 
 import numpy as np
 import pytest
@@ -30,6 +28,8 @@ from realm_jax.corpus.store import Corpus
 from realm_jax.generations.building.partial_refresh import PartialRefresh
 from realm_jax.generations.building.recall import held_out_queries
 from realm_jax.generations.follow.loading import load_newest
+from realm_jax.indexes.exact import ExactConfig
+from realm_jax.training.config import TrainConfig
 from tests import tiny_world
 from tests.integration.commands import MODEL_FILE
 
@@ -277,31 +277,22 @@ def test_a_corpus_that_was_not_finished_is_made(tmp_path):
   assert corpus.num_blocks == 100
 
 
-_MEASURES_A_SWAP = """
-import json, pathlib, sys
-from benchmarks import swap
-from realm_jax.indexes.exact import ExactConfig
-found = swap.measure(
-  pathlib.Path(sys.argv[1]), num_blocks=300, index=ExactConfig(), scale=0.05,
-  swaps=1, steps_between=8, batch_size=2,
-)
-print(swap.table(found))
-print(json.dumps(found))
-"""
-
-
 @pytest.mark.slow
-def test_a_swap_is_measured(tmp_path, command_environment):
-  done = subprocess.run(
-    [sys.executable, "-c", _MEASURES_A_SWAP, str(tmp_path)],
-    env=command_environment,
-    capture_output=True,
-    text=True,
-    check=True,
-    timeout=300,
+@pytest.mark.usefixtures("one_device")
+def test_a_swap_is_measured(tmp_path, monkeypatch):
+  # Each shape of packed batches takes seconds to compile.
+  one_shape = functools.partial(TrainConfig, max_shape_buckets=1)
+  monkeypatch.setattr(swap, "TrainConfig", one_shape)
+  found = swap.measure(
+    tmp_path,
+    num_blocks=300,
+    index=ExactConfig(),
+    scale=0.05,
+    swaps=1,
+    steps_between=8,
+    batch_size=2,
   )
-  assert "longest against the median" in done.stdout
-  found = json.loads(done.stdout.splitlines()[-1])
+  assert "longest against the median" in swap.table(found)
   assert (found["swaps"], found["num_blocks"]) == (1, 300)
   (load,) = found["loads"]
   assert load["searched_from_step"] > load["published_at_step"] >= 8

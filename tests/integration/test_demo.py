@@ -18,9 +18,10 @@ bert.BertConfig.intermediate_size = 64
 reader/bert.BertConfig.hidden_size = 32
 reader/bert.BertConfig.intermediate_size = 64
 bert.BertConfig.num_layers = 1
-world.WorldConfig.num_people = 80
-world.WorldConfig.num_cities = 80
-world.WorldConfig.num_companies = 30
+world.WorldConfig.num_people = 40
+world.WorldConfig.num_cities = 40
+world.WorldConfig.num_companies = 15
+NUM_STEPS = 2
 """
 _CONTENDERS = ("realm", "random_blocks", "bm25", "ict_only")
 

@@ -6,6 +6,7 @@ ahead of the devices, and stores vectors behind them, in threads of their own.
 """
 
 import collections
+import functools
 import itertools
 import time
 from collections.abc import Callable
@@ -54,6 +55,7 @@ def jitted_embedder(
   )
 
 
+@functools.lru_cache(maxsize=8)
 def abstract_retriever(retriever: Retriever, mesh: Mesh) -> Params:
   """Returns the shapes of a retriever's parameters, with shardings."""
   tokens = jnp.zeros((1, 3), jnp.int32)
