@@ -34,6 +34,8 @@ EXTRAS := beam,demo,dev,faiss,launch,serve,tfds
 # their order: otherwise those with few, long tests would come last, and the
 # last of them would run alone.
 PYTEST := $(PY) -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+# Compiling the package anew would cost each of many processes half a second.
+unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= $(shell for python in python3.11 python3.12 python3; do \
   $$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' \
     2>/dev/null && command -v $$python && break; done)

@@ -47,7 +47,8 @@ class Checkpointer:
   ) -> tuple[TrainState, LoopState]:
     """Returns the state of the last checkpoint, or that of a new run.
 
-    `state` is freshly initialized, on the devices.
+    `state` is that of a new run, freshly initialized on the devices. If there
+    is a checkpoint, abstract arrays with their shardings will do.
 
     Raises:
       CheckpointError: A checkpoint does not fit, or the run has only its

@@ -60,7 +60,11 @@ from realm_jax.training.refresh.fallback import CrashFallback, LoadGeneration
 from realm_jax.training.refresh.schedule import GenerationSchedule
 from realm_jax.training.setup import RunSetup, set_up
 from realm_jax.training.stages.pretraining import Pretraining
-from realm_jax.training.state import TrainState, create_state
+from realm_jax.training.state import (
+  TrainState,
+  abstract_state,
+  create_state,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,14 +110,18 @@ def open_run(
     )
     stack.callback(store.close)
     checkpoints = Checkpointer(store, setup.identity, config.checkpoints)
-    state = create_state(
-      setup.init,
-      setup.optimizer,
-      seed=config.data.seed,
-      mesh=setup.mesh,
-      axis_rules=config.mesh.axis_rules,
+    # What is restored needs no initial values, and no memory for them.
+    make_state = abstract_state
+    if not store.steps():
+      make_state = functools.partial(create_state, seed=config.data.seed)
+    state, loop_state = checkpoints.initialize_or_restore(
+      make_state(
+        setup.init,
+        setup.optimizer,
+        mesh=setup.mesh,
+        axis_rules=config.mesh.axis_rules,
+      )
     )
-    state, loop_state = checkpoints.initialize_or_restore(state)
     examples = BatchStream(
       dataclasses.replace(config.data, corpus_version=setup.examples.version),
       rows=setup.own_rows,
