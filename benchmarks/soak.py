@@ -76,6 +76,8 @@ def _settings(directory: Path, name: str, index: str) -> dict[str, Any]:
       "JAX_COMPILATION_CACHE_DIR": str(directory / "compiled"),
       "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
       **os.environ,
+      # With limited files, only the beginning of a module would be written.
+      "PYTHONDONTWRITEBYTECODE": "1",
       # This variable identifies the processes of the run.
       "REALM_SOAK": str(folder),
     },

@@ -181,9 +181,9 @@ def test_a_disk_fills_up_at_any_file_and_has_room_again(
 ):
   generations_dir = tmp_path / "generations"
   save(tmp_path, corpus, 0)
-  process = _start(
-    tmp_path, corpus, "every", command_environment, index="scann"
-  )
+  # Of modules that it compiles, only the beginning might be written.
+  environment = command_environment | {"PYTHONDONTWRITEBYTECODE": "1"}
+  process = _start(tmp_path, corpus, "every", environment, index="scann")
   lines = []
   reader = threading.Thread(target=lambda: lines.extend(process.stderr))
   reader.start()
