@@ -20,6 +20,10 @@ OPTIMIZER = OptimizerConfig(learning_rate=1e-3, warmup_steps=0)
 # The clip is over both components' gradients, and decay moves all that there
 # is; without them a parameter moves by its own gradient alone.
 PLAIN = dataclasses.replace(OPTIMIZER, clip_norm=1e6, weight_decay=0.0)
+# Adam divides a gradient by its own size, also one that consists of rounding
+# errors, which differ between processors. This epsilon is far above such
+# gradients and far below the others.
+STEADY = dataclasses.replace(OPTIMIZER, epsilon=1e-4)
 # Sizes of the axes `data`, `fsdp` and `model`.
 ONE = (1, 1, 1)
 EIGHT = (8, 1, 1)
@@ -84,7 +88,7 @@ def _first_step(stage, layout=ONE, *, optimizer=PLAIN, pack=True, **settings):
 def _curve(layout, *, pack=True, num_steps=10):
   """The losses of inverse cloze, and how far they moved the parameters."""
   stage = "inverse_cloze"
-  start, step, mesh = _prepare(stage, layout, optimizer=OPTIMIZER, pack=pack)
+  start, step, mesh = _prepare(stage, layout, optimizer=STEADY, pack=pack)
   state, losses = start, []
   for number in range(num_steps):
     batch = _batch(stage, mesh, seed=number, pack=pack)
@@ -98,7 +102,7 @@ def _curve(layout, *, pack=True, num_steps=10):
   return np.array(losses), moves
 
 
-# A softmax cancels these, so that Adam moves them by rounding errors.
+# A softmax cancels these, so that their gradients are rounding errors.
 _CANCELLED = (
   "key/bias",
   "span_head/norm/bias",
@@ -118,7 +122,7 @@ def test_the_same_curve_on_one_device_and_on_eight():
 
   def assert_close(path, many, one):
     name = jax.tree_util.keystr(path, simple=True, separator="/")
-    allowed = 1e-4 if name.endswith(_CANCELLED) else 1e-4 * np.linalg.norm(one)
+    allowed = 1e-6 if name.endswith(_CANCELLED) else 1e-4 * np.linalg.norm(one)
     assert np.linalg.norm(many - one) <= allowed, name
 
   jax.tree_util.tree_map_with_path(assert_close, many_moves, one_moves)
