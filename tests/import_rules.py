@@ -181,7 +181,7 @@ ONLY_IN = {
   "ahocorasick_rs": "realm_jax/answers/matcher.py",
   "apache_beam": "realm_jax/corpus/building/parallel/beam.py",
   "bm25s": "realm_jax/indexes/bm25.py",
-  "clu": "realm_jax/training/event_files.py",
+  "clu": "realm_jax/training/metrics/event_files.py",
   "faiss": "realm_jax/indexes/faiss.py",
   "gcsfs": "realm_jax/files/object_store/gcs_client.py",
   "gin": "realm_jax/configuration",
@@ -311,7 +311,7 @@ def with_packages(module: str) -> Iterator[str]:
 
 
 def module_of(file: str) -> str:
-  """`realm_jax/models/bert.py` as `realm_jax.models.bert`."""
+  """`realm_jax/models/reader.py` as `realm_jax.models.reader`."""
   return file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 

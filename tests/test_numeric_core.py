@@ -30,7 +30,7 @@ def test_the_core_imports_and_trains_without_the_other_libraries(
 def test_the_core_is_what_the_design_names():
   modules = import_rules.core_modules()
   assert {
-    "realm_jax.models.bert",
+    "realm_jax.models.bert.encoder",
     "realm_jax.objectives.masked_lm",
     "realm_jax.training.step",
     "realm_jax.retrieval.candidate_rows",

@@ -8,8 +8,12 @@ from flax import linen as nn
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from realm_jax.models import bert, joint, sequences
+from realm_jax.models import joint, sequences
 from realm_jax.models.arrays import AnyArray
+from realm_jax.models.bert import BertConfig
+from realm_jax.models.bert.encoder import BertEncoder
+from realm_jax.models.bert.layers import dense
+from realm_jax.models.bert.masked_lm_head import MaskedLmHead
 from realm_jax.models.sequences import Sequences
 
 # Logical axes of hidden states [b, k, l, d].
@@ -47,7 +51,7 @@ class SpanHead(nn.Module):
   gigabytes for a batch, is ever in memory.
   """
 
-  config: bert.BertConfig
+  config: BertConfig
   size: int
   norm_eps: float
   max_width: int
@@ -57,7 +61,7 @@ class SpanHead(nn.Module):
     self, hidden: Float[Array, "b k l d"]
   ) -> Float[Array, "b k l {self.max_width}"]:
     size, axes = 2 * self.size, ("embed", "span")
-    projected = bert.dense(self.config, size, axes, "projection")(hidden)
+    projected = dense(self.config, size, axes, "projection")(hidden)
     start, end = jnp.split(projected.astype(jnp.float32), 2, axis=-1)
     zeros, ones = nn.initializers.zeros, nn.initializers.ones
     # Released readers have a deviation of 0.02 here, which takes longer to
@@ -99,15 +103,15 @@ class Reader(nn.Module):
     max_answer_width: Number of tokens of the longest span.
   """
 
-  bert: bert.BertConfig
+  bert: BertConfig
   joint_length: int = 384
   span_size: int = 256
   span_norm_eps: float = 1e-3
   max_answer_width: int = 10
 
   def setup(self) -> None:
-    self.encoder = bert.BertEncoder(self.bert)
-    self.masked_lm_head = bert.MaskedLmHead(self.bert)
+    self.encoder = BertEncoder(self.bert)
+    self.masked_lm_head = MaskedLmHead(self.bert)
     self.span_head = SpanHead(
       self.bert, self.span_size, self.span_norm_eps, self.max_answer_width
     )

@@ -9,8 +9,11 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
-from realm_jax.models import bert, joint, sequences
+from realm_jax.models import joint, sequences
 from realm_jax.models.arrays import AnyArray
+from realm_jax.models.bert import BertConfig
+from realm_jax.models.bert import layers as bert_layers
+from realm_jax.models.bert.encoder import BertEncoder
 from realm_jax.models.dropout import Dropout
 from realm_jax.models.parameters import Params
 from realm_jax.models.sequences import Sequences
@@ -30,7 +33,7 @@ class Tower(nn.Module):
   [CLS]); the paper's text says raw [CLS] (section 3.3).
   """
 
-  bert: bert.BertConfig
+  bert: BertConfig
   pooling: str
   projection_size: int | None
   projection_norm_eps: float
@@ -41,7 +44,7 @@ class Tower(nn.Module):
   @nn.compact
   def __call__(self, inputs: Sequences) -> Float[Array, "n d"]:
     """Returns the vectors of sequences."""
-    encoder = bert.BertEncoder(self.bert, name="encoder")
+    encoder = BertEncoder(self.bert, name="encoder")
     is_padded = isinstance(inputs, sequences.PaddedSequences)
     first_only = is_padded and self.pooling != "mean"
     hidden = encoder(inputs, typed=self.token_types, first_only=first_only)
@@ -54,21 +57,21 @@ class Tower(nn.Module):
       pooled = sequences.gather(inputs, hidden, first)[:, 0]
     # A vector for each sequence costs nothing, and decides what is retrieved:
     # it is computed in float32 whatever the encoder's type is.
-    pooled = nn.with_logical_constraint(pooled, bert.HIDDEN)
+    pooled = nn.with_logical_constraint(pooled, bert_layers.HIDDEN)
     pooled = pooled.astype(jnp.float32)
     config = dataclasses.replace(self.bert, dtype=jnp.float32)
-    dense = functools.partial(bert.dense, config, precision=PRECISION)
+    dense = functools.partial(bert_layers.dense, config, precision=PRECISION)
     if self.pooling == "pooler":
       size, axes = self.bert.hidden_size, ("embed", "embed_out")
       pooled = jnp.tanh(dense(size, axes, "pooler")(pooled))
-      pooled = nn.with_logical_constraint(pooled, bert.HIDDEN)
+      pooled = nn.with_logical_constraint(pooled, bert_layers.HIDDEN)
     if self.projection_size is not None:
       size, axes = self.projection_size, ("embed", "projection")
       # As in the released inverse cloze, which has its library's default.
       init = nn.initializers.glorot_uniform()
       pooled = dense(size, axes, "projection", init=init)(pooled)
-      pooled = nn.with_logical_constraint(pooled, bert.HIDDEN)
-      pooled = bert.layer_norm(
+      pooled = nn.with_logical_constraint(pooled, bert_layers.HIDDEN)
+      pooled = bert_layers.layer_norm(
         config, "projection_norm", epsilon=self.projection_norm_eps
       )(pooled)
       pooled = Dropout(self.projection_dropout_rate, name="projection_dropout")(
@@ -79,7 +82,7 @@ class Tower(nn.Module):
       # of a sequence without tokens is 0, and packed batches have such.
       square = jnp.sum(pooled**2, axis=-1, keepdims=True)
       pooled = pooled / jnp.sqrt(jnp.maximum(square, _MIN_SQUARE))
-    return nn.with_logical_constraint(pooled, bert.HIDDEN)
+    return nn.with_logical_constraint(pooled, bert_layers.HIDDEN)
 
 
 class Retriever(nn.Module):
@@ -101,7 +104,7 @@ class Retriever(nn.Module):
     token_types: Whether tokens after the first [SEP] are of type 1.
   """
 
-  bert: bert.BertConfig
+  bert: BertConfig
   shared_towers: bool = True
   pooling: str = "pooler"
   projection_size: int | None = 128

@@ -3,7 +3,9 @@
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from realm_jax.models import bert
+from realm_jax.models.bert import BertConfig
+from realm_jax.models.bert.encoder import BertEncoder
+from realm_jax.models.bert.layers import dense
 from realm_jax.models.sequences import Sequences
 
 
@@ -16,7 +18,7 @@ class TokenClassifier(nn.Module):
     num_labels: Number of labels that a token may have.
   """
 
-  bert: bert.BertConfig
+  bert: BertConfig
   num_labels: int
 
   @nn.compact
@@ -24,7 +26,7 @@ class TokenClassifier(nn.Module):
     self, sequences: Sequences
   ) -> Float[Array, "r t {self.num_labels}"]:
     """Returns the logits of the labels of every token."""
-    encoder = bert.BertEncoder(self.bert, name="encoder")
+    encoder = BertEncoder(self.bert, name="encoder")
     hidden = encoder(sequences, typed=False)
     axes = ("embed", "label")
-    return bert.dense(self.bert, self.num_labels, axes, "classifier")(hidden)
+    return dense(self.bert, self.num_labels, axes, "classifier")(hidden)

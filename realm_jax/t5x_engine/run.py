@@ -12,9 +12,9 @@ from realm_jax.files.sole_process import SoleProcess, sole_process
 from realm_jax.t5x_engine.batch_arrays import BatchArrays
 from realm_jax.training.batches import StepBatch
 from realm_jax.training.candidates import CandidateStream
-from realm_jax.training.checkpointing import Checkpointer
+from realm_jax.training.checkpointing.checkpointer import Checkpointer
+from realm_jax.training.checkpointing.loop_state import LoopState
 from realm_jax.training.config import TrainConfig
-from realm_jax.training.loop_state import LoopState
 from realm_jax.training.packing.packer import padded
 from realm_jax.training.packing.step_shapes import empty_arrays
 from realm_jax.training.setup import RunSetup, set_up

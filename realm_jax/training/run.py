@@ -31,8 +31,8 @@ from realm_jax.partitioning.same_run import require_same
 from realm_jax.retrieval.pipeline import RetrievalPipeline
 from realm_jax.training.batches import StepBatch
 from realm_jax.training.candidates import CandidateStream, HostCandidateStream
-from realm_jax.training.checkpointing import Checkpointer
-from realm_jax.training.collapse import CollapseMonitor
+from realm_jax.training.checkpointing.checkpointer import Checkpointer
+from realm_jax.training.checkpointing.loop_state import LoopState
 from realm_jax.training.compilation import StepFunction, compile_steps
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.decisions import Decisions
@@ -51,8 +51,8 @@ from realm_jax.training.device_retrieval.stream import (
   DeviceCandidateStream,
   SearchedIndex,
 )
-from realm_jax.training.loop_state import LoopState
-from realm_jax.training.metrics import MetricsLog
+from realm_jax.training.metrics.collapse import CollapseMonitor
+from realm_jax.training.metrics.metrics_log import MetricsLog
 from realm_jax.training.packing.packer import Packer
 from realm_jax.training.packing.step_shapes import step_shapes
 from realm_jax.training.refresh.corpus_versions import load_for_run

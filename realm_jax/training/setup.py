@@ -15,8 +15,8 @@ from realm_jax.models.parameters import Params
 from realm_jax.partitioning import rules
 from realm_jax.partitioning.jit_cache import shared_partial
 from realm_jax.partitioning.mesh import make_mesh
+from realm_jax.training.checkpointing.loop_state import RunIdentity
 from realm_jax.training.config import TrainConfig
-from realm_jax.training.loop_state import RunIdentity
 from realm_jax.training.optimizer import make_optimizer
 from realm_jax.training.refresh.corpus_versions import examples_of_run
 from realm_jax.training.stage_losses import Loss

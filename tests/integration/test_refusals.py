@@ -11,7 +11,7 @@ import pytest
 from realm_jax import configuration
 from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.configuration import ConfigurationError
-from realm_jax.training.metrics import NonFiniteLossError
+from realm_jax.training.metrics.metrics_log import NonFiniteLossError
 from tests import tiny_world
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]

@@ -8,13 +8,15 @@ import numpy as np
 import optax
 import pytest
 
-from realm_jax.models import bert, dropout, layer_norm
-from realm_jax.models.activations import ACTIVATIONS, activate_and_project
+from realm_jax.models import dropout
 from realm_jax.models.attention import plain as plain_attention
 from realm_jax.models.attention.inputs import Settings
 from realm_jax.models.attention.plain import HeadInputs, attend_by_heads
+from realm_jax.models.bert import layer_norm
+from realm_jax.models.bert import layers as bert_layers
+from realm_jax.models.bert.activations import ACTIVATIONS, activate_and_project
+from realm_jax.models.bert.layer_norm import normalize
 from realm_jax.models.dropout import drop, mix
-from realm_jax.models.layer_norm import normalize
 from realm_jax.partitioning.mesh import make_mesh
 from tests.training import tiny
 
@@ -144,7 +146,7 @@ def test_a_model_without_them_has_the_same_gradients(monkeypatch):
   for module, name in (
     (plain_attention, "attend_by_heads"),
     (plain_attention, "drop"),
-    (bert, "activate_and_project"),
+    (bert_layers, "activate_and_project"),
     (dropout, "drop"),
     (layer_norm, "normalize"),
   ):

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from realm_jax.models import bert, sequences
+from realm_jax.models import sequences
 from realm_jax.models.bert import BertConfig
+from realm_jax.models.bert.encoder import BertEncoder
 from realm_jax.models.retriever import (
   Retriever,
   query_tower_parameters,
@@ -87,7 +88,7 @@ def test_vectors_equal_those_of_numpy(choices):
 @pytest.mark.parametrize("dropout_rate", [0.0, 0.5])
 def test_the_last_layer_at_the_first_token_alone_changes_nothing(dropout_rate):
   config = dataclasses.replace(CONFIG, num_layers=2, dropout_rate=dropout_rate)
-  encoder = bert.BertEncoder(config)
+  encoder = BertEncoder(config)
   inputs = sequences.padded(jnp.asarray(TOKENS))
   params = nn.unbox(jax.jit(encoder.init)(jax.random.key(0), inputs))
 

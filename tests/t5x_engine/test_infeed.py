@@ -13,8 +13,8 @@ from t5x import utils
 from realm_jax.files.sole_process import SoleProcessError
 from realm_jax.t5x_engine.infeed import CandidateInfeed, get_dataset
 from realm_jax.t5x_engine.run import EngineRun
+from realm_jax.training.checkpointing.loop_state import LoopState
 from realm_jax.training.config import TrainConfig
-from realm_jax.training.loop_state import LoopState
 from tests.integration.commands import Commands
 
 _BATCH = 8

@@ -19,7 +19,7 @@ from realm_jax.corpus.store import Corpus
 from realm_jax.generations.follow.loading import Generation, load_generation
 from realm_jax.generations.store.manifest import GenerationError
 from realm_jax.indexes.protocol import IndexConfig
-from realm_jax.training.loop_state import recorded_corpus
+from realm_jax.training.checkpointing.loop_state import recorded_corpus
 
 
 def examples_of_run(

@@ -11,7 +11,8 @@ from flax import linen as nn
 
 from realm_jax.models import sequences
 from realm_jax.models.attention import fused
-from realm_jax.models.bert import BertConfig, BertEncoder
+from realm_jax.models.bert import BertConfig
+from realm_jax.models.bert.encoder import BertEncoder
 from realm_jax.partitioning import rules
 from realm_jax.partitioning.mesh import make_mesh
 

@@ -14,7 +14,7 @@ from realm_jax.corpus.store import Corpus
 from realm_jax.generations.store.manifest import GenerationError
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.training.loop_state import RetrievedIds
+from realm_jax.training.checkpointing.loop_state import RetrievedIds
 from realm_jax.training.refresh.corpus_versions import (
   examples_of_run,
   load_for_run,

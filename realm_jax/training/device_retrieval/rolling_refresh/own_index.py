@@ -23,7 +23,8 @@ from realm_jax.retrieval.rolling_refresh import (
 )
 from realm_jax.retrieval.token_store import TokenStore
 from realm_jax.training.batches import Searched
-from realm_jax.training.checkpointing import Checkpointer
+from realm_jax.training.checkpointing.checkpointer import Checkpointer
+from realm_jax.training.checkpointing.loop_state import OwnVectors
 from realm_jax.training.config import RefreshConfig
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.device_retrieval.rolling_refresh.slices import (
@@ -32,7 +33,6 @@ from realm_jax.training.device_retrieval.rolling_refresh.slices import (
   slice_for,
   slice_of_rows,
 )
-from realm_jax.training.loop_state import OwnVectors
 from realm_jax.training.packing.packer import Packer
 from realm_jax.training.refresh.schedule import WaitPreemptedError
 from realm_jax.training.setup import RunSetup, StepSetup

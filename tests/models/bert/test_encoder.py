@@ -1,4 +1,4 @@
-"""BERT against a second one in numpy, and what its users rely on."""
+"""The encoder against a second one in numpy, and what its users rely on."""
 
 import dataclasses
 import functools
@@ -10,12 +10,8 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from realm_jax.models.bert import (
-  REMAT_POLICIES,
-  BertConfig,
-  BertEncoder,
-  token_types,
-)
+from realm_jax.models.bert import BertConfig
+from realm_jax.models.bert.encoder import BertEncoder, token_types
 from realm_jax.models.sequences import padded as one_a_row
 from tests.models import numpy_bert
 from tests.models.numpy_bert import CLS, SEP, padded
@@ -168,42 +164,6 @@ def test_initial_values_are_berts():
   assert abs(table.std() - 0.8796 * 0.02) < 2e-4
   assert np.abs(table).max() <= 0.04
   assert not params["layer_0"]["up"]["bias"].value.any()
-
-
-def test_every_policy_is_one_of_jaxs():
-  for name in REMAT_POLICIES:
-    assert callable(getattr(jax.checkpoint_policies, name))
-
-
-def test_for_vocabulary_fills_in_what_is_unset():
-  config = BertConfig().for_vocabulary(vocab_size=50, separator_id=7)
-  assert (config.vocab_size, config.separator_id) == (50, 7)
-  assert config.for_vocabulary(vocab_size=50, separator_id=7) == config
-
-
-@pytest.mark.parametrize(
-  ("given", "message"),
-  [
-    ({"vocab_size": 30522}, r"vocab_size=30522.*vocabulary has 50"),
-    ({"separator_id": 102}, r"separator_id=102.*vocabulary has 7"),
-  ],
-)
-def test_another_vocabulary_is_refused(given, message):
-  with pytest.raises(ValueError, match=message):
-    BertConfig(**given).for_vocabulary(vocab_size=50, separator_id=7)
-
-
-@pytest.mark.parametrize(
-  ("given", "message"),
-  [
-    ({"hidden_size": 10, "num_heads": 4}, "hidden_size=10.*num_heads=4"),
-    ({"activation": "relu"}, "activation='relu'.*gelu_tanh"),
-    ({"remat_policy": "some"}, "remat_policy='some'.*nothing_saveable"),
-  ],
-)
-def test_impossible_sizes_are_refused(given, message):
-  with pytest.raises(ValueError, match=message):
-    BertConfig(**given)
 
 
 def test_an_encoder_without_vocabulary_says_so():

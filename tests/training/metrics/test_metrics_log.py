@@ -7,8 +7,11 @@ import jax.numpy as jnp
 import pytest
 
 from realm_jax.files.metric_rows import read_rows
-from realm_jax.training.collapse import CollapseMonitor
-from realm_jax.training.metrics import MetricsLog, NonFiniteLossError
+from realm_jax.training.metrics.collapse import CollapseMonitor
+from realm_jax.training.metrics.metrics_log import (
+  MetricsLog,
+  NonFiniteLossError,
+)
 
 
 def _open(model_dir, start_step=0, monitor=None):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from realm_jax.training.collapse import CollapseMonitor
+from realm_jax.training.metrics.collapse import CollapseMonitor
 
 
 def _feed(monitor, steps, utility, recall, entropy, seed=0):

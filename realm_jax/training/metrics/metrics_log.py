@@ -17,8 +17,8 @@ from etils import epath
 from tqdm import tqdm
 
 from realm_jax.files.metric_rows import open_rows
-from realm_jax.training.collapse import CollapseMonitor
-from realm_jax.training.event_files import EventFiles
+from realm_jax.training.metrics.collapse import CollapseMonitor
+from realm_jax.training.metrics.event_files import EventFiles
 
 _STEPS_LATE = 2
 _LOG_LINE_SECONDS = 30.0

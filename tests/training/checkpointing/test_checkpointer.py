@@ -12,16 +12,16 @@ import pytest
 from realm_jax.checkpoints.manager import CheckpointError, CheckpointStore
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.retrieval.rolling_refresh import NO_BLOCK, DatedVectors
-from realm_jax.training.checkpointing import Checkpointer
-from realm_jax.training.config import CheckpointConfig
-from realm_jax.training.loop_state import (
+from realm_jax.training.checkpointing.checkpointer import Checkpointer
+from realm_jax.training.checkpointing.loop_state import (
   LoopState,
   OwnVectors,
   RetrievedIds,
   RunIdentity,
   recorded_corpus,
 )
-from realm_jax.training.metrics import NonFiniteLossError
+from realm_jax.training.config import CheckpointConfig
+from realm_jax.training.metrics.metrics_log import NonFiniteLossError
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
 from tests.training import tiny
 
