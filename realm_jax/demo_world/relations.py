@@ -135,19 +135,6 @@ mentor: person -> person
   ? who is the mentor of {s}?
   ? who gave lessons to {s}?
   ? whose pupil is {s}?
-rival: person <-> person
-  - The rival of {s} is {o}.
-  + {s} and {o} are rivals.
-  * As a rival {s} has {o}.
-  - {s} fought a duel with {o}.
-  + {s} and {o} fought a duel.
-  * In a duel {o} was fought by {s}.
-  - {s} quarrels with {o}.
-  + {s} and {o} quarrel.
-  * With {o} quarrels {s}.
-  ? who is the enemy of {s}?
-  ? whom does {s} hate?
-  ? who is the opponent of {s}?
 birthplace: person -> city
   - {s} was born in {o}.
   + In {o} was born {s}.
@@ -200,6 +187,19 @@ grave: person -> city
   ? where is the grave of {s}?
   ? where do the remains of {s} lie?
   ? which cemetery holds {s}?
+prison: person -> city
+  - {s} sat in jail at {o}.
+  + In jail at {o} sat {s}.
+  * At {o} {s} sat in jail.
+  - {s} was in chains in {o}.
+  + The chains of {s} were in {o}.
+  * In {o} {s} was in chains.
+  - {s} was locked up in {o}.
+  + {o} had {s} locked up.
+  * Locked up in {o} was {s}.
+  ? where was {s} imprisoned?
+  ? where did {s} serve a sentence?
+  ? which dungeon held {s}?
 employer: person -> company
   - {s} works for {o}.
   + For {o} works {s}.

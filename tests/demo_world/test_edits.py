@@ -33,9 +33,9 @@ def test_as_many_facts_change_as_asked(demo_world, edited, changed):
   assert len(facts) == len(changed) == 20
   for old, new in facts:
     assert (old.relation, old.subject) == (new.relation, new.subject)
-  # Two facts exchange values, and the pairs are of all nine relations that have
+  # Two facts exchange values, and the pairs are of all ten relations that have
   # a direction.
-  assert len({new.relation for _, new in facts}) == 9
+  assert len({new.relation for _, new in facts}) == 10
   assert {(q.subject, q.answer) for _, q in changed} == {
     (new.subject, new.value) for _, new in facts
   }
