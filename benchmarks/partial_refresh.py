@@ -48,7 +48,7 @@ from realm_jax.training.config import TrainConfig
 
 _RECIPES = "gin/experiments/demo"
 # Same values as in gin/experiments/demo.
-_BATCH_SIZE, _QUERY_LENGTH = 16, 16
+_BATCH_SIZE, _QUERY_LENGTH = 16, 14
 _HELD_OUT_SEED = 1_000_003
 _HELD_OUT_BATCHES = 32
 _FRACTION = 1 / 3

@@ -142,7 +142,7 @@ class StageModel(models.BaseModel):
 
 
 def _refuse(what: str) -> NoReturn:
-  raise NotImplementedError(
+  raise ValueError(
     f"t5x cannot {what} with this model; evaluate MODEL_DIR with "
     "`python -m realm_jax.evaluate`, or ask it with `python -m realm_jax.ask`"
   )
