@@ -1,5 +1,6 @@
 """The generation builder by itself, without checkpoints or a sidecar."""
 
+import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -17,7 +18,7 @@ from realm_jax.generations.building.worker import WorkerNumber
 from realm_jax.generations.follow.loading import load_generation
 from realm_jax.generations.store import layout
 from realm_jax.generations.store import manifest as manifests
-from tests.generations.builds import generation_config, params_of
+from tests.generations.builds import CONFIG, generation_config, params_of
 from tests.generations.conftest import make_corpus
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
@@ -69,9 +70,11 @@ def test_workers_share_the_vectors_that_a_checkpoint_has(
     steps=lambda chosen: 400 + chosen % 100,
   )
   retriever = RestoredRetriever(jax.device_put(params_of(corpus, 0)), vectors)
+  # With one shard alone, the first worker would not wait for the second.
+  embedding = dataclasses.replace(CONFIG, shard_blocks=rows // 4)
   first, second = (
     GenerationBuilder(
-      generation_config(),
+      generation_config(config=embedding),
       corpus,
       generations_dir=generations_dir,
       number=WorkerNumber(index, 2),
@@ -82,8 +85,11 @@ def test_workers_share_the_vectors_that_a_checkpoint_has(
   reader = AssignmentReader(generations_dir)
   with ThreadPoolExecutor(1) as thread:
     building = thread.submit(first.build, 500, retriever)
-    wait_until(lambda: reader.read() is not None, what="assignment")
+    wait_until(
+      lambda: building.done() or reader.read() is not None, what="assignment"
+    )
     assigned = reader.read()
+    assert assigned is not None, building.result()
     second.help(
       assigned, retriever, is_assigned=lambda: reader.read() == assigned
     )
