@@ -41,8 +41,6 @@ class Options:
   service_account: str | None
   queue: str | None
   container_registry: str | None
-  base_image: str
-  watch: bool
   image: str | None
 
 
@@ -154,12 +152,15 @@ def _define_cluster_flags(define: _Definitions) -> None:
     "builder_tpu", None, "The index builder's slice; by default the trainer's."
   )
   define.string(
-    "evaluator_tpu", None, "The evaluator's slice; by default the trainer's."
+    "evaluator_tpu",
+    None,
+    "The evaluator's slice; by default one host of the trainer's kind.",
   )
   define.integer(
     "max_restarts",
     10,
-    "Restarts after a failure or a preemption, before the jobs have failed.",
+    "Restarts after failures, before the jobs have failed. With --executor=gke "
+    "those after a preemption do not count, and a user's error ends all jobs.",
   )
   define.string(
     "service_account",
@@ -171,17 +172,6 @@ def _define_cluster_flags(define: _Definitions) -> None:
     "container_registry",
     None,
     "Where the images are pushed that --executor=cloud builds.",
-  )
-  define.string(
-    "base_image",
-    "python:3.11",
-    "What the images start from that --executor=cloud builds.",
-  )
-  define.bool(
-    "watch",
-    True,
-    "Wait for the jobs of --executor=cloud, report failures, and stop the "
-    "index builder when the trainer has ended.",
   )
   define.string("image", None, "The image that the jobs of --executor=gke run.")
 

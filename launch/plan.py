@@ -157,12 +157,14 @@ def _on_this_machine(job: Job, given: Options) -> Job:
 
 
 def _on_slice(job: Job, given: Options) -> Job:
-  name = given.tpus[job.name] or given.tpus["trainer"]
-  if name is None:
+  own, trainers = given.tpus[job.name], given.tpus["trainer"]
+  if trainers is None:
     raise LaunchError(
       f"--executor={given.executor} needs --tpu, as in --tpu=v5litepod-64"
     )
-  tpu = parse_slice(name)
+  tpu = parse_slice(own or trainers)
+  if own is None and job.name == "evaluator":
+    tpu = tpu.one_host
   return dataclasses.replace(job, processes=tpu.hosts, tpu=tpu)
 
 

@@ -59,9 +59,10 @@ def main(argv: Sequence[str], *, bindings: Mapping[str, Sequence[str]]) -> int:
   if given.dry_run:
     return 0
   if given.executor == "cloud":
-    from launch.cluster.cloud import run_on_cloud
+    from launch.cluster import cloud
 
-    return run_on_cloud(name, jobs, given)
+    cloud.submit(name, jobs, given)
+    return 0
   if given.executor == "gke":
     from launch.cluster import jobset
 
@@ -76,7 +77,7 @@ def main(argv: Sequence[str], *, bindings: Mapping[str, Sequence[str]]) -> int:
     )
     print(jobset.as_yaml(document), end="")
     return 0
-  from launch.xmanager_experiments import run_locally
+  from launch.local.xmanager_processes import run_locally
 
   return asyncio.run(run_locally(name, jobs, grace_seconds=given.grace_seconds))
 

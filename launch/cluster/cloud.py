@@ -1,51 +1,118 @@
-"""A run on XManager on Cloud: images, work units, and their end."""
+"""A run submitted to XManager on Cloud, through XManager's public interface."""
 
-import itertools
+import json
+import shutil
+import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from launch.cluster import work_units
-from launch.cluster.image import copy_clone
-from launch.jobs import Job
+from xmanager import xm, xm_cloud
+
+from launch.cluster import pod
+from launch.jobs import Job, Schedule
 from launch.options import Options
-from launch.xmanager_experiments import CloudExperiment, image_of
+
+_PROJECT_DIR = Path(__file__).resolve().parents[2]
 
 
-def run_on_cloud(name: str, jobs: Sequence[Job], given: Options) -> int:
-  """Builds the images, submits the jobs, and watches them if told to.
+def submit(name: str, jobs: Sequence[Job], given: Options) -> None:
+  """Builds the images and submits the jobs.
 
-  Returns:
-    0 if the run is complete or not watched, otherwise 1.
+  A job that would go on after the trainer has a work unit of its own, so that
+  the trainer's can be complete without it.
   """
-  assert given.container_registry is not None
-  units = work_units.divide(jobs)
-  with tempfile.TemporaryDirectory() as directory:
-    clone = copy_clone(Path(directory))
-    images = [
-      image_of(
-        job,
-        clone,
-        registry=given.container_registry,
-        base_image=given.base_image,
-      )
-      for job in itertools.chain(*units)
-    ]
-    experiment = CloudExperiment(name, queue=given.queue)
-    experiment.submit(
-      units,
-      images,
-      max_restarts=given.max_restarts,
-      service_account=given.service_account,
-    )
-  number = experiment.name.rpartition("/")[2]
-  names = ", ".join(job.name for job in jobs)
-  print(f"submitted {names} as {experiment.name}", flush=True)
-  if not given.watch:
-    print(f"`xmc stop {number}` stops them, with the index builder", flush=True)
-    return 0
+  beside = [job for job in jobs if job.schedule is Schedule.BESIDE]
+  run = [job for job in jobs if job not in beside]
+  settings = xm_cloud.WorkUnitSettings()
+  if given.queue is not None:
+    queue = xm_cloud.SchedulingConstraints(queue_name=given.queue)
+    settings = xm_cloud.WorkUnitSettings(scheduling_constraints=queue)
+  with (
+    tempfile.TemporaryDirectory() as directory,
+    xm_cloud.create_experiment(name) as experiment,
+  ):
+    clone = _copy_clone(Path(directory))
+    images = experiment.package([_image(job, clone, given) for job in jobs])
+    made = {
+      job.name: _xm_job(job, image, given)
+      for job, image in zip(jobs, images, strict=True)
+    }
+    for unit in (run, *([job] for job in beside)):
+      group = {job.name: made[job.name] for job in unit}
+      # Without `args`, the client takes the jobs' environments for arguments
+      # of their commands, and fails.
+      experiment.add(xm.JobGroup(**group), args={}, settings=settings)
+  number = experiment.resource_name.rpartition("/")[2]
   print(
-    f"Ctrl-C ends this watching, not the jobs; `xmc stop {number}` stops them",
-    flush=True,
+    f"submitted {', '.join(job.name for job in jobs)} as "
+    f"{experiment.resource_name}; `xmc stop {number}` stops them"
   )
-  return work_units.watch(experiment)
+  if beside:
+    names = " and ".join(job.name for job in beside)
+    print(f"{names} would go on after the trainer: stop the experiment then")
+
+
+def _copy_clone(directory: Path) -> Path:
+  """Copies the files that git tracks, as they are in the working tree.
+
+  The clone's environment and outputs, which are gigabytes, are left out.
+  """
+  copy = directory / "realm_jax_clone"
+  listed = subprocess.run(
+    ["git", "ls-files", "-z"], cwd=_PROJECT_DIR, capture_output=True, check=True
+  )
+  for name in listed.stdout.decode().split("\0"):
+    source = _PROJECT_DIR / name
+    if name and source.is_file():
+      target = copy / name
+      target.parent.mkdir(parents=True, exist_ok=True)
+      shutil.copy2(source, target)
+  return copy
+
+
+def _image(job: Job, clone: Path, given: Options) -> xm.Packageable:
+  """Returns the image of the Dockerfile, with the job's command in it.
+
+  XManager on Cloud passes arguments by name, so that a flag could be given only
+  once, and there are several gin files.
+  """
+  dockerfile = clone / f"Dockerfile.{job.name}"
+  common = (clone / "launch" / "cluster" / "Dockerfile").read_text()
+  dockerfile.write_text(
+    f"{common}\nENTRYPOINT {json.dumps(pod.command_of(job))}\n"
+  )
+  return xm.dockerfile_container(
+    xm_cloud.KubernetesJobExecutor.Spec(
+      container_registry=given.container_registry,
+      image_name=f"realm-jax-{job.name}",
+    ),
+    path=str(clone),
+    dockerfile=str(dockerfile),
+  )
+
+
+def _xm_job(job: Job, image: xm.Executable, given: Options) -> xm.Job:
+  """Returns a job on its TPU slice, of which each host runs one process.
+
+  XManager infers the number of replicas from the topology for GPUs, but not for
+  TPUs. When one process fails, all others of the job end, too, so that a
+  restart takes as many retries as the slice has hosts.
+  """
+  assert job.tpu is not None
+  tpu = {f"tpu_{job.tpu.generation.name}": job.tpu.topology}
+  dependency = None
+  if job.schedule is Schedule.AFTER:
+    state = xm_cloud.executor.JobDependencyState.COMPLETED
+    dependency = xm_cloud.executor.Dependency("trainer", state)
+  return xm.Job(
+    image,
+    xm_cloud.KubernetesJobExecutor(
+      xm.JobRequirements(tpu, replicas=job.tpu.hosts),
+      replica_retry_limit=given.max_restarts * job.tpu.hosts,
+      dependency=dependency,
+      service_account=given.service_account,
+    ),
+    name=job.name,
+    env_vars=dict(job.environment),
+  )

@@ -1,4 +1,17 @@
-"""A run as a manifest of Kubernetes' JobSet, for `kubectl apply`."""
+"""A run as a manifest of Kubernetes' JobSet, for `kubectl apply`.
+
+What follows a failure depends on its cause. A job's `podFailurePolicy` makes
+the job fail with a message that names the cause, and JobSet's `failurePolicy`
+chooses an action by this message, since it sees no exit code. The patterns are
+those of Kubernetes' messages (`pkg/controller/job/pod_failure_policy.go`):
+
+    Pod NAMESPACE/POD has condition DisruptionTarget matching FailJob rule at …
+    Container NAME for pod NAMESPACE/POD failed with exit code 2 matching …
+
+JobSet matches messages from version 0.10 on. It restarts single jobs, which a
+manifest with a builder or an evaluator asks for, from 0.12 on, with the feature
+gate `RestartJob`.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,6 +20,7 @@ import yaml
 
 from launch.cluster import pod
 from launch.jobs import Job, Schedule
+from realm_jax.exit_codes import ExitCode
 
 # With which process 0 of a job, and TPUs, are reached by the other hosts.
 _PORTS = (8482, 8471)
@@ -17,6 +31,14 @@ _TPU = "cloud.google.com/gke-tpu"
 _NODE_POOL = "cloud.google.com/gke-nodepool"
 _EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
 _QUEUE = "kueue.x-k8s.io/queue-name"
+# Condition of a pod that the cluster ends: by preemption, eviction or the loss
+# of its host.
+_DISRUPTION = "DisruptionTarget"
+_OF_DISRUPTION = [
+  f"has condition {_DISRUPTION} matching",
+  f"failed with exit code {pod.STOPPED} matching",
+]
+_OF_USER_ERROR = [f"failed with exit code {ExitCode.USER_ERROR} matching"]
 
 
 def manifest(
@@ -31,14 +53,15 @@ def manifest(
   """Returns the JobSet that runs the jobs.
 
   It is complete when the trainer is, and the evaluator if that comes to an end
-  of its own. JobSet then ends the builder. If a process fails, or a host is
-  taken away, JobSet starts all jobs again, and each continues from its files.
+  of its own. JobSet then ends the builder. What is started again after a
+  failure continues from its files.
 
   Args:
     name: Name of the JobSet, and of the subdomain in which processes meet.
     jobs: Jobs, the trainer first, each with a slice.
     image: Container image of all jobs.
-    max_restarts: Restarts before the JobSet has failed.
+    max_restarts: Restarts before the JobSet has failed; those after disruptions
+      do not count.
     service_account: Kubernetes service account of the processes.
     queue: Queue of Kueue, if the cluster has it.
   """
@@ -53,11 +76,76 @@ def manifest(
     "spec": {
       "network": {"enableDNSHostnames": True, "subdomain": name},
       "successPolicy": {"operator": "All", "targetReplicatedJobs": awaited},
-      "failurePolicy": {"maxRestarts": max_restarts},
+      "failurePolicy": {
+        "maxRestarts": max_restarts,
+        "rules": _failure_rules([j.name for j in jobs if j.name != "trainer"]),
+      },
       "replicatedJobs": [
         _replicated_job(j, image, service_account) for j in jobs
       ],
     },
+  }
+
+
+def _failure_rules(others: list[str]) -> list[dict[str, Any]]:
+  """Returns what JobSet does after which failure; the first that fits holds.
+
+  A failure that no rule fits restarts all jobs, which is counted.
+
+  Args:
+    others: Names of the jobs beside the trainer, which goes on without them.
+  """
+
+  def rule(
+    name: str,
+    action: str,
+    patterns: Sequence[str] = (),
+    targets: Sequence[str] = (),
+  ) -> dict[str, Any]:
+    made: dict[str, Any] = {"name": name, "action": action}
+    if targets:
+      made["targetReplicatedJobs"] = [*targets]
+    if patterns:
+      made["onJobFailureReasons"] = ["PodFailurePolicy"]
+      made["onJobFailureMessagePatterns"] = [*patterns]
+    return made
+
+  rules = [
+    rule("userError", "FailJobSet", _OF_USER_ERROR),
+    rule(
+      "trainerDisrupted",
+      "RestartJobSetAndIgnoreMaxRestarts",
+      _OF_DISRUPTION,
+      ["trainer"],
+    ),
+  ]
+  if others:
+    rules += [
+      rule(
+        "otherDisrupted",
+        "RestartJobAndIgnoreMaxRestarts",
+        _OF_DISRUPTION,
+        others,
+      ),
+      rule("otherFailed", "RestartJob", targets=others),
+    ]
+  return rules
+
+
+def _pod_failure_policy(job: Job) -> dict[str, Any]:
+  """Returns the causes of a failure that its message is to name."""
+
+  def on_exit_code(code: int) -> dict[str, Any]:
+    codes = {"containerName": job.name, "operator": "In", "values": [code]}
+    return {"action": "FailJob", "onExitCodes": codes}
+
+  condition = {"type": _DISRUPTION, "status": "True"}
+  return {
+    "rules": [
+      {"action": "FailJob", "onPodConditions": [condition]},
+      on_exit_code(pod.STOPPED),
+      on_exit_code(int(ExitCode.USER_ERROR)),
+    ]
   }
 
 
@@ -76,6 +164,7 @@ def _replicated_job(
     "completionMode": "Indexed",
     # The processes of a slice start together or not at all: JobSet restarts.
     "backoffLimit": 0,
+    "podFailurePolicy": _pod_failure_policy(job),
     "template": {"spec": _pod(job, image, service_account)},
   }
   replicated: dict[str, Any] = {"name": job.name, "replicas": 1}

@@ -15,6 +15,8 @@ from types import FrameType
 
 from launch.jobs import Job
 
+# The exit code of a process that SIGTERM has ended.
+STOPPED = 128 + signal.SIGTERM
 # The processes of a slice start when each host has pulled the image.
 _INITIALIZATION_SECONDS = 1800
 

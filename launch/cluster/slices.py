@@ -117,6 +117,13 @@ class Slice:
     return self.chips // self.chips_per_host
 
   @property
+  def one_host(self) -> "Slice":
+    """Slice of one host, with as many chips as each host of this one."""
+    topologies = self.generation.topologies
+    [topology] = (t for t in topologies if chips_of(t) == self.chips_per_host)
+    return Slice(self.generation, topology)
+
+  @property
   def chips_per_host(self) -> int:
     """Number of chips that each host has."""
     alone = self.chips in self.generation.single_host

@@ -94,6 +94,7 @@ class CheckpointStore:
     return self._manager
 
   def _make_manager(self) -> ocp.CheckpointManager:
+    logging.get_absl_logger().addFilter(_is_news)
     policy = checkpoint_managers.AnyPreservationPolicy(
       [
         checkpoint_managers.LatestN(self._keep),
@@ -107,6 +108,9 @@ class CheckpointStore:
       item_handlers={name: ocp.StandardCheckpointHandler() for name in ITEMS},
       options=ocp.CheckpointManagerOptions(
         read_only=self._read_only,
+        # What orbax would set for readers by itself, with a warning each.
+        save_interval_steps=0 if self._read_only else 1,
+        create=not self._read_only,
         preservation_policy=policy,
         save_decision_policy=checkpoint_managers.FixedIntervalPolicy(1),
         enable_async_checkpointing=not self._read_only,
@@ -312,6 +316,11 @@ def _processes(*, alone: bool) -> ocp.options.MultiprocessingOptions:
   return ocp.options.MultiprocessingOptions(
     primary_host=index, active_processes={index}
   )
+
+
+def _is_news(record: Any) -> bool:
+  """Drops a warning of orbax's which says that a reader only reads."""
+  return not str(record.msg).startswith("Given directory is read only")
 
 
 def _listed(list_steps: Callable[[], _Result]) -> _Result:

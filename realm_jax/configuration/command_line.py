@@ -23,6 +23,7 @@ from realm_jax.configuration.for_run import (
 from realm_jax.configuration.parsing import configured, message_of, parsed
 from realm_jax.configuration.run_record import RunRecord
 from realm_jax.console.library_messages import hide_library_messages
+from realm_jax.exit_codes import ExitCode
 from realm_jax.files.object_store import store_access
 
 _Result = TypeVar("_Result")
@@ -41,6 +42,9 @@ _DEBUG_ERRORS = flags.DEFINE_bool(
 )
 
 _GIN_PREFIX = "--gin."
+# Errors that explain themselves. All error types of this project derive from
+# the first two; with the last, commands refuse arguments.
+_EXPLAINED = (ValueError, OSError, app.UsageError)
 # The flags of `define_run_flags`, by name, for the commands that call it.
 _run_flags: dict[str, flags.FlagHolder[str | None]] = {}
 
@@ -152,30 +156,36 @@ def exit_code(
 ) -> int:
   """Returns the exit code of `main(argv)`; prints a user's error as a line.
 
-  Errors that explain themselves (`ValueError` and `OSError`, from which all
-  error types of this project derive) are printed and exit with 2, and so are
-  those of an object store. All others are bugs and keep their traceback.
+  `ExitCode` lists the codes. Errors that do not explain themselves are bugs
+  and keep their traceback.
   """
   hide_library_messages()
   try:
     return main(argv) or 0
   except Exception as error:
-    message = store_access.explanation(error)
-    if message is None and isinstance(error, (ValueError, OSError)):
-      message = message_of(error)
-    if message is None or _DEBUG_ERRORS.value:
+    explained = store_access.explained(error) or error
+    if _DEBUG_ERRORS.value or not isinstance(explained, _EXPLAINED):
       raise
-    path = Path(argv[0])
-    # An entry point is a module or a package.
-    command = path.parent if path.stem == "__main__" else path
-    print(f"{command.stem}: {message}", file=sys.stderr)
-    return 2
+    _print_error(argv, message_of(explained))
+    return getattr(explained, "exit_code", ExitCode.USER_ERROR)
+
+
+def _print_error(argv: Sequence[str], message: str) -> None:
+  path = Path(argv[0])
+  # An entry point is a module or a package.
+  command = path.parent if path.stem == "__main__" else path
+  print(f"{command.stem}: {message}", file=sys.stderr)
+
+
+def _parsed_flags(argv: Sequence[str]) -> list[str]:
+  """Parses flags; wrong ones end the process as other errors of the user do."""
+  try:
+    return flags.FLAGS(expand_gin_flags(argv))
+  except (flags.Error, ConfigurationError) as error:
+    _print_error(argv, f"{error} (--help lists the flags)")
+    sys.exit(ExitCode.USER_ERROR)
 
 
 def run(main: Callable[[Sequence[str]], int | None]) -> None:
   """Runs an entry point's `main(argv)` and ends with its exit code."""
-  try:
-    arguments = expand_gin_flags(sys.argv)
-  except ConfigurationError as error:
-    sys.exit(str(error))
-  app.run(functools.partial(exit_code, main), argv=arguments)
+  app.run(functools.partial(exit_code, main), flags_parser=_parsed_flags)

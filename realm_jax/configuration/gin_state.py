@@ -62,7 +62,7 @@ def _copy(value: Any) -> Any:
 
 
 def read_files_as(*, defaults: bool) -> None:
-  """Makes gin read files of object stores, too, in this configuration.
+  """Makes gin read local files, and those of object stores.
 
   With `defaults`, files of gin/runs bind only what nothing before them has
   bound, however they are included.
@@ -86,8 +86,11 @@ def read_files_as(*, defaults: bool) -> None:
         for key, bindings in before.items():
           gin.config._CONFIG[key].update(bindings)
 
-  readers: list[Any] = gin.config._FILE_READERS
-  readers.insert(0, (opened, lambda path: _located(path).is_file()))
+  # The only reader: gin's own look for each file in Python packages, too, and
+  # log an error for each folder in which there is none.
+  gin.config._FILE_READERS[:] = [
+    (opened, lambda path: _located(path).is_file())
+  ]
 
 
 def _located(path: str) -> epath.Path:

@@ -15,7 +15,8 @@ def hide_library_messages() -> None:
   Orbax's messages are hidden: some twenty lines for a checkpoint, and the
   tracebacks of its threads, whose errors it also raises to the caller. So are
   those of asyncio, which orbax alone uses, about the writes that it abandons
-  when one of them has failed.
+  when one of them has failed. The warnings of others are shown without their
+  tracebacks: gcsfs logs one for each request that an outage of the store fails.
   """
   absl_logging.set_verbosity(absl_logging.INFO)
   absl_logging.get_absl_handler().addFilter(_is_shown)
@@ -25,6 +26,7 @@ def hide_library_messages() -> None:
 def _is_shown(record: logging.LogRecord) -> bool:
   if record.pathname.startswith(_PACKAGE_DIR):
     return True
+  record.exc_info = None
   is_orbax = "orbax" in record.pathname or record.name == "asyncio"
   return record.levelno >= logging.WARNING and not is_orbax
 

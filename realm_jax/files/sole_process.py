@@ -26,12 +26,15 @@ from typing import Any
 from absl import logging
 from etils import epath
 
+from realm_jax.exit_codes import ExitCode
 from realm_jax.files.json_file import write_json
 from realm_jax.files.object_store.remote import is_remote, read_bytes
 
 
 class SoleProcessError(ValueError):
   """Another process has the role, or has taken it."""
+
+  exit_code = ExitCode.LOST_ROLE
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import jax
 
 from realm_jax.partitioning import processes
-from realm_jax.partitioning.processes import ProcessesError
+from realm_jax.partitioning.processes import LostProcessError, ProcessesError
 
 T = TypeVar("T")
 # A value that JSON can hold.
@@ -161,10 +161,14 @@ class Agreement:
     failed = (
       None if self.count == 1 else _try_get(self._client, processes.FAILED)
     )
-    if failed is not None and failed != str(self.index):
-      raise ProcessesError(
-        f"process {failed} has failed, and its log says why; start all "
-        "processes again"
+    if failed is None:
+      return
+    process, code = map(int, failed.split())
+    if process != self.index:
+      raise LostProcessError(
+        f"process {process} has failed, and its log says why; start all "
+        "processes again",
+        code,
       )
 
   def require_same(self, facts: Mapping[str, str]) -> None:
@@ -188,7 +192,7 @@ class Agreement:
         return self._client.blocking_key_value_get(key, timeout)
       except RuntimeError as error:
         if not str(error).startswith(_TIMED_OUT):
-          raise ProcessesError(
+          raise LostProcessError(
             f"process 0 does not answer: {str(error).splitlines()[0]}"
           ) from error
       self._while_waiting()
@@ -268,7 +272,11 @@ def _outcome(
     # The closest of the types that all processes know.
     known = [kind for kind in errors if isinstance(error, kind)]
     closest = max(known, key=lambda kind: len(kind.__mro__))
-    return {"error": closest.__name__, "message": str(error)}
+    return {
+      "error": closest.__name__,
+      "message": str(error),
+      "exit_code": getattr(error, "exit_code", None),
+    }
 
 
 def _first_error(outcomes: Sequence[Fact]) -> Fact:
@@ -283,7 +291,11 @@ def _raise(outcome: Fact, errors: Sequence[type[Exception]]) -> None:
   if "error" not in outcome:
     return
   by_name = {error.__name__: error for error in errors}
-  raise by_name[outcome["error"]](outcome["message"])
+  error: Any = by_name[outcome["error"]](outcome["message"])
+  if outcome["exit_code"] is not None:
+    # That of a type which not all processes may know.
+    error.exit_code = outcome["exit_code"]
+  raise error
 
 
 def _difference(facts: Sequence[Mapping[str, str]]) -> str | None:

@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 import jax
 from jax._src import distributed
 
+from realm_jax.exit_codes import ExitCode
+
 # What the keys of this package begin with, in jax's key-value store.
 PREFIX = "realm_jax"
-# The key of the last process that has failed.
+# The key of the last process that has failed: its number and its exit code.
 FAILED = f"{PREFIX}/failed"
 # How long process 0, which serves the store, stays after it has failed, so that
 # the others can read why.
@@ -24,6 +26,19 @@ _NO_CLUSTER = "coordinator_address should be defined"
 
 class ProcessesError(ValueError):
   """The processes of a run cannot start, differ, or one of them has failed."""
+
+
+class LostProcessError(ProcessesError):
+  """Another process of the run has failed, or does not answer.
+
+  Attributes:
+    exit_code: Code of the process that has failed, so that all processes end
+      with the code of the cause.
+  """
+
+  def __init__(self, message: str, exit_code: int = ExitCode.LOST_PROCESS):
+    super().__init__(message)
+    self.exit_code = exit_code
 
 
 class ProcessFlags(NamedTuple):
@@ -93,7 +108,7 @@ def _end_without_the_others(given: ProcessFlags) -> None:
     file=sys.stderr,
     flush=True,
   )
-  os._exit(2)
+  os._exit(ExitCode.LOST_PROCESS)
 
 
 def is_alone() -> bool:
@@ -116,7 +131,7 @@ def leave(code: int) -> None:
   index = distributed.global_state.process_id
   # Without process 0, there is no store.
   with contextlib.suppress(RuntimeError):
-    store().key_value_set(FAILED, str(index), allow_overwrite=True)
+    store().key_value_set(FAILED, f"{index} {code}", allow_overwrite=True)
   sys.stdout.flush()
   sys.stderr.flush()
   if index == 0:

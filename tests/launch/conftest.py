@@ -29,8 +29,6 @@ _LOCAL = Options(
   service_account=None,
   queue=None,
   container_registry=None,
-  base_image="python:3.11",
-  watch=True,
   image=None,
 )
 _GKE = dataclasses.replace(

@@ -38,9 +38,10 @@ def test_a_job_on_a_slice_has_a_process_for_each_host(planned, executor):
   assert {name: job.processes for name, job in jobs.items()} == {
     "trainer": 16,
     "builder": 4,
-    # Its slice is like the trainer's.
-    "evaluator": 16,
+    # One host of the trainer's kind.
+    "evaluator": 1,
   }
+  assert str(jobs["evaluator"].tpu) == "v5e 2x2: 4 chips on 1 host"
 
 
 @pytest.mark.parametrize(

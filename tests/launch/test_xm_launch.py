@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 _RUN = """
 import asyncio, json, sys
 from absl import flags
-from launch import xmanager_experiments
+from launch.local.xmanager_processes import run_locally
 from launch.jobs import Job, Schedule
 
 jobs = [Job(name, tuple(arguments), Schedule[schedule], environment,
@@ -23,7 +23,7 @@ jobs = [Job(name, tuple(arguments), Schedule[schedule], environment,
         for name, arguments, schedule, environment, processes
         in json.loads(sys.argv.pop())]
 flags.FLAGS(sys.argv)
-asyncio.run(xmanager_experiments.run_locally("test", jobs, grace_seconds=60))
+asyncio.run(run_locally("test", jobs, grace_seconds=60))
 """
 # Follows until it is told to stop, as the index builder does.
 _FOLLOWS = """
@@ -104,6 +104,8 @@ def test_processes_run_together_and_the_evaluator_after_them(
   assert (tmp_path / "stopped").exists()
   assert "[evaluator] evaluated here" in output
   assert output.index("[builder] ended") < output.index("[evaluator]")
+  # XManager itself would say at its exit that it terminates all of them.
+  assert output.splitlines()[-1] == "[evaluator] ended with exit code 0"
 
 
 def test_a_process_that_fails_is_named_after_its_last_words(

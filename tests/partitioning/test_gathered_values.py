@@ -104,7 +104,7 @@ def test_gathering_and_deciding_find_that_they_are_out_of_step(agreements):
       return asks(agreement, index)
     except ProcessesError as error:
       # As a process that ends does.
-      agreement._client.key_value_set(processes.FAILED, str(index), True)
+      agreement._client.key_value_set(processes.FAILED, f"{index} 1", True)
       return str(error)
 
   errors = _everywhere(agreements, error_of)
@@ -116,7 +116,7 @@ def test_gathering_and_deciding_find_that_they_are_out_of_step(agreements):
 def test_a_failed_process_is_noticed_without_waiting(store, agreements):
   for agreement in agreements:
     agreement.require_no_failure()
-  store.key_value_set(processes.FAILED, "1")
+  store.key_value_set(processes.FAILED, "1 3")
   agreements[1].require_no_failure()
   for index in (0, 2):
     with pytest.raises(ProcessesError, match="process 1 has failed"):

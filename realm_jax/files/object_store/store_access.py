@@ -10,11 +10,14 @@ import secrets
 import fsspec
 from etils import epath
 
+from realm_jax.exit_codes import ExitCode
 from realm_jax.files.object_store.remote import is_remote
 
 _GOOGLE = ("gs://", "gcs://")
 # Libraries by whose errors gcsfs reports what is wrong with a request.
 _LIBRARIES = ("aiohttp", "gcsfs", "google", "requests")
+# What tensorstore's errors, which have no type of their own, begin with.
+_TENSORSTORE_OUTAGES = ("UNAVAILABLE:", "DEADLINE_EXCEEDED:")
 _LOG_IN = (
   "log in (gcloud auth application-default login), or give the account the "
   "role roles/storage.objectUser of the bucket"
@@ -23,6 +26,12 @@ _LOG_IN = (
 
 class StoreAccessError(ValueError):
   """An object store, or a bucket, that cannot be used."""
+
+
+class StoreOutageError(StoreAccessError):
+  """An object store that does not answer as it should."""
+
+  exit_code = ExitCode.STORE_OUTAGE
 
 
 def require_readable(*paths: epath.PathLike | None) -> None:
@@ -52,14 +61,20 @@ def require_writable(*directories: epath.PathLike | None) -> None:
       _require_writable(str(directory))
 
 
-def explanation(error: BaseException) -> str | None:
-  """Returns what to do about an error of an object store; None for others."""
+def explained(error: BaseException) -> StoreAccessError | None:
+  """Returns an error of an object store's client in words; None for others."""
   text, module = str(error), type(error).__module__.partition(".")[0]
   code = getattr(error, "code", None)
   if code in (401, 403) or text.startswith("Forbidden:"):
-    return f"the object store refuses access ({_short(text)}): {_LOG_IN}"
-  if module in _LIBRARIES:
-    return (
+    return StoreAccessError(
+      f"the object store refuses access ({_short(text)}): {_LOG_IN}"
+    )
+  if (
+    module in _LIBRARIES
+    or text.startswith(_TENSORSTORE_OUTAGES)
+    or type(error) in (ConnectionRefusedError, ConnectionResetError)
+  ):
+    return StoreOutageError(
       f"the object store does not answer as it should ({_short(text)}, "
       f"{type(error).__name__}); what was written is whole: run the command "
       "again, once the store can be reached"
@@ -86,9 +101,9 @@ def _require_readable(path: str) -> None:
   except ImportError as error:
     raise StoreAccessError(f"{path}: {error}") from error
   except Exception as error:
-    if (what := explanation(error)) is None:
+    if (what := explained(error)) is None:
       raise
-    raise StoreAccessError(f"{path} cannot be read: {what}") from error
+    raise type(what)(f"{path} cannot be read: {what}") from error
 
 
 def _require_writable(directory: str) -> None:
@@ -102,9 +117,9 @@ def _require_writable(directory: str) -> None:
     with contextlib.suppress(FileNotFoundError):
       client.rm_file(name)
   except Exception as error:
-    if (what := explanation(error)) is None:
+    if (what := explained(error)) is None:
       raise
-    raise StoreAccessError(
+    raise type(what)(
       f"{directory}: objects there cannot be {done}: {what}"
     ) from error
 

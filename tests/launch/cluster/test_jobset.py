@@ -1,15 +1,24 @@
 """The manifest, checked against the schema of JobSet's resource definition."""
 
 import copy
+import re
+from typing import NamedTuple
 
 import pytest
 import yaml
+from kubeflow_trainer_api.models.io_k8s_api_batch_v1_pod_failure_policy_rule import (  # noqa: E501
+  IoK8sApiBatchV1PodFailurePolicyRule,
+)
+from kubeflow_trainer_api.models.jobset_v1alpha2_failure_policy_rule import (
+  JobsetV1alpha2FailurePolicyRule,
+)
 from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import (
   JobsetV1alpha2JobSet,
 )
 
 from launch.cluster import jobset
 from launch.cluster.slices import GENERATIONS, parse_slice
+from realm_jax.exit_codes import ExitCode
 
 _FOLLOWS = {"evaluator_follow": True}
 _TO_ITS_END = {"evaluator": ["FOLLOW_UNTIL_STEP=9"]}
@@ -172,10 +181,162 @@ def test_an_evaluator_that_follows_is_awaited_if_it_has_an_end(
   assert "--follow" in container["command"]
 
 
-def test_a_failure_restarts_all_jobs(manifest):
+class _FailedPod(NamedTuple):
+  """The first pod of a job that has failed."""
+
+  exit_code: int
+  conditions: tuple[str, ...] = ()
+
+
+def _job_failure(document: dict, job: str, pod: _FailedPod) -> tuple[str, str]:
+  """The reason and the message with which Kubernetes lets a job fail.
+
+  As `matchPodFailurePolicy` in Kubernetes' pkg/controller/job does.
+  """
+  spec = _job_spec(document, job)
+  for index, rule in enumerate(spec["podFailurePolicy"]["rules"]):
+    assert rule["action"] == "FailJob"
+    if "onExitCodes" in rule:
+      wanted = rule["onExitCodes"]
+      assert wanted["operator"] == "In"
+      assert wanted["containerName"] == job
+      if pod.exit_code in wanted["values"]:
+        return "PodFailurePolicy", (
+          f"Container {job} for pod default/realm-{job}-0-0-x failed with exit "
+          f"code {pod.exit_code} matching FailJob rule at index {index}"
+        )
+      continue
+    for condition in pod.conditions:
+      if {"type": condition, "status": "True"} in rule["onPodConditions"]:
+        return "PodFailurePolicy", (
+          f"Pod default/realm-{job}-0-0-x has condition {condition} matching "
+          f"FailJob rule at index {index}"
+        )
+  assert spec["backoffLimit"] == 0
+  return (
+    "BackoffLimitExceeded",
+    "Job has reached the specified backoff limit",
+  )
+
+
+class _Cluster:
+  """What JobSet's controller does when jobs fail.
+
+  As `executeFailurePolicy` in JobSet's pkg/controllers does.
+  """
+
+  def __init__(self, document: dict):
+    self._document = document
+    self._policy = document["spec"]["failurePolicy"]
+    self.counted = 0
+
+  def restarted(self, **failed: _FailedPod) -> list[str] | None:
+    """The jobs that are started again; None if the JobSet has failed."""
+    action, job = self._first_match(
+      {job: _job_failure(self._document, job, p) for job, p in failed.items()}
+    )
+    if action == "FailJobSet":
+      return None
+    if not action.endswith("AndIgnoreMaxRestarts"):
+      if self.counted >= self._policy["maxRestarts"]:
+        return None
+      self.counted += 1
+    alone = action.startswith("RestartJob") and "Set" not in action
+    return [job] if alone else list(_jobs(self._document))
+
+  def _first_match(self, failures: dict) -> tuple[str, str]:
+    for rule in self._policy["rules"]:
+      for job, (reason, message) in failures.items():
+        reasons = rule.get("onJobFailureReasons")
+        patterns = rule.get("onJobFailureMessagePatterns")
+        targets = rule.get("targetReplicatedJobs")
+        if (
+          (not reasons or reason in reasons)
+          and (not patterns or any(re.search(p, message) for p in patterns))
+          and (not targets or job in targets)
+        ):
+          return rule["action"], job
+    return "RestartJobSet", next(iter(failures))
+
+
+_ALL = ["trainer", "builder", "evaluator"]
+_PREEMPTED = _FailedPod(143, ("PodReadyToStartContainers", "DisruptionTarget"))
+_KILLED = _FailedPod(137, ("DisruptionTarget",))
+
+
+@pytest.mark.parametrize(
+  ("failed", "restarted", "counted"),
+  [
+    # A disruption is nobody's fault, however the process has ended.
+    ({"trainer": _PREEMPTED}, _ALL, 0),
+    ({"trainer": _KILLED}, _ALL, 0),
+    ({"trainer": _FailedPod(143)}, _ALL, 0),
+    ({"trainer": _FailedPod(2, ("DisruptionTarget",))}, _ALL, 0),
+    ({"builder": _PREEMPTED}, ["builder"], 0),
+    ({"evaluator": _KILLED}, ["evaluator"], 0),
+    ({"builder": _FailedPod(1), "trainer": _PREEMPTED}, _ALL, 0),
+    # A user's error would be repeated by each restart.
+    ({"trainer": _FailedPod(ExitCode.USER_ERROR)}, None, 0),
+    ({"builder": _FailedPod(ExitCode.USER_ERROR)}, None, 0),
+    ({"evaluator": _FailedPod(ExitCode.USER_ERROR)}, None, 0),
+    ({"trainer": _PREEMPTED, "builder": _FailedPod(2)}, None, 0),
+    # All else may succeed the next time.
+    ({"trainer": _FailedPod(1)}, _ALL, 1),
+    ({"trainer": _FailedPod(25)}, _ALL, 1),
+    ({"trainer": _FailedPod(137)}, _ALL, 1),
+    ({"trainer": _FailedPod(ExitCode.STORE_OUTAGE)}, _ALL, 1),
+    ({"trainer": _FailedPod(ExitCode.LOST_ROLE)}, _ALL, 1),
+    ({"trainer": _FailedPod(ExitCode.LOST_PROCESS)}, _ALL, 1),
+    # The trainer goes on without the others.
+    ({"builder": _FailedPod(1)}, ["builder"], 1),
+    ({"builder": _FailedPod(ExitCode.STORE_OUTAGE)}, ["builder"], 1),
+    ({"evaluator": _FailedPod(139)}, ["evaluator"], 1),
+  ],
+)
+def test_what_follows_a_failure_depends_on_its_cause(
+  manifest, failed, restarted, counted
+):
+  cluster = _Cluster(manifest())
+  assert cluster.restarted(**failed) == restarted
+  assert cluster.counted == counted
+
+
+def test_preemptions_do_not_use_up_the_restarts(manifest):
+  cluster = _Cluster(manifest())
+  for _ in range(7):
+    for _ in range(20):
+      assert cluster.restarted(trainer=_PREEMPTED) == _ALL
+    assert cluster.restarted(builder=_FailedPod(1)) == ["builder"]
+  assert cluster.restarted(builder=_PREEMPTED) == ["builder"]
+  assert cluster.restarted(trainer=_FailedPod(1)) is None
+
+
+def test_a_trainer_alone_needs_no_restart_of_single_jobs(manifest):
+  document = manifest(
+    gin_files={"trainer": ["a.gin"], "builder": [], "evaluator": []},
+    tpus={"trainer": "v5e-16", "builder": None, "evaluator": None},
+  )
+  rules = document["spec"]["failurePolicy"]["rules"]
+  assert {rule["action"] for rule in rules} == {
+    "FailJobSet",
+    "RestartJobSetAndIgnoreMaxRestarts",
+  }
+
+
+def test_every_action_is_one_that_the_schemas_list(manifest):
+  """The generated models take any text; their descriptions have the lists."""
   document = manifest()
-  assert document["spec"]["failurePolicy"] == {"maxRestarts": 7}
-  assert _job_spec(document)["backoffLimit"] == 0
+  described = JobsetV1alpha2FailurePolicyRule.model_fields["action"].description
+  assert described is not None
+  listed = described.partition("Valid values are ")[2].strip(".").split(", ")
+  rules = document["spec"]["failurePolicy"]["rules"]
+  assert {rule["action"] for rule in rules} <= set(listed)
+  names = [rule["name"] for rule in rules]
+  assert len(set(names)) == len(names)
+  assert all(re.fullmatch(r"[A-Za-z]([A-Za-z0-9_,:]*\w)?", n) for n in names)
+  of_pods = IoK8sApiBatchV1PodFailurePolicyRule.model_fields["action"]
+  assert "- FailJob:" in str(of_pods.description)
+  # Kubernetes admits a podFailurePolicy for such pods alone.
   assert _pod(document)["restartPolicy"] == "Never"
 
 

@@ -1,0 +1,92 @@
+"""The codes of commands, by which a cluster tells failures apart."""
+
+import subprocess
+import sys
+
+import pytest
+from absl import app, flags
+
+from benchmarks.runs.object_store import StoreFault
+from realm_jax import configuration
+from realm_jax.exit_codes import ExitCode
+from realm_jax.files.object_store.remote import read_bytes
+from realm_jax.files.object_store.store_access import require_readable
+from realm_jax.files.sole_process import sole_process
+from realm_jax.partitioning.processes import LostProcessError
+
+
+def _code(function, *arguments) -> int:
+  """What `configuration.exit_code` makes of a command that calls a function."""
+  if not flags.FLAGS.is_parsed():
+    flags.FLAGS(["train"])
+  return configuration.exit_code(
+    lambda argv: function(*arguments), ["/bin/train.py"]
+  )
+
+
+def _two_trainers(directory):
+  with sole_process(directory), sole_process(directory):
+    pass
+
+
+def _raise(error):
+  raise error
+
+
+@pytest.mark.parametrize("function", [require_readable, read_bytes])
+@pytest.mark.parametrize(
+  ("status", "code"),
+  [(503, ExitCode.STORE_OUTAGE), (401, ExitCode.USER_ERROR)],
+)
+def test_a_store_that_is_away_is_told_from_one_that_refuses(
+  object_store, function, status, code, capsys
+):
+  object_store.inject(StoreFault("refuse", ".", status=status, times=99))
+  assert _code(function, object_store.path("a")) == code
+  assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_second_trainer_has_lost_the_role(tmp_path, capsys):
+  assert _code(_two_trainers, tmp_path) == ExitCode.LOST_ROLE
+  assert "already has a trainer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+  ("error", "code"),
+  [
+    (ValueError("wrong"), ExitCode.USER_ERROR),
+    (FileNotFoundError("none"), ExitCode.USER_ERROR),
+    (app.UsageError("unexpected: a"), ExitCode.USER_ERROR),
+    (ValueError("UNAVAILABLE: no route"), ExitCode.STORE_OUTAGE),
+    (ConnectionRefusedError("no"), ExitCode.STORE_OUTAGE),
+    (LostProcessError("it does not answer"), ExitCode.LOST_PROCESS),
+    # All processes end with the code of the one that failed first.
+    (LostProcessError("it has failed", ExitCode.USER_ERROR), 2),
+  ],
+)
+def test_an_error_that_explains_itself_is_a_line_and_a_code(
+  error, code, capsys
+):
+  assert _code(_raise, error) == code
+  assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_bug_keeps_its_traceback():
+  with pytest.raises(ZeroDivisionError):
+    _code(lambda: 1 / 0)
+
+
+@pytest.mark.parametrize("flag", ["--no_such=1", "--gin.SEED"])
+def test_a_wrong_flag_is_an_error_of_the_user(flag, project_dir):
+  command = (
+    "from realm_jax import configuration; configuration.run(lambda _: 0)"
+  )
+  done = subprocess.run(
+    [sys.executable, "-c", command, flag],
+    cwd=project_dir,
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == ExitCode.USER_ERROR
+  assert done.stderr.count("\n") == 1
+  assert flag.partition("=")[0].lstrip("-") in done.stderr
