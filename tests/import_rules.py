@@ -195,8 +195,8 @@ ONLY_IN = {
   "tensorflow_text": "realm_jax/text/wordpieces.py",
   "torch": "realm_jax/conversion/hugging_face/torch_file.py",
   "uvicorn": "realm_jax/serving/server.py",
-  "xmanager": "launch",
-  "xmanager_cloud": "launch",
+  "xmanager": "launch/xmanager_experiments.py",
+  "xmanager_cloud": "launch/xmanager_experiments.py",
   "yaml": "launch/cluster/jobset.py",
 }
 # A benchmark that draws its own figures.

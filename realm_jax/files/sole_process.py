@@ -212,7 +212,7 @@ class _Lease(SoleProcess):
           self._write()
       # While the store cannot be reached, nothing can be written to it either.
       except Exception as error:
-        logging.warning("%s was not renewed: %r", self._path, error)
+        logging.warning("%s was not renewed: %s", self._path, error)
       self._asked = time.monotonic()
 
   def _read(self) -> Mapping[str, Any]:

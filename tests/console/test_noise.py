@@ -1,9 +1,21 @@
 """Commands print their own lines, and none of the libraries they use."""
 
+import contextlib
+import io
+import logging
 import subprocess
 import sys
 
+import aiohttp
+import numpy as np
 import pytest
+from absl import logging as absl_logging
+
+from benchmarks.runs.object_store import StoreFault
+from realm_jax import configuration
+from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.console.library_messages import hide_library_messages
+from realm_jax.files.object_store.remote import read_bytes
 
 # A command that writes a checkpoint and nothing else.
 _SAVE = """
@@ -41,3 +53,31 @@ def test_a_checkpoint_that_cannot_be_written_is_reported_in_a_line(
   assert done.returncode == 2, done.stderr
   assert "File too large" in done.stderr
   assert done.stderr.count("\n") == 1, done.stderr
+
+
+def test_to_read_a_checkpoint_and_a_recipe_warns_of_nothing(
+  tmp_path, monkeypatch, caplog
+):
+  with contextlib.closing(CheckpointStore(tmp_path, read_only=False)) as store:
+    store.save(0, {"loop": {"step": np.int64(0)}})
+    store.wait()
+  # Outside the clone, whose gin files are found nevertheless.
+  monkeypatch.chdir(tmp_path)
+  caplog.clear()
+  with contextlib.closing(CheckpointStore(tmp_path)) as store:
+    assert store.restore(0, items=("loop",))["loop"]["step"] == 0
+  with configuration.parsed(["gin/models/bert_base.gin"]):
+    pass
+  warnings = [r for r in caplog.records if r.levelno >= logging.WARNING]
+  assert not warnings
+
+
+def test_a_request_that_an_outage_fails_is_one_line(object_store, monkeypatch):
+  handler, stream = absl_logging.get_absl_handler(), io.StringIO()
+  monkeypatch.setattr(handler.python_handler, "stream", stream)
+  monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
+  hide_library_messages()
+  object_store.inject(StoreFault("refuse", ".", times=99))
+  with pytest.raises((aiohttp.ClientError, OSError, RuntimeError)):
+    read_bytes(object_store.path("a"))
+  assert stream.getvalue().count("\n") == 1, stream.getvalue()

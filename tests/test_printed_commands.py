@@ -1,0 +1,295 @@
+"""Every command that README.md and docs/ print parses, and its recipe is whole.
+
+The commands of t5x are checked by what our recipes for it need, and by t5x's
+own flags where it is installed.
+"""
+
+import ast
+import dataclasses
+import importlib.util
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from absl import flags as absl_flags
+
+from launch import gin_check, options
+from launch.job_flags import split_bindings
+from launch.plan import name_of, plan
+from realm_jax import configuration
+
+_PROJECT_DIR = Path(__file__).resolve().parent.parent
+_DOCUMENTS = ("README.md", *sorted(_PROJECT_DIR.glob("docs/*.md")))
+# Commands of others.
+_OTHERS = ("pip", "venv")
+_LAUNCHER = "launch.xm_launch"
+_T5X = "t5x.train"
+# Flags of t5x that gin and its files need.
+_GIN_FLAGS = {"gin_file", "gin_bindings", "gin_search_paths"}
+# Writes the help of modules without importing the libraries for each.
+_HELP = """
+import importlib, os, runpy, sys
+for library in ("clu.metric_writers", "flax.linen", "orbax.checkpoint", "seqio",
+                "tensorflow_text"):
+  importlib.import_module(library)
+folder, *modules = sys.argv[1:]
+for module in modules:
+  if os.fork() == 0:
+    with open(f"{folder}/{module}", "w") as file:
+      os.dup2(file.fileno(), 1)
+      os.dup2(file.fileno(), 2)
+    benchmark = module.startswith("benchmarks.")
+    sys.argv = [module, "--help" if benchmark else "--helpfull"]
+    try:
+      runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit:
+      pass
+    sys.stdout.flush()
+    os._exit(0)
+  os.wait()
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Command:
+  """A `python -m` command as a document prints it."""
+
+  document: str
+  module: str
+  arguments: tuple[str, ...]
+
+  @property
+  def is_abridged(self) -> bool:
+    """Whether parts of it are left for the reader to fill in."""
+    return any(mark in a for a in self.arguments for mark in "…{[")
+
+  @property
+  def flags(self) -> set[str]:
+    """Names of its flags, except `--gin.NAME` and `--help`."""
+    given = {
+      argument.partition("=")[0].lstrip("-")
+      for argument in self.arguments
+      if argument.startswith("--") and ".gin." not in argument
+    }
+    return {flag for flag in given if not flag.startswith("gin.")} - {"help"}
+
+  @property
+  def bindings(self) -> list[str]:
+    """What it binds, as gin reads it; its directories, too."""
+    expanded = configuration.expand_gin_flags(self.arguments)
+    prefix = "--gin_bindings="
+    return [
+      *(a.removeprefix(prefix) for a in expanded if a.startswith(prefix)),
+      *(
+        f"{name.upper()} = {path!r}"
+        for name in ("model_dir", "corpus_dir")
+        for path in self.values(f"--{name}=")
+      ),
+    ]
+
+  def values(self, flag: str) -> list[str]:
+    return [
+      argument.removeprefix(flag)
+      for argument in self.arguments
+      if argument.startswith(flag)
+    ]
+
+  def __str__(self) -> str:
+    return f"{self.document}: {shlex.join([self.module, *self.arguments])}"
+
+
+def _code(document: str) -> str:
+  """The lines of indented and fenced blocks, continued lines joined."""
+  lines, fenced = [], False
+  for line in (_PROJECT_DIR / document).read_text().splitlines():
+    if line.lstrip().startswith("```"):
+      fenced = not fenced
+    elif fenced or line.startswith("    "):
+      lines.append(line.strip())
+  return "\n".join(lines).replace("\\\n", " ")
+
+
+def _printed() -> Iterator[_Command]:
+  for path in _DOCUMENTS:
+    document = str((_PROJECT_DIR / path).relative_to(_PROJECT_DIR))
+    for line in _code(document).splitlines():
+      found = re.match(r"\S*python3? -m (\S+) ?(.*)", line)
+      if found is None or found[1].partition(".")[0] in _OTHERS:
+        continue
+      # A comment, a redirection or an ampersand ends the arguments.
+      arguments = re.split(r" [#>&](?: |$)", found[2])[0]
+      yield _Command(document, found[1], tuple(shlex.split(arguments)))
+
+
+_COMMANDS = list(_printed())
+_OURS = [c for c in _COMMANDS if c.module != _T5X]
+_OF_T5X = [c for c in _COMMANDS if c.module == _T5X]
+
+
+def _help(modules: list[str], folder: Path) -> dict[str, str]:
+  subprocess.run(
+    [sys.executable, "-c", _HELP, folder, *modules],
+    cwd=_PROJECT_DIR,
+    check=True,
+    capture_output=True,
+    timeout=300,
+  )
+  return {module: (folder / module).read_text() for module in modules}
+
+
+def _flags_of(text: str) -> set[str]:
+  return set(re.findall(r"^\s+(?:-\w,)?--(?:\[no\])?(\w+)", text, re.M))
+
+
+@pytest.fixture(scope="module")
+def help_of(tmp_path_factory) -> dict[str, str]:
+  """What each command answers to --helpfull, or to --help."""
+  modules = sorted({command.module for command in _OURS})
+  return _help(modules, tmp_path_factory.mktemp("help"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", _OURS, ids=str)
+def test_the_flags_of_a_command_exist(command, help_of):
+  text = help_of[command.module]
+  assert "Traceback" not in text, text
+  assert command.flags <= _flags_of(text)
+
+
+# Recipes over which commands read what a run has kept.
+_RECIPES = {
+  "realm_jax.ask": ["ask"],
+  "realm_jax.build_index": ["build_index"],
+  "realm_jax.evaluate": ["eval", "eval_masked"],
+  "realm_jax.explain": ["explain"],
+  "realm_jax.export_weights": ["export_vectors", "export"],
+}
+
+
+@pytest.mark.parametrize(
+  "command",
+  [
+    c
+    for c in _OURS
+    if c.module in _RECIPES
+    and not c.values("--gin_file=")
+    and not c.is_abridged
+  ],
+  ids=str,
+)
+def test_a_run_and_its_recipe_complete_a_command(command):
+  assert command.values("--model_dir=")
+  has_questions = any("QUESTIONS" in binding for binding in command.bindings)
+  is_first = has_questions or "--to=vectors" in command.arguments
+  recipe = _RECIPES[command.module][0 if is_first else -1]
+  kept = 'include "gin/models/bert_base.gin"\nOUTPUT_DIR = "eval"\n'
+  if not command.values("--corpus_dir="):
+    kept += 'CORPUS_DIR = "corpus"\n'
+  with configuration.parsed(
+    [f"gin/runs/{recipe}.gin"], command.bindings, of_run=kept
+  ):
+    pass
+
+
+def _shown_gin_files(document: str) -> dict[str, str]:
+  """The gin files that a document shows whole, by their first lines."""
+  text = (_PROJECT_DIR / document).read_text()
+  shown = re.findall(r"^```gin\n(# (\S+\.gin)\n.*?)^```", text, re.M | re.S)
+  return {name: content for content, name in shown}
+
+
+@pytest.mark.parametrize(
+  "command",
+  [
+    c
+    for c in _OURS
+    if c.module != _LAUNCHER and c.values("--gin_file=") and not c.is_abridged
+  ],
+  ids=str,
+)
+def test_the_recipe_of_a_command_is_complete(command, tmp_path):
+  for name, text in _shown_gin_files(command.document).items():
+    (tmp_path / name).write_text(text)
+  files = [
+    # The model file that an import writes takes the place of this one.
+    "gin/models/bert_base.gin" if file.startswith("runs/") else file
+    for file in command.values("--gin_file=")
+  ]
+  files = [
+    str(tmp_path / file) if (tmp_path / file).exists() else file
+    for file in files
+  ]
+  # Its recipes need no data.
+  without_data = command.module == "realm_jax.precompile"
+  # With --model_dir, a command finds the model that an import has written.
+  kept = (
+    'include "gin/models/bert_base.gin"\n'
+    if command.module in _RECIPES and command.values("--model_dir=")
+    else None
+  )
+  with configuration.parsed(
+    files, command.bindings, without_data=without_data, of_run=kept
+  ):
+    pass
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  "command",
+  [
+    c
+    for c in _COMMANDS
+    if c.module == _LAUNCHER and c.values("--gin_file=") and not c.is_abridged
+  ],
+  ids=str,
+)
+def test_a_launch_could_start(command):
+  others, bindings = split_bindings(["xm_launch", *command.arguments])
+  values = absl_flags.FlagValues()
+  options.define(values)
+  assert values(others) == ["xm_launch"]
+  given = options.read(values)
+  assert name_of(given)
+  jobs = plan(given, bindings)
+  errors = [gin_check.error_of(job.gin) for job in jobs]
+  assert errors == [None] * len(jobs)
+
+
+def _gin_text(file: str) -> str:
+  """A gin file and all that it includes, without comments."""
+  text = re.sub(r"#.*", "", (_PROJECT_DIR / file).read_text())
+  for included in re.findall(r'^include "(.*)"', text, re.M):
+    text += _gin_text(included)
+  return text
+
+
+@pytest.mark.parametrize("command", _OF_T5X, ids=str)
+def test_a_command_of_t5x_gives_what_our_recipe_for_it_needs(command):
+  """t5x reads gin itself: it has no flags of ours, and texts have quotes."""
+  assert command.flags <= _GIN_FLAGS
+  text = "".join(map(_gin_text, command.values("--gin_file=")))
+  assert "train_script.train:" in text
+  given = dict(binding.split(" = ", 1) for binding in command.bindings)
+  for value in given.values():
+    ast.literal_eval(value)
+  used = set(re.findall(r"%([A-Z]\w*)", text))
+  required = set(re.findall(r"^(\w+) = %gin\.REQUIRED", text, re.M))
+  bound = set(re.findall(r"^([A-Z]\w*) = (?!%gin\.REQUIRED)", text, re.M))
+  assert set(given) <= used | bound | required
+  assert required - bound <= set(given)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+  importlib.util.find_spec("t5x") is None,
+  reason="t5x is absent; `make t5x` adds it",
+)
+def test_the_flags_of_t5x_are_its_own(tmp_path):
+  known = _flags_of(_help([_T5X], tmp_path)[_T5X])
+  assert _OF_T5X
+  for command in _OF_T5X:
+    assert command.flags <= known
