@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from benchmarks.runs.groups import free_port
+from realm_jax.exit_codes import ExitCode
 from realm_jax.partitioning import processes
 from realm_jax.partitioning.agreement import Agreement
 from realm_jax.partitioning.processes import ProcessFlags
@@ -79,7 +80,7 @@ def test_processes_that_have_lost_step_are_stopped(start):
 
 def test_a_process_too_few_is_said(start):
   codes, seen = start("alone", count=1)
-  assert codes == [2]
+  assert codes == [ExitCode.LOST_PROCESS]
   (line,) = seen[0].splitlines()
   assert line.startswith("not all 2 processes started within 2 s; start one")
 
