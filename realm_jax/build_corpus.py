@@ -191,8 +191,8 @@ def _beam_runner(name: str) -> Runner:
     if not (error.name or "").startswith("apache_beam"):
       raise
     raise CorpusError(
-      "--runner needs Apache Beam; install the extra: pip install -c "
-      "constraints.txt -e '.[beam]', or give --workers"
+      "--runner needs Apache Beam, which `make env` and the extra `beam` "
+      "install; install it, or give --workers"
     ) from error
   return BeamRunner(name, _PIPELINE_OPTIONS.value)
 

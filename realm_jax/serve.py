@@ -88,8 +88,8 @@ def _serve() -> None:
     from realm_jax.serving import server
   except ModuleNotFoundError as error:
     raise ServerError(
-      f"the page needs the library {error.name}; install the extra: "
-      "pip install -c constraints.txt -e '.[serve]'"
+      f"the page needs the library {error.name}, which `make env` and the "
+      "extra `serve` install; install it"
     ) from error
   # Before minutes of loading: the port may be in use.
   listening = server.listen(_HOST.value, _PORT.value)

@@ -2,6 +2,8 @@
 
 import asyncio
 import functools
+import importlib.util
+import mmap
 import os
 import random
 import types
@@ -18,13 +20,35 @@ PROJECT_DIR = Path(__file__).resolve().parent.parent
 # Public data beside the clone; tests that use it skip where it is absent.
 SHARED_DATA_DIR = PROJECT_DIR.parent / "shared" / "data"
 
+
+def _known(flag: str) -> bool:
+  """Whether the installed XLA has a flag; one that it lacks ends a process."""
+  jaxlib = importlib.util.find_spec("jaxlib")
+  library = Path(jaxlib.origin).with_name("libjax_common.so")
+  if not library.is_file():
+    return False
+  name = flag.removeprefix("--").partition("=")[0]
+  with (
+    library.open("rb") as file,
+    mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text,
+  ):
+    return text.find(f"\0{name}\0".encode()) >= 0
+
+
 _MANY_DEVICES = "--xla_force_host_platform_device_count=8"
 # LLVM's optimisations take most of a compilation, and change no result that
 # a tiny model could show. To split a program for threads of the compiler takes
 # a seventh more time in total.
-_QUICK = (
-  "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false "
-  "--xla_cpu_parallel_codegen_split_count=1"
+_QUICK = " ".join(
+  flag
+  for flag in (
+    "--xla_backend_optimization_level=0",
+    # Emitters of fusions compile half as slowly again; since jax 0.12 there is
+    # nothing else.
+    "--xla_cpu_use_fusion_emitters=false",
+    "--xla_cpu_parallel_codegen_split_count=1",
+  )
+  if _known(flag)
 )
 os.environ["JAX_PLATFORMS"] = "cpu"
 # pytest-xdist's workers start with what this file has set in their parent.

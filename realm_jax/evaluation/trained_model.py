@@ -7,7 +7,7 @@ from typing import Literal
 
 import jax
 from etils import epath
-from flax import linen as nn
+from flax.core import meta
 from jax.sharding import Mesh
 
 from realm_jax.checkpoints.loop_item import (
@@ -116,7 +116,7 @@ def load_model(source: ModelSource, stage: Stage) -> TrainedModel:
     abstract = jax.eval_shape(
       functools.partial(stage.init, models, lengths), jax.random.key(0)
     )
-    like = rules.abstract_replicated(nn.unbox(abstract), mesh)
+    like = rules.abstract_replicated(meta.unbox(abstract), mesh)
     try:
       params = store.restore(step, items=tuple(like), like=like)
     except CheckpointError as error:

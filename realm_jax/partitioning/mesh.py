@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 from jax.experimental import mesh_utils
-from jax.sharding import Mesh
+from jax.sharding import AxisType, Mesh
 
 DATA_AXIS = "data"
 FSDP_AXIS = "fsdp"
@@ -47,7 +47,11 @@ def make_mesh(
       "MODEL_PARALLELISM"
     )
   sizes = (len(devices) // parts, fsdp, model_parallelism)
-  return Mesh(_arranged(devices, sizes, slices=slices), MESH_AXES)
+  return Mesh(
+    _arranged(devices, sizes, slices=slices),
+    MESH_AXES,
+    axis_types=(AxisType.Auto,) * len(MESH_AXES),
+  )
 
 
 def _num_slices(devices: Sequence[jax.Device]) -> int:

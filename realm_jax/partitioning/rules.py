@@ -7,9 +7,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
-from flax import linen as nn
+from flax.core import spmd
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Int, PyTree, Shaped
+from jaxtyping import Int, Shaped
 
 from realm_jax.partitioning.mesh import (
   BATCH_AXES,
@@ -108,7 +108,7 @@ def under(
 
   @functools.wraps(function)
   def call(*arguments: Any, **named: Any) -> T:
-    with nn.logical_axis_rules(axis_rules):
+    with spmd.logical_axis_rules(axis_rules):
       return function(*arguments, **named)
 
   return call
@@ -131,19 +131,6 @@ def on_mesh(
       return program(*arguments, **named)
 
   return call
-
-
-def shardings(
-  boxed: PyTree, mesh: Mesh, axis_rules: AxisRules = LOGICAL_AXIS_RULES
-) -> PyTree[NamedSharding]:
-  """Returns the shardings of a tree of arrays or abstract arrays.
-
-  Those in flax's `LogicallyPartitioned` boxes have logical axis names; the
-  others are replicated.
-  """
-  return nn.logical_to_mesh_sharding(
-    nn.get_partition_spec(boxed), mesh, axis_rules
-  )
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:

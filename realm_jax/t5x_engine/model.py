@@ -6,13 +6,12 @@ from typing import Any, NoReturn
 import flax
 import jax
 from clu import metrics
-from flax import linen as nn
-from flax.linen.partitioning import AxisMetadata
-from flax.traverse_util import flatten_dict, unflatten_dict
+from flax.core import meta
 from jaxtyping import PyTree
 from t5x import models
 
 from realm_jax.models.arrays import AnyArray
+from realm_jax.models.parameters import axis_metadata
 from realm_jax.objectives.weighted import Average
 from realm_jax.partitioning import rules
 from realm_jax.t5x_engine.optimizer import StageOptimizer
@@ -79,13 +78,8 @@ class StageModel(models.BaseModel):
     del input_shapes, input_types
     run = self._run
     boxed = run.config.stage.init(run.setup.inputs.models, run.lengths, rng)
-    names = flatten_dict(nn.get_partition_spec(boxed))
-    axes = {
-      (*path[:-1], f"{path[-1]}_axes"): AxisMetadata(names=tuple(spec))
-      for path, spec in names.items()
-    }
     return flax.core.freeze(
-      {"params": nn.unbox(boxed), "params_axes": unflatten_dict(axes)}
+      {"params": meta.unbox(boxed), "params_axes": axis_metadata(boxed)}
     )
 
   def loss_fn(

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 from etils import epath
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int
 
 from realm_jax.conversion.hugging_face.token_classifier import (
@@ -48,7 +48,9 @@ class _Program:
 
   def __init__(self, module: TokenClassifier, params: Params):
     devices = jax.local_devices()
-    mesh = Mesh(np.array(devices), (_ROWS,))
+    mesh = jax.make_mesh(
+      (len(devices),), (_ROWS,), (AxisType.Auto,), devices=devices
+    )
     self._params = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
     self._by_rows = NamedSharding(mesh, PartitionSpec(_ROWS, None))
     self._label = jax.jit(functools.partial(_label, module))

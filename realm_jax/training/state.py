@@ -7,11 +7,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from flax import linen as nn
+from flax.core import meta
 from jax.sharding import Mesh
 from jaxtyping import Array, Int
 
-from realm_jax.models.parameters import Params
+from realm_jax.models.parameters import Params, parameter_shardings
 from realm_jax.partitioning import rules
 from realm_jax.partitioning.jit_cache import shared_partial
 from realm_jax.partitioning.mesh import FSDP_AXIS, MODEL_AXIS
@@ -56,7 +56,7 @@ def create_state(
   # The same function again: it is traced once for both. A sharding is a pytree
   # prefix of the box that stands in its place.
   make = jax.jit(boxed, out_shardings=shardings)
-  return nn.unbox(make(jax.random.key(seed)))
+  return meta.unbox(make(jax.random.key(seed)))
 
 
 def abstract_state(
@@ -77,7 +77,7 @@ def abstract_state(
     lambda x, sharding: jax.ShapeDtypeStruct(
       x.shape, x.dtype, sharding=sharding
     ),
-    nn.unbox(shapes),
+    meta.unbox(shapes),
     shardings,
   )
 
@@ -89,7 +89,7 @@ def _state_shardings(
 ) -> tuple[TrainState, TrainState]:
   """Returns a state's shapes, in flax's boxes, and its shardings."""
   shapes = jax.eval_shape(boxed, jax.random.key(0))
-  shardings = rules.shardings(shapes, mesh, axis_rules)
+  shardings = parameter_shardings(shapes, mesh, axis_rules)
   _require_divisible(shapes.params, shardings.params)
   return shapes, shardings
 
@@ -108,11 +108,13 @@ def _require_divisible(params: Params, shardings: Params) -> None:
 
   The parameters are in flax's boxes, which have the names of their axes.
   """
-  leaves = jax.tree_util.tree_leaves_with_path(params, is_leaf=_is_box)
+  leaves = jax.tree_util.tree_leaves_with_path(
+    params, is_leaf=meta.is_axis_metadata
+  )
   for (path, leaf), sharding in zip(
     leaves, jax.tree.leaves(shardings), strict=True
   ):
-    shape = nn.unbox(leaf).shape
+    shape = meta.unbox(leaf).shape
     for axis, size, part in zip(
       getattr(leaf, "names", ()), shape, sharding.spec, strict=False
     ):
@@ -127,7 +129,3 @@ def _require_divisible(params: Params, shardings: Params) -> None:
           f"devices of {' × '.join(mesh_axes)}; change {bindings}, or do not "
           f"divide {axis!r}: {rule}"
         )
-
-
-def _is_box(leaf: object) -> bool:
-  return isinstance(leaf, nn.LogicallyPartitioned)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+from realm_jax.models.parameters import parameter_shardings
 from realm_jax.partitioning import rules
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
@@ -103,7 +104,7 @@ def test_own_rules_come_before_the_defaults():
   shapes = jax.eval_shape(
     functools.partial(tiny.init, "inverse_cloze"), jax.random.key(0)
   )
-  encoder = rules.shardings(shapes, mesh, own)["retriever"]["query_tower"][
+  encoder = parameter_shardings(shapes, mesh, own)["retriever"]["query_tower"][
     "encoder"
   ]
   both = ("fsdp", "model")

@@ -8,6 +8,7 @@ import numpy as np
 from flax import linen as nn
 
 from realm_jax.models.bert import BertConfig
+from realm_jax.models.parameters import parameter_shardings
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning import rules
@@ -88,7 +89,7 @@ def state(stage, optimizer, mesh, **retriever_settings):
     lambda leaf: np.zeros(leaf.shape, leaf.dtype), nn.unbox(shapes)
   )
   values = zeros._replace(params=_draw(nn.unbox(shapes.params)))
-  shardings = rules.shardings(shapes, mesh)
+  shardings = parameter_shardings(shapes, mesh, rules.LOGICAL_AXIS_RULES)
   return jax.device_put(values, shardings), shardings
 
 

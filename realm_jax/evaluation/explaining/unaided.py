@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from etils import epath
-from flax import linen as nn
+from flax.core import meta
 from jax.sharding import Mesh
 from scipy.special import log_softmax
 
@@ -145,7 +145,7 @@ def load_unaided(
     abstract = jax.eval_shape(
       functools.partial(_init, reader, limits.query_length)
     )
-    like = {"reader": rules.abstract_replicated(nn.unbox(abstract), mesh)}
+    like = {"reader": rules.abstract_replicated(meta.unbox(abstract), mesh)}
     params = store.restore(step, items=("reader",), like=like)["reader"]
     return UnaidedModel(
       store.directory.parent, step, reader, params, words, limits, mesh

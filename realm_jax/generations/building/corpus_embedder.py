@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import linen as nn
+from flax.core import meta
 from jax.sharding import Mesh
 from jaxtyping import Float, Int
 
@@ -60,7 +60,7 @@ def abstract_retriever(retriever: Retriever, mesh: Mesh) -> Params:
   """Returns the shapes of a retriever's parameters, with shardings."""
   tokens = jnp.zeros((1, 3), jnp.int32)
   boxed = jax.eval_shape(retriever.init, jax.random.key(0), tokens, tokens)
-  return rules.abstract_replicated(nn.unbox(boxed["params"]), mesh)
+  return rules.abstract_replicated(meta.unbox(boxed["params"]), mesh)
 
 
 class CorpusEmbedder:
