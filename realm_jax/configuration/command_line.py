@@ -2,6 +2,10 @@
 
 A module that is imported and run as a command's defines them, so that nothing
 of the library, nor `realm_jax.load`, imports this one.
+
+An entry point imports at its top only what its flags need. Its `main` imports
+what it runs, and the seconds that TensorFlow takes with it, once the flags are
+parsed and `require_run` has found the run.
 """
 
 import contextlib
@@ -18,6 +22,7 @@ from realm_jax.configuration.for_run import (
   DefaultRecipe,
   ValuesOfRun,
   parsed_for_run,
+  recipe_for,
   with_directories,
 )
 from realm_jax.configuration.parsing import configured, message_of, parsed
@@ -88,6 +93,29 @@ def given() -> tuple[list[str], list[str]]:
   return list(_GIN_FILES.value), list(_GIN_BINDINGS.value)
 
 
+def require_run(default_recipe: DefaultRecipe, *, waits: bool = False) -> None:
+  """Checks that the command line names a run, or else all of the configuration.
+
+  Args:
+    default_recipe: Recipe for where there are no gin files.
+    waits: Whether the run may start later.
+
+  Raises:
+    ConfigurationError: There are neither gin files nor a run with a record, or
+      no recipe is for the stage of the run.
+  """
+  model_dir = _run_flag("model_dir")
+  if _GIN_FILES.value:
+    return
+  if model_dir is None:
+    raise ConfigurationError(
+      "no run is named; give its directory as --model_dir=MODEL_DIR, or all of "
+      "the configuration as --gin_file"
+    )
+  if not waits:
+    recipe_for(RunRecord.find(model_dir), model_dir, default_recipe)
+
+
 def call(
   function: Callable[..., _Result],
   *,
@@ -103,11 +131,8 @@ def call(
   `parsed_for_run`; the overrides are arguments of the function.
   """
   model_dir, (gin_files, bindings) = _run_flag("model_dir"), given()
-  if default_recipe is not None and model_dir is None and not gin_files:
-    raise ConfigurationError(
-      "no run is named; give its directory as --model_dir=MODEL_DIR, or all of "
-      "the configuration as --gin_file"
-    )
+  if default_recipe is not None:
+    require_run(default_recipe, waits=waits)
   if default_recipe is None or model_dir is None:
     configuration: contextlib.AbstractContextManager[Any] = parsed_from_flags()
   else:
