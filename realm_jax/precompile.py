@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from realm_jax import configuration
+from realm_jax.files import compilation_cache
 from realm_jax.files.json_file import write_json
 
 if TYPE_CHECKING:
@@ -78,6 +79,8 @@ def main(argv: Sequence[str]) -> None:
   from realm_jax.precompilation import compiler, run
   from realm_jax.precompilation.topology import open_topology
 
+  # jax would keep programs that it cannot read without the slice's devices.
+  compilation_cache.disable()
   topology = open_topology(_TOPOLOGY.value, library=_LIBRARY)
   recipe = _recipe()
   cache = compiler.cache_directory()

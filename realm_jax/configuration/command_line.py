@@ -9,7 +9,6 @@ parsed and `require_run` has found the run.
 """
 
 import contextlib
-import functools
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,6 +27,7 @@ from realm_jax.configuration.for_run import (
 from realm_jax.configuration.parsing import configured, message_of, parsed
 from realm_jax.configuration.run_record import RunRecord
 from realm_jax.console.library_messages import hide_library_messages
+from realm_jax.files import compilation_cache
 from realm_jax.files.object_store import store_access
 
 _Result = TypeVar("_Result")
@@ -43,6 +43,11 @@ _GIN_BINDINGS = flags.DEFINE_multi_string(
 )
 _DEBUG_ERRORS = flags.DEFINE_bool(
   "debug_errors", False, "Show the whole traceback of an error in the input."
+)
+_COMPILATION_CACHE = flags.DEFINE_bool(
+  "compilation_cache",
+  True,
+  "Keep compiled programs in ~/.cache/realm_jax, for the next start.",
 )
 
 _GIN_PREFIX = "--gin."
@@ -203,4 +208,12 @@ def run(main: Callable[[Sequence[str]], int | None]) -> None:
     arguments = expand_gin_flags(sys.argv)
   except ConfigurationError as error:
     sys.exit(str(error))
-  app.run(functools.partial(exit_code, main), argv=arguments)
+
+  def configured_main(argv: Sequence[str]) -> int:
+    if _COMPILATION_CACHE.value:
+      compilation_cache.enable()
+    else:
+      compilation_cache.disable()
+    return exit_code(main, argv)
+
+  app.run(configured_main, argv=arguments)
