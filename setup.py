@@ -28,6 +28,8 @@ setup(
     "bm25s",
     "clu",
     "etils[epath]",
+    # jax's cache of compilations needs it where its size is limited.
+    "filelock",
     "flax",
     "fsspec",
     "gin-config",

@@ -27,21 +27,18 @@ import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from absl import flags
 
 from realm_jax import configuration
-from realm_jax.ablation import execution, report
-from realm_jax.ablation.config import AblationConfig
-from realm_jax.ablation.figures import figures_of
-from realm_jax.ablation.gin_recipes import GinRecipes
-from realm_jax.ablation.plan import make_plan
-from realm_jax.ablation.records import code_hash
 from realm_jax.ablation.rows import select
-from realm_jax.ablation.runs import Plan
 from realm_jax.files.json_file import write_json
 from realm_jax.files.sole_process import sole_process
 from realm_jax.stage_commands.processes import StoppedError
+
+if TYPE_CHECKING:
+  from realm_jax.ablation.runs import Plan
 
 _ROWS = flags.DEFINE_list(
   "rows", ["table2"], "Rows by name; or a part of them, or `all`."
@@ -64,9 +61,16 @@ _STOPPED = 128 + signal.SIGTERM
 def main(argv: Sequence[str]) -> int:
   """Makes the runs of the chosen rows, and reports."""
   del argv
+  rows = select(_ROWS.value)
+  from realm_jax.ablation import execution, report
+  from realm_jax.ablation.config import AblationConfig
+  from realm_jax.ablation.figures import figures_of
+  from realm_jax.ablation.gin_recipes import GinRecipes
+  from realm_jax.ablation.plan import make_plan
+  from realm_jax.ablation.records import code_hash
+
   config = configuration.call(AblationConfig)
   output_dir = Path(_OUTPUT_DIR.value)
-  rows = select(_ROWS.value)
   seeds = list(range(_SEEDS.value or config.num_seeds))
   recipes = GinRecipes()
   plan = make_plan(
@@ -96,8 +100,10 @@ def main(argv: Sequence[str]) -> int:
   return 0
 
 
-def _states(plan: Plan) -> list[str]:
+def _states(plan: "Plan") -> list[str]:
   """Returns whether each run is finished, to be continued, or to be made."""
+  from realm_jax.ablation import execution
+
   states = []
   for run in plan.runs:
     if execution.is_finished(run):

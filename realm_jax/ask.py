@@ -12,19 +12,15 @@ it.
 import sys
 import textwrap
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from absl import flags, logging
 
 from realm_jax import configuration, device_command
 from realm_jax.console.prompt import prompted_lines
-from realm_jax.evaluation.answering import (
-  Answer,
-  Answered,
-  Answerer,
-  load_answerer,
-)
-from realm_jax.partitioning import cpu_tuning
-from realm_jax.partitioning.agreement import Agreement
+
+if TYPE_CHECKING:
+  from realm_jax.evaluation.answering import Answer, Answered, Answerer
 
 _NUM_ANSWERS = flags.DEFINE_integer(
   "num_answers", 3, "Number of answers to print.", lower_bound=1
@@ -36,10 +32,15 @@ _OPEN, _CLOSE = "\ue000", "\ue001"
 _ON_TERMINAL = ("\x1b[1;32m", "\x1b[0m")
 _ELSEWHERE = ("«", "»")
 _WIDTH = 80
+_RECIPE = "gin/runs/ask.gin"
 
 
 def main(argv: Sequence[str]) -> None:
   """Calls `evaluation.answering.load_answerer` and answers questions."""
+  configuration.require_run(_RECIPE)
+  from realm_jax.partitioning import cpu_tuning
+  from realm_jax.partitioning.agreement import Agreement
+
   logging.set_verbosity(logging.WARNING)
   cpu_tuning.keep_freed_memory()
   Agreement("ask").led("answers", lambda: _answer(argv[1:]))
@@ -47,9 +48,9 @@ def main(argv: Sequence[str]) -> None:
 
 def _answer(words: Sequence[str]) -> None:
   """Answers the question of the command line, or those of the input."""
-  answerer = configuration.call(
-    load_answerer, default_recipe="gin/runs/ask.gin"
-  )
+  from realm_jax.evaluation.answering import load_answerer
+
+  answerer = configuration.call(load_answerer, default_recipe=_RECIPE)
   marks = _ON_TERMINAL if sys.stdout.isatty() else _ELSEWHERE
   questions = [" ".join(words)] if words else prompted_lines("question")
   for question in questions:
@@ -60,8 +61,8 @@ def _answer(words: Sequence[str]) -> None:
 
 
 def shown(
-  answerer: Answerer,
-  answered: Answered,
+  answerer: "Answerer",
+  answered: "Answered",
   *,
   num_answers: int,
   marks: tuple[str, str],
@@ -81,7 +82,10 @@ def shown(
 
 
 def _evidence(
-  answerer: Answerer, answered: Answered, answer: Answer, marks: tuple[str, str]
+  answerer: "Answerer",
+  answered: "Answered",
+  answer: "Answer",
+  marks: tuple[str, str],
 ) -> str:
   corpus, ranking, row = answerer.corpus, answered.ranking, answer.row
   index = ranking.rows.tolist().index(row)

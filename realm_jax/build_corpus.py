@@ -30,18 +30,17 @@ A gin file may bind the arguments of `corpus.build_corpus` and
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
 from realm_jax import configuration
-from realm_jax.corpus.building import corpus as build
-from realm_jax.corpus.building import update
-from realm_jax.corpus.building.parallel.in_process import InProcess
-from realm_jax.corpus.building.parallel.runner import Runner
-from realm_jax.corpus.building.summary import BuildSummary, UpdateSummary
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.text import salient_spans
+
+if TYPE_CHECKING:
+  from realm_jax.corpus.building.parallel.runner import Runner
+  from realm_jax.corpus.building.summary import BuildSummary
 
 _INPUT = flags.DEFINE_multi_string(
   "input",
@@ -174,11 +173,13 @@ def _given_arguments() -> dict[str, Any]:
   elif _PIPELINE_OPTIONS.value:
     raise CorpusError("--pipeline_options are for Beam; give --runner, too")
   elif _WORKERS.present:
+    from realm_jax.corpus.building.parallel.in_process import InProcess
+
     given["runner"] = InProcess(_WORKERS.value)
   return given
 
 
-def _beam_runner(name: str) -> Runner:
+def _beam_runner(name: str) -> "Runner":
   if _WORKERS.present:
     raise CorpusError(
       "--workers is for processes on this machine, and --runner for Beam, "
@@ -201,6 +202,10 @@ def main(argv: Sequence[str]) -> None:
   """Builds or updates the corpus and prints a summary."""
   del argv
   given = _given_arguments()
+  from realm_jax.corpus.building import corpus as build
+  from realm_jax.corpus.building import update
+  from realm_jax.corpus.building.summary import UpdateSummary
+
   function: Callable[..., BuildSummary | UpdateSummary]
   function = update.update_corpus if _UPDATE.value else build.build_corpus
   if flags.FLAGS.gin_file or flags.FLAGS.gin_bindings:

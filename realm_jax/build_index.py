@@ -19,10 +19,8 @@ from collections.abc import Sequence
 from absl import flags, logging
 
 from realm_jax import configuration, device_command
-from realm_jax.generations.building import run
 from realm_jax.generations.store import layout
 from realm_jax.generations.store import manifest as manifests
-from realm_jax.partitioning import cpu_tuning
 
 _ONCE = flags.DEFINE_bool(
   "once", False, "Build the newest checkpoint's generation and exit."
@@ -31,14 +29,20 @@ _WORKER = flags.DEFINE_string(
   "worker", None, "i/n: this is worker i of n, which were started one by one."
 )
 
+_RECIPE = "gin/runs/build_index.gin"
+
 
 def main(argv: Sequence[str]) -> None:
   """Runs `generations.building.run.build_index` as gin configures it."""
   del argv
+  configuration.require_run(_RECIPE, waits=True)
+  from realm_jax.generations.building import run
+  from realm_jax.partitioning import cpu_tuning
+
   cpu_tuning.keep_freed_memory()
   published = configuration.call(
     run.build_index,
-    default_recipe="gin/runs/build_index.gin",
+    default_recipe=_RECIPE,
     values_of_run=_values_of_run,
     waits=True,
     once=_ONCE.value,

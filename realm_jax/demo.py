@@ -11,10 +11,6 @@ from pathlib import Path
 from absl import flags
 
 from realm_jax import configuration
-from realm_jax.demo_run import report
-from realm_jax.demo_run.commands import DemoCommands
-from realm_jax.demo_run.stages import run_demo
-from realm_jax.partitioning import cpu_tuning
 
 _OUTPUT_DIR = flags.DEFINE_string(
   "output_dir", "out/demo", "Directory of everything that the demo writes."
@@ -24,8 +20,6 @@ _OUTPUT_DIR = flags.DEFINE_string(
 def main(argv: Sequence[str]) -> None:
   """Runs the demo and writes its report."""
   del argv
-  cpu_tuning.disable_async_dispatch()
-  cpu_tuning.keep_freed_memory()
   output_dir = Path(_OUTPUT_DIR.value)
   if output_dir.exists() and any(output_dir.iterdir()):
     raise ValueError(
@@ -38,6 +32,13 @@ def main(argv: Sequence[str]) -> None:
       "bindings into a file, as in gin/experiments/demo/quick.gin, and give "
       "--gin_file"
     )
+  from realm_jax.demo_run import report
+  from realm_jax.demo_run.commands import DemoCommands
+  from realm_jax.demo_run.stages import run_demo
+  from realm_jax.partitioning import cpu_tuning
+
+  cpu_tuning.disable_async_dispatch()
+  cpu_tuning.keep_freed_memory()
   print(report.write(output_dir, run_demo(DemoCommands(output_dir, gin_files))))
 
 

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from absl import flags
 
 from realm_jax import configuration
-from realm_jax.partitioning import processes
 
 configuration.define_run_flags()
 _COORDINATOR_ADDRESS = flags.DEFINE_string(
@@ -49,6 +48,8 @@ def _on_all_processes(
   main: Callable[[Sequence[str]], int | None], argv: Sequence[str]
 ) -> int:
   """Starts jax's processes around `main`, which ends on all or on none."""
+  # After the flags are parsed: it imports jax.
+  from realm_jax.partitioning import processes
 
   def connected(argv: Sequence[str]) -> int | None:
     processes.initialize(

@@ -15,16 +15,16 @@ a path, MODEL_DIR/checkpoints/best) takes it.
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from absl import flags
 
 from realm_jax import configuration, device_command
-from realm_jax.evaluation import following, run
-from realm_jax.evaluation.outputs import Figures
 from realm_jax.evaluation.scoring.summary import summary_table
 from realm_jax.files.json_file import write_json
-from realm_jax.partitioning import cpu_tuning
-from realm_jax.partitioning.agreement import Agreement
+
+if TYPE_CHECKING:
+  from realm_jax.evaluation.outputs import Figures
 
 _JSON = flags.DEFINE_string(
   "json", None, "File to which the figures are written as JSON, too."
@@ -44,6 +44,11 @@ _RECIPES = {
 def main(argv: Sequence[str]) -> None:
   """Calls `evaluation.run.evaluate`, or `follow`, as gin configures it."""
   del argv
+  configuration.require_run(_RECIPES, waits=_FOLLOW.value)
+  from realm_jax.evaluation import following, run
+  from realm_jax.partitioning import cpu_tuning
+  from realm_jax.partitioning.agreement import Agreement
+
   cpu_tuning.keep_freed_memory()
   function = following.follow if _FOLLOW.value else run.evaluate
   figures: Figures | None = configuration.call(
@@ -62,7 +67,7 @@ def _values_of_run(record: configuration.RunRecord) -> dict[str, str]:
   return {"OUTPUT_DIR": repr(str(record.path.parent / "eval"))}
 
 
-def _report(figures: Figures) -> None:
+def _report(figures: "Figures") -> None:
   if _JSON.value:
     write_json(_JSON.value, figures)
   print(summary_table(figures))

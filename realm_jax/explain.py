@@ -27,21 +27,18 @@ processes, process 0 does this on its own devices.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from absl import app, flags, logging
 
 from realm_jax import configuration, device_command
 from realm_jax.console.prompt import prompted_lines
-from realm_jax.evaluation.explaining import tables
-from realm_jax.evaluation.explaining.along_training import follow_sentences
-from realm_jax.evaluation.explaining.block_use import count_block_use
-from realm_jax.evaluation.explaining.explainer import Explainer, load_explainer
-from realm_jax.evaluation.explaining.unaided import UnaidedModel, load_unaided
 from realm_jax.files.json_file import write_json
 from realm_jax.files.json_value import JsonValue
-from realm_jax.partitioning import cpu_tuning
-from realm_jax.partitioning.agreement import Agreement
+
+if TYPE_CHECKING:
+  from realm_jax.evaluation.explaining.explainer import Explainer
+  from realm_jax.evaluation.explaining.unaided import UnaidedModel
 
 _ANSWER = flags.DEFINE_string(
   "answer", None, "Answer to explain; it replaces the one [MASK]."
@@ -85,9 +82,13 @@ _Result = TypeVar("_Result")
 
 def main(argv: Sequence[str]) -> None:
   """Explains what the flags ask for."""
+  _require_one_mode(argv)
+  configuration.require_run(_RECIPE)
+  from realm_jax.partitioning import cpu_tuning
+  from realm_jax.partitioning.agreement import Agreement
+
   logging.set_verbosity(logging.WARNING)
   cpu_tuning.keep_freed_memory()
-  _require_one_mode(argv)
   Agreement("explain").led("explanations", lambda: _explain(argv[1:]))
 
 
@@ -111,6 +112,10 @@ def _require_one_mode(argv: Sequence[str]) -> None:
 
 
 def _explain(words: Sequence[str]) -> None:
+  from realm_jax.evaluation.explaining import tables
+  from realm_jax.evaluation.explaining.along_training import follow_sentences
+  from realm_jax.evaluation.explaining.block_use import count_block_use
+
   if _ALONG_TRAINING.value:
     followed = _call(follow_sentences, sentences=_SENTENCES.value)
     _report(tables.along_training_text(followed), followed.to_json())
@@ -141,6 +146,9 @@ def _texts() -> Iterator[str]:
 
 
 def _explain_texts(texts: Iterator[str] | Sequence[str]) -> None:
+  from realm_jax.evaluation.explaining import tables
+  from realm_jax.evaluation.explaining.explainer import load_explainer
+
   explainer = _call(load_explainer)
   baseline = None
   if _BASELINE.value is not None:
@@ -161,7 +169,7 @@ def _report(text: str, values: JsonValue) -> None:
   print(text)
 
 
-def _load_baseline(model_dir: str, explainer: Explainer) -> UnaidedModel:
+def _load_baseline(model_dir: str, explainer: "Explainer") -> "UnaidedModel":
   """Loads a model by the configuration that its own directory has recorded."""
   files = _BASELINE_GIN_FILE.value
   if not files and configuration.RunRecord.find(model_dir) is None:
@@ -169,6 +177,8 @@ def _load_baseline(model_dir: str, explainer: Explainer) -> UnaidedModel:
       f"the baseline {model_dir} has neither config.gin nor model.gin; name "
       "its model with --baseline_gin_file"
     )
+  from realm_jax.evaluation.explaining.unaided import load_unaided
+
   with configuration.parsed_for_run(
     load_unaided,
     model_dir,

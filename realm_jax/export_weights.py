@@ -32,17 +32,23 @@ from collections.abc import Sequence
 from absl import flags
 
 from realm_jax import configuration
-from realm_jax.conversion import exporting, vectors
+from realm_jax.conversion import vectors
 from realm_jax.conversion.errors import ConversionError
-from realm_jax.conversion.hugging_face.exports import REALM_MODELS, TOWERS
-from realm_jax.conversion.planning import PARTS
+from realm_jax.conversion.planning import (
+  PARTS,
+  REALM_MODELS,
+  SYSTEMS,
+  TOWERS,
+)
 
 configuration.define_run_flags()
 _VECTORS = "vectors"
+_RECIPE = "gin/runs/export.gin"
+_RECIPE_OF_VECTORS = "gin/runs/export_vectors.gin"
 _TO = flags.DEFINE_enum(
   "to",
   None,
-  (*exporting.SYSTEMS, _VECTORS),
+  (*SYSTEMS, _VECTORS),
   "System to export to, or vectors.",
   required=True,
 )
@@ -66,17 +72,21 @@ def main(argv: Sequence[str]) -> None:
   del argv
   if _TO.value == _VECTORS:
     _refuse(_PART, _MODEL, _TOWER)
+    configuration.require_run(_RECIPE_OF_VECTORS)
     report = configuration.call(
       vectors.export_vectors,
-      default_recipe="gin/runs/export_vectors.gin",
+      default_recipe=_RECIPE_OF_VECTORS,
       output_dir=_OUTPUT_DIR.value,
       dtype=_DTYPE.value,
     )
   else:
     _refuse(_DTYPE)
+    configuration.require_run(_RECIPE)
+    from realm_jax.conversion import exporting
+
     report = configuration.call(
       exporting.export_weights,
-      default_recipe="gin/runs/export.gin",
+      default_recipe=_RECIPE,
       output_dir=_OUTPUT_DIR.value,
       to=_TO.value,
       part=_PART.value,

@@ -65,18 +65,14 @@ from typing import ParamSpec, TypeVar
 from absl import flags
 
 from realm_jax import configuration
-from realm_jax.conversion import importing, planning
-from realm_jax.conversion.bert_models import TowerOptions
-from realm_jax.conversion.google.released_index import BlockOptions
-from realm_jax.conversion.mapping import Allowance
-from realm_jax.conversion.planning import PARTS
+from realm_jax.conversion.planning import KINDS, PARTS, ImportSource
 from realm_jax.models.retriever import POOLINGS
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 _FROM = flags.DEFINE_enum(
-  "from", None, importing.KINDS, "Format of the input.", required=True
+  "from", None, KINDS, "Format of the input.", required=True
 )
 flags.DEFINE_string(
   "input",
@@ -170,11 +166,16 @@ def _options(target: Callable[..., _T], prefix: str = "", **more: str) -> _T:
 def main(argv: Sequence[str]) -> None:
   """Imports weights, and prints what happened."""
   del argv
+  from realm_jax.conversion import importing
+  from realm_jax.conversion.bert_models import TowerOptions
+  from realm_jax.conversion.google.released_index import BlockOptions
+  from realm_jax.conversion.mapping import Allowance
+
   with configuration.parsed(
     *configuration.given(), search_paths=flags.FLAGS.gin_search_paths
   ):
     report = importing.import_weights(
-      _options(planning.ImportSource, kind=_FROM.value),
+      _options(ImportSource, kind=_FROM.value),
       _OUTPUT_DIR.value,
       towers=_options(TowerOptions),
       blocks=_options(BlockOptions),

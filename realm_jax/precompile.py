@@ -15,16 +15,19 @@ docs/performance.md explains the estimates.
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from absl import flags
 
 from realm_jax import configuration
-from realm_jax.corpus.store import Corpus
+from realm_jax.files import compilation_cache
 from realm_jax.files.json_file import write_json
-from realm_jax.generations.building.generation_builder import GenerationConfig
-from realm_jax.precompilation import compiler, run
-from realm_jax.precompilation.topology import open_topology
-from realm_jax.training.config import TrainConfig
+
+if TYPE_CHECKING:
+  from realm_jax.precompilation.run import Recipe
+
+# Blocks of English Wikipedia of 2018-12-20, of which REALM's corpus consists.
+_PAPER_BLOCKS = 13_353_718
 
 configuration.define_run_flags()
 _TOPOLOGY = flags.DEFINE_string(
@@ -41,7 +44,7 @@ _BUILDER_GIN_FILE = flags.DEFINE_multi_string(
 )
 _NUM_BLOCKS = flags.DEFINE_integer(
   "num_blocks",
-  run.PAPER_BLOCKS,
+  _PAPER_BLOCKS,
   "Blocks of the corpus; the default is the number in the published one.",
   lower_bound=1,
 )
@@ -72,6 +75,12 @@ _LIBRARY = Path(sys.prefix) / "libtpu" / "libtpu" / "libtpu.so"
 def main(argv: Sequence[str]) -> None:
   """Compiles the recipe's programs and prints what they cost."""
   del argv
+  configuration.require_run({})
+  from realm_jax.precompilation import compiler, run
+  from realm_jax.precompilation.topology import open_topology
+
+  # jax would keep programs that it cannot read without the slice's devices.
+  compilation_cache.disable()
   topology = open_topology(_TOPOLOGY.value, library=_LIBRARY)
   recipe = _recipe()
   cache = compiler.cache_directory()
@@ -83,8 +92,15 @@ def main(argv: Sequence[str]) -> None:
   print(report.text())
 
 
-def _recipe() -> run.Recipe:
+def _recipe() -> "Recipe":
   """Reads the recipe; raises a ConfigurationError where it is none."""
+  from realm_jax.corpus.store import Corpus
+  from realm_jax.generations.building.generation_builder import (
+    GenerationConfig,
+  )
+  from realm_jax.precompilation.run import Recipe
+  from realm_jax.training.config import TrainConfig
+
   train, generation = None, None
   with configuration.parsed_from_flags(without_data=True):
     if configuration.is_configured(TrainConfig):
@@ -99,7 +115,7 @@ def _recipe() -> run.Recipe:
   corpus = Corpus.open(_LENGTHS_FROM.value) if _LENGTHS_FROM.value else None
   if corpus is not None and train is not None:
     corpus.require_whole_blocks(train.data.block_length)
-  return run.Recipe(
+  return Recipe(
     train=train,
     generation=generation,
     num_blocks=_NUM_BLOCKS.value,

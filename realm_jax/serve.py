@@ -20,17 +20,17 @@ interface. Of several processes, process 0 serves on its own devices.
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from absl import app, flags, logging
 
 from realm_jax import configuration, device_command
-from realm_jax.evaluation.explaining.explainer import Explainer, load_explainer
-from realm_jax.partitioning import cpu_tuning
-from realm_jax.partitioning.agreement import Agreement
 from realm_jax.serving.errors import ServerError
-from realm_jax.serving.examples import example_questions, example_sentences
 from realm_jax.serving.requests import Limits
-from realm_jax.serving.service import QUESTION, SENTENCE, Service
+
+if TYPE_CHECKING:
+  from realm_jax.evaluation.explaining.explainer import Explainer
+  from realm_jax.serving.service import Service
 
 _HOST = flags.DEFINE_string(
   "host",
@@ -73,6 +73,10 @@ def main(argv: Sequence[str]) -> None:
     raise app.UsageError(
       f"{argv[1]!r} is no flag; questions are asked in the page"
     )
+  configuration.require_run(_RECIPE)
+  from realm_jax.partitioning import cpu_tuning
+  from realm_jax.partitioning.agreement import Agreement
+
   logging.set_verbosity(logging.WARNING)
   cpu_tuning.keep_freed_memory()
   try:
@@ -109,7 +113,11 @@ def _announce(url: str) -> None:
   print(f"The page is at {url}  (Ctrl-C ends it)", flush=True)
 
 
-def _load() -> Service:
+def _load() -> "Service":
+  from realm_jax.evaluation.explaining.explainer import load_explainer
+  from realm_jax.serving.examples import example_questions, example_sentences
+  from realm_jax.serving.service import QUESTION, SENTENCE, Service
+
   run = configuration.call(load_explainer, default_recipe=_RECIPE)
   masked_run = None
   if _MASKED_MODEL_DIR.value is not None:
@@ -127,8 +135,10 @@ def _load() -> Service:
   return Service(run, masked_run, examples=examples)
 
 
-def _load_masked(model_dir: str, run: Explainer) -> Explainer:
+def _load_masked(model_dir: str, run: "Explainer") -> "Explainer":
   """Loads the run that fills in sentences, over the same corpus."""
+  from realm_jax.evaluation.explaining.explainer import load_explainer
+
   with configuration.parsed_for_run(
     load_explainer,
     model_dir,

@@ -19,9 +19,6 @@ from absl import flags
 
 from realm_jax import configuration
 from realm_jax.files.object_store.store_access import require_readable
-from realm_jax.inputs.config import DataConfig
-from realm_jax.inputs.display import describe
-from realm_jax.inputs.examples import ExampleStream
 
 _TASK = flags.DEFINE_string(
   "task", None, "Name of a seqio task.", required=True
@@ -66,6 +63,10 @@ def main(argv: Sequence[str]) -> None:
   del argv
   questions = _QUESTIONS.value
   require_readable(_CORPUS_DIR.value, questions)
+  from realm_jax.inputs.config import DataConfig
+  from realm_jax.inputs.display import describe
+  from realm_jax.inputs.examples import ExampleStream
+
   config = DataConfig(
     task=_TASK.value,
     split=_SPLIT.value,

@@ -12,14 +12,16 @@ from collections.abc import Sequence
 from absl import logging
 
 from realm_jax import configuration, device_command
-from realm_jax.partitioning import cpu_tuning
-from realm_jax.training import loop
-from realm_jax.training.config import TrainConfig
 
 
 def main(argv: Sequence[str]) -> None:
   """Trains the run that gin configures."""
   del argv
+  configuration.require_run({})
+  from realm_jax.partitioning import cpu_tuning
+  from realm_jax.training import loop
+  from realm_jax.training.config import TrainConfig
+
   cpu_tuning.disable_async_dispatch()
   cpu_tuning.keep_freed_memory()
   with configuration.parsed_from_flags():

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     expand_gin_flags,
     given,
     parsed_from_flags,
+    require_run,
     run,
   )
 
@@ -54,6 +55,7 @@ __all__ = [
   "parsed",
   "parsed_for_run",
   "parsed_from_flags",
+  "require_run",
   "run",
   "text",
 ]

@@ -2,10 +2,13 @@
 
 A module that is imported and run as a command's defines them, so that nothing
 of the library, nor `realm_jax.load`, imports this one.
+
+An entry point imports at its top only what its flags need. Its `main` imports
+what it runs, and the seconds that TensorFlow takes with it, once the flags are
+parsed and `require_run` has found the run.
 """
 
 import contextlib
-import functools
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,12 +21,14 @@ from realm_jax.configuration.for_run import (
   DefaultRecipe,
   ValuesOfRun,
   parsed_for_run,
+  recipe_for,
   with_directories,
 )
 from realm_jax.configuration.parsing import configured, message_of, parsed
 from realm_jax.configuration.run_record import RunRecord
 from realm_jax.console.library_messages import hide_library_messages
 from realm_jax.exit_codes import ExitCode
+from realm_jax.files import compilation_cache
 from realm_jax.files.object_store import store_access
 
 _Result = TypeVar("_Result")
@@ -39,6 +44,11 @@ _GIN_BINDINGS = flags.DEFINE_multi_string(
 )
 _DEBUG_ERRORS = flags.DEFINE_bool(
   "debug_errors", False, "Show the whole traceback of an error in the input."
+)
+_COMPILATION_CACHE = flags.DEFINE_bool(
+  "compilation_cache",
+  True,
+  "Keep compiled programs in ~/.cache/realm_jax, for the next start.",
 )
 
 _GIN_PREFIX = "--gin."
@@ -92,6 +102,29 @@ def given() -> tuple[list[str], list[str]]:
   return list(_GIN_FILES.value), list(_GIN_BINDINGS.value)
 
 
+def require_run(default_recipe: DefaultRecipe, *, waits: bool = False) -> None:
+  """Checks that the command line names a run, or else all of the configuration.
+
+  Args:
+    default_recipe: Recipe for where there are no gin files.
+    waits: Whether the run may start later.
+
+  Raises:
+    ConfigurationError: There are neither gin files nor a run with a record, or
+      no recipe is for the stage of the run.
+  """
+  model_dir = _run_flag("model_dir")
+  if _GIN_FILES.value:
+    return
+  if model_dir is None:
+    raise ConfigurationError(
+      "no run is named; give its directory as --model_dir=MODEL_DIR, or all of "
+      "the configuration as --gin_file"
+    )
+  if not waits:
+    recipe_for(RunRecord.find(model_dir), model_dir, default_recipe)
+
+
 def call(
   function: Callable[..., _Result],
   *,
@@ -107,11 +140,8 @@ def call(
   `parsed_for_run`; the overrides are arguments of the function.
   """
   model_dir, (gin_files, bindings) = _run_flag("model_dir"), given()
-  if default_recipe is not None and model_dir is None and not gin_files:
-    raise ConfigurationError(
-      "no run is named; give its directory as --model_dir=MODEL_DIR, or all of "
-      "the configuration as --gin_file"
-    )
+  if default_recipe is not None:
+    require_run(default_recipe, waits=waits)
   if default_recipe is None or model_dir is None:
     configuration: contextlib.AbstractContextManager[Any] = parsed_from_flags()
   else:
@@ -188,4 +218,12 @@ def _parsed_flags(argv: Sequence[str]) -> list[str]:
 
 def run(main: Callable[[Sequence[str]], int | None]) -> None:
   """Runs an entry point's `main(argv)` and ends with its exit code."""
-  app.run(functools.partial(exit_code, main), flags_parser=_parsed_flags)
+
+  def configured_main(argv: Sequence[str]) -> int:
+    if _COMPILATION_CACHE.value:
+      compilation_cache.enable()
+    else:
+      compilation_cache.disable()
+    return exit_code(main, argv)
+
+  app.run(configured_main, flags_parser=_parsed_flags)

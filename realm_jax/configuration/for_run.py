@@ -73,7 +73,7 @@ def parsed_for_run(
     _wait_for_trainer(model_dir)
   record, advice = RunRecord.find(model_dir), ""
   if not is_whole:
-    recipe = _recipe_for(record, model_dir, default_recipe)
+    recipe = recipe_for(record, model_dir, default_recipe)
     files.insert(0, recipe)
     advice = f" (with the recipe {recipe})"
   of_run = None
@@ -113,12 +113,16 @@ def with_directories(
   ]
 
 
-def _recipe_for(
+def recipe_for(
   record: RunRecord | None,
   model_dir: epath.PathLike,
   recipe: DefaultRecipe,
 ) -> str:
-  """Returns the recipe for the stage of a run."""
+  """Returns the recipe for the stage of a run.
+
+  Raises:
+    ConfigurationError: The run has no record, or no recipe is for its stage.
+  """
   if record is None:
     raise _without_record(epath.Path(model_dir), recipe)
   if isinstance(recipe, str):

@@ -27,7 +27,7 @@ from realm_jax.conversion.parameters import (
   nested,
   parameter_shapes,
 )
-from realm_jax.conversion.planning import PARTS
+from realm_jax.conversion.planning import PARTS, REALM_MODELS
 from realm_jax.conversion.vocabulary import VOCABULARY_FILE
 from realm_jax.files.json_file import whole_text_file, write_json
 from realm_jax.files.object_store.store_access import require_readable
@@ -35,8 +35,6 @@ from realm_jax.files.whole.whole_file import whole_file
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.text.wordpieces import WordpieceVocabulary, write_pieces
-
-SYSTEMS = ("hf_bert", "hf_realm", "sentence_transformers")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,9 +85,9 @@ def export_weights(
   Args:
     model: Checkpoint to export.
     output_dir: Directory to make; it appears complete or not at all.
-    to: Other system: one of `SYSTEMS`.
+    to: Other system: one of `planning.SYSTEMS`.
     part: Part for hf_bert: `retriever` or `reader`.
-    realm_model: Class for hf_realm: one of `exports.REALM_MODELS`.
+    realm_model: Class for hf_realm: one of `planning.REALM_MODELS`.
     tower: `query` or `block`, if the retriever has two and one is wanted.
 
   Returns:
@@ -131,7 +129,7 @@ def _plan(
   flag, value, choices = "--part", part, PARTS
   other, given = "--model", realm_model
   if to == "hf_realm":
-    flag, value, choices = other, given, exports.REALM_MODELS
+    flag, value, choices = other, given, REALM_MODELS
     other, given = "--part", part
   if given is not None:
     raise ConversionError(f"{other}={given} is not for --to={to}; {flag} is")

@@ -57,7 +57,6 @@ _PLANNERS = {
   "tf_bert": (plan_tf_bert, ("tensor_prefix", "vocab")),
   "tf_realm": (plan_tf_realm, ("tensor_prefix", *_OF_BERT)),
 }
-KINDS = tuple(_PLANNERS)
 
 
 def import_weights(

@@ -17,7 +17,12 @@ from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 
+# What is imported, and to what it is exported.
+KINDS = ("hf_bert", "hf_realm", "tf_bert", "tf_realm")
+SYSTEMS = ("hf_bert", "hf_realm", "sentence_transformers")
 RETRIEVER, READER = PARTS = ("retriever", "reader")
+TOWERS = ("query", "block")
+REALM_MODELS = ("embedder", "scorer", "encoder", "reader", "open_qa")
 # The parameters of the towers, shared or separate.
 SHARED_TOWER = ("tower",)
 SEPARATE_TOWERS = ("query_tower", "block_tower")
@@ -29,7 +34,7 @@ OPEN_QA_JOINT_LENGTH = 288 + 32
 
 @dataclasses.dataclass(frozen=True)
 class ImportSource:
-  """The weights to import, of one of `importing.KINDS`.
+  """The weights to import, of one of `KINDS`.
 
   Attributes:
     input: Local directory, or the prefix of a TensorFlow checkpoint.

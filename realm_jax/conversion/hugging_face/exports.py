@@ -18,7 +18,6 @@ from realm_jax.files.json_file import JsonValue
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever
 
-TOWERS = ("query", "block")
 # The class of each model.
 _CLASSES = {
   "embedder": "RealmEmbedder",
@@ -27,7 +26,6 @@ _CLASSES = {
   "reader": "RealmReader",
   "open_qa": "RealmForOpenQA",
 }
-REALM_MODELS = tuple(_CLASSES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +96,7 @@ def _plan_retriever(model: BoundModel, tower: str | None) -> ExportPlan:
 def plan_realm_export(
   model: BoundModel, name: str, tower: str | None
 ) -> ExportPlan:
-  """Plans the export of one of `REALM_MODELS`."""
+  """Plans the export of one of `planning.REALM_MODELS`."""
   architecture = _CLASSES[name]
   parts = realm.PARTS_OF[architecture]
   if tower is not None and name != "embedder":
@@ -212,7 +210,7 @@ def choose_tower(retriever: Retriever, tower: str | None) -> str:
       "this model has two towers; choose one with --tower=query or "
       "--tower=block"
     )
-  return planning.SEPARATE_TOWERS[TOWERS.index(tower)]
+  return planning.SEPARATE_TOWERS[planning.TOWERS.index(tower)]
 
 
 def class_files(

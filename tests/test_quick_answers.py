@@ -1,0 +1,84 @@
+"""Commands answer help and plain errors without the libraries of their work."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import PROJECT_DIR
+
+# Each takes half a second to several, at every start of a command.
+SLOW_TO_IMPORT = {
+  "apache_beam",
+  "bm25s",
+  "faiss",
+  "gcsfs",
+  "matplotlib",
+  "scann",
+  "seqio",
+  "tensorflow",
+  "tensorflow_datasets",
+  "tensorflow_text",
+  "torch",
+  "xmanager",
+}
+COMMANDS = [
+  f"{path.parent.name}.{path.stem}"
+  for folder in ("realm_jax", "launch")
+  for path in sorted((PROJECT_DIR / folder).glob("*.py"))
+  if '__name__ == "__main__"' in path.read_text()
+] + ["realm_jax.generations"]
+# Commands that read a run, with arguments that are otherwise right. Index
+# builders wait for theirs.
+READS_A_RUN = {
+  "realm_jax.ask": ["who?"],
+  "realm_jax.evaluate": [],
+  "realm_jax.explain": ["a [MASK]"],
+  "realm_jax.export_weights": ["--to=vectors", "--output_dir=out"],
+  "realm_jax.generations": ["list"],
+  "realm_jax.precompile": ["--topology=v5e:2x2"],
+  "realm_jax.serve": ["--port=0"],
+  "realm_jax.train": [],
+}
+CASES = [
+  *((command, "--helpfull") for command in COMMANDS),
+  *((command, "--not_a_flag=1") for command in COMMANDS),
+  *(
+    (command, *arguments, f"--model_dir={folder}")
+    for command, arguments in READS_A_RUN.items()
+    for folder in ("not/there", "docs")
+  ),
+]
+
+
+@pytest.fixture(scope="module")
+def answers(command_environment) -> dict[tuple[str, ...], dict]:
+  """What each command line of `CASES` answers."""
+  done = subprocess.run(
+    [sys.executable, "-m", "tests.quick_answers_child"],
+    cwd=PROJECT_DIR,
+    env=command_environment,
+    input=json.dumps(CASES),
+    stdout=subprocess.PIPE,
+    text=True,
+    check=True,
+  )
+  return dict(zip(CASES, json.loads(done.stdout), strict=True))
+
+
+@pytest.mark.parametrize("case", CASES, ids=" ".join)
+def test_a_plain_answer_imports_nothing_slow(answers, case):
+  answer = answers[case]
+  imported = {name.partition(".")[0] for name in answer["modules"]}
+  assert not imported & SLOW_TO_IMPORT
+  argument = case[-1]
+  if argument.startswith("--model_dir"):
+    folder = argument.partition("=")[2]
+    assert answer["code"] == 2
+    assert folder in answer["output"]
+    assert len(answer["output"].splitlines()) == 1
+  else:
+    assert answer["code"] == 1
+    wanted = "flags:" if argument == "--helpfull" else "not_a_flag"
+    assert wanted in answer["output"]
