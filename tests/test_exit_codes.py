@@ -33,6 +33,12 @@ def _raise(error):
   raise error
 
 
+def _unreadable(cause: Exception) -> ValueError:
+  error = ValueError("checkpoint 0 cannot be read")
+  error.__cause__ = cause
+  return error
+
+
 @pytest.mark.parametrize("function", [require_readable, read_bytes])
 @pytest.mark.parametrize(
   ("status", "code"),
@@ -58,6 +64,8 @@ def test_a_second_trainer_has_lost_the_role(tmp_path, capsys):
     (FileNotFoundError("none"), ExitCode.USER_ERROR),
     (app.UsageError("unexpected: a"), ExitCode.USER_ERROR),
     (ValueError("UNAVAILABLE: no route"), ExitCode.STORE_OUTAGE),
+    (_unreadable(ValueError("UNAVAILABLE: no route")), ExitCode.STORE_OUTAGE),
+    (_unreadable(ValueError("a wrong checksum")), ExitCode.USER_ERROR),
     (ConnectionRefusedError("no"), ExitCode.STORE_OUTAGE),
     (LostProcessError("it does not answer"), ExitCode.LOST_PROCESS),
     # All processes end with the code of the one that failed first.

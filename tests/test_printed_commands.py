@@ -136,7 +136,7 @@ def _help(modules: list[str], folder: Path) -> dict[str, str]:
     cwd=_PROJECT_DIR,
     check=True,
     capture_output=True,
-    timeout=300,
+    timeout=600,
   )
   return {module: (folder / module).read_text() for module in modules}
 

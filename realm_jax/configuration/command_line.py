@@ -197,7 +197,18 @@ def exit_code(
     if _DEBUG_ERRORS.value or not isinstance(explained, _EXPLAINED):
       raise
     _print_error(argv, message_of(explained))
-    return getattr(explained, "exit_code", ExitCode.USER_ERROR)
+    return _code_of(error)
+
+
+def _code_of(error: BaseException) -> int:
+  """Returns the exit code of an error, or of what has caused it."""
+  cause: BaseException | None = error
+  while cause is not None:
+    explained = store_access.explained(cause) or cause
+    if (code := getattr(explained, "exit_code", None)) is not None:
+      return code
+    cause = cause.__cause__
+  return ExitCode.USER_ERROR
 
 
 def _print_error(argv: Sequence[str], message: str) -> None:

@@ -88,9 +88,8 @@ def read_files_as(*, defaults: bool) -> None:
 
   # The only reader: gin's own look for each file in Python packages, too, and
   # log an error for each folder in which there is none.
-  gin.config._FILE_READERS[:] = [
-    (opened, lambda path: _located(path).is_file())
-  ]
+  readers: list[Any] = gin.config._FILE_READERS
+  readers[:] = [(opened, lambda path: _located(path).is_file())]
 
 
 def _located(path: str) -> epath.Path:

@@ -71,7 +71,7 @@ def explained(error: BaseException) -> StoreAccessError | None:
     )
   if (
     module in _LIBRARIES
-    or text.startswith(_TENSORSTORE_OUTAGES)
+    or (type(error) is ValueError and text.startswith(_TENSORSTORE_OUTAGES))
     or type(error) in (ConnectionRefusedError, ConnectionResetError)
   ):
     return StoreOutageError(
