@@ -36,10 +36,16 @@ def enable() -> None:
   Does nothing where environment variables of jax turn the cache off or name a
   folder for it. A cache that cannot be used is left unused without a word.
   """
+  warnings.filterwarnings(
+    "ignore", "Error (reading|writing) persistent compilation cache"
+  )
   is_enabled = os.environ.get(ENABLED_VARIABLE, "true").lower()
   if is_enabled in ("false", "0") or os.environ.get(_FOLDER_VARIABLE):
     return
-  folder = _folder()
+  try:
+    folder = _folder()
+  except RuntimeError:  # This user has no home.
+    return
   for name, value in {_FOLDER_VARIABLE: folder, **_SETTINGS}.items():
     os.environ.setdefault(name, str(value))
     # jax has read the environment when it was imported.
@@ -47,9 +53,6 @@ def enable() -> None:
       setting = name.lower()
       kind = type(value) if name in _SETTINGS else str
       jax.config.update(setting, kind(os.environ[name]))
-  warnings.filterwarnings(
-    "ignore", "Error (reading|writing) persistent compilation cache"
-  )
   with contextlib.suppress(OSError):
     _remove_unfinished(folder)
 
