@@ -17,11 +17,13 @@ from realm_jax.checkpoints.loop_item import (
 from realm_jax.checkpoints.manager import FOLDER, CheckpointError, locate
 from realm_jax.corpus.store import Corpus
 from realm_jax.files.object_store.store_access import require_readable
+from realm_jax.inputs.config import BlockLength, QueryLength
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning import rules
 from realm_jax.partitioning.mesh import make_mesh
+from realm_jax.settings import NonNegativeInt, require_valid
 from realm_jax.training.stages.model_inputs import Models
 from realm_jax.training.stages.protocol import Stage
 
@@ -48,9 +50,12 @@ class ModelSource:
   retriever: Retriever
   reader: Reader | None = None
   generation: epath.PathLike | None = None
-  checkpoint_step: int | Literal["best"] | None = None
-  query_length: int = 64
-  block_length: int = 288
+  checkpoint_step: NonNegativeInt | Literal["best"] | None = None
+  query_length: QueryLength = 64
+  block_length: BlockLength = 288
+
+  def __post_init__(self) -> None:
+    require_valid(self)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Values of a configuration against annotations."""
+"""Values of a configuration against settings."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 import pytest
 from etils import epath
 
-from realm_jax.console import annotations
+from realm_jax import settings
 from realm_jax.models.bert import BertConfig
 
 
@@ -42,21 +42,21 @@ class _Opaque(Protocol):
 )
 def test_a_value_fits_its_annotation_or_not(annotation, good, bad, words):
   for value in good:
-    assert annotations.accepts(annotation, value)
+    assert settings.accepts(annotation, value)
   for value in bad:
-    assert not annotations.accepts(annotation, value)
-  assert annotations.describe(annotation) == words
+    assert not settings.accepts(annotation, value)
+  assert settings.describe(annotation) == words
 
 
 def test_a_value_that_is_not_known_yet_fits():
-  assert annotations.accepts(Sequence[int], [1, annotations.UNKNOWN])
+  assert settings.accepts(Sequence[int], [1, settings.UNKNOWN])
 
 
 def test_the_parameters_of_functions_and_classes():
   def function(number: int, name: "str | None" = None, anything=1) -> bool:
     return name is None and anything == number
 
-  types = annotations.parameter_types(function)
+  types = settings.parameter_types(function)
   assert (types["number"], types["name"]) == (int, str | None)
   assert "anything" not in types
-  assert annotations.parameter_types(BertConfig)["hidden_size"] is int
+  assert settings.parameter_types(BertConfig)["hidden_size"] is int
