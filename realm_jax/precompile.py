@@ -19,7 +19,7 @@ from pathlib import Path
 from absl import flags
 
 from realm_jax import configuration
-from realm_jax.corpus.store import Corpus
+from realm_jax.corpus.store import Corpus, require_block_length
 from realm_jax.files.json_file import write_json
 from realm_jax.generations.building.generation_builder import GenerationConfig
 from realm_jax.precompilation import compiler, run
@@ -98,7 +98,7 @@ def _recipe() -> run.Recipe:
       generation = configuration.configured(GenerationConfig)()
   corpus = Corpus.open(_LENGTHS_FROM.value) if _LENGTHS_FROM.value else None
   if corpus is not None and train is not None:
-    corpus.require_whole_blocks(train.data.block_length)
+    require_block_length(train.data.block_length, corpus)
   return run.Recipe(
     train=train,
     generation=generation,

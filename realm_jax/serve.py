@@ -21,7 +21,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from absl import app, flags, logging
+from absl import flags, logging
 
 from realm_jax import configuration, device_command
 from realm_jax.evaluation.explaining.explainer import Explainer, load_explainer
@@ -69,10 +69,7 @@ _NUM_EXAMPLES = 4
 
 def main(argv: Sequence[str]) -> None:
   """Loads the runs, and serves the page until a signal ends it."""
-  if len(argv) > 1:
-    raise app.UsageError(
-      f"{argv[1]!r} is no flag; questions are asked in the page"
-    )
+  del argv
   logging.set_verbosity(logging.WARNING)
   cpu_tuning.keep_freed_memory()
   try:

@@ -187,7 +187,7 @@ def item_types(annotation: Any, value: Any) -> list[tuple[Any, Any]]:
     origin, arguments = typing.get_origin(part), typing.get_args(part)
     if isinstance(value, dict) and origin in (dict, collections.abc.Mapping):
       for pair in value.items():
-        found += zip(arguments, pair, strict=True)
+        found += zip(pair, arguments, strict=True)
     elif isinstance(value, (list, tuple)) and origin in (
       list,
       tuple,
@@ -195,7 +195,7 @@ def item_types(annotation: Any, value: Any) -> list[tuple[Any, Any]]:
     ):
       is_fixed = origin is tuple and arguments[-1:] != (Ellipsis,)
       each = arguments if is_fixed else arguments[:1] * len(value)
-      found += zip(each, value, strict=False)
+      found += zip(value, each, strict=False)
   return found
 
 

@@ -6,6 +6,7 @@ of the library, nor `realm_jax.load`, imports this one.
 
 import contextlib
 import functools
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -161,21 +162,58 @@ def exit_code(
     return main(argv) or 0
   except Exception as error:
     message = store_access.explanation(error)
-    if message is None and isinstance(error, (ValueError, OSError)):
+    users = (ValueError, OSError, app.UsageError)
+    if message is None and isinstance(error, users):
       message = message_of(error)
     if message is None or _DEBUG_ERRORS.value:
       raise
-    path = Path(argv[0])
-    # An entry point is a module or a package.
-    command = path.parent if path.stem == "__main__" else path
-    print(f"{command.stem}: {message}", file=sys.stderr)
+    _print_error(argv[0], message)
     return 2
 
 
-def run(main: Callable[[Sequence[str]], int | None]) -> None:
-  """Runs an entry point's `main(argv)` and ends with its exit code."""
+def run(
+  main: Callable[[Sequence[str]], int | None], *, takes_texts: bool = False
+) -> None:
+  """Runs an entry point's `main(argv)` and ends with its exit code.
+
+  Arguments that are no flags are refused, unless it `takes_texts`.
+  """
+  app.run(
+    functools.partial(exit_code, main),
+    flags_parser=functools.partial(parse_flags, takes_texts=takes_texts),
+  )
+
+
+def parse_flags(argv: Sequence[str], *, takes_texts: bool = False) -> list[str]:
+  """Parses flags; returns the others. What is wrong is a line, and exit 2."""
   try:
-    arguments = expand_gin_flags(sys.argv)
-  except ConfigurationError as error:
-    sys.exit(str(error))
-  app.run(functools.partial(exit_code, main), argv=arguments)
+    texts = flags.FLAGS(expand_gin_flags(argv))
+    if texts[1:] and not takes_texts:
+      raise ConfigurationError(
+        f"{texts[1]!r} is no flag; write --NAME=VALUE, and quote patterns of "
+        "files so that the shell leaves them alone"
+      )
+    return texts
+  except (flags.Error, ConfigurationError) as error:
+    _print_error(argv[0], _without_none(str(error)))
+    sys.exit(2)
+
+
+def _without_none(error: str) -> str:
+  """Returns absl's message; a required flag that is missing is described."""
+  missing = re.findall(r"^flag --(\w+)=None: Flag --\w+ must", error, re.M)
+  if not missing:
+    return " ".join(error.split())
+  # absl adds how a flag is repeated.
+  helps = [flags.FLAGS[name].help.partition(";\n")[0] for name in missing]
+  return "no value for " + ", ".join(
+    f"--{name} ({text.rstrip('.')})"
+    for name, text in zip(missing, helps, strict=True)
+  )
+
+
+def _print_error(program: str, message: str) -> None:
+  path = Path(program)
+  # An entry point is a module or a package.
+  command = path.parent if path.stem == "__main__" else path
+  print(f"{command.stem}: {message}", file=sys.stderr)

@@ -23,6 +23,12 @@ _REQUIRED = "gin.REQUIRED/gin.constant"  # What `%gin.REQUIRED` refers to.
 _NOT_GIVEN = object()
 # What a literal or a reference of gin's begins with, other than a number, True,
 # False and None.
+# What the files of gin/models bind.
+MODEL = ("RETRIEVER", "READER")
+_NO_MODEL = (
+  "a model is missing: pass the gin file of one, such as "
+  "--gin_file=gin/models/bert_base.gin"
+)
 _OF_GIN = ("%", "@", '"', "'", "[", "{", "(")
 _NO_FILE = "(not given)"
 # Longer than any binding, so that gin divides none into lines.
@@ -72,10 +78,12 @@ def _require_known_macros(bindings: Sequence[str]) -> None:
     name = binding.partition("=")[0].strip()
     if "." in name or name in known:
       continue
+    unused = f"--gin.{name} binds a name that no gin file uses"
+    if any(known.get(model) is _NOT_GIVEN for model in MODEL):
+      raise ConfigurationError(f"{unused}; {_NO_MODEL}")
     near = difflib.get_close_matches(name, known) or sorted(known)
     raise ConfigurationError(
-      f"--gin.{name} binds a name that no gin file uses; did you mean "
-      f"{', '.join(near) or 'to pass a --gin_file'}?"
+      f"{unused}; did you mean {', '.join(near) or 'to pass a --gin_file'}?"
     )
 
 
@@ -85,7 +93,10 @@ def _missing_macros() -> list[str]:
 
 def _require_given_macros() -> None:
   """Reports all values that the gin files leave to the command line."""
-  if missing := _missing_macros():
+  missing = _missing_macros()
+  if {*missing} & {*MODEL}:
+    raise ConfigurationError(f"no value for {', '.join(missing)}; {_NO_MODEL}")
+  if missing:
     raise ConfigurationError(
       f"no value for {', '.join(missing)}; pass "
       + " ".join(f"--gin.{name}=VALUE" for name in missing)
@@ -150,7 +161,7 @@ def _readable(bindings: Sequence[str]) -> list[str]:
       )
     if not value.startswith(_OF_GIN) and _is_text(value, wanted):
       if not wanted or not all(settings.is_known(u.annotation) for u in wanted):
-        quoted = shlex.quote(repr(value))
+        quoted = shlex.quote(f'"{value}"')
         raise ConfigurationError(
           f"--gin.{name}={value}: cannot be read, and no annotation says that "
           f"it is a text; if it is one, write --gin.{name}={quoted}"
@@ -198,7 +209,7 @@ def _references(uses: Sequence[_Use], macros: Mapping[str, Any]) -> list[str]:
     and bound.selector != _MACRO
     and bound.evaluate
     and any(
-      settings.accepts_instances(use.annotation, _configurable(bound.selector))
+      settings.accepts_instances(use.annotation, bound.configurable.wrapped)
       for use in uses
     )
   )

@@ -13,6 +13,7 @@ block as it stands.
 import dataclasses
 import functools
 import importlib
+import pkgutil
 import re
 from collections.abc import Iterator, Mapping
 
@@ -104,10 +105,22 @@ def seqio_shards(source: str) -> list[SeqioShard]:
     InputError: There is no such data set, task or split.
   """
   opened, split = _open(source)
-  if split not in opened.splits:
+  try:
+    splits = sorted(opened.splits)
+  except ValueError as error:
+    # Such as those of `tasks`, whose corpus or questions are a run's.
     raise InputError(
-      f"--input={source} has no split {split!r}, only "
-      f"{', '.join(sorted(opened.splits))}"
+      f"--input={source}: the task reads the files of a run, and has no "
+      f"documents of its own ({error})"
+    ) from error
+  if split not in splits:
+    raise InputError(
+      f"--input={source} has no split {split!r}; "
+      + (
+        f"write one that it has behind the task: {', '.join(splits)}"
+        if splits
+        else "it has none at all, and so no documents"
+      )
     )
   names = opened.list_shards(split)
   return [
@@ -126,7 +139,10 @@ def _open(source: str) -> tuple[seqio.DataSource, str]:
     raise InputError(f"--input={source}; wanted seqio:MODULE:TASK[:SPLIT]")
   module, name, split = [*parts, "train"][:3]
   try:
-    importlib.import_module(module)
+    package = importlib.import_module(module)
+    # A package such as `tasks` registers a task in each of its modules.
+    for found in pkgutil.iter_modules(getattr(package, "__path__", ())):
+      importlib.import_module(f"{module}.{found.name}")
   except ModuleNotFoundError as error:
     raise InputError(
       f"--input={source}: no module {module!r} ({error}); give the one that "
@@ -135,8 +151,8 @@ def _open(source: str) -> tuple[seqio.DataSource, str]:
   if name not in seqio.TaskRegistry.names():
     known = ", ".join(sorted(seqio.TaskRegistry.names()))
     raise InputError(
-      f"--input={source}: {module} registers no task {name!r}; there are "
-      f"{known}"
+      f"--input={source}: {module} registers no task {name!r}; "
+      + (f"there are {known}" if known else "it registers none at all")
     )
   return seqio.TaskRegistry.get(name).source, split
 
