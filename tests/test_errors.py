@@ -52,7 +52,11 @@ _REFUSED = [
   (f"{_TRAIN} --gin.CORPUS_DIR={{d}}/text", ["corpus_dir", "CORPUS_DIR"]),
   (
     f"{_TRAIN} {_LENGTH} --gin.INITIAL_CHECKPOINT={{d}}/text",
-    ["{d}/text", "MODEL_DIR"],
+    ["{d}/text is not a checkpoint", "MODEL_DIR"],
+  ),
+  (
+    f"{_TRAIN} {_LENGTH} --gin.INITIAL_CHECKPOINT={{d}}/file",
+    ["{d}/file is not a checkpoint", "MODEL_DIR"],
   ),
   # What is missing, and names that do not exist.
   ("compare a b", ["--predictions"]),

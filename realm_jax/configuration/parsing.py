@@ -209,7 +209,9 @@ def _references(uses: Sequence[_Use], macros: Mapping[str, Any]) -> list[str]:
     and bound.selector != _MACRO
     and bound.evaluate
     and any(
-      settings.accepts_instances(use.annotation, bound.configurable.wrapped)
+      settings.accepts_instances(
+        use.annotation, getattr(bound.configurable, "wrapped", None)
+      )
       for use in uses
     )
   )

@@ -110,9 +110,9 @@ def test_the_page_runs(
   with pytest.raises(ValueError, match="has no words"):
     run.ask(" ")
   for wrong in (None, 5, [None]):
-    with pytest.raises(TypeError, match="None|5"):
+    with pytest.raises(TypeError, match=r"None|5"):
       run.ask(wrong)
-    with pytest.raises(TypeError, match="None|5"):
+    with pytest.raises(TypeError, match=r"None|5"):
       run.retrieve(wrong)
   with pytest.raises(ValueError, match="num_answers=0; want at least 1"):
     run.ask(texts[0], num_answers=0)
