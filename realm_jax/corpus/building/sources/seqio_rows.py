@@ -107,11 +107,12 @@ def seqio_shards(source: str) -> list[SeqioShard]:
   opened, split = _open(source)
   try:
     splits = sorted(opened.splits)
+    names = opened.list_shards(split) if split in splits else []
   except ValueError as error:
     # Such as those of `tasks`, whose corpus or questions are a run's.
     raise InputError(
-      f"--input={source}: the task reads the files of a run, and has no "
-      f"documents of its own ({error})"
+      f"--input={source}: the task reads the corpus or the questions of a run, "
+      "and has no documents of its own; give one that has"
     ) from error
   if split not in splits:
     raise InputError(
@@ -122,7 +123,6 @@ def seqio_shards(source: str) -> list[SeqioShard]:
         else "it has none at all, and so no documents"
       )
     )
-  names = opened.list_shards(split)
   return [
     SeqioShard(source, index, len(names), f"{source} shard {index}")
     for index in range(len(names))
