@@ -167,7 +167,8 @@ class LoadedRun:
       ValueError: A query has no words, or the corpus has fewer than k blocks,
         or k is below 1.
     """
-    if not 1 <= k <= (blocks := self.generation.corpus.num_blocks):
+    blocks = self.generation.corpus.num_blocks
+    if not 1 <= k <= blocks:
       raise ValueError(
         f"k={k}; want at least 1 and at most {blocks}, all blocks of the corpus"
       )

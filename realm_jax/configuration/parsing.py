@@ -174,10 +174,14 @@ def _readable(bindings: Sequence[str]) -> list[str]:
 def _uses_of_parameter(name: str) -> list[_Use]:
   """Returns how `module.function.parameter` is used, if that is known."""
   selector, _, parameter = name.rpartition("/")[2].rpartition(".")
-  found = gin.config._REGISTRY.matching_selectors(selector) if selector else []
+  if not selector:
+    return []
+  # One class has several selectors, if gin files import it by several names.
+  selectors = gin.config._REGISTRY.matching_selectors(selector)
+  found = {_configurable(one) for one in selectors}
   if len(found) != 1:
     return []
-  configurable = _configurable(found[0])
+  (configurable,) = found
   types = settings.parameter_types(configurable)
   if parameter not in types:
     return []

@@ -168,7 +168,7 @@ _EVALUATION = {
     ("QUESTIONS", "tfds:", lambda _, data: data.question_files["test"]),
     ("SPLIT", "dev[:10%]", lambda _, data: data.split),
     ("SPLIT", "dev[:10%]", lambda _, data: next(iter(data.question_files))),
-    ("config.DataConfig.task", "quiz", lambda _, data: data.task),
+    ("DataConfig.task", "quiz", lambda _, data: data.task),
   ],
 )
 def test_a_text_needs_no_quotes(name, typed, read):

@@ -10,6 +10,7 @@ has `sentences` and `spans`, as in `salient_span_wikipedia/documents`, is a
 block as it stands.
 """
 
+import contextlib
 import dataclasses
 import functools
 import importlib
@@ -51,11 +52,9 @@ class SeqioShard:
   def rows(self) -> Iterator[tuple[Row, int]]:
     """Yields records in the order of the shard."""
     source, split = _open(self.source)
-    dataset = source.get_dataset(
-      split=split,
-      shuffle=False,
-      shard_info=seqio.ShardInfo(index=self.index, num_shards=self.num_shards),
-    )
+    shard = seqio.ShardInfo(index=self.index, num_shards=self.num_shards)
+    with _explained(self.source):
+      dataset = source.get_dataset(split, shuffle=False, shard_info=shard)
     for record in dataset.as_numpy_iterator():
       yield record, 0
 
@@ -105,15 +104,9 @@ def seqio_shards(source: str) -> list[SeqioShard]:
     InputError: There is no such data set, task or split.
   """
   opened, split = _open(source)
-  try:
+  with _explained(source):
     splits = sorted(opened.splits)
     names = opened.list_shards(split) if split in splits else []
-  except ValueError as error:
-    # Such as those of `tasks`, whose corpus or questions are a run's.
-    raise InputError(
-      f"--input={source}: the task reads the corpus or the questions of a run, "
-      "and has no documents of its own; give one that has"
-    ) from error
   if split not in splits:
     raise InputError(
       f"--input={source} has no split {split!r}; "
@@ -127,6 +120,18 @@ def seqio_shards(source: str) -> list[SeqioShard]:
     SeqioShard(source, index, len(names), f"{source} shard {index}")
     for index in range(len(names))
   ]
+
+
+@contextlib.contextmanager
+def _explained(source: str) -> Iterator[None]:
+  """Explains the errors of tasks, such as ours, that only a run can read."""
+  try:
+    yield
+  except ValueError as error:
+    raise InputError(
+      f"--input={source}: the task reads the corpus or the questions of a run, "
+      "and has no documents of its own; give one that has"
+    ) from error
 
 
 @functools.cache
