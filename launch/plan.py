@@ -1,6 +1,7 @@
 """The jobs that the flags describe, checked before any is started."""
 
 import ast
+import contextlib
 import dataclasses
 import os
 import re
@@ -174,10 +175,12 @@ def _require_shared_paths(job: Job, executor: str) -> None:
     name, _, text = binding.partition("=")
     if name.strip() not in _PATHS:
       continue
-    try:
-      value = ast.literal_eval(text.strip())
-    except (SyntaxError, ValueError):
-      continue  # A macro, or wrong, which reading the gin files will say.
+    value = text.strip()
+    if value.startswith(("%", "@")):
+      continue
+    # Other text needs no quotes.
+    with contextlib.suppress(SyntaxError, ValueError):
+      value = ast.literal_eval(value)
     if isinstance(value, str) and not value.startswith(_SHARED):
       raise LaunchError(
         f"{name.strip()}={value} of the {job.name} is on this machine; "

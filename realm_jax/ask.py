@@ -110,4 +110,4 @@ def highlighted(body: str, start_byte: int, limit_byte: int) -> str:
 
 
 if __name__ == "__main__":
-  device_command.run(main)
+  device_command.run(main, takes_texts=True)

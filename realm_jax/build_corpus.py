@@ -126,13 +126,17 @@ _PIPELINE_OPTIONS = flags.DEFINE_multi_string(
   "Option of the Beam runner, such as --project=…; repeatable.",
 )
 _CORPUS_VERSION = flags.DEFINE_integer(
-  "corpus_version", 1, "Version to write; an update writes the next."
+  "corpus_version",
+  1,
+  "Version to write; an update writes the next.",
+  lower_bound=0,
 )
 _KEEP_VERSIONS = flags.DEFINE_integer(
   "keep_versions",
   None,
   "With --update: number of the newest versions to keep; by default all. Runs "
   "need the version that they began with.",
+  lower_bound=1,
 )
 
 _FLAGS: Sequence[flags.FlagHolder[Any]] = (

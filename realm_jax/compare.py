@@ -11,7 +11,7 @@ retrieved.jsonl.
 
 from collections.abc import Sequence
 
-from absl import app, flags
+from absl import flags
 
 from realm_jax import configuration
 from realm_jax.evaluation.scoring.comparison import compare, comparison_table
@@ -23,7 +23,9 @@ _PREDICTIONS = flags.DEFINE_multi_string(
   "File of an evaluation; give the flag twice.",
   required=True,
 )
-_SEED = flags.DEFINE_integer("seed", 0, "Seed of the resampling.")
+_SEED = flags.DEFINE_integer(
+  "seed", 0, "Seed of the resampling.", lower_bound=0
+)
 _JSON = flags.DEFINE_string(
   "json", None, "File to which the comparison is written as JSON, too."
 )
@@ -33,7 +35,10 @@ def main(argv: Sequence[str]) -> None:
   """Compares the two files and prints a table."""
   del argv
   if len(_PREDICTIONS.value) != 2:
-    raise app.UsageError("want --predictions twice, once for each evaluation")
+    raise ValueError(
+      f"--predictions is given {len(_PREDICTIONS.value)} times; give it twice, "
+      "once for each evaluation"
+    )
   found = compare(*_PREDICTIONS.value, seed=_SEED.value)
   if _JSON.value:
     write_json(_JSON.value, found)

@@ -39,9 +39,13 @@ _INITIALIZATION_TIMEOUT = flags.DEFINE_integer(
 )
 
 
-def run(main: Callable[[Sequence[str]], int | None]) -> None:
+def run(
+  main: Callable[[Sequence[str]], int | None], *, takes_texts: bool = False
+) -> None:
   """Runs an entry point's `main(argv)` on the devices of all processes."""
-  configuration.run(functools.partial(_on_all_processes, main))
+  configuration.run(
+    functools.partial(_on_all_processes, main), takes_texts=takes_texts
+  )
 
 
 def _on_all_processes(

@@ -193,4 +193,4 @@ def _load_baseline(model_dir: str, explainer: "Explainer") -> "UnaidedModel":
 
 
 if __name__ == "__main__":
-  device_command.run(main)
+  device_command.run(main, takes_texts=True)

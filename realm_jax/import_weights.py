@@ -143,7 +143,10 @@ flags.DEFINE_enum(
   "index", None, ("exact", "scann"), "Index of the vectors; by default scann."
 )
 _SEED = flags.DEFINE_integer(
-  "seed", 0, "Seed of parameters that start from random values."
+  "seed",
+  0,
+  "Seed of parameters that start from random values.",
+  lower_bound=0,
 )
 
 

@@ -134,8 +134,10 @@ class LoadedRun:
 
     Raises:
       CheckpointError: The checkpoint has no reader of questions.
-      ValueError: A question has no words.
+      ValueError: A question has no words, or num_answers is below 1.
     """
+    if num_answers < 1:
+      raise ValueError(f"num_answers={num_answers}; want at least 1")
     answerer = self._answerer
     if isinstance(answerer, CheckpointError):
       raise answerer
@@ -160,13 +162,16 @@ class LoadedRun:
   ) -> list[RetrievedBlock] | list[list[RetrievedBlock]]:
     """Retrieves the k best blocks for queries, best first.
 
-    A corpus of fewer blocks is retrieved whole.
-
     Raises:
       GenerationError: The generation is missing or damaged.
-      SearchError: k is not positive.
-      ValueError: A query has no words.
+      ValueError: A query has no words, or the corpus has fewer than k blocks,
+        or k is below 1.
     """
+    blocks = self.generation.corpus.num_blocks
+    if not 1 <= k <= blocks:
+      raise ValueError(
+        f"k={k}; want at least 1 and at most {blocks}, all blocks of the corpus"
+      )
     results: list[list[RetrievedBlock]] = []
     for batch, count in batches_of(self._encoded(_listed(queries))):
       ranking = self._ranker.rank(batch, num_searched=k)
@@ -360,4 +365,16 @@ def load(
 
 
 def _listed(texts: str | Sequence[str]) -> Sequence[str]:
-  return [texts] if isinstance(texts, str) else texts
+  """Returns texts as a list.
+
+  Raises:
+    TypeError: There is something else than texts.
+  """
+  listed = [texts] if isinstance(texts, str) else texts
+  if not isinstance(listed, Sequence) or any(
+    not isinstance(text, str) for text in listed
+  ):
+    raise TypeError(
+      f"{texts!r} is no text; give a string, or a list of strings"
+    )
+  return listed

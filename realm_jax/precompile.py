@@ -94,7 +94,7 @@ def main(argv: Sequence[str]) -> None:
 
 def _recipe() -> "Recipe":
   """Reads the recipe; raises a ConfigurationError where it is none."""
-  from realm_jax.corpus.store import Corpus
+  from realm_jax.corpus.store import Corpus, require_block_length
   from realm_jax.generations.building.generation_builder import (
     GenerationConfig,
   )
@@ -114,7 +114,7 @@ def _recipe() -> "Recipe":
       generation = configuration.configured(GenerationConfig)()
   corpus = Corpus.open(_LENGTHS_FROM.value) if _LENGTHS_FROM.value else None
   if corpus is not None and train is not None:
-    corpus.require_whole_blocks(train.data.block_length)
+    require_block_length(train.data.block_length, corpus)
   return Recipe(
     train=train,
     generation=generation,

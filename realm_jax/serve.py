@@ -22,7 +22,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from absl import app, flags, logging
+from absl import flags, logging
 
 from realm_jax import configuration, device_command
 from realm_jax.serving.errors import ServerError
@@ -69,10 +69,7 @@ _NUM_EXAMPLES = 4
 
 def main(argv: Sequence[str]) -> None:
   """Loads the runs, and serves the page until a signal ends it."""
-  if len(argv) > 1:
-    raise app.UsageError(
-      f"{argv[1]!r} is no flag; questions are asked in the page"
-    )
+  del argv
   configuration.require_run(_RECIPE)
   from realm_jax.partitioning import cpu_tuning
   from realm_jax.partitioning.agreement import Agreement

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from etils import epath
 
 from realm_jax.ablation.data import Data
+from realm_jax.settings import PositiveInt, require_valid
 
 _NEEDED_STAGES = ("inverse_cloze", "reading", "pretraining", "open_qa")
 # Reading goes on with retrieved blocks, if it has a recipe.
@@ -35,14 +36,13 @@ class AblationConfig:
 
   recipes: Mapping[str, Sequence[str]]
   data: Data
-  num_seeds: int = 3
+  num_seeds: PositiveInt = 3
   num_steps: Mapping[str, int] = dataclasses.field(default_factory=dict)
   extra_gin_files: Sequence[str] = ()
   initial_checkpoint: epath.PathLike | None = None
 
   def __post_init__(self) -> None:
-    if self.num_seeds < 1:
-      raise AblationError(f"num_seeds={self.num_seeds}; want 1 or more")
+    require_valid(self)
     if {*self.recipes} - {READING_RETRIEVED} != {*RECIPES}:
       raise AblationError(
         f"recipes={sorted(self.recipes)}; want gin files for each of "

@@ -5,12 +5,13 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from realm_jax.text.answers import AnswerKind
 
 # How a block is found to contain an answer that is a string.
-RULES = ("characters", "tokens")
+Rule = Literal["characters", "tokens"]
+RULES: tuple[Rule, ...] = get_args(Rule)
 
 # Tokens are searched as characters of this plane and later ones. All of them
 # have four bytes in UTF-8, in which no occurrence begins within a character.
@@ -25,7 +26,7 @@ class QuestionAnswers(NamedTuple):
   texts: Sequence[str]
   tokens: Sequence[Sequence[int]]
 
-  def strings(self, rule: str) -> set[str]:
+  def strings(self, rule: Rule) -> set[str]:
     """Returns what to look for in blocks by a rule; nothing for patterns."""
     if self.kind == "regex":
       return set()
@@ -55,13 +56,13 @@ class DistinctAnswers:
     patterns: Regular expressions.
   """
 
-  rule: str
+  rule: Rule
   strings: tuple[str, ...] = ()
   patterns: tuple[str, ...] = ()
 
   @classmethod
   def of(
-    cls, rule: str, questions: Iterable[QuestionAnswers]
+    cls, rule: Rule, questions: Iterable[QuestionAnswers]
   ) -> "DistinctAnswers":
     """Collects the answers of questions."""
     strings, patterns = set[str](), set[str]()

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from realm_jax.answers import matcher
-from realm_jax.answers.distinct import DistinctAnswers, QuestionAnswers
+from realm_jax.answers.distinct import DistinctAnswers, QuestionAnswers, Rule
 from realm_jax.answers.matcher import BlockMatcher
 from realm_jax.answers.store import AnswerStore
 from realm_jax.corpus.store import Corpus
@@ -41,7 +41,7 @@ class AnswersInBlocks:
     self._store = store
 
   @property
-  def rule(self) -> str:
+  def rule(self) -> Rule:
     """How a block is found to contain a string: see `DistinctAnswers`."""
     return self._answers.rule
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import seqio
 
-from realm_jax.answers.distinct import DistinctAnswers, QuestionAnswers
+from realm_jax.answers.distinct import DistinctAnswers, QuestionAnswers, Rule
 from realm_jax.inputs.batches import Batch, BatchStream
 from realm_jax.inputs.config import DataConfig
 from realm_jax.inputs.registry import find_task
@@ -15,7 +15,7 @@ from realm_jax.inputs.registry import find_task
 _QUESTIONS_PER_BATCH = 64
 
 
-def answers_of_task(data: DataConfig, rule: str) -> DistinctAnswers:
+def answers_of_task(data: DataConfig, rule: Rule) -> DistinctAnswers:
   """Reads all questions of a task or mixture, and returns their answers.
 
   Raises:

@@ -6,7 +6,7 @@ from absl import logging
 from etils import epath
 
 from realm_jax.answers.building import build_store
-from realm_jax.answers.distinct import DistinctAnswers
+from realm_jax.answers.distinct import DistinctAnswers, Rule
 from realm_jax.answers.in_blocks import AnswersInBlocks
 from realm_jax.answers.of_task import answers_of_task
 from realm_jax.answers.store import AnswersError, AnswerStore
@@ -37,7 +37,7 @@ class RunAnswers:
     self,
     model_dir: epath.PathLike,
     data: DataConfig,
-    rule: str,
+    rule: Rule,
     *,
     agreement: Agreement,
   ):

@@ -9,6 +9,8 @@ parsed and `require_run` has found the run.
 """
 
 import contextlib
+import functools
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -196,7 +198,7 @@ def exit_code(
     explained = store_access.explained(error) or error
     if _DEBUG_ERRORS.value or not isinstance(explained, _EXPLAINED):
       raise
-    _print_error(argv, message_of(explained))
+    _print_error(argv[0], message_of(explained))
     return _code_of(error)
 
 
@@ -211,24 +213,13 @@ def _code_of(error: BaseException) -> int:
   return ExitCode.USER_ERROR
 
 
-def _print_error(argv: Sequence[str], message: str) -> None:
-  path = Path(argv[0])
-  # An entry point is a module or a package.
-  command = path.parent if path.stem == "__main__" else path
-  print(f"{command.stem}: {message}", file=sys.stderr)
+def run(
+  main: Callable[[Sequence[str]], int | None], *, takes_texts: bool = False
+) -> None:
+  """Runs an entry point's `main(argv)` and ends with its exit code.
 
-
-def _parsed_flags(argv: Sequence[str]) -> list[str]:
-  """Parses flags; wrong ones end the process as other errors of the user do."""
-  try:
-    return flags.FLAGS(expand_gin_flags(argv))
-  except (flags.Error, ConfigurationError) as error:
-    _print_error(argv, f"{error} (--help lists the flags)")
-    sys.exit(ExitCode.USER_ERROR)
-
-
-def run(main: Callable[[Sequence[str]], int | None]) -> None:
-  """Runs an entry point's `main(argv)` and ends with its exit code."""
+  Arguments that are no flags are refused, unless it `takes_texts`.
+  """
 
   def configured_main(argv: Sequence[str]) -> int:
     if _COMPILATION_CACHE.value:
@@ -237,4 +228,42 @@ def run(main: Callable[[Sequence[str]], int | None]) -> None:
       compilation_cache.disable()
     return exit_code(main, argv)
 
-  app.run(configured_main, flags_parser=_parsed_flags)
+  app.run(
+    configured_main,
+    flags_parser=functools.partial(parse_flags, takes_texts=takes_texts),
+  )
+
+
+def parse_flags(argv: Sequence[str], *, takes_texts: bool = False) -> list[str]:
+  """Parses flags; returns the others. What is wrong is a line, and exit 2."""
+  try:
+    texts = flags.FLAGS(expand_gin_flags(argv))
+    if texts[1:] and not takes_texts:
+      raise ConfigurationError(
+        f"{texts[1]!r} is no flag; write --NAME=VALUE, and quote patterns of "
+        "files so that the shell leaves them alone"
+      )
+    return texts
+  except (flags.Error, ConfigurationError) as error:
+    _print_error(argv[0], _without_none(str(error)))
+    sys.exit(ExitCode.USER_ERROR)
+
+
+def _without_none(error: str) -> str:
+  """Returns absl's message; a required flag that is missing is described."""
+  missing = re.findall(r"^flag --(\w+)=None: Flag --\w+ must", error, re.M)
+  if not missing:
+    return " ".join(error.split())
+  # absl adds how a flag is repeated.
+  helps = [flags.FLAGS[name].help.partition(";\n")[0] for name in missing]
+  return "no value for " + ", ".join(
+    f"--{name} ({text.rstrip('.')})"
+    for name, text in zip(missing, helps, strict=True)
+  )
+
+
+def _print_error(program: str, message: str) -> None:
+  path = Path(program)
+  # An entry point is a module or a package.
+  command = path.parent if path.stem == "__main__" else path
+  print(f"{command.stem}: {message}", file=sys.stderr)

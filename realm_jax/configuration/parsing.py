@@ -1,17 +1,19 @@
 """gin files and bindings: parsed for a `with` block, and checked."""
 
+import ast
 import contextlib
 import difflib
 import importlib.util  # noqa: F401  gin reads it without importing it.
+import shlex
 import tokenize
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import gin
+from realm_jax import settings
 from realm_jax.configuration.errors import ConfigurationError
 from realm_jax.configuration.gin_state import own_configuration, read_files_as
-from realm_jax.console import annotations
 
 _Result = TypeVar("_Result")
 
@@ -19,6 +21,15 @@ _GIN_ADDITION = "\n  In call to configurable"
 _MACRO = "gin.macro"
 _REQUIRED = "gin.REQUIRED/gin.constant"  # What `%gin.REQUIRED` refers to.
 _NOT_GIVEN = object()
+# What a literal or a reference of gin's begins with, other than a number, True,
+# False and None.
+# What the files of gin/models bind.
+MODEL = ("RETRIEVER", "READER")
+_NO_MODEL = (
+  "a model is missing: pass the gin file of one, such as "
+  "--gin_file=gin/models/bert_base.gin"
+)
+_OF_GIN = ("%", "@", '"', "'", "[", "{", "(")
 _NO_FILE = "(not given)"
 # Longer than any binding, so that gin divides none into lines.
 _MAX_LINE_LENGTH = 10_000
@@ -35,6 +46,13 @@ GIN_ERRORS = (
 )
 # The clone's root, so that `gin/runs/…` is found from any working directory.
 _PROJECT_DIR = str(Path(__file__).resolve().parent.parent.parent)
+
+
+class _Use(NamedTuple):
+  """A parameter, or an item of its value, and its annotated type."""
+
+  where: str
+  annotation: Any
 
 
 def _macros() -> dict[str, Any]:
@@ -60,10 +78,12 @@ def _require_known_macros(bindings: Sequence[str]) -> None:
     name = binding.partition("=")[0].strip()
     if "." in name or name in known:
       continue
+    unused = f"--gin.{name} binds a name that no gin file uses"
+    if any(known.get(model) is _NOT_GIVEN for model in MODEL):
+      raise ConfigurationError(f"{unused}; {_NO_MODEL}")
     near = difflib.get_close_matches(name, known) or sorted(known)
     raise ConfigurationError(
-      f"--gin.{name} binds a name that no gin file uses; did you mean "
-      f"{', '.join(near) or 'to pass a --gin_file'}?"
+      f"{unused}; did you mean {', '.join(near) or 'to pass a --gin_file'}?"
     )
 
 
@@ -73,7 +93,10 @@ def _missing_macros() -> list[str]:
 
 def _require_given_macros() -> None:
   """Reports all values that the gin files leave to the command line."""
-  if missing := _missing_macros():
+  missing = _missing_macros()
+  if {*missing} & {*MODEL}:
+    raise ConfigurationError(f"no value for {', '.join(missing)}; {_NO_MODEL}")
+  if missing:
     raise ConfigurationError(
       f"no value for {', '.join(missing)}; pass "
       + " ".join(f"--gin.{name}=VALUE" for name in missing)
@@ -81,11 +104,128 @@ def _require_given_macros() -> None:
     )
 
 
+def _uses(macros: Mapping[str, Any]) -> dict[str, list[_Use]]:
+  """Returns the parameters and items that each macro is a value of."""
+  uses: dict[str, list[_Use]] = {}
+
+  def add(bound: Any, use: _Use) -> None:
+    if isinstance(bound, gin.config.ConfigurableReference):
+      if bound.selector == _MACRO:
+        name = bound.scopes[-1]
+        uses.setdefault(name, []).append(use)
+        add(macros.get(name), use)
+    else:
+      for item, annotation in settings.item_types(use.annotation, bound):
+        add(item, use._replace(annotation=annotation))
+
+  for (_, selector), bindings in _CONFIG.items():
+    configurable = _configurable(selector)
+    types = settings.parameter_types(configurable)
+    for parameter in bindings.keys() & types.keys():
+      where = f"{configurable.__name__}.{parameter}"
+      add(bindings[parameter], _Use(where, types[parameter]))
+  return uses
+
+
+def _configurable(selector: str) -> Callable[..., Any]:
+  # gin has no public way to get at the function that it has wrapped.
+  return gin.config._REGISTRY[selector].wrapped
+
+
+def _readable(bindings: Sequence[str]) -> list[str]:
+  """Returns bindings as gin reads them: a text gets its quotes.
+
+  A value that is neither a literal nor a reference is a text, such as
+  `runs/ict`. So is a number, where a text is wanted and no number.
+
+  Raises:
+    ConfigurationError: A value is empty, names a macro that does not exist, or
+      cannot be read where the type of the setting is not known.
+  """
+  macros = _macros()
+  uses = _uses(macros)
+  readable = []
+  for binding in bindings:
+    name, _, value = (part.strip() for part in binding.partition("="))
+    wanted = uses.get(name) or _uses_of_parameter(name)
+    if not value:
+      raise ConfigurationError(
+        f"--gin.{name}= has no value; write --gin.{name}=VALUE"
+      )
+    if value.startswith("%") and value[1:] not in macros:
+      near = _references(wanted, macros)
+      near = near or difflib.get_close_matches(value[1:], macros)
+      raise ConfigurationError(
+        f"--gin.{name}={value}: no gin file binds {value[1:]}; want "
+        + " or ".join(f"%{one}" for one in near or sorted(macros))
+      )
+    if not value.startswith(_OF_GIN) and _is_text(value, wanted):
+      if not wanted or not all(settings.is_known(u.annotation) for u in wanted):
+        quoted = shlex.quote(f'"{value}"')
+        raise ConfigurationError(
+          f"--gin.{name}={value}: cannot be read, and no annotation says that "
+          f"it is a text; if it is one, write --gin.{name}={quoted}"
+        )
+      value = repr(value)
+    readable.append(f"{name} = {value}")
+  return readable
+
+
+def _uses_of_parameter(name: str) -> list[_Use]:
+  """Returns how `module.function.parameter` is used, if that is known."""
+  selector, _, parameter = name.rpartition("/")[2].rpartition(".")
+  if not selector:
+    return []
+  # One class has several selectors, if gin files import it by several names.
+  selectors = gin.config._REGISTRY.matching_selectors(selector)
+  found = {_configurable(one) for one in selectors}
+  if len(found) != 1:
+    return []
+  (configurable,) = found
+  types = settings.parameter_types(configurable)
+  if parameter not in types:
+    return []
+  return [_Use(f"{configurable.__name__}.{parameter}", types[parameter])]
+
+
+def _is_text(value: str, wanted: Sequence[_Use]) -> bool:
+  """Returns whether a value without quotes is a text."""
+  try:
+    literal = ast.literal_eval(value)
+  except (SyntaxError, ValueError):
+    return True
+  if literal is None or isinstance(literal, bool | str | bytes):
+    return False
+  if not isinstance(literal, int | float):
+    return True
+  types = [use.annotation for use in wanted]
+  return not any(settings.accepts(one, literal) for one in types) and any(
+    settings.accepts(one, value) for one in types
+  )
+
+
+def _references(uses: Sequence[_Use], macros: Mapping[str, Any]) -> list[str]:
+  """Returns the macros that refer to objects of the wanted types."""
+  return sorted(
+    name
+    for name, bound in macros.items()
+    if isinstance(bound, gin.config.ConfigurableReference)
+    and bound.selector != _MACRO
+    and bound.evaluate
+    and any(
+      settings.accepts_instances(
+        use.annotation, getattr(bound.configurable, "wrapped", None)
+      )
+      for use in uses
+    )
+  )
+
+
 def _resolved(bound: Any, macros: Mapping[str, Any]) -> tuple[Any, str | None]:
   """Returns a bound value without references, and the macro that holds it."""
   if isinstance(bound, gin.config.ConfigurableReference):
     if bound.selector != _MACRO:
-      return annotations.UNKNOWN, None
+      return settings.UNKNOWN, None
     name = bound.scopes[-1]
     value, inner_name = _resolved(macros[name], macros)
     return value, inner_name or name
@@ -102,19 +242,25 @@ def _resolved(bound: Any, macros: Mapping[str, Any]) -> tuple[Any, str | None]:
 def _require_types() -> None:
   """Checks bound values against the annotations of their parameters."""
   macros = _macros()
+  for name, uses in _uses(macros).items():
+    value, inner_name = _resolved(macros[name], macros)
+    for use in uses:
+      if inner_name is None and not settings.accepts(use.annotation, value):
+        names = _references([use], macros)
+        such = f" such as {', '.join(f'%{n}' for n in names)}" if names else ""
+        raise ConfigurationError(
+          f"{name}={value!r}: {use.where} wants "
+          f"{settings.describe(use.annotation)}{such}; pass --gin.{name}=VALUE"
+        )
   for (_, selector), bindings in _CONFIG.items():
-    # gin has no public way to get at the function that it has wrapped.
-    configurable = gin.config._REGISTRY[selector].wrapped
-    types = annotations.parameter_types(configurable)
+    configurable = _configurable(selector)
+    types = settings.parameter_types(configurable)
     for parameter in bindings.keys() & types.keys():
       value, macro = _resolved(bindings[parameter], macros)
-      if not annotations.accepts(types[parameter], value):
-        wanted = annotations.describe(types[parameter])
-        name = f"{configurable.__name__}.{parameter}"
+      if macro is None and not settings.accepts(types[parameter], value):
         raise ConfigurationError(
-          f"{macro}={value!r}: {name} wants {wanted}; pass --gin.{macro}=VALUE"
-          if macro
-          else f"{name}={value!r}: want {wanted}"
+          f"{configurable.__name__}.{parameter}={value!r}: want "
+          f"{settings.describe(types[parameter])}"
         )
 
 
@@ -151,7 +297,7 @@ def parsed(
     try:
       _parse_files(gin_files, of_run)
       _require_known_macros(bindings)
-      gin.parse_config(bindings)
+      gin.parse_config(_readable(bindings))
       if without_data:
         gin.parse_config(
           [f"{name} = {_NO_FILE!r}" for name in _missing_macros()]

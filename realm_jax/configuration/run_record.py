@@ -19,13 +19,12 @@ from etils import epath
 
 from gin import config_parser
 from realm_jax.configuration.errors import ConfigurationError
-from realm_jax.configuration.parsing import GIN_ERRORS
+from realm_jax.configuration.parsing import GIN_ERRORS, MODEL
 from realm_jax.files.kept_configuration import NAME
 
 # What `realm_jax/conversion/gin_model.py` writes.
 _IMPORTED = "model.gin"
 _FOLDER_OF_CHECKPOINTS = "checkpoints"
-_MODEL = ("RETRIEVER", "READER")
 # Taken besides the model with all that it refers to, where a recipe uses them.
 _TAKEN = (
   # Its data: texts, lengths and tasks.
@@ -122,7 +121,7 @@ class RunRecord:
 
   def text(self) -> str:
     """Returns what commands take of it, as gin text."""
-    macros, selectors = self._reached([*_MODEL, *_TAKEN])
+    macros, selectors = self._reached([*MODEL, *_TAKEN])
     stage = self._stage_selector
     lines = [
       statement.format()

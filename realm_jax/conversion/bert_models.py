@@ -13,6 +13,7 @@ from realm_jax.conversion.names import Dialect, Rules
 from realm_jax.conversion.planning import ImportPlan, ImportSource
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import POOLINGS, Retriever
+from realm_jax.settings import PositiveFloat, PositiveInt, require_valid
 from realm_jax.text.wordpieces import vocabulary_of
 
 NO_HEAD = "the input has no masked-LM head"
@@ -113,9 +114,9 @@ class TowerOptions:
   """
 
   pooling: str | None = None
-  projection_size: int | None = None
+  projection_size: PositiveInt | None = None
   normalize: bool | None = None
-  score_scale: float | None = None
+  score_scale: PositiveFloat | None = None
   query_prefix: str | None = None
   block_prefix: str | None = None
   title_separator: bool | None = None
@@ -127,11 +128,7 @@ class TowerOptions:
       raise ConversionError(
         f"--pooling={self.pooling}; want one of {', '.join(POOLINGS)}"
       )
-    if self.projection_size is not None and self.projection_size < 1:
-      raise ConversionError(
-        f"--projection_size={self.projection_size}; want 1 or more, or leave "
-        "it out for none"
-      )
+    require_valid(self)
 
   @property
   def chosen_scale(self) -> float:

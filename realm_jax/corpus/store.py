@@ -149,16 +149,6 @@ class Corpus(BlockReader):
         f"build it again with --vocab={other.source}/vocab.txt"
       )
 
-  def require_whole_blocks(self, block_length: int) -> None:
-    """Raises `CorpusError` if a block would not fit in `block_length`."""
-    if block_length < self.block_length:
-      raise CorpusError(
-        f"block_length={block_length} would cut blocks of {self.source}, "
-        f"which have up to {self.block_length} wordpieces; bind "
-        f"BLOCK_LENGTH={self.block_length}, or build the corpus with "
-        f"--block_length={block_length}"
-      )
-
   @functools.cached_property
   def vocabulary(self) -> "WordpieceVocabulary":
     """The vocabulary that the corpus was built with."""
@@ -173,3 +163,19 @@ class Corpus(BlockReader):
         "that one back, or build the corpus again"
       )
     return vocabulary
+
+
+def require_block_length(block_length: int, *corpora: Corpus) -> None:
+  """Raises `CorpusError` for a length that cuts blocks, or that none needs."""
+  longest = max(corpora, key=lambda corpus: corpus.block_length)
+  if block_length != (length := longest.block_length):
+    what = (
+      "would cut its blocks"
+      if block_length < length
+      else "would only add padding"
+    )
+    raise CorpusError(
+      f"block_length={block_length}, and {longest.source} was built with "
+      f"--block_length={length}: {block_length} {what}; pass "
+      f"--gin.BLOCK_LENGTH={length}, or build the corpus again"
+    )

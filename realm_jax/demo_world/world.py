@@ -14,6 +14,7 @@ from realm_jax.demo_world import names, splits
 from realm_jax.demo_world import questions as questions_lib
 from realm_jax.demo_world.relations import EntityKind
 from realm_jax.files.json_file import JsonValue, json_lines
+from realm_jax.settings import Fraction, NonNegativeInt, require_valid
 
 _MIN_OF_KIND = len(splits.SPLITS)
 _HELD_OUT: tuple[splits.Split, ...] = ("validation", "test")
@@ -39,17 +40,18 @@ class WorldConfig:
     ValueError: A number is too small for a world.
   """
 
-  seed: int = 0
+  seed: NonNegativeInt = 0
   num_people: int = 300
   num_cities: int = 300
   num_companies: int = 110
-  num_train_questions: int = 12000
-  num_validation_questions: int = 200
-  num_test_questions: int = 400
-  held_out_test: float = 0.2
-  held_out_validation: float = 0.08
+  num_train_questions: NonNegativeInt = 12000
+  num_validation_questions: NonNegativeInt = 200
+  num_test_questions: NonNegativeInt = 400
+  held_out_test: Fraction = 0.2
+  held_out_validation: Fraction = 0.08
 
   def __post_init__(self) -> None:
+    require_valid(self)
     for kind, count in self.num_entities.items():
       if count < _MIN_OF_KIND:
         raise ValueError(

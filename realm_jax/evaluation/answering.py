@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -25,12 +26,10 @@ from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader
 from realm_jax.partitioning import rules
 from realm_jax.partitioning.jit_cache import shared_partial
+from realm_jax.settings import PositiveInt, require_valid
 from realm_jax.text.answer_spans import widen_to_words
 from realm_jax.text.answers import normalize_answer
 from realm_jax.training.stages.open_qa import OpenQa
-
-CANDIDATES = ("index", "random", "gold")
-RANKINGS = ("best_span", "probability")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,22 +50,15 @@ class AnsweringConfig:
       one softmax over the spans of all blocks that are read.
   """
 
-  candidates: str = "index"
+  candidates: Literal["index", "random", "gold"] = "index"
   index_scores: bool = False
-  num_searched: int = 20
-  num_read: int = 5
-  num_spans: int = 1
-  rank_answers_by: str = "best_span"
+  num_searched: PositiveInt = 20
+  num_read: PositiveInt = 5
+  num_spans: PositiveInt = 1
+  rank_answers_by: Literal["best_span", "probability"] = "best_span"
 
   def __post_init__(self) -> None:
-    if self.candidates not in CANDIDATES:
-      raise ValueError(
-        f"candidates={self.candidates!r}; want one of {CANDIDATES}"
-      )
-    if self.rank_answers_by not in RANKINGS:
-      raise ValueError(
-        f"rank_answers_by={self.rank_answers_by!r}; want one of {RANKINGS}"
-      )
+    require_valid(self)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,6 +28,7 @@ from realm_jax.files.object_store.store_access import (
 )
 from realm_jax.generations.store.manifest import GenerationError
 from realm_jax.partitioning.agreement import Agreement, StopForAll
+from realm_jax.settings import NonNegativeInt, PositiveFloat
 
 _LOWER_IS_BETTER = frozenset({"loss", "perplexity", "perplexity_null"})
 _REMINDER_SECONDS = 30.0
@@ -39,8 +40,8 @@ def follow(
   source: ModelSource,
   output_dir: epath.PathLike,
   best_metric: str,
-  until_step: int | None = None,
-  poll_seconds: float = 5.0,
+  until_step: NonNegativeInt | None = None,
+  poll_seconds: PositiveFloat = 5.0,
 ) -> Figures | None:
   """Evaluates each new checkpoint of a run, until SIGTERM.
 

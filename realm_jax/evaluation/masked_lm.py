@@ -32,6 +32,7 @@ from realm_jax.inputs.batches import Batch
 from realm_jax.inputs.config import DataConfig
 from realm_jax.objectives.weighted import Average, WeightedLoss
 from realm_jax.partitioning import rules
+from realm_jax.settings import PositiveInt
 from realm_jax.training.packing.packer import padded
 from realm_jax.training.stages.model_inputs import ModelInputs
 from realm_jax.training.stages.pretraining import Pretraining
@@ -43,7 +44,7 @@ def evaluate_masked_lm(
   source: ModelSource,
   data: DataConfig,
   stage: Pretraining,
-  num_batches: int = 32,
+  num_batches: PositiveInt = 32,
   previous_generation: epath.PathLike | None = None,
   output_dir: epath.PathLike | None = None,
 ) -> outputs.Figures:

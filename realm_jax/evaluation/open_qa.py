@@ -23,6 +23,7 @@ from realm_jax.evaluation.scoring.summary import summarize
 from realm_jax.evaluation.shares import Share
 from realm_jax.evaluation.trained_model import ModelSource
 from realm_jax.inputs.config import DataConfig
+from realm_jax.settings import PositiveInt
 from realm_jax.text import answers
 
 
@@ -31,7 +32,7 @@ def evaluate_open_qa(
   source: ModelSource,
   data: DataConfig,
   answering: AnsweringConfig,
-  max_examples: int | None = None,
+  max_examples: PositiveInt | None = None,
   output_dir: epath.PathLike | None = None,
 ) -> outputs.Figures:
   """Answers the questions of a file and scores the answers.

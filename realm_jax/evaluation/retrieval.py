@@ -13,6 +13,7 @@ from realm_jax.evaluation.shares import Share
 from realm_jax.evaluation.trained_model import ModelSource, load_model
 from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.inputs.config import DataConfig
+from realm_jax.settings import PositiveInt
 from realm_jax.training.stages.inverse_cloze import InverseCloze
 
 
@@ -20,9 +21,9 @@ def evaluate_retrieval(
   *,
   source: ModelSource,
   data: DataConfig,
-  max_examples: int | None = None,
+  max_examples: PositiveInt | None = None,
   index: IndexConfig | None = None,
-  num_searched: int = 100,
+  num_searched: PositiveInt = 100,
   output_dir: epath.PathLike | None = None,
 ) -> outputs.Figures:
   """Retrieves blocks for questions with a retriever of any stage.

@@ -15,13 +15,15 @@ from realm_jax.checkpoints.loop_item import (
   require_vocabulary,
 )
 from realm_jax.checkpoints.manager import FOLDER, CheckpointError, locate
-from realm_jax.corpus.store import Corpus
+from realm_jax.corpus.store import Corpus, require_block_length
 from realm_jax.files.object_store.store_access import require_readable
+from realm_jax.inputs.config import BlockLength, QueryLength
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning import rules
 from realm_jax.partitioning.mesh import make_mesh
+from realm_jax.settings import NonNegativeInt, require_valid
 from realm_jax.training.stages.model_inputs import Models
 from realm_jax.training.stages.protocol import Stage
 
@@ -48,9 +50,12 @@ class ModelSource:
   retriever: Retriever
   reader: Reader | None = None
   generation: epath.PathLike | None = None
-  checkpoint_step: int | Literal["best"] | None = None
-  query_length: int = 64
-  block_length: int = 288
+  checkpoint_step: NonNegativeInt | Literal["best"] | None = None
+  query_length: QueryLength = 64
+  block_length: BlockLength = 288
+
+  def __post_init__(self) -> None:
+    require_valid(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +96,7 @@ def load_model(source: ModelSource, stage: Stage) -> TrainedModel:
   Raises:
     CheckpointError: The checkpoint is missing, lacks a component, or belongs
       to another model or vocabulary.
-    CorpusError: There is no corpus, or block_length would truncate its blocks.
+    CorpusError: There is no corpus, or block_length is not that of its blocks.
     StoreAccessError: A bucket cannot be read.
   """
   require_readable(source.model_dir, source.corpus_dir, source.generation)
@@ -108,7 +113,7 @@ def load_model(source: ModelSource, stage: Stage) -> TrainedModel:
         "with gin/runs/eval_retrieval.gin, or give a run of open QA"
       )
     corpus = Corpus.open(source.corpus_dir)
-    corpus.require_whole_blocks(source.block_length)
+    require_block_length(source.block_length, corpus)
     require_vocabulary(store, step, corpus.vocab_sha256)
     models = Models(source.retriever, source.reader).for_corpus(corpus)
     mesh = make_mesh(devices=jax.local_devices())

@@ -94,4 +94,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-  configuration.run(main)
+  configuration.run(main, takes_texts=True)

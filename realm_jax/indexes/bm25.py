@@ -22,6 +22,7 @@ from realm_jax.indexes.protocol import (
   SearchResult,
   check_k,
 )
+from realm_jax.settings import Fraction, NonNegativeFloat, require_valid
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,8 +37,11 @@ class Bm25Config:
 
   kind: ClassVar[str] = "bm25"
   may_crash: ClassVar[bool] = False
-  k1: float = 0.9
-  b: float = 0.4
+  k1: NonNegativeFloat = 0.9
+  b: Fraction = 0.4
+
+  def __post_init__(self) -> None:
+    require_valid(self)
 
   def build(
     self, blocks: Blocks, options: BuildOptions = DEFAULT_OPTIONS

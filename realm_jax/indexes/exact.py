@@ -29,6 +29,7 @@ from realm_jax.indexes.protocol import (
 )
 from realm_jax.partitioning import rules
 from realm_jax.partitioning.mesh import MESH_AXES
+from realm_jax.settings import PositiveFraction, PositiveInt, require_valid
 
 _ROWS_PER_COPY = 1 << 16
 # An array at a multiple of this address, in bytes, is used by jax on CPUs
@@ -65,17 +66,12 @@ class ExactConfig:
   kind: ClassVar[str] = "exact"
   may_crash: ClassVar[bool] = False
   dtype: str = "float32"
-  rows_per_step: int | None = None
-  capacity: int | None = None
-  recall_target: float | None = None
+  rows_per_step: PositiveInt | None = None
+  capacity: PositiveInt | None = None
+  recall_target: PositiveFraction | None = None
 
   def __post_init__(self) -> None:
-    target = self.recall_target
-    if target is not None and not 0 < target <= 1:
-      raise ValueError(
-        f"recall_target={target}; want a share of the best above 0 and up to "
-        "1, or None for all of them"
-      )
+    require_valid(self)
 
   def plan(
     self,

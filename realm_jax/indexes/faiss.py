@@ -28,6 +28,7 @@ from realm_jax.indexes.protocol import (
   check_vectors,
   in_order,
 )
+from realm_jax.settings import NonNegativeInt, PositiveInt, require_valid
 
 _FILE = "index.faiss"
 _ROWS_PER_COPY = 1 << 16
@@ -69,13 +70,18 @@ class FaissConfig:
 
   kind: ClassVar[str] = "faiss"
   may_crash: ClassVar[bool] = True
-  brute_force_below: int = 10_000
+  brute_force_below: NonNegativeInt = 10_000
   factory: str | None = None
-  nprobe: int = 4
-  num_reordered: int = 400
-  training_sample: int = 200_000
-  threads: int | None = dataclasses.field(default=None, metadata=HOST_SETTING)
+  nprobe: PositiveInt = 4
+  num_reordered: PositiveInt = 400
+  training_sample: PositiveInt = 200_000
+  threads: PositiveInt | None = dataclasses.field(
+    default=None, metadata=HOST_SETTING
+  )
   on_gpu: bool = False
+
+  def __post_init__(self) -> None:
+    require_valid(self)
 
   def build(
     self, blocks: Blocks, options: BuildOptions = DEFAULT_OPTIONS

@@ -18,6 +18,7 @@ from realm_jax.indexes.protocol import (
   SearchResult,
   check_k,
 )
+from realm_jax.settings import NonNegativeInt, require_valid
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +27,10 @@ class RandomConfig:
 
   kind: ClassVar[str] = "random"
   may_crash: ClassVar[bool] = False
-  seed: int = 0
+  seed: NonNegativeInt = 0
+
+  def __post_init__(self) -> None:
+    require_valid(self)
 
   def build(
     self, blocks: Blocks, options: BuildOptions = DEFAULT_OPTIONS

@@ -2,28 +2,15 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
 from realm_jax.inputs.context import TaskContext
+from realm_jax.settings import NonNegativeInt, PositiveInt, Range, require_valid
 
 _MASK_FEATURES = ("mask_positions", "mask_targets", "mask_weights")
-# Fields that the recipes in gin/ set by macros of the same names.
-_MACROS = frozenset(
-  "batch_size query_length block_length num_steps save_every_steps "
-  "fsdp model_parallelism max_shape_buckets held_out_blocks "
-  "max_staleness_steps".split()
-)
-
-
-def require_at_least(config: object, **minimums: int) -> None:
-  """Raises `ValueError` where a field is too small; None is accepted."""
-  for name, least in minimums.items():
-    value = getattr(config, name)
-    if value is not None and value < least:
-      field = f"{type(config).__name__}.{name}"
-      binding = name.upper() if name in _MACROS else field
-      raise ValueError(
-        f"{name}={value}; want {least} or more: change {binding}"
-      )
+# [CLS] word [SEP], and [CLS] [SEP] word [SEP].
+QueryLength = Annotated[int, Range(least=3)]
+BlockLength = Annotated[int, Range(least=4)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,28 +32,18 @@ class DataConfig(TaskContext):
   """
 
   task: str
-  batch_size: int
-  query_length: int
-  block_length: int
+  batch_size: PositiveInt
+  query_length: QueryLength
+  block_length: BlockLength
   split: str = "train"
   task_modules: Sequence[str] = ("tasks",)
-  seed: int = 0
-  max_masks: int = 10
+  seed: NonNegativeInt = 0
+  max_masks: PositiveInt = 10
   other_lengths: Mapping[str, int] = dataclasses.field(default_factory=dict)
-  batches_ahead: int = 2
+  batches_ahead: NonNegativeInt = 2
 
   def __post_init__(self) -> None:
-    require_at_least(self, batch_size=1, max_masks=1)
-    require_at_least(self, query_length=3)  # [CLS] word [SEP]
-    require_at_least(self, block_length=4)  # [CLS] [SEP] word [SEP]
-    require_at_least(self, batches_ahead=0, corpus_version=0)
-    require_at_least(self, held_out_blocks=0)
-    removal = self.sentence_removal_probability
-    if not 0 <= removal <= 1:
-      raise ValueError(
-        f"sentence_removal_probability={removal}; want 0 to 1: change "
-        "SENTENCE_REMOVAL_PROBABILITY"
-      )
+    require_valid(self)
 
   @property
   def lengths(self) -> dict[str, int]:

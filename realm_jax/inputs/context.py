@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from etils import epath
 
 from realm_jax.corpus.store import Corpus
+from realm_jax.settings import Fraction, NonNegativeInt
 
 
 class TaskError(ValueError):
@@ -51,10 +52,10 @@ class TaskContext:
     default_factory=dict
   )
   pretraining_corpus_dir: epath.PathLike | None = None
-  corpus_version: int | None = None
-  held_out_blocks: int = 0
+  corpus_version: NonNegativeInt | None = None
+  held_out_blocks: NonNegativeInt = 0
   unmasked_span_kinds: Sequence[str] = ("number",)
-  sentence_removal_probability: float = 0.9
+  sentence_removal_probability: Fraction = 0.9
 
   @functools.cached_property
   def corpus(self) -> Corpus:

@@ -15,6 +15,7 @@ from realm_jax.models.bert.encoder import BertEncoder
 from realm_jax.models.bert.layers import dense
 from realm_jax.models.bert.masked_lm_head import MaskedLmHead
 from realm_jax.models.sequences import Sequences
+from realm_jax.settings import PositiveFloat, PositiveInt
 
 # Logical axes of hidden states [b, k, l, d].
 _BY_CANDIDATE = (
@@ -104,10 +105,10 @@ class Reader(nn.Module):
   """
 
   bert: BertConfig
-  joint_length: int = 384
-  span_size: int = 256
-  span_norm_eps: float = 1e-3
-  max_answer_width: int = 10
+  joint_length: PositiveInt = 384
+  span_size: PositiveInt = 256
+  span_norm_eps: PositiveFloat = 1e-3
+  max_answer_width: PositiveInt = 10
 
   def setup(self) -> None:
     self.encoder = BertEncoder(self.bert)

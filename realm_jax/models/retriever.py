@@ -17,6 +17,7 @@ from realm_jax.models.bert.encoder import BertEncoder
 from realm_jax.models.dropout import Dropout
 from realm_jax.models.parameters import Params
 from realm_jax.models.sequences import Sequences
+from realm_jax.settings import DropoutRate, PositiveFloat, PositiveInt
 
 POOLINGS = ("pooler", "cls", "mean")
 # That of all matrix products that only retrieval depends on. By default those
@@ -107,11 +108,11 @@ class Retriever(nn.Module):
   bert: BertConfig
   shared_towers: bool = True
   pooling: str = "pooler"
-  projection_size: int | None = 128
-  projection_norm_eps: float = 1e-12
-  projection_dropout_rate: float = 0.1
+  projection_size: PositiveInt | None = 128
+  projection_norm_eps: PositiveFloat = 1e-12
+  projection_dropout_rate: DropoutRate = 0.1
   normalize: bool = False
-  score_scale: float = 1.0
+  score_scale: PositiveFloat = 1.0
   query_prefix: Sequence[int] = ()
   block_prefix: Sequence[int] = ()
   title_separator: bool = True

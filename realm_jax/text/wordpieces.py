@@ -14,6 +14,7 @@ import collections
 import functools
 import hashlib
 import itertools
+import string
 import tempfile
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, cast
@@ -35,6 +36,13 @@ tf.config.set_visible_devices([], "GPU")
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL_PIECES = (PAD, UNK, CLS, SEP, MASK)
 CONTINUATION = "##"
+# What every trained vocabulary holds, as BERT's does, so that questions and
+# other texts than those that it was trained on can be written in pieces.
+_ASCII_PIECES = (
+  *string.punctuation,
+  *(start + c for start in ("", "##") for c in string.digits),
+  *(start + c for start in ("", "##") for c in string.ascii_lowercase),
+)
 
 # Texts in one call of the tokenizer while counting words: enough to hide its
 # fixed 20 ms, and few enough to need little memory.
@@ -249,8 +257,9 @@ def train_vocabulary(texts: Iterable[str], size: int) -> list[str]:
   The learner keeps every piece that occurs at least `threshold` times beyond
   its occurrences in longer pieces that were kept, so every *word* that occurs
   `threshold` times is one piece. This takes the lowest threshold whose
-  vocabulary fits in `size`, special pieces included; if all words fit, each is
-  one piece. The texts are read once, and only word counts are in memory.
+  vocabulary fits in `size`, special pieces and those of ASCII included; if all
+  words fit, each is one piece. The texts are read once, and only word counts
+  are in memory.
 
   Raises:
     VocabularyError: The texts have no words, or their letters do not fit in
@@ -261,13 +270,16 @@ def train_vocabulary(texts: Iterable[str], size: int) -> list[str]:
     counts.pop(piece, None)
   if not counts:
     raise VocabularyError("the texts hold no words to learn wordpieces from")
+  reserved = [*SPECIAL_PIECES, *_ASCII_PIECES]
 
   @functools.cache
   def learned(threshold: int) -> list[str]:
+    if counts.keys() <= set(reserved):
+      return reserved  # The learner fails where it has nothing to learn.
     return learner.learn(
       counts,
       size,
-      list(SPECIAL_PIECES),
+      reserved,
       upper_thresh=threshold,
       lower_thresh=threshold,
     )
@@ -279,8 +291,9 @@ def train_vocabulary(texts: Iterable[str], size: int) -> list[str]:
   while len(learned(fits)) > size:
     if fits == highest:
       raise VocabularyError(
-        f"a vocabulary of {size} pieces is too small: the texts' letters and "
-        f"commonest word take {len(learned(fits))}; give at least that many"
+        f"a vocabulary of {size} pieces is too small: ASCII's characters, the "
+        f"texts' letters and their commonest word take {len(learned(fits))}; "
+        "give at least that many"
       )
     too_low, fits = fits, min(2 * fits, highest)
   while fits - too_low > 1:

@@ -2,20 +2,24 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Literal
 
 from absl import logging
 from etils import epath
 
-from realm_jax.inputs.config import DataConfig, require_at_least
+from realm_jax.inputs.config import DataConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning.rules import AxisRules, with_defaults
+from realm_jax.settings import (
+  Fraction,
+  NonNegativeInt,
+  PositiveFloat,
+  PositiveInt,
+  require_valid,
+)
 from realm_jax.training.optimizer import OptimizerConfig
 from realm_jax.training.stages.protocol import Stage
-
-ON_STALE = ("warn", "fail")
-ON_CRASH = ("exact", "last", "fail")
-VECTOR_DTYPES = ("float32", "bfloat16")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,13 +34,13 @@ class CheckpointConfig:
     initial_reader: Another one to take the reader from.
   """
 
-  save_every_steps: int = 500
-  keep: int = 3
+  save_every_steps: PositiveInt = 500
+  keep: PositiveInt = 3
   initial_checkpoint: epath.PathLike | None = None
   initial_reader: epath.PathLike | None = None
 
   def __post_init__(self) -> None:
-    require_at_least(self, save_every_steps=1, keep=1)
+    require_valid(self)
 
   def source_of(self, component: str) -> epath.PathLike | None:
     """Returns the checkpoint that a component starts from, if any."""
@@ -70,28 +74,15 @@ class RefreshConfig:
 
   refresh: bool = True
   wait: bool = False
-  lag_steps: int = 100
-  every_steps: int | None = None
-  max_staleness_steps: int | None = None
-  on_stale: str = "warn"
-  on_crash: str = "exact"
-  timeout_seconds: float = 24 * 3600.0
+  lag_steps: PositiveInt = 100
+  every_steps: PositiveInt | None = None
+  max_staleness_steps: NonNegativeInt | None = None
+  on_stale: Literal["warn", "fail"] = "warn"
+  on_crash: Literal["exact", "last", "fail"] = "exact"
+  timeout_seconds: PositiveFloat = 24 * 3600.0
 
   def __post_init__(self) -> None:
-    require_at_least(self, max_staleness_steps=0)
-    if self.every_steps is not None and self.every_steps < 1:
-      raise ValueError(
-        f"every_steps={self.every_steps}; want 1 or more, or None: change "
-        "REFRESH_EVERY_STEPS"
-      )
-    if self.lag_steps < 1:
-      raise ValueError(
-        f"lag_steps={self.lag_steps}: a generation cannot be used before the "
-        "step after its checkpoint; want 1 or more"
-      )
-    for name, choices in (("on_stale", ON_STALE), ("on_crash", ON_CRASH)):
-      if (value := getattr(self, name)) not in choices:
-        raise ValueError(f"{name}={value!r}; want one of {choices}")
+    require_valid(self)
 
   @property
   def follow(self) -> str:
@@ -112,20 +103,11 @@ class RollingRefreshConfig:
     dtype: Type of the vectors, `float32` or `bfloat16`.
   """
 
-  share: float = 0.0
-  dtype: str = "float32"
+  share: Fraction = 0.0
+  dtype: Literal["float32", "bfloat16"] = "float32"
 
   def __post_init__(self) -> None:
-    if not 0 <= self.share <= 1:
-      raise ValueError(
-        f"share={self.share}; want a share from 0 to 1: change "
-        "ROLLING_REFRESH_SHARE"
-      )
-    if self.dtype not in VECTOR_DTYPES:
-      raise ValueError(
-        f"dtype={self.dtype!r}; want one of {VECTOR_DTYPES}: change "
-        "ROLLING_REFRESH_DTYPE"
-      )
+    require_valid(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,12 +128,12 @@ class MeshConfig:
       or None. They come before `rules.LOGICAL_AXIS_RULES`.
   """
 
-  fsdp: int = 1
-  model_parallelism: int = 1
+  fsdp: PositiveInt = 1
+  model_parallelism: PositiveInt = 1
   rules: Sequence[tuple[str, str | Sequence[str] | None]] = ()
 
   def __post_init__(self) -> None:
-    require_at_least(self, fsdp=1, model_parallelism=1)
+    require_valid(self)
     # Raises an error where a rule is wrong.
     _ = self.axis_rules
 
@@ -191,19 +173,19 @@ class TrainConfig:
   stage: Stage
   retriever: Retriever
   optimizer: OptimizerConfig
-  num_steps: int
+  num_steps: NonNegativeInt
   reader: Reader | None = None
   checkpoints: CheckpointConfig = CheckpointConfig()
   refresh: RefreshConfig = RefreshConfig()
   mesh: MeshConfig = MeshConfig()
-  num_microbatches: int = 1
+  num_microbatches: PositiveInt = 1
   pack: bool = True
-  max_shape_buckets: int = 5
+  max_shape_buckets: PositiveInt = 5
   retrieve_on_device: bool = False
   rolling_refresh: RollingRefreshConfig = RollingRefreshConfig()
 
   def __post_init__(self) -> None:
-    require_at_least(self, num_steps=0, max_shape_buckets=1, num_microbatches=1)
+    require_valid(self)
     if self.num_microbatches > 1 and not self.stage.is_divisible:
       raise ValueError(
         f"num_microbatches={self.num_microbatches}: this stage's loss compares "

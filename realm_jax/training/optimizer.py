@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,15 @@ import optax
 
 from realm_jax.models.arrays import AnyArray
 from realm_jax.models.parameters import Params
+from realm_jax.settings import (
+  NonNegativeFloat,
+  NonNegativeInt,
+  PositiveFloat,
+  Range,
+  require_valid,
+)
+
+_DecayRate = Annotated[float, Range(least=0, below=1)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,16 +42,19 @@ class OptimizerConfig:
       retriever, so that a reader that cannot read yet does not destroy it.
   """
 
-  learning_rate: float
-  warmup_steps: int | None = None
-  weight_decay: float = 0.01
-  clip_norm: float = 1.0
-  b1: float = 0.9
-  b2: float = 0.999
+  learning_rate: PositiveFloat
+  warmup_steps: NonNegativeInt | None = None
+  weight_decay: NonNegativeFloat = 0.01
+  clip_norm: PositiveFloat = 1.0
+  b1: _DecayRate = 0.9
+  b2: _DecayRate = 0.999
   mean_dtype: jax.typing.DTypeLike = jnp.float32
-  epsilon: float = 1e-6
-  retriever_rate_scale: float = 1.0
-  freeze_retriever_steps: int = 0
+  epsilon: PositiveFloat = 1e-6
+  retriever_rate_scale: NonNegativeFloat = 1.0
+  freeze_retriever_steps: NonNegativeInt = 0
+
+  def __post_init__(self) -> None:
+    require_valid(self)
 
   def num_warmup_steps(self, num_steps: int) -> int:
     """Returns the steps of warm-up in a run of `num_steps`."""

@@ -10,7 +10,7 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Int
 
-from realm_jax.corpus.store import Corpus
+from realm_jax.corpus.store import Corpus, require_block_length
 from realm_jax.models.parameters import Params
 from realm_jax.partitioning import rules
 from realm_jax.partitioning.jit_cache import shared_partial
@@ -99,8 +99,7 @@ def _open_corpora(config: TrainConfig) -> tuple[Corpus, Corpus]:
   if data.pretraining_corpus_dir is not None:
     corpus = Corpus.open(data.corpus_dir)
     examples.require_vocabulary_of(corpus)
-    examples.require_whole_blocks(data.block_length)
-  corpus.require_whole_blocks(data.block_length)
+  require_block_length(data.block_length, corpus, examples)
   return examples, corpus
 
 

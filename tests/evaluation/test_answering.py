@@ -9,7 +9,6 @@ import pytest
 
 from realm_jax.evaluation.answering import (
   Answerer,
-  AnsweringConfig,
   best_spans,
   locate_answer,
 )
@@ -53,11 +52,6 @@ def test_answers_are_ranked_by_their_best_span_or_their_probability(answerer):
   assert by_span[0] != by_probability[0]
   values = [answer.probability for answer in by_probability]
   assert values == sorted(values, reverse=True)
-
-
-def test_a_ranking_that_does_not_exist():
-  with pytest.raises(ValueError, match="rank_answers_by='sum'; want one of"):
-    AnsweringConfig(rank_answers_by="sum")
 
 
 def test_asking_agrees_with_evaluating(answerer, evaluated):

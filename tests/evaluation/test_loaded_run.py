@@ -109,6 +109,18 @@ def test_the_page_runs(
   assert run.ask([]) == []
   with pytest.raises(ValueError, match="has no words"):
     run.ask(" ")
+  for wrong in (None, 5, [None]):
+    with pytest.raises(TypeError, match=r"None|5"):
+      run.ask(wrong)
+    with pytest.raises(TypeError, match=r"None|5"):
+      run.retrieve(wrong)
+  with pytest.raises(ValueError, match="num_answers=0; want at least 1"):
+    run.ask(texts[0], num_answers=0)
+  blocks = run.corpus.num_blocks
+  assert len(run.retrieve(texts[0], k=blocks)) == blocks
+  for k in (0, blocks + 1):
+    with pytest.raises(ValueError, match=rf"k={k}; .* at most {blocks}"):
+      run.retrieve(texts[0], k=k)
 
 
 @pytest.mark.slow

@@ -102,7 +102,7 @@ def test_a_generation_of_another_corpus(world, load, tmp_path):
     vocab=str(world.directory / "vocab.txt"),
     block_length=tiny_world.BLOCK_LENGTH // 2,
   )
-  model = load(corpus_dir=other)
+  model = load(corpus_dir=other, block_length=tiny_world.BLOCK_LENGTH // 2)
   with pytest.raises(GenerationError, match="is of another corpus"):
     open_generation(model)
 
@@ -151,7 +151,13 @@ def test_another_model(load):
 
 def test_lengths_that_the_model_has_no_positions_for(load):
   with pytest.raises(ValueError, match="max_positions=56"):
-    load(block_length=57)
+    load(query_length=57)
+
+
+@pytest.mark.parametrize("length", [39, 41])
+def test_another_block_length_than_the_corpus_has(load, length):
+  with pytest.raises(CorpusError, match=r"BLOCK_LENGTH=40"):
+    load(block_length=length)
 
 
 def test_batches_are_shared_by_the_devices():

@@ -68,6 +68,7 @@ def copied_world(tmp_path_factory) -> Iterator[tiny_world.World]:
     patch.setattr(tiny_world, "documents", lambda: documents + copies)
     retriever = tiny_world.RETRIEVER.clone(bert=bert)
     patch.setattr(tiny_world, "RETRIEVER", retriever)
+    patch.setattr(tiny_world, "BLOCK_LENGTH", _BLOCK_LENGTH)
     yield tiny_world.build(tmp_path_factory.mktemp("copied"))
 
 

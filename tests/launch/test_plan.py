@@ -106,7 +106,7 @@ def test_flags_that_do_not_fit_are_explained(planned, executor, flags, said):
 
 
 @pytest.mark.parametrize(
-  "binding", ["INITIAL_CHECKPOINT='runs/ict'", 'TRAIN_QUESTIONS = "q.jsonl"']
+  "binding", ["INITIAL_CHECKPOINT=runs/ict", 'TRAIN_QUESTIONS = "q.jsonl"']
 )
 def test_a_binding_of_a_path_on_this_machine_is_refused(planned, binding):
   with pytest.raises(LaunchError, match="of the trainer is on this machine"):

@@ -13,6 +13,7 @@ from realm_jax.text.wordpieces import (
   VocabularyError,
   WordpieceVocabulary,
   train_vocabulary,
+  vocabulary_of,
 )
 
 # [PAD] 0, [UNK] 1, [CLS] 2, [SEP] 3, [MASK] 4, then from 5.
@@ -191,9 +192,16 @@ def test_a_trained_vocabulary_folds_as_the_tokenizer_does(tmp_path):
 def test_training_refuses_what_cannot_be():
   with pytest.raises(VocabularyError, match="no words"):
     train_vocabulary(["", " \t"], 100)
-  with pytest.raises(VocabularyError, match=r"8 pieces is too small.*take 14"):
-    # Five specials, a b c d, ##a ##b ##c ##d, and ab.
-    train_vocabulary(["ab ab cd ad"] * 3, 8)
+  with pytest.raises(VocabularyError, match=r"8 pieces is too small.*take 112"):
+    # 5 specials, 32 of punctuation, twice 36 letters and digits, δ, ##δ, ab.
+    train_vocabulary(["ab ab cd aδ"] * 3, 8)
+
+
+@pytest.mark.parametrize("texts", [["ab ab cd ad"], ["a"]])
+def test_what_is_typed_in_ascii_is_never_unknown(texts):
+  vocabulary = vocabulary_of(train_vocabulary(texts, 200))
+  typed = 'Who wrote "C++" in 1985, and where? ({x|y}~z^2 @ #7 & $5 = 50%!)'
+  assert vocabulary.unk_id not in vocabulary.encode(typed)
 
 
 @pytest.mark.parametrize(

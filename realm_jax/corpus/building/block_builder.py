@@ -30,7 +30,7 @@ from realm_jax.text.sentences import sentence_characters, sentence_ranges
 from realm_jax.text.wordpieces import WordpieceVocabulary
 
 # What is counted of each document, besides its blocks.
-COUNTS = ("tokens", "sentences", "cut_sentences", "cut_titles")
+COUNTS = ("tokens", "sentences", "cut_sentences", "cut_titles", "long_words")
 
 
 class BuiltBlocks(NamedTuple):
@@ -48,7 +48,7 @@ class BuiltBlocks(NamedTuple):
 
   blocks: Blocks
   documents: Int[np.ndarray, " d"]
-  counts: Int[np.ndarray, "d 4"]
+  counts: Int[np.ndarray, "d 5"]
   spans: Int[np.ndarray, "d k"]
   unaligned: Int[np.ndarray, " d"]
   cut_ends: Int[np.ndarray, " d"]
@@ -130,6 +130,7 @@ class BlockBuilder:
       np.diff(sentences.starts, append=len(sentences.token_ranges)),
       _sums(num_pieces > 1, aligned.starts),
       title_lengths < texts.title_lengths,
+      np.array([document.long_words for document in texts.documents], np.int64),
     )
     return BuiltBlocks(
       blocks,

@@ -99,9 +99,9 @@ def build_corpus(
       f"{MIN_BLOCK_LENGTH} or more (released REALM has 288)"
     )
   require_shard_size(blocks_per_shard)
-  require_readable(*inputs, vocab)
-  require_writable(output_dir)
+  require_readable(*inputs, vocab, output_dir)
   check_target(output_dir, overwrite=overwrite)
+  require_writable(output_dir)
   source = DocumentSource(
     inputs,
     drop_titles=drop_titles,

@@ -26,6 +26,7 @@ class BuildSummary:
   sentences: int = 0
   cut_sentences: int = 0
   cut_titles: int = 0
+  long_words: int = 0
   salient_spans: Counter[str] = dataclasses.field(default_factory=Counter)
   unaligned_spans: int = 0
   duplicate_blocks: int = 0
@@ -86,6 +87,7 @@ class BuildSummary:
       ("sentences", self.sentences),
       ("sentences cut (longer than a block)", self.cut_sentences),
       ("titles cut (longer than half a block)", self.cut_titles),
+      ("words left out (over 1,000 characters)", self.long_words),
       *_labelled("salient spans", self.salient_spans),
       ("spans across sentences, left out", self.unaligned_spans),
       (_DUPLICATES, self.duplicate_blocks),

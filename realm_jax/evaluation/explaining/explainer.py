@@ -20,6 +20,7 @@ from realm_jax.evaluation.trained_model import (
   load_model,
 )
 from realm_jax.generations.follow.loading import Generation
+from realm_jax.settings import PositiveInt, require_valid
 from realm_jax.training.stages.open_qa import OpenQa
 
 
@@ -36,18 +37,14 @@ class ExplainingConfig:
     num_fillings: Number of the best fillings or answers.
   """
 
-  num_candidates: int = 8
-  num_read: int = 5
+  num_candidates: PositiveInt = 8
+  num_read: PositiveInt = 5
   index_scores: bool = False
-  max_masks: int = 10
-  num_fillings: int = 5
+  max_masks: PositiveInt = 10
+  num_fillings: PositiveInt = 5
 
   def __post_init__(self) -> None:
-    for name in ("num_read", "max_masks", "num_fillings"):
-      if getattr(self, name) < 1:
-        raise ExplanationError(
-          f"{name}={getattr(self, name)}; want 1 or more: change {name.upper()}"
-        )
+    require_valid(self)
 
 
 class Explainer:

@@ -1,11 +1,14 @@
-"""Whether an object store can be read and written, asked before the work.
+"""Whether a place can be read and written, asked before the work.
 
 gcsfs says of a bucket that is missing, or that the account may not use, what a
 request was answered. Here it is said what to do.
 """
 
 import contextlib
+import os
 import secrets
+import tempfile
+from pathlib import Path
 
 import fsspec
 from etils import epath
@@ -25,7 +28,7 @@ _LOG_IN = (
 
 
 class StoreAccessError(ValueError):
-  """An object store, or a bucket, that cannot be used."""
+  """An object store, a bucket or a directory that cannot be used."""
 
 
 class StoreOutageError(StoreAccessError):
@@ -47,18 +50,22 @@ def require_readable(*paths: epath.PathLike | None) -> None:
 
 
 def require_writable(*directories: epath.PathLike | None) -> None:
-  """Checks directories on an object store by writing an object to each.
+  """Checks directories by writing to each, and removing what was written.
 
-  The object is removed again.
+  A local one that does not exist yet is not made.
 
   Raises:
-    StoreAccessError: As `require_readable`, or objects may not be written or
-      removed.
+    StoreAccessError: As `require_readable`, or nothing may be written or
+      removed, or a file has the name of a directory.
   """
   for directory in directories:
-    if directory is not None and is_remote(directory):
+    if directory is None:
+      continue
+    if is_remote(directory):
       _require_readable(str(directory))
       _require_writable(str(directory))
+    else:
+      _require_writable_locally(directory)
 
 
 def explained(error: BaseException) -> StoreAccessError | None:
@@ -121,6 +128,24 @@ def _require_writable(directory: str) -> None:
       raise
     raise type(what)(
       f"{directory}: objects there cannot be {done}: {what}"
+    ) from error
+
+
+def _require_writable_locally(directory: epath.PathLike) -> None:
+  path = Path(directory).absolute()
+  # The first that exists: the others are made when they are needed.
+  nearest = next(p for p in (path, *path.parents) if os.path.lexists(p))
+  if not nearest.is_dir():
+    raise StoreAccessError(
+      f"{directory} cannot be a directory: {nearest} is a file; name another "
+      "directory"
+    )
+  try:
+    tempfile.TemporaryDirectory(prefix=".probe-", dir=nearest).cleanup()
+  except OSError as error:
+    raise StoreAccessError(
+      f"{directory} cannot be written: {nearest} takes no new files "
+      f"({error.strerror}); name another directory"
     ) from error
 
 

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Annotated, Literal
 
 import jax
 import numpy as np
@@ -46,6 +47,7 @@ from realm_jax.models.retriever import (
   query_tower_parameters,
 )
 from realm_jax.partitioning.jit_cache import shared_partial
+from realm_jax.settings import PositiveInt, Range, require_valid
 
 _BLOCK_KEYS = "block_keys.npy"
 
@@ -68,20 +70,17 @@ class EmbeddingConfig:
     recall_at: Values of k for recall@k; those above the corpus are skipped.
   """
 
-  dtype: str = "float32"
-  tokens_per_batch: int = 16_384
-  num_lengths: int = 16
-  shard_blocks: int = 1 << 18
-  query_length: int = 64
-  recall_queries: int = 512
-  recall_at: Sequence[int] = (8, 100)
+  dtype: Literal["float32", "bfloat16"] = "float32"
+  tokens_per_batch: PositiveInt = 16_384
+  num_lengths: PositiveInt = 16
+  shard_blocks: PositiveInt = 1 << 18
+  query_length: Annotated[int, Range(least=3)] = 64
+  # One to tune an index on, and another to measure it on.
+  recall_queries: Annotated[int, Range(least=2)] = 512
+  recall_at: Sequence[PositiveInt] = (8, 100)
 
   def __post_init__(self) -> None:
-    if self.recall_queries < 2:
-      raise ValueError(
-        f"recall_queries={self.recall_queries}; want at least 2: one to tune "
-        "an index on, and another to measure it on"
-      )
+    require_valid(self)
 
 
 class ArtifactWriter:

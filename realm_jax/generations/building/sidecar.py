@@ -8,6 +8,7 @@ and the others help (`helper.py`).
 import dataclasses
 import threading
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from absl import logging
 from etils import epath
@@ -29,8 +30,12 @@ from realm_jax.generations.store.retention import (
   to_prune,
 )
 from realm_jax.indexes.protocol import RecallError
-
-MODES = ("newest", "every")
+from realm_jax.settings import (
+  NonNegativeInt,
+  PositiveFloat,
+  PositiveInt,
+  require_valid,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,26 +63,16 @@ class SidecarConfig:
     retry_seconds: Time to wait when the disk is full.
   """
 
-  mode: str = "newest"
-  every_steps: int | None = None
+  mode: Literal["newest", "every"] = "newest"
+  every_steps: PositiveInt | None = None
   once: bool = False
-  checkpoint_step: int | None = None
-  keep_generations: int = 3
-  poll_seconds: float = 1.0
-  retry_seconds: float = 30.0
+  checkpoint_step: NonNegativeInt | None = None
+  keep_generations: PositiveInt = 3
+  poll_seconds: PositiveFloat = 1.0
+  retry_seconds: PositiveFloat = 30.0
 
   def __post_init__(self) -> None:
-    if self.mode not in MODES:
-      raise ValueError(f"mode={self.mode!r}; want one of {', '.join(MODES)}")
-    if self.every_steps is not None and self.every_steps < 1:
-      raise ValueError(
-        f"every_steps={self.every_steps}; want 1 or more, or None: change "
-        "REFRESH_EVERY_STEPS"
-      )
-    if self.keep_generations < 1:
-      raise ValueError(
-        f"keep_generations={self.keep_generations}; want at least the newest, 1"
-      )
+    require_valid(self)
 
 
 class Sidecar:

@@ -2,6 +2,7 @@
 
 import contextlib
 import tempfile
+import typing
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from realm_jax.indexes.protocol import (
 )
 from realm_jax.indexes.scann import files, tree
 from realm_jax.indexes.scann import library as scann
-from realm_jax.indexes.scann.settings import REORDERINGS, Structure
+from realm_jax.indexes.scann.settings import Reordering, Structure
 
 
 def check_formats(config: IndexConfig) -> None:
@@ -33,7 +34,7 @@ def check_formats(config: IndexConfig) -> None:
     return
   with tempfile.TemporaryDirectory(prefix="realm_scann_check_") as scratch:
     try:
-      for reordering in REORDERINGS:
+      for reordering in typing.get_args(Reordering):
         spilled = 1.5 if reordering == "bfloat16" else 0.0
         structure = Structure(4, soar_lambda=spilled, reordering=reordering)
         _check(config, Path(scratch) / reordering, structure)

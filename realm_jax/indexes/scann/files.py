@@ -19,7 +19,8 @@ from realm_jax.files import npy
 from realm_jax.indexes.protocol import IndexLoadError
 from realm_jax.indexes.scann import library as scann
 from realm_jax.indexes.scann.product_codes import NUM_CODES
-from realm_jax.indexes.scann.settings import Structure, check_minimums
+from realm_jax.indexes.scann.settings import Structure
+from realm_jax.settings import PositiveInt, require_valid
 
 _PARTITIONER_PROTO = "partitioning.partitioner_pb2"
 _CENTERS_PROTO = "proto.centers_pb2"
@@ -57,11 +58,11 @@ class Tree:
   """
 
   structure: Structure
-  leaves_searched: int
-  num_reordered: int
+  leaves_searched: PositiveInt
+  num_reordered: PositiveInt
 
   def __post_init__(self) -> None:
-    check_minimums(self, leaves_searched=1, num_reordered=1)
+    require_valid(self)
 
 
 class Trained(NamedTuple):

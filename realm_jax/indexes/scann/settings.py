@@ -1,25 +1,21 @@
 """The settings of a ScaNN index, and the structure of its tree."""
 
 import dataclasses
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from realm_jax.indexes.protocol import HOST_SETTING
+from realm_jax.settings import (
+  NonNegativeFloat,
+  NonNegativeInt,
+  PositiveFraction,
+  PositiveInt,
+  Range,
+  require_valid,
+)
 
-REORDERINGS = ("float32", "bfloat16", "int8")
-BUILDERS = ("own", "stock")
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-  if value not in choices:
-    raise ValueError(f"{name}={value!r}; want one of {', '.join(choices)}")
-
-
-def check_minimums(settings: object, **minimums: int) -> None:
-  """Raises a ValueError if an attribute is below its minimum, and not None."""
-  for name, minimum in minimums.items():
-    value = getattr(settings, name)
-    if value is not None and value < minimum:
-      raise ValueError(f"{name}={value}; want at least {minimum}")
+Reordering = Literal["float32", "bfloat16", "int8"]
+# A threshold of ScaNN's, or 0 for none.
+_Threshold = Annotated[float, Range(least=0, below=1)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,20 +25,16 @@ class Structure:
   0 stands for no SOAR, for means as centroids, and for the nearest codes.
   """
 
-  num_leaves: int
+  num_leaves: PositiveInt
   spherical: bool = False
-  soar_lambda: float = 0.0
-  avq_threshold: float = 0.0
-  anisotropic_threshold: float = 0.0
-  dims_per_code: int = 2
-  reordering: str = "bfloat16"
+  soar_lambda: NonNegativeFloat = 0.0
+  avq_threshold: _Threshold = 0.0
+  anisotropic_threshold: _Threshold = 0.0
+  dims_per_code: PositiveInt = 2
+  reordering: Reordering = "bfloat16"
 
   def __post_init__(self) -> None:
-    check_minimums(self, num_leaves=1, soar_lambda=0, dims_per_code=1)
-    for name in ("avq_threshold", "anisotropic_threshold"):
-      if not 0 <= (value := getattr(self, name)) < 1:
-        raise ValueError(f"{name}={value}; want 0 (without), or below 1")
-    _check_choice("reordering", self.reordering, REORDERINGS)
+    require_valid(self)
 
   @property
   def spilled(self) -> bool:
@@ -95,36 +87,30 @@ class ScannSettings:
       stores; None uses every core.
   """
 
-  recall_target: float = 0.95
-  recall_k: int = 8
+  recall_target: PositiveFraction = 0.95
+  recall_k: PositiveInt = 8
   below_target: bool = False
-  builder: str = "own"
-  brute_force_below: int = 10_000
-  num_leaves: int | None = None
-  num_leaves_searched: int | None = None
-  num_reordered: int | None = None
-  reordering: str | None = None
+  builder: Literal["own", "stock"] = "own"
+  brute_force_below: NonNegativeInt = 10_000
+  num_leaves: PositiveInt | None = None
+  num_leaves_searched: PositiveInt | None = None
+  num_reordered: PositiveInt | None = None
+  reordering: Reordering | None = None
   spherical: bool | None = None
-  soar_lambda: float | None = None
-  avq_threshold: float | None = None
-  anisotropic_threshold: float | None = None
-  dims_per_code: int = 2
-  training_sample: int | None = None
-  tuning_sample: int = 1 << 17
+  soar_lambda: NonNegativeFloat | None = None
+  avq_threshold: _Threshold | None = None
+  anisotropic_threshold: _Threshold | None = None
+  dims_per_code: PositiveInt = 2
+  training_sample: PositiveInt | None = None
+  tuning_sample: PositiveInt = 1 << 17
   reuse: bool = True
-  seed: int = 0
-  threads: int | None = dataclasses.field(default=None, metadata=HOST_SETTING)
+  seed: NonNegativeInt = 0
+  threads: PositiveInt | None = dataclasses.field(
+    default=None, metadata=HOST_SETTING
+  )
 
   def __post_init__(self) -> None:
-    if not 0 < self.recall_target <= 1:
-      raise ValueError(
-        f"recall_target={self.recall_target}; want a share, above 0 to 1"
-      )
-    _check_choice("builder", self.builder, BUILDERS)
-    check_minimums(self, recall_k=1, training_sample=1, tuning_sample=1)
-    check_minimums(self, num_leaves_searched=1, num_reordered=1)
-    check_minimums(self, brute_force_below=0, seed=0, threads=1)
-    self.structure(Structure(num_leaves=1))
+    require_valid(self)
 
   def fixed(self) -> dict[str, Any]:
     """Returns the fields of a `Structure` that are set."""

@@ -7,6 +7,13 @@ import jax.numpy as jnp
 
 from realm_jax.models.attention.choice import IMPLEMENTATIONS
 from realm_jax.models.bert.activations import ACTIVATIONS
+from realm_jax.settings import (
+  DropoutRate,
+  NonNegativeFloat,
+  PositiveFloat,
+  PositiveInt,
+  require_valid,
+)
 
 INITIALIZATIONS = ("bert", "mimetic")
 REMAT_POLICIES = (
@@ -24,20 +31,20 @@ class BertConfig:
   are None: see `for_vocabulary`.
   """
 
-  vocab_size: int | None = None
+  vocab_size: PositiveInt | None = None
   separator_id: int | None = None
-  hidden_size: int = 768
-  num_layers: int = 12
-  num_heads: int = 12
-  intermediate_size: int = 3072
-  max_positions: int = 512
-  layer_norm_eps: float = 1e-12
-  dropout_rate: float = 0.1
+  hidden_size: PositiveInt = 768
+  num_layers: PositiveInt = 12
+  num_heads: PositiveInt = 12
+  intermediate_size: PositiveInt = 3072
+  max_positions: PositiveInt = 512
+  layer_norm_eps: PositiveFloat = 1e-12
+  dropout_rate: DropoutRate = 0.1
   activation: str = "gelu_tanh"
   # Score added at padding. Google's TF1 code uses -10000, and Hugging Face the
   # lowest float.
   attention_mask_value: float = -10000.0
-  init_stddev: float = 0.02
+  init_stddev: NonNegativeFloat = 0.02
   # Initial values: "bert", normal ones, or "mimetic" (Trockman and Kolter 2023,
   # arXiv 2305.09828), for small models that no BERT weights exist for. Position
   # embeddings are sinusoids, and attention's projections and the masked-LM
@@ -57,6 +64,7 @@ class BertConfig:
   remat_policy: str | None = None
 
   def __post_init__(self) -> None:
+    require_valid(self)
     if self.hidden_size % self.num_heads:
       raise ValueError(
         f"hidden_size={self.hidden_size} is not a multiple of "

@@ -36,7 +36,7 @@ class CrashFallback:
   exact search in both cases. With `fail` nothing is replaced.
 
   Args:
-    on_crash: One of `realm_jax.training.config.ON_CRASH`.
+    on_crash: What `RefreshConfig.on_crash` says.
     generations_dir: Directory of the generations.
     load: Loader of generations.
     agreement: Decisions that the loop's own thread waits for.

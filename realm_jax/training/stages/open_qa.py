@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int
 
-from realm_jax.answers.distinct import RULES, QuestionAnswers
+from realm_jax.answers.distinct import QuestionAnswers, Rule
 from realm_jax.answers.in_blocks import AnswersInBlocks
 from realm_jax.answers.of_task import answers_of_batch
 from realm_jax.corpus.store import Corpus
@@ -15,6 +15,7 @@ from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
 from realm_jax.models.parameters import Params
 from realm_jax.partitioning.jit_cache import shared_partial
+from realm_jax.settings import Fraction, PositiveInt, require_valid
 from realm_jax.text.answer_spans import TokenSpans, find_token_spans
 from realm_jax.training import stage_losses
 from realm_jax.training.batches import IndexScores, OpenQaBatch, StoredVectors
@@ -57,28 +58,25 @@ class OpenQa(protocol.Stage):
       reader (`renaming`), so that it does not memorize answers.
   """
 
-  num_searched_blocks: int = 5000
-  num_read: int = 5
+  num_searched_blocks: PositiveInt = 5000
+  num_read: PositiveInt = 5
   index_scores: bool = False
   initial_scale: float = 0.1
-  max_answer_width: int = 10
-  answers_in_blocks: str = "characters"
-  joint_length: int | None = None
+  max_answer_width: PositiveInt = 10
+  answers_in_blocks: Rule = "characters"
+  joint_length: PositiveInt | None = None
   current_queries: bool = True
   hard_em: bool = False
   read_gold: bool = False
-  renamed_share: float = 0.0
+  renamed_share: Fraction = 0.0
   needs_index = True
   reads_vectors = True
 
   def __post_init__(self) -> None:
-    if self.answers_in_blocks not in RULES:
-      raise ValueError(
-        f"answers_in_blocks={self.answers_in_blocks!r}; want one of {RULES}"
-      )
+    require_valid(self)
 
   @property
-  def answer_rule(self) -> str:
+  def answer_rule(self) -> Rule:
     return self.answers_in_blocks
 
   @property

@@ -1,6 +1,7 @@
 """REALM pre-training: masked words, the null block and retrieved blocks."""
 
 import dataclasses
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -11,6 +12,12 @@ from realm_jax.inputs.batches import Batch
 from realm_jax.partitioning.jit_cache import shared_partial
 from realm_jax.retrieval.candidate_rows import with_null, without_source
 from realm_jax.retrieval.token_store import hash_words
+from realm_jax.settings import (
+  NonNegativeFloat,
+  NonNegativeInt,
+  PositiveInt,
+  require_valid,
+)
 from realm_jax.text.answer_spans import find_token_spans
 from realm_jax.training import stage_losses
 from realm_jax.training.batches import (
@@ -51,16 +58,19 @@ class Pretraining(protocol.Stage):
       reader.
   """
 
-  num_candidates: int = 8
-  num_spare: int = 2
-  form: str = "per_token"
+  num_candidates: PositiveInt = 8
+  num_spare: NonNegativeInt = 2
+  form: Literal["per_token", "joint"] = "per_token"
   current_queries: bool = False
   null_block: bool = True
   drop_source: bool = True
   read_gold: bool = False
-  span_weight: float = 0.0
-  max_answer_width: int = 10
+  span_weight: NonNegativeFloat = 0.0
+  max_answer_width: PositiveInt = 10
   needs_index = True
+
+  def __post_init__(self) -> None:
+    require_valid(self)
 
   @property
   def has_null_block(self) -> bool:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
+from realm_jax.answers.distinct import Rule
 from realm_jax.answers.in_blocks import AnswersInBlocks
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.follow.loading import Generation
@@ -102,7 +103,7 @@ class Stage(abc.ABC):
     return False
 
   @property
-  def answer_rule(self) -> str | None:
+  def answer_rule(self) -> Rule | None:
     """How blocks are found to contain answers: see `DistinctAnswers`.
 
     None for a stage that does not ask.

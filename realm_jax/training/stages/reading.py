@@ -5,6 +5,7 @@ import dataclasses
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
 from realm_jax.partitioning.jit_cache import shared_partial
+from realm_jax.settings import NonNegativeFloat, PositiveInt, require_valid
 from realm_jax.training import stage_losses
 from realm_jax.training.batches import ReadingBatch
 from realm_jax.training.stages import protocol
@@ -31,9 +32,12 @@ class Reading(protocol.Stage):
       reader.
   """
 
-  span_weight: float = 0.0
-  max_answer_width: int = 10
+  span_weight: NonNegativeFloat = 0.0
+  max_answer_width: PositiveInt = 10
   components = ("reader",)
+
+  def __post_init__(self) -> None:
+    require_valid(self)
 
   def loss(self, models: Models) -> stage_losses.Loss[ReadingBatch]:
     reader = models.require_reader()

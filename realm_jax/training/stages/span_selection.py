@@ -7,6 +7,7 @@ import numpy as np
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
 from realm_jax.partitioning.jit_cache import shared_partial
+from realm_jax.settings import PositiveInt, require_valid
 from realm_jax.text.answer_spans import find_token_spans
 from realm_jax.training import stage_losses
 from realm_jax.training.batches import SpanSelectionBatch
@@ -29,8 +30,11 @@ class SpanSelection(protocol.Stage):
     max_answer_width: Width of the widest answer, in tokens, as in the reader.
   """
 
-  max_answer_width: int = 10
+  max_answer_width: PositiveInt = 10
   components = ("reader",)
+
+  def __post_init__(self) -> None:
+    require_valid(self)
 
   def loss(self, models: Models) -> stage_losses.Loss[SpanSelectionBatch]:
     reader = models.require_reader()

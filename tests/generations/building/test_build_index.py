@@ -17,7 +17,6 @@ from realm_jax.files.local_disk.disk_full import DiskFullError
 from realm_jax.generations.building import generation_builder
 from realm_jax.generations.building.artifacts import (
   ArtifactWriter,
-  EmbeddingConfig,
 )
 from realm_jax.generations.building.draft import Draft
 from realm_jax.generations.follow.loading import load_generation, load_newest
@@ -104,11 +103,6 @@ def test_what_stands_is_not_made_again(tmp_path, corpus):
   save(tmp_path, corpus, 500)
   assert build(tmp_path, corpus) == [500]
   assert build(tmp_path, corpus) == []
-
-
-def test_a_query_to_tune_on_and_one_to_measure_are_wanted():
-  with pytest.raises(ValueError, match="recall_queries=1; want at least 2"):
-    EmbeddingConfig(recall_queries=1)
 
 
 def test_settings_of_a_host_replace_nothing(tmp_path, corpus):

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shutil
 import sys
+import typing
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from realm_jax.indexes.protocol import (
 )
 from realm_jax.indexes.scann import files
 from realm_jax.indexes.scann.config import ScannConfig
-from realm_jax.indexes.scann.settings import REORDERINGS, Structure
+from realm_jax.indexes.scann.settings import Reordering, Structure
 from realm_jax.indexes.scann.tree import draw
 from realm_jax.indexes.scann.tree_builder import default_leaves
 from tests.indexes.clustered import blocks_of, clustered, queries_of
@@ -109,7 +110,7 @@ def test_open_settings_are_chosen_by_measuring():
   assert any(s["soar_lambda"] for s in tried)
   assert any(s["avq_threshold"] for s in tried)
   assert any(s["anisotropic_threshold"] for s in tried)
-  assert {s["reordering"] for s in tried} == set(REORDERINGS)
+  assert {s["reordering"] for s in tried} == set(typing.get_args(Reordering))
   point = {key: report[key] for key in report["curve"][0]}
   assert point in report["curve"] and len(report["curve"]) > 3
   json.dumps(report)
@@ -301,31 +302,6 @@ def test_an_exception_of_check_ends_the_build():
 
   with pytest.raises(Stop):
     _FIXED.build(blocks_of(_vectors()), BuildOptions(check=check))
-
-
-@pytest.mark.parametrize(
-  "name, value",
-  [
-    ("recall_target", 1.2),
-    ("reordering", "float16"),
-    ("recall_k", 0),
-    ("brute_force_below", -1),
-    ("num_leaves", 0),
-    ("num_leaves_searched", 0),
-    ("num_reordered", 0),
-    ("soar_lambda", -0.5),
-    ("avq_threshold", 1.0),
-    ("anisotropic_threshold", -0.2),
-    ("dims_per_code", 0),
-    ("training_sample", 0),
-    ("tuning_sample", 0),
-    ("seed", -1),
-    ("threads", 0),
-  ],
-)
-def test_invalid_settings_are_refused(name, value):
-  with pytest.raises(ValueError, match=rf"^{name}={value!r}; want"):
-    ScannConfig(**{name: value})
 
 
 @pytest.mark.parametrize("count", [1, 16, 990, 999, 1001])

@@ -65,11 +65,6 @@ def test_a_structure_that_scann_cannot_build_is_refused():
     config.build(blocks_of(_VECTORS))
 
 
-def test_an_unknown_builder_is_refused():
-  with pytest.raises(ValueError, match="want one of own, stock"):
-    ScannConfig(builder="ours")
-
-
 _WRITES_TO_A_FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path

@@ -123,10 +123,3 @@ def test_a_crashed_generation_is_not_taken_again():
   assert schedule.at(7).step == 4
   watcher.steps.add(10)
   assert schedule.at(11).step == 10
-
-
-def test_an_unknown_answer_to_crashes_is_refused():
-  with pytest.raises(
-    ValueError, match=r"on_crash='never'; want one of .*exact"
-  ):
-    RefreshConfig(on_crash="never")

@@ -100,11 +100,11 @@ class DocumentSource:
     file, place = self.file_of(position), self.place(position)
     entry = file.parse(row, place=place, of_update=of_update)
     # Offsets that came with a text are of the text as it is.
-    if (
-      self._unescape_html and isinstance(entry, Document) and not entry.is_block
-    ):
-      return entry.unescaped()
-    return entry
+    if isinstance(entry, Removal) or entry.is_block:
+      return entry
+    if self._unescape_html:
+      entry = entry.unescaped()
+    return entry.without_long_words()
 
   def refuse_malformed(
     self, position: int, error: str, summary: BuildSummary

@@ -7,6 +7,7 @@ document with that id.
 import hashlib
 import html
 import json
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -20,11 +21,22 @@ _WANTED_OF_UPDATE = (
 )
 
 
+# Characters of the longest word that is kept. BERT's tokenizer makes [UNK] of a
+# word from 100 bytes on, so that a longer one only makes a block's text long.
+_LONGEST_WORD = 1_000
+# What that tokenizer takes for one word: no white space, punctuation or CJK.
+_LONG_WORD = re.compile(
+  r"[^\s!-/:-@\[-`{-~\u2000-\u206f\u2e80-\u9fff\uf900-\ufaff"
+  r"\U00020000-\U0003ffff]{1001,}"
+)
+
+
 class Document(NamedTuple):
   """A text with a title; `place` is its file and line, for messages.
 
   `is_block` marks one that is not split. `sentences` are its byte ranges and
-  `spans` its salient spans, where these came with it.
+  `spans` its salient spans, where these came with it. `long_words` is the
+  number of words that were removed from it.
   """
 
   id: str
@@ -35,12 +47,32 @@ class Document(NamedTuple):
   is_block: bool = False
   sentences: Sequence[tuple[int, int]] | None = None
   spans: Sequence[tuple[int, int, str]] | None = None
+  long_words: int = 0
 
   def unescaped(self) -> "Document":
     """Returns the document with `&amp;` read as `&` in title and text."""
     return self._replace(
       title=html.unescape(self.title), text=html.unescape(self.text)
     )
+
+  def without_long_words(self) -> "Document":
+    """Returns the document without words of over 1,000 characters.
+
+    Raises:
+      InputError: The text has no other words.
+    """
+    # Between white space stands at least one word: this is much faster.
+    longest = max(map(len, f"{self.title} {self.text}".split()), default=0)
+    if longest <= _LONGEST_WORD:
+      return self
+    title, in_title = _LONG_WORD.subn("", self.title)
+    text, in_text = _LONG_WORD.subn("", self.text)
+    if in_text and not text.strip():
+      raise InputError(
+        f"the text has no words but of up to {longest:,} characters, and those "
+        f"of over {_LONGEST_WORD:,} are left out; is it text?"
+      )
+    return self._replace(title=title, text=text, long_words=in_title + in_text)
 
 
 class Removal(NamedTuple):

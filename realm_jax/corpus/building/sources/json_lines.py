@@ -96,11 +96,15 @@ def json_lines_files(patterns: Sequence[str]) -> list[JsonLinesFile]:
       for file in found
       if file.is_file()
     }
+    if not matched and path.is_dir():
+      raise InputError(
+        f"--input={pattern} is a folder; give the files in it: "
+        f"--input='{pattern.rstrip('/')}/*.jsonl'"
+      )
     if not matched:
       raise InputError(
-        f"no file matches --input={pattern}; quote patterns so that the shell "
-        "leaves them alone, and give JSON Lines files, tfds:NAME/CONFIG or "
-        "seqio:TASK"
+        f"no file matches --input={pattern}; give JSON Lines files, "
+        "tfds:NAME/CONFIG or seqio:MODULE:TASK"
       )
     files |= matched
   return [files[name] for name in sorted(files)]

@@ -10,9 +10,11 @@ has `sentences` and `spans`, as in `salient_span_wikipedia/documents`, is a
 block as it stands.
 """
 
+import contextlib
 import dataclasses
 import functools
 import importlib
+import pkgutil
 import re
 from collections.abc import Iterator, Mapping
 
@@ -50,11 +52,9 @@ class SeqioShard:
   def rows(self) -> Iterator[tuple[Row, int]]:
     """Yields records in the order of the shard."""
     source, split = _open(self.source)
-    dataset = source.get_dataset(
-      split=split,
-      shuffle=False,
-      shard_info=seqio.ShardInfo(index=self.index, num_shards=self.num_shards),
-    )
+    shard = seqio.ShardInfo(index=self.index, num_shards=self.num_shards)
+    with _explained(self.source):
+      dataset = source.get_dataset(split, shuffle=False, shard_info=shard)
     for record in dataset.as_numpy_iterator():
       yield record, 0
 
@@ -104,16 +104,34 @@ def seqio_shards(source: str) -> list[SeqioShard]:
     InputError: There is no such data set, task or split.
   """
   opened, split = _open(source)
-  if split not in opened.splits:
+  with _explained(source):
+    splits = sorted(opened.splits)
+    names = opened.list_shards(split) if split in splits else []
+  if split not in splits:
     raise InputError(
-      f"--input={source} has no split {split!r}, only "
-      f"{', '.join(sorted(opened.splits))}"
+      f"--input={source} has no split {split!r}; "
+      + (
+        f"write one that it has behind the task: {', '.join(splits)}"
+        if splits
+        else "it has none at all, and so no documents"
+      )
     )
-  names = opened.list_shards(split)
   return [
     SeqioShard(source, index, len(names), f"{source} shard {index}")
     for index in range(len(names))
   ]
+
+
+@contextlib.contextmanager
+def _explained(source: str) -> Iterator[None]:
+  """Explains the errors of tasks, such as ours, that only a run can read."""
+  try:
+    yield
+  except ValueError as error:
+    raise InputError(
+      f"--input={source}: the task reads the corpus or the questions of a run, "
+      "and has no documents of its own; give one that has"
+    ) from error
 
 
 @functools.cache
@@ -126,7 +144,10 @@ def _open(source: str) -> tuple[seqio.DataSource, str]:
     raise InputError(f"--input={source}; wanted seqio:MODULE:TASK[:SPLIT]")
   module, name, split = [*parts, "train"][:3]
   try:
-    importlib.import_module(module)
+    package = importlib.import_module(module)
+    # A package such as `tasks` registers a task in each of its modules.
+    for found in pkgutil.iter_modules(getattr(package, "__path__", ())):
+      importlib.import_module(f"{module}.{found.name}")
   except ModuleNotFoundError as error:
     raise InputError(
       f"--input={source}: no module {module!r} ({error}); give the one that "
@@ -135,8 +156,8 @@ def _open(source: str) -> tuple[seqio.DataSource, str]:
   if name not in seqio.TaskRegistry.names():
     known = ", ".join(sorted(seqio.TaskRegistry.names()))
     raise InputError(
-      f"--input={source}: {module} registers no task {name!r}; there are "
-      f"{known}"
+      f"--input={source}: {module} registers no task {name!r}; "
+      + (f"there are {known}" if known else "it registers none at all")
     )
   return seqio.TaskRegistry.get(name).source, split
 

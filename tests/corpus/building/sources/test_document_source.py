@@ -94,5 +94,5 @@ def test_patterns(tmp_path):
   assert titles("*.jsonl", "a.*", "c.txt") == ["a.jsonl", "b.jsonl", "c.txt"]
   with pytest.raises(InputError, match=r"no file matches --input=.*nothing"):
     titles("a.jsonl", "nothing*.jsonl")
-  with pytest.raises(InputError, match="no file matches"):
+  with pytest.raises(InputError, match="is a folder"):
     titles("deep")

@@ -1,0 +1,258 @@
+"""Types and ranges of settings: the values that a field or argument takes.
+
+A setting declares its range where it declares its type:
+
+    batch_size: PositiveInt
+    learning_rate: PositiveFloat
+    decay: Annotated[float, Range(least=0, below=1)]
+
+Values that gin binds are checked against both before a command starts, so that
+a wrong one is an error of one line, and not a traceback from deep inside a
+library. A dataclass that calls `require_valid` in `__post_init__` refuses them
+in Python, too. This file imports the standard library alone, because the
+numeric core declares settings as well.
+"""
+
+import collections.abc
+import dataclasses
+import functools
+import inspect
+import math
+import os
+import types
+import typing
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, Literal
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+  """Range of a number in an `Annotated` type. All numbers in it are finite.
+
+  Attributes:
+    least: Lower bound that is in the range.
+    above: Lower bound that is not.
+    most: Upper bound that is in the range.
+    below: Upper bound that is not.
+  """
+
+  least: float = -math.inf
+  above: float = -math.inf
+  most: float = math.inf
+  below: float = math.inf
+
+  def __contains__(self, number: float) -> bool:
+    return (
+      math.isfinite(number)
+      and self.least <= number <= self.most
+      and self.above < number < self.below
+    )
+
+  def __str__(self) -> str:
+    if math.isfinite(self.least) and math.isfinite(self.most):
+      return f"from {self.least} to {self.most}"
+    bounds = (
+      ("of at least", self.least),
+      ("above", self.above),
+      ("of at most", self.most),
+      ("below", self.below),
+    )
+    words = [
+      f"{word} {bound}" for word, bound in bounds if math.isfinite(bound)
+    ]
+    return " and ".join(words) or "that is finite"
+
+
+PositiveInt = Annotated[int, Range(least=1)]
+NonNegativeInt = Annotated[int, Range(least=0)]
+PositiveFloat = Annotated[float, Range(above=0)]
+NonNegativeFloat = Annotated[float, Range(least=0)]
+DropoutRate = Annotated[float, Range(least=0, below=1)]
+# A share of something, or a probability.
+Fraction = Annotated[float, Range(least=0, most=1)]
+PositiveFraction = Annotated[float, Range(above=0, most=1)]
+
+_NAMES = {
+  bool: "True or False",
+  float: "a number",
+  int: "an integer",
+  str: "a string",
+  os.PathLike: "a path",
+  types.NoneType: "None",
+}
+_PLURALS: dict[Any, str] = {str: "strings", int: "integers", float: "numbers"}
+
+
+# Stands for a value that is known only when the command runs.
+UNKNOWN = object()
+
+
+def parameter_types(function: Callable[..., Any]) -> dict[str, Any]:
+  """Returns the annotations of a function's or class's parameters.
+
+  Those that cannot be resolved are left out.
+  """
+  function = function.__init__ if inspect.isclass(function) else function
+  try:
+    return typing.get_type_hints(inspect.unwrap(function), include_extras=True)
+  except (NameError, TypeError):
+    return {}
+
+
+def accepts(annotation: Any, value: Any) -> bool:
+  """Returns whether a value is of an annotated type.
+
+  An integer is accepted as a float, and a list as any other sequence. What
+  this check does not know, it accepts.
+  """
+  origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+  if value is UNKNOWN or annotation is Any:
+    return True
+  if origin in (typing.Union, types.UnionType):
+    return any(accepts(argument, value) for argument in arguments)
+  if origin is Annotated:
+    return accepts(arguments[0], value) and all(
+      value in limit for limit in arguments[1:] if isinstance(limit, Range)
+    )
+  if origin is Literal:
+    return value in arguments
+  expected = origin or (types.NoneType if annotation is None else annotation)
+  if not inspect.isclass(expected):
+    return True
+  if expected is float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and math.isfinite(value)
+  if expected is int:
+    return isinstance(value, int) and not isinstance(value, bool)
+  if expected is tuple and arguments and arguments[-1] is not Ellipsis:
+    return (
+      isinstance(value, (list, tuple))
+      and len(value) == len(arguments)
+      and all(map(accepts, arguments, value))
+    )
+  if expected in (list, tuple, collections.abc.Sequence):
+    return isinstance(value, (list, tuple)) and all(
+      accepts(argument, item) for argument in arguments[:1] for item in value
+    )
+  if expected in (dict, collections.abc.Mapping):
+    return isinstance(value, dict) and all(
+      accepts(argument, item)
+      for pair in value.items()
+      for argument, item in zip(arguments, pair, strict=False)
+    )
+  if is_protocol(expected):
+    return all(hasattr(value, name) for name in _members(expected))
+  return isinstance(value, expected)
+
+
+def accepts_instances(annotation: Any, configurable: Any) -> bool:
+  """Returns whether objects of a class are of an annotated type."""
+  origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+  if origin in (typing.Union, types.UnionType):
+    return any(accepts_instances(part, configurable) for part in arguments)
+  if not (inspect.isclass(annotation) and inspect.isclass(configurable)):
+    return False
+  if is_protocol(annotation):
+    return all(hasattr(configurable, name) for name in _members(annotation))
+  return issubclass(configurable, annotation)
+
+
+def _members(protocol: type) -> set[str]:
+  """Returns the names of the public members of a protocol."""
+  names = {
+    name
+    for base in filter(is_protocol, protocol.__mro__)
+    for name in (*vars(base), *inspect.get_annotations(base))
+  }
+  return {name for name in names if not name.startswith("_")}
+
+
+def is_protocol(annotation: type) -> bool:
+  """`typing.is_protocol`, which Python 3.11 and 3.12 lack."""
+  return getattr(annotation, "_is_protocol", False)
+
+
+def is_known(annotation: Any) -> bool:
+  """Returns whether `accepts` knows which values are of an annotated type."""
+  return not any(
+    part is Any or isinstance(part, typing.TypeVar)
+    for part in _parts(annotation)
+  )
+
+
+def item_types(annotation: Any, value: Any) -> list[tuple[Any, Any]]:
+  """Returns the items of a list or dictionary with their annotated types."""
+  found: list[tuple[Any, Any]] = []
+  for part in [annotation, *typing.get_args(annotation)]:
+    origin, arguments = typing.get_origin(part), typing.get_args(part)
+    if isinstance(value, dict) and origin in (dict, collections.abc.Mapping):
+      for pair in value.items():
+        found += zip(pair, arguments, strict=True)
+    elif isinstance(value, (list, tuple)) and origin in (
+      list,
+      tuple,
+      collections.abc.Sequence,
+    ):
+      is_fixed = origin is tuple and arguments[-1:] != (Ellipsis,)
+      each = arguments if is_fixed else arguments[:1] * len(value)
+      found += zip(value, each, strict=False)
+  return found
+
+
+def describe(annotation: Any) -> str:
+  """Returns what an annotation accepts, in words."""
+  origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+  if origin in (typing.Union, types.UnionType):
+    return " or ".join(dict.fromkeys(map(describe, arguments)))
+  if origin is Annotated:
+    ranges = [str(limit) for limit in arguments[1:] if isinstance(limit, Range)]
+    return " ".join([describe(arguments[0]), *ranges])
+  if origin is Literal:
+    return " or ".join(map(repr, arguments))
+  expected = origin or annotation
+  if expected is tuple and arguments and arguments[-1] is not Ellipsis:
+    return f"({', '.join(map(describe, arguments))})"
+  if expected in (list, tuple, collections.abc.Sequence):
+    item = arguments[0] if arguments else None
+    if typing.get_origin(item) is Annotated:
+      plain, *limits = typing.get_args(item)
+      return " ".join([f"a list of {_PLURALS[plain]}", *map(str, limits)])
+    return f"a list of {_PLURALS.get(item, 'values')}"
+  if expected in (dict, collections.abc.Mapping):
+    return "a dictionary"
+  return _NAMES.get(expected, getattr(expected, "__name__", str(expected)))
+
+
+def require_valid(config: object) -> None:
+  """Checks the fields of a dataclass that declare a range or their choices.
+
+  Raises:
+    ValueError: A field has a value that it does not take.
+  """
+  for name, annotation in _limited_fields(type(config)).items():
+    value = getattr(config, name)
+    if not accepts(annotation, value):
+      raise ValueError(
+        f"{name}={value!r}: {type(config).__name__}.{name} wants "
+        f"{describe(annotation)}"
+      )
+
+
+@functools.cache
+def _limited_fields(config_type: type) -> dict[str, Any]:
+  """Returns the annotations of the fields that have limits."""
+  return {
+    name: annotation
+    for name, annotation in parameter_types(config_type).items()
+    if any(
+      isinstance(part, Range) or typing.get_origin(part) is Literal
+      for part in _parts(annotation)
+    )
+  }
+
+
+def _parts(annotation: Any) -> Iterator[Any]:
+  """Yields an annotation and all that it consists of."""
+  yield annotation
+  for argument in typing.get_args(annotation):
+    yield from _parts(argument)
