@@ -14,6 +14,7 @@ until the checkpoint is committed, and saves them again after a failure.
 
 import contextlib
 import dataclasses
+import math
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -42,8 +43,12 @@ _SECONDS_BETWEEN_LISTINGS = 0.2
 # was told to end.
 _PAUSES_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0)
 _HURRIED_PAUSES_SECONDS = (1.0, 1.0)
-# Characters of an error that are shown: TensorStore's name every source file.
-_MAX_REASON = 300
+# Time after the first failure from which on nothing is tried again: a store
+# that does not answer makes each try long.
+_PATIENCE_SECONDS = 45.0
+_REMINDER_SECONDS = 30.0
+# Characters of an error that are shown.
+_MAX_REASON = 150
 
 
 class CheckpointError(ValueError):
@@ -90,6 +95,8 @@ class _Unwritten:
     failures: Number of times that it could not be written.
     error: Why the last try failed; None while it is being written.
     retry_at: Time of the next try, by the monotonic clock.
+    give_up_at: Time after which there is no other.
+    remind_at: Time to say that it is still being written.
   """
 
   step: int
@@ -97,6 +104,10 @@ class _Unwritten:
   failures: int = 0
   error: Exception | None = None
   retry_at: float = 0.0
+  give_up_at: float = math.inf
+  remind_at: float = dataclasses.field(
+    default_factory=lambda: time.monotonic() + _REMINDER_SECONDS
+  )
 
 
 class _HostArray:
@@ -163,6 +174,9 @@ class CheckpointStore:
         preservation_policy=policy,
         save_decision_policy=checkpoint_managers.FixedIntervalPolicy(1),
         enable_async_checkpointing=not self._read_only,
+        # Where directories are made in the background and that fails, threads
+        # wait for them for minutes, and the process with them.
+        async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
         multiprocessing_options=_processes(alone=self._read_only),
       ),
     )
@@ -215,8 +229,10 @@ class CheckpointStore:
     if self._pauses is _PAUSES_SECONDS:
       self.wait()
     elif self._unwritten is not None:
-      with contextlib.suppress(CheckpointNotWrittenError):
+      try:
         self._finish()
+      except CheckpointNotWrittenError as error:
+        logging.warning("%s", error)
       if (failed := self._unwritten) is not None:
         logging.warning(
           "%s; checkpoint %d is saved instead", self._what(failed), step
@@ -281,21 +297,26 @@ class CheckpointStore:
     # Several processes would have to agree on another try. Orbax's barriers
     # do not get over a process that has left one of them.
     tries = 1 if jax.process_count() > 1 else 1 + len(self._pauses)
-    if unwritten.failures >= tries:
+    now = time.monotonic()
+    unwritten.give_up_at = min(unwritten.give_up_at, now + _PATIENCE_SECONDS)
+    if unwritten.failures >= tries or now >= unwritten.give_up_at:
+      self._unwritten = None
       raise CheckpointNotWrittenError(
         f"{self._what(unwritten)}, tried {unwritten.failures} times; free some "
         "space or make the store reachable, and start the run again, which "
         "continues from its last checkpoint"
       ) from error
     pause = self._pauses[unwritten.failures - 1]
-    unwritten.retry_at = time.monotonic() + pause
+    unwritten.retry_at = now + pause
     logging.warning("%s; trying again in %.0f s", self._what(unwritten), pause)
 
   def _what(self, unwritten: _Unwritten) -> str:
     error = unwritten.error
     reason = " ".join(str(error).split()) or type(error).__name__
+    # TensorStore's end with the cause, and then with what belongs to it.
+    reason = reason.partition(" [")[0]
     if len(reason) > _MAX_REASON:
-      reason = f"{reason[:_MAX_REASON]}…"
+      reason = f"…{reason[-_MAX_REASON:]}"
     return (
       f"checkpoint {self.directory}/{unwritten.step} could not be written "
       f"({reason})"
@@ -318,10 +339,17 @@ class CheckpointStore:
     Raises:
       CheckpointNotWrittenError: It could not be written, however often tried.
     """
-    if self._unwritten is None:
+    if (unwritten := self._unwritten) is None:
       return
-    if self._unwritten.error is None:
+    if unwritten.error is None:
       if self._open().is_saving_in_progress():
+        if (now := time.monotonic()) >= unwritten.remind_at:
+          unwritten.remind_at = now + _REMINDER_SECONDS
+          logging.info(
+            "checkpoint %s/%d is still being written",
+            self.directory,
+            unwritten.step,
+          )
         return
       self._finish()
     failed = self._unwritten

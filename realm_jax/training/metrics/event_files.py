@@ -22,7 +22,8 @@ from realm_jax.files.object_store.remote import is_remote, upload
 from realm_jax.files.whole.appended_file import AppendedFile
 
 _VERSION = "brain.Event:2"
-# Files that this process has begun, which may be several in a second.
+# Files that this process has begun, which may be several in a second. Readers
+# go by the order of the names.
 _numbers = itertools.count()
 
 
@@ -44,7 +45,7 @@ class EventFiles:
     if self._writer is None:
       name = (
         f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}."
-        f"{os.getpid()}.{next(_numbers)}"
+        f"{os.getpid()}.{next(_numbers):06d}"
       )
       self._writer = RecordWriter(AppendedFile(self._folder / name))
       self._add(file_version=_VERSION)

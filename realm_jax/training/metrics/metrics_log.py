@@ -187,6 +187,8 @@ class _Files:
   def close(self) -> None:
     with self._warnings():
       self._events.close()
+    with self._warnings():
+      self._flush_rows()
     if self._rows is not None:
       with self._warnings():
         self._rows.close()

@@ -278,7 +278,7 @@ class GenerationSchedule:
           f"generation {step} was not published within "
           f"{config.timeout_seconds:.0f} s; is {self._builder} running?"
         )
-      if now > remind_at:
+      if now >= remind_at:
         remind_at = now + _REMINDER_SECONDS
         logging.info(
           "waiting for generation %d, which %s publishes", step, self._builder

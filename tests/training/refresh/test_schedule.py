@@ -1,11 +1,15 @@
 """Which generation each step searches."""
 
+import logging
+import threading
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from realm_jax.indexes.protocol import IndexCrashedError
 from realm_jax.training.config import RefreshConfig
+from realm_jax.training.refresh.schedule import WaitPreemptedError
 from tests.training.refresh.schedules import ShelfWatcher, make_schedule
 
 pytestmark = pytest.mark.usefixtures("short_waits")
@@ -130,3 +134,22 @@ def test_an_unknown_answer_to_crashes_is_refused():
     ValueError, match=r"on_crash='never'; want one of .*exact"
   ):
     RefreshConfig(on_crash="never")
+
+
+def test_a_new_run_says_at_once_which_command_it_waits_for(caplog):
+  preempted = threading.Event()
+
+  class Empty(ShelfWatcher):
+    def wait_for(self, step, *, timeout):
+      preempted.set()
+      raise TimeoutError(step)
+
+  schedule = make_schedule(
+    Empty(), RefreshConfig(), save_every_steps=10, preempted=preempted
+  )
+  with (
+    caplog.at_level(logging.INFO, logger="absl"),
+    pytest.raises(WaitPreemptedError),
+  ):
+    schedule.start(0, None)
+  assert "realm_jax.build_index --model_dir=run" in caplog.text
