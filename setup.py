@@ -26,7 +26,6 @@ setup(
     "absl-py",
     "ahocorasick-rs",
     "bm25s",
-    "clu",
     "etils[epath]",
     # jax's cache of compilations needs it where its size is limited.
     "filelock",
@@ -46,6 +45,7 @@ setup(
     "scipy",
     "sentencex",
     "seqio",
+    "tensorboard",
     "tensorflow",
     "tensorflow-datasets",
     "tensorflow-text",
@@ -70,7 +70,7 @@ setup(
     # themselves are in no registry, and ask for the heads of flax, optax,
     # clu and seqio and for another TFDS, which nothing here could run with:
     # `make t5x` adds them from their repositories without those demands.
-    "t5x": ["cached-property", "chex", "fiddle", "grain"],
+    "t5x": ["cached-property", "chex", "clu", "fiddle", "grain"],
     "dev": [
       "beartype",
       # The tests' object store, and what reads it: the extra `gcs`.

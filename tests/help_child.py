@@ -14,7 +14,6 @@ import traceback
 from pathlib import Path
 
 _SLOW_TO_IMPORT = (
-  "clu.metric_writers",
   "flax.linen",
   "orbax.checkpoint",
   "seqio",

@@ -6,11 +6,19 @@ Each item can be restored by itself: the index builder reads `retriever` and,
 of a run that keeps its own index, `vectors`. A step's directory appears by one
 rename (or, on an object store, by a commit file), so a trainer that is killed
 leaves no partial checkpoint.
+
+A save runs in the background. Orbax raises its error when it is next waited
+for, and has then forgotten the arrays. So the store keeps them on the host
+until the checkpoint is committed, and saves them again after a failure.
 """
 
 import contextlib
+import dataclasses
+import math
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
@@ -31,6 +39,16 @@ _Result = TypeVar("_Result")
 _Leaf = jax.Array | np.ndarray | jax.ShapeDtypeStruct
 _MAX_LISTINGS = 10
 _SECONDS_BETWEEN_LISTINGS = 0.2
+# Pauses between the tries to write a checkpoint, and those of a process that
+# was told to end.
+_PAUSES_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0)
+_HURRIED_PAUSES_SECONDS = (1.0, 1.0)
+# Time after the first failure from which on nothing is tried again: a store
+# that does not answer makes each try long.
+_PATIENCE_SECONDS = 45.0
+_REMINDER_SECONDS = 30.0
+# Characters of an error that are shown.
+_MAX_REASON = 150
 
 
 class CheckpointError(ValueError):
@@ -39,6 +57,10 @@ class CheckpointError(ValueError):
 
 class UnreadableCheckpointError(CheckpointError):
   """A checkpoint that is damaged or partly removed."""
+
+
+class CheckpointNotWrittenError(CheckpointError):
+  """A checkpoint that could not be written, however often it was tried."""
 
 
 class _Best(checkpoint_managers.PreservationPolicy):
@@ -64,6 +86,48 @@ class _Best(checkpoint_managers.PreservationPolicy):
     return [checkpoint.step in kept for checkpoint in checkpoints]
 
 
+@dataclasses.dataclass
+class _Unwritten:
+  """A checkpoint that is not committed yet.
+
+  Attributes:
+    items: Its trees, whose arrays are on the host.
+    failures: Number of times that it could not be written.
+    error: Why the last try failed; None while it is being written.
+    retry_at: Time of the next try, by the monotonic clock.
+    give_up_at: Time after which there is no other.
+    remind_at: Time to say that it is still being written.
+  """
+
+  step: int
+  items: Mapping[str, PyTree]
+  failures: int = 0
+  error: Exception | None = None
+  retry_at: float = 0.0
+  give_up_at: float = math.inf
+  remind_at: float = dataclasses.field(
+    default_factory=lambda: time.monotonic() + _REMINDER_SECONDS
+  )
+
+
+class _HostArray:
+  """A copy of an array on the host, from which it is made again."""
+
+  def __init__(self, array: jax.Array):
+    self._shape, self._sharding = array.shape, array.sharding
+    self._parts: dict[str, np.ndarray] = {}
+    for shard in array.addressable_shards:
+      # Devices may have the same part.
+      if (index := str(shard.index)) not in self._parts:
+        self._parts[index] = np.asarray(shard.data)
+
+  def to_devices(self) -> jax.Array:
+    """Returns an array with the values and the sharding of the first."""
+    return jax.make_array_from_callback(
+      self._shape, self._sharding, lambda index: self._parts[str(index)]
+    )
+
+
 class CheckpointStore:
   """The checkpoints of one MODEL_DIR.
 
@@ -85,8 +149,8 @@ class CheckpointStore:
     self._read_only = read_only
     self._manager: ocp.CheckpointManager | None = None
     self._keep = keep
-    if not read_only:
-      self.directory.mkdir(parents=True, exist_ok=True)
+    self._unwritten: _Unwritten | None = None
+    self._pauses: Sequence[float] = _PAUSES_SECONDS
 
   def _open(self) -> ocp.CheckpointManager:
     if self._manager is None:
@@ -114,6 +178,9 @@ class CheckpointStore:
         preservation_policy=policy,
         save_decision_policy=checkpoint_managers.FixedIntervalPolicy(1),
         enable_async_checkpointing=not self._read_only,
+        # Where directories are made in the background and that fails, threads
+        # wait for them for minutes, and the process with them.
+        async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
         multiprocessing_options=_processes(alone=self._read_only),
       ),
     )
@@ -157,17 +224,147 @@ class CheckpointStore:
   def save(self, step: int, items: Mapping[str, PyTree]) -> None:
     """Copies trees of arrays off the devices; writes them in the background.
 
+    A save that fails is repeated by `check` and `wait`. The one before is
+    waited for; after `hurry`, one that has failed is given up.
+
     Raises:
-      OSError: This save, or the one before, could not be written.
+      CheckpointNotWrittenError: The one before could not be written.
     """
-    manager = self._open()
-    manager.wait_until_finished()
-    manager.save(
-      step,
-      args=ocp.args.Composite(
-        **{name: ocp.args.StandardSave(tree) for name, tree in items.items()}
-      ),
+    if self._pauses is _PAUSES_SECONDS:
+      self.wait()
+    elif self._unwritten is not None:
+      try:
+        self._finish()
+      except CheckpointNotWrittenError as error:
+        logging.warning("%s", error)
+      if (failed := self._unwritten) is not None:
+        logging.warning(
+          "%s; checkpoint %d is saved instead", self._what(failed), step
+        )
+    copies = jax.tree.map(
+      lambda leaf: _HostArray(leaf) if isinstance(leaf, jax.Array) else leaf,
+      dict(items),
     )
+    self._unwritten = _Unwritten(step, copies)
+    self._begin(self._unwritten, items)
+
+  def _begin(self, unwritten: _Unwritten, items: Mapping[str, PyTree]) -> None:
+    """Starts to write a checkpoint in the background."""
+    trees = {name: ocp.args.StandardSave(tree) for name, tree in items.items()}
+    try:
+      self._open().save(unwritten.step, args=ocp.args.Composite(**trees))
+    except Exception as error:
+      # Orbax, TensorStore and the clients of object stores have no common one.
+      self._note_failure(unwritten, error)
+
+  def _finish(self) -> None:
+    """Waits until the current try has ended, and notes how."""
+    unwritten = self._unwritten
+    if unwritten is None or unwritten.error is not None:
+      return
+    try:
+      self._open().wait_until_finished()
+    except Exception as error:
+      self._note_failure(unwritten, error)
+    else:
+      self._unwritten = None
+
+  def _retry(self, unwritten: _Unwritten) -> None:
+    unwritten.error = None
+    try:
+      manager = self._open()
+      manager.reload()
+      if unwritten.step in manager.all_steps():
+        # What failed came after the commit.
+        self._unwritten = None
+        return
+      items = jax.tree.map(
+        lambda leaf: (
+          leaf.to_devices() if isinstance(leaf, _HostArray) else leaf
+        ),
+        unwritten.items,
+      )
+    except Exception as error:
+      self._note_failure(unwritten, error)
+      return
+    self._begin(unwritten, items)
+
+  def _note_failure(self, unwritten: _Unwritten, error: Exception) -> None:
+    """Plans the next try.
+
+    Raises:
+      CheckpointNotWrittenError: That was the last one.
+    """
+    unwritten.error = error
+    unwritten.failures += 1
+    self._remove_partial(unwritten.step)
+    # Several processes would have to agree on another try. Orbax's barriers
+    # do not get over a process that has left one of them.
+    tries = 1 if jax.process_count() > 1 else 1 + len(self._pauses)
+    now = time.monotonic()
+    unwritten.give_up_at = min(unwritten.give_up_at, now + _PATIENCE_SECONDS)
+    if unwritten.failures >= tries or now >= unwritten.give_up_at:
+      self._unwritten = None
+      raise CheckpointNotWrittenError(
+        f"{self._what(unwritten)}, tried {unwritten.failures} times; free some "
+        "space or make the store reachable, and start the run again, which "
+        "continues from its last checkpoint"
+      ) from error
+    pause = self._pauses[unwritten.failures - 1]
+    unwritten.retry_at = now + pause
+    logging.warning("%s; trying again in %.0f s", self._what(unwritten), pause)
+
+  def _what(self, unwritten: _Unwritten) -> str:
+    error = unwritten.error
+    reason = " ".join(str(error).split()) or type(error).__name__
+    # TensorStore's end with the cause, and then with what belongs to it.
+    reason = reason.partition(" [")[0]
+    if len(reason) > _MAX_REASON:
+      reason = f"…{reason[-_MAX_REASON:]}"
+    return (
+      f"checkpoint {self.directory}/{unwritten.step} could not be written "
+      f"({reason})"
+    )
+
+  def _remove_partial(self, step: int) -> None:
+    """Frees the disk of what a failed try has written.
+
+    An object store has no temporary folders: there a folder without a commit
+    file is no checkpoint, and the next try replaces it.
+    """
+    if is_remote(self.directory) or jax.process_index() > 0:
+      return
+    for partial in Path(self.directory).glob(f"{step}.*"):
+      shutil.rmtree(partial, ignore_errors=True)
+
+  def check(self) -> None:
+    """Looks, without waiting, how the last save is; repeats one that failed.
+
+    Raises:
+      CheckpointNotWrittenError: It could not be written, however often tried.
+    """
+    if (unwritten := self._unwritten) is None:
+      return
+    if unwritten.error is None:
+      if self._open().is_saving_in_progress():
+        if (now := time.monotonic()) >= unwritten.remind_at:
+          unwritten.remind_at = now + _REMINDER_SECONDS
+          logging.info(
+            "checkpoint %s/%d is still being written",
+            self.directory,
+            unwritten.step,
+          )
+        return
+      self._finish()
+    failed = self._unwritten
+    if failed is not None and time.monotonic() >= failed.retry_at:
+      self._retry(failed)
+
+  def hurry(self) -> None:
+    """Repeats failed saves for few seconds only, as this process must end."""
+    self._pauses = _HURRIED_PAUSES_SECONDS
+    if self._unwritten is not None:
+      self._unwritten.retry_at = 0.0
 
   def restore(
     self,
@@ -257,15 +454,27 @@ class CheckpointStore:
     return {_path_text(path): np.asarray(leaf) for path, leaf in leaves}
 
   def wait(self) -> None:
-    """Blocks until the last save is committed."""
-    if self._manager is not None:
-      self._manager.wait_until_finished()
+    """Waits until the last save is committed, and repeats it if it failed.
+
+    Raises:
+      CheckpointNotWrittenError: It could not be written, however often tried.
+    """
+    self._finish()
+    while (failed := self._unwritten) is not None:
+      time.sleep(max(0.0, failed.retry_at - time.monotonic()))
+      self._retry(failed)
+      self._finish()
 
   def close(self) -> None:
-    """Waits for the last save and ends the background threads."""
-    if self._manager is not None:
-      self._manager.close()
-      self._manager = None
+    """Waits for a save that is being written, and ends the threads."""
+    if self._manager is None:
+      return
+    with contextlib.suppress(CheckpointNotWrittenError):
+      self._finish()
+    if self._unwritten is not None:
+      logging.error("%s", self._what(self._unwritten))
+    self._manager.close()
+    self._manager = self._unwritten = None
 
 
 def locate(path: epath.PathLike) -> tuple[CheckpointStore, int]:

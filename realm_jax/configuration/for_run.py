@@ -27,6 +27,7 @@ DefaultRecipe = str | Mapping[str, str]
 ValuesOfRun = Callable[[RunRecord], Mapping[str, str]]
 
 _POLL_SECONDS = 1.0
+_REMINDER_SECONDS = 30.0
 
 
 @contextlib.contextmanager
@@ -124,7 +125,7 @@ def recipe_for(
     ConfigurationError: The run has no record, or no recipe is for its stage.
   """
   if record is None:
-    raise _without_record(epath.Path(model_dir), recipe)
+    raise _without_record(epath.Path(model_dir))
   if isinstance(recipe, str):
     return recipe
   if record.stage not in recipe:
@@ -136,34 +137,15 @@ def recipe_for(
   return recipe[record.stage]
 
 
-def _without_record(
-  model_dir: epath.Path, recipe: DefaultRecipe
-) -> ConfigurationError:
-  """Returns the error of a run whose configuration was not kept."""
+def _without_record(model_dir: epath.Path) -> ConfigurationError:
+  """Returns the error of a directory that has no configuration of a run."""
   if not model_dir.exists():
     return ConfigurationError(
       f"MODEL_DIR {model_dir} does not exist; give the directory of a run"
     )
-  steps = model_dir / "checkpoints"
-  if not steps.exists():
-    return ConfigurationError(
-      f"{model_dir} has neither config.gin nor checkpoints; give the directory "
-      "of a run, or wait until its trainer has started"
-    )
-  items = {
-    item
-    for step in listing.names_in(steps)
-    if step.isdigit()
-    for item in listing.names_in(steps / step)
-  } & {"retriever", "reader"}
-  recipes = [recipe] if isinstance(recipe, str) else [*recipe.values()]
   return ConfigurationError(
-    f"{model_dir} has no config.gin: it is older than the configurations that "
-    f"runs keep. Its checkpoints hold {' and '.join(sorted(items))}; name the "
-    "model file of the run and a recipe, with the corpus: "
-    "--gin_file=gin/models/bert_base.gin "
-    + " or ".join(f"--gin_file={name}" for name in recipes)
-    + " --corpus_dir=…"
+    f"{model_dir} has no config.gin; give the directory of a run, or wait "
+    "until its trainer has started"
   )
 
 
@@ -180,13 +162,29 @@ def _require_corpus(record: RunRecord) -> None:
 
 
 def _wait_for_trainer(model_dir: epath.PathLike) -> None:
-  """Waits until a run has a record, unless it has been trained without one."""
+  """Waits until a run has begun, and says so from time to time."""
   folder = epath.Path(model_dir)
-  if not _has_begun(folder):
-    logging.info("Waiting for the configuration of a trainer in %s", folder)
+  say_at = 0.0
   while not _has_begun(folder):
+    if time.monotonic() >= say_at:
+      say_at = time.monotonic() + _REMINDER_SECONDS
+      logging.info(
+        "waiting for a run to begin in MODEL_DIR %s, %s; `python -m "
+        "realm_jax.train` with the same --model_dir begins one",
+        folder if is_remote(folder) else folder.absolute(),
+        "which has no config.gin yet"
+        if folder.exists()
+        else "which is not there yet",
+      )
     time.sleep(_POLL_SECONDS)
 
 
 def _has_begun(folder: epath.Path) -> bool:
-  return RunRecord.find(folder) is not None or (folder / "checkpoints").exists()
+  """Returns whether a run has its configuration, or else a checkpoint.
+
+  A trainer writes its configuration first. The folder of the checkpoints says
+  nothing: it may be empty.
+  """
+  return RunRecord.find(folder) is not None or any(
+    name.isdigit() for name in listing.names_in(folder / "checkpoints")
+  )

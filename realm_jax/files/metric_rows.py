@@ -20,6 +20,7 @@ from realm_jax.files.object_store.remote import (
   objects_below,
   read_bytes,
 )
+from realm_jax.files.whole.appended_file import AppendedFile
 
 _FILE = "metrics.jsonl"
 _PARTS = "metrics"
@@ -32,7 +33,10 @@ Row = dict[str, Any]
 
 
 class RowWriter(Protocol):
-  """Writes the rows of a run, in the order of the steps."""
+  """Writes the rows of a run, in the order of the steps.
+
+  Rows that cannot be written are kept, and written with the next flush.
+  """
 
   def write(self, row: Mapping[str, Any]) -> None:
     """Adds a row, which readers see after the next `flush`."""
@@ -76,10 +80,10 @@ class _OneFile:
       file.writelines(json.dumps(row) + "\n" for row in kept)
     for part in _parts(directory).values():
       part.unlink()
-    self._file = path.open("a", encoding="utf-8")
+    self._file = AppendedFile(path)
 
   def write(self, row: Mapping[str, Any]) -> None:
-    self._file.write(json.dumps(row) + "\n")
+    self._file.write(f"{json.dumps(row)}\n".encode())
 
   def flush(self) -> None:
     self._file.flush()

@@ -6,7 +6,7 @@ the step before it.
 """
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from realm_jax.partitioning.agreement import Agreement
@@ -64,13 +64,23 @@ class Decisions:
   """
 
   def __init__(
-    self, preempted: threading.Event, *, num_steps: int, save_every_steps: int
+    self,
+    preempted: threading.Event,
+    *,
+    num_steps: int,
+    save_every_steps: int,
+    check: Callable[[], None] = lambda: None,
   ):
-    """SIGTERM sets `preempted`, in any process."""
+    """SIGTERM sets `preempted`, in any process.
+
+    The function `check` is called about once a second while the loop waits; an
+    exception ends the run.
+    """
     self._preempted = preempted
+    self._check = check
     self._num_steps = num_steps
     self._save_every_steps = save_every_steps
-    self.loop = Agreement("loop", while_waiting=self._report_preemption)
+    self.loop = Agreement("loop", while_waiting=self._while_waiting)
     self._steps = Agreement("steps")
     self._reported = self.loop.flag("preempted")
     self._last: StepDecision | None = None
@@ -118,11 +128,16 @@ class Decisions:
     return AfterStep(save=is_due or stop, stop=stop)
 
   def stop_requested(self) -> bool:
-    """Whether a run that waits, between two steps, should give up waiting."""
+    """Whether a run that waits, between two steps, should give up waiting.
+
+    Raises what `check` does.
+    """
+    self._check()
     return self._preempted.is_set() or self._reported.is_set()
 
-  def _report_preemption(self) -> None:
+  def _while_waiting(self) -> None:
     """Tells process 0, for which this process waits, that it is preempted."""
+    self._check()
     if self._preempted.is_set():
       self._reported.set()
 

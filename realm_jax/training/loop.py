@@ -58,7 +58,8 @@ def train(
   Raises:
     SoleProcessError: MODEL_DIR has a trainer already, or, on an object store,
       another has taken it from this one.
-    CheckpointError: A checkpoint is missing or does not fit.
+    CheckpointError: A checkpoint is missing, does not fit, or could not be
+      written.
     CorpusError: There is no corpus, or its blocks are longer than
       `block_length`.
     ValueError: The configuration does not fit the corpus or the devices.
@@ -90,6 +91,9 @@ def run_steps(state: TrainState, run: Run, *, num_steps: int) -> TrainResult:
       metrics.push(step, on_devices, prepared.metrics)
       decision = run.decisions.after_step(step)
       run.sole.check()
+      run.checkpoints.check()
+      if decision.stop:
+        run.checkpoints.hurry()
       if decision.save:
         metrics.flush()
         run.checkpoints.save(state, candidates.state(step))
@@ -97,6 +101,8 @@ def run_steps(state: TrainState, run: Run, *, num_steps: int) -> TrainResult:
       if decision.stop:
         break
   except RETRIEVAL_UNAVAILABLE as reason:
+    if isinstance(reason, WaitPreemptedError):
+      run.checkpoints.hurry()
     if step > saved:
       run.sole.check()
       metrics.flush()

@@ -92,10 +92,14 @@ def open_run(
   all steps are done. Raises what `realm_jax.training.loop.train` does.
   """
   with contextlib.ExitStack() as stack:
+    store = CheckpointStore(
+      config.model_dir, keep=config.checkpoints.keep, read_only=False
+    )
     decisions = Decisions(
       stack.enter_context(stop_on_sigterm()),
       num_steps=config.num_steps,
       save_every_steps=config.checkpoints.save_every_steps,
+      check=store.check,
     )
     _require_access(config)
     setup = set_up(config)
@@ -105,9 +109,6 @@ def open_run(
     }
     require_same(decisions.loop, {"TrainConfig": config}, corpora)
     sole = _sole_trainer(config, decisions.loop, stack)
-    store = CheckpointStore(
-      config.model_dir, keep=config.checkpoints.keep, read_only=False
-    )
     stack.callback(store.close)
     checkpoints = Checkpointer(store, setup.identity, config.checkpoints)
     # What is restored needs no initial values, and no memory for them.
@@ -284,6 +285,7 @@ def _open_schedule(
   return GenerationSchedule(
     stack.enter_context(watcher),
     config.refresh,
+    model_dir=config.model_dir,
     every_steps=config.refresh_every_steps,
     decisions=decisions,
     fallback=fallback,

@@ -1,5 +1,8 @@
 """Checkpoints: item by item, bit for bit, into any layout."""
 
+import contextlib
+import time
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,10 +11,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from realm_jax.checkpoints.manager import (
   CheckpointError,
+  CheckpointNotWrittenError,
   CheckpointStore,
   locate,
 )
 from realm_jax.partitioning.mesh import make_mesh
+from tests.full_disk import full_disk
 
 
 def _items(seed=0, width=8):
@@ -257,3 +262,73 @@ def test_a_checkpoint_is_located_by_its_run_or_by_itself(store, tmp_path):
     located.close()
   with pytest.raises(CheckpointError, match="is not a checkpoint; want"):
     locate(tmp_path / "checkpoints")
+
+
+@contextlib.contextmanager
+def _unreachable(store):
+  """Takes the folder of the checkpoints away, and gives it back at the end."""
+  away = store.directory.with_name("away")
+  store.directory.rename(away)
+  store.directory.write_text("no folder")
+  try:
+    yield
+  finally:
+    store.directory.unlink()
+    away.rename(store.directory)
+
+
+def _await_failure(store, caplog):
+  deadline = time.monotonic() + 60
+  while "could not be written" not in caplog.text:
+    assert time.monotonic() < deadline
+    store.check()
+    time.sleep(0.02)
+
+
+def test_a_save_that_failed_is_repeated_with_the_values_of_then(
+  store, reader, caplog
+):
+  _save(store, 0, _items(0))
+  items, same = _items(1), _items(1)
+  with _unreachable(store):
+    store.save(4, items)
+    # A training step takes the buffers of the state that was saved.
+    for leaf in jax.tree.leaves((items["retriever"], items["optimizer"])):
+      leaf.delete()
+    _await_failure(store, caplog)
+  assert reader.steps() == [0]
+  store.wait()
+  assert reader.steps() == [0, 4]
+  restored = reader.restore(4, items=tuple(same))
+  for name in same:
+    _assert_same_bits(restored[name], same[name])
+
+
+# Of the writes that orbax abandons once one of them has failed.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_save_that_fails_to_the_end_leaves_no_checkpoint(tmp_path):
+  store = CheckpointStore(tmp_path, read_only=False)
+  store.hurry()
+  with full_disk():
+    store.save(0, _items(width=256))
+    with pytest.raises(CheckpointNotWrittenError, match=str(tmp_path)):
+      store.wait()
+    store.close()
+  assert CheckpointStore(tmp_path).steps() == []
+  # What was tried is in nobody's way.
+  with contextlib.closing(CheckpointStore(tmp_path, read_only=False)) as store:
+    _save(store, 0, _items())
+    assert store.steps() == [0]
+
+
+def test_a_process_that_must_end_gives_up_a_save_that_failed(
+  store, reader, caplog
+):
+  _save(store, 0, _items())
+  with _unreachable(store):
+    store.save(4, _items())
+    _await_failure(store, caplog)
+  store.hurry()
+  store.save(5, _items())
+  store.wait()
+  assert reader.steps() == [0, 5]

@@ -1,6 +1,7 @@
 """A command of a run: what its record, a recipe and the command line give."""
 
 import contextlib
+import logging
 
 import pytest
 
@@ -264,13 +265,9 @@ def test_a_corpus_that_has_moved_is_asked_for(trained, tmp_path):
     pass
 
 
-def test_a_run_without_a_record_is_told_which_files_to_name(tmp_path):
+def test_a_directory_without_a_record_is_refused(tmp_path):
   assert "does not exist" in _refused(tmp_path / "nowhere")
-  assert "neither config.gin nor checkpoints" in _refused(tmp_path)
-  (tmp_path / "checkpoints" / "12" / "retriever").mkdir(parents=True)
-  text = _refused(tmp_path)
-  assert "checkpoints hold retriever;" in text
-  assert "--gin_file=gin/runs/ask.gin --corpus_dir=" in text
+  assert "config.gin" in _refused(tmp_path)
   # Whole files need no record.
   with _parsed(
     load_answerer,
@@ -285,22 +282,39 @@ def test_a_run_without_a_record_is_told_which_files_to_name(tmp_path):
 
 
 def test_what_starts_before_the_trainer_waits_for_its_record(
-  trained, tmp_path, monkeypatch
+  trained, tmp_path, monkeypatch, caplog
 ):
-  looked = []
+  model_dir = tmp_path / "run"
+  clock = [0.0]
 
   def sleep(seconds):
-    looked.append(seconds)
-    if len(looked) == 3:
+    clock[0] += 20.0
+    if clock[0] == 40.0:
+      # A trainer that was killed may have left that much.
+      (model_dir / "checkpoints").mkdir(parents=True)
+    if clock[0] == 100.0:
       trained("pretrain")
 
   monkeypatch.setattr(for_run.time, "sleep", sleep)
-  with _parsed(
-    build, tmp_path / "run", "gin/runs/build_index.gin", waits=True
-  ) as record:
+  monkeypatch.setattr(for_run.time, "monotonic", lambda: clock[0])
+  with (
+    caplog.at_level(logging.INFO, logger="absl"),
+    _parsed(build, model_dir, "gin/runs/build_index.gin", waits=True) as record,
+  ):
     pass
   assert record.stage == "Pretraining"
-  assert len(looked) == 3
+  # It says so every 30 seconds; a typo shows in the whole path.
+  said = [text for text in caplog.messages if str(model_dir) in text]
+  assert len(said) == 3
+
+
+def test_a_run_of_checkpoints_alone_is_not_waited_for(tmp_path):
+  (tmp_path / "checkpoints" / "12").mkdir(parents=True)
+  with (
+    pytest.raises(ConfigurationError, match=str(tmp_path)),
+    _parsed(build, tmp_path, "gin/runs/build_index.gin", waits=True),
+  ):
+    pass
 
 
 def test_a_directory_that_is_given_twice_is_refused(tmp_path):

@@ -24,11 +24,12 @@ from realm_jax.checkpoints.manager import CheckpointStore
 
 def main(argv):
   store = CheckpointStore(argv[1], read_only=False)
+  store.hurry()
   weights = {f"layer_{i}": np.random.normal(size=(64, 64)) for i in range(16)}
   store.save(0, {"retriever": weights, "optimizer": weights})
   store.wait()
 
-configuration.run(main)
+configuration.run(main, takes_texts=True)
 """
 _MAX_FILE_KIB = 4
 
@@ -50,8 +51,13 @@ def test_a_checkpoint_that_cannot_be_written_is_reported_in_a_line(
     check=False,
   )
   assert done.returncode == 2, done.stderr
-  assert "File too large" in done.stderr
-  assert done.stderr.count("\n") == 1, done.stderr
+  # Each try is said, and then that there will be no other.
+  lines = done.stderr.splitlines()
+  assert all("File too large" in line for line in lines), done.stderr
+  assert lines[-1].startswith("-c: ")
+  assert len(lines) == 3
+  with contextlib.closing(CheckpointStore(tmp_path)) as store:
+    assert store.steps() == []
 
 
 def test_to_read_a_checkpoint_and_a_recipe_warns_of_nothing(

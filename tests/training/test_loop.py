@@ -64,6 +64,12 @@ class Checkpoints(Checkpointer):
   def save(self, state, loop_state):
     self.events.append(("save", int(state.step), *loop_state.positions))
 
+  def check(self):
+    pass
+
+  def hurry(self):
+    self.events.append(("hurry",))
+
   def wait(self):
     self.events.append(("wait",))
 
@@ -187,6 +193,8 @@ def test_a_resumed_run_does_the_remaining_steps():
 def test_a_preempted_run_saves_after_its_step_and_ends():
   events, _, result, _ = _run(num_steps=9, every=100, preempted_at=2)
   assert _saved(events) == [("save", 3, 30)]
+  # A disk that is full must not keep it alive.
+  assert events.index(("hurry",)) < events.index(("save", 3, 30))
   assert (result.step, result.preempted) == (3, True)
 
 

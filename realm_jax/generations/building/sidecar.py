@@ -7,6 +7,7 @@ and the others help (`helper.py`).
 
 import dataclasses
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -36,6 +37,8 @@ from realm_jax.settings import (
   PositiveInt,
   require_valid,
 )
+
+_REMINDER_SECONDS = 30.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +112,7 @@ class Sidecar:
     # Checkpoints from which no generation can be built.
     self._skipped: set[int] = set()
     self._last_message = ""
+    self._say_at = 0.0
 
   def run(self) -> list[int]:
     """Follows the checkpoints; returns the steps that it published."""
@@ -246,14 +250,19 @@ class Sidecar:
       logging.warning("no generation is removed this time: %s", error)
 
   def _log_waiting(self, *, for_first: bool) -> None:
-    """Logs what the sidecar waits for, once until that changes."""
+    """Logs what the sidecar waits for: at first, and if that is a run, again.
+
+    A run that has no checkpoint may be one in another MODEL_DIR.
+    """
     message = "waiting for the next checkpoint"
     if for_first:
       message = (
         f"no checkpoint yet in {self._checkpoints.directory}; waiting for the "
-        "first, which `realm_jax.train` writes"
+        "first, which `python -m realm_jax.train` writes to this MODEL_DIR"
       )
-    if message != self._last_message:
+    now = time.monotonic()
+    if message != self._last_message or (for_first and now >= self._say_at):
+      self._say_at = now + _REMINDER_SECONDS
       logging.info("%s", message)
     self._last_message = message
 

@@ -15,6 +15,7 @@ from realm_jax.checkpoints.loop_item import (
 )
 from realm_jax.checkpoints.manager import (
   CheckpointError,
+  CheckpointNotWrittenError,
   CheckpointStore,
   locate,
 )
@@ -143,7 +144,7 @@ class Checkpointer:
     """Copies the state off the devices; it is written in the background.
 
     Raises:
-      OSError: This checkpoint, or the one before, could not be written.
+      CheckpointNotWrittenError: The one before could not be written.
     """
     item = loop_state.to_item(_mesh_of(state)) | self._identity.to_item()
     items = {**state.params, "optimizer": state.optimizer, "loop": item}
@@ -175,13 +176,30 @@ class Checkpointer:
     item = store.restore(step, items=("vectors",), like=stored)["vectors"]
     return DatedVectors(**item).padded_like(like)
 
+  def check(self) -> None:
+    """Looks, without waiting, how the last save is; repeats one that failed.
+
+    Raises:
+      CheckpointNotWrittenError: It could not be written, however often tried.
+    """
+    self._store.check()
+
+  def hurry(self) -> None:
+    """Repeats failed saves for few seconds only, as this process must end."""
+    self._store.hurry()
+
   def wait(self) -> None:
-    """Waits until the last checkpoint is committed."""
+    """Waits until the last checkpoint is committed.
+
+    Raises:
+      CheckpointNotWrittenError: It could not be written, however often tried.
+    """
     self._store.wait()
 
   def with_last_good(self, error: NonFiniteLossError) -> NonFiniteLossError:
     """Returns the error with the checkpoint to continue from."""
-    self.wait()
+    with contextlib.suppress(CheckpointNotWrittenError):
+      self.wait()
     return NonFiniteLossError(
       f"{error}; the last good checkpoint, step {self._store.latest()} of "
       f"{self._store.directory}, is intact: continue from it with a lower "

@@ -6,9 +6,10 @@ that the devices compute.
 
 import collections
 import contextlib
+import functools
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NoReturn
 
 import jax
@@ -16,7 +17,8 @@ from absl import logging
 from etils import epath
 from tqdm import tqdm
 
-from realm_jax.files.metric_rows import open_rows
+from realm_jax.files.metric_rows import RowWriter, open_rows
+from realm_jax.files.object_store import store_access
 from realm_jax.training.metrics.collapse import CollapseMonitor
 from realm_jax.training.metrics.event_files import EventFiles
 
@@ -140,21 +142,70 @@ class MetricsLog:
 
 
 class _Files:
-  """The rows and the TensorBoard events of a run."""
+  """The rows and the TensorBoard events of a run.
+
+  What cannot be written, such as on a full disk, is said once and tried again
+  with the next flush: metrics do not end a run.
+  """
 
   def __init__(self, model_dir: epath.PathLike, start_step: int):
-    self._rows = open_rows(model_dir, start_step=start_step)
+    self._model_dir = model_dir
+    self._open_rows = functools.partial(
+      open_rows, model_dir, start_step=start_step
+    )
+    self._rows: RowWriter | None = None
+    # Rows that came before their file could be opened.
+    self._early: list[Mapping[str, float]] = []
+    self._has_warned = False
     self._events = EventFiles(model_dir)
+    with self._warnings():
+      self._flush_rows()
 
   def write(self, step: int, metrics: Mapping[str, float]) -> None:
-    self._rows.write({"step": step, **metrics})
-    self._events.write(step, metrics)
+    row = {"step": step, **metrics}
+    with self._warnings():
+      if self._rows is None:
+        self._early.append(row)
+      else:
+        self._rows.write(row)
+    with self._warnings():
+      self._events.write(step, metrics)
 
   def flush(self) -> None:
+    with self._warnings():
+      self._flush_rows()
+    with self._warnings():
+      self._events.flush()
+
+  def _flush_rows(self) -> None:
+    if self._rows is None:
+      self._rows = self._open_rows()
+    while self._early:
+      self._rows.write(self._early.pop(0))
     self._rows.flush()
-    self._events.flush()
 
   def close(self) -> None:
-    with contextlib.ExitStack() as stack:
-      stack.callback(self._events.close)
-      stack.callback(self._rows.close)
+    with self._warnings():
+      self._events.close()
+    with self._warnings():
+      self._flush_rows()
+    if self._rows is not None:
+      with self._warnings():
+        self._rows.close()
+
+  @contextlib.contextmanager
+  def _warnings(self) -> Iterator[None]:
+    try:
+      yield
+    except Exception as error:
+      message = store_access.explained(error)
+      if message is None and not isinstance(error, OSError):
+        raise
+      if not self._has_warned:
+        self._has_warned = True
+        logging.warning(
+          "metrics cannot be written to %s (%s); the run goes on, and tries "
+          "again with each checkpoint",
+          self._model_dir,
+          message or error,
+        )

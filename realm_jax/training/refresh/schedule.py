@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 
 from absl import logging
+from etils import epath
 
 from realm_jax.generations.follow.loading import Generation
 from realm_jax.generations.follow.watcher import GenerationWatcher
@@ -67,10 +68,15 @@ class GenerationSchedule:
     watcher: GenerationWatcher,
     config: RefreshConfig,
     *,
+    model_dir: epath.PathLike,
     every_steps: int,
     decisions: Decisions,
     fallback: CrashFallback,
   ):
+    self._builder = (
+      f"`python -m realm_jax.build_index --model_dir={model_dir}"
+      + (" --gin.MODE=every`" if config.wait else "`")
+    )
     self._watcher = watcher
     self._config = config
     self._every = every_steps
@@ -250,7 +256,8 @@ class GenerationSchedule:
       and not exactly
     )
     began = time.monotonic()
-    remind_at = began + _REMINDER_SECONDS
+    # A new run says at once that it needs a builder.
+    remind_at = began + (_REMINDER_SECONDS if self._current else 0.0)
     while not self._decisions.stop_requested():
       try:
         return self._watcher.wait_for(step, timeout=_POLL_SECONDS)
@@ -269,15 +276,12 @@ class GenerationSchedule:
       if now > began + config.timeout_seconds:
         raise GenerationTimeoutError(
           f"generation {step} was not published within "
-          f"{config.timeout_seconds:.0f} s; is realm_jax.build_index running "
-          "on this MODEL_DIR?"
+          f"{config.timeout_seconds:.0f} s; is {self._builder} running?"
         )
-      if now > remind_at:
+      if now >= remind_at:
         remind_at = now + _REMINDER_SECONDS
         logging.info(
-          "waiting for generation %d, which realm_jax.build_index publishes%s",
-          step,
-          ' (with MODE="every", which skips none)' if config.wait else "",
+          "waiting for generation %d, which %s publishes", step, self._builder
         )
     raise WaitPreemptedError
 

@@ -1,10 +1,16 @@
 """Metrics are written late and in order, and a NaN is found."""
 
+import contextlib
 import json
 import logging
 
 import jax.numpy as jnp
 import pytest
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.tensorflow_stub.errors import OutOfRangeError
+from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import (
+  PyRecordReader_New,
+)
 
 from realm_jax.files.metric_rows import read_rows
 from realm_jax.training.metrics.collapse import CollapseMonitor
@@ -12,6 +18,7 @@ from realm_jax.training.metrics.metrics_log import (
   MetricsLog,
   NonFiniteLossError,
 )
+from tests.full_disk import full_disk
 
 
 def _open(model_dir, start_step=0, monitor=None):
@@ -133,13 +140,71 @@ def test_a_row_that_a_kill_cut_is_dropped(tmp_path):
   assert [row["step"] for row in _rows(tmp_path)] == [1, 3]
 
 
-def test_tensorboard_events_are_written(tmp_path):
+def _events(model_dir):
+  """The scalars of all events by their step, in the order of the files."""
+  events = []
+  for path in sorted(model_dir.glob("*tfevents*")):
+    reader = PyRecordReader_New(str(path))
+    with contextlib.suppress(OutOfRangeError):
+      while True:
+        reader.GetNext()
+        event = Event.FromString(reader.record())
+        values = {v.tag: v.simple_value for v in event.summary.value}
+        events += [(event.step, values)] if values else []
+  return events
+
+
+def test_a_step_is_an_event_of_tensorboard(tmp_path):
   log = _open(tmp_path)
   for step in (1, 2, 3):
-    log.push(step, _metrics(1.0), {})
+    log.push(step, _metrics(1.0 / step), {"recall": step / 8})
   log.flush()
   log.close()
-  assert list(tmp_path.glob("events.out.tfevents.*"))
+  # A run that goes on has a file of its own.
+  log = _open(tmp_path, start_step=3)
+  log.push(4, _metrics(0.25), {"recall": 0.5})
+  log.flush()
+  log.close()
+  steps, values = zip(*_events(tmp_path), strict=True)
+  assert steps == (1, 2, 3, 4)
+  assert [v["recall"] for v in values] == [0.125, 0.25, 0.375, 0.5]
+  assert [v["loss"] for v in values] == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4])
+
+
+def test_metrics_of_a_full_disk_are_written_once_there_is_space(
+  tmp_path, caplog
+):
+  with caplog.at_level(logging.WARNING), full_disk() as free:
+    log = _open(tmp_path)
+    for step in range(1, 101):
+      log.push(step, _metrics(step), {"recall": step / 100})
+      if step % 20 == 0:
+        log.flush()
+    assert len(_rows(tmp_path)) < 100
+    # Said once, and no line is there in part.
+    assert [str(tmp_path) in text for text in caplog.messages] == [True]
+    free()
+    log.flush()
+    log.close()
+  assert [row["loss"] for row in _rows(tmp_path)] == list(range(1, 101))
+  losses = [values["loss"] for _, values in _events(tmp_path)]
+  assert losses == list(range(1, 101))
+
+
+def test_rows_that_cannot_be_shortened_do_not_end_a_run(tmp_path, caplog):
+  first = _open(tmp_path)
+  for step in range(1, 31):
+    first.push(step, _metrics(step), {})
+  first.flush()
+  first.close()
+  with caplog.at_level(logging.WARNING), full_disk() as free:
+    log = _open(tmp_path, start_step=25)
+    log.push(26, _metrics(260.0), {})
+    log.flush()
+    assert len(caplog.messages) == 1
+    free()
+    log.close()
+  assert [row["loss"] for row in _rows(tmp_path)] == [*range(1, 26), 260.0]
 
 
 def test_a_store_has_rows_and_events_once_they_are_flushed(object_store):

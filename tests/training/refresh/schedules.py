@@ -64,6 +64,7 @@ def make_schedule(watcher, config, *, save_every_steps, preempted=None):
   return GenerationSchedule(
     watcher,
     config,
+    model_dir="run",
     every_steps=config.every_steps or save_every_steps,
     decisions=decisions,
     fallback=Earlier(),

@@ -122,6 +122,7 @@ def follow(world, tmp_path_factory, monkeypatch):
     return GenerationSchedule(
       watcher,
       config,
+      model_dir=directory.parent,
       every_steps=10,
       decisions=Decisions(
         threading.Event(), num_steps=100, save_every_steps=10

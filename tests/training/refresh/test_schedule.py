@@ -1,11 +1,15 @@
 """Which generation each step searches."""
 
+import logging
+import threading
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from realm_jax.indexes.protocol import IndexCrashedError
 from realm_jax.training.config import RefreshConfig
+from realm_jax.training.refresh.schedule import WaitPreemptedError
 from tests.training.refresh.schedules import ShelfWatcher, make_schedule
 
 pytestmark = pytest.mark.usefixtures("short_waits")
@@ -123,3 +127,22 @@ def test_a_crashed_generation_is_not_taken_again():
   assert schedule.at(7).step == 4
   watcher.steps.add(10)
   assert schedule.at(11).step == 10
+
+
+def test_a_new_run_says_at_once_which_command_it_waits_for(caplog):
+  preempted = threading.Event()
+
+  class Empty(ShelfWatcher):
+    def wait_for(self, step, *, timeout):
+      preempted.set()
+      raise TimeoutError(step)
+
+  schedule = make_schedule(
+    Empty(), RefreshConfig(), save_every_steps=10, preempted=preempted
+  )
+  with (
+    caplog.at_level(logging.INFO, logger="absl"),
+    pytest.raises(WaitPreemptedError),
+  ):
+    schedule.start(0, None)
+  assert "realm_jax.build_index --model_dir=run" in caplog.text
