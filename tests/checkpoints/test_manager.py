@@ -197,6 +197,26 @@ def test_an_array_that_is_gone_is_a_checkpoint_error(store, reader):
     reader.restore(2, items=("retriever",))
 
 
+def test_a_file_that_is_cut_is_an_error_or_is_not_needed(store, reader):
+  _save(store, 2, _items())
+  names = tuple(_items())
+  whole = reader.restore(2, items=names)
+  refused = 0
+  for path in (store.directory / "2").rglob("*"):
+    if path.is_dir() or not (content := path.read_bytes()):
+      continue
+    path.write_bytes(content[: len(content) // 2])
+    try:
+      restored = reader.restore(2, items=names)
+    except CheckpointError as error:
+      assert "cannot be read" in str(error)
+      refused += 1
+    else:
+      jax.tree.map(np.testing.assert_array_equal, restored, whole)
+    path.write_bytes(content)
+  assert refused
+
+
 def test_a_step_that_is_not_there_is_named_with_those_that_are(store, reader):
   _save(store, 2, _items())
   with pytest.raises(CheckpointError, match=r"no checkpoint of step 3.*\[2\]"):
