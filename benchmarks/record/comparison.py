@@ -78,7 +78,7 @@ def compare(base: Side, now: Side, step: Step, output: Output) -> Row:
   if absent := [path for path in paths if not path.exists()]:
     compared = _Compared("there or not", {f"no {absent[0]}": np.inf})
   else:
-    compared = _COMPARISONS[output.kind](base, now, step, output)
+    compared = _COMPARISONS[output.kind](base, now, output)
   differences = compared.differences
   where = max(differences, key=lambda name: differences[name], default="")
   largest = float(differences[where]) if differences else np.inf
@@ -98,8 +98,7 @@ def compare(base: Side, now: Side, step: Step, output: Output) -> Row:
   )
 
 
-def _bytes(base: Side, now: Side, step: Step, output: Output) -> _Compared:
-  del step
+def _bytes(base: Side, now: Side, output: Output) -> _Compared:
   sums = [_checksums(side.out / output.path) for side in (base, now)]
   return _Compared(
     "SHA-256 of each file",
@@ -118,21 +117,20 @@ def _checksums(folder: Path) -> dict[str, str]:
   }
 
 
-def _array(base: Side, now: Side, step: Step, output: Output) -> _Compared:
-  del step
+def _array(base: Side, now: Side, output: Output) -> _Compared:
   one, other = ({"": np.load(side.out / output.path)} for side in (base, now))
   return _Compared("of the largest number", _of_the_largest(one, other))
 
 
-def _parameters(base: Side, now: Side, step: Step, output: Output) -> _Compared:
+def _parameters(base: Side, now: Side, output: Output) -> _Compared:
   """Compares those that are trained; the others only gather rounding."""
   one, other = (
     _restored(side.out / output.path, ("retriever", "reader"))
     for side in (base, now)
   )
   how = "of the largest entry of all"
-  if first := next((o for o in step.outputs if o.kind == "gradient"), None):
-    gradient = _gradient(base.out / first.path)
+  if output.gradient is not None:
+    gradient = _gradient(base.out / output.gradient)
     least = _ROUNDING * _largest(gradient)
     untrained = {n for n, g in gradient.items() if np.abs(g).max() <= least}
     one, other = (
@@ -143,9 +141,8 @@ def _parameters(base: Side, now: Side, step: Step, output: Output) -> _Compared:
   return _Compared(how, _of_the_largest(one, other))
 
 
-def _gradients(base: Side, now: Side, step: Step, output: Output) -> _Compared:
+def _gradients(base: Side, now: Side, output: Output) -> _Compared:
   """Compares by all gradients' largest entry, and by each one's own."""
-  del step
   one, other = (_gradient(side.out / output.path) for side in (base, now))
   differences = _of_the_largest(one, other)
   largest = _largest(one)
@@ -160,8 +157,7 @@ def _gradients(base: Side, now: Side, step: Step, output: Output) -> _Compared:
   )
 
 
-def _values(base: Side, now: Side, step: Step, output: Output) -> _Compared:
-  del step
+def _values(base: Side, now: Side, output: Output) -> _Compared:
   one, other = (
     dict(_leaves(_read(side, base, output))) for side in (base, now)
   )
@@ -188,7 +184,7 @@ def _values(base: Side, now: Side, step: Step, output: Output) -> _Compared:
   return _Compared("of the field's largest number; texts exactly", differences)
 
 
-_COMPARISONS: Mapping[str, Callable[[Side, Side, Step, Output], _Compared]] = {
+_COMPARISONS: Mapping[str, Callable[[Side, Side, Output], _Compared]] = {
   "bytes": _bytes,
   "array": _array,
   "values": _values,
@@ -252,7 +248,7 @@ def _read(side: Side, base: Side, output: Output) -> Any:
     text = text.replace(str(folder), "{out}")
   if path.suffix == ".json":
     return json.loads(text)
-  lines = text.splitlines()[: output.num_lines]
+  lines = text.splitlines()
   if path.suffix == ".jsonl":
     return [json.loads(line) for line in lines]
   return [

@@ -14,10 +14,13 @@ import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TextIO
 
+from benchmarks.record import forks
 from benchmarks.record.steps import SPELLINGS, Step
 
 _PATIENCE_SECONDS = 600.0
+_POLL_SECONDS = 0.05
 ENVIRONMENT = {
   "JAX_PLATFORMS": "cpu",
   "CUDA_VISIBLE_DEVICES": "-1",
@@ -51,14 +54,14 @@ class Side:
   shared: Path
   out: Path
   fixed: Path
+  _requests: list[TextIO] = dataclasses.field(default_factory=list, repr=False)
 
   def words(self, command: str) -> list[str]:
     """Returns the words of a command of `steps`."""
     command = spelled(command, self.name)
     for name in ("shared", "out", "fixed"):
       command = command.replace(f"{{{name}}}", str(getattr(self, name)))
-    first, *others = shlex.split(command)
-    return [self.python if first == "python" else first, *others]
+    return shlex.split(command)
 
   def run(self, steps: Sequence[Step], *, at_once: int) -> None:
     """Runs all steps, some of them at once.
@@ -76,7 +79,10 @@ class Side:
           started[name].result()
       self._run_step(step)
 
-    with concurrent.futures.ThreadPoolExecutor(at_once) as threads:
+    with (
+      self._forks(),
+      concurrent.futures.ThreadPoolExecutor(at_once) as threads,
+    ):
       for step in steps:
         if self.name == "base" or not step.is_fixed:
           started[step.name] = threads.submit(after_others, step)
@@ -87,15 +93,33 @@ class Side:
         threads.shutdown(cancel_futures=True)
         raise
 
+  @contextlib.contextmanager
+  def _forks(self) -> Iterator[None]:
+    """Runs the process that commands are forked from."""
+    process = subprocess.Popen(
+      [self.python, str(Path(forks.__file__))],
+      cwd=self.tree,
+      env={**os.environ, **ENVIRONMENT, "PYTHONPATH": str(self.tree)},
+      stdin=subprocess.PIPE,
+      text=True,
+    )
+    assert process.stdin is not None
+    self._requests.append(process.stdin)
+    try:
+      yield
+    finally:
+      process.stdin.close()
+      process.wait()
+
   def _run_step(self, step: Step) -> None:
     start = time.monotonic()
     for source, target in step.copies:
       shutil.copytree(self.out / source, self.out / target)
     with self._beside(step):
-      for command in step.commands:
-        process = self._start(step.name, command)
-        if process.wait():
-          raise self._failed(step.name, command, process.returncode)
+      for number, command in enumerate(step.commands):
+        running = self._start(f"{step.name}.{number}", command)
+        if running.wait():
+          raise self._failed(running)
     seconds = time.monotonic() - start
     print(f"{self.name}: {step.name} ({seconds:.0f} s)", flush=True)
 
@@ -105,31 +129,26 @@ class Side:
     if step.beside is None:
       yield
       return
-    name = f"{step.name}_beside"
-    process = self._start(name, step.beside)
+    running = self._start(f"{step.name}.beside", step.beside)
     try:
       yield
       if step.requests:
-        self._ask(step, process, self.out / f"{name}.stdout")
-      if "--once" in step.beside:
-        process.wait()
-      else:
-        process.send_signal(signal.SIGTERM)
-        process.wait(_PATIENCE_SECONDS)
+        self._ask(step, running)
+      if "--once" not in step.beside:
+        running.send(signal.SIGTERM)
+      running.wait()
     finally:
-      process.kill()
-    if process.returncode not in (0, -signal.SIGTERM, 128 + signal.SIGTERM):
-      raise self._failed(name, step.beside, process.returncode)
+      running.send(signal.SIGKILL)
+    if running.status not in (0, -signal.SIGTERM, 128 + signal.SIGTERM):
+      raise self._failed(running)
 
-  def _ask(
-    self, step: Step, process: subprocess.Popen[bytes], printed: Path
-  ) -> None:
+  def _ask(self, step: Step, running: "_Running") -> None:
     """Writes what the page replies, once the command has said where it is."""
     limit = time.monotonic() + _PATIENCE_SECONDS
-    while not (found := re.search(r"http://[^\s/]+", printed.read_text())):
-      if process.poll() is not None or time.monotonic() > limit:
-        raise self._failed(step.name, step.beside or "", process.returncode)
-      time.sleep(0.1)
+    while not (found := re.search(r"http://[^\s/]+", running.printed())):
+      if running.status is not None or time.monotonic() > limit:
+        raise self._failed(running)
+      time.sleep(_POLL_SECONDS)
     with (self.out / f"{step.name}.jsonl").open("w") as lines:
       for text in step.requests:
         request = urllib.request.Request(
@@ -137,32 +156,71 @@ class Side:
           data=json.dumps({"text": text, "edits": []}).encode(),
           headers={"Content-Type": "application/json"},
         )
-        with urllib.request.urlopen(
-          request, timeout=_PATIENCE_SECONDS
-        ) as reply:
+        reply = urllib.request.urlopen(request, timeout=_PATIENCE_SECONDS)
+        with reply:
           lines.write(json.dumps(json.load(reply)) + "\n")
 
-  def _start(self, name: str, command: str) -> subprocess.Popen[bytes]:
-    words = self.words(command)
-    with (
-      (self.out / f"{name}.stdout").open("wb") as printed,
-      (self.out / f"{name}.log").open("ab") as log,
-    ):
-      log.write(f"$ {shlex.join(words)}\n".encode())
-      log.flush()
-      return subprocess.Popen(
-        words,
-        cwd=self.tree,
-        env={**os.environ, **ENVIRONMENT, "PYTHONPATH": str(self.tree)},
-        stdout=printed,
-        stderr=log,
-      )
+  def _start(self, name: str, command: str) -> "_Running":
+    python, minus_m, module, *arguments = self.words(command)
+    assert (python, minus_m) == ("python", "-m"), command
+    running = _Running(command, self.out / name)
+    paths = {
+      kind: str(running.path(kind))
+      for kind in ("stdout", "stderr", "pid", "status")
+    }
+    for kind in ("stdout", "stderr"):
+      running.path(kind).touch()
+    request = {"module": module, "arguments": arguments, **paths}
+    self._requests[-1].write(json.dumps(request) + "\n")
+    self._requests[-1].flush()
+    return running
 
-  def _failed(self, name: str, command: str, code: int | None) -> RecordError:
-    log = (self.out / f"{name}.log").read_text(errors="replace")[-3000:]
+  def _failed(self, running: "_Running") -> RecordError:
+    log = running.path("stderr").read_text(errors="replace")[-3000:]
     return RecordError(
-      f"{self.name}, step {name}: ended with {code}\n{command}\n{log}"
+      f"{self.name}: ended with {running.status}\n{running.command}\n{log}"
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Running:
+  """A command that was forked, and the files that tell of it.
+
+  Attributes:
+    command: The command line.
+    name: Path of its files without their endings.
+  """
+
+  command: str
+  name: Path
+
+  def path(self, kind: str) -> Path:
+    """Returns the path of one of its files."""
+    return self.name.with_name(f"{self.name.name}.{kind}")
+
+  @property
+  def status(self) -> int | None:
+    """Exit status; None while it runs."""
+    path = self.path("status")
+    return int(path.read_text()) if path.exists() else None
+
+  def printed(self) -> str:
+    """Returns what it has written to its standard output."""
+    return self.path("stdout").read_text(errors="replace")
+
+  def wait(self) -> int:
+    """Waits for the end, and returns the exit status."""
+    while (status := self.status) is None:
+      time.sleep(_POLL_SECONDS)
+    return status
+
+  def send(self, number: signal.Signals) -> None:
+    """Sends a signal, if it still runs."""
+    if self.status is None:
+      while not self.path("pid").exists():
+        time.sleep(_POLL_SECONDS)
+      with contextlib.suppress(ProcessLookupError):
+        os.kill(int(self.path("pid").read_text()), number)
 
 
 def spelled(command: str, side: str) -> str:

@@ -3,12 +3,12 @@
 A step is one or more commands, and what is compared of their outputs. In a
 command, {shared} is the folder of the texts, {out} the folder of a side's
 outputs, {fixed} that of the base's, and each further name in braces one of
-`SPELLINGS`. "python" is the interpreter of the side.
+`SPELLINGS`.
 """
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 # What the two sides spell differently, as (base, now).
 SPELLINGS: dict[str, tuple[str, str]] = {
@@ -46,14 +46,14 @@ class Output:
       "gradient" that a checkpoint's optimizer holds, or its "parameters".
     path: File or folder, below a side's outputs.
     tolerance: Greatest difference, relative to the largest number beside it.
-    num_lines: Number of first lines that are compared; None compares all.
+    gradient: Checkpoint whose optimizer holds the gradient of these parameters.
   """
 
   what: str
   kind: Kind
   path: str
   tolerance: float = 0.0
-  num_lines: int | None = None
+  gradient: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,11 +88,9 @@ _CORPUS = (
 )
 _DEMO = "--gin_file=gin/experiments/demo"
 _TRAIN = "python -m realm_jax.train --corpus_dir={out}/corpus "
-_SIZES = (
-  f" --gin.NUM_STEPS={NUM_STEPS} --gin.SAVE_EVERY_STEPS=1"
-  f" --gin.KEEP_CHECKPOINTS={NUM_STEPS} --gin.BATCH_SIZE=16"
-  " --gin.WARMUP_STEPS=5 --gin.DROPOUT_RATE=0.1"
-)
+_SIZES = " --gin.BATCH_SIZE=16 --gin.WARMUP_STEPS=5 --gin.DROPOUT_RATE=0.1"
+_MANY = f" --gin.NUM_STEPS={NUM_STEPS} --gin.SAVE_EVERY_STEPS=10"
+_ONE = " --gin.NUM_STEPS=1"
 _FROM_RETRIEVER = " --gin.INITIAL_CHECKPOINT='\"{fixed}/first_retriever\"'"
 _FROM_READER = " --gin.INITIAL_READER='\"{fixed}/first_reader\"'"
 _WAITING = (
@@ -159,8 +157,8 @@ def _first_parameters() -> Iterator[Step]:
     yield Step(
       name,
       (
-        f"{_TRAIN}{_DEMO}/{recipe}.gin --model_dir={{out}}/{name}{_SIZES} "
-        f"--gin.SAVE_EVERY_STEPS={NUM_STEPS}",
+        f"{_TRAIN}{_DEMO}/{recipe}.gin --model_dir={{out}}/{name}"
+        f"{_SIZES}{_MANY}",
       ),
       needs=("corpus",),
       is_fixed=True,
@@ -168,27 +166,16 @@ def _first_parameters() -> Iterator[Step]:
 
 
 def _training() -> Iterator[Step]:
-  fixed = ("corpus", "first_retriever", "first_reader")
-
-  def step(name: str, flags: str, **more: object) -> Step:
-    return dataclasses.replace(
-      Step(
-        name,
-        (f"{_TRAIN}{flags} --model_dir={{out}}/{name}{_SIZES}",),
-        _of_training(name),
-        needs=fixed,
-      ),
-      **more,
-    )
-
-  yield step("inverse_cloze", f"{_DEMO}/inverse_cloze.gin{_FROM_RETRIEVER}")
-  yield step("reading", f"{_DEMO}/reading.gin{_FROM_READER}")
-  yield step("span_selection", f"{{span_selection}}{_FROM_READER}")
+  yield from _stage(
+    "inverse_cloze", f"{_DEMO}/inverse_cloze.gin{_FROM_RETRIEVER}"
+  )
+  yield from _stage("reading", f"{_DEMO}/reading.gin{_FROM_READER}")
+  yield from _stage("span_selection", f"{{span_selection}}{_FROM_READER}")
   pretrain = f"{_DEMO}/pretrain.gin{_FROM_RETRIEVER}{_FROM_READER}"
-  yield step(
+  yield from _stage(
     "pretrain",
     f"{pretrain}{_WAITING}",
-    beside=f"{_INDEX}pretrain --gin.MODE='\"every\"' "
+    sidecar=f"{_INDEX}pretrain --gin.MODE='\"every\"' "
     "--gin.REFRESH_EVERY_STEPS=10",
   )
   for name, flags in {
@@ -196,29 +183,71 @@ def _training() -> Iterator[Step]:
     "pretrain_microbatches": "--gin.NUM_MICROBATCHES=2",
     "pretrain_search_in_step": _SEARCH_IN_STEP,
   }.items():
-    yield step(
-      name,
-      f"{pretrain}{_WAITING} {flags}",
-      needs=(*fixed, "pretrain"),
-      copies=(("pretrain/generations", f"{name}/generations"),),
+    yield from _stage(
+      name, f"{pretrain}{_WAITING} {flags}", generations_of="pretrain"
     )
-  yield step("pretrain_rolling", f"{pretrain} {_SEARCH_IN_STEP} {{rolling}}")
-  yield step(
+  yield from _stage(
+    "pretrain_rolling", f"{pretrain} {_SEARCH_IN_STEP} {{rolling}}"
+  )
+  yield from _stage(
     "open_qa",
     f"{_DEMO}/open_qa.gin{_FROM_RETRIEVER}{_FROM_READER} "
     "--gin.TRAIN_QUESTIONS='\"{shared}/questions.jsonl\"'",
-    beside=f"{_INDEX}open_qa --once",
+    sidecar=f"{_INDEX}open_qa --once",
   )
 
 
-def _of_training(name: str) -> tuple[Output, ...]:
-  checkpoints, metrics = f"{name}/checkpoints", f"{name}/metrics.jsonl"
-  last = f"{checkpoints}/{NUM_STEPS}"
-  return (
-    Output("metrics of step 1", "values", metrics, _STEP, num_lines=1),
-    Output("gradient of step 1", "gradient", f"{checkpoints}/1", _STEP),
-    Output(f"metrics of {NUM_STEPS} steps", "values", metrics, _TRAINED),
-    Output(f"parameters of step {NUM_STEPS}", "parameters", last, _TRAINED),
+def _stage(
+  name: str,
+  flags: str,
+  *,
+  sidecar: str | None = None,
+  generations_of: str | None = None,
+) -> Iterator[Step]:
+  """Yields a run of many steps and another of the first alone.
+
+  The optimizer of the second holds the gradient. It searches the generations of
+  the first, or both search those of another step.
+  """
+  one = f"{name}_step_1"
+  needs = ("corpus", "first_retriever", "first_reader")
+  command = f"{_TRAIN}{flags}{_SIZES}"
+
+  def searching(run: str, source: str | None) -> dict[str, Any]:
+    if source is None:
+      return {"needs": needs}
+    copies = ((f"{source}/generations", f"{run}/generations"),)
+    return {"needs": (*needs, source), "copies": copies}
+
+  yield Step(
+    name,
+    (f"{command}{_MANY} --model_dir={{out}}/{name}",),
+    (
+      Output(
+        f"metrics of {NUM_STEPS} steps",
+        "values",
+        f"{name}/metrics.jsonl",
+        _TRAINED,
+      ),
+      Output(
+        f"parameters of step {NUM_STEPS}",
+        "parameters",
+        f"{name}/checkpoints/{NUM_STEPS}",
+        _TRAINED,
+        gradient=f"{one}/checkpoints/1",
+      ),
+    ),
+    beside=sidecar,
+    **searching(name, generations_of),
+  )
+  yield Step(
+    one,
+    (f"{command}{_ONE} --model_dir={{out}}/{one}",),
+    (
+      Output("loss and metrics", "values", f"{one}/metrics.jsonl", _STEP),
+      Output("gradient", "gradient", f"{one}/checkpoints/1", _STEP),
+    ),
+    **searching(one, name if sidecar else generations_of),
   )
 
 
@@ -247,7 +276,7 @@ def _evaluation() -> Iterator[Step]:
   yield Step(
     "ask",
     (f'python -m realm_jax.ask --model_dir={{out}}/open_qa "{_QUESTION}"',),
-    (Output("answers", "values", "ask.stdout", _PRINTED),),
+    (Output("answers", "values", "ask.0.stdout", _PRINTED),),
     needs=("open_qa",),
   )
   for name, run, text in (
