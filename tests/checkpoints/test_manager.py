@@ -1,5 +1,7 @@
 """Checkpoints: item by item, bit for bit, into any layout."""
 
+import pathlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -198,21 +200,20 @@ def test_an_array_that_is_gone_is_a_checkpoint_error(store, reader):
 
 
 def test_a_file_that_is_cut_is_an_error_or_is_not_needed(store, reader):
-  _save(store, 2, _items())
-  names = tuple(_items())
-  whole = reader.restore(2, items=names)
+  # One array: orbax would leave the reads of others unfinished.
+  _save(store, 2, {"retriever": {"kernel": jnp.arange(256.0)}})
   refused = 0
-  for path in (store.directory / "2").rglob("*"):
+  for path in (pathlib.Path(store.directory) / "2").rglob("*"):
     if path.is_dir() or not (content := path.read_bytes()):
       continue
     path.write_bytes(content[: len(content) // 2])
     try:
-      restored = reader.restore(2, items=names)
+      found = reader.restore(2, items=("retriever",))["retriever"]["kernel"]
     except CheckpointError as error:
       assert "cannot be read" in str(error)
       refused += 1
     else:
-      jax.tree.map(np.testing.assert_array_equal, restored, whole)
+      np.testing.assert_array_equal(found, np.arange(256.0))
     path.write_bytes(content)
   assert refused
 
