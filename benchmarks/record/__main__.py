@@ -142,12 +142,15 @@ def _run(
     shutil.rmtree(shared, ignore_errors=True)
     shared.mkdir(parents=True)
     text.write(shared)
-    base.run(chosen, at_once=flags.at_once)
+    if failures := base.run(chosen, at_once=flags.at_once):
+      raise RecordError("\n".join(failures))
     (shared / _DONE).touch()
   out = cache_dir / "now"
   shutil.rmtree(out, ignore_errors=True)
   now = Side("now", _PROJECT_DIR, sys.executable, shared, out, outputs)
-  now.run(chosen, at_once=flags.at_once)
+  # What it has not written is missing in the comparison.
+  for failure in now.run(chosen, at_once=flags.at_once):
+    print(failure, file=sys.stderr)
   return base, now
 
 

@@ -63,11 +63,10 @@ class Side:
       command = command.replace(f"{{{name}}}", str(getattr(self, name)))
     return shlex.split(command)
 
-  def run(self, steps: Sequence[Step], *, at_once: int) -> None:
-    """Runs all steps, some of them at once.
+  def run(self, steps: Sequence[Step], *, at_once: int) -> list[str]:
+    """Runs all steps, some of them at once, and returns what has failed.
 
-    Raises:
-      RecordError: A command failed.
+    A step that needs one that has failed is left out.
     """
     self.out.mkdir(parents=True, exist_ok=True)
     started: dict[str, concurrent.futures.Future[None]] = {}
@@ -75,8 +74,8 @@ class Side:
     def after_others(step: Step) -> None:
       # A step is submitted after those that it needs, so that these run.
       for name in step.needs:
-        if name in started:
-          started[name].result()
+        if name in started and started[name].exception():
+          raise RecordError(f"{self.name}: {step.name} needs {name}")
       self._run_step(step)
 
     with (
@@ -86,12 +85,11 @@ class Side:
       for step in steps:
         if self.name == "base" or not step.is_fixed:
           started[step.name] = threads.submit(after_others, step)
-      try:
-        for future in concurrent.futures.as_completed(started.values()):
-          future.result()
-      except RecordError:
-        threads.shutdown(cancel_futures=True)
-        raise
+      failures = [future.exception() for future in started.values()]
+    for failure in failures:
+      if failure is not None and not isinstance(failure, RecordError):
+        raise failure
+    return [str(failure) for failure in failures if failure is not None]
 
   @contextlib.contextmanager
   def _forks(self) -> Iterator[None]:
