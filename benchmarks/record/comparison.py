@@ -1,7 +1,6 @@
 """Outputs of the two sides, compared by what they are."""
 
 import dataclasses
-import functools
 import hashlib
 import json
 import re
@@ -212,7 +211,6 @@ def _of_the_largest(one: Arrays, other: Arrays) -> dict[str, float]:
   return differences
 
 
-@functools.cache
 def _gradient(checkpoint: Path) -> Arrays:
   """Returns Adam's first moments, which step 1 has made of the gradient."""
   found = {}

@@ -5,6 +5,7 @@ the texts, with small sizes. The sidecar of a block is started first, as it
 stands there, while the machine has other work.
 """
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -106,7 +107,7 @@ class _Shell:
       AssertionError: A command failed, in the background or not.
     """
     printed = ""
-    try:
+    with contextlib.ExitStack() as killed:
       for command in commands:
         if command.words[0] == "kill":
           assert self._background is not None
@@ -114,15 +115,15 @@ class _Shell:
         elif command.is_background:
           with self._log.open("w") as log:
             self._background = self._start(command, stdout=log, stderr=log)
+          killed.callback(self._background.kill)
+          busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+          killed.callback(busy.wait)
+          killed.callback(busy.kill)
         else:
           printed = self._finished(command)
       if self._background is not None:
-        self._background.wait(60)
+        self._background.wait(_PATIENCE_SECONDS)
         self._assert_background_is_well()
-    finally:
-      if self._background is not None:
-        self._background.kill()
-        self._background.wait()
         self._background = None
     return printed
 
@@ -183,12 +184,7 @@ def test_readme_leads_from_own_text_to_an_answer(
     *("evaluate", "ask"),
   ]
   shell = _Shell(folder, command_environment)
-  busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-  try:
-    printed = [shell.run(block) for block in blocks][-1]
-  finally:
-    busy.kill()
-    busy.wait()
+  printed = [shell.run(block) for block in blocks][-1]
   # The answer stands with the title of its block.
   assert "Notes" in printed
   figures = json.loads((folder / "runs/qa/eval/metrics.json").read_text())
