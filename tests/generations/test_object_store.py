@@ -128,6 +128,21 @@ def test_a_bad_copy_is_made_again_and_two_are_damage(
     load()
 
 
+def test_a_store_that_is_away_for_a_while_delays_and_harms_nothing(
+  object_store, generations_dir, corpus
+):
+  away = StoreFault("refuse", "generations", times=5)
+  object_store.inject(away)
+  publish_one(generations_dir, corpus, 500)
+  assert object_store.happened() == [5]
+  object_store.inject(away)
+  generation = load_newest(generations_dir, corpus=corpus)
+  assert object_store.happened() == [5]
+  rng = np.random.default_rng(500)
+  expected = rng.standard_normal((150, 8)).astype(np.float32)
+  np.testing.assert_array_equal(generation.vectors(np.arange(150)), expected)
+
+
 def test_leases_are_as_old_as_the_store_says(generations_dir, monkeypatch):
   lease = Lease(generations_dir)
   lease.hold({500})

@@ -1,6 +1,10 @@
 """Trainer and builder as processes: killed, stopped, and started again."""
 
+import contextlib
 import dataclasses
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -11,6 +15,7 @@ from benchmarks.faults.disturbed import disturbed
 from benchmarks.faults.injection import Fault, InjectedFault, inject
 from benchmarks.runs.jobs import wait_until
 from benchmarks.runs.pretraining import Run
+from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.files.sole_process import SoleProcessError, sole_process
 from tests.integration.commands import MODEL_FILE
 
@@ -129,6 +134,29 @@ def test_a_swap_compiles_nothing(unbroken):
   assert after
   assert after[0].count(" replaces ") == 3
   assert "Finished XLA compilation" not in after[0]
+
+
+def test_sigterm_while_a_checkpoint_is_saved_leaves_it_whole(
+  commands, tmp_path
+):
+  saved = tmp_path / "checkpoints"
+
+  def stop() -> None:
+    # The first checkpoint, under its temporary or its own name.
+    wait_until(lambda: bool(list(saved.glob("1*"))), what="checkpoint")
+    os.kill(os.getpid(), signal.SIGTERM)
+
+  with ThreadPoolExecutor(1) as thread:
+    stopping = thread.submit(stop)
+    result = commands.train(
+      "inverse_cloze", tmp_path, NUM_STEPS=100, SAVE_EVERY_STEPS=1
+    )
+    stopping.result()
+  assert result.preempted
+  assert 0 < result.step < 100
+  with contextlib.closing(CheckpointStore(tmp_path)) as store:
+    assert store.latest() == result.step
+    store.restore(result.step, items=("retriever", "optimizer", "loop"))
 
 
 def test_a_second_trainer_is_refused(commands, tmp_path):

@@ -4,6 +4,8 @@ python -m tests.partitioning.processes_child ADDRESS INDEX SCENARIO
 """
 
 import json
+import os
+import signal
 import sys
 
 import jax
@@ -75,6 +77,16 @@ def _lose_step(index: int) -> dict:
   return {}
 
 
+def _lose_a_process(index: int) -> dict:
+  """Waits in process 0 for a decision, when process 1 has been killed."""
+  agreement = Agreement("loop")
+  agreement.decide("both are there", None, lambda facts: None)
+  print("{}", flush=True)
+  if index:
+    os.kill(os.getpid(), signal.SIGKILL)
+  return agreement.decide("one is missing", None, lambda facts: {})
+
+
 def main() -> None:
   address, index, scenario = sys.argv[1], int(sys.argv[2]), sys.argv[3]
   jax.config.update("jax_platforms", "cpu")
@@ -88,9 +100,11 @@ def main() -> None:
         initialization_timeout_seconds=60 if scenario != "alone" else 2,
       )
     )
-    seen = {"agree": _agree, "lose step": _lose_step, "fail": _lose_step}[
-      scenario
-    ](index)
+    seen = {
+      "agree": _agree,
+      "lose step": _lose_step,
+      "lose a process": _lose_a_process,
+    }[scenario](index)
   except ProcessesError as error:
     seen = {"error": str(error)}
   print(json.dumps(seen), flush=True)

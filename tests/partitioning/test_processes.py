@@ -1,6 +1,7 @@
 """Two real processes agree on decisions, and notice when one is missing."""
 
 import json
+import signal
 import subprocess
 import sys
 
@@ -76,6 +77,15 @@ def test_processes_that_have_lost_step_are_stopped(start):
   assert "out of step: ['of process 0', 'of process 1']" in seen[0]["error"]
   # Process 1 learns that process 0 has failed.
   assert "process 0 has failed" in seen[1]["error"]
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_ends_the_others(start):
+  (survivor, killed), seen = start("lose a process")
+  assert killed == -signal.SIGKILL
+  # It waited for a decision, and made none.
+  assert survivor
+  assert seen == [{}, {}]
 
 
 def test_a_process_too_few_is_said(start):

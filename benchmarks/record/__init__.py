@@ -1,0 +1,1 @@
+"""Whether the present tree computes what a base commit does: the record."""

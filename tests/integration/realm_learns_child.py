@@ -1,0 +1,168 @@
+"""Trains the demo's stages in a small world, and prints what they reach.
+
+    python -m tests.integration.realm_learns_child FOLDER SEED [NAME=VALUE …]
+
+A process of its own, with one device and XLA's optimizations, which learn in
+seconds what the tests' quick compilations learn in minutes. Bindings are those
+of pre-training.
+"""
+
+import ast
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.runs.jobs import gin_command
+from realm_jax import configuration
+from realm_jax.corpus.building.corpus import build_corpus
+from realm_jax.demo_world import vocabulary, world
+from realm_jax.evaluation import run as evaluation
+from realm_jax.generations.building import run as generations
+from realm_jax.partitioning import cpu_tuning
+from realm_jax.text.salient_spans import find_tagger
+from realm_jax.training import loop
+from realm_jax.training.config import TrainConfig
+from tests.integration.commands import call, parsed
+
+_BLOCK_LENGTH = 36
+_KEPT = 1000
+
+
+def _recipe(name: str) -> list[str]:
+  return [f"gin/experiments/demo/{name}.gin"]
+
+
+class _World:
+  """A generated world, and the demo's commands over it."""
+
+  def __init__(self, folder: Path, seed: int):
+    self._folder = folder
+    self._seed = seed
+    made = world.generate(
+      world.WorldConfig(
+        seed=seed, num_people=50, num_cities=50, num_companies=20
+      )
+    )
+    world.write_world(folder / "world", world=made)
+    vocabulary.write_vocabulary(folder / "vocab.txt", made)
+    build_corpus(
+      [str(folder / "world" / "articles.jsonl")],
+      folder / "corpus",
+      vocab=str(folder / "vocab.txt"),
+      block_length=_BLOCK_LENGTH,
+      tagger=find_tagger("realm_jax.demo_world.names.tag"),
+    )
+
+  def train(self, name: str, recipe: str, **bindings: Any) -> Path:
+    """Trains a stage, and returns its folder."""
+    model_dir = self._folder / name
+    given = self._given(MODEL_DIR=model_dir, SEED=self._seed, **bindings)
+    with parsed(_recipe(recipe), given):
+      config = configuration.configured(TrainConfig)()
+      text = configuration.text()
+    loop.train(config, configuration=text)
+    return model_dir
+
+  @contextlib.contextmanager
+  def sidecar(self, name: str, *flags: str) -> Iterator[None]:
+    """Builds generations beside the block, in a process of its own."""
+    model_dir = self._folder / name
+    model_dir.mkdir()
+    given = self._given(MODEL_DIR=model_dir, KEEP_GENERATIONS=_KEPT)
+    command = gin_command(
+      "build_index", _recipe("build_index"), *flags, **given
+    )
+    with (model_dir / "build_index.log").open("w") as log:
+      process = subprocess.Popen(command, stderr=log)
+    try:
+      yield
+      if not flags:
+        process.send_signal(signal.SIGTERM)
+      process.wait(60)
+    finally:
+      process.kill()
+
+  def recall(self, model_dir: Path) -> float:
+    """Returns recall@5 of statements, over vectors of the last checkpoint."""
+    with parsed(_recipe("build_index"), self._given(MODEL_DIR=model_dir)):
+      configuration.configured(generations.build_index)(once=True)
+    figures = self._evaluate("eval_retrieval", model_dir)
+    return figures["recall_at_5"]
+
+  def exact_match(self, model_dir: Path, candidates: str) -> float:
+    """Returns the share of statements that are completed correctly."""
+    figures = self._evaluate("eval", model_dir, CANDIDATES=candidates)
+    return figures["exact_match"]
+
+  def _evaluate(self, recipe: str, model_dir: Path, **bindings: Any) -> Any:
+    return call(
+      evaluation.evaluate,
+      _recipe(recipe),
+      **self._given(
+        MODEL_DIR=model_dir,
+        OUTPUT_DIR=model_dir / "-".join([recipe, *bindings.values()]),
+        QUESTIONS=self._folder / "world" / "statements-test.jsonl",
+        **bindings,
+      ),
+    )
+
+  def _given(self, **bindings: Any) -> dict[str, Any]:
+    return {"CORPUS_DIR": self._folder / "corpus", **bindings}
+
+
+def main(argv: list[str]) -> None:
+  """Trains all stages; the last line printed has the figures as JSON."""
+  folder, seed = Path(argv[1]), int(argv[2])
+  bindings = dict(one.split("=", 1) for one in argv[3:])
+  changed = {name: ast.literal_eval(text) for name, text in bindings.items()}
+  cpu_tuning.disable_async_dispatch()
+  small = _World(folder, seed)
+  ict = small.train(
+    "inverse_cloze",
+    "inverse_cloze",
+    NUM_STEPS=80,
+    WARMUP_STEPS=16,
+    SAVE_EVERY_STEPS=80,
+    BATCH_SIZE=64,
+  )
+  figures = {"inverse_cloze": small.recall(ict)}
+  reading = small.train(
+    "reading",
+    "reading",
+    NUM_STEPS=300,
+    WARMUP_STEPS=50,
+    SAVE_EVERY_STEPS=300,
+  )
+  with small.sidecar("reading_retrieved", "--once"):
+    reading = small.train(
+      "reading_retrieved",
+      "reading_retrieved",
+      INITIAL_CHECKPOINT=ict,
+      INITIAL_READER=reading,
+      NUM_STEPS=200,
+      WARMUP_STEPS=30,
+    )
+  with small.sidecar("realm"):
+    realm = small.train(
+      "realm",
+      "pretrain",
+      INITIAL_CHECKPOINT=ict,
+      INITIAL_READER=reading,
+      NUM_STEPS=300,
+      WARMUP_STEPS=20,
+      KEEP_CHECKPOINTS=_KEPT,
+      **changed,
+    )
+  figures["realm"] = small.recall(realm)
+  for candidates in ("index", "random"):
+    figures[candidates] = small.exact_match(realm, candidates)
+  print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+  main(sys.argv)
