@@ -1,30 +1,36 @@
-"""What a run costs on a TPU slice, without one.
+"""What a run needs of a TPU slice, without one.
 
     python -m realm_jax.precompile --topology=v5e:8x8 \\
       --gin_file=gin/experiments/paper_wikipedia/pretrain.gin
 
-It compiles the training step of a recipe in each of its shape buckets, the
-builder's embedding of blocks and the exact search, and prints whether they fit
-the chips' memory, how long they take by the compiler's estimates, and how many
-chips rebuild the index how often. No data are needed: sequences are as long as
-the recipe pads them, or as those of `--lengths_from=CORPUS`. The recipe may be
-that of an index builder alone; without one, `--model_dir` gives a run's own.
-docs/performance.md explains the estimates.
+It compiles the training step of a recipe and the exact search, or the embedding
+of an index builder's recipe, with all sequences padded to their full length.
+It prints whether they fit the chips' memory, and a lower bound of the time they
+take. No data are needed. docs/performance.md explains the figures.
 """
 
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from absl import flags
 
 from realm_jax import configuration
-from realm_jax.corpus.store import Corpus
+from realm_jax.console.progress import Progress
 from realm_jax.files.json_file import write_json
 from realm_jax.generations.building.generation_builder import GenerationConfig
-from realm_jax.precompilation import compiler, run
-from realm_jax.precompilation.topology import open_topology
+from realm_jax.precompilation import compiler
+from realm_jax.precompilation.advice import advice
+from realm_jax.precompilation.programs import STEP, programs_of
+from realm_jax.precompilation.report import Cost, Report
+from realm_jax.precompilation.topology import Topology, open_topology
 from realm_jax.training.config import TrainConfig
+
+# Blocks of English Wikipedia of 2018-12-20, of which REALM's corpus consists.
+_PAPER_BLOCKS = 13_353_718
+# Compilations at once; one uses several cores at times.
+_THREADS = 2
 
 configuration.define_run_flags()
 _TOPOLOGY = flags.DEFINE_string(
@@ -33,26 +39,10 @@ _TOPOLOGY = flags.DEFINE_string(
   "TPU slice: v4, v5e, v5p or v6e and its chips, as in v5e:8x8 or v4:4x4x4.",
   required=True,
 )
-_BUILDER_GIN_FILE = flags.DEFINE_multi_string(
-  "builder_gin_file",
-  [],
-  "A gin file of the index builder; repeatable. Without one it has the "
-  "defaults, and the trainer's retriever.",
-)
 _NUM_BLOCKS = flags.DEFINE_integer(
   "num_blocks",
-  run.PAPER_BLOCKS,
+  _PAPER_BLOCKS,
   "Blocks of the corpus; the default is the number in the published one.",
-  lower_bound=1,
-)
-_LENGTHS_FROM = flags.DEFINE_string(
-  "lengths_from", None, "A corpus whose sequences have the usual lengths."
-)
-_BUILDER_CHIPS = flags.DEFINE_integer(
-  "builder_chips",
-  None,
-  "Chips of the index builder. The default is as many as build a generation "
-  "between two checkpoints.",
   lower_bound=1,
 )
 _CACHE_DIR = flags.DEFINE_string(
@@ -70,42 +60,63 @@ _LIBRARY = Path(sys.prefix) / "libtpu" / "libtpu" / "libtpu.so"
 
 
 def main(argv: Sequence[str]) -> None:
-  """Compiles the recipe's programs and prints what they cost."""
+  """Compiles the recipe's programs and prints what they need."""
   del argv
   topology = open_topology(_TOPOLOGY.value, library=_LIBRARY)
   recipe = _recipe()
   cache = compiler.cache_directory()
   if _CACHE_DIR.value is not None:
     cache = Path(_CACHE_DIR.value) if _CACHE_DIR.value else None
-  report = run.precompile(recipe, topology, cache=cache)
+  report = _report(recipe, topology, cache)
   if _JSON.value:
     write_json(_JSON.value, report.json())
   print(report.text())
 
 
-def _recipe() -> run.Recipe:
+def _recipe() -> TrainConfig | GenerationConfig:
   """Reads the recipe; raises a ConfigurationError where it is none."""
-  train, generation = None, None
   with configuration.parsed_from_flags(without_data=True):
-    if configuration.is_configured(TrainConfig):
-      train = configuration.configured(TrainConfig)()
-    elif configuration.is_configured(GenerationConfig):
-      generation = configuration.configured(GenerationConfig)()
-    else:
-      configuration.configured(TrainConfig)
-  if _BUILDER_GIN_FILE.value:
-    with configuration.parsed(_BUILDER_GIN_FILE.value, without_data=True):
-      generation = configuration.configured(GenerationConfig)()
-  corpus = Corpus.open(_LENGTHS_FROM.value) if _LENGTHS_FROM.value else None
-  if corpus is not None and train is not None:
-    corpus.require_whole_blocks(train.data.block_length)
-  return run.Recipe(
-    train=train,
-    generation=generation,
-    num_blocks=_NUM_BLOCKS.value,
-    corpus=corpus,
-    builder_chips=_BUILDER_CHIPS.value,
-  )
+    if configuration.is_configured(TrainConfig) or (
+      not configuration.is_configured(GenerationConfig)
+    ):
+      return configuration.configured(TrainConfig)()
+    return configuration.configured(GenerationConfig)()
+
+
+def _report(
+  recipe: TrainConfig | GenerationConfig, topology: Topology, cache: Path | None
+) -> Report:
+  """Compiles all programs of a recipe for a slice.
+
+  Raises:
+    ValueError: The recipe does not fit the slice's devices.
+  """
+  chip, chips = topology.chip, len(topology.devices)
+  programs = list(programs_of(recipe, topology, num_blocks=_NUM_BLOCKS.value))
+  with (
+    ThreadPoolExecutor(_THREADS, "compile") as pool,
+    Progress("programs compiled", total=len(programs)) as progress,
+  ):
+    # Tracing holds the interpreter, and compiling does not.
+    waiting = [
+      pool.submit(
+        compiler.compile_program,
+        program,
+        program.lower(),
+        topology,
+        cache=cache,
+      )
+      for program in programs
+    ]
+    costs, advised = [], []
+    for program, future in zip(programs, waiting, strict=True):
+      cost = Cost(program, future.result(), chip)
+      costs.append(cost)
+      progress.advance()
+      is_step = isinstance(recipe, TrainConfig) and program.kind == STEP
+      if is_step and not cost.fits and not advised:
+        advised = advice(recipe, cost.compiled, chip, chips=chips)
+  return Report(topology.name, chip, chips, costs, advised)
 
 
 if __name__ == "__main__":
