@@ -36,7 +36,7 @@ from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.text.wordpieces import WordpieceVocabulary, write_pieces
 
-SYSTEMS = ("hf_bert", "hf_realm", "sentence_transformers")
+SYSTEMS = ("hf_bert", "sentence_transformers")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +79,6 @@ def export_weights(
   *,
   to: str,
   part: str | None = None,
-  realm_model: str | None = None,
   tower: str | None = None,
 ) -> str:
   """Writes a checkpoint as a directory that another system reads.
@@ -89,7 +88,6 @@ def export_weights(
     output_dir: Directory to make; it appears complete or not at all.
     to: Other system: one of `SYSTEMS`.
     part: Part for hf_bert: `retriever` or `reader`.
-    realm_model: Class for hf_realm: one of `exports.REALM_MODELS`.
     tower: `query` or `block`, if the retriever has two and one is wanted.
 
   Returns:
@@ -106,7 +104,7 @@ def export_weights(
   require_readable(model.model_dir, model.vocab, model.corpus_dir)
   check_new(output_dir)
   bound = model.bind_vocabulary()
-  plan = _plan(bound, to, part, realm_model, tower)
+  plan = _plan(bound, to, part, tower)
   parameters, step = _parameters(model, bound, plan)
   with new_directory(output_dir) as directory:
     write_export(directory, plan, parameters, bound.vocabulary.pieces)
@@ -114,34 +112,20 @@ def export_weights(
 
 
 def _plan(
-  model: BoundModel,
-  to: str,
-  part: str | None,
-  realm_model: str | None,
-  tower: str | None,
+  model: BoundModel, to: str, part: str | None, tower: str | None
 ) -> ExportPlan:
-  """Plans the export; a flag of the system says what to write, if any."""
+  """Plans the export, of which `part` says what to write for hf_bert."""
   if to == "sentence_transformers":
-    for name, given in (("--part", part), ("--model", realm_model)):
-      if given is not None:
-        raise ConversionError(
-          f"{name}={given} is not for --to={to}, which writes the retriever"
-        )
+    if part is not None:
+      raise ConversionError(
+        f"--part={part} is not for --to={to}, which writes the retriever"
+      )
     return plan_sentence_export(model, tower)
-  flag, value, choices = "--part", part, PARTS
-  other, given = "--model", realm_model
-  if to == "hf_realm":
-    flag, value, choices = other, given, exports.REALM_MODELS
-    other, given = "--part", part
-  if given is not None:
-    raise ConversionError(f"{other}={given} is not for --to={to}; {flag} is")
-  if value is None or value not in choices:
+  if part not in PARTS:
     raise ConversionError(
-      f"--to={to} wants {flag}=one of {', '.join(choices)}, not {value}"
+      f"--to={to} wants --part=one of {', '.join(PARTS)}, not {part}"
     )
-  if to == "hf_realm":
-    return exports.plan_realm_export(model, value, tower)
-  return exports.plan_bert_export(model, value, tower)
+  return exports.plan_bert_export(model, part, tower)
 
 
 def _parameters(
