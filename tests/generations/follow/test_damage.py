@@ -36,9 +36,7 @@ _SCANN = fixed_tree(
   8,
   num_leaves_searched=8,
   num_reordered=100,
-  reordering="int8",
-  spherical=True,
-  soar_lambda=1.5,
+  reordering="bfloat16",
 )
 
 
