@@ -20,7 +20,7 @@ from benchmarks.data import demo_corpus, generated_blocks, large_corpus
 from benchmarks.data.index_vectors import SyntheticVectors
 from benchmarks.data.random_towers import random_towers
 from benchmarks.faults import injection, on_disk
-from realm_jax.answers.distinct import RULES, DistinctAnswers, QuestionAnswers
+from realm_jax.answers.distinct import DistinctAnswers, QuestionAnswers
 from realm_jax.answers.in_blocks import AnswersInBlocks
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.building.recall import held_out_queries
@@ -291,9 +291,8 @@ def test_a_sample_keeps_the_order_of_the_corpus(world):
   assert len(embedding.sample_of(corpus, 10**6)) == corpus.num_blocks
 
 
-@pytest.mark.parametrize("rule", RULES)
 def test_a_step_with_stored_answers_is_that_of_a_search_in_its_blocks(
-  rule, tmp_path
+  tmp_path,
 ):
   documents = tiny_world.documents()
   corpus = generated_blocks.make_corpus(
@@ -307,7 +306,7 @@ def test_a_step_with_stored_answers_is_that_of_a_search_in_its_blocks(
   texts += [document["text"].split()[0] for document in documents]
   encode = corpus.vocabulary.encode
   questions = [QuestionAnswers("string", [t], [encode(t)]) for t in texts]
-  distinct = DistinctAnswers.of(rule, questions)
+  distinct = DistinctAnswers.of(questions)
   row, store = answers.search(tmp_path / "store", corpus, distinct)
   assert row["answers_found"] == len(documents)
   # It raises an error where they differ.
