@@ -15,8 +15,8 @@ from realm_jax.conversion.hugging_face.config import (
   require_vocabulary_size,
 )
 from realm_jax.conversion.hugging_face.tokenizer import read_vocabulary
-from realm_jax.conversion.hugging_face.torch_file import TorchFile
 from realm_jax.conversion.mapping import Shape, TensorSource
+from realm_jax.conversion.pickles import TorchFile
 from realm_jax.indexes.protocol import Rows
 from realm_jax.models.bert import BertConfig
 

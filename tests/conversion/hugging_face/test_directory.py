@@ -1,7 +1,5 @@
 """The weights of a directory."""
 
-import sys
-
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -33,13 +31,6 @@ def test_a_directory_without_weights_says_what_it_has(tmp_path):
     open_tensors(tmp_path)
   with pytest.raises(ConversionError, match="no local directory"):
     read_model_config(tmp_path / "nowhere")
-
-
-def test_pickles_are_for_torch(tmp_path, monkeypatch):
-  monkeypatch.setitem(sys.modules, "torch", None)
-  (tmp_path / "pytorch_model.bin").write_bytes(b"")
-  with pytest.raises(ConversionError, match="is a pickle, which only torch"):
-    open_tensors(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
