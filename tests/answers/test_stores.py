@@ -52,6 +52,7 @@ def test_rows_are_those_of_each_answer_in_each_block(built):
   corpus, answers, directory = built
   store = AnswerStore.open(directory, KEY)
   bodies = corpus.bodies_utf8(np.arange(corpus.num_blocks))
+  num_not_found = 0
   for number, string in enumerate(answers.strings):
     expected = [
       row
@@ -59,7 +60,8 @@ def test_rows_are_those_of_each_answer_in_each_block(built):
       if contains_characters(body, [string])
     ]
     assert store.rows(number).tolist() == expected
-  assert store.num_not_found == 1
+    num_not_found += not expected
+  assert store.num_not_found == num_not_found > 0
 
 
 def test_stored_and_searched_answers_are_the_same(built):

@@ -84,7 +84,7 @@ def test_a_pickle_that_would_run_a_command_is_refused(tmp_path, protocol):
     pickled = pickle.dumps(value, protocol=protocol)
     with pytest.raises(ConversionError, match="posix"):
       _read(tmp_path / "a.npy", pickled, (2,))
-    with pytest.raises(ConversionError, match="posix|_reconstruct"):
+    with pytest.raises(ConversionError, match=r"posix|_reconstruct"):
       TorchFile(_archive(tmp_path / "a.bin", pickled, {}))
     assert not marked.exists()
     pickle.loads(pickled)  # It does what was feared.
