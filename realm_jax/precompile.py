@@ -108,14 +108,14 @@ def _report(
       )
       for program in programs
     ]
-    costs, advised = [], []
+    costs = []
     for program, future in zip(programs, waiting, strict=True):
-      cost = Cost(program, future.result(), chip)
-      costs.append(cost)
+      costs.append(Cost(program, future.result(), chip))
       progress.advance()
-      is_step = isinstance(recipe, TrainConfig) and program.kind == STEP
-      if is_step and not cost.fits and not advised:
-        advised = advice(recipe, cost.compiled, chip, chips=chips)
+  advised: list[str] = []
+  too_large = [c for c in costs if c.program.kind == STEP and not c.fits]
+  if isinstance(recipe, TrainConfig) and too_large:
+    advised = advice(recipe, too_large[0].compiled, chip, chips=chips)
   return Report(topology.name, chip, chips, costs, advised)
 
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from realm_jax.generations.building.artifacts import EmbeddingConfig
 from realm_jax.generations.building.corpus_embedder import (
   abstract_retriever,
   jitted_embedder,
@@ -263,7 +264,8 @@ def _search(config: TrainConfig, mesh: Mesh, *, num_blocks: int) -> Program:
 def _embedding(config: GenerationConfig, mesh: Mesh) -> Program:
   """Returns the builder's embedding of a batch of the longest blocks."""
   models = _with_vocabulary(Models(config.retriever, None))
-  tokens = config.embedding.tokens_per_batch * mesh.size
+  embedding = config.embedding or EmbeddingConfig()
+  tokens = embedding.tokens_per_batch * mesh.size
   rows = rows_per_batch(_BLOCK_LENGTH, tokens, multiple=mesh.size)
   batch = jax.ShapeDtypeStruct(
     (rows, _BLOCK_LENGTH), jnp.int32, sharding=rules.batch_sharding(mesh)

@@ -102,6 +102,6 @@ class ScannSettings:
 
   def structure(self, num_leaves: int) -> Structure:
     """Returns the structure, with this number of leaves if none is set."""
-    return Structure(
-      self.num_leaves or num_leaves, self.dims_per_code, self.reordering
-    )
+    if self.num_leaves is not None:
+      num_leaves = self.num_leaves
+    return Structure(num_leaves, self.dims_per_code, self.reordering)

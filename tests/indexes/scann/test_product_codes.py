@@ -7,16 +7,15 @@ from realm_jax.indexes.scann import product_codes
 from realm_jax.indexes.scann.product_codes import train_codebooks
 
 
-def _on_device(*arrays):
-  return [jnp.asarray(array) for array in arrays]
+def encode(residuals, codebooks):
+  return np.asarray(
+    product_codes.encode(jnp.asarray(residuals), jnp.asarray(codebooks))
+  )
 
 
-def encode(*arrays, **settings):
-  return product_codes.encode(*_on_device(*arrays), **settings)
-
-
-def decode(*arrays):
-  return product_codes.decode(*_on_device(*arrays))
+def decode(codes, codebooks):
+  pieces = np.asarray(codebooks)[np.arange(codes.shape[1]), codes]
+  return pieces.reshape(len(codes), -1)
 
 
 def _residuals(count=3_000, dim=8, seed=0):
