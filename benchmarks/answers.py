@@ -5,7 +5,7 @@
 The blocks are sentences of real texts, or of the demo's world where
 there is no --texts_dir, in random order. The answers are those of NQ-open and
 WebQuestions, salient spans of the texts, and invented names up to the number of
-questions; CuratedTREC's regular expressions are searched in a run of their own.
+questions.
 Each search is what a run does before its first step. The peer is what the steps
 of a run did instead: for each question of a batch, 5,000 blocks were read and
 compared with its answers. A step's batch is then made with the store.
@@ -31,7 +31,7 @@ import tensorflow as tf
 from benchmarks.data import demo_corpus, generated_blocks, real_texts
 from benchmarks.retrieval_overhead import machine
 from realm_jax.answers.building import build_store
-from realm_jax.answers.distinct import RULES, DistinctAnswers, QuestionAnswers
+from realm_jax.answers.distinct import DistinctAnswers, QuestionAnswers
 from realm_jax.answers.in_blocks import AnswersInBlocks
 from realm_jax.answers.run_answers import store_key
 from realm_jax.answers.store import AnswerStore
@@ -43,7 +43,6 @@ from realm_jax.inputs.batches import Batch
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
-from realm_jax.text.answer_spans import find_token_spans
 from realm_jax.text.answers import contains_characters
 from realm_jax.training.batches import OpenQaBatch
 from realm_jax.training.stages.model_inputs import ModelInputs, Models
@@ -53,8 +52,6 @@ from realm_jax.training.stages.protocol import StageContext
 _BATCH, _SEARCHED, _STEPS, _QUERY_LENGTH = 16, 5000, 12, 16
 _JOINT_LENGTH = generated_blocks.BLOCK_LENGTH + 32
 _VOCABULARY_SIZE = 16_000
-# A search for regular expressions takes a hundred times as long a block.
-_PATTERN_BLOCKS = 40_000
 _SECONDS_BETWEEN_SAMPLES = 0.2
 
 Row = dict[str, Any]
@@ -93,23 +90,22 @@ class PeakMemory:
 
 def texts_and_answers(
   directory: Path, texts_dir: Path, num_questions: int
-) -> tuple[list[tuple[str, str]], list[str], list[str]]:
-  """Returns titled texts, answers that are strings, and regular expressions."""
+) -> tuple[list[tuple[str, str]], list[str]]:
+  """Returns titled texts, and answers."""
   if texts_dir.is_dir():
     texts = real_texts.titled_paragraphs(texts_dir)
     answers = real_texts.answers(texts_dir)
-    patterns = real_texts.answer_patterns(texts_dir)
   else:
     demo = Corpus.open(demo_corpus.make_corpus(directory / "demo"))
     texts = [(demo.title(r), demo.body(r)) for r in range(demo.num_blocks)]
-    answers, patterns = [], []
+    answers = []
   source = generated_blocks.source_corpus(directory, texts, _VOCABULARY_SIZE)
   distinct = dict.fromkeys(answers) | dict.fromkeys(_salient(source))
   words = sorted({w for _, t in texts for w in t.split() if w.istitle()})
   names = random.Random(0)
   while len(distinct) < num_questions:
     distinct[" ".join(names.sample(words, 2))] = None
-  return texts, list(itertools.islice(distinct, num_questions)), patterns
+  return texts, list(itertools.islice(distinct, num_questions))
 
 
 def _salient(corpus: Corpus) -> Iterator[str]:
@@ -137,7 +133,6 @@ def search(
     "answers_found": store.num_answers - store.num_not_found,
     "peak_memory_of_a_process_mb": peak.bytes / 1e6,
     "stored_mb": stored / 1e6,
-    "refused": len(store.refused),
   }
   return row, store
 
@@ -182,21 +177,15 @@ def make_batches(
 
 
 def search_in_blocks(
-  corpus: Corpus, rule: str, batch: Batch, rows: np.ndarray
+  corpus: Corpus, batch: Batch, rows: np.ndarray
 ) -> np.ndarray:
   """Finds which blocks contain an answer by reading all of them."""
   has_answer = np.zeros(rows.shape, bool)
   for query, searched in enumerate(rows):
-    flat, offsets = corpus.body_tokens_flat(searched)
-    spans = find_token_spans(flat, offsets, batch.answer_tokens[query])
-    if rule == "tokens":
-      fits = spans.start + spans.width <= _JOINT_LENGTH - _QUERY_LENGTH - 1
-      has_answer[query, spans.block[fits]] = True
-    else:
-      has_answer[query] = [
-        contains_characters(body, batch.answers[query])
-        for body in corpus.bodies_utf8(searched)
-      ]
+    has_answer[query] = [
+      contains_characters(body, batch.answers[query])
+      for body in corpus.bodies_utf8(searched)
+    ]
   return has_answer
 
 
@@ -232,8 +221,6 @@ def steps(
   stage = OpenQa(
     index_scores=True,
     num_searched_blocks=_SEARCHED,
-    answers_in_blocks=answers.rule,
-    joint_length=_JOINT_LENGTH,
   )
   bert = BertConfig(hidden_size=4, num_heads=1)
   models = Models(Retriever(bert), Reader(bert, joint_length=_JOINT_LENGTH))
@@ -254,7 +241,7 @@ def steps(
     assert isinstance(made, OpenQaBatch)
     with _CountedCorpus(corpus) as counted:
       start = time.perf_counter()
-      expected = search_in_blocks(corpus, answers.rule, batch, retrieved.rows)
+      expected = search_in_blocks(corpus, batch, retrieved.rows)
       read_ms.append(1e3 * (time.perf_counter() - start))
     num_read_before.append(len(counted.rows))
     if not np.array_equal(made.has_answer, expected):
@@ -273,44 +260,28 @@ def measure(
   directory: Path, *, num_blocks: int, num_questions: int, texts_dir: Path
 ) -> Row:
   """Does all searches and returns the figures."""
-  texts, strings, patterns = texts_and_answers(
-    directory, texts_dir, num_questions
-  )
+  texts, strings = texts_and_answers(directory, texts_dir, num_questions)
   corpus = generated_blocks.make_corpus(
     directory, num_blocks, texts=texts, vocabulary_size=_VOCABULARY_SIZE
   )
   # One call for all, since each costs a millisecond.
   tokens = corpus.vocabulary.encode_tf(tf.constant(strings)).to_list()
-  result: Row = {"blocks": corpus.num_blocks, "answers": len(strings)}
-  for rule in RULES:
-    answers = DistinctAnswers.of(
-      rule,
-      (
-        QuestionAnswers("string", [text], [ids])
-        for text, ids in zip(strings, tokens, strict=True)
-      ),
-    )
-    row, store = search(directory / f"store-{rule}", corpus, answers)
-    in_blocks = AnswersInBlocks(corpus, answers, store)
-    row |= steps(corpus, in_blocks, strings)
-    # All answers in all blocks, at the rate of the search in blocks.
-    pairs = _BATCH * min(_SEARCHED, num_blocks)
-    rate = pairs / (1e-3 * row["search_in_blocks_ms"])
-    row["search_in_blocks_hours"] = num_blocks * num_questions / rate / 3600
-    result |= {f"{rule}: {name}": value for name, value in row.items()}
-    print(figures_table(row), flush=True)
-  if patterns:
-    few = generated_blocks.make_corpus(
-      directory,
-      min(num_blocks, _PATTERN_BLOCKS),
-      texts=texts,
-      vocabulary_size=_VOCABULARY_SIZE,
-    )
-    regex = DistinctAnswers("characters", (), tuple(patterns))
-    row, _ = search(directory / "store-patterns", few, regex)
-    result |= {"patterns": len(patterns), "patterns: blocks": few.num_blocks}
-    result |= {f"patterns: {name}": value for name, value in row.items()}
-  return {**result, "machine": machine()}
+  answers = DistinctAnswers.of(
+    QuestionAnswers("string", [text], [ids])
+    for text, ids in zip(strings, tokens, strict=True)
+  )
+  row, store = search(directory / "store", corpus, answers)
+  row |= steps(corpus, AnswersInBlocks(corpus, answers, store), strings)
+  # All answers in all blocks, at the rate of the search in blocks.
+  pairs = _BATCH * min(_SEARCHED, num_blocks)
+  rate = pairs / (1e-3 * row["search_in_blocks_ms"])
+  row["search_in_blocks_hours"] = num_blocks * num_questions / rate / 3600
+  return {
+    "blocks": corpus.num_blocks,
+    "answers": len(strings),
+    **row,
+    "machine": machine(),
+  }
 
 
 def main(argv: Sequence[str] | None = None) -> None:

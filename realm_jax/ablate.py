@@ -18,9 +18,8 @@ against REALM. It writes ablation.json, ablation.md and a plot for each question
 to --output_dir.
 
 What stands is not made again: after SIGTERM or Ctrl-C, which let a trainer save
-a checkpoint, the same command continues. Each folder's made_with.json records
-the corpus, the configuration and the sources that its run was made with;
-others are refused.
+a checkpoint, the same command continues. A run that was begun with another
+corpus, seed or batch size is refused by `train`; the reports name the commit.
 """
 
 import os
@@ -35,6 +34,7 @@ from realm_jax import configuration
 from realm_jax.ablation.rows import select
 from realm_jax.files.json_file import write_json
 from realm_jax.files.sole_process import sole_process
+from realm_jax.partitioning.same_run import commit
 from realm_jax.stage_commands.processes import StoppedError
 
 if TYPE_CHECKING:
@@ -67,7 +67,6 @@ def main(argv: Sequence[str]) -> int:
   from realm_jax.ablation.figures import figures_of
   from realm_jax.ablation.gin_recipes import GinRecipes
   from realm_jax.ablation.plan import make_plan
-  from realm_jax.ablation.records import code_hash
 
   config = configuration.call(AblationConfig)
   output_dir = Path(_OUTPUT_DIR.value)
@@ -84,15 +83,13 @@ def main(argv: Sequence[str]) -> int:
   advice = "stop it, or choose another --output_dir"
   try:
     with sole_process(output_dir, "ablation", advice=advice):
-      execution.execute(
-        plan, data=config.data, recipes=recipes, output_dir=output_dir
-      )
+      execution.execute(plan, data=config.data, output_dir=output_dir)
   except StoppedError as error:
     print(f"\n{error}\nThe same command continues.", flush=True)
     return _STOPPED
   figures = {
     "seeds": seeds,
-    "code": code_hash(),
+    "commit": commit(),
     **figures_of(plan, rows),
   }
   write_json(_JSON.value or output_dir / "ablation.json", figures)

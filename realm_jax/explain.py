@@ -3,7 +3,6 @@
     python -m realm_jax.explain --model_dir=… "… was born in [MASK]."
     python -m realm_jax.explain --model_dir=… --answer=Paris "… in [MASK]."
     python -m realm_jax.explain --model_dir=… --baseline=runs/reading "…"
-    python -m realm_jax.explain --model_dir=… --along_training
     python -m realm_jax.explain --model_dir=… --block_use
 
 The configuration is the one that the run keeps, over gin/runs/explain.gin, or
@@ -17,24 +16,22 @@ language model fills in the same sentence without retrieval. A run of open QA
 explains questions likewise. Without a text on the command line, sentences or
 questions are read from the terminal or from the standard input.
 
-With --along_training, it follows fixed sentences through the generations and
-the kept checkpoints of a run of pre-training: their best block, and its
-utility. With --block_use, it searches a sample of the training sentences and
-lists the blocks that are retrieved most, never, and to the greatest use.
+With --block_use, it searches a sample of the training sentences of a run of
+pre-training and lists the blocks that are retrieved most, never, and to the
+greatest use.
 
 All are printed as tables, and written as JSON with --json=FILE. Of several
 processes, process 0 does this on its own devices.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from absl import app, flags, logging
 
 from realm_jax import configuration, device_command
 from realm_jax.console.prompt import prompted_lines
 from realm_jax.files.json_file import write_json
-from realm_jax.files.json_value import JsonValue
 
 if TYPE_CHECKING:
   from realm_jax.evaluation.explaining.explainer import Explainer
@@ -54,15 +51,6 @@ _BASELINE_GIN_FILE = flags.DEFINE_multi_string(
   [],
   "Model file of the baseline, over what its directory has recorded; needed if "
   "that has neither config.gin nor model.gin.",
-)
-_ALONG_TRAINING = flags.DEFINE_bool(
-  "along_training", False, "Follow sentences through the run's generations."
-)
-_SENTENCES = flags.DEFINE_string(
-  "sentences",
-  None,
-  'With --along_training: JSON Lines of {"sentence": "… [MASK] …", "answer": '
-  '"…"}; by default NUM_SENTENCES of the task.',
 )
 _BLOCK_USE = flags.DEFINE_bool(
   "block_use", False, "List the most and the least used blocks of a run."
@@ -94,44 +82,32 @@ def main(argv: Sequence[str]) -> None:
 
 def _require_one_mode(argv: Sequence[str]) -> None:
   """Refuses flags that do not go together."""
-  modes = {
-    "a sentence": len(argv) > 1,
-    "--along_training": _ALONG_TRAINING.value,
-    "--block_use": _BLOCK_USE.value,
-  }
-  given = [name for name, is_given in modes.items() if is_given]
-  if len(given) > 1:
-    raise app.UsageError(f"{' and '.join(given)} are different modes; give one")
-  if _SENTENCES.value and not _ALONG_TRAINING.value:
-    raise app.UsageError("--sentences is for --along_training")
+  is_sentence = len(argv) > 1
+  if is_sentence and _BLOCK_USE.value:
+    raise app.UsageError("--block_use is for no sentence; give one of the two")
   for flag in (_ANSWER, _BASELINE):
-    if flag.value is not None and given and given[0].startswith("--"):
+    if flag.value is not None and _BLOCK_USE.value:
       raise app.UsageError(f"--{flag.name} is for a sentence")
-  if _ANSWER.value is not None and not given:
+  if _ANSWER.value is not None and not is_sentence:
     raise app.UsageError("--answer is for one sentence; give it as well")
 
 
 def _explain(words: Sequence[str]) -> None:
   from realm_jax.evaluation.explaining import tables
-  from realm_jax.evaluation.explaining.along_training import follow_sentences
   from realm_jax.evaluation.explaining.block_use import count_block_use
 
-  if _ALONG_TRAINING.value:
-    followed = _call(follow_sentences, sentences=_SENTENCES.value)
-    _report(tables.along_training_text(followed), followed.to_json())
-  elif _BLOCK_USE.value:
+  if _BLOCK_USE.value:
     use = _call(count_block_use)
-    _report(tables.block_use_text(use), use.to_json())
+    if _JSON.value:
+      write_json(_JSON.value, use.to_json())
+    print(tables.block_use_text(use))
   else:
     _explain_texts([" ".join(words)] if words else _texts())
 
 
-def _call(function: Callable[..., _Result], **overrides: Any) -> _Result:
+def _call(function: Callable[..., _Result]) -> _Result:
   return configuration.call(
-    function,
-    default_recipe=_RECIPE,
-    values_of_run=_values_of_run,
-    **overrides,
+    function, default_recipe=_RECIPE, values_of_run=_values_of_run
   )
 
 
@@ -161,12 +137,6 @@ def _explain_texts(texts: Iterator[str] | Sequence[str]) -> None:
     write_json(
       _JSON.value, {"explanations": [one.to_json() for one in explained]}
     )
-
-
-def _report(text: str, values: JsonValue) -> None:
-  if _JSON.value:
-    write_json(_JSON.value, values)
-  print(text)
 
 
 def _load_baseline(model_dir: str, explainer: "Explainer") -> "UnaidedModel":

@@ -15,8 +15,6 @@ retriever has two towers, --tower chooses one, and each makes a directory.
 
 --to=hf_bert writes a BERT directory of Hugging Face: a tower without projection
 (BertModel) or the reader with its masked-LM head (BertForMaskedLM).
---to=hf_realm writes one of transformers' REALM classes: embedder, scorer,
-encoder (the knowledge-augmented one), reader, or open_qa.
 
 --to=vectors writes the vectors of all blocks of a generation: vectors.npy, with
 a row for each block, blocks.jsonl, with the id and title of each row, and
@@ -34,12 +32,7 @@ from absl import flags
 from realm_jax import configuration
 from realm_jax.conversion import vectors
 from realm_jax.conversion.errors import ConversionError
-from realm_jax.conversion.planning import (
-  PARTS,
-  REALM_MODELS,
-  SYSTEMS,
-  TOWERS,
-)
+from realm_jax.conversion.planning import PARTS, SYSTEMS, TOWERS
 
 configuration.define_run_flags()
 _VECTORS = "vectors"
@@ -56,9 +49,6 @@ _OUTPUT_DIR = flags.DEFINE_string(
   "output_dir", None, "Directory to make.", required=True
 )
 _PART = flags.DEFINE_enum("part", None, PARTS, "Part to write for hf_bert.")
-_MODEL = flags.DEFINE_enum(
-  "model", None, REALM_MODELS, "Class to write for hf_realm."
-)
 _TOWER = flags.DEFINE_enum(
   "tower", None, TOWERS, "Tower to write, if the retriever has two."
 )
@@ -71,7 +61,7 @@ def main(argv: Sequence[str]) -> None:
   """Exports the model that gin configures, and prints what was written."""
   del argv
   if _TO.value == _VECTORS:
-    _refuse(_PART, _MODEL, _TOWER)
+    _refuse(_PART, _TOWER)
     configuration.require_run(_RECIPE_OF_VECTORS)
     report = configuration.call(
       vectors.export_vectors,
@@ -90,7 +80,6 @@ def main(argv: Sequence[str]) -> None:
       output_dir=_OUTPUT_DIR.value,
       to=_TO.value,
       part=_PART.value,
-      realm_model=_MODEL.value,
       tower=_TOWER.value,
     )
   print(report)

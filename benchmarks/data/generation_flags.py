@@ -37,6 +37,4 @@ def make_parser(description: str) -> argparse.ArgumentParser:
 
 def index_of(given: argparse.Namespace) -> ScannConfig:
   """Returns the index that the flags ask for."""
-  return fixed_tree(
-    given.num_leaves, num_leaves_searched=8, num_reordered=200, spherical=True
-  )
+  return fixed_tree(given.num_leaves, num_leaves_searched=8, num_reordered=200)

@@ -225,22 +225,6 @@ def answers(folder: Path) -> list[str]:
   return sorted({answer for group in rows for answer in group})
 
 
-def answer_patterns(folder: Path) -> list[str]:
-  """Reads CuratedTREC's distinct answers, which are regular expressions.
-
-  Raises:
-    NoTextsError: There is no such folder.
-  """
-  _require(folder)
-  return sorted(
-    {
-      line.split("\t")[-1]
-      for path in sorted((folder / "curatedtrec").glob("*.tsv"))
-      for line in path.read_text(encoding="utf-8").splitlines()
-    }
-  )
-
-
 def _require(folder: Path) -> None:
   if not folder.is_dir():
     raise NoTextsError(

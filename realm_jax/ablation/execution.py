@@ -1,14 +1,11 @@
 """Makes the runs of a plan, one after the other."""
 
 import contextlib
-import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
-from realm_jax.ablation import records
 from realm_jax.ablation.config import AblationError
 from realm_jax.ablation.data import Data
-from realm_jax.ablation.recipes import Recipes
 from realm_jax.ablation.runs import Plan, Run
 from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.console.sigterm import stop_on_sigterm
@@ -35,49 +32,27 @@ def is_finished(run: Run) -> bool:
   return newest_step(run) == run.num_steps
 
 
-def execute(
-  plan: Plan,
-  *,
-  data: Data,
-  recipes: Recipes,
-  output_dir: Path,
-) -> None:
+def execute(plan: Plan, *, data: Data, output_dir: Path) -> None:
   """Makes all runs that are not finished, and continues those that were begun.
 
   SIGTERM stops it; calling it again continues.
 
   Raises:
-    AblationError: What stands was made with something else, the sources have
-      changed meanwhile, or a training run ended early.
+    AblationError: A training run ended early.
     StoppedError: SIGTERM came.
     CommandError: A run failed.
     ValueError: Data are missing or wrong.
   """
-  code = records.code_hash()
-  made_with: list[records.Record] = []
   with stop_on_sigterm() as stop:
-    for seed, runs in itertools.groupby(plan.runs, key=lambda run: run.seed):
+    for seed in dict.fromkeys(run.seed for run in plan.runs):
       data.prepare(output_dir / f"seed-{seed}", seed)
-      # All that stands is checked before the first run: that takes hours.
-      for run in runs:
-        record = records.record_of(
-          run, recipes, code=code, output_dir=output_dir
-        )
-        records.require_same(run.folder, record)
-        made_with.append(record)
       if stop.is_set():
         raise StoppedError("stopped by SIGTERM, before the first run")
     for number, run in enumerate(plan.runs):
       if stop.is_set():
         raise StoppedError("stopped by SIGTERM, between two runs")
       if not is_finished(run):
-        if records.code_hash() != code:
-          raise AblationError(
-            "the sources of realm_jax have changed since this command was "
-            "started; its runs would not be alike"
-          )
         _announce(run, number, plan.runs)
-        records.write_record(run.folder, made_with[number])
         _execute(run)
 
 

@@ -19,7 +19,7 @@ _Row = Mapping[str, Any]
 def write_report(output_dir: Path, figures: Mapping[str, Any]) -> str:
   """Writes ablation.md and the plots, and returns tables for a terminal.
 
-  `figures` are those of `figures_of`, with the `seeds`.
+  `figures` are those of `figures_of`, with the `seeds` and the `commit`.
   """
   rows, seeds = figures["rows"], figures["seeds"]
   metrics = [m for m in SHOWN if m.name in rows[0]["metrics"]]
@@ -27,10 +27,11 @@ def write_report(output_dir: Path, figures: Mapping[str, Any]) -> str:
   tables = [_cells(rows, metric) for metric in metrics]
   with whole_text_file(output_dir / REPORT) as file:
     file.write(
-      f"# Ablation\n\n{len(seeds)} seeds. Each figure is the mean over the "
-      "seeds, with their standard deviation. Differences are from REALM, with "
-      "95 % bootstrap intervals and the p-value of a paired randomization "
-      "test, over the questions of all seeds.\n"
+      f"# Ablation\n\n{len(seeds)} seeds, commit {figures['commit']}. Each "
+      "figure is the mean over the seeds, with their standard deviation. "
+      "Differences are from REALM, with 95 % bootstrap intervals and the "
+      "p-value of a paired randomization test, over the questions of all "
+      "seeds.\n"
     )
     for metric, cells in zip(metrics, tables, strict=True):
       file.write(f"\n## {metric.title}\n\n{_markdown(cells)}\n")

@@ -1,18 +1,17 @@
 """Searches all blocks for all answers, and stores what they contain."""
 
 import contextlib
-import functools
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 from etils import epath
 
 from realm_jax.answers.distinct import DistinctAnswers
+from realm_jax.answers.matcher import BlockMatcher
 from realm_jax.answers.runs import Runs, merge, write_runs
 from realm_jax.answers.store import (
   MANIFEST,
@@ -86,31 +85,11 @@ def _build(
 ) -> None:
   folder = staging / "runs"
   folder.mkdir()
-  continuations: Sequence[int] = ()
-  if answers.patterns and answers.rule == "tokens":
-    continuation = corpus.vocabulary.is_continuation
-    continuations = np.flatnonzero(continuation).tolist()
-  plan = Plan(corpus, answers, list(continuations), folder, num_workers)
-  runs = _search(plan)
-  create = functools.partial(_create, staging)
-  offsets = merge(
-    runs, len(answers), create=create, with_limits=answers.rule == "tokens"
-  )
+  runs = _search(Plan(corpus, answers, folder, num_workers))
+  offsets = merge(runs, len(answers), staging / "rows.npy")
   npy.save(staging / "offsets.npy", offsets)
   shutil.rmtree(folder)
-  first = len(answers.strings)
-  refused = {
-    answers.patterns[number - first]: reason
-    for part in runs
-    for number, reason in sorted(part.refused.items())
-  }
-  write_store_manifest(staging, key, refused)
-
-
-def _create(
-  staging: Path, name: str, dtype: type[np.generic], size: int
-) -> np.ndarray:
-  return npy.create_mapped(staging / f"{name}.npy", dtype, (size,))
+  write_store_manifest(staging, key)
 
 
 def _search(plan: Plan) -> list[Runs]:
@@ -119,7 +98,7 @@ def _search(plan: Plan) -> list[Runs]:
   with Progress("blocks searched for answers", total=total) as progress:
     if plan.num_workers == 1:
       rows = plan.rows(0)
-      matcher = plan.matcher()
+      matcher = BlockMatcher(plan.answers)
       advance = progress.advance
       return [
         write_runs(plan.path(0), matcher, plan.corpus, rows, advance=advance)

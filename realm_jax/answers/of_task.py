@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import seqio
 
-from realm_jax.answers.distinct import DistinctAnswers, QuestionAnswers, Rule
+from realm_jax.answers.distinct import DistinctAnswers, QuestionAnswers
 from realm_jax.inputs.batches import Batch, BatchStream
 from realm_jax.inputs.config import DataConfig
 from realm_jax.inputs.registry import find_task
@@ -15,13 +15,13 @@ from realm_jax.inputs.registry import find_task
 _QUESTIONS_PER_BATCH = 64
 
 
-def answers_of_task(data: DataConfig, rule: Rule) -> DistinctAnswers:
+def answers_of_task(data: DataConfig) -> DistinctAnswers:
   """Reads all questions of a task or mixture, and returns their answers.
 
   Raises:
     TaskError: There is no such task, or its source cannot be read.
   """
-  return DistinctAnswers.of(rule, _questions(data))
+  return DistinctAnswers.of(_questions(data))
 
 
 def answers_of_batch(batch: Batch) -> list[QuestionAnswers]:

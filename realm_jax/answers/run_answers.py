@@ -6,7 +6,7 @@ from absl import logging
 from etils import epath
 
 from realm_jax.answers.building import build_store
-from realm_jax.answers.distinct import DistinctAnswers, Rule
+from realm_jax.answers.distinct import DistinctAnswers
 from realm_jax.answers.in_blocks import AnswersInBlocks
 from realm_jax.answers.of_task import answers_of_task
 from realm_jax.answers.store import AnswersError, AnswerStore
@@ -15,8 +15,6 @@ from realm_jax.inputs.config import DataConfig
 from realm_jax.partitioning.agreement import Agreement
 
 FOLDER = "answers"
-# Bad patterns that a warning names.
-_NUM_NAMED = 5
 
 
 class RunAnswers:
@@ -29,7 +27,6 @@ class RunAnswers:
   Args:
     model_dir: Directory of the run, which all processes share.
     data: Data of the run; the answers are those of all questions of its task.
-    rule: How a block is found to contain a string: see `DistinctAnswers`.
     agreement: Agreement of all processes about the stores alone.
   """
 
@@ -37,13 +34,12 @@ class RunAnswers:
     self,
     model_dir: epath.PathLike,
     data: DataConfig,
-    rule: Rule,
     *,
     agreement: Agreement,
   ):
     self._folder = epath.Path(model_dir) / FOLDER
     self._agreement = agreement
-    self._answers = answers_of_task(data, rule)
+    self._answers = answers_of_task(data)
     self._current: AnswersInBlocks | None = None
 
   def of(self, corpus: Corpus) -> AnswersInBlocks:
@@ -82,7 +78,7 @@ class RunAnswers:
 
 
 def store_key(corpus: Corpus, answers: DistinctAnswers) -> str:
-  """Returns what a store is recognised by: its blocks, answers and rule."""
+  """Returns what a store is recognised by: its blocks and answers."""
   text = f"{corpus.fingerprint} {answers.sha256}"
   return hashlib.sha256(text.encode()).hexdigest()
 
@@ -94,13 +90,3 @@ def _report(store: AnswerStore, directory: epath.Path) -> None:
     store.num_answers,
     directory,
   )
-  if store.refused:
-    named = list(store.refused.items())[:_NUM_NAMED]
-    logging.warning(
-      "%d answers are regular expressions that are invalid or too slow, and "
-      "nothing is learnt from them: %s%s; %s lists all",
-      len(store.refused),
-      "; ".join(f"{pattern!r}: {reason}" for pattern, reason in named),
-      "; …" if len(store.refused) > len(named) else "",
-      directory / "answers.json",
-    )

@@ -3,19 +3,16 @@
 answers.json     manifest, written last
 offsets.npy      the rows of answer i are rows[offsets[i]:offsets[i + 1]]
 rows.npy         rows of blocks, sorted for each answer
-limits.npy       by the rule of tokens: tokens of the body up to the end of
-                 the answer's first occurrence
 """
 
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from etils import epath
-from jaxtyping import Int, UInt16
+from jaxtyping import Int
 
 from realm_jax.files.checksum import sha256_of
 from realm_jax.files.json_file import write_json
@@ -24,7 +21,7 @@ from realm_jax.files.local_disk.scratch import ScratchDirectory
 from realm_jax.files.object_store.remote import download, is_remote
 
 MANIFEST = "answers.json"
-_FORMAT_VERSION = 1
+_FORMAT_VERSION = 2
 
 
 class AnswersError(ValueError):
@@ -32,19 +29,11 @@ class AnswersError(ValueError):
 
 
 class AnswerStore:
-  """Rows of blocks by the number of the answer, memory-mapped.
+  """Rows of blocks by the number of the answer, memory-mapped."""
 
-  Attributes:
-    refused: Why patterns were not searched, by the pattern.
-  """
-
-  def __init__(self, directory: Path, manifest: Mapping[str, Any]):
-    self.refused: dict[str, str] = manifest["refused"]
+  def __init__(self, directory: Path):
     self._offsets = _mapped(directory, "offsets")
     self._rows = _mapped(directory, "rows")
-    self._limits = None
-    if "limits.npy" in manifest["files"]:
-      self._limits = _mapped(directory, "limits")
 
   @classmethod
   def open(cls, directory: epath.PathLike, key: str) -> "AnswerStore":
@@ -66,7 +55,7 @@ class AnswerStore:
         path = local / name
         if not path.is_file() or sha256_of(path) != record["sha256"]:
           raise AnswersError(f"{source / name} is missing or damaged")
-      return cls(local, manifest)
+      return cls(local)
 
   @property
   def num_answers(self) -> int:
@@ -87,16 +76,8 @@ class AnswerStore:
     """Returns the sorted rows of the blocks that contain an answer."""
     return self._rows[self._offsets[number] : self._offsets[number + 1]]
 
-  def limits(self, number: int) -> UInt16[np.ndarray, " n"] | None:
-    """Returns where its first occurrences end, by the rule of tokens."""
-    if self._limits is None:
-      return None
-    return self._limits[self._offsets[number] : self._offsets[number + 1]]
 
-
-def write_store_manifest(
-  directory: Path, key: str, refused: Mapping[str, str]
-) -> None:
+def write_store_manifest(directory: Path, key: str) -> None:
   """Writes the manifest of the arrays in a directory."""
   files: dict[str, JsonValue] = {
     path.name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
@@ -107,7 +88,6 @@ def write_store_manifest(
     {
       "format_version": _FORMAT_VERSION,
       "key": key,
-      "refused": dict(refused),
       "files": files,
     },
   )

@@ -12,8 +12,6 @@ import os
 import sys
 from pathlib import Path
 
-import numpy as np
-
 from realm_jax.answers.distinct import DistinctAnswers
 from realm_jax.answers.matcher import BlockMatcher
 from realm_jax.answers.runs import Runs, write_runs
@@ -27,14 +25,12 @@ class Plan:
   Attributes:
     corpus: Corpus to search.
     answers: Answers to look for.
-    continuations: The tokens that continue a word.
     folder: Directory to write runs to.
     num_workers: Number of shares that the rows are divided into.
   """
 
   corpus: Corpus
   answers: DistinctAnswers
-  continuations: list[int]
   folder: Path
   num_workers: int
 
@@ -50,24 +46,13 @@ class Plan:
     """Returns the file of a worker's runs."""
     return self.folder / f"{worker}.keys"
 
-  def matcher(self) -> BlockMatcher:
-    """Makes the matcher of the answers."""
-    continuation = np.zeros(self.corpus.vocab_size, bool)
-    continuation[self.continuations] = True
-    return BlockMatcher(
-      self.answers,
-      vocab_size=self.corpus.vocab_size,
-      continuation=continuation,
-    )
-
   def save(self) -> Path:
     """Writes the plan to its folder."""
     fields = {
       "corpus": str(self.corpus.source),
       "version": self.corpus.version,
       "fingerprint": self.corpus.fingerprint,
-      "answers": dataclasses.asdict(self.answers),
-      "continuations": self.continuations,
+      "answers": self.answers.strings,
       "num_workers": self.num_workers,
     }
     path = self.folder / "plan.json"
@@ -83,12 +68,8 @@ class Plan:
       version=fields["version"],
       fingerprint=fields["fingerprint"],
     )
-    given = fields["answers"]
-    answers = DistinctAnswers(
-      given["rule"], tuple(given["strings"]), tuple(given["patterns"])
-    )
-    continuations, num = fields["continuations"], fields["num_workers"]
-    return cls(corpus, answers, continuations, path.parent, num)
+    answers = DistinctAnswers(tuple(fields["answers"]))
+    return cls(corpus, answers, path.parent, fields["num_workers"])
 
   def runs(self) -> list[Runs]:
     """Reads the runs of all workers, in the order of the rows."""
@@ -105,7 +86,7 @@ def main(plan_path: str, number: str) -> None:
 
   write_runs(
     plan.path(worker),
-    plan.matcher(),
+    BlockMatcher(plan.answers),
     plan.corpus,
     plan.rows(worker),
     advance=advance,

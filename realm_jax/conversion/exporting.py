@@ -27,7 +27,7 @@ from realm_jax.conversion.parameters import (
   nested,
   parameter_shapes,
 )
-from realm_jax.conversion.planning import PARTS, REALM_MODELS
+from realm_jax.conversion.planning import PARTS
 from realm_jax.conversion.vocabulary import VOCABULARY_FILE
 from realm_jax.files.json_file import whole_text_file, write_json
 from realm_jax.files.object_store.store_access import require_readable
@@ -77,7 +77,6 @@ def export_weights(
   *,
   to: str,
   part: str | None = None,
-  realm_model: str | None = None,
   tower: str | None = None,
 ) -> str:
   """Writes a checkpoint as a directory that another system reads.
@@ -87,7 +86,6 @@ def export_weights(
     output_dir: Directory to make; it appears complete or not at all.
     to: Other system: one of `planning.SYSTEMS`.
     part: Part for hf_bert: `retriever` or `reader`.
-    realm_model: Class for hf_realm: one of `planning.REALM_MODELS`.
     tower: `query` or `block`, if the retriever has two and one is wanted.
 
   Returns:
@@ -104,7 +102,7 @@ def export_weights(
   require_readable(model.model_dir, model.vocab, model.corpus_dir)
   check_new(output_dir)
   bound = model.bind_vocabulary()
-  plan = _plan(bound, to, part, realm_model, tower)
+  plan = _plan(bound, to, part, tower)
   parameters, step = _parameters(model, bound, plan)
   with new_directory(output_dir) as directory:
     write_export(directory, plan, parameters, bound.vocabulary.pieces)
@@ -112,34 +110,20 @@ def export_weights(
 
 
 def _plan(
-  model: BoundModel,
-  to: str,
-  part: str | None,
-  realm_model: str | None,
-  tower: str | None,
+  model: BoundModel, to: str, part: str | None, tower: str | None
 ) -> ExportPlan:
-  """Plans the export; a flag of the system says what to write, if any."""
+  """Plans the export, of which `part` says what to write for hf_bert."""
   if to == "sentence_transformers":
-    for name, given in (("--part", part), ("--model", realm_model)):
-      if given is not None:
-        raise ConversionError(
-          f"{name}={given} is not for --to={to}, which writes the retriever"
-        )
+    if part is not None:
+      raise ConversionError(
+        f"--part={part} is not for --to={to}, which writes the retriever"
+      )
     return plan_sentence_export(model, tower)
-  flag, value, choices = "--part", part, PARTS
-  other, given = "--model", realm_model
-  if to == "hf_realm":
-    flag, value, choices = other, given, REALM_MODELS
-    other, given = "--part", part
-  if given is not None:
-    raise ConversionError(f"{other}={given} is not for --to={to}; {flag} is")
-  if value is None or value not in choices:
+  if part not in PARTS:
     raise ConversionError(
-      f"--to={to} wants {flag}=one of {', '.join(choices)}, not {value}"
+      f"--to={to} wants --part=one of {', '.join(PARTS)}, not {part}"
     )
-  if to == "hf_realm":
-    return exports.plan_realm_export(model, value, tower)
-  return exports.plan_bert_export(model, value, tower)
+  return exports.plan_bert_export(model, part, tower)
 
 
 def _parameters(

@@ -19,10 +19,9 @@ from realm_jax.models.retriever import Retriever
 
 # What is imported, and to what it is exported.
 KINDS = ("hf_bert", "hf_realm", "tf_bert", "tf_realm")
-SYSTEMS = ("hf_bert", "hf_realm", "sentence_transformers")
+SYSTEMS = ("hf_bert", "sentence_transformers")
 RETRIEVER, READER = PARTS = ("retriever", "reader")
 TOWERS = ("query", "block")
-REALM_MODELS = ("embedder", "scorer", "encoder", "reader", "open_qa")
 # The parameters of the towers, shared or separate.
 SHARED_TOWER = ("tower",)
 SEPARATE_TOWERS = ("query_tower", "block_tower")

@@ -1,7 +1,8 @@
 """What all processes of a run must have in common."""
 
 import dataclasses
-import hashlib
+import importlib.metadata
+import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import jax
 
 from realm_jax.partitioning.agreement import Agreement
 
-_PACKAGE_DIR = Path(__file__).resolve().parent.parent
+_PROJECT_DIR = Path(__file__).resolve().parents[2]
 # Directories may be mounted elsewhere on each host, and flax adds the others.
 _MAY_DIFFER = frozenset(
   {"corpus_dir", "pretraining_corpus_dir", "question_files", "parent", "name"}
@@ -35,7 +36,7 @@ def require_same(
   agreement.require_same(
     {
       "the version of jax": jax.__version__,
-      "the code of realm_jax": _source_digest(),
+      "the commit of realm_jax": commit(),
       "the number of devices": str(jax.device_count()),
       **facts,
       **dict(
@@ -45,13 +46,18 @@ def require_same(
   )
 
 
-def _source_digest() -> str:
-  """Returns a digest of this package's source files."""
-  digest = hashlib.sha256()
-  for path in sorted(_PACKAGE_DIR.rglob("*.py")):
-    digest.update(path.relative_to(_PACKAGE_DIR).as_posix().encode())
-    digest.update(path.read_bytes())
-  return digest.hexdigest()[:12]
+def commit() -> str:
+  """Returns the commit of a clone, or else the version of this package."""
+  if (_PROJECT_DIR / ".git").exists():
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+      done = subprocess.run(
+        command, cwd=_PROJECT_DIR, capture_output=True, text=True, check=True
+      )
+      return done.stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+      pass  # git is missing, or does not trust the folder's owner.
+  return importlib.metadata.version("realm_jax")
 
 
 def _values(name: str, value: Any) -> Iterator[tuple[str, str]]:

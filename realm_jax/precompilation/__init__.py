@@ -1,8 +1,6 @@
-"""What a run costs on a TPU slice, from programs compiled without one.
+"""What a run needs of a TPU slice, from programs compiled without one.
 
-`programs` traces the programs of a run with abstract arrays, `topology` gives
-them the devices of a slice that need not exist, and libtpu compiles them.
-`jaxpr_arithmetic` and `pallas_kernels` read the jaxpr, `hlo`, `traffic`,
-`cycles` and `collectives` the compiled module, and `estimate` and
-`refresh_split` turn both into times.
+`programs` has the programs of a run with abstract arrays, `topology` the
+devices of a slice that need not exist, for which `compiler` compiles them with
+libtpu, and `report` says whether they fit and how long they take at least.
 """

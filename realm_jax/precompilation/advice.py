@@ -3,19 +3,18 @@
 import jax.numpy as jnp
 
 from realm_jax.precompilation.chips import Chip
-from realm_jax.precompilation.estimate import Estimate
+from realm_jax.precompilation.compiler import Compiled
 from realm_jax.training.config import TrainConfig
 
 
-def advice(config: TrainConfig, estimate: Estimate, chip: Chip) -> list[str]:
-  """Returns settings, each with what it is estimated to bring; none if it fits.
+def advice(
+  config: TrainConfig, compiled: Compiled, chip: Chip, *, chips: int
+) -> list[str]:
+  """Returns settings that may make a step fit, each with what it may bring.
 
   A step's temporaries are taken to grow with the batch, and the state to be
   divided by FSDP; only another compilation says what remains.
   """
-  if estimate.fits:
-    return []
-  compiled, mesh = estimate.compiled, estimate.program.mesh
   fixed = compiled.total_bytes - compiled.temporary_bytes
   temporary, memory = compiled.temporary_bytes, chip.memory_bytes
   found = []
@@ -25,13 +24,13 @@ def advice(config: TrainConfig, estimate: Estimate, chip: Chip) -> list[str]:
       f"halves most temporaries: about {_gib(fixed + temporary / 2)} in all"
     )
   fsdp = config.mesh.fsdp
-  while fsdp * 2 * config.mesh.model_parallelism <= mesh.size:
+  while fsdp * 2 * config.mesh.model_parallelism <= chips:
     fsdp *= 2
     total = fixed * config.mesh.fsdp / fsdp + temporary
     if total <= memory:
       found.append(f"FSDP = {fsdp} divides the state: about {_gib(total)}")
       break
-  groups = mesh.size // config.mesh.model_parallelism
+  groups = chips // config.mesh.model_parallelism
   batch = config.data.batch_size
   if config.retriever.bert.remat_policy is None:
     found.append(

@@ -1,7 +1,6 @@
 """Compiles programs for devices that are not there, once."""
 
 import dataclasses
-import gzip
 import hashlib
 import importlib.metadata
 import json
@@ -12,10 +11,12 @@ from pathlib import Path
 import jax
 
 from realm_jax.files.whole.whole_file import whole_file
+from realm_jax.precompilation.programs import Program
+from realm_jax.precompilation.topology import Topology
 
 # jax's own cache of compilations writes programs for a topology, and cannot
 # read them again without its devices. Kept here is what a report needs.
-_CACHE_FORMAT = 2
+_CACHE_FORMAT = 3
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _NEEDED = re.compile(
   r"(?:Used |temporaries \()([\d.]+)([KMGT]?)\)? (?:of|exceeds)"
@@ -24,29 +25,30 @@ _NEEDED = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-  """What the compiler says of a program.
+  """What the compiler says of a program, for one device.
 
   Attributes:
-    text: Text of the compiled module; None where it does not fit.
-    argument_bytes: Bytes of the arguments of a device.
-    output_bytes: Bytes of its results that do not take an argument's place.
-    temporary_bytes: Bytes of its temporaries; where they do not fit, what the
+    argument_bytes: Bytes of the arguments.
+    output_bytes: Bytes of the results that do not take an argument's place.
+    temporary_bytes: Bytes of the temporaries; where they do not fit, what the
       compiler said last.
     code_bytes: Bytes of the program itself.
-    accessed_bytes: Bytes that the compiler counts as read and written, in
-      whichever memory, loops once; None where it does not count.
+    flops: Floating-point operations by XLA's cost analysis, which counts the
+      body of a loop once; None where it does not count them.
+    accessed_bytes: Bytes that it counts as read and written, in whichever
+      memory; None where it does not count them.
   """
 
-  text: str | None
   argument_bytes: int
   output_bytes: int
   temporary_bytes: int
   code_bytes: int
-  accessed_bytes: int | None = None
+  flops: float | None = None
+  accessed_bytes: float | None = None
 
   @property
   def total_bytes(self) -> int:
-    """Bytes that a device needs to run it."""
+    """Bytes that a device needs to run the program."""
     return (
       self.argument_bytes
       + self.output_bytes
@@ -56,39 +58,41 @@ class Compiled:
 
 
 def compile_program(
+  program: Program,
   lowered: jax.stages.Lowered,
+  topology: Topology,
   *,
-  argument_bytes: int,
   cache: Path | None,
-  compiler: str,
 ) -> Compiled:
   """Compiles a program, unless the cache has what the compiler said of it.
 
   Args:
-    lowered: Program for the devices of a topology.
-    argument_bytes: Bytes of a device's arguments.
+    program: What was lowered.
+    lowered: The same program, lowered for the devices of the topology.
+    topology: Slice that it is compiled for.
     cache: Directory of earlier compilations; None compiles.
-    compiler: Text that names the library that compiles, the topology and the
-      order of its devices.
   """
   if cache is None:
-    return _compile(lowered, argument_bytes)
+    return _compile(lowered, program.argument_bytes)
+  # The order of the devices decides which links a collective takes.
+  devices = [(d.id, *d.coords) for d in program.mesh.devices.flat]
   key = hashlib.sha256()
   for part in (
     str(_CACHE_FORMAT),
     importlib.metadata.version("jaxlib"),
-    compiler,
+    topology.compiler,
+    topology.name,
+    f"{dict(program.mesh.shape)} {devices}",
+    lowered.as_text(),
   ):
     key.update(part.encode() + b"\0")
-  key.update(lowered.as_text().encode())
-  file = cache / f"{key.hexdigest()[:32]}.json.gz"
+  file = cache / f"{key.hexdigest()[:32]}.json"
   if file.is_file():
-    return Compiled(**json.loads(gzip.decompress(file.read_bytes())))
-  compiled = _compile(lowered, argument_bytes)
+    return Compiled(**json.loads(file.read_text()))
+  compiled = _compile(lowered, program.argument_bytes)
   cache.mkdir(parents=True, exist_ok=True)
   with whole_file(file) as partial:
-    text = json.dumps(dataclasses.asdict(compiled))
-    partial.write_bytes(gzip.compress(text.encode(), compresslevel=5))
+    partial.write_text(json.dumps(dataclasses.asdict(compiled)))
   return compiled
 
 
@@ -99,16 +103,21 @@ def _compile(lowered: jax.stages.Lowered, argument_bytes: int) -> Compiled:
     temporary_bytes = needed_temporaries(str(error), argument_bytes)
     if temporary_bytes is None:
       raise
-    return Compiled(None, argument_bytes, 0, temporary_bytes, 0)
-  memory = compiled.memory_analysis()
+    return Compiled(argument_bytes, 0, temporary_bytes, 0)
+  memory, costs = compiled.memory_analysis(), compiled.cost_analysis()
   assert memory is not None
+  counted = costs if isinstance(costs, dict) else {}
+  flops, accessed = (
+    counted[name] if counted.get(name, -1) >= 0 else None
+    for name in ("flops", "bytes accessed")
+  )
   return Compiled(
-    text=compiled.as_text(),
     argument_bytes=memory.argument_size_in_bytes,
     output_bytes=memory.output_size_in_bytes - memory.alias_size_in_bytes,
     temporary_bytes=memory.temp_size_in_bytes,
     code_bytes=memory.generated_code_size_in_bytes,
-    accessed_bytes=_accessed_bytes(compiled),
+    flops=flops,
+    accessed_bytes=accessed,
   )
 
 
@@ -125,12 +134,6 @@ def needed_temporaries(message: str, argument_bytes: int) -> int | None:
   if "for HLO temporaries" in message:
     return used
   return max(0, used - argument_bytes)
-
-
-def _accessed_bytes(compiled: jax.stages.Compiled) -> int | None:
-  costs = compiled.cost_analysis()
-  counted = costs.get("bytes accessed", -1) if isinstance(costs, dict) else -1
-  return int(counted) if counted >= 0 else None
 
 
 def cache_directory() -> Path:

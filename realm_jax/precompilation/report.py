@@ -1,16 +1,85 @@
-"""The figures of a recipe on a slice, as a table and as JSON."""
+"""What the programs of a recipe need and take, as a table and as JSON."""
 
 import dataclasses
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from realm_jax.console import table
+from realm_jax.console.progress import Progress
 from realm_jax.files.json_value import JsonValue
+from realm_jax.generations.building.generation_builder import GenerationConfig
+from realm_jax.precompilation import compiler
+from realm_jax.precompilation.advice import advice
 from realm_jax.precompilation.chips import Chip
-from realm_jax.precompilation.estimate import Estimate
-from realm_jax.precompilation.programs.program import SEARCH, STEP
-from realm_jax.precompilation.refresh_split import RefreshSplit
+from realm_jax.precompilation.compiler import Compiled
+from realm_jax.precompilation.programs import SEARCH, STEP, Program, programs_of
+from realm_jax.precompilation.topology import Topology
+from realm_jax.training.config import TrainConfig
 
-_UNKNOWN = "-"
+# Compilations at once; one uses several cores at times.
+_THREADS = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+  """What one run of a program costs each chip of a slice."""
+
+  program: Program
+  compiled: Compiled
+  chip: Chip
+
+  @property
+  def fits(self) -> bool:
+    """Whether the memory of a chip suffices."""
+    return self.compiled.total_bytes <= self.chip.memory_bytes
+
+  @property
+  def least_seconds(self) -> float | None:
+    """Lower bound of the time: a roofline at the peak rates of the chip."""
+    flops, accessed = self.compiled.flops, self.compiled.accessed_bytes
+    if flops is None or accessed is None:
+      return None
+    return max(
+      flops / self.chip.peak_flops, accessed / self.chip.memory_bandwidth
+    )
+
+  def json(self) -> dict[str, JsonValue]:
+    """Returns the figures by name."""
+    return {
+      "kind": self.program.kind,
+      "name": self.program.name,
+      "chips": self.program.mesh.size,
+      "fits": self.fits,
+      **dataclasses.asdict(self.compiled),
+      "least_seconds": self.least_seconds,
+    }
+
+  def row(self) -> tuple[str, ...]:
+    """Returns the cells of a row of the table."""
+    compiled, seconds = self.compiled, self.least_seconds
+    return (
+      f"{self.program.kind}: {self.program.name}",
+      "yes" if self.fits else "NO",
+      *(
+        _scaled(size, 1e9)
+        for size in (
+          compiled.argument_bytes,
+          compiled.output_bytes,
+          compiled.temporary_bytes,
+          compiled.code_bytes,
+        )
+      ),
+      _scaled(compiled.flops, 1e12),
+      _scaled(compiled.accessed_bytes, 1e9),
+      _scaled(seconds, 1e-3),
+    )
+
+
+_HEADER = (
+  *("program", "fits", "arguments GB", "results GB", "temporaries GB"),
+  *("code GB", "TFLOP", "accessed GB", "at least ms"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,228 +88,119 @@ class Report:
 
   Attributes:
     topology: Name of the slice.
-    estimates: Estimates of its programs, in the order of the kinds; the steps
-      from the most usual shape bucket to the largest.
-    splits: Splits with a builder; the first is the one that was asked for.
+    chips: Number of its chips.
+    costs: Costs of the programs; a training step comes first.
     advice: Settings that would make it fit.
   """
 
   topology: str
   chip: Chip
   chips: int
-  estimates: Sequence[Estimate]
-  splits: Sequence[RefreshSplit] = ()
+  costs: Sequence[Cost]
   advice: Sequence[str] = ()
-
-  @property
-  def usual(self) -> Estimate:
-    """The program that a run mostly runs."""
-    return self.estimates[0]
 
   @property
   def fits(self) -> bool:
     """Whether all programs fit, the steps beside an exact index's vectors."""
     beside = sum(
-      e.compiled.argument_bytes
-      for e in self.estimates
-      if e.program.kind == SEARCH
+      cost.compiled.argument_bytes
+      for cost in self.costs
+      if cost.program.kind == SEARCH
     )
     return all(
-      e.fits
+      cost.fits
       and (
-        e.program.kind != STEP
-        or e.compiled.total_bytes + beside <= self.chip.memory_bytes
+        cost.program.kind != STEP
+        or cost.compiled.total_bytes + beside <= self.chip.memory_bytes
       )
-      for e in self.estimates
+      for cost in self.costs
     )
 
   def json(self) -> JsonValue:
     """Returns the figures by name."""
-    kind = self.usual.program.kind
-    alike = [e for e in self.estimates if e.program.kind == kind]
-    figures = _figures(self.usual)
-    # Memory must hold the largest shape bucket.
-    for name in ("argument_bytes", "temporary_bytes"):
-      figures[name] = max(getattr(e.compiled, name) for e in alike)
     return {
       "topology": self.topology,
-      **figures,
-      "fits": self.fits,
       "chips": self.chips,
-      "refresh": self._refresh(),
-      "rolling_refresh": self._rolling_refresh(),
+      "fits": self.fits,
       "advice": list(self.advice),
-      "programs": [
-        {
-          "kind": estimate.program.kind,
-          "name": estimate.program.name,
-          **_figures(estimate),
-        }
-        for estimate in self.estimates
-      ],
+      "programs": [cost.json() for cost in self.costs],
     }
 
-  def _refresh(self) -> JsonValue:
-    if not self.splits:
-      return None
-    first = self.splits[0]
-    figures = dataclasses.asdict(first)
-    return {**figures, "staleness_steps": first.staleness_steps}
-
-  def _rolling_refresh(self) -> dict[str, JsonValue] | None:
-    steps, seconds = self.usual.program.round_steps, self.usual.seconds
-    if steps is None:
-      return None
-    return {"steps": steps, "seconds": seconds and seconds * steps}
-
   def text(self) -> str:
-    """Returns the figures as tables."""
-    parts = [
-      f"{self.topology}: {self.chips} chips, each with "
-      f"{_gb(self.chip.memory_bytes)} GB for programs, "
-      f"{self.chip.peak_flops / 1e12:.0f} TFLOP/s and "
-      f"{self.chip.memory_bandwidth / 1e9:.0f} GB/s",
-      table.columns([_HEADER, *map(_row, self.estimates)]),
-      *filter(None, (_collectives(e) for e in self.estimates)),
-      *filter(None, (_kernels(e) for e in self.estimates)),
-      self._verdict(),
-    ]
-    if self.splits:
-      parts.append(_splits(self.splits))
-    if steps := self.usual.program.round_steps:
-      takes = ""
-      if self.usual.seconds is not None:
-        takes = f", {steps * self.usual.seconds:.0f} s"
-      parts.append(
-        f"Every block is embedded again within {steps:,} steps{takes}."
-      )
-    return "\n\n".join(parts)
+    """Returns the figures as a table, and whether the recipe fits."""
+    chip = self.chip
+    return "\n\n".join(
+      [
+        f"{self.topology}: {self.chips} chips, each with "
+        f"{_scaled(chip.memory_bytes, 1e9)} GB for programs, "
+        f"{chip.peak_flops / 1e12:.0f} TFLOP/s and "
+        f"{chip.memory_bandwidth / 1e9:.0f} GB/s",
+        table.columns([_HEADER, *(cost.row() for cost in self.costs)]),
+        self._verdict(),
+      ]
+    )
 
   def _verdict(self) -> str:
     if self.fits:
       return "It fits."
-    if all(e.fits for e in self.estimates):
+    if all(cost.fits for cost in self.costs):
       return "It does not fit beside the vectors of an exact index."
-    wrong = ", ".join(
-      f"{e.program.kind} {e.program.name} "
-      f"({_gb(e.compiled.total_bytes)} of {_gb(self.chip.memory_bytes)} GB)"
-      for e in self.estimates
-      if not e.fits
+    too_large = ", ".join(
+      f"{cost.program.kind} {cost.program.name} "
+      f"({_scaled(cost.compiled.total_bytes, 1e9)} of "
+      f"{_scaled(self.chip.memory_bytes, 1e9)} GB)"
+      for cost in self.costs
+      if not cost.fits
     )
-    lines = [f"It does not fit: {wrong}.", *(f"  {a}" for a in self.advice)]
+    lines = [f"It does not fit: {too_large}.", *(f"  {a}" for a in self.advice)]
     return "\n".join(lines)
 
 
-def _figures(estimate: Estimate) -> dict[str, JsonValue]:
-  compiled, bounds = estimate.compiled, estimate.bounds
-  return {
-    "fits": estimate.fits,
-    "chips": estimate.program.chips,
-    "argument_bytes": compiled.argument_bytes,
-    "temporary_bytes": compiled.temporary_bytes,
-    "hbm_bytes": estimate.traffic_bytes,
-    "accessed_bytes": compiled.accessed_bytes,
-    "flops_per_chip": estimate.flops_per_chip,
-    "cycles": estimate.cycles,
-    "bounds_seconds": None if bounds is None else dataclasses.asdict(bounds),
-    "link_seconds": estimate.link_seconds,
-    "estimated_step_seconds": estimate.seconds,
-    "utilisation": estimate.utilisation,
-    "useful_flops_per_chip": estimate.program.work.flops
-    / estimate.program.chips,
-    "useful_tokens": estimate.program.work.tokens,
-    "collectives": [dataclasses.asdict(c) for c in estimate.collectives],
-    "kernels": [
-      {**dataclasses.asdict(k), "seconds": k.seconds} for k in estimate.kernels
-    ],
-  }
+def _scaled(value: float | None, unit: float) -> str:
+  return "-" if value is None else f"{value / unit:.2f}"
 
 
-_HEADER = (
-  *("program", "fits", "arguments GB", "temporaries GB", "TFLOP", "traffic GB"),
-  *("accessed GB", "Mcycles", "by arithmetic ms", "by memory ms"),
-  *("by cycles ms", "estimate ms", "utilisation"),
-)
+def compile_recipe(
+  recipe: TrainConfig | GenerationConfig,
+  topology: Topology,
+  *,
+  num_blocks: int,
+  cache: Path | None,
+) -> Report:
+  """Compiles all programs of a recipe for a slice.
 
+  Args:
+    recipe: Training run, or index builder.
+    topology: Slice, whose devices need not exist.
+    num_blocks: Number of blocks of the corpus.
+    cache: Directory of earlier compilations, if any.
 
-def _row(estimate: Estimate) -> tuple[str, ...]:
-  program, compiled, bounds = (
-    estimate.program,
-    estimate.compiled,
-    estimate.bounds,
-  )
-  known = (_UNKNOWN,) * 8
-  if bounds is not None and estimate.traffic_bytes is not None:
-    known = (
-      _gb(estimate.traffic_bytes),
-      _UNKNOWN
-      if compiled.accessed_bytes is None
-      else _gb(compiled.accessed_bytes),
-      f"{(estimate.cycles or 0) / 1e6:.1f}",
-      *(
-        f"{1e3 * seconds:.2f}"
-        for seconds in (
-          bounds.arithmetic,
-          bounds.memory,
-          bounds.cycles,
-          bounds.seconds,
-        )
-      ),
-      f"{100 * (estimate.utilisation or 0):.1f} %",
-    )
-  return (
-    f"{program.kind}: {program.name}",
-    "yes" if estimate.fits else "NO",
-    _gb(compiled.argument_bytes),
-    _gb(compiled.temporary_bytes),
-    f"{estimate.flops_per_chip / 1e12:.3f}",
-    *known,
-  )
-
-
-def _collectives(estimate: Estimate) -> str:
-  if not estimate.collectives:
-    return ""
-  rows = [("collective", "axis", "number", "MB")]
-  for c in estimate.collectives:
-    rows.append((c.operation, c.axis, str(c.count), f"{c.bytes / 1e6:.2f}"))
-  return _titled(estimate, table.columns(rows))
-
-
-def _kernels(estimate: Estimate) -> str:
-  if not estimate.kernels:
-    return ""
-  rows = [["kernel", "calls", "products ms", "exponentials ms", "memory ms"]]
-  for k in estimate.kernels:
-    parts = k.product_seconds, k.exponential_seconds, k.memory_seconds
-    rows.append([k.name, str(k.calls), *(f"{1e3 * s:.2f}" for s in parts)])
-  return _titled(estimate, table.columns(rows))
-
-
-def _titled(estimate: Estimate, text: str) -> str:
-  program = estimate.program
-  return f"{program.kind}: {program.name}\n{text}"
-
-
-def _splits(splits: Sequence[RefreshSplit]) -> str:
-  rows = [
-    ("builder chips", "s for a generation", "steps between", "greatest age")
-  ]
-  for s in sorted(splits, key=lambda s: s.builder_chips):
-    rows.append(
-      (
-        str(s.builder_chips),
-        f"{s.seconds:.0f}",
-        str(s.trainer_steps),
-        f"{s.staleness_steps} steps",
+  Raises:
+    ValueError: The recipe does not fit the slice's devices.
+  """
+  chip, chips = topology.chip, len(topology.devices)
+  programs = list(programs_of(recipe, topology, num_blocks=num_blocks))
+  with (
+    ThreadPoolExecutor(_THREADS, "compile") as pool,
+    Progress("programs compiled", total=len(programs)) as progress,
+  ):
+    # Tracing holds the interpreter, and compiling does not.
+    waiting = [
+      pool.submit(
+        compiler.compile_program,
+        program,
+        program.lower(),
+        topology,
+        cache=cache,
       )
-    )
-  first = splits[0]
-  return (
-    f"{table.columns(rows)}\n\n{first.builder_chips} builder chips give a "
-    f"generation every {first.trainer_steps} steps."
-  )
-
-
-def _gb(size: float) -> str:
-  return f"{size / 1e9:.2f}"
+      for program in programs
+    ]
+    costs = []
+    for program, future in zip(programs, waiting, strict=True):
+      costs.append(Cost(program, future.result(), chip))
+      progress.advance()
+  advised: list[str] = []
+  too_large = [c for c in costs if c.program.kind == STEP and not c.fits]
+  if isinstance(recipe, TrainConfig) and too_large:
+    advised = advice(recipe, too_large[0].compiled, chip, chips=chips)
+  return Report(topology.name, chip, chips, costs, advised)

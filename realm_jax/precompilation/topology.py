@@ -36,7 +36,7 @@ class Topology:
 
   Attributes:
     name: Name, such as `v5e:8x8`.
-    chip: What each chip has.
+    chip: What each chip has, and its peak rates.
     devices: One device for each chip.
     host: The devices of a slice of one host, or of this slice if it has no
       more. libtpu compiles for no part of a slice.

@@ -298,12 +298,11 @@ def _answers(setup: RunSetup) -> RunAnswers | None:
   They are found meanwhile the first generation is built.
   """
   config = setup.config
-  if config.stage.answer_rule is None:
+  if not config.stage.needs_answers:
     return None
   answers = RunAnswers(
     config.model_dir,
     dataclasses.replace(config.data, corpus_version=setup.corpus.version),
-    config.stage.answer_rule,
     agreement=Agreement("answers"),
   )
   answers.of(setup.corpus)

@@ -1,10 +1,8 @@
-"""The arithmetic that a step's mathematics needs, whatever it is run as.
+"""The matrix products of a step's mathematics, forward and backward, each once.
 
-Matrix products of forward and backward on tokens that are not padding, each
-once: what a program computes on padding, or again, is no use.
+What a program computes again is no part of them.
 """
 
-import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
@@ -23,34 +21,12 @@ _FORWARD_AND_BACKWARD = 3
 Lengths = Mapping[str, Int[np.ndarray, " n"]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Work:
-  """Useful work of a step on all chips together."""
-
-  flops: float
-  tokens: float
-
-  def plus(self, other: "Work") -> "Work":
-    """Returns the work of both."""
-    return Work(self.flops + other.flops, self.tokens + other.tokens)
-
-
-def sequence_lengths(batch: StepBatch, *, full: bool) -> Lengths:
-  """Returns the tokens of each sequence of a batch that is not laid out.
-
-  Args:
-    batch: Batch whose encoder inputs are `TokenRows`.
-    full: Whether all sequences count as long as their padding makes them.
-  """
-  found = {}
-  for name, value in _encoder_fields(batch).items():
-    count, length = value.token_ids.shape
-    found[name] = (
-      np.full(count, length)
-      if full
-      else np.count_nonzero(value.token_ids, axis=1)
-    )
-  return found
+def sequence_lengths(batch: StepBatch) -> Lengths:
+  """Returns the padded length of each sequence of a batch not yet laid out."""
+  return {
+    name: np.full(len(rows.token_ids), rows.token_ids.shape[1])
+    for name, rows in _encoder_fields(batch).items()
+  }
 
 
 def _encoder_fields(batch: StepBatch) -> dict[str, TokenRows]:
@@ -61,28 +37,23 @@ def _encoder_fields(batch: StepBatch) -> dict[str, TokenRows]:
   return {k: v for k, v in fields.items() if isinstance(v, TokenRows)}
 
 
-def step_work(
-  models: Models, batch: StepBatch, lengths: Lengths, *, frozen: bool = False
-) -> Work:
-  """Returns the useful work of a step on a batch.
+def step_flops(models: Models, batch: StepBatch, lengths: Lengths) -> int:
+  """Returns the operations of a step on a batch.
 
   Args:
     models: Models of the run.
     batch: Batch that gives the numbers of queries, candidates and masks.
-    lengths: Tokens of each sequence, as `sequence_lengths` returns them.
-    frozen: Whether the retriever is not trained in this step.
+    lengths: Tokens of each sequence of each encoder input, by its name.
   """
-  retriever = _pair_flops(models.retriever, batch)
+  total = _pair_flops(models.retriever, batch)
   for name in ("queries", "blocks"):
     if name in lengths:
-      retriever += tower_flops(models.retriever, lengths[name])
-  total = retriever * (1 if frozen else _FORWARD_AND_BACKWARD)
+      total += tower_flops(models.retriever, lengths[name])
   if "joint" in lengths:
     bert = models.require_reader().bert
-    read = encoder_flops(bert, lengths["joint"], first_only=False)
-    read += _head_flops(models, batch, lengths["joint"])
-    total += read * _FORWARD_AND_BACKWARD
-  return Work(float(total), float(sum(map(np.sum, lengths.values()))))
+    total += encoder_flops(bert, lengths["joint"], first_only=False)
+    total += _head_flops(models, batch, lengths["joint"])
+  return _FORWARD_AND_BACKWARD * total
 
 
 def encoder_flops(

@@ -94,7 +94,7 @@ def test_rows_are_read_compared_and_reported(results, tmp_path):
   assert by_name["stale_index"]["title"] == "30× stale index (never refreshed)"
   assert by_name["no_null"]["metrics"]["exact_match"]["seeds_better"] == 1
   assert "sentence_recall_at_5" not in by_name["realm"]["metrics"]
-  table = write_report(tmp_path, {"seeds": [0, 1], **figures})
+  table = write_report(tmp_path, {"seeds": [0, 1], "commit": "abc", **figures})
   stale = next(row for row in table.splitlines() if row.startswith("30×"))
   # Mean, deviation (0.5 and 0), difference, and the paper's 28.7.
   assert "0.250  0.354      -0.500" in stale

@@ -79,7 +79,6 @@ def export(
   return exporting.export_weights(
     exporting.TrainedModel(model_dir, retriever, reader, vocab=vocab),
     output_dir,
-    realm_model=choices.pop("model", None),
     **choices,
   )
 

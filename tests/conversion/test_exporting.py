@@ -18,8 +18,7 @@ pytestmark = pytest.mark.slow
   ("choices", "said"),
   [
     ({"to": "hf_bert"}, "--part"),
-    ({"to": "hf_realm"}, "--model"),
-    ({"to": "hf_bert", "model": "reader"}, "--model=reader"),
+    ({"to": "sentence_transformers", "part": "reader"}, "--part=reader"),
     ({"to": "hf_bert", "part": "reader", "tower": "query"}, "--tower=query"),
   ],
 )
@@ -32,7 +31,7 @@ def test_a_choice_that_is_missing_or_wrong_is_said(tmp_path, choices, said):
 def test_another_model_or_vocabulary_is_refused(tmp_path):
   exported.save(tmp_path / "run")
   other = exported.RETRIEVER.clone(projection_size=5)
-  settings = {"to": "hf_realm", "model": "embedder"}
+  settings = {"to": "sentence_transformers"}
   with pytest.raises(CheckpointError, match="does not fit this model"):
     exported.export(tmp_path / "run", tmp_path / "out", other, **settings)
   pieces = files.pieces()

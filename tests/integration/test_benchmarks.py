@@ -1,6 +1,5 @@
 """What the benchmarks make of their measurements."""
 
-import dataclasses
 import functools
 
 import numpy as np
@@ -21,11 +20,9 @@ from benchmarks.data import demo_corpus, generated_blocks, large_corpus
 from benchmarks.data.index_vectors import SyntheticVectors
 from benchmarks.data.random_towers import random_towers
 from benchmarks.faults import injection, on_disk
-from benchmarks.runs import followed_run
-from realm_jax.answers.distinct import RULES, DistinctAnswers, QuestionAnswers
+from realm_jax.answers.distinct import DistinctAnswers, QuestionAnswers
 from realm_jax.answers.in_blocks import AnswersInBlocks
 from realm_jax.corpus.store import Corpus
-from realm_jax.generations.building.partial_refresh import PartialRefresh
 from realm_jax.generations.building.recall import held_out_queries
 from realm_jax.generations.follow.loading import load_newest
 from realm_jax.indexes.exact import ExactConfig
@@ -75,50 +72,6 @@ def test_swaps_are_held_against_the_median_step():
   assert [swap["step"] for swap in found["swaps"]] == [9, 15]
   assert [swap["ms"] for swap in found["swaps"]] == pytest.approx([140, 120])
   assert found["swap_ratio"] == pytest.approx(1.4)
-
-
-def _run_that_turns(num_blocks=60, dim=16):
-  """At each checkpoint all vectors are others."""
-  rng = np.random.default_rng(0)
-  steps = tuple(range(0, 130, 10))
-
-  def drawn(*shape):
-    vectors = rng.standard_normal((len(steps), *shape, dim), np.float32)
-    return dict(zip(steps, vectors, strict=True))
-
-  return followed_run.Run(
-    steps=steps,
-    blocks=drawn(num_blocks),
-    held_out=drawn(200),
-    costs=np.full(num_blocks, 8),
-    normalize=False,
-  )
-
-
-def test_a_generation_is_in_use_from_when_it_is_done():
-  run = _run_that_turns()
-  settings = {"config": None, "begin": 0}
-  quick = followed_run.follow(run, cadence=10, **settings)
-  slow = followed_run.follow(run, cadence=30, **settings)
-  # Made of checkpoint 0 by step 10, and so on: always of the one before; in
-  # three times that, of three to five before.
-  assert quick["oldest_steps"] == 10
-  assert slow["oldest_steps"] == 50
-  # What is found of other vectors is chance, 8 of 60; at step 0 it is all.
-  assert quick["recall_at_8"] == pytest.approx((1 + 12 * 8 / 60) / 13, abs=0.03)
-
-
-def test_a_partial_refresh_of_what_does_not_move_finds_all():
-  run = _run_that_turns()
-  still = dataclasses.replace(
-    run,
-    blocks=dict.fromkeys(run.steps, run.blocks[0]),
-    held_out=dict.fromkeys(run.steps, run.held_out[0]),
-  )
-  config = PartialRefresh(fraction=1 / 3)
-  found = followed_run.follow(still, cadence=10, config=config, begin=0)
-  assert found["recall_at_8"] == 1.0
-  assert 0.3 < found["embedded_share"] < 0.36
 
 
 def test_blocks_are_as_long_as_the_demos(project_dir):
@@ -338,9 +291,8 @@ def test_a_sample_keeps_the_order_of_the_corpus(world):
   assert len(embedding.sample_of(corpus, 10**6)) == corpus.num_blocks
 
 
-@pytest.mark.parametrize("rule", RULES)
 def test_a_step_with_stored_answers_is_that_of_a_search_in_its_blocks(
-  rule, tmp_path
+  tmp_path,
 ):
   documents = tiny_world.documents()
   corpus = generated_blocks.make_corpus(
@@ -354,7 +306,7 @@ def test_a_step_with_stored_answers_is_that_of_a_search_in_its_blocks(
   texts += [document["text"].split()[0] for document in documents]
   encode = corpus.vocabulary.encode
   questions = [QuestionAnswers("string", [t], [encode(t)]) for t in texts]
-  distinct = DistinctAnswers.of(rule, questions)
+  distinct = DistinctAnswers.of(questions)
   row, store = answers.search(tmp_path / "store", corpus, distinct)
   assert row["answers_found"] == len(documents)
   # It raises an error where they differ.

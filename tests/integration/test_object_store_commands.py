@@ -106,7 +106,7 @@ def test_examples_are_shown(questions):
 def test_answers_are_found_once(questions, run, object_store):
   def rows():
     answers = RunAnswers(
-      run["MODEL_DIR"], questions, "tokens", agreement=Agreement("answers")
+      run["MODEL_DIR"], questions, agreement=Agreement("answers")
     )
     return answers.of(questions.corpus)
 

@@ -16,12 +16,13 @@ from absl import logging
 from etils import epath
 
 from realm_jax.conversion.errors import ConversionError
-from realm_jax.conversion.google.block_records import BlockRecords, TfRecords
+from realm_jax.conversion.google.block_records import TfRecords
 from realm_jax.conversion.google.released_corpus import (
   require_block_length,
   write_released_corpus,
 )
 from realm_jax.conversion.parameters import BoundModel
+from realm_jax.conversion.pickles import read_byte_strings
 from realm_jax.conversion.planning import ImportPlan
 from realm_jax.corpus.building.directory_writer import check_target
 from realm_jax.corpus.shards.format import MANIFEST_NAME
@@ -80,7 +81,7 @@ class BlockOptions:
 class ReleasedIndex:
   """Blocks and their vectors, in the same order, and what they become.
 
-  Records and titles are texts in UTF-8, `BlockRecords` or `TfRecords`; the
+  Records and titles are texts in UTF-8; the
   vectors, [N, d], are read a slice at a time.
   """
 
@@ -169,7 +170,7 @@ def _open_records(path: epath.PathLike) -> Iterable[bytes]:
   path = epath.Path(path)
   if not path.is_file():
     raise ConversionError(f"no file of blocks at {path}")
-  return BlockRecords(path) if path.suffix == ".npy" else TfRecords(path)
+  return read_byte_strings(path) if path.suffix == ".npy" else TfRecords(path)
 
 
 @contextlib.contextmanager

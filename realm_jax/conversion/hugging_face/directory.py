@@ -1,6 +1,5 @@
 """A model's directory as Hugging Face's `save_pretrained` writes it."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,16 +15,14 @@ from realm_jax.conversion.hugging_face.config import (
   require_vocabulary_size,
 )
 from realm_jax.conversion.hugging_face.tokenizer import read_vocabulary
-from realm_jax.conversion.hugging_face.torch_file import TorchFile
 from realm_jax.conversion.mapping import Shape, TensorSource
+from realm_jax.conversion.pickles import TorchFile
 from realm_jax.indexes.protocol import Rows
 from realm_jax.models.bert import BertConfig
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
 _TORCH_WEIGHTS = "pytorch_model.bin"
-_TORCH_INDEX = "pytorch_model.bin.index.json"
 _DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 
 
@@ -59,18 +56,19 @@ def open_model(
 
 def open_tensors(directory: Path) -> TensorSource:
   """Opens the weights of a directory; raises `ConversionError` without any."""
-  for name in (WEIGHTS, _INDEX):
-    if (directory / name).exists():
-      return SafetensorsSource(directory / name)
+  if (directory / WEIGHTS).exists():
+    return SafetensorsSource(directory / WEIGHTS)
   if (directory / _TORCH_WEIGHTS).exists():
     return TorchFile(directory / _TORCH_WEIGHTS)
-  if (directory / _TORCH_INDEX).exists():
-    raise ConversionError(
-      f"{directory} holds a pytorch_model.bin in shards; load the model with "
-      "transformers and save it again, with safe_serialization=True"
-    )
+  for name in (WEIGHTS, _TORCH_WEIGHTS):
+    if (directory / f"{name}.index.json").exists():
+      raise ConversionError(
+        f"{directory} holds weights in shards; load the model with "
+        "transformers and save it again, with safe_serialization=True and "
+        'max_shard_size="20GB"'
+      )
   raise ConversionError(
-    f"{directory} holds no {WEIGHTS} and no {_INDEX}; it has "
+    f"{directory} holds no {WEIGHTS}; it has "
     f"{', '.join(sorted(p.name for p in directory.iterdir())) or 'no files'}"
   )
 
@@ -103,45 +101,35 @@ class FolderTensors:
 
 
 class SafetensorsSource:
-  """Named tensors of a `.safetensors` file, or of the shards of an index."""
+  """Named tensors of a `.safetensors` file."""
 
   def __init__(self, path: Path):
-    is_index = path.name.endswith(".json")
-    shard_of = _read_index(path) if is_index else {}
-    self._files = {}
-    shapes: dict[str, Shape] = {}
-    for shard in sorted(set(shard_of.values())) or [path]:
-      try:
-        file = safetensors.safe_open(shard, framework="numpy")
-        for name in file.keys():  # noqa: SIM118
-          self._files[name] = file, shard
-          shapes[name] = tuple(file.get_slice(name).get_shape())
-      except (OSError, safetensors.SafetensorError) as error:
-        raise ConversionError(
-          f"{shard} cannot be read ({error}); copy it again"
-        ) from error
-    self.shapes: Mapping[str, Shape] = shapes
-    if missing := sorted(shard_of.keys() - shapes.keys()):
+    self._path = path
+    try:
+      self._file = safetensors.safe_open(path, framework="numpy")
+      self.shapes: Mapping[str, Shape] = {
+        name: tuple(self._file.get_slice(name).get_shape())
+        for name in self._file.keys()  # noqa: SIM118
+      }
+    except (OSError, safetensors.SafetensorError) as error:
       raise ConversionError(
-        f"{path} names {len(missing)} tensors that its shards do not hold, the "
-        f"first {missing[0]}; copy the shards again"
-      )
+        f"{path} cannot be read ({error}); copy it again"
+      ) from error
 
   def read(self, name: str) -> np.ndarray:
     """Returns a tensor in its stored dtype; bfloat16 is that of ml_dtypes."""
-    file, shard = self._files[name]
     try:
-      return file.get_tensor(name)
+      return self._file.get_tensor(name)
     except (TypeError, AttributeError, KeyError) as error:
-      stored = file.get_slice(name).get_dtype()
+      stored = self._file.get_slice(name).get_dtype()
       raise ConversionError(
-        f"{name} of {shard} holds {stored}, which numpy does not have; want "
-        "F32, F16 or BF16"
+        f"{name} of {self._path} holds {stored}, which numpy does not have; "
+        "want F32, F16 or BF16"
       ) from error
 
   def rows(self, name: str) -> Rows:
     """Returns a tensor whose slices are read from the disk."""
-    return _Rows(self._files[name][0].get_slice(name), name=name)
+    return _Rows(self._file.get_slice(name), name=name)
 
 
 class _Rows:
@@ -161,27 +149,3 @@ class _Rows:
     # The library refuses a slice that ends beyond the last row.
     start, stop, _ = rows.indices(self.shape[0])
     return self._tensor[start:stop]
-
-
-def _read_index(index: Path) -> dict[str, Path]:
-  """Reads the shard of each tensor."""
-  try:
-    found = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-    shard_of = {str(name): str(file) for name, file in found.items()}
-  except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-    raise ConversionError(
-      f"{index} cannot be read as an index of shards, "
-      f'{{"weight_map": {{TENSOR: FILE}}}}: {error}'
-    ) from error
-  names = sorted(set(shard_of.values()))
-  for name in names:
-    if Path(name).name != name:
-      raise ConversionError(
-        f"{index} names the shard {name!r}; want files in its own folder"
-      )
-  if missing := [name for name in names if not (index.parent / name).exists()]:
-    raise ConversionError(
-      f"{index} names shards that are not beside it: {', '.join(missing)}; "
-      "copy them too"
-    )
-  return {name: index.parent / file for name, file in shard_of.items()}

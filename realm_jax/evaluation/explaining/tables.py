@@ -5,7 +5,6 @@ import textwrap
 from collections.abc import Sequence
 
 from realm_jax.console.table import columns, figures_table
-from realm_jax.evaluation.explaining.along_training import AlongTraining
 from realm_jax.evaluation.explaining.block_use import BlockUse, UsedBlock
 from realm_jax.evaluation.explaining.results import (
   Candidate,
@@ -144,49 +143,6 @@ def _texts(candidates: Sequence[Candidate], num_texts: int) -> list[str]:
     )
     for block in blocks[:num_texts]
   ]
-
-
-def along_training_text(found: AlongTraining) -> str:
-  """Returns a table of the run, and one for each sentence."""
-  rows: list[Sequence[object]] = [
-    ["step", "generation", "queries by", "reader", "changed", "utility"]
-  ]
-  for point in found.points:
-    changed = point.share_changed
-    utility = sum(top.utility for top in point.tops) / len(point.tops)
-    rows.append(
-      [
-        point.step,
-        point.generation,
-        f"the {point.query_tower}",
-        point.reader_step,
-        "" if changed is None else f"{changed:.2f}",
-        _signed(utility),
-      ]
-    )
-  legend = (
-    "Of the best block of each sentence: `changed` is the share that differs "
-    "from the step before, `utility` the mean of log p(y|z,x) − "
-    "log p(y|null,x) by the reader of the checkpoint in column `reader`, which "
-    "is the newest where that of the step is not kept. A * marks a block that "
-    "differs; p(z|x) is over the retrieved blocks, without the null block."
-  )
-  parts = [columns(rows), textwrap.fill(legend, _WIDTH)]
-  for i, sentence in enumerate(found.sentences):
-    own: list[Sequence[object]] = [["step", "best block", "p(z|x)", "utility"]]
-    for point in found.points:
-      top = point.tops[i]
-      own.append(
-        [
-          point.step,
-          f"{_short(top.title, 34)} [{top.block}]{' *' if top.changed else ''}",
-          f"{top.probability:.4f}",
-          _signed(top.utility),
-        ]
-      )
-    head = textwrap.fill(f"{sentence}  ({found.answers[i]})", _WIDTH)
-    parts.append(f"{head}\n{columns(own)}")
-  return "\n\n".join(parts)
 
 
 def block_use_text(found: BlockUse) -> str:

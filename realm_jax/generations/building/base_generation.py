@@ -11,7 +11,7 @@ from realm_jax.checkpoints.loop_item import has_vectors_of
 from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.files.local_disk.disk_full import DiskFullError
-from realm_jax.generations.building.refresh_plan import KnownVectors
+from realm_jax.generations.building.partial_refresh import KnownVectors
 from realm_jax.generations.store import layout
 from realm_jax.generations.store import manifest as manifests
 from realm_jax.generations.store.embeddings import Embeddings

@@ -3,7 +3,6 @@
     generations/00000500/<identity>/
       embeddings-00003-of-00048.npy    a shard
       embeddings-00003-of-00048.json   its record, written after it
-      sample.npy                       vectors from which a refresh is planned
       scann/ …                         what the first worker adds at the end
 
 The shards stand where they are published from. The identity is a checksum of
@@ -19,11 +18,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from absl import logging
 from etils import epath
 from jaxtyping import Float, Int
 
-from realm_jax.files import npy
 from realm_jax.files.json_file import JsonValue, whole_text_file
 from realm_jax.files.local_disk.scratch import ScratchDirectory
 from realm_jax.files.object_store import listing
@@ -32,13 +29,10 @@ from realm_jax.files.object_store.remote import (
   read_text,
   upload_files,
 )
-from realm_jax.files.whole.whole_file import whole_file
 from realm_jax.generations.store import layout, transfer
 from realm_jax.generations.store import manifest as manifests
 from realm_jax.generations.store.embeddings import ShardLayout, write_shard
 from realm_jax.generations.store.manifest import DamagedFileError, FileRecord
-
-_SAMPLE = "sample.npy"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,22 +111,6 @@ class Draft:
     with whole_text_file(self.folder / self._record_name(shard)) as file:
       file.write(manifests.to_checked_json(record))
 
-  def write_sample(self, vectors: Float[np.ndarray, "s d"]) -> None:
-    """Writes the vectors of the sample, from which all workers plan."""
-    with whole_file(self.folder / _SAMPLE) as path:
-      npy.save(path, vectors)
-
-  def read_sample(self) -> Float[np.ndarray, "s d"] | None:
-    """Reads the vectors of the sample; None where there are none yet."""
-    try:
-      with (self.folder / _SAMPLE).open("rb") as file:
-        return np.load(file, allow_pickle=False)
-    except FileNotFoundError:
-      return None
-    except (ValueError, EOFError, OSError) as error:
-      logging.warning("%s is damaged (%r)", self.folder / _SAMPLE, error)
-      return None
-
   def stored(self) -> StoredVectors:
     """Returns the records of all shards.
 
@@ -191,7 +169,7 @@ class Draft:
     records = {self._record_name(i) for i in range(len(self.layout))}
     paths = (path for path in directory.rglob("*") if path.is_file())
     names = {str(path.relative_to(directory)) for path in paths}
-    return sorted(names - shards - records - {_SAMPLE})
+    return sorted(names - shards - records)
 
   def _remove_unfinished(self, shards: Collection[str]) -> None:
     """Removes what an interrupted build has added to a local folder."""
@@ -200,7 +178,7 @@ class Draft:
       path = Path(self.folder) / name
       if path.is_dir():
         shutil.rmtree(path)
-      elif name not in {*shards, *records, _SAMPLE}:
+      elif name not in {*shards, *records}:
         path.unlink()
 
   def _drop(self, damaged: Collection[str]) -> None:

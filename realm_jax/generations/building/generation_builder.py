@@ -24,10 +24,11 @@ from realm_jax.generations.building.base_generation import (
   open_base_vectors,
 )
 from realm_jax.generations.building.draft import Draft, identity_of
-from realm_jax.generations.building.partial_refresh import PartialRefresh
-from realm_jax.generations.building.refresh_plan import KnownVectors
+from realm_jax.generations.building.partial_refresh import (
+  KnownVectors,
+  PartialRefresh,
+)
 from realm_jax.generations.building.worker import (
-  NotAssignedError,
   Worker,
   WorkerNumber,
 )
@@ -233,8 +234,7 @@ class GenerationBuilder:
           f"{assigned.step} than the first worker; start all workers with the "
           "same gin files and bindings, on the same corpus"
         )
-      with contextlib.suppress(NotAssignedError):
-        worker.help(is_assigned)
+      worker.help(is_assigned)
 
   def _find_base(self, step: int) -> Manifest | None:
     if self._artifacts.partial is None:

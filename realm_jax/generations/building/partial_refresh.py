@@ -1,9 +1,16 @@
-"""Settings of a partial refresh, and the choice of the blocks to re-embed."""
+"""A partial refresh: what is embedded, and what is copied."""
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
-from jaxtyping import Bool, Int
+from absl import logging
+from jaxtyping import Bool, Float, Int
+
+from realm_jax.corpus.store import NULL_ROW
+from realm_jax.generations.store.manifest import PartialRecord
+
+_ROWS_PER_READ = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,36 +24,23 @@ class PartialRefresh:
   that waits for its generations is not deterministic with a partial refresh.
 
   Attributes:
-    fraction: Share of the corpus's tokens to embed, the sample included.
+    fraction: Share of the corpus's tokens to embed.
     max_age_steps: Age that no vector exceeds at the step of its generation.
       None allows the age that a vector reaches when the whole corpus is
       embedded once before its turn comes again.
     full_every: Number of generations after which all blocks are embedded
       again. None never embeds all.
-    sample_fraction: Share of the blocks that is drawn at random and embedded
-      first, to fit and to judge the drift correction.
-    sample_blocks: Upper bound on the size of that sample.
-    drift_correction: Whether copied vectors are moved by the affine map that
-      fits the sample, where it is measurably better than leaving them.
   """
 
   fraction: float = 1 / 3
   max_age_steps: int | None = None
   full_every: int | None = None
-  sample_fraction: float = 0.1
-  sample_blocks: int = 16_384
-  drift_correction: bool = True
 
   def __post_init__(self) -> None:
     if not 0 < self.fraction < 1:
       raise ValueError(
         f"fraction={self.fraction}; want a share of the corpus between 0 and "
         "1, or no PartialRefresh at all"
-      )
-    if not 0 <= self.sample_fraction < self.fraction:
-      raise ValueError(
-        f"sample_fraction={self.sample_fraction}; want at least 0 and less "
-        f"than fraction={self.fraction}, which includes the sample"
       )
     for name, unit in ("max_age_steps", "step"), ("full_every", "generation"):
       value = getattr(self, name)
@@ -64,12 +58,6 @@ class PartialRefresh:
     if not interval_steps:
       return np.iinfo(np.int32).max
     return round(interval_steps / self.fraction)
-
-  def sample(self, num_blocks: int, *, seed: int) -> Int[np.ndarray, " s"]:
-    """Draws the rows of the sample, in rising order."""
-    count = min(self.sample_blocks, int(self.sample_fraction * num_blocks))
-    rng = np.random.default_rng(seed)
-    return np.sort(rng.choice(num_blocks, count, replace=False))
 
 
 def choose_rows(
@@ -100,3 +88,121 @@ def choose_rows(
   rest = rest[np.argsort(-ages[rest], kind="stable")]
   chosen[rest[np.cumsum(costs[rest]) <= budget]] = True
   return chosen
+
+
+@dataclasses.dataclass(frozen=True)
+class KnownVectors:
+  """Vectors that need not be embedded, for the rows of a corpus.
+
+  They are those of a base generation, or of a checkpoint whose run keeps its
+  own index.
+
+  Attributes:
+    step: Step of that checkpoint, or of the base's.
+    partials: Number of partial generations in a row that end with the base.
+    rows: Row of each block among the vectors; `NULL_ROW` for a new block.
+    gather: Function from rows of the vectors to these, in float32.
+    steps: Function from rows to the steps that they were embedded with.
+  """
+
+  step: int
+  partials: int
+  rows: Int[np.ndarray, " N"]
+  gather: Callable[[np.ndarray], np.ndarray]
+  steps: Callable[[np.ndarray], np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class RefreshPlan:
+  """The rows to embed; the vectors of all others are those of the base.
+
+  The `record` is for the manifest of a partial refresh. Where all rows are
+  embedded, `base` is None.
+  """
+
+  embed: Bool[np.ndarray, " N"]
+  base: KnownVectors | None = None
+  record: PartialRecord | None = None
+
+  @classmethod
+  def full(cls, num_blocks: int) -> "RefreshPlan":
+    """Returns the plan that embeds every row."""
+    return cls(np.ones(num_blocks, bool))
+
+  def vectors(
+    self,
+    rows: Int[np.ndarray, " n"],
+    *,
+    embed: Callable[[np.ndarray], np.ndarray],
+    step: int,
+  ) -> tuple[Float[np.ndarray, "n d"], Int[np.ndarray, " n"]]:
+    """Returns the vectors of some rows, and the steps they were embedded with.
+
+    The function `embed` embeds rows with the new checkpoint, of this `step`.
+    """
+    fresh, steps = self.embed[rows], np.full(len(rows), step)
+    if self.base is None or fresh.all():
+      return embed(rows), steps
+    copied = self.base.rows[rows[~fresh]]
+    steps[~fresh] = self.base.steps(copied)
+    known = self.base.gather(copied)
+    vectors = np.empty((len(rows), known.shape[1]), np.float32)
+    vectors[~fresh] = known
+    if fresh.any():
+      vectors[fresh] = embed(rows[fresh])
+    return vectors, steps
+
+
+def make_plan(
+  config: PartialRefresh,
+  base: KnownVectors,
+  *,
+  step: int,
+  costs: Int[np.ndarray, " N"],
+) -> RefreshPlan:
+  """Chooses the rows to embed, the same for all workers.
+
+  Every row is embedded where a full generation is due, or where new blocks
+  exceed the fraction. A row takes `costs` tokens to embed.
+  """
+  num_blocks = len(base.rows)
+  # A generation that is replaced for a new corpus version does not count twice.
+  partials = base.partials + (base.step < step)
+  is_new = base.rows == NULL_ROW
+  if reason := _reason_for_all(config, partials, costs, is_new):
+    logging.info("generation %d embeds every block: %s", step, reason)
+    return RefreshPlan.full(num_blocks)
+  steps = np.full(num_blocks, step)
+  for start in range(0, num_blocks, _ROWS_PER_READ):
+    rows = np.flatnonzero(~is_new[start : start + _ROWS_PER_READ]) + start
+    steps[rows] = base.steps(base.rows[rows])
+  chosen = choose_rows(
+    config,
+    costs=costs,
+    ages=step - steps,
+    required=is_new,
+    interval_steps=step - base.step,
+    seed=step,
+  )
+  record = PartialRecord(
+    base=base.step,
+    partials=partials,
+    embedded_blocks=int(chosen.sum()),
+    embedded_share=round(float(costs[chosen].sum() / costs.sum()), 4),
+    new_blocks=int(is_new.sum()),
+  )
+  return RefreshPlan(chosen, base, record)
+
+
+def _reason_for_all(
+  config: PartialRefresh,
+  partials: int,
+  costs: Int[np.ndarray, " N"],
+  is_new: Bool[np.ndarray, " N"],
+) -> str:
+  """Returns why all rows are embedded without a look at vectors, or ""."""
+  if config.full_every is not None and partials >= config.full_every:
+    return f"full_every={config.full_every}"
+  if costs[is_new].sum() > config.fraction * costs.sum():
+    return f"{is_new.sum()} of {len(is_new)} are new"
+  return ""

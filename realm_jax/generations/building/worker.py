@@ -11,7 +11,7 @@ from etils import epath
 from realm_jax.generations.building.artifacts import ArtifactWriter
 from realm_jax.generations.building.base_generation import previous_index
 from realm_jax.generations.building.draft import Draft
-from realm_jax.generations.building.refresh_plan import (
+from realm_jax.generations.building.partial_refresh import (
   KnownVectors,
   RefreshPlan,
   make_plan,
@@ -21,10 +21,6 @@ from realm_jax.generations.store.publisher import commit
 from realm_jax.models.parameters import Params
 
 _REMINDER_SECONDS = 60.0
-
-
-class NotAssignedError(Exception):
-  """The first worker does not build this generation any more."""
 
 
 class PreemptedError(Exception):
@@ -105,7 +101,7 @@ class Worker:
     The function `is_possible` tells whether the other workers can still embed
     their shards. If they cannot, the result is False.
     """
-    plan = self._plan(self._embed_sample)
+    plan = self._plan()
     remind_at = time.monotonic() + _REMINDER_SECONDS
     while True:
       missing = list(self._embed_own(plan))
@@ -132,7 +128,7 @@ class Worker:
 
   def help(self, is_assigned: Callable[[], bool]) -> None:
     """Embeds this worker's shards for as long as the generation is assigned."""
-    plan = self._plan(lambda rows: self._await_sample(is_assigned))
+    plan = self._plan()
     while is_assigned():
       # The first worker may find one damaged, and drop it.
       for _ in self._embed_own(plan):
@@ -140,45 +136,15 @@ class Worker:
       self.check()
       time.sleep(self.poll_seconds)
 
-  def _plan(
-    self, embed_sample: Callable[[np.ndarray], np.ndarray]
-  ) -> RefreshPlan:
+  def _plan(self) -> RefreshPlan:
     """Returns the plan, which is the same for all workers."""
     artifacts, base, config = self.artifacts, self.base, self.artifacts.partial
     if base is not None and self.copies_all:
-      return RefreshPlan.copied(base, artifacts.layout.dim)
+      return RefreshPlan(np.zeros(len(base.rows), bool), base)
     if base is None or config is None:
-      return RefreshPlan.full(artifacts.corpus.num_blocks, artifacts.layout.dim)
-    return make_plan(
-      config,
-      base,
-      step=self.step,
-      embed=embed_sample,
-      costs=artifacts.embedder.costs(),
-      dim=artifacts.layout.dim,
-      normalize=artifacts.retriever.normalize,
-    )
-
-  def _embed_sample(self, rows: np.ndarray) -> np.ndarray:
-    """Embeds the sample for all workers, unless a killed run has."""
-    vectors = self.draft.read_sample()
-    if vectors is None or len(vectors) != len(rows):
-      vectors = self._embed(rows)
-      self.draft.write_sample(vectors)
-    return vectors
-
-  def _await_sample(self, is_assigned: Callable[[], bool]) -> np.ndarray:
-    """Waits for the sample that the first worker embeds.
-
-    Raises:
-      NotAssignedError: The first worker builds another generation now.
-    """
-    while (vectors := self.draft.read_sample()) is None:
-      if not is_assigned():
-        raise NotAssignedError
-      self.check()
-      time.sleep(self.poll_seconds)
-    return vectors
+      return RefreshPlan.full(artifacts.corpus.num_blocks)
+    costs = artifacts.embedder.costs()
+    return make_plan(config, base, step=self.step, costs=costs)
 
   def _embed(self, rows: np.ndarray) -> np.ndarray:
     return self.artifacts.embedder.embed(self.params, rows, check=self.check)

@@ -62,25 +62,6 @@ class EmbeddingsShard:
 
 
 @dataclasses.dataclass(frozen=True)
-class DriftRecord:
-  """The drift correction of copied vectors of some ages.
-
-  Attributes:
-    until_step: Last checkpoint step of the vectors that it is for.
-    pairs: Number of pairs of stored and re-embedded vectors in the fit.
-    stored: Mean squared distance from stored to re-embedded vectors.
-    corrected: The same after the correction, on pairs left out of the fit.
-    is_used: Whether the correction was applied.
-  """
-
-  until_step: int
-  pairs: int
-  stored: float
-  corrected: float
-  is_used: bool
-
-
-@dataclasses.dataclass(frozen=True)
 class PartialRecord:
   """The partial refresh that made a generation from an earlier one.
 
@@ -88,11 +69,9 @@ class PartialRecord:
     base: Checkpoint step of the generation that vectors were copied from.
     partials: Number of partial generations since the last full one, this one
       included. One that is rebuilt for a new corpus version counts once.
-    embedded_blocks: Number of blocks embedded, the sample included.
+    embedded_blocks: Number of blocks embedded.
     embedded_share: Share of the tokens of a full embedding.
     new_blocks: Number of blocks that the base lacks.
-    sample_blocks: Number of blocks in the random sample.
-    drift: Drift corrections, in rising order of steps.
   """
 
   base: int
@@ -100,15 +79,12 @@ class PartialRecord:
   embedded_blocks: int
   embedded_share: float
   new_blocks: int
-  sample_blocks: int
-  drift: tuple[DriftRecord, ...] = ()
 
   @classmethod
   def from_json(cls, values: Mapping[str, Any]) -> "PartialRecord":
-    """Reads a record; ignores `due_blocks`, which older manifests have."""
-    given = {name: values[name] for name in values if name != "due_blocks"}
-    given["drift"] = tuple(DriftRecord(**one) for one in values["drift"])
-    return cls(**given)
+    """Reads a record; ignores what only older manifests have."""
+    names = {field.name for field in dataclasses.fields(cls)}
+    return cls(**{name: values[name] for name in values if name in names})
 
 
 @dataclasses.dataclass(frozen=True)

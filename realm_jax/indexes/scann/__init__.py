@@ -13,9 +13,8 @@ makes such a tree in one call. We do without it, by default, for these reasons:
   1.8 times the queries per second of FAISS's inverted lists at a million
   blocks, and 2.7 times at 13.4 million, at a recall@8 of 0.95 or more.
   Assigning leaves and codes runs on the builder's accelerator.
-- Choices. Whether SOAR's second leaves, spherical or anisotropic leaves,
-  anisotropic codes and another type for reordering pay off is measured on a
-  sample of the corpus, and the next generations reuse what was learned.
+- Choices. The number of leaves is chosen by building trees over a sample of the
+  corpus, and the next generations reuse leaves and codebooks.
 
 benchmarks/README.md has all figures and the commands that measure them.
 
@@ -25,10 +24,8 @@ Reading order: `settings`, `config`, `tree_builder` with `tuning`, `tree` with
 The price is that `files` depends on private formats, which were read from
 ScaNN 1.4.2; `tree.json` alone is our own.
 
-If another version of ScaNN is installed, `compatibility` lets it search small
-trees before each build. If it cannot, the build ends at once with a
-`LibraryError` that says what to do: install the supported version, or bind
-`ScannConfig.builder = "stock"`. The stock builder (`stock`) uses ScaNN's public
-interface alone, in memory, without trials and reuse. How much of its tree is
+The stock builder (`stock`) builds if another version of ScaNN is installed, or
+with `ScannConfig.builder = "stock"`. It uses ScaNN's public interface alone, in
+memory, without a choice of leaves and without reuse. How much of its tree is
 searched is still chosen by measuring.
 """

@@ -5,6 +5,7 @@ import tempfile
 from pathlib import Path
 from typing import ClassVar
 
+from absl import logging
 from jax.sharding import Mesh
 
 from realm_jax.indexes.protocol import (
@@ -13,7 +14,8 @@ from realm_jax.indexes.protocol import (
   BuildOptions,
   PathLike,
 )
-from realm_jax.indexes.scann import compatibility, files, stock
+from realm_jax.indexes.scann import files, stock
+from realm_jax.indexes.scann import library as scann
 from realm_jax.indexes.scann.index import ScannIndex
 from realm_jax.indexes.scann.settings import ScannSettings
 from realm_jax.indexes.scann.tree_builder import TreeBuilder
@@ -37,8 +39,7 @@ class ScannConfig(ScannSettings):
 
     Raises:
       RecallError: The target is not met, and `below_target` is off.
-      LibraryError: The installed version of ScaNN does not read the
-        files of our own builder.
+      LibraryError: ScaNN is not installed.
     """
     if options.directory is None:
       with tempfile.TemporaryDirectory(prefix="realm_scann_") as scratch:
@@ -48,9 +49,16 @@ class ScannConfig(ScannSettings):
     if blocks.num_blocks < self.brute_force_below:
       stock.write(options.directory, blocks.embedded(), None)
       return self.load(options.directory, blocks)
-    if self.builder == "own":
-      compatibility.check_formats(self)
-    return TreeBuilder(self, blocks, options, options.directory).build()
+    settings = self
+    if self.builder == "own" and not scann.reads_our_formats():
+      logging.warning(
+        "scann %s is installed, and our builder writes the formats of %s: "
+        "ScaNN's own builds the index, which needs all vectors in memory",
+        scann.installed_version(),
+        scann.FORMATS_VERSION,
+      )
+      settings = dataclasses.replace(self, builder="stock")
+    return TreeBuilder(settings, blocks, options, options.directory).build()
 
   def load(
     self, directory: PathLike, blocks: Blocks, *, mesh: Mesh | None = None

@@ -31,21 +31,17 @@ _CONFIG = "scann_config.pb"
 _ASSETS = "scann_assets.pbtxt"
 _LEAVES = "datapoint_to_token.npy"
 _CODES = "hashed_dataset.npy"
-_SECOND_CODES = "hashed_dataset_soar.npy"
-_MULTIPLIERS = "int8_multipliers.npy"
-_NORMS = "dp_norms.npy"
 # File, type of its elements, and asset type, by type of reordering.
 _VECTORS = {
   "float32": ("dataset.npy", np.float32, "DATASET_NPY"),
   "bfloat16": ("bfloat16_dataset.npy", np.int16, "BF16_DATASET_NPY"),
-  "int8": ("int8_dataset.npy", np.int8, "INT8_DATASET_NPY"),
 }
 
-# Vectors of consecutive rows, their one or two leaves, and their codes there.
+# Vectors of consecutive rows, their leaves, and their codes there.
 Part: TypeAlias = tuple[
   Float[np.ndarray, "n d"],
-  list[Int[np.ndarray, " n"]],
-  list[UInt8[np.ndarray, "n s"]],
+  Int[np.ndarray, " n"],
+  UInt8[np.ndarray, "n s"],
 ]
 
 
@@ -79,12 +75,10 @@ def write(
   parts: Iterable[Part],
   *,
   num_blocks: int,
-  scales: Float32[np.ndarray, " d"],
 ) -> None:
   """Writes the files of a tree, except `write_tree`'s, in an empty directory.
 
-  The parts hold all rows in order. The scales are the factors of the dimensions
-  that make int8 vectors; other types do not use them.
+  The parts hold all rows in order.
 
   Raises:
     OSError: The disk is full.
@@ -94,23 +88,20 @@ def write(
   def create(name: str, dtype: DTypeLike, *shape: int) -> np.memmap:
     return npy.create_mapped(directory / name, dtype, shape)
 
-  dim, per_vector = trained.centroids.shape[1], 1 + structure.spilled
-  code_names = [_CODES, _SECOND_CODES][:per_vector]
-  code_size = dim // structure.dims_per_code
-  # ScaNN reads leaves as one flat array.
-  leaves = create(_LEAVES, np.int32, num_blocks * per_vector)
-  codes = [create(n, np.uint8, num_blocks, code_size) for n in code_names]
+  dim = trained.centroids.shape[1]
+  leaves = create(_LEAVES, np.int32, num_blocks)
+  codes = create(_CODES, np.uint8, num_blocks, dim // structure.dims_per_code)
   name, dtype, asset_type = _VECTORS[structure.reordering]
   vectors = create(name, dtype, num_blocks, dim)
   start = 0
   for part, part_leaves, part_codes in parts:
     rows = slice(start, start + len(part))
-    leaves.reshape(num_blocks, per_vector)[rows] = np.stack(part_leaves, axis=1)
-    for array, new in zip(codes, part_codes, strict=True):
-      array[rows] = new
-    vectors[rows] = _quantized(part, structure.reordering, scales)
+    leaves[rows], codes[rows] = part_leaves, part_codes
+    if structure.reordering == "bfloat16":
+      part = part.astype(ml_dtypes.bfloat16).view(np.int16)
+    vectors[rows] = part
     start = rows.stop
-  for array in (leaves, *codes, vectors):
+  for array in (leaves, codes, vectors):
     array.flush()
   (directory / _PARTITIONER).write_bytes(_partitioner(trained.centroids))
   (directory / _CODEBOOKS).write_bytes(_codebooks(trained.codebooks))
@@ -122,29 +113,11 @@ def write(
     "AH_DATASET_NPY": _CODES,
     asset_type: name,
   }
-  if structure.spilled:
-    assets["AH_DATASET_SOAR_NPY"] = _SECOND_CODES
-  if structure.reordering == "int8":
-    npy.save(directory / _MULTIPLIERS, scales)
-    npy.save(directory / _NORMS, np.zeros(0, np.float32))
-    assets |= {"INT8_MULTIPLIERS_NPY": _MULTIPLIERS, "INT8_NORMS_NPY": _NORMS}
   text = "".join(
     f'assets {{\n  asset_type: {kind}\n  asset_path: "{name}"\n}}\n'
     for kind, name in assets.items()
   )
   (directory / _ASSETS).write_text(text)
-
-
-def _quantized(
-  vectors: Float[np.ndarray, "n d"],
-  reordering: str,
-  scales: Float32[np.ndarray, " d"],
-) -> np.ndarray:
-  if reordering == "bfloat16":
-    return vectors.astype(ml_dtypes.bfloat16).view(np.int16)
-  if reordering == "int8":
-    return np.rint(vectors * scales).clip(-127, 127).astype(np.int8)
-  return vectors
 
 
 def write_tree(directory: Path, tree: Tree) -> None:
@@ -163,8 +136,13 @@ def read_tree(directory: Path) -> Tree | None:
     return None
   try:
     values = json.loads(path.read_text())
+    # Earlier trees had further settings, which a search does not need.
+    names = {field.name for field in dataclasses.fields(Structure)}
+    known = {k: v for k, v in values["structure"].items() if k in names}
+    if known.get("reordering") == "int8":
+      del known["reordering"]
     return Tree(
-      structure=Structure(**values["structure"]),
+      structure=Structure(**known),
       leaves_searched=values["leaves_searched"],
       num_reordered=values["num_reordered"],
     )
@@ -233,12 +211,7 @@ def _config(structure: Structure, dim: int) -> bytes:
   vectors = np.zeros((1, dim), np.float32)
   builder = scann.library().builder(vectors, 10, "dot_product")
   # Each search sets the number of leaves and of reordered vectors itself.
-  builder.tree(
-    structure.num_leaves,
-    num_leaves_to_search=1,
-    spherical=structure.spherical,
-    soar_lambda=structure.soar_lambda or None,
-  )
+  builder.tree(structure.num_leaves, num_leaves_to_search=1)
   builder.score_ah(structure.dims_per_code)
   builder.reorder(1, quantize=scann.reorder_type(structure.reordering))
   config = scann.proto("proto.scann_pb2").ScannConfig()

@@ -48,6 +48,16 @@ def installed_version() -> str:
   return importlib.metadata.version("scann")
 
 
+def reads_our_formats() -> bool:
+  """Returns whether the installed version reads the files of our builder.
+
+  Raises:
+    LibraryError: ScaNN is not installed.
+  """
+  library()
+  return installed_version() == FORMATS_VERSION
+
+
 class _WithoutTensorFlow(importlib.abc.MetaPathFinder):
   """Makes imports of TensorFlow fail in this thread, as if it were missing.
 

@@ -8,7 +8,6 @@ leaves that are worth splitting.
 
 import functools
 from collections.abc import Callable
-from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -30,19 +29,14 @@ _ITERATIONS = 10
 # Training ends when a smaller share of the vectors changes its leaf.
 _SETTLED = 1e-3
 
-T = TypeVar("T")
-
 
 def train_leaves(
   sample: Float32[np.ndarray, "n d"],
   num_leaves: int,
   *,
-  spherical: bool = False,
   seed: int = 0,
 ) -> Float32[np.ndarray, "l d"]:
   """Returns centroids of k-means with moves; the same input gives the same.
-
-  `spherical` centroids have length 1, so that directions alone count.
 
   Raises:
     ValueError: There are fewer vectors than leaves.
@@ -54,11 +48,10 @@ def train_leaves(
     )
   rng = np.random.default_rng(seed)
   centroids = sample[np.sort(rng.choice(len(sample), num_leaves, False))]
-  centroids = _unit(centroids) if spherical else centroids
   vectors = jnp.asarray(sample)
   before = np.full(len(sample), -1)
   for i in range(_ITERATIONS):
-    leaves = assign(vectors, jnp.asarray(centroids), spherical=spherical)
+    leaves = assign(vectors, jnp.asarray(centroids))
     if np.mean(np.asarray(leaves) != before) < _SETTLED:
       break
     before = np.asarray(leaves)
@@ -67,52 +60,20 @@ def train_leaves(
     # The last two rounds settle what the moves have changed.
     may_move = i < _ITERATIONS - 2
     centroids = _moved(counts, means, spreads, axes) if may_move else means
-    centroids = _unit(centroids) if spherical else centroids
   return np.asarray(centroids, np.float32)
 
 
-@functools.partial(jax.jit, static_argnames="spherical")
+@jax.jit
 def assign(
-  vectors: Float[Array, "n d"],
-  centroids: Float[Array, "l d"],
-  *,
-  spherical: bool = False,
+  vectors: Float[Array, "n d"], centroids: Float[Array, "l d"]
 ) -> Int[Array, " n"]:
-  """Returns each vector's nearest centroid; `spherical`, by inner product."""
-  offsets = jnp.zeros(len(centroids)) if spherical else _half(centroids)
+  """Returns each vector's nearest centroid."""
+  half = (centroids * centroids).sum(axis=1) / 2
 
   def one(x: Float[Array, "b d"]) -> Int[Array, " b"]:
-    return _first_largest(_products(x, centroids) - offsets[None])
+    return _first_largest(_products(x, centroids) - half[None])
 
   return _by_parts(one, vectors, len(centroids))
-
-
-@jax.jit
-def assign_spilled(
-  vectors: Float[Array, "n d"],
-  centroids: Float[Array, "l d"],
-  leaves: Int[Array, " n"],
-  soar_lambda: float | Float[Array, ""],
-) -> Int[Array, " n"]:
-  """Returns a second leaf per vector, by SOAR (Sun et al. 2023, 2404.00774).
-
-  Among the other centroids c it minimizes |x − c|² + λ ((x − c)·r̂)², where r̂
-  is the direction of the first leaf's residual: orthogonal residuals err for
-  different queries.
-  """
-  half = _half(centroids)
-
-  def one(part: tuple[Float[Array, "b d"], Int[Array, " b"]]) -> Array:
-    x, first = part
-    residual = x - centroids[first]
-    residual /= jnp.linalg.norm(residual, axis=1, keepdims=True) + 1e-12
-    along = (x * residual).sum(1, keepdims=True)
-    along -= _products(residual, centroids)
-    scores = _products(x, centroids) - half[None] - soar_lambda / 2 * along**2
-    own = jnp.arange(len(centroids))[None] == first[:, None]
-    return _first_largest(jnp.where(own, -jnp.inf, scores))
-
-  return _by_parts(one, (vectors, leaves), len(centroids))
 
 
 @jax.jit
@@ -199,44 +160,19 @@ def _cheapest_merges(
   return lax.map(one, rows, batch_size=16)
 
 
-def anisotropic_centroids(
-  sample: Float32[np.ndarray, "n d"],
-  leaves: Int[np.ndarray, " n"],
-  centroids: Float32[np.ndarray, "l d"],
-  weight: float,
-) -> Float32[np.ndarray, "l d"]:
-  """Returns centroids that preserve inner products, instead of means.
-
-  That of a leaf minimizes Σ |x − c|² + (η − 1) (x̂·(x − c))² over its members
-  (Guo et al. 2020, section 3.3), where the weight η − 1 is that of
-  `product_codes.anisotropic_weight`. An empty leaf keeps its centroid.
-  """
-  order = np.argsort(leaves, kind="stable")
-  bounds = np.searchsorted(leaves[order], np.arange(len(centroids) + 1))
-  found = centroids.copy()
-  for leaf in np.flatnonzero(np.diff(bounds)):
-    members = sample[order[bounds[leaf] : bounds[leaf + 1]]]
-    directions = _unit(members)
-    matrix = weight * directions.T @ directions
-    matrix[np.diag_indices_from(matrix)] += len(members)
-    found[leaf] = np.linalg.solve(matrix, (1 + weight) * members.sum(axis=0))
-  return found
-
-
 def _by_parts(
-  function: Callable[[T], Int[Array, " b"]], arrays: T, num_centroids: int
+  function: Callable[[Float[Array, "b d"]], Int[Array, " b"]],
+  vectors: Float[Array, "n d"],
+  num_centroids: int,
 ) -> Int[Array, " n"]:
   """Maps a function over parts of rows, to bound the scores in memory."""
   on_cpu = jax.default_backend() == "cpu"
   scores = _SCORES_ON_CPU if on_cpu else _SCORES_ELSEWHERE
-  count = len(jax.tree.leaves(arrays)[0])
+  count = len(vectors)
   rows = min(count, max(8, scores // num_centroids))
-
-  def parts(x: Array) -> Array:
-    x = jnp.pad(x, [(0, -count % rows)] + [(0, 0)] * (x.ndim - 1))
-    return x.reshape(-1, rows, *x.shape[1:])
-
-  return lax.map(function, jax.tree.map(parts, arrays)).reshape(-1)[:count]
+  parts = jnp.pad(vectors, ((0, -count % rows), (0, 0)))
+  parts = parts.reshape(-1, rows, vectors.shape[1])
+  return lax.map(function, parts).reshape(-1)[:count]
 
 
 def _products(
@@ -264,12 +200,3 @@ def _first_largest(scores: Float[Array, "b l"]) -> Int[Array, " b"]:
   group = jnp.argmax(groups.max(axis=2), axis=1)
   inside = jnp.take_along_axis(groups, group[:, None, None], axis=1)[:, 0]
   return (group * _GROUP + jnp.argmax(inside, axis=1)).astype(jnp.int32)
-
-
-def _half(centroids: Float[Array, "l d"]) -> Float[Array, " l"]:
-  return (centroids * centroids).sum(axis=1) / 2
-
-
-def _unit(centroids: Float32[np.ndarray, "l d"]) -> Float32[np.ndarray, "l d"]:
-  norms = np.linalg.norm(centroids, axis=1, keepdims=True)
-  return (centroids / np.maximum(norms, 1e-12)).astype(np.float32)

@@ -1,8 +1,7 @@
 """Product quantization: residuals of vectors in their leaves, in 4-bit codes.
 
 A residual is split into pieces of a few dimensions. Each piece is replaced by
-the nearest of 16 centroids (Jégou et al. 2011), or by one that preserves large
-inner products better (Guo et al. 2020, arXiv 1908.10396).
+the nearest of 16 centroids (Jégou et al. 2011).
 """
 
 import functools
@@ -14,16 +13,6 @@ from jaxtyping import Array, Float, Int, UInt8
 
 NUM_CODES = 16
 _ITERATIONS = 10
-_SWEEPS = 2
-
-
-def anisotropic_weight(threshold: float, dim: int) -> float:
-  """Returns η − 1, the extra weight of an error along the vector.
-
-  η = (d − 1) T² / (1 − T²) for queries whose inner product exceeds T times the
-  vector's length (Guo et al. 2020, theorem 3.3). T < 1; 0 gives no weight.
-  """
-  return max(0.0, (dim - 1) * threshold**2 / (1 - threshold**2) - 1)
 
 
 @functools.partial(jax.jit, static_argnames="dims_per_code")
@@ -59,30 +48,10 @@ def train_codebooks(
 
 
 def encode(
-  residuals: Float[Array, "n d"],
-  codebooks: Float[Array, "s 16 w"],
-  directions: Float[Array, "n d"] | None = None,
-  weight: float = 0.0,
+  residuals: Float[Array, "n d"], codebooks: Float[Array, "s 16 w"]
 ) -> UInt8[Array, "n s"]:
-  """Returns the code of each piece of vectors minus their leaves' centroids.
-
-  Without a weight η − 1 of `anisotropic_weight`, it is the nearest centroid's.
-  With one, the directions are needed: the vectors, scaled to length 1.
-  """
-  pieces = _pieces(residuals, codebooks.shape[2])
-  codes = _nearest(pieces, codebooks)
-  if directions is None or not weight:
-    return codes
-  along = _pieces(directions, codebooks.shape[2])
-  return _improved(pieces, codebooks, along, codes, weight)
-
-
-def decode(
-  codes: UInt8[Array, "n s"], codebooks: Float[Array, "s 16 w"]
-) -> Float[Array, "n d"]:
-  """Returns the residuals that codes represent."""
-  pieces = codebooks[jnp.arange(codes.shape[1])[None], codes.astype(jnp.int32)]
-  return pieces.reshape(len(codes), -1)
+  """Returns the nearest centroid of each piece of the residuals."""
+  return _nearest(_pieces(residuals, codebooks.shape[2]), codebooks)
 
 
 def _pieces(
@@ -114,48 +83,3 @@ def _nearest(
     codes = jnp.where(scores > best, jnp.uint8(code), codes)
     best = jnp.maximum(scores, best)
   return codes
-
-
-def _improved(
-  pieces: Float[Array, "n s w"],
-  codebooks: Float[Array, "s 16 w"],
-  along: Float[Array, "n s w"],
-  codes: UInt8[Array, "n s"],
-  weight: float,
-) -> UInt8[Array, "n s"]:
-  """Improves codes by coordinate descent on |r − r̃|² + (η − 1) ((r − r̃)·x̂)²."""
-  start = decode(codes, codebooks).reshape(pieces.shape)
-  parallel = ((pieces - start) * along).sum(axis=(1, 2))
-
-  def one_piece(
-    parallel: Float[Array, " n"],
-    piece: tuple[
-      Float[Array, "w n"],
-      Float[Array, "16 w"],
-      Float[Array, "w n"],
-      UInt8[Array, " n"],
-    ],
-  ) -> tuple[Float[Array, " n"], UInt8[Array, " n"]]:
-    # Whole columns of vectors, for the same reason as in `_nearest`.
-    residual, centroids, direction, code = piece
-    w = len(residual)
-    current = centroids[code.astype(jnp.int32)].T
-    others = parallel - sum(
-      (residual[j] - current[j]) * direction[j] for j in range(w)
-    )
-    best = jnp.full(len(parallel), jnp.inf)
-    chosen, kept = code, parallel
-    for k in range(NUM_CODES):
-      away = [residual[j] - centroids[k, j] for j in range(w)]
-      total = others + sum(away[j] * direction[j] for j in range(w))
-      loss = sum(jnp.square(a) for a in away) + weight * jnp.square(total)
-      chosen = jnp.where(loss < best, jnp.uint8(k), chosen)
-      kept = jnp.where(loss < best, total, kept)
-      best = jnp.minimum(loss, best)
-    return kept, chosen
-
-  by_piece = (pieces.transpose(1, 2, 0), codebooks, along.transpose(1, 2, 0))
-  columns = codes.T
-  for _ in range(_SWEEPS):
-    parallel, columns = lax.scan(one_piece, parallel, (*by_piece, columns))
-  return columns.T

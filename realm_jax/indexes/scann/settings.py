@@ -1,55 +1,39 @@
 """The settings of a ScaNN index, and the structure of its tree."""
 
 import dataclasses
-from typing import Annotated, Any, Literal
+from typing import Literal
 
 from realm_jax.indexes.protocol import HOST_SETTING
 from realm_jax.settings import (
-  NonNegativeFloat,
   NonNegativeInt,
   PositiveFraction,
   PositiveInt,
-  Range,
   require_valid,
 )
 
-Reordering = Literal["float32", "bfloat16", "int8"]
-# A threshold of ScaNN's, or 0 for none.
-_Threshold = Annotated[float, Range(least=0, below=1)]
+Reordering = Literal["float32", "bfloat16"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Structure:
-  """The structure of a tree: the settings of `ScannSettings` that define it.
-
-  0 stands for no SOAR, for means as centroids, and for the nearest codes.
-  """
+  """The structure of a tree: the settings of `ScannSettings` that define it."""
 
   num_leaves: PositiveInt
-  spherical: bool = False
-  soar_lambda: NonNegativeFloat = 0.0
-  avq_threshold: _Threshold = 0.0
-  anisotropic_threshold: _Threshold = 0.0
   dims_per_code: PositiveInt = 2
   reordering: Reordering = "bfloat16"
 
   def __post_init__(self) -> None:
     require_valid(self)
 
-  @property
-  def spilled(self) -> bool:
-    """Whether each vector is in a second leaf."""
-    return self.soar_lambda > 0
-
 
 @dataclasses.dataclass(frozen=True)
 class ScannSettings:
   """Settings of a tree of leaves, quantized scores, and reordering.
 
-  A setting that is None is chosen by measuring. The structure of the tree is
-  chosen once, on a sample of the corpus, for the first generation; later ones
-  reuse it while it meets the recall target. How much of the tree is searched
-  is chosen for each generation. The choices depend on measured times, so a run
+  A setting that is None is chosen by measuring. The number of leaves is chosen
+  once, on a sample of the corpus, for the first generation; later ones reuse it
+  while it meets the recall target. How much of the tree is searched is chosen
+  for each generation. The choices depend on measured times, so a run
   that must repeat bit for bit from its checkpoints alone sets all of them, and
   turns `reuse` off.
 
@@ -60,26 +44,20 @@ class ScannSettings:
     recall_k: k of that recall.
     below_target: Whether an index below the target is accepted.
     builder: Builder of the files, `own` or `stock`, which is ScaNN's public
-      one. It needs all vectors in memory, in float32, and tries no structures;
-      see the docstring of `realm_jax.indexes.scann`.
+      one. It needs all vectors in memory, in float32, and tries no numbers of
+      leaves; see the docstring of `realm_jax.indexes.scann`.
     brute_force_below: Number of blocks below which all are searched, which is
       faster for so few.
     num_leaves: Number of partitions of the vectors.
     num_leaves_searched: Number of leaves that a query searches.
     num_reordered: Number of the best by code that are scored again, at least
       k.
-    reordering: Type of the vectors that are scored again, `float32`,
-      `bfloat16` or `int8`. None is bfloat16, unless the tuning sample is the
-      whole corpus and another type is a quarter faster.
-    spherical: Whether partitions depend on the vectors' directions alone.
-    soar_lambda: λ of SOAR's second leaves; 0 disables them.
-    avq_threshold: T of centroids that preserve inner products; 0 disables it.
-    anisotropic_threshold: T of codes that preserve inner products; 0 disables
-      it.
+    reordering: Type of the vectors that are scored again, `float32` or
+      `bfloat16`.
     dims_per_code: Dimensions that share one 4-bit code.
     training_sample: Number of vectors that a tree is trained on; None is 32
       per leaf, at least 131,072.
-    tuning_sample: Number of vectors on which structures are tried.
+    tuning_sample: Number of vectors on which numbers of leaves are tried.
     reuse: Whether leaves and codebooks of the previous generation are reused
       while they meet the target.
     seed: Seed of samples and of the first centroids.
@@ -95,11 +73,7 @@ class ScannSettings:
   num_leaves: PositiveInt | None = None
   num_leaves_searched: PositiveInt | None = None
   num_reordered: PositiveInt | None = None
-  reordering: Reordering | None = None
-  spherical: bool | None = None
-  soar_lambda: NonNegativeFloat | None = None
-  avq_threshold: _Threshold | None = None
-  anisotropic_threshold: _Threshold | None = None
+  reordering: Reordering = "bfloat16"
   dims_per_code: PositiveInt = 2
   training_sample: PositiveInt | None = None
   tuning_sample: PositiveInt = 1 << 17
@@ -112,12 +86,8 @@ class ScannSettings:
   def __post_init__(self) -> None:
     require_valid(self)
 
-  def fixed(self) -> dict[str, Any]:
-    """Returns the fields of a `Structure` that are set."""
-    names = [field.name for field in dataclasses.fields(Structure)]
-    values = {name: getattr(self, name) for name in names}
-    return {name: v for name, v in values.items() if v is not None}
-
-  def structure(self, default: Structure) -> Structure:
-    """Returns a structure with the fields that are set."""
-    return dataclasses.replace(default, **self.fixed())
+  def structure(self, num_leaves: int) -> Structure:
+    """Returns the structure, with this number of leaves if none is set."""
+    if self.num_leaves is not None:
+      num_leaves = self.num_leaves
+    return Structure(num_leaves, self.dims_per_code, self.reordering)

@@ -14,11 +14,6 @@ from realm_jax.indexes.scann import library as scann
 from realm_jax.indexes.scann.settings import Structure
 
 
-def default_structure(num_leaves: int) -> Structure:
-  """Returns the structure that ScaNN's documentation recommends."""
-  return Structure(num_leaves, anisotropic_threshold=0.2, reordering="float32")
-
-
 def write(
   directory: Path,
   vectors: Rows,
@@ -49,16 +44,12 @@ def write(
       structure.num_leaves,
       num_leaves_to_search=1,
       random_init=False,
-      spherical=structure.spherical,
-      avq=structure.avq_threshold or None,
-      soar_lambda=structure.soar_lambda or None,
       **sample,
     )
+    # The threshold that ScaNN's documentation recommends.
     builder.score_ah(
       structure.dims_per_code,
-      anisotropic_quantization_threshold=(
-        structure.anisotropic_threshold or float("nan")
-      ),
+      anisotropic_quantization_threshold=0.2,
       **sample,
     )
     builder.reorder(1, quantize=scann.reorder_type(structure.reordering))

@@ -5,7 +5,6 @@ index builder's accelerator, or its CPU cores.
 """
 
 import collections
-import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from realm_jax.files.local_disk import mapped_pages
 from realm_jax.indexes.protocol import Rows
 from realm_jax.indexes.scann import files, partitions, product_codes
 from realm_jax.indexes.scann.files import Part, Trained
-from realm_jax.indexes.scann.product_codes import NUM_CODES, anisotropic_weight
+from realm_jax.indexes.scann.product_codes import NUM_CODES
 from realm_jax.indexes.scann.settings import Structure
 
 _ROWS_PER_PART = 1 << 14
@@ -27,11 +26,10 @@ _IN_FLIGHT = 2
 # Consecutive rows that a sample takes together, because they read faster.
 _ROWS_PER_RUN = 16
 _CODEBOOK_SAMPLE = 1 << 16
-_SCALES_SAMPLE = 1 << 17
 
 
-# Each vector's leaves, and its codes in them.
-_Placed = tuple[list[Array], list[Array]]
+# Each vector's leaf, and its codes in it.
+_Assigned = tuple[Array, Array]
 
 
 def draw(
@@ -69,17 +67,8 @@ def train(
       f"dims_per_code={structure.dims_per_code} for {len(sample)} vectors of "
       f"{dim} dimensions; want a divisor, and at least {NUM_CODES} vectors"
     )
-  centroids = partitions.train_leaves(
-    sample, structure.num_leaves, spherical=structure.spherical, seed=seed
-  )
-  leaves = np.asarray(
-    partitions.assign(sample, centroids, spherical=structure.spherical)
-  )
-  if structure.avq_threshold:
-    weight = anisotropic_weight(structure.avq_threshold, dim)
-    centroids = partitions.anisotropic_centroids(
-      sample, leaves, centroids, weight
-    )
+  centroids = partitions.train_leaves(sample, structure.num_leaves, seed=seed)
+  leaves = np.asarray(partitions.assign(sample, centroids))
   some = sample[:_CODEBOOK_SAMPLE]
   codebooks = product_codes.train_codebooks(
     some - centroids[leaves[: len(some)]], dims_per_code=structure.dims_per_code
@@ -103,25 +92,20 @@ def write(
   Raises:
     OSError: The disk is full.
   """
-  num_blocks, dim = vectors.shape
-  scales = np.ones(dim, np.float32)
-  if structure.reordering == "int8":
-    scales = _scales(vectors)
-  parts = _placed(vectors, structure, trained, check)
-  files.write(
-    directory, structure, trained, parts, num_blocks=num_blocks, scales=scales
-  )
+  parts = _placed(vectors, trained, check)
+  files.write(directory, structure, trained, parts, num_blocks=vectors.shape[0])
 
 
 def _placed(
   vectors: Rows,
-  structure: Structure,
   trained: Trained,
   check: Callable[[], None],
 ) -> Iterator[Part]:
   """Yields the rows in parts, while the devices compute the next ones."""
   centroids, codebooks = map(jnp.asarray, trained)
-  in_flight: collections.deque[tuple[np.ndarray, _Placed]] = collections.deque()
+  in_flight: collections.deque[tuple[np.ndarray, _Assigned]] = (
+    collections.deque()
+  )
 
   def finish_oldest() -> Iterator[Part]:
     part, placed = in_flight.popleft()
@@ -138,42 +122,18 @@ def _placed(
     check()
     part = vectors[start : start + size]
     padded = np.pad(part, ((0, size - len(part)), (0, 0))).astype(np.float32)
-    in_flight.append((part, _place(padded, centroids, codebooks, structure)))
+    in_flight.append((part, _place(padded, centroids, codebooks)))
     if len(in_flight) > _IN_FLIGHT:
       yield from finish_oldest()
   while in_flight:
     yield from finish_oldest()
 
 
-@functools.partial(jax.jit, static_argnames="structure")
+@jax.jit
 def _place(
   vectors: Float[Array, "n d"],
   centroids: Float[Array, "l d"],
   codebooks: Float[Array, "s 16 w"],
-  structure: Structure,
-) -> _Placed:
-  first = partitions.assign(vectors, centroids, spherical=structure.spherical)
-  leaves: list[Array] = [first]
-  if structure.spilled:
-    leaves.append(
-      partitions.assign_spilled(
-        vectors, centroids, first, structure.soar_lambda
-      )
-    )
-  weight = anisotropic_weight(structure.anisotropic_threshold, len(vectors[0]))
-  norms = jnp.linalg.norm(vectors, axis=1, keepdims=True)
-  directions = vectors / jnp.maximum(norms, 1e-12)
-  codes = [
-    product_codes.encode(
-      vectors - centroids[leaf], codebooks, directions, weight
-    )
-    for leaf in leaves
-  ]
-  return leaves, codes
-
-
-def _scales(vectors: Rows) -> Float32[np.ndarray, " d"]:
-  """Returns the factors by which each dimension fills 8 bits."""
-  # The few values above the sample's largest will be clipped.
-  largest = np.abs(draw(vectors, _SCALES_SAMPLE)).max(axis=0)
-  return (127 / np.maximum(largest, 1e-12)).astype(np.float32)
+) -> _Assigned:
+  leaves = partitions.assign(vectors, centroids)
+  return leaves, product_codes.encode(vectors - centroids[leaves], codebooks)

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import math
 import shutil
 import tempfile
@@ -28,27 +27,19 @@ from realm_jax.indexes.scann import files, stock, tree, tuning
 from realm_jax.indexes.scann.files import Trained, Tree
 from realm_jax.indexes.scann.index import ScannIndex
 from realm_jax.indexes.scann.settings import ScannSettings, Structure
-from realm_jax.indexes.scann.tuning import Point, Variant
+from realm_jax.indexes.scann.tuning import Point
 
 # Vectors of blocks that replace queries where there are none.
 _NUM_STAND_INS = 256
 # Smallest training sample, in all and per leaf.
 _TRAINING_SAMPLE = 1 << 17
 _SAMPLED_PER_LEAF = 32
-# Changes to try where a setting is None, and the speed-up that each must bring.
-# Second leaves take twice the codes and three times the time to build.
-_VARIANTS: tuple[Variant, ...] = (
-  ({"spherical": True}, tuning.GAIN),
-  ({"soar_lambda": 1.5}, 1.25),
-  ({"avq_threshold": 0.2}, tuning.GAIN),
-  ({"anisotropic_threshold": 0.2}, tuning.GAIN),
-)
-# A part of the corpus cannot tell what these gain or cost, because its vectors
-# fit in the processor's caches.
-_OTHER_REORDERINGS: tuple[Variant, ...] = (
-  ({"reordering": "float32"}, 1.25),
-  ({"reordering": "int8"}, 1.25),
-)
+# Numbers of leaves that are tried, relative to the default. All are tried,
+# because the best may lie beyond a worse one.
+_LEAF_FACTORS = (1, 2, 4, 8)
+_MAX_LEAVES_PER_BLOCK = 1 / 16
+# A number must be this much faster than another, since times scatter.
+_GAIN = 1.05
 # Values of a report's `structure_of` and `trained_for`.
 _PREVIOUS, _THIS = "the generation before", "this generation"
 _TRIALS, _SETTINGS = "trials", "the settings"
@@ -94,7 +85,7 @@ class TreeBuilder:
     default = default_leaves(self._blocks.num_blocks)
     if settings.builder == "stock":
       report |= {"structure_of": _SETTINGS, "trained_for": _THIS}
-      structure = settings.structure(stock.default_structure(default))
+      structure = settings.structure(default)
       return self._accept(*self._write(structure, None))
     previous = self._previous_tree()
     if previous is not None:
@@ -107,15 +98,15 @@ class TreeBuilder:
       self._discard("training again")
       index, point = self._train_and_write(structure)
       is_good = point.recall >= settings.recall_target
-      if is_good or settings.below_target or not self._is_open():
+      if is_good or settings.below_target or settings.num_leaves is not None:
         return self._accept(index, point)
       del index
-      self._discard("choosing another structure")
-    structure = settings.structure(Structure(default))
+      self._discard("choosing another number of leaves")
+    structure = settings.structure(default)
     report |= {"structure_of": _TRIALS, "trials": []}
     with self._timed("trials_seconds"):
-      if self._is_open():
-        structure = self._choose_structure(structure)
+      if settings.num_leaves is None:
+        structure = self._choose_leaves(default)
     return self._accept(*self._train_and_write(structure))
 
   def _accept(self, index: ScannIndex, point: Point) -> ScannIndex:
@@ -153,28 +144,16 @@ class TreeBuilder:
       if stored is None:
         return None
       structure = stored.structure
-      if settings.structure(structure) != structure:
+      if settings.structure(structure.num_leaves) != structure:
         return None
       dim = self._vectors.shape[1]
       return structure, files.read_trained(previous, structure, dim)
     except IndexLoadError as error:
-      logging.warning("%s; choosing another structure", error)
+      logging.warning("%s; choosing another tree", error)
       return None
 
-  def _variants(self) -> list[Variant]:
-    """Returns the changes to try for settings that are None."""
-    settings = self._settings
-    variants = _VARIANTS
-    if settings.tuning_sample >= self._blocks.num_blocks:
-      variants += _OTHER_REORDERINGS
-    return [v for v in variants if not v[0].keys() & settings.fixed().keys()]
-
-  def _is_open(self) -> bool:
-    """Whether the settings leave a structure to choose."""
-    return bool(self._variants()) or self._settings.num_leaves is None
-
-  def _choose_structure(self, start: Structure) -> Structure:
-    """Tries structures on a sample of the corpus."""
+  def _choose_leaves(self, default: int) -> Structure:
+    """Builds trees over a sample of the corpus; returns the fastest one's."""
     settings = self._settings
     sample = tree.draw(
       self._vectors, settings.tuning_sample, seed=settings.seed
@@ -182,56 +161,64 @@ class TreeBuilder:
     truth = GroundTruth(sample, self._queries, self._k)
     # Trials lie beside the index, where leftovers of a kill are removed.
     self._directory.parent.mkdir(parents=True, exist_ok=True)
-    structure, trials = tuning.choose_structure(
-      start,
-      self._variants(),
-      functools.partial(self._try, sample, truth, {}),
-      target=self._aim,
-      num_blocks=self._blocks.num_blocks,
-      sampled=len(sample),
-      may_vary_leaves=settings.num_leaves is None,
-    )
-    self._report["trials"] = [
-      {
-        "structure": dataclasses.asdict(trial.structure),
-        **dataclasses.asdict(trial.point),
-        "predicted_queries_per_second": trial.predicted,
-      }
-      for trial in trials
-    ]
-    return structure
+    best: tuple[Structure, Point, float] | None = None
+    trials = []
+    for factor in _LEAF_FACTORS:
+      num_leaves = default * factor
+      if factor > 1 and num_leaves > len(sample) * _MAX_LEAVES_PER_BLOCK:
+        break
+      structure = settings.structure(num_leaves)
+      point, predicted = self._try(sample, truth, structure)
+      trials.append(
+        {
+          "structure": dataclasses.asdict(structure),
+          **dataclasses.asdict(point),
+          "predicted_queries_per_second": predicted,
+        }
+      )
+      # Below the target, the higher recall is better.
+      if (
+        best is None
+        or predicted > _GAIN * best[2]
+        or (best[2] == 0 and point.recall > best[1].recall)
+      ):
+        best = structure, point, predicted
+    assert best is not None
+    self._report["trials"] = trials
+    return best[0]
 
   def _try(
     self,
     sample: Float32[np.ndarray, "n d"],
     truth: GroundTruth,
-    trainings: dict[Structure, Trained],
     structure: Structure,
-  ) -> tuple[Point, list[Point]]:
-    """Builds a structure over the sample; returns its best and all points."""
+  ) -> tuple[Point, float]:
+    """Builds a structure over the sample; returns its best point.
+
+    Also returns its predicted queries per second on the whole corpus, measured
+    at a point that scores as many vectors there; 0 below the target.
+    """
     self._options.check()
-    # Training does not depend on these fields.
-    key = dataclasses.replace(
-      structure, soar_lambda=0.0, anisotropic_threshold=0.0, reordering="int8"
-    )
-    if key not in trainings:
-      trainings[key] = self._train(sample, structure)
     with tempfile.TemporaryDirectory(
       prefix="trial_", dir=self._directory.parent
     ) as scratch:
-      self._write_files(Path(scratch), sample, structure, trainings[key])
+      trained = self._train(sample, structure)
+      self._write_files(Path(scratch), sample, structure, trained)
       blocks = Blocks(len(sample), sample)
       index = self._load(Path(scratch), blocks, structure)
-    point, points = tuning.fastest_point(
+    point, _ = tuning.fastest_point(
       index, truth, self._settings, target=self._aim
     )
-    if len(sample) < self._blocks.num_blocks:
-      # As many vectors are scored as in the same point of the whole corpus.
-      growth = self._blocks.num_blocks / len(sample)
-      leaves = min(structure.num_leaves, round(growth * point.leaves_searched))
-      equal_work = tuning.measure(index, truth, leaves, point.num_reordered)
-      points = [*points, equal_work]
-    return point, points
+    if point.recall < self._aim:
+      return point, 0.0
+    growth = self._blocks.num_blocks / len(sample)
+    if growth == 1:
+      return point, point.queries_per_second
+    wanted = growth * point.leaves_searched
+    leaves = min(structure.num_leaves, round(wanted))
+    equal_work = tuning.measure(index, truth, leaves, point.num_reordered)
+    # Where the sample has too few leaves, time is taken to grow with them.
+    return point, equal_work.queries_per_second * min(1.0, leaves / wanted)
 
   def _train_and_write(self, structure: Structure) -> tuple[ScannIndex, Point]:
     with self._timed("train_seconds"):

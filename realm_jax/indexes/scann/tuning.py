@@ -1,39 +1,23 @@
-"""Chooses a tree's structure, and how much of it is searched, by measuring.
+"""Chooses how much of a tree is searched, by measuring.
 
 A point of a tree is a number of leaves to search and a number of vectors to
-score again. Of one tree, the fastest point that meets the recall target is
-chosen. Of several trees over a sample of the corpus, the one is chosen whose
-point would be fastest on the whole corpus.
+score again. The fastest point that meets the recall target is chosen.
 """
 
 import bisect
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
-
-import numpy as np
-import scipy.optimize
-from jaxtyping import Float64
+from collections.abc import Sequence
 
 from realm_jax.indexes.ground_truth import GroundTruth
 from realm_jax.indexes.scann.index import ScannIndex
-from realm_jax.indexes.scann.settings import ScannSettings, Structure
+from realm_jax.indexes.scann.settings import ScannSettings
 
-# A structure must be this much faster than another, since times scatter.
-GAIN = 1.05
 _REPEATS = 5
 # If a point is this much slower than the best, no more leaves are tried.
 _HOPELESS = 1.5
 _LEAVES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _REORDERED = (16, 32, 50, 75, 100, 150, 200, 300, 400, 600, 800, 1200, 1600)
-# Numbers of leaves to try, relative to the first. All are tried, because the
-# best may lie beyond a worse one.
-_LEAF_FACTORS = (2, 4, 8, 0.5, 0.25)
-_MAX_LEAVES_PER_BLOCK = 1 / 16
-
-# Fields of a `Structure` to change, and the speed-up that justifies it.
-Variant: TypeAlias = tuple[Mapping[str, Any], float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,18 +32,6 @@ class Point:
   num_reordered: int
   recall: float
   queries_per_second: float
-
-
-class Trial(NamedTuple):
-  """A structure that was tried on the sample, at its fastest point.
-
-  `predicted` is the rate on the whole corpus, in queries per second; 0 below
-  the recall target.
-  """
-
-  structure: Structure
-  point: Point
-  predicted: float = 0.0
 
 
 def fastest_point(
@@ -147,96 +119,3 @@ def _grid(
   """Returns the values to try, limited to a range."""
   values = values if fixed is None else [fixed]
   return sorted({max(low, min(v, high)) for v in values})
-
-
-def choose_structure(
-  start: Structure,
-  variants: Iterable[Variant],
-  attempt: Callable[[Structure], tuple[Point, list[Point]]],
-  *,
-  target: float,
-  num_blocks: int,
-  sampled: int,
-  may_vary_leaves: bool = True,
-) -> tuple[Structure, list[Trial]]:
-  """Returns the best structure, and all trials.
-
-  Tries one change of `start` after another, each on top of those that were kept
-  because they were faster: more and fewer leaves if they may vary, then the
-  variants. `attempt` builds a tree over `sampled` of the `num_blocks` blocks,
-  and returns its fastest point and all measured ones.
-  """
-  costs = Costs(num_blocks=num_blocks, sampled=sampled)
-
-  def tried(structure: Structure) -> Trial:
-    point, points = attempt(structure)
-    costs.learn(structure, [p for p in points if p.recall >= target])
-    return Trial(structure, point)
-
-  def speed(trial: Trial) -> float:
-    if trial.point.recall < target:
-      return 0.0
-    return costs.queries_per_second(trial.structure, trial.point)
-
-  numbers = [int(start.num_leaves * factor) for factor in _LEAF_FACTORS]
-  leaves: list[Variant] = [
-    ({"num_leaves": number}, GAIN)
-    for number in numbers
-    if may_vary_leaves and 1 <= number <= sampled * _MAX_LEAVES_PER_BLOCK
-  ]
-  best = tried(start)
-  trials = [best]
-  for change, gain in (*leaves, *variants):
-    trial = tried(dataclasses.replace(best.structure, **change))
-    trials.append(trial)
-    # Below the target, the higher recall is better.
-    if speed(best) == 0:
-      is_better = speed(trial) > 0 or trial.point.recall > best.point.recall
-    else:
-      is_better = speed(trial) > gain * speed(best)
-    best = trial if is_better else best
-  return best.structure, [t._replace(predicted=speed(t)) for t in trials]
-
-
-class Costs:
-  """Predicts a search's time on the whole corpus from a sample.
-
-  The time of a query is modeled as a constant plus a cost for each leaf of the
-  tree, each leaf that is searched, each vector in those, and each vector that
-  is scored again. The vectors in the leaves grow with the corpus.
-  """
-
-  def __init__(self, *, num_blocks: int, sampled: int):
-    self._num_blocks, self._sampled = num_blocks, sampled
-    self._work: list[Float64[np.ndarray, " t"]] = []
-    self._seconds: list[float] = []
-
-  def learn(self, structure: Structure, points: Iterable[Point]) -> None:
-    """Adds measurements on the sample."""
-    for point in points:
-      self._work.append(_work(structure, point, self._sampled))
-      self._seconds.append(1 / point.queries_per_second)
-
-  def queries_per_second(self, structure: Structure, point: Point) -> float:
-    """Predicts the speed of a sample's point on the whole corpus."""
-    if self._sampled == self._num_blocks:
-      return point.queries_per_second
-    work, seconds = np.array(self._work), np.array(self._seconds)
-    # Errors are relative to the measured time, and no cost is negative.
-    scale = work.max(axis=0)
-    weighted = work / scale / seconds[:, None]
-    costs, _ = scipy.optimize.nnls(weighted, np.ones(len(seconds)))
-    corpus_seconds, sample_seconds = (
-      _work(structure, point, count) / scale @ costs
-      for count in (self._num_blocks, self._sampled)
-    )
-    return point.queries_per_second * float(sample_seconds / corpus_seconds)
-
-
-def _work(
-  structure: Structure, point: Point, num_blocks: int
-) -> Float64[np.ndarray, " t"]:
-  """Returns the quantities that the costs multiply."""
-  leaves, searched = structure.num_leaves, point.leaves_searched
-  rows = searched / leaves * num_blocks * (1 + structure.spilled)
-  return np.array([1.0, leaves, searched, rows, point.num_reordered])

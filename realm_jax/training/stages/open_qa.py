@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int
 
-from realm_jax.answers.distinct import QuestionAnswers, Rule
+from realm_jax.answers.distinct import QuestionAnswers
 from realm_jax.answers.in_blocks import AnswersInBlocks
 from realm_jax.answers.of_task import answers_of_batch
 from realm_jax.corpus.store import Corpus
@@ -29,7 +29,10 @@ class OpenQa(protocol.Stage):
   """Fine-tuning on questions, as in ORQA; there is no null block.
 
   The retriever learns from `num_searched_blocks`, against the generation's
-  stored vectors, and the reader from the best `num_read`.
+  stored vectors, and the reader from the best `num_read`. For the retriever, a
+  block contains an answer whose characters occur in its text, or that is a
+  regular expression and matches there. The reader learns from an answer's
+  tokens, and from the token spans that matches cover.
 
   Attributes:
     num_searched_blocks: Number of blocks that the retriever's loss is over, or
@@ -39,15 +42,6 @@ class OpenQa(protocol.Stage):
       scale, for an index without vectors (BM25).
     initial_scale: Initial value of that scale.
     max_answer_width: Width of the widest answer, in tokens, as in the reader.
-    answers_in_blocks: How a block is found to contain an answer, for the
-      retriever's loss: `characters` looks for the answer's characters in the
-      text (Google's released code), `tokens` for its tokens in what the reader
-      is given of the block (Hugging Face's). The reader learns from tokens in
-      both. Regular expressions are searched in the text, and become the token
-      spans that their matches cover; by `tokens`, one of these must be given
-      to the reader.
-    joint_length: Length of query and body together, as in the reader; needed
-      for `tokens`.
     current_queries: Whether questions are embedded for the search with the
       current parameters instead of the generation's query tower.
     hard_em: Whether the reader learns from the correct span that is most likely
@@ -63,21 +57,16 @@ class OpenQa(protocol.Stage):
   index_scores: bool = False
   initial_scale: float = 0.1
   max_answer_width: PositiveInt = 10
-  answers_in_blocks: Rule = "characters"
-  joint_length: PositiveInt | None = None
   current_queries: bool = True
   hard_em: bool = False
   read_gold: bool = False
   renamed_share: Fraction = 0.0
   needs_index = True
   reads_vectors = True
+  needs_answers = True
 
   def __post_init__(self) -> None:
     require_valid(self)
-
-  @property
-  def answer_rule(self) -> Rule:
-    return self.answers_in_blocks
 
   @property
   def num_candidates(self) -> int:
@@ -93,16 +82,12 @@ class OpenQa(protocol.Stage):
 
   def loss(self, models: Models) -> stage_losses.Loss[OpenQaBatch]:
     reader = models.require_reader()
-    names = ["max_answer_width"]
-    if self.answers_in_blocks == "tokens":
-      names.append("joint_length")
-    for name in names:
-      here, there = getattr(self, name), getattr(reader, name)
-      if here != there:
-        raise ValueError(
-          f"Reader.{name}={there}, but OpenQa.{name}={here}; bind both to the "
-          "same"
-        )
+    width = self.max_answer_width
+    if reader.max_answer_width != width:
+      raise ValueError(
+        f"Reader.max_answer_width={reader.max_answer_width}, but "
+        f"OpenQa.max_answer_width={width}; bind both to the same"
+      )
     return shared_partial(
       stage_losses.open_qa, models.retriever, reader, hard_em=self.hard_em
     )
@@ -184,24 +169,13 @@ class OpenQa(protocol.Stage):
     is_answer = np.zeros((num_queries, self.num_read, length, width), bool)
     for query, question in enumerate(answers_of_batch(batch)):
       rows = retrieved.rows[query]
-      has_answer[query] = answers.contained(
-        question, rows, body_tokens=self._body_tokens(batch, query)
-      )
+      has_answer[query] = answers.contained(question, rows)
       spans = _spans(answers, question, rows[: self.num_read])
       fits = (spans.start < length) & (spans.width <= width)
       is_answer[
         query, spans.block[fits], spans.start[fits], spans.width[fits] - 1
       ] = True
     return has_answer, is_answer
-
-  def _body_tokens(self, batch: Batch, query: int) -> int:
-    """Returns how many tokens of a body the reader is given with a question."""
-    if self.answers_in_blocks == "characters":
-      return 0  # Where an answer ends does not matter, and is not stored.
-    assert self.joint_length is not None
-    # The joint input is `[CLS] x [SEP] body [SEP]`.
-    query_tokens = np.count_nonzero(batch.arrays["query"][query])
-    return int(self.joint_length - query_tokens - 1)
 
 
 def _gold_first(

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
-from realm_jax.answers.distinct import Rule
 from realm_jax.answers.in_blocks import AnswersInBlocks
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.follow.loading import Generation
@@ -80,13 +79,14 @@ class Stage(abc.ABC):
     retrieves_on_device: Whether a step can retrieve its own candidates.
     has_null_block: Whether the first candidate of each query is the null block.
     is_divisible: Whether the loss of a batch is the sum of its parts'.
-    answer_rule: How blocks are found to contain answers, or None.
+    needs_answers: Whether it asks which blocks contain answers.
     num_candidates: Number of blocks that its step reads for each query.
     components: Components that it trains.
   """
 
   needs_index: ClassVar[bool] = False
   reads_vectors: ClassVar[bool] = False
+  needs_answers: ClassVar[bool] = False
   is_divisible: ClassVar[bool] = True
   components: ClassVar[tuple[str, ...]] = ("retriever", "reader")
 
@@ -101,14 +101,6 @@ class Stage(abc.ABC):
   @property
   def has_null_block(self) -> bool:
     return False
-
-  @property
-  def answer_rule(self) -> Rule | None:
-    """How blocks are found to contain answers: see `DistinctAnswers`.
-
-    None for a stage that does not ask.
-    """
-    return None
 
   @property
   def num_candidates(self) -> int:

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from realm_jax.conversion.errors import ConversionError
-from realm_jax.conversion.google.block_records import BlockRecords
 from realm_jax.conversion.google.released_index import (
   BlockOptions,
   ReleasedIndex,
   import_index,
 )
 from realm_jax.conversion.parameters import BoundModel
+from realm_jax.conversion.pickles import read_byte_strings
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.follow.loading import load_newest
 from realm_jax.generations.store.manifest import GenerationError
@@ -85,7 +85,7 @@ def test_what_was_released_is_found_here(tmp_path, vocabulary, params, index):
   # As a checkpoint's file is: mapped, not read.
   np.save(tmp_path / "vectors.npy", vectors())
   mapped = np.load(tmp_path / "vectors.npy", mmap_mode="r")
-  texts = BlockRecords(tmp_path / "block_records.npy")
+  texts = read_byte_strings(tmp_path / "block_records.npy")
   released = release(tmp_path, texts, mapped, index=index)
   run(released, tmp_path, vocabulary, params)
   corpus = Corpus.open(tmp_path / "corpus")

@@ -1,6 +1,4 @@
-"""The weights of a directory, whole or in shards."""
-
-import sys
+"""The weights of a directory."""
 
 import numpy as np
 import pytest
@@ -19,22 +17,6 @@ _WEIGHTS = {
 }
 
 
-def test_the_shards_of_an_index_are_read_as_one_file(tmp_path):
-  index = {"a": "one.safetensors", "b": "two.safetensors"}
-  for name, file in index.items():
-    safetensors.numpy.save_file({name: _WEIGHTS[name]}, tmp_path / file)
-  files.write_json(
-    tmp_path / "model.safetensors.index.json", {"weight_map": index}
-  )
-  source = open_tensors(tmp_path)
-  assert source.shapes == {"a": (2, 3), "b": (4,)}
-  for name, array in _WEIGHTS.items():
-    np.testing.assert_array_equal(source.read(name), array)
-  (tmp_path / "two.safetensors").unlink()
-  with pytest.raises(ConversionError, match=r"two\.safetensors"):
-    open_tensors(tmp_path)
-
-
 def test_a_truncated_file_is_refused(tmp_path):
   path = tmp_path / "model.safetensors"
   safetensors.numpy.save_file(_WEIGHTS, path)
@@ -51,12 +33,8 @@ def test_a_directory_without_weights_says_what_it_has(tmp_path):
     read_model_config(tmp_path / "nowhere")
 
 
-def test_pickles_are_for_torch_and_not_in_shards(tmp_path, monkeypatch):
-  monkeypatch.setitem(sys.modules, "torch", None)
-  (tmp_path / "pytorch_model.bin").write_bytes(b"")
-  with pytest.raises(ConversionError, match="is a pickle, which only torch"):
-    open_tensors(tmp_path)
-  (tmp_path / "pytorch_model.bin").unlink()
-  files.write_json(tmp_path / "pytorch_model.bin.index.json", {})
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_weights_in_shards_are_refused(tmp_path, name):
+  files.write_json(tmp_path / f"{name}.index.json", {})
   with pytest.raises(ConversionError, match=r"in shards; .*save it again"):
     open_tensors(tmp_path)

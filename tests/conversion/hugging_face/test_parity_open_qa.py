@@ -102,12 +102,7 @@ def test_blocks_and_spans_that_hold_the_answer_are_the_same(answerer, expected):
     positions=np.arange(len(answers)),
     next_positions=np.arange(len(answers)) + len(answers),
   )
-  reader = answerer.model.models.reader
-  stage = OpenQa(
-    num_read=_NUM_READ,
-    answers_in_blocks="tokens",
-    joint_length=reader.joint_length,
-  )
+  stage = OpenQa(num_read=_NUM_READ)
   made, _ = stage.assemble(
     batch,
     SearchResult(expected["rows"].astype(np.int32), expected["relevance"]),
@@ -116,7 +111,7 @@ def test_blocks_and_spans_that_hold_the_answer_are_the_same(answerer, expected):
       answerer.corpus,
       answerer.generation,
       expected["span_logits"].shape[2],
-      answers=AnswersInBlocks(answerer.corpus, DistinctAnswers("tokens")),
+      answers=AnswersInBlocks(answerer.corpus, DistinctAnswers()),
     ),
   )
   np.testing.assert_array_equal(made.has_answer, expected["has_answer"])

@@ -113,11 +113,9 @@ def test_training_sentences_are_those_of_the_run(own_flags, recorded_run):
 @pytest.mark.parametrize(
   ("arguments", "said"),
   [
-    (("--along_training", "--block_use"), "are different modes"),
-    (("in [MASK]", "--block_use"), "are different modes"),
-    (("--sentences=a.jsonl",), "--sentences is for --along_training"),
+    (("in [MASK]", "--block_use"), "--block_use is for no sentence"),
     (("--answer=a",), "--answer is for one sentence"),
-    (("--along_training", "--answer=a"), "--answer is for a sentence"),
+    (("--block_use", "--answer=a"), "--answer is for a sentence"),
     (("--block_use", "--baseline=a"), "--baseline is for a sentence"),
   ],
 )

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from realm_jax.checkpoints.manager import CheckpointStore
-from realm_jax.generations.building.artifacts import ArtifactWriter
 from realm_jax.generations.building.partial_refresh import PartialRefresh
 from realm_jax.generations.follow.loading import load_generation, load_newest
 from realm_jax.generations.store import publisher
@@ -24,9 +23,7 @@ from tests.generations.conftest import files_of, make_corpus
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
 
-_PARTIAL = PartialRefresh(
-  fraction=0.4, sample_fraction=0.1, drift_correction=False, full_every=3
-)
+_PARTIAL = PartialRefresh(fraction=0.4, full_every=3)
 
 
 def _nearby(model_dir, corpus, *steps):
@@ -141,9 +138,8 @@ def test_a_corpus_that_changes_embeds_what_is_new_with_the_same_checkpoint(
   generation = load_newest(tmp_path / "generations", corpus=longer)
   partial = generation.manifest.partial
   assert (partial.base, partial.partials) == (500, 0)
-  # The sample, and what is new; nothing goes back to what is older.
-  assert partial.new_blocks == 10
-  assert partial.embedded_blocks <= 10 + partial.sample_blocks
+  # What is new is embedded; nothing goes back to what is older.
+  assert partial.new_blocks == partial.embedded_blocks == 10
   assert generation.oldest_step == 500
   np.testing.assert_allclose(
     generation.vectors(np.arange(160)),
@@ -151,23 +147,3 @@ def test_a_corpus_that_changes_embeds_what_is_new_with_the_same_checkpoint(
     atol=1e-5,
   )
   assert build(tmp_path, longer, partial=_PARTIAL) == []
-
-
-def test_a_sample_that_is_damaged_is_embedded_again(
-  tmp_path, corpus, monkeypatch
-):
-  _nearby(tmp_path, corpus, 0, 500)
-  build(tmp_path, corpus, partial=_PARTIAL, checkpoint_step=0)
-
-  def stop(*args, **settings):
-    raise KeyboardInterrupt
-
-  monkeypatch.setattr(ArtifactWriter, "write", stop)
-  with pytest.raises(KeyboardInterrupt):
-    build(tmp_path, corpus, partial=_PARTIAL)
-  monkeypatch.undo()
-  (path,) = (tmp_path / "generations").glob("00000500/*/sample.npy")
-  path.write_bytes(path.read_bytes()[:-100])
-  assert build(tmp_path, corpus, partial=_PARTIAL) == [500]
-  generation = load_newest(tmp_path / "generations", corpus=corpus)
-  assert generation.manifest.partial.base == 0

@@ -107,7 +107,6 @@ def test_a_record_that_cannot_be_read_is_none(tmp_path):
 def test_only_what_is_published_is_listed_and_half_an_index_goes(tmp_path):
   do_all(tmp_path)
   draft = _draft(tmp_path)
-  draft.write_sample(np.zeros((2, 4), np.float32))
   (draft.folder / "scann").mkdir()
   (draft.folder / "scann" / "half").write_text("half")
   (draft.folder / "other.npy").write_text("half")
@@ -119,17 +118,6 @@ def test_only_what_is_published_is_listed_and_half_an_index_goes(tmp_path):
     files = draft.files(directory)
   assert [file.path for file in files[10:]] == ["scann/tree"]
   assert files[:10] == draft.stored().files
-
-
-def test_the_sample_is_the_first_workers(tmp_path):
-  vectors = np.random.default_rng(0).standard_normal((9, 8))
-  draft = _draft(tmp_path)
-  assert draft.read_sample() is None
-  draft.write_sample(vectors)
-  np.testing.assert_array_equal(_draft(tmp_path).read_sample(), vectors)
-  path = Path(draft.folder / "sample.npy")
-  path.write_bytes(path.read_bytes()[:40])
-  assert draft.read_sample() is None
 
 
 # A worker is killed at its first call into the file system, at its fourth, …

@@ -13,7 +13,7 @@ from realm_jax.generations.building.generation_builder import (
   GenerationBuilder,
   RestoredRetriever,
 )
-from realm_jax.generations.building.refresh_plan import KnownVectors
+from realm_jax.generations.building.partial_refresh import KnownVectors
 from realm_jax.generations.building.worker import WorkerNumber
 from realm_jax.generations.follow.loading import load_generation
 from realm_jax.generations.store import layout

@@ -70,9 +70,7 @@ def test_over_many_generations_no_vector_grows_too_old_for_the_same_cost(
   interval = 10
   costs = rng.integers(8, 17, num_blocks)
   bound = round(generations / fraction * interval)
-  config = PartialRefresh(
-    fraction=fraction, sample_fraction=0.0, max_age_steps=bound
-  )
+  config = PartialRefresh(fraction=fraction, max_age_steps=bound)
   ages = np.zeros(num_blocks, int)
   for generation in range(30):
     ages += interval
@@ -97,20 +95,11 @@ def test_without_a_bound_it_is_what_the_corpus_takes():
   assert PartialRefresh(fraction=0.25, max_age_steps=33).age_limit(10) == 33
 
 
-def test_a_sample_is_of_its_size_and_another_each_time():
-  config = PartialRefresh(sample_fraction=0.1, sample_blocks=30)
-  one, two = config.sample(200, seed=1), config.sample(200, seed=2)
-  assert len(one) == len(set(one.tolist())) == 20
-  assert one.tolist() == sorted(one.tolist()) != two.tolist()
-  assert len(config.sample(1000, seed=1)) == 30
-
-
 @pytest.mark.parametrize(
   "given, message",
   [
     ({"fraction": 0.0}, "fraction=0.0"),
     ({"fraction": 1.0}, "fraction=1.0"),
-    ({"fraction": 0.1, "sample_fraction": 0.1}, "sample_fraction=0.1"),
     ({"max_age_steps": 0}, "max_age_steps=0"),
     ({"full_every": 0}, "full_every=0"),
   ],

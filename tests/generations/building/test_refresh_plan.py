@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from realm_jax.corpus.store import NULL_ROW
-from realm_jax.generations.building.partial_refresh import PartialRefresh
-from realm_jax.generations.building.refresh_plan import (
+from realm_jax.generations.building.partial_refresh import (
   KnownVectors,
+  PartialRefresh,
   make_plan,
 )
 
@@ -28,23 +28,19 @@ def _base(vectors=_OLD, *, step=10, steps=None, rows=None, partials=0):
   )
 
 
-def _plan(new, base=None, *, step=20, **settings):
-  config = {"sample_fraction": 0.2, "drift_correction": False}
+def _plan(base=None, *, step=20, **settings):
   return make_plan(
-    PartialRefresh(**(config | settings)),
+    PartialRefresh(**settings),
     base or _base(),
     step=step,
-    embed=new.__getitem__,
-    costs=np.full(len(new), 16),
-    dim=_D,
-    normalize=False,
+    costs=np.full(_N, 16),
   )
 
 
 def test_rows_are_new_or_as_they_were_and_tell_their_steps():
   new = _OLD + np.float32(0.1)
   base = _base(steps=np.where(np.arange(_N) < 100, 5, 10))
-  plan = _plan(new, base, max_age_steps=40)
+  plan = _plan(base, max_age_steps=40)
   assert plan.record is not None
   asked = []
 
@@ -66,50 +62,18 @@ def test_rows_are_new_or_as_they_were_and_tell_their_steps():
   np.testing.assert_array_equal(
     steps[~plan.embed], base.steps(np.flatnonzero(~plan.embed))
   )
-  # The sample is not embedded a second time.
-  again = set(plan.sample_rows.tolist()) | set(asked)
-  assert len(plan.sample_rows) == 80
-  assert len(plan.sample_rows) + len(asked) == len(again) == count
-
-
-def _in_sample(plan):
-  return np.isin(np.arange(_N), plan.sample_rows)
+  assert len(asked) == len(set(asked)) == count
 
 
 def test_the_oldest_are_embedded_first():
   steps = np.where(np.arange(_N) < 100, 0, 10)
-  plan = _plan(_OLD, _base(steps=steps))
-  assert plan.embed[:100].sum() > 50
-  assert not plan.embed[100:][~_in_sample(plan)[100:]].any()
-  # Those that would be too old are embedded whatever they cost.
-  plan = _plan(_OLD, _base(steps=steps), max_age_steps=15)
+  plan = _plan(_base(steps=steps))
   assert plan.embed[:100].all()
-  oldest = _plan(_OLD, _base(steps=np.full(_N, 0)), max_age_steps=15)
+  # Those that would be too old are embedded whatever they cost.
+  plan = _plan(_base(steps=steps), max_age_steps=15)
+  assert plan.embed[:100].all()
+  oldest = _plan(_base(steps=np.full(_N, 0)), max_age_steps=15)
   assert oldest.embed.all()
-
-
-@pytest.mark.parametrize("few", [False, True])
-def test_what_is_not_embedded_goes_where_the_sample_says(few):
-  rng = np.random.default_rng(1)
-  # The older half has moved further, along the same way.
-  steps = np.where(np.arange(_N) < _N // 2, 0, 10)
-  motion = 0.3 * rng.standard_normal((_D, _D))
-  far = np.where(steps == 0, 2.0, 1.0)[:, None]
-  new = (_OLD + far * (0.5 + _OLD @ motion * 0.1)).astype(np.float32)
-  base = _base(steps=steps)
-  fraction = 0.1 if few else 0.3
-  plan = _plan(new, base, drift_correction=True, sample_fraction=fraction)
-  assert plan.record is not None
-  # Of few pairs one map for both ages.
-  assert len(plan.record.drift) == (1 if few else 2)
-  assert all(one.is_used for one in plan.record.drift)
-  vectors, _ = plan.vectors(np.arange(_N), embed=new.__getitem__, step=20)
-  kept = ~plan.embed
-  left = np.mean(np.sum((vectors - new)[kept] ** 2, axis=1))
-  moved = np.mean(np.sum((_OLD - new)[kept] ** 2, axis=1))
-  assert left < (0.5 if few else 0.1) * moved
-  first = plan.record.drift[0]
-  assert first.corrected < 0.9 * first.stored
 
 
 def test_new_blocks_are_always_embedded():
@@ -117,7 +81,7 @@ def test_new_blocks_are_always_embedded():
   rows[:30] = -1
   base = _base(rows=rows)
   new = np.concatenate([np.ones((30, _D), np.float32), _OLD[:-30]])
-  plan = _plan(new, base)
+  plan = _plan(base)
   assert plan.embed[:30].all() and plan.record.new_blocks == 30
   vectors, _ = plan.vectors(np.arange(_N), embed=new.__getitem__, step=20)
   np.testing.assert_array_equal(vectors, new)
@@ -126,7 +90,6 @@ def test_new_blocks_are_always_embedded():
 @pytest.mark.parametrize(
   "case, words",
   [
-    ("unrelated", "too far from this checkpoint"),
     ("new", "200 of 400 are new"),
     ("due", "full_every=3"),
   ],
@@ -135,10 +98,8 @@ def test_all_are_embedded_where_nothing_is_gained_by_less(case, words, caplog):
   rows = np.arange(_N)
   if case == "new":
     rows[:200] = -1
-  new = _OLD[::-1] if case == "unrelated" else _OLD
   with caplog.at_level(logging.INFO, logger="absl"):
     plan = _plan(
-      new,
       _base(rows=rows, partials=2),
       full_every=3 if case == "due" else 4,
     )
@@ -151,13 +112,13 @@ def test_where_the_corpus_alone_has_changed_only_new_blocks_are_embedded():
   rows[-3:] = NULL_ROW
   steps = np.where(np.arange(_N) < 100, 5, 20)
   base = _base(step=20, steps=steps, rows=rows, partials=2)
-  plan = _plan(_OLD, base, full_every=3)
+  plan = _plan(base, full_every=3)
   assert plan.record is not None
-  must = {*plan.sample_rows.tolist(), _N - 3, _N - 2, _N - 1}
+  must = {_N - 3, _N - 2, _N - 1}
   assert set(np.flatnonzero(plan.embed)) == must
   # It is the generation that it was, as to how many were partial.
   assert plan.record.partials == 2
   # What is older than is allowed now goes all the same.
-  strict = _plan(_OLD, base, max_age_steps=10)
+  strict = _plan(base, max_age_steps=10)
   assert strict.embed[:100].all()
   assert strict.embed.sum() == len({*must, *range(100)})

@@ -36,7 +36,6 @@ INDEXES = {
     num_leaves_searched=8,
     num_reordered=100,
     reordering="float32",
-    spherical=True,
   ),
 }
 

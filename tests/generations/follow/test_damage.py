@@ -36,9 +36,7 @@ _SCANN = fixed_tree(
   8,
   num_leaves_searched=8,
   num_reordered=100,
-  reordering="int8",
-  spherical=True,
-  soar_lambda=1.5,
+  reordering="bfloat16",
 )
 
 
@@ -116,8 +114,7 @@ def test_every_kind_of_file_is_there(published, corpus):
   assert names >= {
     "embeddings-00000-of-00003.npy",
     "scann/datapoint_to_token.npy",
-    "scann/hashed_dataset_soar.npy",
-    "scann/int8_dataset.npy",
+    "scann/bfloat16_dataset.npy",
     "scann/serialized_partitioner.pb",
     "scann/tree.json",
     "steps-00002-of-00003.npy",
@@ -183,7 +180,7 @@ def _watch(generations_dir, corpus):
 
 
 @pytest.mark.parametrize(
-  "name", [layout.MANIFEST, "scann/int8_dataset.npy", query_tower.PATH]
+  "name", [layout.MANIFEST, "scann/bfloat16_dataset.npy", query_tower.PATH]
 )
 def test_a_watcher_goes_on_with_the_one_before(published, corpus, name):
   path = files_of(published, 500) / name

@@ -1,14 +1,9 @@
-"""Leaves: k-means near its optimum, and SOAR's second leaves."""
+"""Leaves: k-means near its optimum."""
 
 import numpy as np
 import pytest
 
-from realm_jax.indexes.scann.partitions import (
-  anisotropic_centroids,
-  assign,
-  assign_spilled,
-  train_leaves,
-)
+from realm_jax.indexes.scann.partitions import assign, train_leaves
 from tests.indexes.clustered import clustered
 
 
@@ -42,16 +37,6 @@ def test_the_same_sample_gives_the_same_leaves():
   )
 
 
-def test_spherical_leaves_have_length_one_and_go_by_direction():
-  vectors = clustered(2_000, 1) * np.linspace(0.1, 10, 2_000)[:, None]
-  centroids = train_leaves(vectors.astype(np.float32), 30, spherical=True)
-  np.testing.assert_allclose(np.linalg.norm(centroids, axis=1), 1, rtol=1e-5)
-  leaves = assign(vectors.astype(np.float32), centroids, spherical=True)
-  _assert_about_best(
-    vectors @ centroids.T, leaves, np.linalg.norm(vectors, axis=1)
-  )
-
-
 @pytest.mark.parametrize("num_leaves", [1, 5, 64, 130])
 @pytest.mark.parametrize("count", [1, 7, 300])
 def test_each_vector_goes_to_the_nearest_centroid(count, num_leaves):
@@ -68,39 +53,6 @@ def test_of_equal_centroids_the_first_is_taken():
   centroids[150:] = 1
   leaves = np.asarray(assign(np.ones((3, 4), np.float32), centroids))
   np.testing.assert_array_equal(leaves, 150)
-
-
-def test_second_leaves_are_those_of_soars_loss():
-  vectors, centroids = clustered(50, 1), clustered(20, 2)
-  first = np.asarray(assign(vectors, centroids))
-  residual = vectors - centroids[first]
-  residual /= np.linalg.norm(residual, axis=1, keepdims=True)
-  away = vectors[:, None] - centroids
-  along = np.einsum("bld,bd->bl", away, residual)
-  loss = np.square(away).sum(axis=2) + 1.5 * np.square(along)
-  loss[np.arange(50), first] = np.inf
-  second = assign_spilled(vectors, centroids, first, 1.5)
-  lengths = np.square(np.linalg.norm(vectors, axis=1))
-  _assert_about_best(-loss, second, lengths)
-
-
-def test_anisotropic_centroids_minimise_their_loss():
-  vectors, weight = clustered(400, 1), 3.0
-  means = train_leaves(vectors, 8)
-  leaves = np.asarray(assign(vectors, means))
-  centroids = anisotropic_centroids(vectors, leaves, means, weight)
-  unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-
-  def loss(centroids):
-    away = vectors - centroids[leaves]
-    along = (away * unit).sum(axis=1)
-    return np.square(away).sum() + weight * np.square(along).sum()
-
-  best = loss(centroids)
-  assert best < loss(means)
-  rng = np.random.default_rng(0)
-  for _ in range(5):
-    assert best < loss(centroids + 1e-2 * rng.standard_normal(centroids.shape))
 
 
 def test_more_leaves_than_vectors_are_refused():

@@ -1,28 +1,21 @@
-"""Codes: the nearest centroids, and those that keep inner products."""
-
-import itertools
+"""Codes: the nearest centroids."""
 
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from realm_jax.indexes.scann import product_codes
-from realm_jax.indexes.scann.product_codes import (
-  anisotropic_weight,
-  train_codebooks,
-)
+from realm_jax.indexes.scann.product_codes import train_codebooks
 
 
-def _on_device(*arrays):
-  return [jnp.asarray(array) for array in arrays]
+def encode(residuals, codebooks):
+  return np.asarray(
+    product_codes.encode(jnp.asarray(residuals), jnp.asarray(codebooks))
+  )
 
 
-def encode(*arrays, **settings):
-  return product_codes.encode(*_on_device(*arrays), **settings)
-
-
-def decode(*arrays):
-  return product_codes.decode(*_on_device(*arrays))
+def decode(codes, codebooks):
+  pieces = np.asarray(codebooks)[np.arange(codes.shape[1]), codes]
+  return pieces.reshape(len(codes), -1)
 
 
 def _residuals(count=3_000, dim=8, seed=0):
@@ -50,38 +43,3 @@ def test_codebooks_are_as_good_as_sixteen_centroids_can_be():
   error = residuals - decode(encode(residuals, codebooks), codebooks)
   # The best 16 centroids of a normal in the plane leave 0.11 of a dimension.
   assert np.square(error).mean() < 0.125
-
-
-def test_anisotropic_codes_keep_inner_products():
-  residuals = _residuals()
-  vectors = residuals + _residuals(seed=1)
-  unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-  codebooks = train_codebooks(residuals, dims_per_code=2)
-  weight = 3.0
-
-  def errors(codes):
-    away = residuals - np.asarray(decode(codes, codebooks))
-    along = (away * unit).sum(axis=1)
-    return np.square(along).mean(), (
-      np.square(away).sum(axis=1) + weight * np.square(along)
-    )
-
-  plain_along, plain = errors(encode(residuals, codebooks))
-  codes = encode(residuals, codebooks, unit, weight=weight)
-  along, loss = errors(codes)
-  assert along < 0.5 * plain_along
-  assert (loss <= plain + 1e-4).all()
-  # Nearly always the best codes of all.
-  best = np.full(50, np.inf)
-  for every in itertools.product(range(16), repeat=2):
-    some = np.array(codes)[:50]
-    some[:, :2] = every
-    away = residuals[:50] - np.asarray(decode(some, codebooks))
-    total = np.square(away).sum(axis=1)
-    best = np.minimum(best, total + weight * ((away * unit[:50]).sum(1) ** 2))
-  assert np.mean(loss[:50] <= best + 1e-4) > 0.6
-
-
-def test_the_weight_is_that_of_the_theorem():
-  assert anisotropic_weight(0.0, 128) == 0
-  assert anisotropic_weight(0.2, 128) == pytest.approx(127 * 0.04 / 0.96 - 1)

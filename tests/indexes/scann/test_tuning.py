@@ -1,4 +1,4 @@
-"""The tuner: the fastest point and structure that meet a target."""
+"""The tuner: the fastest point that meets a target."""
 
 import numpy as np
 import pytest
@@ -10,11 +10,7 @@ from realm_jax.indexes.scann.config import ScannConfig
 from realm_jax.indexes.scann.files import Tree
 from realm_jax.indexes.scann.index import ScannIndex
 from realm_jax.indexes.scann.settings import Structure
-from realm_jax.indexes.scann.tuning import (
-  Point,
-  choose_structure,
-  fastest_point,
-)
+from realm_jax.indexes.scann.tuning import fastest_point
 from tests.indexes.clustered import queries_of
 
 
@@ -112,91 +108,3 @@ def test_reordered_are_at_least_k_and_at_most_all(simulate):
   assert {p.num_reordered for p in points} == {20}
   assert {p.leaves_searched for p in points} == {1, 2}
   assert point.leaves_searched == 2
-
-
-def _chosen(speeds, *, target=0.5, **settings):
-  """Tries structures whose queries per second a function gives."""
-  seen = []
-
-  def measure(structure):
-    seen.append(structure)
-    recall, speed = speeds(structure)
-    point = Point(1, 10, recall, speed)
-    return point, [point]
-
-  structure, tried = choose_structure(
-    Structure(64),
-    settings.pop("variants", ()),
-    measure,
-    target=target,
-    num_blocks=100_000,
-    sampled=100_000,
-    **settings,
-  )
-  assert [trial.structure for trial in tried] == seen
-  return structure
-
-
-@pytest.mark.parametrize("best", [16, 64, 512])
-def test_the_best_number_of_leaves_may_lie_beyond_worse_ones(best):
-  def speeds(structure):
-    # Nothing between the first and the best is any better.
-    return 1.0, 1e3 if structure.num_leaves == best else 1e2
-
-  assert _chosen(speeds).num_leaves == best
-
-
-def test_changes_are_kept_one_on_top_of_the_other():
-  chosen = _chosen(
-    lambda s: (1.0, 100.0 + 50 * s.spherical + 50 * (s.reordering == "int8")),
-    variants=[
-      ({"spherical": True}, 1.05),
-      ({"soar_lambda": 1.5}, 1.05),
-      ({"reordering": "int8"}, 1.05),
-    ],
-    may_vary_leaves=False,
-  )
-  assert chosen == Structure(64, spherical=True, reordering="int8")
-
-
-def test_below_the_target_recall_decides():
-  chosen = _chosen(
-    lambda s: (0.9 if s.spherical else 0.3, 1.0 if s.spherical else 100.0),
-    variants=[({"spherical": True}, 1.05)],
-    may_vary_leaves=False,
-  )
-  assert chosen.spherical
-
-
-def test_a_small_gain_is_scatter():
-  chosen = _chosen(
-    lambda s: (1.0, 102.0 if s.spherical else 100.0),
-    variants=[({"spherical": True}, 1.05)],
-    may_vary_leaves=False,
-  )
-  assert not chosen.spherical
-
-
-def test_the_vectors_in_the_leaves_grow_with_the_corpus():
-  # Half of the time is for 1,000 vectors of a leaf: ten times the corpus has
-  # ten times as many.
-  costs = tuning.Costs(num_blocks=100_000, sampled=10_000)
-
-  def point(structure, leaves, reordered):
-    rows = 10_000 * leaves / structure.num_leaves
-    seconds = 1 + rows / 1_000 + reordered / 100
-    return Point(leaves, reordered, 1.0, 1 / seconds)
-
-  for num_leaves in (10, 20):
-    structure = Structure(num_leaves)
-    costs.learn(
-      structure,
-      [point(structure, i, n) for i in (1, 2, 4) for n in (50, 100)],
-    )
-  structure = Structure(10)
-  predicted = costs.queries_per_second(structure, point(structure, 1, 50))
-  assert 1 / predicted == pytest.approx(1 + 10 + 0.5, rel=1e-6)
-  # Second leaves are as many again.
-  spilled = Structure(10, soar_lambda=1.0)
-  of_both = costs.queries_per_second(spilled, Point(1, 50, 1.0, 1 / 3.5))
-  assert 1 / of_both == pytest.approx(1 + 20 + 0.5, rel=1e-6)

@@ -81,7 +81,7 @@ def _assemble(stage, corpus, answer, position=0):
       corpus,
       _Vectors(),
       BLOCK_LENGTH,
-      answers=AnswersInBlocks(corpus, DistinctAnswers(stage.answer_rule)),
+      answers=AnswersInBlocks(corpus, DistinctAnswers()),
     ),
   )
   return made
@@ -93,29 +93,22 @@ def _models():
 
 
 @pytest.mark.parametrize(
-  ("rule", "answer", "has_answer"),
+  ("answer", "has_answer"),
   [
-    ("characters", "Ali", [True, False, False, True]),
-    ("tokens", "Ali", [True, True, False, False]),
-    ("characters", "Al", [True, False, False, True]),
-    ("characters", "young poet", [True, False, False, True]),
-    ("tokens", "young poet", [True, False, False, True]),
-    # A pattern is searched in the text; the reader is not given the last.
-    ("characters", "^The", [True, False, True, True]),
-    ("characters", "^ALI|poet ali", [False, True, False, True]),
-    ("tokens", "^ALI|poet ali", [False, True, False, False]),
+    ("Ali", [True, False, False, True]),
+    ("Al", [True, False, False, True]),
+    ("young poet", [True, False, False, True]),
+    ("^The", [True, False, True, True]),
+    ("^ALI|poet ali", [False, True, False, True]),
   ],
 )
-def test_blocks_that_hold_an_answer(corpus, rule, answer, has_answer):
-  stage = OpenQa(num_read=2, answers_in_blocks=rule, joint_length=JOINT_LENGTH)
-  batch = _assemble(stage, corpus, answer)
+def test_blocks_that_hold_an_answer(corpus, answer, has_answer):
+  batch = _assemble(OpenQa(num_read=2), corpus, answer)
   assert batch.has_answer.tolist() == [has_answer]
 
 
-@pytest.mark.parametrize("rule", ["characters", "tokens"])
-def test_spans_are_found_by_their_tokens_in_either_case(corpus, rule):
-  stage = OpenQa(num_read=4, answers_in_blocks=rule, joint_length=JOINT_LENGTH)
-  batch = _assemble(stage, corpus, "Ali")
+def test_spans_are_found_by_their_tokens_in_either_case(corpus):
+  batch = _assemble(OpenQa(num_read=4), corpus, "Ali")
   # The reader masks the last one, which it is not given.
   assert np.argwhere(batch.is_answer[0]).tolist() == [
     [0, 4, 0],
@@ -146,11 +139,3 @@ def test_names_are_exchanged_in_question_and_blocks_alike(corpus):
     after = made.joint.token_ids
     assert (after == before).all() or (after == exchanged).all()
   assert any((m.joint.token_ids == exchanged).all() for m in renamed)
-
-
-def test_the_stage_cuts_where_the_reader_does():
-  models = _models()
-  with pytest.raises(ValueError, match=r"joint_length=12, but .*=None; bind"):
-    OpenQa(answers_in_blocks="tokens").loss(models)
-  OpenQa(answers_in_blocks="tokens", joint_length=JOINT_LENGTH).loss(models)
-  OpenQa().loss(models)

@@ -71,7 +71,7 @@ def plan_sentence_export(model: BoundModel, tower: str | None) -> ExportPlan:
   if retriever.token_types:
     inputs.insert(1, "token_type_ids")
   files = {
-    **exports.class_files(encoder, "bert", "BertModel"),
+    **exports.class_files(encoder, "BertModel"),
     tokenizer.CONFIG: {
       **tokenizer.tokenizer_config("BertTokenizer", encoder.max_positions),
       "model_input_names": inputs,

@@ -109,5 +109,5 @@ def projection_scale(norm_eps: float) -> float:
   raise ConversionError(
     f"the retriever has projection_norm_eps={norm_eps}; a LayerNorm of "
     f"sentence-transformers can stand for {NORM_EPS}, its own, and for less "
-    f"than {_MAX_EPS_DIFFERENCE}; --to=hf_realm writes the encoder's epsilon"
+    f"than {_MAX_EPS_DIFFERENCE}"
   )

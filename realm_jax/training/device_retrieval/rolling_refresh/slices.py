@@ -96,10 +96,10 @@ def _flops_of_step(setup: StepSetup, bucket: ShapeBucket) -> float:
   stage, inputs = setup.config.stage, setup.inputs
   arrays = empty_arrays(setup, setup.config.data.batch_size)
   example = stage.example(arrays, inputs)
-  fields = useful_flops.sequence_lengths(example, full=True)
+  fields = useful_flops.sequence_lengths(example)
   lengths = {
     name: np.full(rows * inputs.groups.count, row_length.max())
     for (name, row_length), rows in zip(fields.items(), bucket, strict=True)
   }
   assert len(lengths) == len(encoder_inputs(example))
-  return useful_flops.step_work(inputs.models, example, lengths).flops
+  return useful_flops.step_flops(inputs.models, example, lengths)
