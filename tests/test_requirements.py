@@ -28,6 +28,7 @@ _OPTIONAL = ("t5x", "torch")
 _EXTRA_OF = {
   "aiohttp": "gcs",
   "apache_beam": "beam",
+  "clu": "t5x",
   "faiss": "faiss",
   "gcsfs": "gcs",
   "matplotlib": "demo",
