@@ -188,12 +188,12 @@ class Theirs:
     config = model.retriever.bert
     sizes = json.dumps(write_bert_config(config))
     weights = model.weights
-    self._flags: list[str | Path] = ["--blocks", blocks, "--output"]
+    self._flags: list[str | Path] = ["--input", blocks, "--output"]
     self._flags += [self._output, f"--pooling={model.retriever.pooling}"]
-    self._flags.append(f"--model={weights}" if weights else f"--sizes={sizes}")
+    self._flags.append(f"--model={weights or sizes}")
 
   def __call__(self) -> float:
-    printed = peer_processes.run("hf_embedder", *self._flags)
+    printed = peer_processes.run("sentence", "blocks", *self._flags)
     return json.loads(printed.splitlines()[-1])["seconds"]
 
   def vectors(self) -> Float[np.ndarray, "n d"]:

@@ -140,9 +140,3 @@ def test_no_answer_is_common_enough_to_be_guessed(demo_world):
       f.value for f in demo_world.facts if f.relation == relation.name
     )
     assert max(values.values()) / values.total() <= 0.05
-
-
-def test_the_readme_asks_a_test_question(demo_world, project_dir):
-  readme = (project_dir / "README.md").read_text()
-  (asked,) = re.findall(r'--model_dir=out/demo/open_qa "(.+?)"', readme)
-  assert asked in {q.text for q in demo_world.questions["test"]}
