@@ -1,14 +1,10 @@
 """transformers' REALM classes, out and back in, and in and back out."""
 
-import json
-
-import numpy as np
 import pytest
 
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.hugging_face import exports
 from tests.conversion import exported
-from tests.conversion.hugging_face import realm_files as files
 from tests.conversion.imported import import_weights, load
 
 pytestmark = pytest.mark.slow
@@ -44,74 +40,6 @@ def test_a_realm_comes_back_bit_for_bit(tmp_path, model, retriever, parts):
     assert back.reader.span_size == 6
     assert back.reader.span_norm_eps == 1e-3
     assert back.reader.max_answer_width == 4
-
-
-_DROPPED = {
-  "embedder": "cls.predictions.",
-  "scorer": "embedder.cls.predictions.",
-  "encoder": "realm.pooler.",
-  "reader": ("realm.pooler.", "cls.predictions.decoder."),
-}
-
-
-@pytest.mark.parametrize("model", _DROPPED)
-def test_an_import_is_exported_as_it_was(tmp_path, model):
-  weights, architecture = {
-    "embedder": (files.embedder(), "RealmEmbedder"),
-    "scorer": (files.embedder("embedder."), "RealmScorer"),
-    "encoder": (files.encoder(), "RealmKnowledgeAugEncoder"),
-    "reader": (files.reader(), "RealmReader"),
-  }[model]
-  source = files.write(tmp_path / "in", weights, architecture)
-  import_weights("hf_realm", source, tmp_path / "run")
-  imported = load(tmp_path / "run")
-  exported.export(
-    tmp_path / "run",
-    tmp_path / "out",
-    imported.retriever,
-    imported.reader,
-    to="hf_realm",
-    model=model,
-  )
-  # All but what the class has and does not use.
-  wanted = {
-    name: array
-    for name, array in weights.items()
-    if not name.startswith(_DROPPED[model])
-  }
-  exported.assert_same_bits(exported.tensors(tmp_path / "out"), wanted)
-  config = json.loads((tmp_path / "out" / "config.json").read_text())
-  known = ("model_type", "hidden_act", "architectures")
-  of_reader = ("span_hidden_size", "max_span_width", "reader_layer_norm_eps")
-  original = {**files.SIZES, "architectures": [architecture]}
-  for name in (*known, *(of_reader if model == "reader" else ())):
-    assert config[name] == original[name]
-
-
-def test_a_realm_has_the_names_of_transformers(tmp_path):
-  params = exported.save(tmp_path / "run")
-  exported.export(
-    tmp_path / "run", tmp_path / "out", to="hf_realm", model="open_qa"
-  )
-  tensors = exported.tensors(tmp_path / "out")
-  tower, reader = params["retriever"]["tower"], params["reader"]
-  for name, array in {
-    "embedder.cls.dense.weight": tower["projection"]["kernel"].T,
-    "embedder.cls.LayerNorm.weight": tower["projection_norm"]["scale"],
-    "embedder.realm.pooler.dense.bias": tower["pooler"]["bias"],
-    "reader.realm.encoder.layer.1.output.dense.weight": reader["encoder"][
-      "layer_1"
-    ]["down"]["kernel"].T,
-    "reader.cls.predictions.bias": reader["masked_lm_head"]["bias"],
-    "reader.qa_outputs.dense_intermediate.weight": reader["span_head"][
-      "projection"
-    ]["kernel"].T,
-    "reader.qa_outputs.layer_normalization.bias": reader["span_head"]["norm"][
-      "bias"
-    ],
-    "reader.qa_outputs.dense_output.bias": reader["span_head"]["score"]["bias"],
-  }.items():
-    np.testing.assert_array_equal(tensors[name], array)
 
 
 @pytest.mark.parametrize(
