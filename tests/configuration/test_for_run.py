@@ -157,16 +157,6 @@ def test_an_evaluation_asks_for_its_questions(trained):
   assert not evaluates_answers
 
 
-@pytest.mark.parametrize("stage", ["reading", "span_selection"])
-def test_a_stage_that_nothing_evaluates_is_told(trained, stage):
-  model_dir = trained(stage)
-  with (
-    pytest.raises(ConfigurationError, match=r"--gin_file=gin/runs/eval\.gin"),
-    _parsed(run.evaluate, model_dir, evaluate._RECIPES),
-  ):
-    pass
-
-
 @pytest.mark.parametrize(
   ("recipe", "bindings", "index"),
   [
@@ -248,22 +238,6 @@ def _refused(model_dir, recipe="gin/runs/ask.gin", **settings):
   return str(error.value)
 
 
-def test_a_corpus_that_has_moved_is_asked_for(trained, tmp_path):
-  model_dir = trained("open_qa")
-  (tmp_path / "corpus").rename(tmp_path / "moved")
-  text = _refused(model_dir)
-  assert str(tmp_path / "corpus") in text
-  assert "config.gin" in text
-  assert "pass --corpus_dir" in text
-  with _parsed(
-    load_answerer,
-    model_dir,
-    "gin/runs/ask.gin",
-    corpus_dir=tmp_path / "moved",
-  ):
-    pass
-
-
 def test_a_run_without_a_record_is_told_which_files_to_name(tmp_path):
   assert "does not exist" in _refused(tmp_path / "nowhere")
   assert "neither config.gin nor checkpoints" in _refused(tmp_path)
@@ -301,13 +275,3 @@ def test_what_starts_before_the_trainer_waits_for_its_record(
     pass
   assert record.stage == "Pretraining"
   assert len(looked) == 3
-
-
-def test_a_directory_that_is_given_twice_is_refused(tmp_path):
-  with (
-    pytest.raises(ConfigurationError, match="the same twice"),
-    _parsed(
-      load_answerer, tmp_path, "gin/runs/ask.gin", "MODEL_DIR = 'another'"
-    ),
-  ):
-    pass

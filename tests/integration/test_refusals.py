@@ -10,7 +10,6 @@ import pytest
 
 from realm_jax import configuration
 from realm_jax.checkpoints.manager import CheckpointStore
-from realm_jax.configuration import ConfigurationError
 from realm_jax.training.metrics.metrics_log import NonFiniteLossError
 from tests import tiny_world
 
@@ -54,43 +53,6 @@ def refusal(commands):
 def _latest(model_dir):
   with contextlib.closing(CheckpointStore(model_dir)) as store:
     return store.latest()
-
-
-def test_a_binding_that_does_not_exist(commands, tmp_path):
-  with pytest.raises(ConfigurationError, match=r"did you mean.*NUM_STEPS"):
-    commands.train("pretrain", tmp_path / "new", NUM_STEP=3)
-  assert not (tmp_path / "new").exists()
-
-
-@pytest.mark.parametrize("content", [None, "text", "folder"])
-def test_an_initial_checkpoint_that_is_none(refusal, tmp_path, content):
-  source = tmp_path / "source"
-  if content == "text":
-    source.write_text("weights")
-  elif content == "folder":
-    source.mkdir()
-  text = refusal(
-    "pretrain", tmp_path / "new", INITIAL_CHECKPOINT=source, NUM_STEPS=3
-  )
-  assert f"{source} is not a checkpoint; want a MODEL_DIR" in text
-
-
-def test_a_corpus_that_is_none(refusal, tmp_path):
-  text = refusal("pretrain", tmp_path / "new", CORPUS_DIR=tmp_path / "nowhere")
-  assert f"no corpus in {tmp_path / 'nowhere'}" in text
-
-
-def test_a_task_that_does_not_exist(refusal, model_dir):
-  text = refusal("pretrain", model_dir, TASK="masked_salient_span")
-  assert "masked_salient_span" in text
-  assert "masked_salient_spans" in text
-
-
-def test_a_question_file_that_does_not_exist(refusal, begun, tmp_path):
-  model_dir = tmp_path / "qa"
-  shutil.copytree(begun / "generations", model_dir / "generations")
-  text = refusal("open_qa", model_dir, TRAIN_QUESTIONS=tmp_path / "no.jsonl")
-  assert str(tmp_path / "no.jsonl") in text
 
 
 def test_more_candidates_than_blocks(refusal, model_dir, world):
