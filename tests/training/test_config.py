@@ -9,9 +9,7 @@ from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever
 from realm_jax.training.config import (
   CheckpointConfig,
-  MeshConfig,
   RefreshConfig,
-  RollingRefreshConfig,
   TrainConfig,
 )
 from realm_jax.training.optimizer import OptimizerConfig
@@ -37,72 +35,6 @@ def _config(**changes):
   return dataclasses.replace(config, **changes)
 
 
-def test_impossible_numbers_are_refused():
-  with pytest.raises(ValueError, match="want 0 or more: change NUM_STEPS"):
-    _config(num_steps=-1)
-
-
-@pytest.mark.parametrize(
-  ("changes", "message"),
-  [
-    ({"model_parallelism": 0}, "want 1 or more: change MODEL_PARALLELISM"),
-    ({"fsdp": 0}, "fsdp=0; want 1 or more: change FSDP"),
-    ({"rules": [("vocabulary", None)]}, "is for no logical axis"),
-  ],
-)
-def test_a_mesh_that_cannot_be_is_refused(changes, message):
-  with pytest.raises(ValueError, match=message):
-    MeshConfig(**changes)
-
-
-def test_only_pre_training_retrieves_inside_its_step():
-  assert _config(retrieve_on_device=True).retrieve_on_device
-  with pytest.raises(ValueError, match=r"InverseCloze.*RETRIEVE_ON_DEVICE"):
-    _config(stage=InverseCloze(), retrieve_on_device=True)
-  for name in ("null_block", "drop_source"):
-    ablated = Pretraining(**{name: False})
-    with pytest.raises(ValueError, match=r"with the null block and without"):
-      _config(stage=ablated, retrieve_on_device=True)
-
-
-def test_a_rolling_refresh_needs_retrieval_on_the_devices():
-  refresh = RollingRefreshConfig(share=0.1)
-  with pytest.raises(
-    ValueError, match=r"SHARE=0\.1.*RETRIEVE_ON_DEVICE = True"
-  ):
-    _config(rolling_refresh=refresh)
-  with pytest.raises(ValueError, match="set WAIT_FOR_GENERATIONS = False"):
-    _config(
-      rolling_refresh=refresh,
-      retrieve_on_device=True,
-      refresh=RefreshConfig(wait=True),
-    )
-
-
-@pytest.mark.parametrize(
-  ("settings", "message"),
-  [
-    (
-      {"share": -1.0},
-      r"share=-1.0; want .* 0 to 1: change ROLLING_REFRESH_SHA",
-    ),
-    ({"share": float("nan")}, "share=nan"),
-    ({"share": 25.0}, "share=25.0"),
-    ({"dtype": "bf16"}, r"'bf16'; want one of .*'bfloat16'"),
-  ],
-)
-def test_a_rolling_refresh_that_cannot_be_is_refused(settings, message):
-  with pytest.raises(ValueError, match=message):
-    RollingRefreshConfig(**settings)
-
-
-def test_a_run_saves_checkpoints():
-  with pytest.raises(ValueError, match="save_every_steps=0; want 1 or more"):
-    CheckpointConfig(save_every_steps=0)
-  with pytest.raises(ValueError, match="keep=0; want 1 or more"):
-    CheckpointConfig(keep=0)
-
-
 def test_the_lag_of_a_waiting_run_fits_its_checkpoints():
   waits = RefreshConfig(wait=True, lag_steps=30)
   kept = CheckpointConfig(save_every_steps=10, keep=2)
@@ -122,13 +54,6 @@ def test_generations_are_used_at_the_distance_of_some_checkpoints():
     _config(refresh=RefreshConfig(every_steps=15), checkpoints=kept)
   with pytest.raises(ValueError, match="every_steps=0; want 1 or more, or N"):
     RefreshConfig(every_steps=0)
-
-
-def test_only_a_stage_with_an_index_waits_for_generations():
-  waits = RefreshConfig(wait=True, lag_steps=30)
-  assert _config(refresh=waits).waits
-  assert not _config(refresh=waits, stage=InverseCloze()).waits
-  assert not _config(refresh=dataclasses.replace(waits, refresh=False)).waits
 
 
 def test_the_reader_may_start_from_another_checkpoint():

@@ -1,7 +1,6 @@
 """The sidecar's loop, with a builder that only publishes."""
 
 import contextlib
-import logging
 
 import numpy as np
 import pytest
@@ -117,17 +116,6 @@ def test_the_generation_that_the_newest_checkpoint_uses_comes_first(
   assert run(mode="newest")[1] == [0, 500]
 
 
-def test_it_waits_for_checkpoints_and_says_so(run, tmp_path, caplog):
-  stop = StopAfterWaits(3, actions=[lambda: _save(tmp_path, 0)])
-  with caplog.at_level(logging.INFO, logger="absl"):
-    _, published = run(stop=stop, poll_seconds=0.5)
-  assert published == [0]
-  assert stop.timeouts == [0.5] * 3
-  waits = [r for r in caplog.messages if "waiting for the" in r]
-  assert ["first" in waits[0], "next" in waits[1]] == [True, True]
-  assert len(waits) == 2
-
-
 def test_a_full_disk_is_waited_for_but_not_with_once(run, tmp_path):
   _save(tmp_path, 0)
   stop = StopAfterWaits(2)
@@ -196,26 +184,6 @@ def test_reported_damage_is_repaired(run, tmp_path):
 
   builder, _ = run(stop=StopAfterWaits(2, actions=[damage]))
   assert builder.built == [0, 0]
-
-
-def test_a_checkpoint_that_will_not_come_is_an_error(run, tmp_path):
-  _save(tmp_path, 500, 1000)
-  with pytest.raises(CheckpointError, match=r"step 700.*\[500, 1000\]"):
-    run(once=True, checkpoint_step=700)
-
-
-@pytest.mark.parametrize(
-  "settings, message",
-  [
-    ({"mode": "all"}, "mode='all'"),
-    ({"keep_generations": 0}, "keep_generations=0"),
-    ({"every_steps": 0}, "every_steps=0.*REFRESH_EVERY_STEPS"),
-    ({"checkpoint_step": 5}, "checkpoint_step=5 is for one generation"),
-  ],
-)
-def test_impossible_settings_are_errors(run, settings, message):
-  with pytest.raises(ValueError, match=message):
-    run(**settings)
 
 
 @pytest.mark.parametrize(

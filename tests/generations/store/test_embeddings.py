@@ -47,39 +47,11 @@ def test_all_arrive_in_order_and_few_at_a_time(tmp_path, dtype):
   assert stored.tobytes() == wanted.tobytes()
 
 
-@pytest.mark.parametrize("shape", [(9, _DIM), (11, _DIM), (10, 3), (10,)])
-def test_another_shape_is_refused(tmp_path, shape):
-  with pytest.raises(GenerationError, match="10 blocks and a retriever of 4"):
-    embeddings.copy_vectors(
-      np.zeros(shape, np.float32), tmp_path, _layout(10), step=0
-    )
-
-
 def test_a_vector_that_is_not_finite_is_refused(tmp_path):
   vectors = np.ones((_ROWS, _DIM), np.float32)
   vectors[1002, 1] = np.nan
   with pytest.raises(GenerationError, match="vector of block 1002"):
     embeddings.copy_vectors(vectors, tmp_path, _layout(max_rows=600), step=0)
-
-
-def test_a_few_dozen_files_at_full_size_and_one_of_a_small_corpus():
-  full = ShardLayout.of(13_353_718, 128, dtype="float32", max_rows=1 << 18)
-  assert 36 <= len(full) <= 64
-  rows = [full.rows(i) for i in (0, len(full) - 1)]
-  assert rows[0][0] == 0 and rows[1][-1] == 13_353_717
-  assert len(_layout()) == 1
-  # One file is in memory while it is embedded.
-  wide = ShardLayout.of(10**6, 4096, dtype="float32", max_rows=1 << 18)
-  assert wide.rows_per_shard * 4096 * 4 <= 1 << 28
-
-
-@pytest.mark.parametrize(
-  "changes, message",
-  [({"dtype": "int8"}, "dtype='int8'"), ({"max_rows": 0}, "shard_blocks=0")],
-)
-def test_impossible_layouts_are_refused(changes, message):
-  with pytest.raises(ValueError, match=message):
-    _layout(**changes)
 
 
 def test_each_row_tells_its_step_and_each_shard_its_oldest(tmp_path, corpus):

@@ -11,11 +11,9 @@ from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.generations.store import layout, retention
 from realm_jax.generations.store.inspection import (
   RunGenerations,
-  bytes_text,
   table,
 )
 from realm_jax.generations.store.leases import Lease
-from realm_jax.generations.store.manifest import GenerationError
 from realm_jax.generations.store.retention import UnknownNeedsError
 from tests.generations.conftest import files_of, publish_one
 
@@ -121,25 +119,6 @@ def test_nothing_is_pruned_while_a_checkpoint_cannot_be_read(
   assert generations.to_prune(keep=1) == [0, 8, 12]
   away.rename(loop)
   assert generations.to_prune(keep=1) == [0, 12]
-
-
-def test_a_generations_must_be_known(tmp_path, corpus):
-  with pytest.raises(GenerationError, match="give --model_dir"):
-    RunGenerations.find(None, None)
-  with pytest.raises(GenerationError, match="there is no folder"):
-    RunGenerations.find(tmp_path, None)
-  publish_one(tmp_path / "apart", corpus, 0)
-  generations = RunGenerations.find(None, tmp_path / "apart")
-  assert [one.step for one in generations.inspect()] == [0]
-  with pytest.raises(GenerationError, match="Give --model_dir, too"):
-    generations.to_prune(keep=1)
-
-
-def test_sizes_are_shown_with_a_unit():
-  counts = (0, 999, 1000, 1_550_000, 7_700_000_000, 2_000_000_000_000_000)
-  assert [bytes_text(count) for count in counts] == [
-    *("0 B", "999 B", "1.0 kB", "1.6 MB", "7.7 GB", "2000.0 TB")
-  ]
 
 
 @pytest.mark.slow

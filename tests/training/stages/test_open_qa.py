@@ -154,8 +154,3 @@ def test_the_stage_cuts_where_the_reader_does():
     OpenQa(answers_in_blocks="tokens").loss(models)
   OpenQa(answers_in_blocks="tokens", joint_length=JOINT_LENGTH).loss(models)
   OpenQa().loss(models)
-
-
-def test_an_unknown_rule():
-  with pytest.raises(ValueError, match=r"='words'; want one of .*characters"):
-    OpenQa(answers_in_blocks="words")
