@@ -1,7 +1,6 @@
 """All answers in all blocks at once are those of each answer in each block."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -93,12 +92,6 @@ def test_patterns_by_either_rule(texts, patterns):
   assert _found(corpus, DistinctAnswers("tokens", (), ordered))[0] == by_tokens
 
 
-def test_patterns_are_numbered_after_strings():
-  answers = DistinctAnswers("characters", ("a", "b"), ("A.1",))
-  found, _ = _found(Texts(["ab1", "b"]), answers)
-  assert found == [(0, 0, 0), (1, 0, 0), (1, 1, 0), (2, 0, 0)]
-
-
 def test_bad_patterns_are_refused_with_the_reason():
   patterns = ("(", "(a|aa)+$", "b")
   answers = DistinctAnswers("characters", (), patterns)
@@ -107,10 +100,3 @@ def test_bad_patterns_are_refused_with_the_reason():
   assert sorted(refused) == [0, 1]
   assert "unterminated" in refused[0]
   assert "too long" in refused[1]
-
-
-@pytest.mark.parametrize("count", [0, 1, 3000])
-def test_blocks_are_numbered_across_calls(count):
-  texts = ["a" if i % 7 == 0 else "b" for i in range(count)]
-  found, _ = _found(Texts(texts), DistinctAnswers("characters", ("a",)))
-  assert [block for _, block, _ in found] == list(range(0, count, 7))

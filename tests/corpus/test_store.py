@@ -68,13 +68,6 @@ def test_the_first_block_by_hand(corpus):
   assert corpus.lengths[0] == 13
 
 
-def test_the_second_block_counts_from_its_own_body(corpus):
-  assert corpus.body(1) == "Ada Stone was in Velt."
-  assert corpus.sentences(1).tolist() == [[0, 6]]
-  assert corpus.salient_spans(1).tolist() == [[0, 2], [4, 5]]
-  assert corpus.answer_text(1, 0, 2) == "Ada Stone"
-
-
 def test_answers_are_shown_as_written(corpus):
   assert corpus.answer_text(0, 1, 4) == "Café of Velt"
   assert corpus.answer_text(0, 1, 2) == "Café"
@@ -117,12 +110,6 @@ def test_ids_carry_the_name_of_their_corpus(corpus, tmp_path, vocab_file):
   assert news.content_hashes.tolist() == corpus.content_hashes.tolist()
   other = Corpus.open(tmp_path / "other")
   assert other.block_ids.tolist() == corpus.block_ids.tolist()
-
-
-def test_kinds_of_salient_spans(corpus):
-  assert corpus.span_kinds == ("name", "date")
-  assert corpus.salient_span_kinds(0).tolist() == [0, 1]
-  assert corpus.salient_span_kinds(1).tolist() == [0, 0]
 
 
 def test_rows_of_ids(corpus):
@@ -230,11 +217,6 @@ def copy_of(corpus: Corpus, tmp_path):
   return shutil.copytree(corpus.source, tmp_path / "copy")
 
 
-def test_no_corpus_here(tmp_path):
-  with pytest.raises(CorpusError, match=r"no corpus in .*absent.*build_corpus"):
-    Corpus.open(tmp_path / "absent")
-
-
 def test_damage_is_found_before_it_is_read(corpus, tmp_path):
   directory = copy_of(corpus, tmp_path)
   tokens = directory / "shard-00001" / "token_ids.npy"
@@ -257,13 +239,6 @@ def test_damage_is_found_before_it_is_read(corpus, tmp_path):
     Corpus.open(directory)
 
 
-def test_a_damaged_manifest(corpus, tmp_path):
-  path = copy_of(corpus, tmp_path) / "corpus.json"
-  path.write_text(path.read_text()[:50])
-  with pytest.raises(CorpusError, match=r"corpus\.json is damaged"):
-    Corpus.open(path.parent)
-
-
 def test_another_format_names_the_command_that_builds_again(corpus, tmp_path):
   path = copy_of(corpus, tmp_path) / "corpus.json"
   manifest = json.loads(path.read_text())
@@ -276,11 +251,3 @@ def test_another_format_names_the_command_that_builds_again(corpus, tmp_path):
       f"--vocab={path.parent}/vocab.txt --block_length=13 --overwrite"
     )
     assert command in str(raised.value)
-
-
-def test_another_vocabulary_in_its_place(corpus, tmp_path):
-  directory = copy_of(corpus, tmp_path)
-  vocab = directory / "vocab.txt"
-  vocab.write_text(vocab.read_text() + "more\n")
-  with pytest.raises(CorpusError, match="not the vocabulary that the corpus"):
-    _ = Corpus.open(directory).vocabulary

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.inputs.blocks import CorpusSource
-from realm_jax.inputs.context import TaskContext, TaskError, task_context
+from realm_jax.inputs.context import TaskError, task_context
 from realm_jax.inputs.examples import ExampleStream
 from realm_jax.inputs.features import plain_feature, token_feature
 from realm_jax.inputs.sources import RandomAccessSource
@@ -173,10 +173,6 @@ def _add(name, preprocessors, source=None):
   )
 
 
-def _query_of(record):
-  return {"query": record["body_ids"], "position": record["position"]}
-
-
 @pytest.mark.usefixtures("new_tasks")
 def test_a_task_that_loses_its_position_is_refused(tiny):
   _add("lost", [seqio.map_over_dataset(lambda r: {"query": r["body_ids"]})])
@@ -184,31 +180,6 @@ def test_a_task_that_loses_its_position_is_refused(tiny):
     TaskError, match=r'return "position".*they returned query'
   ):
     next(iter(_stream("lost", tiny)))
-
-
-@pytest.mark.usefixtures("new_tasks")
-def test_a_task_that_keeps_nothing_says_so(tiny, monkeypatch):
-  monkeypatch.setattr("realm_jax.inputs.examples._FRUITLESS_RECORDS", 500)
-  _add(
-    "none",
-    [
-      lambda records: records.filter(lambda r: False),
-      seqio.map_over_dataset(_query_of),
-    ],
-  )
-  with pytest.raises(TaskError, match="'none' keeps none of 500 records"):
-    next(iter(_stream("none", tiny)))
-  # One epoch of nothing is an end, not an error.
-  assert list(_stream("none", tiny, repeat=False)) == []
-
-
-def test_tasks_outside_a_context_ask_for_one(tiny):
-  with pytest.raises(TaskError, match="with task_context"):
-    seqio.get_mixture_or_task("inverse_cloze").get_dataset()
-  with pytest.raises(TaskError, match=r"no split 'test', only train"):
-    _stream("inverse_cloze", tiny, split="test")
-  with pytest.raises(TaskError, match=r"no split 'train', only .*none"):
-    _stream("open_qa", TaskContext(tiny.corpus_dir))
 
 
 class _Breaking(RandomAccessSource):

@@ -59,17 +59,6 @@ def test_activation_and_projection(name):
   )
 
 
-@pytest.mark.parametrize("name", sorted(ACTIVATIONS))
-def test_an_activation_computed_again_is_the_same_far_out(name):
-  x = jnp.linspace(-30, 30, 601, dtype=jnp.float32)
-  function, value_and_derivative = ACTIVATIONS[name]
-  value, derivative = value_and_derivative(x)
-  np.testing.assert_allclose(value, function(x), atol=2e-6)
-  np.testing.assert_allclose(
-    derivative, jax.vmap(jax.grad(function))(x), atol=1e-5
-  )
-
-
 def test_layer_norm():
   def plain(x, scale, bias):
     centred = x - x.mean(-1, keepdims=True)
@@ -82,15 +71,6 @@ def test_layer_norm():
     2 * _draw(0, 7, 8) + 1,
     _draw(1, 8),
     _draw(2, 8),
-  )
-
-
-def test_layer_norm_of_many_dimensions():
-  x, scale, bias = _draw(0, 2, 3, 8), _draw(1, 8), _draw(2, 8)
-  np.testing.assert_allclose(
-    normalize(x, scale, bias, 1e-12).reshape(6, 8),
-    normalize(x.reshape(6, 8), scale, bias, 1e-12),
-    atol=1e-6,
   )
 
 

@@ -2,7 +2,6 @@
 
 import pytest
 
-from benchmarks.fixed_tree import fixed_tree
 from realm_jax.indexes.protocol import LibraryError
 from realm_jax.indexes.scann import files, library
 from realm_jax.indexes.scann.config import ScannConfig
@@ -16,24 +15,9 @@ def _another_version(monkeypatch):
   monkeypatch.setattr(library, "installed_version", lambda: "9.8.7")
 
 
-@pytest.mark.slow
-def test_a_version_that_reads_our_files_is_accepted():
-  tree = fixed_tree(4, num_leaves_searched=4, num_reordered=50)
-  assert tree.build(_BLOCKS).num_blocks == 500
-
-
 _REFUSAL = (
   r"scann 9\.8\.7 does not read .* formats of scann 1\.4\.2.*builder='stock'"
 )
-
-
-@pytest.mark.slow
-def test_a_version_that_finds_something_else_is_refused(monkeypatch):
-  monkeypatch.setattr(
-    files, "_quantized", lambda vectors, reordering, scales: 0 * vectors
-  )
-  with pytest.raises(LibraryError, match=_REFUSAL):
-    ScannConfig(brute_force_below=0).build(_BLOCKS)
 
 
 def test_a_version_that_cannot_load_is_refused_and_stock_builds(monkeypatch):

@@ -35,13 +35,6 @@ def test_every_group_gets_a_leaf_of_its_own():
   assert _distortion(vectors, centroids) < 1.02 * 0.49 * 32
 
 
-def test_the_same_sample_gives_the_same_leaves():
-  vectors = clustered(2_000, 1)
-  np.testing.assert_array_equal(
-    train_leaves(vectors, 40), train_leaves(vectors, 40)
-  )
-
-
 def test_spherical_leaves_have_length_one_and_go_by_direction():
   vectors = clustered(2_000, 1) * np.linspace(0.1, 10, 2_000)[:, None]
   centroids = train_leaves(vectors.astype(np.float32), 30, spherical=True)
@@ -61,13 +54,6 @@ def test_each_vector_goes_to_the_nearest_centroid(count, num_leaves):
     np.linalg.norm(vectors, axis=1) * np.linalg.norm(centroids, axis=1).max()
   )
   _assert_about_best(-distances, assign(vectors, centroids), lengths)
-
-
-def test_of_equal_centroids_the_first_is_taken():
-  centroids = np.zeros((200, 4), np.float32)
-  centroids[150:] = 1
-  leaves = np.asarray(assign(np.ones((3, 4), np.float32), centroids))
-  np.testing.assert_array_equal(leaves, 150)
 
 
 def test_second_leaves_are_those_of_soars_loss():
@@ -101,8 +87,3 @@ def test_anisotropic_centroids_minimise_their_loss():
   rng = np.random.default_rng(0)
   for _ in range(5):
     assert best < loss(centroids + 1e-2 * rng.standard_normal(centroids.shape))
-
-
-def test_more_leaves_than_vectors_are_refused():
-  with pytest.raises(ValueError, match="5 vectors cannot train 6 leaves"):
-    train_leaves(clustered(5, 1), 6)

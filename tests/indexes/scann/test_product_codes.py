@@ -4,11 +4,9 @@ import itertools
 
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from realm_jax.indexes.scann import product_codes
 from realm_jax.indexes.scann.product_codes import (
-  anisotropic_weight,
   train_codebooks,
 )
 
@@ -80,8 +78,3 @@ def test_anisotropic_codes_keep_inner_products():
     total = np.square(away).sum(axis=1)
     best = np.minimum(best, total + weight * ((away * unit[:50]).sum(1) ** 2))
   assert np.mean(loss[:50] <= best + 1e-4) > 0.6
-
-
-def test_the_weight_is_that_of_the_theorem():
-  assert anisotropic_weight(0.0, 128) == 0
-  assert anisotropic_weight(0.2, 128) == pytest.approx(127 * 0.04 / 0.96 - 1)

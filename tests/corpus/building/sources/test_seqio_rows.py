@@ -181,19 +181,6 @@ def test_a_seqio_source(tmp_path, vocab_file):
   assert [corpus.document_id(row) for row in range(2)] == ["7", "8"]
 
 
-def test_what_is_not_there(prepare, tmp_path):
-  del prepare  # An empty TFDS_DATA_DIR.
-  for source, message in (
-    ("tfds:wikipedia/20230601.en", "has not prepared wikipedia"),
-    ("tfds:no_such_set", "no_such_set"),
-    ("tfds:a:b:c", r"wanted tfds:NAME\[/CONFIG\]\[:SPLIT\]"),
-    ("seqio:tasks", "wanted seqio:MODULE:TASK"),
-    ("seqio:no_module:task", "no module 'no_module'"),
-  ):
-    with pytest.raises(InputError, match=message):
-      DocumentSource([source])
-
-
 def test_a_record_without_text_is_named(prepare):
   name = "wikipedia/20230601.en"
   prepare(name, [[{"title": "Velt", "text": "Ada."}]])
