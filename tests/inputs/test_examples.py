@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.inputs.blocks import CorpusSource
-from realm_jax.inputs.context import TaskError, task_context
+from realm_jax.inputs.context import TaskContext, TaskError, task_context
 from realm_jax.inputs.examples import ExampleStream
 from realm_jax.inputs.features import plain_feature, token_feature
 from realm_jax.inputs.sources import RandomAccessSource
@@ -180,6 +180,15 @@ def test_a_task_that_loses_its_position_is_refused(tiny):
     TaskError, match=r'return "position".*they returned query'
   ):
     next(iter(_stream("lost", tiny)))
+
+
+def test_tasks_outside_a_context_ask_for_one(tiny):
+  with pytest.raises(TaskError, match="with task_context"):
+    seqio.get_mixture_or_task("inverse_cloze").get_dataset()
+  with pytest.raises(TaskError, match=r"no split 'test', only train"):
+    _stream("inverse_cloze", tiny, split="test")
+  with pytest.raises(TaskError, match=r"no split 'train', only .*none"):
+    _stream("open_qa", TaskContext(tiny.corpus_dir))
 
 
 class _Breaking(RandomAccessSource):

@@ -7,6 +7,8 @@ from absl import logging
 
 from realm_jax.inputs.context import TaskContext
 from realm_jax.inputs.examples import ExampleStream
+from realm_jax.inputs.questions.published import LoadedQuestions
+from realm_jax.inputs.questions.question import Question
 from tests.inputs import tiny_corpus
 
 
@@ -55,3 +57,18 @@ def test_patterns_that_are_not_valid(tiny, tmp_path, warnings):
     "1 questions have no valid pattern; they teach nothing and are scored as "
     "wrong: b"
   )
+
+
+def test_published_questions_without_answers_and_with_one_id():
+  questions = [
+    Question("who ?", [], "a"),
+    Question("when ?", [" "], "b"),
+    Question("where ?", ["here"], "b"),
+  ]
+  records = LoadedQuestions(questions, answer_kind="string")
+  assert records.problems({"query": 64}) == [
+    "2 questions have no answer; they teach nothing and are scored as wrong: "
+    "a; b",
+    "1 ids belong to several questions, whose predictions cannot be told "
+    "apart: b",
+  ]
