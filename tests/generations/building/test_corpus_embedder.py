@@ -1,7 +1,5 @@
 """Embedding the corpus: every block once, in its row, in few shapes."""
 
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +12,6 @@ from realm_jax.generations.building.corpus_embedder import CorpusEmbedder
 from realm_jax.generations.building.length_batches import (
   choose_lengths,
   length_batches,
-  round_up,
 )
 from realm_jax.generations.store.manifest import GenerationError
 from realm_jax.partitioning.mesh import make_mesh
@@ -81,26 +78,6 @@ def test_what_the_check_raises_ends_the_work(corpus):
   embedder = CorpusEmbedder(corpus, _bag_of_words, dim=5, mesh=make_mesh())
   with pytest.raises(KeyboardInterrupt):
     embedder.embed({"table": np.ones((64, 5))}, np.arange(150), check=check)
-
-
-@given(
-  lengths=st.lists(st.integers(3, 60), min_size=1, max_size=60),
-  most=st.integers(1, 4),
-)
-def test_no_other_lengths_leave_less_padding(lengths, most):
-  lengths = np.array(lengths)
-  chosen = choose_lengths(
-    lengths, longest=60, max_lengths=most, max_padding=1.0
-  )
-  steps = sorted({*range(8, 60, 8), 60})
-  fewest = min(
-    round_up(lengths, batch_lengths).sum()
-    for count in range(1, most + 1)
-    for batch_lengths in itertools.combinations(steps, count)
-    if batch_lengths[-1] >= lengths.max()
-  )
-  assert len(chosen) <= most
-  assert round_up(lengths, chosen).sum() == fewest
 
 
 @given(

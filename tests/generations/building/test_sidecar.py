@@ -186,6 +186,26 @@ def test_reported_damage_is_repaired(run, tmp_path):
   assert builder.built == [0, 0]
 
 
+def test_a_checkpoint_that_will_not_come_is_an_error(run, tmp_path):
+  _save(tmp_path, 500, 1000)
+  with pytest.raises(CheckpointError, match=r"step 700.*\[500, 1000\]"):
+    run(once=True, checkpoint_step=700)
+
+
+@pytest.mark.parametrize(
+  "settings, message",
+  [
+    ({"mode": "all"}, "mode='all'"),
+    ({"keep_generations": 0}, "keep_generations=0"),
+    ({"every_steps": 0}, "every_steps=0.*REFRESH_EVERY_STEPS"),
+    ({"checkpoint_step": 5}, "checkpoint_step=5 is for one generation"),
+  ],
+)
+def test_impossible_settings_are_errors(run, settings, message):
+  with pytest.raises(ValueError, match=message):
+    run(**settings)
+
+
 @pytest.mark.parametrize(
   "checkpoints, up_to_date, needed, every, expected",
   [

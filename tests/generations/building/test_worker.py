@@ -22,6 +22,22 @@ from realm_jax.generations.building.worker import WorkerNumber
 from realm_jax.generations.store import layout
 from tests.generations.builds import build, generation_config, save
 
+
+@pytest.mark.parametrize(
+  "text, message",
+  [
+    ("3/3", "worker 3 of 3; want a number from 0 to 2"),
+    ("0/0", "worker 0 of 0; want a number from 0 to 0"),
+    ("1", "no worker's number; write 0/4"),
+    ("-1/4", "no worker's number"),
+    ("a/b", "no worker's number"),
+  ],
+)
+def test_another_text_is_no_number(text, message):
+  with pytest.raises(ValueError, match=message):
+    WorkerNumber.parse(text)
+
+
 _ASSIGNED = Assignment(
   step=500,
   identity="abc",

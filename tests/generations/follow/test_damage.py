@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import os
 import shutil
 import threading
 import time
@@ -12,10 +13,12 @@ import numpy as np
 import pytest
 
 from benchmarks.fixed_tree import fixed_tree
+from benchmarks.runs.search_processes import searching
 from realm_jax.files import npy
 from realm_jax.generations.follow.loading import load_generation
 from realm_jax.generations.follow.watcher import GenerationWatcher
 from realm_jax.generations.store import embeddings, layout, query_tower
+from realm_jax.generations.store import manifest as manifests
 from realm_jax.generations.store.damage_reports import (
   report_damage,
   take_reports,
@@ -151,6 +154,21 @@ def test_a_bit_flipped_in_any_file_is_found(published, corpus):
     path.write_bytes(content)
 
 
+def test_a_flipped_format_version_is_damage_and_another_is_not(published):
+  path = published / "00000500" / layout.MANIFEST
+  text = path.read_text()
+  wanted = f'"format_version": {manifests.FORMAT_VERSION}'
+  path.write_text(text.replace(wanted, '"format_version": 6'))
+  with pytest.raises(DamagedGenerationError, match="its own checksum"):
+    manifests.read(path.parent)
+  values = manifests.from_checked_json(text)
+  path.write_text(manifests.to_checked_json({**values, "format_version": 6}))
+  with pytest.raises(manifests.GenerationError, match="format version 6") as e:
+    manifests.read(path.parent)
+  assert not isinstance(e.value, DamagedGenerationError)
+  assert remove_damaged(published) == []
+
+
 @pytest.mark.parametrize("content", [b"{", b"\xff", b"[]"])
 def test_a_builder_removes_what_has_a_damaged_manifest(published, content):
   path = published / "00000500" / layout.MANIFEST
@@ -218,6 +236,16 @@ def _waited(watcher):
     return watcher.wait_for(500, timeout=0.1).step
   except (DamagedGenerationError, TimeoutError):
     return None
+
+
+def test_what_another_process_loads_is_verified_meanwhile(published, corpus):
+  path = files_of(published, 500) / "scann" / "hashed_dataset.npy"
+  content = bytearray(path.read_bytes())
+  content[-1] ^= 1
+  path.write_bytes(content)
+  with pytest.raises(DamagedGenerationError, match="hashed_dataset"):
+    load_generation(published, 500, corpus=corpus, beside_training=True)
+  assert not searching(os.getpid())
 
 
 def _remove(generation):

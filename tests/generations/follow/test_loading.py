@@ -1,6 +1,7 @@
 """What a reader accepts, and what it refuses."""
 
 import dataclasses
+import json
 import shutil
 
 import ml_dtypes
@@ -8,6 +9,8 @@ import numpy as np
 import pytest
 
 from realm_jax.generations.follow.loading import load_generation, load_newest
+from realm_jax.generations.store import layout
+from realm_jax.generations.store import manifest as manifests
 from realm_jax.generations.store.embeddings import (
   Embeddings,
   ShardLayout,
@@ -61,6 +64,35 @@ def test_another_index_may_search_the_same_blocks(generations_dir, corpus):
 def _cut(path):
   with path.open("r+b") as file:
     file.truncate(path.stat().st_size - 1)
+
+
+def _rewrite(generations_dir, **changes):
+  path = generations_dir / "00000500" / layout.MANIFEST
+  path.write_text(
+    manifests.to_checked_json(json.loads(path.read_text()) | changes)
+  )
+
+
+@pytest.mark.parametrize(
+  "changes, message",
+  [
+    ({"format_version": 1}, "format version 1, and this program reads 2"),
+    ({"step": 499}, "generation of step 499"),
+    ({"num_blocks": 151}, "150 rows for 151 blocks"),
+    ({"colour": "red"}, "colour"),
+    ({"folder": "../.."}, "leads outside"),
+    ({"index_kind": "psychic"}, "no index is called 'psychic'"),
+    ({"index_parameters": {"leaves": 3}}, "has no parameter leaves"),
+    ({"dim": DIM + 1}, "its manifest says"),
+  ],
+)
+def test_a_manifest_that_cannot_be_is_refused(
+  generations_dir, corpus, changes, message
+):
+  publish_one(generations_dir, corpus, 500)
+  _rewrite(generations_dir, **changes)
+  with pytest.raises(GenerationError, match=message):
+    load_generation(generations_dir, 500, corpus=corpus)
 
 
 def test_a_generation_of_another_corpus_is_refused(

@@ -14,6 +14,7 @@ from realm_jax.generations.store.inspection import (
   table,
 )
 from realm_jax.generations.store.leases import Lease
+from realm_jax.generations.store.manifest import GenerationError
 from realm_jax.generations.store.retention import UnknownNeedsError
 from tests.generations.conftest import files_of, publish_one
 
@@ -119,6 +120,18 @@ def test_nothing_is_pruned_while_a_checkpoint_cannot_be_read(
   assert generations.to_prune(keep=1) == [0, 8, 12]
   away.rename(loop)
   assert generations.to_prune(keep=1) == [0, 12]
+
+
+def test_a_generations_must_be_known(tmp_path, corpus):
+  with pytest.raises(GenerationError, match="give --model_dir"):
+    RunGenerations.find(None, None)
+  with pytest.raises(GenerationError, match="there is no folder"):
+    RunGenerations.find(tmp_path, None)
+  publish_one(tmp_path / "apart", corpus, 0)
+  generations = RunGenerations.find(None, tmp_path / "apart")
+  assert [one.step for one in generations.inspect()] == [0]
+  with pytest.raises(GenerationError, match="Give --model_dir, too"):
+    generations.to_prune(keep=1)
 
 
 @pytest.mark.slow
