@@ -47,6 +47,14 @@ def test_all_arrive_in_order_and_few_at_a_time(tmp_path, dtype):
   assert stored.tobytes() == wanted.tobytes()
 
 
+@pytest.mark.parametrize("shape", [(9, _DIM), (11, _DIM), (10, 3), (10,)])
+def test_another_shape_is_refused(tmp_path, shape):
+  with pytest.raises(GenerationError, match="10 blocks and a retriever of 4"):
+    embeddings.copy_vectors(
+      np.zeros(shape, np.float32), tmp_path, _layout(10), step=0
+    )
+
+
 def test_a_vector_that_is_not_finite_is_refused(tmp_path):
   vectors = np.ones((_ROWS, _DIM), np.float32)
   vectors[1002, 1] = np.nan
