@@ -19,6 +19,7 @@ changed. The undisturbed run has the same processes and a MODEL_DIR on the disk.
 """
 
 import argparse
+import collections
 import dataclasses
 import os
 import shutil
@@ -35,11 +36,11 @@ from benchmarks.faults import in_bucket, on_disk
 from benchmarks.faults.disturbed import CRASH
 from benchmarks.faults.disturbed_run import finish, run_with_faults
 from benchmarks.faults.injection import (
+  NOTHING,
   QUIET_CHECKPOINTS,
   Injector,
   draw_faults,
 )
-from benchmarks.faults.report import by_kind, report
 from benchmarks.fixed_tree import fixed_tree
 from benchmarks.runs.object_store import ObjectStore
 from benchmarks.runs.pretraining import BucketRun, MultiProcessRun, Run
@@ -195,6 +196,27 @@ def passed(result: dict[str, Any]) -> bool:
   )
 
 
+def report(result: dict[str, Any]) -> str:
+  """Formats the result as text."""
+  lines = [f"undisturbed: {result['unbroken']['seconds']} s"]
+  lines += result["unbroken"]["problems"]
+  for run in result["runs"]:
+    met = run["faults"]
+    counts = collections.Counter(one["fault"]["kind"] for one in met)
+    differences = run.get("differences", ["not compared"])
+    lines += [
+      f"\n{run['index']}: {len(met)} of {run['planned']} faults in "
+      f"{run['seconds']} s, {run.get('swaps', 0)} swaps",
+      ", ".join(f"{kind} {count}" for kind, count in sorted(counts.items())),
+      f"nothing to hit: {sum(one['what'] == NOTHING for one in met)}",
+      f"in the midst of a write: {sum(bool(o['half_written']) for o in met)}",
+      f"damaged generations refused: {len(run['refused_generations'])}",
+      f"problems: {'; '.join(run['problems']) or 'none'}",
+      f"differences: {'; '.join(differences) or 'none'}",
+    ]
+  return "\n".join(lines)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the soak test; returns 1 if anything went wrong."""
   parser = argparse.ArgumentParser(
@@ -244,10 +266,8 @@ def main(argv: Sequence[str] | None = None) -> int:
       result = soak_on_disk(folder, counts, seed=given.seed)
     is_passed = passed(result)
     if given.json:
-      met = [met for run in result["runs"] for met in run["faults"]]
-      by_kind_met = {"by_kind": by_kind(met), "passed": is_passed}
-      write_json(given.json, result | by_kind_met)
-    print(report(result, passed=is_passed))
+      write_json(given.json, {**result, "passed": is_passed})
+    print(f"{report(result)}\n\npassed: {is_passed}")
   finally:
     if is_passed and not kept:
       shutil.rmtree(folder)
