@@ -10,6 +10,7 @@ from realm_jax.models.retriever import Retriever
 from realm_jax.training.config import (
   CheckpointConfig,
   RefreshConfig,
+  RollingRefreshConfig,
   TrainConfig,
 )
 from realm_jax.training.optimizer import OptimizerConfig
@@ -33,6 +34,47 @@ def _config(**changes):
     num_steps=100,
   )
   return dataclasses.replace(config, **changes)
+
+
+def test_only_pre_training_retrieves_inside_its_step():
+  assert _config(retrieve_on_device=True).retrieve_on_device
+  with pytest.raises(ValueError, match=r"InverseCloze.*RETRIEVE_ON_DEVICE"):
+    _config(stage=InverseCloze(), retrieve_on_device=True)
+  for name in ("null_block", "drop_source"):
+    ablated = Pretraining(**{name: False})
+    with pytest.raises(ValueError, match=r"with the null block and without"):
+      _config(stage=ablated, retrieve_on_device=True)
+
+
+def test_a_rolling_refresh_needs_retrieval_on_the_devices():
+  refresh = RollingRefreshConfig(share=0.1)
+  with pytest.raises(
+    ValueError, match=r"SHARE=0\.1.*RETRIEVE_ON_DEVICE = True"
+  ):
+    _config(rolling_refresh=refresh)
+  with pytest.raises(ValueError, match="set WAIT_FOR_GENERATIONS = False"):
+    _config(
+      rolling_refresh=refresh,
+      retrieve_on_device=True,
+      refresh=RefreshConfig(wait=True),
+    )
+
+
+@pytest.mark.parametrize(
+  ("settings", "message"),
+  [
+    (
+      {"share": -1.0},
+      r"share=-1.0; want .* 0 to 1: change ROLLING_REFRESH_SHA",
+    ),
+    ({"share": float("nan")}, "share=nan"),
+    ({"share": 25.0}, "share=25.0"),
+    ({"dtype": "bf16"}, r"'bf16'; want one of .*'bfloat16'"),
+  ],
+)
+def test_a_rolling_refresh_that_cannot_be_is_refused(settings, message):
+  with pytest.raises(ValueError, match=message):
+    RollingRefreshConfig(**settings)
 
 
 def test_the_lag_of_a_waiting_run_fits_its_checkpoints():

@@ -87,3 +87,8 @@ def test_the_loss_is_of_examples_with_an_answer():
   chosen = np.array([scores[0, 1], scores[3, 1]])
   by_hand = np.log(np.exp(scores).sum()) - np.log(np.exp(chosen).sum())
   assert float(both.loss.total) == pytest.approx(by_hand, rel=1e-5)
+
+
+def test_the_widths_of_stage_and_reader():
+  with pytest.raises(ValueError, match=r"=2, but SpanSelection.*=10; bind"):
+    SpanSelection().loss(Models(*tiny.models()))

@@ -10,7 +10,9 @@ from realm_jax.objectives.open_qa import span_loss
 from realm_jax.training import stage_losses
 from realm_jax.training.batches import MaskTargets, ReadingBatch, SpanTargets
 from realm_jax.training.packing.packer import padded
-from realm_jax.training.stages.model_inputs import JointRows
+from realm_jax.training.stages.model_inputs import JointRows, Models
+from realm_jax.training.stages.pretraining import Pretraining
+from realm_jax.training.stages.reading import Reading
 from realm_jax.training.stages.span_targets import masked_spans
 from tests.training import tiny
 
@@ -99,6 +101,16 @@ def test_the_loss_of_pointing_is_added_for_each_example():
   assert both.loss.weight == without.loss.weight
   assert "span_accuracy" in both.metrics
   assert "span_accuracy" not in without.metrics
+
+
+@pytest.mark.parametrize("stage", [Pretraining, Reading])
+def test_the_widths_of_stage_and_reader(stage):
+  models = Models(*tiny.models())
+  stage().loss(models)
+  stage(span_weight=1.0, max_answer_width=tiny.WIDTH).loss(models)
+  with pytest.raises(ValueError, match=rf"=2, but {stage.__name__}.*=10; bind"):
+    stage(span_weight=1.0).loss(models)
+  assert not Pretraining(span_weight=1.0).retrieves_on_device
 
 
 def test_pointing_does_not_train_the_retriever():
