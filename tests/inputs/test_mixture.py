@@ -112,15 +112,6 @@ def test_each_task_has_epochs_of_its_own(tiny):
   assert sorted(many) == [n for n in range(100, 140) if n % 3]
 
 
-@pytest.mark.usefixtures("mixed")
-def test_an_epoch_ends_with_the_first_of_its_tasks(tiny):
-  settings = {"repeat": False, "shuffle": False}
-  found = [int(e["number"]) for e in ExampleStream(_config(tiny), **settings)]
-  assert [number for number in found if number < 100] == [1, 2, 4, 5, 7, 8]
-  many = [number for number in found if number >= 100]
-  assert many == [n for n in range(100, 140) if n % 3][: len(many)]
-
-
 @pytest.mark.usefixtures("new_tasks")
 def test_tasks_of_the_project_mix(tiny):
   """Blocks and texts, through a mixture inside another."""
