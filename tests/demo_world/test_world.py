@@ -29,15 +29,6 @@ def test_a_seed_makes_one_world_and_another_seed_another(
   assert other != small_world
 
 
-def test_each_kind_is_as_large_as_asked(small_world, small_sizes):
-  found = collections.Counter(e.kind for e in small_world.entities)
-  assert found == {
-    "person": small_sizes["num_people"],
-    "city": small_sizes["num_cities"],
-    "company": small_sizes["num_companies"],
-  }
-
-
 def test_names_are_unique_letters_and_foreign_to_the_wordings(demo_world):
   names = [entity.name for entity in demo_world.entities]
   assert len(set(map(str.lower, names))) == len(names)
@@ -53,16 +44,6 @@ def test_names_are_unique_letters_and_foreign_to_the_wordings(demo_world):
       assert word.isascii()
       assert word == word.capitalize()
       assert word.lower() not in templates
-
-
-def test_some_names_are_like_another_of_their_kind(demo_world):
-  kinds = {entity.name: entity.kind for entity in demo_world.entities}
-  like = [name for name in kinds if " " in name]
-  for name in like:
-    _, other = name.split()
-    assert kinds[other] == kinds[name]
-  assert {kinds[name] for name in like} == set(relations.ENTITY_KINDS)
-  assert 0.1 < len(like) / len(kinds) < 0.2
 
 
 def test_every_word_occurs_often_enough_to_be_one_wordpiece(demo_world):
