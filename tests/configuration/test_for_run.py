@@ -157,6 +157,16 @@ def test_an_evaluation_asks_for_its_questions(trained):
   assert not evaluates_answers
 
 
+@pytest.mark.parametrize("stage", ["reading", "span_selection"])
+def test_a_stage_that_nothing_evaluates_is_told(trained, stage):
+  model_dir = trained(stage)
+  with (
+    pytest.raises(ConfigurationError, match=r"--gin_file=gin/runs/eval\.gin"),
+    _parsed(run.evaluate, model_dir, evaluate._RECIPES),
+  ):
+    pass
+
+
 @pytest.mark.parametrize(
   ("recipe", "bindings", "index"),
   [

@@ -106,6 +106,17 @@ def test_an_unknown_macro_is_answered_with_the_near_ones(sizes):
   assert "did you mean HIDDEN?" in text
 
 
+@pytest.mark.parametrize("missing", ["nowhere.gin", "brt"])
+def test_a_file_or_a_module_that_is_not_there_is_named(tmp_path, missing):
+  path = tmp_path / "typo.gin"
+  path.write_text(
+    "from __gin__ import dynamic_registration\n"
+    "from realm_jax.models import brt\n"
+  )
+  files = [path] if missing == "brt" else [tmp_path / missing]
+  assert missing in _refused([str(file) for file in files])
+
+
 @pytest.mark.parametrize(
   ("binding", "said"),
   [
@@ -122,9 +133,11 @@ def test_an_unknown_macro_is_answered_with_the_near_ones(sizes):
       "bert.BertConfig.dropout_rate = 'x'",
       "BertConfig.dropout_rate='x': want a number",
     ),
+    ("bert.BertConfig.width = 24", "'width'"),
+    ("HIDDEN = (", "the gin configuration is wrong"),
   ],
 )
-def test_a_value_of_the_wrong_type_is_named(sizes, tmp_path, binding, said):
+def test_a_wrong_binding_is_named(sizes, tmp_path, binding, said):
   name = tmp_path / "name.gin"
   name.write_text("NAME = 'x'\n")
   assert said in _refused([sizes, str(name)], [*_GIVEN, binding])
