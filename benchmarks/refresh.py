@@ -455,9 +455,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   corpus = large_corpus.make_corpus(
     directory, given.num_blocks, scale=given.scale
   )
-  index = fixed_tree(
-    given.num_leaves, num_leaves_searched=8, num_reordered=200, spherical=True
-  )
+  index = fixed_tree(given.num_leaves, num_leaves_searched=8, num_reordered=200)
   # They are published alternately.
   made = make_generations(directory, corpus, index, count=2)
   swaps = measure_swaps(

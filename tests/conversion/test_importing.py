@@ -1,5 +1,7 @@
 """An imported MODEL_DIR serves every command; a failed one leaves nothing."""
 
+import os
+import signal
 import subprocess
 import sys
 
@@ -183,6 +185,42 @@ def test_a_write_that_fails_leaves_nothing(model_dir, tmp_path, monkeypatch):
   with pytest.raises(DiskFullError, match=r"disk of .* is full"):
     import_weights("hf_bert", bert, tmp_path / "run", parts=["retriever"])
   assert not list(tmp_path.iterdir())
+
+
+_STUCK = """
+import sys, time
+from realm_jax.checkpoints.manager import CheckpointStore
+from tests.conversion.imported import import_weights
+
+def stick(self, step, items):
+  print("writing", flush=True)
+  time.sleep(600)
+CheckpointStore.save = stick
+import_weights("hf_bert", sys.argv[1], sys.argv[2], parts=["retriever"])
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_import_leaves_no_model_and_is_cleared_away(
+  model_dir, tmp_path, command_environment
+):
+  bert, target = str(model_dir.parent / "bert"), tmp_path / "run"
+  child = subprocess.Popen(
+    [sys.executable, "-c", _STUCK, bert, str(target)],
+    env=command_environment,
+    stdout=subprocess.PIPE,
+  )
+  try:
+    assert child.stdout.readline() == b"writing\n"
+    with pytest.raises(TargetError, match="another process"):
+      import_weights("hf_bert", bert, target, parts=["retriever"])
+  finally:
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    child.stdout.close()
+  assert not target.exists()
+  import_weights("hf_bert", bert, target, parts=["retriever"])
+  assert [p.name for p in tmp_path.iterdir()] == ["run"]
 
 
 @pytest.mark.slow

@@ -239,6 +239,13 @@ def test_damage_is_found_before_it_is_read(corpus, tmp_path):
     Corpus.open(directory)
 
 
+def test_a_damaged_manifest(corpus, tmp_path):
+  path = copy_of(corpus, tmp_path) / "corpus.json"
+  path.write_text(path.read_text()[:50])
+  with pytest.raises(CorpusError, match=r"corpus\.json is damaged"):
+    Corpus.open(path.parent)
+
+
 def test_another_format_names_the_command_that_builds_again(corpus, tmp_path):
   path = copy_of(corpus, tmp_path) / "corpus.json"
   manifest = json.loads(path.read_text())
@@ -251,3 +258,11 @@ def test_another_format_names_the_command_that_builds_again(corpus, tmp_path):
       f"--vocab={path.parent}/vocab.txt --block_length=13 --overwrite"
     )
     assert command in str(raised.value)
+
+
+def test_another_vocabulary_in_its_place(corpus, tmp_path):
+  directory = copy_of(corpus, tmp_path)
+  vocab = directory / "vocab.txt"
+  vocab.write_text(vocab.read_text() + "more\n")
+  with pytest.raises(CorpusError, match="not the vocabulary that the corpus"):
+    _ = Corpus.open(directory).vocabulary

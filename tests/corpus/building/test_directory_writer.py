@@ -1,6 +1,8 @@
 """A corpus directory appears whole, or not at all."""
 
 import errno
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +12,10 @@ from etils import epath
 from realm_jax.corpus import versions
 from realm_jax.corpus.building import directory_writer
 from realm_jax.corpus.building.directory_writer import CorpusDirectoryWriter
+from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.store import Corpus
 from realm_jax.files.local_disk.disk_full import DiskFullError
+from realm_jax.files.whole.whole_directory import TargetError
 
 PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "velt")
 
@@ -71,6 +75,40 @@ def test_a_full_disk_is_explained(tmp_path):
     add_documents(writer, 5)
     raise OSError(errno.ENOSPC, "No space left on device")
   assert names(tmp_path) == []
+
+
+_BUILD_AND_HANG = """
+import pathlib, sys, time
+from tests.corpus.building import test_directory_writer as tests
+with tests.CorpusDirectoryWriter.open(
+  pathlib.Path(sys.argv[1]), pieces=tests.PIECES, blocks_per_shard=4
+) as writer:
+  tests.add_documents(writer, 6)
+  print("written", flush=True)
+  time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_build_leaves_no_half_corpus(tmp_path, command_environment):
+  directory = tmp_path / "corpus"
+  with subprocess.Popen(
+    [sys.executable, "-c", _BUILD_AND_HANG, str(directory)],
+    env=command_environment,
+    stdout=subprocess.PIPE,
+    text=True,
+  ) as process:
+    assert process.stdout is not None
+    assert process.stdout.readline() == "written\n"
+    # Meanwhile nobody else builds the same corpus, and nobody reads it.
+    with pytest.raises(TargetError, match="another process is building"):
+      write(directory, 3)
+    with pytest.raises(CorpusError, match="no corpus in"):
+      Corpus.open(directory)
+    process.kill()
+  assert names(tmp_path) == [".corpus.building"]
+  assert write(directory, 3).num_blocks == 3
+  assert names(tmp_path) == ["corpus"]
 
 
 def test_replacing_keeps_readers_of_the_old_one(tmp_path):

@@ -1,5 +1,6 @@
 """Versions stand side by side, and appear whole or not at all."""
 
+import errno
 import secrets
 import shutil
 import signal
@@ -12,12 +13,14 @@ import pytest
 from etils import epath
 
 from realm_jax.corpus import versions
+from realm_jax.corpus.building import version_writer
 from realm_jax.corpus.building.block_identity import block_id
 from realm_jax.corpus.building.update import update_corpus
 from realm_jax.corpus.building.version_writer import VersionWriter
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.manifest import files_of
 from realm_jax.corpus.store import NULL_ROW, Corpus
+from realm_jax.files.local_disk.disk_full import DiskFullError
 from realm_jax.files.whole.whole_directory import TargetError, upload_directory
 from tests.corpus.conftest import write_lines
 from tests.corpus.updated import ROWS, article, contents, require_consistent
@@ -108,6 +111,17 @@ def test_the_last_versions_stay_if_so_told(corpus, update):
   named = set(files_of(versions.read(corpus.source)))
   for path in (*corpus.source.glob("shard-*/*"), *corpus.source.glob("rem*/*")):
     assert str(path.relative_to(corpus.source)) in named
+
+
+def test_a_full_disk_says_what_helps_an_update(corpus, update, monkeypatch):
+  def full(*args):
+    raise OSError(errno.EFBIG, "File too large")
+
+  monkeypatch.setattr(version_writer.os, "replace", full)
+  with pytest.raises(DiskFullError, match=r"is full .*: free some space$"):
+    update([article("new", seed=1)])
+  monkeypatch.undo()
+  assert Corpus.open(corpus.source).version == 1
 
 
 _UPDATE_AND_DIE = """
