@@ -1,6 +1,5 @@
 """Reading a corpus: one block, many blocks, and corpora that are not."""
 
-import itertools
 import json
 import shutil
 
@@ -166,32 +165,6 @@ def test_gather_is_each_block_joined(corpus):
     expected = [joined(row, length) for row in rows.tolist()]
     assert corpus.gather(rows, length).tolist() == expected
   assert corpus.gather(np.zeros((2, 0), int), 7).shape == (2, 0, 7)
-
-
-def test_body_tokens_of_many_blocks(corpus):
-  rows = np.array([3, 0, -1, 0, 2])
-  tokens, offsets = corpus.body_tokens_flat(rows)
-  assert tokens.dtype == np.int32
-  bodies = [
-    [] if row == NULL_ROW else corpus.body_token_ids(row).tolist()
-    for row in rows.tolist()
-  ]
-  assert tokens.tolist() == list(itertools.chain(*bodies))
-  assert offsets.tolist() == np.cumsum([0, *map(len, bodies)]).tolist()
-  tokens, offsets = corpus.body_tokens_flat(np.zeros(0, int))
-  assert (tokens.size, offsets.tolist()) == (0, [0])
-
-
-def test_texts_of_many_blocks(corpus):
-  bodies = corpus.bodies_utf8(np.array([2, 0, NULL_ROW, 3, 0]))
-  assert [body.decode() for body in bodies] == [
-    "Stone was the river.",
-    "The Café of Velt was built in 1987.",
-    "",
-    "The river of cafés: Ada.",
-    "The Café of Velt was built in 1987.",
-  ]
-  assert corpus.bodies_utf8(np.zeros(0, int)) == []
 
 
 def test_rows_that_are_not_there(corpus):

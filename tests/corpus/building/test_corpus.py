@@ -21,19 +21,6 @@ def bodies(corpus: Corpus) -> list[str]:
   return [corpus.body(row) for row in range(corpus.num_blocks)]
 
 
-def test_whole_sentences_while_they_fit(build):
-  # 4, 5 and 2 tokens; 12 leaves 8 for the body after 3 specials and a title.
-  text = "The café was built. Ada was the stone. Velt, in."
-  corpus = build([{"title": "Velt", "text": text}], block_length=13)
-  assert bodies(corpus) == [
-    "The café was built.",
-    "Ada was the stone. Velt, in.",
-  ]
-  assert corpus.sentences(1).tolist() == [[0, 5], [5, 9]]
-  assert corpus.lengths.tolist() == [3 + 1 + 5, 3 + 1 + 9]
-  assert corpus.summary["cut_sentences"] == 0
-
-
 def test_an_overlong_sentence_is_cut_and_counted(build):
   text = "The river was the river of the café of Velt by the river. Ada."
   corpus = build([{"title": "Velt", "text": text}], block_length=10)

@@ -10,7 +10,7 @@ import pytest
 
 from realm_jax.corpus import versions
 from realm_jax.corpus.building.block_identity import block_id
-from realm_jax.corpus.errors import InputError
+from realm_jax.corpus.errors import CorpusError, InputError
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from tests.corpus.conftest import write_lines
 from tests.corpus.updated import ROWS, article, contents, require_consistent
@@ -172,6 +172,24 @@ def test_a_line_that_cannot_be_done_changes_nothing(
   summary = update(good + rows, skip_bad_lines=True)
   assert sum(summary.new.skipped.values()) == 1
   assert (summary.added, summary.removed) == (1, 1)
+
+
+def test_settings_that_are_not_the_corpuss_are_refused(
+  corpus, update, tmp_path, vocab_file
+):
+  rows = [article("new", seed=1)]
+  other = tmp_path / "other.txt"
+  other.write_text(Path(vocab_file).read_text() + "more\n")
+  for settings, message in (
+    ({"block_length": 24}, "--block_length=24, and .* has 16"),
+    ({"vocab": str(other)}, "is not the vocabulary of"),
+    ({"vocab": "train:100"}, "is not the vocabulary of"),
+    ({"blocks_per_shard": 0}, "blocks_per_shard=0"),
+    ({"keep_versions": 0}, "keep_versions=0"),
+  ):
+    with pytest.raises(CorpusError, match=message):
+      update(rows, **settings)
+  assert update(rows, vocab=vocab_file, block_length=16).version == 2
 
 
 @pytest.mark.slow

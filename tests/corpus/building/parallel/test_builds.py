@@ -14,7 +14,6 @@ from realm_jax.corpus.building.corpus import build_corpus
 from realm_jax.corpus.building.parallel.in_process import InProcess
 from realm_jax.corpus.building.sources import input_file
 from realm_jax.corpus.errors import CorpusError, InputError
-from realm_jax.corpus.shards.blocks import shard_cuts
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from tests.corpus.updated import article, contents, require_consistent
 
@@ -190,24 +189,6 @@ def test_an_update_of_a_corpus_without_duplicates(build, update):
   # Nothing is left of c, so that it is new.
   assert update([rows[2]]).added == 1
   require_consistent(Corpus.open(corpus.source))
-
-
-@pytest.mark.parametrize(
-  ("sizes", "filled", "cuts"),
-  [
-    ([3, 3, 3, 3], 0, [2]),
-    ([3, 3, 3, 3], 5, [0, 2]),
-    ([3, 3, 3, 3], 2, [1, 3]),
-    ([12, 1, 12, 1], 0, [1, 3]),
-    ([1, 1], 0, []),
-    ([5], 0, []),
-    ([5, 1], 0, [1]),
-    ([], 5, []),
-  ],
-)
-def test_where_shards_end(sizes, filled, cuts):
-  found = shard_cuts(np.array(sizes, int), filled=filled, blocks_per_shard=5)
-  assert found == cuts
 
 
 def test_a_tagger_may_take_many_texts(build):

@@ -146,14 +146,6 @@ def test_a_published_block_that_is_too_long_keeps_its_text(
   assert corpus.sentences(0).tolist()[-1][1] == 8
 
 
-def test_articles_of_wikipedia_are_split(prepare, tmp_path, vocab_file):
-  text = "The Café of Velt was built in 1987. Ada Stone was in Velt."
-  name = "wikipedia/20230601.en"
-  prepare(name, [[{"title": "Velt", "text": text}], [], []])
-  corpus = _build(tmp_path, vocab_file, f"tfds:{name}", block_length=13)
-  assert [corpus.body(row) for row in range(2)] == [text[:35], text[36:]]
-
-
 def test_a_seqio_source(tmp_path, vocab_file):
   seqio_rows._open.cache_clear()
 
