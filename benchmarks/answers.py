@@ -29,7 +29,7 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks.data import demo_corpus, generated_blocks, real_texts
-from benchmarks.retrieval_overhead import machine
+from benchmarks.refresh import machine
 from realm_jax.answers.building import build_store
 from realm_jax.answers.distinct import DistinctAnswers, QuestionAnswers
 from realm_jax.answers.in_blocks import AnswersInBlocks

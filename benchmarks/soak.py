@@ -19,9 +19,13 @@ changed. The undisturbed run has the same processes and a MODEL_DIR on the disk.
 """
 
 import argparse
+import collections
 import dataclasses
 import os
+import shutil
+import signal
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,13 +36,12 @@ from benchmarks.faults import in_bucket, on_disk
 from benchmarks.faults.disturbed import CRASH
 from benchmarks.faults.disturbed_run import finish, run_with_faults
 from benchmarks.faults.injection import (
+  NOTHING,
   QUIET_CHECKPOINTS,
   Injector,
   draw_faults,
 )
-from benchmarks.faults.report import by_kind, report
 from benchmarks.fixed_tree import fixed_tree
-from benchmarks.runs import run_folder
 from benchmarks.runs.object_store import ObjectStore
 from benchmarks.runs.pretraining import BucketRun, MultiProcessRun, Run
 from realm_jax.files.json_file import write_json
@@ -193,6 +196,27 @@ def passed(result: dict[str, Any]) -> bool:
   )
 
 
+def report(result: dict[str, Any]) -> str:
+  """Formats the result as text."""
+  lines = [f"undisturbed: {result['unbroken']['seconds']} s"]
+  lines += result["unbroken"]["problems"]
+  for run in result["runs"]:
+    met = run["faults"]
+    counts = collections.Counter(one["fault"]["kind"] for one in met)
+    differences = run.get("differences", ["not compared"])
+    lines += [
+      f"\n{run['index']}: {len(met)} of {run['planned']} faults in "
+      f"{run['seconds']} s, {run.get('swaps', 0)} swaps",
+      ", ".join(f"{kind} {count}" for kind, count in sorted(counts.items())),
+      f"nothing to hit: {sum(one['what'] == NOTHING for one in met)}",
+      f"in the midst of a write: {sum(bool(o['half_written']) for o in met)}",
+      f"damaged generations refused: {len(run['refused_generations'])}",
+      f"problems: {'; '.join(run['problems']) or 'none'}",
+      f"differences: {'; '.join(differences) or 'none'}",
+    ]
+  return "\n".join(lines)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the soak test; returns 1 if anything went wrong."""
   parser = argparse.ArgumentParser(
@@ -215,7 +239,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     default=list(_SHARES),
     help="indexes to run with on a disk; by default all",
   )
-  run_folder.add_options(parser)
+  parser.add_argument(
+    "--output_dir",
+    type=Path,
+    help="empty folder for runs and logs, which are kept",
+  )
+  parser.add_argument("--json", help="file to write the result to")
   given = parser.parse_args(argv)
   whole = sum(_SHARES[index] for index in given.indexes)
   counts = {
@@ -223,20 +252,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     for index, share in _SHARES.items()
     if index in given.indexes
   }
-  with run_folder.opened(
-    parser, given.output_dir, prefix="realm_soak_"
-  ) as folder:
+  kept = given.output_dir
+  if kept and kept.exists() and any(kept.iterdir()):
+    parser.error(f"--output_dir={kept} is not empty; name another folder")
+  # The jobs are ended on the way out.
+  signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated by SIGTERM"))
+  folder = kept or Path(tempfile.mkdtemp(prefix="realm_soak_"))
+  is_passed = False
+  try:
     if given.storage == "bucket":
-      result = soak_in_bucket(folder.path, given.faults, seed=given.seed)
+      result = soak_in_bucket(folder, given.faults, seed=given.seed)
     else:
-      result = soak_on_disk(folder.path, counts, seed=given.seed)
-    folder.is_passed = passed(result)
+      result = soak_on_disk(folder, counts, seed=given.seed)
+    is_passed = passed(result)
     if given.json:
-      met = [met for run in result["runs"] for met in run["faults"]]
-      by_kind_met = {"by_kind": by_kind(met), "passed": folder.is_passed}
-      write_json(given.json, result | by_kind_met)
-    print(report(result, passed=folder.is_passed))
-  return 0 if folder.is_passed else 1
+      write_json(given.json, {**result, "passed": is_passed})
+    print(f"{report(result)}\n\npassed: {is_passed}")
+  finally:
+    if is_passed and not kept:
+      shutil.rmtree(folder)
+    else:
+      print(f"runs and logs are kept in {folder}")
+  return 0 if is_passed else 1
 
 
 if __name__ == "__main__":

@@ -2,32 +2,73 @@
 
     python -m benchmarks.train_step --json=train_step.json
 
-Each step is measured in a process of its own, one after the other: ours
-(`benchmarks.own_step`), and Hugging Face's in the environment of `make peers`.
-With --corpus_dir (a corpus with BERT's vocabulary and --block_length=288), our
-step is also measured on real text, packed and padded. Both are compared with
-the machine's peak rate: the best rate of a float32 matrix product that jax or
-torch reaches.
+Each step is measured in a process of its own, so that its memory is measured
+alone, one after the other: ours, and Hugging Face's in the environment of
+`make peers` (`benchmarks/peers/step.py`). With --corpus_dir (a corpus with
+BERT's vocabulary and --block_length=288), our step is also measured on real
+text, packed and padded. Both are compared with the machine's peak rate: the
+best rate of a float32 matrix product that jax or torch reaches.
 """
 
 import argparse
+import functools
 import json
+import resource
+import statistics
 import subprocess
 import sys
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.core import meta
 
 from benchmarks import peer_processes
 from benchmarks.runs.jobs import PROJECT_DIR
 from realm_jax.files.json_file import write_json
+from realm_jax.models.bert import BertConfig
+from realm_jax.models.reader import Reader
+from realm_jax.models.retriever import Retriever
+from realm_jax.partitioning import cpu_tuning, rules
+from realm_jax.partitioning.mesh import make_mesh
+from realm_jax.training import optimizer, stage_losses, step
+from realm_jax.training.batches import (
+  MaskTargets,
+  PretrainingBatch,
+  StepBatch,
+)
+from realm_jax.training.packing.packer import (
+  Packer,
+  largest_bucket,
+  needed_bucket,
+)
+from realm_jax.training.stages.model_inputs import ModelInputs, Models
+from realm_jax.training.state import TrainState
 
+_SIZES = {
+  "layers": (4, "layers of each encoder"),
+  "hidden": (256, "width of each encoder"),
+  "heads": (4, "attention heads"),
+  "inner": (1024, "width of the feed-forward layers"),
+  "vocab": (30522, "wordpieces in the vocabulary"),
+  "batch": (8, "queries in a step"),
+  "candidates": (8, "candidates of a query, including the null block"),
+  "query": (64, "tokens of a query"),
+  "block": (128, "tokens of a block"),
+  "joint": (192, "tokens of a query and a block's body"),
+  "masks": (3, "masks in a query"),
+}
+_REAL_TEXT = {"query": 64, "block": 288, "joint": 352}
 _KEPT = (
   "examples_per_second",
   "peak_memory_gb",
   "useful_gflops_per_second",
   "seconds_per_step",
 )
-_REAL_TEXT = ("--query=64", "--block=288", "--joint=352")
 _TARGETS = {
   "speedup": (3.0, "≥"),
   "share_of_matmul": (0.5, "≥"),
@@ -35,29 +76,256 @@ _TARGETS = {
   "real_text_speedup": (1.5, "≥"),
 }
 
+_CLS, _SEP, _FIRST_WORD = 101, 102, 999
+Arrays = dict[str, np.ndarray]
 
-def own_step(*flags: str) -> dict[str, Any]:
+
+def make_models(given: argparse.Namespace) -> Models:
+  """Returns a retriever with shared towers, and a reader."""
+  bert = BertConfig(
+    vocab_size=given.vocab,
+    separator_id=_SEP,
+    hidden_size=given.hidden,
+    num_layers=given.layers,
+    num_heads=given.heads,
+    intermediate_size=given.inner,
+    dropout_rate=given.dropout,
+  )
+  retriever = Retriever(bert, projection_dropout_rate=given.dropout)
+  return Models(retriever, Reader(bert, joint_length=given.joint))
+
+
+def random_batch(given: argparse.Namespace, rng: np.random.Generator) -> Arrays:
+  """Draws queries and blocks without padding; candidate 0 is the null block."""
+
+  def words(*shape: int) -> np.ndarray:
+    return rng.integers(_FIRST_WORD, given.vocab, shape).astype(np.int32)
+
+  query = words(given.batch, given.query)
+  query[:, 0], query[:, -1] = _CLS, _SEP
+  # The title is empty, so the reader's input is the query and the whole body.
+  candidates = words(given.batch, given.candidates, given.block)
+  candidates[..., 0], candidates[..., 1], candidates[..., -1] = _CLS, _SEP, _SEP
+  candidates[:, 0] = 0
+  candidates[:, 0, :3] = _CLS, _SEP, _SEP
+  return {"query": query, "candidates": candidates, **_masks(given, rng)}
+
+
+def _masks(given: argparse.Namespace, rng: np.random.Generator) -> Arrays:
+  shape = (given.batch, given.masks)
+  return {
+    "mask_positions": np.broadcast_to(
+      np.arange(1, 1 + given.masks, dtype=np.int32), shape
+    ),
+    "mask_targets": rng.integers(_FIRST_WORD, given.vocab, shape).astype(
+      np.int32
+    ),
+    "mask_weights": np.ones(shape, np.float32),
+  }
+
+
+def real_batches(
+  given: argparse.Namespace, rng: np.random.Generator
+) -> Iterator[Arrays]:
+  """Yields random sentences of a corpus with random blocks as candidates."""
+  from realm_jax.corpus.store import Corpus  # Reads text with TensorFlow.
+
+  corpus = Corpus.open(given.corpus_dir)
+  while True:
+    rows = rng.integers(corpus.num_blocks, size=(given.batch, given.candidates))
+    rows[:, 0] = -1
+    query = np.zeros((given.batch, given.query), np.int32)
+    for text in query:
+      row = int(rng.integers(corpus.num_blocks))
+      sentences = corpus.sentences(row)
+      start, limit = sentences[rng.integers(len(sentences))]
+      tokens = corpus.body_token_ids(row)[start:limit][: given.query - 2]
+      text[: len(tokens) + 2] = [_CLS, *tokens, _SEP]
+    candidates = corpus.gather(rows, given.block)
+    yield {"query": query, "candidates": candidates, **_masks(given, rng)}
+
+
+def sequence_flops(given: argparse.Namespace, length: np.ndarray) -> np.ndarray:
+  """Returns the FLOPs of the encoder's matrix products, by sequence length."""
+  width, inner = given.hidden, given.inner
+  linear = 2 * length * (4 * width * width + 2 * width * inner)
+  attention = 4 * length.astype(np.float64) ** 2 * width
+  return given.layers * (linear + attention)
+
+
+def useful(given: argparse.Namespace, models: Models, arrays: Arrays) -> Any:
+  """Returns the useful tokens and FLOPs of a step.
+
+  Useful tokens are those that are not padding. The FLOPs are three times those
+  of the forward pass's matrix products on them. A block that several queries
+  share, such as the null block, counts once in the tower. Words are scored only
+  at the masks.
+  """
+  query, candidates = arrays["query"], arrays["candidates"]
+  flat = candidates.reshape(-1, candidates.shape[-1])
+  distinct = np.unique(flat, axis=0)
+  joint = models.require_reader().join(query, candidates).token_ids
+  lengths = [
+    np.count_nonzero(text, axis=-1).reshape(-1)
+    for text in (query, distinct, joint)
+  ]
+  width, projection = given.hidden, models.retriever.vector_size
+  pooled = 2 * (len(query) + len(distinct)) * width * (width + projection)
+  num_masks = given.batch * given.candidates * given.masks
+  head = 2 * num_masks * width * (width + given.vocab)
+  encoders = sum(sequence_flops(given, part).sum() for part in lengths)
+  return sum(part.sum() for part in lengths), 3 * (encoders + pooled + head)
+
+
+def host_batch(models: Models, arrays: Arrays) -> PretrainingBatch:
+  """Returns the pre-training batch of padded arrays."""
+  masks = MaskTargets(
+    arrays["mask_positions"], arrays["mask_targets"], arrays["mask_weights"]
+  )
+  return ModelInputs(models).pretraining(
+    arrays["query"], arrays["candidates"], masks
+  )
+
+
+def packer_for(batches: list[PretrainingBatch], *, pack: bool) -> Packer:
+  """Returns a packer for the smallest shape bucket that fits all batches."""
+  if not pack:
+    return Packer([largest_bucket(batches[0])], groups=1, pack=False)
+  needed = [needed_bucket(batch) for batch in batches]
+  return Packer([tuple(map(max, zip(*needed, strict=True)))], groups=1)
+
+
+def measure_step(given: argparse.Namespace) -> dict[str, Any]:
+  """Compiles, runs and times our step."""
+  rng = np.random.default_rng(0)
+  models = make_models(given)
+  if given.corpus_dir:
+    source = real_batches(given, rng)
+    batches = [next(source) for _ in range(given.steps + 1)]
+  else:
+    batches = [random_batch(given, rng)] * (given.steps + 1)
+  packer = packer_for(
+    [host_batch(models, arrays) for arrays in batches], pack=given.pack
+  )
+  mesh = make_mesh(devices=jax.devices()[:1])
+
+  def prepared(arrays: Arrays) -> StepBatch:
+    return rules.to_devices(packer(host_batch(models, arrays)), mesh)
+
+  update = optimizer.make_optimizer(
+    optimizer.OptimizerConfig(learning_rate=3e-5), num_steps=10_000
+  )
+
+  reader = models.require_reader()
+
+  @jax.jit
+  def init(key: jax.Array) -> TrainState:
+    tokens = [jnp.ones((1, 16), jnp.int32), jnp.ones((1, 1, 16), jnp.int32)]
+    params = {
+      "retriever": models.retriever.init(key, *tokens)["params"],
+      "reader": reader.init(key, *tokens, tokens[0][:, :1])["params"],
+    }
+    params = meta.unbox(params)
+    return TrainState(jnp.int32(0), params, update.init(params))
+
+  state = init(jax.random.key(0))
+  run = jax.jit(
+    functools.partial(
+      step.train_step,
+      loss=functools.partial(
+        stage_losses.pretraining, models.retriever, reader
+      ),
+      optimizer=update,
+      seed=0,
+    ),
+    donate_argnums=0,
+  )
+  first = prepared(batches[0])
+  start = time.perf_counter()
+  compiled = run.lower(state, first).compile(cpu_tuning.compiler_options(mesh))
+  compile_seconds = time.perf_counter() - start
+  cpu_tuning.return_freed_memory()
+  analysis = compiled.memory_analysis()
+  seconds, tokens, flops, loss = [], 0, 0.0, 0.0
+  for arrays in batches:
+    batch = prepared(arrays)
+    jax.block_until_ready(batch)
+    start = time.perf_counter()
+    state, metrics = jax.block_until_ready(compiled(state, batch))
+    seconds.append(time.perf_counter() - start)
+    loss = float(metrics["loss"])
+    of_tokens, of_flops = useful(given, models, arrays)
+    tokens, flops = tokens + int(of_tokens), flops + float(of_flops)
+  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  timed, total = seconds[1:], sum(seconds[1:])
+  per_step = flops / len(batches)
+  median = statistics.median(timed)
+  return {
+    "seconds_per_step": median,
+    "step_seconds": timed,
+    "examples_per_second": given.batch / median,
+    "useful_tokens_per_second": tokens / len(batches) / (total / len(timed)),
+    "useful_gflop_per_step": per_step / 1e9,
+    "useful_gflops_per_second": per_step / median / 1e9,
+    "peak_memory_gb": 1024 * peak / 1e9,
+    "temporaries_gb": analysis and analysis.temp_size_in_bytes / 1e9,
+    "compile_seconds": compile_seconds,
+    "loss": loss,
+    "device": jax.devices()[0].device_kind,
+    "jax": jax.__version__,
+  }
+
+
+def matmul_gflops_per_second() -> float:
+  """Measures jax's best rate of matrix products, of large and step shapes."""
+  best = 0.0
+  product = jax.jit(jnp.dot)
+  large = 8192 if jax.default_backend() != "cpu" else 2048
+  for size in ((large,) * 3, (12288, 256, 1024), (12288, 1024, 256)):
+    rows, inner, columns = size
+    left = jnp.ones((rows, inner))
+    right = jnp.ones((inner, columns))
+    product(left, right).block_until_ready()
+    for _ in range(6):
+      start = time.perf_counter()
+      product(left, right).block_until_ready()
+      seconds = time.perf_counter() - start
+      best = max(best, 2e-9 * rows * inner * columns / seconds)
+  return best
+
+
+def _own_step(
+  given: argparse.Namespace, *flags: str, **sizes: int
+) -> dict[str, Any]:
   """Measures our step in a process of its own."""
-  command = [sys.executable, "-m", "benchmarks.own_step", *flags]
+  sizes = {name: getattr(given, name) for name in _SIZES} | sizes
+  command = [sys.executable, "-m", "benchmarks.train_step", "--own", *flags]
+  command += [f"--steps={given.steps}", f"--dropout={given.dropout}"]
+  command += [f"--{name}={size}" for name, size in sizes.items()]
   done = subprocess.run(command, cwd=PROJECT_DIR, stdout=subprocess.PIPE)
   if done.returncode:
     sys.exit(f"{' '.join(command)} ended with {done.returncode}")
   return json.loads(done.stdout.decode().splitlines()[-1])
 
 
-def hf_step(steps: int) -> dict[str, Any]:
+def _their_step(given: argparse.Namespace) -> dict[str, Any]:
   """Measures Hugging Face's step in a process of its own."""
-  printed = peer_processes.run("hf_realm_step", f"--steps={steps}")
+  sizes = {name: getattr(given, name) for name in _SIZES}
+  printed = peer_processes.run(
+    "step",
+    f"--steps={given.hf_steps}",
+    f"--sizes={json.dumps({**sizes, 'dropout': given.dropout})}",
+  )
   return json.loads(printed.splitlines()[-1])
 
 
-def measure(given: argparse.Namespace) -> dict[str, Any]:
+def compare(given: argparse.Namespace) -> dict[str, Any]:
   """Measures all steps and returns the figures."""
-  ours = own_step(f"--steps={given.steps}")
+  ours = _own_step(given)
   ceiling = ours["matmul_gflops_per_second"]
   result: dict[str, Any] = {"ours": {name: ours[name] for name in _KEPT}}
   if peer_processes.installed():
-    theirs = hf_step(given.hf_steps)
+    theirs = _their_step(given)
     ceiling = max(ceiling, theirs["matmul_gflops_per_second"])
     # Their step does the same useful arithmetic.
     useful = ours["useful_gflop_per_step"] / theirs["seconds_per_step"]
@@ -70,9 +338,9 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
   result["matmul_gflops_per_second"] = ceiling
   result["share_of_matmul"] = ours["useful_gflops_per_second"] / ceiling
   if given.corpus_dir:
-    flags = (*_REAL_TEXT, f"--corpus_dir={given.corpus_dir.absolute()}")
-    flags = (*flags, f"--steps={given.steps}")
-    packed, padded = own_step(*flags), own_step(*flags, "--no-pack")
+    flag = f"--corpus_dir={given.corpus_dir.absolute()}"
+    packed = _own_step(given, flag, **_REAL_TEXT)
+    padded = _own_step(given, flag, "--no-pack", **_REAL_TEXT)
     name = "useful_tokens_per_second"
     result["real_text"] = {"packed": packed[name], "padded": padded[name]}
     result["real_text_speedup"] = packed[name] / padded[name]
@@ -98,11 +366,15 @@ def table(result: dict[str, Any]) -> str:
   return "\n".join(lines)
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
   """Runs the benchmark."""
   parser = argparse.ArgumentParser(
-    description=(__doc__ or "").partition("\n")[0]
+    description=(__doc__ or "").partition("\n")[0],
+    formatter_class=argparse.ArgumentDefaultsHelpFormatter,
   )
+  for name, (size, what) in _SIZES.items():
+    parser.add_argument(f"--{name}", type=int, default=size, help=what)
+  parser.add_argument("--dropout", type=float, default=0.1, help="dropout rate")
   parser.add_argument(
     "--steps", type=int, default=7, help="measured steps of ours"
   )
@@ -110,13 +382,28 @@ def main() -> None:
     "--hf_steps", type=int, default=3, help="measured steps of theirs"
   )
   parser.add_argument("--corpus_dir", type=Path, help="corpus of the real text")
+  parser.add_argument(
+    "--pack",
+    action=argparse.BooleanOptionalAction,
+    default=True,
+    help="internal flag, with --own: whether sequences share rows",
+  )
+  parser.add_argument("--own", action="store_true", help="internal flag")
   parser.add_argument("--json", type=Path, help="file to write the figures to")
-  given = parser.parse_args()
+  given = parser.parse_args(argv)
+  if given.own:
+    cpu_tuning.disable_async_dispatch()
+    cpu_tuning.keep_freed_memory()
+    own = measure_step(given)
+    # After the step, so that it does not raise the step's peak memory.
+    own["matmul_gflops_per_second"] = matmul_gflops_per_second()
+    print(json.dumps(own))
+    return
   if not peer_processes.installed():
     print(
       "Hugging Face is not installed (run `make peers`); measuring ours only"
     )
-  result = measure(given)
+  result = compare(given)
   print(table(result))
   if given.json:
     write_json(given.json, result)

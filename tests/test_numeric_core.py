@@ -6,12 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import import_rules
-
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.slow
 def test_the_core_imports_and_trains_without_the_other_libraries(
   project_dir: Path, command_environment: dict[str, str]
 ):
@@ -25,15 +22,3 @@ def test_the_core_imports_and_trains_without_the_other_libraries(
   )
   assert done.returncode == 0, done.stderr
   assert "trained without" in done.stdout
-
-
-def test_the_core_is_what_the_design_names():
-  modules = import_rules.core_modules()
-  assert {
-    "realm_jax.models.bert.encoder",
-    "realm_jax.objectives.masked_lm",
-    "realm_jax.training.step",
-    "realm_jax.retrieval.candidate_rows",
-    "realm_jax.indexes.exact",
-    "realm_jax.partitioning.mesh",
-  } <= set(modules)

@@ -122,7 +122,7 @@ def _compare(
     ),
   ):
     theirs = peer_processes.run_on_texts(
-      "sentence_transformers_vectors", texts, folder, "--model", directory
+      "vectors", texts, folder, model=directory
     )
     token_ids = _padded(words, ids)
     tokens = np.asarray(prepare(token_ids))[:, : theirs["token_ids"].shape[1]]

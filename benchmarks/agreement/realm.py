@@ -1,6 +1,6 @@
 """Compares imported REALM models with Hugging Face's own values.
 
-`peers/hf_realm_values.py` makes the models, their inputs and these values.
+`benchmarks/peers/realm.py` makes the models, their inputs and these values.
 """
 
 from collections.abc import Mapping

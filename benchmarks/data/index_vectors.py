@@ -42,7 +42,6 @@ class SyntheticVectors:
     num_blocks: Number of blocks N.
     base: File of a trained model's block vectors, .npy [m, d], to resample;
       None uses the Gaussian centres.
-    base_queries: File of its query vectors; None draws queries like blocks.
     num_queries: Number of queries with known neighbours.
     k: Number of neighbours.
     seed: Seed of all random numbers.
@@ -51,7 +50,6 @@ class SyntheticVectors:
   directory: Path
   num_blocks: int
   base: Path | None = None
-  base_queries: Path | None = None
   num_queries: int = 512
   k: int = 8
   seed: int = 0
@@ -59,21 +57,20 @@ class SyntheticVectors:
   @property
   def path(self) -> Path:
     """File of the vectors, float32 [N, d]."""
-    return self.directory / f"vectors-{self._name(self.base)}.npy"
+    return self.directory / f"vectors-{self._name()}.npy"
 
   @property
   def dim(self) -> int:
     """Dimension of vectors and queries."""
     return _DIM if self.base is None else self._read(self.base).shape[1]
 
-  def _name(self, *bases: Path | None) -> str:
-    """Returns a name that identifies the bases, sizes and seed."""
-    of_bases = "".join(
-      f"{base.stem}-{_digest(base, base.stat().st_mtime_ns)}-"
-      for base in bases
-      if base is not None
-    )
-    return f"{of_bases}{self.num_blocks}x{self.dim}-seed{self.seed}"
+  def _name(self) -> str:
+    """Returns a name that identifies the base, sizes and seed."""
+    of_base = ""
+    if self.base is not None:
+      digest = _digest(self.base, self.base.stat().st_mtime_ns)
+      of_base = f"{self.base.stem}-{digest}-"
+    return f"{of_base}{self.num_blocks}x{self.dim}-seed{self.seed}"
 
   def _read(self, path: Path) -> np.ndarray:
     return np.load(path, mmap_mode="r", allow_pickle=False)
@@ -98,8 +95,8 @@ class SyntheticVectors:
 
   def truth(self) -> Truth:
     """Returns the k best blocks of each query, and caches them in a file."""
-    name = self._name(self.base, self.base_queries)
-    path = self.directory / f"truth-{name}-{self.num_queries}x{self.k}.npz"
+    name = f"{self._name()}-{self.num_queries}x{self.k}"
+    path = self.directory / f"truth-{name}.npz"
     if not path.exists():
       found = true_neighbours(self.vectors(), self.queries(), self.k)
       unfinished = path.with_suffix(".unfinished.npz")
@@ -118,20 +115,17 @@ class SyntheticVectors:
     vectors.flush()
 
   def _draw(self, count: int, *stream: int) -> Float32[np.ndarray, "n d"]:
-    base, noise = self._base_and_noise(of_queries=stream[0] != _OF_VECTORS)
+    base, noise = self._base_and_noise()
     rng = np.random.default_rng((self.seed, *stream))
     drawn = rng.standard_normal((count, base.shape[1]), np.float32)
     drawn *= noise
     drawn += base[rng.integers(len(base), size=count)]
     return drawn
 
-  def _base_and_noise(
-    self, *, of_queries: bool
-  ) -> tuple[np.ndarray, np.ndarray]:
+  def _base_and_noise(self) -> tuple[np.ndarray, np.ndarray]:
     """Returns the vectors to resample, and the spread of the noise."""
-    path = self.base_queries if of_queries and self.base_queries else self.base
-    if path is not None:
-      base = np.asarray(self._read(path), np.float32)
+    if self.base is not None:
+      base = np.asarray(self._read(self.base), np.float32)
       return base, _NOISE_OF_TRAINED * base.std(axis=0)
     rng = np.random.default_rng((self.seed, _OF_CENTRES))
     centres = rng.standard_normal((_CENTRES, _DIM), np.float32)

@@ -1,11 +1,10 @@
 """Readers of five public data sets, which `benchmarks/README.md` lists."""
 
-import functools
 import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from benchmarks.runs.jobs import PROJECT_DIR
 from realm_jax.text.questions import normalize_question
@@ -22,14 +21,6 @@ TEXTS_DIR = PROJECT_DIR.parent / "shared" / "data"
 
 class NoTextsError(OSError):
   """There is no folder of real texts."""
-
-
-class AnsweredParagraph(NamedTuple):
-  """A text, and the ranges of characters that annotators gave as answers."""
-
-  title: str
-  text: str
-  answers: list[tuple[int, int]]
 
 
 def read_texts(folder: Path) -> dict[str, list[str]]:
@@ -167,47 +158,6 @@ def _answerable_web_questions(folder: Path) -> Iterator[Question]:
       yield {"question": row["qText"], "answer": known}
 
 
-def answered_paragraphs(folder: Path) -> list[AnsweredParagraph]:
-  """Reads the paragraphs of QED's questions, with the answers' characters.
-
-  Raises:
-    NoTextsError: There is no such folder.
-  """
-  _require(folder)
-  return [
-    AnsweredParagraph(
-      row["title_text"],
-      row["paragraph_text"],
-      [
-        (span["start"], span["end"])
-        for spans in row["original_nq_answers"]
-        for span in spans
-      ],
-    )
-    for row in _json_lines(folder / "qed" / "qed_dev_part.jsonl")
-  ]
-
-
-def paragraph_of(
-  folder: Path, data_set: str, row: int, paragraph: int
-) -> tuple[str, str]:
-  """Returns the title and the text of a paragraph of `qed` or `wikitext2`.
-
-  Args:
-    row: Line of the file, from 0.
-    paragraph: Number of the paragraph in the line, from 0.
-
-  Raises:
-    NoTextsError: There is no such folder.
-  """
-  _require(folder)
-  if data_set == "qed":
-    found = _rows(folder / "qed" / "qed_dev_part.jsonl")[row]
-    return found["title_text"], [found["paragraph_text"]][paragraph]
-  found = _rows(folder / "wikitext2" / "articles.jsonl")[row]
-  return found["title"], found["paragraphs"][paragraph]
-
-
 def answers(folder: Path) -> list[str]:
   """Reads the distinct answers of NQ-open and WebQuestions.
 
@@ -263,11 +213,6 @@ def _curatedtrec(folder: Path) -> Iterator[str]:
   for path in sorted(folder.glob("*.tsv")):
     for line in path.read_text(encoding="utf-8").splitlines():
       yield line.split("\t")[2]
-
-
-@functools.lru_cache(maxsize=2)
-def _rows(path: Path) -> list[dict[str, Any]]:
-  return list(_json_lines(path))
 
 
 def _json_lines(path: Path) -> Iterator[dict[str, Any]]:

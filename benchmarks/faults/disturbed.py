@@ -28,17 +28,6 @@ _DAMAGED = re.compile(r"make it again|is damaged")
 _LOADED = "is verified and loaded"
 # … or if its search crashed and every generation it could use is damaged.
 _NOTHING_LEFT = "no generation is left"
-# Texts that the logs contain after a fault, and their meaning.
-_EVENTS = {
-  " is not used: ": "generation refused",
-  ": it is removed": "damaged generation removed",
-  "; it is replaced": "damaged generation replaced",
-  " is full (": "full disk reported",
-  "falling back to exact search": "exact search instead",
-  "falling back from generation": "earlier generation instead",
-  "was published by another worker": "other worker was first",
-  "waiting for generation": "trainer waited",
-}
 
 
 class Disturbed:
@@ -63,9 +52,7 @@ class Disturbed:
     self.kinds: set[str] = set()
     self.lines: list[str] = []
     self.problems: list[str] = []
-    self._endings: list[str] = []
     self._second = run.builder("second builder")
-    self._read = {job.log: 0 for job in (*self.jobs.values(), self._second)}
 
   @property
   def jobs(self) -> dict[str, Job | JobGroup]:
@@ -108,15 +95,14 @@ class Disturbed:
     output = self.jobs[name].last_output()
     if code == -signal.SIGBUS:
       # A file that it had mapped was truncated.
-      how, line = "ended by SIGBUS", "ended by SIGBUS"
+      line = "ended by SIGBUS"
       is_explained = CUT in self.kinds
     elif code == 2 and _TRACEBACK not in output:
       words = _LAST_WORDS.findall(output) or output.strip().splitlines()
-      how, line = "stopped with a line", words[-1]
+      line = words[-1]
       is_explained = name != "trainer" or self._may_stop(output, line)
     else:
       raise JobError(f"the {name} ended with {code}:\n{self.jobs[name].tail()}")
-    self._endings.append(f"{name} {how}")
     self.lines.append(f"{name}: {line}")
     if not is_explained:
       self.problems.append(f"the {name} should not have stopped: {line}")
@@ -159,23 +145,6 @@ class Disturbed:
     self._second.start()
     self.builders[self._second.name] = self._second
     return "joined"
-
-  def observed(self) -> dict[str, int]:
-    """Counts the events that were logged since the last call."""
-    counts: dict[str, int] = {}
-    for log, start in self._read.items():
-      if not log.exists():
-        continue
-      text = log.read_bytes()
-      self._read[log] = len(text)
-      new = text[start:].decode(errors="replace")
-      for words, meaning in _EVENTS.items():
-        if count := new.count(words):
-          counts[meaning] = counts.get(meaning, 0) + count
-    for ending in self._endings:
-      counts[ending] = counts.get(ending, 0) + 1
-    self._endings.clear()
-    return counts
 
 
 @contextlib.contextmanager

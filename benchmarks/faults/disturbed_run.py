@@ -67,8 +67,6 @@ def finish(
     try:
       for fault in planned:
         met = inject(here, fault, injectors or {})
-        if outcome.met:
-          outcome.met[-1].observed = here.observed()
         if met is None:
           break
         outcome.met.append(met)
@@ -77,8 +75,6 @@ def finish(
       outcome.is_through = True
     except JobError as error:
       outcome.problems.append(str(error))
-    if outcome.met:
-      _add(outcome.met[-1].observed, here.observed())
     outcome.lines = here.lines
     outcome.problems += here.problems
   if outcome.is_through:
@@ -88,11 +84,6 @@ def finish(
         f"the run ended before {len(planned) - len(outcome.met)} faults"
       )
   return outcome
-
-
-def _add(counts: dict[str, int], more: dict[str, int]) -> None:
-  for name, count in more.items():
-    counts[name] = counts.get(name, 0) + count
 
 
 def run_with_faults(

@@ -42,7 +42,7 @@ class Fault:
 
 @dataclasses.dataclass
 class InjectedFault:
-  """An injected fault, and its consequences.
+  """An injected fault, and what it met.
 
   Attributes:
     fault: The planned fault.
@@ -50,7 +50,6 @@ class InjectedFault:
     checkpoint: Step of the last checkpoint.
     generation: Step of the last published generation.
     half_written: Checkpoints and generations that were being written.
-    observed: Events logged until the next fault, with their counts.
   """
 
   fault: Fault
@@ -58,7 +57,6 @@ class InjectedFault:
   checkpoint: int
   generation: int
   half_written: tuple[str, ...]
-  observed: dict[str, int]
 
 
 def draw_faults(
@@ -119,7 +117,6 @@ def inject(
     checkpoint=run.last_checkpoint(),
     generation=run.last_generation(),
     half_written=tuple(run.half_written()),
-    observed={},
   )
   here.kinds.add(fault.kind)
   met.what = injectors[fault.kind](here, np.random.default_rng(fault.seed))

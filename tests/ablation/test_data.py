@@ -1,30 +1,14 @@
 """The corpus and questions of each seed."""
 
-import dataclasses
 import json
 
 import pytest
 
-from realm_jax.ablation.data import DataError, GeneratedWorlds, GivenData
-from realm_jax.corpus.errors import CorpusError
+from realm_jax.ablation.data import DataError, GeneratedWorlds
 from realm_jax.corpus.store import Corpus
 from realm_jax.demo_world.world import WorldConfig
 
 _WORLD = WorldConfig(num_people=24, num_cities=24, num_companies=16)
-
-
-def test_given_data_are_the_same_for_all_seeds_and_must_be_there(
-  world, tmp_path
-):
-  questions = tmp_path / "test.jsonl"
-  data = GivenData(world.corpus_dir, "tfds:", questions, sentences=None)
-  assert data.files(tmp_path / "seed-0", 0) == data.files(tmp_path, 1)
-  with pytest.raises(DataError, match=r"no questions .*test.jsonl.*QUESTIONS"):
-    data.prepare(tmp_path, 0)
-  questions.write_text("")
-  data.prepare(tmp_path, 0)
-  with pytest.raises(CorpusError):
-    dataclasses.replace(data, corpus_dir=tmp_path / "none").prepare(tmp_path, 0)
 
 
 def test_each_seed_has_a_world_of_its_own_which_is_made_once(tmp_path):

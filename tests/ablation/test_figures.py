@@ -36,13 +36,6 @@ def test_the_figures_of_three_seeds_by_hand():
   assert low < found["difference"] < high <= 0
 
 
-def test_one_seed_has_no_deviation_and_realm_does_not_differ_from_itself():
-  scores = [np.array([1.0, 0, 1])]
-  found = row_figures(scores, scores)
-  assert found["standard_deviation"] is None
-  assert (found["difference"], found["p_value"]) == (0.0, 1.0)
-
-
 @pytest.fixture
 def results(tmp_path):
   """`results(name, correct, words)` writes the evaluations of two seeds.

@@ -1,15 +1,9 @@
 """Which bindings a row has, and which runs the rows share."""
 
-import dataclasses
 from pathlib import Path
 
 import pytest
 
-from realm_jax.ablation.config import (
-  READING_RETRIEVED,
-  AblationConfig,
-  AblationError,
-)
 from realm_jax.ablation.plan import make_plan
 from realm_jax.ablation.rows import ROWS, RowError, select
 
@@ -116,26 +110,6 @@ def test_a_row_starts_from_the_parts_that_it_names(whole):
   assert unpretrained["INITIAL_READER"].endswith("/reading_retrieved")
 
 
-def test_a_reader_of_retrieved_blocks_is_optional(make_config, recipes):
-  config = make_config()
-  without = dataclasses.replace(
-    config,
-    recipes={k: v for k, v in config.recipes.items() if k != READING_RETRIEVED},
-  )
-  runs = {}
-  for name, each in (("with", config), ("without", without)):
-    plan = make_plan(
-      each, select([]), seeds=range(1), output_dir=_OUT, recipes=recipes
-    )
-    runs[name] = {run.name: run for run in plan.runs}
-  assert runs["with"].keys() - runs["without"].keys() == {READING_RETRIEVED}
-  for name, reader in (("with", READING_RETRIEVED), ("without", "reading")):
-    pretraining = runs[name]["pretraining/realm"]
-    assert reader in pretraining.starts_from
-    bindings = pretraining.command.bindings
-    assert bindings["INITIAL_READER"] == str(_OUT / "seed-0" / reader)
-
-
 def test_the_baseline_reader_has_read_as_many_masked_examples(whole, recipes):
   realm = recipes.train_config(_run(whole, "pretraining/realm").command)
   baseline = recipes.train_config(_run(whole, "baseline_reader").command)
@@ -187,24 +161,3 @@ def test_each_row_changes_what_its_title_says(whole, recipes):
     assert sidecar.bindings["MODE"] == "every"
     every = sidecar.bindings["REFRESH_EVERY_STEPS"]
     assert every == config.refresh.every_steps
-
-
-def test_other_rows_do_not_change_where_a_run_is(plan_of):
-  alone = plan_of("per_token_loss", "refresh_never", pretraining=800)
-  assert _trained(alone) == [
-    "inverse_cloze",
-    "reading",
-    "reading_retrieved",
-    "pretraining/realm",
-    "open_qa/realm",
-    # The first row of all that is never refreshed in 800 steps.
-    "pretraining/stale_index",
-    "open_qa/stale_index",
-  ]
-
-
-def test_a_wrong_configuration_is_refused(make_config):
-  with pytest.raises(AblationError, match=r"each of inverse_cloze.*RECIPES"):
-    AblationConfig({"reading": []}, make_config().data)
-  with pytest.raises(AblationError, match=r"of 'qa'; the stages are .*open_qa"):
-    make_config(qa=3)

@@ -1,7 +1,6 @@
 """All answers in all blocks at once are those of each answer in each block."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,10 +32,3 @@ def test_characters(texts, strings):
     if contains_characters(text.encode(), [string])
   ]
   assert _found(Texts(texts), answers) == expected
-
-
-@pytest.mark.parametrize("count", [0, 1, 3000])
-def test_blocks_are_numbered_across_calls(count):
-  texts = ["a" if i % 7 == 0 else "b" for i in range(count)]
-  found = _found(Texts(texts), DistinctAnswers(("a",)))
-  assert [block for _, block in found] == list(range(0, count, 7))

@@ -11,7 +11,7 @@ from realm_jax.answers.building import build_store
 from realm_jax.answers.distinct import DistinctAnswers, QuestionAnswers
 from realm_jax.answers.in_blocks import AnswersInBlocks
 from realm_jax.answers.of_task import answers_of_task
-from realm_jax.answers.run_answers import RunAnswers, store_key
+from realm_jax.answers.run_answers import RunAnswers
 from realm_jax.answers.store import AnswersError, AnswerStore
 from realm_jax.inputs.config import DataConfig
 from realm_jax.partitioning.agreement import Agreement
@@ -186,8 +186,3 @@ def test_patterns_of_a_task_and_a_warning_of_a_bad_one(world, tmp_path, caplog):
   row = int(np.argmax(contained))
   (start, limit), *_ = in_blocks.pattern_spans(["(", "tarn"], row)
   assert world.corpus.answer_text(row, start, limit) == "Tarn"
-
-
-def test_other_answers_have_another_key(world):
-  answers, other = DistinctAnswers(("a",)), DistinctAnswers(("b",))
-  assert store_key(world.corpus, answers) != store_key(world.corpus, other)

@@ -73,24 +73,6 @@ def test_every_item_comes_back_bit_for_bit(store):
   assert restored["loop"]["position"] == 2**40
 
 
-def test_an_item_restores_alone(store, reader):
-  items = _items()
-  _save(store, 0, items)
-  restored = reader.restore(0, items=("retriever",))
-  assert set(restored) == {"retriever"}
-  assert isinstance(restored["retriever"]["tower"]["kernel"], np.ndarray)
-  _assert_same_bits(restored["retriever"], items["retriever"])
-
-
-def test_a_stage_without_reader_has_no_such_item(store, reader):
-  items = _items()
-  del items["reader"]
-  _save(store, 0, items)
-  assert reader.items(0) == {"retriever", "optimizer", "loop"}
-  with pytest.raises(CheckpointError, match=r"has no \['reader'\].*retriever"):
-    reader.restore(0, items=("retriever", "reader"))
-
-
 def _abstract(tree, mesh, spec):
   sharding = NamedSharding(mesh, spec)
   replicated = NamedSharding(mesh, PartitionSpec())
@@ -223,12 +205,6 @@ def test_a_file_that_is_cut_is_an_error_or_is_not_needed(
   assert refused
 
 
-def test_a_step_that_is_not_there_is_named_with_those_that_are(store, reader):
-  _save(store, 2, _items())
-  with pytest.raises(CheckpointError, match=r"no checkpoint of step 3.*\[2\]"):
-    reader.restore(3, items=("retriever",))
-
-
 @pytest.mark.parametrize("make", [False, True])
 def test_a_directory_without_checkpoints_says_what_is_wanted(tmp_path, make):
   model_dir = tmp_path / "somewhere"
@@ -264,14 +240,6 @@ def test_another_structure_is_refused_by_name(store):
     CheckpointError, match=r"extra: checkpoint has nothing, model wants \(2,\)"
   ):
     store.restore(1, items=("retriever",), like=like)
-
-
-def test_a_relative_model_dir_will_do(tmp_path, monkeypatch):
-  monkeypatch.chdir(tmp_path)
-  store = CheckpointStore("run", read_only=False)
-  _save(store, 3, _items())
-  store.close()
-  assert CheckpointStore(tmp_path / "run").steps() == [3]
 
 
 def test_a_checkpoint_is_located_by_its_run_or_by_itself(store, tmp_path):

@@ -249,22 +249,6 @@ def _refused(model_dir, recipe="gin/runs/ask.gin", **settings):
   return str(error.value)
 
 
-def test_a_corpus_that_has_moved_is_asked_for(trained, tmp_path):
-  model_dir = trained("open_qa")
-  (tmp_path / "corpus").rename(tmp_path / "moved")
-  text = _refused(model_dir)
-  assert str(tmp_path / "corpus") in text
-  assert "config.gin" in text
-  assert "pass --corpus_dir" in text
-  with _parsed(
-    load_answerer,
-    model_dir,
-    "gin/runs/ask.gin",
-    corpus_dir=tmp_path / "moved",
-  ):
-    pass
-
-
 def test_a_directory_without_a_record_is_refused(tmp_path):
   assert "does not exist" in _refused(tmp_path / "nowhere")
   assert "config.gin" in _refused(tmp_path)
@@ -313,15 +297,5 @@ def test_a_run_of_checkpoints_alone_is_not_waited_for(tmp_path):
   with (
     pytest.raises(ConfigurationError, match=str(tmp_path)),
     _parsed(build, tmp_path, "gin/runs/build_index.gin", waits=True),
-  ):
-    pass
-
-
-def test_a_directory_that_is_given_twice_is_refused(tmp_path):
-  with (
-    pytest.raises(ConfigurationError, match="the same twice"),
-    _parsed(
-      load_answerer, tmp_path, "gin/runs/ask.gin", "MODEL_DIR = 'another'"
-    ),
   ):
     pass

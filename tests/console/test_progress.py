@@ -46,35 +46,6 @@ def test_a_line_every_fifteen_seconds_and_one_at_the_end(lines, clock):
   assert lines[2:] == ["questions: 40 in 40.0 s (1.0/s)"]
 
 
-def test_bytes_of_the_input_give_the_percentage(lines, clock):
-  with Progress("documents", total_bytes=1000, clock=clock) as progress:
-    for bytes_read in (300, 900):
-      clock.seconds += 20.0
-      progress.advance(bytes_read=bytes_read)
-  assert lines[:2] == ["documents: 1, 30%, 0.1/s", "documents: 2, 90%, 0.1/s"]
-
-
-def test_an_unknown_total_and_an_empty_input_have_no_percentage(lines, clock):
-  for arguments in ({}, {"total": 0}, {"total_bytes": 0}):
-    with Progress("blocks", clock=clock, **arguments) as progress:
-      clock.seconds += 20.0
-      progress.advance(1000)
-  assert lines[::2] == ["blocks: 1000, 50.0/s"] * 3
-
-
-def test_a_short_block_and_one_that_fails_log_no_last_line(lines, clock):
-  with Progress("questions", clock=clock) as progress:
-    clock.seconds += 14.0
-    progress.advance(7)
-  with (
-    pytest.raises(ValueError, match="damaged"),
-    Progress("questions", clock=clock),
-  ):
-    clock.seconds += 20.0
-    raise ValueError("damaged")
-  assert lines == []
-
-
 class _Terminal(io.StringIO):
   def isatty(self) -> bool:
     return True

@@ -81,12 +81,3 @@ def test_it_goes_with_every_recipe_and_its_macros_may_change(
     assert retriever.score_scale == 3.0
     assert retriever.bert.dropout_rate == 0.0
     assert configuration.configured(Reader)().joint_length == 33
-
-
-def test_what_the_towers_read_is_written_where_it_is_not_realms():
-  retriever = _RETRIEVER.clone(query_prefix=(7, 8), title_separator=False)
-  text = gin_model(retriever, _READER, source="somewhere")
-  assert "retriever.Retriever.query_prefix = (7, 8)" in text
-  assert "retriever.Retriever.title_separator = False" in text
-  assert "block_prefix" not in text
-  assert "token_types" not in text

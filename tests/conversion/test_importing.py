@@ -138,17 +138,6 @@ def test_a_directory_with_anything_in_it_is_refused(model_dir, tmp_path):
   assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-def test_an_empty_directory_is_filled_and_a_link_to_it_stays(
-  model_dir, tmp_path
-):
-  (tmp_path / "disk").mkdir()
-  (tmp_path / "run").symlink_to(tmp_path / "disk")
-  bert = str(model_dir.parent / "bert")
-  import_weights("hf_bert", bert, tmp_path / "run", parts=["retriever"])
-  assert CheckpointStore(tmp_path / "disk").items(0) == {"retriever", "loop"}
-  assert (tmp_path / "run").is_symlink()
-
-
 @pytest.mark.parametrize(
   ("options", "said"),
   [

@@ -77,16 +77,6 @@ def test_a_missing_parameter_is_refused_by_name_unless_expected_or_allowed():
   ]
 
 
-def test_a_missing_parameter_may_be_allowed_by_flag():
-  _, report = read_parameters(
-    [Feed(DictSource({"dense.weight": _TENSORS["dense.weight"]}), _RULES)],
-    _SHAPES,
-    expected_fresh={},
-    allowance=Allowance(fresh=["norm/.*"]),
-  )
-  assert report.fresh[0].reason == "allowed by flag"
-
-
 def test_another_shape_is_refused_with_both_unless_both_are_allowed():
   shapes = {**_SHAPES, "dense/kernel": (2, 4)}
   with pytest.raises(ConversionError) as error:
@@ -120,22 +110,6 @@ def test_copies_must_be_equal():
   parameters, report = _read(other, left=[r"norm\.gamma"])
   assert not parameters["norm/scale"].any()
   assert [row.name for row in report.left] == ["norm.gamma"]
-
-
-def test_a_copy_of_another_shape_may_be_left():
-  # As a decoder whose rows are padded to a multiple of 64.
-  padded = {**_TENSORS, "norm.weight": np.ones(3), "norm.gamma": np.ones(4)}
-  with pytest.raises(
-    ConversionError, match="should be a copy of; --allow_left"
-  ) as error:
-    _read(padded)
-  assert "norm.gamma [4], where norm/scale wants [3]" in str(error.value)
-  assert "--allow_fresh" not in str(error.value)
-  parameters, report = _read(padded, left=[r"norm\.gamma"])
-  assert parameters["norm/scale"].all()
-  assert [tuple(row) for row in report.left] == [
-    ("norm.gamma", (4,), "allowed by flag")
-  ]
 
 
 @pytest.mark.parametrize(

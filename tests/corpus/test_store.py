@@ -1,6 +1,5 @@
 """Reading a corpus: one block, many blocks, and corpora that are not."""
 
-import itertools
 import json
 import shutil
 
@@ -68,13 +67,6 @@ def test_the_first_block_by_hand(corpus):
   assert corpus.lengths[0] == 13
 
 
-def test_the_second_block_counts_from_its_own_body(corpus):
-  assert corpus.body(1) == "Ada Stone was in Velt."
-  assert corpus.sentences(1).tolist() == [[0, 6]]
-  assert corpus.salient_spans(1).tolist() == [[0, 2], [4, 5]]
-  assert corpus.answer_text(1, 0, 2) == "Ada Stone"
-
-
 def test_answers_are_shown_as_written(corpus):
   assert corpus.answer_text(0, 1, 4) == "Café of Velt"
   assert corpus.answer_text(0, 1, 2) == "Café"
@@ -117,12 +109,6 @@ def test_ids_carry_the_name_of_their_corpus(corpus, tmp_path, vocab_file):
   assert news.content_hashes.tolist() == corpus.content_hashes.tolist()
   other = Corpus.open(tmp_path / "other")
   assert other.block_ids.tolist() == corpus.block_ids.tolist()
-
-
-def test_kinds_of_salient_spans(corpus):
-  assert corpus.span_kinds == ("name", "date")
-  assert corpus.salient_span_kinds(0).tolist() == [0, 1]
-  assert corpus.salient_span_kinds(1).tolist() == [0, 0]
 
 
 def test_rows_of_ids(corpus):
@@ -181,32 +167,6 @@ def test_gather_is_each_block_joined(corpus):
   assert corpus.gather(np.zeros((2, 0), int), 7).shape == (2, 0, 7)
 
 
-def test_body_tokens_of_many_blocks(corpus):
-  rows = np.array([3, 0, -1, 0, 2])
-  tokens, offsets = corpus.body_tokens_flat(rows)
-  assert tokens.dtype == np.int32
-  bodies = [
-    [] if row == NULL_ROW else corpus.body_token_ids(row).tolist()
-    for row in rows.tolist()
-  ]
-  assert tokens.tolist() == list(itertools.chain(*bodies))
-  assert offsets.tolist() == np.cumsum([0, *map(len, bodies)]).tolist()
-  tokens, offsets = corpus.body_tokens_flat(np.zeros(0, int))
-  assert (tokens.size, offsets.tolist()) == (0, [0])
-
-
-def test_texts_of_many_blocks(corpus):
-  bodies = corpus.bodies_utf8(np.array([2, 0, NULL_ROW, 3, 0]))
-  assert [body.decode() for body in bodies] == [
-    "Stone was the river.",
-    "The Café of Velt was built in 1987.",
-    "",
-    "The river of cafés: Ada.",
-    "The Café of Velt was built in 1987.",
-  ]
-  assert corpus.bodies_utf8(np.zeros(0, int)) == []
-
-
 def test_rows_that_are_not_there(corpus):
   with pytest.raises(IndexError, match="row 4 is not in this corpus of 4"):
     corpus.title(4)
@@ -228,11 +188,6 @@ def test_the_corpus_carries_its_vocabulary(corpus, vocab_file):
 
 def copy_of(corpus: Corpus, tmp_path):
   return shutil.copytree(corpus.source, tmp_path / "copy")
-
-
-def test_no_corpus_here(tmp_path):
-  with pytest.raises(CorpusError, match=r"no corpus in .*absent.*build_corpus"):
-    Corpus.open(tmp_path / "absent")
 
 
 def test_damage_is_found_before_it_is_read(corpus, tmp_path):

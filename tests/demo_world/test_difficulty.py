@@ -18,17 +18,6 @@ def texts(demo_world):
   return [d.text(demo_world.facts) for d in demo_world.documents]
 
 
-def test_a_block_is_short(demo_world):
-  # Words, full stops and the title; a name or number is one wordpiece.
-  lengths = [
-    len(words(d.title)) + len(words(text)) + text.count(".")
-    for d in demo_world.documents
-    for text in [d.text(demo_world.facts)]
-  ]
-  assert np.mean(lengths) <= 30
-  assert max(lengths) <= 37
-
-
 def test_a_question_shares_only_names_with_the_text_that_answers_it(
   demo_world,
 ):

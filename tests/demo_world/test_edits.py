@@ -1,4 +1,3 @@
-import json
 import re
 
 import pytest
@@ -41,15 +40,6 @@ def test_as_many_facts_change_as_asked(demo_world, edited, changed):
   }
 
 
-def test_values_stay_as_spread_as_they_were(demo_world, edited):
-  for relation in relations.RELATIONS:
-    before, after = (
-      sorted(f.value for f in world.facts if f.relation == relation.name)
-      for world in (demo_world, edited)
-    )
-    assert before == after
-
-
 def test_every_document_states_the_new_value_and_none_the_old(edited, changed):
   sentences = {
     edited.facts[sentence.fact].word(sentence.template)
@@ -69,70 +59,9 @@ def test_every_document_states_the_new_value_and_none_the_old(edited, changed):
       assert template.format(s=old.subject, o=old.answer) not in sentences
 
 
-def test_documents_keep_their_number_titles_and_length(demo_world, edited):
-  pairs = list(zip(demo_world.documents, edited.documents, strict=True))
-  for old, new in pairs:
-    assert (old.id, old.title) == (new.id, new.title)
-    assert len(old.sentences) == len(new.sentences)
-  texts = [(a.text(demo_world.facts), b.text(edited.facts)) for a, b in pairs]
-  # Twenty facts stand in three documents each; the others are untouched.
-  assert 20 <= sum(old != new for old, new in texts) <= 20 * 3
-
-
 def test_only_answers_to_edited_facts_change(demo_world, edited, changed):
   assert edited.questions.keys() == demo_world.questions.keys()
   for old, new in changed:
     assert (old.id, old.text, old.fact) == (new.id, new.text, new.fact)
     assert old.answer != new.answer
   assert demo_world.questions["train"] == edited.questions["train"]
-
-
-def test_facts_of_the_same_value_are_not_exchanged(small_world):
-  for seed in range(5):
-    after = edits.edit_facts(small_world, count=20, seed=seed)
-    pairs = zip(
-      small_world.questions["test"], after.questions["test"], strict=True
-    )
-    assert sum(old.answer != new.answer for old, new in pairs) == 20
-
-
-def test_a_seed_chooses_the_edits(small_world):
-  first, same, other = (
-    edits.edit_facts(small_world, count=4, seed=seed) for seed in (1, 1, 2)
-  )
-  assert first == same
-  assert first != other
-
-
-def test_the_files_hold_old_and_new_answers(small_world, tmp_path):
-  after = edits.edit_facts(small_world, count=4, seed=1)
-  edits.write_edited(tmp_path, before=small_world, after=after)
-  questions, articles = (
-    [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
-    for name in ("questions-edited.jsonl", "articles.jsonl")
-  )
-  old_answers = {q.id: q.answer for q in small_world.questions["test"]}
-  assert [
-    (q["id"], q["question"], q["answer"], q["old_answer"]) for q in questions
-  ] == [
-    (q.id, q.text, [q.answer], [old_answers[q.id]])
-    for q in after.questions["test"]
-    if q.answer != old_answers[q.id]
-  ]
-  assert len(questions) == 4
-  text_of = {article["id"]: article["text"] for article in articles}
-  for question in questions:
-    for gold in question["gold_ids"]:
-      assert mentions(text_of[gold], question["answer"][0])
-
-
-@pytest.mark.parametrize(
-  ("count", "message"),
-  [
-    (3, "count=3 is odd"),
-    (100_000, "count=100000 facts to change, but the test questions allow"),
-  ],
-)
-def test_counts_that_cannot_be_are_refused(small_world, count, message):
-  with pytest.raises(ValueError, match=message):
-    edits.edit_facts(small_world, count=count, seed=0)

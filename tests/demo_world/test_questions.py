@@ -4,7 +4,6 @@ import re
 import pytest
 
 from realm_jax.demo_world import relations
-from realm_jax.demo_world import world as world_lib
 
 
 def mentions(text, name):
@@ -16,19 +15,6 @@ def test_the_demo_asks_enough_questions(demo_world):
   assert count["train"] >= 1500
   assert count["validation"] >= 100
   assert count["test"] >= 300
-
-
-def test_counts_limit_the_questions(small_sizes):
-  world = world_lib.generate(
-    world_lib.WorldConfig(
-      **small_sizes,
-      num_train_questions=50,
-      num_validation_questions=3,
-      num_test_questions=20,
-    )
-  )
-  count = {split: len(qs) for split, qs in world.questions.items()}
-  assert count == {"train": 50, "validation": 3, "test": 20}
 
 
 @pytest.mark.parametrize("held_out", ["validation", "test"])
@@ -118,17 +104,6 @@ def test_a_masked_statement_says_what_is_asked_in_an_unseen_wording(demo_world):
       assert phrasing not in stated[statement.fact]
 
 
-def test_every_gold_document_names_subject_and_answer(small_world):
-  text_of = {d.id: d.text(small_world.facts) for d in small_world.documents}
-  for questions in small_world.questions.values():
-    for question in questions:
-      gold_ids = small_world.gold_ids[question.fact]
-      assert gold_ids
-      for gold in gold_ids:
-        assert mentions(text_of[gold], question.subject)
-        assert mentions(text_of[gold], question.answer)
-
-
 def test_no_answer_is_common_enough_to_be_guessed(demo_world):
   answers = collections.Counter(q.answer for q in demo_world.questions["train"])
   guess, _ = answers.most_common(1)[0]
@@ -140,9 +115,3 @@ def test_no_answer_is_common_enough_to_be_guessed(demo_world):
       f.value for f in demo_world.facts if f.relation == relation.name
     )
     assert max(values.values()) / values.total() <= 0.05
-
-
-def test_the_readme_asks_a_test_question(demo_world, project_dir):
-  readme = (project_dir / "README.md").read_text()
-  (asked,) = re.findall(r'--model_dir=out/demo/open_qa "(.+?)"', readme)
-  assert asked in {q.text for q in demo_world.questions["test"]}

@@ -8,7 +8,7 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from realm_jax import ask, build_index, configuration, evaluate
+from realm_jax import evaluate
 from realm_jax.partitioning import cpu_tuning
 
 pytestmark = pytest.mark.slow
@@ -108,12 +108,6 @@ def test_a_recipe_follows_a_run(
   assert (best["step"], best["value"]) == (3, figures["f1"])
 
 
-def test_an_index_is_of_the_kind_of_the_newest_generation(recorded_run):
-  # The one that gin/runs/build_index.gin names is ScaNN's.
-  record = configuration.RunRecord.find(recorded_run("open_qa"))
-  assert build_index._values_of_run(record) == {"INDEX": "%EXACT"}
-
-
 def test_ask_answers_each_line_of_its_input(
   recorded_run, evaluated, project_dir, command_environment
 ):
@@ -136,10 +130,3 @@ def test_ask_answers_each_line_of_its_input(
     assert f"«{line['prediction']}»" in " ".join(done.stdout.split())
     assert f"[block {line['answer']['block']}, rank " in done.stdout
   assert done.stderr == ""
-
-
-def test_the_answer_is_marked_where_it_stands():
-  body = "Zoë was born in Mirá. She left Mirá."
-  start = body.encode().index("Mirá".encode())
-  marked = ask.highlighted(body, start, start + len("Mirá".encode()))
-  assert marked == "Zoë was born in \ue000Mirá\ue001. She left Mirá."

@@ -33,19 +33,6 @@ def test_to_import_the_package_imports_no_library(
     _ = realm_jax.lode
 
 
-def test_any_number_of_queries_comes_in_five_shapes(monkeypatch):
-  monkeypatch.setattr(queries_lib, "whole_batch", lambda size: size)
-  shapes = set()
-  for number in range(40):
-    given = np.arange(number * 3, dtype=np.int32).reshape(number, 3)
-    rows = []
-    for batch, count in queries_lib.batches_of(given):
-      shapes.add(len(batch))
-      rows += batch[:count].tolist()
-    assert rows == given.tolist()
-  assert shapes == {1, 2, 4, 8, 16}
-
-
 @pytest.mark.slow
 def test_the_page_runs(
   recorded_run, evaluate, tmp_path, project_dir, monkeypatch, one_device

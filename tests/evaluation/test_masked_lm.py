@@ -146,17 +146,3 @@ def test_retrieval_counts_by_the_mixture_and_null_alone_by_itself(
     np.log(mixture[target]) - np.log(probabilities[0, target]), abs=1e-4
   )
   assert measured["null_probability"] == pytest.approx(prior[0])
-
-
-def test_more_candidates_than_blocks(source, sentences):
-  with pytest.raises(ValueError, match=r"num_candidates=29.*lower NUM_"):
-    evaluate_masked_lm(
-      source=source, data=sentences, stage=Pretraining(num_candidates=29)
-    )
-
-
-def test_no_batches(source, sentences):
-  with pytest.raises(ValueError, match="num_batches=0"):
-    evaluate_masked_lm(
-      source=source, data=sentences, stage=Pretraining(), num_batches=0
-    )

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from realm_jax.evaluation.answering import Answerer, AnsweringConfig
+from realm_jax.evaluation.answering import Answerer
 from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.protocol import Blocks, QueryBatch
 from realm_jax.indexes.random import RandomIndex
@@ -33,15 +33,6 @@ def _scores_of_all(world, params, question: str) -> np.ndarray:
     {"params": params["retriever"]}, _query(world, question), blocks
   )
   return np.asarray(vectors) @ np.asarray(query)[0]
-
-
-def test_every_question_gets_one_line_in_the_order_of_the_file(evaluated):
-  metrics, lines = evaluated
-  # Eleven questions in batches of eight: the last batch is not full.
-  assert [line["id"] for line in lines] == [f"q{i}" for i in range(11)]
-  assert metrics["num_questions"] == 11
-  wanted = [q["answer"] for q in tiny_world.questions()]
-  assert [line["references"] for line in lines] == wanted
 
 
 def test_the_answer_place_is_the_prediction_in_a_block_that_was_read(
@@ -154,20 +145,6 @@ def test_both_ways_to_find_an_answer_in_a_block(
   for one, other in zip(begun["evidence"], word["evidence"], strict=True):
     assert one["contains_characters"] == other["contains_answer"]
     assert not one["contains_answer"] and not other["contains_characters"]
-
-
-def test_the_kind_of_answers_comes_from_the_task(evaluate, evaluated, tmp_path):
-  rows = [
-    {"question": line["question"], "answer": [line["prediction"][:1] + "."]}
-    for line in evaluated[1]
-  ]
-  questions = tmp_path / "patterns.jsonl"
-  questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
-  metrics = evaluate(task="open_qa_regex", question_files={"test": questions})
-  assert metrics["exact_match"] == 1.0
-  assert metrics["bad_patterns"] == 0
-  assert "f1" not in metrics
-  assert list(metrics["by_answer_length"]) == ["pattern"]
 
 
 def test_the_bound_reads_the_best_blocks_that_contain_an_answer(
@@ -285,26 +262,6 @@ def test_an_index_without_vectors_scores_by_the_learnt_scale(
     assert [e["score"] for e in line["evidence"]] == pytest.approx(
       0.25 * found.scores[0], abs=1e-4
     )
-
-
-@pytest.mark.parametrize(
-  ("arguments", "message"),
-  [
-    ({"num_read": 29, "num_searched": 40}, "num_read=29.*NUM_READ.*28 blocks"),
-    ({"num_read": 5, "num_searched": 4}, "num_searched=4.*raise NUM_SEARCHED"),
-    ({"index_scores": True}, "without vectors.*'exact'"),
-  ],
-)
-def test_what_cannot_be_asked(answerer, arguments, message):
-  with pytest.raises(ValueError, match=message):
-    Answerer(answerer.model, answerer.generation, AnsweringConfig(**arguments))
-
-
-def test_the_bound_needs_answers(answerer):
-  config = AnsweringConfig(candidates="gold")
-  gold = Answerer(answerer.model, answerer.generation, config)
-  with pytest.raises(ValueError, match="which is not known here"):
-    gold.ask("where was Ada born?")
 
 
 def test_that_there_are_no_questions_is_known_before_anything_is_loaded(

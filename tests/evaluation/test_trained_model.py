@@ -48,10 +48,6 @@ def test_the_last_checkpoint_and_the_generation_it_names(two_steps):
   assert open_generation(two_steps).step == 10
 
 
-def test_a_retriever_is_judged_on_its_own_vectors(two_steps):
-  assert open_generation(two_steps, prefer_own=True).step == 20
-
-
 def test_an_earlier_checkpoint_by_number_or_by_path(two_steps, load):
   model_dir = two_steps.model_dir
   assert load(model_dir=model_dir, checkpoint_step=10).step == 10
@@ -68,15 +64,6 @@ def test_the_checkpoint_that_an_evaluation_has_named(two_steps, load):
   assert load(model_dir=model_dir).step == 20
 
 
-def test_a_generation_by_its_folder_or_the_newest_of_a_folder(two_steps, load):
-  folder = two_steps.model_dir / "generations"
-  model_dir = two_steps.model_dir
-  by_name = load(model_dir=model_dir, generation=folder / "00000010")
-  assert open_generation(by_name).step == 10
-  newest = load(model_dir=model_dir, generation=folder)
-  assert open_generation(newest).step == 20
-
-
 def test_the_generation_that_was_used_is_gone(two_steps, tmp_path):
   shutil.copytree(
     two_steps.model_dir / "generations" / "00000020",
@@ -85,13 +72,6 @@ def test_the_generation_that_was_used_is_gone(two_steps, tmp_path):
   model = dataclasses.replace(two_steps, model_dir=epath.Path(tmp_path))
   with pytest.raises(GenerationError, match=r"wants generation 10.*\[20\]"):
     open_generation(model)
-
-
-def test_a_generation_that_is_not_there(load, tmp_path):
-  with pytest.raises(GenerationError, match="does not exist"):
-    open_generation(load(generation=tmp_path / "nothing"))
-  with pytest.raises(GenerationError, match="has no generation"):
-    open_generation(load(generation=tmp_path))
 
 
 def test_a_generation_of_another_corpus(world, load, tmp_path):
@@ -105,21 +85,6 @@ def test_a_generation_of_another_corpus(world, load, tmp_path):
   model = load(corpus_dir=other, block_length=tiny_world.BLOCK_LENGTH // 2)
   with pytest.raises(GenerationError, match="is of another corpus"):
     open_generation(model)
-
-
-def test_a_damaged_generation(model_dir, load, tmp_path):
-  shutil.copytree(model_dir / "generations", tmp_path / "generations")
-  file = next((tmp_path / "generations").glob("00000000/*/embeddings*"))
-  file.write_bytes(file.read_bytes()[:-4])
-  with pytest.raises(GenerationError, match="bytes and not"):
-    open_generation(load(generation=tmp_path / "generations" / "00000000"))
-
-
-def test_what_is_no_run(load, tmp_path):
-  with pytest.raises(CheckpointError, match="is not a checkpoint; want"):
-    load(model_dir=tmp_path / "nowhere")
-  with pytest.raises(CorpusError, match="no corpus in"):
-    load(corpus_dir=tmp_path)
 
 
 def test_a_run_that_has_no_reader(world, load, tmp_path):
@@ -142,16 +107,6 @@ def test_a_vocabulary_of_another_size(world, load, tmp_path):
     CheckpointError, match=rf"(?s)does not fit.*vocabulary.*{size} wordpieces"
   ):
     load(corpus_dir=tmp_path / "corpus")
-
-
-def test_another_model(load):
-  with pytest.raises(CheckpointError, match="projection/kernel"):
-    load(retriever=tiny_world.RETRIEVER.clone(projection_size=4))
-
-
-def test_lengths_that_the_model_has_no_positions_for(load):
-  with pytest.raises(ValueError, match="max_positions=56"):
-    load(query_length=57)
 
 
 @pytest.mark.parametrize("length", [39, 41])

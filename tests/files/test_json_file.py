@@ -4,38 +4,11 @@ import json
 
 import pytest
 
-from realm_jax.files.json_file import json_lines, whole_text_file, write_json
+from realm_jax.files.json_file import json_lines, write_json
 
 
 def names(directory):
   return sorted(path.name for path in directory.iterdir())
-
-
-def test_readers_see_the_old_file_until_the_block_ends(tmp_path):
-  path = tmp_path / "name"
-  path.write_text("old")
-  with whole_text_file(path) as file:
-    file.write("Zürich")
-    file.flush()
-    assert path.read_text() == "old"
-  assert path.read_bytes() == "Zürich".encode()
-
-
-def test_a_block_that_raises_leaves_the_old_file(tmp_path):
-  path = tmp_path / "name"
-  path.write_text("old")
-  with pytest.raises(KeyboardInterrupt), whole_text_file(path) as file:
-    file.write("half")
-    raise KeyboardInterrupt
-  assert path.read_text() == "old"
-  assert names(tmp_path) == ["name"]
-
-
-def test_what_a_killed_writer_left_is_overwritten(tmp_path):
-  (tmp_path / ".name.partial").write_text("half of something long")
-  write_json(tmp_path / "name", "new")
-  assert (tmp_path / "name").read_text() == '"new"\n'
-  assert names(tmp_path) == ["name"]
 
 
 def test_json_keeps_its_letters_and_replaces_what_was_there(tmp_path):

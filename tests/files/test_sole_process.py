@@ -84,24 +84,6 @@ def test_a_second_process_is_refused_until_the_first_is_killed(
   assert time.monotonic() - started < 60
 
 
-def test_it_is_free_after_the_block_and_after_an_error(directory):
-  new = f"{directory}/not/there/yet"
-  for _ in range(2):
-    with pytest.raises(ZeroDivisionError), sole_process(new, times=_PATIENT):
-      _ = 1 / 0
-
-
-def test_roles_and_directories_are_independent(directory):
-  with (
-    sole_process(directory, "worker 0", times=_PATIENT),
-    sole_process(directory, "worker 1", times=_PATIENT),
-    sole_process(f"{directory}/other", "worker 0", times=_PATIENT),
-    pytest.raises(SoleProcessError, match=r"has a worker 1 .*start fewer"),
-    sole_process(directory, "worker 1", advice="start fewer", times=_PATIENT),
-  ):
-    pass
-
-
 class Elsewhere:
   """A lease in the store that a process of another host has written."""
 

@@ -2,14 +2,14 @@
 
     .venv-peers/bin/python -m tests.golden.make_hf_realm
 
-What each folder holds: `benchmarks/peers/hf_realm_values.py`.
+What each folder holds: `benchmarks/peers/realm.py`.
 """
 
 import shutil
 import tempfile
 from pathlib import Path
 
-from benchmarks.peers.hf_realm_values import make_all
+from benchmarks.peers.realm import make_all
 from tests.golden.vocabulary import write_vocabulary
 
 OUTPUT_DIR = Path(__file__).resolve().parent / "hf_realm"

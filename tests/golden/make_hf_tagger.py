@@ -2,15 +2,26 @@
 
     .venv-peers/bin/python -m tests.golden.make_hf_tagger
 
-What each folder holds: `benchmarks/peers/hf_tagger_values.py`.
+Each folder is written by `save_pretrained`. `expected.npz` has the tokens of
+some sentences and the logits of the labels of these tokens, `expected.json` the
+sentences and the entities that transformers' pipeline finds in them.
 """
 
+import json
 import shutil
 import string
 import tempfile
 from pathlib import Path
 
-from benchmarks.peers.hf_tagger_values import make_tagger
+import torch
+from transformers import (
+  BertConfig,
+  BertForTokenClassification,
+  BertTokenizerFast,
+  pipeline,
+)
+
+from benchmarks.peers.random_models import EXPECTED, randomize, save_arrays
 from tests.golden import vocabulary
 
 OUTPUT_DIR = Path(__file__).resolve().parent / "hf_tagger"
@@ -31,6 +42,51 @@ _SENTENCES = (
   "Army",
   "AT&T's first ship sailed west, past O'Brien's mill... and the son's wife",
 )
+_LABELS = ("O", *(f"{p}-{k}" for k in "MISC PER ORG LOC".split() for p in "BI"))
+
+
+def make_tagger(output_dir: Path, vocab: Path, *, cased: bool) -> None:
+  """Makes a folder, with or without capitals and accents."""
+  pieces = vocab.read_text(encoding="utf-8").rstrip("\n").split("\n")
+  tokenizer = BertTokenizerFast(vocab_file=str(vocab), do_lower_case=not cased)
+  config = BertConfig(
+    vocab_size=len(pieces),
+    id2label=dict(enumerate(_LABELS)),
+    label2id={label: index for index, label in enumerate(_LABELS)},
+    **_MODEL,
+  )
+  torch.manual_seed(0)
+  network = randomize(BertForTokenClassification(config))
+  inputs = tokenizer(list(_SENTENCES), padding=True, return_tensors="pt")
+  is_token = inputs["attention_mask"].bool()
+  with torch.no_grad():
+    # So that each label is the most probable one of some tokens.
+    network.classifier.bias -= network(**inputs).logits[is_token].mean(0)
+    logits = network(**inputs).logits
+  network.save_pretrained(output_dir)
+  tokenizer.save_pretrained(output_dir)
+  save_arrays(
+    output_dir / EXPECTED, {"tokens": inputs["input_ids"], "logits": logits}
+  )
+  tag = pipeline(
+    "token-classification",
+    model=network,
+    tokenizer=tokenizer,
+    # A word has the label of its first piece.
+    aggregation_strategy="first",
+  )
+  rows = [
+    {
+      "sentence": sentence,
+      "entities": [
+        [found["start"], found["end"], found["entity_group"]]
+        for found in tag(sentence)
+      ],
+    }
+    for sentence in _SENTENCES
+  ]
+  text = json.dumps(rows, ensure_ascii=False, indent=1)
+  (output_dir / "expected.json").write_text(text + "\n", encoding="utf-8")
 
 
 def _cased_pieces() -> list[str]:
@@ -48,13 +104,7 @@ def main() -> None:
       ("cased", _cased_pieces()),
     ):
       path = vocabulary.write_vocabulary(Path(folder), pieces)
-      make_tagger(
-        OUTPUT_DIR / name,
-        path,
-        sentences=_SENTENCES,
-        cased=name == "cased",
-        model=_MODEL,
-      )
+      make_tagger(OUTPUT_DIR / name, path, cased=name == "cased")
 
 
 if __name__ == "__main__":

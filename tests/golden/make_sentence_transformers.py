@@ -4,7 +4,7 @@
 
 Each folder is a tiny retriever as this project exports it. The `query.npz` and
 `block.npz` in it are what sentence-transformers, in the environment of
-`make peers`, makes of it: see `benchmarks/peers/sentence_transformers_vectors`.
+`make peers`, makes of it: see `benchmarks/peers/sentence.py`.
 """
 
 import shutil
@@ -29,10 +29,7 @@ def main() -> None:
     for side, texts in sentence_models.texts(name).items():
       with tempfile.TemporaryDirectory() as folder:
         found[side] = peer_processes.run_on_texts(
-          "sentence_transformers_vectors",
-          texts,
-          Path(folder),
-          *("--model", directory),
+          "vectors", texts, Path(folder), model=directory
         )
     for side, arrays in found.items():
       np.savez(directory / f"{side}.npz", **arrays)

@@ -8,13 +8,11 @@ from realm_jax.indexes.protocol import (
   Blocks,
   BuildOptions,
   Index,
-  IndexConfig,
   QueryBatch,
   SearchError,
 )
 from realm_jax.indexes.registry import (
   CONFIGS,
-  IndexKindError,
   config_from,
   parameters_of,
 )
@@ -76,12 +74,6 @@ def config(request):
 @pytest.fixture(scope="module")
 def index(config) -> Index:
   return config.build(_blocks(500))
-
-
-def test_it_says_what_it_is(config, index):
-  assert isinstance(config, IndexConfig) and isinstance(index, Index)
-  assert index.kind == config.kind
-  assert index.num_blocks == 500
 
 
 @pytest.mark.parametrize("k", [1, 400, 500])
@@ -166,10 +158,3 @@ def test_queries_without_vectors_are_refused_where_they_are_needed(index):
 def test_settings_of_a_host_are_in_no_manifest(kind):
   config = config_from(kind, {"threads": 3})
   assert "threads" not in parameters_of(config)
-
-
-def test_an_unknown_kind_or_parameter_is_refused():
-  with pytest.raises(IndexKindError, match="want one of exact, scann"):
-    config_from("faith", {})
-  with pytest.raises(IndexKindError, match="no parameter depth; it has b, k1"):
-    config_from("bm25", {"depth": 3})

@@ -12,7 +12,6 @@ from realm_jax.indexes.faiss import FaissConfig
 from realm_jax.indexes.protocol import (
   BuildOptions,
   IndexLoadError,
-  LibraryError,
 )
 from tests.indexes.clustered import blocks_of, clustered, queries_of
 
@@ -46,38 +45,6 @@ def test_it_finds_nearly_all_that_exact_search_finds(factory):
   assert np.mean(hits) / 8 > 0.9
   np.testing.assert_allclose(
     found.scores, np.take_along_axis(scores, found.rows, axis=1), rtol=1e-4
-  )
-
-
-@needs_library
-def test_more_lists_and_more_exact_scores_find_more(tmp_path):
-  vectors, queries = clustered(10_000, 1), _queries(200)
-  best = np.argsort(-(queries.vectors @ vectors.T), axis=1)[:, :8]
-  kept = BuildOptions(directory=tmp_path / "faiss")
-  FaissConfig(threads=1).build(blocks_of(vectors), kept)
-
-  def recall(**settings):
-    config = FaissConfig(threads=1, **settings)
-    index = config.load(tmp_path / "faiss", blocks_of(vectors))
-    found = index.search(queries, 8)
-    hits = [len(set(a) & set(b)) for a, b in zip(found.rows, best, strict=True)]
-    return np.mean(hits) / 8
-
-  least = recall(nprobe=1, num_reordered=8)
-  assert least < recall(nprobe=8, num_reordered=8) < recall(nprobe=8)
-  assert least < recall(nprobe=1) < recall(nprobe=8)
-  assert recall(nprobe=100, num_reordered=10_000) == 1
-
-
-@needs_library
-def test_vectors_in_bfloat16_are_taken_too():
-  import ml_dtypes
-
-  vectors = clustered(300, 1).astype(ml_dtypes.bfloat16)
-  found = FaissConfig().build(blocks_of(vectors)).search(_queries(5), 4)
-  scores = _queries(5).vectors @ vectors.astype(np.float32).T
-  np.testing.assert_array_equal(
-    found.rows, np.argsort(-scores, axis=1, kind="stable")[:, :4]
   )
 
 
@@ -136,15 +103,6 @@ def test_a_full_disk_is_an_error_of_the_system(tmp_path, missing):
 
 
 @needs_library
-@pytest.mark.slow
-def test_threads_change_nothing_but_the_speed():
-  vectors, queries = clustered(10_000, 1), _queries(64)
-  one = FaissConfig(threads=1).build(blocks_of(vectors)).search(queries, 8)
-  two = FaissConfig(threads=2).build(blocks_of(vectors)).search(queries, 8)
-  np.testing.assert_array_equal(one.rows, two.rows)
-
-
-@needs_library
 @pytest.mark.parametrize(
   "factory, message",
   [
@@ -157,9 +115,3 @@ def test_a_description_that_will_not_do_is_refused(factory, message):
   config = FaissConfig(factory=factory, brute_force_below=0, threads=1)
   with pytest.raises(ValueError, match=message):
     config.build(blocks_of(clustered(400, 1)))
-
-
-def test_without_the_library_it_says_what_to_install(monkeypatch):
-  monkeypatch.setitem(sys.modules, "faiss", None)
-  with pytest.raises(LibraryError, match=r"realm_jax\[faiss\]"):
-    FaissConfig().build(blocks_of(clustered(10, 1)))

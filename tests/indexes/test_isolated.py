@@ -18,7 +18,6 @@ from realm_jax.indexes.isolated import IsolatedIndex
 from realm_jax.indexes.protocol import (
   BuildOptions,
   IndexCrashedError,
-  IndexLoadError,
   SearchError,
 )
 from realm_jax.indexes.scann.config import ScannConfig
@@ -171,11 +170,3 @@ def test_ending_a_process_does_not_wait_for_it():
     # The next call of `_end` reaps it.
     assert process.wait(timeout=10) == -signal.SIGKILL
   assert sleeping[0] not in isolated._killed
-
-
-def test_what_cannot_be_loaded_is_refused(built, tmp_path):
-  _, directory, blocks = built
-  with pytest.raises(IndexLoadError, match="FAISS cannot read"):
-    _loaded(FaissConfig(), tmp_path / "nothing", blocks)
-  with pytest.raises(IndexLoadError, match="500 blocks"):
-    _loaded(FaissConfig(), directory, blocks_of(clustered(501, 1)))

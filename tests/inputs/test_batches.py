@@ -49,15 +49,6 @@ def test_shapes_and_types(tiny):
   assert set(questions.arrays) == {"query"}
 
 
-def test_padding_is_zero_and_weightless(tiny):
-  for batch in _some("masked_salient_spans", tiny):
-    masked = batch.arrays["query"] == tiny.corpus.vocabulary.mask_id
-    np.testing.assert_array_equal(masked.sum(1), [1, 1, 1, 1])
-    np.testing.assert_array_equal(batch.arrays["mask_weights"], [[1, 0, 0]] * 4)
-    assert np.all(batch.arrays["mask_targets"][:, 1:] == 0)
-    assert np.all(batch.is_real)
-
-
 @pytest.mark.parametrize(
   ("task", "count"), [("inverse_cloze", 4), ("open_qa", 2)]
 )
@@ -111,24 +102,6 @@ def test_the_last_batch_of_an_epoch_is_filled_up(tiny):
     last.arrays["query"][1], first.arrays["query"][1]
   )
   assert last.positions.tolist() == [2, -1]
-
-
-def test_features_that_nobody_sized_stay_on_the_host(tiny, new_tasks):
-  seqio.TaskRegistry.add(
-    "bodies",
-    source=seqio.TaskRegistry.get("inverse_cloze").source,
-    preprocessors=[
-      seqio.map_over_dataset(
-        lambda r: {n: r[n] for n in ("position", "body_ids", "sentences")}
-      )
-    ],
-    output_features={"body_ids": token_feature()},
-  )
-  (batch,) = _some(
-    "bodies", tiny, 1, fields={"other_lengths": {"body_ids": 20}}
-  )
-  assert {n: a.shape for n, a in batch.arrays.items()} == {"body_ids": (4, 20)}
-  assert batch.host["sentences"].shape[::2] == (4, 2)
 
 
 def _twice(records):

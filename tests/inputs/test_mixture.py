@@ -49,12 +49,6 @@ def test_the_order_of_tasks_depends_on_the_seed_and_on_no_earlier_call():
   assert not np.array_equal(other, whole.at(np.arange(99))[0])
 
 
-@pytest.mark.parametrize("rates", [[1, 0], [1, -1], [1, float("nan")]])
-def test_rates_that_cannot_be_are_refused(rates):
-  with pytest.raises(TaskError, match="want all above 0"):
-    TaskOrder(rates, seed=0)
-
-
 @pytest.fixture
 def mixed(new_tasks):
   """Three parts of numbers below 9, and one of 100 to 139, a third dropped."""
@@ -116,15 +110,6 @@ def test_each_task_has_epochs_of_its_own(tiny):
   assert len({tuple(epoch) for epoch in epochs.tolist()}) > 40
   many = [number for number in found if number >= 100][:27]
   assert sorted(many) == [n for n in range(100, 140) if n % 3]
-
-
-@pytest.mark.usefixtures("mixed")
-def test_an_epoch_ends_with_the_first_of_its_tasks(tiny):
-  settings = {"repeat": False, "shuffle": False}
-  found = [int(e["number"]) for e in ExampleStream(_config(tiny), **settings)]
-  assert [number for number in found if number < 100] == [1, 2, 4, 5, 7, 8]
-  many = [number for number in found if number >= 100]
-  assert many == [n for n in range(100, 140) if n % 3][: len(many)]
 
 
 @pytest.mark.usefixtures("new_tasks")
@@ -191,18 +176,3 @@ def test_what_cannot_be_mixed_is_refused(tiny, tmp_path):
     tiny,
     "'answer_tokens' is int32, rank 2 in open_qa, absent in other",
   )
-
-
-@pytest.mark.usefixtures("new_tasks")
-def test_the_cache_of_seqio_is_not_supported_and_says_why(tiny):
-  task = seqio.TaskRegistry.get("masked_random_tokens")
-  assert not task.supports_caching
-  source = numbers.NumbersSource(9)
-  seqio.TaskRegistry.add(
-    "cached",
-    source=source,
-    preprocessors=[seqio.CacheDatasetPlaceholder(required=True)],
-    output_features={},
-  )
-  with pytest.raises(TaskError, match=r"seqio_cache_tasks.*would freeze masks"):
-    ExampleStream(_config(tiny, "cached"))

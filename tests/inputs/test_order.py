@@ -32,30 +32,9 @@ def test_unshuffled_epochs_follow_the_source():
   np.testing.assert_array_equal(indices, [0, 1, 2, 0, 1, 2, 0])
 
 
-def test_epochs_and_seeds_have_orders_of_their_own():
-  positions = np.arange(100)
-  first = record_indices(positions, size=100, seed=0)
-  assert not np.array_equal(
-    first, record_indices(positions + 100, size=100, seed=0)
-  )
-  assert not np.array_equal(first, record_indices(positions, size=100, seed=1))
-
-
 def test_all_orders_of_a_tiny_source_are_about_equally_likely():
   """24 orders over 12,000 epochs: each 500 times, give or take 5 sigma."""
   orders = record_indices(np.arange(4 * 12_000), size=4, seed=1).reshape(-1, 4)
   _, counts = np.unique(orders, axis=0, return_counts=True)
   assert len(counts) == 24
   assert np.all(np.abs(counts - 500) < 5 * np.sqrt(500))
-
-
-def test_neighbours_in_a_large_source_are_not_read_together():
-  """13,353,718 is REALM's Wikipedia; the first records span all of it."""
-  size = 13_353_718
-  indices = record_indices(np.arange(20_000), size=size, seed=0)
-  assert len(np.unique(indices)) == 20_000
-  quarters = np.bincount(indices * 4 // size, minlength=4)
-  assert np.all(np.abs(quarters - 5000) < 5 * np.sqrt(5000))
-  gaps = np.abs(np.diff(indices))
-  # Two independent places are a third of the whole apart on average.
-  assert abs(gaps.mean() / size - 1 / 3) < 0.01

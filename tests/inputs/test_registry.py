@@ -3,7 +3,6 @@
 import sys
 
 import pytest
-import seqio
 
 from realm_jax.inputs.context import TaskError
 from realm_jax.inputs.registry import find_task
@@ -36,14 +35,3 @@ def test_a_module_that_is_not_there_and_one_that_lacks_a_library(
   monkeypatch.syspath_prepend(tmp_path)
   with pytest.raises(ModuleNotFoundError, match="a_library_nobody_has"):
     find_task("open_qa", ["needy"])
-
-
-def test_a_mixture_is_found_like_a_task():
-  find_task("open_qa")
-  seqio.MixtureRegistry.add("both_masks", [("masked_random_tokens", 1.0)])
-  try:
-    assert find_task("both_masks").name == "both_masks"
-    with pytest.raises(TaskError, match=r"did you mean both_masks"):
-      find_task("both_mask")
-  finally:
-    seqio.MixtureRegistry.remove("both_masks")

@@ -158,15 +158,6 @@ def test_rows_that_run_out_give_filler(add, tiny):
   assert [len(part) for part in parts] == [2, 1]
 
 
-def test_without_drops_an_epoch_keeps_the_order_of_its_source(add, tiny):
-  add(10)
-  settings = {"batch_size": 4, "shuffle": False, "repeat": False}
-  batches = _some(tiny, 9, **settings)
-  real = [batch.positions[batch.is_real] for batch in batches]
-  np.testing.assert_array_equal(np.concatenate(real), np.arange(10))
-  assert list(map(len, real)) == [4, 4, 2]
-
-
 def test_a_process_reads_its_own_rows_and_few_more_than_it_uses(
   add_numbers, tiny
 ):
@@ -183,20 +174,6 @@ def test_a_process_reads_its_own_rows_and_few_more_than_it_uses(
     assert len(set(read)) == len(read)
     num_used = ((batches[-1].next_positions - rows) // batch_size).sum()
     assert num_used <= len(read) <= num_used + 512
-
-
-def test_a_row_that_drops_more_is_read_more_and_the_others_are_not(
-  add_numbers, tiny
-):
-  # Row 0 keeps one record in ten, and the others keep all.
-  source = add_numbers(1_000_000, lambda n: (n % 8 != 0) | (n // 8 % 10 == 9))
-  stream = _stream(tiny, shuffle=False)
-  for _ in range(100):
-    next(stream)
-  num_read = np.bincount(np.array(source.opened.read) % 8)
-  stream.close()
-  assert num_read[0] >= 1000
-  assert num_read[1:].max() <= 200
 
 
 def test_a_row_without_examples_is_an_error(add, tiny, monkeypatch):

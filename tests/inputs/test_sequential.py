@@ -2,7 +2,6 @@
 
 import itertools
 
-import numpy as np
 import pytest
 import seqio
 import tensorflow as tf
@@ -62,21 +61,6 @@ def test_a_stream_resumes_after_any_example_of_any_epoch(tiny):
     rest = itertools.islice(_stream(tiny, start_position=start), 69 - cut)
     for one, other in zip(rest, whole[cut + 1 :], strict=True):
       assert one == other
-
-
-@pytest.mark.usefixtures("lines")
-def test_epochs_are_whole_and_shuffled_each_in_its_way(tiny):
-  numbers = [int(e["number"]) for e in itertools.islice(_stream(tiny), 60)]
-  epochs = np.reshape(numbers, (3, 20))
-  kept = [n for n in range(30) if n % 3]
-  np.testing.assert_array_equal(np.sort(epochs), [kept] * 3)
-  assert len({tuple(epoch) for epoch in epochs}) == 3
-
-
-@pytest.mark.usefixtures("lines")
-def test_draws_differ_from_record_to_record_and_epoch_to_epoch(tiny):
-  draws = [float(e["draw"]) for e in itertools.islice(_stream(tiny), 60)]
-  assert len(set(draws)) == 60
 
 
 @pytest.mark.usefixtures("lines")

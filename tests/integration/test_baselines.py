@@ -84,20 +84,3 @@ def test_without_retrieval_the_null_block_is_all(
   )
   assert metrics["masked_accuracy"] == metrics["masked_accuracy_null"]
   assert metrics["perplexity"] == pytest.approx(metrics["perplexity_null"])
-
-
-@pytest.mark.parametrize(
-  ("name", "bound"),
-  [
-    ("bm25", {"index_scores": True, "hard_em": False, "num_read": 5}),
-    ("hard_em", {"index_scores": True, "hard_em": True, "num_read": 5}),
-    ("orqa", {"index_scores": False, "read_gold": False, "num_read": 5}),
-    ("gold", {"index_scores": False, "read_gold": True, "num_read": 1}),
-  ],
-)
-def test_what_a_baseline_of_open_qa_changes(config_of, tmp_path, name, bound):
-  start = {"INITIAL_CHECKPOINT": tmp_path, "INITIAL_READER": tmp_path}
-  config = config_of(name, tmp_path, **start)
-  assert {field: getattr(config.stage, field) for field in bound} == bound
-  assert config.checkpoints.initial_reader == str(tmp_path)
-  assert not config.refresh.refresh

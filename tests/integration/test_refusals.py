@@ -55,13 +55,6 @@ def _latest(model_dir):
     return store.latest()
 
 
-def test_a_question_file_that_does_not_exist(refusal, begun, tmp_path):
-  model_dir = tmp_path / "qa"
-  shutil.copytree(begun / "generations", model_dir / "generations")
-  text = refusal("open_qa", model_dir, TRAIN_QUESTIONS=tmp_path / "no.jsonl")
-  assert str(tmp_path / "no.jsonl") in text
-
-
 def test_more_candidates_than_blocks(refusal, model_dir, world):
   blocks = world.corpus.num_blocks
   text = refusal("pretrain", model_dir, NUM_CANDIDATES=blocks + 1)

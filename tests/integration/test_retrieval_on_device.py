@@ -18,8 +18,6 @@ from benchmarks.runs.jobs import wait_until
 from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.corpus.building.update import update_corpus
 from realm_jax.files.metric_rows import read_rows
-from realm_jax.generations.store.manifest import GenerationError
-from realm_jax.indexes.random import RandomConfig
 from realm_jax.models.packing import PackingPlan
 from realm_jax.training import run as training_run
 from realm_jax.training.device_retrieval.compilation import RetrievingSteps
@@ -211,15 +209,6 @@ def test_a_resumed_run_repeats_its_steps(runs, on_devices, monkeypatch):
   resumed, _ = runs.on_devices("resumed", model_dir, checkpoint=4)
   losses = [row["loss"] for row in read_rows(resumed)]
   assert losses == [row["loss"] for row in read_rows(model_dir)][4:]
-
-
-def test_another_index_is_refused(runs, on_host, tmp_path):
-  shutil.copytree(on_host / "checkpoints/0", tmp_path / "checkpoints/0")
-  runs.commands.world.build_generation(tmp_path, index=RandomConfig())
-  with pytest.raises(GenerationError, match=r"kind 'random'.*INDEX = %EXACT"):
-    runs.commands.train(
-      "pretrain", tmp_path, **_SETTINGS, RETRIEVE_ON_DEVICE=True
-    )
 
 
 def _bytes_by_collective(module: str) -> dict[str, list[int]]:

@@ -129,19 +129,3 @@ def test_a_generation_takes_its_vectors(rolling, world, monkeypatch):
   rows = np.arange(world.corpus.num_blocks)
   assert generation.oldest_step == found["steps"].min()
   np.testing.assert_array_equal(generation.vectors(rows), found["vectors"])
-
-
-def test_vectors_that_would_be_too_old_are_refused(world, tmp_path):
-  settings = _ROLLING | {"MAX_STALENESS_STEPS": 1, "ON_STALE": "fail"}
-  with pytest.raises(ValueError, match="above MAX_STALENESS_STEPS=1; "):
-    Commands(world).train("pretrain", tmp_path, **_SETTINGS, **settings)
-  # Nothing is written before.
-  assert not list((tmp_path / "checkpoints").iterdir())
-
-
-def test_a_share_below_a_block_is_refused(world, tmp_path):
-  settings = _ROLLING | {"ROLLING_REFRESH_SHARE": 1e-6}
-  with pytest.raises(
-    ValueError, match=r"SHARE=1e-06 is less than a block.*0\.0"
-  ):
-    Commands(world).train("pretrain", tmp_path, **_SETTINGS, **settings)

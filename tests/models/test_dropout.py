@@ -38,17 +38,6 @@ def test_neighbours_are_independent():
       assert abs(product.mean()) < bound
 
 
-def test_other_keys_drop_other_elements():
-  one, other = _kept(0.5) == 0, _kept(0.5, key=1) == 0
-  assert abs((one == other).mean() - 0.5) < 0.01
-
-
-def test_nothing_is_dropped_when_not_training():
-  x = jnp.ones((2, 3))
-  numbers = jnp.arange(2, dtype=jnp.uint32)
-  assert Dropout(0.5).apply({}, x, numbers) is x
-
-
 def test_a_gradient_flows_where_its_element_stayed():
   x = jnp.linspace(1, 2, 64).reshape(8, 8)
   rows = mix(jnp.arange(8, dtype=jnp.uint32))[:, None]

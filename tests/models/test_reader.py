@@ -134,13 +134,6 @@ def test_padding_changes_nothing(params, inputs):
   )
 
 
-def test_for_vocabulary_keeps_the_sizes():
-  reader = Reader(BertConfig(hidden_size=8, num_heads=2), joint_length=20)
-  whole = reader.for_vocabulary(vocab_size=40, separator_id=SEP)
-  assert whole.bert.vocab_size == 40
-  assert (whole.joint_length, whole.bert.hidden_size) == (20, 8)
-
-
 def test_scores_are_float32_in_mixed_precision(params, inputs):
   # The losses are sums of their exponentials and logarithms.
   half = READER.clone(bert=dataclasses.replace(CONFIG, dtype=jnp.bfloat16))

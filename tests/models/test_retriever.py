@@ -128,16 +128,6 @@ def test_candidates_are_embedded_as_single_blocks_are():
   np.testing.assert_allclose(vectors[1], single[::-1], atol=1e-6)
 
 
-def test_shared_towers_embed_both_sides_alike():
-  retriever = Retriever(CONFIG, projection_size=5)
-  params = _parameters(retriever)
-  assert set(params) == {"tower"}
-  np.testing.assert_array_equal(
-    _embed(retriever, params, TOKENS, "embed_queries"),
-    _embed(retriever, params, TOKENS, "embed_blocks"),
-  )
-
-
 def test_separate_towers_have_parameters_of_their_own():
   retriever = Retriever(CONFIG, projection_size=5, shared_towers=False)
   params = _parameters(retriever)
@@ -174,19 +164,3 @@ def test_relevance_by_hand():
   np.testing.assert_allclose(
     relevance(queries, blocks, score_scale=10.0), [[50.0, 10.0], [-20.0, 0.0]]
   )
-
-
-def test_an_unknown_pooling_is_refused():
-  retriever = Retriever(CONFIG, pooling="max")
-  with pytest.raises(ValueError, match=r"pooling='max'.*pooler"):
-    jax.eval_shape(lambda: retriever.init(jax.random.key(0), TOKENS, TOKENS))
-
-
-def test_for_vocabulary_refuses_another_one():
-  retriever = Retriever(dataclasses.replace(CONFIG, vocab_size=None))
-  assert (
-    retriever.for_vocabulary(vocab_size=99, separator_id=SEP).bert.vocab_size
-    == 99
-  )
-  with pytest.raises(ValueError, match="vocab_size=23"):
-    Retriever(CONFIG).for_vocabulary(vocab_size=99, separator_id=SEP)

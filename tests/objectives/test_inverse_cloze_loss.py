@@ -66,17 +66,6 @@ def test_a_kind_that_the_batch_lacks_is_not_a_nan():
   assert metrics["accuracy_kept"] == 0.0
 
 
-def test_the_order_of_the_batch_does_not_matter():
-  queries, blocks = _vectors(6, 4)
-  order = np.array([3, 1, 5, 0, 4, 2])
-  removed = jnp.zeros(6, bool)
-  np.testing.assert_allclose(
-    _loss(queries, blocks, removed)[0],
-    _loss(queries[order], blocks[order], removed)[0],
-    rtol=1e-6,
-  )
-
-
 def test_gradient_pulls_to_its_block_and_from_the_others():
   # d loss / d x_i = (Σ_j p_ij z_j − z_i) / n.
   queries, blocks = _vectors(5, 3)

@@ -155,20 +155,6 @@ def test_what_the_retriever_learns(form, seed):
     assert row.passed, row
 
 
-def test_metrics_carry_no_gradient_of_their_own():
-  relevance, logits, targets, weights = _example(6)
-
-  def entropy(relevance):
-    return _loss(relevance, logits, targets, weights)[1]["null_probability"]
-
-  assert not np.any(jax.grad(entropy)(jnp.asarray(relevance)))
-
-
-def test_an_unknown_form_is_refused():
-  with pytest.raises(ValueError, match=r"form='paper'.*per_token"):
-    _loss(*_example(0), form="paper")
-
-
 def test_without_a_null_block_nothing_is_compared_with_it():
   example = list(map(jnp.asarray, _example(0)))
   with_null = marginal_masked_lm_loss(*example)

@@ -10,7 +10,6 @@ import pytest
 from realm_jax.objectives.inverse_cloze import inverse_cloze_loss
 from realm_jax.objectives.masked_lm import marginal_masked_lm_loss
 from realm_jax.objectives.open_qa import open_qa_loss
-from realm_jax.objectives.weighted import Average
 
 EXAMPLES = 6
 # Unequal, so that a mean of means would differ from the mean.
@@ -98,12 +97,3 @@ def test_inverse_cloze_has_fewer_negatives_in_a_part():
     inverse_cloze_loss, _inverse_cloze()
   )
   assert added["loss"] < whole["loss"] - 0.1
-
-
-def test_averages_by_hand():
-  values = jnp.array([1.0, 2.0, 6.0])
-  assert Average.of(values).mean == 3.0
-  average = Average.of(values, jnp.array([True, False, True]))
-  assert (average.total, average.weight, average.mean) == (7.0, 2.0, 3.5)
-  assert Average.of(values, jnp.zeros(3)).mean == 0.0
-  assert Average.of(jnp.array([True, True, False, False])).mean == 0.5

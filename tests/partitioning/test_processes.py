@@ -11,7 +11,6 @@ from benchmarks.runs.groups import free_port
 from realm_jax.exit_codes import ExitCode
 from realm_jax.partitioning import processes
 from realm_jax.partitioning.agreement import Agreement
-from realm_jax.partitioning.processes import ProcessFlags
 
 _PATIENCE_SECONDS = 60.0
 
@@ -93,19 +92,6 @@ def test_a_process_too_few_is_said(start):
   assert codes == [ExitCode.LOST_PROCESS]
   (line,) = seen[0].splitlines()
   assert line.startswith("not all 2 processes started within 2 s; start one")
-
-
-@pytest.mark.parametrize(
-  "flags",
-  [
-    ProcessFlags("localhost:1"),
-    ProcessFlags(num_processes=2, process_id=0),
-    ProcessFlags("localhost:1", num_processes=1),
-  ],
-)
-def test_incomplete_flags_are_refused(flags):
-  with pytest.raises(processes.ProcessesError, match="belong together"):
-    processes.initialize(flags)
 
 
 def test_a_lone_process_needs_no_service():

@@ -114,20 +114,6 @@ def test_own_rules_come_before_the_defaults():
   assert up.spec == PartitionSpec(both, None)
 
 
-@pytest.mark.parametrize(
-  ("rule", "message"),
-  [
-    (("vocabulary", None), r"is for no logical axis; the axes are vocab, "),
-    (("vocab", "modell"), "names no axis of the mesh; give data, fsdp, model"),
-    (("embed", ("fsdp", "row")), "names no axis of the mesh"),
-    (("embed", ("fsdp", "fsdp")), "names a mesh axis twice"),
-  ],
-)
-def test_a_rule_about_no_axis_is_refused(rule, message):
-  with pytest.raises(ValueError, match=message):
-    rules.with_defaults([rule])
-
-
 def _create(mesh, **settings):
   init = functools.partial(tiny.init, "inverse_cloze")
   return create_state(init, OPTIMIZER, seed=0, mesh=mesh, **settings)

@@ -17,8 +17,6 @@ from realm_jax.retrieval.device_candidates import SearchedVectors
 from realm_jax.retrieval.token_store import (
   TokenStore,
   hash_words,
-  stored_columns,
-  token_dtype,
 )
 from tests import tiny_world
 
@@ -82,16 +80,6 @@ def test_candidates_are_those_of_the_host(world, axes):
   np.testing.assert_array_equal(
     found.numbers.reshape(-1), content_numbers(expected.reshape(-1, _LENGTH))
   )
-
-
-def test_tokens_take_two_bytes_where_the_vocabulary_fits():
-  assert token_dtype(1 << 16) == np.uint16
-  assert token_dtype((1 << 16) + 1) == np.uint32
-
-
-def test_rows_are_padded_to_whole_tiles_on_tpus_alone():
-  assert [stored_columns(n, "tpu") for n in (256, 288)] == [256, 384]
-  assert stored_columns(288, "cpu") == 288
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32])

@@ -127,16 +127,6 @@ def test_a_resumed_step_uses_what_was_found_before(pipeline):
   assert prepared.retrieved is found
 
 
-def test_a_stage_without_index_only_moves_its_arrays(pipeline):
-  prepared = pipeline.without_search(
-    lambda retrieve: (retrieve(), {"query": TOKENS}, {"of_host": 1.0})
-  ).result()
-  assert isinstance(prepared.batch["query"], jax.Array)
-  np.testing.assert_array_equal(prepared.batch["query"], TOKENS)
-  assert prepared.retrieved.rows.size == 0
-  assert prepared.metrics == {"of_host": 1.0}
-
-
 def test_an_error_in_the_background_reaches_the_loop(pipeline):
   def fail(retrieve):
     raise OSError("disk gone")

@@ -13,7 +13,7 @@ import threading
 
 import numpy as np
 import pytest
-from absl import app, flags
+from absl import flags
 from absl.testing import flagsaver
 
 from realm_jax import serve
@@ -264,21 +264,6 @@ def test_the_command_serves_two_runs_to_a_crowd(
     assert answer.fields["probability"] == pytest.approx(
       told["probability"], rel=1e-3
     )
-
-
-def test_the_examples_are_sentences_of_the_corpus(service):
-  corpus = service.runs["question"].explainer.corpus
-  sentences = serve.example_sentences(corpus, 6, query_length=16)
-  bodies = [corpus.body(row) for row in range(corpus.num_blocks)]
-  assert len(set(sentences)) == 6
-  for sentence in sentences:
-    before, after = sentence.split("[MASK]")
-    assert any(before in body and after in body for body in bodies)
-
-
-def test_a_question_on_the_command_line_is_refused():
-  with pytest.raises(app.UsageError, match="asked in the page"):
-    serve.main(["serve", "who?"])
 
 
 @pytest.mark.skipif(

@@ -6,18 +6,9 @@ from hypothesis import strategies as st
 
 from realm_jax.tagging.windows import (
   Window,
-  by_row_length,
   fill,
-  row_lengths,
   windows,
 )
-
-
-def test_row_lengths_end_at_what_the_model_takes():
-  assert row_lengths(512) == (24, 32, 48, 64, 96, 128, 256, 512)
-  assert row_lengths(50) == (24, 32, 48, 50)
-  assert row_lengths(20) == (20,)
-  assert row_lengths(2048)[-1] == 512
 
 
 def test_a_long_sentence_is_cut_in_the_middle_of_what_windows_share():
@@ -41,15 +32,6 @@ def test_every_token_has_one_label_and_context(size, capacity):
     context = capacity // 8
     assert first - start >= context or start == 0
     assert limit - last >= context or limit == size
-
-
-def test_rows_are_as_short_as_the_lengths_allow():
-  # With [CLS] and [SEP], 30 tokens fill a row of 32.
-  rows = by_row_length(np.array([[0, 30], [30, 61], [61, 62]]), (32, 64))
-  assert rows == {
-    32: [Window(0, 30, 0, 30), Window(61, 62, 61, 62)],
-    64: [Window(30, 61, 30, 61)],
-  }
 
 
 def test_rows_are_padded_and_batches_filled_up():

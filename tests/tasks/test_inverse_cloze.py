@@ -53,14 +53,6 @@ def test_a_sentence_leaves_its_block_nine_times_in_ten(tiny, examples):
   assert abs(np.mean(several) - 0.9) < 5 * np.sqrt(0.09 / len(several))
 
 
-@pytest.mark.parametrize(
-  "probability, outcomes", [(0.0, {False}), (1.0, {True})]
-)
-def test_how_often_it_leaves_is_a_setting(tiny, probability, outcomes):
-  examples = _examples(tiny, num=60, sentence_removal_probability=probability)
-  assert {bool(e["removed"]) for e in examples} == outcomes
-
-
 def test_a_block_of_one_sentence_is_kept_only_whole(tiny, examples):
   nile = [e for e in examples if "nile" in _decoded(tiny, e["block"])]
   assert nile

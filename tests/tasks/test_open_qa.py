@@ -69,12 +69,3 @@ def test_another_format_is_a_task_of_its_own(tiny, tmp_path):
   (example,) = _examples(context, task="quiz")
   assert example["question_id"] == b"wqr1"
   assert _texts(example["answers"]) == ["Norway"]
-
-
-@pytest.mark.slow
-def test_every_question_of_nq_open_is_read(tiny, shared_data):
-  path = shared_data / "nq_open" / "NQ-open.dev.jsonl"
-  examples = _examples(TaskContext(tiny.corpus_dir, {"train": path}))
-  assert len(examples) == 3610
-  assert len({e["question_id"] for e in examples}) == 3610
-  assert all(len(e["answers"]) == len(e["answer_tokens"]) for e in examples)

@@ -1,13 +1,11 @@
 """Published sets: their formats, their counts, and what is wrong with data."""
 
 import json
-import re
 
 import pytest
 from etils import epath
 
 from realm_jax.files import prepared_tfds
-from realm_jax.inputs.context import TaskError
 from realm_jax.inputs.examples import ExampleStream
 from realm_jax.inputs.questions import formats
 from realm_jax.inputs.questions.question import Question, QuestionFileError
@@ -41,26 +39,6 @@ def _many(num: int) -> list[Question]:
   return [
     Question(f"what is {n} ?", [f"number {n}", str(n)]) for n in range(num)
   ]
-
-
-@pytest.mark.parametrize("task", SETS)
-def test_data_that_are_not_there(task, tmp_path):
-  with pytest.raises(QuestionFileError) as caught:
-    read(task, "train", tmp_path / "nowhere")
-  message = str(caught.value)
-  # Where it looked, what it wants there, and the command that fetches it.
-  assert str(tmp_path / "nowhere") in message
-  assert re.search(r"the folder of [\w./*-]+", message)
-  assert re.search(r"\((wget|git clone) http", message)
-
-
-def test_a_place_for_another_split_is_none_for_this(tiny):
-  config = tiny_corpus.config("web_questions", tiny, split="dev")
-  with pytest.raises(QuestionFileError, match=r"'dev' .*give a place.*QUESTIO"):
-    ExampleStream(config)
-  config = tiny_corpus.config("web_questions", tiny, split="validation")
-  with pytest.raises(TaskError, match="no split 'validation', only train, dev"):
-    ExampleStream(config)
 
 
 def test_a_partial_set_is_named_with_both_counts(tmp_path):
@@ -176,23 +154,6 @@ def test_the_builders_of_tfds_give_what_the_files_have(
   assert ids == ({"q1", "q2", "q3"} if "q1" in ids else {""})
 
 
-def test_a_task_reads_a_whole_split_from_tfds(tmp_path, monkeypatch):
-  path = tmp_path / "published.json"
-  published.write_release(path, _many(2032))
-  splits = {name: {"file_path": path} for name in ("train", "test")}
-  place = published.prepare("web_questions", tmp_path, splits, monkeypatch)
-  found = read("web_questions", "test", place)
-  assert sorted(without_ids(found)) == sorted(without_ids(_many(2032)))
-  assert found[6].question_id == "test:7"
-  with pytest.raises(QuestionFileError, match=r"has 2,032 .* 3,778 are publ"):
-    read("web_questions", "train", place)
-  with pytest.raises(
-    QuestionFileError,
-    match=r"not prepared web_questions in .*/empty/.*download_and_prepare\(\)",
-  ):
-    read("web_questions", "test", f"tfds:{tmp_path}/empty")
-
-
 def test_webquestions_divides_as_published(shared_data):
   """The released counts, from text as published."""
   place = shared_data / "webquestions"
@@ -210,18 +171,6 @@ def test_webquestions_divides_as_published(shared_data):
     ["Jamaican Creole English Language", "Jamaican English"],
     "wqs000000",
   )
-
-
-def test_webquestions_is_the_same_in_all_its_forms(shared_data, tmp_path):
-  whole = read("web_questions", "train+dev", shared_data / "webquestions")
-  dev = without_ids(read("web_questions", "dev", shared_data / "webquestions"))
-  for folder, name, write in (
-    ("drqa", "WebQuestions-train.txt", published.write_lines),
-    ("release", "webquestions.examples.train.json", published.write_release),
-  ):
-    (tmp_path / folder).mkdir()
-    write(tmp_path / folder / name, whole)
-    assert without_ids(read("web_questions", "dev", tmp_path / folder)) == dev
 
 
 def test_curated_trec_of_the_tables(shared_data):
@@ -261,16 +210,6 @@ def test_xquad_is_read_as_a_part_of_squad(shared_data):
     )
     for q in found
   )
-
-
-def test_nq_open_test_set(shared_data):
-  found = read("natural_questions_open", "test", shared_data / "nq_open")
-  assert len(found) == 3610
-  assert found[1].answers == ["Bobby Scott", "Bob Russell"]
-  with pytest.raises(
-    QuestionFileError, match=r"wanted the folder of NQ-open\.tr"
-  ):
-    read("natural_questions_open", "train", shared_data / "nq_open")
 
 
 def test_its_examples_are_those_of_open_qa(tiny, shared_data):

@@ -47,31 +47,11 @@ def test_spans_of_several_blocks_by_hand():
   ]
 
 
-def test_an_answer_does_not_cross_blocks():
-  flat, offsets = flattened([[1, 2], [3, 1], [2, 3]])
-  assert spans.find_token_spans(flat, offsets, [[2, 3]]).block.tolist() == [2]
-
-
-def test_occurrences_may_overlap():
-  flat, offsets = flattened([[4, 4, 4]])
-  assert spans.find_token_spans(flat, offsets, [[4, 4]]).start.tolist() == [
-    0,
-    1,
-  ]
-
-
 @given(BLOCKS, ANSWERS)
 def test_it_finds_what_comparing_every_slice_finds(blocks, answers):
   found = spans.find_token_spans(*flattened(blocks), answers)
   expected = one_by_one(blocks, answers)
   assert list(zip(*map(np.ndarray.tolist, found), strict=True)) == expected
-
-
-def test_no_blocks_and_no_answers():
-  flat, offsets = flattened([[1, 2]])
-  assert not len(spans.find_token_spans(flat, offsets, []).block)
-  nothing = spans.find_token_spans(flat[:0], np.zeros(1, np.int64), [[1]])
-  assert not len(nothing.block)
 
 
 @pytest.mark.parametrize(

@@ -17,20 +17,6 @@ _BLOCK = {
 }
 _CONTINUED = (12, 15, 16)
 _IS_CONTINUATION = tf.constant([i in _CONTINUED for i in range(300)])
-_NOTHING = {
-  "body_ids": tf.zeros([0], tf.int32),
-  "sentences": tf.zeros([0, 2], tf.int32),
-  "salient_spans": tf.zeros([0, 2], tf.int32),
-}
-
-
-def _one_sentence(length: int) -> dict[str, tf.Tensor]:
-  """A block whose words are single tokens, with ids outside _CONTINUED."""
-  return {
-    "body_ids": tf.range(50, 50 + length),
-    "sentences": tf.constant([[0, length]]),
-    "salient_spans": tf.zeros([0, 2], tf.int32),
-  }
 
 
 def _draw(choose, block, *, times):
@@ -74,22 +60,6 @@ def test_salient_spans_are_masked_whole_and_equally_often():
   assert all(_is_near(count, 300) for count in counts.values())
 
 
-def test_random_tokens_are_the_rounded_share_of_a_sentence():
-  # 0.15 of 20 is 3; of 5, 0.75, which rounds to 1; of 2, 0.3: at least 1.
-  for length, expected in ((20, 3), (5, 1), (2, 1), (1, 1), (70, 10)):
-    for ids, is_masked in _draw(
-      masking.random_tokens, _one_sentence(length), times=20
-    ):
-      assert len(ids) == length
-      assert is_masked.sum() == expected
-
-
-def test_random_tokens_are_equally_likely():
-  draws = _draw(masking.random_tokens, _one_sentence(20), times=2000)
-  per_place = np.sum([is_masked for _, is_masked in draws], axis=0)
-  assert all(_is_near(count, 300) for count in per_place)
-
-
 def test_random_masks_take_any_sentence_equally_often():
   for choose in (masking.random_tokens, masking.random_spans):
     counts = collections.Counter(
@@ -120,22 +90,6 @@ def test_random_spans_hide_whole_words_until_the_share_is_reached():
   assert {frozenset(s) for s in ({10, 13}, {14, 15, 16}, {11, 12})} <= seen
 
 
-def test_random_spans_are_runs():
-  """A tenth of 200 tokens in spans of 3.8 words on average, not singly."""
-
-  def tenth(block, seed, *, is_continuation):
-    return masking.random_spans(
-      block, seed, is_continuation=is_continuation, rate=0.1
-    )
-
-  num_masked = num_runs = 0
-  for _, is_masked in _draw(tenth, _one_sentence(200), times=100):
-    assert is_masked.sum() == 20
-    num_masked += is_masked.sum()
-    num_runs += (np.diff(is_masked.astype(int), prepend=0) == 1).sum()
-  assert 2.8 < num_masked / num_runs < 4.5
-
-
 def test_span_lengths_have_the_mean_of_spanbert():
   draws = (np.arange(100_000) + 0.5) / 100_000
   lengths = masking.truncated_geometric(
@@ -148,15 +102,3 @@ def test_span_lengths_have_the_mean_of_spanbert():
   assert abs(lengths.mean() - 3.8) < 0.005
   counts = np.bincount(lengths)[1:]
   np.testing.assert_allclose(counts[1:] / counts[:-1], 0.8, rtol=0.01)
-
-
-def test_where_there_is_nothing_to_mask_nothing_is():
-  for choose in (
-    masking.salient_span,
-    masking.random_tokens,
-    masking.random_spans,
-  ):
-    for ids, is_masked in _draw(choose, _NOTHING, times=3):
-      assert len(ids) == len(is_masked) == 0
-  for _, is_masked in _draw(masking.salient_span, _one_sentence(4), times=3):
-    assert not is_masked.any()

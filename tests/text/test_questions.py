@@ -1,7 +1,5 @@
 """Which questions are the same."""
 
-import json
-
 import pytest
 
 from realm_jax.text.questions import normalize_question
@@ -23,13 +21,3 @@ def test_editions_of_one_question_are_the_same(one, other):
 def test_other_questions_are_not():
   assert normalize_question("who is he?") != normalize_question("who is she?")
   assert normalize_question("in 1945") != normalize_question("in 1946")
-
-
-def test_qed_shares_806_questions_with_nq_open(shared_data):
-  def questions(path, field):
-    lines = (shared_data / path).read_text().splitlines()
-    return {normalize_question(json.loads(line)[field]) for line in lines}
-
-  qed = questions("qed/qed_dev_part.jsonl", "question_text")
-  nq = questions("nq_open/NQ-open.dev.jsonl", "question")
-  assert len(qed & nq) == 806

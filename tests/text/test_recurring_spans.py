@@ -1,7 +1,6 @@
 """Spans of a sentence that a text has again."""
 
 import numpy as np
-import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -61,27 +60,6 @@ def _expected(sentence, text):
     for s, w in spans
     if not any(a <= s and s + w <= a + b and (a, b) != (s, w) for a, b in spans)
   ]
-
-
-@pytest.mark.parametrize(
-  ("sentence", "text", "expected"),
-  [
-    ([3, 4, 5, 6], [7, 4, 5, 7], [(1, 2)]),
-    # "4 ##8" and "4" are different words, on either side.
-    ([3, 4, 8], [7, 4, 7], []),
-    ([3, 4], [7, 4, 8], []),
-    ([3, 4, 8], [7, 4, 8], [(1, 2)]),
-    # Function words stay outside, and may stand in the middle.
-    ([1, 4, 1, 5, 2], [1, 4, 1, 5, 2], [(1, 3)]),
-    ([1, 6], [1, 7], []),
-    # Longer than allowed: parts of it that overlap.
-    ([3, 4, 5, 6], [3, 4, 5, 6], [(0, 3), (1, 3)]),
-    ([], [3], []),
-    ([3], [], []),
-  ],
-)
-def test_spans_by_hand(sentence, text, expected):
-  assert _found(sentence, text) == expected
 
 
 @settings(max_examples=60, deadline=None)

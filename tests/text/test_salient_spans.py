@@ -1,8 +1,5 @@
 """Dates, numbers and names, found by rules."""
 
-import json
-import time
-
 import hypothesis
 import pytest
 from hypothesis import strategies as st
@@ -45,10 +42,6 @@ def texts(kind: str, text: str, title: str = "") -> list[str]:
 def test_dates(date):
   wanted = date.removeprefix("the ")
   assert tagged(f"they met on {date} and left") == [(wanted, "date")]
-
-
-def test_ranges_of_years_are_two_dates():
-  assert texts("date", "the war of 1939–1945") == ["1939", "1945"]
 
 
 @pytest.mark.parametrize(
@@ -133,17 +126,6 @@ def test_names_at_the_start_of_sentences(text, title, names):
   assert texts("name", text, title) == names
 
 
-def test_offsets_are_bytes_and_kinds_do_not_overlap():
-  text = "Zoë Çelik was born in Kraków on 3 May 1901 — 98 miles from Łódź."
-  assert tagged(text) == [
-    ("Zoë Çelik", "name"),
-    ("Kraków", "name"),
-    ("3 May 1901", "date"),
-    ("98", "number"),
-    ("Łódź", "name"),
-  ]
-
-
 @hypothesis.given(
   st.lists(
     st.sampled_from("Velt the of . é Éa 1987 March , 北 3 St. I'm".split()),
@@ -159,25 +141,6 @@ def test_spans_are_whole_characters_in_order(text):
     assert encoded[start:limit].decode().strip()
     assert kind in ("date", "number", "name")
     previous = limit
-
-
-def test_real_paragraphs_have_spans(shared_data):
-  """Natural Questions' answers are mostly what we would mask."""
-  num_answers = num_in_spans = 0
-  started = time.process_time()
-  with (shared_data / "qed" / "qed_dev_part.jsonl").open() as lines:
-    for line in lines:
-      row = json.loads(line)
-      text = row["paragraph_text"]
-      spans = tag(text, row["title_text"])
-      for annotation in row["original_nq_answers"]:
-        for answer in annotation[:1]:
-          start = len(text[: answer["start"]].encode())
-          limit = len(text[: answer["end"]].encode())
-          num_answers += 1
-          num_in_spans += any(s < limit and t > start for s, t, _ in spans)
-  assert num_in_spans / num_answers > 0.7
-  assert time.process_time() - started < 10
 
 
 def test_dates_alone_are_those_of_the_rules():

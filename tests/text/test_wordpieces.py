@@ -52,18 +52,6 @@ def test_the_vocabulary_is_what_the_file_says(vocabulary):
   assert vocabulary.is_continuation.sum() == len(continuations)
 
 
-def test_encode_takes_the_longest_pieces(vocabulary):
-  the, play, ing, ground = 5, 10, 11, 12
-  assert vocabulary.encode("The Playing playground xyz") == [
-    the, play, ing, play, ground, vocabulary.unk_id
-  ]  # fmt: skip
-
-
-def test_decode_joins_pieces_and_leaves_padding_out(vocabulary):
-  ids = [2, 5, 10, 11, 3, 0, 0]
-  assert vocabulary.decode(ids) == "[CLS] the playing [SEP]"
-
-
 @pytest.mark.parametrize(
   "text, pieces",
   [
@@ -119,25 +107,6 @@ def test_offsets_are_into_the_text_as_written(vocabulary, text, expected):
   assert shown(vocabulary, text) == expected
 
 
-def test_a_batch_is_its_texts_one_by_one(vocabulary):
-  texts = ["the café", "", "½ playing", "北京"]
-  batch = vocabulary.tokenize_with_offsets(texts)
-  assert batch.row_offsets.tolist() == [0, 2, 2, 7, 9]
-  for text, start, limit in zip(
-    texts, batch.row_offsets[:-1], batch.row_offsets[1:], strict=True
-  ):
-    alone = vocabulary.tokenize_with_offsets([text])
-    assert batch.token_ids[start:limit].tolist() == vocabulary.encode(text)
-    found = batch.byte_ranges[start:limit]
-    np.testing.assert_array_equal(found, alone.byte_ranges)
-
-
-def test_no_texts_give_no_tokens(vocabulary):
-  tokens = vocabulary.tokenize_with_offsets([])
-  assert tokens.token_ids.size == 0
-  assert tokens.row_offsets.tolist() == [0]
-
-
 UTF8_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 
 
@@ -153,40 +122,6 @@ def test_every_range_is_whole_characters_in_order(vocabulary, texts):
     assert (np.diff(byte_ranges, axis=0) >= 0).all()
     for start, limit in byte_ranges:
       assert encoded[start:limit].decode("utf-8").strip()
-
-
-def test_with_room_every_word_is_a_piece():
-  texts = ["Ada Lovelace met Charles Babbage.", "Babbage and Lovelace wrote."]
-  pieces = train_vocabulary(texts, size=10_000)
-  assert pieces[:5] == list(SPECIAL_PIECES)
-  words = "ada lovelace met charles babbage . and wrote".split()
-  assert set(words) <= set(pieces)
-
-
-def test_names_that_occur_often_are_single_pieces(tmp_path):
-  # 60 invented names, 6 times each, among words that each occur once.
-  names = [f"{a}{b}{c}" for a in "bdfgk" for b in "aeio" for c in "ldr"]
-  names = [f"{name}en{name[::-1]}" for name in names]
-  texts = [
-    f"{name} came in {'abcdefghij'[i]}{name[::-1]}{i}"
-    for i in range(6)
-    for name in names
-  ]
-  size = 300
-  pieces = train_vocabulary(texts, size)
-  assert len(pieces) <= size
-  path = tmp_path / "vocab.txt"
-  path.write_text("\n".join(pieces) + "\n", encoding="utf-8")
-  vocabulary = WordpieceVocabulary(path)
-  assert all(len(vocabulary.encode(name.title())) == 1 for name in names)
-  # Whatever the texts hold can be written in pieces.
-  for text in texts:
-    assert vocabulary.unk_id not in vocabulary.encode(text)
-
-
-def test_a_trained_vocabulary_folds_as_the_tokenizer_does(tmp_path):
-  pieces = train_vocabulary(["Élan ﬁne Straße İzmir 北京"] * 3, 10_000)
-  assert {"elan", "fine", "strasse", "izmir", "北", "京"} <= set(pieces)
 
 
 def test_training_refuses_what_cannot_be():
@@ -227,9 +162,3 @@ def test_a_missing_or_binary_vocabulary_is_refused(tmp_path):
   (tmp_path / "binary.txt").write_bytes(b"[PAD]\n\xff\xfe")
   with pytest.raises(VocabularyError, match=r"not UTF-8 \(byte 6\)"):
     WordpieceVocabulary(tmp_path / "binary.txt")
-
-
-def test_windows_line_ends_are_no_part_of_pieces(tmp_path):
-  path = tmp_path / "vocab.txt"
-  path.write_bytes("\r\n".join([*SPECIAL_PIECES, "the", ""]).encode())
-  assert WordpieceVocabulary(path).pieces == (*SPECIAL_PIECES, "the")

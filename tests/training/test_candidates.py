@@ -237,15 +237,6 @@ def test_batches_come_in_order_with_what_their_generation_returned(open_stream):
   assert [vectors[0, 0] for vectors in index.vectors] == [1.0, 2.0, 3.0]
 
 
-def test_queries_may_be_embedded_with_the_current_parameters(open_stream):
-  index = HostIndex()
-  schedule = Schedule(lambda step: _generation(0, index))
-  stream = open_stream(schedule, current_queries=True)
-  stream.prefetch(0, {"retriever": {"scale": np.float32(7.0)}})
-  stream.take(0)
-  assert index.vectors[0][0, 0] == 7.0
-
-
 def test_the_state_is_that_of_the_next_step(open_stream):
   stream = open_stream(Schedule(lambda step: _generation(5, HostIndex())))
   stream.prefetch(0, _params(1.0))
@@ -320,13 +311,3 @@ def test_a_stream_with_nothing_to_search_has_not_moved_on(open_stream):
   state = stream.state(0)
   _assert_state(state, 0, generation=5)
   assert state.retrieved.ids[0, 0] == 101
-
-
-def test_a_stage_without_an_index_searches_nothing(open_stream):
-  stream = open_stream(None, needs_index=False)
-  stream.prefetch(0, _params(1.0))
-  prepared = stream.take(0)
-  assert "generation" not in prepared.metrics
-  assert stream.swaps == 0
-  _assert_state(stream.state(0), 0, generation=None)
-  _assert_state(stream.state(1), 1, generation=None)

@@ -79,13 +79,6 @@ def test_generations_are_used_at_the_distance_of_some_checkpoints():
     _config(refresh=RefreshConfig(every_steps=15), checkpoints=kept)
 
 
-def test_only_a_stage_with_an_index_waits_for_generations():
-  waits = RefreshConfig(wait=True, lag_steps=30)
-  assert _config(refresh=waits).waits
-  assert not _config(refresh=waits, stage=InverseCloze()).waits
-  assert not _config(refresh=dataclasses.replace(waits, refresh=False)).waits
-
-
 def test_the_reader_may_start_from_another_checkpoint():
   shared = CheckpointConfig(initial_checkpoint="runs/ict")
   assert shared.source_of("retriever") == shared.source_of("reader")

@@ -181,27 +181,12 @@ def test_checkpoints_are_saved_when_due_and_at_the_end():
       assert events[place - 1] == ("flush",)
 
 
-def test_a_resumed_run_does_the_remaining_steps():
-  events, _, result, _ = _run(start=3, num_steps=5, every=100)
-  assert [event for event in events if event[0] == "step"] == [
-    ("step", 3),
-    ("step", 4),
-  ]
-  assert result.step == 5
-
-
 def test_a_preempted_run_saves_after_its_step_and_ends():
   events, _, result, _ = _run(num_steps=9, every=100, preempted_at=2)
   assert _saved(events) == [("save", 3, 30)]
   # A disk that is full must not keep it alive.
   assert events.index(("hurry",)) < events.index(("save", 3, 30))
   assert (result.step, result.preempted) == (3, True)
-
-
-def test_preemption_in_the_last_step_is_no_preemption():
-  events, _, result, _ = _run(num_steps=3, every=100, preempted_at=2)
-  assert _saved(events) == [("save", 3, 30)]
-  assert not result.preempted
 
 
 @pytest.mark.parametrize(
@@ -217,13 +202,6 @@ def test_a_run_with_nothing_to_search_saves_and_fails(reason):
   assert error is reason
   # Step 3 was prepared and not run.
   assert events[-2:] == [("flush",), ("save", 3, 30)]
-
-
-def test_what_is_saved_already_is_not_saved_again():
-  reason = StaleIndexError("too old")
-  events, _, _, error = _run(num_steps=9, every=3, unavailable={4: reason})
-  assert error is reason
-  assert _saved(events) == [("save", 3, 30)]
 
 
 def test_a_run_that_is_preempted_while_it_waits_ends_in_peace():

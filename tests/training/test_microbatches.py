@@ -3,7 +3,6 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
@@ -52,11 +51,3 @@ def test_parts_have_the_gradient_of_the_whole():
     whole.optimizer[1].mean,
     parts.optimizer[1].mean,
   )
-
-
-def test_a_group_has_all_of_its_parts():
-  groups = rules.RowGroups(3, (1, 2)).divided(2)
-  assert groups == rules.RowGroups(6, (2, 3, 4, 5))
-  rows = jnp.arange(12)[:, None]
-  parts = Microbatches(count=2, groups=3).split(rows)
-  assert parts[..., 0].tolist() == [[0, 1, 4, 5, 8, 9], [2, 3, 6, 7, 10, 11]]

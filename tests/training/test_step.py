@@ -181,27 +181,6 @@ def test_a_step_never_recompiles_on_its_own_output():
   assert int(state.step) == 3
 
 
-@pytest.mark.slow
-def test_dropout_differs_by_step_and_repeats_by_seed():
-  still = dataclasses.replace(PLAIN, learning_rate=0.0)
-
-  def losses(seed):
-    state, step, mesh = _prepare(
-      "inverse_cloze", dropout_rate=0.3, optimizer=still, seed=seed
-    )
-    batch = _batch("inverse_cloze", mesh)
-    found = []
-    for _ in range(3):
-      state, metrics = step(state, batch)
-      found.append(float(metrics["loss"]))
-    return found
-
-  first = losses(0)
-  assert len(set(first)) == 3
-  assert losses(0) == first
-  assert not set(losses(1)) & set(first)
-
-
 def _assert_trees_close(one, two, **tolerance):
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, **tolerance), one, two

@@ -69,41 +69,6 @@ def test_the_numerics_are_those_of_googles_code(tmp_path):
   assert "attention_probs_dropout_prob=0.1 is not used" in report
 
 
-def test_a_prefix_chooses_among_checkpoints(tmp_path):
-  first, second = files.bert(seed=1), files.bert(seed=2)
-  files.write_bert(tmp_path / "bert", first)
-  files.save(tmp_path / "bert" / "model.ckpt-9", second)
-  with pytest.raises(ConversionError, match="2 checkpoints"):
-    import_weights("tf_bert", str(tmp_path / "bert"), tmp_path / "run")
-  for name in ("model.ckpt-9", "model.ckpt-9.index"):
-    path = str(tmp_path / "bert" / name)
-    import_weights("tf_bert", path, tmp_path / name, parts=["retriever"])
-    params = load(tmp_path / name).params["retriever"]
-    np.testing.assert_array_equal(
-      params["tower"]["encoder"]["word_embeddings"],
-      second["bert/embeddings/word_embeddings"],
-    )
-
-
-def test_two_checkpoints_make_two_towers(tmp_path):
-  query, block = files.bert(seed=1), files.bert(seed=2)
-  files.write_bert(tmp_path / "query", query)
-  files.write_bert(tmp_path / "block", block)
-  import_weights(
-    "tf_bert",
-    str(tmp_path / "query"),
-    tmp_path / "run",
-    block_input=str(tmp_path / "block"),
-    parts=["retriever"],
-  )
-  params = load(tmp_path / "run").params["retriever"]
-  for tower, variables in (("query_tower", query), ("block_tower", block)):
-    np.testing.assert_array_equal(
-      params[tower]["encoder"]["layer_1"]["down"]["kernel"],
-      variables["bert/encoder/layer_1/output/dense/kernel"],
-    )
-
-
 def test_what_has_no_place_or_is_missing_is_an_error(tmp_path):
   variables = files.bert()
   variables["cls/squad/output_weights"] = np.zeros((2, 4), np.float32)
@@ -128,18 +93,4 @@ def test_what_has_no_place_or_is_missing_is_an_error(tmp_path):
 def test_a_configuration_of_something_else_is_refused(tmp_path, changes, found):
   files.write_bert(tmp_path / "bert", files.bert(), **changes)
   with pytest.raises(ConversionError, match=found):
-    import_weights("tf_bert", str(tmp_path / "bert"), tmp_path / "run")
-
-
-def test_a_cased_vocabulary_is_refused(tmp_path):
-  files.write_bert(tmp_path / "bert", files.bert())
-  cased = [*files.pieces()[:-1], "Velt"]
-  files.write_pieces(tmp_path / "bert" / "vocab.txt", cased)
-  with pytest.raises(ConversionError, match="capitals, such as 'Velt'"):
-    import_weights("tf_bert", str(tmp_path / "bert"), tmp_path / "run")
-
-
-def test_a_directory_without_configuration_says_what_is_wanted(tmp_path):
-  files.save(tmp_path / "bert" / "bert_model.ckpt", files.bert())
-  with pytest.raises(ConversionError, match=r"bert_config\.json is missing"):
     import_weights("tf_bert", str(tmp_path / "bert"), tmp_path / "run")

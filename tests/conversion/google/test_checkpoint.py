@@ -73,10 +73,3 @@ def test_a_checkpoint_of_objects_is_refused(tmp_path):
   saved = tf.train.Checkpoint(x=tf.Variable(1.0)).write(str(tmp_path / "two"))
   with pytest.raises(ConversionError, match="TensorFlow 2 checkpoint"):
     TfCheckpoint(tmp_path / saved)
-
-
-def test_of_several_checkpoints_one_must_be_chosen(tmp_path):
-  for step in (1, 2):
-    files.save(tmp_path / f"model.ckpt-{step}", _VARIABLES)
-  with pytest.raises(ConversionError, match=r"model\.ckpt-1, model\.ckpt-2"):
-    locate(tmp_path)

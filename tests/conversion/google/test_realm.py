@@ -88,18 +88,6 @@ def test_a_pre_trained_release_gives_retriever_and_reader(tmp_path):
   np.testing.assert_allclose(logits[0, 0, 0], wanted, atol=1e-4)
 
 
-def test_towers_of_their_own_have_a_module_of_their_own(tmp_path):
-  block = module(tmp_path / "two" / "embedder", **REALM)
-  query = module(tmp_path / "two" / "query_embedder", **REALM, seed=9)
-  run_import(tmp_path / "two", tmp_path / "run")
-  params = load(tmp_path / "run").params["retriever"]
-  for tower, variables in (("query_tower", query), ("block_tower", block)):
-    np.testing.assert_array_equal(
-      params[tower]["projection"]["kernel"],
-      variables["module/module/dense/kernel"],
-    )
-
-
 @pytest.mark.parametrize(
   ("scope", "norm", "eps"),
   [
@@ -241,13 +229,6 @@ def test_the_vectors_are_of_the_tower_that_embeds_blocks(tmp_path):
   np.testing.assert_array_equal(vectors(*both)[:], of_blocks)
   # Those of the query tower's home were embedded by another one.
   assert vectors(*reversed(both)) is None
-
-
-def test_vectors_that_are_left_are_mentioned(tmp_path):
-  release(tmp_path / "in")
-  report = run_import(tmp_path / "in", tmp_path / "run")
-  assert "block vectors [30, 8]: left out; --corpus_dir imports" in report
-  assert not (tmp_path / "run" / "generations").exists()
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,9 @@
 """Blocks that another system cut become a corpus, one record a row."""
 
-import numpy as np
 import pytest
 
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.google import released_corpus
-from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.store import Corpus
 from realm_jax.text.wordpieces import WordpieceVocabulary
 
@@ -71,16 +69,6 @@ def test_tokens_lie_where_the_record_has_them(tmp_path, vocabulary):
   assert [len(corpus.body_token_ids(r)) for r in range(6)] == BODY_LENGTHS
 
 
-def test_the_longest_block_fits(tmp_path, vocabulary):
-  corpus = write(tmp_path / "c", vocabulary, titles=TITLES)
-  # [CLS] of [SEP], 600 times "the", [SEP].
-  assert corpus.block_length == 604
-  assert corpus.gather(np.array([4]), 604)[0].tolist() == (
-    ids("[CLS] of [SEP]") + 600 * ids("the") + ids("[SEP]")
-  )
-  assert "ends of blocks" not in str(corpus.summary["skipped"])
-
-
 def test_what_a_block_length_cuts_is_counted_and_its_text_is_whole(
   tmp_path, vocabulary
 ):
@@ -96,19 +84,6 @@ def test_what_a_block_length_cuts_is_counted_and_its_text_is_whole(
   assert corpus.summary["skipped"] == {
     "ends of blocks longer than the block length": 3
   }
-
-
-def test_a_long_title_leaves_half_of_the_room(tmp_path, vocabulary):
-  corpus = write(
-    tmp_path / "c",
-    vocabulary,
-    [b"ada " * 20],
-    titles=[b"velt " * 20],
-    block_length=13,
-  )
-  assert corpus.token_ids(0).tolist() == 5 * ids("velt") + 5 * ids("ada")
-  assert corpus.title(0).encode() == b"velt " * 20
-  assert corpus.summary["cut_titles"] == 1
 
 
 def test_block_ids_hold_wherever_the_records_are_imported(tmp_path, vocabulary):
@@ -152,10 +127,3 @@ def test_what_does_not_agree_leaves_nothing(
   with pytest.raises(ConversionError, match=found):
     write(tmp_path / "c", vocabulary, **settings)
   assert list(tmp_path.iterdir()) == []
-
-
-def test_a_corpus_is_not_replaced(tmp_path, vocabulary):
-  write(tmp_path / "c", vocabulary, [b"ada"])
-  with pytest.raises(CorpusError, match="holds a corpus"):
-    write(tmp_path / "c", vocabulary)
-  assert Corpus.open(tmp_path / "c").num_blocks == 1

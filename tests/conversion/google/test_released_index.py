@@ -118,27 +118,6 @@ def test_what_was_released_is_found_here(tmp_path, vocabulary, params, index):
   assert found.rows.tolist() == best.tolist()
 
 
-@pytest.mark.parametrize("count", [_NUM_BLOCKS - 1, _NUM_BLOCKS + 1])
-@pytest.mark.parametrize("is_sized", [True, False])
-def test_records_and_vectors_that_disagree_leave_nothing(
-  tmp_path, vocabulary, params, count, is_sized
-):
-  some = [*records(), b"one more"][:count]
-  texts = some if is_sized else iter(some)
-  released = release(tmp_path, texts, vectors())
-  with pytest.raises(ConversionError, match=r"120 .*vectors, and .* records"):
-    run(released, tmp_path, vocabulary, params)
-  assert list(tmp_path.iterdir()) == []
-
-
-def test_titles_must_be_as_many(tmp_path, vocabulary, params):
-  titles = [b"ada"] * 119
-  released = release(tmp_path, records(), vectors(), titles=titles)
-  with pytest.raises(ConversionError, match="vectors, and 119 titles"):
-    run(released, tmp_path, vocabulary, params)
-  assert list(tmp_path.iterdir()) == []
-
-
 def test_vectors_of_another_model_are_refused(tmp_path, vocabulary, params):
   released = release(tmp_path, records(), vectors()[:, :4])
   with pytest.raises(ConversionError, match="retriever of 8 dimensions"):
@@ -160,16 +139,3 @@ def test_a_vector_that_is_not_finite_is_not_published(
   assert not (tmp_path / "corpus").exists()
   run(release(tmp_path, records(), vectors()), tmp_path, vocabulary, params)
   assert Corpus.open(tmp_path / "corpus").num_blocks == _NUM_BLOCKS
-
-
-def test_an_import_takes_the_place_of_another(tmp_path, vocabulary, params):
-  run(release(tmp_path, records(), vectors()), tmp_path, vocabulary, params)
-  released = release(tmp_path / "b", records(), -vectors())
-  run(released, tmp_path, vocabulary, params)
-  generation = load_newest(
-    tmp_path / "model" / "generations",
-    corpus=Corpus.open(tmp_path / "b" / "corpus"),
-  )
-  np.testing.assert_array_equal(
-    generation.vectors(np.arange(3)), -vectors()[:3]
-  )

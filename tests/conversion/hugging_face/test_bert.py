@@ -11,17 +11,6 @@ from tests.conversion.imported import load
 pytestmark = pytest.mark.slow
 
 
-def test_the_pooler_is_taken_where_there_is_one(tmp_path):
-  files.write(tmp_path / "with", files.tensors())
-  files.write(tmp_path / "without", files.tensors(pooler=False))
-  report = files.import_bert(tmp_path / "with", tmp_path / "one")
-  assert "pooling: pooler" in report
-  assert load(tmp_path / "one").retriever.pooling == "pooler"
-  report = files.import_bert(tmp_path / "without", tmp_path / "two")
-  assert "pooling: cls" in report
-  assert load(tmp_path / "two").retriever.pooling == "cls"
-
-
 @pytest.mark.parametrize(
   ("prefix", "kind"),
   [
@@ -88,14 +77,6 @@ def test_an_untied_decoder_is_refused_by_name(tmp_path):
   assert "cls.predictions.decoder.weight" in report.partition("left")[2]
 
 
-def test_half_a_head_is_refused_by_name(tmp_path):
-  weights = files.tensors(prefix="bert.", head=True)
-  del weights["cls.predictions.bias"]
-  files.write(tmp_path / "bert", weights)
-  with pytest.raises(ConversionError, match=r"reader/masked_lm_head/bias \["):
-    files.import_bert(tmp_path / "bert", tmp_path / "out", parts=["reader"])
-
-
 def test_two_towers_start_from_one_directory_or_from_two(tmp_path):
   one, two = files.tensors(), files.tensors(seed=1)
   files.write(tmp_path / "one", one)
@@ -123,22 +104,6 @@ def test_two_towers_start_from_one_directory_or_from_two(tmp_path):
     np.testing.assert_allclose(
       files.vectors(tmp_path / "dpr", method), wanted, atol=2e-5
     )
-
-
-def test_a_projection_starts_with_equal_random_values_in_both_towers(tmp_path):
-  files.write(tmp_path / "bert", files.tensors())
-  report = files.import_bert(
-    tmp_path / "bert",
-    tmp_path / "out",
-    projection_size=4,
-    separate_towers=True,
-  )
-  assert "block_tower/projection/kernel [8, 4]: --projection_size" in report
-  assert files.vectors(tmp_path / "out").shape == (2, 4)
-  np.testing.assert_array_equal(
-    files.vectors(tmp_path / "out"),
-    files.vectors(tmp_path / "out", "embed_blocks"),
-  )
 
 
 def test_the_model_file_says_what_the_weights_depend_on(tmp_path):

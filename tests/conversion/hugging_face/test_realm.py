@@ -5,10 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from realm_jax.conversion.bert_models import TowerOptions
 from realm_jax.conversion.errors import ConversionError
-from realm_jax.conversion.hugging_face.realm import plan_hf_realm
-from realm_jax.conversion.planning import ImportSource
 from tests.conversion.hugging_face import realm_files as files
 from tests.conversion.imported import import_weights, load
 
@@ -87,16 +84,6 @@ def test_a_scorer_shares_its_embedder_or_has_two(tmp_path):
   _assert_tower(towers["query_tower"], _tower_of(other, "query_embedder."))
 
 
-def test_towers_may_be_separated(tmp_path):
-  weights = files.embedder()
-  source = files.write(tmp_path / "in", weights, "RealmEmbedder")
-  import_weights("hf_realm", source, tmp_path / "o", separate_towers=True)
-  towers = load(tmp_path / "o").params["retriever"]
-  assert towers.keys() == {"query_tower", "block_tower"}
-  for tower in towers.values():
-    _assert_tower(tower, _tower_of(weights))
-
-
 @pytest.mark.parametrize("decoder", ["absent", "tied"])
 def test_a_knowledge_augmented_encoder_has_a_tied_decoder(tmp_path, decoder):
   weights = files.encoder()
@@ -138,18 +125,6 @@ def test_a_reader_has_its_span_head(tmp_path):
   assert "randomly initialized (parameters): none" in report
 
 
-def test_a_reader_that_says_no_length_has_that_of_transformers(tmp_path):
-  source = files.write(
-    tmp_path / "in", files.reader(), "RealmReader", max_position_embeddings=512
-  )
-  path = tmp_path / "in" / "config.json"
-  config = json.loads(path.read_text())
-  del config["reader_seq_len"]
-  path.write_text(json.dumps(config))
-  plan = plan_hf_realm(ImportSource("hf_realm", source), TowerOptions())
-  assert plan.reader.joint_length == 288 + 32
-
-
 def test_open_qa_gives_both_parts_and_says_that_vectors_are_left(tmp_path):
   weights = files.embedder("embedder.") | files.reader("reader.")
   weights["block_emb"] = np.ones((26, files.PROJECTED), np.float32)
@@ -168,19 +143,6 @@ def test_open_qa_gives_both_parts_and_says_that_vectors_are_left(tmp_path):
     "hf_realm", source, tmp_path / "half", parts=["reader"]
   )
   assert "embedder.cls.dense.weight [4, 8]: the retriever's" in report
-
-
-def test_records_of_another_release_are_refused(tmp_path):
-  weights = files.embedder("embedder.") | files.reader("reader.")
-  weights["block_emb"] = np.ones((26, files.PROJECTED), np.float32)
-  source = files.write(tmp_path / "in", weights, "RealmForOpenQA")
-  records = np.array([b"Ada was born."] * 25, object)
-  np.save(tmp_path / "in" / "block_records.npy", records)
-  with pytest.raises(ConversionError, match="26 block vectors, and 25 records"):
-    import_weights(
-      "hf_realm", source, tmp_path / "o", corpus_dir=tmp_path / "corpus"
-    )
-  assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
 @pytest.mark.parametrize(
@@ -218,9 +180,3 @@ def test_another_configuration_is_refused(tmp_path, changes, said):
   with pytest.raises(ConversionError, match=said):
     import_weights("hf_realm", source, tmp_path / "o")
   assert not (tmp_path / "o").exists()
-
-
-def test_a_file_of_another_class_is_named_by_its_tensors(tmp_path):
-  source = files.write(tmp_path / "in", files.encoder(), "RealmEmbedder")
-  with pytest.raises(ConversionError, match="projection/kernel"):
-    import_weights("hf_realm", source, tmp_path / "o")

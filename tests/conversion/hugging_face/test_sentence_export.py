@@ -12,7 +12,6 @@ from benchmarks.agreement import imported_model
 from realm_jax.conversion.bert_models import TowerOptions
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.hugging_face.bert import plan_hf_bert
-from realm_jax.conversion.hugging_face.sentence_transformers import layout
 from realm_jax.conversion.hugging_face.sentence_transformers.exporting import (
   plan_sentence_export,
 )
@@ -108,16 +107,6 @@ def test_a_module_with_settings_that_towers_lack_is_refused(golden, tmp_path):
     read_sentence_model(tmp_path)
 
 
-def test_epsilon_is_the_librarys_or_almost_none():
-  assert layout.projection_scale(1e-5) == 1.0
-  # 1e-5 / 256² is 1.5e-10.
-  assert layout.projection_scale(1e-12) == 256.0
-  retriever = sentence_models.RETRIEVERS["cls_without_types"]
-  retriever = retriever.clone(projection_norm_eps=1e-3)
-  with pytest.raises(ConversionError, match=r"projection_norm_eps=0\.001"):
-    plan_sentence_export(exported.model(retriever), None)
-
-
 def test_what_cannot_be_expressed_or_is_not_chosen_is_said():
   retriever = sentence_models.RETRIEVERS["query_tower"]
   with pytest.raises(ConversionError, match="--tower=query or --tower=block"):
@@ -127,19 +116,3 @@ def test_what_cannot_be_expressed_or_is_not_chosen_is_said():
   model = exported.model(other.clone(query_prefix=(0,)))
   with pytest.raises(ConversionError, match="the query prefix"):
     plan_sentence_export(model, None)
-
-
-def test_the_readmes_example_has_the_format_of_documents():
-  def example(name, **changes):
-    retriever = sentence_models.RETRIEVERS[name].clone(**changes)
-    tower = sentence_models.tower_of(name)
-    plan = plan_sentence_export(exported.model(retriever), tower)
-    return plan.texts["README.md"]
-
-  pair = '("Bridge", "The bridge was built by the railway.")]'
-  assert pair in example("query_tower")
-  assert "--tower=block" in example("query_tower")
-  assert '("where was Bridge", "The' in example("cls_without_types")
-  text = example("mean_of_one_text")
-  assert '"Bridge The bridge was built' in text
-  assert 'queries = ["where was who built' in text

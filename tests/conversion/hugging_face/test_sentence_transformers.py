@@ -5,19 +5,14 @@ import json
 import numpy as np
 import pytest
 
-from realm_jax.conversion.bert_models import TowerOptions
 from realm_jax.conversion.errors import ConversionError
-from realm_jax.conversion.hugging_face.bert import plan_hf_bert
 from realm_jax.conversion.hugging_face.sentence_transformers.reading import (
   read_sentence_model,
 )
-from realm_jax.conversion.planning import ImportSource
 from tests.conversion.hugging_face import bert_files as files
 from tests.conversion.imported import import_weights, load
 
 pytestmark = pytest.mark.slow
-
-_SAID = {"query": "where", "block": "bridge"}
 
 
 @pytest.mark.parametrize("normalize", [True, False])
@@ -78,12 +73,6 @@ def test_other_modules_are_refused(tmp_path, chain, said):
     read_sentence_model(tmp_path)
 
 
-def test_max_pooling_is_refused(tmp_path):
-  files.write_sentence_modules(tmp_path, mode="max_tokens")
-  with pytest.raises(ConversionError, match="pooling_mode_max_tokens"):
-    read_sentence_model(tmp_path)
-
-
 def test_texts_before_queries_and_blocks_become_ids(tmp_path):
   files.write(tmp_path / "bert", files.tensors())
   files.write_sentence_modules(tmp_path / "bert")
@@ -100,21 +89,6 @@ def test_texts_before_queries_and_blocks_become_ids(tmp_path):
   assert f"retriever.Retriever.block_prefix = ({bridge},)" in text
   with pytest.raises(ConversionError, match="--query_prefix='日本'"):
     files.import_bert(tmp_path / "bert", tmp_path / "two", query_prefix="日本")
-
-
-def test_each_tower_has_the_prompts_of_its_own_directory(tmp_path):
-  for name in ("query", "block"):
-    files.write(tmp_path / name, files.tensors())
-    files.write_sentence_modules(tmp_path / name)
-    files.write_json(
-      tmp_path / name / "config_sentence_transformers.json",
-      {"prompts": {"query": f"{_SAID[name]} ", "passage": f"{_SAID[name]} "}},
-    )
-  source = ImportSource("hf_bert", tmp_path / "query", tmp_path / "block")
-  plan = plan_hf_bert(source, TowerOptions())
-  pieces = files.pieces()
-  assert plan.retriever.query_prefix == (pieces.index("where"),)
-  assert plan.retriever.block_prefix == (pieces.index("bridge"),)
 
 
 @pytest.mark.parametrize("prompts", [["query: "], {"query": 1}, "query: "])
@@ -147,12 +121,3 @@ def test_a_block_is_read_as_sentence_transformers_reads_its_text(tmp_path):
   blocks = np.array([files.LONG, [2, 14, 3, 3] + [0] * 4], np.int32)
   vectors = files.vectors(tmp_path / "out", "embed_blocks", blocks)
   np.testing.assert_allclose(vectors, wanted, atol=2e-5)
-
-
-def test_the_weights_may_lie_in_a_folder_of_their_own(tmp_path):
-  weights = files.tensors()
-  files.write(tmp_path / "bert" / "0_Transformer", weights)
-  files.write_sentence_modules(tmp_path / "bert", folder="0_Transformer")
-  files.import_bert(tmp_path / "bert", tmp_path / "out", normalize=False)
-  wanted = [hidden.mean(0) for hidden in files.hidden(weights)]
-  np.testing.assert_allclose(files.vectors(tmp_path / "out"), wanted, atol=2e-5)

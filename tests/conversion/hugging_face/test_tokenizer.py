@@ -77,34 +77,7 @@ def test_a_cased_model_is_refused(tmp_path, file, content, said):
     read_vocabulary(tmp_path)
 
 
-def test_capitals_are_looked_for_where_no_file_says_what_it_is(tmp_path):
-  _write(tmp_path, [*_PIECES, "[unused1]", "Ada"])
-  with pytest.raises(ConversionError, match=r"1 pieces with capitals.*'Ada'"):
-    read_vocabulary(tmp_path)
-  # A file that does not speak of it changes nothing, and one that does, all.
-  files.write_json(tmp_path / "tokenizer.json", {"normalizer": None})
-  with pytest.raises(ConversionError, match="'Ada'"):
-    read_vocabulary(tmp_path)
-  files.write_json(tmp_path / "tokenizer_config.json", {"do_lower_case": True})
-  assert read_vocabulary(tmp_path)[-1] == "Ada"
-
-
-def test_lower_casing_is_the_tokenizers_not_the_sentence_models(tmp_path):
-  _write(tmp_path)
-  for file, lower in (
-    ("sentence_bert_config.json", False),
-    ("tokenizer_config.json", True),
-  ):
-    files.write_json(tmp_path / file, {"do_lower_case": lower})
-  assert read_vocabulary(tmp_path) == tuple(_PIECES)
-
-
 def test_a_vocabulary_whose_padding_is_not_0_is_refused(tmp_path):
   _write(tmp_path, [_PIECES[1], _PIECES[0], *_PIECES[2:]])
   with pytest.raises(VocabularyError, match=r"\[PAD\] must be there"):
-    read_vocabulary(tmp_path)
-
-
-def test_a_directory_without_a_vocabulary_says_what_to_copy(tmp_path):
-  with pytest.raises(ConversionError, match=r"no vocab\.txt .*copy"):
     read_vocabulary(tmp_path)

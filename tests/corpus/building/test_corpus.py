@@ -1,10 +1,8 @@
 """Building: what becomes of every document, and of builds that fail."""
 
 import hashlib
-import json
 import subprocess
 import sys
-import tracemalloc
 
 import hypothesis
 import numpy as np
@@ -12,30 +10,15 @@ import pytest
 from hypothesis import strategies as st
 
 from realm_jax.corpus.building.corpus import build_corpus
-from realm_jax.corpus.building.sources import input_file
 from realm_jax.corpus.errors import CorpusError, InputError
 from realm_jax.corpus.store import Corpus
 from realm_jax.files.whole.whole_directory import TargetError
 from realm_jax.text.salient_spans import tag
-from realm_jax.text.wordpieces import VocabularyError
 from tests.corpus.conftest import write_lines
 
 
 def bodies(corpus: Corpus) -> list[str]:
   return [corpus.body(row) for row in range(corpus.num_blocks)]
-
-
-def test_whole_sentences_while_they_fit(build):
-  # 4, 5 and 2 tokens; 12 leaves 8 for the body after 3 specials and a title.
-  text = "The café was built. Ada was the stone. Velt, in."
-  corpus = build([{"title": "Velt", "text": text}], block_length=13)
-  assert bodies(corpus) == [
-    "The café was built.",
-    "Ada was the stone. Velt, in.",
-  ]
-  assert corpus.sentences(1).tolist() == [[0, 5], [5, 9]]
-  assert corpus.lengths.tolist() == [3 + 1 + 5, 3 + 1 + 9]
-  assert corpus.summary["cut_sentences"] == 0
 
 
 def test_an_overlong_sentence_is_cut_and_counted(build):
@@ -48,17 +31,6 @@ def test_an_overlong_sentence_is_cut_and_counted(build):
   ]
   assert corpus.sentences(2).tolist() == [[0, 2], [2, 4]]
   assert corpus.summary["cut_sentences"] == 1
-
-
-def test_a_very_long_title_leaves_half_for_the_body(build):
-  title = "The river of the café of Velt"
-  corpus = build(
-    [{"title": title, "text": "Ada was in Velt."}], block_length=10
-  )
-  assert corpus.title(0) == title
-  assert corpus.title_length(0) == 3
-  assert bodies(corpus) == ["Ada was in", "Velt."]
-  assert corpus.summary["cut_titles"] == 1
 
 
 def test_nothing_is_dropped_silently(build):
@@ -138,31 +110,6 @@ def test_bad_lines_are_skipped_only_when_asked(vocab_file, tmp_path):
   assert "malformed lines" in summary.table()
   assert "rows.jsonl:3" in summary.table()
   assert Corpus.open(tmp_path / "out").summary == summary.to_json()
-
-
-@pytest.mark.parametrize(
-  "content", ["", '{"title": "List of x", "text": " "}\n']
-)
-def test_an_empty_corpus_is_refused(vocab_file, tmp_path, content):
-  path = tmp_path / "rows.jsonl"
-  path.write_text(content)
-  with pytest.raises(InputError, match="gave a block"):
-    build_corpus([str(path)], tmp_path / "out", vocab=vocab_file)
-  assert not (tmp_path / "out").exists()
-
-
-def test_wrong_arguments(build, tmp_path):
-  rows = [{"title": "Velt", "text": "Ada."}]
-  with pytest.raises(CorpusError, match="block_length=7 is too short"):
-    build(rows, block_length=7)
-  with pytest.raises(CorpusError, match="'many' is not a number of pieces"):
-    build(rows, vocab="train:many")
-  with pytest.raises(CorpusError, match="blocks_per_shard=0"):
-    build(rows, blocks_per_shard=0)
-  with pytest.raises(VocabularyError, match="no vocabulary at"):
-    build(rows, vocab=str(tmp_path / "absent"))
-  with pytest.raises(InputError, match="no file matches"):
-    build_corpus(["absent*"], tmp_path / "out", vocab="train:100")
 
 
 def test_block_ids_survive_a_rebuild_in_another_order(build):
@@ -274,32 +221,6 @@ def test_blocks_are_the_text_cut(vocab_file, tmp_path_factory, texts, length):
     assert "".join(found.get(str(i), "").split()) == "".join(text.split())
 
 
-@pytest.mark.slow
-def test_memory_does_not_grow_with_the_input(vocab_file, tmp_path, monkeypatch):
-  """Three times the documents, and nearly the same peak."""
-  monkeypatch.setattr(input_file, "ROWS_PER_CHUNK", 50)
-
-  def rows(count):
-    text = "The café of Velt was built by Ada Stone in 1987. " * 3
-    return ({"id": str(i), "title": "Velt", "text": text} for i in range(count))
-
-  peaks = []
-  for count in (100, 300):
-    lines = write_lines(tmp_path / f"{count}.jsonl", rows(count))
-    tracemalloc.start()
-    build_corpus(
-      [str(lines)],
-      tmp_path / str(count),
-      vocab=vocab_file,
-      block_length=32,
-      blocks_per_shard=50,
-    )
-    peaks.append(tracemalloc.get_traced_memory()[1])
-    tracemalloc.stop()
-  few, many = peaks
-  assert many < 1.2 * few
-
-
 def test_an_existing_directory_is_not_lost(build, tmp_path, vocab_file):
   rows = [{"title": "Velt", "text": "Ada was in."}]
   before = build(rows)
@@ -368,30 +289,3 @@ def test_the_command(tmp_path, vocab_file, command_environment):
   assert corpus.version == 5
   # Ada Stone, Velt and 1987.
   assert len(corpus.salient_spans(0)) == 3
-
-
-@pytest.mark.slow
-def test_real_text(shared_data, tmp_path):
-  """The QED paragraphs, with a vocabulary of their own."""
-  seen = {}
-  with (shared_data / "qed" / "qed_dev_part.jsonl").open() as lines:
-    for line in lines:
-      row = json.loads(line)
-      document = {"title": row["title_text"], "text": row["paragraph_text"]}
-      seen[row["title_text"], row["paragraph_text"]] = document
-  lines = write_lines(tmp_path / "qed.jsonl", seen.values())
-  summary = build_corpus(
-    [str(lines)], tmp_path / "corpus", vocab="train:12000", tagger=tag
-  )
-  corpus = Corpus.open(tmp_path / "corpus")
-  corpus.verify()
-  assert summary.documents + sum(summary.skipped.values()) == len(seen)
-  assert corpus.lengths.max() <= 288
-  assert summary.salient_spans["name"] > 5_000
-  words = {"".join(row["text"].split()) for row in seen.values()}
-  single = [
-    row
-    for row in range(corpus.num_blocks)
-    if "".join(corpus.body(row).split()) in words
-  ]
-  assert len(single) > 0.9 * len(words)

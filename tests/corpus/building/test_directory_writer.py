@@ -13,7 +13,6 @@ from realm_jax.corpus import versions
 from realm_jax.corpus.building import directory_writer
 from realm_jax.corpus.building.directory_writer import CorpusDirectoryWriter
 from realm_jax.corpus.errors import CorpusError
-from realm_jax.corpus.shards.writer import GrowingArray
 from realm_jax.corpus.store import Corpus
 from realm_jax.files.local_disk.disk_full import DiskFullError
 from realm_jax.files.whole.whole_directory import TargetError
@@ -50,33 +49,6 @@ def write(directory: Path, count: int, **arguments) -> Corpus:
 
 def names(directory: Path) -> list[str]:
   return sorted(path.name for path in directory.iterdir())
-
-
-def test_shards_of_whole_documents(tmp_path):
-  corpus = write(tmp_path / "corpus", 10)
-  assert corpus.num_blocks == 10
-  assert corpus.block_ids.tolist() == list(range(10))
-  assert names(tmp_path) == ["corpus"]
-  assert names(tmp_path / "corpus") == [
-    "corpus.json", "shard-00000", "shard-00001", "shard-00002", "vocab.txt"
-  ]  # fmt: skip
-
-
-def test_a_growing_array_is_a_npy_file(tmp_path):
-  array = GrowingArray(tmp_path / "a.npy", np.dtype("<i4"), (2,))
-  array.append(np.array([[1, 2], [3, 4]]))
-  array.append(np.zeros((0, 2), int))
-  array.append(np.array([[5, -6]], np.int64))
-  array.finish()
-  loaded = np.load(tmp_path / "a.npy", mmap_mode="r")
-  assert loaded.dtype == np.int32
-  assert loaded.tolist() == [[1, 2], [3, 4], [5, -6]]
-
-
-def test_an_empty_array_can_be_mapped(tmp_path):
-  corpus = write(tmp_path / "corpus", 1)
-  assert corpus.salient_spans(0).shape == (0, 2)
-  assert corpus.url(0) == ""
 
 
 def test_nothing_is_left_of_a_build_that_fails(tmp_path):
@@ -146,21 +118,6 @@ def test_replacing_keeps_readers_of_the_old_one(tmp_path):
   assert (old_ids[:4] == [0, 1, 2, 3]).all()
   assert new.num_blocks == 2
   assert names(tmp_path) == ["corpus"]
-
-
-def test_a_link_to_the_directory_stays(tmp_path):
-  (tmp_path / "disk" / "empty").mkdir(parents=True)
-  link = tmp_path / "corpus"
-  link.symlink_to(tmp_path / "disk" / "empty")
-  write(link, 2)
-  assert write(link, 3, overwrite=True).num_blocks == 3
-  assert link.is_symlink()
-  assert names(tmp_path / "disk") == ["empty"]
-
-
-def test_a_mount_point_cannot_be_replaced():
-  with pytest.raises(TargetError, match="name a new directory in it"):
-    write(Path("/"), 2)
 
 
 def test_on_an_object_store_earlier_versions_go_with_their_corpus(

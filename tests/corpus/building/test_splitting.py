@@ -72,11 +72,6 @@ def test_sentences_that_share_a_token_are_one():
   assert aligned.byte_ranges.tolist() == [[0, 9], [10, 12]]
 
 
-def test_no_tokens_are_an_empty_sentence():
-  aligned = align_sentences(np.array([[0, 4]]), np.zeros((0, 2), int))
-  assert aligned.token_ranges.tolist() == [[0, 0]]
-
-
 def cut(text: str, pieces: list[str], capacity: int):
   """Cuts one sentence made of `pieces`; gives the texts and token ranges."""
   token_bytes, limit = [], 0
@@ -105,14 +100,6 @@ def test_an_overlong_sentence_is_cut_between_words():
   assert tokens == [[0, 1], [1, 3], [3, 5]]
 
 
-def test_punctuation_stays_with_its_word():
-  texts, _ = cut("aa bb cc, dd", ["aa", "bb", "cc", ",", "dd"], 3)
-  assert texts == ["aa bb", "cc, dd"]
-  # No space to cut at in the second half of what fits.
-  texts, _ = cut("a (b,c,d", ["a", "(", "b", ",", "c", ",", "d"], 5)
-  assert texts == ["a (b,c", ",d"]
-
-
 def test_an_overlong_word_is_cut_between_pieces():
   texts, tokens = cut("aabbccdd e", ["aa", "##bb", "##cc", "##dd", "e"], 3)
   assert texts == ["aabbcc", "dd e"]
@@ -137,7 +124,3 @@ def test_a_character_of_many_tokens_stays_whole():
     [[0, 1], [1, 3], [3, 5]],
     [[0, 1], [1, 4], [1, 5]],
   )
-
-
-def test_a_sentence_that_fits_is_left_alone():
-  assert cut("aa bb", ["aa", "bb"], 2) == (["aa bb"], [[0, 2]])

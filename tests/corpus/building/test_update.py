@@ -192,18 +192,6 @@ def test_settings_that_are_not_the_corpuss_are_refused(
   assert update(rows, vocab=vocab_file, block_length=16).version == 2
 
 
-def test_no_corpus_to_update(tmp_path, update):
-  with pytest.raises(CorpusError, match="no corpus in"):
-    update([ROWS[0]])
-  assert not (tmp_path / "corpus").exists()
-
-
-def test_the_last_block_stays(corpus, update):
-  with pytest.raises(CorpusError, match="no block left"):
-    update([{"id": row["id"], "remove": True} for row in ROWS])
-  assert contents(Corpus.open(corpus.source)) == contents(corpus)
-
-
 @pytest.mark.slow
 def test_the_command(corpus, tmp_path, command_environment):
   write_lines(tmp_path / "changes.jsonl", [{"id": "d3", "remove": True}])

@@ -113,32 +113,6 @@ def test_the_last_versions_stay_if_so_told(corpus, update):
     assert str(path.relative_to(corpus.source)) in named
 
 
-def test_a_damaged_manifest_of_before_says_to_remove_it(corpus, update):
-  update([article("new", seed=1)])
-  path = Path(corpus.source) / "versions" / "00000001.json"
-  path.write_text("{")
-  with pytest.raises(CorpusError, match="remove it: only version 00000001 is"):
-    update([article("newer", seed=2)])
-  path.unlink()
-  assert update([article("newer", seed=2)]).version == 3
-
-
-def test_a_version_that_goes_while_others_are_looked_for_is_no_damage(
-  corpus, update, monkeypatch
-):
-  update([article("new", seed=1)])
-  update([article("newer", seed=2)], keep_versions=1)
-  monkeypatch.setattr(versions, "earlier_versions", lambda directory: [1])
-  with pytest.raises(CorpusError, match="no corpus version 1: it was pruned"):
-    versions.read(corpus.source, version=1)
-
-
-def test_a_mount_point_is_refused_before_any_work(corpus, update, monkeypatch):
-  monkeypatch.setattr("os.path.ismount", lambda path: True)
-  with pytest.raises(TargetError, match="cannot be renamed"):
-    update([article("new", seed=1)])
-
-
 def test_a_full_disk_says_what_helps_an_update(corpus, update, monkeypatch):
   def full(*args):
     raise OSError(errno.EFBIG, "File too large")

@@ -8,7 +8,6 @@ import pytest
 from realm_jax.evaluation.explaining.fillings import (
   best_fillings,
   log_likelihoods,
-  most_likely,
 )
 
 
@@ -17,15 +16,6 @@ def log_probs() -> np.ndarray:
   """Three candidates, two masks, nine wordpieces."""
   logits = np.random.default_rng(3).normal(size=(3, 2, 9)) * 2
   return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
-
-
-def test_the_most_likely_of_all_pairs(log_probs):
-  one = log_probs[0]
-  pairs = itertools.product(range(9), repeat=2)
-  best = sorted(pairs, key=lambda pair: -one[0, pair[0]] - one[1, pair[1]])
-  assert most_likely(one, 7).tolist() == [list(pair) for pair in best[:7]]
-  # More than one mask has wordpieces.
-  assert len(most_likely(one, 20)) == 9
 
 
 def test_the_best_under_the_sum_of_all_pairs(log_probs):

@@ -7,7 +7,6 @@ from realm_jax.evaluation.explaining.errors import ExplanationError
 from realm_jax.evaluation.explaining.masked_text import (
   MaskLimits,
   VerbatimSentence,
-  is_masked,
   masked_query,
 )
 
@@ -80,13 +79,6 @@ def test_a_long_sentence_is_cut_around_its_mask(
 def test_what_does_not_fit_is_refused(read, text, answer, said):
   with pytest.raises(ExplanationError, match=said):
     read(text, answer)
-
-
-def test_masks_are_told_apart_in_the_text():
-  assert is_masked("in [MASK].")
-  assert not is_masked("in a mask")
-  with pytest.raises(ExplanationError, match=r"'\[mask\]'; write \[MASK\], in"):
-    is_masked("in [mask].")
 
 
 @pytest.mark.parametrize(

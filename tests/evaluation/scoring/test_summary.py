@@ -3,7 +3,7 @@
 import pytest
 
 from realm_jax.evaluation.scoring.breakdowns import answer_length, question_word
-from realm_jax.evaluation.scoring.summary import summarize, summary_table
+from realm_jax.evaluation.scoring.summary import summarize
 from tests.evaluation.scoring.lines import line
 
 
@@ -62,23 +62,3 @@ def test_each_group_has_the_figures_of_its_questions():
   assert figures["by_answer_length"]["1 word"]["exact_match"] == 0.5
   low, high = figures["intervals"]["exact_match"]
   assert 0 <= low <= 1 / 3 <= high <= 1
-
-
-def test_the_tables_show_intervals_and_groups():
-  figures = {
-    "exact_match": 0.5,
-    "task": "open_qa",
-    "intervals": {"exact_match": [0.25, 0.75]},
-    "by_question_word": {
-      "who": {"num_questions": 3, "f1": 0.5},
-      "when": {"num_questions": 1},
-    },
-  }
-  assert summary_table(figures).splitlines() == [
-    "exact_match  0.5000  [0.2500, 0.7500]",
-    "task         open_qa",
-    "",
-    "by_question_word  num_questions      f1",
-    "who                           3  0.5000",
-    "when                          1",
-  ]

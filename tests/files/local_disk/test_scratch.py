@@ -1,6 +1,5 @@
 """Temporary directories: removed at the end, however the process ends."""
 
-import gc
 import signal
 import subprocess
 import sys
@@ -27,19 +26,6 @@ def temporary(tmp_path, monkeypatch):
   monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
   monkeypatch.setenv("TMPDIR", str(tmp_path))
   return tmp_path
-
-
-def test_it_goes_with_its_object():
-  with ScratchDirectory() as scratch:
-    path = scratch.path
-    assert not list(path.iterdir())
-    (path / "file").write_text("x")
-  assert not path.exists()
-  forgotten = ScratchDirectory()
-  path = forgotten.path
-  del forgotten
-  gc.collect()
-  assert not path.exists()
 
 
 def test_that_of_a_killed_process_goes_and_that_of_a_living_one_stays():

@@ -48,16 +48,3 @@ def test_times_of_one_storage_can_be_compared(folder):
     listing.storage_time(folder / name) for name in ("first", "second")
   )
   assert 0 <= second - first < 60
-
-
-def test_each_is_one_request(object_store):
-  folder = epath.Path(object_store.path(secrets.token_hex(4)))
-  (folder / "file").write_text("one")
-  for ask in (
-    lambda: listing.names_in(folder),
-    lambda: listing.version_of(folder / "file"),
-    lambda: listing.version_of(folder / "none"),
-  ):
-    with object_store.counted() as requests:
-      ask()
-    assert len(requests) == 1, requests

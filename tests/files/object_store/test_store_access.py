@@ -1,13 +1,8 @@
 """A bucket that cannot be used is told of, with what to do."""
 
-import subprocess
-import sys
-
 import pytest
-from absl import flags
 
 from benchmarks.runs.object_store import StoreFault
-from realm_jax import configuration
 from realm_jax.files.object_store.store_access import (
   StoreAccessError,
   require_readable,
@@ -58,32 +53,3 @@ def test_a_removal_whose_answer_is_lost_is_one(object_store):
   object_store.inject(StoreFault("lose answer", "^DELETE"))
   require_writable(object_store.path("access/run"))
   assert object_store.happened() == [1]
-
-
-def test_a_command_says_what_the_store_refuses(object_store, capsys):
-  object_store.inject(StoreFault("refuse", "^GET", status=401, times=9))
-
-  def main(argv):
-    from realm_jax.files.object_store.remote import read_bytes
-
-    read_bytes(object_store.path("a"))
-
-  flags.FLAGS(["train"])
-  assert configuration.exit_code(main, ["/bin/train.py"]) == 2
-  printed = capsys.readouterr().err
-  assert printed.startswith("train: the object store refuses access")
-  assert "gcloud auth application-default login" in printed
-
-
-def test_without_the_extra_it_is_named():
-  command = """if True:
-    import sys
-    sys.modules["gcsfs"] = None
-    from realm_jax.files.object_store.store_access import require_readable
-    require_readable("gs://bucket/a")
-  """
-  done = subprocess.run(
-    [sys.executable, "-c", command], capture_output=True, text=True
-  )
-  assert "StoreAccessError: gs://bucket/a: gs:// needs gcsfs" in done.stderr
-  assert "realm_jax[gcs]" in done.stderr

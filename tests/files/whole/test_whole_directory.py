@@ -2,13 +2,11 @@
 
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
 from benchmarks.runs.object_store import StoreFault
-from realm_jax.files.object_store import remote
 from realm_jax.files.whole import whole_directory
 from realm_jax.files.whole.whole_directory import TargetError
 
@@ -79,15 +77,6 @@ def test_what_a_killed_process_left_is_removed(tmp_path, command_environment):
   assert names(target) == ["sub"]
 
 
-def test_a_symbolic_link_to_the_target_stays(tmp_path):
-  (tmp_path / "disk").mkdir()
-  link = tmp_path / "link"
-  link.symlink_to(tmp_path / "disk")
-  build(link, "text")
-  assert link.is_symlink()
-  assert names(tmp_path / "disk") == ["sub"]
-
-
 def test_an_object_store_is_prepared_in_a_temporary_folder():
   with whole_directory.staging_directory("gs://bucket/corpus") as staging:
     assert staging.is_dir()
@@ -108,14 +97,6 @@ def test_the_file_that_makes_a_target_valid_is_uploaded_last(
   whole_directory.upload_directory(tmp_path, target, last="a.json")
   for name in ("a.json", "b", "sub/c"):
     assert object_store.read(f"uploaded_last/{name}") == name.encode()
-
-
-def test_several_files_are_uploaded_at_once(tmp_path, monkeypatch):
-  uploads = threading.Barrier(4, timeout=10.0)
-  monkeypatch.setattr(remote, "upload", lambda *paths: uploads.wait())
-  for i in range(4):
-    (tmp_path / str(i)).touch()
-  whole_directory.upload_directory(tmp_path, "gs://bucket/folder")
 
 
 def test_targets_that_cannot_be_replaced_are_refused(tmp_path):

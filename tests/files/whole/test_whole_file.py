@@ -84,12 +84,6 @@ def test_writers_of_the_same_file_do_not_meet(folder):
   assert [found.name for found in folder.iterdir()] == ["a"]
 
 
-def test_a_file_on_an_object_store_is_one_request(object_store):
-  with object_store.counted() as requests:
-    write_json(object_store.path("one/request.json"), {})
-  assert len(requests) == 1
-
-
 def test_an_upload_whose_answer_is_lost_is_repeated(object_store):
   path = epath.Path(object_store.path("repeated.json"))
   object_store.inject(StoreFault("lose answer", "^POST /upload"))

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from benchmarks.fixed_tree import fixed_tree
-from realm_jax.checkpoints.manager import CheckpointError
 from realm_jax.files import npy
 from realm_jax.files.local_disk.disk_full import DiskFullError
 from realm_jax.generations.building import generation_builder
@@ -21,16 +20,12 @@ from realm_jax.generations.building.artifacts import (
 from realm_jax.generations.building.draft import Draft
 from realm_jax.generations.follow.loading import load_generation, load_newest
 from realm_jax.generations.store import layout, retention
-from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.protocol import QueryBatch
-from realm_jax.indexes.random import RandomConfig
 from realm_jax.indexes.scann.config import ScannConfig
 from tests.generations.builds import (
   CONFIG,
-  RETRIEVER,
   build,
-  build_until_idle,
   embed,
   params_of,
   save,
@@ -44,13 +39,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
   "index",
   [
     ExactConfig(),
-    ScannConfig(),
     # Leaves tell little of what random towers score: all are searched.
     fixed_tree(8, num_leaves_searched=8, num_reordered=50),
-    Bm25Config(),
-    RandomConfig(),
   ],
-  ids=["exact", "scann", "scann tree", "bm25", "random"],
+  ids=["exact", "scann"],
 )
 def test_one_generation_holds_the_vectors_of_its_checkpoint(
   tmp_path, corpus, index
@@ -99,18 +91,6 @@ def test_the_same_checkpoint_makes_the_same_bytes(tmp_path, corpus):
   assert files[0] == files[1]
 
 
-def test_what_stands_is_not_made_again(tmp_path, corpus):
-  save(tmp_path, corpus, 500)
-  assert build(tmp_path, corpus) == [500]
-  assert build(tmp_path, corpus) == []
-
-
-def test_settings_of_a_host_replace_nothing(tmp_path, corpus):
-  save(tmp_path, corpus, 500)
-  assert build(tmp_path, corpus, index=ScannConfig(threads=1)) == [500]
-  assert build(tmp_path, corpus, index=ScannConfig(threads=2)) == []
-
-
 def test_until_another_index_is_published_the_old_one_stays_whole(
   tmp_path, corpus, monkeypatch
 ):
@@ -131,24 +111,6 @@ def test_other_settings_or_another_corpus_replace_it(tmp_path, corpus):
   assert build(tmp_path, edited, index=ScannConfig()) == [500]
   generations_dir = tmp_path / "generations"
   assert load_generation(generations_dir, 500, corpus=edited).num_blocks == 151
-
-
-@pytest.mark.parametrize(
-  "settings, stays",
-  [({}, False), ({"checkpoint_step": 1000}, True), ({"mode": "every"}, True)],
-)
-def test_shards_stay_as_long_as_a_restart_may_use_them(
-  tmp_path, corpus, settings, stays
-):
-  save(tmp_path, corpus, 500, 1000)
-  shards = tmp_path / "generations" / "00000500" / "0123456789abcdef"
-  gone = tmp_path / "generations" / "00000300" / "0123456789abcdef"
-  for path in (shards, gone):
-    path.mkdir(parents=True)
-  assert build(tmp_path, corpus, **settings) == [1000]
-  assert shards.exists() == stays
-  # Its checkpoint is not there any more.
-  assert not gone.exists()
 
 
 def test_a_full_disk_is_said_while_shards_are_written(tmp_path, corpus):
@@ -226,13 +188,6 @@ def _killed(*args, **settings):
   raise _KilledError
 
 
-def test_what_fails_with_sound_shards_is_raised(tmp_path, corpus, monkeypatch):
-  save(tmp_path, corpus, 500)
-  monkeypatch.setattr(ExactConfig, "build", _killed)
-  with pytest.raises(_KilledError):
-    build(tmp_path, corpus)
-
-
 def test_damage_is_mended_by_starting_again(tmp_path, corpus):
   save(tmp_path, corpus, 500)
   build(tmp_path, corpus)
@@ -265,14 +220,6 @@ def test_no_generation_is_removed_while_a_checkpoint_cannot_be_read(
   assert layout.published_steps(tmp_path / "generations") == [1000]
 
 
-def test_a_checkpoint_of_another_model_is_refused(tmp_path, corpus):
-  save(tmp_path, corpus, 500)
-  with pytest.raises(CheckpointError, match="does not fit this model"):
-    other = dataclasses.replace(RETRIEVER, projection_size=12)
-    build(tmp_path, corpus, retriever=other)
-  assert layout.published_steps(tmp_path / "generations") == []
-
-
 def test_a_checkpoint_that_is_removed_while_it_is_read_is_passed_over(
   tmp_path, corpus, monkeypatch
 ):
@@ -290,19 +237,3 @@ def test_a_checkpoint_that_is_removed_while_it_is_read_is_passed_over(
   monkeypatch.setattr(generation_builder, "is_removed", is_removed)
   assert build(tmp_path, corpus) == [500]
   assert asked == [1000]
-
-
-def test_one_checkpoint_that_is_half_removed_stops_no_sidecar(
-  tmp_path, corpus, monkeypatch, caplog
-):
-  save(tmp_path, corpus, 500, 1000, 1500)
-  # As a trainer leaves it that was killed while it removed an old one.
-  shutil.rmtree(tmp_path / "checkpoints" / "1000" / "retriever")
-  monkeypatch.setattr(retention, "_REMOVAL_SECONDS", 0.0)
-  built = build_until_idle(tmp_path, corpus, mode="every")
-  assert built == [500, 1500]
-  assert "generation 1000 is not built" in caplog.text
-  shutil.rmtree(tmp_path / "checkpoints" / "1500" / "retriever")
-  shutil.rmtree(tmp_path / "generations")
-  with pytest.raises(CheckpointError, match="checkpoint 1500"):
-    build_until_idle(tmp_path, corpus, mode="newest")

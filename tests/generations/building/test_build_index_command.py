@@ -85,14 +85,6 @@ def test_once_publishes_a_generation_and_exits(build_index, tmp_path, corpus):
   assert generation.manifest.recall["8"] == 1.0
 
 
-@pytest.mark.slow
-def test_what_a_user_gets_wrong_is_one_line(build_index, tmp_path):
-  done = build_index("--once", CORPUS_DIR=str(tmp_path / "nowhere"))
-  assert done.returncode == 2
-  assert "build_index: no corpus in" in done.stderr
-  assert "Traceback" not in done.stderr
-
-
 def test_processes_share_a_generation_and_stop_together(
   command, tmp_path, corpus, command_environment
 ):

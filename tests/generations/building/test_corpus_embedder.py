@@ -1,7 +1,5 @@
 """Embedding the corpus: every block once, in its row, in few shapes."""
 
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +12,6 @@ from realm_jax.generations.building.corpus_embedder import CorpusEmbedder
 from realm_jax.generations.building.length_batches import (
   choose_lengths,
   length_batches,
-  round_up,
 )
 from realm_jax.generations.store.manifest import GenerationError
 from realm_jax.partitioning.mesh import make_mesh
@@ -66,15 +63,6 @@ def test_other_rows_and_another_generation_compile_nothing(corpus):
   assert len(traced) == len(embedder.lengths) == 3
 
 
-def test_costs_are_the_tokens_of_each_block_with_its_padding(corpus):
-  embedder = CorpusEmbedder(
-    corpus, _bag_of_words, dim=5, mesh=make_mesh(), num_lengths=2
-  )
-  costs = embedder.costs()
-  assert (costs >= corpus.lengths).all()
-  assert set(costs.tolist()) == set(embedder.lengths)
-
-
 def test_a_vector_that_is_not_finite_is_refused(corpus):
   table = np.ones((64, 5), np.float32)
   table[corpus.token_ids(40)[-1]] = np.nan
@@ -90,37 +78,6 @@ def test_what_the_check_raises_ends_the_work(corpus):
   embedder = CorpusEmbedder(corpus, _bag_of_words, dim=5, mesh=make_mesh())
   with pytest.raises(KeyboardInterrupt):
     embedder.embed({"table": np.ones((64, 5))}, np.arange(150), check=check)
-
-
-@given(
-  lengths=st.lists(st.integers(3, 60), min_size=1, max_size=60),
-  most=st.integers(1, 4),
-)
-def test_no_other_lengths_leave_less_padding(lengths, most):
-  lengths = np.array(lengths)
-  chosen = choose_lengths(
-    lengths, longest=60, max_lengths=most, max_padding=1.0
-  )
-  steps = sorted({*range(8, 60, 8), 60})
-  fewest = min(
-    round_up(lengths, batch_lengths).sum()
-    for count in range(1, most + 1)
-    for batch_lengths in itertools.combinations(steps, count)
-    if batch_lengths[-1] >= lengths.max()
-  )
-  assert len(chosen) <= most
-  assert round_up(lengths, chosen).sum() == fewest
-
-
-def test_no_more_lengths_than_it_takes():
-  lengths = np.repeat([16, 31, 32], 100)
-  assert choose_lengths(lengths, longest=64) == (16, 32)
-  assert choose_lengths(lengths, longest=64, max_padding=2.0) == (32,)
-
-
-def test_at_least_one_length_is_asked_for():
-  with pytest.raises(ValueError, match="num_lengths=0"):
-    choose_lengths(np.array([4]), longest=8, max_lengths=0)
 
 
 @given(
@@ -153,25 +110,3 @@ def test_every_row_is_in_one_batch_that_is_long_enough(
   assert all((rows != NULL_ROW).all() for _, rows in batches[:-1])
   shapes = {(length, len(rows)) for length, rows in batches}
   assert len(shapes) == len({length for length, _ in batches})
-
-
-def test_a_length_beyond_the_longest_is_cut_there():
-  batch_lengths = choose_lengths(np.array([60, 70]), longest=61)
-  assert batch_lengths[-1] == 61
-  assert round_up(np.array([70]), batch_lengths).tolist() == [61]
-
-
-def test_lengths_as_of_real_paragraphs_leave_little_padding():
-  # 8 to 288, most of them full, in shards of ten thousand.
-  rng = np.random.default_rng(0)
-  lengths = np.minimum(rng.lognormal(5.2, 0.6, 20_000).astype(int) + 8, 288)
-  batch_lengths = choose_lengths(lengths, longest=288)
-  assert len(batch_lengths) <= 16
-  computed = sum(
-    length * len(batch)
-    for rows in np.split(np.arange(20_000), 2)
-    for length, batch in length_batches(
-      rows, lengths[rows], batch_lengths=batch_lengths, tokens_per_batch=16_384
-    )
-  )
-  assert computed < 1.08 * lengths.sum()

@@ -96,14 +96,6 @@ def test_a_damaged_shard_is_dropped_and_embedded_again(tmp_path, what):
   assert _contents(tmp_path) == wanted
 
 
-def test_a_record_that_cannot_be_read_is_none(tmp_path):
-  do_all(tmp_path)
-  draft = _draft(tmp_path)
-  path = (draft.folder / _LAYOUT.name(2)).with_suffix(".json")
-  path.write_text("{}")
-  assert draft.missing() == [2]
-
-
 def test_only_what_is_published_is_listed_and_half_an_index_goes(tmp_path):
   do_all(tmp_path)
   draft = _draft(tmp_path)

@@ -56,19 +56,6 @@ def test_a_miss_in_k_costs_a_kth(embeddings):
   assert recall == {"1": 0.0, "4": 0.75, "8": 0.875}
 
 
-def test_parts_of_the_corpus_are_searched_one_after_the_other(
-  embeddings, monkeypatch
-):
-  monkeypatch.setattr("realm_jax.indexes.ground_truth._ROWS_PER_PART", 40)
-  recall = measure_recall(_Shifted(embeddings), embeddings, _queries(20), (50,))
-  assert recall == {"50": 0.98}
-
-
-def test_no_k_that_fits_is_no_measurement(embeddings):
-  index = ExactIndex(embeddings)
-  assert measure_recall(index, embeddings, _queries(2), (151,)) == {}
-
-
 def test_queries_are_sentences_of_the_corpus(corpus):
   queries = held_out_queries(corpus, count=40, query_length=6)
   assert queries.shape == (40, 6) and queries.dtype == np.int32
@@ -84,9 +71,3 @@ def test_queries_are_sentences_of_the_corpus(corpus):
   np.testing.assert_array_equal(
     queries, held_out_queries(corpus, count=40, query_length=6)
   )
-
-
-def test_a_sentence_that_is_too_long_is_cut(corpus):
-  queries = held_out_queries(corpus, count=200, query_length=4)
-  assert (queries[:, 0] == 2).all()
-  assert (queries[:, 3] == 3).any() and (queries != 0).sum() > 600

@@ -1,7 +1,6 @@
 """The sidecar's loop, with a builder that only publishes."""
 
 import contextlib
-import logging
 
 import numpy as np
 import pytest
@@ -115,17 +114,6 @@ def test_the_generation_that_the_newest_checkpoint_uses_comes_first(
   _save(tmp_path, 0)
   _save(tmp_path, 500, generation=0)
   assert run(mode="newest")[1] == [0, 500]
-
-
-def test_it_waits_for_checkpoints_and_says_so(run, tmp_path, caplog):
-  stop = StopAfterWaits(3, actions=[lambda: _save(tmp_path, 0)])
-  with caplog.at_level(logging.INFO, logger="absl"):
-    _, published = run(stop=stop, poll_seconds=0.5)
-  assert published == [0]
-  assert stop.timeouts == [0.5] * 3
-  waits = [r for r in caplog.messages if "waiting for the" in r]
-  assert ["first" in waits[0], "next" in waits[1]] == [True, True]
-  assert len(waits) == 2
 
 
 def test_a_full_disk_is_waited_for_but_not_with_once(run, tmp_path):

@@ -11,7 +11,6 @@ from realm_jax.files.sole_process import SoleProcessError, sole_process
 from realm_jax.generations.building import assignment
 from realm_jax.generations.building.assignment import (
   Assignment,
-  AssignmentReader,
 )
 from realm_jax.generations.building.current_builder import CurrentBuilder
 from realm_jax.generations.building.generation_builder import (
@@ -22,13 +21,6 @@ from realm_jax.generations.building.helper import Helper
 from realm_jax.generations.building.worker import WorkerNumber
 from realm_jax.generations.store import layout
 from tests.generations.builds import build, generation_config, save
-
-
-def test_a_number_is_read_and_says_whose_a_shard_is():
-  number = WorkerNumber.parse("2/3")
-  assert (number.index, number.count, str(number)) == (2, 3, "2/3")
-  assert [number.of_shard(i) for i in range(5)] == [0, 1, 2, 0, 1]
-  assert not number.is_first and WorkerNumber.parse("0/3").is_first
 
 
 @pytest.mark.parametrize(
@@ -54,26 +46,6 @@ _ASSIGNED = Assignment(
   corpus_fingerprint="f",
   base=None,
 )
-
-
-def test_an_assignment_is_read_until_it_ends(generations_dir):
-  reader = AssignmentReader(generations_dir)
-  assert reader.read() is None
-  assignment.write(generations_dir, _ASSIGNED)
-  assert reader.read() == _ASSIGNED
-  later = dataclasses.replace(_ASSIGNED, step=1000, base=500)
-  assignment.write(generations_dir, later)
-  assert reader.read() == later
-  assignment.write(generations_dir, None)
-  assert reader.read() is None
-
-
-def test_a_damaged_assignment_is_none(generations_dir, caplog):
-  assignment.write(generations_dir, _ASSIGNED)
-  path = generations_dir / layout.ASSIGNMENT
-  path.write_text(path.read_text().replace("500", "501"))
-  assert AssignmentReader(generations_dir).read() is None
-  assert "is not an assignment" in caplog.text
 
 
 @pytest.fixture
@@ -130,13 +102,6 @@ def test_other_settings_than_the_first_workers_are_an_error(
   assignment.write(generations_dir, own)
   with pytest.raises(OtherWorkError, match="same gin files and bindings"):
     helper().run()
-
-
-def test_without_work_it_ends_when_all_is_done_or_it_is_stopped(helper):
-  helper(is_done=lambda: True).run()
-  stop = threading.Event()
-  stop.set()
-  helper(stop=stop).run()
 
 
 def test_a_checkpoint_that_is_gone_is_passed_over(

@@ -130,18 +130,6 @@ def test_the_newest_is_loaded_where_what_is_awaited_is_damaged(
   _until(lambda: _refused(watcher, 0) and _newest_is(watcher, 500))
 
 
-def test_a_later_generation_that_was_refused_is_none(
-  watch, generations_dir, corpus
-):
-  publish_one(generations_dir, corpus, 500)
-  _harm(generations_dir, 500)
-  watcher = watch()
-  assert watcher.has_later(0)
-  watcher.newest()
-  _until(lambda: watcher.rejected)
-  assert not watcher.has_later(0)
-
-
 def _refused(watcher, step):
   with pytest.raises(GenerationError):
     watcher.wait_for(step, timeout=10.0)
@@ -165,17 +153,6 @@ def test_a_damaged_generation_that_is_made_again_is_used(
   assert watcher.rejected == {}
 
 
-def test_a_directory_without_manifest_does_not_exist(
-  watch, generations_dir, corpus
-):
-  (generations_dir / "00000500").mkdir(parents=True)
-  fill(generations_dir / "00000500", corpus, 500)
-  watcher = watch()
-  watcher.newest()
-  time.sleep(0.1)
-  assert watcher.newest() is None and watcher.rejected == {}
-
-
 def test_next_loads_the_one_after_the_one_in_use(
   watch, generations_dir, corpus
 ):
@@ -195,16 +172,6 @@ def test_next_loads_the_one_after_the_one_in_use(
   assert loaded == [0, 500]
   assert watcher.wait_for(500, timeout=10.0).step == 500
   assert loaded == [0, 500]
-
-
-def test_none_loads_only_what_is_asked_for(watch, generations_dir, corpus):
-  for step in (0, 500):
-    publish_one(generations_dir, corpus, step)
-  watcher = watch(follow="none")
-  watcher.wait_for(0, timeout=10.0)
-  watcher.in_use(0)
-  time.sleep(0.1)
-  assert watcher.newest().step == 0
 
 
 def test_what_is_loaded_is_leased_and_what_is_left_behind_is_not(
@@ -278,8 +245,3 @@ def test_a_full_disk_is_an_error_of_the_run(watch, generations_dir, corpus):
   publish_one(generations_dir, corpus, 0)
   with pytest.raises(DiskFullError, match="is full"):
     watch(full).wait_for(0, timeout=10.0)
-
-
-def test_an_unknown_way_to_follow_is_refused(generations_dir):
-  with pytest.raises(ValueError, match="follow='all'"):
-    GenerationWatcher(generations_dir, load_generation, follow="all")

@@ -62,26 +62,6 @@ def test_a_vector_that_is_not_finite_is_refused(tmp_path):
     embeddings.copy_vectors(vectors, tmp_path, _layout(max_rows=600), step=0)
 
 
-def test_a_few_dozen_files_at_full_size_and_one_of_a_small_corpus():
-  full = ShardLayout.of(13_353_718, 128, dtype="float32", max_rows=1 << 18)
-  assert 36 <= len(full) <= 64
-  rows = [full.rows(i) for i in (0, len(full) - 1)]
-  assert rows[0][0] == 0 and rows[1][-1] == 13_353_717
-  assert len(_layout()) == 1
-  # One file is in memory while it is embedded.
-  wide = ShardLayout.of(10**6, 4096, dtype="float32", max_rows=1 << 18)
-  assert wide.rows_per_shard * 4096 * 4 <= 1 << 28
-
-
-@pytest.mark.parametrize(
-  "changes, message",
-  [({"dtype": "int8"}, "dtype='int8'"), ({"max_rows": 0}, "shard_blocks=0")],
-)
-def test_impossible_layouts_are_refused(changes, message):
-  with pytest.raises(ValueError, match=message):
-    _layout(**changes)
-
-
 def test_each_row_tells_its_step_and_each_shard_its_oldest(tmp_path, corpus):
   manifest = fill(tmp_path, corpus, 30)
   shards = ShardLayout.of(150, DIM, dtype="float32", max_rows=50)

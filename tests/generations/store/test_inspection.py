@@ -11,7 +11,6 @@ from realm_jax.checkpoints.manager import CheckpointStore
 from realm_jax.generations.store import layout, retention
 from realm_jax.generations.store.inspection import (
   RunGenerations,
-  bytes_text,
   table,
 )
 from realm_jax.generations.store.leases import Lease
@@ -133,13 +132,6 @@ def test_a_generations_must_be_known(tmp_path, corpus):
   assert [one.step for one in generations.inspect()] == [0]
   with pytest.raises(GenerationError, match="Give --model_dir, too"):
     generations.to_prune(keep=1)
-
-
-def test_sizes_are_shown_with_a_unit():
-  counts = (0, 999, 1000, 1_550_000, 7_700_000_000, 2_000_000_000_000_000)
-  assert [bytes_text(count) for count in counts] == [
-    *("0 B", "999 B", "1.0 kB", "1.6 MB", "7.7 GB", "2000.0 TB")
-  ]
 
 
 @pytest.mark.slow

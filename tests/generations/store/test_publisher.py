@@ -1,7 +1,5 @@
 """Publication: whole or not at all, whoever dies and whoever else builds."""
 
-import dataclasses
-import errno
 import resource
 import shutil
 import subprocess
@@ -13,7 +11,7 @@ import pytest
 
 from realm_jax.files.local_disk.disk_full import DiskFullError
 from realm_jax.generations.follow.loading import load_generation
-from realm_jax.generations.store import layout, query_tower
+from realm_jax.generations.store import layout
 from realm_jax.generations.store import manifest as manifests
 from realm_jax.generations.store.leases import Lease, leased_steps
 from realm_jax.generations.store.publisher import (
@@ -98,24 +96,6 @@ def test_a_builder_killed_while_it_replaces_leaves_the_old_or_the_new(killed):
   assert sorted(found, reverse=True) == found and set(found) == {7.0, 1.0}
 
 
-def test_a_manifest_that_cannot_be_written_leaves_the_old(
-  generations_dir, corpus, monkeypatch
-):
-  publish_one(generations_dir, corpus, 500)
-  replace = Path.replace
-
-  def fail(source, target):
-    if Path(target).name == layout.MANIFEST:
-      raise OSError(errno.EIO, "input/output error")
-    return replace(source, target)
-
-  monkeypatch.setattr(Path, "replace", fail)
-  with pytest.raises(OSError, match="input/output error"):
-    publish_one(generations_dir, corpus, 500)
-  assert _sound(generations_dir) == [500]
-  assert len(list((generations_dir / "00000500").iterdir())) == 2
-
-
 def test_what_goes_while_it_is_verified_is_called_damaged(
   generations_dir, corpus, monkeypatch
 ):
@@ -138,16 +118,6 @@ def test_what_goes_while_it_is_verified_is_called_damaged(
   assert remove_damaged(generations_dir) == [500]
 
 
-def test_an_error_while_writing_leaves_nothing(generations_dir, corpus):
-  def write(directory):
-    fill(directory, corpus, 500)
-    raise RuntimeError("the model broke")
-
-  with pytest.raises(RuntimeError, match="the model broke"):
-    publish(generations_dir, 500, write)
-  assert not (generations_dir / "00000500").exists()
-
-
 def test_a_full_disk_is_said_and_harms_nothing(generations_dir, corpus):
   publish_one(generations_dir, corpus, 0)
   # The kernel refuses files above a size, as it refuses blocks on a full disk.
@@ -160,16 +130,6 @@ def test_a_full_disk_is_said_and_harms_nothing(generations_dir, corpus):
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
   assert _sound(generations_dir) == [0]
   assert not (generations_dir / "00000500").exists()
-
-
-def test_other_errors_of_the_system_are_not_called_a_full_disk(
-  generations_dir,
-):
-  def write(directory):
-    raise OSError(errno.EIO, "input/output error")
-
-  with pytest.raises(OSError, match="input/output error"):
-    publish(generations_dir, 500, write)
 
 
 def test_another_of_the_same_step_takes_its_place(
@@ -188,26 +148,6 @@ def test_another_of_the_same_step_takes_its_place(
   assert seen == [20]
   assert load_generation(generations_dir, 500, corpus=corpus).num_blocks == 150
   assert len(list((generations_dir / "00000500").iterdir())) == 2
-
-
-def test_a_generation_of_files_beside_its_manifest_is_read_and_replaced(
-  generations_dir, corpus
-):
-  directory = generations_dir / "00000500"
-  directory.mkdir(parents=True)
-  manifest = fill(directory, corpus, 500)
-  names = [path.name for path in directory.iterdir() if path.is_file()]
-  files = manifests.records_of(directory, names)
-  flat = dataclasses.replace(manifest, files=(*files, *_tower(directory)))
-  (directory / layout.MANIFEST).write_text(flat.to_json())
-  assert load_generation(generations_dir, 500, corpus=corpus).num_blocks == 150
-  publish_one(generations_dir, corpus, 500)
-  assert _sound(generations_dir) == [500]
-  assert len(list(directory.iterdir())) == 2
-
-
-def _tower(directory):
-  return manifests.records_of(directory, [query_tower.PATH])
 
 
 def test_drafts_go_unless_they_are_needed(generations_dir, corpus):
@@ -263,24 +203,3 @@ def test_a_lease_runs_out_unless_it_is_renewed(generations_dir):
   time.sleep(0.5)
   assert leased_steps(generations_dir) == set()
   assert not list((generations_dir / "leases").glob("*.json"))
-
-
-def test_a_lease_that_was_removed_is_written_again(generations_dir):
-  lease = Lease(generations_dir)
-  lease.hold({500})
-  shutil.rmtree(generations_dir)
-  lease.hold({500})
-  assert leased_steps(generations_dir) == {500}
-
-
-def test_a_file_that_is_no_lease_holds_nothing(generations_dir):
-  Lease(generations_dir).hold({3})
-  (generations_dir / "leases" / "x.json").write_text("{")
-  (generations_dir / "leases" / "y.json").write_text("[]")
-  assert leased_steps(generations_dir) == {3}
-
-
-def test_a_missing_directory_has_no_generations(tmp_path):
-  assert layout.published_steps(tmp_path / "nowhere") == []
-  assert leased_steps(tmp_path / "nowhere") == set()
-  assert prune(tmp_path / "nowhere", keep=1) == []

@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import shutil
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +16,6 @@ from realm_jax.indexes.protocol import (
 from realm_jax.indexes.scann import files, library
 from realm_jax.indexes.scann.config import ScannConfig
 from realm_jax.indexes.scann.settings import Structure
-from realm_jax.indexes.scann.tree import draw
 from realm_jax.indexes.scann.tree_builder import default_leaves
 from tests.indexes.clustered import blocks_of, clustered, queries_of
 
@@ -103,13 +100,6 @@ def test_open_settings_are_chosen_by_measuring():
   json.dumps(report)
 
 
-def test_fixed_settings_are_kept():
-  index = _FIXED.build(blocks_of(_vectors()), BuildOptions(queries=_QUERIES))
-  assert index.report["trials"] == []
-  assert index.report["leaves_searched"] == 4
-  assert index.report["num_reordered"] == 50
-
-
 def test_an_index_below_its_target_is_refused_unless_it_may_be():
   config = dataclasses.replace(
     _FIXED, num_leaves_searched=1, num_reordered=8, recall_target=0.999
@@ -188,22 +178,6 @@ def test_a_structure_below_the_target_is_replaced(tmp_path, monkeypatch):
   assert index.report["structure_of"] == "the generation before"
 
 
-def test_what_is_chosen_aims_above_the_target():
-  config = dataclasses.replace(_FIXED, num_reordered=None, recall_target=0.5)
-
-  def report(config):
-    return config.build(
-      blocks_of(_vectors()), BuildOptions(queries=_QUERIES)
-    ).report
-
-  barely = report(config)
-  assert 0.5 < barely["recall"] < 0.99
-  target = barely["recall"]
-  chosen = report(dataclasses.replace(config, recall_target=target))
-  assert chosen["num_reordered"] > barely["num_reordered"]
-  assert chosen["recall"] >= target + (1 - target) / 10
-
-
 @pytest.mark.parametrize(
   "why", ["damaged", "of another shape", "other settings", "not wanted"]
 )
@@ -273,31 +247,6 @@ def test_another_version_of_scann_builds_by_itself(monkeypatch):
   assert _recall(index.search(_QUERIES, 8), _vectors()) > 0.5
 
 
-def test_threads_change_nothing_but_the_speed(stored):
-  one, two = (
-    dataclasses.replace(_FIXED, threads=n).load(stored, blocks_of(_vectors()))
-    for n in (1, 2)
-  )
-  np.testing.assert_array_equal(
-    one.search(_QUERIES, 8).rows, two.search(_QUERIES, 8).rows
-  )
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
-@pytest.mark.parametrize("threads", [2, 5])
-def test_as_many_threads_search_as_are_wanted(stored, threads):
-  config = dataclasses.replace(_FIXED, threads=threads)
-
-  def running():
-    return len(list(Path("/proc/self/task").iterdir()))
-
-  before = running()
-  index = config.load(stored, blocks_of(_vectors()))
-  index.search(_QUERIES, 8)
-  # The calling thread searches, too.
-  assert running() - before == threads - 1
-
-
 def test_an_exception_of_check_ends_the_build():
   class Stop(Exception):
     pass
@@ -307,11 +256,3 @@ def test_an_exception_of_check_ends_the_build():
 
   with pytest.raises(Stop):
     _FIXED.build(blocks_of(_vectors()), BuildOptions(check=check))
-
-
-@pytest.mark.parametrize("count", [1, 16, 990, 999, 1001])
-def test_a_sample_has_about_as_many_as_are_wanted(count):
-  vectors = clustered(1_000, 1)
-  drawn = draw(vectors, count)
-  assert min(count, 992) <= len(drawn) <= min(count + 15, 1_000)
-  assert len(np.unique(drawn, axis=0)) == len(drawn)

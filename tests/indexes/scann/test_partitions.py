@@ -46,15 +46,3 @@ def test_each_vector_goes_to_the_nearest_centroid(count, num_leaves):
     np.linalg.norm(vectors, axis=1) * np.linalg.norm(centroids, axis=1).max()
   )
   _assert_about_best(-distances, assign(vectors, centroids), lengths)
-
-
-def test_of_equal_centroids_the_first_is_taken():
-  centroids = np.zeros((200, 4), np.float32)
-  centroids[150:] = 1
-  leaves = np.asarray(assign(np.ones((3, 4), np.float32), centroids))
-  np.testing.assert_array_equal(leaves, 150)
-
-
-def test_more_leaves_than_vectors_are_refused():
-  with pytest.raises(ValueError, match="5 vectors cannot train 6 leaves"):
-    train_leaves(clustered(5, 1), 6)

@@ -41,13 +41,6 @@ def test_questions_that_are_cut(tiny, tmp_path, warnings):
   ]
 
 
-def test_questions_that_fit_are_not_listed(tiny, tmp_path, warnings):
-  # 30 letters and three words; one letter that becomes several pieces.
-  long_words = {"question": "fish " * 3 + "alps", "answer": "a"}
-  _open(tiny, tmp_path, [long_words, {"question": "½ ?", "answer": "a"}])
-  assert not warnings
-
-
 def test_patterns_that_are_not_valid(tiny, tmp_path, warnings):
   questions = [
     {"question": "who ?", "answer": ["(", "Ada"], "id": "a"},

@@ -33,22 +33,6 @@ def _falling(high, low, over):
   return lambda step: high + (low - high) * min(1.0, step / over)
 
 
-def test_a_healthy_run_is_left_in_peace():
-  assert not _feed(
-    CollapseMonitor(),
-    500,
-    utility=lambda step: min(1.0, step / 300),
-    recall=lambda step: 0.5 + min(0.4, step / 500),
-    entropy=lambda step: max(0.4, 1.9 - step / 200),
-  )
-
-
-def test_a_reader_that_is_still_learning_is_no_collapse():
-  assert not _feed(
-    CollapseMonitor(), 400, _steady(0.0), _steady(0.95), _steady(1.9)
-  )
-
-
 @pytest.mark.parametrize(
   ("recall", "entropy", "named"),
   [
@@ -62,28 +46,3 @@ def test_a_collapse_is_named_before_it_is_complete(recall, entropy, named):
   assert 60 < step < 200
   assert named in text
   assert "FREEZE_RETRIEVER_STEPS" in text
-
-
-def test_it_repeats_itself_only_after_its_patience():
-  warnings = _feed(
-    CollapseMonitor(),
-    400,
-    _steady(0.0),
-    _falling(0.97, 0.03, 100),
-    _steady(1.8),
-  )
-  steps = [step for step, _ in warnings]
-  assert len(steps) > 2
-  assert min(np.diff(steps)) >= 50
-
-
-def test_stages_without_these_metrics_are_ignored():
-  monitor = CollapseMonitor()
-  assert monitor.update(1, {"loss": 1.0, "accuracy": 0.1}) is None
-
-
-def test_steps_that_freeze_the_retriever_are_ignored():
-  falling = _falling(0.97, 0.03, 250)
-  settings = _steady(0.0), falling, _steady(1.8)
-  assert _feed(CollapseMonitor(), 300, *settings)
-  assert not _feed(CollapseMonitor(freeze_retriever_steps=300), 300, *settings)

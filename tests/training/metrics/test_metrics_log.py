@@ -43,30 +43,6 @@ def _rows(model_dir):
   return [json.loads(line) for line in text.splitlines()]
 
 
-def test_a_step_is_known_two_steps_later(tmp_path):
-  log = _open(tmp_path)
-  known = []
-  for step, loss in enumerate((3.0, 2.0, 1.0, 0.5), start=1):
-    log.push(step, _metrics(loss), {})
-    known.append(log.last.get("loss"))
-  log.close()
-  assert known == [None, None, 3.0, 2.0]
-
-
-class _Monitor(CollapseMonitor):
-  def update(self, step, metrics):
-    return f"the loss is {metrics['loss']}" if step == 2 else None
-
-
-def test_what_the_monitor_says_of_a_step_is_logged(tmp_path, caplog):
-  log = _open(tmp_path, monitor=_Monitor())
-  with caplog.at_level(logging.WARNING):
-    for step in range(1, 5):
-      log.push(step, _metrics(step), {})
-  log.close()
-  assert "step 2: the loss is 2.0" in caplog.text
-
-
 def test_rows_are_in_order_with_what_host_and_device_know(tmp_path):
   log = _open(tmp_path)
   for step in range(1, 6):
@@ -113,31 +89,6 @@ def test_nothing_is_saved_before_its_steps_are_known(tmp_path):
   with pytest.raises(NonFiniteLossError, match="step 1"):
     log.flush()
   log.close()
-
-
-def test_rows_beyond_the_restored_step_are_removed(tmp_path):
-  first = _open(tmp_path)
-  for step in range(1, 7):
-    first.push(step, _metrics(step), {})
-  first.flush()
-  first.close()
-  second = _open(tmp_path, start_step=4)
-  second.push(5, _metrics(50.0), {})
-  second.flush()
-  second.close()
-  rows = _rows(tmp_path)
-  assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
-  assert rows[-1]["loss"] == 50.0
-
-
-def test_a_row_that_a_kill_cut_is_dropped(tmp_path):
-  path = tmp_path / "metrics.jsonl"
-  path.write_text('{"step": 1, "loss": 1.0}\n{"step": 2, "lo')
-  log = _open(tmp_path, start_step=2)
-  log.push(3, _metrics(3.0), {})
-  log.flush()
-  log.close()
-  assert [row["step"] for row in _rows(tmp_path)] == [1, 3]
 
 
 def _events(model_dir):

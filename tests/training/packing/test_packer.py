@@ -101,14 +101,6 @@ def test_a_block_of_several_queries_is_embedded_once():
   assert np.count_nonzero(packed.joint.token_ids) > tokens * tiny.BATCH
 
 
-def test_a_padded_batch_has_one_sequence_in_each_row():
-  arrays = tiny.arrays("inverse_cloze")
-  padded = tiny.batch("inverse_cloze")
-  np.testing.assert_array_equal(padded.queries.token_ids, arrays["query"])
-  np.testing.assert_array_equal(padded.blocks.token_ids, arrays["block"])
-  assert (padded.queries.starts[0] % tiny.QUERY == 0).all()
-
-
 def test_a_batch_takes_the_smallest_bucket_that_holds_it():
   batch = tiny.host_batch("inverse_cloze", tiny.arrays("inverse_cloze"))
   tight, largest = needed_bucket(batch), largest_bucket(batch)

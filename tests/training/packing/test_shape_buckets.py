@@ -8,11 +8,9 @@ import numpy as np
 from realm_jax.partitioning import rules
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.partitioning.rules import RowGroups
-from realm_jax.training.packing.packer import Packer
 from realm_jax.training.packing.shape_buckets import (
   abstract_batch,
   choose_shape_buckets,
-  random_batches,
   shape_key,
 )
 from realm_jax.training.stages.model_inputs import ModelInputs, Models
@@ -36,38 +34,6 @@ def test_an_abstract_batch_is_what_a_real_one_becomes_on_the_devices():
     )
     assert all(jax.tree.leaves(same)), stage
     assert shape_key(abstract) == shape_key(placed)
-
-
-def test_every_stage_has_an_example_of_its_batches():
-  inputs = ModelInputs(Models(*tiny.models()))
-  for name, stage in tiny.OF_STAGE.items():
-    arrays = tiny.arrays(name)
-    real = tiny.batch(name)
-    blocks = arrays.get("candidates", arrays.get("block"))
-    example = Packer([shape_key(real)], groups=1, pack=False)(
-      stage.example(
-        ExampleArrays(
-          arrays["query"],
-          blocks.reshape(tiny.BATCH, -1, tiny.BLOCK),
-          tiny.SEARCHED,
-          tiny.MASKS,
-        ),
-        inputs,
-      )
-    )
-    assert jax.tree.structure(example) == jax.tree.structure(real)
-    mesh = make_mesh(devices=jax.devices()[:1])
-    shapes = [
-      jax.tree.map(
-        lambda x: (x.shape, x.dtype),
-        abstract_batch(batch, mesh, groups=rules.ONE_GROUP),
-      )
-      for batch in (example, real)
-    ]
-    if name == "open_qa":
-      # The widest answer is the stage's own here.
-      shapes = [shape._replace(is_answer=None) for shape in shapes]
-    assert shapes[0] == shapes[1], name
 
 
 def test_buckets_follow_from_the_corpus(tmp_path):
@@ -96,19 +62,3 @@ def test_buckets_follow_from_the_corpus(tmp_path):
   # The first is what most batches need, however many there are.
   assert choose(at_most=2) == [buckets[0], buckets[-1]]
   assert choose(at_most=1) == [buckets[-1]]
-
-
-def test_the_null_block_of_pretraining_is_counted_as_what_it_is(tmp_path):
-  corpus = make_corpus(tmp_path, num_blocks=40)
-  stage = tiny.OF_STAGE["pretraining"]
-  shapes = ExampleArrays(
-    np.zeros((8, 12), np.int32),
-    np.zeros((8, stage.num_candidates, 32), np.int32),
-    num_searched=5,
-    max_masks=2,
-  )
-  inputs = ModelInputs(Models(*tiny.models()))
-  batch = next(random_batches(stage, shapes, inputs, corpus))
-  # All queries share it, so it is embedded once.
-  (null,) = set(batch.block_index[:, 0])
-  assert np.count_nonzero(batch.blocks.token_ids[null]) == 3

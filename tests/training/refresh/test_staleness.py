@@ -54,25 +54,6 @@ def test_staleness_counts_from_the_oldest_vector():
     schedule.at(46)
 
 
-def test_a_stale_index_warns_once_a_while(caplog):
-  schedule = make_schedule(
-    ShelfWatcher([0]),
-    RefreshConfig(max_staleness_steps=10),
-    save_every_steps=10,
-  )
-  schedule.start(0, None)
-  with caplog.at_level(logging.WARNING, logger="absl"):
-    for step in range(1, 32):
-      schedule.at(step)
-  warned = [record.getMessage() for record in caplog.records]
-  # At step 11, when it is first too old, and at 21 and 31.
-  assert [text.split(" at step ")[1][:2] for text in warned] == [
-    "11",
-    "21",
-    "31",
-  ]
-
-
 @pytest.mark.parametrize(
   ("limit", "warned"),
   [

@@ -1,6 +1,5 @@
 """Pre-training's candidates, and the corpora that they and sentences are of."""
 
-import dataclasses
 import json
 
 import numpy as np
@@ -10,7 +9,6 @@ from realm_jax.corpus.building.corpus import build_corpus
 from realm_jax.corpus.store import Corpus
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
-from realm_jax.inputs.context import TaskError
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
@@ -159,19 +157,3 @@ def test_a_sentence_is_read_beside_its_own_block(corpora):
     assert _bodies(searched.vocabulary, made.joint.token_ids) == [text]
   # Equal document ids of two corpora are different blocks.
   assert not set(searched.block_ids) & set(read.block_ids)
-
-
-def test_the_spare_blocks_are_no_more_than_there_are():
-  stage = Pretraining(num_candidates=3)
-  assert [stage.num_searched(n) for n in (3, 4, 5, 9)] == [3, 4, 5, 5]
-  assert dataclasses.replace(stage, num_spare=0).num_searched(9) == 3
-
-
-def test_a_task_without_the_hash_of_its_source_is_named(corpora):
-  _, read = corpora
-  batch = _batch(read, 1)
-  del batch.arrays["source_hash"]
-  rows = np.zeros((1, 3), np.int32)
-  retrieved = SearchResult(rows, np.zeros(rows.shape, np.float32))
-  with pytest.raises(TaskError, match=r"no feature 'source_hash'.*source_id"):
-    Pretraining(num_candidates=3).assemble(batch, retrieved, _context(*corpora))

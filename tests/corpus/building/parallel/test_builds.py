@@ -14,9 +14,7 @@ from realm_jax.corpus.building.corpus import build_corpus
 from realm_jax.corpus.building.parallel.in_process import InProcess
 from realm_jax.corpus.building.sources import input_file
 from realm_jax.corpus.errors import CorpusError, InputError
-from realm_jax.corpus.shards.blocks import shard_cuts
 from realm_jax.corpus.store import NULL_ROW, Corpus
-from tests.corpus.conftest import write_lines
 from tests.corpus.updated import article, contents, require_consistent
 
 # Some with the contents of others, some with dropped titles, one wordless.
@@ -139,12 +137,6 @@ def test_the_first_bad_line_is_named(build_with, inputs):
     InProcess(0)
 
 
-def test_a_repeated_id_comes_before_a_malformed_line_of_its_chunk(build):
-  rows = [{"id": "a", "title": "Velt", "text": "Ada."}] * 2 + [{}]
-  with pytest.raises(InputError, match=r"jsonl:2 has the same id 'a'"):
-    build(rows)
-
-
 def test_a_damaged_compressed_file_is_named(inputs, build_with):
   for path in map(Path, inputs[1:]):
     whole = path.read_bytes()
@@ -199,24 +191,6 @@ def test_an_update_of_a_corpus_without_duplicates(build, update):
   require_consistent(Corpus.open(corpus.source))
 
 
-@pytest.mark.parametrize(
-  ("sizes", "filled", "cuts"),
-  [
-    ([3, 3, 3, 3], 0, [2]),
-    ([3, 3, 3, 3], 5, [0, 2]),
-    ([3, 3, 3, 3], 2, [1, 3]),
-    ([12, 1, 12, 1], 0, [1, 3]),
-    ([1, 1], 0, []),
-    ([5], 0, []),
-    ([5, 1], 0, [1]),
-    ([], 5, []),
-  ],
-)
-def test_where_shards_end(sizes, filled, cuts):
-  found = shard_cuts(np.array(sizes, int), filled=filled, blocks_per_shard=5)
-  assert found == cuts
-
-
 def test_a_tagger_may_take_many_texts(build):
   calls = []
 
@@ -234,12 +208,3 @@ def test_a_tagger_may_take_many_texts(build):
   assert [corpus.salient_spans(row).tolist() for row in range(3)] == (
     [[[0, 1]]] * 3
   )
-
-
-def test_files_are_read_in_order(tmp_path, vocab_file):
-  for name in ("b", "a"):
-    row = {"id": name, "title": "Velt", "text": "Ada."}
-    write_lines(tmp_path / f"{name}.jsonl", [row])
-  build_corpus([f"{tmp_path}/*.jsonl"], tmp_path / "out", vocab=vocab_file)
-  corpus = Corpus.open(tmp_path / "out")
-  assert [corpus.document_id(row) for row in range(2)] == ["a", "b"]

@@ -74,12 +74,6 @@ def test_a_malformed_line_is_named(tmp_path, line, message):
   assert f"{path}:2" in summary.first_errors[0]
 
 
-def test_a_byte_order_mark_is_no_part_of_the_line(tmp_path):
-  path = tmp_path / "a.jsonl"
-  path.write_text('{"title": "a", "text": "b"}\n', encoding="utf-8-sig")
-  assert read(path)[0].title == "a"
-
-
 def test_patterns(tmp_path):
   for name in ("b.jsonl", "a.jsonl", "c.txt", "deep/d.jsonl"):
     (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -14,7 +14,3 @@ def test_against_a_dictionary(monkeypatch, recent):
     name = f"document {7 * number % 300}"
     assert seen.add(name, number) == expected.get(name)
     expected.setdefault(name, number)
-
-
-def test_hashes_fit_a_signed_integer():
-  assert all(0 <= seen_ids.hash63(str(i)) < 2**63 for i in range(1_000))

@@ -146,14 +146,6 @@ def test_a_published_block_that_is_too_long_keeps_its_text(
   assert corpus.sentences(0).tolist()[-1][1] == 8
 
 
-def test_articles_of_wikipedia_are_split(prepare, tmp_path, vocab_file):
-  text = "The Café of Velt was built in 1987. Ada Stone was in Velt."
-  name = "wikipedia/20230601.en"
-  prepare(name, [[{"title": "Velt", "text": text}], [], []])
-  corpus = _build(tmp_path, vocab_file, f"tfds:{name}", block_length=13)
-  assert [corpus.body(row) for row in range(2)] == [text[:35], text[36:]]
-
-
 def test_a_seqio_source(tmp_path, vocab_file):
   seqio_rows._open.cache_clear()
 
@@ -179,19 +171,6 @@ def test_a_seqio_source(tmp_path, vocab_file):
     seqio.TaskRegistry.remove("texts_of_a_test")
   assert [corpus.body(row) for row in range(2)] == ["ada.", "Stone."]
   assert [corpus.document_id(row) for row in range(2)] == ["7", "8"]
-
-
-def test_what_is_not_there(prepare, tmp_path):
-  del prepare  # An empty TFDS_DATA_DIR.
-  for source, message in (
-    ("tfds:wikipedia/20230601.en", "has not prepared wikipedia"),
-    ("tfds:no_such_set", "no_such_set"),
-    ("tfds:a:b:c", r"wanted tfds:NAME\[/CONFIG\]\[:SPLIT\]"),
-    ("seqio:tasks", "wanted seqio:MODULE:TASK"),
-    ("seqio:no_module:task", "no module 'no_module'"),
-  ):
-    with pytest.raises(InputError, match=message):
-      DocumentSource([source])
 
 
 def test_a_record_without_text_is_named(prepare):

@@ -1,6 +1,6 @@
 """Measures time and memory of Hugging Face REALM's pre-training step.
 
-    .venv-peers/bin/python -m benchmarks.peers.hf_realm_step --steps=3
+    .venv-peers/bin/python -m benchmarks.peers.step --sizes=JSON --steps=3
 
 It runs in the environment of `make peers`, as a process of its own, so that its
 memory is measured alone, and prints one line of JSON. The step is that of
@@ -12,6 +12,7 @@ treats the null block like any other candidate. No input has padding.
 
 import argparse
 import json
+import resource
 import statistics
 import time
 
@@ -22,8 +23,6 @@ from transformers.models.realm.modeling_realm import (
   RealmKnowledgeAugEncoder,
   RealmScorer,
 )
-
-from benchmarks.peers.step_process import peak_memory_bytes, sizes_parser
 
 # Rows, inner size and columns of products: square ones, and those of a step.
 _PRODUCTS = (
@@ -50,7 +49,7 @@ def matmul_gflops_per_second() -> float:
   return best
 
 
-def step_seconds(given: argparse.Namespace) -> list[float]:
+def step_seconds(given: argparse.Namespace, steps: int) -> list[float]:
   """Returns the time of each step except the first."""
   config = RealmConfig(
     vocab_size=given.vocab,
@@ -83,7 +82,7 @@ def step_seconds(given: argparse.Namespace) -> list[float]:
   labels[:, positions] = words(given.batch, given.masks)
 
   times = []
-  for _ in range(given.steps + 1):
+  for _ in range(steps + 1):
     start = time.perf_counter()
     optimizer.zero_grad()
     relevance = scorer(
@@ -107,23 +106,31 @@ def step_seconds(given: argparse.Namespace) -> list[float]:
 
 def main() -> None:
   """Runs the benchmark."""
-  parser = sizes_parser((__doc__ or "").partition("\n")[0])
+  parser = argparse.ArgumentParser(
+    description=(__doc__ or "").partition("\n")[0]
+  )
+  parser.add_argument(
+    "--sizes",
+    type=lambda text: argparse.Namespace(**json.loads(text)),
+    required=True,
+    help="sizes of model and batch, as `benchmarks.train_step` names them",
+  )
+  parser.add_argument("--steps", type=int, default=3, help="measured steps")
   parser.add_argument("--threads", type=int, default=2, help="threads of torch")
   given = parser.parse_args()
   torch.set_num_threads(given.threads)
-  seconds = step_seconds(given)
+  seconds = step_seconds(given.sizes, given.steps)
   # Before the matrix products, which use more memory.
-  peak = peak_memory_bytes()
+  peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
   median = statistics.median(seconds)
   result = {
     "seconds_per_step": median,
     "step_seconds": seconds,
-    "examples_per_second": given.batch / median,
+    "examples_per_second": given.sizes.batch / median,
     "peak_memory_gb": peak / 1e9,
     "matmul_gflops_per_second": matmul_gflops_per_second(),
     "torch": torch.__version__,
     "threads": torch.get_num_threads(),
-    "sizes": vars(given),
   }
   print(json.dumps(result))
 

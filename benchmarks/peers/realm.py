@@ -1,0 +1,556 @@
+"""Makes random Hugging Face REALM models, and the values that they compute.
+
+    .venv-peers/bin/python -m benchmarks.peers.realm \
+      --output_dir=out/hf_realm --vocab=vocab.txt --size=base
+
+Each model is a folder written by `save_pretrained`. `expected.npz` in it has
+the inputs and the outputs. The name of a gradient is `gradient/` and the
+parameter's name. Everything is drawn from one seed. A
+span is identified by its block (in the order of retrieval), its first token in
+the block's body, and its width less one; `span_logits` [b k l w] has NaN for
+spans that are not valid.
+
+| folder | contents of `expected.npz` |
+| --- | --- |
+| `embedder` | vectors of queries and blocks |
+| `two_towers` | relevance by a scorer with a query tower of its own |
+| `scorer`, `encoder` | relevance, masked-LM logits, REALM's loss, gradients |
+| `reader` | span scores, losses and the spans chosen, gradients |
+| `open_qa` | the same, with retrieval from stored vectors and texts |
+"""
+
+import argparse
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import RealmConfig, RealmRetriever, RealmTokenizerFast
+from transformers.models.realm.modeling_realm import (
+  RealmEmbedder,
+  RealmForOpenQA,
+  RealmKnowledgeAugEncoder,
+  RealmPreTrainedModel,
+  RealmReader,
+  RealmScorer,
+)
+
+from benchmarks.peers.random_models import (
+  EXPECTED,
+  RandomInputs,
+  Tokens,
+  as_inputs,
+  gradients,
+  padded,
+  randomize,
+  save_arrays,
+)
+
+_NOT_SCORED = -100  # A label that torch's cross entropy ignores.
+_SAME_BIAS = r".*cls\.predictions\.decoder\.bias"
+_NO_ANSWER = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+  """Sizes of models and inputs.
+
+  Attributes:
+    model: Arguments of RealmConfig; by default they are those of BERT-base.
+    batch: Number of queries.
+    candidates: Number of candidates of a query, including the null block.
+    query: Greatest length of a query, with [CLS] and [SEP].
+    block: Greatest length of a block.
+    masks: Number of masks that are scored in a query.
+    num_blocks: Number of blocks of the corpus.
+  """
+
+  model: dict[str, int]
+  batch: int
+  candidates: int
+  query: int
+  block: int
+  masks: int
+  num_blocks: int
+
+
+SIZES = {
+  "tiny": Sizes(
+    model={
+      "hidden_size": 24,
+      "num_hidden_layers": 2,
+      "num_attention_heads": 2,
+      "intermediate_size": 48,
+      "max_position_embeddings": 64,
+      "retriever_proj_size": 16,
+      "span_hidden_size": 16,
+      "reader_beam_size": 4,
+      "searcher_beam_size": 10,
+      "reader_seq_len": 40,
+    },
+    batch=4,
+    candidates=4,
+    query=14,
+    block=36,
+    masks=3,
+    num_blocks=24,
+  ),
+  "base": Sizes(
+    model={
+      "reader_beam_size": 5,
+      "searcher_beam_size": 20,
+      "reader_seq_len": 120,
+    },
+    batch=3,
+    candidates=4,
+    query=40,
+    block=96,
+    masks=5,
+    num_blocks=60,
+  ),
+}
+
+
+class RandomRealm:
+  """Sizes, vocabulary, inputs and folders that the models share.
+
+  Args:
+    output_dir: Folder for the models' folders.
+    vocab: Vocabulary file, one piece per line.
+    sizes: Sizes of models and inputs.
+    seed: Seed of all random numbers.
+  """
+
+  def __init__(self, output_dir: Path, vocab: Path, sizes: Sizes, *, seed: int):
+    pieces = vocab.read_text(encoding="utf-8").rstrip("\n").split("\n")
+    self.inputs = RandomInputs(pieces, seed=seed)
+    self.tokenizer = RealmTokenizerFast(vocab_file=str(vocab))
+    self.sizes = sizes
+    self.config = RealmConfig(
+      vocab_size=len(pieces),
+      num_candidates=sizes.candidates,
+      num_block_records=sizes.num_blocks,
+      pad_token_id=self.tokenizer.pad_token_id,
+      **sizes.model,
+    )
+    self._output_dir = output_dir
+    torch.manual_seed(seed)
+
+  def folder(self, name: str) -> Path:
+    """Returns the folder of a model."""
+    return self._output_dir / name
+
+  def save(
+    self,
+    name: str,
+    model: RealmPreTrainedModel,
+    *,
+    same: tuple[str, ...] = (),
+  ) -> None:
+    """Writes a model and its vocabulary.
+
+    Args:
+      name: Name of the folder.
+      model: Model to write.
+      same: Regular expressions of parameters that are shared under a second
+        name. Without them transformers refuses to write shared parameters.
+    """
+    model._tied_weights_keys = [*(model._tied_weights_keys or ()), *same]
+    model.save_pretrained(self.folder(name))
+    self.tokenizer.save_pretrained(self.folder(name))
+
+  def expect(self, name: str, **arrays: Any) -> None:
+    """Writes the inputs and the outputs of a model."""
+    save_arrays(self.folder(name) / EXPECTED, arrays)
+
+  def queries(self) -> list[Tokens]:
+    """Draws a batch of queries."""
+    return [
+      self.inputs.query(self.sizes.query) for _ in range(self.sizes.batch)
+    ]
+
+  def blocks(self, count: int) -> list[Tokens]:
+    """Draws some blocks."""
+    return [self.inputs.block(self.sizes.block) for _ in range(count)]
+
+  def candidates(self) -> list[list[Tokens]]:
+    """Draws candidates for each query of a batch, the null block first."""
+    return [
+      [self.inputs.null_block, *self.blocks(self.sizes.candidates - 1)]
+      for _ in range(self.sizes.batch)
+    ]
+
+  def padded_queries(self, queries: list[Tokens]) -> np.ndarray:
+    """Pads queries to [b, q]."""
+    return padded(queries, self.sizes.query)
+
+  def padded_candidates(self, candidates: list[list[Tokens]]) -> np.ndarray:
+    """Pads candidates to [b, k, l]."""
+    return np.stack([padded(blocks, self.sizes.block) for blocks in candidates])
+
+  def bert_inputs(self, rows: list[Tokens]) -> dict[str, torch.Tensor]:
+    """Returns ids, mask and types, padded to the longest row."""
+    return as_inputs(self.inputs, rows, max(map(len, rows)))
+
+
+def make_embedder(realm: RandomRealm) -> None:
+  """Computes vectors of queries and blocks."""
+  model = randomize(RealmEmbedder(realm.config))
+  realm.save("embedder", model)
+  queries = realm.queries()
+  blocks = [*realm.blocks(4), realm.inputs.null_block]
+  with torch.no_grad():
+    query_vectors = model(**realm.bert_inputs(queries)).projected_score
+    block_vectors = model(**realm.bert_inputs(blocks)).projected_score
+  realm.expect(
+    "embedder",
+    query=realm.padded_queries(queries),
+    block=realm.padded_candidates([blocks])[0],
+    query_vectors=query_vectors,
+    block_vectors=block_vectors,
+  )
+
+
+def make_two_towers(realm: RandomRealm) -> None:
+  """Computes relevance with a separate embedder for queries."""
+  model = RealmScorer(realm.config, RealmEmbedder(realm.config))
+  randomize(model)
+  realm.save("two_towers", model)
+  queries, candidates = realm.queries(), realm.candidates()
+  with torch.no_grad():
+    relevance = _score(realm, model, queries, candidates)
+  realm.expect(
+    "two_towers",
+    query=realm.padded_queries(queries),
+    candidates=realm.padded_candidates(candidates),
+    relevance=relevance,
+  )
+
+
+def make_scorer_and_encoder(realm: RandomRealm) -> None:
+  """Computes REALM's loss, and the gradient of every parameter.
+
+  The last mask of the last query is not scored, as in a sentence with fewer
+  masks than others.
+  """
+  scorer = randomize(RealmScorer(realm.config))
+  encoder = randomize(RealmKnowledgeAugEncoder(realm.config))
+  realm.save("scorer", scorer, same=(r"query_embedder\..*",))
+  realm.save("encoder", encoder)
+  queries, candidates = realm.queries(), realm.candidates()
+  positions, targets = _mask(realm, queries)
+  weights = np.ones(positions.shape, np.float32)
+  weights[-1, -1] = 0
+  joint = _joint_inputs(realm, queries, candidates)
+  labels = np.full((len(queries), joint["input_ids"].shape[-1]), _NOT_SCORED)
+  for row, scored in enumerate(weights > 0):
+    labels[row, positions[row, scored]] = targets[row, scored]
+  relevance = _score(realm, scorer, queries, candidates)
+  output = encoder(
+    **joint,
+    relevance_score=relevance,
+    labels=torch.from_numpy(labels),
+    mlm_mask=torch.from_numpy(labels != _NOT_SCORED),
+  )
+  output.loss.backward()
+  logits = output.logits.detach().reshape(*joint["input_ids"].shape, -1)
+  common = {
+    "query": realm.padded_queries(queries),
+    "candidates": realm.padded_candidates(candidates),
+    "relevance": relevance,
+    "loss": output.loss,
+  }
+  realm.expect("scorer", **common, **gradients(scorer))
+  realm.expect(
+    "encoder",
+    **common,
+    mask_positions=positions,
+    mask_targets=targets,
+    mask_weights=weights,
+    logits=np.stack([logits[i][:, at] for i, at in enumerate(positions)]),
+    **gradients(encoder),
+  )
+
+
+def _mask(
+  realm: RandomRealm, queries: list[Tokens]
+) -> tuple[np.ndarray, np.ndarray]:
+  """Masks queries; returns the masks' positions and targets, [b, m]."""
+  positions = np.stack(
+    [
+      np.sort(
+        realm.inputs.rng.choice(
+          np.arange(1, len(query) - 1), realm.sizes.masks, replace=False
+        )
+      )
+      for query in queries
+    ]
+  )
+  targets = np.take_along_axis(realm.padded_queries(queries), positions, axis=1)
+  for query, places in zip(queries, positions, strict=True):
+    for place in places:
+      query[place] = realm.inputs.mask_id
+  return positions, targets
+
+
+def _joint_inputs(
+  realm: RandomRealm, queries: list[Tokens], candidates: list[list[Tokens]]
+) -> dict[str, torch.Tensor]:
+  """Joins each query with the body of each of its candidates, [b, k, j]."""
+  length = realm.sizes.query + realm.sizes.block
+  joints = [
+    realm.inputs.joint(query, block, length)
+    for query, blocks in zip(queries, candidates, strict=True)
+    for block in blocks
+  ]
+  shape = (len(queries), realm.sizes.candidates, -1)
+  flat = realm.bert_inputs(joints)
+  return {name: value.reshape(shape) for name, value in flat.items()}
+
+
+def _score(
+  realm: RandomRealm,
+  model: RealmScorer,
+  queries: list[Tokens],
+  candidates: list[list[Tokens]],
+) -> torch.Tensor:
+  blocks = as_inputs(
+    realm.inputs,
+    [block for blocks in candidates for block in blocks],
+    realm.sizes.block,
+  )
+  shape = (len(queries), realm.sizes.candidates, -1)
+  return model(
+    **realm.bert_inputs(queries),
+    **{f"candidate_{k}": v.reshape(shape) for k, v in blocks.items()},
+  ).relevance_score
+
+
+def make_reader(realm: RandomRealm) -> None:
+  """Computes span scores, losses and predictions for given blocks.
+
+  Every third example has no correct block and no correct span.
+  """
+  config = realm.config
+  model = randomize(RealmReader(config))
+  realm.save("reader", model, same=(_SAME_BIAS,))
+  queries, rng = realm.queries(), realm.inputs.rng
+  candidates = [realm.blocks(config.reader_beam_size) for _ in queries]
+  relevance = torch.from_numpy(
+    -np.sort(rng.normal(0, 2, (len(queries), config.searcher_beam_size)))
+  ).float()
+  relevance.requires_grad_()
+  results, total = [], torch.tensor(0.0)
+  for i, query in enumerate(queries):
+    joints = [
+      realm.inputs.joint(query, block, config.reader_seq_len)
+      for block in candidates[i]
+    ]
+    inputs = realm.bert_inputs(joints)
+    body = [len(joint) - len(query) - 1 for joint in joints]
+    position = torch.arange(inputs["input_ids"].shape[-1])[None]
+    in_body = (position >= len(query)) & (
+      position < len(query) + torch.tensor(body)[:, None]
+    )
+    is_right = i % 3 < 2
+    starts, ends = _random_answers(realm, len(query), body, is_right)
+    has_answers = rng.random(config.searcher_beam_size) < 0.3 * is_right
+    has_answers[-1] = is_right
+    with _span_logits(model) as logits:
+      output = model(
+        **inputs,
+        relevance_score=relevance[i],
+        block_mask=in_body,
+        start_positions=torch.tensor(starts),
+        end_positions=torch.tensor(ends),
+        has_answers=torch.tensor(has_answers),
+      )
+    total = total + output.loss / len(queries)
+    result = _result(realm, output, logits, body_start=len(query))
+    results.append({**result, "has_answer": has_answers})
+  total.backward()
+  realm.expect(
+    "reader",
+    query=realm.padded_queries(queries),
+    candidates=realm.padded_candidates(candidates),
+    relevance=relevance,
+    relevance_gradient=relevance.grad,
+    loss=total,
+    **_stacked(results),
+    **gradients(model),
+  )
+
+
+def make_open_qa(realm: RandomRealm) -> None:
+  """Computes values for questions and answers, over stored vectors and texts.
+
+  The losses are those of training. The predicted spans are those of evaluation,
+  where the number of blocks searched is the number of blocks read.
+  """
+  config, rng = realm.config, realm.inputs.rng
+  # A word is at least one token, and no body may be longer than a block.
+  words = rng.integers(8, realm.sizes.block // 3, config.num_block_records)
+  texts = [realm.inputs.text(int(count)).capitalize() for count in words]
+  records = np.array([text.encode() for text in texts], object)
+  retriever = RealmRetriever(records, realm.tokenizer)
+  model = randomize(RealmForOpenQA(config, retriever=retriever))
+  size = (config.num_block_records, config.retriever_proj_size)
+  model.block_emb = torch.from_numpy(rng.normal(0, 0.5, size)).float()
+  realm.save("open_qa", model, same=(_SAME_BIAS,))
+  retriever.save_pretrained(realm.folder("open_qa"))
+
+  results, total = [], torch.tensor(0.0)
+  for i in range(realm.sizes.batch):
+    question = f"{realm.inputs.text(4)}?"
+    encoded = realm.tokenizer([question], return_tensors="pt")
+    with torch.no_grad():
+      vector = model.embedder(**encoded).projected_score[0]
+    found = torch.topk(model.block_emb @ vector, config.searcher_beam_size)
+    # The answer is in the first block, in one that is not read, or in none.
+    source = [texts[found.indices[0]], texts[found.indices[-1]], "? ! ?"][i % 3]
+    answer = " ".join(source.split()[1:3])
+    answer_ids = realm.tokenizer([answer], add_special_tokens=False).input_ids
+    model.training = True  # Only for this module, so there is no dropout.
+    with _span_logits(model.reader) as logits:
+      output = model(**encoded, answer_ids=answer_ids).reader_output
+    total = total + output.loss / realm.sizes.batch
+    result = _result(
+      realm, output, logits, body_start=encoded.input_ids.shape[1]
+    )
+    model.training = False
+    with torch.no_grad():
+      chosen = model(**encoded)
+    results.append(
+      {
+        **result,
+        "question": question,
+        "answer": answer,
+        "query": realm.padded_queries([encoded.input_ids[0].tolist()])[0],
+        "rows": found.indices,
+        "relevance": found.values,
+        "has_answer": output.retriever_correct,
+        "prediction": realm.tokenizer.decode(chosen.predicted_answer_ids),
+        "predicted_row": found.indices[chosen.reader_output.block_idx],
+      }
+    )
+  total.backward()
+  realm.expect(
+    "open_qa",
+    texts=texts,
+    loss=total,
+    **_stacked(results),
+    **gradients(model),
+  )
+
+
+@contextlib.contextmanager
+def _span_logits(reader: RealmReader) -> Iterator[list[Any]]:
+  """Collects the outputs of the span head: scores, starts and ends.
+
+  They are copied, because the reader adds the relevance to the scores in place.
+  """
+  kept: list[Any] = []
+
+  def keep(
+    module: torch.nn.Module,
+    arguments: tuple[torch.Tensor, ...],
+    output: tuple[torch.Tensor, ...],
+  ) -> None:
+    del module, arguments
+    kept.extend(tensor.detach().clone() for tensor in output)
+
+  handle = reader.qa_outputs.register_forward_hook(keep)
+  try:
+    yield kept
+  finally:
+    handle.remove()
+
+
+def _result(
+  realm: RandomRealm, output: Any, logits: list[Any], *, body_start: int
+) -> dict[str, Any]:
+  """Returns one example's values, with spans by position in the bodies."""
+  scores, starts, ends = (part.numpy() for part in logits)
+  shape = (len(scores), realm.sizes.block, realm.config.max_span_width)
+  placed = np.full(shape, np.nan, np.float32)
+  is_answer = np.zeros(shape, bool)
+  block, span = np.nonzero(scores > np.finfo(np.float32).min / 2)
+  place = block, starts[span] - body_start, ends[span] - starts[span]
+  placed[place] = scores[block, span]
+  is_answer[place] = output.reader_correct.numpy()[block, span]
+  start, end = output.start_pos.item(), output.end_pos.item()
+  return {
+    "span_logits": placed,
+    "is_answer": is_answer,
+    "retriever_loss": output.retriever_loss,
+    "reader_loss": output.reader_loss,
+    "span": (output.block_idx.item(), start - body_start, end - start),
+  }
+
+
+def _random_answers(
+  realm: RandomRealm, body_start: int, body: list[int], is_right: bool
+) -> tuple[list[list[int]], list[list[int]]]:
+  """Draws two answers per block: first and last positions in the joint input.
+
+  In the first block, one answer is a single word and one is too wide for a
+  span.
+  """
+  starts, ends = [], []
+  for block, length in enumerate(body):
+    first = realm.inputs.rng.integers(0, length - 2, 2) + body_start
+    width = realm.inputs.rng.integers(0, 3, 2) if block else np.array([0, 11])
+    starts.append(first.tolist() if is_right else [_NO_ANSWER] * 2)
+    ends.append((first + width).tolist() if is_right else [_NO_ANSWER] * 2)
+  return starts, ends
+
+
+def _stacked(results: list[dict[str, Any]]) -> dict[str, np.ndarray]:
+  return {
+    name: np.stack([np.asarray(_plain(result[name])) for result in results])
+    for name in results[0]
+  }
+
+
+def _plain(value: Any) -> Any:
+  return value.detach().numpy() if isinstance(value, torch.Tensor) else value
+
+
+def make_all(
+  output_dir: Path, vocab: Path, *, size: str, seed: int = 0
+) -> None:
+  """Makes all models in one of `SIZES`."""
+  realm = RandomRealm(output_dir, vocab, SIZES[size], seed=seed)
+  make_embedder(realm)
+  make_two_towers(realm)
+  make_scorer_and_encoder(realm)
+  make_reader(realm)
+  make_open_qa(realm)
+
+
+def main() -> None:
+  """Makes all models."""
+  parser = argparse.ArgumentParser(
+    description=(__doc__ or "").partition("\n")[0]
+  )
+  parser.add_argument(
+    "--output_dir", type=Path, required=True, help="folder of models"
+  )
+  parser.add_argument(
+    "--vocab", type=Path, required=True, help="vocabulary file"
+  )
+  parser.add_argument(
+    "--size", choices=SIZES, default="base", help="size of models"
+  )
+  parser.add_argument(
+    "--seed", type=int, default=0, help="seed of all random numbers"
+  )
+  given = parser.parse_args()
+  make_all(given.output_dir, given.vocab, size=given.size, seed=given.seed)
+
+
+if __name__ == "__main__":
+  main()

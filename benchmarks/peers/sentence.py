@@ -1,0 +1,138 @@
+"""Tokenizes and embeds texts with Hugging Face's libraries.
+
+    .venv-peers/bin/python -m benchmarks.peers.sentence \
+      {tokens,vectors,blocks} --model=PATH --input=FILE --output=FILE
+
+- tokens: `--model` is a vocabulary and the input a JSON list of texts. For each
+  of `BertTokenizerFast` (`fast`) and `BertTokenizer` (`slow`), the output has
+  the concatenated `ids` of all texts, and `offsets`: those of text i are
+  `ids[offsets[i]:offsets[i + 1]]`, without special tokens.
+- vectors: `--model` is a folder for sentence-transformers, and each text is a
+  string, or a list of title and body, which the library gives to the tokenizer
+  as a pair. The output has `vectors` [n, d] in the order of the texts, and the
+  `token_ids` and `token_types` [n, l] that the library makes, padded with 0.
+- blocks: `--model` is a folder of BERT's weights, or its sizes as JSON. The
+  input has `token_ids` [n, l], padded with 0, which are embedded in the usual
+  way: in batches in the order of the corpus, each padded to its longest block.
+  The output has `vectors`; the time without loading is printed as JSON.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sentence_transformers import SentenceTransformer
+from transformers import (
+  BertConfig,
+  BertModel,
+  BertTokenizer,
+  BertTokenizerFast,
+)
+
+from benchmarks.peers.random_models import save_arrays
+
+_TOKENIZERS = {"fast": BertTokenizerFast, "slow": BertTokenizer}
+_BLOCKS_PER_BATCH = 32
+
+
+def tokens(vocab: str, texts: list[str]) -> dict[str, np.ndarray]:
+  """Returns the ids of all texts."""
+  arrays = {}
+  for name, tokenizer in _TOKENIZERS.items():
+    # Without a limit, because each longer text would log a warning.
+    made = tokenizer(vocab_file=vocab, model_max_length=10**9)
+    rows = made(texts, add_special_tokens=False).input_ids
+    arrays[f"{name}/ids"] = np.array([i for row in rows for i in row], np.int32)
+    arrays[f"{name}/offsets"] = np.cumsum([0, *map(len, rows)])
+  return arrays
+
+
+def vectors(
+  model_dir: str | Path, texts: list[Any], *, max_length: int | None = None
+) -> dict[str, np.ndarray]:
+  """Embeds texts that are all strings, or all pairs."""
+  model = SentenceTransformer(str(model_dir), device="cpu")
+  if max_length is not None:
+    model.max_seq_length = max_length
+  texts = [text if isinstance(text, str) else tuple(text) for text in texts]
+  inputs = model.tokenize(texts)
+  token_ids = inputs["input_ids"].numpy()
+  # Without types, BERT takes 0 for all.
+  types = inputs.get("token_type_ids")
+  return {
+    "vectors": np.asarray(model.encode(texts)),
+    "token_ids": token_ids,
+    "token_types": np.zeros_like(token_ids) if types is None else types.numpy(),
+  }
+
+
+def blocks(
+  model: str, token_ids: np.ndarray, *, pooling: str
+) -> dict[str, np.ndarray]:
+  """Embeds blocks, pooled by the mean of the tokens or by [CLS]."""
+  if Path(model).is_dir():
+    bert = BertModel.from_pretrained(model).eval()
+  else:
+    torch.manual_seed(0)
+    bert = BertModel(BertConfig(**json.loads(model))).eval()
+  lengths = np.count_nonzero(token_ids, axis=1)
+
+  def embed(rows: slice) -> np.ndarray:
+    inputs = torch.from_numpy(token_ids[rows, : lengths[rows].max()])
+    is_token = inputs != 0
+    with torch.inference_mode():
+      hidden = bert(inputs, attention_mask=is_token.long()).last_hidden_state
+    if pooling == "cls":
+      return hidden[:, 0].numpy()
+    weights = is_token[..., None].float()
+    return ((hidden * weights).sum(1) / weights.sum(1)).numpy()
+
+  batches = [
+    slice(start, start + _BLOCKS_PER_BATCH)
+    for start in range(0, len(token_ids), _BLOCKS_PER_BATCH)
+  ]
+  embed(batches[0])  # The first call allocates.
+  start = time.perf_counter()
+  found = np.concatenate([embed(rows) for rows in batches])
+  seconds = time.perf_counter() - start
+  print(json.dumps({"seconds": seconds, "torch": torch.__version__}))
+  return {"vectors": found}
+
+
+def main() -> None:
+  """Reads the input and writes the output."""
+  parser = argparse.ArgumentParser(
+    description=(__doc__ or "").partition("\n")[0]
+  )
+  parser.add_argument(
+    "what", choices=["tokens", "vectors", "blocks"], help="what is computed"
+  )
+  parser.add_argument("--model", required=True, help="vocabulary or model")
+  parser.add_argument("--input", type=Path, required=True, help="input file")
+  parser.add_argument("--output", type=Path, required=True, help="output file")
+  parser.add_argument("--max_length", type=int, help="greatest text, in tokens")
+  parser.add_argument(
+    "--pooling", choices=["mean", "cls"], default="mean", help="of blocks"
+  )
+  parser.add_argument("--threads", type=int, default=2, help="threads of torch")
+  given = parser.parse_args()
+  torch.set_num_threads(given.threads)
+  if given.what == "blocks":
+    with np.load(given.input, allow_pickle=False) as arrays:
+      token_ids = arrays["token_ids"].astype(np.int64)
+    found = blocks(given.model, token_ids, pooling=given.pooling)
+  else:
+    texts = json.loads(given.input.read_text(encoding="utf-8"))
+    if given.what == "tokens":
+      found = tokens(given.model, texts)
+    else:
+      found = vectors(given.model, texts, max_length=given.max_length)
+  save_arrays(given.output, found)
+
+
+if __name__ == "__main__":
+  main()
