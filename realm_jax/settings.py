@@ -18,6 +18,7 @@ import dataclasses
 import functools
 import inspect
 import math
+import numbers
 import os
 import types
 import typing
@@ -120,10 +121,12 @@ def accepts(annotation: Any, value: Any) -> bool:
   if not inspect.isclass(expected):
     return True
   if expected is float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     return is_number and math.isfinite(value)
   if expected is int:
-    return isinstance(value, int) and not isinstance(value, bool)
+    # NumPy's integers, too.
+    is_integer = isinstance(value, numbers.Integral)
+    return is_integer and not isinstance(value, bool)
   if expected is tuple and arguments and arguments[-1] is not Ellipsis:
     return (
       isinstance(value, (list, tuple))

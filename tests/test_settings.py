@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
+import numpy as np
 import pytest
 from etils import epath
 
@@ -35,8 +36,13 @@ class _Opaque(Protocol):
 @pytest.mark.parametrize(
   ("annotation", "good", "bad", "words"),
   [
-    (int, [3, -1], [1.5, True, "3", None], "an integer"),
-    (float, [3, 0.5], [True, "3", None], "a number"),
+    (int, [3, -1, np.int64(3)], [1.5, True, "3", None], "an integer"),
+    (
+      float,
+      [3, 0.5, np.float32(0.5)],
+      [True, "3", None, math.inf, math.nan],
+      "a number",
+    ),
     (bool, [True], [1, "True", None], "True or False"),
     (str, ["a"], [1, None, ["a"]], "a string"),
     (int | None, [3, None], ["3"], "an integer or None"),

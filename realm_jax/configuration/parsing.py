@@ -21,14 +21,14 @@ _GIN_ADDITION = "\n  In call to configurable"
 _MACRO = "gin.macro"
 _REQUIRED = "gin.REQUIRED/gin.constant"  # What `%gin.REQUIRED` refers to.
 _NOT_GIVEN = object()
-# What a literal or a reference of gin's begins with, other than a number, True,
-# False and None.
 # What the files of gin/models bind.
 MODEL = ("RETRIEVER", "READER")
 _NO_MODEL = (
   "a model is missing: pass the gin file of one, such as "
   "--gin_file=gin/models/bert_base.gin"
 )
+# What a literal or a reference of gin's begins with, other than a number, True,
+# False and None.
 _OF_GIN = ("%", "@", '"', "'", "[", "{", "(")
 _NO_FILE = "(not given)"
 # Longer than any binding, so that gin divides none into lines.
