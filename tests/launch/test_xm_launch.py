@@ -104,8 +104,8 @@ def test_processes_run_together_and_the_evaluator_after_them(
   assert (tmp_path / "stopped").exists()
   assert "[evaluator] evaluated here" in output
   assert output.index("[builder] ended") < output.index("[evaluator]")
-  # XManager itself would say at its exit that it terminates all of them.
-  assert output.splitlines()[-1] == "[evaluator] ended with exit code 0"
+  # XManager would say so at its exit, although all have ended.
+  assert "Terminating" not in output
 
 
 def test_a_process_that_fails_is_named_after_its_last_words(
