@@ -7,7 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import numpy as np
@@ -170,16 +170,12 @@ def _values(base: Side, now: Side, output: Output) -> _Compared:
     if _OF_THE_MACHINE.search(name):
       continue
     found = other.get(name)
-    if _is_number(value) and _is_number(found):
-      scale = scales[_field(name)] or 1.0
-      difference = 0.0 if value == found else abs(value - found) / scale
-      # Two that are both not a number are the same.
-      if np.isnan(value) and np.isnan(found):
-        difference = 0.0
-      differences[name] = np.inf if np.isnan(difference) else difference
-    else:
-      is_same = name in other and value == found
-      differences[name] = 0.0 if is_same else np.inf
+    difference = 0.0 if name in other and value == found else np.inf
+    if difference and _is_number(value) and _is_number(found):
+      both_nan = np.isnan(value) and np.isnan(found)
+      apart = abs(float(value) - float(found))
+      difference = 0.0 if both_nan else apart / (scales[_field(name)] or 1.0)
+    differences[name] = np.inf if np.isnan(difference) else float(difference)
   return _Compared("of the field's largest number; texts exactly", differences)
 
 
@@ -270,5 +266,5 @@ def _field(name: str) -> str:
   return re.sub(r"\[\d+\]", "[]", name)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[float]:
   return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -14,7 +14,7 @@ import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import IO
 
 from benchmarks.record import forks
 from benchmarks.record.steps import SPELLINGS, Step
@@ -54,7 +54,7 @@ class Side:
   shared: Path
   out: Path
   fixed: Path
-  _requests: list[TextIO] = dataclasses.field(default_factory=list, repr=False)
+  _requests: list[IO[str]] = dataclasses.field(default_factory=list, repr=False)
 
   def words(self, command: str) -> list[str]:
     """Returns the words of a command of `steps`."""

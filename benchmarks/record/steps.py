@@ -89,7 +89,7 @@ _DEMO = "--gin_file=gin/experiments/demo"
 _TRAIN = "python -m realm_jax.train --corpus_dir={out}/corpus "
 _SIZES = " --gin.BATCH_SIZE=16 --gin.WARMUP_STEPS=5 --gin.DROPOUT_RATE=0.1"
 _MANY = f" --gin.NUM_STEPS={NUM_STEPS} --gin.SAVE_EVERY_STEPS=10"
-_ONE = " --gin.NUM_STEPS=1"
+_ONE = " --gin.NUM_STEPS=1 --gin.SAVE_EVERY_STEPS=10"
 _FROM_RETRIEVER = " --gin.INITIAL_CHECKPOINT='\"{fixed}/first_retriever\"'"
 _FROM_READER = " --gin.INITIAL_READER='\"{fixed}/first_reader\"'"
 _WAITING = (

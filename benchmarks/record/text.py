@@ -5,6 +5,7 @@ import random
 import re
 import unicodedata
 from pathlib import Path
+from typing import Any
 
 _FIRST = (
   "Ada Béla Chloë Dóra Émile Frida Gül Håkon Íris Jörg Kaï Léa Mía Nuño Oda "
@@ -75,6 +76,6 @@ def _pieces(articles: list[dict[str, str]]) -> list[str]:
   return [*_SPECIAL, *pieces, *(f"##{letter}" for letter in letters)]
 
 
-def _write_lines(path: Path, rows: list[dict]) -> None:
+def _write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
   lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
   path.write_text("".join(lines), encoding="utf-8")

@@ -83,7 +83,7 @@ class _World:
       yield
       if not flags:
         process.send_signal(signal.SIGTERM)
-      process.wait(60)
+      process.wait(600)
     finally:
       process.kill()
 
