@@ -52,21 +52,6 @@ def test_finding_the_subject_is_not_finding_the_fact(demo_world, texts):
   assert np.mean(shares) < 0.2
 
 
-def test_many_blocks_name_each_entity(demo_world):
-  naming = collections.Counter(
-    name
-    for document in demo_world.documents
-    for name in {
-      name
-      for sentence in document.sentences
-      for name in demo_world.facts[sentence.fact].entities
-    }
-  )
-  for kind in relations.ENTITY_KINDS:
-    counts = [naming[e.name] for e in demo_world.entities if e.kind == kind]
-    assert 15 <= np.median(counts) <= 30, kind
-
-
 def test_what_a_mask_hides_stands_in_another_block(demo_world):
   """So that pre-training can fill it in by looking it up."""
   stated = collections.Counter(

@@ -1,3 +1,4 @@
+import json
 import re
 
 import pytest
@@ -65,3 +66,37 @@ def test_only_answers_to_edited_facts_change(demo_world, edited, changed):
     assert (old.id, old.text, old.fact) == (new.id, new.text, new.fact)
     assert old.answer != new.answer
   assert demo_world.questions["train"] == edited.questions["train"]
+
+
+def test_the_files_hold_old_and_new_answers(small_world, tmp_path):
+  after = edits.edit_facts(small_world, count=4, seed=1)
+  edits.write_edited(tmp_path, before=small_world, after=after)
+  questions, articles = (
+    [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
+    for name in ("questions-edited.jsonl", "articles.jsonl")
+  )
+  old_answers = {q.id: q.answer for q in small_world.questions["test"]}
+  assert [
+    (q["id"], q["question"], q["answer"], q["old_answer"]) for q in questions
+  ] == [
+    (q.id, q.text, [q.answer], [old_answers[q.id]])
+    for q in after.questions["test"]
+    if q.answer != old_answers[q.id]
+  ]
+  assert len(questions) == 4
+  text_of = {article["id"]: article["text"] for article in articles}
+  for question in questions:
+    for gold in question["gold_ids"]:
+      assert mentions(text_of[gold], question["answer"][0])
+
+
+@pytest.mark.parametrize(
+  ("count", "message"),
+  [
+    (3, "count=3 is odd"),
+    (100_000, "count=100000 facts to change, but the test questions allow"),
+  ],
+)
+def test_counts_that_cannot_be_are_refused(small_world, count, message):
+  with pytest.raises(ValueError, match=message):
+    edits.edit_facts(small_world, count=count, seed=0)

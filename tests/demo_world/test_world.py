@@ -2,6 +2,8 @@ import collections
 import json
 import re
 
+import pytest
+
 from realm_jax.demo_world import relations
 from realm_jax.demo_world import world as world_lib
 
@@ -153,3 +155,14 @@ def test_the_files_hold_the_world(small_world, tmp_path):
       for gold in record["gold_ids"]:
         assert mentions(text_of[gold], record["subject"])
         assert mentions(text_of[gold], answer)
+
+
+@pytest.mark.parametrize(
+  ("arguments", "message"),
+  [
+    ({"num_companies": 2}, "2 of kind company; every kind needs at least 3"),
+  ],
+)
+def test_sizes_that_make_no_world_are_refused(small_sizes, arguments, message):
+  with pytest.raises(ValueError, match=re.escape(message)):
+    world_lib.generate(world_lib.WorldConfig(**(small_sizes | arguments)))

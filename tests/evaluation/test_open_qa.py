@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from realm_jax.evaluation.answering import Answerer
+from realm_jax.evaluation.answering import Answerer, AnsweringConfig
 from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.protocol import Blocks, QueryBatch
 from realm_jax.indexes.random import RandomIndex
@@ -262,6 +262,21 @@ def test_an_index_without_vectors_scores_by_the_learnt_scale(
     assert [e["score"] for e in line["evidence"]] == pytest.approx(
       0.25 * found.scores[0], abs=1e-4
     )
+
+
+@pytest.mark.parametrize(
+  ("arguments", "message"),
+  [
+    ({"num_read": 29, "num_searched": 40}, "num_read=29.*NUM_READ.*28 blocks"),
+    ({"num_read": 5, "num_searched": 4}, "num_searched=4.*raise NUM_SEARCHED"),
+    ({"num_searched": 0}, "num_searched=0; want at least 1"),
+    ({"index_scores": True}, "without vectors.*'exact'"),
+    ({"candidates": "best"}, "'best'; want one of"),
+  ],
+)
+def test_what_cannot_be_asked(answerer, arguments, message):
+  with pytest.raises(ValueError, match=message):
+    Answerer(answerer.model, answerer.generation, AnsweringConfig(**arguments))
 
 
 def test_that_there_are_no_questions_is_known_before_anything_is_loaded(

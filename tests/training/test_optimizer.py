@@ -3,7 +3,6 @@
 import itertools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -136,28 +135,3 @@ def test_the_retriever_has_a_rate_of_its_own():
   whole = _moved(*fast, "retriever")
   assert _moved(*slow, "retriever") == pytest.approx(whole / 4, rel=1e-3)
   assert _moved(*slow, "reader") == pytest.approx(_moved(*fast, "reader"))
-
-
-def test_a_first_moment_in_bfloat16_is_near_that_in_float32():
-  params = _parameters()
-
-  def moved(dtype):
-    config = OptimizerConfig(1e-3, warmup_steps=0, mean_dtype=dtype)
-    optimizer = make_optimizer(config, num_steps=50)
-    update = jax.jit(optimizer.update)
-    state, now = optimizer.init(params), params
-    for step in range(5):
-      updates, state = update(_gradients(params, step), state, now)
-      now = optax.apply_updates(now, updates)
-    return now, state[1]
-
-  expected, _ = moved(jnp.float32)
-  got, moments = moved(jnp.bfloat16)
-  types = [
-    {str(x.dtype) for x in jax.tree.leaves(tree)}
-    for tree in (moments.mean, moments.variance)
-  ]
-  assert types == [{"bfloat16"}, {"float32"}]
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), expected, got
-  )
