@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.runs.jobs import gin_command
+from benchmarks.runs.jobs import Macro, gin_command
 from realm_jax import configuration
 from realm_jax.corpus.building.corpus import build_corpus
 from realm_jax.demo_world import vocabulary, world
@@ -91,23 +91,32 @@ class _World:
     """Returns recall@5 of statements, over vectors of the last checkpoint."""
     with parsed(_recipe("build_index"), self._given(MODEL_DIR=model_dir)):
       configuration.configured(generations.build_index)(once=True)
-    figures = self._evaluate("eval_retrieval", model_dir)
+    figures = self._evaluate(
+      "eval_retrieval",
+      model_dir,
+      QUESTIONS=self._folder / "world" / "statements-test.jsonl",
+    )
     return figures["recall_at_5"]
 
-  def exact_match(self, model_dir: Path, candidates: str) -> float:
-    """Returns the share of statements that are completed correctly."""
-    figures = self._evaluate("eval", model_dir, CANDIDATES=candidates)
-    return figures["exact_match"]
+  def masked_accuracy(self, model_dir: Path, index: str) -> float:
+    """Returns the share of masked words that are filled in correctly."""
+    generations_dir = model_dir / f"{index}_generations"
+    given = self._given(
+      MODEL_DIR=model_dir, GENERATIONS_DIR=generations_dir, INDEX=Macro(index)
+    )
+    with parsed(_recipe("build_index"), given):
+      configuration.configured(generations.build_index)(once=True)
+    figures = self._evaluate(
+      "eval_masked", model_dir, GENERATION=generations_dir
+    )
+    return figures["masked_accuracy"]
 
   def _evaluate(self, recipe: str, model_dir: Path, **bindings: Any) -> Any:
     return call(
       evaluation.evaluate,
       _recipe(recipe),
       **self._given(
-        MODEL_DIR=model_dir,
-        OUTPUT_DIR=model_dir / "-".join([recipe, *bindings.values()]),
-        QUESTIONS=self._folder / "world" / "statements-test.jsonl",
-        **bindings,
+        MODEL_DIR=model_dir, OUTPUT_DIR=model_dir / recipe, **bindings
       ),
     )
 
@@ -134,9 +143,9 @@ def main(argv: list[str]) -> None:
   reading = small.train(
     "reading",
     "reading",
-    NUM_STEPS=300,
-    WARMUP_STEPS=50,
-    SAVE_EVERY_STEPS=300,
+    NUM_STEPS=250,
+    WARMUP_STEPS=40,
+    SAVE_EVERY_STEPS=250,
   )
   with small.sidecar("reading_retrieved", "--once"):
     reading = small.train(
@@ -144,8 +153,8 @@ def main(argv: list[str]) -> None:
       "reading_retrieved",
       INITIAL_CHECKPOINT=ict,
       INITIAL_READER=reading,
-      NUM_STEPS=200,
-      WARMUP_STEPS=30,
+      NUM_STEPS=150,
+      WARMUP_STEPS=25,
     )
   with small.sidecar("realm"):
     realm = small.train(
@@ -153,14 +162,14 @@ def main(argv: list[str]) -> None:
       "pretrain",
       INITIAL_CHECKPOINT=ict,
       INITIAL_READER=reading,
-      NUM_STEPS=300,
+      NUM_STEPS=250,
       WARMUP_STEPS=20,
       KEEP_CHECKPOINTS=_KEPT,
       **changed,
     )
   figures["realm"] = small.recall(realm)
-  for candidates in ("index", "random"):
-    figures[candidates] = small.exact_match(realm, candidates)
+  for index in ("EXACT", "RANDOM"):
+    figures[index] = small.masked_accuracy(realm, index)
   print(json.dumps(figures))
 
 
