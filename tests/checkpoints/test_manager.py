@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from benchmarks.runs.object_store import StoreFault
 from realm_jax.checkpoints.manager import (
   CheckpointError,
   CheckpointNotWrittenError,
@@ -321,3 +322,18 @@ def test_a_process_that_must_end_gives_up_a_save_that_failed(
   store.save(5, _items())
   store.wait()
   assert reader.steps() == [0, 5]
+
+
+@pytest.mark.slow
+def test_a_store_that_is_away_for_a_while_delays_a_save(object_store, caplog):
+  run = object_store.path("delayed")
+  items = _items()
+  object_store.inject(StoreFault("refuse", "checkpoints", times=15))
+  with contextlib.closing(CheckpointStore(run, read_only=False)) as store:
+    _save(store, 0, items)
+  assert object_store.happened() == [15]
+  object_store.inject()
+  with contextlib.closing(CheckpointStore(run)) as reader:
+    restored = reader.restore(0, items=tuple(items))
+  for name in items:
+    _assert_same_bits(restored[name], items[name])

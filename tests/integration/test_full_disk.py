@@ -4,12 +4,11 @@ import contextlib
 import os
 import signal
 import threading
-import time
 
 import pytest
 
-from benchmarks.runs import comparison
 from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.files.metric_rows import read_rows
 from tests.full_disk import full_disk
 
 pytestmark = [
@@ -57,7 +56,10 @@ def test_a_run_goes_on_as_if_its_first_save_had_not_failed(
   ):
     commands.train("pretrain", disturbed, NUM_STEPS=3)
   assert "could not be written" in caplog.text
-  assert comparison.losses(disturbed) == comparison.losses(plain)
+  losses, plain_losses = (
+    [row["loss"] for row in read_rows(run)] for run in (disturbed, plain)
+  )
+  assert losses == plain_losses
   with contextlib.closing(CheckpointStore(disturbed)) as store:
     assert store.steps() == [0, 3]
 
@@ -65,11 +67,9 @@ def test_a_run_goes_on_as_if_its_first_save_had_not_failed(
 def test_a_run_that_is_told_to_end_saves_what_could_not_be_written(
   commands, tmp_path, caplog
 ):
-  told = []
 
   def free_and_tell():
     free()
-    told.append(time.monotonic())
     os.kill(os.getpid(), signal.SIGTERM)
 
   with (
@@ -78,7 +78,6 @@ def test_a_run_that_is_told_to_end_saves_what_could_not_be_written(
   ):
     # It waits for generation 0, which nobody builds.
     result = commands.train("pretrain", tmp_path, NUM_STEPS=3)
-  assert time.monotonic() - told[0] < 10
   assert (result.step, result.preempted) == (0, True)
   with contextlib.closing(CheckpointStore(tmp_path)) as store:
     assert store.steps() == [0]
