@@ -60,8 +60,10 @@ if _QUICK not in _ONE_DEVICE_XLA_FLAGS:
 os.environ["XLA_FLAGS"] = f"{_ONE_DEVICE_XLA_FLAGS} {_MANY_DEVICES}"
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-# At that level a program is compiled sooner than a cache has written it.
-os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+# Caches of the tests stay in the clone. Many processes compile the same tiny
+# models, which is quick at that level, and still slower than to read them.
+os.environ["XDG_CACHE_HOME"] = str(PROJECT_DIR / ".cache")
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 import hypothesis  # noqa: E402
 import jax  # noqa: E402
@@ -77,6 +79,10 @@ jaxtyping.install_import_hook(
   runtime_types.modules_with_shapes(PROJECT_DIR / "realm_jax"),
   f"{runtime_types.__name__}.checked",
 )
+
+from realm_jax.files import compilation_cache  # noqa: E402
+
+compilation_cache.enable()
 
 # A silent broadcast of [b] against [b, k] has hidden many a wrong loss.
 jax.config.update("jax_numpy_rank_promotion", "raise")

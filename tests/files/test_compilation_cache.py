@@ -29,7 +29,7 @@ def compile_in_process(tmp_path, command_environment):
     own = {"XDG_CACHE_HOME": str(tmp_path), **environment}
     given = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     inherited = dict(command_environment)
-    for name in ("JAX_ENABLE_COMPILATION_CACHE", "REALM_JAX_CACHE_DIR"):
+    for name in ("JAX_COMPILATION_CACHE_DIR", "REALM_JAX_CACHE_DIR"):
       inherited.pop(name, None)
     done = subprocess.run(
       [sys.executable, "-c", _PROGRAM],
