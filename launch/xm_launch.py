@@ -33,7 +33,7 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 
-from absl import app, logging
+from absl import app, flags, logging
 
 from launch import dry_run, gin_check, options
 from launch.errors import LaunchError
@@ -89,16 +89,25 @@ def run() -> None:
     try:
       return main(argv, bindings=bindings)
     except LaunchError as error:
-      print(f"xm_launch: {error}", file=sys.stderr)
-      return 2
+      return _refuse(error)
+
+  def parsed(argv: Sequence[str]) -> list[str]:
+    try:
+      return flags.FLAGS(argv)
+    except flags.Error as error:
+      sys.exit(_refuse(error))
 
   options.define()
   try:
     arguments, bindings = split_bindings(sys.argv)
   except LaunchError as error:
-    print(f"xm_launch: {error}", file=sys.stderr)
-    sys.exit(2)
-  app.run(guarded, argv=arguments)
+    sys.exit(_refuse(error))
+  app.run(guarded, argv=arguments, flags_parser=parsed)
+
+
+def _refuse(error: Exception) -> int:
+  print(f"xm_launch: {' '.join(str(error).split())}", file=sys.stderr)
+  return 2
 
 
 if __name__ == "__main__":

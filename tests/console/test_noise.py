@@ -78,7 +78,7 @@ def test_to_read_a_checkpoint_and_a_recipe_warns_of_nothing(
 
 
 def test_a_request_that_an_outage_fails_is_one_line(
-  object_store, monkeypatch, capsys
+  object_store, monkeypatch, capfd
 ):
   handler = absl_logging.get_absl_handler()
   monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
@@ -87,6 +87,6 @@ def test_a_request_that_an_outage_fails_is_one_line(
   with pytest.raises(HttpError):
     read_bytes(object_store.path("a"))
   # absl has another line where no flags were parsed.
-  lines = capsys.readouterr().err.splitlines()
+  lines = capfd.readouterr().err.splitlines()
   assert len([line for line in lines if line.startswith("E")]) == 1
   assert len(lines) <= 2, lines

@@ -5,10 +5,7 @@ import re
 import warnings
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from realm_jax.text import pattern_literals
 from realm_jax.text.answers import regex_match
 from realm_jax.text.patterns import FLAGS, Pattern, PatternError
 
@@ -50,54 +47,6 @@ def test_real_patterns_match_as_in_python(real_patterns, real_texts):
       num_true += expected
       assert regex_match(prediction, pattern) == expected, (pattern, prediction)
   assert num_true > 1000
-
-
-@pytest.mark.parametrize(
-  ("pattern", "literals"),
-  [
-    ("Italy", {"italy"}),
-    ("_?Isfahan_?|_?Tehran_?", {"isfahan", "tehran"}),
-    (r"1947|1933", {"1947", "1933"}),
-    (r"26\s*December|Christmas.*Boxing", {"december", "christmas"}),
-    (r"(New\s+)?York(shire)?", {"york"}),
-    ("U\\.?S", {"us", "u.s"}),
-    ("(ab|cd){2}e+", {"ab", "cd"}),
-    ("a(?=bcd)e*", {"a"}),
-    (r"\d+|x", None),
-    ("[^a]", None),
-    ("", None),
-    ("x*", None),
-  ],
-)
-def test_required_literals_by_hand(pattern, literals):
-  assert pattern_literals.required_literals(pattern) == literals
-
-
-@pytest.mark.parametrize(
-  ("pattern", "literals"),
-  [
-    ("Alfa Romeo|Fi[ao]t", {"alfa romeo", "fiat", "fiot"}),
-    ("1947|1933|19.5", {"1947", "1933"}),
-    (r"\bUS\b|U\.?S\.", {"us.", "u.s."}),
-    ("^Rome", set()),
-    ("(Rome)+", set()),
-    ("Rom\u00e9|(?-i:Rome)|  ", set()),
-    ("", set()),
-  ],
-)
-def test_sufficient_literals_by_hand(pattern, literals):
-  assert pattern_literals.sufficient_literals(pattern) == literals
-
-
-@given(st.text("aAiIsSkK\u0130\u0131\u017f\u212aßẞσςΣ", max_size=6))
-def test_a_literal_is_folded_as_any_text_that_it_matches(text):
-  for character in "aiskßσ":
-    by_python = re.compile(character, FLAGS)
-    for match in by_python.finditer(text):
-      found = pattern_literals.fold(match.group())
-      assert pattern_literals.fold(character) == found
-  parts = map(pattern_literals.fold, text)
-  assert pattern_literals.fold(text) == "".join(parts)
 
 
 def test_a_slow_pattern_is_stopped_and_not_searched_again():

@@ -10,6 +10,7 @@ import pytest
 
 from realm_jax.answers.distinct import DistinctAnswers
 from realm_jax.answers.in_blocks import AnswersInBlocks
+from realm_jax.corpus.store import Corpus
 from realm_jax.evaluation.answering import AnsweringConfig, load_answerer
 from realm_jax.evaluation.trained_model import ModelSource
 from realm_jax.indexes.protocol import SearchResult
@@ -54,7 +55,7 @@ def answerer(golden, expected, tmp_path_factory):
       retriever=imported.retriever,
       reader=imported.reader,
       query_length=expected["query"].shape[1],
-      block_length=expected["span_logits"].shape[2],
+      block_length=Corpus.open(folder / "corpus").block_length,
     ),
     AnsweringConfig(num_searched=expected["rows"].shape[1], num_read=_NUM_READ),
   )

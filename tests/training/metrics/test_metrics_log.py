@@ -133,7 +133,7 @@ def test_metrics_of_a_full_disk_are_written_once_there_is_space(
         log.flush()
     assert len(_rows(tmp_path)) < 100
     # Said once, and no line is there in part.
-    assert [str(tmp_path) in text for text in caplog.messages] == [True]
+    assert sum(str(tmp_path) in text for text in caplog.messages) == 1
     free()
     log.flush()
     log.close()
@@ -152,7 +152,7 @@ def test_rows_that_cannot_be_shortened_do_not_end_a_run(tmp_path, caplog):
     log = _open(tmp_path, start_step=25)
     log.push(26, _metrics(260.0), {})
     log.flush()
-    assert len(caplog.messages) == 1
+    assert sum(str(tmp_path) in text for text in caplog.messages) == 1
     free()
     log.close()
   assert [row["loss"] for row in _rows(tmp_path)] == [*range(1, 26), 260.0]

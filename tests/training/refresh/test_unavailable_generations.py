@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("short_waits")
 def test_a_generation_that_never_comes_is_given_up():
   schedule = make_schedule(
     ShelfWatcher(),
-    RefreshConfig(timeout_seconds=0.0),
+    RefreshConfig(timeout_seconds=0.01),
     save_every_steps=10,
   )
   with pytest.raises(TimeoutError, match=r"generation 0.*build_index"):
@@ -108,7 +108,7 @@ def test_a_run_that_wants_its_own_does_not_begin_with_what_is_damaged(change):
 
 @pytest.mark.parametrize("change", [{"wait": True}, {"refresh": False}])
 def test_a_run_that_wants_its_own_generation_waits_for_it(change):
-  config = RefreshConfig(timeout_seconds=0.0, **change)
+  config = RefreshConfig(timeout_seconds=0.01, **change)
   schedule = make_schedule(ShelfWatcher([0, 40]), config, save_every_steps=10)
   with pytest.raises(TimeoutError, match="generation 20"):
     schedule.start(25, 20)
