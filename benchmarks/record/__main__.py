@@ -45,7 +45,7 @@ from benchmarks.record.sides import (
 from benchmarks.record.steps import Step, steps
 
 # What all later work is compared with.
-BASE = "e9ce266"
+BASE = "215e45d"
 _PROJECT_DIR = Path(__file__).resolve().parents[2]
 _DONE = "done"
 

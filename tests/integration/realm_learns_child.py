@@ -73,7 +73,10 @@ class _World:
     """Builds generations beside the block, in a process of its own."""
     model_dir = self._folder / name
     model_dir.mkdir()
-    given = self._given(MODEL_DIR=model_dir, KEEP_GENERATIONS=_KEPT)
+    # Each generation is used from a fixed step, however busy the machine is.
+    given = self._given(
+      MODEL_DIR=model_dir, KEEP_GENERATIONS=_KEPT, MODE="every"
+    )
     command = gin_command(
       "build_index", _recipe("build_index"), *flags, **given
     )
@@ -164,6 +167,9 @@ def main(argv: list[str]) -> None:
       INITIAL_READER=reading,
       NUM_STEPS=250,
       WARMUP_STEPS=20,
+      SAVE_EVERY_STEPS=25,
+      LAG_STEPS=25,
+      WAIT_FOR_GENERATIONS=True,
       KEEP_CHECKPOINTS=_KEPT,
       **changed,
     )
