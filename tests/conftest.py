@@ -61,9 +61,9 @@ os.environ["XLA_FLAGS"] = f"{_ONE_DEVICE_XLA_FLAGS} {_MANY_DEVICES}"
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 # Caches of the tests stay in the clone. Many processes compile the same tiny
-# models, which is quick at that level, and still slower than to read them.
+# models. To keep small programs, too, takes longer than to compile them.
 os.environ["XDG_CACHE_HOME"] = str(PROJECT_DIR / ".cache")
-os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
 
 import hypothesis  # noqa: E402
 import jax  # noqa: E402

@@ -1,6 +1,7 @@
 """Commands print their own lines, and none of the libraries they use."""
 
 import contextlib
+import io
 import logging
 import subprocess
 import sys
@@ -77,16 +78,15 @@ def test_to_read_a_checkpoint_and_a_recipe_warns_of_nothing(
   assert not warnings
 
 
-def test_a_request_that_an_outage_fails_is_one_line(
-  object_store, monkeypatch, capfd
-):
-  handler = absl_logging.get_absl_handler()
+def test_a_request_that_an_outage_fails_is_one_line(object_store, monkeypatch):
+  handler, shown = absl_logging.get_absl_handler(), io.StringIO()
   monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
+  monkeypatch.setattr(sys, "stderr", shown)
   hide_library_messages()
   object_store.inject(StoreFault("refuse", ".", times=99))
   with pytest.raises(HttpError):
     read_bytes(object_store.path("a"))
   # absl has another line where no flags were parsed.
-  lines = capfd.readouterr().err.splitlines()
+  lines = shown.getvalue().splitlines()
   assert len([line for line in lines if line.startswith("E")]) == 1
   assert len(lines) <= 2, lines

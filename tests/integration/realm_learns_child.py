@@ -165,13 +165,15 @@ def main(argv: list[str]) -> None:
       "pretrain",
       INITIAL_CHECKPOINT=ict,
       INITIAL_READER=reading,
-      NUM_STEPS=250,
-      WARMUP_STEPS=20,
-      SAVE_EVERY_STEPS=25,
-      LAG_STEPS=25,
-      WAIT_FOR_GENERATIONS=True,
       KEEP_CHECKPOINTS=_KEPT,
-      **changed,
+      **{
+        "NUM_STEPS": 500,
+        "WARMUP_STEPS": 20,
+        "SAVE_EVERY_STEPS": 25,
+        "LAG_STEPS": 25,
+        "WAIT_FOR_GENERATIONS": True,
+        **changed,
+      },
     )
   figures["realm"] = small.recall(realm)
   for index in ("EXACT", "RANDOM"):

@@ -23,6 +23,14 @@ pytestmark = pytest.mark.slow
 
 _SECTION = "## Your own text"
 _PATIENCE_SECONDS = 500.0
+# Takes a core while trainer and sidecar start.
+_BUSY = """
+import time
+
+until = time.monotonic() + 10
+while time.monotonic() < until:
+  pass
+"""
 # Flags by the recipe or the module that a command names.
 _SIZES = {
   "train": "--gin.NUM_STEPS=4 --gin.BATCH_SIZE=4 --gin.SAVE_EVERY_STEPS=2 "
@@ -116,7 +124,7 @@ class _Shell:
           with self._log.open("w") as log:
             self._background = self._start(command, stdout=log, stderr=log)
           killed.callback(self._background.kill)
-          busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+          busy = subprocess.Popen([sys.executable, "-c", _BUSY])
           killed.callback(busy.wait)
           killed.callback(busy.kill)
         else:
