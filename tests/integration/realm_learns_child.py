@@ -137,9 +137,9 @@ def main(argv: list[str]) -> None:
   ict = small.train(
     "inverse_cloze",
     "inverse_cloze",
-    NUM_STEPS=80,
-    WARMUP_STEPS=16,
-    SAVE_EVERY_STEPS=80,
+    NUM_STEPS=40,
+    WARMUP_STEPS=10,
+    SAVE_EVERY_STEPS=40,
     BATCH_SIZE=64,
   )
   figures = {"inverse_cloze": small.recall(ict)}
@@ -167,7 +167,8 @@ def main(argv: list[str]) -> None:
       INITIAL_READER=reading,
       KEEP_CHECKPOINTS=_KEPT,
       **{
-        "NUM_STEPS": 500,
+        "NUM_STEPS": 300,
+        "BATCH_SIZE": 32,
         "WARMUP_STEPS": 20,
         "SAVE_EVERY_STEPS": 25,
         "LAG_STEPS": 25,
