@@ -81,7 +81,9 @@ def test_to_read_a_checkpoint_and_a_recipe_warns_of_nothing(
 def test_a_request_that_an_outage_fails_is_one_line(object_store, monkeypatch):
   handler, shown = absl_logging.get_absl_handler(), io.StringIO()
   monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
+  # absl writes to one of the two, whether flags have been parsed or not.
   monkeypatch.setattr(sys, "stderr", shown)
+  monkeypatch.setattr(handler.python_handler, "stream", shown)
   hide_library_messages()
   object_store.inject(StoreFault("refuse", ".", times=99))
   with pytest.raises(HttpError):
