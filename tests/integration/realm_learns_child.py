@@ -45,7 +45,7 @@ class _World:
     self._seed = seed
     made = world.generate(
       world.WorldConfig(
-        seed=seed, num_people=50, num_cities=50, num_companies=20
+        seed=seed, num_people=30, num_cities=30, num_companies=12
       )
     )
     world.write_world(folder / "world", world=made)
@@ -69,7 +69,7 @@ class _World:
     return model_dir
 
   @contextlib.contextmanager
-  def sidecar(self, name: str, *flags: str) -> Iterator[None]:
+  def sidecar(self, name: str) -> Iterator[None]:
     """Builds generations beside the block, in a process of its own."""
     model_dir = self._folder / name
     model_dir.mkdir()
@@ -77,15 +77,12 @@ class _World:
     given = self._given(
       MODEL_DIR=model_dir, KEEP_GENERATIONS=_KEPT, MODE="every"
     )
-    command = gin_command(
-      "build_index", _recipe("build_index"), *flags, **given
-    )
+    command = gin_command("build_index", _recipe("build_index"), **given)
     with (model_dir / "build_index.log").open("w") as log:
       process = subprocess.Popen(command, stderr=log)
     try:
       yield
-      if not flags:
-        process.send_signal(signal.SIGTERM)
+      process.send_signal(signal.SIGTERM)
       process.wait(600)
     finally:
       process.kill()
@@ -146,19 +143,10 @@ def main(argv: list[str]) -> None:
   reading = small.train(
     "reading",
     "reading",
-    NUM_STEPS=250,
+    NUM_STEPS=150,
     WARMUP_STEPS=40,
-    SAVE_EVERY_STEPS=250,
+    SAVE_EVERY_STEPS=150,
   )
-  with small.sidecar("reading_retrieved", "--once"):
-    reading = small.train(
-      "reading_retrieved",
-      "reading_retrieved",
-      INITIAL_CHECKPOINT=ict,
-      INITIAL_READER=reading,
-      NUM_STEPS=150,
-      WARMUP_STEPS=25,
-    )
   with small.sidecar("realm"):
     realm = small.train(
       "realm",
@@ -167,8 +155,9 @@ def main(argv: list[str]) -> None:
       INITIAL_READER=reading,
       KEEP_CHECKPOINTS=_KEPT,
       **{
-        "NUM_STEPS": 300,
+        "NUM_STEPS": 150,
         "BATCH_SIZE": 32,
+        "LEARNING_RATE": 1e-3,
         "WARMUP_STEPS": 20,
         "SAVE_EVERY_STEPS": 25,
         "LAG_STEPS": 25,

@@ -9,7 +9,6 @@ from benchmarks import (
   index,
   parity,
   peer_processes,
-  refresh,
   train_step,
 )
 from benchmarks.agreement.comparison import Row
@@ -51,24 +50,6 @@ def test_embedding(tmp_path):
   )
   ours, padded = json.loads(path.read_text())["rows"]
   assert ours["tokens"] == padded["tokens"] > 0
-
-
-def test_refresh(tmp_path):
-  path = tmp_path / "refresh.json"
-  sizes = "--turns=1 --scale=0.05 --num_blocks=300 --num_leaves=4 --swaps=1"
-  refresh.main(
-    [
-      f"--directory={tmp_path}",
-      f"--json={path}",
-      *sizes.split(),
-      *("--steps_between=8", "--batch_size=2"),
-    ]
-  )
-  found = json.loads(path.read_text())
-  assert found["retrieval"]["pairs_of_turns"] == 1
-  assert found["longest_ratio"] > 0
-  assert {load["index"] for load in found["loads"]} == {"scann", "exact"}
-  assert all(0.9 < load["read_over_needed"] <= 1.1 for load in found["loads"])
 
 
 def test_parity_fails_if_one_comparison_fails(monkeypatch, capsys):

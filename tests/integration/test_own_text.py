@@ -27,7 +27,7 @@ _PATIENCE_SECONDS = 500.0
 _BUSY = """
 import time
 
-until = time.monotonic() + 10
+until = time.monotonic() + 5
 while time.monotonic() < until:
   pass
 """

@@ -35,4 +35,4 @@ def test_pretraining_finds_more_than_inverse_cloze(figures):
 
 
 def test_random_blocks_fill_in_worse(figures):
-  assert figures["EXACT"] >= figures["RANDOM"] + 0.1
+  assert figures["EXACT"] >= figures["RANDOM"] + 0.05
