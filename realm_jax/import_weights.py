@@ -169,16 +169,19 @@ def _options(target: Callable[..., _T], prefix: str = "", **more: str) -> _T:
 def main(argv: Sequence[str]) -> None:
   """Imports weights, and prints what happened."""
   del argv
-  from realm_jax.conversion import importing
-  from realm_jax.conversion.bert_models import TowerOptions
-  from realm_jax.conversion.google.released_index import BlockOptions
-  from realm_jax.conversion.mapping import Allowance
-
   with configuration.parsed(
     *configuration.given(), search_paths=flags.FLAGS.gin_search_paths
   ):
+    source = _options(ImportSource, kind=_FROM.value)
+    source.require_local()
+    # After the input was found: these import what reads weights.
+    from realm_jax.conversion import importing
+    from realm_jax.conversion.bert_models import TowerOptions
+    from realm_jax.conversion.google.released_index import BlockOptions
+    from realm_jax.conversion.mapping import Allowance
+
     report = importing.import_weights(
-      _options(ImportSource, kind=_FROM.value),
+      source,
       _OUTPUT_DIR.value,
       towers=_options(TowerOptions),
       blocks=_options(BlockOptions),

@@ -41,6 +41,21 @@ READS_A_RUN = {
   "realm_jax.serve": ["--port=0"],
   "realm_jax.train": [],
 }
+# Further wrong inputs that are known before any work begins.
+IS_NOT_THERE = (
+  (
+    "realm_jax.evaluate",
+    "--gin_file=gin/runs/eval.gin",
+    "--model_dir=not/there",
+  ),
+  (
+    "realm_jax.import_weights",
+    "--from=hf_bert",
+    "--output_dir=out",
+    "--input=not/there",
+  ),
+  ("realm_jax.show_task", "--task=open_qa", "--corpus_dir=not/there"),
+)
 CASES = [
   *((command, "--helpfull") for command in COMMANDS),
   *((command, "--not_a_flag=1") for command in COMMANDS),
@@ -49,6 +64,7 @@ CASES = [
     for command, arguments in READS_A_RUN.items()
     for folder in ("not/there", "docs")
   ),
+  *IS_NOT_THERE,
 ]
 
 
@@ -73,8 +89,8 @@ def test_a_plain_answer_imports_nothing_slow(answers, case):
   imported = {name.partition(".")[0] for name in answer["modules"]}
   assert not imported & SLOW_TO_IMPORT
   argument = case[-1]
-  if argument.startswith("--model_dir"):
-    folder = argument.partition("=")[2]
+  folder = argument.partition("=")[2]
+  if folder in ("not/there", "docs"):
     assert answer["code"] == 2
     assert folder in answer["output"]
     assert len(answer["output"].splitlines()) == 1

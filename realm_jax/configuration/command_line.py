@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from absl import app, flags
+from etils import epath
 
 from realm_jax.configuration.errors import ConfigurationError
 from realm_jax.configuration.for_run import (
@@ -24,6 +25,7 @@ from realm_jax.configuration.for_run import (
   ValuesOfRun,
   parsed_for_run,
   recipe_for,
+  require_directory,
   with_directories,
 )
 from realm_jax.configuration.parsing import configured, message_of, parsed
@@ -108,15 +110,18 @@ def require_run(default_recipe: DefaultRecipe, *, waits: bool = False) -> None:
   """Checks that the command line names a run, or else all of the configuration.
 
   Args:
-    default_recipe: Recipe for where there are no gin files.
+    default_recipe: Recipe for where there are no gin files; empty for a
+      command that makes the run.
     waits: Whether the run may start later.
 
   Raises:
     ConfigurationError: There are neither gin files nor a run with a record, or
-      no recipe is for the stage of the run.
+      no recipe is for the stage of the run, or the directory is not there.
   """
   model_dir = _run_flag("model_dir")
   if _GIN_FILES.value:
+    if model_dir is not None and default_recipe and not waits:
+      require_directory(epath.Path(model_dir))
     return
   if model_dir is None:
     raise ConfigurationError(

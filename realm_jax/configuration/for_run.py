@@ -137,12 +137,21 @@ def recipe_for(
   return recipe[record.stage]
 
 
-def _without_record(model_dir: epath.Path) -> ConfigurationError:
-  """Returns the error of a directory that has no configuration of a run."""
+def require_directory(model_dir: epath.Path) -> None:
+  """Checks that a MODEL_DIR is there.
+
+  Raises:
+    ConfigurationError: It is not.
+  """
   if not model_dir.exists():
-    return ConfigurationError(
+    raise ConfigurationError(
       f"MODEL_DIR {model_dir} does not exist; give the directory of a run"
     )
+
+
+def _without_record(model_dir: epath.Path) -> ConfigurationError:
+  """Returns the error of a directory that has no configuration of a run."""
+  require_directory(model_dir)
   return ConfigurationError(
     f"{model_dir} has no config.gin; give the directory of a run, or wait "
     "until its trainer has started"

@@ -65,16 +65,22 @@ class ImportSource:
     """Checks that the weights are on a local disk, from which they are mapped.
 
     Raises:
-      ConversionError: They are in a bucket.
+      ConversionError: They are in a bucket, or not there.
     """
     given = {"input": self.input, "block_input": self.block_input}
     for name, path in given.items():
-      if path is not None and is_remote(path):
+      if path is None:
+        continue
+      if is_remote(path):
         raise ConversionError(
           f"--{name}={path} is in a bucket, and weights are read from a local "
           "disk; copy them to one first (gcloud storage cp --recursive "
           f"{path} .)"
         )
+      # The prefix of a TensorFlow checkpoint is no file.
+      beside, local = Path(path).parent, Path(path)
+      if not local.exists() and not any(beside.glob(f"{local.name}.*")):
+        raise ConversionError(f"--{name}={path} is not there")
 
   def choose_parts(self, present: tuple[str, ...] = PARTS) -> tuple[str, ...]:
     """Returns the parts to import from an input that has those `present`."""
