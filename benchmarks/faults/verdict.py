@@ -14,7 +14,7 @@ from realm_jax.files.metric_rows import read_rows
 from realm_jax.generations.store.inspection import RunGenerations
 
 # Metrics that depend on the clock.
-_TIMINGS = ("step_seconds", "examples_per_second", "search_ms", "gather_ms")
+_TIMINGS = re.compile(r".*_(seconds|second|ms)|goodput")
 # Message of the watcher about a verified generation.
 _VERIFIED = re.compile(r"generation (\d+) is verified and loaded")
 _REFUSAL = "is not used"
@@ -24,7 +24,7 @@ _KEPT_CHECKPOINTS = 3
 def curve(run: Run) -> list[dict[str, float]]:
   """Reads the metrics of every step but those that depend on the clock."""
   return [
-    {name: value for name, value in row.items() if name not in _TIMINGS}
+    {name: value for name, value in row.items() if not _TIMINGS.fullmatch(name)}
     for row in read_rows(run.model_dir)
   ]
 

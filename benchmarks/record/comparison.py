@@ -19,7 +19,7 @@ from benchmarks.record.steps import DECIDED, Output, Step
 # Values that depend on the machine's load, or on the process.
 _OF_THE_MACHINE = re.compile(
   r"(^|[._])(seconds|ms|host|pid|time|wall|tflops|model_flops_utilization)"
-  r"(?=$|[._])|per_second|_at$"
+  r"(?=$|[._])|per_second|_at$|^goodput$"
 )
 # How the trees of optimizers call Adam's first moment.
 _FIRST_MOMENT = re.compile(r"(?:^|/)(?:mean|mu)/(.*)")

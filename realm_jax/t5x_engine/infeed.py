@@ -27,6 +27,7 @@ from realm_jax.partitioning.rules import RowGroups
 from realm_jax.t5x_engine.run import EngineRun
 from realm_jax.training.candidates import CandidateStream
 from realm_jax.training.decisions import Decisions
+from realm_jax.training.goodput import Goodput
 from realm_jax.training.packing.packer import Packer, largest_bucket
 from realm_jax.training.run import open_candidates
 from realm_jax.training.setup import RunSetup
@@ -104,6 +105,7 @@ class CandidateInfeed(DatasetIterator):
       decisions,
       self._resumed._replace(retrieved=None),
       run.closing,
+      Goodput(),
     )
 
   def _setup(self) -> RunSetup:

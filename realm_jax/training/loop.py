@@ -74,11 +74,13 @@ def train(
       return run_steps(state, run, num_steps=config.num_steps)
     except NonFiniteLossError as error:
       raise run.checkpoints.with_last_good(error) from None
+    finally:
+      logging.info("goodput: %s", run.goodput)
 
 
 def run_steps(state: TrainState, run: Run, *, num_steps: int) -> TrainResult:
   """Runs the steps from a state, whose buffers are donated, to `num_steps`."""
-  candidates, metrics = run.candidates, run.metrics
+  candidates, metrics, goodput = run.candidates, run.metrics, run.goodput
   step = saved = int(state.step)
   try:
     candidates.prefetch(step, state.params)
@@ -88,7 +90,7 @@ def run_steps(state: TrainState, run: Run, *, num_steps: int) -> TrainResult:
         candidates.prefetch(step + 1, state.params)
       state, on_devices = run.step_function(state, prepared.batch, step)
       step += 1
-      metrics.push(step, on_devices, prepared.metrics)
+      metrics.push(step, on_devices, {**prepared.metrics, **goodput.row()})
       decision = run.decisions.after_step(step)
       run.sole.check()
       run.checkpoints.check()
@@ -96,7 +98,8 @@ def run_steps(state: TrainState, run: Run, *, num_steps: int) -> TrainResult:
         run.checkpoints.hurry()
       if decision.save:
         metrics.flush()
-        run.checkpoints.save(state, candidates.state(step))
+        with goodput.measure("saving"):
+          run.checkpoints.save(state, candidates.state(step))
         saved = step
       if decision.stop:
         break
@@ -106,10 +109,12 @@ def run_steps(state: TrainState, run: Run, *, num_steps: int) -> TrainResult:
     if step > saved:
       run.sole.check()
       metrics.flush()
-      run.checkpoints.save(state, candidates.state(step))
+      with goodput.measure("saving"):
+        run.checkpoints.save(state, candidates.state(step))
     if not isinstance(reason, WaitPreemptedError):
       raise
-  run.checkpoints.wait()
+  with goodput.measure("saving"):
+    run.checkpoints.wait()
   if step < num_steps:
     logging.info("Preempted: checkpoint saved at step %d, exiting.", step)
   return TrainResult(

@@ -51,6 +51,7 @@ from realm_jax.training.device_retrieval.stream import (
   DeviceCandidateStream,
   SearchedIndex,
 )
+from realm_jax.training.goodput import Goodput
 from realm_jax.training.metrics.collapse import CollapseMonitor
 from realm_jax.training.metrics.metrics_log import MetricsLog
 from realm_jax.training.packing.packer import Packer
@@ -76,6 +77,7 @@ class Run:
   checkpoints: Checkpointer
   decisions: Decisions
   metrics: MetricsLog
+  goodput: Goodput
   # On process 0, the right to write to MODEL_DIR.
   sole: SoleProcess = dataclasses.field(default_factory=SoleProcess)
 
@@ -91,6 +93,7 @@ def open_run(
   Yields the state before the next step, and the parts of the run, or None if
   all steps are done. Raises what `realm_jax.training.loop.train` does.
   """
+  goodput = Goodput()
   with contextlib.ExitStack() as stack:
     store = CheckpointStore(
       config.model_dir, keep=config.checkpoints.keep, read_only=False
@@ -142,10 +145,13 @@ def open_run(
     # The first generation is built from checkpoint 0. It is not saved before
     # everything that it needs has been found to be there.
     if not store.steps():
-      checkpoints.save(state, loop_state)
+      with goodput.measure("saving"):
+        checkpoints.save(state, loop_state)
     if step >= config.num_steps:
       yield state, None
       return
+    if decisions.loop.index == 0:
+      goodput.resume(config.model_dir, step)
     metrics = MetricsLog(
       config.model_dir,
       start_step=step,
@@ -156,18 +162,28 @@ def open_run(
     )
     stack.callback(metrics.close)
     candidates = open_candidates(
-      setup, examples, packer, decisions, loop_state, stack, own_index
+      setup, examples, packer, decisions, loop_state, stack, goodput, own_index
     )
     step_function: StepFunction
-    if own_index is not None:
-      step_function = RollingSteps(setup, state, packer, own_index)
-    elif config.retrieve_on_device:
-      step_function = RetrievingSteps(setup, state, packer)
-    else:
-      step_function = compile_steps(setup, state, batches)
+    with goodput.measure("compiling"):
+      if own_index is not None:
+        step_function = RollingSteps(setup, state, packer, own_index)
+      elif config.retrieve_on_device:
+        step_function = RetrievingSteps(setup, state, packer)
+      else:
+        step_function = compile_steps(setup, state, batches)
+    goodput.started()
     yield (
       state,
-      Run(step_function, candidates, checkpoints, decisions, metrics, sole),
+      Run(
+        step_function,
+        candidates,
+        checkpoints,
+        decisions,
+        metrics,
+        goodput,
+        sole,
+      ),
     )
 
 
@@ -212,6 +228,7 @@ def open_candidates(
   decisions: Decisions,
   resumed: LoopState,
   stack: contextlib.ExitStack,
+  goodput: Goodput,
   own_index: OwnIndex | None = None,
 ) -> CandidateStream:
   """Opens the candidate stream, with what it searches.
@@ -221,7 +238,7 @@ def open_candidates(
   config, schedule = setup.config, None
   answers = _answers(setup)
   if config.stage.needs_index and own_index is None:
-    schedule = _open_schedule(setup, decisions, stack)
+    schedule = _open_schedule(setup, decisions, stack, goodput)
   pipeline: RetrievalPipeline[StepBatch] = RetrievalPipeline(
     shared_partial(
       rules.under(config.mesh.axis_rules, embed_queries),
@@ -257,7 +274,10 @@ def open_candidates(
 
 
 def _open_schedule(
-  setup: RunSetup, decisions: Decisions, stack: contextlib.ExitStack
+  setup: RunSetup,
+  decisions: Decisions,
+  stack: contextlib.ExitStack,
+  goodput: Goodput,
 ) -> GenerationSchedule:
   """Opens the generations of a run, and the watcher that loads them."""
   config = setup.config
@@ -289,6 +309,7 @@ def _open_schedule(
     every_steps=config.refresh_every_steps,
     decisions=decisions,
     fallback=fallback,
+    goodput=goodput,
   )
 
 

@@ -16,6 +16,7 @@ from benchmarks.faults.injection import Fault, InjectedFault, inject
 from benchmarks.runs.jobs import wait_until
 from benchmarks.runs.pretraining import Run
 from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.files.metric_rows import read_rows
 from realm_jax.files.sole_process import SoleProcessError, sole_process
 from tests.integration.commands import MODEL_FILE
 
@@ -97,6 +98,26 @@ def test_a_kill_changes_nothing(unbroken, broken):
   assert broken.kill is not None
   assert len(verdict.curve(broken.run)) == _STEPS
   assert verdict.differences(unbroken, broken.run) == []
+
+
+def test_goodput_adds_up_over_the_lives_of_a_run(unbroken, broken):
+  row, undisturbed = (
+    read_rows(run.model_dir)[-1] for run in (broken.run, unbroken)
+  )
+  spent = [
+    row[f"{name}_seconds"]
+    for name in (
+      *("start_up", "compiling", "waiting", "saving", "swapping", "repeated"),
+    )
+  ]
+  assert row["goodput"] * row["wall_seconds"] == pytest.approx(
+    row["wall_seconds"] - sum(spent)
+  )
+  # It was killed once and stopped once.
+  assert row["compiling_seconds"] > 2 * undisturbed["compiling_seconds"]
+  assert undisturbed["repeated_seconds"] == 0.0
+  assert row["repeated_seconds"] > 0.0
+  assert "for steps; " in broken.run.trainer().log.read_text()
 
 
 def test_each_step_has_its_own_generation(unbroken):

@@ -13,6 +13,7 @@ from realm_jax.training.batches import MaskTargets, ReadingBatch
 from realm_jax.training.checkpointing.checkpointer import Checkpointer
 from realm_jax.training.checkpointing.loop_state import LoopState
 from realm_jax.training.decisions import Decisions
+from realm_jax.training.goodput import Goodput
 from realm_jax.training.loop import run_steps
 from realm_jax.training.metrics.metrics_log import (
   MetricsLog,
@@ -138,6 +139,7 @@ def _run(
         preempted, num_steps=num_steps, save_every_steps=every
       ),
       metrics=Metrics(events, bad_step),
+      goodput=Goodput(),
       sole=Sole(events, taken_at),
     )
     result = run_steps(_state(start), run, num_steps=num_steps)

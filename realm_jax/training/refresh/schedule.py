@@ -15,6 +15,7 @@ from realm_jax.generations.store.manifest import (
 from realm_jax.indexes.protocol import IndexCrashedError
 from realm_jax.training.config import RefreshConfig
 from realm_jax.training.decisions import Decisions
+from realm_jax.training.goodput import Goodput
 from realm_jax.training.refresh.fallback import CrashFallback
 
 _REMINDER_SECONDS = 30.0
@@ -72,6 +73,7 @@ class GenerationSchedule:
     every_steps: int,
     decisions: Decisions,
     fallback: CrashFallback,
+    goodput: Goodput,
   ):
     self._builder = (
       f"`python -m realm_jax.build_index --model_dir={model_dir}"
@@ -87,6 +89,7 @@ class GenerationSchedule:
     )
     self._decisions = decisions
     self._fallback = fallback
+    self._goodput = goodput
     self._current: Generation | None = None
     # Generations up to this step are not used again: one of them has crashed.
     self._crashed = -1
@@ -164,14 +167,15 @@ class GenerationSchedule:
   def _on_all(self, find: Callable[[], Generation]) -> Generation:
     """Returns the generation that process 0 finds, once all have loaded it."""
     loop = self._decisions.loop
-    if loop.count == 1:
-      return find()
-    step = loop.led("which generation", lambda: find().step, _NOT_FOUND)
-    return loop.everywhere(
-      f"generation {step}",
-      lambda: self._wait_for(step, exactly=True),
-      _NOT_FOUND,
-    )
+    with self._goodput.measure("waiting"):
+      if loop.count == 1:
+        return find()
+      step = loop.led("which generation", lambda: find().step, _NOT_FOUND)
+      return loop.everywhere(
+        f"generation {step}",
+        lambda: self._wait_for(step, exactly=True),
+        _NOT_FOUND,
+      )
 
   def _use(self, generation: Generation) -> None:
     self._current = generation
@@ -184,7 +188,8 @@ class GenerationSchedule:
       self.current.step,
       step,
     )
-    self._use(generation)
+    with self._goodput.measure("swapping"):
+      self._use(generation)
     self.swaps += 1
 
   def _swap_to_newest(self, step: int) -> None:

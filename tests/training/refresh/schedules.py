@@ -5,6 +5,7 @@ import threading
 from realm_jax.generations.follow.loading import Generation
 from realm_jax.generations.follow.watcher import GenerationWatcher
 from realm_jax.training.decisions import Decisions
+from realm_jax.training.goodput import Goodput
 from realm_jax.training.refresh.fallback import CrashFallback
 from realm_jax.training.refresh.schedule import GenerationSchedule
 
@@ -68,4 +69,5 @@ def make_schedule(watcher, config, *, save_every_steps, preempted=None):
     every_steps=config.every_steps or save_every_steps,
     decisions=decisions,
     fallback=Earlier(),
+    goodput=Goodput(),
   )

@@ -19,6 +19,7 @@ from realm_jax.indexes.scann.config import ScannConfig
 from realm_jax.partitioning.agreement import Agreement
 from realm_jax.training.config import RefreshConfig
 from realm_jax.training.decisions import Decisions
+from realm_jax.training.goodput import Goodput
 from realm_jax.training.refresh.fallback import CrashFallback
 from realm_jax.training.refresh.schedule import (
   RETRIEVAL_UNAVAILABLE,
@@ -128,6 +129,7 @@ def follow(world, tmp_path_factory, monkeypatch):
         threading.Event(), num_steps=100, save_every_steps=10
       ),
       fallback=fallback,
+      goodput=Goodput(),
     )
 
   monkeypatch.setattr("subprocess.Popen", start_and_kill)

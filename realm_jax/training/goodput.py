@@ -1,0 +1,108 @@
+"""What share of a run's wall time its steps had, and what the rest was.
+
+Goodput is that share. A run that was killed and started again adds up over its
+lives: each row of its metrics has the sums until then, from which the next life
+goes on. What a life has spent after its last checkpoint is lost, since its
+steps are done twice. The time between two lives is in no sum.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Literal
+
+from etils import epath
+
+from realm_jax.files.metric_rows import read_rows
+
+# Whatever is none of these is time for steps.
+Spent = Literal[
+  "start_up", "compiling", "waiting", "saving", "swapping", "repeated"
+]
+_WORDS: Mapping[Spent, str] = {
+  "start_up": "to start up",
+  "compiling": "to compile",
+  "waiting": "to wait for generations",
+  "saving": "to save checkpoints",
+  "swapping": "to swap generations in",
+  "repeated": "for steps that were done again after a restart",
+}
+_SUFFIX = "_seconds"
+
+
+class Goodput:
+  """Adds up what one process spends its time on, in one thread.
+
+  All time until `started` that is not measured as something else is start-up.
+
+  Args:
+    clock: Clock, in seconds.
+  """
+
+  def __init__(self, clock: Callable[[], float] = time.monotonic):
+    self._clock = clock
+    self._began = self._since = clock()
+    # Wall time of earlier lives.
+    self._earlier = 0.0
+    self._spent: dict[Spent, float] = dict.fromkeys(_WORDS, 0.0)
+    # What is measured at the moment, the innermost last.
+    self._measured: list[Spent] = ["start_up"]
+
+  def resume(self, model_dir: epath.PathLike, step: int) -> None:
+    """Goes on from the rows of earlier lives, of which `step` steps are kept.
+
+    It has to come before the rows of later steps are removed.
+    """
+    rows = read_rows(model_dir)
+    if not rows:
+      return
+    kept = [row for row in rows if row["step"] <= step]
+    sums = kept[-1] if kept else {}
+    for name in _WORDS:
+      self._spent[name] += sums.get(f"{name}{_SUFFIX}", 0.0)
+    self._earlier = rows[-1].get("wall_seconds", 0.0)
+    self._spent["repeated"] += self._earlier - sums.get("wall_seconds", 0.0)
+
+  def started(self) -> None:
+    """Ends the start-up."""
+    self._settle()
+    self._measured.remove("start_up")
+
+  @contextlib.contextmanager
+  def measure(self, what: Spent) -> Iterator[None]:
+    """Adds the time of the block, without that of blocks inside it."""
+    self._settle()
+    self._measured.append(what)
+    try:
+      yield
+    finally:
+      self._settle()
+      self._measured.pop()
+
+  def _settle(self) -> None:
+    """Adds the time since the last call to what was measured in it."""
+    now = self._clock()
+    if self._measured:
+      self._spent[self._measured[-1]] += now - self._since
+    self._since = now
+
+  def row(self) -> dict[str, float]:
+    """Returns the sums until now, for the metrics of a step."""
+    self._settle()
+    wall = self._earlier + self._since - self._began
+    steps = wall - sum(self._spent.values())
+    return {
+      "goodput": steps / wall if wall > 0 else 0.0,
+      "wall_seconds": wall,
+      **{f"{name}{_SUFFIX}": spent for name, spent in self._spent.items()},
+    }
+
+  def __str__(self) -> str:
+    row = self.row()
+    rest = ", ".join(
+      f"{row[f'{name}{_SUFFIX}']:.0f} s {words}"
+      for name, words in _WORDS.items()
+      if row[f"{name}{_SUFFIX}"] >= 0.5
+    )
+    steps = f"{row['goodput']:.0%} of {row['wall_seconds']:.0f} s for steps"
+    return f"{steps}; {rest}" if rest else steps
