@@ -85,12 +85,36 @@ def _spec() -> PartitionSpec:
   return nn.logical_to_mesh_axes(AXES)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def attend(inputs: AttentionInputs, settings: Settings) -> Float[Array, "n d"]:
   """Returns, by heads, softmax(query · key / √e + mask) · value, dropped out.
 
   `fits` has to be true of the arguments.
   """
+  if jax.sharding.get_abstract_mesh().empty:
+    return _attend(inputs, settings)
+  spec = _spec()
+  of_rows, of_heads = spec
+
+  def on_each_device(inputs: AttentionInputs) -> Float[Array, "n d"]:
+    if of_heads is not None:
+      # The number of the first head is part of the columns' numbers.
+      heads = inputs.query.shape[1] // settings.head_size
+      first = jax.lax.axis_index(of_heads) * heads * settings.max_positions
+      inputs = inputs._replace(position=inputs.position + first)
+    return _attend(inputs, settings)
+
+  rows: Any = PartitionSpec(of_rows)
+  vectors: Any = spec
+  return jax.shard_map(
+    on_each_device,
+    in_specs=AttentionInputs(vectors, vectors, vectors, rows, rows, rows),
+    out_specs=spec,
+    check_vma=False,
+  )(inputs)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _attend(inputs: AttentionInputs, settings: Settings) -> Float[Array, "n d"]:
   return _forward(inputs, settings)[0]
 
 
@@ -102,8 +126,9 @@ def _forward(
 ) -> tuple[Float[Array, "n d"], _Residuals]:
   tokens = jax.lax.bitcast_convert_type(inputs.tokens, jnp.int32)
   rows = jnp.stack([inputs.sequence, tokens, inputs.position], axis=1)
+  rows = jnp.pad(rows, ((0, 0), (0, _TILE_ROWS - rows.shape[1]), (0, 0)))
   vectors = inputs.query, inputs.key, inputs.value
-  (context,) = _on_each_device(_forward_kernel, 1, vectors, rows, settings)
+  (context,) = _call(_forward_kernel, 1, settings, vectors, rows)
   return context, ((*vectors, context), rows)
 
 
@@ -111,46 +136,13 @@ def _backward(
   settings: Settings, residuals: _Residuals, gradient: Float[Array, "n d"]
 ) -> tuple[AttentionInputs]:
   vectors, rows = residuals
-  gradients = _on_each_device(
-    _backward_kernel, 3, (*vectors, gradient), rows, settings
-  )
+  gradients = _call(_backward_kernel, 3, settings, (*vectors, gradient), rows)
   # Integers have no gradients, for which custom_vjp takes None.
   integers: Any = (None,) * 3
   return (AttentionInputs(*gradients, *integers),)
 
 
-attend.defvjp(_forward, _backward)
-
-
-def _on_each_device(
-  kernel: Callable[..., None],
-  num_outputs: int,
-  vectors: tuple[Float[Array, "n d"], ...],
-  rows: Int[Array, "r c l"],
-  settings: Settings,
-) -> tuple[Float[Array, "n d"], ...]:
-  """Runs a kernel on each device's rows and heads."""
-  call = functools.partial(_call, kernel, num_outputs, settings)
-  if jax.sharding.get_abstract_mesh().empty:
-    return call(vectors, rows, 0)
-  spec = _spec()
-  heads_axis = spec[1]
-
-  def local(
-    vectors: tuple[Float[Array, "n d"], ...], rows: Int[Array, "r c l"]
-  ) -> tuple[Float[Array, "n d"], ...]:
-    first_head = 0
-    if heads_axis is not None:
-      num_heads = vectors[0].shape[1] // settings.head_size
-      first_head = jax.lax.axis_index(heads_axis) * num_heads
-    return call(vectors, rows, first_head)
-
-  return jax.shard_map(
-    local,
-    in_specs=((spec,) * len(vectors), PartitionSpec(spec[0])),
-    out_specs=(spec,) * num_outputs,
-    check_vma=False,
-  )(vectors, rows)
+_attend.defvjp(_forward, _backward)
 
 
 def _call(
@@ -159,14 +151,10 @@ def _call(
   settings: Settings,
   vectors: tuple[Float[Array, "n d"], ...],
   rows: Int[Array, "r c l"],
-  first_head: jax.Array | int,
 ) -> tuple[Float[Array, "n d"], ...]:
-  """Runs a kernel on the rows and heads of this device."""
-  num_rows, num_integers, length = rows.shape
-  like = vectors[0]
-  # The number of the first head is part of the columns' numbers.
-  rows = rows.at[:, _POSITION].add(first_head * settings.max_positions)
-  rows = jnp.pad(rows, ((0, 0), (0, _TILE_ROWS - num_integers), (0, 0)))
+  """Runs a kernel, whose outputs are laid out as the vectors are."""
+  num_rows, _, length = rows.shape
+  like = jax.ShapeDtypeStruct(vectors[0].shape, vectors[0].dtype)
   lanes = pl.BlockSpec((length, _LANES), lambda row, lane: (row, lane))
   of_row = pl.BlockSpec(
     (None, _TILE_ROWS, length), lambda row, lane: (row, 0, 0)
@@ -176,7 +164,7 @@ def _call(
     grid=(num_rows, like.shape[1] // _LANES),
     in_specs=[*[lanes] * len(vectors), of_row],
     out_specs=[lanes] * num_outputs,
-    out_shape=[jax.ShapeDtypeStruct(like.shape, like.dtype)] * num_outputs,
+    out_shape=[like] * num_outputs,
     scratch_shapes=[
       pltpu.VMEM((length, length), jnp.float32),
       pltpu.VMEM((length, _LANES), jnp.int32),
@@ -185,7 +173,7 @@ def _call(
       dimension_semantics=("parallel", "arbitrary")
     ),
     interpret=_interprets(),
-    name=kernel.__name__.strip("_"),
+    name=f"attention{kernel.__name__}",
   )(*vectors, rows)
 
 
