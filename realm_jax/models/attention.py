@@ -5,7 +5,8 @@ XLA compiles it on every platform, and on GPUs it may be cuDNN's kernel.
 """
 
 import dataclasses
-from typing import NamedTuple
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -96,19 +97,84 @@ def attend(
       implementation="cudnn",
     )
   else:
-    query *= jnp.asarray(head_size**-0.5, query.dtype)
-    scores = jnp.einsum(
-      "rqhe,rlhe->rhql",
-      by_heads(query),
-      by_heads(key),
-      preferred_element_type=jnp.float32,
-    )
-    weights = jax.nn.softmax(scores + mask, axis=-1).astype(value.dtype)
     head = jnp.arange(heads).reshape(1, heads, 1, 1) * settings.max_positions
-    columns = (head + position[:, None, None, :]).astype(jnp.uint32)
-    weights = drop(
-      weights, tokens[:, None, :, None], columns, settings.dropout_rate
+    context = _attend_by_heads(
+      _ByHeads(
+        by_heads(query) * jnp.asarray(head_size**-0.5, query.dtype),
+        by_heads(key),
+        by_heads(value),
+        mask,
+        tokens[:, None, :, None],
+        (head + position[:, None, None, :]).astype(jnp.uint32),
+      ),
+      settings.dropout_rate,
     )
-    context = jnp.einsum("rhql,rlhe->rqhe", weights, by_heads(value))
   context = nn.with_logical_constraint(context, _AXES_BY_HEAD)
   return context.reshape(query.shape)
+
+
+class _ByHeads(NamedTuple):
+  """Arrays of a layer's attention, the heads in a dimension of their own.
+
+  The queries are scaled. `rows` and `columns` number the weights for dropout.
+  """
+
+  query: Float[Array, "r q h e"]
+  key: Float[Array, "r l h e"]
+  value: Float[Array, "r l h e"]
+  mask: Float[Array, "r 1 q l"]
+  rows: UInt32[Array, "r 1 q 1"]
+  columns: UInt32[Array, "#r h 1 l"]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _attend_by_heads(
+  inputs: _ByHeads, dropout_rate: float
+) -> Float[Array, "r q h e"]:
+  """Returns softmax(query · key + mask), dropped out, times value.
+
+  Its backward pass keeps the softmax and not also the weights after dropout,
+  and sums over a head's few dimensions where the softmax's own would sum over
+  keys (Dao et al. 2022, section 3.1). On CPUs, where `jax.checkpoint` keeps
+  the weights after all, a pre-training step takes a quarter less time with it.
+  """
+  return _forward(inputs, dropout_rate)[0]
+
+
+_Residuals = tuple[_ByHeads, Float[Array, "r h q l"], Float[Array, "r q h e"]]
+
+
+def _forward(
+  inputs: _ByHeads, dropout_rate: float
+) -> tuple[Float[Array, "r q h e"], _Residuals]:
+  query, key, value, mask, rows, columns = inputs
+  scores = jnp.einsum(
+    "rqhe,rlhe->rhql", query, key, preferred_element_type=jnp.float32
+  )
+  softmax = jax.nn.softmax(scores + mask, axis=-1).astype(value.dtype)
+  weights = drop(softmax, rows, columns, dropout_rate)
+  context = jnp.einsum("rhql,rlhe->rqhe", weights, value)
+  return context, (inputs, softmax, context)
+
+
+def _backward(
+  dropout_rate: float, residuals: _Residuals, gradient: Float[Array, "r q h e"]
+) -> tuple[_ByHeads]:
+  inputs, softmax, context = residuals
+  # In another form than forward, or the compiler would keep those weights.
+  ones = jnp.ones((), softmax.dtype)
+  kept = drop(ones, inputs.rows, inputs.columns, dropout_rate)
+  d_value = jnp.einsum("rhql,rqhe->rlhe", softmax * kept, gradient)
+  d_softmax = jnp.einsum("rqhe,rlhe->rhql", gradient, inputs.value) * kept
+  total = jnp.einsum(
+    "rqhe,rqhe->rhq", gradient, context, preferred_element_type=jnp.float32
+  )
+  d_scores = softmax * (d_softmax - total[..., None].astype(softmax.dtype))
+  d_query = jnp.einsum("rhql,rlhe->rqhe", d_scores, inputs.key)
+  d_key = jnp.einsum("rhql,rqhe->rlhe", d_scores, inputs.query)
+  # Neither the mask nor integers have gradients, for which this takes None.
+  others: Any = (None,) * 3
+  return (_ByHeads(d_query, d_key, d_value, *others),)
+
+
+_attend_by_heads.defvjp(_forward, _backward)

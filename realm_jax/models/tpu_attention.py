@@ -107,7 +107,7 @@ def attend(inputs: AttentionInputs, settings: Settings) -> Float[Array, "n d"]:
   vectors: Any = spec
   return jax.shard_map(
     on_each_device,
-    in_specs=AttentionInputs(vectors, vectors, vectors, rows, rows, rows),
+    in_specs=(AttentionInputs(vectors, vectors, vectors, rows, rows, rows),),
     out_specs=spec,
     check_vma=False,
   )(inputs)
