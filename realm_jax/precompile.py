@@ -58,13 +58,15 @@ def main(argv: Sequence[str]) -> None:
   """Compiles the recipe's programs and prints what they need."""
   del argv
   configuration.require_run({})
-  from realm_jax.precompilation import compiler
-  from realm_jax.precompilation.report import compile_recipe
   from realm_jax.precompilation.topology import open_topology
 
   # jax would keep programs that it cannot read without the slice's devices.
   compilation_cache.disable()
+  # Before what is slow to import: a slice that is none is answered at once.
   topology = open_topology(_TOPOLOGY.value, library=_LIBRARY)
+  from realm_jax.precompilation import compiler
+  from realm_jax.precompilation.report import compile_recipe
+
   recipe = _recipe()
   cache = compiler.cache_directory()
   if _CACHE_DIR.value is not None:

@@ -10,10 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from realm_jax.models import joint, sequences
 from realm_jax.models.arrays import AnyArray
-from realm_jax.models.bert import BertConfig
-from realm_jax.models.bert.encoder import BertEncoder
-from realm_jax.models.bert.layers import dense
-from realm_jax.models.bert.masked_lm_head import MaskedLmHead
+from realm_jax.models.bert import BertConfig, BertEncoder, MaskedLmHead, dense
 from realm_jax.models.sequences import Sequences
 from realm_jax.settings import PositiveFloat, PositiveInt
 

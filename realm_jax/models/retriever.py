@@ -9,11 +9,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
-from realm_jax.models import joint, sequences
+from realm_jax.models import bert, joint, sequences
 from realm_jax.models.arrays import AnyArray
-from realm_jax.models.bert import BertConfig
-from realm_jax.models.bert import layers as bert_layers
-from realm_jax.models.bert.encoder import BertEncoder
+from realm_jax.models.bert import BertConfig, BertEncoder
 from realm_jax.models.dropout import Dropout
 from realm_jax.models.parameters import Params
 from realm_jax.models.sequences import Sequences
@@ -58,21 +56,21 @@ class Tower(nn.Module):
       pooled = sequences.gather(inputs, hidden, first)[:, 0]
     # A vector for each sequence costs nothing, and decides what is retrieved:
     # it is computed in float32 whatever the encoder's type is.
-    pooled = nn.with_logical_constraint(pooled, bert_layers.HIDDEN)
+    pooled = nn.with_logical_constraint(pooled, bert.HIDDEN)
     pooled = pooled.astype(jnp.float32)
     config = dataclasses.replace(self.bert, dtype=jnp.float32)
-    dense = functools.partial(bert_layers.dense, config, precision=PRECISION)
+    dense = functools.partial(bert.dense, config, precision=PRECISION)
     if self.pooling == "pooler":
       size, axes = self.bert.hidden_size, ("embed", "embed_out")
       pooled = jnp.tanh(dense(size, axes, "pooler")(pooled))
-      pooled = nn.with_logical_constraint(pooled, bert_layers.HIDDEN)
+      pooled = nn.with_logical_constraint(pooled, bert.HIDDEN)
     if self.projection_size is not None:
       size, axes = self.projection_size, ("embed", "projection")
       # As in the released inverse cloze, which has its library's default.
       init = nn.initializers.glorot_uniform()
       pooled = dense(size, axes, "projection", init=init)(pooled)
-      pooled = nn.with_logical_constraint(pooled, bert_layers.HIDDEN)
-      pooled = bert_layers.layer_norm(
+      pooled = nn.with_logical_constraint(pooled, bert.HIDDEN)
+      pooled = bert.layer_norm(
         config, "projection_norm", epsilon=self.projection_norm_eps
       )(pooled)
       pooled = Dropout(self.projection_dropout_rate, name="projection_dropout")(
@@ -83,7 +81,7 @@ class Tower(nn.Module):
       # of a sequence without tokens is 0, and packed batches have such.
       square = jnp.sum(pooled**2, axis=-1, keepdims=True)
       pooled = pooled / jnp.sqrt(jnp.maximum(square, _MIN_SQUARE))
-    return nn.with_logical_constraint(pooled, bert_layers.HIDDEN)
+    return nn.with_logical_constraint(pooled, bert.HIDDEN)
 
 
 class Retriever(nn.Module):

@@ -3,9 +3,7 @@
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from realm_jax.models.bert import BertConfig
-from realm_jax.models.bert.encoder import BertEncoder
-from realm_jax.models.bert.layers import dense
+from realm_jax.models.bert import BertConfig, BertEncoder, dense
 from realm_jax.models.sequences import Sequences
 
 

@@ -23,7 +23,12 @@ _LIBRARY = "TPU_LIBRARY_PATH"
 _CHIP_CONFIGS = {"v4": "megacore"}
 # Chips of a host in a slice of several hosts.
 _HOSTS = {"v4": "2x2x1", "v5e": "2x2", "v5p": "2x2x1", "v6e": "2x2"}
-_EXAMPLES = ("v4:4x4x4", "v5e:8x8", "v5p:4x4x4", "v6e:8x8")
+_EXAMPLES = {
+  "v4": "v4:4x4x4",
+  "v5e": "v5e:8x8",
+  "v5p": "v5p:4x4x4",
+  "v6e": "v6e:8x8",
+}
 
 
 class TopologyError(ValueError):
@@ -67,7 +72,13 @@ def open_topology(name: str, *, library: Path | None = None) -> Topology:
   if generation not in CHIPS or not re.fullmatch(r"\d+(x\d+){1,2}", sides):
     raise TopologyError(
       f"topology={name!r} is no slice; want one of {', '.join(CHIPS)} and its "
-      f"chips in each dimension, as in {', '.join(_EXAMPLES)}"
+      f"chips in each dimension, as in {', '.join(_EXAMPLES.values())}"
+    )
+  example = _EXAMPLES[generation]
+  if sides.count("x") != example.count("x"):
+    raise TopologyError(
+      f"topology={name!r} is no slice: chips of {generation} are laid out in "
+      f"{example.count('x') + 1} dimensions, as in {example}"
     )
   compiler = _load(library)
   try:
@@ -77,7 +88,7 @@ def open_topology(name: str, *, library: Path | None = None) -> Topology:
   except (jax.errors.JaxRuntimeError, RuntimeError) as error:
     raise TopologyError(
       f"libtpu knows no slice {name!r} ({str(error).splitlines()[0]}); want "
-      f"chips in each dimension as in {', '.join(_EXAMPLES)}"
+      f"chips in each dimension as in {example}"
     ) from error
   return Topology(name, CHIPS[generation], devices, host, compiler)
 

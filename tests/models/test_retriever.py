@@ -10,8 +10,7 @@ import pytest
 from flax import linen as nn
 
 from realm_jax.models import sequences
-from realm_jax.models.bert import BertConfig
-from realm_jax.models.bert.encoder import BertEncoder
+from realm_jax.models.bert import BertConfig, BertEncoder
 from realm_jax.models.retriever import (
   Retriever,
   query_tower_parameters,

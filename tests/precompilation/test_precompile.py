@@ -163,12 +163,14 @@ def test_what_libtpu_says_of_a_program_that_does_not_fit(message, temporaries):
 @pytest.mark.parametrize(
   "name",
   [
-    *("v9:2x2", "v5e", "v5e:8", "h100:8x8"),
+    *("v9:2x2", "v5e", "v5e:8", "h100:8x8", "v6e:8x8x8", "v5p:4x4"),
     pytest.param("v5e:3x5", marks=_needs_libtpu),
   ],
 )
-def test_a_topology_that_is_none_names_those_that_are(name: str):
-  with pytest.raises(topology.TopologyError, match=r"v5e:8x8"):
+def test_a_topology_that_is_none_names_one_that_is(name: str):
+  generation = name.partition(":")[0]
+  example = {"v6e": "v6e:8x8", "v5p": "v5p:4x4x4"}.get(generation, "v5e:8x8")
+  with pytest.raises(topology.TopologyError, match=example):
     topology.open_topology(name, library=_LIBRARY)
 
 

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from realm_jax.models import sequences
-from realm_jax.models.attention import fused
-from realm_jax.models.bert import BertConfig
-from realm_jax.models.bert.encoder import BertEncoder
+from realm_jax.models import sequences, tpu_attention
+from realm_jax.models.attention import AttentionInputs, Settings
+from realm_jax.models.bert import BertConfig, BertEncoder
 from realm_jax.partitioning import rules
 from realm_jax.partitioning.mesh import make_mesh
 
@@ -26,7 +25,7 @@ _CONFIG = BertConfig(
   intermediate_size=64,
   max_positions=64,
   dropout_rate=0.3,
-  attention="fused",
+  attention="pallas",
 )
 _ROWS, _LENGTH = 4, 48
 
@@ -83,10 +82,10 @@ def _params(inputs):
     (jnp.bfloat16, 1e-2, False),
   ],
 )
-def test_it_computes_what_the_plain_one_does(packed, dtype, tolerance, drops):
+def test_it_computes_what_xla_does(packed, dtype, tolerance, drops):
   params = _params(packed)
   config = dataclasses.replace(_CONFIG, dtype=dtype)
-  plain = dataclasses.replace(config, attention="plain")
+  plain = dataclasses.replace(config, attention="xla")
   key = jax.random.key(1) if drops else None
   expected = _values(plain, params, packed, key)
   got = _values(config, params, packed, key)
@@ -119,27 +118,53 @@ def test_devices_divide_its_rows_and_heads(packed):
   )
 
 
+def _fits(*, rows=8, length=288, num_queries=None, width=768, head_size=64):
+  def shaped(shape, dtype=jnp.int32):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+  queries = num_queries or length
+  key = shaped((rows * length, width), jnp.float32)
+  integers = shaped((rows, length))
+  inputs = AttentionInputs(
+    query=shaped((rows * queries, width), jnp.float32),
+    key=key,
+    value=key,
+    sequence=integers,
+    tokens=shaped((rows, queries), jnp.uint32),
+    position=integers,
+  )
+  settings = Settings(
+    head_size=head_size, max_positions=512, mask_value=-1e4, dropout_rate=0.0
+  )
+  return tpu_attention.fits(inputs, settings)
+
+
 @pytest.mark.parametrize(
-  ("length", "width", "head_size"),
-  [(520, 768, 64), (100, 768, 64), (96, 96, 32)],
+  "sizes",
+  [
+    {"length": 520},
+    {"length": 100},
+    {"length": 96, "width": 96, "head_size": 32},
+    # Only the first tokens attend.
+    {"num_queries": 1},
+  ],
 )
-def test_other_sizes_are_computed_plainly(length, width, head_size):
-  assert not fused.fits(rows=8, length=length, width=width, head_size=head_size)
-  assert fused.fits(rows=8, length=288, width=768, head_size=64)
+def test_other_sizes_are_left_to_xla(sizes):
+  assert not _fits(**sizes)
+  assert _fits()
 
 
-def test_what_devices_cannot_divide_is_computed_plainly():
+def test_what_devices_cannot_divide_is_left_to_xla():
   mesh = make_mesh(fsdp=2, model_parallelism=2)
-  sizes = {"length": 288, "head_size": 64}
   with (
     jax.set_mesh(mesh),
     nn.logical_axis_rules(rules.LOGICAL_AXIS_RULES),
   ):
-    assert fused.fits(rows=8, width=768, **sizes)
-    assert not fused.fits(rows=6, width=768, **sizes)
-    assert not fused.fits(rows=8, width=128, **sizes)
+    assert _fits()
+    assert not _fits(rows=6)
+    assert not _fits(width=128)
 
 
 def test_without_a_mesh_one_device_has_all_rows():
   with nn.logical_axis_rules(rules.LOGICAL_AXIS_RULES):
-    assert fused.fits(rows=6, length=288, width=768, head_size=64)
+    assert _fits(rows=6)

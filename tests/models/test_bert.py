@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from realm_jax.models.bert import BertConfig
-from realm_jax.models.bert.encoder import BertEncoder, token_types
+from realm_jax.models.bert import BertConfig, BertEncoder, token_types
 from realm_jax.models.sequences import padded as one_a_row
 from tests.models import numpy_bert
 from tests.models.numpy_bert import CLS, SEP, padded
@@ -190,3 +189,49 @@ def test_mimetic_values_are_sinusoids_and_near_identities():
     diagonal = np.diag(products, distance)
     assert diagonal == pytest.approx(diagonal[0], abs=1e-5)
   assert products[0].argsort()[-2:].tolist() == [1, 0]
+
+
+def test_for_vocabulary_fills_in_what_is_unset():
+  config = BertConfig().for_vocabulary(vocab_size=50, separator_id=7)
+  assert (config.vocab_size, config.separator_id) == (50, 7)
+  assert config.for_vocabulary(vocab_size=50, separator_id=7) == config
+
+
+def test_cudnn_leaves_what_is_dropped_out_to_xla():
+  sequences = one_a_row(jnp.array([[CLS, 7, SEP]]))
+  config = dataclasses.replace(CONFIG, dropout_rate=0.5)
+  variables = BertEncoder(config).init(jax.random.key(0), sequences)
+  ours, theirs = (
+    BertEncoder(dataclasses.replace(config, attention=name)).apply(
+      variables, sequences, rngs={"dropout": jax.random.key(1)}
+    )
+    for name in ("xla", "cudnn")
+  )
+  np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.skipif(jax.default_backend() != "gpu", reason="no GPU")
+def test_cudnn_attends_as_xla_does():
+  rng = np.random.default_rng(0)
+  tokens = rng.integers(5, 20, (4, 16))
+  tokens[1, 9:] = 0
+  sequences = one_a_row(jnp.asarray(tokens))
+  config = dataclasses.replace(
+    CONFIG, hidden_size=64, num_heads=1, max_positions=16, dtype=jnp.bfloat16
+  )
+  variables = BertEncoder(config).init(jax.random.key(0), sequences)
+
+  def gradients(name):
+    encoder = BertEncoder(dataclasses.replace(config, attention=name))
+
+    def loss(variables):
+      hidden = encoder.apply(variables, sequences).astype(jnp.float32)
+      return jnp.mean(jnp.where(tokens[..., None] > 0, hidden, 0) ** 3)
+
+    return jax.jit(jax.value_and_grad(loss))(variables)
+
+  jax.tree.map(
+    functools.partial(np.testing.assert_allclose, rtol=0.05, atol=0.02),
+    gradients("xla"),
+    gradients("cudnn"),
+  )

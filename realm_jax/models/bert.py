@@ -1,0 +1,407 @@
+"""BERT (Devlin et al. 2019): the encoder under every tower and the reader.
+
+Gin files import this module and bind `bert.BertConfig`.
+"""
+
+import dataclasses
+import functools
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float, Int
+
+from realm_jax.models import attention, tpu_attention
+from realm_jax.models.arrays import AnyArray
+from realm_jax.models.dropout import Dropout, hash_tokens, is_dropping
+from realm_jax.models.sequences import Sequences
+from realm_jax.settings import (
+  DropoutRate,
+  NonNegativeFloat,
+  PositiveFloat,
+  PositiveInt,
+  require_valid,
+)
+
+ACTIVATIONS = {
+  "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+  "gelu": functools.partial(jax.nn.gelu, approximate=False),
+}
+# Logical axes of hidden states, in flat tokens.
+HIDDEN = ("activation_batch", "activation_embed")
+# Deviation of the noise of matrices near the identity.
+_NOISE_STDDEV = 0.02
+
+
+@dataclasses.dataclass(frozen=True)
+class BertConfig:
+  """Sizes and numerical choices of one BERT encoder.
+
+  `vocab_size` and `separator_id` come from the corpus's vocabulary when they
+  are None: see `for_vocabulary`.
+  """
+
+  vocab_size: PositiveInt | None = None
+  separator_id: int | None = None
+  hidden_size: PositiveInt = 768
+  num_layers: PositiveInt = 12
+  num_heads: PositiveInt = 12
+  intermediate_size: PositiveInt = 3072
+  max_positions: PositiveInt = 512
+  layer_norm_eps: PositiveFloat = 1e-12
+  dropout_rate: DropoutRate = 0.1
+  activation: Literal["gelu_tanh", "gelu"] = "gelu_tanh"
+  # Score added at padding. Google's TF1 code uses -10000, and Hugging Face the
+  # lowest float.
+  attention_mask_value: float = -10000.0
+  init_stddev: NonNegativeFloat = 0.02
+  # Initial values: "bert", normal ones, or "mimetic" (Trockman and Kolter 2023,
+  # arXiv 2305.09828), for small models that no BERT weights exist for. Position
+  # embeddings are sinusoids, and attention's projections and the masked-LM
+  # head's first layer are near the identity, so that tokens attend to equal
+  # words and to neighbours, and take over what they attend to, from the first
+  # step on.
+  initialization: Literal["bert", "mimetic"] = "bert"
+  # The type of activations and matrix products; parameters stay float32.
+  dtype: jax.typing.DTypeLike = jnp.float32
+  # What computes attention: "xla"; "cudnn", a kernel for GPUs, which takes
+  # bfloat16 or float16 and leaves what is dropped out to XLA; or "pallas", our
+  # kernel for TPUs, which is interpreted on other platforms and leaves sizes
+  # that it does not handle to XLA.
+  attention: Literal["xla", "cudnn", "pallas"] = "xla"
+  # What the backward pass does not compute again: the name of one of
+  # `jax.checkpoint_policies`. None keeps all.
+  remat_policy: (
+    Literal[
+      "nothing_saveable", "dots_saveable", "dots_with_no_batch_dims_saveable"
+    ]
+    | None
+  ) = None
+
+  def __post_init__(self) -> None:
+    require_valid(self)
+    if self.hidden_size % self.num_heads:
+      raise ValueError(
+        f"hidden_size={self.hidden_size} is not a multiple of "
+        f"num_heads={self.num_heads}"
+      )
+
+  @property
+  def separator(self) -> int:
+    """Id of [SEP]; raises ValueError where no vocabulary is bound."""
+    if self.separator_id is None:
+      raise ValueError(
+        "the encoder has no vocabulary yet; call BertConfig.for_vocabulary"
+      )
+    return self.separator_id
+
+  def for_vocabulary(
+    self, *, vocab_size: int, separator_id: int
+  ) -> "BertConfig":
+    """Returns this configuration for the vocabulary of a corpus.
+
+    Raises:
+      ValueError: The configuration names another vocabulary size or [SEP].
+    """
+    wanted = {"vocab_size": vocab_size, "separator_id": separator_id}
+    for name, value in wanted.items():
+      configured = getattr(self, name)
+      if configured is not None and configured != value:
+        raise ValueError(
+          f"BertConfig.{name}={configured}, but the corpus's vocabulary has "
+          f"{value}; leave it unset, or use the vocabulary that the model was "
+          "trained with"
+        )
+    return dataclasses.replace(self, **wanted)
+
+  @property
+  def weights_init(self) -> nn.initializers.Initializer:
+    """Initial values of a matrix: BERT's, normal ones, truncated."""
+    return nn.initializers.truncated_normal(self.init_stddev)
+
+  @property
+  def projection_init(self) -> nn.initializers.Initializer:
+    """Initial values of a square matrix, which may be near the identity."""
+    if self.initialization == "bert":
+      return self.weights_init
+    noise = nn.initializers.truncated_normal(_NOISE_STDDEV)
+    return lambda key, shape, dtype=jnp.float32: (
+      jnp.eye(*shape, dtype=dtype) + noise(key, shape, dtype)
+    )
+
+  @property
+  def positions_init(self) -> nn.initializers.Initializer:
+    """Initial values of position embeddings, which may be sinusoids."""
+    if self.initialization == "bert":
+      return self.weights_init
+    return functools.partial(_sinusoids, self.init_stddev)
+
+
+def _sinusoids(
+  stddev: float,
+  key: jax.Array,
+  shape: tuple[int, int],
+  dtype: jax.typing.DTypeLike = float,
+) -> Float[Array, "p d"]:
+  """Returns sines and cosines of positions, with deviation `stddev`.
+
+  Their wavelengths reach from 2π tokens to about 2π times their number.
+  """
+  del key
+  positions, size = shape
+  half = size // 2
+  rates = float(positions) ** (-jnp.arange(half) / half)
+  angles = jnp.outer(jnp.arange(positions), rates)
+  waves = jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=1)
+  return (stddev * jnp.sqrt(2.0) * waves).astype(dtype)
+
+
+def zeros(axis: str) -> nn.initializers.Initializer:
+  """Returns the initial values of a bias with a logical axis."""
+  return nn.with_logical_partitioning(nn.initializers.zeros_init(), (axis,))
+
+
+def dense(
+  config: BertConfig,
+  features: int,
+  axes: tuple[str, str],
+  name: str,
+  *,
+  init: nn.initializers.Initializer | None = None,
+  precision: jax.lax.Precision | None = None,
+) -> nn.Dense:
+  """Returns a linear layer with logical axes.
+
+  Its initial values are BERT's, unless others are given.
+  """
+  return nn.Dense(
+    features,
+    dtype=config.dtype,
+    precision=precision,
+    kernel_init=nn.with_logical_partitioning(init or config.weights_init, axes),
+    bias_init=zeros("norm" if axes[-1] == "embed" else axes[-1]),
+    name=name,
+  )
+
+
+def layer_norm(
+  config: BertConfig, name: str, *, epsilon: float | None = None
+) -> nn.LayerNorm:
+  """Returns a LayerNorm in float32 whose result has the encoder's dtype."""
+  ones = nn.initializers.ones_init()
+  return nn.LayerNorm(
+    epsilon=config.layer_norm_eps if epsilon is None else epsilon,
+    dtype=config.dtype,
+    use_fast_variance=False,
+    scale_init=nn.with_logical_partitioning(ones, ("norm",)),
+    bias_init=zeros("norm"),
+    name=name,
+  )
+
+
+class SelfAttention(nn.Module):
+  """Attention of tokens to the tokens of their own sequence.
+
+  `first` holds the tokens that attend: each row's first few, or all.
+  """
+
+  config: BertConfig
+
+  @nn.compact
+  def __call__(
+    self,
+    hidden: Float[Array, "n d"],
+    first: Float[Array, "m d"],
+    sequences: Sequences,
+  ) -> Float[Array, "m d"]:
+    config = self.config
+    size, init = config.hidden_size, config.projection_init
+
+    def project(name: str, x: Float[Array, "_ d"]) -> Float[Array, "_ d"]:
+      layer = dense(config, size, ("embed", "heads"), name, init=init)
+      return nn.with_logical_constraint(layer(x), attention.AXES)
+
+    drops = is_dropping(self, config.dropout_rate)
+    num_queries = len(first) // len(sequences.token_ids)
+    tokens = sequences.dropout_keys[:, :num_queries]
+    inputs = attention.AttentionInputs(
+      project("query", first),
+      project("key", hidden),
+      project("value", hidden),
+      sequences.sequence,
+      hash_tokens(self, tokens) if drops else tokens,
+      sequences.position,
+    )
+    settings = attention.Settings(
+      head_size=size // config.num_heads,
+      max_positions=config.max_positions,
+      mask_value=config.attention_mask_value,
+      dropout_rate=config.dropout_rate if drops else 0.0,
+    )
+    if config.attention == "pallas" and tpu_attention.fits(inputs, settings):
+      context = tpu_attention.attend(inputs, settings)
+    else:
+      context = attention.attend(
+        inputs, settings, cudnn=config.attention == "cudnn"
+      )
+    output = dense(config, size, ("heads", "embed"), "output", init=init)
+    return nn.with_logical_constraint(output(context), HIDDEN)
+
+
+class BertLayer(nn.Module):
+  """Attention and feed-forward, normalised after each (post-LN).
+
+  Hidden states come flat, n = r · l tokens: on CPUs XLA's element-wise code
+  over three dimensions took four times as long.
+  """
+
+  config: BertConfig
+
+  @nn.compact
+  def __call__(
+    self,
+    hidden: Float[Array, "n d"],
+    sequences: Sequences,
+    *,
+    first_only: bool = False,
+  ) -> Float[Array, "m d"]:
+    """Returns the hidden states of all tokens, or of each row's first."""
+    config = self.config
+    first, keys = hidden, sequences.dropout_keys
+    if first_only:
+      first = hidden.reshape(*keys.shape, -1)[:, 0]
+      keys = keys[:, :1]
+    tokens = keys.reshape(-1)
+
+    rate = config.dropout_rate
+    attended = SelfAttention(config, name="attention")(hidden, first, sequences)
+    attended = Dropout(rate, name="attention_dropout")(attended, tokens)
+    hidden = layer_norm(config, "attention_norm")(first + attended)
+    up = dense(config, config.intermediate_size, ("embed", "mlp"), "up")
+    inner = nn.with_logical_constraint(
+      up(hidden), ("activation_batch", "activation_mlp")
+    )
+    down = dense(config, config.hidden_size, ("mlp", "embed"), "down")
+    outer = down(ACTIVATIONS[config.activation](inner))
+    outer = Dropout(rate, name="output_dropout")(outer, tokens)
+    hidden = layer_norm(config, "output_norm")(hidden + outer)
+    return nn.with_logical_constraint(hidden, HIDDEN)
+
+
+def token_types(sequences: Sequences, separator_id: int) -> Int[Array, "r l"]:
+  """Returns 0 up to and with a sequence's first [SEP], 1 after it."""
+  is_separator = (sequences.token_ids == separator_id).astype(jnp.int32)
+  before = jnp.cumsum(is_separator, axis=-1) - is_separator
+  index = jnp.arange(before.shape[-1])[None, :]
+  first = jnp.maximum(index - sequences.position, 0)
+  return jnp.minimum(before - jnp.take_along_axis(before, first, axis=-1), 1)
+
+
+class BertEncoder(nn.Module):
+  """Embeddings and transformer layers; no pooler.
+
+  As in all modules here, dropout is on where `apply` is given a `dropout` key.
+  """
+
+  config: BertConfig
+
+  def setup(self) -> None:
+    config = self.config
+    # Raises an error where there is no vocabulary.
+    _ = config.separator
+    self.word_embeddings, self.position_embeddings, self.type_embeddings = (
+      # Gathered here: divided by columns, the lookup's result would be, too.
+      nn.with_logical_constraint(
+        self.param(
+          f"{name}_embeddings",
+          nn.with_logical_partitioning(init, (axis, "embed")),
+          (rows, config.hidden_size),
+        ),
+        (axis, "activation_embed"),
+      )
+      for name, axis, rows, init in (
+        ("word", "vocab", config.vocab_size, config.weights_init),
+        ("position", "position", config.max_positions, config.positions_init),
+        ("type", "type", 2, config.weights_init),
+      )
+    )
+    self.embedding_norm = layer_norm(config, "embedding_norm")
+    self.embedding_dropout = Dropout(config.dropout_rate)
+    layer = BertLayer
+    if config.remat_policy is not None:
+      policy = getattr(jax.checkpoint_policies, config.remat_policy)
+      layer = nn.remat(BertLayer, policy=policy)
+    self.layers = [
+      layer(config, name=f"layer_{i}") for i in range(config.num_layers)
+    ]
+
+  def __call__(
+    self,
+    sequences: Sequences,
+    *,
+    typed: bool = True,
+    first_only: bool = False,
+  ) -> Float[Array, "r t d"]:
+    """Returns the hidden states of the last layer.
+
+    Args:
+      sequences: Sequences in rows, one or several in each.
+      typed: Whether tokens after a sequence's first [SEP] are of type 1;
+        otherwise all are of type 0.
+      first_only: Whether the last layer computes each row's first token
+        alone; the result is r × 1 × d then.
+
+    Raises:
+      ValueError: The rows are longer than `max_positions`.
+    """
+    config = self.config
+    rows, length = sequences.token_ids.shape
+    if length > config.max_positions:
+      raise ValueError(
+        f"sequences of {length} tokens, but the model has "
+        f"max_positions={config.max_positions}; shorten the lengths"
+      )
+    hidden = jnp.take(self.word_embeddings, sequences.token_ids, axis=0)
+    hidden += jnp.take(self.position_embeddings, sequences.position, axis=0)
+    # Two types: an interpolation needs no gather, and no scatter backward.
+    first, second = self.type_embeddings
+    hidden += first[None, None]
+    if typed:
+      types = token_types(sequences, config.separator)
+      weight = types[..., None].astype(jnp.float32)
+      hidden += weight * (second - first)[None, None]
+    hidden = self.embedding_norm(hidden)
+    hidden = hidden.reshape(-1, config.hidden_size)
+    hidden = self.embedding_dropout(hidden, sequences.dropout_keys.reshape(-1))
+    hidden = nn.with_logical_constraint(hidden, HIDDEN)
+    for i, layer in enumerate(self.layers, start=1):
+      if first_only and i == config.num_layers:
+        hidden = layer(hidden, sequences, first_only=True)
+      else:
+        hidden = layer(hidden, sequences)
+    return hidden.reshape(rows, -1, config.hidden_size)
+
+
+class MaskedLmHead(nn.Module):
+  """Dense, activation, LayerNorm, and the tied decoder with its own bias."""
+
+  config: BertConfig
+
+  @nn.compact
+  def __call__(
+    self, hidden: Float[Array, "*b d"], word_embeddings: Float[AnyArray, "v d"]
+  ) -> Float[Array, "*b v"]:
+    config = self.config
+    axes, init = ("embed", "embed_out"), config.projection_init
+    layer = dense(config, config.hidden_size, axes, "dense", init=init)
+    hidden = ACTIVATIONS[config.activation](layer(hidden))
+    hidden = layer_norm(config, "norm")(hidden)
+    bias = self.param("bias", zeros("vocab"), (config.vocab_size,))
+    logits = jnp.einsum(
+      "...d,vd->...v",
+      hidden,
+      word_embeddings.astype(config.dtype),
+      preferred_element_type=jnp.float32,
+    )
+    return logits + bias.reshape((1,) * (logits.ndim - 1) + (-1,))
