@@ -157,8 +157,8 @@ def test_a_directory_with_anything_in_it_is_refused(model_dir, tmp_path):
     ({"block_length": 288}, "--block_length without --corpus_dir"),
     ({"index": "exact"}, "--index without --corpus_dir"),
     (
-      {"block_input": "bert", "parts": ["reader"]},
-      "--block_input=bert is for a retriever",
+      {"block_input": ".", "parts": ["reader"]},
+      r"--block_input=\. is for a retriever",
     ),
   ],
 )
@@ -167,13 +167,15 @@ def test_what_cannot_go_together_is_refused_before_anything_is_read(
 ):
   (tmp_path / "old").mkdir()
   (tmp_path / "old" / "corpus.json").write_text("{}")
+  # A directory in which there is nothing to read.
+  (tmp_path / "bert").mkdir()
   options = {"output_dir": "run"} | options
   for name in ("output_dir", "corpus_dir"):
     if name in options:
       options[name] = tmp_path / options[name]
   with pytest.raises((ConversionError, TargetError), match=said):
-    import_weights("hf_bert", str(tmp_path / "nothing"), **options)
-  assert [path.name for path in tmp_path.iterdir()] == ["old"]
+    import_weights("hf_bert", str(tmp_path / "bert"), **options)
+  assert {path.name for path in tmp_path.iterdir()} == {"old", "bert"}
 
 
 def test_a_write_that_fails_leaves_nothing(model_dir, tmp_path, monkeypatch):
