@@ -113,7 +113,10 @@ def test_the_parameters_of_functions_and_classes():
     (OptimizerConfig, {"learning_rate": math.nan, "warmup_steps": -1}),
     (CheckpointConfig, {"save_every_steps": 0, "keep": 0}),
     (RefreshConfig, {"lag_steps": 0, "on_crash": "never"}),
-    (RollingRefreshConfig, {"share": math.nan, "dtype": "bf16"}),
+    (
+      RollingRefreshConfig,
+      {"rolling_refresh_share": math.nan, "rolling_refresh_dtype": "bf16"},
+    ),
     (MeshConfig, {"fsdp": 0, "model_parallelism": 0}),
     (OpenQa, {"num_read": 0, "renamed_share": 2.0}),
     (Pretraining, {"num_candidates": 0, "span_weight": -1.0}),

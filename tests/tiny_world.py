@@ -195,7 +195,7 @@ class World:
         retriever=RETRIEVER,
         index=index or ExactConfig(),
         embedding=EmbeddingConfig(
-          dtype=dtype,
+          stored_dtype=dtype,
           tokens_per_batch=512,
           num_lengths=1,
           query_length=QUERY_LENGTH,

@@ -159,7 +159,7 @@ class _SeedPlan:
       sidecar=self._commands.sidecar(
         name,
         MODE="every",
-        REFRESH_EVERY_STEPS=resolved.config.refresh.every_steps,
+        REFRESH_EVERY_STEPS=resolved.config.refresh.refresh_every_steps,
       ),
     )
 

@@ -32,7 +32,7 @@ class Resolved(NamedTuple):
   def key(self) -> str:
     """Text that is equal where two rows train the same."""
     refresh = dataclasses.replace(
-      self.config.refresh, every_steps=self.config.refresh_every_steps
+      self.config.refresh, refresh_every_steps=self.config.refresh_every_steps
     )
     return repr(dataclasses.replace(self.config, refresh=refresh))
 

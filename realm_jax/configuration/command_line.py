@@ -28,7 +28,12 @@ from realm_jax.configuration.for_run import (
   require_directory,
   with_directories,
 )
-from realm_jax.configuration.parsing import configured, message_of, parsed
+from realm_jax.configuration.parsing import (
+  configured,
+  message_of,
+  names_of,
+  parsed,
+)
 from realm_jax.configuration.run_record import RunRecord
 from realm_jax.console.library_messages import hide_library_messages
 from realm_jax.exit_codes import ExitCode
@@ -45,6 +50,11 @@ _GIN_SEARCH_PATHS = flags.DEFINE_list(
 )
 _GIN_BINDINGS = flags.DEFINE_multi_string(
   "gin_bindings", [], "A binding; `--gin.NAME=VALUE` is the short form."
+)
+_GIN_HELP = flags.DEFINE_bool(
+  "gin_help",
+  False,
+  "Show the names that --gin.NAME=VALUE may set, with values and meanings.",
 )
 _DEBUG_ERRORS = flags.DEFINE_bool(
   "debug_errors", False, "Show the whole traceback of an error in the input."
@@ -109,6 +119,8 @@ def given() -> tuple[list[str], list[str]]:
 def require_run(default_recipe: DefaultRecipe, *, waits: bool = False) -> None:
   """Checks that the command line names a run, or else all of the configuration.
 
+  With --gin_help it shows the names that may be set instead, and ends.
+
   Args:
     default_recipe: Recipe for where there are no gin files; empty for a
       command that makes the run.
@@ -119,6 +131,10 @@ def require_run(default_recipe: DefaultRecipe, *, waits: bool = False) -> None:
       no recipe is for the stage of the run, or the directory is not there.
   """
   model_dir = _run_flag("model_dir")
+  if _GIN_HELP.value and (_GIN_FILES.value or isinstance(default_recipe, str)):
+    files = _GIN_FILES.value or [default_recipe]
+    print(names_of(files, search_paths=_GIN_SEARCH_PATHS.value))
+    sys.exit(0)
   if _GIN_FILES.value:
     if model_dir is not None and default_recipe and not waits:
       require_directory(epath.Path(model_dir))

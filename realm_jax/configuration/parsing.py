@@ -12,13 +12,14 @@ from typing import Any, NamedTuple, TypeVar
 
 import gin
 from realm_jax import settings
+from realm_jax.configuration import names
 from realm_jax.configuration.errors import ConfigurationError
 from realm_jax.configuration.gin_state import own_configuration, read_files_as
 
 _Result = TypeVar("_Result")
 
 _GIN_ADDITION = "\n  In call to configurable"
-_MACRO = "gin.macro"
+_MACRO = names.MACRO
 _REQUIRED = "gin.REQUIRED/gin.constant"  # What `%gin.REQUIRED` refers to.
 _NOT_GIVEN = object()
 # What the files of gin/models bind.
@@ -33,7 +34,7 @@ _OF_GIN = ("%", "@", '"', "'", "[", "{", "(")
 _NO_FILE = "(not given)"
 # Longer than any binding, so that gin divides none into lines.
 _MAX_LINE_LENGTH = 10_000
-_CONFIG = gin.config._CONFIG  # gin has no public way to list its bindings.
+_CONFIG = names.CONFIG
 # What gin raises for text that it cannot read, and for names that are unknown.
 GIN_ERRORS = (
   OSError,
@@ -67,13 +68,13 @@ def _macros() -> dict[str, Any]:
 
 
 def _used_macros() -> set[str]:
-  macro = gin.config.get_configurable(_MACRO)
+  macro = gin.config.getnames.configurable(_MACRO)
   used = gin.config.iterate_references(_CONFIG, to=macro)
   return {reference.scopes[-1] for reference in used}
 
 
 def _require_known_macros(bindings: Sequence[str]) -> None:
-  known = _macros()
+  known = _macros() | {one.macro: None for one in names.parameters()}
   for binding in bindings:
     name = binding.partition("=")[0].strip()
     if "." in name or name in known:
@@ -119,17 +120,15 @@ def _uses(macros: Mapping[str, Any]) -> dict[str, list[_Use]]:
         add(item, use._replace(annotation=annotation))
 
   for (_, selector), bindings in _CONFIG.items():
-    configurable = _configurable(selector)
+    configurable = names.configurable(selector)
     types = settings.parameter_types(configurable)
     for parameter in bindings.keys() & types.keys():
       where = f"{configurable.__name__}.{parameter}"
       add(bindings[parameter], _Use(where, types[parameter]))
+  for one in names.parameters():
+    if not one.is_bound:
+      add(one.reference, _Use(one.where, one.annotation))
   return uses
-
-
-def _configurable(selector: str) -> Callable[..., Any]:
-  # gin has no public way to get at the function that it has wrapped.
-  return gin.config._REGISTRY[selector].wrapped
 
 
 def _readable(bindings: Sequence[str]) -> list[str]:
@@ -178,7 +177,7 @@ def _uses_of_parameter(name: str) -> list[_Use]:
     return []
   # One class has several selectors, if gin files import it by several names.
   selectors = gin.config._REGISTRY.matching_selectors(selector)
-  found = {_configurable(one) for one in selectors}
+  found = {names.configurable(one) for one in selectors}
   if len(found) != 1:
     return []
   (configurable,) = found
@@ -253,7 +252,7 @@ def _require_types() -> None:
           f"{settings.describe(use.annotation)}{such}; pass --gin.{name}=VALUE"
         )
   for (_, selector), bindings in _CONFIG.items():
-    configurable = _configurable(selector)
+    configurable = names.configurable(selector)
     types = settings.parameter_types(configurable)
     for parameter in bindings.keys() & types.keys():
       value, macro = _resolved(bindings[parameter], macros)
@@ -298,6 +297,7 @@ def parsed(
       _parse_files(gin_files, of_run)
       _require_known_macros(bindings)
       gin.parse_config(_readable(bindings))
+      names.bind()
       if without_data:
         gin.parse_config(
           [f"{name} = {_NO_FILE!r}" for name in _missing_macros()]
@@ -312,6 +312,31 @@ def parsed(
     yield
 
 
+def names_of(gin_files: Sequence[str], *, search_paths: Sequence[str]) -> str:
+  """Returns the names that gin files leave to be set, for people.
+
+  Raises:
+    ConfigurationError: A file is missing, or cannot be read.
+  """
+  with _read(gin_files, search_paths):
+    return names.table()
+
+
+@contextlib.contextmanager
+def _read(
+  gin_files: Sequence[str], search_paths: Sequence[str]
+) -> Iterator[None]:
+  """Reads gin files, without any check, during a `with` block."""
+  with own_configuration():
+    for path in (*search_paths, _PROJECT_DIR):
+      gin.add_config_file_search_path(path)
+    try:
+      _parse_files(gin_files, None)
+    except GIN_ERRORS as e:
+      raise ConfigurationError(f"the gin configuration is wrong: {e}") from e
+    yield
+
+
 def _parse_files(gin_files: Sequence[str], of_run: str | None) -> None:
   read_files_as(defaults=of_run is not None)
   gin.parse_config(of_run or "")
@@ -319,6 +344,7 @@ def _parse_files(gin_files: Sequence[str], of_run: str | None) -> None:
   gin.parse_config_files_and_bindings(
     gin_files, [], finalize_config=False, print_includes_and_imports=False
   )
+  names.bind()
   for name in set(brought) - _used_macros():
     del _CONFIG[name, _MACRO]
 
@@ -334,13 +360,7 @@ def configures(
   Raises:
     ConfigurationError: A file is missing, or cannot be read.
   """
-  with own_configuration():
-    for path in (*search_paths, _PROJECT_DIR):
-      gin.add_config_file_search_path(path)
-    try:
-      _parse_files(gin_files, None)
-    except GIN_ERRORS as e:
-      raise ConfigurationError(f"the gin configuration is wrong: {e}") from e
+  with _read(gin_files, search_paths):
     return is_configured(function)
 
 
@@ -351,7 +371,7 @@ def configured(function: Callable[..., _Result]) -> Callable[..., _Result]:
     ConfigurationError: No gin file binds any.
   """
   try:
-    return gin.get_configurable(function)
+    return gin.getnames.configurable(function)
   except ValueError as error:
     raise ConfigurationError(
       f"no gin file binds {function.__module__}.{function.__name__}; pass "

@@ -40,7 +40,7 @@ def follow(
   source: ModelSource,
   output_dir: epath.PathLike,
   best_metric: str,
-  until_step: NonNegativeInt | None = None,
+  follow_until_step: NonNegativeInt | None = None,
   poll_seconds: PositiveFloat = 5.0,
 ) -> Figures | None:
   """Evaluates each new checkpoint of a run, until SIGTERM.
@@ -55,7 +55,8 @@ def follow(
       named by its step.
     best_metric: Metric of the best checkpoint. The highest value is the best,
       but for losses and perplexities.
-    until_step: Step of the last checkpoint to evaluate, after which it returns.
+    follow_until_step: Step of the last checkpoint to evaluate, after which it
+      returns.
     poll_seconds: Time between two looks for checkpoints.
 
   Returns:
@@ -80,7 +81,7 @@ def follow(
       epath.Path(source.model_dir),
       epath.Path(output_dir),
       best_metric=best_metric,
-      until_step=until_step,
+      until_step=follow_until_step,
       poll_seconds=poll_seconds,
       stop=stop,
     )

@@ -126,7 +126,10 @@ def _steps(
     num_blocks=num_blocks,
   )
   state = abstract_state(
-    setup.init, setup.optimizer, mesh=mesh, axis_rules=config.mesh.axis_rules
+    setup.init,
+    setup.optimizer,
+    mesh=mesh,
+    axis_rules=config.mesh.all_axis_rules,
   )
   packer, (batch,) = step_shapes(setup, None)
   shapes = [rows.token_ids.shape for rows in encoder_inputs(batch)]

@@ -32,7 +32,7 @@ def logical_axis_rules(run: EngineRun) -> tuple[tuple[str, str | None], ...]:
     found = (axis for axis in rules.mesh_axes_of(part) if axis in _MESH_AXES)
     return next(found, None)
 
-  own = run.config.mesh.axis_rules
+  own = run.config.mesh.all_axis_rules
   return (
     ("batch", "data"),
     *((logical, in_t5x(part)) for logical, part in own),

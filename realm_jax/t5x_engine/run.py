@@ -69,7 +69,7 @@ class EngineRun:
   @functools.cached_property
   def store(self) -> CheckpointStore:
     """The run's checkpoints."""
-    keep = self.config.checkpoints.keep
+    keep = self.config.checkpoints.keep_checkpoints
     store = CheckpointStore(self.config.model_dir, keep=keep, read_only=False)
     self.closing.callback(store.close)
     return store

@@ -51,7 +51,7 @@ def jitted_step(
   config, mesh = setup.config, setup.mesh
   return jax.jit(
     shared_partial(
-      rules.under(config.mesh.axis_rules, function),
+      rules.under(config.mesh.all_axis_rules, function),
       loss=setup.loss,
       optimizer=setup.optimizer,
       seed=config.data.seed,

@@ -28,14 +28,15 @@ class CheckpointConfig:
 
   Attributes:
     save_every_steps: Distance of checkpoints, and so of generations, in steps.
-    keep: Number of the latest checkpoints that are kept; step 0 always is.
+    keep_checkpoints: Number of the latest checkpoints that are kept; step 0
+      always is.
     initial_checkpoint: MODEL_DIR of the stage before, or one of its
       checkpoints.
     initial_reader: Another one to take the reader from.
   """
 
   save_every_steps: PositiveInt = 500
-  keep: PositiveInt = 3
+  keep_checkpoints: PositiveInt = 3
   initial_checkpoint: epath.PathLike | None = None
   initial_reader: epath.PathLike | None = None
 
@@ -53,15 +54,15 @@ class RefreshConfig:
   """How a run follows the index builder.
 
   Attributes:
-    refresh: Whether later generations are swapped in at all; open QA stays
-      with its first.
-    wait: Whether the generation of checkpoint c is used from exactly step
-      c + lag_steps, for which the trainer waits, so that a run is
+    swap_generations: Whether later generations are swapped in at all; open QA
+      stays with its first.
+    wait_for_generations: Whether the generation of checkpoint c is used from
+      exactly step c + lag_steps, for which the trainer waits, so that a run is
       deterministic. Otherwise the newest loaded generation is used.
     lag_steps: Steps between a checkpoint and the use of its generation; with
-      `wait` only.
-    every_steps: Distance of the generations that are used, in steps: those of
-      other checkpoints are not. None uses the generations of all checkpoints.
+      `wait_for_generations` only.
+    refresh_every_steps: Distance of the generations that are used, in steps:
+      those of other checkpoints are not. None uses the generations of all checkpoints.
     max_staleness_steps: Age of the oldest vector that may be searched, in
       steps. None is ten times the distance of the generations that are used,
       and 0 sets no limit.
@@ -72,10 +73,10 @@ class RefreshConfig:
     timeout_seconds: Seconds to wait for a generation before giving up.
   """
 
-  refresh: bool = True
-  wait: bool = False
+  swap_generations: bool = True
+  wait_for_generations: bool = False
   lag_steps: PositiveInt = 100
-  every_steps: PositiveInt | None = None
+  refresh_every_steps: PositiveInt | None = None
   max_staleness_steps: NonNegativeInt | None = None
   on_stale: Literal["warn", "fail"] = "warn"
   on_crash: Literal["exact", "last", "fail"] = "exact"
@@ -87,9 +88,9 @@ class RefreshConfig:
   @property
   def follow(self) -> str:
     """What the watcher loads before it is asked for."""
-    if not self.refresh:
+    if not self.swap_generations:
       return "none"
-    return "next" if self.wait else "newest"
+    return "next" if self.wait_for_generations else "newest"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,14 +98,14 @@ class RollingRefreshConfig:
   """How a run keeps its own index, a slice of which each step embeds again.
 
   Attributes:
-    share: Arithmetic of these slices, from 0 to 1, as a share of that of a
-      step's other parts, both in full rows. With 0 the run follows an index
+    rolling_refresh_share: Arithmetic of these slices, from 0 to 1, as a share of
+      that of a step's other parts, both in full rows. With 0 the run follows an index
       builder.
-    dtype: Type of the vectors, `float32` or `bfloat16`.
+    rolling_refresh_dtype: Type of the vectors, `float32` or `bfloat16`.
   """
 
-  share: Fraction = 0.0
-  dtype: Literal["float32", "bfloat16"] = "float32"
+  rolling_refresh_share: Fraction = 0.0
+  rolling_refresh_dtype: Literal["float32", "bfloat16"] = "float32"
 
   def __post_init__(self) -> None:
     require_valid(self)
@@ -124,23 +125,23 @@ class MeshConfig:
     model_parallelism: Number of devices that divide the vocabulary, the
       attention heads and the feed-forward layers, and compute on the same
       examples.
-    rules: Pairs of a logical axis and the mesh axis or axes that divide it,
-      or None. They come before `rules.LOGICAL_AXIS_RULES`.
+    axis_rules: Pairs of a logical axis and the mesh axis or axes that divide
+      it, or None. They come before `rules.LOGICAL_AXIS_RULES`.
   """
 
   fsdp: PositiveInt = 1
   model_parallelism: PositiveInt = 1
-  rules: Sequence[tuple[str, str | Sequence[str] | None]] = ()
+  axis_rules: Sequence[tuple[str, str | Sequence[str] | None]] = ()
 
   def __post_init__(self) -> None:
     require_valid(self)
     # Raises an error where a rule is wrong.
-    _ = self.axis_rules
+    _ = self.all_axis_rules
 
   @property
-  def axis_rules(self) -> AxisRules:
+  def all_axis_rules(self) -> AxisRules:
     """All rules from logical axes to the mesh, those of the run first."""
-    return with_defaults(self.rules)
+    return with_defaults(self.axis_rules)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,11 +201,11 @@ class TrainConfig:
       )
     if self.keeps_own_index and not self.retrieve_on_device:
       raise ValueError(
-        f"ROLLING_REFRESH_SHARE={self.rolling_refresh.share} has each step "
-        "embed blocks where it searches them; set RETRIEVE_ON_DEVICE = True, "
+        "ROLLING_REFRESH_SHARE="
+        f"{self.rolling_refresh.rolling_refresh_share} has each step embed blocks where it searches them; set RETRIEVE_ON_DEVICE = True, "
         "too"
       )
-    if self.keeps_own_index and self.refresh.wait:
+    if self.keeps_own_index and self.refresh.wait_for_generations:
       raise ValueError(
         "a run with ROLLING_REFRESH_SHARE keeps its own index and has no "
         "generations to wait for; set WAIT_FOR_GENERATIONS = False"
@@ -221,9 +222,9 @@ class TrainConfig:
         f"SAVE_EVERY_STEPS={kept.save_every_steps}: generations are built from "
         "checkpoints; change one of them"
       )
-    if self.waits and lag > kept.keep * kept.save_every_steps:
+    if self.waits and lag > kept.keep_checkpoints * kept.save_every_steps:
       raise ValueError(
-        f"lag_steps={lag} exceeds the {kept.keep} checkpoints, "
+        f"lag_steps={lag} exceeds the {kept.keep_checkpoints} checkpoints, "
         f"{kept.save_every_steps} steps apart, that are kept: a checkpoint "
         "would be removed before its generation is due; lower LAG_STEPS or "
         "raise SAVE_EVERY_STEPS"
@@ -239,15 +240,19 @@ class TrainConfig:
   @property
   def refresh_every_steps(self) -> int:
     """Distance of the generations that are used, in steps."""
-    return self.refresh.every_steps or self.checkpoints.save_every_steps
+    return self.refresh.refresh_every_steps or self.checkpoints.save_every_steps
 
   @property
   def keeps_own_index(self) -> bool:
     """Whether the run itself embeds the blocks that it searches."""
-    return self.rolling_refresh.share > 0
+    return self.rolling_refresh.rolling_refresh_share > 0
 
   @property
   def waits(self) -> bool:
     """Whether each step's generation follows from the step alone."""
     refresh = self.refresh
-    return self.stage.needs_index and refresh.refresh and refresh.wait
+    return (
+      self.stage.needs_index
+      and refresh.swap_generations
+      and refresh.wait_for_generations
+    )

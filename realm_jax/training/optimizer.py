@@ -32,7 +32,7 @@ class OptimizerConfig:
     weight_decay: Decoupled weight decay, except on LayerNorm parameters and
       biases.
     clip_norm: Greatest global norm of the gradient.
-    b1, b2: Decay rates of the first and the second moment.
+    adam_b1, adam_b2: Decay rates of the first and the second moment.
     mean_dtype: Type in which the first moment is kept, such as bfloat16. The
       second one is always in float32: a change of a thousandth, which is what a
       step makes, is lost in bfloat16.
@@ -46,8 +46,8 @@ class OptimizerConfig:
   warmup_steps: NonNegativeInt | None = None
   weight_decay: NonNegativeFloat = 0.01
   clip_norm: PositiveFloat = 1.0
-  b1: _DecayRate = 0.9
-  b2: _DecayRate = 0.999
+  adam_b1: _DecayRate = 0.9
+  adam_b2: _DecayRate = 0.999
   mean_dtype: jax.typing.DTypeLike = jnp.float32
   epsilon: PositiveFloat = 1e-6
   retriever_rate_scale: NonNegativeFloat = 1.0
@@ -72,7 +72,7 @@ class BertAdamState(NamedTuple):
 
 def scale_by_bert_adam(config: OptimizerConfig) -> optax.GradientTransformation:
   """Returns Adam without bias correction: m / (√v + ε)."""
-  b1, b2 = config.b1, config.b2
+  b1, b2 = config.adam_b1, config.adam_b2
 
   def init(params: optax.Params) -> BertAdamState:
     means = jax.tree.map(

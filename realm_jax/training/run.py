@@ -96,7 +96,9 @@ def open_run(
   goodput = Goodput()
   with contextlib.ExitStack() as stack:
     store = CheckpointStore(
-      config.model_dir, keep=config.checkpoints.keep, read_only=False
+      config.model_dir,
+      keep=config.checkpoints.keep_checkpoints,
+      read_only=False,
     )
     decisions = Decisions(
       stack.enter_context(stop_on_sigterm()),
@@ -123,7 +125,7 @@ def open_run(
         setup.init,
         setup.optimizer,
         mesh=setup.mesh,
-        axis_rules=config.mesh.axis_rules,
+        axis_rules=config.mesh.all_axis_rules,
       )
     )
     examples = BatchStream(
@@ -241,7 +243,7 @@ def open_candidates(
     schedule = _open_schedule(setup, decisions, stack, goodput)
   pipeline: RetrievalPipeline[StepBatch] = RetrievalPipeline(
     shared_partial(
-      rules.under(config.mesh.axis_rules, embed_queries),
+      rules.under(config.mesh.all_axis_rules, embed_queries),
       setup.inputs.models.retriever,
     ),
     mesh=setup.mesh,
@@ -299,7 +301,7 @@ def _open_schedule(
     agreement=decisions.loop,
   )
   follow = config.refresh.follow
-  if decisions.are_led_elsewhere and not config.refresh.wait:
+  if decisions.are_led_elsewhere and not config.refresh.wait_for_generations:
     follow = "none"
   watcher = GenerationWatcher(directory, fallback.load, follow=follow)
   return GenerationSchedule(

@@ -79,7 +79,7 @@ def _initial(
 
 def _require_divisible_heads(config: TrainConfig, mesh: Mesh) -> None:
   """Refuses heads that devices cannot share, though their columns may be."""
-  parts = rules.num_shards("activation_heads", mesh, config.mesh.axis_rules)
+  parts = rules.num_shards("activation_heads", mesh, config.mesh.all_axis_rules)
   readers = [] if config.reader is None else [config.reader]
   for bert in (model.bert for model in (config.retriever, *readers)):
     if bert.num_heads % parts:

@@ -139,7 +139,7 @@ def test_each_row_changes_what_its_title_says(whole, recipes):
   assert configs["random_spans"].data.task == "masked_random_spans"
   assert not configs["no_null"].stage.null_block
   assert not configs["trivial_retrieval"].stage.drop_source
-  assert configs["joint_loss"].stage.form == "joint"
+  assert configs["joint_loss"].stage.loss_form == "joint"
   assert configs["candidates_16"].stage.num_candidates == 16
   every = configs["realm"].checkpoints.save_every_steps
   assert configs["realm"].refresh_every_steps == every
@@ -160,4 +160,4 @@ def test_each_row_changes_what_its_title_says(whole, recipes):
     assert sidecar is not None
     assert sidecar.bindings["MODE"] == "every"
     every = sidecar.bindings["REFRESH_EVERY_STEPS"]
-    assert every == config.refresh.every_steps
+    assert every == config.refresh.refresh_every_steps

@@ -37,7 +37,7 @@ def _recipe(num_steps, save_every):
       refresh=RefreshConfig(
         wait=bindings["WAIT_FOR_GENERATIONS"],
         lag_steps=bindings.get("LAG_STEPS", 10**6),
-        every_steps=bindings.get("REFRESH_EVERY_STEPS"),
+        refresh_every_steps=bindings.get("REFRESH_EVERY_STEPS"),
       ),
     )
 

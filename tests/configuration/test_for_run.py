@@ -117,7 +117,7 @@ def test_the_stage_chooses_the_evaluation(trained):
     data = configuration.configured(DataConfig)()
     stage = configuration.configured(Pretraining)()
   assert stage == Pretraining(
-    num_candidates=5, form="joint", num_spare=3, drop_source=False
+    num_candidates=5, loss_form="joint", num_spare=3, drop_source=False
   )
   assert (data.held_out_blocks, data.unmasked_span_kinds) == (4, [])
   # Those of gin/runs/eval_masked.gin.
@@ -191,7 +191,7 @@ def test_an_index_is_of_the_kind_that_the_run_needs(
     config = configuration.configured(GenerationConfig)()
     sidecar = configuration.configured(SidecarConfig)()
   assert isinstance(config.index, index)
-  assert sidecar.every_steps == (1000 if recipe == "pretrain" else None)
+  assert sidecar.refresh_every_steps == (1000 if recipe == "pretrain" else None)
   assert config.retriever == tiny_world.RETRIEVER
   assert config.embedding.query_length == tiny_world.QUERY_LENGTH
 

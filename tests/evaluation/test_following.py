@@ -54,7 +54,7 @@ class Run:
       source=source,
       output_dir=self.output_dir,
       best_metric=metric,
-      until_step=until,
+      follow_until_step=until,
       poll_seconds=0.05,
     )
 

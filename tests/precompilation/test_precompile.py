@@ -111,7 +111,7 @@ def test_a_step_that_retrieves_is_one_program(share):
   recipe = _recipe(
     8,
     retrieve_on_device=True,
-    rolling_refresh=RollingRefreshConfig(share=share),
+    rolling_refresh=RollingRefreshConfig(rolling_refresh_share=share),
   )
   (step,) = programs_of(recipe, slice_, num_blocks=1000)
   assert step.kind == STEP

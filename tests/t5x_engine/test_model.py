@@ -156,7 +156,7 @@ def test_rules_name_the_axes_of_t5x_alone():
   assert rules["batch"] == rules["activation_batch"] == "data"
   assert rules["vocab"] == rules["heads"] == rules["mlp"] == "model"
   assert set(rules.values()) == {"data", "model", None}
-  run.config.mesh = MeshConfig(rules=[("embed", "data")])
+  run.config.mesh = MeshConfig(axis_rules=[("embed", "data")])
   assert ("embed", "data") in logical_axis_rules(run)
 
 

@@ -47,7 +47,7 @@ def test_only_pre_training_retrieves_inside_its_step():
 
 
 def test_a_rolling_refresh_needs_retrieval_on_the_devices():
-  refresh = RollingRefreshConfig(share=0.1)
+  refresh = RollingRefreshConfig(rolling_refresh_share=0.1)
   with pytest.raises(
     ValueError, match=r"SHARE=0\.1.*RETRIEVE_ON_DEVICE = True"
   ):
@@ -56,27 +56,30 @@ def test_a_rolling_refresh_needs_retrieval_on_the_devices():
     _config(
       rolling_refresh=refresh,
       retrieve_on_device=True,
-      refresh=RefreshConfig(wait=True),
+      refresh=RefreshConfig(wait_for_generations=True),
     )
 
 
 def test_the_lag_of_a_waiting_run_fits_its_checkpoints():
-  waits = RefreshConfig(wait=True, lag_steps=30)
-  kept = CheckpointConfig(save_every_steps=10, keep=2)
+  waits = RefreshConfig(wait_for_generations=True, lag_steps=30)
+  kept = CheckpointConfig(save_every_steps=10, keep_checkpoints=2)
   with pytest.raises(ValueError, match="lag_steps=30 exceeds the 2 checkpoin"):
     _config(refresh=waits, checkpoints=kept)
   # A run that does not wait, or has no index, has no lag to fit.
-  _config(refresh=dataclasses.replace(waits, wait=False), checkpoints=kept)
+  _config(
+    refresh=dataclasses.replace(waits, wait_for_generations=False),
+    checkpoints=kept,
+  )
   _config(refresh=waits, checkpoints=kept, stage=InverseCloze())
 
 
 def test_generations_are_used_at_the_distance_of_some_checkpoints():
   kept = CheckpointConfig(save_every_steps=10)
   assert _config(checkpoints=kept).refresh_every_steps == 10
-  rare = RefreshConfig(every_steps=300)
+  rare = RefreshConfig(refresh_every_steps=300)
   assert _config(refresh=rare, checkpoints=kept).refresh_every_steps == 300
   with pytest.raises(ValueError, match=r"EVERY_STEPS=15 is no multiple .*=10"):
-    _config(refresh=RefreshConfig(every_steps=15), checkpoints=kept)
+    _config(refresh=RefreshConfig(refresh_every_steps=15), checkpoints=kept)
 
 
 def test_the_reader_may_start_from_another_checkpoint():

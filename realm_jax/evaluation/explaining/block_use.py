@@ -67,7 +67,7 @@ class BlockUse:
     model_dir: Directory of the run.
     checkpoint: Step of the checkpoint.
     generation: Generation that was searched.
-    num_sentences: Number of sentences of the sample.
+    num_sampled: Number of sentences of the sample.
     num_candidates: Number of candidates of each, the null block included.
     num_blocks: Number of blocks of the corpus.
     num_retrieved: Number of different blocks that were retrieved.
@@ -104,7 +104,7 @@ def count_block_use(
   *,
   source: ModelSource,
   data: DataConfig,
-  num_sentences: int = 1024,
+  num_sampled: int = 1024,
   num_candidates: int = 8,
   num_shown: int = 10,
   min_times: int = 3,
@@ -138,15 +138,15 @@ def count_block_use(
   counts = _Counts(generation.corpus)
   sample = _Sample(model, generation, num_candidates)
   words = model.corpus.vocabulary
-  with Progress("sentences", total=num_sentences) as progress:
-    for known in draw_sentences(data, num_sentences, words):
+  with Progress("sentences", total=num_sampled) as progress:
+    for known in draw_sentences(data, num_sampled, words):
       counts.add(*sample.of(known))
       progress.advance(len(known))
   return BlockUse(
     model_dir=str(model.model_dir),
     checkpoint=model.step,
     generation=generation.step,
-    num_sentences=num_sentences,
+    num_sentences=num_sampled,
     num_candidates=num_candidates,
     **counts.summary(num_shown, min_times),
   )

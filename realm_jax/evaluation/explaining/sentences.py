@@ -52,7 +52,7 @@ def draw_sentences(
     ExplanationError: `num` is not positive.
   """
   if num < 1:
-    raise ExplanationError(f"num_sentences={num}; want 1 or more")
+    raise ExplanationError(f"num_sampled={num}; want 1 or more")
   size = whole_batch(min(data.batch_size, num))
   data = dataclasses.replace(data, batch_size=size)
   with contextlib.closing(BatchStream(data)) as stream:

@@ -57,7 +57,7 @@ class EmbeddingConfig:
   """Settings of embedding and of measuring recall.
 
   Attributes:
-    dtype: Type of the stored vectors, `float32` or `bfloat16`.
+    stored_dtype: Type of the stored vectors, `float32` or `bfloat16`.
     tokens_per_batch: Upper bound on rows times length of a batch, which bounds
       the memory of activations.
     num_lengths: Upper bound on the number of batch lengths. More lengths mean
@@ -70,7 +70,7 @@ class EmbeddingConfig:
     recall_at: Values of k for recall@k; those above the corpus are skipped.
   """
 
-  dtype: Literal["float32", "bfloat16"] = "float32"
+  stored_dtype: Literal["float32", "bfloat16"] = "float32"
   tokens_per_batch: PositiveInt = 16_384
   num_lengths: PositiveInt = 16
   shard_blocks: PositiveInt = 1 << 18
@@ -114,7 +114,7 @@ class ArtifactWriter:
     self.layout = embeddings.ShardLayout.of(
       corpus.num_blocks,
       self.retriever.vector_size,
-      dtype=config.dtype,
+      dtype=config.stored_dtype,
       max_rows=config.shard_blocks,
     )
     self.embedder = CorpusEmbedder(
@@ -145,7 +145,7 @@ class ArtifactWriter:
     if (manifest.index_kind, manifest.index_parameters, manifest.dtype) != (
       self.index.kind,
       parameters,
-      self._config.dtype,
+      self._config.stored_dtype,
     ):
       return True
     if manifest.corpus_fingerprint == self.corpus.fingerprint:
@@ -244,7 +244,7 @@ class ArtifactWriter:
       corpus_version=self.corpus.version,
       num_blocks=self.corpus.num_blocks,
       dim=self.retriever.vector_size,
-      dtype=self._config.dtype,
+      dtype=self._config.stored_dtype,
       index_kind=self.index.kind,
       index_parameters=parameters_of(self.index),
       recall={},

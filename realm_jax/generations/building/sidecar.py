@@ -54,9 +54,9 @@ class SidecarConfig:
   Attributes:
     mode: Checkpoints to build from: `newest` always takes the newest one;
       `every` skips none, for a trainer that waits for its generations.
-    every_steps: Distance of the checkpoints to build from, in steps; others
-      are skipped, but not with `once`. It is the trainer's
-      `RefreshConfig.every_steps`. None builds from all.
+    refresh_every_steps: Distance of the checkpoints to build from, in steps;
+      others are skipped, but not with `once`. It is the trainer's
+      `RefreshConfig.refresh_every_steps`. None builds from all.
     once: Whether to return after one generation: the newest checkpoint's, or
       first the one that this checkpoint uses, if it is gone.
     checkpoint_step: Checkpoint to take with `once` instead of the newest.
@@ -67,7 +67,7 @@ class SidecarConfig:
   """
 
   mode: Literal["newest", "every"] = "newest"
-  every_steps: PositiveInt | None = None
+  refresh_every_steps: PositiveInt | None = None
   once: bool = False
   checkpoint_step: NonNegativeInt | None = None
   keep_generations: PositiveInt = 3
@@ -175,7 +175,7 @@ class Sidecar:
   @property
   def _distance(self) -> int:
     """Distance of the checkpoints to build from, in steps."""
-    return 1 if self._config.once else self._config.every_steps or 1
+    return 1 if self._config.once else self._config.refresh_every_steps or 1
 
   def _due(self, steps: Sequence[int]) -> list[int]:
     """Returns the checkpoints that are not skipped."""

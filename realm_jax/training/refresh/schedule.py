@@ -77,7 +77,7 @@ class GenerationSchedule:
   ):
     self._builder = (
       f"`python -m realm_jax.build_index --model_dir={model_dir}"
-      + (" --gin.MODE=every`" if config.wait else "`")
+      + (" --gin.MODE=every`" if config.wait_for_generations else "`")
     )
     self._watcher = watcher
     self._config = config
@@ -117,9 +117,13 @@ class GenerationSchedule:
     """
     config = self._config
     if recorded is None:
-      recorded = self._due(step) if config.wait else 0
+      recorded = self._due(step) if config.wait_for_generations else 0
     self._use(self._on_all(lambda: self._wait_for(recorded)))
-    if config.on_stale == "fail" and config.refresh and not config.wait:
+    if (
+      config.on_stale == "fail"
+      and config.swap_generations
+      and not config.wait_for_generations
+    ):
       self._wait_for_fresher(step)
     return self.current
 
@@ -130,9 +134,9 @@ class GenerationSchedule:
       StaleIndexError: It is too old, and the run is configured to fail.
       And what `start` raises.
     """
-    if not self._config.refresh:
+    if not self._config.swap_generations:
       return self.current
-    if not self._config.wait:
+    if not self._config.wait_for_generations:
       self._swap_to_newest(step)
     elif (due := self._due(step)) > max(self.current.step, self._crashed):
       self._swap(self._on_all(lambda: self._wait_for(due)), step)
@@ -145,7 +149,7 @@ class GenerationSchedule:
     That is the newest in process 0. The others load the one that process 0
     would like, and return it once it is loaded.
     """
-    if not self._config.refresh or self._config.wait:
+    if not self._config.swap_generations or self._config.wait_for_generations:
       return None
     if self._decisions.are_led_elsewhere:
       wanted = self._decisions.generation_to_load
@@ -210,7 +214,7 @@ class GenerationSchedule:
   def _newest(self) -> Generation | None:
     """Returns the newest loaded generation, if its step is one to be used."""
     newest = self._watcher.newest()
-    every = self._config.every_steps
+    every = self._config.refresh_every_steps
     if newest is None or (every is not None and newest.step % every):
       return None
     return newest
@@ -256,8 +260,8 @@ class GenerationSchedule:
     config = self._config
     takes_any = (
       self._current is None
-      and config.refresh
-      and not config.wait
+      and config.swap_generations
+      and not config.wait_for_generations
       and not exactly
     )
     began = time.monotonic()

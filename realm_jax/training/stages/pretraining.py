@@ -42,7 +42,7 @@ class Pretraining(protocol.Stage):
     num_candidates: Number of candidates, the null block included.
     num_spare: Number of blocks that are searched beside the candidates and the
       source, so that verbatim copies of the source can be dropped, too.
-    form: Form of the marginal loss, `per_token` or `joint`.
+    loss_form: Form of the marginal loss, `per_token` or `joint`.
     null_block: Whether the first candidate is the null block (section 3.4).
     drop_source: Whether the block that a sentence is from, whose retrieval
       would be trivial, and its verbatim copies are no candidates (section 3.4).
@@ -60,7 +60,7 @@ class Pretraining(protocol.Stage):
 
   num_candidates: PositiveInt = 8
   num_spare: NonNegativeInt = 2
-  form: Literal["per_token", "joint"] = "per_token"
+  loss_form: Literal["per_token", "joint"] = "per_token"
   current_queries: bool = False
   null_block: bool = True
   drop_source: bool = True
@@ -88,7 +88,7 @@ class Pretraining(protocol.Stage):
     if self.span_weight:
       require_width(modules[1], self.max_answer_width, "Pretraining")
     settings = {
-      "form": self.form,
+      "form": self.loss_form,
       "has_null": self.null_block,
       "span_weight": self.span_weight,
     }

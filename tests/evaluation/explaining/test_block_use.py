@@ -38,7 +38,7 @@ def use(source, sentences, known, one_device):
     return count_block_use(
       source=source,
       data=sentences,
-      num_sentences=_NUM_SENTENCES,
+      num_sampled=_NUM_SENTENCES,
       num_candidates=NUM_CANDIDATES,
       num_shown=100,
       min_times=1,

@@ -93,10 +93,10 @@ def run(tmp_path, corpus):
     ({"once": True, "checkpoint_step": 500}, [500]),
     ({"mode": "newest"}, [1000]),
     ({"mode": "every"}, [0, 500, 1000]),
-    ({"mode": "every", "every_steps": 1000}, [0, 1000]),
-    ({"mode": "newest", "every_steps": 2000}, [0]),
+    ({"mode": "every", "refresh_every_steps": 1000}, [0, 1000]),
+    ({"mode": "newest", "refresh_every_steps": 2000}, [0]),
     # Whoever asks for one generation gets the newest.
-    ({"once": True, "every_steps": 2000}, [1000]),
+    ({"once": True, "refresh_every_steps": 2000}, [1000]),
   ],
 )
 def test_a_mode_says_which_checkpoints_are_built_from(

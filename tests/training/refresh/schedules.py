@@ -66,7 +66,7 @@ def make_schedule(watcher, config, *, save_every_steps, preempted=None):
     watcher,
     config,
     model_dir="run",
-    every_steps=config.every_steps or save_every_steps,
+    every_steps=config.refresh_every_steps or save_every_steps,
     decisions=decisions,
     fallback=Earlier(),
     goodput=Goodput(),

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("short_waits")
 def _waiting(lag, every, *, available=range(2000)):
   return make_schedule(
     ShelfWatcher(available),
-    RefreshConfig(wait=True, lag_steps=lag),
+    RefreshConfig(wait_for_generations=True, lag_steps=lag),
     save_every_steps=every,
   )
 
@@ -54,14 +54,16 @@ def test_waiting_is_a_function_of_the_step_alone(lag, every, start):
 def test_an_index_thirty_times_as_stale():
   # Checkpoints are 10 steps apart, and one generation in 30 is used.
   watcher = ShelfWatcher(range(0, 2000, 300))
-  config = RefreshConfig(wait=True, lag_steps=10, every_steps=300)
+  config = RefreshConfig(
+    wait_for_generations=True, lag_steps=10, refresh_every_steps=300
+  )
   schedule = make_schedule(watcher, config, save_every_steps=10)
   used = [schedule.start(0, None).step]
   used += [schedule.at(step).step for step in range(1, 700)]
   assert used == [0] * 310 + [300] * 300 + [600] * 90
   # Without waiting, what the sidecar builds in between is not used, either.
   watcher = ShelfWatcher([0])
-  config = RefreshConfig(every_steps=300)
+  config = RefreshConfig(refresh_every_steps=300)
   schedule = make_schedule(watcher, config, save_every_steps=10)
   schedule.start(0, None)
   watcher.steps.add(290)

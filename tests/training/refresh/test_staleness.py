@@ -19,7 +19,9 @@ def test_without_refresh_the_first_stays():
   watcher = ShelfWatcher([0, 10])
   schedule = make_schedule(
     watcher,
-    RefreshConfig(refresh=False, max_staleness_steps=5, on_stale="fail"),
+    RefreshConfig(
+      swap_generations=False, max_staleness_steps=5, on_stale="fail"
+    ),
     save_every_steps=10,
   )
   schedule.start(0, None)
@@ -83,7 +85,7 @@ def test_only_a_run_that_follows_waits_for_a_fresher_generation(
   refresh, caplog
 ):
   config = RefreshConfig(
-    refresh=refresh, max_staleness_steps=5, on_stale="fail"
+    swap_generations=refresh, max_staleness_steps=5, on_stale="fail"
   )
   schedule = make_schedule(ShelfWatcher([0]), config, save_every_steps=10)
   with caplog.at_level(logging.INFO, logger="absl"):

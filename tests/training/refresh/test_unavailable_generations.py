@@ -45,7 +45,7 @@ class _DamagedWatcher(ShelfWatcher):
 def test_a_run_waits_for_what_is_damaged_to_be_made_again():
   schedule = make_schedule(
     _DamagedWatcher(),
-    RefreshConfig(wait=True, lag_steps=5),
+    RefreshConfig(wait_for_generations=True, lag_steps=5),
     save_every_steps=10,
   )
   schedule.start(0, None)
@@ -97,7 +97,9 @@ def test_a_run_whose_generation_is_damaged_goes_on_with_a_later_one(caplog):
   )
 
 
-@pytest.mark.parametrize("change", [{"wait": True}, {"refresh": False}])
+@pytest.mark.parametrize(
+  "change", [{"wait_for_generations": True}, {"swap_generations": False}]
+)
 def test_a_run_that_wants_its_own_does_not_begin_with_what_is_damaged(change):
   schedule = make_schedule(
     _LaterWatcher(), RefreshConfig(**change), save_every_steps=10
@@ -106,7 +108,9 @@ def test_a_run_that_wants_its_own_does_not_begin_with_what_is_damaged(change):
     schedule.start(25, 20)
 
 
-@pytest.mark.parametrize("change", [{"wait": True}, {"refresh": False}])
+@pytest.mark.parametrize(
+  "change", [{"wait_for_generations": True}, {"swap_generations": False}]
+)
 def test_a_run_that_wants_its_own_generation_waits_for_it(change):
   config = RefreshConfig(timeout_seconds=0.01, **change)
   schedule = make_schedule(ShelfWatcher([0, 40]), config, save_every_steps=10)

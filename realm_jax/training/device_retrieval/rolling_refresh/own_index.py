@@ -126,7 +126,7 @@ class OwnIndex:
     )
     refresh = jax.jit(
       shared_partial(
-        rules.under(setup.config.mesh.axis_rules, refresh_oldest),
+        rules.under(setup.config.mesh.all_axis_rules, refresh_oldest),
         retriever=setup.inputs.models.retriever,
         part=part,
         mesh=mesh,
@@ -205,7 +205,7 @@ def abstract_vectors(setup: StepSetup, num_blocks: int) -> DatedVectors:
   return DatedVectors.abstract(
     capacity_for(num_blocks, devices=setup.mesh.size),
     setup.inputs.models.retriever.vector_size,
-    dtype=setup.config.rolling_refresh.dtype,
+    dtype=setup.config.rolling_refresh.rolling_refresh_dtype,
     mesh=setup.mesh,
   )
 
@@ -214,7 +214,9 @@ def plan_of(setup: StepSetup, num_blocks: int, *, num_queries: int) -> Plan:
   """Returns the settings of the search of a run's own vectors."""
   mesh = setup.mesh
   capacity = capacity_for(num_blocks, devices=mesh.size)
-  return ExactConfig(dtype=setup.config.rolling_refresh.dtype).plan(
+  return ExactConfig(
+    dtype=setup.config.rolling_refresh.rolling_refresh_dtype
+  ).plan(
     setup.num_searched,
     num_queries=num_queries,
     capacity=capacity,

@@ -36,7 +36,7 @@ def slice_for(
     ValueError: The share is less than the arithmetic of one block.
   """
   config, models = setup.config, setup.inputs.models
-  share = config.rolling_refresh.share
+  share = config.rolling_refresh.rolling_refresh_share
   row_length = row_length_of(setup)
   of_row = useful_flops.tower_flops(models.retriever, np.array([row_length]))
   of_step = _flops_of_step(setup, bucket) / setup.mesh.size
