@@ -7,7 +7,9 @@ import weakref
 import jax
 import numpy as np
 
+import gin
 from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.configuration import names
 from realm_jax.files.sole_process import SoleProcess, sole_process
 from realm_jax.t5x_engine.batch_arrays import BatchArrays
 from realm_jax.training.batches import StepBatch
@@ -19,6 +21,9 @@ from realm_jax.training.packing.packer import padded
 from realm_jax.training.packing.step_shapes import empty_arrays
 from realm_jax.training.setup import RunSetup, set_up
 from realm_jax.training.stages.model_inputs import ModelInputs
+
+# t5x parses and finalizes the configuration by itself.
+gin.register_finalize_hook(lambda config: names.bind())
 
 
 class EngineRun:

@@ -62,7 +62,8 @@ class RefreshConfig:
     lag_steps: Steps between a checkpoint and the use of its generation; with
       `wait_for_generations` only.
     refresh_every_steps: Distance of the generations that are used, in steps:
-      those of other checkpoints are not. None uses the generations of all checkpoints.
+      those of other checkpoints are not. None uses the generations of all
+      checkpoints.
     max_staleness_steps: Age of the oldest vector that may be searched, in
       steps. None is ten times the distance of the generations that are used,
       and 0 sets no limit.
@@ -98,9 +99,9 @@ class RollingRefreshConfig:
   """How a run keeps its own index, a slice of which each step embeds again.
 
   Attributes:
-    rolling_refresh_share: Arithmetic of these slices, from 0 to 1, as a share of
-      that of a step's other parts, both in full rows. With 0 the run follows an index
-      builder.
+    rolling_refresh_share: Arithmetic of these slices, from 0 to 1, as a share
+      of that of a step's other parts, both in full rows. With 0 the run follows
+      an index builder.
     rolling_refresh_dtype: Type of the vectors, `float32` or `bfloat16`.
   """
 
@@ -202,8 +203,8 @@ class TrainConfig:
     if self.keeps_own_index and not self.retrieve_on_device:
       raise ValueError(
         "ROLLING_REFRESH_SHARE="
-        f"{self.rolling_refresh.rolling_refresh_share} has each step embed blocks where it searches them; set RETRIEVE_ON_DEVICE = True, "
-        "too"
+        f"{self.rolling_refresh.rolling_refresh_share} has each step embed "
+        "blocks where it searches them; set RETRIEVE_ON_DEVICE = True, too"
       )
     if self.keeps_own_index and self.refresh.wait_for_generations:
       raise ValueError(
