@@ -64,6 +64,14 @@ class Range:
     return " and ".join(words) or "that is finite"
 
 
+class Unnamed:
+  """Marks in an `Annotated` type what no name in capitals sets.
+
+  gin files bind it as `Class.field`, since the same name has another meaning
+  elsewhere.
+  """
+
+
 PositiveInt = Annotated[int, Range(least=1)]
 NonNegativeInt = Annotated[int, Range(least=0)]
 PositiveFloat = Annotated[float, Range(above=0)]
@@ -98,6 +106,11 @@ def parameter_types(function: Callable[..., Any]) -> dict[str, Any]:
     return typing.get_type_hints(inspect.unwrap(function), include_extras=True)
   except (NameError, TypeError):
     return {}
+
+
+def is_unnamed(annotation: Any) -> bool:
+  """Returns whether a type has the mark `Unnamed`."""
+  return Unnamed in getattr(annotation, "__metadata__", ())
 
 
 def accepts(annotation: Any, value: Any) -> bool:

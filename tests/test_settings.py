@@ -111,7 +111,7 @@ def test_the_parameters_of_functions_and_classes():
   [
     (BertConfig, {"num_layers": 0, "dropout_rate": 1.0}),
     (OptimizerConfig, {"learning_rate": math.nan, "warmup_steps": -1}),
-    (CheckpointConfig, {"save_every_steps": 0, "keep": 0}),
+    (CheckpointConfig, {"save_every_steps": 0, "keep_checkpoints": 0}),
     (RefreshConfig, {"lag_steps": 0, "on_crash": "never"}),
     (
       RollingRefreshConfig,

@@ -54,6 +54,10 @@ class Parameter(NamedTuple):
     return gin.config.ConfigurableReference(f"{self.macro}/{MACRO}", True)
 
 
+# What the files of gin/models bind; recipes say which of them a command needs.
+MODEL = ("RETRIEVER", "READER")
+
+
 def configurable(selector: str) -> Callable[..., Any]:
   """Returns the class or function that gin knows by a selector."""
   # gin has no public way to get at the function that it has wrapped.
@@ -63,7 +67,8 @@ def configurable(selector: str) -> Callable[..., Any]:
 def parameters() -> Iterator[Parameter]:
   """Yields the parameters that macros may set, of all that files refer to."""
   bound = {selector for _, selector in CONFIG}
-  referred = {one.selector for one in gin.config.iterate_references(CONFIG)}
+  references = gin.config.iterate_references(CONFIG)
+  referred = {one.configurable.selector for one in references}
   for selector in sorted(bound | referred):
     found = configurable(selector)
     if not _has_settings(found):
@@ -71,11 +76,13 @@ def parameters() -> Iterator[Parameter]:
     types = settings.parameter_types(found)
     bindings = CONFIG.get(("", selector), {})
     for name, parameter in inspect.signature(found).parameters.items():
-      if name not in types:
+      if name not in types or settings.is_unnamed(types[name]):
         continue
       one = Parameter(
         selector, found, name, types[name], parameter.default, name in bindings
       )
+      if one.macro in MODEL or dataclasses.is_dataclass(one.default):
+        continue
       if not one.is_bound or _is_macro(bindings[name], one.macro):
         yield one
 
@@ -107,30 +114,35 @@ def bind() -> None:
       gin.bind_parameter(f"{one.selector}.{one.name}", one.reference)
 
 
-def description(parameter: Parameter) -> str:
-  """Returns the first sentence of what a docstring says of a parameter."""
-  text = inspect.cleandoc(parameter.configurable.__doc__ or "")
-  found = re.search(
-    rf"^  (?:\w+, )*{parameter.name}(?:, \w+)*: (.*?)(?=\n  \w|\n\S|\n\n|\Z)",
-    text,
-    re.MULTILINE | re.DOTALL,
-  )
-  if found is None:
-    return ""
-  return " ".join(found.group(1).split()).partition(". ")[0].rstrip(".")
-
-
 def table() -> str:
   """Returns all names, each with its value or default, type and meaning."""
   lines = {}
   for one in sorted(parameters(), key=lambda one: one.where):
     value = CONFIG.get((one.macro, MACRO), {}).get("value", one.default)
-    shown = (
-      "is required" if value is inspect.Parameter.empty else f"= {value!r}"
-    )
+    is_required = value is inspect.Parameter.empty
+    shown = "is required" if is_required else f"= {value!r}"
     kind = settings.describe(one.annotation)
-    meaning = description(one)
-    lines[one.macro, meaning] = (
-      f"{one.macro} {shown}\n  {meaning}; {kind} ({one.where})"
-    )
+    lines[one.macro] = f"{one.macro} {shown} ({kind}; {one.where})"
+    if meaning := _meaning(one):
+      lines[one.macro] += f"\n    {meaning}"
   return "\n".join(lines.values())
+
+
+def _meaning(parameter: Parameter) -> str:
+  """Returns the first sentence that a docstring has about a parameter."""
+  described = re.compile(
+    rf"^  (?:\w+, )*{parameter.name}(?:, \w+)*: "
+    r"(.*?)(?=\n  \w|\n\S|\n\n|\Z)",
+    re.MULTILINE | re.DOTALL,
+  )
+  for one in _documented(parameter):
+    if found := described.search(inspect.cleandoc(one.__doc__ or "")):
+      return " ".join(found.group(1).split()).partition(". ")[0].rstrip(".")
+  return ""
+
+
+def _documented(parameter: Parameter) -> tuple[Any, ...]:
+  """Returns what may document a parameter: a class, and those it extends."""
+  if inspect.isclass(parameter.configurable):
+    return inspect.getmro(parameter.configurable)
+  return (parameter.configurable,)

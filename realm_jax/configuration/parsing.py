@@ -22,8 +22,7 @@ _GIN_ADDITION = "\n  In call to configurable"
 _MACRO = names.MACRO
 _REQUIRED = "gin.REQUIRED/gin.constant"  # What `%gin.REQUIRED` refers to.
 _NOT_GIVEN = object()
-# What the files of gin/models bind.
-MODEL = ("RETRIEVER", "READER")
+MODEL = names.MODEL
 _NO_MODEL = (
   "a model is missing: pass the gin file of one, such as "
   "--gin_file=gin/models/bert_base.gin"
@@ -68,7 +67,7 @@ def _macros() -> dict[str, Any]:
 
 
 def _used_macros() -> set[str]:
-  macro = gin.config.getnames.configurable(_MACRO)
+  macro = gin.config.get_configurable(_MACRO)
   used = gin.config.iterate_references(_CONFIG, to=macro)
   return {reference.scopes[-1] for reference in used}
 
@@ -82,10 +81,9 @@ def _require_known_macros(bindings: Sequence[str]) -> None:
     unused = f"--gin.{name} binds a name that no gin file uses"
     if any(known.get(model) is _NOT_GIVEN for model in MODEL):
       raise ConfigurationError(f"{unused}; {_NO_MODEL}")
-    near = difflib.get_close_matches(name, known) or sorted(known)
-    raise ConfigurationError(
-      f"{unused}; did you mean {', '.join(near) or 'to pass a --gin_file'}?"
-    )
+    if near := difflib.get_close_matches(name, known):
+      raise ConfigurationError(f"{unused}; did you mean {', '.join(near)}?")
+    raise ConfigurationError(f"{unused}; --gin_help shows the names")
 
 
 def _missing_macros() -> list[str]:
@@ -242,11 +240,15 @@ def _require_types() -> None:
   """Checks bound values against the annotations of their parameters."""
   macros = _macros()
   for name, uses in _uses(macros).items():
+    if name not in macros:
+      continue
     value, inner_name = _resolved(macros[name], macros)
     for use in uses:
       if inner_name is None and not settings.accepts(use.annotation, value):
-        names = _references([use], macros)
-        such = f" such as {', '.join(f'%{n}' for n in names)}" if names else ""
+        of_type = _references([use], macros)
+        such = (
+          f" such as {', '.join(f'%{n}' for n in of_type)}" if of_type else ""
+        )
         raise ConfigurationError(
           f"{name}={value!r}: {use.where} wants "
           f"{settings.describe(use.annotation)}{such}; pass --gin.{name}=VALUE"
@@ -371,7 +373,7 @@ def configured(function: Callable[..., _Result]) -> Callable[..., _Result]:
     ConfigurationError: No gin file binds any.
   """
   try:
-    return gin.getnames.configurable(function)
+    return gin.get_configurable(function)
   except ValueError as error:
     raise ConfigurationError(
       f"no gin file binds {function.__module__}.{function.__name__}; pass "

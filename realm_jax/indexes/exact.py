@@ -5,7 +5,7 @@ new generation of the same capacity is searched without compiling anything.
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,12 @@ from realm_jax.indexes.protocol import (
 )
 from realm_jax.partitioning import rules
 from realm_jax.partitioning.mesh import MESH_AXES
-from realm_jax.settings import PositiveFraction, PositiveInt, require_valid
+from realm_jax.settings import (
+  PositiveFraction,
+  PositiveInt,
+  Unnamed,
+  require_valid,
+)
 
 _ROWS_PER_COPY = 1 << 16
 # An array at a multiple of this address, in bytes, is used by jax on CPUs
@@ -65,10 +70,10 @@ class ExactConfig:
 
   kind: ClassVar[str] = "exact"
   may_crash: ClassVar[bool] = False
-  dtype: str = "float32"
+  dtype: Annotated[str, Unnamed] = "float32"
   rows_per_step: PositiveInt | None = None
   capacity: PositiveInt | None = None
-  recall_target: PositiveFraction | None = None
+  recall_target: Annotated[PositiveFraction | None, Unnamed] = None
 
   def __post_init__(self) -> None:
     require_valid(self)

@@ -38,8 +38,33 @@ _NOISE_STDDEV = 0.02
 class BertConfig:
   """Sizes and numerical choices of one BERT encoder.
 
-  `vocab_size` and `separator_id` come from the corpus's vocabulary when they
-  are None: see `for_vocabulary`.
+  Attributes:
+    vocab_size, separator_id: Number of wordpieces and id of [SEP]. None takes
+      those of the corpus's vocabulary: see `for_vocabulary`.
+    hidden_size: Size of the hidden states.
+    num_layers: Number of layers.
+    num_heads: Number of attention's heads, which share the hidden size.
+    intermediate_size: Size of the feed-forward layers.
+    max_positions: Number of positions, and so the longest sequence.
+    layer_norm_eps: Epsilon of LayerNorm.
+    dropout_rate: Share of hidden states and of attention's weights to drop.
+    activation: Activation of the feed-forward layers.
+    attention_mask_value: Score added at padding. Google's TF1 code uses -10000,
+      and Hugging Face the lowest float.
+    init_stddev: Deviation of initial values.
+    initialization: Initial values: "bert", normal ones, or "mimetic" (Trockman
+      and Kolter 2023, arXiv 2305.09828), for small models that no BERT weights
+      exist for. Position embeddings are sinusoids, and attention's projections
+      and the masked-LM head's first layer are near the identity, so that
+      tokens attend to equal words and to neighbours, and take over what they
+      attend to, from the first step on.
+    dtype: Type of activations and matrix products; parameters stay float32.
+    attention: What computes attention: "xla"; "cudnn", a kernel for GPUs, which
+      takes bfloat16 or float16 and leaves what is dropped out to XLA; or
+      "pallas", our kernel for TPUs, which is interpreted on other platforms
+      and leaves sizes that it does not handle to XLA.
+    remat_policy: What the backward pass does not compute again: the name of one
+      of `jax.checkpoint_policies`. None keeps all.
   """
 
   vocab_size: PositiveInt | None = None
@@ -52,26 +77,11 @@ class BertConfig:
   layer_norm_eps: PositiveFloat = 1e-12
   dropout_rate: DropoutRate = 0.1
   activation: Literal["gelu_tanh", "gelu"] = "gelu_tanh"
-  # Score added at padding. Google's TF1 code uses -10000, and Hugging Face the
-  # lowest float.
   attention_mask_value: float = -10000.0
   init_stddev: NonNegativeFloat = 0.02
-  # Initial values: "bert", normal ones, or "mimetic" (Trockman and Kolter 2023,
-  # arXiv 2305.09828), for small models that no BERT weights exist for. Position
-  # embeddings are sinusoids, and attention's projections and the masked-LM
-  # head's first layer are near the identity, so that tokens attend to equal
-  # words and to neighbours, and take over what they attend to, from the first
-  # step on.
   initialization: Literal["bert", "mimetic"] = "bert"
-  # The type of activations and matrix products; parameters stay float32.
   dtype: jax.typing.DTypeLike = jnp.float32
-  # What computes attention: "xla"; "cudnn", a kernel for GPUs, which takes
-  # bfloat16 or float16 and leaves what is dropped out to XLA; or "pallas", our
-  # kernel for TPUs, which is interpreted on other platforms and leaves sizes
-  # that it does not handle to XLA.
   attention: Literal["xla", "cudnn", "pallas"] = "xla"
-  # What the backward pass does not compute again: the name of one of
-  # `jax.checkpoint_policies`. None keeps all.
   remat_policy: (
     Literal[
       "nothing_saveable", "dots_saveable", "dots_with_no_batch_dims_saveable"

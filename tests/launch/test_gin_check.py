@@ -63,6 +63,6 @@ def test_each_jobs_error_has_the_launchers_flags(job):
   assert str(caught.value).splitlines() == [
     "evaluator: no value for OUTPUT_DIR; pass --evaluator.gin.OUTPUT_DIR=VALUE "
     "or a --evaluator_gin_file that binds it",
-    "builder: --builder.gin.A binds a name that no gin file uses; did you mean "
-    "NUM_STEPS, OUTPUT_DIR?",
+    "builder: --builder.gin.A binds a name that no gin file uses; "
+    "--gin_help shows the names",
   ]
