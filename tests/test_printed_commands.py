@@ -21,6 +21,7 @@ from launch import gin_check, options
 from launch.job_flags import split_bindings
 from launch.plan import name_of, plan
 from realm_jax import configuration
+from realm_jax.configuration import names
 
 _PROJECT_DIR = Path(__file__).resolve().parent.parent
 _DOCUMENTS = ("README.md", *sorted(_PROJECT_DIR.glob("docs/*.md")))
@@ -223,8 +224,10 @@ def test_the_recipe_of_a_command_is_complete(command, tmp_path):
     str(tmp_path / file) if (tmp_path / file).exists() else file
     for file in files
   ]
-  # Its recipes need no data.
-  without_data = command.module == "realm_jax.precompile"
+  # What only looks at a recipe needs no data.
+  without_data = (
+    command.module == "realm_jax.precompile" or "gin_help" in command.flags
+  )
   # With --model_dir, a command finds the model that an import has written.
   kept = (
     'include "gin/models/bert_base.gin"\n'
@@ -271,15 +274,19 @@ def _gin_text(file: str) -> str:
 def test_a_command_of_t5x_gives_what_our_recipe_for_it_needs(command):
   """t5x reads gin itself: it has no flags of ours, and texts have quotes."""
   assert command.flags <= _GIN_FLAGS
-  text = "".join(map(_gin_text, command.values("--gin_file=")))
+  model, recipe = command.values("--gin_file=")
+  text = _gin_text(model) + _gin_text(recipe)
   assert "train_script.train:" in text
+  (of_stage,) = re.findall(r'^include "(gin/runs/\w+\.gin)"', text, re.M)[:1]
+  with configuration.parsed([model, of_stage], without_data=True):
+    fields = {parameter.macro for parameter in names.parameters()}
   given = dict(binding.split(" = ", 1) for binding in command.bindings)
   for value in given.values():
     ast.literal_eval(value)
   used = set(re.findall(r"%([A-Z]\w*)", text))
   required = set(re.findall(r"^(\w+) = %gin\.REQUIRED", text, re.M))
   bound = set(re.findall(r"^([A-Z]\w*) = (?!%gin\.REQUIRED)", text, re.M))
-  assert set(given) <= used | bound | required
+  assert set(given) <= used | bound | required | fields
   assert required - bound <= set(given)
 
 

@@ -35,7 +35,7 @@ def _recipe(num_steps, save_every):
         bindings.get("SAVE_EVERY_STEPS", save_every)
       ),
       refresh=RefreshConfig(
-        wait=bindings["WAIT_FOR_GENERATIONS"],
+        wait_for_generations=bindings["WAIT_FOR_GENERATIONS"],
         lag_steps=bindings.get("LAG_STEPS", 10**6),
         refresh_every_steps=bindings.get("REFRESH_EVERY_STEPS"),
       ),

@@ -157,7 +157,7 @@ def test_a_text_needs_no_quotes(name, typed, read):
 
 def test_a_literal_or_a_reference_is_no_text():
   bindings = [f"{name} = {value}" for name, value in _EVALUATION.items()]
-  for value, step in (("12", 12), ("None", None), ("%NUM_READ", 5)):
+  for value, step in (("12", 12), ("None", None), ("%NUM_SEARCHED", 20)):
     with configuration.parsed(
       ["gin/models/tiny.gin", "gin/runs/eval.gin"],
       [*bindings, f"CHECKPOINT_STEP = {value}"],
