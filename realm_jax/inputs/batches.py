@@ -14,8 +14,7 @@ from typing import cast
 import numpy as np
 from jaxtyping import Bool, Int, Int64
 
-from realm_jax.inputs.config import DataConfig
-from realm_jax.inputs.context import TaskError
+from realm_jax.inputs.config import DataConfig, TaskError
 from realm_jax.inputs.examples import TaskExamples
 from realm_jax.inputs.padding import Block, PaddedExample, Padding
 from realm_jax.inputs.row_positions import (

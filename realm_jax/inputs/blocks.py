@@ -7,7 +7,7 @@ import tensorflow as tf
 from jaxtyping import Int
 
 from realm_jax.corpus.store import Corpus
-from realm_jax.inputs.context import TaskError, current_context
+from realm_jax.inputs.config import TaskError, current_context
 from realm_jax.inputs.sources import Column, RandomAccessSource
 
 

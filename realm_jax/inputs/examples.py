@@ -16,9 +16,12 @@ import tensorflow as tf
 from absl import logging
 
 from realm_jax.inputs import mixture
-from realm_jax.inputs.config import DataConfig
-from realm_jax.inputs.context import TaskError, task_context
-from realm_jax.inputs.registry import find_task
+from realm_jax.inputs.config import (
+  DataConfig,
+  TaskError,
+  find_task,
+  task_context,
+)
 from realm_jax.inputs.sequential import SequentialReader
 from realm_jax.inputs.sources import (
   PositionReader,

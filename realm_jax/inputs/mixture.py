@@ -17,9 +17,12 @@ import numpy as np
 import tensorflow as tf
 from jaxtyping import Int, Int64
 
-from realm_jax.inputs import order
-from realm_jax.inputs.context import TaskError
-from realm_jax.inputs.sources import PositionReader, RecordReader
+from realm_jax.inputs.config import TaskError
+from realm_jax.inputs.sources import (
+  PositionReader,
+  RecordReader,
+  position_hashes,
+)
 
 _GROUP_SIZE = 1 << 16
 # Rows of a batch drop records at different rates, and so drift apart a little.
@@ -62,7 +65,7 @@ class TaskOrder:
       self._groups.move_to_end(group)
       return self._groups[group]
     positions = group * _GROUP_SIZE + np.arange(_GROUP_SIZE)
-    hashes = order.position_hashes(positions, seed=self._seed)
+    hashes = position_hashes(positions, seed=self._seed)
     task = np.empty(_GROUP_SIZE, np.int64)
     task[np.argsort(hashes, kind="stable")] = np.repeat(
       np.arange(len(self._sizes)), self._sizes

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 from jaxtyping import Int, Int64
 
-from realm_jax.inputs.context import TaskError
+from realm_jax.inputs.config import TaskError
 from realm_jax.inputs.sequential import SequentialReader
 from realm_jax.inputs.sources import PositionReader
 

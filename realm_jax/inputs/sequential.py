@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import seqio
 import tensorflow as tf
 
-from realm_jax.inputs.context import TaskError
+from realm_jax.inputs.config import TaskError
 from realm_jax.inputs.sources import record_seed
 
 

@@ -2,6 +2,11 @@
 
 A task with its own storage extends `RandomAccessSource`; `blocks.CorpusSource`
 reads blocks of a corpus, and the sources of `questions` read questions.
+
+Position p of a stream is record `permutation(seed, p // N)[p % N]` of N. The
+permutation is a Feistel network with cycle walking (Black and Rogaway 2002,
+"Ciphers with arbitrary finite domains"). It takes no memory, whatever N is,
+and a run resumes anywhere at once.
 """
 
 import abc
@@ -12,10 +17,9 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 import seqio
 import tensorflow as tf
-from jaxtyping import Int
+from jaxtyping import Int, UInt64
 
-from realm_jax.inputs import order
-from realm_jax.inputs.context import TaskError
+from realm_jax.inputs.config import TaskError
 
 # One value for each record: scalars, or arrays of any length.
 Column: TypeAlias = (
@@ -24,6 +28,9 @@ Column: TypeAlias = (
 
 # Records that one call into Python reads, which hides the cost of the call.
 _RECORDS_PER_LOOKUP = 64
+_ROUNDS = 6
+# Fewer bits would give too few distinct permutations of tiny sources.
+_MIN_HALF_BITS = 3
 
 
 @runtime_checkable
@@ -89,6 +96,61 @@ class RandomAccessSource(seqio.DataSource):
     return reader.records_at(
       tf.data.Dataset.range(shards.index, reader.num_records, shards.num_shards)
     )
+
+
+def _mix(words: UInt64[np.ndarray, "n"]) -> UInt64[np.ndarray, "n"]:
+  """Scatters all bits, as the finaliser of splitmix64 (Steele et al. 2014)."""
+  words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+  words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+  return words ^ (words >> np.uint64(31))
+
+
+def _permute(
+  values: UInt64[np.ndarray, "n"], keys: UInt64[np.ndarray, "n"], size: int
+) -> UInt64[np.ndarray, "n"]:
+  """Maps each value below `size` by the permutation of its key."""
+  half = np.uint64(
+    max(_MIN_HALF_BITS, (max(size - 1, 1).bit_length() + 1) // 2)
+  )
+  mask = (np.uint64(1) << half) - np.uint64(1)
+  values = values.copy()
+  walking = np.arange(len(values))
+  # The network permutes 0 … 4^half − 1. A value that leaves 0 … size − 1 is
+  # mapped again until it is back, which keeps the map one to one.
+  while len(walking):
+    left, right = values[walking] >> half, values[walking] & mask
+    for round_key in range(1, _ROUNDS + 1):
+      scattered = _mix(
+        keys[walking] + right * np.uint64(16) + np.uint64(round_key)
+      )
+      left, right = right, left ^ (scattered & mask)
+    values[walking] = (left << half) | right
+    walking = walking[values[walking] >= size]
+  return values
+
+
+def record_indices(
+  positions: Int[np.ndarray, "n"], *, size: int, seed: int, shuffle: bool = True
+) -> Int[np.ndarray, "n"]:
+  """Returns the records at positions, from 0, of an endless stream.
+
+  Position p is in epoch p // `size`. Every epoch has its own order; without
+  `shuffle`, all keep the source's.
+  """
+  epochs, within = np.divmod(np.asarray(positions, np.int64), size)
+  if not shuffle:
+    return within
+  run_key = _mix(np.array([seed % 2**64], np.uint64))
+  keys = _mix(run_key + epochs.astype(np.uint64))
+  return _permute(within.astype(np.uint64), keys, size).astype(np.int64)
+
+
+def position_hashes(
+  positions: Int[np.ndarray, "n"], *, seed: int
+) -> UInt64[np.ndarray, "n"]:
+  """Returns a hash of the seed and of each position."""
+  run_key = _mix(np.array([seed % 2**64], np.uint64))
+  return _mix(run_key + positions.astype(np.uint64))
 
 
 def record_seed(
@@ -275,7 +337,7 @@ class RecordReader(PositionReader):
   def columns(self, positions: Int[np.ndarray, " n"]) -> Mapping[str, Column]:
     """Reads the records at positions, as columns."""
     return self._records.lookup(
-      order.record_indices(
+      record_indices(
         positions,
         size=self.num_records,
         seed=self._seed,

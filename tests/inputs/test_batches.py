@@ -8,7 +8,7 @@ import seqio
 import tensorflow as tf
 
 from realm_jax.inputs.batches import BatchStream
-from realm_jax.inputs.context import TaskContext, TaskError
+from realm_jax.inputs.config import TaskContext, TaskError
 from realm_jax.inputs.features import token_feature
 from tests.inputs import tiny_corpus
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.inputs.blocks import CorpusSource
-from realm_jax.inputs.context import TaskContext, TaskError, task_context
+from realm_jax.inputs.config import TaskContext, TaskError, task_context
 from realm_jax.inputs.examples import ExampleStream
 from realm_jax.inputs.features import plain_feature, token_feature
 from realm_jax.inputs.sources import RandomAccessSource

@@ -4,7 +4,7 @@ import hypothesis
 import numpy as np
 from hypothesis import strategies as st
 
-from realm_jax.inputs.order import record_indices
+from realm_jax.inputs.sources import record_indices
 
 
 @hypothesis.given(

@@ -4,8 +4,7 @@ import sys
 
 import pytest
 
-from realm_jax.inputs.context import TaskError
-from realm_jax.inputs.registry import find_task
+from realm_jax.inputs.config import TaskError, find_task
 
 
 def test_an_unknown_name_brings_the_near_ones():

@@ -8,7 +8,7 @@ import seqio
 import tensorflow as tf
 
 from realm_jax.inputs.batches import BatchStream
-from realm_jax.inputs.context import TaskError
+from realm_jax.inputs.config import TaskError
 from realm_jax.inputs.examples import ExampleStream
 from tests.inputs import numbers, tiny_corpus
 

@@ -6,7 +6,7 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from realm_jax.inputs.context import TaskError
+from realm_jax.inputs.config import TaskError
 from realm_jax.inputs.examples import ExampleStream
 from realm_jax.inputs.features import plain_feature
 from tests.inputs import tiny_corpus

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import tensorflow_datasets as tfds
 
-from realm_jax.inputs.context import TaskContext, task_context
+from realm_jax.inputs.config import TaskContext, find_task, task_context
 from realm_jax.inputs.questions.question import Question
-from realm_jax.inputs.registry import find_task
 
 # What is read, as it was written.
 QUESTIONS = (

@@ -6,10 +6,10 @@ import pytest
 from etils import epath
 
 from realm_jax.files import prepared_tfds
+from realm_jax.inputs.config import find_task
 from realm_jax.inputs.examples import ExampleStream
 from realm_jax.inputs.questions import formats
 from realm_jax.inputs.questions.question import Question, QuestionFileError
-from realm_jax.inputs.registry import find_task
 from tasks import (
   natural_questions_open,
   squad_open,

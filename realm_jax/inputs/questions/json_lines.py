@@ -8,7 +8,7 @@ import numpy as np
 from etils import epath
 
 from realm_jax.files.json_file import JsonValue
-from realm_jax.inputs.context import current_context
+from realm_jax.inputs.config import current_context
 from realm_jax.inputs.questions.checks import QuestionChecks, listed
 from realm_jax.inputs.questions.question import (
   Question,

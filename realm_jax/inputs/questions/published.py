@@ -19,7 +19,7 @@ from etils import epath
 from jaxtyping import Bool
 
 from realm_jax.files import prepared_tfds
-from realm_jax.inputs.context import current_context
+from realm_jax.inputs.config import current_context
 from realm_jax.inputs.questions.checks import QuestionChecks
 from realm_jax.inputs.questions.forms import (
   TRAIN_AND_DEV,

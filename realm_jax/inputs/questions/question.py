@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 from jaxtyping import Int
 
-from realm_jax.inputs.context import TaskError
+from realm_jax.inputs.config import TaskError
 from realm_jax.inputs.features import wordpieces
 from realm_jax.inputs.questions.checks import QuestionChecks
 from realm_jax.inputs.sources import Column, RandomAccessSource

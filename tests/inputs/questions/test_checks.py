@@ -5,7 +5,7 @@ import json
 import pytest
 from absl import logging
 
-from realm_jax.inputs.context import TaskContext
+from realm_jax.inputs.config import TaskContext
 from realm_jax.inputs.examples import ExampleStream
 from realm_jax.inputs.questions.published import LoadedQuestions
 from realm_jax.inputs.questions.question import Question
