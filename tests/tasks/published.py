@@ -22,8 +22,7 @@ def read(task: str, split: str, place: str | Path) -> list[Question]:
   """The questions of a split of a task, from a place."""
   source = find_task(task).source
   with task_context(TaskContext("no corpus", {split: place})):
-    records = source.open(split)
-  return records.questions(range(len(records)))
+    return list(source.open(split).questions)
 
 
 def without_ids(questions: list[Question]) -> list[tuple[str, tuple[str, ...]]]:
