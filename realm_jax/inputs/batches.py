@@ -153,9 +153,7 @@ class BatchStream:
       )
     self._config = config
     self._examples = ExampleStream(config, shuffle=shuffle, repeat=repeat)
-    self._positions = RowPositions(
-      config, positions, limit=self._examples.limit
-    )
+    self._positions = RowPositions(config, positions, self._examples.limit)
     self._queues = [collections.deque[Example]() for _ in rows]
     self._used: list[Example | None] = [None] * len(rows)
     self._next_positions = positions
@@ -185,7 +183,6 @@ class BatchStream:
     is_real = np.array([bool(queue) for queue in self._queues])
     for place in np.flatnonzero(is_real):
       self._used[place] = self._queues[place].popleft()
-    self._positions.used(is_real)
     some = self._used[int(np.argmax(is_real))]
     assert some is not None
     examples = [used or some for used in self._used]

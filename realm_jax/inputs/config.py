@@ -1,7 +1,7 @@
-"""What a run reads: its files and its task, and how tasks reach them.
+"""What a run reads: its task and its files, and how tasks reach the files.
 
-Tasks are registered when their module is imported, before the corpus of the
-run is known. Their sources and vocabularies ask for the `TaskContext`:
+Tasks are registered before the corpus of the run is known. Their sources and
+vocabularies ask for the `TaskContext`:
 
     with task_context(TaskContext("corpus")):
       dataset = seqio.get_mixture_or_task("inverse_cloze").get_dataset(...)
@@ -76,8 +76,8 @@ class TaskContext:
   @functools.cached_property
   def corpus(self) -> Corpus:
     """The corpus of `corpus_dir`, memory-mapped."""
-    is_one = self.pretraining_corpus_dir is None
-    version = self.corpus_version if is_one else None
+    is_only = self.pretraining_corpus_dir is None
+    version = self.corpus_version if is_only else None
     return Corpus.open(self.corpus_dir, version=version)
 
   @functools.cached_property

@@ -8,6 +8,7 @@ preprocessors filter out.
 
 import collections
 import dataclasses
+import math
 import threading
 import zlib
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ import numpy as np
 import seqio
 import tensorflow as tf
 from absl import logging
-from jaxtyping import Bool, Int64
+from jaxtyping import Int64
 
 from realm_jax.inputs import mixture
 from realm_jax.inputs.config import (
@@ -44,11 +45,8 @@ class RowPositions:
   the data is the same in every layout.
 
   Whenever tf.data has room for more records, the rows that have the fewest
-  examples coming get their next position. An example is coming from when its
-  position is given out until it is used, unless its record is found to be
-  dropped. So a row that drops more is read more, and the others do not pile up
-  examples. What is read ahead decides only when an example is ready, never
-  where it goes.
+  examples, received or still possible, get their next position. So a row that
+  drops more is read more, and the others do not pile up examples.
 
   Attributes:
     error: Exception of a request, since tf.data keeps only its text.
@@ -56,21 +54,20 @@ class RowPositions:
   Args:
     config: Data of the run; its batch size is that of all processes together.
     positions: Position of each own row's next record.
-    limit: Position at which the stream ends; None for an endless one.
+    limit: Position at which the stream ends, infinity for an endless one.
   """
 
   def __init__(
-    self,
-    config: DataConfig,
-    positions: Int64[np.ndarray, " b"],
-    *,
-    limit: int | None,
+    self, config: DataConfig, positions: Int64[np.ndarray, " b"], limit: float
   ):
     self._config, self._limit = config, limit
     # tf.data's threads request positions while the consumer's notes examples.
     self._lock = threading.Lock()
-    self._next, self._received = positions.copy(), positions.copy()
-    self._coming = np.zeros(len(positions), np.int64)
+    self._next = positions.copy()
+    # Of each row: its records that gave an example, or still may; and those
+    # that have been requested since its last example.
+    self._possible = np.zeros(len(positions), np.int64)
+    self._fruitless = np.zeros(len(positions), np.int64)
     # Requested positions, in order, of which nothing is known, and their rows.
     self._in_flight = collections.OrderedDict[int, int]()
     self._has_example = False
@@ -78,13 +75,11 @@ class RowPositions:
 
   def dataset(self) -> tf.data.Dataset:
     """Returns the positions in the order in which they are read."""
-
-    def request(call: tf.Tensor) -> tf.Tensor:
-      del call
-      positions = tf.numpy_function(self._request, [], tf.int64)
-      return tf.ensure_shape(positions, [None])
-
-    requests = tf.data.Dataset.counter().map(request)
+    requests = tf.data.Dataset.counter().map(
+      lambda _: tf.ensure_shape(
+        tf.numpy_function(self._request, [], tf.int64), [None]
+      )
+    )
     return requests.take_while(lambda found: tf.size(found) > 0).unbatch()
 
   def _request(self) -> Int64[np.ndarray, " n"]:
@@ -93,28 +88,23 @@ class RowPositions:
     It never waits, so that no thread hangs when the stream is closed.
     """
     with self._lock:
-      if self._limit is None:
-        self._require_examples()
-        rows = np.arange(len(self._next))
-      else:
-        rows = np.flatnonzero(self._next < self._limit)
-      coming = self._coming[rows]
-      rows = rows[coming == coming.min(initial=np.iinfo(np.int64).max)]
+      self._require_examples()
+      rows = np.flatnonzero(self._next < self._limit)
+      fewest = self._possible[rows].min(initial=np.iinfo(np.int64).max)
+      rows = rows[self._possible[rows] == fewest]
       positions = self._next[rows]
       self._next[rows] += self._config.batch_size
-      self._coming[rows] += 1
+      self._possible[rows] += 1
+      self._fruitless[rows] += 1
       requested = zip(positions.tolist(), rows.tolist(), strict=True)
       self._in_flight.update(requested)
       return positions
 
   def _require_examples(self) -> None:
-    """Raises `TaskError` if many records in succession give no example."""
-    if self._has_example:
-      read = int((self._next - self._received).max())
-      num_records = read // self._config.batch_size
-    else:
-      num_records = len(self._in_flight)
-    if num_records >= _FRUITLESS_RECORDS:
+    """Raises `TaskError` if an endless stream has none among many records."""
+    since = self._fruitless
+    num_records = since.max() if self._has_example else since.sum()
+    if self._limit == math.inf and num_records >= _FRUITLESS_RECORDS:
       self.error = TaskError(
         f"task {self._config.task!r} keeps none of {_FRUITLESS_RECORDS:,} "
         "records: masked sentences need salient spans (see the summary of "
@@ -139,19 +129,12 @@ class RowPositions:
           "several examples of one"
         )
       while True:
-        earlier, place = self._in_flight.popitem(last=False)
-        if earlier == position:
-          break
+        requested, place = self._in_flight.popitem(last=False)
+        if requested == position:
+          self._fruitless[place], self._has_example = 0, True
+          return place
         # Examples come in the order of records, so this one was dropped.
-        self._coming[place] -= 1
-      self._received[place] = position + self._config.batch_size
-      self._has_example = True
-      return place
-
-  def used(self, places: Bool[np.ndarray, " b"]) -> None:
-    """Notes that each of these rows has used an example."""
-    with self._lock:
-      self._coming[places] -= 1
+        self._possible[place] -= 1
 
 
 class ExampleStream:
@@ -162,7 +145,7 @@ class ExampleStream:
 
   Attributes:
     task: The task or mixture.
-    limit: Position at which the stream ends; None for an endless one.
+    limit: Position at which the stream ends, infinity for an endless one.
 
   Args:
     config: Data of the run; its lengths are the largest that features have.
@@ -188,7 +171,7 @@ class ExampleStream:
     with task_context(config):
       for task in seqio.get_subtasks(self.task):
         self._readers[task.name] = self._open(task, shuffle=shuffle)
-    self.limit = None
+    self.limit = math.inf
     if not repeat:
       if isinstance(self.task, seqio.Mixture):
         raise TaskError(
@@ -207,10 +190,9 @@ class ExampleStream:
       )
     if task.requires_caching:
       raise TaskError(
-        f"task {task.name!r} requires the cache of seqio_cache_tasks, which is "
-        "not supported: it would freeze masks and draws, so that all epochs "
-        "have those of the first; take CacheDatasetPlaceholder(required=True) "
-        "out of the task's preprocessors"
+        f"task {task.name!r} requires seqio's offline cache, which would give "
+        "all epochs the masks and draws of the first; take "
+        "CacheDatasetPlaceholder(required=True) out of its preprocessors"
       )
     if isinstance(self.task, seqio.Mixture):
       # Tasks have orders of their own; records, the seeds of the run.
@@ -292,7 +274,7 @@ class ExampleStream:
   def __iter__(self) -> Iterator[Example]:
     config = dataclasses.replace(self._config, batch_size=1)
     start = np.array([self._start])
-    positions = RowPositions(config, start, limit=self.limit)
+    positions = RowPositions(config, start, self.limit)
     examples = self.examples_at(positions.dataset())
     for example in self.read(examples, positions):
       positions.received(int(example["position"]))

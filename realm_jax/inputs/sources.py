@@ -12,7 +12,7 @@ permutation is a Feistel network with cycle walking (Black and Rogaway 2002,
 import abc
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -21,11 +21,6 @@ import tensorflow as tf
 from jaxtyping import Int, UInt64
 
 from realm_jax.inputs.config import TaskError
-
-# One value for each record: scalars, or arrays of any length.
-Column: TypeAlias = (
-  np.ndarray | Sequence[int | float | bool | bytes | np.ndarray]
-)
 
 # A record takes a kilobyte or two, so a million of them a few gigabytes.
 _MAX_IN_MEMORY = 1_000_000
@@ -48,7 +43,7 @@ class Records(Protocol):
   def __len__(self) -> int: ...
 
   def lookup(self, indices: Int[np.ndarray, " n"]) -> Mapping[str, Any]:
-    """Reads records; returns each feature's values in them, a `Column`."""
+    """Returns each feature's values in some records: scalars, or arrays."""
     ...
 
 
@@ -57,11 +52,7 @@ class CheckedRecords(Records, Protocol):
   """Records that tell what a run should know of them."""
 
   def problems(self, lengths: Mapping[str, int]) -> Sequence[str]:
-    """Describes records that will not be used as they stand, kind by kind.
-
-    Args:
-      lengths: Largest length of each feature.
-    """
+    """Describes records that features' lengths do not suit, or are unusable."""
     ...
 
 
@@ -145,17 +136,14 @@ class RandomAccessSource(seqio.DataSource):
     shuffle: bool = True,
     seed: int | None = None,
     shard_info: seqio.ShardInfo | None = None,
-    *,
-    sequence_length: Mapping[str, int] | None = None,
-    use_cached: bool = False,
-    num_epochs: int | None = 1,
+    **unused: Any,
   ) -> tf.data.Dataset:
     """Returns one epoch, for seqio.
 
     seqio may repeat this epoch with the same seeds; `ExampleStream` gives
     every epoch its own order and seeds.
     """
-    del sequence_length, use_cached, num_epochs
+    del unused
     if seed is None:
       seed = random.SystemRandom().getrandbits(31) if shuffle else 0
     shards = shard_info or seqio.ShardInfo(index=0, num_shards=1)
@@ -247,7 +235,7 @@ class RecordReader:
     self.error: Exception | None = None
 
   def problems(self, lengths: Mapping[str, int]) -> Sequence[str]:
-    """Describes records that will not be used as they stand, kind by kind."""
+    """Describes records that will not be used as they stand."""
     if isinstance(self._records, CheckedRecords):
       return self._records.problems(lengths)
     return ()

@@ -3,7 +3,7 @@
 import abc
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -11,7 +11,7 @@ from jaxtyping import Int
 
 from realm_jax.inputs.config import TaskError
 from realm_jax.inputs.features import wordpieces
-from realm_jax.inputs.sources import Column, RandomAccessSource
+from realm_jax.inputs.sources import RandomAccessSource
 from realm_jax.text.answers import AnswerKind, bad_patterns
 
 _MAX_LISTED = 5
@@ -56,7 +56,7 @@ class QuestionRecords:
   def __len__(self) -> int:
     return len(self.questions)
 
-  def lookup(self, indices: Int[np.ndarray, " n"]) -> Mapping[str, Column]:
+  def lookup(self, indices: Int[np.ndarray, " n"]) -> Mapping[str, Any]:
     """Returns questions by their number."""
     questions = [self.questions[index] for index in indices.tolist()]
     return {
