@@ -83,9 +83,8 @@ def main(argv: Sequence[str]) -> None:
     unmasked_span_kinds=[kind for kind in _UNMASKED_SPAN_KINDS.value if kind],
     seed=_SEED.value,
   )
-  stream = ExampleStream(config, repeat=False)
+  stream = ExampleStream(config)
   in_colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-  text = ""
   for example in itertools.islice(stream, _NUM.value):
     text = describe(
       example,
@@ -96,8 +95,6 @@ def main(argv: Sequence[str]) -> None:
     if in_colour:
       text = re.sub(r"\[MASK(=[^ \n]*)?\]", rf"{_BOLD}\g<0>{_PLAIN}", text)
     print(text, end="\n\n")
-  if not text:
-    print("The task makes no example of these data.")
 
 
 if __name__ == "__main__":

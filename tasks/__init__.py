@@ -5,9 +5,10 @@ in this folder, or any module that the binding `TASK_MODULES` names. It is plain
 seqio, and resumes exactly on any number of processes if
 
 * its source gives records in a repeatable order: a
-  `realm_jax.inputs.sources.RandomAccessSource`, or files
-  (`seqio.TextLineDataSource`, `seqio.TFExampleDataSource`, TFDS), but not a
-  Python generator;
+  `realm_jax.inputs.sources.RandomAccessSource`, or files of at most a million
+  records, which are kept in memory (`seqio.TextLineDataSource`, whose lines
+  are the feature "text", `seqio.TFExampleDataSource`, TFDS), but not a Python
+  generator;
 * its preprocessors return the "position" of every record, and make at most one
   example of a record, in the same order;
 * its random numbers come from `tf.random.stateless_…` and the "seed", int32[2],

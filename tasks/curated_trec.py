@@ -10,9 +10,11 @@ from collections.abc import Iterator
 
 from etils import epath
 
-from realm_jax.inputs.questions.formats import json_lines
-from realm_jax.inputs.questions.forms import Files
-from realm_jax.inputs.questions.published import PublishedSource
+from realm_jax.inputs.questions.published import (
+  Files,
+  PublishedSource,
+  json_lines,
+)
 from realm_jax.inputs.questions.question import Question, QuestionFileError
 from tasks import open_qa
 

@@ -8,9 +8,11 @@ from collections.abc import Iterator
 
 from etils import epath
 
-from realm_jax.inputs.questions.formats import json_file
-from realm_jax.inputs.questions.forms import Files
-from realm_jax.inputs.questions.published import PublishedSource
+from realm_jax.inputs.questions.published import (
+  Files,
+  PublishedSource,
+  json_file,
+)
 from realm_jax.inputs.questions.question import Question
 from tasks import open_qa
 

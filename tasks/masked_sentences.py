@@ -17,7 +17,7 @@ import seqio
 import tensorflow as tf
 
 from realm_jax.inputs.blocks import CorpusSource
-from realm_jax.inputs.context import current_context
+from realm_jax.inputs.config import current_context
 from realm_jax.inputs.features import (
   feature_length,
   plain_feature,

@@ -8,9 +8,12 @@ set is the field's test set.
 from collections.abc import Mapping
 from typing import Any
 
-from realm_jax.inputs.questions.formats import json_lines
-from realm_jax.inputs.questions.forms import Files, Tfds
-from realm_jax.inputs.questions.published import PublishedSource
+from realm_jax.inputs.questions.published import (
+  Files,
+  PublishedSource,
+  Tfds,
+  json_lines,
+)
 from realm_jax.inputs.questions.question import Question
 from tasks import open_qa
 

@@ -9,9 +9,13 @@ English part is a sample of that. Lee et al. 2019 have 78,713 questions in
 from collections.abc import Mapping
 from typing import Any
 
-from realm_jax.inputs.questions.formats import distinct, squad
-from realm_jax.inputs.questions.forms import Files, Tfds
-from realm_jax.inputs.questions.published import PublishedSource
+from realm_jax.inputs.questions.published import (
+  Files,
+  PublishedSource,
+  Tfds,
+  distinct,
+  squad,
+)
 from realm_jax.inputs.questions.question import Question
 from tasks import open_qa
 

@@ -13,9 +13,12 @@ from typing import Any
 
 from etils import epath
 
-from realm_jax.inputs.questions.formats import distinct
-from realm_jax.inputs.questions.forms import Files, Tfds
-from realm_jax.inputs.questions.published import PublishedSource
+from realm_jax.inputs.questions.published import (
+  Files,
+  PublishedSource,
+  Tfds,
+  distinct,
+)
 from realm_jax.inputs.questions.question import Question, QuestionFileError
 from tasks import open_qa
 

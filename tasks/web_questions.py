@@ -11,9 +11,14 @@ from typing import Any
 
 from etils import epath
 
-from realm_jax.inputs.questions.formats import distinct, json_file, json_lines
-from realm_jax.inputs.questions.forms import Files, Tfds
-from realm_jax.inputs.questions.published import PublishedSource
+from realm_jax.inputs.questions.published import (
+  Files,
+  PublishedSource,
+  Tfds,
+  distinct,
+  json_file,
+  json_lines,
+)
 from realm_jax.inputs.questions.question import Question
 from tasks import open_qa
 

@@ -8,8 +8,7 @@ import seqio
 
 from realm_jax.answers.distinct import DistinctAnswers, QuestionAnswers
 from realm_jax.inputs.batches import Batch, BatchStream
-from realm_jax.inputs.config import DataConfig
-from realm_jax.inputs.registry import find_task
+from realm_jax.inputs.config import DataConfig, find_task
 
 # Batches hide the cost of a call for each question.
 _QUESTIONS_PER_BATCH = 64

@@ -1,33 +1,24 @@
 """Batches of fixed shapes, each of which has one example of every row.
 
 A process reads its own rows of the global batch and no others; see
-`realm_jax/inputs/row_positions.py`.
+`realm_jax.inputs.examples.RowPositions`.
 """
 
 import collections
 import dataclasses
 import functools
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import cast
 
 import numpy as np
+import tensorflow as tf
 from jaxtyping import Bool, Int, Int64
 
-from realm_jax.inputs.config import DataConfig
-from realm_jax.inputs.context import TaskError
-from realm_jax.inputs.examples import TaskExamples
-from realm_jax.inputs.padding import Block, PaddedExample, Padding
-from realm_jax.inputs.row_positions import (
-  RequestedPositions,
-  RowPositions,
-  ScannedPositions,
-)
-from realm_jax.inputs.sequential import SequentialReader
+from realm_jax.inputs.config import DataConfig, TaskError
+from realm_jax.inputs.examples import Example, ExampleStream, RowPositions
 from realm_jax.text.answers import AnswerKind
 
-# Examples that tf.data hands over together, which hides the cost of the call.
-_EXAMPLES_PER_BLOCK = 64
 _FILLER = -1
 
 
@@ -103,6 +94,24 @@ def _missing(name: str, features: Iterable[str]) -> TaskError:
   )
 
 
+def _padded(
+  values: Sequence[np.ndarray | np.generic | bytes],
+  shape: Sequence[int | None],
+  dtype: type[np.generic] | type[object],
+) -> np.ndarray:
+  """Joins values, each padded to a shape; an axis of None to the longest."""
+  longest = np.max([np.shape(value) for value in values], axis=0).astype(int)
+  sizes = [
+    found if size is None else size
+    for size, found in zip(shape, longest.tolist(), strict=True)
+  ]
+  padding = b"" if dtype is object else 0
+  padded = np.full((len(values), *sizes), padding, dtype)
+  for place, value in enumerate(values):
+    padded[(place, *map(slice, np.shape(value)))] = value
+  return padded
+
+
 class BatchStream:
   """An iterator over the batches of a task, which it prepares ahead.
 
@@ -142,14 +151,11 @@ class BatchStream:
         f"positions {positions} are not of the rows {rows} of batches of "
         f"{config.batch_size}"
       )
-    self._config, self._repeat = config, repeat
-    self._task = TaskExamples(config, shuffle=shuffle, repeat=repeat)
-    self._row_positions = self._open(rows, positions)
-    # Place of a row of the global batch among those of this process.
-    self._places = {row: place for place, row in enumerate(rows.tolist())}
-    self._queues = [collections.deque[PaddedExample]() for _ in rows]
-    self._used: list[PaddedExample | None] = [None] * len(rows)
-    self._received = positions.copy()
+    self._config = config
+    self._examples = ExampleStream(config, shuffle=shuffle, repeat=repeat)
+    self._positions = RowPositions(config, positions, self._examples.limit)
+    self._queues = [collections.deque[Example]() for _ in rows]
+    self._used: list[Example | None] = [None] * len(rows)
     self._next_positions = positions
     self._batches = self._prepare()
     # A batch is joined while the one before it is used.
@@ -157,70 +163,39 @@ class BatchStream:
     self._ahead: Future[Batch | None] | None = None
     self._is_closed = False
 
-  def _open(
-    self, rows: Int[np.ndarray, " b"], positions: Int64[np.ndarray, " b"]
-  ) -> RowPositions:
-    reader = self._task.reader
-    size, repeat = self._config.batch_size, self._repeat
-    if isinstance(reader, SequentialReader):
-      return ScannedPositions(
-        reader, rows, positions, batch_size=size, repeat=repeat
-      )
-    return RequestedPositions(reader, positions, batch_size=size, repeat=repeat)
-
-  @functools.cached_property
-  def _padding(self) -> Padding:
-    examples = self._task.examples(self._row_positions.records())
-    return Padding(examples, self._config.lengths)
-
   def _prepare(self) -> Generator[Batch, None, None]:
     """Yields the batches; it prepares none before the first is asked for."""
-    num_rows = len(self._queues)
-    block_size = min(num_rows, _EXAMPLES_PER_BLOCK)
-    num_ahead = -(-self._config.batches_ahead * num_rows // block_size)
-    dataset = self._padding.blocks(block_size).prefetch(num_ahead)
-    blocks = self._task.guard(dataset.as_numpy_iterator())
+    dataset = self._examples.examples_at(self._positions.dataset())
+    num_ahead = self._config.batches_ahead * len(self._queues)
+    examples = self._examples.read(dataset.prefetch(num_ahead), self._positions)
     while True:
-      while not all(self._queues) and (block := next(blocks, None)):
-        self._receive(block)
+      while not all(self._queues) and (example := next(examples, None)):
+        place = self._positions.received(int(cast(int, example["position"])))
+        self._queues[place].append(example)
         if self._is_closed:
           return
       if not any(self._queues):
         return
-      yield self._batch()
+      yield self._batch(dataset.element_spec)
 
-  def _receive(self, block: Block) -> None:
-    """Queues the examples of a block for their rows.
-
-    Raises:
-      TaskError: A row of an endless stream has no example among many records.
-    """
-    positions, size = block["position"], self._config.batch_size
-    self._row_positions.received(positions)
-    places = [self._places[row] for row in (positions % size).tolist()]
-    for index, place in enumerate(places):
-      self._queues[place].append(PaddedExample(block, index))
-    # Of several positions of a row, the last one remains.
-    self._received[places] = positions + size
-    if self._repeat:
-      read = self._row_positions.next_to_read() - self._received
-      self._task.require_fruitful(int(read.max()) // size)
-
-  def _batch(self) -> Batch:
-    """Takes an example from each queue that has one."""
+  def _batch(self, specs: Mapping[str, tf.TensorSpec]) -> Batch:
+    """Makes a batch of an example from each queue that has one."""
     is_real = np.array([bool(queue) for queue in self._queues])
     for place in np.flatnonzero(is_real):
       self._used[place] = self._queues[place].popleft()
-    self._row_positions.used(np.flatnonzero(is_real))
     some = self._used[int(np.argmax(is_real))]
     assert some is not None
-    return self._join([used or some for used in self._used], is_real)
-
-  def _join(
-    self, examples: Sequence[PaddedExample], is_real: Bool[np.ndarray, " b"]
-  ) -> Batch:
-    """Makes a batch of an example for each row; not all of them are real."""
-    arrays, host = self._padding.join(examples)
+    examples = [used or some for used in self._used]
+    arrays, host = {}, {}
+    for name, spec in sorted(specs.items()):
+      length = self._config.lengths.get(name)
+      shape = [
+        length if axis == 0 and size is None else size
+        for axis, size in enumerate(spec.shape)
+      ]
+      dtype = spec.dtype.as_numpy_dtype
+      features = host if None in shape or dtype is object else arrays
+      features[name] = _padded([e[name] for e in examples], shape, dtype)
     positions = arrays.pop("position")
     self._next_positions = np.where(
       is_real, positions + self._config.batch_size, self._next_positions

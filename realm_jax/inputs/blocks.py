@@ -1,14 +1,15 @@
 """The blocks of a corpus as a seqio source."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from jaxtyping import Int
 
 from realm_jax.corpus.store import Corpus
-from realm_jax.inputs.context import TaskError, current_context
-from realm_jax.inputs.sources import Column, RandomAccessSource
+from realm_jax.inputs.config import TaskError, current_context
+from realm_jax.inputs.sources import RandomAccessSource
 
 
 class BlockRecords:
@@ -37,7 +38,7 @@ class BlockRecords:
   def __len__(self) -> int:
     return len(self._rows)
 
-  def lookup(self, indices: Int[np.ndarray, " n"]) -> Mapping[str, Column]:
+  def lookup(self, indices: Int[np.ndarray, " n"]) -> Mapping[str, Any]:
     """Reads blocks by their numbers in the split."""
     corpus, indices = self.corpus, self._rows.start + indices
     rows = indices.tolist()

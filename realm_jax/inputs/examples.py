@@ -6,90 +6,183 @@ position, and an example names the position that it was made at, whatever
 preprocessors filter out.
 """
 
-import functools
-from collections.abc import Iterator, Sequence
-from typing import Any, TypeAlias, TypeVar
+import collections
+import dataclasses
+import math
+import threading
+import zlib
+from collections.abc import Iterator
+from typing import TypeAlias
 
 import numpy as np
 import seqio
 import tensorflow as tf
 from absl import logging
+from jaxtyping import Int64
 
 from realm_jax.inputs import mixture
-from realm_jax.inputs.config import DataConfig
-from realm_jax.inputs.context import TaskError, task_context
-from realm_jax.inputs.registry import find_task
-from realm_jax.inputs.sequential import SequentialReader
-from realm_jax.inputs.sources import (
-  PositionReader,
-  RandomAccessSource,
-  RecordReader,
+from realm_jax.inputs.config import (
+  DataConfig,
+  TaskError,
+  find_task,
+  task_context,
 )
+from realm_jax.inputs.sources import RecordReader
 
 # Records that may give no example before an endless stream is an error.
 _FRUITLESS_RECORDS = 20_000
-_FRUITLESS = "no record gives an example"
 
 # An example's features by name: arrays, and numpy's scalars and texts.
 Example: TypeAlias = dict[str, np.ndarray | np.generic | bytes]
 
-_T = TypeVar("_T")
+
+class RowPositions:
+  """The positions that a process reads for its rows of the batch.
+
+  Row i of every global batch of size B is a stream of its own: the positions i,
+  i + B, i + 2B, … without the records that the task's preprocessors drop. A
+  process therefore reads no record of another process's rows, and the order of
+  the data is the same in every layout.
+
+  Whenever tf.data has room for more records, the rows that have the fewest
+  examples, received or still possible, get their next position. So a row that
+  drops more is read more, and the others do not pile up examples.
+
+  Attributes:
+    error: Exception of a request, since tf.data keeps only its text.
+
+  Args:
+    config: Data of the run; its batch size is that of all processes together.
+    positions: Position of each own row's next record.
+    limit: Position at which the stream ends, infinity for an endless one.
+  """
+
+  def __init__(
+    self, config: DataConfig, positions: Int64[np.ndarray, " b"], limit: float
+  ):
+    self._config, self._limit = config, limit
+    # tf.data's threads request positions while the consumer's notes examples.
+    self._lock = threading.Lock()
+    self._next = positions.copy()
+    # Of each row: its records that gave an example, or still may; and those
+    # that have been requested since its last example.
+    self._possible = np.zeros(len(positions), np.int64)
+    self._fruitless = np.zeros(len(positions), np.int64)
+    # Requested positions, in order, of which nothing is known, and their rows.
+    self._in_flight = collections.OrderedDict[int, int]()
+    self._has_example = False
+    self.error: TaskError | None = None
+
+  def dataset(self) -> tf.data.Dataset:
+    """Returns the positions in the order in which they are read."""
+    requests = tf.data.Dataset.counter().map(
+      lambda _: tf.ensure_shape(
+        tf.numpy_function(self._request, [], tf.int64), [None]
+      )
+    )
+    return requests.take_while(lambda found: tf.size(found) > 0).unbatch()
+
+  def _request(self) -> Int64[np.ndarray, " n"]:
+    """Returns the positions to read next; none at the end of the stream.
+
+    It never waits, so that no thread hangs when the stream is closed.
+    """
+    with self._lock:
+      self._require_examples()
+      rows = np.flatnonzero(self._next < self._limit)
+      fewest = self._possible[rows].min(initial=np.iinfo(np.int64).max)
+      rows = rows[self._possible[rows] == fewest]
+      positions = self._next[rows]
+      self._next[rows] += self._config.batch_size
+      self._possible[rows] += 1
+      self._fruitless[rows] += 1
+      requested = zip(positions.tolist(), rows.tolist(), strict=True)
+      self._in_flight.update(requested)
+      return positions
+
+  def _require_examples(self) -> None:
+    """Raises `TaskError` if an endless stream has none among many records."""
+    since = self._fruitless
+    num_records = since.max() if self._has_example else since.sum()
+    if self._limit == math.inf and num_records >= _FRUITLESS_RECORDS:
+      self.error = TaskError(
+        f"task {self._config.task!r} keeps none of {_FRUITLESS_RECORDS:,} "
+        "records: masked sentences need salient spans (see the summary of "
+        "build_corpus), inverse cloze blocks of two sentences; or the "
+        f"lengths are too short: {self._config.lengths}"
+      )
+      raise self.error
+
+  def received(self, position: int) -> int:
+    """Notes that an example has been made; returns its row's place.
+
+    Rows are counted from 0 among those of the process.
+
+    Raises:
+      TaskError: The position is repeated, or not in the order of the records.
+    """
+    with self._lock:
+      if position not in self._in_flight:
+        raise TaskError(
+          f"the task gives position {position} twice or out of order; its "
+          "preprocessors may drop records, but not shuffle them nor make "
+          "several examples of one"
+        )
+      while True:
+        requested, place = self._in_flight.popitem(last=False)
+        if requested == position:
+          self._fruitless[place], self._has_example = 0, True
+          return place
+        # Examples come in the order of records, so this one was dropped.
+        self._possible[place] -= 1
 
 
-class TaskExamples:
-  """A seqio task or mixture that is opened to make examples of its records.
+class ExampleStream:
+  """The examples of a seqio task or mixture from a position on.
+
+  Iterating yields dictionaries of numpy arrays, unpadded: the task's features
+  and "position". A later stream resumes after an example at its position + 1.
 
   Attributes:
     task: The task or mixture.
-    reader: Reader of the records of the task's source.
+    limit: Position at which the stream ends, infinity for an endless one.
 
   Args:
     config: Data of the run; its lengths are the largest that features have.
+    start_position: Stream position of the first example.
     shuffle: Whether each epoch has its own order, or that of the source.
     repeat: Whether epochs follow each other without end.
 
   Raises:
-    TaskError: There is no such task, or its source cannot be resumed.
+    TaskError: There is no such task, or its source cannot be read.
   """
 
-  def __init__(self, config: DataConfig, *, shuffle: bool, repeat: bool):
+  def __init__(
+    self,
+    config: DataConfig,
+    *,
+    start_position: int = 0,
+    shuffle: bool = True,
+    repeat: bool = True,
+  ):
     self.task = find_task(config.task, config.task_modules)
-    self._config, self._repeat = config, repeat
-    self._has_example = tf.Variable(tf.constant(False), trainable=False)
+    self._config, self._start = config, start_position
+    self._readers: dict[str, RecordReader] = {}
     with task_context(config):
-      self.reader = self._open(shuffle)
-      for problem in self.reader.problems(config.lengths):
-        logging.warning(
-          "task %r, split %r: %s", config.task, config.split, problem
-        )
-
-  @property
-  def _tasks(self) -> Sequence[seqio.Task]:
-    """The tasks of a mixture, or the one task."""
-    return seqio.get_subtasks(self.task)
-
-  def _open(self, shuffle: bool) -> PositionReader | SequentialReader:
-    seed = self._config.seed
-    if isinstance(self.task, seqio.Task):
-      return self._open_task(self.task, seed=seed, shuffle=shuffle)
-    readers = {}
-    for task in self._tasks:
-      own_seed = mixture.order_seed(seed, task.name)
-      reader = self._open_task(task, seed=own_seed, shuffle=shuffle)
-      if not isinstance(reader, RecordReader):
+      for task in seqio.get_subtasks(self.task):
+        self._readers[task.name] = self._open(task, shuffle=shuffle)
+    self.limit = math.inf
+    if not repeat:
+      if isinstance(self.task, seqio.Mixture):
         raise TaskError(
-          f"task {task.name!r} of the mixture {self.task.name!r} reads its "
-          "source from the front, and a mixture reads at any position; give "
-          "it a source that extends inputs.sources.RandomAccessSource"
+          f"the mixture {self.task.name!r} has no end, since it draws records "
+          f"by rate; read one of its tasks: {', '.join(self._readers)}"
         )
-      readers[task.name] = reader
-    rates = [self.task.get_rate(task) for task in self._tasks]
-    return mixture.MixtureReader(readers, rates, seed=seed)
+      self.limit = self._readers[self.task.name].num_records
 
-  def _open_task(
-    self, task: seqio.Task, *, seed: int, shuffle: bool
-  ) -> RecordReader | SequentialReader:
-    source, split = task.source, self._config.split
+  def _open(self, task: seqio.Task, *, shuffle: bool) -> RecordReader:
+    """Opens the records of a task, and logs what is wrong with them."""
+    source, split, seed = task.source, self._config.split, self._config.seed
     if split not in source.splits:
       raise TaskError(
         f"task {task.name!r} has no split {split!r}, only "
@@ -97,52 +190,58 @@ class TaskExamples:
       )
     if task.requires_caching:
       raise TaskError(
-        f"task {task.name!r} requires the cache of seqio_cache_tasks, which is "
-        "not supported: it would freeze masks and draws, so that all epochs "
-        "have those of the first. The corpus directory is the cache, of all "
-        "that does not change; take CacheDatasetPlaceholder(required=True) out "
-        "of the task's preprocessors"
+        f"task {task.name!r} requires seqio's offline cache, which would give "
+        "all epochs the masks and draws of the first; take "
+        "CacheDatasetPlaceholder(required=True) out of its preprocessors"
       )
-    if isinstance(source, RandomAccessSource):
-      return RecordReader(source, split, seed=seed, shuffle=shuffle)
-    buffer_size = task.shuffle_buffer_size if shuffle else None
-    return SequentialReader(
-      source, split, seed=seed, shuffle_buffer_size=buffer_size
-    )
+    if isinstance(self.task, seqio.Mixture):
+      # Tasks have orders of their own; records, the seeds of the run.
+      seed += zlib.crc32(task.name.encode()) << 32
+    reader = RecordReader(source, split, seed=seed, shuffle=shuffle)
+    for problem in reader.problems(self._config.lengths):
+      logging.warning("task %r, split %r: %s", task.name, split, problem)
+    return reader
 
-  def examples(self, records: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns the examples of records, in order; read them through `guard`.
-
-    An example has the task's features and "position".
+  def examples_at(self, positions: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns the examples at positions, in order; read them through `read`.
 
     Raises:
       TaskError: The task does not hand on the positions of its records, or the
         tasks of a mixture have different features.
     """
-    if self._repeat:
-      records = records.enumerate().map(self._fail_if_fruitless)
     with task_context(self._config):
       if isinstance(self.task, seqio.Task):
+        records = self._readers[self.task.name].records_at(positions)
         examples = self._examples_of(self.task, records)
       else:
-        examples = self._mixed(records)
-    if "position" not in examples.element_spec:
+        examples = mixture.mixed(
+          self.task,
+          positions,
+          self._readers,
+          self._examples_of,
+          seed=self._config.seed,
+        )
+    spec = examples.element_spec
+    if "position" not in spec:
       raise TaskError(
         f"task {self.task.name!r} loses the position of its records, by which "
         'a run is resumed: let its preprocessors return "position" as they '
-        f"got it (they returned {', '.join(sorted(examples.element_spec))})"
+        f"got it (they returned {', '.join(sorted(spec))})"
       )
     options = tf.data.Options()
     options.deterministic = True
-    # An iterator that is dropped waits for the autotuner's thread, which may
-    # sleep for a minute. What it tunes gains nothing that was measured here.
+    # Autotuning gained nothing here, and its thread delays the end of a
+    # process by up to a minute.
     options.autotune.enabled = False
-    return examples.map(self._note_example).with_options(options)
+    names = [name for name in spec if name != "seed"]
+    return examples.map(
+      lambda example: {name: example[name] for name in names}
+    ).with_options(options)
 
   def _examples_of(
     self, task: seqio.Task, records: tf.data.Dataset
   ) -> tf.data.Dataset:
-    """Returns what a task makes of records that have an order and seeds."""
+    """Returns what one task makes of its records."""
     split = self._config.split
     source = seqio.FunctionDataSource(
       lambda split, shuffle_files, seed=None: records, splits=[split]
@@ -155,130 +254,28 @@ class TaskExamples:
       try_in_mem_cache=False,
     )
 
-  def _mixed(self, records: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns what the tasks of a mixture make each of its own records.
-
-    Preprocessors work on data sets, so every record is one, and drops stay in
-    the order of the records.
-    """
-
-    lengths, seed = self._config.lengths, self._config.seed
-    features = {}
-
-    def of_task(
-      mixed: dict[str, Any], number: int, task: seqio.Task
-    ) -> tf.data.Dataset:
-      common = {name: mixed[name] for name in ("position", "seed")}
-      record = {**mixed["records"][number], **common}
-      # As `Task.get_dataset` does, without its thread that prefetches.
-      examples = task.preprocess_precache(
-        tf.data.Dataset.from_tensors(record), seed
-      )
-      examples = task.preprocess_postcache(examples, lengths, seed)
-      examples = seqio.trim_dataset(examples, lengths, task.output_features)
-      features[task.name] = examples.element_spec
-      return examples
-
-    def one_example(mixed: dict[str, Any]) -> tf.data.Dataset:
-      makers = [
-        functools.partial(of_task, mixed, number, task)
-        for number, task in enumerate(self._tasks)
-      ]
-      return tf.switch_case(mixed["task"], makers)
-
-    try:
-      return records.flat_map(one_example)
-    finally:
-      # TensorFlow's own error, if it gives any, names no feature.
-      mixture.require_same_features(self.task.name, features)
-
-  def _fail_if_fruitless(
-    self, count: tf.Tensor, record: dict[str, Any]
-  ) -> dict[str, Any]:
-    """Fails if an endless stream has no example among many records."""
-    is_fine = (count < _FRUITLESS_RECORDS) | self._has_example
-    with tf.control_dependencies([tf.debugging.Assert(is_fine, [_FRUITLESS])]):
-      return tf.nest.map_structure(tf.identity, record)
-
-  def _note_example(
-    self, example: dict[str, tf.Tensor]
-  ) -> dict[str, tf.Tensor]:
-    """Notes that there is an example, and drops its seed."""
-    with tf.control_dependencies([self._has_example.assign(True)]):
-      return {
-        name: tf.identity(value)
-        for name, value in example.items()
-        if name != "seed"
-      }
-
-  def guard(self, elements: Iterator[_T]) -> Iterator[_T]:
-    """Yields elements; raises a reader's own error instead of tf.data's.
+  def read(
+    self, examples: tf.data.Dataset, positions: RowPositions
+  ) -> Iterator[Example]:
+    """Yields the examples at the positions, which it has asked for.
 
     Raises:
-      TaskError: The stream repeats, and no record gives an example.
+      TaskError: The stream is endless, and no record gives an example.
     """
     try:
-      yield from elements
-    except Exception as error:  # Not GeneratorExit, at which TF may be gone.
-      if not isinstance(error, tf.errors.OpError):
-        raise
-      if self.reader.error is not None:
-        raise self.reader.error from None
-      if _FRUITLESS in str(error):
-        raise self._fruitless() from None
+      yield from examples.as_numpy_iterator()
+    except Exception as raised:  # Not GeneratorExit, at which TF may be gone.
+      if isinstance(raised, tf.errors.OpError):
+        for python in (positions, *self._readers.values()):
+          if python.error is not None:
+            raise python.error from None
       raise
 
-  def require_fruitful(self, num_records: int) -> None:
-    """Checks the number of records that in succession have given no example.
-
-    Raises:
-      TaskError: There are too many for an endless stream.
-    """
-    if num_records >= _FRUITLESS_RECORDS:
-      raise self._fruitless()
-
-  def _fruitless(self) -> TaskError:
-    return TaskError(
-      f"task {self.task.name!r} keeps none of {_FRUITLESS_RECORDS:,} "
-      "records: masked sentences need salient spans (see the summary of "
-      "build_corpus), inverse cloze blocks of two sentences; or the "
-      f"lengths are too short: {self._config.lengths}"
-    )
-
-
-class ExampleStream:
-  """The examples of a seqio task from a position on, in a fixed order.
-
-  Iterating yields dictionaries of numpy arrays, unpadded: the task's features
-  and "position". A later stream resumes after an example at its position + 1.
-
-  Attributes:
-    task: The task.
-
-  Args:
-    config: Data of the run; its lengths are the largest that features have.
-    start_position: Stream position of the first example.
-    shuffle: Whether each epoch has its own order, or that of the source.
-    repeat: Whether epochs follow each other without end.
-
-  Raises:
-    TaskError: There is no such task, or its source cannot be resumed.
-  """
-
-  def __init__(
-    self,
-    config: DataConfig,
-    *,
-    start_position: int = 0,
-    shuffle: bool = True,
-    repeat: bool = True,
-  ):
-    self._examples = TaskExamples(config, shuffle=shuffle, repeat=repeat)
-    self._start, self._repeat = start_position, repeat
-    self.task = self._examples.task
-
   def __iter__(self) -> Iterator[Example]:
-    reader = self._examples.reader
-    records = reader.records(self._start, repeat=self._repeat)
-    examples = self._examples.examples(records)
-    return self._examples.guard(examples.as_numpy_iterator())
+    config = dataclasses.replace(self._config, batch_size=1)
+    start = np.array([self._start])
+    positions = RowPositions(config, start, self.limit)
+    examples = self.examples_at(positions.dataset())
+    for example in self.read(examples, positions):
+      positions.received(int(example["position"]))
+      yield example

@@ -6,7 +6,7 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from realm_jax.inputs.context import current_context
+from realm_jax.inputs.config import current_context
 from realm_jax.text.wordpieces import WordpieceVocabulary
 
 # Length of a feature if seqio is asked for examples without lengths.

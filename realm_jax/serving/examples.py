@@ -22,9 +22,8 @@ def example_questions(path: epath.PathLike, number: int) -> list[str]:
     QuestionFileError: A line is no question.
     OSError: The file cannot be read.
   """
-  lines = read_json_lines(epath.Path(path))
-  found = (question.question for question, _ in lines)
-  return list(itertools.islice(found, number))
+  questions = read_json_lines(epath.Path(path))
+  return [q.question for q in itertools.islice(questions, number)]
 
 
 def example_sentences(

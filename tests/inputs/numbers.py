@@ -7,13 +7,19 @@ from realm_jax.inputs.features import plain_feature
 from realm_jax.inputs.sources import RandomAccessSource
 
 
-class Numbers:
-  """`size` numbers from `first` on; it remembers which were looked up."""
+class Numbers(RandomAccessSource):
+  """`size` numbers from `first` on; `opened.read` has those looked up last."""
 
   def __init__(self, size, first=0):
-    self.first = first
+    super().__init__(splits=("train",))
     self.spec = {"number": tf.TensorSpec((), tf.int64)}
-    self.size, self.read = size, []
+    self.size, self.first, self.read = size, first, []
+    self.opened = self
+
+  def open(self, split):
+    # A stream that is closed may read a little further.
+    self.opened = type(self)(self.size, self.first)
+    return self.opened
 
   def __len__(self):
     return self.size
@@ -23,24 +29,29 @@ class Numbers:
     return {"number": indices + self.first}
 
 
-class NumbersSource(RandomAccessSource):
-  """Gives each stream records of its own, `opened` last."""
-
-  def __init__(self, size, first=0):
-    super().__init__(splits=("train",))
-    self.size, self.first, self.opened = size, first, None
-
-  def open(self, split):
-    self.opened = Numbers(self.size, self.first)
-    return self.opened
+def lines(path, size):
+  """The same numbers as lines of a file, without random access."""
+  path.write_text("".join(f"{number}\n" for number in range(size)))
+  return seqio.TextLineDataSource({"train": str(path)})
 
 
-def add_task(source, keep, *, name="numbers", preprocessors=(), buffer=None):
+def not_a_third(number):
+  return number % 3 != 0
+
+
+def add_task(source, *, name="numbers", keep=not_a_third, then=None):
+  """Adds a task that keeps some numbers and draws one more for each."""
+
   @seqio.map_over_dataset
   def draw(record):
+    number = (
+      tf.strings.to_number(record["text"], tf.int64)
+      if "text" in record
+      else record["number"]
+    )
     return {
-      "number": record["number"],
-      "texts": tf.fill([record["number"] % 3], b"text"),
+      "number": number,
+      "texts": tf.fill([number % 3], b"text"),
       "draw": tf.random.stateless_uniform((), record["seed"]),
       "position": record["position"],
     }
@@ -49,10 +60,9 @@ def add_task(source, keep, *, name="numbers", preprocessors=(), buffer=None):
     name,
     source=source,
     preprocessors=[
-      *preprocessors,
       draw,
       lambda examples: examples.filter(lambda e: keep(e["number"])),
+      *([then] if then else []),
     ],
     output_features={"number": plain_feature(tf.int64, rank=0)},
-    shuffle_buffer_size=buffer,
   )

@@ -1,34 +1,54 @@
-"""Batches: fixed shapes, and the same data on any number of processes."""
+"""Batches: fixed shapes, and the same data in any layout of processes."""
 
 import itertools
 
 import numpy as np
 import pytest
-import seqio
 import tensorflow as tf
 
 from realm_jax.inputs.batches import BatchStream
-from realm_jax.inputs.context import TaskContext, TaskError
-from realm_jax.inputs.features import token_feature
-from tests.inputs import tiny_corpus
+from realm_jax.inputs.config import TaskError
+from realm_jax.inputs.examples import ExampleStream
+from tests.inputs import numbers, tiny_corpus
 
-_FIELDS = {"batch_size": 4, "block_length": 24, "max_masks": 3}
-
-
-def _stream(task, context, *, fields=None, **arguments):
-  config = tiny_corpus.config(task, context, **_FIELDS | (fields or {}))
-  return BatchStream(config, **arguments)
+B = 8
 
 
-def _some(task, context, num=6, **settings):
-  stream = _stream(task, context, **settings)
+def _config(tiny, task="numbers", batch_size=B, **fields):
+  return tiny_corpus.config(task, tiny, batch_size=batch_size, **fields)
+
+
+def _some(config, num, **arguments):
+  stream = BatchStream(config, **arguments)
   batches = list(itertools.islice(stream, num))
   stream.close()
   return batches
 
 
+def _joined(batches):
+  """The position, number and draw of all examples, a row for each batch."""
+  return {
+    "position": np.stack([batch.positions for batch in batches]),
+    "number": np.stack([batch.arrays["number"] for batch in batches]),
+    "draw": np.stack([batch.arrays["draw"] for batch in batches]),
+    "num_texts": np.stack(
+      [(batch.host["texts"] == b"text").sum(1) for batch in batches]
+    ),
+  }
+
+
+def _assert_same(found, expected):
+  for name, values in _joined(found).items():
+    np.testing.assert_array_equal(values, expected[name], err_msg=name)
+
+
+def _shares(count, batch_size=B):
+  return np.arange(batch_size).reshape(count, -1)
+
+
 def test_shapes_and_types(tiny):
-  (cloze,) = _some("inverse_cloze", tiny, 1)
+  fields = {"block_length": 24, "max_masks": 3, "batch_size": 4}
+  (cloze,) = _some(_config(tiny, "inverse_cloze", **fields), 1)
   assert {n: (a.shape, a.dtype.name) for n, a in cloze.arrays.items()} == {
     "query": ((4, 16), "int32"),
     "block": ((4, 24), "int32"),
@@ -36,7 +56,7 @@ def test_shapes_and_types(tiny):
     "source_id": ((4,), "int64"),
     "source_hash": ((4,), "int64"),
   }
-  (masked,) = _some("masked_random_tokens", tiny, 1)
+  (masked,) = _some(_config(tiny, "masked_random_tokens", **fields), 1)
   assert {n: (a.shape, a.dtype.name) for n, a in masked.arrays.items()} == {
     "query": ((4, 16), "int32"),
     "mask_positions": ((4, 3), "int32"),
@@ -45,43 +65,14 @@ def test_shapes_and_types(tiny):
     "source_id": ((4,), "int64"),
     "source_hash": ((4,), "int64"),
   }
-  (questions,) = _some("open_qa", tiny, 1)
-  assert set(questions.arrays) == {"query"}
-
-
-@pytest.mark.parametrize(
-  ("task", "count"), [("inverse_cloze", 4), ("open_qa", 2)]
-)
-def test_processes_share_the_rows_of_one_batch(task, count, tiny):
-  alone = _some(task, tiny)
-  parts = [
-    _some(task, tiny, rows=rows) for rows in np.arange(4).reshape(count, -1)
-  ]
-  for whole, *pieces in zip(alone, *parts, strict=True):
-    together = np.concatenate([p.next_positions for p in pieces])
-    np.testing.assert_array_equal(together, whole.next_positions)
-    for name, array in whole.arrays.items():
-      together = np.concatenate([p.arrays[name] for p in pieces])
-      np.testing.assert_array_equal(together, array)
-    if task == "open_qa":
-      together = itertools.chain(*(p.answers for p in pieces))
-      assert list(together) == whole.answers
-
-
-@pytest.mark.parametrize("task", ["inverse_cloze", "open_qa"])
-def test_a_stream_goes_on_at_the_next_positions_of_any_batch(task, tiny):
-  whole = _some(task, tiny)
-  rest = _some(task, tiny, 3, positions=whole[2].next_positions)
-  for one, other in zip(rest, whole[3:], strict=True):
-    np.testing.assert_array_equal(one.next_positions, other.next_positions)
-    for name, array in one.arrays.items():
-      np.testing.assert_array_equal(array, other.arrays[name])
+  assert _config(tiny, other_lengths={"table": 7}).lengths["table"] == 7
 
 
 def test_questions_come_with_their_answers(tiny):
   words = tiny.corpus.vocabulary.pieces.index
-  settings = {"shuffle": False, "repeat": False}
-  (batch,) = _some("open_qa", tiny, 2, fields={"batch_size": 3}, **settings)
+  config = _config(tiny, "open_qa", batch_size=3)
+  (batch,) = _some(config, 2, shuffle=False, repeat=False)
+  assert set(batch.arrays) == {"query"}
   assert batch.texts("question_id") == ["questions:1", "w", "questions:3"]
   assert batch.answers == [["Africa"], ["1900", "since 1900"], ["Rhine"]]
   assert batch.answer_tokens == [
@@ -89,62 +80,122 @@ def test_questions_come_with_their_answers(tiny):
     [(words("1900"),), (words("since"), words("1900"))],
     [(words("rhine"),)],
   ]
-  assert batch.texts("answer_kind") == ["string"] * 3
+  assert batch.answer_kinds == ["string"] * 3
 
 
-def test_the_last_batch_of_an_epoch_is_filled_up(tiny):
-  settings = {"shuffle": False, "repeat": False, "fields": {"batch_size": 2}}
-  first, last = _some("open_qa", tiny, 5, **settings)
-  np.testing.assert_array_equal(first.is_real, [True, True])
-  np.testing.assert_array_equal(last.is_real, [True, False])
-  assert last.texts("question_id") == ["questions:3", "w"]
-  np.testing.assert_array_equal(
-    last.arrays["query"][1], first.arrays["query"][1]
+@pytest.mark.parametrize("has_random_access", [True, False])
+def test_processes_join_to_one_stream_in_any_layout(
+  has_random_access, tiny, new_tasks, tmp_path, monkeypatch
+):
+  path = tmp_path / "lines.txt"
+  numbers.add_task(
+    numbers.Numbers(29) if has_random_access else numbers.lines(path, 29)
   )
-  assert last.positions.tolist() == [2, -1]
+  batches = _some(_config(tiny), 12)
+  whole = _joined(batches)
+  rows = [[] for _ in range(B)]
+  for example in itertools.islice(ExampleStream(_config(tiny)), 15 * B):
+    rows[int(example["position"]) % B].append(example)
+  for name in ("number", "draw"):
+    expected = [[e[name] for e in row[:12]] for row in rows]
+    np.testing.assert_array_equal(whole[name].T, expected, err_msg=name)
+  np.testing.assert_array_equal(whole["num_texts"], whole["number"] % 3)
+  # However far a process reads ahead, and wherever it begins.
+  positions = batches[6].next_positions
+  # In epochs of their own, and not all in the same one.
+  assert positions.min() > 29
+  assert len(set(positions // B)) > 1
+  for count, per_lookup, ahead in ((2, 1, 0), (4, 7, 5), (1, 64, 9)):
+    lookups = "realm_jax.inputs.sources.RECORDS_PER_LOOKUP"
+    monkeypatch.setattr(lookups, per_lookup)
+    config = _config(tiny, batches_ahead=ahead)
+    for own in _shares(count):
+      part = _some(config, 12, rows=own)
+      _assert_same(part, {name: x[:, own] for name, x in whole.items()})
+      part = _some(config, 5, rows=own, positions=positions[own])
+      _assert_same(part, {name: x[7:, own] for name, x in whole.items()})
 
 
-def _twice(records):
-  def two(record):
-    example = {"position": record["position"], "query": record["body_ids"]}
-    return tf.data.Dataset.from_tensors(example).repeat(2)
-
-  return records.flat_map(two)
-
-
-def test_several_examples_of_one_record_are_refused(tiny, new_tasks):
-  seqio.TaskRegistry.add(
-    "twice",
-    source=seqio.TaskRegistry.get("inverse_cloze").source,
-    preprocessors=[_twice],
-    output_features={"query": token_feature()},
-  )
-  with pytest.raises(TaskError, match="position 0 twice or out of order"):
-    _some("twice", tiny, 1, shuffle=False)
-
-
-def test_a_closed_stream_is_at_its_end(tiny):
-  stream = _stream("inverse_cloze", tiny)
-  next(stream)
-  stream.close()
-  assert list(stream) == []
-  stream.close()
-  _stream("inverse_cloze", tiny).close()
+def test_rows_that_run_out_give_filler(tiny, new_tasks):
+  numbers.add_task(numbers.Numbers(10))  # Without 0, 3, 6 and 9.
+  config = _config(tiny, batch_size=4)
+  batches = _some(config, 9, shuffle=False, repeat=False)
+  positions = [batch.positions.tolist() for batch in batches]
+  assert positions == [[4, 1, 2, 7], [8, 5, -1, -1]]
+  assert batches[1].is_real.tolist() == [True, True, False, False]
+  # Each repeats the last of its own row.
+  assert batches[1].arrays["number"].tolist() == [8, 5, 2, 7]
+  assert batches[1].next_positions.tolist() == [12, 9, 6, 11]
+  # A process ends as soon as all of its own rows have run out.
+  parts = [
+    _some(config, 9, rows=rows, shuffle=False, repeat=False)
+    for rows in _shares(2, 4)
+  ]
+  assert [len(part) for part in parts] == [2, 1]
 
 
-def test_streams_close_while_they_run_ahead(tiny):
-  for _ in range(2):
-    stream = _stream("masked_random_spans", tiny, fields={"batches_ahead": 50})
-    next(stream)
+def test_a_process_reads_its_own_rows_and_few_more_than_it_uses(
+  tiny, new_tasks
+):
+  """What is read ahead is `batches_ahead` batches and tf.data's buffers."""
+  batch_size, num_batches = 64, 30
+  source = numbers.Numbers(1_000_000)
+  numbers.add_task(source)
+  for rows in _shares(4, batch_size):
+    config = _config(tiny, batch_size=batch_size)
+    stream = BatchStream(config, rows=rows, shuffle=False)
+    batches = list(itertools.islice(stream, num_batches))
+    # In this order a record's number is its position. Each is read once.
+    read = np.array(source.opened.read)
+    stream.close()
+    assert set(read % batch_size) == set(rows)
+    assert len(set(read)) == len(read)
+    num_used = ((batches[-1].next_positions - rows) // batch_size).sum()
+    assert num_used <= len(read) <= num_used + 512
+
+
+def test_rows_or_tasks_without_examples_are_errors(
+  tiny, new_tasks, monkeypatch
+):
+  monkeypatch.setattr("realm_jax.inputs.examples._FRUITLESS_RECORDS", 300)
+  source = numbers.Numbers(8)
+  numbers.add_task(source, keep=lambda number: number % 4 != 0)
+  # In the order of the source, row 0 has only numbers that are dropped.
+  with pytest.raises(TaskError, match="keeps none of 300 records"):
+    _some(_config(tiny, batch_size=4), 1, shuffle=False)
+  # In orders of their own, epochs have something for each row.
+  assert len(_some(_config(tiny, batch_size=4), 3)) == 3
+  numbers.add_task(source, name="none", keep=lambda number: number < 0)
+  with pytest.raises(TaskError, match="'none' keeps none of 300 records"):
+    _some(_config(tiny, "none"), 1)
+  assert _some(_config(tiny, "none"), 1, repeat=False) == []
+
+
+@pytest.mark.parametrize("then", ["shuffle", "repeat"])
+def test_a_task_that_shuffles_or_repeats_is_refused(then, tiny, new_tasks):
+  change = {
+    "shuffle": lambda examples: examples.shuffle(9, seed=1),
+    "repeat": lambda examples: examples.flat_map(
+      lambda example: tf.data.Dataset.from_tensors(example).repeat(2)
+    ),
+  }[then]
+  numbers.add_task(numbers.Numbers(29), then=change)
+  with pytest.raises(TaskError, match="twice or out of order"):
+    _some(_config(tiny), 9)
+
+
+def test_streams_are_closed_at_any_time(tiny, new_tasks):
+  numbers.add_task(numbers.Numbers(29))
+  for num in (0, 1, 5):
+    stream = BatchStream(_config(tiny, batches_ahead=20))
+    assert len(list(itertools.islice(stream, num))) == num
+    stream.close()
+    assert list(stream) == []
     stream.close()
 
 
-def test_a_file_that_changes_under_a_run_is_reported(tiny, tmp_path):
-  path = tmp_path / "questions.jsonl"
-  path.write_text('{"question": "who?", "answer": "a"}\n' * 200)
-  context = TaskContext(tiny.corpus_dir, {"train": path})
-  stream = _stream("open_qa", context, fields={"batches_ahead": 0})
-  path.write_text("gone")
-  with pytest.raises(ValueError, match=r"questions.jsonl, line \d+"):
-    list(itertools.islice(stream, 100))
-  stream.close()
+def test_positions_of_other_rows_are_refused(tiny):
+  with pytest.raises(ValueError, match=r"positions \[0 1\] are not of"):
+    BatchStream(
+      _config(tiny, "open_qa"), rows=np.array([1, 2]), positions=np.arange(2)
+    )

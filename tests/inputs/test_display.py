@@ -1,10 +1,6 @@
 """Examples as people read them."""
 
-import subprocess
-import sys
-
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from realm_jax.inputs.display import describe
@@ -41,21 +37,3 @@ def test_masks_show_what_they_hide(tiny):
     ["answers", "São | b"],
     ["source", f"rhine ({corpus.block_name(1)})"],
   ]
-
-
-@pytest.mark.slow
-def test_show_task_prints_real_masks(tiny, command_environment):
-  """The command of the README, with no terminal and so no colour."""
-  command = [sys.executable, "-m", "realm_jax.show_task", "--num=3"]
-  command += ["--task=masked_salient_spans", f"--corpus_dir={tiny.corpus_dir}"]
-  done = subprocess.run(
-    command,
-    env=command_environment,
-    capture_output=True,
-    text=True,
-    check=True,
-    timeout=120,
-  )
-  assert done.stdout.count("position") == 3
-  assert done.stdout.count("[MASK=") == 3
-  assert "\033" not in done.stdout

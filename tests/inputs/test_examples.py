@@ -2,18 +2,22 @@
 
 import dataclasses
 import itertools
+import sys
 
 import numpy as np
 import pytest
 import seqio
-import tensorflow as tf
 
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.inputs.blocks import CorpusSource
-from realm_jax.inputs.context import TaskContext, TaskError, task_context
+from realm_jax.inputs.config import (
+  TaskContext,
+  TaskError,
+  find_task,
+  task_context,
+)
 from realm_jax.inputs.examples import ExampleStream
-from realm_jax.inputs.features import plain_feature, token_feature
-from realm_jax.inputs.sources import RandomAccessSource
+from realm_jax.inputs.features import token_feature
 from tests.inputs import tiny_corpus
 
 pytestmark = pytest.mark.slow
@@ -55,18 +59,6 @@ def test_a_stream_that_resumes_after_any_example_goes_on_alike(task, tiny):
   _assert_same(rest, whole[24:])
 
 
-def test_epochs_hold_every_question_once_in_orders_of_their_own(tiny):
-  examples = _some("open_qa", tiny, 3 * 20)
-  epochs = [
-    tuple(e["question_id"] for e in examples[i : i + 3])
-    for i in range(0, 60, 3)
-  ]
-  assert {frozenset(e) for e in epochs} == {
-    frozenset({b"questions:1", b"w", b"questions:3"})
-  }
-  assert len(set(epochs)) > 1
-
-
 def test_epochs_mask_the_same_block_in_other_ways(tiny):
   examples = _some("masked_random_tokens", tiny, 80)
   seen = {}
@@ -91,23 +83,6 @@ def test_seqio_alone_reads_a_task_too(tiny):
   )
   assert len(native) == 4
   _assert_same(native, ours)
-
-
-def test_seqio_shards_are_disjoint_and_complete(tiny):
-  with task_context(tiny):
-    source = CorpusSource()
-    shards = [
-      source.get_dataset(
-        "train", seed=3, shard_info=seqio.ShardInfo(index=i, num_shards=3)
-      )
-      for i in range(3)
-    ]
-    whole = source.get_dataset("train", seed=3)
-    ids = [[int(r["block_id"]) for r in shard] for shard in shards]
-    expected = [int(r["block_id"]) for r in whole]
-  assert [len(shard) for shard in ids] == [2, 1, 1]
-  assert sorted(expected) == sorted(tiny.corpus.block_ids.tolist())
-  assert [expected[0::3], expected[1::3], expected[2::3]] == ids
 
 
 def test_sentences_may_come_from_another_corpus(tiny, tmp_path):
@@ -147,18 +122,14 @@ def test_held_out_blocks_are_a_split_of_their_own(tiny):
     CorpusSource().open("train")
 
 
-def _add(name, preprocessors, source=None):
-  seqio.TaskRegistry.add(
-    name,
-    source=source or CorpusSource(),
-    preprocessors=preprocessors,
-    output_features={"query": token_feature()},
-  )
-
-
 @pytest.mark.usefixtures("new_tasks")
 def test_a_task_that_loses_its_position_is_refused(tiny):
-  _add("lost", [seqio.map_over_dataset(lambda r: {"query": r["body_ids"]})])
+  seqio.TaskRegistry.add(
+    "lost",
+    source=CorpusSource(),
+    preprocessors=[seqio.map_over_dataset(lambda r: {"query": r["body_ids"]})],
+    output_features={"query": token_feature()},
+  )
   with pytest.raises(
     TaskError, match=r'return "position".*they returned query'
   ):
@@ -174,38 +145,24 @@ def test_tasks_outside_a_context_ask_for_one(tiny):
     _stream("open_qa", TaskContext(tiny.corpus_dir))
 
 
-class _Breaking(RandomAccessSource):
-  """A source whose storage fails at its tenth record."""
-
-  def __init__(self):
-    super().__init__(splits=("train",))
-
-  @property
-  def spec(self):
-    return {"number": tf.TensorSpec((), tf.int32)}
-
-  def open(self, split):
-    return self
-
-  def __len__(self):
-    return 100
-
-  def lookup(self, indices):
-    if 10 in indices:
-      raise OSError("disk 3 is gone")
-    return {"number": indices}
+def test_an_unknown_task_brings_the_near_ones(tiny):
+  with pytest.raises(TaskError, match=r"did you mean inverse_cloze.*open_qa"):
+    _stream("inverse_close", tiny)
 
 
 @pytest.mark.usefixtures("new_tasks")
-def test_an_error_of_the_source_arrives_as_itself(tiny, monkeypatch):
-  monkeypatch.setattr("realm_jax.inputs.sources._RECORDS_PER_LOOKUP", 4)
-  seqio.TaskRegistry.add(
-    "breaking",
-    source=_Breaking(),
-    output_features={"number": plain_feature(tf.int32, rank=0)},
+def test_tasks_of_a_module_of_the_users_own(tiny, tmp_path, monkeypatch):
+  (tmp_path / "my_tasks.py").write_text(
+    "from functools import partial\n"
+    "from realm_jax.text.masking import random_tokens\n"
+    "from tasks import masked_sentences\n"
+    "masked_sentences.add('half', partial(random_tokens, rate=0.5))\n"
   )
-  read = []
-  with pytest.raises(OSError, match="disk 3 is gone"):
-    for example in _stream("breaking", tiny, shuffle=False):
-      read.append(int(example["number"]))
-  assert read == list(range(8))
+  (tmp_path / "needy.py").write_text("import a_library_nobody_has\n")
+  monkeypatch.syspath_prepend(tmp_path)
+  assert find_task("half", ["tasks", "my_tasks"]).name == "half"
+  sys.modules.pop("my_tasks")
+  with pytest.raises(TaskError, match=r"no module 'nowhere\.at_all'"):
+    find_task("half", ["nowhere.at_all"])
+  with pytest.raises(ModuleNotFoundError, match="a_library_nobody_has"):
+    find_task("half", ["needy"])

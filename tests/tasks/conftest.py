@@ -5,8 +5,7 @@ from collections.abc import Iterator
 import pytest
 import seqio
 
-from realm_jax.inputs.context import TaskContext
-from realm_jax.inputs.registry import find_task
+from realm_jax.inputs.config import TaskContext, find_task
 from tests.inputs import tiny_corpus
 
 

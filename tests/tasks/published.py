@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import tensorflow_datasets as tfds
 
-from realm_jax.inputs.context import TaskContext, task_context
+from realm_jax.inputs.config import TaskContext, find_task, task_context
 from realm_jax.inputs.questions.question import Question
-from realm_jax.inputs.registry import find_task
 
 # What is read, as it was written.
 QUESTIONS = (
@@ -23,8 +22,7 @@ def read(task: str, split: str, place: str | Path) -> list[Question]:
   """The questions of a split of a task, from a place."""
   source = find_task(task).source
   with task_context(TaskContext("no corpus", {split: place})):
-    records = source.open(split)
-  return records.questions(range(len(records)))
+    return list(source.open(split).questions)
 
 
 def without_ids(questions: list[Question]) -> list[tuple[str, tuple[str, ...]]]:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from realm_jax.inputs.context import TaskContext
+from realm_jax.inputs.config import TaskContext
 from realm_jax.inputs.examples import ExampleStream
 from realm_jax.inputs.questions.json_lines import JsonLinesSource
 from realm_jax.inputs.questions.question import Question

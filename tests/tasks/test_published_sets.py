@@ -6,10 +6,10 @@ import pytest
 from etils import epath
 
 from realm_jax.files import prepared_tfds
+from realm_jax.inputs.config import find_task
 from realm_jax.inputs.examples import ExampleStream
-from realm_jax.inputs.questions import formats
+from realm_jax.inputs.questions.published import json_lines, squad
 from realm_jax.inputs.questions.question import Question, QuestionFileError
-from realm_jax.inputs.registry import find_task
 from tasks import (
   natural_questions_open,
   squad_open,
@@ -110,7 +110,7 @@ def test_curated_trec_of_drqa_has_patterns(tmp_path):
       natural_questions_open,
       "natural_questions_open",
       published.write_lines,
-      formats.json_lines,
+      json_lines,
       lambda path: {"file_path": path},
     ),
     (
@@ -124,7 +124,7 @@ def test_curated_trec_of_drqa_has_patterns(tmp_path):
       squad_open,
       "squad/v1.1",
       published.write_squad,
-      formats.squad,
+      squad,
       lambda path: {"filepath": path},
     ),
     (

@@ -8,9 +8,12 @@ has. Whoever runs a task says where they are, in `question_files` of the split:
     tfds:, tfds:/data/tfds       TFDS's own folder, or another
 """
 
-import collections
+import dataclasses
+import fnmatch
+import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -19,13 +22,11 @@ from etils import epath
 from jaxtyping import Bool
 
 from realm_jax.files import prepared_tfds
-from realm_jax.inputs.context import current_context
-from realm_jax.inputs.questions.checks import QuestionChecks
-from realm_jax.inputs.questions.forms import (
-  TRAIN_AND_DEV,
-  Files,
-  Tfds,
-  parts_of,
+from realm_jax.files.json_file import JsonValue
+from realm_jax.inputs.config import current_context
+from realm_jax.inputs.questions.json_lines import (
+  read_json_lines,
+  read_question,
 )
 from realm_jax.inputs.questions.question import (
   Question,
@@ -35,8 +36,102 @@ from realm_jax.inputs.questions.question import (
 )
 from realm_jax.text.answers import AnswerKind
 
+# All training questions, where published files do not set a tenth aside.
+TRAIN_AND_DEV = "train+dev"
 _TFDS = "tfds:"
 _NUM_BUCKETS = 100_000
+
+
+def distinct(answers: list[str]) -> list[str]:
+  """Returns the answers in their order, each once."""
+  return list(dict.fromkeys(answers))
+
+
+def json_lines(path: epath.Path) -> Iterator[Question]:
+  """Reads lines of `{"question": …, "answer": […]}`, as of NQ-open and DrQA.
+
+  An empty list of answers is kept, as published.
+  """
+
+  def to_question(fields: Mapping[str, JsonValue]) -> Question:
+    if fields.get("answer") == []:
+      return Question(str(fields["question"]), [])
+    return read_question(fields)
+
+  return read_json_lines(path, to_question)
+
+
+def json_file(path: epath.Path) -> Any:
+  """Returns the contents of a JSON file.
+
+  Raises:
+    QuestionFileError: It is not JSON, as a download that broke off.
+  """
+  try:
+    return json.loads(path.read_text())
+  except ValueError as error:
+    raise QuestionFileError(f"{path} is not JSON: {error}") from error
+
+
+def squad(path: epath.Path) -> Iterator[Question]:
+  """Reads SQuAD's format, version 1.1: the questions of all paragraphs."""
+  for article in json_file(path)["data"]:
+    for paragraph in article["paragraphs"]:
+      for entry in paragraph["qas"]:
+        answers = [answer["text"] for answer in entry["answers"]]
+        yield Question(entry["question"], distinct(answers), entry["id"])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Files:
+  """A form of a data set: files of one folder.
+
+  Attributes:
+    names: Names of each split's files, in order; `*` stands for any text.
+      Without "dev", a tenth of "train" is the development set.
+    read: Function that reads one file.
+    sizes: Number of questions in each split, if it is not the data set's.
+  """
+
+  names: Mapping[str, Sequence[str]]
+  read: Callable[[epath.Path], Iterable[Question]]
+  sizes: Mapping[str, int] | None = None
+
+  def __str__(self) -> str:
+    return ", ".join(name for part in self.names.values() for name in part)
+
+  def is_at(self, place: epath.Path, part: str) -> bool:
+    """Returns whether a place is, or holds, one of a split's files."""
+    names = self.names.get(part, ())
+    if place.is_dir():
+      return any(any(place.glob(name)) for name in names)
+    return place.exists() and any(
+      fnmatch.fnmatch(place.name, name) for name in names
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tfds:
+  """A form of a data set: the records of a builder of TFDS.
+
+  Attributes:
+    builder: Name of the builder, with its configuration.
+    names: TFDS's name of each split. Without "dev", a tenth of "train" is the
+      development set.
+    read: Function that makes a question of a record, a tree of numpy values.
+  """
+
+  builder: str
+  names: Mapping[str, str]
+  read: Callable[[Mapping[str, Any]], Question]
+  sizes: Mapping[str, int] | None = None
+
+
+def _parts_of(form: Files | Tfds, split: str) -> list[str]:
+  """Returns the published parts that have the questions of a split."""
+  if "dev" in form.names:
+    return ["train", "dev"] if split == TRAIN_AND_DEV else [split]
+  return [split if split == "test" else "train"]
 
 
 def is_development(questions: Sequence[str]) -> Bool[np.ndarray, " n"]:
@@ -50,25 +145,6 @@ def is_development(questions: Sequence[str]) -> Bool[np.ndarray, " n"]:
     tf.constant(questions, tf.string), _NUM_BUCKETS
   )
   return buckets.numpy() % 10 == 0
-
-
-class LoadedQuestions(QuestionRecords):
-  """Questions in memory."""
-
-  def __init__(self, questions: Sequence[Question], *, answer_kind: AnswerKind):
-    checks = QuestionChecks(answer_kind)
-    for question in questions:
-      checks.note(*question)
-    ids = collections.Counter(question.question_id for question in questions)
-    checks.note_repeated_ids([name for name, n in ids.items() if n > 1])
-    super().__init__(checks)
-    self._questions = questions
-
-  def __len__(self) -> int:
-    return len(self._questions)
-
-  def questions(self, indices: Sequence[int]) -> list[Question]:
-    return [self._questions[index] for index in indices]
 
 
 class PublishedSource(QuestionSource):
@@ -109,7 +185,7 @@ class PublishedSource(QuestionSource):
   def __str__(self) -> str:
     return f"{self._name} ({dict(current_context().question_files)})"
 
-  def open(self, split: str) -> LoadedQuestions:
+  def open(self, split: str) -> QuestionRecords:
     """Reads the questions of a split.
 
     Raises:
@@ -121,31 +197,30 @@ class PublishedSource(QuestionSource):
         f"nothing says where the {split!r} questions of {self._name} are; "
         f"give a place for this split (QUESTIONS): {self._wanted(split)}"
       )
-    if os.fspath(place).startswith(_TFDS):
-      form, parts, questions = self._from_tfds(os.fspath(place), split)
+    place = os.fspath(place)
+    if place.startswith(_TFDS):
+      form, questions = self._from_tfds(place.removeprefix(_TFDS), split)
     else:
-      form, parts, questions = self._from_files(epath.Path(place), split)
-    sizes = form.sizes or self.sizes
-    is_divided = parts == ["train"] and "dev" not in form.names
-    published = TRAIN_AND_DEV if is_divided else split
-    self._require_size(sizes, published, questions, place=place)
-    if is_divided and split != TRAIN_AND_DEV:
-      is_dev = is_development([question.question for question in questions])
-      chosen = np.flatnonzero(is_dev == (split == "dev"))
-      questions = [questions[index] for index in chosen]
-      self._require_size(sizes, split, questions, place=place)
+      form, questions = self._from_files(epath.Path(place), split)
+    sizes, is_divided = form.sizes or self.sizes, "dev" not in form.names
+    if is_divided and split != "test":
+      self._require_size(sizes, TRAIN_AND_DEV, questions, place)
+      if split != TRAIN_AND_DEV:
+        is_dev = is_development([question.question for question in questions])
+        chosen = np.flatnonzero(is_dev == (split == "dev")).tolist()
+        questions = [questions[index] for index in chosen]
+    self._require_size(sizes, split, questions, place)
     logging.info(
       "%s, %s: %d questions from %s", self._name, split, len(questions), place
     )
-    return LoadedQuestions(questions, answer_kind=self.answer_kind)
+    return QuestionRecords(questions, self.answer_kind)
 
   def _require_size(
     self,
     sizes: Mapping[str, int],
     split: str,
     questions: Sequence[Question],
-    *,
-    place: epath.PathLike,
+    place: str,
   ) -> None:
     """Raises `QuestionFileError` unless as many are there as published."""
     size = sizes.get(split)
@@ -155,7 +230,7 @@ class PublishedSource(QuestionSource):
       return
     own = "open_qa_regex" if self.answer_kind == "regex" else "open_qa"
     raise QuestionFileError(
-      f"{os.fspath(place)} has {len(questions):,} questions for the split "
+      f"{place} has {len(questions):,} questions for the split "
       f"{split!r} of {self._name}, where {size:,} are published: the data are "
       f"partial, changed, or of another set. Fetch them again ({self._get}). "
       "For a part on purpose, write your questions to JSON Lines, and train on "
@@ -164,7 +239,7 @@ class PublishedSource(QuestionSource):
 
   def _forms(self, split: str) -> dict[Files, list[str]]:
     """Returns the forms that have a split, each with the parts it needs."""
-    forms = {form: parts_of(form, split) for form in self._files}
+    forms = {form: _parts_of(form, split) for form in self._files}
     return {
       form: parts
       for form, parts in forms.items()
@@ -186,57 +261,54 @@ class PublishedSource(QuestionSource):
     return text
 
   def _from_tfds(
-    self, place: str, split: str
-  ) -> tuple[Tfds, list[str], list[Question]]:
+    self, directory: str, split: str
+  ) -> tuple[Tfds, list[Question]]:
     form = self._tfds
     if form is None:
       raise QuestionFileError(
         f"TFDS has no {self._name}; give {self._wanted(split)}"
       )
-    parts = parts_of(form, split)
-    directory = place.removeprefix(_TFDS) or None
     questions = []
-    for part in parts:
-      records = prepared_tfds.read(form.builder, form.names[part], directory)
+    for part in _parts_of(form, split):
+      name = form.names[part]
+      records = prepared_tfds.read(form.builder, name, directory or None)
       try:
-        for number, record in enumerate(records, start=1):
-          questions.append(_named(form.read(record), form.names[part], number))
+        questions += _with_ids(map(form.read, records), name)
       except prepared_tfds.NotPreparedError as error:
         raise QuestionFileError(str(error)) from error
-    return form, parts, questions
+    return form, questions
 
   def _from_files(
     self, place: epath.Path, split: str
-  ) -> tuple[Files, list[str], list[Question]]:
+  ) -> tuple[Files, list[Question]]:
     form = self._form_at(place, split)
-    parts = parts_of(form, split)
     folder = place if place.is_dir() else place.parent
     paths = {
-      name: found
-      for part in parts
-      for name, found in form.paths(folder, part).items()
+      name: sorted(folder.glob(name))
+      for part in _parts_of(form, split)
+      for name in form.names[part]
     }
     if missing := [name for name, found in paths.items() if not found]:
       raise QuestionFileError(
         f"{folder} has only some of the {split!r} questions of {self._name}: "
         f"{', '.join(missing)} of {', '.join(paths)} is missing; {self._get}"
       )
-    files = [path for found in paths.values() for path in found]
-    questions = [question for path in files for question in _read(form, path)]
-    return form, parts, questions
+    questions = []
+    for path in [path for found in paths.values() for path in found]:
+      try:
+        questions += _with_ids(form.read(path), path.stem)
+      except (AttributeError, LookupError, TypeError, UnicodeError) as error:
+        raise QuestionFileError(
+          f"{path} is not in the published format: {error!r}"
+        ) from error
+    return form, questions
 
   def _form_at(self, place: epath.Path, split: str) -> Files:
     """Returns the form of the files at a place, a folder or one of them."""
-
-    def is_there(form: Files, part: str) -> bool:
-      if place.is_dir():
-        return any(form.paths(place, part).values())
-      return place.exists() and form.has_file(place.name, part)
-
     found = [
       form
       for form, parts in self._forms(split).items()
-      if any(is_there(form, part) for part in parts)
+      if any(form.is_at(place, part) for part in parts)
     ]
     if not found:
       raise QuestionFileError(
@@ -251,23 +323,11 @@ class PublishedSource(QuestionSource):
     return found[0]
 
 
-def _read(form: Files, path: epath.Path) -> Iterator[Question]:
-  """Yields the questions of a file, each with an id.
-
-  Raises:
-    QuestionFileError: The file is not in this form.
-  """
-  try:
-    for number, question in enumerate(form.read(path), start=1):
-      yield _named(question, path.stem, number)
-  except (AttributeError, LookupError, TypeError, UnicodeError) as error:
-    raise QuestionFileError(
-      f"{path} is not in the published format: {error!r}"
-    ) from error
-
-
-def _named(question: Question, part: str, number: int) -> Question:
-  """Returns the question with an id, that of its place if it has no other."""
-  if question.question_id:
-    return question
-  return question._replace(question_id=f"{part}:{number}")
+def _with_ids(questions: Iterable[Question], part: str) -> list[Question]:
+  """Gives questions that have no id that of their place in a part."""
+  return [
+    question
+    if question.question_id
+    else question._replace(question_id=f"{part}:{number}")
+    for number, question in enumerate(questions, start=1)
+  ]

@@ -1,0 +1,103 @@
+"""Questions: what is wrong with them is said before a run starts."""
+
+import json
+import re
+
+import pytest
+from absl import logging
+
+from realm_jax.inputs.config import TaskContext
+from realm_jax.inputs.examples import ExampleStream
+from realm_jax.inputs.questions.question import (
+  Question,
+  QuestionFileError,
+  QuestionRecords,
+)
+from tests.inputs import tiny_corpus
+
+_GOOD = b'{"question": "who?", "answer": ["Ada", "Ada Lovelace"], "id": "x"}\n'
+
+
+@pytest.fixture
+def warnings(monkeypatch):
+  """What is logged as a warning of a task."""
+  found = []
+
+  def warn(text, *values):
+    if text.startswith("task"):
+      found.append(text % values)
+
+  monkeypatch.setattr(logging, "warning", warn)
+  return found
+
+
+def _read(tiny, path, *, task="open_qa", **fields):
+  context = TaskContext(tiny.corpus_dir, {"train": path})
+  config = tiny_corpus.config(task, context, **fields)
+  return list(ExampleStream(config, shuffle=False, repeat=False))
+
+
+@pytest.mark.parametrize(
+  ("line", "complaint"),
+  [
+    (b"\n", "line 2, is empty"),
+    (b'{"question": "who?"\n', "line 2: Expecting"),
+    (b'["who?", "Ada"]\n', "line 2: it is a list, not an object"),
+    (b'{"answer": ["Ada"]}\n', "line 2: the question is None"),
+    (b'{"question": " ", "answer": ["Ada"]}\n', "line 2: the question is ' '"),
+    (b'{"question": "who?"}\n', "line 2: the answer is None"),
+    (b'{"question": "who?", "answer": []}\n', r"line 2: the answer is \[\]"),
+    (b'{"question": "who?", "answer": [7]}\n', "line 2: one answer is 7"),
+    (b'{"question": "wh\xff?", "answer": ["Ada"]}\n', "line 2: .*utf-8"),
+    (_GOOD, "line 2: line 1 has its id 'x'"),
+    (b"\n" * 8, "line 6, is empty; and 3 more"),
+  ],
+)
+def test_bad_lines_are_counted_and_the_first_named(
+  line, complaint, tiny, tmp_path
+):
+  path = tmp_path / "q.jsonl"
+  path.write_bytes(_GOOD + line)
+  with pytest.raises(QuestionFileError, match=complaint) as caught:
+    _read(tiny, path)
+  assert re.search('q.jsonl, line 2.*wanted {"question"', str(caught.value))
+
+
+def test_a_file_that_is_missing_or_empty_is_named(tiny, tmp_path):
+  with pytest.raises(QuestionFileError, match=r"no file .*nowhere.jsonl"):
+    _read(tiny, tmp_path / "nowhere.jsonl")
+  (tmp_path / "empty.jsonl").touch()
+  with pytest.raises(QuestionFileError, match=r"empty.jsonl has no line"):
+    _read(tiny, tmp_path / "empty.jsonl")
+
+
+def test_questions_that_are_cut_are_counted(tiny, tmp_path, warnings):
+  path = tmp_path / "own.jsonl"
+  questions = [{"question": "it " * n, "answer": "a"} for n in range(1, 20)]
+  path.write_text("".join(json.dumps(q) + "\n" for q in questions))
+  assert len(_read(tiny, path, query_length=12)) == 19
+  (text,) = warnings
+  assert "9 of 19 questions have more than 10 wordpieces" in text
+  assert text.endswith(
+    "QUERY_LENGTH to 21 for all: own:11 (11); own:12 (12); "
+    "own:13 (13); own:14 (14); own:15 (15); and 4 more"
+  )
+
+
+def test_answers_that_match_nothing_are_counted(tiny, tmp_path, warnings):
+  path = tmp_path / "own.jsonl"
+  questions = [
+    {"question": "who ?", "answer": ["(", "Ada"], "id": "a"},
+    {"question": "when ?", "answer": ["[1"], "id": "b"},
+    {"question": "where ?", "answer": ["B(ern|asel)"], "id": "c"},
+  ]
+  path.write_text("".join(json.dumps(q) + "\n" for q in questions))
+  assert len(_read(tiny, path, task="open_qa_regex")) == 3
+  (text,) = warnings
+  assert "2 questions have no answer, or one that is no valid pattern" in text
+  assert re.search(r"a \('\(': .*\); b \('\[1': .*\)$", text)
+  # Published sets may have questions without answers.
+  questions = [Question("who ?", [], "a"), Question("when ?", ["1900"], "b")]
+  (text,) = QuestionRecords(questions, "string").problems({"query": 64})
+  assert text.startswith("1 questions have no answer")
+  assert text.endswith(": a")

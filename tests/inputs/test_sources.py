@@ -1,0 +1,156 @@
+"""Sources: their order, and those that are read into memory."""
+
+import hypothesis
+import numpy as np
+import pytest
+import seqio
+import tensorflow as tf
+from hypothesis import strategies as st
+
+from realm_jax.inputs.blocks import CorpusSource
+from realm_jax.inputs.config import TaskError, task_context
+from realm_jax.inputs.examples import ExampleStream
+from realm_jax.inputs.features import plain_feature
+from realm_jax.inputs.sources import record_indices
+from tests.inputs import numbers, tiny_corpus
+
+
+def _examples(tiny, task="numbers", **arguments):
+  return ExampleStream(tiny_corpus.config(task, tiny), **arguments)
+
+
+@hypothesis.given(
+  size=st.integers(1, 700),
+  seed=st.integers(-(2**63), 2**64),
+  epoch=st.integers(0, 2**30),
+)
+def test_every_epoch_reads_each_record_once(size, seed, epoch):
+  positions = epoch * size + np.arange(size)
+  indices = record_indices(positions, size=size, seed=seed)
+  np.testing.assert_array_equal(np.sort(indices), np.arange(size))
+
+
+def test_all_orders_of_a_tiny_source_are_about_equally_likely():
+  """24 orders over 12,000 epochs: each 500 times, give or take 5 sigma."""
+  orders = record_indices(np.arange(4 * 12_000), size=4, seed=1).reshape(-1, 4)
+  _, counts = np.unique(orders, axis=0, return_counts=True)
+  assert len(counts) == 24
+  assert np.all(np.abs(counts - 500) < 5 * np.sqrt(500))
+
+
+def test_seqio_shards_are_disjoint_and_complete(tiny):
+  with task_context(tiny):
+    source = CorpusSource()
+    shards = [
+      source.get_dataset(
+        "train", seed=3, shard_info=seqio.ShardInfo(index=i, num_shards=3)
+      )
+      for i in range(3)
+    ]
+    whole = source.get_dataset("train", seed=3)
+    ids = [[int(r["block_id"]) for r in shard] for shard in shards]
+    expected = [int(r["block_id"]) for r in whole]
+  assert sorted(expected) == sorted(tiny.corpus.block_ids.tolist())
+  assert [expected[0::3], expected[1::3], expected[2::3]] == ids
+
+
+@pytest.mark.usefixtures("new_tasks")
+def test_lines_have_the_order_of_a_source_with_random_access(tiny, tmp_path):
+  numbers.add_task(numbers.Numbers(29))
+  numbers.add_task(numbers.lines(tmp_path / "a.txt", 29), name="lines")
+  for shuffle in (True, False):
+    settings = {"start_position": 3, "shuffle": shuffle, "repeat": False}
+    kept = list(_examples(tiny, **settings))
+    assert len(kept) > 15
+    for one, other in zip(
+      kept, _examples(tiny, "lines", **settings), strict=True
+    ):
+      assert {**one, "texts": None} == {**other, "texts": None}
+
+
+@pytest.mark.usefixtures("new_tasks")
+def test_records_in_memory_may_be_nested(tiny, tmp_path):
+  path = tmp_path / "lines.txt"
+  path.write_text("a b\nc d e\n")
+
+  def read(files):
+    def split(line):
+      words = tf.strings.split(line)
+      return {"line": {"first": words[0], "words": words}}
+
+    return tf.data.TextLineDataset(files).map(split)
+
+  seqio.TaskRegistry.add(
+    "nested",
+    source=seqio.FileDataSource(read, {"train": str(path)}),
+    preprocessors=[
+      seqio.map_over_dataset(lambda r: {"position": r["position"], **r["line"]})
+    ],
+    output_features={"first": plain_feature(tf.string, rank=0)},
+  )
+  found = list(_examples(tiny, "nested", shuffle=False, repeat=False))
+  assert [e["first"] for e in found] == [b"a", b"c"]
+  assert [e["words"].tolist() for e in found] == [
+    [b"a", b"b"],
+    [b"c", b"d", b"e"],
+  ]
+
+
+def _lines_of(num):
+  return lambda folder: numbers.lines(folder / "lines.txt", num)
+
+
+def _function(folder):
+  del folder
+  return seqio.FunctionDataSource(
+    lambda split, shuffle_files, seed=None: tf.data.Dataset.range(3),
+    splits=["train"],
+  )
+
+
+def _ragged(folder):
+  (folder / "lines.txt").write_text("a b\n")
+  return seqio.FileDataSource(
+    lambda files: tf.data.TextLineDataset(files).map(
+      lambda line: {"words": tf.strings.split([line, line])}
+    ),
+    {"train": str(folder / "lines.txt")},
+  )
+
+
+@pytest.mark.parametrize(
+  ("source", "message"),
+  [
+    (_lines_of(0), "no record in split 'train'"),
+    (_lines_of(6), r"at least 6 records.* only 5 .*build a corpus"),
+    (_function, r"cannot be resumed.*RandomAccessSource"),
+    (_ragged, r"feature \['words'\].*Ragged"),
+  ],
+)
+def test_what_cannot_be_kept_in_memory_is_refused(
+  source, message, tiny, tmp_path, new_tasks, monkeypatch
+):
+  monkeypatch.setattr("realm_jax.inputs.sources._MAX_IN_MEMORY", 5)
+  numbers.add_task(source(tmp_path))
+  with pytest.raises(TaskError, match=message):
+    _examples(tiny)
+
+
+class _Breaking(numbers.Numbers):
+  """A source whose storage fails at its tenth record."""
+
+  def lookup(self, indices):
+    if 10 in indices:
+      raise OSError("disk 3 is gone")
+    return super().lookup(indices)
+
+
+@pytest.mark.usefixtures("new_tasks")
+def test_an_error_of_the_source_arrives_as_itself(tiny, monkeypatch):
+  monkeypatch.setattr("realm_jax.inputs.sources.RECORDS_PER_LOOKUP", 4)
+  numbers.add_task(_Breaking(100), keep=lambda number: number >= 0)
+  read = []
+  with pytest.raises(OSError, match="disk 3 is gone"):
+    for example in _examples(tiny, shuffle=False):
+      read.append(int(example["number"]))
+  assert read == list(range(8))
