@@ -51,8 +51,7 @@ from realm_jax.training.device_retrieval.stream import (
   DeviceCandidateStream,
   SearchedIndex,
 )
-from realm_jax.training.metrics.collapse import CollapseMonitor
-from realm_jax.training.metrics.metrics_log import MetricsLog
+from realm_jax.training.metrics import MetricsLog
 from realm_jax.training.packing.packer import Packer
 from realm_jax.training.packing.step_shapes import step_shapes
 from realm_jax.training.refresh.corpus_versions import load_for_run
@@ -151,7 +150,7 @@ def open_run(
       start_step=step,
       num_steps=config.num_steps,
       examples_per_step=config.data.batch_size,
-      monitor=CollapseMonitor(config.optimizer.freeze_retriever_steps),
+      freeze_retriever_steps=config.optimizer.freeze_retriever_steps,
       writes=decisions.loop.index == 0,
     )
     stack.callback(metrics.close)

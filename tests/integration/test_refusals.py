@@ -10,7 +10,7 @@ import pytest
 
 from realm_jax import configuration
 from realm_jax.checkpoints.manager import CheckpointStore
-from realm_jax.training.metrics.metrics_log import NonFiniteLossError
+from realm_jax.training.metrics import NonFiniteLossError
 from tests import tiny_world
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]

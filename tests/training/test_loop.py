@@ -14,7 +14,7 @@ from realm_jax.training.checkpointing.checkpointer import Checkpointer
 from realm_jax.training.checkpointing.loop_state import LoopState
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.loop import run_steps
-from realm_jax.training.metrics.metrics_log import (
+from realm_jax.training.metrics import (
   MetricsLog,
   NonFiniteLossError,
 )

@@ -24,7 +24,7 @@ from realm_jax.partitioning import rules
 from realm_jax.retrieval.rolling_refresh import DatedVectors
 from realm_jax.training.checkpointing.loop_state import LoopState, RunIdentity
 from realm_jax.training.config import CheckpointConfig
-from realm_jax.training.metrics.metrics_log import NonFiniteLossError
+from realm_jax.training.metrics import NonFiniteLossError
 from realm_jax.training.state import TrainState
 
 T = TypeVar("T")

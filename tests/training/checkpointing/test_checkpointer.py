@@ -20,7 +20,7 @@ from realm_jax.training.checkpointing.loop_state import (
   RunIdentity,
 )
 from realm_jax.training.config import CheckpointConfig
-from realm_jax.training.metrics.metrics_log import NonFiniteLossError
+from realm_jax.training.metrics import NonFiniteLossError
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
 from tests.training import tiny
 
