@@ -21,7 +21,7 @@ from realm_jax.inputs.config import BlockLength, QueryLength
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
-from realm_jax.partitioning import rules
+from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.settings import NonNegativeInt, require_valid
 from realm_jax.training.stages.model_inputs import Models
@@ -121,7 +121,7 @@ def load_model(source: ModelSource, stage: Stage) -> TrainedModel:
     abstract = jax.eval_shape(
       functools.partial(stage.init, models, lengths), jax.random.key(0)
     )
-    like = rules.abstract_replicated(meta.unbox(abstract), mesh)
+    like = sharding.abstract_replicated(meta.unbox(abstract), mesh)
     try:
       params = store.restore(step, items=tuple(like), like=like)
     except CheckpointError as error:

@@ -14,7 +14,7 @@ from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.indexes.exact import capacity_for
 from realm_jax.models.packing import content_numbers
 from realm_jax.models.retriever import Retriever
-from realm_jax.partitioning import rules
+from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import MESH_AXES
 from realm_jax.retrieval.device_candidates import BlockArrays
 
@@ -68,7 +68,7 @@ class TokenStore:
     tokens, hashes, numbers = jax.tree.map(joined, *shares)
     null = corpus.gather(np.array([NULL_ROW]), block_length)
     number = content_numbers(np.asarray(retriever.block_input(null)))
-    of_null: Any = rules.replicate((null[0], number.reshape(())), mesh)
+    of_null: Any = sharding.replicate((null[0], number.reshape(())), mesh)
     return cls(
       BlockArrays(
         tokens=tokens,

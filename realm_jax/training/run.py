@@ -24,10 +24,8 @@ from realm_jax.generations.follow.watcher import GenerationWatcher
 from realm_jax.generations.store import layout
 from realm_jax.inputs.batches import BatchStream
 from realm_jax.models.retriever import embed_queries
-from realm_jax.partitioning import rules
+from realm_jax.partitioning import sharding
 from realm_jax.partitioning.agreement import Agreement
-from realm_jax.partitioning.jit_cache import shared_partial
-from realm_jax.partitioning.same_run import require_same
 from realm_jax.retrieval.pipeline import RetrievalPipeline
 from realm_jax.training.batches import StepBatch
 from realm_jax.training.candidates import CandidateStream, HostCandidateStream
@@ -102,11 +100,13 @@ def open_run(
     )
     _require_access(config)
     setup = set_up(config)
-    corpora = {
-      "the corpus": setup.corpus.fingerprint,
-      "the corpus of the examples": setup.examples.fingerprint,
-    }
-    require_same(decisions.loop, {"TrainConfig": config}, corpora)
+    decisions.loop.require_same(
+      {
+        "TrainConfig": config,
+        "the corpus": setup.corpus.fingerprint,
+        "the corpus of the examples": setup.examples.fingerprint,
+      }
+    )
     sole = _sole_trainer(config, decisions.loop, stack)
     stack.callback(store.close)
     checkpoints = Checkpointer(store, setup.identity, config.checkpoints)
@@ -137,7 +137,7 @@ def open_run(
       keep = functools.partial(
         keep_configuration, config.model_dir, configuration
       )
-      decisions.loop.led("configuration", keep)
+      decisions.loop.on_process_0("configuration", keep)
     # The first generation is built from checkpoint 0. It is not saved before
     # everything that it needs has been found to be there.
     if not store.steps():
@@ -151,7 +151,7 @@ def open_run(
       num_steps=config.num_steps,
       examples_per_step=config.data.batch_size,
       freeze_retriever_steps=config.optimizer.freeze_retriever_steps,
-      writes=decisions.loop.index == 0,
+      writes=decisions.loop.is_leader,
     )
     stack.callback(metrics.close)
     candidates = open_candidates(
@@ -200,7 +200,7 @@ def _sole_trainer(
   def take() -> None:
     held.append(stack.enter_context(sole_process(config.model_dir)))
 
-  agreement.led("sole trainer", take, (SoleProcessError,))
+  agreement.on_process_0("sole trainer", take, (SoleProcessError,))
   return held[-1]
 
 
@@ -222,8 +222,8 @@ def open_candidates(
   if config.stage.needs_index and own_index is None:
     schedule = _open_schedule(setup, decisions, stack)
   pipeline: RetrievalPipeline[StepBatch] = RetrievalPipeline(
-    shared_partial(
-      rules.under(config.mesh.axis_rules, embed_queries),
+    sharding.shared_partial(
+      sharding.under(config.mesh.axis_rules, embed_queries),
       setup.inputs.models.retriever,
     ),
     mesh=setup.mesh,
@@ -278,7 +278,7 @@ def _open_schedule(
     agreement=decisions.loop,
   )
   follow = config.refresh.follow
-  if decisions.are_led_elsewhere and not config.refresh.wait:
+  if not decisions.loop.is_leader and not config.refresh.wait:
     follow = "none"
   watcher = GenerationWatcher(directory, fallback.load, follow=follow)
   return GenerationSchedule(

@@ -20,7 +20,7 @@ from realm_jax.checkpoints.manager import (
   locate,
 )
 from realm_jax.models.parameters import Params
-from realm_jax.partitioning import rules
+from realm_jax.partitioning import sharding
 from realm_jax.retrieval.rolling_refresh import DatedVectors
 from realm_jax.training.checkpointing.loop_state import LoopState, RunIdentity
 from realm_jax.training.config import CheckpointConfig
@@ -85,7 +85,7 @@ class Checkpointer:
 
   def _start(self, state: TrainState) -> LoopState:
     """Returns the loop's state before the first step."""
-    groups = rules.row_groups(_mesh_of(state))
+    groups = sharding.row_groups(_mesh_of(state))
     rows = groups.own_rows(self._identity.batch_size)
     return LoopState(positions=rows.astype(np.int64))
 

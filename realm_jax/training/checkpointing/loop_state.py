@@ -15,7 +15,7 @@ from realm_jax.checkpoints import loop_item
 from realm_jax.checkpoints.manager import CheckpointError, CheckpointStore
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.indexes.protocol import SearchResult
-from realm_jax.partitioning import rules
+from realm_jax.partitioning import sharding
 from realm_jax.retrieval.rolling_refresh import DatedVectors
 
 _CORPUS_VERSION, _CORPUS_FINGERPRINT = "corpus_version", "corpus_fingerprint"
@@ -168,7 +168,7 @@ class LoopState(NamedTuple):
     if self.retrieved is not None and self.retrieved.ids.size:
       arrays["ids"] = _to_words(self.retrieved.ids)
       arrays["scores"] = self.retrieved.scores
-    return item | rules.to_devices(arrays, mesh)
+    return item | sharding.to_devices(arrays, mesh)
 
   @classmethod
   def from_item(cls, item: LoopItem, mesh: Mesh) -> "LoopState":
@@ -176,11 +176,11 @@ class LoopState(NamedTuple):
     retrieved = None
     if "ids" in item:
       retrieved = RetrievedIds(
-        ids=_from_words(rules.own_rows(np.asarray(item["ids"]), mesh)),
-        scores=rules.own_rows(np.asarray(item["scores"]), mesh),
+        ids=_from_words(sharding.own_rows(np.asarray(item["ids"]), mesh)),
+        scores=sharding.own_rows(np.asarray(item["scores"]), mesh),
       )
     generation = loop_item.recorded_generation(item)
-    words = rules.own_rows(np.asarray(item[_POSITIONS]), mesh)
+    words = sharding.own_rows(np.asarray(item[_POSITIONS]), mesh)
     return cls(_from_words(words), generation, retrieved)
 
 

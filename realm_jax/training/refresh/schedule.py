@@ -144,7 +144,7 @@ class GenerationSchedule:
     """
     if not self._config.refresh or self._config.wait:
       return None
-    if self._decisions.are_led_elsewhere:
+    if not self._decisions.loop.is_leader:
       wanted = self._decisions.generation_to_load
       self._offered = None if wanted is None else self._watcher.request(wanted)
     else:
@@ -166,8 +166,10 @@ class GenerationSchedule:
     loop = self._decisions.loop
     if loop.count == 1:
       return find()
-    step = loop.led("which generation", lambda: find().step, _NOT_FOUND)
-    return loop.everywhere(
+    step = loop.on_process_0(
+      "which generation", lambda: find().step, _NOT_FOUND
+    )
+    return loop.on_all_processes(
       f"generation {step}",
       lambda: self._wait_for(step, exactly=True),
       _NOT_FOUND,

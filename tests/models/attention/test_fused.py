@@ -13,7 +13,7 @@ from realm_jax.models import sequences
 from realm_jax.models.attention import fused
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.bert.encoder import BertEncoder
-from realm_jax.partitioning import rules
+from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
 
 # Four heads of 64 share two times 128 lanes.
@@ -108,8 +108,8 @@ def test_devices_divide_its_rows_and_heads(packed):
   key = jax.random.key(1)
   alone = _values(_CONFIG, params, packed, key)
   mesh = make_mesh(fsdp=2, model_parallelism=2)
-  function = rules.under(
-    rules.LOGICAL_AXIS_RULES, functools.partial(_values, _CONFIG)
+  function = sharding.under(
+    sharding.LOGICAL_AXIS_RULES, functools.partial(_values, _CONFIG)
   )
   with jax.set_mesh(mesh):
     program = jax.jit(function).lower(params, packed, key).compile()
@@ -133,7 +133,7 @@ def test_what_devices_cannot_divide_is_computed_plainly():
   sizes = {"length": 288, "head_size": 64}
   with (
     jax.set_mesh(mesh),
-    nn.logical_axis_rules(rules.LOGICAL_AXIS_RULES),
+    nn.logical_axis_rules(sharding.LOGICAL_AXIS_RULES),
   ):
     assert fused.fits(rows=8, width=768, **sizes)
     assert not fused.fits(rows=6, width=768, **sizes)
@@ -141,5 +141,5 @@ def test_what_devices_cannot_divide_is_computed_plainly():
 
 
 def test_without_a_mesh_one_device_has_all_rows():
-  with nn.logical_axis_rules(rules.LOGICAL_AXIS_RULES):
+  with nn.logical_axis_rules(sharding.LOGICAL_AXIS_RULES):
     assert fused.fits(rows=6, length=288, width=768, head_size=64)

@@ -13,8 +13,7 @@ from realm_jax.corpus.store import Corpus
 from realm_jax.indexes.exact import ExactConfig, capacity_for
 from realm_jax.indexes.exact_search import Plan
 from realm_jax.models.parameters import Params
-from realm_jax.partitioning import rules
-from realm_jax.partitioning.jit_cache import shared_partial
+from realm_jax.partitioning import sharding
 from realm_jax.retrieval.rolling_refresh import (
   NEVER,
   NO_BLOCK,
@@ -125,8 +124,8 @@ class OwnIndex:
       blocks_of_device=len(shapes.steps) // mesh.size,
     )
     refresh = jax.jit(
-      shared_partial(
-        rules.under(setup.config.mesh.axis_rules, refresh_oldest),
+      sharding.shared_partial(
+        sharding.under(setup.config.mesh.axis_rules, refresh_oldest),
         retriever=setup.inputs.models.retriever,
         part=part,
         mesh=mesh,
@@ -135,11 +134,11 @@ class OwnIndex:
       out_shardings=shapes.sharding,
     )
     dated = _without_vectors(shapes, self.corpus.num_blocks)
-    number: Any = rules.replicate(np.asarray(step, np.int32), mesh)
+    number: Any = sharding.replicate(np.asarray(step, np.int32), mesh)
     total, done = self.corpus.num_blocks, 0
     with Progress("blocks embedded", total=total) as progress:
       while done < total:
-        if self._decisions.loop.decide(
+        if self._decisions.loop.exchange(
           "preempted", self._decisions.stop_requested(), any
         ):
           raise WaitPreemptedError
