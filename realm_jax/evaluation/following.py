@@ -18,7 +18,7 @@ from absl import logging
 from etils import epath
 
 from realm_jax.checkpoints.best import BestCheckpoint, read_best, write_best
-from realm_jax.checkpoints.manager import CheckpointError, CheckpointStore
+from realm_jax.checkpoints.store import CheckpointError, CheckpointStore
 from realm_jax.console.sigterm import stop_on_sigterm
 from realm_jax.evaluation.outputs import METRICS, Figures
 from realm_jax.evaluation.trained_model import ModelSource

@@ -49,10 +49,10 @@ class TokenStore:
       mesh: Devices that divide the blocks.
     """
     capacity = capacity_for(corpus.num_blocks, devices=mesh.size)
-    sharding = NamedSharding(mesh, PartitionSpec(MESH_AXES))
+    by_blocks = NamedSharding(mesh, PartitionSpec(MESH_AXES))
     columns = stored_columns(block_length, mesh.devices.flat[0].platform)
     shares = []
-    for device, index in sharding.addressable_devices_indices_map(
+    for device, index in by_blocks.addressable_devices_indices_map(
       (capacity,)
     ).items():
       assert index is not None
@@ -62,7 +62,7 @@ class TokenStore:
 
     def joined(*parts: jax.Array) -> jax.Array:
       return jax.make_array_from_single_device_arrays(
-        (capacity, *parts[0].shape[1:]), sharding, parts
+        (capacity, *parts[0].shape[1:]), by_blocks, parts
       )
 
     tokens, hashes, numbers = jax.tree.map(joined, *shares)

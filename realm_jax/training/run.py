@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from etils import epath
 
 from realm_jax.answers.run_answers import RunAnswers
-from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.console.sigterm import stop_on_sigterm
 from realm_jax.files.kept_configuration import keep_configuration
 from realm_jax.files.object_store.store_access import (
@@ -29,8 +29,7 @@ from realm_jax.partitioning.agreement import Agreement
 from realm_jax.retrieval.pipeline import RetrievalPipeline
 from realm_jax.training.batches import StepBatch
 from realm_jax.training.candidates import CandidateStream, HostCandidateStream
-from realm_jax.training.checkpointing.checkpointer import Checkpointer
-from realm_jax.training.checkpointing.loop_state import LoopState
+from realm_jax.training.checkpointing import Checkpointer, LoopState
 from realm_jax.training.compilation import StepFunction, compile_steps
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.decisions import Decisions

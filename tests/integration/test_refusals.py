@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from realm_jax import configuration
-from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.training.metrics import NonFiniteLossError
 from tests import tiny_world
 

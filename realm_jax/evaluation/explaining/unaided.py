@@ -11,8 +11,7 @@ from flax.core import meta
 from jax.sharding import Mesh
 from scipy.special import log_softmax
 
-from realm_jax.checkpoints.loop_item import require_vocabulary
-from realm_jax.checkpoints.manager import CheckpointError, locate
+from realm_jax.checkpoints.store import CheckpointError, locate
 from realm_jax.corpus.store import Corpus
 from realm_jax.evaluation.explaining import fillings as best
 from realm_jax.evaluation.explaining import programs
@@ -137,7 +136,7 @@ def load_unaided(
     else:
       words = corpus.vocabulary
     try:
-      require_vocabulary(store, step, words.sha256)
+      store.require_vocabulary(step, words.sha256)
     except CheckpointError as error:
       raise CheckpointError(
         f"{error}; or put the vocabulary that it was trained with into {own}"

@@ -11,7 +11,7 @@ import dataclasses
 import jax
 from etils import epath
 
-from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.console.sigterm import stop_on_sigterm
 from realm_jax.corpus.store import Corpus
 from realm_jax.files.object_store.store_access import (

@@ -22,8 +22,7 @@ from realm_jax.retrieval.rolling_refresh import (
 )
 from realm_jax.retrieval.token_store import TokenStore
 from realm_jax.training.batches import Searched
-from realm_jax.training.checkpointing.checkpointer import Checkpointer
-from realm_jax.training.checkpointing.loop_state import OwnVectors
+from realm_jax.training.checkpointing import Checkpointer, OwnVectors
 from realm_jax.training.config import RefreshConfig
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.device_retrieval.rolling_refresh.slices import (
