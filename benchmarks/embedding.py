@@ -48,7 +48,7 @@ from realm_jax.files.json_file import json_lines, write_json
 from realm_jax.generations.building.corpus_embedder import CorpusEmbedder
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever
-from realm_jax.partitioning import cpu_tuning, rules
+from realm_jax.partitioning import cpu_tuning, sharding
 from realm_jax.partitioning.mesh import make_mesh
 
 BLOCK_LENGTH = 288
@@ -137,7 +137,7 @@ class Ours:
   ):
     mesh = make_mesh()
     self._rows = rows
-    self._params = jax.device_put(model.params, rules.replicated(mesh))
+    self._params = jax.device_put(model.params, sharding.replicated(mesh))
     self._embedder = CorpusEmbedder(
       corpus,
       functools.partial(_embed_blocks, model.retriever),

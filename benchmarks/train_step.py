@@ -33,7 +33,7 @@ from realm_jax.files.json_file import write_json
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
-from realm_jax.partitioning import cpu_tuning, rules
+from realm_jax.partitioning import cpu_tuning, sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training import optimizer, stage_losses, step
 from realm_jax.training.batches import (
@@ -210,7 +210,7 @@ def measure_step(given: argparse.Namespace) -> dict[str, Any]:
   mesh = make_mesh(devices=jax.devices()[:1])
 
   def prepared(arrays: Arrays) -> StepBatch:
-    return rules.to_devices(packer(host_batch(models, arrays)), mesh)
+    return sharding.to_devices(packer(host_batch(models, arrays)), mesh)
 
   update = optimizer.make_optimizer(
     optimizer.OptimizerConfig(learning_rate=3e-5), num_steps=10_000

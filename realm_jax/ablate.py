@@ -34,7 +34,7 @@ from realm_jax import configuration
 from realm_jax.ablation.rows import select
 from realm_jax.files.json_file import write_json
 from realm_jax.files.sole_process import sole_process
-from realm_jax.partitioning.same_run import commit
+from realm_jax.partitioning.agreement import commit
 from realm_jax.stage_commands.processes import StoppedError
 
 if TYPE_CHECKING:

@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> None:
 
   logging.set_verbosity(logging.WARNING)
   cpu_tuning.keep_freed_memory()
-  Agreement("ask").led("answers", lambda: _answer(argv[1:]))
+  Agreement("ask").on_process_0("answers", lambda: _answer(argv[1:]))
 
 
 def _answer(words: Sequence[str]) -> None:

@@ -57,13 +57,11 @@ def _on_all_processes(
 
   def connected(argv: Sequence[str]) -> int | None:
     processes.initialize(
-      processes.ProcessFlags(
-        _COORDINATOR_ADDRESS.value,
-        _NUM_PROCESSES.value,
-        _PROCESS_ID.value,
-        _HEARTBEAT_TIMEOUT.value,
-        _INITIALIZATION_TIMEOUT.value,
-      )
+      _COORDINATOR_ADDRESS.value,
+      _NUM_PROCESSES.value,
+      _PROCESS_ID.value,
+      heartbeat_timeout_seconds=_HEARTBEAT_TIMEOUT.value,
+      initialization_timeout_seconds=_INITIALIZATION_TIMEOUT.value,
     )
     return main(argv)
 

@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> None:
   if figures is None:
     return
   # The others wait, so as to fail if process 0 cannot write.
-  Agreement("report").led("report", lambda: _report(figures))
+  Agreement("report").on_process_0("report", lambda: _report(figures))
 
 
 def _values_of_run(record: configuration.RunRecord) -> dict[str, str]:

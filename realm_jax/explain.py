@@ -77,7 +77,7 @@ def main(argv: Sequence[str]) -> None:
 
   logging.set_verbosity(logging.WARNING)
   cpu_tuning.keep_freed_memory()
-  Agreement("explain").led("explanations", lambda: _explain(argv[1:]))
+  Agreement("explain").on_process_0("explanations", lambda: _explain(argv[1:]))
 
 
 def _require_one_mode(argv: Sequence[str]) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 from etils import epath
 from jaxtyping import Float32, Int32
 
-from realm_jax.checkpoints.manager import CheckpointError
+from realm_jax.checkpoints.store import CheckpointError
 from realm_jax.corpus.store import Corpus
 from realm_jax.evaluation.answered_question import (
   AnsweredQuestion,

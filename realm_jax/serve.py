@@ -77,7 +77,7 @@ def main(argv: Sequence[str]) -> None:
   logging.set_verbosity(logging.WARNING)
   cpu_tuning.keep_freed_memory()
   try:
-    Agreement("serve").led("page", _serve)
+    Agreement("serve").on_process_0("page", _serve)
   except KeyboardInterrupt:
     # While the runs were loaded; later the server takes the signal.
     sys.exit("serve: ended before the page was served")

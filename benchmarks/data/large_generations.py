@@ -18,7 +18,7 @@ from realm_jax.generations.store.publisher import publish
 from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever
-from realm_jax.partitioning import rules
+from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
 
 QUERY_LENGTH = 16
@@ -49,7 +49,7 @@ def make_generations(
   made = directory / f"generations-{corpus.num_blocks}"
   mesh = make_mesh()
   retriever, values = random_towers(RETRIEVER, corpus)
-  params = jax.device_put(values, rules.replicated(mesh))
+  params = jax.device_put(values, sharding.replicated(mesh))
   artifacts = ArtifactWriter(
     corpus,
     retriever,

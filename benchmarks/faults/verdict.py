@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.runs.pretraining import Run
 from benchmarks.runs.search_processes import searching
-from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.files.metric_rows import read_rows
 from realm_jax.generations.store.inspection import RunGenerations
 

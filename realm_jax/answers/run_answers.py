@@ -69,8 +69,8 @@ class RunAnswers:
         logging.info("Searching all blocks for the answers: %s", reason)
         build_store(directory, corpus, answers, key=key)
 
-    self._agreement.led(f"answers {key}", make, (AnswersError,))
-    store = self._agreement.everywhere(
+    self._agreement.on_process_0(f"answers {key}", make, (AnswersError,))
+    store = self._agreement.on_all_processes(
       f"store {key}", lambda: AnswerStore.open(directory, key), (AnswersError,)
     )
     _report(store, directory)

@@ -10,8 +10,7 @@ import safetensors.numpy
 from etils import epath
 
 from realm_jax.checkpoints.best import NAME
-from realm_jax.checkpoints.loop_item import require_vocabulary
-from realm_jax.checkpoints.manager import CheckpointStore, best_step
+from realm_jax.checkpoints.store import CheckpointStore, best_step
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.hugging_face import exports
 from realm_jax.conversion.hugging_face.directory import WEIGHTS
@@ -140,7 +139,7 @@ def _parameters(
       step = store.latest()
     elif step == NAME:
       step = best_step(model.model_dir)
-    require_vocabulary(store, step, bound.vocabulary.sha256)
+    store.require_vocabulary(step, bound.vocabulary.sha256)
     flat = flattened(store.restore(step, items=plan.parts, like=like))
   return {path: np.asarray(flat[path], np.float32) for path in shapes}, step
 

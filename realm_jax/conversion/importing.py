@@ -13,8 +13,7 @@ import dataclasses
 from absl import logging
 from etils import epath
 
-from realm_jax.checkpoints import loop_item
-from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.checkpoints.store import CheckpointStore, loop_record
 from realm_jax.conversion import gin_model
 from realm_jax.conversion.bert_models import TowerOptions
 from realm_jax.conversion.errors import ConversionError
@@ -120,8 +119,7 @@ def import_weights(
     # The checkpoint is last: it makes the directory a MODEL_DIR.
     logging.info("Writing checkpoint %d of %s", _STEP, output_dir)
     # There is no position in the data, for no trainer wrote this checkpoint.
-    digest = loop_item.digest_bytes(model.vocabulary.sha256)
-    loop = {**loop_item.generation_record(None), loop_item.VOCABULARY: digest}
+    loop = loop_record(None, vocabulary=model.vocabulary.sha256)
     with contextlib.closing(
       CheckpointStore(directory, read_only=False)
     ) as store:

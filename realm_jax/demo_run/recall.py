@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.demo_run.commands import DemoCommands, Figures
 from realm_jax.generations.store import layout
 

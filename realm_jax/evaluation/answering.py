@@ -24,8 +24,7 @@ from realm_jax.indexes.random import RandomConfig
 from realm_jax.models import sequences
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader
-from realm_jax.partitioning import rules
-from realm_jax.partitioning.jit_cache import shared_partial
+from realm_jax.partitioning import sharding
 from realm_jax.settings import PositiveInt, require_valid
 from realm_jax.text.answer_spans import widen_to_words
 from realm_jax.text.answers import normalize_answer
@@ -139,10 +138,12 @@ class Answerer:
       reader.max_answer_width,
     )
     num_spans = min(config.num_spans, int(np.prod(self._spans_shape)))
-    self._read = rules.on_mesh(
-      shared_partial(best_spans, reader, num_spans),
-      model.mesh,
-      out_shardings=rules.batch_sharding(model.mesh),
+    self._read = sharding.jit_on_mesh(
+      best_spans,
+      reader,
+      num_spans,
+      mesh=model.mesh,
+      out_shardings=sharding.batch_sharding(model.mesh),
     )
 
   def ask(self, question: str) -> Answered:
@@ -194,7 +195,7 @@ class Answerer:
     As many are read for each question as the configuration says.
     """
     rows = np.take_along_axis(ranking.rows, places, axis=1)
-    batch = rules.to_devices(
+    batch = sharding.to_devices(
       {
         "query": token_ids,
         "candidates": self.corpus.gather(rows, self.model.source.block_length),

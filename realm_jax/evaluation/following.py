@@ -18,7 +18,7 @@ from absl import logging
 from etils import epath
 
 from realm_jax.checkpoints.best import BestCheckpoint, read_best, write_best
-from realm_jax.checkpoints.manager import CheckpointError, CheckpointStore
+from realm_jax.checkpoints.store import CheckpointError, CheckpointStore
 from realm_jax.console.sigterm import stop_on_sigterm
 from realm_jax.evaluation.outputs import METRICS, Figures
 from realm_jax.evaluation.trained_model import ModelSource
@@ -27,7 +27,7 @@ from realm_jax.files.object_store.store_access import (
   require_writable,
 )
 from realm_jax.generations.store.manifest import GenerationError
-from realm_jax.partitioning.agreement import Agreement, StopForAll
+from realm_jax.partitioning.agreement import Agreement
 from realm_jax.settings import NonNegativeInt, PositiveFloat
 
 _LOWER_IS_BETTER = frozenset({"loss", "perplexity", "perplexity_null"})
@@ -71,11 +71,7 @@ def follow(
   ):
     require_readable(source.model_dir)
     require_writable(source.model_dir, output_dir)
-    stop = StopForAll(own_stop, Agreement("end of following"))
-
-    def hand_on_sigterm() -> None:
-      stop.is_set()
-
+    stop = Agreement("end of following").stop_event(own_stop)
     follower = _Follower(
       checkpoints,
       epath.Path(source.model_dir),
@@ -85,8 +81,10 @@ def follow(
       poll_seconds=poll_seconds,
       stop=stop,
     )
-    agreement = Agreement("followed run", while_waiting=hand_on_sigterm)
-    while (step := agreement.led("next", follower.next_step)) is not None:
+    agreement = Agreement("followed run", while_waiting=stop.is_set)
+    while (
+      step := agreement.on_process_0("next", follower.next_step)
+    ) is not None:
       try:
         evaluation(
           source=dataclasses.replace(source, checkpoint_step=step),
@@ -97,8 +95,8 @@ def follow(
         if agreement.count > 1 or not follower.may_try_later(step, error):
           raise
         continue
-      agreement.led("best", functools.partial(follower.record, step))
-    return agreement.led("result", follower.best_figures)
+      agreement.on_process_0("best", functools.partial(follower.record, step))
+    return agreement.on_process_0("result", follower.best_figures)
 
 
 class _Follower:

@@ -31,7 +31,7 @@ from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
 from realm_jax.inputs.config import DataConfig
 from realm_jax.objectives.weighted import Average, WeightedLoss
-from realm_jax.partitioning import rules
+from realm_jax.partitioning import sharding
 from realm_jax.settings import PositiveInt
 from realm_jax.training.packing.packer import padded
 from realm_jax.training.stages.model_inputs import ModelInputs
@@ -166,12 +166,12 @@ class _Evaluation:
     self._ranker = self._ranker_of(generation)
     if previous is not None:
       self._previous_ranker = self._ranker_of(previous)
-    self._measure = rules.on_mesh(
+    self._measure = sharding.jit_on_mesh(
       stage.loss(model.models),
-      model.mesh,
-      out_shardings=rules.replicated(model.mesh),
+      mesh=model.mesh,
+      out_shardings=sharding.replicated(model.mesh),
     )
-    groups = rules.row_groups(model.mesh)
+    groups = sharding.row_groups(model.mesh)
     self._lay_out = functools.partial(padded, groups=len(groups.own))
     self._context = StageContext(
       ModelInputs(model.models, groups=groups),
@@ -200,7 +200,7 @@ class _Evaluation:
   def _of_batch(self, batch: Batch) -> WeightedLoss:
     retrieved = self._ranker.search(batch.arrays["query"])
     made, host_metrics = self._stage.assemble(batch, retrieved, self._context)
-    placed = rules.to_devices(self._lay_out(made), self._model.mesh)
+    placed = sharding.to_devices(self._lay_out(made), self._model.mesh)
     weighted = jax.device_get(self._measure(self._model.params, placed))
     if self._previous is not None:
       host_metrics |= self._changes(batch, retrieved, self._previous)

@@ -8,8 +8,7 @@ from jaxtyping import Float32, Int32
 from realm_jax.evaluation.trained_model import TrainedModel, whole_batch
 from realm_jax.models.parameters import Params
 from realm_jax.models.retriever import embed_queries, query_tower_parameters
-from realm_jax.partitioning import rules
-from realm_jax.partitioning.jit_cache import shared_partial
+from realm_jax.partitioning import sharding
 from realm_jax.text.wordpieces import WordpieceVocabulary
 
 _MAX_BATCH = 16
@@ -62,15 +61,16 @@ class QueryEmbedder:
       params = query_tower_parameters(retriever, model.params["retriever"])
     self._params = params
     self._mesh = model.mesh
-    self._embed = rules.on_mesh(
-      shared_partial(embed_queries, retriever),
-      model.mesh,
-      out_shardings=rules.batch_sharding(model.mesh),
+    self._embed = sharding.jit_on_mesh(
+      embed_queries,
+      retriever,
+      mesh=model.mesh,
+      out_shardings=sharding.batch_sharding(model.mesh),
     )
 
   def __call__(
     self, token_ids: Int32[np.ndarray, "b q"]
   ) -> Float32[np.ndarray, "b d"]:
     """Returns vectors; b must be a multiple of the number of devices."""
-    queries = rules.to_devices({"query": token_ids}, self._mesh)["query"]
+    queries = sharding.to_devices({"query": token_ids}, self._mesh)["query"]
     return np.asarray(self._embed(self._params, queries))

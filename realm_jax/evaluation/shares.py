@@ -9,7 +9,8 @@ gathers what all have found, and writes it.
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -18,11 +19,13 @@ from realm_jax.evaluation.trained_model import TrainedModel, whole_batch
 from realm_jax.generations.follow.loading import Generation
 from realm_jax.inputs.batches import Batch, BatchStream
 from realm_jax.inputs.config import DataConfig
+from realm_jax.partitioning import processes
 from realm_jax.partitioning.agreement import Agreement
-from realm_jax.partitioning.rules import RowGroups
-from realm_jax.partitioning.same_run import require_same
+from realm_jax.partitioning.sharding import RowGroups
 
 T = TypeVar("T")
+# The key-value store of the processes refuses values of several megabytes.
+_CHARACTERS_PER_PIECE = 1 << 19
 
 
 class Share:
@@ -39,14 +42,13 @@ class Share:
 
   def __init__(self, **configs: Any):
     self._agreement = Agreement("evaluation")
-    devices = str(jax.local_device_count())
-    facts = {"the number of devices of a process": devices}
-    require_same(self._agreement, configs, facts)
+    devices = {"the number of devices of a process": jax.local_device_count()}
+    self._agreement.require_same(configs | devices)
 
   @property
   def writes(self) -> bool:
     """Whether this is process 0, which writes what all have found."""
-    return self._agreement.index == 0
+    return self._agreement.is_leader
 
   @contextlib.contextmanager
   def batches(
@@ -68,7 +70,7 @@ class Share:
 
   def _watched(self, stream: BatchStream) -> Iterator[Batch]:
     for batch in stream:
-      self._agreement.require_no_failure()
+      processes.require_no_failure()
       yield batch
 
   def require_same(self, model: TrainedModel, generation: Generation) -> None:
@@ -79,8 +81,8 @@ class Share:
     """
     self._agreement.require_same(
       {
-        "the checkpoint": str(model.step),
-        "the generation": str(generation.step),
+        "the checkpoint": model.step,
+        "the generation": generation.step,
         "the corpus": generation.corpus.fingerprint,
       }
     )
@@ -88,15 +90,28 @@ class Share:
   def gathered(self, what: str, found: T) -> list[T]:
     """Returns what all processes have found to process 0; to others, nothing.
 
+    A value, which JSON can hold, may be large: it is exchanged in pieces.
+
     Raises:
       ProcessesError: A process has failed.
     """
-    return self._agreement.gathered(what, found)
+    if self._agreement.count == 1:
+      return [found]
+    text = json.dumps(found)
+    starts = range(0, len(text), _CHARACTERS_PER_PIECE)
+    pieces = [text[start : start + _CHARACTERS_PER_PIECE] for start in starts]
+    most = self._agreement.exchange(f"pieces of {what}", len(pieces), max)
+    # Process 0 alone applies the rule, to what all give.
+    by_piece: list[Sequence[str]] = []
+    for number in range(most):
+      piece = pieces[number] if number < len(pieces) else ""
+      self._agreement.exchange(f"{what}, {number}", piece, by_piece.append)
+    return [json.loads("".join(own)) for own in zip(*by_piece, strict=True)]
 
-  def led(self, what: str, compute: Callable[[], T]) -> T:
+  def on_process_0(self, what: str, compute: Callable[[], T]) -> T:
     """Returns what process 0 computes, a value that JSON can hold.
 
     Raises:
       ProcessesError: Another process has failed.
     """
-    return self._agreement.led(what, compute)
+    return self._agreement.on_process_0(what, compute)

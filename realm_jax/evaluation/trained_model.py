@@ -10,18 +10,19 @@ from etils import epath
 from flax.core import meta
 from jax.sharding import Mesh
 
-from realm_jax.checkpoints.loop_item import (
+from realm_jax.checkpoints.store import (
+  FOLDER,
+  CheckpointError,
+  locate,
   recorded_generation,
-  require_vocabulary,
 )
-from realm_jax.checkpoints.manager import FOLDER, CheckpointError, locate
 from realm_jax.corpus.store import Corpus, require_block_length
 from realm_jax.files.object_store.store_access import require_readable
 from realm_jax.inputs.config import BlockLength, QueryLength
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
-from realm_jax.partitioning import rules
+from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.settings import NonNegativeInt, require_valid
 from realm_jax.training.stages.model_inputs import Models
@@ -114,14 +115,14 @@ def load_model(source: ModelSource, stage: Stage) -> TrainedModel:
       )
     corpus = Corpus.open(source.corpus_dir)
     require_block_length(source.block_length, corpus)
-    require_vocabulary(store, step, corpus.vocab_sha256)
+    store.require_vocabulary(step, corpus.vocab_sha256)
     models = Models(source.retriever, source.reader).for_corpus(corpus)
     mesh = make_mesh(devices=jax.local_devices())
     lengths = {"query": source.query_length, "block": source.block_length}
     abstract = jax.eval_shape(
       functools.partial(stage.init, models, lengths), jax.random.key(0)
     )
-    like = rules.abstract_replicated(meta.unbox(abstract), mesh)
+    like = sharding.abstract_replicated(meta.unbox(abstract), mesh)
     try:
       params = store.restore(step, items=tuple(like), like=like)
     except CheckpointError as error:
@@ -130,15 +131,11 @@ def load_model(source: ModelSource, stage: Stage) -> TrainedModel:
         f"{corpus.vocab_size} wordpieces: was the checkpoint trained on this "
         "corpus, or on one with the same vocabulary?)"
       ) from error
-    generation_step = None
-    if "loop" in present:
-      loop_item = store.restore(step, items=("loop",))["loop"]
-      generation_step = recorded_generation(loop_item)
     return TrainedModel(
       source=source,
       model_dir=store.directory.parent,
       step=step,
-      generation_step=generation_step,
+      generation_step=recorded_generation(store.loop_item(step)),
       corpus=corpus,
       models=models,
       params=params,

@@ -27,7 +27,7 @@ from realm_jax.indexes.protocol import (
   check_k,
   check_vectors,
 )
-from realm_jax.partitioning import rules
+from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import MESH_AXES
 from realm_jax.settings import (
   PositiveFraction,
@@ -221,15 +221,15 @@ class ExactIndex:
     if self._mesh is None:
       on_device = jax.device_put(vectors, self._sharding)
     else:
-      share = len(rules.row_groups(self._mesh).own)
+      share = len(sharding.row_groups(self._mesh).own)
       padding = -count % share
       padded = np.pad(vectors, ((0, padding), (0, 0)))
       batch: dict[str, Any] = {"query": padded}
-      on_device = rules.to_devices(batch, self._mesh)["query"]
+      on_device = sharding.to_devices(batch, self._mesh)["query"]
     scores, rows = self.search_on_device(on_device, k)
     return SearchResult(
-      rows=rules.local_rows(rows)[:count],
-      scores=rules.local_rows(scores)[:count],
+      rows=sharding.local_rows(rows)[:count],
+      scores=sharding.local_rows(scores)[:count],
     )
 
 

@@ -5,11 +5,15 @@ host, and not through a collective on the devices.
 """
 
 import collections
+import dataclasses
+import importlib.metadata
 import itertools
 import json
+import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
@@ -23,13 +27,14 @@ Fact = Any
 
 # How long one call waits for a key before it is asked whether a process failed.
 _POLL_SECONDS = 1.0
-# Decisions whose keys are deleted together.
-_DECISIONS_PER_GROUP = 64
-# The store refuses values of several megabytes.
-_CHARACTERS_PER_PIECE = 1 << 20
 _TIMED_OUT = ("DEADLINE_EXCEEDED", "NOT_FOUND")
 # How many agreements of each name this process has opened.
 _opened: collections.Counter[str] = collections.Counter()
+_PROJECT_DIR = Path(__file__).resolve().parents[2]
+# Directories may be mounted elsewhere on each host, and flax adds the others.
+_MAY_DIFFER = frozenset(
+  {"corpus_dir", "pretraining_corpus_dir", "question_files", "parent", "name"}
+)
 
 
 class Agreement:
@@ -46,49 +51,53 @@ class Agreement:
   """
 
   def __init__(
-    self, name: str, *, while_waiting: Callable[[], None] = lambda: None
+    self, name: str, *, while_waiting: Callable[[], object] = lambda: None
   ):
     self._while_waiting = while_waiting
     # A process may train one run after another.
     self._prefix = f"{processes.PREFIX}/{name}/{_opened[name]}"
     _opened[name] += 1
     self._numbers = itertools.count()
-    self._gathered = itertools.count()
-    self._client = processes.store()
+    self._store = processes.store()
     self.index, self.count = jax.process_index(), jax.process_count()
 
-  def decide(
+  @property
+  def is_leader(self) -> bool:
+    """Whether this is process 0, which decides."""
+    return self.index == 0
+
+  def exchange(
     self, what: str, fact: Fact, rule: Callable[[Sequence[Fact]], Fact]
   ) -> Fact:
     """Returns what process 0 decides by `rule`, from the facts of all.
 
-    Facts and decisions are values that JSON can hold. `what` names the
-    decision, so that processes that have lost step are found.
+    Facts and decisions are values that JSON can hold, of a megabyte at most.
+    `what` names the decision, so that processes that have lost step are found.
 
     Raises:
       ProcessesError: A process has failed, or asks for another decision.
     """
     if self.count == 1:
       return rule([fact])
-    group, number = divmod(next(self._numbers), _DECISIONS_PER_GROUP)
-    folder = f"{self._prefix}/{group}/{number}"
+    number = next(self._numbers)
+    folder = f"{self._prefix}/{number}"
     own = json.dumps({"what": what, "fact": fact})
-    if self.index:
-      self._client.key_value_set(f"{folder}/{self.index}", own)
-      return json.loads(self._text(f"{folder}/decision"))
-    others = (self._text(f"{folder}/{i}") for i in range(1, self.count))
+    if not self.is_leader:
+      self._store.key_value_set(f"{folder}/{self.index}", own)
+      return json.loads(self._wait_for(f"{folder}/decision"))
+    others = (self._wait_for(f"{folder}/{i}") for i in range(1, self.count))
     given = [json.loads(text) for text in (own, *others)]
     asked = {entry["what"] for entry in given}
     if asked != {what}:
       raise ProcessesError(f"the processes are out of step: {sorted(asked)}")
     decision = json.dumps(rule([entry["fact"] for entry in given]))
-    self._client.key_value_set(f"{folder}/decision", decision)
-    # Whoever asks for a decision of this group has read those before it.
-    if group and number == 0:
-      self._client.key_value_delete(f"{self._prefix}/{group - 1}")
+    self._store.key_value_set(f"{folder}/decision", decision)
+    # Whoever asks for this decision has read the one before.
+    if number:
+      self._store.key_value_delete(f"{self._prefix}/{number - 1}")
     return json.loads(decision)
 
-  def led(
+  def on_process_0(
     self,
     what: str,
     compute: Callable[[], T],
@@ -103,12 +112,12 @@ class Agreement:
     """
     if self.count == 1:
       return compute()
-    outcome = _outcome(compute, errors) if self.index == 0 else None
-    outcome = self.decide(what, outcome, lambda facts: facts[0])
-    _raise(outcome, errors)
+    own = _outcome(compute, errors) if self.is_leader else None
+    outcome = self.exchange(what, own, lambda outcomes: outcomes[0])
+    _raise_error_of(outcome, errors)
     return outcome["value"]
 
-  def everywhere(
+  def on_all_processes(
     self,
     what: str,
     compute: Callable[[], T],
@@ -120,116 +129,71 @@ class Agreement:
     """
     if self.count == 1:
       return compute()
-    kept: list[T] = []
-    outcome = _outcome(lambda: kept.append(compute()), errors)
-    _raise(self.decide(what, outcome, _first_error), errors)
-    return kept[0]
+    computed: list[T] = []
+    own = _outcome(lambda: computed.append(compute()), errors)
+    for process, outcome in enumerate(self.exchange(what, own, list)):
+      _raise_error_of(outcome, errors, f"process {process}: ")
+    return computed[0]
 
-  def gathered(self, what: str, value: T) -> list[T]:
-    """Returns the values of all processes on process 0, and none on others.
+  def require_same(self, given: Mapping[str, Any]) -> None:
+    """Compares what all processes were given, and the program that they run.
 
-    A value, which JSON can hold, may be large: it is exchanged in pieces.
-
-    Raises:
-      ProcessesError: A process has failed, or asks for another decision.
-    """
-    if self.count == 1:
-      return [value]
-    text = json.dumps(value)
-    starts = range(0, len(text), _CHARACTERS_PER_PIECE)
-    counts = self.decide(f"pieces of {what}", len(starts), list)
-    folder = f"{self._prefix}/gathered/{next(self._gathered)}"
-    if self.index:
-      for piece, start in enumerate(starts):
-        part = text[start : start + _CHARACTERS_PER_PIECE]
-        self._client.key_value_set(f"{folder}/{self.index}/{piece}", part)
-      return []
-    values = [value]
-    for process in range(1, self.count):
-      own = f"{folder}/{process}"
-      parts = [self._text(f"{own}/{i}") for i in range(counts[process])]
-      values.append(json.loads("".join(parts)))
-      self._client.key_value_delete(own)
-    return values
-
-  def require_no_failure(self) -> None:
-    """Checks that no other process has failed, without waiting for any.
-
-    Raises:
-      ProcessesError: One has.
-    """
-    failed = (
-      None if self.count == 1 else _try_get(self._client, processes.FAILED)
-    )
-    if failed is None:
-      return
-    process, code = map(int, failed.split())
-    if process != self.index:
-      raise LostProcessError(
-        f"process {process} has failed, and its log says why; start all "
-        "processes again",
-        code,
-      )
-
-  def require_same(self, facts: Mapping[str, str]) -> None:
-    """Compares what must be the same in all processes, by name.
+    Args:
+      given: Values by what they are called in the error. Of a dataclass the
+        fields are compared, and theirs.
 
     Raises:
       ProcessesError: A value differs.
     """
-    if difference := self.decide("what runs", dict(facts), _difference):
-      raise ProcessesError(difference)
+    if self.count == 1:
+      return
+    program = {
+      "the version of jax": jax.__version__,
+      "the commit of realm_jax": commit(),
+      "the number of devices": jax.device_count(),
+    }
+    own = dict(
+      field
+      for name, value in {**program, **given}.items()
+      for field in _fields(name, value)
+    )
+    first, *others = self.exchange("what runs", own, list)
+    for process, values in enumerate(others, 1):
+      for name in first:
+        if (value := values.get(name)) != first[name]:
+          raise ProcessesError(
+            f"{name} is {value} in process {process}, and {first[name]} in "
+            "process 0; start all processes with the same"
+          )
 
-  def flag(self, name: str) -> "Flag":
-    """Returns a flag that any process may set, and any may read."""
-    return Flag(self._client, f"{self._prefix}/flags/{name}")
+  def stop_event(self, own: threading.Event) -> "StopEvent":
+    """Returns an event that is set in all processes once it is set in one.
 
-  def _text(self, key: str) -> str:
-    """Waits for a key, for as long as no process has failed."""
+    `own` is that of this process, which SIGTERM sets.
+    """
+    return StopEvent(own, f"{self._prefix}/stop")
+
+  def _wait_for(self, key: str) -> str:
+    """Waits for a key's value, for as long as no process has failed."""
     while True:
       try:
         timeout = int(1e3 * _POLL_SECONDS)
-        return self._client.blocking_key_value_get(key, timeout)
+        return self._store.blocking_key_value_get(key, timeout)
       except RuntimeError as error:
         if not str(error).startswith(_TIMED_OUT):
           raise LostProcessError(
             f"process 0 does not answer: {str(error).splitlines()[0]}"
           ) from error
       self._while_waiting()
-      self.require_no_failure()
+      processes.require_no_failure()
 
 
-class Flag:
-  """A flag that any process may set, and any may read; no use to a lone one."""
+class StopEvent(threading.Event):
+  """An event that is set in all processes soon after it is set in one."""
 
-  def __init__(self, client: Any, key: str):
-    self._client = client
-    self._key = key
-
-  def set(self) -> None:
-    if self._client is None:
-      return
-    self._client.key_value_set(self._key, "", allow_overwrite=True)
-
-  def is_set(self) -> bool:
-    if self._client is None:
-      return False
-    return _try_get(self._client, self._key) is not None
-
-
-class StopForAll(threading.Event):
-  """An event that is set in all processes soon after it is set in one.
-
-  Args:
-    own: Event of this process, which SIGTERM sets.
-    agreement: Of all processes, none of which must ask it for decisions.
-  """
-
-  def __init__(self, own: threading.Event, agreement: Agreement):
+  def __init__(self, own: threading.Event, key: str):
     super().__init__()
-    self._own = own
-    self._agreement = agreement
-    self._of_all = agreement.flag("stop")
+    self._own, self._key = own, key
     self._next_look = 0.0
 
   def is_set(self) -> bool:
@@ -238,12 +202,14 @@ class StopForAll(threading.Event):
     Raises:
       ProcessesError: Another process has failed.
     """
+    if processes.is_alone():
+      return self._own.is_set()
     if self._own.is_set():
-      self._of_all.set()
+      processes.store().key_value_set(self._key, "", allow_overwrite=True)
     elif time.monotonic() >= self._next_look:
       self._next_look = time.monotonic() + _POLL_SECONDS
-      self._agreement.require_no_failure()
-      if self._of_all.is_set():
+      processes.require_no_failure()
+      if processes.stored(self._key) is not None:
         self._own.set()
     return self._own.is_set()
 
@@ -256,11 +222,18 @@ class StopForAll(threading.Event):
     return self.is_set()
 
 
-def _try_get(client: Any, key: str) -> str | None:
-  try:
-    return client.key_value_try_get(key)
-  except RuntimeError:
-    return None
+def commit() -> str:
+  """Returns the commit of a clone, or else the version of this package."""
+  if (_PROJECT_DIR / ".git").exists():
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+      done = subprocess.run(
+        command, cwd=_PROJECT_DIR, capture_output=True, text=True, check=True
+      )
+      return done.stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+      pass  # git is missing, or does not trust the folder's owner.
+  return importlib.metadata.version("realm_jax")
 
 
 def _outcome(
@@ -270,8 +243,7 @@ def _outcome(
     return {"value": compute()}
   except tuple(errors) as error:
     # The closest of the types that all processes know.
-    known = [kind for kind in errors if isinstance(error, kind)]
-    closest = max(known, key=lambda kind: len(kind.__mro__))
+    closest = next(kind for kind in type(error).__mro__ if kind in errors)
     return {
       "error": closest.__name__,
       "message": str(error),
@@ -279,33 +251,25 @@ def _outcome(
     }
 
 
-def _first_error(outcomes: Sequence[Fact]) -> Fact:
-  for process, outcome in enumerate(outcomes):
-    if "error" in outcome:
-      message = f"process {process}: {outcome['message']}"
-      return outcome | {"message": message}
-  return outcomes[0]
-
-
-def _raise(outcome: Fact, errors: Sequence[type[Exception]]) -> None:
+def _raise_error_of(
+  outcome: Fact, errors: Sequence[type[Exception]], prefix: str = ""
+) -> None:
   if "error" not in outcome:
     return
   by_name = {error.__name__: error for error in errors}
-  error: Any = by_name[outcome["error"]](outcome["message"])
+  error: Any = by_name[outcome["error"]](prefix + outcome["message"])
   if outcome["exit_code"] is not None:
     # That of a type which not all processes may know.
     error.exit_code = outcome["exit_code"]
   raise error
 
 
-def _difference(facts: Sequence[Mapping[str, str]]) -> str | None:
-  first = facts[0]
-  for process, other in enumerate(facts):
-    for name in sorted(first.keys() | other.keys()):
-      here, there = first.get(name, "nothing"), other.get(name, "nothing")
-      if here != there:
-        return (
-          f"{name} is {there} in process {process}, and {here} in process 0; "
-          "start all processes with the same"
-        )
-  return None
+def _fields(name: str, value: Any) -> Iterator[tuple[str, str]]:
+  """Yields the name and value of each field, and of their fields."""
+  if not dataclasses.is_dataclass(value):
+    yield name, str(value)
+    return
+  yield f"the type of {name}", type(value).__name__
+  for field in dataclasses.fields(value):
+    if field.name not in _MAY_DIFFER:
+      yield from _fields(f"{name}.{field.name}", getattr(value, field.name))

@@ -5,7 +5,7 @@ import os
 import sys
 import threading
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax._src import distributed
@@ -15,7 +15,7 @@ from realm_jax.exit_codes import ExitCode
 # What the keys of this package begin with, in jax's key-value store.
 PREFIX = "realm_jax"
 # The key of the last process that has failed: its number and its exit code.
-FAILED = f"{PREFIX}/failed"
+_FAILED = f"{PREFIX}/failed"
 # How long process 0, which serves the store, stays after it has failed, so that
 # the others can read why.
 _FAREWELL_SECONDS = 3.0
@@ -41,74 +41,73 @@ class LostProcessError(ProcessesError):
     self.exit_code = exit_code
 
 
-class ProcessFlags(NamedTuple):
-  """Where the processes of a run meet; None is left to jax to find out.
-
-  Attributes:
-    coordinator_address: Host and port of process 0.
-    heartbeat_timeout_seconds: Seconds without a sign of life after which a
-      process is taken for dead, and all others are stopped.
-    initialization_timeout_seconds: Seconds to wait for all to start.
-  """
-
-  coordinator_address: str | None = None
-  num_processes: int | None = None
-  process_id: int | None = None
-  heartbeat_timeout_seconds: int = 100
-  initialization_timeout_seconds: int = 300
-
-
-def initialize(given: ProcessFlags) -> None:
+def initialize(
+  coordinator_address: str | None = None,
+  num_processes: int | None = None,
+  process_id: int | None = None,
+  *,
+  heartbeat_timeout_seconds: int = 100,
+  initialization_timeout_seconds: int = 300,
+) -> None:
   """Starts `jax.distributed`, unless this process is alone.
 
-  With no flag given, jax asks the cluster that it detects (TPU slices, Slurm,
-  Open MPI, Kubernetes); without one, there is one process and nothing is
-  started. Call it before jax looks for its devices.
+  With none of the first three arguments, jax asks the cluster that it detects
+  (TPU slices, Slurm, Open MPI, Kubernetes); without one, there is one process
+  and nothing is started. Call it before jax looks for its devices.
 
   A process that has waited in vain for the others ends with a line.
 
+  Args:
+    coordinator_address: Host and port of process 0.
+    num_processes: Number of processes.
+    process_id: Number of this process, from 0.
+    heartbeat_timeout_seconds: Seconds without a sign of life after which a
+      process is taken for dead, and all others are stopped.
+    initialization_timeout_seconds: Seconds to wait for all to start.
+
   Raises:
-    ProcessesError: The flags are incomplete or wrong.
+    ProcessesError: The arguments are incomplete or wrong.
   """
-  wanted = given.coordinator_address, given.num_processes, given.process_id
+  wanted = coordinator_address, num_processes, process_id
   if None in wanted and set(wanted) != {None}:
     raise ProcessesError(
       "--coordinator_address, --num_processes and --process_id belong "
       "together: give all three, or none where jax detects the cluster"
     )
-  if given.num_processes == 1:
+  if num_processes == 1:
     return
   # Its handler of SIGTERM and ours would displace each other. What SIGTERM
   # asks for goes through the decisions of the loop.
   jax.config.update("jax_enable_preemption_service", False)
-  patience = given.initialization_timeout_seconds
+
+  def end_without_the_others() -> None:
+    all_of_them = "" if num_processes is None else f" {num_processes}"
+    print(
+      f"not all{all_of_them} processes started within "
+      f"{initialization_timeout_seconds} s; start one with each --process_id "
+      "from 0 on, and the same --coordinator_address",
+      file=sys.stderr,
+      flush=True,
+    )
+    os._exit(ExitCode.LOST_PROCESS)
+
   # jax would abort with the stack of its threads.
-  deadline = threading.Timer(patience, _end_without_the_others, [given])
+  deadline = threading.Timer(
+    initialization_timeout_seconds, end_without_the_others
+  )
   deadline.daemon = True
   deadline.start()
   try:
     jax.distributed.initialize(
       *wanted,
-      heartbeat_timeout_seconds=given.heartbeat_timeout_seconds,
-      initialization_timeout=patience + _MARGIN_SECONDS,
+      heartbeat_timeout_seconds=heartbeat_timeout_seconds,
+      initialization_timeout=initialization_timeout_seconds + _MARGIN_SECONDS,
     )
   except ValueError as error:
     if _NO_CLUSTER not in str(error):
       raise ProcessesError(str(error)) from error
   finally:
     deadline.cancel()
-
-
-def _end_without_the_others(given: ProcessFlags) -> None:
-  all_of_them = "" if given.num_processes is None else f" {given.num_processes}"
-  print(
-    f"not all{all_of_them} processes started within "
-    f"{given.initialization_timeout_seconds} s; start one with each "
-    "--process_id from 0 on, and the same --coordinator_address",
-    file=sys.stderr,
-    flush=True,
-  )
-  os._exit(ExitCode.LOST_PROCESS)
 
 
 def is_alone() -> bool:
@@ -131,12 +130,38 @@ def leave(code: int) -> None:
   index = distributed.global_state.process_id
   # Without process 0, there is no store.
   with contextlib.suppress(RuntimeError):
-    store().key_value_set(FAILED, f"{index} {code}", allow_overwrite=True)
+    store().key_value_set(_FAILED, f"{index} {code}", allow_overwrite=True)
   sys.stdout.flush()
   sys.stderr.flush()
   if index == 0:
     time.sleep(_FAREWELL_SECONDS)
   os._exit(code)
+
+
+def require_no_failure() -> None:
+  """Checks that no other process has failed, without waiting for any.
+
+  Raises:
+    LostProcessError: One has.
+  """
+  failed = None if is_alone() else stored(_FAILED)
+  if failed is None:
+    return
+  process, code = map(int, failed.split())
+  if process != distributed.global_state.process_id:
+    raise LostProcessError(
+      f"process {process} has failed, and its log says why; start all "
+      "processes again",
+      code,
+    )
+
+
+def stored(key: str) -> str | None:
+  """Returns what the store has for a key now; None if there is nothing."""
+  try:
+    return store().key_value_try_get(key)
+  except RuntimeError:
+    return None
 
 
 def store() -> Any:

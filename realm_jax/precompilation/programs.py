@@ -20,8 +20,7 @@ from realm_jax.generations.building.length_batches import rows_per_batch
 from realm_jax.indexes import exact_search
 from realm_jax.indexes.exact import ExactConfig, capacity_for
 from realm_jax.models.retriever import embed_blocks, query_tower_parameters
-from realm_jax.partitioning import rules
-from realm_jax.partitioning.jit_cache import shared_partial
+from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import BATCH_AXES, MESH_AXES, make_mesh
 from realm_jax.precompilation.topology import Topology
 from realm_jax.retrieval.device_candidates import SearchedVectors
@@ -120,7 +119,7 @@ def _steps(
     config,
     _with_vocabulary(Models(config.retriever, config.reader)),
     mesh=mesh,
-    groups=rules.RowGroups.of_one_process(
+    groups=sharding.RowGroups.of_one_process(
       math.prod(mesh.shape[axis] for axis in BATCH_AXES)
     ),
     num_blocks=num_blocks,
@@ -199,7 +198,7 @@ def _searching(
     capacity, retriever.vector_size, dtype=index.dtype, mesh=mesh
   )
   count: Any = jax.ShapeDtypeStruct(
-    (), jnp.int32, sharding=rules.replicated(mesh)
+    (), jnp.int32, sharding=sharding.replicated(mesh)
   )
   query_params = {}
   if not config.stage.current_queries:
@@ -247,12 +246,12 @@ def _search(config: TrainConfig, mesh: Mesh, *, num_blocks: int) -> Program:
   by_device = NamedSharding(mesh, PartitionSpec(MESH_AXES))
   arguments = (
     jax.ShapeDtypeStruct(
-      (num_queries, dim), jnp.float32, sharding=rules.batch_sharding(mesh)
+      (num_queries, dim), jnp.float32, sharding=sharding.batch_sharding(mesh)
     ),
     jax.ShapeDtypeStruct(
       (capacity, dim), jnp.dtype(index.dtype), sharding=by_device
     ),
-    jax.ShapeDtypeStruct((), jnp.int32, sharding=rules.replicated(mesh)),
+    jax.ShapeDtypeStruct((), jnp.int32, sharding=sharding.replicated(mesh)),
   )
   return Program(
     SEARCH,
@@ -271,12 +270,14 @@ def _embedding(config: GenerationConfig, mesh: Mesh) -> Program:
   tokens = embedding.tokens_per_batch * mesh.size
   rows = rows_per_batch(_BLOCK_LENGTH, tokens, multiple=mesh.size)
   batch = jax.ShapeDtypeStruct(
-    (rows, _BLOCK_LENGTH), jnp.int32, sharding=rules.batch_sharding(mesh)
+    (rows, _BLOCK_LENGTH), jnp.int32, sharding=sharding.batch_sharding(mesh)
   )
   return Program(
     EMBEDDING,
     f"{rows:,} × {_BLOCK_LENGTH}",
-    jitted_embedder(shared_partial(embed_blocks, models.retriever), mesh),
+    jitted_embedder(
+      sharding.shared_partial(embed_blocks, models.retriever), mesh
+    ),
     (abstract_retriever(models.retriever, mesh), batch),
     mesh,
   )

@@ -24,7 +24,7 @@ from realm_jax.indexes.protocol import (
   SearchResult,
 )
 from realm_jax.models.parameters import Params
-from realm_jax.partitioning import rules
+from realm_jax.partitioning import sharding
 
 B = TypeVar("B")
 
@@ -67,7 +67,7 @@ class RetrievalPipeline(Generic[B]):
   ):
     self._mesh = mesh
     self._embed = jax.jit(
-      embed_queries, out_shardings=rules.batch_sharding(mesh)
+      embed_queries, out_shardings=sharding.batch_sharding(mesh)
     )
     self._thread = ThreadPoolExecutor(1, thread_name_prefix="retrieval")
 
@@ -75,7 +75,7 @@ class RetrievalPipeline(Generic[B]):
     self, token_ids: Int[np.ndarray, "b q"], query_params: Params
   ) -> Float[Array, "n d"]:
     """Embeds this process's queries; returns the vectors of all processes'."""
-    queries = rules.to_devices({"query": token_ids}, self._mesh)["query"]
+    queries = sharding.to_devices({"query": token_ids}, self._mesh)["query"]
     with jax.set_mesh(self._mesh):
       return self._embed(query_params, queries)
 
@@ -103,9 +103,9 @@ class RetrievalPipeline(Generic[B]):
 
     def retrieve() -> SearchResult:
       if on_device is not None:
-        scores, rows = map(rules.local_rows, on_device)
+        scores, rows = map(sharding.local_rows, on_device)
         return SearchResult(rows=rows, scores=scores)
-      local = None if vectors is None else rules.local_rows(vectors)
+      local = None if vectors is None else sharding.local_rows(vectors)
       return index.search(QueryBatch(token_ids, local), num_blocks)
 
     return self._thread.submit(self._finish, retrieve, assemble)
@@ -132,7 +132,7 @@ class RetrievalPipeline(Generic[B]):
       return retrieved
 
     retrieved, batch, metrics = assemble(timed)
-    placed = rules.to_devices(batch, self._mesh)
+    placed = sharding.to_devices(batch, self._mesh)
     if retrieve is not None:
       metrics["search_ms"] = 1e3 * (searched - start)
       metrics["gather_ms"] = 1e3 * (time.perf_counter() - searched)

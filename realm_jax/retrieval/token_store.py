@@ -14,7 +14,7 @@ from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.indexes.exact import capacity_for
 from realm_jax.models.packing import content_numbers
 from realm_jax.models.retriever import Retriever
-from realm_jax.partitioning import rules
+from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import MESH_AXES
 from realm_jax.retrieval.device_candidates import BlockArrays
 
@@ -49,10 +49,10 @@ class TokenStore:
       mesh: Devices that divide the blocks.
     """
     capacity = capacity_for(corpus.num_blocks, devices=mesh.size)
-    sharding = NamedSharding(mesh, PartitionSpec(MESH_AXES))
+    by_blocks = NamedSharding(mesh, PartitionSpec(MESH_AXES))
     columns = stored_columns(block_length, mesh.devices.flat[0].platform)
     shares = []
-    for device, index in sharding.addressable_devices_indices_map(
+    for device, index in by_blocks.addressable_devices_indices_map(
       (capacity,)
     ).items():
       assert index is not None
@@ -62,13 +62,13 @@ class TokenStore:
 
     def joined(*parts: jax.Array) -> jax.Array:
       return jax.make_array_from_single_device_arrays(
-        (capacity, *parts[0].shape[1:]), sharding, parts
+        (capacity, *parts[0].shape[1:]), by_blocks, parts
       )
 
     tokens, hashes, numbers = jax.tree.map(joined, *shares)
     null = corpus.gather(np.array([NULL_ROW]), block_length)
     number = content_numbers(np.asarray(retriever.block_input(null)))
-    of_null: Any = rules.replicate((null[0], number.reshape(())), mesh)
+    of_null: Any = sharding.replicate((null[0], number.reshape(())), mesh)
     return cls(
       BlockArrays(
         tokens=tokens,

@@ -10,8 +10,7 @@ from jaxtyping import Float32, Int
 from realm_jax.evaluation.trained_model import TrainedModel, whole_batch
 from realm_jax.generations.follow.loading import Generation
 from realm_jax.models.retriever import embed_blocks
-from realm_jax.partitioning import rules
-from realm_jax.partitioning.jit_cache import shared_partial
+from realm_jax.partitioning import sharding
 from realm_jax.serving.edited_corpus import EditedBlock, EditedCorpus
 from realm_jax.serving.edited_index import EditedIndex
 
@@ -47,10 +46,11 @@ class BlockEditor:
 
   def __init__(self, model: TrainedModel, generation: Generation):
     self._model, self._generation = model, generation
-    self._embed = rules.on_mesh(
-      shared_partial(embed_blocks, model.models.retriever),
-      model.mesh,
-      out_shardings=rules.replicated(model.mesh),
+    self._embed = sharding.jit_on_mesh(
+      embed_blocks,
+      model.models.retriever,
+      mesh=model.mesh,
+      out_shardings=sharding.replicated(model.mesh),
     )
     self._edited = functools.lru_cache(_MAX_VECTORS)(self._edit)
 
@@ -95,7 +95,7 @@ class BlockEditor:
     corpus = EditedCorpus(self._generation.corpus, {row: block})
     rows = np.full(whole_batch(1), row)
     tokens = corpus.gather(rows, self._model.source.block_length)
-    on_devices = rules.to_devices({"block": tokens}, self._model.mesh)
+    on_devices = sharding.to_devices({"block": tokens}, self._model.mesh)
     params = self._model.params["retriever"]
     vector = np.asarray(self._embed(params, on_devices["block"]))[0]
     stored = vector.astype(self._generation.embeddings.dtype)

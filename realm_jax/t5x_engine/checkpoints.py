@@ -16,7 +16,7 @@ from flax.serialization import to_state_dict
 from t5x import utils
 from t5x.train_state import FlaxOptimTrainState
 
-from realm_jax.partitioning import rules
+from realm_jax.partitioning import sharding
 from realm_jax.t5x_engine.run import EngineRun
 from realm_jax.training.state import TrainState
 
@@ -26,7 +26,7 @@ def _ours(state: FlaxOptimTrainState, run: EngineRun) -> TrainState:
   # Our checkpoints take the mesh from here, and t5x's has other axes.
   step = np.int32(utils.get_local_data(state.step))
   return TrainState(
-    step=jax.device_put(step, rules.replicated(run.setup.mesh)),
+    step=jax.device_put(step, sharding.replicated(run.setup.mesh)),
     params=flax.core.unfreeze(state.params),
     optimizer=state.param_states,
   )

@@ -23,7 +23,7 @@ from t5x import utils
 
 from realm_jax.inputs.batches import BatchStream
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.partitioning.rules import RowGroups
+from realm_jax.partitioning.sharding import RowGroups
 from realm_jax.t5x_engine.run import EngineRun
 from realm_jax.training.candidates import CandidateStream
 from realm_jax.training.decisions import Decisions

@@ -13,7 +13,7 @@ from t5x import models
 from realm_jax.models.arrays import AnyArray
 from realm_jax.models.parameters import axis_metadata
 from realm_jax.objectives.weighted import Average
-from realm_jax.partitioning import rules
+from realm_jax.partitioning import sharding
 from realm_jax.t5x_engine.optimizer import StageOptimizer
 from realm_jax.t5x_engine.run import EngineRun
 
@@ -29,7 +29,7 @@ def logical_axis_rules(run: EngineRun) -> tuple[tuple[str, str | None], ...]:
   """
 
   def in_t5x(part: str | Sequence[str] | None) -> str | None:
-    found = (axis for axis in rules.mesh_axes_of(part) if axis in _MESH_AXES)
+    found = (axis for axis in sharding.mesh_axes_of(part) if axis in _MESH_AXES)
     return next(found, None)
 
   own = run.config.mesh.all_axis_rules

@@ -8,14 +8,17 @@ import jax
 import numpy as np
 
 import gin
-from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.configuration import names
 from realm_jax.files.sole_process import SoleProcess, sole_process
 from realm_jax.t5x_engine.batch_arrays import BatchArrays
 from realm_jax.training.batches import StepBatch
 from realm_jax.training.candidates import CandidateStream
-from realm_jax.training.checkpointing.checkpointer import Checkpointer
-from realm_jax.training.checkpointing.loop_state import LoopState
+from realm_jax.training.checkpointing import (
+  Checkpointer,
+  LoopState,
+  read_loop_item,
+)
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.packing.packer import padded
 from realm_jax.training.packing.step_shapes import empty_arrays
@@ -94,7 +97,7 @@ class EngineRun:
     if not (steps := self.store.steps()):
       return 0, LoopState(positions=self.setup.own_rows.astype(np.int64))
     step = steps[-1]
-    item = self.store.restore(step, items=("loop",))["loop"]
+    item = read_loop_item(self.store, step)
     self.setup.identity.require_same(item, f"{self.store.directory}/{step}")
     return step, LoopState.from_item(item, self.setup.mesh)
 

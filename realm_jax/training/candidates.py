@@ -19,7 +19,7 @@ from realm_jax.models.parameters import Params
 from realm_jax.models.retriever import query_tower_parameters
 from realm_jax.retrieval.pipeline import Prepared, RetrievalPipeline, Retrieve
 from realm_jax.training.batches import StepBatch
-from realm_jax.training.checkpointing.loop_state import LoopState, RetrievedIds
+from realm_jax.training.checkpointing import LoopState, RetrievedIds
 from realm_jax.training.decisions import Decisions, StepFacts
 from realm_jax.training.packing.packer import Packer
 from realm_jax.training.refresh.schedule import GenerationSchedule

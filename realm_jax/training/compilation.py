@@ -5,8 +5,7 @@ from typing import Any
 
 import jax
 
-from realm_jax.partitioning import cpu_tuning, rules
-from realm_jax.partitioning.jit_cache import shared_partial
+from realm_jax.partitioning import cpu_tuning, sharding
 from realm_jax.training.batches import StepBatch
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.packing.shape_buckets import shape_key
@@ -50,19 +49,19 @@ def jitted_step(
   """
   config, mesh = setup.config, setup.mesh
   return jax.jit(
-    shared_partial(
-      rules.under(config.mesh.all_axis_rules, function),
+    sharding.shared_partial(
+      sharding.under(config.mesh.all_axis_rules, function),
       loss=setup.loss,
       optimizer=setup.optimizer,
       seed=config.data.seed,
       freeze_retriever=frozen,
       microbatches=Microbatches(
-        config.num_microbatches, rules.row_groups(mesh).count
+        config.num_microbatches, sharding.row_groups(mesh).count
       ),
       **further,
     ),
     donate_argnums=0,
-    out_shardings=(shardings, rules.replicated(mesh)),
+    out_shardings=(shardings, sharding.replicated(mesh)),
   )
 
 

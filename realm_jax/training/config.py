@@ -10,7 +10,7 @@ from etils import epath
 from realm_jax.inputs.config import DataConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
-from realm_jax.partitioning.rules import AxisRules, with_defaults
+from realm_jax.partitioning.sharding import AxisRules, with_defaults
 from realm_jax.settings import (
   Fraction,
   NonNegativeInt,
@@ -127,7 +127,7 @@ class MeshConfig:
       attention heads and the feed-forward layers, and compute on the same
       examples.
     axis_rules: Pairs of a logical axis and the mesh axis or axes that divide
-      it, or None. They come before `rules.LOGICAL_AXIS_RULES`.
+      it, or None. They come before `sharding.LOGICAL_AXIS_RULES`.
   """
 
   fsdp: PositiveInt = 1

@@ -80,17 +80,12 @@ class Decisions:
     self._check = check
     self._num_steps = num_steps
     self._save_every_steps = save_every_steps
-    self.loop = Agreement("loop", while_waiting=self._while_waiting)
+    self.loop = Agreement("loop", while_waiting=self.stop_requested)
     self._steps = Agreement("steps")
-    self._reported = self.loop.flag("preempted")
+    self._preempted_anywhere = self.loop.stop_event(preempted)
     self._last: StepDecision | None = None
     # The step after which the run ends, if it was preempted.
     self._last_step: int | None = None
-
-  @property
-  def are_led_elsewhere(self) -> bool:
-    """Whether another process chooses the generations."""
-    return self.loop.index > 0
 
   @property
   def generation_to_load(self) -> int | None:
@@ -104,7 +99,7 @@ class Decisions:
       ProcessesError: A process has failed.
     """
     known = {**facts._asdict(), "preempted": self._preempted.is_set()}
-    decided = self._steps.decide(f"step {step}", known, _decide_step)
+    decided = self._steps.exchange(f"step {step}", known, _decide_step)
     self._last = decision = StepDecision(**decided)
     if decision.stop and self._last_step is None:
       self._last_step = step
@@ -130,16 +125,11 @@ class Decisions:
   def stop_requested(self) -> bool:
     """Whether a run that waits, between two steps, should give up waiting.
 
-    Raises what `check` does.
+    All other processes learn that this one is preempted. Raises what `check`
+    does.
     """
     self._check()
-    return self._preempted.is_set() or self._reported.is_set()
-
-  def _while_waiting(self) -> None:
-    """Tells process 0, for which this process waits, that it is preempted."""
-    self._check()
-    if self._preempted.is_set():
-      self._reported.set()
+    return self._preempted_anywhere.is_set()
 
 
 def _decide_step(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

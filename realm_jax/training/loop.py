@@ -22,7 +22,7 @@ import dataclasses
 from absl import logging
 
 from realm_jax.training.config import TrainConfig
-from realm_jax.training.metrics.metrics_log import NonFiniteLossError
+from realm_jax.training.metrics import NonFiniteLossError
 from realm_jax.training.refresh.schedule import (
   RETRIEVAL_UNAVAILABLE,
   WaitPreemptedError,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from etils import epath
 
 from realm_jax.answers.run_answers import RunAnswers
-from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.console.sigterm import stop_on_sigterm
 from realm_jax.files.kept_configuration import keep_configuration
 from realm_jax.files.object_store.store_access import (
@@ -24,15 +24,12 @@ from realm_jax.generations.follow.watcher import GenerationWatcher
 from realm_jax.generations.store import layout
 from realm_jax.inputs.batches import BatchStream
 from realm_jax.models.retriever import embed_queries
-from realm_jax.partitioning import rules
+from realm_jax.partitioning import sharding
 from realm_jax.partitioning.agreement import Agreement
-from realm_jax.partitioning.jit_cache import shared_partial
-from realm_jax.partitioning.same_run import require_same
 from realm_jax.retrieval.pipeline import RetrievalPipeline
 from realm_jax.training.batches import StepBatch
 from realm_jax.training.candidates import CandidateStream, HostCandidateStream
-from realm_jax.training.checkpointing.checkpointer import Checkpointer
-from realm_jax.training.checkpointing.loop_state import LoopState
+from realm_jax.training.checkpointing import Checkpointer, LoopState
 from realm_jax.training.compilation import StepFunction, compile_steps
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.decisions import Decisions
@@ -52,8 +49,7 @@ from realm_jax.training.device_retrieval.stream import (
   SearchedIndex,
 )
 from realm_jax.training.goodput import Goodput
-from realm_jax.training.metrics.collapse import CollapseMonitor
-from realm_jax.training.metrics.metrics_log import MetricsLog
+from realm_jax.training.metrics import MetricsLog
 from realm_jax.training.packing.packer import Packer
 from realm_jax.training.packing.step_shapes import step_shapes
 from realm_jax.training.refresh.corpus_versions import load_for_run
@@ -108,11 +104,13 @@ def open_run(
     )
     _require_access(config)
     setup = set_up(config)
-    corpora = {
-      "the corpus": setup.corpus.fingerprint,
-      "the corpus of the examples": setup.examples.fingerprint,
-    }
-    require_same(decisions.loop, {"TrainConfig": config}, corpora)
+    decisions.loop.require_same(
+      {
+        "TrainConfig": config,
+        "the corpus": setup.corpus.fingerprint,
+        "the corpus of the examples": setup.examples.fingerprint,
+      }
+    )
     sole = _sole_trainer(config, decisions.loop, stack)
     stack.callback(store.close)
     checkpoints = Checkpointer(store, setup.identity, config.checkpoints)
@@ -143,7 +141,7 @@ def open_run(
       keep = functools.partial(
         keep_configuration, config.model_dir, configuration
       )
-      decisions.loop.led("configuration", keep)
+      decisions.loop.on_process_0("configuration", keep)
     # The first generation is built from checkpoint 0. It is not saved before
     # everything that it needs has been found to be there.
     if not store.steps():
@@ -159,8 +157,8 @@ def open_run(
       start_step=step,
       num_steps=config.num_steps,
       examples_per_step=config.data.batch_size,
-      monitor=CollapseMonitor(config.optimizer.freeze_retriever_steps),
-      writes=decisions.loop.index == 0,
+      freeze_retriever_steps=config.optimizer.freeze_retriever_steps,
+      writes=decisions.loop.is_leader,
     )
     stack.callback(metrics.close)
     candidates = open_candidates(
@@ -219,7 +217,7 @@ def _sole_trainer(
   def take() -> None:
     held.append(stack.enter_context(sole_process(config.model_dir)))
 
-  agreement.led("sole trainer", take, (SoleProcessError,))
+  agreement.on_process_0("sole trainer", take, (SoleProcessError,))
   return held[-1]
 
 
@@ -242,8 +240,8 @@ def open_candidates(
   if config.stage.needs_index and own_index is None:
     schedule = _open_schedule(setup, decisions, stack, goodput)
   pipeline: RetrievalPipeline[StepBatch] = RetrievalPipeline(
-    shared_partial(
-      rules.under(config.mesh.all_axis_rules, embed_queries),
+    sharding.shared_partial(
+      sharding.under(config.mesh.all_axis_rules, embed_queries),
       setup.inputs.models.retriever,
     ),
     mesh=setup.mesh,
@@ -301,7 +299,7 @@ def _open_schedule(
     agreement=decisions.loop,
   )
   follow = config.refresh.follow
-  if decisions.are_led_elsewhere and not config.refresh.wait_for_generations:
+  if not decisions.loop.is_leader and not config.refresh.wait_for_generations:
     follow = "none"
   watcher = GenerationWatcher(directory, fallback.load, follow=follow)
   return GenerationSchedule(

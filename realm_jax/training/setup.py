@@ -12,10 +12,9 @@ from jaxtyping import Int
 
 from realm_jax.corpus.store import Corpus, require_block_length
 from realm_jax.models.parameters import Params
-from realm_jax.partitioning import rules
-from realm_jax.partitioning.jit_cache import shared_partial
+from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.training.checkpointing.loop_state import RunIdentity
+from realm_jax.training.checkpointing import RunIdentity
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.optimizer import make_optimizer
 from realm_jax.training.refresh.corpus_versions import examples_of_run
@@ -47,7 +46,7 @@ class StepSetup:
     """Function that initializes the parameters, in flax's boxes, from a key."""
     data = self.config.data
     lengths = data.query_length, data.block_length
-    return shared_partial(
+    return sharding.shared_partial(
       _initial, self.config.stage, self.inputs.models, *lengths
     )
 
@@ -79,15 +78,17 @@ def _initial(
 
 def _require_divisible_heads(config: TrainConfig, mesh: Mesh) -> None:
   """Refuses heads that devices cannot share, though their columns may be."""
-  parts = rules.num_shards("activation_heads", mesh, config.mesh.all_axis_rules)
+  # Of several rules for an axis, the first counts.
+  rules = dict(reversed(config.mesh.all_axis_rules))
   readers = [] if config.reader is None else [config.reader]
   for bert in (model.bert for model in (config.retriever, *readers)):
-    if bert.num_heads % parts:
-      raise ValueError(
-        f"num_heads={bert.num_heads} cannot be divided over {parts} devices; "
-        "change MODEL_PARALLELISM, or do not divide the heads: "
-        '--gin.AXIS_RULES=\'[("heads", None), ("activation_heads", None)]\''
-      )
+    sharding.require_divisible(
+      f"num_heads={bert.num_heads}",
+      bert.num_heads,
+      axis="activation_heads",
+      part=rules["activation_heads"],
+      mesh=mesh,
+    )
 
 
 def _open_corpora(config: TrainConfig) -> tuple[Corpus, Corpus]:
@@ -108,7 +109,7 @@ def set_up_step(
   models: Models,
   *,
   mesh: Mesh,
-  groups: rules.RowGroups,
+  groups: sharding.RowGroups,
   num_blocks: int,
 ) -> StepSetup:
   """Checks the configuration against the devices and the size of the corpus.
@@ -154,7 +155,7 @@ def set_up(config: TrainConfig) -> RunSetup:
     config,
     Models(config.retriever, config.reader).for_corpus(corpus),
     mesh=mesh,
-    groups=rules.row_groups(mesh),
+    groups=sharding.row_groups(mesh),
     num_blocks=corpus.num_blocks,
   )
   identity = RunIdentity(

@@ -1,6 +1,5 @@
 """The state that a step reads and writes."""
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -12,13 +11,8 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Int
 
 from realm_jax.models.parameters import Params, parameter_shardings
-from realm_jax.partitioning import rules
-from realm_jax.partitioning.jit_cache import shared_partial
-from realm_jax.partitioning.mesh import FSDP_AXIS, MODEL_AXIS
+from realm_jax.partitioning import sharding
 from realm_jax.retrieval.rolling_refresh import DatedVectors
-
-# What a recipe binds to the size of a mesh axis.
-_BINDINGS = {FSDP_AXIS: "FSDP", MODEL_AXIS: "MODEL_PARALLELISM"}
 
 
 class TrainState(NamedTuple):
@@ -42,7 +36,7 @@ def create_state(
   *,
   seed: int,
   mesh: Mesh,
-  axis_rules: rules.AxisRules = rules.LOGICAL_AXIS_RULES,
+  axis_rules: sharding.AxisRules = sharding.LOGICAL_AXIS_RULES,
 ) -> TrainState:
   """Initializes a state, every array on its own devices.
 
@@ -51,7 +45,7 @@ def create_state(
   Raises:
     ValueError: The mesh does not divide a parameter.
   """
-  boxed = shared_partial(_boxed_state, init, optimizer)
+  boxed = sharding.shared_partial(_boxed_state, init, optimizer)
   shardings = _state_shardings(boxed, mesh, axis_rules)[1]
   # The same function again: it is traced once for both. A sharding is a pytree
   # prefix of the box that stands in its place.
@@ -64,19 +58,17 @@ def abstract_state(
   optimizer: optax.GradientTransformation,
   *,
   mesh: Mesh,
-  axis_rules: rules.AxisRules = rules.LOGICAL_AXIS_RULES,
+  axis_rules: sharding.AxisRules = sharding.LOGICAL_AXIS_RULES,
 ) -> TrainState:
   """Returns the abstract arrays of the state that `create_state` makes.
 
   Raises:
     ValueError: The mesh does not divide a parameter.
   """
-  boxed = shared_partial(_boxed_state, init, optimizer)
+  boxed = sharding.shared_partial(_boxed_state, init, optimizer)
   shapes, shardings = _state_shardings(boxed, mesh, axis_rules)
   return jax.tree.map(
-    lambda x, sharding: jax.ShapeDtypeStruct(
-      x.shape, x.dtype, sharding=sharding
-    ),
+    lambda x, placed: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed),
     meta.unbox(shapes),
     shardings,
   )
@@ -85,7 +77,7 @@ def abstract_state(
 def _state_shardings(
   boxed: Callable[[jax.Array], TrainState],
   mesh: Mesh,
-  axis_rules: rules.AxisRules,
+  axis_rules: sharding.AxisRules,
 ) -> tuple[TrainState, TrainState]:
   """Returns a state's shapes, in flax's boxes, and its shardings."""
   shapes = jax.eval_shape(boxed, jax.random.key(0))
@@ -111,21 +103,18 @@ def _require_divisible(params: Params, shardings: Params) -> None:
   leaves = jax.tree_util.tree_leaves_with_path(
     params, is_leaf=meta.is_axis_metadata
   )
-  for (path, leaf), sharding in zip(
+  for (path, leaf), placed in zip(
     leaves, jax.tree.leaves(shardings), strict=True
   ):
     shape = meta.unbox(leaf).shape
     for axis, size, part in zip(
-      getattr(leaf, "names", ()), shape, sharding.spec, strict=False
+      getattr(leaf, "names", ()), shape, placed.spec, strict=False
     ):
-      mesh_axes = rules.mesh_axes_of(part)
-      parts = math.prod(sharding.mesh.shape[name] for name in mesh_axes)
-      if size % parts:
-        bindings = " and ".join(_BINDINGS.get(n, n) for n in mesh_axes)
-        rule = f"--gin.AXIS_RULES='[(\"{axis}\", None)]'"
-        raise ValueError(
-          f"the parameter {jax.tree_util.keystr(path)} of shape {shape} has "
-          f"{size} along {axis!r}, which cannot be divided over the {parts} "
-          f"devices of {' × '.join(mesh_axes)}; change {bindings}, or do not "
-          f"divide {axis!r}: {rule}"
-        )
+      sharding.require_divisible(
+        f"the parameter {jax.tree_util.keystr(path)} of shape {shape}, with "
+        f"{size} along {axis!r},",
+        size,
+        axis=axis,
+        part=part,
+        mesh=placed.mesh,
+      )

@@ -13,7 +13,7 @@ from gcsfs.retry import HttpError
 
 from benchmarks.runs.object_store import StoreFault
 from realm_jax import configuration
-from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.console.library_messages import hide_library_messages
 from realm_jax.files.object_store.remote import read_bytes
 
@@ -21,7 +21,7 @@ from realm_jax.files.object_store.remote import read_bytes
 _SAVE = """
 import numpy as np
 from realm_jax import configuration
-from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.checkpoints.store import CheckpointStore
 
 def main(argv):
   store = CheckpointStore(argv[1], read_only=False)

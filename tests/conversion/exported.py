@@ -6,8 +6,7 @@ import jax
 import numpy as np
 import safetensors.numpy
 
-from realm_jax.checkpoints.loop_item import VOCABULARY, digest_bytes
-from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.checkpoints.store import CheckpointStore, loop_record
 from realm_jax.conversion import exporting
 from realm_jax.conversion.parameters import (
   BoundModel,
@@ -55,10 +54,7 @@ def save(model_dir, retriever=RETRIEVER, reader=READER):
   """Writes a run of this project, with its vocabulary."""
   params = _params(retriever, reader)
   store = CheckpointStore(model_dir, read_only=False)
-  loop = {
-    "generation": np.int64(-1),
-    VOCABULARY: digest_bytes(vocabulary().sha256),
-  }
+  loop = loop_record(None, vocabulary=vocabulary().sha256)
   store.save(7, {**params, "loop": loop})
   store.close()
   lines = "\n".join(files.pieces()) + "\n"

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from realm_jax import configuration
-from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.conversion import importing
 from realm_jax.conversion.bert_models import TowerOptions
 from realm_jax.conversion.google.released_index import BlockOptions

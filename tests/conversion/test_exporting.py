@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from realm_jax.checkpoints.manager import CheckpointError
+from realm_jax.checkpoints.store import CheckpointError
 from realm_jax.conversion.errors import ConversionError
 from tests.conversion import exported
 from tests.conversion.hugging_face import bert_files as files

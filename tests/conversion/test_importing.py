@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.runs.jobs import Macro
-from realm_jax.checkpoints.manager import CheckpointError, CheckpointStore
+from realm_jax.checkpoints.store import CheckpointError, CheckpointStore
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.corpus.building.corpus import build_corpus
 from realm_jax.evaluation import run
@@ -191,7 +191,7 @@ def test_a_write_that_fails_leaves_nothing(model_dir, tmp_path, monkeypatch):
 
 _STUCK = """
 import sys, time
-from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.checkpoints.store import CheckpointStore
 from tests.conversion.imported import import_weights
 
 def stick(self, step, items):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from realm_jax.checkpoints.best import BestCheckpoint, read_best
-from realm_jax.checkpoints.manager import (
+from realm_jax.checkpoints.store import (
   CheckpointError,
   CheckpointStore,
   locate,

@@ -9,7 +9,7 @@ import pytest
 
 import gin
 import realm_jax
-from realm_jax.checkpoints.manager import CheckpointError
+from realm_jax.checkpoints.store import CheckpointError
 from realm_jax.evaluation import queries as queries_lib
 from tests import tiny_world
 from tests.evaluation.lines import read_lines

@@ -7,7 +7,7 @@ import pytest
 from etils import epath
 
 from realm_jax.checkpoints.best import BestCheckpoint, write_best
-from realm_jax.checkpoints.manager import CheckpointError
+from realm_jax.checkpoints.store import CheckpointError
 from realm_jax.corpus.building.corpus import build_corpus
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.evaluation.generation import open_generation

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.generations.building.artifacts import EmbeddingConfig
 from realm_jax.generations.building.current_builder import CurrentBuilder
 from realm_jax.generations.building.generation_builder import (

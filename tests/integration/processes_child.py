@@ -10,6 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
+from realm_jax.evaluation import shares
 from realm_jax.partitioning import cpu_tuning, processes
 from realm_jax.training import run as training_run
 from tests import tiny_world
@@ -39,7 +40,7 @@ def _preempt_in_a_step() -> None:
 def main() -> None:
   address, count, index, world, before, folder, num_steps = sys.argv[1:]
   cpu_tuning.disable_async_dispatch()
-  processes.initialize(processes.ProcessFlags(address, int(count), int(index)))
+  processes.initialize(address, int(count), int(index))
   commands = Commands(tiny_world.World(Path(world)))
   for stage in stages.OF_SEVERAL_PROCESSES:
     stages.train(
@@ -49,6 +50,8 @@ def main() -> None:
       Path(before),
       NUM_STEPS=int(num_steps),
     )
+  # What each process finds takes several pieces.
+  shares._CHARACTERS_PER_PIECE = 200
   for recipe in stages.EVALUATIONS:
     figures = stages.evaluate(
       commands, recipe, Path(before), Path(folder) / recipe / index

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.files.metric_rows import read_rows
 from tests.full_disk import full_disk
 

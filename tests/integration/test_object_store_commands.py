@@ -8,7 +8,7 @@ import safetensors.numpy
 
 from realm_jax.answers.run_answers import RunAnswers
 from realm_jax.checkpoints.best import BestCheckpoint, read_best
-from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.evaluation.answering import load_answerer
 from realm_jax.evaluation.following import follow
 from realm_jax.evaluation.scoring.comparison import compare

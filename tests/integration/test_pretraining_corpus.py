@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from realm_jax.checkpoints.manager import CheckpointError
+from realm_jax.checkpoints.store import CheckpointError
 from realm_jax.corpus.building.corpus import build_corpus
 from realm_jax.corpus.store import Corpus
 from realm_jax.files.metric_rows import read_rows

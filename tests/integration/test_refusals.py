@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from realm_jax import configuration
-from realm_jax.checkpoints.manager import CheckpointStore
-from realm_jax.training.metrics.metrics_log import NonFiniteLossError
+from realm_jax.checkpoints.store import CheckpointStore
+from realm_jax.training.metrics import NonFiniteLossError
 from tests import tiny_world
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from benchmarks.runs.jobs import wait_until
-from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.corpus.building.update import update_corpus
 from realm_jax.files.metric_rows import read_rows
 from realm_jax.models.packing import PackingPlan

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.runs.jobs import wait_until
-from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.files.metric_rows import read_rows
 from realm_jax.generations.building.corpus_embedder import CorpusEmbedder
 from realm_jax.generations.follow.loading import load_generation

@@ -12,7 +12,7 @@ from flax import linen as nn
 from realm_jax.models import sequences, tpu_attention
 from realm_jax.models.attention import AttentionInputs, Settings
 from realm_jax.models.bert import BertConfig, BertEncoder
-from realm_jax.partitioning import rules
+from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
 
 # Four heads of 64 share two times 128 lanes.
@@ -107,8 +107,8 @@ def test_devices_divide_its_rows_and_heads(packed):
   key = jax.random.key(1)
   alone = _values(_CONFIG, params, packed, key)
   mesh = make_mesh(fsdp=2, model_parallelism=2)
-  function = rules.under(
-    rules.LOGICAL_AXIS_RULES, functools.partial(_values, _CONFIG)
+  function = sharding.under(
+    sharding.LOGICAL_AXIS_RULES, functools.partial(_values, _CONFIG)
   )
   with jax.set_mesh(mesh):
     program = jax.jit(function).lower(params, packed, key).compile()
@@ -158,7 +158,7 @@ def test_what_devices_cannot_divide_is_left_to_xla():
   mesh = make_mesh(fsdp=2, model_parallelism=2)
   with (
     jax.set_mesh(mesh),
-    nn.logical_axis_rules(rules.LOGICAL_AXIS_RULES),
+    nn.logical_axis_rules(sharding.LOGICAL_AXIS_RULES),
   ):
     assert _fits()
     assert not _fits(rows=6)
@@ -166,5 +166,5 @@ def test_what_devices_cannot_divide_is_left_to_xla():
 
 
 def test_without_a_mesh_one_device_has_all_rows():
-  with nn.logical_axis_rules(rules.LOGICAL_AXIS_RULES):
+  with nn.logical_axis_rules(sharding.LOGICAL_AXIS_RULES):
     assert _fits(rows=6)

@@ -1,12 +1,14 @@
-"""One of two processes that agree on decisions, and print what they see.
+"""One of two processes that agree, and print what they see.
 
 python -m tests.partitioning.processes_child ADDRESS INDEX SCENARIO
 """
 
+import dataclasses
 import json
 import os
 import signal
 import sys
+import threading
 
 import jax
 
@@ -15,63 +17,67 @@ from realm_jax.partitioning.agreement import Agreement
 from realm_jax.partitioning.processes import ProcessesError
 
 
+@dataclasses.dataclass
+class _Config:
+  corpus_dir: str
+  seed: int
+  batch_size: int
+
+
 def _agree(index: int) -> dict:
-  """What a process sees of decisions that all take well."""
-  agreement = Agreement("loop", while_waiting=lambda: None)
+  """What a process sees of agreements that all take well."""
+  stop = Agreement("end").stop_event(threading.Event())
+  agreement = Agreement("loop", while_waiting=stop.is_set)
   seen = {
+    "stopped": [stop.is_set()],
     "sums": [
-      agreement.decide(f"sum {i}", i * (index + 1), sum) for i in range(300)
+      agreement.exchange(f"sum {i}", i * (index + 1), sum) for i in range(300)
     ],
-    "led": agreement.led("name", lambda: f"of process {index}"),
-    "everywhere": agreement.everywhere("own", lambda: index),
+    "first": agreement.on_process_0("name", lambda: f"of process {index}"),
+    "own": agreement.on_all_processes("own", lambda: index),
+    "errors": [],
   }
-  for name, compute in (
-    ("led fails", lambda: agreement.led("file", _fail, (OSError,))),
-    (
-      "one fails otherwise",
-      lambda: agreement.everywhere(
-        "file", _miss if index else lambda: 0, (ValueError, OSError)
-      ),
-    ),
-    (
-      "one fails",
-      lambda: agreement.everywhere(
-        "file", _fail if index else lambda: 0, (OSError,)
-      ),
+  errors = (ValueError, OSError)
+  for compute in (
+    lambda: agreement.on_process_0("file", _fail, errors),
+    lambda: agreement.on_all_processes(
+      "file", _fail if index else lambda: 0, errors
     ),
   ):
     try:
       compute()
     except OSError as error:
-      seen[name] = str(error)
+      seen["errors"].append(str(error))
   try:
-    agreement.require_same({"BATCH_SIZE": str(8 * (index + 1)), "SEED": "0"})
+    agreement.require_same(
+      {"Config": _Config(f"/host{index}", seed=0, batch_size=8 * (index + 1))}
+    )
   except ProcessesError as error:
     seen["different"] = str(error)
-  flag = agreement.flag("stop")
   if index:
-    flag.set()
-  agreement.decide("one has set it", None, lambda facts: None)
-  seen["flag"] = flag.is_set()
+    stop.set()
+  # The one that is stopped tells the other, for which it waits.
+  seen["stopped"].append(agreement.on_process_0("wait", lambda: _is_set(stop)))
   another = Agreement("loop")
-  seen["again"] = another.decide("sum 0", index, sum)
+  seen["again"] = another.exchange("sum 0", index, sum)
   store = processes.store().key_value_dir_get("realm_jax/")
-  seen["keys"] = len([key for key, _ in store if "/flags/" not in key])
-  agreement.decide("all have looked", None, lambda facts: None)
+  seen["keys"] = len(store)
+  another.exchange("all have looked", None, lambda facts: None)
   return seen
 
 
+def _is_set(stop: threading.Event) -> bool:
+  """Waits until another process has set an event."""
+  return any(stop.wait(0.1) for _ in range(300))
+
+
 def _fail() -> None:
-  raise OSError("the disk is gone")
-
-
-def _miss() -> None:
   raise FileNotFoundError("no such file")
 
 
 def _lose_step(index: int) -> dict:
   try:
-    Agreement("loop").decide(f"of process {index}", None, lambda facts: None)
+    Agreement("loop").exchange(f"of process {index}", None, lambda facts: None)
   except ProcessesError as error:
     return {"error": str(error)}
   return {}
@@ -80,11 +86,11 @@ def _lose_step(index: int) -> dict:
 def _lose_a_process(index: int) -> dict:
   """Waits in process 0 for a decision, when process 1 has been killed."""
   agreement = Agreement("loop")
-  agreement.decide("both are there", None, lambda facts: None)
+  agreement.exchange("both are there", None, lambda facts: None)
   print("{}", flush=True)
   if index:
     os.kill(os.getpid(), signal.SIGKILL)
-  return agreement.decide("one is missing", None, lambda facts: {})
+  return agreement.exchange("one is missing", None, lambda facts: {})
 
 
 def main() -> None:
@@ -92,13 +98,11 @@ def main() -> None:
   jax.config.update("jax_platforms", "cpu")
   try:
     processes.initialize(
-      processes.ProcessFlags(
-        address,
-        num_processes=2,
-        process_id=index,
-        heartbeat_timeout_seconds=10,
-        initialization_timeout_seconds=60 if scenario != "alone" else 2,
-      )
+      address,
+      num_processes=2,
+      process_id=index,
+      heartbeat_timeout_seconds=10,
+      initialization_timeout_seconds=60 if scenario != "alone" else 2,
     )
     seen = {
       "agree": _agree,

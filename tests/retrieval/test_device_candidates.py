@@ -9,7 +9,7 @@ import pytest
 from realm_jax.indexes.exact import ExactConfig, ExactIndex
 from realm_jax.indexes.protocol import QueryBatch
 from realm_jax.models.packing import content_numbers
-from realm_jax.partitioning import rules
+from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.retrieval import device_candidates
 from realm_jax.retrieval.candidate_rows import with_null, without_source
@@ -29,7 +29,7 @@ def _found(corpus, retriever, mesh, vectors, queries, source_hashes):
   index = ExactIndex(vectors, ExactConfig(), mesh=mesh)
   store = TokenStore.of(corpus, retriever, block_length=_LENGTH, mesh=mesh)
   hashes = hash_words(source_hashes)
-  queries_there, hashes_there = rules.to_devices((queries, hashes), mesh)
+  queries_there, hashes_there = sharding.to_devices((queries, hashes), mesh)
 
   @jax.jit
   def find(queries, hashes, searched, blocks):
@@ -98,9 +98,9 @@ def test_all_values_of_tokens_are_fetched(dtype, length):
       mesh=mesh,
       in_specs=(
         device_candidates.BlockArrays.partitions().tokens,
-        rules.batch_sharding(mesh).spec,
+        sharding.batch_sharding(mesh).spec,
       ),
-      out_specs=rules.batch_sharding(mesh).spec,
+      out_specs=sharding.batch_sharding(mesh).spec,
       check_vma=False,
     )
   )(tokens, rows)

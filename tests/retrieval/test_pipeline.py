@@ -10,7 +10,7 @@ import pytest
 from realm_jax.indexes.exact import ExactIndex
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.models.retriever import embed_queries, query_tower_parameters
-from realm_jax.partitioning import rules
+from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.retrieval.pipeline import RetrievalPipeline
 from tests.training import tiny
@@ -148,10 +148,10 @@ def test_parameters_may_be_divided_over_the_devices():
   pipeline = RetrievalPipeline(embed, mesh=mesh)
   vectors = pipeline.embed(queries, tower)
   # Those of a generation are replicated.
-  whole = rules.replicate(jax.device_get(tower), mesh)
+  whole = sharding.replicate(jax.device_get(tower), mesh)
   again = pipeline.embed(queries, whole)
   pipeline.close()
   alone = jax.jit(embed)(jax.device_get(tower), queries)
   for found in (vectors, again):
-    assert found.sharding.is_equivalent_to(rules.batch_sharding(mesh), 2)
+    assert found.sharding.is_equivalent_to(sharding.batch_sharding(mesh), 2)
     np.testing.assert_allclose(found, alone, rtol=1e-5, atol=1e-6)

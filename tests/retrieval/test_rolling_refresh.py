@@ -9,7 +9,7 @@ import pytest
 
 from realm_jax.indexes.exact import capacity_for
 from realm_jax.models.retriever import embed_blocks
-from realm_jax.partitioning import rules
+from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.retrieval.rolling_refresh import (
   NEVER,
@@ -79,7 +79,7 @@ def test_each_step_embeds_a_run_of_the_oldest_blocks(
   dated = jax.device_put(DatedVectors(vectors, steps), shapes.sharding)
   blocks_of_device = capacity // mesh.size
   for step, params in enumerate(params_of):
-    number = rules.replicate(np.asarray(step, np.int32), mesh)
+    number = sharding.replicate(np.asarray(step, np.int32), mesh)
     with jax.set_mesh(mesh):
       dated = refresh(params, dated, store.arrays, number)
     before, steps = steps, np.asarray(dated.steps)

@@ -13,7 +13,7 @@ from t5x import utils
 from realm_jax.files.sole_process import SoleProcessError
 from realm_jax.t5x_engine.infeed import CandidateInfeed, get_dataset
 from realm_jax.t5x_engine.run import EngineRun
-from realm_jax.training.checkpointing.loop_state import LoopState
+from realm_jax.training.checkpointing import LoopState
 from realm_jax.training.config import TrainConfig
 from tests.integration.commands import Commands
 

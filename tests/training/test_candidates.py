@@ -16,7 +16,7 @@ from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.retrieval.pipeline import RetrievalPipeline
 from realm_jax.training.batches import ReadingBatch
 from realm_jax.training.candidates import CandidateStream, HostCandidateStream
-from realm_jax.training.checkpointing.loop_state import LoopState, RetrievedIds
+from realm_jax.training.checkpointing import LoopState, RetrievedIds
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.packing.packer import Packer
 from realm_jax.training.refresh.schedule import (

@@ -10,12 +10,11 @@ from realm_jax.files.sole_process import SoleProcess, SoleProcessError
 from realm_jax.indexes.protocol import IndexCrashedError
 from realm_jax.retrieval.pipeline import NOTHING_RETRIEVED, Prepared
 from realm_jax.training.batches import MaskTargets, ReadingBatch
-from realm_jax.training.checkpointing.checkpointer import Checkpointer
-from realm_jax.training.checkpointing.loop_state import LoopState
+from realm_jax.training.checkpointing import Checkpointer, LoopState
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.goodput import Goodput
 from realm_jax.training.loop import run_steps
-from realm_jax.training.metrics.metrics_log import (
+from realm_jax.training.metrics import (
   MetricsLog,
   NonFiniteLossError,
 )

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from realm_jax.partitioning import rules
+from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
 from realm_jax.training.step import Microbatches, train_step
@@ -23,7 +23,7 @@ def test_parts_have_the_gradient_of_the_whole():
   mesh = make_mesh(fsdp=2, devices=jax.devices()[:4])
   update = make_optimizer(_OPTIMIZER, num_steps=100)
   state, shardings = tiny.state(stage, update, mesh)
-  groups = rules.row_groups(mesh).count
+  groups = sharding.row_groups(mesh).count
 
   def after_a_step(count):
     batch = tiny.batch(stage, 0, pack=True, groups=groups * count)
@@ -35,10 +35,10 @@ def test_parts_have_the_gradient_of_the_whole():
         seed=0,
         microbatches=Microbatches(count, groups),
       ),
-      out_shardings=(shardings, rules.replicated(mesh)),
+      out_shardings=(shardings, sharding.replicated(mesh)),
     )
-    with jax.set_mesh(mesh), nn.logical_axis_rules(rules.LOGICAL_AXIS_RULES):
-      return step(state, rules.to_devices(batch, mesh))
+    with jax.set_mesh(mesh), nn.logical_axis_rules(sharding.LOGICAL_AXIS_RULES):
+      return step(state, sharding.to_devices(batch, mesh))
 
   whole, metrics = after_a_step(1)
   parts, metrics_of_parts = after_a_step(2)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from realm_jax.partitioning import rules
+from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training.batches import IndexScores
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
@@ -64,18 +64,18 @@ def _prepare(
       seed=seed,
       freeze_retriever=freeze,
     ),
-    out_shardings=(shardings, rules.replicated(mesh)),
+    out_shardings=(shardings, sharding.replicated(mesh)),
   )
   batch = _batch(stage, mesh, pack=pack)
-  with jax.set_mesh(mesh), nn.logical_axis_rules(rules.LOGICAL_AXIS_RULES):
+  with jax.set_mesh(mesh), nn.logical_axis_rules(sharding.LOGICAL_AXIS_RULES):
     compiled = step.lower(state, batch).compile()
   return state, compiled, mesh
 
 
 def _batch(stage, mesh, *, seed=0, pack=True):
-  groups = rules.row_groups(mesh).count
+  groups = sharding.row_groups(mesh).count
   batch = tiny.batch(stage, seed, pack=pack, groups=groups)
-  return rules.to_devices(batch, mesh)
+  return sharding.to_devices(batch, mesh)
 
 
 def _first_step(stage, layout=ONE, *, optimizer=PLAIN, pack=True, **settings):
@@ -165,10 +165,10 @@ def test_a_step_never_recompiles_on_its_own_output():
   jax.monitoring.register_event_duration_secs_listener(listen)
   step = jax.jit(
     functools.partial(train_step, loss=traced, optimizer=update, seed=0),
-    out_shardings=(shardings, rules.replicated(mesh)),
+    out_shardings=(shardings, sharding.replicated(mesh)),
   )
   batches = [_batch("inverse_cloze", mesh, seed=seed) for seed in range(3)]
-  with jax.set_mesh(mesh), nn.logical_axis_rules(rules.LOGICAL_AXIS_RULES):
+  with jax.set_mesh(mesh), nn.logical_axis_rules(sharding.LOGICAL_AXIS_RULES):
     state, _ = step(state, batches[0])
     before = len(compilations)
     assert before >= 1

@@ -11,8 +11,8 @@ from realm_jax.models.bert import BertConfig
 from realm_jax.models.parameters import parameter_shardings
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
-from realm_jax.partitioning import rules
-from realm_jax.partitioning.rules import RowGroups
+from realm_jax.partitioning import sharding
+from realm_jax.partitioning.sharding import RowGroups
 from realm_jax.training import stage_losses
 from realm_jax.training.batches import (
   InverseClozeBatch,
@@ -89,7 +89,7 @@ def state(stage, optimizer, mesh, **retriever_settings):
     lambda leaf: np.zeros(leaf.shape, leaf.dtype), nn.unbox(shapes)
   )
   values = zeros._replace(params=_draw(nn.unbox(shapes.params)))
-  shardings = parameter_shardings(shapes, mesh, rules.LOGICAL_AXIS_RULES)
+  shardings = parameter_shardings(shapes, mesh, sharding.LOGICAL_AXIS_RULES)
   return jax.device_put(values, shardings), shardings
 
 

@@ -40,7 +40,7 @@ from realm_jax.indexes.protocol import Rows
 from realm_jax.indexes.registry import config_from
 from realm_jax.models.parameters import Params
 from realm_jax.models.retriever import Retriever
-from realm_jax.partitioning import rules
+from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
 
 _STEP = 0
@@ -213,7 +213,7 @@ def import_index(
       ),
       mesh=mesh,
     )
-    replicated = jax.device_put(params, rules.replicated(mesh))
+    replicated = jax.device_put(params, sharding.replicated(mesh))
 
     def write(directory: Path) -> Manifest:
       stored = artifacts.store(directory, released.vectors, step=_STEP)

@@ -27,8 +27,7 @@ from realm_jax.evaluation.trained_model import (
 )
 from realm_jax.generations.follow.loading import Generation
 from realm_jax.inputs.config import DataConfig
-from realm_jax.partitioning import rules
-from realm_jax.partitioning.jit_cache import shared_partial
+from realm_jax.partitioning import sharding
 from realm_jax.retrieval.candidate_rows import with_null, without_source
 from realm_jax.training.stages.pretraining import Pretraining
 
@@ -168,10 +167,12 @@ class _Sample:
     )
     models, mesh = model.models, model.mesh
     self._score, self._read = (
-      rules.on_mesh(program, mesh, out_shardings=rules.batch_sharding(mesh))
-      for program in (
-        shared_partial(programs.score_candidates, models.retriever),
-        shared_partial(programs.target_log_probs, models.require_reader()),
+      sharding.jit_on_mesh(
+        program, model, mesh=mesh, out_shardings=sharding.batch_sharding(mesh)
+      )
+      for program, model in (
+        (programs.score_candidates, models.retriever),
+        (programs.target_log_probs, models.require_reader()),
       )
     )
 
@@ -187,7 +188,7 @@ class _Sample:
     kept = without_source(found.rows, is_source, num_kept=self._num_kept)
     rows = np.asarray(with_null(kept))
     length = self._model.source.block_length
-    batch = rules.to_devices(
+    batch = sharding.to_devices(
       {
         "query": known.query,
         "candidates": self._corpus.gather(rows, length),

@@ -26,8 +26,7 @@ from realm_jax.evaluation.explaining.unaided import UnaidedModel
 from realm_jax.evaluation.ranking import BlockRanker
 from realm_jax.evaluation.trained_model import TrainedModel, whole_batch
 from realm_jax.generations.follow.loading import Generation
-from realm_jax.partitioning import rules
-from realm_jax.partitioning.jit_cache import shared_partial
+from realm_jax.partitioning import sharding
 
 # Fillings that are compared to say what a candidate alone would fill in.
 _BEST = 1
@@ -77,15 +76,17 @@ class MaskedExplainer:
     )
     models = model.models
     reader = models.require_reader()
-    self._score = rules.on_mesh(
-      shared_partial(programs.score_candidates, models.retriever),
-      model.mesh,
-      out_shardings=rules.batch_sharding(model.mesh),
+    self._score = sharding.jit_on_mesh(
+      programs.score_candidates,
+      models.retriever,
+      mesh=model.mesh,
+      out_shardings=sharding.batch_sharding(model.mesh),
     )
-    self._read = rules.on_mesh(
-      shared_partial(programs.mask_logits_of_first, reader),
-      model.mesh,
-      out_shardings=rules.replicated(model.mesh),
+    self._read = sharding.jit_on_mesh(
+      programs.mask_logits_of_first,
+      reader,
+      mesh=model.mesh,
+      out_shardings=sharding.replicated(model.mesh),
     )
 
   def explain(
@@ -157,7 +158,7 @@ class MaskedExplainer:
     length = self._model.source.block_length
     blocks = self._generation.corpus.gather(rows, length)
     positions = masked.mask_positions(self._limits.max_masks)
-    batch = rules.to_devices(
+    batch = sharding.to_devices(
       {
         "query": queries,
         "candidates": np.tile(blocks, (len(queries), 1, 1)),

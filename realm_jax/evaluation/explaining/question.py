@@ -38,8 +38,7 @@ from realm_jax.evaluation.explaining.span_texts import SpanTexts
 from realm_jax.evaluation.ranking import BlockRanker, Ranking
 from realm_jax.evaluation.trained_model import TrainedModel, whole_batch
 from realm_jax.generations.follow.loading import Generation
-from realm_jax.partitioning import rules
-from realm_jax.partitioning.jit_cache import shared_partial
+from realm_jax.partitioning import sharding
 from realm_jax.text.answers import normalize_answer
 
 
@@ -114,12 +113,11 @@ class QuestionExplainer:
     self._ranker = BlockRanker(
       model, generation, num_searched=num_read, index_scores=index_scores
     )
-    self._read = rules.on_mesh(
-      shared_partial(
-        programs.span_logits_of_first, model.models.require_reader()
-      ),
-      model.mesh,
-      out_shardings=rules.replicated(model.mesh),
+    self._read = sharding.jit_on_mesh(
+      programs.span_logits_of_first,
+      model.models.require_reader(),
+      mesh=model.mesh,
+      out_shardings=sharding.replicated(model.mesh),
     )
 
   def explain(self, text: str, answer: str | None) -> Explanation:
@@ -202,7 +200,7 @@ class QuestionExplainer:
     queries = np.zeros((whole_batch(1), source.query_length), np.int32)
     queries[:, : len(token_ids) + 2] = [words.cls_id, *token_ids, words.sep_id]
     rankings = self._ranker.rank(queries)
-    batch = rules.to_devices(
+    batch = sharding.to_devices(
       {
         "query": queries,
         "candidates": self._corpus.gather(rankings.rows, source.block_length),

@@ -12,7 +12,7 @@ import functools
 import numpy as np
 from etils import epath
 
-from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.evaluation.explaining.errors import ExplanationError
 from realm_jax.evaluation.trained_model import TrainedModel
 

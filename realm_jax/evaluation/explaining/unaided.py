@@ -11,8 +11,7 @@ from flax.core import meta
 from jax.sharding import Mesh
 from scipy.special import log_softmax
 
-from realm_jax.checkpoints.loop_item import require_vocabulary
-from realm_jax.checkpoints.manager import CheckpointError, locate
+from realm_jax.checkpoints.store import CheckpointError, locate
 from realm_jax.corpus.store import Corpus
 from realm_jax.evaluation.explaining import fillings as best
 from realm_jax.evaluation.explaining import programs
@@ -22,8 +21,7 @@ from realm_jax.evaluation.trained_model import whole_batch
 from realm_jax.files.object_store.store_access import require_readable
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader
-from realm_jax.partitioning import rules
-from realm_jax.partitioning.jit_cache import shared_partial
+from realm_jax.partitioning import sharding
 from realm_jax.text.wordpieces import WordpieceVocabulary
 
 _VOCABULARY = "vocab.txt"
@@ -57,8 +55,10 @@ class UnaidedModel:
     self.model_dir, self.step = model_dir, step
     self._words, self._limits = words, limits
     self._mesh, self._params = mesh, params
-    self._logits = rules.on_mesh(
-      shared_partial(programs.unaided_logits, reader), self._mesh
+    self._logits = sharding.jit_on_mesh(
+      programs.unaided_logits,
+      reader,
+      mesh=self._mesh,
     )
 
   def fill(self, text: str, answer: str | None, num_fillings: int) -> Unaided:
@@ -75,7 +75,9 @@ class UnaidedModel:
       "query": np.tile(query, (rows, 1)),
       "positions": np.tile(positions, (rows, 1)),
     }
-    logits = self._logits(self._params, **rules.to_devices(batch, self._mesh))
+    logits = self._logits(
+      self._params, **sharding.to_devices(batch, self._mesh)
+    )
     log_probs = log_softmax(
       np.asarray(logits, np.float64)[:1, : masked.num_masks], axis=-1
     )
@@ -134,7 +136,7 @@ def load_unaided(
     else:
       words = corpus.vocabulary
     try:
-      require_vocabulary(store, step, words.sha256)
+      store.require_vocabulary(step, words.sha256)
     except CheckpointError as error:
       raise CheckpointError(
         f"{error}; or put the vocabulary that it was trained with into {own}"
@@ -145,7 +147,7 @@ def load_unaided(
     abstract = jax.eval_shape(
       functools.partial(_init, reader, limits.query_length)
     )
-    like = {"reader": rules.abstract_replicated(meta.unbox(abstract), mesh)}
+    like = {"reader": sharding.abstract_replicated(meta.unbox(abstract), mesh)}
     params = store.restore(step, items=("reader",), like=like)["reader"]
     return UnaidedModel(
       store.directory.parent, step, reader, params, words, limits, mesh

@@ -46,7 +46,7 @@ from realm_jax.models.retriever import (
   embed_queries,
   query_tower_parameters,
 )
-from realm_jax.partitioning.jit_cache import shared_partial
+from realm_jax.partitioning.sharding import shared_partial
 from realm_jax.settings import PositiveInt, Range, require_valid
 
 _BLOCK_KEYS = "block_keys.npy"

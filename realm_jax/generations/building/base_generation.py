@@ -7,8 +7,7 @@ from absl import logging
 from etils import epath
 from jaxtyping import Int, UInt64
 
-from realm_jax.checkpoints.loop_item import has_vectors_of
-from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.files.local_disk.disk_full import DiskFullError
 from realm_jax.generations.building.partial_refresh import KnownVectors
@@ -116,7 +115,7 @@ def checkpoint_vectors(
   Raises:
     CheckpointError: They cannot be read.
   """
-  if not has_vectors_of(checkpoints, step, corpus.fingerprint):
+  if not checkpoints.has_vectors_of(step, corpus.fingerprint):
     if "vectors" in checkpoints.items(step):
       logging.warning(
         "checkpoint %d has the vectors of another version of the corpus: all "

@@ -31,7 +31,7 @@ from realm_jax.generations.building.length_batches import (
 from realm_jax.generations.store.embeddings import check_finite
 from realm_jax.models.parameters import Params
 from realm_jax.models.retriever import Retriever
-from realm_jax.partitioning import rules
+from realm_jax.partitioning import sharding
 
 # Batches on the devices before they are computed, and computed ones that the
 # host has not stored yet.
@@ -50,8 +50,8 @@ def jitted_embedder(
 ) -> jax.stages.Wrapped:
   """Returns `embed_blocks` as the builder compiles it, for each length."""
   return jax.jit(
-    rules.under(rules.LOGICAL_AXIS_RULES, embed_blocks),
-    out_shardings=rules.batch_sharding(mesh),
+    sharding.under(sharding.LOGICAL_AXIS_RULES, embed_blocks),
+    out_shardings=sharding.batch_sharding(mesh),
   )
 
 
@@ -60,7 +60,7 @@ def abstract_retriever(retriever: Retriever, mesh: Mesh) -> Params:
   """Returns the shapes of a retriever's parameters, with shardings."""
   tokens = jnp.zeros((1, 3), jnp.int32)
   boxed = jax.eval_shape(retriever.init, jax.random.key(0), tokens, tokens)
-  return rules.abstract_replicated(meta.unbox(boxed["params"]), mesh)
+  return sharding.abstract_replicated(meta.unbox(boxed["params"]), mesh)
 
 
 class CorpusEmbedder:
@@ -94,7 +94,7 @@ class CorpusEmbedder:
     self._corpus = corpus
     self._dim = dim
     self._mesh = mesh
-    self._groups = rules.row_groups(mesh).count
+    self._groups = sharding.row_groups(mesh).count
     rows = min(rows_per_call or corpus.num_blocks, corpus.num_blocks)
     tokens = int(corpus.lengths.mean() * rows) // _MIN_BATCHES
     self._tokens_per_batch = min(tokens_per_batch * self._groups, tokens)
@@ -168,7 +168,7 @@ class CorpusEmbedder:
   ) -> tuple[Int[np.ndarray, " b"], jax.Array]:
     """Reads a batch and copies it to the devices, in the reader's thread."""
     tokens = {"block": self._corpus.gather(batch, length)}
-    on_devices: dict[str, Any] = rules.to_devices(tokens, self._mesh)
+    on_devices: dict[str, Any] = sharding.to_devices(tokens, self._mesh)
     return batch, on_devices["block"]
 
   def _result(

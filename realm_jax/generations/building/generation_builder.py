@@ -9,8 +9,7 @@ import jax
 from absl import logging
 from etils import epath
 
-from realm_jax.checkpoints.loop_item import require_vocabulary
-from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.building import assignment
 from realm_jax.generations.building.artifacts import (
@@ -120,7 +119,7 @@ class GenerationBuilder:
     """
     try:
       like = {"retriever": self._artifacts.abstract_params()}
-      require_vocabulary(checkpoints, step, self.corpus.vocab_sha256)
+      checkpoints.require_vocabulary(step, self.corpus.vocab_sha256)
       restored = checkpoints.restore(step, items=("retriever",), like=like)
       vectors = checkpoint_vectors(checkpoints, step, self.corpus)
       return RestoredRetriever(restored["retriever"], vectors)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from absl import logging
 from etils import epath
 
-from realm_jax.checkpoints.manager import (
+from realm_jax.checkpoints.store import (
   CheckpointStore,
   UnreadableCheckpointError,
 )

@@ -11,7 +11,7 @@ import dataclasses
 import jax
 from etils import epath
 
-from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.console.sigterm import stop_on_sigterm
 from realm_jax.corpus.store import Corpus
 from realm_jax.files.object_store.store_access import (
@@ -28,8 +28,7 @@ from realm_jax.generations.building.helper import Helper
 from realm_jax.generations.building.sidecar import Sidecar, SidecarConfig
 from realm_jax.generations.building.worker import WorkerNumber
 from realm_jax.generations.store import layout
-from realm_jax.partitioning.agreement import Agreement, StopForAll
-from realm_jax.partitioning.same_run import require_same
+from realm_jax.partitioning.agreement import Agreement
 
 
 def build_index(
@@ -71,8 +70,9 @@ def build_index(
   config = sidecar or SidecarConfig()
   config = dataclasses.replace(config, once=config.once or once)
   agreement = Agreement("builder")
-  configs = {"GenerationConfig": generation, "SidecarConfig": config}
-  require_same(agreement, configs, {})
+  agreement.require_same(
+    {"GenerationConfig": generation, "SidecarConfig": config}
+  )
   directory = epath.Path(
     generations_dir or epath.Path(model_dir) / layout.FOLDER
   )
@@ -100,7 +100,7 @@ def build_index(
       "and --worker=1/2",
     ) as role,
   ):
-    stop_for_all = StopForAll(stop, agreement)
+    stop_for_all = agreement.stop_event(stop)
     builder = CurrentBuilder(corpus, make_builder)
     first = Sidecar(
       config,

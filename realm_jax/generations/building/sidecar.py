@@ -14,7 +14,7 @@ from typing import Literal
 from absl import logging
 from etils import epath
 
-from realm_jax.checkpoints.manager import (
+from realm_jax.checkpoints.store import (
   CheckpointError,
   CheckpointStore,
   UnreadableCheckpointError,

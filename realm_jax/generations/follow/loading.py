@@ -28,7 +28,7 @@ from realm_jax.indexes.protocol import (
 )
 from realm_jax.indexes.registry import IndexKindError, config_from
 from realm_jax.models.parameters import Params
-from realm_jax.partitioning import rules
+from realm_jax.partitioning import sharding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +126,7 @@ def load_generation(
     embeddings.map_all()
   query_params = query_tower.load(files.root)
   if mesh is not None:
-    query_params = rules.replicate(query_params, mesh)
+    query_params = sharding.replicate(query_params, mesh)
   return Generation(
     step=step,
     manifest=manifest,

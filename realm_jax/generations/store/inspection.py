@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from etils import epath
 
-from realm_jax.checkpoints.manager import FOLDER, CheckpointStore
+from realm_jax.checkpoints.store import FOLDER, CheckpointStore
 from realm_jax.files.json_file import JsonValue
 from realm_jax.files.object_store.remote import is_remote, objects_below
 from realm_jax.files.object_store.store_access import require_readable

@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 from etils import epath
 
-from realm_jax.checkpoints.loop_item import recorded_generation
-from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.checkpoints.store import CheckpointStore, recorded_generation
 from realm_jax.generations.store import layout
 from realm_jax.generations.store.leases import leased_steps
 

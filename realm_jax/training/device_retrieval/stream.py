@@ -25,7 +25,7 @@ from realm_jax.training.batches import (
   StepBatch,
   UnretrievedBatch,
 )
-from realm_jax.training.checkpointing.loop_state import LoopState, OwnVectors
+from realm_jax.training.checkpointing import LoopState, OwnVectors
 from realm_jax.training.decisions import Decisions, StepFacts
 from realm_jax.training.stages.pretraining import Pretraining
 

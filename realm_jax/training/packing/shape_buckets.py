@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from realm_jax.corpus.store import NULL_ROW, Corpus
-from realm_jax.partitioning import rules
+from realm_jax.partitioning import sharding
 from realm_jax.training.batches import StepBatch
 from realm_jax.training.packing import packer
 from realm_jax.training.stages.model_inputs import ModelInputs
@@ -90,20 +90,19 @@ def _geometric(
 
 
 def abstract_batch(
-  batch: StepBatch, mesh: Mesh, *, groups: rules.RowGroups
+  batch: StepBatch, mesh: Mesh, *, groups: sharding.RowGroups
 ) -> StepBatch:
   """Returns abstract arrays like those of a laid-out batch on the devices.
 
   `batch` has the rows of the groups of this process.
   """
-  sharding = rules.batch_sharding(mesh)
 
   def abstract(leaf: np.ndarray) -> jax.ShapeDtypeStruct:
     rows, *rest = leaf.shape
     return jax.ShapeDtypeStruct(
       (rows // len(groups.own) * groups.count, *rest),
       jax.dtypes.canonicalize_dtype(leaf.dtype),
-      sharding=sharding,
+      sharding=sharding.batch_sharding(mesh),
     )
 
   return jax.tree.map(abstract, batch)

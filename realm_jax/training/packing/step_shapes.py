@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from realm_jax.corpus.store import Corpus
-from realm_jax.partitioning.rules import RowGroups
+from realm_jax.partitioning.sharding import RowGroups
 from realm_jax.training.batches import StepBatch
 from realm_jax.training.packing.packer import Packer, largest_bucket
 from realm_jax.training.packing.shape_buckets import (

@@ -12,14 +12,13 @@ import contextlib
 from etils import epath
 from jax.sharding import Mesh
 
-from realm_jax.checkpoints.loop_item import require_vocabulary
-from realm_jax.checkpoints.manager import CheckpointError, CheckpointStore
+from realm_jax.checkpoints.store import CheckpointError, CheckpointStore
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.follow.loading import Generation, load_generation
 from realm_jax.generations.store.manifest import GenerationError
 from realm_jax.indexes.protocol import IndexConfig
-from realm_jax.training.checkpointing.loop_state import recorded_corpus
+from realm_jax.training.checkpointing import read_loop_item
 
 
 def examples_of_run(
@@ -34,16 +33,17 @@ def examples_of_run(
   """
   newest = Corpus.open(examples_dir)
   with contextlib.closing(CheckpointStore(model_dir)) as store:
-    steps = store.steps()
-    if not steps or "loop" not in store.items(steps[-1]):
+    if not store.steps():
       return newest
-    require_vocabulary(store, steps[-1], newest.vocab_sha256)
-    version, fingerprint = recorded_corpus(store, steps[-1])
+    step = store.latest()
+    store.require_vocabulary(step, newest.vocab_sha256)
+    item = read_loop_item(store, step)
+  version = int(item["corpus_version"])
   try:
-    return newest.at(version, fingerprint)
+    return newest.at(version, bytes(item["corpus_fingerprint"]).hex())
   except CorpusError as error:
     raise CheckpointError(
-      f"{store.directory}/{steps[-1]} reads its examples from version "
+      f"{store.directory}/{step} reads its examples from version "
       f"{version} of the corpus, and cannot be continued exactly: {error}. "
       "Restore that version, or give another MODEL_DIR and this one as "
       "INITIAL_CHECKPOINT"

@@ -104,13 +104,15 @@ class CrashFallback:
     """
     step = generation.step
     self._require_fallback(step, error)
-    for other in self._agreement.led("fallbacks", lambda: self._order(step)):
+    for other in self._agreement.on_process_0(
+      "fallbacks", lambda: self._order(step)
+    ):
       # The index that has crashed is not loaded again.
       load = functools.partial(self._load_exact, other, error)
       if other != step:
         load = functools.partial(self.load, other)
       try:
-        replacement = self._agreement.everywhere(
+        replacement = self._agreement.on_all_processes(
           f"fallback {other}", load, (GenerationError,)
         )
       except GenerationError as reason:

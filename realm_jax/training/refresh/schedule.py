@@ -151,7 +151,7 @@ class GenerationSchedule:
     """
     if not self._config.swap_generations or self._config.wait_for_generations:
       return None
-    if self._decisions.are_led_elsewhere:
+    if not self._decisions.loop.is_leader:
       wanted = self._decisions.generation_to_load
       self._offered = None if wanted is None else self._watcher.request(wanted)
     else:
@@ -174,8 +174,10 @@ class GenerationSchedule:
     with self._goodput.measure("waiting"):
       if loop.count == 1:
         return find()
-      step = loop.led("which generation", lambda: find().step, _NOT_FOUND)
-      return loop.everywhere(
+      step = loop.on_process_0(
+        "which generation", lambda: find().step, _NOT_FOUND
+      )
+      return loop.on_all_processes(
         f"generation {step}",
         lambda: self._wait_for(step, exactly=True),
         _NOT_FOUND,

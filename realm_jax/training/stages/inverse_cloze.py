@@ -6,7 +6,7 @@ import numpy as np
 
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
-from realm_jax.partitioning.jit_cache import shared_partial
+from realm_jax.partitioning.sharding import shared_partial
 from realm_jax.training import stage_losses
 from realm_jax.training.batches import InverseClozeBatch
 from realm_jax.training.stages import protocol

@@ -11,7 +11,7 @@ from realm_jax.models.arrays import AnyArray
 from realm_jax.models.packing import TokenRows, content_numbers
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
-from realm_jax.partitioning.rules import ONE_GROUP, RowGroups
+from realm_jax.partitioning.sharding import ONE_GROUP, RowGroups
 from realm_jax.training.batches import MaskTargets, PretrainingBatch
 
 

@@ -14,7 +14,7 @@ from realm_jax.corpus.store import Corpus
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
 from realm_jax.models.parameters import Params
-from realm_jax.partitioning.jit_cache import shared_partial
+from realm_jax.partitioning.sharding import shared_partial
 from realm_jax.settings import Fraction, PositiveInt, require_valid
 from realm_jax.text.answer_spans import TokenSpans, find_token_spans
 from realm_jax.training import stage_losses

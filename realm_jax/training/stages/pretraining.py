@@ -9,7 +9,7 @@ from jaxtyping import Bool, Int
 from realm_jax.corpus.store import Corpus
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
-from realm_jax.partitioning.jit_cache import shared_partial
+from realm_jax.partitioning.sharding import shared_partial
 from realm_jax.retrieval.candidate_rows import with_null, without_source
 from realm_jax.retrieval.token_store import hash_words
 from realm_jax.settings import (

@@ -6,7 +6,7 @@ import numpy as np
 
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
-from realm_jax.partitioning.jit_cache import shared_partial
+from realm_jax.partitioning.sharding import shared_partial
 from realm_jax.settings import PositiveInt, require_valid
 from realm_jax.text.answer_spans import find_token_spans
 from realm_jax.training import stage_losses

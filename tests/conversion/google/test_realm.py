@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.conversion.bert_models import TowerOptions
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.google.realm import plan_tf_realm

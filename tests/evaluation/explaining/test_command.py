@@ -10,7 +10,7 @@ from absl.testing import flagsaver
 
 # Its flags, which commands share, are this process's.
 from realm_jax import device_command  # noqa: F401
-from realm_jax.checkpoints.manager import CheckpointError
+from realm_jax.checkpoints.store import CheckpointError
 from realm_jax.configuration import ConfigurationError, RunRecord
 from realm_jax.partitioning import cpu_tuning
 

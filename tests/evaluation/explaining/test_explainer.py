@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.evaluation.explaining.errors import ExplanationError
 from realm_jax.evaluation.explaining.explainer import (
   Explainer,

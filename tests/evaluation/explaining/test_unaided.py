@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from realm_jax.checkpoints.manager import CheckpointError
+from realm_jax.checkpoints.store import CheckpointError
 from realm_jax.evaluation.explaining.masked_text import MaskLimits
 from realm_jax.evaluation.explaining.unaided import load_unaided
 from realm_jax.models import sequences

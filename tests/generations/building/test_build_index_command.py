@@ -12,7 +12,7 @@ import pytest
 from benchmarks.runs.groups import free_port
 from benchmarks.runs.jobs import Job, wait_until
 from realm_jax import configuration
-from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.generations.follow.loading import load_newest
 from realm_jax.models.retriever import Retriever
 

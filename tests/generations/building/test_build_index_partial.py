@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.generations.building.partial_refresh import PartialRefresh
 from realm_jax.generations.follow.loading import load_generation, load_newest
 from realm_jax.generations.store import publisher

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.corpus.building.block_identity import block_id
 from realm_jax.corpus.building.corpus import build_corpus
 from realm_jax.corpus.building.update import update_corpus

@@ -5,7 +5,7 @@ import contextlib
 import numpy as np
 import pytest
 
-from realm_jax.checkpoints.manager import (
+from realm_jax.checkpoints.store import (
   CheckpointError,
   CheckpointStore,
   UnreadableCheckpointError,

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.files.sole_process import SoleProcessError, sole_process
 from realm_jax.generations.building import assignment
 from realm_jax.generations.building.assignment import (

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from realm_jax.checkpoints.manager import CheckpointStore
+from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.generations.store import layout, retention
 from realm_jax.generations.store.inspection import (
   RunGenerations,

@@ -21,9 +21,9 @@ from realm_jax.partitioning import processes
 from realm_jax.partitioning.agreement import Agreement
 
 # No flag says where they meet.
-processes.initialize(processes.ProcessFlags(initialization_timeout_seconds=60))
+processes.initialize(initialization_timeout_seconds=60)
 agreement = Agreement("hosts")
-hosts = agreement.decide("hosts", agreement.index, list)
+hosts = agreement.exchange("hosts", agreement.index, list)
 print(agreement.index, agreement.count, hosts, flush=True)
 processes.leave(0)
 """

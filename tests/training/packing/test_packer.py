@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from realm_jax.partitioning import rules
+from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
 from realm_jax.training.packing.packer import (
@@ -44,12 +44,12 @@ def _arrays(stage):
 
 
 def _loss_and_gradient(batch, mesh, params, loss):
-  batch = rules.to_devices(batch, mesh)
+  batch = sharding.to_devices(batch, mesh)
 
   def mean(params, batch, key):
     return loss(params, batch, key).loss.mean
 
-  with jax.set_mesh(mesh), nn.logical_axis_rules(rules.LOGICAL_AXIS_RULES):
+  with jax.set_mesh(mesh), nn.logical_axis_rules(sharding.LOGICAL_AXIS_RULES):
     value, gradient = jax.jit(jax.value_and_grad(mean))(
       params, batch, jax.random.key(0)
     )

@@ -5,9 +5,9 @@ import functools
 import jax
 import numpy as np
 
-from realm_jax.partitioning import rules
+from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.partitioning.rules import RowGroups
+from realm_jax.partitioning.sharding import RowGroups
 from realm_jax.training.packing.shape_buckets import (
   abstract_batch,
   choose_shape_buckets,
@@ -23,8 +23,8 @@ def test_an_abstract_batch_is_what_a_real_one_becomes_on_the_devices():
   mesh = make_mesh(devices=jax.devices()[:2])
   for stage in tiny.STAGES:
     batch = tiny.batch(stage, groups=2)
-    placed = rules.to_devices(batch, mesh)
-    abstract = abstract_batch(batch, mesh, groups=rules.row_groups(mesh))
+    placed = sharding.to_devices(batch, mesh)
+    abstract = abstract_batch(batch, mesh, groups=sharding.row_groups(mesh))
     same = jax.tree.map(
       lambda a, b: (
         (a.shape, a.dtype, a.sharding) == (b.shape, b.dtype, b.sharding)

@@ -7,14 +7,14 @@ import shutil
 import numpy as np
 import pytest
 
-from realm_jax.checkpoints.manager import CheckpointError, CheckpointStore
+from realm_jax.checkpoints.store import CheckpointError, CheckpointStore
 from realm_jax.corpus.building.block_identity import block_id
 from realm_jax.corpus.building.update import update_corpus
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.store.manifest import GenerationError
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.training.checkpointing.loop_state import RetrievedIds
+from realm_jax.training.checkpointing import RetrievedIds
 from realm_jax.training.refresh.corpus_versions import (
   examples_of_run,
   load_for_run,
@@ -39,7 +39,7 @@ def _remove(corpus: Corpus, *names: str, **settings) -> Corpus:
 
 def _save(model_dir, corpus: Corpus, **changes) -> None:
   place = {
-    "generation": np.int64(-1),
+    "format": np.int64(1),
     "corpus_version": np.int64(corpus.version),
     "corpus_fingerprint": np.frombuffer(
       bytes.fromhex(corpus.fingerprint), np.uint8

@@ -13,8 +13,7 @@ from realm_jax.corpus.store import Corpus
 from realm_jax.indexes.exact import ExactConfig, capacity_for
 from realm_jax.indexes.exact_search import Plan
 from realm_jax.models.parameters import Params
-from realm_jax.partitioning import rules
-from realm_jax.partitioning.jit_cache import shared_partial
+from realm_jax.partitioning import sharding
 from realm_jax.retrieval.rolling_refresh import (
   NEVER,
   NO_BLOCK,
@@ -23,8 +22,7 @@ from realm_jax.retrieval.rolling_refresh import (
 )
 from realm_jax.retrieval.token_store import TokenStore
 from realm_jax.training.batches import Searched
-from realm_jax.training.checkpointing.checkpointer import Checkpointer
-from realm_jax.training.checkpointing.loop_state import OwnVectors
+from realm_jax.training.checkpointing import Checkpointer, OwnVectors
 from realm_jax.training.config import RefreshConfig
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.device_retrieval.rolling_refresh.slices import (
@@ -125,8 +123,8 @@ class OwnIndex:
       blocks_of_device=len(shapes.steps) // mesh.size,
     )
     refresh = jax.jit(
-      shared_partial(
-        rules.under(setup.config.mesh.all_axis_rules, refresh_oldest),
+      sharding.shared_partial(
+        sharding.under(setup.config.mesh.all_axis_rules, refresh_oldest),
         retriever=setup.inputs.models.retriever,
         part=part,
         mesh=mesh,
@@ -135,11 +133,11 @@ class OwnIndex:
       out_shardings=shapes.sharding,
     )
     dated = _without_vectors(shapes, self.corpus.num_blocks)
-    number: Any = rules.replicate(np.asarray(step, np.int32), mesh)
+    number: Any = sharding.replicate(np.asarray(step, np.int32), mesh)
     total, done = self.corpus.num_blocks, 0
     with Progress("blocks embedded", total=total) as progress:
       while done < total:
-        if self._decisions.loop.decide(
+        if self._decisions.loop.exchange(
           "preempted", self._decisions.stop_requested(), any
         ):
           raise WaitPreemptedError

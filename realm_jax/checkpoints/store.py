@@ -17,7 +17,7 @@ import dataclasses
 import math
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,7 +26,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging
 from etils import epath
-from jaxtyping import PyTree
+from jaxtyping import PyTree, UInt8
 from orbax.checkpoint import checkpoint_managers
 
 from realm_jax.checkpoints import best
@@ -37,6 +37,9 @@ FOLDER = "checkpoints"
 
 _Result = TypeVar("_Result")
 _Leaf = jax.Array | np.ndarray | jax.ShapeDtypeStruct
+# The item `loop`, a flat dictionary, as it is saved and restored.
+LoopItem = dict[str, Any]
+_NO_GENERATION = -1
 _MAX_LISTINGS = 10
 _SECONDS_BETWEEN_LISTINGS = 0.2
 # Pauses between the tries to write a checkpoint, and those of a process that
@@ -63,31 +66,8 @@ class CheckpointNotWrittenError(CheckpointError):
   """A checkpoint that could not be written, however often it was tried."""
 
 
-class _Best(checkpoint_managers.PreservationPolicy):
-  """Keeps the checkpoints that the run's `best.json` names at each save."""
-
-  def __init__(self, model_dir: epath.Path):
-    self._model_dir = model_dir
-
-  def should_preserve(
-    self,
-    checkpoints: Sequence[Any],
-    *,
-    context: checkpoint_managers.PreservationContext,
-  ) -> list[bool]:
-    """Returns whether each checkpoint is kept: all if the file is damaged."""
-    del context
-    try:
-      named = best.read_best(self._model_dir)
-    except (ValueError, OSError) as error:
-      logging.warning("no checkpoint is removed: %s", error)
-      return [True] * len(checkpoints)
-    kept = frozenset() if named is None else named.kept
-    return [checkpoint.step in kept for checkpoint in checkpoints]
-
-
 @dataclasses.dataclass
-class _Unwritten:
+class _Pending:
   """A checkpoint that is not committed yet.
 
   Attributes:
@@ -147,9 +127,9 @@ class CheckpointStore:
     # Orbax takes no relative path.
     self.directory = directory if is_remote(model_dir) else directory.absolute()
     self._read_only = read_only
-    self._manager: ocp.CheckpointManager | None = None
     self._keep = keep
-    self._unwritten: _Unwritten | None = None
+    self._manager: ocp.CheckpointManager | None = None
+    self._pending: _Pending | None = None
     self._pauses: Sequence[float] = _PAUSES_SECONDS
 
   def _open(self) -> ocp.CheckpointManager:
@@ -159,13 +139,7 @@ class CheckpointStore:
 
   def _make_manager(self) -> ocp.CheckpointManager:
     logging.get_absl_logger().addFilter(_is_news)
-    policy = checkpoint_managers.AnyPreservationPolicy(
-      [
-        checkpoint_managers.LatestN(self._keep),
-        checkpoint_managers.CustomSteps([0]),
-        _Best(self.directory.parent),
-      ]
-    )
+    alone = {jax.process_index()} if self._read_only else None
     return ocp.CheckpointManager(
       self.directory,
       item_names=ITEMS,
@@ -175,13 +149,22 @@ class CheckpointStore:
         # What orbax would set for readers by itself, with a warning each.
         save_interval_steps=0 if self._read_only else 1,
         create=not self._read_only,
-        preservation_policy=policy,
+        preservation_policy=checkpoint_managers.AnyPreservationPolicy(
+          [
+            checkpoint_managers.LatestN(self._keep),
+            checkpoint_managers.CustomSteps([0]),
+            _Best(self.directory.parent),
+          ]
+        ),
         save_decision_policy=checkpoint_managers.FixedIntervalPolicy(1),
         enable_async_checkpointing=not self._read_only,
         # Where directories are made in the background and that fails, threads
         # wait for them for minutes, and the process with them.
         async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
-        multiprocessing_options=_processes(alone=self._read_only),
+        # The processes that orbax's barriers wait for.
+        multiprocessing_options=ocp.options.MultiprocessingOptions(
+          primary_host=min(alone) if alone else 0, active_processes=alone
+        ),
       ),
     )
 
@@ -209,17 +192,22 @@ class CheckpointStore:
     return steps[-1]
 
   def items(self, step: int) -> frozenset[str]:
-    """Returns the names of a step's items."""
+    """Returns the names of a step's items.
+
+    Raises:
+      CheckpointError: There is no such step.
+      OSError: It is being removed.
+    """
     if step not in (steps := self.steps()):
       raise CheckpointError(
         f"{self.directory} has no checkpoint of step {step}; it has "
         f"{steps or 'none'}"
       )
-    folder = self._folder(step)
-    return frozenset(p.name for p in folder.iterdir() if p.name in ITEMS)
+    names = (path.name for path in self._folder(step).iterdir())
+    return frozenset(names) & frozenset(ITEMS)
 
   def _folder(self, step: int) -> epath.Path:
-    return self._open()._get_read_step_directory(step, self.directory)
+    return self.directory / str(step)
 
   def save(self, step: int, items: Mapping[str, PyTree]) -> None:
     """Copies trees of arrays off the devices; writes them in the background.
@@ -232,110 +220,14 @@ class CheckpointStore:
     """
     if self._pauses is _PAUSES_SECONDS:
       self.wait()
-    elif self._unwritten is not None:
-      try:
-        self._finish()
-      except CheckpointNotWrittenError as error:
-        logging.warning("%s", error)
-      if (failed := self._unwritten) is not None:
-        logging.warning(
-          "%s; checkpoint %d is saved instead", self._what(failed), step
-        )
+    else:
+      self._give_up()
     copies = jax.tree.map(
       lambda leaf: _HostArray(leaf) if isinstance(leaf, jax.Array) else leaf,
       dict(items),
     )
-    self._unwritten = _Unwritten(step, copies)
-    self._begin(self._unwritten, items)
-
-  def _begin(self, unwritten: _Unwritten, items: Mapping[str, PyTree]) -> None:
-    """Starts to write a checkpoint in the background."""
-    trees = {name: ocp.args.StandardSave(tree) for name, tree in items.items()}
-    try:
-      self._open().save(unwritten.step, args=ocp.args.Composite(**trees))
-    except Exception as error:
-      # Orbax, TensorStore and the clients of object stores have no common one.
-      self._note_failure(unwritten, error)
-
-  def _finish(self) -> None:
-    """Waits until the current try has ended, and notes how."""
-    unwritten = self._unwritten
-    if unwritten is None or unwritten.error is not None:
-      return
-    try:
-      self._open().wait_until_finished()
-    except Exception as error:
-      self._note_failure(unwritten, error)
-    else:
-      self._unwritten = None
-
-  def _retry(self, unwritten: _Unwritten) -> None:
-    unwritten.error = None
-    try:
-      manager = self._open()
-      manager.reload()
-      if unwritten.step in manager.all_steps():
-        # What failed came after the commit.
-        self._unwritten = None
-        return
-      items = jax.tree.map(
-        lambda leaf: (
-          leaf.to_devices() if isinstance(leaf, _HostArray) else leaf
-        ),
-        unwritten.items,
-      )
-    except Exception as error:
-      self._note_failure(unwritten, error)
-      return
-    self._begin(unwritten, items)
-
-  def _note_failure(self, unwritten: _Unwritten, error: Exception) -> None:
-    """Plans the next try.
-
-    Raises:
-      CheckpointNotWrittenError: That was the last one.
-    """
-    unwritten.error = error
-    unwritten.failures += 1
-    self._remove_partial(unwritten.step)
-    # Several processes would have to agree on another try. Orbax's barriers
-    # do not get over a process that has left one of them.
-    tries = 1 if jax.process_count() > 1 else 1 + len(self._pauses)
-    now = time.monotonic()
-    unwritten.give_up_at = min(unwritten.give_up_at, now + _PATIENCE_SECONDS)
-    if unwritten.failures >= tries or now >= unwritten.give_up_at:
-      self._unwritten = None
-      raise CheckpointNotWrittenError(
-        f"{self._what(unwritten)}, tried {unwritten.failures} times; free some "
-        "space or make the store reachable, and start the run again, which "
-        "continues from its last checkpoint"
-      ) from error
-    pause = self._pauses[unwritten.failures - 1]
-    unwritten.retry_at = now + pause
-    logging.warning("%s; trying again in %.0f s", self._what(unwritten), pause)
-
-  def _what(self, unwritten: _Unwritten) -> str:
-    error = unwritten.error
-    reason = " ".join(str(error).split()) or type(error).__name__
-    # TensorStore's end with the cause, and then with what belongs to it.
-    reason = reason.partition(" [")[0]
-    if len(reason) > _MAX_REASON:
-      reason = f"…{reason[-_MAX_REASON:]}"
-    return (
-      f"checkpoint {self.directory}/{unwritten.step} could not be written "
-      f"({reason})"
-    )
-
-  def _remove_partial(self, step: int) -> None:
-    """Frees the disk of what a failed try has written.
-
-    An object store has no temporary folders: there a folder without a commit
-    file is no checkpoint, and the next try replaces it.
-    """
-    if is_remote(self.directory) or jax.process_index() > 0:
-      return
-    for partial in Path(self.directory).glob(f"{step}.*"):
-      shutil.rmtree(partial, ignore_errors=True)
+    self._pending = _Pending(step, copies)
+    self._write(self._pending, items)
 
   def check(self) -> None:
     """Looks, without waiting, how the last save is; repeats one that failed.
@@ -343,28 +235,132 @@ class CheckpointStore:
     Raises:
       CheckpointNotWrittenError: It could not be written, however often tried.
     """
-    if (unwritten := self._unwritten) is None:
-      return
-    if unwritten.error is None:
-      if self._open().is_saving_in_progress():
-        if (now := time.monotonic()) >= unwritten.remind_at:
-          unwritten.remind_at = now + _REMINDER_SECONDS
-          logging.info(
-            "checkpoint %s/%d is still being written",
-            self.directory,
-            unwritten.step,
-          )
-        return
-      self._finish()
-    failed = self._unwritten
-    if failed is not None and time.monotonic() >= failed.retry_at:
-      self._retry(failed)
+    self._advance(wait=False)
+
+  def wait(self) -> None:
+    """Waits until the last save is committed, and repeats it if it failed.
+
+    Raises:
+      CheckpointNotWrittenError: It could not be written, however often tried.
+    """
+    self._advance(wait=True)
 
   def hurry(self) -> None:
     """Repeats failed saves for few seconds only, as this process must end."""
     self._pauses = _HURRIED_PAUSES_SECONDS
-    if self._unwritten is not None:
-      self._unwritten.retry_at = 0.0
+    if self._pending is not None:
+      self._pending.retry_at = 0.0
+
+  def close(self) -> None:
+    """Waits for a save that is being written, and ends the threads."""
+    if self._manager is None:
+      return
+    self._give_up()
+    self._manager.close()
+    self._manager = None
+
+  def _give_up(self) -> None:
+    """Waits until the current try has ended; there is no other after it."""
+    try:
+      self._finish_try()
+    except CheckpointNotWrittenError as error:
+      logging.error("%s", error)
+    if self._pending is not None:
+      logging.error("%s", self._failure(self._pending))
+      self._pending = None
+
+  def _advance(self, *, wait: bool) -> None:
+    """Ends a try that is over, and begins another one when it is due."""
+    while (pending := self._pending) is not None:
+      if pending.error is not None:
+        pause = pending.retry_at - time.monotonic()
+        if pause > 0 and not wait:
+          return
+        time.sleep(max(0.0, pause))
+        self._write(pending)
+      elif wait or not self._open().is_saving_in_progress():
+        self._finish_try()
+      else:
+        if (now := time.monotonic()) >= pending.remind_at:
+          pending.remind_at = now + _REMINDER_SECONDS
+          folder = self._folder(pending.step)
+          logging.info("checkpoint %s is still being written", folder)
+        return
+
+  def _write(
+    self, pending: _Pending, items: Mapping[str, PyTree] | None = None
+  ) -> None:
+    """Starts to write a checkpoint, for another time without its `items`."""
+    pending.error = None
+    try:
+      manager = self._open()
+      if items is None:
+        manager.reload()
+        if pending.step in manager.all_steps():
+          # What failed came after the commit.
+          self._pending = None
+          return
+        items = jax.tree.map(
+          lambda leaf: (
+            leaf.to_devices() if isinstance(leaf, _HostArray) else leaf
+          ),
+          pending.items,
+        )
+      trees = {n: ocp.args.StandardSave(tree) for n, tree in items.items()}
+      manager.save(pending.step, args=ocp.args.Composite(**trees))
+    except Exception as error:
+      # Orbax, TensorStore and the clients of object stores have no common one.
+      self._note_failure(pending, error)
+
+  def _finish_try(self) -> None:
+    """Waits until the current try has ended, and notes how."""
+    pending = self._pending
+    if pending is None or pending.error is not None:
+      return
+    try:
+      self._open().wait_until_finished()
+    except Exception as error:
+      self._note_failure(pending, error)
+    else:
+      self._pending = None
+
+  def _note_failure(self, pending: _Pending, error: Exception) -> None:
+    """Plans the next try.
+
+    Raises:
+      CheckpointNotWrittenError: That was the last one.
+    """
+    pending.error = error
+    pending.failures += 1
+    # An object store has no temporary folders: there a folder without a commit
+    # file is no checkpoint, and the next try replaces it.
+    if not is_remote(self.directory) and jax.process_index() == 0:
+      for partial in Path(self.directory).glob(f"{pending.step}.*"):
+        shutil.rmtree(partial, ignore_errors=True)
+    # Several processes would have to agree on another try. Orbax's barriers
+    # do not get over a process that has left one of them.
+    tries = 1 if jax.process_count() > 1 else 1 + len(self._pauses)
+    now = time.monotonic()
+    pending.give_up_at = min(pending.give_up_at, now + _PATIENCE_SECONDS)
+    if pending.failures >= tries or now >= pending.give_up_at:
+      self._pending = None
+      raise CheckpointNotWrittenError(
+        f"{self._failure(pending)}, tried {pending.failures} times; free some "
+        "space or make the store reachable, and start the run again, which "
+        "continues from its last checkpoint"
+      ) from error
+    pause = self._pauses[pending.failures - 1]
+    pending.retry_at = now + pause
+    logging.warning("%s; trying again in %.0f s", self._failure(pending), pause)
+
+  def _failure(self, failed: _Pending) -> str:
+    reason = " ".join(str(failed.error).split()) or type(failed.error).__name__
+    # TensorStore's end with the cause, and then with what belongs to it.
+    reason = reason.partition(" [")[0]
+    if len(reason) > _MAX_REASON:
+      reason = f"…{reason[-_MAX_REASON:]}"
+    where = self._folder(failed.step)
+    return f"checkpoint {where} could not be written ({reason})"
 
   def restore(
     self,
@@ -382,38 +378,24 @@ class CheckpointStore:
       CheckpointError: There is no such step or item, a shape differs, or a
         file cannot be read.
     """
-    where = f"{self.directory}/{step}"
-    try:
-      present = self.items(step)
-    except OSError as error:
-      raise UnreadableCheckpointError(
-        f"{where} was removed meanwhile: {error}"
-      ) from error
-    if missing := set(items) - present:
-      raise UnreadableCheckpointError(
-        f"checkpoint {step} of {self.directory} has no {sorted(missing)}; it "
-        f"has {sorted(present)}"
-      )
-    manager, folder = self._open(), self._folder(step)
     targets = {}
-    try:
+    with self._reading(", ".join(items), step):
+      present = self.items(step)
+      if missing := set(items) - present:
+        raise UnreadableCheckpointError(
+          f"checkpoint {step} of {self.directory} has no {sorted(missing)}; it "
+          f"has {sorted(present)}"
+        )
       for name in items:
-        stored = _metadata(folder / name)
+        stored = _metadata(self._folder(step) / name)
         wanted = (like or {}).get(name)
         if wanted is None:
           wanted = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), stored)
-        _require_fit(name, stored, wanted, where)
+        _require_fit(f"{name} of {self._folder(step)}", stored, wanted)
         targets[name] = ocp.args.StandardRestore(wanted)
-      restored = manager.restore(step, args=ocp.args.Composite(**targets))
+      arguments = ocp.args.Composite(**targets)
+      restored = self._open().restore(step, args=arguments)
       return {name: restored[name] for name in items}
-    except CheckpointError:
-      raise
-    except Exception as error:
-      # For an array that cannot be read, orbax raises a bare Exception.
-      raise UnreadableCheckpointError(
-        f"{', '.join(items)} of {where} cannot be read, "
-        f"damaged or removed meanwhile: {error.__cause__ or error}"
-      ) from error
 
   def shapes(self, step: int, item: str) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of an item's arrays, by their paths."""
@@ -428,10 +410,9 @@ class CheckpointStore:
       UnreadableCheckpointError: A file cannot be read.
     """
     folder = self._folder(step) / item
-    wanted = set(paths)
 
     def chosen(path: Sequence[Any], stored: Any) -> np.ndarray | None:
-      is_wanted = _path_text(path) in wanted
+      is_wanted = _path_text(path) in paths
       return np.empty(stored.shape, stored.dtype) if is_wanted else None
 
     tree = jax.tree_util.tree_map_with_path(chosen, _metadata(folder))
@@ -441,40 +422,88 @@ class CheckpointStore:
     options = ocp.args.PyTreeRestore(
       tree, restore_args=as_numpy, partial_restore=True
     )
-    try:
-      with contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler:
-        restored = handler.restore(folder, args=options)
-    except Exception as error:
-      # As in `restore`.
-      raise UnreadableCheckpointError(
-        f"{item} of {self.directory}/{step} cannot be read, damaged or removed "
-        f"meanwhile: {error.__cause__ or error}"
-      ) from error
+    with (
+      self._reading(item, step),
+      contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler,
+    ):
+      restored = handler.restore(folder, args=options)
     leaves = jax.tree_util.tree_leaves_with_path(restored)
     return {_path_text(path): np.asarray(leaf) for path, leaf in leaves}
 
-  def wait(self) -> None:
-    """Waits until the last save is committed, and repeats it if it failed.
+  @contextlib.contextmanager
+  def _reading(self, what: str, step: int) -> Iterator[None]:
+    """Raises an `UnreadableCheckpointError` for what orbax may raise."""
+    try:
+      yield
+    except CheckpointError:
+      raise
+    except Exception as error:
+      # For an array that cannot be read, orbax raises a bare Exception.
+      raise UnreadableCheckpointError(
+        f"{what} of {self._folder(step)} cannot be read, damaged or removed "
+        f"meanwhile: {error.__cause__ or error}"
+      ) from error
+
+  def loop_item(self, step: int) -> LoopItem:
+    """Returns the item `loop` as numpy arrays; empty where there is none.
 
     Raises:
-      CheckpointNotWrittenError: It could not be written, however often tried.
+      CheckpointError: There is no such step, or it cannot be read.
     """
-    self._finish()
-    while (failed := self._unwritten) is not None:
-      time.sleep(max(0.0, failed.retry_at - time.monotonic()))
-      self._retry(failed)
-      self._finish()
+    if "loop" not in self.items(step):
+      return {}
+    return self.restore(step, items=("loop",))["loop"]
 
-  def close(self) -> None:
-    """Waits for a save that is being written, and ends the threads."""
-    if self._manager is None:
-      return
-    with contextlib.suppress(CheckpointNotWrittenError):
-      self._finish()
-    if self._unwritten is not None:
-      logging.error("%s", self._what(self._unwritten))
-    self._manager.close()
-    self._manager = self._unwritten = None
+  def require_vocabulary(self, step: int, sha256: str) -> None:
+    """Refuses a checkpoint that was trained with another vocabulary.
+
+    Another one of the same size has the same shapes. A checkpoint that no
+    trainer wrote may have no digest, and is accepted.
+
+    Raises:
+      CheckpointError: The digests differ.
+    """
+    own = self.loop_item(step).get("vocabulary")
+    if own is not None and not np.array_equal(own, digest_bytes(sha256)):
+      raise CheckpointError(
+        f"checkpoint {step} of {self.directory} was trained over another "
+        "vocabulary than this corpus has; build the corpus with --vocab=VOCAB "
+        "of the corpus that it was trained on"
+      )
+
+  def has_vectors_of(self, step: int, fingerprint: str) -> bool:
+    """Returns whether a step has the vectors of all blocks of a corpus version.
+
+    The `fingerprint` of the version is a SHA-256 in hexadecimal.
+    """
+    if "vectors" not in self.items(step):
+      return False
+    own = self.loop_item(step).get("vectors_corpus")
+    return own is not None and np.array_equal(own, digest_bytes(fingerprint))
+
+
+def loop_record(generation: int | None, **digests: str) -> LoopItem:
+  """Returns what the item `loop` says to others than the trainer.
+
+  Args:
+    generation: Generation in use; None in a run without generations.
+    digests: SHA-256 in hexadecimal, of the `vocabulary` and, where there is an
+      item `vectors`, of the corpus version that it is of (`vectors_corpus`).
+  """
+  step = _NO_GENERATION if generation is None else generation
+  record = {name: digest_bytes(sha256) for name, sha256 in digests.items()}
+  return {"generation": np.int64(step), **record}
+
+
+def recorded_generation(item: LoopItem) -> int | None:
+  """Returns the generation that an item `loop` records, if any."""
+  step = int(item.get("generation", _NO_GENERATION))
+  return None if step == _NO_GENERATION else step
+
+
+def digest_bytes(sha256: str) -> UInt8[np.ndarray, "32"]:
+  """Returns the bytes of a hexadecimal SHA-256."""
+  return np.frombuffer(bytes.fromhex(sha256), np.uint8)
 
 
 def locate(path: epath.PathLike) -> tuple[CheckpointStore, int]:
@@ -486,10 +515,11 @@ def locate(path: epath.PathLike) -> tuple[CheckpointStore, int]:
     CheckpointError: The path is neither.
   """
   path = epath.Path(path)
+  model_dir = path.parent.parent
   if path.parent.name == FOLDER and path.name == best.NAME:
-    return CheckpointStore(path.parent.parent), best_step(path.parent.parent)
+    return CheckpointStore(model_dir), best_step(model_dir)
   if path.parent.name == FOLDER and path.name.isdigit():
-    return CheckpointStore(path.parent.parent), int(path.name)
+    return CheckpointStore(model_dir), int(path.name)
   if not (path / FOLDER).exists():
     raise CheckpointError(
       f"{path} is not a checkpoint; want a MODEL_DIR with a {FOLDER} folder, "
@@ -517,14 +547,31 @@ def best_step(model_dir: epath.PathLike) -> int:
   return named.step
 
 
-def _processes(*, alone: bool) -> ocp.options.MultiprocessingOptions:
-  """Returns the processes that orbax's barriers wait for: this one, or all."""
-  if not alone:
-    return ocp.options.MultiprocessingOptions()
-  index = jax.process_index()
-  return ocp.options.MultiprocessingOptions(
-    primary_host=index, active_processes={index}
-  )
+class _Best(checkpoint_managers.PreservationPolicy):
+  """Keeps the checkpoints that the run's `best.json` names at each save.
+
+  Orbax's own policy wants the metrics when a checkpoint is saved, and an
+  evaluation has them later.
+  """
+
+  def __init__(self, model_dir: epath.Path):
+    self._model_dir = model_dir
+
+  def should_preserve(
+    self,
+    checkpoints: Sequence[Any],
+    *,
+    context: checkpoint_managers.PreservationContext,
+  ) -> list[bool]:
+    """Returns whether each checkpoint is kept: all if the file is damaged."""
+    del context
+    try:
+      named = best.read_best(self._model_dir)
+    except (ValueError, OSError) as error:
+      logging.warning("no checkpoint is removed: %s", error)
+      return [True] * len(checkpoints)
+    kept = frozenset() if named is None else named.kept
+    return [checkpoint.step in kept for checkpoint in checkpoints]
 
 
 def _is_news(record: Any) -> bool:
@@ -561,9 +608,7 @@ def _path_text(path: Sequence[Any]) -> str:
   return jax.tree_util.keystr(tuple(path), simple=True, separator="/")
 
 
-def _require_fit(
-  name: str, stored: PyTree, wanted: PyTree[_Leaf], where: str
-) -> None:
+def _require_fit(what: str, stored: PyTree, wanted: PyTree[_Leaf]) -> None:
   has, wants = _shapes(stored), _shapes(wanted)
   problems = [
     f"{path}: checkpoint has {has.get(path, 'nothing')}, model wants "
@@ -574,6 +619,6 @@ def _require_fit(
   if problems:
     shown = "\n  ".join(problems[:6])
     raise CheckpointError(
-      f"{name} of {where} does not fit this model ({len(problems)} "
-      f"differences); use the gin model file it was trained with\n  {shown}"
+      f"{what} does not fit this model ({len(problems)} differences); use the "
+      f"gin model file it was trained with\n  {shown}"
     )

@@ -1,10 +1,11 @@
-"""Metrics are written late and in order, and a NaN is found."""
+"""Metrics are written late and in order, and what is wrong is found."""
 
 import contextlib
 import json
 import logging
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.tensorflow_stub.errors import OutOfRangeError
@@ -13,21 +14,17 @@ from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import (
 )
 
 from realm_jax.files.metric_rows import read_rows
-from realm_jax.training.metrics.collapse import CollapseMonitor
-from realm_jax.training.metrics.metrics_log import (
-  MetricsLog,
-  NonFiniteLossError,
-)
+from realm_jax.training.metrics import MetricsLog, NonFiniteLossError
 from tests.full_disk import full_disk
 
 
-def _open(model_dir, start_step=0, monitor=None):
+def _open(model_dir, start_step=0, **settings):
   return MetricsLog(
     model_dir,
     start_step=start_step,
     num_steps=10,
     examples_per_step=8,
-    monitor=monitor or CollapseMonitor(),
+    **settings,
   )
 
 
@@ -41,54 +38,6 @@ def _metrics(loss, gradient_norm=1.0):
 def _rows(model_dir):
   text = (model_dir / "metrics.jsonl").read_text()
   return [json.loads(line) for line in text.splitlines()]
-
-
-def test_rows_are_in_order_with_what_host_and_device_know(tmp_path):
-  log = _open(tmp_path)
-  for step in range(1, 6):
-    log.push(step, _metrics(10.0 / step), {"recall": step / 10})
-  log.flush()
-  log.close()
-  rows = _rows(tmp_path)
-  assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
-  assert [row["loss"] for row in rows] == pytest.approx([10, 5, 10 / 3, 2.5, 2])
-  assert [row["recall"] for row in rows] == [0.1, 0.2, 0.3, 0.4, 0.5]
-  for row in rows:
-    # Eight examples a step.
-    assert row["examples_per_second"] * row["step_seconds"] == pytest.approx(8)
-  assert log.last["loss"] == 2.0
-
-
-@pytest.mark.parametrize(
-  ("bad", "message"),
-  [
-    (_metrics(float("nan")), "loss is nan at step 2"),
-    (_metrics(1.0, float("inf")), "gradient_norm is inf at step 2"),
-    (
-      _metrics(1.0) | {"parameter_norm": jnp.float32("inf")},
-      "parameter_norm is inf at step 2",
-    ),
-  ],
-)
-def test_a_nan_stops_the_run_within_two_steps(tmp_path, bad, message):
-  log = _open(tmp_path)
-  log.push(1, _metrics(1.0), {})
-  log.push(2, bad, {})
-  log.push(3, _metrics(1.0), {})
-  with pytest.raises(NonFiniteLossError, match=message):
-    log.push(4, _metrics(1.0), {})
-  log.close()
-  # What came before stays, and nothing of the bad step is written.
-  assert [row["step"] for row in _rows(tmp_path)] == [1]
-
-
-def test_nothing_is_saved_before_its_steps_are_known(tmp_path):
-  # The loop flushes before it saves.
-  log = _open(tmp_path)
-  log.push(1, _metrics(float("nan")), {})
-  with pytest.raises(NonFiniteLossError, match="step 1"):
-    log.flush()
-  log.close()
 
 
 def _events(model_dir):
@@ -105,21 +54,59 @@ def _events(model_dir):
   return events
 
 
-def test_a_step_is_an_event_of_tensorboard(tmp_path):
-  log = _open(tmp_path)
-  for step in (1, 2, 3):
-    log.push(step, _metrics(1.0 / step), {"recall": step / 8})
-  log.flush()
-  log.close()
-  # A run that goes on has a file of its own.
-  log = _open(tmp_path, start_step=3)
-  log.push(4, _metrics(0.25), {"recall": 0.5})
-  log.flush()
-  log.close()
+def test_a_step_is_a_row_and_an_event_of_tensorboard(tmp_path):
+  # A run that goes on adds to the rows, and has events of its own.
+  for start_step in (0, 3):
+    log = _open(tmp_path, start_step)
+    for step in range(start_step + 1, start_step + 4):
+      log.push(step, _metrics(1.0 / step), {"recall": step / 8})
+    log.flush()
+    log.close()
+  assert log.last["loss"] == pytest.approx(1 / 6)
+  rows = _rows(tmp_path)
+  for row in rows:
+    # Eight examples a step.
+    assert row["examples_per_second"] * row["step_seconds"] == pytest.approx(8)
   steps, values = zip(*_events(tmp_path), strict=True)
-  assert steps == (1, 2, 3, 4)
-  assert [v["recall"] for v in values] == [0.125, 0.25, 0.375, 0.5]
-  assert [v["loss"] for v in values] == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4])
+  assert steps == tuple(row["step"] for row in rows) == (1, 2, 3, 4, 5, 6)
+  for found in (rows, values):
+    recall = [metrics["recall"] for metrics in found]
+    assert recall == [0.125, 0.25, 0.375, 0.5, 0.625, 0.75]
+    losses = [metrics["loss"] for metrics in found]
+    assert losses == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4, 1 / 5, 1 / 6])
+
+
+@pytest.mark.parametrize(
+  ("bad", "named"),
+  [
+    (_metrics(float("nan")), "loss"),
+    (_metrics(1.0, float("inf")), "gradient_norm"),
+    (_metrics(1.0) | {"parameter_norm": jnp.float32("inf")}, "parameter_norm"),
+  ],
+)
+def test_a_nan_stops_the_run_within_two_steps(tmp_path, bad, named):
+  log = _open(tmp_path)
+  log.push(1, _metrics(1.0), {})
+  log.push(2, bad, {})
+  log.push(3, _metrics(1.0), {})
+  with pytest.raises(NonFiniteLossError, match=f"{named} .*step 2"):
+    log.push(4, _metrics(1.0), {})
+  log.close()
+  # What came before stays, and nothing of the bad step is written.
+  assert [row["step"] for row in _rows(tmp_path)] == [1]
+
+
+def test_nothing_is_saved_before_its_steps_are_known(tmp_path):
+  # The loop flushes before it saves.
+  log = _open(tmp_path)
+  log.push(1, _metrics(float("nan")), {})
+  with pytest.raises(NonFiniteLossError, match="step 1"):
+    log.flush()
+  log.close()
+
+
+def _warned_of(path, caplog):
+  return sum(str(path) in text for text in caplog.messages)
 
 
 def test_metrics_of_a_full_disk_are_written_once_there_is_space(
@@ -131,9 +118,9 @@ def test_metrics_of_a_full_disk_are_written_once_there_is_space(
       log.push(step, _metrics(step), {"recall": step / 100})
       if step % 20 == 0:
         log.flush()
+    # No line is there in part.
     assert len(_rows(tmp_path)) < 100
-    # Said once, and no line is there in part.
-    assert sum(str(tmp_path) in text for text in caplog.messages) == 1
+    assert _warned_of(tmp_path, caplog) == 1
     free()
     log.flush()
     log.close()
@@ -152,7 +139,7 @@ def test_rows_that_cannot_be_shortened_do_not_end_a_run(tmp_path, caplog):
     log = _open(tmp_path, start_step=25)
     log.push(26, _metrics(260.0), {})
     log.flush()
-    assert sum(str(tmp_path) in text for text in caplog.messages) == 1
+    assert _warned_of(tmp_path, caplog) == 1
     free()
     log.close()
   assert [row["loss"] for row in _rows(tmp_path)] == [*range(1, 26), 260.0]
@@ -165,12 +152,39 @@ def test_a_store_has_rows_and_events_once_they_are_flushed(object_store):
     log.push(step, _metrics(1.0), {})
   assert object_store.names("metrics/run") == []
   log.flush()
-  names = object_store.names("metrics/run")
   assert [row["step"] for row in read_rows(model_dir)] == [1, 2, 3, 4]
   log.push(5, _metrics(1.0), {})
   log.flush()
   log.close()
   names = object_store.names("metrics/run")
-  events = [name for name in names if "/events.out.tfevents." in name]
-  assert len(events) == 2
+  assert sum("/events.out.tfevents." in name for name in names) == 2
   assert len(read_rows(model_dir)) == 5
+
+
+@pytest.mark.parametrize(
+  ("falling", "metrics"),
+  [
+    ("recall", {"recall": (0.97, 0.03), "candidate_entropy": (1.8, 1.8)}),
+    (
+      "candidate_entropy",
+      {"recall": (0.9, 0.9), "candidate_entropy": (1.9, 0.05)},
+    ),
+  ],
+)
+def test_a_collapse_is_named_before_it_is_complete(
+  tmp_path, caplog, falling, metrics
+):
+  rng = np.random.default_rng(0)
+  log = _open(tmp_path, writes=False)
+  with caplog.at_level(logging.WARNING):
+    for step in range(1, 301):
+      noisy = {"retrieval_utility": rng.normal(0, 0.02)}
+      for name, (first, last) in metrics.items():
+        mean = first + (last - first) * min(1.0, step / 250)
+        noisy[name] = mean + rng.normal(0, 0.03)
+      log.push(step, _metrics(1.0), noisy)
+      if caplog.messages:
+        break
+  assert 60 < step < 200
+  assert falling in caplog.text
+  assert "FREEZE_RETRIEVER_STEPS" in caplog.text

@@ -5,22 +5,29 @@ that the devices compute.
 """
 
 import collections
-import contextlib
-import functools
+import io
+import itertools
 import math
+import os
+import socket
 import time
-from collections.abc import Iterator, Mapping
-from typing import NoReturn
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
 
 import jax
 from absl import logging
 from etils import epath
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
 from tqdm import tqdm
 
 from realm_jax.files.metric_rows import RowWriter, open_rows
 from realm_jax.files.object_store import store_access
-from realm_jax.training.metrics.collapse import CollapseMonitor
-from realm_jax.training.metrics.event_files import EventFiles
+from realm_jax.files.object_store.remote import is_remote
+from realm_jax.files.whole.appended_file import AppendedFile
+from realm_jax.files.whole.whole_file import whole_file
 
 _STEPS_LATE = 2
 _LOG_LINE_SECONDS = 30.0
@@ -28,6 +35,22 @@ _LOG_LINE_SECONDS = 30.0
 # of parameters that are not finite would be useless.
 _FINITE = ("loss", "gradient_norm", "parameter_norm")
 _SHOWN = ("loss", "accuracy", "retrieval_utility", "recall", "span_accuracy")
+# The metrics by which a collapse of the retriever is recognised. Below the
+# values here, the latter two have nowhere to fall: with one candidate beside
+# the null block, the entropy is always near 0.
+_UTILITY = "retrieval_utility"
+_MIN_BEST = {"recall": 0.02, "candidate_entropy": 0.1}
+# Utility, in nats per token, above which candidates help.
+_USEFUL = 0.05
+# Share of its best value below which recall or entropy has fallen.
+_FALLEN = 0.6
+# Weight of a step in the exponential means.
+_SMOOTHING = 0.05
+# Number of steps before the first warning, and between two.
+_PATIENCE_STEPS = 50
+# Event files that this process has begun, which may be several in a second.
+# Readers go by the order of the names.
+_event_files = itertools.count()
 
 
 class NonFiniteLossError(ValueError):
@@ -42,6 +65,7 @@ class MetricsLog:
     start_step: Number of steps that are done. Rows of later steps are removed:
       they are from a run that was killed after its last checkpoint, and those
       steps are repeated.
+    freeze_retriever_steps: Number of steps that do not train the retriever.
     writes: Whether this process writes files and shows progress. All look for
       NaNs, so that a run ends everywhere.
   """
@@ -53,7 +77,7 @@ class MetricsLog:
     start_step: int,
     num_steps: int,
     examples_per_step: int,
-    monitor: CollapseMonitor,
+    freeze_retriever_steps: int = 0,
     writes: bool = True,
   ):
     # Steps whose metrics the devices may still compute, and those of the host.
@@ -61,7 +85,7 @@ class MetricsLog:
       tuple[int, Mapping[str, jax.Array], Mapping[str, float]]
     ] = collections.deque()
     self._examples_per_step = examples_per_step
-    self._monitor = monitor
+    self._monitor = _CollapseMonitor(freeze_retriever_steps)
     self._step_began = time.perf_counter()
     self._line_at = time.monotonic() + _LOG_LINE_SECONDS
     self._files = _Files(model_dir, start_step) if writes else None
@@ -149,54 +173,77 @@ class _Files:
   """
 
   def __init__(self, model_dir: epath.PathLike, start_step: int):
-    self._model_dir = model_dir
-    self._open_rows = functools.partial(
-      open_rows, model_dir, start_step=start_step
-    )
+    self._model_dir = epath.Path(model_dir)
+    self._start_step = start_step
     self._rows: RowWriter | None = None
     # Rows that came before their file could be opened.
     self._early: list[Mapping[str, float]] = []
+    self._events: AppendedFile | io.BytesIO | None = None
+    self._events_name = ""
     self._has_warned = False
-    self._events = EventFiles(model_dir)
-    with self._warnings():
-      self._flush_rows()
+    self._try(self._flush_rows)
 
   def write(self, step: int, metrics: Mapping[str, float]) -> None:
     row = {"step": step, **metrics}
-    with self._warnings():
-      if self._rows is None:
-        self._early.append(row)
-      else:
-        self._rows.write(row)
-    with self._warnings():
-      self._events.write(step, metrics)
+    if self._rows is None:
+      self._early.append(row)
+    else:
+      self._try(self._rows.write, row)
+    self._try(self._write_event, step, metrics)
 
   def flush(self) -> None:
-    with self._warnings():
-      self._flush_rows()
-    with self._warnings():
-      self._events.flush()
+    self._try(self._flush_rows)
+    self._try(self._flush_events)
+
+  def close(self) -> None:
+    self.flush()
+    for file in (self._rows, self._events):
+      if file is not None:
+        self._try(file.close)
 
   def _flush_rows(self) -> None:
     if self._rows is None:
-      self._rows = self._open_rows()
+      self._rows = open_rows(self._model_dir, start_step=self._start_step)
     while self._early:
       self._rows.write(self._early.pop(0))
     self._rows.flush()
 
-  def close(self) -> None:
-    with self._warnings():
-      self._events.close()
-    with self._warnings():
-      self._flush_rows()
-    if self._rows is not None:
-      with self._warnings():
-        self._rows.close()
+  def _write_event(self, step: int, metrics: Mapping[str, float]) -> None:
+    if self._events is None:
+      self._events_name = (
+        f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}."
+        f"{os.getpid()}.{next(_event_files):06d}"
+      )
+      # To a file on an object store, nothing can be appended: there, each
+      # flush uploads a file that is gathered here.
+      self._events = (
+        io.BytesIO()
+        if is_remote(self._model_dir)
+        else AppendedFile(Path(self._model_dir / self._events_name))
+      )
+      self._add_event(file_version="brain.Event:2")
+    values = [
+      Summary.Value(tag=name, simple_value=value)
+      for name, value in metrics.items()
+    ]
+    self._add_event(step=step, summary=Summary(value=values))
 
-  @contextlib.contextmanager
-  def _warnings(self) -> Iterator[None]:
+  def _add_event(self, **fields: Any) -> None:
+    """Adds an event, a protocol buffer, which has no type of Python's."""
+    event = Event(wall_time=time.time(), **fields)
+    RecordWriter(self._events).write(event.SerializeToString())
+
+  def _flush_events(self) -> None:
+    if isinstance(self._events, io.BytesIO):
+      with whole_file(self._model_dir / self._events_name) as partial:
+        partial.write_bytes(self._events.getvalue())
+      self._events = None
+    elif self._events is not None:
+      self._events.flush()
+
+  def _try(self, write: Callable[..., None], *arguments: Any) -> None:
     try:
-      yield
+      write(*arguments)
     except Exception as error:
       message = store_access.explained(error)
       if message is None and not isinstance(error, OSError):
@@ -209,3 +256,49 @@ class _Files:
           self._model_dir,
           message or error,
         )
+
+
+class _CollapseMonitor:
+  """Warns where joint training destroys the retriever.
+
+  A reader that cannot use its candidates sends noise to the retriever: the
+  retrieval utility stays near zero while recall falls from its best, or
+  p(z|x) concentrates on few candidates. More steps then make it worse. The
+  first steps, which do not train the retriever, are ignored.
+  """
+
+  def __init__(self, freeze_retriever_steps: int):
+    self._ignored = freeze_retriever_steps
+    # Exponential means of the metrics, and the best values of these.
+    self._means: dict[str, float] = {}
+    self._best: dict[str, float] = {}
+    self._seen = 0
+    self._quiet_until = _PATIENCE_STEPS
+
+  def update(self, step: int, metrics: Mapping[str, float]) -> str | None:
+    """Takes the metrics after `step` steps; returns a warning if one is due."""
+    names = (_UTILITY, *_MIN_BEST)
+    if step <= self._ignored or not metrics.keys() >= {*names}:
+      return None
+    self._seen += 1
+    for name in names:
+      mean = self._means.get(name, metrics[name])
+      mean += _SMOOTHING * (metrics[name] - mean)
+      self._means[name] = mean
+      if self._seen >= _PATIENCE_STEPS // 2:
+        self._best[name] = max(self._best.get(name, mean), mean)
+    utility = self._means[_UTILITY]
+    if utility >= _USEFUL or self._seen < self._quiet_until:
+      return None
+    for name, lowest in _MIN_BEST.items():
+      best, mean = self._best[name], self._means[name]
+      if best > lowest and mean < _FALLEN * best:
+        self._quiet_until = self._seen + _PATIENCE_STEPS
+        return (
+          f"the retriever is collapsing: retrieval utility is {utility:.3f} "
+          f"while {name} fell from {best:.3f} to {mean:.3f}; freeze the "
+          "retriever for more steps (FREEZE_RETRIEVER_STEPS), or lower its "
+          "learning rate (RETRIEVER_RATE_SCALE), until the reader gains from "
+          "its candidates"
+        )
+    return None

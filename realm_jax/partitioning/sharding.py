@@ -1,4 +1,4 @@
-"""Rules from logical axis names to axes of the mesh, and rows of a batch."""
+"""How arrays are divided over the mesh: by logical axes, batches by rows."""
 
 import functools
 import math
@@ -19,6 +19,9 @@ from realm_jax.partitioning.mesh import (
 )
 
 T = TypeVar("T")
+
+# The settings that size the axes of the mesh.
+_SETTINGS = {FSDP_AXIS: "FSDP", MODEL_AXIS: "MODEL_PARALLELISM"}
 
 # A logical axis, and the mesh axis or axes that divide it. Of several rules for
 # one axis, the first counts whose mesh axes no other axis of the array has
@@ -69,31 +72,60 @@ def with_defaults(
         f"the rule {(axis, wanted)} is for no logical axis; the axes are "
         f"{', '.join(known)}"
       )
-    mesh_axes = wanted if wanted is None else mesh_axes_of(wanted)
-    if not set(mesh_axes or ()) <= set(MESH_AXES):
+    mesh_axes = mesh_axes_of(wanted)
+    if len(set(mesh_axes) & set(MESH_AXES)) < len(mesh_axes):
       raise ValueError(
-        f"the rule {(axis, wanted)} names no axis of the mesh; give "
+        f"the rule {(axis, wanted)} must name axes of the mesh, each once: "
         f"{', '.join(MESH_AXES)}, a list of these, or None"
       )
-    if mesh_axes and len(set(mesh_axes)) < len(mesh_axes):
-      raise ValueError(f"the rule {(axis, wanted)} names a mesh axis twice")
-    rules.append((axis, wanted if isinstance(wanted, str) else mesh_axes))
+    rules.append(
+      (axis, wanted if isinstance(wanted, str) else mesh_axes or None)
+    )
   return (*rules, *LOGICAL_AXIS_RULES)
 
 
-def mesh_axes_of(
-  part: str | Sequence[str] | None,
-) -> tuple[str, ...]:
+def mesh_axes_of(part: str | Sequence[str] | None) -> tuple[str, ...]:
   """Returns the mesh axes that divide a dimension, from a rule or a spec."""
   if part is None:
     return ()
   return (part,) if isinstance(part, str) else tuple(part)
 
 
-def num_shards(axis: str, mesh: Mesh, axis_rules: AxisRules) -> int:
-  """Returns the number of parts that the first rule for an axis makes."""
-  mesh_axes = next(part for name, part in axis_rules if name == axis)
-  return math.prod(mesh.shape[name] for name in mesh_axes_of(mesh_axes))
+def require_divisible(
+  what: str,
+  size: int,
+  *,
+  axis: str,
+  part: str | Sequence[str] | None,
+  mesh: Mesh,
+) -> None:
+  """Checks that devices can share a dimension evenly.
+
+  Args:
+    what: Name of the dimension, for the error.
+    size: Size of the dimension.
+    axis: Logical axis of the dimension.
+    part: Axes of the mesh that divide it, from a rule or a spec.
+    mesh: Devices.
+
+  Raises:
+    ValueError: They cannot. The message names the settings to change.
+  """
+  mesh_axes = mesh_axes_of(part)
+  parts = math.prod(mesh.shape[name] for name in mesh_axes)
+  if size % parts:
+    settings = " and ".join(_SETTINGS.get(name, name) for name in mesh_axes)
+    raise ValueError(
+      f"{what} cannot be divided over the {parts} devices of "
+      f"{' × '.join(mesh_axes)}; change {settings}, or do not divide {axis!r}: "
+      f"--gin.AXIS_RULES='[(\"{axis}\", None)]'"
+    )
+
+
+# `functools.partial`, but equal arguments, which must be hashable, give the
+# same function. What `jax.jit` compiles of it is then found again by the next
+# run, evaluation or version of the corpus that has an equal module.
+shared_partial = functools.lru_cache(maxsize=64)(functools.partial)
 
 
 @functools.lru_cache(maxsize=32)
@@ -114,17 +146,20 @@ def under(
   return call
 
 
-def on_mesh(
-  function: Callable[..., T],
-  mesh: Mesh,
-  axis_rules: AxisRules = LOGICAL_AXIS_RULES,
-  **options: Any,
+def jit_on_mesh(
+  function: Callable[..., T], *first: Any, mesh: Mesh, **options: Any
 ) -> Callable[..., T]:
   """Returns a compiled function whose logical axes are divided over a mesh.
 
-  Further options are those of `jax.jit`.
+  Args:
+    function: Function whose logical axes follow `LOGICAL_AXIS_RULES`.
+    first: First arguments of the function, hashable; equal ones share what
+      this process has compiled.
+    mesh: Devices.
+    options: Further options of `jax.jit`.
   """
-  program = jax.jit(under(axis_rules, function), **options)
+  whole = shared_partial(under(LOGICAL_AXIS_RULES, function), *first)
+  program = jax.jit(whole, **options)
 
   def call(*arguments: Any, **named: Any) -> T:
     with jax.set_mesh(mesh):
@@ -157,13 +192,33 @@ def replicate(tree: T, mesh: Mesh) -> T:
   Unlike `jax.device_put` it does not communicate, so that any thread may call
   it, at a moment of its own.
   """
+  return jax.tree.map(
+    lambda x: jax.make_array_from_process_local_data(
+      replicated(mesh), x, x.shape
+    ),
+    tree,
+  )
 
-  def whole(value: np.ndarray) -> jax.Array:
-    return jax.make_array_from_callback(
-      value.shape, replicated(mesh), lambda index: value[index]
-    )
 
-  return jax.tree.map(whole, tree)
+def to_devices(batch: T, mesh: Mesh) -> T:
+  """Returns global arrays, from a tree of this process's rows on the host.
+
+  The rows of each group stand together, in the order of `RowGroups.own`. It
+  does not communicate, either.
+  """
+  return jax.make_array_from_process_local_data(batch_sharding(mesh), batch)
+
+
+def local_rows(
+  array: Shaped[jax.Array, "n *s"],
+) -> Shaped[np.ndarray, "local *s"]:
+  """Returns this process's rows of an array that is sharded by rows."""
+  by_start = {
+    shard.index[0].start or 0: shard.data for shard in array.addressable_shards
+  }
+  return np.concatenate(
+    [np.asarray(by_start[start]) for start in sorted(by_start)]
+  )
 
 
 class RowGroups(NamedTuple):
@@ -214,43 +269,3 @@ def row_groups(mesh: Mesh) -> RowGroups:
   indices = batch_sharding(mesh).addressable_devices_indices_map((count,))
   own = {index[0].indices(count)[0] for index in indices.values() if index}
   return RowGroups(count, tuple(sorted(own)))
-
-
-def to_devices(batch: T, mesh: Mesh) -> T:
-  """Returns global arrays, from a tree of this process's rows on the host.
-
-  The rows of each group stand together, in the order of `RowGroups.own`.
-  """
-  groups, sharding = row_groups(mesh), batch_sharding(mesh)
-
-  def place(rows: np.ndarray) -> jax.Array:
-    by_group = rows.reshape(len(groups.own), -1, *rows.shape[1:])
-    size = by_group.shape[1]
-
-    def part(index: tuple[slice, ...] | None) -> np.ndarray:
-      start = index[0].start or 0 if index else 0
-      return by_group[groups.own.index(start // size)]
-
-    shape = (groups.count * size, *rows.shape[1:])
-    return jax.make_array_from_callback(shape, sharding, part)
-
-  return jax.tree.map(place, batch)
-
-
-def local_rows(
-  array: Shaped[jax.Array, "n *s"],
-) -> Shaped[np.ndarray, "local *s"]:
-  """Returns this process's rows of an array that is sharded by rows."""
-  by_start = {
-    shard.index[0].start or 0: shard.data for shard in array.addressable_shards
-  }
-  return np.concatenate(
-    [np.asarray(by_start[start]) for start in sorted(by_start)]
-  )
-
-
-def own_rows(
-  rows: Shaped[np.ndarray, "n *s"], mesh: Mesh
-) -> Shaped[np.ndarray, "local *s"]:
-  """Returns this process's rows of an array that every process has in full."""
-  return rows[row_groups(mesh).own_rows(len(rows))]

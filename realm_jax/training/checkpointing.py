@@ -1,0 +1,370 @@
+"""Checkpoints of a run: what it starts or continues from, and what it saves.
+
+Beside parameters and optimizer a checkpoint has the item `loop`, a flat
+dictionary of arrays: where the loop is (`LoopState`), and what a run that
+continues must have in common with the one that saved it (`RunIdentity`).
+"""
+
+import contextlib
+import dataclasses
+from typing import NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import logging
+from jax.sharding import Mesh, NamedSharding
+from jaxtyping import Float32, Int32, Int64
+
+from realm_jax.checkpoints.store import (
+  CheckpointError,
+  CheckpointNotWrittenError,
+  CheckpointStore,
+  LoopItem,
+  digest_bytes,
+  locate,
+  loop_record,
+  recorded_generation,
+)
+from realm_jax.corpus.store import NULL_ROW, Corpus
+from realm_jax.indexes.protocol import SearchResult
+from realm_jax.models.parameters import Params
+from realm_jax.partitioning import sharding
+from realm_jax.retrieval.rolling_refresh import DatedVectors
+from realm_jax.training.config import CheckpointConfig
+from realm_jax.training.metrics import NonFiniteLossError
+from realm_jax.training.state import TrainState
+
+T = TypeVar("T")
+
+# Number of the format of the item `loop`. Another one is not continued.
+_FORMAT = 1
+# The settings that a run must keep, by the name of what a checkpoint records.
+_SETTINGS = {
+  "seed": "SEED",
+  "batch_size": "BATCH_SIZE",
+  "num_searched": "NUM_CANDIDATES or NUM_SEARCHED",
+  "save_every_steps": "SAVE_EVERY_STEPS, REFRESH_EVERY_STEPS and "
+  "WAIT_FOR_GENERATIONS",
+  "lag_steps": "LAG_STEPS and WAIT_FOR_GENERATIONS",
+  "held_out_blocks": "HELD_OUT_BLOCKS",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class RunIdentity:
+  """What a run must share with the checkpoint that it continues from.
+
+  Attributes:
+    num_searched: Number of blocks retrieved for a query; 0 without an index.
+    save_every_steps: Distance of the generations that are used, in a run that
+      waits for them, by default that of checkpoints; otherwise 0.
+    lag_steps: Lag of generations in a run that waits for them; otherwise 0.
+    vocabulary: SHA-256 of the corpus's vocabulary, in hexadecimal.
+    corpus_version: Version of the examples' corpus that the run began with,
+      and keeps until it ends.
+    corpus_fingerprint: SHA-256 of that version.
+  """
+
+  seed: int
+  batch_size: int
+  num_searched: int
+  save_every_steps: int
+  lag_steps: int
+  held_out_blocks: int
+  vocabulary: str
+  corpus_version: int
+  corpus_fingerprint: str
+
+  def to_item(self) -> LoopItem:
+    """Returns the identity as arrays."""
+    return {
+      name: digest_bytes(x) if isinstance(x, str) else np.int64(x)
+      for name, x in {"format": _FORMAT, **vars(self)}.items()
+    }
+
+  def require_same(self, item: LoopItem, checkpoint: str) -> None:
+    """Checks what a checkpoint records against this run.
+
+    Raises:
+      CheckpointError: The checkpoint was made with other settings.
+    """
+    for name, setting in _SETTINGS.items():
+      recorded, wanted = int(item[name]), getattr(self, name)
+      if recorded != wanted:
+        raise CheckpointError(
+          f"{checkpoint} was trained with {name}={recorded}, not {wanted}, "
+          f"and cannot be continued exactly: give {setting} as before, or "
+          "another MODEL_DIR"
+        )
+
+
+def read_loop_item(store: CheckpointStore, step: int) -> LoopItem:
+  """Returns what a checkpoint records for a run that continues from it.
+
+  Raises:
+    CheckpointError: It cannot be read, or has no such record in this format.
+  """
+  item = store.loop_item(step)
+  if item.get("format") != _FORMAT:
+    raise CheckpointError(
+      f"{store.directory}/{step} was not saved by this version's trainer, and "
+      "cannot be continued exactly; give it as INITIAL_CHECKPOINT, and this "
+      "run another MODEL_DIR"
+    )
+  return item
+
+
+class RetrievedIds(NamedTuple):
+  """Retrieved blocks by their ids, which survive updates of the corpus."""
+
+  ids: Int64[np.ndarray, "b k"]
+  scores: Float32[np.ndarray, "b k"]
+
+  @classmethod
+  def of(cls, retrieved: SearchResult, corpus: Corpus) -> "RetrievedIds":
+    """Returns the ids of retrieved rows of a corpus version."""
+    return cls(corpus.block_ids[retrieved.rows], retrieved.scores)
+
+  def in_rows(self, corpus: Corpus) -> SearchResult | None:
+    """Returns the rows in a corpus version; None if one is not there."""
+    rows = corpus.rows_of(self.ids)
+    is_gone = (rows == NULL_ROW).any()
+    return None if is_gone else SearchResult(rows=rows, scores=self.scores)
+
+
+class OwnVectors(NamedTuple):
+  """The index that a run keeps itself, as a checkpoint has it.
+
+  Attributes:
+    dated: The vectors of all blocks: the item `vectors`.
+    corpus_fingerprint: SHA-256 of the corpus version that they are of.
+  """
+
+  dated: DatedVectors
+  corpus_fingerprint: str
+
+
+class LoopState(NamedTuple):
+  """State of the loop between two steps.
+
+  Attributes:
+    positions: Positions in the data from which the rows of this process go
+      on, in the next step.
+    generation: Step of the generation in use; None of a run without any.
+    retrieved: Blocks that were retrieved for the next step's queries of this
+      process; None if they have to be searched.
+    own: Vectors of a run that keeps its own index; None of one that does not,
+      or has not begun.
+  """
+
+  positions: Int64[np.ndarray, " b"]
+  generation: int | None = None
+  retrieved: RetrievedIds | None = None
+  own: OwnVectors | None = None
+
+  def to_item(self, mesh: Mesh) -> LoopItem:
+    """Returns the state as arrays, those of the global batch on the devices."""
+    # Each process has its own rows.
+    rows: LoopItem = {"positions": _to_words(self.positions)}
+    if self.retrieved is not None and self.retrieved.ids.size:
+      rows["ids"] = _to_words(self.retrieved.ids)
+      rows["scores"] = self.retrieved.scores
+    item = sharding.to_devices(rows, mesh)
+    if self.own is None:
+      return item | loop_record(self.generation)
+    corpus = self.own.corpus_fingerprint
+    return item | loop_record(self.generation, vectors_corpus=corpus)
+
+  @classmethod
+  def from_item(cls, item: LoopItem, mesh: Mesh) -> "LoopState":
+    """Returns the state that arrays hold, with this process's rows."""
+    own = sharding.row_groups(mesh).own_rows(len(item["positions"]))
+    rows = {
+      name: np.asarray(item[name])[own]
+      for name in ("positions", "ids", "scores")
+      if name in item
+    }
+    retrieved = None
+    if "ids" in rows:
+      retrieved = RetrievedIds(_from_words(rows["ids"]), rows["scores"])
+    positions = _from_words(rows["positions"])
+    return cls(positions, recorded_generation(item), retrieved)
+
+
+class Checkpointer:
+  """Initializes or restores the state of a run, and saves it.
+
+  What a loop asks of the checkpoints that it has saved (`check`, `hurry`,
+  `wait`) is the store's.
+  """
+
+  def __init__(
+    self,
+    store: CheckpointStore,
+    identity: RunIdentity,
+    config: CheckpointConfig,
+  ):
+    self._store = store
+    self._identity = identity
+    self._config = config
+    self.check, self.hurry, self.wait = store.check, store.hurry, store.wait
+
+  def initialize_or_restore(
+    self, state: TrainState
+  ) -> tuple[TrainState, LoopState]:
+    """Returns the state of the last checkpoint, or that of a new run.
+
+    `state` is that of a new run, freshly initialized on the devices. If there
+    is a checkpoint, abstract arrays with their shardings will do.
+
+    Raises:
+      CheckpointError: A checkpoint does not fit, or the run has only its
+        first and was started from other sources.
+    """
+    if not self._store.steps():
+      rows = sharding.row_groups(_mesh_of(state)).own_rows(
+        self._identity.batch_size
+      )
+      params = self._load_initial(state.params)
+      return state._replace(params=params), LoopState(rows.astype(np.int64))
+    state, loop_state = self._restore(state)
+    if int(state.step) == 0:
+      self._require_started_from_sources(state.params)
+    return state, loop_state
+
+  def _restore(self, state: TrainState) -> tuple[TrainState, LoopState]:
+    """Returns the last checkpoint, with the shapes and devices of `state`."""
+    store, step = self._store, self._store.latest()
+    store.require_vocabulary(step, self._identity.vocabulary)
+    item = read_loop_item(store, step)
+    self._identity.require_same(item, f"{store.directory}/{step}")
+    like = _abstract({**state.params, "optimizer": state.optimizer})
+    restored = store.restore(step, items=tuple(like), like=like)
+    optimizer = restored.pop("optimizer")
+    logging.info("continuing from checkpoint %d of %s", step, store.directory)
+    done = jax.device_put(np.int32(step), state.step.sharding)
+    loop_state = LoopState.from_item(item, _mesh_of(state))
+    return TrainState(done, restored, optimizer), loop_state
+
+  def _load_initial(self, params: Params) -> Params:
+    """Replaces components by those of the checkpoints to start from."""
+    return {
+      name: self._load_component(name, fresh) for name, fresh in params.items()
+    }
+
+  def _load_component(self, name: str, fresh: Params) -> Params:
+    source = self._config.source_of(name)
+    if source is None:
+      return fresh
+    store, step = locate(source)
+    with contextlib.closing(store):
+      present = store.items(step)
+      store.require_vocabulary(step, self._identity.vocabulary)
+      if name in present:
+        logging.info("%s starts from checkpoint %d of %s", name, step, source)
+        like = {name: _abstract(fresh)}
+        return store.restore(step, items=(name,), like=like)[name]
+    if not present or (name == "reader" and self._config.initial_reader):
+      raise CheckpointError(
+        f"checkpoint {step} of {source} has no {name}, only {sorted(present)}; "
+        "give another as INITIAL_CHECKPOINT or INITIAL_READER"
+      )
+    logging.info(
+      "%s starts from random values: checkpoint %d of %s has none",
+      *(name, step, source),
+    )
+    return fresh
+
+  def _require_started_from_sources(self, params: Params) -> None:
+    """Checks a run that has only checkpoint 0 against what it starts from."""
+    for name, wanted in self._load_initial(params).items():
+      if wanted is not params[name] and not _all_equal(params[name], wanted):
+        model_dir = self._store.directory.parent
+        raise CheckpointError(
+          f"{model_dir} was started before with another {name} than that of "
+          f"{self._config.source_of(name)}, and its first generation may "
+          f"exist; remove {model_dir}, or choose another MODEL_DIR"
+        )
+
+  def save(self, state: TrainState, loop_state: LoopState) -> None:
+    """Copies the state off the devices; it is written in the background.
+
+    Raises:
+      CheckpointNotWrittenError: The one before could not be written.
+    """
+    item = loop_state.to_item(_mesh_of(state)) | self._identity.to_item()
+    items = {**state.params, "optimizer": state.optimizer, "loop": item}
+    if loop_state.own is not None:
+      items["vectors"] = loop_state.own.dated._asdict()
+    self._store.save(int(state.step), items)
+
+  def own_vectors(
+    self, step: int, fingerprint: str, like: DatedVectors
+  ) -> DatedVectors | None:
+    """Restores the vectors of all blocks, with the shapes of abstract arrays.
+
+    The number of padding rows may be another: it follows from the devices.
+
+    Returns:
+      The vectors; None where the checkpoint has none, or those of another
+      corpus version than that with the `fingerprint`.
+    """
+    store = self._store
+    # That of a new run is still being written.
+    store.wait()
+    if not store.has_vectors_of(step, fingerprint):
+      return None
+    count, _ = store.shapes(step, "vectors")["vectors"]
+    stored = {}
+    # What these devices cannot divide is read to the hosts.
+    if count % like.sharding.mesh.size == 0:
+      stored["vectors"] = like.with_rows(count)._asdict()
+    item = store.restore(step, items=("vectors",), like=stored)["vectors"]
+    return DatedVectors(**item).padded_like(like)
+
+  def with_last_good(self, error: NonFiniteLossError) -> NonFiniteLossError:
+    """Returns the error with the checkpoint to continue from."""
+    with contextlib.suppress(CheckpointNotWrittenError):
+      self.wait()
+    return NonFiniteLossError(
+      f"{error}; the last good checkpoint, step {self._store.latest()} of "
+      f"{self._store.directory}, is intact: continue from it with a lower "
+      "learning rate"
+    )
+
+
+@jax.jit
+def _all_equal(one: Params, other: Params) -> jax.Array:
+  """Returns whether two trees have the same values.
+
+  This is one program. A program for each array would run at the same time as
+  others, and the collectives of several processes would wait for each other.
+  """
+  same = jax.tree.map(jnp.array_equal, one, other)
+  return jnp.stack(jax.tree.leaves(same)).all()
+
+
+def _abstract(tree: T) -> T:
+  """Returns abstract arrays with the shardings of a tree's arrays."""
+  return jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree
+  )
+
+
+def _mesh_of(state: TrainState) -> Mesh:
+  placed = state.step.sharding
+  assert isinstance(placed, NamedSharding)
+  assert isinstance(placed.mesh, Mesh)
+  return placed.mesh
+
+
+def _to_words(numbers: Int64[np.ndarray, "*s"]) -> Int32[np.ndarray, "*s 2"]:
+  """Splits numbers in two, for devices, which have no 64-bit integers."""
+  words = np.ascontiguousarray(numbers).view(np.int32)
+  return words.reshape(*numbers.shape, 2)
+
+
+def _from_words(words: Int32[np.ndarray, "*s 2"]) -> Int64[np.ndarray, "*s"]:
+  """Returns the numbers that `_to_words` has split."""
+  return np.ascontiguousarray(words).view(np.int64)[..., 0]

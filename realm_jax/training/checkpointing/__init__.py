@@ -1,1 +1,0 @@
-"""How a run starts or continues from a checkpoint, and what it saves."""
