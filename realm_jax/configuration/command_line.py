@@ -131,8 +131,10 @@ def require_run(default_recipe: DefaultRecipe, *, waits: bool = False) -> None:
       no recipe is for the stage of the run, or the directory is not there.
   """
   model_dir = _run_flag("model_dir")
-  if _GIN_HELP.value and (_GIN_FILES.value or isinstance(default_recipe, str)):
-    files = _GIN_FILES.value or [default_recipe]
+  if _GIN_HELP.value:
+    files = list(_GIN_FILES.value)
+    if not files and isinstance(default_recipe, str):
+      files = [default_recipe]
     print(names_of(files, search_paths=_GIN_SEARCH_PATHS.value))
     sys.exit(0)
   if _GIN_FILES.value:

@@ -67,8 +67,10 @@ def configurable(selector: str) -> Callable[..., Any]:
 def parameters() -> Iterator[Parameter]:
   """Yields the parameters that macros may set, of all that files refer to."""
   bound = {selector for _, selector in CONFIG}
-  references = gin.config.iterate_references(CONFIG)
-  referred = {one.configurable.selector for one in references}
+  references: Iterator[Any] = gin.config.iterate_references(CONFIG)
+  referred = {
+    one.configurable.selector for one in references if one.configurable
+  }
   for selector in sorted(bound | referred):
     found = configurable(selector)
     if not _has_settings(found):

@@ -5,6 +5,7 @@ Gin files import this module and bind `bert.BertConfig`.
 
 import dataclasses
 import functools
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import jax
@@ -24,7 +25,8 @@ from realm_jax.settings import (
   require_valid,
 )
 
-ACTIVATIONS = {
+Activation = Literal["gelu_tanh", "gelu"]
+ACTIVATIONS: Mapping[Activation, Callable[[jax.Array], jax.Array]] = {
   "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
   "gelu": functools.partial(jax.nn.gelu, approximate=False),
 }
@@ -76,7 +78,7 @@ class BertConfig:
   max_positions: PositiveInt = 512
   layer_norm_eps: PositiveFloat = 1e-12
   dropout_rate: DropoutRate = 0.1
-  activation: Literal["gelu_tanh", "gelu"] = "gelu_tanh"
+  activation: Activation = "gelu_tanh"
   attention_mask_value: float = -10000.0
   init_stddev: NonNegativeFloat = 0.02
   initialization: Literal["bert", "mimetic"] = "bert"

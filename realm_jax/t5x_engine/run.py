@@ -26,7 +26,7 @@ from realm_jax.training.setup import RunSetup, set_up
 from realm_jax.training.stages.model_inputs import ModelInputs
 
 # t5x parses and finalizes the configuration by itself.
-gin.register_finalize_hook(lambda config: names.bind())
+gin.config.register_finalize_hook(lambda config: names.bind())
 
 
 class EngineRun:

@@ -44,7 +44,7 @@ from realm_jax.conversion.planning import (
   ImportSource,
 )
 from realm_jax.conversion.vocabulary import VOCABULARY_FILE, read_uncased_pieces
-from realm_jax.models.bert import BertConfig
+from realm_jax.models.bert import Activation, BertConfig
 
 _CONFIG = "bert_config.json"
 # Variables of the training itself, which checkpoints hold beside the weights.
@@ -57,7 +57,7 @@ _LEFTOVERS = {
 
 _WORDS = "embeddings/word_embeddings"
 # Google's gelu is the approximation by tanh.
-_ACTIVATIONS = {"gelu": "gelu_tanh"}
+_ACTIVATIONS: Mapping[str, Activation] = {"gelu": "gelu_tanh"}
 _ATTENTION_MASK_VALUE = -10000.0
 # Every BERT that Google released has heads of this size.
 _HEAD_SIZE = 64

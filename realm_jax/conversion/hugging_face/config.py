@@ -8,12 +8,12 @@ import numpy as np
 from realm_jax.conversion.config_file import ConfigFile
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.files.json_file import JsonValue
-from realm_jax.models.bert import BertConfig
+from realm_jax.models.bert import Activation, BertConfig
 
 # Added to the scores of padding by transformers; Google's code has -10000.
 HF_ATTENTION_MASK_VALUE = float(np.finfo(np.float32).min)
 # An export writes the first spelling.
-HF_ACTIVATIONS = {
+HF_ACTIVATIONS: Mapping[str, Activation] = {
   "gelu": "gelu",
   "gelu_new": "gelu_tanh",
   "gelu_pytorch_tanh": "gelu_tanh",
@@ -35,7 +35,7 @@ _NUMBERS = {
 def read_bert_config(
   config: ConfigFile,
   *,
-  activations: Mapping[str, str] = HF_ACTIVATIONS,
+  activations: Mapping[str, Activation] = HF_ACTIVATIONS,
   default_activation: str = "gelu",
   attention_mask_value: float = HF_ATTENTION_MASK_VALUE,
 ) -> BertConfig:
@@ -110,7 +110,7 @@ def require_vocabulary_size(config: ConfigFile, num_pieces: int) -> None:
 
 def write_bert_config(config: BertConfig) -> dict[str, JsonValue]:
   """Returns the entries of a `config.json` that describe the encoder."""
-  names = {ours: theirs for theirs, ours in reversed(HF_ACTIVATIONS.items())}
+  names = {ours: theirs for theirs, ours in reversed([*HF_ACTIVATIONS.items()])}
   return {
     **{key: getattr(config, field) for field, key in _SIZES.items()},
     **{key: getattr(config, field) for field, key in _NUMBERS.items()},
