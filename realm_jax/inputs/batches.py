@@ -170,7 +170,7 @@ class BatchStream:
     examples = self._examples.read(dataset.prefetch(num_ahead), self._positions)
     while True:
       while not all(self._queues) and (example := next(examples, None)):
-        place = self._positions.received(int(cast(int, example["position"])))
+        place = self._positions.received(int(example["position"]))
         self._queues[place].append(example)
         if self._is_closed:
           return

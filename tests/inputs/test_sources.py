@@ -7,8 +7,7 @@ import seqio
 import tensorflow as tf
 from hypothesis import strategies as st
 
-from realm_jax.inputs.blocks import CorpusSource
-from realm_jax.inputs.config import TaskError, task_context
+from realm_jax.inputs.config import TaskError
 from realm_jax.inputs.examples import ExampleStream
 from realm_jax.inputs.features import plain_feature
 from realm_jax.inputs.sources import record_indices
@@ -36,36 +35,6 @@ def test_all_orders_of_a_tiny_source_are_about_equally_likely():
   _, counts = np.unique(orders, axis=0, return_counts=True)
   assert len(counts) == 24
   assert np.all(np.abs(counts - 500) < 5 * np.sqrt(500))
-
-
-def test_seqio_shards_are_disjoint_and_complete(tiny):
-  with task_context(tiny):
-    source = CorpusSource()
-    shards = [
-      source.get_dataset(
-        "train", seed=3, shard_info=seqio.ShardInfo(index=i, num_shards=3)
-      )
-      for i in range(3)
-    ]
-    whole = source.get_dataset("train", seed=3)
-    ids = [[int(r["block_id"]) for r in shard] for shard in shards]
-    expected = [int(r["block_id"]) for r in whole]
-  assert sorted(expected) == sorted(tiny.corpus.block_ids.tolist())
-  assert [expected[0::3], expected[1::3], expected[2::3]] == ids
-
-
-@pytest.mark.usefixtures("new_tasks")
-def test_lines_have_the_order_of_a_source_with_random_access(tiny, tmp_path):
-  numbers.add_task(numbers.Numbers(29))
-  numbers.add_task(numbers.lines(tmp_path / "a.txt", 29), name="lines")
-  for shuffle in (True, False):
-    settings = {"start_position": 3, "shuffle": shuffle, "repeat": False}
-    kept = list(_examples(tiny, **settings))
-    assert len(kept) > 15
-    for one, other in zip(
-      kept, _examples(tiny, "lines", **settings), strict=True
-    ):
-      assert {**one, "texts": None} == {**other, "texts": None}
 
 
 @pytest.mark.usefixtures("new_tasks")
