@@ -14,7 +14,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from absl import app, flags
 from etils import epath
@@ -51,11 +51,6 @@ _GIN_SEARCH_PATHS = flags.DEFINE_list(
 _GIN_BINDINGS = flags.DEFINE_multi_string(
   "gin_bindings", [], "A binding; `--gin.NAME=VALUE` is the short form."
 )
-_GIN_HELP = flags.DEFINE_bool(
-  "gin_help",
-  False,
-  "Show the names that --gin.NAME=VALUE may set, with values and meanings.",
-)
 _DEBUG_ERRORS = flags.DEFINE_bool(
   "debug_errors", False, "Show the whole traceback of an error in the input."
 )
@@ -74,7 +69,7 @@ _run_flags: dict[str, flags.FlagHolder[str | None]] = {}
 
 
 def define_run_flags() -> None:
-  """Defines `--model_dir` and `--corpus_dir` for a command.
+  """Defines `--model_dir`, `--corpus_dir` and `--gin_help` for a command.
 
   Commands of devices have them. Others call this before flags are parsed; in
   a process that imports several commands they are defined once.
@@ -90,6 +85,11 @@ def define_run_flags() -> None:
     ("corpus_dir", "CORPUS_DIR; by default the one of the run's config.gin."),
   ):
     _run_flags[name] = flags.DEFINE_string(name, None, text)
+  flags.DEFINE_bool(
+    "gin_help",
+    False,
+    "Show the names that --gin.NAME=VALUE may set, with values and meanings.",
+  )
 
 
 def _run_flag(name: str) -> str | None:
@@ -131,12 +131,8 @@ def require_run(default_recipe: DefaultRecipe, *, waits: bool = False) -> None:
       no recipe is for the stage of the run, or the directory is not there.
   """
   model_dir = _run_flag("model_dir")
-  if _GIN_HELP.value:
-    files = list(_GIN_FILES.value)
-    if not files and isinstance(default_recipe, str):
-      files = [default_recipe]
-    print(names_of(files, search_paths=_GIN_SEARCH_PATHS.value))
-    sys.exit(0)
+  if flags.FLAGS.gin_help:
+    _show_names(default_recipe)
   if _GIN_FILES.value:
     if model_dir is not None and default_recipe and not waits:
       require_directory(epath.Path(model_dir))
@@ -148,6 +144,21 @@ def require_run(default_recipe: DefaultRecipe, *, waits: bool = False) -> None:
     )
   if not waits:
     recipe_for(RunRecord.find(model_dir), model_dir, default_recipe)
+
+
+def _show_names(default_recipe: DefaultRecipe) -> NoReturn:
+  """Shows the names that the command's gin files leave to be set, and ends."""
+  model_dir, files = _run_flag("model_dir"), list(_GIN_FILES.value)
+  if not files and isinstance(default_recipe, str):
+    files = [default_recipe]
+  elif not files and default_recipe and model_dir is not None:
+    files = [recipe_for(RunRecord.find(model_dir), model_dir, default_recipe)]
+  if not files:
+    raise ConfigurationError(
+      "--gin_help shows the names of gin files; give them as --gin_file"
+    )
+  print(names_of(files, search_paths=_GIN_SEARCH_PATHS.value))
+  sys.exit(0)
 
 
 def call(

@@ -97,12 +97,14 @@ def _is_macro(value: Any, name: str) -> bool:
 def _has_settings(configurable: Callable[..., Any]) -> bool:
   """Whether the parameters of a class or function are settings by name.
 
-  Those of flax's modules are the model's, which its gin file binds.
+  Those of flax's modules are the model's, which its gin file binds, and those
+  of other libraries, such as t5x, have meanings of their own.
   """
-  if inspect.isclass(configurable):
-    is_module = hasattr(configurable, "apply")
-    return dataclasses.is_dataclass(configurable) and not is_module
-  return configurable.__module__.partition(".")[0] == "realm_jax"
+  is_ours = any(
+    one.__module__.partition(".")[0] == __name__.partition(".")[0]
+    for one in _with_bases(configurable)
+  )
+  return is_ours and not hasattr(configurable, "apply")
 
 
 def bind() -> None:
@@ -137,14 +139,14 @@ def _meaning(parameter: Parameter) -> str:
     r"(.*?)(?=\n  \w|\n\S|\n\n|\Z)",
     re.MULTILINE | re.DOTALL,
   )
-  for one in _documented(parameter):
+  for one in _with_bases(parameter.configurable):
     if found := described.search(inspect.cleandoc(one.__doc__ or "")):
       return " ".join(found.group(1).split()).partition(". ")[0].rstrip(".")
   return ""
 
 
-def _documented(parameter: Parameter) -> tuple[Any, ...]:
-  """Returns what may document a parameter: a class, and those it extends."""
-  if inspect.isclass(parameter.configurable):
-    return inspect.getmro(parameter.configurable)
-  return (parameter.configurable,)
+def _with_bases(configurable: Callable[..., Any]) -> tuple[Any, ...]:
+  """Returns a function, or a class and those that it extends."""
+  if inspect.isclass(configurable):
+    return inspect.getmro(configurable)
+  return (configurable,)

@@ -15,14 +15,13 @@ from realm_jax import settings
 from realm_jax.configuration import names
 from realm_jax.configuration.errors import ConfigurationError
 from realm_jax.configuration.gin_state import own_configuration, read_files_as
+from realm_jax.configuration.names import CONFIG, MACRO, MODEL
 
 _Result = TypeVar("_Result")
 
 _GIN_ADDITION = "\n  In call to configurable"
-_MACRO = names.MACRO
 _REQUIRED = "gin.REQUIRED/gin.constant"  # What `%gin.REQUIRED` refers to.
 _NOT_GIVEN = object()
-MODEL = names.MODEL
 _NO_MODEL = (
   "a model is missing: pass the gin file of one, such as "
   "--gin_file=gin/models/bert_base.gin"
@@ -33,7 +32,6 @@ _OF_GIN = ("%", "@", '"', "'", "[", "{", "(")
 _NO_FILE = "(not given)"
 # Longer than any binding, so that gin divides none into lines.
 _MAX_LINE_LENGTH = 10_000
-_CONFIG = names.CONFIG
 # What gin raises for text that it cannot read, and for names that are unknown.
 GIN_ERRORS = (
   OSError,
@@ -58,8 +56,8 @@ class _Use(NamedTuple):
 def _macros() -> dict[str, Any]:
   """Returns the value of each macro that is set or used, or `_NOT_GIVEN`."""
   values = dict.fromkeys(_used_macros(), _NOT_GIVEN)
-  for (name, selector), bound in _CONFIG.items():
-    if selector == _MACRO:
+  for (name, selector), bound in CONFIG.items():
+    if selector == MACRO:
       value = bound.get("value")
       is_required = getattr(value, "scoped_selector", None) == _REQUIRED
       values[name] = _NOT_GIVEN if is_required else value
@@ -67,8 +65,8 @@ def _macros() -> dict[str, Any]:
 
 
 def _used_macros() -> set[str]:
-  macro = gin.config.get_configurable(_MACRO)
-  used = gin.config.iterate_references(_CONFIG, to=macro)
+  macro = gin.config.get_configurable(MACRO)
+  used = gin.config.iterate_references(CONFIG, to=macro)
   return {reference.scopes[-1] for reference in used}
 
 
@@ -109,7 +107,7 @@ def _uses(macros: Mapping[str, Any]) -> dict[str, list[_Use]]:
 
   def add(bound: Any, use: _Use) -> None:
     if isinstance(bound, gin.config.ConfigurableReference):
-      if bound.selector == _MACRO:
+      if bound.selector == MACRO:
         name = bound.scopes[-1]
         uses.setdefault(name, []).append(use)
         add(macros.get(name), use)
@@ -117,7 +115,7 @@ def _uses(macros: Mapping[str, Any]) -> dict[str, list[_Use]]:
       for item, annotation in settings.item_types(use.annotation, bound):
         add(item, use._replace(annotation=annotation))
 
-  for (_, selector), bindings in _CONFIG.items():
+  for (_, selector), bindings in CONFIG.items():
     configurable = names.configurable(selector)
     types = settings.parameter_types(configurable)
     for parameter in bindings.keys() & types.keys():
@@ -207,7 +205,7 @@ def _references(uses: Sequence[_Use], macros: Mapping[str, Any]) -> list[str]:
     name
     for name, bound in macros.items()
     if isinstance(bound, gin.config.ConfigurableReference)
-    and bound.selector != _MACRO
+    and bound.selector != MACRO
     and bound.evaluate
     and any(
       settings.accepts_instances(
@@ -221,7 +219,7 @@ def _references(uses: Sequence[_Use], macros: Mapping[str, Any]) -> list[str]:
 def _resolved(bound: Any, macros: Mapping[str, Any]) -> tuple[Any, str | None]:
   """Returns a bound value without references, and the macro that holds it."""
   if isinstance(bound, gin.config.ConfigurableReference):
-    if bound.selector != _MACRO:
+    if bound.selector != MACRO:
       return settings.UNKNOWN, None
     name = bound.scopes[-1]
     value, inner_name = _resolved(macros[name], macros)
@@ -245,15 +243,13 @@ def _require_types() -> None:
     value, inner_name = _resolved(macros[name], macros)
     for use in uses:
       if inner_name is None and not settings.accepts(use.annotation, value):
-        of_type = _references([use], macros)
-        such = (
-          f" such as {', '.join(f'%{n}' for n in of_type)}" if of_type else ""
-        )
+        such = ", ".join(f"%{n}" for n in _references([use], macros))
+        such = such and f" such as {such}"
         raise ConfigurationError(
           f"{name}={value!r}: {use.where} wants "
           f"{settings.describe(use.annotation)}{such}; pass --gin.{name}=VALUE"
         )
-  for (_, selector), bindings in _CONFIG.items():
+  for (_, selector), bindings in CONFIG.items():
     configurable = names.configurable(selector)
     types = settings.parameter_types(configurable)
     for parameter in bindings.keys() & types.keys():
@@ -342,13 +338,13 @@ def _read(
 def _parse_files(gin_files: Sequence[str], of_run: str | None) -> None:
   read_files_as(defaults=of_run is not None)
   gin.parse_config(of_run or "")
-  brought = [name for name, selector in _CONFIG if selector == _MACRO]
+  brought = [name for name, selector in CONFIG if selector == MACRO]
   gin.parse_config_files_and_bindings(
     gin_files, [], finalize_config=False, print_includes_and_imports=False
   )
   names.bind()
   for name in set(brought) - _used_macros():
-    del _CONFIG[name, _MACRO]
+    del CONFIG[name, MACRO]
 
 
 def configures(
@@ -394,7 +390,7 @@ def bound_lines() -> list[str]:
 
 def is_configured(function: Callable[..., Any]) -> bool:
   """Returns whether a gin file binds any argument of a function."""
-  bound = {selector for _, selector in _CONFIG} - {_MACRO}
+  bound = {selector for _, selector in CONFIG} - {MACRO}
   return function in [gin.config._REGISTRY[name].wrapped for name in bound]
 
 

@@ -19,7 +19,8 @@ from etils import epath
 
 from gin import config_parser
 from realm_jax.configuration.errors import ConfigurationError
-from realm_jax.configuration.parsing import GIN_ERRORS, MODEL
+from realm_jax.configuration.names import MODEL
+from realm_jax.configuration.parsing import GIN_ERRORS
 from realm_jax.files.kept_configuration import NAME
 
 # What `realm_jax/conversion/gin_model.py` writes.

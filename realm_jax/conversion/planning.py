@@ -77,9 +77,9 @@ class ImportSource:
           "disk; copy them to one first (gcloud storage cp --recursive "
           f"{path} .)"
         )
+      local = Path(path)
       # The prefix of a TensorFlow checkpoint is no file.
-      beside, local = Path(path).parent, Path(path)
-      if not local.exists() and not any(beside.glob(f"{local.name}.*")):
+      if not local.exists() and not [*local.parent.glob(f"{local.name}.*")]:
         raise ConversionError(f"--{name}={path} is not there")
 
   def choose_parts(self, present: tuple[str, ...] = PARTS) -> tuple[str, ...]:

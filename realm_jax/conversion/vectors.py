@@ -7,6 +7,7 @@ vectors.json   checkpoint, corpus, dimension and scale
 
 import dataclasses
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from etils import epath
@@ -26,6 +27,7 @@ from realm_jax.generations.store.embeddings import Embeddings, check_finite
 from realm_jax.generations.store.generation_files import GenerationFiles
 from realm_jax.generations.store.manifest import GenerationError, Manifest
 from realm_jax.models.retriever import Retriever
+from realm_jax.settings import Unnamed
 
 DTYPES = {"float32": np.float32, "float16": np.float16}
 VECTORS, BLOCKS, DESCRIPTION = "vectors.npy", "blocks.jsonl", "vectors.json"
@@ -77,7 +79,7 @@ def export_vectors(
   published: PublishedVectors,
   output_dir: epath.PathLike,
   *,
-  dtype: str | None = None,
+  dtype: Annotated[str | None, Unnamed] = None,
 ) -> str:
   """Writes the vectors and the ids of all blocks, in bounded memory.
 
