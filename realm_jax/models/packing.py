@@ -1,13 +1,32 @@
-"""Packing of sequences into rows, on the host."""
+"""Packing of sequences into rows, inside a compiled program.
 
+The number of rows is fixed, so a plan may need more rows than there are; then
+the caller takes more rows, or leaves out the sequences that have no place.
+"""
+
+import functools
 import zlib
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int, Int32, UInt32
+from jax import lax
+from jaxtyping import Array, Int, UInt32
 
 from realm_jax.models.arrays import AnyArray
-from realm_jax.models.sequences import NO_SEQUENCE, PAD_ID, Sequences
+from realm_jax.models.sequences import (
+  NO_SEQUENCE,
+  PAD_ID,
+  PaddedSequences,
+  Sequences,
+)
+
+# Packing places one sequence of each group after the other, so that groups
+# should be small; in large ones hardly any more space is filled. In too small
+# ones less is.
+_MAX_GROUP = 128
+_MIN_GROUP = 32
 
 
 class TokenRows(NamedTuple):
@@ -22,118 +41,190 @@ class TokenRows(NamedTuple):
 
 
 def content_numbers(
-  token_ids: Int[np.ndarray, "n l"],
-) -> UInt32[np.ndarray, " n"]:
+  token_ids: Int[np.ndarray, "*n l"],
+) -> UInt32[np.ndarray, "*n"]:
   """Returns numbers of sequences that follow from their tokens alone.
 
   Equal sequences get the same number, and so the same dropout masks.
   """
-  rows = np.ascontiguousarray(token_ids, np.int32)
-  return np.array([zlib.crc32(row) for row in rows], np.uint32)
+  *shape, length = token_ids.shape
+  rows = np.ascontiguousarray(token_ids, np.int32).reshape(-1, length)
+  numbers = [zlib.crc32(row.data) for row in rows]
+  return np.array(numbers, np.uint32).reshape(shape)
 
 
-class PackingPlan(NamedTuple):
+def num_groups(num_sequences: int) -> int:
+  """Returns into how many equal groups a device's sequences are divided."""
+  least = -(-num_sequences // _MAX_GROUP)
+  numbers = range(least, num_sequences + 1)
+  found = next(number for number in numbers if num_sequences % number == 0)
+  return found if num_sequences >= found * _MIN_GROUP else 1
+
+
+class Plan(NamedTuple):
   """Assignment of n = s · m sequences to rows, in s groups.
 
   Attributes:
     lengths: Number of tokens of each sequence.
-    row: Row of its group to which each sequence is assigned.
-    offset: Index of its first token in that row.
-    num_rows: Number of rows that the fullest group needs.
+    starts: Index of its first token in its group's flattened rows.
+    needed_rows: Number of rows that each group needs. Where it is more than
+      there are, this is only a bound from below, above the rows that there are.
   """
 
-  lengths: Int[np.ndarray, "s m"]
-  row: Int[np.ndarray, "s m"]
-  offset: Int[np.ndarray, "s m"]
-  row_length: int
-  num_rows: int
+  lengths: Int[Array, "s m"]
+  starts: Int[Array, "s m"]
+  needed_rows: Int[Array, " s"]
 
 
-def plan_rows(lengths: Int[np.ndarray, "s m"], row_length: int) -> PackingPlan:
-  """Packs each group by best fit, longest first.
+class _Filling(NamedTuple):
+  """Rows of a group that are being filled.
 
-  Raises:
-    ValueError: A sequence is longer than a row.
+  Attributes:
+    starts: Start of each sequence that has one.
+    space: Number of tokens that are left in each row.
+    last_turn: Turn in which each row was filled last.
+    used: Number of rows that have a sequence, and of those beyond the last.
   """
-  if lengths.size and lengths.max() > row_length:
-    raise ValueError(
-      f"a sequence of {lengths.max()} tokens does not fit in a row of "
-      f"{row_length}"
-    )
-  row, offset = np.zeros_like(lengths), np.zeros_like(lengths)
-  used = [
-    _best_fit(*group, row_length)
-    for group in zip(lengths, row, offset, strict=True)
-  ]
-  return PackingPlan(lengths, row, offset, row_length, max(1, *used))
+
+  starts: Int[Array, " m"]
+  space: Int[Array, " r"]
+  last_turn: Int[Array, " r"]
+  used: Int[Array, ""]
 
 
-def one_per_row(
-  lengths: Int[np.ndarray, "s m"], row_length: int
-) -> PackingPlan:
-  """Gives each sequence a row of its own."""
-  row = np.broadcast_to(np.arange(lengths.shape[1]), lengths.shape)
-  return PackingPlan(
-    lengths, row, np.zeros_like(lengths), row_length, lengths.shape[1]
+def lengths_of(rows: TokenRows, *, groups: int) -> Int[Array, "{groups} m"]:
+  """Returns the number of tokens of each sequence, by group."""
+  lengths = jnp.sum(jnp.asarray(rows.token_ids) != PAD_ID, axis=1)
+  return lengths.reshape(groups, -1)
+
+
+def plan_rows(
+  lengths: Int[Array, "s m"],
+  *,
+  row_length: int,
+  num_rows: int,
+  longest_first: bool = True,
+) -> Plan:
+  """Packs each group by best fit into at most `num_rows`.
+
+  Without `longest_first` the sequences are placed in their order, and those
+  that start within the rows are placed even where others need more rows.
+  """
+  best_fit = functools.partial(
+    _best_fit,
+    row_length=row_length,
+    num_rows=num_rows,
+    longest_first=longest_first,
   )
+  starts, needed_rows = jax.vmap(best_fit)(lengths)
+  return Plan(lengths, starts, needed_rows)
 
 
 def _best_fit(
-  lengths: Int[np.ndarray, " m"],
-  row: Int[np.ndarray, " m"],
-  offset: Int[np.ndarray, " m"],
+  lengths: Int[Array, " m"],
+  *,
   row_length: int,
-) -> int:
-  """Fills `row` and `offset`; returns the number of rows."""
-  rows_with: list[list[int]] = [[] for _ in range(row_length + 1)]
-  # Bit s is set where a row has s tokens left.
-  spaces = 0
-  num_rows = 0
-  for index in np.argsort(-lengths, kind="stable").tolist():
-    length = int(lengths[index])
-    fitting = spaces >> length
-    if fitting:
-      space = length + (fitting & -fitting).bit_length() - 1
-      chosen = rows_with[space].pop()
-      if not rows_with[space]:
-        spaces &= ~(1 << space)
-    else:
-      space, chosen = row_length, num_rows
-      num_rows += 1
-    row[index], offset[index] = chosen, row_length - space
-    rows_with[space - length].append(chosen)
-    spaces |= 1 << (space - length)
-  return num_rows
+  num_rows: int,
+  longest_first: bool,
+) -> tuple[Int[Array, " m"], Int[Array, ""]]:
+  """Returns the start of each sequence, and the number of rows."""
+  size = len(lengths)
+  order = jnp.arange(size)
+  if longest_first:
+    order = jnp.argsort(-lengths, stable=True)
+  rows = jnp.arange(num_rows)
+
+  def place(turn: Int[Array, ""], state: _Filling) -> _Filling:
+    starts, space, last_turn, used = state
+    index = order[turn]
+    length = lengths[index]
+    # The least space that suffices and, of equal ones, the row that was
+    # filled last.
+    preference = space * (size + 1) - last_turn
+    fits = (rows < used) & (space >= length)
+    is_open = fits.any()
+    preference = jnp.where(fits, preference, (row_length + 1) * (size + 1))
+    row = jnp.where(is_open, jnp.argmin(preference), used)
+    offset = jnp.where(is_open, row_length - space[row], 0)
+    # A row beyond the last is dropped.
+    return _Filling(
+      starts.at[index].set(row * row_length + offset),
+      space.at[row].add(-length, mode="drop"),
+      last_turn.at[row].set(turn, mode="drop"),
+      used + jnp.where(is_open, 0, 1),
+    )
+
+  state = _Filling(
+    jnp.zeros(size, jnp.int32),
+    jnp.full(num_rows, row_length, jnp.int32),
+    jnp.zeros(num_rows, jnp.int32),
+    jnp.zeros((), jnp.int32),
+  )
+  filled = lax.fori_loop(0, size, place, state)
+  return filled.starts, jnp.maximum(filled.used, 1)
 
 
-def lay_out(plan: PackingPlan, rows: TokenRows, *, num_rows: int) -> Sequences:
+def lay_out(plan: Plan, rows: TokenRows, *, num_rows: int) -> Sequences:
   """Returns the sequences in the rows that a plan assigns.
 
-  `num_rows` is the number of rows of each group, at least the plan's.
+  `num_rows` is the number of rows of each group, at least what they need.
   """
   groups, size = plan.lengths.shape
-  lengths = plan.lengths.reshape(-1)
-  starts = plan.row * plan.row_length + plan.offset
-  first = starts + np.arange(groups)[:, None] * num_rows * plan.row_length
-  # For each token its sequence, and its position in that.
-  owner = np.repeat(np.arange(groups * size), lengths)
-  position = np.arange(lengths.sum()) - np.repeat(
-    np.cumsum(lengths) - lengths, lengths
-  )
-  target = first.reshape(-1)[owner] + position
-  shape = (groups * num_rows, plan.row_length)
-
-  def scattered(
-    values: Int[np.ndarray, " t"], filler: int
-  ) -> Int32[np.ndarray, "r l"]:
-    flat = np.full(shape[0] * shape[1], filler, np.int32)
-    flat[target] = values
-    return flat.reshape(shape)
-
+  row_length = rows.token_ids.shape[-1]
+  tokens = jnp.asarray(rows.token_ids).reshape(groups, size, row_length)
+  lay_out_group = functools.partial(_lay_out_group, num_rows=num_rows)
+  laid_out = jax.vmap(lay_out_group)(plan.lengths, plan.starts, tokens)
+  shape = (groups * num_rows, row_length)
+  token_ids, sequence, position = (part.reshape(shape) for part in laid_out)
   return Sequences(
-    token_ids=scattered(np.asarray(rows.token_ids)[owner, position], PAD_ID),
-    sequence=scattered(owner % size, NO_SEQUENCE),
-    position=scattered(position, 0),
-    starts=starts.astype(np.int32),
+    token_ids=token_ids,
+    sequence=sequence,
+    position=position,
+    starts=plan.starts,
+    numbers=rows.numbers.reshape(groups, size),
+  )
+
+
+def _lay_out_group(
+  lengths: Int[Array, " m"],
+  starts: Int[Array, " m"],
+  token_ids: Int[Array, "m l"],
+  *,
+  num_rows: int,
+) -> tuple[Int[Array, " t"], Int[Array, " t"], Int[Array, " t"]]:
+  """Returns a group's flattened tokens, their sequences and positions."""
+  num_places = num_rows * token_ids.shape[-1]
+  place = jnp.arange(num_places)
+  # An empty sequence starts where another does.
+  marked = jnp.where(lengths > 0, starts, num_places)
+  owner = jnp.zeros(num_places, jnp.int32)
+  owner = owner.at[marked].set(jnp.arange(len(lengths)), mode="drop")
+  is_start = jnp.zeros(num_places, bool).at[marked].set(True, mode="drop")
+  start = lax.cummax(jnp.where(is_start, place, 0))
+  owner, position = owner[start], place - start
+  is_token = position < lengths[owner]
+  position = jnp.where(is_token, position, 0)
+  return (
+    jnp.where(is_token, token_ids[owner, position], PAD_ID),
+    jnp.where(is_token, owner, NO_SEQUENCE),
+    position,
+  )
+
+
+def one_per_row(
+  rows: TokenRows, lengths: Int[AnyArray, "s m"]
+) -> PaddedSequences:
+  """Gives each sequence a row of its own."""
+  groups, size = lengths.shape
+  count, row_length = rows.token_ids.shape
+  place = jnp.arange(row_length)[None, :]
+  is_token = place < lengths.reshape(count, 1)
+  sequence = (jnp.arange(count) % size)[:, None]
+  starts = jnp.arange(size, dtype=jnp.int32) * row_length
+  return PaddedSequences(
+    token_ids=jnp.where(is_token, rows.token_ids, PAD_ID),
+    sequence=jnp.where(is_token, sequence, NO_SEQUENCE),
+    position=jnp.where(is_token, place, 0),
+    starts=jnp.broadcast_to(starts, (groups, size)),
     numbers=rows.numbers.reshape(groups, size),
   )

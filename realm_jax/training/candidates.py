@@ -4,7 +4,6 @@ import dataclasses
 import functools
 from collections.abc import Iterator
 from concurrent.futures import Future
-from typing import Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -17,51 +16,20 @@ from realm_jax.indexes.protocol import IndexCrashedError, SearchResult
 from realm_jax.inputs.batches import Batch
 from realm_jax.models.parameters import Params
 from realm_jax.models.retriever import query_tower_parameters
-from realm_jax.retrieval.pipeline import Prepared, RetrievalPipeline, Retrieve
-from realm_jax.training.batches import StepBatch
 from realm_jax.training.checkpointing import LoopState, RetrievedIds
 from realm_jax.training.decisions import Decisions, StepFacts
-from realm_jax.training.packing.packer import Packer
+from realm_jax.training.device_generations import DeviceGeneration
+from realm_jax.training.own_index import OwnIndex
 from realm_jax.training.refresh.schedule import GenerationSchedule
+from realm_jax.training.retrieval import (
+  Prepared,
+  RetrievalPipeline,
+  Retrieve,
+)
 from realm_jax.training.setup import RunSetup
-from realm_jax.training.stages.protocol import StageContext
-
-
-@runtime_checkable
-class CandidateStream(Protocol):
-  """Batches with their candidates, in the order of the steps."""
-
-  @property
-  def swaps(self) -> int:
-    """Number of generations that were swapped in."""
-    ...
-
-  def prefetch(self, step: int, params: Params) -> None:
-    """Starts to prepare the batch of the step after the last prefetched.
-
-    The current parameters, by component, are read before this returns from
-    the dispatch, and may be donated afterwards.
-
-    Raises:
-      RETRIEVAL_UNAVAILABLE: There is nothing to search, for one of the reasons
-        in that tuple; the stream has not moved on.
-    """
-    ...
-
-  def take(self, step: int) -> Prepared[StepBatch]:
-    """Waits for the batch of a step that was prefetched.
-
-    Raises:
-      IndexCrashedError: Its index has crashed, and nothing replaces it.
-    """
-    ...
-
-  def state(self, step: int) -> LoopState:
-    """Returns the state with which a resumed stream begins at a step.
-
-    `step` was taken or prefetched last, or is the end of the run.
-    """
-    ...
+from realm_jax.training.stages.pretraining import Pretraining
+from realm_jax.training.stages.stage import StageContext, StepBatch
+from realm_jax.training.state import TrainState
 
 
 @dataclasses.dataclass
@@ -80,11 +48,22 @@ class _InFlight:
   pending: Future[Prepared[StepBatch]] = dataclasses.field(init=False)
 
 
-class HostCandidateStream:
-  """Candidates that the host reads, searches, gathers and packs.
+class Candidates:
+  """Batches with their candidates, in the order of the steps.
 
-  `examples` begin at the positions of `resumed`. A stage without an index has
-  no `schedule`, and one that does not ask for answers in blocks no `answers`.
+  The host reads the examples, searches and gathers; or it only reads them, and
+  the step searches.
+
+  Args:
+    setup: Parts of the run.
+    examples: Examples, which begin at the positions of `resumed`.
+    pipeline: Retrieval one step ahead.
+    schedule: Generations; None of a stage without an index, and of a run that
+      keeps its own.
+    decisions: Decisions of all processes.
+    resumed: State of the stream before the run's next step.
+    answers: Answers in blocks, for a stage that asks for them.
+    own_index: Index that the run keeps itself, if it does.
   """
 
   def __init__(
@@ -92,21 +71,22 @@ class HostCandidateStream:
     setup: RunSetup,
     examples: Iterator[Batch],
     *,
-    packer: Packer,
     pipeline: RetrievalPipeline[StepBatch],
     schedule: GenerationSchedule | None,
     decisions: Decisions,
     resumed: LoopState,
     answers: RunAnswers | None = None,
+    own_index: OwnIndex | None = None,
   ):
     self._setup = setup
     self._stage = setup.config.stage
+    self._searches_in_step = setup.config.retrieve_on_device
     self._examples = examples
-    self._packer = packer
     self._pipeline = pipeline
     self._schedule = schedule
     self._decisions = decisions
     self._answers = answers
+    self._own_index = own_index
     self._resumed: LoopState | None = resumed
     self._positions = resumed.positions
     # The step that was taken last and the one that was prefetched.
@@ -114,9 +94,27 @@ class HostCandidateStream:
 
   @property
   def swaps(self) -> int:
+    """Number of generations that were swapped in."""
     return self._schedule.swaps if self._schedule else 0
 
+  def open(self, state: TrainState) -> TrainState:
+    """Returns the state before the first step, with the run's own index if any.
+
+    Raises:
+      WaitPreemptedError: The run was preempted before all blocks were embedded.
+    """
+    return self._own_index.open(state) if self._own_index else state
+
   def prefetch(self, step: int, params: Params) -> None:
+    """Starts to prepare the batch of the step after the last prefetched.
+
+    The current parameters, by component, are read before this returns from
+    the dispatch, and may be donated afterwards.
+
+    Raises:
+      RETRIEVAL_UNAVAILABLE: There is nothing to search, for one of the reasons
+        in that tuple; the stream has not moved on.
+    """
     resumed, generation = self._resumed, None
     if self._schedule is not None:
       if resumed is not None:
@@ -128,7 +126,7 @@ class HostCandidateStream:
     entry = _InFlight(step, examples, self._positions, generation)
     self._positions = examples.next_positions
     retrieved = _still_valid(resumed, generation)
-    if retrieved is None:
+    if retrieved is None and not self._searches_in_step:
       entry.vectors = self._embed(entry, params)
     entry.pending = self._prepare(entry, retrieved)
     self._in_flight[step] = entry
@@ -143,7 +141,7 @@ class HostCandidateStream:
       return None
     query_params = generation.query_params
     if self._stage.current_queries and params is not None:
-      retriever = self._setup.inputs.models.retriever
+      retriever = self._setup.models.retriever
       query_params = query_tower_parameters(retriever, params["retriever"])
     return self._pipeline.embed(entry.examples.arrays["query"], query_params)
 
@@ -152,7 +150,7 @@ class HostCandidateStream:
   ) -> Future[Prepared[StepBatch]]:
     """Searches, unless that was done, and makes the batch in the background."""
     assemble = functools.partial(self._assemble, entry)
-    if entry.generation is None:
+    if entry.generation is None or self._searches_in_step:
       return self._pipeline.without_search(assemble)
     if retrieved is not None:
       return self._pipeline.reuse(retrieved, assemble)
@@ -167,40 +165,35 @@ class HostCandidateStream:
   def _assemble(
     self, entry: _InFlight, retrieve: Retrieve
   ) -> tuple[SearchResult, StepBatch, dict[str, float]]:
-    """Retrieves, and makes a step's batch in the shape that all agree on.
+    """Retrieves, and makes a step's batch, as all processes do or none.
 
     Raises:
       IndexCrashedError: The index of some process has crashed.
     """
-    made, bucket, metrics, crash = None, 0, {}, None
+    made, metrics, crash = None, {}, None
     # All processes agree on the answers of another corpus version, and so even
     # one whose index has crashed.
     context = self._context(entry)
     try:
       retrieved = retrieve()
       batch, metrics = self._examples_and_blocks(entry, retrieved, context)
-      plans = self._packer.plan(batch)
-      bucket = self._packer.smallest_bucket(plans)
-      made = retrieved, batch, plans
+      made = retrieved, batch
     except IndexCrashedError as error:
       crash = error
     loaded = None if self._schedule is None else self._schedule.loaded()
     crashed = None if crash is None else str(crash)
-    facts = StepFacts(bucket, loaded, crashed, metrics)
+    facts = StepFacts(loaded, crashed, metrics)
     decision = self._decisions.of_step(entry.step, facts)
     if decision.crashed is not None:
       raise IndexCrashedError(decision.crashed) from crash
     assert made is not None
-    retrieved, batch, plans = made
-    laid_out = self._packer.lay_out(batch, plans, bucket=decision.bucket)
-    return retrieved, laid_out, decision.metrics
+    return *made, decision.metrics
 
   def _context(self, entry: _InFlight) -> StageContext:
     """Returns the parts from which the stage makes a step's batch."""
     generation = entry.generation
     corpus = self._setup.corpus if generation is None else generation.corpus
     return StageContext(
-      self._setup.inputs,
       corpus,
       generation,
       self._setup.config.data.block_length,
@@ -211,18 +204,36 @@ class HostCandidateStream:
   def _examples_and_blocks(
     self, entry: _InFlight, retrieved: SearchResult, context: StageContext
   ) -> tuple[StepBatch, dict[str, float]]:
-    """Makes a step's batch of what was retrieved, not laid out yet."""
+    """Makes a step's batch of what was retrieved."""
+    stage = self._stage
+    if self._searches_in_step:
+      assert isinstance(stage, Pretraining)
+      batch, metrics = stage.unretrieved(entry.examples), {}
+    else:
+      batch, metrics = stage.assemble(entry.examples, retrieved, context)
     generation = entry.generation
-    batch, metrics = self._stage.assemble(entry.examples, retrieved, context)
     if generation is not None:
       metrics["staleness_steps"] = entry.step - generation.oldest_step
       metrics["generation"] = generation.step
-      metrics["corpus_version"] = generation.corpus.version
+    if stage.needs_index:
+      metrics["corpus_version"] = context.corpus.version
     return batch, metrics
 
   def take(self, step: int) -> Prepared[StepBatch]:
+    """Waits for the batch of a step that was prefetched.
+
+    Raises:
+      IndexCrashedError: Its index has crashed, and nothing replaces it.
+    """
     self._in_flight.pop(step - 1, None)
-    return self._await(self._in_flight[step])
+    entry = self._in_flight[step]
+    prepared = self._await(entry)
+    if not self._searches_in_step:
+      return prepared
+    searched = self._own_index and self._own_index.searched
+    if isinstance(entry.generation, DeviceGeneration):
+      searched = entry.generation.searched(self._setup)
+    return dataclasses.replace(prepared, searched=searched)
 
   def _await(self, entry: _InFlight) -> Prepared[StepBatch]:
     """Waits for a batch, and falls back where its index has crashed."""
@@ -236,19 +247,30 @@ class HostCandidateStream:
       entry.pending = self._prepare(entry)
 
   def state(self, step: int) -> LoopState:
+    """Returns the state with which a resumed stream begins at a step.
+
+    `step` was taken or prefetched last, or is the end of the run.
+    """
     entry = self._in_flight.get(step)
+    positions = self._positions if entry is None else entry.positions
     if self._schedule is None:
-      return LoopState(self._positions if entry is None else entry.positions)
+      corpus = self._setup.corpus
+      indexed = None if self._own_index is None else corpus.fingerprint
+      return LoopState(positions, indexed_corpus=indexed)
     if entry is None:
-      return LoopState(self._positions, self._schedule.current.step)
+      return LoopState(positions, self._schedule.current.step)
     assert entry.generation is not None
     retrieved = None
-    try:
-      prepared = self._await(entry)
-      retrieved = RetrievedIds.of(prepared.retrieved, entry.generation.corpus)
-    except IndexCrashedError as error:
-      logging.warning("a resumed run will search step %d: %s", step, error)
-    return LoopState(entry.positions, entry.generation.step, retrieved)
+    # A step that searches itself retrieves the same again when it is resumed,
+    # with the same parameters.
+    if not self._searches_in_step:
+      try:
+        prepared = self._await(entry)
+        corpus = entry.generation.corpus
+        retrieved = RetrievedIds.of(prepared.retrieved, corpus)
+      except IndexCrashedError as error:
+        logging.warning("a resumed run will search step %d: %s", step, error)
+    return LoopState(positions, entry.generation.step, retrieved)
 
 
 def _still_valid(

@@ -30,9 +30,9 @@ from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.models.parameters import Params
 from realm_jax.partitioning import sharding
-from realm_jax.retrieval.rolling_refresh import DatedVectors
 from realm_jax.training.config import CheckpointConfig
 from realm_jax.training.metrics import NonFiniteLossError
+from realm_jax.training.rolling_refresh import DatedVectors
 from realm_jax.training.state import TrainState
 
 T = TypeVar("T")
@@ -133,18 +133,6 @@ class RetrievedIds(NamedTuple):
     return None if is_gone else SearchResult(rows=rows, scores=self.scores)
 
 
-class OwnVectors(NamedTuple):
-  """The index that a run keeps itself, as a checkpoint has it.
-
-  Attributes:
-    dated: The vectors of all blocks: the item `vectors`.
-    corpus_fingerprint: SHA-256 of the corpus version that they are of.
-  """
-
-  dated: DatedVectors
-  corpus_fingerprint: str
-
-
 class LoopState(NamedTuple):
   """State of the loop between two steps.
 
@@ -154,14 +142,14 @@ class LoopState(NamedTuple):
     generation: Step of the generation in use; None of a run without any.
     retrieved: Blocks that were retrieved for the next step's queries of this
       process; None if they have to be searched.
-    own: Vectors of a run that keeps its own index; None of one that does not,
-      or has not begun.
+    indexed_corpus: SHA-256 of the corpus version whose vectors the state has,
+      in a run that keeps its own index.
   """
 
   positions: Int64[np.ndarray, " b"]
   generation: int | None = None
   retrieved: RetrievedIds | None = None
-  own: OwnVectors | None = None
+  indexed_corpus: str | None = None
 
   def to_item(self, mesh: Mesh) -> LoopItem:
     """Returns the state as arrays, those of the global batch on the devices."""
@@ -171,10 +159,10 @@ class LoopState(NamedTuple):
       rows["ids"] = _to_words(self.retrieved.ids)
       rows["scores"] = self.retrieved.scores
     item = sharding.to_devices(rows, mesh)
-    if self.own is None:
-      return item | loop_record(self.generation)
-    corpus = self.own.corpus_fingerprint
-    return item | loop_record(self.generation, vectors_corpus=corpus)
+    digests = {}
+    if self.indexed_corpus is not None:
+      digests["vectors_corpus"] = self.indexed_corpus
+    return item | loop_record(self.generation, **digests)
 
   @classmethod
   def from_item(cls, item: LoopItem, mesh: Mesh) -> "LoopState":
@@ -295,8 +283,8 @@ class Checkpointer:
     """
     item = loop_state.to_item(_mesh_of(state)) | self._identity.to_item()
     items = {**state.params, "optimizer": state.optimizer, "loop": item}
-    if loop_state.own is not None:
-      items["vectors"] = loop_state.own.dated._asdict()
+    if state.index is not None:
+      items["vectors"] = state.index._asdict()
     self._store.save(int(state.step), items)
 
   def own_vectors(

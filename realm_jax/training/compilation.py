@@ -1,22 +1,18 @@
-"""The steps of a run, compiled before the first of them."""
+"""The steps of a run, compiled ahead of time."""
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from absl import logging
 
 from realm_jax.partitioning import cpu_tuning, sharding
-from realm_jax.training.batches import StepBatch
 from realm_jax.training.config import TrainConfig
-from realm_jax.training.packing.shape_buckets import shape_key
+from realm_jax.training.row_layout import RowLayout
+from realm_jax.training.search_in_step import SearchInStep
 from realm_jax.training.setup import StepSetup
-from realm_jax.training.state import RollingState, TrainState
-from realm_jax.training.step import Metrics, Microbatches, train_step
-
-# Of a state, whose buffers are donated, a batch and the number of the step.
-StepFunction = Callable[
-  [TrainState, StepBatch, int], tuple[TrainState, Metrics]
-]
+from realm_jax.training.stages.stage import StepBatch
+from realm_jax.training.state import TrainState
+from realm_jax.training.step import Metrics, train_step
 
 
 def step_modes(config: TrainConfig, *, first_step: int) -> set[bool]:
@@ -32,70 +28,101 @@ def step_modes(config: TrainConfig, *, first_step: int) -> set[bool]:
 
 def jitted_step(
   setup: StepSetup,
-  shardings: TrainState | RollingState,
+  state: TrainState,
+  layout: RowLayout,
   *,
   frozen: bool,
-  function: Callable[..., tuple[Any, Metrics]] = train_step,
-  **further: Any,
+  search: SearchInStep | None = None,
 ) -> jax.stages.Wrapped:
-  """Returns a step as a run compiles it, for one mode.
+  """Returns `train_step` as a run compiles it, for one mode.
 
   Args:
     setup: Parts of the step.
-    shardings: Shardings of the state, whose buffers are donated.
+    state: State, whose buffers are donated, or abstract arrays like it.
+    layout: How sequences are laid out in rows.
     frozen: Whether the retriever is frozen.
-    function: The step, of the state and arrays that depend on the function.
-    further: Settings of this function beside those of `train_step`.
+    search: Search in the step, if it retrieves its own candidates.
   """
   config, mesh = setup.config, setup.mesh
+  shardings = jax.tree.map(lambda array: array.sharding, state)
   return jax.jit(
     sharding.shared_partial(
-      sharding.under(config.mesh.all_axis_rules, function),
+      sharding.under(config.mesh.all_axis_rules, train_step),
+      rows_of=setup.rows_of,
       loss=setup.loss,
+      layout=layout,
       optimizer=setup.optimizer,
       seed=config.data.seed,
       freeze_retriever=frozen,
-      microbatches=Microbatches(
-        config.num_microbatches, sharding.row_groups(mesh).count
-      ),
-      **further,
+      num_microbatches=config.num_microbatches,
+      search=search,
     ),
     donate_argnums=0,
     out_shardings=(shardings, sharding.replicated(mesh)),
   )
 
 
-def compile_steps(
-  setup: StepSetup,
-  state: TrainState,
-  batches: Sequence[StepBatch],
-) -> StepFunction:
-  """Compiles `train_step` for every shape and mode that a run will need.
+class CompiledSteps:
+  """The steps of a run, which are compiled in each mode that it will need.
 
-  `state` is that before the first step, on the devices, and `batches` has an
-  abstract batch for each shape bucket. The result compiles nothing: a batch of
-  another shape raises a KeyError.
+  A step that searches depends on the number and the type of all vectors. It is
+  compiled when these are known, and again only where a later generation has
+  other shapes: a corpus that has outgrown its capacity.
+
+  Args:
+    setup: Parts of the step.
+    layout: How sequences are laid out in rows.
+    search: Search in the step, if it retrieves its own candidates.
+
+  Attributes:
+    programs: Compiled steps, by whether the retriever is frozen and by the
+      shapes of what is searched.
   """
-  config, mesh = setup.config, setup.mesh
-  shardings = jax.tree.map(lambda array: array.sharding, state)
-  freeze_steps = config.optimizer.freeze_retriever_steps
-  # By whether the retriever is frozen, and by `shape_key`.
-  compiled: dict[tuple[bool, tuple[int, ...]], jax.stages.Compiled] = {}
-  for frozen in step_modes(config, first_step=int(state.step)):
-    step_of_mode = jitted_step(setup, shardings, frozen=frozen)
-    for batch in batches:
+
+  def __init__(
+    self,
+    setup: StepSetup,
+    layout: RowLayout,
+    search: SearchInStep | None = None,
+  ):
+    self._setup = setup
+    self._layout = layout
+    self._search = search
+    self.programs: dict[tuple[bool, Any], jax.stages.Compiled] = {}
+
+  def compile(
+    self, state: TrainState, batch: StepBatch, searched: Any = None
+  ) -> None:
+    """Compiles the step; the arrays, and those of a batch, may be abstract."""
+    mesh = self._setup.mesh
+    config = self._setup.config
+    for frozen in step_modes(config, first_step=int(state.step)):
+      step = jitted_step(
+        self._setup, state, self._layout, frozen=frozen, search=self._search
+      )
       with jax.set_mesh(mesh):
-        lowered = step_of_mode.lower(state, batch)
-      compiled[frozen, shape_key(batch)] = lowered.compile(
+        lowered = step.lower(state, batch, searched)
+      self.programs[frozen, _shapes(searched)] = lowered.compile(
         cpu_tuning.compiler_options(mesh)
       )
-  cpu_tuning.return_freed_memory()
+    cpu_tuning.return_freed_memory()
 
-  def run_step(
-    state: TrainState, batch: StepBatch, step: int
+  def __call__(
+    self, state: TrainState, batch: StepBatch, searched: Any, step: int
   ) -> tuple[TrainState, Metrics]:
+    """Runs a step, whose state is donated."""
+    frozen = step < self._setup.config.optimizer.freeze_retriever_steps
+    key = frozen, _shapes(searched)
+    if key not in self.programs:
+      if self.programs:
+        logging.info("the corpus has outgrown its capacity: compiling the step")
+      self.compile(state, batch, searched)
     # A copy from the host that nobody has asked for is an error.
     with jax.transfer_guard("disallow"):
-      return compiled[step < freeze_steps, shape_key(batch)](state, batch)
+      return self.programs[key](state, batch, searched)
 
-  return run_step
+
+def _shapes(searched: Any) -> Any:
+  """Returns what a program depends on: static values, shapes and types."""
+  leaves, structure = jax.tree.flatten(searched)
+  return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)

@@ -12,14 +12,13 @@ from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning.sharding import AxisRules, with_defaults
 from realm_jax.settings import (
-  Fraction,
   NonNegativeInt,
   PositiveFloat,
   PositiveInt,
   require_valid,
 )
 from realm_jax.training.optimizer import OptimizerConfig
-from realm_jax.training.stages.protocol import Stage
+from realm_jax.training.stages.stage import Stage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,13 +98,12 @@ class RollingRefreshConfig:
   """How a run keeps its own index, a slice of which each step embeds again.
 
   Attributes:
-    rolling_refresh_share: Arithmetic of these slices, from 0 to 1, as a share
-      of that of a step's other parts, both in full rows. With 0 the run follows
-      an index builder.
+    blocks_per_step: Number of blocks that each step embeds again, on all
+      devices together. With 0 the run follows an index builder.
     rolling_refresh_dtype: Type of the vectors, `float32` or `bfloat16`.
   """
 
-  rolling_refresh_share: Fraction = 0.0
+  blocks_per_step: NonNegativeInt = 0
   rolling_refresh_dtype: Literal["float32", "bfloat16"] = "float32"
 
   def __post_init__(self) -> None:
@@ -162,9 +160,9 @@ class TrainConfig:
       less memory.
     pack: Whether short sequences share rows. Otherwise all are padded to the
       greatest length, and the step computes on the padding, too.
-    max_shape_buckets: Number of shapes, at most, that the step of packed
-      sequences is compiled for before the run starts. With more of them, a
-      step computes on less padding.
+    max_shape_buckets: Number of shapes, at most, of the rows of packed
+      sequences, all of which one compiled step has. With more of them, a step
+      computes on less padding, and takes longer to compile.
     retrieve_on_device: Whether the step itself searches an exact index and
       gathers the candidates, in one compiled program.
     rolling_refresh: Whether and how it keeps that index itself.
@@ -182,7 +180,7 @@ class TrainConfig:
   mesh: MeshConfig = MeshConfig()
   num_microbatches: PositiveInt = 1
   pack: bool = True
-  max_shape_buckets: PositiveInt = 5
+  max_shape_buckets: PositiveInt = 3
   retrieve_on_device: bool = False
   rolling_refresh: RollingRefreshConfig = RollingRefreshConfig()
 
@@ -202,13 +200,13 @@ class TrainConfig:
       )
     if self.keeps_own_index and not self.retrieve_on_device:
       raise ValueError(
-        "ROLLING_REFRESH_SHARE="
-        f"{self.rolling_refresh.rolling_refresh_share} has each step embed "
-        "blocks where it searches them; set RETRIEVE_ON_DEVICE = True, too"
+        f"BLOCKS_PER_STEP={self.rolling_refresh.blocks_per_step} has each step "
+        "embed blocks where it searches them; set RETRIEVE_ON_DEVICE = True, "
+        "too"
       )
     if self.keeps_own_index and self.refresh.wait_for_generations:
       raise ValueError(
-        "a run with ROLLING_REFRESH_SHARE keeps its own index and has no "
+        "a run with BLOCKS_PER_STEP keeps its own index and has no "
         "generations to wait for; set WAIT_FOR_GENERATIONS = False"
       )
     if self.data.corpus_version is not None:
@@ -246,7 +244,7 @@ class TrainConfig:
   @property
   def keeps_own_index(self) -> bool:
     """Whether the run itself embeds the blocks that it searches."""
-    return self.rolling_refresh.rolling_refresh_share > 0
+    return self.rolling_refresh.blocks_per_step > 0
 
   @property
   def waits(self) -> bool:

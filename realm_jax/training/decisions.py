@@ -16,14 +16,12 @@ class StepFacts(NamedTuple):
   """What a process knows once it has prepared its rows of a step.
 
   Attributes:
-    bucket: Number of the smallest shape bucket that holds them.
     generation: Newest generation that process 0 has loaded; in the others, the
       one of `StepDecision.load` once they have loaded it.
     crashed: Why the index has crashed, if it has.
     metrics: Metrics of the host.
   """
 
-  bucket: int
   generation: int | None
   crashed: str | None
   metrics: dict[str, float]
@@ -33,7 +31,6 @@ class StepDecision(NamedTuple):
   """What holds for a step in all processes.
 
   Attributes:
-    bucket: Number of the shape bucket, which holds every process's rows.
     load: Generation that all processes should load.
     generation: The same, once all have loaded it: the next step may use it.
     crashed: Why some process's index has crashed, so that all fall back.
@@ -41,7 +38,6 @@ class StepDecision(NamedTuple):
     metrics: Means of the metrics of the hosts.
   """
 
-  bucket: int
   load: int | None
   generation: int | None
   crashed: str | None
@@ -143,7 +139,6 @@ def _decide_step(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
   ]
   names = facts[0]["metrics"]
   return {
-    "bucket": max(fact["bucket"] for fact in facts),
     "load": wanted,
     "generation": wanted if have_it else None,
     "crashed": crashes[0] if crashes else None,

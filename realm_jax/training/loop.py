@@ -83,12 +83,15 @@ def run_steps(state: TrainState, run: Run, *, num_steps: int) -> TrainResult:
   candidates, metrics, goodput = run.candidates, run.metrics, run.goodput
   step = saved = int(state.step)
   try:
+    state = candidates.open(state)
     candidates.prefetch(step, state.params)
     while step < num_steps:
       prepared = candidates.take(step)
       if step + 1 < num_steps:
         candidates.prefetch(step + 1, state.params)
-      state, on_devices = run.step_function(state, prepared.batch, step)
+      state, on_devices = run.step_function(
+        state, prepared.batch, prepared.searched, step
+      )
       step += 1
       metrics.push(step, on_devices, {**prepared.metrics, **goodput.row()})
       decision = run.decisions.after_step(step)

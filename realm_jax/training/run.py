@@ -26,37 +26,22 @@ from realm_jax.inputs.batches import BatchStream
 from realm_jax.models.retriever import embed_queries
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.agreement import Agreement
-from realm_jax.retrieval.pipeline import RetrievalPipeline
-from realm_jax.training.batches import StepBatch
-from realm_jax.training.candidates import CandidateStream, HostCandidateStream
+from realm_jax.training.candidates import Candidates
 from realm_jax.training.checkpointing import Checkpointer, LoopState
-from realm_jax.training.compilation import StepFunction, compile_steps
+from realm_jax.training.compilation import CompiledSteps
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.decisions import Decisions
-from realm_jax.training.device_retrieval.compilation import RetrievingSteps
-from realm_jax.training.device_retrieval.generations import (
-  DeviceGenerationLoader,
-  ScheduledIndex,
-)
-from realm_jax.training.device_retrieval.rolling_refresh.compilation import (
-  RollingSteps,
-)
-from realm_jax.training.device_retrieval.rolling_refresh.own_index import (
-  OwnIndex,
-)
-from realm_jax.training.device_retrieval.stream import (
-  DeviceCandidateStream,
-  SearchedIndex,
-)
+from realm_jax.training.device_generations import DeviceGenerationLoader
 from realm_jax.training.goodput import Goodput
 from realm_jax.training.metrics import MetricsLog
-from realm_jax.training.packing.packer import Packer
-from realm_jax.training.packing.step_shapes import step_shapes
+from realm_jax.training.own_index import OwnIndex
 from realm_jax.training.refresh.corpus_versions import load_for_run
 from realm_jax.training.refresh.fallback import CrashFallback, LoadGeneration
 from realm_jax.training.refresh.schedule import GenerationSchedule
+from realm_jax.training.retrieval import RetrievalPipeline
+from realm_jax.training.search_in_step import SearchInStep
 from realm_jax.training.setup import RunSetup, set_up
-from realm_jax.training.stages.pretraining import Pretraining
+from realm_jax.training.stages.stage import StepBatch
 from realm_jax.training.state import (
   TrainState,
   abstract_state,
@@ -68,8 +53,8 @@ from realm_jax.training.state import (
 class Run:
   """The opened parts of a run, as `run_steps` takes them."""
 
-  step_function: StepFunction
-  candidates: CandidateStream
+  step_function: CompiledSteps
+  candidates: Candidates
   checkpoints: Checkpointer
   decisions: Decisions
   metrics: MetricsLog
@@ -133,10 +118,9 @@ def open_run(
     )
     stack.callback(examples.close)
     step = int(state.step)
-    packer, batches = step_shapes(setup, setup.corpus)
     own_index = None
     if config.keeps_own_index and step < config.num_steps:
-      own_index = OwnIndex(setup, packer, decisions, checkpoints)
+      own_index = OwnIndex(setup, decisions, checkpoints)
     if configuration is not None:
       keep = functools.partial(
         keep_configuration, config.model_dir, configuration
@@ -162,16 +146,13 @@ def open_run(
     )
     stack.callback(metrics.close)
     candidates = open_candidates(
-      setup, examples, packer, decisions, loop_state, stack, goodput, own_index
+      setup, examples, decisions, loop_state, stack, goodput, own_index
     )
-    step_function: StepFunction
     with goodput.measure("compiling"):
-      if own_index is not None:
-        step_function = RollingSteps(setup, state, packer, own_index)
-      elif config.retrieve_on_device:
-        step_function = RetrievingSteps(setup, state, packer)
-      else:
-        step_function = compile_steps(setup, state, batches)
+      search = _search(setup, own_index) if config.retrieve_on_device else None
+      step_function = CompiledSteps(setup, setup.layout(setup.corpus), search)
+      if search is None:
+        step_function.compile(state, setup.abstract_batch())
     goodput.started()
     yield (
       state,
@@ -224,13 +205,12 @@ def _sole_trainer(
 def open_candidates(
   setup: RunSetup,
   examples: BatchStream,
-  packer: Packer,
   decisions: Decisions,
   resumed: LoopState,
   stack: contextlib.ExitStack,
   goodput: Goodput,
   own_index: OwnIndex | None = None,
-) -> CandidateStream:
+) -> Candidates:
   """Opens the candidate stream, with what it searches.
 
   That is the index that the run itself keeps, or else generations.
@@ -242,34 +222,32 @@ def open_candidates(
   pipeline: RetrievalPipeline[StepBatch] = RetrievalPipeline(
     sharding.shared_partial(
       sharding.under(config.mesh.all_axis_rules, embed_queries),
-      setup.inputs.models.retriever,
+      setup.models.retriever,
     ),
     mesh=setup.mesh,
   )
   stack.callback(pipeline.close)
-  if config.retrieve_on_device:
-    assert isinstance(config.stage, Pretraining)
-    index: SearchedIndex | None = own_index
-    if index is None:
-      assert schedule is not None
-      index = ScheduledIndex(setup, schedule, resumed.generation)
-    return DeviceCandidateStream(
-      config.stage,
-      examples,
-      positions=resumed.positions,
-      pipeline=pipeline,
-      index=index,
-      decisions=decisions,
-    )
-  return HostCandidateStream(
+  return Candidates(
     setup,
     examples,
-    packer=packer,
     pipeline=pipeline,
     schedule=schedule,
     decisions=decisions,
     resumed=resumed,
     answers=answers,
+    own_index=own_index,
+  )
+
+
+def _search(setup: RunSetup, own_index: OwnIndex | None) -> SearchInStep:
+  """Returns the search in the step."""
+  stage = setup.config.stage
+  return SearchInStep(
+    retriever=setup.models.retriever,
+    num_candidates=stage.num_candidates,
+    current_queries=stage.current_queries or own_index is not None,
+    mesh=setup.mesh,
+    refreshed=None if own_index is None else own_index.part,
   )
 
 

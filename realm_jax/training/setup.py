@@ -18,9 +18,15 @@ from realm_jax.training.checkpointing import RunIdentity
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.optimizer import make_optimizer
 from realm_jax.training.refresh.corpus_versions import examples_of_run
-from realm_jax.training.stage_losses import Loss
-from realm_jax.training.stages.model_inputs import ModelInputs, Models
-from realm_jax.training.stages.protocol import Stage
+from realm_jax.training.row_counts import choose_row_counts
+from realm_jax.training.row_layout import RowLayout
+from realm_jax.training.stages.stage import (
+  ExampleArrays,
+  Models,
+  Stage,
+  StepBatch,
+)
+from realm_jax.training.step import Loss, RowsOf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,13 +36,15 @@ class StepSetup:
   Attributes:
     own_rows: Numbers of the rows of every global batch that are this
       process's.
+    rows_of: Function that makes what the encoders read.
     num_searched: Number of blocks that are searched for each query.
   """
 
   config: TrainConfig
   mesh: Mesh
   own_rows: Int[np.ndarray, " b"]
-  inputs: ModelInputs
+  models: Models
+  rows_of: RowsOf[Any]
   loss: Loss[Any]
   optimizer: optax.GradientTransformation
   num_searched: int
@@ -47,8 +55,50 @@ class StepSetup:
     data = self.config.data
     lengths = data.query_length, data.block_length
     return sharding.shared_partial(
-      _initial, self.config.stage, self.inputs.models, *lengths
+      _initial, self.config.stage, self.models, *lengths
     )
+
+  def empty_arrays(self) -> ExampleArrays:
+    """Returns padding, from which a stage makes a global batch."""
+    data, stage = self.config.data, self.config.stage
+    shape = (data.batch_size, stage.num_candidates, data.block_length)
+    return ExampleArrays(
+      query=np.zeros((data.batch_size, data.query_length), np.int32),
+      candidates=np.zeros(shape, np.int32),
+      num_searched=self.num_searched,
+      vector_size=self.models.retriever.vector_size,
+      max_masks=data.max_masks,
+    )
+
+  def abstract_batch(self) -> StepBatch:
+    """Returns the abstract arrays of a global batch, on the devices."""
+    placed = sharding.batch_sharding(self.mesh)
+    return jax.tree.map(
+      lambda leaf: jax.ShapeDtypeStruct(
+        leaf.shape,
+        jax.dtypes.canonicalize_dtype(leaf.dtype),
+        sharding=placed,
+      ),
+      self.config.stage.example(self.empty_arrays()),
+    )
+
+  def layout(self, corpus: Corpus | None) -> RowLayout:
+    """Returns how the step lays out sequences, by the lengths of a corpus.
+
+    Without one, or without packing, each sequence has a row of its own.
+    """
+    config = self.config
+    if not config.pack or corpus is None:
+      return RowLayout(self.mesh)
+    counts = choose_row_counts(
+      config.stage,
+      self.models,
+      self.empty_arrays(),
+      corpus,
+      groups=sharding.row_groups(self.mesh).count * config.num_microbatches,
+      at_most=config.max_shape_buckets,
+    )
+    return RowLayout(self.mesh, counts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,12 +177,14 @@ def set_up_step(
   """
   _require_divisible_heads(config, mesh)
   parts = groups.divided(config.num_microbatches)
+  rows_of, loss = config.stage.functions(models)
   return StepSetup(
     config=config,
     mesh=mesh,
     own_rows=parts.own_rows(config.data.batch_size),
-    inputs=ModelInputs(models, groups=parts),
-    loss=config.stage.loss(models),
+    models=models,
+    rows_of=rows_of,
+    loss=loss,
     optimizer=make_optimizer(config.optimizer, num_steps=config.num_steps),
     num_searched=config.stage.num_searched(num_blocks),
   )

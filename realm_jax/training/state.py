@@ -8,26 +8,27 @@ import jax.numpy as jnp
 import optax
 from flax.core import meta
 from jax.sharding import Mesh
-from jaxtyping import Array, Int
+from jaxtyping import Array, Int, PyTree
 
 from realm_jax.models.parameters import Params, parameter_shardings
 from realm_jax.partitioning import sharding
-from realm_jax.retrieval.rolling_refresh import DatedVectors
 
 
 class TrainState(NamedTuple):
-  """Number of steps done, parameters by component, and optimizer state."""
+  """What the steps of a run read and write.
+
+  Attributes:
+    step: Number of steps done.
+    params: Parameters by component.
+    optimizer: State of the optimizer.
+    index: Vectors of all blocks, of a run that keeps its own index
+      (`rolling_index.DatedVectors`).
+  """
 
   step: Int[Array, ""]
   params: Params
   optimizer: optax.OptState
-
-
-class RollingState(NamedTuple):
-  """What the steps of a run read and write that keeps its own index."""
-
-  training: TrainState
-  dated: DatedVectors
+  index: PyTree = None
 
 
 def create_state(

@@ -1,107 +1,107 @@
-"""The step that all stages share: gradient and update.
+"""The step that all stages share: rows, gradient and update.
 
 A stage's loss returns weighted sums over the batch, which micro-batches can
 add (`realm_jax/objectives/weighted.py`). The step differentiates their mean.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 import optax
+from jaxtyping import Array, UInt32
 
 from realm_jax.models.parameters import Params
 from realm_jax.objectives.weighted import WeightedLoss
-from realm_jax.training.stage_losses import Loss
+from realm_jax.training.encoder_rows import EncoderRows
+from realm_jax.training.row_layout import RowLayout
 from realm_jax.training.state import TrainState
 
+# A stage's batch: a tree of arrays with a row for each example.
 B = TypeVar("B")
 Metrics = dict[str, jax.Array]
+# From examples and their numbers in the global batch to what encoders read.
+RowsOf = Callable[[B, UInt32[Array, " b"]], EncoderRows]
+# A stage's loss, of the parameters by component, the batch, what the encoders
+# read of it, and the key of the dropout masks, which is None without dropout.
+Loss = Callable[[Params, B, EncoderRows, jax.Array | None], WeightedLoss]
 
 
-class Microbatches(NamedTuple):
-  """Parts of a batch whose gradients are added, one after the other.
+def _split(batch: B, *, parts: int, devices: int) -> B:
+  """Returns the parts of each array along a new first dimension.
 
-  Attributes:
-    count: Number of parts.
-    groups: Number of groups of rows, each of which has all of its parts.
+  Each device has all parts of its own rows.
   """
 
-  count: int = 1
-  groups: int = 1
+  def of_parts(x: jax.Array) -> jax.Array:
+    x = x.reshape(devices, parts, -1, *x.shape[1:])
+    x = jnp.swapaxes(x, 0, 1)
+    return x.reshape(parts, -1, *x.shape[3:])
 
-  def split(self, batch: B) -> B:
-    """Returns the parts of each array along a new first dimension."""
-
-    def parts(x: jax.Array) -> jax.Array:
-      x = x.reshape(self.groups, self.count, -1, *x.shape[1:])
-      x = jnp.swapaxes(x, 0, 1)
-      return x.reshape(self.count, -1, *x.shape[3:])
-
-    return jax.tree.map(parts, batch)
-
-
-WHOLE_BATCH = Microbatches()
-
-
-def _gradient(
-  loss_of: Callable[[Params, B], WeightedLoss],
-  params: Params,
-  batch: B,
-  microbatches: Microbatches,
-) -> tuple[Params, Metrics]:
-  """Returns the gradient of a batch's loss, and the means of its metrics."""
-  if microbatches.count == 1:
-
-    def mean(params: Params) -> tuple[jax.Array, Metrics]:
-      weighted = loss_of(params, batch)
-      return weighted.loss.mean, weighted.means()
-
-    return jax.grad(mean, has_aux=True)(params)
-
-  def total(params: Params, part: B) -> tuple[jax.Array, WeightedLoss]:
-    weighted = loss_of(params, part)
-    return weighted.loss.total, weighted
-
-  def add(
-    sums: tuple[Params, WeightedLoss], part: B
-  ) -> tuple[tuple[Params, WeightedLoss], None]:
-    return jax.tree.map(jnp.add, sums, of_part(params, part)), None
-
-  of_part = jax.grad(total, has_aux=True)
-  parts = microbatches.split(batch)
-  shapes = jax.eval_shape(of_part, params, jax.tree.map(lambda x: x[0], parts))
-  zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-  (gradient, weighted), _ = jax.lax.scan(add, zeros, parts)
-  weight = jnp.maximum(weighted.loss.weight, 1.0)
-  return jax.tree.map(lambda g: g / weight, gradient), weighted.means()
+  return jax.tree.map(of_parts, batch)
 
 
 def batch_gradient(
   state: TrainState,
   batch: B,
   *,
+  rows_of: RowsOf[B],
   loss: Loss[B],
+  layout: RowLayout,
   seed: int,
   freeze_retriever: bool = False,
-  microbatches: Microbatches = WHOLE_BATCH,
+  num_microbatches: int = 1,
 ) -> tuple[Params, Metrics]:
   """Computes the gradient of one batch, and the loss's metrics.
 
   `seed`, folded with the step, is that of the dropout masks. The gradient of a
-  retriever that is frozen in this step is not computed. With microbatches, the
-  masks are the same, and the gradient is that of the whole batch.
+  retriever that is frozen in this step is not computed. With micro-batches,
+  whose gradients are computed one after the other and added, the masks are the
+  same, and the gradient is that of the whole batch.
   """
   dropout_key = jax.random.fold_in(jax.random.key(seed), state.step)
 
-  def loss_of(params: Params, batch: B) -> WeightedLoss:
+  def total(
+    params: Params, part: B, rows: EncoderRows
+  ) -> tuple[jax.Array, WeightedLoss]:
     if freeze_retriever:
       frozen = jax.lax.stop_gradient(params["retriever"])
       params = {**params, "retriever": frozen}
-    return loss(params, batch, dropout_key)
+    weighted = loss(params, part, rows, dropout_key)
+    return weighted.loss.total, weighted
 
-  return _gradient(loss_of, state.params, batch, microbatches)
+  def gradient_of(
+    numbered: tuple[B, UInt32[Array, " b"]],
+  ) -> tuple[Params, WeightedLoss]:
+    part, _ = numbered
+    gradient = jax.grad(total, has_aux=True)
+    return layout.with_rows(
+      lambda numbered: rows_of(*numbered),
+      numbered,
+      lambda rows: gradient(state.params, part, rows),
+    )
+
+  size = len(jax.tree.leaves(batch)[0])
+  numbered = batch, jnp.arange(size, dtype=jnp.uint32)
+  if num_microbatches == 1:
+    gradient, weighted = gradient_of(numbered)
+  else:
+    parts = _split(numbered, parts=num_microbatches, devices=layout.num_devices)
+    first = jax.tree.map(lambda x: x[0], parts)
+    zeros = jax.tree.map(
+      lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(gradient_of, first)
+    )
+    (gradient, weighted), _ = jax.lax.scan(
+      lambda sums, part: (
+        jax.tree.map(jnp.add, sums, gradient_of(part)),
+        None,
+      ),
+      zeros,
+      parts,
+    )
+  weight = jnp.maximum(weighted.loss.weight, 1.0)
+  return jax.tree.map(lambda g: g / weight, gradient), weighted.means()
 
 
 def update(
@@ -125,21 +125,41 @@ def update(
     "gradient_norm": optax.tree.norm(gradient),
     "parameter_norm": optax.tree.norm(params),
   }
-  step = state.step + jnp.ones_like(state.step)
-  return TrainState(step, params, optimizer_state), {**metrics, **norms}
+  state = state._replace(
+    step=state.step + jnp.ones_like(state.step),
+    params=params,
+    optimizer=optimizer_state,
+  )
+  return state, {**metrics, **norms}
 
 
 def train_step(
   state: TrainState,
   batch: B,
+  searched: Any = None,
   *,
   optimizer: optax.GradientTransformation,
+  search: Callable[..., tuple[TrainState, B, Metrics]] | None = None,
+  freeze_retriever: bool = False,
   **settings: Any,
 ) -> tuple[TrainState, Metrics]:
   """Computes the gradient of one batch and updates the parameters.
 
-  The further settings are those of `batch_gradient`. Returns what `update`
-  returns.
+  Args:
+    state: State before the step.
+    batch: Batch of the stage.
+    searched: What `search` searches.
+    optimizer: Optimizer.
+    search: Function that finds the batch's candidates in this step, given the
+      state, the batch, `searched` and whether the retriever is frozen. It
+      returns the first two, and metrics.
+    freeze_retriever: Whether the retriever is frozen in this step.
+    settings: Further settings of `batch_gradient`.
   """
-  gradient, metrics = batch_gradient(state, batch, **settings)
-  return update(state, gradient, metrics, optimizer=optimizer)
+  found: Metrics = {}
+  if search is not None:
+    state, batch, found = search(state, batch, searched, freeze_retriever)
+  gradient, metrics = batch_gradient(
+    state, batch, freeze_retriever=freeze_retriever, **settings
+  )
+  return update(state, gradient, {**metrics, **found}, optimizer=optimizer)

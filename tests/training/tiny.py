@@ -8,23 +8,26 @@ import numpy as np
 from flax import linen as nn
 
 from realm_jax.models.bert import BertConfig
+from realm_jax.models.packing import content_numbers
 from realm_jax.models.parameters import parameter_shardings
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning import sharding
-from realm_jax.partitioning.sharding import RowGroups
-from realm_jax.training import stage_losses
-from realm_jax.training.batches import (
+from realm_jax.partitioning.mesh import make_mesh
+from realm_jax.training.encoder_rows import Candidates
+from realm_jax.training.row_layout import RowLayout
+from realm_jax.training.stages.inverse_cloze import (
+  InverseCloze,
   InverseClozeBatch,
-  MaskTargets,
+)
+from realm_jax.training.stages.masked_words import MaskTargets
+from realm_jax.training.stages.open_qa import (
+  OpenQa,
   OpenQaBatch,
   StoredVectors,
 )
-from realm_jax.training.packing.packer import Packer, largest_bucket
-from realm_jax.training.stages.inverse_cloze import InverseCloze
-from realm_jax.training.stages.model_inputs import ModelInputs, Models
-from realm_jax.training.stages.open_qa import OpenQa
-from realm_jax.training.stages.pretraining import Pretraining
+from realm_jax.training.stages.pretraining import Pretraining, PretrainingBatch
+from realm_jax.training.stages.stage import Models
 from realm_jax.training.state import TrainState
 
 SEP, CLS, MASK, VOCABULARY = 3, 2, 4, 40
@@ -34,7 +37,7 @@ STAGES = ("inverse_cloze", "pretraining", "open_qa")
 OF_STAGE = {
   "inverse_cloze": InverseCloze(),
   "pretraining": Pretraining(num_candidates=CANDIDATES),
-  "open_qa": OpenQa(num_read=CANDIDATES),
+  "open_qa": OpenQa(num_read=CANDIDATES, max_answer_width=WIDTH),
 }
 
 
@@ -110,15 +113,34 @@ def _draw(shapes):
   return jax.tree_util.tree_map_with_path(draw, shapes)
 
 
-def loss(stage, *, dropout_rate=0.0, **retriever_settings):
-  """The loss of a stage."""
-  retriever, reader = models(dropout_rate=dropout_rate, **retriever_settings)
-  if stage == "inverse_cloze":
-    return functools.partial(stage_losses.inverse_cloze, retriever)
-  of_stage = (
-    stage_losses.pretraining if stage == "pretraining" else stage_losses.open_qa
+def functions(stage, *, dropout_rate=0.0, **retriever_settings):
+  """What a stage's encoders read, and its loss, as settings of a step."""
+  made = Models(*models(dropout_rate=dropout_rate, **retriever_settings))
+  rows_of, loss = OF_STAGE[stage].functions(made)
+  return {"rows_of": rows_of, "loss": loss}
+
+
+def layout(stage, mesh=None, *, pack=False):
+  """Rows of their own for all sequences, or fewer if these hold them."""
+  mesh = mesh or make_mesh(devices=jax.devices()[:1])
+  queries = BATCH // sharding.row_groups(mesh).count
+  blocks = 1 if stage == "inverse_cloze" else CANDIDATES
+  inputs = [queries, queries * blocks]
+  if stage == "pretraining":
+    inputs.append(queries * blocks)
+  counts = tuple(max(1, round(0.7 * count)) for count in inputs)
+  return RowLayout(mesh, (counts,) if pack else ())
+
+
+def weighted(stage, params, batch, dropout_key=None, **settings):
+  """The loss and the metrics of a batch."""
+  made = functions(stage, **settings)
+  numbers = jnp.arange(BATCH, dtype=jnp.uint32)
+  return layout(stage).with_rows(
+    lambda batch: made["rows_of"](batch, numbers),
+    batch,
+    lambda rows: made["loss"](params, batch, rows, dropout_key),
   )
-  return functools.partial(of_stage, retriever, reader)
 
 
 def arrays(stage, seed=0):
@@ -162,36 +184,20 @@ def arrays(stage, seed=0):
   }
 
 
-def host_batch(stage, given, *, groups=1, **retriever_settings):
-  """The batch of a stage before its sequences are laid out in rows."""
-  inputs = ModelInputs(
-    Models(*models(**retriever_settings)),
-    groups=RowGroups.of_one_process(groups),
-  )
-  query = given["query"]
+def batch(stage, seed=0):
+  """A global batch of numpy's arrays."""
+  given = arrays(stage, seed)
   if stage == "inverse_cloze":
-    blocks = inputs.blocks(given["block"])
-    return InverseClozeBatch(inputs.queries(query), blocks, given["removed"])
+    return InverseClozeBatch(**given)
+  tokens = given["candidates"]
   if stage == "pretraining":
-    return inputs.pretraining(query, given["candidates"], given["masks"])
-  joint = inputs.joint(query, given["candidates"])
-  vectors = StoredVectors(inputs.queries(query), given["vectors"])
-  answers = given["has_answer"], given["is_answer"]
-  return OpenQaBatch(vectors, *joint, *answers)
-
-
-def laid_out(stage, given, *, groups=1, pack=False, **retriever_settings):
-  """The batch in rows, as many as any batch of its shapes fits in."""
-  made = host_batch(stage, given, groups=groups, **retriever_settings)
-  buckets = [largest_bucket(made, groups=groups)]
-  return Packer(buckets, groups=groups, pack=pack)(made)
-
-
-def batch(stage, seed=0, **settings):
-  """A global batch of numpy arrays, one sequence in each row."""
-  return laid_out(stage, arrays(stage, seed), **settings)
-
-
-def packed(stage, given, *, groups=1):
-  """The batch with sequences that share rows."""
-  return laid_out(stage, given, groups=groups, pack=True)
+    candidates = Candidates(tokens, content_numbers(tokens))
+    return PretrainingBatch(given["query"], candidates, given["masks"])
+  return OpenQaBatch(
+    query=given["query"],
+    retrieved=StoredVectors(given["vectors"]),
+    joint_query=given["query"],
+    blocks=tokens,
+    has_answer=given["has_answer"],
+    is_answer=given["is_answer"],
+  )

@@ -1,42 +1,84 @@
 """Inverse cloze: find the block that a sentence was taken from."""
 
 import dataclasses
+from typing import NamedTuple
 
+import jax
 import numpy as np
+from jaxtyping import Array, Bool, Int, UInt32
 
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
-from realm_jax.partitioning.sharding import shared_partial
-from realm_jax.training import stage_losses
-from realm_jax.training.batches import InverseClozeBatch
-from realm_jax.training.stages import protocol
-from realm_jax.training.stages.model_inputs import ModelInputs, Models
+from realm_jax.models.arrays import AnyArray
+from realm_jax.models.parameters import Params
+from realm_jax.objectives.inverse_cloze import inverse_cloze_loss
+from realm_jax.objectives.weighted import WeightedLoss
+from realm_jax.training import encoder_rows
+from realm_jax.training.encoder_rows import EncoderRows
+from realm_jax.training.stages import stage as stages
+
+
+class InverseClozeBatch(NamedTuple):
+  """Sentences and, in the same order, the blocks that they come from.
+
+  `removed` tells whether the sentence was removed from its block.
+  """
+
+  query: Int[AnyArray, "b q"]
+  block: Int[AnyArray, "b l"]
+  removed: Bool[AnyArray, " b"]
 
 
 @dataclasses.dataclass(frozen=True)
-class InverseCloze(protocol.Stage):
+class InverseCloze(stages.Stage):
   """A sentence finds its block among the blocks of the global batch."""
 
   components = ("retriever",)
   # Its negatives are all blocks of the global batch.
   is_divisible = False
 
-  def loss(self, models: Models) -> stage_losses.Loss[InverseClozeBatch]:
-    return shared_partial(stage_losses.inverse_cloze, models.retriever)
-
   def assemble(
-    self, batch: Batch, retrieved: SearchResult, context: protocol.StageContext
-  ) -> protocol.Assembled:
-    arrays, inputs = batch.arrays, context.inputs
-    queries, blocks = inputs.queries(arrays["query"]), arrays["block"]
-    made = InverseClozeBatch(queries, inputs.blocks(blocks), arrays["removed"])
-    return made, {}
+    self, batch: Batch, retrieved: SearchResult, context: stages.StageContext
+  ) -> stages.Assembled:
+    names = ("query", "block", "removed")
+    return InverseClozeBatch(*(batch.arrays[name] for name in names)), {}
 
-  def example(
-    self, shapes: protocol.ExampleArrays, inputs: ModelInputs
-  ) -> InverseClozeBatch:
+  def example(self, shapes: stages.ExampleArrays) -> InverseClozeBatch:
     return InverseClozeBatch(
-      queries=inputs.queries(shapes.query),
-      blocks=inputs.blocks(shapes.candidates[:, 0]),
+      query=shapes.query,
+      block=shapes.candidates[:, 0],
       removed=np.zeros(len(shapes.query), bool),
+    )
+
+  def rows(
+    self,
+    models: stages.Models,
+    batch: InverseClozeBatch,
+    numbers: UInt32[Array, " b"],
+  ) -> EncoderRows:
+    return EncoderRows(
+      queries=encoder_rows.query_rows(models.retriever, batch.query, numbers),
+      blocks=encoder_rows.block_rows(models.retriever, batch.block, numbers),
+    )
+
+  def loss(
+    self,
+    models: stages.Models,
+    params: Params,
+    batch: InverseClozeBatch,
+    rows: EncoderRows,
+    dropout_key: jax.Array | None,
+  ) -> WeightedLoss:
+    queries, blocks = stages.apply(
+      models.retriever,
+      params["retriever"],
+      dropout_key,
+      rows.queries,
+      rows.blocks,
+    )
+    return inverse_cloze_loss(
+      queries,
+      blocks,
+      batch.removed,
+      score_scale=models.retriever.score_scale,
     )

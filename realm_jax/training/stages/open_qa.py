@@ -1,11 +1,12 @@
 """Open QA: a question, the retrieved blocks, and the spans of the best few."""
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from realm_jax.answers.distinct import QuestionAnswers
 from realm_jax.answers.in_blocks import AnswersInBlocks
@@ -13,19 +14,54 @@ from realm_jax.answers.of_task import answers_of_batch
 from realm_jax.corpus.store import Corpus
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
+from realm_jax.models.arrays import AnyArray
 from realm_jax.models.parameters import Params
-from realm_jax.partitioning.sharding import shared_partial
+from realm_jax.models.retriever import relevance
+from realm_jax.objectives.open_qa import open_qa_loss
+from realm_jax.objectives.weighted import WeightedLoss
 from realm_jax.settings import Fraction, PositiveInt, require_valid
 from realm_jax.text.answer_spans import TokenSpans, find_token_spans
-from realm_jax.training import stage_losses
-from realm_jax.training.batches import IndexScores, OpenQaBatch, StoredVectors
-from realm_jax.training.stages import protocol
-from realm_jax.training.stages.model_inputs import ModelInputs, Models
+from realm_jax.training import encoder_rows
+from realm_jax.training.encoder_rows import EncoderRows
+from realm_jax.training.stages import masked_words
+from realm_jax.training.stages import stage as stages
 from realm_jax.training.stages.renaming import renaming_of
 
 
+class StoredVectors(NamedTuple):
+  """Retrieved blocks' vectors as the generation has them."""
+
+  vectors: Float[AnyArray, "b n d"]
+
+
+class IndexScores(NamedTuple):
+  """Retrieved blocks' scores by an index without vectors, such as BM25."""
+
+  scores: Float[AnyArray, "b n"]
+
+
+class OpenQaBatch(NamedTuple):
+  """Questions, the retrieved blocks, and where the answers are in them.
+
+  Attributes:
+    query: Questions as the retriever reads them.
+    retrieved: What the retriever's scores of the n blocks are computed from.
+    joint_query: Questions as the reader reads them: names may be exchanged.
+    blocks: The best k blocks, as the reader reads them.
+    has_answer: Whether each of the n blocks contains an answer.
+    is_answer: Whether the span of a start and a width is an answer.
+  """
+
+  query: Int[AnyArray, "b q"]
+  retrieved: StoredVectors | IndexScores
+  joint_query: Int[AnyArray, "b q"]
+  blocks: Int[AnyArray, "b k l"]
+  has_answer: Bool[AnyArray, "b n"]
+  is_answer: Bool[AnyArray, "b k l w"]
+
+
 @dataclasses.dataclass(frozen=True)
-class OpenQa(protocol.Stage):
+class OpenQa(stages.Stage):
   """Fine-tuning on questions, as in ORQA; there is no null block.
 
   The retriever learns from `num_searched_blocks`, against the generation's
@@ -73,24 +109,16 @@ class OpenQa(protocol.Stage):
     return self.num_read
 
   def init(
-    self, models: Models, lengths: protocol.Lengths, key: jax.Array
+    self, models: stages.Models, lengths: stages.Lengths, key: jax.Array
   ) -> Params:
     params = super().init(models, lengths, key)
     if self.index_scores:
       params["retriever"] = {"scale": jnp.float32(self.initial_scale)}
     return params
 
-  def loss(self, models: Models) -> stage_losses.Loss[OpenQaBatch]:
-    reader = models.require_reader()
-    width = self.max_answer_width
-    if reader.max_answer_width != width:
-      raise ValueError(
-        f"Reader.max_answer_width={reader.max_answer_width}, but "
-        f"OpenQa.max_answer_width={width}; bind both to the same"
-      )
-    return shared_partial(
-      stage_losses.open_qa, models.retriever, reader, hard_em=self.hard_em
-    )
+  def check(self, models: stages.Models) -> None:
+    reader, width = models.require_reader(), self.max_answer_width
+    masked_words.require_width(reader, width, "OpenQa")
 
   def num_searched(self, num_blocks: int) -> int:
     if self.num_read > num_blocks:
@@ -101,8 +129,8 @@ class OpenQa(protocol.Stage):
     return min(max(self.num_searched_blocks, self.num_read), num_blocks)
 
   def assemble(
-    self, batch: Batch, retrieved: SearchResult, context: protocol.StageContext
-  ) -> protocol.Assembled:
+    self, batch: Batch, retrieved: SearchResult, context: stages.StageContext
+  ) -> stages.Assembled:
     has_answer, is_answer = self._answers(batch, retrieved, context)
     recall = has_answer[:, :5].any(axis=1).mean()
     if self.read_gold:
@@ -113,13 +141,13 @@ class OpenQa(protocol.Stage):
       scored = IndexScores(retrieved.scores)
     else:
       assert context.generation is not None
-      vectors = context.generation.vectors(rows)
-      scored = StoredVectors(context.inputs.queries(query), vectors)
-    candidates = context.gather(rows[:, : self.num_read])
+      scored = StoredVectors(context.generation.vectors(rows))
+    joint_query, blocks = query, context.gather(rows[:, : self.num_read])
     if self.renamed_share:
-      query, candidates = self._renamed(batch, candidates, context.corpus)
-    joint = context.inputs.joint(query, candidates)
-    made = OpenQaBatch(scored, *joint, has_answer, is_answer)
+      joint_query, blocks = self._renamed(batch, blocks, context.corpus)
+    made = OpenQaBatch(
+      query, scored, joint_query, blocks, has_answer, is_answer
+    )
     return made, {"recall_at_5": float(recall)}
 
   def _renamed(
@@ -136,26 +164,85 @@ class OpenQa(protocol.Stage):
         candidates[row] = new_ids[candidates[row]]
     return query, candidates
 
-  def example(
-    self, shapes: protocol.ExampleArrays, inputs: ModelInputs
-  ) -> OpenQaBatch:
-    blocks = (len(shapes.query), shapes.num_searched)
+  def example(self, shapes: stages.ExampleArrays) -> OpenQaBatch:
+    searched = (len(shapes.query), shapes.num_searched)
     if self.index_scores:
-      scored = IndexScores(np.zeros(blocks, np.float32))
+      scored = IndexScores(np.zeros(searched, np.float32))
     else:
-      size = inputs.models.retriever.vector_size
-      vectors = np.zeros((*blocks, size), np.float32)
-      scored = StoredVectors(inputs.queries(shapes.query), vectors)
+      shape = (*searched, shapes.vector_size)
+      scored = StoredVectors(np.zeros(shape, np.float32))
     spans = (*shapes.candidates.shape, self.max_answer_width)
     return OpenQaBatch(
-      scored,
-      *inputs.joint(shapes.query, shapes.candidates),
-      has_answer=np.zeros(blocks, bool),
+      query=shapes.query,
+      retrieved=scored,
+      joint_query=shapes.query,
+      blocks=shapes.candidates,
+      has_answer=np.zeros(searched, bool),
       is_answer=np.zeros(spans, bool),
     )
 
+  def rows(
+    self,
+    models: stages.Models,
+    batch: OpenQaBatch,
+    numbers: UInt32[Array, " b"],
+  ) -> EncoderRows:
+    joint = encoder_rows.joint_rows(
+      models.require_reader(), batch.joint_query, batch.blocks, numbers
+    )
+    if self.index_scores:
+      return joint
+    query = batch.query
+    queries = encoder_rows.query_rows(models.retriever, query, numbers)
+    return joint._replace(queries=queries)
+
+  def loss(
+    self,
+    models: stages.Models,
+    params: Params,
+    batch: OpenQaBatch,
+    rows: EncoderRows,
+    dropout_key: jax.Array | None,
+  ) -> WeightedLoss:
+    """Returns ORQA's loss, over stored vectors or over scores of an index.
+
+    With `StoredVectors` the query tower is trained against vectors that stay
+    fixed. With `IndexScores` (BM25 has no vectors) a block's score is `scale`
+    times the index's, and `scale` is the only parameter of the retriever.
+    """
+    retriever_key, reader_key = stages.dropout_keys(dropout_key)
+    tower, found = params["retriever"], batch.retrieved
+    if isinstance(found, IndexScores):
+      scores = tower["scale"] * found.scores
+    else:
+      queries = stages.apply(
+        models.retriever,
+        tower,
+        retriever_key,
+        rows.queries,
+        method="embed_queries",
+      )
+      scores = relevance(
+        queries, found.vectors, score_scale=models.retriever.score_scale
+      )
+    spans = masked_words.read_spans(
+      models.require_reader(),
+      params["reader"],
+      rows,
+      reader_key,
+      num_starts=batch.blocks.shape[-1],
+    )
+    return open_qa_loss(
+      scores,
+      batch.has_answer,
+      spans.logits,
+      spans.is_span,
+      batch.is_answer,
+      hard_em=self.hard_em,
+    )
+
   def _answers(
-    self, batch: Batch, retrieved: SearchResult, context: protocol.StageContext
+    self, batch: Batch, retrieved: SearchResult, context: stages.StageContext
   ) -> tuple[Bool[np.ndarray, "b n"], Bool[np.ndarray, "b k l w"]]:
     """Returns which blocks contain an answer, and which spans are answers.
 

@@ -1,41 +1,55 @@
 """REALM pre-training: masked words, the null block and retrieved blocks."""
 
 import dataclasses
-from typing import Literal
+from typing import Literal, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Array, Float, Int, UInt32
 
 from realm_jax.corpus.store import Corpus
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
-from realm_jax.partitioning.sharding import shared_partial
-from realm_jax.retrieval.candidate_rows import with_null, without_source
-from realm_jax.retrieval.token_store import hash_words
+from realm_jax.models.arrays import AnyArray
+from realm_jax.models.packing import content_numbers
+from realm_jax.models.parameters import Params
+from realm_jax.models.retriever import relevance
+from realm_jax.objectives.masked_lm import marginal_masked_lm_loss
+from realm_jax.objectives.weighted import Average, WeightedLoss
 from realm_jax.settings import (
   NonNegativeFloat,
   NonNegativeInt,
   PositiveInt,
   require_valid,
 )
-from realm_jax.text.answer_spans import find_token_spans
-from realm_jax.training import stage_losses
-from realm_jax.training.batches import (
-  MaskTargets,
-  PretrainingBatch,
-  UnretrievedBatch,
-)
-from realm_jax.training.stages import protocol
-from realm_jax.training.stages.model_inputs import ModelInputs, Models
-from realm_jax.training.stages.span_targets import (
-  masked_spans,
-  no_spans,
-  require_width,
-)
+from realm_jax.training import encoder_rows
+from realm_jax.training.candidate_rows import with_null, without_source
+from realm_jax.training.encoder_rows import Candidates, EncoderRows
+from realm_jax.training.stages import masked_words
+from realm_jax.training.stages import stage as stages
+from realm_jax.training.stages.masked_words import MaskTargets
+from realm_jax.training.token_store import hash_words
+
+
+class PretrainingBatch(NamedTuple):
+  """Masked sentences with their candidates, unless the step retrieves these.
+
+  Attributes:
+    candidates: The null block and the retrieved blocks; None where the step
+      finds them.
+    source_hash: Content hash of each sentence's block, in two words, where the
+      step finds the candidates.
+  """
+
+  query: Int[AnyArray, "b q"]
+  candidates: Candidates | None
+  masks: MaskTargets
+  source_hash: UInt32[AnyArray, "b 2"] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
-class Pretraining(protocol.Stage):
+class Pretraining(stages.Stage):
   """A masked sentence, the null block and the blocks that the index retrieves.
 
   Attributes:
@@ -80,19 +94,12 @@ class Pretraining(protocol.Stage):
   def retrieves_on_device(self) -> bool:
     # The compiled program has no switches for the ablations of candidates, and
     # does not look for masked words in them.
-    usual = self.null_block and self.drop_source
-    return usual and not (self.read_gold or self.span_weight)
+    return self.null_block and self.drop_source and not self.read_gold
 
-  def loss(self, models: Models) -> stage_losses.Loss[PretrainingBatch]:
-    modules = models.retriever, models.require_reader()
+  def check(self, models: stages.Models) -> None:
+    reader = models.require_reader()
     if self.span_weight:
-      require_width(modules[1], self.max_answer_width, "Pretraining")
-    settings = {
-      "form": self.loss_form,
-      "has_null": self.null_block,
-      "span_weight": self.span_weight,
-    }
-    return shared_partial(stage_losses.pretraining, *modules, **settings)
+      masked_words.require_width(reader, self.max_answer_width, "Pretraining")
 
   def num_searched(self, num_blocks: int) -> int:
     # The source is searched for, too, where it is then dropped.
@@ -124,7 +131,8 @@ class Pretraining(protocol.Stage):
     rows = retrieved.rows
     if self.read_gold:
       blocks = corpus.gather(rows, int(corpus.lengths.max()))
-      has_words = has_masked_words(protocol.mask_targets(batch), blocks)
+      has_words = masked_words.occurrences(MaskTargets.of(batch), blocks)
+      has_words = np.asarray(has_words).any(axis=2)
       order = np.argsort(~has_words, axis=1, kind="stable")
       rows = np.take_along_axis(rows, order, axis=1)
       is_source = np.take_along_axis(is_source, order, axis=1)
@@ -135,68 +143,131 @@ class Pretraining(protocol.Stage):
     )
 
   def assemble(
-    self, batch: Batch, retrieved: SearchResult, context: protocol.StageContext
-  ) -> protocol.Assembled:
+    self, batch: Batch, retrieved: SearchResult, context: stages.StageContext
+  ) -> stages.Assembled:
     rows = self.candidate_rows(batch, retrieved, context.corpus)
     if self.null_block:
       rows = np.asarray(with_null(rows))
-    candidates = context.gather(rows)
-    masks = protocol.mask_targets(batch)
-    inputs, query = context.inputs, batch.arrays["query"]
-    joint = inputs.joint(query, candidates)
-    made = inputs.pretraining(query, candidates, masks, joint=joint)
-    if self.span_weight:
-      spans = masked_spans(
-        joint,
-        masks,
-        num_starts=context.block_length,
-        max_width=self.max_answer_width,
-      )
-      made = made._replace(spans=spans)
-    retrieved_blocks = candidates[:, int(self.null_block) :]
-    return made, {"recall": masked_recall(masks, retrieved_blocks)}
+    tokens = context.gather(rows)
+    candidates = Candidates(tokens, content_numbers(tokens))
+    query = batch.arrays["query"]
+    return PretrainingBatch(query, candidates, MaskTargets.of(batch)), {}
 
-  def unretrieved(self, batch: Batch) -> UnretrievedBatch:
+  def unretrieved(self, batch: Batch) -> PretrainingBatch:
     """Makes the batch of a step that retrieves its own candidates."""
-    return UnretrievedBatch(
+    return PretrainingBatch(
       query=batch.arrays["query"],
-      source_hashes=hash_words(batch.array("source_hash")),
-      masks=protocol.mask_targets(batch),
+      candidates=None,
+      masks=MaskTargets.of(batch),
+      source_hash=hash_words(batch.array("source_hash")),
     )
 
-  def example(
-    self, shapes: protocol.ExampleArrays, inputs: ModelInputs
-  ) -> PretrainingBatch:
-    masks = protocol.empty_mask_targets(shapes)
-    query, candidates = shapes.query, shapes.candidates
-    joint = inputs.joint(query, candidates)
-    made = inputs.pretraining(query, candidates, masks, joint=joint)
-    if self.span_weight:
-      spans = no_spans(joint, candidates, max_width=self.max_answer_width)
-      made = made._replace(spans=spans)
-    return made
+  def example(self, shapes: stages.ExampleArrays) -> PretrainingBatch:
+    tokens = shapes.candidates
+    candidates = Candidates(tokens, content_numbers(tokens))
+    masks = MaskTargets.none(shapes)
+    return PretrainingBatch(shapes.query, candidates, masks)
+
+  def rows(
+    self,
+    models: stages.Models,
+    batch: PretrainingBatch,
+    numbers: UInt32[Array, " b"],
+  ) -> EncoderRows:
+    retriever, reader = models.retriever, models.require_reader()
+    candidates = batch.candidates
+    assert candidates is not None
+    blocks, index = encoder_rows.distinct_blocks(retriever, candidates)
+    joint = encoder_rows.joint_rows(
+      reader, batch.query, candidates.tokens, numbers
+    )
+    queries = encoder_rows.query_rows(retriever, batch.query, numbers)
+    return joint._replace(queries=queries, blocks=blocks, block_index=index)
+
+  def loss(
+    self,
+    models: stages.Models,
+    params: Params,
+    batch: PretrainingBatch,
+    rows: EncoderRows,
+    dropout_key: jax.Array | None,
+  ) -> WeightedLoss:
+    """Returns REALM's loss (section 3.1).
+
+    Queries and candidates are embedded with the current parameters. The metric
+    `recall` is the share of queries whose masked words a retrieved block has.
+    """
+    retriever, reader = models.retriever, models.require_reader()
+    retriever_key, reader_key = stages.dropout_keys(dropout_key)
+    assert batch.candidates is not None
+    tokens = batch.candidates.tokens
+    queries, candidates = embed_candidates(
+      models, params, rows, retriever_key, num_candidates=tokens.shape[1]
+    )
+    block_scores = relevance(
+      queries, candidates, score_scale=retriever.score_scale
+    )
+    logits, spans = masked_words.read_masks(
+      reader,
+      params["reader"],
+      batch.masks,
+      rows,
+      reader_key,
+      num_starts=tokens.shape[-1] if self.span_weight else None,
+    )
+    masked_lm = marginal_masked_lm_loss(
+      block_scores,
+      logits,
+      batch.masks.token_ids,
+      batch.masks.weights,
+      form=self.loss_form,
+      has_null=self.null_block,
+    )
+    retrieved = tokens[:, int(self.null_block) :]
+    has_words = masked_words.occurrences(batch.masks, retrieved)
+    recall = Average.of(jnp.asarray(has_words).any(axis=(1, 2)))
+    masked_lm = masked_lm._replace(
+      metrics={**masked_lm.metrics, "recall": recall}
+    )
+    if spans is None:
+      return masked_lm
+    assert rows.body_length is not None
+    is_answer = masked_words.masked_spans(
+      batch.masks,
+      tokens,
+      rows.body_length,
+      separator_id=reader.bert.separator,
+      max_width=self.max_answer_width,
+    )
+    return masked_words.with_span_loss(
+      masked_lm,
+      spans,
+      is_answer,
+      weight=self.span_weight,
+      block_scores=block_scores,
+    )
 
 
-def masked_recall(
-  masks: MaskTargets, blocks: Int[np.ndarray, "b n l"]
-) -> float:
-  """Returns the share of queries whose masked tokens occur in a block."""
-  return float(has_masked_words(masks, blocks).any(axis=1).mean())
-
-
-def has_masked_words(
-  masks: MaskTargets, blocks: Int[np.ndarray, "b n l"]
-) -> Bool[np.ndarray, "b n"]:
-  """Returns which blocks have the masked tokens of their query.
-
-  They count where they occur in the same order, one after the other.
-  """
-  batch, num_blocks, length = blocks.shape
-  offsets = np.arange(num_blocks + 1) * length
-  found = np.zeros((batch, num_blocks), bool)
-  for row in range(batch):
-    size = int(masks.weights[row].sum())
-    answer = [masks.token_ids[row, :size].tolist()]
-    spans = find_token_spans(blocks[row].reshape(-1), offsets, answer)
-    found[row, spans.block] = True
-  return found
+def embed_candidates(
+  models: stages.Models,
+  params: Params,
+  rows: EncoderRows,
+  dropout_key: jax.Array | None,
+  *,
+  num_candidates: int,
+) -> tuple[Float[Array, "b d"], Float[Array, "b {num_candidates} d"]]:
+  """Embeds the queries of a batch and their candidates."""
+  queries, blocks = stages.apply(
+    models.retriever,
+    params["retriever"],
+    dropout_key,
+    rows.queries,
+    rows.blocks,
+  )
+  # A device's candidates are among its own blocks.
+  index = jnp.asarray(rows.block_index)
+  dim = blocks.shape[-1]
+  candidates = jnp.take_along_axis(
+    blocks.reshape(len(index), -1, dim), index[..., None], axis=1
+  )
+  return queries, candidates.reshape(-1, num_candidates, dim)

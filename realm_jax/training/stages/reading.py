@@ -1,24 +1,35 @@
 """Reading: a reader that starts from nothing learns to read first."""
 
 import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int, UInt32
 
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
-from realm_jax.partitioning.sharding import shared_partial
+from realm_jax.models.arrays import AnyArray
+from realm_jax.models.parameters import Params
+from realm_jax.objectives.masked_lm import marginal_masked_lm_loss
+from realm_jax.objectives.weighted import WeightedLoss
 from realm_jax.settings import NonNegativeFloat, PositiveInt, require_valid
-from realm_jax.training import stage_losses
-from realm_jax.training.batches import ReadingBatch
-from realm_jax.training.stages import protocol
-from realm_jax.training.stages.model_inputs import ModelInputs, Models
-from realm_jax.training.stages.span_targets import (
-  masked_spans,
-  no_spans,
-  require_width,
-)
+from realm_jax.training.encoder_rows import EncoderRows, joint_rows
+from realm_jax.training.stages import masked_words
+from realm_jax.training.stages import stage as stages
+from realm_jax.training.stages.masked_words import MaskTargets
+
+
+class ReadingBatch(NamedTuple):
+  """Masked sentences, each with its own block."""
+
+  query: Int[AnyArray, "b q"]
+  blocks: Int[AnyArray, "b 1 l"]
+  masks: MaskTargets
 
 
 @dataclasses.dataclass(frozen=True)
-class Reading(protocol.Stage):
+class Reading(stages.Stage):
   """A masked sentence is read beside the block that it was taken from.
 
   BERT's weights are the better start where they are available. The masked
@@ -39,39 +50,70 @@ class Reading(protocol.Stage):
   def __post_init__(self) -> None:
     require_valid(self)
 
-  def loss(self, models: Models) -> stage_losses.Loss[ReadingBatch]:
+  def check(self, models: stages.Models) -> None:
     reader = models.require_reader()
     if self.span_weight:
-      require_width(reader, self.max_answer_width, "Reading")
-    return shared_partial(
-      stage_losses.reading, reader, span_weight=self.span_weight
-    )
+      masked_words.require_width(reader, self.max_answer_width, "Reading")
 
   def assemble(
-    self, batch: Batch, retrieved: SearchResult, context: protocol.StageContext
-  ) -> protocol.Assembled:
+    self, batch: Batch, retrieved: SearchResult, context: stages.StageContext
+  ) -> stages.Assembled:
     examples = context.examples or context.corpus
     rows = examples.rows_of(batch.arrays["source_id"])[:, None]
     blocks = examples.gather(rows, context.block_length)
-    joint = context.inputs.joint(batch.arrays["query"], blocks)
-    masks = protocol.mask_targets(batch)
-    if not self.span_weight:
-      return ReadingBatch(joint.rows, masks), {}
-    spans = masked_spans(
-      joint,
+    query = batch.arrays["query"]
+    return ReadingBatch(query, blocks, MaskTargets.of(batch)), {}
+
+  def example(self, shapes: stages.ExampleArrays) -> ReadingBatch:
+    masks = MaskTargets.none(shapes)
+    return ReadingBatch(shapes.query, shapes.candidates, masks)
+
+  def rows(
+    self,
+    models: stages.Models,
+    batch: ReadingBatch,
+    numbers: UInt32[Array, " b"],
+  ) -> EncoderRows:
+    reader = models.require_reader()
+    return joint_rows(reader, batch.query, batch.blocks, numbers)
+
+  def loss(
+    self,
+    models: stages.Models,
+    params: Params,
+    batch: ReadingBatch,
+    rows: EncoderRows,
+    dropout_key: jax.Array | None,
+  ) -> WeightedLoss:
+    """Returns the masked-LM loss given one block; nothing is retrieved."""
+    reader, masks = models.require_reader(), batch.masks
+    logits, spans = masked_words.read_masks(
+      reader,
+      params["reader"],
       masks,
-      num_starts=context.block_length,
+      rows,
+      dropout_key,
+      num_starts=batch.blocks.shape[-1] if self.span_weight else None,
+    )
+    masked_lm = marginal_masked_lm_loss(
+      jnp.zeros(logits.shape[:2]),
+      logits,
+      masks.token_ids,
+      masks.weights,
+      has_null=False,
+    )
+    metrics = {"masked_accuracy": masked_lm.metrics["masked_accuracy"]}
+    masked_lm = masked_lm._replace(metrics=metrics)
+    if spans is None:
+      return masked_lm
+    assert rows.body_length is not None
+    is_answer = masked_words.masked_spans(
+      masks,
+      batch.blocks,
+      rows.body_length,
+      separator_id=reader.bert.separator,
       max_width=self.max_answer_width,
     )
-    return ReadingBatch(joint.rows, masks, spans), {}
-
-  def example(
-    self, shapes: protocol.ExampleArrays, inputs: ModelInputs
-  ) -> ReadingBatch:
-    joint = inputs.joint(shapes.query, shapes.candidates)
-    masks = protocol.empty_mask_targets(shapes)
-    if not self.span_weight:
-      return ReadingBatch(joint.rows, masks)
-    width = self.max_answer_width
-    spans = no_spans(joint, shapes.candidates, max_width=width)
-    return ReadingBatch(joint.rows, masks, spans)
+    return masked_words.with_span_loss(
+      masked_lm, spans, is_answer, weight=self.span_weight
+    )

@@ -1,23 +1,40 @@
 """Span selection: a reader learns to point before it sees any question."""
 
 import dataclasses
+from typing import NamedTuple
 
+import jax
 import numpy as np
+from jaxtyping import Array, Bool, Int, UInt32
 
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
-from realm_jax.partitioning.sharding import shared_partial
+from realm_jax.models.arrays import AnyArray
+from realm_jax.models.parameters import Params
+from realm_jax.objectives.open_qa import span_loss
+from realm_jax.objectives.weighted import WeightedLoss
 from realm_jax.settings import PositiveInt, require_valid
 from realm_jax.text.answer_spans import find_token_spans
-from realm_jax.training import stage_losses
-from realm_jax.training.batches import SpanSelectionBatch
-from realm_jax.training.stages import protocol
-from realm_jax.training.stages.model_inputs import ModelInputs, Models
-from realm_jax.training.stages.span_targets import require_width
+from realm_jax.training.encoder_rows import EncoderRows, joint_rows
+from realm_jax.training.stages import masked_words
+from realm_jax.training.stages import stage as stages
+
+
+class SpanSelectionBatch(NamedTuple):
+  """Sentences that lack words, each with a text that has them.
+
+  Attributes:
+    blocks: The text of each sentence, as a block.
+    is_answer: Whether the span of a start and a width is what is missing.
+  """
+
+  query: Int[AnyArray, "b q"]
+  blocks: Int[AnyArray, "b 1 l"]
+  is_answer: Bool[AnyArray, "b 1 l w"]
 
 
 @dataclasses.dataclass(frozen=True)
-class SpanSelection(protocol.Stage):
+class SpanSelection(stages.Stage):
   """A sentence that lacks some words is read beside a text that has them.
 
   The examples are those of the task `recurring_spans` (Ram et al. 2021, arXiv
@@ -36,16 +53,14 @@ class SpanSelection(protocol.Stage):
   def __post_init__(self) -> None:
     require_valid(self)
 
-  def loss(self, models: Models) -> stage_losses.Loss[SpanSelectionBatch]:
-    reader = models.require_reader()
-    require_width(reader, self.max_answer_width, "SpanSelection")
-    return shared_partial(stage_losses.span_selection, reader)
+  def check(self, models: stages.Models) -> None:
+    reader, width = models.require_reader(), self.max_answer_width
+    masked_words.require_width(reader, width, "SpanSelection")
 
   def assemble(
-    self, batch: Batch, retrieved: SearchResult, context: protocol.StageContext
-  ) -> protocol.Assembled:
+    self, batch: Batch, retrieved: SearchResult, context: stages.StageContext
+  ) -> stages.Assembled:
     blocks = batch.arrays["block"]
-    joint = context.inputs.joint(batch.arrays["query"], blocks[:, None])
     is_answer = self._no_answers(*blocks.shape)
     separator = context.corpus.vocabulary.sep_id
     for row, block in enumerate(blocks):
@@ -56,14 +71,40 @@ class SpanSelection(protocol.Stage):
         body, np.array([0, len(body)]), batch.answer_tokens[row]
       )
       is_answer[row, 0, spans.start, spans.width - 1] = True
-    return SpanSelectionBatch(*joint, is_answer), {}
+    query = batch.arrays["query"]
+    return SpanSelectionBatch(query, blocks[:, None], is_answer), {}
 
-  def example(
-    self, shapes: protocol.ExampleArrays, inputs: ModelInputs
-  ) -> SpanSelectionBatch:
-    joint = inputs.joint(shapes.query, shapes.candidates)
+  def example(self, shapes: stages.ExampleArrays) -> SpanSelectionBatch:
     batch, _, length = shapes.candidates.shape
-    return SpanSelectionBatch(*joint, self._no_answers(batch, length))
+    is_answer = self._no_answers(batch, length)
+    return SpanSelectionBatch(shapes.query, shapes.candidates, is_answer)
+
+  def rows(
+    self,
+    models: stages.Models,
+    batch: SpanSelectionBatch,
+    numbers: UInt32[Array, " b"],
+  ) -> EncoderRows:
+    reader = models.require_reader()
+    return joint_rows(reader, batch.query, batch.blocks, numbers)
+
+  def loss(
+    self,
+    models: stages.Models,
+    params: Params,
+    batch: SpanSelectionBatch,
+    rows: EncoderRows,
+    dropout_key: jax.Array | None,
+  ) -> WeightedLoss:
+    """Returns the reader's loss of open QA given one block."""
+    spans = masked_words.read_spans(
+      models.require_reader(),
+      params["reader"],
+      rows,
+      dropout_key,
+      num_starts=batch.blocks.shape[-1],
+    )
+    return span_loss(spans.logits, spans.is_span, batch.is_answer)
 
   def _no_answers(self, batch: int, length: int) -> np.ndarray:
     return np.zeros((batch, 1, length, self.max_answer_width), bool)

@@ -1,13 +1,15 @@
-"""Candidates that a compiled program finds, without a copy from the host.
+"""Retrieval inside the step, without a copy from the host.
 
 The vectors and the tokens of all blocks lie on the devices, each of which has
 its share of the rows and answers for it. What the devices exchange is of the
 size of a batch: query vectors, scores, row numbers, and the tokens of the
-candidates.
+candidates. Nothing waits for the host.
 """
 
+import dataclasses
+import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,70 +19,136 @@ from jaxtyping import Array, Float, Int, Shaped, UInt32
 
 from realm_jax.indexes import exact_search
 from realm_jax.models.arrays import AnyArray
+from realm_jax.models.parameters import Params
+from realm_jax.models.retriever import (
+  Retriever,
+  embed_queries,
+  query_tower_parameters,
+)
 from realm_jax.partitioning.mesh import BATCH_AXES, MESH_AXES, MODEL_AXIS
-from realm_jax.retrieval.candidate_rows import (
+from realm_jax.training.candidate_rows import (
   NULL_ROW,
   with_null,
   without_source,
 )
+from realm_jax.training.encoder_rows import Candidates
+from realm_jax.training.rolling_refresh import (
+  DatedVectors,
+  Slice,
+  refresh_oldest,
+)
+from realm_jax.training.state import TrainState
+from realm_jax.training.step import Metrics
+from realm_jax.training.token_store import BlockArrays
 
 # Two tokens of 16 bits are exchanged as one word: collectives that add support
 # 32 bits everywhere.
 _TOKENS_PER_WORD = 2
 
 
-class BlockArrays(NamedTuple):
-  """What a step reads of all blocks of a corpus, beside their vectors.
-
-  The rows are divided over all devices, and padded as the vectors are.
-
-  Attributes:
-    tokens: `[CLS] title [SEP] body [SEP]` of each block, in 16 bits if the
-      vocabulary fits, padded to the length of `null_tokens` at least.
-    hashes: The two words of each block's content hash. They lie in arrays of
-      their own because TPUs pad the last dimension of a matrix to 128.
-    numbers: The number that each block's dropout masks are derived from.
-    null_tokens: The null block, which is not stored among the others.
-    null_number: The number of the null block.
-  """
-
-  tokens: Shaped[Array, "n c"]
-  hashes: tuple[UInt32[Array, " n"], UInt32[Array, " n"]]
-  numbers: UInt32[Array, " n"]
-  null_tokens: Int[Array, " l"]
-  null_number: UInt32[Array, ""]
-
-  @classmethod
-  def partitions(cls) -> Any:
-    """Returns the partition of each array, in such a tuple."""
-    divided: Any = PartitionSpec(MESH_AXES)
-    whole: Any = PartitionSpec()
-    return cls(divided, divided, divided, whole, whole)
-
-
-class Candidates(NamedTuple):
-  """The candidates of each query, of which the null block is the first.
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=["query_params", "vectors", "count", "blocks"],
+  meta_fields=["plan"],
+)
+@dataclasses.dataclass(frozen=True)
+class SearchedBlocks:
+  """What a step searches: a generation, or the run's own index.
 
   Attributes:
-    tokens: Padded tokens.
-    numbers: Number of each block, from which dropout makes its masks.
+    query_params: Parameters of the query tower that embeds the queries; none
+      if the current parameters do.
+    vectors: Vectors of all blocks; None of a run that keeps its own index, for
+      they are part of its state.
+    count: Number of blocks, without padding.
+    blocks: Tokens of all blocks.
+    plan: Settings of the search, which are part of the program.
   """
 
-  tokens: Int[Array, "b k l"]
-  numbers: UInt32[Array, "b k"]
-
-
-class SearchedVectors(NamedTuple):
-  """The vectors of an exact index, and how many of them are no padding."""
-
-  vectors: Float[Array, "n d"]
+  query_params: Params
+  vectors: Float[Array, "n d"] | None
   count: Int[Array, ""]
+  blocks: BlockArrays
+  plan: exact_search.Plan
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchInStep:
+  """Finds the candidates of a batch in its own step.
+
+  The candidates are those of the step's own queries. In a run that keeps its
+  own index, a slice of the corpus is embedded again before the search, so that
+  it is found by the very parameters that queries are embedded with; not while
+  the retriever is frozen, when all vectors are those of its parameters.
+
+  Attributes:
+    retriever: The towers.
+    num_candidates: Number of candidates, the null block included.
+    current_queries: Whether queries are embedded with the current parameters.
+    mesh: Mesh of all devices.
+    refreshed: What each device embeds again; None of a run that searches
+      generations.
+  """
+
+  retriever: Retriever
+  num_candidates: int
+  current_queries: bool
+  mesh: Mesh
+  refreshed: Slice | None = None
+
+  def __call__(
+    self,
+    state: TrainState,
+    batch: Any,
+    searched: SearchedBlocks,
+    freeze_retriever: bool,
+  ) -> tuple[TrainState, Any, Metrics]:
+    """Returns state and batch for the rest of the step, and metrics.
+
+    The metric `staleness_steps` of a run's own index is the age of the oldest
+    vector in this search.
+    """
+    metrics: Metrics = {}
+    current, vectors = state.params["retriever"], searched.vectors
+    if self.refreshed is not None:
+      dated: DatedVectors = state.index
+      if freeze_retriever:
+        dated = dated.as_of(state.step)
+      else:
+        dated = refresh_oldest(
+          current,
+          dated,
+          searched.blocks,
+          state.step,
+          retriever=self.retriever,
+          part=self.refreshed,
+          mesh=self.mesh,
+        )
+      state, vectors = state._replace(index=dated), dated.vectors
+      staleness = state.step - dated.steps.min()
+      metrics["staleness_steps"] = staleness.astype(jnp.float32)
+    query_params = searched.query_params
+    if self.current_queries:
+      query_params = query_tower_parameters(self.retriever, current)
+    assert vectors is not None
+    candidates = find_candidates(
+      embed_queries(self.retriever, query_params, batch.query),
+      batch.source_hash,
+      vectors,
+      searched.count,
+      searched.blocks,
+      plan=searched.plan,
+      num_kept=self.num_candidates - 1,
+      mesh=self.mesh,
+    )
+    return state, batch._replace(candidates=candidates), metrics
 
 
 def find_candidates(
   queries: Float[Array, "b d"],
   source_hashes: UInt32[AnyArray, "b 2"],
-  searched: SearchedVectors,
+  vectors: Float[Array, "n d"],
+  count: Int[Array, ""],
   blocks: BlockArrays,
   *,
   plan: exact_search.Plan,
@@ -95,13 +163,14 @@ def find_candidates(
   Args:
     queries: Vectors of the queries, sharded as a batch.
     source_hashes: Content hash of each query's source, in two words.
-    searched: Vectors of all blocks.
+    vectors: Vectors of all blocks.
+    count: Number of them that are no padding.
     blocks: Tokens of all blocks.
     plan: Settings of the search.
     num_kept: Number of candidates of a query beside the null block.
     mesh: Mesh of all devices.
   """
-  _, rows = exact_search.search(queries, *searched, plan=plan, mesh=mesh)
+  _, rows = exact_search.search(queries, vectors, count, plan=plan, mesh=mesh)
 
   def on_each_device(
     rows: Int[Array, "b n"],

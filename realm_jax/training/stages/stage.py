@@ -1,4 +1,4 @@
-"""What a stage is to the loop and to the evaluations."""
+"""What a stage is to the loop, to the step and to the evaluations."""
 
 import abc
 import dataclasses
@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Array, Int, UInt32
 
 from realm_jax.answers.in_blocks import AnswersInBlocks
 from realm_jax.corpus.store import Corpus
@@ -16,16 +16,46 @@ from realm_jax.generations.follow.loading import Generation
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
 from realm_jax.models.parameters import Params
-from realm_jax.training.batches import MaskTargets, StepBatch
-from realm_jax.training.stage_losses import Loss
-from realm_jax.training.stages.model_inputs import ModelInputs, Models
+from realm_jax.models.reader import Reader
+from realm_jax.models.retriever import Retriever
+from realm_jax.objectives.weighted import WeightedLoss
+from realm_jax.partitioning.sharding import shared_partial
+from realm_jax.training.encoder_rows import EncoderRows
+from realm_jax.training.step import Loss, RowsOf
 
 # Padded lengths of `query` and `block`, in tokens.
 Lengths = Mapping[str, int]
 
-
-# A batch on the host, and metrics that only the host can compute.
+# A batch of a stage: numpy's arrays, with a row for each example.
+StepBatch = Any
+# Such a batch, and metrics that only the host can compute.
 Assembled = tuple[StepBatch, dict[str, float]]
+
+
+class Models(NamedTuple):
+  """The two modules of a run; inverse cloze has no reader."""
+
+  retriever: Retriever
+  reader: Reader | None
+
+  def for_corpus(self, corpus: Corpus) -> "Models":
+    """Returns the same models for the vocabulary of a corpus.
+
+    Raises:
+      ValueError: They are configured for another vocabulary.
+    """
+    words = corpus.vocabulary
+    vocabulary = {"vocab_size": words.vocab_size, "separator_id": words.sep_id}
+    return Models(
+      self.retriever.for_vocabulary(**vocabulary),
+      None if self.reader is None else self.reader.for_vocabulary(**vocabulary),
+    )
+
+  def require_reader(self) -> Reader:
+    """Returns the reader; raises a ValueError where there is none."""
+    if self.reader is None:
+      raise ValueError("this stage trains a reader; bind TrainConfig.reader")
+    return self.reader
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +70,6 @@ class StageContext:
     answers: Answers in the blocks of this corpus, for a stage that asks.
   """
 
-  inputs: ModelInputs
   corpus: Corpus
   generation: Generation | None
   block_length: int
@@ -58,17 +87,22 @@ class ExampleArrays(NamedTuple):
   Attributes:
     candidates: Padded blocks, `num_candidates` for each query.
     num_searched: Number of blocks that are searched for each query.
+    vector_size: Number of components of a block's vector.
     max_masks: Number of masks that are scored.
   """
 
   query: Int[np.ndarray, "b q"]
   candidates: Int[np.ndarray, "b k l"]
   num_searched: int
+  vector_size: int
   max_masks: int
 
 
 class Stage(abc.ABC):
   """One stage of training.
+
+  The host makes its batches (`assemble`); the step makes of them what the
+  encoders read (`rows`), lays that out, and differentiates the `loss`.
 
   Attributes:
     needs_index: Whether its step reads blocks that an index retrieves.
@@ -120,9 +154,10 @@ class Stage(abc.ABC):
       made["reader"] = reader.init(reader_key, query, block, query[:, :1])
     return {name: variables["params"] for name, variables in made.items()}
 
-  @abc.abstractmethod
-  def loss(self, models: Models) -> Loss[Any]:
-    """Returns the loss, which takes this stage's batches."""
+  def check(self, models: Models) -> None:
+    """Raises a ValueError where the models do not fit the stage."""
+    if "reader" in self.components:
+      models.require_reader()
 
   def num_searched(self, num_blocks: int) -> int:
     """Returns how many blocks to search for in a corpus of `num_blocks`.
@@ -140,21 +175,65 @@ class Stage(abc.ABC):
     """Makes the batch of a step from examples and the blocks retrieved."""
 
   @abc.abstractmethod
-  def example(self, shapes: ExampleArrays, inputs: ModelInputs) -> StepBatch:
+  def example(self, shapes: ExampleArrays) -> StepBatch:
     """Makes a batch of the same shapes and types, with empty targets."""
 
+  @abc.abstractmethod
+  def rows(
+    self, models: Models, batch: StepBatch, numbers: UInt32[Array, " b"]
+  ) -> EncoderRows:
+    """Makes what the encoders read, in the step, of numbered examples."""
 
-def mask_targets(batch: Batch) -> MaskTargets:
-  """Returns the masked tokens of a task's examples."""
-  names = ("mask_positions", "mask_targets", "mask_weights")
-  return MaskTargets(*(batch.arrays[name] for name in names))
+  @abc.abstractmethod
+  def loss(
+    self,
+    models: Models,
+    params: Params,
+    batch: StepBatch,
+    rows: EncoderRows,
+    dropout_key: jax.Array | None,
+  ) -> WeightedLoss:
+    """Returns the loss of a batch, and its metrics.
+
+    Args:
+      models: Models of the run.
+      params: Parameters by component.
+      batch: Batch, on the devices.
+      rows: What the encoders read of it, laid out.
+      dropout_key: Key of the dropout masks; None is without dropout.
+    """
+
+  def functions(self, models: Models) -> tuple[RowsOf[Any], Loss[Any]]:
+    """Returns `rows` and `loss` of models; equal stages have the same ones.
+
+    Raises:
+      ValueError: The models do not fit the stage.
+    """
+    self.check(models)
+    of_class = type(self)
+    return (
+      shared_partial(of_class.rows, self, models),
+      shared_partial(of_class.loss, self, models),
+    )
 
 
-def empty_mask_targets(shapes: ExampleArrays) -> MaskTargets:
-  """Returns mask targets of the same shapes and types, all padding."""
-  shape = (len(shapes.query), shapes.max_masks)
-  return MaskTargets(
-    np.zeros(shape, np.int32),
-    np.zeros(shape, np.int32),
-    np.zeros(shape, np.float32),
-  )
+def dropout_keys(
+  dropout_key: jax.Array | None,
+) -> tuple[jax.Array | None, jax.Array | None]:
+  """Returns keys for the retriever and for the reader."""
+  if dropout_key is None:
+    return None, None
+  retriever_key, reader_key = jax.random.split(dropout_key)
+  return retriever_key, reader_key
+
+
+def apply(
+  module: Any,
+  params: Params,
+  dropout_key: jax.Array | None,
+  *arguments: Any,
+  **settings: Any,
+) -> Any:
+  """Applies a module, with dropout if there is a key."""
+  rngs = None if dropout_key is None else {"dropout": dropout_key}
+  return module.apply({"params": params}, *arguments, rngs=rngs, **settings)

@@ -2,49 +2,68 @@
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Int, Shaped, UInt32
+from jaxtyping import Array, Int, Shaped, UInt32
 
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.indexes.exact import capacity_for
 from realm_jax.models.packing import content_numbers
-from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import MESH_AXES
-from realm_jax.retrieval.device_candidates import BlockArrays
 
 _ROWS_PER_COPY = 1 << 14
 _MAX_VOCABULARY_OF_16_BITS = 1 << 16
 _TPU_LANES = 128
 
 
+class BlockArrays(NamedTuple):
+  """What a step reads of all blocks of a corpus, beside their vectors.
+
+  The rows are divided over all devices, and padded as the vectors are.
+
+  Attributes:
+    tokens: `[CLS] title [SEP] body [SEP]` of each block, in 16 bits if the
+      vocabulary fits, padded to the length of `null_tokens` at least.
+    hashes: The two words of each block's content hash. They lie in arrays of
+      their own because TPUs pad the last dimension of a matrix to 128.
+    numbers: The number that each block's dropout masks are derived from.
+    null_tokens: The null block, which is not stored among the others.
+    null_number: The number of the null block.
+  """
+
+  tokens: Shaped[Array, "n c"]
+  hashes: tuple[UInt32[Array, " n"], UInt32[Array, " n"]]
+  numbers: UInt32[Array, " n"]
+  null_tokens: Int[Array, " l"]
+  null_number: UInt32[Array, ""]
+
+  @classmethod
+  def partitions(cls) -> Any:
+    """Returns the partition of each array, in such a tuple."""
+    divided: Any = PartitionSpec(MESH_AXES)
+    whole: Any = PartitionSpec()
+    return cls(divided, divided, divided, whole, whole)
+
+
 @dataclasses.dataclass(frozen=True)
-class TokenStore:
+class BlockStore:
   """The arrays of one corpus version, on the devices."""
 
   arrays: BlockArrays
 
   @classmethod
-  def of(
-    cls,
-    corpus: Corpus,
-    retriever: Retriever,
-    *,
-    block_length: int,
-    mesh: Mesh,
-  ) -> "TokenStore":
+  def of(cls, corpus: Corpus, *, block_length: int, mesh: Mesh) -> "BlockStore":
     """Reads a corpus; each process reads the rows of its devices alone.
 
     It does not communicate, so that any thread may call it.
 
     Args:
       corpus: Corpus version that is searched.
-      retriever: Retriever whose block tower reads the blocks.
       block_length: Padded length of a block.
       mesh: Devices that divide the blocks.
     """
@@ -57,7 +76,7 @@ class TokenStore:
     ).items():
       assert index is not None
       start, stop, _ = index[0].indices(capacity)
-      share = _share(corpus, retriever, start, stop, block_length, columns)
+      share = _share(corpus, start, stop, block_length, columns)
       shares.append(jax.device_put(share, device))
 
     def joined(*parts: jax.Array) -> jax.Array:
@@ -66,18 +85,10 @@ class TokenStore:
       )
 
     tokens, hashes, numbers = jax.tree.map(joined, *shares)
-    null = corpus.gather(np.array([NULL_ROW]), block_length)
-    number = content_numbers(np.asarray(retriever.block_input(null)))
-    of_null: Any = sharding.replicate((null[0], number.reshape(())), mesh)
-    return cls(
-      BlockArrays(
-        tokens=tokens,
-        hashes=hashes,
-        numbers=numbers,
-        null_tokens=of_null[0],
-        null_number=of_null[1],
-      )
-    )
+    null_tokens = corpus.gather(np.array([NULL_ROW]), block_length)[0]
+    null_number = content_numbers(null_tokens)
+    null: Any = sharding.replicate((null_tokens, null_number), mesh)
+    return cls(BlockArrays(tokens, hashes, numbers, *null))
 
 
 def abstract_blocks(
@@ -142,7 +153,6 @@ _Share = tuple[
 
 def _share(
   corpus: Corpus,
-  retriever: Retriever,
   start: int,
   stop: int,
   length: int,
@@ -158,7 +168,7 @@ def _share(
     place = slice(rows.start - start, rows.stop - start)
     tokens[place, :length] = part
     hashes[place] = hash_words(corpus.content_hashes[rows])
-    numbers[place] = content_numbers(np.asarray(retriever.block_input(part)))
+    numbers[place] = content_numbers(part)
   return tokens, (hashes[:, 0].copy(), hashes[:, 1].copy()), numbers
 
 

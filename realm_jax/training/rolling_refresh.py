@@ -17,14 +17,13 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from realm_jax.models import device_packing
-from realm_jax.models.device_packing import DevicePlan
+from realm_jax.models import packing
 from realm_jax.models.packing import TokenRows
 from realm_jax.models.parameters import Params
 from realm_jax.models.retriever import Retriever
-from realm_jax.models.sequences import PAD_ID, Sequences
+from realm_jax.models.sequences import Sequences
 from realm_jax.partitioning.mesh import BATCH_AXES, MESH_AXES, MODEL_AXIS
-from realm_jax.retrieval.device_candidates import BlockArrays
+from realm_jax.training.token_store import BlockArrays
 
 # What stands for the step of a row past the last block, and of a block that
 # has no vector yet.
@@ -210,20 +209,17 @@ def _lay_out(
   blocks: TokenRows, part: Slice
 ) -> tuple[Sequences, Bool[Array, " w"]]:
   """Returns the blocks in rows, and which of them fit: the first so many."""
-  token_ids = jnp.asarray(blocks.token_ids)
-  lengths = jnp.sum(token_ids != PAD_ID, axis=1)[None]
+  lengths = packing.lengths_of(blocks, groups=1)
   if not part.packs:
     fits = jnp.ones(part.num_blocks, bool)
-    return device_packing.one_per_row(blocks, lengths), fits
-  length = token_ids.shape[1]
-  plan = device_packing.plan_rows(
+    return packing.one_per_row(blocks, lengths), fits
+  length = blocks.token_ids.shape[1]
+  plan = packing.plan_rows(
     lengths, row_length=length, num_rows=part.num_rows, longest_first=False
   )
   fits = jnp.cumprod(plan.starts[0] < part.num_rows * length).astype(bool)
-  plan = DevicePlan(
-    jnp.where(fits, plan.lengths, 0), plan.starts, plan.needed_rows
-  )
-  return device_packing.lay_out(plan, blocks, num_rows=part.num_rows), fits
+  plan = plan._replace(lengths=jnp.where(fits, plan.lengths, 0))
+  return packing.lay_out(plan, blocks, num_rows=part.num_rows), fits
 
 
 def _of_group(own: Sequences) -> Sequences:

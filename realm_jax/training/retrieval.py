@@ -10,7 +10,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import jax
 import numpy as np
@@ -46,11 +46,13 @@ class Prepared(Generic[B]):
     retrieved: Blocks that were retrieved. A checkpoint keeps them, so that a
       resumed run need not search with parameters that no longer exist.
     metrics: Metrics of the host.
+    searched: What the step searches, if it retrieves its own candidates.
   """
 
   batch: B
   retrieved: SearchResult
   metrics: dict[str, float]
+  searched: Any = None
 
 
 class RetrievalPipeline(Generic[B]):

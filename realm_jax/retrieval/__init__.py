@@ -1,1 +1,0 @@
-"""Candidates for each query, found one step ahead of the device."""

@@ -1,0 +1,92 @@
+"""Generations whose blocks lie on the devices, vectors and tokens."""
+
+import dataclasses
+import threading
+import weakref
+
+from etils import epath
+
+from realm_jax.corpus.store import Corpus
+from realm_jax.generations.follow.loading import Generation
+from realm_jax.generations.store import layout
+from realm_jax.generations.store import manifest as manifests
+from realm_jax.generations.store.manifest import GenerationError
+from realm_jax.indexes.exact import ExactIndex
+from realm_jax.indexes.protocol import IndexConfig
+from realm_jax.training.refresh.fallback import LoadGeneration
+from realm_jax.training.search_in_step import SearchedBlocks
+from realm_jax.training.setup import StepSetup
+from realm_jax.training.token_store import BlockStore
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceGeneration(Generation):
+  """A generation with an exact index, and the tokens of its blocks."""
+
+  store: BlockStore
+
+  def searched(self, setup: StepSetup) -> SearchedBlocks:
+    """Returns what a step of a run searches."""
+    index, config = self.index, setup.config
+    assert isinstance(index, ExactIndex)
+    current = config.stage.current_queries
+    return SearchedBlocks(
+      query_params={} if current else self.query_params,
+      vectors=index.vectors,
+      count=index.count,
+      blocks=self.store.arrays,
+      plan=index.plan(setup.num_searched, num_queries=config.data.batch_size),
+    )
+
+
+class DeviceGenerationLoader:
+  """Loads generations and the tokens of the corpus version of each.
+
+  Generations of one corpus version share its tokens.
+
+  Args:
+    directory: Directory of the generations.
+    load: Loader of generations.
+    setup: Lengths and devices of the run.
+  """
+
+  def __init__(
+    self, directory: epath.Path, load: LoadGeneration, setup: StepSetup
+  ):
+    self._directory = directory
+    self._load = load
+    self._setup = setup
+    self._lock = threading.Lock()
+    # Tokens by the fingerprint of their corpus, while a generation uses them.
+    self._stores = weakref.WeakValueDictionary[str, BlockStore]()
+
+  def __call__(
+    self, step: int, *, index: IndexConfig | None = None
+  ) -> Generation:
+    """Loads the generation of a step.
+
+    Raises:
+      GenerationError: It cannot be used, or has another index.
+    """
+    path = layout.path_of(self._directory, step)
+    kind = manifests.read(path).index_kind
+    if kind != ExactIndex.kind:
+      raise GenerationError(
+        f"{path} has an index of the kind {kind!r}, and RETRIEVE_ON_DEVICE = "
+        "True searches an exact one alone: publish generations with "
+        "INDEX = %EXACT, or set RETRIEVE_ON_DEVICE = False"
+      )
+    generation = self._load(step, index=index)
+    store = self._store_of(generation.corpus)
+    return DeviceGeneration(**vars(generation), store=store)
+
+  def _store_of(self, corpus: Corpus) -> BlockStore:
+    with self._lock:
+      store = self._stores.get(corpus.fingerprint)
+      if store is None:
+        store = self._stores[corpus.fingerprint] = BlockStore.of(
+          corpus,
+          block_length=self._setup.config.data.block_length,
+          mesh=self._setup.mesh,
+        )
+      return store

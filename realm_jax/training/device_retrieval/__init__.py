@@ -1,1 +1,0 @@
-"""Pre-training steps that retrieve on the devices, in one compiled program."""

@@ -1,0 +1,119 @@
+"""What the encoders of a stage read, made of padded arrays in the step.
+
+The functions are given the examples of one device, or of a part of them.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Int, UInt32
+
+from realm_jax.models import packing
+from realm_jax.models.arrays import AnyArray
+from realm_jax.models.packing import TokenRows
+from realm_jax.models.reader import Reader
+from realm_jax.models.retriever import Retriever
+from realm_jax.models.sequences import Sequences
+
+
+class Candidates(NamedTuple):
+  """The blocks of each query, of which the null block is the first.
+
+  Attributes:
+    tokens: Padded tokens, `[CLS] title [SEP] body [SEP]`.
+    numbers: Number of each block, from which dropout makes its masks.
+  """
+
+  tokens: Int[AnyArray, "b k l"]
+  numbers: UInt32[AnyArray, "b k"]
+
+
+class EncoderRows(NamedTuple):
+  """The inputs of the encoders; a stage leaves out those that it has not.
+
+  Encoder inputs are `TokenRows` until they are laid out, and then `Sequences`:
+  rows that each hold one sequence (padded) or several (packed).
+
+  Attributes:
+    queries: Inputs of the query tower.
+    blocks: Inputs of the block tower.
+    block_index: Number of each candidate among the blocks of its device, for
+      g devices that divide the batch.
+    joint: Joint inputs of the reader, ordered by query, then candidate.
+    body_start: Position of a block's body in its joint input.
+    body_length: Number of body tokens in the joint input.
+  """
+
+  queries: TokenRows | Sequences | None = None
+  blocks: TokenRows | Sequences | None = None
+  block_index: Int[Array, "g n"] | None = None
+  joint: TokenRows | Sequences | None = None
+  body_start: Int[AnyArray, "b k"] | None = None
+  body_length: Int[AnyArray, "b k"] | None = None
+
+
+def query_rows(
+  retriever: Retriever,
+  query: Int[AnyArray, "b q"],
+  numbers: UInt32[Array, " b"],
+) -> TokenRows:
+  """Returns what the query tower reads of numbered examples."""
+  return TokenRows(retriever.query_input(query), numbers)
+
+
+def block_rows(
+  retriever: Retriever,
+  block: Int[AnyArray, "b l"],
+  numbers: UInt32[Array, " b"],
+) -> TokenRows:
+  """Returns what the block tower reads of numbered examples."""
+  return TokenRows(retriever.block_input(block), numbers)
+
+
+def joint_rows(
+  reader: Reader,
+  query: Int[AnyArray, "b q"],
+  candidates: Int[AnyArray, "b k l"],
+  numbers: UInt32[Array, " b"],
+) -> EncoderRows:
+  """Returns what the reader reads, ordered by query."""
+  joint = reader.join(query, candidates)
+  *shape, length = joint.token_ids.shape
+  places = numbers[:, None] * shape[1] + jnp.arange(shape[1], dtype=jnp.uint32)
+  return EncoderRows(
+    joint=TokenRows(joint.token_ids.reshape(-1, length), places.reshape(-1)),
+    body_start=joint.body_start,
+    body_length=joint.body_length,
+  )
+
+
+def distinct_blocks(
+  retriever: Retriever, candidates: Candidates
+) -> tuple[TokenRows, Int[Array, "1 n"]]:
+  """Returns what the block tower reads, each distinct block once.
+
+  Several queries may have the same candidate, above all the null block. Blocks
+  with the same number are compared in full: where two that differ share a
+  number, which happens once in billions, a copy may remain.
+
+  Returns:
+    The distinct blocks, padded with empty sequences to the number of
+    candidates, and the place of each candidate among them.
+  """
+  length = candidates.tokens.shape[-1]
+  tokens = jnp.asarray(candidates.tokens).reshape(-1, length)
+  numbers = jnp.asarray(candidates.numbers).reshape(-1)
+  size = len(tokens)
+  first = jnp.argmax(numbers[:, None] == numbers[None, :], axis=1)
+  is_same = (tokens == tokens[first]).all(axis=1)
+  first = jnp.where(is_same, first, jnp.arange(size))
+  rank = jnp.cumsum(first == jnp.arange(size)) - 1
+  # They are dealt out, so that no group of rows has the empty sequences alone.
+  groups = packing.num_groups(size)
+  place = (rank % groups * (size // groups) + rank // groups)[first]
+  blocks = jnp.zeros_like(tokens).at[place].set(tokens)
+  is_block = blocks.any(axis=1, keepdims=True)
+  # A block prefix must not turn padding into a sequence.
+  inputs = jnp.asarray(retriever.block_input(blocks)) * is_block
+  rows = TokenRows(inputs, jnp.zeros_like(numbers).at[place].set(numbers))
+  return rows, place[None]

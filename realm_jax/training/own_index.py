@@ -1,0 +1,241 @@
+"""The index that a run keeps itself: filled or restored, and searched."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import logging
+from jaxtyping import Array, Int
+
+from realm_jax.console.progress import Progress
+from realm_jax.corpus.store import Corpus
+from realm_jax.indexes.exact import ExactConfig, capacity_for
+from realm_jax.indexes.exact_search import Plan
+from realm_jax.models.parameters import Params
+from realm_jax.partitioning import sharding
+from realm_jax.training.checkpointing import Checkpointer
+from realm_jax.training.config import RefreshConfig
+from realm_jax.training.decisions import Decisions
+from realm_jax.training.refresh.schedule import WaitPreemptedError
+from realm_jax.training.rolling_refresh import (
+  NEVER,
+  NO_BLOCK,
+  DatedVectors,
+  Slice,
+  refresh_oldest,
+)
+from realm_jax.training.search_in_step import SearchedBlocks
+from realm_jax.training.setup import RunSetup, StepSetup
+from realm_jax.training.state import TrainState
+from realm_jax.training.token_store import BlockArrays, BlockStore
+
+# Tokens that each device embeds at once while a new run embeds all blocks.
+_TOKENS_PER_BATCH = 16_384
+_BATCHES_PER_LOOK = 16
+
+
+def blocks_per_step(
+  setup: StepSetup, num_blocks: int, *, lengths: Int[np.ndarray, " n"] | None
+) -> Slice:
+  """Returns what each device embeds again at each step, as configured.
+
+  Args:
+    setup: Parts of the step.
+    num_blocks: Number of blocks of the corpus.
+    lengths: Tokens of each block, where they are known.
+  """
+  devices = setup.mesh.size
+  wanted = -(-setup.config.rolling_refresh.blocks_per_step // devices)
+  blocks_of_device = capacity_for(num_blocks, devices=devices) // devices
+  count = min(wanted, blocks_of_device)
+  if not setup.config.pack or lengths is None:
+    return Slice(count, count)
+  length = _row_length(setup)
+  mean = min(float(lengths.mean()), length)
+  return Slice(max(1, round(count * mean / length)), count)
+
+
+class OwnIndex:
+  """The vectors and tokens of all blocks, of a run without an index builder.
+
+  Attributes:
+    part: What each device embeds at each step.
+
+  Raises:
+    ValueError: The vectors would be older than the run allows.
+  """
+
+  def __init__(
+    self, setup: RunSetup, decisions: Decisions, checkpoints: Checkpointer
+  ):
+    corpus, devices = setup.corpus, setup.mesh.size
+    self._setup = setup
+    self._decisions = decisions
+    self._checkpoints = checkpoints
+    self._searched: SearchedBlocks | None = None
+    self.part = blocks_per_step(
+      setup, corpus.num_blocks, lengths=corpus.lengths
+    )
+    share = capacity_for(corpus.num_blocks, devices=devices) // devices
+    self._round_steps = -(-min(share, corpus.num_blocks) // self.part.num_rows)
+    _check_age(self._round_steps, setup.config.refresh)
+
+  @property
+  def searched(self) -> SearchedBlocks:
+    """What a step searches, beside the vectors, which are in its state."""
+    assert self._searched is not None, "open the index first"
+    return self._searched
+
+  def open(self, state: TrainState) -> TrainState:
+    """Restores the vectors of a state's checkpoint, or embeds all blocks.
+
+    Raises:
+      WaitPreemptedError: The run was preempted meanwhile.
+    """
+    setup, corpus, step = self._setup, self._setup.corpus, int(state.step)
+    blocks = BlockStore.of(
+      corpus, block_length=setup.config.data.block_length, mesh=setup.mesh
+    ).arrays
+    shapes = abstract_vectors(setup, corpus.num_blocks)
+    dated = self._checkpoints.own_vectors(step, corpus.fingerprint, shapes)
+    logging.info(
+      "blocks that a step embeds again on each device: %d at most; steps in "
+      "which every block is embedded again: %d at most",
+      self.part.num_blocks,
+      self._round_steps,
+    )
+    if dated is None:
+      params = state.params["retriever"]
+      dated = _embedded(setup, params, shapes, blocks, step, self._decisions)
+    count = np.asarray(corpus.num_blocks, np.int32)
+    replicated: Any = sharding.replicate(count, setup.mesh)
+    self._searched = SearchedBlocks(
+      query_params={},
+      vectors=None,
+      count=replicated,
+      blocks=blocks,
+      plan=plan_of(setup, corpus.num_blocks),
+    )
+    return state._replace(index=dated)
+
+
+def _embedded(
+  setup: RunSetup,
+  params: Params,
+  shapes: DatedVectors,
+  blocks: BlockArrays,
+  step: int,
+  decisions: Decisions,
+) -> DatedVectors:
+  """Embeds all blocks, with the devices of the run."""
+  corpus, mesh = setup.corpus, setup.mesh
+  part = _slice_of_rows(
+    setup, corpus, max(1, _TOKENS_PER_BATCH // _row_length(setup))
+  )
+  refresh = jax.jit(
+    sharding.shared_partial(
+      sharding.under(setup.config.mesh.all_axis_rules, refresh_oldest),
+      retriever=setup.models.retriever,
+      part=part,
+      mesh=mesh,
+    ),
+    donate_argnums=1,
+    out_shardings=shapes.sharding,
+  )
+  dated = _without_vectors(shapes, corpus.num_blocks)
+  number: Any = sharding.replicate(np.asarray(step, np.int32), mesh)
+  total, done = corpus.num_blocks, 0
+  with Progress("blocks embedded", total=total) as progress:
+    while done < total:
+      if decisions.loop.exchange("preempted", decisions.stop_requested(), any):
+        raise WaitPreemptedError
+      most_at_once = part.num_blocks * mesh.size
+      batches = min(_BATCHES_PER_LOOK, -(-(total - done) // most_at_once))
+      with jax.set_mesh(mesh):
+        for _ in range(batches):
+          dated = refresh(params, dated, blocks, number)
+      before, done = done, int(_count(dated.steps, number))
+      progress.advance(done - before)
+  return dated
+
+
+def _slice_of_rows(setup: RunSetup, corpus: Corpus, num_rows: int) -> Slice:
+  """Returns a slice of so many rows on each device."""
+  devices = setup.mesh.size
+  share = capacity_for(corpus.num_blocks, devices=devices) // devices
+  num_rows = min(num_rows, share)
+  if not setup.config.pack:
+    return Slice(num_rows, num_rows)
+  length = _row_length(setup)
+  mean = min(float(corpus.lengths.mean()), length)
+  return Slice(num_rows, min(int(num_rows * length / mean), share))
+
+
+def _row_length(setup: StepSetup) -> int:
+  """Returns the length of the block tower's input."""
+  tokens = np.zeros((1, setup.config.data.block_length), np.int32)
+  return setup.models.retriever.block_input(tokens).shape[1]
+
+
+def _check_age(steps: int, config: RefreshConfig) -> None:
+  """Checks the greatest age of a vector against what the run allows."""
+  limit = config.max_staleness_steps
+  if not limit or steps <= limit:
+    return
+  message = (
+    f"every block is embedded again within {steps} steps alone, above "
+    f"MAX_STALENESS_STEPS={limit}; raise BLOCKS_PER_STEP by a factor of "
+    f"{steps / limit:.1f}, or the limit"
+  )
+  if config.on_stale == "fail":
+    raise ValueError(message)
+  logging.warning("%s", message)
+
+
+def abstract_vectors(setup: StepSetup, num_blocks: int) -> DatedVectors:
+  """Returns the abstract arrays of a run's own vectors."""
+  return DatedVectors.abstract(
+    capacity_for(num_blocks, devices=setup.mesh.size),
+    setup.models.retriever.vector_size,
+    dtype=setup.config.rolling_refresh.rolling_refresh_dtype,
+    mesh=setup.mesh,
+  )
+
+
+def plan_of(setup: StepSetup, num_blocks: int) -> Plan:
+  """Returns the settings of the search of a run's own vectors."""
+  config, mesh = setup.config, setup.mesh
+  return ExactConfig(dtype=config.rolling_refresh.rolling_refresh_dtype).plan(
+    setup.num_searched,
+    num_queries=config.data.batch_size,
+    capacity=capacity_for(num_blocks, devices=mesh.size),
+    devices=mesh.size,
+    platform=mesh.devices.flat[0].platform,
+  )
+
+
+def _without_vectors(shapes: DatedVectors, num_blocks: int) -> DatedVectors:
+  """Returns zeros for the vectors, none of which was embedded."""
+  count, dim = shapes.vectors.shape
+
+  def steps_of(index: tuple[slice, ...] | None) -> np.ndarray:
+    assert index is not None
+    is_block = np.arange(count)[index] < num_blocks
+    return np.where(is_block, NEVER, NO_BLOCK).astype(np.int32)
+
+  def zeros(index: tuple[slice, ...] | None) -> np.ndarray:
+    assert index is not None
+    rows = len(range(*index[0].indices(count)))
+    return np.zeros((rows, dim), shapes.vectors.dtype)
+
+  return DatedVectors(
+    jax.make_array_from_callback((count, dim), shapes.sharding, zeros),
+    jax.make_array_from_callback((count,), shapes.sharding, steps_of),
+  )
+
+
+@jax.jit
+def _count(steps: Int[Array, " n"], step: Int[Array, ""]) -> Int[Array, ""]:
+  """Returns how many blocks were embedded with a step's parameters."""
+  return jnp.sum(steps == step)

@@ -1,1 +1,0 @@
-"""Token sequences laid out in rows, in a few shapes that are compiled."""

@@ -1,0 +1,113 @@
+"""Chooses the numbers of rows that a step is compiled for.
+
+They are chosen before the first step: the rows that most batches need, and some
+more in a geometric series. Beyond them, each sequence has a row of its own.
+"""
+
+import math
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from realm_jax.corpus.store import NULL_ROW, Corpus
+from realm_jax.models.packing import num_groups
+from realm_jax.training.row_layout import (
+  RowCounts,
+  encoder_inputs,
+  needed_rows,
+)
+from realm_jax.training.stages.stage import (
+  ExampleArrays,
+  Models,
+  Stage,
+  StepBatch,
+)
+
+# Random batches from which the rows that most batches need are estimated.
+_SAMPLES = 8
+# Factor of that estimate: retrieved blocks may be longer than random ones. A
+# step that needs more takes the next numbers, which cost little more.
+_MARGIN = 1.05
+# Share of the next number's tokens that a number saves, to be worth compiling.
+_MIN_SAVING = 0.15
+
+
+def choose_row_counts(
+  stage: Stage,
+  models: Models,
+  shapes: ExampleArrays,
+  corpus: Corpus,
+  *,
+  groups: int,
+  at_most: int,
+) -> tuple[RowCounts, ...]:
+  """Chooses numbers of rows, the usual ones first.
+
+  They follow from the arguments alone. A resumed run must have the same ones,
+  or its sums would be rounded differently.
+
+  Args:
+    stage: Stage whose batches are laid out.
+    models: Models of the run.
+    shapes: Arrays of a global batch.
+    corpus: Corpus from which random sentences and blocks are taken.
+    groups: Number of groups of examples that are laid out for themselves: the
+      parts of a batch on all devices.
+    at_most: Number of times that a step is compiled, at most, of which one has
+      a row for each sequence.
+  """
+
+  def divided(batch: StepBatch) -> StepBatch:
+    return jax.tree.map(
+      lambda leaf: leaf.reshape(groups, -1, *leaf.shape[1:]), batch
+    )
+
+  def needed(part: StepBatch) -> jax.Array:
+    numbers = jnp.arange(len(jax.tree.leaves(part)[0]), dtype=jnp.uint32)
+    return needed_rows(stage.rows(models, part, numbers))
+
+  needed_by_group = jax.jit(jax.vmap(needed))
+  samples = [
+    np.asarray(needed_by_group(divided(batch)))
+    for batch in random_batches(stage, shapes, corpus)
+  ]
+  one = jax.tree.map(lambda leaf: leaf[0], divided(stage.example(shapes)))
+  rows = jax.eval_shape(
+    lambda part: stage.rows(
+      models, part, jnp.arange(len(part.query), dtype=jnp.uint32)
+    ),
+    one,
+  )
+  sizes = np.array([one.token_ids.shape for one in encoder_inputs(rows)])
+  largest = np.array([count // num_groups(count) for count, _ in sizes])
+  usual = np.max(samples, axis=(0, 1))
+  usual = np.minimum(np.ceil(usual * _MARGIN).astype(int), largest)
+  ratio = np.dot(usual, sizes[:, 1]) / np.dot(largest, sizes[:, 1])
+  useful = 1 + int(math.log(ratio) / math.log(1 - _MIN_SAVING))
+  steps = min(at_most, useful) - 1
+  return tuple(
+    tuple(
+      math.ceil(few * (most / few) ** (step / steps))
+      for few, most in zip(usual.tolist(), largest.tolist(), strict=True)
+    )
+    for step in range(steps)
+  )
+
+
+def random_batches(
+  stage: Stage, shapes: ExampleArrays, corpus: Corpus
+) -> Iterator[StepBatch]:
+  """Yields batches of random sentences and blocks, the same in every call."""
+  rng = np.random.default_rng(0)
+  num_queries, query_length = shapes.query.shape
+  *shape, block_length = shapes.candidates.shape
+  for _ in range(_SAMPLES):
+    rows = rng.integers(corpus.num_blocks, size=num_queries)
+    query = corpus.random_sentences(rows, query_length, rng)
+    rows = rng.integers(corpus.num_blocks, size=shape)
+    if stage.has_null_block:
+      rows[:, 0] = NULL_ROW
+    candidates = corpus.gather(rows, block_length)
+    yield stage.example(shapes._replace(query=query, candidates=candidates))

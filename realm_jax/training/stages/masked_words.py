@@ -1,0 +1,190 @@
+"""Masked words: their places, where blocks have them, and reading them.
+
+A reader that also learns to point at them, beside filling them in, needs fewer
+questions later, because BERT's pre-training does not train the span head. It
+costs little: the encoder runs once for both.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from realm_jax.inputs.batches import Batch
+from realm_jax.models.arrays import AnyArray
+from realm_jax.models.parameters import Params
+from realm_jax.models.reader import Reader, Spans
+from realm_jax.objectives.open_qa import span_loss
+from realm_jax.objectives.weighted import WeightedLoss
+from realm_jax.training.encoder_rows import EncoderRows
+from realm_jax.training.stages import stage as stages
+
+
+class MaskTargets(NamedTuple):
+  """The masked tokens that are scored, and their positions in the query.
+
+  `weights` are 1 for a mask and 0 for padding, which follows the masks.
+  """
+
+  positions: Int[AnyArray, "b m"]
+  token_ids: Int[AnyArray, "b m"]
+  weights: Float[AnyArray, "b m"]
+
+  @classmethod
+  def of(cls, batch: Batch) -> "MaskTargets":
+    """Returns the masked tokens of a task's examples."""
+    names = ("mask_positions", "mask_targets", "mask_weights")
+    return cls(*(batch.arrays[name] for name in names))
+
+  @classmethod
+  def none(cls, shapes: stages.ExampleArrays) -> "MaskTargets":
+    """Returns targets of the same shapes and types, all padding."""
+    shape = (len(shapes.query), shapes.max_masks)
+    return cls(
+      np.zeros(shape, np.int32),
+      np.zeros(shape, np.int32),
+      np.zeros(shape, np.float32),
+    )
+
+
+def occurrences(
+  masks: MaskTargets, tokens: Int[AnyArray, "b n l"]
+) -> Bool[AnyArray, "b n l"]:
+  """Returns at which tokens the masked tokens of their query begin.
+
+  They count where they occur in the same order, one after the other, as the
+  masked tokens of one salient span do. The arrays are numpy's or jax's.
+  """
+  xp = tokens.__array_namespace__()
+  length, num_masks = tokens.shape[-1], masks.token_ids.shape[1]
+  is_mask = masks.weights > 0
+  following = xp.pad(tokens, ((0, 0), (0, 0), (0, num_masks - 1)))
+  found = xp.broadcast_to(is_mask[:, :1, None], tokens.shape)
+  for number in range(num_masks):
+    is_equal = (
+      following[..., number : number + length]
+      == masks.token_ids[:, number, None, None]
+    )
+    found = found & (is_equal | ~is_mask[:, number, None, None])
+  return found
+
+
+def masked_spans(
+  masks: MaskTargets,
+  candidates: Int[AnyArray, "b k l"],
+  body_length: Int[AnyArray, "b k"],
+  *,
+  separator_id: int,
+  max_width: int,
+) -> Bool[Array, "b k l w"]:
+  """Finds the masked tokens of each query in the bodies of its blocks.
+
+  Args:
+    masks: Masked tokens.
+    candidates: Padded blocks, `[CLS] title [SEP] body [SEP]`.
+    body_length: Number of body tokens that the reader reads.
+    separator_id: Id of [SEP].
+    max_width: Number of tokens of the longest span.
+
+  Returns:
+    Whether the span of a start in the body and a width is what is masked.
+  """
+  length = candidates.shape[-1]
+  first = jnp.argmax(candidates == separator_id, axis=-1)[..., None] + 1
+  index = jnp.arange(length)
+  bodies = jnp.take_along_axis(
+    candidates, jnp.minimum(index + first, length - 1), axis=-1
+  )
+  width = jnp.sum(masks.weights > 0, axis=-1)
+  last = index + width[:, None, None] - 1
+  starts = occurrences(masks, bodies) & (last < body_length[..., None])
+  of_width = jax.nn.one_hot(width - 1, max_width, dtype=bool)
+  return jnp.asarray(starts)[..., None] & of_width[:, None, None]
+
+
+def read_masks(
+  reader: Reader,
+  params: Params,
+  masks: MaskTargets,
+  rows: EncoderRows,
+  dropout_key: jax.Array | None,
+  *,
+  num_starts: int | None = None,
+) -> tuple[Float[Array, "b k m v"], Spans | None]:
+  """Returns the reader's logits of the masked tokens, for each candidate.
+
+  With `num_starts`, the number of tokens of a body at which a span may start,
+  they come with the scores of spans.
+  """
+  inputs = rows.joint, masks.positions
+  if num_starts is None:
+    method = "masked_lm"
+    logits = stages.apply(reader, params, dropout_key, *inputs, method=method)
+    return logits, None
+  return stages.apply(
+    reader,
+    params,
+    dropout_key,
+    *inputs,
+    rows.body_start,
+    rows.body_length,
+    num_starts=num_starts,
+    method="masked_lm_and_spans",
+  )
+
+
+def with_span_loss(
+  masked_lm: WeightedLoss,
+  spans: Spans,
+  is_answer: Bool[Array, "b k l w"],
+  *,
+  weight: float,
+  block_scores: Float[Array, "b k"] | None = None,
+) -> WeightedLoss:
+  """Adds the loss of pointing at what is masked, `weight` for each example.
+
+  As in open QA, a span's score includes that of its block, if there are any.
+  It trains the reader alone: the retriever learns from p(y|x), as in the paper,
+  and not from where the masked words are.
+  """
+  scores = spans.logits
+  if block_scores is not None:
+    scores += jax.lax.stop_gradient(block_scores)[:, :, None, None]
+  pointing = span_loss(scores, spans.is_span, is_answer)
+  total = masked_lm.loss.total + weight * pointing.loss.total
+  return WeightedLoss(
+    masked_lm.loss._replace(total=total),
+    {**masked_lm.metrics, "span_accuracy": pointing.metrics["span_accuracy"]},
+  )
+
+
+def read_spans(
+  reader: Reader,
+  params: Params,
+  rows: EncoderRows,
+  dropout_key: jax.Array | None,
+  *,
+  num_starts: int,
+) -> Spans:
+  """Returns the reader's scores of all spans of the blocks that it reads."""
+  return stages.apply(
+    reader,
+    params,
+    dropout_key,
+    rows.joint,
+    rows.body_start,
+    rows.body_length,
+    num_starts=num_starts,
+    method="spans",
+  )
+
+
+def require_width(reader: Reader, max_width: int, stage: str) -> None:
+  """Raises a ValueError unless a stage's widest span is the reader's."""
+  if reader.max_answer_width != max_width:
+    raise ValueError(
+      f"Reader.max_answer_width={reader.max_answer_width}, but "
+      f"{stage}.max_answer_width={max_width}; bind both to the same"
+    )
