@@ -40,14 +40,9 @@ from realm_jax.corpus.store import Corpus
 from realm_jax.files.json_file import write_json
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
-from realm_jax.models.bert import BertConfig
-from realm_jax.models.reader import Reader
-from realm_jax.models.retriever import Retriever
 from realm_jax.text.answers import contains_characters
-from realm_jax.training.batches import OpenQaBatch
-from realm_jax.training.stages.model_inputs import ModelInputs, Models
-from realm_jax.training.stages.open_qa import OpenQa
-from realm_jax.training.stages.protocol import StageContext
+from realm_jax.training.stages.open_qa import OpenQa, OpenQaBatch
+from realm_jax.training.stages.stage import StageContext
 
 _BATCH, _SEARCHED, _STEPS, _QUERY_LENGTH = 16, 5000, 12, 16
 _JOINT_LENGTH = generated_blocks.BLOCK_LENGTH + 32
@@ -222,10 +217,7 @@ def steps(
     index_scores=True,
     num_searched_blocks=_SEARCHED,
   )
-  bert = BertConfig(hidden_size=4, num_heads=1)
-  models = Models(Retriever(bert), Reader(bert, joint_length=_JOINT_LENGTH))
   context = StageContext(
-    ModelInputs(models.for_corpus(corpus)),
     corpus,
     None,
     generated_blocks.BLOCK_LENGTH,

@@ -60,22 +60,22 @@ from realm_jax.inputs.config import DataConfig
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader
 from realm_jax.partitioning import cpu_tuning
-from realm_jax.retrieval.pipeline import (
-  Assemble,
-  Prepared,
-  RetrievalPipeline,
-  Retrieve,
-)
 from realm_jax.training import loop
 from realm_jax.training import run as training_run
-from realm_jax.training.batches import StepBatch
 from realm_jax.training.config import CheckpointConfig, TrainConfig
 from realm_jax.training.optimizer import OptimizerConfig
 from realm_jax.training.refresh.schedule import (
   GenerationSchedule,
   WaitPreemptedError,
 )
+from realm_jax.training.retrieval import (
+  Assemble,
+  Prepared,
+  RetrievalPipeline,
+  Retrieve,
+)
 from realm_jax.training.stages.pretraining import Pretraining
+from realm_jax.training.stages.stage import StepBatch
 
 Row = dict[str, float]
 

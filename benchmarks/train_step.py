@@ -26,29 +26,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.core import meta
+from jax.sharding import Mesh
 
 from benchmarks import peer_processes
 from benchmarks.runs.jobs import PROJECT_DIR
 from realm_jax.files.json_file import write_json
 from realm_jax.models.bert import BertConfig
+from realm_jax.models.packing import content_numbers
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning import cpu_tuning, sharding
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.training import optimizer, stage_losses, step
-from realm_jax.training.batches import (
-  MaskTargets,
-  PretrainingBatch,
-  StepBatch,
-)
-from realm_jax.training.packing.packer import (
-  Packer,
-  largest_bucket,
-  needed_bucket,
-)
-from realm_jax.training.stages.model_inputs import ModelInputs, Models
+from realm_jax.training import optimizer, step
+from realm_jax.training.encoder_rows import Candidates
+from realm_jax.training.row_layout import RowLayout, needed_rows
+from realm_jax.training.stages.masked_words import MaskTargets
+from realm_jax.training.stages.pretraining import Pretraining, PretrainingBatch
+from realm_jax.training.stages.stage import Models
 from realm_jax.training.state import TrainState
 
+_STAGE = Pretraining()
 _SIZES = {
   "layers": (4, "layers of each encoder"),
   "hidden": (256, "width of each encoder"),
@@ -177,22 +174,32 @@ def useful(given: argparse.Namespace, models: Models, arrays: Arrays) -> Any:
   return sum(part.sum() for part in lengths), 3 * (encoders + pooled + head)
 
 
-def host_batch(models: Models, arrays: Arrays) -> PretrainingBatch:
+def host_batch(arrays: Arrays) -> PretrainingBatch:
   """Returns the pre-training batch of padded arrays."""
-  masks = MaskTargets(
-    arrays["mask_positions"], arrays["mask_targets"], arrays["mask_weights"]
-  )
-  return ModelInputs(models).pretraining(
-    arrays["query"], arrays["candidates"], masks
+  tokens = arrays["candidates"]
+  return PretrainingBatch(
+    arrays["query"],
+    Candidates(tokens, content_numbers(tokens)),
+    MaskTargets(
+      arrays["mask_positions"], arrays["mask_targets"], arrays["mask_weights"]
+    ),
   )
 
 
-def packer_for(batches: list[PretrainingBatch], *, pack: bool) -> Packer:
-  """Returns a packer for the smallest shape bucket that fits all batches."""
+def layout_for(
+  models: Models, batches: list[PretrainingBatch], mesh: Mesh, *, pack: bool
+) -> RowLayout:
+  """Returns the numbers of rows that hold all batches."""
   if not pack:
-    return Packer([largest_bucket(batches[0])], groups=1, pack=False)
-  needed = [needed_bucket(batch) for batch in batches]
-  return Packer([tuple(map(max, zip(*needed, strict=True)))], groups=1)
+    return RowLayout(mesh)
+
+  @jax.jit
+  def needed(batch: PretrainingBatch) -> jax.Array:
+    numbers = jnp.arange(len(batch.query), dtype=jnp.uint32)
+    return needed_rows(_STAGE.rows(models, batch, numbers))
+
+  rows = np.max([needed(batch) for batch in batches], axis=0)
+  return RowLayout(mesh, (tuple(rows.tolist()),))
 
 
 def measure_step(given: argparse.Namespace) -> dict[str, Any]:
@@ -204,13 +211,13 @@ def measure_step(given: argparse.Namespace) -> dict[str, Any]:
     batches = [next(source) for _ in range(given.steps + 1)]
   else:
     batches = [random_batch(given, rng)] * (given.steps + 1)
-  packer = packer_for(
-    [host_batch(models, arrays) for arrays in batches], pack=given.pack
-  )
   mesh = make_mesh(devices=jax.devices()[:1])
+  layout = layout_for(
+    models, [host_batch(arrays) for arrays in batches], mesh, pack=given.pack
+  )
 
-  def prepared(arrays: Arrays) -> StepBatch:
-    return sharding.to_devices(packer(host_batch(models, arrays)), mesh)
+  def prepared(arrays: Arrays) -> PretrainingBatch:
+    return sharding.to_devices(host_batch(arrays), mesh)
 
   update = optimizer.make_optimizer(
     optimizer.OptimizerConfig(learning_rate=3e-5), num_steps=10_000
@@ -229,12 +236,13 @@ def measure_step(given: argparse.Namespace) -> dict[str, Any]:
     return TrainState(jnp.int32(0), params, update.init(params))
 
   state = init(jax.random.key(0))
+  rows_of, loss_of = _STAGE.functions(models)
   run = jax.jit(
     functools.partial(
       step.train_step,
-      loss=functools.partial(
-        stage_losses.pretraining, models.retriever, reader
-      ),
+      rows_of=rows_of,
+      loss=loss_of,
+      layout=layout,
       optimizer=update,
       seed=0,
     ),

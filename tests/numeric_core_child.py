@@ -32,7 +32,7 @@ CORE = (
   "realm_jax.models",
   "realm_jax.objectives",
   "realm_jax.partitioning",
-  "realm_jax.retrieval.candidate_rows",
+  "realm_jax.training.candidate_rows",
   "realm_jax.training.stage_losses",
   "realm_jax.training.step",
 )

@@ -32,9 +32,8 @@ from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.text.salient_spans import Span
 from realm_jax.text.wordpieces import SPECIAL_PIECES
-from realm_jax.training.stages.model_inputs import Models
 from realm_jax.training.stages.open_qa import OpenQa
-from realm_jax.training.stages.protocol import Stage
+from realm_jax.training.stages.stage import Models, Stage
 
 QUERY_LENGTH = 16
 BLOCK_LENGTH = 40

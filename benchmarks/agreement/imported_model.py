@@ -23,20 +23,23 @@ from realm_jax.conversion.parameters import (
 )
 from realm_jax.conversion.planning import ImportPlan
 from realm_jax.evaluation.answering import best_spans
+from realm_jax.models.packing import content_numbers
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader, Spans
 from realm_jax.models.retriever import Retriever, relevance
+from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.text.wordpieces import vocabulary_of
-from realm_jax.training import stage_losses
-from realm_jax.training.batches import (
+from realm_jax.training.encoder_rows import Candidates, EncoderRows
+from realm_jax.training.row_layout import RowLayout, needed_rows
+from realm_jax.training.stages.masked_words import MaskTargets
+from realm_jax.training.stages.open_qa import (
   IndexScores,
-  MaskTargets,
+  OpenQa,
   OpenQaBatch,
-  StepBatch,
   StoredVectors,
 )
-from realm_jax.training.packing.packer import Packer, needed_bucket
-from realm_jax.training.stages.model_inputs import ModelInputs, Models
+from realm_jax.training.stages.pretraining import Pretraining, PretrainingBatch
+from realm_jax.training.stages.stage import Models, Stage, StepBatch
 
 
 class LossAndGradient(NamedTuple):
@@ -133,16 +136,13 @@ class ImportedModel:
       _as_int32(arrays["mask_targets"]),
       arrays["mask_weights"],
     )
-    batch = self._inputs.pretraining(query, candidates, masks)
-    loss = functools.partial(
-      stage_losses.pretraining, self.retriever, self.reader
-    )
-    return self._graded(loss, self.params, batch)
+    numbered = Candidates(candidates, content_numbers(candidates))
+    batch = PretrainingBatch(query, numbered, masks)
+    return self._graded(Pretraining(), self.params, batch)
 
   def open_qa(self, arrays: Mapping[str, np.ndarray]) -> LossAndGradient:
     """Computes ORQA's loss and its gradient for padded arrays."""
-    query, _ = self._texts(arrays)
-    vectors = StoredVectors(self._inputs.queries(query), arrays["vectors"])
+    vectors = StoredVectors(arrays["vectors"])
     return self._open_qa(self.params, arrays, vectors)
 
   def reading_spans(self, arrays: Mapping[str, np.ndarray]) -> LossAndGradient:
@@ -156,18 +156,14 @@ class ImportedModel:
     arrays: Mapping[str, np.ndarray],
     retrieved: StoredVectors | IndexScores,
   ) -> LossAndGradient:
-    joint = self._inputs.joint(*self._texts(arrays))
+    query, blocks = self._texts(arrays)
     answers = arrays["has_answer"], arrays["is_answer"]
-    batch = OpenQaBatch(retrieved, *joint, *answers)
-    return self._graded(
-      functools.partial(stage_losses.open_qa, self.retriever, self.reader),
-      params,
-      batch,
+    batch = OpenQaBatch(query, retrieved, query, blocks, *answers)
+    stage = OpenQa(
+      index_scores=isinstance(retrieved, IndexScores),
+      max_answer_width=self.reader.max_answer_width,
     )
-
-  @property
-  def _inputs(self) -> ModelInputs:
-    return ModelInputs(Models(self.retriever, self.reader))
+    return self._graded(stage, params, batch)
 
   def _texts(
     self, arrays: Mapping[str, np.ndarray]
@@ -184,18 +180,34 @@ class ImportedModel:
     return np.asarray(embed(self.params["retriever"], _as_int32(token_ids)))
 
   def _graded(
-    self, loss: stage_losses.Loss[Any], params: Params, batch: StepBatch
+    self, stage: Stage, params: Params, batch: StepBatch
   ) -> LossAndGradient:
     """Computes the loss as a training step does, on packed sequences."""
+    rows_of, loss = stage.functions(Models(self.retriever, self.reader))
+    numbers = jnp.arange(len(batch.query), dtype=jnp.uint32)
+    counts = jax.jit(lambda *given: needed_rows(rows_of(*given)))(
+      batch, numbers
+    )
+    mesh = make_mesh(devices=jax.devices()[:1])
+    layout = RowLayout(mesh, (tuple(counts.tolist()),))
 
-    def mean_and_metrics(*inputs: Any) -> tuple[jax.Array, dict[str, Any]]:
-      weighted = loss(*inputs)
+    def mean_and_metrics(
+      params: Params, batch: StepBatch, rows: EncoderRows
+    ) -> tuple[jax.Array, dict[str, Any]]:
+      weighted = loss(params, batch, rows, jax.random.key(0))
       return weighted.loss.mean, weighted.means()
 
-    graded = jax.jit(jax.value_and_grad(mean_and_metrics, has_aux=True))
-    (value, metrics), gradient = graded(
-      params, Packer([needed_bucket(batch)], groups=1)(batch), jax.random.key(0)
-    )
+    @jax.jit
+    def graded(params: Params, batch: StepBatch) -> Any:
+      return layout.with_rows(
+        lambda numbered: rows_of(*numbered),
+        (batch, numbers),
+        lambda rows: jax.value_and_grad(mean_and_metrics, has_aux=True)(
+          params, batch, rows
+        ),
+      )
+
+    (value, metrics), gradient = graded(params, batch)
     return LossAndGradient(
       float(value),
       {name: float(metric) for name, metric in metrics.items()},

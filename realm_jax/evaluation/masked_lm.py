@@ -1,7 +1,6 @@
 """Evaluation of pre-training: masked words with and without retrieval."""
 
 import dataclasses
-import functools
 import itertools
 import math
 import time
@@ -30,13 +29,14 @@ from realm_jax.generations.follow.loading import Generation
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
 from realm_jax.inputs.config import DataConfig
+from realm_jax.models.parameters import Params
 from realm_jax.objectives.weighted import Average, WeightedLoss
 from realm_jax.partitioning import sharding
 from realm_jax.settings import PositiveInt
-from realm_jax.training.packing.packer import padded
-from realm_jax.training.stages.model_inputs import ModelInputs
-from realm_jax.training.stages.pretraining import Pretraining
-from realm_jax.training.stages.protocol import StageContext
+from realm_jax.training.row_layout import RowLayout
+from realm_jax.training.stages.pretraining import Pretraining, PretrainingBatch
+from realm_jax.training.stages.stage import StageContext
+from realm_jax.training.step import Loss, RowsOf
 
 
 def evaluate_masked_lm(
@@ -148,6 +148,22 @@ def _added(parts: Sequence[Mapping[str, Any]]) -> WeightedLoss:
   )
 
 
+def _weighted_loss(
+  rows_of: RowsOf[PretrainingBatch],
+  loss: Loss[PretrainingBatch],
+  layout: RowLayout,
+  params: Params,
+  batch: PretrainingBatch,
+) -> WeightedLoss:
+  """Returns the loss of a batch without dropout, and its metrics."""
+  numbers = jnp.arange(len(batch.query), dtype=jnp.uint32)
+  return layout.with_rows(
+    lambda numbered: rows_of(*numbered),
+    (batch, numbers),
+    lambda rows: loss(params, batch, rows, None),
+  )
+
+
 class _Evaluation:
   """Measures batches with one checkpoint and the generation in use.
 
@@ -166,15 +182,16 @@ class _Evaluation:
     self._ranker = self._ranker_of(generation)
     if previous is not None:
       self._previous_ranker = self._ranker_of(previous)
+    rows_of, loss = stage.functions(model.models)
     self._measure = sharding.jit_on_mesh(
-      stage.loss(model.models),
+      _weighted_loss,
+      rows_of,
+      loss,
+      RowLayout(model.mesh),
       mesh=model.mesh,
       out_shardings=sharding.replicated(model.mesh),
     )
-    groups = sharding.row_groups(model.mesh)
-    self._lay_out = functools.partial(padded, groups=len(groups.own))
     self._context = StageContext(
-      ModelInputs(model.models, groups=groups),
       generation.corpus,
       generation,
       model.source.block_length,
@@ -200,7 +217,7 @@ class _Evaluation:
   def _of_batch(self, batch: Batch) -> WeightedLoss:
     retrieved = self._ranker.search(batch.arrays["query"])
     made, host_metrics = self._stage.assemble(batch, retrieved, self._context)
-    placed = sharding.to_devices(self._lay_out(made), self._model.mesh)
+    placed = sharding.to_devices(made, self._model.mesh)
     weighted = jax.device_get(self._measure(self._model.params, placed))
     if self._previous is not None:
       host_metrics |= self._changes(batch, retrieved, self._previous)

@@ -25,8 +25,7 @@ from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.settings import NonNegativeInt, require_valid
-from realm_jax.training.stages.model_inputs import Models
-from realm_jax.training.stages.protocol import Stage
+from realm_jax.training.stages.stage import Models, Stage
 
 
 @dataclasses.dataclass(frozen=True)

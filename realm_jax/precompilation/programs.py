@@ -23,31 +23,20 @@ from realm_jax.models.retriever import embed_blocks, query_tower_parameters
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import BATCH_AXES, MESH_AXES, make_mesh
 from realm_jax.precompilation.topology import Topology
-from realm_jax.retrieval.device_candidates import SearchedVectors
-from realm_jax.retrieval.rolling_refresh import DatedVectors
-from realm_jax.retrieval.token_store import abstract_blocks
-from realm_jax.training.batches import Searched, UnretrievedBatch
 from realm_jax.training.compilation import jitted_step, step_modes
 from realm_jax.training.config import TrainConfig
-from realm_jax.training.device_retrieval.compilation import (
-  jitted_retrieving_step,
-  shardings_of,
-)
-from realm_jax.training.device_retrieval.rolling_refresh.compilation import (
-  jitted_rolling_step,
-)
-from realm_jax.training.device_retrieval.rolling_refresh.own_index import (
+from realm_jax.training.own_index import (
   abstract_vectors,
+  blocks_per_step,
   plan_of,
 )
-from realm_jax.training.device_retrieval.rolling_refresh.slices import slice_for
-from realm_jax.training.packing.packer import Packer, encoder_inputs
-from realm_jax.training.packing.shape_buckets import abstract_batch
-from realm_jax.training.packing.step_shapes import empty_arrays, step_shapes
+from realm_jax.training.rolling_refresh import DatedVectors
+from realm_jax.training.row_layout import RowLayout, encoder_inputs
+from realm_jax.training.search_in_step import SearchedBlocks, SearchInStep
 from realm_jax.training.setup import StepSetup, set_up_step
-from realm_jax.training.stages.model_inputs import Models
-from realm_jax.training.stages.protocol import empty_mask_targets
-from realm_jax.training.state import RollingState, TrainState, abstract_state
+from realm_jax.training.stages.stage import Models
+from realm_jax.training.state import TrainState, abstract_state
+from realm_jax.training.token_store import abstract_blocks
 
 STEP, EMBEDDING, SEARCH = "training step", "embedding", "search"
 # BERT's vocabulary, where the recipe says no other.
@@ -130,105 +119,96 @@ def _steps(
     mesh=mesh,
     axis_rules=config.mesh.all_axis_rules,
   )
-  packer, (batch,) = step_shapes(setup, None)
-  shapes = [rows.token_ids.shape for rows in encoder_inputs(batch)]
-  name = ", ".join(f"{rows:,} × {length}" for rows, length in shapes)
+  layout = RowLayout(mesh)
+  name = ", ".join(
+    f"{rows:,} × {length}" for rows, length in _row_shapes(setup)
+  )
+  search, searched = None, None
+  if config.retrieve_on_device:
+    search, searched, state = _searching(setup, state, num_blocks)
   for frozen in sorted(step_modes(config, first_step=0)):
-    if config.keeps_own_index:
-      function, arguments = _rolling(
-        setup, state, packer, num_blocks=num_blocks, frozen=frozen
-      )
-    elif config.retrieve_on_device:
-      function, arguments = _searching(
-        setup, state, num_blocks=num_blocks, frozen=frozen
-      )
-    else:
-      function = jitted_step(setup, shardings_of(state), frozen=frozen)
-      arguments = (state, batch)
+    function = jitted_step(setup, state, layout, frozen=frozen, search=search)
     mode = ", retriever frozen" if frozen else ""
+    arguments = state, _batch(setup), searched
     yield Program(STEP, name + mode, function, arguments, mesh)
 
 
-def _rolling(
-  setup: StepSetup,
-  state: TrainState,
-  packer: Packer,
-  *,
-  num_blocks: int,
-  frozen: bool,
-) -> tuple[jax.stages.Wrapped, tuple[Any, ...]]:
-  """Returns the step of a run that keeps its own index, and its arguments."""
-  dated = abstract_vectors(setup, num_blocks)
-  carried = RollingState(state, dated)
-  function = jitted_rolling_step(
-    setup,
-    shardings_of(carried),
-    bucket=None,
-    plan=plan_of(setup, num_blocks, num_queries=setup.config.data.batch_size),
-    part=slice_for(
-      setup,
-      packer.buckets[0],
-      lengths=None,
-      blocks_of_device=len(dated.steps) // setup.mesh.size,
-    ),
-    num_blocks=num_blocks,
-    frozen=frozen,
+def _row_shapes(setup: StepSetup) -> list[tuple[int, ...]]:
+  """Returns rows and their length, of each encoder input of the whole batch."""
+  stage = setup.config.stage
+  example = stage.example(setup.empty_arrays())
+  numbers = np.arange(setup.config.data.batch_size, dtype=np.uint32)
+  rows = jax.eval_shape(
+    lambda numbers: stage.rows(setup.models, example, numbers), numbers
   )
-  return function, (carried, _examples(setup), _blocks(setup, num_blocks))
+  return [one.token_ids.shape for one in encoder_inputs(rows)]
+
+
+def _batch(setup: StepSetup) -> Any:
+  """Returns an abstract batch; a step that searches gets no candidates."""
+  batch = setup.abstract_batch()
+  if not setup.config.retrieve_on_device:
+    return batch
+  words = jax.ShapeDtypeStruct(
+    (setup.config.data.batch_size, 2),
+    jnp.uint32,
+    sharding=sharding.batch_sharding(setup.mesh),
+  )
+  return batch._replace(candidates=None, source_hash=words)
 
 
 def _searching(
-  setup: StepSetup, state: TrainState, *, num_blocks: int, frozen: bool
-) -> tuple[jax.stages.Wrapped, tuple[Any, ...]]:
-  """Returns the step that searches generations, and its arguments."""
-  config, mesh = setup.config, setup.mesh
-  retriever, index = setup.inputs.models.retriever, ExactConfig()
-  capacity = capacity_for(num_blocks, devices=mesh.size)
-  plan = index.plan(
-    setup.num_searched,
-    num_queries=config.data.batch_size,
-    capacity=capacity,
-    devices=mesh.size,
-    platform=mesh.devices.flat[0].platform,
-  )
-  function = jitted_retrieving_step(
-    setup, shardings_of(state), bucket=None, plan=plan, frozen=frozen
-  )
-  dated = DatedVectors.abstract(
-    capacity, retriever.vector_size, dtype=index.dtype, mesh=mesh
-  )
+  setup: StepSetup, state: TrainState, num_blocks: int
+) -> tuple[SearchInStep, SearchedBlocks, TrainState]:
+  """Returns the search in the step, what it searches, and the state."""
+  config, mesh, retriever = setup.config, setup.mesh, setup.models.retriever
+  refreshed, vectors, query_params = None, None, {}
+  if config.keeps_own_index:
+    refreshed = blocks_per_step(setup, num_blocks, lengths=None)
+    state = state._replace(index=abstract_vectors(setup, num_blocks))
+    plan = plan_of(setup, num_blocks)
+  else:
+    index = ExactConfig()
+    capacity = capacity_for(num_blocks, devices=mesh.size)
+    plan = _plan(setup.config, mesh, num_blocks)
+    vectors = DatedVectors.abstract(
+      capacity, retriever.vector_size, dtype=index.dtype, mesh=mesh
+    ).vectors
+    if not config.stage.current_queries:
+      query_params = query_tower_parameters(
+        retriever, abstract_retriever(retriever, mesh)
+      )
   count: Any = jax.ShapeDtypeStruct(
     (), jnp.int32, sharding=sharding.replicated(mesh)
   )
-  query_params = {}
-  if not config.stage.current_queries:
-    query_params = query_tower_parameters(
-      retriever, abstract_retriever(retriever, mesh)
-    )
-  searched = Searched(
-    query_params,
-    SearchedVectors(dated.vectors, count),
-    _blocks(setup, num_blocks),
-  )
-  return function, (state, _examples(setup), searched)
-
-
-def _blocks(setup: StepSetup, num_blocks: int) -> Any:
-  """Returns the abstract tokens of all blocks, on the devices."""
-  return abstract_blocks(
+  blocks = abstract_blocks(
     num_blocks,
-    setup.config.data.block_length,
-    vocab_size=setup.inputs.models.retriever.bert.vocab_size or 0,
-    mesh=setup.mesh,
+    config.data.block_length,
+    vocab_size=retriever.bert.vocab_size or 0,
+    mesh=mesh,
   )
+  search = SearchInStep(
+    retriever=retriever,
+    num_candidates=config.stage.num_candidates,
+    current_queries=config.stage.current_queries or config.keeps_own_index,
+    mesh=mesh,
+    refreshed=refreshed,
+  )
+  searched = SearchedBlocks(query_params, vectors, count, blocks, plan)
+  return search, searched, state
 
 
-def _examples(setup: StepSetup) -> Any:
-  """Returns abstract examples, whose candidates are not yet retrieved."""
-  arrays = empty_arrays(setup, len(setup.own_rows))
-  hashes = np.zeros((len(arrays.query), 2), np.uint32)
-  examples = UnretrievedBatch(arrays.query, hashes, empty_mask_targets(arrays))
-  return abstract_batch(examples, setup.mesh, groups=setup.inputs.groups)
+def _plan(
+  config: TrainConfig, mesh: Mesh, num_blocks: int
+) -> exact_search.Plan:
+  """Returns the settings of the exact search of a step's queries."""
+  return ExactConfig().plan(
+    config.stage.num_searched(num_blocks),
+    num_queries=config.data.batch_size,
+    capacity=capacity_for(num_blocks, devices=mesh.size),
+    devices=mesh.size,
+    platform=mesh.devices.flat[0].platform,
+  )
 
 
 def _search(config: TrainConfig, mesh: Mesh, *, num_blocks: int) -> Program:
@@ -236,13 +216,6 @@ def _search(config: TrainConfig, mesh: Mesh, *, num_blocks: int) -> Program:
   index, num_queries = ExactConfig(), config.data.batch_size
   dim = config.retriever.vector_size
   capacity = capacity_for(num_blocks, devices=mesh.size)
-  plan = index.plan(
-    config.stage.num_searched(num_blocks),
-    num_queries=num_queries,
-    capacity=capacity,
-    devices=mesh.size,
-    platform=mesh.devices.flat[0].platform,
-  )
   by_device = NamedSharding(mesh, PartitionSpec(MESH_AXES))
   arguments = (
     jax.ShapeDtypeStruct(
@@ -259,7 +232,7 @@ def _search(config: TrainConfig, mesh: Mesh, *, num_blocks: int) -> Program:
     exact_search.search,
     arguments,
     mesh,
-    settings={"plan": plan, "mesh": mesh},
+    settings={"plan": _plan(config, mesh, num_blocks), "mesh": mesh},
   )
 
 

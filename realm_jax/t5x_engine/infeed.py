@@ -23,15 +23,12 @@ from t5x import utils
 
 from realm_jax.inputs.batches import BatchStream
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.partitioning.sharding import RowGroups
-from realm_jax.t5x_engine.run import EngineRun
-from realm_jax.training.candidates import CandidateStream
+from realm_jax.t5x_engine.run import EngineRun, flatten
+from realm_jax.training.candidates import Candidates
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.goodput import Goodput
-from realm_jax.training.packing.packer import Packer, largest_bucket
 from realm_jax.training.run import open_candidates
 from realm_jax.training.setup import RunSetup
-from realm_jax.training.stages.model_inputs import ModelInputs
 
 
 class _UntilError(Decisions):
@@ -65,9 +62,9 @@ class CandidateInfeed(DatasetIterator):
   @property
   def element_spec(self) -> dict[str, ArraySpec]:
     """Shapes and types of this process's rows."""
-    specs = self._run.batch_arrays.specs(self._num_rows)
     return {
-      name: ArraySpec(spec.dtype, spec.shape) for name, spec in specs.items()
+      name: ArraySpec(array.dtype, (self._num_rows, *array.shape[1:]))
+      for name, array in self._run.example.items()
     }
 
   def __next__(self) -> dict[str, np.ndarray]:
@@ -80,9 +77,9 @@ class CandidateInfeed(DatasetIterator):
     self._step += 1
     if self._step < run.config.num_steps:
       candidates.prefetch(self._step, {})
-    return run.batch_arrays.flatten(batch)
+    return flatten(batch)
 
-  def _open(self) -> CandidateStream:
+  def _open(self) -> Candidates:
     run, setup = self._run, self._setup()
     config = setup.config
     examples = BatchStream(
@@ -91,8 +88,6 @@ class CandidateInfeed(DatasetIterator):
       positions=self._resumed.positions,
     )
     run.closing.callback(examples.close)
-    example = run.example(self._num_rows, setup.inputs)
-    bucket = largest_bucket(example, groups=self._num_rows)
     decisions = _UntilError(
       threading.Event(),
       num_steps=config.num_steps,
@@ -101,7 +96,6 @@ class CandidateInfeed(DatasetIterator):
     return open_candidates(
       setup,
       examples,
-      Packer([bucket], groups=self._num_rows, pack=False),
       decisions,
       self._resumed._replace(retrieved=None),
       run.closing,
@@ -109,26 +103,17 @@ class CandidateInfeed(DatasetIterator):
     )
 
   def _setup(self) -> RunSetup:
-    """Returns the setup of this process's rows, on its own devices.
-
-    Each example is a group of rows of its own, so that every array of a batch
-    can be divided between any two examples.
-    """
-    config, whole = self._run.config, self._run.setup
-    rows = tuple(whole.own_rows.tolist())
-    stage: Any = config.stage
+    """Returns the setup of this process's rows, on its own devices."""
+    whole = self._run.setup
+    stage: Any = whole.config.stage
     if stage.needs_index:
       stage = dataclasses.replace(stage, current_queries=False)
     devices = jax.local_devices()
     data = math.gcd(self._num_rows, len(devices))
     return dataclasses.replace(
       whole,
-      config=dataclasses.replace(config, stage=stage),
+      config=dataclasses.replace(whole.config, stage=stage),
       mesh=make_mesh(model_parallelism=len(devices) // data, devices=devices),
-      inputs=ModelInputs(
-        whole.inputs.models,
-        groups=RowGroups(config.data.batch_size, rows),
-      ),
     )
 
 

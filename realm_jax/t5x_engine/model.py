@@ -1,21 +1,28 @@
 """A stage as t5x's model: the same modules, and the same loss."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, TypeVar
 
 import flax
 import jax
+import jax.numpy as jnp
 from clu import metrics
 from flax.core import meta
 from jaxtyping import PyTree
-from t5x import models
+from t5x import models, partitioning
 
 from realm_jax.models.arrays import AnyArray
-from realm_jax.models.parameters import axis_metadata
-from realm_jax.objectives.weighted import Average
+from realm_jax.models.parameters import Params, axis_metadata
+from realm_jax.objectives.weighted import Average, WeightedLoss
 from realm_jax.partitioning import sharding
 from realm_jax.t5x_engine.optimizer import StageOptimizer
 from realm_jax.t5x_engine.run import EngineRun
+from realm_jax.training.encoder_rows import EncoderRows
+from realm_jax.training.row_layout import RowLayout
+from realm_jax.training.stages.stage import StepBatch
+
+T = TypeVar("T")
 
 # The axes of t5x's meshes.
 _MESH_AXES = ("data", "model")
@@ -77,7 +84,7 @@ class StageModel(models.BaseModel):
     """
     del input_shapes, input_types
     run = self._run
-    boxed = run.config.stage.init(run.setup.inputs.models, run.lengths, rng)
+    boxed = run.config.stage.init(run.setup.models, run.lengths, rng)
     return flax.core.freeze(
       {"params": meta.unbox(boxed), "params_axes": axis_metadata(boxed)}
     )
@@ -106,18 +113,61 @@ class StageModel(models.BaseModel):
         f"the loss is of batches of {wanted}, not of {found}; bind "
         "trainer.Trainer.num_microbatches = None"
       )
-    weighted = self._run.setup.loss(
-      flax.core.unfreeze(params),
-      self._run.batch_arrays.unflatten(batch),
-      dropout_rng,
-    )
+    loss_of = self._loss_of(self._run.unflatten(batch), dropout_rng)
+    mean, weighted = loss_of(flax.core.unfreeze(params))
     # The type checker does not see the fields of flax's dataclasses.
     make: Any = WeightedMean
     averages = {"loss": weighted.loss, **weighted.metrics}
-    return weighted.loss.mean, {
+    return mean, {
       name: make(total=average.total, count=average.weight)
       for name, average in averages.items()
     }
+
+  @functools.cached_property
+  def _layout(self) -> RowLayout:
+    """How rows are laid out on t5x's mesh, by the lengths of the corpus."""
+    setup = self._run.setup
+    parts = setup.config.mesh.model_parallelism
+    return setup.layout(setup.corpus, partitioning.default_mesh(parts))
+
+  def _loss_of(
+    self, batch: StepBatch, dropout_key: jax.Array | None
+  ) -> Callable[[Params], tuple[jax.Array, WeightedLoss]]:
+    """Returns the loss of a batch, of the parameters.
+
+    t5x differentiates it, and a derivative of `RowLayout.with_rows` would keep
+    what all of its branches need. So the gradient is made with the loss.
+    """
+    setup = self._run.setup
+
+    def mean(
+      params: Params, rows: EncoderRows
+    ) -> tuple[jax.Array, WeightedLoss]:
+      weighted = setup.loss(params, batch, rows, dropout_key)
+      return weighted.loss.mean, weighted
+
+    def on_rows(compute: Callable[[EncoderRows], T]) -> T:
+      size = setup.config.data.batch_size
+      return self._layout.with_rows(
+        lambda numbered: setup.rows_of(*numbered),
+        (batch, jnp.arange(size, dtype=jnp.uint32)),
+        compute,
+      )
+
+    @jax.custom_vjp
+    def loss_of(params: Params) -> tuple[jax.Array, WeightedLoss]:
+      return on_rows(lambda rows: mean(params, rows))
+
+    def forward(params: Params) -> tuple[Any, Params]:
+      graded = jax.value_and_grad(mean, has_aux=True)
+      return on_rows(lambda rows: graded(params, rows))
+
+    def backward(gradient: Params, cotangents: Any) -> tuple[Params]:
+      of_mean, _ = cotangents
+      return (jax.tree.map(lambda leaf: of_mean * leaf, gradient),)
+
+    loss_of.defvjp(forward, backward)
+    return loss_of
 
   def predict_batch_with_aux(
     self, params: PyTree, batch: Mapping[str, AnyArray], rng: Any = None

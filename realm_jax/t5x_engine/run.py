@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import weakref
+from collections.abc import Mapping
 
 import jax
 import numpy as np
@@ -11,19 +12,16 @@ import gin
 from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.configuration import names
 from realm_jax.files.sole_process import SoleProcess, sole_process
-from realm_jax.t5x_engine.batch_arrays import BatchArrays
-from realm_jax.training.batches import StepBatch
-from realm_jax.training.candidates import CandidateStream
+from realm_jax.models.arrays import AnyArray
+from realm_jax.training.candidates import Candidates
 from realm_jax.training.checkpointing import (
   Checkpointer,
   LoopState,
   read_loop_item,
 )
 from realm_jax.training.config import TrainConfig
-from realm_jax.training.packing.packer import padded
-from realm_jax.training.packing.step_shapes import empty_arrays
 from realm_jax.training.setup import RunSetup, set_up
-from realm_jax.training.stages.model_inputs import ModelInputs
+from realm_jax.training.stages.stage import StepBatch
 
 # t5x parses and finalizes the configuration by itself.
 gin.config.register_finalize_hook(lambda config: names.bind())
@@ -45,16 +43,11 @@ class EngineRun:
 
   Raises:
     SoleProcessError: MODEL_DIR has a trainer already.
-    ValueError: The configuration wants what t5x does not have: packing,
-      retrieval inside the step, or a mesh with an axis fsdp.
+    ValueError: The configuration wants what t5x does not have: retrieval
+      inside the step, or a mesh with an axis fsdp.
   """
 
   def __init__(self, config: TrainConfig):
-    if config.pack:
-      raise ValueError(
-        "t5x compiles its step for one shape, and packed batches have several; "
-        "bind PACK = False"
-      )
     if config.retrieve_on_device:
       raise ValueError(
         "t5x reads whole batches from its infeed, and cannot retrieve inside "
@@ -67,7 +60,7 @@ class EngineRun:
         '--gin.AXIS_RULES=\'[("embed", "data")]\''
       )
     self.config = config
-    self.candidates: CandidateStream | None = None
+    self.candidates: Candidates | None = None
     self.closing = contextlib.ExitStack()
     weakref.finalize(self, self.closing.close)
     self.sole = SoleProcess()
@@ -113,15 +106,18 @@ class EngineRun:
     return {"query": data.query_length, "block": data.block_length}
 
   @functools.cached_property
-  def batch_arrays(self) -> BatchArrays:
-    """The layout of the run's batches for t5x."""
-    of_one = ModelInputs(self.setup.inputs.models)
-    return BatchArrays(padded(self.example(1, of_one)))
+  def example(self) -> dict[str, np.ndarray]:
+    """The arrays of a global batch by name, as t5x wants them: padding."""
+    setup = self.setup
+    return flatten(setup.config.stage.example(setup.empty_arrays()))
 
-  def example(self, num_rows: int, inputs: ModelInputs) -> StepBatch:
-    """Returns a batch of the stage's shapes, before it is laid out."""
-    arrays = empty_arrays(self.setup, num_rows)
-    return self.config.stage.example(arrays, inputs)
+  def unflatten(self, arrays: Mapping[str, AnyArray]) -> StepBatch:
+    """Returns the batch of such arrays."""
+    setup = self.setup
+    example = setup.config.stage.example(setup.empty_arrays())
+    return jax.tree.unflatten(
+      jax.tree.structure(example), [arrays[name] for name in self.example]
+    )
 
   def loop_state(self, step: int) -> LoopState:
     """Returns the state of the data before a step, for a checkpoint.
@@ -134,3 +130,11 @@ class EngineRun:
       assert self.candidates is not None
       state = self.candidates.state(step)
     return state._replace(retrieved=None)
+
+
+def flatten(batch: StepBatch) -> dict[str, np.ndarray]:
+  """Returns the arrays of a batch by name, each with a row for an example."""
+  return {
+    jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(batch)
+  }

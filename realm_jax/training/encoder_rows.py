@@ -79,7 +79,8 @@ def joint_rows(
   """Returns what the reader reads, ordered by query."""
   joint = reader.join(query, candidates)
   *shape, length = joint.token_ids.shape
-  places = numbers[:, None] * shape[1] + jnp.arange(shape[1], dtype=jnp.uint32)
+  candidate = jnp.arange(shape[1], dtype=jnp.uint32)[None, :]
+  places = numbers[:, None] * shape[1] + candidate
   return EncoderRows(
     joint=TokenRows(joint.token_ids.reshape(-1, length), places.reshape(-1)),
     body_start=joint.body_start,

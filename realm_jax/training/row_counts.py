@@ -80,11 +80,13 @@ def choose_row_counts(
     ),
     one,
   )
-  sizes = np.array([one.token_ids.shape for one in encoder_inputs(rows)])
-  largest = np.array([count // num_groups(count) for count, _ in sizes])
+  shapes_of_inputs = [one.token_ids.shape for one in encoder_inputs(rows)]
+  largest = np.array([n // num_groups(n) for n, _ in shapes_of_inputs])
+  # Tokens of one row in each group.
+  tokens = np.array([num_groups(n) * length for n, length in shapes_of_inputs])
   usual = np.max(samples, axis=(0, 1))
   usual = np.minimum(np.ceil(usual * _MARGIN).astype(int), largest)
-  ratio = np.dot(usual, sizes[:, 1]) / np.dot(largest, sizes[:, 1])
+  ratio = np.dot(usual, tokens) / np.dot(largest, tokens)
   useful = 1 + int(math.log(ratio) / math.log(1 - _MIN_SAVING))
   steps = min(at_most, useful) - 1
   return tuple(

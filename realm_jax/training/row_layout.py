@@ -84,7 +84,7 @@ class RowLayout:
         )
       ]
       needed = jnp.stack([plan.needed_rows.max() for plan in plans])
-      too_few = (needed > jnp.array(self.row_counts)).any(axis=1)
+      too_few = (needed[None, :] > jnp.array(self.row_counts)).any(axis=1)
       return rows, plans, lax.pmax(jnp.sum(too_few), self._axes)
 
     def packed(counts: RowCounts) -> Callable[..., T]:

@@ -82,23 +82,26 @@ class StepSetup:
       self.config.stage.example(self.empty_arrays()),
     )
 
-  def layout(self, corpus: Corpus | None) -> RowLayout:
+  def layout(
+    self, corpus: Corpus | None, mesh: Mesh | None = None
+  ) -> RowLayout:
     """Returns how the step lays out sequences, by the lengths of a corpus.
 
-    Without one, or without packing, each sequence has a row of its own.
+    Without one, or without packing, each sequence has a row of its own. `mesh`
+    is another engine's.
     """
-    config = self.config
+    config, layout = self.config, RowLayout(mesh or self.mesh)
     if not config.pack or corpus is None:
-      return RowLayout(self.mesh)
+      return layout
     counts = choose_row_counts(
       config.stage,
       self.models,
       self.empty_arrays(),
       corpus,
-      groups=sharding.row_groups(self.mesh).count * config.num_microbatches,
+      groups=layout.num_devices * config.num_microbatches,
       at_most=config.max_shape_buckets,
     )
-    return RowLayout(self.mesh, counts)
+    return dataclasses.replace(layout, row_counts=counts)
 
 
 @dataclasses.dataclass(frozen=True)

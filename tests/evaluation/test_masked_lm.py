@@ -13,8 +13,8 @@ from realm_jax.indexes.random import RandomConfig
 from realm_jax.inputs.config import DataConfig
 from realm_jax.training.batches import MaskTargets, PretrainingBatch
 from realm_jax.training.packing.packer import padded
-from realm_jax.training.stages.model_inputs import ModelInputs
 from realm_jax.training.stages.pretraining import Pretraining
+from realm_jax.training.stages.stage import ModelInputs
 
 pytestmark = pytest.mark.slow
 

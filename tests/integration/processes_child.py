@@ -22,19 +22,14 @@ _STOPS_BEFORE = 5
 
 def _preempt_in_a_step() -> None:
   """Sends this process SIGTERM, as maintenance does, when a step starts."""
-  compile_steps = training_run.compile_steps
 
-  def compile_and_watch(*arguments):
-    run_step = compile_steps(*arguments)
-
-    def watched(state, batch, step):
+  class Watched(training_run.CompiledSteps):
+    def __call__(self, state, batch, searched, step):
       if step == _STOPS_BEFORE:
         os.kill(os.getpid(), signal.SIGTERM)
-      return run_step(state, batch, step)
+      return super().__call__(state, batch, searched, step)
 
-    return watched
-
-  training_run.compile_steps = compile_and_watch
+  training_run.CompiledSteps = Watched
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ import functools
 import math
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,10 +18,8 @@ from benchmarks.runs.jobs import wait_until
 from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.corpus.building.update import update_corpus
 from realm_jax.files.metric_rows import read_rows
-from realm_jax.models.packing import PackingPlan
 from realm_jax.training import run as training_run
-from realm_jax.training.device_retrieval.compilation import RetrievingSteps
-from realm_jax.training.packing.packer import Packer
+from realm_jax.training.compilation import CompiledSteps
 from tests import tiny_world
 from tests.integration.commands import Commands
 
@@ -70,17 +68,14 @@ def copied_world(tmp_path_factory) -> Iterator[tiny_world.World]:
     yield tiny_world.build(tmp_path_factory.mktemp("copied"))
 
 
-class _Watched(RetrievingSteps):
-  """Steps that a test looks at after a run, with rows of its choice."""
+class _Watched(CompiledSteps):
+  """Steps that a test looks at after a run."""
 
   opened: ClassVar["list[_Watched]"] = []
-  rows: ClassVar[tuple[int, ...]]
   compiled_before: ClassVar[Mapping[Any, Any]] = {}
 
   def __init__(self, *arguments: Any):
     super().__init__(*arguments)
-    assert self.bucket is not None
-    self.bucket = self.rows
     self.opened.append(self)
     self.programs.update(self.compiled_before)
 
@@ -92,21 +87,14 @@ class Runs:
   Attributes:
     commands: Commands over the world.
     folder: Folder of the runs.
-    needed: Rows that each step needed by the host's path, if it was run.
   """
 
   commands: Commands
   folder: Path
-  needed: list[tuple[int, ...]] = dataclasses.field(default_factory=list)
 
   def on_host(self) -> Path:
     """Trains by the host's path, with generations and an update beside it."""
     model_dir, world = self.folder / "host", self.commands.world
-    smallest_bucket = Packer.smallest_bucket
-
-    def watch(packer: Packer, plans: Sequence[PackingPlan]) -> int:
-      self.needed.append(tuple(plan.num_rows for plan in plans))
-      return smallest_bucket(packer, plans)
 
     def build(step: int) -> None:
       checkpoint = model_dir / "checkpoints" / str(step)
@@ -117,8 +105,7 @@ class Runs:
         update_corpus([str(lines)], world.corpus_dir, tagger=tiny_world.tag)
       world.build_generation(model_dir, checkpoint_step=step)
 
-    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(1) as thread:
-      patch.setattr(Packer, "smallest_bucket", watch)
+    with ThreadPoolExecutor(1) as thread:
       building = [thread.submit(build, step) for step in (0, _SAVE_EVERY)]
       self.commands.train("pretrain", model_dir, **_SETTINGS)
       for one in building:
@@ -133,7 +120,7 @@ class Runs:
     for part in (f"checkpoints/{checkpoint}", "generations"):
       shutil.copytree(before / part, model_dir / part)
     with pytest.MonkeyPatch.context() as patch:
-      patch.setattr(training_run, "RetrievingSteps", _Watched)
+      patch.setattr(training_run, "CompiledSteps", _Watched)
       self.commands.train(
         "pretrain",
         model_dir,
@@ -157,14 +144,6 @@ def on_host(runs) -> Path:
 
 @pytest.fixture(scope="module")
 def on_devices(runs, on_host) -> tuple[Path, _Watched]:
-  # Rows in which some steps fit, which pack, and others do not, which pad.
-  _Watched.rows = min(runs.needed, key=lambda rows: rows[::-1])
-  fits = [
-    all(rows <= most for rows, most in zip(needed, _Watched.rows, strict=True))
-    for needed in runs.needed
-  ]
-  assert len(fits) == _STEPS
-  assert 0 < sum(fits) < _STEPS
   return runs.on_devices("devices", on_host)
 
 
@@ -173,9 +152,9 @@ def _assert_same(model_dir: Path, expected: Path) -> None:
   found, wanted = read_rows(model_dir), read_rows(expected)
   assert len(found) == _STEPS
   for row, other in zip(found, wanted, strict=True):
-    for name in ("recall", "generation", "staleness_steps", "corpus_version"):
+    for name in ("generation", "staleness_steps", "corpus_version"):
       assert row[name] == other[name], name
-    for name in ("loss", "gradient_norm", "parameter_norm"):
+    for name in ("recall", "loss", "gradient_norm", "parameter_norm"):
       assert row[name] == pytest.approx(other[name], rel=_TOLERANCE), name
   jax.tree.map(
     functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5),

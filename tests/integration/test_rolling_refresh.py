@@ -17,12 +17,7 @@ from realm_jax.generations.building.corpus_embedder import CorpusEmbedder
 from realm_jax.generations.follow.loading import load_generation
 from realm_jax.models.retriever import embed_blocks
 from realm_jax.training import run as training_run
-from realm_jax.training.device_retrieval.rolling_refresh.compilation import (
-  RollingSteps,
-)
-from realm_jax.training.device_retrieval.rolling_refresh.own_index import (
-  OwnIndex,
-)
+from realm_jax.training.compilation import CompiledSteps
 from tests import tiny_world
 from tests.integration.commands import Commands
 
@@ -38,26 +33,25 @@ _SETTINGS = {
 }
 _ROLLING = {
   "RETRIEVE_ON_DEVICE": True,
-  "ROLLING_REFRESH_SHARE": 0.05,
+  # Each of eight devices embeds one of its few blocks.
+  "BLOCKS_PER_STEP": 8,
 }
 
 
-class _Watched(RollingSteps):
-  """Steps that a test looks at, and need not compile again when it resumes."""
+class _Watched(CompiledSteps):
+  """Steps that need not be compiled again when a run is resumed."""
 
   compiled: ClassVar[dict[Any, Any]] = {}
-  indexes: ClassVar[list[OwnIndex]] = []
 
   def __init__(self, *arguments: Any):
     super().__init__(*arguments)
     self.programs = self.compiled
-    self.indexes.append(arguments[-1])
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _watched():
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(training_run, "RollingSteps", _Watched)
+    patch.setattr(training_run, "CompiledSteps", _Watched)
     yield
 
 
@@ -76,7 +70,8 @@ def _vectors(model_dir: Path, world: tiny_world.World) -> dict[str, np.ndarray]:
 
 
 def test_each_vector_is_that_of_its_step(rolling, world):
-  found, round_steps = _vectors(rolling, world), _Watched.indexes[0].round_steps
+  found, devices = _vectors(rolling, world), len(jax.devices())
+  round_steps = -(-world.corpus.num_blocks // devices)
   assert 1 < round_steps < _STEPS
   assert set(found["steps"]) <= set(range(_STEPS - round_steps, _STEPS))
   ages = [row["staleness_steps"] for row in read_rows(rolling)]

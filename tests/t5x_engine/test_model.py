@@ -16,7 +16,7 @@ from realm_jax.t5x_engine.model import StageModel, logical_axis_rules
 from realm_jax.t5x_engine.run import EngineRun
 from realm_jax.training.config import MeshConfig
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
-from realm_jax.training.stages.model_inputs import Models
+from realm_jax.training.stages.stage import Models
 from tests.t5x_engine.test_batch_arrays import one_example
 from tests.training import tiny
 

@@ -13,7 +13,6 @@ from realm_jax.generations.follow.loading import Generation
 from realm_jax.indexes.protocol import IndexCrashedError, SearchResult
 from realm_jax.inputs.batches import Batch
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.retrieval.pipeline import RetrievalPipeline
 from realm_jax.training.batches import ReadingBatch
 from realm_jax.training.candidates import CandidateStream, HostCandidateStream
 from realm_jax.training.checkpointing import LoopState, RetrievedIds
@@ -23,10 +22,12 @@ from realm_jax.training.refresh.schedule import (
   GenerationSchedule,
   StaleIndexError,
 )
+from realm_jax.training.retrieval import RetrievalPipeline
 from realm_jax.training.setup import RunSetup
-from realm_jax.training.stages.model_inputs import ModelInputs, Models
-from realm_jax.training.stages.protocol import (
+from realm_jax.training.stages.stage import (
   ExampleArrays,
+  ModelInputs,
+  Models,
   empty_mask_targets,
 )
 from tests.training import tiny

@@ -11,7 +11,6 @@ import pytest
 
 from realm_jax.checkpoints.store import CheckpointError, CheckpointStore
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.retrieval.rolling_refresh import NO_BLOCK, DatedVectors
 from realm_jax.training.checkpointing import (
   Checkpointer,
   LoopState,
@@ -21,6 +20,7 @@ from realm_jax.training.checkpointing import (
 )
 from realm_jax.training.config import CheckpointConfig
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
+from realm_jax.training.rolling_refresh import NO_BLOCK, DatedVectors
 from tests.training import tiny
 
 pytestmark = pytest.mark.slow

@@ -8,7 +8,6 @@ import pytest
 
 from realm_jax.files.sole_process import SoleProcess, SoleProcessError
 from realm_jax.indexes.protocol import IndexCrashedError
-from realm_jax.retrieval.pipeline import NOTHING_RETRIEVED, Prepared
 from realm_jax.training.batches import MaskTargets, ReadingBatch
 from realm_jax.training.checkpointing import Checkpointer, LoopState
 from realm_jax.training.decisions import Decisions
@@ -23,6 +22,7 @@ from realm_jax.training.refresh.schedule import (
   StaleIndexError,
   WaitPreemptedError,
 )
+from realm_jax.training.retrieval import NOTHING_RETRIEVED, Prepared
 from realm_jax.training.run import Run
 from realm_jax.training.state import TrainState
 

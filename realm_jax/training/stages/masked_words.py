@@ -93,7 +93,7 @@ def masked_spans(
   """
   length = candidates.shape[-1]
   first = jnp.argmax(candidates == separator_id, axis=-1)[..., None] + 1
-  index = jnp.arange(length)
+  index = jnp.arange(length)[None, None, :]
   bodies = jnp.take_along_axis(
     candidates, jnp.minimum(index + first, length - 1), axis=-1
   )

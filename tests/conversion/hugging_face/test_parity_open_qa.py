@@ -15,9 +15,8 @@ from realm_jax.evaluation.answering import AnsweringConfig, load_answerer
 from realm_jax.evaluation.trained_model import ModelSource
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
-from realm_jax.training.stages.model_inputs import ModelInputs
 from realm_jax.training.stages.open_qa import OpenQa
-from realm_jax.training.stages.protocol import StageContext
+from realm_jax.training.stages.stage import ModelInputs, StageContext
 from tests.conversion.imported import import_weights, load
 
 pytestmark = pytest.mark.slow

@@ -15,9 +15,8 @@ from realm_jax.inputs.batches import Batch
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
-from realm_jax.training.stages.model_inputs import ModelInputs, Models
 from realm_jax.training.stages.open_qa import OpenQa
-from realm_jax.training.stages.protocol import StageContext
+from realm_jax.training.stages.stage import ModelInputs, Models, StageContext
 
 PIECES = "[PAD] [UNK] [CLS] [SEP] [MASK] . met ali ##ce the young poet who ?"
 BLOCK_LENGTH, JOINT_LENGTH = 12, 12

@@ -12,10 +12,9 @@ from realm_jax.inputs.batches import Batch
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
-from realm_jax.training.stages.model_inputs import ModelInputs, Models
 from realm_jax.training.stages.pretraining import Pretraining
-from realm_jax.training.stages.protocol import StageContext
 from realm_jax.training.stages.reading import Reading
+from realm_jax.training.stages.stage import ModelInputs, Models, StageContext
 
 PIECES = "[PAD] [UNK] [CLS] [SEP] [MASK] . alps rhine nile snow ships flow"
 LENGTH = 8

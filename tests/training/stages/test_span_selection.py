@@ -11,9 +11,8 @@ from realm_jax.inputs.batches import Batch
 from realm_jax.training import stage_losses
 from realm_jax.training.batches import SpanSelectionBatch
 from realm_jax.training.packing.packer import padded
-from realm_jax.training.stages.model_inputs import ModelInputs, Models
-from realm_jax.training.stages.protocol import StageContext
 from realm_jax.training.stages.span_selection import SpanSelection
+from realm_jax.training.stages.stage import ModelInputs, Models, StageContext
 from tests.training import tiny
 
 STAGE = SpanSelection(max_answer_width=tiny.WIDTH)

@@ -10,10 +10,10 @@ from realm_jax.objectives.open_qa import span_loss
 from realm_jax.training import stage_losses
 from realm_jax.training.batches import MaskTargets, ReadingBatch, SpanTargets
 from realm_jax.training.packing.packer import padded
-from realm_jax.training.stages.model_inputs import JointRows, Models
 from realm_jax.training.stages.pretraining import Pretraining
 from realm_jax.training.stages.reading import Reading
 from realm_jax.training.stages.span_targets import masked_spans
+from realm_jax.training.stages.stage import JointRows, Models
 from tests.training import tiny
 
 CLS, SEP, MASK = tiny.CLS, tiny.SEP, tiny.MASK

@@ -11,11 +11,11 @@ from realm_jax.indexes.protocol import QueryBatch
 from realm_jax.models.packing import content_numbers
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.retrieval import device_candidates
-from realm_jax.retrieval.candidate_rows import with_null, without_source
-from realm_jax.retrieval.device_candidates import SearchedVectors
-from realm_jax.retrieval.token_store import (
-  TokenStore,
+from realm_jax.training import search_in_step
+from realm_jax.training.candidate_rows import with_null, without_source
+from realm_jax.training.token_store import (
+  BlockArrays,
+  BlockStore,
   hash_words,
 )
 from tests import tiny_world
@@ -24,27 +24,29 @@ _LENGTH = tiny_world.BLOCK_LENGTH
 _BATCH, _SEARCHED, _KEPT = 8, 5, 3
 
 
-def _found(corpus, retriever, mesh, vectors, queries, source_hashes):
+def _found(corpus, mesh, vectors, queries, source_hashes):
   """Returns candidates, and the rows that the index finds on its own."""
   index = ExactIndex(vectors, ExactConfig(), mesh=mesh)
-  store = TokenStore.of(corpus, retriever, block_length=_LENGTH, mesh=mesh)
+  store = BlockStore.of(corpus, block_length=_LENGTH, mesh=mesh)
   hashes = hash_words(source_hashes)
   queries_there, hashes_there = sharding.to_devices((queries, hashes), mesh)
 
   @jax.jit
-  def find(queries, hashes, searched, blocks):
-    return device_candidates.find_candidates(
+  def find(queries, hashes, vectors, count, blocks):
+    return search_in_step.find_candidates(
       queries,
       hashes,
-      searched,
+      vectors,
+      count,
       blocks,
       plan=index.plan(_SEARCHED, num_queries=_BATCH),
       num_kept=_KEPT,
       mesh=mesh,
     )
 
-  searched = SearchedVectors(index.vectors, index.count)
-  found = find(queries_there, hashes_there, searched, store.arrays)
+  found = find(
+    queries_there, hashes_there, index.vectors, index.count, store.arrays
+  )
   tokens = np.zeros((_BATCH, 1), np.int32)
   rows = index.search(QueryBatch(tokens, queries), _SEARCHED).rows
   return found, rows
@@ -68,8 +70,7 @@ def test_candidates_are_those_of_the_host(world, axes):
   sources = hashes[best[:, 0]]
   sources[_BATCH // 2 :] = 1
   mesh = make_mesh(**axes)
-  retriever = world.models().retriever
-  found, rows = _found(corpus, retriever, mesh, vectors, queries, sources)
+  found, rows = _found(corpus, mesh, vectors, queries, sources)
 
   is_source = hashes[rows] == sources[:, None]
   assert is_source.sum(axis=1).tolist() == [3, 1, 1, 1, 0, 0, 0, 0]
@@ -77,9 +78,7 @@ def test_candidates_are_those_of_the_host(world, axes):
   assert kept[0, -1] == -1
   expected = corpus.gather(kept, _LENGTH)
   np.testing.assert_array_equal(found.tokens, expected)
-  np.testing.assert_array_equal(
-    found.numbers.reshape(-1), content_numbers(expected.reshape(-1, _LENGTH))
-  )
+  np.testing.assert_array_equal(found.numbers, content_numbers(expected))
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
@@ -94,10 +93,10 @@ def test_all_values_of_tokens_are_fetched(dtype, length):
   mesh = make_mesh(model_parallelism=2)
   found = jax.jit(
     jax.shard_map(
-      functools.partial(device_candidates.fetch_tokens, length=length - 1),
+      functools.partial(search_in_step.fetch_tokens, length=length - 1),
       mesh=mesh,
       in_specs=(
-        device_candidates.BlockArrays.partitions().tokens,
+        BlockArrays.partitions().tokens,
         sharding.batch_sharding(mesh).spec,
       ),
       out_specs=sharding.batch_sharding(mesh).spec,

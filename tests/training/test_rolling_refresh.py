@@ -11,14 +11,14 @@ from realm_jax.indexes.exact import capacity_for
 from realm_jax.models.retriever import embed_blocks
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.retrieval.rolling_refresh import (
+from realm_jax.training.rolling_refresh import (
   NEVER,
   NO_BLOCK,
   DatedVectors,
   Slice,
   refresh_oldest,
 )
-from realm_jax.retrieval.token_store import TokenStore
+from realm_jax.training.token_store import BlockStore
 from tests import tiny_world
 
 # Two blocks share a row.
@@ -60,7 +60,7 @@ def test_each_step_embeds_a_run_of_the_oldest_blocks(
   world, retriever, params_of, vectors_of, axes, num_blocks
 ):
   corpus, mesh = world.corpus, make_mesh(**axes)
-  store = TokenStore.of(corpus, retriever, block_length=_LENGTH, mesh=mesh)
+  store = BlockStore.of(corpus, block_length=_LENGTH, mesh=mesh)
   capacity = capacity_for(corpus.num_blocks, devices=mesh.size)
   shapes = DatedVectors.abstract(
     capacity, retriever.vector_size, dtype="float32", mesh=mesh

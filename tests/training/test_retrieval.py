@@ -12,7 +12,7 @@ from realm_jax.indexes.protocol import SearchResult
 from realm_jax.models.retriever import embed_queries, query_tower_parameters
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.retrieval.pipeline import RetrievalPipeline
+from realm_jax.training.retrieval import RetrievalPipeline
 from tests.training import tiny
 
 NUM_BLOCKS, DIM, K = 11, 4, 3
