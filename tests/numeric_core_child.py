@@ -4,7 +4,6 @@
 one has imported TensorFlow long before a test runs.
 """
 
-import functools
 import importlib
 import pkgutil
 import sys
@@ -33,7 +32,6 @@ CORE = (
   "realm_jax.objectives",
   "realm_jax.partitioning",
   "realm_jax.training.candidate_rows",
-  "realm_jax.training.stage_losses",
   "realm_jax.training.step",
 )
 
@@ -62,9 +60,11 @@ def train() -> list[float]:
   import numpy as np
   import optax
 
-  from realm_jax.models import bert, reader, retriever, sequences
-  from realm_jax.partitioning import mesh
-  from realm_jax.training import batches, stage_losses, state, step
+  from realm_jax.models import bert, packing, reader, retriever
+  from realm_jax.objectives import masked_lm
+  from realm_jax.partitioning.mesh import make_mesh
+  from realm_jax.training import encoder_rows, state, step
+  from realm_jax.training.row_layout import RowLayout
 
   config = bert.BertConfig(
     vocab_size=11,
@@ -83,36 +83,67 @@ def train() -> list[float]:
     config, joint_length=12, span_size=4, max_answer_width=3
   )
   blocks = np.array([[2, 3, 3, 0, 0, 0], [2, 7, 3, 8, 9, 3]], np.int32)
-  inputs = np.array([[2, 5, 4, 3], [2, 6, 4, 3]]), np.stack([blocks, blocks])
-  masks = batches.MaskTargets(
-    positions=np.full((2, 1), 2),
-    token_ids=np.array([[8], [9]]),
-    weights=np.ones((2, 1), np.float32),
-  )
-  batch = batches.PretrainingBatch(
-    queries=sequences.padded(inputs[0]),
-    blocks=sequences.padded(inputs[1]),
-    # Each padded sequence is a group of its own.
-    block_index=np.zeros((2, 2), np.int32),
-    joint=sequences.padded(reads.join(*inputs).token_ids),
-    masks=masks,
-  )
+  tokens = np.stack([blocks, blocks])
+  query = np.array([[2, 5, 4, 3], [2, 6, 4, 3]], np.int32)
+  batch = {
+    "query": query,
+    "blocks": encoder_rows.Candidates(tokens, packing.content_numbers(tokens)),
+    "mask_positions": np.full((2, 1), 2),
+    "words": np.array([[8], [9]]),
+  }
+  inputs = query, tokens
+
+  def rows_of(batch, numbers):
+    query, candidates = batch["query"], batch["blocks"]
+    blocks, index = encoder_rows.distinct_blocks(towers, candidates)
+    return encoder_rows.joint_rows(
+      reads, query, candidates.tokens, numbers
+    )._replace(
+      queries=encoder_rows.query_rows(towers, query, numbers),
+      blocks=blocks,
+      block_index=index,
+    )
+
+  def loss(params, batch, rows, dropout_key):
+    del dropout_key
+    queries, blocks = towers.apply(
+      {"params": params["retriever"]}, rows.queries, rows.blocks
+    )
+    blocks = blocks[rows.block_index[0]].reshape(2, 2, -1)
+    logits = reads.apply(
+      {"params": params["reader"]},
+      rows.joint,
+      batch["mask_positions"],
+      method="masked_lm",
+    )
+    return masked_lm.marginal_masked_lm_loss(
+      retriever.relevance(queries, blocks),
+      logits,
+      batch["words"],
+      np.ones((2, 1), np.float32),
+    )
 
   def init(key):
     return {
       "retriever": towers.init(key, *inputs)["params"],
-      "reader": reads.init(key, *inputs, masks.positions)["params"],
+      "reader": reads.init(key, *inputs, batch["mask_positions"])["params"],
     }
 
   optimizer = optax.sgd(0.3)
-  now = state.create_state(
-    init, optimizer, seed=0, mesh=mesh.make_mesh(devices=jax.devices()[:1])
-  )
-  loss = functools.partial(stage_losses.pretraining, towers, reads)
+  mesh = make_mesh(devices=jax.devices()[:1])
+  now = state.create_state(init, optimizer, seed=0, mesh=mesh)
 
   @jax.jit
   def update(now, batch):
-    return step.train_step(now, batch, loss=loss, optimizer=optimizer, seed=0)
+    return step.train_step(
+      now,
+      batch,
+      rows_of=rows_of,
+      loss=loss,
+      layout=RowLayout(mesh, ((1, 1, 2),)),
+      optimizer=optimizer,
+      seed=0,
+    )
 
   losses = []
   for _ in range(20):

@@ -148,7 +148,7 @@ def _added(parts: Sequence[Mapping[str, Any]]) -> WeightedLoss:
   )
 
 
-def _weighted_loss(
+def weighted_loss(
   rows_of: RowsOf[PretrainingBatch],
   loss: Loss[PretrainingBatch],
   layout: RowLayout,
@@ -184,7 +184,7 @@ class _Evaluation:
       self._previous_ranker = self._ranker_of(previous)
     rows_of, loss = stage.functions(model.models)
     self._measure = sharding.jit_on_mesh(
-      _weighted_loss,
+      weighted_loss,
       rows_of,
       loss,
       RowLayout(model.mesh),

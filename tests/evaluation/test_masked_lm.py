@@ -1,6 +1,7 @@
 """Masked words with and without retrieval."""
 
 import dataclasses
+import functools
 import json
 import math
 
@@ -8,13 +9,16 @@ import jax
 import numpy as np
 import pytest
 
+from realm_jax.evaluation import masked_lm
 from realm_jax.evaluation.masked_lm import evaluate_masked_lm
 from realm_jax.indexes.random import RandomConfig
 from realm_jax.inputs.config import DataConfig
-from realm_jax.training.batches import MaskTargets, PretrainingBatch
-from realm_jax.training.packing.packer import padded
-from realm_jax.training.stages.pretraining import Pretraining
-from realm_jax.training.stages.stage import ModelInputs
+from realm_jax.models.packing import content_numbers
+from realm_jax.partitioning.mesh import make_mesh
+from realm_jax.training.encoder_rows import Candidates
+from realm_jax.training.row_layout import RowLayout
+from realm_jax.training.stages.masked_words import MaskTargets
+from realm_jax.training.stages.pretraining import Pretraining, PretrainingBatch
 
 pytestmark = pytest.mark.slow
 
@@ -121,23 +125,19 @@ def test_retrieval_counts_by_the_mixture_and_null_alone_by_itself(
   # The word that both candidates together find most likely is the target.
   mixture = prior @ probabilities
   target = int(mixture.argmax())
-  inputs = ModelInputs(models)
-  blocks, block_index = inputs.distinct_blocks(candidates)
   batch = PretrainingBatch(
-    queries=inputs.queries(query),
-    blocks=blocks,
-    block_index=block_index,
-    joint=inputs.joint(query, candidates).rows,
-    masks=MaskTargets(
+    query,
+    Candidates(candidates, content_numbers(candidates)),
+    MaskTargets(
       positions=position,
       token_ids=np.array([[target]], np.int32),
       weights=np.ones((1, 1), np.float32),
     ),
   )
-  loss = Pretraining(num_candidates=2).loss(models)
-  measured = jax.jit(lambda params, batch: loss(params, batch).means())(
-    params, padded(batch, groups=1)
-  )
+  functions = Pretraining(num_candidates=2).functions(models)
+  layout = RowLayout(make_mesh(devices=jax.devices()[:1]))
+  measure = functools.partial(masked_lm.weighted_loss, *functions, layout)
+  measured = jax.jit(lambda *given: measure(*given).means())(params, batch)
   assert measured["masked_accuracy"] == 1
   assert measured["masked_accuracy_null"] == float(
     probabilities[0].argmax() == target

@@ -1,43 +1,50 @@
 """Rows hold each sequence once, whole, and few rows are needed."""
 
+import jax
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from realm_jax.models.packing import TokenRows, lay_out, plan_rows
+from realm_jax.models import packing
+from realm_jax.models.packing import TokenRows
 from realm_jax.models.sequences import NO_SEQUENCE
 
-ROW = 12
+ROW, GROUPS, SIZE = 12, 2, 12
 
-
-@given(
-  st.integers(1, 3),
-  st.lists(st.integers(0, ROW), min_size=1, max_size=20),
-  st.integers(0, 2),
+# Compiled once: lengths of zero stand for fewer sequences.
+_plan = jax.jit(
+  lambda lengths: packing.plan_rows(lengths, row_length=ROW, num_rows=SIZE)
 )
-def test_every_sequence_lies_whole_in_its_group(groups, lengths, spare):
-  size = len(lengths)
-  all_lengths = np.array([np.roll(lengths, g) for g in range(groups)])
-  token_ids = np.zeros((groups * size, ROW), np.int32)
-  for number, length in enumerate(all_lengths.reshape(-1)):
+
+
+@jax.jit
+def _lay_out(token_ids, numbers):
+  rows = TokenRows(token_ids, numbers)
+  plan = _plan(packing.lengths_of(rows, groups=GROUPS))
+  return plan, packing.lay_out(plan, rows, num_rows=SIZE)
+
+
+@settings(deadline=None)
+@given(
+  st.lists(st.integers(0, ROW), min_size=GROUPS * SIZE, max_size=GROUPS * SIZE)
+)
+def test_every_sequence_lies_whole_in_its_group(lengths):
+  token_ids = np.zeros((GROUPS * SIZE, ROW), np.int32)
+  for number, length in enumerate(lengths):
     token_ids[number, :length] = 1 + 100 * number + np.arange(length)
-  plan = plan_rows(all_lengths, ROW)
-  num_rows = plan.num_rows + spare
-  packed = lay_out(
-    plan,
-    TokenRows(token_ids, np.arange(len(token_ids), dtype=np.uint32)),
-    num_rows=num_rows,
+  plan, packed = jax.device_get(
+    _lay_out(token_ids, np.arange(len(token_ids), dtype=np.uint32))
   )
 
-  assert packed.token_ids.shape == (groups * num_rows, ROW)
-  assert np.count_nonzero(packed.token_ids) == all_lengths.sum()
-  for number, length in enumerate(all_lengths.reshape(-1).tolist()):
-    group, local = divmod(number, size)
-    rows = slice(group * num_rows, (group + 1) * num_rows)
+  assert np.count_nonzero(packed.token_ids) == sum(lengths)
+  for number, length in enumerate(lengths):
+    group, local = divmod(number, SIZE)
+    rows = slice(group * SIZE, (group + 1) * SIZE)
     start = packed.starts[group, local]
-    # A sequence lies in one row.
+    # A sequence lies in one row, of those that are needed.
     if length:
       assert start // ROW == (start + length - 1) // ROW
+      assert start // ROW < plan.needed_rows[group]
     place = slice(start, start + length)
     of_group = [part[rows].reshape(-1)[place] for part in packed[:3]]
     np.testing.assert_array_equal(of_group[0], token_ids[number, :length])
@@ -46,10 +53,21 @@ def test_every_sequence_lies_whole_in_its_group(groups, lengths, spare):
   assert (packed.sequence == NO_SEQUENCE).sum() == (packed.token_ids == 0).sum()
 
 
-@given(st.lists(st.integers(1, ROW), min_size=1, max_size=60))
+@settings(deadline=None)
+@given(st.lists(st.integers(1, ROW), min_size=SIZE, max_size=SIZE))
 def test_two_rows_that_fit_in_one_are_not_left(lengths):
-  plan = plan_rows(np.array([lengths]), ROW)
-  used = np.bincount(plan.row[0], weights=lengths, minlength=plan.num_rows)
+  plan = jax.device_get(_plan(np.array([lengths, lengths], np.int32)))
+  rows = plan.starts[0] // ROW
+  used = np.bincount(rows, weights=lengths)
+  assert len(used) == plan.needed_rows[0]
   assert used.max() <= ROW
   # Best fit leaves at most one row half empty.
   assert (used <= ROW / 2).sum() <= 1
+
+
+def test_groups_are_neither_too_large_nor_too_small():
+  assert [packing.num_groups(count) for count in (1, 128, 256, 4096)] == [
+    *(1, 1, 2, 32)
+  ]
+  # The next number that divides a prime would leave each sequence alone.
+  assert packing.num_groups(131) == 1

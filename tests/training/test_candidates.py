@@ -13,23 +13,18 @@ from realm_jax.generations.follow.loading import Generation
 from realm_jax.indexes.protocol import IndexCrashedError, SearchResult
 from realm_jax.inputs.batches import Batch
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.training.batches import ReadingBatch
-from realm_jax.training.candidates import CandidateStream, HostCandidateStream
+from realm_jax.training.candidates import Candidates
 from realm_jax.training.checkpointing import LoopState, RetrievedIds
 from realm_jax.training.decisions import Decisions
-from realm_jax.training.packing.packer import Packer
 from realm_jax.training.refresh.schedule import (
   GenerationSchedule,
   StaleIndexError,
 )
 from realm_jax.training.retrieval import RetrievalPipeline
 from realm_jax.training.setup import RunSetup
-from realm_jax.training.stages.stage import (
-  ExampleArrays,
-  ModelInputs,
-  Models,
-  empty_mask_targets,
-)
+from realm_jax.training.stages.masked_words import MaskTargets
+from realm_jax.training.stages.reading import ReadingBatch
+from realm_jax.training.stages.stage import ExampleArrays, Models
 from tests.training import tiny
 
 BATCH, K = 8, 2
@@ -120,12 +115,11 @@ class RowsStage:
   num_candidates: int = 1
 
   def assemble(self, batch, retrieved, context):
-    inputs = context.inputs.queries(batch.arrays["query"])
-    masks = empty_mask_targets(
-      ExampleArrays(batch.arrays["query"], np.zeros((1, 1, 1), int), 0, K)
-    )
+    query = batch.arrays["query"]
+    blocks = np.zeros((len(query), 1, 1), np.int32)
+    masks = MaskTargets.none(ExampleArrays(query, blocks, 0, 0, K))
     rows = retrieved.rows if retrieved.rows.size else masks.token_ids
-    made = ReadingBatch(inputs, masks._replace(token_ids=rows))
+    made = ReadingBatch(query, blocks, masks._replace(token_ids=rows))
     return made, {"of_stage": 1.0}
 
   def init(self, models, lengths, key):
@@ -145,6 +139,7 @@ class Config:
 
   stage: RowsStage
   data: Data
+  retrieve_on_device: bool = False
 
 
 def _positions(number):
@@ -185,17 +180,16 @@ def open_stream(monkeypatch):
       "examples": Words(),
       "corpus": Words(),
       "mesh": mesh,
-      "inputs": ModelInputs(Models(*tiny.models())),
+      "models": Models(*tiny.models()),
       "num_searched": K,
     }
     for name, value in fields.items():
       object.__setattr__(setup, name, value)
     pipeline = RetrievalPipeline(_embed, mesh=mesh)
     stack.callback(pipeline.close)
-    stream = HostCandidateStream(
+    return Candidates(
       setup,
       _examples(resumed.positions[0] // BATCH),
-      packer=Packer([(1,), (BATCH,)], groups=1, pack=False),
       pipeline=pipeline,
       schedule=schedule,
       decisions=Decisions(
@@ -203,8 +197,6 @@ def open_stream(monkeypatch):
       ),
       resumed=resumed,
     )
-    assert isinstance(stream, CandidateStream)
-    return stream
 
   with stack:
     yield open_stream

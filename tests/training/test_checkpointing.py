@@ -14,7 +14,6 @@ from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training.checkpointing import (
   Checkpointer,
   LoopState,
-  OwnVectors,
   RetrievedIds,
   RunIdentity,
 )
@@ -140,7 +139,8 @@ def test_own_vectors_come_back_on_other_devices(store, devices):
     ),
     shapes.sharding,
   )
-  _save(store, _state(), LoopState(_ROWS, own=OwnVectors(dated, "cd" * 32)))
+  state = _state()._replace(index=dated)
+  _save(store, state, LoopState(_ROWS, indexed_corpus="cd" * 32))
   checkpoints = Checkpointer(store, IDENTITY, CheckpointConfig())
   mesh = make_mesh(devices=jax.devices()[:devices])
   like = DatedVectors.abstract(24, 4, dtype="bfloat16", mesh=mesh)

@@ -47,9 +47,9 @@ def test_only_pre_training_retrieves_inside_its_step():
 
 
 def test_a_rolling_refresh_needs_retrieval_on_the_devices():
-  refresh = RollingRefreshConfig(rolling_refresh_share=0.1)
+  refresh = RollingRefreshConfig(blocks_per_step=8)
   with pytest.raises(
-    ValueError, match=r"SHARE=0\.1.*RETRIEVE_ON_DEVICE = True"
+    ValueError, match=r"BLOCKS_PER_STEP=8.*RETRIEVE_ON_DEVICE = True"
   ):
     _config(rolling_refresh=refresh)
   with pytest.raises(ValueError, match="set WAIT_FOR_GENERATIONS = False"):

@@ -18,8 +18,8 @@ def _decisions(num_steps=10, every=4):
   return decisions, preempted
 
 
-def _facts(bucket=0, generation=None, crashed=None, preempted=False, **metrics):
-  facts = StepFacts(bucket, generation, crashed, metrics)
+def _facts(generation=None, crashed=None, preempted=False, **metrics):
+  facts = StepFacts(generation, crashed, metrics)
   return {**facts._asdict(), "preempted": preempted}
 
 
@@ -42,14 +42,10 @@ def test_one_process_decides_by_what_it_knows():
   decisions, _ = _decisions()
   assert decisions.generation(3) == 3
   assert decisions.generation(None) is None
-  decision = decisions.of_step(5, StepFacts(1, 3, "it died", {"recall": 0.5}))
-  assert (decision.bucket, decision.generation) == (1, 3)
+  decision = decisions.of_step(5, StepFacts(3, "it died", {"recall": 0.5}))
+  assert decision.generation == 3
   assert decision.crashed == "it died"
   assert decision.metrics == {"recall": 0.5}
-
-
-def test_a_bucket_holds_the_rows_of_every_process():
-  assert _decide_step([_facts(0), _facts(2), _facts(1)])["bucket"] == 2
 
 
 @pytest.mark.parametrize(

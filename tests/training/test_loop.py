@@ -8,7 +8,6 @@ import pytest
 
 from realm_jax.files.sole_process import SoleProcess, SoleProcessError
 from realm_jax.indexes.protocol import IndexCrashedError
-from realm_jax.training.batches import MaskTargets, ReadingBatch
 from realm_jax.training.checkpointing import Checkpointer, LoopState
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.goodput import Goodput
@@ -41,6 +40,9 @@ class Candidates:
     self.unavailable = unavailable or {}
     self.received = []
 
+  def open(self, state):
+    return state
+
   def prefetch(self, step, params):
     if step in self.unavailable:
       raise self.unavailable[step]
@@ -49,8 +51,7 @@ class Candidates:
 
   def take(self, step):
     self.events.append(("take", step))
-    masks = MaskTargets(*[np.zeros((1, 1), np.float32)] * 3)
-    batch = ReadingBatch(np.full(1, step), masks)
+    batch = {"query": np.full(1, step)}
     return Prepared(batch, NOTHING_RETRIEVED, {"of_step": step})
 
   def state(self, step):
@@ -121,8 +122,9 @@ def _run(
   preempted = threading.Event()
   candidates = Candidates(events, unavailable)
 
-  def step_function(state, batch, step):
-    assert int(batch.joint[0]) == step == int(state.step)
+  def step_function(state, batch, searched, step):
+    assert int(batch["query"][0]) == step == int(state.step)
+    assert searched is None
     events.append(("step", step))
     if step == preempted_at:
       preempted.set()

@@ -10,7 +10,7 @@ from flax import linen as nn
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
-from realm_jax.training.step import Microbatches, train_step
+from realm_jax.training.step import train_step
 from tests.training import tiny
 
 pytestmark = pytest.mark.slow
@@ -23,17 +23,17 @@ def test_parts_have_the_gradient_of_the_whole():
   mesh = make_mesh(fsdp=2, devices=jax.devices()[:4])
   update = make_optimizer(_OPTIMIZER, num_steps=100)
   state, shardings = tiny.state(stage, update, mesh)
-  groups = sharding.row_groups(mesh).count
 
   def after_a_step(count):
-    batch = tiny.batch(stage, 0, pack=True, groups=groups * count)
+    batch = tiny.batch(stage)
     step = jax.jit(
       functools.partial(
         train_step,
-        loss=tiny.loss(stage, dropout_rate=0.1),
+        **tiny.functions(stage, dropout_rate=0.1),
+        layout=tiny.layout(stage, mesh, pack=True),
         optimizer=update,
         seed=0,
-        microbatches=Microbatches(count, groups),
+        num_microbatches=count,
       ),
       out_shardings=(shardings, sharding.replicated(mesh)),
     )

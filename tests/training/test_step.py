@@ -11,8 +11,8 @@ from flax import linen as nn
 
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.training.batches import IndexScores
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
+from realm_jax.training.stages.open_qa import IndexScores
 from realm_jax.training.step import train_step
 from tests.training import tiny
 
@@ -59,30 +59,29 @@ def _prepare(
   step = jax.jit(
     functools.partial(
       train_step,
-      loss=tiny.loss(stage, dropout_rate=dropout_rate),
+      **tiny.functions(stage, dropout_rate=dropout_rate),
+      layout=tiny.layout(stage, mesh, pack=pack),
       optimizer=update,
       seed=seed,
       freeze_retriever=freeze,
     ),
     out_shardings=(shardings, sharding.replicated(mesh)),
   )
-  batch = _batch(stage, mesh, pack=pack)
+  batch = _batch(stage, mesh)
   with jax.set_mesh(mesh), nn.logical_axis_rules(sharding.LOGICAL_AXIS_RULES):
     compiled = step.lower(state, batch).compile()
   return state, compiled, mesh
 
 
-def _batch(stage, mesh, *, seed=0, pack=True):
-  groups = sharding.row_groups(mesh).count
-  batch = tiny.batch(stage, seed, pack=pack, groups=groups)
-  return sharding.to_devices(batch, mesh)
+def _batch(stage, mesh, *, seed=0):
+  return sharding.to_devices(tiny.batch(stage, seed), mesh)
 
 
 def _first_step(stage, layout=ONE, *, optimizer=PLAIN, pack=True, **settings):
   state, step, mesh = _prepare(
     stage, layout, optimizer=optimizer, pack=pack, **settings
   )
-  return step(state, _batch(stage, mesh, pack=pack))
+  return step(state, _batch(stage, mesh))
 
 
 def _curve(layout, *, pack=True, num_steps=10):
@@ -91,7 +90,7 @@ def _curve(layout, *, pack=True, num_steps=10):
   start, step, mesh = _prepare(stage, layout, optimizer=STEADY, pack=pack)
   state, losses = start, []
   for number in range(num_steps):
-    batch = _batch(stage, mesh, seed=number, pack=pack)
+    batch = _batch(stage, mesh, seed=number)
     state, metrics = step(state, batch)
     losses.append(float(metrics["loss"]))
   moves = jax.tree.map(
@@ -151,12 +150,12 @@ def test_inverse_cloze_takes_its_negatives_from_all_devices():
 
 def test_a_step_never_recompiles_on_its_own_output():
   state, shardings, update, mesh = _state("inverse_cloze", EIGHT, OPTIMIZER)
-  loss = tiny.loss("inverse_cloze")
+  functions = tiny.functions("inverse_cloze")
   traces, compilations = [], []
 
   def traced(*args):
     traces.append(1)
-    return loss(*args)
+    return functions["rows_of"](*args)
 
   def listen(event, *_, **__):
     if event.endswith("backend_compile_duration"):
@@ -164,7 +163,14 @@ def test_a_step_never_recompiles_on_its_own_output():
 
   jax.monitoring.register_event_duration_secs_listener(listen)
   step = jax.jit(
-    functools.partial(train_step, loss=traced, optimizer=update, seed=0),
+    functools.partial(
+      train_step,
+      rows_of=traced,
+      loss=functions["loss"],
+      layout=tiny.layout("inverse_cloze", mesh, pack=True),
+      optimizer=update,
+      seed=0,
+    ),
     out_shardings=(shardings, sharding.replicated(mesh)),
   )
   batches = [_batch("inverse_cloze", mesh, seed=seed) for seed in range(3)]
@@ -237,13 +243,13 @@ def test_a_scale_makes_scores_of_an_index_without_vectors():
   batch = tiny.batch("open_qa")
   scores = np.random.default_rng(0).normal(size=(tiny.BATCH, tiny.SEARCHED))
   params = _state("open_qa", ONE, PLAIN)[0].params
-  loss = jax.jit(tiny.loss("open_qa"))
+  stage = dataclasses.replace(tiny.OF_STAGE["open_qa"], index_scores=True)
+  loss = jax.jit(functools.partial(tiny.weighted, "open_qa", of=stage))
 
   def value(scale, scores):
     return loss(
       {**params, "retriever": {"scale": np.float32(scale)}},
       batch._replace(retrieved=IndexScores(scores.astype(np.float32))),
-      jax.random.key(0),
     ).means()
 
   np.testing.assert_allclose(

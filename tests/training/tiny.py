@@ -132,14 +132,23 @@ def layout(stage, mesh=None, *, pack=False):
   return RowLayout(mesh, (counts,) if pack else ())
 
 
-def weighted(stage, params, batch, dropout_key=None, **settings):
-  """The loss and the metrics of a batch."""
-  made = functions(stage, **settings)
-  numbers = jnp.arange(BATCH, dtype=jnp.uint32)
-  return layout(stage).with_rows(
-    lambda batch: made["rows_of"](batch, numbers),
+def on_rows(rows_of, batch, compute):
+  """What a function computes of a batch's rows, one for each sequence."""
+  numbers = jnp.arange(len(batch.query), dtype=jnp.uint32)
+  layout = RowLayout(make_mesh(devices=jax.devices()[:1]))
+  return layout.with_rows(
+    lambda numbered: rows_of(*numbered), (batch, numbers), compute
+  )
+
+
+def weighted(stage, params, batch, dropout_key=None, *, of=None, **settings):
+  """The loss and the metrics of a batch, by a stage or one like it."""
+  made = Models(*models(**settings))
+  of = of or OF_STAGE[stage]
+  return on_rows(
+    functools.partial(of.rows, made),
     batch,
-    lambda rows: made["loss"](params, batch, rows, dropout_key),
+    lambda rows: of.loss(made, params, batch, rows, dropout_key),
   )
 
 

@@ -16,7 +16,7 @@ from realm_jax.evaluation.trained_model import ModelSource
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
 from realm_jax.training.stages.open_qa import OpenQa
-from realm_jax.training.stages.stage import ModelInputs, StageContext
+from realm_jax.training.stages.stage import StageContext
 from tests.conversion.imported import import_weights, load
 
 pytestmark = pytest.mark.slow
@@ -107,7 +107,6 @@ def test_blocks_and_spans_that_hold_the_answer_are_the_same(answerer, expected):
     batch,
     SearchResult(expected["rows"].astype(np.int32), expected["relevance"]),
     StageContext(
-      ModelInputs(answerer.model.models),
       answerer.corpus,
       answerer.generation,
       expected["span_logits"].shape[2],

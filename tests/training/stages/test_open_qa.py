@@ -12,14 +12,11 @@ from realm_jax.corpus.store import Corpus
 from realm_jax.generations.follow.loading import Generation
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
-from realm_jax.models.bert import BertConfig
-from realm_jax.models.reader import Reader
-from realm_jax.models.retriever import Retriever
 from realm_jax.training.stages.open_qa import OpenQa
-from realm_jax.training.stages.stage import ModelInputs, Models, StageContext
+from realm_jax.training.stages.stage import StageContext
 
 PIECES = "[PAD] [UNK] [CLS] [SEP] [MASK] . met ali ##ce the young poet who ?"
-BLOCK_LENGTH, JOINT_LENGTH = 12, 12
+BLOCK_LENGTH = 12
 TEXTS = (
   # ali ##ce: the characters of "Ali", and its token.
   "The young poet met Alice.",
@@ -76,7 +73,6 @@ def _assemble(stage, corpus, answer, position=0):
     batch,
     retrieved,
     StageContext(
-      ModelInputs(_models().for_corpus(corpus)),
       corpus,
       _Vectors(),
       BLOCK_LENGTH,
@@ -84,11 +80,6 @@ def _assemble(stage, corpus, answer, position=0):
     ),
   )
   return made
-
-
-def _models():
-  bert = BertConfig(hidden_size=4, num_heads=1)
-  return Models(Retriever(bert), Reader(bert, joint_length=JOINT_LENGTH))
 
 
 @pytest.mark.parametrize(
@@ -130,11 +121,16 @@ def test_names_are_exchanged_in_question_and_blocks_alike(corpus):
     _assemble(OpenQa(num_read=2, renamed_share=1.0), corpus, "Ali", position)
     for position in range(4)
   ]
-  before = plain.joint.token_ids
-  exchanged = np.select([before == ali, before == ce], [ce, ali], before)
   for made in renamed:
     # The spans are those of the same tokens, whatever they are called.
     assert (made.is_answer == plain.is_answer).all()
-    after = made.joint.token_ids
-    assert (after == before).all() or (after == exchanged).all()
-  assert any((m.joint.token_ids == exchanged).all() for m in renamed)
+    assert (made.query == plain.query).all()
+  changed = [made for made in renamed if (made.blocks != plain.blocks).any()]
+  assert changed
+  for made in changed:
+    for before, after in (
+      (plain.joint_query, made.joint_query),
+      (plain.blocks, made.blocks),
+    ):
+      exchanged = np.select([before == ali, before == ce], [ce, ali], before)
+      np.testing.assert_array_equal(after, exchanged)

@@ -9,12 +9,10 @@ from realm_jax.corpus.building.corpus import build_corpus
 from realm_jax.corpus.store import Corpus
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
-from realm_jax.models.bert import BertConfig
-from realm_jax.models.reader import Reader
-from realm_jax.models.retriever import Retriever
+from realm_jax.training.stages import masked_words
 from realm_jax.training.stages.pretraining import Pretraining
 from realm_jax.training.stages.reading import Reading
-from realm_jax.training.stages.stage import ModelInputs, Models, StageContext
+from realm_jax.training.stages.stage import StageContext
 
 PIECES = "[PAD] [UNK] [CLS] [SEP] [MASK] . alps rhine nile snow ships flow"
 LENGTH = 8
@@ -46,10 +44,7 @@ def corpora(tmp_path_factory):
 
 
 def _context(searched, read):
-  bert = BertConfig(hidden_size=4, num_heads=1)
-  models = Models(Retriever(bert), Reader(bert, joint_length=2 * LENGTH))
-  inputs = ModelInputs(models.for_corpus(searched))
-  return StageContext(inputs, searched, None, LENGTH, read)
+  return StageContext(searched, None, LENGTH, read)
 
 
 def _batch(read, row):
@@ -67,9 +62,9 @@ def _batch(read, row):
   return Batch(arrays, {}, np.arange(1), np.arange(1) + 1)
 
 
-def _bodies(words, rows):
-  """The texts of joint inputs `[CLS] [MASK] [SEP] body [SEP]`."""
-  return [words.decode([i for i in row[3:].tolist() if i > 3]) for row in rows]
+def _bodies(words, blocks):
+  """The texts of blocks without a title."""
+  return [words.decode([i for i in row.tolist() if i > 4]) for row in blocks]
 
 
 def test_copies_of_the_source_are_no_candidates(corpora):
@@ -79,7 +74,7 @@ def test_copies_of_the_source_are_no_candidates(corpora):
   rows = np.array([[1, 2, 3, 0]], np.int32)
   retrieved = SearchResult(rows, np.zeros(rows.shape, np.float32))
   made, _ = stage.assemble(_batch(read, 1), retrieved, _context(*corpora))
-  found = _bodies(searched.vocabulary, made.joint.token_ids)
+  found = _bodies(searched.vocabulary, made.candidates.tokens[0])
   assert found == ["", "nile flow", "alps snow"]
 
 
@@ -89,7 +84,7 @@ def test_the_null_block_takes_the_place_of_copies_that_are_not_spare(corpora):
   rows = np.array([[1, 2, 3]], np.int32)
   retrieved = SearchResult(rows, np.zeros(rows.shape, np.float32))
   made, _ = stage.assemble(_batch(read, 1), retrieved, _context(*corpora))
-  found = _bodies(searched.vocabulary, made.joint.token_ids)
+  found = _bodies(searched.vocabulary, made.candidates.tokens[0])
   assert found == ["", "nile flow", ""]
 
 
@@ -107,10 +102,11 @@ def test_without_the_null_block_or_with_the_source(corpora, settings, bodies):
   stage = Pretraining(num_candidates=2, num_spare=1, **settings)
   rows = np.array([[1, 2, 3, 0]], np.int32)
   retrieved = SearchResult(rows, np.zeros(rows.shape, np.float32))
-  made, metrics = stage.assemble(_batch(read, 1), retrieved, _context(*corpora))
-  assert _bodies(searched.vocabulary, made.joint.token_ids) == bodies
+  made, _ = stage.assemble(_batch(read, 1), retrieved, _context(*corpora))
+  assert _bodies(searched.vocabulary, made.candidates.tokens[0]) == bodies
   # The masked word is `rhine`.
-  assert metrics["recall"] == float("rhine ships" in bodies)
+  found = masked_words.occurrences(made.masks, made.candidates.tokens).any()
+  assert found == ("rhine ships" in bodies)
   assert stage.has_null_block == settings.get("null_block", True)
 
 
@@ -129,7 +125,7 @@ def test_blocks_with_the_masked_words_are_read_first(corpora, rows, bodies):
     np.array([rows], np.int32), np.zeros((1, len(rows)), np.float32)
   )
   made, _ = stage.assemble(_batch(read, 1), retrieved, _context(*corpora))
-  assert _bodies(searched.vocabulary, made.joint.token_ids) == bodies
+  assert _bodies(searched.vocabulary, made.candidates.tokens[0]) == bodies
 
 
 def test_what_is_searched_for_is_what_is_kept_or_dropped():
@@ -153,6 +149,6 @@ def test_a_sentence_is_read_beside_its_own_block(corpora):
   nothing = SearchResult(none, none.astype(np.float32))
   for row, text in enumerate(READ):
     made, _ = Reading().assemble(_batch(read, row), nothing, _context(*corpora))
-    assert _bodies(searched.vocabulary, made.joint.token_ids) == [text]
+    assert _bodies(searched.vocabulary, made.blocks[:, 0]) == [text]
   # Equal document ids of two corpora are different blocks.
   assert not set(searched.block_ids) & set(read.block_ids)

@@ -1,18 +1,17 @@
 """Span selection: where a block has what a sentence lacks."""
 
+import functools
+
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from realm_jax.corpus.store import Corpus
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
-from realm_jax.training import stage_losses
-from realm_jax.training.batches import SpanSelectionBatch
-from realm_jax.training.packing.packer import padded
+from realm_jax.training.stages import masked_words
 from realm_jax.training.stages.span_selection import SpanSelection
-from realm_jax.training.stages.stage import ModelInputs, Models, StageContext
+from realm_jax.training.stages.stage import Models, StageContext
 from tests.training import tiny
 
 STAGE = SpanSelection(max_answer_width=tiny.WIDTH)
@@ -53,8 +52,7 @@ def _assembled():
     [[*title, 20, 21, 7, 20, 21, sep], [*title, 20, sep, 0, 0, 0, 0]],
     [[20, 21], [21]],
   )
-  inputs = ModelInputs(Models(*tiny.models()))
-  context = StageContext(inputs, _Corpus(), None, tiny.BLOCK)
+  context = StageContext(_Corpus(), None, tiny.BLOCK)
   none = np.zeros((2, 0), np.int32)
   retrieved = SearchResult(none, none.astype(np.float32))
   return STAGE.assemble(batch, retrieved, context)[0]
@@ -63,31 +61,36 @@ def _assembled():
 def test_answers_are_found_in_the_body_alone():
   made = _assembled()
   assert np.argwhere(made.is_answer).tolist() == [[0, 0, 0, 1], [0, 0, 3, 1]]
-  # `[CLS] 9 [MASK] [SEP] body [SEP]`
-  assert made.body_start.tolist() == [[4], [4]]
-  assert made.body_length.tolist() == [[5], [1]]
 
 
 def test_the_loss_is_of_examples_with_an_answer():
-  made = jax.tree.map(jnp.asarray, padded(_assembled()))
-  assert isinstance(made, SpanSelectionBatch)
-  reader = tiny.models()[1]
+  models, made = Models(*tiny.models()), _assembled()
+
+  def both(params, rows):
+    spans = masked_words.read_spans(
+      models.require_reader(),
+      params["reader"],
+      rows,
+      None,
+      num_starts=tiny.BLOCK,
+    )
+    return STAGE.loss(models, params, made, rows, None), spans
 
   @jax.jit
   def run(params):
-    return (
-      stage_losses.span_selection(reader, params, made),
-      stage_losses.read_spans(reader, params["reader"], made, None),
+    return tiny.on_rows(
+      functools.partial(STAGE.rows, models),
+      made,
+      functools.partial(both, params),
     )
 
-  both, spans = run(tiny.parameters("open_qa"))
-  assert float(both.metrics["recall_read"].mean) == 0.5
+  weighted, spans = run(tiny.parameters("open_qa"))
   scores = np.where(spans.is_span[0, 0], spans.logits[0, 0], -np.inf)
   chosen = np.array([scores[0, 1], scores[3, 1]])
   by_hand = np.log(np.exp(scores).sum()) - np.log(np.exp(chosen).sum())
-  assert float(both.loss.total) == pytest.approx(by_hand, rel=1e-5)
+  assert float(weighted.loss.total) == pytest.approx(by_hand, rel=1e-5)
 
 
 def test_the_widths_of_stage_and_reader():
   with pytest.raises(ValueError, match=r"=2, but SpanSelection.*=10; bind"):
-    SpanSelection().loss(Models(*tiny.models()))
+    SpanSelection().check(Models(*tiny.models()))
