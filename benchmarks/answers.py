@@ -39,7 +39,7 @@ from realm_jax.console.table import figures_table
 from realm_jax.corpus.store import Corpus
 from realm_jax.files.json_file import write_json
 from realm_jax.indexes.protocol import SearchResult
-from realm_jax.inputs.batches import Batch
+from realm_jax.inputs.batch import Batch
 from realm_jax.text.answers import contains_characters
 from realm_jax.training.stages.open_qa import OpenQa, OpenQaBatch
 from realm_jax.training.stages.stage import StageContext

@@ -32,6 +32,7 @@ CORE = (
   "realm_jax.objectives",
   "realm_jax.partitioning",
   "realm_jax.training.candidate_rows",
+  "realm_jax.training.stages.pretraining",
   "realm_jax.training.step",
 )
 
@@ -61,10 +62,15 @@ def train() -> list[float]:
   import optax
 
   from realm_jax.models import bert, packing, reader, retriever
-  from realm_jax.objectives import masked_lm
   from realm_jax.partitioning.mesh import make_mesh
   from realm_jax.training import encoder_rows, state, step
   from realm_jax.training.row_layout import RowLayout
+  from realm_jax.training.stages.masked_words import MaskTargets
+  from realm_jax.training.stages.pretraining import (
+    Pretraining,
+    PretrainingBatch,
+  )
+  from realm_jax.training.stages.stage import Models
 
   config = bert.BertConfig(
     vocab_size=11,
@@ -85,49 +91,21 @@ def train() -> list[float]:
   blocks = np.array([[2, 3, 3, 0, 0, 0], [2, 7, 3, 8, 9, 3]], np.int32)
   tokens = np.stack([blocks, blocks])
   query = np.array([[2, 5, 4, 3], [2, 6, 4, 3]], np.int32)
-  batch = {
-    "query": query,
-    "blocks": encoder_rows.Candidates(tokens, packing.content_numbers(tokens)),
-    "mask_positions": np.full((2, 1), 2),
-    "words": np.array([[8], [9]]),
-  }
-  inputs = query, tokens
-
-  def rows_of(batch, numbers):
-    query, candidates = batch["query"], batch["blocks"]
-    blocks, index = encoder_rows.distinct_blocks(towers, candidates)
-    return encoder_rows.joint_rows(
-      reads, query, candidates.tokens, numbers
-    )._replace(
-      queries=encoder_rows.query_rows(towers, query, numbers),
-      blocks=blocks,
-      block_index=index,
-    )
-
-  def loss(params, batch, rows, dropout_key):
-    del dropout_key
-    queries, blocks = towers.apply(
-      {"params": params["retriever"]}, rows.queries, rows.blocks
-    )
-    blocks = blocks[rows.block_index[0]].reshape(2, 2, -1)
-    logits = reads.apply(
-      {"params": params["reader"]},
-      rows.joint,
-      batch["mask_positions"],
-      method="masked_lm",
-    )
-    return masked_lm.marginal_masked_lm_loss(
-      retriever.relevance(queries, blocks),
-      logits,
-      batch["words"],
-      np.ones((2, 1), np.float32),
-    )
+  batch = PretrainingBatch(
+    query,
+    encoder_rows.Candidates(tokens, packing.content_numbers(tokens)),
+    MaskTargets(
+      positions=np.full((2, 1), 2),
+      token_ids=np.array([[8], [9]]),
+      weights=np.ones((2, 1), np.float32),
+    ),
+  )
+  stage, models = Pretraining(num_candidates=2), Models(towers, reads)
+  rows_of, loss = stage.functions(models)
+  lengths = {"query": query.shape[1], "block": blocks.shape[1]}
 
   def init(key):
-    return {
-      "retriever": towers.init(key, *inputs)["params"],
-      "reader": reads.init(key, *inputs, batch["mask_positions"])["params"],
-    }
+    return stage.init(models, lengths, key)
 
   optimizer = optax.sgd(0.3)
   mesh = make_mesh(devices=jax.devices()[:1])

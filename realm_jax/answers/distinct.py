@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from realm_jax.inputs.batch import Batch
 from realm_jax.text.answers import AnswerKind
 
 
@@ -51,3 +52,11 @@ class DistinctAnswers:
   def sha256(self) -> str:
     """Hash of the answers, in their order."""
     return hashlib.sha256(json.dumps(self.strings).encode()).hexdigest()
+
+
+def answers_of_batch(batch: Batch) -> list[QuestionAnswers]:
+  """Returns the answers of each question."""
+  rows = zip(
+    batch.answer_kinds, batch.answers, batch.answer_tokens, strict=True
+  )
+  return [QuestionAnswers(*row) for row in rows]

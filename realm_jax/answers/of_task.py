@@ -1,4 +1,4 @@
-"""The answers of a task's questions, all of them and those of a batch."""
+"""The answers of all questions of a task."""
 
 import contextlib
 import dataclasses
@@ -6,8 +6,12 @@ from collections.abc import Iterator
 
 import seqio
 
-from realm_jax.answers.distinct import DistinctAnswers, QuestionAnswers
-from realm_jax.inputs.batches import Batch, BatchStream
+from realm_jax.answers.distinct import (
+  DistinctAnswers,
+  QuestionAnswers,
+  answers_of_batch,
+)
+from realm_jax.inputs.batches import BatchStream
 from realm_jax.inputs.config import DataConfig, find_task
 
 # Batches hide the cost of a call for each question.
@@ -21,14 +25,6 @@ def answers_of_task(data: DataConfig) -> DistinctAnswers:
     TaskError: There is no such task, or its source cannot be read.
   """
   return DistinctAnswers.of(_questions(data))
-
-
-def answers_of_batch(batch: Batch) -> list[QuestionAnswers]:
-  """Returns the answers of each question."""
-  rows = zip(
-    batch.answer_kinds, batch.answers, batch.answer_tokens, strict=True
-  )
-  return [QuestionAnswers(*row) for row in rows]
 
 
 def _questions(data: DataConfig) -> Iterator[QuestionAnswers]:

@@ -27,7 +27,7 @@ from realm_jax.evaluation.trained_model import (
 from realm_jax.files.object_store.store_access import require_writable
 from realm_jax.generations.follow.loading import Generation
 from realm_jax.indexes.protocol import SearchResult
-from realm_jax.inputs.batches import Batch
+from realm_jax.inputs.batch import Batch
 from realm_jax.inputs.config import DataConfig
 from realm_jax.models.parameters import Params
 from realm_jax.objectives.weighted import Average, WeightedLoss

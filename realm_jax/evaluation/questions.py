@@ -13,7 +13,7 @@ from realm_jax.corpus.store import Corpus
 from realm_jax.evaluation.outputs import Figures, Line
 from realm_jax.evaluation.ranking import Ranking
 from realm_jax.evaluation.shares import Share
-from realm_jax.inputs.batches import Batch
+from realm_jax.inputs.batch import Batch
 from realm_jax.inputs.config import DataConfig
 from realm_jax.text import answers
 

@@ -17,7 +17,8 @@ import jax
 
 from realm_jax.evaluation.trained_model import TrainedModel, whole_batch
 from realm_jax.generations.follow.loading import Generation
-from realm_jax.inputs.batches import Batch, BatchStream
+from realm_jax.inputs.batch import Batch
+from realm_jax.inputs.batches import BatchStream
 from realm_jax.inputs.config import DataConfig
 from realm_jax.partitioning import processes
 from realm_jax.partitioning.agreement import Agreement

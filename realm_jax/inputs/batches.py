@@ -5,93 +5,16 @@ A process reads its own rows of the global batch and no others; see
 """
 
 import collections
-import dataclasses
-import functools
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import cast
 
 import numpy as np
 import tensorflow as tf
-from jaxtyping import Bool, Int, Int64
+from jaxtyping import Int, Int64
 
-from realm_jax.inputs.config import DataConfig, TaskError
+from realm_jax.inputs.batch import FILLER, Batch
+from realm_jax.inputs.config import DataConfig
 from realm_jax.inputs.examples import Example, ExampleStream, RowPositions
-from realm_jax.text.answers import AnswerKind
-
-_FILLER = -1
-
-
-@dataclasses.dataclass(frozen=True)
-class Batch:
-  """One process's rows of a global batch.
-
-  Attributes:
-    arrays: Numeric features of fixed shape, padded with 0.
-    host: Other features, such as texts, padded to the longest of the batch.
-    positions: Stream position of each row's example; -1 in a row that only
-      fills up the batch, since it has run out of examples.
-    next_positions: Stream position from which each row goes on after this
-      batch.
-  """
-
-  arrays: dict[str, np.ndarray]
-  host: dict[str, np.ndarray]
-  positions: Int64[np.ndarray, " b"]
-  next_positions: Int64[np.ndarray, " b"]
-
-  @property
-  def is_real(self) -> Bool[np.ndarray, " b"]:
-    """Whether a row is an example, and no filler."""
-    return self.positions != _FILLER
-
-  def array(self, name: str) -> np.ndarray:
-    """Returns a numeric feature of fixed shape.
-
-    Raises:
-      TaskError: The task does not give it.
-    """
-    if name not in self.arrays:
-      raise _missing(name, self.arrays)
-    return self.arrays[name]
-
-  def texts(self, name: str) -> list[str]:
-    """Returns a feature that has one text a row, such as "question".
-
-    Raises:
-      TaskError: The task does not give it.
-    """
-    if name not in self.host:
-      raise _missing(name, self.host)
-    return [text.decode() for text in self.host[name]]
-
-  @functools.cached_property
-  def answers(self) -> list[list[str]]:
-    """The texts of each row's answers."""
-    return [
-      [text.decode() for text in row if text] for row in self.host["answers"]
-    ]
-
-  @functools.cached_property
-  def answer_kinds(self) -> list[AnswerKind]:
-    """Whether each row's answers are strings or regular expressions."""
-    return cast(list[AnswerKind], self.texts("answer_kind"))
-
-  @functools.cached_property
-  def answer_tokens(self) -> list[list[tuple[int, ...]]]:
-    """The token ids of each row's answers; a pattern has none."""
-    return [
-      [tuple(answer[answer != 0].tolist()) for answer in row if answer.any()]
-      for row in self.host["answer_tokens"]
-    ]
-
-
-def _missing(name: str, features: Iterable[str]) -> TaskError:
-  return TaskError(
-    f"the task gives no feature {name!r}, which this stage reads, only "
-    f"{', '.join(sorted(features))}; let its preprocessors return {name!r}, as "
-    "those of the tasks in tasks/ do"
-  )
 
 
 def _padded(
@@ -200,7 +123,7 @@ class BatchStream:
     self._next_positions = np.where(
       is_real, positions + self._config.batch_size, self._next_positions
     )
-    positions = np.where(is_real, positions, _FILLER)
+    positions = np.where(is_real, positions, FILLER)
     return Batch(arrays, host, positions, self._next_positions)
 
   def __iter__(self) -> Iterator[Batch]:

@@ -18,9 +18,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated
 
 import seqio
+import tensorflow as tf
 from etils import epath
 
 from realm_jax.corpus.store import Corpus
+from realm_jax.inputs.batch import TaskError
 from realm_jax.settings import (
   Fraction,
   NonNegativeInt,
@@ -29,14 +31,15 @@ from realm_jax.settings import (
   require_valid,
 )
 
+# jax uses the devices. TensorFlow only prepares data, and would otherwise
+# reserve all memory of a GPU with its first tensor.
+tf.config.set_visible_devices([], "GPU")
+
+
 _MASK_FEATURES = ("mask_positions", "mask_targets", "mask_weights")
 # [CLS] word [SEP], and [CLS] [SEP] word [SEP].
 QueryLength = Annotated[int, Range(least=3)]
 BlockLength = Annotated[int, Range(least=4)]
-
-
-class TaskError(ValueError):
-  """A task that is missing, or cannot do what was asked of it."""
 
 
 @dataclasses.dataclass(frozen=True)

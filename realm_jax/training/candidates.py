@@ -13,7 +13,7 @@ from jaxtyping import Int64
 from realm_jax.answers.run_answers import RunAnswers
 from realm_jax.generations.follow.loading import Generation
 from realm_jax.indexes.protocol import IndexCrashedError, SearchResult
-from realm_jax.inputs.batches import Batch
+from realm_jax.inputs.batch import Batch
 from realm_jax.models.parameters import Params
 from realm_jax.models.retriever import query_tower_parameters
 from realm_jax.training.checkpointing import LoopState, RetrievedIds

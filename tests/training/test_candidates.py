@@ -11,7 +11,7 @@ import pytest
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.follow.loading import Generation
 from realm_jax.indexes.protocol import IndexCrashedError, SearchResult
-from realm_jax.inputs.batches import Batch
+from realm_jax.inputs.batch import Batch
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training.candidates import Candidates
 from realm_jax.training.checkpointing import LoopState, RetrievedIds

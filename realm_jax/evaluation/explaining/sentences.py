@@ -9,7 +9,8 @@ from jaxtyping import Float, Int, Int64
 
 from realm_jax.evaluation.explaining.errors import ExplanationError
 from realm_jax.evaluation.trained_model import whole_batch
-from realm_jax.inputs.batches import Batch, BatchStream
+from realm_jax.inputs.batch import Batch
+from realm_jax.inputs.batches import BatchStream
 from realm_jax.inputs.config import DataConfig
 from realm_jax.text.wordpieces import WordpieceVocabulary
 

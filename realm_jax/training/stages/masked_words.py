@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from realm_jax.inputs.batches import Batch
+from realm_jax.inputs.batch import Batch
 from realm_jax.models.arrays import AnyArray
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader, Spans

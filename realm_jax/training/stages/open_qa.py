@@ -8,12 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from realm_jax.answers.distinct import QuestionAnswers
+from realm_jax.answers.distinct import QuestionAnswers, answers_of_batch
 from realm_jax.answers.in_blocks import AnswersInBlocks
-from realm_jax.answers.of_task import answers_of_batch
 from realm_jax.corpus.store import Corpus
 from realm_jax.indexes.protocol import SearchResult
-from realm_jax.inputs.batches import Batch
+from realm_jax.inputs.batch import Batch
 from realm_jax.models.arrays import AnyArray
 from realm_jax.models.parameters import Params
 from realm_jax.models.retriever import relevance

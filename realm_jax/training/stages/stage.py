@@ -14,7 +14,7 @@ from realm_jax.answers.in_blocks import AnswersInBlocks
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.follow.loading import Generation
 from realm_jax.indexes.protocol import SearchResult
-from realm_jax.inputs.batches import Batch
+from realm_jax.inputs.batch import Batch
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever

@@ -8,7 +8,7 @@ import pytest
 
 from realm_jax.corpus.store import Corpus
 from realm_jax.indexes.protocol import SearchResult
-from realm_jax.inputs.batches import Batch
+from realm_jax.inputs.batch import Batch
 from realm_jax.training.stages import masked_words
 from realm_jax.training.stages.span_selection import SpanSelection
 from realm_jax.training.stages.stage import Models, StageContext
