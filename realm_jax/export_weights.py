@@ -36,8 +36,6 @@ from realm_jax.conversion.planning import PARTS, SYSTEMS, TOWERS
 
 configuration.define_run_flags()
 _VECTORS = "vectors"
-_RECIPE = "gin/runs/export.gin"
-_RECIPE_OF_VECTORS = "gin/runs/export_vectors.gin"
 _TO = flags.DEFINE_enum(
   "to",
   None,
@@ -62,21 +60,21 @@ def main(argv: Sequence[str]) -> None:
   del argv
   if _TO.value == _VECTORS:
     _refuse(_PART, _TOWER)
-    configuration.require_run(_RECIPE_OF_VECTORS)
+    configuration.require_run("")
     report = configuration.call(
       vectors.export_vectors,
-      default_recipe=_RECIPE_OF_VECTORS,
+      recipe="",
       output_dir=_OUTPUT_DIR.value,
       dtype=_DTYPE.value,
     )
   else:
     _refuse(_DTYPE)
-    configuration.require_run(_RECIPE)
+    configuration.require_run("")
     from realm_jax.conversion import exporting
 
     report = configuration.call(
       exporting.export_weights,
-      default_recipe=_RECIPE,
+      recipe="",
       output_dir=_OUTPUT_DIR.value,
       to=_TO.value,
       part=_PART.value,

@@ -170,7 +170,7 @@ def main(argv: Sequence[str]) -> None:
   """Imports weights, and prints what happened."""
   del argv
   with configuration.parsed(
-    *configuration.given(), search_paths=flags.FLAGS.gin_search_paths
+    None, *configuration.given(), search_paths=flags.FLAGS.gin_search_paths
   ):
     source = _options(ImportSource, kind=_FROM.value)
     source.require_local()

@@ -72,6 +72,20 @@ class Unnamed:
   """
 
 
+@dataclasses.dataclass(frozen=True)
+class OfRun:
+  """Marks in an `Annotated` type what other commands take from a run.
+
+  `realm_jax.train` writes it to MODEL_DIR/model.gin, which those commands read
+  (`realm_jax/configuration/runs.py`).
+
+  Attributes:
+    name: Name to which the value is bound there; None is the field's own.
+  """
+
+  name: str | None = None
+
+
 PositiveInt = Annotated[int, Range(least=1)]
 NonNegativeInt = Annotated[int, Range(least=0)]
 PositiveFloat = Annotated[float, Range(above=0)]
@@ -111,6 +125,12 @@ def parameter_types(function: Callable[..., Any]) -> dict[str, Any]:
 def is_unnamed(annotation: Any) -> bool:
   """Returns whether a type has the mark `Unnamed`."""
   return Unnamed in getattr(annotation, "__metadata__", ())
+
+
+def of_run(annotation: Any) -> OfRun | None:
+  """Returns the mark `OfRun` of a type, if it has one."""
+  marks = getattr(annotation, "__metadata__", ())
+  return next((mark for mark in marks if isinstance(mark, OfRun)), None)
 
 
 def accepts(annotation: Any, value: Any) -> bool:
@@ -166,6 +186,8 @@ def accepts_instances(annotation: Any, configurable: Any) -> bool:
   origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
   if origin in (typing.Union, types.UnionType):
     return any(accepts_instances(part, configurable) for part in arguments)
+  if origin is Annotated:
+    return accepts_instances(arguments[0], configurable)
   if not (inspect.isclass(annotation) and inspect.isclass(configurable)):
     return False
   if is_protocol(annotation):

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 from absl import logging
 from etils import epath
@@ -14,6 +14,7 @@ from realm_jax.partitioning.sharding import AxisRules, with_defaults
 from realm_jax.settings import (
   Fraction,
   NonNegativeInt,
+  OfRun,
   PositiveFloat,
   PositiveInt,
   require_valid,
@@ -77,7 +78,7 @@ class RefreshConfig:
   swap_generations: bool = True
   wait_for_generations: bool = False
   lag_steps: PositiveInt = 100
-  refresh_every_steps: PositiveInt | None = None
+  refresh_every_steps: Annotated[PositiveInt | None, OfRun()] = None
   max_staleness_steps: NonNegativeInt | None = None
   on_stale: Literal["warn", "fail"] = "warn"
   on_crash: Literal["exact", "last", "fail"] = "exact"
@@ -183,7 +184,7 @@ class TrainConfig:
   num_microbatches: PositiveInt = 1
   pack: bool = True
   max_shape_buckets: PositiveInt = 5
-  retrieve_on_device: bool = False
+  retrieve_on_device: Annotated[bool, OfRun()] = False
   rolling_refresh: RollingRefreshConfig = RollingRefreshConfig()
 
   def __post_init__(self) -> None:

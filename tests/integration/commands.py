@@ -18,17 +18,16 @@ _PATIENCE_SECONDS = 300.0
 
 
 def parsed(
-  gin_files: Sequence[str], bindings: Mapping[str, Any]
+  function: Any, gin_files: Sequence[str], bindings: Mapping[str, Any]
 ) -> contextlib.AbstractContextManager[None]:
   """Sets gin's configuration during a `with` block."""
-  return configuration.parsed(
-    gin_files, [f"{name} = {as_gin(value)}" for name, value in bindings.items()]
-  )
+  given = [f"{name} = {as_gin(value)}" for name, value in bindings.items()]
+  return configuration.parsed(function, gin_files, given)
 
 
 def call(function: Any, gin_files: Sequence[str], **bindings: Any) -> Any:
   """Calls a function as gin files and bindings configure it."""
-  with parsed(gin_files, bindings):
+  with parsed(function, gin_files, bindings):
     return configuration.configured(function)()
 
 
@@ -44,14 +43,16 @@ class Commands:
 
   def call(self, function: Any, recipe: str, **bindings: Any) -> Any:
     """Calls a function as gin/runs/RECIPE.gin binds it."""
-    with self._parsed(recipe, bindings):
+    with self._parsed(function, recipe, bindings):
       return configuration.configured(function)()
 
   def _parsed(
-    self, recipe: str, bindings: Mapping[str, Any]
+    self, function: Any, recipe: str, bindings: Mapping[str, Any]
   ) -> contextlib.AbstractContextManager[None]:
     files = [f"gin/runs/{recipe}.gin", MODEL_FILE]
-    return parsed(files, {"CORPUS_DIR": self.world.corpus_dir, **bindings})
+    return parsed(
+      function, files, {"CORPUS_DIR": self.world.corpus_dir, **bindings}
+    )
 
   def train(
     self, recipe: str, model_dir: Path, **bindings: Any
@@ -65,14 +66,13 @@ class Commands:
       settings["NUM_CANDIDATES"] = 4
     if recipe not in ("inverse_cloze", "reading", "span_selection"):
       # A builder that failed must not be waited for all day.
-      name = "config.RefreshConfig.timeout_seconds"
-      settings[name] = _PATIENCE_SECONDS
+      settings["TIMEOUT_SECONDS"] = _PATIENCE_SECONDS
     settings |= bindings
     settings["MODEL_DIR"] = model_dir
-    with self._parsed(recipe, settings):
+    with self._parsed(TrainConfig, recipe, settings):
       config = configuration.configured(TrainConfig)()
-      text = configuration.text()
-    return loop.train(config, configuration=text)
+      kept = configuration.kept_files(config.stage)
+    return loop.train(config, configuration=kept)
 
   @contextlib.contextmanager
   def index_builder(self, model_dir: Path, **settings: Any) -> Iterator[None]:

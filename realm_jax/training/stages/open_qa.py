@@ -1,6 +1,7 @@
 """Open QA: a question, the retrieved blocks, and the spans of the best few."""
 
 import dataclasses
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batches import Batch
 from realm_jax.models.parameters import Params
 from realm_jax.partitioning.sharding import shared_partial
-from realm_jax.settings import Fraction, PositiveInt, require_valid
+from realm_jax.settings import Fraction, OfRun, PositiveInt, require_valid
 from realm_jax.text.answer_spans import TokenSpans, find_token_spans
 from realm_jax.training import stage_losses
 from realm_jax.training.batches import IndexScores, OpenQaBatch, StoredVectors
@@ -53,8 +54,8 @@ class OpenQa(protocol.Stage):
   """
 
   num_searched_blocks: PositiveInt = 5000
-  num_read: PositiveInt = 5
-  index_scores: bool = False
+  num_read: Annotated[PositiveInt, OfRun()] = 5
+  index_scores: Annotated[bool, OfRun()] = False
   initial_scale: float = 0.1
   max_answer_width: PositiveInt = 10
   current_queries: bool = True

@@ -1,7 +1,7 @@
 """REALM pre-training: masked words, the null block and retrieved blocks."""
 
 import dataclasses
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -15,6 +15,7 @@ from realm_jax.retrieval.token_store import hash_words
 from realm_jax.settings import (
   NonNegativeFloat,
   NonNegativeInt,
+  OfRun,
   PositiveInt,
   require_valid,
 )
@@ -58,12 +59,12 @@ class Pretraining(protocol.Stage):
       reader.
   """
 
-  num_candidates: PositiveInt = 8
-  num_spare: NonNegativeInt = 2
-  loss_form: Literal["per_token", "joint"] = "per_token"
+  num_candidates: Annotated[PositiveInt, OfRun()] = 8
+  num_spare: Annotated[NonNegativeInt, OfRun()] = 2
+  loss_form: Annotated[Literal["per_token", "joint"], OfRun()] = "per_token"
   current_queries: bool = False
-  null_block: bool = True
-  drop_source: bool = True
+  null_block: Annotated[bool, OfRun()] = True
+  drop_source: Annotated[bool, OfRun()] = True
   read_gold: bool = False
   span_weight: NonNegativeFloat = 0.0
   max_answer_width: PositiveInt = 10
