@@ -210,33 +210,6 @@ def is_protocol(annotation: type) -> bool:
   return getattr(annotation, "_is_protocol", False)
 
 
-def is_known(annotation: Any) -> bool:
-  """Returns whether `accepts` knows which values are of an annotated type."""
-  return not any(
-    part is Any or isinstance(part, typing.TypeVar)
-    for part in _parts(annotation)
-  )
-
-
-def item_types(annotation: Any, value: Any) -> list[tuple[Any, Any]]:
-  """Returns the items of a list or dictionary with their annotated types."""
-  found: list[tuple[Any, Any]] = []
-  for part in [annotation, *typing.get_args(annotation)]:
-    origin, arguments = typing.get_origin(part), typing.get_args(part)
-    if isinstance(value, dict) and origin in (dict, collections.abc.Mapping):
-      for pair in value.items():
-        found += zip(pair, arguments, strict=True)
-    elif isinstance(value, (list, tuple)) and origin in (
-      list,
-      tuple,
-      collections.abc.Sequence,
-    ):
-      is_fixed = origin is tuple and arguments[-1:] != (Ellipsis,)
-      each = arguments if is_fixed else arguments[:1] * len(value)
-      found += zip(value, each, strict=False)
-  return found
-
-
 def describe(annotation: Any) -> str:
   """Returns what an annotation accepts, in words."""
   origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)

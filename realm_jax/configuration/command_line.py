@@ -30,7 +30,6 @@ from realm_jax.configuration.runs import (
   KeptModel,
   Recipe,
   parsed_for_run,
-  recipe_for,
   require_directory,
   whole_configuration,
   with_directories,
@@ -143,7 +142,7 @@ def require_run(recipe: Recipe | None = None, *, waits: bool = False) -> None:
   if recipe is None:
     whole_configuration(model_dir)
   elif not waits:
-    recipe_for(KeptModel.find(model_dir), model_dir, recipe)
+    KeptModel.of(model_dir).recipe(recipe)
 
 
 def call(
@@ -159,8 +158,6 @@ def call(
   other arguments, and what it raises, are those of `parsed_for_run`; what is
   `given` are arguments of the function.
   """
-  if recipe is not None:
-    require_run(recipe, waits=waits)
   with parsed_from_flags(function, recipe=recipe, waits=waits, given=[*given]):
     return configured(function)(**given)
 
@@ -214,14 +211,14 @@ def _show_names(
 ) -> NoReturn:
   """Shows the names that the command's gin files leave to be set, and ends."""
   model_dir = _run_flag("model_dir")
-  if not files and isinstance(recipe, str):
-    files = [recipe] if recipe else []
-  elif not files and recipe and model_dir is not None:
-    files = [recipe_for(KeptModel.find(model_dir), model_dir, recipe)]
-  elif not files:
+  if not files and recipe and not isinstance(recipe, str) and model_dir:
+    recipe = KeptModel.of(model_dir).recipe(recipe)
+  if not files and not isinstance(recipe, str):
     raise ConfigurationError(
       "--gin_help shows the names of gin files; give them as --gin_file"
     )
+  if not files and recipe:
+    files = [recipe]
   print(table_of_names(function, files, search_paths=_GIN_SEARCH_PATHS.value))
   sys.exit(0)
 

@@ -4,7 +4,6 @@ import ast
 import contextlib
 import difflib
 import importlib.util  # noqa: F401  gin reads it without importing it.
-import shlex
 import tokenize
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -63,10 +62,19 @@ class ConfigurationError(ValueError):
 
 
 class _Use(NamedTuple):
-  """A parameter, or an item of its value, and its annotated type."""
+  """A parameter: its name for people, its type, and what it is bound to."""
 
   where: str
   annotation: Any
+  bound: Any
+
+  def names(self, macros: Mapping[str, Any]) -> list[str]:
+    """Returns the macro that it is bound to, and those that this refers to."""
+    found, bound = [], self.bound
+    while names.is_macro(bound):
+      found.append(bound.scopes[-1])
+      bound = macros.get(found[-1])
+    return found
 
 
 @contextlib.contextmanager
@@ -205,30 +213,29 @@ def _located(path: str) -> epath.Path:
   return epath.Path(path[max(start, 0) :])
 
 
-def _used_names() -> set[str]:
-  """Returns the names that set a parameter, or that a value refers to."""
+def _used_names() -> dict[str, bool]:
+  """Returns the names that are used, and whether each must be set."""
+  used = {
+    one.macro: one.default is names.UNBOUND
+    for one in names.parameters()
+    if one.has_name
+  }
   macro = gin.config.get_configurable(MACRO)
-  referred = gin.config.iterate_references(CONFIG, to=macro)
-  by_name = {one.macro for one in names.parameters() if one.has_name}
-  return by_name.union(reference.scopes[-1] for reference in referred)
+  for reference in gin.config.iterate_references(CONFIG, to=macro):
+    used[reference.scopes[-1]] = True
+  return used
 
 
 def _missing_names() -> list[str]:
   """Returns the names that must be set and are not."""
   macros = names.macros()
-  required = {
-    one.macro
-    for one in names.parameters()
-    if one.has_name and one.default is names.UNBOUND
+  required = {name for name, is_needed in _used_names().items() if is_needed}
+  left = {
+    name
+    for name, value in macros.items()
+    if getattr(value, "scoped_selector", None) == _REQUIRED
   }
-  macro = gin.config.get_configurable(MACRO)
-  for reference in gin.config.iterate_references(CONFIG, to=macro):
-    required.add(reference.scopes[-1])
-  open_ones = required - {*macros}
-  for name, value in macros.items():
-    if getattr(value, "scoped_selector", None) == _REQUIRED:
-      open_ones.add(name)
-  return sorted(open_ones)
+  return sorted(left | required - {*macros})
 
 
 def _require_known_names(bindings: Sequence[str]) -> None:
@@ -237,56 +244,37 @@ def _require_known_names(bindings: Sequence[str]) -> None:
     name = binding.partition("=")[0].strip()
     if "." in name or name in known:
       continue
-    unused = f"--gin.{name} binds a name that no gin file uses"
-    if {*_missing_names()} & {*MODEL}:
-      raise ConfigurationError(f"{unused}; {_NO_MODEL}")
+    advice = "--gin_help shows the names"
     if near := difflib.get_close_matches(name, known):
-      raise ConfigurationError(f"{unused}; did you mean {', '.join(near)}?")
-    raise ConfigurationError(f"{unused}; --gin_help shows the names")
+      advice = f"did you mean {', '.join(near)}?"
+    if {*_missing_names()} & {*MODEL}:
+      advice = _NO_MODEL
+    raise ConfigurationError(
+      f"--gin.{name} binds a name that no gin file uses; {advice}"
+    )
 
 
 def _require_given_values() -> None:
   """Reports all values that the gin files leave to the command line."""
-  missing = _missing_names()
-  if {*missing} & {*MODEL}:
-    raise ConfigurationError(f"no value for {', '.join(missing)}; {_NO_MODEL}")
-  if missing:
-    raise ConfigurationError(
-      f"no value for {', '.join(missing)}; pass "
-      + " ".join(f"--gin.{name}=VALUE" for name in missing)
-      + " or a --gin_file that binds it"
-    )
+  if missing := _missing_names():
+    advice = " ".join(f"--gin.{name}=VALUE" for name in missing)
+    advice = f"pass {advice} or a --gin_file that binds it"
+    if {*missing} & {*MODEL}:
+      advice = _NO_MODEL
+    raise ConfigurationError(f"no value for {', '.join(missing)}; {advice}")
 
 
-def _uses() -> dict[str, list[_Use]]:
-  """Returns the parameters and items that each macro is a value of."""
-  macros = names.macros()
-  uses: dict[str, list[_Use]] = {}
-
-  def add(bound: Any, use: _Use) -> None:
-    if names.is_macro(bound):
-      uses.setdefault(bound.scopes[-1], []).append(use)
-      add(macros.get(bound.scopes[-1]), use)
-    elif not isinstance(bound, gin.config.ConfigurableReference):
-      for item, annotation in settings.item_types(use.annotation, bound):
-        add(item, use._replace(annotation=annotation))
-
-  for bound, use in _bound_parameters():
-    add(bound, use)
-  for one in names.parameters():
-    if one.bound is names.UNBOUND and one.has_name:
-      add(one.reference, _Use(one.where, one.annotation))
-  return uses
-
-
-def _bound_parameters() -> Iterator[tuple[Any, _Use]]:
-  """Yields what parameters are bound to, in any scope."""
+def _uses() -> Iterator[_Use]:
+  """Yields all parameters that are bound, or that a name would set."""
   for (_, selector), bindings in CONFIG.items():
     configurable = names.configurable(selector)
     types = settings.parameter_types(configurable)
     for parameter in bindings.keys() & types.keys():
       where = f"{configurable.__name__}.{parameter}"
-      yield bindings[parameter], _Use(where, types[parameter])
+      yield _Use(where, types[parameter], bindings[parameter])
+  for one in names.parameters():
+    if one.bound is names.UNBOUND and one.has_name:
+      yield _Use(one.where, one.annotation, one.reference)
 
 
 def _readable(bindings: Sequence[str]) -> list[str]:
@@ -296,19 +284,17 @@ def _readable(bindings: Sequence[str]) -> list[str]:
   `runs/ict`. So is a number, where a text is wanted and no number.
 
   Raises:
-    ConfigurationError: A value is empty, names a macro that does not exist, or
-      cannot be read where the type of the setting is not known.
+    ConfigurationError: A value is empty, or names a macro that does not exist.
   """
-  macros, uses = names.macros(), _uses()
-  readable = []
+  macros, uses, readable = names.macros(), [*_uses()], []
   for binding in bindings:
     name, _, value = (part.strip() for part in binding.partition("="))
-    wanted = uses.get(name) or _uses_of_parameter(name)
+    wanted = [use for use in uses if name in use.names(macros)]
     if not value:
       raise ConfigurationError(
         f"--gin.{name}= has no value; write --gin.{name}=VALUE"
       )
-    known = {*macros, *uses}
+    known = {*macros, *_used_names()}
     if value.startswith("%") and value[1:] not in known:
       near = _references(wanted, macros)
       near = near or difflib.get_close_matches(value[1:], known)
@@ -317,29 +303,9 @@ def _readable(bindings: Sequence[str]) -> list[str]:
         + " or ".join(f"%{one}" for one in near or sorted(macros))
       )
     if not value.startswith(_OF_GIN) and _is_text(value, wanted):
-      if not wanted or not all(settings.is_known(u.annotation) for u in wanted):
-        quoted = shlex.quote(f'"{value}"')
-        raise ConfigurationError(
-          f"--gin.{name}={value}: cannot be read, and no annotation says that "
-          f"it is a text; if it is one, write --gin.{name}={quoted}"
-        )
       value = repr(value)
     readable.append(f"{name} = {value}")
   return readable
-
-
-def _uses_of_parameter(name: str) -> list[_Use]:
-  """Returns how `module.function.parameter` is used, if that is known."""
-  selector, _, parameter = name.rpartition("/")[2].rpartition(".")
-  # One class has several selectors, if gin files import it by several names.
-  selectors = gin.config._REGISTRY.matching_selectors(selector)
-  found = {names.configurable(one) for one in selectors if selector}
-  uses = [
-    _Use(f"{one.__name__}.{parameter}", types[parameter])
-    for one in found
-    if parameter in (types := settings.parameter_types(one))
-  ]
-  return uses if len(found) == 1 else []
 
 
 def _is_text(value: str, wanted: Sequence[_Use]) -> bool:
@@ -350,8 +316,6 @@ def _is_text(value: str, wanted: Sequence[_Use]) -> bool:
     return True
   if literal is None or isinstance(literal, bool | str | bytes):
     return False
-  if not isinstance(literal, int | float):
-    return True
   types = [use.annotation for use in wanted]
   return not any(settings.accepts(one, literal) for one in types) and any(
     settings.accepts(one, value) for one in types
@@ -365,7 +329,6 @@ def _references(uses: Sequence[_Use], macros: Mapping[str, Any]) -> list[str]:
     for name, bound in macros.items()
     if isinstance(bound, gin.config.ConfigurableReference)
     and bound.evaluate
-    and not names.is_macro(bound)
     and any(
       settings.accepts_instances(
         use.annotation, getattr(bound.configurable, "wrapped", None)
@@ -375,45 +338,37 @@ def _references(uses: Sequence[_Use], macros: Mapping[str, Any]) -> list[str]:
   )
 
 
-def _resolved(bound: Any, macros: Mapping[str, Any]) -> tuple[Any, str | None]:
-  """Returns a bound value without references, and the macro that holds it."""
+def _resolved(bound: Any, macros: Mapping[str, Any]) -> Any:
+  """Returns a bound value with the values of macros, which may be unknown."""
   if names.is_macro(bound):
-    name = bound.scopes[-1]
-    value, inner_name = _resolved(macros[name], macros)
-    return value, inner_name or name
+    return _resolved(macros.get(bound.scopes[-1], settings.UNKNOWN), macros)
   if isinstance(bound, gin.config.ConfigurableReference):
-    return settings.UNKNOWN, None
+    return settings.UNKNOWN
   if isinstance(bound, (list, tuple)):
-    return [_resolved(item, macros)[0] for item in bound], None
+    return [_resolved(item, macros) for item in bound]
   if isinstance(bound, dict):
     return {
-      _resolved(key, macros)[0]: _resolved(item, macros)[0]
+      _resolved(key, macros): _resolved(item, macros)
       for key, item in bound.items()
-    }, None
-  return bound, None
+    }
+  return bound
 
 
 def _require_types() -> None:
   """Checks bound values against the annotations of their parameters."""
   macros = names.macros()
-  for name, uses in _uses().items():
-    if name not in macros:
+  for use in _uses():
+    value = _resolved(use.bound, macros)
+    if settings.accepts(use.annotation, value):
       continue
-    value, inner_name = _resolved(macros[name], macros)
-    for use in uses:
-      if inner_name is None and not settings.accepts(use.annotation, value):
-        such = ", ".join(f"%{n}" for n in _references([use], macros))
-        such = such and f" such as {such}"
-        raise ConfigurationError(
-          f"{name}={value!r}: {use.where} wants "
-          f"{settings.describe(use.annotation)}{such}; pass --gin.{name}=VALUE"
-        )
-  for bound, use in _bound_parameters():
-    value, macro = _resolved(bound, macros)
-    if macro is None and not settings.accepts(use.annotation, value):
+    such = ", ".join(f"%{name}" for name in _references([use], macros))
+    wanted = settings.describe(use.annotation) + (such and f" such as {such}")
+    if used := use.names(macros):
       raise ConfigurationError(
-        f"{use.where}={value!r}: want {settings.describe(use.annotation)}"
+        f"{used[-1]}={value!r}: {use.where} wants {wanted}; pass "
+        f"--gin.{used[-1]}=VALUE"
       )
+    raise ConfigurationError(f"{use.where}={value!r}: want {wanted}")
 
 
 def configured(function: Callable[..., _Result]) -> Callable[..., _Result]:
@@ -440,12 +395,6 @@ def bound_lines() -> list[str]:
   lines = gin.config_str(_MAX_LINE_LENGTH).splitlines()
   others = ("#", "import ", "from ")
   return [line for line in lines if line and not line.startswith(others)]
-
-
-def bound_value(name: str) -> Any:
-  """Returns the value of a name; None where it is not set."""
-  macros = names.macros()
-  return _resolved(macros[name], macros)[0] if name in macros else None
 
 
 def message_of(error: Exception) -> str:

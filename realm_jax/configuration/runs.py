@@ -30,7 +30,6 @@ from realm_jax.configuration.names import CONFIG, MACRO
 from realm_jax.configuration.parsing import (
   MODEL,
   ConfigurationError,
-  bound_value,
   names_in,
   own_configuration,
   parsed,
@@ -110,11 +109,30 @@ class KeptModel(NamedTuple):
     path = run_directory(model_dir) / kept_configuration.MODEL
     return cls(path, path.read_text()) if path.exists() else None
 
+  @classmethod
+  def of(cls, model_dir: epath.PathLike) -> "KeptModel":
+    """Returns that of a MODEL_DIR; raises ConfigurationError without one."""
+    if (found := cls.find(model_dir)) is None:
+      raise _without(run_directory(model_dir) / kept_configuration.MODEL)
+    return found
+
   @property
   def stage(self) -> str | None:
     """Class of the stage, such as `OpenQa`; None for an import."""
     found = re.search(f"^{_STAGE}(\\w+)$", self.text, re.MULTILINE)
     return found and found[1]
+
+  def recipe(self, recipe: Recipe) -> str:
+    """Returns the recipe for the stage, or raises ConfigurationError."""
+    if isinstance(recipe, str):
+      return recipe
+    if self.stage in recipe:
+      return recipe[self.stage]
+    whose = f"the stage {self.stage}" if self.stage else "an import"
+    raise ConfigurationError(
+      f"no recipe is meant for {whose} ({self.path}); choose one: "
+      + ", ".join(f"--gin_file={file}" for file in recipe.values())
+    )
 
 
 def whole_configuration(model_dir: epath.PathLike) -> str:
@@ -167,32 +185,26 @@ def parsed_for_run(
   bound = names_in(gin_files, search_paths=search_paths)
   if waits and MODEL[0] not in bound:
     _wait_for_trainer(model_dir)
-  model, advice = KeptModel.find(model_dir), ""
-  if model is None and not gin_files:
-    raise _without(run_directory(model_dir) / kept_configuration.MODEL)
-  if not isinstance(recipe, str):
+  model = KeptModel.find(model_dir) if gin_files else KeptModel.of(model_dir)
+  if isinstance(recipe, Mapping):
     is_whole = bound >= names.required(function)
-    recipe = "" if is_whole else recipe_for(model, model_dir, recipe)
-  files = list(gin_files)
+    recipe = "" if is_whole else KeptModel.of(model_dir).recipe(recipe)
+  before = [recipe] if recipe else []
   if model is not None:
-    files.insert(0, str(model.path))
-  if recipe:
-    files.insert(0, recipe)
-    advice = f" (with the recipe {recipe})"
+    before.append(str(model.path))
   with contextlib.ExitStack() as stack:
     try:
+      bindings = with_directories(
+        bindings, model_dir=model_dir, corpus_dir=corpus_dir
+      )
+      files = [*before, *gin_files]
       stack.enter_context(
         parsed(
-          function,
-          files,
-          with_directories(
-            bindings, model_dir=model_dir, corpus_dir=corpus_dir
-          ),
-          given=given,
-          search_paths=search_paths,
+          function, files, bindings, given=given, search_paths=search_paths
         )
       )
     except ConfigurationError as error:
+      advice = f" (with the recipe {recipe})" if recipe else ""
       raise ConfigurationError(f"{error}{advice}") from error
     if model is not None:
       _require_corpus(model)
@@ -208,38 +220,15 @@ def with_directories(
     ConfigurationError: A binding names such a directory, too.
   """
   bound = {binding.partition("=")[0].strip() for binding in bindings}
-  given = {n: path for n, path in directories.items() if path is not None}
+  given = {name: path for name, path in directories.items() if path is not None}
   for name, path in given.items():
     if name.upper() in bound:
       raise ConfigurationError(
         f"--{name}={path} and --gin.{name.upper()} say the same twice; give "
         "one of them"
       )
-  return [
-    *(f"{name.upper()} = {str(path)!r}" for name, path in given.items()),
-    *bindings,
-  ]
-
-
-def recipe_for(
-  model: KeptModel | None, model_dir: epath.PathLike, recipe: Recipe
-) -> str:
-  """Returns the recipe for the stage of a run.
-
-  Raises:
-    ConfigurationError: The run keeps no model, or no recipe is for its stage.
-  """
-  if model is None:
-    raise _without(run_directory(model_dir) / kept_configuration.MODEL)
-  if isinstance(recipe, str):
-    return recipe
-  if model.stage not in recipe:
-    whose = f"the stage {model.stage}" if model.stage else "an import"
-    raise ConfigurationError(
-      f"no recipe is meant for {whose} ({model.path}); choose one: "
-      + ", ".join(f"--gin_file={file}" for file in recipe.values())
-    )
-  return recipe[model.stage]
+  own = [f"{name.upper()} = {str(path)!r}" for name, path in given.items()]
+  return [*own, *bindings]
 
 
 def require_directory(model_dir: epath.Path) -> None:
@@ -271,10 +260,10 @@ def _without(file: epath.Path) -> ConfigurationError:
 
 def _require_corpus(model: KeptModel) -> None:
   """Checks that a corpus which a run has recorded is there."""
-  path = bound_value("CORPUS_DIR")
-  if path is None or is_remote(path) or repr(path) not in model.text:
+  path = names.macros().get("CORPUS_DIR")
+  if not isinstance(path, str) or repr(path) not in model.text:
     return
-  if not epath.Path(path).exists():
+  if not is_remote(path) and not epath.Path(path).exists():
     raise ConfigurationError(
       f"CORPUS_DIR {path}, as {model.path} has recorded it, is not there; "
       "pass --corpus_dir"

@@ -50,4 +50,4 @@ def test_a_command_without_a_run_asks_for_one():
     flagsaver.flagsaver(model_dir=None, gin_file=[], gin_bindings=[]),
     pytest.raises(ConfigurationError, match="give its directory as --model_d"),
   ):
-    configuration.call(ModelSource, recipe="gin/runs/ask.gin")
+    configuration.require_run("gin/runs/ask.gin")

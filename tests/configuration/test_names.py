@@ -7,26 +7,14 @@ import pytest
 from realm_jax import configuration, settings
 from realm_jax.configuration import names
 from realm_jax.configuration.parsing import table_of_names
-from realm_jax.evaluation.explaining.block_use import count_block_use
-from realm_jax.evaluation.following import follow
 from realm_jax.generations.building.generation_builder import GenerationConfig
 from realm_jax.generations.building.run import build_index
 from realm_jax.indexes.bm25 import Bm25Config
-from realm_jax.loaded_run import LoadedRunConfig
 from realm_jax.training.config import TrainConfig
+from tests.integration.commands import FUNCTIONS
 
 _MODEL = "gin/models/tiny.gin"
 _GIVEN = ["MODEL_DIR = 'run'", "CORPUS_DIR = 'corpus'"]
-_FUNCTIONS = {
-  **dict.fromkeys(
-    ("inverse_cloze", "reading", "pretrain", "span_selection", "open_qa"),
-    TrainConfig,
-  ),
-  **dict.fromkeys(("eval", "eval_retrieval", "eval_masked"), follow),
-  "build_index": build_index,
-  "ask": LoadedRunConfig,
-  "explain": count_block_use,
-}
 # Names with one meaning that commands take in different ranges or types.
 _SHARED = {"CHECKPOINT_STEP"}
 
@@ -89,7 +77,7 @@ def test_a_setting_without_default_must_be_given():
 
 def test_a_name_has_one_type_in_all_recipes():
   types = collections.defaultdict(set)
-  for recipe, function in _FUNCTIONS.items():
+  for recipe, function in FUNCTIONS.items():
     files = [_MODEL, f"gin/runs/{recipe}.gin", "gin/runs/precompile.gin"]
     questions = ["QUESTIONS = ''"] if recipe.startswith("eval") else []
     if recipe == "eval_masked":

@@ -139,19 +139,6 @@ def test_a_literal_or_a_reference_is_no_text():
     assert source.checkpoint_step == step
 
 
-def test_a_text_for_a_setting_of_unknown_type_is_refused(tmp_path):
-  path = tmp_path / "untyped.gin"
-  path.write_text(
-    "from __gin__ import dynamic_registration\n"
-    "import functools\n"
-    "COMMAND = None\n"
-    "functools.partial.func = %COMMAND\n"
-  )
-  refused = _refused([str(path)], ["COMMAND = runs/ict"])
-  assert "--gin.COMMAND=runs/ict" in refused
-  assert "--gin.COMMAND='\"runs/ict\"'" in refused
-
-
 @pytest.mark.parametrize("missing", ["nowhere.gin", "brt"])
 def test_a_file_or_a_module_that_is_not_there_is_named(tmp_path, missing):
   path = tmp_path / "typo.gin"

@@ -8,6 +8,10 @@ from typing import Any
 
 from benchmarks.runs.jobs import as_gin
 from realm_jax import configuration
+from realm_jax.evaluation.explaining.block_use import count_block_use
+from realm_jax.evaluation.following import follow
+from realm_jax.generations.building.run import build_index
+from realm_jax.loaded_run import LoadedRunConfig
 from realm_jax.training import loop
 from realm_jax.training.config import TrainConfig
 from tests import tiny_world
@@ -15,6 +19,17 @@ from tests import tiny_world
 # The gin file of the tiny world's model and lengths.
 MODEL_FILE = "tests/integration/tiny.gin"
 _PATIENCE_SECONDS = 300.0
+# What commands configure by each recipe of gin/runs.
+FUNCTIONS = {
+  **dict.fromkeys(
+    ("inverse_cloze", "reading", "pretrain", "span_selection", "open_qa"),
+    TrainConfig,
+  ),
+  **dict.fromkeys(("eval", "eval_retrieval", "eval_masked"), follow),
+  "build_index": build_index,
+  "ask": LoadedRunConfig,
+  "explain": count_block_use,
+}
 
 
 def parsed(
