@@ -18,8 +18,12 @@ retriever has two towers, --tower chooses one, and each makes a directory.
 
 --to=vectors writes the vectors of all blocks of a generation: vectors.npy, with
 a row for each block, blocks.jsonl, with the id and title of each row, and
-vectors.json, which says what they are of. Its recipe is
-gin/runs/export_vectors.gin, and that of all others gin/runs/export.gin.
+vectors.json, which says what they are of. An import has recorded no corpus:
+give --corpus_dir. CHECKPOINT_STEP=None takes the newest generation.
+
+For the others, VOCAB=None takes MODEL_DIR/vocab.txt, which an import writes, or
+else that of the corpus, and CHECKPOINT_STEP=best the checkpoint that
+`realm_jax.evaluate --follow` has named. --gin_help lists these settings.
 
 `import_weights` reads the same parameters back, bit for bit. The command prints
 what was written, and which parameters the other system has no tensors for.

@@ -169,9 +169,7 @@ def _options(target: Callable[..., _T], prefix: str = "", **more: str) -> _T:
 def main(argv: Sequence[str]) -> None:
   """Imports weights, and prints what happened."""
   del argv
-  with configuration.parsed(
-    None, *configuration.given(), search_paths=flags.FLAGS.gin_search_paths
-  ):
+  with configuration.parsed(None, *configuration.given()):
     source = _options(ImportSource, kind=_FROM.value)
     source.require_local()
     # After the input was found: these import what reads weights.

@@ -19,6 +19,7 @@ from typing import Any, NoReturn, TypeVar
 from absl import app, flags
 from etils import epath
 
+import gin
 from realm_jax.configuration.parsing import (
   ConfigurationError,
   configured,
@@ -179,7 +180,6 @@ def parsed_from_flags(
   """
   model_dir, corpus_dir = _run_flag("model_dir"), _run_flag("corpus_dir")
   files, bindings = [*_GIN_FILES.value, *last_files], _GIN_BINDINGS.value
-  paths = _GIN_SEARCH_PATHS.value
   if _run_flags and flags.FLAGS.gin_help:
     _show_names(function, recipe, files)
   if recipe is not None and model_dir is not None:
@@ -190,20 +190,14 @@ def parsed_from_flags(
       corpus_dir=corpus_dir,
       gin_files=files,
       bindings=bindings,
-      search_paths=paths,
       given=given,
       waits=waits,
     )
   if model_dir is not None and not _GIN_FILES.value:
     files.insert(0, whole_configuration(model_dir))
   directories = {"model_dir": model_dir, "corpus_dir": corpus_dir}
-  return parsed(
-    function,
-    files,
-    with_directories(bindings, **directories),
-    given=given,
-    search_paths=paths,
-  )
+  bindings = with_directories(bindings, **directories)
+  return parsed(function, files, bindings, given=given)
 
 
 def _show_names(
@@ -211,15 +205,15 @@ def _show_names(
 ) -> NoReturn:
   """Shows the names that the command's gin files leave to be set, and ends."""
   model_dir = _run_flag("model_dir")
-  if not files and recipe and not isinstance(recipe, str) and model_dir:
+  if not files and recipe and model_dir is not None:
     recipe = KeptModel.of(model_dir).recipe(recipe)
   if not files and not isinstance(recipe, str):
     raise ConfigurationError(
       "--gin_help shows the names of gin files; give them as --gin_file"
     )
-  if not files and recipe:
-    files = [recipe]
-  print(table_of_names(function, files, search_paths=_GIN_SEARCH_PATHS.value))
+  if isinstance(recipe, str):
+    files = [file for file in (recipe, *files) if file]
+  print(table_of_names(function, files))
   sys.exit(0)
 
 
@@ -283,6 +277,8 @@ def parse_flags(argv: Sequence[str], *, takes_texts: bool = False) -> list[str]:
         f"{texts[1]!r} is no flag; write --NAME=VALUE, and quote patterns of "
         "files so that the shell leaves them alone"
       )
+    for path in _GIN_SEARCH_PATHS.value:
+      gin.add_config_file_search_path(path)
     return texts
   except (flags.Error, ConfigurationError) as error:
     _print_error(argv[0], _without_none(str(error)))

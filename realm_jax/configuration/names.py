@@ -11,7 +11,7 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import gin
 from realm_jax import settings
@@ -88,7 +88,7 @@ def configurable(selector: str) -> Callable[..., Any]:
   return gin.config._REGISTRY[selector].wrapped
 
 
-def is_macro(value: Any) -> bool:
+def is_macro(value: Any) -> TypeGuard[_Reference]:
   """Returns whether a bound value is `%NAME`."""
   return isinstance(value, _Reference) and value.selector == MACRO
 

@@ -115,7 +115,6 @@ def parsed(
   bindings: Sequence[str] = (),
   *,
   given: Iterable[str] = (),
-  search_paths: Sequence[str] = (".",),
 ) -> Iterator[None]:
   """Sets gin's configuration during a `with` block, and restores it then.
 
@@ -127,7 +126,6 @@ def parsed(
     gin_files: Local files, or files on an object store.
     bindings: `NAME = VALUE`; each must bind a name that is used.
     given: Parameters of the function that its caller gives.
-    search_paths: Folders in which files are looked for.
 
   Raises:
     ConfigurationError: A file is missing, a binding names nothing, a value
@@ -135,7 +133,7 @@ def parsed(
   """
   with own_configuration():
     with _explained():
-      _read(function, gin_files, search_paths, given)
+      _read(function, gin_files, given)
       _require_known_names(bindings)
       gin.parse_config(_readable(bindings))
       names.bind()
@@ -145,29 +143,25 @@ def parsed(
     yield
 
 
-def names_in(
-  gin_files: Sequence[str], *, search_paths: Sequence[str] = (".",)
-) -> set[str]:
+def names_in(gin_files: Sequence[str]) -> set[str]:
   """Returns the names that gin files bind.
 
   Raises:
     ConfigurationError: A file is missing, or cannot be read.
   """
   with own_configuration(), _explained():
-    _read(None, gin_files, search_paths)
+    _read(None, gin_files)
     return {*names.macros()}
 
 
-def table_of_names(
-  function: _Function, gin_files: Sequence[str], *, search_paths: Sequence[str]
-) -> str:
+def table_of_names(function: _Function, gin_files: Sequence[str]) -> str:
   """Returns the names that may be set, with values and meanings, for people.
 
   Raises:
     ConfigurationError: A file is missing, or cannot be read.
   """
   with own_configuration(), _explained():
-    _read(function, gin_files, search_paths)
+    _read(function, gin_files)
     return names.table()
 
 
@@ -186,12 +180,10 @@ def _explained() -> Iterator[None]:
 def _read(
   function: _Function | None,
   gin_files: Sequence[str],
-  search_paths: Sequence[str],
   given: Iterable[str] = (),
 ) -> None:
   """Reads gin files, local ones and those of object stores."""
-  for path in (*search_paths, _PROJECT_DIR):
-    gin.add_config_file_search_path(path)
+  gin.add_config_file_search_path(_PROJECT_DIR)
   # The only reader: gin's own look for each file in Python packages, too, and
   # log an error for each folder in which there is none.
   readers: list[Any] = gin.config._FILE_READERS

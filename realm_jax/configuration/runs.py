@@ -156,7 +156,6 @@ def parsed_for_run(
   corpus_dir: epath.PathLike | None = None,
   gin_files: Sequence[str] = (),
   bindings: Sequence[str] = (),
-  search_paths: Sequence[str] = (".",),
   given: Sequence[str] = (),
   waits: bool = False,
 ) -> Iterator[KeptModel | None]:
@@ -170,7 +169,6 @@ def parsed_for_run(
     corpus_dir: Corpus; None takes the one that the run has recorded.
     gin_files: Gin files. With a model, they need no run that keeps one.
     bindings: `NAME = VALUE`.
-    search_paths: Folders in which gin files are looked for.
     given: Parameters of the function that its caller gives.
     waits: Whether to wait for a trainer to start.
 
@@ -182,7 +180,7 @@ def parsed_for_run(
       no recipe is for its stage, or the recorded corpus is not there, or as
       `parsed`.
   """
-  bound = names_in(gin_files, search_paths=search_paths)
+  bound = names_in(gin_files)
   if waits and MODEL[0] not in bound:
     _wait_for_trainer(model_dir)
   model = KeptModel.find(model_dir) if gin_files else KeptModel.of(model_dir)
@@ -198,11 +196,7 @@ def parsed_for_run(
         bindings, model_dir=model_dir, corpus_dir=corpus_dir
       )
       files = [*before, *gin_files]
-      stack.enter_context(
-        parsed(
-          function, files, bindings, given=given, search_paths=search_paths
-        )
-      )
+      stack.enter_context(parsed(function, files, bindings, given=given))
     except ConfigurationError as error:
       advice = f" (with the recipe {recipe})" if recipe else ""
       raise ConfigurationError(f"{error}{advice}") from error

@@ -154,6 +154,7 @@ class TrainConfig:
     model_dir: Directory of the run's checkpoints, generations and metrics.
     data: Task, corpus, batch and lengths. Examples come from the corpus
       version that the run began with.
+    stage: What is trained, and by which loss.
     retriever: Towers; they take the vocabulary of the corpus.
     num_steps: Steps of the whole run; the learning rate ends at zero there.
     reader: Reader, for the stages that have one.

@@ -94,7 +94,7 @@ def test_a_name_has_one_type_in_all_recipes():
 
 def test_gin_help_has_values_types_and_meanings():
   files = [_MODEL, "gin/runs/pretrain.gin"]
-  shown = table_of_names(TrainConfig, files, search_paths=["."])
+  shown = table_of_names(TrainConfig, files)
   lines = shown.splitlines()
   where = lines.index(
     "NUM_STEPS = 200000 (an integer of at least 0; TrainConfig.num_steps)"
