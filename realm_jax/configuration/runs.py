@@ -69,11 +69,8 @@ def _model_text() -> str:
       by_name = macros.get(one.macro, one.default)
       value = by_name if one.has_name else one.bound
       kept[mark.name or one.macro, MACRO] = {"value": value}
-  kept |= {
-    key: CONFIG[key]
-    for key in ((name, MACRO) for name in MODEL)
-    if key in CONFIG
-  }
+  for name in {*MODEL} & {*macros}:
+    kept[name, MACRO] = {"value": macros[name]}
   waiting = [*kept]
   while waiting:
     references: Iterator[Any] = gin.config.iterate_references(
