@@ -182,7 +182,7 @@ def parsed_for_run(
     _wait_for_trainer(model_dir)
   model = KeptModel.find(model_dir) if gin_files else KeptModel.of(model_dir)
   if isinstance(recipe, Mapping):
-    is_whole = bound >= names.required(function)
+    is_whole = {"MODEL_DIR", *bound} >= names.required(function)
     recipe = "" if is_whole else KeptModel.of(model_dir).recipe(recipe)
   before = [recipe] if recipe else []
   if model is not None:

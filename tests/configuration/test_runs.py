@@ -9,7 +9,7 @@ from realm_jax import configuration, evaluate
 from realm_jax.configuration import ConfigurationError, KeptModel, runs
 from realm_jax.conversion import exporting
 from realm_jax.conversion.gin_model import gin_model
-from realm_jax.evaluation import open_qa, run, trained_model
+from realm_jax.evaluation import following, open_qa, run, trained_model
 from realm_jax.evaluation.answering import AnsweringConfig, load_answerer
 from realm_jax.files.kept_configuration import keep_configuration
 from realm_jax.generations.building.generation_builder import GenerationConfig
@@ -161,6 +161,15 @@ def test_a_stage_that_nothing_evaluates_is_told(trained, stage):
     _parsed(run.evaluate, model_dir, evaluate._RECIPES),
   ):
     pass
+  # A file that chooses an evaluation needs no recipe of the stage.
+  for function in (run.evaluate, following.follow):
+    with _parsed(
+      function,
+      model_dir,
+      evaluate._RECIPES,
+      gin_files=["gin/runs/eval_masked.gin"],
+    ):
+      assert configuration.configured(DataConfig)().seed == 1000003
 
 
 @pytest.mark.parametrize(
