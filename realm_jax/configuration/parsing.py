@@ -364,18 +364,9 @@ def _require_types() -> None:
 
 
 def configured(function: Callable[..., _Result]) -> Callable[..., _Result]:
-  """Returns a function with the arguments that the configuration binds.
-
-  Raises:
-    ConfigurationError: Nothing binds any.
-  """
-  try:
-    return gin.get_configurable(function)
-  except ValueError as error:
-    raise ConfigurationError(
-      f"no gin file binds {function.__module__}.{function.__name__}; pass "
-      "one with --gin_file, for example from gin/runs/"
-    ) from error
+  """Returns a function with the arguments that the configuration binds."""
+  names.selector_of(function)
+  return gin.get_configurable(function)
 
 
 def bound_lines() -> list[str]:
