@@ -195,6 +195,14 @@ def test_an_index_is_of_the_kind_that_the_run_needs(
   assert config.embedding.query_length == tiny_world.QUERY_LENGTH
 
 
+@pytest.mark.slow
+def test_an_index_is_of_the_kind_of_the_newest_generation(recorded_run):
+  run = recorded_run("open_qa")
+  with _parsed(build, run, "gin/runs/build_index.gin"):
+    config = configuration.configured(GenerationConfig)()
+  assert isinstance(config.index, ExactConfig)
+
+
 def test_an_import_is_known_by_the_model_file_that_it_writes(tmp_path):
   text = gin_model(tiny_world.RETRIEVER, tiny_world.READER, source="a")
   (tmp_path / "model.gin").write_text(text)
