@@ -172,6 +172,7 @@ def measure_retrieval(*, turns: int, scale: float) -> dict[str, Any]:
     )
     bindings = {**folders, "NUM_STEPS": steps, "SAVE_EVERY_STEPS": steps}
     with configuration.parsed(
+      TrainConfig,
       ["gin/experiments/demo/pretrain.gin"],
       [f"{name} = {as_gin(value)}" for name, value in bindings.items()],
     ):

@@ -5,7 +5,7 @@ import multiprocessing
 from collections.abc import Sequence
 
 from launch.errors import LaunchError
-from launch.jobs import Gin, Job
+from launch.jobs import Job
 
 
 def require_readable(jobs: Sequence[Job]) -> None:
@@ -20,7 +20,7 @@ def require_readable(jobs: Sequence[Job]) -> None:
   """
   spawn = multiprocessing.get_context("spawn")
   with concurrent.futures.ProcessPoolExecutor(1, mp_context=spawn) as reader:
-    errors = reader.map(error_of, [job.gin for job in jobs])
+    errors = reader.map(error_of, jobs)
     found = [
       f"{job.name}: {_for_job(job.name, error)}"
       for job, error in zip(jobs, errors, strict=True)
@@ -30,13 +30,16 @@ def require_readable(jobs: Sequence[Job]) -> None:
     raise LaunchError("\n".join(found))
 
 
-def error_of(gin: Gin) -> str | None:
+def error_of(job: Job) -> str | None:
   """Returns what is wrong with a job's gin files or bindings, if anything."""
   from realm_jax import configuration
+  from realm_jax.stage_commands.command import function_of
 
-  bindings = [binding.replace("=", " = ", 1) for binding in gin.bindings]
+  bindings = [binding.replace("=", " = ", 1) for binding in job.gin.bindings]
   try:
-    with configuration.parsed(gin.files, bindings):
+    module, *flags = job.arguments[1:]
+    function = function_of(module.rpartition(".")[2], flags)
+    with configuration.parsed(function, job.gin.files, bindings):
       return None
   except configuration.ConfigurationError as error:
     return str(error)

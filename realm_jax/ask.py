@@ -50,7 +50,7 @@ def _answer(words: Sequence[str]) -> None:
   """Answers the question of the command line, or those of the input."""
   from realm_jax.evaluation.answering import load_answerer
 
-  answerer = configuration.call(load_answerer, default_recipe=_RECIPE)
+  answerer = configuration.call(load_answerer, recipe=_RECIPE)
   marks = _ON_TERMINAL if sys.stdout.isatty() else _ELSEWHERE
   questions = [" ".join(words)] if words else prompted_lines("question")
   for question in questions:

@@ -19,8 +19,6 @@ from collections.abc import Sequence
 from absl import flags, logging
 
 from realm_jax import configuration, device_command
-from realm_jax.generations.store import layout
-from realm_jax.generations.store import manifest as manifests
 
 _ONCE = flags.DEFINE_bool(
   "once", False, "Build the newest checkpoint's generation and exit."
@@ -42,26 +40,12 @@ def main(argv: Sequence[str]) -> None:
   cpu_tuning.keep_freed_memory()
   published = configuration.call(
     run.build_index,
-    default_recipe=_RECIPE,
-    values_of_run=_values_of_run,
+    recipe=_RECIPE,
     waits=True,
     once=_ONCE.value,
     worker=_WORKER.value,
   )
   logging.info("done: published %s", published or "nothing")
-
-
-def _values_of_run(record: configuration.RunRecord) -> dict[str, str]:
-  """Returns the index that the run is searched by, if that is known."""
-  generations_dir = record.path.parent / layout.FOLDER
-  if steps := layout.published_steps(generations_dir):
-    newest = manifests.read(layout.path_of(generations_dir, steps[-1]))
-    return {"INDEX": f"%{newest.index_kind.upper()}"}
-  if record.value("INDEX_SCORES"):
-    return {"INDEX": "%BM25"}
-  if record.value("RETRIEVE_ON_DEVICE"):
-    return {"INDEX": "%EXACT"}
-  return {}
 
 
 if __name__ == "__main__":

@@ -53,18 +53,13 @@ def main(argv: Sequence[str]) -> None:
   function = following.follow if _FOLLOW.value else run.evaluate
   figures: Figures | None = configuration.call(
     function,
-    default_recipe=_RECIPES,
-    values_of_run=_values_of_run,
+    recipe=_RECIPES,
     waits=_FOLLOW.value,
   )
   if figures is None:
     return
   # The others wait, so as to fail if process 0 cannot write.
   Agreement("report").on_process_0("report", lambda: _report(figures))
-
-
-def _values_of_run(record: configuration.RunRecord) -> dict[str, str]:
-  return {"OUTPUT_DIR": repr(str(record.path.parent / "eval"))}
 
 
 def _report(figures: "Figures") -> None:

@@ -24,8 +24,8 @@ All are printed as tables, and written as JSON with --json=FILE. Of several
 processes, process 0 does this on its own devices.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from absl import app, flags, logging
 
@@ -50,7 +50,7 @@ _BASELINE_GIN_FILE = flags.DEFINE_multi_string(
   "baseline_gin_file",
   [],
   "Model file of the baseline, over what its directory has recorded; needed if "
-  "that has neither config.gin nor model.gin.",
+  "that has no model.gin.",
 )
 _BLOCK_USE = flags.DEFINE_bool(
   "block_use", False, "List the most and the least used blocks of a run."
@@ -63,9 +63,6 @@ _JSON = flags.DEFINE_string(
 )
 
 _RECIPE = "gin/runs/explain.gin"
-_BASELINE_RECIPE = "gin/runs/explain_baseline.gin"
-
-_Result = TypeVar("_Result")
 
 
 def main(argv: Sequence[str]) -> None:
@@ -97,24 +94,12 @@ def _explain(words: Sequence[str]) -> None:
   from realm_jax.evaluation.explaining.block_use import count_block_use
 
   if _BLOCK_USE.value:
-    use = _call(count_block_use)
+    use = configuration.call(count_block_use, recipe=_RECIPE)
     if _JSON.value:
       write_json(_JSON.value, use.to_json())
     print(tables.block_use_text(use))
   else:
     _explain_texts([" ".join(words)] if words else _texts())
-
-
-def _call(function: Callable[..., _Result]) -> _Result:
-  return configuration.call(
-    function, default_recipe=_RECIPE, values_of_run=_values_of_run
-  )
-
-
-def _values_of_run(record: configuration.RunRecord) -> dict[str, str]:
-  """Returns the task of a run of pre-training, whose sentences are masked."""
-  task = record.value("TASK") if record.stage == "Pretraining" else None
-  return {} if task is None else {"TASK": repr(task)}
 
 
 def _texts() -> Iterator[str]:
@@ -125,7 +110,7 @@ def _explain_texts(texts: Iterator[str] | Sequence[str]) -> None:
   from realm_jax.evaluation.explaining import tables
   from realm_jax.evaluation.explaining.explainer import load_explainer
 
-  explainer = _call(load_explainer)
+  explainer = configuration.call(load_explainer, recipe=_RECIPE)
   baseline = None
   if _BASELINE.value is not None:
     baseline = _load_baseline(_BASELINE.value, explainer)
@@ -142,24 +127,22 @@ def _explain_texts(texts: Iterator[str] | Sequence[str]) -> None:
 def _load_baseline(model_dir: str, explainer: "Explainer") -> "UnaidedModel":
   """Loads a model by the configuration that its own directory has recorded."""
   files = _BASELINE_GIN_FILE.value
-  if not files and configuration.RunRecord.find(model_dir) is None:
+  if not files and configuration.KeptModel.find(model_dir) is None:
     raise configuration.ConfigurationError(
-      f"the baseline {model_dir} has neither config.gin nor model.gin; name "
-      "its model with --baseline_gin_file"
+      f"the baseline {model_dir} has no model.gin; name its model with "
+      "--baseline_gin_file"
     )
   from realm_jax.evaluation.explaining.unaided import load_unaided
 
+  loaded = {
+    "corpus": explainer.corpus,
+    "limits": explainer.limits,
+    "mesh": explainer.model.mesh,
+  }
   with configuration.parsed_for_run(
-    load_unaided,
-    model_dir,
-    default_recipe=_BASELINE_RECIPE,
-    gin_files=[*files, _BASELINE_RECIPE],
+    load_unaided, model_dir, gin_files=files, given=[*loaded]
   ):
-    return configuration.configured(load_unaided)(
-      corpus=explainer.corpus,
-      limits=explainer.limits,
-      mesh=explainer.model.mesh,
-    )
+    return configuration.configured(load_unaided)(**loaded)
 
 
 if __name__ == "__main__":

@@ -18,8 +18,12 @@ retriever has two towers, --tower chooses one, and each makes a directory.
 
 --to=vectors writes the vectors of all blocks of a generation: vectors.npy, with
 a row for each block, blocks.jsonl, with the id and title of each row, and
-vectors.json, which says what they are of. Its recipe is
-gin/runs/export_vectors.gin, and that of all others gin/runs/export.gin.
+vectors.json, which says what they are of. An import has recorded no corpus:
+give --corpus_dir. CHECKPOINT_STEP=None takes the newest generation.
+
+For the others, VOCAB=None takes MODEL_DIR/vocab.txt, which an import writes, or
+else that of the corpus, and CHECKPOINT_STEP=best the checkpoint that
+`realm_jax.evaluate --follow` has named. --gin_help lists these settings.
 
 `import_weights` reads the same parameters back, bit for bit. The command prints
 what was written, and which parameters the other system has no tensors for.
@@ -36,8 +40,6 @@ from realm_jax.conversion.planning import PARTS, SYSTEMS, TOWERS
 
 configuration.define_run_flags()
 _VECTORS = "vectors"
-_RECIPE = "gin/runs/export.gin"
-_RECIPE_OF_VECTORS = "gin/runs/export_vectors.gin"
 _TO = flags.DEFINE_enum(
   "to",
   None,
@@ -62,21 +64,21 @@ def main(argv: Sequence[str]) -> None:
   del argv
   if _TO.value == _VECTORS:
     _refuse(_PART, _TOWER)
-    configuration.require_run(_RECIPE_OF_VECTORS)
+    configuration.require_run("")
     report = configuration.call(
       vectors.export_vectors,
-      default_recipe=_RECIPE_OF_VECTORS,
+      recipe="",
       output_dir=_OUTPUT_DIR.value,
       dtype=_DTYPE.value,
     )
   else:
     _refuse(_DTYPE)
-    configuration.require_run(_RECIPE)
+    configuration.require_run("")
     from realm_jax.conversion import exporting
 
     report = configuration.call(
       exporting.export_weights,
-      default_recipe=_RECIPE,
+      recipe="",
       output_dir=_OUTPUT_DIR.value,
       to=_TO.value,
       part=_PART.value,

@@ -60,7 +60,7 @@ override it.
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import ParamSpec, TypeVar
+from typing import TypeVar
 
 from absl import flags
 
@@ -68,7 +68,6 @@ from realm_jax import configuration
 from realm_jax.conversion.planning import KINDS, PARTS, ImportSource
 from realm_jax.models.retriever import POOLINGS
 
-_P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 _FROM = flags.DEFINE_enum(
@@ -150,28 +149,18 @@ _SEED = flags.DEFINE_integer(
 )
 
 
-def _configured(function: Callable[_P, _T]) -> Callable[_P, _T]:
-  """Returns the function with gin's bindings, if a gin file has any."""
-  try:
-    return configuration.configured(function)
-  except configuration.ConfigurationError:
-    return function
-
-
 def _options(target: Callable[..., _T], prefix: str = "", **more: str) -> _T:
   """Makes a dataclass of the flags that have the names of its fields."""
   names = set(inspect.signature(target).parameters) - more.keys()
   given = {name: flags.FLAGS[prefix + name] for name in names}
   values = {name: flag.value for name, flag in given.items() if flag.present}
-  return _configured(target)(**values, **more)
+  return configuration.configured(target)(**values, **more)
 
 
 def main(argv: Sequence[str]) -> None:
   """Imports weights, and prints what happened."""
   del argv
-  with configuration.parsed(
-    *configuration.given(), search_paths=flags.FLAGS.gin_search_paths
-  ):
+  with configuration.parsed(None, *configuration.given()):
     source = _options(ImportSource, kind=_FROM.value)
     source.require_local()
     # After the input was found: these import what reads weights.

@@ -63,7 +63,7 @@ _configuring = threading.Lock()
 
 @dataclasses.dataclass(frozen=True)
 class LoadedRunConfig:
-  """How a run is opened; gin/runs/load.gin binds it.
+  """How a run is opened; gin binds it.
 
   Attributes:
     source: Checkpoint, corpus and generation.
@@ -317,7 +317,7 @@ def load(
       is taken. None takes the one that the checkpoint was trained with.
     checkpoint_step: Step of the checkpoint; None takes the last one, and "best"
       the one that `realm_jax.evaluate --follow` has named.
-    gin_files: Gin files over gin/runs/load.gin, or instead of it.
+    gin_files: Gin files over gin/runs/ask.gin and what the run keeps.
     bindings: `NAME = VALUE`, such as `"NUM_READ = 10"`.
 
   Raises:
@@ -332,11 +332,11 @@ def load(
     configuration.parsed_for_run(
       LoadedRunConfig,
       model_dir,
-      default_recipe="gin/runs/load.gin",
+      recipe="gin/runs/ask.gin",
       corpus_dir=corpus_dir,
       gin_files=gin_files,
       bindings=bindings,
-    ) as record,
+    ) as kept,
   ):
     config = configuration.configured(LoadedRunConfig)()
   source = config.source
@@ -345,13 +345,13 @@ def load(
   if checkpoint_step is not None:
     source = dataclasses.replace(source, checkpoint_step=checkpoint_step)
   config = dataclasses.replace(config, source=source)
-  stage = None if record is None else record.stage
+  stage = None if kept is None else kept.stage
   if stage in (None, OpenQa.__name__):
     try:
       answerer = load_answerer(source, config.answering)
       return LoadedRun(answerer.model, config, answerer)
     except CheckpointError as error:
-      # An import, or a run without a record, may have no reader of questions.
+      # An import, or a run that keeps nothing, may have no reader of questions.
       if stage is not None:
         raise
       problem = error

@@ -46,6 +46,8 @@ _CACHE_DIR = flags.DEFINE_string(
   "Directory of earlier compilations; the default is in ~/.cache, and '' "
   "compiles all.",
 )
+# Names of data, which a recipe leaves to the command line.
+_NO_DATA = "gin/runs/precompile.gin"
 _JSON = flags.DEFINE_string(
   "json", None, "File to which the figures are written as JSON, too."
 )
@@ -57,7 +59,7 @@ _LIBRARY = Path(sys.prefix) / "libtpu" / "libtpu" / "libtpu.so"
 def main(argv: Sequence[str]) -> None:
   """Compiles the recipe's programs and prints what they need."""
   del argv
-  configuration.require_run({})
+  configuration.require_run()
   from realm_jax.precompilation.topology import open_topology
 
   # jax would keep programs that it cannot read without the slice's devices.
@@ -86,12 +88,12 @@ def _recipe() -> "TrainConfig | GenerationConfig":
   )
   from realm_jax.training.config import TrainConfig
 
-  with configuration.parsed_from_flags(without_data=True):
-    if configuration.is_configured(TrainConfig) or (
-      not configuration.is_configured(GenerationConfig)
-    ):
-      return configuration.configured(TrainConfig)()
-    return configuration.configured(GenerationConfig)()
+  files, _ = configuration.given()
+  function = TrainConfig
+  if files and "STAGE" not in configuration.names_in(files):
+    function = GenerationConfig
+  with configuration.parsed_from_flags(function, last_files=[_NO_DATA]):
+    return configuration.configured(function)()
 
 
 if __name__ == "__main__":

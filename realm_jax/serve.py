@@ -49,7 +49,7 @@ _MASKED_MODEL_DIR = flags.DEFINE_string(
 _MASKED_GIN_FILE = flags.DEFINE_multi_string(
   "masked_gin_file",
   [],
-  "Gin files of that run, which override what its config.gin says.",
+  "Gin files of that run, which override what it has recorded.",
 )
 _EXAMPLE_QUESTIONS = flags.DEFINE_string(
   "example_questions",
@@ -63,14 +63,13 @@ _MAX_WAITING = flags.DEFINE_integer(
   lower_bound=1,
 )
 
-_RECIPE = "gin/runs/serve.gin"
 _NUM_EXAMPLES = 4
 
 
 def main(argv: Sequence[str]) -> None:
   """Loads the runs, and serves the page until a signal ends it."""
   del argv
-  configuration.require_run(_RECIPE)
+  configuration.require_run("")
   from realm_jax.partitioning import cpu_tuning
   from realm_jax.partitioning.agreement import Agreement
 
@@ -115,7 +114,7 @@ def _load() -> "Service":
   from realm_jax.serving.examples import example_questions, example_sentences
   from realm_jax.serving.service import QUESTION, SENTENCE, Service
 
-  run = configuration.call(load_explainer, default_recipe=_RECIPE)
+  run = configuration.call(load_explainer, recipe="")
   masked_run = None
   if _MASKED_MODEL_DIR.value is not None:
     masked_run = _load_masked(_MASKED_MODEL_DIR.value, run)
@@ -139,7 +138,6 @@ def _load_masked(model_dir: str, run: "Explainer") -> "Explainer":
   with configuration.parsed_for_run(
     load_explainer,
     model_dir,
-    default_recipe=_RECIPE,
     corpus_dir=run.corpus.source,
     gin_files=_MASKED_GIN_FILE.value,
   ):

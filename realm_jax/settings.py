@@ -72,6 +72,20 @@ class Unnamed:
   """
 
 
+@dataclasses.dataclass(frozen=True)
+class OfRun:
+  """Marks in an `Annotated` type what other commands take from a run.
+
+  `realm_jax.train` writes it to MODEL_DIR/model.gin, which those commands read
+  (`realm_jax/configuration/runs.py`).
+
+  Attributes:
+    name: Name to which the value is bound there; None is the field's own.
+  """
+
+  name: str | None = None
+
+
 PositiveInt = Annotated[int, Range(least=1)]
 NonNegativeInt = Annotated[int, Range(least=0)]
 PositiveFloat = Annotated[float, Range(above=0)]
@@ -111,6 +125,12 @@ def parameter_types(function: Callable[..., Any]) -> dict[str, Any]:
 def is_unnamed(annotation: Any) -> bool:
   """Returns whether a type has the mark `Unnamed`."""
   return Unnamed in getattr(annotation, "__metadata__", ())
+
+
+def of_run(annotation: Any) -> OfRun | None:
+  """Returns the mark `OfRun` of a type, if it has one."""
+  marks = getattr(annotation, "__metadata__", ())
+  return next((mark for mark in marks if isinstance(mark, OfRun)), None)
 
 
 def accepts(annotation: Any, value: Any) -> bool:
@@ -166,6 +186,8 @@ def accepts_instances(annotation: Any, configurable: Any) -> bool:
   origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
   if origin in (typing.Union, types.UnionType):
     return any(accepts_instances(part, configurable) for part in arguments)
+  if origin is Annotated:
+    return accepts_instances(arguments[0], configurable)
   if not (inspect.isclass(annotation) and inspect.isclass(configurable)):
     return False
   if is_protocol(annotation):
@@ -186,33 +208,6 @@ def _members(protocol: type) -> set[str]:
 def is_protocol(annotation: type) -> bool:
   """`typing.is_protocol`, which Python 3.11 and 3.12 lack."""
   return getattr(annotation, "_is_protocol", False)
-
-
-def is_known(annotation: Any) -> bool:
-  """Returns whether `accepts` knows which values are of an annotated type."""
-  return not any(
-    part is Any or isinstance(part, typing.TypeVar)
-    for part in _parts(annotation)
-  )
-
-
-def item_types(annotation: Any, value: Any) -> list[tuple[Any, Any]]:
-  """Returns the items of a list or dictionary with their annotated types."""
-  found: list[tuple[Any, Any]] = []
-  for part in [annotation, *typing.get_args(annotation)]:
-    origin, arguments = typing.get_origin(part), typing.get_args(part)
-    if isinstance(value, dict) and origin in (dict, collections.abc.Mapping):
-      for pair in value.items():
-        found += zip(pair, arguments, strict=True)
-    elif isinstance(value, (list, tuple)) and origin in (
-      list,
-      tuple,
-      collections.abc.Sequence,
-    ):
-      is_fixed = origin is tuple and arguments[-1:] != (Ellipsis,)
-      each = arguments if is_fixed else arguments[:1] * len(value)
-      found += zip(value, each, strict=False)
-  return found
 
 
 def describe(annotation: Any) -> str:

@@ -3,8 +3,8 @@
 The gin file chooses the stage: inverse cloze, reading, REALM pre-training or
 open QA. The files under gin/runs/ say what each needs.
 
-MODEL_DIR/config.gin keeps the whole configuration, so that other commands take
-`--model_dir` alone. So does this one, to resume a run as it was configured.
+MODEL_DIR keeps the configuration, so that other commands take `--model_dir`
+alone. So does this one, to resume a run as it was configured.
 """
 
 from collections.abc import Sequence
@@ -17,16 +17,17 @@ from realm_jax import configuration, device_command
 def main(argv: Sequence[str]) -> None:
   """Trains the run that gin configures."""
   del argv
-  configuration.require_run({})
+  configuration.require_run()
   from realm_jax.partitioning import cpu_tuning
   from realm_jax.training import loop
   from realm_jax.training.config import TrainConfig
 
   cpu_tuning.disable_async_dispatch()
   cpu_tuning.keep_freed_memory()
-  with configuration.parsed_from_flags():
-    config, text = configuration.configured(TrainConfig)(), configuration.text()
-  result = loop.train(config, configuration=text)
+  with configuration.parsed_from_flags(TrainConfig):
+    config = configuration.configured(TrainConfig)()
+    kept = configuration.kept_files(config.stage)
+  result = loop.train(config, configuration=kept)
   logging.info("done: step %d, %d swaps", result.step, result.swaps)
 
 

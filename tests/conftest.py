@@ -166,16 +166,19 @@ def keep_record(world) -> Callable[[str, Path], None]:
   """`keep_record(recipe, model_dir)` keeps what `realm_jax.train` would."""
   from realm_jax import configuration
   from realm_jax.files.kept_configuration import keep_configuration
+  from realm_jax.training.config import TrainConfig
 
   def keep(recipe: str, model_dir: Path) -> None:
     given = {"MODEL_DIR": "elsewhere", "CORPUS_DIR": str(world.corpus_dir)}
     if recipe == "open_qa":
       given["TRAIN_QUESTIONS"] = "train.jsonl"
     with configuration.parsed(
+      TrainConfig,
       [f"gin/runs/{recipe}.gin", "tests/integration/tiny.gin"],
       [f"{name} = {value!r}" for name, value in given.items()],
     ):
-      keep_configuration(model_dir, configuration.text())
+      config = configuration.configured(TrainConfig)()
+      keep_configuration(model_dir, configuration.kept_files(config.stage))
 
   return keep
 

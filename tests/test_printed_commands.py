@@ -7,6 +7,7 @@ own flags where it is installed.
 import ast
 import dataclasses
 import importlib.util
+import pkgutil
 import re
 import shlex
 import subprocess
@@ -22,6 +23,7 @@ from launch.job_flags import split_bindings
 from launch.plan import name_of, plan
 from realm_jax import configuration
 from realm_jax.configuration import names
+from realm_jax.training.config import TrainConfig
 
 _PROJECT_DIR = Path(__file__).resolve().parent.parent
 _DOCUMENTS = ("README.md", *sorted(_PROJECT_DIR.glob("docs/*.md")))
@@ -161,14 +163,33 @@ def test_the_flags_of_a_command_exist(command, help_of):
   assert command.flags <= _flags_of(text)
 
 
-# Recipes over which commands read what a run has kept.
-_RECIPES = {
-  "realm_jax.ask": ["ask"],
-  "realm_jax.build_index": ["build_index"],
-  "realm_jax.evaluate": ["eval", "eval_masked"],
-  "realm_jax.explain": ["explain"],
-  "realm_jax.export_weights": ["export_vectors", "export"],
+# What commands configure, and their own recipes over which they read a run's.
+_CONFIGURES = {
+  "realm_jax.ablate": ("realm_jax.ablation.config:AblationConfig", ""),
+  "realm_jax.ask": (
+    "realm_jax.evaluation.answering:load_answerer",
+    "gin/runs/ask.gin",
+  ),
+  "realm_jax.build_index": (
+    "realm_jax.generations.building.run:build_index",
+    "gin/runs/build_index.gin",
+  ),
+  "realm_jax.evaluate": (
+    "realm_jax.evaluation.run:evaluate",
+    "gin/runs/eval_masked.gin",
+  ),
+  "realm_jax.explain": (
+    "realm_jax.evaluation.explaining.explainer:load_explainer",
+    "gin/runs/explain.gin",
+  ),
+  "realm_jax.export_weights": (
+    "realm_jax.conversion.exporting:export_weights",
+    "",
+  ),
+  "realm_jax.train": ("realm_jax.training.config:TrainConfig", ""),
 }
+# What such commands give themselves.
+_GIVEN = {"realm_jax.export_weights": ["output_dir", "to"]}
 
 
 @pytest.mark.parametrize(
@@ -176,22 +197,30 @@ _RECIPES = {
   [
     c
     for c in _OURS
-    if c.module in _RECIPES
+    if c.module in _CONFIGURES
+    and c.values("--model_dir=")
     and not c.values("--gin_file=")
     and not c.is_abridged
   ],
   ids=str,
 )
-def test_a_run_and_its_recipe_complete_a_command(command):
-  assert command.values("--model_dir=")
-  has_questions = any("QUESTIONS" in binding for binding in command.bindings)
-  is_first = has_questions or "--to=vectors" in command.arguments
-  recipe = _RECIPES[command.module][0 if is_first else -1]
-  kept = 'include "gin/models/bert_base.gin"\nOUTPUT_DIR = "eval"\n'
-  if not command.values("--corpus_dir="):
-    kept += 'CORPUS_DIR = "corpus"\n'
+def test_a_run_and_its_recipe_complete_a_command(command, tmp_path):
+  function, recipe = _CONFIGURES[command.module]
+  if "--to=vectors" in command.arguments:
+    function = "realm_jax.conversion.vectors:export_vectors"
+  if command.module == "realm_jax.train":
+    recipe = "gin/runs/pretrain.gin"
+  if "QUESTIONS" in "".join(command.bindings):
+    recipe = "gin/runs/eval.gin"
+  if "--follow" in command.arguments:
+    function = "realm_jax.evaluation.following:follow"
+  kept = tmp_path / "model.gin"
+  kept.write_text('include "gin/models/bert_base.gin"\nCORPUS_DIR = "corpus"\n')
   with configuration.parsed(
-    [f"gin/runs/{recipe}.gin"], command.bindings, of_run=kept
+    pkgutil.resolve_name(function),
+    [recipe, str(kept)] if recipe else [str(kept)],
+    command.bindings,
+    given=_GIVEN.get(command.module, ()),
   ):
     pass
 
@@ -224,18 +253,22 @@ def test_the_recipe_of_a_command_is_complete(command, tmp_path):
     str(tmp_path / file) if (tmp_path / file).exists() else file
     for file in files
   ]
+  function, recipe = _CONFIGURES.get(command.module, (None, ""))
   # What only looks at a recipe needs no data.
-  without_data = (
-    command.module == "realm_jax.precompile" or "gin_help" in command.flags
-  )
-  # With --model_dir, a command finds the model that an import has written.
-  kept = (
-    'include "gin/models/bert_base.gin"\n'
-    if command.module in _RECIPES and command.values("--model_dir=")
-    else None
-  )
+  if command.module == "realm_jax.precompile":
+    is_index = any("build_index" in file for file in files)
+    function = (
+      "realm_jax.generations.building.generation_builder:GenerationConfig"
+      if is_index
+      else "realm_jax.training.config:TrainConfig"
+    )
+  if command.module == "realm_jax.precompile" or "gin_help" in command.flags:
+    files.append("gin/runs/precompile.gin")
+  # With --model_dir, a command finds the model that a run keeps.
+  if recipe and command.values("--model_dir="):
+    files.insert(0, "gin/models/bert_base.gin")
   with configuration.parsed(
-    files, command.bindings, without_data=without_data, of_run=kept
+    function and pkgutil.resolve_name(function), files, command.bindings
   ):
     pass
 
@@ -258,7 +291,7 @@ def test_a_launch_could_start(command):
   given = options.read(values)
   assert name_of(given)
   jobs = plan(given, bindings)
-  errors = [gin_check.error_of(job.gin) for job in jobs]
+  errors = [gin_check.error_of(job) for job in jobs]
   assert errors == [None] * len(jobs)
 
 
@@ -278,7 +311,9 @@ def test_a_command_of_t5x_gives_what_our_recipe_for_it_needs(command):
   text = _gin_text(model) + _gin_text(recipe)
   assert "train_script.train:" in text
   (of_stage,) = re.findall(r'^include "(gin/runs/\w+\.gin)"', text, re.M)[:1]
-  with configuration.parsed([model, of_stage], without_data=True):
+  with configuration.parsed(
+    TrainConfig, [model, of_stage, "gin/runs/precompile.gin"]
+  ):
     fields = {parameter.macro for parameter in names.parameters()}
   given = dict(binding.split(" = ", 1) for binding in command.bindings)
   for value in given.values():

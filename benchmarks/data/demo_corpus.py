@@ -32,7 +32,7 @@ def make_corpus(
       name: max(_MIN_OF_KIND, round(scale * getattr(default, name)))
       for name in (f"num_{entities}" for entities in _ENTITIES)
     }
-  with configuration.parsed([_RECIPE]):
+  with configuration.parsed(world.WorldConfig, [_RECIPE]):
     config = configuration.configured(world.WorldConfig)(**sizes)
   generated = world.generate(config)
   world.write_world(directory / "world", world=generated)

@@ -1,16 +1,10 @@
 """The recipes of an ablation, read as its commands will read them."""
 
+import contextlib
+
 from realm_jax import configuration
-from realm_jax.evaluation import run as evaluation
-from realm_jax.generations.building import run as building
 from realm_jax.stage_commands.command import StageCommand
 from realm_jax.training.config import TrainConfig
-
-_CONFIGURED = {
-  "train": TrainConfig,
-  "evaluate": evaluation.evaluate,
-  "build_index": building.build_index,
-}
 
 
 class GinRecipes:
@@ -18,11 +12,18 @@ class GinRecipes:
 
   def train_config(self, command: StageCommand) -> TrainConfig:
     """Returns what a `train` command would train."""
-    with configuration.parsed(command.gin_files, command.gin_bindings):
+    with _parsed(command):
       return configuration.configured(TrainConfig)()
 
   def bound_lines(self, command: StageCommand) -> list[str]:
     """Returns what is bound for a command, in lines of one binding each."""
-    with configuration.parsed(command.gin_files, command.gin_bindings):
-      configuration.configured(_CONFIGURED[command.module])
+    with _parsed(command):
       return configuration.bound_lines()
+
+
+def _parsed(
+  command: StageCommand,
+) -> contextlib.AbstractContextManager[None]:
+  return configuration.parsed(
+    command.function, command.gin_files, command.gin_bindings
+  )

@@ -4,8 +4,8 @@ A gin file opens with `from __gin__ import dynamic_registration` and imports
 the modules whose arguments it binds, as in t5x, so nothing in the library is
 decorated and nothing in it knows gin.
 
-`parsing` reads gin files and bindings; `run_record` reads the configuration
-that a MODEL_DIR keeps, and `for_run` parses what a command makes of it. The
+`names` binds settings by their names, `parsing` reads gin files and bindings,
+and `runs` knows what a MODEL_DIR keeps and what a command makes of it. The
 names of `command_line` define flags, so they are imported when they are first
 used: `realm_jax.load` parses gin where there are no flags.
 """
@@ -15,17 +15,15 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from realm_jax.configuration.errors import ConfigurationError
-from realm_jax.configuration.for_run import DefaultRecipe, parsed_for_run
 from realm_jax.configuration.parsing import (
+  ConfigurationError,
   bound_lines,
   configured,
-  is_configured,
   message_of,
+  names_in,
   parsed,
-  text,
 )
-from realm_jax.configuration.run_record import RunRecord
+from realm_jax.configuration.runs import KeptModel, kept_files, parsed_for_run
 
 if TYPE_CHECKING:
   from realm_jax.configuration.command_line import (
@@ -41,8 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = [
   "ConfigurationError",
-  "DefaultRecipe",
-  "RunRecord",
+  "KeptModel",
   "bound_lines",
   "call",
   "configured",
@@ -50,14 +47,14 @@ __all__ = [
   "exit_code",
   "expand_gin_flags",
   "given",
-  "is_configured",
+  "kept_files",
   "message_of",
+  "names_in",
   "parsed",
   "parsed_for_run",
   "parsed_from_flags",
   "require_run",
   "run",
-  "text",
 ]
 
 # TensorFlow only reads text in this project. Without this it reports at its

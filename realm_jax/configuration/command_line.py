@@ -19,22 +19,22 @@ from typing import Any, NoReturn, TypeVar
 from absl import app, flags
 from etils import epath
 
-from realm_jax.configuration.errors import ConfigurationError
-from realm_jax.configuration.for_run import (
-  DefaultRecipe,
-  ValuesOfRun,
-  parsed_for_run,
-  recipe_for,
-  require_directory,
-  with_directories,
-)
+import gin
 from realm_jax.configuration.parsing import (
+  ConfigurationError,
   configured,
   message_of,
-  names_of,
   parsed,
+  table_of_names,
 )
-from realm_jax.configuration.run_record import RunRecord
+from realm_jax.configuration.runs import (
+  KeptModel,
+  Recipe,
+  parsed_for_run,
+  require_directory,
+  whole_configuration,
+  with_directories,
+)
 from realm_jax.console.library_messages import hide_library_messages
 from realm_jax.exit_codes import ExitCode
 from realm_jax.files import compilation_cache
@@ -79,10 +79,10 @@ def define_run_flags() -> None:
   for name, text in (
     (
       "model_dir",
-      "MODEL_DIR of a run, whose config.gin configures what the gin files and "
-      "bindings of the command leave open.",
+      "MODEL_DIR of a run, which configures what the gin files and bindings of "
+      "the command leave open.",
     ),
-    ("corpus_dir", "CORPUS_DIR; by default the one of the run's config.gin."),
+    ("corpus_dir", "CORPUS_DIR; by default the one that the run has recorded."),
   ):
     _run_flags[name] = flags.DEFINE_string(name, None, text)
   flags.DEFINE_bool(
@@ -116,25 +116,23 @@ def given() -> tuple[list[str], list[str]]:
   return list(_GIN_FILES.value), list(_GIN_BINDINGS.value)
 
 
-def require_run(default_recipe: DefaultRecipe, *, waits: bool = False) -> None:
+def require_run(recipe: Recipe | None = None, *, waits: bool = False) -> None:
   """Checks that the command line names a run, or else all of the configuration.
 
-  With --gin_help it shows the names that may be set instead, and ends.
-
   Args:
-    default_recipe: Recipe for where there are no gin files; empty for a
-      command that makes the run.
+    recipe: Recipe over which a run is read; None for a command that makes the
+      run, or continues it.
     waits: Whether the run may start later.
 
   Raises:
-    ConfigurationError: There are neither gin files nor a run with a record, or
-      no recipe is for the stage of the run, or the directory is not there.
+    ConfigurationError: There are neither gin files nor a run that keeps what is
+      needed, or no recipe is for its stage, or the directory is not there.
   """
   model_dir = _run_flag("model_dir")
   if flags.FLAGS.gin_help:
-    _show_names(default_recipe)
+    return
   if _GIN_FILES.value:
-    if model_dir is not None and default_recipe and not waits:
+    if model_dir is not None and recipe is not None and not waits:
       require_directory(epath.Path(model_dir))
     return
   if model_dir is None:
@@ -142,79 +140,81 @@ def require_run(default_recipe: DefaultRecipe, *, waits: bool = False) -> None:
       "no run is named; give its directory as --model_dir=MODEL_DIR, or all of "
       "the configuration as --gin_file"
     )
-  if not waits:
-    recipe_for(RunRecord.find(model_dir), model_dir, default_recipe)
-
-
-def _show_names(default_recipe: DefaultRecipe) -> NoReturn:
-  """Shows the names that the command's gin files leave to be set, and ends."""
-  model_dir, files = _run_flag("model_dir"), list(_GIN_FILES.value)
-  if not files and isinstance(default_recipe, str):
-    files = [default_recipe]
-  elif not files and default_recipe and model_dir is not None:
-    files = [recipe_for(RunRecord.find(model_dir), model_dir, default_recipe)]
-  if not files:
-    raise ConfigurationError(
-      "--gin_help shows the names of gin files; give them as --gin_file"
-    )
-  print(names_of(files, search_paths=_GIN_SEARCH_PATHS.value))
-  sys.exit(0)
+  if recipe is None:
+    whole_configuration(model_dir)
+  elif not waits:
+    KeptModel.of(model_dir).recipe(recipe)
 
 
 def call(
   function: Callable[..., _Result],
   *,
-  default_recipe: DefaultRecipe | None = None,
-  values_of_run: ValuesOfRun = lambda record: {},
+  recipe: Recipe | None = None,
   waits: bool = False,
-  **overrides: Any,
+  **given: Any,
 ) -> _Result:
   """Calls `function` as the command line's gin flags configure it.
 
-  With a default recipe, `--model_dir` alone configures it, by the record of the
-  run and that recipe. The other arguments, and what it raises, are those of
-  `parsed_for_run`; the overrides are arguments of the function.
+  With a recipe, `--model_dir` alone configures it, by what the run keeps. The
+  other arguments, and what it raises, are those of `parsed_for_run`; what is
+  `given` are arguments of the function.
   """
-  model_dir, (gin_files, bindings) = _run_flag("model_dir"), given()
-  if default_recipe is not None:
-    require_run(default_recipe, waits=waits)
-  if default_recipe is None or model_dir is None:
-    configuration: contextlib.AbstractContextManager[Any] = parsed_from_flags()
-  else:
-    configuration = parsed_for_run(
-      function,
-      model_dir,
-      default_recipe=default_recipe,
-      corpus_dir=_run_flag("corpus_dir"),
-      gin_files=gin_files,
-      bindings=bindings,
-      search_paths=_GIN_SEARCH_PATHS.value,
-      values_of_run=values_of_run,
-      waits=waits,
-    )
-  with configuration:
-    return configured(function)(**overrides)
+  with parsed_from_flags(function, recipe=recipe, waits=waits, given=[*given]):
+    return configured(function)(**given)
 
 
 def parsed_from_flags(
-  *, without_data: bool = False
-) -> contextlib.AbstractContextManager[None]:
+  function: Callable[..., Any],
+  *,
+  recipe: Recipe | None = None,
+  waits: bool = False,
+  given: Sequence[str] = (),
+  last_files: Sequence[str] = (),
+) -> contextlib.AbstractContextManager[Any]:
   """Sets gin's configuration, by the command line, during a `with` block.
 
-  Without gin files it is the one that the run of `--model_dir` has recorded.
-  Raises what `parsed` does.
+  Without a recipe and gin files it is the one that the run of `--model_dir` has
+  recorded. The `last_files` are read after those of the command line. Raises
+  what `parsed` and `parsed_for_run` do. With --gin_help it shows the names that
+  may be set instead, and ends.
   """
-  gin_files, bindings = given()
   model_dir, corpus_dir = _run_flag("model_dir"), _run_flag("corpus_dir")
-  if model_dir is not None and not gin_files:
-    record = RunRecord.find(model_dir)
-    gin_files = [str(record.path)] if record is not None else []
-  return parsed(
-    gin_files,
-    with_directories(bindings, model_dir=model_dir, corpus_dir=corpus_dir),
-    search_paths=_GIN_SEARCH_PATHS.value,
-    without_data=without_data,
-  )
+  files, bindings = [*_GIN_FILES.value, *last_files], _GIN_BINDINGS.value
+  if _run_flags and flags.FLAGS.gin_help:
+    _show_names(function, recipe, files)
+  if recipe is not None and model_dir is not None:
+    return parsed_for_run(
+      function,
+      model_dir,
+      recipe=recipe,
+      corpus_dir=corpus_dir,
+      gin_files=files,
+      bindings=bindings,
+      given=given,
+      waits=waits,
+    )
+  if model_dir is not None and not _GIN_FILES.value:
+    files.insert(0, whole_configuration(model_dir))
+  directories = {"model_dir": model_dir, "corpus_dir": corpus_dir}
+  bindings = with_directories(bindings, **directories)
+  return parsed(function, files, bindings, given=given)
+
+
+def _show_names(
+  function: Callable[..., Any], recipe: Recipe | None, files: list[str]
+) -> NoReturn:
+  """Shows the names that the command's gin files leave to be set, and ends."""
+  model_dir = _run_flag("model_dir")
+  if not files and recipe and model_dir is not None:
+    recipe = KeptModel.of(model_dir).recipe(recipe)
+  if not files and not isinstance(recipe, str):
+    raise ConfigurationError(
+      "--gin_help shows the names of gin files; give them as --gin_file"
+    )
+  if isinstance(recipe, str):
+    files = [file for file in (recipe, *files) if file]
+  print(table_of_names(function, files))
+  sys.exit(0)
 
 
 def exit_code(
@@ -277,6 +277,8 @@ def parse_flags(argv: Sequence[str], *, takes_texts: bool = False) -> list[str]:
         f"{texts[1]!r} is no flag; write --NAME=VALUE, and quote patterns of "
         "files so that the shell leaves them alone"
       )
+    for path in _GIN_SEARCH_PATHS.value:
+      gin.add_config_file_search_path(path)
     return texts
   except (flags.Error, ConfigurationError) as error:
     _print_error(argv[0], _without_none(str(error)))

@@ -3,32 +3,35 @@
 `NUM_STEPS = 10` in a gin file, or `--gin.NUM_STEPS=10`, sets `num_steps` of
 whichever class or function of the configuration has such a parameter, unless a
 file binds `TrainConfig.num_steps` itself. So a setting is declared once, where
-it has its type, its default and its documentation.
+it has its type, its default and its documentation. A parameter whose type is a
+dataclass of settings, such as `TrainConfig.data`, is made of such names, too.
 """
 
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, TypeGuard
 
 import gin
 from realm_jax import settings
 
 MACRO = "gin.macro"
 CONFIG = gin.config._CONFIG  # gin has no public way to list its bindings.
+UNBOUND = inspect.Parameter.empty
+_Reference = gin.config.ConfigurableReference
 
 
 class Parameter(NamedTuple):
-  """A parameter that the macro of its name sets, if there is one.
+  """A parameter of a class or function of the configuration.
 
   Attributes:
     selector: gin's name of the class or function.
     configurable: The class or function.
     name: Name of the parameter.
     annotation: Its type.
-    default: Its default; `inspect.Parameter.empty` where it has none.
-    is_bound: Whether it is bound to the macro already.
+    default: Its default; `UNBOUND` where it has none.
+    bound: What it is bound to; `UNBOUND` where it is not.
   """
 
   selector: str
@@ -36,7 +39,7 @@ class Parameter(NamedTuple):
   name: str
   annotation: Any
   default: Any
-  is_bound: bool
+  bound: Any
 
   @property
   def macro(self) -> str:
@@ -49,13 +52,34 @@ class Parameter(NamedTuple):
     return f"{self.configurable.__name__}.{self.name}"
 
   @property
-  def reference(self) -> gin.config.ConfigurableReference:
-    """`%NAME`, as gin keeps it."""
-    return gin.config.ConfigurableReference(f"{self.macro}/{MACRO}", True)
+  def reference(self) -> Any:
+    """`%NAME`, or `@Class()` for a dataclass of settings, as gin keeps it."""
+    if (made := self._made) is None:
+      return _Reference(f"{self.macro}/{MACRO}", True)
+    return _Reference(selector_of(made), True)
+
+  @property
+  def has_name(self) -> bool:
+    """Whether the macro of its name sets it, if there is one."""
+    if self.bound is UNBOUND:
+      return self._made is None
+    return is_macro(self.bound) and self.bound.scopes[-1] == self.macro
+
+  @property
+  def _made(self) -> type | None:
+    """The dataclass of settings that it takes, if it takes one."""
+    kind = self.annotation
+    is_dataclass = isinstance(kind, type) and dataclasses.is_dataclass(kind)
+    return kind if is_dataclass and _has_settings(kind) else None
 
 
-# What the files of gin/models bind; recipes say which of them a command needs.
-MODEL = ("RETRIEVER", "READER")
+def selector_of(function: Callable[..., Any]) -> str:
+  """Returns gin's name of a class or function, which may be new to it."""
+  # gin has no public way to find a name.
+  if function not in gin.config._INVERSE_REGISTRY:
+    with gin.unlock_config():
+      gin.external_configurable(function, module=function.__module__)
+  return gin.config._INVERSE_REGISTRY[function].selector
 
 
 def configurable(selector: str) -> Callable[..., Any]:
@@ -64,34 +88,47 @@ def configurable(selector: str) -> Callable[..., Any]:
   return gin.config._REGISTRY[selector].wrapped
 
 
+def is_macro(value: Any) -> TypeGuard[_Reference]:
+  """Returns whether a bound value is `%NAME`."""
+  return isinstance(value, _Reference) and value.selector == MACRO
+
+
+def macros() -> dict[str, Any]:
+  """Returns the values of the macros that are set."""
+  return {
+    name: bound["value"]
+    for (name, selector), bound in CONFIG.items()
+    if selector == MACRO
+  }
+
+
 def parameters() -> Iterator[Parameter]:
-  """Yields the parameters that macros may set, of all that files refer to."""
-  bound = {selector for _, selector in CONFIG}
+  """Yields the parameters of all that is bound or referred to."""
   references: Iterator[Any] = gin.config.iterate_references(CONFIG)
   referred = {
     one.configurable.selector for one in references if one.configurable
   }
-  for selector in sorted(bound | referred):
-    found = configurable(selector)
-    if not _has_settings(found):
-      continue
-    types = settings.parameter_types(found)
-    bindings = CONFIG.get(("", selector), {})
-    for name, parameter in inspect.signature(found).parameters.items():
-      if name not in types or settings.is_unnamed(types[name]):
-        continue
-      one = Parameter(
-        selector, found, name, types[name], parameter.default, name in bindings
-      )
-      if one.macro in MODEL or dataclasses.is_dataclass(one.default):
-        continue
-      if not one.is_bound or _is_macro(bindings[name], one.macro):
-        yield one
+  for selector in sorted(referred.union(selector for _, selector in CONFIG)):
+    if _has_settings(configurable(selector)):
+      yield from _parameters_of(selector)
 
 
-def _is_macro(value: Any, name: str) -> bool:
-  is_reference = isinstance(value, gin.config.ConfigurableReference)
-  return is_reference and value.scoped_selector == f"{name}/{MACRO}"
+def _parameters_of(selector: str) -> Iterator[Parameter]:
+  found = configurable(selector)
+  types = settings.parameter_types(found)
+  bindings = CONFIG.get(("", selector), {})
+  for name, parameter in inspect.signature(found).parameters.items():
+    if name in types and not settings.is_unnamed(types[name]):
+      bound, default = bindings.get(name, UNBOUND), parameter.default
+      yield Parameter(selector, found, name, types[name], default, bound)
+
+
+def required(function: Callable[..., Any]) -> set[str]:
+  """Returns the names that a function cannot be called without."""
+  with_names = _parameters_of(selector_of(function))
+  return {
+    one.macro for one in with_names if one.has_name and one.default is UNBOUND
+  }
 
 
 def _has_settings(configurable: Callable[..., Any]) -> bool:
@@ -107,12 +144,22 @@ def _has_settings(configurable: Callable[..., Any]) -> bool:
   return is_ours and not hasattr(configurable, "apply")
 
 
-def bind() -> None:
-  """Binds the parameters to those macros of their names that are set."""
-  are_set = {name for name, selector in CONFIG if selector == MACRO}
-  # What a macro refers to may have parameters of its own.
+def bind(
+  function: Callable[..., Any] | None = None, *, given: Iterable[str] = ()
+) -> None:
+  """Binds what no file binds: to the macro of its name, or to its dataclass.
+
+  It does so for a function that is to be configured, but for the parameters
+  that its caller has `given`, and for all that is bound or referred to.
+  """
+  if function is not None:
+    bindings = CONFIG.setdefault(("", selector_of(function)), {})
+    bindings |= dict.fromkeys(given, settings.UNKNOWN)
+  # What is bound may have parameters of its own.
   while found := [
-    one for one in parameters() if one.macro in are_set and not one.is_bound
+    one
+    for one in parameters()
+    if one.bound is UNBOUND and (not one.has_name or one.macro in macros())
   ]:
     for one in found:
       gin.bind_parameter(f"{one.selector}.{one.name}", one.reference)
@@ -120,11 +167,11 @@ def bind() -> None:
 
 def table() -> str:
   """Returns all names, each with its value or default, type and meaning."""
-  lines = {}
-  for one in sorted(parameters(), key=lambda one: one.where):
-    value = CONFIG.get((one.macro, MACRO), {}).get("value", one.default)
-    is_required = value is inspect.Parameter.empty
-    shown = "is required" if is_required else f"= {value!r}"
+  lines, are_set = {}, macros()
+  named = [one for one in parameters() if one.has_name]
+  for one in sorted(named, key=lambda one: one.where):
+    value = are_set.get(one.macro, one.default)
+    shown = "is required" if value is UNBOUND else f"= {value!r}"
     kind = settings.describe(one.annotation)
     lines[one.macro] = f"{one.macro} {shown} ({kind}; {one.where})"
     if meaning := _meaning(one):

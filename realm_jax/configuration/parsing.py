@@ -4,21 +4,23 @@ import ast
 import contextlib
 import difflib
 import importlib.util  # noqa: F401  gin reads it without importing it.
-import shlex
 import tokenize
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
+
+from etils import epath
 
 import gin
 from realm_jax import settings
 from realm_jax.configuration import names
-from realm_jax.configuration.errors import ConfigurationError
-from realm_jax.configuration.gin_state import own_configuration, read_files_as
-from realm_jax.configuration.names import CONFIG, MACRO, MODEL
+from realm_jax.configuration.names import CONFIG, MACRO
 
 _Result = TypeVar("_Result")
+_Function = Callable[..., Any]
 
+# What the files of gin/models bind.
+MODEL = ("RETRIEVER", "READER")
 _GIN_ADDITION = "\n  In call to configurable"
 _REQUIRED = "gin.REQUIRED/gin.constant"  # What `%gin.REQUIRED` refers to.
 _NOT_GIVEN = object()
@@ -29,11 +31,10 @@ _NO_MODEL = (
 # What a literal or a reference of gin's begins with, other than a number, True,
 # False and None.
 _OF_GIN = ("%", "@", '"', "'", "[", "{", "(")
-_NO_FILE = "(not given)"
 # Longer than any binding, so that gin divides none into lines.
 _MAX_LINE_LENGTH = 10_000
 # What gin raises for text that it cannot read, and for names that are unknown.
-GIN_ERRORS = (
+_GIN_ERRORS = (
   OSError,
   SyntaxError,
   tokenize.TokenError,
@@ -44,87 +45,228 @@ GIN_ERRORS = (
 )
 # The clone's root, so that `gin/runs/…` is found from any working directory.
 _PROJECT_DIR = str(Path(__file__).resolve().parent.parent.parent)
+# What gin keeps of the files and bindings that it has read. It has no public
+# way to set this aside. A new configuration begins without the first four.
+_STATE = (
+  "_CONFIG",
+  "_IMPORTS",
+  "_OPERATIVE_CONFIG",
+  "_SINGLETONS",
+  "_FILE_READERS",
+  "_LOCATION_PREFIXES",
+)
+
+
+class ConfigurationError(ValueError):
+  """A gin file or binding that is wrong, or a run that has none."""
 
 
 class _Use(NamedTuple):
-  """A parameter, or an item of its value, and its annotated type."""
+  """A parameter: its name for people, its type, and what it is bound to."""
 
   where: str
   annotation: Any
+  bound: Any
+
+  def names(self, macros: Mapping[str, Any]) -> list[str]:
+    """Returns the macro that it is bound to, and those that this refers to."""
+    found, bound = [], self.bound
+    while names.is_macro(bound):
+      found.append(bound.scopes[-1])
+      bound = macros.get(found[-1])
+    return found
 
 
-def _macros() -> dict[str, Any]:
-  """Returns the value of each macro that is set or used, or `_NOT_GIVEN`."""
-  values = dict.fromkeys(_used_macros(), _NOT_GIVEN)
-  for (name, selector), bound in CONFIG.items():
-    if selector == MACRO:
-      value = bound.get("value")
-      is_required = getattr(value, "scoped_selector", None) == _REQUIRED
-      values[name] = _NOT_GIVEN if is_required else value
-  return values
+@contextlib.contextmanager
+def own_configuration() -> Iterator[None]:
+  """Gives the `with` block an empty configuration, and restores the caller's.
+
+  Classes and functions that gin files have named stay registered with gin,
+  which binds nothing.
+  """
+  state = {name: getattr(gin.config, name) for name in _STATE}
+  kept = {name: _copy(value) for name, value in state.items()}
+  was_locked = gin.config_is_locked()
+  gin.config._set_config_is_locked(False)
+  for name in _STATE[:4]:
+    state[name].clear()
+  try:
+    yield
+  finally:
+    for name, current in state.items():
+      # In place, because gin's functions refer to these very objects.
+      current.clear()
+      add = current.extend if isinstance(current, list) else current.update
+      add(kept[name])
+    gin.config._set_config_is_locked(was_locked)
 
 
-def _used_macros() -> set[str]:
+def _copy(value: Any) -> Any:
+  """Copies a variable of gin's, with the bindings of each configurable."""
+  if isinstance(value, dict):
+    return {k: dict(v) if isinstance(v, dict) else v for k, v in value.items()}
+  return value.copy()
+
+
+@contextlib.contextmanager
+def parsed(
+  function: _Function | None,
+  gin_files: Sequence[str],
+  bindings: Sequence[str] = (),
+  *,
+  given: Iterable[str] = (),
+) -> Iterator[None]:
+  """Sets gin's configuration during a `with` block, and restores it then.
+
+  Later files override earlier ones, and bindings (`NAME = VALUE`) all files.
+
+  Args:
+    function: Class or function that `configured` then returns; None for what
+      the files bind alone.
+    gin_files: Local files, or files on an object store.
+    bindings: `NAME = VALUE`; each must bind a name that is used.
+    given: Parameters of the function that its caller gives.
+
+  Raises:
+    ConfigurationError: A file is missing, a binding names nothing, a value
+      cannot be read or has the wrong type, or a required value is not given.
+  """
+  with own_configuration():
+    with _explained():
+      _read(function, gin_files, given)
+      _require_known_names(bindings)
+      gin.parse_config(_readable(bindings))
+      names.bind()
+      _require_given_values()
+      _require_types()
+      gin.finalize()
+    yield
+
+
+def names_in(gin_files: Sequence[str]) -> set[str]:
+  """Returns the names that gin files bind.
+
+  Raises:
+    ConfigurationError: A file is missing, or cannot be read.
+  """
+  with own_configuration(), _explained():
+    _read(None, gin_files)
+    return {*names.macros()}
+
+
+def table_of_names(function: _Function, gin_files: Sequence[str]) -> str:
+  """Returns the names that may be set, with values and meanings, for people.
+
+  Raises:
+    ConfigurationError: A file is missing, or cannot be read.
+  """
+  with own_configuration(), _explained():
+    _read(function, gin_files)
+    return names.table()
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+  try:
+    yield
+  except ConfigurationError:
+    raise
+  except _GIN_ERRORS as error:
+    raise ConfigurationError(
+      f"the gin configuration is wrong: {error}"
+    ) from error
+
+
+def _read(
+  function: _Function | None,
+  gin_files: Sequence[str],
+  given: Iterable[str] = (),
+) -> None:
+  """Reads gin files, local ones and those of object stores."""
+  gin.add_config_file_search_path(_PROJECT_DIR)
+  # The only reader: gin's own look for each file in Python packages, too, and
+  # log an error for each folder in which there is none.
+  readers: list[Any] = gin.config._FILE_READERS
+  readers[:] = [
+    (
+      lambda path: _located(path).open("r"),
+      lambda path: _located(path).is_file(),
+    )
+  ]
+  gin.parse_config_files_and_bindings(
+    gin_files, [], finalize_config=False, print_includes_and_imports=False
+  )
+  names.bind(function, given=given)
+
+
+def _located(path: str) -> epath.Path:
+  """Returns a path to which gin has prefixed a folder that it searches."""
+  start = path.find("gs://")
+  return epath.Path(path[max(start, 0) :])
+
+
+def _used_names() -> dict[str, bool]:
+  """Returns the names that are used, and whether each must be set."""
+  used = {
+    one.macro: one.default is names.UNBOUND
+    for one in names.parameters()
+    if one.has_name
+  }
   macro = gin.config.get_configurable(MACRO)
-  used = gin.config.iterate_references(CONFIG, to=macro)
-  return {reference.scopes[-1] for reference in used}
+  for reference in gin.config.iterate_references(CONFIG, to=macro):
+    used[reference.scopes[-1]] = True
+  return used
 
 
-def _require_known_macros(bindings: Sequence[str]) -> None:
-  known = _macros() | {one.macro: None for one in names.parameters()}
+def _missing_names() -> list[str]:
+  """Returns the names that must be set and are not."""
+  macros = names.macros()
+  required = {name for name, is_needed in _used_names().items() if is_needed}
+  left = {
+    name
+    for name, value in macros.items()
+    if getattr(value, "scoped_selector", None) == _REQUIRED
+  }
+  return sorted(left | required - {*macros})
+
+
+def _require_known_names(bindings: Sequence[str]) -> None:
+  known = _used_names()
   for binding in bindings:
     name = binding.partition("=")[0].strip()
     if "." in name or name in known:
       continue
-    unused = f"--gin.{name} binds a name that no gin file uses"
-    if any(known.get(model) is _NOT_GIVEN for model in MODEL):
-      raise ConfigurationError(f"{unused}; {_NO_MODEL}")
+    advice = "--gin_help shows the names"
     if near := difflib.get_close_matches(name, known):
-      raise ConfigurationError(f"{unused}; did you mean {', '.join(near)}?")
-    raise ConfigurationError(f"{unused}; --gin_help shows the names")
-
-
-def _missing_macros() -> list[str]:
-  return sorted(n for n, value in _macros().items() if value is _NOT_GIVEN)
-
-
-def _require_given_macros() -> None:
-  """Reports all values that the gin files leave to the command line."""
-  missing = _missing_macros()
-  if {*missing} & {*MODEL}:
-    raise ConfigurationError(f"no value for {', '.join(missing)}; {_NO_MODEL}")
-  if missing:
+      advice = f"did you mean {', '.join(near)}?"
+    if {*_missing_names()} & {*MODEL}:
+      advice = _NO_MODEL
     raise ConfigurationError(
-      f"no value for {', '.join(missing)}; pass "
-      + " ".join(f"--gin.{name}=VALUE" for name in missing)
-      + " or a --gin_file that binds it"
+      f"--gin.{name} binds a name that no gin file uses; {advice}"
     )
 
 
-def _uses(macros: Mapping[str, Any]) -> dict[str, list[_Use]]:
-  """Returns the parameters and items that each macro is a value of."""
-  uses: dict[str, list[_Use]] = {}
+def _require_given_values() -> None:
+  """Reports all values that the gin files leave to the command line."""
+  if missing := _missing_names():
+    advice = " ".join(f"--gin.{name}=VALUE" for name in missing)
+    advice = f"pass {advice} or a --gin_file that binds it"
+    if {*missing} & {*MODEL}:
+      advice = _NO_MODEL
+    raise ConfigurationError(f"no value for {', '.join(missing)}; {advice}")
 
-  def add(bound: Any, use: _Use) -> None:
-    if isinstance(bound, gin.config.ConfigurableReference):
-      if bound.selector == MACRO:
-        name = bound.scopes[-1]
-        uses.setdefault(name, []).append(use)
-        add(macros.get(name), use)
-    else:
-      for item, annotation in settings.item_types(use.annotation, bound):
-        add(item, use._replace(annotation=annotation))
 
+def _uses() -> Iterator[_Use]:
+  """Yields all parameters that are bound, or that a name would set."""
   for (_, selector), bindings in CONFIG.items():
     configurable = names.configurable(selector)
     types = settings.parameter_types(configurable)
     for parameter in bindings.keys() & types.keys():
       where = f"{configurable.__name__}.{parameter}"
-      add(bindings[parameter], _Use(where, types[parameter]))
+      yield _Use(where, types[parameter], bindings[parameter])
   for one in names.parameters():
-    if not one.is_bound:
-      add(one.reference, _Use(one.where, one.annotation))
-  return uses
+    if one.bound is names.UNBOUND and one.has_name:
+      yield _Use(one.where, one.annotation, one.reference)
 
 
 def _readable(bindings: Sequence[str]) -> list[str]:
@@ -134,53 +276,28 @@ def _readable(bindings: Sequence[str]) -> list[str]:
   `runs/ict`. So is a number, where a text is wanted and no number.
 
   Raises:
-    ConfigurationError: A value is empty, names a macro that does not exist, or
-      cannot be read where the type of the setting is not known.
+    ConfigurationError: A value is empty, or names a macro that does not exist.
   """
-  macros = _macros()
-  uses = _uses(macros)
-  readable = []
+  macros, uses, readable = names.macros(), [*_uses()], []
   for binding in bindings:
     name, _, value = (part.strip() for part in binding.partition("="))
-    wanted = uses.get(name) or _uses_of_parameter(name)
+    wanted = [use for use in uses if name in use.names(macros)]
     if not value:
       raise ConfigurationError(
         f"--gin.{name}= has no value; write --gin.{name}=VALUE"
       )
-    if value.startswith("%") and value[1:] not in macros:
+    known = {*macros, *_used_names()}
+    if value.startswith("%") and value[1:] not in known:
       near = _references(wanted, macros)
-      near = near or difflib.get_close_matches(value[1:], macros)
+      near = near or difflib.get_close_matches(value[1:], known)
       raise ConfigurationError(
         f"--gin.{name}={value}: no gin file binds {value[1:]}; want "
         + " or ".join(f"%{one}" for one in near or sorted(macros))
       )
     if not value.startswith(_OF_GIN) and _is_text(value, wanted):
-      if not wanted or not all(settings.is_known(u.annotation) for u in wanted):
-        quoted = shlex.quote(f'"{value}"')
-        raise ConfigurationError(
-          f"--gin.{name}={value}: cannot be read, and no annotation says that "
-          f"it is a text; if it is one, write --gin.{name}={quoted}"
-        )
       value = repr(value)
     readable.append(f"{name} = {value}")
   return readable
-
-
-def _uses_of_parameter(name: str) -> list[_Use]:
-  """Returns how `module.function.parameter` is used, if that is known."""
-  selector, _, parameter = name.rpartition("/")[2].rpartition(".")
-  if not selector:
-    return []
-  # One class has several selectors, if gin files import it by several names.
-  selectors = gin.config._REGISTRY.matching_selectors(selector)
-  found = {names.configurable(one) for one in selectors}
-  if len(found) != 1:
-    return []
-  (configurable,) = found
-  types = settings.parameter_types(configurable)
-  if parameter not in types:
-    return []
-  return [_Use(f"{configurable.__name__}.{parameter}", types[parameter])]
 
 
 def _is_text(value: str, wanted: Sequence[_Use]) -> bool:
@@ -191,8 +308,6 @@ def _is_text(value: str, wanted: Sequence[_Use]) -> bool:
     return True
   if literal is None or isinstance(literal, bool | str | bytes):
     return False
-  if not isinstance(literal, int | float):
-    return True
   types = [use.annotation for use in wanted]
   return not any(settings.accepts(one, literal) for one in types) and any(
     settings.accepts(one, value) for one in types
@@ -205,7 +320,6 @@ def _references(uses: Sequence[_Use], macros: Mapping[str, Any]) -> list[str]:
     name
     for name, bound in macros.items()
     if isinstance(bound, gin.config.ConfigurableReference)
-    and bound.selector != MACRO
     and bound.evaluate
     and any(
       settings.accepts_instances(
@@ -216,165 +330,43 @@ def _references(uses: Sequence[_Use], macros: Mapping[str, Any]) -> list[str]:
   )
 
 
-def _resolved(bound: Any, macros: Mapping[str, Any]) -> tuple[Any, str | None]:
-  """Returns a bound value without references, and the macro that holds it."""
+def _resolved(bound: Any, macros: Mapping[str, Any]) -> Any:
+  """Returns a bound value with the values of macros, which may be unknown."""
+  if names.is_macro(bound):
+    return _resolved(macros.get(bound.scopes[-1], settings.UNKNOWN), macros)
   if isinstance(bound, gin.config.ConfigurableReference):
-    if bound.selector != MACRO:
-      return settings.UNKNOWN, None
-    name = bound.scopes[-1]
-    value, inner_name = _resolved(macros[name], macros)
-    return value, inner_name or name
+    return settings.UNKNOWN
   if isinstance(bound, (list, tuple)):
-    return [_resolved(item, macros)[0] for item in bound], None
+    return [_resolved(item, macros) for item in bound]
   if isinstance(bound, dict):
     return {
-      _resolved(key, macros)[0]: _resolved(item, macros)[0]
+      _resolved(key, macros): _resolved(item, macros)
       for key, item in bound.items()
-    }, None
-  return bound, None
+    }
+  return bound
 
 
 def _require_types() -> None:
   """Checks bound values against the annotations of their parameters."""
-  macros = _macros()
-  for name, uses in _uses(macros).items():
-    if name not in macros:
+  macros = names.macros()
+  for use in _uses():
+    value = _resolved(use.bound, macros)
+    if settings.accepts(use.annotation, value):
       continue
-    value, inner_name = _resolved(macros[name], macros)
-    for use in uses:
-      if inner_name is None and not settings.accepts(use.annotation, value):
-        such = ", ".join(f"%{n}" for n in _references([use], macros))
-        such = such and f" such as {such}"
-        raise ConfigurationError(
-          f"{name}={value!r}: {use.where} wants "
-          f"{settings.describe(use.annotation)}{such}; pass --gin.{name}=VALUE"
-        )
-  for (_, selector), bindings in CONFIG.items():
-    configurable = names.configurable(selector)
-    types = settings.parameter_types(configurable)
-    for parameter in bindings.keys() & types.keys():
-      value, macro = _resolved(bindings[parameter], macros)
-      if macro is None and not settings.accepts(types[parameter], value):
-        raise ConfigurationError(
-          f"{configurable.__name__}.{parameter}={value!r}: want "
-          f"{settings.describe(types[parameter])}"
-        )
-
-
-@contextlib.contextmanager
-def parsed(
-  gin_files: Sequence[str],
-  bindings: Sequence[str] = (),
-  *,
-  search_paths: Sequence[str] = (".",),
-  without_data: bool = False,
-  of_run: str | None = None,
-) -> Iterator[None]:
-  """Sets gin's configuration during a `with` block, and restores it then.
-
-  Later files override earlier ones, and bindings (`NAME = VALUE`) all files.
-
-  Args:
-    gin_files: Local files, or files on an object store.
-    bindings: `NAME = VALUE`; each must bind a name that the files know.
-    search_paths: Folders in which files are looked for.
-    without_data: Whether what the files leave to the command line is a name of
-      no file, so that a recipe can be read where its data are not.
-    of_run: gin text that a run brings with it. It comes before the files, of
-      which those of gin/runs bind only what it leaves open. Its names that no
-      file uses are left out.
-
-  Raises:
-    ConfigurationError: A file is missing, a binding names nothing, a value
-      cannot be read or has the wrong type, or a required value is not given.
-  """
-  with own_configuration():
-    for path in (*search_paths, _PROJECT_DIR):
-      gin.add_config_file_search_path(path)
-    try:
-      _parse_files(gin_files, of_run)
-      _require_known_macros(bindings)
-      gin.parse_config(_readable(bindings))
-      names.bind()
-      if without_data:
-        gin.parse_config(
-          [f"{name} = {_NO_FILE!r}" for name in _missing_macros()]
-        )
-      _require_given_macros()
-      _require_types()
-      gin.finalize()
-    except ConfigurationError:
-      raise
-    except GIN_ERRORS as e:
-      raise ConfigurationError(f"the gin configuration is wrong: {e}") from e
-    yield
-
-
-def names_of(gin_files: Sequence[str], *, search_paths: Sequence[str]) -> str:
-  """Returns the names that gin files leave to be set, for people.
-
-  Raises:
-    ConfigurationError: A file is missing, or cannot be read.
-  """
-  with _read(gin_files, search_paths):
-    return names.table()
-
-
-@contextlib.contextmanager
-def _read(
-  gin_files: Sequence[str], search_paths: Sequence[str]
-) -> Iterator[None]:
-  """Reads gin files, without any check, during a `with` block."""
-  with own_configuration():
-    for path in (*search_paths, _PROJECT_DIR):
-      gin.add_config_file_search_path(path)
-    try:
-      _parse_files(gin_files, None)
-    except GIN_ERRORS as e:
-      raise ConfigurationError(f"the gin configuration is wrong: {e}") from e
-    yield
-
-
-def _parse_files(gin_files: Sequence[str], of_run: str | None) -> None:
-  read_files_as(defaults=of_run is not None)
-  gin.parse_config(of_run or "")
-  brought = [name for name, selector in CONFIG if selector == MACRO]
-  gin.parse_config_files_and_bindings(
-    gin_files, [], finalize_config=False, print_includes_and_imports=False
-  )
-  names.bind()
-  for name in set(brought) - _used_macros():
-    del CONFIG[name, MACRO]
-
-
-def configures(
-  gin_files: Sequence[str],
-  function: Callable[..., Any],
-  *,
-  search_paths: Sequence[str] = (".",),
-) -> bool:
-  """Returns whether gin files bind any argument of a function.
-
-  Raises:
-    ConfigurationError: A file is missing, or cannot be read.
-  """
-  with _read(gin_files, search_paths):
-    return is_configured(function)
+    such = ", ".join(f"%{name}" for name in _references([use], macros))
+    wanted = settings.describe(use.annotation) + (such and f" such as {such}")
+    if used := use.names(macros):
+      raise ConfigurationError(
+        f"{used[-1]}={value!r}: {use.where} wants {wanted}; pass "
+        f"--gin.{used[-1]}=VALUE"
+      )
+    raise ConfigurationError(f"{use.where}={value!r}: want {wanted}")
 
 
 def configured(function: Callable[..., _Result]) -> Callable[..., _Result]:
-  """Returns a function with the arguments that the configuration binds.
-
-  Raises:
-    ConfigurationError: No gin file binds any.
-  """
-  try:
-    return gin.get_configurable(function)
-  except ValueError as error:
-    raise ConfigurationError(
-      f"no gin file binds {function.__module__}.{function.__name__}; pass "
-      "one with --gin_file, for example from gin/runs/"
-    ) from error
+  """Returns a function with the arguments that the configuration binds."""
+  names.selector_of(function)
+  return gin.get_configurable(function)
 
 
 def bound_lines() -> list[str]:
@@ -386,25 +378,6 @@ def bound_lines() -> list[str]:
   lines = gin.config_str(_MAX_LINE_LENGTH).splitlines()
   others = ("#", "import ", "from ")
   return [line for line in lines if line and not line.startswith(others)]
-
-
-def is_configured(function: Callable[..., Any]) -> bool:
-  """Returns whether a gin file binds any argument of a function."""
-  bound = {selector for _, selector in CONFIG} - {MACRO}
-  return function in [gin.config._REGISTRY[name].wrapped for name in bound]
-
-
-def bound_value(name: str) -> Any:
-  """Returns the value of a macro; None where no file uses it."""
-  macros = _macros()
-  if name not in macros:
-    return None
-  return _resolved(macros[name], macros)[0]
-
-
-def text() -> str:
-  """Returns the configuration as gin text, all names and bindings of it."""
-  return gin.config_str()
 
 
 def message_of(error: Exception) -> str:

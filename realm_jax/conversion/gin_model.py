@@ -6,8 +6,6 @@ from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 
-NAME = "model.gin"
-
 _BERT_FIELDS = (
   "hidden_size num_layers num_heads intermediate_size max_positions "
   "layer_norm_eps activation attention_mask_value init_stddev"
@@ -17,7 +15,7 @@ _RETRIEVER_FIELDS = (
 ).split()
 # What the towers read, which is written where it is not REALM's.
 _INPUT_FIELDS = "query_prefix block_prefix title_separator token_types".split()
-_READER_FIELDS = "span_size span_norm_eps max_answer_width".split()
+_READER_FIELDS = "span_size span_norm_eps".split()
 
 
 def gin_model(retriever: Retriever, reader: Reader, *, source: str) -> str:
@@ -27,12 +25,6 @@ def gin_model(retriever: Retriever, reader: Reader, *, source: str) -> str:
   vocabulary's, which the corpus gives. Values that a run may change are macros.
   Both modules have one encoder. The header names the `source` of the weights.
   """
-  width = reader.max_answer_width
-  stage_import, stage_binding = [], []
-  if width != Reader.max_answer_width:
-    # The stage labels answers up to the reader's width.
-    stage_import = ["from realm_jax.training.stages import open_qa"]
-    stage_binding = [f"open_qa.OpenQa.max_answer_width = {width}"]
   lines = [
     f"# The model of the weights imported from {source}.",
     "# It replaces gin/models/bert_base.gin with every file of gin/runs.",
@@ -42,7 +34,6 @@ def gin_model(retriever: Retriever, reader: Reader, *, source: str) -> str:
     "from realm_jax.models import bert",
     "from realm_jax.models import reader",
     "from realm_jax.models import retriever",
-    *stage_import,
     "",
     *_bindings("bert.BertConfig", retriever.bert, _BERT_FIELDS),
     "bert.BertConfig.dropout_rate = %DROPOUT_RATE",
@@ -55,12 +46,14 @@ def gin_model(retriever: Retriever, reader: Reader, *, source: str) -> str:
     "",
     "reader.Reader.bert = @bert.BertConfig()",
     "reader.Reader.joint_length = %JOINT_LENGTH",
+    # Stages label answers up to the reader's width.
+    "reader.Reader.max_answer_width = %MAX_ANSWER_WIDTH",
     *_bindings("reader.Reader", reader, _READER_FIELDS),
-    *stage_binding,
     "",
     f"DROPOUT_RATE = {retriever.bert.dropout_rate!r}",
     f"SCORE_SCALE = {retriever.score_scale!r}",
     f"JOINT_LENGTH = {reader.joint_length}",
+    f"MAX_ANSWER_WIDTH = {reader.max_answer_width}",
     "RETRIEVER = @retriever.Retriever()",
     "READER = @reader.Reader()",
   ]

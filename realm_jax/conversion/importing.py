@@ -14,9 +14,9 @@ from absl import logging
 from etils import epath
 
 from realm_jax.checkpoints.store import CheckpointStore, loop_record
-from realm_jax.conversion import gin_model
 from realm_jax.conversion.bert_models import TowerOptions
 from realm_jax.conversion.errors import ConversionError
+from realm_jax.conversion.gin_model import gin_model
 from realm_jax.conversion.google.bert import plan_tf_bert
 from realm_jax.conversion.google.realm import plan_tf_realm
 from realm_jax.conversion.google.released_index import (
@@ -37,6 +37,7 @@ from realm_jax.conversion.parameters import (
 )
 from realm_jax.conversion.planning import RETRIEVER, ImportPlan, ImportSource
 from realm_jax.conversion.vocabulary import VOCABULARY_FILE
+from realm_jax.files import kept_configuration
 from realm_jax.files.json_file import whole_text_file
 from realm_jax.files.object_store.store_access import require_writable
 from realm_jax.text.wordpieces import vocabulary_of, write_pieces
@@ -108,10 +109,8 @@ def import_weights(
   params = nested(parameters)
   with contextlib.ExitStack() as stack, new_directory(output_dir) as directory:
     write_pieces(directory / VOCABULARY_FILE, plan.pieces)
-    with whole_text_file(directory / gin_model.NAME) as file:
-      file.write(
-        gin_model.gin_model(plan.retriever, plan.reader, source=plan.source)
-      )
+    with whole_text_file(directory / kept_configuration.MODEL) as file:
+      file.write(gin_model(plan.retriever, plan.reader, source=plan.source))
     if released is not None:
       stack.enter_context(
         import_index(released, directory, model, params[RETRIEVER])

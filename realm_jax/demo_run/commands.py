@@ -49,7 +49,7 @@ class DemoCommands:
   def make_world(self) -> world.World:
     """Generates the world that world.gin and the extra files configure."""
     gin_files = [f"{_RECIPES}/world.gin", *self._extra_gin_files]
-    with configuration.parsed(gin_files, []):
+    with configuration.parsed(world.generate, gin_files):
       return configuration.configured(world.generate)()
 
   def train(
@@ -63,8 +63,8 @@ class DemoCommands:
     bindings = {"MODEL_DIR": self.path(name), **bindings}
     with self._parsed("train", recipe, bindings):
       config = configuration.configured(TrainConfig)()
-      text = configuration.text()
-    result = loop.train(config, configuration=text)
+      kept = configuration.kept_files(config.stage)
+    result = loop.train(config, configuration=kept)
     if result.preempted:
       raise ValueError(f"stopped in stage {name}; its checkpoints are kept")
     return result
@@ -137,7 +137,9 @@ class DemoCommands:
     """Prints a command, and sets gin's configuration as that would."""
     command = self._command(module, recipe, bindings, flags=flags)
     print(f"\n$ {command}", flush=True)
-    return configuration.parsed(command.gin_files, command.gin_bindings)
+    return configuration.parsed(
+      command.function, command.gin_files, command.gin_bindings
+    )
 
   def _command(
     self,

@@ -89,9 +89,11 @@ class World:
     return ids
 
 
-def generate(config: WorldConfig | None = None) -> World:
+_DEFAULTS = WorldConfig()
+
+
+def generate(config: WorldConfig = _DEFAULTS) -> World:
   """Generates a world, which is always the same for the same configuration."""
-  config = config or WorldConfig()
   generator = np.random.default_rng(config.seed)
   entities = names.make_entities(generator, config.num_entities)
   split = splits.split_entities(

@@ -21,6 +21,7 @@ from realm_jax.checkpoints.best import BestCheckpoint, read_best, write_best
 from realm_jax.checkpoints.store import CheckpointError, CheckpointStore
 from realm_jax.console.sigterm import stop_on_sigterm
 from realm_jax.evaluation.outputs import METRICS, Figures
+from realm_jax.evaluation.run import default_output_dir
 from realm_jax.evaluation.trained_model import ModelSource
 from realm_jax.files.object_store.store_access import (
   require_readable,
@@ -38,8 +39,8 @@ def follow(
   *,
   evaluation: Callable[..., Figures],
   source: ModelSource,
-  output_dir: epath.PathLike,
   best_metric: str,
+  output_dir: epath.PathLike | None = None,
   follow_until_step: NonNegativeInt | None = None,
   poll_seconds: PositiveFloat = 5.0,
 ) -> Figures | None:
@@ -51,10 +52,10 @@ def follow(
   Args:
     evaluation: Evaluation that takes a `source` and an `output_dir`.
     source: Run to follow; its `checkpoint_step` is replaced.
-    output_dir: Directory in which each checkpoint's evaluation gets a folder,
-      named by its step.
     best_metric: Metric of the best checkpoint. The highest value is the best,
       but for losses and perplexities.
+    output_dir: Directory in which each checkpoint's evaluation gets a folder,
+      named by its step; None is MODEL_DIR/eval.
     follow_until_step: Step of the last checkpoint to evaluate, after which it
       returns.
     poll_seconds: Time between two looks for checkpoints.
@@ -65,6 +66,7 @@ def follow(
   Raises:
     ValueError: The evaluation has no such metric, or fails.
   """
+  output_dir = output_dir or default_output_dir(source.model_dir)
   with (
     stop_on_sigterm() as own_stop,
     contextlib.closing(CheckpointStore(source.model_dir)) as checkpoints,

@@ -26,6 +26,7 @@ from realm_jax.inputs.batch import TaskError
 from realm_jax.settings import (
   Fraction,
   NonNegativeInt,
+  OfRun,
   PositiveInt,
   Range,
   require_valid,
@@ -66,14 +67,14 @@ class TaskContext:
       it from sentences that remain.
   """
 
-  corpus_dir: epath.PathLike
+  corpus_dir: Annotated[epath.PathLike, OfRun()]
   question_files: Mapping[str, epath.PathLike] = dataclasses.field(
     default_factory=dict
   )
-  pretraining_corpus_dir: epath.PathLike | None = None
+  pretraining_corpus_dir: Annotated[epath.PathLike | None, OfRun()] = None
   corpus_version: NonNegativeInt | None = None
-  held_out_blocks: NonNegativeInt = 0
-  unmasked_span_kinds: Sequence[str] = ("number",)
+  held_out_blocks: Annotated[NonNegativeInt, OfRun()] = 0
+  unmasked_span_kinds: Annotated[Sequence[str], OfRun()] = ("number",)
   sentence_removal_probability: Fraction = 0.9
 
   @functools.cached_property
@@ -117,14 +118,14 @@ class DataConfig(TaskContext):
     batches_ahead: Number of batches that are prepared before they are needed.
   """
 
-  task: str
+  task: Annotated[str, OfRun("TRAINING_TASK")]
   batch_size: PositiveInt
-  query_length: QueryLength
-  block_length: BlockLength
+  query_length: Annotated[QueryLength, OfRun()] = 64
+  block_length: Annotated[BlockLength, OfRun()] = 288
   split: str = "train"
-  task_modules: Sequence[str] = ("tasks",)
+  task_modules: Annotated[Sequence[str], OfRun()] = ("tasks",)
   seed: NonNegativeInt = 0
-  max_masks: PositiveInt = 10
+  max_masks: Annotated[PositiveInt, OfRun()] = 10
   other_lengths: Mapping[str, int] = dataclasses.field(default_factory=dict)
   batches_ahead: NonNegativeInt = 2
 

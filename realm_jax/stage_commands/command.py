@@ -2,12 +2,28 @@
 
 import dataclasses
 import json
+import pkgutil
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 # A value that a gin macro is bound to.
 Value = str | int | float | bool | None
+
+# What the entry points of stages configure. They import it late.
+_FUNCTIONS = {
+  "train": "realm_jax.training.config:TrainConfig",
+  "evaluate": "realm_jax.evaluation.run:evaluate",
+  "evaluate --follow": "realm_jax.evaluation.following:follow",
+  "build_index": "realm_jax.generations.building.run:build_index",
+}
+
+
+def function_of(module: str, flags: Sequence[str] = ()) -> Callable[..., Any]:
+  """Returns what `python -m realm_jax.MODULE` with flags configures."""
+  follows = " --follow" if "--follow" in flags else ""
+  return pkgutil.resolve_name(_FUNCTIONS[module + follows])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +58,11 @@ class StageCommand:
   def gin_bindings(self) -> list[str]:
     """The bindings as lines of a gin file."""
     return [f"{name} = {value}" for name, value in self.gin_values.items()]
+
+  @property
+  def function(self) -> Callable[..., Any]:
+    """The class or function that gin configures, for which it is imported."""
+    return function_of(self.module, self.flags)
 
   @property
   def arguments(self) -> list[str]:

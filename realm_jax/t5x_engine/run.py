@@ -10,7 +10,8 @@ import numpy as np
 
 import gin
 from realm_jax.checkpoints.store import CheckpointStore
-from realm_jax.configuration import names
+from realm_jax.configuration import kept_files, names
+from realm_jax.files import kept_configuration
 from realm_jax.files.sole_process import SoleProcess, sole_process
 from realm_jax.models.arrays import AnyArray
 from realm_jax.training.candidates import Candidates
@@ -66,6 +67,11 @@ class EngineRun:
     self.sole = SoleProcess()
     if jax.process_index() == 0:
       self.sole = self.closing.enter_context(sole_process(config.model_dir))
+      # t5x itself keeps the whole configuration.
+      name = kept_configuration.MODEL
+      kept_configuration.keep_configuration(
+        config.model_dir, {name: kept_files(config.stage)[name]}
+      )
 
   @functools.cached_property
   def store(self) -> CheckpointStore:

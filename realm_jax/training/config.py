@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 from absl import logging
 from etils import epath
@@ -13,6 +13,7 @@ from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning.sharding import AxisRules, with_defaults
 from realm_jax.settings import (
   NonNegativeInt,
+  OfRun,
   PositiveFloat,
   PositiveInt,
   require_valid,
@@ -76,7 +77,7 @@ class RefreshConfig:
   swap_generations: bool = True
   wait_for_generations: bool = False
   lag_steps: PositiveInt = 100
-  refresh_every_steps: PositiveInt | None = None
+  refresh_every_steps: Annotated[PositiveInt | None, OfRun()] = None
   max_staleness_steps: NonNegativeInt | None = None
   on_stale: Literal["warn", "fail"] = "warn"
   on_crash: Literal["exact", "last", "fail"] = "exact"
@@ -151,6 +152,7 @@ class TrainConfig:
     model_dir: Directory of the run's checkpoints, generations and metrics.
     data: Task, corpus, batch and lengths. Examples come from the corpus
       version that the run began with.
+    stage: What is trained, and by which loss.
     retriever: Towers; they take the vocabulary of the corpus.
     num_steps: Steps of the whole run; the learning rate ends at zero there.
     reader: Reader, for the stages that have one.
@@ -181,7 +183,7 @@ class TrainConfig:
   num_microbatches: PositiveInt = 1
   pack: bool = True
   max_shape_buckets: PositiveInt = 3
-  retrieve_on_device: bool = False
+  retrieve_on_device: Annotated[bool, OfRun()] = False
   rolling_refresh: RollingRefreshConfig = RollingRefreshConfig()
 
   def __post_init__(self) -> None:

@@ -18,6 +18,7 @@ a checkpoint.
 """
 
 import dataclasses
+from collections.abc import Mapping
 
 from absl import logging
 
@@ -46,14 +47,14 @@ class TrainResult:
 
 
 def train(
-  config: TrainConfig, *, configuration: str | None = None
+  config: TrainConfig, *, configuration: Mapping[str, str] | None = None
 ) -> TrainResult:
   """Trains one stage, from the last checkpoint of MODEL_DIR if there is one.
 
   Args:
     config: Configuration of the run.
-    configuration: Text of the configuration that MODEL_DIR keeps for other
-      commands, if any (`realm_jax/files/kept_configuration.py`).
+    configuration: Texts of the files in which MODEL_DIR keeps the
+      configuration, if any (`realm_jax/files/kept_configuration.py`).
 
   Raises:
     SoleProcessError: MODEL_DIR has a trainer already, or, on an object store,

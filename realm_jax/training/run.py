@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from etils import epath
 
@@ -65,7 +65,7 @@ class Run:
 
 @contextlib.contextmanager
 def open_run(
-  config: TrainConfig, configuration: str | None = None
+  config: TrainConfig, configuration: Mapping[str, str] | None = None
 ) -> Iterator[tuple[TrainState, Run | None]]:
   """Opens a run from its last checkpoint, or a new one.
 

@@ -6,7 +6,7 @@ from absl.testing import flagsaver
 
 from realm_jax import configuration
 from realm_jax.configuration import ConfigurationError
-from realm_jax.models.bert import BertConfig
+from realm_jax.evaluation.trained_model import ModelSource
 
 
 def test_gin_flags_are_expanded():
@@ -28,23 +28,19 @@ def test_a_gin_flag_without_value_is_refused():
 def test_a_run_without_gin_files_is_configured_as_it_was(tmp_path):
   configuration.define_run_flags()
   flags.FLAGS.mark_as_parsed()
+  (tmp_path / "model.gin").touch()
   (tmp_path / "config.gin").write_text(
-    "from __gin__ import dynamic_registration\n"
-    "from realm_jax.models import bert\n"
+    'include "gin/models/tiny.gin"\n'
     "MODEL_DIR = 'elsewhere'\n"
-    "HEADS = 3\n"
-    "bert.BertConfig.hidden_size = 12\n"
-    "bert.BertConfig.num_heads = %HEADS\n"
+    "CORPUS_DIR = 'corpus'\n"
+    "QUERY_LENGTH = 12\n"
   )
   with flagsaver.flagsaver(
-    model_dir=str(tmp_path), gin_file=[], gin_bindings=["HEADS = 2"]
+    model_dir=str(tmp_path), gin_file=[], gin_bindings=["QUERY_LENGTH = 8"]
   ):
-    config = configuration.call(BertConfig, num_layers=1)
-    with configuration.parsed_from_flags():
-      assert f"MODEL_DIR = {str(tmp_path)!r}" in " ".join(
-        configuration.text().replace("\\", "").split()
-      )
-  assert (config.hidden_size, config.num_heads, config.num_layers) == (12, 2, 1)
+    source = configuration.call(ModelSource, block_length=9)
+  assert (source.model_dir, source.corpus_dir) == (str(tmp_path), "corpus")
+  assert (source.query_length, source.block_length) == (8, 9)
 
 
 def test_a_command_without_a_run_asks_for_one():
@@ -54,4 +50,4 @@ def test_a_command_without_a_run_asks_for_one():
     flagsaver.flagsaver(model_dir=None, gin_file=[], gin_bindings=[]),
     pytest.raises(ConfigurationError, match="give its directory as --model_d"),
   ):
-    configuration.call(BertConfig, default_recipe="gin/runs/ask.gin")
+    configuration.require_run("gin/runs/ask.gin")

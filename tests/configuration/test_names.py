@@ -1,27 +1,27 @@
 """Names in capitals, which set the fields of the same name."""
 
 import collections
-import contextlib
+
+import pytest
 
 from realm_jax import configuration, settings
 from realm_jax.configuration import names
-from realm_jax.configuration.parsing import names_of
+from realm_jax.configuration.parsing import table_of_names
+from realm_jax.generations.building.generation_builder import GenerationConfig
+from realm_jax.generations.building.run import build_index
+from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.training.config import TrainConfig
-from tests.conftest import PROJECT_DIR
+from tests.integration.commands import FUNCTIONS
 
 _MODEL = "gin/models/tiny.gin"
 _GIVEN = ["MODEL_DIR = 'run'", "CORPUS_DIR = 'corpus'"]
-_RECIPES = sorted(
-  str(path.relative_to(PROJECT_DIR))
-  for path in (PROJECT_DIR / "gin/runs").glob("*.gin")
-)
 # Names with one meaning that commands take in different ranges or types.
 _SHARED = {"CHECKPOINT_STEP"}
 
 
 def _trained(*bindings: str) -> TrainConfig:
   with configuration.parsed(
-    [_MODEL, "gin/runs/pretrain.gin"], [*_GIVEN, *bindings]
+    TrainConfig, [_MODEL, "gin/runs/pretrain.gin"], [*_GIVEN, *bindings]
   ):
     return configuration.configured(TrainConfig)()
 
@@ -40,22 +40,50 @@ def test_what_is_bound_to_a_class_comes_before_the_name():
 
 def test_what_a_binding_refers_to_has_names_as_well():
   with configuration.parsed(
+    build_index,
     [_MODEL, "gin/runs/build_index.gin"],
     [*_GIVEN, "INDEX = %BM25", "K1 = 1.5"],
   ):
-    text = configuration.text()
-  assert "Bm25Config.k1 = %K1" in text
+    config = configuration.configured(GenerationConfig)()
+  assert config.index == Bm25Config(k1=1.5)
+
+
+def test_a_class_of_settings_needs_no_line(tmp_path):
+  assert _trained("BATCH_SIZE = 3").data.batch_size == 3
+  own = tmp_path / "own.gin"
+  own.write_text(
+    "from __gin__ import dynamic_registration\n"
+    "from realm_jax.training import config\n"
+    "config.TrainConfig.mesh = @mine/config.MeshConfig()\n"
+    "mine/config.MeshConfig.fsdp = 4\n"
+  )
+  files = [_MODEL, "gin/runs/pretrain.gin", str(own)]
+  with configuration.parsed(
+    TrainConfig, files, [*_GIVEN, "MODEL_PARALLELISM = 2"]
+  ):
+    mesh = configuration.configured(TrainConfig)().mesh
+  assert (mesh.fsdp, mesh.model_parallelism) == (4, 2)
+
+
+def test_a_setting_without_default_must_be_given():
+  with (
+    pytest.raises(configuration.ConfigurationError) as error,
+    configuration.parsed(TrainConfig, [_MODEL], ["MODEL_DIR = 'run'"]),
+  ):
+    pass
+  for name in ("STAGE", "TASK", "NUM_STEPS", "CORPUS_DIR"):
+    assert f"--gin.{name}=VALUE" in str(error.value)
 
 
 def test_a_name_has_one_type_in_all_recipes():
   types = collections.defaultdict(set)
-  for recipe in _RECIPES:
-    with (
-      # The ablation's needs more than a model.
-      contextlib.suppress(configuration.ConfigurationError),
-      configuration.parsed([_MODEL, recipe], without_data=True),
-    ):
-      for one in names.parameters():
+  for recipe, function in FUNCTIONS.items():
+    files = [_MODEL, f"gin/runs/{recipe}.gin", "gin/runs/precompile.gin"]
+    questions = ["QUESTIONS = ''"] if recipe.startswith("eval") else []
+    if recipe == "eval_masked":
+      questions = []
+    with configuration.parsed(function, files, questions):
+      for one in filter(lambda one: one.has_name, names.parameters()):
         # A range may be narrower, and None may mean a default.
         wanted = settings.describe(one.annotation).partition(" of at")[0]
         types[one.macro].add(wanted.partition(" or None")[0])
@@ -65,7 +93,8 @@ def test_a_name_has_one_type_in_all_recipes():
 
 
 def test_gin_help_has_values_types_and_meanings():
-  shown = names_of([_MODEL, "gin/runs/pretrain.gin"], search_paths=["."])
+  files = [_MODEL, "gin/runs/pretrain.gin"]
+  shown = table_of_names(TrainConfig, files)
   lines = shown.splitlines()
   where = lines.index(
     "NUM_STEPS = 200000 (an integer of at least 0; TrainConfig.num_steps)"

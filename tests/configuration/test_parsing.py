@@ -5,11 +5,10 @@ import pytest
 import gin
 from realm_jax import configuration
 from realm_jax.configuration import ConfigurationError
-from realm_jax.evaluation.answering import AnsweringConfig
+from realm_jax.evaluation.run import evaluate
 from realm_jax.evaluation.trained_model import ModelSource
 from realm_jax.inputs.config import DataConfig
 from realm_jax.models.bert import BertConfig
-from realm_jax.training.config import CheckpointConfig
 
 _SIZES = """
 from __gin__ import dynamic_registration
@@ -36,7 +35,7 @@ def _sizes_file(directory):
 
 
 def _build(files, bindings=(), **kwargs):
-  with configuration.parsed(files, bindings, **kwargs):
+  with configuration.parsed(BertConfig, files, bindings, **kwargs):
     return configuration.configured(BertConfig)()
 
 
@@ -65,33 +64,6 @@ def _refused(files, bindings=()):
   with pytest.raises(ConfigurationError) as error:
     _build(files, bindings)
   return str(error.value)
-
-
-def test_a_recipe_can_be_read_without_its_data(tmp_path):
-  path = tmp_path / "recipe.gin"
-  path.write_text(
-    "from __gin__ import dynamic_registration\n"
-    "from realm_jax.training import config\n"
-    "START = %gin.REQUIRED\n"
-    "config.CheckpointConfig.initial_checkpoint = %START\n"
-  )
-  with configuration.parsed([str(path)], without_data=True):
-    config = configuration.configured(CheckpointConfig)()
-  assert config.initial_checkpoint == "(not given)"
-  # Nothing else than a name of a file is made up.
-  with (
-    pytest.raises(ConfigurationError, match=r"--gin\.(HEADS|LAYERS)=VALUE"),
-    configuration.parsed([_sizes_file(tmp_path)], without_data=True),
-  ):
-    pass
-
-
-def test_what_a_recipe_configures(sizes):
-  with configuration.parsed([sizes], _GIVEN):
-    assert configuration.is_configured(BertConfig)
-    assert not configuration.is_configured(CheckpointConfig)
-  with configuration.parsed([]):
-    assert not configuration.is_configured(BertConfig)
 
 
 def test_all_that_must_be_given_is_named_at_once(sizes):
@@ -148,7 +120,7 @@ def test_a_text_needs_no_quotes(name, typed, read):
   for value in (typed, repr(typed), f'"{typed}"'):
     bindings = [f"{k} = {v}" for k, v in {**_EVALUATION, name: value}.items()]
     with configuration.parsed(
-      ["gin/models/tiny.gin", "gin/runs/eval.gin"], bindings
+      evaluate, ["gin/models/tiny.gin", "gin/runs/eval.gin"], bindings
     ):
       source = configuration.configured(ModelSource)()
       data = configuration.configured(DataConfig)()
@@ -159,24 +131,12 @@ def test_a_literal_or_a_reference_is_no_text():
   bindings = [f"{name} = {value}" for name, value in _EVALUATION.items()]
   for value, step in (("12", 12), ("None", None), ("%NUM_SEARCHED", 20)):
     with configuration.parsed(
+      evaluate,
       ["gin/models/tiny.gin", "gin/runs/eval.gin"],
       [*bindings, f"CHECKPOINT_STEP = {value}"],
     ):
       source = configuration.configured(ModelSource)()
     assert source.checkpoint_step == step
-
-
-def test_a_text_for_a_setting_of_unknown_type_is_refused(tmp_path):
-  path = tmp_path / "untyped.gin"
-  path.write_text(
-    "from __gin__ import dynamic_registration\n"
-    "import functools\n"
-    "COMMAND = None\n"
-    "functools.partial.func = %COMMAND\n"
-  )
-  refused = _refused([str(path)], ["COMMAND = runs/ict"])
-  assert "--gin.COMMAND=runs/ict" in refused
-  assert "--gin.COMMAND='\"runs/ict\"'" in refused
 
 
 @pytest.mark.parametrize("missing", ["nowhere.gin", "brt"])
@@ -197,10 +157,10 @@ def test_the_callers_own_gin_configuration_is_restored(sizes, tmp_path):
     readers = list(gin.config._FILE_READERS)
     gin.add_config_file_search_path("own")
     gin.finalize()
-    with configuration.parsed([sizes], _GIVEN):
+    with configuration.parsed(BertConfig, [sizes], _GIVEN):
       # Parsing in the block of another begins with nothing, too.
-      with configuration.parsed([]):
-        assert "OWN" not in configuration.text()
+      with configuration.parsed(None, []):
+        assert not configuration.bound_lines()
       assert configuration.configured(BertConfig)().hidden_size == 12
     with pytest.raises(ConfigurationError):
       _build([sizes], ["HEDS = 1"])
@@ -211,45 +171,3 @@ def test_the_callers_own_gin_configuration_is_restored(sizes, tmp_path):
   finally:
     gin.clear_config()
     gin.config._LOCATION_PREFIXES.remove("own")
-
-
-_BROUGHT = """
-from __gin__ import dynamic_registration
-from realm_jax.models import bert
-from realm_jax.models import reader
-from realm_jax.models import retriever
-reader.Reader.bert = @bert.BertConfig()
-reader.Reader.joint_length = %JOINT_LENGTH
-retriever.Retriever.bert = @bert.BertConfig()
-READER = @reader.Reader()
-RETRIEVER = @retriever.Retriever()
-JOINT_LENGTH = 99
-NUM_READ = 3
-NUM_CANDIDATES = 2
-"""
-
-
-def test_what_a_run_brings_is_overridden_by_all_but_the_recipes(tmp_path):
-  own = tmp_path / "own.gin"
-  own.write_text('include "gin/runs/ask.gin"\nNUM_SPANS = 7\n')
-  given = ["MODEL_DIR = 'm'", "CORPUS_DIR = 'c'"]
-  # gin/runs/ask.gin says 5 blocks, 50 spans, and a length of 320.
-  for files, length in (
-    ([str(own)], 99),
-    ([str(own), "gin/models/tiny.gin"], 384),
-    # Not what comes before it, either.
-    (["gin/models/tiny.gin", str(own)], 384),
-  ):
-    with configuration.parsed(files, given, of_run=_BROUGHT):
-      config = configuration.configured(AnsweringConfig)()
-      reader = configuration.configured(ModelSource)().reader
-    assert (config.num_read, config.num_spans) == (3, 7)
-    assert reader.joint_length == length
-  with (
-    # The files use no such name, though the run brings it.
-    pytest.raises(ConfigurationError, match=r"--gin\.NUM_CANDIDATES"),
-    configuration.parsed(
-      [str(own)], [*given, "NUM_CANDIDATES = 4"], of_run=_BROUGHT
-    ),
-  ):
-    pass

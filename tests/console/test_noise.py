@@ -72,7 +72,7 @@ def test_to_read_a_checkpoint_and_a_recipe_warns_of_nothing(
   caplog.clear()
   with contextlib.closing(CheckpointStore(tmp_path)) as store:
     assert store.restore(0, items=("loop",))["loop"]["step"] == 0
-  with configuration.parsed(["gin/models/bert_base.gin"]):
+  with configuration.parsed(None, ["gin/models/bert_base.gin"]):
     pass
   warnings = [r for r in caplog.records if r.levelno >= logging.WARNING]
   assert not warnings

@@ -53,7 +53,7 @@ class Imported(NamedTuple):
 def load(model_dir: Path) -> Imported:
   """Reads a MODEL_DIR with nothing but its own files."""
   vocabulary = WordpieceVocabulary(model_dir / "vocab.txt")
-  with configuration.parsed([str(model_dir / "model.gin")]):
+  with configuration.parsed(None, [str(model_dir / "model.gin")]):
     retriever = configuration.configured(Retriever)()
     reader = configuration.configured(Reader)()
   store = CheckpointStore(model_dir)

@@ -8,6 +8,7 @@ from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.training.stages.open_qa import OpenQa
+from tests.integration.commands import FUNCTIONS
 
 _BERT = BertConfig(
   hidden_size=6,
@@ -48,7 +49,7 @@ def model_file(tmp_path):
 
 
 def test_it_binds_the_very_same_modules(model_file):
-  with configuration.parsed([model_file]):
+  with configuration.parsed(OpenQa, [model_file]):
     assert configuration.configured(Retriever)() == _RETRIEVER
     assert configuration.configured(Reader)() == _READER
     # The stage's labels are as wide as the reader's spans.
@@ -60,7 +61,7 @@ def test_it_binds_the_very_same_modules(model_file):
   [
     *("inverse_cloze", "reading", "pretrain", "open_qa"),
     *("build_index", "eval", "eval_retrieval", "eval_masked"),
-    *("ask", "explain", "load"),
+    *("ask", "explain"),
   ],
 )
 def test_it_goes_with_every_recipe_and_its_macros_may_change(
@@ -75,7 +76,9 @@ def test_it_goes_with_every_recipe_and_its_macros_may_change(
     required.append("QUESTIONS = ''")
   changed = ["DROPOUT_RATE = 0.0", "SCORE_SCALE = 3.0", "JOINT_LENGTH = 33"]
   with configuration.parsed(
-    [model_file, f"gin/runs/{recipe}.gin"], required + changed
+    FUNCTIONS[recipe],
+    [model_file, f"gin/runs/{recipe}.gin"],
+    required + changed,
   ):
     retriever = configuration.configured(Retriever)()
     assert retriever.score_scale == 3.0

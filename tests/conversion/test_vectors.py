@@ -61,9 +61,11 @@ def test_vectors_ids_and_their_description(
     f"retriever.Retriever.projection_size = {DIM}",
     "retriever.Retriever.score_scale = 20.0",
   ]
-  recipe = ["gin/models/tiny.gin", "gin/runs/export_vectors.gin"]
-  with configuration.parsed(recipe, bindings):
-    configuration.configured(export_vectors)(output_dir=out, dtype=dtype)
+  given = {"output_dir": out, "dtype": dtype}
+  with configuration.parsed(
+    export_vectors, ["gin/models/tiny.gin"], bindings, given=given
+  ):
+    configuration.configured(export_vectors)(**given)
   array = np.load(out / "vectors.npy", mmap_mode="r", allow_pickle=False)
   assert array.dtype == (dtype or "float32")
   # A generation of this test draws its vectors from its step.

@@ -8,6 +8,10 @@ from typing import Any
 
 from benchmarks.runs.jobs import as_gin
 from realm_jax import configuration
+from realm_jax.evaluation.explaining.block_use import count_block_use
+from realm_jax.evaluation.following import follow
+from realm_jax.generations.building.run import build_index
+from realm_jax.loaded_run import LoadedRunConfig
 from realm_jax.training import loop
 from realm_jax.training.config import TrainConfig
 from tests import tiny_world
@@ -15,20 +19,30 @@ from tests import tiny_world
 # The gin file of the tiny world's model and lengths.
 MODEL_FILE = "tests/integration/tiny.gin"
 _PATIENCE_SECONDS = 300.0
+# What commands configure by each recipe of gin/runs.
+FUNCTIONS = {
+  **dict.fromkeys(
+    ("inverse_cloze", "reading", "pretrain", "span_selection", "open_qa"),
+    TrainConfig,
+  ),
+  **dict.fromkeys(("eval", "eval_retrieval", "eval_masked"), follow),
+  "build_index": build_index,
+  "ask": LoadedRunConfig,
+  "explain": count_block_use,
+}
 
 
 def parsed(
-  gin_files: Sequence[str], bindings: Mapping[str, Any]
+  function: Any, gin_files: Sequence[str], bindings: Mapping[str, Any]
 ) -> contextlib.AbstractContextManager[None]:
   """Sets gin's configuration during a `with` block."""
-  return configuration.parsed(
-    gin_files, [f"{name} = {as_gin(value)}" for name, value in bindings.items()]
-  )
+  given = [f"{name} = {as_gin(value)}" for name, value in bindings.items()]
+  return configuration.parsed(function, gin_files, given)
 
 
 def call(function: Any, gin_files: Sequence[str], **bindings: Any) -> Any:
   """Calls a function as gin files and bindings configure it."""
-  with parsed(gin_files, bindings):
+  with parsed(function, gin_files, bindings):
     return configuration.configured(function)()
 
 
@@ -44,14 +58,16 @@ class Commands:
 
   def call(self, function: Any, recipe: str, **bindings: Any) -> Any:
     """Calls a function as gin/runs/RECIPE.gin binds it."""
-    with self._parsed(recipe, bindings):
+    with self._parsed(function, recipe, bindings):
       return configuration.configured(function)()
 
   def _parsed(
-    self, recipe: str, bindings: Mapping[str, Any]
+    self, function: Any, recipe: str, bindings: Mapping[str, Any]
   ) -> contextlib.AbstractContextManager[None]:
     files = [f"gin/runs/{recipe}.gin", MODEL_FILE]
-    return parsed(files, {"CORPUS_DIR": self.world.corpus_dir, **bindings})
+    return parsed(
+      function, files, {"CORPUS_DIR": self.world.corpus_dir, **bindings}
+    )
 
   def train(
     self, recipe: str, model_dir: Path, **bindings: Any
@@ -65,14 +81,13 @@ class Commands:
       settings["NUM_CANDIDATES"] = 4
     if recipe not in ("inverse_cloze", "reading", "span_selection"):
       # A builder that failed must not be waited for all day.
-      name = "config.RefreshConfig.timeout_seconds"
-      settings[name] = _PATIENCE_SECONDS
+      settings["TIMEOUT_SECONDS"] = _PATIENCE_SECONDS
     settings |= bindings
     settings["MODEL_DIR"] = model_dir
-    with self._parsed(recipe, settings):
+    with self._parsed(TrainConfig, recipe, settings):
       config = configuration.configured(TrainConfig)()
-      text = configuration.text()
-    return loop.train(config, configuration=text)
+      kept = configuration.kept_files(config.stage)
+    return loop.train(config, configuration=kept)
 
   @contextlib.contextmanager
   def index_builder(self, model_dir: Path, **settings: Any) -> Iterator[None]:

@@ -62,10 +62,10 @@ class _World:
     """Trains a stage, and returns its folder."""
     model_dir = self._folder / name
     given = self._given(MODEL_DIR=model_dir, SEED=self._seed, **bindings)
-    with parsed(_recipe(recipe), given):
+    with parsed(TrainConfig, _recipe(recipe), given):
       config = configuration.configured(TrainConfig)()
-      text = configuration.text()
-    loop.train(config, configuration=text)
+      kept = configuration.kept_files(config.stage)
+    loop.train(config, configuration=kept)
     return model_dir
 
   @contextlib.contextmanager
@@ -89,8 +89,7 @@ class _World:
 
   def recall(self, model_dir: Path) -> float:
     """Returns recall@5 of statements, over vectors of the last checkpoint."""
-    with parsed(_recipe("build_index"), self._given(MODEL_DIR=model_dir)):
-      configuration.configured(generations.build_index)(once=True)
+    self._build(self._given(MODEL_DIR=model_dir))
     figures = self._evaluate(
       "eval_retrieval",
       model_dir,
@@ -98,14 +97,18 @@ class _World:
     )
     return figures["recall_at_5"]
 
+  def _build(self, given: dict[str, Any]) -> None:
+    build = generations.build_index
+    with parsed(build, _recipe("build_index"), given):
+      configuration.configured(build)(once=True)
+
   def masked_accuracy(self, model_dir: Path, index: str) -> float:
     """Returns the share of masked words that are filled in correctly."""
     generations_dir = model_dir / f"{index}_generations"
     given = self._given(
       MODEL_DIR=model_dir, GENERATIONS_DIR=generations_dir, INDEX=Macro(index)
     )
-    with parsed(_recipe("build_index"), given):
-      configuration.configured(generations.build_index)(once=True)
+    self._build(given)
     figures = self._evaluate(
       "eval_masked", model_dir, GENERATION=generations_dir
     )

@@ -42,16 +42,10 @@ while not pathlib.Path("follows").exists():
   time.sleep(0.02)
 print("trained it's all", *sys.argv[2:])
 """
-# A recipe of what is imported in a moment.
 _RECIPE = """
-from __gin__ import dynamic_registration
-from launch import jobs
-
-MODEL_DIR = %gin.REQUIRED
-CORPUS_DIR = %gin.REQUIRED
+include "gin/models/tiny.gin"
+include "gin/runs/reading.gin"
 NUM_STEPS = %gin.REQUIRED
-jobs.Gin.files = [%MODEL_DIR, %CORPUS_DIR]
-jobs.Job.processes = %NUM_STEPS
 """
 
 
@@ -183,8 +177,9 @@ def _gke(tmp_path, *flags: str) -> list[str]:
     "--tpu=v5litepod-64",
     "--builder_tpu=v5litepod-16",
     f"--gin_file={tmp_path}/recipe.gin",
-    f"--builder_gin_file={tmp_path}/recipe.gin",
-    "--builder.gin.NUM_STEPS=2",
+    "--builder_gin_file=gin/models/tiny.gin",
+    "--builder_gin_file=gin/runs/build_index.gin",
+    "--builder.gin.KEEP_GENERATIONS=2",
     *flags,
   ]
 

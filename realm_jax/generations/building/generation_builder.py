@@ -57,13 +57,15 @@ class OtherWorkError(ValueError):
 class GenerationConfig:
   """Settings of the generations of a run.
 
-  The `retriever` may be for another vocabulary. Without settings of `embedding`
-  the defaults are taken; without a `partial` refresh every block is embedded.
+  The `retriever` may be for another vocabulary. Without a `partial` refresh
+  every block is embedded.
   """
 
   retriever: Retriever
   index: IndexConfig
-  embedding: EmbeddingConfig | None = None
+  embedding: EmbeddingConfig = dataclasses.field(
+    default_factory=EmbeddingConfig
+  )
   partial: PartialRefresh | None = None
 
 

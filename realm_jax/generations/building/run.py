@@ -28,7 +28,16 @@ from realm_jax.generations.building.helper import Helper
 from realm_jax.generations.building.sidecar import Sidecar, SidecarConfig
 from realm_jax.generations.building.worker import WorkerNumber
 from realm_jax.generations.store import layout
+from realm_jax.generations.store import manifest as manifests
+from realm_jax.indexes.bm25 import Bm25Config
+from realm_jax.indexes.exact import ExactConfig
+from realm_jax.indexes.faiss import FaissConfig
+from realm_jax.indexes.protocol import IndexConfig
+from realm_jax.indexes.random import RandomConfig
+from realm_jax.indexes.scann.config import ScannConfig
 from realm_jax.partitioning.agreement import Agreement
+
+_SIDECAR = SidecarConfig()
 
 
 def build_index(
@@ -36,7 +45,7 @@ def build_index(
   model_dir: epath.PathLike,
   corpus_dir: epath.PathLike,
   generation: GenerationConfig,
-  sidecar: SidecarConfig | None = None,
+  sidecar: SidecarConfig = _SIDECAR,
   generations_dir: epath.PathLike | None = None,
   once: bool = False,
   worker: str | None = None,
@@ -47,7 +56,7 @@ def build_index(
     model_dir: Directory of the run, which need not have checkpoints yet.
     corpus_dir: Corpus, which may be updated meanwhile.
     generation: Settings of the generations.
-    sidecar: Settings of the sidecar; None takes the defaults.
+    sidecar: Settings of the sidecar.
     generations_dir: Directory for them; None is MODEL_DIR/generations.
     once: Whether to turn on `sidecar.once`.
     worker: Number of this worker, such as 0/4; None is the number of this
@@ -67,15 +76,12 @@ def build_index(
     RecallError: With `once` or in the mode `every`, the recall of an index is
       below what its settings want; otherwise the checkpoint is skipped.
   """
-  config = sidecar or SidecarConfig()
-  config = dataclasses.replace(config, once=config.once or once)
+  config = dataclasses.replace(sidecar, once=sidecar.once or once)
   agreement = Agreement("builder")
   agreement.require_same(
     {"GenerationConfig": generation, "SidecarConfig": config}
   )
-  directory = epath.Path(
-    generations_dir or epath.Path(model_dir) / layout.FOLDER
-  )
+  directory = _generations_dir(model_dir, generations_dir)
   number = _number(worker)
   require_readable(model_dir, corpus_dir)
   require_writable(directory)
@@ -123,6 +129,46 @@ def build_index(
       check=role.check,
     ).run()
     return []
+
+
+def index_of_run(
+  *,
+  model_dir: epath.PathLike,
+  scann: ScannConfig,
+  exact: ExactConfig,
+  faiss: FaissConfig,
+  bm25: Bm25Config,
+  random: RandomConfig,
+  generations_dir: epath.PathLike | None = None,
+  index_scores: bool = False,
+  retrieve_on_device: bool = False,
+) -> IndexConfig:
+  """Returns the index that a run is searched by.
+
+  It is of the kind of the newest generation, if there is one, or else of the
+  one that the run needs: BM25 for a run that learns on the `index_scores`, the
+  exact index for one that can `retrieve_on_device`, ScaNN's for all others.
+  """
+  indexes = {
+    "scann": scann,
+    "exact": exact,
+    "faiss": faiss,
+    "bm25": bm25,
+    "random": random,
+  }
+  directory = _generations_dir(model_dir, generations_dir)
+  if steps := layout.published_steps(directory):
+    newest = manifests.read(layout.path_of(directory, steps[-1]))
+    return indexes[newest.index_kind]
+  if index_scores:
+    return bm25
+  return exact if retrieve_on_device else scann
+
+
+def _generations_dir(
+  model_dir: epath.PathLike, generations_dir: epath.PathLike | None
+) -> epath.Path:
+  return epath.Path(generations_dir or epath.Path(model_dir) / layout.FOLDER)
 
 
 def _number(worker: str | None) -> WorkerNumber:

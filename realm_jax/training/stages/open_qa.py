@@ -1,7 +1,7 @@
 """Open QA: a question, the retrieved blocks, and the spans of the best few."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from realm_jax.models.parameters import Params
 from realm_jax.models.retriever import relevance
 from realm_jax.objectives.open_qa import open_qa_loss
 from realm_jax.objectives.weighted import WeightedLoss
-from realm_jax.settings import Fraction, PositiveInt, require_valid
+from realm_jax.settings import Fraction, OfRun, PositiveInt, require_valid
 from realm_jax.text.answer_spans import TokenSpans, find_token_spans
 from realm_jax.training import encoder_rows
 from realm_jax.training.encoder_rows import EncoderRows
@@ -88,8 +88,8 @@ class OpenQa(stages.Stage):
   """
 
   num_searched_blocks: PositiveInt = 5000
-  num_read: PositiveInt = 5
-  index_scores: bool = False
+  num_read: Annotated[PositiveInt, OfRun()] = 5
+  index_scores: Annotated[bool, OfRun()] = False
   initial_scale: float = 0.1
   max_answer_width: PositiveInt = 10
   current_queries: bool = True

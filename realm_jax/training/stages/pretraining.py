@@ -1,7 +1,7 @@
 """REALM pre-training: masked words, the null block and retrieved blocks."""
 
 import dataclasses
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from realm_jax.objectives.weighted import Average, WeightedLoss
 from realm_jax.settings import (
   NonNegativeFloat,
   NonNegativeInt,
+  OfRun,
   PositiveInt,
   require_valid,
 )
@@ -72,12 +73,12 @@ class Pretraining(stages.Stage):
       reader.
   """
 
-  num_candidates: PositiveInt = 8
-  num_spare: NonNegativeInt = 2
-  loss_form: Literal["per_token", "joint"] = "per_token"
+  num_candidates: Annotated[PositiveInt, OfRun()] = 8
+  num_spare: Annotated[NonNegativeInt, OfRun()] = 2
+  loss_form: Annotated[Literal["per_token", "joint"], OfRun()] = "per_token"
   current_queries: bool = False
-  null_block: bool = True
-  drop_source: bool = True
+  null_block: Annotated[bool, OfRun()] = True
+  drop_source: Annotated[bool, OfRun()] = True
   read_gold: bool = False
   span_weight: NonNegativeFloat = 0.0
   max_answer_width: PositiveInt = 10

@@ -11,7 +11,13 @@ from absl.testing import flagsaver
 # Its flags, which commands share, are this process's.
 from realm_jax import device_command  # noqa: F401
 from realm_jax.checkpoints.store import CheckpointError
-from realm_jax.configuration import ConfigurationError, RunRecord
+from realm_jax.configuration import (
+  ConfigurationError,
+  configured,
+  parsed_for_run,
+)
+from realm_jax.evaluation.explaining.block_use import count_block_use
+from realm_jax.inputs.config import DataConfig
 from realm_jax.partitioning import cpu_tuning
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
@@ -81,7 +87,7 @@ def test_a_sentence_beside_a_baseline(explain, recorded_run, tmp_path, capsys):
 
 def test_a_baseline_has_a_model_of_its_own(explain, recorded_run):
   run, baseline = recorded_run("pretrain"), recorded_run("reading")
-  record = baseline / "config.gin"
+  record = baseline / "model.gin"
   text = record.read_text()
   # Its checkpoint is not of this model, which is the baseline's alone.
   record.write_text(text + "\nbert.BertConfig.intermediate_size = 5\n")
@@ -98,16 +104,15 @@ def test_a_baseline_has_a_model_of_its_own(explain, recorded_run):
     explain(run, "in [MASK]", f"--baseline={baseline}")
 
 
-def test_training_sentences_are_those_of_the_run(own_flags, recorded_run):
-  _, module = own_flags
-  values = {}
-  for recipe in ("pretrain", "open_qa"):
-    record = RunRecord.find(recorded_run(recipe))
-    values[recipe] = module._values_of_run(record)
-  assert values == {
-    "pretrain": {"TASK": "'masked_salient_spans'"},
-    "open_qa": {},
-  }
+@pytest.mark.parametrize("task", [None, "another"])
+def test_training_sentences_are_those_of_the_run(recorded_run, task):
+  run = recorded_run("pretrain")
+  if task is not None:
+    kept = run / "model.gin"
+    kept.write_text(f"{kept.read_text()}\nTRAINING_TASK = {task!r}\n")
+  with parsed_for_run(count_block_use, run, recipe="gin/runs/explain.gin"):
+    data = configured(DataConfig)()
+  assert (data.task, data.seed) == (task or "masked_salient_spans", 1000003)
 
 
 @pytest.mark.parametrize(

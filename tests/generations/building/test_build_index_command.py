@@ -13,6 +13,7 @@ from benchmarks.runs.groups import free_port
 from benchmarks.runs.jobs import Job, wait_until
 from realm_jax import configuration
 from realm_jax.checkpoints.store import CheckpointStore
+from realm_jax.generations.building import run as building
 from realm_jax.generations.follow.loading import load_newest
 from realm_jax.models.retriever import Retriever
 
@@ -59,7 +60,7 @@ def build_index(command, project_dir, command_environment):
 
 def _save_checkpoint(model_dir, corpus):
   bindings = [f"MODEL_DIR = {str(model_dir)!r}", "CORPUS_DIR = ''"]
-  with configuration.parsed(_FILES, bindings):
+  with configuration.parsed(building.build_index, _FILES, bindings):
     retriever = configuration.configured(Retriever)()
   retriever = retriever.for_vocabulary(
     vocab_size=corpus.vocab_size, separator_id=3

@@ -1,16 +1,15 @@
-"""A command of a run: what its record, a recipe and the command line give."""
+"""A command of a run: what it keeps, a recipe and the command line give."""
 
 import contextlib
 import logging
 
 import pytest
 
-from realm_jax import build_index, configuration, evaluate
-from realm_jax.configuration import ConfigurationError, RunRecord, for_run
-from realm_jax.configuration.parsing import bound_value
+from realm_jax import configuration, evaluate
+from realm_jax.configuration import ConfigurationError, KeptModel, runs
 from realm_jax.conversion import exporting
 from realm_jax.conversion.gin_model import gin_model
-from realm_jax.evaluation import masked_lm, open_qa, run, trained_model
+from realm_jax.evaluation import following, open_qa, run, trained_model
 from realm_jax.evaluation.answering import AnsweringConfig, load_answerer
 from realm_jax.files.kept_configuration import keep_configuration
 from realm_jax.generations.building.generation_builder import GenerationConfig
@@ -20,7 +19,6 @@ from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.exact import ExactConfig
 from realm_jax.indexes.scann.config import ScannConfig
 from realm_jax.inputs.config import DataConfig
-from realm_jax.models.reader import Reader
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.stages.pretraining import Pretraining
 from tests import tiny_world
@@ -28,7 +26,7 @@ from tests import tiny_world
 
 @pytest.fixture
 def trained(tmp_path):
-  """`trained(recipe, *bindings)`: a MODEL_DIR with the record of a run."""
+  """`trained(recipe, *bindings)`: a MODEL_DIR as a run keeps it."""
   (tmp_path / "corpus").mkdir()
 
   def keep(recipe, *bindings, given="tests/integration/tiny.gin"):
@@ -37,14 +35,20 @@ def trained(tmp_path):
     if recipe == "open_qa":
       values["TRAIN_QUESTIONS"] = "train.jsonl"
     with configuration.parsed(
+      TrainConfig,
       [f"gin/runs/{recipe}.gin", given],
       [*(f"{name} = {str(v)!r}" for name, v in values.items()), *bindings],
     ):
-      configuration.configured(TrainConfig)()
-      keep_configuration(model_dir, configuration.text())
+      config = configuration.configured(TrainConfig)()
+      keep_configuration(model_dir, configuration.kept_files(config.stage))
     return model_dir
 
   return keep
+
+
+def _is_configured(function):
+  name = f"{function.__name__}."
+  return any(name in line for line in configuration.bound_lines())
 
 
 @contextlib.contextmanager
@@ -52,11 +56,11 @@ def _parsed(function, model_dir, recipe, *bindings, **settings):
   with configuration.parsed_for_run(
     function,
     model_dir,
-    default_recipe=recipe,
+    recipe=recipe,
     bindings=bindings,
     **settings,
-  ) as record:
-    yield record
+  ) as kept:
+    yield kept
 
 
 def test_a_run_is_asked_with_its_model_and_data_alone(trained, tmp_path):
@@ -112,8 +116,7 @@ def test_the_stage_chooses_the_evaluation(trained):
     "DROP_SOURCE = False",
     *given,
   )
-  with _parsed(run.evaluate, model_dir, evaluate._RECIPES, "OUTPUT_DIR = 'o'"):
-    assert configuration.is_configured(masked_lm.evaluate_masked_lm)
+  with _parsed(run.evaluate, model_dir, evaluate._RECIPES):
     data = configuration.configured(DataConfig)()
     stage = configuration.configured(Pretraining)()
   assert stage == Pretraining(
@@ -128,12 +131,7 @@ def test_an_evaluation_asks_for_its_questions(trained):
   model_dir = trained("open_qa", "TASK = 'open_qa_regex'")
   with (
     pytest.raises(ConfigurationError) as error,
-    _parsed(
-      run.evaluate,
-      model_dir,
-      evaluate._RECIPES,
-      values_of_run=evaluate._values_of_run,
-    ),
+    _parsed(run.evaluate, model_dir, evaluate._RECIPES),
   ):
     pass
   assert "no value for QUESTIONS; pass --gin.QUESTIONS=VALUE" in str(
@@ -147,14 +145,11 @@ def test_an_evaluation_asks_for_its_questions(trained):
     evaluate._RECIPES,
     "QUESTIONS = 'q'",
     gin_files=["gin/runs/eval_retrieval.gin"],
-    values_of_run=evaluate._values_of_run,
   ):
     data = configuration.configured(DataConfig)()
-    output_dir = bound_value("OUTPUT_DIR")
-    evaluates_answers = configuration.is_configured(open_qa.evaluate_open_qa)
+    evaluates_answers = _is_configured(open_qa.evaluate_open_qa)
   assert (data.task, data.split) == ("open_qa", "test")
   assert data.block_length == tiny_world.BLOCK_LENGTH
-  assert output_dir == str(model_dir / "eval")
   assert not evaluates_answers
 
 
@@ -166,6 +161,15 @@ def test_a_stage_that_nothing_evaluates_is_told(trained, stage):
     _parsed(run.evaluate, model_dir, evaluate._RECIPES),
   ):
     pass
+  # A file that chooses an evaluation needs no recipe of the stage.
+  for function in (run.evaluate, following.follow):
+    with _parsed(
+      function,
+      model_dir,
+      evaluate._RECIPES,
+      gin_files=["gin/runs/eval_masked.gin"],
+    ):
+      assert configuration.configured(DataConfig)().seed == 1000003
 
 
 @pytest.mark.parametrize(
@@ -182,12 +186,7 @@ def test_an_index_is_of_the_kind_that_the_run_needs(
   if recipe == "pretrain":
     bindings = (*bindings, "REFRESH_EVERY_STEPS = 1000")
   model_dir = trained(recipe, *bindings)
-  with _parsed(
-    build,
-    model_dir,
-    "gin/runs/build_index.gin",
-    values_of_run=build_index._values_of_run,
-  ):
+  with _parsed(build, model_dir, "gin/runs/build_index.gin"):
     config = configuration.configured(GenerationConfig)()
     sidecar = configuration.configured(SidecarConfig)()
   assert isinstance(config.index, index)
@@ -196,48 +195,79 @@ def test_an_index_is_of_the_kind_that_the_run_needs(
   assert config.embedding.query_length == tiny_world.QUERY_LENGTH
 
 
+@pytest.mark.slow
+def test_an_index_is_of_the_kind_of_the_newest_generation(recorded_run):
+  run = recorded_run("open_qa")
+  with _parsed(build, run, "gin/runs/build_index.gin"):
+    config = configuration.configured(GenerationConfig)()
+  assert isinstance(config.index, ExactConfig)
+
+
 def test_an_import_is_known_by_the_model_file_that_it_writes(tmp_path):
   text = gin_model(tiny_world.RETRIEVER, tiny_world.READER, source="a")
   (tmp_path / "model.gin").write_text(text)
   with _parsed(
-    exporting.export_weights, tmp_path, "gin/runs/export.gin"
-  ) as record:
+    exporting.export_weights, tmp_path, "", given=("output_dir", "to")
+  ) as kept:
     model = configuration.configured(exporting.TrainedModel)()
-  assert record.stage is None
+  assert kept.stage is None
   # An import has one dropout rate, that of BERT.
   retriever = tiny_world.RETRIEVER.clone(projection_dropout_rate=0.0)
   assert model.retriever == retriever
-  # A checkpoint of the run has the same record.
-  found = RunRecord.find(tmp_path / "checkpoints" / "0")
-  assert found == record
-  # A run that starts from it in its directory is the newer one.
-  keep_configuration(tmp_path, "NAME = 1\n")
-  assert RunRecord.find(tmp_path).path.name == "config.gin"
+  # So is a checkpoint of it.
+  assert KeptModel.find(tmp_path / "checkpoints" / "0") == kept
 
 
-def test_a_scope_and_what_it_refers_to_is_taken_and_nothing_else(tmp_path):
-  (tmp_path / "config.gin").write_text(
+def test_a_run_keeps_what_others_take_and_nothing_else(trained, tmp_path):
+  own = tmp_path / "own.gin"
+  own.write_text(
+    'include "tests/integration/tiny.gin"\n'
     "from __gin__ import dynamic_registration\n"
-    "import __main__ as train_script\n"
-    "from nowhere import engine\n"
     "from realm_jax.models import bert\n"
     "from realm_jax.models import reader\n"
-    "from realm_jax.training import config\n"
     "READER = @small/reader.Reader()\n"
     "WIDTH = 12\n"
-    "RATE = 0.5\n"
     "small/bert.BertConfig.hidden_size = %WIDTH\n"
-    "bert.BertConfig.num_heads = 3\n"
-    "reader.Reader.bert = @small/bert.BertConfig()\n"
-    "train_script.train.model = @engine.Model()\n"
-    "config.TrainConfig.num_steps = %RATE\n"
   )
-  taken = RunRecord.find(tmp_path).text()
-  with configuration.parsed([], of_run=f"{taken}\nUSED = %READER"):
-    reader = configuration.configured(Reader)()
-  assert (reader.bert.hidden_size, reader.bert.num_heads) == (12, 3)
-  for name in ("nowhere", "__main__", "RATE", "TrainConfig"):
-    assert name not in taken
+  model_dir = trained(
+    "pretrain", "pretraining.Pretraining.num_spare = 3", given=str(own)
+  )
+  kept = KeptModel.find(model_dir)
+  for name in ("TrainConfig", "BATCH_SIZE", "SEED", "realm_jax.training"):
+    assert name not in kept.text
+  assert "NUM_SPARE = 3" in kept.text
+  with _parsed(load_answerer, model_dir, ""):
+    source = configuration.configured(trained_model.ModelSource)()
+  assert source.reader.bert.hidden_size == 12
+  assert source.retriever == tiny_world.RETRIEVER
+
+
+def test_a_run_of_an_older_version_is_told(tmp_path):
+  (tmp_path / "config.gin").write_text("NUM_STEPS = 3\n")
+  assert "older version" in _refused(tmp_path)
+  assert "INITIAL_CHECKPOINT" in _refused(tmp_path)
+
+
+def test_a_corpus_that_is_not_there_any_more_is_told(trained, tmp_path):
+  model_dir = trained("open_qa")
+  (tmp_path / "corpus").rmdir()
+  assert "pass --corpus_dir" in _refused(model_dir)
+  with _parsed(
+    load_answerer, model_dir, "gin/runs/ask.gin", corpus_dir="another"
+  ):
+    pass
+
+
+def test_the_model_of_a_run_serves_the_next_stage(trained):
+  model_dir = trained("inverse_cloze", "QUERY_LENGTH = 9")
+  with configuration.parsed(
+    TrainConfig,
+    [str(model_dir / "model.gin"), "gin/runs/reading.gin"],
+    ["MODEL_DIR = 'next'"],
+  ):
+    config = configuration.configured(TrainConfig)()
+  assert config.reader == tiny_world.READER
+  assert config.data.query_length == 96
 
 
 def _refused(model_dir, recipe="gin/runs/ask.gin", **settings):
@@ -249,23 +279,23 @@ def _refused(model_dir, recipe="gin/runs/ask.gin", **settings):
   return str(error.value)
 
 
-def test_a_directory_without_a_record_is_refused(tmp_path):
+def test_a_directory_that_keeps_nothing_is_refused(tmp_path):
   assert "does not exist" in _refused(tmp_path / "nowhere")
-  assert "config.gin" in _refused(tmp_path)
-  # Whole files need no record.
+  assert "no model.gin" in _refused(tmp_path)
+  # Whole files need none.
   with _parsed(
     load_answerer,
     tmp_path,
     "gin/runs/ask.gin",
     corpus_dir="corpus",
     gin_files=["gin/models/tiny.gin", "gin/runs/ask.gin"],
-  ) as record:
+  ) as kept:
     source = configuration.configured(trained_model.ModelSource)()
-  assert record is None
+  assert kept is None
   assert (source.model_dir, source.corpus_dir) == (str(tmp_path), "corpus")
 
 
-def test_what_starts_before_the_trainer_waits_for_its_record(
+def test_what_starts_before_the_trainer_waits_for_it(
   trained, tmp_path, monkeypatch, caplog
 ):
   model_dir = tmp_path / "run"
@@ -279,14 +309,14 @@ def test_what_starts_before_the_trainer_waits_for_its_record(
     if clock[0] == 100.0:
       trained("pretrain")
 
-  monkeypatch.setattr(for_run.time, "sleep", sleep)
-  monkeypatch.setattr(for_run.time, "monotonic", lambda: clock[0])
+  monkeypatch.setattr(runs.time, "sleep", sleep)
+  monkeypatch.setattr(runs.time, "monotonic", lambda: clock[0])
   with (
     caplog.at_level(logging.INFO, logger="absl"),
-    _parsed(build, model_dir, "gin/runs/build_index.gin", waits=True) as record,
+    _parsed(build, model_dir, "gin/runs/build_index.gin", waits=True) as kept,
   ):
     pass
-  assert record.stage == "Pretraining"
+  assert kept.stage == "Pretraining"
   # It says so every 30 seconds; a typo shows in the whole path.
   said = [text for text in caplog.messages if str(model_dir) in text]
   assert len(said) == 3

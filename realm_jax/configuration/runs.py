@@ -1,0 +1,291 @@
+"""What a run keeps of its configuration, and what a command makes of it.
+
+`realm_jax.train` writes two gin files to MODEL_DIR: config.gin is the whole
+configuration, by which `--model_dir` alone continues the run. model.gin is what
+other commands need: the models, and the settings with the mark
+`settings.OfRun`. An import writes a model.gin, too. What belongs to the process
+or the data split that trained, such as the batch size, the seed or the mesh, is
+not in it.
+
+Such a command reads, one after the other, so that the later ones override:
+
+1. its recipe in gin/runs, if it has one;
+2. model.gin;
+3. the gin files and bindings that are given to it.
+"""
+
+import contextlib
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from absl import logging
+from etils import epath
+
+import gin
+from realm_jax import settings
+from realm_jax.configuration import names
+from realm_jax.configuration.names import CONFIG, MACRO
+from realm_jax.configuration.parsing import (
+  MODEL,
+  ConfigurationError,
+  names_in,
+  own_configuration,
+  parsed,
+)
+from realm_jax.files import kept_configuration
+from realm_jax.files.kept_configuration import run_directory
+from realm_jax.files.object_store import listing
+from realm_jax.files.object_store.remote import is_remote
+
+# A file of gin/runs, "" for none, or one for each class of stages. A file that
+# is given to the command takes the place of the latter if it binds all that the
+# command's function requires by name.
+Recipe = str | Mapping[str, str]
+
+_HEADER = "# What other commands take from this run."
+_STAGE = "# Stage: "
+_POLL_SECONDS = 1.0
+_REMINDER_SECONDS = 30.0
+
+
+def kept_files(stage: object) -> dict[str, str]:
+  """Returns what a run of a stage keeps of gin's configuration, by file."""
+  return {
+    kept_configuration.MODEL: "\n".join(
+      [_HEADER, _STAGE + type(stage).__name__, _model_text()]
+    ),
+    kept_configuration.WHOLE: gin.config_str(),
+  }
+
+
+def _model_text() -> str:
+  """Returns gin text of the models, and of the settings marked `OfRun`."""
+  macros = names.macros()
+  kept = {}
+  for one in names.parameters():
+    if (mark := settings.of_run(one.annotation)) is not None:
+      by_name = macros.get(one.macro, one.default)
+      value = by_name if one.has_name else one.bound
+      kept[mark.name or one.macro, MACRO] = {"value": value}
+  for name in {*MODEL} & {*macros}:
+    kept[name, MACRO] = {"value": macros[name]}
+  waiting = [*kept]
+  while waiting:
+    references: Iterator[Any] = gin.config.iterate_references(
+      kept[waiting.pop()]
+    )
+    for reference in references:
+      reached = [reference.config_key]
+      if not names.is_macro(reference):
+        reached = [key for key in CONFIG if key[1] == reference.config_key[1]]
+      for key in {*reached} & {*CONFIG} - {*kept}:
+        kept[key] = CONFIG[key]
+        waiting.append(key)
+  with own_configuration():
+    gin.parse_config("from __gin__ import dynamic_registration")
+    CONFIG.update(kept)
+    return gin.config_str()
+
+
+class KeptModel(NamedTuple):
+  """The model.gin of a MODEL_DIR.
+
+  Attributes:
+    path: Its file.
+    text: What stands in it.
+  """
+
+  path: epath.Path
+  text: str
+
+  @classmethod
+  def find(cls, model_dir: epath.PathLike) -> "KeptModel | None":
+    """Returns that of a MODEL_DIR, or of a run's checkpoint, if it has one."""
+    path = run_directory(model_dir) / kept_configuration.MODEL
+    return cls(path, path.read_text()) if path.exists() else None
+
+  @classmethod
+  def of(cls, model_dir: epath.PathLike) -> "KeptModel":
+    """Returns that of a MODEL_DIR; raises ConfigurationError without one."""
+    if (found := cls.find(model_dir)) is None:
+      raise _without(run_directory(model_dir) / kept_configuration.MODEL)
+    return found
+
+  @property
+  def stage(self) -> str | None:
+    """Class of the stage, such as `OpenQa`; None for an import."""
+    found = re.search(f"^{_STAGE}(\\w+)$", self.text, re.MULTILINE)
+    return found and found[1]
+
+  def recipe(self, recipe: Recipe) -> str:
+    """Returns the recipe for the stage, or raises ConfigurationError."""
+    if isinstance(recipe, str):
+      return recipe
+    if self.stage in recipe:
+      return recipe[self.stage]
+    whose = f"the stage {self.stage}" if self.stage else "an import"
+    raise ConfigurationError(
+      f"no recipe is meant for {whose} ({self.path}); choose one: "
+      + ", ".join(f"--gin_file={file}" for file in recipe.values())
+    )
+
+
+def whole_configuration(model_dir: epath.PathLike) -> str:
+  """Returns the path of the file by which a run continues.
+
+  Raises:
+    ConfigurationError: There is none, or an older version made the run.
+  """
+  path = run_directory(model_dir) / kept_configuration.WHOLE
+  if not path.exists() or KeptModel.find(model_dir) is None:
+    raise _without(path)
+  return str(path)
+
+
+@contextlib.contextmanager
+def parsed_for_run(
+  function: Callable[..., Any],
+  model_dir: epath.PathLike,
+  *,
+  recipe: Recipe = "",
+  corpus_dir: epath.PathLike | None = None,
+  gin_files: Sequence[str] = (),
+  bindings: Sequence[str] = (),
+  given: Sequence[str] = (),
+  waits: bool = False,
+) -> Iterator[KeptModel | None]:
+  """Sets gin's configuration for a run during a `with` block.
+
+  Args:
+    function: Function that the command calls.
+    model_dir: MODEL_DIR of a run, or one of its checkpoints. It may have been
+      moved since.
+    recipe: Recipe over which the others are read.
+    corpus_dir: Corpus; None takes the one that the run has recorded.
+    gin_files: Gin files. With a model, they need no run that keeps one.
+    bindings: `NAME = VALUE`.
+    given: Parameters of the function that its caller gives.
+    waits: Whether to wait for a trainer to start.
+
+  Yields:
+    What the run keeps; None if it keeps nothing and the gin files suffice.
+
+  Raises:
+    ConfigurationError: The run keeps no model and the gin files have none, or
+      no recipe is for its stage, or the recorded corpus is not there, or as
+      `parsed`.
+  """
+  bound = names_in(gin_files)
+  if waits and MODEL[0] not in bound:
+    _wait_for_trainer(model_dir)
+  model = KeptModel.find(model_dir) if gin_files else KeptModel.of(model_dir)
+  if isinstance(recipe, Mapping):
+    is_whole = {"MODEL_DIR", *bound} >= names.required(function)
+    recipe = "" if is_whole else KeptModel.of(model_dir).recipe(recipe)
+  before = [recipe] if recipe else []
+  if model is not None:
+    before.append(str(model.path))
+  with contextlib.ExitStack() as stack:
+    try:
+      bindings = with_directories(
+        bindings, model_dir=model_dir, corpus_dir=corpus_dir
+      )
+      files = [*before, *gin_files]
+      stack.enter_context(parsed(function, files, bindings, given=given))
+    except ConfigurationError as error:
+      advice = f" (with the recipe {recipe})" if recipe else ""
+      raise ConfigurationError(f"{error}{advice}") from error
+    if model is not None:
+      _require_corpus(model)
+    yield model
+
+
+def with_directories(
+  bindings: Sequence[str], **directories: epath.PathLike | None
+) -> list[str]:
+  """Returns bindings with those of the directories that are given.
+
+  Raises:
+    ConfigurationError: A binding names such a directory, too.
+  """
+  bound = {binding.partition("=")[0].strip() for binding in bindings}
+  given = {name: path for name, path in directories.items() if path is not None}
+  for name, path in given.items():
+    if name.upper() in bound:
+      raise ConfigurationError(
+        f"--{name}={path} and --gin.{name.upper()} say the same twice; give "
+        "one of them"
+      )
+  own = [f"{name.upper()} = {str(path)!r}" for name, path in given.items()]
+  return [*own, *bindings]
+
+
+def require_directory(model_dir: epath.Path) -> None:
+  """Checks that a MODEL_DIR is there.
+
+  Raises:
+    ConfigurationError: It is not.
+  """
+  if not model_dir.exists():
+    raise ConfigurationError(
+      f"MODEL_DIR {model_dir} does not exist; give the directory of a run"
+    )
+
+
+def _without(file: epath.Path) -> ConfigurationError:
+  """Returns the error of a directory that lacks a file of its configuration."""
+  require_directory(file.parent)
+  if (file.parent / kept_configuration.WHOLE).exists():
+    return ConfigurationError(
+      f"{file.parent} was made by an older version: it has no "
+      f"{kept_configuration.MODEL}; start a new run with it as "
+      "INITIAL_CHECKPOINT, or give all of the configuration as --gin_file"
+    )
+  return ConfigurationError(
+    f"{file.parent} has no {file.name}; give the directory of a run, or wait "
+    "until its trainer has started"
+  )
+
+
+def _require_corpus(model: KeptModel) -> None:
+  """Checks that a corpus which a run has recorded is there."""
+  path = names.macros().get("CORPUS_DIR")
+  if not isinstance(path, str) or repr(path) not in model.text:
+    return
+  if not is_remote(path) and not epath.Path(path).exists():
+    raise ConfigurationError(
+      f"CORPUS_DIR {path}, as {model.path} has recorded it, is not there; "
+      "pass --corpus_dir"
+    )
+
+
+def _wait_for_trainer(model_dir: epath.PathLike) -> None:
+  """Waits until a run has begun, and says so from time to time."""
+  folder = epath.Path(model_dir)
+  say_at = 0.0
+  while not _has_begun(folder):
+    if time.monotonic() >= say_at:
+      say_at = time.monotonic() + _REMINDER_SECONDS
+      logging.info(
+        "waiting for a run to begin in MODEL_DIR %s, %s; `python -m "
+        "realm_jax.train` with the same --model_dir begins one",
+        folder if is_remote(folder) else folder.absolute(),
+        f"which has no {kept_configuration.MODEL} yet"
+        if folder.exists()
+        else "which is not there yet",
+      )
+    time.sleep(_POLL_SECONDS)
+
+
+def _has_begun(folder: epath.Path) -> bool:
+  """Returns whether a run has its configuration, or else a checkpoint.
+
+  A trainer writes its configuration first. The folder of the checkpoints says
+  nothing: it may be empty.
+  """
+  files = (kept_configuration.MODEL, kept_configuration.WHOLE)
+  return any((run_directory(folder) / name).exists() for name in files) or any(
+    name.isdigit() for name in listing.names_in(folder / "checkpoints")
+  )
