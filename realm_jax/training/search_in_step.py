@@ -19,7 +19,6 @@ from jaxtyping import Array, Float, Int, Shaped, UInt32
 
 from realm_jax.indexes import exact_search
 from realm_jax.models.arrays import AnyArray
-from realm_jax.models.parameters import Params
 from realm_jax.models.retriever import (
   Retriever,
   embed_queries,
@@ -58,17 +57,18 @@ class SearchedBlocks:
   Attributes:
     query_params: Parameters of the query tower that embeds the queries; none
       if the current parameters do.
-    vectors: Vectors of all blocks; None of a run that keeps its own index, for
-      they are part of its state.
+    vectors: Vectors [n, d] of all blocks; None of a run that keeps its own
+      index, for they are part of its state.
     count: Number of blocks, without padding.
-    blocks: Tokens of all blocks.
+    blocks: Tokens of all blocks, as `BlockArrays`.
     plan: Settings of the search, which are part of the program.
   """
 
-  query_params: Params
-  vectors: Float[Array, "n d"] | None
-  count: Int[Array, ""]
-  blocks: BlockArrays
+  # jax also makes trees of such objects that have no arrays.
+  query_params: Any
+  vectors: Any
+  count: Any
+  blocks: Any
   plan: exact_search.Plan
 
 
