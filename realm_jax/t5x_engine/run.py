@@ -14,11 +14,7 @@ from realm_jax.files.sole_process import SoleProcess, sole_process
 from realm_jax.t5x_engine.batch_arrays import BatchArrays
 from realm_jax.training.batches import StepBatch
 from realm_jax.training.candidates import CandidateStream
-from realm_jax.training.checkpointing import (
-  Checkpointer,
-  LoopState,
-  read_loop_item,
-)
+from realm_jax.training.checkpointing import Checkpointer, LoopState
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.packing.packer import padded
 from realm_jax.training.packing.step_shapes import empty_arrays
@@ -94,12 +90,9 @@ class EngineRun:
 
     It must be asked for before t5x's loop begins.
     """
-    if not (steps := self.store.steps()):
+    if not self.store.steps():
       return 0, LoopState(positions=self.setup.own_rows.astype(np.int64))
-    step = steps[-1]
-    item = read_loop_item(self.store, step)
-    self.setup.identity.require_same(item, f"{self.store.directory}/{step}")
-    return step, LoopState.from_item(item, self.setup.mesh)
+    return self.store.latest(), self.checkpointer.loop_state(self.setup.mesh)
 
   @functools.cached_property
   def setup(self) -> RunSetup:

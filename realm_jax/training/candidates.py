@@ -21,8 +21,8 @@ from realm_jax.retrieval.pipeline import Prepared, RetrievalPipeline, Retrieve
 from realm_jax.training.batches import StepBatch
 from realm_jax.training.checkpointing import LoopState, RetrievedIds
 from realm_jax.training.decisions import Decisions, StepFacts
+from realm_jax.training.generations import GenerationSchedule
 from realm_jax.training.packing.packer import Packer
-from realm_jax.training.refresh.schedule import GenerationSchedule
 from realm_jax.training.setup import RunSetup
 from realm_jax.training.stages.protocol import StageContext
 
@@ -43,8 +43,8 @@ class CandidateStream(Protocol):
     the dispatch, and may be donated afterwards.
 
     Raises:
-      RETRIEVAL_UNAVAILABLE: There is nothing to search, for one of the reasons
-        in that tuple; the stream has not moved on.
+      RetrievalUnavailableError: There is nothing to search; the stream has not
+        moved on.
     """
     ...
 

@@ -18,7 +18,7 @@ from realm_jax.evaluation.trained_model import TrainedModel
 
 MASKED_LM, SPAN = "masked_lm_head", "span_head"
 _OPTIMIZER = "optimizer"
-_SECOND_MOMENT = "variance/reader/{head}/norm/scale"
+_SECOND_MOMENT = "nu/reader/{head}/norm/scale"
 
 
 def require_masked_lm_head(model: TrainedModel) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import threading
 import weakref
+from collections.abc import Callable
 
 from etils import epath
 
@@ -18,8 +19,7 @@ from realm_jax.models.parameters import Params
 from realm_jax.retrieval.device_candidates import SearchedVectors
 from realm_jax.retrieval.token_store import TokenStore
 from realm_jax.training.batches import Searched
-from realm_jax.training.refresh.fallback import LoadGeneration
-from realm_jax.training.refresh.schedule import GenerationSchedule
+from realm_jax.training.generations import GenerationSchedule
 from realm_jax.training.setup import StepSetup
 
 
@@ -130,7 +130,10 @@ class DeviceGenerationLoader:
   """
 
   def __init__(
-    self, directory: epath.Path, load: LoadGeneration, setup: StepSetup
+    self,
+    directory: epath.Path,
+    load: Callable[..., Generation],
+    setup: StepSetup,
   ):
     self._directory = directory
     self._load = load
@@ -142,7 +145,7 @@ class DeviceGenerationLoader:
   def __call__(
     self, step: int, *, index: IndexConfig | None = None
   ) -> Generation:
-    """Loads the generation of a step; see `load_for_run`.
+    """Loads the generation of a step; see `load_generation`.
 
     Raises:
       GenerationError: It cannot be used, or has another index.

@@ -156,7 +156,7 @@ def test_a_head_that_the_run_has_not_trained(
     head: {"norm": {"scale": np.full(3, float(head == trained))}}
     for head in heads
   }
-  optimizer = [{"count": np.zeros(1)}, {"variance": {"reader": moments}}]
+  optimizer = [{"count": np.zeros(1)}, {"nu": {"reader": moments}}]
   store = CheckpointStore(tmp_path, read_only=False)
   store.save(7, {"optimizer": optimizer})
   store.close()

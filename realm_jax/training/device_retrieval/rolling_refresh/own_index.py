@@ -31,8 +31,8 @@ from realm_jax.training.device_retrieval.rolling_refresh.slices import (
   slice_for,
   slice_of_rows,
 )
+from realm_jax.training.generations import WaitPreemptedError
 from realm_jax.training.packing.packer import Packer
-from realm_jax.training.refresh.schedule import WaitPreemptedError
 from realm_jax.training.setup import RunSetup, StepSetup
 
 # Tokens that each device embeds at once while a new run embeds all blocks.
