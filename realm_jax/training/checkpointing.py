@@ -234,7 +234,9 @@ class Checkpointer:
     like = _abstract({**state.params, "optimizer": state.optimizer})
     params = self._store.restore(step, items=tuple(like), like=like)
     optimizer = params.pop("optimizer")
-    logging.info("continuing from %s/%d", self._store.directory, step)
+    logging.info(
+      "continuing from checkpoint %d of %s", step, self._store.directory
+    )
     if step == 0:
       self._require_started_from_sources(params)
     done = jax.device_put(np.int32(step), state.step.sharding)
