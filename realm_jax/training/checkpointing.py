@@ -8,7 +8,7 @@ until it ends, so that their order stays the same.
 """
 
 import contextlib
-from typing import NamedTuple, TypedDict, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +42,12 @@ T = TypeVar("T")
 
 # Number of the format of checkpoints. Another one is not continued.
 _FORMAT = 2
-# The settings that a run must keep, by the name of what a checkpoint records.
+# What a run shares with the checkpoint that it continues from: the values of
+# `_SETTINGS`, the SHA-256 of its `vocabulary`, and the `corpus_version` of its
+# examples with its `corpus_fingerprint`, both in hexadecimal.
+RunIdentity: TypeAlias = dict[str, int | str]
+# The settings that a run must keep, by the name of what a checkpoint records. A
+# run that does not wait for generations records 0 for their distance and lag.
 _SETTINGS = {
   "seed": "SEED",
   "batch_size": "BATCH_SIZE",
@@ -52,29 +57,6 @@ _SETTINGS = {
   "lag_steps": "LAG_STEPS and WAIT_FOR_GENERATIONS",
   "held_out_blocks": "HELD_OUT_BLOCKS",
 }
-
-
-class RunIdentity(TypedDict):
-  """What a run must share with the checkpoint that it continues from.
-
-  Attributes:
-    num_searched: Number of blocks retrieved for a query; 0 without an index.
-    save_every_steps: Distance of the generations that are used, in a run that
-      waits for them; otherwise 0. So is `lag_steps`.
-    vocabulary: SHA-256 of the corpus's vocabulary, in hexadecimal.
-    corpus_version: Version of the examples' corpus, with the SHA-256
-      `corpus_fingerprint`.
-  """
-
-  seed: int
-  batch_size: int
-  num_searched: int
-  save_every_steps: int
-  lag_steps: int
-  held_out_blocks: int
-  vocabulary: str
-  corpus_version: int
-  corpus_fingerprint: str
 
 
 def read_loop_item(store: CheckpointStore, step: int) -> LoopItem:
@@ -208,7 +190,11 @@ class Checkpointer:
     config: CheckpointConfig,
   ):
     self._store = store
-    self._identity = identity
+    self._vocabulary = str(identity["vocabulary"])
+    self._identity: LoopItem = {
+      name: digest_bytes(x) if isinstance(x, str) else np.asarray(x, np.int64)
+      for name, x in {"format": _FORMAT, **identity}.items()
+    }
     self._config = config
     self.check, self.hurry, self.wait = store.check, store.hurry, store.wait
 
@@ -226,7 +212,7 @@ class Checkpointer:
     """
     if not self._store.steps():
       groups = sharding.row_groups(_mesh_of(state))
-      rows = groups.own_rows(self._identity["batch_size"])
+      rows = groups.own_rows(int(self._identity["batch_size"]))
       params = self._load_initial(state.params)
       return state._replace(params=params), LoopState(rows.astype(np.int64))
     loop_state = self.loop_state(_mesh_of(state))
@@ -249,9 +235,9 @@ class Checkpointer:
       CheckpointError: It was saved by a run with other settings.
     """
     store, step = self._store, self._store.latest()
-    store.require_vocabulary(step, self._identity["vocabulary"])
+    store.require_vocabulary(step, self._vocabulary)
     item = read_loop_item(store, step)
-    wanted = self._identity_item()
+    wanted = self._identity
     for name, setting in _SETTINGS.items():
       if item[name] != wanted[name]:
         raise CheckpointError(
@@ -260,12 +246,6 @@ class Checkpointer:
           "before, or another MODEL_DIR"
         )
     return LoopState.from_item(item, mesh)
-
-  def _identity_item(self) -> LoopItem:
-    return {
-      name: digest_bytes(x) if isinstance(x, str) else np.asarray(x, np.int64)
-      for name, x in {"format": _FORMAT, **self._identity}.items()
-    }
 
   def _load_initial(self, params: Params) -> Params:
     """Replaces components by those of the checkpoints to start from."""
@@ -280,7 +260,7 @@ class Checkpointer:
     store, step = locate(source)
     with contextlib.closing(store):
       present = store.items(step)
-      store.require_vocabulary(step, self._identity["vocabulary"])
+      store.require_vocabulary(step, self._vocabulary)
       if name in present:
         logging.info("%s starts from checkpoint %d of %s", name, step, source)
         like = {name: _abstract(fresh)}
@@ -313,7 +293,7 @@ class Checkpointer:
     Raises:
       CheckpointNotWrittenError: The one before could not be written.
     """
-    item = self._identity_item() | loop_state.to_item(_mesh_of(state))
+    item = self._identity | loop_state.to_item(_mesh_of(state))
     items = {**state.params, "optimizer": state.optimizer, "loop": item}
     if loop_state.own is not None:
       items["vectors"] = loop_state.own.dated._asdict()

@@ -52,10 +52,9 @@ class GenerationSchedule:
   distance, those of steps between are not used; without it they are, such as
   the one of a checkpoint that a preempted run has saved.
 
-  An index that crashes is replaced until the next generation is loaded: by
-  exact search of the same vectors (`on_crash="exact"`), or by an earlier
-  generation (`"last"`). Where one is not available, the other is tried. An
-  index that crashes while it is loaded is replaced by exact search.
+  An index that crashes is replaced until the next generation is loaded, as
+  `RefreshConfig.on_crash` says. Where an earlier generation or exact search is
+  not available, the other is tried.
 
   Args:
     load: Function that verifies and loads the generation of a step, with
