@@ -18,10 +18,10 @@ import math
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
@@ -37,7 +37,6 @@ from realm_jax.files.object_store.remote import is_remote
 ITEMS = ("retriever", "reader", "optimizer", "loop", "vectors")
 FOLDER = "checkpoints"
 
-_Result = TypeVar("_Result")
 _Leaf = jax.Array | np.ndarray | jax.ShapeDtypeStruct
 # The item `loop`, a flat dictionary, as it is saved and restored.
 LoopItem = dict[str, Any]
@@ -70,22 +69,19 @@ class CheckpointNotWrittenError(CheckpointError):
 class CheckpointStore:
   """The checkpoints of one MODEL_DIR.
 
+  Any process may read, and sees what the trainer adds meanwhile. The processes
+  of a trainer write together, all at the same time.
+
   Args:
     model_dir: Directory of the run.
     keep: Number of latest checkpoints to keep. Step 0, from which the first
       generation is built, is kept as well, and so is the best checkpoint.
-    read_only: Whether this process only reads. It sees steps that the trainer
-      adds meanwhile, and waits for no other process. Those that write do so
-      together, all at the same time.
   """
 
-  def __init__(
-    self, model_dir: epath.PathLike, *, keep: int = 3, read_only: bool = True
-  ):
+  def __init__(self, model_dir: epath.PathLike, *, keep: int = 3):
     directory = epath.Path(model_dir) / FOLDER
     # Orbax takes no relative path.
     self.directory = directory if is_remote(model_dir) else directory.absolute()
-    self._read_only = read_only
     self._keep = keep
     self._manager: ocp.CheckpointManager | None = None
     # Writes all checkpoints: to each thread, orbax raises an error of its own.
@@ -96,48 +92,37 @@ class CheckpointStore:
     self._wake = threading.Event()
 
   def _open(self) -> ocp.CheckpointManager:
+    """Returns what writes checkpoints, and removes old ones."""
     if self._manager is None:
-      self._manager = _listed(self._make_manager)
+      self._manager = ocp.CheckpointManager(
+        self.directory,
+        item_names=ITEMS,
+        options=ocp.CheckpointManagerOptions(
+          preservation_policy=checkpoint_managers.AnyPreservationPolicy(
+            [
+              checkpoint_managers.LatestN(self._keep),
+              checkpoint_managers.CustomSteps([0]),
+              _Best(self.directory.parent),
+            ]
+          ),
+          # Where directories are made in the background and that fails, threads
+          # wait for them for minutes, and the process with them.
+          async_options=ocp.AsyncOptions(
+            create_directories_asynchronously=False
+          ),
+        ),
+      )
     return self._manager
-
-  def _make_manager(self) -> ocp.CheckpointManager:
-    logging.get_absl_logger().addFilter(_is_news)
-    alone = {jax.process_index()} if self._read_only else None
-    return ocp.CheckpointManager(
-      self.directory,
-      item_names=ITEMS,
-      item_handlers={name: ocp.StandardCheckpointHandler() for name in ITEMS},
-      options=ocp.CheckpointManagerOptions(
-        read_only=self._read_only,
-        # What orbax would set for readers by itself, with a warning each.
-        save_interval_steps=0 if self._read_only else 1,
-        create=not self._read_only,
-        preservation_policy=checkpoint_managers.AnyPreservationPolicy(
-          [
-            checkpoint_managers.LatestN(self._keep),
-            checkpoint_managers.CustomSteps([0]),
-            _Best(self.directory.parent),
-          ]
-        ),
-        enable_async_checkpointing=not self._read_only,
-        # Where directories are made in the background and that fails, threads
-        # wait for them for minutes, and the process with them.
-        async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
-        # The processes that orbax's barriers wait for.
-        multiprocessing_options=ocp.options.MultiprocessingOptions(
-          primary_host=min(alone) if alone else 0, active_processes=alone
-        ),
-      ),
-    )
 
   def steps(self) -> list[int]:
     """Returns the committed steps, in order; none without a directory."""
-    if not self.directory.exists():
-      return []
-    manager = self._open()
-    if self._read_only:
-      _listed(manager.reload)
-    return sorted(manager.all_steps())
+    for _ in range(_MAX_LISTINGS):
+      # The trainer may be removing one. The latter is what a folder becomes
+      # that has no objects any more.
+      with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        return sorted(ocp.utils.checkpoint_steps(self.directory))
+      time.sleep(_SECONDS_BETWEEN_LISTINGS)
+    return sorted(ocp.utils.checkpoint_steps(self.directory))
 
   def latest(self) -> int:
     """Returns the last committed step.
@@ -313,24 +298,28 @@ class CheckpointStore:
       CheckpointError: There is no such step or item, a shape differs, or a
         file cannot be read.
     """
-    targets = {}
-    with self._reading(", ".join(items), step):
+    with (
+      self._reading(", ".join(items), step),
+      contextlib.closing(ocp.StandardCheckpointHandler()) as handler,
+    ):
       present = self.items(step)
       if missing := set(items) - present:
         raise UnreadableCheckpointError(
           f"checkpoint {step} of {self.directory} has no {sorted(missing)}; it "
           f"has {sorted(present)}"
         )
+      targets = {}
       for name in items:
-        stored = _metadata(self._folder(step) / name)
+        stored = handler.metadata(self._folder(step) / name).tree
         wanted = (like or {}).get(name)
         if wanted is None:
           wanted = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), stored)
         _require_fit(f"{name} of {self._folder(step)}", stored, wanted)
         targets[name] = ocp.args.StandardRestore(wanted)
-      arguments = ocp.args.Composite(**targets)
-      restored = self._open().restore(step, args=arguments)
-      return {name: restored[name] for name in items}
+      return {
+        name: handler.restore(self._folder(step) / name, args=target)
+        for name, target in targets.items()
+      }
 
   def shapes(self, step: int, item: str) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of an item's arrays, by their paths."""
@@ -516,24 +505,7 @@ def _reason(error: Exception) -> str:
   return text if len(text) <= _MAX_REASON else f"…{text[-_MAX_REASON:]}"
 
 
-def _is_news(record: Any) -> bool:
-  """Drops a warning of orbax's which says that a reader only reads."""
-  return not str(record.msg).startswith("Given directory is read only")
-
-
-def _listed(list_steps: Callable[[], _Result]) -> _Result:
-  """Lists the steps, again if the trainer is removing one meanwhile."""
-  for _ in range(_MAX_LISTINGS - 1):
-    try:
-      return list_steps()
-    # The latter is what a folder becomes that has no objects any more.
-    except (FileNotFoundError, NotADirectoryError):
-      time.sleep(_SECONDS_BETWEEN_LISTINGS)
-  return list_steps()
-
-
 def _metadata(item: epath.Path) -> PyTree:
-  # `item_metadata` of the manager would read that of all items.
   with contextlib.closing(ocp.StandardCheckpointHandler()) as handler:
     return handler.metadata(item).tree
 

@@ -74,7 +74,7 @@ class EngineRun:
   def store(self) -> CheckpointStore:
     """The run's checkpoints."""
     keep = self.config.checkpoints.keep_checkpoints
-    store = CheckpointStore(self.config.model_dir, keep=keep, read_only=False)
+    store = CheckpointStore(self.config.model_dir, keep=keep)
     self.closing.callback(store.close)
     return store
 

@@ -92,7 +92,6 @@ def open_run(
     store = CheckpointStore(
       config.model_dir,
       keep=config.checkpoints.keep_checkpoints,
-      read_only=False,
     )
     decisions = Decisions(
       stack.enter_context(stop_on_sigterm()),

@@ -63,7 +63,7 @@ def _state(
 
 @pytest.fixture
 def store(tmp_path):
-  store = CheckpointStore(tmp_path, read_only=False)
+  store = CheckpointStore(tmp_path)
   yield store
   store.close()
 
@@ -83,7 +83,7 @@ def _restore(store, state, *, sources=None, **changes):
 @pytest.fixture
 def start(tmp_path_factory):
   """`start(state, initial_checkpoint=…)`: the parameters of a new run."""
-  store = CheckpointStore(tmp_path_factory.mktemp("new"), read_only=False)
+  store = CheckpointStore(tmp_path_factory.mktemp("new"))
 
   def started(state, *, vocabulary=IDENTITY["vocabulary"], **sources):
     config = CheckpointConfig(**sources)
@@ -223,7 +223,7 @@ def test_a_run_that_has_only_begun_is_held_to_its_start(
   store, tmp_path, tmp_path_factory
 ):
   source = tmp_path_factory.mktemp("source")
-  before = CheckpointStore(source, read_only=False)
+  before = CheckpointStore(source)
   _save(before, _state(shift=1.0), LoopState(_ROWS))
   before.close()
   sources = CheckpointConfig(initial_checkpoint=source)
@@ -231,7 +231,7 @@ def test_a_run_that_has_only_begun_is_held_to_its_start(
   _restore(store, _state(), sources=sources)
   # Another checkpoint meanwhile, under the same name.
   shutil.rmtree(source)
-  before = CheckpointStore(source, read_only=False)
+  before = CheckpointStore(source)
   _save(before, _state(shift=2.0), LoopState(_ROWS))
   before.close()
   with pytest.raises(CheckpointError, match=f"remove {tmp_path}, or choose"):

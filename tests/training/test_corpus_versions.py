@@ -49,7 +49,7 @@ def _save(model_dir, corpus: Corpus, **changes) -> None:
     ),
     **changes,
   }
-  store = CheckpointStore(model_dir, read_only=False)
+  store = CheckpointStore(model_dir)
   store.save(4, {"loop": place})
   store.close()
 

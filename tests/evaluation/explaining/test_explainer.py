@@ -157,7 +157,7 @@ def test_a_head_that_the_run_has_not_trained(
     for head in heads
   }
   optimizer = [{"count": np.zeros(1)}, {"nu": {"reader": moments}}]
-  store = CheckpointStore(tmp_path, read_only=False)
+  store = CheckpointStore(tmp_path)
   store.save(7, {"optimizer": optimizer})
   store.close()
   model = dataclasses.replace(explainer.model, model_dir=tmp_path, step=7)
