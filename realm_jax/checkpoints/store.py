@@ -18,7 +18,7 @@ import math
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -326,30 +326,28 @@ class CheckpointStore:
     return _shapes(_metadata(self._folder(step) / item))
 
   def restore_arrays(
-    self, step: int, item: str, *, paths: Sequence[str]
+    self, step: int, item: str, wanted: Callable[[str], bool]
   ) -> dict[str, np.ndarray]:
-    """Restores single arrays of an item, which are paths of `shapes`.
+    """Restores by their paths the arrays of an item whose path is wanted.
 
     Raises:
       UnreadableCheckpointError: A file cannot be read.
     """
     folder = self._folder(step) / item
 
-    def chosen(path: Sequence[Any], stored: Any) -> np.ndarray | None:
-      is_wanted = _path_text(path) in paths
+    def target(path: Sequence[Any], stored: Any) -> np.ndarray | None:
+      is_wanted = wanted(_path_text(path))
       return np.empty(stored.shape, stored.dtype) if is_wanted else None
 
-    tree = jax.tree_util.tree_map_with_path(chosen, _metadata(folder))
-    as_numpy = jax.tree.map(
-      lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree
-    )
-    options = ocp.args.PyTreeRestore(
-      tree, restore_args=as_numpy, partial_restore=True
-    )
     with (
       self._reading(item, step),
       contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler,
     ):
+      tree = jax.tree_util.tree_map_with_path(target, _metadata(folder))
+      restore_args = ocp.checkpoint_utils.construct_restore_args(tree)
+      options = ocp.args.PyTreeRestore(
+        tree, restore_args=restore_args, partial_restore=True
+      )
       restored = handler.restore(folder, args=options)
     leaves = jax.tree_util.tree_leaves_with_path(restored)
     return {_path_text(path): np.asarray(leaf) for path, leaf in leaves}
