@@ -192,8 +192,10 @@ class GenerationSchedule:
       "fallbacks", lambda: layout.published_steps(self._directory)
     )
     earlier = [step for step in reversed(published) if step < crashed]
-    is_last = self._config.on_crash == "last"
-    for step in [*earlier, crashed] if is_last else [crashed, *earlier]:
+    order = [crashed, *earlier]
+    if self._config.on_crash == "last":
+      order = [*earlier, crashed]
+    for step in order:
       cause = error if step == crashed else None
       try:
         replacement = self._loop.on_all_processes(
