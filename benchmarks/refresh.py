@@ -63,11 +63,11 @@ from realm_jax.partitioning import cpu_tuning
 from realm_jax.training import loop
 from realm_jax.training import run as training_run
 from realm_jax.training.config import CheckpointConfig, TrainConfig
-from realm_jax.training.optimizer import OptimizerConfig
-from realm_jax.training.refresh.schedule import (
+from realm_jax.training.generations import (
   GenerationSchedule,
   WaitPreemptedError,
 )
+from realm_jax.training.optimizer import OptimizerConfig
 from realm_jax.training.retrieval import (
   Assemble,
   Prepared,
@@ -241,15 +241,13 @@ class Publications:
 class PublishingSchedule(GenerationSchedule):
   """Schedule that publishes generations as the run reaches their steps."""
 
-  def __init__(
-    self, watcher: Any, *args: Any, publications: Publications, **kwargs: Any
-  ):
-    super().__init__(watcher, *args, **kwargs)
-    self._publications, self._follows = publications, watcher
+  def __init__(self, *args: Any, publications: Publications, **kwargs: Any):
+    super().__init__(*args, **kwargs)
+    self._publications = publications
 
   def at(self, step: int) -> Any:
     generation = super().at(step)
-    for why in self._follows.rejected.values():
+    for why in self._watcher.rejected.values():
       raise GenerationError(why)
     self._publications.at(step, in_use=generation.step)
     return generation

@@ -169,7 +169,7 @@ class World:
       "generation": np.int64(generation),
       "seed": np.int64(seed),
     }
-    store = CheckpointStore(model_dir, read_only=False)
+    store = CheckpointStore(model_dir)
     store.save(step, {**params, "loop": place})
     store.wait()
     store.close()

@@ -8,18 +8,20 @@ rename (or, on an object store, by a commit file), so a trainer that is killed
 leaves no partial checkpoint.
 
 A save runs in the background. Orbax raises its error when it is next waited
-for, and has then forgotten the arrays. So the store keeps them on the host
-until the checkpoint is committed, and saves them again after a failure.
+for, and has then forgotten the arrays. So a thread waits for it, keeps the
+arrays on the host until the checkpoint is committed, and saves them again after
+a failure.
 """
 
 import contextlib
-import dataclasses
 import math
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
@@ -35,7 +37,6 @@ from realm_jax.files.object_store.remote import is_remote
 ITEMS = ("retriever", "reader", "optimizer", "loop", "vectors")
 FOLDER = "checkpoints"
 
-_Result = TypeVar("_Result")
 _Leaf = jax.Array | np.ndarray | jax.ShapeDtypeStruct
 # The item `loop`, a flat dictionary, as it is saved and restored.
 LoopItem = dict[str, Any]
@@ -49,7 +50,6 @@ _HURRIED_PAUSES_SECONDS = (1.0, 1.0)
 # Time after the first failure from which on nothing is tried again: a store
 # that does not answer makes each try long.
 _PATIENCE_SECONDS = 45.0
-_REMINDER_SECONDS = 30.0
 # Characters of an error that are shown.
 _MAX_REASON = 150
 
@@ -66,116 +66,63 @@ class CheckpointNotWrittenError(CheckpointError):
   """A checkpoint that could not be written, however often it was tried."""
 
 
-@dataclasses.dataclass
-class _Pending:
-  """A checkpoint that is not committed yet.
-
-  Attributes:
-    items: Its trees, whose arrays are on the host.
-    failures: Number of times that it could not be written.
-    error: Why the last try failed; None while it is being written.
-    retry_at: Time of the next try, by the monotonic clock.
-    give_up_at: Time after which there is no other.
-    remind_at: Time to say that it is still being written.
-  """
-
-  step: int
-  items: Mapping[str, PyTree]
-  failures: int = 0
-  error: Exception | None = None
-  retry_at: float = 0.0
-  give_up_at: float = math.inf
-  remind_at: float = dataclasses.field(
-    default_factory=lambda: time.monotonic() + _REMINDER_SECONDS
-  )
-
-
-class _HostArray:
-  """A copy of an array on the host, from which it is made again."""
-
-  def __init__(self, array: jax.Array):
-    self._shape, self._sharding = array.shape, array.sharding
-    self._parts: dict[str, np.ndarray] = {}
-    for shard in array.addressable_shards:
-      # Devices may have the same part.
-      if (index := str(shard.index)) not in self._parts:
-        self._parts[index] = np.asarray(shard.data)
-
-  def to_devices(self) -> jax.Array:
-    """Returns an array with the values and the sharding of the first."""
-    return jax.make_array_from_callback(
-      self._shape, self._sharding, lambda index: self._parts[str(index)]
-    )
-
-
 class CheckpointStore:
   """The checkpoints of one MODEL_DIR.
+
+  Any process may read, and sees what the trainer adds meanwhile. The processes
+  of a trainer write together, all at the same time.
 
   Args:
     model_dir: Directory of the run.
     keep: Number of latest checkpoints to keep. Step 0, from which the first
       generation is built, is kept as well, and so is the best checkpoint.
-    read_only: Whether this process only reads. It sees steps that the trainer
-      adds meanwhile, and waits for no other process. Those that write do so
-      together, all at the same time.
   """
 
-  def __init__(
-    self, model_dir: epath.PathLike, *, keep: int = 3, read_only: bool = True
-  ):
+  def __init__(self, model_dir: epath.PathLike, *, keep: int = 3):
     directory = epath.Path(model_dir) / FOLDER
     # Orbax takes no relative path.
     self.directory = directory if is_remote(model_dir) else directory.absolute()
-    self._read_only = read_only
     self._keep = keep
     self._manager: ocp.CheckpointManager | None = None
-    self._pending: _Pending | None = None
-    self._pauses: Sequence[float] = _PAUSES_SECONDS
+    # Writes all checkpoints: to each thread, orbax raises an error of its own.
+    self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
+    self._saving: Future[None] | None = None
+    self._is_hurried = self._is_given_up = False
+    # Ends the pause before the next try.
+    self._wake = threading.Event()
 
   def _open(self) -> ocp.CheckpointManager:
+    """Returns what writes checkpoints, and removes old ones."""
     if self._manager is None:
-      self._manager = _listed(self._make_manager)
+      self._manager = ocp.CheckpointManager(
+        self.directory,
+        item_names=ITEMS,
+        options=ocp.CheckpointManagerOptions(
+          preservation_policy=checkpoint_managers.AnyPreservationPolicy(
+            [
+              checkpoint_managers.LatestN(self._keep),
+              checkpoint_managers.CustomSteps([0]),
+              _Best(self.directory.parent),
+            ]
+          ),
+          # Where directories are made in the background and that fails, threads
+          # wait for them for minutes, and the process with them.
+          async_options=ocp.AsyncOptions(
+            create_directories_asynchronously=False
+          ),
+        ),
+      )
     return self._manager
-
-  def _make_manager(self) -> ocp.CheckpointManager:
-    logging.get_absl_logger().addFilter(_is_news)
-    alone = {jax.process_index()} if self._read_only else None
-    return ocp.CheckpointManager(
-      self.directory,
-      item_names=ITEMS,
-      item_handlers={name: ocp.StandardCheckpointHandler() for name in ITEMS},
-      options=ocp.CheckpointManagerOptions(
-        read_only=self._read_only,
-        # What orbax would set for readers by itself, with a warning each.
-        save_interval_steps=0 if self._read_only else 1,
-        create=not self._read_only,
-        preservation_policy=checkpoint_managers.AnyPreservationPolicy(
-          [
-            checkpoint_managers.LatestN(self._keep),
-            checkpoint_managers.CustomSteps([0]),
-            _Best(self.directory.parent),
-          ]
-        ),
-        save_decision_policy=checkpoint_managers.FixedIntervalPolicy(1),
-        enable_async_checkpointing=not self._read_only,
-        # Where directories are made in the background and that fails, threads
-        # wait for them for minutes, and the process with them.
-        async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
-        # The processes that orbax's barriers wait for.
-        multiprocessing_options=ocp.options.MultiprocessingOptions(
-          primary_host=min(alone) if alone else 0, active_processes=alone
-        ),
-      ),
-    )
 
   def steps(self) -> list[int]:
     """Returns the committed steps, in order; none without a directory."""
-    if not self.directory.exists():
-      return []
-    manager = self._open()
-    if self._read_only:
-      _listed(manager.reload)
-    return sorted(manager.all_steps())
+    for _ in range(_MAX_LISTINGS):
+      # The trainer may be removing one. The latter is what a folder becomes
+      # that has no objects any more.
+      with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        return sorted(ocp.utils.checkpoint_steps(self.directory))
+      time.sleep(_SECONDS_BETWEEN_LISTINGS)
+    return sorted(ocp.utils.checkpoint_steps(self.directory))
 
   def latest(self) -> int:
     """Returns the last committed step.
@@ -212,30 +159,35 @@ class CheckpointStore:
   def save(self, step: int, items: Mapping[str, PyTree]) -> None:
     """Copies trees of arrays off the devices; writes them in the background.
 
-    A save that fails is repeated by `check` and `wait`. The one before is
-    waited for; after `hurry`, one that has failed is given up.
+    A save that fails is repeated. The one before is waited for; after `hurry`,
+    one that has failed is given up.
 
     Raises:
       CheckpointNotWrittenError: The one before could not be written.
     """
-    if self._pauses is _PAUSES_SECONDS:
-      self.wait()
-    else:
+    if self._is_hurried:
       self._give_up()
-    copies = jax.tree.map(
-      lambda leaf: _HostArray(leaf) if isinstance(leaf, jax.Array) else leaf,
-      dict(items),
-    )
-    self._pending = _Pending(step, copies)
-    self._write(self._pending, items)
+    else:
+      self.wait()
+    copies = None
+    # Several processes would have to agree on another try. Orbax's barriers do
+    # not get over a process that has left one of them.
+    if jax.process_count() == 1:
+      copies = jax.tree.map(
+        lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf,
+        dict(items),
+      )
+    error = self._thread.submit(self._begin, step, items).result()
+    self._saving = self._thread.submit(self._finish, step, copies, error)
 
   def check(self) -> None:
-    """Looks, without waiting, how the last save is; repeats one that failed.
+    """Looks, without waiting, whether the last save has failed.
 
     Raises:
       CheckpointNotWrittenError: It could not be written, however often tried.
     """
-    self._advance(wait=False)
+    if self._saving is not None and self._saving.done():
+      self.wait()
 
   def wait(self) -> None:
     """Waits until the last save is committed, and repeats it if it failed.
@@ -243,124 +195,92 @@ class CheckpointStore:
     Raises:
       CheckpointNotWrittenError: It could not be written, however often tried.
     """
-    self._advance(wait=True)
+    saving, self._saving = self._saving, None
+    if saving is not None:
+      if self._is_hurried:
+        self._wake.set()
+      saving.result()
 
   def hurry(self) -> None:
     """Repeats failed saves for few seconds only, as this process must end."""
-    self._pauses = _HURRIED_PAUSES_SECONDS
-    if self._pending is not None:
-      self._pending.retry_at = 0.0
+    self._is_hurried = True
 
   def close(self) -> None:
     """Waits for a save that is being written, and ends the threads."""
-    if self._manager is None:
-      return
     self._give_up()
-    self._manager.close()
-    self._manager = None
+    if self._manager is not None:
+      self._thread.submit(self._manager.close).result()
+      self._manager = None
+    self._thread.shutdown()
 
   def _give_up(self) -> None:
     """Waits until the current try has ended; there is no other after it."""
+    self._is_given_up = True
+    self._wake.set()
     try:
-      self._finish_try()
+      self.wait()
     except CheckpointNotWrittenError as error:
       logging.error("%s", error)
-    if self._pending is not None:
-      logging.error("%s", self._failure(self._pending))
-      self._pending = None
+    self._is_given_up = False
+    self._wake.clear()
 
-  def _advance(self, *, wait: bool) -> None:
-    """Ends a try that is over, and begins another one when it is due."""
-    while (pending := self._pending) is not None:
-      if pending.error is not None:
-        pause = pending.retry_at - time.monotonic()
-        if pause > 0 and not wait:
-          return
-        time.sleep(max(0.0, pause))
-        self._write(pending)
-      elif wait or not self._open().is_saving_in_progress():
-        self._finish_try()
-      else:
-        if (now := time.monotonic()) >= pending.remind_at:
-          pending.remind_at = now + _REMINDER_SECONDS
-          folder = self._folder(pending.step)
-          logging.info("checkpoint %s is still being written", folder)
-        return
-
-  def _write(
-    self, pending: _Pending, items: Mapping[str, PyTree] | None = None
-  ) -> None:
-    """Starts to write a checkpoint, for another time without its `items`."""
-    pending.error = None
+  def _begin(
+    self, step: int, items: Mapping[str, PyTree], *, again: bool = False
+  ) -> Exception | None:
+    """Starts to write a checkpoint; returns the error if that fails."""
+    trees = {name: ocp.args.StandardSave(tree) for name, tree in items.items()}
     try:
       manager = self._open()
-      if items is None:
+      if again:
+        # What failed may have come after the commit: orbax saves no step twice.
         manager.reload()
-        if pending.step in manager.all_steps():
-          # What failed came after the commit.
-          self._pending = None
-          return
-        items = jax.tree.map(
-          lambda leaf: (
-            leaf.to_devices() if isinstance(leaf, _HostArray) else leaf
-          ),
-          pending.items,
-        )
-      trees = {n: ocp.args.StandardSave(tree) for n, tree in items.items()}
-      manager.save(pending.step, args=ocp.args.Composite(**trees))
+      manager.save(step, args=ocp.args.Composite(**trees))
     except Exception as error:
       # Orbax, TensorStore and the clients of object stores have no common one.
-      self._note_failure(pending, error)
+      return error
+    return None
 
-  def _finish_try(self) -> None:
-    """Waits until the current try has ended, and notes how."""
-    pending = self._pending
-    if pending is None or pending.error is not None:
-      return
-    try:
-      self._open().wait_until_finished()
-    except Exception as error:
-      self._note_failure(pending, error)
-    else:
-      self._pending = None
+  def _finish(
+    self,
+    step: int,
+    copies: Mapping[str, PyTree] | None,
+    error: Exception | None,
+  ) -> None:
+    """Waits until a checkpoint is committed, and repeats a save that failed.
 
-  def _note_failure(self, pending: _Pending, error: Exception) -> None:
-    """Plans the next try.
-
-    Raises:
-      CheckpointNotWrittenError: That was the last one.
+    `error` is that of `_begin`. Without `copies`, there is no other try.
     """
-    pending.error = error
-    pending.failures += 1
-    # An object store has no temporary folders: there a folder without a commit
-    # file is no checkpoint, and the next try replaces it.
-    if not is_remote(self.directory) and jax.process_index() == 0:
-      for partial in Path(self.directory).glob(f"{pending.step}.*"):
-        shutil.rmtree(partial, ignore_errors=True)
-    # Several processes would have to agree on another try. Orbax's barriers
-    # do not get over a process that has left one of them.
-    tries = 1 if jax.process_count() > 1 else 1 + len(self._pauses)
-    now = time.monotonic()
-    pending.give_up_at = min(pending.give_up_at, now + _PATIENCE_SECONDS)
-    if pending.failures >= tries or now >= pending.give_up_at:
-      self._pending = None
-      raise CheckpointNotWrittenError(
-        f"{self._failure(pending)}, tried {pending.failures} times; free some "
-        "space or make the store reachable, and start the run again, which "
-        "continues from its last checkpoint"
-      ) from error
-    pause = self._pauses[pending.failures - 1]
-    pending.retry_at = now + pause
-    logging.warning("%s; trying again in %.0f s", self._failure(pending), pause)
-
-  def _failure(self, failed: _Pending) -> str:
-    reason = " ".join(str(failed.error).split()) or type(failed.error).__name__
-    # TensorStore's end with the cause, and then with what belongs to it.
-    reason = reason.partition(" [")[0]
-    if len(reason) > _MAX_REASON:
-      reason = f"…{reason[-_MAX_REASON:]}"
-    where = self._folder(failed.step)
-    return f"checkpoint {where} could not be written ({reason})"
+    folder, failures, give_up_at = self._folder(step), 0, math.inf
+    while True:
+      try:
+        if error is None:
+          return self._open().wait_until_finished()
+      except Exception as raised:
+        error = raised
+      failures += 1
+      # An object store has no temporary folders: there a folder without a
+      # commit file is no checkpoint, and the next try replaces it.
+      if not is_remote(self.directory) and jax.process_index() == 0:
+        for partial in Path(self.directory).glob(f"{step}.*"):
+          shutil.rmtree(partial, ignore_errors=True)
+      pauses = _HURRIED_PAUSES_SECONDS if self._is_hurried else _PAUSES_SECONDS
+      now = time.monotonic()
+      give_up_at = min(give_up_at, now + _PATIENCE_SECONDS)
+      failure = f"checkpoint {folder} could not be written ({_reason(error)})"
+      is_last = copies is None or failures > len(pauses) or now >= give_up_at
+      if not is_last:
+        pause = pauses[failures - 1]
+        logging.warning("%s; trying again in %.0f s", failure, pause)
+        self._wake.wait(pause)
+        self._wake.clear()
+      if is_last or self._is_given_up:
+        raise CheckpointNotWrittenError(
+          f"{failure}, tried {failures} times; free some space or make the "
+          "store reachable, and start the run again, which continues from its "
+          "last checkpoint"
+        ) from error
+      assert copies is not None
+      error = self._begin(step, copies, again=True)
 
   def restore(
     self,
@@ -378,54 +298,56 @@ class CheckpointStore:
       CheckpointError: There is no such step or item, a shape differs, or a
         file cannot be read.
     """
-    targets = {}
-    with self._reading(", ".join(items), step):
+    with (
+      self._reading(", ".join(items), step),
+      contextlib.closing(ocp.StandardCheckpointHandler()) as handler,
+    ):
       present = self.items(step)
       if missing := set(items) - present:
         raise UnreadableCheckpointError(
           f"checkpoint {step} of {self.directory} has no {sorted(missing)}; it "
           f"has {sorted(present)}"
         )
+      targets = {}
       for name in items:
-        stored = _metadata(self._folder(step) / name)
+        stored = handler.metadata(self._folder(step) / name).tree
         wanted = (like or {}).get(name)
         if wanted is None:
           wanted = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), stored)
         _require_fit(f"{name} of {self._folder(step)}", stored, wanted)
         targets[name] = ocp.args.StandardRestore(wanted)
-      arguments = ocp.args.Composite(**targets)
-      restored = self._open().restore(step, args=arguments)
-      return {name: restored[name] for name in items}
+      return {
+        name: handler.restore(self._folder(step) / name, args=target)
+        for name, target in targets.items()
+      }
 
   def shapes(self, step: int, item: str) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of an item's arrays, by their paths."""
     return _shapes(_metadata(self._folder(step) / item))
 
   def restore_arrays(
-    self, step: int, item: str, *, paths: Sequence[str]
+    self, step: int, item: str, wanted: Callable[[str], bool]
   ) -> dict[str, np.ndarray]:
-    """Restores single arrays of an item, which are paths of `shapes`.
+    """Restores by their paths the arrays of an item whose path is wanted.
 
     Raises:
       UnreadableCheckpointError: A file cannot be read.
     """
     folder = self._folder(step) / item
 
-    def chosen(path: Sequence[Any], stored: Any) -> np.ndarray | None:
-      is_wanted = _path_text(path) in paths
+    def target(path: Sequence[Any], stored: Any) -> np.ndarray | None:
+      is_wanted = wanted(_path_text(path))
       return np.empty(stored.shape, stored.dtype) if is_wanted else None
 
-    tree = jax.tree_util.tree_map_with_path(chosen, _metadata(folder))
-    as_numpy = jax.tree.map(
-      lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree
-    )
-    options = ocp.args.PyTreeRestore(
-      tree, restore_args=as_numpy, partial_restore=True
-    )
     with (
       self._reading(item, step),
       contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler,
     ):
+      tree = jax.tree_util.tree_map_with_path(target, _metadata(folder))
+      restore_args = ocp.checkpoint_utils.construct_restore_args(tree)
+      options = ocp.args.PyTreeRestore(
+        tree, restore_args=restore_args, partial_restore=True
+      )
       restored = handler.restore(folder, args=options)
     leaves = jax.tree_util.tree_leaves_with_path(restored)
     return {_path_text(path): np.asarray(leaf) for path, leaf in leaves}
@@ -574,24 +496,14 @@ class _Best(checkpoint_managers.PreservationPolicy):
     return [checkpoint.step in kept for checkpoint in checkpoints]
 
 
-def _is_news(record: Any) -> bool:
-  """Drops a warning of orbax's which says that a reader only reads."""
-  return not str(record.msg).startswith("Given directory is read only")
-
-
-def _listed(list_steps: Callable[[], _Result]) -> _Result:
-  """Lists the steps, again if the trainer is removing one meanwhile."""
-  for _ in range(_MAX_LISTINGS - 1):
-    try:
-      return list_steps()
-    # The latter is what a folder becomes that has no objects any more.
-    except (FileNotFoundError, NotADirectoryError):
-      time.sleep(_SECONDS_BETWEEN_LISTINGS)
-  return list_steps()
+def _reason(error: Exception) -> str:
+  """Returns the cause of an error of orbax's, in a few words."""
+  # TensorStore's end with the cause, and then with what belongs to it.
+  text = " ".join(str(error).split()).partition(" [")[0] or type(error).__name__
+  return text if len(text) <= _MAX_REASON else f"…{text[-_MAX_REASON:]}"
 
 
 def _metadata(item: epath.Path) -> PyTree:
-  # `item_metadata` of the manager would read that of all items.
   with contextlib.closing(ocp.StandardCheckpointHandler()) as handler:
     return handler.metadata(item).tree
 

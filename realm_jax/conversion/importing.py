@@ -119,9 +119,7 @@ def import_weights(
     logging.info("Writing checkpoint %d of %s", _STEP, output_dir)
     # There is no position in the data, for no trainer wrote this checkpoint.
     loop = loop_record(None, vocabulary=model.vocabulary.sha256)
-    with contextlib.closing(
-      CheckpointStore(directory, read_only=False)
-    ) as store:
+    with contextlib.closing(CheckpointStore(directory)) as store:
       store.save(_STEP, {**params, "loop": loop})
       store.wait()
   lines = [report.table(), *plan.notes]

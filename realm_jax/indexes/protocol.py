@@ -23,7 +23,11 @@ class IndexLoadError(ValueError):
   """A saved index that cannot be read, or was built over other blocks."""
 
 
-class IndexCrashedError(ValueError):
+class RetrievalUnavailableError(ValueError):
+  """There is nothing to search: a training run saves and ends."""
+
+
+class IndexCrashedError(RetrievalUnavailableError):
   """An index whose process ended, or does not answer."""
 
 

@@ -15,11 +15,7 @@ from realm_jax.files import kept_configuration
 from realm_jax.files.sole_process import SoleProcess, sole_process
 from realm_jax.models.arrays import AnyArray
 from realm_jax.training.candidates import Candidates
-from realm_jax.training.checkpointing import (
-  Checkpointer,
-  LoopState,
-  read_loop_item,
-)
+from realm_jax.training.checkpointing import Checkpointer, LoopState
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.setup import RunSetup, set_up
 from realm_jax.training.stages.stage import StepBatch
@@ -77,7 +73,7 @@ class EngineRun:
   def store(self) -> CheckpointStore:
     """The run's checkpoints."""
     keep = self.config.checkpoints.keep_checkpoints
-    store = CheckpointStore(self.config.model_dir, keep=keep, read_only=False)
+    store = CheckpointStore(self.config.model_dir, keep=keep)
     self.closing.callback(store.close)
     return store
 
@@ -93,12 +89,9 @@ class EngineRun:
 
     It must be asked for before t5x's loop begins.
     """
-    if not (steps := self.store.steps()):
+    if not self.store.steps():
       return 0, LoopState(positions=self.setup.own_rows.astype(np.int64))
-    step = steps[-1]
-    item = read_loop_item(self.store, step)
-    self.setup.identity.require_same(item, f"{self.store.directory}/{step}")
-    return step, LoopState.from_item(item, self.setup.mesh)
+    return self.store.latest(), self.checkpointer.loop_state(self.setup.mesh)
 
   @functools.cached_property
   def setup(self) -> RunSetup:

@@ -19,8 +19,8 @@ from realm_jax.models.retriever import query_tower_parameters
 from realm_jax.training.checkpointing import LoopState, RetrievedIds
 from realm_jax.training.decisions import Decisions, StepFacts
 from realm_jax.training.device_generations import DeviceGeneration
+from realm_jax.training.generations import GenerationSchedule
 from realm_jax.training.own_index import OwnIndex
-from realm_jax.training.refresh.schedule import GenerationSchedule
 from realm_jax.training.retrieval import (
   Prepared,
   RetrievalPipeline,
@@ -112,8 +112,8 @@ class Candidates:
     the dispatch, and may be donated afterwards.
 
     Raises:
-      RETRIEVAL_UNAVAILABLE: There is nothing to search, for one of the reasons
-        in that tuple; the stream has not moved on.
+      RetrievalUnavailableError: There is nothing to search; the stream has not
+        moved on.
     """
     resumed, generation = self._resumed, None
     if self._schedule is not None:

@@ -2,17 +2,19 @@
 
 Beside parameters and optimizer a checkpoint has the item `loop`, a flat
 dictionary of arrays: where the loop is (`LoopState`), and what a run that
-continues must have in common with the one that saved it (`RunIdentity`).
+continues must have in common with the one that saved it (`RunIdentity`). The
+examples of a run come from the version of their corpus that it began with,
+until it ends, so that their order stays the same.
 """
 
 import contextlib
-import dataclasses
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import logging
+from etils import epath
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Float32, Int32, Int64
 
@@ -26,6 +28,7 @@ from realm_jax.checkpoints.store import (
   loop_record,
   recorded_generation,
 )
+from realm_jax.corpus.errors import CorpusError
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.models.parameters import Params
@@ -37,9 +40,14 @@ from realm_jax.training.state import TrainState
 
 T = TypeVar("T")
 
-# Number of the format of the item `loop`. Another one is not continued.
-_FORMAT = 1
-# The settings that a run must keep, by the name of what a checkpoint records.
+# Number of the format of checkpoints. Another one is not continued.
+_FORMAT = 2
+# What a run shares with the checkpoint that it continues from: the values of
+# `_SETTINGS`, the SHA-256 of its `vocabulary`, and the `corpus_version` of its
+# examples with its `corpus_fingerprint`, both in hexadecimal.
+RunIdentity: TypeAlias = dict[str, int | str]
+# The settings that a run must keep, by the name of what a checkpoint records. A
+# run that does not wait for generations records 0 for their distance and lag.
 _SETTINGS = {
   "seed": "SEED",
   "batch_size": "BATCH_SIZE",
@@ -49,54 +57,6 @@ _SETTINGS = {
   "lag_steps": "LAG_STEPS and WAIT_FOR_GENERATIONS",
   "held_out_blocks": "HELD_OUT_BLOCKS",
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class RunIdentity:
-  """What a run must share with the checkpoint that it continues from.
-
-  Attributes:
-    num_searched: Number of blocks retrieved for a query; 0 without an index.
-    save_every_steps: Distance of the generations that are used, in a run that
-      waits for them, by default that of checkpoints; otherwise 0.
-    lag_steps: Lag of generations in a run that waits for them; otherwise 0.
-    vocabulary: SHA-256 of the corpus's vocabulary, in hexadecimal.
-    corpus_version: Version of the examples' corpus that the run began with,
-      and keeps until it ends.
-    corpus_fingerprint: SHA-256 of that version.
-  """
-
-  seed: int
-  batch_size: int
-  num_searched: int
-  save_every_steps: int
-  lag_steps: int
-  held_out_blocks: int
-  vocabulary: str
-  corpus_version: int
-  corpus_fingerprint: str
-
-  def to_item(self) -> LoopItem:
-    """Returns the identity as arrays."""
-    return {
-      name: digest_bytes(x) if isinstance(x, str) else np.int64(x)
-      for name, x in {"format": _FORMAT, **vars(self)}.items()
-    }
-
-  def require_same(self, item: LoopItem, checkpoint: str) -> None:
-    """Checks what a checkpoint records against this run.
-
-    Raises:
-      CheckpointError: The checkpoint was made with other settings.
-    """
-    for name, setting in _SETTINGS.items():
-      recorded, wanted = int(item[name]), getattr(self, name)
-      if recorded != wanted:
-        raise CheckpointError(
-          f"{checkpoint} was trained with {name}={recorded}, not {wanted}, "
-          f"and cannot be continued exactly: give {setting} as before, or "
-          "another MODEL_DIR"
-        )
 
 
 def read_loop_item(store: CheckpointStore, step: int) -> LoopItem:
@@ -113,6 +73,35 @@ def read_loop_item(store: CheckpointStore, step: int) -> LoopItem:
       "run another MODEL_DIR"
     )
   return item
+
+
+def examples_of_run(
+  model_dir: epath.PathLike, examples_dir: epath.PathLike
+) -> Corpus:
+  """Opens the version that a run began with, or the newest for a new run.
+
+  Raises:
+    CorpusError: There is no corpus, or the version was removed.
+    CheckpointError: The run is of another vocabulary, or its checkpoint cannot
+      be read.
+  """
+  newest = Corpus.open(examples_dir)
+  with contextlib.closing(CheckpointStore(model_dir)) as store:
+    if not store.steps():
+      return newest
+    step = store.latest()
+    store.require_vocabulary(step, newest.vocab_sha256)
+    item = read_loop_item(store, step)
+  version = int(item["corpus_version"])
+  try:
+    return newest.at(version, bytes(item["corpus_fingerprint"]).hex())
+  except CorpusError as error:
+    raise CheckpointError(
+      f"{store.directory}/{step} reads its examples from version "
+      f"{version} of the corpus, and cannot be continued exactly: {error}. "
+      "Restore that version, or give another MODEL_DIR and this one as "
+      "INITIAL_CHECKPOINT"
+    ) from error
 
 
 class RetrievedIds(NamedTuple):
@@ -158,25 +147,20 @@ class LoopState(NamedTuple):
     if self.retrieved is not None and self.retrieved.ids.size:
       rows["ids"] = _to_words(self.retrieved.ids)
       rows["scores"] = self.retrieved.scores
-    item = sharding.to_devices(rows, mesh)
-    digests = {}
-    if self.indexed_corpus is not None:
-      digests["vectors_corpus"] = self.indexed_corpus
-    return item | loop_record(self.generation, **digests)
+    corpus = self.indexed_corpus
+    digests = {} if corpus is None else {"vectors_corpus": corpus}
+    item = loop_record(self.generation, **digests)
+    return item | sharding.to_devices(rows, mesh)
 
   @classmethod
   def from_item(cls, item: LoopItem, mesh: Mesh) -> "LoopState":
     """Returns the state that arrays hold, with this process's rows."""
     own = sharding.row_groups(mesh).own_rows(len(item["positions"]))
-    rows = {
-      name: np.asarray(item[name])[own]
-      for name in ("positions", "ids", "scores")
-      if name in item
-    }
     retrieved = None
-    if "ids" in rows:
-      retrieved = RetrievedIds(_from_words(rows["ids"]), rows["scores"])
-    positions = _from_words(rows["positions"])
+    if "ids" in item:
+      ids = _from_words(np.asarray(item["ids"])[own])
+      retrieved = RetrievedIds(ids, np.asarray(item["scores"])[own])
+    positions = _from_words(np.asarray(item["positions"])[own])
     return cls(positions, recorded_generation(item), retrieved)
 
 
@@ -194,7 +178,11 @@ class Checkpointer:
     config: CheckpointConfig,
   ):
     self._store = store
-    self._identity = identity
+    self._vocabulary = str(identity["vocabulary"])
+    self._identity: LoopItem = {
+      name: digest_bytes(x) if isinstance(x, str) else np.asarray(x, np.int64)
+      for name, x in {"format": _FORMAT, **identity}.items()
+    }
     self._config = config
     self.check, self.hurry, self.wait = store.check, store.hurry, store.wait
 
@@ -211,29 +199,41 @@ class Checkpointer:
         first and was started from other sources.
     """
     if not self._store.steps():
-      rows = sharding.row_groups(_mesh_of(state)).own_rows(
-        self._identity.batch_size
-      )
+      groups = sharding.row_groups(_mesh_of(state))
+      rows = groups.own_rows(int(self._identity["batch_size"]))
       params = self._load_initial(state.params)
       return state._replace(params=params), LoopState(rows.astype(np.int64))
-    state, loop_state = self._restore(state)
-    if int(state.step) == 0:
-      self._require_started_from_sources(state.params)
-    return state, loop_state
-
-  def _restore(self, state: TrainState) -> tuple[TrainState, LoopState]:
-    """Returns the last checkpoint, with the shapes and devices of `state`."""
-    store, step = self._store, self._store.latest()
-    store.require_vocabulary(step, self._identity.vocabulary)
-    item = read_loop_item(store, step)
-    self._identity.require_same(item, f"{store.directory}/{step}")
+    loop_state = self.loop_state(_mesh_of(state))
+    step = self._store.latest()
     like = _abstract({**state.params, "optimizer": state.optimizer})
-    restored = store.restore(step, items=tuple(like), like=like)
-    optimizer = restored.pop("optimizer")
-    logging.info("continuing from checkpoint %d of %s", step, store.directory)
+    params = self._store.restore(step, items=tuple(like), like=like)
+    optimizer = params.pop("optimizer")
+    logging.info(
+      "continuing from checkpoint %d of %s", step, self._store.directory
+    )
+    if step == 0:
+      self._require_started_from_sources(params)
     done = jax.device_put(np.int32(step), state.step.sharding)
-    loop_state = LoopState.from_item(item, _mesh_of(state))
-    return TrainState(done, restored, optimizer), loop_state
+    return TrainState(done, params, optimizer), loop_state
+
+  def loop_state(self, mesh: Mesh) -> LoopState:
+    """Returns the state of the loop in the last checkpoint.
+
+    Raises:
+      CheckpointError: It was saved by a run with other settings.
+    """
+    store, step = self._store, self._store.latest()
+    store.require_vocabulary(step, self._vocabulary)
+    item = read_loop_item(store, step)
+    wanted = self._identity
+    for name, setting in _SETTINGS.items():
+      if item[name] != wanted[name]:
+        raise CheckpointError(
+          f"{store.directory}/{step} was trained with {name}={item[name]}, not "
+          f"{wanted[name]}, and cannot be continued exactly: give {setting} as "
+          "before, or another MODEL_DIR"
+        )
+    return LoopState.from_item(item, mesh)
 
   def _load_initial(self, params: Params) -> Params:
     """Replaces components by those of the checkpoints to start from."""
@@ -248,7 +248,7 @@ class Checkpointer:
     store, step = locate(source)
     with contextlib.closing(store):
       present = store.items(step)
-      store.require_vocabulary(step, self._identity.vocabulary)
+      store.require_vocabulary(step, self._vocabulary)
       if name in present:
         logging.info("%s starts from checkpoint %d of %s", name, step, source)
         like = {name: _abstract(fresh)}
@@ -281,7 +281,7 @@ class Checkpointer:
     Raises:
       CheckpointNotWrittenError: The one before could not be written.
     """
-    item = loop_state.to_item(_mesh_of(state)) | self._identity.to_item()
+    item = self._identity | loop_state.to_item(_mesh_of(state))
     items = {**state.params, "optimizer": state.optimizer, "loop": item}
     if state.index is not None:
       items["vectors"] = state.index._asdict()

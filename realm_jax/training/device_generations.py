@@ -3,6 +3,7 @@
 import dataclasses
 import threading
 import weakref
+from collections.abc import Callable
 
 from etils import epath
 
@@ -13,7 +14,6 @@ from realm_jax.generations.store import manifest as manifests
 from realm_jax.generations.store.manifest import GenerationError
 from realm_jax.indexes.exact import ExactIndex
 from realm_jax.indexes.protocol import IndexConfig
-from realm_jax.training.refresh.fallback import LoadGeneration
 from realm_jax.training.search_in_step import SearchedBlocks
 from realm_jax.training.setup import StepSetup
 from realm_jax.training.token_store import BlockStore
@@ -51,7 +51,10 @@ class DeviceGenerationLoader:
   """
 
   def __init__(
-    self, directory: epath.Path, load: LoadGeneration, setup: StepSetup
+    self,
+    directory: epath.Path,
+    load: Callable[..., Generation],
+    setup: StepSetup,
   ):
     self._directory = directory
     self._load = load
@@ -63,7 +66,7 @@ class DeviceGenerationLoader:
   def __call__(
     self, step: int, *, index: IndexConfig | None = None
   ) -> Generation:
-    """Loads the generation of a step.
+    """Loads the generation of a step; see `load_generation`.
 
     Raises:
       GenerationError: It cannot be used, or has another index.

@@ -18,15 +18,12 @@ from etils import epath
 from realm_jax.files.metric_rows import read_rows
 
 # Whatever is none of these is time for steps.
-Spent = Literal[
-  "start_up", "compiling", "waiting", "saving", "swapping", "repeated"
-]
+Spent = Literal["start_up", "compiling", "waiting", "saving", "repeated"]
 _WORDS: Mapping[Spent, str] = {
   "start_up": "to start up",
   "compiling": "to compile",
   "waiting": "to wait for generations",
   "saving": "to save checkpoints",
-  "swapping": "to swap generations in",
   "repeated": "for steps that were done again after a restart",
 }
 _SUFFIX = "_seconds"

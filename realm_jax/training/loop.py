@@ -22,12 +22,10 @@ from collections.abc import Mapping
 
 from absl import logging
 
+from realm_jax.indexes.protocol import RetrievalUnavailableError
 from realm_jax.training.config import TrainConfig
+from realm_jax.training.generations import WaitPreemptedError
 from realm_jax.training.metrics import NonFiniteLossError
-from realm_jax.training.refresh.schedule import (
-  RETRIEVAL_UNAVAILABLE,
-  WaitPreemptedError,
-)
 from realm_jax.training.run import Run, open_run
 from realm_jax.training.state import TrainState
 
@@ -107,7 +105,7 @@ def run_steps(state: TrainState, run: Run, *, num_steps: int) -> TrainResult:
         saved = step
       if decision.stop:
         break
-  except RETRIEVAL_UNAVAILABLE as reason:
+  except RetrievalUnavailableError as reason:
     if isinstance(reason, WaitPreemptedError):
       run.checkpoints.hurry()
     if step > saved:

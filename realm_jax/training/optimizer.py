@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -63,43 +63,23 @@ class OptimizerConfig:
     return self.warmup_steps
 
 
-class BertAdamState(NamedTuple):
-  """First and second moments of the gradient."""
-
-  mean: optax.Params
-  variance: optax.Params
-
-
 def scale_by_bert_adam(config: OptimizerConfig) -> optax.GradientTransformation:
   """Returns Adam without bias correction: m / (√v + ε)."""
-  b1, b2 = config.adam_b1, config.adam_b2
-
-  def init(params: optax.Params) -> BertAdamState:
-    means = jax.tree.map(
-      lambda x: jnp.zeros_like(x, dtype=config.mean_dtype), params
-    )
-    return BertAdamState(means, jax.tree.map(jnp.zeros_like, params))
+  adam = optax.scale_by_adam(
+    config.adam_b1, config.adam_b2, config.epsilon, mu_dtype=config.mean_dtype
+  )
 
   def update(
     updates: optax.Updates,
     state: optax.OptState,
     params: optax.Params | None = None,
-  ) -> tuple[optax.Updates, BertAdamState]:
-    del params
-    assert isinstance(state, BertAdamState)
-    mean = jax.tree.map(
-      lambda m, g: b1 * m.astype(g.dtype) + (1 - b1) * g, state.mean, updates
-    )
-    variance = jax.tree.map(
-      lambda v, g: b2 * v + (1 - b2) * jnp.square(g), state.variance, updates
-    )
-    updates = jax.tree.map(
-      lambda m, v: m / (jnp.sqrt(v) + config.epsilon), mean, variance
-    )
-    kept = optax.tree.cast(mean, config.mean_dtype)
-    return updates, BertAdamState(kept, variance)
+  ) -> tuple[optax.Updates, optax.OptState]:
+    assert isinstance(state, optax.ScaleByAdamState)
+    # The divisors, 1 - b^count, are 1 where the count is as great as can be.
+    count = jnp.full_like(state.count, jnp.iinfo(jnp.int32).max)
+    return adam.update(updates, state._replace(count=count), params)
 
-  return optax.GradientTransformation(init, update)
+  return optax.GradientTransformation(adam.init, update)
 
 
 def learning_rate_schedule(
@@ -117,6 +97,28 @@ def learning_rate_schedule(
   return schedule
 
 
+def _retriever_schedule(
+  config: OptimizerConfig, *, num_steps: int
+) -> optax.Schedule:
+  """Returns the learning rate of the retriever.
+
+  A retriever that was frozen has a warm-up of its own. Its moments are zero
+  when its training begins, and without bias correction the first updates
+  would be several times too large.
+  """
+  schedule = learning_rate_schedule(config, num_steps=num_steps)
+  frozen_steps = config.freeze_retriever_steps
+  warmup = config.num_warmup_steps(num_steps)
+
+  def retriever_schedule(step: jax.typing.ArrayLike) -> jax.Array:
+    since = jnp.asarray(step) - frozen_steps
+    warms = (frozen_steps > 0) & (since < warmup)
+    scale = jnp.where(warms, since / max(warmup, 1), 1.0) * (since >= 0)
+    return jnp.asarray(schedule(step)) * config.retriever_rate_scale * scale
+
+  return retriever_schedule
+
+
 def _decay_mask(params: Params) -> Params:
   """Returns whether each parameter has weight decay."""
 
@@ -128,52 +130,6 @@ def _decay_mask(params: Params) -> Params:
   return jax.tree_util.tree_map_with_path(is_decayed, params)
 
 
-class ScaleByStepState(NamedTuple):
-  """Number of updates done."""
-
-  step: jax.Array
-
-
-def _scale_components(
-  config: OptimizerConfig, *, num_steps: int
-) -> optax.GradientTransformation:
-  """Multiplies updates by minus the learning rate of their component.
-
-  A retriever that was frozen has a warm-up of its own. Its moments are zero
-  when its training begins, and without bias correction the first updates
-  would be several times too large.
-  """
-  schedule = learning_rate_schedule(config, num_steps=num_steps)
-  frozen_steps = config.freeze_retriever_steps
-  warmup = config.num_warmup_steps(num_steps)
-
-  def init(params: optax.Params) -> ScaleByStepState:
-    del params
-    return ScaleByStepState(jnp.zeros((), jnp.int32))
-
-  def update(
-    updates: optax.Updates,
-    state: optax.OptState,
-    params: optax.Params | None = None,
-  ) -> tuple[optax.Updates, ScaleByStepState]:
-    del params
-    assert isinstance(state, ScaleByStepState)
-    assert isinstance(updates, dict)
-    rate = jnp.asarray(schedule(state.step))
-    since = state.step - frozen_steps
-    warms = (frozen_steps > 0) & (since < warmup)
-    scale = jnp.where(warms, since / max(warmup, 1), 1.0) * (since >= 0)
-    retriever_rate = rate * config.retriever_rate_scale * scale
-    rates = dict.fromkeys(updates, rate) | {"retriever": retriever_rate}
-    updates = {
-      name: optax.tree.scale(-rates[name], tree)
-      for name, tree in updates.items()
-    }
-    return updates, ScaleByStepState(state.step + 1)
-
-  return optax.GradientTransformation(init, update)
-
-
 @functools.lru_cache(maxsize=32)
 def make_optimizer(
   config: OptimizerConfig, *, num_steps: int
@@ -183,9 +139,18 @@ def make_optimizer(
   Its parameters are a dictionary by component (`retriever`, `reader`). Equal
   settings give the same optimizer, of which `jax.jit` knows what it compiled.
   """
+  rates = {
+    "retriever": _retriever_schedule(config, num_steps=num_steps),
+    "reader": learning_rate_schedule(config, num_steps=num_steps),
+  }
   return optax.chain(
     optax.clip_by_global_norm(config.clip_norm),
     scale_by_bert_adam(config),
     optax.add_decayed_weights(config.weight_decay, mask=_decay_mask),
-    _scale_components(config, num_steps=num_steps),
+    optax.partition(
+      {
+        name: optax.scale_by_learning_rate(rate) for name, rate in rates.items()
+      },
+      lambda params: {name: name for name in params},
+    ),
   )

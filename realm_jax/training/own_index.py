@@ -17,7 +17,7 @@ from realm_jax.partitioning import sharding
 from realm_jax.training.checkpointing import Checkpointer
 from realm_jax.training.config import RefreshConfig
 from realm_jax.training.decisions import Decisions
-from realm_jax.training.refresh.schedule import WaitPreemptedError
+from realm_jax.training.generations import WaitPreemptedError
 from realm_jax.training.rolling_refresh import (
   NEVER,
   NO_BLOCK,

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from etils import epath
 
@@ -20,7 +20,7 @@ from realm_jax.files.sole_process import (
   SoleProcessError,
   sole_process,
 )
-from realm_jax.generations.follow.watcher import GenerationWatcher
+from realm_jax.generations.follow.loading import Generation, load_generation
 from realm_jax.generations.store import layout
 from realm_jax.inputs.batches import BatchStream
 from realm_jax.models.retriever import embed_queries
@@ -32,12 +32,10 @@ from realm_jax.training.compilation import CompiledSteps
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.device_generations import DeviceGenerationLoader
+from realm_jax.training.generations import GenerationSchedule
 from realm_jax.training.goodput import Goodput
 from realm_jax.training.metrics import MetricsLog
 from realm_jax.training.own_index import OwnIndex
-from realm_jax.training.refresh.corpus_versions import load_for_run
-from realm_jax.training.refresh.fallback import CrashFallback, LoadGeneration
-from realm_jax.training.refresh.schedule import GenerationSchedule
 from realm_jax.training.retrieval import RetrievalPipeline
 from realm_jax.training.search_in_step import SearchInStep
 from realm_jax.training.setup import RunSetup, set_up
@@ -79,7 +77,6 @@ def open_run(
     store = CheckpointStore(
       config.model_dir,
       keep=config.checkpoints.keep_checkpoints,
-      read_only=False,
     )
     decisions = Decisions(
       stack.enter_context(stop_on_sigterm()),
@@ -257,38 +254,30 @@ def _open_schedule(
   stack: contextlib.ExitStack,
   goodput: Goodput,
 ) -> GenerationSchedule:
-  """Opens the generations of a run, and the watcher that loads them."""
+  """Opens what follows the generations of a run, and loads them."""
   config = setup.config
   directory = epath.Path(config.model_dir) / layout.FOLDER
-  load: LoadGeneration = functools.partial(
-    load_for_run,
+  load: Callable[..., Generation] = functools.partial(
+    load_generation,
     directory,
     corpus=setup.corpus,
-    num_searched=setup.num_searched,
-    reads_vectors=config.stage.reads_vectors,
     mesh=setup.mesh,
+    beside_training=True,
+    reads_vectors=config.stage.reads_vectors,
   )
   if config.retrieve_on_device:
     load = DeviceGenerationLoader(directory, load, setup)
-  fallback = CrashFallback(
-    config.refresh.on_crash,
-    generations_dir=directory,
-    load=load,
-    agreement=decisions.loop,
-  )
-  follow = config.refresh.follow
-  if not decisions.loop.is_leader and not config.refresh.wait_for_generations:
-    follow = "none"
-  watcher = GenerationWatcher(directory, fallback.load, follow=follow)
-  return GenerationSchedule(
-    stack.enter_context(watcher),
+  schedule = GenerationSchedule(
+    load,
     config.refresh,
     model_dir=config.model_dir,
+    num_searched=setup.num_searched,
     every_steps=config.refresh_every_steps,
     decisions=decisions,
-    fallback=fallback,
     goodput=goodput,
   )
+  stack.callback(schedule.close)
+  return schedule
 
 
 def _answers(setup: RunSetup) -> RunAnswers | None:

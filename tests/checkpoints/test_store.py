@@ -48,7 +48,7 @@ def _assert_same_bits(one, two):
 
 @pytest.fixture
 def store(tmp_path):
-  store = CheckpointStore(tmp_path, read_only=False)
+  store = CheckpointStore(tmp_path)
   yield store
   store.close()
 
@@ -114,9 +114,7 @@ def test_restores_into_another_layout(store, model_parallelism):
 
 
 def test_the_latest_are_kept_and_step_0(tmp_path):
-  with contextlib.closing(
-    CheckpointStore(tmp_path, keep=2, read_only=False)
-  ) as store:
+  with contextlib.closing(CheckpointStore(tmp_path, keep=2)) as store:
     for step in (0, 5, 10, 15, 20):
       _save(store, step, {"reader": _items(step)["reader"]})
     assert store.steps() == [0, 15, 20]
@@ -150,7 +148,7 @@ def test_what_a_kill_left_half_written_does_not_exist(store, reader):
   assert reader.steps() == [2]
   assert reader.latest() == 2
   # The trainer's successor neither sees it nor stumbles over it.
-  successor = CheckpointStore(store.directory.parent, read_only=False)
+  successor = CheckpointStore(store.directory.parent)
   assert successor.latest() == 2
   _save(successor, 7, _items(7))
   assert successor.steps() == [2, 7]
@@ -251,7 +249,7 @@ def test_a_save_that_failed_is_repeated_with_the_values_of_then(
 # Of the writes that orbax abandons once one of them has failed.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_save_that_fails_to_the_end_leaves_no_checkpoint(tmp_path):
-  store = CheckpointStore(tmp_path, read_only=False)
+  store = CheckpointStore(tmp_path)
   store.hurry()
   with full_disk():
     store.save(0, _items(width=256))
@@ -260,7 +258,7 @@ def test_a_save_that_fails_to_the_end_leaves_no_checkpoint(tmp_path):
     store.close()
   assert CheckpointStore(tmp_path).steps() == []
   # What was tried is in nobody's way.
-  with contextlib.closing(CheckpointStore(tmp_path, read_only=False)) as store:
+  with contextlib.closing(CheckpointStore(tmp_path)) as store:
     _save(store, 0, _items())
     assert store.steps() == [0]
 
@@ -283,7 +281,7 @@ def test_a_store_that_is_away_for_a_while_delays_a_save(object_store, caplog):
   run = object_store.path("delayed")
   items = _items()
   object_store.inject(StoreFault("refuse", "checkpoints", times=15))
-  with contextlib.closing(CheckpointStore(run, read_only=False)) as store:
+  with contextlib.closing(CheckpointStore(run)) as store:
     _save(store, 0, items)
   assert object_store.happened() == [15]
   object_store.inject()

@@ -24,7 +24,7 @@ from realm_jax import configuration
 from realm_jax.checkpoints.store import CheckpointStore
 
 def main(argv):
-  store = CheckpointStore(argv[1], read_only=False)
+  store = CheckpointStore(argv[1])
   store.hurry()
   weights = {f"layer_{i}": np.random.normal(size=(64, 64)) for i in range(16)}
   store.save(0, {"retriever": weights, "optimizer": weights})
@@ -64,7 +64,7 @@ def test_a_checkpoint_that_cannot_be_written_is_reported_in_a_line(
 def test_to_read_a_checkpoint_and_a_recipe_warns_of_nothing(
   tmp_path, monkeypatch, caplog
 ):
-  with contextlib.closing(CheckpointStore(tmp_path, read_only=False)) as store:
+  with contextlib.closing(CheckpointStore(tmp_path)) as store:
     store.save(0, {"loop": {"step": np.int64(0)}})
     store.wait()
   # Outside the clone, whose gin files are found nevertheless.

@@ -53,7 +53,7 @@ def _params(retriever, reader):
 def save(model_dir, retriever=RETRIEVER, reader=READER):
   """Writes a run of this project, with its vocabulary."""
   params = _params(retriever, reader)
-  store = CheckpointStore(model_dir, read_only=False)
+  store = CheckpointStore(model_dir)
   loop = loop_record(None, vocabulary=vocabulary().sha256)
   store.save(7, {**params, "loop": loop})
   store.close()

@@ -28,7 +28,7 @@ class Run:
 
   def __init__(self, folder):
     self.model_dir, self.output_dir = folder / "run", folder / "evaluations"
-    self.trainer = CheckpointStore(self.model_dir, keep=1, read_only=False)
+    self.trainer = CheckpointStore(self.model_dir, keep=1)
     self.evaluated: list[int] = []
 
   def save(self, step: int) -> None:

@@ -70,7 +70,7 @@ def embed(corpus, params, token_ids, method):
 
 def save(model_dir, corpus, *steps, generation=-1, keep=100):
   """Writes checkpoints as a trainer does."""
-  store = CheckpointStore(model_dir, keep=keep, read_only=False)
+  store = CheckpointStore(model_dir, keep=keep)
   for step in steps:
     store.save(
       step,

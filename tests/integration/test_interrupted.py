@@ -106,9 +106,7 @@ def test_goodput_adds_up_over_the_lives_of_a_run(unbroken, broken):
   )
   spent = [
     row[f"{name}_seconds"]
-    for name in (
-      *("start_up", "compiling", "waiting", "saving", "swapping", "repeated"),
-    )
+    for name in (*("start_up", "compiling", "waiting", "saving", "repeated"),)
   ]
   assert row["goodput"] * row["wall_seconds"] == pytest.approx(
     row["wall_seconds"] - sum(spent)

@@ -108,7 +108,7 @@ def test_generations_are_listed_verified_and_pruned(object_store, world):
   model_dir = object_store.path("commands/pruned")
   for step in (0, 500, 1000):
     publish_one(f"{model_dir}/generations", world.corpus, step)
-  with contextlib.closing(CheckpointStore(model_dir, read_only=False)) as store:
+  with contextlib.closing(CheckpointStore(model_dir)) as store:
     store.save(1000, {"loop": {"generation": np.int64(500)}})
   run = RunGenerations.find(model_dir, None)
   with object_store.counted() as requests:

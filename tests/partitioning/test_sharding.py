@@ -40,7 +40,7 @@ def state():
   ],
 )
 def test_widths_lie_over_model_and_hidden_sizes_over_fsdp(state, path, axes):
-  mean = state.optimizer[1].mean
+  mean = state.optimizer[1].mu
   for tree in (
     state.params["retriever"]["query_tower"]["encoder"],
     state.params["reader"]["encoder"],

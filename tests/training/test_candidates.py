@@ -10,16 +10,17 @@ import pytest
 
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.follow.loading import Generation
-from realm_jax.indexes.protocol import IndexCrashedError, SearchResult
+from realm_jax.indexes.protocol import (
+  IndexCrashedError,
+  RetrievalUnavailableError,
+  SearchResult,
+)
 from realm_jax.inputs.batch import Batch
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training.candidates import Candidates
 from realm_jax.training.checkpointing import LoopState, RetrievedIds
 from realm_jax.training.decisions import Decisions
-from realm_jax.training.refresh.schedule import (
-  GenerationSchedule,
-  StaleIndexError,
-)
+from realm_jax.training.generations import GenerationSchedule
 from realm_jax.training.retrieval import RetrievalPipeline
 from realm_jax.training.setup import RunSetup
 from realm_jax.training.stages.masked_words import MaskTargets
@@ -292,14 +293,14 @@ def test_a_crash_that_nothing_replaces_ends_the_run(open_stream):
 
 
 def test_a_stream_with_nothing_to_search_has_not_moved_on(open_stream):
-  stale = StaleIndexError("too old")
+  stale = RetrievalUnavailableError("too old")
   schedule = Schedule(
     lambda step: stale if step == 1 else _generation(5, HostIndex())
   )
   stream = open_stream(schedule)
   stream.prefetch(0, _params(1.0))
   stream.take(0)
-  with pytest.raises(StaleIndexError):
+  with pytest.raises(RetrievalUnavailableError):
     stream.prefetch(1, _params(1.0))
   state = stream.state(0)
   _assert_state(state, 0, generation=5)

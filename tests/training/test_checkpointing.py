@@ -1,6 +1,5 @@
 """A run continues exactly from its last checkpoint, and starts from others."""
 
-import dataclasses
 import functools
 import shutil
 
@@ -35,7 +34,7 @@ IDENTITY = RunIdentity(
   corpus_version=3,
   corpus_fingerprint="cd" * 32,
 )
-_ROWS = np.arange(IDENTITY.batch_size)
+_ROWS = np.arange(IDENTITY["batch_size"])
 OPTIMIZER = make_optimizer(OptimizerConfig(learning_rate=1.0), num_steps=10)
 
 
@@ -63,7 +62,7 @@ def _state(
 
 @pytest.fixture
 def store(tmp_path):
-  store = CheckpointStore(tmp_path, read_only=False)
+  store = CheckpointStore(tmp_path)
   yield store
   store.close()
 
@@ -75,7 +74,7 @@ def _save(store, state, loop_state):
 
 def _restore(store, state, *, sources=None, **changes):
   """What a run begins with: the state and the loop's."""
-  identity = dataclasses.replace(IDENTITY, **changes)
+  identity = RunIdentity(**{**IDENTITY, **changes})
   config = sources or CheckpointConfig()
   return Checkpointer(store, identity, config).initialize_or_restore(state)
 
@@ -83,9 +82,9 @@ def _restore(store, state, *, sources=None, **changes):
 @pytest.fixture
 def start(tmp_path_factory):
   """`start(state, initial_checkpoint=…)`: the parameters of a new run."""
-  store = CheckpointStore(tmp_path_factory.mktemp("new"), read_only=False)
+  store = CheckpointStore(tmp_path_factory.mktemp("new"))
 
-  def started(state, *, vocabulary=IDENTITY.vocabulary, **sources):
+  def started(state, *, vocabulary=IDENTITY["vocabulary"], **sources):
     config = CheckpointConfig(**sources)
     begun = _restore(store, state, sources=config, vocabulary=vocabulary)
     return begun[0].params
@@ -101,7 +100,7 @@ def _assert_same(one, two):
 
 
 def _table(state):
-  return state.optimizer[1].mean["reader"]["encoder"]["word_embeddings"]
+  return state.optimizer[1].mu["reader"]["encoder"]["word_embeddings"]
 
 
 def test_everything_comes_back_and_lies_where_it_should(store):
@@ -224,16 +223,15 @@ def test_a_run_that_has_only_begun_is_held_to_its_start(
   store, tmp_path, tmp_path_factory
 ):
   source = tmp_path_factory.mktemp("source")
-  before = CheckpointStore(source, read_only=False)
+  before = CheckpointStore(source)
   _save(before, _state(shift=1.0), LoopState(_ROWS))
   before.close()
   sources = CheckpointConfig(initial_checkpoint=source)
   _save(store, *_restore(store, _state(), sources=sources))
   _restore(store, _state(), sources=sources)
-  store.close()
   # Another checkpoint meanwhile, under the same name.
   shutil.rmtree(source)
-  before = CheckpointStore(source, read_only=False)
+  before = CheckpointStore(source)
   _save(before, _state(shift=2.0), LoopState(_ROWS))
   before.close()
   with pytest.raises(CheckpointError, match=f"remove {tmp_path}, or choose"):

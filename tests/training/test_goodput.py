@@ -37,7 +37,6 @@ def test_what_is_measured_inside_counts_once():
     "compiling_seconds": 5,
     "waiting_seconds": 2,
     "saving_seconds": 4,
-    "swapping_seconds": 0,
     "repeated_seconds": 0,
   }
   assert str(goodput) == (

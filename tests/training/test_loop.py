@@ -7,19 +7,18 @@ import numpy as np
 import pytest
 
 from realm_jax.files.sole_process import SoleProcess, SoleProcessError
-from realm_jax.indexes.protocol import IndexCrashedError
+from realm_jax.indexes.protocol import (
+  IndexCrashedError,
+  RetrievalUnavailableError,
+)
 from realm_jax.training.checkpointing import Checkpointer, LoopState
 from realm_jax.training.decisions import Decisions
+from realm_jax.training.generations import WaitPreemptedError
 from realm_jax.training.goodput import Goodput
 from realm_jax.training.loop import run_steps
 from realm_jax.training.metrics import (
   MetricsLog,
   NonFiniteLossError,
-)
-from realm_jax.training.refresh.schedule import (
-  GenerationTimeoutError,
-  StaleIndexError,
-  WaitPreemptedError,
 )
 from realm_jax.training.retrieval import NOTHING_RETRIEVED, Prepared
 from realm_jax.training.run import Run
@@ -194,11 +193,7 @@ def test_a_preempted_run_saves_after_its_step_and_ends():
 
 @pytest.mark.parametrize(
   "reason",
-  [
-    StaleIndexError("too old"),
-    IndexCrashedError("gone"),
-    GenerationTimeoutError("late"),
-  ],
+  [RetrievalUnavailableError("too old"), IndexCrashedError("gone")],
 )
 def test_a_run_with_nothing_to_search_saves_and_fails(reason):
   events, _, _, error = _run(num_steps=9, every=2, unavailable={4: reason})

@@ -49,6 +49,6 @@ def test_parts_have_the_gradient_of_the_whole():
     )
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
-    whole.optimizer[1].mean,
-    parts.optimizer[1].mean,
+    whole.optimizer[1].mu,
+    parts.optimizer[1].mu,
   )

@@ -133,7 +133,7 @@ def test_fsdp_leaves_each_device_an_eighth_of_parameters_and_moments():
   after, _ = _first_step("inverse_cloze", (1, 8, 1), pack=False)
   for tree in (state, after):
     moments = tree.optimizer[1]
-    for part in (tree.params, moments.mean, moments.variance):
+    for part in (tree.params, moments.mu, moments.nu):
       matrices = [leaf for leaf in jax.tree.leaves(part) if leaf.size >= 64]
       assert len(matrices) > 10
       for leaf in matrices:

@@ -18,7 +18,7 @@ from realm_jax.evaluation.trained_model import TrainedModel
 
 MASKED_LM, SPAN = "masked_lm_head", "span_head"
 _OPTIMIZER = "optimizer"
-_SECOND_MOMENT = "variance/reader/{head}/norm/scale"
+_HEADS = (MASKED_LM, SPAN)
 
 
 def require_masked_lm_head(model: TrainedModel) -> None:
@@ -57,14 +57,17 @@ def trained_heads(model_dir: epath.Path, step: int) -> set[str]:
 
   None of an imported checkpoint, which has no optimizer, nor of checkpoint 0.
   """
+  suffixes = {head: f"nu/reader/{head}/norm/scale" for head in _HEADS}
   store = CheckpointStore(model_dir)
   with contextlib.closing(store):
     if _OPTIMIZER not in store.items(step):
       return set()
-    paths = {}
-    for path in store.shapes(step, _OPTIMIZER):
-      for head in (MASKED_LM, SPAN):
-        if path.endswith(_SECOND_MOMENT.format(head=head)):
-          paths[head] = path
-    moments = store.restore_arrays(step, _OPTIMIZER, paths=list(paths.values()))
-  return {head for head, path in paths.items() if np.any(moments[path])}
+    moments = store.restore_arrays(
+      step, _OPTIMIZER, lambda path: path.endswith(tuple(suffixes.values()))
+    )
+  return {
+    head
+    for head, suffix in suffixes.items()
+    for path, moment in moments.items()
+    if path.endswith(suffix) and np.any(moment)
+  }

@@ -156,8 +156,8 @@ def test_a_head_that_the_run_has_not_trained(
     head: {"norm": {"scale": np.full(3, float(head == trained))}}
     for head in heads
   }
-  optimizer = [{"count": np.zeros(1)}, {"variance": {"reader": moments}}]
-  store = CheckpointStore(tmp_path, read_only=False)
+  optimizer = [{"count": np.zeros(1)}, {"nu": {"reader": moments}}]
+  store = CheckpointStore(tmp_path)
   store.save(7, {"optimizer": optimizer})
   store.close()
   model = dataclasses.replace(explainer.model, model_dir=tmp_path, step=7)

@@ -67,7 +67,7 @@ def _save_checkpoint(model_dir, corpus):
   )
   tokens = jnp.zeros((1, 4), jnp.int32)
   params = jax.jit(retriever.init)(jax.random.key(0), tokens, tokens)["params"]
-  store = CheckpointStore(model_dir, read_only=False)
+  store = CheckpointStore(model_dir)
   loop = {"generation": np.int64(-1), "seed": np.int64(0)}
   store.save(0, {"retriever": flax.linen.unbox(params), "loop": loop})
   store.close()

@@ -31,7 +31,7 @@ def _nearby(model_dir, corpus, *steps):
   # Of values that tell blocks apart, as a trained model's do.
   initial = params_of(corpus, 7)
   params = {}
-  store = CheckpointStore(model_dir, keep=100, read_only=False)
+  store = CheckpointStore(model_dir, keep=100)
   for step in steps:
     rng = np.random.default_rng(step)
     params[step] = jax.tree.map(

@@ -25,9 +25,7 @@ from tests.generations.conftest import publish_one
 
 
 def _save(model_dir, *steps, generation=-1):
-  with contextlib.closing(
-    CheckpointStore(model_dir, keep=100, read_only=False)
-  ) as store:
+  with contextlib.closing(CheckpointStore(model_dir, keep=100)) as store:
     for step in steps:
       store.save(step, {"loop": {"generation": np.int64(generation)}})
 

@@ -29,7 +29,7 @@ def model_dir(tmp_path, corpus):
 
 
 def _save(model_dir, step, *, generation, lag_steps=0):
-  store = CheckpointStore(model_dir, read_only=False)
+  store = CheckpointStore(model_dir)
   loop = {"generation": np.int64(generation), "lag_steps": np.int64(lag_steps)}
   store.save(step, {"loop": loop})
   store.close()

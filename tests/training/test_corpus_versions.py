@@ -1,8 +1,10 @@
 """What a run reads and searches when its corpus has several versions."""
 
+import contextlib
 import functools
 import json
 import shutil
+import threading
 
 import numpy as np
 import pytest
@@ -11,14 +13,15 @@ from realm_jax.checkpoints.store import CheckpointError, CheckpointStore
 from realm_jax.corpus.building.block_identity import block_id
 from realm_jax.corpus.building.update import update_corpus
 from realm_jax.corpus.store import Corpus
+from realm_jax.generations.follow.loading import load_generation
+from realm_jax.generations.store import layout
 from realm_jax.generations.store.manifest import GenerationError
 from realm_jax.indexes.protocol import SearchResult
-from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.training.checkpointing import RetrievedIds
-from realm_jax.training.refresh.corpus_versions import (
-  examples_of_run,
-  load_for_run,
-)
+from realm_jax.training.checkpointing import RetrievedIds, examples_of_run
+from realm_jax.training.config import RefreshConfig
+from realm_jax.training.decisions import Decisions
+from realm_jax.training.generations import GenerationSchedule
+from realm_jax.training.goodput import Goodput
 from tests import tiny_world
 
 
@@ -39,14 +42,14 @@ def _remove(corpus: Corpus, *names: str, **settings) -> Corpus:
 
 def _save(model_dir, corpus: Corpus, **changes) -> None:
   place = {
-    "format": np.int64(1),
+    "format": np.int64(2),
     "corpus_version": np.int64(corpus.version),
     "corpus_fingerprint": np.frombuffer(
       bytes.fromhex(corpus.fingerprint), np.uint8
     ),
     **changes,
   }
-  store = CheckpointStore(model_dir, read_only=False)
+  store = CheckpointStore(model_dir)
   store.save(4, {"loop": place})
   store.close()
 
@@ -96,14 +99,24 @@ def test_a_generation_with_fewer_blocks_than_a_query_wants_is_not_used(
   _remove(corpus, *(f"p{i}" for i in range(20)))
   world.build_generation(tmp_path, corpus_dir=corpus.source)
   load = functools.partial(
-    load_for_run,
-    tmp_path / "generations",
-    0,
-    corpus=corpus,
-    mesh=make_mesh(),
+    load_generation, tmp_path / layout.FOLDER, corpus=corpus
   )
-  generation = load(num_searched=6)
+
+  def first(num_searched):
+    schedule = GenerationSchedule(
+      load,
+      RefreshConfig(),
+      model_dir=tmp_path,
+      num_searched=num_searched,
+      every_steps=1,
+      decisions=Decisions(threading.Event(), num_steps=1, save_every_steps=1),
+      goodput=Goodput(),
+    )
+    with contextlib.closing(schedule):
+      return schedule.start(0, None)
+
+  generation = first(num_searched=6)
   assert generation.corpus.version == 2
   assert generation.num_blocks == len(tiny_world.documents()) - 20
   with pytest.raises(GenerationError, match="has 6 blocks since version 2"):
-    load(num_searched=7)
+    first(num_searched=7)

@@ -1,0 +1,396 @@
+"""Which generation each step of a run searches.
+
+All processes search the same one in a step. They decide so on the hosts while
+the devices compute the step before (`realm_jax/training/decisions.py`).
+"""
+
+import functools
+import time
+from collections.abc import Callable
+
+from absl import logging
+from etils import epath
+
+from realm_jax.generations.follow.loading import Generation
+from realm_jax.generations.follow.watcher import GenerationWatcher
+from realm_jax.generations.store import layout
+from realm_jax.generations.store import manifest as manifests
+from realm_jax.generations.store.manifest import (
+  DamagedGenerationError,
+  GenerationError,
+)
+from realm_jax.indexes.exact import ExactConfig
+from realm_jax.indexes.protocol import (
+  IndexCrashedError,
+  RetrievalUnavailableError,
+)
+from realm_jax.training.config import RefreshConfig
+from realm_jax.training.decisions import Decisions
+from realm_jax.training.goodput import Goodput
+
+_REMINDER_SECONDS = 30.0
+_POLL_SECONDS = 1.0
+# How long a run that stopped as stale waits for a fresher generation when it is
+# resumed.
+_FRESHER_SECONDS = 600.0
+# An index is stale that no newer one has replaced when it was due so often.
+_REFRESHES_UNTIL_STALE = 10
+
+
+class WaitPreemptedError(RetrievalUnavailableError):
+  """The run was preempted while it waited for an index."""
+
+
+# Errors that all processes raise where one of them does.
+_NOT_FOUND = (WaitPreemptedError, RetrievalUnavailableError, GenerationError)
+
+
+class GenerationSchedule:
+  """Chooses the generation of each step.
+
+  Generations are `every_steps` apart. Where the configuration asks for this
+  distance, those of steps between are not used; without it they are, such as
+  the one of a checkpoint that a preempted run has saved.
+
+  An index that crashes is replaced until the next generation is loaded, as
+  `RefreshConfig.on_crash` says. Where an earlier generation or exact search is
+  not available, the other is tried.
+
+  Args:
+    load: Function that verifies and loads the generation of a step, with
+      another `index` where one is given. It raises a `GenerationError` or an
+      `IndexCrashedError`.
+    config: How the run follows the index builder.
+    model_dir: Directory of the run.
+    num_searched: Number of blocks that each query searches for.
+    every_steps: Distance of the generations that are used.
+    watch: Type of the watcher.
+  """
+
+  def __init__(
+    self,
+    load: Callable[..., Generation],
+    config: RefreshConfig,
+    *,
+    model_dir: epath.PathLike,
+    num_searched: int,
+    every_steps: int,
+    decisions: Decisions,
+    goodput: Goodput,
+    watch: Callable[..., GenerationWatcher] = GenerationWatcher,
+  ):
+    self._directory = epath.Path(model_dir) / layout.FOLDER
+    self._builder = (
+      f"`python -m realm_jax.build_index --model_dir={model_dir}"
+      + (" --gin.MODE=every`" if config.wait_for_generations else "`")
+    )
+    self._load = load
+    self._config = config
+    self._takes_newest = (
+      config.swap_generations and not config.wait_for_generations
+    )
+    self._num_searched = num_searched
+    self._every = every_steps
+    limit = config.max_staleness_steps
+    # With 0 there is no limit.
+    self._max_staleness_steps = (
+      _REFRESHES_UNTIL_STALE * every_steps if limit is None else limit
+    )
+    self._decisions = decisions
+    self._loop = decisions.loop
+    self._goodput = goodput
+    self._current: Generation | None = None
+    # Generations up to this step are not used again: one of them has crashed.
+    self._crashed = -1
+    self._warned_at: int | None = None
+    # What this process has last said that it could swap in.
+    self._offered: Generation | None = None
+    self.swaps = 0
+    is_asked = self._takes_newest and not self._loop.is_leader
+    self._watcher = watch(
+      self._directory,
+      self._load_or_exact,
+      follow="none" if is_asked else config.follow,
+    )
+
+  def close(self) -> None:
+    """Ends the watcher, after a load in progress."""
+    self._watcher.close()
+
+  @property
+  def current(self) -> Generation:
+    """The generation in use, once the schedule was started."""
+    assert self._current is not None, "start the schedule first"
+    return self._current
+
+  def start(self, step: int, recorded: int | None) -> Generation:
+    """Returns the generation that a new or resumed run begins with.
+
+    `step` is the run's next, and `recorded` what its checkpoint names, if any.
+
+    Raises:
+      WaitPreemptedError: The run was preempted before it was published.
+      RetrievalUnavailableError: It was not published in time, or its index
+        crashed and the run is configured to fail.
+      GenerationError: It is damaged, of another corpus, or too small.
+    """
+    if recorded is None:
+      waits = self._config.wait_for_generations
+      recorded = self._due(step) if waits else 0
+    self._use(self._on_all(functools.partial(self._wait_for, recorded)))
+    may_fail = self._takes_newest and self._config.on_stale == "fail"
+    if may_fail and self._is_stale(step, self.current):
+      # A run that stopped as stale would do so again.
+      fresher = self._on_all(functools.partial(self._wait_for_fresher, step))
+      if fresher.step > self.current.step:
+        self._swap(fresher, step)
+    return self.current
+
+  def at(self, step: int) -> Generation:
+    """Returns the generation of a step; steps must be asked for in order.
+
+    Raises:
+      RetrievalUnavailableError: It is too old, and the run is configured to
+        fail.
+      And what `start` raises.
+    """
+    after = max(self.current.step, self._crashed)
+    if self._takes_newest:
+      self._swap_to_newest(step, after)
+    elif self._config.swap_generations and (due := self._due(step)) > after:
+      self._swap(self._on_all(functools.partial(self._wait_for, due)), step)
+    if self._config.swap_generations and self._is_stale(step, self.current):
+      self._report_stale(step)
+    return self.current
+
+  def loaded(self) -> int | None:
+    """Returns which generation this process could swap in, for the decisions.
+
+    That is the newest in process 0. The others load the one that process 0
+    would like, and return it once it is loaded.
+    """
+    if not self._takes_newest:
+      return None
+    if self._loop.is_leader:
+      self._offered = self._newest()
+    else:
+      wanted = self._decisions.generation_to_load
+      self._offered = None if wanted is None else self._watcher.request(wanted)
+    return None if self._offered is None else self._offered.step
+
+  def after_crash(self, error: IndexCrashedError) -> Generation:
+    """Replaces the current generation, whose index has crashed.
+
+    Files are verified again.
+
+    Raises:
+      IndexCrashedError: The run is configured to fail, or nothing is left.
+    """
+    crashed = self.current.step
+    self._crashed = max(self._crashed, crashed)
+    published = self._loop.on_process_0(
+      "fallbacks", lambda: layout.published_steps(self._directory)
+    )
+    earlier = [step for step in reversed(published) if step < crashed]
+    order = [crashed, *earlier]
+    if self._config.on_crash == "last":
+      order = [*earlier, crashed]
+    for step in order:
+      cause = error if step == crashed else None
+      try:
+        replacement = self._loop.on_all_processes(
+          f"fallback {step}",
+          functools.partial(self._load_or_exact, step, cause),
+          (GenerationError,),
+        )
+      except GenerationError as reason:
+        logging.warning("generation %d is not used: %s", step, reason)
+        continue
+      if step != crashed:
+        logging.error(
+          "%s: falling back from generation %d to %d", error, crashed, step
+        )
+      self._use(replacement)
+      return replacement
+    raise IndexCrashedError(
+      f"{error}: no generation is left to search instead of {crashed}. Start "
+      "the run again, with the index builder beside it"
+    ) from error
+
+  def _load_or_exact(
+    self, step: int, crash: IndexCrashedError | None = None
+  ) -> Generation:
+    """Loads a generation, with exact search if its index crashes, or has.
+
+    One of several processes does not load an index over all devices alone:
+    for it, such a generation cannot be used.
+    """
+    generation = None
+    if crash is None:
+      try:
+        generation = self._load(step)
+      except IndexCrashedError as error:
+        if self._loop.count > 1:
+          raise GenerationError(str(error)) from error
+        crash = error
+    if generation is None:
+      if self._config.on_crash == "fail":
+        raise IndexCrashedError(
+          f"{crash}: generation {step} cannot be searched. Start the run "
+          "again, or set ON_CRASH to 'exact' or 'last'"
+        ) from crash
+      dtype = manifests.read(layout.path_of(self._directory, step)).dtype
+      generation = self._load(step, index=ExactConfig(dtype=dtype))
+      logging.error(
+        "%s: falling back to exact search of generation %d", crash, step
+      )
+    if generation.num_blocks < self._num_searched:
+      raise GenerationError(
+        f"generation {step} has {generation.num_blocks} blocks since version "
+        f"{generation.corpus.version} of the corpus, and every query of this "
+        f"run searches for {self._num_searched}: add blocks, or start a run "
+        "with fewer (NUM_CANDIDATES or NUM_SEARCHED)"
+      )
+    return generation
+
+  def _on_all(self, find: Callable[[], Generation]) -> Generation:
+    """Returns the generation that process 0 finds, once all have loaded it."""
+    with self._goodput.measure("waiting"):
+      if self._loop.count == 1:
+        return find()
+      step = self._loop.on_process_0(
+        "which generation", lambda: find().step, _NOT_FOUND
+      )
+      return self._loop.on_all_processes(
+        f"generation {step}",
+        lambda: self._wait_for(step, exactly=True),
+        _NOT_FOUND,
+      )
+
+  def _use(self, generation: Generation) -> None:
+    self._current = generation
+    self._watcher.in_use(generation.step)
+
+  def _swap(self, generation: Generation, step: int) -> None:
+    logging.info(
+      "generation %d replaces %d at step %d",
+      *(generation.step, self.current.step, step),
+    )
+    self._use(generation)
+    self.swaps += 1
+
+  def _swap_to_newest(self, step: int, after: int) -> None:
+    """Swaps in the newest generation that all processes have, if it is later.
+
+    `after` is the step of the one that it has to be later than.
+    """
+    # A process may have loaded a later one since all of them agreed.
+    newest = self._newest() if self._loop.count == 1 else self._offered
+    agreed = self._decisions.generation(None if newest is None else newest.step)
+    if agreed is not None and agreed > after:
+      assert newest is not None
+      assert newest.step == agreed
+      self._swap(newest, step)
+
+  def _newest(self) -> Generation | None:
+    """Returns the newest loaded generation, if its step is one to be used."""
+    newest = self._watcher.newest()
+    every = self._config.refresh_every_steps
+    if newest is None or (every is not None and newest.step % every):
+      return None
+    return newest
+
+  def _due(self, step: int) -> int:
+    """Returns the generation that a waiting run searches at a step."""
+    return max(0, (step - self._config.lag_steps) // self._every * self._every)
+
+  def _poll(
+    self, look: Callable[[], Generation | None], awaited: str, *, seconds: float
+  ) -> Generation | None:
+    """Looks until there is a generation; returns None once the time is up.
+
+    Raises:
+      WaitPreemptedError: The run was preempted meanwhile.
+    """
+    give_up_at = time.monotonic() + seconds
+    remind_at = 0.0
+    while not self._decisions.stop_requested():
+      if (found := look()) is not None:
+        return found
+      now = time.monotonic()
+      if now > give_up_at:
+        return None
+      if now >= remind_at:
+        remind_at = now + _REMINDER_SECONDS
+        logging.info(
+          "waiting for %s, which %s publishes", awaited, self._builder
+        )
+    raise WaitPreemptedError
+
+  def _wait_for(self, step: int, *, exactly: bool = False) -> Generation:
+    """Waits for a generation; a resumed run may begin with a later one.
+
+    With `exactly` it may not. The checkpoint of a generation that is gone or
+    damaged may be gone, too, so that nothing would rebuild it.
+    """
+    is_first = self._current is None
+    may_be_later = is_first and self._takes_newest and not exactly
+
+    def look() -> Generation | None:
+      try:
+        return self._watcher.wait_for(step, timeout=_POLL_SECONDS)
+      except TimeoutError:
+        pass
+      except DamagedGenerationError:
+        comes_later = may_be_later and self._watcher.has_later(step)
+        if is_first and not comes_later:
+          raise
+        # The watcher has reported it, so that the index builder rebuilds it.
+        time.sleep(_POLL_SECONDS)
+      later = self._watcher.newest() if may_be_later else None
+      if later is None or later.step <= step:
+        return None
+      logging.warning(
+        "generation %d is gone or damaged: continuing with generation %d",
+        *(step, later.step),
+      )
+      return later
+
+    seconds = self._config.timeout_seconds
+    found = self._poll(look, f"generation {step}", seconds=seconds)
+    if found is None:
+      raise RetrievalUnavailableError(
+        f"generation {step} was not published within {seconds:.0f} s; is "
+        f"{self._builder} running?"
+      )
+    return found
+
+  def _wait_for_fresher(self, step: int) -> Generation:
+    """Waits for a generation that is not stale; without, the current stays."""
+
+    def look() -> Generation | None:
+      newest = self._newest()
+      if newest is not None and not self._is_stale(step, newest):
+        return newest
+      time.sleep(_POLL_SECONDS)
+      return None
+
+    awaited = f"a generation that is not too old for step {step}"
+    return self._poll(look, awaited, seconds=_FRESHER_SECONDS) or self.current
+
+  def _is_stale(self, step: int, generation: Generation) -> bool:
+    return 0 < self._max_staleness_steps < step - generation.oldest_step
+
+  def _report_stale(self, step: int) -> None:
+    limit = self._max_staleness_steps
+    message = (
+      f"the oldest vector of generation {self.current.step} is "
+      f"{step - self.current.oldest_step} steps old at step {step}, above "
+      f"MAX_STALENESS_STEPS={limit}; is the index builder alive, and does it "
+      "refresh every block in time?"
+    )
+    if self._config.on_stale == "fail":
+      raise RetrievalUnavailableError(message)
+    if self._warned_at is None or step - self._warned_at >= limit:
+      self._warned_at = step
+      logging.warning("%s", message)

@@ -1,1 +1,0 @@
-"""Which generation a run searches, and when it swaps in another."""
