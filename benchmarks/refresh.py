@@ -60,8 +60,7 @@ from realm_jax.inputs.config import DataConfig
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader
 from realm_jax.partitioning import cpu_tuning
-from realm_jax.training import loop
-from realm_jax.training import run as training_run
+from realm_jax.training import candidates, trainer
 from realm_jax.training.config import CheckpointConfig, TrainConfig
 from realm_jax.training.generations import (
   GenerationSchedule,
@@ -180,9 +179,9 @@ def measure_retrieval(*, turns: int, scale: float) -> dict[str, Any]:
     builder.start()
     try:
       with mock.patch.object(
-        training_run, "RetrievalPipeline", AlternatingPipeline
+        candidates, "RetrievalPipeline", AlternatingPipeline
       ):
-        loop.train(config)
+        trainer.train(config)
     finally:
       builder.stop()
     rows = read_rows(directory / "model")
@@ -294,11 +293,11 @@ def measure_swaps(
   )
   try:
     with mock.patch.object(
-      training_run,
+      candidates,
       "GenerationSchedule",
       functools.partial(PublishingSchedule, publications=publications),
     ):
-      loop.train(config)
+      trainer.train(config)
     rows = read_rows(model_dir)
   finally:
     shutil.rmtree(model_dir, ignore_errors=True)

@@ -19,7 +19,7 @@ def main(argv: Sequence[str]) -> None:
   del argv
   configuration.require_run()
   from realm_jax.partitioning import cpu_tuning
-  from realm_jax.training import loop
+  from realm_jax.training import trainer
   from realm_jax.training.config import TrainConfig
 
   cpu_tuning.disable_async_dispatch()
@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> None:
   with configuration.parsed_from_flags(TrainConfig):
     config = configuration.configured(TrainConfig)()
     kept = configuration.kept_files(config.stage)
-  result = loop.train(config, configuration=kept)
+  result = trainer.train(config, configuration=kept)
   logging.info("done: step %d, %d swaps", result.step, result.swaps)
 
 

@@ -20,7 +20,7 @@ _IMPORTED = (
   "realm_jax.corpus.building.sources.seqio_rows",
   "realm_jax.evaluation.open_qa",
   "realm_jax.generations.building.run",
-  "realm_jax.training.loop",
+  "realm_jax.training.trainer",
 )
 
 

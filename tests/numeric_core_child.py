@@ -31,7 +31,6 @@ CORE = (
   "realm_jax.models",
   "realm_jax.objectives",
   "realm_jax.partitioning",
-  "realm_jax.training.candidate_rows",
   "realm_jax.training.stages.pretraining",
   "realm_jax.training.step",
 )

@@ -13,8 +13,9 @@ from realm_jax.generations.building import run as generations
 from realm_jax.stage_commands.command import StageCommand, Value
 from realm_jax.stage_commands.processes import running_beside
 from realm_jax.text.salient_spans import find_tagger
-from realm_jax.training import loop
+from realm_jax.training import trainer
 from realm_jax.training.config import TrainConfig
+from realm_jax.training.loop import TrainResult
 
 _RECIPES = "gin/experiments/demo"
 # BLOCK_LENGTH of its model.gin.
@@ -52,9 +53,7 @@ class DemoCommands:
     with configuration.parsed(world.generate, gin_files):
       return configuration.configured(world.generate)()
 
-  def train(
-    self, name: str, recipe: str, **bindings: Value
-  ) -> loop.TrainResult:
+  def train(self, name: str, recipe: str, **bindings: Value) -> TrainResult:
     """Trains a stage in a folder of its own.
 
     Raises:
@@ -64,7 +63,7 @@ class DemoCommands:
     with self._parsed("train", recipe, bindings):
       config = configuration.configured(TrainConfig)()
       kept = configuration.kept_files(config.stage)
-    result = loop.train(config, configuration=kept)
+    result = trainer.train(config, configuration=kept)
     if result.preempted:
       raise ValueError(f"stopped in stage {name}; its checkpoints are kept")
     return result

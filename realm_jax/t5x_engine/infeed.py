@@ -24,10 +24,9 @@ from t5x import utils
 from realm_jax.inputs.batches import BatchStream
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.t5x_engine.run import EngineRun, flatten
-from realm_jax.training.candidates import Candidates
+from realm_jax.training.candidates import Candidates, open_candidates
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.goodput import Goodput
-from realm_jax.training.run import open_candidates
 from realm_jax.training.setup import RunSetup
 
 

@@ -1,25 +1,35 @@
 """The stream of a run's batches with their candidates, one step ahead."""
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 
 import jax
 import numpy as np
 from absl import logging
+from etils import epath
 from jaxtyping import Int64
 
 from realm_jax.answers.run_answers import RunAnswers
-from realm_jax.generations.follow.loading import Generation
+from realm_jax.generations.follow.loading import Generation, load_generation
+from realm_jax.generations.store import layout
 from realm_jax.indexes.protocol import IndexCrashedError, SearchResult
 from realm_jax.inputs.batch import Batch
+from realm_jax.inputs.batches import BatchStream
 from realm_jax.models.parameters import Params
-from realm_jax.models.retriever import query_tower_parameters
+from realm_jax.models.retriever import embed_queries, query_tower_parameters
+from realm_jax.partitioning import sharding
+from realm_jax.partitioning.agreement import Agreement
 from realm_jax.training.checkpointing import LoopState, RetrievedIds
 from realm_jax.training.decisions import Decisions, StepFacts
-from realm_jax.training.device_generations import DeviceGeneration
+from realm_jax.training.device_generations import (
+  DeviceGeneration,
+  DeviceGenerationLoader,
+)
 from realm_jax.training.generations import GenerationSchedule
+from realm_jax.training.goodput import Goodput
 from realm_jax.training.own_index import OwnIndex
 from realm_jax.training.retrieval import (
   Prepared,
@@ -288,3 +298,89 @@ def _still_valid(
       generation.step,
     )
   return retrieved
+
+
+def open_candidates(
+  setup: RunSetup,
+  examples: BatchStream,
+  decisions: Decisions,
+  resumed: LoopState,
+  stack: contextlib.ExitStack,
+  goodput: Goodput,
+  own_index: OwnIndex | None = None,
+) -> Candidates:
+  """Opens the candidate stream, with what it searches.
+
+  That is the index that the run itself keeps, or else generations.
+  """
+  config, schedule = setup.config, None
+  answers = _answers(setup)
+  if config.stage.needs_index and own_index is None:
+    schedule = _open_schedule(setup, decisions, stack, goodput)
+  pipeline: RetrievalPipeline[StepBatch] = RetrievalPipeline(
+    sharding.shared_partial(
+      sharding.under(config.mesh.all_axis_rules, embed_queries),
+      setup.models.retriever,
+    ),
+    mesh=setup.mesh,
+  )
+  stack.callback(pipeline.close)
+  return Candidates(
+    setup,
+    examples,
+    pipeline=pipeline,
+    schedule=schedule,
+    decisions=decisions,
+    resumed=resumed,
+    answers=answers,
+    own_index=own_index,
+  )
+
+
+def _open_schedule(
+  setup: RunSetup,
+  decisions: Decisions,
+  stack: contextlib.ExitStack,
+  goodput: Goodput,
+) -> GenerationSchedule:
+  """Opens what follows the generations of a run, and loads them."""
+  config = setup.config
+  directory = epath.Path(config.model_dir) / layout.FOLDER
+  load: Callable[..., Generation] = functools.partial(
+    load_generation,
+    directory,
+    corpus=setup.corpus,
+    mesh=setup.mesh,
+    beside_training=True,
+    reads_vectors=config.stage.reads_vectors,
+  )
+  if config.retrieve_on_device:
+    load = DeviceGenerationLoader(directory, load, setup)
+  schedule = GenerationSchedule(
+    load,
+    config.refresh,
+    model_dir=config.model_dir,
+    num_searched=setup.num_searched,
+    every_steps=config.refresh_every_steps,
+    decisions=decisions,
+    goodput=goodput,
+  )
+  stack.callback(schedule.close)
+  return schedule
+
+
+def _answers(setup: RunSetup) -> RunAnswers | None:
+  """Opens the answers in the run's blocks, for a stage that asks for them.
+
+  They are found meanwhile the first generation is built.
+  """
+  config = setup.config
+  if not config.stage.needs_answers:
+    return None
+  answers = RunAnswers(
+    config.model_dir,
+    dataclasses.replace(config.data, corpus_version=setup.corpus.version),
+    agreement=Agreement("answers"),
+  )
+  answers.of(setup.corpus)
+  return answers

@@ -7,6 +7,7 @@ from absl import logging
 
 from realm_jax.partitioning import cpu_tuning, sharding
 from realm_jax.training.config import TrainConfig
+from realm_jax.training.own_index import OwnIndex
 from realm_jax.training.row_layout import RowLayout
 from realm_jax.training.search_in_step import SearchInStep
 from realm_jax.training.setup import StepSetup
@@ -72,7 +73,7 @@ class CompiledSteps:
   Args:
     setup: Parts of the step.
     layout: How sequences are laid out in rows.
-    search: Search in the step, if it retrieves its own candidates.
+    own_index: Index that the run keeps itself, if it does.
 
   Attributes:
     programs: Compiled steps, by whether the retriever is frozen and by the
@@ -83,11 +84,20 @@ class CompiledSteps:
     self,
     setup: StepSetup,
     layout: RowLayout,
-    search: SearchInStep | None = None,
+    own_index: OwnIndex | None = None,
   ):
     self._setup = setup
     self._layout = layout
-    self._search = search
+    self._search = None
+    config = setup.config
+    if config.retrieve_on_device:
+      self._search = SearchInStep(
+        retriever=setup.models.retriever,
+        num_candidates=config.stage.num_candidates,
+        current_queries=config.stage.current_queries or config.keeps_own_index,
+        mesh=setup.mesh,
+        refreshed=None if own_index is None else own_index.part,
+      )
     self.programs: dict[tuple[bool, Any], jax.stages.Compiled] = {}
 
   def compile(

@@ -1,12 +1,14 @@
-"""What the encoders of a stage read, made of padded arrays in the step.
+"""Candidates, and what the encoders of a stage read of them.
 
-The functions are given the examples of one device, or of a part of them.
+Inputs are made in the step, of the padded arrays of one device's examples, or
+of a part of them. The functions that choose candidates take numpy's arrays and
+jax's alike: on the host, and inside a compiled program.
 """
 
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Int, UInt32
+from jaxtyping import Array, Bool, Int, UInt32
 
 from realm_jax.models import packing
 from realm_jax.models.arrays import AnyArray
@@ -14,6 +16,8 @@ from realm_jax.models.packing import TokenRows
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.models.sequences import Sequences
+
+NULL_ROW = -1
 
 
 class Candidates(NamedTuple):
@@ -26,6 +30,31 @@ class Candidates(NamedTuple):
 
   tokens: Int[AnyArray, "b k l"]
   numbers: UInt32[AnyArray, "b k"]
+
+
+def without_source(
+  rows: Int[AnyArray, "b n"],
+  is_source: Bool[AnyArray, "b n"],
+  *,
+  num_kept: int,
+) -> Int[AnyArray, "b {num_kept}"]:
+  """Returns each query's first blocks that are not the one it came from.
+
+  Retrieval of the source would be trivial, since it contains the masked words
+  (section 3.4). `is_source` marks it and its verbatim copies. Where these leave
+  fewer than `num_kept` blocks, the null block takes the last places.
+  """
+  xp = rows.__array_namespace__()
+  order = xp.argsort(is_source, axis=1, stable=True)[:, :num_kept]
+  kept = xp.take_along_axis(rows, order, axis=1)
+  dropped = xp.take_along_axis(is_source, order, axis=1)
+  return xp.where(dropped, xp.asarray(NULL_ROW, dtype=rows.dtype), kept)
+
+
+def with_null(rows: Int[AnyArray, "b n"]) -> Int[AnyArray, "b n+1"]:
+  """Adds the null block in front, where it is always candidate 0."""
+  xp = rows.__array_namespace__()
+  return xp.pad(rows, ((0, 0), (1, 0)), constant_values=NULL_ROW)
 
 
 class EncoderRows(NamedTuple):

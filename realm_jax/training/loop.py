@@ -18,15 +18,18 @@ a checkpoint.
 """
 
 import dataclasses
-from collections.abc import Mapping
 
 from absl import logging
 
+from realm_jax.files.sole_process import SoleProcess
 from realm_jax.indexes.protocol import RetrievalUnavailableError
-from realm_jax.training.config import TrainConfig
+from realm_jax.training.candidates import Candidates
+from realm_jax.training.checkpointing import Checkpointer
+from realm_jax.training.compilation import CompiledSteps
+from realm_jax.training.decisions import Decisions
 from realm_jax.training.generations import WaitPreemptedError
-from realm_jax.training.metrics import NonFiniteLossError
-from realm_jax.training.run import Run, open_run
+from realm_jax.training.goodput import Goodput
+from realm_jax.training.metrics import MetricsLog
 from realm_jax.training.state import TrainState
 
 
@@ -44,37 +47,18 @@ class TrainResult:
   preempted: bool
 
 
-def train(
-  config: TrainConfig, *, configuration: Mapping[str, str] | None = None
-) -> TrainResult:
-  """Trains one stage, from the last checkpoint of MODEL_DIR if there is one.
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """The opened parts of a run."""
 
-  Args:
-    config: Configuration of the run.
-    configuration: Texts of the files in which MODEL_DIR keeps the
-      configuration, if any (`realm_jax/files/kept_configuration.py`).
-
-  Raises:
-    SoleProcessError: MODEL_DIR has a trainer already, or, on an object store,
-      another has taken it from this one.
-    CheckpointError: A checkpoint is missing, does not fit, or could not be
-      written.
-    CorpusError: There is no corpus, or its blocks are longer than
-      `block_length`.
-    ValueError: The configuration does not fit the corpus or the devices.
-    NonFiniteLossError: The loss is not finite; the last good checkpoint stays.
-  """
-  with open_run(config, configuration) as (state, run):
-    if run is None:
-      step = int(state.step)
-      logging.info("%s is already trained: step %d", config.model_dir, step)
-      return TrainResult(step, swaps=0, metrics={}, preempted=False)
-    try:
-      return run_steps(state, run, num_steps=config.num_steps)
-    except NonFiniteLossError as error:
-      raise run.checkpoints.with_last_good(error) from None
-    finally:
-      logging.info("goodput: %s", run.goodput)
+  step_function: CompiledSteps
+  candidates: Candidates
+  checkpoints: Checkpointer
+  decisions: Decisions
+  metrics: MetricsLog
+  goodput: Goodput
+  # On process 0, the right to write to MODEL_DIR.
+  sole: SoleProcess = dataclasses.field(default_factory=SoleProcess)
 
 
 def run_steps(state: TrainState, run: Run, *, num_steps: int) -> TrainResult:

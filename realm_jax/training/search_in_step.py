@@ -25,12 +25,12 @@ from realm_jax.models.retriever import (
   query_tower_parameters,
 )
 from realm_jax.partitioning.mesh import BATCH_AXES, MESH_AXES, MODEL_AXIS
-from realm_jax.training.candidate_rows import (
+from realm_jax.training.encoder_rows import (
   NULL_ROW,
+  Candidates,
   with_null,
   without_source,
 )
-from realm_jax.training.encoder_rows import Candidates
 from realm_jax.training.rolling_refresh import (
   DatedVectors,
   Slice,

@@ -17,7 +17,7 @@ from realm_jax.evaluation import run
 from realm_jax.files.local_disk.disk_full import DiskFullError
 from realm_jax.files.whole.whole_directory import TargetError
 from realm_jax.generations.building import run as building
-from realm_jax.training import loop
+from realm_jax.training import trainer
 from realm_jax.training.config import TrainConfig
 from tests import tiny_world
 from tests.conversion.hugging_face import bert_files as files
@@ -102,7 +102,7 @@ def test_training_starts_from_it(model_dir, world, tmp_path):
     INITIAL_CHECKPOINT=model_dir,
     **_TRAINING,
   )
-  loop.train(config)
+  trainer.train(config)
   stores = [CheckpointStore(path) for path in (model_dir, tmp_path / "ict")]
   first = [s.restore(0, items=("retriever",))["retriever"] for s in stores]
   jax.tree.map(np.testing.assert_array_equal, *first)

@@ -12,8 +12,9 @@ from realm_jax.evaluation.explaining.block_use import count_block_use
 from realm_jax.evaluation.following import follow
 from realm_jax.generations.building.run import build_index
 from realm_jax.loaded_run import LoadedRunConfig
-from realm_jax.training import loop
+from realm_jax.training import trainer
 from realm_jax.training.config import TrainConfig
+from realm_jax.training.loop import TrainResult
 from tests import tiny_world
 
 # The gin file of the tiny world's model and lengths.
@@ -69,9 +70,7 @@ class Commands:
       function, files, {"CORPUS_DIR": self.world.corpus_dir, **bindings}
     )
 
-  def train(
-    self, recipe: str, model_dir: Path, **bindings: Any
-  ) -> loop.TrainResult:
+  def train(self, recipe: str, model_dir: Path, **bindings: Any) -> TrainResult:
     """Trains a stage: `realm_jax.train`."""
     settings = {"BATCH_SIZE": 8, "LEARNING_RATE": 1e-3, "WARMUP_STEPS": 2}
     if recipe == "open_qa":
@@ -87,7 +86,7 @@ class Commands:
     with self._parsed(TrainConfig, recipe, settings):
       config = configuration.configured(TrainConfig)()
       kept = configuration.kept_files(config.stage)
-    return loop.train(config, configuration=kept)
+    return trainer.train(config, configuration=kept)
 
   @contextlib.contextmanager
   def index_builder(self, model_dir: Path, **settings: Any) -> Iterator[None]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from realm_jax.evaluation import shares
 from realm_jax.partitioning import cpu_tuning, processes
-from realm_jax.training import run as training_run
+from realm_jax.training import trainer
 from tests import tiny_world
 from tests.integration import stages
 from tests.integration.commands import Commands
@@ -23,13 +23,13 @@ _STOPS_BEFORE = 5
 def _preempt_in_a_step() -> None:
   """Sends this process SIGTERM, as maintenance does, when a step starts."""
 
-  class Watched(training_run.CompiledSteps):
+  class Watched(trainer.CompiledSteps):
     def __call__(self, state, batch, searched, step):
       if step == _STOPS_BEFORE:
         os.kill(os.getpid(), signal.SIGTERM)
       return super().__call__(state, batch, searched, step)
 
-  training_run.CompiledSteps = Watched
+  trainer.CompiledSteps = Watched
 
 
 def main() -> None:

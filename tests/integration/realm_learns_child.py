@@ -25,7 +25,7 @@ from realm_jax.evaluation import run as evaluation
 from realm_jax.generations.building import run as generations
 from realm_jax.partitioning import cpu_tuning
 from realm_jax.text.salient_spans import find_tagger
-from realm_jax.training import loop
+from realm_jax.training import trainer
 from realm_jax.training.config import TrainConfig
 from tests.integration.commands import call, parsed
 
@@ -65,7 +65,7 @@ class _World:
     with parsed(TrainConfig, _recipe(recipe), given):
       config = configuration.configured(TrainConfig)()
       kept = configuration.kept_files(config.stage)
-    loop.train(config, configuration=kept)
+    trainer.train(config, configuration=kept)
     return model_dir
 
   @contextlib.contextmanager

@@ -5,7 +5,7 @@ from typing import Any
 
 from realm_jax.evaluation import run as evaluation_run
 from realm_jax.evaluation.outputs import Figures
-from realm_jax.training import loop
+from realm_jax.training.loop import TrainResult
 from tests.integration.commands import Commands
 
 STAGES = ("inverse_cloze", "reading", "pretrain", "open_qa")
@@ -24,7 +24,7 @@ _BEFORE = {"pretrain": "inverse_cloze", "open_qa": "pretrain"}
 
 def train(
   commands: Commands, stage: str, folder: Path, before: Path, **bindings: Any
-) -> loop.TrainResult:
+) -> TrainResult:
   """Trains a stage into a folder, from what another folder has trained.
 
   Its generation, if it needs one, has to be built meanwhile.

@@ -8,7 +8,7 @@ from realm_jax.evaluation import run as evaluation_run
 from realm_jax.files.metric_rows import read_rows
 from realm_jax.indexes.bm25 import Bm25Config
 from realm_jax.indexes.random import RandomConfig
-from realm_jax.training import loop
+from realm_jax.training import trainer
 from realm_jax.training.config import TrainConfig
 from tests.integration.commands import MODEL_FILE, call
 
@@ -54,7 +54,7 @@ def test_hard_em_reads_what_bm25_finds(world, imported, config_of, tmp_path):
   world.build_generation(
     imported, index=Bm25Config(), generations_dir=tmp_path / "generations"
   )
-  assert loop.train(config).step == 2
+  assert trainer.train(config).step == 2
   first, _ = _losses(tmp_path)
   assert first["reader_loss"] > 0
   # Scores of BM25, times the only parameter of the retriever.
@@ -68,7 +68,7 @@ def test_without_retrieval_the_null_block_is_all(
   world.build_generation(
     imported, index=RandomConfig(), generations_dir=tmp_path / "generations"
   )
-  loop.train(config)
+  trainer.train(config)
   for row in _losses(tmp_path):
     assert row["retrieval_utility"] == 0
     assert row["null_probability"] == 1

@@ -18,7 +18,7 @@ from benchmarks.runs.jobs import wait_until
 from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.corpus.building.update import update_corpus
 from realm_jax.files.metric_rows import read_rows
-from realm_jax.training import run as training_run
+from realm_jax.training import trainer
 from realm_jax.training.compilation import CompiledSteps
 from tests import tiny_world
 from tests.integration.commands import Commands
@@ -120,7 +120,7 @@ class Runs:
     for part in (f"checkpoints/{checkpoint}", "generations"):
       shutil.copytree(before / part, model_dir / part)
     with pytest.MonkeyPatch.context() as patch:
-      patch.setattr(training_run, "CompiledSteps", _Watched)
+      patch.setattr(trainer, "CompiledSteps", _Watched)
       self.commands.train(
         "pretrain",
         model_dir,

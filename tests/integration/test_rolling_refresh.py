@@ -16,7 +16,7 @@ from realm_jax.files.metric_rows import read_rows
 from realm_jax.generations.building.corpus_embedder import CorpusEmbedder
 from realm_jax.generations.follow.loading import load_generation
 from realm_jax.models.retriever import embed_blocks
-from realm_jax.training import run as training_run
+from realm_jax.training import trainer
 from realm_jax.training.compilation import CompiledSteps
 from tests import tiny_world
 from tests.integration.commands import Commands
@@ -51,7 +51,7 @@ class _Watched(CompiledSteps):
 @pytest.fixture(scope="module", autouse=True)
 def _watched():
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(training_run, "CompiledSteps", _Watched)
+    patch.setattr(trainer, "CompiledSteps", _Watched)
     yield
 
 

@@ -15,8 +15,8 @@ from benchmarks.runs.jobs import Job, wait_until
 from realm_jax.files.metric_rows import read_rows
 from realm_jax.generations.building import generation_builder
 from realm_jax.partitioning.mesh import make_mesh
-from realm_jax.training import loop
 from realm_jax.training import setup as training_setup
+from realm_jax.training.loop import TrainResult
 from tests.evaluation.lines import read_lines
 from tests.integration import stages
 
@@ -38,7 +38,7 @@ def train(commands):
 
   def run(
     stage: str, folder: Path, before: Path, **bindings: Any
-  ) -> loop.TrainResult:
+  ) -> TrainResult:
     settings = {"NUM_STEPS": _STEPS, **bindings}
     if stage in stages.WITHOUT_INDEX:
       return stages.train(commands, stage, folder, before, **settings)

@@ -15,13 +15,12 @@ from realm_jax.training.checkpointing import Checkpointer, LoopState
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.generations import WaitPreemptedError
 from realm_jax.training.goodput import Goodput
-from realm_jax.training.loop import run_steps
+from realm_jax.training.loop import Run, run_steps
 from realm_jax.training.metrics import (
   MetricsLog,
   NonFiniteLossError,
 )
 from realm_jax.training.retrieval import NOTHING_RETRIEVED, Prepared
-from realm_jax.training.run import Run
 from realm_jax.training.state import TrainState
 
 

@@ -12,7 +12,7 @@ from realm_jax.models.packing import content_numbers
 from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training import search_in_step
-from realm_jax.training.candidate_rows import with_null, without_source
+from realm_jax.training.encoder_rows import with_null, without_source
 from realm_jax.training.token_store import (
   BlockArrays,
   BlockStore,

@@ -28,7 +28,7 @@ from realm_jax.evaluation.trained_model import (
 from realm_jax.generations.follow.loading import Generation
 from realm_jax.inputs.config import DataConfig
 from realm_jax.partitioning import sharding
-from realm_jax.training.candidate_rows import with_null, without_source
+from realm_jax.training.encoder_rows import with_null, without_source
 from realm_jax.training.stages.pretraining import Pretraining
 
 

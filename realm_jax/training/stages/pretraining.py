@@ -25,8 +25,12 @@ from realm_jax.settings import (
   require_valid,
 )
 from realm_jax.training import encoder_rows
-from realm_jax.training.candidate_rows import with_null, without_source
-from realm_jax.training.encoder_rows import Candidates, EncoderRows
+from realm_jax.training.encoder_rows import (
+  Candidates,
+  EncoderRows,
+  with_null,
+  without_source,
+)
 from realm_jax.training.stages import masked_words
 from realm_jax.training.stages import stage as stages
 from realm_jax.training.stages.masked_words import MaskTargets

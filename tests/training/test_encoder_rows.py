@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realm_jax.training.candidate_rows import with_null, without_source
+from realm_jax.training.encoder_rows import with_null, without_source
 
 
 def test_the_source_is_dropped_by_hand():

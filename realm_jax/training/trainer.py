@@ -1,13 +1,12 @@
-"""Opens the parts of a run, and closes all of them, whatever happens."""
+"""Trains: opens the parts of a run, and closes all, whatever happens."""
 
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
-from etils import epath
+from absl import logging
 
-from realm_jax.answers.run_answers import RunAnswers
 from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.console.sigterm import stop_on_sigterm
 from realm_jax.files.kept_configuration import keep_configuration
@@ -20,26 +19,18 @@ from realm_jax.files.sole_process import (
   SoleProcessError,
   sole_process,
 )
-from realm_jax.generations.follow.loading import Generation, load_generation
-from realm_jax.generations.store import layout
 from realm_jax.inputs.batches import BatchStream
-from realm_jax.models.retriever import embed_queries
-from realm_jax.partitioning import sharding
 from realm_jax.partitioning.agreement import Agreement
-from realm_jax.training.candidates import Candidates
-from realm_jax.training.checkpointing import Checkpointer, LoopState
+from realm_jax.training.candidates import open_candidates
+from realm_jax.training.checkpointing import Checkpointer
 from realm_jax.training.compilation import CompiledSteps
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.decisions import Decisions
-from realm_jax.training.device_generations import DeviceGenerationLoader
-from realm_jax.training.generations import GenerationSchedule
 from realm_jax.training.goodput import Goodput
-from realm_jax.training.metrics import MetricsLog
+from realm_jax.training.loop import Run, TrainResult, run_steps
+from realm_jax.training.metrics import MetricsLog, NonFiniteLossError
 from realm_jax.training.own_index import OwnIndex
-from realm_jax.training.retrieval import RetrievalPipeline
-from realm_jax.training.search_in_step import SearchInStep
-from realm_jax.training.setup import RunSetup, set_up
-from realm_jax.training.stages.stage import StepBatch
+from realm_jax.training.setup import set_up
 from realm_jax.training.state import (
   TrainState,
   abstract_state,
@@ -47,18 +38,37 @@ from realm_jax.training.state import (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Run:
-  """The opened parts of a run, as `run_steps` takes them."""
+def train(
+  config: TrainConfig, *, configuration: Mapping[str, str] | None = None
+) -> TrainResult:
+  """Trains one stage, from the last checkpoint of MODEL_DIR if there is one.
 
-  step_function: CompiledSteps
-  candidates: Candidates
-  checkpoints: Checkpointer
-  decisions: Decisions
-  metrics: MetricsLog
-  goodput: Goodput
-  # On process 0, the right to write to MODEL_DIR.
-  sole: SoleProcess = dataclasses.field(default_factory=SoleProcess)
+  Args:
+    config: Configuration of the run.
+    configuration: Texts of the files in which MODEL_DIR keeps the
+      configuration, if any (`realm_jax/files/kept_configuration.py`).
+
+  Raises:
+    SoleProcessError: MODEL_DIR has a trainer already, or, on an object store,
+      another has taken it from this one.
+    CheckpointError: A checkpoint is missing, does not fit, or could not be
+      written.
+    CorpusError: There is no corpus, or its blocks are longer than
+      `block_length`.
+    ValueError: The configuration does not fit the corpus or the devices.
+    NonFiniteLossError: The loss is not finite; the last good checkpoint stays.
+  """
+  with open_run(config, configuration) as (state, run):
+    if run is None:
+      step = int(state.step)
+      logging.info("%s is already trained: step %d", config.model_dir, step)
+      return TrainResult(step, swaps=0, metrics={}, preempted=False)
+    try:
+      return run_steps(state, run, num_steps=config.num_steps)
+    except NonFiniteLossError as error:
+      raise run.checkpoints.with_last_good(error) from None
+    finally:
+      logging.info("goodput: %s", run.goodput)
 
 
 @contextlib.contextmanager
@@ -70,7 +80,7 @@ def open_run(
   What it is to keep of its configuration is written before checkpoint 0.
 
   Yields the state before the next step, and the parts of the run, or None if
-  all steps are done. Raises what `realm_jax.training.loop.train` does.
+  all steps are done. Raises what `train` does.
   """
   goodput = Goodput()
   with contextlib.ExitStack() as stack:
@@ -146,9 +156,10 @@ def open_run(
       setup, examples, decisions, loop_state, stack, goodput, own_index
     )
     with goodput.measure("compiling"):
-      search = _search(setup, own_index) if config.retrieve_on_device else None
-      step_function = CompiledSteps(setup, setup.layout(setup.corpus), search)
-      if search is None:
+      layout = setup.layout(setup.corpus)
+      step_function = CompiledSteps(setup, layout, own_index)
+      # A step that searches is compiled when its vectors are there.
+      if not config.retrieve_on_device:
         step_function.compile(state, setup.abstract_batch())
     goodput.started()
     yield (
@@ -197,101 +208,3 @@ def _sole_trainer(
 
   agreement.on_process_0("sole trainer", take, (SoleProcessError,))
   return held[-1]
-
-
-def open_candidates(
-  setup: RunSetup,
-  examples: BatchStream,
-  decisions: Decisions,
-  resumed: LoopState,
-  stack: contextlib.ExitStack,
-  goodput: Goodput,
-  own_index: OwnIndex | None = None,
-) -> Candidates:
-  """Opens the candidate stream, with what it searches.
-
-  That is the index that the run itself keeps, or else generations.
-  """
-  config, schedule = setup.config, None
-  answers = _answers(setup)
-  if config.stage.needs_index and own_index is None:
-    schedule = _open_schedule(setup, decisions, stack, goodput)
-  pipeline: RetrievalPipeline[StepBatch] = RetrievalPipeline(
-    sharding.shared_partial(
-      sharding.under(config.mesh.all_axis_rules, embed_queries),
-      setup.models.retriever,
-    ),
-    mesh=setup.mesh,
-  )
-  stack.callback(pipeline.close)
-  return Candidates(
-    setup,
-    examples,
-    pipeline=pipeline,
-    schedule=schedule,
-    decisions=decisions,
-    resumed=resumed,
-    answers=answers,
-    own_index=own_index,
-  )
-
-
-def _search(setup: RunSetup, own_index: OwnIndex | None) -> SearchInStep:
-  """Returns the search in the step."""
-  stage = setup.config.stage
-  return SearchInStep(
-    retriever=setup.models.retriever,
-    num_candidates=stage.num_candidates,
-    current_queries=stage.current_queries or own_index is not None,
-    mesh=setup.mesh,
-    refreshed=None if own_index is None else own_index.part,
-  )
-
-
-def _open_schedule(
-  setup: RunSetup,
-  decisions: Decisions,
-  stack: contextlib.ExitStack,
-  goodput: Goodput,
-) -> GenerationSchedule:
-  """Opens what follows the generations of a run, and loads them."""
-  config = setup.config
-  directory = epath.Path(config.model_dir) / layout.FOLDER
-  load: Callable[..., Generation] = functools.partial(
-    load_generation,
-    directory,
-    corpus=setup.corpus,
-    mesh=setup.mesh,
-    beside_training=True,
-    reads_vectors=config.stage.reads_vectors,
-  )
-  if config.retrieve_on_device:
-    load = DeviceGenerationLoader(directory, load, setup)
-  schedule = GenerationSchedule(
-    load,
-    config.refresh,
-    model_dir=config.model_dir,
-    num_searched=setup.num_searched,
-    every_steps=config.refresh_every_steps,
-    decisions=decisions,
-    goodput=goodput,
-  )
-  stack.callback(schedule.close)
-  return schedule
-
-
-def _answers(setup: RunSetup) -> RunAnswers | None:
-  """Opens the answers in the run's blocks, for a stage that asks for them.
-
-  They are found meanwhile the first generation is built.
-  """
-  config = setup.config
-  if not config.stage.needs_answers:
-    return None
-  answers = RunAnswers(
-    config.model_dir,
-    dataclasses.replace(config.data, corpus_version=setup.corpus.version),
-    agreement=Agreement("answers"),
-  )
-  answers.of(setup.corpus)
-  return answers
