@@ -25,8 +25,8 @@ SPELLINGS: dict[str, tuple[str, str]] = {
 # Differences that were decided, with the reason: regular expressions for whole
 # names of rows. Such a row is printed and does not count.
 DECIDED: dict[str, str] = {
-  r"pretrain_rolling: .*": "a run embeds so many blocks at a step, and no share "
-  "of its arithmetic",
+  r"pretrain_rolling: .*": "a step embeds a number of blocks, and no share of "
+  "its arithmetic",
 }
 
 NUM_STEPS = 20

@@ -27,8 +27,8 @@ from realm_jax.training.compilation import jitted_step, step_modes
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.own_index import (
   abstract_vectors,
-  blocks_per_step,
   plan_of,
+  slice_of_step,
 )
 from realm_jax.training.rolling_refresh import DatedVectors
 from realm_jax.training.row_layout import RowLayout, encoder_inputs
@@ -164,7 +164,7 @@ def _searching(
   config, mesh, retriever = setup.config, setup.mesh, setup.models.retriever
   refreshed, vectors, query_params = None, None, {}
   if config.keeps_own_index:
-    refreshed = blocks_per_step(setup, num_blocks, lengths=None)
+    refreshed = slice_of_step(setup, num_blocks, mean_length=None)
     state = state._replace(index=abstract_vectors(setup, num_blocks))
     plan = plan_of(setup, num_blocks)
   else:

@@ -1,13 +1,10 @@
 """Generations whose blocks lie on the devices, vectors and tokens."""
 
 import dataclasses
-import threading
-import weakref
 from collections.abc import Callable
 
 from etils import epath
 
-from realm_jax.corpus.store import Corpus
 from realm_jax.generations.follow.loading import Generation
 from realm_jax.generations.store import layout
 from realm_jax.generations.store import manifest as manifests
@@ -16,14 +13,14 @@ from realm_jax.indexes.exact import ExactIndex
 from realm_jax.indexes.protocol import IndexConfig
 from realm_jax.training.search_in_step import SearchedBlocks
 from realm_jax.training.setup import StepSetup
-from realm_jax.training.token_store import BlockStore
+from realm_jax.training.token_store import BlockArrays, load_blocks
 
 
 @dataclasses.dataclass(frozen=True)
 class DeviceGeneration(Generation):
   """A generation with an exact index, and the tokens of its blocks."""
 
-  store: BlockStore
+  blocks: BlockArrays
 
   def searched(self, setup: StepSetup) -> SearchedBlocks:
     """Returns what a step of a run searches."""
@@ -34,7 +31,7 @@ class DeviceGeneration(Generation):
       query_params={} if current else self.query_params,
       vectors=index.vectors,
       count=index.count,
-      blocks=self.store.arrays,
+      blocks=self.blocks,
       plan=index.plan(setup.num_searched, num_queries=config.data.batch_size),
     )
 
@@ -42,7 +39,7 @@ class DeviceGeneration(Generation):
 class DeviceGenerationLoader:
   """Loads generations and the tokens of the corpus version of each.
 
-  Generations of one corpus version share its tokens.
+  Generations in a row that are of one corpus version share its tokens.
 
   Args:
     directory: Directory of the generations.
@@ -59,9 +56,7 @@ class DeviceGenerationLoader:
     self._directory = directory
     self._load = load
     self._setup = setup
-    self._lock = threading.Lock()
-    # Tokens by the fingerprint of their corpus, while a generation uses them.
-    self._stores = weakref.WeakValueDictionary[str, BlockStore]()
+    self._last: DeviceGeneration | None = None
 
   def __call__(
     self, step: int, *, index: IndexConfig | None = None
@@ -80,16 +75,11 @@ class DeviceGenerationLoader:
         "INDEX = %EXACT, or set RETRIEVE_ON_DEVICE = False"
       )
     generation = self._load(step, index=index)
-    store = self._store_of(generation.corpus)
-    return DeviceGeneration(**vars(generation), store=store)
-
-  def _store_of(self, corpus: Corpus) -> BlockStore:
-    with self._lock:
-      store = self._stores.get(corpus.fingerprint)
-      if store is None:
-        store = self._stores[corpus.fingerprint] = BlockStore.of(
-          corpus,
-          block_length=self._setup.config.data.block_length,
-          mesh=self._setup.mesh,
-        )
-      return store
+    last, corpus = self._last, generation.corpus
+    if last is not None and last.corpus.fingerprint == corpus.fingerprint:
+      blocks = last.blocks
+    else:
+      length = self._setup.config.data.block_length
+      blocks = load_blocks(corpus, block_length=length, mesh=self._setup.mesh)
+    self._last = DeviceGeneration(**vars(generation), blocks=blocks)
+    return self._last

@@ -1,5 +1,6 @@
 """The index that a run keeps itself: filled or restored, and searched."""
 
+import math
 from typing import Any
 
 import jax
@@ -9,7 +10,6 @@ from absl import logging
 from jaxtyping import Array, Int
 
 from realm_jax.console.progress import Progress
-from realm_jax.corpus.store import Corpus
 from realm_jax.indexes.exact import ExactConfig, capacity_for
 from realm_jax.indexes.exact_search import Plan
 from realm_jax.models.parameters import Params
@@ -28,32 +28,50 @@ from realm_jax.training.rolling_refresh import (
 from realm_jax.training.search_in_step import SearchedBlocks
 from realm_jax.training.setup import RunSetup, StepSetup
 from realm_jax.training.state import TrainState
-from realm_jax.training.token_store import BlockArrays, BlockStore
+from realm_jax.training.token_store import BlockArrays, load_blocks
 
 # Tokens that each device embeds at once while a new run embeds all blocks.
 _TOKENS_PER_BATCH = 16_384
 _BATCHES_PER_LOOK = 16
 
 
-def blocks_per_step(
-  setup: StepSetup, num_blocks: int, *, lengths: Int[np.ndarray, " n"] | None
+def slice_of(
+  setup: StepSetup,
+  num_blocks: int,
+  *,
+  blocks_of_device: int,
+  mean_length: float | None,
 ) -> Slice:
-  """Returns what each device embeds again at each step, as configured.
+  """Returns a slice of about so many blocks on each device.
 
   Args:
     setup: Parts of the step.
     num_blocks: Number of blocks of the corpus.
-    lengths: Tokens of each block, where they are known.
+    blocks_of_device: Number of blocks that each device embeds.
+    mean_length: Mean number of tokens of a block, where it is known.
   """
   devices = setup.mesh.size
-  wanted = -(-setup.config.rolling_refresh.blocks_per_step // devices)
-  blocks_of_device = capacity_for(num_blocks, devices=devices) // devices
-  count = min(wanted, blocks_of_device)
-  if not setup.config.pack or lengths is None:
+  share = capacity_for(num_blocks, devices=devices) // devices
+  count = max(1, min(blocks_of_device, share))
+  if not setup.config.pack or mean_length is None:
     return Slice(count, count)
-  length = _row_length(setup)
-  mean = min(float(lengths.mean()), length)
-  return Slice(max(1, round(count * mean / length)), count)
+  tokens = np.zeros((1, setup.config.data.block_length), np.int32)
+  length = setup.models.retriever.block_input(tokens).shape[1]
+  num_rows = math.ceil(count * min(mean_length, length) / length)
+  return Slice(num_rows, count)
+
+
+def slice_of_step(
+  setup: StepSetup, num_blocks: int, *, mean_length: float | None
+) -> Slice:
+  """Returns what each device embeds again at each step, as configured."""
+  blocks = setup.config.rolling_refresh.blocks_per_step
+  return slice_of(
+    setup,
+    num_blocks,
+    blocks_of_device=-(-blocks // setup.mesh.size),
+    mean_length=mean_length,
+  )
 
 
 class OwnIndex:
@@ -74,8 +92,8 @@ class OwnIndex:
     self._decisions = decisions
     self._checkpoints = checkpoints
     self._searched: SearchedBlocks | None = None
-    self.part = blocks_per_step(
-      setup, corpus.num_blocks, lengths=corpus.lengths
+    self.part = slice_of_step(
+      setup, corpus.num_blocks, mean_length=float(corpus.lengths.mean())
     )
     share = capacity_for(corpus.num_blocks, devices=devices) // devices
     self._round_steps = -(-min(share, corpus.num_blocks) // self.part.num_rows)
@@ -94,9 +112,8 @@ class OwnIndex:
       WaitPreemptedError: The run was preempted meanwhile.
     """
     setup, corpus, step = self._setup, self._setup.corpus, int(state.step)
-    blocks = BlockStore.of(
-      corpus, block_length=setup.config.data.block_length, mesh=setup.mesh
-    ).arrays
+    block_length = setup.config.data.block_length
+    blocks = load_blocks(corpus, block_length=block_length, mesh=setup.mesh)
     shapes = abstract_vectors(setup, corpus.num_blocks)
     dated = self._checkpoints.own_vectors(step, corpus.fingerprint, shapes)
     logging.info(
@@ -130,8 +147,12 @@ def _embedded(
 ) -> DatedVectors:
   """Embeds all blocks, with the devices of the run."""
   corpus, mesh = setup.corpus, setup.mesh
-  part = _slice_of_rows(
-    setup, corpus, max(1, _TOKENS_PER_BATCH // _row_length(setup))
+  mean_length = float(corpus.lengths.mean())
+  part = slice_of(
+    setup,
+    corpus.num_blocks,
+    blocks_of_device=int(_TOKENS_PER_BATCH / mean_length),
+    mean_length=mean_length,
   )
   refresh = jax.jit(
     sharding.shared_partial(
@@ -158,24 +179,6 @@ def _embedded(
       before, done = done, int(_count(dated.steps, number))
       progress.advance(done - before)
   return dated
-
-
-def _slice_of_rows(setup: RunSetup, corpus: Corpus, num_rows: int) -> Slice:
-  """Returns a slice of so many rows on each device."""
-  devices = setup.mesh.size
-  share = capacity_for(corpus.num_blocks, devices=devices) // devices
-  num_rows = min(num_rows, share)
-  if not setup.config.pack:
-    return Slice(num_rows, num_rows)
-  length = _row_length(setup)
-  mean = min(float(corpus.lengths.mean()), length)
-  return Slice(num_rows, min(int(num_rows * length / mean), share))
-
-
-def _row_length(setup: StepSetup) -> int:
-  """Returns the length of the block tower's input."""
-  tokens = np.zeros((1, setup.config.data.block_length), np.int32)
-  return setup.models.retriever.block_input(tokens).shape[1]
 
 
 def _check_age(steps: int, config: RefreshConfig) -> None:

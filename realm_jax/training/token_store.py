@@ -1,6 +1,5 @@
 """The tokens of all blocks of a corpus, divided over the devices."""
 
-import dataclasses
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -50,45 +49,40 @@ class BlockArrays(NamedTuple):
     return cls(divided, divided, divided, whole, whole)
 
 
-@dataclasses.dataclass(frozen=True)
-class BlockStore:
-  """The arrays of one corpus version, on the devices."""
+def load_blocks(
+  corpus: Corpus, *, block_length: int, mesh: Mesh
+) -> BlockArrays:
+  """Reads a corpus; each process reads the rows of its devices alone.
 
-  arrays: BlockArrays
+  It does not communicate, so that any thread may call it.
 
-  @classmethod
-  def of(cls, corpus: Corpus, *, block_length: int, mesh: Mesh) -> "BlockStore":
-    """Reads a corpus; each process reads the rows of its devices alone.
+  Args:
+    corpus: Corpus version that is searched.
+    block_length: Padded length of a block.
+    mesh: Devices that divide the blocks.
+  """
+  capacity = capacity_for(corpus.num_blocks, devices=mesh.size)
+  by_blocks = NamedSharding(mesh, PartitionSpec(MESH_AXES))
+  columns = stored_columns(block_length, mesh.devices.flat[0].platform)
+  shares = []
+  for device, index in by_blocks.addressable_devices_indices_map(
+    (capacity,)
+  ).items():
+    assert index is not None
+    start, stop, _ = index[0].indices(capacity)
+    share = _share(corpus, start, stop, block_length, columns)
+    shares.append(jax.device_put(share, device))
 
-    It does not communicate, so that any thread may call it.
+  def joined(*parts: jax.Array) -> jax.Array:
+    return jax.make_array_from_single_device_arrays(
+      (capacity, *parts[0].shape[1:]), by_blocks, parts
+    )
 
-    Args:
-      corpus: Corpus version that is searched.
-      block_length: Padded length of a block.
-      mesh: Devices that divide the blocks.
-    """
-    capacity = capacity_for(corpus.num_blocks, devices=mesh.size)
-    by_blocks = NamedSharding(mesh, PartitionSpec(MESH_AXES))
-    columns = stored_columns(block_length, mesh.devices.flat[0].platform)
-    shares = []
-    for device, index in by_blocks.addressable_devices_indices_map(
-      (capacity,)
-    ).items():
-      assert index is not None
-      start, stop, _ = index[0].indices(capacity)
-      share = _share(corpus, start, stop, block_length, columns)
-      shares.append(jax.device_put(share, device))
-
-    def joined(*parts: jax.Array) -> jax.Array:
-      return jax.make_array_from_single_device_arrays(
-        (capacity, *parts[0].shape[1:]), by_blocks, parts
-      )
-
-    tokens, hashes, numbers = jax.tree.map(joined, *shares)
-    null_tokens = corpus.gather(np.array([NULL_ROW]), block_length)[0]
-    null_number = content_numbers(null_tokens)
-    null: Any = sharding.replicate((null_tokens, null_number), mesh)
-    return cls(BlockArrays(tokens, hashes, numbers, *null))
+  tokens, hashes, numbers = jax.tree.map(joined, *shares)
+  null_tokens = corpus.gather(np.array([NULL_ROW]), block_length)[0]
+  null_number = content_numbers(null_tokens)
+  null: Any = sharding.replicate((null_tokens, null_number), mesh)
+  return BlockArrays(tokens, hashes, numbers, *null)
 
 
 def abstract_blocks(

@@ -18,7 +18,7 @@ from realm_jax.training.rolling_refresh import (
   Slice,
   refresh_oldest,
 )
-from realm_jax.training.token_store import BlockStore
+from realm_jax.training.token_store import load_blocks
 from tests import tiny_world
 
 # Two blocks share a row.
@@ -60,7 +60,7 @@ def test_each_step_embeds_a_run_of_the_oldest_blocks(
   world, retriever, params_of, vectors_of, axes, num_blocks
 ):
   corpus, mesh = world.corpus, make_mesh(**axes)
-  store = BlockStore.of(corpus, block_length=_LENGTH, mesh=mesh)
+  blocks = load_blocks(corpus, block_length=_LENGTH, mesh=mesh)
   capacity = capacity_for(corpus.num_blocks, devices=mesh.size)
   shapes = DatedVectors.abstract(
     capacity, retriever.vector_size, dtype="float32", mesh=mesh
@@ -81,7 +81,7 @@ def test_each_step_embeds_a_run_of_the_oldest_blocks(
   for step, params in enumerate(params_of):
     number = sharding.replicate(np.asarray(step, np.int32), mesh)
     with jax.set_mesh(mesh):
-      dated = refresh(params, dated, store.arrays, number)
+      dated = refresh(params, dated, blocks, number)
     before, steps = steps, np.asarray(dated.steps)
     changed = (steps != before).reshape(mesh.size, -1)
     for device, own in enumerate(changed):

@@ -15,8 +15,8 @@ from realm_jax.training import search_in_step
 from realm_jax.training.encoder_rows import with_null, without_source
 from realm_jax.training.token_store import (
   BlockArrays,
-  BlockStore,
   hash_words,
+  load_blocks,
 )
 from tests import tiny_world
 
@@ -27,7 +27,7 @@ _BATCH, _SEARCHED, _KEPT = 8, 5, 3
 def _found(corpus, mesh, vectors, queries, source_hashes):
   """Returns candidates, and the rows that the index finds on its own."""
   index = ExactIndex(vectors, ExactConfig(), mesh=mesh)
-  store = BlockStore.of(corpus, block_length=_LENGTH, mesh=mesh)
+  blocks = load_blocks(corpus, block_length=_LENGTH, mesh=mesh)
   hashes = hash_words(source_hashes)
   queries_there, hashes_there = sharding.to_devices((queries, hashes), mesh)
 
@@ -44,9 +44,7 @@ def _found(corpus, mesh, vectors, queries, source_hashes):
       mesh=mesh,
     )
 
-  found = find(
-    queries_there, hashes_there, index.vectors, index.count, store.arrays
-  )
+  found = find(queries_there, hashes_there, index.vectors, index.count, blocks)
   tokens = np.zeros((_BATCH, 1), np.int32)
   rows = index.search(QueryBatch(tokens, queries), _SEARCHED).rows
   return found, rows
