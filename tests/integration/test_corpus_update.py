@@ -77,15 +77,6 @@ def _run(folder: Path, environment: Any = None) -> Run:
   )
 
 
-def _candidates(batch, groups):
-  """The tokens of each query's candidates."""
-  length = batch.blocks.token_ids.shape[1]
-  blocks = batch.blocks.token_ids.reshape(groups, -1, length)
-  index = batch.block_index.reshape(groups, -1)
-  candidates = np.stack([b[i] for b, i in zip(blocks, index, strict=True)])
-  return candidates.reshape(*batch.block_index.shape, length)
-
-
 @pytest.fixture(scope="module")
 def watched(world, commands, tmp_path_factory) -> Watched:
   """A run that waits, in this process; it changes after step 4."""
@@ -107,8 +98,7 @@ def watched(world, commands, tmp_path_factory) -> Watched:
     made, metrics = assemble(self, batch, retrieved, context)
     # No candidate is the block of its own sentence, whatever its row is now.
     rows = corpus.rows_of(batch.arrays["source_id"])
-    candidates_of = _candidates(made, context.inputs.groups.count)
-    for source, candidates in zip(rows, candidates_of, strict=True):
+    for source, candidates in zip(rows, made.candidates.tokens, strict=True):
       own = corpus.gather(np.array(source), context.block_length)
       assert source < 0 or not (candidates == own).all(axis=-1).any()
     return made, metrics
