@@ -115,7 +115,7 @@ def test_the_parameters_of_functions_and_classes():
     (RefreshConfig, {"lag_steps": 0, "on_crash": "never"}),
     (
       RollingRefreshConfig,
-      {"rolling_refresh_share": math.nan, "rolling_refresh_dtype": "bf16"},
+      {"blocks_per_step": -1, "rolling_refresh_dtype": "bf16"},
     ),
     (MeshConfig, {"fsdp": 0, "model_parallelism": 0}),
     (OpenQa, {"num_read": 0, "renamed_share": 2.0}),

@@ -105,13 +105,13 @@ def test_a_recipe_is_compiled_for_a_slice_from_nothing_but_itself(
 
 
 @_needs_libtpu
-@pytest.mark.parametrize("share", [0.0, 0.5])
-def test_a_step_that_retrieves_is_one_program(share):
+@pytest.mark.parametrize("blocks_per_step", [0, 8])
+def test_a_step_that_retrieves_is_one_program(blocks_per_step):
   slice_ = topology.open_topology("v5e:2x2", library=_LIBRARY)
   recipe = _recipe(
     8,
     retrieve_on_device=True,
-    rolling_refresh=RollingRefreshConfig(rolling_refresh_share=share),
+    rolling_refresh=RollingRefreshConfig(blocks_per_step=blocks_per_step),
   )
   (step,) = programs_of(recipe, slice_, num_blocks=1000)
   assert step.kind == STEP
