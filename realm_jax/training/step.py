@@ -62,20 +62,22 @@ def batch_gradient(
   """
   dropout_key = jax.random.fold_in(jax.random.key(seed), state.step)
 
-  def total(
+  def objective(
     params: Params, part: B, rows: EncoderRows
   ) -> tuple[jax.Array, WeightedLoss]:
     if freeze_retriever:
       frozen = jax.lax.stop_gradient(params["retriever"])
       params = {**params, "retriever": frozen}
     weighted = loss(params, part, rows, dropout_key)
-    return weighted.loss.total, weighted
+    # Gradients of sums can be added; that of the mean need not be divided.
+    is_whole = num_microbatches == 1
+    return weighted.loss.mean if is_whole else weighted.loss.total, weighted
 
   def gradient_of(
     numbered: tuple[B, UInt32[Array, " b"]],
   ) -> tuple[Params, WeightedLoss]:
     part, _ = numbered
-    gradient = jax.grad(total, has_aux=True)
+    gradient = jax.grad(objective, has_aux=True)
     return layout.with_rows(
       lambda numbered: rows_of(*numbered),
       numbered,
@@ -86,20 +88,20 @@ def batch_gradient(
   numbered = batch, jnp.arange(size, dtype=jnp.uint32)
   if num_microbatches == 1:
     gradient, weighted = gradient_of(numbered)
-  else:
-    parts = _split(numbered, parts=num_microbatches, devices=layout.num_devices)
-    first = jax.tree.map(lambda x: x[0], parts)
-    zeros = jax.tree.map(
-      lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(gradient_of, first)
-    )
-    (gradient, weighted), _ = jax.lax.scan(
-      lambda sums, part: (
-        jax.tree.map(jnp.add, sums, gradient_of(part)),
-        None,
-      ),
-      zeros,
-      parts,
-    )
+    return gradient, weighted.means()
+  parts = _split(numbered, parts=num_microbatches, devices=layout.num_devices)
+  first = jax.tree.map(lambda x: x[0], parts)
+  zeros = jax.tree.map(
+    lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(gradient_of, first)
+  )
+  (gradient, weighted), _ = jax.lax.scan(
+    lambda sums, part: (
+      jax.tree.map(jnp.add, sums, gradient_of(part)),
+      None,
+    ),
+    zeros,
+    parts,
+  )
   weight = jnp.maximum(weighted.loss.weight, 1.0)
   return jax.tree.map(lambda g: g / weight, gradient), weighted.means()
 
