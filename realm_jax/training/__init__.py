@@ -1,6 +1,7 @@
 """A training run: its loop, its step, and the parts that they take.
 
-`config`, `setup`, `run`, `loop`, `candidates` and `decisions` are the run on
-the host, and `step`, `stage_losses`, `batches`, `state`, `optimizer` and
-`compilation` what the devices compute. A folder is a concern of its own.
+`trainer` opens a run and trains it, `loop` has its steps. `config`, `setup`,
+`candidates`, `generations` and `decisions` are the run on the host, and `step`,
+`encoder_rows`, `row_layout`, `state`, `optimizer` and `compilation` what the
+devices compute. `stages` has a file for each stage.
 """

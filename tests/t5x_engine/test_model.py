@@ -13,11 +13,10 @@ pytest.importorskip("t5x", reason="t5x is absent; `make t5x` adds it")
 from t5x.train_state import FlaxOptimTrainState
 
 from realm_jax.t5x_engine.model import StageModel, logical_axis_rules
-from realm_jax.t5x_engine.run import EngineRun
+from realm_jax.t5x_engine.run import EngineRun, flatten
 from realm_jax.training.config import MeshConfig
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
-from realm_jax.training.stages.stage import Models
-from tests.t5x_engine.test_batch_arrays import one_example
+from realm_jax.training.stages.stage import ExampleArrays, Models
 from tests.training import tiny
 
 _OPTIMIZER = OptimizerConfig(learning_rate=0.1, warmup_steps=1)
@@ -26,7 +25,7 @@ _OPTIMIZER = OptimizerConfig(learning_rate=0.1, warmup_steps=1)
 class _Run(EngineRun):
   """A run of a tiny stage that opens nothing."""
 
-  def __init__(self, stage, *, freeze_steps=0, dropout_rate=0.0):
+  def __init__(self, stage, *, freeze_steps=0, dropout_rate=0.0, pack=True):
     optimizer = make_optimizer(_OPTIMIZER, num_steps=10)
     models = Models(*tiny.models(dropout_rate=dropout_rate))
     self.config = types.SimpleNamespace(
@@ -39,12 +38,23 @@ class _Run(EngineRun):
       stage=tiny.OF_STAGE[stage],
       mesh=MeshConfig(),
     )
-    self.setup = types.SimpleNamespace(
-      loss=tiny.loss(stage, dropout_rate=dropout_rate),
-      optimizer=optimizer,
-      inputs=types.SimpleNamespace(models=models),
+    empty = np.zeros((tiny.BATCH, tiny.CANDIDATES, tiny.BLOCK), np.int32)
+    shapes = ExampleArrays(
+      query=np.zeros((tiny.BATCH, tiny.QUERY), np.int32),
+      candidates=empty,
+      num_searched=tiny.SEARCHED,
+      vector_size=4,
+      max_masks=tiny.MASKS,
     )
-    self.batch_arrays = one_example(stage)
+    self.setup = types.SimpleNamespace(
+      config=self.config,
+      corpus=None,
+      layout=lambda corpus, mesh: tiny.layout(stage, mesh, pack=pack),
+      empty_arrays=lambda: shapes,
+      models=models,
+      optimizer=optimizer,
+      **tiny.functions(stage, dropout_rate=dropout_rate),
+    )
 
 
 def _params(stage):
@@ -52,29 +62,38 @@ def _params(stage):
 
 
 @pytest.mark.parametrize("stage", tiny.STAGES)
-@pytest.mark.parametrize("dropout_rate", [0.0, 0.3])
-def test_the_loss_is_the_stages_on_the_same_batch(stage, dropout_rate):
+@pytest.mark.parametrize("pack", [False, True])
+def test_loss_and_gradient_are_the_stages_on_the_same_batch(stage, pack):
   """Whatever the rows of the batch are, and with the same dropout masks."""
-  run = _Run(stage, dropout_rate=dropout_rate)
-  key = jax.random.PRNGKey(1)
-  arrays = run.batch_arrays.flatten(tiny.batch(stage, groups=tiny.BATCH))
-  params = _params(stage)
-  loss, metrics = jax.jit(StageModel(run).loss_fn)(
-    flax.core.freeze(params), arrays, key
+  run = _Run(stage, dropout_rate=0.3, pack=pack)
+  model, key = StageModel(run), jax.random.PRNGKey(1)
+  batch, params = tiny.batch(stage), _params(stage)
+  graded = jax.jit(jax.value_and_grad(model.loss_fn, has_aux=True))
+  (loss, metrics), gradient = graded(
+    flax.core.freeze(params), flatten(batch), key
   )
-  ours = jax.jit(run.setup.loss)(
-    params, tiny.packed(stage, tiny.arrays(stage)), key
+
+  def mean(params):
+    weighted = tiny.weighted(stage, params, batch, key, dropout_rate=0.3)
+    return weighted.loss.mean, weighted.means()
+
+  (ours, means), own = jax.jit(jax.value_and_grad(mean, has_aux=True))(params)
+  np.testing.assert_allclose(loss, ours, rtol=1e-5)
+  assert metrics.keys() == means.keys()
+  for name, value in means.items():
+    np.testing.assert_allclose(
+      metrics[name].compute(), value, rtol=1e-5, atol=1e-6
+    )
+  jax.tree.map(
+    lambda one, other: np.testing.assert_allclose(one, other, atol=1e-5),
+    flax.core.unfreeze(gradient),
+    own,
   )
-  np.testing.assert_allclose(loss, ours.loss.mean, rtol=1e-5)
-  assert metrics.keys() == ours.means().keys()
-  for name, mean in ours.means().items():
-    np.testing.assert_allclose(metrics[name].compute(), mean, rtol=1e-5)
 
 
 def test_evaluation_is_without_dropout():
   run, plain = (_Run("inverse_cloze", dropout_rate=rate) for rate in (0.9, 0.0))
-  batch = tiny.batch("inverse_cloze", groups=tiny.BATCH)
-  arrays = run.batch_arrays.flatten(batch)
+  arrays = flatten(tiny.batch("inverse_cloze"))
   params = _params("inverse_cloze")
   losses = [
     jax.jit(StageModel(r).eval_fn)(params, arrays)[0] for r in (run, plain)
@@ -84,9 +103,7 @@ def test_evaluation_is_without_dropout():
 
 def test_a_summary_weights_the_steps_and_bears_none():
   run = _Run("inverse_cloze")
-  arrays = run.batch_arrays.flatten(
-    tiny.batch("inverse_cloze", groups=tiny.BATCH)
-  )
+  arrays = flatten(tiny.batch("inverse_cloze"))
   _, metrics = jax.jit(StageModel(run).eval_fn)(
     _params("inverse_cloze"), arrays
   )
@@ -163,10 +180,9 @@ def test_rules_name_the_axes_of_t5x_alone():
 def test_micro_batches_and_inference_are_refused():
   run = _Run("inverse_cloze")
   model = StageModel(run)
-  batch = tiny.batch("inverse_cloze", groups=tiny.BATCH)
   half = {
     name: array[: tiny.BATCH // 2]
-    for name, array in run.batch_arrays.flatten(batch).items()
+    for name, array in flatten(tiny.batch("inverse_cloze")).items()
   }
   params = _params("inverse_cloze")
   with pytest.raises(ValueError, match="num_microbatches = None"):

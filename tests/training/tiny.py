@@ -123,7 +123,7 @@ def functions(stage, *, dropout_rate=0.0, **retriever_settings):
 def layout(stage, mesh=None, *, pack=False):
   """Rows of their own for all sequences, or fewer if these hold them."""
   mesh = mesh or make_mesh(devices=jax.devices()[:1])
-  queries = BATCH // sharding.row_groups(mesh).count
+  queries = BATCH // RowLayout(mesh).num_devices
   blocks = 1 if stage == "inverse_cloze" else CANDIDATES
   inputs = [queries, queries * blocks]
   if stage == "pretraining":
