@@ -4,6 +4,7 @@ import types
 
 import flax
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -109,7 +110,7 @@ def test_a_summary_weights_the_steps_and_bears_none():
   )
   mean = metrics["accuracy_removed"]
   some, more, none = (
-    mean.replace(total=np.float32(total), count=np.float32(count))
+    mean.replace(total=jnp.float32(total), count=jnp.float32(count))
     for total, count in ((3, 4), (0, 2), (0, 0))
   )
   assert some.merge(more).merge(none).compute() == 0.5
@@ -163,7 +164,7 @@ def test_every_parameter_and_moment_has_its_axes():
   jax.tree.map(check, params, names)
   assert names["reader"]["encoder"]["word_embeddings"][0] == "vocab"
   adam = axes.param_states[1]
-  assert adam.mean == adam.variance == names
+  assert adam.mu == adam.nu == names
   assert axes.step is None
 
 
