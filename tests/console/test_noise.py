@@ -54,8 +54,9 @@ def test_a_checkpoint_that_cannot_be_written_is_reported_in_a_line(
   assert done.returncode == 2, done.stderr
   # Each try is said, and then that there will be no other.
   lines = done.stderr.splitlines()
-  assert all("File too large" in line for line in lines), done.stderr
+  assert all("could not be written" in line for line in lines), done.stderr
   assert lines[-1].startswith("-c: ")
+  assert "File too large" in lines[-1]
   assert len(lines) == 3
   with contextlib.closing(CheckpointStore(tmp_path)) as store:
     assert store.steps() == []
