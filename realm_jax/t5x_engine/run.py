@@ -40,11 +40,16 @@ class EngineRun:
 
   Raises:
     SoleProcessError: MODEL_DIR has a trainer already.
-    ValueError: The configuration wants what t5x does not have: retrieval
-      inside the step, or a mesh with an axis fsdp.
+    ValueError: The configuration wants what t5x does not have: packing,
+      retrieval inside the step, or a mesh with an axis fsdp.
   """
 
   def __init__(self, config: TrainConfig):
+    if config.pack:
+      raise ValueError(
+        "PACK=True: packed rows do not work in t5x's loop yet, whose batches "
+        "are padded; bind PACK = False"
+      )
     if config.retrieve_on_device:
       raise ValueError(
         "t5x reads whole batches from its infeed, and cannot retrieve inside "
