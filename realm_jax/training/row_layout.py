@@ -75,7 +75,7 @@ class RowLayout:
       padded = self._on_each_device(lambda part: _padded(rows_of(part)), batch)
       return compute(padded)
 
-    def planned(part: B) -> tuple[EncoderRows, list[packing.Plan], Any]:
+    def laid_out(part: B) -> tuple[list[EncoderRows], Any]:
       rows = rows_of(part)
       plans = [
         _plan(one, num_rows=max(numbers))
@@ -85,24 +85,22 @@ class RowLayout:
       ]
       needed = jnp.stack([plan.needed_rows.max() for plan in plans])
       too_few = (needed[None, :] > jnp.array(self.row_counts)).any(axis=1)
-      return rows, plans, lax.pmax(jnp.sum(too_few), self._axes)
+      layouts = [_packed(rows, plans, counts) for counts in self.row_counts]
+      layouts.append(_padded(rows))
+      return layouts, lax.pmax(jnp.sum(too_few), self._axes)
 
-    def packed(counts: RowCounts) -> Callable[..., T]:
-      def lay_out(given: tuple[EncoderRows, list[packing.Plan]]) -> EncoderRows:
-        return _packed(*given, counts)
-
-      return lambda *given: compute(self._on_each_device(lay_out, given))
-
-    def one_each(rows: EncoderRows, plans: list[packing.Plan]) -> T:
-      del plans
-      return compute(self._on_each_device(_padded, rows))
-
+    # The rows of all branches are made outside of them: computed in a branch,
+    # XLA would compute them again for each of the layers that use them.
     by_device, everywhere = PartitionSpec(self._axes), PartitionSpec()
-    rows, plans, smallest = self._on_each_device(
-      planned, batch, out_specs=(by_device, by_device, everywhere)
+    layouts, smallest = self._on_each_device(
+      laid_out, batch, out_specs=(by_device, everywhere)
     )
-    branches = [packed(counts) for counts in self.row_counts]
-    return lax.switch(smallest, [*branches, one_each], rows, plans)
+
+    def of_layout(number: int) -> Callable[[list[EncoderRows]], T]:
+      return lambda layouts: compute(layouts[number])
+
+    branches = [of_layout(number) for number in range(len(layouts))]
+    return lax.switch(smallest, branches, layouts)
 
   def _on_each_device(
     self, function: Callable[[Any], T], given: Any, *, out_specs: Any = None
