@@ -3,19 +3,26 @@
 import contextlib
 import dataclasses
 import functools
+import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import jax
 import numpy as np
 from absl import logging
 from etils import epath
-from jaxtyping import Int64
+from jaxtyping import Array, Float, Int64
 
 from realm_jax.answers.run_answers import RunAnswers
 from realm_jax.generations.follow.loading import Generation, load_generation
 from realm_jax.generations.store import layout
-from realm_jax.indexes.protocol import IndexCrashedError, SearchResult
+from realm_jax.indexes.protocol import (
+  DeviceIndex,
+  Index,
+  IndexCrashedError,
+  QueryBatch,
+  SearchResult,
+)
 from realm_jax.inputs.batch import Batch
 from realm_jax.inputs.batches import BatchStream
 from realm_jax.models.parameters import Params
@@ -31,15 +38,33 @@ from realm_jax.training.device_generations import (
 from realm_jax.training.generations import GenerationSchedule
 from realm_jax.training.goodput import Goodput
 from realm_jax.training.own_index import OwnIndex
-from realm_jax.training.retrieval import (
-  Prepared,
-  RetrievalPipeline,
-  Retrieve,
-)
+from realm_jax.training.search_in_step import SearchedBlocks
 from realm_jax.training.setup import RunSetup
 from realm_jax.training.stages.pretraining import Pretraining
 from realm_jax.training.stages.stage import StageContext, StepBatch
 from realm_jax.training.state import TrainState
+
+NOTHING_RETRIEVED = SearchResult(
+  rows=np.zeros((0, 0), np.int32), scores=np.zeros((0, 0), np.float32)
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+  """A step's batch on the devices, and how it was made.
+
+  Attributes:
+    batch: Batch on the devices.
+    metrics: Metrics of the host.
+    retrieved: Blocks that were retrieved. A checkpoint keeps them, so that a
+      resumed run need not search with parameters that no longer exist.
+    searched: What the step searches, if it retrieves its own candidates.
+  """
+
+  batch: StepBatch
+  metrics: dict[str, float]
+  retrieved: SearchResult = NOTHING_RETRIEVED
+  searched: SearchedBlocks | None = None
 
 
 @dataclasses.dataclass
@@ -55,7 +80,7 @@ class _InFlight:
   positions: Int64[np.ndarray, " b"]
   generation: Generation | None
   vectors: jax.Array | None = None
-  pending: Future[Prepared[StepBatch]] = dataclasses.field(init=False)
+  pending: Future[Prepared] = dataclasses.field(init=False)
 
 
 class Candidates:
@@ -64,10 +89,14 @@ class Candidates:
   The host reads the examples, searches and gathers; or it only reads them, and
   the step searches.
 
+  Programs for the devices are dispatched by the caller's thread alone, always
+  in the same order: they contain collectives, which all processes must reach in
+  the same order. What only the host does (a search in ScaNN or BM25, the
+  gathering of tokens) runs in one background thread while a step computes.
+
   Args:
     setup: Parts of the run.
     examples: Examples, which begin at the positions of `resumed`.
-    pipeline: Retrieval one step ahead.
     schedule: Generations; None of a stage without an index, and of a run that
       keeps its own.
     decisions: Decisions of all processes.
@@ -81,7 +110,6 @@ class Candidates:
     setup: RunSetup,
     examples: Iterator[Batch],
     *,
-    pipeline: RetrievalPipeline[StepBatch],
     schedule: GenerationSchedule | None,
     decisions: Decisions,
     resumed: LoopState,
@@ -92,7 +120,6 @@ class Candidates:
     self._stage = setup.config.stage
     self._searches_in_step = setup.config.retrieve_on_device
     self._examples = examples
-    self._pipeline = pipeline
     self._schedule = schedule
     self._decisions = decisions
     self._answers = answers
@@ -101,6 +128,18 @@ class Candidates:
     self._positions = resumed.positions
     # The step that was taken last and the one that was prefetched.
     self._in_flight: dict[int, _InFlight] = {}
+    self._embed_queries = jax.jit(
+      sharding.shared_partial(
+        sharding.under(setup.config.mesh.all_axis_rules, embed_queries),
+        setup.models.retriever,
+      ),
+      out_shardings=sharding.batch_sharding(setup.mesh),
+    )
+    self._thread = ThreadPoolExecutor(1, thread_name_prefix="retrieval")
+
+  def close(self) -> None:
+    """Ends the background thread."""
+    self._thread.shutdown(wait=True, cancel_futures=True)
 
   @property
   def swaps(self) -> int:
@@ -138,56 +177,77 @@ class Candidates:
     retrieved = _still_valid(resumed, generation)
     if retrieved is None and not self._searches_in_step:
       entry.vectors = self._embed(entry, params)
-    entry.pending = self._prepare(entry, retrieved)
+    self._start(entry, retrieved)
     self._in_flight[step] = entry
 
-  def _embed(self, entry: _InFlight, params: Params | None) -> jax.Array | None:
+  def _embed(
+    self, entry: _InFlight, params: Params | None
+  ) -> Float[Array, "n d"] | None:
     """Dispatches the embedding of the queries, for an index that needs it.
 
-    Without parameters, the generation's own query tower embeds them.
+    Without parameters, the generation's own query tower embeds them. Returns
+    the vectors of the queries of all processes.
     """
-    generation = entry.generation
+    generation, mesh = entry.generation, self._setup.mesh
     if generation is None or not generation.index.needs_vectors:
       return None
     query_params = generation.query_params
     if self._stage.current_queries and params is not None:
       retriever = self._setup.models.retriever
       query_params = query_tower_parameters(retriever, params["retriever"])
-    return self._pipeline.embed(entry.examples.arrays["query"], query_params)
+    queries = sharding.to_devices(entry.examples.arrays["query"], mesh)
+    with jax.set_mesh(mesh):
+      return self._embed_queries(query_params, queries)
 
-  def _prepare(
+  def _start(
     self, entry: _InFlight, retrieved: SearchResult | None = None
-  ) -> Future[Prepared[StepBatch]]:
+  ) -> None:
     """Searches, unless that was done, and makes the batch in the background."""
-    assemble = functools.partial(self._assemble, entry)
-    if entry.generation is None or self._searches_in_step:
-      return self._pipeline.without_search(assemble)
+    search = None
+    if entry.generation is not None and not self._searches_in_step:
+      search = self._search(entry, entry.generation.index, retrieved)
+    entry.pending = self._thread.submit(self._prepare, entry, search)
+
+  def _search(
+    self, entry: _InFlight, index: Index, retrieved: SearchResult | None
+  ) -> Callable[[], SearchResult]:
+    """Dispatches the devices' part of a search, and returns the host's."""
+    vectors, num_blocks = entry.vectors, self._setup.num_searched
     if retrieved is not None:
-      return self._pipeline.reuse(retrieved, assemble)
-    return self._pipeline.search(
-      entry.examples.arrays["query"],
-      entry.vectors,
-      index=entry.generation.index,
-      num_blocks=self._setup.num_searched,
-      assemble=assemble,
+      return lambda: retrieved
+    if vectors is not None and isinstance(index, DeviceIndex):
+      scores, rows = index.search_on_device(vectors, num_blocks)
+      return lambda: SearchResult(
+        rows=sharding.local_rows(rows), scores=sharding.local_rows(scores)
+      )
+    queries = entry.examples.arrays["query"]
+    return lambda: index.search(
+      QueryBatch(
+        queries, None if vectors is None else sharding.local_rows(vectors)
+      ),
+      num_blocks,
     )
 
-  def _assemble(
-    self, entry: _InFlight, retrieve: Retrieve
-  ) -> tuple[SearchResult, StepBatch, dict[str, float]]:
-    """Retrieves, and makes a step's batch, as all processes do or none.
+  def _prepare(
+    self, entry: _InFlight, search: Callable[[], SearchResult] | None
+  ) -> Prepared:
+    """Searches, and makes a step's batch, as all processes do or none.
 
     Raises:
       IndexCrashedError: The index of some process has crashed.
     """
-    made, metrics, crash = None, {}, None
     # All processes agree on the answers of another corpus version, and so even
     # one whose index has crashed.
     context = self._context(entry)
+    retrieved, batch = NOTHING_RETRIEVED, None
+    metrics: dict[str, float] = {}
+    crash = None
+    start = searched = time.perf_counter()
     try:
-      retrieved = retrieve()
-      batch, metrics = self._examples_and_blocks(entry, retrieved, context)
-      made = retrieved, batch
+      if search is not None:
+        retrieved = search()
+        searched = time.perf_counter()
+      batch, metrics = self._batch(entry, retrieved, context)
     except IndexCrashedError as error:
       crash = error
     loaded = None if self._schedule is None else self._schedule.loaded()
@@ -196,8 +256,12 @@ class Candidates:
     decision = self._decisions.of_step(entry.step, facts)
     if decision.crashed is not None:
       raise IndexCrashedError(decision.crashed) from crash
-    assert made is not None
-    return *made, decision.metrics
+    placed = sharding.to_devices(batch, self._setup.mesh)
+    metrics = decision.metrics
+    if search is not None:
+      metrics["search_ms"] = 1e3 * (searched - start)
+      metrics["gather_ms"] = 1e3 * (time.perf_counter() - searched)
+    return Prepared(placed, metrics, retrieved)
 
   def _context(self, entry: _InFlight) -> StageContext:
     """Returns the parts from which the stage makes a step's batch."""
@@ -211,7 +275,7 @@ class Candidates:
       answers=None if self._answers is None else self._answers.of(corpus),
     )
 
-  def _examples_and_blocks(
+  def _batch(
     self, entry: _InFlight, retrieved: SearchResult, context: StageContext
   ) -> tuple[StepBatch, dict[str, float]]:
     """Makes a step's batch of what was retrieved."""
@@ -229,7 +293,7 @@ class Candidates:
       metrics["corpus_version"] = context.corpus.version
     return batch, metrics
 
-  def take(self, step: int) -> Prepared[StepBatch]:
+  def take(self, step: int) -> Prepared:
     """Waits for the batch of a step that was prefetched.
 
     Raises:
@@ -240,12 +304,14 @@ class Candidates:
     prepared = self._await(entry)
     if not self._searches_in_step:
       return prepared
-    searched = self._own_index and self._own_index.searched
     if isinstance(entry.generation, DeviceGeneration):
       searched = entry.generation.searched(self._setup)
+    else:
+      assert self._own_index is not None
+      searched = self._own_index.searched
     return dataclasses.replace(prepared, searched=searched)
 
-  def _await(self, entry: _InFlight) -> Prepared[StepBatch]:
+  def _await(self, entry: _InFlight) -> Prepared:
     """Waits for a batch, and falls back where its index has crashed."""
     while True:
       error = entry.pending.exception()
@@ -254,7 +320,7 @@ class Candidates:
       entry.generation = self._schedule.after_crash(error)
       if not (self._stage.current_queries and entry.vectors is not None):
         entry.vectors = self._embed(entry, None)
-      entry.pending = self._prepare(entry)
+      self._start(entry)
 
   def state(self, step: int) -> LoopState:
     """Returns the state with which a resumed stream begins at a step.
@@ -317,24 +383,17 @@ def open_candidates(
   answers = _answers(setup)
   if config.stage.needs_index and own_index is None:
     schedule = _open_schedule(setup, decisions, stack, goodput)
-  pipeline: RetrievalPipeline[StepBatch] = RetrievalPipeline(
-    sharding.shared_partial(
-      sharding.under(config.mesh.all_axis_rules, embed_queries),
-      setup.models.retriever,
-    ),
-    mesh=setup.mesh,
-  )
-  stack.callback(pipeline.close)
-  return Candidates(
+  candidates = Candidates(
     setup,
     examples,
-    pipeline=pipeline,
     schedule=schedule,
     decisions=decisions,
     resumed=resumed,
     answers=answers,
     own_index=own_index,
   )
+  stack.callback(candidates.close)
+  return candidates
 
 
 def _open_schedule(

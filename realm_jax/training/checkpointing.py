@@ -290,26 +290,24 @@ class Checkpointer:
   def own_vectors(
     self, step: int, fingerprint: str, like: DatedVectors
   ) -> DatedVectors | None:
-    """Restores the vectors of all blocks, with the shapes of abstract arrays.
-
-    The number of padding rows may be another: it follows from the devices.
+    """Restores the vectors of all blocks, like abstract arrays.
 
     Returns:
-      The vectors; None where the checkpoint has none, or those of another
-      corpus version than that with the `fingerprint`.
+      The vectors; None where the checkpoint has none, those of another corpus
+      version than that with the `fingerprint`, or has them with other padding,
+      which follows from the number of devices.
     """
     store = self._store
     # That of a new run is still being written.
     store.wait()
     if not store.has_vectors_of(step, fingerprint):
       return None
-    count, _ = store.shapes(step, "vectors")["vectors"]
-    stored = {}
-    # What these devices cannot divide is read to the hosts.
-    if count % like.sharding.mesh.size == 0:
-      stored["vectors"] = like.with_rows(count)._asdict()
-    item = store.restore(step, items=("vectors",), like=stored)["vectors"]
-    return DatedVectors(**item).padded_like(like)
+    if store.shapes(step, "vectors")["vectors"] != like.vectors.shape:
+      logging.info("other devices share the blocks: embedding all of them")
+      return None
+    wanted = {"vectors": like._asdict()}
+    item = store.restore(step, items=("vectors",), like=wanted)["vectors"]
+    return DatedVectors(**item)
 
   def with_last_good(self, error: NonFiniteLossError) -> NonFiniteLossError:
     """Returns the error with the checkpoint to continue from."""

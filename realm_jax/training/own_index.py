@@ -1,5 +1,6 @@
 """The index that a run keeps itself: filled or restored, and searched."""
 
+import functools
 import math
 from typing import Any
 
@@ -220,22 +221,16 @@ def plan_of(setup: StepSetup, num_blocks: int) -> Plan:
 
 def _without_vectors(shapes: DatedVectors, num_blocks: int) -> DatedVectors:
   """Returns zeros for the vectors, none of which was embedded."""
-  count, dim = shapes.vectors.shape
 
-  def steps_of(index: tuple[slice, ...] | None) -> np.ndarray:
-    assert index is not None
-    is_block = np.arange(count)[index] < num_blocks
-    return np.where(is_block, NEVER, NO_BLOCK).astype(np.int32)
+  @functools.partial(jax.jit, out_shardings=shapes.sharding)
+  def zeros() -> DatedVectors:
+    is_block = jnp.arange(len(shapes.steps)) < num_blocks
+    return DatedVectors(
+      jnp.zeros(shapes.vectors.shape, shapes.vectors.dtype),
+      jnp.where(is_block, NEVER, NO_BLOCK).astype(jnp.int32),
+    )
 
-  def zeros(index: tuple[slice, ...] | None) -> np.ndarray:
-    assert index is not None
-    rows = len(range(*index[0].indices(count)))
-    return np.zeros((rows, dim), shapes.vectors.dtype)
-
-  return DatedVectors(
-    jax.make_array_from_callback((count, dim), shapes.sharding, zeros),
-    jax.make_array_from_callback((count,), shapes.sharding, steps_of),
-  )
+  return zeros()
 
 
 @jax.jit

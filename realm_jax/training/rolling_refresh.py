@@ -22,7 +22,7 @@ from realm_jax.models.packing import TokenRows
 from realm_jax.models.parameters import Params
 from realm_jax.models.retriever import Retriever
 from realm_jax.models.sequences import Sequences
-from realm_jax.partitioning.mesh import BATCH_AXES, MESH_AXES, MODEL_AXIS
+from realm_jax.partitioning.mesh import BATCH_AXES, MESH_AXES
 from realm_jax.training.token_store import BlockArrays
 
 # What stands for the step of a row past the last block, and of a block that
@@ -65,45 +65,10 @@ class DatedVectors(NamedTuple):
     assert isinstance(self.steps.sharding, NamedSharding)
     return self.steps.sharding
 
-  def with_rows(self, count: int) -> "DatedVectors":
-    """Returns abstract arrays with another number of rows."""
-    return jax.tree.map(
-      lambda array: jax.ShapeDtypeStruct(
-        (count, *array.shape[1:]), array.dtype, sharding=self.sharding
-      ),
-      self,
-    )
-
   def as_of(self, step: Int[Array, ""]) -> "DatedVectors":
     """Returns the same, for a step whose parameters give the same vectors."""
     is_block = self.steps != NO_BLOCK
     return self._replace(steps=jnp.where(is_block, step, NO_BLOCK))
-
-  def padded_like(self, other: "DatedVectors") -> "DatedVectors":
-    """Returns the same with the rows of padding, and the sharding, of another.
-
-    The arrays may be numpy's, which every process has in full.
-    """
-    count = len(other.steps)
-    if isinstance(self.steps, np.ndarray):
-      padded = _padded(self, count, np)
-      return jax.tree.map(
-        lambda array: jax.make_array_from_callback(
-          array.shape, other.sharding, array.__getitem__
-        ),
-        padded,
-      )
-    resize = functools.partial(_padded, count=count, library=jnp)
-    return jax.jit(resize, out_shardings=other.sharding)(self)
-
-
-def _padded(dated: DatedVectors, count: int, library: Any) -> DatedVectors:
-  """Adds or takes away rows of padding, with numpy or jax.numpy."""
-  added = max(0, count - len(dated.steps))
-  return DatedVectors(
-    library.pad(dated.vectors, ((0, added), (0, 0)))[:count],
-    library.pad(dated.steps, (0, added), constant_values=NO_BLOCK)[:count],
-  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,13 +133,11 @@ def refresh_oldest(
     inputs = jnp.asarray(inputs) * is_block[:, None]
     numbered = TokenRows(inputs, blocks.numbers[kept])
     sequences, fits = _lay_out(numbered, part)
-    return _of_group(sequences), _Taken(rows, is_block & fits)
+    return sequences, _Taken(rows, is_block & fits)
 
   def put(
-    dated: DatedVectors, taken: _Taken, vectors: Float[Array, "g d"]
+    dated: DatedVectors, taken: _Taken, vectors: Float[Array, "w d"]
   ) -> DatedVectors:
-    own = lax.axis_index(MODEL_AXIS) * part.num_blocks
-    vectors = lax.dynamic_slice_in_dim(vectors, own, part.num_blocks)
     # Rows past the last are dropped.
     rows = jnp.where(taken.is_taken, taken.rows, len(dated.steps))
     return DatedVectors(
@@ -185,21 +148,25 @@ def refresh_oldest(
     )
 
   divided: Any = PartitionSpec(MESH_AXES)
-  by_group: Any = PartitionSpec(BATCH_AXES)
   sequences, taken = jax.shard_map(
     take,
     mesh=mesh,
     in_specs=(divided, BlockArrays.partitions()),
-    out_specs=(by_group, divided),
+    out_specs=divided,
     check_vma=False,
   )(dated.steps, blocks)
+  # Devices that divide the model compute on the same rows, though each has
+  # blocks of its own.
+  sequences = lax.with_sharding_constraint(
+    sequences, NamedSharding(mesh, PartitionSpec(BATCH_AXES))
+  )
   vectors = retriever.apply(
     {"params": params}, sequences, method="embed_blocks"
   )
   return jax.shard_map(
     put,
     mesh=mesh,
-    in_specs=(divided, divided, by_group),
+    in_specs=divided,
     out_specs=divided,
     check_vma=False,
   )(dated, taken, vectors)
@@ -220,29 +187,3 @@ def _lay_out(
   fits = jnp.cumprod(plan.starts[0] < part.num_rows * length).astype(bool)
   plan = plan._replace(lengths=jnp.where(fits, plan.lengths, 0))
   return packing.lay_out(plan, blocks, num_rows=part.num_rows), fits
-
-
-def _of_group(own: Sequences) -> Sequences:
-  """Returns the sequences of all devices that divide a model among them.
-
-  They compute on the same rows, though each has blocks of its own.
-  """
-  count = lax.axis_size(MODEL_AXIS)
-  if count == 1:
-    return own
-  index = lax.axis_index(MODEL_AXIS)
-  num_sequences = own.starts.size
-  own = own._replace(
-    sequence=jnp.where(
-      own.sequence < 0, own.sequence, own.sequence + index * num_sequences
-    ),
-    starts=own.starts + index * own.token_ids.size,
-  )
-
-  def all_of(part: Array, *, axis: int) -> Array:
-    return lax.all_gather(part, MODEL_AXIS, axis=axis, tiled=True)
-
-  return type(own)(
-    *(all_of(jnp.asarray(part), axis=0) for part in own[:3]),
-    *(all_of(jnp.asarray(part), axis=1) for part in own[3:]),
-  )

@@ -1,6 +1,7 @@
 """What the commands call, in this process, as their gin files bind it."""
 
 import contextlib
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +20,7 @@ from tests import tiny_world
 
 # The gin file of the tiny world's model and lengths.
 MODEL_FILE = "tests/integration/tiny.gin"
-_PATIENCE_SECONDS = 300.0
+_PATIENCE_SECONDS, _POLL_SECONDS = 300.0, 0.1
 # What commands configure by each recipe of gin/runs.
 FUNCTIONS = {
   **dict.fromkeys(
@@ -91,9 +92,18 @@ class Commands:
   @contextlib.contextmanager
   def index_builder(self, model_dir: Path, **settings: Any) -> Iterator[None]:
     """Makes the first generation beside the block, as soon as it can."""
+    is_over = threading.Event()
+
+    def build() -> list[int] | None:
+      while not (model_dir / "checkpoints" / "0").exists():
+        if is_over.wait(_POLL_SECONDS):
+          return None
+      return self.world.build_generation(model_dir, **settings)
+
     with ThreadPoolExecutor(1) as thread:
-      making = thread.submit(self.world.build_generation, model_dir, **settings)
+      making = thread.submit(build)
       try:
         yield
-      finally:
         assert making.result(_PATIENCE_SECONDS) == [0]
+      finally:
+        is_over.set()

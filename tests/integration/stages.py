@@ -34,6 +34,8 @@ def train(
     settings["INITIAL_CHECKPOINT"] = before / _BEFORE[stage]
   if stage == "pretrain":
     settings["INITIAL_READER"] = before / "reading"
+    # A mask follows from its sequence, in whichever row and on whatever device.
+    settings["bert.BertConfig.dropout_rate"] = 0.1
     # Only the first generation is made.
     settings["LAG_STEPS"] = bindings["NUM_STEPS"]
   return commands.train(stage, folder / stage, **settings)

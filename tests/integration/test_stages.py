@@ -24,6 +24,12 @@ pytestmark = pytest.mark.slow
 
 _STEPS = 8
 _PROCESSES, _DEVICES_EACH = 2, 2
+_ALL_AXES = {
+  "FSDP": 2,
+  "MODEL_PARALLELISM": 2,
+  # The number of wordpieces is odd.
+  "AXIS_RULES": [("vocab", None)],
+}
 # Sums over devices come in another order, and 8 updates carry that on.
 _TOLERANCE = 2e-4
 
@@ -58,31 +64,12 @@ def on_eight(train, tmp_path_factory):
       stage,
       folder,
       folder,
-      FSDP=2,
-      MODEL_PARALLELISM=2,
-      # The number of wordpieces is odd.
-      AXIS_RULES=[("vocab", None)],
+      **_ALL_AXES,
       # One stage has several shapes; to compile them takes the time.
       MAX_SHAPE_BUCKETS=2 if stage == "pretrain" else 1,
     )
     assert result.step == _STEPS
   return folder
-
-
-def test_one_device_has_the_same_losses(train, on_eight, tmp_path, monkeypatch):
-  stage = "pretrain"
-  first = functools.partial(make_mesh, devices=jax.devices()[:1])
-  monkeypatch.setattr(training_setup, "make_mesh", first)
-  monkeypatch.setattr(generation_builder, "make_mesh", first)
-  # Without packing it computes on more, and no other numbers.
-  train(stage, tmp_path, on_eight, PACK=False)
-  rows, expected = _rows(tmp_path / stage), _rows(on_eight / stage)
-  assert [row["step"] for row in rows] == list(range(1, _STEPS + 1))
-  losses = [row["loss"] for row in rows]
-  assert losses == pytest.approx(
-    [row["loss"] for row in expected], rel=_TOLERANCE
-  )
-  assert min(losses) < losses[0]
 
 
 @pytest.fixture(scope="module")
@@ -122,15 +109,49 @@ def on_two_processes(commands, on_eight, command_environment, tmp_path_factory):
   return folder
 
 
+def _assert_same(model_dir: Path, expected: Path) -> None:
+  rows, wanted = _rows(model_dir), _rows(expected)
+  assert [row["step"] for row in rows] == list(range(1, _STEPS + 1))
+  for name in {"loss", "recall"} & rows[0].keys():
+    assert [row[name] for row in rows] == pytest.approx(
+      [row[name] for row in wanted], rel=_TOLERANCE
+    ), name
+
+
+# The reference packs, searches on the host and takes each batch as a whole.
+@pytest.mark.parametrize(
+  "layout",
+  [
+    pytest.param({"PACK": False}, id="one device, padded"),
+    pytest.param(
+      {
+        **_ALL_AXES,
+        "RETRIEVE_ON_DEVICE": True,
+        "NUM_MICROBATCHES": 2,
+        "MAX_SHAPE_BUCKETS": 2,
+      },
+      id="eight devices, searched in the step, micro-batches",
+    ),
+  ],
+)
+def test_every_layout_has_the_same_losses(
+  layout, train, on_eight, tmp_path, monkeypatch
+):
+  if "FSDP" not in layout:
+    first = functools.partial(make_mesh, devices=jax.devices()[:1])
+    monkeypatch.setattr(training_setup, "make_mesh", first)
+    monkeypatch.setattr(generation_builder, "make_mesh", first)
+  train("pretrain", tmp_path, on_eight, **layout)
+  _assert_same(tmp_path / "pretrain", on_eight / "pretrain")
+  losses = [row["loss"] for row in _rows(tmp_path / "pretrain")]
+  assert min(losses) < losses[0]
+
+
 @pytest.mark.parametrize("stage", stages.OF_SEVERAL_PROCESSES)
 def test_several_processes_have_the_same_losses(
   stage, on_eight, on_two_processes
 ):
-  rows, expected = _rows(on_two_processes / stage), _rows(on_eight / stage)
-  for name in {"loss", "recall"} & rows[0].keys():
-    assert [row[name] for row in rows] == pytest.approx(
-      [row[name] for row in expected], rel=_TOLERANCE
-    )
+  _assert_same(on_two_processes / stage, on_eight / stage)
 
 
 def test_sigterm_to_one_process_saves_and_ends_all_at_the_same_step(

@@ -2,26 +2,32 @@
 
 import contextlib
 import dataclasses
+import functools
 import threading
+from pathlib import Path
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 from realm_jax.corpus.store import Corpus
 from realm_jax.generations.follow.loading import Generation
+from realm_jax.indexes.exact import ExactIndex
 from realm_jax.indexes.protocol import (
   IndexCrashedError,
   RetrievalUnavailableError,
   SearchResult,
 )
 from realm_jax.inputs.batch import Batch
+from realm_jax.models.retriever import embed_queries, query_tower_parameters
+from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.training.candidates import Candidates
 from realm_jax.training.checkpointing import LoopState, RetrievedIds
+from realm_jax.training.config import MeshConfig
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.generations import GenerationSchedule
-from realm_jax.training.retrieval import RetrievalPipeline
 from realm_jax.training.setup import RunSetup
 from realm_jax.training.stages.masked_words import MaskTargets
 from realm_jax.training.stages.reading import ReadingBatch
@@ -47,10 +53,11 @@ class Words(Corpus):
 class HostIndex:
   """Returns the rows after the first word of a query, or crashes."""
 
-  kind, num_blocks, needs_vectors = "host", 20, True
+  kind, num_blocks = "host", 20
 
-  def __init__(self, crashes=False):
+  def __init__(self, crashes=False, needs_vectors=True):
     self.crashes, self.report = crashes, {}
+    self.needs_vectors = needs_vectors
     self.vectors = []
 
   def search(self, queries, k):
@@ -61,13 +68,13 @@ class HostIndex:
     return SearchResult(rows.astype(np.int32), np.ones(rows.shape, np.float32))
 
 
-def _generation(step, index, scale=1.0):
+def _generation(step, index, scale=1.0, query_params=None):
   generation = object.__new__(_Generation)
   fields = {
     "step": step,
     "corpus": Words(),
     "index": index,
-    "query_params": {"scale": np.float32(scale)},
+    "query_params": query_params or {"scale": np.float32(scale)},
   }
   for name, value in fields.items():
     object.__setattr__(generation, name, value)
@@ -141,6 +148,7 @@ class Config:
   stage: RowsStage
   data: Data
   retrieve_on_device: bool = False
+  mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
 
 
 def _positions(number):
@@ -163,41 +171,46 @@ def _embed(params, token_ids):
   return params["scale"] * token_ids[:, :4].astype(np.float32)
 
 
-@pytest.fixture
-def open_stream(monkeypatch):
-  """Opens streams over fakes, and closes their threads."""
-  monkeypatch.setattr(
-    "realm_jax.training.candidates.query_tower_parameters",
-    lambda retriever, params: params,
-  )
-  mesh = make_mesh(devices=jax.devices()[:1])
-  stack = contextlib.ExitStack()
-
-  def open_stream(schedule, *, resumed=None, **stage):
-    resumed = resumed or LoopState(_positions(0))
-    setup = object.__new__(RunSetup)
-    fields = {
-      "config": Config(RowsStage(**stage), Data()),
-      "examples": Words(),
-      "corpus": Words(),
-      "mesh": mesh,
-      "models": Models(*tiny.models()),
-      "num_searched": K,
-    }
-    for name, value in fields.items():
-      object.__setattr__(setup, name, value)
-    pipeline = RetrievalPipeline(_embed, mesh=mesh)
-    stack.callback(pipeline.close)
-    return Candidates(
+def _stream(schedule, *, mesh, resumed=None, **stage):
+  resumed = resumed or LoopState(_positions(0))
+  setup = object.__new__(RunSetup)
+  fields = {
+    "config": Config(RowsStage(**stage), Data()),
+    "examples": Words(),
+    "corpus": Words(),
+    "mesh": mesh,
+    "models": Models(*tiny.models()),
+    "num_searched": K,
+  }
+  for name, value in fields.items():
+    object.__setattr__(setup, name, value)
+  return contextlib.closing(
+    Candidates(
       setup,
       _examples(resumed.positions[0] // BATCH),
-      pipeline=pipeline,
       schedule=schedule,
       decisions=Decisions(
         threading.Event(), num_steps=100, save_every_steps=10
       ),
       resumed=resumed,
     )
+  )
+
+
+@pytest.fixture
+def open_stream(monkeypatch):
+  """Opens streams over fakes, and closes their threads."""
+  of_model = {
+    "query_tower_parameters": lambda retriever, params: params,
+    "embed_queries": lambda retriever, params, ids: _embed(params, ids),
+  }
+  for name, instead in of_model.items():
+    monkeypatch.setattr(f"realm_jax.training.candidates.{name}", instead)
+  stack = contextlib.ExitStack()
+
+  def open_stream(schedule, **settings):
+    stream = _stream(schedule, mesh=make_mesh(), **settings)
+    return stack.enter_context(stream)
 
   with stack:
     yield open_stream
@@ -229,6 +242,61 @@ def test_batches_come_in_order_with_what_their_generation_returned(open_stream):
   assert found == [([1, 2], 0), ([2, 3], 10), ([3, 4], 20)]
   # Embedded by the generation's own query tower.
   assert [vectors[0, 0] for vectors in index.vectors] == [1.0, 2.0, 3.0]
+
+
+def test_exact_search_finds_the_best_blocks(open_stream):
+  vectors = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
+  index = ExactIndex(vectors, mesh=make_mesh())
+  stream = open_stream(Schedule(lambda step: _generation(0, index)))
+  stream.prefetch(0, _params(1.0))
+  prepared = stream.take(0)
+  best = np.argsort(-vectors.sum(axis=1))[:K].tolist()
+  assert prepared.retrieved.rows.tolist() == [best] * BATCH
+  assert _rows(prepared) == best
+  # The step's arrays lie over the devices, a row on each.
+  assert len(prepared.batch.query.sharding.device_set) == 8
+  assert {"search_ms", "gather_ms"} < prepared.metrics.keys()
+
+
+def test_an_index_of_words_needs_no_model(open_stream):
+  index = HostIndex(needs_vectors=False)
+  stream = open_stream(Schedule(lambda step: _generation(0, index)))
+  stream.prefetch(0, _params(1.0))
+  assert _rows(stream.take(0)) == [1, 2]
+  assert index.vectors == [None]
+
+
+def test_an_error_in_the_background_reaches_the_loop(open_stream):
+  index = HostIndex()
+  index.search = lambda queries, k: Path("/nonexistent").stat()
+  stream = open_stream(Schedule(lambda step: _generation(0, index)))
+  stream.prefetch(0, _params(1.0))
+  with pytest.raises(FileNotFoundError):
+    stream.take(0)
+
+
+def test_query_towers_may_be_divided_over_the_devices():
+  mesh = make_mesh(fsdp=2, model_parallelism=2)
+  retriever, _ = tiny.models()
+  update = optax.sgd(1.0)
+  params = tiny.state("inverse_cloze", update, mesh)[0].params
+  tower = query_tower_parameters(retriever, params["retriever"])
+  assert any(not leaf.is_fully_replicated for leaf in jax.tree.leaves(tower))
+  # That of a generation is replicated.
+  whole = sharding.replicate(jax.device_get(tower), mesh)
+  queries = next(_examples()).arrays["query"]
+  alone = jax.jit(functools.partial(embed_queries, retriever))(
+    jax.device_get(tower), queries
+  )
+  for current_queries in (True, False):
+    index = HostIndex()
+    generation = _generation(0, index, query_params=whole)
+    schedule = Schedule(lambda step, g=generation: g)
+    opened = _stream(schedule, mesh=mesh, current_queries=current_queries)
+    with opened as stream:
+      stream.prefetch(0, params)
+      stream.take(0)
+    np.testing.assert_allclose(index.vectors[0], alone, rtol=1e-5, atol=1e-6)
 
 
 def test_the_state_is_that_of_the_next_step(open_stream):

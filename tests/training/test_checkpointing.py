@@ -127,7 +127,7 @@ def test_everything_comes_back_and_lies_where_it_should(store):
   np.testing.assert_array_equal(loop.retrieved.scores, retrieved.scores)
 
 
-@pytest.mark.parametrize("devices", [2, 3])
+@pytest.mark.parametrize("devices", [2, 4])
 def test_own_vectors_come_back_on_other_devices(store, devices):
   shapes = DatedVectors.abstract(32, 4, dtype="bfloat16", mesh=make_mesh())
   rng = np.random.default_rng(0)
@@ -142,10 +142,15 @@ def test_own_vectors_come_back_on_other_devices(store, devices):
   _save(store, state, LoopState(_ROWS, indexed_corpus="cd" * 32))
   checkpoints = Checkpointer(store, IDENTITY, CheckpointConfig())
   mesh = make_mesh(devices=jax.devices()[:devices])
-  like = DatedVectors.abstract(24, 4, dtype="bfloat16", mesh=mesh)
+  like, padded_otherwise = (
+    DatedVectors.abstract(count, 4, dtype="bfloat16", mesh=mesh)
+    for count in (32, 24)
+  )
   found = checkpoints.own_vectors(0, "cd" * 32, like)
   assert found.vectors.sharding == like.sharding
-  _assert_same(found, DatedVectors(dated.vectors[:24], dated.steps[:24]))
+  _assert_same(found, dated)
+  # They are embedded again.
+  assert checkpoints.own_vectors(0, "cd" * 32, padded_otherwise) is None
   assert checkpoints.own_vectors(0, "ef" * 32, like) is None
 
 

@@ -11,6 +11,7 @@ from realm_jax.indexes.protocol import (
   IndexCrashedError,
   RetrievalUnavailableError,
 )
+from realm_jax.training.candidates import Prepared
 from realm_jax.training.checkpointing import Checkpointer, LoopState
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.generations import WaitPreemptedError
@@ -20,7 +21,6 @@ from realm_jax.training.metrics import (
   MetricsLog,
   NonFiniteLossError,
 )
-from realm_jax.training.retrieval import NOTHING_RETRIEVED, Prepared
 from realm_jax.training.state import TrainState
 
 
@@ -50,7 +50,7 @@ class Candidates:
   def take(self, step):
     self.events.append(("take", step))
     batch = {"query": np.full(1, step)}
-    return Prepared(batch, NOTHING_RETRIEVED, {"of_step": step})
+    return Prepared(batch, {"of_step": step})
 
   def state(self, step):
     return LoopState(positions=np.array([10 * step]))

@@ -102,25 +102,3 @@ def test_each_step_embeds_a_run_of_the_oldest_blocks(
   expected = vectors_of[steps[is_block], np.arange(corpus.num_blocks)]
   found = np.asarray(dated.vectors)[is_block]
   np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
-
-
-def test_padding_may_change_with_the_number_of_devices():
-  mesh = make_mesh()
-  shapes = DatedVectors.abstract(16, 2, dtype="float32", mesh=mesh)
-  whole = jax.device_put(
-    DatedVectors(
-      np.arange(32, dtype=np.float32).reshape(16, 2),
-      np.arange(16, dtype=np.int32),
-    ),
-    shapes.sharding,
-  )
-  longer = whole.padded_like(shapes.with_rows(24))
-  assert np.asarray(longer.steps).tolist() == [*range(16), *8 * [NO_BLOCK]]
-  assert not np.asarray(longer.vectors)[16:].any()
-  again = longer.padded_like(shapes)
-  assert np.array_equal(again.vectors, whole.vectors)
-  assert again.steps.sharding == shapes.sharding
-  # What the devices could not divide was read to the host.
-  from_host = DatedVectors(*map(np.asarray, whole)).padded_like(shapes)
-  assert np.array_equal(from_host.vectors, whole.vectors)
-  assert from_host.vectors.sharding == shapes.sharding
