@@ -9,20 +9,13 @@ It prints whether they fit the chips' memory, and a lower bound of the time they
 take. No data are needed. docs/performance.md explains the figures.
 """
 
-import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from absl import flags
 
 from realm_jax import configuration
 from realm_jax.files import compilation_cache
 from realm_jax.files.json_file import write_json
-
-if TYPE_CHECKING:
-  from realm_jax.generations.building.generation_builder import GenerationConfig
-  from realm_jax.training.config import TrainConfig
 
 # Blocks of English Wikipedia of 2018-12-20, of which REALM's corpus consists.
 _PAPER_BLOCKS = 13_353_718
@@ -40,20 +33,11 @@ _NUM_BLOCKS = flags.DEFINE_integer(
   "Blocks of the corpus; the default is the number in the published one.",
   lower_bound=1,
 )
-_CACHE_DIR = flags.DEFINE_string(
-  "cache_dir",
-  None,
-  "Directory of earlier compilations; the default is in ~/.cache, and '' "
-  "compiles all.",
-)
 # Names of data, which a recipe leaves to the command line.
 _NO_DATA = "gin/runs/precompile.gin"
 _JSON = flags.DEFINE_string(
   "json", None, "File to which the figures are written as JSON, too."
 )
-# Where `make env` installs libtpu: beside the packages, because jax would look
-# for TPUs wherever it can import it.
-_LIBRARY = Path(sys.prefix) / "libtpu" / "libtpu" / "libtpu.so"
 
 
 def main(argv: Sequence[str]) -> None:
@@ -65,27 +49,11 @@ def main(argv: Sequence[str]) -> None:
   # jax would keep programs that it cannot read without the slice's devices.
   compilation_cache.disable()
   # Before what is slow to import: a slice that is none is answered at once.
-  topology = open_topology(_TOPOLOGY.value, library=_LIBRARY)
-  from realm_jax.precompilation import compiler
-  from realm_jax.precompilation.report import compile_recipe
-
-  recipe = _recipe()
-  cache = compiler.cache_directory()
-  if _CACHE_DIR.value is not None:
-    cache = Path(_CACHE_DIR.value) if _CACHE_DIR.value else None
-  report = compile_recipe(
-    recipe, topology, num_blocks=_NUM_BLOCKS.value, cache=cache
-  )
-  if _JSON.value:
-    write_json(_JSON.value, report.json())
-  print(report.text())
-
-
-def _recipe() -> "TrainConfig | GenerationConfig":
-  """Reads the recipe; raises a ConfigurationError where it is none."""
+  topology = open_topology(_TOPOLOGY.value)
   from realm_jax.generations.building.generation_builder import (
     GenerationConfig,
   )
+  from realm_jax.precompilation.programs import compile_recipe
   from realm_jax.training.config import TrainConfig
 
   files, _ = configuration.given()
@@ -93,7 +61,11 @@ def _recipe() -> "TrainConfig | GenerationConfig":
   if files and "STAGE" not in configuration.names_in(files):
     function = GenerationConfig
   with configuration.parsed_from_flags(function, last_files=[_NO_DATA]):
-    return configuration.configured(function)()
+    recipe = configuration.configured(function)()
+  report = compile_recipe(recipe, topology, num_blocks=_NUM_BLOCKS.value)
+  if _JSON.value:
+    write_json(_JSON.value, report.json())
+  print(report.text())
 
 
 if __name__ == "__main__":

@@ -55,6 +55,14 @@ IS_NOT_THERE = (
     "--input=not/there",
   ),
   ("realm_jax.show_task", "--task=open_qa", "--corpus_dir=not/there"),
+  *(
+    (
+      "realm_jax.precompile",
+      "--gin_file=gin/runs/pretrain.gin",
+      f"--topology={topology}",
+    )
+    for topology in ("v6e:8x8x8", "v5p:4x4")
+  ),
 )
 CASES = [
   *((command, "--helpfull") for command in COMMANDS),

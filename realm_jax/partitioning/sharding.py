@@ -233,11 +233,6 @@ class RowGroups(NamedTuple):
   count: int
   own: tuple[int, ...]
 
-  @classmethod
-  def of_one_process(cls, count: int) -> "RowGroups":
-    """Returns groups that are all of this process."""
-    return cls(count, tuple(range(count)))
-
   def divided(self, parts: int) -> "RowGroups":
     """Returns groups of which each is a part of one of these, in order."""
     own = tuple(
@@ -257,9 +252,6 @@ class RowGroups(NamedTuple):
         "that share it (data × fsdp × microbatches); change BATCH_SIZE"
       )
     return np.arange(num_rows).reshape(self.count, -1)[list(self.own)].ravel()
-
-
-ONE_GROUP = RowGroups.of_one_process(1)
 
 
 @functools.lru_cache

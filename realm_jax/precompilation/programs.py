@@ -1,16 +1,21 @@
-"""The programs that a recipe would run on a slice, with abstract arrays."""
+"""The programs that a recipe would run on a slice, and what they need.
+
+They are traced with abstract arrays and compiled by libtpu, without a device.
+"""
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from absl import logging
+from jax.sharding import NamedSharding
 
-from realm_jax.generations.building.artifacts import EmbeddingConfig
+from realm_jax.console import table
+from realm_jax.files.json_value import JsonValue
 from realm_jax.generations.building.corpus_embedder import (
   abstract_retriever,
   jitted_embedder,
@@ -18,252 +23,354 @@ from realm_jax.generations.building.corpus_embedder import (
 from realm_jax.generations.building.generation_builder import GenerationConfig
 from realm_jax.generations.building.length_batches import rows_per_batch
 from realm_jax.indexes import exact_search
-from realm_jax.indexes.exact import ExactConfig, capacity_for
 from realm_jax.models.retriever import embed_blocks, query_tower_parameters
 from realm_jax.partitioning import sharding
-from realm_jax.partitioning.mesh import BATCH_AXES, MESH_AXES, make_mesh
+from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.precompilation.topology import Topology
-from realm_jax.training.compilation import jitted_step, step_modes
+from realm_jax.training.compilation import CompiledSteps
 from realm_jax.training.config import TrainConfig
 from realm_jax.training.own_index import (
   abstract_vectors,
   plan_of,
   slice_of_step,
 )
-from realm_jax.training.rolling_refresh import DatedVectors
-from realm_jax.training.row_layout import RowLayout, encoder_inputs
-from realm_jax.training.search_in_step import SearchedBlocks, SearchInStep
+from realm_jax.training.row_counts import input_shapes
+from realm_jax.training.search_in_step import SearchedBlocks
 from realm_jax.training.setup import StepSetup, set_up_step
 from realm_jax.training.stages.stage import Models
-from realm_jax.training.state import TrainState, abstract_state
+from realm_jax.training.state import abstract_state
 from realm_jax.training.token_store import abstract_blocks
 
 STEP, EMBEDDING, SEARCH = "training step", "embedding", "search"
 # BERT's vocabulary, where the recipe says no other.
-_VOCABULARY = {"vocab_size": 30_522, "separator_id": 102}
+_VOCAB_SIZE, _SEPARATOR_ID = 30_522, 102
 # Length of a block in the published corpus, which a builder reads from its own.
 _BLOCK_LENGTH = 288
+_COLUMNS = {
+  "arguments GB": ("argument_bytes", 1e9),
+  "results GB": ("output_bytes", 1e9),
+  "temporaries GB": ("temporary_bytes", 1e9),
+  "code GB": ("code_bytes", 1e9),
+  "total GB": ("total_bytes", 1e9),
+  "TFLOP": ("flops", 1e12),
+  "accessed GB": ("accessed_bytes", 1e9),
+  "at least ms": ("least_seconds", 1e-3),
+}
 
 
-@dataclasses.dataclass(frozen=True)
-class Program:
-  """One program of a run.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cost:
+  """What one run of a program costs each chip, by the compiler.
 
   Attributes:
-    kind: What it is for: one of the kinds above.
-    name: Name that tells it from others of its kind.
-    function: The jitted function.
-    arguments: Abstract arrays, with their shardings.
-    mesh: Mesh that it runs on, in effect while it is traced.
-    settings: Its static arguments.
+    kind: What the program is for: one of the kinds above.
+    name: Shapes that it is compiled for.
+    fits: Whether the memory of a chip suffices.
+    argument_bytes: Bytes of the arguments.
+    output_bytes: Bytes of the results that do not take an argument's place.
+    temporary_bytes: Bytes of the temporaries; where they do not fit, what the
+      compiler said last.
+    code_bytes: Bytes of the program itself.
+    flops: Floating-point operations by XLA's cost analysis, which counts the
+      body of a loop once; None of a program that does not fit.
+    accessed_bytes: Bytes that it counts as read and written, in whichever
+      memory; None likewise.
+    least_seconds: Lower bound of the time: a roofline at the chip's peak rates.
   """
 
   kind: str
   name: str
-  function: Any
-  arguments: tuple[Any, ...]
-  mesh: Mesh
-  settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  fits: bool
+  argument_bytes: int
+  output_bytes: int = 0
+  temporary_bytes: int
+  code_bytes: int = 0
+  flops: float | None = None
+  accessed_bytes: float | None = None
+  least_seconds: float | None = None
 
   @property
-  def argument_bytes(self) -> int:
-    """Bytes of the arguments that a device holds."""
-    return sum(
-      math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-      for leaf in jax.tree.leaves(self.arguments)
+  def total_bytes(self) -> int:
+    """Bytes that a chip needs to run the program."""
+    results = self.output_bytes + self.temporary_bytes
+    return self.argument_bytes + results + self.code_bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+  """What a recipe costs on a slice, and settings that would make it fit."""
+
+  topology: Topology
+  costs: Sequence[Cost]
+  advice: Sequence[str] = ()
+
+  @property
+  def fits(self) -> bool:
+    """Whether all programs fit, the steps beside an exact index's vectors."""
+    beside = sum(c.argument_bytes for c in self.costs if c.kind == SEARCH)
+    steps = [cost.total_bytes for cost in self.costs if cost.kind == STEP]
+    return all(cost.fits for cost in self.costs) and all(
+      size + beside <= self.topology.memory_bytes for size in steps
     )
 
-  def lower(self) -> jax.stages.Lowered:
-    """Traces and lowers the program, without a device."""
-    with jax.set_mesh(self.mesh):
-      return self.function.lower(*self.arguments, **self.settings)
+  def json(self) -> dict[str, JsonValue]:
+    """Returns the figures by name."""
+    return {
+      "topology": self.topology.name,
+      "chips": len(self.topology.devices),
+      "fits": self.fits,
+      "advice": list(self.advice),
+      "programs": [dataclasses.asdict(cost) for cost in self.costs],
+    }
+
+  def text(self) -> str:
+    """Returns the figures as a table, and whether the recipe fits."""
+    slice_ = self.topology
+    rows: list[Sequence[str]] = [("program", "fits", *_COLUMNS)]
+    for cost in self.costs:
+      figures = [(getattr(cost, of), unit) for of, unit in _COLUMNS.values()]
+      cells = ["-" if n is None else f"{n / unit:.2f}" for n, unit in figures]
+      fits = "yes" if cost.fits else "NO"
+      rows.append([f"{cost.kind}: {cost.name}", fits, *cells])
+    verdict = "It fits." if self.fits else "It does not fit."
+    if not self.fits and all(cost.fits for cost in self.costs):
+      verdict = "It does not fit beside the vectors of an exact index."
+    header = (
+      f"{slice_.name}: {len(slice_.devices)} chips, each with "
+      f"{slice_.memory_bytes / 1e9:.2f} GB for programs, "
+      f"{slice_.peak_flops / 1e12:.0f} TFLOP/s and "
+      f"{slice_.memory_bandwidth / 1e9:.0f} GB/s"
+    )
+    lines = [verdict, *(f"  {setting}" for setting in self.advice)]
+    return f"{header}\n\n{table.columns(rows)}\n\n" + "\n".join(lines)
 
 
-def programs_of(
+def compile_recipe(
   recipe: TrainConfig | GenerationConfig, topology: Topology, *, num_blocks: int
-) -> Iterator[Program]:
-  """Yields the programs of a training run, or of an index builder.
+) -> Report:
+  """Compiles all programs of a training run, or of an index builder.
+
+  Args:
+    recipe: Training run, or index builder.
+    topology: Slice, whose devices need not exist.
+    num_blocks: Number of blocks of the corpus.
 
   Raises:
     ValueError: The recipe does not fit the slice's devices.
   """
   if isinstance(recipe, GenerationConfig):
-    yield _embedding(recipe, make_mesh(devices=topology.host))
-    return
+    return Report(topology, [_embedding(recipe, topology)])
+  costs = list(_of_training(recipe, topology, num_blocks))
+  # The first mode is the one that trains most, and so needs most memory.
+  helps = [] if costs[0].fits else advice(recipe, costs[0], topology)
+  return Report(topology, costs, helps)
+
+
+def _of_training(
+  config: TrainConfig, topology: Topology, num_blocks: int
+) -> Iterator[Cost]:
+  """Compiles the padded step, the largest, in each mode, and the search."""
   mesh = make_mesh(
-    fsdp=recipe.mesh.fsdp,
-    model_parallelism=recipe.mesh.model_parallelism,
+    fsdp=config.mesh.fsdp,
+    model_parallelism=config.mesh.model_parallelism,
     devices=topology.devices,
   )
-  yield from _steps(recipe, mesh, num_blocks=num_blocks)
-  if recipe.stage.needs_index and not recipe.retrieve_on_device:
-    yield _search(recipe, mesh, num_blocks=num_blocks)
-
-
-def _steps(
-  config: TrainConfig, mesh: Mesh, *, num_blocks: int
-) -> Iterator[Program]:
-  """Yields the padded training step, the largest, in each of its modes."""
-  setup = set_up_step(
-    config,
-    _with_vocabulary(Models(config.retriever, config.reader)),
-    mesh=mesh,
-    groups=sharding.RowGroups.of_one_process(
-      math.prod(mesh.shape[axis] for axis in BATCH_AXES)
-    ),
-    num_blocks=num_blocks,
-  )
+  models = _with_vocabulary(Models(config.retriever, config.reader))
+  setup = set_up_step(config, models, mesh=mesh, num_blocks=num_blocks)
   state = abstract_state(
     setup.init,
     setup.optimizer,
     mesh=mesh,
     axis_rules=config.mesh.all_axis_rules,
   )
-  layout = RowLayout(mesh)
-  name = ", ".join(
-    f"{rows:,} × {length}" for rows, length in _row_shapes(setup)
-  )
-  search, searched = None, None
-  if config.retrieve_on_device:
-    search, searched, state = _searching(setup, state, num_blocks)
-  for frozen in sorted(step_modes(config, first_step=0)):
-    function = jitted_step(setup, state, layout, frozen=frozen, search=search)
-    mode = ", retriever frozen" if frozen else ""
-    arguments = state, _batch(setup), searched
-    yield Program(STEP, name + mode, function, arguments, mesh)
-
-
-def _row_shapes(setup: StepSetup) -> list[tuple[int, ...]]:
-  """Returns rows and their length, of each encoder input of the whole batch."""
-  stage = setup.config.stage
-  example = stage.example(setup.empty_arrays())
-  numbers = np.arange(setup.config.data.batch_size, dtype=np.uint32)
-  rows = jax.eval_shape(
-    lambda numbers: stage.rows(setup.models, example, numbers), numbers
-  )
-  return [one.token_ids.shape for one in encoder_inputs(rows)]
-
-
-def _batch(setup: StepSetup) -> Any:
-  """Returns an abstract batch; a step that searches gets no candidates."""
-  batch = setup.abstract_batch()
-  if not setup.config.retrieve_on_device:
-    return batch
-  words = jax.ShapeDtypeStruct(
-    (setup.config.data.batch_size, 2),
-    jnp.uint32,
-    sharding=sharding.batch_sharding(setup.mesh),
-  )
-  return batch._replace(candidates=None, source_hash=words)
-
-
-def _searching(
-  setup: StepSetup, state: TrainState, num_blocks: int
-) -> tuple[SearchInStep, SearchedBlocks, TrainState]:
-  """Returns the search in the step, what it searches, and the state."""
-  config, mesh, retriever = setup.config, setup.mesh, setup.models.retriever
-  refreshed, vectors, query_params = None, None, {}
+  searched, refreshed = None, None
+  if config.stage.needs_index:
+    searched = _searched(setup, num_blocks)
   if config.keeps_own_index:
     refreshed = slice_of_step(setup, num_blocks, mean_length=None)
     state = state._replace(index=abstract_vectors(setup, num_blocks))
-    plan = plan_of(setup, num_blocks)
-  else:
-    index = ExactConfig()
-    capacity = capacity_for(num_blocks, devices=mesh.size)
-    plan = _plan(setup.config, mesh, num_blocks)
-    vectors = DatedVectors.abstract(
-      capacity, retriever.vector_size, dtype=index.dtype, mesh=mesh
-    ).vectors
-    if not config.stage.current_queries:
-      query_params = query_tower_parameters(
-        retriever, abstract_retriever(retriever, mesh)
-      )
-  count: Any = jax.ShapeDtypeStruct(
-    (), jnp.int32, sharding=sharding.replicated(mesh)
+  in_step = searched if config.retrieve_on_device else None
+  arguments = state, setup.abstract_batch(), in_step
+  shapes = input_shapes(
+    config.stage, models, config.stage.example(setup.empty_arrays())
   )
+  name = ", ".join(f"{rows:,} × {length}" for rows, length in shapes)
+  steps = CompiledSteps(setup, setup.layout(None), refreshed)
+  for frozen, step in steps.lower(*arguments, first_step=0):
+    mode = ", retriever frozen" if frozen else ""
+    yield _cost(STEP, name + mode, step, arguments, topology)
+  if searched is None or in_step is not None:
+    return
+  shape = config.data.batch_size, setup.models.retriever.vector_size
+  queries = _abstract(shape, jnp.float32, sharding.batch_sharding(mesh))
+  arguments = queries, searched.vectors, searched.count
+  with jax.set_mesh(mesh):
+    search = exact_search.search.lower(
+      *arguments, plan=searched.plan, mesh=mesh
+    )
+  name = f"{len(queries):,} queries, {num_blocks:,} blocks"
+  yield _cost(SEARCH, name, search, arguments, topology)
+
+
+def _searched(setup: StepSetup, num_blocks: int) -> SearchedBlocks:
+  """Returns what is searched: a generation, or the run's own index."""
+  config, mesh, retriever = setup.config, setup.mesh, setup.models.retriever
+  vectors, query_params = None, {}
+  if not config.keeps_own_index:
+    vectors = abstract_vectors(setup, num_blocks).vectors
+    if not config.stage.current_queries:
+      params = abstract_retriever(retriever, mesh)
+      query_params = query_tower_parameters(retriever, params)
   blocks = abstract_blocks(
     num_blocks,
     config.data.block_length,
     vocab_size=retriever.bert.vocab_size or 0,
     mesh=mesh,
   )
-  search = SearchInStep(
-    retriever=retriever,
-    num_candidates=config.stage.num_candidates,
-    current_queries=config.stage.current_queries or config.keeps_own_index,
-    mesh=mesh,
-    refreshed=refreshed,
-  )
-  searched = SearchedBlocks(query_params, vectors, count, blocks, plan)
-  return search, searched, state
+  count = _abstract((), jnp.int32, sharding.replicated(mesh))
+  plan = plan_of(setup, num_blocks)
+  return SearchedBlocks(query_params, vectors, count, blocks, plan)
 
 
-def _plan(
-  config: TrainConfig, mesh: Mesh, num_blocks: int
-) -> exact_search.Plan:
-  """Returns the settings of the exact search of a step's queries."""
-  return ExactConfig().plan(
-    config.stage.num_searched(num_blocks),
-    num_queries=config.data.batch_size,
-    capacity=capacity_for(num_blocks, devices=mesh.size),
-    devices=mesh.size,
-    platform=mesh.devices.flat[0].platform,
-  )
+def _embedding(config: GenerationConfig, topology: Topology) -> Cost:
+  """Compiles a builder's embedding of a batch of the longest blocks.
 
-
-def _search(config: TrainConfig, mesh: Mesh, *, num_blocks: int) -> Program:
-  """Returns the exact search of a step's queries in all blocks."""
-  index, num_queries = ExactConfig(), config.data.batch_size
-  dim = config.retriever.vector_size
-  capacity = capacity_for(num_blocks, devices=mesh.size)
-  by_device = NamedSharding(mesh, PartitionSpec(MESH_AXES))
-  arguments = (
-    jax.ShapeDtypeStruct(
-      (num_queries, dim), jnp.float32, sharding=sharding.batch_sharding(mesh)
-    ),
-    jax.ShapeDtypeStruct(
-      (capacity, dim), jnp.dtype(index.dtype), sharding=by_device
-    ),
-    jax.ShapeDtypeStruct((), jnp.int32, sharding=sharding.replicated(mesh)),
-  )
-  return Program(
-    SEARCH,
-    f"{num_queries:,} queries, {num_blocks:,} blocks",
-    exact_search.search,
-    arguments,
-    mesh,
-    settings={"plan": _plan(config, mesh, num_blocks), "mesh": mesh},
-  )
-
-
-def _embedding(config: GenerationConfig, mesh: Mesh) -> Program:
-  """Returns the builder's embedding of a batch of the longest blocks."""
-  models = _with_vocabulary(Models(config.retriever, None))
-  embedding = config.embedding or EmbeddingConfig()
-  tokens = embedding.tokens_per_batch * mesh.size
+  A builder on several hosts embeds a batch on each; a chip's share is the same.
+  """
+  mesh = make_mesh(devices=topology.devices)
+  retriever, _ = _with_vocabulary(Models(config.retriever, None))
+  tokens = config.embedding.tokens_per_batch * mesh.size
   rows = rows_per_batch(_BLOCK_LENGTH, tokens, multiple=mesh.size)
-  batch = jax.ShapeDtypeStruct(
-    (rows, _BLOCK_LENGTH), jnp.int32, sharding=sharding.batch_sharding(mesh)
+  shape, placed = (rows, _BLOCK_LENGTH), sharding.batch_sharding(mesh)
+  arguments = (
+    abstract_retriever(retriever, mesh),
+    _abstract(shape, jnp.int32, placed),
   )
-  return Program(
-    EMBEDDING,
-    f"{rows:,} × {_BLOCK_LENGTH}",
-    jitted_embedder(
-      sharding.shared_partial(embed_blocks, models.retriever), mesh
-    ),
-    (abstract_retriever(models.retriever, mesh), batch),
-    mesh,
-  )
+  embed = sharding.shared_partial(embed_blocks, retriever)
+  with jax.set_mesh(mesh):
+    lowered = jitted_embedder(embed, mesh).lower(*arguments)
+  name = f"{rows:,} × {_BLOCK_LENGTH}"
+  return _cost(EMBEDDING, name, lowered, arguments, topology)
+
+
+def _abstract(shape: tuple[int, ...], dtype: Any, placed: NamedSharding) -> Any:
+  return jax.ShapeDtypeStruct(shape, dtype, sharding=placed)
 
 
 def _with_vocabulary(models: Models) -> Models:
   """Returns models of the recipe's vocabulary, or of BERT's."""
   bert = models.retriever.bert
-  sizes = {
-    name: usual if getattr(bert, name) is None else getattr(bert, name)
-    for name, usual in _VOCABULARY.items()
-  }
-  retriever, reader = models
-  return Models(
-    retriever.for_vocabulary(**sizes), reader and reader.for_vocabulary(**sizes)
+  return models.for_vocabulary(
+    _VOCAB_SIZE if bert.vocab_size is None else bert.vocab_size,
+    _SEPARATOR_ID if bert.separator_id is None else bert.separator_id,
   )
+
+
+def _cost(
+  kind: str,
+  name: str,
+  lowered: jax.stages.Lowered,
+  arguments: Any,
+  topology: Topology,
+) -> Cost:
+  """Compiles a program, whose arguments are abstract, and takes its figures."""
+  logging.info("compiling the %s: %s", kind, name)
+  try:
+    compiled = lowered.compile()
+  except jax.errors.JaxRuntimeError as error:
+    held = sum(
+      math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+      for leaf in jax.tree.leaves(arguments)
+    )
+    needed = needed_temporaries(str(error), held)
+    if needed is None:
+      raise
+    return Cost(
+      kind=kind,
+      name=name,
+      fits=False,
+      argument_bytes=held,
+      temporary_bytes=needed,
+    )
+  memory, counted = compiled.memory_analysis(), compiled.cost_analysis()
+  assert memory is not None
+  assert counted is not None
+  # What XLA does not count is missing, or negative.
+  flops, accessed = (
+    max(0.0, counted.get(name, 0.0)) for name in ("flops", "bytes accessed")
+  )
+  cost = Cost(
+    kind=kind,
+    name=name,
+    fits=True,
+    argument_bytes=memory.argument_size_in_bytes,
+    output_bytes=memory.output_size_in_bytes - memory.alias_size_in_bytes,
+    temporary_bytes=memory.temp_size_in_bytes,
+    code_bytes=memory.generated_code_size_in_bytes,
+    flops=flops,
+    accessed_bytes=accessed,
+    least_seconds=max(
+      flops / topology.peak_flops, accessed / topology.memory_bandwidth
+    ),
+  )
+  fits = cost.total_bytes <= topology.memory_bytes
+  return dataclasses.replace(cost, fits=fits)
+
+
+def needed_temporaries(message: str, argument_bytes: int) -> int | None:
+  """Returns the temporaries of a program that does not fit, by libtpu's error.
+
+  It names either these, or all that the program needs. None if it is another
+  error.
+  """
+  needed = re.search(
+    r"(?:Used |temporaries \()([\d.]+)([KMGT]?)\)? (?:of|exceeds)", message
+  )
+  if "RESOURCE_EXHAUSTED" not in message or needed is None:
+    return None
+  used = int(float(needed[1]) * 2 ** (10 * " KMGT".index(needed[2] or " ")))
+  if "for HLO temporaries" in message:
+    return used
+  return max(0, used - argument_bytes)
+
+
+def advice(config: TrainConfig, cost: Cost, topology: Topology) -> list[str]:
+  """Returns settings that may make a step fit, each with what it may bring.
+
+  A step's temporaries are taken to grow with the batch, and the state to be
+  divided by FSDP; only another compilation says what remains.
+  """
+  memory, temporary = topology.memory_bytes, max(1, cost.temporary_bytes)
+  fixed, batch = cost.total_bytes - temporary, config.data.batch_size
+  groups = len(topology.devices) // config.mesh.model_parallelism
+  factors = [2**power for power in range(1, batch.bit_length())]
+  found: list[tuple[str, float]] = []
+  if jnp.dtype(config.retriever.bert.dtype) == jnp.float32:
+    setting = (
+      'BertConfig.dtype = "bfloat16" (DTYPE in gin/models/bert_base.gin)'
+    )
+    found.append((f"{setting} halves most temporaries", fixed + temporary / 2))
+  for factor in factors:
+    fsdp, total = config.mesh.fsdp * factor, fixed / factor + temporary
+    if groups % fsdp == 0 and total <= memory:
+      found.append((f"FSDP = {fsdp} divides the state", total))
+      break
+  for factor in factors if config.stage.is_divisible else ():
+    parts, total = config.num_microbatches * factor, fixed + temporary / factor
+    if batch % (groups * parts) == 0 and total <= memory:
+      setting = f"NUM_MICROBATCHES = {parts} computes one part after the other"
+      found.append((setting, total))
+      break
+  smaller = int(batch * (memory - fixed) / temporary) // groups * groups
+  if 0 < smaller < batch:
+    setting = (
+      f"BATCH_SIZE = {smaller}, {smaller // groups} for a group of chips"
+    )
+    found.append((setting, fixed + temporary * smaller / batch))
+  lines = [f"{what}: about {size / 2**30:.1f} GiB" for what, size in found]
+  if config.retriever.bert.remat_policy is None:
+    lines.append(
+      'REMAT_POLICY = "nothing_saveable" keeps the layers\' inputs alone, and '
+      "computes a forward pass more"
+    )
+  return lines or ["a slice with more chips, or chips with more memory"]

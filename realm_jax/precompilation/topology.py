@@ -1,15 +1,18 @@
-"""The devices of a TPU slice that need not exist, from libtpu alone."""
+"""The chips of a TPU slice that need not exist, from libtpu alone."""
 
 import dataclasses
 import os
 import re
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import jax
 from jax.experimental import topologies
 
-from realm_jax.precompilation.chips import CHIPS, Chip
-
+# Where `make env` installs libtpu: beside the packages, because jax would look
+# for TPUs wherever it can import it.
+LIBRARY = Path(sys.prefix) / "libtpu" / "libtpu" / "libtpu.so"
 # What libtpu looks for on a TPU machine, and must not miss elsewhere. Without
 # the last one a second process that loads it ends at its lock file.
 _ENVIRONMENT = {
@@ -18,108 +21,85 @@ _ENVIRONMENT = {
   "TPU_WORKER_HOSTNAMES": "localhost",
   "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
-_LIBRARY = "TPU_LIBRARY_PATH"
-# The two cores of a v4 chip are one device only where the chip says so.
-_CHIP_CONFIGS = {"v4": "megacore"}
-# Chips of a host in a slice of several hosts.
-_HOSTS = {"v4": "2x2x1", "v5e": "2x2", "v5p": "2x2x1", "v6e": "2x2"}
-_EXAMPLES = {
-  "v4": "v4:4x4x4",
-  "v5e": "v5e:8x8",
-  "v5p": "v5p:4x4x4",
-  "v6e": "v6e:8x8",
-}
-
-
-class TopologyError(ValueError):
-  """There is no such slice, or no libtpu that knows it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-  """A slice of a TPU.
+  """A slice of a TPU; the cores of a v4 or v5p act together as one device.
 
   Attributes:
     name: Name, such as `v5e:8x8`.
-    chip: What each chip has, and its peak rates.
     devices: One device for each chip.
-    host: The devices of a slice of one host, or of this slice if it has no
-      more. libtpu compiles for no part of a slice.
-    compiler: Name of the library that compiles for them, another for each
-      version.
+    memory_bytes: Memory of a chip that a program may use, as libtpu 0.0.42.1
+      says when one does not fit.
+    peak_flops: Floating-point operations of a chip in a second, in bfloat16
+      products, by Google's pages (docs.cloud.google.com/tpu/docs/v4, v5e,
+      v5p-training and v6e).
+    memory_bandwidth: Bytes in a second, to and from a chip's memory, likewise.
   """
 
   name: str
-  chip: Chip
   devices: tuple[jax.Device, ...]
-  host: tuple[jax.Device, ...]
-  compiler: str
+  memory_bytes: int
+  peak_flops: float
+  memory_bandwidth: float
 
 
-def open_topology(name: str, *, library: Path | None = None) -> Topology:
+# By generation: the last three of a topology's figures, and an example of one.
+_GENERATIONS: Mapping[str, tuple[int, float, float, str]] = {
+  "v4": (int(30.75 * 2**30), 275e12, 1200e9, "v4:4x4x4"),
+  "v5e": (int(15.75 * 2**30), 197e12, 819e9, "v5e:8x8"),
+  "v5p": (int(95.74 * 2**30), 459e12, 2765e9, "v5p:4x4x4"),
+  "v6e": (int(31.25 * 2**30), 918e12, 1638e9, "v6e:8x8"),
+}
+
+
+def open_topology(name: str) -> Topology:
   """Returns the devices of a slice, for which programs can be compiled.
 
-  It must be called before jax looks for devices, and keeps jax on CPUs.
-
-  Args:
-    name: Generation and chips in each dimension, as in `v5e:8x8`.
-    library: File libtpu.so; TPU_LIBRARY_PATH goes before it.
+  It must be called before jax looks for devices, and keeps jax on CPUs. The
+  name is that of a generation and its chips in each dimension: `v5e:8x8`.
 
   Raises:
-    TopologyError: There is no such slice, or no libtpu.
+    ValueError: There is no such slice, or no libtpu.
   """
-  generation, _, sides = name.partition(":")
-  if generation not in CHIPS or not re.fullmatch(r"\d+(x\d+){1,2}", sides):
-    raise TopologyError(
-      f"topology={name!r} is no slice; want one of {', '.join(CHIPS)} and its "
-      f"chips in each dimension, as in {', '.join(_EXAMPLES.values())}"
+  generation, _, chips = name.partition(":")
+  if generation not in _GENERATIONS:
+    raise ValueError(
+      f"topology={name!r} is of no generation of TPUs that is known; want one "
+      f"of {', '.join(_GENERATIONS)}, and its chips in each dimension, as in "
+      "v5e:8x8"
     )
-  example = _EXAMPLES[generation]
-  if sides.count("x") != example.count("x"):
-    raise TopologyError(
-      f"topology={name!r} is no slice: chips of {generation} are laid out in "
-      f"{example.count('x') + 1} dimensions, as in {example}"
+  memory, flops, bandwidth, example = _GENERATIONS[generation]
+  if not re.fullmatch(r"\d+(x\d+)+", chips) or (
+    chips.count("x") != example.count("x")
+  ):
+    raise ValueError(
+      f"topology={name!r} is no slice; want the chips of a {generation} in "
+      f"each dimension, as in {example}"
     )
-  compiler = _load(library)
+  _find_library()
+  # The two cores of a v4 chip are one device only where the chip says so.
+  settings = {"chip_config_name": "megacore"} if generation == "v4" else {}
   try:
-    devices = host = _devices(generation, name)
-    if len({device.process_index for device in devices}) > 1:
-      host = _devices(generation, f"{generation}:{_HOSTS[generation]}")
+    found = topologies.get_topology_desc(name, "tpu", **settings)
   except (jax.errors.JaxRuntimeError, RuntimeError) as error:
-    raise TopologyError(
+    raise ValueError(
       f"libtpu knows no slice {name!r} ({str(error).splitlines()[0]}); want "
       f"chips in each dimension as in {example}"
     ) from error
-  return Topology(name, CHIPS[generation], devices, host, compiler)
+  return Topology(name, tuple(found.devices), memory, flops, bandwidth)
 
 
-def _devices(generation: str, name: str) -> tuple[jax.Device, ...]:
-  settings = {}
-  if generation in _CHIP_CONFIGS:
-    settings["chip_config_name"] = _CHIP_CONFIGS[generation]
-  found = topologies.get_topology_desc(
-    platform="tpu", topology_name=name, **settings
-  )
-  return tuple(found.devices)
-
-
-def _load(library: Path | None) -> str:
-  """Names the library to jax, and what the library needs without a TPU.
-
-  Returns another text for each version of the library.
-  """
-  given = os.environ.get(_LIBRARY)
-  path = Path(given) if given else library
-  if path is None or not path.is_file():
-    where = f"{_LIBRARY}={given}" if given else str(path)
-    raise TopologyError(
-      f"libtpu is not there ({where}): `make env` installs it, or name another "
-      f"one: {_LIBRARY}=…/libtpu.so"
+def _find_library() -> None:
+  """Names the library to jax, and what the library needs without a TPU."""
+  path = Path(os.environ.setdefault("TPU_LIBRARY_PATH", str(LIBRARY)))
+  if not path.is_file():
+    raise ValueError(
+      f"libtpu is not there (TPU_LIBRARY_PATH={path}): `make env` installs it, "
+      "or name another one: TPU_LIBRARY_PATH=…/libtpu.so"
     )
-  os.environ[_LIBRARY] = str(path)
   for variable, value in _ENVIRONMENT.items():
     os.environ.setdefault(variable, value)
   # jax would look for the chips of a TPU machine, where there is a libtpu.
   jax.config.update("jax_platforms", "cpu")
-  status = path.stat()
-  return f"{path.name} {status.st_size} {status.st_mtime_ns}"

@@ -1,66 +1,19 @@
 """The steps of a run, compiled ahead of time."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 from absl import logging
 
 from realm_jax.partitioning import cpu_tuning, sharding
-from realm_jax.training.config import TrainConfig
-from realm_jax.training.own_index import OwnIndex
+from realm_jax.training.rolling_refresh import Slice
 from realm_jax.training.row_layout import RowLayout
 from realm_jax.training.search_in_step import SearchInStep
 from realm_jax.training.setup import StepSetup
 from realm_jax.training.stages.stage import StepBatch
 from realm_jax.training.state import TrainState
 from realm_jax.training.step import Metrics, train_step
-
-
-def step_modes(config: TrainConfig, *, first_step: int) -> set[bool]:
-  """Returns whether the retriever is frozen, for all modes that a run needs.
-
-  Args:
-    config: Configuration of the run.
-    first_step: Number of the first step, from 0.
-  """
-  freeze_steps = config.optimizer.freeze_retriever_steps
-  return {step < freeze_steps for step in (first_step, config.num_steps - 1)}
-
-
-def jitted_step(
-  setup: StepSetup,
-  state: TrainState,
-  layout: RowLayout,
-  *,
-  frozen: bool,
-  search: SearchInStep | None = None,
-) -> jax.stages.Wrapped:
-  """Returns `train_step` as a run compiles it, for one mode.
-
-  Args:
-    setup: Parts of the step.
-    state: State, whose buffers are donated, or abstract arrays like it.
-    layout: How sequences are laid out in rows.
-    frozen: Whether the retriever is frozen.
-    search: Search in the step, if it retrieves its own candidates.
-  """
-  config, mesh = setup.config, setup.mesh
-  shardings = jax.tree.map(lambda array: array.sharding, state)
-  return jax.jit(
-    sharding.shared_partial(
-      sharding.under(config.mesh.all_axis_rules, train_step),
-      rows_of=setup.rows_of,
-      loss=setup.loss,
-      layout=layout,
-      optimizer=setup.optimizer,
-      seed=config.data.seed,
-      freeze_retriever=frozen,
-      num_microbatches=config.num_microbatches,
-      search=search,
-    ),
-    donate_argnums=0,
-    out_shardings=(shardings, sharding.replicated(mesh)),
-  )
 
 
 class CompiledSteps:
@@ -73,7 +26,7 @@ class CompiledSteps:
   Args:
     setup: Parts of the step.
     layout: How sequences are laid out in rows.
-    own_index: Index that the run keeps itself, if it does.
+    refreshed: What each device embeds again, in a run that keeps its own index.
 
   Attributes:
     programs: Compiled steps, by whether the retriever is frozen and by the
@@ -84,7 +37,7 @@ class CompiledSteps:
     self,
     setup: StepSetup,
     layout: RowLayout,
-    own_index: OwnIndex | None = None,
+    refreshed: Slice | None = None,
   ):
     self._setup = setup
     self._layout = layout
@@ -96,7 +49,7 @@ class CompiledSteps:
         num_candidates=config.stage.num_candidates,
         current_queries=config.stage.current_queries or config.keeps_own_index,
         mesh=setup.mesh,
-        refreshed=None if own_index is None else own_index.part,
+        refreshed=refreshed,
       )
     self.programs: dict[tuple[bool, Any], jax.stages.Compiled] = {}
 
@@ -104,18 +57,43 @@ class CompiledSteps:
     self, state: TrainState, batch: StepBatch, searched: Any = None
   ) -> None:
     """Compiles the step; the arrays, and those of a batch, may be abstract."""
-    mesh = self._setup.mesh
-    config = self._setup.config
-    for frozen in step_modes(config, first_step=int(state.step)):
-      step = jitted_step(
-        self._setup, state, self._layout, frozen=frozen, search=self._search
-      )
-      with jax.set_mesh(mesh):
-        lowered = step.lower(state, batch, searched)
-      self.programs[frozen, _shapes(searched)] = lowered.compile(
-        cpu_tuning.compiler_options(mesh)
-      )
+    first_step = int(state.step)
+    options = cpu_tuning.compiler_options(self._setup.mesh)
+    for frozen, lowered in self.lower(state, batch, searched, first_step):
+      self.programs[frozen, _shapes(searched)] = lowered.compile(options)
     cpu_tuning.return_freed_memory()
+
+  def lower(
+    self, state: TrainState, batch: StepBatch, searched: Any, first_step: int
+  ) -> Iterator[tuple[bool, jax.stages.Lowered]]:
+    """Yields the step in each mode that is needed from a first step on.
+
+    A mode is whether the retriever is frozen. All arrays may be abstract; the
+    buffers of the state are donated.
+    """
+    setup, config = self._setup, self._setup.config
+    shardings = jax.tree.map(lambda array: array.sharding, state)
+    freeze_steps = config.optimizer.freeze_retriever_steps
+    modes = {step < freeze_steps for step in (first_step, config.num_steps - 1)}
+    for frozen in sorted(modes):
+      step = jax.jit(
+        sharding.shared_partial(
+          sharding.under(config.mesh.all_axis_rules, train_step),
+          rows_of=setup.rows_of,
+          loss=setup.loss,
+          layout=self._layout,
+          optimizer=setup.optimizer,
+          seed=config.data.seed,
+          freeze_retriever=frozen,
+          num_microbatches=config.num_microbatches,
+          search=self._search,
+        ),
+        donate_argnums=0,
+        out_shardings=(shardings, sharding.replicated(setup.mesh)),
+      )
+      with jax.set_mesh(setup.mesh):
+        lowered = step.lower(state, batch, searched)
+      yield frozen, lowered
 
   def __call__(
     self, state: TrainState, batch: StepBatch, searched: Any, step: int

@@ -198,21 +198,24 @@ def _check_age(steps: int, config: RefreshConfig) -> None:
 
 
 def abstract_vectors(setup: StepSetup, num_blocks: int) -> DatedVectors:
-  """Returns the abstract arrays of a run's own vectors."""
+  """Returns abstract vectors: a run's own, or those of an exact index."""
+  config, dtype = setup.config, ExactConfig().dtype
+  if config.keeps_own_index:
+    dtype = config.rolling_refresh.rolling_refresh_dtype
   return DatedVectors.abstract(
     capacity_for(num_blocks, devices=setup.mesh.size),
     setup.models.retriever.vector_size,
-    dtype=setup.config.rolling_refresh.rolling_refresh_dtype,
+    dtype=dtype,
     mesh=setup.mesh,
   )
 
 
 def plan_of(setup: StepSetup, num_blocks: int) -> Plan:
-  """Returns the settings of the search of a run's own vectors."""
-  config, mesh = setup.config, setup.mesh
-  return ExactConfig(dtype=config.rolling_refresh.rolling_refresh_dtype).plan(
+  """Returns the settings of an exact search of a step's queries."""
+  mesh = setup.mesh
+  return ExactConfig().plan(
     setup.num_searched,
-    num_queries=config.data.batch_size,
+    num_queries=setup.config.data.batch_size,
     capacity=capacity_for(num_blocks, devices=mesh.size),
     devices=mesh.size,
     platform=mesh.devices.flat[0].platform,

@@ -13,6 +13,7 @@ import numpy as np
 
 from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.models.packing import num_groups
+from realm_jax.training.encoder_rows import EncoderRows
 from realm_jax.training.row_layout import (
   RowCounts,
   encoder_inputs,
@@ -74,13 +75,7 @@ def choose_row_counts(
     for batch in random_batches(stage, shapes, corpus)
   ]
   one = jax.tree.map(lambda leaf: leaf[0], divided(stage.example(shapes)))
-  rows = jax.eval_shape(
-    lambda part: stage.rows(
-      models, part, jnp.arange(len(part.query), dtype=jnp.uint32)
-    ),
-    one,
-  )
-  shapes_of_inputs = [one.token_ids.shape for one in encoder_inputs(rows)]
+  shapes_of_inputs = input_shapes(stage, models, one)
   largest = np.array([n // num_groups(n) for n, _ in shapes_of_inputs])
   # Tokens of one row in each group.
   tokens = np.array([num_groups(n) * length for n, length in shapes_of_inputs])
@@ -96,6 +91,19 @@ def choose_row_counts(
     )
     for step in range(steps)
   )
+
+
+def input_shapes(
+  stage: Stage, models: Models, batch: StepBatch
+) -> list[tuple[int, ...]]:
+  """Returns the rows and their length, of each encoder input of a batch."""
+
+  def rows(batch: StepBatch) -> EncoderRows:
+    numbers = jnp.arange(len(batch.query), dtype=jnp.uint32)
+    return stage.rows(models, batch, numbers)
+
+  inputs = encoder_inputs(jax.eval_shape(rows, batch))
+  return [one.token_ids.shape for one in inputs]
 
 
 def random_batches(

@@ -70,15 +70,22 @@ class StepSetup:
     )
 
   def abstract_batch(self) -> StepBatch:
-    """Returns the abstract arrays of a global batch, on the devices."""
+    """Returns the abstract arrays of a global batch, on the devices.
+
+    That of a step which searches has no candidates.
+    """
     placed = sharding.batch_sharding(self.mesh)
+    batch = self.config.stage.example(self.empty_arrays())
+    if self.config.retrieve_on_device:
+      words = np.zeros((self.config.data.batch_size, 2), np.uint32)
+      batch = batch._replace(candidates=None, source_hash=words)
     return jax.tree.map(
       lambda leaf: jax.ShapeDtypeStruct(
         leaf.shape,
         jax.dtypes.canonicalize_dtype(leaf.dtype),
         sharding=placed,
       ),
-      self.config.stage.example(self.empty_arrays()),
+      batch,
     )
 
   def layout(
@@ -161,7 +168,6 @@ def set_up_step(
   models: Models,
   *,
   mesh: Mesh,
-  groups: sharding.RowGroups,
   num_blocks: int,
 ) -> StepSetup:
   """Checks the configuration against the devices and the size of the corpus.
@@ -170,7 +176,6 @@ def set_up_step(
     config: Configuration of the run.
     models: Its models, for the vocabulary of the corpus.
     mesh: Devices of all processes.
-    groups: Groups of rows of the mesh, and those of this process.
     num_blocks: Number of blocks that are searched.
 
   Raises:
@@ -178,7 +183,7 @@ def set_up_step(
       too few blocks.
   """
   _require_divisible_heads(config, mesh)
-  parts = groups.divided(config.num_microbatches)
+  parts = sharding.row_groups(mesh).divided(config.num_microbatches)
   rows_of, loss = config.stage.functions(models)
   return StepSetup(
     config=config,
@@ -209,7 +214,6 @@ def set_up(config: TrainConfig) -> RunSetup:
     config,
     Models(config.retriever, config.reader).for_corpus(corpus),
     mesh=mesh,
-    groups=sharding.row_groups(mesh),
     num_blocks=corpus.num_blocks,
   )
   identity = RunIdentity(

@@ -157,7 +157,8 @@ def open_run(
     )
     with goodput.measure("compiling"):
       layout = setup.layout(setup.corpus)
-      step_function = CompiledSteps(setup, layout, own_index)
+      refreshed = None if own_index is None else own_index.part
+      step_function = CompiledSteps(setup, layout, refreshed)
       # A step that searches is compiled when its vectors are there.
       if not config.retrieve_on_device:
         step_function.compile(state, setup.abstract_batch())

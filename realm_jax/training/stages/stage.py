@@ -45,10 +45,14 @@ class Models(NamedTuple):
       ValueError: They are configured for another vocabulary.
     """
     words = corpus.vocabulary
-    vocabulary = {"vocab_size": words.vocab_size, "separator_id": words.sep_id}
+    return self.for_vocabulary(words.vocab_size, words.sep_id)
+
+  def for_vocabulary(self, vocab_size: int, separator_id: int) -> "Models":
+    """Returns the same models for a vocabulary; raises as `for_corpus` does."""
+    sizes = {"vocab_size": vocab_size, "separator_id": separator_id}
     return Models(
-      self.retriever.for_vocabulary(**vocabulary),
-      None if self.reader is None else self.reader.for_vocabulary(**vocabulary),
+      self.retriever.for_vocabulary(**sizes),
+      None if self.reader is None else self.reader.for_vocabulary(**sizes),
     )
 
   def require_reader(self) -> Reader:
