@@ -3,8 +3,8 @@
     python -m benchmarks.refresh --directory=out/refresh --json=refresh.json
 
 - Retrieval: pre-training with the demo's recipe and ScaNN alternates between
-  series of steps that search and series whose candidates are given, because
-  the machine's other load varies.
+  runs that search, and runs that are given the batches of the one before,
+  because the machine's other load varies.
 - Swaps: a small model is pre-trained with ScaNN over a million blocks, which
   searches in a process of its own. Generations are published during the run;
   each is verified, loaded and swapped in while training continues. The longest
@@ -20,21 +20,19 @@ kept in --directory.
 
 import argparse
 import dataclasses
-import functools
-import itertools
 import os
 import platform
 import shutil
+import signal
 import statistics
+import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import jax
 import numpy as np
 
 from benchmarks.data import demo_corpus, large_corpus
@@ -44,7 +42,7 @@ from benchmarks.data.large_generations import (
   make_generations,
 )
 from benchmarks.fixed_tree import fixed_tree
-from benchmarks.runs.jobs import Job, as_gin, gin_command
+from benchmarks.runs.jobs import as_gin, gin_command
 from benchmarks.runs.object_store import ObjectStore
 from realm_jax import configuration
 from realm_jax.corpus.store import Corpus
@@ -53,38 +51,31 @@ from realm_jax.files.metric_rows import read_rows
 from realm_jax.generations.follow.loading import load_generation
 from realm_jax.generations.store import layout
 from realm_jax.generations.store import manifest as manifests
-from realm_jax.generations.store.manifest import GenerationError
 from realm_jax.indexes.exact import ExactConfig
-from realm_jax.indexes.protocol import Index, SearchResult
+from realm_jax.indexes.protocol import SearchResult
+from realm_jax.inputs.batch import Batch
 from realm_jax.inputs.config import DataConfig
-from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader
 from realm_jax.partitioning import cpu_tuning
-from realm_jax.training import candidates, trainer
+from realm_jax.training import trainer
 from realm_jax.training.config import CheckpointConfig, TrainConfig
-from realm_jax.training.generations import (
-  GenerationSchedule,
-  WaitPreemptedError,
-)
 from realm_jax.training.optimizer import OptimizerConfig
-from realm_jax.training.retrieval import (
-  Assemble,
-  Prepared,
-  RetrievalPipeline,
-  Retrieve,
-)
 from realm_jax.training.stages.pretraining import Pretraining
-from realm_jax.training.stages.stage import StepBatch
+from realm_jax.training.stages.stage import Assembled, StageContext
 
 Row = dict[str, float]
 
-_TURN_STEPS = 10
-# Batches are prepared one step ahead and metrics are fetched two steps late, so
-# the first steps of a series still belong to the previous one.
-_MIXED_STEPS = 4
+# Steps of a run with or without retrieval, and those at its start that are not
+# measured.
+_RUN_STEPS, _FIRST_STEPS = 60, 10
+# Steps from a swap to the next publication, or to the end of the run.
+_BETWEEN = 60
+# A generation that is not swapped in after these seconds was rejected.
+_SWAP_SECONDS = 600.0
 # Numbers of steps before a publication whose median is the reference, and of
 # steps after a swap in which the old index is still being freed.
 _BEFORE, _AFTER = 30, 3
+_BATCH_SIZE = 24
 # A run of swaps ends when all generations are swapped in.
 _MAX_STEPS = 1_000_000
 _TARGETS = {
@@ -94,111 +85,80 @@ _TARGETS = {
 }
 
 
-class AlternatingPipeline(RetrievalPipeline[StepBatch]):
-  """Alternates between series of steps with search and with given candidates.
+@dataclasses.dataclass(frozen=True)
+class KeepingBatches(Pretraining):
+  """Pre-training that keeps the batches of its steps.
 
-  Metrics of steps with given candidates have no `search_ms`.
+  Attributes:
+    batches: Batches and their metrics, in the order of the steps.
   """
 
-  def __init__(self, *args: Any, **kwargs: Any):
-    super().__init__(*args, **kwargs)
-    self._step = 0
-    self._vectors: jax.Array | None = None
-    self._batch: StepBatch | None = None
+  batches: list[Assembled] = dataclasses.field(
+    default_factory=list, compare=False
+  )
 
-  @property
-  def _gives(self) -> bool:
-    return self._step // _TURN_STEPS % 2 == 1
-
-  def embed(self, token_ids: np.ndarray, query_params: Params) -> jax.Array:
-    if self._vectors is None or not self._gives:
-      self._vectors = super().embed(token_ids, query_params)
-    return self._vectors
-
-  def search(
-    self,
-    token_ids: np.ndarray,
-    vectors: jax.Array | None,
-    *,
-    index: Index,
-    num_blocks: int,
-    assemble: Assemble[StepBatch],
-  ) -> Future[Prepared[StepBatch]]:
-    gives = self._gives
-    self._step += 1
-
-    def assemble_and_keep(
-      retrieve: Retrieve,
-    ) -> tuple[SearchResult, StepBatch, dict[str, float]]:
-      retrieved, batch, metrics = assemble(retrieve)
-      self._batch = batch
-      return retrieved, batch, metrics
-
-    def keep(
-      retrieve: Retrieve,
-    ) -> tuple[SearchResult, StepBatch, dict[str, float]]:
-      assert self._batch is not None
-      return retrieve(), self._batch, {}
-
-    if gives:
-      return self.without_search(keep)
-    return super().search(
-      token_ids,
-      vectors,
-      index=index,
-      num_blocks=num_blocks,
-      assemble=assemble_and_keep,
-    )
+  def assemble(
+    self, batch: Batch, retrieved: SearchResult, context: StageContext
+  ) -> Assembled:
+    self.batches.append(super().assemble(batch, retrieved, context))
+    return self.batches[-1]
 
 
-def measure_retrieval(*, turns: int, scale: float) -> dict[str, Any]:
+@dataclasses.dataclass(frozen=True)
+class GivenBatches(KeepingBatches):
+  """Pre-training on batches that were kept, without an index."""
+
+  needs_index = False
+
+  def assemble(
+    self, batch: Batch, retrieved: SearchResult, context: StageContext
+  ) -> Assembled:
+    return self.batches.pop(0)
+
+
+def measure_retrieval(*, pairs: int, scale: float) -> dict[str, Any]:
   """Compares step times with retrieval and with given candidates."""
   with tempfile.TemporaryDirectory(prefix="realm_retrieval_") as name:
-    directory = Path(name)
-    corpus_dir = demo_corpus.make_corpus(directory, scale=scale)
-    folders = {"MODEL_DIR": directory / "model", "CORPUS_DIR": corpus_dir}
-    # The first pair of series is not measured, as the first steps differ.
-    steps = 2 * (turns + 1) * _TURN_STEPS
-    builder = Job(
-      "builder",
-      gin_command(
-        "build_index",
-        ["gin/runs/build_index.gin", "gin/experiments/demo/model.gin"],
-        "--once",
-        **folders,
-      ),
-      log=directory / "builder.log",
-    )
-    bindings = {**folders, "NUM_STEPS": steps, "SAVE_EVERY_STEPS": steps}
+    model_dir = Path(name) / "model"
+    corpus_dir = demo_corpus.make_corpus(Path(name), scale=scale)
+    folders = {"MODEL_DIR": model_dir, "CORPUS_DIR": corpus_dir}
+    bindings = {**folders, "NUM_STEPS": _RUN_STEPS}
+    bindings["SAVE_EVERY_STEPS"] = _RUN_STEPS
     with configuration.parsed(
       TrainConfig,
       ["gin/experiments/demo/pretrain.gin"],
       [f"{name} = {as_gin(value)}" for name, value in bindings.items()],
     ):
       config = configuration.configured(TrainConfig)()
-    builder.start()
-    try:
-      with mock.patch.object(
-        candidates, "RetrievalPipeline", AlternatingPipeline
-      ):
-        trainer.train(config)
-    finally:
-      builder.stop()
-    rows = read_rows(directory / "model")
-  medians = [
-    1e3 * statistics.median(row["step_seconds"] for row in turn[_MIXED_STEPS:])
-    for turn in (
-      list(turn)
-      for _, turn in itertools.groupby(rows, key=lambda row: "search_ms" in row)
-    )
-  ]
-  pairs = list(zip(medians[2::2], medians[3::2], strict=True))
+    # Without steps, a run writes the checkpoint of its first generation.
+    trainer.train(dataclasses.replace(config, num_steps=0))
+    recipes = ["gin/runs/build_index.gin", "gin/experiments/demo/model.gin"]
+    command = gin_command("build_index", recipes, "--once", **folders)
+    subprocess.run(command, check=True)
+    found = []
+    for _ in range(pairs):
+      searched = KeepingBatches(**vars(config.stage))
+      given = GivenBatches(**vars(searched))
+      found.append([_median_ms(config, stage) for stage in (searched, given)])
   return {
-    "searched_ms": statistics.median(searched for searched, _ in pairs),
-    "given_ms": statistics.median(given for _, given in pairs),
-    "retrieval_ratio": statistics.median(a / b for a, b in pairs),
-    "pairs_of_turns": len(pairs),
+    "searched_ms": statistics.median(searched for searched, _ in found),
+    "given_ms": statistics.median(given for _, given in found),
+    "retrieval_ratio": statistics.median(a / b for a, b in found),
+    "pairs_of_runs": pairs,
   }
+
+
+def _median_ms(config: TrainConfig, stage: Pretraining) -> float:
+  """Trains from the start, and returns the median time of a step."""
+  model_dir = Path(config.model_dir)
+  for path in model_dir.iterdir():
+    if path.is_file():
+      path.unlink()
+    elif path.name != layout.FOLDER:
+      shutil.rmtree(path)
+  trainer.train(dataclasses.replace(config, stage=stage))
+  rows = read_rows(model_dir)[_FIRST_STEPS:]
+  return 1e3 * statistics.median(row["step_seconds"] for row in rows)
 
 
 class Publications:
@@ -207,83 +167,91 @@ class Publications:
   Args:
     ready: Complete generations of steps 1, 2, … that are not published yet.
     generations_dir: Folder of the published generations.
-    steps_between: Steps from a swap to the next publication, or to the end of
-      the run.
   """
 
-  def __init__(
-    self, ready: Sequence[Path], generations_dir: Path, *, steps_between: int
-  ):
+  def __init__(self, ready: Sequence[Path], generations_dir: Path):
     self._ready = ready
     self._directory = generations_dir
-    self._between = self._due = steps_between
-    self.published_at: list[int] = []
+    self._published = 0
+    self._published_at = 0.0
+    self._steps_left = _BETWEEN
 
-  def at(self, step: int, *, in_use: int) -> None:
+  def after_step(self, *, in_use: int) -> int:
     """Publishes a generation if it is due, by a rename as a builder does.
 
+    When all were swapped in, the run is preempted by SIGTERM.
+
+    Args:
+      in_use: Generation that the step has searched.
+
+    Returns:
+      The number of generations published so far.
+
     Raises:
-      WaitPreemptedError: All were swapped in, and the run should end.
+      TimeoutError: The run did not swap the last one in.
     """
-    published = len(self.published_at)
-    if in_use < published:
-      self._due = step + self._between
-    elif step >= self._due:
-      if published == len(self._ready):
-        raise WaitPreemptedError
-      target = layout.path_of(self._directory, published + 1)
-      os.rename(self._ready[published], target)
-      self.published_at.append(step)
-      self._due = step + self._between
+    if in_use < self._published:
+      self._steps_left = _BETWEEN
+      if time.monotonic() > self._published_at + _SWAP_SECONDS:
+        raise TimeoutError(
+          f"generation {self._published} was not swapped in within "
+          f"{_SWAP_SECONDS:.0f} s; the run's log says why"
+        )
+      return self._published
+    self._steps_left -= 1
+    if self._steps_left == 0 and self._published == len(self._ready):
+      os.kill(os.getpid(), signal.SIGTERM)
+    elif self._steps_left == 0:
+      source = self._ready[self._published]
+      self._published += 1
+      os.rename(source, layout.path_of(self._directory, self._published))
+      self._published_at = time.monotonic()
+    return self._published
 
 
-class PublishingSchedule(GenerationSchedule):
-  """Schedule that publishes generations as the run reaches their steps."""
+@dataclasses.dataclass(frozen=True)
+class PublishingPretraining(Pretraining):
+  """Pre-training that publishes generations as the run reaches their steps."""
 
-  def __init__(self, *args: Any, publications: Publications, **kwargs: Any):
-    super().__init__(*args, **kwargs)
-    self._publications = publications
+  publications: Publications | None = dataclasses.field(
+    default=None, compare=False
+  )
 
-  def at(self, step: int) -> Any:
-    generation = super().at(step)
-    for why in self._watcher.rejected.values():
-      raise GenerationError(why)
-    self._publications.at(step, in_use=generation.step)
-    return generation
+  def assemble(
+    self, batch: Batch, retrieved: SearchResult, context: StageContext
+  ) -> Assembled:
+    made, metrics = super().assemble(batch, retrieved, context)
+    assert self.publications is not None
+    assert context.generation is not None
+    in_use = context.generation.step
+    published = self.publications.after_step(in_use=in_use)
+    return made, {**metrics, "published": published}
 
 
 def measure_swaps(
-  model_dir: Path,
-  corpus: Corpus,
-  made: Sequence[Path],
-  *,
-  swaps: int,
-  steps_between: int,
-  batch_size: int,
+  model_dir: Path, corpus: Corpus, made: Sequence[Path], *, swaps: int
 ) -> dict[str, Any]:
   """Pre-trains while generations are published, and compares the steps."""
   shutil.rmtree(model_dir, ignore_errors=True)
   generations_dir = model_dir / layout.FOLDER
   generations_dir.mkdir(parents=True)
   _link(made[0], Path(layout.path_of(generations_dir, 0)), step=0)
-  publications = Publications(
-    [
-      _link(made[i % len(made)], model_dir / f"ready-{i}", step=i)
-      for i in range(1, swaps + 1)
-    ],
-    generations_dir,
-    steps_between=steps_between,
-  )
+  ready = [
+    _link(made[i % len(made)], model_dir / f"ready-{i}", step=i)
+    for i in range(1, swaps + 1)
+  ]
   config = TrainConfig(
     model_dir=model_dir,
     data=DataConfig(
       task="masked_salient_spans",
       corpus_dir=corpus.source,
-      batch_size=batch_size,
+      batch_size=_BATCH_SIZE,
       query_length=QUERY_LENGTH,
       block_length=corpus.block_length,
     ),
-    stage=Pretraining(),
+    stage=PublishingPretraining(
+      publications=Publications(ready, generations_dir)
+    ),
     retriever=RETRIEVER,
     reader=Reader(RETRIEVER.bert, joint_length=68),
     optimizer=OptimizerConfig(learning_rate=2e-4),
@@ -292,19 +260,11 @@ def measure_swaps(
     max_shape_buckets=2,
   )
   try:
-    with mock.patch.object(
-      candidates,
-      "GenerationSchedule",
-      functools.partial(PublishingSchedule, publications=publications),
-    ):
-      trainer.train(config)
+    trainer.train(config)
     rows = read_rows(model_dir)
   finally:
     shutil.rmtree(model_dir, ignore_errors=True)
-  found = [
-    _swap(rows, generation, step)
-    for generation, step in enumerate(publications.published_at, start=1)
-  ]
+  found = [_swap(rows, generation) for generation in range(1, swaps + 1)]
   return {
     "swaps": found,
     "longest_ratio": max(swap["ratio"] for swap in found),
@@ -321,15 +281,14 @@ def _link(source: Path, target: Path, *, step: int) -> Path:
   return target
 
 
-def _swap(rows: Sequence[Row], generation: int, published_at: int) -> Row:
+def _swap(rows: Sequence[Row], generation: int) -> Row:
   """Summarizes the steps from a publication until after its swap."""
   seconds = np.array([row["step_seconds"] for row in rows])
-  first = published_at - 1
-  # The swap happens in the step before the first one that searches it.
-  last = next(
-    i for i, row in enumerate(rows) if row["generation"] == generation
+  # A step's batch is made, and what it searches chosen, in the step before.
+  first, last = (
+    next(i for i, row in enumerate(rows) if row[name] == generation) - 1
+    for name in ("published", "generation")
   )
-  last -= 1
   before = seconds[max(0, first - _BEFORE) : first]
   during = seconds[first : last + 1 + _AFTER]
   median = float(np.median(before))
@@ -429,12 +388,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     help="folder of generated files, which are reused",
   )
   for name, default, what in (
-    ("turns", 24, "series of steps of each kind"),
+    ("pairs", 6, "pairs of runs with and without retrieval"),
     ("num_blocks", 1_000_000, "number of blocks that are swapped and loaded"),
-    ("num_leaves", 1024, "leaves of ScaNN"),
     ("swaps", 3, "number of swaps"),
-    ("steps_between", 60, "steps from a swap to the next publication"),
-    ("batch_size", 24, "batch size of a step between swaps"),
   ):
     parser.add_argument(f"--{name}", type=int, default=default, help=what)
   parser.add_argument(
@@ -447,23 +403,18 @@ def main(argv: Sequence[str] | None = None) -> None:
   given = parser.parse_args(argv)
   cpu_tuning.disable_async_dispatch()
   cpu_tuning.keep_freed_memory()
-  retrieval = measure_retrieval(turns=given.turns, scale=given.scale)
+  retrieval = measure_retrieval(pairs=given.pairs, scale=given.scale)
   directory = given.directory.absolute()
   directory.mkdir(parents=True, exist_ok=True)
   corpus = large_corpus.make_corpus(
     directory, given.num_blocks, scale=given.scale
   )
-  index = fixed_tree(given.num_leaves, num_leaves_searched=8, num_reordered=200)
+  # The power of two next to the square root: 1,024 for a million blocks.
+  num_leaves = 1 << round(np.log2(given.num_blocks) / 2)
+  index = fixed_tree(num_leaves, num_leaves_searched=8, num_reordered=200)
   # They are published alternately.
   made = make_generations(directory, corpus, index, count=2)
-  swaps = measure_swaps(
-    directory / "model",
-    corpus,
-    made,
-    swaps=given.swaps,
-    steps_between=given.steps_between,
-    batch_size=given.batch_size,
-  )
+  swaps = measure_swaps(directory / "model", corpus, made, swaps=given.swaps)
   result = {
     "retrieval": retrieval,
     "num_blocks": given.num_blocks,
