@@ -159,10 +159,7 @@ class ImportedModel:
     query, blocks = self._texts(arrays)
     answers = arrays["has_answer"], arrays["is_answer"]
     batch = OpenQaBatch(query, retrieved, query, blocks, *answers)
-    stage = OpenQa(
-      index_scores=isinstance(retrieved, IndexScores),
-      max_answer_width=self.reader.max_answer_width,
-    )
+    stage = OpenQa(index_scores=isinstance(retrieved, IndexScores))
     return self._graded(stage, params, batch)
 
   def _texts(

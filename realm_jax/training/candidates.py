@@ -273,6 +273,7 @@ class Candidates:
       self._setup.config.data.block_length,
       examples=self._setup.examples,
       answers=None if self._answers is None else self._answers.of(corpus),
+      max_answer_width=self._setup.models.max_answer_width,
     )
 
   def _batch(

@@ -67,6 +67,7 @@ class StepSetup:
       num_searched=self.num_searched,
       vector_size=self.models.retriever.vector_size,
       max_masks=data.max_masks,
+      max_answer_width=self.models.max_answer_width,
     )
 
   def abstract_batch(self) -> StepBatch:

@@ -52,8 +52,6 @@ def test_it_binds_the_very_same_modules(model_file):
   with configuration.parsed(OpenQa, [model_file]):
     assert configuration.configured(Retriever)() == _RETRIEVER
     assert configuration.configured(Reader)() == _READER
-    # The stage's labels are as wide as the reader's spans.
-    assert configuration.configured(OpenQa)().max_answer_width == 4
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ STAGES = ("inverse_cloze", "pretraining", "open_qa")
 OF_STAGE = {
   "inverse_cloze": InverseCloze(),
   "pretraining": Pretraining(num_candidates=CANDIDATES),
-  "open_qa": OpenQa(num_read=CANDIDATES, max_answer_width=WIDTH),
+  "open_qa": OpenQa(num_read=CANDIDATES),
 }
 
 

@@ -179,12 +179,3 @@ def read_spans(
     num_starts=num_starts,
     method="spans",
   )
-
-
-def require_width(reader: Reader, max_width: int, stage: str) -> None:
-  """Raises a ValueError unless a stage's widest span is the reader's."""
-  if reader.max_answer_width != max_width:
-    raise ValueError(
-      f"Reader.max_answer_width={reader.max_answer_width}, but "
-      f"{stage}.max_answer_width={max_width}; bind both to the same"
-    )

@@ -76,7 +76,6 @@ class OpenQa(stages.Stage):
     index_scores: Whether a block's score is the index's times a trainable
       scale, for an index without vectors (BM25).
     initial_scale: Initial value of that scale.
-    max_answer_width: Width of the widest answer, in tokens, as in the reader.
     current_queries: Whether questions are embedded for the search with the
       current parameters instead of the generation's query tower.
     hard_em: Whether the reader learns from the correct span that is most likely
@@ -91,7 +90,6 @@ class OpenQa(stages.Stage):
   num_read: Annotated[PositiveInt, OfRun()] = 5
   index_scores: Annotated[bool, OfRun()] = False
   initial_scale: float = 0.1
-  max_answer_width: PositiveInt = 10
   current_queries: bool = True
   hard_em: bool = False
   read_gold: bool = False
@@ -114,10 +112,6 @@ class OpenQa(stages.Stage):
     if self.index_scores:
       params["retriever"] = {"scale": jnp.float32(self.initial_scale)}
     return params
-
-  def check(self, models: stages.Models) -> None:
-    reader, width = models.require_reader(), self.max_answer_width
-    masked_words.require_width(reader, width, "OpenQa")
 
   def num_searched(self, num_blocks: int) -> int:
     if self.num_read > num_blocks:
@@ -170,7 +164,7 @@ class OpenQa(stages.Stage):
     else:
       shape = (*searched, shapes.vector_size)
       scored = StoredVectors(np.zeros(shape, np.float32))
-    spans = (*shapes.candidates.shape, self.max_answer_width)
+    spans = (*shapes.candidates.shape, shapes.max_answer_width)
     return OpenQaBatch(
       query=shapes.query,
       retrieved=scored,
@@ -250,7 +244,7 @@ class OpenQa(stages.Stage):
     answers = context.answers
     assert answers is not None
     num_queries = len(retrieved.rows)
-    width, length = self.max_answer_width, context.block_length
+    width, length = context.max_answer_width, context.block_length
     has_answer = np.zeros(retrieved.rows.shape, bool)
     is_answer = np.zeros((num_queries, self.num_read, length, width), bool)
     for query, question in enumerate(answers_of_batch(batch)):

@@ -73,8 +73,6 @@ class Pretraining(stages.Stage):
       trained (FREEZE_RETRIEVER_STEPS).
     span_weight: Weight of each example's loss of pointing at the masked words
       in its candidates, beside that of filling them in. The paper has none.
-    max_answer_width: Width of the widest span to point at, in tokens, as in the
-      reader.
   """
 
   num_candidates: Annotated[PositiveInt, OfRun()] = 8
@@ -85,7 +83,6 @@ class Pretraining(stages.Stage):
   drop_source: Annotated[bool, OfRun()] = True
   read_gold: bool = False
   span_weight: NonNegativeFloat = 0.0
-  max_answer_width: PositiveInt = 10
   needs_index = True
 
   def __post_init__(self) -> None:
@@ -100,11 +97,6 @@ class Pretraining(stages.Stage):
     # The compiled program has no switches for the ablations of candidates, and
     # does not look for masked words in them.
     return self.null_block and self.drop_source and not self.read_gold
-
-  def check(self, models: stages.Models) -> None:
-    reader = models.require_reader()
-    if self.span_weight:
-      masked_words.require_width(reader, self.max_answer_width, "Pretraining")
 
   def num_searched(self, num_blocks: int) -> int:
     # The source is searched for, too, where it is then dropped.
@@ -242,7 +234,7 @@ class Pretraining(stages.Stage):
       tokens,
       rows.body_length,
       separator_id=reader.bert.separator,
-      max_width=self.max_answer_width,
+      max_width=reader.max_answer_width,
     )
     return masked_words.with_span_loss(
       masked_lm,

@@ -13,7 +13,7 @@ from realm_jax.models.arrays import AnyArray
 from realm_jax.models.parameters import Params
 from realm_jax.objectives.masked_lm import marginal_masked_lm_loss
 from realm_jax.objectives.weighted import WeightedLoss
-from realm_jax.settings import NonNegativeFloat, PositiveInt, require_valid
+from realm_jax.settings import NonNegativeFloat, require_valid
 from realm_jax.training.encoder_rows import EncoderRows, joint_rows
 from realm_jax.training.stages import masked_words
 from realm_jax.training.stages import stage as stages
@@ -39,21 +39,13 @@ class Reading(stages.Stage):
   Attributes:
     span_weight: Weight of each example's loss of pointing at the masked words
       in the block, beside that of filling them in.
-    max_answer_width: Width of the widest span to point at, in tokens, as in the
-      reader.
   """
 
   span_weight: NonNegativeFloat = 0.0
-  max_answer_width: PositiveInt = 10
   components = ("reader",)
 
   def __post_init__(self) -> None:
     require_valid(self)
-
-  def check(self, models: stages.Models) -> None:
-    reader = models.require_reader()
-    if self.span_weight:
-      masked_words.require_width(reader, self.max_answer_width, "Reading")
 
   def assemble(
     self, batch: Batch, retrieved: SearchResult, context: stages.StageContext
@@ -112,7 +104,7 @@ class Reading(stages.Stage):
       batch.blocks,
       rows.body_length,
       separator_id=reader.bert.separator,
-      max_width=self.max_answer_width,
+      max_width=reader.max_answer_width,
     )
     return masked_words.with_span_loss(
       masked_lm, spans, is_answer, weight=self.span_weight

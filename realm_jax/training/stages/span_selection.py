@@ -13,7 +13,6 @@ from realm_jax.models.arrays import AnyArray
 from realm_jax.models.parameters import Params
 from realm_jax.objectives.open_qa import span_loss
 from realm_jax.objectives.weighted import WeightedLoss
-from realm_jax.settings import PositiveInt, require_valid
 from realm_jax.text.answer_spans import find_token_spans
 from realm_jax.training.encoder_rows import EncoderRows, joint_rows
 from realm_jax.training.stages import masked_words
@@ -42,26 +41,16 @@ class SpanSelection(stages.Stage):
   what the [MASK] of the query stands for. Every passage is an example, so that
   the span head, which no published BERT has, needs fewer questions later. The
   retriever takes no part.
-
-  Attributes:
-    max_answer_width: Width of the widest answer, in tokens, as in the reader.
   """
 
-  max_answer_width: PositiveInt = 10
   components = ("reader",)
-
-  def __post_init__(self) -> None:
-    require_valid(self)
-
-  def check(self, models: stages.Models) -> None:
-    reader, width = models.require_reader(), self.max_answer_width
-    masked_words.require_width(reader, width, "SpanSelection")
 
   def assemble(
     self, batch: Batch, retrieved: SearchResult, context: stages.StageContext
   ) -> stages.Assembled:
     blocks = batch.arrays["block"]
-    is_answer = self._no_answers(*blocks.shape)
+    width = context.max_answer_width
+    is_answer = _no_answers(len(blocks), blocks.shape[1], width)
     separator = context.corpus.vocabulary.sep_id
     for row, block in enumerate(blocks):
       # `[CLS] title [SEP] body [SEP]`
@@ -76,7 +65,7 @@ class SpanSelection(stages.Stage):
 
   def example(self, shapes: stages.ExampleArrays) -> SpanSelectionBatch:
     batch, _, length = shapes.candidates.shape
-    is_answer = self._no_answers(batch, length)
+    is_answer = _no_answers(batch, length, shapes.max_answer_width)
     return SpanSelectionBatch(shapes.query, shapes.candidates, is_answer)
 
   def rows(
@@ -106,5 +95,6 @@ class SpanSelection(stages.Stage):
     )
     return span_loss(spans.logits, spans.is_span, batch.is_answer)
 
-  def _no_answers(self, batch: int, length: int) -> np.ndarray:
-    return np.zeros((batch, 1, length, self.max_answer_width), bool)
+
+def _no_answers(batch: int, length: int, width: int) -> np.ndarray:
+  return np.zeros((batch, 1, length, width), bool)

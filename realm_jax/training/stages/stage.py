@@ -55,6 +55,11 @@ class Models(NamedTuple):
       None if self.reader is None else self.reader.for_vocabulary(**sizes),
     )
 
+  @property
+  def max_answer_width(self) -> int:
+    """Width of the reader's widest span, in tokens; 0 without a reader."""
+    return 0 if self.reader is None else self.reader.max_answer_width
+
   def require_reader(self) -> Reader:
     """Returns the reader; raises a ValueError where there is none."""
     if self.reader is None:
@@ -72,6 +77,7 @@ class StageContext:
     block_length: Padded length of a block.
     examples: Corpus version that examples come from; None for `corpus`.
     answers: Answers in the blocks of this corpus, for a stage that asks.
+    max_answer_width: Width of the reader's widest span, in tokens.
   """
 
   corpus: Corpus
@@ -79,6 +85,7 @@ class StageContext:
   block_length: int
   examples: Corpus | None = None
   answers: AnswersInBlocks | None = None
+  max_answer_width: int = Reader.max_answer_width
 
   def gather(self, rows: Int[np.ndarray, "b k"]) -> Int[np.ndarray, "b k l"]:
     """Returns the padded tokens of blocks."""
@@ -93,6 +100,7 @@ class ExampleArrays(NamedTuple):
     num_searched: Number of blocks that are searched for each query.
     vector_size: Number of components of a block's vector.
     max_masks: Number of masks that are scored.
+    max_answer_width: Width of the reader's widest span, in tokens.
   """
 
   query: Int[np.ndarray, "b q"]
@@ -100,6 +108,7 @@ class ExampleArrays(NamedTuple):
   num_searched: int
   vector_size: int
   max_masks: int
+  max_answer_width: int = Reader.max_answer_width
 
 
 class Stage(abc.ABC):

@@ -77,7 +77,7 @@ def test_the_loss_of_pointing_is_added_for_each_example():
   query = np.array([[CLS, MASK, 9, SEP, 0, 0]] * 2, np.int32)
   blocks = _blocks()[[0, 1], [0, 1]][:, None]
   batch = ReadingBatch(query, blocks, _masks([20, 21], [7, 8]))
-  stage = Reading(span_weight=0.5, max_answer_width=tiny.WIDTH)
+  stage = Reading(span_weight=0.5)
   models = Models(*tiny.models())
 
   @jax.jit
@@ -117,15 +117,6 @@ def test_the_loss_of_pointing_is_added_for_each_example():
   assert "span_accuracy" not in without.metrics
 
 
-@pytest.mark.parametrize("stage", [Pretraining, Reading])
-def test_the_widths_of_stage_and_reader(stage):
-  models = Models(*tiny.models())
-  stage().check(models)
-  stage(span_weight=1.0, max_answer_width=tiny.WIDTH).check(models)
-  with pytest.raises(ValueError, match=rf"=2, but {stage.__name__}.*=10; bind"):
-    stage(span_weight=1.0).check(models)
-
-
 def test_pointing_does_not_train_the_retriever():
   batch = tiny.batch("pretraining")
   # What stands first in the second block of each query is masked.
@@ -137,7 +128,6 @@ def test_pointing_does_not_train_the_retriever():
     weight: Pretraining(
       num_candidates=tiny.CANDIDATES,
       span_weight=weight,
-      max_answer_width=tiny.WIDTH,
     )
     for weight in (0.0, 1.0)
   }
