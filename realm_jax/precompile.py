@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from realm_jax import configuration
+from realm_jax.configuration import command_line
 from realm_jax.files import compilation_cache
 from realm_jax.files.json_file import write_json
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 # Blocks of English Wikipedia of 2018-12-20, of which REALM's corpus consists.
 _PAPER_BLOCKS = 13_353_718
 
-configuration.define_run_flags()
+command_line.define_run_flags()
 _TOPOLOGY = flags.DEFINE_string(
   "topology",
   None,
@@ -59,7 +60,7 @@ _LIBRARY = Path(sys.prefix) / "libtpu" / "libtpu" / "libtpu.so"
 def main(argv: Sequence[str]) -> None:
   """Compiles the recipe's programs and prints what they need."""
   del argv
-  configuration.require_run()
+  command_line.require_run()
   from realm_jax.precompilation.topology import open_topology
 
   # jax would keep programs that it cannot read without the slice's devices.
@@ -88,13 +89,13 @@ def _recipe() -> "TrainConfig | GenerationConfig":
   )
   from realm_jax.training.config import TrainConfig
 
-  files, _ = configuration.given()
+  files, _ = command_line.given()
   function = TrainConfig
   if files and "STAGE" not in configuration.names_in(files):
     function = GenerationConfig
-  with configuration.parsed_from_flags(function, last_files=[_NO_DATA]):
+  with command_line.parsed_from_flags(function, last_files=[_NO_DATA]):
     return configuration.configured(function)()
 
 
 if __name__ == "__main__":
-  configuration.run(main)
+  command_line.run(main)
