@@ -20,7 +20,6 @@ def main(argv: Sequence[str]) -> None:
   del argv
   command_line.require_run()
   from realm_jax.partitioning import cpu_tuning
-  from realm_jax.training import trainer
   from realm_jax.training.config import TrainConfig
 
   cpu_tuning.disable_async_dispatch()
@@ -28,6 +27,9 @@ def main(argv: Sequence[str]) -> None:
   with command_line.parsed_from_flags(TrainConfig):
     config = configuration.configured(TrainConfig)()
     kept = configuration.kept_files(config.stage)
+  # Once the settings are right: it imports TensorFlow.
+  from realm_jax.training import trainer
+
   result = trainer.train(config, configuration=kept)
   logging.info("done: step %d, %d swaps", result.step, result.swaps)
 
