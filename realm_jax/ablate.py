@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from realm_jax import configuration
 from realm_jax.ablation.rows import select
+from realm_jax.configuration import command_line
 from realm_jax.files.json_file import write_json
 from realm_jax.files.sole_process import sole_process
 from realm_jax.partitioning.agreement import commit
@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
   from realm_jax.ablation.gin_recipes import GinRecipes
   from realm_jax.ablation.plan import make_plan
 
-  config = configuration.call(AblationConfig)
+  config = command_line.call(AblationConfig)
   output_dir = Path(_OUTPUT_DIR.value)
   seeds = list(range(_SEEDS.value or config.num_seeds))
   recipes = GinRecipes()
@@ -113,4 +113,4 @@ def _states(plan: "Plan") -> list[str]:
 
 
 if __name__ == "__main__":
-  configuration.run(main)
+  command_line.run(main)

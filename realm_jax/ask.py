@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags, logging
 
-from realm_jax import configuration, device_command
+from realm_jax.configuration import command_line
 from realm_jax.console.prompt import prompted_lines
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _RECIPE = "gin/runs/ask.gin"
 
 def main(argv: Sequence[str]) -> None:
   """Calls `evaluation.answering.load_answerer` and answers questions."""
-  configuration.require_run(_RECIPE)
+  command_line.require_run(_RECIPE)
   from realm_jax.partitioning import cpu_tuning
   from realm_jax.partitioning.agreement import Agreement
 
@@ -50,7 +50,7 @@ def _answer(words: Sequence[str]) -> None:
   """Answers the question of the command line, or those of the input."""
   from realm_jax.evaluation.answering import load_answerer
 
-  answerer = configuration.call(load_answerer, recipe=_RECIPE)
+  answerer = command_line.call(load_answerer, recipe=_RECIPE)
   marks = _ON_TERMINAL if sys.stdout.isatty() else _ELSEWHERE
   questions = [" ".join(words)] if words else prompted_lines("question")
   for question in questions:
@@ -110,4 +110,4 @@ def highlighted(body: str, start_byte: int, limit_byte: int) -> str:
 
 
 if __name__ == "__main__":
-  device_command.run(main, takes_texts=True)
+  command_line.run_on_devices(main, takes_texts=True)

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from realm_jax import configuration
+from realm_jax.configuration import command_line
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.text import salient_spans
 
@@ -213,7 +213,7 @@ def main(argv: Sequence[str]) -> None:
   function: Callable[..., BuildSummary | UpdateSummary]
   function = update.update_corpus if _UPDATE.value else build.build_corpus
   if flags.FLAGS.gin_file or flags.FLAGS.gin_bindings:
-    summary = configuration.call(function, **given)
+    summary = command_line.call(function, **given)
   elif _UPDATE.value or "vocab" in given:
     summary = function(**given)
   else:
@@ -229,4 +229,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-  configuration.run(main)
+  command_line.run(main)

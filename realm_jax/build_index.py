@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from absl import flags, logging
 
-from realm_jax import configuration, device_command
+from realm_jax.configuration import command_line
 
 _ONCE = flags.DEFINE_bool(
   "once", False, "Build the newest checkpoint's generation and exit."
@@ -33,12 +33,12 @@ _RECIPE = "gin/runs/build_index.gin"
 def main(argv: Sequence[str]) -> None:
   """Runs `generations.building.run.build_index` as gin configures it."""
   del argv
-  configuration.require_run(_RECIPE, waits=True)
+  command_line.require_run(_RECIPE, waits=True)
   from realm_jax.generations.building import run
   from realm_jax.partitioning import cpu_tuning
 
   cpu_tuning.keep_freed_memory()
-  published = configuration.call(
+  published = command_line.call(
     run.build_index,
     recipe=_RECIPE,
     waits=True,
@@ -49,4 +49,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-  device_command.run(main)
+  command_line.run_on_devices(main)

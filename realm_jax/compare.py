@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from realm_jax import configuration
+from realm_jax.configuration import command_line
 from realm_jax.evaluation.scoring.comparison import compare, comparison_table
 from realm_jax.files.json_file import write_json
 
@@ -46,4 +46,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-  configuration.run(main)
+  command_line.run(main)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from absl import flags
 
-from realm_jax import configuration
+from realm_jax.configuration import command_line
 
 _OUTPUT_DIR = flags.DEFINE_string(
   "output_dir", "out/demo", "Directory of everything that the demo writes."
@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> None:
     raise ValueError(
       f"{output_dir} is not empty; remove it, or choose another --output_dir"
     )
-  gin_files, bindings = configuration.given()
+  gin_files, bindings = command_line.given()
   if bindings:
     raise ValueError(
       f"{bindings[0]!r}: each stage of the demo has other names to bind; put "
@@ -43,4 +43,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-  configuration.run(main)
+  command_line.run(main)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from realm_jax import configuration, device_command
+from realm_jax.configuration import command_line
 from realm_jax.evaluation.scoring.summary import summary_table
 from realm_jax.files.json_file import write_json
 
@@ -44,14 +44,14 @@ _RECIPES = {
 def main(argv: Sequence[str]) -> None:
   """Calls `evaluation.run.evaluate`, or `follow`, as gin configures it."""
   del argv
-  configuration.require_run(_RECIPES, waits=_FOLLOW.value)
+  command_line.require_run(_RECIPES, waits=_FOLLOW.value)
   from realm_jax.evaluation import following, run
   from realm_jax.partitioning import cpu_tuning
   from realm_jax.partitioning.agreement import Agreement
 
   cpu_tuning.keep_freed_memory()
   function = following.follow if _FOLLOW.value else run.evaluate
-  figures: Figures | None = configuration.call(
+  figures: Figures | None = command_line.call(
     function,
     recipe=_RECIPES,
     waits=_FOLLOW.value,
@@ -69,4 +69,4 @@ def _report(figures: "Figures") -> None:
 
 
 if __name__ == "__main__":
-  device_command.run(main)
+  command_line.run_on_devices(main)

@@ -29,7 +29,8 @@ from typing import TYPE_CHECKING
 
 from absl import app, flags, logging
 
-from realm_jax import configuration, device_command
+from realm_jax import configuration
+from realm_jax.configuration import command_line
 from realm_jax.console.prompt import prompted_lines
 from realm_jax.files.json_file import write_json
 
@@ -68,7 +69,7 @@ _RECIPE = "gin/runs/explain.gin"
 def main(argv: Sequence[str]) -> None:
   """Explains what the flags ask for."""
   _require_one_mode(argv)
-  configuration.require_run(_RECIPE)
+  command_line.require_run(_RECIPE)
   from realm_jax.partitioning import cpu_tuning
   from realm_jax.partitioning.agreement import Agreement
 
@@ -94,7 +95,7 @@ def _explain(words: Sequence[str]) -> None:
   from realm_jax.evaluation.explaining.block_use import count_block_use
 
   if _BLOCK_USE.value:
-    use = configuration.call(count_block_use, recipe=_RECIPE)
+    use = command_line.call(count_block_use, recipe=_RECIPE)
     if _JSON.value:
       write_json(_JSON.value, use.to_json())
     print(tables.block_use_text(use))
@@ -110,7 +111,7 @@ def _explain_texts(texts: Iterator[str] | Sequence[str]) -> None:
   from realm_jax.evaluation.explaining import tables
   from realm_jax.evaluation.explaining.explainer import load_explainer
 
-  explainer = configuration.call(load_explainer, recipe=_RECIPE)
+  explainer = command_line.call(load_explainer, recipe=_RECIPE)
   baseline = None
   if _BASELINE.value is not None:
     baseline = _load_baseline(_BASELINE.value, explainer)
@@ -146,4 +147,4 @@ def _load_baseline(model_dir: str, explainer: "Explainer") -> "UnaidedModel":
 
 
 if __name__ == "__main__":
-  device_command.run(main, takes_texts=True)
+  command_line.run_on_devices(main, takes_texts=True)

@@ -33,12 +33,12 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from realm_jax import configuration
+from realm_jax.configuration import command_line
 from realm_jax.conversion import vectors
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.planning import PARTS, SYSTEMS, TOWERS
 
-configuration.define_run_flags()
+command_line.define_run_flags()
 _VECTORS = "vectors"
 _TO = flags.DEFINE_enum(
   "to",
@@ -64,8 +64,8 @@ def main(argv: Sequence[str]) -> None:
   del argv
   if _TO.value == _VECTORS:
     _refuse(_PART, _TOWER)
-    configuration.require_run("")
-    report = configuration.call(
+    command_line.require_run("")
+    report = command_line.call(
       vectors.export_vectors,
       recipe="",
       output_dir=_OUTPUT_DIR.value,
@@ -73,10 +73,10 @@ def main(argv: Sequence[str]) -> None:
     )
   else:
     _refuse(_DTYPE)
-    configuration.require_run("")
+    command_line.require_run("")
     from realm_jax.conversion import exporting
 
-    report = configuration.call(
+    report = command_line.call(
       exporting.export_weights,
       recipe="",
       output_dir=_OUTPUT_DIR.value,
@@ -98,4 +98,4 @@ def _refuse(*given: flags.FlagHolder[str | None]) -> None:
 
 
 if __name__ == "__main__":
-  configuration.run(main)
+  command_line.run(main)

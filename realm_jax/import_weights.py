@@ -65,6 +65,7 @@ from typing import TypeVar
 from absl import flags
 
 from realm_jax import configuration
+from realm_jax.configuration import command_line
 from realm_jax.conversion.planning import KINDS, PARTS, ImportSource
 from realm_jax.models.retriever import POOLINGS
 
@@ -160,7 +161,7 @@ def _options(target: Callable[..., _T], prefix: str = "", **more: str) -> _T:
 def main(argv: Sequence[str]) -> None:
   """Imports weights, and prints what happened."""
   del argv
-  with configuration.parsed(None, *configuration.given()):
+  with configuration.parsed(None, *command_line.given()):
     source = _options(ImportSource, kind=_FROM.value)
     source.require_local()
     # After the input was found: these import what reads weights.
@@ -182,4 +183,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-  configuration.run(main)
+  command_line.run(main)

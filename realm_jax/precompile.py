@@ -14,13 +14,14 @@ from collections.abc import Sequence
 from absl import flags
 
 from realm_jax import configuration
+from realm_jax.configuration import command_line
 from realm_jax.files import compilation_cache
 from realm_jax.files.json_file import write_json
 
 # Blocks of English Wikipedia of 2018-12-20, of which REALM's corpus consists.
 _PAPER_BLOCKS = 13_353_718
 
-configuration.define_run_flags()
+command_line.define_run_flags()
 _TOPOLOGY = flags.DEFINE_string(
   "topology",
   None,
@@ -43,7 +44,7 @@ _JSON = flags.DEFINE_string(
 def main(argv: Sequence[str]) -> None:
   """Compiles the recipe's programs and prints what they need."""
   del argv
-  configuration.require_run()
+  command_line.require_run()
   from realm_jax.precompilation.topology import open_topology
 
   # jax would keep programs that it cannot read without the slice's devices.
@@ -56,11 +57,11 @@ def main(argv: Sequence[str]) -> None:
   from realm_jax.precompilation.programs import compile_recipe
   from realm_jax.training.config import TrainConfig
 
-  files, _ = configuration.given()
+  files, _ = command_line.given()
   function = TrainConfig
   if files and "STAGE" not in configuration.names_in(files):
     function = GenerationConfig
-  with configuration.parsed_from_flags(function, last_files=[_NO_DATA]):
+  with command_line.parsed_from_flags(function, last_files=[_NO_DATA]):
     recipe = configuration.configured(function)()
   report = compile_recipe(recipe, topology, num_blocks=_NUM_BLOCKS.value)
   if _JSON.value:
@@ -69,4 +70,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-  configuration.run(main)
+  command_line.run(main)

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING
 
 from absl import flags, logging
 
-from realm_jax import configuration, device_command
+from realm_jax import configuration
+from realm_jax.configuration import command_line
 from realm_jax.serving.errors import ServerError
 from realm_jax.serving.requests import Limits
 
@@ -69,7 +70,7 @@ _NUM_EXAMPLES = 4
 def main(argv: Sequence[str]) -> None:
   """Loads the runs, and serves the page until a signal ends it."""
   del argv
-  configuration.require_run("")
+  command_line.require_run("")
   from realm_jax.partitioning import cpu_tuning
   from realm_jax.partitioning.agreement import Agreement
 
@@ -114,7 +115,7 @@ def _load() -> "Service":
   from realm_jax.serving.examples import example_questions, example_sentences
   from realm_jax.serving.service import QUESTION, SENTENCE, Service
 
-  run = configuration.call(load_explainer, recipe="")
+  run = command_line.call(load_explainer, recipe="")
   masked_run = None
   if _MASKED_MODEL_DIR.value is not None:
     masked_run = _load_masked(_MASKED_MODEL_DIR.value, run)
@@ -145,4 +146,4 @@ def _load_masked(model_dir: str, run: "Explainer") -> "Explainer":
 
 
 if __name__ == "__main__":
-  device_command.run(main)
+  command_line.run_on_devices(main)

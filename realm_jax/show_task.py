@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from absl import flags
 from etils import epath
 
-from realm_jax import configuration
+from realm_jax.configuration import command_line
 from realm_jax.corpus import versions
 from realm_jax.files.object_store.store_access import require_readable
 
@@ -98,4 +98,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-  configuration.run(main)
+  command_line.run(main)

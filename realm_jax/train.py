@@ -11,25 +11,28 @@ from collections.abc import Sequence
 
 from absl import logging
 
-from realm_jax import configuration, device_command
+from realm_jax import configuration
+from realm_jax.configuration import command_line
 
 
 def main(argv: Sequence[str]) -> None:
   """Trains the run that gin configures."""
   del argv
-  configuration.require_run()
+  command_line.require_run()
   from realm_jax.partitioning import cpu_tuning
-  from realm_jax.training import trainer
   from realm_jax.training.config import TrainConfig
 
   cpu_tuning.disable_async_dispatch()
   cpu_tuning.keep_freed_memory()
-  with configuration.parsed_from_flags(TrainConfig):
+  with command_line.parsed_from_flags(TrainConfig):
     config = configuration.configured(TrainConfig)()
     kept = configuration.kept_files(config.stage)
+  # Once the settings are right: it imports TensorFlow.
+  from realm_jax.training import trainer
+
   result = trainer.train(config, configuration=kept)
   logging.info("done: step %d, %d swaps", result.step, result.swaps)
 
 
 if __name__ == "__main__":
-  device_command.run(main)
+  command_line.run_on_devices(main)

@@ -7,7 +7,7 @@ import pytest
 from absl import app, flags
 
 from benchmarks.runs.object_store import StoreFault
-from realm_jax import configuration
+from realm_jax.configuration import command_line
 from realm_jax.exit_codes import ExitCode
 from realm_jax.files.object_store.remote import read_bytes
 from realm_jax.files.object_store.store_access import require_readable
@@ -16,10 +16,10 @@ from realm_jax.partitioning.processes import LostProcessError
 
 
 def _code(function, *arguments) -> int:
-  """What `configuration.exit_code` makes of a command that calls a function."""
+  """What `command_line.exit_code` makes of a command that calls a function."""
   if not flags.FLAGS.is_parsed():
     flags.FLAGS(["train"])
-  return configuration.exit_code(
+  return command_line.exit_code(
     lambda argv: function(*arguments), ["/bin/train.py"]
   )
 
@@ -87,7 +87,7 @@ def test_a_bug_keeps_its_traceback():
 @pytest.mark.parametrize("flag", ["--no_such=1", "--gin.SEED"])
 def test_a_wrong_flag_is_an_error_of_the_user(flag, project_dir):
   command = (
-    "from realm_jax import configuration; configuration.run(lambda _: 0)"
+    "from realm_jax.configuration import command_line as c; c.run(lambda _: 0)"
   )
   done = subprocess.run(
     [sys.executable, "-c", command, flag],

@@ -22,7 +22,7 @@ from launch import gin_check, options
 from launch.job_flags import split_bindings
 from launch.plan import name_of, plan
 from realm_jax import configuration
-from realm_jax.configuration import names
+from realm_jax.configuration import command_line, names
 from realm_jax.training.config import TrainConfig
 
 _PROJECT_DIR = Path(__file__).resolve().parent.parent
@@ -83,7 +83,7 @@ class _Command:
   @property
   def bindings(self) -> list[str]:
     """What it binds, as gin reads it; its directories, too."""
-    expanded = configuration.expand_gin_flags(self.arguments)
+    expanded = command_line.expand_gin_flags(self.arguments)
     prefix = "--gin_bindings="
     return [
       *(a.removeprefix(prefix) for a in expanded if a.startswith(prefix)),

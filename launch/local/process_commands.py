@@ -25,7 +25,7 @@ def processes_of(job: Job, coordinator_address: str) -> list[JobProcess]:
   """Returns the processes of a job.
 
   Several processes are told where process 0 waits for the others
-  (`realm_jax/device_command.py`).
+  (`realm_jax/configuration/command_line.py`).
   """
   if job.processes == 1:
     return [JobProcess(job.name, job, job.arguments)]

@@ -15,10 +15,10 @@ class GinRecipes:
     with _parsed(command):
       return configuration.configured(TrainConfig)()
 
-  def bound_lines(self, command: StageCommand) -> list[str]:
-    """Returns what is bound for a command, in lines of one binding each."""
+  def require_valid(self, command: StageCommand) -> None:
+    """Reads what a command would."""
     with _parsed(command):
-      return configuration.bound_lines()
+      pass
 
 
 def _parsed(

@@ -18,8 +18,8 @@ class Recipes(Protocol):
     """
     ...
 
-  def bound_lines(self, command: StageCommand) -> list[str]:
-    """Returns what is bound for a command, in lines of one binding each.
+  def require_valid(self, command: StageCommand) -> None:
+    """Reads what a command would.
 
     Raises:
       ValueError: The recipe or a binding is wrong.
@@ -51,6 +51,6 @@ class StepCounts:
         config = self._recipes.train_config(command)
         self._known[key] = config.num_steps
       else:
-        self._recipes.bound_lines(command)
+        self._recipes.require_valid(command)
         self._known[key] = None
     return self._known[key]

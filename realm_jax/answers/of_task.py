@@ -12,7 +12,8 @@ from realm_jax.answers.distinct import (
   answers_of_batch,
 )
 from realm_jax.inputs.batches import BatchStream
-from realm_jax.inputs.config import DataConfig, find_task
+from realm_jax.inputs.config import DataConfig
+from realm_jax.inputs.examples import find_task
 
 # Batches hide the cost of a call for each question.
 _QUESTIONS_PER_BATCH = 64

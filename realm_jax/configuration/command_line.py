@@ -1,20 +1,25 @@
-"""Flags and exit codes that the entry points share.
+"""Flags, processes and exit codes that the commands share.
 
-A module that is imported and run as a command's defines them, so that nothing
-of the library, nor `realm_jax.load`, imports this one.
-
-An entry point imports at its top only what its flags need. Its `main` imports
-what it runs, and the seconds that TensorFlow takes with it, once the flags are
+A command imports at its top only what its flags need. Its `main` imports what
+it runs, and the seconds that TensorFlow takes with it, once the flags are
 parsed and `require_run` has found the run.
+
+Commands that own devices may run as several processes. On TPU slices, and
+wherever else jax detects a cluster, every host starts the command as it is.
+Elsewhere flags say where the processes meet:
+
+    python -m realm_jax.train … --coordinator_address=HOST:PORT \\
+      --num_processes=2 --process_id=0
 """
 
 import contextlib
 import functools
 import re
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from absl import app, flags
 from etils import epath
@@ -24,16 +29,13 @@ from realm_jax.configuration.parsing import (
   ConfigurationError,
   configured,
   message_of,
-  parsed,
   table_of_names,
 )
 from realm_jax.configuration.runs import (
-  KeptModel,
   Recipe,
+  files_of_run,
   parsed_for_run,
   require_directory,
-  whole_configuration,
-  with_directories,
 )
 from realm_jax.console.library_messages import hide_library_messages
 from realm_jax.exit_codes import ExitCode
@@ -41,6 +43,7 @@ from realm_jax.files import compilation_cache
 from realm_jax.files.object_store import store_access
 
 _Result = TypeVar("_Result")
+_Main = Callable[[Sequence[str]], int | None]
 
 _GIN_FILES = flags.DEFINE_multi_string(
   "gin_file", [], "A gin file; repeatable, later files override earlier ones."
@@ -65,7 +68,7 @@ _GIN_PREFIX = "--gin."
 # the first two; with the last, commands refuse arguments.
 _EXPLAINED = (ValueError, OSError, app.UsageError)
 # The flags of `define_run_flags`, by name, for the commands that call it.
-_run_flags: dict[str, flags.FlagHolder[str | None]] = {}
+_run_flags: dict[str, flags.FlagHolder[Any]] = {}
 
 
 def define_run_flags() -> None:
@@ -76,23 +79,28 @@ def define_run_flags() -> None:
   """
   if _run_flags:
     return
-  for name, text in (
-    (
+  for flag in (
+    flags.DEFINE_string(
       "model_dir",
+      None,
       "MODEL_DIR of a run, which configures what the gin files and bindings of "
       "the command leave open.",
     ),
-    ("corpus_dir", "CORPUS_DIR; by default the one that the run has recorded."),
+    flags.DEFINE_string(
+      "corpus_dir",
+      None,
+      "CORPUS_DIR; by default the one that the run has recorded.",
+    ),
+    flags.DEFINE_bool(
+      "gin_help",
+      False,
+      "Show the names that --gin.NAME=VALUE may set, with values and meanings.",
+    ),
   ):
-    _run_flags[name] = flags.DEFINE_string(name, None, text)
-  flags.DEFINE_bool(
-    "gin_help",
-    False,
-    "Show the names that --gin.NAME=VALUE may set, with values and meanings.",
-  )
+    _run_flags[flag.name] = flag
 
 
-def _run_flag(name: str) -> str | None:
+def _run_flag(name: str) -> Any:
   return _run_flags[name].value if name in _run_flags else None
 
 
@@ -129,21 +137,17 @@ def require_run(recipe: Recipe | None = None, *, waits: bool = False) -> None:
       needed, or no recipe is for its stage, or the directory is not there.
   """
   model_dir = _run_flag("model_dir")
-  if flags.FLAGS.gin_help:
-    return
   if _GIN_FILES.value:
     if model_dir is not None and recipe is not None and not waits:
       require_directory(epath.Path(model_dir))
-    return
-  if model_dir is None:
+  elif model_dir is not None:
+    if recipe is None or not waits:
+      files_of_run(None, model_dir, recipe)
+  elif not (_run_flag("gin_help") and isinstance(recipe, str)):
     raise ConfigurationError(
       "no run is named; give its directory as --model_dir=MODEL_DIR, or all of "
       "the configuration as --gin_file"
     )
-  if recipe is None:
-    whole_configuration(model_dir)
-  elif not waits:
-    KeptModel.of(model_dir).recipe(recipe)
 
 
 def call(
@@ -178,48 +182,25 @@ def parsed_from_flags(
   what `parsed` and `parsed_for_run` do. With --gin_help it shows the names that
   may be set instead, and ends.
   """
-  model_dir, corpus_dir = _run_flag("model_dir"), _run_flag("corpus_dir")
-  files, bindings = [*_GIN_FILES.value, *last_files], _GIN_BINDINGS.value
-  if _run_flags and flags.FLAGS.gin_help:
-    _show_names(function, recipe, files)
-  if recipe is not None and model_dir is not None:
-    return parsed_for_run(
-      function,
-      model_dir,
-      recipe=recipe,
-      corpus_dir=corpus_dir,
-      gin_files=files,
-      bindings=bindings,
-      given=given,
-      waits=waits,
-    )
-  if model_dir is not None and not _GIN_FILES.value:
-    files.insert(0, whole_configuration(model_dir))
-  directories = {"model_dir": model_dir, "corpus_dir": corpus_dir}
-  bindings = with_directories(bindings, **directories)
-  return parsed(function, files, bindings, given=given)
+  model_dir, files = _run_flag("model_dir"), _GIN_FILES.value
+  if _run_flag("gin_help"):
+    first, _ = files_of_run(function, model_dir, recipe, files)
+    print(table_of_names(function, [*first, *files, *last_files]))
+    sys.exit(0)
+  return parsed_for_run(
+    function,
+    model_dir,
+    recipe=recipe,
+    corpus_dir=_run_flag("corpus_dir"),
+    gin_files=files,
+    last_files=last_files,
+    bindings=_GIN_BINDINGS.value,
+    given=given,
+    waits=waits,
+  )
 
 
-def _show_names(
-  function: Callable[..., Any], recipe: Recipe | None, files: list[str]
-) -> NoReturn:
-  """Shows the names that the command's gin files leave to be set, and ends."""
-  model_dir = _run_flag("model_dir")
-  if not files and recipe and model_dir is not None:
-    recipe = KeptModel.of(model_dir).recipe(recipe)
-  if not files and not isinstance(recipe, str):
-    raise ConfigurationError(
-      "--gin_help shows the names of gin files; give them as --gin_file"
-    )
-  if isinstance(recipe, str):
-    files = [file for file in (recipe, *files) if file]
-  print(table_of_names(function, files))
-  sys.exit(0)
-
-
-def exit_code(
-  main: Callable[[Sequence[str]], int | None], argv: Sequence[str]
-) -> int:
+def exit_code(main: _Main, argv: Sequence[str]) -> int:
   """Returns the exit code of `main(argv)`; prints a user's error as a line.
 
   `ExitCode` lists the codes. Errors that do not explain themselves are bugs
@@ -247,28 +228,76 @@ def _code_of(error: BaseException) -> int:
   return ExitCode.USER_ERROR
 
 
-def run(
-  main: Callable[[Sequence[str]], int | None], *, takes_texts: bool = False
-) -> None:
-  """Runs an entry point's `main(argv)` and ends with its exit code.
+def run(main: _Main, *, takes_texts: bool = False) -> None:
+  """Runs a command's `main(argv)` and ends with its exit code.
 
   Arguments that are no flags are refused, unless it `takes_texts`.
   """
+  _run(functools.partial(exit_code, main), takes_texts=takes_texts)
 
-  def configured_main(argv: Sequence[str]) -> int:
+
+def run_on_devices(main: _Main, *, takes_texts: bool = False) -> None:
+  """Runs `main(argv)` on the devices of all processes, as `run` does."""
+  define_run_flags()
+  of_processes: Sequence[flags.FlagHolder[Any]] = (
+    flags.DEFINE_string("coordinator_address", None, "HOST:PORT of process 0."),
+    flags.DEFINE_integer(
+      "num_processes",
+      None,
+      "Number of processes that run this command together.",
+    ),
+    flags.DEFINE_integer("process_id", None, "Number of this process, from 0."),
+    flags.DEFINE_integer(
+      "heartbeat_timeout_seconds",
+      100,
+      "Seconds without a sign of life after which a process is taken for dead.",
+      lower_bound=1,
+    ),
+    flags.DEFINE_integer(
+      "initialization_timeout_seconds",
+      300,
+      "Seconds to wait until all processes have started.",
+      lower_bound=1,
+    ),
+  )
+
+  def on_all_processes(argv: Sequence[str]) -> int:
+    """Starts jax's processes around `main`, which ends on all or on none."""
+    # After the flags are parsed: it imports jax.
+    from realm_jax.partitioning import processes
+
+    def connected(argv: Sequence[str]) -> int | None:
+      processes.initialize(**{flag.name: flag.value for flag in of_processes})
+      return main(argv)
+
+    try:
+      code = exit_code(connected, argv)
+    except BaseException:
+      if processes.is_alone():
+        raise
+      traceback.print_exc()
+      code = 1
+    processes.leave(code)
+    return code
+
+  _run(on_all_processes, takes_texts=takes_texts)
+
+
+def _run(main: Callable[[Sequence[str]], int], *, takes_texts: bool) -> None:
+  def with_cache(argv: Sequence[str]) -> int:
     if _COMPILATION_CACHE.value:
       compilation_cache.enable()
     else:
       compilation_cache.disable()
-    return exit_code(main, argv)
+    return main(argv)
 
   app.run(
-    configured_main,
-    flags_parser=functools.partial(parse_flags, takes_texts=takes_texts),
+    with_cache,
+    flags_parser=functools.partial(_parse_flags, takes_texts=takes_texts),
   )
 
 
-def parse_flags(argv: Sequence[str], *, takes_texts: bool = False) -> list[str]:
+def _parse_flags(argv: Sequence[str], *, takes_texts: bool) -> list[str]:
   """Parses flags; returns the others. What is wrong is a line, and exit 2."""
   try:
     texts = flags.FLAGS(expand_gin_flags(argv))
@@ -300,6 +329,6 @@ def _without_none(error: str) -> str:
 
 def _print_error(program: str, message: str) -> None:
   path = Path(program)
-  # An entry point is a module or a package.
+  # A command is a module or a package.
   command = path.parent if path.stem == "__main__" else path
   print(f"{command.stem}: {message}", file=sys.stderr)

@@ -10,7 +10,7 @@ dataclass of settings, such as `TrainConfig.data`, is made of such names, too.
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeGuard
 
 import gin
@@ -32,6 +32,7 @@ class Parameter(NamedTuple):
     annotation: Its type.
     default: Its default; `UNBOUND` where it has none.
     bound: What it is bound to; `UNBOUND` where it is not.
+    is_setting: Whether its name in capitals may set it, if no file binds it.
   """
 
   selector: str
@@ -40,6 +41,7 @@ class Parameter(NamedTuple):
   annotation: Any
   default: Any
   bound: Any
+  is_setting: bool
 
   @property
   def macro(self) -> str:
@@ -53,7 +55,9 @@ class Parameter(NamedTuple):
 
   @property
   def reference(self) -> Any:
-    """`%NAME`, or `@Class()` for a dataclass of settings, as gin keeps it."""
+    """What it is bound to, or would be: `%NAME`, or `@Class()` of settings."""
+    if self.bound is not UNBOUND:
+      return self.bound
     if (made := self._made) is None:
       return _Reference(f"{self.macro}/{MACRO}", True)
     return _Reference(selector_of(made), True)
@@ -62,8 +66,9 @@ class Parameter(NamedTuple):
   def has_name(self) -> bool:
     """Whether the macro of its name sets it, if there is one."""
     if self.bound is UNBOUND:
-      return self._made is None
-    return is_macro(self.bound) and self.bound.scopes[-1] == self.macro
+      return self.is_setting and self._made is None
+    is_name = is_macro(self.bound) and self.bound.scopes[-1] == self.macro
+    return self.is_setting and is_name
 
   @property
   def _made(self) -> type | None:
@@ -71,6 +76,14 @@ class Parameter(NamedTuple):
     kind = self.annotation
     is_dataclass = isinstance(kind, type) and dataclasses.is_dataclass(kind)
     return kind if is_dataclass and _has_settings(kind) else None
+
+  def macros_of(self, macros: Mapping[str, Any]) -> list[str]:
+    """Returns the macro that it is bound to, and those that this refers to."""
+    found, bound = [], self.reference
+    while is_macro(bound):
+      found.append(bound.scopes[-1])
+      bound = macros.get(found[-1])
+    return found
 
 
 def selector_of(function: Callable[..., Any]) -> str:
@@ -103,31 +116,34 @@ def macros() -> dict[str, Any]:
 
 
 def parameters() -> Iterator[Parameter]:
-  """Yields the parameters of all that is bound or referred to."""
+  """Yields what is bound, and the settings of all that is referred to."""
   references: Iterator[Any] = gin.config.iterate_references(CONFIG)
   referred = {
-    one.configurable.selector for one in references if one.configurable
+    ("", one.configurable.selector) for one in references if one.configurable
   }
-  for selector in sorted(referred.union(selector for _, selector in CONFIG)):
-    if _has_settings(configurable(selector)):
-      yield from _parameters_of(selector)
+  for scope, selector in sorted(referred.union(CONFIG)):
+    yield from _parameters_of(selector, scope)
 
 
-def _parameters_of(selector: str) -> Iterator[Parameter]:
+def _parameters_of(selector: str, scope: str = "") -> Iterator[Parameter]:
   found = configurable(selector)
-  types = settings.parameter_types(found)
-  bindings = CONFIG.get(("", selector), {})
-  for name, parameter in inspect.signature(found).parameters.items():
-    if name in types and not settings.is_unnamed(types[name]):
-      bound, default = bindings.get(name, UNBOUND), parameter.default
-      yield Parameter(selector, found, name, types[name], default, bound)
+  bindings = CONFIG.get((scope, selector), {})
+  is_ours = not scope and _has_settings(found)
+  signature = inspect.signature(found).parameters if is_ours else {}
+  for name, kind in settings.parameter_types(found).items():
+    bound = bindings.get(name, UNBOUND)
+    is_setting = name in signature and not settings.is_unnamed(kind)
+    if is_setting or bound is not UNBOUND:
+      default = signature[name].default if name in signature else UNBOUND
+      yield Parameter(selector, found, name, kind, default, bound, is_setting)
 
 
 def required(function: Callable[..., Any]) -> set[str]:
   """Returns the names that a function cannot be called without."""
-  with_names = _parameters_of(selector_of(function))
   return {
-    one.macro for one in with_names if one.has_name and one.default is UNBOUND
+    one.macro
+    for one in _parameters_of(selector_of(function))
+    if one.has_name and one.default is UNBOUND
   }
 
 

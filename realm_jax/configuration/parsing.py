@@ -7,14 +7,14 @@ import importlib.util  # noqa: F401  gin reads it without importing it.
 import tokenize
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from etils import epath
 
 import gin
 from realm_jax import settings
 from realm_jax.configuration import names
-from realm_jax.configuration.names import CONFIG, MACRO
+from realm_jax.configuration.names import CONFIG, MACRO, Parameter
 
 _Result = TypeVar("_Result")
 _Function = Callable[..., Any]
@@ -23,7 +23,6 @@ _Function = Callable[..., Any]
 MODEL = ("RETRIEVER", "READER")
 _GIN_ADDITION = "\n  In call to configurable"
 _REQUIRED = "gin.REQUIRED/gin.constant"  # What `%gin.REQUIRED` refers to.
-_NOT_GIVEN = object()
 _NO_MODEL = (
   "a model is missing: pass the gin file of one, such as "
   "--gin_file=gin/models/bert_base.gin"
@@ -31,8 +30,6 @@ _NO_MODEL = (
 # What a literal or a reference of gin's begins with, other than a number, True,
 # False and None.
 _OF_GIN = ("%", "@", '"', "'", "[", "{", "(")
-# Longer than any binding, so that gin divides none into lines.
-_MAX_LINE_LENGTH = 10_000
 # What gin raises for text that it cannot read, and for names that are unknown.
 _GIN_ERRORS = (
   OSError,
@@ -61,22 +58,6 @@ class ConfigurationError(ValueError):
   """A gin file or binding that is wrong, or a run that has none."""
 
 
-class _Use(NamedTuple):
-  """A parameter: its name for people, its type, and what it is bound to."""
-
-  where: str
-  annotation: Any
-  bound: Any
-
-  def names(self, macros: Mapping[str, Any]) -> list[str]:
-    """Returns the macro that it is bound to, and those that this refers to."""
-    found, bound = [], self.bound
-    while names.is_macro(bound):
-      found.append(bound.scopes[-1])
-      bound = macros.get(found[-1])
-    return found
-
-
 @contextlib.contextmanager
 def own_configuration() -> Iterator[None]:
   """Gives the `with` block an empty configuration, and restores the caller's.
@@ -85,7 +66,7 @@ def own_configuration() -> Iterator[None]:
   which binds nothing.
   """
   state = {name: getattr(gin.config, name) for name in _STATE}
-  kept = {name: _copy(value) for name, value in state.items()}
+  kept = {name: value.copy() for name, value in state.items()}
   was_locked = gin.config_is_locked()
   gin.config._set_config_is_locked(False)
   for name in _STATE[:4]:
@@ -99,13 +80,6 @@ def own_configuration() -> Iterator[None]:
       add = current.extend if isinstance(current, list) else current.update
       add(kept[name])
     gin.config._set_config_is_locked(was_locked)
-
-
-def _copy(value: Any) -> Any:
-  """Copies a variable of gin's, with the bindings of each configurable."""
-  if isinstance(value, dict):
-    return {k: dict(v) if isinstance(v, dict) else v for k, v in value.items()}
-  return value.copy()
 
 
 @contextlib.contextmanager
@@ -134,10 +108,11 @@ def parsed(
   with own_configuration():
     with _explained():
       _read(function, gin_files, given)
-      _require_known_names(bindings)
+      # A binding may replace what has a name by what has none.
+      used = _used_names()
       gin.parse_config(_readable(bindings))
       names.bind()
-      _require_given_values()
+      _require_names(bindings, used)
       _require_types()
       gin.finalize()
     yield
@@ -218,20 +193,20 @@ def _used_names() -> dict[str, bool]:
   return used
 
 
-def _missing_names() -> list[str]:
-  """Returns the names that must be set and are not."""
-  macros = names.macros()
-  required = {name for name, is_needed in _used_names().items() if is_needed}
-  left = {
+def _require_names(bindings: Sequence[str], before: Iterable[str]) -> None:
+  """Checks that bindings bind used names, and that no name lacks a value.
+
+  Names that are used no more, but were `before` the bindings, may be bound.
+  """
+  used, macros = _used_names(), names.macros()
+  missing = {name for name, is_needed in used.items() if is_needed} - {*macros}
+  missing |= {
     name
     for name, value in macros.items()
     if getattr(value, "scoped_selector", None) == _REQUIRED
   }
-  return sorted(left | required - {*macros})
-
-
-def _require_known_names(bindings: Sequence[str]) -> None:
-  known = _used_names()
+  lacks_model = missing & {*MODEL}
+  known = {*used, *before}
   for binding in bindings:
     name = binding.partition("=")[0].strip()
     if "." in name or name in known:
@@ -239,34 +214,18 @@ def _require_known_names(bindings: Sequence[str]) -> None:
     advice = "--gin_help shows the names"
     if near := difflib.get_close_matches(name, known):
       advice = f"did you mean {', '.join(near)}?"
-    if {*_missing_names()} & {*MODEL}:
-      advice = _NO_MODEL
     raise ConfigurationError(
-      f"--gin.{name} binds a name that no gin file uses; {advice}"
+      f"--gin.{name} binds a name that no gin file uses; "
+      + (_NO_MODEL if lacks_model else advice)
     )
-
-
-def _require_given_values() -> None:
-  """Reports all values that the gin files leave to the command line."""
-  if missing := _missing_names():
-    advice = " ".join(f"--gin.{name}=VALUE" for name in missing)
+  if missing:
+    listed = sorted(missing)
+    advice = " ".join(f"--gin.{name}=VALUE" for name in listed)
     advice = f"pass {advice} or a --gin_file that binds it"
-    if {*missing} & {*MODEL}:
-      advice = _NO_MODEL
-    raise ConfigurationError(f"no value for {', '.join(missing)}; {advice}")
-
-
-def _uses() -> Iterator[_Use]:
-  """Yields all parameters that are bound, or that a name would set."""
-  for (_, selector), bindings in CONFIG.items():
-    configurable = names.configurable(selector)
-    types = settings.parameter_types(configurable)
-    for parameter in bindings.keys() & types.keys():
-      where = f"{configurable.__name__}.{parameter}"
-      yield _Use(where, types[parameter], bindings[parameter])
-  for one in names.parameters():
-    if one.bound is names.UNBOUND and one.has_name:
-      yield _Use(one.where, one.annotation, one.reference)
+    raise ConfigurationError(
+      f"no value for {', '.join(listed)}; "
+      + (_NO_MODEL if lacks_model else advice)
+    )
 
 
 def _readable(bindings: Sequence[str]) -> list[str]:
@@ -278,10 +237,10 @@ def _readable(bindings: Sequence[str]) -> list[str]:
   Raises:
     ConfigurationError: A value is empty, or names a macro that does not exist.
   """
-  macros, uses, readable = names.macros(), [*_uses()], []
+  macros, uses, readable = names.macros(), [*names.parameters()], []
   for binding in bindings:
     name, _, value = (part.strip() for part in binding.partition("="))
-    wanted = [use for use in uses if name in use.names(macros)]
+    wanted = [use for use in uses if name in use.macros_of(macros)]
     if not value:
       raise ConfigurationError(
         f"--gin.{name}= has no value; write --gin.{name}=VALUE"
@@ -300,7 +259,7 @@ def _readable(bindings: Sequence[str]) -> list[str]:
   return readable
 
 
-def _is_text(value: str, wanted: Sequence[_Use]) -> bool:
+def _is_text(value: str, wanted: Sequence[Parameter]) -> bool:
   """Returns whether a value without quotes is a text."""
   try:
     literal = ast.literal_eval(value)
@@ -314,7 +273,9 @@ def _is_text(value: str, wanted: Sequence[_Use]) -> bool:
   )
 
 
-def _references(uses: Sequence[_Use], macros: Mapping[str, Any]) -> list[str]:
+def _references(
+  uses: Sequence[Parameter], macros: Mapping[str, Any]
+) -> list[str]:
   """Returns the macros that refer to objects of the wanted types."""
   return sorted(
     name
@@ -339,23 +300,20 @@ def _resolved(bound: Any, macros: Mapping[str, Any]) -> Any:
   if isinstance(bound, (list, tuple)):
     return [_resolved(item, macros) for item in bound]
   if isinstance(bound, dict):
-    return {
-      _resolved(key, macros): _resolved(item, macros)
-      for key, item in bound.items()
-    }
+    return dict(_resolved([*bound.items()], macros))
   return bound
 
 
 def _require_types() -> None:
   """Checks bound values against the annotations of their parameters."""
   macros = names.macros()
-  for use in _uses():
-    value = _resolved(use.bound, macros)
+  for use in names.parameters():
+    value = _resolved(use.reference, macros)
     if settings.accepts(use.annotation, value):
       continue
     such = ", ".join(f"%{name}" for name in _references([use], macros))
     wanted = settings.describe(use.annotation) + (such and f" such as {such}")
-    if used := use.names(macros):
+    if used := use.macros_of(macros):
       raise ConfigurationError(
         f"{used[-1]}={value!r}: {use.where} wants {wanted}; pass "
         f"--gin.{used[-1]}=VALUE"
@@ -367,17 +325,6 @@ def configured(function: Callable[..., _Result]) -> Callable[..., _Result]:
   """Returns a function with the arguments that the configuration binds."""
   names.selector_of(function)
   return gin.get_configurable(function)
-
-
-def bound_lines() -> list[str]:
-  """Returns what is bound, by files and bindings, in lines of gin.
-
-  They are sorted, so that equal bindings give equal lines. References stand as
-  they are.
-  """
-  lines = gin.config_str(_MAX_LINE_LENGTH).splitlines()
-  others = ("#", "import ", "from ")
-  return [line for line in lines if line and not line.startswith(others)]
 
 
 def message_of(error: Exception) -> str:

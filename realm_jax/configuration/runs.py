@@ -119,39 +119,60 @@ class KeptModel(NamedTuple):
     found = re.search(f"^{_STAGE}(\\w+)$", self.text, re.MULTILINE)
     return found and found[1]
 
-  def recipe(self, recipe: Recipe) -> str:
+  def recipe(self, recipes: Mapping[str, str]) -> str:
     """Returns the recipe for the stage, or raises ConfigurationError."""
-    if isinstance(recipe, str):
-      return recipe
-    if self.stage in recipe:
-      return recipe[self.stage]
+    if self.stage in recipes:
+      return recipes[self.stage]
     whose = f"the stage {self.stage}" if self.stage else "an import"
     raise ConfigurationError(
       f"no recipe is meant for {whose} ({self.path}); choose one: "
-      + ", ".join(f"--gin_file={file}" for file in recipe.values())
+      + ", ".join(f"--gin_file={file}" for file in recipes.values())
     )
 
 
-def whole_configuration(model_dir: epath.PathLike) -> str:
-  """Returns the path of the file by which a run continues.
+def files_of_run(
+  function: Callable[..., Any] | None,
+  model_dir: epath.PathLike | None,
+  recipe: Recipe | None,
+  gin_files: Sequence[str] = (),
+) -> tuple[list[str], KeptModel | None]:
+  """Returns the gin files before those that are given, and what the run keeps.
+
+  The function is that which they configure, and needed with gin files.
 
   Raises:
-    ConfigurationError: There is none, or an older version made the run.
+    ConfigurationError: The run keeps too little, or an older version made it,
+      or no recipe is for its stage.
   """
-  path = run_directory(model_dir) / kept_configuration.WHOLE
-  if not path.exists() or KeptModel.find(model_dir) is None:
-    raise _without(path)
-  return str(path)
+  if gin_files and (model_dir is None or recipe is None):
+    return [], None
+  if model_dir is None:
+    return [recipe] if recipe and isinstance(recipe, str) else [], None
+  if recipe is None:
+    whole = run_directory(model_dir) / kept_configuration.WHOLE
+    if not whole.exists() or KeptModel.find(model_dir) is None:
+      raise _without(whole)
+    return [str(whole)], None
+  model = KeptModel.find(model_dir) if gin_files else KeptModel.of(model_dir)
+  if isinstance(recipe, Mapping):
+    is_whole = function is not None and names.required(function) <= {
+      "MODEL_DIR",
+      *names_in(gin_files),
+    }
+    recipe = "" if is_whole else KeptModel.of(model_dir).recipe(recipe)
+  kept = "" if model is None else str(model.path)
+  return [file for file in (recipe, kept) if file], model
 
 
 @contextlib.contextmanager
 def parsed_for_run(
   function: Callable[..., Any],
-  model_dir: epath.PathLike,
+  model_dir: epath.PathLike | None,
   *,
-  recipe: Recipe = "",
+  recipe: Recipe | None = "",
   corpus_dir: epath.PathLike | None = None,
   gin_files: Sequence[str] = (),
+  last_files: Sequence[str] = (),
   bindings: Sequence[str] = (),
   given: Sequence[str] = (),
   waits: bool = False,
@@ -161,10 +182,12 @@ def parsed_for_run(
   Args:
     function: Function that the command calls.
     model_dir: MODEL_DIR of a run, or one of its checkpoints. It may have been
-      moved since.
-    recipe: Recipe over which the others are read.
+      moved since. None leaves it to the gin files.
+    recipe: Recipe over which the others are read; None for a command that
+      makes the run, or continues it by the whole configuration.
     corpus_dir: Corpus; None takes the one that the run has recorded.
     gin_files: Gin files. With a model, they need no run that keeps one.
+    last_files: Further gin files, which do not stand for those of the run.
     bindings: `NAME = VALUE`.
     given: Parameters of the function that its caller gives.
     waits: Whether to wait for a trainer to start.
@@ -177,33 +200,26 @@ def parsed_for_run(
       no recipe is for its stage, or the recorded corpus is not there, or as
       `parsed`.
   """
-  bound = names_in(gin_files)
-  if waits and MODEL[0] not in bound:
+  if waits and model_dir is not None and MODEL[0] not in names_in(gin_files):
     _wait_for_trainer(model_dir)
-  model = KeptModel.find(model_dir) if gin_files else KeptModel.of(model_dir)
-  if isinstance(recipe, Mapping):
-    is_whole = {"MODEL_DIR", *bound} >= names.required(function)
-    recipe = "" if is_whole else KeptModel.of(model_dir).recipe(recipe)
-  before = [recipe] if recipe else []
-  if model is not None:
-    before.append(str(model.path))
+  first, model = files_of_run(function, model_dir, recipe, gin_files)
+  files = [*first, *gin_files, *last_files]
+  bindings = _with_directories(bindings, model_dir, corpus_dir)
   with contextlib.ExitStack() as stack:
     try:
-      bindings = with_directories(
-        bindings, model_dir=model_dir, corpus_dir=corpus_dir
-      )
-      files = [*before, *gin_files]
       stack.enter_context(parsed(function, files, bindings, given=given))
     except ConfigurationError as error:
-      advice = f" (with the recipe {recipe})" if recipe else ""
+      advice = f" (with {' and '.join(first)})" if first else ""
       raise ConfigurationError(f"{error}{advice}") from error
     if model is not None:
       _require_corpus(model)
     yield model
 
 
-def with_directories(
-  bindings: Sequence[str], **directories: epath.PathLike | None
+def _with_directories(
+  bindings: Sequence[str],
+  model_dir: epath.PathLike | None,
+  corpus_dir: epath.PathLike | None,
 ) -> list[str]:
   """Returns bindings with those of the directories that are given.
 
@@ -211,14 +227,16 @@ def with_directories(
     ConfigurationError: A binding names such a directory, too.
   """
   bound = {binding.partition("=")[0].strip() for binding in bindings}
-  given = {name: path for name, path in directories.items() if path is not None}
-  for name, path in given.items():
+  own = []
+  for name, path in (("model_dir", model_dir), ("corpus_dir", corpus_dir)):
+    if path is None:
+      continue
     if name.upper() in bound:
       raise ConfigurationError(
         f"--{name}={path} and --gin.{name.upper()} say the same twice; give "
         "one of them"
       )
-  own = [f"{name.upper()} = {str(path)!r}" for name, path in given.items()]
+    own.append(f"{name.upper()} = {str(path)!r}")
   return [*own, *bindings]
 
 

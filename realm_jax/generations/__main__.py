@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from absl import app, flags
 
-from realm_jax import configuration
+from realm_jax.configuration import command_line
 from realm_jax.files.json_file import write_json
 from realm_jax.generations.store import publisher
 from realm_jax.generations.store.inspection import (
@@ -94,4 +94,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-  configuration.run(main, takes_texts=True)
+  command_line.run(main, takes_texts=True)

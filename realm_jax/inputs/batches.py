@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 from jaxtyping import Int, Int64
 
-from realm_jax.inputs.batch import FILLER, Batch
+from realm_jax.inputs.batch import FILLER, Batch, TaskError
 from realm_jax.inputs.config import DataConfig
 from realm_jax.inputs.examples import Example, ExampleStream, RowPositions
 
@@ -111,20 +111,32 @@ class BatchStream:
     examples = [used or some for used in self._used]
     arrays, host = {}, {}
     for name, spec in sorted(specs.items()):
-      length = self._config.lengths.get(name)
-      shape = [
-        length if axis == 0 and size is None else size
-        for axis, size in enumerate(spec.shape)
-      ]
+      values = [example[name] for example in examples]
+      shape = [*spec.shape]
+      if shape and shape[0] is None:
+        longest = max(np.shape(value)[0] for value in values)
+        shape[0] = self._length(name, longest)
       dtype = spec.dtype.as_numpy_dtype
       features = host if None in shape or dtype is object else arrays
-      features[name] = _padded([e[name] for e in examples], shape, dtype)
+      features[name] = _padded(values, shape, dtype)
     positions = arrays.pop("position")
     self._next_positions = np.where(
       is_real, positions + self._config.batch_size, self._next_positions
     )
     positions = np.where(is_real, positions, FILLER)
     return Batch(arrays, host, positions, self._next_positions)
+
+  def _length(self, name: str, longest: int) -> int | None:
+    """Returns the length to which a feature is padded; None keeps it so."""
+    length = self._config.lengths.get(name)
+    if length is not None and longest > length:
+      raise TaskError(
+        f"task {self._config.task!r} gives a feature {name!r} of length "
+        f"{longest}, and {length} is its limit; raise it in "
+        f"{self._config.setting_of(name)}, or let a preprocessor cut the "
+        "feature"
+      )
+    return length
 
   def __iter__(self) -> Iterator[Batch]:
     return self

@@ -10,15 +10,10 @@ vocabularies ask for the `TaskContext`:
 import contextlib
 import contextvars
 import dataclasses
-import difflib
 import functools
-import importlib
-import pkgutil
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated
 
-import seqio
-import tensorflow as tf
 from etils import epath
 
 from realm_jax.corpus.store import Corpus
@@ -32,12 +27,14 @@ from realm_jax.settings import (
   require_valid,
 )
 
-# jax uses the devices. TensorFlow only prepares data, and would otherwise
-# reserve all memory of a GPU with its first tensor.
-tf.config.set_visible_devices([], "GPU")
-
-
-_MASK_FEATURES = ("mask_positions", "mask_targets", "mask_weights")
+# The settings that pad features, whose own names pad none.
+_LENGTHS = {
+  "query": "query_length",
+  "block": "block_length",
+  "mask_positions": "max_masks",
+  "mask_targets": "max_masks",
+  "mask_weights": "max_masks",
+}
 # [CLS] word [SEP], and [CLS] [SEP] word [SEP].
 QueryLength = Annotated[int, Range(least=3)]
 BlockLength = Annotated[int, Range(least=4)]
@@ -135,12 +132,13 @@ class DataConfig(TaskContext):
   @property
   def lengths(self) -> dict[str, int]:
     """The padded length of each feature, seqio's `sequence_length`."""
-    return {
-      "query": self.query_length,
-      "block": self.block_length,
-      **dict.fromkeys(_MASK_FEATURES, self.max_masks),
-      **self.other_lengths,
-    }
+    own = {name: getattr(self, field) for name, field in _LENGTHS.items()}
+    return {**own, **self.other_lengths}
+
+  def setting_of(self, feature: str) -> str:
+    """Returns the name of the setting that pads a feature."""
+    is_other = feature in self.other_lengths or feature not in _LENGTHS
+    return "OTHER_LENGTHS" if is_other else _LENGTHS[feature].upper()
 
 
 _CURRENT = contextvars.ContextVar[TaskContext]("task_context")
@@ -165,41 +163,3 @@ def current_context() -> TaskContext:
       "no corpus is given: this task reads the run's; build its data set "
       "inside `with task_context(TaskContext(corpus_dir, question_files)):`"
     ) from None
-
-
-def _import_tasks(module_name: str) -> None:
-  """Imports a module, and each module in it if it is a package."""
-  try:
-    module = importlib.import_module(module_name)
-  except ModuleNotFoundError as error:
-    # Not if a module that exists lacks a library of its own.
-    if f"{module_name}.".startswith(f"{error.name}."):
-      raise TaskError(
-        f"no module {module_name!r} to find tasks in; is its folder on "
-        "PYTHONPATH?"
-      ) from error
-    raise
-  for found in pkgutil.iter_modules(getattr(module, "__path__", ())):
-    importlib.import_module(f"{module_name}.{found.name}")
-
-
-def find_task(
-  name: str, task_modules: Sequence[str] = ("tasks",)
-) -> seqio.Task | seqio.Mixture:
-  """Returns a seqio task or mixture, once the modules are imported.
-
-  Raises:
-    TaskError: There is no such task; the message lists similar names.
-  """
-  for module_name in task_modules:
-    _import_tasks(module_name)
-  known = sorted({*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
-  if name in known:
-    return seqio.get_mixture_or_task(name)
-  near = difflib.get_close_matches(name, known, cutoff=0.4)
-  raise TaskError(
-    f"no task named {name!r} in {', '.join(task_modules)}; "
-    + (f"did you mean {', '.join(near)}? " if near else "")
-    + f"There are {', '.join(known)}. A new task is a file in tasks/, or a "
-    "module named in task_modules"
-  )

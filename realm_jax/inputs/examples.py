@@ -8,10 +8,13 @@ preprocessors filter out.
 
 import collections
 import dataclasses
+import difflib
+import importlib
 import math
+import pkgutil
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -21,12 +24,7 @@ from absl import logging
 from jaxtyping import Int64
 
 from realm_jax.inputs import mixture
-from realm_jax.inputs.config import (
-  DataConfig,
-  TaskError,
-  find_task,
-  task_context,
-)
+from realm_jax.inputs.config import DataConfig, TaskError, task_context
 from realm_jax.inputs.sources import RecordReader
 
 # Records that may give no example before an endless stream is an error.
@@ -34,6 +32,44 @@ _FRUITLESS_RECORDS = 20_000
 
 # An example's features by name: arrays, and numpy's scalars and texts.
 Example: TypeAlias = dict[str, np.ndarray | np.generic | bytes]
+
+
+def _import_tasks(module_name: str) -> None:
+  """Imports a module, and each module in it if it is a package."""
+  try:
+    module = importlib.import_module(module_name)
+  except ModuleNotFoundError as error:
+    # Not if a module that exists lacks a library of its own.
+    if f"{module_name}.".startswith(f"{error.name}."):
+      raise TaskError(
+        f"no module {module_name!r} to find tasks in; is its folder on "
+        "PYTHONPATH?"
+      ) from error
+    raise
+  for found in pkgutil.iter_modules(getattr(module, "__path__", ())):
+    importlib.import_module(f"{module_name}.{found.name}")
+
+
+def find_task(
+  name: str, task_modules: Sequence[str] = ("tasks",)
+) -> seqio.Task | seqio.Mixture:
+  """Returns a seqio task or mixture, once the modules are imported.
+
+  Raises:
+    TaskError: There is no such task; the message lists similar names.
+  """
+  for module_name in task_modules:
+    _import_tasks(module_name)
+  known = sorted({*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
+  if name in known:
+    return seqio.get_mixture_or_task(name)
+  near = difflib.get_close_matches(name, known, cutoff=0.4)
+  raise TaskError(
+    f"no task named {name!r} in {', '.join(task_modules)}; "
+    + (f"did you mean {', '.join(near)}? " if near else "")
+    + f"There are {', '.join(known)}. A new task is a file in tasks/, or a "
+    "module named in task_modules"
+  )
 
 
 class RowPositions:

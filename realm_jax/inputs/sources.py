@@ -22,6 +22,10 @@ from jaxtyping import Int, UInt64
 
 from realm_jax.inputs.config import TaskError
 
+# jax uses the devices. TensorFlow only prepares data, and would otherwise
+# reserve all memory of a GPU with its first tensor.
+tf.config.set_visible_devices([], "GPU")
+
 # A record takes a kilobyte or two, so a million of them a few gigabytes.
 _MAX_IN_MEMORY = 1_000_000
 # Records that one call into Python reads, which hides the cost of the call.

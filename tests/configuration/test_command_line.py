@@ -4,13 +4,12 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from realm_jax import configuration
-from realm_jax.configuration import ConfigurationError
+from realm_jax.configuration import ConfigurationError, command_line
 from realm_jax.evaluation.trained_model import ModelSource
 
 
 def test_gin_flags_are_expanded():
-  assert configuration.expand_gin_flags(
+  assert command_line.expand_gin_flags(
     ["train", "--gin_file=a.gin", "--gin.MODEL_DIR='x=y'", "--gin.A.b=1"]
   ) == [
     "train",
@@ -22,11 +21,11 @@ def test_gin_flags_are_expanded():
 
 def test_a_gin_flag_without_value_is_refused():
   with pytest.raises(ConfigurationError, match=r"write --gin\.SEED=VALUE"):
-    configuration.expand_gin_flags(["train", "--gin.SEED"])
+    command_line.expand_gin_flags(["train", "--gin.SEED"])
 
 
 def test_a_run_without_gin_files_is_configured_as_it_was(tmp_path):
-  configuration.define_run_flags()
+  command_line.define_run_flags()
   flags.FLAGS.mark_as_parsed()
   (tmp_path / "model.gin").touch()
   (tmp_path / "config.gin").write_text(
@@ -38,16 +37,16 @@ def test_a_run_without_gin_files_is_configured_as_it_was(tmp_path):
   with flagsaver.flagsaver(
     model_dir=str(tmp_path), gin_file=[], gin_bindings=["QUERY_LENGTH = 8"]
   ):
-    source = configuration.call(ModelSource, block_length=9)
+    source = command_line.call(ModelSource, block_length=9)
   assert (source.model_dir, source.corpus_dir) == (str(tmp_path), "corpus")
   assert (source.query_length, source.block_length) == (8, 9)
 
 
 def test_a_command_without_a_run_asks_for_one():
-  configuration.define_run_flags()
+  command_line.define_run_flags()
   flags.FLAGS.mark_as_parsed()
   with (
     flagsaver.flagsaver(model_dir=None, gin_file=[], gin_bindings=[]),
     pytest.raises(ConfigurationError, match="give its directory as --model_d"),
   ):
-    configuration.require_run("gin/runs/ask.gin")
+    command_line.require_run("gin/runs/ask.gin")

@@ -160,7 +160,7 @@ def test_the_callers_own_gin_configuration_is_restored(sizes, tmp_path):
     with configuration.parsed(BertConfig, [sizes], _GIVEN):
       # Parsing in the block of another begins with nothing, too.
       with configuration.parsed(None, []):
-        assert not configuration.bound_lines()
+        assert "BertConfig" not in gin.config_str()
       assert configuration.configured(BertConfig)().hidden_size == 12
     with pytest.raises(ConfigurationError):
       _build([sizes], ["HEDS = 1"])

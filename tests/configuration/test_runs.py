@@ -5,6 +5,7 @@ import logging
 
 import pytest
 
+import gin
 from realm_jax import configuration, evaluate
 from realm_jax.configuration import ConfigurationError, KeptModel, runs
 from realm_jax.conversion import exporting
@@ -47,8 +48,7 @@ def trained(tmp_path):
 
 
 def _is_configured(function):
-  name = f"{function.__name__}."
-  return any(name in line for line in configuration.bound_lines())
+  return f"{function.__name__}." in gin.config_str()
 
 
 @contextlib.contextmanager

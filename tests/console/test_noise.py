@@ -20,7 +20,7 @@ from realm_jax.files.object_store.remote import read_bytes
 # A command that writes a checkpoint and nothing else.
 _SAVE = """
 import numpy as np
-from realm_jax import configuration
+from realm_jax.configuration import command_line
 from realm_jax.checkpoints.store import CheckpointStore
 
 def main(argv):
@@ -30,7 +30,7 @@ def main(argv):
   store.save(0, {"retriever": weights, "optimizer": weights})
   store.wait()
 
-configuration.run(main, takes_texts=True)
+command_line.run(main, takes_texts=True)
 """
 _MAX_FILE_KIB = 4
 

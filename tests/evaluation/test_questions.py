@@ -10,7 +10,8 @@ import tensorflow as tf
 from realm_jax.evaluation import outputs
 from realm_jax.evaluation.questions import open_questions
 from realm_jax.evaluation.shares import Share
-from realm_jax.inputs.config import TaskContext, find_task
+from realm_jax.inputs.config import TaskContext
+from realm_jax.inputs.examples import find_task
 from realm_jax.inputs.features import token_feature
 from tests.evaluation.lines import read_lines
 from tests.inputs import tiny_corpus

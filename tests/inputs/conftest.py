@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pytest
 import seqio
 
-from realm_jax.inputs.config import TaskContext, find_task
+from realm_jax.inputs.config import TaskContext
+from realm_jax.inputs.examples import find_task
 from tests.inputs import tiny_corpus
 
 

@@ -60,7 +60,20 @@ def test_shapes_and_types(tiny):
     "source_id": ((4,), "int64"),
     "source_hash": ((4,), "int64"),
   }
-  assert _config(tiny, other_lengths={"table": 7}).lengths["table"] == 7
+
+
+def test_a_feature_of_any_name_is_padded_and_no_longer_than_its_limit(
+  tiny, new_tasks
+):
+  numbers.add_task(numbers.Numbers(29))  # Their texts are 0 to 2.
+  config = _config(tiny, other_lengths={"texts": 3})
+  (batch,) = _some(config, 1)
+  assert batch.host["texts"].shape == (B, 3)
+  config = _config(tiny, other_lengths={"texts": 1})
+  with pytest.raises(
+    TaskError, match=r"'texts' of length 2, and 1 .* OTHER_LENGTHS"
+  ):
+    _some(config, 4)
 
 
 def test_questions_come_with_their_answers(tiny):

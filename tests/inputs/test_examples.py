@@ -10,13 +10,8 @@ import seqio
 
 from realm_jax.corpus.errors import CorpusError
 from realm_jax.inputs.blocks import CorpusSource
-from realm_jax.inputs.config import (
-  TaskContext,
-  TaskError,
-  find_task,
-  task_context,
-)
-from realm_jax.inputs.examples import ExampleStream
+from realm_jax.inputs.config import TaskContext, TaskError, task_context
+from realm_jax.inputs.examples import ExampleStream, find_task
 from realm_jax.inputs.features import token_feature
 from tests.inputs import tiny_corpus
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import tensorflow_datasets as tfds
 
-from realm_jax.inputs.config import TaskContext, find_task, task_context
+from realm_jax.inputs.config import TaskContext, task_context
+from realm_jax.inputs.examples import find_task
 from realm_jax.inputs.questions.question import Question
 
 # What is read, as it was written.

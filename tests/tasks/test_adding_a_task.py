@@ -6,9 +6,9 @@ import sys
 import pytest
 
 from realm_jax.inputs.batches import BatchStream
-from realm_jax.inputs.config import TaskContext, find_task
+from realm_jax.inputs.config import TaskContext
 from realm_jax.inputs.display import describe
-from realm_jax.inputs.examples import ExampleStream
+from realm_jax.inputs.examples import ExampleStream, find_task
 from tests.inputs import tiny_corpus
 from tests.tasks import test_published_sets
 

@@ -6,8 +6,7 @@ import pytest
 from etils import epath
 
 from realm_jax.files import prepared_tfds
-from realm_jax.inputs.config import find_task
-from realm_jax.inputs.examples import ExampleStream
+from realm_jax.inputs.examples import ExampleStream, find_task
 from realm_jax.inputs.questions.published import json_lines, squad
 from realm_jax.inputs.questions.question import Question, QuestionFileError
 from tasks import (

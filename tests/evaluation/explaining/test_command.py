@@ -8,11 +8,10 @@ import pytest
 from absl import app, flags
 from absl.testing import flagsaver
 
-# Its flags, which commands share, are this process's.
-from realm_jax import device_command  # noqa: F401
 from realm_jax.checkpoints.store import CheckpointError
 from realm_jax.configuration import (
   ConfigurationError,
+  command_line,
   configured,
   parsed_for_run,
 )
@@ -29,6 +28,7 @@ def own_flags():
 
   Other commands have flags of the same names in the registry of this process.
   """
+  command_line.define_run_flags()
   registry = flags.FlagValues()
   with pytest.MonkeyPatch.context() as patch:
     for name in ("string", "multi_string", "bool", "integer"):
@@ -43,6 +43,7 @@ def explain(own_flags, monkeypatch):
   """`explain(model_dir, *arguments)` runs the command on a run."""
   registry, module = own_flags
   monkeypatch.setattr(cpu_tuning, "keep_freed_memory", lambda: None)
+  # The flags that commands share are this process's.
   flags.FLAGS.mark_as_parsed()
 
   def run(model_dir, *arguments):
