@@ -40,20 +40,20 @@ class EngineRun:
 
   Raises:
     SoleProcessError: MODEL_DIR has a trainer already.
-    ValueError: The configuration wants what t5x does not have: packing,
-      retrieval inside the step, or a mesh with an axis fsdp.
+    ValueError: The configuration wants what t5x does not have: retrieval
+      inside the step, micro-batches, or a mesh with an axis fsdp.
   """
 
   def __init__(self, config: TrainConfig):
-    if config.pack:
-      raise ValueError(
-        "PACK=True: packed rows do not work in t5x's loop yet, whose batches "
-        "are padded; bind PACK = False"
-      )
     if config.retrieve_on_device:
       raise ValueError(
         "t5x reads whole batches from its infeed, and cannot retrieve inside "
         "its step; set RETRIEVE_ON_DEVICE = False"
+      )
+    if config.num_microbatches > 1:
+      raise ValueError(
+        f"NUM_MICROBATCHES={config.num_microbatches}: t5x computes the "
+        "gradient of a whole batch at once; set NUM_MICROBATCHES = 1"
       )
     if config.mesh.fsdp > 1:
       raise ValueError(

@@ -30,7 +30,6 @@ def open_run(world, tmp_path):
         "MODEL_DIR": tmp_path / recipe,
         "BATCH_SIZE": _BATCH,
         "NUM_STEPS": 3,
-        "PACK": False,
       }
       made = Commands(world).call(TrainConfig, recipe, **settings | bindings)
       opened = EngineRun(made)
@@ -95,9 +94,14 @@ def test_a_checkpoint_between_two_generations_is_refused(open_run):
     get_dataset(_dataset_config("masked_salient_spans"), 0, 1, run=run)
 
 
-def test_packing_fsdp_and_a_second_trainer_are_refused(open_run):
-  with pytest.raises(ValueError, match="bind PACK = False"):
-    open_run(PACK=True)
+def test_search_in_the_step_and_micro_batches_are_refused(open_run):
+  with pytest.raises(ValueError, match="RETRIEVE_ON_DEVICE = False"):
+    open_run("pretrain", NUM_CANDIDATES=4, RETRIEVE_ON_DEVICE=True)
+  with pytest.raises(ValueError, match="set NUM_MICROBATCHES = 1"):
+    open_run("pretrain", NUM_CANDIDATES=4, NUM_MICROBATCHES=2)
+
+
+def test_fsdp_and_a_second_trainer_are_refused(open_run):
   with pytest.raises(ValueError, match="have no axis fsdp"):
     open_run(FSDP=2)
   run = open_run()
