@@ -1,7 +1,6 @@
-"""A stage as t5x's model: the same modules, and the same loss."""
+"""A stage as t5x's model: the same modules, loss and optimizer."""
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TypeVar
 
 import flax
@@ -10,22 +9,17 @@ import jax.numpy as jnp
 from clu import metrics
 from flax.core import meta
 from jaxtyping import PyTree
-from t5x import models, partitioning
+from t5x import models, optimizers, partitioning
 
 from realm_jax.models.arrays import AnyArray
 from realm_jax.models.parameters import Params, axis_metadata
 from realm_jax.objectives.weighted import Average, WeightedLoss
 from realm_jax.partitioning import sharding
-from realm_jax.t5x_engine.optimizer import StageOptimizer
+from realm_jax.partitioning.mesh import FSDP_AXIS
 from realm_jax.t5x_engine.run import EngineRun
 from realm_jax.training.encoder_rows import EncoderRows
-from realm_jax.training.row_layout import RowLayout
-from realm_jax.training.stages.stage import StepBatch
 
 T = TypeVar("T")
-
-# The axes of t5x's meshes.
-_MESH_AXES = ("data", "model")
 
 
 def logical_axis_rules(run: EngineRun) -> tuple[tuple[str, str | None], ...]:
@@ -34,16 +28,53 @@ def logical_axis_rules(run: EngineRun) -> tuple[tuple[str, str | None], ...]:
   Axes of the mesh that t5x does not have are left out. By the rule of `batch`
   it divides the data.
   """
+  rules: list[tuple[str, str | None]] = [("batch", "data")]
+  for logical, part in run.config.mesh.all_axis_rules:
+    axes = (axis for axis in sharding.mesh_axes_of(part) if axis != FSDP_AXIS)
+    rules.append((logical, next(axes, None)))
+  return tuple(rules)
 
-  def in_t5x(part: str | Sequence[str] | None) -> str | None:
-    found = (axis for axis in sharding.mesh_axes_of(part) if axis in _MESH_AXES)
-    return next(found, None)
 
-  own = run.config.mesh.all_axis_rules
-  return (
-    ("batch", "data"),
-    *((logical, in_t5x(part)) for logical, part in own),
-  )
+class StageOptimizer(optimizers.OptaxWrapper):
+  """The optimizer of a run, in t5x's wrapper.
+
+  t5x keeps parameters in flax's frozen dictionaries, ours are plain ones.
+  """
+
+  def __init__(self, run: EngineRun):
+    super().__init__(run.setup.optimizer)
+    self._freeze_steps = run.config.optimizer.freeze_retriever_steps
+
+  def create(self, target: PyTree) -> optimizers.Optimizer:
+    """Returns parameters and state before the first step."""
+    return super().create(flax.core.unfreeze(target))
+
+  def apply_gradient(
+    self,
+    hyper_params: Any,
+    params: Params,
+    state: optimizers.OptimizerState,
+    grads: Params,
+  ) -> tuple[Params, optimizers.OptimizerState]:
+    """Returns the parameters and the state after a step.
+
+    While the retriever is frozen, its gradient counts as zero, as in
+    `batch_gradient`.
+    """
+    if self._freeze_steps:
+      trains = state.step >= self._freeze_steps
+      frozen = jax.tree.map(
+        lambda g: jnp.where(trains, g, jnp.zeros_like(g)), grads["retriever"]
+      )
+      grads = {**grads, "retriever": frozen}
+    return super().apply_gradient(hyper_params, params, state, grads)
+
+  def derive_logical_axes(
+    self, optimizer: optimizers.Optimizer, param_logical_axes: PyTree
+  ) -> optimizers.Optimizer:
+    """Returns the logical axes of parameters and state, in their places."""
+    axes = flax.core.unfreeze(param_logical_axes)
+    return super().derive_logical_axes(optimizer, axes)
 
 
 @flax.struct.dataclass
@@ -66,11 +97,10 @@ class StageModel(models.BaseModel):
   FEATURE_CONVERTER_CLS = None
 
   def __init__(self, run: EngineRun):
+    super().__init__(StageOptimizer(run))
+    setup, parts = run.setup, run.config.mesh.model_parallelism
     self._run = run
-    frozen = run.config.optimizer.freeze_retriever_steps
-    super().__init__(
-      StageOptimizer(run.setup.optimizer, freeze_retriever_steps=frozen)
-    )
+    self._layout = setup.layout(setup.corpus, partitioning.default_mesh(parts))
 
   def get_initial_variables(
     self,
@@ -83,19 +113,19 @@ class StageModel(models.BaseModel):
     The shapes follow from the run, not from the input.
     """
     del input_shapes, input_types
-    run = self._run
-    boxed = run.config.stage.init(run.setup.models, run.lengths, rng)
-    return flax.core.freeze(
-      {"params": meta.unbox(boxed), "params_axes": axis_metadata(boxed)}
-    )
+    boxed = self._run.setup.init(rng)
+    return {"params": meta.unbox(boxed), "params_axes": axis_metadata(boxed)}
 
   def loss_fn(
     self,
-    params: PyTree,
+    params: Params,
     batch: Mapping[str, AnyArray],
     dropout_rng: jax.Array | None,
   ) -> tuple[jax.Array, dict[str, metrics.Metric]]:
     """Returns the stage's loss, and its metrics, of a global batch.
+
+    t5x differentiates it, and a derivative of `RowLayout.with_rows` would keep
+    what all of its branches need. So the gradient is made with the loss.
 
     Args:
       params: Parameters by component.
@@ -106,87 +136,52 @@ class StageModel(models.BaseModel):
       ValueError: The batch is a micro-batch. The mean of its loss has other
         weights, and inverse cloze has no such part.
     """
-    wanted = self._run.config.data.batch_size
+    setup, size = self._run.setup, self._run.config.data.batch_size
     found = {len(array) for array in batch.values()}
-    if found != {wanted}:
+    if found != {size}:
       raise ValueError(
-        f"the loss is of batches of {wanted}, not of {found}; bind "
+        f"the loss is of batches of {size}, not of {found}; bind "
         "trainer.Trainer.num_microbatches = None"
       )
-    loss_of = self._loss_of(self._run.unflatten(batch), dropout_rng)
-    mean, weighted = loss_of(flax.core.unfreeze(params))
-    # The type checker does not see the fields of flax's dataclasses.
-    make: Any = WeightedMean
-    averages = {"loss": weighted.loss, **weighted.metrics}
-    return mean, {
-      name: make(total=average.total, count=average.weight)
-      for name, average in averages.items()
-    }
+    numbered = self._run.unflatten(batch), jnp.arange(size, dtype=jnp.uint32)
 
-  @functools.cached_property
-  def _layout(self) -> RowLayout:
-    """How rows are laid out on t5x's mesh, by the lengths of the corpus."""
-    setup = self._run.setup
-    parts = setup.config.mesh.model_parallelism
-    return setup.layout(setup.corpus, partitioning.default_mesh(parts))
-
-  def _loss_of(
-    self, batch: StepBatch, dropout_key: jax.Array | None
-  ) -> Callable[[Params], tuple[jax.Array, WeightedLoss]]:
-    """Returns the loss of a batch, of the parameters.
-
-    t5x differentiates it, and a derivative of `RowLayout.with_rows` would keep
-    what all of its branches need. So the gradient is made with the loss.
-    """
-    setup = self._run.setup
+    def on_rows(compute: Callable[[EncoderRows], T]) -> T:
+      return self._layout.with_rows(
+        lambda numbered: setup.rows_of(*numbered), numbered, compute
+      )
 
     def mean(
       params: Params, rows: EncoderRows
     ) -> tuple[jax.Array, WeightedLoss]:
-      weighted = setup.loss(params, batch, rows, dropout_key)
+      weighted = setup.loss(params, numbered[0], rows, dropout_rng)
       return weighted.loss.mean, weighted
-
-    def on_rows(compute: Callable[[EncoderRows], T]) -> T:
-      size = setup.config.data.batch_size
-      return self._layout.with_rows(
-        lambda numbered: setup.rows_of(*numbered),
-        (batch, jnp.arange(size, dtype=jnp.uint32)),
-        compute,
-      )
-
-    @jax.custom_vjp
-    def loss_of(params: Params) -> tuple[jax.Array, WeightedLoss]:
-      return on_rows(lambda rows: mean(params, rows))
 
     def forward(params: Params) -> tuple[Any, Params]:
       graded = jax.value_and_grad(mean, has_aux=True)
       return on_rows(lambda rows: graded(params, rows))
 
     def backward(gradient: Params, cotangents: Any) -> tuple[Params]:
-      of_mean, _ = cotangents
-      return (jax.tree.map(lambda leaf: of_mean * leaf, gradient),)
+      return (jax.tree.map(lambda leaf: cotangents[0] * leaf, gradient),)
 
-    loss_of.defvjp(forward, backward)
-    return loss_of
+    loss = jax.custom_vjp(
+      lambda params: on_rows(lambda rows: mean(params, rows))
+    )
+    loss.defvjp(forward, backward)
+    value, weighted = loss(params)
+    averages = {"loss": weighted.loss, **weighted.metrics}
+    # The type checker does not see the fields of flax's dataclasses.
+    make: Any = WeightedMean
+    return value, {
+      name: make(total=average.total, count=average.weight)
+      for name, average in averages.items()
+    }
 
-  def predict_batch_with_aux(
-    self, params: PyTree, batch: Mapping[str, AnyArray], rng: Any = None
-  ) -> NoReturn:
+  def predict_batch_with_aux(self, *given: Any, **settings: Any) -> NoReturn:
     """Raises an error: t5x's inference is not supported."""
-    _refuse("predict")
+    raise ValueError(
+      "t5x can neither predict nor score with this model; evaluate MODEL_DIR "
+      "with `python -m realm_jax.evaluate`, or ask it with `python -m "
+      "realm_jax.ask`"
+    )
 
-  def score_batch(
-    self,
-    params: PyTree,
-    batch: Mapping[str, AnyArray],
-    return_intermediates: bool = False,
-  ) -> NoReturn:
-    """Raises an error: t5x's inference is not supported."""
-    _refuse("score")
-
-
-def _refuse(what: str) -> NoReturn:
-  raise ValueError(
-    f"t5x cannot {what} with this model; evaluate MODEL_DIR with "
-    "`python -m realm_jax.evaluate`, or ask it with `python -m realm_jax.ask`"
-  )
+  score_batch = predict_batch_with_aux

@@ -11,7 +11,7 @@ pytest.importorskip("t5x", reason="t5x is absent; `make t5x` adds it")
 from t5x import utils
 
 from realm_jax.files.sole_process import SoleProcessError
-from realm_jax.t5x_engine.infeed import CandidateInfeed, get_dataset
+from realm_jax.t5x_engine.infeed import CandidateInfeed
 from realm_jax.t5x_engine.run import EngineRun
 from realm_jax.training.checkpointing import LoopState
 from realm_jax.training.config import TrainConfig
@@ -50,18 +50,18 @@ def _dataset_config(task="inverse_cloze", batch_size=_BATCH):
   )
 
 
-def _part(run, rows):
-  """The infeed of a process that has these rows."""
+def _part(run, shard, num_shards):
+  """The infeed of a process that has one of several shards."""
+  rows = np.arange(_BATCH).reshape(num_shards, -1)[shard]
   run.setup = dataclasses.replace(run.setup, own_rows=rows)
-  run.first = (0, LoopState(positions=rows.astype(np.int64)))
-  return CandidateInfeed(run)
+  run.resumed = LoopState(positions=rows.astype(np.int64))
+  return CandidateInfeed(_dataset_config(), shard, num_shards, run=run)
 
 
 def test_processes_feed_parts_of_the_same_batches(open_run, tmp_path):
-  rows = np.arange(_BATCH)
   whole, *shards = (
-    _part(open_run(MODEL_DIR=tmp_path / name), own)
-    for name, own in (("whole", rows), ("first", rows[:4]), ("last", rows[4:]))
+    _part(open_run(MODEL_DIR=tmp_path / f"{i}of{count}"), i, count)
+    for i, count in ((0, 1), (0, 2), (1, 2))
   )
   for _ in range(3):
     batch, *parts = map(next, (whole, *shards))
@@ -75,35 +75,39 @@ def test_processes_feed_parts_of_the_same_batches(open_run, tmp_path):
 
 def test_other_data_than_the_runs_are_refused(open_run):
   run = open_run()
-  get_dataset(_dataset_config(), 0, 1, run=run)
+  CandidateInfeed(_dataset_config(), 0, 1, run=run)
   for other in ({"task": "open_qa"}, {"batch_size": 4}):
     with pytest.raises(ValueError, match="has other data"):
-      get_dataset(_dataset_config(**other), 0, 1, run=run)
+      CandidateInfeed(_dataset_config(**other), 0, 1, run=run)
 
 
 def test_other_rows_than_the_checkpoints_have_are_refused(open_run):
   run = open_run()
   with pytest.raises(ValueError, match="choose another MODEL_PARALLELISM"):
-    get_dataset(_dataset_config(), 1, 2, run=run)
+    CandidateInfeed(_dataset_config(), 1, 2, run=run)
 
 
 def test_a_checkpoint_between_two_generations_is_refused(open_run):
   run = open_run("pretrain", NUM_CANDIDATES=4, WAIT_FOR_GENERATIONS=True)
-  run.first = (5, LoopState(positions=40 + np.arange(_BATCH)))
+  run.first_step = 5
   with pytest.raises(ValueError, match="continue it with realm_jax"):
-    get_dataset(_dataset_config("masked_salient_spans"), 0, 1, run=run)
+    CandidateInfeed(_dataset_config("masked_salient_spans"), 0, 1, run=run)
 
 
-def test_search_in_the_step_and_micro_batches_are_refused(open_run):
-  with pytest.raises(ValueError, match="RETRIEVE_ON_DEVICE = False"):
-    open_run("pretrain", NUM_CANDIDATES=4, RETRIEVE_ON_DEVICE=True)
-  with pytest.raises(ValueError, match="set NUM_MICROBATCHES = 1"):
-    open_run("pretrain", NUM_CANDIDATES=4, NUM_MICROBATCHES=2)
+@pytest.mark.parametrize(
+  ("settings", "message"),
+  [
+    ({"RETRIEVE_ON_DEVICE": True}, "set RETRIEVE_ON_DEVICE = False"),
+    ({"NUM_MICROBATCHES": 2}, "set NUM_MICROBATCHES = 1"),
+    ({"FSDP": 2}, "have no axis fsdp.*AXIS_RULES"),
+  ],
+)
+def test_what_t5x_has_not_is_refused(open_run, settings, message):
+  with pytest.raises(ValueError, match=message):
+    open_run("pretrain", NUM_CANDIDATES=4, **settings)
 
 
-def test_fsdp_and_a_second_trainer_are_refused(open_run):
-  with pytest.raises(ValueError, match="have no axis fsdp"):
-    open_run(FSDP=2)
+def test_a_second_trainer_is_refused(open_run):
   run = open_run()
   with pytest.raises(SoleProcessError, match="already has a trainer"):
     open_run()

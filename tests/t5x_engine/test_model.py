@@ -1,5 +1,6 @@
 """A stage in t5x's interfaces; skipped where t5x is absent."""
 
+import functools
 import types
 
 import flax
@@ -17,7 +18,6 @@ from realm_jax.t5x_engine.model import StageModel, logical_axis_rules
 from realm_jax.t5x_engine.run import EngineRun, flatten
 from realm_jax.training.config import MeshConfig
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
-from realm_jax.training.stages.stage import ExampleArrays, Models
 from tests.training import tiny
 
 _OPTIMIZER = OptimizerConfig(learning_rate=0.1, warmup_steps=1)
@@ -27,33 +27,19 @@ class _Run(EngineRun):
   """A run of a tiny stage that opens nothing."""
 
   def __init__(self, stage, *, freeze_steps=0, dropout_rate=0.0, pack=True):
-    optimizer = make_optimizer(_OPTIMIZER, num_steps=10)
-    models = Models(*tiny.models(dropout_rate=dropout_rate))
+    batch = tiny.batch(stage)
+    self.example = flatten(batch)
+    self._structure = jax.tree.structure(batch)
     self.config = types.SimpleNamespace(
       optimizer=types.SimpleNamespace(freeze_retriever_steps=freeze_steps),
-      data=types.SimpleNamespace(
-        batch_size=tiny.BATCH,
-        query_length=tiny.QUERY,
-        block_length=tiny.BLOCK,
-      ),
-      stage=tiny.OF_STAGE[stage],
+      data=types.SimpleNamespace(batch_size=tiny.BATCH),
       mesh=MeshConfig(),
     )
-    empty = np.zeros((tiny.BATCH, tiny.CANDIDATES, tiny.BLOCK), np.int32)
-    shapes = ExampleArrays(
-      query=np.zeros((tiny.BATCH, tiny.QUERY), np.int32),
-      candidates=empty,
-      num_searched=tiny.SEARCHED,
-      vector_size=4,
-      max_masks=tiny.MASKS,
-    )
     self.setup = types.SimpleNamespace(
-      config=self.config,
       corpus=None,
+      init=functools.partial(tiny.init, stage),
       layout=lambda corpus, mesh: tiny.layout(stage, mesh, pack=pack),
-      empty_arrays=lambda: shapes,
-      models=models,
-      optimizer=optimizer,
+      optimizer=make_optimizer(_OPTIMIZER, num_steps=10),
       **tiny.functions(stage, dropout_rate=dropout_rate),
     )
 
@@ -70,9 +56,7 @@ def test_loss_and_gradient_are_the_stages_on_the_same_batch(stage, pack):
   model, key = StageModel(run), jax.random.PRNGKey(1)
   batch, params = tiny.batch(stage), _params(stage)
   graded = jax.jit(jax.value_and_grad(model.loss_fn, has_aux=True))
-  (loss, metrics), gradient = graded(
-    flax.core.freeze(params), flatten(batch), key
-  )
+  (loss, metrics), gradient = graded(params, flatten(batch), key)
 
   def mean(params):
     weighted = tiny.weighted(stage, params, batch, key, dropout_rate=0.3)
@@ -87,7 +71,7 @@ def test_loss_and_gradient_are_the_stages_on_the_same_batch(stage, pack):
     )
   jax.tree.map(
     lambda one, other: np.testing.assert_allclose(one, other, atol=1e-5),
-    flax.core.unfreeze(gradient),
+    gradient,
     own,
   )
 
@@ -125,21 +109,17 @@ def test_updates_are_those_of_our_optimizer(freeze_steps):
   theirs = FlaxOptimTrainState.create(
     model.optimizer_def,
     model.get_initial_variables(jax.random.PRNGKey(0), {}),
-  ).replace_params(flax.core.freeze(params))
+  ).replace_params(params)
   state = run.setup.optimizer.init(params)
   for step in range(3):
     gradient = jax.tree.map(lambda p, s=step: np.cos(s + 9 * p), params)
-    theirs = theirs.apply_gradient(
-      flax.core.freeze(gradient), learning_rate=None
-    )
+    theirs = theirs.apply_gradient(gradient, learning_rate=None)
     if step < freeze_steps:
       gradient["retriever"] = jax.tree.map(np.zeros_like, gradient["retriever"])
     updates, state = run.setup.optimizer.update(gradient, state, params)
     params = optax.apply_updates(params, updates)
   assert int(theirs.step) == 3
-  jax.tree.map(
-    np.testing.assert_array_equal, flax.core.unfreeze(theirs.params), params
-  )
+  jax.tree.map(np.testing.assert_array_equal, theirs.params, params)
 
 
 def test_every_parameter_and_moment_has_its_axes():
@@ -159,9 +139,8 @@ def test_every_parameter_and_moment_has_its_axes():
     assert len(names) in (0, leaf.ndim)
     assert all(name in known for name in names)
 
-  params = flax.core.unfreeze(state.params)
-  names = flax.core.unfreeze(axes.params)
-  jax.tree.map(check, params, names)
+  names = axes.params
+  jax.tree.map(check, state.params, names)
   assert names["reader"]["encoder"]["word_embeddings"][0] == "vocab"
   adam = axes.param_states[1]
   assert adam.mu == adam.nu == names
@@ -188,7 +167,6 @@ def test_micro_batches_and_inference_are_refused():
   params = _params("inverse_cloze")
   with pytest.raises(ValueError, match="num_microbatches = None"):
     model.loss_fn(params, half, None)
-  with pytest.raises(ValueError, match=r"cannot predict.*realm_jax\.evaluate"):
-    model.predict_batch(params, half)
-  with pytest.raises(ValueError, match=r"cannot score.*realm_jax\.evaluate"):
-    model.score_batch(params, half)
+  for infer in (model.predict_batch, model.score_batch):
+    with pytest.raises(ValueError, match=r"predict nor score.*evaluate"):
+      infer(params, half)
