@@ -209,7 +209,10 @@ class CheckpointStore:
     """Waits for a save that is being written, and ends the threads."""
     self._give_up()
     if self._manager is not None:
-      self._thread.submit(self._manager.close).result()
+      # An interpreter that shuts down takes no more work, and must not bury the
+      # error with which it ends.
+      with contextlib.suppress(RuntimeError):
+        self._thread.submit(self._manager.close).result()
       self._manager = None
     self._thread.shutdown()
 

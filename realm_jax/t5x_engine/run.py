@@ -1,144 +1,63 @@
-"""What the model, the infeed and the checkpoints of a run share."""
+"""A run of a stage in t5x's loop.
+
+t5x makes its partitioner, model, infeed, initial state and trainer one by one.
+Each of ours takes the same `EngineRun`, which a gin file makes once
+(`gin.singleton`).
+"""
 
 import contextlib
-import functools
-import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator
 
-import jax
-import numpy as np
+from absl import app
 
 import gin
-from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.configuration import kept_files, names
 from realm_jax.files import kept_configuration
-from realm_jax.files.sole_process import SoleProcess, sole_process
-from realm_jax.models.arrays import AnyArray
-from realm_jax.training.candidates import Candidates
-from realm_jax.training.checkpointing import Checkpointer, LoopState
+from realm_jax.training import loop
 from realm_jax.training.config import TrainConfig
-from realm_jax.training.setup import RunSetup, set_up
-from realm_jax.training.stages.stage import StepBatch
+from realm_jax.training.state import TrainState
+from realm_jax.training.step import Metrics
+from realm_jax.training.trainer import open_run
 
 # t5x parses and finalizes the configuration by itself.
 gin.config.register_finalize_hook(lambda config: names.bind())
 
 
-class EngineRun:
-  """A run of a stage in t5x's loop.
+class EngineRun(app.ExceptionHandler):
+  """A run that is opened as `realm_jax.train` opens it.
 
-  t5x makes its model, infeed and checkpoints one by one. Each of ours takes
-  this object, which a gin file makes once (`gin.singleton`).
+  It raises what `training.trainer.train` does. It is closed when t5x closes its
+  trainer, or where t5x ends in an error, before Python shuts down its threads:
+  so that error is the only one that is printed.
 
   Args:
     config: Configuration of the run, as for `realm_jax.train`.
 
   Attributes:
-    candidates: Candidate stream of the infeed, once it is open.
-    closing: Closes what the run has opened, at the exit of the process.
-    sole: On process 0, the right to write to MODEL_DIR.
-
-  Raises:
-    SoleProcessError: MODEL_DIR has a trainer already.
-    ValueError: The configuration wants what t5x does not have: packing,
-      retrieval inside the step, or a mesh with an axis fsdp.
+    state: State before the first step.
+    steps: Iterator over the steps (`training.loop.iterate`).
   """
 
+  # t5x takes these from its model for an infeed and a state of its own.
+  FEATURE_CONVERTER_CLS = optimizer_def = get_initial_variables = None
+
   def __init__(self, config: TrainConfig):
-    if config.pack:
-      raise ValueError(
-        "PACK=True: packed rows do not work in t5x's loop yet, whose batches "
-        "are padded; bind PACK = False"
-      )
-    if config.retrieve_on_device:
-      raise ValueError(
-        "t5x reads whole batches from its infeed, and cannot retrieve inside "
-        "its step; set RETRIEVE_ON_DEVICE = False"
-      )
-    if config.mesh.fsdp > 1:
-      raise ValueError(
-        f"FSDP={config.mesh.fsdp}: the meshes of t5x have no axis fsdp; divide "
-        "parameters over the data axis instead: "
-        '--gin.AXIS_RULES=\'[("embed", "data")]\''
-      )
-    self.config = config
-    self.candidates: Candidates | None = None
-    self.closing = contextlib.ExitStack()
-    weakref.finalize(self, self.closing.close)
-    self.sole = SoleProcess()
-    if jax.process_index() == 0:
-      self.sole = self.closing.enter_context(sole_process(config.model_dir))
-      # t5x itself keeps the whole configuration.
-      name = kept_configuration.MODEL
-      kept_configuration.keep_configuration(
-        config.model_dir, {name: kept_files(config.stage)[name]}
-      )
+    self._closing = contextlib.ExitStack()
+    app.install_exception_handler(self)
+    # t5x itself keeps the whole configuration.
+    name = kept_configuration.MODEL
+    kept = {name: kept_files(config.stage)[name]}
+    self.state: TrainState
+    self.state, run = self._closing.enter_context(open_run(config, kept))
+    self.steps: Iterator[tuple[TrainState, Metrics]] = iter(())
+    if run is not None:
+      self.steps = loop.iterate(self.state, run, num_steps=config.num_steps)
 
-  @functools.cached_property
-  def store(self) -> CheckpointStore:
-    """The run's checkpoints."""
-    keep = self.config.checkpoints.keep_checkpoints
-    store = CheckpointStore(self.config.model_dir, keep=keep)
-    self.closing.callback(store.close)
-    return store
+  def handle(self, exc: Exception) -> None:
+    """Closes the run after an error of t5x's loop."""
+    del exc
+    self.close()
 
-  @functools.cached_property
-  def checkpointer(self) -> Checkpointer:
-    """What initializes or restores the state, and saves it."""
-    config = self.config.checkpoints
-    return Checkpointer(self.store, self.setup.identity, config)
-
-  @functools.cached_property
-  def first(self) -> tuple[int, LoopState]:
-    """Step that t5x's loop begins with, and the state of the data there.
-
-    It must be asked for before t5x's loop begins.
-    """
-    if not self.store.steps():
-      return 0, LoopState(positions=self.setup.own_rows.astype(np.int64))
-    return self.store.latest(), self.checkpointer.loop_state(self.setup.mesh)
-
-  @functools.cached_property
-  def setup(self) -> RunSetup:
-    """What follows from configuration, corpus and devices alone."""
-    return set_up(self.config)
-
-  @property
-  def lengths(self) -> dict[str, int]:
-    """Padded lengths of `query` and `block`."""
-    data = self.config.data
-    return {"query": data.query_length, "block": data.block_length}
-
-  @functools.cached_property
-  def example(self) -> dict[str, np.ndarray]:
-    """The arrays of a global batch by name, as t5x wants them: padding."""
-    setup = self.setup
-    return flatten(setup.config.stage.example(setup.empty_arrays()))
-
-  def unflatten(self, arrays: Mapping[str, AnyArray]) -> StepBatch:
-    """Returns the batch of such arrays."""
-    setup = self.setup
-    example = setup.config.stage.example(setup.empty_arrays())
-    return jax.tree.unflatten(
-      jax.tree.structure(example), [arrays[name] for name in self.example]
-    )
-
-  def loop_state(self, step: int) -> LoopState:
-    """Returns the state of the data before a step, for a checkpoint.
-
-    Blocks that were retrieved for the step are left out: the generation's own
-    query tower finds the same ones again.
-    """
-    first_step, state = self.first
-    if step != first_step:
-      assert self.candidates is not None
-      state = self.candidates.state(step)
-    return state._replace(retrieved=None)
-
-
-def flatten(batch: StepBatch) -> dict[str, np.ndarray]:
-  """Returns the arrays of a batch by name, each with a row for an example."""
-  return {
-    jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(batch)
-  }
+  def close(self) -> None:
+    """Closes what the run has opened."""
+    self._closing.close()

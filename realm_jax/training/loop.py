@@ -18,6 +18,7 @@ a checkpoint.
 """
 
 import dataclasses
+from collections.abc import Iterator
 
 from absl import logging
 
@@ -29,8 +30,9 @@ from realm_jax.training.compilation import CompiledSteps
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.generations import WaitPreemptedError
 from realm_jax.training.goodput import Goodput
-from realm_jax.training.metrics import MetricsLog
+from realm_jax.training.metrics import MetricsLog, NonFiniteLossError
 from realm_jax.training.state import TrainState
+from realm_jax.training.step import Metrics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +65,39 @@ class Run:
 
 def run_steps(state: TrainState, run: Run, *, num_steps: int) -> TrainResult:
   """Runs the steps from a state, whose buffers are donated, to `num_steps`."""
+  step = int(state.step)
+  for _ in iterate(state, run, num_steps=num_steps):
+    step += 1
+  if step < num_steps:
+    logging.info("Preempted: checkpoint saved at step %d, exiting.", step)
+  return TrainResult(
+    step=step,
+    swaps=run.candidates.swaps,
+    metrics=run.metrics.last,
+    preempted=step < num_steps,
+  )
+
+
+def iterate(
+  state: TrainState, run: Run, *, num_steps: int
+) -> Iterator[tuple[TrainState, Metrics]]:
+  """Yields the state after each step, and the metrics on the devices.
+
+  The buffers of a state are donated to the next step. The last one is yielded
+  once its checkpoint is written, before `num_steps` if the run was preempted.
+  """
   candidates, metrics, goodput = run.candidates, run.metrics, run.goodput
   step = saved = int(state.step)
+
+  def save() -> None:
+    metrics.flush()
+    with goodput.measure("saving"):
+      run.checkpoints.save(state, candidates.state(step))
+
+  def finish() -> None:
+    with goodput.measure("saving"):
+      run.checkpoints.wait()
+
   try:
     state = candidates.open(state)
     candidates.prefetch(step, state.params)
@@ -83,29 +116,21 @@ def run_steps(state: TrainState, run: Run, *, num_steps: int) -> TrainResult:
       if decision.stop:
         run.checkpoints.hurry()
       if decision.save:
-        metrics.flush()
-        with goodput.measure("saving"):
-          run.checkpoints.save(state, candidates.state(step))
+        save()
         saved = step
+      if decision.stop or step == num_steps:
+        finish()
+      yield state, on_devices
       if decision.stop:
-        break
+        return
+  except NonFiniteLossError as error:
+    raise run.checkpoints.with_last_good(error) from None
   except RetrievalUnavailableError as reason:
     if isinstance(reason, WaitPreemptedError):
       run.checkpoints.hurry()
     if step > saved:
       run.sole.check()
-      metrics.flush()
-      with goodput.measure("saving"):
-        run.checkpoints.save(state, candidates.state(step))
+      save()
     if not isinstance(reason, WaitPreemptedError):
       raise
-  with goodput.measure("saving"):
-    run.checkpoints.wait()
-  if step < num_steps:
-    logging.info("Preempted: checkpoint saved at step %d, exiting.", step)
-  return TrainResult(
-    step=step,
-    swaps=candidates.swaps,
-    metrics=metrics.last,
-    preempted=step < num_steps,
-  )
+    finish()

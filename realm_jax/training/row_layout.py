@@ -36,8 +36,7 @@ class RowLayout:
   """Lays out encoder inputs in rows, on every device for itself.
 
   Attributes:
-    mesh: Mesh of all devices, of whose axes those of `BATCH_AXES` divide the
-      batch.
+    mesh: Mesh of all devices.
     row_counts: Numbers of rows of packed sequences, the usual ones first.
       Without any, each sequence has a row of its own.
   """
@@ -48,11 +47,7 @@ class RowLayout:
   @property
   def num_devices(self) -> int:
     """Number of devices that divide the batch."""
-    return math.prod(self.mesh.shape[axis] for axis in self._axes)
-
-  @property
-  def _axes(self) -> tuple[str, ...]:
-    return tuple(axis for axis in BATCH_AXES if axis in self.mesh.axis_names)
+    return math.prod(self.mesh.shape[axis] for axis in BATCH_AXES)
 
   def with_rows(
     self,
@@ -87,11 +82,11 @@ class RowLayout:
       too_few = (needed[None, :] > jnp.array(self.row_counts)).any(axis=1)
       layouts = [_packed(rows, plans, counts) for counts in self.row_counts]
       layouts.append(_padded(rows))
-      return layouts, lax.pmax(jnp.sum(too_few), self._axes)
+      return layouts, lax.pmax(jnp.sum(too_few), BATCH_AXES)
 
     # The rows of all branches are made outside of them: computed in a branch,
     # XLA would compute them again for each of the layers that use them.
-    by_device, everywhere = PartitionSpec(self._axes), PartitionSpec()
+    by_device, everywhere = PartitionSpec(BATCH_AXES), PartitionSpec()
     layouts, smallest = self._on_each_device(
       laid_out, batch, out_specs=(by_device, everywhere)
     )
@@ -105,7 +100,7 @@ class RowLayout:
   def _on_each_device(
     self, function: Callable[[Any], T], given: Any, *, out_specs: Any = None
   ) -> T:
-    by_device = PartitionSpec(self._axes)
+    by_device = PartitionSpec(BATCH_AXES)
     return jax.shard_map(
       function,
       mesh=self.mesh,

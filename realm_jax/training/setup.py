@@ -89,15 +89,12 @@ class StepSetup:
       batch,
     )
 
-  def layout(
-    self, corpus: Corpus | None, mesh: Mesh | None = None
-  ) -> RowLayout:
+  def layout(self, corpus: Corpus | None) -> RowLayout:
     """Returns how the step lays out sequences, by the lengths of a corpus.
 
-    Without one, or without packing, each sequence has a row of its own. `mesh`
-    is another engine's.
+    Without one, or without packing, each sequence has a row of its own.
     """
-    config, layout = self.config, RowLayout(mesh or self.mesh)
+    config, layout = self.config, RowLayout(self.mesh)
     if not config.pack or corpus is None:
       return layout
     counts = choose_row_counts(

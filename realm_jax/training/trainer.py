@@ -28,7 +28,7 @@ from realm_jax.training.config import TrainConfig
 from realm_jax.training.decisions import Decisions
 from realm_jax.training.goodput import Goodput
 from realm_jax.training.loop import Run, TrainResult, run_steps
-from realm_jax.training.metrics import MetricsLog, NonFiniteLossError
+from realm_jax.training.metrics import MetricsLog
 from realm_jax.training.own_index import OwnIndex
 from realm_jax.training.setup import set_up
 from realm_jax.training.state import (
@@ -65,8 +65,6 @@ def train(
       return TrainResult(step, swaps=0, metrics={}, preempted=False)
     try:
       return run_steps(state, run, num_steps=config.num_steps)
-    except NonFiniteLossError as error:
-      raise run.checkpoints.with_last_good(error) from None
     finally:
       logging.info("goodput: %s", run.goodput)
 

@@ -1,6 +1,8 @@
 """Checkpoints: item by item, bit for bit, into any layout."""
 
 import contextlib
+import subprocess
+import sys
 import time
 
 import jax
@@ -289,3 +291,26 @@ def test_a_store_that_is_away_for_a_while_delays_a_save(object_store, caplog):
     restored = reader.restore(0, items=tuple(items))
   for name in items:
     _assert_same_bits(restored[name], items[name])
+
+
+_FAILING_PROGRAM = """
+import atexit, sys
+import numpy as np
+from realm_jax.checkpoints.store import CheckpointStore
+
+store = CheckpointStore(sys.argv[1])
+atexit.register(store.close)
+store.save(0, {"retriever": {"kernel": np.zeros(3)}})
+store.wait()
+raise ValueError("the first error")
+"""
+
+
+def test_a_store_that_is_still_open_does_not_bury_the_error_of_a_program(
+  tmp_path, project_dir
+):
+  program = [sys.executable, "-c", _FAILING_PROGRAM, str(tmp_path)]
+  ended = subprocess.run(
+    program, cwd=project_dir, stderr=subprocess.PIPE, text=True
+  )
+  assert ended.stderr.endswith("ValueError: the first error\n")
