@@ -9,7 +9,7 @@ has. Whoever runs a task says where they are, in `question_files` of the split:
 """
 
 import dataclasses
-import fnmatch
+import itertools
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -99,15 +99,6 @@ class Files:
 
   def __str__(self) -> str:
     return ", ".join(name for part in self.names.values() for name in part)
-
-  def is_at(self, place: epath.Path, part: str) -> bool:
-    """Returns whether a place is, or holds, one of a split's files."""
-    names = self.names.get(part, ())
-    if place.is_dir():
-      return any(any(place.glob(name)) for name in names)
-    return place.exists() and any(
-      fnmatch.fnmatch(place.name, name) for name in names
-    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -237,21 +228,9 @@ class PublishedSource(QuestionSource):
       f"the task {own}"
     )
 
-  def _forms(self, split: str) -> dict[Files, list[str]]:
-    """Returns the forms that have a split, each with the parts it needs."""
-    forms = {form: _parts_of(form, split) for form in self._files}
-    return {
-      form: parts
-      for form, parts in forms.items()
-      if form.names.keys() >= set(parts)
-    }
-
   def _wanted(self, split: str) -> str:
     """Describes what may be there, and how to get it."""
-    forms = [
-      " and ".join(name for part in parts for name in form.names[part])
-      for form, parts in self._forms(split).items()
-    ]
+    forms = [" and ".join(names) for names in self._forms(split).values()]
     text = f"the folder of {'; or of '.join(forms)} ({self._get})"
     if self._tfds:
       text += (
@@ -259,6 +238,15 @@ class PublishedSource(QuestionSource):
         f"{prepared_tfds.command(self._tfds.builder)}"
       )
     return text
+
+  def _forms(self, split: str) -> dict[Files, list[str]]:
+    """Returns the forms that have a split, each with the files of it."""
+    parts = {form: _parts_of(form, split) for form in self._files}
+    return {
+      form: [name for part in parts[form] for name in form.names[part]]
+      for form in self._files
+      if form.names.keys() >= {*parts[form]}
+    }
 
   def _from_tfds(
     self, directory: str, split: str
@@ -281,35 +269,15 @@ class PublishedSource(QuestionSource):
   def _from_files(
     self, place: epath.Path, split: str
   ) -> tuple[Files, list[Question]]:
-    form = self._form_at(place, split)
-    folder = place if place.is_dir() else place.parent
-    paths = {
-      name: sorted(folder.glob(name))
-      for part in _parts_of(form, split)
-      for name in form.names[part]
-    }
-    if missing := [name for name, found in paths.items() if not found]:
-      raise QuestionFileError(
-        f"{folder} has only some of the {split!r} questions of {self._name}: "
-        f"{', '.join(missing)} of {', '.join(paths)} is missing; {self._get}"
-      )
-    questions = []
-    for path in [path for found in paths.values() for path in found]:
-      try:
-        questions += _with_ids(form.read(path), path.stem)
-      except (AttributeError, LookupError, TypeError, UnicodeError) as error:
-        raise QuestionFileError(
-          f"{path} is not in the published format: {error!r}"
-        ) from error
-    return form, questions
-
-  def _form_at(self, place: epath.Path, split: str) -> Files:
-    """Returns the form of the files at a place, a folder or one of them."""
-    found = [
-      form
-      for form, parts in self._forms(split).items()
-      if any(form.is_at(place, part) for part in parts)
-    ]
+    """Reads the files of the form that a folder has, or that a file is of."""
+    is_folder = place.is_dir()
+    folder = place if is_folder else place.parent
+    found: dict[Files, dict[str, list[epath.Path]]] = {}
+    for form, names in self._forms(split).items():
+      paths = {name: sorted(folder.glob(name)) for name in names}
+      of_form = [path for there in paths.values() for path in there]
+      if of_form if is_folder else place in of_form:
+        found[form] = paths
     if not found:
       raise QuestionFileError(
         f"no {split!r} questions of {self._name} at {place}; wanted "
@@ -320,7 +288,21 @@ class PublishedSource(QuestionSource):
         f"{place} has several forms of {self._name}: "
         f"{'; '.join(map(str, found))}. Name a file instead of the folder"
       )
-    return found[0]
+    form, paths = next(iter(found.items()))
+    if missing := [name for name, there in paths.items() if not there]:
+      raise QuestionFileError(
+        f"{folder} has only some of the {split!r} questions of {self._name}: "
+        f"{', '.join(missing)} of {', '.join(paths)} is missing; {self._get}"
+      )
+    questions = []
+    for path in itertools.chain.from_iterable(paths.values()):
+      try:
+        questions += _with_ids(form.read(path), path.stem)
+      except (AttributeError, LookupError, TypeError, UnicodeError) as error:
+        raise QuestionFileError(
+          f"{path} is not in the published format: {error!r}"
+        ) from error
+    return form, questions
 
 
 def _with_ids(questions: Iterable[Question], part: str) -> list[Question]:
