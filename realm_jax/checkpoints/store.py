@@ -311,18 +311,17 @@ class CheckpointStore:
           f"checkpoint {step} of {self.directory} has no {sorted(missing)}; it "
           f"has {sorted(present)}"
         )
-      targets = {}
+      restored = {}
       for name in items:
-        stored = handler.metadata(self._folder(step) / name).tree
+        folder = self._folder(step) / name
+        stored = handler.metadata(folder).tree
         wanted = (like or {}).get(name)
         if wanted is None:
           wanted = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), stored)
         _require_fit(f"{name} of {self._folder(step)}", stored, wanted)
-        targets[name] = ocp.args.StandardRestore(wanted)
-      return {
-        name: handler.restore(self._folder(step) / name, args=target)
-        for name, target in targets.items()
-      }
+        target = ocp.args.StandardRestore(wanted)
+        restored[name] = handler.restore(folder, args=target)
+      return restored
 
   def shapes(self, step: int, item: str) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of an item's arrays, by their paths."""
@@ -458,12 +457,10 @@ def best_step(model_dir: epath.PathLike) -> int:
   """Returns the step of a run's best checkpoint.
 
   Raises:
+    ValueError: `best.json` is damaged.
     CheckpointError: No evaluation has named one.
   """
-  try:
-    named = best.read_best(model_dir)
-  except ValueError as error:
-    raise CheckpointError(str(error)) from error
+  named = best.read_best(model_dir)
   if named is None or named.step is None:
     raise CheckpointError(
       f"{model_dir} has no best checkpoint yet; name a step, or let "

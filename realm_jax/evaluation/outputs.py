@@ -88,7 +88,7 @@ def report(
       write_json(epath.Path(output_dir) / METRICS, figures)
     return figures
 
-  return share.on_process_0("figures", write)
+  return share.agreement.on_process_0("figures", write)
 
 
 def _measured(

@@ -10,7 +10,7 @@ gathers what all have found, and writes it.
 import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -42,14 +42,14 @@ class Share:
   """
 
   def __init__(self, **configs: Any):
-    self._agreement = Agreement("evaluation")
+    self.agreement = Agreement("evaluation")
     devices = {"the number of devices of a process": jax.local_device_count()}
-    self._agreement.require_same(configs | devices)
+    self.agreement.require_same(configs | devices)
 
   @property
   def writes(self) -> bool:
     """Whether this is process 0, which writes what all have found."""
-    return self._agreement.is_leader
+    return self.agreement.is_leader
 
   @contextlib.contextmanager
   def batches(
@@ -61,7 +61,7 @@ class Share:
     Without `repeat`, some processes have a batch more than others. The batches
     raise `ProcessesError` once another process has failed.
     """
-    count, index = self._agreement.count, self._agreement.index
+    count, index = self.agreement.count, self.agreement.index
     size = count * whole_batch(-(-data.batch_size // count))
     rows = RowGroups(count, (index,)).own_rows(size)
     data = dataclasses.replace(data, batch_size=size)
@@ -80,7 +80,7 @@ class Share:
     Raises:
       ProcessesError: They have not, or one has failed.
     """
-    self._agreement.require_same(
+    self.agreement.require_same(
       {
         "the checkpoint": model.step,
         "the generation": generation.step,
@@ -96,23 +96,15 @@ class Share:
     Raises:
       ProcessesError: A process has failed.
     """
-    if self._agreement.count == 1:
+    if self.agreement.count == 1:
       return [found]
     text = json.dumps(found)
     starts = range(0, len(text), _CHARACTERS_PER_PIECE)
     pieces = [text[start : start + _CHARACTERS_PER_PIECE] for start in starts]
-    most = self._agreement.exchange(f"pieces of {what}", len(pieces), max)
+    most = self.agreement.exchange(f"pieces of {what}", len(pieces), max)
     # Process 0 alone applies the rule, to what all give.
     by_piece: list[Sequence[str]] = []
     for number in range(most):
       piece = pieces[number] if number < len(pieces) else ""
-      self._agreement.exchange(f"{what}, {number}", piece, by_piece.append)
+      self.agreement.exchange(f"{what}, {number}", piece, by_piece.append)
     return [json.loads("".join(own)) for own in zip(*by_piece, strict=True)]
-
-  def on_process_0(self, what: str, compute: Callable[[], T]) -> T:
-    """Returns what process 0 computes, a value that JSON can hold.
-
-    Raises:
-      ProcessesError: Another process has failed.
-    """
-    return self._agreement.on_process_0(what, compute)

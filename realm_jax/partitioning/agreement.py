@@ -113,9 +113,7 @@ class Agreement:
     if self.count == 1:
       return compute()
     own = _outcome(compute, errors) if self.is_leader else None
-    outcome = self.exchange(what, own, lambda outcomes: outcomes[0])
-    _raise_error_of(outcome, errors)
-    return outcome["value"]
+    return _value(self.exchange(what, own, lambda given: given[0]), errors)
 
   def on_all_processes(
     self,
@@ -132,7 +130,7 @@ class Agreement:
     computed: list[T] = []
     own = _outcome(lambda: computed.append(compute()), errors)
     for process, outcome in enumerate(self.exchange(what, own, list)):
-      _raise_error_of(outcome, errors, f"process {process}: ")
+      _value(outcome, errors, f"process {process}: ")
     return computed[0]
 
   def require_same(self, given: Mapping[str, Any]) -> None:
@@ -251,11 +249,12 @@ def _outcome(
     }
 
 
-def _raise_error_of(
+def _value(
   outcome: Fact, errors: Sequence[type[Exception]], prefix: str = ""
-) -> None:
+) -> Fact:
+  """Returns the value of an outcome, or raises its error."""
   if "error" not in outcome:
-    return
+    return outcome["value"]
   by_name = {error.__name__: error for error in errors}
   error: Any = by_name[outcome["error"]](prefix + outcome["message"])
   if outcome["exit_code"] is not None:

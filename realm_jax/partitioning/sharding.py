@@ -128,20 +128,21 @@ def require_divisible(
 shared_partial = functools.lru_cache(maxsize=64)(functools.partial)
 
 
-@functools.lru_cache(maxsize=32)
+@functools.lru_cache(maxsize=64)
 def under(
-  axis_rules: AxisRules, function: Callable[..., T]
+  axis_rules: AxisRules, function: Callable[..., T], *first: Any, **bound: Any
 ) -> Callable[..., T]:
   """Returns a function whose logical axis names these rules map to the mesh.
 
   `jax.jit` finds programs by their function and by the mesh in effect, and
-  knows nothing of rules: other rules make another function.
+  knows nothing of rules: other rules make another function. So do other
+  arguments that are bound, as of `shared_partial`.
   """
 
   @functools.wraps(function)
   def call(*arguments: Any, **named: Any) -> T:
     with spmd.logical_axis_rules(axis_rules):
-      return function(*arguments, **named)
+      return function(*first, *arguments, **bound, **named)
 
   return call
 
@@ -158,8 +159,7 @@ def jit_on_mesh(
     mesh: Devices.
     options: Further options of `jax.jit`.
   """
-  whole = shared_partial(under(LOGICAL_AXIS_RULES, function), *first)
-  program = jax.jit(whole, **options)
+  program = jax.jit(under(LOGICAL_AXIS_RULES, function, *first), **options)
 
   def call(*arguments: Any, **named: Any) -> T:
     with jax.set_mesh(mesh):

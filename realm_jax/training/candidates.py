@@ -129,9 +129,8 @@ class Candidates:
     # The step that was taken last and the one that was prefetched.
     self._in_flight: dict[int, _InFlight] = {}
     self._embed_queries = jax.jit(
-      sharding.shared_partial(
-        sharding.under(setup.config.mesh.all_axis_rules, embed_queries),
-        setup.models.retriever,
+      sharding.under(
+        setup.config.mesh.all_axis_rules, embed_queries, setup.models.retriever
       ),
       out_shardings=sharding.batch_sharding(setup.mesh),
     )

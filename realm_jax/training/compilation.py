@@ -77,8 +77,9 @@ class CompiledSteps:
     modes = {step < freeze_steps for step in (first_step, config.num_steps - 1)}
     for frozen in sorted(modes):
       step = jax.jit(
-        sharding.shared_partial(
-          sharding.under(config.mesh.all_axis_rules, train_step),
+        sharding.under(
+          config.mesh.all_axis_rules,
+          train_step,
           rows_of=setup.rows_of,
           loss=setup.loss,
           layout=self._layout,

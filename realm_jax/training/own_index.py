@@ -156,8 +156,9 @@ def _embedded(
     mean_length=mean_length,
   )
   refresh = jax.jit(
-    sharding.shared_partial(
-      sharding.under(setup.config.mesh.all_axis_rules, refresh_oldest),
+    sharding.under(
+      setup.config.mesh.all_axis_rules,
+      refresh_oldest,
       retriever=setup.models.retriever,
       part=part,
       mesh=mesh,
