@@ -33,7 +33,7 @@ def require_readable(jobs: Sequence[Job]) -> None:
 def error_of(job: Job) -> str | None:
   """Returns what is wrong with a job's gin files or bindings, if anything."""
   from realm_jax import configuration
-  from realm_jax.stage_commands.command import function_of
+  from realm_jax.stage_commands import function_of
 
   bindings = [binding.replace("=", " = ", 1) for binding in job.gin.bindings]
   try:

@@ -3,19 +3,11 @@
     python -m realm_jax.ablate --gin_file=gin/experiments/demo/ablation.gin \\
       --output_dir=out/ablation
 
-The default rows are those of the paper's Table 2: REALM; its retriever with the
-baseline's reader, and the reverse; the baseline (inverse cloze, and a reader
-that has read as many masked examples as REALM's); other masks; an index 30
-times as stale. `--rows=all` adds further ones: the null document, trivial
-retrieval, inverse cloze, the loss, the number of candidates and the rate of
-refreshes. `realm_jax/ablation/rows.py` has them all; `--dry_run` lists the runs
-that they need, and which of these they share.
-
-Each row is pre-trained with a sidecar, fine-tuned on open QA and evaluated:
-exact match after fine-tuning, and recall@5 of the retriever before it. The
-command prints means and standard deviations over the seeds, and the paired test
-against REALM. It writes ablation.json, ablation.md and a plot for each question
-to --output_dir.
+The default rows are those of the paper's Table 2, and `--rows=all` adds further
+ones (docs/ablation.md). Each is pre-trained with a sidecar, fine-tuned on open
+QA and evaluated. The command prints means, standard deviations and paired tests
+against REALM, and writes them with plots to --output_dir. `--dry_run` lists the
+runs, and which rows share them.
 
 What stands is not made again: after SIGTERM or Ctrl-C, which let a trainer save
 a checkpoint, the same command continues. A run that was begun with another
@@ -35,7 +27,7 @@ from realm_jax.configuration import command_line
 from realm_jax.files.json_file import write_json
 from realm_jax.files.sole_process import sole_process
 from realm_jax.partitioning.agreement import commit
-from realm_jax.stage_commands.processes import StoppedError
+from realm_jax.stage_commands import StoppedError
 
 if TYPE_CHECKING:
   from realm_jax.ablation.runs import Plan

@@ -5,23 +5,14 @@
     python -m realm_jax.explain --model_dir=… --baseline=runs/reading "…"
     python -m realm_jax.explain --model_dir=… --block_use
 
+Table 3 of the paper for any sentence, or for the questions of an open-QA run:
+the candidates, their shares of p(y|x) and r(z), by which a gradient would
+reward them, beside p(y|null,x) and the best fillings. Without a text it reads
+texts from the terminal or from the standard input. docs/explaining.md explains
+the figures.
+
 The configuration is the one that the run keeps, over gin/runs/explain.gin, or
-that of gin files.
-
-With a sentence, it shows the candidates z with p(z|x), p(y|z,x), their shares
-of p(y|x), retrieval utilities, and r(z), by which a gradient would reward them,
-beside p(y|null,x) and the best fillings: Table 3 of the paper for any sentence.
-y is --answer, or else the most likely filling. With --baseline, another masked
-language model fills in the same sentence without retrieval. A run of open QA
-explains questions likewise. Without a text on the command line, sentences or
-questions are read from the terminal or from the standard input.
-
-With --block_use, it searches a sample of the training sentences of a run of
-pre-training and lists the blocks that are retrieved most, never, and to the
-greatest use.
-
-All are printed as tables, and written as JSON with --json=FILE. Of several
-processes, process 0 does this on its own devices.
+that of gin files. Of several processes, process 0 does this on its own devices.
 """
 
 from collections.abc import Iterator, Sequence

@@ -53,94 +53,27 @@ With --corpus_dir the released blocks become a corpus there, and their vectors
 generation 0 of the MODEL_DIR, so that nothing is embedded again.
 
 A gin file may bind the fields of `planning.ImportSource`,
-`bert_models.TowerOptions`, `released_index.BlockOptions` and
-`mapping.Allowance` in place of the optional flags of the same names. Flags
-override it.
+`options.TowerOptions`, `options.BlockOptions` and `mapping.Allowance` in place
+of the optional flags of the same names. Flags override it.
 """
 
-import inspect
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 from absl import flags
 
-from realm_jax import configuration
-from realm_jax.configuration import command_line
-from realm_jax.conversion.planning import KINDS, PARTS, ImportSource
-from realm_jax.models.retriever import POOLINGS
-
-_T = TypeVar("_T")
+from realm_jax import configuration, settings
+from realm_jax.configuration import command_line, names
+from realm_jax.conversion.mapping import Allowance
+from realm_jax.conversion.options import BlockOptions, TowerOptions
+from realm_jax.conversion.planning import KINDS, ImportSource
 
 _FROM = flags.DEFINE_enum(
   "from", None, KINDS, "Format of the input.", required=True
 )
-flags.DEFINE_string(
-  "input",
-  None,
-  "Local directory to read, or the prefix of a TensorFlow checkpoint.",
-  required=True,
-)
 _OUTPUT_DIR = flags.DEFINE_string(
   "output_dir", None, "MODEL_DIR to make.", required=True
-)
-for _name, _help in {
-  "block_input": "Second input, for a separate block tower.",
-  "query_prefix": "Text that the model expects before a query.",
-  "block_prefix": "Text that the model expects before a block.",
-  "tensor_prefix": "Prefix of `embeddings.word_embeddings.weight`, if the "
-  "input holds several encoders.",
-  "vocab": "Vocabulary file, if a tf_realm input has none.",
-  "corpus_dir": "Corpus to make of the blocks that were released with the "
-  "weights.",
-  "block_records": "Texts of these blocks: block_records.npy, or TFRecords "
-  "(blocks.tfr); by default the input's own.",
-  "block_titles": "TFRecords of their titles (titles.tfr).",
-}.items():
-  flags.DEFINE_string(_name, None, _help)
-for _name, _help in {
-  "normalize": "Whether vectors have length 1.",
-  "title_separator": "Whether [SEP] separates title and body; by default yes, "
-  "as in REALM, except for sentence-transformers.",
-  "token_types": "Whether tokens after the first [SEP] are of type 1; by "
-  "default yes, as in REALM, except for sentence-transformers.",
-}.items():
-  flags.DEFINE_bool(_name, None, _help)
-for _name, _help in {
-  "allow_left": "Regular expression for whole names of tensors that may stay "
-  "unused; repeatable.",
-  "allow_fresh": "Regular expression for whole paths of parameters that may "
-  "start from random values; repeatable.",
-}.items():
-  flags.DEFINE_multi_string(_name, [], _help)
-flags.DEFINE_list(
-  "parts",
-  None,
-  f"Parts to import: {', '.join(PARTS)}; by default what the input has.",
-)
-flags.DEFINE_enum(
-  "pooling",
-  None,
-  POOLINGS,
-  "How hidden states become a vector; without modules.json, the pooler if the "
-  "weights have one, or else cls.",
-)
-flags.DEFINE_integer(
-  "projection_size", None, "Size of a randomly initialized projection to add."
-)
-flags.DEFINE_float(
-  "score_scale",
-  None,
-  "Factor of inner products, by default 1; training normalized vectors needs "
-  "more.",
-)
-flags.DEFINE_bool(
-  "separate_towers", False, "Start two towers from the same weights."
-)
-flags.DEFINE_integer(
-  "block_length", None, "Maximum wordpieces of a block; by default all fit."
-)
-flags.DEFINE_enum(
-  "index", None, ("exact", "scann"), "Index of the vectors; by default scann."
 )
 _SEED = flags.DEFINE_integer(
   "seed",
@@ -148,13 +81,48 @@ _SEED = flags.DEFINE_integer(
   "Seed of parameters that start from random values.",
   lower_bound=0,
 )
+# Each field of these classes has a flag, whose name begins with a prefix.
+_PREFIXES: dict[Any, str] = {
+  ImportSource: "",
+  TowerOptions: "",
+  BlockOptions: "",
+  Allowance: "allow_",
+}
 
 
-def _options(target: Callable[..., _T], prefix: str = "", **more: str) -> _T:
-  """Makes a dataclass of the flags that have the names of its fields."""
-  names = set(inspect.signature(target).parameters) - more.keys()
-  given = {name: flags.FLAGS[prefix + name] for name in names}
-  values = {name: flag.value for name, flag in given.items() if flag.present}
+def _define(target: Any, field: dataclasses.Field[Any]) -> None:
+  """Defines the flag of a field by its type; the docstring is its help."""
+  name = _PREFIXES[target] + field.name
+  text = f"{names.meaning(target, field.name)}."
+  kind = settings.parameter_types(target)[field.name]
+  if field.default == ():
+    flags.DEFINE_multi_string(name, [], text)
+  elif settings.accepts(kind, True):
+    flags.DEFINE_bool(name, None, text)
+  elif settings.accepts(kind, 1.5):
+    flags.DEFINE_float(name, None, text)
+  elif settings.accepts(kind, 1):
+    flags.DEFINE_integer(name, None, text)
+  elif settings.accepts(kind, [""]):
+    flags.DEFINE_list(name, None, text)
+  else:
+    is_required = field.default is dataclasses.MISSING
+    flags.DEFINE_string(name, None, text, required=is_required)
+
+
+for _target in _PREFIXES:
+  for _field in dataclasses.fields(_target):
+    if _field.name != "kind":
+      _define(_target, _field)
+
+
+def _options(target: Any, **more: str) -> Any:
+  """Makes a dataclass of the flags of its fields that are given."""
+  values = {}
+  for field in dataclasses.fields(target):
+    name = _PREFIXES[target] + field.name
+    if field.name not in more and flags.FLAGS[name].present:
+      values[field.name] = flags.FLAGS[name].value
   return configuration.configured(target)(**values, **more)
 
 
@@ -164,18 +132,15 @@ def main(argv: Sequence[str]) -> None:
   with configuration.parsed(None, *command_line.given()):
     source = _options(ImportSource, kind=_FROM.value)
     source.require_local()
-    # After the input was found: these import what reads weights.
+    # After the input was found: it imports what reads weights.
     from realm_jax.conversion import importing
-    from realm_jax.conversion.bert_models import TowerOptions
-    from realm_jax.conversion.google.released_index import BlockOptions
-    from realm_jax.conversion.mapping import Allowance
 
     report = importing.import_weights(
       source,
       _OUTPUT_DIR.value,
       towers=_options(TowerOptions),
       blocks=_options(BlockOptions),
-      allowance=_options(Allowance, prefix="allow_"),
+      allowance=_options(Allowance),
       seed=_SEED.value,
     )
   print(report)

@@ -4,17 +4,10 @@
     python -m realm_jax.serve --model_dir=runs/qa --masked_model_dir=runs/realm
     python -m realm_jax.serve --model_dir=runs/qa --port=0
 
-One asks a question, or writes a sentence with [MASK], and sees the answer with
-its evidence: the blocks, the retriever's p(z|x), the reader's p(y|z,x), each
-block's share of the answer, and what the answer would be without it. The text
-of a block can be edited in the page, and the answer follows; the edit is in
-memory, for that page alone. A run of open QA answers questions, and a run of
-pre-training fills in sentences: with --masked_model_dir, one page does both.
-
-The page listens on this machine alone unless --host says otherwise, loads
-nothing from anywhere else, and ends with SIGTERM or Ctrl-C. It needs the extra
-`serve`. docs/serving.md tells more, and realm_jax/serving/app.py has the JSON
-interface. Of several processes, process 0 serves on its own devices.
+It answers questions and fills in sentences with [MASK], shows the evidence, and
+lets one edit it (docs/serving.md). It needs the extra `serve`, listens on this
+machine alone unless --host says otherwise, and ends with SIGTERM or Ctrl-C. Of
+several processes, process 0 serves on its own devices.
 """
 
 import os

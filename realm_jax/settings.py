@@ -182,17 +182,14 @@ def accepts(annotation: Any, value: Any) -> bool:
 
 
 def accepts_instances(annotation: Any, configurable: Any) -> bool:
-  """Returns whether objects of a class are of an annotated type."""
-  origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-  if origin in (typing.Union, types.UnionType):
-    return any(accepts_instances(part, configurable) for part in arguments)
-  if origin is Annotated:
-    return accepts_instances(arguments[0], configurable)
-  if not (inspect.isclass(annotation) and inspect.isclass(configurable)):
-    return False
-  if is_protocol(annotation):
-    return all(hasattr(configurable, name) for name in _members(annotation))
-  return issubclass(configurable, annotation)
+  """Returns whether objects of a class are of a type, or of a part of it."""
+  classes = [part for part in _parts(annotation) if inspect.isclass(part)]
+  return inspect.isclass(configurable) and any(
+    all(hasattr(configurable, name) for name in _members(one))
+    if is_protocol(one)
+    else issubclass(configurable, one)
+    for one in classes
+  )
 
 
 def _members(protocol: type) -> set[str]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from realm_jax.ablation.config import AblationConfig
 from realm_jax.ablation.data import SeedFiles
-from realm_jax.stage_commands.command import StageCommand, Value
+from realm_jax.stage_commands import StageCommand, Value
 
 
 class Commands:

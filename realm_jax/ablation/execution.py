@@ -10,7 +10,7 @@ from realm_jax.ablation.runs import Plan, Run
 from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.console.sigterm import stop_on_sigterm
 from realm_jax.evaluation.outputs import METRICS
-from realm_jax.stage_commands.processes import (
+from realm_jax.stage_commands import (
   StoppedError,
   run_to_end,
   running_beside,
@@ -40,7 +40,7 @@ def execute(plan: Plan, *, data: Data, output_dir: Path) -> None:
   Raises:
     AblationError: A training run ended early.
     StoppedError: SIGTERM came.
-    CommandError: A run failed.
+    ValueError: A run failed.
     ValueError: Data are missing or wrong.
   """
   with stop_on_sigterm() as stop:

@@ -3,7 +3,7 @@
 import contextlib
 
 from realm_jax import configuration
-from realm_jax.stage_commands.command import StageCommand
+from realm_jax.stage_commands import StageCommand
 from realm_jax.training.config import TrainConfig
 
 

@@ -7,7 +7,7 @@ from realm_jax.ablation.config import READING_RETRIEVED
 from realm_jax.ablation.pretraining import resolve
 from realm_jax.ablation.recipes import Recipes
 from realm_jax.ablation.rows import ROWS, Row
-from realm_jax.stage_commands.command import StageCommand, Value
+from realm_jax.stage_commands import StageCommand, Value
 
 INVERSE_CLOZE, READING = "inverse_cloze", "reading"
 BASELINE_READER = "baseline_reader"

@@ -29,7 +29,7 @@ from realm_jax.ablation.naming import (
 from realm_jax.ablation.recipes import Recipes, StepCounts
 from realm_jax.ablation.rows import REALM, Row
 from realm_jax.ablation.runs import Plan, RowResult, Run
-from realm_jax.stage_commands.command import StageCommand, Value
+from realm_jax.stage_commands import StageCommand, Value
 
 _ANSWERS, _ZERO_SHOT = "answers", "zero_shot"
 _SENTENCES = "zero_shot_sentences"

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from realm_jax.ablation.rows import SHARED_BINDINGS, Bindings, Row, Times
-from realm_jax.stage_commands.command import Value
+from realm_jax.stage_commands import Value
 from realm_jax.training.config import TrainConfig
 
 _REFRESH, _SAVE, _NUM = "REFRESH_EVERY_STEPS", "SAVE_EVERY_STEPS", "NUM_STEPS"

@@ -2,7 +2,7 @@
 
 from typing import Protocol, runtime_checkable
 
-from realm_jax.stage_commands.command import StageCommand
+from realm_jax.stage_commands import StageCommand
 from realm_jax.training.config import TrainConfig
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from realm_jax.stage_commands.command import StageCommand
+from realm_jax.stage_commands import StageCommand
 
 
 @dataclasses.dataclass

@@ -190,19 +190,19 @@ def table() -> str:
     shown = "is required" if value is UNBOUND else f"= {value!r}"
     kind = settings.describe(one.annotation)
     lines[one.macro] = f"{one.macro} {shown} ({kind}; {one.where})"
-    if meaning := _meaning(one):
-      lines[one.macro] += f"\n    {meaning}"
+    if text := meaning(one.configurable, one.name):
+      lines[one.macro] += f"\n    {text}"
   return "\n".join(lines.values())
 
 
-def _meaning(parameter: Parameter) -> str:
+def meaning(configurable: Callable[..., Any], name: str) -> str:
   """Returns the first sentence that a docstring has about a parameter."""
   described = re.compile(
-    rf"^  (?:\w+, )*{parameter.name}(?:, \w+)*: "
+    rf"^  (?:\w+, )*{name}(?:, \w+)*: "
     r"(.*?)(?=\n  \w|\n\S|\n\n|\Z)",
     re.MULTILINE | re.DOTALL,
   )
-  for one in _with_bases(parameter.configurable):
+  for one in _with_bases(configurable):
     if found := described.search(inspect.cleandoc(one.__doc__ or "")):
       return " ".join(found.group(1).split()).partition(". ")[0].rstrip(".")
   return ""

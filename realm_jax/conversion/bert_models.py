@@ -10,10 +10,10 @@ from realm_jax.conversion import names, planning
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.mapping import Feed, TensorSource
 from realm_jax.conversion.names import Dialect, Rules
+from realm_jax.conversion.options import TowerOptions
 from realm_jax.conversion.planning import ImportPlan, ImportSource
 from realm_jax.models.bert import BertConfig
-from realm_jax.models.retriever import POOLINGS, Retriever
-from realm_jax.settings import PositiveFloat, PositiveInt, require_valid
+from realm_jax.models.retriever import Retriever
 from realm_jax.text.wordpieces import vocabulary_of
 
 NO_HEAD = "the input has no masked-LM head"
@@ -94,46 +94,6 @@ class BertInput(NamedTuple):
   weights: BertWeights
   pieces: tuple[str, ...]
   notes: list[str]
-
-
-@dataclasses.dataclass(frozen=True)
-class TowerOptions:
-  """How a retriever is made of BERT; None takes what the input says.
-
-  Attributes:
-    pooling: `pooler`, `cls` or `mean`.
-    projection_size: Size of REALM's projection, which is added with random
-      values; None adds none.
-    normalize: Whether vectors have length 1.
-    score_scale: Factor of the inner products.
-    query_prefix: Text before each query.
-    block_prefix: Text before each block.
-    title_separator: Whether [SEP] separates title and body.
-    token_types: Whether tokens after the first [SEP] are of type 1.
-    separate_towers: Whether queries and blocks have separate towers.
-  """
-
-  pooling: str | None = None
-  projection_size: PositiveInt | None = None
-  normalize: bool | None = None
-  score_scale: PositiveFloat | None = None
-  query_prefix: str | None = None
-  block_prefix: str | None = None
-  title_separator: bool | None = None
-  token_types: bool | None = None
-  separate_towers: bool = False
-
-  def __post_init__(self) -> None:
-    if self.pooling is not None and self.pooling not in POOLINGS:
-      raise ConversionError(
-        f"--pooling={self.pooling}; want one of {', '.join(POOLINGS)}"
-      )
-    require_valid(self)
-
-  @property
-  def chosen_scale(self) -> float:
-    """Factor of the inner products: 1 where nothing says another."""
-    return 1.0 if self.score_scale is None else self.score_scale
 
 
 def plan_bert(

@@ -77,11 +77,12 @@ class Feed:
 
 @dataclasses.dataclass(frozen=True)
 class Allowance:
-  """Misfits that the user accepts, by regular expressions for whole names.
+  """Misfits that the user accepts, by regular expressions.
 
   Attributes:
-    left: Tensors that may stay unused.
-    fresh: Parameters that may start from random values.
+    left: Regular expression for whole names of tensors that may stay unused.
+    fresh: Regular expression for whole paths of parameters that may start from
+      random values.
   """
 
   left: Sequence[str] = ()

@@ -37,10 +37,10 @@ class ImportSource:
 
   Attributes:
     input: Local directory, or the prefix of a TensorFlow checkpoint.
-    block_input: Input of the block tower, if it has its own.
-    parts: `retriever`, `reader` or both; None takes what the input has.
-    tensor_prefix: Prefix of `embeddings.…` in the names of tensors, for
-      hf_bert; None finds it.
+    block_input: Second input, for a separate block tower.
+    parts: Parts to import, retriever and reader; None takes what the input has.
+    tensor_prefix: Prefix of `embeddings.word_embeddings.weight`, if an hf_bert
+      input holds several encoders; None finds it.
     vocab: Vocabulary file, if a tf_realm input has none.
   """
 

@@ -10,8 +10,7 @@ from realm_jax.corpus.building.corpus import build_corpus
 from realm_jax.demo_world import world
 from realm_jax.evaluation import run as evaluation
 from realm_jax.generations.building import run as generations
-from realm_jax.stage_commands.command import StageCommand, Value
-from realm_jax.stage_commands.processes import running_beside
+from realm_jax.stage_commands import StageCommand, Value, running_beside
 from realm_jax.text.salient_spans import find_tagger
 from realm_jax.training import trainer
 from realm_jax.training.config import TrainConfig

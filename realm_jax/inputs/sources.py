@@ -37,7 +37,11 @@ _MIN_HALF_BITS = 3
 
 @runtime_checkable
 class Records(Protocol):
-  """The records of one split."""
+  """The records of one split.
+
+  They may have a method `problems(lengths)`, which describes those that the
+  lengths of features do not suit, or that cannot be used.
+  """
 
   @property
   def spec(self) -> Mapping[str, Any]:
@@ -48,15 +52,6 @@ class Records(Protocol):
 
   def lookup(self, indices: Int[np.ndarray, " n"]) -> Mapping[str, Any]:
     """Returns each feature's values in some records: scalars, or arrays."""
-    ...
-
-
-@runtime_checkable
-class CheckedRecords(Records, Protocol):
-  """Records that tell what a run should know of them."""
-
-  def problems(self, lengths: Mapping[str, int]) -> Sequence[str]:
-    """Describes records that features' lengths do not suit, or are unusable."""
     ...
 
 
@@ -240,9 +235,8 @@ class RecordReader:
 
   def problems(self, lengths: Mapping[str, int]) -> Sequence[str]:
     """Describes records that will not be used as they stand."""
-    if isinstance(self._records, CheckedRecords):
-      return self._records.problems(lengths)
-    return ()
+    problems = getattr(self._records, "problems", None)
+    return problems(lengths) if problems else ()
 
   def records_at(self, positions: tf.data.Dataset) -> tf.data.Dataset:
     """Returns the records at positions, a data set of int64, in that order."""

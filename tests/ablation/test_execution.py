@@ -5,7 +5,7 @@ import pytest
 from realm_jax.ablation.data import GivenData
 from realm_jax.ablation.execution import execute, is_finished
 from realm_jax.ablation.runs import Plan, Run
-from realm_jax.stage_commands.command import StageCommand
+from realm_jax.stage_commands import StageCommand
 
 
 @pytest.fixture

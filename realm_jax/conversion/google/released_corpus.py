@@ -9,6 +9,7 @@ from etils import epath
 
 from realm_jax.console.progress import Progress
 from realm_jax.conversion.errors import ConversionError
+from realm_jax.conversion.options import require_block_length
 from realm_jax.corpus.building.block_builder import BlockBuilder, chunks
 from realm_jax.corpus.building.directory_writer import CorpusDirectoryWriter
 from realm_jax.corpus.building.sources.documents import Document
@@ -89,15 +90,6 @@ def write_released_corpus(
     longest,
     output_dir,
   )
-
-
-def require_block_length(block_length: int | None) -> None:
-  """Raises `ConversionError` for a length that fits no block."""
-  if block_length is not None and block_length < MIN_BLOCK_LENGTH:
-    raise ConversionError(
-      f"--block_length={block_length} is too short for a title and a body; "
-      f"give {MIN_BLOCK_LENGTH} or more (released REALM has 288)"
-    )
 
 
 def _documents(

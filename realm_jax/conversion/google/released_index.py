@@ -17,10 +17,8 @@ from etils import epath
 
 from realm_jax.conversion.errors import ConversionError
 from realm_jax.conversion.google.block_records import TfRecords
-from realm_jax.conversion.google.released_corpus import (
-  require_block_length,
-  write_released_corpus,
-)
+from realm_jax.conversion.google.released_corpus import write_released_corpus
+from realm_jax.conversion.options import BlockOptions
 from realm_jax.conversion.parameters import BoundModel
 from realm_jax.conversion.pickles import read_byte_strings
 from realm_jax.conversion.planning import ImportPlan
@@ -44,37 +42,6 @@ from realm_jax.partitioning import sharding
 from realm_jax.partitioning.mesh import make_mesh
 
 _STEP = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class BlockOptions:
-  """Which released blocks to import, and how; without a corpus, none.
-
-  Attributes:
-    corpus_dir: Corpus to make of the blocks; None imports no blocks.
-    block_records: File of the blocks' texts, `.npy` or TFRecords; None takes
-      the input's own.
-    block_titles: TFRecords of the blocks' titles; None leaves them empty.
-    block_length: Maximum wordpieces of a block; None fits all.
-    index: Kind of index for the vectors; None takes `scann`.
-  """
-
-  corpus_dir: epath.PathLike | None = None
-  block_records: epath.PathLike | None = None
-  block_titles: epath.PathLike | None = None
-  block_length: int | None = None
-  index: str | None = None
-
-  def __post_init__(self) -> None:
-    require_block_length(self.block_length)
-    given = [
-      f"--{name}" for name, value in vars(self).items() if value is not None
-    ]
-    if given and self.corpus_dir is None:
-      raise ConversionError(
-        f"{', '.join(given)} without --corpus_dir, which names the corpus to "
-        "make of the released blocks; give it, or leave these out"
-      )
 
 
 @dataclasses.dataclass(frozen=True)

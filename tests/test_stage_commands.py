@@ -8,9 +8,8 @@ import time
 
 import pytest
 
-from realm_jax.stage_commands.command import StageCommand
-from realm_jax.stage_commands.processes import (
-  CommandError,
+from realm_jax.stage_commands import (
+  StageCommand,
   StoppedError,
   run_to_end,
   running_beside,
@@ -56,7 +55,7 @@ def _term_when(path):
 def test_a_failure_shows_the_end_of_the_log(tmp_path):
   log = tmp_path / "run" / "train.log"
   run_to_end(_script("print('first')"), log)
-  with pytest.raises(CommandError, match=r"ended with 3:\nfirst\nwhy\n"):
+  with pytest.raises(ValueError, match=r"ended with 3:\nfirst\nwhy\n"):
     run_to_end(_script("print('why'); raise SystemExit(3)"), log)
 
 
@@ -86,7 +85,7 @@ while not os.path.exists({str(started)!r}): time.sleep(0.01)
 raise SystemExit("no disk")
 """
   with (
-    pytest.raises(CommandError, match=r"index builder failed:\n.*\n?no disk"),
+    pytest.raises(ValueError, match=r"index builder failed:\n.*\n?no disk"),
     running_beside(_script(fails), tmp_path / "log2", wait=False),
   ):
     run_to_end(_script(script), tmp_path / "train.log")

@@ -1,1 +1,0 @@
-"""The commands of stages, run by commands that run several of them."""
