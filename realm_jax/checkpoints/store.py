@@ -457,10 +457,12 @@ def best_step(model_dir: epath.PathLike) -> int:
   """Returns the step of a run's best checkpoint.
 
   Raises:
-    ValueError: `best.json` is damaged.
     CheckpointError: No evaluation has named one.
   """
-  named = best.read_best(model_dir)
+  try:
+    named = best.read_best(model_dir)
+  except ValueError as error:
+    raise CheckpointError(str(error)) from error
   if named is None or named.step is None:
     raise CheckpointError(
       f"{model_dir} has no best checkpoint yet; name a step, or let "
