@@ -11,7 +11,7 @@ from flax import traverse_util
 
 from realm_jax.conversion.mapping import Shape
 from realm_jax.conversion.planning import SEPARATE_TOWERS
-from realm_jax.models.arrays import AnyArray
+from realm_jax.models import AnyArray
 from realm_jax.models.parameters import Params
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever

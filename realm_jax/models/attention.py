@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int, UInt32
 
-from realm_jax.models.arrays import AnyArray
+from realm_jax.models import AnyArray
 from realm_jax.models.dropout import drop
 
 # Logical axes of queries, keys, values and of the result.

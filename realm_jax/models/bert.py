@@ -13,8 +13,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
-from realm_jax.models import attention, tpu_attention
-from realm_jax.models.arrays import AnyArray
+from realm_jax.models import AnyArray, attention, tpu_attention
 from realm_jax.models.dropout import Dropout, hash_tokens, is_dropping
 from realm_jax.models.sequences import Sequences
 from realm_jax.settings import (
@@ -265,7 +264,8 @@ class BertLayer(nn.Module):
   """Attention and feed-forward, normalised after each (post-LN).
 
   Hidden states come flat, n = r · l tokens: on CPUs XLA's element-wise code
-  over three dimensions took four times as long.
+  over three dimensions took four times as long. `first` holds the tokens whose
+  states are computed: each row's first, or all.
   """
 
   config: BertConfig
@@ -274,19 +274,12 @@ class BertLayer(nn.Module):
   def __call__(
     self,
     hidden: Float[Array, "n d"],
+    first: Float[Array, "m d"],
     sequences: Sequences,
-    *,
-    first_only: bool = False,
   ) -> Float[Array, "m d"]:
-    """Returns the hidden states of all tokens, or of each row's first."""
-    config = self.config
-    first, keys = hidden, sequences.dropout_keys
-    if first_only:
-      first = hidden.reshape(*keys.shape, -1)[:, 0]
-      keys = keys[:, :1]
-    tokens = keys.reshape(-1)
-
-    rate = config.dropout_rate
+    config, rate = self.config, self.config.dropout_rate
+    num_queries = len(first) // len(sequences.token_ids)
+    tokens = sequences.dropout_keys[:, :num_queries].reshape(-1)
     attended = SelfAttention(config, name="attention")(hidden, first, sequences)
     attended = Dropout(rate, name="attention_dropout")(attended, tokens)
     hidden = layer_norm(config, "attention_norm")(first + attended)
@@ -387,11 +380,12 @@ class BertEncoder(nn.Module):
     hidden = hidden.reshape(-1, config.hidden_size)
     hidden = self.embedding_dropout(hidden, sequences.dropout_keys.reshape(-1))
     hidden = nn.with_logical_constraint(hidden, HIDDEN)
-    for i, layer in enumerate(self.layers, start=1):
-      if first_only and i == config.num_layers:
-        hidden = layer(hidden, sequences, first_only=True)
-      else:
-        hidden = layer(hidden, sequences)
+    for layer in self.layers[:-1]:
+      hidden = layer(hidden, hidden, sequences)
+    first = hidden
+    if first_only:
+      first = hidden.reshape(rows, length, -1)[:, 0]
+    hidden = self.layers[-1](hidden, first, sequences)
     return hidden.reshape(rows, -1, config.hidden_size)
 
 
@@ -417,3 +411,27 @@ class MaskedLmHead(nn.Module):
       preferred_element_type=jnp.float32,
     )
     return logits + bias.reshape((1,) * (logits.ndim - 1) + (-1,))
+
+
+class TokenClassifier(nn.Module):
+  """An encoder with a label for each token, as taggers of named entities are.
+
+  A linear layer reads all hidden states of the last layer. Sequences are
+  `[CLS] text [SEP]`, all of type 0.
+
+  Attributes:
+    num_labels: Number of labels that a token may have.
+  """
+
+  bert: BertConfig
+  num_labels: int
+
+  @nn.compact
+  def __call__(
+    self, sequences: Sequences
+  ) -> Float[Array, "r t {self.num_labels}"]:
+    """Returns the logits of the labels of every token."""
+    encoder = BertEncoder(self.bert, name="encoder")
+    hidden = encoder(sequences, typed=False)
+    axes = ("embed", "label")
+    return dense(self.bert, self.num_labels, axes, "classifier")(hidden)

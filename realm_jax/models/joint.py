@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from jaxtyping import Int
 
-from realm_jax.models.arrays import AnyArray
+from realm_jax.models import AnyArray
 from realm_jax.models.sequences import PAD_ID
 
 

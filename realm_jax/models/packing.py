@@ -14,13 +14,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Int, UInt32
 
-from realm_jax.models.arrays import AnyArray
-from realm_jax.models.sequences import (
-  NO_SEQUENCE,
-  PAD_ID,
-  PaddedSequences,
-  Sequences,
-)
+from realm_jax.models import AnyArray
+from realm_jax.models.sequences import NO_SEQUENCE, PAD_ID, Sequences
 
 # Packing places one sequence of each group after the other, so that groups
 # should be small; in large ones hardly any more space is filled. In too small
@@ -208,23 +203,4 @@ def _lay_out_group(
     jnp.where(is_token, token_ids[owner, position], PAD_ID),
     jnp.where(is_token, owner, NO_SEQUENCE),
     position,
-  )
-
-
-def one_per_row(
-  rows: TokenRows, lengths: Int[AnyArray, "s m"]
-) -> PaddedSequences:
-  """Gives each sequence a row of its own."""
-  groups, size = lengths.shape
-  count, row_length = rows.token_ids.shape
-  place = jnp.arange(row_length)[None, :]
-  is_token = place < lengths.reshape(count, 1)
-  sequence = (jnp.arange(count) % size)[:, None]
-  starts = jnp.arange(size, dtype=jnp.int32) * row_length
-  return PaddedSequences(
-    token_ids=jnp.where(is_token, rows.token_ids, PAD_ID),
-    sequence=jnp.where(is_token, sequence, NO_SEQUENCE),
-    position=jnp.where(is_token, place, 0),
-    starts=jnp.broadcast_to(starts, (groups, size)),
-    numbers=rows.numbers.reshape(groups, size),
   )

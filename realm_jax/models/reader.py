@@ -8,8 +8,7 @@ from flax import linen as nn
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from realm_jax.models import joint, sequences
-from realm_jax.models.arrays import AnyArray
+from realm_jax.models import AnyArray, joint, sequences
 from realm_jax.models.bert import BertConfig, BertEncoder, MaskedLmHead, dense
 from realm_jax.models.sequences import Sequences
 from realm_jax.settings import PositiveFloat, PositiveInt
@@ -129,6 +128,7 @@ class Reader(nn.Module):
     self,
     inputs: Sequences,
     mask_positions: Int[AnyArray, "b m"],
+    hidden: Float[Array, "r l d"] | None = None,
   ) -> Float[Array, "b k m v"]:
     """Returns the logits of the words behind the masks, by candidate.
 
@@ -136,14 +136,26 @@ class Reader(nn.Module):
       inputs: Joint inputs, ordered by query, then candidate.
       mask_positions: Positions of the masks in the query. The query opens the
         joint input, so a mask has the same position there.
+      hidden: What the encoder returns for the inputs, where it is known.
     """
-    return self._word_logits(inputs, self.encoder(inputs), mask_positions)
+    hidden = self.encoder(inputs) if hidden is None else hidden
+    batch, num_masks = mask_positions.shape
+    num_candidates = inputs.starts.size // batch
+    positions = jnp.repeat(mask_positions, num_candidates, axis=0)
+    masked = sequences.gather(inputs, hidden, positions)
+    masked = masked.reshape(batch, num_candidates, num_masks, -1)
+    masked = nn.with_logical_constraint(masked, _BY_CANDIDATE)
+    logits = self.masked_lm_head(masked, self.encoder.word_embeddings)
+    # Along the vocabulary they are divided as the embeddings are.
+    axes = (*_BY_CANDIDATE[:-1], PartitionSpec.UNCONSTRAINED)
+    return nn.with_logical_constraint(logits, axes)
 
   def spans(
     self,
     inputs: Sequences,
     body_start: Int[AnyArray, "b k"],
     body_length: Int[AnyArray, "b k"],
+    hidden: Float[Array, "r l d"] | None = None,
     *,
     num_starts: int,
   ) -> Spans:
@@ -153,12 +165,23 @@ class Reader(nn.Module):
       inputs: Joint inputs, ordered by query, then candidate.
       body_start: Position of the body's first token in each.
       body_length: Number of its tokens.
+      hidden: What the encoder returns for the inputs, where it is known.
       num_starts: Number of tokens of a body at which a span may start.
     """
-    hidden = self.encoder(inputs)
-    return self._span_scores(
-      inputs, hidden, body_start, body_length, num_starts=num_starts
+    hidden = self.encoder(inputs) if hidden is None else hidden
+    batch, num_candidates = body_start.shape
+    index = jnp.arange(num_starts)[None, :]
+    positions = body_start.reshape(-1, 1) + jnp.minimum(
+      index, body_length.reshape(-1, 1)
     )
+    body = sequences.gather(inputs, hidden, positions)
+    body = body.reshape(batch, num_candidates, num_starts, -1)
+    body = nn.with_logical_constraint(body, _BY_CANDIDATE)
+    last = index[None, ..., None] + jnp.arange(self.max_answer_width).reshape(
+      1, 1, 1, -1
+    )
+    is_span = last < body_length[..., None, None]
+    return Spans(self.span_head(body), is_span)
 
   def masked_lm_and_spans(
     self,
@@ -171,11 +194,10 @@ class Reader(nn.Module):
   ) -> tuple[Float[Array, "b k m v"], Spans]:
     """Returns what `masked_lm` and `spans` do, and encodes the inputs once."""
     hidden = self.encoder(inputs)
+    bodies = body_start, body_length
     return (
-      self._word_logits(inputs, hidden, mask_positions),
-      self._span_scores(
-        inputs, hidden, body_start, body_length, num_starts=num_starts
-      ),
+      self.masked_lm(inputs, mask_positions, hidden),
+      self.spans(inputs, *bodies, hidden, num_starts=num_starts),
     )
 
   def __call__(
@@ -191,50 +213,9 @@ class Reader(nn.Module):
     token_ids, *bodies = self.join(query, candidates)
     inputs = sequences.padded(token_ids)
     num_starts = candidates.shape[-1]
-    return (
-      self.masked_lm(inputs, mask_positions),
-      self.spans(inputs, *bodies, num_starts=num_starts),
+    return self.masked_lm_and_spans(
+      inputs, mask_positions, *bodies, num_starts=num_starts
     )
-
-  def _word_logits(
-    self,
-    inputs: Sequences,
-    hidden: Float[Array, "..."],
-    mask_positions: Int[AnyArray, "b m"],
-  ) -> Float[Array, "b k m v"]:
-    batch, num_masks = mask_positions.shape
-    num_candidates = inputs.starts.size // batch
-    positions = jnp.repeat(mask_positions, num_candidates, axis=0)
-    hidden = sequences.gather(inputs, hidden, positions)
-    hidden = hidden.reshape(batch, num_candidates, num_masks, -1)
-    hidden = nn.with_logical_constraint(hidden, _BY_CANDIDATE)
-    logits = self.masked_lm_head(hidden, self.encoder.word_embeddings)
-    # Along the vocabulary they are divided as the embeddings are.
-    axes = (*_BY_CANDIDATE[:-1], PartitionSpec.UNCONSTRAINED)
-    return nn.with_logical_constraint(logits, axes)
-
-  def _span_scores(
-    self,
-    inputs: Sequences,
-    hidden: Float[Array, "..."],
-    body_start: Int[AnyArray, "b k"],
-    body_length: Int[AnyArray, "b k"],
-    *,
-    num_starts: int,
-  ) -> Spans:
-    batch, num_candidates = body_start.shape
-    index = jnp.arange(num_starts)[None, :]
-    positions = body_start.reshape(-1, 1) + jnp.minimum(
-      index, body_length.reshape(-1, 1)
-    )
-    body = sequences.gather(inputs, hidden, positions)
-    body = body.reshape(batch, num_candidates, num_starts, -1)
-    body = nn.with_logical_constraint(body, _BY_CANDIDATE)
-    last = index[None, ..., None] + jnp.arange(self.max_answer_width).reshape(
-      1, 1, 1, -1
-    )
-    is_span = last < body_length[..., None, None]
-    return Spans(self.span_head(body), is_span)
 
   def for_vocabulary(self, *, vocab_size: int, separator_id: int) -> "Reader":
     """Returns this reader for the vocabulary of a corpus."""

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
-from realm_jax.models import bert, joint, sequences
-from realm_jax.models.arrays import AnyArray
+from realm_jax.models import AnyArray, bert, joint, sequences
 from realm_jax.models.bert import BertConfig, BertEncoder
 from realm_jax.models.dropout import Dropout
 from realm_jax.models.parameters import Params

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt32
 
-from realm_jax.models.arrays import AnyArray
+from realm_jax.models import AnyArray
 
 PAD_ID = 0
 NO_SEQUENCE = -1
@@ -61,17 +61,29 @@ class PaddedSequences(Sequences):
   __slots__ = ()
 
 
-def padded(token_ids: Int[AnyArray, "*b l"]) -> PaddedSequences:
-  """Returns one sequence a row."""
+def padded(
+  token_ids: Int[AnyArray, "*b l"],
+  numbers: UInt32[AnyArray, " n"] | None = None,
+) -> PaddedSequences:
+  """Returns one sequence a row.
+
+  With `numbers`, those of the sequences, all are of one group; otherwise each
+  is a group of its own, and has the number of its row.
+  """
   length = token_ids.shape[-1]
   token_ids = token_ids.reshape(-1, length)
+  count = len(token_ids)
+  shape = (count, 1) if numbers is None else (1, count)
+  if numbers is None:
+    numbers = jnp.arange(count, dtype=jnp.uint32)
+  index = jnp.broadcast_to(jnp.arange(shape[1], dtype=jnp.int32), shape)
   is_token = token_ids != PAD_ID
   return PaddedSequences(
     token_ids=token_ids,
-    sequence=jnp.where(is_token, 0, NO_SEQUENCE),
+    sequence=jnp.where(is_token, index.reshape(-1, 1), NO_SEQUENCE),
     position=jnp.broadcast_to(jnp.arange(length), token_ids.shape),
-    starts=jnp.zeros((token_ids.shape[0], 1), jnp.int32),
-    numbers=jnp.arange(token_ids.shape[0], dtype=jnp.uint32)[:, None],
+    starts=index * length,
+    numbers=numbers.reshape(shape),
   )
 
 

@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from realm_jax.objectives.weighted import AnyArray, Average, WeightedLoss
+from realm_jax.models import AnyArray
+from realm_jax.objectives.weighted import Average, WeightedLoss
 
 FORMS = ("per_token", "joint")
 

@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from realm_jax.objectives.weighted import AnyArray, Average, WeightedLoss
+from realm_jax.models import AnyArray
+from realm_jax.objectives.weighted import Average, WeightedLoss
 
 
 def marginal_log_likelihood(

@@ -6,12 +6,10 @@ and so is its gradient: `jax.tree.map(jnp.add, one, other)`.
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float
 
-AnyArray = jax.Array | np.ndarray
+from realm_jax.models import AnyArray
 
 
 class Average(NamedTuple):

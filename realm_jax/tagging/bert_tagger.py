@@ -24,9 +24,9 @@ from realm_jax.conversion.hugging_face.token_classifier import (
 )
 from realm_jax.files.local_disk.scratch import ScratchDirectory
 from realm_jax.files.object_store.remote import download, is_remote
+from realm_jax.models.bert import TokenClassifier
 from realm_jax.models.parameters import Params
 from realm_jax.models.sequences import padded
-from realm_jax.models.token_classifier import TokenClassifier
 from realm_jax.tagging import labels as labelling
 from realm_jax.tagging.windows import Window, by_row_length, fill, row_lengths
 from realm_jax.text import salient_spans

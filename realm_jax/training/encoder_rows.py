@@ -10,8 +10,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, UInt32
 
-from realm_jax.models import packing
-from realm_jax.models.arrays import AnyArray
+from realm_jax.models import AnyArray, packing
 from realm_jax.models.packing import TokenRows
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever

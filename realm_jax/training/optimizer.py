@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from realm_jax.models.arrays import AnyArray
+from realm_jax.models import AnyArray
 from realm_jax.models.parameters import Params
 from realm_jax.settings import (
   NonNegativeFloat,

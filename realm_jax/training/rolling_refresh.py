@@ -21,7 +21,7 @@ from realm_jax.models import packing
 from realm_jax.models.packing import TokenRows
 from realm_jax.models.parameters import Params
 from realm_jax.models.retriever import Retriever
-from realm_jax.models.sequences import Sequences
+from realm_jax.models.sequences import Sequences, padded
 from realm_jax.partitioning.mesh import BATCH_AXES, MESH_AXES
 from realm_jax.training.token_store import BlockArrays
 
@@ -176,10 +176,9 @@ def _lay_out(
   blocks: TokenRows, part: Slice
 ) -> tuple[Sequences, Bool[Array, " w"]]:
   """Returns the blocks in rows, and which of them fit: the first so many."""
-  lengths = packing.lengths_of(blocks, groups=1)
   if not part.packs:
-    fits = jnp.ones(part.num_blocks, bool)
-    return packing.one_per_row(blocks, lengths), fits
+    return padded(*blocks), jnp.ones(part.num_blocks, bool)
+  lengths = packing.lengths_of(blocks, groups=1)
   length = blocks.token_ids.shape[1]
   plan = packing.plan_rows(
     lengths, row_length=length, num_rows=part.num_rows, longest_first=False

@@ -18,7 +18,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Int
 
-from realm_jax.models import packing
+from realm_jax.models import packing, sequences
 from realm_jax.models.packing import TokenRows
 from realm_jax.partitioning.mesh import BATCH_AXES
 from realm_jax.training.encoder_rows import EncoderRows
@@ -148,6 +148,6 @@ def _padded(rows: EncoderRows) -> EncoderRows:
   def laid_out(one: Any) -> Any:
     if not isinstance(one, TokenRows):
       return one
-    return packing.one_per_row(one, packing.lengths_of(one, groups=1))
+    return sequences.padded(*one)
 
   return EncoderRows(*map(laid_out, rows))

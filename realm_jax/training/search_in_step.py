@@ -18,7 +18,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int, Shaped, UInt32
 
 from realm_jax.indexes import exact_search
-from realm_jax.models.arrays import AnyArray
+from realm_jax.models import AnyArray
 from realm_jax.models.retriever import (
   Retriever,
   embed_queries,

@@ -84,9 +84,16 @@ def test_vectors_equal_those_of_numpy(choices):
     )
 
 
-@pytest.mark.parametrize("dropout_rate", [0.0, 0.5])
-def test_the_last_layer_at_the_first_token_alone_changes_nothing(dropout_rate):
-  config = dataclasses.replace(CONFIG, num_layers=2, dropout_rate=dropout_rate)
+@pytest.mark.parametrize(
+  ("dropout_rate", "remat_policy"),
+  [(0.0, None), (0.5, None), (0.5, "nothing_saveable")],
+)
+def test_the_last_layer_at_the_first_token_alone_changes_nothing(
+  dropout_rate, remat_policy
+):
+  config = dataclasses.replace(
+    CONFIG, num_layers=2, dropout_rate=dropout_rate, remat_policy=remat_policy
+  )
   encoder = BertEncoder(config)
   inputs = sequences.padded(jnp.asarray(TOKENS))
   params = nn.unbox(jax.jit(encoder.init)(jax.random.key(0), inputs))

@@ -26,9 +26,9 @@ from realm_jax.conversion.hugging_face.tokenizer import read_cased_or_uncased
 from realm_jax.conversion.mapping import Feed, read_parameters
 from realm_jax.conversion.names import Dialect, token_classifier
 from realm_jax.conversion.parameters import flattened, nested
+from realm_jax.models.bert import TokenClassifier
 from realm_jax.models.parameters import Params
 from realm_jax.models.sequences import padded
-from realm_jax.models.token_classifier import TokenClassifier
 from realm_jax.text.wordpieces import WordpieceVocabulary
 
 _CLASS = "BertForTokenClassification"

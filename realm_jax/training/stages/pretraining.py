@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int, UInt32
 from realm_jax.corpus.store import Corpus
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch
-from realm_jax.models.arrays import AnyArray
+from realm_jax.models import AnyArray
 from realm_jax.models.packing import content_numbers
 from realm_jax.models.parameters import Params
 from realm_jax.models.retriever import relevance

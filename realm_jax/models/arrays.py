@@ -1,7 +1,0 @@
-"""The array types of pure functions."""
-
-import jax
-import numpy as np
-
-# For pure functions that run on the host and in compiled programs alike.
-AnyArray = jax.Array | np.ndarray
