@@ -87,16 +87,6 @@ def minilm(weights: Path) -> Model:
   return Model(loaded.retriever, loaded.params["retriever"], weights)
 
 
-def sample_of(
-  corpus: Corpus, count: int | None, *, seed: int = 0
-) -> Int[np.ndarray, " n"]:
-  """Returns random rows in the corpus's order, or all if there are fewer."""
-  if count is None or count >= corpus.num_blocks:
-    return np.arange(corpus.num_blocks)
-  rng = np.random.default_rng(seed)
-  return np.sort(rng.choice(corpus.num_blocks, count, replace=False))
-
-
 def embedder_of(
   model: Model,
   corpus: Corpus,
@@ -294,7 +284,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
   with tempfile.TemporaryDirectory(prefix="realm_embedding_") as scratch:
     model, corpus = model_and_corpus(given, Path(scratch))
-    rows = sample_of(corpus, given.blocks)
+    # A random sample, in the corpus's order.
+    count = min(given.blocks, corpus.num_blocks)
+    rng = np.random.default_rng(0)
+    rows = np.sort(rng.choice(corpus.num_blocks, count, replace=False))
     measured = measure(model, corpus, rows, Path(scratch), rounds=given.rounds)
   print(table(measured))
   if given.json:

@@ -171,7 +171,7 @@ def search(job: Job) -> Row:
       index.search(batch, job.data.k)
       seconds.append(time.perf_counter() - start)
     row = {
-      "recall_at_8": recall(found.rows, truth.rows),
+      "recall_at_8": recall(found.rows, truth),
       "queries_per_second": len(batch.token_ids) / statistics.median(seconds),
       "parameters": parameters,
     }
