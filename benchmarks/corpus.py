@@ -9,41 +9,28 @@ and blocks of up to 288 wordpieces. Every build is a process of its own:
   runner, whose files are compared byte for byte;
 - of all blocks on two workers: if a block takes as long and as much memory as
   in the quarter, time is linear and memory flat.
-
-In one further process the parts are measured on one core: the tokenizer of
-TensorFlow Text alone, sentences, the rules that tag salient spans, and what
-makes blocks of it all.
 """
 
 import argparse
 import hashlib
 import json
-import os
 import resource
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import tensorflow as tf
-
 from benchmarks.data.generated_text import write_documents
+from benchmarks.runs.jobs import printed_json
 from realm_jax.corpus import versions
-from realm_jax.corpus.building.block_builder import BlockBuilder, chunks
 from realm_jax.corpus.building.corpus import build_corpus
 from realm_jax.corpus.building.parallel.in_process import InProcess
 from realm_jax.corpus.building.sources.document_source import DocumentSource
-from realm_jax.corpus.building.sources.documents import Document
 from realm_jax.corpus.building.summary import BuildSummary
 from realm_jax.corpus.store import Corpus
 from realm_jax.files.json_file import write_json
-from realm_jax.text.salient_spans import Tagger, tag
-from realm_jax.text.sentences import sentence_ranges
 from realm_jax.text.wordpieces import (
-  WordpieceVocabulary,
   train_vocabulary,
   write_pieces,
 )
@@ -54,8 +41,6 @@ _VOCABULARY_SIZE = 20_000
 # Words of the generated text in a block, found by trying.
 _WORDS_PER_BLOCK = 196
 _BLOCKS_PER_SHARD = 50_000
-_PART_DOCUMENTS = 2_000
-_ROUNDS = 3
 # What a training step and the order of the data read.
 _READ_BY_TRAINING = (
   *("token_ids", "token_ids_offsets", "title_lengths", "sentences"),
@@ -118,72 +103,12 @@ def _cpu_seconds() -> tuple[float, float]:
   return own, children
 
 
-def _parts(given: argparse.Namespace) -> dict[str, Any]:
-  """Measures the parts of making blocks on one core, without files."""
-  vocabulary = WordpieceVocabulary(given.directory / "vocab.txt")
-  source = DocumentSource([str(given.input)])
-  documents: list[Document] = []
-  for document in source.documents(BuildSummary()):
-    documents.append(document)
-    if len(documents) == _PART_DOCUMENTS:
-      break
-  batches = list(chunks(documents))
-  plain = [[t for d in batch for t in (d.title, d.text)] for batch in batches]
-  encoded = [tf.constant([t.encode() for t in texts]) for texts in plain]
-  tokenizer = vocabulary._tokenizer
-
-  def builds(tagger: Tagger | None) -> Callable[[], list[Any]]:
-    builder = BlockBuilder(
-      vocabulary=vocabulary,
-      corpus_name="corpus",
-      block_length=BLOCK_LENGTH,
-      tagger=tagger,
-    )
-    return lambda: [builder.build(batch) for batch in batches]
-
-  measured: dict[str, Callable[[], Any]] = {
-    "tokenizer alone": lambda: [
-      tokenizer.tokenize_with_offsets(texts) for texts in encoded
-    ],
-    "tokenized": lambda: [
-      vocabulary.tokenize_with_offsets(texts) for texts in plain
-    ],
-    "sentences": lambda: [sentence_ranges(d.text) for d in documents],
-    "rules": lambda: [tag(d.text, d.title) for d in documents],
-    "blocks, untagged": builds(None),
-    "blocks, tagged": builds(tag),
-  }
-  num_tokens = sum(
-    int(tokenizer.tokenize(texts).flat_values.shape[0]) for texts in encoded
-  )
-  seconds = {name: [] for name in measured}
-  for _ in range(_ROUNDS):
-    for name, function in measured.items():
-      # Of this process, so that the machine's other load counts little.
-      start = time.process_time()
-      function()
-      seconds[name].append(time.process_time() - start)
-  return {
-    "tokens_per_second": {
-      name: num_tokens / min(of_rounds) for name, of_rounds in seconds.items()
-    }
-  }
-
-
-def _child(arguments: argparse.Namespace, **flags: object) -> dict[str, Any]:
+def _child(arguments: argparse.Namespace, **values: object) -> dict[str, Any]:
   """Measures in a process of its own."""
-  given = {"directory": arguments.directory, **flags}
-  command = [sys.executable, "-m", "benchmarks.corpus"]
-  command += [f"--{name}={value}" for name, value in given.items()]
-  done = subprocess.run(
-    command,
-    stdout=subprocess.PIPE,
-    check=True,
-    text=True,
-    env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
-  )
-  found = json.loads(done.stdout.splitlines()[-1])
-  print(done.stdout.splitlines()[-1], flush=True)
+  given = {"directory": arguments.directory, **values}
+  flags = (f"--{name}={value}" for name, value in given.items())
+  found = printed_json("benchmarks.corpus", *flags)
+  print(json.dumps(found), flush=True)
   return found
 
 
@@ -239,12 +164,9 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     run: _checksum(found["output_dir"]) for run, found in compared.items()
   }
   whole = _child(given, run="2", input=inputs["all"])
-  parts = _child(given, run="parts", input=inputs["quarter"])
-  rates = parts["tokens_per_second"]
   one, two = compared["1"], compared["2"]
   return {
     "builds": [whole, *compared.values()],
-    "parts": parts,
     "two_workers_are_faster": one["seconds"] / two["seconds"],
     # What two idle cores would give, if the machine has other load.
     "two_workers_are_faster_by_cpu_time": one["cpu_seconds"]
@@ -252,8 +174,6 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     "same_bytes": len(set(sums.values())) == 1,
     "seconds_per_block_all_over_quarter": two["blocks_per_second"]
     / whole["blocks_per_second"],
-    "tokenizing_share": rates["tokenized"] / rates["tokenizer alone"],
-    "untagged_share": rates["blocks, untagged"] / rates["tokenizer alone"],
     "disk": _disk(whole["output_dir"]),
   }
 
@@ -271,12 +191,8 @@ def table(found: dict[str, Any]) -> str:
       f"{row['cpu_seconds_of_workers']:>9.1f}{row['peak_mebibytes']:>10,.0f}"
       f"{row['peak_mebibytes_of_a_worker']:>13,.0f}"
     )
-  for name, rate in found["parts"]["tokens_per_second"].items():
-    lines.append(f"{name:<24}{rate:>14,.0f} tokens/s of one core")
   disk = found["disk"]
   lines += [
-    f"against the tokenizer alone: tokenized {found['tokenizing_share']:.2f}, "
-    f"blocks, untagged {found['untagged_share']:.2f} (≥ 0.80)",
     f"two workers against one: {found['two_workers_are_faster']:.2f} × (≥ 1.7)",
     f"… by processor time: {found['two_workers_are_faster_by_cpu_time']:.2f} ×",
     f"the same bytes from all three: {found['same_bytes']}",
@@ -290,8 +206,8 @@ def table(found: dict[str, Any]) -> str:
   return "\n".join(lines)
 
 
-def make_parser() -> argparse.ArgumentParser:
-  """Returns the parser of the flags."""
+def main(argv: Sequence[str] | None = None) -> None:
+  """Measures, prints a table and writes the figures."""
   parser = argparse.ArgumentParser(
     description=(__doc__ or "").partition("\n")[0]
   )
@@ -307,18 +223,13 @@ def make_parser() -> argparse.ArgumentParser:
   # What a process of its own measures.
   parser.add_argument("--run", help=argparse.SUPPRESS)
   parser.add_argument("--input", type=Path, help=argparse.SUPPRESS)
-  return parser
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-  """Measures, prints a table and writes the figures."""
-  given = make_parser().parse_args(argv)
+  given = parser.parse_args(argv)
   if given.run:
-    found = _parts(given) if given.run == "parts" else _build(given)
-    print(json.dumps(found))
+    print(json.dumps(_build(given)))
     return
   with tempfile.TemporaryDirectory() as temporary:
-    given.directory = given.directory or Path(temporary)
+    # Its processes run in another folder.
+    given.directory = (given.directory or Path(temporary)).absolute()
     given.directory.mkdir(parents=True, exist_ok=True)
     found = measure(given)
   print(table(found))

@@ -17,22 +17,24 @@ medians are reported:
 
 import argparse
 import functools
+import itertools
 import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Float, Int
 
 from benchmarks import peer_processes
 from benchmarks.agreement import imported_model
-from benchmarks.data import demo_corpus
-from benchmarks.data.random_towers import random_towers
+from benchmarks.data import demo_corpus, generated_blocks
+from benchmarks.data.large_generations import random_towers
 from benchmarks.data.real_texts import (
   TEXTS_DIR,
   NoTextsError,
@@ -42,16 +44,14 @@ from realm_jax.conversion.bert_models import TowerOptions
 from realm_jax.conversion.hugging_face.bert import plan_hf_bert
 from realm_jax.conversion.hugging_face.config import write_bert_config
 from realm_jax.conversion.planning import ImportSource
-from realm_jax.corpus.building.corpus import build_corpus
 from realm_jax.corpus.store import Corpus
-from realm_jax.files.json_file import json_lines, write_json
+from realm_jax.files.json_file import write_json
 from realm_jax.generations.building.corpus_embedder import CorpusEmbedder
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever
 from realm_jax.partitioning import cpu_tuning, sharding
 from realm_jax.partitioning.mesh import make_mesh
 
-BLOCK_LENGTH = 288
 _TARGETS = {"padded": 1.5, "hf": 2.0}
 _MINILM = Retriever(
   BertConfig(
@@ -63,8 +63,6 @@ _MINILM = Retriever(
   title_separator=False,
   token_types=False,
 )
-
-System = Callable[[], float]
 
 
 class Model(NamedTuple):
@@ -89,78 +87,23 @@ def minilm(weights: Path) -> Model:
   return Model(loaded.retriever, loaded.params["retriever"], weights)
 
 
-def real_corpus(directory: Path, texts_dir: Path, vocab: Path) -> Corpus:
-  """Builds the corpus of QED's and WikiText-2's paragraphs.
-
-  Raises:
-    NoTextsError: There is no such folder of texts.
-  """
-  paragraphs = titled_paragraphs(texts_dir)
-  with json_lines(directory / "text.jsonl") as write:
-    for number, (title, text) in enumerate(paragraphs):
-      write({"id": f"d{number}", "title": title, "text": text})
-  build_corpus(
-    [str(directory / "text.jsonl")],
-    directory / "corpus",
-    vocab=str(vocab),
-    block_length=BLOCK_LENGTH,
+def embedder_of(
+  model: Model,
+  corpus: Corpus,
+  rows: Int[np.ndarray, " n"],
+  *,
+  mesh: Mesh,
+  **settings: Any,
+) -> CorpusEmbedder:
+  """Returns our embedder, which embeds the rows in one call."""
+  return CorpusEmbedder(
+    corpus,
+    functools.partial(_embed_blocks, model.retriever),
+    dim=model.retriever.vector_size,
+    mesh=mesh,
+    rows_per_call=len(rows),
+    **settings,
   )
-  return Corpus.open(directory / "corpus")
-
-
-def sample_of(
-  corpus: Corpus, count: int | None, *, seed: int = 0
-) -> Int[np.ndarray, " n"]:
-  """Returns random rows in the corpus's order, or all if there are fewer."""
-  if count is None or count >= corpus.num_blocks:
-    return np.arange(corpus.num_blocks)
-  rng = np.random.default_rng(seed)
-  return np.sort(rng.choice(corpus.num_blocks, count, replace=False))
-
-
-class Ours:
-  """Our embedder on some rows, compiled before the first measured pass.
-
-  Args:
-    model: Towers.
-    corpus: Corpus of the rows.
-    rows: Rows that one pass embeds.
-    settings: Settings of `CorpusEmbedder`.
-  """
-
-  def __init__(
-    self,
-    model: Model,
-    corpus: Corpus,
-    rows: Int[np.ndarray, " n"],
-    **settings: Any,
-  ):
-    mesh = make_mesh()
-    self._rows = rows
-    self._params = jax.device_put(model.params, sharding.replicated(mesh))
-    self._embedder = CorpusEmbedder(
-      corpus,
-      functools.partial(_embed_blocks, model.retriever),
-      dim=model.retriever.vector_size,
-      mesh=mesh,
-      rows_per_call=len(rows),
-      **settings,
-    )
-    self.computed_tokens = int(self._embedder.costs()[rows].sum())
-    self.vectors: Float[np.ndarray, "n d"] = self._embed()
-
-  def __call__(self) -> float:
-    start = time.perf_counter()
-    self._embed()
-    return time.perf_counter() - start
-
-  @property
-  def host_wait_seconds(self) -> float:
-    """Time for which the devices have waited for the host, in all passes."""
-    return self._embedder.host_wait_seconds
-
-  def _embed(self) -> Float[np.ndarray, "n d"]:
-    return self._embedder.embed(self._params, self._rows)
 
 
 def _embed_blocks(
@@ -169,30 +112,27 @@ def _embed_blocks(
   return retriever.apply({"params": params}, token_ids, method="embed_blocks")
 
 
-class Theirs:
-  """Hugging Face's model on the same tokens, in a new process for each pass."""
+def embed_with_hf(
+  model: Model, blocks: Path, output: Path
+) -> tuple[float, Float[np.ndarray, "n d"]]:
+  """Embeds blocks with Hugging Face's model in a new process.
 
-  def __init__(
-    self, model: Model, token_ids: Int[np.ndarray, "n l"], directory: Path
-  ):
-    self._output = directory / "vectors.npz"
-    blocks = directory / "blocks.npz"
-    np.savez(blocks, token_ids=token_ids)
-    config = model.retriever.bert
-    sizes = json.dumps(write_bert_config(config))
-    weights = model.weights
-    self._flags: list[str | Path] = ["--input", blocks, "--output"]
-    self._flags += [self._output, f"--pooling={model.retriever.pooling}"]
-    self._flags.append(f"--model={weights or sizes}")
+  Args:
+    model: Towers, whose weights or sizes the other model has.
+    blocks: File of the blocks' `token_ids` [n, l].
+    output: File that the process writes.
 
-  def __call__(self) -> float:
-    printed = peer_processes.run("sentence", "blocks", *self._flags)
-    return json.loads(printed.splitlines()[-1])["seconds"]
-
-  def vectors(self) -> Float[np.ndarray, "n d"]:
-    """Returns the vectors of the last pass."""
-    with np.load(self._output, allow_pickle=False) as arrays:
-      return arrays["vectors"]
+  Returns:
+    The seconds without loading, and the vectors.
+  """
+  sizes = json.dumps(write_bert_config(model.retriever.bert))
+  printed = peer_processes.run(
+    *("sentence", "blocks", "--input", blocks, "--output", output),
+    f"--model={model.weights or sizes}",
+    f"--pooling={model.retriever.pooling}",
+  )
+  with np.load(output, allow_pickle=False) as arrays:
+    return json.loads(printed.splitlines()[-1])["seconds"], arrays["vectors"]
 
 
 def measure(
@@ -215,17 +155,27 @@ def measure(
   padded_ids = corpus.gather(rows, corpus.block_length)
   token_ids = np.asarray(model.retriever.block_input(padded_ids))
   tokens = int(np.count_nonzero(token_ids))
-  ours = Ours(model, corpus, rows)
-  padded = Ours(model, corpus, rows, num_lengths=1)
-  systems: dict[str, System] = {"ours": ours, "padded": padded}
-  theirs: Theirs | None = None
-  if peer_processes.installed():
-    systems["hf"] = theirs = Theirs(model, token_ids, directory)
+  blocks, output = directory / "blocks.npz", directory / "vectors.npz"
+  np.savez(blocks, token_ids=token_ids)
+  mesh = make_mesh()
+  params = jax.device_put(model.params, sharding.replicated(mesh))
+  embedders = {
+    "ours": embedder_of(model, corpus, rows, mesh=mesh),
+    "padded": embedder_of(model, corpus, rows, mesh=mesh, num_lengths=1),
+  }
+  # The first passes compile.
+  vectors = {n: e.embed(params, rows) for n, e in embedders.items()}
+  systems = [*embedders, *(["hf"] if peer_processes.installed() else [])]
   seconds: dict[str, list[float]] = {name: [] for name in systems}
-  waited_before = ours.host_wait_seconds
-  for _ in range(rounds):
-    for name, system in systems.items():
-      seconds[name].append(system())
+  waited_before = embedders["ours"].host_wait_seconds
+  for _, name in itertools.product(range(rounds), systems):
+    if name == "hf":
+      took, vectors[name] = embed_with_hf(model, blocks, output)
+    else:
+      start = time.perf_counter()
+      embedders[name].embed(params, rows)
+      took = time.perf_counter() - start
+    seconds[name].append(took)
   found: dict[str, dict[str, Any]] = {}
   for name, of_rounds in seconds.items():
     median = statistics.median(of_rounds)
@@ -241,12 +191,13 @@ def measure(
       # Compared within each round, so that the machine's other load cancels.
       pairs = zip(of_rounds, seconds["ours"], strict=True)
       found[name]["ours_is_faster"] = statistics.median(b / a for b, a in pairs)
-  for name, system in (("ours", ours), ("padded", padded)):
-    found[name]["computed_over_useful"] = system.computed_tokens / tokens
-  waited = ours.host_wait_seconds - waited_before
+  for name, embedder in embedders.items():
+    computed = int(embedder.costs()[rows].sum())
+    found[name]["computed_over_useful"] = computed / tokens
+  waited = embedders["ours"].host_wait_seconds - waited_before
   found["ours"]["host_wait_share"] = waited / sum(seconds["ours"])
-  if theirs is not None and model.weights is not None:
-    found["hf"]["least_cosine"] = _least_cosine(ours.vectors, theirs.vectors())
+  if "hf" in vectors and model.weights is not None:
+    found["hf"]["least_cosine"] = _least_cosine(vectors["ours"], vectors["hf"])
   return list(found.values())
 
 
@@ -284,21 +235,23 @@ def model_and_corpus(
   """Returns MiniLM and real texts if available, unless --random is given."""
   if not given.random:
     try:
-      weights = (given.minilm or peer_processes.minilm_dir()).absolute()
-      corpus = real_corpus(directory, given.texts_dir, weights / "vocab.txt")
+      weights = peer_processes.minilm_dir().absolute()
+      paragraphs = titled_paragraphs(given.texts_dir)
+      vocab = str(weights / "vocab.txt")
+      corpus = generated_blocks.source_corpus(directory, paragraphs, vocab)
       return minilm(weights), corpus
     except (peer_processes.PeerError, NoTextsError) as error:
       print(f"using a random model and generated texts, because: {error}")
   corpus = Corpus.open(
     demo_corpus.make_corpus(
-      directory, scale=given.scale, block_length=BLOCK_LENGTH
+      directory, scale=given.scale, block_length=generated_blocks.BLOCK_LENGTH
     )
   )
   return Model(*random_towers(_MINILM, corpus), None), corpus
 
 
-def make_parser() -> argparse.ArgumentParser:
-  """Returns the parser of the flags."""
+def main(arguments: Sequence[str] | None = None) -> None:
+  """Measures and prints."""
   parser = argparse.ArgumentParser(
     description=(__doc__ or "").partition("\n")[0]
   )
@@ -320,18 +273,10 @@ def make_parser() -> argparse.ArgumentParser:
     help="size of the generated text; 1 is the demo's",
   )
   parser.add_argument(
-    "--minilm", type=Path, help="folder of MiniLM, instead of the package's"
-  )
-  parser.add_argument(
     "--texts_dir", type=Path, default=TEXTS_DIR, help="folder of real texts"
   )
   parser.add_argument("--json", type=Path, help="file to write the rows to")
-  return parser
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-  """Measures and prints."""
-  given = make_parser().parse_args(arguments)
+  given = parser.parse_args(arguments)
   cpu_tuning.keep_freed_memory()
   if not peer_processes.installed():
     print(
@@ -339,7 +284,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
   with tempfile.TemporaryDirectory(prefix="realm_embedding_") as scratch:
     model, corpus = model_and_corpus(given, Path(scratch))
-    rows = sample_of(corpus, given.blocks)
+    # A random sample, in the corpus's order.
+    count = min(given.blocks, corpus.num_blocks)
+    rng = np.random.default_rng(0)
+    rows = np.sort(rng.choice(corpus.num_blocks, count, replace=False))
     measured = measure(model, corpus, rows, Path(scratch), rounds=given.rounds)
   print(table(measured))
   if given.json:

@@ -12,7 +12,6 @@ import dataclasses
 import json
 import shutil
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.data.index_vectors import SyntheticVectors, recall
-from benchmarks.runs.jobs import PROJECT_DIR
+from benchmarks.runs.jobs import printed_json
 from benchmarks.train_step import matmul_gflops_per_second
 from realm_jax.files.json_file import write_json
 from realm_jax.generations.store import manifest as manifests
@@ -32,6 +31,7 @@ from realm_jax.indexes.registry import config_from
 
 Row = dict[str, Any]
 
+_THREADS = 2  # Of FAISS.
 # Numbers of FAISS's inverted lists, by number of blocks.
 _LISTS = {1_000_000: 1000, 13_353_718: 3654}
 _SETTINGS = tuple(
@@ -55,7 +55,6 @@ class Job:
     index: One of `_ROWS`.
     directory: Folder of the vectors and of the index.
     num_blocks: Number of blocks N.
-    threads: Number of FAISS's threads.
     repeats: Repetitions of the search of all queries; the median is reported.
     recall_target: Recall that ScaNN is tuned for.
     scann: Settings of ScaNN that are given instead of tuned.
@@ -65,7 +64,6 @@ class Job:
   index: str
   directory: str
   num_blocks: int
-  threads: int = 2
   repeats: int = 5
   recall_target: float = 0.95
   scann: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -96,7 +94,7 @@ class Job:
     if self.index == "faiss_ivf_pq":
       lists = _LISTS.get(self.num_blocks, round(self.num_blocks**0.5))
       factory = f"IVF{lists},PQ{self.data.dim // 2}x4fs,RFlat"
-    return {"factory": factory, "threads": self.threads, "brute_force_below": 0}
+    return {"factory": factory, "threads": _THREADS, "brute_force_below": 0}
 
   def blocks(self) -> Blocks:
     """Returns the vectors as the argument of an index."""
@@ -173,7 +171,7 @@ def search(job: Job) -> Row:
       index.search(batch, job.data.k)
       seconds.append(time.perf_counter() - start)
     row = {
-      "recall_at_8": recall(found.rows, truth.rows),
+      "recall_at_8": recall(found.rows, truth),
       "queries_per_second": len(batch.token_ids) / statistics.median(seconds),
       "parameters": parameters,
     }
@@ -225,12 +223,8 @@ def _peak_memory_bytes(process: int | None = None) -> int:
 
 
 def _in_a_process(what: str, job: Job) -> Row:
-  command = [sys.executable, "-m", "benchmarks.index", f"--run={what}"]
-  command.append(f"--job={json.dumps(dataclasses.asdict(job))}")
-  done = subprocess.run(
-    command, cwd=PROJECT_DIR, stdout=subprocess.PIPE, text=True, check=True
-  )
-  return json.loads(done.stdout.splitlines()[-1])
+  given = json.dumps(dataclasses.asdict(job))
+  return printed_json("benchmarks.index", f"--run={what}", f"--job={given}")
 
 
 def best(
@@ -286,8 +280,8 @@ def ratios(result: dict[str, Any]) -> dict[str, float]:
   return found
 
 
-def make_parser() -> argparse.ArgumentParser:
-  """Returns the parser of the flags."""
+def main(arguments: Sequence[str] | None = None) -> None:
+  """Runs the benchmark."""
   parser = argparse.ArgumentParser(
     description=(__doc__ or "").partition("\n")[0],
     formatter_class=argparse.ArgumentDefaultsHelpFormatter,
@@ -303,10 +297,6 @@ def make_parser() -> argparse.ArgumentParser:
     action="append",
     choices=list(_ROWS),
     help="index to measure, repeatable; by default all",
-  )
-  parser.add_argument("--threads", type=int, default=2, help="threads of FAISS")
-  parser.add_argument(
-    "--repeats", type=int, default=5, help="repetitions of a search"
   )
   parser.add_argument(
     "--recall_target",
@@ -328,12 +318,6 @@ def make_parser() -> argparse.ArgumentParser:
     "--run", choices=["build", "search"], help="internal flag"
   )
   parser.add_argument("--job", help="internal flag, with --run")
-  return parser
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-  """Runs the benchmark."""
-  parser = make_parser()
   given = parser.parse_args(arguments)
   if given.run:
     job = Job(**json.loads(given.job))
@@ -351,11 +335,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
       index,
       directory,
       given.num_blocks,
-      given.threads,
-      given.repeats,
-      given.recall_target,
-      given.scann,
-      base,
+      recall_target=given.recall_target,
+      scann=given.scann,
+      base=base,
     )
     for index in given.index or _ROWS
   ]

@@ -39,7 +39,6 @@ def compare(
   parts: Sequence[str],
   *,
   size: str,
-  minilm: Path | None = None,
   texts_dir: Path = TEXTS_DIR,
 ) -> list[Row]:
   """Makes the comparisons of some parts, and prints each when it is done.
@@ -47,8 +46,6 @@ def compare(
   Args:
     parts: Some of `PARTS`.
     size: Size of the random models, `tiny` or `base`.
-    minilm: Folder with MiniLM's weights and vocabulary; None takes the
-      package's.
     texts_dir: Folder of real texts.
 
   Raises:
@@ -65,7 +62,7 @@ def compare(
     add(rules.compare_all())
   if set(parts) == {"rules"}:
     return rows
-  minilm = minilm or peer_processes.minilm_dir()
+  minilm = peer_processes.minilm_dir()
   with tempfile.TemporaryDirectory(prefix="realm_parity_") as name:
     folder = Path(name)
     if "tokens" in parts:
@@ -104,12 +101,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     help="size of the random models",
   )
   parser.add_argument(
-    "--minilm",
-    type=Path,
-    help="folder with MiniLM's weights and vocabulary, instead of the "
-    "package's in .venv-peers",
-  )
-  parser.add_argument(
     "--texts_dir", type=Path, default=TEXTS_DIR, help="folder of real texts"
   )
   parser.add_argument("--json", help="file to write the result to")
@@ -125,7 +116,6 @@ def main(argv: Sequence[str] | None = None) -> None:
       rows = compare(
         parts,
         size=given.size,
-        minilm=given.minilm,
         texts_dir=given.texts_dir,
       )
   except (peer_processes.PeerError, NoTextsError) as error:

@@ -233,24 +233,14 @@ def main(argv: Sequence[str] | None = None) -> int:
   )
   parser.add_argument("--seed", type=int, default=0, help="seed of the faults")
   parser.add_argument(
-    "--indexes",
-    nargs="+",
-    choices=_SHARES,
-    default=list(_SHARES),
-    help="indexes to run with on a disk; by default all",
-  )
-  parser.add_argument(
     "--output_dir",
     type=Path,
     help="empty folder for runs and logs, which are kept",
   )
   parser.add_argument("--json", help="file to write the result to")
   given = parser.parse_args(argv)
-  whole = sum(_SHARES[index] for index in given.indexes)
   counts = {
-    index: round(given.faults * share / whole)
-    for index, share in _SHARES.items()
-    if index in given.indexes
+    index: round(given.faults * share) for index, share in _SHARES.items()
   }
   kept = given.output_dir
   if kept and kept.exists() and any(kept.iterdir()):

@@ -15,8 +15,6 @@ import functools
 import json
 import resource
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -29,7 +27,7 @@ from flax.core import meta
 from jax.sharding import Mesh
 
 from benchmarks import peer_processes
-from benchmarks.runs.jobs import PROJECT_DIR
+from benchmarks.runs.jobs import printed_json
 from realm_jax.files.json_file import write_json
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.packing import content_numbers
@@ -74,7 +72,6 @@ _TARGETS = {
 }
 
 _CLS, _SEP, _FIRST_WORD = 101, 102, 999
-Arrays = dict[str, np.ndarray]
 
 
 def make_models(given: argparse.Namespace) -> Models:
@@ -92,7 +89,9 @@ def make_models(given: argparse.Namespace) -> Models:
   return Models(retriever, Reader(bert, joint_length=given.joint))
 
 
-def random_batch(given: argparse.Namespace, rng: np.random.Generator) -> Arrays:
+def random_batch(
+  given: argparse.Namespace, rng: np.random.Generator
+) -> PretrainingBatch:
   """Draws queries and blocks without padding; candidate 0 is the null block."""
 
   def words(*shape: int) -> np.ndarray:
@@ -105,25 +104,28 @@ def random_batch(given: argparse.Namespace, rng: np.random.Generator) -> Arrays:
   candidates[..., 0], candidates[..., 1], candidates[..., -1] = _CLS, _SEP, _SEP
   candidates[:, 0] = 0
   candidates[:, 0, :3] = _CLS, _SEP, _SEP
-  return {"query": query, "candidates": candidates, **_masks(given, rng)}
+  return _masked(given, rng, query, candidates)
 
 
-def _masks(given: argparse.Namespace, rng: np.random.Generator) -> Arrays:
+def _masked(
+  given: argparse.Namespace,
+  rng: np.random.Generator,
+  query: np.ndarray,
+  candidates: np.ndarray,
+) -> PretrainingBatch:
   shape = (given.batch, given.masks)
-  return {
-    "mask_positions": np.broadcast_to(
-      np.arange(1, 1 + given.masks, dtype=np.int32), shape
-    ),
-    "mask_targets": rng.integers(_FIRST_WORD, given.vocab, shape).astype(
-      np.int32
-    ),
-    "mask_weights": np.ones(shape, np.float32),
-  }
+  masks = MaskTargets(
+    np.broadcast_to(np.arange(1, 1 + given.masks, dtype=np.int32), shape),
+    rng.integers(_FIRST_WORD, given.vocab, shape).astype(np.int32),
+    np.ones(shape, np.float32),
+  )
+  numbered = Candidates(candidates, content_numbers(candidates))
+  return PretrainingBatch(query, numbered, masks)
 
 
 def real_batches(
   given: argparse.Namespace, rng: np.random.Generator
-) -> Iterator[Arrays]:
+) -> Iterator[PretrainingBatch]:
   """Yields random sentences of a corpus with random blocks as candidates."""
   from realm_jax.corpus.store import Corpus  # Reads text with TensorFlow.
 
@@ -139,7 +141,7 @@ def real_batches(
       tokens = corpus.body_token_ids(row)[start:limit][: given.query - 2]
       text[: len(tokens) + 2] = [_CLS, *tokens, _SEP]
     candidates = corpus.gather(rows, given.block)
-    yield {"query": query, "candidates": candidates, **_masks(given, rng)}
+    yield _masked(given, rng, query, candidates)
 
 
 def sequence_flops(given: argparse.Namespace, length: np.ndarray) -> np.ndarray:
@@ -150,7 +152,9 @@ def sequence_flops(given: argparse.Namespace, length: np.ndarray) -> np.ndarray:
   return given.layers * (linear + attention)
 
 
-def useful(given: argparse.Namespace, models: Models, arrays: Arrays) -> Any:
+def useful(
+  given: argparse.Namespace, models: Models, batch: PretrainingBatch
+) -> Any:
   """Returns the useful tokens and FLOPs of a step.
 
   Useful tokens are those that are not padding. The FLOPs are three times those
@@ -158,7 +162,8 @@ def useful(given: argparse.Namespace, models: Models, arrays: Arrays) -> Any:
   share, such as the null block, counts once in the tower. Words are scored only
   at the masks.
   """
-  query, candidates = arrays["query"], arrays["candidates"]
+  assert batch.candidates is not None
+  query, candidates = batch.query, np.asarray(batch.candidates.tokens)
   flat = candidates.reshape(-1, candidates.shape[-1])
   distinct = np.unique(flat, axis=0)
   joint = models.require_reader().join(query, candidates).token_ids
@@ -172,18 +177,6 @@ def useful(given: argparse.Namespace, models: Models, arrays: Arrays) -> Any:
   head = 2 * num_masks * width * (width + given.vocab)
   encoders = sum(sequence_flops(given, part).sum() for part in lengths)
   return sum(part.sum() for part in lengths), 3 * (encoders + pooled + head)
-
-
-def host_batch(arrays: Arrays) -> PretrainingBatch:
-  """Returns the pre-training batch of padded arrays."""
-  tokens = arrays["candidates"]
-  return PretrainingBatch(
-    arrays["query"],
-    Candidates(tokens, content_numbers(tokens)),
-    MaskTargets(
-      arrays["mask_positions"], arrays["mask_targets"], arrays["mask_weights"]
-    ),
-  )
 
 
 def layout_for(
@@ -212,27 +205,15 @@ def measure_step(given: argparse.Namespace) -> dict[str, Any]:
   else:
     batches = [random_batch(given, rng)] * (given.steps + 1)
   mesh = make_mesh(devices=jax.devices()[:1])
-  layout = layout_for(
-    models, [host_batch(arrays) for arrays in batches], mesh, pack=given.pack
-  )
-
-  def prepared(arrays: Arrays) -> PretrainingBatch:
-    return sharding.to_devices(host_batch(arrays), mesh)
-
+  layout = layout_for(models, batches, mesh, pack=given.pack)
   update = optimizer.make_optimizer(
     optimizer.OptimizerConfig(learning_rate=3e-5), num_steps=10_000
   )
 
-  reader = models.require_reader()
-
   @jax.jit
   def init(key: jax.Array) -> TrainState:
-    tokens = [jnp.ones((1, 16), jnp.int32), jnp.ones((1, 1, 16), jnp.int32)]
-    params = {
-      "retriever": models.retriever.init(key, *tokens)["params"],
-      "reader": reader.init(key, *tokens, tokens[0][:, :1])["params"],
-    }
-    params = meta.unbox(params)
+    lengths = {"query": 16, "block": 16}
+    params = meta.unbox(_STAGE.init(models, lengths, key))
     return TrainState(jnp.int32(0), params, update.init(params))
 
   state = init(jax.random.key(0))
@@ -248,21 +229,20 @@ def measure_step(given: argparse.Namespace) -> dict[str, Any]:
     ),
     donate_argnums=0,
   )
-  first = prepared(batches[0])
+  first = sharding.to_devices(batches[0], mesh)
   start = time.perf_counter()
   compiled = run.lower(state, first).compile(cpu_tuning.compiler_options(mesh))
   compile_seconds = time.perf_counter() - start
   cpu_tuning.return_freed_memory()
   analysis = compiled.memory_analysis()
   seconds, tokens, flops, loss = [], 0, 0.0, 0.0
-  for arrays in batches:
-    batch = prepared(arrays)
-    jax.block_until_ready(batch)
+  for on_host in batches:
+    batch = jax.block_until_ready(sharding.to_devices(on_host, mesh))
     start = time.perf_counter()
     state, metrics = jax.block_until_ready(compiled(state, batch))
     seconds.append(time.perf_counter() - start)
     loss = float(metrics["loss"])
-    of_tokens, of_flops = useful(given, models, arrays)
+    of_tokens, of_flops = useful(given, models, on_host)
     tokens, flops = tokens + int(of_tokens), flops + float(of_flops)
   peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
   timed, total = seconds[1:], sum(seconds[1:])
@@ -307,13 +287,10 @@ def _own_step(
 ) -> dict[str, Any]:
   """Measures our step in a process of its own."""
   sizes = {name: getattr(given, name) for name in _SIZES} | sizes
-  command = [sys.executable, "-m", "benchmarks.train_step", "--own", *flags]
-  command += [f"--steps={given.steps}", f"--dropout={given.dropout}"]
-  command += [f"--{name}={size}" for name, size in sizes.items()]
-  done = subprocess.run(command, cwd=PROJECT_DIR, stdout=subprocess.PIPE)
-  if done.returncode:
-    sys.exit(f"{' '.join(command)} ended with {done.returncode}")
-  return json.loads(done.stdout.decode().splitlines()[-1])
+  flags = ("--own", *flags, f"--steps={given.steps}")
+  flags += (f"--dropout={given.dropout}",)
+  flags += tuple(f"--{name}={size}" for name, size in sizes.items())
+  return printed_json("benchmarks.train_step", *flags)
 
 
 def _their_step(given: argparse.Namespace) -> dict[str, Any]:

@@ -89,26 +89,14 @@ class ImportedModel:
     mask_positions: Int[np.ndarray, "b m"],
   ) -> Float[np.ndarray, "b k m v"]:
     """Computes the scores of all words at the masks."""
-
-    @jax.jit
-    def read(params: Params, *arguments: jax.Array) -> jax.Array:
-      return self.reader.apply({"params": params}, *arguments)[0]
-
-    arguments = map(_as_int32, (query, candidates, mask_positions))
-    return np.asarray(read(self.params["reader"], *arguments))
+    return np.asarray(self._read(query, candidates, mask_positions)[0])
 
   def span_logits(
     self, query: Int[np.ndarray, "b q"], candidates: Int[np.ndarray, "b k l"]
   ) -> Float[np.ndarray, "b k l w"]:
     """Computes the scores of spans, with NaN for spans that are not valid."""
-
-    @jax.jit
-    def read(params: Params, *arguments: jax.Array) -> Spans:
-      return self.reader.apply({"params": params}, *arguments)[1]
-
     no_masks = np.zeros((len(query), 1))
-    arguments = map(_as_int32, (query, candidates, no_masks))
-    spans = read(self.params["reader"], *arguments)
+    spans = self._read(query, candidates, no_masks)[1]
     return np.where(spans.is_span, spans.logits, np.nan)
 
   def chosen_spans(
@@ -130,51 +118,46 @@ class ImportedModel:
 
   def pretraining(self, arrays: Mapping[str, np.ndarray]) -> LossAndGradient:
     """Computes REALM's loss and its gradient for padded arrays."""
-    query, candidates = self._texts(arrays)
+    candidates = _as_int32(arrays["candidates"])
     masks = MaskTargets(
       _as_int32(arrays["mask_positions"]),
       _as_int32(arrays["mask_targets"]),
       arrays["mask_weights"],
     )
     numbered = Candidates(candidates, content_numbers(candidates))
-    batch = PretrainingBatch(query, numbered, masks)
+    batch = PretrainingBatch(_as_int32(arrays["query"]), numbered, masks)
     return self._graded(Pretraining(), self.params, batch)
 
   def open_qa(self, arrays: Mapping[str, np.ndarray]) -> LossAndGradient:
-    """Computes ORQA's loss and its gradient for padded arrays."""
-    vectors = StoredVectors(arrays["vectors"])
-    return self._open_qa(self.params, arrays, vectors)
+    """Computes ORQA's loss and its gradient for padded arrays.
 
-  def reading_spans(self, arrays: Mapping[str, np.ndarray]) -> LossAndGradient:
-    """Computes ORQA's loss with the relevance that `scores` gives."""
-    params = {**self.params, "retriever": {"scale": np.float32(1.0)}}
-    return self._open_qa(params, arrays, IndexScores(arrays["scores"]))
-
-  def _open_qa(
-    self,
-    params: Params,
-    arrays: Mapping[str, np.ndarray],
-    retrieved: StoredVectors | IndexScores,
-  ) -> LossAndGradient:
-    query, blocks = self._texts(arrays)
+    The relevance is that of the blocks' `vectors`, or else given by `scores`.
+    """
+    if "vectors" in arrays:
+      params, stage = self.params, OpenQa()
+      retrieved: Any = StoredVectors(arrays["vectors"])
+    else:
+      params = {**self.params, "retriever": {"scale": np.float32(1.0)}}
+      stage, retrieved = (
+        OpenQa(index_scores=True),
+        IndexScores(arrays["scores"]),
+      )
+    query = _as_int32(arrays["query"])
+    blocks = _as_int32(arrays["candidates"])
     answers = arrays["has_answer"], arrays["is_answer"]
     batch = OpenQaBatch(query, retrieved, query, blocks, *answers)
-    stage = OpenQa(index_scores=isinstance(retrieved, IndexScores))
     return self._graded(stage, params, batch)
 
-  def _texts(
-    self, arrays: Mapping[str, np.ndarray]
-  ) -> tuple[Int[np.ndarray, "b q"], Int[np.ndarray, "b k l"]]:
-    return _as_int32(arrays["query"]), _as_int32(arrays["candidates"])
+  def _read(self, *token_ids: np.ndarray) -> tuple[jax.Array, Spans]:
+    read = jax.jit(self.reader.apply)
+    return read({"params": self.params["reader"]}, *map(_as_int32, token_ids))
 
   def _retrieve(
     self, token_ids: Int[np.ndarray, "*b l"], *, method: str
   ) -> Float[np.ndarray, "*b d"]:
-    @jax.jit
-    def embed(params: Params, token_ids: jax.Array) -> jax.Array:
-      return self.retriever.apply({"params": params}, token_ids, method=method)
-
-    return np.asarray(embed(self.params["retriever"], _as_int32(token_ids)))
+    embed = jax.jit(functools.partial(self.retriever.apply, method=method))
+    params = {"params": self.params["retriever"]}
+    return np.asarray(embed(params, _as_int32(token_ids)))
 
   def _graded(
     self, stage: Stage, params: Params, batch: StepBatch
@@ -235,18 +218,6 @@ def load(plan: ImportPlan) -> ImportedModel:
     retriever, reader, (row.name for row in report.fresh), seed=0
   )
   return ImportedModel(retriever, reader, nested(parameters))
-
-
-def joined(retrieving: ImportedModel, reading: ImportedModel) -> ImportedModel:
-  """Combines the retriever of one model with the reader of another."""
-  return ImportedModel(
-    retrieving.retriever,
-    reading.reader,
-    {
-      "retriever": retrieving.params["retriever"],
-      "reader": reading.params["reader"],
-    },
-  )
 
 
 def named_as_ours(

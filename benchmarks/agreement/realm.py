@@ -16,7 +16,7 @@ from benchmarks.agreement.comparison import (
   relative,
   unequal,
 )
-from benchmarks.agreement.imported_model import LossAndGradient
+from benchmarks.agreement.imported_model import ImportedModel, LossAndGradient
 from realm_jax.conversion.bert_models import TowerOptions
 from realm_jax.conversion.hugging_face.realm import BLOCK_VECTORS, plan_hf_realm
 from realm_jax.conversion.planning import ImportPlan, ImportSource
@@ -67,19 +67,13 @@ def compare_pretraining(folder: Path) -> list[Row]:
   """Compares relevance, masked-LM logits, and REALM's loss and gradient."""
   scorer_plan, of_scorer = _read(folder / "scorer")
   encoder_plan, expected = _read(folder / "encoder")
-  model = imported_model.joined(
-    imported_model.load(scorer_plan), imported_model.load(encoder_plan)
-  )
+  retrieving, reading = map(imported_model.load, (scorer_plan, encoder_plan))
+  params = {name: retrieving.params[name] for name in scorer_plan.parts}
+  params |= {name: reading.params[name] for name in encoder_plan.parts}
+  model = ImportedModel(retrieving.retriever, reading.reader, params)
   query, candidates = expected["query"], expected["candidates"]
   logits = model.masked_lm_logits(query, candidates, expected["mask_positions"])
-  names = ("mask_positions", "mask_targets", "mask_weights")
-  graded = model.pretraining(
-    {
-      "query": query,
-      "candidates": candidates,
-      **{name: expected[name] for name in names},
-    }
-  )
+  graded = model.pretraining(expected)
   relevance = model.relevance(query, candidates)
   return [
     differences("scorer: relevance", relevance, expected["relevance"]),
@@ -94,16 +88,11 @@ def compare_reader(folder: Path) -> list[Row]:
   """Compares span scores and ORQA's loss, with given relevance."""
   plan, expected = _read(folder / "reader")
   model = imported_model.load(plan)
-  batch = {
-    "query": expected["query"],
-    "candidates": expected["candidates"],
-    "scores": expected["relevance"],
-    "has_answer": expected["has_answer"],
-    "is_answer": expected["is_answer"],
-  }
-  graded = model.reading_spans(batch)
+  batch = {**expected, "scores": expected["relevance"]}
+  graded = model.open_qa(batch)
+  chosen = _chosen_spans(model, batch, expected["relevance"])
   return [
-    *_spans("reader", model, batch, expected, expected["relevance"]),
+    *_spans("reader", model, batch, expected, chosen),
     *_losses("reader", graded, expected),
     _gradients("reader", graded, plan, expected),
   ]
@@ -119,21 +108,15 @@ def compare_open_qa(folder: Path) -> list[Row]:
   query = expected["query"]
   relevance = np.einsum("bd,nd->bn", model.query_vectors(query), stored)
   best = np.argsort(-relevance, axis=-1)[:, : rows.shape[1]]
-  batch = {
-    "query": query,
-    "candidates": _blocks_read(plan, expected),
-    "vectors": stored[rows],
-    "has_answer": expected["has_answer"],
-    "is_answer": expected["is_answer"],
-  }
+  candidates = _blocks_read(plan, expected)
+  batch = {**expected, "candidates": candidates, "vectors": stored[rows]}
   graded = model.open_qa(batch)
   found = np.take_along_axis(relevance, rows, axis=-1)
-  num_read = batch["candidates"].shape[1]
-  chosen = model.chosen_spans(query, batch["candidates"], found[:, :num_read])
+  chosen = _chosen_spans(model, batch, found)
   return [
     differences("open QA: relevance", found, expected["relevance"]),
     unequal("open QA: retrieved blocks and their order", best, rows),
-    *_spans("open QA", model, batch, expected, found),
+    *_spans("open QA", model, batch, expected, chosen),
     unequal(
       "open QA: block of the answer",
       rows[np.arange(len(rows)), chosen[:, 0]],
@@ -198,17 +181,24 @@ def _gradients(
   )
 
 
+def _chosen_spans(
+  model: ImportedModel, batch: Arrays, relevance: np.ndarray
+) -> np.ndarray:
+  """Returns the best spans of the blocks that are read, [b 3]."""
+  candidates = batch["candidates"]
+  num_read = candidates.shape[1]
+  return model.chosen_spans(batch["query"], candidates, relevance[:, :num_read])
+
+
 def _spans(
   what: str,
-  model: imported_model.ImportedModel,
+  model: ImportedModel,
   batch: Arrays,
   expected: Arrays,
-  relevance: np.ndarray,
+  chosen: np.ndarray,
 ) -> list[Row]:
-  query, candidates = batch["query"], batch["candidates"]
-  ours, theirs = model.span_logits(query, candidates), expected["span_logits"]
-  num_read = candidates.shape[1]
-  chosen = model.chosen_spans(query, candidates, relevance[:, :num_read])
+  ours = model.span_logits(batch["query"], batch["candidates"])
+  theirs = expected["span_logits"]
   return [
     unequal(f"{what}: valid spans", np.isnan(ours), np.isnan(theirs)),
     differences(

@@ -31,7 +31,7 @@ def make_corpus(
   num_blocks: int,
   *,
   texts: Sequence[tuple[str, str]],
-  vocabulary_size: int,
+  vocab: str,
 ) -> Corpus:
   """Makes blocks of random sentences of some titled texts.
 
@@ -39,16 +39,16 @@ def make_corpus(
     directory: Folder that caches the corpus.
     num_blocks: Number of blocks.
     texts: Titles and texts.
-    vocabulary_size: Number of wordpieces, which are learnt from the texts.
+    vocab: Vocabulary, as `build_corpus` takes it.
   """
   made = directory / f"corpus-{num_blocks}"
   if not made.exists():
-    _write(made, source_corpus(directory, texts, vocabulary_size), num_blocks)
+    _write(made, source_corpus(directory, texts, vocab), num_blocks)
   return Corpus.open(made)
 
 
 def source_corpus(
-  directory: Path, texts: Sequence[tuple[str, str]], vocabulary_size: int
+  directory: Path, texts: Sequence[tuple[str, str]], vocab: str
 ) -> Corpus:
   """Makes a corpus of the texts themselves."""
   made = directory / "source"
@@ -61,7 +61,7 @@ def source_corpus(
     build_corpus(
       [str(directory / "source.jsonl")],
       made,
-      vocab=f"train:{vocabulary_size}",
+      vocab=vocab,
       block_length=BLOCK_LENGTH,
     )
   return Corpus.open(made)

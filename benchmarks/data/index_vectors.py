@@ -26,14 +26,6 @@ _OF_CENTRES, _OF_VECTORS, _OF_QUERIES, _OF_TUNING = 0, 1, 2, 3
 
 
 @dataclasses.dataclass(frozen=True)
-class Truth:
-  """The best blocks of each query, best first; ties go to the lower row."""
-
-  rows: Int32[np.ndarray, "b k"]
-  scores: Float32[np.ndarray, "b k"]
-
-
-@dataclasses.dataclass(frozen=True)
 class SyntheticVectors:
   """Vectors and queries that are determined by their sizes and a seed.
 
@@ -93,17 +85,16 @@ class SyntheticVectors:
     """Returns other queries of the same kind, for tuning an index."""
     return self._draw(_NUM_TUNING, _OF_TUNING)
 
-  def truth(self) -> Truth:
+  def truth(self) -> Int32[np.ndarray, "b k"]:
     """Returns the k best blocks of each query, and caches them in a file."""
     name = f"{self._name()}-{self.num_queries}x{self.k}"
-    path = self.directory / f"truth-{name}.npz"
+    path = self.directory / f"truth-{name}.npy"
     if not path.exists():
       found = true_neighbours(self.vectors(), self.queries(), self.k)
-      unfinished = path.with_suffix(".unfinished.npz")
-      np.savez(unfinished, rows=found.rows, scores=found.scores)
+      unfinished = path.with_suffix(".unfinished.npy")
+      np.save(unfinished, found)
       os.replace(unfinished, path)
-    with np.load(path, allow_pickle=False) as arrays:
-      return Truth(arrays["rows"], arrays["scores"])
+    return np.load(path, allow_pickle=False)
 
   def _write(self, path: Path) -> None:
     vectors = np.lib.format.open_memmap(
@@ -144,8 +135,11 @@ def true_neighbours(
   vectors: Float32[np.ndarray, "n d"],
   queries: Float32[np.ndarray, "b d"],
   k: int,
-) -> Truth:
-  """Finds the k best blocks exactly, one chunk of the vectors at a time."""
+) -> Int32[np.ndarray, "b k"]:
+  """Finds the k best blocks exactly, one chunk of the vectors at a time.
+
+  They come best first; ties go to the lower row.
+  """
   best_scores = np.full((len(queries), k), -np.inf, np.float32)
   best_rows = np.full((len(queries), k), -1, np.int32)
   for start in range(0, len(vectors), _ROWS_PER_CHUNK):
@@ -158,7 +152,7 @@ def true_neighbours(
       rows = np.concatenate([best_rows[query], start + here])
       order = np.argsort(-both, kind="stable")[:k]
       best_scores[query], best_rows[query] = both[order], rows[order]
-  return Truth(best_rows, best_scores)
+  return best_rows
 
 
 def recall(

@@ -1,13 +1,19 @@
 """Generations of any number of blocks, with vectors that were not embedded."""
 
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 
 from benchmarks.data.index_vectors import SyntheticVectors
-from benchmarks.data.random_towers import random_towers
-from realm_jax.corpus.store import Corpus
+from realm_jax.conversion.parameters import (
+  fresh_parameters,
+  nested,
+  parameter_shapes,
+)
+from realm_jax.conversion.planning import usual_reader
+from realm_jax.corpus.store import NULL_ROW, Corpus
 from realm_jax.generations.building.artifacts import (
   ArtifactWriter,
   EmbeddingConfig,
@@ -73,3 +79,17 @@ def make_generations(
     del vectors
     source.path.unlink()
   return [Path(layout.path_of(made, step)) for step in range(count)]
+
+
+def random_towers(
+  retriever: Retriever, corpus: Corpus, *, seed: int = 0
+) -> tuple[Retriever, Any]:
+  """Returns the retriever for the corpus's vocabulary, and its parameters."""
+  separator_id = int(corpus.gather(np.array([NULL_ROW]), 3)[0, 1])
+  retriever = retriever.for_vocabulary(
+    vocab_size=corpus.vocab_size, separator_id=separator_id
+  )
+  reader = usual_reader(retriever.bert)
+  paths = parameter_shapes(retriever, reader, ("retriever",))
+  values = fresh_parameters(retriever, reader, paths, seed=seed)
+  return retriever, nested(values)["retriever"]

@@ -1,14 +1,12 @@
 """Faults of a run in a bucket: kills, bad requests, bad objects."""
 
-import os
-import signal
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
 
 from benchmarks.faults.disturbed import CHANGE, REMOVE, Disturbed
-from benchmarks.faults.injection import NOTHING, Injector
+from benchmarks.faults.injection import NOTHING, Injector, stop_for_seconds
 from benchmarks.runs.job_group import JobGroup
 from benchmarks.runs.object_store import StoreFault
 from benchmarks.runs.pretraining import BucketRun
@@ -51,12 +49,7 @@ def _kill_all(here: Disturbed, rng: np.random.Generator) -> str:
 
 def _stop_worker(here: Disturbed, rng: np.random.Generator) -> str:
   name, seconds = _some_worker(here, rng), rng.uniform(1, 6)
-  worker = here.builders[name]
-  process = worker.pid
-  os.kill(process, signal.SIGSTOP)
-  here.wait_seconds(seconds)
-  if worker.pid == process:
-    os.kill(process, signal.SIGCONT)
+  stop_for_seconds(here, name, seconds)
   return f"{name}, {seconds:.1f} s"
 
 

@@ -5,6 +5,8 @@ is restarted, and nothing else is repaired.
 """
 
 import dataclasses
+import os
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -121,3 +123,13 @@ def inject(
   here.kinds.add(fault.kind)
   met.what = injectors[fault.kind](here, np.random.default_rng(fault.seed))
   return met
+
+
+def stop_for_seconds(here: Disturbed, name: str, seconds: float) -> None:
+  """Suspends a builder by SIGSTOP; it may be restarted meanwhile."""
+  builder = here.builders[name]
+  process = builder.pid
+  os.kill(process, signal.SIGSTOP)
+  here.wait_seconds(seconds)
+  if builder.pid == process:
+    os.kill(process, signal.SIGCONT)

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.faults.disturbed import CRASH, CUT, Disturbed
-from benchmarks.faults.injection import NOTHING, Injector
+from benchmarks.faults.injection import NOTHING, Injector, stop_for_seconds
+from benchmarks.runs.jobs import searching
 from benchmarks.runs.pretraining import Run
-from benchmarks.runs.search_processes import searching
 from realm_jax.generations.store import layout
 
 
@@ -108,10 +108,7 @@ def _second_builder(here: Disturbed, rng: np.random.Generator) -> str:
 
 def _stop_builder(here: Disturbed, rng: np.random.Generator) -> str:
   seconds = rng.uniform(1, 6)
-  builder = here.builders["builder"]
-  os.kill(builder.pid, signal.SIGSTOP)
-  here.wait_seconds(seconds)
-  os.kill(builder.pid, signal.SIGCONT)
+  stop_for_seconds(here, "builder", seconds)
   return f"{seconds:.1f} s"
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from benchmarks.runs.jobs import searching
 from benchmarks.runs.pretraining import Run
-from benchmarks.runs.search_processes import searching
 from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.files.metric_rows import read_rows
 from realm_jax.generations.store.inspection import RunGenerations

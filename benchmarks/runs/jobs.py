@@ -1,8 +1,10 @@
 """A trainer and its index builder as processes that can be killed."""
 
 import contextlib
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,9 +16,10 @@ PROJECT_DIR = Path(__file__).resolve().parents[2]
 _POLL_SECONDS = 0.02
 _STOP_SECONDS = 120.0
 _OUTPUT_SECONDS = 10.0
-
-
+# After this many seconds without a sign of life a process is taken for dead.
+HEARTBEAT_TIMEOUT_SECONDS = 10
 _START = "--- start"
+_SEARCHES = b"realm_jax.indexes.isolated"
 
 
 class JobError(ValueError):
@@ -165,6 +168,22 @@ class Job:
         self._output.wait(_OUTPUT_SECONDS)
 
 
+def printed_json(module: str, *arguments: str) -> Any:
+  """Runs `python -m MODULE`, and reads its last printed line as JSON.
+
+  Raises:
+    subprocess.CalledProcessError: It failed.
+  """
+  done = subprocess.run(
+    [sys.executable, "-m", module, *arguments],
+    cwd=PROJECT_DIR,
+    stdout=subprocess.PIPE,
+    text=True,
+    check=True,
+  )
+  return json.loads(done.stdout.splitlines()[-1])
+
+
 def wait_until(
   condition: Callable[[], bool],
   *,
@@ -186,3 +205,28 @@ def wait_until(
       logs = "\n".join(f"{job.name}:\n{job.tail()}" for job in jobs)
       raise JobError(f"no {what} within {timeout_seconds:.0f} s\n{logs}")
     time.sleep(poll_seconds)
+
+
+def free_port() -> int:
+  """Returns a port of this machine that nothing listens at."""
+  with socket.socket() as found:
+    found.bind(("localhost", 0))
+    return int(found.getsockname()[1])
+
+
+def searching(parent: int | None = None) -> dict[int, int]:
+  """Returns the processes that search an index, with their parents.
+
+  Args:
+    parent: Process whose children to list; None lists all processes.
+  """
+  found = {}
+  for path in Path("/proc").glob("[0-9]*"):
+    try:
+      stat = path.joinpath("stat").read_text().rpartition(")")[2].split()
+      command = path.joinpath("cmdline").read_bytes()
+    except OSError:
+      continue  # It ended meanwhile.
+    if _SEARCHES in command and parent in (None, int(stat[1])):
+      found[int(path.name)] = int(stat[1])
+  return found

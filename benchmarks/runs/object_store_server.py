@@ -10,7 +10,6 @@ outlive the process that started it. `benchmarks.runs.object_store` starts it
 and speaks to what is served under `/-/`:
 
     GET /-/requests       the requests so far: method, path and query
-    DELETE /-/requests    forgets them
     GET /-/bytes          the number of bytes answered so far
     POST /-/faults        replaces the faults by those of a JSON list
     GET /-/faults         the faults, each with how often it happened
@@ -82,25 +81,11 @@ class _Handler(RequestHandler):
     self._state = state
     super().__init__(state.storage, *args)
 
-  def do_GET(self) -> None:
-    self._serve("GET")
-
-  def do_POST(self) -> None:
-    self._serve("POST")
-
-  def do_PUT(self) -> None:
-    self._serve("PUT")
-
-  def do_PATCH(self) -> None:
-    self._serve("PATCH")
-
-  def do_DELETE(self) -> None:
-    self._serve("DELETE")
-
   def log_message(self, format: str, *args: Any) -> None:
     """Prints nothing."""
 
-  def _serve(self, method: str) -> None:
+  def _serve(self) -> None:
+    method = self.command
     # The whole body is read, and the answer sent, without the lock: a client
     # that is stopped in between must not stop the others.
     if size := self.headers.get("Content-Length"):
@@ -139,6 +124,8 @@ class _Handler(RequestHandler):
         with self._state.lock:
           self._state.answered_bytes += len(written)
 
+  do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _serve
+
   def _handle(self, method: str) -> tuple[bytes, str | None]:
     """Returns the emulator's answer, and the generation of what it read."""
     is_upload = method == "PUT" and "upload_id=" in self.path
@@ -174,8 +161,6 @@ class _Handler(RequestHandler):
       if name == "bytes":
         return state.answered_bytes
       if name == "requests":
-        if method == "DELETE":
-          state.requests.clear()
         return list(state.requests)
       if method == "POST":
         given = json.loads(self.rfile.read() or b"[]")
@@ -206,12 +191,11 @@ def main() -> None:
   """Serves until standard input ends."""
   parser = argparse.ArgumentParser(description="An object store on loopback.")
   parser.add_argument("--bucket", action="append", default=[])
-  parser.add_argument("--port", type=int, default=0)
   arguments = parser.parse_args()
   # The emulator reports each object that is asked for and not there.
   logging.disable()
   handler = functools.partial(_Handler, _State(arguments.bucket))
-  server = _Server(("127.0.0.1", arguments.port), handler)
+  server = _Server(("127.0.0.1", 0), handler)
   threading.Thread(target=server.serve_forever, daemon=True).start()
   print(server.server_address[1], flush=True)
   sys.stdin.read()

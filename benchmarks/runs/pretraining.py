@@ -8,9 +8,14 @@ from typing import Any
 
 from etils import epath
 
-from benchmarks.runs.groups import HEARTBEAT_TIMEOUT_SECONDS, free_port
 from benchmarks.runs.job_group import JobGroup
-from benchmarks.runs.jobs import Job, Macro, gin_command
+from benchmarks.runs.jobs import (
+  HEARTBEAT_TIMEOUT_SECONDS,
+  Job,
+  Macro,
+  free_port,
+  gin_command,
+)
 from benchmarks.runs.object_store import ObjectStore
 
 # The last file of a checkpoint or generation, without which it is unfinished.

@@ -10,8 +10,7 @@ import jax
 import pytest
 
 import realm_jax
-from benchmarks.runs.groups import free_port
-from benchmarks.runs.jobs import Job, wait_until
+from benchmarks.runs.jobs import Job, free_port, wait_until
 from realm_jax.files.metric_rows import read_rows
 from realm_jax.generations.building import generation_builder
 from realm_jax.partitioning.mesh import make_mesh

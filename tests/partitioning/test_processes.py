@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from benchmarks.runs.groups import free_port
+from benchmarks.runs.jobs import free_port
 from realm_jax.exit_codes import ExitCode
 from realm_jax.partitioning import processes
 from realm_jax.partitioning.agreement import Agreement

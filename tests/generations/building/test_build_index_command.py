@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.runs.groups import free_port
-from benchmarks.runs.jobs import Job, wait_until
+from benchmarks.runs.jobs import Job, free_port, wait_until
 from realm_jax import configuration
 from realm_jax.checkpoints.store import CheckpointStore
 from realm_jax.generations.building import run as building

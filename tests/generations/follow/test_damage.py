@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks.fixed_tree import fixed_tree
-from benchmarks.runs.search_processes import searching
+from benchmarks.runs.jobs import searching
 from realm_jax.files import npy
 from realm_jax.generations.follow.loading import load_generation
 from realm_jax.generations.follow.watcher import GenerationWatcher
