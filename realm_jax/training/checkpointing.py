@@ -34,6 +34,7 @@ from realm_jax.indexes.protocol import SearchResult
 from realm_jax.models.parameters import Params
 from realm_jax.partitioning import sharding
 from realm_jax.training.config import CheckpointConfig
+from realm_jax.training.goodput import Goodput
 from realm_jax.training.metrics import NonFiniteLossError
 from realm_jax.training.rolling_refresh import DatedVectors
 from realm_jax.training.state import TrainState
@@ -167,8 +168,8 @@ class LoopState(NamedTuple):
 class Checkpointer:
   """Initializes or restores the state of a run, and saves it.
 
-  What a loop asks of the checkpoints that it has saved (`check`, `hurry`,
-  `wait`) is the store's.
+  What a loop asks of the checkpoints that it has saved (`check`, `hurry`) is
+  the store's.
   """
 
   def __init__(
@@ -176,6 +177,7 @@ class Checkpointer:
     store: CheckpointStore,
     identity: RunIdentity,
     config: CheckpointConfig,
+    goodput: Goodput,
   ):
     self._store = store
     self._vocabulary = str(identity["vocabulary"])
@@ -184,7 +186,8 @@ class Checkpointer:
       for name, x in {"format": _FORMAT, **identity}.items()
     }
     self._config = config
-    self.check, self.hurry, self.wait = store.check, store.hurry, store.wait
+    self._goodput = goodput
+    self.check, self.hurry = store.check, store.hurry
 
   def initialize_or_restore(
     self, state: TrainState
@@ -285,7 +288,17 @@ class Checkpointer:
     items = {**state.params, "optimizer": state.optimizer, "loop": item}
     if state.index is not None:
       items["vectors"] = state.index._asdict()
-    self._store.save(int(state.step), items)
+    with self._goodput.measure("saving"):
+      self._store.save(int(state.step), items)
+
+  def wait(self) -> None:
+    """Waits until the last checkpoint is written.
+
+    Raises:
+      CheckpointNotWrittenError: It could not be written, however often tried.
+    """
+    with self._goodput.measure("saving"):
+      self._store.wait()
 
   def own_vectors(
     self, step: int, fingerprint: str, like: DatedVectors

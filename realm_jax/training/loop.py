@@ -86,17 +86,12 @@ def iterate(
   The buffers of a state are donated to the next step. The last one is yielded
   once its checkpoint is written, before `num_steps` if the run was preempted.
   """
-  candidates, metrics, goodput = run.candidates, run.metrics, run.goodput
+  candidates, metrics = run.candidates, run.metrics
   step = saved = int(state.step)
 
   def save() -> None:
     metrics.flush()
-    with goodput.measure("saving"):
-      run.checkpoints.save(state, candidates.state(step))
-
-  def finish() -> None:
-    with goodput.measure("saving"):
-      run.checkpoints.wait()
+    run.checkpoints.save(state, candidates.state(step))
 
   try:
     state = candidates.open(state)
@@ -109,7 +104,7 @@ def iterate(
         state, prepared.batch, prepared.searched, step
       )
       step += 1
-      metrics.push(step, on_devices, {**prepared.metrics, **goodput.row()})
+      metrics.push(step, on_devices, {**prepared.metrics, **run.goodput.row()})
       decision = run.decisions.after_step(step)
       run.sole.check()
       run.checkpoints.check()
@@ -119,7 +114,7 @@ def iterate(
         save()
         saved = step
       if decision.stop or step == num_steps:
-        finish()
+        run.checkpoints.wait()
       yield state, on_devices
       if decision.stop:
         return
@@ -133,4 +128,4 @@ def iterate(
       save()
     if not isinstance(reason, WaitPreemptedError):
       raise
-    finish()
+    run.checkpoints.wait()

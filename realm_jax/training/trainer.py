@@ -31,11 +31,7 @@ from realm_jax.training.loop import Run, TrainResult, run_steps
 from realm_jax.training.metrics import MetricsLog
 from realm_jax.training.own_index import OwnIndex
 from realm_jax.training.setup import set_up
-from realm_jax.training.state import (
-  TrainState,
-  abstract_state,
-  create_state,
-)
+from realm_jax.training.state import TrainState, abstract_state, create_state
 
 
 def train(
@@ -83,8 +79,7 @@ def open_run(
   goodput = Goodput()
   with contextlib.ExitStack() as stack:
     store = CheckpointStore(
-      config.model_dir,
-      keep=config.checkpoints.keep_checkpoints,
+      config.model_dir, keep=config.checkpoints.keep_checkpoints
     )
     decisions = Decisions(
       stack.enter_context(stop_on_sigterm()),
@@ -103,7 +98,9 @@ def open_run(
     )
     sole = _sole_trainer(config, decisions.loop, stack)
     stack.callback(store.close)
-    checkpoints = Checkpointer(store, setup.identity, config.checkpoints)
+    checkpoints = Checkpointer(
+      store, setup.identity, config.checkpoints, goodput
+    )
     # What is restored needs no initial values, and no memory for them.
     make_state = abstract_state
     if not store.steps():
@@ -134,8 +131,7 @@ def open_run(
     # The first generation is built from checkpoint 0. It is not saved before
     # everything that it needs has been found to be there.
     if not store.steps():
-      with goodput.measure("saving"):
-        checkpoints.save(state, loop_state)
+      checkpoints.save(state, loop_state)
     if step >= config.num_steps:
       yield state, None
       return
@@ -161,18 +157,10 @@ def open_run(
       if not config.retrieve_on_device:
         step_function.compile(state, setup.abstract_batch())
     goodput.started()
-    yield (
-      state,
-      Run(
-        step_function,
-        candidates,
-        checkpoints,
-        decisions,
-        metrics,
-        goodput,
-        sole,
-      ),
+    run = Run(
+      step_function, candidates, checkpoints, decisions, metrics, goodput, sole
     )
+    yield state, run
 
 
 def _require_access(config: TrainConfig) -> None:

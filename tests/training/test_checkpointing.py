@@ -17,6 +17,7 @@ from realm_jax.training.checkpointing import (
   RunIdentity,
 )
 from realm_jax.training.config import CheckpointConfig
+from realm_jax.training.goodput import Goodput
 from realm_jax.training.optimizer import OptimizerConfig, make_optimizer
 from realm_jax.training.rolling_refresh import NO_BLOCK, DatedVectors
 from tests.training import tiny
@@ -68,7 +69,9 @@ def store(tmp_path):
 
 
 def _save(store, state, loop_state):
-  Checkpointer(store, IDENTITY, CheckpointConfig()).save(state, loop_state)
+  Checkpointer(store, IDENTITY, CheckpointConfig(), Goodput()).save(
+    state, loop_state
+  )
   store.wait()
 
 
@@ -76,7 +79,9 @@ def _restore(store, state, *, sources=None, **changes):
   """What a run begins with: the state and the loop's."""
   identity = RunIdentity(**{**IDENTITY, **changes})
   config = sources or CheckpointConfig()
-  return Checkpointer(store, identity, config).initialize_or_restore(state)
+  return Checkpointer(store, identity, config, Goodput()).initialize_or_restore(
+    state
+  )
 
 
 @pytest.fixture
@@ -140,7 +145,7 @@ def test_own_vectors_come_back_on_other_devices(store, devices):
   )
   state = _state()._replace(index=dated)
   _save(store, state, LoopState(_ROWS, indexed_corpus="cd" * 32))
-  checkpoints = Checkpointer(store, IDENTITY, CheckpointConfig())
+  checkpoints = Checkpointer(store, IDENTITY, CheckpointConfig(), Goodput())
   mesh = make_mesh(devices=jax.devices()[:devices])
   like, padded_otherwise = (
     DatedVectors.abstract(count, 4, dtype="bfloat16", mesh=mesh)

@@ -25,12 +25,7 @@ from realm_jax.settings import (
   require_valid,
 )
 from realm_jax.training import encoder_rows
-from realm_jax.training.encoder_rows import (
-  Candidates,
-  EncoderRows,
-  with_null,
-  without_source,
-)
+from realm_jax.training.encoder_rows import Candidates, EncoderRows
 from realm_jax.training.stages import masked_words
 from realm_jax.training.stages import stage as stages
 from realm_jax.training.stages.masked_words import MaskTargets
@@ -134,7 +129,7 @@ class Pretraining(stages.Stage):
       rows = np.take_along_axis(rows, order, axis=1)
       is_source = np.take_along_axis(is_source, order, axis=1)
     return np.asarray(
-      without_source(
+      encoder_rows.without_source(
         rows, is_source & self.drop_source, num_kept=self._num_retrieved
       )
     )
@@ -144,7 +139,7 @@ class Pretraining(stages.Stage):
   ) -> stages.Assembled:
     rows = self.candidate_rows(batch, retrieved, context.corpus)
     if self.null_block:
-      rows = np.asarray(with_null(rows))
+      rows = np.asarray(encoder_rows.with_null(rows))
     tokens = context.gather(rows)
     candidates = Candidates(tokens, content_numbers(tokens))
     query = batch.arrays["query"]
