@@ -14,7 +14,7 @@ build_index and evaluate take the MODEL_DIR as it is, and train as
 INITIAL_CHECKPOINT or INITIAL_READER.
 
 --from=hf_bert: a directory with BERT's config.json, its weights
-(model.safetensors, whole or in shards) and vocab.txt or tokenizer.json: BERT,
+(model.safetensors or pytorch_model.bin) and vocab.txt or tokenizer.json: BERT,
 MiniLM, Contriever, E5, BGE and the like. Where it has the modules.json of
 sentence-transformers, vectors are made as it says; otherwise flags choose:
 
