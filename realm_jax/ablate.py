@@ -57,13 +57,13 @@ def main(argv: Sequence[str]) -> int:
   from realm_jax.ablation import execution, report
   from realm_jax.ablation.config import AblationConfig
   from realm_jax.ablation.figures import figures_of
-  from realm_jax.ablation.gin_recipes import GinRecipes
   from realm_jax.ablation.plan import make_plan
+  from realm_jax.ablation.recipes import Recipes
 
   config = command_line.call(AblationConfig)
   output_dir = Path(_OUTPUT_DIR.value)
   seeds = list(range(_SEEDS.value or config.num_seeds))
-  recipes = GinRecipes()
+  recipes = Recipes()
   plan = make_plan(
     config, rows, seeds=seeds, output_dir=output_dir, recipes=recipes
   )

@@ -1,13 +1,13 @@
-"""What the recipes bind, as the entry point reads it."""
+"""The recipes of an ablation, read as its commands will read them."""
 
-from typing import Protocol, runtime_checkable
+import contextlib
 
+from realm_jax import configuration
 from realm_jax.stage_commands import StageCommand
 from realm_jax.training.config import TrainConfig
 
 
-@runtime_checkable
-class Recipes(Protocol):
+class Recipes:
   """Reads the gin files and bindings of commands."""
 
   def train_config(self, command: StageCommand) -> TrainConfig:
@@ -16,7 +16,8 @@ class Recipes(Protocol):
     Raises:
       ValueError: The recipe or a binding is wrong.
     """
-    ...
+    with _parsed(command):
+      return configuration.configured(TrainConfig)()
 
   def require_valid(self, command: StageCommand) -> None:
     """Reads what a command would.
@@ -24,7 +25,16 @@ class Recipes(Protocol):
     Raises:
       ValueError: The recipe or a binding is wrong.
     """
-    ...
+    with _parsed(command):
+      pass
+
+
+def _parsed(
+  command: StageCommand,
+) -> contextlib.AbstractContextManager[None]:
+  return configuration.parsed(
+    command.function, command.gin_files, command.gin_bindings
+  )
 
 
 class StepCounts:

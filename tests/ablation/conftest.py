@@ -4,14 +4,14 @@ import pytest
 
 from realm_jax.ablation.config import READING_RETRIEVED, RECIPES, AblationConfig
 from realm_jax.ablation.data import GivenData
-from realm_jax.ablation.gin_recipes import GinRecipes
+from realm_jax.ablation.recipes import Recipes
 
 _FOLDER = "gin/experiments/demo"
 
 
 @pytest.fixture(scope="session")
 def recipes():
-  return GinRecipes()
+  return Recipes()
 
 
 @pytest.fixture(scope="session")
