@@ -14,6 +14,7 @@ from benchmarks.runs.jobs import Job, free_port, wait_until
 from realm_jax.files.metric_rows import read_rows
 from realm_jax.generations.building import generation_builder
 from realm_jax.partitioning.mesh import make_mesh
+from realm_jax.training import row_counts
 from realm_jax.training import setup as training_setup
 from realm_jax.training.loop import TrainResult
 from tests.evaluation.lines import read_lines
@@ -35,6 +36,14 @@ _TOLERANCE = 2e-4
 
 def _rows(model_dir: Path) -> list[dict]:
   return read_rows(model_dir)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _packed():
+  """Sequences so short share rows, though that saves hardly any of them."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(row_counts, "_MIN_SAVING", 0.005)
+    yield
 
 
 @pytest.fixture(scope="module")
@@ -119,30 +128,41 @@ def _assert_same(model_dir: Path, expected: Path) -> None:
 
 # The reference packs, searches on the host and takes each batch as a whole.
 @pytest.mark.parametrize(
-  "layout",
+  ("devices", "layout"),
   [
-    pytest.param({"PACK": False}, id="one device, padded"),
+    pytest.param(1, {"PACK": False}, id="padded"),
     pytest.param(
+      4,
       {
         **_ALL_AXES,
+        "FSDP": 1,
         "RETRIEVE_ON_DEVICE": True,
         "NUM_MICROBATCHES": 2,
         "MAX_SHAPE_BUCKETS": 2,
       },
-      id="eight devices, searched in the step, micro-batches",
+      id="packed, searched in the step, micro-batches",
     ),
   ],
 )
 def test_every_layout_has_the_same_losses(
-  layout, train, on_eight, tmp_path, monkeypatch
+  devices, layout, train, on_eight, tmp_path, monkeypatch
 ):
-  if "FSDP" not in layout:
-    first = functools.partial(make_mesh, devices=jax.devices()[:1])
-    monkeypatch.setattr(training_setup, "make_mesh", first)
-    monkeypatch.setattr(generation_builder, "make_mesh", first)
+  chosen = []
+
+  def choose(*given, **settings):
+    chosen.extend(row_counts.choose_row_counts(*given, **settings))
+    return tuple(chosen)
+
+  first = functools.partial(make_mesh, devices=jax.devices()[:devices])
+  monkeypatch.setattr(training_setup, "make_mesh", first)
+  monkeypatch.setattr(generation_builder, "make_mesh", first)
+  monkeypatch.setattr(training_setup, "choose_row_counts", choose)
   train("pretrain", tmp_path, on_eight, **layout)
+  assert bool(chosen) == ("PACK" not in layout)
   _assert_same(tmp_path / "pretrain", on_eight / "pretrain")
-  losses = [row["loss"] for row in _rows(tmp_path / "pretrain")]
+  rows = _rows(tmp_path / "pretrain")
+  assert ("search_ms" in rows[0]) == ("RETRIEVE_ON_DEVICE" not in layout)
+  losses = [row["loss"] for row in rows]
   assert min(losses) < losses[0]
 
 
