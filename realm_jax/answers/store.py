@@ -5,23 +5,43 @@ offsets.npy      the rows of answer i are rows[offsets[i]:offsets[i + 1]]
 rows.npy         rows of blocks, sorted for each answer
 """
 
+import concurrent.futures
 import contextlib
+import hashlib
 import json
-from collections.abc import Iterator, Mapping
+import multiprocessing
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from etils import epath
 from jaxtyping import Int
 
+from realm_jax.answers.matcher import MAX_BLOCKS, BlockMatcher, Matches
+from realm_jax.console.progress import Progress
+from realm_jax.corpus.store import Corpus
+from realm_jax.files import npy
 from realm_jax.files.checksum import sha256_of
 from realm_jax.files.json_file import write_json
 from realm_jax.files.json_value import JsonValue
 from realm_jax.files.local_disk.scratch import ScratchDirectory
 from realm_jax.files.object_store.remote import download, is_remote
+from realm_jax.files.whole.whole_directory import (
+  TargetError,
+  rename_into_place,
+  staging_directory,
+  upload_directory,
+)
 
-MANIFEST = "answers.json"
+_MANIFEST = "answers.json"
 _FORMAT_VERSION = 2
+# Processes are worth their start only for more blocks than this.
+_BLOCKS_PER_WORKER = 20_000
+_MAX_WORKERS = 2
+# Rows whose occurrences are sorted and written together.
+_ROWS_PER_FILE = 16_384
 
 
 class AnswersError(ValueError):
@@ -44,7 +64,7 @@ class AnswerStore:
     """
     source = epath.Path(directory)
     try:
-      manifest = json.loads((source / MANIFEST).read_text())
+      manifest = json.loads((source / _MANIFEST).read_text())
       found = manifest["format_version"], manifest["key"]
     except (OSError, ValueError, TypeError, KeyError) as error:
       raise AnswersError(f"there is no whole store at {source}") from error
@@ -77,22 +97,6 @@ class AnswerStore:
     return self._rows[self._offsets[number] : self._offsets[number + 1]]
 
 
-def write_store_manifest(directory: Path, key: str) -> None:
-  """Writes the manifest of the arrays in a directory."""
-  files: dict[str, JsonValue] = {
-    path.name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
-    for path in sorted(directory.glob("*.npy"))
-  }
-  write_json(
-    directory / MANIFEST,
-    {
-      "format_version": _FORMAT_VERSION,
-      "key": key,
-      "files": files,
-    },
-  )
-
-
 def _mapped(directory: Path, name: str) -> np.ndarray:
   array = np.load(directory / f"{name}.npy", mmap_mode="r", allow_pickle=False)
   return array.view(np.ndarray)
@@ -115,3 +119,160 @@ def _local(
       with contextlib.suppress(FileNotFoundError):
         download(directory / name, scratch.path / name)
     yield scratch.path
+
+
+def store_key(corpus: Corpus, answers: Sequence[str]) -> str:
+  """Returns what a store is recognised by: its blocks and answers."""
+  of_answers = hashlib.sha256(json.dumps(answers).encode()).hexdigest()
+  text = f"{corpus.fingerprint} {of_answers}"
+  return hashlib.sha256(text.encode()).hexdigest()
+
+
+def build_store(
+  directory: epath.PathLike,
+  corpus: Corpus,
+  answers: Sequence[str],
+  *,
+  num_workers: int | None = None,
+) -> None:
+  """Makes the store of a corpus and answers; replaces one that is there.
+
+  It appears complete, or not at all. The memory that it takes does not grow
+  with the number of blocks.
+
+  Args:
+    directory: Directory of the store, local or on an object store.
+    corpus: Corpus to search.
+    answers: Distinct answers to look for, one at least.
+    num_workers: Number of processes; None chooses at most 2.
+
+  Raises:
+    AnswersError: A process was killed, or the disk is full.
+  """
+  if num_workers is None:
+    cores = len(os.sched_getaffinity(0))
+    wanted = corpus.num_blocks // _BLOCKS_PER_WORKER
+    num_workers = max(min(_MAX_WORKERS, cores, wanted), 1)
+  try:
+    with staging_directory(directory) as staging:
+      folder = staging / "found"
+      folder.mkdir()
+      _search(folder, corpus, answers, num_workers)
+      _merge(folder, len(answers), staging)
+      shutil.rmtree(folder)
+      _write_manifest(staging, store_key(corpus, answers))
+      if is_remote(directory):
+        upload_directory(staging, directory, last=_MANIFEST)
+      else:
+        rename_into_place(staging, directory, overwrite=True)
+  except (
+    OSError,
+    TargetError,
+    concurrent.futures.process.BrokenProcessPool,
+  ) as error:
+    raise AnswersError(
+      f"cannot store which blocks contain answers in {directory}: {error}"
+    ) from error
+
+
+class _Search:
+  """Searches rows, and writes what they contain to a file of a folder.
+
+  Args:
+    folder: Directory to write to.
+    corpus: Corpus to search.
+    answers: Distinct answers to look for.
+  """
+
+  def __init__(self, folder: Path, corpus: Corpus, answers: Sequence[str]):
+    self._folder = folder
+    self._corpus = corpus
+    self._matcher = BlockMatcher(answers)
+
+  def __call__(self, rows: range) -> int:
+    """Returns the number of rows, once the file is there."""
+    keys = self._matcher.search(self._corpus, np.arange(rows.start, rows.stop))
+    npy.save(self._folder / f"{rows.start:012}.npy", keys)
+    return len(rows)
+
+
+def _search(
+  folder: Path, corpus: Corpus, answers: Sequence[str], num_workers: int
+) -> None:
+  """Searches all rows, in processes if there are to be several.
+
+  Matching holds Python's lock, so that threads would not do.
+  """
+  assert _ROWS_PER_FILE <= MAX_BLOCKS
+  total = corpus.num_blocks
+  size = max(min(_ROWS_PER_FILE, -(-total // num_workers)), 1)
+  parts = [
+    range(first, min(first + size, total)) for first in range(0, total, size)
+  ]
+  with Progress("blocks searched for answers", total=total) as progress:
+    if num_workers == 1:
+      search = _Search(folder, corpus, answers)
+      for rows in parts:
+        progress.advance(search(rows))
+      return
+    with concurrent.futures.ProcessPoolExecutor(
+      num_workers,
+      multiprocessing.get_context("spawn"),
+      _start_worker,
+      (folder, str(corpus.source), corpus.version, corpus.fingerprint, answers),
+    ) as workers:
+      for count in workers.map(_search_in_worker, parts):
+        progress.advance(count)
+
+
+# What a worker, a process of its own, has been started for.
+_worker: list[_Search] = []
+
+
+def _start_worker(
+  folder: Path,
+  source: str,
+  version: int,
+  fingerprint: str,
+  answers: Sequence[str],
+) -> None:
+  corpus = Corpus.open(source, version=version, fingerprint=fingerprint)
+  _worker.append(_Search(folder, corpus, answers))
+
+
+def _search_in_worker(rows: range) -> int:
+  [search] = _worker
+  return search(rows)
+
+
+def _merge(folder: Path, num_answers: int, directory: Path) -> None:
+  """Writes the sorted rows of each answer end to end, and their offsets."""
+  paths = sorted(folder.iterdir())
+  counts = np.zeros(num_answers, np.int64)
+  for path in paths:
+    found = Matches.of(np.load(path, allow_pickle=False))
+    counts += np.bincount(found.answer, minlength=num_answers)
+  offsets = np.concatenate([[0], np.cumsum(counts)])
+  npy.save(directory / "offsets.npy", offsets)
+  rows = npy.create_mapped(
+    directory / "rows.npy", np.int32, (int(offsets[-1]),)
+  )
+  ends = offsets[:-1].copy()
+  for path in paths:
+    answers, blocks = Matches.of(np.load(path, allow_pickle=False))
+    starts = np.flatnonzero(np.diff(answers, prepend=-1))
+    sizes = np.diff(starts, append=len(answers))
+    rank = np.arange(len(answers)) - np.repeat(starts, sizes)
+    rows[ends[answers] + rank] = int(path.stem) + blocks
+    ends[answers[starts]] += sizes
+
+
+def _write_manifest(directory: Path, key: str) -> None:
+  files: dict[str, JsonValue] = {
+    path.name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
+    for path in sorted(directory.glob("*.npy"))
+  }
+  write_json(
+    directory / _MANIFEST,
+    {"format_version": _FORMAT_VERSION, "key": key, "files": files},
+  )
