@@ -5,13 +5,13 @@ offsets.npy      the rows of answer i are rows[offsets[i]:offsets[i + 1]]
 rows.npy         rows of blocks, sorted for each answer
 """
 
-import concurrent.futures
 import contextlib
 import hashlib
 import json
-import multiprocessing
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -19,7 +19,8 @@ import numpy as np
 from etils import epath
 from jaxtyping import Int
 
-from realm_jax.answers.matcher import MAX_BLOCKS, BlockMatcher, Matches
+from realm_jax.answers import search
+from realm_jax.answers.matcher import BlockMatcher, Matches
 from realm_jax.console.progress import Progress
 from realm_jax.corpus.store import Corpus
 from realm_jax.files import npy
@@ -39,9 +40,7 @@ _MANIFEST = "answers.json"
 _FORMAT_VERSION = 2
 # Processes are worth their start only for more blocks than this.
 _BLOCKS_PER_WORKER = 20_000
-_MAX_WORKERS = 2
-# Rows whose occurrences are sorted and written together.
-_ROWS_PER_FILE = 16_384
+_MAX_WORKERS = 16
 
 
 class AnswersError(ValueError):
@@ -144,10 +143,10 @@ def build_store(
     directory: Directory of the store, local or on an object store.
     corpus: Corpus to search.
     answers: Distinct answers to look for, one at least.
-    num_workers: Number of processes; None chooses at most 2.
+    num_workers: Number of processes; None chooses by cores and blocks.
 
   Raises:
-    AnswersError: A process was killed, or the disk is full.
+    AnswersError: A process failed, or the disk is full.
   """
   if num_workers is None:
     cores = len(os.sched_getaffinity(0))
@@ -165,84 +164,54 @@ def build_store(
         upload_directory(staging, directory, last=_MANIFEST)
       else:
         rename_into_place(staging, directory, overwrite=True)
-  except (
-    OSError,
-    TargetError,
-    concurrent.futures.process.BrokenProcessPool,
-  ) as error:
+  except (OSError, TargetError) as error:
     raise AnswersError(
       f"cannot store which blocks contain answers in {directory}: {error}"
     ) from error
 
 
-class _Search:
-  """Searches rows, and writes what they contain to a file of a folder.
-
-  Args:
-    folder: Directory to write to.
-    corpus: Corpus to search.
-    answers: Distinct answers to look for.
-  """
-
-  def __init__(self, folder: Path, corpus: Corpus, answers: Sequence[str]):
-    self._folder = folder
-    self._corpus = corpus
-    self._matcher = BlockMatcher(answers)
-
-  def __call__(self, rows: range) -> int:
-    """Returns the number of rows, once the file is there."""
-    keys = self._matcher.search(self._corpus, np.arange(rows.start, rows.stop))
-    npy.save(self._folder / f"{rows.start:012}.npy", keys)
-    return len(rows)
-
-
 def _search(
   folder: Path, corpus: Corpus, answers: Sequence[str], num_workers: int
 ) -> None:
-  """Searches all rows, in processes if there are to be several.
-
-  Matching holds Python's lock, so that threads would not do.
-  """
-  assert _ROWS_PER_FILE <= MAX_BLOCKS
+  """Searches all rows, in other processes if there are to be several."""
   total = corpus.num_blocks
-  size = max(min(_ROWS_PER_FILE, -(-total // num_workers)), 1)
-  parts = [
-    range(first, min(first + size, total)) for first in range(0, total, size)
-  ]
   with Progress("blocks searched for answers", total=total) as progress:
     if num_workers == 1:
-      search = _Search(folder, corpus, answers)
-      for rows in parts:
-        progress.advance(search(rows))
+      matcher = BlockMatcher(answers)
+      for rows in search.parts_of(total):
+        progress.advance(search.search_part(rows, folder, corpus, matcher))
       return
-    with concurrent.futures.ProcessPoolExecutor(
-      num_workers,
-      multiprocessing.get_context("spawn"),
-      _start_worker,
-      (folder, str(corpus.source), corpus.version, corpus.fingerprint, answers),
-    ) as workers:
-      for count in workers.map(_search_in_worker, parts):
-        progress.advance(count)
-
-
-# What a worker, a process of its own, has been started for.
-_worker: list[_Search] = []
-
-
-def _start_worker(
-  folder: Path,
-  source: str,
-  version: int,
-  fingerprint: str,
-  answers: Sequence[str],
-) -> None:
-  corpus = Corpus.open(source, version=version, fingerprint=fingerprint)
-  _worker.append(_Search(folder, corpus, answers))
-
-
-def _search_in_worker(rows: range) -> int:
-  [search] = _worker
-  return search(rows)
+    environment = {
+      **os.environ,
+      # It finds the project where this process did,
+      "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+      # and forks, which is safe without threads.
+      "OPENBLAS_NUM_THREADS": "1",
+    }
+    with subprocess.Popen(
+      [sys.executable, "-m", search.__name__],
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      text=True,
+      env=environment,
+    ) as process:
+      assert process.stdin is not None
+      assert process.stdout is not None
+      try:
+        process.stdin.write(
+          search.request(folder, corpus, answers, num_workers)
+        )
+        process.stdin.close()
+        for line in process.stdout:
+          progress.advance(int(line))
+      except BaseException:
+        process.kill()
+        raise
+  if process.returncode:
+    raise AnswersError(
+      "the process that searched blocks for answers ended with status "
+      f"{process.returncode}; its last lines say why"
+    )
 
 
 def _merge(folder: Path, num_answers: int, directory: Path) -> None:
