@@ -5,7 +5,7 @@ import math
 import os
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 import numpy as np
 from jax.sharding import Mesh
@@ -34,20 +34,6 @@ _FILE = "index.faiss"
 _ROWS_PER_COPY = 1 << 16
 # A training sample consists of runs of consecutive rows, which read faster.
 _ROWS_PER_RUN = 16
-# Most lists to probe, and most results, of a search on GPUs.
-_GPU_LIMIT = 2048
-
-
-@runtime_checkable
-class _Native(Protocol):
-  """The part of FAISS's indexes that all of them share."""
-
-  ntotal: int
-  d: int
-
-  def search(
-    self, x: Float32[np.ndarray, "b d"], k: int, *, params: Any
-  ) -> tuple[Float32[np.ndarray, "b k"], Int[np.ndarray, "b k"]]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +50,6 @@ class FaissConfig:
     training_sample: Number of vectors that lists and codes are trained on.
     threads: Threads for building and searching, a setting of the host that no
       manifest stores; None uses every core.
-    on_gpu: Whether to search on the first GPU, if FAISS sees one. Descriptions
-      that FAISS has no GPU code for are refused.
   """
 
   kind: ClassVar[str] = "faiss"
@@ -78,7 +62,6 @@ class FaissConfig:
   threads: PositiveInt | None = dataclasses.field(
     default=None, metadata=HOST_SETTING
   )
-  on_gpu: bool = False
 
   def __post_init__(self) -> None:
     require_valid(self)
@@ -139,7 +122,7 @@ class FaissIndex:
   kind = "faiss"
   needs_vectors = True
 
-  def __init__(self, index: _Native, blocks: Blocks, *, config: FaissConfig):
+  def __init__(self, index: Any, blocks: Blocks, *, config: FaissConfig):
     self.num_blocks, self.dim = blocks.embedded().shape
     if (index.ntotal, index.d) != (self.num_blocks, self.dim):
       raise IndexLoadError(
@@ -147,105 +130,52 @@ class FaissIndex:
         f"and the generation {self.num_blocks} of {self.dim}; build it again"
       )
     self.report: dict[str, JsonValue] = {}
-    self._library = _library()
+    self._library = library = _library()
     self._config = config
-    self._index = index
-    # 1 where all blocks are searched.
-    self._num_lists = self._count_lists(index)
-    self._on_device = index
-    if config.on_gpu and self._library.get_num_gpus() > 0:
-      self._on_device = self._gpu_copy(index)
+    # What it is downcast to does not keep the index alive.
+    self._owner = index
+    self._index = library.downcast_index(index)
+    # None where all blocks are searched.
+    self._lists = library.try_extract_index_ivf(index)
+    if self._lists is None and not isinstance(self._index, library.IndexFlat):
+      raise ValueError(
+        f"the `factory` {config.factory!r} makes an "
+        f"{type(self._index).__name__}, which may find fewer than k; want "
+        "inverted lists (`IVF…`) or `Flat`"
+      )
 
   def search(self, queries: QueryBatch, k: int) -> SearchResult:
     """Returns k blocks for each query, approximately the best."""
     check_k(k, self.num_blocks)
     vectors = check_vectors(queries, self.dim)
-    config, lists = self._config, self._num_lists
-    _set_threads(self._library, config.threads)
+    _set_threads(self._library, self._config.threads)
+    lists = 1 if self._lists is None else self._lists.nlist
     # Twice as many lists as hold k blocks on average: they may be uneven.
-    nprobe = min(
-      lists, max(config.nprobe, -(-2 * k * lists // self.num_blocks))
-    )
-    index = self._on_device if max(k, nprobe) <= _GPU_LIMIT else self._index
-    rows, scores = self._search(index, vectors, k, nprobe, config.num_reordered)
+    nprobe = max(self._config.nprobe, -(-2 * k * lists // self.num_blocks))
+    reordered = self._config.num_reordered
+    rows, scores = self._search(vectors, k, min(nprobe, lists), reordered)
     # Where the lists hold fewer than k blocks, FAISS returns −1.
     short = (rows < 0).any(axis=1)
     if short.any():
       rows[short], scores[short] = self._search(
-        self._index, vectors[short], k, lists, self.num_blocks
+        vectors[short], k, lists, self.num_blocks
       )
     return in_order(rows, scores)
 
   def _search(
     self,
-    index: _Native,
     vectors: Float32[np.ndarray, "b d"],
     k: int,
     nprobe: int,
     num_reordered: int,
   ) -> tuple[Int[np.ndarray, "b k"], Float32[np.ndarray, "b k"]]:
-    parameters = None
-    if self._num_lists > 1:
-      # FAISS's settings of a search are nested as the index is.
-      library = self._library
-      parameters = library.SearchParametersIVF(nprobe=nprobe)
-      for layer in reversed(self._layers(self._index)[:-1]):
-        if isinstance(layer, library.IndexRefine):
-          reordered = min(max(num_reordered, k), self.num_blocks)
-          parameters = library.IndexRefineSearchParameters(
-            k_factor=reordered / k, base_index_params=parameters
-          )
-        else:
-          parameters = library.SearchParametersPreTransform(
-            index_params=parameters
-          )
-    scores, rows = index.search(vectors, k, params=parameters)
+    if self._lists is not None:
+      self._lists.nprobe = nprobe
+    if isinstance(self._index, self._library.IndexRefine):
+      reordered = min(max(num_reordered, k), self.num_blocks)
+      self._index.k_factor = reordered / k
+    scores, rows = self._index.search(vectors, k)
     return rows, scores
-
-  def _layers(self, index: Any) -> list[Any]:
-    """Returns an index and those that it wraps, the innermost last."""
-    library = self._library
-    index = library.downcast_index(index)
-    if isinstance(index, library.IndexRefine):
-      return [index, *self._layers(index.base_index)]
-    if isinstance(index, library.IndexPreTransform):
-      return [index, *self._layers(index.index)]
-    return [index]
-
-  def _count_lists(self, index: Any) -> int:
-    """Returns the number of inverted lists, 1 for an exhaustive search.
-
-    Raises:
-      ValueError: The index cannot be searched exhaustively.
-    """
-    innermost = self._layers(index)[-1]
-    if isinstance(innermost, self._library.IndexIVF):
-      return innermost.nlist
-    if isinstance(innermost, self._library.IndexFlat):
-      return 1
-    raise ValueError(
-      f"the `factory` {self._config.factory!r} makes an "
-      f"{type(innermost).__name__}, which may find fewer than k; want inverted "
-      "lists (`IVF…`) or `Flat`"
-    )
-
-  def _gpu_copy(self, index: _Native) -> _Native:
-    """Copies the index to the first GPU.
-
-    A copy on several GPUs would not take the settings of a search.
-
-    Raises:
-      IndexLoadError: FAISS has no GPU code for this index.
-    """
-    self._gpu = self._library.StandardGpuResources()
-    try:
-      return self._library.index_cpu_to_gpu(self._gpu, 0, index)
-    except RuntimeError as error:
-      raise IndexLoadError(
-        f"FAISS cannot search the `factory` {self._config.factory!r} on a GPU: "
-        f"{error}; choose another, such as 'IVF1024,PQ32' or 'IVF1024,Flat', "
-        "or on_gpu=False"
-      ) from error
 
 
 def _sample(vectors: Rows, count: int) -> Float32[np.ndarray, "n d"]:
