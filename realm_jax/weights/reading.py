@@ -1,0 +1,213 @@
+"""Tensors of other systems to parameters and back, by a table.
+
+Every tensor and every parameter is accounted for. Names and shapes are checked
+completely before anything large is read.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from realm_jax.weights import WeightsError
+from realm_jax.weights.tables import Place, System, Table, places
+
+Shape = tuple[int, ...]
+
+_LINES_IN_AN_ERROR = 20
+_NO_PLACE = (
+  "tensors of the input have no place here; --ignore=REGEX (for whole names) "
+  "leaves them out"
+)
+_NO_TENSOR = (
+  "parameters have no tensor in the input; --initialize=REGEX (for whole "
+  "paths) starts them from random values"
+)
+_MISSHAPEN = (
+  "tensors have another shape; is config.json that of these weights? "
+  "--ignore=REGEX for the tensor together with --initialize=REGEX for the "
+  "parameter leaves it out and starts the parameter from random values"
+)
+
+
+class Tensor(Protocol):
+  """A tensor of a file, which `np.asarray` reads in its stored dtype."""
+
+  @property
+  def shape(self) -> Shape: ...
+
+
+Tensors = Mapping[str, Tensor]
+
+
+class Report(NamedTuple):
+  """What became of every tensor and of every parameter.
+
+  Attributes:
+    mapped: Names of the tensors by the path of the parameter.
+    unused: Reasons by the name of a tensor that is not used.
+    fresh: Reasons by the path of a parameter that has no tensor.
+  """
+
+  mapped: Mapping[str, str]
+  unused: Mapping[str, str]
+  fresh: Mapping[str, str]
+
+  def lines(self, tensors: Tensors, shapes: Mapping[str, Shape]) -> list[str]:
+    """Returns a line for each tensor and each parameter."""
+    unused = [
+      f"  {name} {list(tensors[name].shape)}: {reason}"
+      for name, reason in self.unused.items()
+    ]
+    fresh = [
+      f"  {path} {list(shapes[path])}: {reason}"
+      for path, reason in self.fresh.items()
+    ]
+    mapped = [
+      f"  {path} {list(shapes[path])} <- {name}"
+      for path, name in self.mapped.items()
+    ]
+    return [
+      f"mapped ({len(mapped)} parameters):",
+      *mapped,
+      f"unused tensors of the input: {len(unused) or 'none'}",
+      *unused,
+      f"randomly initialized parameters: {len(fresh) or 'none'}",
+      *fresh,
+    ]
+
+
+def read(
+  tensors: Tensors,
+  table: Table,
+  shapes: Mapping[str, Shape],
+  *,
+  system: System,
+  unused: Mapping[str, str],
+  fresh: Mapping[str, str],
+) -> tuple[dict[str, np.ndarray], Report]:
+  """Reads all parameters that have a tensor, in float32 and by path.
+
+  Args:
+    tensors: Tensors of the input by name.
+    table: Modules of the model, and their names in the input.
+    shapes: Shapes of all parameters of the model, by path.
+    system: System whose spelling the names have.
+    unused: Reasons why tensors without a place in the table are left out, by a
+      regular expression for the whole name. Any other such tensor is an error.
+    fresh: Reasons why parameters without a tensor start from random values, by
+      a regular expression for the whole path. Any other is an error.
+
+  Raises:
+    WeightsError: A tensor is left over, missing, of another shape, not of
+      floats, not finite, or differs from its copy.
+  """
+  found: dict[str, list[tuple[str, Place]]] = {}
+  left: dict[str, str] = {}
+  used, misshapen, reshaped = set(), [], set()
+  for place in places(table, system):
+    shape = shapes[place.path]
+    wanted = shape[::-1] if place.is_transposed else shape
+    for name in (name for name in place.names if name in tensors):
+      used.add(name)
+      if tensors[name].shape == wanted:
+        found.setdefault(place.path, []).append((name, place))
+      elif reason := _reason(unused, name):
+        left[name] = reason
+      else:
+        reshaped.add(place.path)
+        misshapen.append(
+          f"{name} {list(tensors[name].shape)}, where {place.path} wants "
+          f"{list(wanted)}"
+        )
+  left |= {n: _reason(unused, n) for n in tensors if n not in used}
+  missing = {p: _reason(fresh, p) for p in shapes if p not in found}
+  _raise_problems(
+    {
+      _NO_PLACE: (_show(n, tensors[n].shape) for n in left if not left[n]),
+      _NO_TENSOR: (
+        _show(path, shapes[path])
+        for path, reason in missing.items()
+        if not reason and path not in reshaped
+      ),
+      _MISSHAPEN: misshapen,
+    }
+  )
+  parameters = {}
+  for path, (first, *copies) in found.items():
+    name, place = first
+    parameters[path] = _parameter(name, tensors[name], place)
+    for copy, other in copies:
+      left[copy] = f"the same as {name}"
+      array = _parameter(copy, tensors[copy], other)
+      if not np.array_equal(array, parameters[path]):
+        left[copy] = _reason(unused, copy)
+      if not left[copy]:
+        raise WeightsError(
+          f"{copy} and {name} are one parameter here, and differ; pass "
+          f"--ignore='{re.escape(copy)}' to leave the former out"
+        )
+  mapped = {path: first[0] for path, (first, *_) in found.items()}
+  return parameters, Report(mapped, left, missing)
+
+
+def write(
+  parameters: Mapping[str, np.ndarray], table: Table, system: System
+) -> dict[str, tuple[str, np.ndarray]]:
+  """Returns path and tensor of all parameters in a table, by their names."""
+  tensors = {}
+  written = set()
+  for place in places(table, system):
+    if place.path in written:
+      continue
+    written.add(place.path)
+    array = parameters[place.path]
+    array = (array.T if place.is_transposed else array) * np.float32(
+      place.factor
+    )
+    tensors[place.names[0]] = place.path, np.ascontiguousarray(array)
+  return tensors
+
+
+def _parameter(name: str, tensor: Tensor, place: Place) -> np.ndarray:
+  array = np.asarray(tensor)
+  # numpy does not count bfloat16 among its floats.
+  if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
+    raise WeightsError(
+      f"{name} holds {array.dtype}; want float32, float16 or bfloat16 "
+      "(quantized weights must be dequantized first)"
+    )
+  array = array.astype(np.float32)
+  if not np.isfinite(array).all():
+    raise WeightsError(
+      f"{name} holds NaN or infinite values; the file is damaged or its "
+      "training had diverged"
+    )
+  array = array.T if place.is_transposed else array
+  return np.ascontiguousarray(array / np.float32(place.factor))
+
+
+def _reason(reasons: Mapping[str, str], name: str) -> str:
+  """Returns the reason of the first pattern that fits; empty without one."""
+  for pattern, reason in reasons.items():
+    if re.fullmatch(pattern, name):
+      return reason
+  return ""
+
+
+def _show(name: str, shape: Shape) -> str:
+  return f"{name} {list(shape)}"
+
+
+def _raise_problems(problems: Mapping[str, Iterable[str]]) -> None:
+  """Raises one `WeightsError` that names all problems by what they are."""
+  parts = []
+  for title, found in problems.items():
+    if lines := [f"  {line}" for line in found]:
+      hidden = len(lines) - _LINES_IN_AN_ERROR
+      more = [f"  and {hidden} more"] if hidden > 0 else []
+      shown = [*lines[:_LINES_IN_AN_ERROR], *more]
+      parts.append("\n".join([f"{len(lines)} {title}:", *shown]))
+  if parts:
+    raise WeightsError("the weights do not fit. " + "\n".join(parts))
