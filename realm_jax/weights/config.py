@@ -36,7 +36,7 @@ _NUMBERS = {
   "dropout_rate": "hidden_dropout_prob",
   "init_stddev": "initializer_range",
 }
-TOKENIZER_CONFIG = "tokenizer_config.json"
+TOKENIZER = "tokenizer_config.json"
 _FAST_TOKENIZER = "tokenizer.json"
 
 
@@ -169,18 +169,6 @@ def write_bert_config(config: BertConfig) -> dict[str, JsonValue]:
   }
 
 
-def dropout_note(config: ConfigFile) -> list[str]:
-  """Returns a note if attention has another dropout rate than the rest."""
-  hidden = config.get("hidden_dropout_prob")
-  attention = config.get("attention_probs_dropout_prob", hidden)
-  if hidden is None or attention == hidden:
-    return []
-  return [
-    f"dropout: {hidden} everywhere (hidden_dropout_prob); "
-    f"attention_probs_dropout_prob={attention} is not used"
-  ]
-
-
 # --- Vocabularies -------------------------------------------------------------
 
 
@@ -251,7 +239,7 @@ def _read_case(directory: Path, *, cased: bool | None = None) -> bool | None:
   Raises:
     WeightsError: Text is normalized otherwise than it is here.
   """
-  config = ConfigFile.read(directory / TOKENIZER_CONFIG, optional=True)
+  config = ConfigFile.read(directory / TOKENIZER, optional=True)
   fast = ConfigFile.read(directory / _FAST_TOKENIZER, optional=True)
 
   def setting(name: str, of_normalizer: str) -> JsonValue:

@@ -2,30 +2,20 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
-import safetensors.numpy
 from etils import epath
 
 from realm_jax.checkpoints.best import NAME
 from realm_jax.checkpoints.store import CheckpointStore, best_step
-from realm_jax.files.json_file import JsonValue, whole_text_file, write_json
 from realm_jax.files.object_store.store_access import require_readable
-from realm_jax.files.whole.whole_file import whole_file
-from realm_jax.models.bert import BertConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
-from realm_jax.text.wordpieces import WordpieceVocabulary, write_pieces
-from realm_jax.weights import WeightsError, reading, sentence_transformers
-from realm_jax.weights.config import (
-  HF_ATTENTION_MASK_VALUE,
-  TOKENIZER_CONFIG,
-  tokenizer_config,
-  write_bert_config,
-)
-from realm_jax.weights.hugging_face import CONFIG, WEIGHTS
+from realm_jax.text.wordpieces import WordpieceVocabulary
+from realm_jax.weights import WeightsError, sentence_transformers, tables
+from realm_jax.weights.config import HF_ATTENTION_MASK_VALUE
+from realm_jax.weights.directory import Export, class_files
 from realm_jax.weights.importing import check_new, new_directory
 from realm_jax.weights.model import (
   VOCABULARY_FILE,
@@ -34,19 +24,7 @@ from realm_jax.weights.model import (
   nested,
   parameter_shapes,
 )
-from realm_jax.weights.tables import (
-  HEAD,
-  PARTS,
-  READER,
-  RETRIEVER,
-  SEPARATE_TOWERS,
-  SHARED_TOWER,
-  TOWERS,
-  Encoder,
-  Table,
-  reader_table,
-  tower_table,
-)
+from realm_jax.weights.tables import READER, RETRIEVER, Encoder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,75 +82,6 @@ class TrainedModel:
     return {path: np.asarray(flat[path], np.float32) for path in shapes}, step
 
 
-@dataclasses.dataclass(frozen=True)
-class Export:
-  """The files of a directory for another system.
-
-  Attributes:
-    part: Part of the model whose parameters are written, completely or not.
-    table: Names of its modules there.
-    files: JSON files by path, of which None makes a directory.
-    notes: Lines for the report: what the directory cannot say.
-    readme: Text of README.md; empty without one.
-    folders: Folders whose weights have files of their own; the names of their
-      tensors begin with the folder and a dot.
-  """
-
-  part: str
-  table: Table
-  files: Mapping[str, JsonValue]
-  notes: Sequence[str] = ()
-  readme: str = ""
-  folders: Sequence[str] = ()
-
-  def write(
-    self,
-    directory: epath.Path,
-    parameters: Mapping[str, np.ndarray],
-    pieces: Sequence[str],
-  ) -> list[str]:
-    """Writes the files into a directory; returns lines for the report.
-
-    Args:
-      directory: Directory to fill.
-      parameters: Parameters of the part by path, in float32.
-      pieces: Vocabulary.
-    """
-    write_pieces(directory / VOCABULARY_FILE, pieces)
-    for name, content in self.files.items():
-      if content is None:
-        (directory / name).mkdir(parents=True)
-      else:
-        write_json(directory / name, content)
-    if self.readme:
-      with whole_text_file(directory / sentence_transformers.README) as file:
-        file.write(self.readme)
-    by_folder: dict[str, dict[str, np.ndarray]] = {}
-    lines, written = [], set()
-    named = reading.write(parameters, self.table, "torch")
-    for name, (path, tensor) in named.items():
-      folder, _, of_module = name.partition(".")
-      if folder not in self.folders:
-        folder, of_module = "", name
-      by_folder.setdefault(folder, {})[of_module] = tensor
-      written.add(path)
-      lines.append(f"  {name} {list(tensor.shape)} <- {path}")
-    # `save_file` does not report a full disk as an `OSError`; and transformers
-    # reads no file that does not name its framework.
-    for folder, tensors in by_folder.items():
-      with whole_file(directory / folder / WEIGHTS) as path:
-        path.write_bytes(
-          safetensors.numpy.save(tensors, metadata={"format": "pt"})
-        )
-    left = [path for path in parameters if path not in written]
-    return [
-      *lines,
-      f"not written (parameters): {len(left) or 'none'}",
-      *(f"  {path} {list(parameters[path].shape)}" for path in left),
-      *self.notes,
-    ]
-
-
 def export_weights(
   model: TrainedModel,
   output_dir: epath.PathLike,
@@ -221,64 +130,52 @@ def plan_export(
 ) -> Export:
   """Plans the export of a model; for the choices, see `export_weights`."""
   retriever = model.retriever
+  retriever, reader, _ = model
   if to == "sentence_transformers":
     if part is not None:
       raise WeightsError(
         f"--part={part} is not for --to={to}, which writes the retriever"
       )
     ours = _choose_tower(retriever, tower)
-    sentence = sentence_transformers.export_model(model, tower=tower)
-    files = {**_class_files(retriever.bert, "BertModel"), **sentence.files}
-    # Where types are among these names, the body of a pair has the type 1.
-    types = ["token_type_ids"] if retriever.token_types else []
-    names = ["input_ids", *types, "attention_mask"]
-    files[TOKENIZER_CONFIG] = {
-      **tokenizer_config(retriever.bert.max_positions),
-      "model_input_names": names,
-    }
-    return Export(
-      RETRIEVER,
-      [*tower_table(ours, sentence.encoder, retriever.pooling)],
-      files,
-      [*_mask_note(retriever.bert), *sentence.notes],
-      sentence.readme,
-      sentence.folders,
-    )
-  if part == READER:
+    export = sentence_transformers.plan_export(model, ours, tower)
+  elif part == READER:
     if tower is not None:
       raise WeightsError(f"--tower={tower}: a reader has none")
-    bert = model.reader.bert
-    encoder = Encoder(bert, "bert.", "bert.pooler/dense", HEAD)
-    return Export(
-      READER,
-      [*reader_table(encoder)],
-      _class_files(bert, "BertForMaskedLM"),
-      _mask_note(bert),
+    encoder = Encoder(reader.bert, "bert.", head=tables.HEAD)
+    files = class_files(reader.bert, "BertForMaskedLM")
+    export = Export(READER, [*tables.reader(encoder)], files)
+  elif part == RETRIEVER:
+    if retriever.projection_size is not None:
+      raise WeightsError(
+        f"the retriever projects to {retriever.projection_size} dimensions, as "
+        "BERT does not; export it with --to=sentence_transformers, or the "
+        "reader with --part=reader"
+      )
+    ours = _choose_tower(retriever, tower)
+    encoder = Encoder(retriever.bert, "")
+    export = Export(
+      RETRIEVER,
+      [*tables.tower(ours, encoder, retriever.pooling)],
+      class_files(retriever.bert, "BertModel"),
+      [
+        f"pooling {retriever.pooling!r} and score_scale="
+        f"{retriever.score_scale:g} are not written; "
+        "--to=sentence_transformers writes how vectors are made"
+      ],
     )
-  if part != RETRIEVER:
+  else:
     raise WeightsError(
-      f"--to={to} wants --part=one of {', '.join(PARTS)}, not {part}"
+      f"--to={to} wants --part=one of {', '.join(tables.PARTS)}, not {part}"
     )
-  if retriever.projection_size is not None:
-    raise WeightsError(
-      f"the retriever projects to {retriever.projection_size} dimensions, as "
-      "BERT does not; export it with --to=sentence_transformers, or the reader "
-      "with --part=reader"
+  bert = retriever.bert if export.part == RETRIEVER else reader.bert
+  value = bert.attention_mask_value
+  if value != HF_ATTENTION_MASK_VALUE:
+    note = (
+      f"attention_mask_value={value} is not written; transformers adds the "
+      "lowest float to the scores of padding"
     )
-  bert = retriever.bert
-  ours = _choose_tower(retriever, tower)
-  encoder = Encoder(bert, "", "pooler/dense")
-  return Export(
-    RETRIEVER,
-    [*tower_table(ours, encoder, retriever.pooling)],
-    _class_files(bert, "BertModel"),
-    [
-      *_mask_note(bert),
-      f"pooling {retriever.pooling!r} and score_scale="
-      f"{retriever.score_scale:g} are not written; --to=sentence_transformers "
-      "writes how vectors are made",
-    ],
-  )
+    export = dataclasses.replace(export, notes=[*export.notes, note])
+  return export
 
 
 def _choose_tower(retriever: Retriever, tower: str | None) -> str:
@@ -288,34 +185,10 @@ def _choose_tower(retriever: Retriever, tower: str | None) -> str:
       raise WeightsError(
         f"--tower={tower}: the towers of this model are one; leave it out"
       )
-    return SHARED_TOWER[0]
+    return tables.SHARED_TOWER[0]
   if tower is None:
     raise WeightsError(
       "this model has two towers; choose one with --tower=query or "
       "--tower=block"
     )
-  return SEPARATE_TOWERS[TOWERS.index(tower)]
-
-
-def _class_files(bert: BertConfig, architecture: str) -> dict[str, JsonValue]:
-  """Returns the JSON files of a class of BERT."""
-  return {
-    CONFIG: {
-      "architectures": [architecture],
-      "model_type": "bert",
-      "torch_dtype": "float32",
-      **write_bert_config(bert),
-    },
-    TOKENIZER_CONFIG: tokenizer_config(bert.max_positions),
-  }
-
-
-def _mask_note(bert: BertConfig) -> list[str]:
-  """Returns a note if padding is masked by another value than transformers'."""
-  value = bert.attention_mask_value
-  if value == HF_ATTENTION_MASK_VALUE:
-    return []
-  return [
-    f"attention_mask_value={value} is not written; transformers adds the "
-    "lowest float to the scores of padding"
-  ]
+  return tables.SEPARATE_TOWERS[tables.TOWERS.index(tower)]

@@ -31,25 +31,18 @@ from realm_jax.indexes.protocol import Rows
 from realm_jax.models.bert import Activation, BertConfig
 from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
-from realm_jax.weights import WeightsError
+from realm_jax.weights import WeightsError, tables
 from realm_jax.weights.config import (
   ConfigFile,
-  dropout_note,
   read_bert_config,
   read_uncased_pieces,
 )
+from realm_jax.weights.formats import ImportConfig
 from realm_jax.weights.hugging_face import BLOCK_VECTORS, OPEN_QA_JOINT_LENGTH
 from realm_jax.weights.model import VOCABULARY_FILE
-from realm_jax.weights.plan import ImportConfig, Source
+from realm_jax.weights.plan import Source
 from realm_jax.weights.reading import Shape
-from realm_jax.weights.tables import (
-  HEAD,
-  READER,
-  RETRIEVER,
-  Encoder,
-  Projection,
-  SpanHead,
-)
+from realm_jax.weights.tables import READER, RETRIEVER, Encoder
 
 # TensorFlow must leave the GPUs to jax.
 tf.config.set_visible_devices([], "GPU")
@@ -217,7 +210,6 @@ def open_bert(config: ImportConfig, path: Path, scope: str) -> Source:
     "tensorflow",
     [_plain_encoder(variables, roots[0], _read_config(file))],
     {vocabulary: read_uncased_pieces(vocabulary)},
-    notes=dropout_note(file),
   )
 
 
@@ -342,9 +334,9 @@ def _roots(variables: Mapping[str, Variable]) -> list[str]:
 def _plain_encoder(
   variables: Mapping[str, Variable], root: str, config: BertConfig
 ) -> Encoder:
-  prefix = f"{root}bert/"
-  encoder = Encoder(config, prefix, f"{prefix}pooler/dense", root + HEAD)
-  return encoder.with_head(variables, "tensorflow")
+  head = root + tables.HEAD
+  has_head = tables.has(variables, head, "tensorflow")
+  return Encoder(config, f"{root}bert/", head=head if has_head else "")
 
 
 def _encoder(
@@ -369,11 +361,11 @@ def _encoder(
         f"{', '.join(norms) or 'none'}; want one"
       )
     if f"{dense}_1/kernel" in variables:
-      head = SpanHead(dense, norms[0], f"{dense}_1")
+      head = tables.SpanHead(dense, norms[0], f"{dense}_1")
       return dataclasses.replace(encoder, span_head=head, parts=(READER,))
     size = variables[f"{dense}/kernel"].shape[-1]
     epsilon = _norm_eps(norms[0].removeprefix(scope))
-    projection = Projection(dense, norms[0], size, epsilon)
+    projection = tables.Projection(dense, norms[0], size, epsilon)
     return dataclasses.replace(
       encoder, projection=projection, parts=(RETRIEVER,)
     )

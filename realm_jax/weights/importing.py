@@ -22,8 +22,9 @@ from realm_jax.files.object_store.store_access import require_writable
 from realm_jax.files.whole import whole_directory
 from realm_jax.text.wordpieces import write_pieces
 from realm_jax.weights import WeightsError
+from realm_jax.weights.formats import ImportConfig
 from realm_jax.weights.model import VOCABULARY_FILE, gin_model, nested
-from realm_jax.weights.plan import ImportConfig, make_plan
+from realm_jax.weights.plan import make_plan
 from realm_jax.weights.released_blocks import (
   check_corpus_dir,
   import_blocks,
@@ -56,22 +57,23 @@ def import_weights(config: ImportConfig, output_dir: epath.PathLike) -> str:
   require_writable(config.corpus_dir)
   plan = make_plan(config)
   released = open_released(config, plan)
-  model = plan.bind()
   logging.info("Reading %s", plan.name)
-  parameters, lines = plan.load(model, seed=config.seed)
+  parameters, lines = plan.load(seed=config.seed)
   params = nested(parameters)
+  words = plan.model.vocabulary
   with contextlib.ExitStack() as stack, new_directory(output_dir) as directory:
-    write_pieces(directory / VOCABULARY_FILE, plan.pieces)
+    write_pieces(directory / VOCABULARY_FILE, words.pieces)
     with whole_text_file(directory / kept_configuration.MODEL) as file:
-      file.write(gin_model(plan.retriever, plan.reader, source=plan.name))
+      retriever, reader, _ = plan.model
+      file.write(gin_model(retriever, reader, source=plan.name))
     if released is not None:
       stack.enter_context(
-        import_blocks(released, directory, model, params[RETRIEVER])
+        import_blocks(released, directory, plan.model, params[RETRIEVER])
       )
     # The checkpoint is last: it makes the directory a MODEL_DIR.
     logging.info("Writing checkpoint %d of %s", _STEP, output_dir)
     # There is no position in the data, for no trainer wrote this checkpoint.
-    loop = loop_record(None, vocabulary=model.vocabulary.sha256)
+    loop = loop_record(None, vocabulary=words.sha256)
     with contextlib.closing(CheckpointStore(directory)) as store:
       store.save(_STEP, {**params, "loop": loop})
       store.wait()

@@ -1,7 +1,7 @@
 """Tensors of other systems to parameters and back, by a table.
 
 Every tensor and every parameter is accounted for. Names and shapes are checked
-completely before anything large is read.
+completely before any tensor is read.
 """
 
 import re
@@ -56,26 +56,20 @@ class Report(NamedTuple):
 
   def lines(self, tensors: Tensors, shapes: Mapping[str, Shape]) -> list[str]:
     """Returns a line for each tensor and each parameter."""
-    unused = [
-      f"  {name} {list(tensors[name].shape)}: {reason}"
-      for name, reason in self.unused.items()
-    ]
-    fresh = [
-      f"  {path} {list(shapes[path])}: {reason}"
-      for path, reason in self.fresh.items()
-    ]
-    mapped = [
-      f"  {path} {list(shapes[path])} <- {name}"
-      for path, name in self.mapped.items()
-    ]
-    return [
-      f"mapped ({len(mapped)} parameters):",
-      *mapped,
-      f"unused tensors of the input: {len(unused) or 'none'}",
-      *unused,
-      f"randomly initialized parameters: {len(fresh) or 'none'}",
-      *fresh,
-    ]
+    lines = [f"mapped ({len(self.mapped)} parameters):"]
+    lines += [f"  {show(p, shapes[p])} <- {n}" for p, n in self.mapped.items()]
+    lines.append(f"unused tensors of the input: {len(self.unused) or 'none'}")
+    for name, reason in self.unused.items():
+      lines.append(f"  {show(name, tensors[name].shape)}: {reason}")
+    lines.append(f"parameters of random values: {len(self.fresh) or 'none'}")
+    for path, reason in self.fresh.items():
+      lines.append(f"  {show(path, shapes[path])}: {reason}")
+    return lines
+
+
+def show(name: str, shape: Shape) -> str:
+  """Returns a name and a shape for people, such as `pooler.weight [8, 8]`."""
+  return f"{name} {list(shape)}"
 
 
 def read(
@@ -104,51 +98,46 @@ def read(
       floats, not finite, or differs from its copy.
   """
   found: dict[str, list[tuple[str, Place]]] = {}
-  left: dict[str, str] = {}
-  used, misshapen, reshaped = set(), [], set()
+  used, misshapen = set(), {}
   for place in places(table, system):
     shape = shapes[place.path]
     wanted = shape[::-1] if place.is_transposed else shape
     for name in (name for name in place.names if name in tensors):
-      used.add(name)
       if tensors[name].shape == wanted:
+        used.add(name)
         found.setdefault(place.path, []).append((name, place))
-      elif reason := _reason(unused, name):
-        left[name] = reason
-      else:
-        reshaped.add(place.path)
-        misshapen.append(
-          f"{name} {list(tensors[name].shape)}, where {place.path} wants "
+      elif not _reason(unused, name):
+        used.add(name)
+        misshapen[place.path] = (
+          f"{show(name, tensors[name].shape)}, where {place.path} wants "
           f"{list(wanted)}"
         )
-  left |= {n: _reason(unused, n) for n in tensors if n not in used}
+  left = {n: _reason(unused, n) for n in tensors if n not in used}
   missing = {p: _reason(fresh, p) for p in shapes if p not in found}
   _raise_problems(
     {
-      _NO_PLACE: (_show(n, tensors[n].shape) for n in left if not left[n]),
-      _NO_TENSOR: (
-        _show(path, shapes[path])
+      _NO_PLACE: [show(n, tensors[n].shape) for n in left if not left[n]],
+      _NO_TENSOR: [
+        show(path, shapes[path])
         for path, reason in missing.items()
-        if not reason and path not in reshaped
-      ),
-      _MISSHAPEN: misshapen,
+        if not reason and path not in misshapen
+      ],
+      _MISSHAPEN: misshapen.values(),
     }
   )
-  parameters = {}
+  parameters, mapped = {}, {}
   for path, (first, *copies) in found.items():
-    name, place = first
-    parameters[path] = _parameter(name, tensors[name], place)
-    for copy, other in copies:
-      left[copy] = f"the same as {name}"
-      array = _parameter(copy, tensors[copy], other)
-      if not np.array_equal(array, parameters[path]):
-        left[copy] = _reason(unused, copy)
-      if not left[copy]:
+    mapped[path], place = first
+    parameters[path] = _parameter(tensors, *first)
+    for name, place in copies:
+      left[name] = f"the same as {mapped[path]}"
+      if not np.array_equal(_parameter(tensors, name, place), parameters[path]):
+        left[name] = _reason(unused, name)
+      if not left[name]:
         raise WeightsError(
-          f"{copy} and {name} are one parameter here, and differ; pass "
-          f"--ignore='{re.escape(copy)}' to leave the former out"
+          f"{name} and {mapped[path]} are one parameter here, and differ; pass "
+          f"--ignore='{re.escape(name)}' to leave the former out"
         )
-  mapped = {path: first[0] for path, (first, *_) in found.items()}
   return parameters, Report(mapped, left, missing)
 
 
@@ -156,22 +145,20 @@ def write(
   parameters: Mapping[str, np.ndarray], table: Table, system: System
 ) -> dict[str, tuple[str, np.ndarray]]:
   """Returns path and tensor of all parameters in a table, by their names."""
-  tensors = {}
+  tensors: dict[str, tuple[str, np.ndarray]] = {}
   written = set()
   for place in places(table, system):
-    if place.path in written:
-      continue
-    written.add(place.path)
-    array = parameters[place.path]
-    array = (array.T if place.is_transposed else array) * np.float32(
-      place.factor
-    )
-    tensors[place.names[0]] = place.path, np.ascontiguousarray(array)
+    if place.path not in written:
+      written.add(place.path)
+      array = parameters[place.path]
+      array = array.T if place.is_transposed else array
+      array = np.ascontiguousarray(array * np.float32(place.factor))
+      tensors[place.names[0]] = place.path, array
   return tensors
 
 
-def _parameter(name: str, tensor: Tensor, place: Place) -> np.ndarray:
-  array = np.asarray(tensor)
+def _parameter(tensors: Tensors, name: str, place: Place) -> np.ndarray:
+  array = np.asarray(tensors[name])
   # numpy does not count bfloat16 among its floats.
   if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
     raise WeightsError(
@@ -190,24 +177,18 @@ def _parameter(name: str, tensor: Tensor, place: Place) -> np.ndarray:
 
 def _reason(reasons: Mapping[str, str], name: str) -> str:
   """Returns the reason of the first pattern that fits; empty without one."""
-  for pattern, reason in reasons.items():
-    if re.fullmatch(pattern, name):
-      return reason
-  return ""
-
-
-def _show(name: str, shape: Shape) -> str:
-  return f"{name} {list(shape)}"
+  fitting = (r for p, r in reasons.items() if re.fullmatch(p, name))
+  return next(fitting, "")
 
 
 def _raise_problems(problems: Mapping[str, Iterable[str]]) -> None:
   """Raises one `WeightsError` that names all problems by what they are."""
   parts = []
   for title, found in problems.items():
-    if lines := [f"  {line}" for line in found]:
-      hidden = len(lines) - _LINES_IN_AN_ERROR
-      more = [f"  and {hidden} more"] if hidden > 0 else []
-      shown = [*lines[:_LINES_IN_AN_ERROR], *more]
-      parts.append("\n".join([f"{len(lines)} {title}:", *shown]))
+    if lines := list(found):
+      parts.append(f"{len(lines)} {title}:")
+      parts += [f"  {line}" for line in lines[:_LINES_IN_AN_ERROR]]
+      if len(lines) > _LINES_IN_AN_ERROR:
+        parts.append(f"  and {len(lines) - _LINES_IN_AN_ERROR} more")
   if parts:
     raise WeightsError("the weights do not fit. " + "\n".join(parts))

@@ -49,8 +49,9 @@ from realm_jax.partitioning.mesh import make_mesh
 from realm_jax.text.salient_spans import tag
 from realm_jax.text.wordpieces import WordpieceVocabulary
 from realm_jax.weights import WeightsError
+from realm_jax.weights.formats import ImportConfig
 from realm_jax.weights.model import BoundModel
-from realm_jax.weights.plan import ImportConfig, Plan
+from realm_jax.weights.plan import Plan
 from realm_jax.weights.unpickling import read_byte_strings
 
 _STEP = 0
@@ -124,7 +125,7 @@ def open_released(config: ImportConfig, plan: Plan) -> ReleasedBlocks | None:
       "encoded/encoded.ckpt); leave it out, and use build_corpus and "
       "build_index"
     )
-  shape, dim = tuple(vectors.shape), plan.retriever.vector_size
+  shape, dim = tuple(vectors.shape), plan.model.retriever.vector_size
   if len(shape) != 2 or shape[1] != dim:
     raise WeightsError(
       f"block vectors of shape {list(shape)} for a retriever of {dim} "

@@ -19,16 +19,15 @@ from typing import Any, NamedTuple
 
 from realm_jax.files.json_file import JsonValue
 from realm_jax.models.retriever import POOLINGS, Retriever
-from realm_jax.weights import WeightsError
-from realm_jax.weights.config import ConfigFile, read_json
+from realm_jax.weights import WeightsError, config, tables
+from realm_jax.weights.config import ConfigFile
+from realm_jax.weights.directory import CONFIG, README, Export, class_files
 from realm_jax.weights.model import BoundModel
-from realm_jax.weights.tables import Encoder, Projection
+from realm_jax.weights.tables import RETRIEVER, Encoder, Projection
 
-README = "README.md"
 _MODULES = "modules.json"
 _PROMPTS = "config_sentence_transformers.json"
 _LENGTHS = "sentence_bert_config.json"
-_CONFIG = "config.json"
 _PACKAGE = "sentence_transformers.models."
 _ACTIVATIONS = {
   "torch.nn.modules.activation.Tanh": "tanh",
@@ -141,7 +140,7 @@ def read_model(directory: Path) -> SentenceModel | None:
   path = directory / _MODULES
   if not path.exists():
     return None
-  modules = read_json(path)
+  modules = config.read_json(path)
   try:
     kinds = [module["type"].rpartition(".")[2] for module in modules]
     folders = [str(module["path"]) for module in modules]
@@ -150,7 +149,7 @@ def read_model(directory: Path) -> SentenceModel | None:
       f"{path} is no list of modules with type and path"
     ) from error
   configs = [
-    ConfigFile.read(directory / folder / _CONFIG, optional=True)
+    ConfigFile.read(directory / folder / CONFIG, optional=True)
     for folder in folders
   ]
   found = tuple(map(_described, kinds, configs))
@@ -252,29 +251,12 @@ def _read_prompts(path: Path) -> dict[str, str]:
 # --- Writing ------------------------------------------------------------------
 
 
-class SentenceExport(NamedTuple):
-  """The files of an exported tower.
-
-  Attributes:
-    encoder: Encoder, with the names of the modules after it.
-    folders: Folders of the modules that have weights of their own.
-    files: JSON files by path, of which None makes a directory.
-    readme: Text of README.md.
-    notes: Lines for the report.
-  """
-
-  encoder: Encoder
-  folders: Sequence[str]
-  files: Mapping[str, JsonValue]
-  readme: str
-  notes: Sequence[str]
-
-
-def export_model(model: BoundModel, *, tower: str | None) -> SentenceExport:
-  """Returns the files of a retriever's tower, those of BERT alone excepted.
+def plan_export(model: BoundModel, ours: str, tower: str | None) -> Export:
+  """Plans the export of a retriever's tower.
 
   Args:
     model: Model whose retriever is exported.
+    ours: Name of the tower's module.
     tower: Tower, `query` or `block`; None is both, if they are one. Each makes
       a directory of its own: they load with every version of the library,
       unlike a Router, and an import reads them back.
@@ -299,7 +281,13 @@ def export_model(model: BoundModel, *, tower: str | None) -> SentenceExport:
     "projection_scale": projection.factor,
   }
   prompts = _prompts(model)
+  # Where types are among these names, the body of a pair has the type 1.
+  types = ["token_type_ids"] if retriever.token_types else []
+  tokenizer: Any = config.tokenizer_config(bert.max_positions)
+  names = ["input_ids", *types, "attention_mask"]
   files: dict[str, JsonValue] = {
+    **class_files(bert, "BertModel"),
+    config.TOKENIZER: {**tokenizer, "model_input_names": names},
     _MODULES: [
       {"idx": i, "name": str(i), "path": folder, "type": _PACKAGE + kind}
       for i, (kind, folder) in enumerate(zip(kinds, folders, strict=True))
@@ -319,8 +307,8 @@ def export_model(model: BoundModel, *, tower: str | None) -> SentenceExport:
     _SETTINGS: settings,
   }
   for kind, folder in zip(chain.modules[1:], folders[1:], strict=True):
-    config = _module_config(kind, retriever)
-    files[f"{folder}/{_CONFIG}" if config else f"{folder}/"] = config
+    content = _module_config(kind, retriever)
+    files[f"{folder}/{CONFIG}" if content else f"{folder}/"] = content
   notes = [f"how texts are given to the model: {README}"]
   if projection.factor != 1.0:
     notes.append(
@@ -334,13 +322,14 @@ def export_model(model: BoundModel, *, tower: str | None) -> SentenceExport:
       "sentence-transformers does not read: its similarity ranks alike, and is "
       "smaller by this factor"
     )
-  encoder = Encoder(bert, "", "pooler/dense")
-  return SentenceExport(
-    chain.complete(encoder, folders, projection),
-    folders[2:],
+  encoder = chain.complete(Encoder(bert, ""), folders, projection)
+  return Export(
+    RETRIEVER,
+    [*tables.tower(ours, encoder, retriever.pooling)],
     files,
-    _readme(retriever, prompts, tower),
     notes,
+    _readme(retriever, prompts, tower),
+    folders[2:],
   )
 
 

@@ -2,7 +2,7 @@
 
 A table is a flat list of modules: ours, theirs, and its kind. Import and export
 read the same table. Their names are spelled as TensorFlow spells them
-(`encoder/layer_0/output/dense`), and PyTorch's follow by two rules.
+(`encoder/layer_0/output/dense`), and PyTorch's follow by rules.
 """
 
 import dataclasses
@@ -25,17 +25,17 @@ HEAD = "cls/predictions"
 # TensorFlow's names of LayerNorm's parameters.
 _PARAMETERS: Mapping[Kind, Sequence[tuple[str, str, Sequence[str]]]] = {
   "dense": (
-    ("/kernel", "/kernel", ("weight",)),
-    ("/bias", "/bias", ("bias",)),
+    ("/kernel", "kernel", ["weight"]),
+    ("/bias", "bias", ["bias"]),
   ),
   "norm": (
-    ("/scale", "/gamma", ("weight", "gamma")),
-    ("/bias", "/beta", ("bias", "beta")),
+    ("/scale", "gamma", ["weight", "gamma"]),
+    ("/bias", "beta", ["bias", "beta"]),
   ),
-  "embeddings": (("", "", ("weight",)),),
-  "bias": (("", "", ("bias",)),),
+  "embeddings": (("", "", ["weight"]),),
+  "bias": (("", "", ["bias"]),),
 }
-_EMBEDDINGS: Mapping[str, tuple[str, Kind]] = {
+_ENCODER: Mapping[str, tuple[str, Kind]] = {
   "word_embeddings": ("word_embeddings", "embeddings"),
   "position_embeddings": ("position_embeddings", "embeddings"),
   "type_embeddings": ("token_type_embeddings", "embeddings"),
@@ -54,17 +54,12 @@ _LAYER: Mapping[str, tuple[str, Kind]] = {
 
 
 class Module(NamedTuple):
-  """A line of a table.
+  """A line of a table: our module, theirs, and the kind of its parameters.
 
-  A line whose parameters an earlier line has names copies of their tensors: an
-  import checks that they are equal, and an export does not write them.
-
-  Attributes:
-    ours: Path of the module in our parameters.
-    theirs: Name of the module in the other system.
-    kind: Kind of its parameters.
-    factor: Factor of their kernel and bias, a power of two, so that neither
-      direction rounds.
+  Where two lines have one module of ours, the later one names copies of its
+  tensors: an import checks that they are equal, and an export does not write
+  them. Their kernel and bias are ours times `factor`, a power of two, so that
+  neither direction rounds.
   """
 
   ours: str
@@ -73,7 +68,7 @@ class Module(NamedTuple):
   factor: float = 1.0
 
 
-Table = Sequence[Module]
+Table = Iterable[Module]
 
 
 class Projection(NamedTuple):
@@ -87,7 +82,7 @@ class Projection(NamedTuple):
 
 
 class SpanHead(NamedTuple):
-  """Names of the modules of the reader's span head in another system."""
+  """The reader's span head in another system: names of its modules."""
 
   projection: str
   norm: str
@@ -101,7 +96,8 @@ class Encoder:
   Attributes:
     config: Configuration without a vocabulary.
     prefix: Prefix of `embeddings/…` in the names of its tensors.
-    pooler: Linear layer of its pooler, which need not be there.
+    pooler: Linear layer of its pooler, by default BERT's own; it need not be
+      there.
     head: Masked-LM head; empty without one.
     has_tied_head: Whether the decoder of the head is a copy of the word
       embeddings; any other decoder is of no use here.
@@ -114,7 +110,7 @@ class Encoder:
 
   config: BertConfig
   prefix: str
-  pooler: str
+  pooler: str = ""
   head: str = ""
   has_tied_head: bool = True
   projection: Projection | None = None
@@ -123,60 +119,56 @@ class Encoder:
   only_queries: bool = False
   twin: "Encoder | None" = None
 
-  def with_head(self, tensors: Iterable[str], system: System) -> "Encoder":
-    """Returns the encoder without its head if that has no tensors."""
-    start = start_of(self.head, system)
-    has_head = any(name.startswith(start) for name in tensors)
-    return self if has_head else dataclasses.replace(self, head="")
+  def __post_init__(self) -> None:
+    if not self.pooler:
+      object.__setattr__(self, "pooler", f"{self.prefix}pooler/dense")
 
   @property
   def around(self) -> list[str]:
     """Names of the modules around the encoder."""
     names = [f"{self.prefix}pooler", self.pooler, self.head]
-    if self.projection:
-      names += [self.projection.dense, self.projection.norm]
-    if self.span_head:
-      head = self.span_head
-      names += [head.projection, head.norm, head.score]
+    names += self.projection[:2] if self.projection else ()
+    names += self.span_head or ()
+    names += () if self.has_tied_head else (f"{self.head}/decoder",)
     return [name for name in names if name]
 
 
-def encoder_table(ours: str, encoder: Encoder) -> Iterator[Module]:
-  """Yields the modules of a `BertEncoder`."""
-  for name, (theirs, kind) in _EMBEDDINGS.items():
-    yield Module(f"{ours}/{name}", f"{encoder.prefix}embeddings/{theirs}", kind)
-  for i in range(encoder.config.num_layers):
-    for name, (theirs, kind) in _LAYER.items():
-      layer = f"{encoder.prefix}encoder/layer_{i}"
-      yield Module(f"{ours}/layer_{i}/{name}", f"{layer}/{theirs}", kind)
+def encoder(ours: str, theirs: Encoder) -> Iterator[Module]:
+  """Yields the modules of a `BertEncoder`, its word embeddings first."""
+  for name, (module, kind) in _ENCODER.items():
+    yield Module(f"{ours}/{name}", f"{theirs.prefix}embeddings/{module}", kind)
+  for i in range(theirs.config.num_layers):
+    for name, (module, kind) in _LAYER.items():
+      layer = f"{theirs.prefix}encoder/layer_{i}"
+      yield Module(f"{ours}/layer_{i}/{name}", f"{layer}/{module}", kind)
 
 
-def tower_table(ours: str, encoder: Encoder, pooling: str) -> Iterator[Module]:
+def tower(ours: str, theirs: Encoder, pooling: str) -> Iterator[Module]:
   """Yields the modules of a tower; `ours` is its name in the retriever."""
   path = f"{RETRIEVER}/{ours}"
-  yield from encoder_table(f"{path}/encoder", encoder)
+  yield from encoder(f"{path}/encoder", theirs)
   if pooling == "pooler":
-    yield Module(f"{path}/pooler", encoder.pooler, "dense")
-  if it := encoder.projection:
+    yield Module(f"{path}/pooler", theirs.pooler, "dense")
+  if it := theirs.projection:
     yield Module(f"{path}/projection", it.dense, "dense", it.factor)
     yield Module(f"{path}/projection_norm", it.norm, "norm")
-  if encoder.twin:
-    yield from tower_table(ours, encoder.twin, pooling)
+  if theirs.twin:
+    yield from tower(ours, theirs.twin, pooling)
 
 
-def reader_table(encoder: Encoder) -> Iterator[Module]:
-  """Yields the modules of a reader, as far as the encoder has them."""
-  yield from encoder_table("reader/encoder", encoder)
-  if head := encoder.head:
+def reader(theirs: Encoder) -> Iterator[Module]:
+  """Yields the modules of a reader, as far as they are there."""
+  yield from encoder("reader/encoder", theirs)
+  if head := theirs.head:
     ours = "reader/masked_lm_head"
     yield Module(f"{ours}/dense", f"{head}/transform/dense", "dense")
     yield Module(f"{ours}/norm", f"{head}/transform/LayerNorm", "norm")
     yield Module(f"{ours}/bias", f"{head}/output_bias", "bias")
-    if encoder.has_tied_head:
-      decoder = f"{head}/decoder"
-      yield Module("reader/encoder/word_embeddings", decoder, "embeddings")
+    if theirs.has_tied_head:
+      words, decoder = "reader/encoder/word_embeddings", f"{head}/decoder"
+      yield Module(words, decoder, "embeddings")
       yield Module(f"{ours}/bias", decoder, "bias")
-  if it := encoder.span_head:
+  if it := theirs.span_head:
     ours = "reader/span_head"
     yield Module(f"{ours}/projection", it.projection, "dense")
     yield Module(f"{ours}/norm", it.norm, "norm")
@@ -200,18 +192,25 @@ def places(table: Table, system: System) -> Iterator[Place]:
   """Yields the parameters of a table with the names of their tensors."""
   for module in table:
     for ours, tf_name, torch_names in _PARAMETERS[module.kind]:
-      names, is_transposed = (module.theirs + tf_name,), False
+      start, path = start_of(module.theirs, system), module.ours + ours
       if system == "torch":
-        start = start_of(module.theirs, system)
-        names = tuple(start + leaf for leaf in torch_names)
-        is_transposed = ours == "/kernel"
-      yield Place(module.ours + ours, names, is_transposed, module.factor)
+        names = [start + name for name in torch_names]
+        yield Place(path, names, ours == "/kernel", module.factor)
+      else:
+        name = f"{start}{tf_name}".rstrip("/")
+        yield Place(path, [name], False, module.factor)
 
 
 def start_of(module: str, system: System) -> str:
-  """Returns how the names of a module's tensors begin, up to the separator."""
+  """Returns how the names of a module's tensors begin."""
   if system == "tensorflow":
     return f"{module}/"
   module = module.removesuffix("/output_bias")
   module = module.replace("encoder/layer_", "encoder/layer/")
-  return f"{module}.".replace("/", ".")
+  return f"{module}/".replace("/", ".")
+
+
+def has(tensors: Iterable[str], module: str, system: System) -> bool:
+  """Returns whether any of the named tensors is of a module."""
+  start = start_of(module, system)
+  return any(name.startswith(start) for name in tensors)
