@@ -15,10 +15,7 @@ setup(
   ),
   license="Apache-2.0",
   packages=find_packages(
-    include=[
-      *("realm_jax", "realm_jax.*", "tasks", "tasks.*"),
-      *("launch", "launch.*"),
-    ]
+    include=["realm_jax", "realm_jax.*", "tasks", "tasks.*", "launch"]
   ),
   package_data={"realm_jax.serving.page": ["*.html", "*.css", "*.js"]},
   python_requires=">=3.11,<3.14",

@@ -25,15 +25,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from benchmarks.data import demo_corpus, generated_blocks, real_texts
 from benchmarks.refresh import machine
-from realm_jax.answers.building import build_store
-from realm_jax.answers.distinct import DistinctAnswers, QuestionAnswers
 from realm_jax.answers.in_blocks import AnswersInBlocks
-from realm_jax.answers.run_answers import store_key
-from realm_jax.answers.store import AnswerStore
+from realm_jax.answers.store import AnswerStore, build_store, store_key
 from realm_jax.console.table import figures_table
 from realm_jax.corpus.store import Corpus
 from realm_jax.files.json_file import write_json
@@ -109,13 +105,13 @@ def _salient(corpus: Corpus) -> Iterator[str]:
 
 
 def search(
-  directory: Path, corpus: Corpus, answers: DistinctAnswers
+  directory: Path, corpus: Corpus, answers: Sequence[str]
 ) -> tuple[Row, AnswerStore]:
   """Makes a store, and returns its figures and the store."""
   key = store_key(corpus, answers)
   start, used = time.perf_counter(), _cpu_seconds()
   with PeakMemory() as peak:
-    build_store(directory, corpus, answers, key=key)
+    build_store(directory, corpus, answers)
   seconds = time.perf_counter() - start
   store = AnswerStore.open(directory, key)
   stored = sum(path.stat().st_size for path in directory.iterdir())
@@ -224,12 +220,7 @@ def measure(
   corpus = generated_blocks.make_corpus(
     directory, num_blocks, texts=texts, vocab=_VOCABULARY
   )
-  # One call for all, since each costs a millisecond.
-  tokens = corpus.vocabulary.encode_tf(tf.constant(strings)).to_list()
-  answers = DistinctAnswers.of(
-    QuestionAnswers("string", [text], [ids])
-    for text, ids in zip(strings, tokens, strict=True)
-  )
+  answers = sorted({*strings} - {""})
   row, store = search(directory / "store", corpus, answers)
   row |= steps(corpus, AnswersInBlocks(corpus, answers, store), strings)
   return {

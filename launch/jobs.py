@@ -1,11 +1,51 @@
-"""The jobs of one run, as commands."""
+"""The jobs of a run, from the flags, checked before any is started."""
 
+import ast
+import concurrent.futures
+import contextlib
 import dataclasses
 import enum
+import multiprocessing
+import os
+import re
+import shlex
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from launch.cluster.slices import Slice
-from launch.errors import LaunchError
+from absl import flags
+
+from launch.launch_flags import (
+  MODULES,
+  LaunchError,
+  flag_of,
+  split_environment,
+)
+from launch.slices import Slice, parse_slice
+
+# Names that gin files give to what a job reads or writes outside of its image.
+_PATHS = frozenset(
+  {
+    "CORPUS_DIR",
+    "GENERATION",
+    "GENERATIONS_DIR",
+    "INITIAL_CHECKPOINT",
+    "INITIAL_READER",
+    "MODEL_DIR",
+    "OUTPUT_DIR",
+    "PRETRAINING_CORPUS_DIR",
+    "PREVIOUS_GENERATION",
+    "QUESTIONS",
+    "TRAIN_QUESTIONS",
+  }
+)
+# Questions may also be downloaded by TFDS.
+_SHARED = ("gs://", "tfds:")
+# Kubernetes appends the job and the number of a process to the name of a run,
+# and admits 63 characters.
+_NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
+_LAST_STEP = "FOLLOW_UNTIL_STEP"
+# The processes of a slice start when each host has pulled the image.
+_INITIALIZATION_SECONDS = 1800
 
 
 class Schedule(enum.Enum):
@@ -18,19 +58,6 @@ class Schedule(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Gin:
-  """What configures a job.
-
-  Attributes:
-    files: Gin files; later ones override earlier ones.
-    bindings: `NAME=VALUE` bindings, which override all files.
-  """
-
-  files: tuple[str, ...] = ()
-  bindings: tuple[str, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True)
 class Job:
   """One command, `python ARGUMENTS`, which several processes may run together.
 
@@ -39,7 +66,8 @@ class Job:
     arguments: Arguments of the Python interpreter, from `-m` on.
     schedule: When it runs.
     environment: Variables that are added to the inherited environment.
-    gin: Gin files and bindings, which the arguments contain.
+    gin_files: Gin files, which the arguments contain.
+    gin_bindings: `NAME=VALUE` bindings, which the arguments contain, too.
     processes: Number of processes; on a TPU slice, one for each host.
     tpu: TPU slice; None on this machine.
   """
@@ -48,76 +76,287 @@ class Job:
   arguments: tuple[str, ...]
   schedule: Schedule
   environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
-  gin: Gin = Gin()
+  gin_files: tuple[str, ...] = ()
+  gin_bindings: tuple[str, ...] = ()
   processes: int = 1
   tpu: Slice | None = None
 
+  @property
+  def container_command(self) -> list[str]:
+    """The command in each container of a slice.
 
-MODULES = {
-  "trainer": "realm_jax.train",
-  "builder": "realm_jax.build_index",
-  "evaluator": "realm_jax.evaluate",
-}
-_LAST_STEP = "FOLLOW_UNTIL_STEP"
+    Nothing says where the processes meet: jax finds that in what GKE tells the
+    containers of a slice.
+    """
+    patience = f"--initialization_timeout_seconds={_INITIALIZATION_SECONDS}"
+    return ["python", "-m", "launch.pod", *self.arguments, patience]
+
+  def process_arguments(self, coordinator_address: str) -> list[list[str]]:
+    """Returns the arguments of each process on this machine.
+
+    Several processes are told where process 0 waits for the others
+    (`realm_jax/configuration/command_line.py`).
+    """
+    if self.processes == 1:
+      return [[*self.arguments]]
+    return [
+      [
+        *self.arguments,
+        f"--coordinator_address={coordinator_address}",
+        f"--num_processes={self.processes}",
+        f"--process_id={index}",
+      ]
+      for index in range(self.processes)
+    ]
+
+  def __str__(self) -> str:
+    """Schedule, devices, environment and commands, for `--dry_run`."""
+    lines = [self.name, f"  runs {self.schedule.value}"]
+    if self.tpu is None:
+      processes = "process" if self.processes == 1 else "processes"
+      lines.append(f"  {self.processes} {processes} on this machine")
+      commands = [
+        ["python", *arguments]
+        for arguments in self.process_arguments("localhost:PORT")
+      ]
+    else:
+      lines += [
+        f"  TPU {self.tpu}",
+        f"  {self.tpu.hosts} × {self.tpu.machine_type} of "
+        f"{self.tpu.generation.accelerator}, each with google.com/tpu: "
+        f"{self.tpu.chips_per_host}",
+      ]
+      commands = [self.container_command]
+    lines += [
+      f"  environment: {name}={shlex.quote(value)}"
+      for name, value in sorted(self.environment.items())
+    ]
+    return "\n".join(lines + [f"  $ {shlex.join(c)}" for c in commands])
 
 
-def jobs_of_run(
-  *,
-  model_dir: str,
-  corpus_dir: str,
-  gin_files: Mapping[str, Sequence[str]],
-  bindings: Mapping[str, Sequence[str]],
-  environment: Mapping[str, Mapping[str, str]],
-  evaluator_follows: bool = False,
+def name_of(given: flags.FlagValues) -> str:
+  """Returns the name of the run: by default MODEL_DIR's last part.
+
+  Raises:
+    LaunchError: GKE does not admit a name that was given.
+  """
+  name = given.name or given.model_dir.rstrip("/").rpartition("/")[2]
+  if given.executor != "gke":
+    return name
+  if given.name is None:
+    name = re.sub(r"[^a-z0-9]+", "-", name.lower())[:40].strip("-")
+  if not _NAME.fullmatch(name):
+    raise LaunchError(
+      f"the name {name!r} cannot be a JobSet's; pass --name with at most 40 "
+      "lower-case letters, digits and hyphens, of which the first is a letter"
+    )
+  return name
+
+
+def plan(
+  given: flags.FlagValues, bindings: Mapping[str, Sequence[str]]
 ) -> list[Job]:
   """Returns the jobs that have gin files, the trainer first.
 
   Args:
-    model_dir: Value of MODEL_DIR in every job.
-    corpus_dir: Value of CORPUS_DIR in every job.
-    gin_files: Gin files of each job.
-    bindings: `NAME=VALUE` bindings of each job, which override its files.
-    environment: Environment variables of each job.
-    evaluator_follows: Whether the evaluator evaluates each new checkpoint
-      beside the trainer. With a binding of FOLLOW_UNTIL_STEP it ends by itself,
-      otherwise with the trainer.
+    given: Values of the flags.
+    bindings: `NAME=VALUE` gin bindings of each job.
 
   Raises:
-    LaunchError: The trainer has no gin file, or a job without gin files has
-      bindings.
+    LaunchError: A flag is missing or wrong, or does not fit the others.
   """
-  if not gin_files["trainer"]:
+  if not given.gin_file:
     raise LaunchError(
       "nothing says what to train; pass --gin_file, for example "
       "--gin_file=gin/models/bert_base.gin --gin_file=gin/runs/pretrain.gin"
     )
-  shared = (f"MODEL_DIR={model_dir!r}", f"CORPUS_DIR={corpus_dir!r}")
-  schedules = {"trainer": Schedule.RUN, "builder": Schedule.BESIDE}
-  schedules["evaluator"] = Schedule.AFTER
-  flags: dict[str, list[str]] = {name: [] for name in MODULES}
-  if evaluator_follows:
-    flags["evaluator"] = ["--follow"]
-    bound = {binding.partition("=")[0] for binding in bindings["evaluator"]}
-    has_end = _LAST_STEP in {name.strip() for name in bound}
-    schedules["evaluator"] = (
-      Schedule.BESIDE_TO_ITS_END if has_end else Schedule.BESIDE
-    )
-  jobs = []
-  for name, module in MODULES.items():
-    if not gin_files[name]:
-      if bindings[name]:
-        raise LaunchError(
-          f"--{name}.gin.{bindings[name][0]} is for a job that does not run; "
-          f"pass --{name}_gin_file too"
-        )
-      continue
-    gin = Gin(tuple(gin_files[name]), (*shared, *bindings[name]))
-    arguments = (
-      *("-m", module, *flags[name]),
-      *(f"--gin_file={file}" for file in gin.files),
-      *(f"--gin.{binding}" for binding in gin.bindings),
-    )
-    jobs.append(
-      Job(name, arguments, schedules[name], dict(environment[name]), gin)
-    )
+  environment = split_environment(given.env)
+  jobs = [
+    _job(name, given, bindings[name], environment[name])
+    for name in MODULES
+    if _of_job(given, name, "gin_file")
+  ]
+  _require_running(given, bindings, {job.name for job in jobs})
+  if given.executor == "local":
+    return [_on_this_machine(job, given) for job in jobs]
+  _require_cluster_flags(given)
+  jobs = [_on_slice(job, given) for job in jobs]
+  for job in jobs:
+    _require_shared_paths(job, given.executor)
   return jobs
+
+
+def _of_job(given: flags.FlagValues, job: str, flag: str) -> Any:
+  return given[flag_of(job, flag)].value
+
+
+def _job(
+  name: str,
+  given: flags.FlagValues,
+  bindings: Sequence[str],
+  environment: Mapping[str, str],
+) -> Job:
+  follows = name == "evaluator" and given.evaluator_follow
+  if name == "trainer":
+    schedule = Schedule.RUN
+  elif name == "evaluator" and not follows:
+    schedule = Schedule.AFTER
+  elif _LAST_STEP in {b.partition("=")[0].strip() for b in bindings}:
+    schedule = Schedule.BESIDE_TO_ITS_END
+  else:
+    schedule = Schedule.BESIDE
+  files = _of_job(given, name, "gin_file")
+  directories = (
+    f"MODEL_DIR={given.model_dir!r}",
+    f"CORPUS_DIR={given.corpus_dir!r}",
+  )
+  bindings = (*directories, *bindings)
+  arguments = (
+    *("-m", MODULES[name], *(["--follow"] if follows else [])),
+    *(f"--gin_file={file}" for file in files),
+    *(f"--gin.{binding}" for binding in bindings),
+  )
+  return Job(name, arguments, schedule, environment, tuple(files), bindings)
+
+
+def _require_running(
+  given: flags.FlagValues,
+  bindings: Mapping[str, Sequence[str]],
+  running: set[str],
+) -> None:
+  """Refuses flags of jobs that do not run."""
+  flags_of = {
+    f"--{flag_of(job, flag)}": job
+    for flag in ("processes", "tpu")
+    for job in MODULES
+    if _of_job(given, job, flag) is not None
+  }
+  for job, bound in bindings.items():
+    flags_of |= {f"--{job}.gin.{binding}": job for binding in bound}
+  for assignment in given.env:
+    job, dot, _ = assignment.partition("=")[0].rpartition(".")
+    if dot:
+      flags_of[f"--env={assignment}"] = job
+  if given.evaluator_follow:
+    flags_of["--evaluator_follow"] = "evaluator"
+  for flag, job in flags_of.items():
+    if job not in running:
+      raise LaunchError(
+        f"{flag} is for a job that does not run; pass --{job}_gin_file too"
+      )
+
+
+def _require_cluster_flags(given: flags.FlagValues) -> None:
+  for job in MODULES:
+    if _of_job(given, job, "processes") is not None:
+      raise LaunchError(
+        f"--{flag_of(job, 'processes')} is for --executor=local; on a slice, "
+        "each host runs one process"
+      )
+  if given.simulated_devices is not None:
+    raise LaunchError("--simulated_devices is for --executor=local")
+  if given.max_restarts < 0:
+    raise LaunchError(f"--max_restarts={given.max_restarts}; want at least 0")
+  repository = "us-docker.pkg.dev/PROJECT/REPO"
+  needed = {"tpu": "v5litepod-64"} | {
+    "gke": {"image": f"{repository}/realm:1"},
+    "cloud": {"container_registry": repository},
+  }[given.executor]
+  for flag, example in needed.items():
+    if given[flag].value is None:
+      raise LaunchError(
+        f"--executor={given.executor} needs --{flag}, as in --{flag}={example}"
+      )
+
+
+def _on_this_machine(job: Job, given: flags.FlagValues) -> Job:
+  tpu = _of_job(given, job.name, "tpu")
+  if tpu is not None:
+    raise LaunchError(
+      f"--{flag_of(job.name, 'tpu')}={tpu}: --executor=local uses the devices "
+      "of this machine; leave the slice out, or pass --executor=gke or cloud"
+    )
+  count = _of_job(given, job.name, "processes")
+  devices = given.simulated_devices
+  for flag, value in (
+    (flag_of(job.name, "processes"), count),
+    ("simulated_devices", devices),
+  ):
+    if value is not None and value < 1:
+      raise LaunchError(f"--{flag}={value}; want at least 1")
+  environment = dict(job.environment)
+  if devices is not None:
+    before = environment.get("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))
+    simulate = f"--xla_force_host_platform_device_count={devices}"
+    environment["XLA_FLAGS"] = f"{before} {simulate}".strip()
+    environment["JAX_PLATFORMS"] = "cpu"
+  return dataclasses.replace(job, processes=count or 1, environment=environment)
+
+
+def _on_slice(job: Job, given: flags.FlagValues) -> Job:
+  own = _of_job(given, job.name, "tpu")
+  tpu = parse_slice(own or given.tpu)
+  if own is None and job.name == "evaluator":
+    tpu = tpu.one_host
+  return dataclasses.replace(job, processes=tpu.hosts, tpu=tpu)
+
+
+def _require_shared_paths(job: Job, executor: str) -> None:
+  """Refuses paths that the hosts of a cluster cannot read."""
+  for binding in job.gin_bindings:
+    name, _, text = binding.partition("=")
+    value = text.strip()
+    if name.strip() not in _PATHS or value.startswith(("%", "@")):
+      continue
+    # Other text needs no quotes.
+    with contextlib.suppress(SyntaxError, ValueError):
+      value = ast.literal_eval(value)
+    if isinstance(value, str) and not value.startswith(_SHARED):
+      raise LaunchError(
+        f"{name.strip()}={value} of the {job.name} is on this machine; "
+        f"--executor={executor} runs on other machines, which share gs:// "
+        "paths only"
+      )
+
+
+def require_readable_gin(jobs: Sequence[Job]) -> None:
+  """Reads the gin files and bindings of each job, as the job will.
+
+  A process of its own reads them, because this imports what they configure,
+  which the launcher does not need.
+
+  Raises:
+    LaunchError: A file is missing or wrong, a binding names nothing or has a
+      value of a wrong type, or a required value is not given.
+  """
+  spawn = multiprocessing.get_context("spawn")
+  with concurrent.futures.ProcessPoolExecutor(1, mp_context=spawn) as reader:
+    errors = [*reader.map(gin_error, jobs)]
+  found = []
+  for job, error in zip(jobs, errors, strict=True):
+    if error is not None and job.name != "trainer":
+      # The launcher's names of the flags that the job's command would have.
+      error = error.replace("--gin.", f"--{job.name}.gin.")
+      error = error.replace("--gin_file", f"--{job.name}_gin_file")
+    if error is not None:
+      found.append(f"{job.name}: {error}")
+  if found:
+    raise LaunchError("\n".join(found))
+
+
+def gin_error(job: Job) -> str | None:
+  """Returns what is wrong with a job's gin files or bindings, if anything."""
+  from realm_jax import configuration
+  from realm_jax.stage_commands import function_of
+
+  bindings = [binding.replace("=", " = ", 1) for binding in job.gin_bindings]
+  try:
+    module, *others = job.arguments[1:]
+    function = function_of(module.rpartition(".")[2], others)
+    with configuration.parsed(function, job.gin_files, bindings):
+      return None
+  except configuration.ConfigurationError as error:
+    return str(error)
+  # What a file imports, and gin's own reader, may raise anything.
+  except Exception as error:
+    return f"the gin configuration is wrong: {type(error).__name__}: {error}"

@@ -35,10 +35,8 @@ from collections.abc import Mapping, Sequence
 
 from absl import app, flags, logging
 
-from launch import dry_run, gin_check, options
-from launch.errors import LaunchError
-from launch.job_flags import split_bindings
-from launch.plan import name_of, plan
+from launch.jobs import name_of, plan, require_readable_gin
+from launch.launch_flags import LaunchError, define, split_bindings
 
 
 def main(argv: Sequence[str], *, bindings: Mapping[str, Sequence[str]]) -> int:
@@ -49,24 +47,23 @@ def main(argv: Sequence[str], *, bindings: Mapping[str, Sequence[str]]) -> int:
   if len(argv) > 1:
     raise app.UsageError(f"unexpected: {shlex.join(argv[1:])}")
   logging.set_verbosity(logging.WARNING)
-  given = options.read()
+  given = flags.FLAGS
   name, jobs = name_of(given), plan(given, bindings)
   if given.dry_run:
-    print(dry_run.description(jobs), flush=True)
+    print("\n\n".join(map(str, jobs)), flush=True)
   if given.dry_run or given.executor != "local":
     # On this machine, the jobs themselves say at once what is wrong.
-    gin_check.require_readable(jobs)
+    require_readable_gin(jobs)
   if given.dry_run:
     return 0
   if given.executor == "cloud":
-    from launch.cluster import cloud
+    from launch import cloud
 
     cloud.submit(name, jobs, given)
     return 0
   if given.executor == "gke":
-    from launch.cluster import jobset
+    from launch import jobset
 
-    assert given.image is not None
     document = jobset.manifest(
       name,
       jobs,
@@ -77,7 +74,7 @@ def main(argv: Sequence[str], *, bindings: Mapping[str, Sequence[str]]) -> int:
     )
     print(jobset.as_yaml(document), end="")
     return 0
-  from launch.local.xmanager_processes import run_locally
+  from launch.local_jobs import run_locally
 
   return asyncio.run(run_locally(name, jobs, grace_seconds=given.grace_seconds))
 
@@ -97,7 +94,7 @@ def run() -> None:
     except flags.Error as error:
       sys.exit(_refuse(error))
 
-  options.define()
+  define()
   try:
     arguments, bindings = split_bindings(sys.argv)
   except LaunchError as error:

@@ -1,7 +1,7 @@
 """Exit codes of the commands, by which whoever started one tells what to do.
 
 An error class names its code in an attribute `exit_code`. The manifest for a
-cluster (`launch/cluster/jobset.py`) decides by them what is started again.
+cluster (`launch/jobset.py`) decides by them what is started again.
 """
 
 import enum

@@ -18,9 +18,8 @@ from pathlib import Path
 import pytest
 from absl import flags as absl_flags
 
-from launch import gin_check, options
-from launch.job_flags import split_bindings
-from launch.plan import name_of, plan
+from launch.jobs import gin_error, name_of, plan
+from launch.launch_flags import define, split_bindings
 from realm_jax import configuration
 from realm_jax.configuration import command_line, names
 from realm_jax.training.config import TrainConfig
@@ -285,13 +284,12 @@ def test_the_recipe_of_a_command_is_complete(command, tmp_path):
 )
 def test_a_launch_could_start(command):
   others, bindings = split_bindings(["xm_launch", *command.arguments])
-  values = absl_flags.FlagValues()
-  options.define(values)
-  assert values(others) == ["xm_launch"]
-  given = options.read(values)
+  given = absl_flags.FlagValues()
+  define(given)
+  assert given(others) == ["xm_launch"]
   assert name_of(given)
   jobs = plan(given, bindings)
-  errors = [gin_check.error_of(job) for job in jobs]
+  errors = [gin_error(job) for job in jobs]
   assert errors == [None] * len(jobs)
 
 

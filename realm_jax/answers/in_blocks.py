@@ -2,18 +2,45 @@
 
 import functools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int
 
-from realm_jax.answers import matcher
-from realm_jax.answers.distinct import DistinctAnswers, QuestionAnswers
-from realm_jax.answers.matcher import BlockMatcher
+from realm_jax.answers.matcher import MAX_BLOCKS, BlockMatcher, Matches
 from realm_jax.answers.store import AnswerStore
 from realm_jax.corpus.store import Corpus
+from realm_jax.inputs.batch import Batch
 from realm_jax.text import patterns
 from realm_jax.text.answer_spans import find_pattern_spans
+from realm_jax.text.answers import AnswerKind
 from realm_jax.text.patterns import PatternError
+
+
+class QuestionAnswers(NamedTuple):
+  """The answers of one question: their texts and, of strings, their tokens."""
+
+  kind: AnswerKind
+  texts: Sequence[str]
+  tokens: Sequence[Sequence[int]]
+
+  @property
+  def strings(self) -> set[str]:
+    """The answers that are looked for as they are."""
+    return set() if self.kind == "regex" else set(self.texts) - {""}
+
+  @property
+  def patterns(self) -> set[str]:
+    """The answers that are regular expressions."""
+    return set(self.texts) - {""} if self.kind == "regex" else set()
+
+
+def answers_of_batch(batch: Batch) -> list[QuestionAnswers]:
+  """Returns the answers of each question."""
+  rows = zip(
+    batch.answer_kinds, batch.answers, batch.answer_tokens, strict=True
+  )
+  return [QuestionAnswers(*row) for row in rows]
 
 
 class AnswersInBlocks:
@@ -25,18 +52,18 @@ class AnswersInBlocks:
 
   Args:
     corpus: Corpus whose rows are asked about.
-    answers: Answers of the store, by their numbers.
+    answers: Answers of the store, in the order of their numbers.
     store: Rows of these answers; None where there are no answers.
   """
 
   def __init__(
     self,
     corpus: Corpus,
-    answers: DistinctAnswers,
+    answers: Sequence[str] = (),
     store: AnswerStore | None = None,
   ):
     self.corpus = corpus
-    self._answers = answers
+    self._numbers = {string: number for number, string in enumerate(answers)}
     self._store = store
     # By pattern: sorted rows that were searched, and whether it matches there.
     self._searched: dict[
@@ -52,15 +79,15 @@ class AnswersInBlocks:
   ) -> Bool[np.ndarray, " n"]:
     """Returns which blocks contain an answer of a question."""
     contained = np.zeros(len(rows), bool)
-    numbers = {} if self._store is None else self._answers.numbers
+    numbers = self._numbers
     unknown = question.strings - numbers.keys()
     for string in question.strings & numbers.keys():
       contained |= self._stored(numbers[string], rows)
     if unknown:
-      block_matcher = BlockMatcher(DistinctAnswers(tuple(unknown)))
-      for first in range(0, len(rows), matcher.MAX_BLOCKS):
-        part = rows[first : first + matcher.MAX_BLOCKS]
-        found = matcher.unpacked(block_matcher.search(self.corpus, part))
+      matcher = BlockMatcher([*unknown])
+      for first in range(0, len(rows), MAX_BLOCKS):
+        part = rows[first : first + MAX_BLOCKS]
+        found = Matches.of(matcher.search(self.corpus, part))
         contained[first + found.block] = True
     for pattern in question.patterns:
       contained |= self._matches(pattern, rows)

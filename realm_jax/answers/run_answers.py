@@ -1,20 +1,28 @@
 """The stores of a run's answers, found in MODEL_DIR or made there."""
 
-import hashlib
+import contextlib
+import dataclasses
 
+import seqio
 from absl import logging
 from etils import epath
 
-from realm_jax.answers.building import build_store
-from realm_jax.answers.distinct import DistinctAnswers
-from realm_jax.answers.in_blocks import AnswersInBlocks
-from realm_jax.answers.of_task import answers_of_task
-from realm_jax.answers.store import AnswersError, AnswerStore
+from realm_jax.answers.in_blocks import AnswersInBlocks, answers_of_batch
+from realm_jax.answers.store import (
+  AnswersError,
+  AnswerStore,
+  build_store,
+  store_key,
+)
 from realm_jax.corpus.store import Corpus
+from realm_jax.inputs.batches import BatchStream
 from realm_jax.inputs.config import DataConfig
+from realm_jax.inputs.examples import find_task
 from realm_jax.partitioning.agreement import Agreement
 
 FOLDER = "answers"
+# Batches hide the cost of a call for each question.
+_QUESTIONS_PER_BATCH = 64
 
 
 class RunAnswers:
@@ -57,8 +65,8 @@ class RunAnswers:
 
   def _open(self, corpus: Corpus) -> AnswersInBlocks:
     answers = self._answers
-    if not len(answers):
-      return AnswersInBlocks(corpus, answers)
+    if not answers:
+      return AnswersInBlocks(corpus)
     key = store_key(corpus, answers)
     directory = self._folder / key[:16]
 
@@ -67,26 +75,36 @@ class RunAnswers:
         AnswerStore.open(directory, key)
       except AnswersError as reason:
         logging.info("Searching all blocks for the answers: %s", reason)
-        build_store(directory, corpus, answers, key=key)
+        build_store(directory, corpus, answers)
 
     self._agreement.on_process_0(f"answers {key}", make, (AnswersError,))
     store = self._agreement.on_all_processes(
       f"store {key}", lambda: AnswerStore.open(directory, key), (AnswersError,)
     )
-    _report(store, directory)
+    logging.info(
+      "%d of %d distinct answers occur in some block (%s)",
+      store.num_answers - store.num_not_found,
+      store.num_answers,
+      directory,
+    )
     return AnswersInBlocks(corpus, answers, store)
 
 
-def store_key(corpus: Corpus, answers: DistinctAnswers) -> str:
-  """Returns what a store is recognised by: its blocks and answers."""
-  text = f"{corpus.fingerprint} {answers.sha256}"
-  return hashlib.sha256(text.encode()).hexdigest()
+def answers_of_task(data: DataConfig) -> tuple[str, ...]:
+  """Returns the distinct strings that answer a task's or mixture's questions.
 
-
-def _report(store: AnswerStore, directory: epath.Path) -> None:
-  logging.info(
-    "%d of %d distinct answers occur in some block (%s)",
-    store.num_answers - store.num_not_found,
-    store.num_answers,
-    directory,
-  )
+  Raises:
+    TaskError: There is no such task, or its source cannot be read.
+  """
+  strings = set[str]()
+  # An epoch of a mixture ends with the first of its tasks.
+  for task in seqio.get_subtasks(find_task(data.task, data.task_modules)):
+    own = dataclasses.replace(
+      data, task=task.name, batch_size=_QUESTIONS_PER_BATCH
+    )
+    stream = BatchStream(own, shuffle=False, repeat=False)
+    with contextlib.closing(stream):
+      for batch in stream:
+        for question in answers_of_batch(batch):
+          strings |= question.strings
+  return tuple(sorted(strings))

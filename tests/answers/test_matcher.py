@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realm_jax.answers import matcher
-from realm_jax.answers.distinct import DistinctAnswers
 from realm_jax.text.answers import contains_characters
 from tests.answers.texts import Texts
 
@@ -17,17 +16,17 @@ ANSWERS = st.sets(
 
 def _found(corpus, answers):
   made = matcher.BlockMatcher(answers)
-  keys = np.unique(made.search(corpus, np.arange(corpus.num_blocks)))
-  matches = matcher.unpacked(keys)
+  keys = made.search(corpus, np.arange(corpus.num_blocks))
+  matches = matcher.Matches.of(keys)
   return list(zip(*map(np.ndarray.tolist, matches), strict=True))
 
 
 @given(TEXTS, ANSWERS)
 def test_characters(texts, strings):
-  answers = DistinctAnswers(tuple(sorted(strings)))
+  answers = sorted(strings)
   expected = [
     (number, block)
-    for number, string in enumerate(answers.strings)
+    for number, string in enumerate(answers)
     for block, text in enumerate(texts)
     if contains_characters(text.encode(), [string])
   ]

@@ -7,12 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from realm_jax.answers.building import build_store
-from realm_jax.answers.distinct import DistinctAnswers, QuestionAnswers
-from realm_jax.answers.in_blocks import AnswersInBlocks
-from realm_jax.answers.of_task import answers_of_task
-from realm_jax.answers.run_answers import RunAnswers
-from realm_jax.answers.store import AnswersError, AnswerStore
+from realm_jax.answers.in_blocks import AnswersInBlocks, QuestionAnswers
+from realm_jax.answers.run_answers import RunAnswers, answers_of_task
+from realm_jax.answers.store import (
+  AnswersError,
+  AnswerStore,
+  build_store,
+  store_key,
+)
 from realm_jax.inputs.config import DataConfig
 from realm_jax.partitioning.agreement import Agreement
 from realm_jax.text import patterns
@@ -22,7 +24,6 @@ from tests import tiny_world
 
 STRINGS = ("1900", "Mirá", "Nowhere", "Stone", "bridge of", "r")
 PATTERNS = ("(", r"\b19\d5\b", "nowhere", "tarn|pola")
-KEY = "key"
 
 
 @pytest.fixture(scope="module")
@@ -32,15 +33,15 @@ def world(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def built(world, tmp_path_factory):
-  corpus, answers = world.corpus, DistinctAnswers(STRINGS)
+  corpus, answers = world.corpus, STRINGS
   directory = tmp_path_factory.mktemp("built") / "store"
-  build_store(directory, corpus, answers, key=KEY)
+  build_store(directory, corpus, answers)
   return corpus, answers, directory
 
 
 def test_two_processes_make_the_same_store(built, tmp_path):
   corpus, answers, directory = built
-  build_store(tmp_path / "s", corpus, answers, key=KEY, num_workers=2)
+  build_store(tmp_path / "s", corpus, answers, num_workers=2)
   names = sorted(path.name for path in directory.iterdir())
   assert names == sorted(path.name for path in (tmp_path / "s").iterdir())
   for name in names:
@@ -50,10 +51,10 @@ def test_two_processes_make_the_same_store(built, tmp_path):
 
 def test_rows_are_those_of_each_answer_in_each_block(built):
   corpus, answers, directory = built
-  store = AnswerStore.open(directory, KEY)
+  store = AnswerStore.open(directory, store_key(corpus, answers))
   bodies = corpus.bodies_utf8(np.arange(corpus.num_blocks))
   num_not_found = 0
-  for number, string in enumerate(answers.strings):
+  for number, string in enumerate(answers):
     expected = [
       row
       for row, body in enumerate(bodies)
@@ -66,8 +67,9 @@ def test_rows_are_those_of_each_answer_in_each_block(built):
 
 def test_stored_and_searched_answers_are_the_same(built):
   corpus, answers, directory = built
-  stored = AnswersInBlocks(corpus, answers, AnswerStore.open(directory, KEY))
-  searched = AnswersInBlocks(corpus, DistinctAnswers())
+  store = AnswerStore.open(directory, store_key(corpus, answers))
+  stored = AnswersInBlocks(corpus, answers, store)
+  searched = AnswersInBlocks(corpus)
   rows = np.random.default_rng(0).permutation(corpus.num_blocks)[:20]
   num_true = 0
   for string in (*STRINGS, "not stored", "in Tarn"):
@@ -84,7 +86,7 @@ def test_patterns_are_searched_in_each_block_once(world, monkeypatch):
   monkeypatch.setattr(
     corpus, "bodies_utf8", lambda rows: read.extend(rows) or bodies(rows)
   )
-  in_blocks = AnswersInBlocks(corpus, DistinctAnswers())
+  in_blocks = AnswersInBlocks(corpus)
   rng = np.random.default_rng(0)
   for pattern in PATTERNS:
     read.clear()
@@ -101,7 +103,7 @@ def test_patterns_are_searched_in_each_block_once(world, monkeypatch):
 
 
 def test_a_pattern_that_is_too_slow_matches_nothing(world):
-  in_blocks = AnswersInBlocks(world.corpus, DistinctAnswers())
+  in_blocks = AnswersInBlocks(world.corpus)
   question = QuestionAnswers("regex", [r"((\w|\s)+)+\Z#"], [])
   rows = np.arange(world.corpus.num_blocks)
   assert not in_blocks.contained(question, rows).any()
@@ -112,7 +114,7 @@ def test_a_store_that_is_not_whole_is_refused(built):
   with pytest.raises(AnswersError, match="other answers"):
     AnswerStore.open(directory, "another key")
   with pytest.raises(AnswersError, match="no whole store"):
-    AnswerStore.open(directory / "nothing", KEY)
+    AnswerStore.open(directory / "nothing", "any key")
 
 
 def _data(world, **fields) -> DataConfig:
@@ -161,7 +163,7 @@ def test_a_run_makes_a_damaged_store_again_and_no_other(
 def test_the_answers_of_a_task_are_those_of_all_its_questions(world):
   asked = [q["answer"][0] for q in tiny_world.questions()]
   found = answers_of_task(_data(world))
-  assert found == DistinctAnswers(tuple(sorted(set(asked))))
+  assert found == tuple(sorted(set(asked)))
 
 
 def test_patterns_of_a_task_and_a_warning_of_a_bad_one(world, tmp_path, caplog):

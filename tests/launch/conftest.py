@@ -1,70 +1,53 @@
 """What tests of launches share."""
 
-import dataclasses
-from typing import Any
-
 import pytest
+from absl import flags
 
-from launch.options import Options
-from launch.plan import plan
+from launch import launch_flags
+from launch.jobs import plan
 
-_LOCAL = Options(
-  executor="local",
-  name=None,
-  model_dir="runs/realm",
-  corpus_dir="corpus",
-  gin_files={
-    "trainer": ["train.gin"],
-    "builder": ["build.gin"],
-    "evaluator": ["evaluate.gin"],
-  },
-  env=[],
-  evaluator_follow=False,
-  dry_run=False,
-  processes=dict.fromkeys(("trainer", "builder", "evaluator")),
-  simulated_devices=None,
-  grace_seconds=300.0,
-  tpus=dict.fromkeys(("trainer", "builder", "evaluator")),
-  max_restarts=10,
-  service_account=None,
-  queue=None,
-  container_registry=None,
-  image=None,
+_JOBS = (
+  "--gin_file=train.gin",
+  "--builder_gin_file=build.gin",
+  "--evaluator_gin_file=evaluate.gin",
 )
-_GKE = dataclasses.replace(
-  _LOCAL,
-  executor="gke",
-  model_dir="gs://bucket/realm",
-  corpus_dir="gs://bucket/corpus",
-  tpus={
-    "trainer": "v5litepod-64",
-    "builder": "v5litepod-16",
-    "evaluator": None,
-  },
-  image="registry/realm:1",
+_ON_SLICES = (
+  "--model_dir=gs://bucket/realm",
+  "--corpus_dir=gs://bucket/corpus",
+  "--tpu=v5litepod-64",
 )
+_EXECUTORS = {
+  "local": ("--model_dir=runs/realm", "--corpus_dir=corpus"),
+  "gke": (*_ON_SLICES, "--image=registry/realm:1"),
+  "cloud": (*_ON_SLICES, "--container_registry=registry"),
+}
 
 
 @pytest.fixture
 def given():
-  """`given(executor, **flags)`: values of the flags of all three jobs."""
+  """`given(executor, *flags, jobs=…)`: flags of all three jobs, or of others.
 
-  def given(executor: str = "local", **flags: Any) -> Options:
-    options = _LOCAL if executor == "local" else _GKE
-    if executor == "cloud":
-      flags.setdefault("container_registry", "registry")
-    return dataclasses.replace(options, executor=executor, **flags)
+  A flag that is given again replaces the one of the executor.
+  """
+
+  def given(executor="local", *others, jobs=_JOBS):
+    values = flags.FlagValues()
+    launch_flags.define(values)
+    executors = (f"--executor={executor}", *_EXECUTORS[executor])
+    values(["xm_launch", *executors, *jobs, *others])
+    return values
 
   return given
 
 
 @pytest.fixture
 def planned(given):
-  """`planned(executor, bindings, **flags)`: the jobs, by their names."""
+  """`planned(executor, *flags, jobs=…)`: the jobs, by their names."""
 
-  def planned(executor: str = "local", bindings=None, **flags: Any) -> dict:
-    none: dict[str, list[str]] = {"trainer": [], "builder": [], "evaluator": []}
-    jobs = plan(given(executor, **flags), none | (bindings or {}))
-    return {job.name: job for job in jobs}
+  def planned(executor="local", *arguments, **jobs):
+    others, bindings = launch_flags.split_bindings(arguments)
+    return {
+      job.name: job for job in plan(given(executor, *others, **jobs), bindings)
+    }
 
   return planned

@@ -1,97 +1,256 @@
-"""From flags to the commands of a run."""
+"""From flags to jobs with processes and devices, and what is refused."""
 
 import pytest
 
-from launch.errors import LaunchError
-from launch.jobs import Gin, Job, Schedule, jobs_of_run
+from launch.jobs import (
+  Job,
+  Schedule,
+  gin_error,
+  name_of,
+  plan,
+  require_readable_gin,
+)
+from launch.launch_flags import LaunchError, split_bindings
+
+_TRAINER = ("--gin_file=a.gin",)
 
 
-def _jobs(
-  *,
-  trainer=("a.gin", "b.gin"),
-  builder=(),
-  builder_bindings=(),
-  evaluator=(),
-  evaluator_bindings=(),
-  follows=False,
-):
-  return jobs_of_run(
-    model_dir="runs/it's",
-    corpus_dir="corpus",
-    gin_files={"trainer": trainer, "builder": builder, "evaluator": evaluator},
-    bindings={
-      "trainer": ["NUM_STEPS=3"],
-      "builder": builder_bindings,
-      "evaluator": evaluator_bindings,
-    },
-    environment={"trainer": {}, "builder": {"A": "1"}, "evaluator": {}},
-    evaluator_follows=follows,
+def test_a_job_with_gin_files_becomes_a_command(planned):
+  directories = ('MODEL_DIR="it\'s"', "CORPUS_DIR='corpus'")
+  jobs = planned(
+    "local",
+    "--model_dir=it's",
+    "--gin.NUM_STEPS=3",
+    "--env=A=x=y",
+    "--env=builder.B=1",
+    jobs=("--gin_file=a.gin", "--gin_file=b.gin", "--builder_gin_file=c.gin"),
   )
-
-
-def test_a_job_with_gin_files_becomes_a_command():
-  assert _jobs(builder=["c.gin"]) == [
-    Job(
+  assert jobs == {
+    "trainer": Job(
       "trainer",
       (
-        "-m",
-        "realm_jax.train",
-        "--gin_file=a.gin",
-        "--gin_file=b.gin",
-        """--gin.MODEL_DIR="runs/it's\"""",
-        "--gin.CORPUS_DIR='corpus'",
+        *("-m", "realm_jax.train", "--gin_file=a.gin", "--gin_file=b.gin"),
+        *(f"--gin.{binding}" for binding in directories),
         "--gin.NUM_STEPS=3",
       ),
       Schedule.RUN,
-      {},
-      Gin(
-        ("a.gin", "b.gin"),
-        ("""MODEL_DIR="runs/it's\"""", "CORPUS_DIR='corpus'", "NUM_STEPS=3"),
-      ),
+      {"A": "x=y"},
+      ("a.gin", "b.gin"),
+      (*directories, "NUM_STEPS=3"),
     ),
-    Job(
+    "builder": Job(
       "builder",
       (
-        "-m",
-        "realm_jax.build_index",
-        "--gin_file=c.gin",
-        """--gin.MODEL_DIR="runs/it's\"""",
-        "--gin.CORPUS_DIR='corpus'",
+        *("-m", "realm_jax.build_index", "--gin_file=c.gin"),
+        *(f"--gin.{binding}" for binding in directories),
       ),
       Schedule.BESIDE,
-      {"A": "1"},
-      Gin(("c.gin",), ("""MODEL_DIR="runs/it's\"""", "CORPUS_DIR='corpus'")),
+      {"A": "x=y", "B": "1"},
+      ("c.gin",),
+      directories,
     ),
-  ]
+  }
 
 
-def test_a_job_without_gin_files_does_not_run():
-  assert [job.name for job in _jobs()] == ["trainer"]
+def test_bindings_go_to_the_job_they_name():
+  path = "--gin_file=/data/a.gin.b=c"
+  others, bindings = split_bindings(
+    [path, '--gin.TASK="cloze"', "--gin.A=3", "--evaluator.gin.K=1==2"]
+  )
+  assert others == [path]
+  assert bindings == {
+    "trainer": ['TASK="cloze"', "A=3"],
+    "builder": [],
+    "evaluator": ["K=1==2"],
+  }
 
 
 @pytest.mark.parametrize(
-  ("follows", "bindings", "schedule"),
+  ("flags", "schedule"),
   [
-    (False, (), Schedule.AFTER),
-    (True, (), Schedule.BESIDE),
-    (True, ("FOLLOW_UNTIL_STEP=9",), Schedule.BESIDE_TO_ITS_END),
+    ((), Schedule.AFTER),
+    (("--evaluator_follow",), Schedule.BESIDE),
+    (
+      ("--evaluator_follow", "--evaluator.gin.FOLLOW_UNTIL_STEP=9"),
+      Schedule.BESIDE_TO_ITS_END,
+    ),
   ],
 )
 def test_the_evaluator_runs_after_the_trainer_or_beside_it(
-  follows, bindings, schedule
+  planned, flags, schedule
 ):
-  *_, job = _jobs(
-    evaluator=["e.gin"], evaluator_bindings=bindings, follows=follows
+  evaluator = planned("local", *flags)["evaluator"]
+  assert evaluator.schedule is schedule
+  assert ("--follow" in evaluator.arguments) is bool(flags)
+
+
+def test_devices_are_simulated_beside_other_flags_of_xla(planned, monkeypatch):
+  monkeypatch.setenv("XLA_FLAGS", "--xla_a=1")
+  jobs = planned(
+    "local",
+    "--processes=2",
+    "--simulated_devices=4",
+    "--env=builder.XLA_FLAGS=--xla_b=2",
   )
-  assert job.schedule is schedule
-  assert ("--follow" in job.arguments) is follows
+  assert [job.processes for job in jobs.values()] == [2, 1, 1]
+  simulated = "--xla_force_host_platform_device_count=4"
+  assert jobs["trainer"].environment == {
+    "JAX_PLATFORMS": "cpu",
+    "XLA_FLAGS": f"--xla_a=1 {simulated}",
+  }
+  assert jobs["builder"].environment["XLA_FLAGS"] == f"--xla_b=2 {simulated}"
 
 
-def test_bindings_of_a_job_that_does_not_run_are_refused():
-  with pytest.raises(LaunchError, match="pass --builder_gin_file too"):
-    _jobs(builder_bindings=["MODE='every'"])
+@pytest.mark.parametrize("executor", ["cloud", "gke"])
+def test_a_job_on_a_slice_has_a_process_for_each_host(planned, executor):
+  jobs = planned(executor, "--builder_tpu=v5litepod-16")
+  processes = {name: job.processes for name, job in jobs.items()}
+  # The evaluator has one host of the trainer's kind.
+  assert processes == {"trainer": 16, "builder": 4, "evaluator": 1}
+  assert str(jobs["evaluator"].tpu) == "v5e 2x2: 4 chips on 1 host"
 
 
-def test_a_run_trains_something():
-  with pytest.raises(LaunchError, match="pass --gin_file"):
-    _jobs(trainer=())
+@pytest.mark.parametrize(
+  ("executor", "flags", "jobs", "word"),
+  [
+    ("local", (), (), "--gin_file"),
+    ("local", ("--gin.NUM_STEPS",), _TRAINER, "--gin.NUM_STEPS=VALUE"),
+    ("local", ("--reader.gin.A=3",), _TRAINER, "trainer, builder, evaluator"),
+    ("local", ("--env=A",), _TRAINER, "JOB.NAME=VALUE"),
+    ("local", ("--env==1",), _TRAINER, "JOB.NAME=VALUE"),
+    ("local", ("--env=reader.A=1",), _TRAINER, "JOB.NAME=VALUE"),
+    ("local", ("--builder.gin.A=1",), _TRAINER, "--builder_gin_file"),
+    ("local", ("--builder_processes=2",), _TRAINER, "--builder_gin_file"),
+    ("local", ("--env=builder.A=1",), _TRAINER, "--builder_gin_file"),
+    ("local", ("--evaluator_follow",), _TRAINER, "--evaluator_gin_file"),
+    ("local", ("--processes=0",), _TRAINER, "--processes=0"),
+    ("local", ("--simulated_devices=0",), _TRAINER, "--simulated_devices=0"),
+    ("local", ("--tpu=v5e-8",), _TRAINER, "--tpu=v5e-8"),
+    ("gke", ("--tpu=v5e-7",), _TRAINER, "v5e has no such slice"),
+    ("gke", ("--processes=2",), _TRAINER, "--processes"),
+    ("gke", ("--simulated_devices=2",), _TRAINER, "--simulated_devices"),
+    ("gke", ("--max_restarts=-1",), _TRAINER, "--max_restarts=-1"),
+    ("gke", ("--corpus_dir=/data",), _TRAINER, "CORPUS_DIR=/data"),
+    ("cloud", ("--model_dir=runs/a",), _TRAINER, "MODEL_DIR=runs/a"),
+    ("cloud", ("--gin.INITIAL_READER=a",), _TRAINER, "INITIAL_READER=a"),
+    ("cloud", ('--gin.QUESTIONS = "q"',), _TRAINER, "QUESTIONS=q"),
+  ],
+)
+def test_flags_that_do_not_fit_are_explained(
+  planned, executor, flags, jobs, word
+):
+  with pytest.raises(LaunchError) as caught:
+    planned(executor, *flags, jobs=jobs)
+  assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+  ("executor", "missing"),
+  [("gke", "tpu"), ("gke", "image"), ("cloud", "container_registry")],
+)
+def test_what_a_cluster_needs_is_named(given, planned, executor, missing):
+  values = given(executor)
+  values[missing].value = None
+  with pytest.raises(LaunchError, match=f"needs --{missing}, as in"):
+    plan(values, {"trainer": [], "builder": [], "evaluator": []})
+
+
+def test_bindings_that_hosts_can_read_are_not_refused(planned):
+  fine = [
+    "INITIAL_CHECKPOINT='gs://bucket/ict'",
+    "TRAIN_QUESTIONS='tfds:'",
+    "GENERATION=500",
+    "INITIAL_READER=None",
+    "QUESTIONS=%FILE",
+  ]
+  jobs = planned("gke", *(f"--gin.{binding}" for binding in fine))
+  assert jobs["trainer"].gin_bindings[2:] == (*fine,)
+
+
+@pytest.mark.parametrize(
+  ("executor", "flag", "name"),
+  [
+    ("local", "--model_dir=runs/My_Run/", "My_Run"),
+    ("local", "--name=A title", "A title"),
+    ("gke", "--model_dir=gs://bucket/My_Run.1/", "my-run-1"),
+    ("gke", "--name=realm-2", "realm-2"),
+  ],
+)
+def test_a_run_is_named_after_its_directory(given, executor, flag, name):
+  assert name_of(given(executor, flag)) == name
+
+
+@pytest.mark.parametrize(
+  "flag", ["--name=2nd", f"--name={'a' * 41}", "--model_dir=gs://bucket/___"]
+)
+def test_a_name_that_kubernetes_does_not_admit_is_refused(given, flag):
+  with pytest.raises(LaunchError, match="--name"):
+    name_of(given("gke", flag))
+
+
+def test_a_dry_run_shows_the_processes_of_this_machine(planned):
+  job = planned("local", "--processes=2", "--env=A=b c")["trainer"]
+  shown = str(job).splitlines()
+  assert "  2 processes on this machine" in shown
+  assert "  environment: A='b c'" in shown
+  commands = [line for line in shown if "realm_jax.train" in line]
+  for index, command in enumerate(commands):
+    assert command.endswith(
+      f"=localhost:PORT --num_processes=2 --process_id={index}"
+    )
+  assert len(commands) == 2
+
+
+def test_a_dry_run_shows_slices(planned):
+  shown = str(planned("cloud", "--builder_tpu=v5e-16")["builder"])
+  assert "TPU v5e 4x4: 16 chips on 4 hosts" in shown
+  assert "4 × ct5lp-hightpu-4t of tpu-v5-lite-podslice" in shown
+  assert "python -m launch.pod -m realm_jax.build_index" in shown
+
+
+_RECIPES = {
+  "trainer": ("gin/runs/reading.gin", ("-m", "realm_jax.train")),
+  "builder": ("gin/runs/build_index.gin", ("-m", "realm_jax.build_index")),
+  "evaluator": (
+    "gin/runs/eval_masked.gin",
+    ("-m", "realm_jax.evaluate", "--follow"),
+  ),
+}
+_DIRECTORIES = ("MODEL_DIR='a=b'", "CORPUS_DIR=corpus")
+
+
+def _job(name, *bindings, model="gin/models/tiny.gin"):
+  recipe, arguments = _RECIPES[name]
+  files = (model, recipe)
+  return Job(name, arguments, Schedule.RUN, {}, files, bindings)
+
+
+@pytest.mark.parametrize(
+  ("job", "error"),
+  [
+    (_job("trainer", *_DIRECTORIES, "NUM_STEPS = 6"), None),
+    (_job("evaluator", *_DIRECTORIES, "FOLLOW_UNTIL_STEP=6"), None),
+    (_job("trainer", "CORPUS_DIR=''"), "--gin.MODEL_DIR"),
+    (_job("trainer", *_DIRECTORIES, "NUM_STEP=6"), "NUM_STEPS"),
+    (_job("trainer", *_DIRECTORIES, "NUM_STEPS='six'"), "num_steps"),
+    (_job("trainer", "MODEL_DIR=("), "gin configuration"),
+    (_job("trainer", model="no/such.gin"), "no/such.gin"),
+  ],
+)
+def test_gin_files_are_read_as_the_job_reads_them(job, error):
+  found = gin_error(job)
+  assert found is None if error is None else error in str(found)
+
+
+def test_each_jobs_error_has_the_launchers_flags():
+  jobs = [
+    _job("trainer", *_DIRECTORIES),
+    _job("evaluator", "CORPUS_DIR=''"),
+    _job("builder", "A=1"),
+  ]
+  with pytest.raises(LaunchError) as caught:
+    require_readable_gin(jobs)
+  evaluator, builder = str(caught.value).splitlines()
+  assert evaluator.startswith("evaluator: ")
+  assert "--evaluator.gin.MODEL_DIR=VALUE" in evaluator
+  assert builder.startswith("builder: --builder.gin.A ")

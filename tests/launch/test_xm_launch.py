@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 _RUN = """
 import asyncio, json, sys
 from absl import flags
-from launch.local.xmanager_processes import run_locally
+from launch.local_jobs import run_locally
 from launch.jobs import Job, Schedule
 
 jobs = [Job(name, tuple(arguments), Schedule[schedule], environment,

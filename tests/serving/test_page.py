@@ -17,6 +17,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 from realm_jax import serve
+from realm_jax.configuration import command_line
 from realm_jax.evaluation.explaining.errors import ExplanationError
 from realm_jax.evaluation.explaining.explainer import Explainer
 from realm_jax.generations.follow.loading import load_newest
@@ -230,6 +231,7 @@ def test_the_command_serves_two_runs_to_a_crowd(
       os.kill(os.getpid(), signal.SIGTERM)
 
   visitor = threading.Thread(target=visit)
+  command_line.define_run_flags()
   flags.FLAGS.mark_as_parsed()
   with (
     _ended_by_sigterm(),

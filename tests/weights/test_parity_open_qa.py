@@ -8,7 +8,6 @@ takes for right, and the answers, all against transformers' own: see
 import numpy as np
 import pytest
 
-from realm_jax.answers.distinct import DistinctAnswers
 from realm_jax.answers.in_blocks import AnswersInBlocks
 from realm_jax.corpus.store import Corpus
 from realm_jax.evaluation.answering import AnsweringConfig, load_answerer
@@ -110,7 +109,7 @@ def test_blocks_and_spans_that_hold_the_answer_are_the_same(answerer, expected):
       answerer.corpus,
       answerer.generation,
       expected["span_logits"].shape[2],
-      answers=AnswersInBlocks(answerer.corpus, DistinctAnswers()),
+      answers=AnswersInBlocks(answerer.corpus, ()),
     ),
   )
   np.testing.assert_array_equal(made.has_answer, expected["has_answer"])

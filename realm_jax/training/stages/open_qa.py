@@ -8,8 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from realm_jax.answers.distinct import QuestionAnswers, answers_of_batch
-from realm_jax.answers.in_blocks import AnswersInBlocks
+from realm_jax.answers.in_blocks import (
+  AnswersInBlocks,
+  QuestionAnswers,
+  answers_of_batch,
+)
 from realm_jax.corpus.store import Corpus
 from realm_jax.indexes.protocol import SearchResult
 from realm_jax.inputs.batch import Batch

@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 
-from realm_jax.answers.distinct import DistinctAnswers
 from realm_jax.answers.in_blocks import AnswersInBlocks
 from realm_jax.corpus.building.corpus import build_corpus
 from realm_jax.corpus.store import Corpus
@@ -76,7 +75,7 @@ def _assemble(stage, corpus, answer, position=0):
       corpus,
       _Vectors(),
       BLOCK_LENGTH,
-      answers=AnswersInBlocks(corpus, DistinctAnswers()),
+      answers=AnswersInBlocks(corpus, ()),
     ),
   )
   return made

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import re
 
-from launch.errors import LaunchError
+from launch.launch_flags import LaunchError
 
 _CHIPS_PER_HOST = 4  # In every slice of several hosts.
 _SQUARES = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
@@ -12,8 +12,6 @@ _CUBES = (
   *("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8"),
   *("8x8x8", "8x8x16", "8x16x16"),
 )
-# From this number of chips on, a slice consists of whole cubes of 4x4x4.
-_CUBE = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,72 +23,44 @@ class Generation:
     size_name: Name before the size, as in `v5litepod-64`.
     accelerator: GKE's name of its slices.
     machine_type: GKE's machine type, without its last part: `4t` has 4 chips.
+    topologies: Topologies that have a size.
     cores_per_chip: Number by which a size counts a chip. Sizes of v4 and v5p
       are TensorCores, two a chip; those of v5e and v6e are chips.
     single_host: Numbers of chips of slices that have one host.
-    topologies: Topologies that have a size.
-    max_chips: Chips of the largest slice.
   """
 
   name: str
   size_name: str
   accelerator: str
   machine_type: str
-  cores_per_chip: int
-  single_host: tuple[int, ...]
   topologies: tuple[str, ...]
-  max_chips: int
+  cores_per_chip: int = 1
+  single_host: tuple[int, ...] = (1, 4, 8)
 
   @property
-  def names(self) -> list[str]:
-    """Names of the slices that have a size, the smallest first."""
-    return [
-      f"{self.size_name}-{chips_of(topology) * self.cores_per_chip}"
+  def sizes(self) -> dict[str, str]:
+    """Topology of each slice that has a size, by its name."""
+    return {
+      f"{self.size_name}-{chips_of(topology) * self.cores_per_chip}": topology
       for topology in self.topologies
-    ]
+    }
 
 
 GENERATIONS = (
+  Generation("v4", "v4", "tpu-v4-podslice", "ct4p-hightpu-", _CUBES, 2, (4,)),
   Generation(
-    name="v4",
-    size_name="v4",
-    accelerator="tpu-v4-podslice",
-    machine_type="ct4p-hightpu-",
-    cores_per_chip=2,
-    single_host=(4,),
-    topologies=_CUBES,
-    max_chips=4096,
+    "v5e", "v5litepod", "tpu-v5-lite-podslice", "ct5lp-hightpu-", _SQUARES
   ),
   Generation(
-    name="v5e",
-    size_name="v5litepod",
-    accelerator="tpu-v5-lite-podslice",
-    machine_type="ct5lp-hightpu-",
-    cores_per_chip=1,
-    single_host=(1, 4, 8),
-    topologies=_SQUARES,
-    max_chips=256,
+    "v5p",
+    "v5p",
+    "tpu-v5p-slice",
+    "ct5p-hightpu-",
+    (*_CUBES, "16x16x16", "16x16x24"),
+    2,
+    (4,),
   ),
-  Generation(
-    name="v5p",
-    size_name="v5p",
-    accelerator="tpu-v5p-slice",
-    machine_type="ct5p-hightpu-",
-    cores_per_chip=2,
-    single_host=(4,),
-    topologies=(*_CUBES, "16x16x16", "16x16x24"),
-    max_chips=6144,
-  ),
-  Generation(
-    name="v6e",
-    size_name="v6e",
-    accelerator="tpu-v6e-slice",
-    machine_type="ct6e-standard-",
-    cores_per_chip=1,
-    single_host=(1, 4, 8),
-    topologies=_SQUARES,
-    max_chips=256,
-  ),
+  Generation("v6e", "v6e", "tpu-v6e-slice", "ct6e-standard-", _SQUARES),
 )
 
 
@@ -149,60 +119,38 @@ def parse_slice(text: str) -> Slice:
   """Returns the slice that has a name.
 
   The name is `GENERATION-SIZE`, as in `v5litepod-64`, `v5e-64`, `v6e-8` and
-  `v5p-128`, or `GENERATION:TOPOLOGY`, as in `v5p:4x4x8`.
+  `v5p-128`, or `GENERATION:TOPOLOGY`, as in `v5p:4x4x8`. Of the topologies
+  without a size, GKE refuses those that it does not have.
 
   Raises:
     LaunchError: There is no such slice.
   """
-  found = re.fullmatch(r"(\w+)([-:])([\dx]+)", text)
+  found = re.fullmatch(r"(\w+)(?:-(\d+)|:([1-9]\d*(?:x[1-9]\d*)+))", text)
   if found is None:
     raise LaunchError(
       f"{text!r} is no TPU slice; write GENERATION-SIZE, as in v5litepod-64, "
       "or GENERATION:TOPOLOGY, as in v5p:4x4x8"
     )
-  name, separator, size = found.groups()
-  generation = _generation(name, text)
-  known = generation.topologies
-  if separator == ":" and _is_topology(generation, size):
-    return Slice(generation, size)
-  if separator == "-" and size.isdecimal():
-    for topology in known:
-      if chips_of(topology) * generation.cores_per_chip == int(size):
-        return Slice(generation, topology)
-  unit = {1: "chips", 2: "TensorCores, two a chip"}[generation.cores_per_chip]
-  raise LaunchError(
-    f"{text!r}: {generation.name} has no such slice; its sizes are numbers of "
-    f"{unit}: {', '.join(generation.names)}; its topologies are "
-    f"{', '.join(known)}" + _other_topologies(generation)
-  )
-
-
-def _generation(name: str, text: str) -> Generation:
+  name, size, topology = found.groups()
   for generation in GENERATIONS:
     if name in (generation.name, generation.size_name):
-      return generation
-  names = ", ".join(generation.name for generation in GENERATIONS)
-  raise LaunchError(f"{text!r}: {name} is none of the TPUs {names}")
-
-
-def _is_topology(generation: Generation, topology: str) -> bool:
-  if topology in generation.topologies:
-    return True
-  if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){2}", topology):
-    return False
-  sides = [int(side) for side in topology.split("x")]
-  return (
-    generation.topologies[0].count("x") == 2
-    and all(side % 4 == 0 for side in sides)
-    and sides == sorted(sides)
-    and _CUBE <= math.prod(sides) <= generation.max_chips
-  )
-
-
-def _other_topologies(generation: Generation) -> str:
-  if generation.topologies[0].count("x") != 2:
-    return ""
-  return (
-    ", and AxBxC with A ≤ B ≤ C, each a multiple of 4, of at most "
-    f"{generation.max_chips} chips"
-  )
+      break
+  else:
+    names = ", ".join(generation.name for generation in GENERATIONS)
+    raise LaunchError(f"{text!r}: {name} is none of the TPUs {names}")
+  known = generation.topologies
+  if size is not None:
+    topology = generation.sizes.get(f"{generation.size_name}-{size}")
+  elif topology not in known and (
+    topology.count("x") != known[0].count("x")
+    or chips_of(topology) % _CHIPS_PER_HOST
+  ):
+    topology = None
+  if topology is None:
+    unit = {1: "chips", 2: "TensorCores, two a chip"}[generation.cores_per_chip]
+    raise LaunchError(
+      f"{text!r}: {generation.name} has no such slice; its sizes are numbers "
+      f"of {unit}: {', '.join(generation.sizes)}; topologies are written as "
+      f"in {', '.join(known)}"
+    )
+  return Slice(generation, topology)

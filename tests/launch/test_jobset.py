@@ -16,12 +16,12 @@ from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import (
   JobsetV1alpha2JobSet,
 )
 
-from launch.cluster import jobset
-from launch.cluster.slices import GENERATIONS, parse_slice
+from launch import jobset
+from launch.slices import GENERATIONS, parse_slice
 from realm_jax.exit_codes import ExitCode
 
-_FOLLOWS = {"evaluator_follow": True}
-_TO_ITS_END = {"evaluator": ["FOLLOW_UNTIL_STEP=9"]}
+_FOLLOWS = ("--evaluator_follow",)
+_TO_ITS_END = (*_FOLLOWS, "--evaluator.gin.FOLLOW_UNTIL_STEP=9")
 
 
 def _read_by_schema(document: dict) -> dict:
@@ -36,10 +36,10 @@ def _read_by_schema(document: dict) -> dict:
 
 @pytest.fixture
 def manifest(planned):
-  """`manifest(bindings, **flags)`: the document that the cluster reads."""
+  """`manifest(*flags)`: the document that the cluster reads."""
 
-  def manifest(bindings=None, **flags):
-    jobs = planned("gke", bindings, **flags)
+  def manifest(*flags, **jobs):
+    jobs = planned("gke", "--builder_tpu=v5litepod-16", *flags, **jobs)
     text = jobset.as_yaml(
       jobset.manifest(
         "realm",
@@ -67,12 +67,9 @@ def _pod(document: dict, name: str = "trainer") -> dict:
   return _job_spec(document, name)["template"]["spec"]
 
 
-@pytest.mark.parametrize(
-  ("bindings", "flags"),
-  [(None, {}), (None, _FOLLOWS), (_TO_ITS_END, _FOLLOWS)],
-)
-def test_every_field_is_one_of_the_schema(manifest, bindings, flags):
-  document = manifest(bindings, env=["A=1", "B=2"], **flags)
+@pytest.mark.parametrize("flags", [(), _FOLLOWS, _TO_ITS_END])
+def test_every_field_is_one_of_the_schema(manifest, flags):
+  document = manifest("--env=A=1", "--env=B=2", *flags)
   assert _read_by_schema(document) == document
 
 
@@ -117,22 +114,20 @@ def test_a_misspelt_or_misplaced_field_would_be_found(
   ],
 )
 def test_a_value_of_a_wrong_type_would_be_found(manifest, change, value):
-  document = manifest(env=["A=1"])
+  document = manifest("--env=A=1")
   name, wrong = value
   change(document)[name] = wrong
   with pytest.raises(ValueError, match="validation error"):
     _read_by_schema(document)
 
 
-_SLICES = [name for generation in GENERATIONS for name in generation.names]
+_SLICES = [name for generation in GENERATIONS for name in generation.sizes]
 
 
 @pytest.mark.parametrize("name", _SLICES)
 def test_completions_are_the_hosts_of_each_topology(manifest, name):
   tpu = parse_slice(name)
-  document = manifest(
-    tpus={"trainer": name, "builder": "v5litepod-16", "evaluator": None}
-  )
+  document = manifest(f"--tpu={name}")
   assert _read_by_schema(document) == document
   for job, wanted in (("trainer", tpu), ("builder", parse_slice("v5e-16"))):
     spec, pod = _job_spec(document, job), _pod(document, job)
@@ -167,13 +162,13 @@ def test_the_trainer_is_the_first_job_and_ends_the_builder(manifest):
 
 
 @pytest.mark.parametrize(
-  ("bindings", "awaited"),
-  [(None, ["trainer"]), (_TO_ITS_END, ["trainer", "evaluator"])],
+  ("flags", "awaited"),
+  [(_FOLLOWS, ["trainer"]), (_TO_ITS_END, ["trainer", "evaluator"])],
 )
 def test_an_evaluator_that_follows_is_awaited_if_it_has_an_end(
-  manifest, bindings, awaited
+  manifest, flags, awaited
 ):
-  document = manifest(bindings, **_FOLLOWS)
+  document = manifest(*flags)
   policy = document["spec"]["successPolicy"]
   assert policy["targetReplicatedJobs"] == awaited
   assert "dependsOn" not in _jobs(document)["evaluator"]
@@ -311,10 +306,10 @@ def test_preemptions_do_not_use_up_the_restarts(manifest):
   assert cluster.restarted(trainer=_FailedPod(1)) is None
 
 
-def test_a_trainer_alone_needs_no_restart_of_single_jobs(manifest):
-  document = manifest(
-    gin_files={"trainer": ["a.gin"], "builder": [], "evaluator": []},
-    tpus={"trainer": "v5e-16", "builder": None, "evaluator": None},
+def test_a_trainer_alone_needs_no_restart_of_single_jobs(planned):
+  jobs = planned("gke", jobs=("--gin_file=a.gin",))
+  document = jobset.manifest(
+    "realm", [*jobs.values()], image="i", max_restarts=1
   )
   rules = document["spec"]["failurePolicy"]["rules"]
   assert {rule["action"] for rule in rules} == {
@@ -341,7 +336,7 @@ def test_every_action_is_one_that_the_schemas_list(manifest):
 
 
 def test_a_container_runs_the_jobs_command(manifest):
-  document = manifest(env=["builder.A=it's 1"])
+  document = manifest("--env=builder.A=it's 1")
   pod = _pod(document, "builder")
   assert pod["serviceAccountName"] == "writer"
   assert document["metadata"] == {
@@ -352,7 +347,7 @@ def test_a_container_runs_the_jobs_command(manifest):
   assert container["image"] == "registry/realm:1"
   assert container["env"] == [{"name": "A", "value": "it's 1"}]
   assert container["command"] == [
-    *("python", "-m", "launch.cluster.pod", "-m", "realm_jax.build_index"),
+    *("python", "-m", "launch.pod", "-m", "realm_jax.build_index"),
     "--gin_file=build.gin",
     "--gin.MODEL_DIR='gs://bucket/realm'",
     "--gin.CORPUS_DIR='gs://bucket/corpus'",

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from launch.cluster import pod
+from launch import pod
 from launch.jobs import Job, Schedule
 from realm_jax.exit_codes import ExitCode
 
@@ -190,7 +190,7 @@ def _pod(job: Job, image: str, service_account: str | None) -> dict[str, Any]:
       {
         "name": job.name,
         "image": image,
-        "command": pod.command_of(job),
+        "command": job.container_command,
         "env": [
           {"name": name, "value": value}
           for name, value in job.environment.items()

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from launch.local.process_commands import free_address
+from launch.local_jobs import free_address
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ from xmanager.xm_local import executables
 from xmanager_cloud.experiment_state_server import experiment_state_api
 from xmanager_cloud.experiment_state_server.proto import experiment_pb2
 
-from launch.cluster import cloud
+from launch import cloud
 
 pytestmark = pytest.mark.slow
 
@@ -78,14 +78,15 @@ def entry_points(monkeypatch):
 def test_jobs_on_slices_of_several_hosts_are_submitted(
   server, entry_points, given, planned, capsys
 ):
-  flags = {
-    "env": ["A=1"],
-    "max_restarts": 3,
-    "queue": "tpus",
-    "service_account": "writer",
-  }
-  jobs = planned("cloud", **flags)
-  cloud.submit("a title", list(jobs.values()), given("cloud", **flags))
+  flags = (
+    "--builder_tpu=v5e-16",
+    "--env=A=1",
+    "--max_restarts=3",
+    "--queue=tpus",
+    "--service_account=writer",
+  )
+  jobs = planned("cloud", *flags)
+  cloud.submit("a title", list(jobs.values()), given("cloud", *flags))
   run, beside = server.units
   trainer, evaluator = run.executable.jobset.jobs
   # A unit of its own, so that the trainer's is complete without it.
@@ -104,7 +105,7 @@ def test_jobs_on_slices_of_several_hosts_are_submitted(
     assert job.spec.docker_image == f"realm-jax-{job.name}"
     assert dict(job.spec.env_vars) == {"A": "1"}
     assert entry_points[f"realm-jax-{job.name}"] == [
-      *("python", "-m", "launch.cluster.pod", *jobs[job.name].arguments),
+      *("python", "-m", "launch.pod", *jobs[job.name].arguments),
       "--initialization_timeout_seconds=1800",
     ]
   assert evaluator.dependency_order.job_name == "trainer"

@@ -1,4 +1,4 @@
-"""Runs a job in a container: `python -m launch.cluster.pod ARGUMENTS`.
+"""Runs a job in a container: `python -m launch.pod ARGUMENTS`.
 
 It starts `python ARGUMENTS`, passes SIGTERM and SIGINT on to it, and ends with
 its exit code. On SIGTERM, a trainer saves a checkpoint and ends with 0. To
@@ -13,22 +13,8 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
-from launch.jobs import Job
-
 # The exit code of a process that SIGTERM has ended.
 STOPPED = 128 + signal.SIGTERM
-# The processes of a slice start when each host has pulled the image.
-_INITIALIZATION_SECONDS = 1800
-
-
-def command_of(job: Job) -> list[str]:
-  """Returns the command of a job in each container.
-
-  Nothing says where its processes meet: jax finds that in what GKE tells the
-  containers of a slice.
-  """
-  patience = f"--initialization_timeout_seconds={_INITIALIZATION_SECONDS}"
-  return ["python", "-m", "launch.cluster.pod", *job.arguments, patience]
 
 
 def main(arguments: Sequence[str]) -> int:

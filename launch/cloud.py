@@ -7,16 +7,15 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from absl import flags
 from xmanager import xm, xm_cloud
 
-from launch.cluster import pod
 from launch.jobs import Job, Schedule
-from launch.options import Options
 
-_PROJECT_DIR = Path(__file__).resolve().parents[2]
+_PROJECT_DIR = Path(__file__).resolve().parents[1]
 
 
-def submit(name: str, jobs: Sequence[Job], given: Options) -> None:
+def submit(name: str, jobs: Sequence[Job], given: flags.FlagValues) -> None:
   """Builds the images and submits the jobs.
 
   A job that would go on after the trainer has a work unit of its own, so that
@@ -71,16 +70,16 @@ def _copy_clone(directory: Path) -> Path:
   return copy
 
 
-def _image(job: Job, clone: Path, given: Options) -> xm.Packageable:
+def _image(job: Job, clone: Path, given: flags.FlagValues) -> xm.Packageable:
   """Returns the image of the Dockerfile, with the job's command in it.
 
   XManager on Cloud passes arguments by name, so that a flag could be given only
   once, and there are several gin files.
   """
   dockerfile = clone / f"Dockerfile.{job.name}"
-  common = (clone / "launch" / "cluster" / "Dockerfile").read_text()
+  common = (clone / "launch" / "Dockerfile").read_text()
   dockerfile.write_text(
-    f"{common}\nENTRYPOINT {json.dumps(pod.command_of(job))}\n"
+    f"{common}\nENTRYPOINT {json.dumps(job.container_command)}\n"
   )
   return xm.dockerfile_container(
     xm_cloud.KubernetesJobExecutor.Spec(
@@ -92,7 +91,7 @@ def _image(job: Job, clone: Path, given: Options) -> xm.Packageable:
   )
 
 
-def _xm_job(job: Job, image: xm.Executable, given: Options) -> xm.Job:
+def _xm_job(job: Job, image: xm.Executable, given: flags.FlagValues) -> xm.Job:
   """Returns a job on its TPU slice, of which each host runs one process.
 
   XManager infers the number of replicas from the topology for GPUs, but not for

@@ -2,16 +2,13 @@
 
 import asyncio
 import contextlib
-import os
-import signal
 import time
 
 import pytest
 
+from launch import local_jobs
 from launch.jobs import Job, Schedule
-from launch.local import supervision
-from launch.local.process_commands import processes_of
-from launch.local.supervision import Supervisor
+from launch.local_jobs import Supervisor
 
 _SCHEDULES = {
   "trainer": Schedule.RUN,
@@ -32,24 +29,16 @@ class Scripts:
   def __init__(self, directory):
     self.directory = directory
     self.started = {}
-    self.codes = {}
 
-  async def start(self, process):
-    self.started[process.name] = await asyncio.create_subprocess_exec(
-      *("sh", *process.arguments), cwd=self.directory, start_new_session=True
+  async def start(self, name, job, arguments):
+    self.started[name] = await asyncio.create_subprocess_exec(
+      *("sh", *arguments), cwd=self.directory, start_new_session=True
     )
+    return self.started[name]
 
-  async def ended(self, process):
-    code = await self.started[process.name].wait()
-    self.codes[process.name] = code
-    return code
-
-  def terminate(self, process):
-    if self.started[process.name].returncode is None:
-      self.started[process.name].terminate()
-
-  def kill(self, process):
-    os.killpg(self.started[process.name].pid, signal.SIGKILL)
+  @property
+  def codes(self):
+    return {name: process.returncode for name, process in self.started.items()}
 
 
 def _job(name, script, *, processes=1, schedule=None):
@@ -59,12 +48,12 @@ def _job(name, script, *, processes=1, schedule=None):
 
 @pytest.fixture
 def scripts(tmp_path, monkeypatch):
-  monkeypatch.setattr(supervision, "_SECONDS_AFTER_FAILURE", 0.3)
+  monkeypatch.setattr(local_jobs, "_SECONDS_AFTER_FAILURE", 0.3)
   return Scripts(tmp_path)
 
 
 def _run(scripts, *jobs, grace_seconds=30.0):
-  supervisor = Supervisor(scripts, grace_seconds=grace_seconds)
+  supervisor = Supervisor(scripts.start, grace_seconds=grace_seconds)
   return asyncio.run(supervisor.run(jobs))
 
 
@@ -136,12 +125,12 @@ def test_one_process_that_fails_ends_the_others_of_its_job_first(
     "trainer-2": -9,
     "builder": 0,
   }
-  assert list(scripts.codes)[-1] == "builder"
   said = capfd.readouterr().out.splitlines()
-  assert said == [
-    "trainer-0 failed with exit code 3; stopping trainer-1, trainer-2",
-    "trainer-2 has not ended; killing it",
-  ]
+  assert said[-1] == "[builder] ended with exit code 0"
+  assert "trainer-0 failed with exit code 3; stopping trainer-1, trainer-2" in (
+    said
+  )
+  assert "trainer-2 has not ended; killing it" in said
 
 
 def test_all_processes_of_the_trainer_have_to_end(scripts):
@@ -184,7 +173,7 @@ def test_the_trainer_goes_on_without_an_evaluator_that_follows(scripts):
 
 def _run_and_cancel(scripts, times, **settings):
   async def run():
-    supervisor = Supervisor(scripts, **settings)
+    supervisor = Supervisor(scripts.start, **settings)
     trainer = _job("trainer", _DEAF, processes=2)
     task = asyncio.create_task(supervisor.run([trainer]))
     for index in range(2):
@@ -214,31 +203,11 @@ def test_a_second_signal_kills_at_once(scripts):
 def test_a_process_that_is_starting_is_stopped_with_the_others(scripts):
   start = scripts.start
 
-  async def start_slowly(process):
-    await start(process)
+  async def start_slowly(*arguments):
+    process = await start(*arguments)
     await asyncio.sleep(0.2)
+    return process
 
   scripts.start = start_slowly
   _run_and_cancel(scripts, 1, grace_seconds=0.3)
   assert scripts.codes == {"trainer-0": -9, "trainer-1": -9}
-
-
-def test_several_processes_are_told_where_they_meet():
-  job = Job("builder", ("-m", "x"), Schedule.BESIDE, processes=2)
-  processes = processes_of(job, "localhost:7")
-  assert [process.name for process in processes] == ["builder-0", "builder-1"]
-  assert [process.arguments for process in processes] == [
-    (
-      *("-m", "x", "--coordinator_address=localhost:7", "--num_processes=2"),
-      f"--process_id={index}",
-    )
-    for index in range(2)
-  ]
-
-
-def test_a_single_process_has_the_command_as_it_is():
-  (process,) = processes_of(_job("trainer", "true"), "localhost:7")
-  assert (process.name, process.arguments) == (
-    "trainer",
-    ("-c", "true", "trainer"),
-  )

@@ -18,7 +18,7 @@ def run(project_dir):
     program = _ENDS.format(handle, then)
     with subprocess.Popen(
       # Without site, Python starts in a moment.
-      [sys.executable, "-S", "-m", "launch.cluster.pod", "-Sc", program],
+      [sys.executable, "-S", "-m", "launch.pod", "-Sc", program],
       cwd=project_dir,
       stdout=subprocess.PIPE,
       text=True,

@@ -1,1 +1,0 @@
-"""The jobs of a run on TPU slices."""

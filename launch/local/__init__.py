@@ -1,1 +1,0 @@
-"""The jobs of a run as processes of this machine."""
