@@ -103,8 +103,9 @@ def main(argv: Sequence[str]) -> None:
     for name in _FIELDS
     if flags.FLAGS[name].present
   }
-  with configuration.parsed(None, *command_line.given()):
-    config = configuration.configured(ImportConfig)(format=_FROM.value, **given)
+  given["format"] = _FROM.value
+  with configuration.parsed(ImportConfig, *command_line.given(), given=given):
+    config = configuration.configured(ImportConfig)(**given)
     config.require_local()
     # After the input was found: it imports what reads weights.
     from realm_jax.weights import importing

@@ -38,6 +38,13 @@ _NUMBERS = {
 }
 TOKENIZER = "tokenizer_config.json"
 _FAST_TOKENIZER = "tokenizer.json"
+# How text is normalized, by the names in both files.
+_CASE = "do_lower_case"
+_NORMALIZATION = {
+  _CASE: "lowercase",
+  "strip_accents": "strip_accents",
+  "tokenize_chinese_chars": "handle_chinese_chars",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,7 +182,11 @@ def write_bert_config(config: BertConfig) -> dict[str, JsonValue]:
 def read_uncased_pieces(path: Path) -> tuple[str, ...]:
   """Reads the vocabulary file of an uncased model."""
   pieces = wordpieces.read_pieces(path)
-  _require_uncased(pieces, where=path)
+  if cased := _with_capitals(pieces):
+    raise WeightsError(
+      f"{path} has pieces with capitals, such as {cased[0]!r}: it is a cased "
+      "model's, and wordpieces here are uncased BERT's. Use the uncased model"
+    )
   return pieces
 
 
@@ -184,30 +195,20 @@ def read_vocabulary(directory: Path) -> dict[Path, tuple[str, ...]]:
 
   They are in vocab.txt or else in tokenizer.json, in the order of their ids.
   """
-  is_cased = _read_case(directory)
-  if is_cased:
-    raise WeightsError(
-      f"the tokenizer of {directory} keeps capitals (do_lower_case=false): it "
-      "is a cased model, and wordpieces here are uncased BERT's, which would "
-      "give this model tokens that it never saw. Use an uncased model"
-    )
   pieces, source = _read_pieces(directory)
-  if is_cased is None:
-    _require_uncased(pieces, where=source)
-    _read_case(directory, cased=False)
+  if _is_cased(directory, pieces):
+    raise WeightsError(
+      f"{directory} is a cased model's ({_CASE} in {TOKENIZER}, or pieces with "
+      f"capitals, such as {_with_capitals(pieces)[:1]}), and wordpieces here "
+      "are uncased BERT's. Use the uncased model"
+    )
   return {source: pieces}
 
 
 def read_cased_or_uncased(directory: Path) -> wordpieces.WordpieceVocabulary:
-  """Reads the vocabulary of a model that may be cased.
-
-  Where no file says whether it is, pieces with capitals do.
-  """
+  """Reads the vocabulary of a model that may be cased."""
   pieces, _ = _read_pieces(directory)
-  cased = _read_case(directory)
-  if cased is None:
-    cased = bool(_with_capitals(pieces))
-    _read_case(directory, cased=cased)
+  cased = _is_cased(directory, pieces)
   return wordpieces.vocabulary_of(pieces, cased=cased)
 
 
@@ -216,53 +217,35 @@ def _with_capitals(pieces: Sequence[str]) -> list[str]:
   return [p for p in pieces if re.search(r"[A-Z]", p) and p[0] != "["]
 
 
-def _require_uncased(pieces: Sequence[str], *, where: Path) -> None:
-  if cased := _with_capitals(pieces):
-    raise WeightsError(
-      f"{where} has {len(cased)} pieces with capitals, such as {cased[0]!r}: "
-      "it is a cased model's vocabulary, and wordpieces here are uncased. Use "
-      "the uncased model"
-    )
+def _is_cased(directory: Path, pieces: Sequence[str]) -> bool:
+  """Returns whether text keeps its capitals.
 
-
-def _read_case(directory: Path, *, cased: bool | None = None) -> bool | None:
-  """Returns whether text keeps its capitals; None is what no file says.
-
-  tokenizer_config.json goes before the normalizer of tokenizer.json. (The
-  `do_lower_case` of sentence-transformers' own file only says whether text is
-  lower-cased before.)
-
-  Args:
-    directory: Directory of the tokenizer.
-    cased: What to take where no file says it.
+  tokenizer_config.json goes before the normalizer of tokenizer.json, and where
+  neither says it, pieces with capitals do. (The `do_lower_case` of
+  sentence-transformers' own file only says whether text is lower-cased before.)
 
   Raises:
     WeightsError: Text is normalized otherwise than it is here.
   """
   config = ConfigFile.read(directory / TOKENIZER, optional=True)
   fast = ConfigFile.read(directory / _FAST_TOKENIZER, optional=True)
-
-  def setting(name: str, of_normalizer: str) -> JsonValue:
-    said = config.get(name)
-    normalizer = fast.section("normalizer")
-    return normalizer.get(of_normalizer) if said is None else said
-
-  lower_case = setting("do_lower_case", "lowercase")
-  if lower_case is not None:
-    cased = lower_case is False
-  if cased is None:
-    return None
+  said = {
+    name: fast.section("normalizer").get(in_fast)
+    if config.get(name) is None
+    else config.get(name)
+    for name, in_fast in _NORMALIZATION.items()
+  }
+  cased = bool(_with_capitals(pieces))
+  if said[_CASE] is not None:
+    cased = said[_CASE] is False
   # By default, accents are stripped where letters are lower-cased.
-  for name, of_normalizer, wanted in (
-    ("strip_accents", "strip_accents", not cased),
-    ("tokenize_chinese_chars", "handle_chinese_chars", True),
-  ):
-    value = setting(name, of_normalizer)
-    if value not in (None, wanted):
+  wanted = {"strip_accents": not cased, "tokenize_chinese_chars": True}
+  for name, value in wanted.items():
+    if said[name] not in (None, value):
       raise WeightsError(
-        f"the tokenizer of {directory} has {name}={value}; the wordpieces of "
-        f"{'a cased' if cased else 'an uncased'} model have {wanted} here. Use "
-        "a model of the usual kind"
+        f"the tokenizer of {directory} has {name}={said[name]}; the wordpieces "
+        f"of {'a cased' if cased else 'an uncased'} model have {value} here. "
+        "Use a model of the usual kind"
       )
   return cased
 

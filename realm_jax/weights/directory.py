@@ -36,6 +36,11 @@ _DTYPES: Mapping[str, Any] = {
 }
 
 
+def has_tensors(directory: Path) -> bool:
+  """Returns whether a directory has a file of weights."""
+  return any((directory / name).exists() for name in (WEIGHTS, _TORCH_WEIGHTS))
+
+
 def open_tensors(directory: Path) -> dict[str, np.ndarray]:
   """Opens the weights of a directory, mapped where the format allows it.
 

@@ -120,9 +120,8 @@ class ImportConfig:
     block_length: Maximum wordpieces of a block; longer ones are cut, and None
       fits all.
     index: Kind of index for the vectors, exact or scann; None takes `scann`.
-    ignore: Regular expression for whole names of tensors that may stay unused.
-    initialize: Regular expression for whole paths of parameters that may start
-      from random values.
+    ignore: Regular expression for whole names of tensors that may stay unused,
+      and for whole paths of parameters that may start from random values.
     seed: Seed of parameters that start from random values.
   """
 
@@ -147,7 +146,6 @@ class ImportConfig:
   block_length: int | None = None
   index: Literal["exact", "scann"] | None = None
   ignore: Sequence[str] = ()
-  initialize: Sequence[str] = ()
   seed: int = 0
 
   def __post_init__(self) -> None:
@@ -156,7 +154,7 @@ class ImportConfig:
       raise WeightsError(
         f"--pooling={self.pooling}; want one of {', '.join(POOLINGS)}"
       )
-    for pattern in (*self.ignore, *self.initialize):
+    for pattern in self.ignore:
       try:
         re.compile(pattern)
       except re.error as error:

@@ -19,9 +19,9 @@ reader of pre-training.
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -69,8 +69,7 @@ _RECORDS_PER_STEP = 1024
 _RECORD_BUFFER_BYTES = 1 << 24
 
 
-@dataclasses.dataclass(frozen=True)
-class Variable:
+class Variable(NamedTuple):
   """A variable of a checkpoint, which `np.asarray` reads."""
 
   prefix: Path
@@ -102,20 +101,20 @@ class Variable:
     return np.asarray(self)
 
 
-def open_checkpoint(prefix: Path) -> dict[str, Variable]:
-  """Opens the variables of a checkpoint, by name.
+Variables = Mapping[str, Variable]
 
-  Args:
-    prefix: Path of the checkpoint's files without their suffixes, such as
-      `bert_model.ckpt` for `bert_model.ckpt.index`.
+
+def open_checkpoint(prefix: Path, scope: str = "") -> dict[str, Variable]:
+  """Opens the variables of a checkpoint, by name after a scope.
+
+  `prefix` is the path of the checkpoint's files without their suffixes, such as
+  `bert_model.ckpt` for `bert_model.ckpt.index`.
 
   Raises:
     WeightsError: It is not there, damaged, or of TensorFlow 2.
   """
   if not prefix.with_name(prefix.name + _INDEX).is_file():
-    raise WeightsError(
-      f"no TensorFlow checkpoint at {prefix}: it has no {prefix.name}{_INDEX}"
-    )
+    raise WeightsError(f"no TensorFlow checkpoint at {prefix}{_INDEX}")
   try:
     reader = tf.train.load_checkpoint(str(prefix))
     shapes = reader.get_variable_to_shape_map()
@@ -128,7 +127,7 @@ def open_checkpoint(prefix: Path) -> dict[str, Variable]:
       f"such as {_WORDS}"
     )
   return {
-    name: Variable(prefix, reader, name, tuple(shapes[name]))
+    scope + name: Variable(prefix, reader, name, tuple(shapes[name]))
     for name in sorted(shapes)
   }
 
@@ -192,43 +191,53 @@ class TfRecords:
       ) from error
 
 
-def open_bert(config: ImportConfig, path: Path, scope: str) -> Source:
+def open_bert(choices: ImportConfig, path: Path, scope: str) -> Source:
   """Opens a BERT as Google released it."""
-  del config
+  del choices
   prefix = _locate(path)
-  variables = _under(scope, open_checkpoint(prefix))
-  file = ConfigFile.read(prefix.with_name(_CONFIG))
+  variables = open_checkpoint(prefix, scope)
+  bert = _read_config(ConfigFile.read(prefix.with_name(_CONFIG)))
   roots = _roots(variables)
   if len(roots) != 1:
     raise WeightsError(
       f"{prefix} holds {len(roots)} encoders ({', '.join(roots) or 'none'}); "
       "--from=tf_bert wants one, --from=tf_realm is for ORQA's and REALM's"
     )
-  vocabulary = prefix.with_name(VOCABULARY_FILE)
+  file = prefix.with_name(VOCABULARY_FILE)
   return Source(
     variables,
     "tensorflow",
-    [_plain_encoder(variables, roots[0], _read_config(file))],
-    {vocabulary: read_uncased_pieces(vocabulary)},
+    [_encoder(variables, roots[0], bert)],
+    {file: read_uncased_pieces(file)},
   )
 
 
-def open_realm(config: ImportConfig, path: Path, scope: str) -> Source:
+def open_realm(choices: ImportConfig, path: Path, scope: str) -> Source:
   """Opens a retriever, a reader, or both, as Google released them.
 
   The input is a module, a directory of modules, the directory of a fine-tuned
   model, or the prefix of a checkpoint.
   """
-  del config
+  del choices
+  folders = {name: path / name for name in ("", *_MODULES)}
+  prefixes = {
+    name: folder / _VARIABLES
+    for name, folder in folders.items()
+    if (folder / f"{_VARIABLES}{_INDEX}").is_file()
+  }
+  if not prefixes:
+    best = path / _BEST
+    prefixes = {"": _locate(best if _prefixes(best) else path)}
+  elif "" in prefixes:
+    prefixes = {"": prefixes[""]}
   variables: dict[str, Variable] = {}
   encoders: list[Encoder] = []
-  modules = _modules_in(path)
-  for module, prefix in modules.items() or [("", _fine_tuned(path))]:
-    within = f"{scope}{module}/" if module else scope
-    found = _under(within, open_checkpoint(prefix))
+  for module, prefix in prefixes.items():
+    found = open_checkpoint(prefix, f"{scope}{module}/" if module else scope)
     variables |= found
     for root in _roots(found):
-      encoder = _encoder(found, root, _config(found, root, prefix, path))
+      bert = _config(found, root, prefix, path)
+      encoder = _with_layers_beside(found, _encoder(found, root, bert), root)
       is_query = module == "query_embedder"
       encoders.append(dataclasses.replace(encoder, only_queries=is_query))
   if not encoders:
@@ -236,93 +245,54 @@ def open_realm(config: ImportConfig, path: Path, scope: str) -> Source:
       f"{path} holds no variable {_WORDS} at any depth; want a TF-Hub module "
       "of REALM or ORQA, or a model fine-tuned from one"
     )
-  folder = path if path.is_dir() else path.parent
-  files = [
-    place / VOCABULARY_FILE
-    for place in (folder, *(folder / m / "assets" for m in ("", *_MODULES)))
-  ]
+  fields: dict[str, float] = {}
+  for encoder in encoders:
+    if head := encoder.span_head:
+      params = ConfigFile.read(path / _PARAMS, optional=True)
+      length = params.size("reader_seq_len", OPEN_QA_JOINT_LENGTH)
+      width = params.size("max_span_width", Reader.max_answer_width)
+      fields = {
+        "joint_length": min(length, encoder.config.max_positions),
+        "span_size": variables[f"{head.projection}/kernel"].shape[-1] // 2,
+        "span_norm_eps": _norm_eps(head.norm),
+        "max_answer_width": width,
+      }
+  within = path if path.is_dir() else path.parent
+  assets = [within / name / "assets" for name in folders]
+  files = [folder / VOCABULARY_FILE for folder in (within, *assets)]
+  size = Retriever.projection_size
   return Source(
     variables,
     "tensorflow",
     encoders,
     {file: read_uncased_pieces(file) for file in files if file.is_file()},
-    towers={
-      "pooling": "pooler",
-      "projection_size": Retriever.projection_size,
-    },
-    reader=_reader_fields(variables, encoders, path),
+    towers={"pooling": "pooler", "projection_size": size},
+    reader=fields,
     notes=[
-      f"{it.norm}: epsilon {_norm_eps(it.norm.rpartition('/')[2]):g}, the "
-      "default of the library that names a LayerNorm so"
+      f"{it.norm}: epsilon {_norm_eps(it.norm):g}, the default of the library "
+      "that names a LayerNorm so"
       for encoder in encoders
       for it in (encoder.projection, encoder.span_head)
       if it
     ],
-    block_vectors=_block_vectors(path),
+    block_vectors=_block_vectors(folders.values()),
   )
 
 
-def _norm_eps(name: str) -> float:
-  """Returns the epsilon of a LayerNorm; 0 for another module's name."""
-  found = (e for p, e in _EPSILONS.items() if re.fullmatch(p, name))
-  return next(found, 0.0)
-
-
-def _reader_fields(
-  variables: Mapping[str, Variable], encoders: list[Encoder], path: Path
-) -> dict[str, Any]:
-  """Returns what weights and params.json say of an open-QA reader."""
-  for encoder in encoders:
-    if head := encoder.span_head:
-      params = ConfigFile.read(path / _PARAMS, optional=True)
-      joint_length = params.size("reader_seq_len", OPEN_QA_JOINT_LENGTH)
-      return {
-        "joint_length": min(joint_length, encoder.config.max_positions),
-        "span_size": variables[f"{head.projection}/kernel"].shape[-1] // 2,
-        "span_norm_eps": _norm_eps(head.norm.rpartition("/")[2]),
-        "max_answer_width": params.size(
-          "max_span_width", Reader.max_answer_width
-        ),
-      }
-  return {}
-
-
-def _block_vectors(path: Path) -> Rows | None:
+def _block_vectors(folders: Iterable[Path]) -> Rows | None:
   """Returns the block vectors of a retriever's module, if it has any."""
-  for folder in (path, *(path / name for name in _MODULES)):
+  for folder in folders:
     for prefix in _prefixes(folder / "encoded"):
       variables = open_checkpoint(prefix)
       if BLOCK_VECTORS not in variables:
         raise WeightsError(
-          f"{prefix} has no variable {BLOCK_VECTORS}; it has "
-          f"{', '.join(variables) or 'none'}"
+          f"{prefix} has no {BLOCK_VECTORS}; it has {', '.join(variables)}"
         )
       return variables[BLOCK_VECTORS].rows()
   return None
 
 
-def _modules_in(path: Path) -> dict[str, Path]:
-  """Returns the checkpoints of a module or of those in a directory, by name."""
-  folders = {"": path, **{name: path / name for name in _MODULES}}
-  found = {
-    name: folder / _VARIABLES
-    for name, folder in folders.items()
-    if (folder / f"{_VARIABLES}{_INDEX}").is_file()
-  }
-  return {"": found[""]} if "" in found else found
-
-
-def _fine_tuned(path: Path) -> Path:
-  return _locate(path / _BEST if _prefixes(path / _BEST) else path)
-
-
-def _under(
-  scope: str, variables: Mapping[str, Variable]
-) -> dict[str, Variable]:
-  return {scope + name: variable for name, variable in variables.items()}
-
-
-def _roots(variables: Mapping[str, Variable]) -> list[str]:
+def _roots(variables: Variables) -> list[str]:
   """Returns the prefix of `bert/embeddings/…` for every encoder."""
   return [
     name.removesuffix(_WORDS)
@@ -331,19 +301,16 @@ def _roots(variables: Mapping[str, Variable]) -> list[str]:
   ]
 
 
-def _plain_encoder(
-  variables: Mapping[str, Variable], root: str, config: BertConfig
-) -> Encoder:
+def _encoder(variables: Variables, root: str, bert: BertConfig) -> Encoder:
   head = root + tables.HEAD
   has_head = tables.has(variables, head, "tensorflow")
-  return Encoder(config, f"{root}bert/", head=head if has_head else "")
+  return Encoder(bert, f"{root}bert/", head=head if has_head else "")
 
 
-def _encoder(
-  variables: Mapping[str, Variable], root: str, config: BertConfig
+def _with_layers_beside(
+  variables: Variables, encoder: Encoder, root: str
 ) -> Encoder:
-  """Returns an encoder of ORQA or REALM with the layers beside it."""
-  encoder = _plain_encoder(variables, root, config)
+  """Adds the layers of ORQA or REALM beside an encoder."""
   scopes = ["", *itertools.accumulate(re.findall(r"[^/]*/", root))]
   for scope in reversed(scopes):
     dense = f"{scope}dense"
@@ -352,28 +319,31 @@ def _encoder(
     norms = [
       name.removesuffix("/gamma")
       for name in variables
-      if name.startswith(scope) and name.endswith("/gamma")
-      if _norm_eps(name.removeprefix(scope).removesuffix("/gamma"))
+      if re.fullmatch(rf"{re.escape(scope)}[^/]*/gamma", name)
     ]
-    if len(norms) != 1:
+    if len(norms) != 1 or not _norm_eps(norms[0]):
       raise WeightsError(
-        f"there are {len(norms)} LayerNorms beside {dense}, "
-        f"{', '.join(norms) or 'none'}; want one"
+        f"want one LayerNorm beside {dense}; there are {norms or 'none'}"
       )
     if f"{dense}_1/kernel" in variables:
       head = tables.SpanHead(dense, norms[0], f"{dense}_1")
-      return dataclasses.replace(encoder, span_head=head, parts=(READER,))
+      return dataclasses.replace(encoder, span_head=head, parts=[READER])
     size = variables[f"{dense}/kernel"].shape[-1]
-    epsilon = _norm_eps(norms[0].removeprefix(scope))
-    projection = tables.Projection(dense, norms[0], size, epsilon)
+    projection = tables.Projection(dense, norms[0], size, _norm_eps(norms[0]))
     return dataclasses.replace(
-      encoder, projection=projection, parts=(RETRIEVER,)
+      encoder, projection=projection, parts=[RETRIEVER]
     )
-  return dataclasses.replace(encoder, parts=(READER,))
+  return dataclasses.replace(encoder, parts=[READER])
+
+
+def _norm_eps(name: str) -> float:
+  """Returns the epsilon of a LayerNorm; 0 for another module's name."""
+  name = name.rpartition("/")[2]
+  return next((e for p, e in _EPSILONS.items() if re.fullmatch(p, name)), 0.0)
 
 
 def _config(
-  variables: Mapping[str, Variable], root: str, prefix: Path, path: Path
+  variables: Variables, root: str, prefix: Path, path: Path
 ) -> BertConfig:
   """Returns the configuration in a file, or else what the variables show.
 

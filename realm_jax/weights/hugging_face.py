@@ -35,7 +35,12 @@ from realm_jax.weights import (
   tables,
 )
 from realm_jax.weights.config import ConfigFile
-from realm_jax.weights.directory import CONFIG, WEIGHTS, open_tensors
+from realm_jax.weights.directory import (
+  CONFIG,
+  WEIGHTS,
+  has_tensors,
+  open_tensors,
+)
 from realm_jax.weights.formats import ImportConfig
 from realm_jax.weights.model import flattened, nested
 from realm_jax.weights.plan import Source, require_vocabulary_size
@@ -92,9 +97,10 @@ def open_bert(choices: ImportConfig, directory: Path, scope: str) -> Source:
   if sentence:
     folders = [scope + folder for folder in sentence.folders]
     encoder = sentence.chain.complete(encoder, folders, sentence.projection)
-    for folder in sentence.with_weights:
-      of_module = open_tensors(directory / folder)
-      tensors |= _under(f"{scope}{folder}.", of_module)
+    for folder in sentence.folders[1:]:
+      if has_tensors(directory / folder):
+        of_module = open_tensors(directory / folder)
+        tensors |= _under(f"{scope}{folder}.", of_module)
   return Source(
     tensors,
     "torch",
@@ -271,12 +277,11 @@ def read_token_classifier(directory: Path) -> LabelledModel:
     [*tables.encoder("encoder", encoder), classifier],
     {path: tuple(leaf.shape) for path, leaf in flat.items()},
     system="torch",
-    unused={
-      # What older versions of transformers wrote, too.
-      r"bert\.pooler\..*": "token classification has no pooler",
-      r"bert\.embeddings\.(position|token_type)_ids": "computed, not stored",
-    },
-    fresh={},
+    # What older versions of transformers wrote, too.
+    allowed=dict.fromkeys(
+      (r"bert\.pooler\..*", r"bert\.embeddings\.(position|token_type)_ids"),
+      "of no use",
+    ),
   )
   return LabelledModel(module, nested(parameters), vocabulary, labels)
 

@@ -77,7 +77,7 @@ class Plan:
     name: Name of what is imported, for people.
     model: Model to write.
     parts: Parts that are imported.
-    tensors, table, system, unused, fresh: See `reading.read`.
+    tensors, table, system, allowed: See `reading.read`.
     notes: Lines for the report that say what was chosen and why.
     block_vectors: Vectors [N, d] of blocks that were released with it.
     block_records: File of their texts.
@@ -89,8 +89,7 @@ class Plan:
   tensors: Tensors
   table: tables.Table
   system: System
-  unused: Mapping[str, str]
-  fresh: Mapping[str, str]
+  allowed: Mapping[str, str]
   notes: Sequence[str]
   block_vectors: Rows | None
   block_records: Path | None
@@ -108,8 +107,7 @@ class Plan:
       self.table,
       shapes,
       system=self.system,
-      unused=self.unused,
-      fresh=self.fresh,
+      allowed=self.allowed,
     )
     parameters |= fresh_parameters(retriever, reader, report.fresh, seed=seed)
     return parameters, report.lines(self.tensors, shapes)
@@ -159,7 +157,7 @@ def make_plan(config: ImportConfig) -> Plan:
       f"pooling: {pooling} (the weights have {'a' if has_pooler else 'no'} "
       "pooler); --pooling chooses"
     )
-  fresh = dict.fromkeys(config.initialize, "allowed by --initialize")
+  allowed = dict.fromkeys(config.ignore, "allowed by --ignore") | _UNUSED
   size, eps = said["projection_size"], Retriever.projection_norm_eps
   if towers and (projection := used[0].projection):
     if config.projection_size is not None:
@@ -169,7 +167,7 @@ def make_plan(config: ImportConfig) -> Plan:
       )
     size, eps = projection.size, projection.norm_eps
   elif size is not None:
-    fresh["retriever/[^/]*/projection(_norm)?/.*"] = "--projection_size"
+    allowed["retriever/[^/]*/projection(_norm)?/.*"] = "--projection_size"
   scale = said["score_scale"] or 1.0
   if said["normalize"] and scale == 1.0:
     notes.append(
@@ -195,11 +193,10 @@ def make_plan(config: ImportConfig) -> Plan:
   for encoder in readers:
     table += tables.reader(encoder)
     if encoder.span_head is None:
-      fresh["reader/span_head/.*"] = "the input has no span head"
+      allowed["reader/span_head/.*"] = "the input has no span head"
     if not encoder.head:
-      fresh["reader/masked_lm_head/.*"] = "the input has no masked-LM head"
+      allowed["reader/masked_lm_head/.*"] = "the input has no masked-LM head"
   encoders = [*own.encoders, *of_blocks.encoders]
-  unused = dict.fromkeys(config.ignore, "allowed by --ignore") | _UNUSED
   return Plan(
     name=f"{Path(config.input).resolve().name} ({config.format})",
     model=BoundModel.of(
@@ -211,8 +208,7 @@ def make_plan(config: ImportConfig) -> Plan:
     tensors=tensors,
     table=table,
     system=own.system,
-    unused=unused | _not_imported(table, encoders, used, own.system),
-    fresh=fresh,
+    allowed=allowed | _not_imported(table, encoders, used, own.system),
     notes=notes,
     # The tower that embeds blocks made their vectors, too.
     block_vectors=of_blocks.block_vectors if towers else None,

@@ -17,17 +17,16 @@ Shape = tuple[int, ...]
 
 _LINES_IN_AN_ERROR = 20
 _NO_PLACE = (
-  "tensors of the input have no place here; --ignore=REGEX (for whole names) "
+  "tensors of the input have no place here; --ignore=REGEX, for whole names, "
   "leaves them out"
 )
 _NO_TENSOR = (
-  "parameters have no tensor in the input; --initialize=REGEX (for whole "
-  "paths) starts them from random values"
+  "parameters have no tensor in the input; --ignore=REGEX, for whole paths, "
+  "starts them from random values"
 )
 _MISSHAPEN = (
   "tensors have another shape; is config.json that of these weights? "
-  "--ignore=REGEX for the tensor together with --initialize=REGEX for the "
-  "parameter leaves it out and starts the parameter from random values"
+  "--ignore=REGEX, for the tensor and the parameter, leaves both out"
 )
 
 
@@ -78,8 +77,7 @@ def read(
   shapes: Mapping[str, Shape],
   *,
   system: System,
-  unused: Mapping[str, str],
-  fresh: Mapping[str, str],
+  allowed: Mapping[str, str],
 ) -> tuple[dict[str, np.ndarray], Report]:
   """Reads all parameters that have a tensor, in float32 and by path.
 
@@ -88,10 +86,9 @@ def read(
     table: Modules of the model, and their names in the input.
     shapes: Shapes of all parameters of the model, by path.
     system: System whose spelling the names have.
-    unused: Reasons why tensors without a place in the table are left out, by a
-      regular expression for the whole name. Any other such tensor is an error.
-    fresh: Reasons why parameters without a tensor start from random values, by
-      a regular expression for the whole path. Any other is an error.
+    allowed: Reasons why tensors without a place in the table are not used, and
+      why parameters without a tensor start from random values, by regular
+      expressions for the whole name or path. Any other is an error.
 
   Raises:
     WeightsError: A tensor is left over, missing, of another shape, not of
@@ -106,14 +103,14 @@ def read(
       if tensors[name].shape == wanted:
         used.add(name)
         found.setdefault(place.path, []).append((name, place))
-      elif not _reason(unused, name):
+      elif not _reason(allowed, name):
         used.add(name)
         misshapen[place.path] = (
           f"{show(name, tensors[name].shape)}, where {place.path} wants "
           f"{list(wanted)}"
         )
-  left = {n: _reason(unused, n) for n in tensors if n not in used}
-  missing = {p: _reason(fresh, p) for p in shapes if p not in found}
+  left = {n: _reason(allowed, n) for n in tensors if n not in used}
+  missing = {p: _reason(allowed, p) for p in shapes if p not in found}
   _raise_problems(
     {
       _NO_PLACE: [show(n, tensors[n].shape) for n in left if not left[n]],
@@ -132,7 +129,7 @@ def read(
     for name, place in copies:
       left[name] = f"the same as {mapped[path]}"
       if not np.array_equal(_parameter(tensors, name, place), parameters[path]):
-        left[name] = _reason(unused, name)
+        left[name] = _reason(allowed, name)
       if not left[name]:
         raise WeightsError(
           f"{name} and {mapped[path]} are one parameter here, and differ; pass "

@@ -7,11 +7,10 @@ MODEL_DIR/generations/00000000, so that nothing is embedded again.
 """
 
 import contextlib
-import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sized
-from pathlib import Path, PurePath, PurePosixPath
-from typing import Any
+from pathlib import Path, PurePath
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -19,25 +18,15 @@ from absl import logging
 from etils import epath
 
 from realm_jax.console.progress import Progress
+from realm_jax.corpus.building import directory_writer
 from realm_jax.corpus.building.block_builder import BlockBuilder, chunks
-from realm_jax.corpus.building.directory_writer import (
-  CorpusDirectoryWriter,
-  check_target,
-)
 from realm_jax.corpus.building.sources.documents import Document
 from realm_jax.corpus.building.summary import BuildSummary
-from realm_jax.corpus.shards.format import (
-  MANIFEST_NAME,
-  MIN_BLOCK_LENGTH,
-  NUM_SPECIAL_TOKENS,
-)
+from realm_jax.corpus.shards import format as shard_format
 from realm_jax.corpus.store import Corpus
 from realm_jax.files.object_store.remote import is_remote
 from realm_jax.files.whole.whole_directory import real_path
-from realm_jax.generations.building.artifacts import (
-  ArtifactWriter,
-  EmbeddingConfig,
-)
+from realm_jax.generations.building import artifacts
 from realm_jax.generations.store import layout
 from realm_jax.generations.store.manifest import Manifest
 from realm_jax.generations.store.publisher import publish
@@ -55,19 +44,19 @@ from realm_jax.weights.plan import Plan
 from realm_jax.weights.unpickling import read_byte_strings
 
 _STEP = 0
-_BLOCKS_PER_SHARD = 200_000
+# Name of the corpus, part of its block ids.
+_NAME = "released"
 # Block length that cuts no block.
 _UNLIMITED = 1 << 30
 
 
-@dataclasses.dataclass(frozen=True)
-class ReleasedBlocks:
+class ReleasedBlocks(NamedTuple):
   """Blocks and their vectors, in the same order, and what they become.
 
   Attributes:
     corpus_dir: Corpus to make.
-    records: Texts in UTF-8.
     vectors: Vectors, [N, d], which are read a slice at a time.
+    records: Texts in UTF-8.
     titles: Titles in UTF-8; None leaves them empty.
     block_length: Maximum wordpieces of `[CLS] title [SEP] body [SEP]`. Longer
       blocks lose their last tokens, but no text, and are counted. None fits
@@ -76,8 +65,8 @@ class ReleasedBlocks:
   """
 
   corpus_dir: epath.PathLike
-  records: Iterable[bytes]
   vectors: Rows
+  records: Iterable[bytes]
   titles: Iterable[bytes] | None = None
   block_length: int | None = None
   index: str = "scann"
@@ -89,24 +78,23 @@ def check_corpus_dir(
   """Checks that a new corpus, if any, can be written beside the MODEL_DIR."""
   if corpus_dir is None:
     return
-  one, other = _resolved(corpus_dir), _resolved(output_dir)
+  # Only local paths have symbolic links.
+  one, other = (
+    PurePath(str(path)) if is_remote(path) else real_path(path)
+    for path in (corpus_dir, output_dir)
+  )
   if one == other or one in other.parents or other in one.parents:
     raise WeightsError(
       f"--corpus_dir={corpus_dir} and --output_dir={output_dir} are one "
       "directory, or one is in the other; each appears whole, so name two side "
       "by side"
     )
-  if epath.Path(corpus_dir, MANIFEST_NAME).exists():
+  if epath.Path(corpus_dir, shard_format.MANIFEST_NAME).exists():
     raise WeightsError(
       f"--corpus_dir={corpus_dir} holds a corpus already; name a new "
       "directory, or remove it first"
     )
-  check_target(corpus_dir, overwrite=False)
-
-
-def _resolved(path: epath.PathLike) -> PurePath:
-  """Returns a path without symbolic links, which only local ones have."""
-  return PurePosixPath(str(path)) if is_remote(path) else real_path(path)
+  directory_writer.check_target(corpus_dir, overwrite=False)
 
 
 def open_released(config: ImportConfig, plan: Plan) -> ReleasedBlocks | None:
@@ -118,45 +106,42 @@ def open_released(config: ImportConfig, plan: Plan) -> ReleasedBlocks | None:
   if config.corpus_dir is None:
     return None
   vectors = plan.block_vectors
-  if vectors is None:
+  records = config.block_records or plan.block_records
+  if vectors is None or records is None:
     raise WeightsError(
       "--corpus_dir is for released blocks with their vectors, and "
       f"{plan.name} has none (in TF-Hub modules they are the retriever's "
-      "encoded/encoded.ckpt); leave it out, and use build_corpus and "
-      "build_index"
-    )
-  shape, dim = tuple(vectors.shape), plan.model.retriever.vector_size
-  if len(shape) != 2 or shape[1] != dim:
-    raise WeightsError(
-      f"block vectors of shape {list(shape)} for a retriever of {dim} "
-      f"dimensions; want [blocks, {dim}]: are they of this model?"
-    )
-  records = config.block_records or plan.block_records
-  if records is None:
-    raise WeightsError(
-      f"{plan.name} has the vectors of blocks without their texts; pass "
+      "encoded/encoded.ckpt); use build_corpus and build_index"
+      if vectors is None
+      else f"{plan.name} has the vectors of blocks without their texts; pass "
       "--block_records, blocks.tfr or block_records.npy of the same release"
+    )
+  dim = plan.model.retriever.vector_size
+  if len(vectors.shape) != 2 or vectors.shape[1] != dim:
+    raise WeightsError(
+      f"block vectors of shape {[*vectors.shape]} for a retriever of {dim} "
+      f"dimensions; want [blocks, {dim}]: are they of this model?"
     )
   titles = config.block_titles
   released = ReleasedBlocks(
     config.corpus_dir,
-    _open_records(records),
     vectors,
-    None if titles is None else _open_records(titles),
+    _open(records),
+    None if titles is None else _open(titles),
     config.block_length,
-    config.index or ReleasedBlocks.index,
+    config.index or "scann",
   )
   for texts in (released.records, released.titles):
-    if isinstance(texts, Sized) and len(texts) != shape[0]:
+    if isinstance(texts, Sized) and len(texts) != vectors.shape[0]:
       raise WeightsError(
-        f"{shape[0]} block vectors, and {len(texts)} texts; want one for each, "
-        "in the same order: are both of one release?"
+        f"{vectors.shape[0]} block vectors, and {len(texts)} texts; want one "
+        "for each, in the same order: are both of one release?"
       )
   return released
 
 
-def _open_records(path: epath.PathLike) -> Iterable[bytes]:
-  """Opens the records of a numpy array of bytes (`.npy`) or of TFRecords."""
+def _open(path: epath.PathLike) -> Iterable[bytes]:
+  """Opens the texts of a numpy array of bytes (`.npy`) or of TFRecords."""
   # It imports TensorFlow.
   from realm_jax.weights.google import TfRecords
 
@@ -184,23 +169,25 @@ def import_blocks(
     CorpusError, DiskFullError: An output cannot be written.
     GenerationError: A vector is not finite.
   """
-  corpus_dir, retriever = released.corpus_dir, model.retriever
+  corpus_dir, retriever = epath.Path(released.corpus_dir), model.retriever
   write_corpus(released, model.vocabulary)
   try:
     mesh = make_mesh()
-    length = min(EmbeddingConfig.query_length, retriever.bert.max_positions)
-    artifacts = ArtifactWriter(
+    usual = artifacts.EmbeddingConfig.query_length
+    writer = artifacts.ArtifactWriter(
       Corpus.open(corpus_dir),
       retriever,
       index=config_from(released.index, {}),
-      config=EmbeddingConfig(query_length=length),
+      config=artifacts.EmbeddingConfig(
+        query_length=min(usual, retriever.bert.max_positions)
+      ),
       mesh=mesh,
     )
     replicated = jax.device_put(params, sharding.replicated(mesh))
 
     def write(directory: Path) -> Manifest:
-      stored = artifacts.store(directory, released.vectors, step=_STEP)
-      return artifacts.write(
+      stored = writer.store(directory, released.vectors, step=_STEP)
+      return writer.write(
         directory, step=_STEP, params=replicated, stored=stored
       )
 
@@ -208,11 +195,11 @@ def import_blocks(
     yield
   except BaseException:
     logging.info("Removing %s, whose generation was not written", corpus_dir)
-    remote = is_remote(corpus_dir)
-    directory = epath.Path(corpus_dir if remote else real_path(corpus_dir))
+    if not is_remote(corpus_dir):
+      corpus_dir = epath.Path(real_path(corpus_dir))
     # The manifest first: without it, what remains is no corpus.
-    (directory / MANIFEST_NAME).unlink(missing_ok=True)
-    directory.rmtree(missing_ok=True)
+    (corpus_dir / shard_format.MANIFEST_NAME).unlink(missing_ok=True)
+    corpus_dir.rmtree(missing_ok=True)
     raise
 
 
@@ -220,8 +207,7 @@ def write_corpus(
   released: ReleasedBlocks,
   vocabulary: WordpieceVocabulary,
   *,
-  blocks_per_shard: int = _BLOCKS_PER_SHARD,
-  name: str = "released",
+  blocks_per_shard: int = 200_000,
 ) -> None:
   """Writes a corpus directory with the records as its blocks, in order.
 
@@ -235,27 +221,28 @@ def write_corpus(
   """
   num_blocks, length = released.vectors.shape[0], released.block_length
   with (
-    CorpusDirectoryWriter.open(
+    directory_writer.CorpusDirectoryWriter.open(
       released.corpus_dir,
       pieces=vocabulary.pieces,
       blocks_per_shard=blocks_per_shard,
-      name=name,
+      name=_NAME,
     ) as writer,
     Progress("blocks written", total=num_blocks) as progress,
   ):
     builder = BlockBuilder(
       vocabulary=vocabulary,
-      corpus_name=name,
+      corpus_name=_NAME,
       block_length=length or _UNLIMITED,
       tagger=tag,
     )
-    summary, longest = BuildSummary(), MIN_BLOCK_LENGTH
+    summary, longest = BuildSummary(), shard_format.MIN_BLOCK_LENGTH
     for chunk in chunks(_documents(released)):
       built = builder.build(chunk)
       writer.shards.append(built.blocks)
       summary.add(built)
       sizes = np.diff(built.blocks.arrays["token_ids_offsets"])
-      longest = max(longest, NUM_SPECIAL_TOKENS + int(sizes.max()))
+      size = shard_format.NUM_SPECIAL_TOKENS + int(sizes.max())
+      longest = max(longest, size)
       progress.advance(len(chunk))
     writer.finish(
       version=1, block_length=length or longest, summary=summary.to_json()

@@ -29,10 +29,8 @@ _MODULES = "modules.json"
 _PROMPTS = "config_sentence_transformers.json"
 _LENGTHS = "sentence_bert_config.json"
 _PACKAGE = "sentence_transformers.models."
-_ACTIVATIONS = {
-  "torch.nn.modules.activation.Tanh": "tanh",
-  "torch.nn.modules.linear.Identity": "identity",
-}
+_TANH = "torch.nn.modules.activation.Tanh"
+_IDENTITY = "torch.nn.modules.linear.Identity"
 _POOLING_KEYS = {
   "pooling_mode_cls_token": "cls",
   "pooling_mode_mean_tokens": "mean",
@@ -64,43 +62,78 @@ _USUAL_DENSE = {
 
 
 class Chain(NamedTuple):
-  """The modules that make vectors, as far as they may differ."""
+  """What the modules of a directory may differ in."""
 
   pooling: str
   projects: bool
   normalizes: bool
 
-  @property
-  def modules(self) -> tuple[str, ...]:
-    """Kinds of the modules, with their mode or activation."""
-    return (
-      "Transformer",
-      f"Pooling {'mean' if self.pooling == 'mean' else 'cls'}",
-      *(["Dense tanh"] if self.pooling == "pooler" else []),
-      *(["Dense identity", "LayerNorm"] if self.projects else []),
-      *(["Normalize"] if self.normalizes else []),
-    )
+  def modules(
+    self, hidden: int = 0, size: int | None = 0
+  ) -> list[tuple[str, dict[str, JsonValue]]]:
+    """Returns kind and config.json of each module, empty if it has none.
+
+    `hidden` is BERT's size, and `size` the projection's.
+    """
+    mode = "mean" if self.pooling == "mean" else "cls"
+    pooling: dict[str, JsonValue] = {
+      "word_embedding_dimension": hidden,
+      # As all versions read it.
+      **{key: ours == mode for key, ours in _POOLING_KEYS.items()},
+      "pooling_mode_max_tokens": False,
+      "pooling_mode_mean_sqrt_len_tokens": False,
+    }
+    dense: dict[str, JsonValue] = {
+      "in_features": hidden,
+      "out_features": hidden,
+      "bias": True,
+      "activation_function": _TANH,
+    }
+    modules = [("Transformer", {}), ("Pooling", pooling)]
+    if self.pooling == "pooler":
+      modules.append(("Dense", dense))
+    if self.projects:
+      linear = {"out_features": size, "activation_function": _IDENTITY}
+      modules += [("Dense", dense | linear), ("LayerNorm", {"dimension": size})]
+    if self.normalizes:
+      modules.append(("Normalize", {}))
+    return modules
 
   def complete(
     self, encoder: Encoder, folders: Sequence[str], projection: Projection
   ) -> Encoder:
-    """Names the modules after the encoder; of the projection only sizes."""
-    folder = dict(zip(self.modules, folders, strict=True))
+    """Names the modules after the encoder; `projection` has only sizes."""
+    kinds = [kind for kind, _ in self.modules()]
+    dense = [folders[i] for i, kind in enumerate(kinds) if kind == "Dense"]
     if self.pooling == "pooler":
-      encoder = dataclasses.replace(
-        encoder, pooler=f"{folder['Dense tanh']}.linear"
-      )
+      encoder = dataclasses.replace(encoder, pooler=f"{dense[0]}.linear")
     if self.projects:
+      norm = folders[kinds.index("LayerNorm")]
       projection = projection._replace(
-        dense=f"{folder['Dense identity']}.linear",
-        norm=f"{folder['LayerNorm']}.norm",
+        dense=f"{dense[-1]}.linear", norm=f"{norm}.norm"
       )
       encoder = dataclasses.replace(encoder, projection=projection)
     return encoder
 
 
+def _described(kind: str, module: Mapping[str, JsonValue]) -> str:
+  """Returns a module's kind with what decides whether a tower can have it."""
+  said = [
+    _POOLING_KEYS.get(key, key)
+    for key, value in module.items()
+    if key.startswith("pooling_mode_") and value
+  ]
+  # Later versions write one name instead.
+  for key in ("pooling_mode", "activation_function"):
+    said += [str(module[key])] if key in module else []
+  for key, value in _USUAL_DENSE.items():
+    if kind == "Dense" and module.get(key) not in (None, value):
+      said.append(f"{key}={module[key]}")
+  return " ".join([kind, *dict.fromkeys(said)])
+
+
 _CHAINS = {
-  chain.modules: chain
+  tuple(itertools.starmap(_described, chain.modules())): chain
   for chain in itertools.starmap(
     Chain, itertools.product(POOLINGS, (False, True), (False, True))
   )
@@ -122,13 +155,7 @@ class SentenceModel(NamedTuple):
   folders: Sequence[str]
   projection: Projection
   towers: Mapping[str, Any]
-  notes: list[str]
-
-  @property
-  def with_weights(self) -> list[str]:
-    """Folders of the modules after BERT that have weights."""
-    kinds = zip(self.chain.modules, self.folders, strict=True)
-    return [f for kind, f in kinds if kind.startswith(("Dense", "LayerNorm"))]
+  notes: Sequence[str]
 
 
 def read_model(directory: Path) -> SentenceModel | None:
@@ -148,88 +175,61 @@ def read_model(directory: Path) -> SentenceModel | None:
     raise WeightsError(
       f"{path} is no list of modules with type and path"
     ) from error
-  configs = [
+  # BERT's own configuration is read with its weights.
+  files = [
     ConfigFile.read(directory / folder / CONFIG, optional=True)
     for folder in folders
   ]
-  found = tuple(map(_described, kinds, configs))
+  entries = [{}, *(file.entries for file in files[1:])]
+  found = tuple(map(_described, kinds, entries))
   if found not in _CHAINS:
+    known = "; ".join(", ".join(chain) for chain in _CHAINS)
     raise WeightsError(
-      f"{path} chains {', '.join(found)}; a tower here is Transformer, Pooling "
-      "(cls or mean), perhaps a Dense with tanh after cls, perhaps a Dense "
-      "without activation and its LayerNorm, and perhaps Normalize"
+      f"{path} chains {', '.join(found)}; a tower here is one of {known}"
     )
   chain = _CHAINS[found]
-  settings = _read_settings(directory / _SETTINGS)
   prompts = _read_prompts(directory / _PROMPTS)
-  by_kind = dict(zip(found, configs, strict=True))
-  includes = by_kind[found[1]].get("include_prompt")
-  if chain.pooling == "mean" and includes is False and any(prompts.values()):
-    raise WeightsError(
-      f"{by_kind[found[1]].where} leaves the prompt out of the mean "
-      "(include_prompt=false); the mean here is over all tokens"
-    )
-  size = by_kind["Dense identity"].size("out_features") if chain.projects else 0
-  projection = Projection(
-    *("", "", size),
-    settings.pop("projection_norm_eps"),
-    settings.pop("projection_scale"),
-  )
+  is_mean = chain.pooling == "mean" and any(prompts.values())
+  if is_mean and files[1].get("include_prompt") is False:
+    raise files[1].error("include_prompt", "true, the mean of all tokens")
+  settings = _read_settings(directory / _SETTINGS)
   towers = {
     "pooling": chain.pooling,
     "normalize": chain.normalizes,
     **prompts,
     # By default it reads `[CLS] text [SEP]`, all of it of type 0.
-    **settings,
+    **{name: settings[name] for name in [*_DEFAULTS][:3]},
   }
   said = ", ".join(f"{n}={v!r}" for n, v in towers.items() if v is not None)
   notes = [f"sentence-transformers' files say {said}"]
   lengths = ConfigFile.read(directory / _LENGTHS, optional=True)
-  if lengths.get("max_seq_length") is not None:
+  if (length := lengths.get("max_seq_length")) is not None:
     notes.append(
-      f"sentence-transformers reads the first {lengths.size('max_seq_length')} "
-      "tokens of a text; longer blocks are more than it was trained on"
+      f"sentence-transformers reads the first {length} tokens of a text; "
+      "longer blocks are more than it was trained on"
     )
+  norm = kinds.index("LayerNorm") if chain.projects else 0
+  projection = Projection(
+    dense="",
+    norm="",
+    size=files[norm - 1].size("out_features") if chain.projects else 0,
+    norm_eps=settings["projection_norm_eps"],
+    factor=settings["projection_scale"],
+  )
   return SentenceModel(chain, folders, projection, towers, notes)
 
 
-def _described(kind: str, config: ConfigFile) -> str:
-  """Returns a module as `Chain.modules` describes it."""
-  if kind == "Pooling":
-    modes = [
-      _POOLING_KEYS.get(key, key)
-      for key, value in config.entries.items()
-      if key.startswith("pooling_mode_") and value
-    ]
-    # Later versions write one name instead.
-    if isinstance(mode := config.get("pooling_mode"), str):
-      modes = [_POOLING_KEYS.get(mode, mode)]
-    return f"Pooling {' and '.join(modes)}"
-  if kind != "Dense":
-    return kind
-  for key, value in _USUAL_DENSE.items():
-    if config.get(key) not in (None, value):
-      raise config.error(key, repr(value))
-  activation = str(config.get("activation_function"))
-  return f"Dense {_ACTIVATIONS.get(activation, activation)}"
-
-
 def _read_settings(path: Path) -> dict[str, Any]:
-  config = ConfigFile.read(path, optional=True)
-  if unknown := config.entries.keys() - _DEFAULTS:
-    raise WeightsError(
-      f"{path} has {', '.join(sorted(unknown))}; want {', '.join(_DEFAULTS)}: "
-      "a later version may have written it"
-    )
-  settings: dict[str, Any] = {**_DEFAULTS, **config.entries}
-  for name in config.entries:
-    if not isinstance(_DEFAULTS[name], bool):
-      settings[name] = config.number(name)
-    elif not isinstance(settings[name], bool):
-      raise config.error(name, "true or false")
-  if settings["projection_scale"] <= 0:
-    raise config.error("projection_scale", "a number above 0")
-  return settings
+  file = ConfigFile.read(path, optional=True)
+  for name, value in file.entries.items():
+    if name not in _DEFAULTS:
+      raise file.error(name, f"{', '.join(_DEFAULTS)} alone")
+    is_switch = isinstance(_DEFAULTS[name], bool)
+    if is_switch != isinstance(value, bool):
+      raise file.error(name, "true or false" if is_switch else "a number")
+    if not is_switch and file.number(name) <= 0:
+      raise file.error(name, "a number above 0")
+  return {**_DEFAULTS, **file.entries}
 
 
 def _read_prompts(path: Path) -> dict[str, str]:
@@ -267,27 +267,23 @@ def plan_export(model: BoundModel, ours: str, tower: str | None) -> Export:
   retriever = model.retriever
   bert, size = retriever.bert, retriever.projection_size
   chain = Chain(retriever.pooling, size is not None, retriever.normalize)
-  kinds = [kind.partition(" ")[0] for kind in chain.modules]
+  modules = chain.modules(bert.hidden_size, size)
+  kinds = [kind for kind, _ in modules]
   folders = ["", *(f"{i}_{kind}" for i, kind in enumerate(kinds) if i)]
   eps = retriever.projection_norm_eps
   if size is None:
     eps = _DEFAULTS["projection_norm_eps"]
   projection = Projection("", "", size or 0, eps, _projection_scale(eps))
-  settings = {
-    "title_separator": retriever.title_separator,
-    "token_types": retriever.token_types,
-    "score_scale": retriever.score_scale,
-    "projection_norm_eps": eps,
-    "projection_scale": projection.factor,
-  }
   prompts = _prompts(model)
   # Where types are among these names, the body of a pair has the type 1.
   types = ["token_type_ids"] if retriever.token_types else []
-  tokenizer: Any = config.tokenizer_config(bert.max_positions)
-  names = ["input_ids", *types, "attention_mask"]
+  names: JsonValue = ["input_ids", *types, "attention_mask"]
   files: dict[str, JsonValue] = {
     **class_files(bert, "BertModel"),
-    config.TOKENIZER: {**tokenizer, "model_input_names": names},
+    config.TOKENIZER: {
+      **config.tokenizer_config(bert.max_positions),
+      "model_input_names": names,
+    },
     _MODULES: [
       {"idx": i, "name": str(i), "path": folder, "type": _PACKAGE + kind}
       for i, (kind, folder) in enumerate(zip(kinds, folders, strict=True))
@@ -304,57 +300,35 @@ def plan_export(model: BoundModel, ours: str, tower: str | None) -> Export:
       # of random values.
       "model_args": {"add_pooling_layer": False},
     },
-    _SETTINGS: settings,
+    _SETTINGS: {
+      "title_separator": retriever.title_separator,
+      "token_types": retriever.token_types,
+      "score_scale": retriever.score_scale,
+      "projection_norm_eps": eps,
+      "projection_scale": projection.factor,
+    },
   }
-  for kind, folder in zip(chain.modules[1:], folders[1:], strict=True):
-    content = _module_config(kind, retriever)
-    files[f"{folder}/{CONFIG}" if content else f"{folder}/"] = content
-  notes = [f"how texts are given to the model: {README}"]
-  if projection.factor != 1.0:
-    notes.append(
-      f"the projection is written times {projection.factor:g}, so that the "
-      "LayerNorm of sentence-transformers, of epsilon 1e-5, stands for one of "
-      f"{retriever.projection_norm_eps:g}"
-    )
-  if retriever.score_scale != 1.0:
-    notes.append(
-      f"score_scale={retriever.score_scale:g} is in {_SETTINGS}, which "
-      "sentence-transformers does not read: its similarity ranks alike, and is "
-      "smaller by this factor"
-    )
-  encoder = chain.complete(Encoder(bert, ""), folders, projection)
+  for (_, content), folder in zip(modules[1:], folders[1:], strict=True):
+    files[f"{folder}/{CONFIG if content else ''}"] = content or None
   return Export(
     RETRIEVER,
-    [*tables.tower(ours, encoder, retriever.pooling)],
+    [
+      *tables.tower(
+        ours,
+        chain.complete(Encoder(bert, ""), folders, projection),
+        retriever.pooling,
+      )
+    ],
     files,
-    notes,
+    [
+      f"how texts are given to the model: {README}",
+      f"score_scale={retriever.score_scale:g}, which sentence-transformers "
+      f"does not read, is in {_SETTINGS}; the projection is written times "
+      f"{projection.factor:g}, as its LayerNorm has the epsilon 1e-5",
+    ],
     _readme(retriever, prompts, tower),
     folders[2:],
   )
-
-
-def _module_config(kind: str, retriever: Retriever) -> JsonValue:
-  """Returns the config.json of a module; None if it has none."""
-  hidden, size = retriever.bert.hidden_size, retriever.projection_size
-  name, _, mode = kind.partition(" ")
-  if name == "Pooling":
-    # As all versions read it.
-    modes = {key: ours == mode for key, ours in _POOLING_KEYS.items()}
-    return {
-      "word_embedding_dimension": hidden,
-      **modes,
-      "pooling_mode_max_tokens": False,
-      "pooling_mode_mean_sqrt_len_tokens": False,
-    }
-  if name == "Dense":
-    activations = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}
-    return {
-      "in_features": hidden,
-      "out_features": hidden if mode == "tanh" else size,
-      "bias": True,
-      "activation_function": activations[mode],
-    }
-  return {"dimension": size} if name == "LayerNorm" else None
 
 
 def _projection_scale(norm_eps: float) -> float:
@@ -362,10 +336,9 @@ def _projection_scale(norm_eps: float) -> float:
 
   LayerNorm (v − mean) / √(var + ε) is the same of c · v with c² · ε. Its ε is
   1e-5 in sentence-transformers, so weights that are c times as large give it an
-  effective ε of 1e-5 / c². c is the least power of two with which this is the
-  retriever's to 2e-10: a power of two rounds no weight, and a small one leaves
-  room in float16. Where the elements of a vector have a variance of 1e-4, the
-  remaining difference of ε changes the vector by a millionth.
+  effective ε of 1e-5 / c². c is the least power of two, which rounds no weight,
+  with which this is the retriever's to 2e-10. Where the elements of a vector
+  have a variance of 1e-4, what remains changes the vector by a millionth.
 
   Raises:
     WeightsError: No such factor exists.
@@ -397,55 +370,31 @@ def _prompts(model: BoundModel) -> dict[str, JsonValue]:
   return texts
 
 
-_CARD = """---
+_README = """---
 library_name: sentence-transformers
 pipeline_tag: sentence-similarity
-tags:
-- sentence-transformers
-- feature-extraction
-- realm
 ---
 # Retriever of a retrieval-augmented language model
 
-Queries and documents become vectors of {size} dimensions{length}. \
-The relevance of document z to query x is {factor}⟨v(x), v(z)⟩, the inner \
-product, which `model.similarity` computes{without}. The directory was \
-written by realm_jax.
-{of_tower}
-## Usage
+Written by realm_jax. The relevance of document z to query x is {scale:g} · \
+⟨v(x), v(z)⟩, and `model.similarity` computes the inner product. {towers}
 
 ```python
 from sentence_transformers import SentenceTransformer
 
-{load}
-queries = ["{query}who built the bridge?"]
-documents = [{document}]
-x = {query_model}.encode(queries)
-z = {block_model}.encode(documents)
-print({query_model}.similarity(x, z))
+model = SentenceTransformer("DIRECTORY")
+x = model.encode(["{query}who built the bridge?"])
+z = model.encode([{document}])
+print(model.similarity(x, z))
 ```
 
-## Texts
-
-- A query is read as `[CLS] {query}query [SEP]`.
-- A document is read as `[CLS] {block}title{texts}
-{prompts}- A text is cut after {positions} tokens. Models of this kind are \
-trained on passages of at most 288 wordpieces; split longer documents, and \
-give the title with each passage.
-"""
-_OF_TOWER = """
-This is the {tower} tower, which embeds {embeds}. The {other} tower, which \
-embeds {other_embeds}, has a directory of its own, which `--tower={other}` \
-writes.
-"""
-_PAIR = """ [SEP] body [SEP]`; {types}. Give it as the pair `(title, body)`, \
-and a document without a title as `("", body)`: the tokenizer makes these \
-tokens of a pair."""
-_ONE_TEXT = """ body [SEP]`: give title and body as one text, with a space \
-between them."""
-_WITH_PROMPTS = """- The words before queries and titles are the prompts \
-`query` and `document`. The example writes them out. `encode_query` and \
-`encode_document`, which later versions of the library have, add them.
+- A query is read as `[CLS] {query}query [SEP]`, and a document as \
+`[CLS] {block}title{separator} body [SEP]`, {types}. Give title and body as \
+in the example, and a document without a title with `""` for it.
+- Words before queries and titles are the prompts `query` and `document`, \
+which `encode_query` and `encode_document` of later versions add.
+- A text is cut after {positions} tokens. Models of this kind are trained on \
+passages of at most 288 wordpieces; give the title with each passage.
 """
 
 
@@ -453,40 +402,21 @@ def _readme(
   retriever: Retriever, prompts: Mapping[str, JsonValue], tower: str | None
 ) -> str:
   """Returns the text of README.md: how others give the model their texts."""
-  scale, block = retriever.score_scale, prompts["document"]
-  body = "The bridge was built by the railway."
-  document, texts = f'"{block}Bridge {body}"', _ONE_TEXT
+  block, body = prompts["document"], "The bridge was built by the railway."
+  document, separator = f'"{block}Bridge {body}"', ""
   if retriever.title_separator:
-    types = "all tokens are of type 0"
-    if retriever.token_types:
-      types = "up to the first `[SEP]` the token type is 0, and after it 1"
-    document, texts = f'("{block}Bridge", "{body}")', _PAIR.format(types=types)
-  query_model = block_model = "model"
-  load, of_tower = 'model = SentenceTransformer("DIRECTORY")', ""
+    document, separator = f'("{block}Bridge", "{body}")', " [SEP]"
+  types = "of type 0, and 1 after the first `[SEP]`"
+  towers = "The model embeds queries and documents."
   if tower is not None:
-    query_model, block_model = "query_tower", "block_tower"
-    load = "\n".join(
-      f'{name} = SentenceTransformer("{name.upper()}_DIRECTORY")'
-      for name in (query_model, block_model)
-    )
-    embeds = {"query": "queries", "block": "documents"}
-    other = "block" if tower == "query" else "query"
-    of_tower = _OF_TOWER.format(
-      tower=tower, embeds=embeds[tower], other=other, other_embeds=embeds[other]
-    )
-  return _CARD.format(
-    size=retriever.vector_size,
-    length=" of length 1" if retriever.normalize else "",
-    factor="" if scale == 1.0 else f"{scale:g} · ",
-    without="" if scale == 1.0 else f" without the factor {scale:g}",
-    of_tower=of_tower,
-    load=load,
+    towers = f"This is the {tower} tower; the other has a directory of its own."
+  return _README.format(
+    scale=retriever.score_scale,
+    towers=towers,
     query=prompts["query"],
-    document=document,
-    query_model=query_model,
-    block_model=block_model,
     block=block,
-    texts=texts,
-    prompts=_WITH_PROMPTS if any(prompts.values()) else "",
+    document=document,
+    separator=separator,
+    types=types if retriever.token_types else "all of type 0",
     positions=retriever.bert.max_positions,
   )

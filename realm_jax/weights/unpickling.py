@@ -10,7 +10,7 @@ import pickle
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -37,13 +37,6 @@ class _Object(list[Any]):
     self[:] = state
 
 
-class _TorchTensor(NamedTuple):
-  storage: tuple[Any, ...]
-  offset: int
-  size: tuple[int, ...]
-  stride: tuple[int, ...]
-
-
 _NAMES: Mapping[str, Any] = {
   "numpy.core.multiarray._reconstruct": lambda *_: _Object(),
   "numpy._core.multiarray._reconstruct": lambda *_: _Object(),
@@ -54,7 +47,8 @@ _NAMES: Mapping[str, Any] = {
   "__builtin__.bytes": lambda: b"",
   "builtins.bytes": lambda: b"",
   "collections.OrderedDict": collections.OrderedDict,
-  "torch._utils._rebuild_tensor_v2": lambda *given: _TorchTensor(*given[:4]),
+  # Storage, offset, size and stride, in elements.
+  "torch._utils._rebuild_tensor_v2": lambda *given: given[:4],
   "torch._utils._rebuild_parameter": lambda tensor, *_: tensor,
   **{f"torch.{kind}": kind for kind in _STORAGES},
 }
@@ -83,16 +77,15 @@ def read_byte_strings(path: epath.Path) -> list[bytes]:
       np.lib.format.read_magic(file)
       shape, _, _ = np.lib.format.read_array_header_1_0(file)
       *_, records = _Unpickler(file).load()
-      is_whole = not file.read(1)
-    if {*map(type, records)} - {bytes} or (len(records),) != shape:
+      rest = file.read(1)
+    if {*map(type, records)} - {bytes} or (len(records),) != shape or rest:
       raise ValueError("it holds something else")
-    if not is_whole:
-      raise ValueError("it goes on after its end")
+    return records
   except Exception as error:  # A damaged file can raise anything.
-    raise _refused(
-      path, error, "byte strings, one dimension of them"
+    raise WeightsError(
+      f"{path} is not read ({error!r}); want an array of byte strings. Nothing "
+      "of it was run"
     ) from error
-  return records
 
 
 def read_torch_file(path: Path) -> dict[str, np.ndarray]:
@@ -107,30 +100,28 @@ def read_torch_file(path: Path) -> dict[str, np.ndarray]:
       (pickled,) = (n for n in names if n.count("/") == 1 and "data.pkl" in n)
       with file.open(pickled) as content:
         tensors = _Unpickler(content).load()
-      folder = pickled.partition("/")[0]
+      folder = pickled.replace("data.pkl", "data")
       return {
-        str(name): _view(file.read(f"{folder}/data/{it.storage[2]}"), it)
-        for name, it in tensors.items()
+        str(name): _view(file.read(f"{folder}/{tensor[0][2]}"), *tensor)
+        for name, tensor in tensors.items()
       }
   except Exception as error:
-    wanted = "tensors by name, a state_dict() saved by torch 1.6 or later"
-    raise _refused(path, error, wanted) from error
+    raise WeightsError(
+      f"{path} is not read ({error!r}); want tensors by name, a state_dict() "
+      "that torch 1.6 or later saved. Nothing of it was run"
+    ) from error
 
 
-def _view(data: bytes, tensor: _TorchTensor) -> np.ndarray:
-  (_, kind, *_), offset, size, stride = tensor
-  values = np.frombuffer(data, _STORAGES[kind])[offset:]
+def _view(
+  data: bytes,
+  storage: tuple[Any, ...],
+  offset: int,
+  size: tuple[int, ...],
+  stride: tuple[int, ...],
+) -> np.ndarray:
+  values = np.frombuffer(data, _STORAGES[storage[1]])[offset:]
   last = sum((n - 1) * step for n, step in zip(size, stride, strict=True))
   if min((offset, *stride, *size)) < 0 or last >= len(values) > 0:
     raise ValueError("a tensor lies beyond its storage")
   steps = [step * values.itemsize for step in stride]
   return np.lib.stride_tricks.as_strided(values, size, steps, writeable=False)
-
-
-def _refused(
-  path: epath.PathLike, error: Exception, wanted: str
-) -> WeightsError:
-  return WeightsError(
-    f"{path} is not read ({type(error).__name__}: {error}); want {wanted}. "
-    "Nothing of it was run"
-  )

@@ -187,7 +187,7 @@ def test_accents_are_stripped_where_capitals_are(golden, tmp_path):
     if strips == config["do_lower_case"]:
       read_token_classifier(directory)
       continue
-    with pytest.raises(WeightsError, match=r"accents .*never saw"):
+    with pytest.raises(WeightsError, match="strip_accents"):
       read_token_classifier(directory)
 
 

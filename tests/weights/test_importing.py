@@ -22,6 +22,7 @@ from realm_jax.models.reader import Reader
 from realm_jax.models.retriever import Retriever
 from realm_jax.training import trainer
 from realm_jax.training.config import TrainConfig
+from realm_jax.training.stages.open_qa import OpenQa
 from realm_jax.weights import WeightsError
 from realm_jax.weights.model import gin_model
 from tests import tiny_world
@@ -175,7 +176,7 @@ def model(tmp_path):
 
 def test_its_gin_file_binds_the_very_same_modules(model):
   retriever, reader, file = model
-  with configuration.parsed(FUNCTIONS["open_qa"], [file]):
+  with configuration.parsed(OpenQa, [file]):
     assert configuration.configured(Retriever)() == retriever
     assert configuration.configured(Reader)() == reader
 

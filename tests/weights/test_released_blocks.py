@@ -41,10 +41,12 @@ def ids(words: str) -> list[int]:
 def write(path, records=RECORDS, *, num_blocks=6, titles=TITLES, **settings):
   vectors = np.zeros((num_blocks, 2), np.float32)
   texts = None if titles is None else iter(titles)
-  released = ReleasedBlocks(path, iter(records), vectors, texts, **settings)
-  words = vocabulary_of(tuple(_PIECES))
-  # Two blocks a shard: rows go on through all of them.
-  released_blocks.write_corpus(released, words, blocks_per_shard=2)
+  released_blocks.write_corpus(
+    ReleasedBlocks(path, vectors, iter(records), texts, **settings),
+    vocabulary_of(tuple(_PIECES)),
+    # Two blocks a shard: rows go on through all of them.
+    blocks_per_shard=2,
+  )
   return Corpus.open(path)
 
 
@@ -169,8 +171,6 @@ def test_a_checkpoint_that_cannot_be_written_takes_all_back(
 
 def test_a_vector_that_is_not_finite_is_not_published(tmp_path):
   vectors, _ = files.write_release(tmp_path / "in")
-  (tmp_path / "disk").mkdir()
-  (tmp_path / "corpus").symlink_to(tmp_path / "disk")
   encoded = tmp_path / "in" / "embedder" / "encoded" / "encoded.ckpt"
   broken = vectors.copy()
   broken[17, 3] = np.nan

@@ -13,7 +13,7 @@ from realm_jax.generations.store.publisher import publish
 from realm_jax.models.bert import BertConfig
 from realm_jax.models.retriever import Retriever
 from realm_jax.weights import WeightsError, vectors
-from realm_jax.weights.vectors import PublishedVectors, export_vectors
+from realm_jax.weights.vectors import export_vectors
 from tests.generations.conftest import DIM, fill, make_corpus, publish_one
 
 _BLOCKS = 30
@@ -26,9 +26,9 @@ def corpus(tmp_path_factory):
   return make_corpus(directory, num_blocks=_BLOCKS)
 
 
-def _published(tmp_path, corpus, **changes):
-  settings = {"retriever": _RETRIEVER} | changes
-  return PublishedVectors(tmp_path / "run", corpus.source, **settings)
+def _export(tmp_path, corpus, output="out", **changes):
+  settings = {"corpus_dir": corpus.source, "retriever": _RETRIEVER} | changes
+  export_vectors(tmp_path / "run", output_dir=tmp_path / output, **settings)
 
 
 def _publish_as_bfloat16(generations_dir, corpus, values):
@@ -98,31 +98,33 @@ def test_bfloat16_becomes_float32_without_rounding(tmp_path, corpus):
   # Eight bits of mantissa, which bfloat16 has.
   values = rng.integers(-128, 128, (_BLOCKS, DIM)).astype(np.float32) * 1024
   _publish_as_bfloat16(tmp_path / "run" / "generations", corpus, values)
-  published = _published(tmp_path, corpus, checkpoint_step=3)
-  export_vectors(published, tmp_path / "out")
+  _export(tmp_path, corpus, checkpoint_step=3)
   array = np.load(tmp_path / "out" / "vectors.npy", allow_pickle=False)
   np.testing.assert_array_equal(array, values)
   with pytest.raises(WeightsError, match="--dtype=float32"):
-    export_vectors(published, tmp_path / "none", dtype="float16")
+    _export(tmp_path, corpus, "none", checkpoint_step=3, dtype="float16")
   assert not (tmp_path / "none").exists()
 
 
-def test_what_does_not_fit_is_refused(tmp_path, corpus):
-  generations_dir = tmp_path / "generations"
-  publish_one(generations_dir, corpus, 4)
-  given = {"generations_dir": generations_dir}
-  with pytest.raises(GenerationError, match="no generation of step 5"):
-    export_vectors(
-      _published(tmp_path, corpus, checkpoint_step=5, **given), tmp_path / "out"
-    )
-  with pytest.raises(GenerationError, match="build_index --once"):
-    export_vectors(_published(tmp_path, corpus), tmp_path / "out")
-  other = _RETRIEVER.clone(projection_size=DIM + 1)
-  with pytest.raises(WeightsError, match=f"vectors of {DIM} dimensions"):
-    export_vectors(
-      _published(tmp_path, corpus, **given | {"retriever": other}),
-      tmp_path / "out",
-    )
-  other = make_corpus(tmp_path / "other", num_blocks=_BLOCKS, seed=1)
-  with pytest.raises(GenerationError, match="of another corpus"):
-    export_vectors(_published(tmp_path, other, **given), tmp_path / "out")
+@pytest.mark.parametrize(
+  ("changes", "error", "word"),
+  [
+    ({"checkpoint_step": 5}, GenerationError, "no generation of step 5"),
+    ({"generations_dir": "none"}, GenerationError, "build_index --once"),
+    (
+      {"retriever": _RETRIEVER.clone(projection_size=DIM + 1)},
+      WeightsError,
+      f"vectors of {DIM} dimensions",
+    ),
+    ({"corpus_dir": "other"}, GenerationError, "of another corpus"),
+  ],
+)
+def test_what_does_not_fit_is_refused(tmp_path, corpus, changes, error, word):
+  publish_one(tmp_path / "run" / "generations", corpus, 4)
+  make_corpus(tmp_path / "other", num_blocks=_BLOCKS, seed=1)
+  for name in ("generations_dir", "corpus_dir"):
+    if name in changes:
+      changes = {**changes, name: tmp_path / changes[name]}
+  with pytest.raises(error, match=word):
+    _export(tmp_path, corpus, **changes)
+  assert not (tmp_path / "out").exists()

@@ -167,6 +167,7 @@ def write_module(directory: Path, variables: Variables) -> Path:
 
 
 def write_records(path: Path, records: list[bytes]) -> Path:
+  path.parent.mkdir(parents=True, exist_ok=True)
   with tf.io.TFRecordWriter(str(path)) as writer:
     for record in records:
       writer.write(record)
