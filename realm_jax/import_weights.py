@@ -8,7 +8,7 @@ and the model's gin file (`model.gin`, to give as --gin_file in place of
 gin/models/bert_base.gin), and prints which parameter came from which tensor,
 which tensors are not used, and which parameters start from random values. A
 tensor without a parameter, a parameter without a tensor and a shape that does
-not fit are errors, unless --ignore and --initialize name them.
+not fit are errors, unless --ignore names them.
 
 build_index and evaluate take the MODEL_DIR as it is, and train as
 INITIAL_CHECKPOINT or INITIAL_READER. --from lists the formats.

@@ -27,7 +27,7 @@ _TENSORS = {
 }
 
 
-def _read(changes=(), *, without="", shapes=(), unused=(), fresh=()):
+def _read(changes=(), *, without="", shapes=(), allowed=()):
   tensors = _TENSORS | dict(changes)
   tensors.pop(without, None)
   return reading.read(
@@ -35,8 +35,7 @@ def _read(changes=(), *, without="", shapes=(), unused=(), fresh=()):
     _TABLE,
     _SHAPES | dict(shapes),
     system="torch",
-    unused=dict.fromkeys(unused, "of no use"),
-    fresh=dict.fromkeys(fresh, "not stored"),
+    allowed=dict.fromkeys(allowed, "allowed"),
   )
 
 
@@ -60,9 +59,7 @@ def test_what_is_written_is_read_back_bit_for_bit():
   # Copies are not written.
   assert [name for name in written if name.startswith("copy")] == []
   tensors = {name: tensor for name, (_, tensor) in written.items()}
-  back, _ = reading.read(
-    tensors, _TABLE, _SHAPES, system="torch", unused={}, fresh={}
-  )
+  back, _ = reading.read(tensors, _TABLE, _SHAPES, system="torch", allowed={})
   for path, array in parameters.items():
     assert back[path].tobytes() == array.tobytes()
 
@@ -77,14 +74,14 @@ def test_half_precision_becomes_float32(dtype):
 
 def test_what_is_named_may_be_left_out_or_initialized():
   more = {"head.weight": np.zeros((4, 5), np.float32)}
-  _, report = _read(more, unused=[r"head\..*"])
-  assert report.unused == {"head.weight": "of no use"}
-  parameters, report = _read(without="norm.gamma", fresh=["norm/scale"])
-  assert report.fresh == {"norm/scale": "not stored"}
+  _, report = _read(more, allowed=[r"head\..*"])
+  assert report.unused == {"head.weight": "allowed"}
+  parameters, report = _read(without="norm.gamma", allowed=["norm/scale"])
+  assert report.fresh == {"norm/scale": "allowed"}
   assert "norm/scale" not in parameters
   # Of another shape, it must be both.
-  given = {"unused": ["their.*weight"], "fresh": ["dense/kernel"]}
-  _, report = _read(shapes={"dense/kernel": (2, 4)}, **given)
+  allowed = ["their.*weight", "dense/kernel"]
+  _, report = _read(shapes={"dense/kernel": (2, 4)}, allowed=allowed)
   assert [*report.unused] == ["their.dense.weight"]
   assert [*report.fresh] == ["dense/kernel"]
 
@@ -97,7 +94,7 @@ def test_copies_must_be_equal():
   other = {"copy.weight": np.zeros(3, np.float32)}
   with pytest.raises(WeightsError, match="differ"):
     _read(other)
-  parameters, _ = _read(other, unused=["copy.weight"])
+  parameters, _ = _read(other, allowed=["copy.weight"])
   assert parameters["norm/scale"].all()
 
 
@@ -106,12 +103,12 @@ def test_copies_must_be_equal():
   [
     ({"changes": {"head.weight": np.ones(4)}}, r"head\.weight \[4\]"),
     # A pattern is for the whole name.
-    ({"changes": {"head.weight": np.ones(4)}, "unused": ["head"]}, "--ignore"),
+    ({"changes": {"head.weight": np.ones(4)}, "allowed": ["head"]}, "--ignore"),
     ({"without": "norm.beta"}, r"norm/bias \[3\]"),
-    ({"without": "norm.beta", "fresh": ["norm"]}, "--initialize"),
+    ({"without": "norm.beta", "allowed": ["norm"]}, "--ignore"),
     ({"shapes": {"dense/kernel": (2, 4)}}, r"\[3, 2\], where .* \[4, 2\]"),
     (
-      {"shapes": {"dense/kernel": (2, 4)}, "unused": ["their.*"]},
+      {"shapes": {"dense/kernel": (2, 4)}, "allowed": ["their.*"]},
       r"dense/kernel \[2, 4\]",
     ),
     ({"changes": {"norm.gamma": np.ones(3, np.int8)}}, "int8"),
