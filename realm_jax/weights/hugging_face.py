@@ -167,22 +167,24 @@ def open_realm(choices: ImportConfig, directory: Path, scope: str) -> Source:
   encoders = []
   for prefix in of_towers:
     if any(name.startswith(prefix) for name in tensors):
+      dense, norm = f"{prefix}cls/dense", f"{prefix}cls/LayerNorm"
       # transformers has one epsilon for both.
-      projection = tables.Projection(
-        *(f"{prefix}cls/dense", f"{prefix}cls/LayerNorm"),
-        *(size, bert.layer_norm_eps),
-      )
+      it = tables.Projection(dense, norm, size, bert.layer_norm_eps)
       is_query = prefix.startswith("query")
       encoders.append(
-        encoder(
-          prefix,
-          parts=[RETRIEVER],
-          projection=projection,
-          only_queries=is_query,
-        )
+        encoder(prefix, parts=[RETRIEVER], projection=it, only_queries=is_query)
       )
   if len(encoders) == 2 and not choices.separate_towers:
-    encoders = _without_twin(tensors, *encoders)
+    block, query = _REALM["RealmScorer"][0]
+    twins = {
+      name.replace(query, block, 1): tensor
+      for name, tensor in tensors.items()
+      if name.startswith(query)
+    }
+    # A scorer without a query embedder of its own may have its embedder twice.
+    if all(np.array_equal(t, tensors.get(n, t)) for n, t in twins.items()):
+      tensors = twins | tensors
+      encoders[1] = dataclasses.replace(encoders[1], parts=[])
   if of_reader is not None:
     span_head = None
     if name in _SPAN_READERS:
@@ -210,24 +212,6 @@ def open_realm(choices: ImportConfig, directory: Path, scope: str) -> Source:
     block_vectors=tensors.get(BLOCK_VECTORS),
     block_records=records if records.is_file() else None,
   )
-
-
-def _without_twin(
-  tensors: Mapping[str, np.ndarray], block: Encoder, query: Encoder
-) -> list[Encoder]:
-  """Returns one encoder if two are equal where both have tensors.
-
-  A scorer without a separate query embedder has its embedder twice.
-  """
-  one, other = (
-    tables.places(tables.tower("", encoder, "pooler"), "torch")
-    for encoder in (block, query)
-  )
-  for first, second in zip(one, other, strict=True):
-    held = [n for n in (*first.names, *second.names) if n in tensors]
-    if any(not np.array_equal(tensors[held[0]], tensors[n]) for n in held[1:]):
-      return [block, query]
-  return [dataclasses.replace(block, twin=query)]
 
 
 class LabelledModel(NamedTuple):

@@ -14,7 +14,7 @@ import numpy as np
 
 from realm_jax.indexes.protocol import Rows
 from realm_jax.models.retriever import Retriever
-from realm_jax.text.wordpieces import vocabulary_of
+from realm_jax.text.wordpieces import WordpieceVocabulary, vocabulary_of
 from realm_jax.weights import WeightsError, reading, tables
 from realm_jax.weights.config import read_uncased_pieces
 from realm_jax.weights.formats import FORMATS, OF_TOWERS, ImportConfig
@@ -128,7 +128,7 @@ def make_plan(config: ImportConfig) -> Plan:
     of_blocks = open_source(config, Path(config.block_input), scope)
   tensors = {**own.tensors, **of_blocks.tensors}
   parts = _choose_parts(config, own)
-  pieces = _vocabulary(config, own, of_blocks)
+  words = vocabulary_of(_vocabulary(config, own, of_blocks))
   said = _tower_options(config, own, of_blocks)
   notes = [*own.notes]
 
@@ -141,7 +141,7 @@ def make_plan(config: ImportConfig) -> Plan:
     raise WeightsError(f"several readers: {found}; give one of them as --input")
   used = [*towers.values(), *readers]
   for encoder in used:
-    require_vocabulary_size(tensors, encoder, own.system, len(pieces))
+    require_vocabulary_size(tensors, encoder, own.system, words.vocab_size)
     if encoder.config != used[0].config:
       raise WeightsError(
         f"the encoders {used[0].prefix!r} and {encoder.prefix!r} are of "
@@ -182,8 +182,8 @@ def make_plan(config: ImportConfig) -> Plan:
     projection_norm_eps=eps,
     normalize=bool(said["normalize"]),
     score_scale=scale,
-    query_prefix=_ids(said["query_prefix"], pieces, "--query_prefix"),
-    block_prefix=_ids(said["block_prefix"], pieces, "--block_prefix"),
+    query_prefix=_ids(said["query_prefix"], words, "--query_prefix"),
+    block_prefix=_ids(said["block_prefix"], words, "--block_prefix"),
     title_separator=said["title_separator"] is not False,
     token_types=said["token_types"] is not False,
   )
@@ -200,9 +200,7 @@ def make_plan(config: ImportConfig) -> Plan:
   return Plan(
     name=f"{Path(config.input).resolve().name} ({config.format})",
     model=BoundModel.of(
-      retriever,
-      default_reader(used[0].config).clone(**own.reader),
-      vocabulary_of(pieces),
+      retriever, default_reader(used[0].config).clone(**own.reader), words
     ),
     parts=parts,
     tensors=tensors,
@@ -321,7 +319,7 @@ def _not_imported(
 ) -> dict[str, str]:
   """Returns patterns for the tensors of modules that the table leaves out."""
   unused = {}
-  for encoder in (*encoders, *(e.twin for e in encoders if e.twin)):
+  for encoder in encoders:
     modules = encoder.around
     if encoder not in used:
       modules += (encoder.prefix + part for part in ("embeddings", "encoder"))
@@ -333,11 +331,10 @@ def _not_imported(
 
 
 def _ids(
-  text: str | None, pieces: tuple[str, ...], flag: str
+  text: str | None, words: WordpieceVocabulary, flag: str
 ) -> tuple[int, ...]:
-  vocabulary = vocabulary_of(pieces)
-  ids = tuple(vocabulary.encode(text)) if text else ()
-  if vocabulary.unk_id in ids:
+  ids = tuple(words.encode(text)) if text else ()
+  if words.unk_id in ids:
     raise WeightsError(
       f"{flag}={text!r} has words that the vocabulary cannot spell"
     )

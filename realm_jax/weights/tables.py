@@ -105,7 +105,6 @@ class Encoder:
     span_head: Span head of a reader.
     parts: Parts of a model that it can become.
     only_queries: Whether it embeds queries only.
-    twin: Copy of the tower that the input holds under other names.
   """
 
   config: BertConfig
@@ -117,7 +116,6 @@ class Encoder:
   span_head: SpanHead | None = None
   parts: Sequence[str] = PARTS
   only_queries: bool = False
-  twin: "Encoder | None" = None
 
   def __post_init__(self) -> None:
     if not self.pooler:
@@ -152,8 +150,6 @@ def tower(ours: str, theirs: Encoder, pooling: str) -> Iterator[Module]:
   if it := theirs.projection:
     yield Module(f"{path}/projection", it.dense, "dense", it.factor)
     yield Module(f"{path}/projection_norm", it.norm, "norm")
-  if theirs.twin:
-    yield from tower(ours, theirs.twin, pooling)
 
 
 def reader(theirs: Encoder) -> Iterator[Module]:
