@@ -129,7 +129,6 @@ def plan_export(
   tower: str | None = None,
 ) -> Export:
   """Plans the export of a model; for the choices, see `export_weights`."""
-  retriever = model.retriever
   retriever, reader, _ = model
   if to == "sentence_transformers":
     if part is not None:
